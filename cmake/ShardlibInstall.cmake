@@ -1,0 +1,17 @@
+# Install rules: headers, targets, and a package configuration that finds the dependencies as this build did.
+include(CMakePackageConfigHelpers)
+set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/shardlib")
+
+set_target_properties(shardlib_shapes PROPERTIES EXPORT_NAME shapes)
+install(TARGETS shardlib shardlib_shapes EXPORT shardlibTargets)
+install(EXPORT shardlibTargets NAMESPACE shardlib:: DESTINATION "${package_dir}")
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/shardlib" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+
+configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/shardlibConfig.cmake.in"
+                              "${PROJECT_BINARY_DIR}/shardlibConfig.cmake" INSTALL_DESTINATION "${package_dir}")
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/shardlibConfigVersion.cmake" COMPATIBILITY SameMinorVersion
+                                 ARCH_INDEPENDENT)
+install(FILES "${PROJECT_BINARY_DIR}/shardlibConfig.cmake" "${PROJECT_BINARY_DIR}/shardlibConfigVersion.cmake"
+              "${PROJECT_SOURCE_DIR}/cmake/ShardlibDependencies.cmake"
+              "${PROJECT_SOURCE_DIR}/cmake/ShardlibKokkos.cmake"
+        DESTINATION "${package_dir}")

@@ -1,0 +1,126 @@
+// The GPT of gpt_fsdp.cpp: weights, layers and loss, with all partitioning and communication spelled out. It needs the
+// types alone (shardlib/shapes.hpp), so that shape_tests.cpp can check it with nothing installed.
+//
+// Dims: B batch, L length, M model, Q query heads per key-value head, K key-value heads, D head, F feed-forward,
+// V vocabulary. Mesh: d data parallel (FSDP), t tensor parallel.
+#pragma once
+
+#include <shardlib/shapes.hpp>
+
+#include <cmath>
+
+namespace gpt {
+
+using namespace shardlib;
+
+// ---- weights: at rest, every tensor is sharded over the whole mesh
+// ---------------------------------------------------
+
+struct Layer {
+  Tensor<f32, "M/t/d"> norm1, norm2;
+  Tensor<f32, "M/d Q K/t D"> w_q;
+  Tensor<f32, "M/d K/t D"> w_k, w_v;
+  Tensor<f32, "M/d Q K/t D"> w_o;
+  Tensor<f32, "M/d F/t"> w_gate, w_up, w_down;
+};
+
+struct Model {
+  Tensor<f32, "V/t M/d"> embed;
+  Array<"unembed", Tensor<f32, "V/t M/d">> unembed;  // empty: tied to embed
+  Array<"layers", Layer> layers;
+  Tensor<f32, "M/t/d"> final_norm;
+};
+
+static_assert(fully_sharded<Mesh<"d t">, Model>);
+
+// One batch of packed sequences: a segment is a document, and attention does not leave it.
+struct Batch {
+  Tensor<i32, "B/d L"> inputs, targets, segments;
+};
+
+using Residual = Tensor<f32, "B/d L M/t">;
+using Mask = Tensor<bool_, "B/d Qlen Klen">;
+
+// ---- one layer
+// -------------------------------------------------------------------------------------------------------
+
+// Gathers the residual stream over t, normalises it and applies the gain. Communicates x once over t.
+inline auto gathered_norm(const Residual& x, const Tensor<f32, "M/t/d">& gain) -> Tensor<f32, "B/d L M"> {
+  const auto whole = all_gather<"B/d L M/t -> B/d L M">(x);
+  return rms_norm<"M">(whole) * all_gather<"M/t/d -> M">(gain);
+}
+
+inline auto attention(const Tensor<f32, "B/d L M">& x, const Mask& mask, const Layer& w) -> Tensor<f32, "B/d L M +t"> {
+  // Weights are gathered over d just before their use: this is FSDP.
+  const auto w_q = all_gather<"M/d Q K/t D -> M Q K/t D">(w.w_q);
+  const auto w_k = all_gather<"M/d K/t D -> M K/t D">(w.w_k);
+  const auto w_v = all_gather<"M/d K/t D -> M K/t D">(w.w_v);
+  const auto w_o = all_gather<"M/d Q K/t D -> M Q K/t D">(w.w_o);
+  // Heads are sharded over t: this is tensor parallelism.
+  const auto q = save_for_backward(rope<"L", "D">(einsum_unreduced<"B/d L M, M Q K/t D -> B/d L Q K/t D">(x, w_q)));
+  const auto k = save_for_backward(rope<"L", "D">(einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_k)));
+  const auto v = save_for_backward(einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_v));
+  const auto logits = einsum_unreduced<"B/d Qlen Q K/t D, B/d Klen K/t D -> B/d Q K/t Qlen Klen">(
+      rename<"L -> Qlen">(q), rename<"L -> Klen">(k));
+  const double scale = 1.0 / std::sqrt(static_cast<double>(w.w_q.size("D")));
+  const auto probabilities = softmax<"Klen">(where(mask, logits * scale, -1e30));
+  const auto heads = einsum_unreduced<"B/d Q K/t L Klen, B/d Klen K/t D -> B/d L Q K/t D">(
+      rename<"Qlen -> L">(probabilities), rename<"L -> Klen">(v));
+  // The heads of all devices of t have still to be summed: the type says so.
+  return einsum_unreduced<"B/d L Q K/t D, M Q K/t D -> B/d L M +t">(heads, w_o);
+}
+
+inline auto feed_forward(const Tensor<f32, "B/d L M">& x, const Layer& w) -> Tensor<f32, "B/d L M +t"> {
+  const auto w_gate = all_gather<"M/d F/t -> M F/t">(w.w_gate);
+  const auto w_up = all_gather<"M/d F/t -> M F/t">(w.w_up);
+  const auto w_down = all_gather<"M/d F/t -> M F/t">(w.w_down);
+  const auto gate = save_for_backward(einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, w_gate));
+  const auto up = save_for_backward(einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, w_up));
+  const auto y = map([](auto g, auto u) { return swish(g) * u; }, gate, up);
+  return einsum_unreduced<"B/d L F/t, M F/t -> B/d L M +t">(y, w_down);
+}
+
+inline auto layer(const Residual& x, const Mask& mask, const Layer& w) -> Residual {
+  const auto attended = attention(gathered_norm(x, w.norm1), mask, w);
+  const auto y = save_for_backward(x + reduce_scatter<"B/d L M +t -> B/d L M/t">(attended));
+  const auto fed = feed_forward(gathered_norm(y, w.norm2), w);
+  return y + reduce_scatter<"B/d L M +t -> B/d L M/t">(fed);
+}
+
+// ---- the model
+// -------------------------------------------------------------------------------------------------------
+
+inline auto segment_mask(const Tensor<i32, "B/d L">& segments, const Tensor<bool_, "Qlen Klen">& causal) -> Mask {
+  return logical_and(equal(rename<"L -> Qlen">(segments), rename<"L -> Klen">(segments)), causal);
+}
+
+inline auto logits(const Model& w, const Tensor<i32, "B/d L">& inputs, const Mask& mask) -> Tensor<f32, "B/d L V/t"> {
+  const auto embed = all_gather<"V/t M/d -> V/t M">(w.embed);
+  Residual x =
+      reduce_scatter<"B/d L M +t -> B/d L M/t">(index_unreduced<"[V/t] M, B/d L -> B/d L M +t">(embed, inputs));
+  for (const Layer& weights : w.layers) x = explicit_activation_checkpointing(layer)(x, mask, weights);
+  const auto y = gathered_norm(x, w.final_norm);
+  const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M">(w.unembed[0]);
+  return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t">(y, unembed);
+}
+
+// Cross-entropy over a vocabulary that is sharded over t, without gathering it. Per token and still partial over t.
+inline auto token_losses(const Tensor<f32, "B/d L V/t">& logits, const Tensor<i32, "B/d L">& targets)
+    -> Tensor<f32, "B/d L +t"> {
+  const auto highest = all_reduce_max<"B/d L V/t -> B/d L">(stop_gradient(logits));
+  const auto shifted = logits - highest;
+  const auto total = all_reduce<"B/d L +t -> B/d L">(sum<"B/d L V/t -> B/d L +t">(exp(shifted)));
+  const auto target = index_unreduced<"B/d L [V/t], B/d L -> B/d L +t">(shifted, targets);
+  return to_partial<"B/d L -> B/d L +t">(log(total)) - target;
+}
+
+// The mean loss of a token. Each device of the mesh holds a part of the sum: that is what value_and_grad wants.
+inline auto loss(const Model& w, const Batch& batch, const Tensor<bool_, "Qlen Klen">& causal, bool library_loss)
+    -> Tensor<f32, "+d +t"> {
+  const auto y = logits(w, batch.inputs, segment_mask(batch.segments, causal));
+  // --library-loss: the library's cross_entropy in place of the one spelled above.
+  const auto losses = library_loss ? cross_entropy(y, batch.targets) : token_losses(y, batch.targets);
+  return mean<"B/d L +t -> +d +t">(losses);
+}
+
+}  // namespace gpt

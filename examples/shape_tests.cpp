@@ -1,0 +1,57 @@
+// Shape tests at compile time: the layers of gpt_fsdp, checked without data, Kokkos, MPI, or running anything.
+//
+//   g++ -std=c++20 -fsyntax-only -I include examples/shape_tests.cpp
+//
+// What JAX users do with eval_shape: decltype names the type of a result, static_assert compares it. A wrong dim, a
+// missing gather, a forgotten or doubled reduction in gpt_model.hpp stops the compiler with a sentence.
+#include <shardlib/shapes.hpp>
+
+#include <type_traits>
+#include <utility>
+
+#include "gpt_model.hpp"
+
+using namespace shardlib;
+
+// The type of f's result for arguments of these types.
+template <auto f, class... Args>
+using result = decltype(f(std::declval<const Args&>()...));
+template <class Is, class Expected>
+inline constexpr bool same = std::is_same_v<Is, Expected>;
+
+using gpt::Batch, gpt::Layer, gpt::Mask, gpt::Model, gpt::Residual;
+using Hidden = Tensor<f32, "B/d L M">;
+using Ids = Tensor<i32, "B/d L">;
+using Causal = Tensor<bool_, "Qlen Klen">;
+using GptMesh = Mesh<"d t">;
+
+// Layers: what goes in, what comes out, and what is still to be summed over t.
+static_assert(same<result<gpt::gathered_norm, Residual, Tensor<f32, "M/t/d">>, Hidden>);
+static_assert(same<result<gpt::attention, Hidden, Mask, Layer>, Tensor<f32, "B/d L M +t">>);
+static_assert(same<result<gpt::feed_forward, Hidden, Layer>, Tensor<f32, "B/d L M +t">>);
+static_assert(same<result<gpt::layer, Residual, Mask, Layer>, Residual>);
+
+// The model: logits sharded over the vocabulary, a loss that is a sum over the whole mesh.
+static_assert(same<result<gpt::logits, Model, Ids, Mask>, Tensor<f32, "B/d L V/t">>);
+static_assert(same<result<gpt::token_losses, Tensor<f32, "B/d L V/t">, Ids>, Tensor<f32, "B/d L +t">>);
+static_assert(same<result<gpt::loss, Model, Batch, Causal, bool>, Tensor<f32, "+d +t">>);
+
+// The library's cross_entropy fits where the spelled one stands.
+static_assert(same<decltype(cross_entropy(std::declval<Tensor<f32, "B/d L V/t">>(), std::declval<Ids>())),
+                   result<gpt::token_losses, Tensor<f32, "B/d L V/t">, Ids>>);
+
+// Training: every weight is fully sharded, so a gradient has its weight's own type and the update type-checks.
+static_assert(fully_sharded<GptMesh, Model>);
+using LossAndGradient = decltype(value_and_grad(std::declval<GptMesh>(), gpt::loss, std::declval<Model>(),
+                                                std::declval<Batch>(), std::declval<Causal>(), false));
+static_assert(same<LossAndGradient, std::pair<Tensor<f32, "+d +t">, Model>>);
+
+// Cotangents: replicated and partial swap, sharded stays.
+static_assert(same<Dual<Hidden, "d t">, Tensor<f32, "B/d L M +t">>);
+static_assert(same<Dual<Residual, "d t">, Residual>);
+
+// What must not compile can be tested too.
+static_assert(!legal<rules::all_gather, Op("M/t/d -> M/d"), Spec("M/t/d")>, "gathers act on the last axes");
+static_assert(!legal<rules::add, Op("+"), Spec("B/d L M/t"), Spec("B/d L M +t")>,
+              "a residual needs the reduce_scatter");
+static_assert(!legal<rules::loss, Spec("d t"), DType::f32, Spec("+d")>, "a loss replicated over t would count twice");

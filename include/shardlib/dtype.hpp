@@ -1,0 +1,150 @@
+// Element types: f32, bf16, f64, i32, u32, u8, bool_, and their run-time names.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <type_traits>
+
+namespace shardlib {
+
+using f32 = float;
+using f64 = double;
+using i32 = std::int32_t;
+using u32 = std::uint32_t;
+using u8 = std::uint8_t;
+
+/// The upper half of an f32. Conversion from f32 rounds to nearest even; a NaN stays a NaN.
+struct bf16 {
+  std::uint16_t bits = 0;
+
+  constexpr bf16() = default;
+  constexpr explicit bf16(float value) {
+    const auto u = std::bit_cast<std::uint32_t>(value);
+    const bool nan = (u & 0x7fffffffU) > 0x7f800000U;
+    bits = static_cast<std::uint16_t>(nan ? (u >> 16) | 0x40U : (u + 0x7fffU + ((u >> 16) & 1U)) >> 16);
+  }
+  constexpr explicit operator float() const { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
+  friend constexpr bool operator==(bf16 a, bf16 b) { return float(a) == float(b); }
+};
+
+/// A truth value of one byte, distinct from u8 so that a mask is not mistaken for data.
+struct bool_ {
+  std::uint8_t byte = 0;
+
+  constexpr bool_() = default;
+  constexpr bool_(bool value) : byte(value ? 1 : 0) {}   // NOLINT(google-explicit-constructor): `true` is a bool_
+  constexpr operator bool() const { return byte != 0; }  // NOLINT(google-explicit-constructor)
+};
+
+enum class DType : std::uint8_t { f32, bf16, f64, i32, u32, u8, bool_ };
+
+template <class T>
+struct dtype_of;
+template <>
+struct dtype_of<f32> {
+  static constexpr DType value = DType::f32;
+};
+template <>
+struct dtype_of<bf16> {
+  static constexpr DType value = DType::bf16;
+};
+template <>
+struct dtype_of<f64> {
+  static constexpr DType value = DType::f64;
+};
+template <>
+struct dtype_of<i32> {
+  static constexpr DType value = DType::i32;
+};
+template <>
+struct dtype_of<u32> {
+  static constexpr DType value = DType::u32;
+};
+template <>
+struct dtype_of<u8> {
+  static constexpr DType value = DType::u8;
+};
+template <>
+struct dtype_of<bool_> {
+  static constexpr DType value = DType::bool_;
+};
+template <class T>
+inline constexpr DType dtype_v = dtype_of<T>::value;
+
+constexpr std::string_view name(DType d) {
+  constexpr std::string_view names[] = {"f32", "bf16", "f64", "i32", "u32", "u8", "bool_"};
+  return names[static_cast<std::size_t>(d)];
+}
+
+/// Bytes of one element.
+constexpr std::size_t size_of(DType d) {
+  constexpr std::size_t sizes[] = {4, 2, 8, 4, 4, 1, 1};
+  return sizes[static_cast<std::size_t>(d)];
+}
+
+constexpr bool is_floating(DType d) {
+  return d == DType::f32 || d == DType::bf16 || d == DType::f64;
+}
+
+template <class T>
+concept dtype = requires {
+  dtype_of<T>::value;
+};
+template <class T>
+concept floating = dtype<T> && is_floating(dtype_of<T>::value);
+template <class T>
+concept integral_dtype = dtype<T> && !is_floating(dtype_of<T>::value) && !std::is_same_v<T, bool_>;
+
+/// The type sums are taken in: f32 for bf16, the type itself otherwise.
+template <dtype T>
+using accumulator_t = std::conditional_t<std::is_same_v<T, bf16>, f32, T>;
+
+/// Calls f with a value-initialised element of the run-time type: the bridge from erased to typed kernels.
+template <class F>
+constexpr decltype(auto) visit_dtype(DType d, F&& f) {
+  switch (d) {
+    case DType::bf16:
+      return f(bf16{});
+    case DType::f64:
+      return f(f64{});
+    case DType::i32:
+      return f(i32{});
+    case DType::u32:
+      return f(u32{});
+    case DType::u8:
+      return f(u8{});
+    case DType::bool_:
+      return f(bool_{});
+    case DType::f32:
+      break;
+  }
+  return f(f32{});
+}
+
+/// A dtype known at compile time, for the same kernels without the code of the other types: `dtype_c<f32>`.
+template <DType D>
+using StaticDType = std::integral_constant<DType, D>;
+template <class T>
+inline constexpr StaticDType<dtype_v<T>> dtype_c{};
+
+template <DType D, class F>
+constexpr decltype(auto) visit_dtype(StaticDType<D>, F&& f) {
+  if constexpr (D == DType::f32)
+    return f(f32{});
+  else if constexpr (D == DType::bf16)
+    return f(bf16{});
+  else if constexpr (D == DType::f64)
+    return f(f64{});
+  else if constexpr (D == DType::i32)
+    return f(i32{});
+  else if constexpr (D == DType::u32)
+    return f(u32{});
+  else if constexpr (D == DType::u8)
+    return f(u8{});
+  else
+    return f(bool_{});
+}
+
+}  // namespace shardlib

@@ -1,0 +1,10 @@
+// The typing rules: one pure constexpr function per op, from specs to the result's spec or to why there is none.
+// The op, its compile error, the run-time check and the tests all call these.
+#pragma once
+
+#include "shardlib/rules/collectives.hpp"
+#include "shardlib/rules/common.hpp"
+#include "shardlib/rules/einsum.hpp"
+#include "shardlib/rules/grad.hpp"
+#include "shardlib/rules/layout.hpp"
+#include "shardlib/rules/local.hpp"

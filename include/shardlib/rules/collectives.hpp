@@ -1,0 +1,222 @@
+// Typing rules of the collectives and layout casts.
+#pragma once
+
+#include "shardlib/rules/common.hpp"
+
+namespace shardlib::rules {
+
+namespace detail_ {
+
+/// The axes of `longer` that `shorter` lacks, if `shorter` is its prefix.
+constexpr Axes suffix(const Axes& longer, const Axes& shorter) {
+  Axes rest;
+  for (int i = shorter.size(); i < longer.size(); ++i) rest.push_back(longer[i]);
+  return rest;
+}
+
+constexpr Text not_last(const Dim& from, const Dim& to) {
+  const Text why = "dim " + quoted(to_string(from)) + " cannot become " + quoted(to_string(to)) + ": ";
+  if (is_prefix(to.axes, from.axes))
+    return why + "this op drops no sharding; take `all_gather` for that (communicates)";
+  return why + "axes come and go at the end of a dim only (`A/x/y` can become `A/x`, not `A/y`)";
+}
+
+constexpr Text other_dims(const TensorSpec& in, const TensorSpec& out) {
+  return "the dims of the result, " + quoted(to_string(out)) + ", must be those of the operand, " +
+         quoted(to_string(in)) + ", in the same order";
+}
+
+/// Which op shards a dim over the axis, given the operand's state on it.
+constexpr Text sharding_op(const TensorSpec& in, std::string_view axis) {
+  const auto kind = in.state(axis).kind;
+  return "as the operand is " + describe(in, axis) + ", take " +
+         (kind == State::replicated ? "`slice` (no traffic)"
+          : kind == State::partial  ? "`reduce_scatter` (communicates)"
+                                    : "`all_to_all` (communicates)") +
+         " for that";
+}
+
+constexpr Text list(const Axes& axes) {
+  Text s;
+  for (int i = 0; i < axes.size(); ++i) s = s + (i > 0 ? ", " : "") + axes[i];
+  return s;
+}
+
+}  // namespace detail_
+
+/// all_gather<"A/t -> A">: S -> R. Removes the last axes of one or several dims.
+constexpr Verdict all_gather(std::string_view op, std::string_view x) {
+  const Call call = parse_call("all_gather", op, x);
+  if (!call.why.empty()) return call.fail();
+  const TensorSpec &in = call.op.in[0], &out = call.op.out;
+  if (!same_names(in, out)) return call.fail(detail_::other_dims(in, out));
+  bool gathers = false;
+  for (int i = 0; i < in.rank(); ++i) {
+    const Dim &from = in.dims[i], &to = out.dims[i];
+    if (from.axes == to.axes) continue;
+    for (auto axis : to.axes)
+      if (!from.axes.contains(axis))
+        return call.fail("dim " + quoted(to_string(from)) + " is not sharded over " + axis +
+                         ", and a gather adds no sharding; " + detail_::sharding_op(in, axis));
+    if (!is_prefix(to.axes, from.axes)) return call.fail(detail_::not_last(from, to));
+    gathers = true;
+  }
+  if (!(in.partial == out.partial)) return call.fail(other_sums(in, out));
+  if (!gathers) return call.fail("no dim loses an axis, so nothing would be gathered; drop the gather");
+  return call.accept();
+}
+
+/// reduce_scatter<"A +t -> A/t">: P -> S. Takes the pending sum and leaves each device its block.
+constexpr Verdict reduce_scatter(std::string_view op, std::string_view x) {
+  const Call call = parse_call("reduce_scatter", op, x);
+  if (!call.why.empty()) return call.fail();
+  const TensorSpec &in = call.op.in[0], &out = call.op.out;
+  if (!same_names(in, out)) return call.fail(detail_::other_dims(in, out));
+  Axes rest = in.partial;
+  for (int i = 0; i < in.rank(); ++i) {
+    const Dim &from = in.dims[i], &to = out.dims[i];
+    if (from.axes == to.axes) continue;
+    if (!is_prefix(from.axes, to.axes)) return call.fail(detail_::not_last(from, to));
+    for (auto axis : detail_::suffix(to.axes, from.axes)) {
+      const int at = rest.find(axis);
+      if (at < 0)
+        return call.fail("the operand " + quoted(to_string(in)) + " is " + describe(in, axis) + ", not partial" +
+                         (in.state(axis).kind == State::replicated
+                              ? ": summing it again would multiply it by the size of " + Text(axis) +
+                                    "; take `slice` for the block of each device without a sum (no traffic)"
+                              : Text("; take `all_to_all` to move the sharding to another dim (communicates)")));
+      rest.erase(at);
+    }
+  }
+  for (auto axis : rest)
+    if (!out.partial.contains(axis))
+      return call.fail("the sum over " + Text(axis) + " is neither scattered (no dim gains `/" + axis +
+                       "`) nor kept (`+" + axis + "`) in the result; take `all_reduce` for it (communicates)");
+  for (auto axis : out.partial)
+    if (!rest.contains(axis))
+      return call.fail("the result has `+" + Text(axis) + "`, but no sum over " + axis +
+                       " is pending in the operand; " + "drop `+" + axis + "`");
+  if (rest.size() == in.partial.size())
+    return call.fail("no dim gains an axis, so nothing would be scattered; drop the op");
+  return call.accept();
+}
+
+/// all_reduce<"A +t -> A">: P -> R. The sum of all devices' values, on each of them.
+constexpr Verdict all_reduce(std::string_view op, std::string_view x) {
+  const Call call = parse_call("all_reduce", op, x);
+  if (!call.why.empty()) return call.fail();
+  const TensorSpec &in = call.op.in[0], &out = call.op.out;
+  if (!(in.dims == out.dims)) return call.fail(detail_::other_dims(in, out) + " and with the same sharding");
+  for (auto axis : out.partial)
+    if (!in.partial.contains(axis))
+      return call.fail("the result has `+" + Text(axis) + "`, but no sum over " + axis +
+                       " is pending in the operand; " + "drop `+" + axis + "`");
+  if (in.partial == out.partial)
+    return call.fail("no sum is pending in " + quoted(to_string(in)) +
+                     " that the result lacks, and to reduce a value twice multiplies it by the size of the axis; "
+                     "drop the all_reduce");
+  return call.accept();
+}
+
+/// all_reduce_max<"A V/t -> A">: local maximum over the dims that the result lacks, then over the devices of their
+/// axes.
+constexpr Verdict all_reduce_max(std::string_view op, std::string_view x) {
+  const Call call = parse_call("all_reduce_max", op, x);
+  if (!call.why.empty()) return call.fail();
+  const TensorSpec &in = call.op.in[0], &out = call.op.out;
+  if (!in.partial.empty())
+    return call.fail("the operand " + quoted(to_string(in)) + " is partial over " + in.partial[0] +
+                     ", and the maximum of a sum is not that of its parts; " + reduce_first(in));
+  if (!out.partial.empty()) return call.fail("a maximum has no pending sum; drop `+" + Text(out.partial[0]) + "`");
+  Small<Dim, max_dims> removed;
+  if (const Text why = removed_dims(in, out, removed); !why.empty()) return call.fail(why);
+  return call.accept();
+}
+
+/// all_to_all<"A/t B -> A B/t">: S -> S. The last axes of one dim become the last axes of another.
+constexpr Verdict all_to_all(std::string_view op, std::string_view x) {
+  const Call call = parse_call("all_to_all", op, x);
+  if (!call.why.empty()) return call.fail();
+  const TensorSpec &in = call.op.in[0], &out = call.op.out;
+  if (!same_names(in, out)) return call.fail(detail_::other_dims(in, out));
+  if (!(in.partial == out.partial)) return call.fail(other_sums(in, out));
+  Small<Axes, max_dims> removed, added;
+  for (int i = 0; i < in.rank(); ++i) {
+    const Dim &from = in.dims[i], &to = out.dims[i];
+    if (from.axes == to.axes) continue;
+    if (is_prefix(to.axes, from.axes))
+      removed.push_back(detail_::suffix(from.axes, to.axes));
+    else if (is_prefix(from.axes, to.axes))
+      added.push_back(detail_::suffix(to.axes, from.axes));
+    else
+      return call.fail(detail_::not_last(from, to));
+  }
+  for (const Axes& axes : removed)
+    if (!added.contains(axes))
+      return call.fail(
+          "the sharding over " + detail_::list(axes) +
+          " leaves one dim, but no other dim gains it; take `all_gather` to drop a sharding (communicates)");
+  for (const Axes& axes : added)
+    if (!removed.contains(axes))
+      return call.fail("a dim gains the sharding over " + detail_::list(axes) +
+                       " that no other dim gives up; take `slice` to add a sharding (no traffic)");
+  if (removed.empty()) return call.fail("no axis moves; drop the all_to_all");
+  return call.accept();
+}
+
+/// shift<"A/t", "t">(x, k): S -> S. Device i's block goes to device (i + k) mod n of axis t.
+constexpr Verdict shift(std::string_view spec, std::string_view axis, std::string_view x) {
+  const Text title = Text("shift<") + quoted(spec) + ", " + quoted(axis) + ">";
+  const auto parsed = parse_tensor(spec);
+  if (!parsed.error.empty()) return {Text(x), title + ": " + parsed.error};
+  if (spec.find('[') != std::string_view::npos)
+    return {Text(x), title + ": brackets belong in the op spec of index_unreduced only"};
+  if (const Text why = check_operand(parse_tensor(x).spec, parsed.spec, "the operand", false); !why.empty())
+    return {to_string(parsed.spec), title + ": " + why};
+  if (parsed.spec.state(axis).kind != State::sharded)
+    return {Text(x), title + ": the operand " + quoted(x) + " is " + describe(parsed.spec, axis) +
+                         "; only the blocks of a dim that is sharded over " + axis + " can be passed round its ring"};
+  return {to_string(parsed.spec), {}};
+}
+
+/// slice<"A -> A/t">: R -> S. Each device keeps its block; no traffic.
+constexpr Verdict slice(std::string_view op, std::string_view x) {
+  const Call call = parse_call("slice", op, x);
+  if (!call.why.empty()) return call.fail();
+  const TensorSpec &in = call.op.in[0], &out = call.op.out;
+  if (!same_names(in, out)) return call.fail(detail_::other_dims(in, out));
+  bool slices = false;
+  for (int i = 0; i < in.rank(); ++i) {
+    const Dim &from = in.dims[i], &to = out.dims[i];
+    if (from.axes == to.axes) continue;
+    if (!is_prefix(from.axes, to.axes)) return call.fail(detail_::not_last(from, to));
+    for (auto axis : detail_::suffix(to.axes, from.axes))
+      if (in.state(axis).kind != State::replicated)
+        return call.fail("the operand is " + describe(in, axis) + ", and only a replicated value can be sliced; take " +
+                         (in.state(axis).kind == State::partial ? "`reduce_scatter`" : "`all_to_all`") +
+                         " (communicates)");
+    slices = true;
+  }
+  if (!(in.partial == out.partial)) return call.fail(other_sums(in, out));
+  if (!slices) return call.fail("no dim gains an axis; drop the slice");
+  return call.accept();
+}
+
+/// to_partial<"A -> A +t">: R -> P. The first device of the axis keeps the value, the others hold zero.
+constexpr Verdict to_partial(std::string_view op, std::string_view x) {
+  const Call call = parse_call("to_partial", op, x);
+  if (!call.why.empty()) return call.fail();
+  const TensorSpec &in = call.op.in[0], &out = call.op.out;
+  if (!(in.dims == out.dims)) return call.fail(detail_::other_dims(in, out) + " and with the same sharding");
+  for (auto axis : in.partial)
+    if (!out.partial.contains(axis))
+      return call.fail("the pending sum over " + Text(axis) +
+                       " cannot be dropped; take `all_reduce` for it (communicates)");
+  for (auto axis : out.partial)
+    if (!in.partial.contains(axis) && in.state(axis).kind != State::replicated)
+      return call.fail("the operand is " + describe(in, axis) + ", and only a replicated value can become a summand");
+  if (in.partial == out.partial) return call.fail("the result has no new `+axis`; drop the to_partial");
+  return call.accept();
+}
+
+}  // namespace shardlib::rules

@@ -1,0 +1,176 @@
+// Typing rules of einsum_unreduced and index_unreduced, and the op specs of their transposes.
+#pragma once
+
+#include "shardlib/rules/common.hpp"
+
+namespace shardlib::rules {
+
+namespace detail_ {
+
+constexpr Text integer_dim(const TensorSpec& spec) {
+  for (const Dim& dim : spec.dims)
+    if (dim.is_integer())
+      return "integer dim " + quoted(dim.name) + " is not an index: name it first, " +
+             quoted(Text("rename<\"") + dim.name + " -> name\">");
+  return {};
+}
+
+/// How an op that follows the rules of einsum speaks of itself.
+struct Words {
+  const char* first = "the first operand";
+  const char* second = "the second";
+  const char* acting = "contracting";
+};
+
+/// Two operands that may not meet on an axis.
+constexpr Text einsum_conflict(const OpParts& op, std::string_view axis, const Words& words) {
+  const State a = op.in[0].state(axis), b = op.in[1].state(axis);
+  const Text states =
+      Text(words.first) + " is " + describe(op.in[0], axis) + " and " + words.second + " " + describe(op.in[1], axis);
+  if (a.kind == State::partial && b.kind == State::partial)
+    return states + ", and a product of sums is not the sum of the products; take `all_reduce` or `reduce_scatter` " +
+           "of one first (communicates)";
+  if ((a.kind == State::partial && b.kind == State::sharded) || (a.kind == State::sharded && b.kind == State::partial))
+    return states + ", so a summand would meet one block only; take `all_reduce` or `reduce_scatter` of the one, or " +
+           "`all_gather` of the other first (all communicate)";
+  if (a.kind == State::sharded && b.kind == State::sharded && op.in[0].dims[a.dim].name != op.in[1].dims[b.dim].name)
+    return states + ", so only diagonal blocks would be computed; `all_gather` one of them (communicates)";
+  return {};
+}
+
+/// The state of the result on one axis, as the table of einsum_unreduced has it.
+constexpr Text einsum_pending(const OpParts& op, std::string_view axis, const Words& words) {
+  bool pending = false;
+  Text reason;
+  for (const TensorSpec& x : op.in) {
+    const State state = x.state(axis);
+    if (state.kind == State::partial) {
+      pending = true;
+      reason = "a pending sum stays pending";
+    } else if (state.kind == State::sharded && !op.out.has(x.dims[state.dim].name)) {
+      pending = true;
+      reason = Text(words.acting) + " " + quoted(to_string(x.dims[state.dim])) + " sees only the block of this device";
+    }
+  }
+  const bool spelled = op.out.partial.contains(axis);
+  if (pending && !spelled)
+    return "the result is partial over " + Text(axis) + " (" + reason + "), so its spec must say `+" + axis +
+           "`; reduce it afterwards with `reduce_scatter` or `all_reduce` (communicate)";
+  if (!pending && spelled)
+    return "the result spec says `+" + Text(axis) + "`, but no operand is partial over " + axis +
+           ", and no dim that the result lacks is sharded over it (likely an unsharded contraction); drop `+" + axis +
+           "`";
+  return {};
+}
+
+/// Dims agree by name, one dim has one ordered list of axes everywhere, and every axis follows the table.
+constexpr Text einsum(const OpParts& op, const Words& words = {}) {
+  Small<std::string_view, 3 * max_axes> axes;
+  for (const TensorSpec& x : op.in) collect_axes(x, axes);
+  collect_axes(op.out, axes);
+  for (const Dim& dim : op.out.dims) {
+    bool found = false;
+    for (const TensorSpec& x : op.in) found = found || x.has(dim.name);
+    if (!found) return "dim " + quoted(dim.name) + " of the result is in no operand";
+  }
+  if (op.in.size() == 2) {
+    for (auto axis : axes)
+      if (const Text why = einsum_conflict(op, axis, words); !why.empty()) return why;
+    for (const Dim& a : op.in[0].dims)
+      if (const int j = op.in[1].find(a.name); j >= 0 && !(op.in[1].dims[j].axes == a.axes))
+        return blocks_differ(op.in[0], a, op.in[1], op.in[1].dims[j]);
+  }
+  for (const Dim& dim : op.out.dims)
+    for (const TensorSpec& x : op.in)
+      if (const int i = x.find(dim.name); i >= 0 && !(x.dims[i].axes == dim.axes))
+        return "dim " + quoted(to_string(x.dims[i])) + " cannot become " + quoted(to_string(dim)) +
+               " in the result, as nothing moves between devices; " +
+               (x.dims[i].axes.size() > dim.axes.size() ? "keep the sharding, or `all_gather` it first (communicates)"
+                                                        : "`slice` it before or afterwards (no traffic)");
+  for (auto axis : axes)
+    if (const Text why = einsum_pending(op, axis, words); !why.empty()) return why;
+  return {};
+}
+
+constexpr Text integer_dims(const OpParts& op) {
+  for (const TensorSpec& x : op.in)
+    if (const Text why = integer_dim(x); !why.empty()) return why;
+  return integer_dim(op.out);
+}
+
+}  // namespace detail_
+
+/// einsum_unreduced<"a b, b c -> a c">: multiply and sum on each device, never across devices.
+constexpr Verdict einsum(std::string_view op, std::string_view x, std::string_view y) {
+  const Call call = parse_call("einsum_unreduced", op, 2);
+  if (!call.why.empty()) return call.fail();
+  if (const Text why = check_operand(parse_tensor(x).spec, call.op.in[0], "the first operand"); !why.empty())
+    return call.fail(why);
+  if (const Text why = check_operand(parse_tensor(y).spec, call.op.in[1], "the second operand"); !why.empty())
+    return call.fail(why);
+  if (const Text why = detail_::integer_dims(call.op); !why.empty()) return call.fail(why);
+  if (const Text why = detail_::einsum(call.op); !why.empty()) return call.fail(why);
+  return call.accept();
+}
+
+/// einsum_unreduced<"a b -> b">: one operand, summed and permuted.
+constexpr Verdict einsum1(std::string_view op, std::string_view x) {
+  const Call call = parse_call("einsum_unreduced", op, x);
+  if (!call.why.empty()) return call.fail();
+  if (const Text why = detail_::integer_dims(call.op); !why.empty()) return call.fail(why);
+  if (const Text why = detail_::einsum(call.op); !why.empty()) return call.fail(why);
+  return call.accept();
+}
+
+/// index_unreduced<"[V/t] M, B/d L -> B/d L M +t">: rows of the table; rows of other devices' blocks are 0.
+constexpr Verdict index(std::string_view op, std::string_view table, std::string_view indices) {
+  const Call call = parse_call("index_unreduced", op, 2);
+  if (!call.why.empty()) return call.fail();
+  OpParts parts = call.op;
+  int bracket = -1;
+  for (int i = 0; i < parts.in[0].rank(); ++i) {
+    if (!parts.in[0].dims[i].bracketed) continue;
+    if (bracket >= 0) return call.fail("two dims stand in brackets: exactly one dim of the table is looked up");
+    bracket = i;
+    parts.in[0].dims[i].bracketed = false;
+  }
+  for (const TensorSpec* spec : {&parts.in[1], &parts.out})
+    for (const Dim& dim : spec->dims)
+      if (dim.bracketed) return {{}, call.title + ": brackets belong to the table, the first operand"};
+  if (bracket < 0) return call.fail("no dim of the table stands in brackets: write `[V/t] M` for a lookup along V");
+  if (const Text why = check_operand(parse_tensor(table).spec, parts.in[0], "the table"); !why.empty())
+    return call.fail(why);
+  if (const Text why = check_operand(parse_tensor(indices).spec, parts.in[1], "the index tensor"); !why.empty())
+    return call.fail(why);
+  if (const Text why = detail_::integer_dims(parts); !why.empty()) return call.fail(why);
+  const Dim v = parts.in[0].dims[bracket];
+  if (!parts.in[1].partial.empty())
+    return call.fail("the indices " + quoted(indices) + " are partial over " + parts.in[1].partial[0] +
+                     ", and a summand is not an index; " + reduce_first(parts.in[1]));
+  if (parts.in[1].has(v.name))
+    return call.fail("the looked-up dim " + quoted(v.name) + " is also a dim of the indices");
+  if (parts.out.has(v.name)) return call.fail("the looked-up dim " + quoted(v.name) + " must not be in the result");
+  for (auto axis : v.axes)
+    if (parts.in[1].state(axis).kind != State::replicated)
+      return call.fail("the indices are " + describe(parts.in[1], axis) + ", over which the looked-up dim " +
+                       quoted(to_string(v)) +
+                       " is sharded too: each device would look up only its own indices in "
+                       "its own rows; `all_gather` one of them (communicates)");
+  for (int i = 0; i < parts.in[0].rank(); ++i)
+    if (i != bracket && !parts.out.has(parts.in[0].dims[i].name))
+      return call.fail("dim " + quoted(parts.in[0].dims[i].name) + " of the table is missing in the result");
+  for (const Dim& dim : call.op.in[1].dims)
+    if (!parts.out.has(dim.name))
+      return call.fail("dim " + quoted(dim.name) + " of the indices is missing in the result");
+  for (const Dim& dim : parts.in[0].dims)
+    if (const int at = parts.in[1].find(dim.name); at >= 0 && !(parts.in[1].dims[at].axes == dim.axes))
+      return call.fail(blocks_differ(parts.in[0], dim, parts.in[1], parts.in[1].dims[at]));
+  if (parts.in[1].dims.full()) return call.fail("the indices have too many dims");
+  // An index stands for a one-hot row over the looked-up dim, so the rest is an einsum.
+  parts.in[1].dims.push_back(v);
+  if (const Text why = detail_::einsum(parts, {"the table", "the indices", "looking up in"}); !why.empty())
+    return call.fail(why);
+  return call.accept();
+}
+
+}  // namespace shardlib::rules

@@ -1,0 +1,135 @@
+// Typing rules of the backward pass: dual specs, the loss, gradients, fully sharded weights.
+#pragma once
+
+#include "shardlib/rules/common.hpp"
+
+namespace shardlib::rules {
+
+/// The spec of the cotangent of `x`: replicated and partial swap on each of the axes, sharded stays.
+constexpr Text dual(std::string_view x, const Axes& axes) {
+  TensorSpec spec = parse_tensor(x).spec;
+  for (auto axis : axes) {
+    const State s = spec.state(axis);
+    if (s.kind == State::partial)
+      spec.partial.erase(spec.partial.find(axis));
+    else if (s.kind == State::replicated && !spec.partial.full())
+      spec.add_partial(axis);
+  }
+  return to_string(spec);
+}
+
+/// The axes named in "d t".
+constexpr Axes mesh_axes(std::string_view mesh) {
+  Axes axes;
+  for (const Dim& dim : parse_tensor(mesh).spec.dims)
+    if (!axes.full()) axes.push_back(dim.name);
+  return axes;
+}
+
+constexpr Verdict mesh(std::string_view axes) {
+  const auto parsed = parse_tensor(axes);
+  if (!parsed.error.empty()) return {{}, "mesh " + quoted(axes) + ": " + parsed.error};
+  bool names = parsed.spec.partial.empty() && parsed.spec.rank() > 0;
+  for (const Dim& dim : parsed.spec.dims) names = names && !dim.is_integer() && dim.axes.empty() && !dim.bracketed;
+  if (!names)
+    return {{}, "mesh " + quoted(axes) + ": write the names of the axes, separated by spaces; sizes come at run time"};
+  if (parsed.spec.rank() > max_axes)
+    return {{}, "mesh " + quoted(axes) + ": a mesh has at most " + number(max_axes) + " axes"};
+  return {Text(axes), {}};
+}
+
+/// Every axis of the spec is an axis of the mesh.
+constexpr Verdict on_mesh(std::string_view mesh, std::string_view x) {
+  const auto axes = mesh_axes(mesh);
+  Small<std::string_view, 3 * max_axes> used;
+  collect_axes(parse_tensor(x).spec, used);
+  for (auto axis : used)
+    if (!axes.contains(axis))
+      return {Text(x), quoted(x) + " uses axis " + quoted(axis) + ", which the mesh " + quoted(mesh) +
+                           " does not have; correct the spec, or add the axis to the Mesh"};
+  return {Text(x), {}};
+}
+
+/// Arrays made from nothing (constants, iota, random numbers): every axis on the mesh, nothing partial.
+constexpr Verdict create(std::string_view op, std::string_view mesh, std::string_view x) {
+  const TensorSpec spec = parse_tensor(x).spec;
+  if (!spec.partial.empty())
+    return {Text(x), Text(op) + ": " + quoted(x) +
+                         " is partial, and what each summand should be is not said; make it without `+" +
+                         spec.partial[0] + "` and take `to_partial` (no traffic)"};
+  if (op == "causal_mask" && spec.rank() != 2)
+    return {Text(x), Text(op) + ": " + quoted(x) + " must have two dims, rows and columns: `Qlen Klen`"};
+  Verdict verdict = on_mesh(mesh, x);
+  if (!verdict.ok()) verdict.why = Text(op) + ": " + verdict.why;
+  return verdict;
+}
+
+constexpr Verdict iota(std::string_view mesh, std::string_view x) {
+  if (parse_tensor(x).spec.rank() != 1) return {Text(x), "iota<" + quoted(x) + ">: write exactly one dim"};
+  return create("iota", mesh, x);
+}
+
+/// value_and_grad: the loss is a scalar, partial over every axis of the mesh.
+constexpr Verdict loss(std::string_view mesh, DType dtype, std::string_view x) {
+  const TensorSpec spec = parse_tensor(x).spec;
+  const Text title = "value_and_grad: the loss " + quoted(x);
+  Text wanted;
+  for (auto axis : mesh_axes(mesh)) wanted = wanted + (wanted.empty() ? "+" : " +") + axis;
+  if (!is_floating(dtype)) return {{}, title + " is " + name(dtype) + ", not floating, so it has no derivative"};
+  if (spec.rank() != 0)
+    return {{}, title + " has dims; `sum` it to a scalar whose sum over the devices is pending, " + quoted(wanted)};
+  for (auto axis : mesh_axes(mesh))
+    if (spec.state(axis).kind != State::partial)
+      return {{},
+              title + " is replicated over " + axis + ": each device of " + axis +
+                  " would count it again, so the gradients would be too large by the size of the axis; leave the sum "
+                  "pending, " +
+                  quoted(wanted) + ", and reduce it outside the differentiated function"};
+  Verdict verdict = on_mesh(mesh, x);
+  if (!verdict.ok()) verdict.why = "value_and_grad: the loss " + verdict.why;
+  return verdict;
+}
+
+/// value_and_grad: a weight is a floating tensor on the mesh, not a pending sum.
+constexpr Verdict weight(std::string_view mesh, DType dtype, std::string_view x) {
+  const TensorSpec spec = parse_tensor(x).spec;
+  const Text title = "value_and_grad: the weight " + quoted(Text(name(dtype)) + "[" + x + "]");
+  if (!is_floating(dtype)) return {{}, title + " is not floating, so it has no gradient; pass it as an argument"};
+  if (!spec.partial.empty()) return {{}, title + " is partial over " + spec.partial[0] + "; " + reduce_first(spec)};
+  Verdict verdict = on_mesh(mesh, x);
+  if (!verdict.ok()) verdict.why = "value_and_grad: the weight " + verdict.why;
+  return verdict;
+}
+
+/// item(x): a scalar, the same on every device.
+constexpr Verdict item(std::string_view x) {
+  const TensorSpec spec = parse_tensor(x).spec;
+  if (spec.rank() != 0)
+    return {{}, "item: " + quoted(x) + " is not a scalar; reduce it, or read the local block with span()"};
+  if (!spec.partial.empty())
+    return {{},
+            "item: " + quoted(x) + " is partial over " + spec.partial[0] +
+                ": devices would read different numbers and could diverge; " + reduce_first(spec)};
+  return {Text(x), {}};
+}
+
+/// fully_sharded: every axis of the mesh shards some dim.
+constexpr Verdict fully_sharded(std::string_view mesh, std::string_view x) {
+  const TensorSpec spec = parse_tensor(x).spec;
+  for (auto axis : mesh_axes(mesh))
+    if (spec.state(axis).kind != State::sharded)
+      return {{},
+              "fully_sharded: " + quoted(x) + " is not sharded over " + axis + ", so every device of " + axis +
+                  " keeps a copy; shard one of its dims, e.g. `dim/" + axis + "`"};
+  return on_mesh(mesh, x);
+}
+
+/// A vector-Jacobian product must have its operand's dual type.
+constexpr Verdict cotangent(std::string_view op, std::string_view is, std::string_view wanted) {
+  if (is == wanted) return {Text(is), {}};
+  return {{},
+          Text(op) + ": its VJP returns a cotangent " + quoted(is) + " where " + quoted(wanted) +
+              " is due: " + difference(parse_tensor(is).spec, parse_tensor(wanted).spec)};
+}
+
+}  // namespace shardlib::rules

@@ -1,0 +1,169 @@
+// Typing rules of what moves or names elements without computing: rename, rearrange, merge, split, broadcast, concat.
+#pragma once
+
+#include "shardlib/rules/local.hpp"
+
+namespace shardlib::rules {
+
+/// concat<"L">(a, b): linear; the dim unsharded, the other dims equal.
+constexpr Verdict concat(std::string_view dim, std::string_view a, std::string_view b) {
+  const Text title = title_of("concat", dim) + ": ";
+  const auto in = detail_::parse_all(a, b);
+  if (!(in[0] == in[1])) {
+    const Text advice = conversion(in[1], in[0]);
+    return {{},
+            title + "the second operand, " + quoted(b) + ", must have the spec of the first, " + quoted(a) + ": " +
+                difference(in[1], in[0]) + (advice.empty() ? "" : "; ") + advice};
+  }
+  if (const Text why = detail_::unsharded(in[0], dim); !why.empty()) return {Text(a), title + why};
+  if (in[0].dims[in[0].find(dim)].is_integer())
+    return {
+        {},
+        title + "an integer dim has one exact size; name it first, " + quoted("rename<\"" + Text(dim) + " -> name\">")};
+  return {Text(a), {}};
+}
+
+/// rename<"L -> Klen">, rename<"A B -> C D">: free.
+constexpr Verdict rename(std::string_view names, std::string_view x) {
+  const Call call = parse_call("rename", names, 1);
+  if (!call.why.empty()) return {{}, call.why};
+  const auto fail = [&](const Text& why) { return Verdict{{}, call.title + ": " + why}; };
+  const TensorSpec before = parse_tensor(x).spec;
+  const TensorSpec &from = call.op.in[0], &to = call.op.out;
+  if (from.rank() != to.rank()) return fail("write as many names on the right as on the left");
+  for (const TensorSpec* side : {&from, &to}) {
+    if (!side->partial.empty()) return fail("write names of dims only; a pending sum stays pending");
+    for (const Dim& dim : side->dims)
+      if (!dim.axes.empty())
+        return fail("write names of dims only, without axes; " + quoted(dim.name) + " keeps its sharding");
+  }
+  TensorSpec out = before;
+  for (int i = 0; i < from.rank(); ++i) {
+    const std::string_view name = from.dims[i].name;
+    int skip = 0, there = 0, at = -1;
+    for (int j = 0; j < i; ++j) skip += from.dims[j].name == name;
+    for (int j = 0; j < before.rank(); ++j)
+      if (before.dims[j].name == name && there++ == skip) at = j;
+    if (at < 0) return fail("the operand " + quoted(x) + " has no dim " + quoted(name));
+    for (int j = i + 1; j < from.rank(); ++j) skip += from.dims[j].name == name;
+    if (there != skip + 1)
+      return fail("integer dim " + quoted(name) + " stands more than once in " + quoted(x) + "; rename all of them");
+    if (to.dims[i].is_integer()) return fail("a dim cannot be renamed to an integer");
+    out.dims[at].name = to.dims[i].name;
+    out.dims[at].integer = -1;
+  }
+  for (int i = 0; i < out.rank(); ++i)
+    if (out.find(out.dims[i].name) != i && !out.dims[i].is_integer())
+      return fail("the operand " + quoted(x) + " already has a dim " + quoted(out.dims[i].name));
+  return {to_string(out), {}};
+}
+
+/// rearrange<"A B/t -> B/t A">: the same dims in another order (a local copy).
+constexpr Verdict rearrange(std::string_view op, std::string_view x) {
+  const Call call = parse_call("rearrange", op, x);
+  if (!call.why.empty()) return call.fail();
+  const TensorSpec &in = call.op.in[0], &out = call.op.out;
+  if (in.rank() != out.rank()) return call.fail("the result must have exactly the dims of the operand");
+  for (int i = 0; i < in.rank(); ++i)
+    if (in.find(in.dims[i].name) != i)
+      return call.fail("integer dim " + quoted(in.dims[i].name) +
+                       " stands twice; `rename` one of the two first (free)");
+  for (const Dim& dim : out.dims) {
+    const int at = in.find(dim.name);
+    if (at < 0) return call.fail("dim " + quoted(dim.name) + " is not in the operand");
+    if (!(in.dims[at] == dim))
+      return call.fail("dim " + quoted(to_string(in.dims[at])) + " cannot become " + quoted(to_string(dim)) +
+                       ": a rearrange only reorders; change the sharding before or afterwards");
+  }
+  if (!(in.partial == out.partial)) return call.fail(other_sums(in, out));
+  return call.accept();
+}
+
+namespace detail_ {
+/// Replaces the adjacent dims `from` by `to`; axes stand on the major one only.
+constexpr Verdict regroup(const char* op_name, std::string_view op, std::string_view x) {
+  const Call call = parse_call(op_name, op, 1);
+  if (!call.why.empty()) return {{}, call.why};
+  const auto fail = [&](const Text& why) { return Verdict{{}, call.title + ": " + why}; };
+  const TensorSpec in = parse_tensor(x).spec;
+  const TensorSpec &from = call.op.in[0], &to = call.op.out;
+  const bool merging = std::string_view(op_name) == "merge";
+  const TensorSpec &many = merging ? from : to, &one = merging ? to : from;
+  if (one.rank() != 1 || many.rank() < 2)
+    return fail(merging ? "write the adjacent dims to merge, and one name: `H/t D -> E/t`"
+                        : "write the dim to split, and its parts: `E/t -> H/t D`");
+  if (!from.partial.empty() || !to.partial.empty()) return fail("write dims only; a pending sum stays pending");
+  for (int i = 1; i < many.rank(); ++i)
+    if (!many.dims[i].axes.empty())
+      return fail("dim " + quoted(to_string(many.dims[i])) + " is sharded, but axes may stand on the major part " +
+                  quoted(many.dims[0].name) + " only" + (merging ? "; `all_gather` it first (communicates)" : ""));
+  if (!(many.dims[0].axes == one.dims[0].axes))
+    return fail(quoted(to_string(one.dims[0])) + " must have the axes of the major part " +
+                quoted(to_string(many.dims[0])));
+  if (one.dims[0].is_integer()) {
+    constexpr std::int64_t large = 2'000'000'000;  // beyond any integer dim
+    std::int64_t product = 1;
+    bool named = false;
+    for (const Dim& dim : many.dims) {
+      named = named || !dim.is_integer();
+      product = product * dim.integer < large ? product * dim.integer : large;
+    }
+    if (merging && named) return fail("the size of the result is not known here; write a name for it");
+    if (!named && product != one.dims[0].integer)
+      return fail("the product of the sizes " + quoted(to_string(many)) + " is not " + one.dims[0].name);
+  }
+  int at = -1;
+  for (int i = 0; i + from.rank() <= in.rank() && at < 0; ++i) {
+    bool here = true;
+    for (int j = 0; j < from.rank(); ++j) here = here && in.dims[i + j] == from.dims[j];
+    if (here) at = i;
+  }
+  if (at < 0)
+    return fail("the operand " + quoted(x) + " has no " + quoted(to_string(from)) + (merging ? " side by side" : ""));
+  TensorSpec out;
+  out.partial = in.partial;
+  for (int i = 0; i < in.rank() - from.rank() + to.rank(); ++i) {
+    if (out.dims.full()) return fail("the result has more than " + number(max_dims) + " dims");
+    out.dims.push_back(i < at               ? in.dims[i]
+                       : i < at + to.rank() ? to.dims[i - at]
+                                            : in.dims[i - to.rank() + from.rank()]);
+  }
+  const Text text = to_string(out);
+  if (const auto parsed = parse_tensor(text); !parsed.error.empty()) return fail(parsed.error);
+  return {text, {}};
+}
+}  // namespace detail_
+
+/// merge<"H/t D -> E/t">: adjacent dims become one.
+constexpr Verdict merge(std::string_view op, std::string_view x) {
+  return detail_::regroup("merge", op, x);
+}
+/// split<"E/t -> H/t D">: its inverse; the sizes of the new names are given at run time.
+constexpr Verdict split(std::string_view op, std::string_view x) {
+  return detail_::regroup("split", op, x);
+}
+
+/// broadcast<"M -> B/d M">: a replicated value repeated along new dims.
+constexpr Verdict broadcast(std::string_view op, std::string_view x) {
+  const Call call = parse_call("broadcast", op, x);
+  if (!call.why.empty()) return call.fail();
+  const TensorSpec &in = call.op.in[0], &out = call.op.out;
+  int last = -1;
+  for (const Dim& dim : in.dims) {
+    const int at = out.find(dim.name);
+    if (at < 0) return call.fail("the result lacks dim " + quoted(to_string(dim)) + " of the operand");
+    if (!(out.dims[at] == dim))
+      return call.fail("dim " + quoted(to_string(dim)) + " must stand unchanged in the result, not as " +
+                       quoted(to_string(out.dims[at])));
+    if (at < last) return call.fail("the dims of the operand must stand in the same order in the result");
+    last = at;
+  }
+  for (int i = 0; i < out.rank(); ++i)
+    if (out.find(out.dims[i].name) != i)
+      return call.fail("integer dim " + quoted(out.dims[i].name) + " stands twice; give the new one a name");
+  if (!(in.partial == out.partial)) return call.fail(other_sums(in, out));
+  if (in.rank() == out.rank()) return call.fail("the result has no new dim; drop the broadcast");
+  return call.accept();
+}
+
+}  // namespace shardlib::rules

@@ -1,0 +1,306 @@
+// Typing rules of local operations: elementwise, reductions, ops along a dim.
+#pragma once
+
+#include "shardlib/rules/einsum.hpp"
+
+namespace shardlib::rules {
+
+namespace detail_ {
+
+constexpr Text nonlinear(std::string_view name, const TensorSpec& x) {
+  if (x.partial.empty()) return {};
+  return Text(name) + ": the operand " + quoted(to_string(x)) + " is partial over " + x.partial[0] + ", and " + name +
+         " is not linear, so it has to see the sum, not the summand of one device; " + reduce_first(x);
+}
+
+/// "+ of `A` and `B`"
+constexpr Text of(std::string_view name, const Small<TensorSpec, 4>& in) {
+  Text text(name);
+  for (int i = 0; i < in.size(); ++i)
+    text = text + (i == 0 ? " of " : i + 1 < in.size() ? ", " : " and ") + quoted(to_string(in[i]));
+  return text;
+}
+
+/// The dims of the result of a broadcast by name: those of the first operand, then what the others add.
+/// Shared dims must stand in one order.
+constexpr Text broadcast(const Small<TensorSpec, 4>& in, TensorSpec& out) {
+  int widest = 0;
+  for (int i = 1; i < in.size(); ++i) {
+    bool contains = true;
+    for (const Dim& dim : in[widest].dims) contains = contains && in[i].has(dim.name);
+    if (contains && in[i].rank() > in[widest].rank()) widest = i;
+  }
+  out.dims = in[widest].dims;
+  Small<std::string_view, 4 * max_axes> axes;
+  for (const TensorSpec& x : in) {
+    collect_axes(x, axes);
+    if (same_names(x, out)) continue;
+    int last = -1;
+    for (const Dim& dim : x.dims) {
+      if (dim.is_integer())
+        return "integer dim " + quoted(dim.name) + " of " + quoted(to_string(x)) +
+               " cannot be matched by name; name it first, " + quoted(Text("rename<\"") + dim.name + " -> name\">") +
+               " (free)";
+      int at = out.find(dim.name);
+      if (at < 0) {
+        if (out.dims.full()) return "the result has more than " + number(max_dims) + " dims";
+        out.dims.push_back(dim);
+        at = out.rank() - 1;
+      }
+      if (at < last)
+        return "the dims of the result, " + quoted(to_string(out)) + ", stand in another order in " +
+               quoted(to_string(x)) + "; `rearrange` one of the operands (a local copy)";
+      last = at;
+    }
+  }
+  if (axes.size() > max_axes) return "the operands name more than " + number(max_axes) + " axes";
+  return {};
+}
+
+/// If an axis shards a dim in one operand, every other operand has that dim sharded alike, or lacks it and is
+/// replicated on the axis.
+constexpr Text align(const Small<TensorSpec, 4>& in) {
+  for (const TensorSpec& x : in)
+    for (const Dim& dim : x.dims)
+      for (auto axis : dim.axes)
+        for (const TensorSpec& y : in) {
+          const State s = y.state(axis);
+          if (s.kind == State::partial)
+            return quoted(to_string(y)) + " is partial over " + axis + ", but " + quoted(to_string(x)) + " is " +
+                   describe(x, axis) + "; the former first needs its sum, with " + reduction(y);
+          if (s.kind == State::sharded && y.dims[s.dim].name != dim.name)
+            return quoted(to_string(x)) + " is " + describe(x, axis) + ", but " + quoted(to_string(y)) + " is " +
+                   describe(y, axis) + ", so only diagonal blocks would meet; `all_gather` one of them (communicates)";
+        }
+  for (const TensorSpec& x : in)
+    for (const TensorSpec& y : in)
+      for (const Dim& dim : x.dims)
+        if (const int at = y.find(dim.name); at >= 0 && !(y.dims[at].axes == dim.axes))
+          return blocks_differ(x, dim, y, y.dims[at]);
+  return {};
+}
+
+constexpr Small<TensorSpec, 4> parse_all(std::string_view a, std::string_view b) {
+  Small<TensorSpec, 4> in;
+  in.push_back(parse_tensor(a).spec);
+  in.push_back(parse_tensor(b).spec);
+  return in;
+}
+
+/// All operands partial on an axis, or none.
+constexpr Text alike(const Small<TensorSpec, 4>& in) {
+  for (const TensorSpec& x : in)
+    for (auto axis : x.partial)
+      for (const TensorSpec& y : in)
+        if (const State s = y.state(axis); s.kind == State::replicated) {
+          TensorSpec summand = y;
+          for (auto pending : x.partial)
+            if (summand.state(pending).kind == State::replicated && !summand.partial.full())
+              summand.add_partial(pending);
+          return quoted(to_string(x)) + " is partial over " + axis + ", but " + quoted(to_string(y)) +
+                 " is replicated over " + axis + ", so the pending sum would count the latter once per device; " +
+                 "first take the sum of the former, with " + reduction(x) + ", or take " +
+                 suggestion("to_partial", y, summand) + " of the latter (no traffic)";
+        }
+  return {};
+}
+
+constexpr Verdict sum_like(const char* name, std::string_view op, std::string_view x) {
+  const Call call = parse_call(name, op, x);
+  if (!call.why.empty()) return call.fail();
+  Small<Dim, max_dims> removed;
+  if (const Text why = removed_dims(call.op.in[0], call.op.out, removed); !why.empty()) return call.fail(why);
+  if (const Text why = einsum(call.op, {"the operand", "", "summing over"}); !why.empty()) return call.fail(why);
+  return call.accept();
+}
+
+constexpr Text unsharded(const TensorSpec& x, std::string_view dim) {
+  const int at = x.find(dim);
+  if (at < 0) {
+    if (dim.find('/') != std::string_view::npos) return "name the dim only, without axes: " + quoted(dim);
+    return "the operand " + quoted(to_string(x)) + " has no dim " + quoted(dim);
+  }
+  for (int i = at + 1; i < x.rank(); ++i)
+    if (x.dims[i].name == dim) return "integer dim " + quoted(dim) + " stands twice; `rename` it first (free)";
+  if (x.dims[at].axes.empty()) return {};
+  TensorSpec gathered = x;
+  gathered.dims[at].axes = {};
+  return "dim " + quoted(to_string(x.dims[at])) +
+         " is sharded, so each device sees only its block of it; gather it first with " +
+         suggestion("all_gather", x, gathered) + " (communicates)";
+}
+
+}  // namespace detail_
+
+/// +, -, where's branches: all operands partial on an axis, or none.
+constexpr Verdict add(std::string_view name, std::string_view a, std::string_view b) {
+  const auto in = detail_::parse_all(a, b);
+  const auto fail = [&](const Text& why) { return Verdict{{}, detail_::of(name, in) + ": " + why}; };
+  TensorSpec out;
+  if (const Text why = detail_::broadcast(in, out); !why.empty()) return fail(why);
+  if (const Text why = detail_::align(in); !why.empty()) return fail(why);
+  if (const Text why = detail_::alike(in); !why.empty()) return fail(why);
+  out.partial = in[0].partial;
+  return {to_string(out), {}};
+}
+
+/// *: at most one operand partial on an axis, the other replicated there.
+constexpr Verdict multiply(std::string_view a, std::string_view b) {
+  const auto in = detail_::parse_all(a, b);
+  const auto fail = [&](const Text& why) { return Verdict{{}, detail_::of("*", in) + ": " + why}; };
+  TensorSpec out;
+  if (const Text why = detail_::broadcast(in, out); !why.empty()) return fail(why);
+  for (auto axis : in[0].partial)
+    if (in[1].state(axis).kind == State::partial)
+      return fail(
+          "both are partial over " + Text(axis) +
+          ", and a product of sums is not the sum of the products; take `all_reduce` or `reduce_scatter` of one "
+          "first (communicates)");
+  if (const Text why = detail_::align(in); !why.empty()) return fail(why);
+  for (const TensorSpec& x : in)
+    for (auto axis : x.partial) out.add_partial(axis);
+  return {to_string(out), {}};
+}
+
+/// /: partial only in the numerator.
+constexpr Verdict divide(std::string_view a, std::string_view b) {
+  const auto in = detail_::parse_all(a, b);
+  const auto fail = [&](const Text& why) { return Verdict{{}, detail_::of("/", in) + ": " + why}; };
+  if (!in[1].partial.empty())
+    return fail("the divisor is partial over " + Text(in[1].partial[0]) +
+                ", and a quotient by a sum is not the sum of the quotients; " + reduce_first(in[1]));
+  TensorSpec out;
+  if (const Text why = detail_::broadcast(in, out); !why.empty()) return fail(why);
+  if (const Text why = detail_::align(in); !why.empty()) return fail(why);
+  out.partial = in[0].partial;
+  return {to_string(out), {}};
+}
+
+/// Any op that is not linear, of one or more operands: none may be partial.
+constexpr Verdict map(std::string_view name, const Small<TensorSpec, 4>& in) {
+  for (const TensorSpec& x : in)
+    if (const Text why = detail_::nonlinear(name, x); !why.empty()) return {{}, why};
+  TensorSpec out;
+  if (const Text why = detail_::broadcast(in, out); !why.empty()) return {{}, detail_::of(name, in) + ": " + why};
+  if (const Text why = detail_::align(in); !why.empty()) return {{}, detail_::of(name, in) + ": " + why};
+  return {to_string(out), {}};
+}
+constexpr Verdict map1(std::string_view name, std::string_view a) {
+  Small<TensorSpec, 4> in;
+  in.push_back(parse_tensor(a).spec);
+  return map(name, in);
+}
+constexpr Verdict map2(std::string_view name, std::string_view a, std::string_view b) {
+  Verdict verdict = map(name, detail_::parse_all(a, b));
+  if (name == "where" && !parse_tensor(a).spec.partial.empty())
+    verdict.why = verdict.why + "; where the constant is 0, `masked` takes a partial operand as it is";
+  return verdict;
+}
+constexpr Verdict map3(std::string_view name, std::string_view a, std::string_view b, std::string_view c) {
+  auto in = detail_::parse_all(a, b);
+  in.push_back(parse_tensor(c).spec);
+  return map(name, in);
+}
+constexpr Verdict map4(std::string_view name, std::string_view a, std::string_view b, std::string_view c,
+                       std::string_view d) {
+  auto in = detail_::parse_all(a, b);
+  in.push_back(parse_tensor(c).spec);
+  in.push_back(parse_tensor(d).spec);
+  return map(name, in);
+}
+
+/// where(c, a, b): c never partial, a and b as for +; a literal 0 is whatever the other branch is.
+constexpr Verdict where(std::string_view c, std::string_view a, std::string_view b) {
+  if (const Text why = detail_::nonlinear("where", parse_tensor(c).spec); !why.empty()) return {{}, why};
+  const Verdict branches = add("where", a, b);
+  if (!branches.ok()) return branches;
+  const auto in = detail_::parse_all(branches.result, c);
+  TensorSpec out;
+  if (const Text why = detail_::broadcast(in, out); !why.empty()) return {{}, detail_::of("where", in) + ": " + why};
+  if (const Text why = detail_::align(in); !why.empty()) return {{}, detail_::of("where", in) + ": " + why};
+  out.partial = in[0].partial;
+  return {to_string(out), {}};
+}
+
+/// x + constant, and where with a literal other than 0.
+constexpr Verdict add_constant(std::string_view name, std::string_view a) {
+  const auto x = parse_tensor(a).spec;
+  if (!x.partial.empty())
+    return {{},
+            Text(name) + " of " + quoted(a) + " and a constant: the operand is partial over " + x.partial[0] +
+                ", and each device would count the constant again; " + reduce_first(x)};
+  return {to_string(x), {}};
+}
+
+/// Linear in its one operand: negation, scaling, float casts, stop_gradient.
+constexpr Verdict linear(std::string_view x) {
+  return {Text(x), {}};
+}
+
+constexpr Verdict cast(bool to_float, bool from_float, std::string_view x) {
+  if (to_float && from_float) return linear(x);
+  return map1("a cast between float and integer", x);
+}
+
+/// sum<"A/t B -> B +t">: a sum over a sharded dim stays pending over its axes, spelled.
+constexpr Verdict sum(std::string_view op, std::string_view x) {
+  return detail_::sum_like("sum", op, x);
+}
+/// mean<"A/t B -> B +t">: the sum divided by the global size.
+constexpr Verdict mean(std::string_view op, std::string_view x) {
+  return detail_::sum_like("mean", op, x);
+}
+
+/// max<"A B -> A">, argmax alike, of one dim: the dims that go must be unsharded, and nothing partial.
+constexpr Verdict local_max(std::string_view name, std::string_view op, std::string_view x) {
+  const Call call = parse_call(name, op, x);
+  if (!call.why.empty()) return call.fail();
+  Small<Dim, max_dims> removed;
+  if (const Text why = detail_::nonlinear(name, call.op.in[0]); !why.empty()) return {to_string(call.op.out), why};
+  if (const Text why = removed_dims(call.op.in[0], call.op.out, removed); !why.empty()) return call.fail(why);
+  if (name == "argmax" && removed.size() != 1) return call.fail("an index is one along one dim: leave out exactly one");
+  for (const Dim& dim : removed)
+    if (const Text why = detail_::unsharded(call.op.in[0], dim.name); !why.empty())
+      return call.fail(why + (name == "max" ? ", or take `all_reduce_max`, which sends the maxima only" : ""));
+  if (!call.op.out.partial.empty())
+    return call.fail("a maximum has no pending sum; drop `+" + Text(call.op.out.partial[0]) + "`");
+  return call.accept();
+}
+
+/// softmax, rms_norm, layer_norm along one named dim: it must be whole on each device, and nothing partial.
+constexpr Verdict along(std::string_view name, std::string_view dim, std::string_view x) {
+  const auto in = parse_tensor(x).spec;
+  if (const Text why = detail_::nonlinear(name, in); !why.empty()) return {Text(x), why};
+  if (const Text why = detail_::unsharded(in, dim); !why.empty()) return {Text(x), title_of(name, dim) + ": " + why};
+  return {Text(x), {}};
+}
+
+/// cross_entropy(logits, targets): logits are the targets' dims and the vocabulary last, which may be sharded.
+constexpr Verdict cross_entropy(std::string_view logits, std::string_view targets) {
+  const auto in = detail_::parse_all(logits, targets);
+  if (const Text why = detail_::nonlinear("cross_entropy", in[0]); !why.empty()) return {{}, why};
+  if (const Text why = detail_::nonlinear("cross_entropy", in[1]); !why.empty()) return {{}, why};
+  TensorSpec lead = in[0];
+  if (lead.rank() > 0) lead.dims.erase(lead.rank() - 1);
+  if (in[0].rank() == 0 || !(lead == in[1]))
+    return {{},
+            "cross_entropy of " + quoted(logits) + " and " + quoted(targets) +
+                ": the targets must have the dims of the logits without the last one (the vocabulary)"};
+  TensorSpec out = in[1];
+  for (auto axis : in[0].dims[in[0].rank() - 1].axes) out.add_partial(axis);
+  return {to_string(out), {}};
+}
+
+/// rope<"L", "D">: a rotation along D, which must be whole; L may be sharded, its global index is known. Linear, so the
+/// operand may be partial.
+constexpr Verdict rope(std::string_view length, std::string_view dim, std::string_view x) {
+  const Text title = Text("rope<") + quoted(length) + ", " + quoted(dim) + ">: ";
+  const TensorSpec in = parse_tensor(x).spec;
+  if (!in.has(length))
+    return {Text(x), title + "the operand " + quoted(x) + " has no dim " + quoted(length) + " to take positions from"};
+  if (length == dim) return {Text(x), title + "positions come from another dim than the one that is rotated"};
+  if (const Text why = detail_::unsharded(in, dim); !why.empty()) return {Text(x), title + why};
+  return {Text(x), {}};
+}
+
+}  // namespace shardlib::rules

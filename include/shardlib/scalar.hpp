@@ -1,0 +1,151 @@
+// Scalar functions for the lambdas of map, on numbers and on dual numbers (forward-mode derivatives).
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <type_traits>
+
+#include "shardlib/kernels/math.hpp"
+
+namespace shardlib {
+
+namespace detail {
+template <class T>
+inline constexpr bool is_real = std::is_same_v<T, float> || std::is_same_v<T, double>;
+}
+template <class T>
+concept real = detail::is_real<T>;
+
+template <real T>
+T exp(T x) {
+  return kernels::fast_exp(x);
+}
+template <real T>
+T log(T x) {
+  return kernels::fast_log(x);
+}
+template <real T>
+T tanh(T x) {
+  return kernels::fast_tanh(x);
+}
+template <real T>
+T sigmoid(T x) {
+  return kernels::fast_sigmoid(x);
+}
+template <real T>
+T sqrt(T x) {
+  return std::sqrt(x);
+}
+template <real T>
+T abs(T x) {
+  return x < T(0) ? -x : x;
+}
+template <real T>
+T sin(T x) {
+  return std::sin(x);
+}
+template <real T>
+T cos(T x) {
+  return std::cos(x);
+}
+template <real T>
+T maximum(T a, T b) {
+  return a < b ? b : a;
+}
+template <real T>
+T minimum(T a, T b) {
+  return b < a ? b : a;
+}
+
+/// A value and its derivatives by N inputs.
+template <class T, std::size_t N>
+struct Jet {
+  T value{};
+  std::array<T, N> by{};
+
+  Jet() = default;
+  Jet(T v) : value(v) {}  // NOLINT(google-explicit-constructor): constants mix with dual numbers
+  template <class U>
+  requires(std::is_arithmetic_v<U> && !std::is_same_v<U, T>) Jet(U v)
+      : value(static_cast<T>(v)) {}  // NOLINT(google-explicit-constructor)
+
+  friend Jet operator+(const Jet& a, const Jet& b) { return combine(a.value + b.value, a, T(1), b, T(1)); }
+  friend Jet operator-(const Jet& a, const Jet& b) { return combine(a.value - b.value, a, T(1), b, T(-1)); }
+  friend Jet operator*(const Jet& a, const Jet& b) { return combine(a.value * b.value, a, b.value, b, a.value); }
+  friend Jet operator/(const Jet& a, const Jet& b) {
+    const T quotient = a.value / b.value;
+    return combine(quotient, a, T(1) / b.value, b, -quotient / b.value);
+  }
+  friend Jet operator-(const Jet& a) { return chain(a, -a.value, T(-1)); }
+  friend bool operator<(const Jet& a, const Jet& b) { return a.value < b.value; }
+  friend bool operator>(const Jet& a, const Jet& b) { return a.value > b.value; }
+  friend bool operator<=(const Jet& a, const Jet& b) { return a.value <= b.value; }
+  friend bool operator>=(const Jet& a, const Jet& b) { return a.value >= b.value; }
+
+  /// f(a), given f's value and its derivative there.
+  friend Jet chain(const Jet& a, T value, T slope) {
+    Jet r(value);
+    for (std::size_t i = 0; i < N; ++i) r.by[i] = slope * a.by[i];
+    return r;
+  }
+  friend Jet combine(T value, const Jet& a, T by_a, const Jet& b, T by_b) {
+    Jet r(value);
+    for (std::size_t i = 0; i < N; ++i) r.by[i] = by_a * a.by[i] + by_b * b.by[i];
+    return r;
+  }
+  friend Jet exp(const Jet& a) {
+    const T e = shardlib::exp(a.value);
+    return chain(a, e, e);
+  }
+  friend Jet log(const Jet& a) { return chain(a, shardlib::log(a.value), T(1) / a.value); }
+  friend Jet tanh(const Jet& a) {
+    const T t = shardlib::tanh(a.value);
+    return chain(a, t, T(1) - t * t);
+  }
+  friend Jet sigmoid(const Jet& a) {
+    const T s = shardlib::sigmoid(a.value);
+    return chain(a, s, s * (T(1) - s));
+  }
+  friend Jet sqrt(const Jet& a) {
+    const T r = shardlib::sqrt(a.value);
+    return chain(a, r, T(0.5) / r);
+  }
+  friend Jet abs(const Jet& a) { return a.value < T(0) ? -a : a; }
+  friend Jet sin(const Jet& a) { return chain(a, shardlib::sin(a.value), shardlib::cos(a.value)); }
+  friend Jet cos(const Jet& a) { return chain(a, shardlib::cos(a.value), -shardlib::sin(a.value)); }
+  friend Jet maximum(const Jet& a, const Jet& b) { return a.value < b.value ? b : a; }
+  friend Jet minimum(const Jet& a, const Jet& b) { return b.value < a.value ? b : a; }
+};
+
+template <class T>
+inline constexpr bool is_jet = false;
+template <class T, std::size_t N>
+inline constexpr bool is_jet<Jet<T, N>> = true;
+template <class T>
+concept scalar = real<T> || is_jet<T>;
+
+template <scalar T>
+T square(const T& x) {
+  return x * x;
+}
+template <scalar T>
+T rsqrt(const T& x) {
+  return T(1) / sqrt(x);
+}
+template <scalar T>
+T relu(const T& x) {
+  return x <= T(0) ? T(0) : x;
+}
+/// x * sigmoid(x), also called SiLU.
+template <scalar T>
+T swish(const T& x) {
+  return x * sigmoid(x);
+}
+/// The tanh approximation: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+template <scalar T>
+T gelu(const T& x) {
+  return T(0.5) * x * (T(1) + tanh(T(0.7978845608028654) * (x + T(0.044715) * x * x * x)));
+}
+
+}  // namespace shardlib

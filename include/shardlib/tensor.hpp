@@ -1,0 +1,142 @@
+// Tensor<dtype, "spec"> and Mesh<"axes">: the types, without anything that runs.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <type_traits>
+
+#include "shardlib/detail/require.hpp"
+#include "shardlib/dtype.hpp"
+#include "shardlib/rules.hpp"
+#include "shardlib/spec.hpp"
+
+namespace shardlib {
+
+class Device;
+namespace detail {
+struct Value;
+using ValuePtr = std::shared_ptr<const Value>;
+template <Spec S>
+inline constexpr TensorSpec parsed = parse_tensor(S).spec;
+}  // namespace detail
+
+/// The size of a name: `{{"batch", 32}, {"in", 8}}`. Sizes are global, before sharding.
+struct NamedSize {
+  std::string_view name;
+  std::int64_t size;
+};
+using Sizes = std::initializer_list<NamedSize>;
+
+/// A handle to one device's part of a global array: `Tensor<f32, "B/d L M +t">`. Copies share the values, which never
+/// change. Conversions between specs do not exist: an op has to be written down.
+template <dtype D, Spec S>
+class Tensor {
+  static_assert(detail::checked<rules::tensor, S>::ok);
+
+ public:
+  using value_type = D;
+  static constexpr Spec spec = S;
+
+  Tensor() = default;
+  explicit Tensor(detail::ValuePtr value) : value_(std::move(value)) {}
+
+  /// A tensor of another type: never legal; says what differs and which op converts it. The check stands in the
+  /// noexcept since that is looked at in a decltype too, where no body is.
+  template <class D2, Spec S2>
+  requires(!(S2 == S && std::is_same_v<D, D2>))
+      Tensor(const Tensor<D2, S2>&)  // NOLINT(google-explicit-constructor): meant to catch implicit conversions
+  noexcept(detail::checked<rules::assign, dtype_v<D>, S, dtype_v<D2>, S2>::ok) {}
+
+  /// The global size of a dim.
+  [[nodiscard]] std::int64_t size(std::string_view dim) const;
+  /// The extents of this device's block, in the order of the spec.
+  [[nodiscard]] std::span<const std::int64_t> local_extents() const;
+  /// The global sizes, in the order of the spec.
+  [[nodiscard]] std::span<const std::int64_t> global_extents() const;
+  /// This device's block, row-major in the order of the spec, without a copy.
+  [[nodiscard]] std::span<const D> span() const;
+  [[nodiscard]] const std::shared_ptr<Device>& device() const;
+
+  /// True once the tensor holds something.
+  explicit operator bool() const { return value_ != nullptr; }
+  /// The erased value: for ops.
+  [[nodiscard]] const detail::ValuePtr& value() const { return value_; }
+
+ private:
+  detail::ValuePtr value_;
+};
+
+template <class T>
+inline constexpr bool is_tensor = false;
+template <class D, Spec S>
+inline constexpr bool is_tensor<Tensor<D, S>> = true;
+template <class T>
+concept tensor = is_tensor<std::remove_cvref_t<T>>;
+
+/// The names of the mesh's axes, in order, as a type; their sizes come at run time. `Mesh<"d t">`
+template <Spec Axes>
+class Mesh {
+  static_assert(detail::checked<rules::mesh, Axes>::ok);
+
+ public:
+  static constexpr Spec axes = Axes;
+
+  Mesh() = default;
+  /// One device's view of the mesh; the device's axes must be those of the type.
+  explicit Mesh(std::shared_ptr<Device> device);
+
+  [[nodiscard]] int size(std::string_view axis) const;
+  /// This device's place along the axis.
+  [[nodiscard]] int coordinate(std::string_view axis) const;
+  /// The number of devices, and which of them this is (row-major, the last axis fastest).
+  [[nodiscard]] int count() const;
+  [[nodiscard]] int index() const;
+  [[nodiscard]] const std::shared_ptr<Device>& device() const { return device_; }
+
+ private:
+  std::shared_ptr<Device> device_;
+};
+
+namespace detail {
+
+/// The axes that stand in any of the specs, as the text of a mesh.
+template <Spec... S>
+constexpr Spec axes_of() {
+  Small<std::string_view, 3 * max_axes> axes;
+  (rules::collect_axes(parsed<S>, axes), ...);
+  Text text;
+  for (auto axis : axes) text = text + (text.empty() ? "" : " ") + axis;
+  return Spec(text.view());
+}
+
+constexpr Op make_op(std::string_view in, std::string_view out) {
+  return Op((Text(in) + " -> " + out).view());
+}
+constexpr Op make_op(std::string_view a, std::string_view b, std::string_view out) {
+  return Op((Text(a) + ", " + b + " -> " + out).view());
+}
+
+constexpr Spec dual_spec(Spec s, Spec axes) {
+  return Spec(rules::dual(s, rules::mesh_axes(axes)).view());
+}
+
+template <class T, Spec Axes>
+struct dual;
+template <class D, Spec S, Spec Axes>
+struct dual<Tensor<D, S>, Axes> {
+  using type = Tensor<D, dual_spec(S, Axes)>;
+};
+
+}  // namespace detail
+
+/// The type of a cotangent on the axes of a mesh: replicated and partial swap, sharded stays.
+/// `Dual<Tensor<f32, "M/t">, "d t">` is `Tensor<f32, "M/t +d">`.
+template <class T, Spec Axes>
+using Dual = typename detail::dual<T, Axes>::type;
+
+}  // namespace shardlib

@@ -1,0 +1,242 @@
+// Plain structs of tensors as trees: their leaves, the leaves' names, map and zip, without boilerplate in the struct.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "shardlib/tensor.hpp"
+
+namespace shardlib {
+
+/// Layers that share one struct: `Array<"layers", Layer>`; the name of the stacked dim, the number at run time.
+template <Spec Name, class T>
+class Array : public std::vector<T> {
+ public:
+  static constexpr Spec dim = Name;
+  using std::vector<T>::vector;
+};
+
+template <class T>
+inline constexpr bool is_array = false;
+template <Spec N, class T>
+inline constexpr bool is_array<Array<N, T>> = true;
+
+namespace detail {
+
+struct any_field {
+  template <class T>
+  operator T() const;
+};
+template <class T, std::size_t... I>
+constexpr bool constructible_from(std::index_sequence<I...>) {
+  return requires {
+    T{(static_cast<void>(I), any_field{})...};
+  };
+}
+/// Fields of an aggregate: the most initialisers that it takes.
+template <class T, std::size_t N = 24>
+constexpr std::size_t field_count() {
+  if constexpr (N == 0 || constructible_from<T>(std::make_index_sequence<N>{}))
+    return N;
+  else
+    return field_count<T, N - 1>();
+}
+
+// A structured binding spells out its names, so each count needs a line of its own.
+#define SHARDLIB_FIELDS(n, ...)               \
+  else if constexpr (field_count<U>() == n) { \
+    auto& [__VA_ARGS__] = object;             \
+    return std::tie(__VA_ARGS__);             \
+  }
+template <class T>
+constexpr auto fields(T& object) {
+  using U = std::remove_const_t<T>;
+  static_assert(
+      std::is_aggregate_v<U> || requires { object.as_tuple(); },
+      "a tree is a tensor, an Array, or a plain struct (no constructors, no bases)");
+  if constexpr (requires { object.as_tuple(); })
+    return std::apply([](auto&... f) { return std::tie(f...); }, object.as_tuple());
+  SHARDLIB_FIELDS(1, a)
+  SHARDLIB_FIELDS(2, a, b)
+  SHARDLIB_FIELDS(3, a, b, c)
+  SHARDLIB_FIELDS(4, a, b, c, d)
+  SHARDLIB_FIELDS(5, a, b, c, d, e)
+  SHARDLIB_FIELDS(6, a, b, c, d, e, f)
+  SHARDLIB_FIELDS(7, a, b, c, d, e, f, g)
+  SHARDLIB_FIELDS(8, a, b, c, d, e, f, g, h)
+  SHARDLIB_FIELDS(9, a, b, c, d, e, f, g, h, i)
+  SHARDLIB_FIELDS(10, a, b, c, d, e, f, g, h, i, j)
+  SHARDLIB_FIELDS(11, a, b, c, d, e, f, g, h, i, j, k)
+  SHARDLIB_FIELDS(12, a, b, c, d, e, f, g, h, i, j, k, l)
+  SHARDLIB_FIELDS(13, a, b, c, d, e, f, g, h, i, j, k, l, m)
+  SHARDLIB_FIELDS(14, a, b, c, d, e, f, g, h, i, j, k, l, m, n)
+  SHARDLIB_FIELDS(15, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o)
+  SHARDLIB_FIELDS(16, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)
+  SHARDLIB_FIELDS(17, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q)
+  SHARDLIB_FIELDS(18, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r)
+  SHARDLIB_FIELDS(19, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s)
+  SHARDLIB_FIELDS(20, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t)
+  SHARDLIB_FIELDS(21, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u)
+  SHARDLIB_FIELDS(22, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v)
+  SHARDLIB_FIELDS(23, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w)
+  else static_assert(field_count<U>() > 0 && field_count<U>() < 24,
+                     "a struct of tensors has 1 to 23 fields; nest structs");
+}
+#undef SHARDLIB_FIELDS
+
+// The compiler spells a pointer to a member of this object, which never exists, with the member's name.
+template <class T>
+struct nowhere {
+  T object;
+};
+template <class T>
+extern nowhere<T> somewhere;
+#if defined(__clang__)
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wundefined-var-template"
+#endif
+template <class T>
+constexpr T& phantom() {
+  return somewhere<T>.object;
+}
+#if defined(__clang__)
+#pragma clang diagnostic pop
+#endif
+template <class P>
+struct pointer {
+  P p;
+};
+template <pointer P>
+constexpr std::string_view spelled() {
+  return __PRETTY_FUNCTION__;
+}
+template <class T, std::size_t I>
+consteval std::string_view field_name() {
+  constexpr auto* p = &std::get<I>(fields(phantom<T>()));
+  constexpr std::string_view text = spelled<pointer<decltype(p)>{p}>();
+  // g++ spells it "...object.Layer::w_q)}...", clang "...object.w_q}...".
+  constexpr std::size_t start = text.rfind("object.") + 7;
+  constexpr std::string_view path = text.substr(start, text.find_first_of(")}", start) - start);
+  return path.substr(path.rfind(':') + 1);
+}
+template <class T>
+using fields_t = decltype(fields(std::declval<T&>()));
+template <class T>
+inline constexpr std::size_t tree_width = std::tuple_size_v<fields_t<T>>;
+
+/// Types of the fields, as a tuple.
+template <class Tuple>
+struct plain;
+template <class... F>
+struct plain<std::tuple<F&...>> {
+  using type = std::tuple<std::remove_const_t<F>...>;
+};
+template <class T>
+using field_types = typename plain<fields_t<T>>::type;
+
+/// The struct whose members name the fields of T.
+template <class T>
+struct named_as {
+  using type = T;
+};
+
+template <class F, class Tree, class... More>
+void visit(F& f, const std::string& path, Tree& tree, More&... more);
+
+template <std::size_t I, class F, class Tree, class... More>
+void visit_field(F& f, const std::string& path, Tree& tree, More&... more) {
+  constexpr std::string_view field = field_name<typename named_as<std::remove_const_t<Tree>>::type, I>();
+  const std::string name(field);
+  visit(f, path.empty() ? name : path + "/" + name, std::get<I>(fields(tree)), std::get<I>(fields(more))...);
+}
+
+template <class F, class Tree, class... More>
+void visit(F& f, const std::string& path, Tree& tree, More&... more) {
+  using T = std::remove_const_t<Tree>;
+  if constexpr (is_tensor<T>) {
+    f(std::string_view(path), tree, more...);
+  } else if constexpr (is_array<T>) {
+    for (std::size_t i = 0; i < tree.size(); ++i) visit(f, path + "/" + std::to_string(i), tree[i], more[i]...);
+  } else {
+    [&]<std::size_t... I>(std::index_sequence<I...>) {
+      (visit_field<I>(f, path, tree, more...), ...);
+    }
+    (std::make_index_sequence<tree_width<T>>{});
+  }
+}
+
+/// True if the predicate holds for the type of every leaf.
+template <class T, class P>
+constexpr bool all_leaves(P p) {
+  if constexpr (is_tensor<T>)
+    return p(std::type_identity<T>{});
+  else if constexpr (is_array<T>)
+    return all_leaves<typename T::value_type>(p);
+  else
+    return []<class... F>(std::type_identity<std::tuple<F...>>, P q) { return (all_leaves<F>(q) && ...); }(
+               std::type_identity<field_types<T>>{}, p);
+}
+
+}  // namespace detail
+
+/// Calls f(name, leaf, leaf of the second tree, ...) in the order of declaration. Names are paths: "layers/0/w_q".
+/// All trees have the structure of the first.
+template <class F, class Tree, class... More>
+void for_each_leaf(F&& f, Tree& tree, More&... more) {
+  detail::visit(f, "", tree, more...);
+}
+
+/// A tree of the same type with f(leaf, leaf of the second tree, ...) for each leaf.
+template <class F, class Tree, class... More>
+[[nodiscard]] Tree map_tree(F&& f, const Tree& tree, const More&... more) {
+  Tree result = tree;
+  auto assign = [&f](std::string_view, auto& out, const auto&... in) { out = f(in...); };
+  detail::visit(assign, "", result, tree, more...);
+  return result;
+}
+
+template <class Tree>
+[[nodiscard]] std::vector<std::string> leaf_names(const Tree& tree) {
+  std::vector<std::string> names;
+  for_each_leaf([&](std::string_view name, const auto&) { names.emplace_back(name); }, tree);
+  return names;
+}
+
+/// The specs of the leaves, in order: what a checkpoint or a placement needs.
+template <class Tree>
+[[nodiscard]] std::vector<std::string> shardings(const Tree& tree) {
+  std::vector<std::string> specs;
+  for_each_leaf(
+      [&]<class D, Spec S>(std::string_view, const Tensor<D, S>&) { specs.emplace_back(std::string_view(S)); }, tree);
+  return specs;
+}
+
+/// The number of elements of all leaves, unsharded.
+template <class Tree>
+[[nodiscard]] std::int64_t parameter_count(const Tree& tree) {
+  std::int64_t count = 0;
+  for_each_leaf(
+      [&](std::string_view, const auto& leaf) {
+        std::int64_t n = 1;
+        for (auto size : leaf.global_extents()) n *= size;
+        count += n;
+      },
+      tree);
+  return count;
+}
+
+/// Every axis of the mesh shards every leaf: no device keeps a second copy of anything.
+/// `static_assert(fully_sharded<Mesh<"d t">, Model>)` names the leaf that is not.
+template <class M, class Tree>
+inline constexpr bool fully_sharded = detail::all_leaves<Tree>([]<class D, Spec S>(std::type_identity<Tensor<D, S>>) {
+  return detail::checked<rules::fully_sharded, M::axes, S>::ok;
+});
+
+}  // namespace shardlib

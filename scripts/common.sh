@@ -1,0 +1,39 @@
+# shellcheck shell=bash
+# Sourced by the other scripts: where things are, how many jobs, and one clear message when a step fails.
+set -euo pipefail
+exec </dev/null # nothing here asks a question
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+
+die() {
+  echo "$(basename "$0"): $*" >&2
+  exit 1
+}
+
+# Compiling the largest example takes 2 GB, so memory bounds the jobs as well as the processors do.
+jobs=$(nproc)
+gigabytes=$(awk '/^MemAvailable:/ {print int($2 / 1048576)}' /proc/meminfo)
+if [ "$jobs" -gt $((gigabytes / 2)) ]; then jobs=$((gigabytes / 2)); fi
+if [ "$jobs" -lt 1 ]; then jobs=1; fi
+
+# Open MPI refuses to run as root unless told twice; since version 5 its launcher has names of its own for that.
+if [ "$(id -u)" = 0 ]; then
+  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  export PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1
+fi
+
+# quietly LOG WHAT COMMAND... : the command's output goes to LOG; where it fails, the end of it is shown.
+quietly() {
+  local log=$1 what=$2
+  shift 2
+  mkdir -p "$(dirname "$log")"
+  if "$@" >"$log" 2>&1; then return 0; fi
+  {
+    echo "$(basename "$0"): $what failed: $*"
+    grep -m 5 -E '(error|Error|FAILED)[: ]' "$log" | cut -c 1-300 || true
+    echo "... the end of $log:"
+    tail -n 30 "$log" | cut -c 1-300
+  } >&2
+  return 1
+}

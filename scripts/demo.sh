@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Trains examples/gpt_fsdp on the King James Bible with 2 MPI ranks, and ends with text sampled from the model.
+#   scripts/demo.sh [OPTION OF gpt_fsdp...]     for instance: scripts/demo.sh --steps 20 --mesh d=1,t=2
+# Options given here come after the ones below and override them; -- before them is allowed.
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+ranks=2
+options=(--mesh "d=2,t=1" --steps 300 --batch 16 --seq 128 --data build/data/kjv.txt)
+
+if [ "${1:-}" = -- ]; then shift; fi
+
+scripts/setup.sh
+
+# Written under another name first: a run that was interrupted leaves no half of a text behind.
+text=build/data/kjv.txt
+if [ ! -s "$text" ]; then
+  mkdir -p "$(dirname "$text")"
+  bible=$(command -v bible || echo /usr/games/bible)
+  # Each line is a verse behind its name (Gen1:1); only the verse is kept.
+  "$bible" -f gen1:1-rev22:21 2>build/data/bible.log | sed 's/^[^ ]* //' >"$text.$$" || true
+  if [ "$(wc -c <"$text.$$")" -lt 4000000 ]; then
+    rm -f "$text.$$"
+    die "the package bible-kjv gave no full text: $(tail -n 1 build/data/bible.log)"
+  fi
+  mv "$text.$$" "$text"
+fi
+
+if [ ! -x build/demo/examples/gpt_fsdp ]; then echo "demo.sh: building gpt_fsdp (about a minute)"; fi
+# A folder of its own, so that the demo needs none of the tests' packages.
+quietly build/log/demo-configure.log "configuring" cmake --preset release -B build/demo -DSHARDLIB_BUILD_TESTS=OFF \
+  -DSHARDLIB_BUILD_BENCHMARKS=OFF -DSHARDLIB_WITH_MPI=ON
+quietly build/log/demo-build.log "building" cmake --build build/demo -j "$jobs" --target gpt_fsdp
+
+# One core a rank where they just fit: unbound ranks wander, which costs a few per cent. Elsewhere the system decides.
+cores=$(lscpu -p=CORE,SOCKET 2>/dev/null | grep -v '^#' | sort -u | wc -l) || cores=unknown
+if [ "$cores" = $ranks ] && [ "$(nproc)" = $ranks ]; then
+  binding=(--bind-to core)
+else
+  binding=(--bind-to none --oversubscribe)
+fi
+exec mpirun -n $ranks "${binding[@]}" build/demo/examples/gpt_fsdp "${options[@]}" "$@"

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Installs what shardlib needs from Debian's packages, and only what is missing.
+#   scripts/setup.sh          what building and running the demo takes
+#   scripts/setup.sh --test   the tests' needs too (Catch2, clang 19, ccache, Python 3)
+# Says nothing where nothing is missing. Works as root, or with a sudo that asks no password.
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+# "a|b": either will do; the first that the system has is installed.
+packages="g++ cmake ninja-build libkokkos-dev|libtrilinos-kokkos-dev libeigen3-dev libfmt-dev libopenmpi-dev openmpi-bin
+  libdnnl-dev librandom123-dev bible-kjv"
+for option in "$@"; do
+  case $option in
+    --test) packages="$packages catch2 python3 ccache clang-19" ;;
+    *) die "unknown option '$option'; the only one is --test" ;;
+  esac
+done
+
+installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
+
+missing=()
+for package in $packages; do
+  found=no
+  for one in ${package//|/ }; do
+    if installed "$one"; then found=yes; fi
+  done
+  if [ $found = no ]; then missing+=("$package"); fi
+done
+if [ ${#missing[@]} = 0 ]; then exit 0; fi
+
+command -v apt-get >/dev/null || die "this system has no apt-get; install by other means: ${missing[*]}"
+as_root=()
+if [ "$(id -u)" != 0 ]; then
+  sudo -n true 2>/dev/null || die "packages are missing and sudo would ask for a password. Run as root:
+  apt-get update && apt-get install ${missing[*]%%|*}"
+  as_root=(sudo -n)
+fi
+apt() {
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 "$@"
+}
+
+# An update may fail for a source that has nothing to do with us; what counts is whether the packages install.
+updated=yes
+apt update >/dev/null 2>&1 || updated=no
+names=()
+for package in "${missing[@]}"; do
+  chosen=${package##*|}
+  for one in ${package//|/ }; do
+    if apt-cache show "$one" >/dev/null 2>&1; then
+      chosen=$one
+      break
+    fi
+  done
+  names+=("$chosen")
+done
+echo "setup.sh: installing ${names[*]}"
+hint=""
+if [ $updated = no ]; then hint=" ('apt-get update' failed too: is there a network?)"; fi
+quietly build/log/setup.log "installing packages$hint" apt install --no-install-recommends "${names[@]}"

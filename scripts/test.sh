@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# Sets up, builds and tests everything: release with g++ (threads, MPI, the gallery of compile errors, a consumer
+# project), the tests under AddressSanitizer + UndefinedBehaviorSanitizer and under ThreadSanitizer, and a compile of
+# every header and example with clang 19.
+#   scripts/test.sh           all of it
+#   scripts/test.sh --quick   release only
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+quick=no
+for option in "$@"; do
+  case $option in
+    --quick) quick=yes ;;
+    *) die "unknown option '$option'; the only one is --quick" ;;
+  esac
+done
+
+scripts/setup.sh --test
+
+passed=0
+failed=0
+summary=()
+started=$SECONDS
+
+# stage NAME FUNCTION: runs on after a failure, so that one run shows all of them.
+stage() {
+  local name=$1 begin=$SECONDS
+  echo "== $name"
+  if "$2"; then
+    summary+=("ok      $name ($((SECONDS - begin)) s)")
+  else
+    summary+=("FAILED  $name ($((SECONDS - begin)) s)")
+  fi
+}
+
+check() { # one check without a test runner of its own
+  if quietly "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)) && return 1; fi
+}
+
+build() { # PRESET TARGET [CMAKE OPTION...]
+  local preset=$1 target=$2
+  shift 2
+  quietly "build/log/$preset-configure.log" "configuring $preset" cmake --preset "$preset" "$@" &&
+    quietly "build/log/$preset-build.log" "building $preset" \
+      cmake --build "build/$preset" -j "$jobs" --target "$target"
+}
+
+run_tests() { # PRESET [CTEST OPTION...]
+  local preset=$1 log="build/log/$1-ctest.log" status=0 line
+  shift
+  ctest --test-dir "build/$preset" --output-on-failure --no-tests=error -j 2 "$@" >"$log" 2>&1 || status=$?
+  if [ $status = 0 ]; then
+    grep -E '^ *[0-9]+/[0-9]+ Test|tests passed' "$log"
+  else
+    cut -c 1-400 "$log"
+  fi
+  line=$(grep -E 'tests? failed out of [0-9]+' "$log" || true)
+  if [[ $line =~ ([0-9]+)\ tests?\ failed\ out\ of\ ([0-9]+) ]]; then
+    failed=$((failed + BASH_REMATCH[1]))
+    passed=$((passed + BASH_REMATCH[2] - BASH_REMATCH[1]))
+  else
+    failed=$((failed + 1))
+  fi
+  return $status
+}
+
+built() { # a build that fails counts as one failure
+  if ! build "$@"; then failed=$((failed + 1)) && return 1; fi
+}
+
+release() { built release all && run_tests release; }
+asan() { built asan shardlib_tests && run_tests asan -R '^(threads|mpi_2)$'; }
+tsan() { built tsan shardlib_tests && run_tests tsan -R '^threads$'; }
+# Warnings and errors are the point, not speed. The gallery has been through clang in the release stage.
+clang() {
+  check build/log/clang-configure.log "configuring clang" cmake --preset clang -DSHARDLIB_BUILD_TESTS=OFF \
+    -DCMAKE_CXX_FLAGS_RELEASE=-O1 &&
+    check build/log/clang-headers.log "compiling the headers with clang" \
+      cmake --build build/clang -j "$jobs" --target check_headers &&
+    check build/log/clang-examples.log "compiling the examples with clang" \
+      cmake --build build/clang -j "$jobs" --target shardlib_examples
+}
+
+stage "release: g++, all tests" release
+if [ $quick = no ]; then
+  stage "asan: address and undefined-behaviour sanitizers" asan
+  stage "tsan: thread sanitizer over the threads backend" tsan
+  stage "clang 19: headers and examples" clang
+fi
+
+echo
+echo "test.sh: $((SECONDS - started)) s"
+printf '  %s\n' "${summary[@]}"
+echo "$passed passed, $failed failed"
+[ $failed = 0 ] && [ $passed -gt 0 ]

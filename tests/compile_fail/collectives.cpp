@@ -1,0 +1,109 @@
+// Wrong programs: collectives and layout casts.
+#include "shardlib/shapes.hpp"
+
+using namespace shardlib;
+
+auto gather(const Tensor<f32, "M/t/d H">& w) {
+  return all_gather<"M/t/d H -> M/t H">(w);
+}
+
+// expect: all_gather<`M H -> M H`>: no dim loses an axis, so nothing would be gathered; drop the gather
+#if SECTION == 1
+auto gather_nothing(const Tensor<f32, "M H">& w) {
+  return all_gather<"M H -> M H">(w);
+}
+#endif
+
+// expect: all_gather<`M/t/d H -> M/d H`>: dim `M/t/d` cannot become `M/d`: axes come and go at the end of a dim only
+#if SECTION == 2
+auto gather_the_major_axis(const Tensor<f32, "M/t/d H">& w) {
+  return all_gather<"M/t/d H -> M/d H">(w);
+}
+#endif
+
+// expect: the operand is `M/d H`, but the op spec expects `M/t H`: dim 1 is `M/d`, not `M/t`; instead of this op,
+// expect: all_gather<..?M/d H -> M H..?>` \(communicates\), or correct the op spec
+#if SECTION == 3
+auto gather_another_axis(const Tensor<f32, "M/d H">& w) {
+  return all_gather<"M/t H -> M H">(w);
+}
+#endif
+
+// expect: all_gather<`M/t H -> M H`>: the operand already is what the result should be, `M H`; drop the op
+#if SECTION == 4
+auto gather_twice(const Tensor<f32, "M/t H">& w) {
+  return all_gather<"M/t H -> M H">(all_gather<"M/t H -> M H">(w));
+}
+#endif
+
+// expect: the operand is `H M/t`, but the op spec expects `M/t H`: dim 1 is `H`, not `M/t`; reorder the dims with
+// expect: rearrange<..?H M/t -> M/t H..?>` \(a local copy\)
+#if SECTION == 5
+auto gather_transposed(const Tensor<f32, "H M/t">& w) {
+  return all_gather<"M/t H -> M H">(w);
+}
+#endif
+
+// expect: all_gather<`M/t H`>: an op spec has exactly one `->`: `operand, operand -> result`
+#if SECTION == 6
+auto no_arrow(const Tensor<f32, "M/t H">& w) {
+  return all_gather<"M/t H">(w);
+}
+#endif
+
+// expect: reduce_scatter<`M -> M/t`>: the operand `M` is replicated over t, not partial: summing it again would
+// expect: take `slice` for the block of each device without a sum \(no traffic\)
+#if SECTION == 7
+auto scatter_a_replica(const Tensor<f32, "M">& x) {
+  return reduce_scatter<"M -> M/t">(x);
+}
+#endif
+
+// expect: the sum over d is neither scattered \(no dim gains `/d`\) nor kept \(`\+d`\) in the result
+#if SECTION == 8
+auto scatter_half(const Tensor<f32, "M +d +t">& x) {
+  return reduce_scatter<"M +d +t -> M/t">(x);
+}
+#endif
+
+// expect: all_reduce<`M -> M`>: no sum is pending in `M` that the result lacks, and to reduce a value twice multiplies
+#if SECTION == 9
+auto reduce_a_replica(const Tensor<f32, "M">& x) {
+  return all_reduce<"M -> M">(x);
+}
+#endif
+
+// expect: the operand `L V/t \+d` is partial over d, and the maximum of a sum is not that of its parts; reduce it first
+#if SECTION == 10
+auto max_of_summands(const Tensor<f32, "L V/t +d">& x) {
+  return all_reduce_max<"L V/t +d -> L">(x);
+}
+#endif
+
+// expect: all_to_all<`A/t B -> A B`>: the sharding over t leaves one dim, but no other dim gains it; take `all_gather`
+#if SECTION == 11
+auto move_to_nowhere(const Tensor<f32, "A/t B">& x) {
+  return all_to_all<"A/t B -> A B">(x);
+}
+#endif
+
+// expect: shift<`A`, `t`>: the operand `A` is replicated over t; only the blocks of a dim that is sharded over t can be
+#if SECTION == 12
+auto shift_replicas(const Tensor<f32, "A">& x) {
+  return shift<"A", "t">(x, 1);
+}
+#endif
+
+// expect: slice<`A B/t -> A/t B`>: dim `B/t` cannot become `B`: this op drops no sharding|the operand is sharded over t
+#if SECTION == 13
+auto slice_what_is_sharded(const Tensor<f32, "A B/t">& x) {
+  return slice<"A B/t -> A/t B">(x);
+}
+#endif
+
+// expect: to_partial<`A -> A \+t`>: the operand is `A/t`, but the op spec expects `A`: dim 1 is `A/t`, not `A`; gather
+#if SECTION == 14
+auto blocks_as_summands(const Tensor<f32, "A/t">& x) {
+  return to_partial<"A -> A +t">(x);
+}
+#endif

@@ -1,0 +1,163 @@
+// Wrong programs: elementwise operations, reductions, layout.
+#include "shardlib/shapes.hpp"
+
+using namespace shardlib;
+
+auto normed(const Tensor<f32, "B/d M">& x, const Tensor<f32, "M">& gain) {
+  return rms_norm<"M">(x) * gain;
+}
+
+// expect: \+ of `A/t` and `A`: dim `A` of `A` is `A/t` in `A/t`, so their blocks differ; take `all_gather<
+#if SECTION == 1
+auto add_block_and_whole(const Tensor<f32, "A/t">& a, const Tensor<f32, "A">& b) {
+  return a + b;
+}
+#endif
+
+// expect: \+ of `A/t B` and `B/t`: `A/t B` is sharded over t \(dim `A/t`\), but `B/t` is sharded over t \(dim `B/t`\),
+#if SECTION == 2
+auto add_diagonals(const Tensor<f32, "A/t B">& a, const Tensor<f32, "B/t">& b) {
+  return a + b;
+}
+#endif
+
+// expect: \* of `A \+t` and `A \+t`: both are partial over t, and a product of sums is not the sum of the products
+#if SECTION == 3
+auto multiply_sums(const Tensor<f32, "A +t">& a) {
+  return a * a;
+}
+#endif
+
+// expect: / of `A` and `A \+t`: the divisor is partial over t, and a quotient by a sum is not the sum of the quotients
+#if SECTION == 4
+auto divide_by_a_summand(const Tensor<f32, "A">& a, const Tensor<f32, "A +t">& b) {
+  return a / b;
+}
+#endif
+
+// expect: \+ of `A \+t` and a constant: the operand is partial over t, and each device would count the constant again
+#if SECTION == 5
+auto add_one_per_device(const Tensor<f32, "A +t">& a) {
+  return a + 1.0;
+}
+#endif
+
+// expect: \+: the operands are f32 and bf16, and no dtype is promoted silently; write `cast<f32>` of the second
+#if SECTION == 6
+auto add_two_dtypes(const Tensor<f32, "A">& a, const Tensor<bf16, "A">& b) {
+  return a + b;
+}
+#endif
+
+// expect: - of `A B` and `B A`: the dims of the result, `A B`, stand in another order in `B A`; `rearrange` one
+#if SECTION == 7
+auto subtract_transposed(const Tensor<f32, "A B">& a, const Tensor<f32, "B A">& b) {
+  return a - b;
+}
+#endif
+
+// expect: map: the operand `A \+t` is partial over t, and map is not linear, so it has to see the sum
+#if SECTION == 8
+auto map_a_summand(const Tensor<f32, "A +t">& a, const Tensor<f32, "A">& b) {
+  return map([](auto x, auto y) { return x * x + y; }, a, b);
+}
+#endif
+
+// expect: where of `A \+t` and `A`: `A \+t` is partial over t, but `A` is replicated over t, so the pending sum would
+#if SECTION == 9
+auto choose_sum_or_value(const Tensor<bool_, "A">& c, const Tensor<f32, "A +t">& a, const Tensor<f32, "A">& b) {
+  return where(c, a, b);
+}
+#endif
+
+// expect: where the constant is 0, `masked` takes a partial operand as it is
+#if SECTION == 10
+auto mask_a_sum(const Tensor<bool_, "A">& c, const Tensor<f32, "A +t">& a) {
+  return where(c, a, 0.0);
+}
+#endif
+
+// expect: a cast between float and integer is not linear, so it has to see the sum, not the summand of one device
+#if SECTION == 11
+auto round_a_summand(const Tensor<f32, "A +t">& a) {
+  return cast<i32>(a);
+}
+#endif
+
+// expect: logical_and: the operands are f32, not bool_; compare them first, e.g. `not_equal`
+#if SECTION == 12
+auto numbers_as_truth(const Tensor<f32, "A">& a) {
+  return logical_and(a, a);
+}
+#endif
+
+// expect: sum<`B/d L -> L`>: the result is partial over d \(summing over `B/d` sees only the block of this device\),
+#if SECTION == 13
+auto sum_of_a_block(const Tensor<f32, "B/d L">& x) {
+  return sum<"B/d L -> L">(x);
+}
+#endif
+
+// expect: max<`L V/t -> L`>: dim `V/t` is sharded, so each device sees only its block of it; gather it first with
+// expect: or take `all_reduce_max`, which sends the maxima only
+#if SECTION == 14
+auto max_of_a_block(const Tensor<f32, "L V/t">& x) {
+  return max<"L V/t -> L">(x);
+}
+#endif
+
+// expect: softmax<`Klen`>: dim `Klen/t` is sharded, so each device sees only its block of it; gather it first with
+#if SECTION == 15
+auto softmax_of_a_block(const Tensor<f32, "Qlen Klen/t">& x) {
+  return softmax<"Klen">(x);
+}
+#endif
+
+// expect: rms_norm<`H`>: the operand `B/d M` has no dim `H`
+#if SECTION == 16
+auto norm_along_nothing(const Tensor<f32, "B/d M">& x) {
+  return rms_norm<"H">(x);
+}
+#endif
+
+// expect: cross_entropy of `B/d L V/t` and `B L`: the targets must have the dims of the logits without the last one
+#if SECTION == 17
+auto targets_of_all(const Tensor<f32, "B/d L V/t">& logits, const Tensor<u32, "B L">& targets) {
+  return cross_entropy(logits, targets);
+}
+#endif
+
+// expect: rename<`L -> B`>: the operand `B L` already has a dim `B`
+#if SECTION == 18
+auto one_name_twice(const Tensor<f32, "B L">& x) {
+  return rename<"L -> B">(x);
+}
+#endif
+
+// expect: rearrange<`A B/t -> B A/t`>: dim `B/t` cannot become `B`: a rearrange only reorders; change the sharding
+#if SECTION == 19
+auto reshard_by_rearrange(const Tensor<f32, "A B/t">& x) {
+  return rearrange<"A B/t -> B A/t">(x);
+}
+#endif
+
+// expect: merge<`H D/t -> E/t`>: dim `D/t` is sharded, but axes may stand on the major part `H` only; `all_gather` it
+#if SECTION == 20
+auto merge_the_minor_part(const Tensor<f32, "H D/t">& x) {
+  return merge<"H D/t -> E/t">(x);
+}
+#endif
+
+// expect: concat<`L`>: dim `L/t` is sharded, so each device sees only its block of it; gather it first
+#if SECTION == 21
+auto concat_blocks(const Tensor<f32, "L/t">& a, const Tensor<f32, "L/t">& b) {
+  return concat<"L">(a, b);
+}
+#endif
+
+// expect: broadcast<`M/t -> B M`>: dim `M/t` must stand unchanged in the result, not as `M`
+#if SECTION == 22
+auto broadcast_and_gather(const Tensor<f32, "M/t">& x) {
+  return broadcast<"M/t -> B M">(x, {{"B", 8}});
+}
+#endif

@@ -1,0 +1,108 @@
+// Wrong programs: specs, meshes, and tensors where another type is declared.
+#include "shardlib/shapes.hpp"
+
+using namespace shardlib;
+
+using Residual = Tensor<f32, "B/d L M/t">;
+Residual layer(const Residual& x) {
+  return x + x;
+}
+using Norm = Tensor<f32, "M/t/d">;
+
+// expect: a tensor `f32\[B/d L M \+t\]` does not fit the declared type `f32\[B/d L M/t\]`: dim 3 is `M`, not `M/t`;
+// expect: `reduce_scatter<..?B/d L M \+t -> B/d L M/t..?>` \(communicates\)
+#if SECTION == 1
+Residual wrong_return(const Tensor<f32, "B/d L M +t">& x) {
+  return x;
+}
+#endif
+
+// expect: a tensor `f32\[B/d L M\]` does not fit the declared type `f32\[B/d L M/t\]`: dim 3 is `M`, not `M/t`; take
+// expect: `slice<..?B/d L M -> B/d L M/t..?>` \(no traffic\)
+#if SECTION == 2
+auto wrong_argument(const Tensor<f32, "B/d L M">& x) {
+  return layer(x);
+}
+#endif
+
+// expect: a tensor `f32\[L B/d M/t\]` does not fit the declared type `f32\[B/d L M/t\]`: dim 1 is `L`, not `B/d`;
+#if SECTION == 3
+using Checked = decltype(layer(Tensor<f32, "L B/d M/t">()));  // where nothing is called, only typed
+#endif
+
+// expect: a tensor `f32\[M/d/t\]` does not fit the declared type `f32\[M/t/d\]`: dim 1 is `M/d/t`, not `M/t/d`
+#if SECTION == 4
+Norm order_of_axes(const Tensor<f32, "M/d/t">& x) {
+  return x;
+}  // seqax's final_layer_norm
+#endif
+
+// expect: a tensor `bf16\[M/t/d\]` does not fit the declared type `f32\[M/t/d\]`: the dtype is bf16, so write
+#if SECTION == 5
+Norm wrong_dtype(const Tensor<bf16, "M/t/d">& x) {
+  return x;
+}
+#endif
+
+// expect: a tensor `f32\[B/d L M\]` does not fit the declared type `f32\[B/d L M/t\]`
+#if SECTION == 6
+void assigned(Residual& to, const Residual& from) {
+  to = all_gather<"B/d L M/t -> B/d L M">(from);
+}
+#endif
+
+// expect: a tensor `f32\[M/t\]` does not fit the declared type `f32\[M/t/d\]`
+#if SECTION == 7
+struct Weights {
+  Norm gain;
+};
+Weights wrong_field(const Tensor<f32, "M/t">& gain) {
+  return {gain};
+}
+#endif
+
+// expect: tensor spec `M//d`: in `M//d`: `..?..?` is not an axis name \(letters, digits, _\)
+#if SECTION == 8
+using NoAxis = decltype(Tensor<f32, "M//d">());
+#endif
+
+// expect: tensor spec `A/t B/t`: axis `t` stands twice: a mesh axis can act once in a tensor
+#if SECTION == 9
+using AxisTwice = decltype(Tensor<f32, "A/t B/t">());
+#endif
+
+// expect: tensor spec `batch, in`: `batch,` is not a dim: write a name, `name/axis`, an integer or `\+axis`, separated
+#if SECTION == 10
+using Commas = decltype(Tensor<f32, "batch, in">());
+#endif
+
+// expect: tensor spec `2/t`: integer dim `2/t` cannot be sharded: give the dim a name
+#if SECTION == 11
+using ShardedInteger = decltype(Tensor<f32, "2/t">());
+#endif
+
+// expect: the_spec_is_longer_than_shardlib_allows
+#if SECTION == 12
+using Long =
+    Tensor<f32,
+           "a_very_long_name_of_a_dim another_very_long_name_of_a_dim a_third_very_long_name_of_a_dim and_a_fourth">;
+#endif
+
+// expect: mesh `d/t`: write the names of the axes, separated by spaces; sizes come at run time
+#if SECTION == 13
+using NoMesh = decltype(Mesh<"d/t">());
+#endif
+
+// expect: full: `B/x` uses axis `x`, which the mesh `d t` does not have; correct the spec, or add the axis to the Mesh
+#if SECTION == 14
+auto unknown_axis(const Mesh<"d t">& mesh) {
+  return full<f32, "B/x">(mesh, {{"B", 8}}, 1.0);
+}
+#endif
+
+// expect: zeros: `M \+t` is partial, and what each summand should be is not said; make it without `\+t` and take
+#if SECTION == 15
+auto zero_summands(const Mesh<"d t">& mesh) {
+  return zeros<f32, "M +t">(mesh, {{"M", 8}});
+}
+#endif

@@ -1,0 +1,2 @@
+// Types alone: nothing but the standard library is included.
+#include <shardlib/shapes.hpp>

@@ -1,0 +1,399 @@
+// The rules against their meaning: every device computes on its own part only, the parts are put together as the
+// result's spec says, and that must be the op of the global arrays exactly where the rule says legal. Integers, so
+// equality is exact; both directions, so neither a wrong program passes nor a right one is rejected.
+#if __has_include(<catch2/catch_all.hpp>)
+#include <catch2/catch_all.hpp>
+#else
+#include <catch2/catch.hpp>
+#endif
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "shape_specs.hpp"
+#include "shardlib/rules.hpp"
+
+using namespace shardlib;
+
+namespace {
+
+constexpr int extent = 4;                  // of every dim: divisible by both axes together
+constexpr int devices = 4;                 // a 2 x 2 mesh
+using Dims = std::vector<std::string>;     // names in order
+using Values = std::vector<std::int64_t>;  // row-major
+using Index = std::vector<int>;            // one per dim
+
+int coordinate(int device, std::string_view axis) {
+  return axis == "d" ? device / 2 : device % 2;
+}
+
+struct Layout {
+  std::string text;
+  TensorSpec spec;
+  Dims dims;
+
+  explicit Layout(std::string s) : text(std::move(s)), spec(parse_tensor(text).spec) {
+    for (const Dim& dim : spec.dims) dims.emplace_back(dim.name);
+  }
+  Layout(const Layout& other) : Layout(other.text) {}
+  Layout& operator=(const Layout&) = delete;
+
+  [[nodiscard]] int local(int dim) const { return extent >> spec.dims[dim].axes.size(); }
+  /// Where the device's block begins along the dim.
+  [[nodiscard]] int offset(int dim, int device) const {
+    int block = 0;
+    for (auto axis : spec.dims[dim].axes) block = block * 2 + coordinate(device, axis);
+    return block * local(dim);
+  }
+};
+
+/// Calls f for every index below the extents.
+void for_each(const Index& extents, const std::function<void(const Index&)>& f) {
+  Index index(extents.size(), 0);
+  for (;;) {
+    f(index);
+    std::size_t i = extents.size();
+    while (i > 0 && ++index[i - 1] == extents[i - 1]) index[--i] = 0;
+    if (i == 0) return;
+  }
+}
+std::size_t flat(const Index& index, const Index& extents) {
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < extents.size(); ++i) at = at * static_cast<std::size_t>(extents[i]) + index[i];
+  return at;
+}
+std::size_t volume(const Index& extents) {
+  std::size_t n = 1;
+  for (int e : extents) n *= static_cast<std::size_t>(e);
+  return n;
+}
+
+/// An array with named dims, local or global.
+struct Array {
+  Dims dims;
+  Index extents;
+  Values values;
+
+  Array() = default;
+  Array(Dims d, Index e) : dims(std::move(d)), extents(std::move(e)), values(volume(extents)) {}
+  [[nodiscard]] std::int64_t at(const Dims& names, const Index& index) const {
+    Index own;
+    for (const auto& dim : dims)
+      own.push_back(index[static_cast<std::size_t>(std::find(names.begin(), names.end(), dim) - names.begin())]);
+    return values[flat(own, extents)];
+  }
+};
+
+/// Deterministic pseudo-random integers.
+struct Random {
+  std::uint64_t state;
+  std::int64_t operator()(int below) {
+    state = state * 6364136223846793005U + 1442695040888963407U;
+    return static_cast<std::int64_t>((state >> 33) % static_cast<std::uint64_t>(below));
+  }
+};
+
+Array global_array(const Dims& dims, std::uint64_t seed, int below = 97) {
+  Array array(dims, Index(dims.size(), extent));
+  Random random{seed};
+  for (auto& v : array.values) v = random(below) + (below > extent ? 1 : 0);
+  return array;
+}
+
+Index local_extents(const Layout& x) {
+  Index extents;
+  for (int i = 0; i < x.spec.rank(); ++i) extents.push_back(x.local(i));
+  return extents;
+}
+
+/// The devices' parts of a global array: blocks of it, and where the spec is partial random summands.
+std::vector<Array> distribute(const Array& global, const Layout& x, std::uint64_t seed) {
+  std::vector<Array> parts;
+  const Index extents = local_extents(x);
+  for (int device = 0; device < devices; ++device) {
+    Array part(x.dims, extents);
+    for_each(extents, [&](const Index& index) {
+      Index where = index;
+      for (int i = 0; i < x.spec.rank(); ++i) where[static_cast<std::size_t>(i)] += x.offset(i, device);
+      // Each pending axis splits v into r and v - r, where r depends on the place and on the split before.
+      std::int64_t v = global.at(global.dims, where);
+      std::uint64_t key = seed + 1 + flat(where, global.extents);
+      for (auto axis : x.spec.partial) {
+        const auto r = Random{key}(1000) + 7;
+        const int half = coordinate(device, axis);
+        v = half == 0 ? r : v - r;
+        key = key * 31 + static_cast<std::uint64_t>(half) + 1;
+      }
+      part.values[flat(index, extents)] = v;
+    });
+    parts.push_back(part);
+  }
+  return parts;
+}
+
+/// The global array that the parts make, if the spec is true of them.
+std::optional<Array> assemble(const std::vector<Array>& parts, const Layout& z) {
+  Array global(z.dims, Index(z.dims.size(), extent));
+  bool consistent = true;
+  for_each(global.extents, [&](const Index& index) {
+    // For each choice of the replicated coordinates the sum over the partial ones, at the owner of the block.
+    std::optional<std::int64_t> value;
+    for (int device = 0; device < devices; ++device) {
+      bool first = true;  // of its group of summands
+      for (auto axis : z.spec.partial) first = first && coordinate(device, axis) == 0;
+      if (!first) continue;
+      std::int64_t sum = 0;
+      bool owner = true;
+      for (int other = 0; other < devices && owner; ++other) {
+        bool in_group = true;
+        for (const char* axis : {"d", "t"})
+          in_group = in_group && (z.spec.partial.contains(axis) || coordinate(other, axis) == coordinate(device, axis));
+        if (!in_group) continue;
+        Index local = index;
+        for (int i = 0; i < z.spec.rank(); ++i) {
+          auto& at = local[static_cast<std::size_t>(i)];
+          at -= z.offset(i, other);
+          owner = owner && at >= 0 && at < z.local(i);
+        }
+        if (owner) sum += parts[static_cast<std::size_t>(other)].values[flat(local, local_extents(z))];
+      }
+      if (!owner) continue;
+      if (value && *value != sum) consistent = false;
+      value = sum;
+    }
+    global.values[flat(index, global.extents)] = value.value_or(-1);
+  });
+  if (!consistent) return {};
+  return global;
+}
+
+/// An op on arrays with named dims; nothing where the extents do not fit. `device` is -1 for the global arrays.
+using Function = std::function<std::optional<Array>(const std::vector<Array>& in, const Dims& out, int device)>;
+
+/// True if the op of the parts, put together as z, is the op of the global arrays.
+bool right(const Function& f, const std::vector<Layout>& in, const Layout& z, int below = 97) {
+  std::vector<Array> globals;
+  std::vector<std::vector<Array>> parts;
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    globals.push_back(global_array(in[i].dims, 17 + i, i == 1 ? below : 97));
+    parts.push_back(distribute(globals.back(), in[i], 1000 * (i + 1)));
+  }
+  const auto expected = f(globals, z.dims, -1);
+  if (!expected) return false;
+  std::vector<Array> results;
+  for (int device = 0; device < devices; ++device) {
+    std::vector<Array> local;
+    for (const auto& p : parts) local.push_back(p[static_cast<std::size_t>(device)]);
+    const auto result = f(local, z.dims, device);
+    if (!result || result->extents != local_extents(z)) return false;
+    results.push_back(*result);
+  }
+  const auto actual = assemble(results, z);
+  return actual && actual->values == expected->values;
+}
+
+/// Extents of all dims of the operands; nothing if two operands disagree on one.
+bool join(const std::vector<Array>& in, Dims& names, Index& extents) {
+  for (const Array& x : in)
+    for (std::size_t i = 0; i < x.dims.size(); ++i) {
+      const auto it = std::find(names.begin(), names.end(), x.dims[i]);
+      if (it == names.end()) {
+        names.push_back(x.dims[i]);
+        extents.push_back(x.extents[i]);
+      } else if (extents[static_cast<std::size_t>(it - names.begin())] != x.extents[i]) {
+        return false;
+      }
+    }
+  return true;
+}
+
+/// Combines the operands element by element and sums over the dims that the result lacks.
+Function combine(const std::function<std::int64_t(const std::vector<std::int64_t>&)>& g) {
+  return [g](const std::vector<Array>& in, const Dims& out, int) -> std::optional<Array> {
+    Dims names;
+    Index extents;
+    if (!join(in, names, extents)) return {};
+    Index out_extents;
+    for (const auto& dim : out) {
+      const auto it = std::find(names.begin(), names.end(), dim);
+      if (it == names.end()) return {};
+      out_extents.push_back(extents[static_cast<std::size_t>(it - names.begin())]);
+    }
+    Array result(out, out_extents);
+    for_each(extents, [&](const Index& index) {
+      std::vector<std::int64_t> operands;
+      for (const Array& x : in) operands.push_back(x.at(names, index));
+      Index where;
+      for (const auto& dim : out)
+        where.push_back(index[static_cast<std::size_t>(std::find(names.begin(), names.end(), dim) - names.begin())]);
+      result.values[flat(where, out_extents)] += g(operands);
+    });
+    return result;
+  };
+}
+
+std::vector<Layout> layouts(const std::vector<Dims>& lists) {
+  std::vector<Layout> all;
+  for (const auto& spec : test::specs_of_any(lists)) all.emplace_back(spec);
+  return all;
+}
+
+/// The rule and the meaning agree on every result that has the given dims.
+void agree(const Function& f, const std::vector<Layout>& in, const Layout& z, bool legal, int below = 97) {
+  const bool meaning = right(f, in, z, below);
+  if (meaning == legal) return;  // CHECK is slow, and this is asked a hundred thousand times
+  std::string text;
+  for (const auto& x : in) text += "`" + x.text + "` ";
+  INFO(text << "-> `" << z.text << "`");
+  CHECK(legal == meaning);
+}
+
+TEST_CASE("meaning of einsum") {
+  const auto f = combine([](const auto& v) { return v[0] * v[1]; });
+  const auto zs = layouts({{}, {"A"}, {"B"}, {"C"}, {"A", "B"}, {"A", "C"}, {"A", "B", "C"}});
+  int legal = 0;
+  for (const auto& x : layouts({{}, {"B"}, {"A", "B"}}))
+    for (const auto& y : layouts({{"B"}, {"B", "C"}}))
+      for (const auto& z : zs) {
+        const bool ok = rules::einsum(x.text + ", " + y.text + " -> " + z.text, x.text, y.text).ok();
+        legal += ok ? 1 : 0;
+        agree(f, {x, y}, z, ok);
+      }
+  CHECK(legal > 500);
+}
+
+TEST_CASE("meaning of einsum with one operand, sum and mean") {
+  const auto f = combine([](const auto& v) { return v[0]; });
+  for (const auto& x : layouts({{}, {"A"}, {"A", "B"}, {"A", "B", "C"}}))
+    for (const auto& z : layouts({{}, {"A"}, {"B"}, {"A", "B"}, {"B", "A"}, {"A", "C"}})) {
+      const bool ok = rules::einsum1(x.text + " -> " + z.text, x.text).ok();
+      agree(f, {x}, z, ok);
+      const bool keeps_order = z.dims != Dims{"B", "A"} && z.dims != x.dims;
+      CHECK(rules::sum(x.text + " -> " + z.text, x.text).ok() == (ok && keeps_order));
+      CHECK(rules::mean(x.text + " -> " + z.text, x.text).ok() == (ok && keeps_order));
+    }
+}
+
+/// Rules that find the result themselves: legal exactly if some result is right, and then that one, and no other.
+template <class Rule>
+void agree_elementwise(const std::function<std::int64_t(const std::vector<std::int64_t>&)>& g, const Rule& rule) {
+  const auto f = combine(g);
+  const auto operands = layouts({{}, {"A"}, {"B"}, {"A", "B"}});
+  int legal = 0;
+  for (const auto& x : operands)
+    for (const auto& y : operands) {
+      const rules::Verdict verdict = rule(x.text, y.text);
+      Dims names = x.dims;
+      if (verdict.ok())
+        names = Layout(std::string(verdict.result.view())).dims;
+      else
+        for (const auto& dim : y.dims)
+          if (std::find(names.begin(), names.end(), dim) == names.end()) names.push_back(dim);
+      legal += verdict.ok() ? 1 : 0;
+      for (const auto& z : layouts({names})) {
+        const bool is_result = verdict.ok() && verdict.result.view() == to_string(z.spec).view();
+        agree(f, {x, y}, z, is_result);
+      }
+    }
+  CHECK(legal > 50);
+}
+
+TEST_CASE("meaning of elementwise operations") {
+  agree_elementwise([](const auto& v) { return v[0] + v[1]; },
+                    [](const auto& a, const auto& b) { return rules::add("+", a, b); });
+  agree_elementwise([](const auto& v) { return v[0] * v[1]; },
+                    [](const auto& a, const auto& b) { return rules::multiply(a, b); });
+  // In place of 1/v, which integers have not, another function that is not linear.
+  agree_elementwise([](const auto& v) { return v[0] * ((v[1] * v[1] * v[1] + 5) % 1009); },
+                    [](const auto& a, const auto& b) { return rules::divide(a, b); });
+  agree_elementwise([](const auto& v) { return (v[0] * v[0] + 3 * v[1] * v[1] + 1) % 1009; },
+                    [](const auto& a, const auto& b) { return rules::map2("map", a, b); });
+  // A condition is not linear, what it masks is.
+  agree_elementwise([](const auto& v) { return v[0] * v[0] % 1009 * v[1]; },
+                    [](const auto& c, const auto& a) { return rules::where(c, a, a); });
+}
+
+TEST_CASE("meaning of functions of one operand") {
+  const auto nonlinear = combine([](const auto& v) { return v[0] * v[0] + 1; });
+  const auto linear = combine([](const auto& v) { return -3 * v[0]; });
+  const auto plus_one = combine([](const auto& v) { return v[0] + 1; });
+  for (const auto& x : layouts({{}, {"A"}, {"A", "B"}})) {
+    agree(nonlinear, {x}, x, rules::map1("exp", x.text).ok());
+    agree(plus_one, {x}, x, rules::add_constant("+", x.text).ok());
+    agree(linear, {x}, x, rules::linear(x.text).ok());
+  }
+}
+
+TEST_CASE("meaning of ops along a dim") {
+  // Squares divided among the dim: like softmax, what an element becomes depends on its whole row.
+  const auto along = [](bool squares) {
+    return [squares](const std::vector<Array>& in, const Dims& out, int) -> std::optional<Array> {
+      const Array& x = in[0];
+      if (x.dims != out) return {};
+      Array result(out, x.extents);
+      for_each(x.extents, [&](const Index& index) {
+        Index other = index;
+        std::int64_t total = 0;
+        for (other[0] = 0; other[0] < x.extents[0]; ++other[0]) total += (other[0] + 1) * x.at(x.dims, other);
+        const auto v = x.at(x.dims, index);
+        result.values[flat(index, x.extents)] = squares ? v * v + total : 3 * v + total;
+      });
+      return result;
+    };
+  };
+  for (const auto& x : layouts({{"A"}, {"A", "B"}})) {
+    agree(along(true), {x}, x, rules::along("softmax", "A", x.text).ok());
+    if (x.dims.size() == 2) agree(along(false), {x}, x, rules::rope("B", "A", x.text).ok());
+  }
+}
+
+TEST_CASE("meaning of index") {
+  int legal = 0;
+  for (const auto& table : layouts({{"V"}, {"V", "M"}, {"V", "B"}}))
+    for (const auto& indices : layouts({{}, {"B"}})) {
+      // Rows by global index; a row that this device has not is 0.
+      const Function f = [&](const std::vector<Array>& in, const Dims& out, int device) -> std::optional<Array> {
+        const Array &rows = in[0], &ids = in[1];
+        Dims names;
+        Index extents;
+        if (!join({ids, rows}, names, extents)) return {};
+        Array result;
+        for (const auto& dim : out) {
+          const auto it = std::find(names.begin(), names.end(), dim);
+          if (it == names.end() || dim == "V") return {};
+          result.dims.push_back(dim);
+          result.extents.push_back(extents[static_cast<std::size_t>(it - names.begin())]);
+        }
+        result.values.resize(volume(result.extents));
+        const int offset = device < 0 ? 0 : table.offset(0, device);
+        bool covers = true;  // every dim but V stands in the result
+        for (const auto& dim : names)
+          covers = covers && (dim == "V" || std::find(out.begin(), out.end(), dim) != out.end());
+        if (!covers) return {};
+        for_each(result.extents, [&](const Index& index) {
+          Dims all = out;
+          Index where = index;
+          const auto row = ids.at(out, index) - offset;
+          all.push_back("V");
+          where.push_back(static_cast<int>(row));
+          const bool here = row >= 0 && row < rows.extents[0];
+          result.values[flat(index, result.extents)] = here ? rows.at(all, where) : 0;
+        });
+        return result;
+      };
+      const std::string v(to_string(table.spec.dims[0]).view());
+      for (const auto& z : layouts({{}, {"B"}, {"M"}, {"B", "M"}})) {
+        const std::string op = "[" + v + "]" + table.text.substr(v.size()) + ", " + indices.text + " -> " + z.text;
+        const bool ok = rules::index(op, table.text, indices.text).ok();
+        legal += ok ? 1 : 0;
+        agree(f, {table, indices}, z, ok, extent);
+      }
+    }
+  CHECK(legal > 100);
+}
+
+}  // namespace

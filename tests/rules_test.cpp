@@ -1,0 +1,1187 @@
+// Every rule function: legal cases with the exact spec of the result, illegal ones with the exact text. Then the laws:
+// the backward pass of a legal op is typed by the same rules, and advice is itself legal.
+#if __has_include(<catch2/catch_all.hpp>)
+#include <catch2/catch_all.hpp>
+#else
+#include <catch2/catch.hpp>
+#endif
+
+#include <string>
+#include <vector>
+
+#include "shape_specs.hpp"
+#include "shardlib/rules.hpp"
+
+using namespace shardlib;
+
+namespace {
+
+std::string str(std::string_view s) {
+  return std::string(s);
+}
+
+void legal(const rules::Verdict& verdict, const std::string& result) {
+  CHECK(str(verdict.why) == "");
+  CHECK(str(verdict.result) == result);
+}
+void illegal(const rules::Verdict& verdict, const std::string& why) {
+  CHECK(str(verdict.why) == why);
+}
+
+TEST_CASE("rules: all_gather") {
+  legal(rules::all_gather("A/t -> A", "A/t"), "A");
+  legal(rules::all_gather("M/t/d H -> M/t H", "M/t/d H"), "M/t H");
+  legal(rules::all_gather("M/t/d H -> M H", "M/t/d H"), "M H");
+  legal(rules::all_gather("A/d B/t -> A B", "A/d B/t"), "A B");
+  legal(rules::all_gather("A/t +d -> A +d", "A/t +d"), "A +d");
+  legal(rules::all_gather("A/t 2 -> A 2", "A/t 2"), "A 2");
+  illegal(rules::all_gather("A/t A", "A/t"),
+          "all_gather<`A/t A`>: an op spec has exactly one `->`: `operand, operand -> result`");
+  illegal(rules::all_gather("A/t, B -> A", "A/t"),
+          "all_gather<`A/t, B -> A`>: the op spec has 2 operands, the call has 1");
+  illegal(rules::all_gather("[A/t] -> A", "A/t"),
+          "all_gather<`[A/t] -> A`>: brackets belong in the op spec of index_unreduced only");
+  illegal(rules::all_gather("A/t -> A", "A"),
+          "all_gather<`A/t -> A`>: the operand already is what the result should be, `A`; drop the op");
+  illegal(rules::all_gather("A/t B -> A B", "B A/t"),
+          "all_gather<`A/t B -> A B`>: the operand is `B A/t`, but the op spec expects `A/t B`: dim 1 is `B`, not "
+          "`A/t`; reorder the dims with `rearrange<\"B A/t -> A/t B\">` (a local copy), or correct the op spec");
+  illegal(rules::all_gather("A/t B -> A B", "C/t B"),
+          "all_gather<`A/t B -> A B`>: the operand is `C/t B`, but the op spec expects `A/t B`: dim 1 is `C/t`, not "
+          "`A/t`; if both names mean one size, `rename<\"C -> A\">` (free), or correct the op spec");
+  illegal(rules::all_gather("A/t -> A", "A/d"),
+          "all_gather<`A/t -> A`>: the operand is `A/d`, but the op spec expects `A/t`: dim 1 is `A/d`, not `A/t`; "
+          "instead of this op, gather it with `all_gather<\"A/d -> A\">` (communicates), or correct the op spec");
+  illegal(rules::all_gather("A/t -> A", "A/t +d"),
+          "all_gather<`A/t -> A`>: the operand is `A/t +d`, but the op spec expects `A/t`: a sum over d is still "
+          "pending in it; take `all_reduce<\"A/t +d -> A/t\">` (communicates), or correct the op spec");
+  illegal(rules::all_gather("A/t -> A", "A +t"),
+          "all_gather<`A/t -> A`>: the operand is `A +t`, but the op spec expects `A/t`: dim 1 is `A`, not `A/t`; "
+          "instead of this op, take `all_reduce<\"A +t -> A\">` (communicates), or correct the op spec");
+  illegal(rules::all_gather("A/t B -> A", "A/t B"),
+          "all_gather<`A/t B -> A`>: the dims of the result, `A`, must be those of the operand, `A/t B`, in the same "
+          "order");
+  illegal(rules::all_gather("A/t B -> B A", "A/t B"),
+          "all_gather<`A/t B -> B A`>: the dims of the result, `B A`, must be those of the operand, `A/t B`, in the "
+          "same order");
+  illegal(rules::all_gather("A -> A", "A"),
+          "all_gather<`A -> A`>: no dim loses an axis, so nothing would be gathered; drop the gather");
+  illegal(rules::all_gather(" -> ", ""),
+          "all_gather<` -> `>: no dim loses an axis, so nothing would be gathered; drop the gather");
+  illegal(rules::all_gather("A/t/d -> A/d", "A/t/d"),
+          "all_gather<`A/t/d -> A/d`>: dim `A/t/d` cannot become `A/d`: axes come and go at the end of a dim only "
+          "(`A/x/y` can become `A/x`, not `A/y`)");
+  illegal(rules::all_gather("A -> A/t", "A"),
+          "all_gather<`A -> A/t`>: dim `A` is not sharded over t, and a gather adds no sharding; as the operand is "
+          "replicated over t, take `slice` (no traffic) for that");
+  illegal(rules::all_gather("A/t B -> A B/t", "A/t B"),
+          "all_gather<`A/t B -> A B/t`>: dim `B` is not sharded over t, and a gather adds no sharding; as the operand "
+          "is sharded over t (dim `A/t`), take `all_to_all` (communicates) for that");
+  illegal(rules::all_gather("A +t -> A/t", "A +t"),
+          "all_gather<`A +t -> A/t`>: dim `A` is not sharded over t, and a gather adds no sharding; as the operand is "
+          "partial over t, take `reduce_scatter` (communicates) for that");
+  illegal(rules::all_gather("A/t +d -> A", "A/t +d"),
+          "all_gather<`A/t +d -> A`>: the sum over d is still pending in the operand, so the result must keep `+d`; "
+          "take `all_reduce` for it before or afterwards (communicates)");
+  illegal(rules::all_gather("A/t -> A +t", "A/t"),
+          "all_gather<`A/t -> A +t`>: the result has `+t`, but no sum over t is pending in the operand; drop `+t`");
+  illegal(rules::all_gather("A/t -> A +d", "A/t"),
+          "all_gather<`A/t -> A +d`>: the result has `+d`, but no sum over d is pending in the operand; drop `+d`");
+}
+
+TEST_CASE("rules: reduce_scatter") {
+  legal(rules::reduce_scatter("A +t -> A/t", "A +t"), "A/t");
+  legal(rules::reduce_scatter("A/t +d -> A/t/d", "A/t +d"), "A/t/d");
+  legal(rules::reduce_scatter("A +d +t -> A/t/d", "A +t +d"), "A/t/d");
+  legal(rules::reduce_scatter("A B +d +t -> A/t B/d", "A B +d +t"), "A/t B/d");
+  legal(rules::reduce_scatter("A +d +t -> A/t +d", "A +d +t"), "A/t +d");
+  illegal(rules::reduce_scatter("A +t -> A/t", "A"),
+          "reduce_scatter<`A +t -> A/t`>: the operand is `A`, but the op spec expects `A +t`: it has no pending sum "
+          "over t; instead of this op, take the block of each device with `slice<\"A -> A/t\">` (no traffic), or "
+          "correct the op spec");
+  illegal(rules::reduce_scatter("A +t -> A/t", "A/t"),
+          "reduce_scatter<`A +t -> A/t`>: the operand already is what the result should be, `A/t`; drop the op");
+  illegal(rules::reduce_scatter("A +t -> A/t", "B +t"),
+          "reduce_scatter<`A +t -> A/t`>: the operand is `B +t`, but the op spec expects `A +t`: dim 1 is `B`, not "
+          "`A`; if both names mean one size, `rename<\"B -> A\">` (free), or correct the op spec");
+  illegal(rules::reduce_scatter("A -> A/t", "A"),
+          "reduce_scatter<`A -> A/t`>: the operand `A` is replicated over t, not partial: summing it again would "
+          "multiply it by the size of t; take `slice` for the block of each device without a sum (no traffic)");
+  illegal(rules::reduce_scatter("A/t B -> A B/t", "A/t B"),
+          "reduce_scatter<`A/t B -> A B/t`>: dim `A/t` cannot become `A`: this op drops no sharding; take `all_gather` "
+          "for that (communicates)");
+  illegal(rules::reduce_scatter("A/t B -> A/t B/d", "A/t B"),
+          "reduce_scatter<`A/t B -> A/t B/d`>: the operand `A/t B` is replicated over d, not partial: summing it again "
+          "would multiply it by the size of d; take `slice` for the block of each device without a sum (no traffic)");
+  illegal(rules::reduce_scatter("A +t +d -> A/t", "A +d +t"),
+          "reduce_scatter<`A +t +d -> A/t`>: the sum over d is neither scattered (no dim gains `/d`) nor kept (`+d`) "
+          "in the result; take `all_reduce` for it (communicates)");
+  illegal(rules::reduce_scatter("A +t -> A", "A +t"),
+          "reduce_scatter<`A +t -> A`>: the sum over t is neither scattered (no dim gains `/t`) nor kept (`+t`) in the "
+          "result; take `all_reduce` for it (communicates)");
+  illegal(rules::reduce_scatter("A +t -> A +t", "A +t"),
+          "reduce_scatter<`A +t -> A +t`>: no dim gains an axis, so nothing would be scattered; drop the op");
+  illegal(
+      rules::reduce_scatter("A +t -> A/t +d", "A +t"),
+      "reduce_scatter<`A +t -> A/t +d`>: the result has `+d`, but no sum over d is pending in the operand; drop `+d`");
+  illegal(rules::reduce_scatter("A/t +d -> A/d/t", "A/t +d"),
+          "reduce_scatter<`A/t +d -> A/d/t`>: dim `A/t` cannot become `A/d/t`: axes come and go at the end of a dim "
+          "only (`A/x/y` can become `A/x`, not `A/y`)");
+  illegal(rules::reduce_scatter("A +t -> B/t", "A +t"),
+          "reduce_scatter<`A +t -> B/t`>: the dims of the result, `B/t`, must be those of the operand, `A +t`, in the "
+          "same order");
+}
+
+TEST_CASE("rules: all_reduce") {
+  legal(rules::all_reduce("A +t -> A", "A +t"), "A");
+  legal(rules::all_reduce("+d +t -> ", "+t +d"), "");
+  legal(rules::all_reduce("A/t +d -> A/t", "A/t +d"), "A/t");
+  legal(rules::all_reduce("A +t +d -> A +d", "A +t +d"), "A +d");
+  illegal(rules::all_reduce("A +t -> A", "A"),
+          "all_reduce<`A +t -> A`>: the operand already is what the result should be, `A`; drop the op");
+  illegal(rules::all_reduce("+d +t -> ", ""),
+          "all_reduce<`+d +t -> `>: the operand already is what the result should be, `\"\"`; drop the op");
+  illegal(rules::all_reduce("+d +t -> ", "+d"),
+          "all_reduce<`+d +t -> `>: the operand is `+d`, but the op spec expects `+d +t`: it has no pending sum over "
+          "t; instead of this op, take `all_reduce<\"+d -> \">` (communicates), or correct the op spec");
+  illegal(rules::all_reduce("A -> A", "A"),
+          "all_reduce<`A -> A`>: no sum is pending in `A` that the result lacks, and to reduce a value twice "
+          "multiplies it by the size of the axis; drop the all_reduce");
+  illegal(rules::all_reduce("A/t -> A/t", "A/t"),
+          "all_reduce<`A/t -> A/t`>: no sum is pending in `A/t` that the result lacks, and to reduce a value twice "
+          "multiplies it by the size of the axis; drop the all_reduce");
+  illegal(rules::all_reduce("A +t -> A/t", "A +t"),
+          "all_reduce<`A +t -> A/t`>: the dims of the result, `A/t`, must be those of the operand, `A +t`, in the same "
+          "order and with the same sharding");
+  illegal(rules::all_reduce("A +t -> A +d", "A +t"),
+          "all_reduce<`A +t -> A +d`>: the result has `+d`, but no sum over d is pending in the operand; drop `+d`");
+  illegal(rules::all_reduce("A +t -> B", "A +t"),
+          "all_reduce<`A +t -> B`>: the dims of the result, `B`, must be those of the operand, `A +t`, in the same "
+          "order and with the same sharding");
+  illegal(rules::all_reduce("A +t -> A", "A/t"),
+          "all_reduce<`A +t -> A`>: the operand is `A/t`, but the op spec expects `A +t`: dim 1 is `A/t`, not `A`; "
+          "instead of this op, gather it with `all_gather<\"A/t -> A\">` (communicates), or correct the op spec");
+}
+
+TEST_CASE("rules: all_reduce_max") {
+  legal(rules::all_reduce_max("A V/t -> A", "A V/t"), "A");
+  legal(rules::all_reduce_max("B/d L V/t -> B/d L", "B/d L V/t"), "B/d L");
+  legal(rules::all_reduce_max("A V -> A", "A V"), "A");
+  legal(rules::all_reduce_max("A/d B/t -> ", "A/d B/t"), "");
+  illegal(
+      rules::all_reduce_max("A V/t +d -> A", "A V/t +d"),
+      "all_reduce_max<`A V/t +d -> A`>: the operand `A V/t +d` is partial over d, and the maximum of a sum is not that "
+      "of its parts; reduce it first, with a `reduce_scatter` or `all_reduce<\"A V/t +d -> A V/t\">` (communicate)");
+  illegal(rules::all_reduce_max("A V/t -> A +t", "A V/t"),
+          "all_reduce_max<`A V/t -> A +t`>: a maximum has no pending sum; drop `+t`");
+  illegal(rules::all_reduce_max("A V/t -> A V", "A V/t"),
+          "all_reduce_max<`A V/t -> A V`>: kept dim `V/t` must stand unchanged in the result, not as `V`");
+  illegal(rules::all_reduce_max("A/d V/t -> A", "A V/t"),
+          "all_reduce_max<`A/d V/t -> A`>: the operand is `A V/t`, but the op spec expects `A/d V/t`: dim 1 is `A`, "
+          "not `A/d`; correct the op spec");
+  illegal(rules::all_reduce_max("A V -> A V", "A V"),
+          "all_reduce_max<`A V -> A V`>: the result has every dim of the operand, so there is nothing to reduce");
+  illegal(rules::all_reduce_max("A V/t -> C", "A V/t"),
+          "all_reduce_max<`A V/t -> C`>: dim `C` of the result is not a dim of the operand");
+  illegal(rules::all_reduce_max("A B V/t -> B A", "A B V/t"),
+          "all_reduce_max<`A B V/t -> B A`>: dim `A` of the result stands in another order than in the operand");
+}
+
+TEST_CASE("rules: all_to_all") {
+  legal(rules::all_to_all("A/t B -> A B/t", "A/t B"), "A B/t");
+  legal(rules::all_to_all("A/d/t B -> A/d B/t", "A/d/t B"), "A/d B/t");
+  legal(rules::all_to_all("A/d/t B -> A B/d/t", "A/d/t B"), "A B/d/t");
+  legal(rules::all_to_all("A/d B/t C E -> A B C/t E/d", "A/d B/t C E"), "A B C/t E/d");
+  legal(rules::all_to_all("A/t B +d -> A B/t +d", "A/t B +d"), "A B/t +d");
+  illegal(rules::all_to_all("A/t B -> A B", "A/t B"),
+          "all_to_all<`A/t B -> A B`>: the sharding over t leaves one dim, but no other dim gains it; take "
+          "`all_gather` to drop a sharding (communicates)");
+  illegal(rules::all_to_all("A B -> A B/t", "A B"),
+          "all_to_all<`A B -> A B/t`>: a dim gains the sharding over t that no other dim gives up; take `slice` to add "
+          "a sharding (no traffic)");
+  illegal(rules::all_to_all("A/t B -> A/t B", "A/t B"),
+          "all_to_all<`A/t B -> A/t B`>: no axis moves; drop the all_to_all");
+  illegal(rules::all_to_all("A/t B/d -> A/d B/t", "A/t B/d"),
+          "all_to_all<`A/t B/d -> A/d B/t`>: dim `A/t` cannot become `A/d`: axes come and go at the end of a dim only "
+          "(`A/x/y` can become `A/x`, not `A/y`)");
+  illegal(rules::all_to_all("A/t/d B -> A/d B/t", "A/t/d B"),
+          "all_to_all<`A/t/d B -> A/d B/t`>: dim `A/t/d` cannot become `A/d`: axes come and go at the end of a dim "
+          "only (`A/x/y` can become `A/x`, not `A/y`)");
+  illegal(rules::all_to_all("A/t B +d -> A B/t", "A/t B +d"),
+          "all_to_all<`A/t B +d -> A B/t`>: the sum over d is still pending in the operand, so the result must keep "
+          "`+d`; take `all_reduce` for it before or afterwards (communicates)");
+  illegal(rules::all_to_all("A/t B -> A B/t", "A B/t"),
+          "all_to_all<`A/t B -> A B/t`>: the operand already is what the result should be, `A B/t`; drop the op");
+  illegal(rules::all_to_all("A/t B -> A C/t", "A/t B"),
+          "all_to_all<`A/t B -> A C/t`>: the dims of the result, `A C/t`, must be those of the operand, `A/t B`, in "
+          "the same order");
+}
+
+TEST_CASE("rules: shift") {
+  legal(rules::shift("A/t", "t", "A/t"), "A/t");
+  legal(rules::shift("A/t/d B +x", "d", "A/t/d B +x"), "A/t/d B +x");
+  illegal(rules::shift("A", "t", "A"),
+          "shift<`A`, `t`>: the operand `A` is replicated over t; only the blocks of a dim that is sharded over t can "
+          "be passed round its ring");
+  illegal(rules::shift("A +t", "t", "A +t"),
+          "shift<`A +t`, `t`>: the operand `A +t` is partial over t; only the blocks of a dim that is sharded over t "
+          "can be passed round its ring");
+  illegal(rules::shift("A/t", "d", "A/t"),
+          "shift<`A/t`, `d`>: the operand `A/t` is replicated over d; only the blocks of a dim that is sharded over d "
+          "can be passed round its ring");
+  illegal(rules::shift("A/t", "t", "A"),
+          "shift<`A/t`, `t`>: the operand is `A`, but the op spec expects `A/t`: dim 1 is `A`, not `A/t`; correct the "
+          "op spec");
+  illegal(rules::shift("A//t", "t", "A/t"),
+          "shift<`A//t`, `t`>: in `A//t`: `\"\"` is not an axis name (letters, digits, _)");
+  illegal(rules::shift("[A/t]", "t", "A/t"),
+          "shift<`[A/t]`, `t`>: brackets belong in the op spec of index_unreduced only");
+}
+
+TEST_CASE("rules: slice") {
+  legal(rules::slice("A -> A/t", "A"), "A/t");
+  legal(rules::slice("A/d B -> A/d/t B", "A/d B"), "A/d/t B");
+  legal(rules::slice("A +d -> A/t +d", "A +d"), "A/t +d");
+  illegal(rules::slice("A -> A", "A"), "slice<`A -> A`>: no dim gains an axis; drop the slice");
+  illegal(rules::slice("A +t -> A/t", "A +t"),
+          "slice<`A +t -> A/t`>: the operand is partial over t, and only a replicated value can be sliced; take "
+          "`reduce_scatter` (communicates)");
+  illegal(rules::slice("A/t B -> A/t B/d", "A B"),
+          "slice<`A/t B -> A/t B/d`>: the operand is `A B`, but the op spec expects `A/t B`: dim 1 is `A`, not `A/t`; "
+          "instead of this op, take the block of each device with `slice<\"A B -> A/t B/d\">` (no traffic), or correct "
+          "the op spec");
+  illegal(rules::slice("A/t -> A", "A/t"),
+          "slice<`A/t -> A`>: dim `A/t` cannot become `A`: this op drops no sharding; take `all_gather` for that "
+          "(communicates)");
+  illegal(rules::slice("A/t B -> A B/t", "A/t B"),
+          "slice<`A/t B -> A B/t`>: dim `A/t` cannot become `A`: this op drops no sharding; take `all_gather` for that "
+          "(communicates)");
+  illegal(rules::slice("A -> A/t", "A/t"),
+          "slice<`A -> A/t`>: the operand already is what the result should be, `A/t`; drop the op");
+  illegal(rules::slice("A +d -> A/t", "A +d"),
+          "slice<`A +d -> A/t`>: the sum over d is still pending in the operand, so the result must keep `+d`; take "
+          "`all_reduce` for it before or afterwards (communicates)");
+}
+
+TEST_CASE("rules: to_partial") {
+  legal(rules::to_partial("A -> A +t", "A"), "A +t");
+  legal(rules::to_partial(" -> +d +t", ""), "+d +t");
+  legal(rules::to_partial("A +d -> A +d +t", "A +d"), "A +d +t");
+  legal(rules::to_partial("A/d -> A/d +t", "A/d"), "A/d +t");
+  illegal(rules::to_partial("A/t -> A +t", "A/t"),
+          "to_partial<`A/t -> A +t`>: the dims of the result, `A +t`, must be those of the operand, `A/t`, in the same "
+          "order and with the same sharding");
+  illegal(rules::to_partial("A -> A", "A"), "to_partial<`A -> A`>: the result has no new `+axis`; drop the to_partial");
+  illegal(rules::to_partial("A +t -> A", "A +t"),
+          "to_partial<`A +t -> A`>: the pending sum over t cannot be dropped; take `all_reduce` for it (communicates)");
+  illegal(
+      rules::to_partial("A +t -> A +d", "A +t"),
+      "to_partial<`A +t -> A +d`>: the pending sum over t cannot be dropped; take `all_reduce` for it (communicates)");
+  illegal(rules::to_partial("A -> A +t", "A +t"),
+          "to_partial<`A -> A +t`>: the operand already is what the result should be, `A +t`; drop the op");
+  illegal(rules::to_partial("A -> A +t", "A/t"),
+          "to_partial<`A -> A +t`>: the operand is `A/t`, but the op spec expects `A`: dim 1 is `A/t`, not `A`; gather "
+          "it with `all_gather<\"A/t -> A\">` (communicates), or correct the op spec");
+}
+
+TEST_CASE("rules: einsum") {
+  legal(rules::einsum("A B, B C -> A C", "A B", "B C"), "A C");
+  legal(rules::einsum("A/t B, A/t C -> A/t B C", "A/t B", "A/t C"), "A/t B C");
+  legal(rules::einsum("A/t B, B C -> A/t C", "A/t B", "B C"), "A/t C");
+  legal(rules::einsum("A B/t, B/t C -> A C +t", "A B/t", "B/t C"), "A C +t");
+  legal(rules::einsum("A B/t, C -> A C +t", "A B/t", "C"), "A C +t");
+  legal(rules::einsum("A B +t, B C -> A C +t", "A B +t", "B C"), "A C +t");
+  legal(rules::einsum("A B, B C +t -> A C +t", "A B", "B C +t"), "A C +t");
+  legal(rules::einsum("B/d L M/t, M/t H -> B/d L H +t", "B/d L M/t", "M/t H"), "B/d L H +t");
+  legal(rules::einsum("A/d/t, A/d/t -> +d +t", "A/d/t", "A/d/t"), "+d +t");
+  legal(rules::einsum("A/d B/t, B/t C -> A/d C +t", "A/d B/t", "B/t C"), "A/d C +t");
+  legal(rules::einsum(", A/t -> A/t", "", "A/t"), "A/t");
+  illegal(rules::einsum("A B/t, B/t C -> A C", "A B/t", "B/t C"),
+          "einsum_unreduced<`A B/t, B/t C -> A C`>: the result is partial over t (contracting `B/t` sees only the "
+          "block of this device), so its spec must say `+t`; reduce it afterwards with `reduce_scatter` or "
+          "`all_reduce` (communicate)");
+  illegal(rules::einsum("A B +t, B C -> A C", "A B +t", "B C"),
+          "einsum_unreduced<`A B +t, B C -> A C`>: the result is partial over t (a pending sum stays pending), so its "
+          "spec must say `+t`; reduce it afterwards with `reduce_scatter` or `all_reduce` (communicate)");
+  illegal(rules::einsum("A B, B C -> A C +t", "A B", "B C"),
+          "einsum_unreduced<`A B, B C -> A C +t`>: the result spec says `+t`, but no operand is partial over t, and no "
+          "dim that the result lacks is sharded over it (likely an unsharded contraction); drop `+t`");
+  illegal(rules::einsum("A/t B, A C -> A/t B C", "A/t B", "A C"),
+          "einsum_unreduced<`A/t B, A C -> A/t B C`>: dim `A` of `A C` is `A/t` in `A/t B`, so their blocks differ; "
+          "take `all_gather<\"A/t B -> A B\">` (communicates) or `slice<\"A C -> A/t C\">` (no traffic)");
+  illegal(
+      rules::einsum("A/t B, B C/t -> A/t C", "A/t B", "B C/t"),
+      "einsum_unreduced<`A/t B, B C/t -> A/t C`>: the first operand is sharded over t (dim `A/t`) and the second "
+      "sharded over t (dim `C/t`), so only diagonal blocks would be computed; `all_gather` one of them (communicates)");
+  illegal(
+      rules::einsum("A/t B, C/t B -> A C +t", "A/t B", "C/t B"),
+      "einsum_unreduced<`A/t B, C/t B -> A C +t`>: the first operand is sharded over t (dim `A/t`) and the second "
+      "sharded over t (dim `C/t`), so only diagonal blocks would be computed; `all_gather` one of them (communicates)");
+  illegal(rules::einsum("A B +t, B C +t -> A C +t", "A B +t", "B C +t"),
+          "einsum_unreduced<`A B +t, B C +t -> A C +t`>: the first operand is partial over t and the second partial "
+          "over t, and a product of sums is not the sum of the products; take `all_reduce` or `reduce_scatter` of one "
+          "first (communicates)");
+  illegal(rules::einsum("A B +t, B/t C -> A C +t", "A B +t", "B/t C"),
+          "einsum_unreduced<`A B +t, B/t C -> A C +t`>: the first operand is partial over t and the second sharded "
+          "over t (dim `B/t`), so a summand would meet one block only; take `all_reduce` or `reduce_scatter` of the "
+          "one, or `all_gather` of the other first (all communicate)");
+  illegal(rules::einsum("A/t B, B C +t -> A/t C", "A/t B", "B C +t"),
+          "einsum_unreduced<`A/t B, B C +t -> A/t C`>: the first operand is sharded over t (dim `A/t`) and the second "
+          "partial over t, so a summand would meet one block only; take `all_reduce` or `reduce_scatter` of the one, "
+          "or `all_gather` of the other first (all communicate)");
+  illegal(rules::einsum("M/t/d, M/d/t -> +d +t", "M/t/d", "M/d/t"),
+          "einsum_unreduced<`M/t/d, M/d/t -> +d +t`>: dim `M/t/d` of `M/t/d` is `M/d/t` in `M/d/t`, so their blocks "
+          "differ; `all_gather` one of them and `slice` it like the other (communicates)");
+  illegal(rules::einsum("A/t B, B C -> A C", "A/t B", "B C"),
+          "einsum_unreduced<`A/t B, B C -> A C`>: dim `A/t` cannot become `A` in the result, as nothing moves between "
+          "devices; keep the sharding, or `all_gather` it first (communicates)");
+  illegal(rules::einsum("A B, B C -> A/t C", "A B", "B C"),
+          "einsum_unreduced<`A B, B C -> A/t C`>: dim `A` cannot become `A/t` in the result, as nothing moves between "
+          "devices; `slice` it before or afterwards (no traffic)");
+  illegal(rules::einsum("A B, B C -> A X", "A B", "B C"),
+          "einsum_unreduced<`A B, B C -> A X`>: dim `X` of the result is in no operand");
+  illegal(
+      rules::einsum("2 A, A B -> 2 B", "2 A", "A B"),
+      "einsum_unreduced<`2 A, A B -> 2 B`>: integer dim `2` is not an index: name it first, `rename<\"2 -> name\">`");
+  illegal(
+      rules::einsum("A B, B C -> A 2", "A B", "B C"),
+      "einsum_unreduced<`A B, B C -> A 2`>: integer dim `2` is not an index: name it first, `rename<\"2 -> name\">`");
+  illegal(rules::einsum("A B, B C -> A C", "B A", "B C"),
+          "einsum_unreduced<`A B, B C -> A C`>: the first operand is `B A`, but the op spec expects `A B`: dim 1 is "
+          "`B`, not `A`; reorder the dims with `rearrange<\"B A -> A B\">` (a local copy), or correct the op spec");
+  illegal(rules::einsum("A B, B C -> A C", "A B", "B C/t"),
+          "einsum_unreduced<`A B, B C -> A C`>: the second operand is `B C/t`, but the op spec expects `B C`: dim 2 is "
+          "`C/t`, not `C`; gather it with `all_gather<\"B C/t -> B C\">` (communicates), or correct the op spec");
+  illegal(
+      rules::einsum("L D, Klen D -> L Klen", "L D", "L D"),
+      "einsum_unreduced<`L D, Klen D -> L Klen`>: the second operand is `L D`, but the op spec expects `Klen D`: dim 1 "
+      "is `L`, not `Klen`; if both names mean one size, `rename<\"L -> Klen\">` (free), or correct the op spec");
+  illegal(rules::einsum("A B -> A", "A B", "B C"),
+          "einsum_unreduced<`A B -> A`>: the op spec has 1 operand, the call has 2");
+  illegal(rules::einsum("A B, B C, C D -> A D", "A B", "B C"),
+          "einsum_unreduced<`A B, B C, C D -> A D`>: the op spec has 3 operands, the call has 2");
+  legal(rules::einsum1("A B/t -> A +t", "A B/t"), "A +t");
+  legal(rules::einsum1("A B/t -> B/t A", "A B/t"), "B/t A");
+  legal(rules::einsum1("A B/t +d -> A +d +t", "A B/t +d"), "A +d +t");
+  illegal(
+      rules::einsum1("A B/t -> A", "A B/t"),
+      "einsum_unreduced<`A B/t -> A`>: the result is partial over t (contracting `B/t` sees only the block of this "
+      "device), so its spec must say `+t`; reduce it afterwards with `reduce_scatter` or `all_reduce` (communicate)");
+  illegal(rules::einsum1("A B/t -> A B", "A B/t"),
+          "einsum_unreduced<`A B/t -> A B`>: dim `B/t` cannot become `B` in the result, as nothing moves between "
+          "devices; keep the sharding, or `all_gather` it first (communicates)");
+  illegal(rules::einsum1("A B +t -> A", "A B +t"),
+          "einsum_unreduced<`A B +t -> A`>: the result is partial over t (a pending sum stays pending), so its spec "
+          "must say `+t`; reduce it afterwards with `reduce_scatter` or `all_reduce` (communicate)");
+  illegal(rules::einsum1("A B -> A", "A B/t"),
+          "einsum_unreduced<`A B -> A`>: the operand is `A B/t`, but the op spec expects `A B`: dim 2 is `B/t`, not "
+          "`B`; gather it with `all_gather<\"A B/t -> A B\">` (communicates), or correct the op spec");
+}
+
+TEST_CASE("rules: index") {
+  legal(rules::index("[V/t] M, B/d L -> B/d L M +t", "V/t M", "B/d L"), "B/d L M +t");
+  legal(rules::index("[V] M, B L -> B L M", "V M", "B L"), "B L M");
+  legal(rules::index("B/d L [V/t], B/d L -> B/d L +t", "B/d L V/t", "B/d L"), "B/d L +t");
+  legal(rules::index("[V] M/t, B/d -> B/d M/t", "V M/t", "B/d"), "B/d M/t");
+  legal(rules::index("[V] M +d, B -> B M +d", "V M +d", "B"), "B M +d");
+  legal(rules::index("[V/t/d] M, B -> M B +d +t", "V/t/d M", "B"), "M B +d +t");
+  illegal(rules::index("[V/t] M, B/d L -> B/d L M", "V/t M", "B/d L"),
+          "index_unreduced<`[V/t] M, B/d L -> B/d L M`>: the result is partial over t (looking up in `V/t` sees only "
+          "the block of this device), so its spec must say `+t`; reduce it afterwards with `reduce_scatter` or "
+          "`all_reduce` (communicate)");
+  illegal(rules::index("[V] M, B/d L -> B/d L M +t", "V M", "B/d L"),
+          "index_unreduced<`[V] M, B/d L -> B/d L M +t`>: the result spec says `+t`, but no operand is partial over t, "
+          "and no dim that the result lacks is sharded over it (likely an unsharded contraction); drop `+t`");
+  illegal(
+      rules::index("V M, B -> B M", "V M", "B"),
+      "index_unreduced<`V M, B -> B M`>: no dim of the table stands in brackets: write `[V/t] M` for a lookup along V");
+  illegal(rules::index("[V] [M], B -> B", "V M", "B"),
+          "index_unreduced<`[V] [M], B -> B`>: two dims stand in brackets: exactly one dim of the table is looked up");
+  illegal(rules::index("[V] M, [B] -> B M", "V M", "B"),
+          "index_unreduced<`[V] M, [B] -> B M`>: brackets belong to the table, the first operand");
+  illegal(rules::index("[V] M, B -> [B] M", "V M", "B"),
+          "index_unreduced<`[V] M, B -> [B] M`>: brackets belong to the table, the first operand");
+  illegal(rules::index("[V/t] M, B/t -> B M +t", "V/t M", "B/t"),
+          "index_unreduced<`[V/t] M, B/t -> B M +t`>: the indices are sharded over t (dim `B/t`), over which the "
+          "looked-up dim `V/t` is sharded too: each device would look up only its own indices in its own rows; "
+          "`all_gather` one of them (communicates)");
+  illegal(rules::index("[V] M, B +d -> B M +d", "V M", "B +d"),
+          "index_unreduced<`[V] M, B +d -> B M +d`>: the indices `B +d` are partial over d, and a summand is not an "
+          "index; reduce it first, with a `reduce_scatter` or `all_reduce<\"B +d -> B\">` (communicate)");
+  illegal(rules::index("[V] M, V -> M V", "V M", "V"),
+          "index_unreduced<`[V] M, V -> M V`>: the looked-up dim `V` is also a dim of the indices");
+  illegal(rules::index("[V] M, B -> B M V", "V M", "B"),
+          "index_unreduced<`[V] M, B -> B M V`>: the looked-up dim `V` must not be in the result");
+  illegal(rules::index("[V] M, B -> B", "V M", "B"),
+          "index_unreduced<`[V] M, B -> B`>: dim `M` of the table is missing in the result");
+  illegal(rules::index("[V] M, B L -> B M", "V M", "B L"),
+          "index_unreduced<`[V] M, B L -> B M`>: dim `L` of the indices is missing in the result");
+  illegal(rules::index("[V] M/t, B/t -> B/t M", "V M/t", "B/t"),
+          "index_unreduced<`[V] M/t, B/t -> B/t M`>: the table is sharded over t (dim `M/t`) and the indices sharded "
+          "over t (dim `B/t`), so only diagonal blocks would be computed; `all_gather` one of them (communicates)");
+  illegal(rules::index("[V] M +t, B/t -> B/t M", "V M +t", "B/t"),
+          "index_unreduced<`[V] M +t, B/t -> B/t M`>: the table is partial over t and the indices sharded over t (dim "
+          "`B/t`), so a summand would meet one block only; take `all_reduce` or `reduce_scatter` of the one, or "
+          "`all_gather` of the other first (all communicate)");
+  illegal(rules::index("[V] B, B/d -> B/d", "V B", "B/d"),
+          "index_unreduced<`[V] B, B/d -> B/d`>: dim `B` of `V B` is `B/d` in `B/d`, so their blocks differ; take "
+          "`all_gather<\"B/d -> B\">` (communicates) or `slice<\"V B -> V B/d\">` (no traffic)");
+  illegal(rules::index("[V] M, B -> B M", "V M/d", "B"),
+          "index_unreduced<`[V] M, B -> B M`>: the table is `V M/d`, but the op spec expects `V M`: dim 2 is `M/d`, "
+          "not `M`; gather it with `all_gather<\"V M/d -> V M\">` (communicates), or correct the op spec");
+  illegal(rules::index("[V] M, B -> B M", "V M", "B/d"),
+          "index_unreduced<`[V] M, B -> B M`>: the index tensor is `B/d`, but the op spec expects `B`: dim 1 is `B/d`, "
+          "not `B`; gather it with `all_gather<\"B/d -> B\">` (communicates), or correct the op spec");
+  illegal(
+      rules::index("[V] 2, B -> B 2", "V 2", "B"),
+      "index_unreduced<`[V] 2, B -> B 2`>: integer dim `2` is not an index: name it first, `rename<\"2 -> name\">`");
+}
+
+TEST_CASE("rules: + and -") {
+  legal(rules::add("+", "A", "A"), "A");
+  legal(rules::add("+", "A +t", "A +t"), "A +t");
+  legal(rules::add("+", "B/d L M/t", "M/t"), "B/d L M/t");
+  legal(rules::add("+", "M", "B/d L M"), "B/d L M");
+  legal(rules::add("+", "B/d Qlen", "B/d Klen"), "B/d Qlen Klen");
+  legal(rules::add("+", "A", ""), "A");
+  legal(rules::add("+", "2 A", "A"), "2 A");
+  legal(rules::add("+", "M +t", "B/d M +t"), "B/d M +t");
+  illegal(rules::add("+", "A +t", "A"),
+          "+ of `A +t` and `A`: `A +t` is partial over t, but `A` is replicated over t, so the pending sum would count "
+          "the latter once per device; first take the sum of the former, with a `reduce_scatter` or `all_reduce<\"A +t "
+          "-> A\">` (communicate), or take `to_partial<\"A -> A +t\">` of the latter (no traffic)");
+  illegal(
+      rules::add("-", "A", "A +d +t"),
+      "- of `A` and `A +d +t`: `A +d +t` is partial over d, but `A` is replicated over d, so the pending sum would "
+      "count the latter once per device; first take the sum of the former, with a `reduce_scatter` or `all_reduce<\"A "
+      "+d +t -> A\">` (communicate), or take `to_partial<\"A -> A +d +t\">` of the latter (no traffic)");
+  illegal(rules::add("+", "M +d", "B/d M"),
+          "+ of `M +d` and `B/d M`: `M +d` is partial over d, but `B/d M` is sharded over d (dim `B/d`); the former "
+          "first needs its sum, with a `reduce_scatter` or `all_reduce<\"M +d -> M\">` (communicate)");
+  illegal(rules::add("+", "M/t", "M +t"),
+          "+ of `M/t` and `M +t`: `M +t` is partial over t, but `M/t` is sharded over t (dim `M/t`); the former first "
+          "needs its sum, with a `reduce_scatter` or `all_reduce<\"M +t -> M\">` (communicate)");
+  illegal(rules::add("+", "A/t", "A"),
+          "+ of `A/t` and `A`: dim `A` of `A` is `A/t` in `A/t`, so their blocks differ; take `all_gather<\"A/t -> "
+          "A\">` (communicates) or `slice<\"A -> A/t\">` (no traffic)");
+  illegal(rules::add("+", "A/t B", "B/t"),
+          "+ of `A/t B` and `B/t`: `A/t B` is sharded over t (dim `A/t`), but `B/t` is sharded over t (dim `B/t`), so "
+          "only diagonal blocks would meet; `all_gather` one of them (communicates)");
+  illegal(rules::add("-", "M/t/d", "M/d/t"),
+          "- of `M/t/d` and `M/d/t`: dim `M/t/d` of `M/t/d` is `M/d/t` in `M/d/t`, so their blocks differ; "
+          "`all_gather` one of them and `slice` it like the other (communicates)");
+  illegal(rules::add("+", "A B", "B A"),
+          "+ of `A B` and `B A`: the dims of the result, `A B`, stand in another order in `B A`; `rearrange` one of "
+          "the operands (a local copy)");
+  illegal(rules::add("+", "A B", "C B"),
+          "+ of `A B` and `C B`: the dims of the result, `A B C`, stand in another order in `C B`; `rearrange` one of "
+          "the operands (a local copy)");
+  illegal(rules::add("+", "2 A", "2"),
+          "+ of `2 A` and `2`: integer dim `2` of `2` cannot be matched by name; name it first, `rename<\"2 -> "
+          "name\">` (free)");
+  illegal(rules::add("+", "A/a/b/c", "B/d/e/f/g"),
+          "+ of `A/a/b/c` and `B/d/e/f/g`: the operands name more than 6 axes");
+}
+
+TEST_CASE("rules: *") {
+  legal(rules::multiply("A", "A"), "A");
+  legal(rules::multiply("A +t", "A"), "A +t");
+  legal(rules::multiply("A", "B +t"), "A B +t");
+  legal(rules::multiply("A +d", "A +t"), "A +d +t");
+  legal(rules::multiply("B/d L M", "M"), "B/d L M");
+  illegal(rules::multiply("A +t", "A +t"),
+          "* of `A +t` and `A +t`: both are partial over t, and a product of sums is not the sum of the products; take "
+          "`all_reduce` or `reduce_scatter` of one first (communicates)");
+  illegal(rules::multiply("A/t", "B +t"),
+          "* of `A/t` and `B +t`: `B +t` is partial over t, but `A/t` is sharded over t (dim `A/t`); the former first "
+          "needs its sum, with a `reduce_scatter` or `all_reduce<\"B +t -> B\">` (communicate)");
+  illegal(rules::multiply("A/t", "A"),
+          "* of `A/t` and `A`: dim `A` of `A` is `A/t` in `A/t`, so their blocks differ; take `all_gather<\"A/t -> "
+          "A\">` (communicates) or `slice<\"A -> A/t\">` (no traffic)");
+  illegal(rules::multiply("A/t B", "A B/t"),
+          "* of `A/t B` and `A B/t`: `A/t B` is sharded over t (dim `A/t`), but `A B/t` is sharded over t (dim `B/t`), "
+          "so only diagonal blocks would meet; `all_gather` one of them (communicates)");
+  illegal(rules::multiply("+a +b +c +d", "+e +f +g"),
+          "* of `+a +b +c +d` and `+e +f +g`: the operands name more than 6 axes");
+}
+
+TEST_CASE("rules: /") {
+  legal(rules::divide("A", "B"), "A B");
+  legal(rules::divide("A +t", "A"), "A +t");
+  legal(rules::divide("+d +t", ""), "+d +t");
+  illegal(rules::divide("A", "A +t"),
+          "/ of `A` and `A +t`: the divisor is partial over t, and a quotient by a sum is not the sum of the "
+          "quotients; reduce it first, with a `reduce_scatter` or `all_reduce<\"A +t -> A\">` (communicate)");
+  illegal(rules::divide("+t", "+t"),
+          "/ of `+t` and `+t`: the divisor is partial over t, and a quotient by a sum is not the sum of the quotients; "
+          "reduce it first, with `all_reduce<\"+t -> \">` (communicates)");
+  illegal(rules::divide("A +t", "B/t"),
+          "/ of `A +t` and `B/t`: `A +t` is partial over t, but `B/t` is sharded over t (dim `B/t`); the former first "
+          "needs its sum, with a `reduce_scatter` or `all_reduce<\"A +t -> A\">` (communicate)");
+  illegal(rules::divide("A/t", "A/d"),
+          "/ of `A/t` and `A/d`: dim `A/t` of `A/t` is `A/d` in `A/d`, so their blocks differ; `all_gather` one of "
+          "them and `slice` it like the other (communicates)");
+}
+
+TEST_CASE("rules: map, and the functions of one operand") {
+  legal(rules::map1("exp", "B/d L M/t"), "B/d L M/t");
+  illegal(rules::map1("exp", "A +t"),
+          "exp: the operand `A +t` is partial over t, and exp is not linear, so it has to see the sum, not the summand "
+          "of one device; reduce it first, with a `reduce_scatter` or `all_reduce<\"A +t -> A\">` (communicate)");
+  legal(rules::map2("maximum", "A/t B", "B"), "A/t B");
+  illegal(
+      rules::map2("less", "A", "A +t"),
+      "less: the operand `A +t` is partial over t, and less is not linear, so it has to see the sum, not the summand "
+      "of one device; reduce it first, with a `reduce_scatter` or `all_reduce<\"A +t -> A\">` (communicate)");
+  illegal(rules::map2("maximum", "A/t", "A"),
+          "maximum of `A/t` and `A`: dim `A` of `A` is `A/t` in `A/t`, so their blocks differ; take `all_gather<\"A/t "
+          "-> A\">` (communicates) or `slice<\"A -> A/t\">` (no traffic)");
+  illegal(rules::map2("where", "A +t", "A"),
+          "where: the operand `A +t` is partial over t, and where is not linear, so it has to see the sum, not the "
+          "summand of one device; reduce it first, with a `reduce_scatter` or `all_reduce<\"A +t -> A\">` "
+          "(communicate); where the constant is 0, `masked` takes a partial operand as it is");
+  legal(rules::map3("map", "A", "B", "C"), "A B C");
+  legal(rules::map3("map", "A", "B", "B A"), "B A");
+  legal(rules::map4("map", "A", "", "A B", "B"), "A B");
+  illegal(rules::map4("map", "A", "", "A B", "B +d"),
+          "map: the operand `B +d` is partial over d, and map is not linear, so it has to see the sum, not the summand "
+          "of one device; reduce it first, with a `reduce_scatter` or `all_reduce<\"B +d -> B\">` (communicate)");
+}
+
+TEST_CASE("rules: where") {
+  legal(rules::where("B/d Qlen Klen", "B/d Qlen Klen K/t", ""), "B/d Qlen Klen K/t");
+  legal(rules::where("A", "A +t", "A +t"), "A +t");
+  legal(rules::where("A", "A B", "B"), "A B");
+  illegal(
+      rules::where("A +t", "A", "A"),
+      "where: the operand `A +t` is partial over t, and where is not linear, so it has to see the sum, not the summand "
+      "of one device; reduce it first, with a `reduce_scatter` or `all_reduce<\"A +t -> A\">` (communicate)");
+  illegal(rules::where("A", "A +t", "A"),
+          "where of `A +t` and `A`: `A +t` is partial over t, but `A` is replicated over t, so the pending sum would "
+          "count the latter once per device; first take the sum of the former, with a `reduce_scatter` or "
+          "`all_reduce<\"A +t -> A\">` (communicate), or take `to_partial<\"A -> A +t\">` of the latter (no traffic)");
+  illegal(rules::where("A/t", "B +t", "B +t"),
+          "where of `B +t` and `A/t`: `B +t` is partial over t, but `A/t` is sharded over t (dim `A/t`); the former "
+          "first needs its sum, with a `reduce_scatter` or `all_reduce<\"B +t -> B\">` (communicate)");
+  illegal(rules::where("A/t", "A", "A"),
+          "where of `A` and `A/t`: dim `A` of `A` is `A/t` in `A/t`, so their blocks differ; take `all_gather<\"A/t -> "
+          "A\">` (communicates) or `slice<\"A -> A/t\">` (no traffic)");
+}
+
+TEST_CASE("rules: constants, linear functions, casts") {
+  legal(rules::add_constant("+", "A/t"), "A/t");
+  illegal(rules::add_constant("+", "A/d +t"),
+          "+ of `A/d +t` and a constant: the operand is partial over t, and each device would count the constant "
+          "again; reduce it first, with a `reduce_scatter` or `all_reduce<\"A/d +t -> A/d\">` (communicate)");
+  legal(rules::linear("A +t"), "A +t");
+  legal(rules::cast(true, true, "A +t"), "A +t");
+  legal(rules::cast(false, true, "A/t"), "A/t");
+  illegal(rules::cast(false, true, "A +t"),
+          "a cast between float and integer: the operand `A +t` is partial over t, and a cast between float and "
+          "integer is not linear, so it has to see the sum, not the summand of one device; reduce it first, with a "
+          "`reduce_scatter` or `all_reduce<\"A +t -> A\">` (communicate)");
+  illegal(rules::cast(true, false, "A +t"),
+          "a cast between float and integer: the operand `A +t` is partial over t, and a cast between float and "
+          "integer is not linear, so it has to see the sum, not the summand of one device; reduce it first, with a "
+          "`reduce_scatter` or `all_reduce<\"A +t -> A\">` (communicate)");
+}
+
+TEST_CASE("rules: sum and mean") {
+  legal(rules::sum("A/t B -> B +t", "A/t B"), "B +t");
+  legal(rules::sum("A B -> ", "A B"), "");
+  legal(rules::sum("A/d B/t -> +d +t", "A/d B/t"), "+d +t");
+  legal(rules::sum("A B +t -> A +t", "A B +t"), "A +t");
+  legal(rules::sum("2 A/t -> 2 +t", "2 A/t"), "2 +t");
+  legal(rules::sum("2 2 -> ", "2 2"), "");
+  legal(rules::mean("A/t B -> B +t", "A/t B"), "B +t");
+  illegal(rules::sum("A/t B -> B", "A/t B"),
+          "sum<`A/t B -> B`>: the result is partial over t (summing over `A/t` sees only the block of this device), so "
+          "its spec must say `+t`; reduce it afterwards with `reduce_scatter` or `all_reduce` (communicate)");
+  illegal(rules::sum("2 A/t -> 2", "2 A/t"),
+          "sum<`2 A/t -> 2`>: the result is partial over t (summing over `A/t` sees only the block of this device), so "
+          "its spec must say `+t`; reduce it afterwards with `reduce_scatter` or `all_reduce` (communicate)");
+  illegal(rules::sum("A B -> B +t", "A B"),
+          "sum<`A B -> B +t`>: the result spec says `+t`, but no operand is partial over t, and no dim that the result "
+          "lacks is sharded over it (likely an unsharded contraction); drop `+t`");
+  illegal(rules::sum("A B +t -> A", "A B +t"),
+          "sum<`A B +t -> A`>: the result is partial over t (a pending sum stays pending), so its spec must say `+t`; "
+          "reduce it afterwards with `reduce_scatter` or `all_reduce` (communicate)");
+  illegal(rules::sum("A B -> A B", "A B"),
+          "sum<`A B -> A B`>: the result has every dim of the operand, so there is nothing to reduce");
+  illegal(rules::sum("A B -> C", "A B"), "sum<`A B -> C`>: dim `C` of the result is not a dim of the operand");
+  illegal(rules::sum("A B C -> C A", "A B C"),
+          "sum<`A B C -> C A`>: dim `A` of the result stands in another order than in the operand");
+  illegal(rules::sum("A/t B -> A", "A/t B"),
+          "sum<`A/t B -> A`>: kept dim `A/t` must stand unchanged in the result, not as `A`");
+  illegal(rules::sum("2 2 A -> 2 A", "2 2 A"),
+          "sum<`2 2 A -> 2 A`>: integer dim `2` stands twice, and which one goes is not said; name one first, "
+          "`rename<\"2 2 -> name1 name2\">`");
+  illegal(rules::mean("A/t B -> B", "A/t B"),
+          "mean<`A/t B -> B`>: the result is partial over t (summing over `A/t` sees only the block of this device), "
+          "so its spec must say `+t`; reduce it afterwards with `reduce_scatter` or `all_reduce` (communicate)");
+}
+
+TEST_CASE("rules: max, argmax") {
+  legal(rules::local_max("max", "A V -> A", "A V"), "A");
+  legal(rules::local_max("max", "A/d B V -> A/d", "A/d B V"), "A/d");
+  legal(rules::local_max("argmax", "A/d V -> A/d", "A/d V"), "A/d");
+  illegal(rules::local_max("max", "A V/t -> A", "A V/t"),
+          "max<`A V/t -> A`>: dim `V/t` is sharded, so each device sees only its block of it; gather it first with "
+          "`all_gather<\"A V/t -> A V\">` (communicates), or take `all_reduce_max`, which sends the maxima only");
+  illegal(rules::local_max("argmax", "A V/t -> A", "A V/t"),
+          "argmax<`A V/t -> A`>: dim `V/t` is sharded, so each device sees only its block of it; gather it first with "
+          "`all_gather<\"A V/t -> A V\">` (communicates)");
+  illegal(rules::local_max("argmax", "A V", "A V"),
+          "argmax<`A V`>: an op spec has exactly one `->`: `operand, operand -> result`");
+  illegal(rules::local_max("argmax", "A B V -> A", "A B V"),
+          "argmax<`A B V -> A`>: an index is one along one dim: leave out exactly one");
+  illegal(
+      rules::local_max("max", "A V +t -> A", "A V +t"),
+      "max: the operand `A V +t` is partial over t, and max is not linear, so it has to see the sum, not the summand "
+      "of one device; reduce it first, with a `reduce_scatter` or `all_reduce<\"A V +t -> A V\">` (communicate)");
+  illegal(rules::local_max("max", "A V -> A +t", "A V"), "max<`A V -> A +t`>: a maximum has no pending sum; drop `+t`");
+  illegal(rules::local_max("max", "A V -> A V", "A V"),
+          "max<`A V -> A V`>: the result has every dim of the operand, so there is nothing to reduce");
+}
+
+TEST_CASE("rules: ops along a dim") {
+  legal(rules::along("softmax", "Klen", "B/d Qlen Klen K/t"), "B/d Qlen Klen K/t");
+  legal(rules::along("rms_norm", "M", "B/d L M"), "B/d L M");
+  illegal(rules::along("rms_norm", "M", "B/d L M/t"),
+          "rms_norm<`M`>: dim `M/t` is sharded, so each device sees only its block of it; gather it first with "
+          "`all_gather<\"B/d L M/t -> B/d L M\">` (communicates)");
+  illegal(rules::along("softmax", "V", "A V +t"),
+          "softmax: the operand `A V +t` is partial over t, and softmax is not linear, so it has to see the sum, not "
+          "the summand of one device; reduce it first, with a `reduce_scatter` or `all_reduce<\"A V +t -> A V\">` "
+          "(communicate)");
+  illegal(rules::along("softmax", "X", "A V"), "softmax<`X`>: the operand `A V` has no dim `X`");
+  illegal(rules::along("softmax", "V/t", "A V/t"), "softmax<`V/t`>: name the dim only, without axes: `V/t`");
+  illegal(rules::along("softmax", "2", "2 2"), "softmax<`2`>: integer dim `2` stands twice; `rename` it first (free)");
+  legal(rules::rope("L", "D", "B/d L Q K/t D"), "B/d L Q K/t D");
+  legal(rules::rope("L", "D", "L/t D"), "L/t D");
+  legal(rules::rope("L", "D", "L D +t"), "L D +t");
+  illegal(rules::rope("L", "D", "L D/t"),
+          "rope<`L`, `D`>: dim `D/t` is sharded, so each device sees only its block of it; gather it first with "
+          "`all_gather<\"L D/t -> L D\">` (communicates)");
+  illegal(rules::rope("L", "D", "B D"), "rope<`L`, `D`>: the operand `B D` has no dim `L` to take positions from");
+  illegal(rules::rope("L", "D", "L B"), "rope<`L`, `D`>: the operand `L B` has no dim `D`");
+  illegal(rules::rope("D", "D", "D"), "rope<`D`, `D`>: positions come from another dim than the one that is rotated");
+  legal(rules::cross_entropy("B/d L V/t", "B/d L"), "B/d L +t");
+  legal(rules::cross_entropy("B/d L V", "B/d L"), "B/d L");
+  legal(rules::cross_entropy("V/t/d", ""), "+d +t");
+  illegal(rules::cross_entropy("B/d L V/t", "B L"),
+          "cross_entropy of `B/d L V/t` and `B L`: the targets must have the dims of the logits without the last one "
+          "(the vocabulary)");
+  illegal(rules::cross_entropy("B/d L V/t", "L B/d"),
+          "cross_entropy of `B/d L V/t` and `L B/d`: the targets must have the dims of the logits without the last one "
+          "(the vocabulary)");
+  illegal(rules::cross_entropy("", ""),
+          "cross_entropy of `\"\"` and `\"\"`: the targets must have the dims of the logits without the last one (the "
+          "vocabulary)");
+  illegal(rules::cross_entropy("B V +t", "B"),
+          "cross_entropy: the operand `B V +t` is partial over t, and cross_entropy is not linear, so it has to see "
+          "the sum, not the summand of one device; reduce it first, with a `reduce_scatter` or `all_reduce<\"B V +t -> "
+          "B V\">` (communicate)");
+  illegal(rules::cross_entropy("B V", "B +t"),
+          "cross_entropy: the operand `B +t` is partial over t, and cross_entropy is not linear, so it has to see the "
+          "sum, not the summand of one device; reduce it first, with a `reduce_scatter` or `all_reduce<\"B +t -> B\">` "
+          "(communicate)");
+}
+
+TEST_CASE("rules: layout") {
+  legal(rules::concat("L", "B/d L D", "B/d L D"), "B/d L D");
+  legal(rules::concat("L", "L +t", "L +t"), "L +t");
+  illegal(rules::concat("L", "B/d L", "B L"),
+          "concat<`L`>: the second operand, `B L`, must have the spec of the first, `B/d L`: dim 1 is `B`, not `B/d`; "
+          "take the block of each device with `slice<\"B L -> B/d L\">` (no traffic)");
+  illegal(rules::concat("L", "L +t", "L"),
+          "concat<`L`>: the second operand, `L`, must have the spec of the first, `L +t`: it has no pending sum over "
+          "t; take `to_partial<\"L -> L +t\">` (no traffic)");
+  illegal(rules::concat("L", "L/t", "L/t"),
+          "concat<`L`>: dim `L/t` is sharded, so each device sees only its block of it; gather it first with "
+          "`all_gather<\"L/t -> L\">` (communicates)");
+  illegal(rules::concat("X", "L", "L"), "concat<`X`>: the operand `L` has no dim `X`");
+  illegal(rules::concat("2", "2 A", "2 A"),
+          "concat<`2`>: an integer dim has one exact size; name it first, `rename<\"2 -> name\">`");
+  legal(rules::rename("L -> Klen", "B/d L K/t D"), "B/d Klen K/t D");
+  legal(rules::rename("A B -> B A", "A/t B"), "B/t A");
+  legal(rules::rename("2 -> k_v", "2 A +t"), "k_v A +t");
+  legal(rules::rename("2 2 -> a b", "2 2"), "a b");
+  illegal(rules::rename("L -> ", "L"), "rename<`L -> `>: write as many names on the right as on the left");
+  illegal(rules::rename("L -> K", "B"), "rename<`L -> K`>: the operand `B` has no dim `L`");
+  illegal(rules::rename("L -> B", "B L"), "rename<`L -> B`>: the operand `B L` already has a dim `B`");
+  illegal(rules::rename("L/t -> K/t", "L/t"),
+          "rename<`L/t -> K/t`>: write names of dims only, without axes; `L` keeps its sharding");
+  illegal(rules::rename("L +t -> K", "L +t"),
+          "rename<`L +t -> K`>: write names of dims only; a pending sum stays pending");
+  illegal(rules::rename("L -> 2", "L"), "rename<`L -> 2`>: a dim cannot be renamed to an integer");
+  illegal(rules::rename("2 -> a", "2 2"),
+          "rename<`2 -> a`>: integer dim `2` stands more than once in `2 2`; rename all of them");
+  illegal(rules::rename("L, B -> K", "L"), "rename<`L, B -> K`>: the op spec has 2 operands, the call has 1");
+  illegal(rules::rename("[L] -> K", "L"), "rename<`[L] -> K`>: brackets belong in the op spec of index_unreduced only");
+  legal(rules::rearrange("A B/t -> B/t A", "A B/t"), "B/t A");
+  legal(rules::rearrange("A B 2 +d -> 2 A B +d", "A B 2 +d"), "2 A B +d");
+  illegal(rules::rearrange("A B/t -> B A/t", "A B/t"),
+          "rearrange<`A B/t -> B A/t`>: dim `B/t` cannot become `B`: a rearrange only reorders; change the sharding "
+          "before or afterwards");
+  illegal(rules::rearrange("A B -> A", "A B"),
+          "rearrange<`A B -> A`>: the result must have exactly the dims of the operand");
+  illegal(rules::rearrange("A B -> B C", "A B"), "rearrange<`A B -> B C`>: dim `C` is not in the operand");
+  illegal(rules::rearrange("A B +t -> B A", "A B +t"),
+          "rearrange<`A B +t -> B A`>: the sum over t is still pending in the operand, so the result must keep `+t`; "
+          "take `all_reduce` for it before or afterwards (communicates)");
+  illegal(rules::rearrange("2 2 3 -> 2 3 3", "2 2 3"),
+          "rearrange<`2 2 3 -> 2 3 3`>: integer dim `2` stands twice; `rename` one of the two first (free)");
+  illegal(rules::rearrange("A B -> B A", "B A"),
+          "rearrange<`A B -> B A`>: the operand already is what the result should be, `B A`; drop the op");
+  legal(rules::merge("H/t D -> E/t", "B H/t D"), "B E/t");
+  legal(rules::merge("2 2 -> 4", "A 2 2 +d"), "A 4 +d");
+  legal(rules::merge("A B C -> E", "A B C"), "E");
+  illegal(rules::merge("H D/t -> E/t", "H D/t"),
+          "merge<`H D/t -> E/t`>: dim `D/t` is sharded, but axes may stand on the major part `H` only; `all_gather` it "
+          "first (communicates)");
+  illegal(rules::merge("H/t D -> E", "H/t D"), "merge<`H/t D -> E`>: `E` must have the axes of the major part `H/t`");
+  illegal(rules::merge("H D -> E", "H B D"), "merge<`H D -> E`>: the operand `H B D` has no `H D` side by side");
+  illegal(rules::merge("H -> E", "H"),
+          "merge<`H -> E`>: write the adjacent dims to merge, and one name: `H/t D -> E/t`");
+  illegal(rules::merge("H D -> B", "B H D"), "merge<`H D -> B`>: dim `B` stands twice: rename one of the two");
+  illegal(rules::merge("H D -> 4", "H D"),
+          "merge<`H D -> 4`>: the size of the result is not known here; write a name for it");
+  illegal(rules::merge("2 2 -> 5", "2 2"), "merge<`2 2 -> 5`>: the product of the sizes `2 2` is not 5");
+  illegal(rules::merge("H D +t -> E", "H D +t"), "merge<`H D +t -> E`>: write dims only; a pending sum stays pending");
+  legal(rules::split("E/t -> H/t D", "B E/t"), "B H/t D");
+  legal(rules::split("4 -> A 2", "4"), "A 2");
+  legal(rules::split("E -> H 2", "E +t"), "H 2 +t");
+  illegal(rules::split("E/t -> H D/t", "E/t"),
+          "split<`E/t -> H D/t`>: dim `D/t` is sharded, but axes may stand on the major part `H` only");
+  illegal(rules::split("E/t -> H D", "E/t"), "split<`E/t -> H D`>: `E/t` must have the axes of the major part `H`");
+  illegal(rules::split("E -> H", "E"), "split<`E -> H`>: write the dim to split, and its parts: `E/t -> H/t D`");
+  illegal(rules::split("E -> H D", "B"), "split<`E -> H D`>: the operand `B` has no `E`");
+  illegal(rules::split("E -> B D", "B E"), "split<`E -> B D`>: dim `B` stands twice: rename one of the two");
+  illegal(rules::split("E -> 2 D", "A/a B C F G I J K N E"), "split<`E -> 2 D`>: the result has more than 10 dims");
+  illegal(rules::split("4 -> 2 3", "4"), "split<`4 -> 2 3`>: the product of the sizes `2 3` is not 4");
+  legal(rules::broadcast("M -> B/d M", "M"), "B/d M");
+  legal(rules::broadcast("M +t -> B/d M +t", "M +t"), "B/d M +t");
+  legal(rules::broadcast(" -> A/t", ""), "A/t");
+  illegal(rules::broadcast("M/t -> B M", "M/t"),
+          "broadcast<`M/t -> B M`>: dim `M/t` must stand unchanged in the result, not as `M`");
+  illegal(rules::broadcast("M -> B/d M/t", "M"),
+          "broadcast<`M -> B/d M/t`>: dim `M` must stand unchanged in the result, not as `M/t`");
+  illegal(rules::broadcast("M/t -> B/t M", "M/t"),
+          "broadcast<`M/t -> B/t M`>: dim `M/t` must stand unchanged in the result, not as `M`");
+  illegal(rules::broadcast("M +t -> B M", "M +t"),
+          "broadcast<`M +t -> B M`>: the sum over t is still pending in the operand, so the result must keep `+t`; "
+          "take `all_reduce` for it before or afterwards (communicates)");
+  illegal(rules::broadcast("M -> B", "M"), "broadcast<`M -> B`>: the result lacks dim `M` of the operand");
+  illegal(rules::broadcast("A B -> B A C", "A B"),
+          "broadcast<`A B -> B A C`>: the dims of the operand must stand in the same order in the result");
+  illegal(rules::broadcast("M +d -> B/d M", "M +d"),
+          "broadcast<`M +d -> B/d M`>: the sum over d is still pending in the operand, so the result must keep `+d`; "
+          "take `all_reduce` for it before or afterwards (communicates)");
+  illegal(rules::broadcast("M -> M", "M"), "broadcast<`M -> M`>: the result has no new dim; drop the broadcast");
+  illegal(rules::broadcast("2 -> 2 2", "2"),
+          "broadcast<`2 -> 2 2`>: integer dim `2` stands twice; give the new one a name");
+  illegal(rules::broadcast("A B -> B C", "A B"), "broadcast<`A B -> B C`>: the result lacks dim `A` of the operand");
+}
+
+TEST_CASE("rules: the mesh, the loss, weights, gradients") {
+  legal(rules::mesh("d t"), "d t");
+  legal(rules::mesh("d"), "d");
+  illegal(rules::mesh("d/t"), "mesh `d/t`: write the names of the axes, separated by spaces; sizes come at run time");
+  illegal(rules::mesh(""), "mesh `\"\"`: write the names of the axes, separated by spaces; sizes come at run time");
+  illegal(rules::mesh("2"), "mesh `2`: write the names of the axes, separated by spaces; sizes come at run time");
+  illegal(rules::mesh("d d"), "mesh `d d`: dim `d` stands twice: rename one of the two");
+  illegal(rules::mesh("a b c d e f g"), "mesh `a b c d e f g`: a mesh has at most 6 axes");
+  legal(rules::on_mesh("d t", "M/t/d"), "M/t/d");
+  illegal(rules::on_mesh("d t", "M/x"),
+          "`M/x` uses axis `x`, which the mesh `d t` does not have; correct the spec, or add the axis to the Mesh");
+  legal(rules::create("full", "d t", "A/d"), "A/d");
+  illegal(
+      rules::create("full", "d t", "A/x"),
+      "full: `A/x` uses axis `x`, which the mesh `d t` does not have; correct the spec, or add the axis to the Mesh");
+  illegal(rules::create("random_normal", "d t", "A +t"),
+          "random_normal: `A +t` is partial, and what each summand should be is not said; make it without `+t` and "
+          "take `to_partial` (no traffic)");
+  legal(rules::create("causal_mask", "d t", "Qlen Klen"), "Qlen Klen");
+  illegal(rules::create("causal_mask", "d t", "Qlen"),
+          "causal_mask: `Qlen` must have two dims, rows and columns: `Qlen Klen`");
+  legal(rules::iota("d t", "L/t"), "L/t");
+  illegal(rules::iota("d t", "A B"), "iota<`A B`>: write exactly one dim");
+  illegal(rules::iota("d", "L/t"),
+          "iota: `L/t` uses axis `t`, which the mesh `d` does not have; correct the spec, or add the axis to the Mesh");
+  legal(rules::loss("d t", DType::f32, "+d +t"), "+d +t");
+  legal(rules::loss("d", DType::f32, "+d"), "+d");
+  illegal(rules::loss("d t", DType::f32, ""),
+          "value_and_grad: the loss `\"\"` is replicated over d: each device of d would count it again, so the "
+          "gradients would be too large by the size of the axis; leave the sum pending, `+d +t`, and reduce it outside "
+          "the differentiated function");
+  illegal(rules::loss("d t", DType::f32, "+d"),
+          "value_and_grad: the loss `+d` is replicated over t: each device of t would count it again, so the gradients "
+          "would be too large by the size of the axis; leave the sum pending, `+d +t`, and reduce it outside the "
+          "differentiated function");
+  illegal(rules::loss("d t", DType::f32, "B +d +t"),
+          "value_and_grad: the loss `B +d +t` has dims; `sum` it to a scalar whose sum over the devices is pending, "
+          "`+d +t`");
+  illegal(rules::loss("d", DType::f32, "+d +t"),
+          "value_and_grad: the loss `+d +t` uses axis `t`, which the mesh `d` does not have; correct the spec, or add "
+          "the axis to the Mesh");
+  illegal(rules::loss("d", DType::i32, "+d"),
+          "value_and_grad: the loss `+d` is i32, not floating, so it has no derivative");
+  legal(rules::weight("d t", DType::f32, "M/t/d"), "M/t/d");
+  legal(rules::weight("d t", DType::bf16, "M"), "M");
+  illegal(rules::weight("d t", DType::i32, "M"),
+          "value_and_grad: the weight `i32[M]` is not floating, so it has no gradient; pass it as an argument");
+  illegal(rules::weight("d t", DType::f32, "M +d"),
+          "value_and_grad: the weight `f32[M +d]` is partial over d; reduce it first, with a `reduce_scatter` or "
+          "`all_reduce<\"M +d -> M\">` (communicate)");
+  illegal(rules::weight("d t", DType::f32, "M/x"),
+          "value_and_grad: the weight `M/x` uses axis `x`, which the mesh `d t` does not have; correct the spec, or "
+          "add the axis to the Mesh");
+  legal(rules::item(""), "");
+  illegal(rules::item("A"), "item: `A` is not a scalar; reduce it, or read the local block with span()");
+  illegal(rules::item("+d +t"),
+          "item: `+d +t` is partial over d: devices would read different numbers and could diverge; reduce it first, "
+          "with `all_reduce<\"+d +t -> \">` (communicates)");
+  legal(rules::fully_sharded("d t", "M/t/d"), "M/t/d");
+  legal(rules::fully_sharded("d t", "A/d B/t"), "A/d B/t");
+  illegal(rules::fully_sharded("d t", "A/d"),
+          "fully_sharded: `A/d` is not sharded over t, so every device of t keeps a copy; shard one of its dims, e.g. "
+          "`dim/t`");
+  illegal(rules::fully_sharded("d t", "A/d +t"),
+          "fully_sharded: `A/d +t` is not sharded over t, so every device of t keeps a copy; shard one of its dims, "
+          "e.g. `dim/t`");
+  legal(rules::cotangent("relu", "A +d", "A +d"), "A +d");
+  illegal(rules::cotangent("relu", "A", "A +d"),
+          "relu: its VJP returns a cotangent `A` where `A +d` is due: it has no pending sum over d");
+}
+
+TEST_CASE("rules: types") {
+  illegal(rules::tensor("B/d L +t +d"),
+          "tensor spec `B/d L +t +d`: axis `d` stands twice: a mesh axis can act once in a tensor");
+  legal(rules::tensor(""), "");
+  illegal(rules::tensor("[V]"), "tensor spec `[V]`: brackets belong in the op spec of index_unreduced only");
+  illegal(rules::tensor("A//t"), "tensor spec `A//t`: in `A//t`: `\"\"` is not an axis name (letters, digits, _)");
+  legal(rules::assign(DType::f32, "A", DType::f32, "A"), "");
+  illegal(rules::assign(DType::f32, "A", DType::bf16, "A"),
+          "a tensor `bf16[A]` does not fit the declared type `f32[A]`: the dtype is bf16, so write `cast<f32>`");
+  illegal(rules::assign(DType::f32, "A", DType::f32, "A +t"),
+          "a tensor `f32[A +t]` does not fit the declared type `f32[A]`: a sum over t is still pending in it; take "
+          "`all_reduce<\"A +t -> A\">` (communicates)");
+  illegal(rules::assign(DType::f32, "A/t", DType::f32, "A +t"),
+          "a tensor `f32[A +t]` does not fit the declared type `f32[A/t]`: dim 1 is `A`, not `A/t`; take "
+          "`reduce_scatter<\"A +t -> A/t\">` (communicates)");
+  illegal(rules::assign(DType::f32, "A", DType::f32, "A/t"),
+          "a tensor `f32[A/t]` does not fit the declared type `f32[A]`: dim 1 is `A/t`, not `A`; gather it with "
+          "`all_gather<\"A/t -> A\">` (communicates)");
+  illegal(rules::assign(DType::f32, "A/t", DType::f32, "A"),
+          "a tensor `f32[A]` does not fit the declared type `f32[A/t]`: dim 1 is `A`, not `A/t`; take the block of "
+          "each device with `slice<\"A -> A/t\">` (no traffic)");
+  illegal(rules::assign(DType::f32, "A +t", DType::f32, "A"),
+          "a tensor `f32[A]` does not fit the declared type `f32[A +t]`: it has no pending sum over t; take "
+          "`to_partial<\"A -> A +t\">` (no traffic)");
+  illegal(rules::assign(DType::f32, "A B/t", DType::f32, "A/t B"),
+          "a tensor `f32[A/t B]` does not fit the declared type `f32[A B/t]`: dim 1 is `A/t`, not `A`; move the "
+          "sharding with `all_to_all<\"A/t B -> A B/t\">` (communicates)");
+  illegal(rules::assign(DType::f32, "A B", DType::f32, "B A"),
+          "a tensor `f32[B A]` does not fit the declared type `f32[A B]`: dim 1 is `B`, not `A`; reorder the dims with "
+          "`rearrange<\"B A -> A B\">` (a local copy)");
+  illegal(rules::assign(DType::f32, "B Klen", DType::f32, "B L"),
+          "a tensor `f32[B L]` does not fit the declared type `f32[B Klen]`: dim 2 is `L`, not `Klen`; if both names "
+          "mean one size, `rename<\"L -> Klen\">` (free)");
+  illegal(rules::assign(DType::f32, "A/t", DType::f32, "B"),
+          "a tensor `f32[B]` does not fit the declared type `f32[A/t]`: dim 1 is `B`, not `A/t`");
+  illegal(rules::assign(DType::f32, "A/d", DType::f32, "A/t/d"),
+          "a tensor `f32[A/t/d]` does not fit the declared type `f32[A/d]`: dim 1 is `A/t/d`, not `A/d`");
+  illegal(rules::assign(DType::f32, "A B", DType::f32, "A"),
+          "a tensor `f32[A]` does not fit the declared type `f32[A B]`: dim `B` is missing");
+  illegal(rules::assign(DType::f32, "A", DType::f32, "A 2"),
+          "a tensor `f32[A 2]` does not fit the declared type `f32[A]`: dim `2` is one too many");
+  illegal(rules::assign(DType::f32, "A", DType::i32, "A +t"),
+          "a tensor `i32[A +t]` does not fit the declared type `f32[A]`: a sum over t is still pending in it; take "
+          "`all_reduce<\"A +t -> A\">` (communicates); and the dtype is i32, so write `cast<f32>`");
+  illegal(rules::assign(DType::f32, "", DType::f32, "+d +t"),
+          "a tensor `f32[+d +t]` does not fit the declared type `f32[]`: a sum over d is still pending in it; take "
+          "`all_reduce<\"+d +t -> \">` (communicates)");
+  legal(rules::same_dtype("+", DType::f32, DType::f32), "");
+  illegal(rules::same_dtype("+", DType::f32, DType::bf16),
+          "+: the operands are f32 and bf16, and no dtype is promoted silently; write `cast<f32>` of the second or "
+          "`cast<bf16>` of the first");
+  illegal(rules::same_dtype("*", DType::bool_, DType::bool_),
+          "*: the operands are bool_, which has no arithmetic; write `cast<f32>` of them first");
+  legal(rules::same_dtype("logical_and", DType::bool_, DType::bool_), "");
+  illegal(rules::same_dtype("logical_or", DType::f32, DType::f32),
+          "logical_or: the operands are f32, not bool_; compare them first, e.g. `not_equal`");
+  legal(rules::same_dtype("einsum_unreduced", DType::bf16, DType::bf16), "");
+  illegal(rules::same_dtype("einsum_unreduced", DType::i32, DType::i32),
+          "einsum_unreduced: the operands are i32, not floating; write `cast<f32>` of them first");
+}
+// ---- laws, over every small spec ----
+
+std::string dual(const std::string& spec) {
+  Axes mesh;
+  mesh.push_back("d");
+  mesh.push_back("t");
+  return str(rules::dual(spec, mesh));
+}
+std::string arrow(const std::string& from, const std::string& to) {
+  return from + " -> " + to;
+}
+std::vector<std::string> pairs_of_dims() {
+  return test::specs_of_any({{}, {"A"}, {"B"}, {"A", "B"}, {"B", "A"}});
+}
+bool same_dims(const std::string& a, const std::string& b) {
+  return rules::same_names(parse_tensor(a).spec, parse_tensor(b).spec);
+}
+/// A cotangent brought to the dims of the operand it belongs to, as every VJP of a broadcasting op ends.
+std::string unbroadcast(const std::string& cotangent, const std::string& operand) {
+  if (same_dims(cotangent, operand)) return cotangent;
+  const auto verdict = rules::sum(arrow(cotangent, dual(operand)), cotangent);
+  return verdict.ok() ? str(verdict.result) : "illegal: " + str(verdict.why);
+}
+
+TEST_CASE("law: the dual of the dual is the spec itself, and sharded stays") {
+  for (const auto& x : pairs_of_dims()) {
+    CHECK(dual(dual(x)) == str(to_string(parse_tensor(x).spec)));
+    CHECK(rules::cotangent("op", dual(x), dual(x)).ok());
+    for (const char* axis : {"d", "t"}) {
+      const auto a = parse_tensor(x).spec.state(axis);
+      const std::string back = dual(x);
+      const auto b = parse_tensor(back).spec.state(axis);
+      CHECK((a.kind == State::sharded ? a == b : a.kind != b.kind && b.kind != State::sharded));
+    }
+  }
+}
+
+TEST_CASE("law: a collective's transpose maps the dual of its result to the dual of its operand") {
+  using Rule = rules::Verdict (*)(std::string_view, std::string_view);
+  struct Pair {
+    const char* name;
+    Rule forward, backward;
+    int legal;
+  };
+  // The counts are those of the enumeration below: a rule that grows stricter or laxer shows.
+  Pair pairs[] = {{"all_gather", rules::all_gather, rules::reduce_scatter, 0},
+                  {"reduce_scatter", rules::reduce_scatter, rules::all_gather, 0},
+                  {"all_reduce", rules::all_reduce, rules::all_reduce, 0},
+                  {"all_to_all", rules::all_to_all, rules::all_to_all, 0},
+                  {"to_partial", rules::to_partial, rules::to_partial, 0},
+                  {"rearrange", rules::rearrange, rules::rearrange, 0},
+                  {"sum", rules::sum, rules::broadcast, 0},
+                  {"mean", rules::mean, rules::broadcast, 0},
+                  {"broadcast", rules::broadcast, rules::sum, 0}};
+  const auto specs = pairs_of_dims();
+  int slices = 0;
+  for (const auto& x : specs)
+    for (const auto& z : specs) {
+      for (Pair& pair : pairs) {
+        const auto forward = pair.forward(arrow(x, z), x);
+        if (!forward.ok()) continue;
+        ++pair.legal;
+        CHECK(str(forward.result) == str(to_string(parse_tensor(z).spec)));
+        const auto backward = pair.backward(arrow(dual(z), dual(x)), dual(z));
+        INFO(pair.name << " " << x << " -> " << z);
+        CHECK(str(backward.why) == "");
+        CHECK(str(backward.result) == dual(x));
+      }
+      // The transpose of slice pads with zeros, S -> P: what a reduce_scatter takes back.
+      if (rules::slice(arrow(x, z), x).ok()) {
+        ++slices;
+        CHECK(str(rules::reduce_scatter(arrow(dual(x), dual(z)), dual(x)).why) == "");
+      }
+    }
+  std::string counts;
+  for (const Pair& pair : pairs) counts += std::string(pair.name) + " " + std::to_string(pair.legal) + ", ";
+  CHECK(counts + "slice " + std::to_string(slices) ==
+        "all_gather 60, reduce_scatter 60, all_reduce 37, all_to_all 40, to_partial 37, rearrange 96, sum 128, "
+        "mean 128, broadcast 128, slice 60");
+}
+
+TEST_CASE("law: a shift's transpose is a shift of the dual") {
+  int legal = 0;
+  for (const auto& x : pairs_of_dims())
+    for (const char* axis : {"d", "t"}) {
+      if (!rules::shift(x, axis, x).ok()) continue;
+      ++legal;
+      CHECK(rules::shift(dual(x), axis, dual(x)).ok());
+    }
+  CHECK(legal == 56);
+}
+
+TEST_CASE("law: the transposes of an einsum are einsums of duals, then a broadcast along what was summed away") {
+  const auto xs = test::specs_of_any({{}, {"A"}, {"B"}, {"A", "B"}});
+  const auto ys = test::specs_of_any({{"B"}, {"B", "C"}});
+  const auto zs = test::specs_of_any({{}, {"A"}, {"B"}, {"C"}, {"A", "B"}, {"A", "C"}, {"A", "B", "C"}});
+  // The dims of the operand that the cotangent or the other operand has.
+  const auto reach = [](const std::string& operand, const std::string& a, const std::string& b) {
+    TensorSpec reached = parse_tensor(operand).spec;
+    for (int i = reached.rank() - 1; i >= 0; --i)
+      if (!parse_tensor(a).spec.has(reached.dims[i].name) && !parse_tensor(b).spec.has(reached.dims[i].name))
+        reached.dims.erase(i);
+    return str(to_string(reached));
+  };
+  const auto transpose = [&](const std::string& z, const std::string& other, const std::string& x) {
+    const std::string reached = reach(dual(x), z, other);
+    const auto verdict = rules::einsum(dual(z) + ", " + other + " -> " + reached, dual(z), other);
+    CHECK(str(verdict.why) == "");
+    if (reached != dual(x)) CHECK(str(rules::broadcast(arrow(reached, dual(x)), reached).why) == "");
+  };
+  int legal = 0;
+  for (const auto& x : xs)
+    for (const auto& y : ys)
+      for (const auto& z : zs) {
+        if (!rules::einsum(x + ", " + y + " -> " + z, x, y).ok()) continue;
+        ++legal;
+        INFO("einsum " << x << ", " << y << " -> " << z);
+        transpose(z, y, x);
+        transpose(z, x, y);
+      }
+  CHECK(legal == 992);
+}
+
+TEST_CASE("law: the cotangents of elementwise ops have the duals of their operands") {
+  const auto specs = pairs_of_dims();
+  int sums = 0, products = 0, quotients = 0, maps = 0, wheres = 0;
+  for (const auto& a : specs)
+    for (const auto& b : specs) {
+      INFO(a << " and " << b);
+      if (const auto z = rules::add("+", a, b); z.ok()) {
+        ++sums;
+        const auto ct = dual(str(z.result));
+        CHECK(unbroadcast(ct, a) == dual(a));
+        CHECK(unbroadcast(ct, b) == dual(b));
+      }
+      if (const auto z = rules::multiply(a, b); z.ok()) {
+        ++products;
+        const auto ct = dual(str(z.result));
+        CHECK(unbroadcast(str(rules::multiply(ct, b).result), a) == dual(a));
+        CHECK(unbroadcast(str(rules::multiply(ct, a).result), b) == dual(b));
+      }
+      if (const auto z = rules::divide(a, b); z.ok()) {
+        ++quotients;
+        const auto ct = dual(str(z.result));
+        CHECK(unbroadcast(str(rules::divide(ct, b).result), a) == dual(a));
+        const auto numerator = rules::multiply(ct, a);  // -ct * a / (b * b)
+        CHECK(unbroadcast(str(rules::divide(numerator.result, rules::multiply(b, b).result).result), b) == dual(b));
+      }
+      if (const auto z = rules::map2("map", a, b); z.ok()) {
+        ++maps;
+        const auto ct = rules::multiply(dual(str(z.result)), z.result);  // the derivative has the result's spec
+        CHECK(unbroadcast(str(ct.result), a) == dual(a));
+        CHECK(unbroadcast(str(ct.result), b) == dual(b));
+      }
+      if (const auto z = rules::where(a, b, b); z.ok()) {
+        ++wheres;
+        const auto ct = dual(str(z.result));
+        CHECK(unbroadcast(str(rules::where(a, ct, ct).result), b) == dual(b));
+      }
+    }
+  CHECK(std::vector{sums, products, quotients, maps, wheres} == std::vector{352, 543, 352, 207, 352});
+}
+
+TEST_CASE("law: the cotangent of a looked-up table is scattered to the table's dual") {
+  int legal = 0;
+  for (const auto& table : test::specs_of_any({{"V"}, {"V", "M"}, {"V", "B"}}))
+    for (const auto& indices : test::specs_of_any({{}, {"B"}, {"B", "L"}})) {
+      const TensorSpec rows = parse_tensor(table).spec;
+      const std::string v = str(to_string(rows.dims[0]));
+      const std::string bracketed = "[" + v + "]" + table.substr(v.size());
+      for (const auto& z : test::specs_of_any({{}, {"B"}, {"M"}, {"B", "M"}, {"B", "L"}, {"B", "L", "M"}})) {
+        if (!rules::index(bracketed + ", " + indices + " -> " + z, table, indices).ok()) continue;
+        ++legal;
+        INFO("index " << bracketed << ", " << indices << " -> " << z);
+        // One-hot indices: the indices with the looked-up dim.
+        const std::string one_hot = indices + (indices.empty() ? "" : " ") + v;
+        CHECK(str(rules::einsum(dual(z) + ", " + one_hot + " -> " + dual(table), dual(z), one_hot).why) == "");
+      }
+    }
+  CHECK(legal == 206);
+}
+
+TEST_CASE("law: the cotangent of logits is their dual") {
+  int legal = 0;
+  for (const auto& logits : test::specs_of_any({{"V"}, {"B", "V"}}))
+    for (const auto& targets : test::specs_of_any({{}, {"B"}}))
+      if (const auto z = rules::cross_entropy(logits, targets); z.ok()) {
+        ++legal;
+        CHECK(str(rules::multiply(logits, dual(str(z.result))).result) == dual(logits));  // (softmax - one_hot) * ct
+      }
+  CHECK(legal == 16);
+}
+
+// ---- advice ----
+
+/// The ops that a text suggests, `name<"from -> to">`.
+struct Advice {
+  std::string op, spec;
+};
+std::vector<Advice> advice_in(const std::string& text) {
+  std::vector<Advice> found;
+  for (std::size_t end = text.find("\">`"); end != std::string::npos; end = text.find("\">`", end + 1)) {
+    const std::size_t start = text.rfind('`', end);
+    const std::size_t open = text.find("<\"", start);
+    found.push_back({text.substr(start + 1, open - start - 1), text.substr(open + 2, end - open - 2)});
+  }
+  return found;
+}
+rules::Verdict follow(const Advice& advice, const std::string& x) {
+  if (advice.op == "all_gather") return rules::all_gather(advice.spec, x);
+  if (advice.op == "reduce_scatter") return rules::reduce_scatter(advice.spec, x);
+  if (advice.op == "all_reduce") return rules::all_reduce(advice.spec, x);
+  if (advice.op == "all_to_all") return rules::all_to_all(advice.spec, x);
+  if (advice.op == "slice") return rules::slice(advice.spec, x);
+  if (advice.op == "to_partial") return rules::to_partial(advice.spec, x);
+  if (advice.op == "rearrange") return rules::rearrange(advice.spec, x);
+  if (advice.op == "rename") return rules::rename(advice.spec, x);
+  return {{}, rules::Text("no such op: ") + advice.op};
+}
+
+TEST_CASE("law: a suggested op is legal on one of the operands") {
+  int suggestions = 0;
+  const auto check = [&](const rules::Verdict& verdict, const std::vector<std::string>& operands) {
+    for (const Advice& advice : advice_in(str(verdict.why))) {
+      ++suggestions;
+      bool ok = false;
+      for (const auto& x : operands) ok = ok || follow(advice, x).ok();
+      INFO(str(verdict.why));
+      CHECK(ok);
+    }
+  };
+  const auto specs = pairs_of_dims();
+  for (const auto& a : specs) {
+    check(rules::map1("exp", a), {a});
+    check(rules::along("softmax", "A", a), {a});
+    check(rules::item(a), {a});
+    for (const auto& b : specs) {
+      check(rules::assign(DType::f32, a, DType::f32, b), {b});
+      check(rules::add("+", a, b), {a, b});
+      check(rules::multiply(a, b), {a, b});
+      check(rules::divide(a, b), {a, b});
+      check(rules::where(a, b, b), {a, b});
+      check(rules::concat("A", a, b), {a, b});
+      check(rules::all_gather("A/t B -> A B", a), {a});
+      check(rules::reduce_scatter("A +t -> A/t", a), {a});
+      check(rules::einsum("A B/t, B/t -> A +t", a, b), {a, b});
+      check(rules::einsum(a + ", " + b + " -> A", a, b), {a, b});
+    }
+  }
+  CHECK(suggestions > 10000);
+}
+
+TEST_CASE("law: a conversion to the declared type is advised wherever one op does it") {
+  CHECK(advice_in(str(rules::assign(DType::f32, "A", DType::f32, "A/t/d").why)).size() == 1);
+  const auto specs = pairs_of_dims();
+  for (const auto& a : specs)
+    for (const auto& b : specs) {
+      if (parse_tensor(a).spec == parse_tensor(b).spec) continue;
+      bool possible = false;
+      for (const char* op :
+           {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "slice", "to_partial", "rearrange"})
+        possible = possible || follow({op, arrow(a, b)}, a).ok();
+      const auto advice = advice_in(str(rules::assign(DType::f32, b, DType::f32, a).why));
+      INFO(a << " -> " << b);
+      CHECK((possible ? advice.size() == 1 : advice.empty() || advice[0].op == "rename"));
+      if (!advice.empty()) CHECK(str(follow(advice[0], a).result) == str(to_string(parse_tensor(b).spec)));
+    }
+}
+
+}  // namespace
