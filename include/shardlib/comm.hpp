@@ -1,0 +1,68 @@
+// The erased communicator: one group of devices, bytes in, bytes out. Backends stand in comm/.
+#pragma once
+
+#include <cstddef>
+#include <exception>
+#include <memory>
+#include <utility>
+
+#include "shardlib/buffer.hpp"
+#include "shardlib/dtype.hpp"
+
+namespace shardlib {
+
+enum class Reduction { sum, max };
+
+/// A communication under way. `wait` completes it; a Request that is dropped without `wait` is waited for, unless an
+/// exception drops it: a failing device must not wait for the others.
+class Request {
+ public:
+  struct State {
+    virtual ~State() = default;
+    virtual void wait() = 0;  ///< blocks; may be called once
+    virtual bool test() = 0;  ///< makes progress; true when `wait` would not block
+  };
+  Request() = default;
+  explicit Request(std::unique_ptr<State> state) : state_(std::move(state)) {}
+  Request(Request&&) noexcept = default;
+  Request& operator=(Request&&) = delete;
+  ~Request() noexcept(false) {
+    if (std::uncaught_exceptions() <= exceptions_) wait();
+  }
+  void wait() {
+    if (auto state = std::move(state_)) state->wait();
+  }
+  bool test() { return !state_ || state_->test(); }
+
+ private:
+  std::unique_ptr<State> state_;
+  int exceptions_ = std::uncaught_exceptions();
+};
+
+/// One group of devices, seen from one member. Every member calls the same operations in the same order.
+/// Blocks are in rank order. Nonblocking operations keep handles to their buffers until they complete; the receive
+/// buffer is defined, and the send buffer may be overwritten, only after `wait`.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  [[nodiscard]] virtual int rank() const = 0;
+  [[nodiscard]] virtual int size() const = 0;
+
+  /// Every device contributes `send` (s bytes); `recv` holds size() * s bytes.
+  virtual Request all_gather(Buffer send, Buffer recv) = 0;
+  /// Block j of `send` goes to rank j; block i of `recv` comes from rank i. Both hold size() equal blocks.
+  virtual Request all_to_all(Buffer send, Buffer recv) = 0;
+  /// `send` holds size() blocks; `recv` gets the reduction of everybody's block rank(). Sums follow the balanced binary
+  /// tree over ranks: sum(lo, hi) = sum(lo, mid) + sum(mid, hi), mid = lo + bit_floor(hi - lo - 1), the same on every
+  /// backend. bf16 has bf16 on the wire, an f32 sum and one rounding.
+  virtual Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction op) = 0;
+  /// `recv` gets the reduction of everybody's `send`, the same bits on every rank (same tree as reduce_scatter).
+  virtual Request all_reduce(Buffer send, Buffer recv, DType dtype, Reduction op) = 0;
+  /// Sends to `to` and receives from `from` (ranks of the group) at once; messages of a pair stay in order.
+  virtual Request send_recv(Buffer send, int to, Buffer recv, int from) = 0;
+  virtual Request send(Buffer buffer, int to) = 0;
+  virtual Request recv(Buffer buffer, int from) = 0;
+  virtual void barrier() = 0;
+};
+
+}  // namespace shardlib

@@ -1,0 +1,94 @@
+// The reduction that every backend shares: an element-wise balanced binary tree over the ranks.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <type_traits>
+
+#include "shardlib/comm.hpp"
+#include "shardlib/dtype.hpp"
+#include "shardlib/error.hpp"
+
+namespace shardlib::detail {
+
+/// Integers wrap around.
+struct Sum {
+  template <class A>
+  A operator()(A a, A b) const {
+    if constexpr (std::is_integral_v<A>) {
+      using U = std::make_unsigned_t<A>;
+      return static_cast<A>(static_cast<U>(a) + static_cast<U>(b));
+    } else {
+      return a + b;
+    }
+  }
+};
+
+/// A NaN on either side stays.
+struct Max {
+  template <class A>
+  A operator()(A a, A b) const {
+    return a > b || a != a ? a : b;
+  }
+};
+
+/// Elements reduced at once: small enough for every level's partial result to stay in the first-level cache.
+inline constexpr std::size_t reduce_strip = 1024;
+
+template <class T, class Op, class A = accumulator_t<T>>
+void reduce_strip_tree(std::span<const std::byte* const> in, std::size_t first, std::size_t n, A* __restrict out) {
+  const Op op;
+  const auto source = [&](std::size_t i) { return reinterpret_cast<const T*>(in[i]) + first; };
+  if (in.size() == 1) {
+    const T* a = source(0);
+    for (std::size_t k = 0; k < n; ++k) out[k] = static_cast<A>(a[k]);
+  } else if (in.size() == 2) {
+    const T* a = source(0);
+    const T* b = source(1);
+    for (std::size_t k = 0; k < n; ++k) out[k] = op(static_cast<A>(a[k]), static_cast<A>(b[k]));
+  } else {
+    const std::size_t mid = std::bit_floor(in.size() - 1);
+    std::array<A, reduce_strip> right;
+    reduce_strip_tree<T, Op>(in.first(mid), first, n, out);
+    reduce_strip_tree<T, Op>(in.subspan(mid), first, n, right.data());
+    for (std::size_t k = 0; k < n; ++k) out[k] = op(out[k], right[k]);
+  }
+}
+
+template <class T, class Op>
+void reduce_tree(std::span<const std::byte* const> in, std::byte* out, std::size_t count) {
+  T* result = reinterpret_cast<T*>(out);
+  for (std::size_t first = 0; first < count; first += reduce_strip) {
+    const std::size_t n = std::min(reduce_strip, count - first);
+    if constexpr (std::is_same_v<T, accumulator_t<T>>) {
+      reduce_strip_tree<T, Op>(in, first, n, result + first);
+    } else {
+      std::array<accumulator_t<T>, reduce_strip> wide;
+      reduce_strip_tree<T, Op>(in, first, n, wide.data());
+      for (std::size_t k = 0; k < n; ++k) result[first + k] = static_cast<T>(wide[k]);
+    }
+  }
+}
+
+constexpr bool is_reducible(DType d) {
+  return d != DType::u8 && d != DType::bool_;
+}
+
+/// out = the reduction of the inputs, in[i] being rank i's `count` elements; `out` overlaps none of them.
+inline void reduce_tree(DType dtype, Reduction op, std::span<const std::byte* const> in, std::byte* out,
+                        std::size_t count) {
+  visit_dtype(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    if constexpr (is_reducible(dtype_v<T>)) {
+      op == Reduction::sum ? reduce_tree<T, Sum>(in, out, count) : reduce_tree<T, Max>(in, out, count);
+    } else {
+      throw Error("reduction of " + std::string(name(dtype)) + ": only f32, bf16, f64, i32 and u32 can be reduced");
+    }
+  });
+}
+
+}  // namespace shardlib::detail

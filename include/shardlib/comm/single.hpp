@@ -1,0 +1,138 @@
+// The communicator of one device alone, and the argument checks that all backends share.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "shardlib/comm.hpp"
+#include "shardlib/comm/reduce_tree.hpp"
+#include "shardlib/error.hpp"
+
+namespace shardlib {
+
+namespace detail {
+
+inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (bytes != 0) std::memcpy(to, from, bytes);
+}
+
+/// The pairs of buffer sizes that a collective over n devices accepts.
+enum class Fit { same, recv_n_times, send_n_times };
+
+inline void check_fit(std::string_view op, int n, const Buffer& send, const Buffer& recv, Fit fit) {
+  const auto fail = [&](const std::string& why) {
+    throw Error(std::string(op) + " over " + std::to_string(n) + " devices: send has " + std::to_string(send.bytes()) +
+                " bytes, recv has " + std::to_string(recv.bytes()) + " bytes: " + why);
+  };
+  const std::size_t times = static_cast<std::size_t>(n);
+  const std::string n_times = std::to_string(n) + " times the bytes of ";
+  if (fit == Fit::same && send.bytes() != recv.bytes()) fail("make them equal");
+  if (fit == Fit::recv_n_times && recv.bytes() != times * send.bytes()) fail("recv must have " + n_times + "send");
+  if (fit == Fit::send_n_times && send.bytes() != times * recv.bytes()) fail("send must have " + n_times + "recv");
+  if (send.data() == recv.data() && send.bytes() != 0) fail("they are the same memory: give recv its own");
+}
+
+inline void check_all_to_all(int n, const Buffer& send, const Buffer& recv) {
+  check_fit("all_to_all", n, send, recv, Fit::same);
+  if (send.bytes() % static_cast<std::size_t>(n) != 0) {
+    throw Error("all_to_all over " + std::to_string(n) + " devices: send has " + std::to_string(send.bytes()) +
+                " bytes: they must split into " + std::to_string(n) + " equal blocks");
+  }
+}
+
+inline void check_reduction(std::string_view op, int n, const Buffer& send, const Buffer& recv, Fit fit, DType dtype) {
+  check_fit(op, n, send, recv, fit);
+  if (!is_reducible(dtype)) {
+    throw Error(std::string(op) + " of " + std::string(name(dtype)) +
+                ": only f32, bf16, f64, i32 and u32 can be reduced: convert first");
+  }
+  if (recv.bytes() % size_of(dtype) != 0) {
+    throw Error(std::string(op) + " of " + std::string(name(dtype)) + ": recv has " + std::to_string(recv.bytes()) +
+                " bytes: they must be a multiple of " + std::to_string(size_of(dtype)));
+  }
+}
+
+inline void check_peer(std::string_view op, int n, int peer) {
+  if (peer < 0 || peer >= n) {
+    throw Error(std::string(op) + " rank " + std::to_string(peer) + ": the group has the ranks 0 to " +
+                std::to_string(n - 1));
+  }
+}
+
+[[noreturn]] inline void fail_recv(int from, std::size_t expected, std::size_t sent) {
+  throw Error("recv from rank " + std::to_string(from) + ": " + std::to_string(sent) + " bytes were sent, but " +
+              std::to_string(expected) + " were expected: send and recv must agree on the size");
+}
+
+}  // namespace detail
+
+/// A group of one: collectives copy, and messages to oneself queue up.
+class SingleCommunicator final : public Communicator {
+ public:
+  [[nodiscard]] int rank() const override { return 0; }
+  [[nodiscard]] int size() const override { return 1; }
+
+  Request all_gather(Buffer send, Buffer recv) override {
+    detail::check_fit("all_gather", 1, send, recv, detail::Fit::same);
+    return copy(send, recv);
+  }
+  Request all_to_all(Buffer send, Buffer recv) override {
+    detail::check_all_to_all(1, send, recv);
+    return copy(send, recv);
+  }
+  Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction) override {
+    detail::check_reduction("reduce_scatter", 1, send, recv, detail::Fit::same, dtype);
+    return copy(send, recv);
+  }
+  Request all_reduce(Buffer send, Buffer recv, DType dtype, Reduction) override {
+    detail::check_reduction("all_reduce", 1, send, recv, detail::Fit::same, dtype);
+    return copy(send, recv);
+  }
+  Request send_recv(Buffer send, int to, Buffer recv, int from) override {
+    this->send(std::move(send), to);
+    return this->recv(std::move(recv), from);
+  }
+  Request send(Buffer buffer, int to) override {
+    detail::check_peer("send to", 1, to);
+    mail_->emplace(sent_++, std::move(buffer));
+    return {};
+  }
+  Request recv(Buffer buffer, int from) override {
+    detail::check_peer("recv from", 1, from);
+    return Request(std::make_unique<Receive>(mail_, received_++, std::move(buffer)));
+  }
+  void barrier() override {}
+
+ private:
+  using Mail = std::map<std::uint64_t, Buffer>;
+
+  struct Receive final : Request::State {
+    std::shared_ptr<Mail> mail;
+    std::uint64_t number;
+    Buffer buffer;
+    Receive(std::shared_ptr<Mail> m, std::uint64_t n, Buffer b) : mail(std::move(m)), number(n), buffer(std::move(b)) {}
+    bool test() override { return mail->contains(number); }
+    void wait() override {
+      const auto message = mail->extract(number);
+      if (message.empty()) throw Error("recv from rank 0: a device that is alone waits for itself: send first");
+      if (message.mapped().bytes() != buffer.bytes()) detail::fail_recv(0, buffer.bytes(), message.mapped().bytes());
+      detail::copy_bytes(buffer.data(), message.mapped().data(), buffer.bytes());
+    }
+  };
+
+  static Request copy(const Buffer& from, const Buffer& to) {
+    detail::copy_bytes(to.data(), from.data(), from.bytes());
+    return {};
+  }
+
+  std::shared_ptr<Mail> mail_ = std::make_shared<Mail>();
+  std::uint64_t sent_ = 0;
+  std::uint64_t received_ = 0;
+};
+
+}  // namespace shardlib

@@ -1,0 +1,388 @@
+// Devices as threads of one process: groups meet in shared memory, and whoever waits first does the copying.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "shardlib/comm.hpp"
+#include "shardlib/comm/reduce_tree.hpp"
+#include "shardlib/comm/single.hpp"
+#include "shardlib/device.hpp"
+#include "shardlib/error.hpp"
+
+namespace shardlib {
+
+namespace detail {
+
+enum class Collective : std::uint8_t { all_gather, all_to_all, reduce_scatter, all_reduce, barrier };
+
+constexpr std::string_view name(Collective c) {
+  constexpr std::string_view names[] = {"all_gather", "all_to_all", "reduce_scatter", "all_reduce", "barrier"};
+  return names[static_cast<std::size_t>(c)];
+}
+
+/// What a member asks of its group; all members must ask for the same.
+struct Call {
+  Collective kind;
+  std::size_t bytes = 0;  ///< of the send buffer
+  DType dtype = DType::u8;
+  Reduction op = Reduction::sum;
+  friend bool operator==(const Call&, const Call&) = default;
+};
+
+inline std::string to_string(const Call& call) {
+  const bool reduces = call.kind == Collective::reduce_scatter || call.kind == Collective::all_reduce;
+  return std::string(name(call.kind)) + " of " + std::to_string(call.bytes) + " bytes" +
+         (reduces ? " (" + std::string(name(call.dtype)) + (call.op == Reduction::sum ? " sum)" : " max)") : "");
+}
+
+/// One collective of a group. It splits into chunks that any member may do once all have posted: no member ever has to
+/// wait for another one to reach its own `wait`, so requests may be waited for in any order.
+class Round {
+ public:
+  Round(const Call& call, std::size_t members) : call_(call), send_(members), recv_(members), posted_(members) {
+    // For an all_reduce a block is a slice of the vector, otherwise it is the communication's unit.
+    block_ = call.kind == Collective::all_gather ? call.bytes : (call.bytes + members - 1) / members;
+    if (call.kind == Collective::all_reduce) block_ = (block_ + 63) / 64 * 64;
+    chunks_ = (block_ + chunk - 1) / chunk;
+    next_ = std::vector<std::atomic<std::size_t>>(members);
+    left_ = chunks_ * members;
+  }
+
+  [[nodiscard]] const Call& call() const { return call_; }
+  [[nodiscard]] bool has_posted(int rank) const { return posted_[static_cast<std::size_t>(rank)]; }
+  [[nodiscard]] bool ready() const { return waiting_for_ == 0; }
+  [[nodiscard]] bool done() const { return left_.load(std::memory_order_acquire) == 0; }
+
+  /// Under the group's mutex.
+  void post(int rank, Buffer send, Buffer recv) {
+    const auto r = static_cast<std::size_t>(rank);
+    send_[r] = std::move(send);
+    recv_[r] = std::move(recv);
+    posted_[r] = true;
+    --waiting_for_;
+  }
+  /// Once ready: does the chunks that nobody has claimed, one's own block first. True if it did the last one.
+  bool help(int rank) {
+    bool last = false;
+    const std::size_t n = send_.size();
+    for (std::size_t k = 0; k < n; ++k) {
+      const std::size_t block = (static_cast<std::size_t>(rank) + k) % n;
+      for (std::size_t c = next_[block]++; c < chunks_; c = next_[block]++) {
+        move(block, c * chunk, std::min(chunk, block_ - c * chunk));
+        last = left_.fetch_sub(1, std::memory_order_acq_rel) == 1 || last;
+      }
+    }
+    return last;
+  }
+  /// Once done: lets go of one's own buffers.
+  void release(int rank) {
+    send_[static_cast<std::size_t>(rank)] = {};
+    recv_[static_cast<std::size_t>(rank)] = {};
+  }
+
+ private:
+  static constexpr std::size_t chunk = 65536;
+
+  void move(std::size_t block, std::size_t offset, std::size_t bytes) const {
+    const std::size_t n = send_.size();
+    const std::size_t place = block * block_ + offset;
+    switch (call_.kind) {
+      case Collective::all_gather:
+        for (const Buffer& to : recv_) copy_bytes(to.data() + place, send_[block].data() + offset, bytes);
+        break;
+      case Collective::all_to_all:
+        for (std::size_t i = 0; i < n; ++i) {
+          copy_bytes(recv_[block].data() + i * block_ + offset, send_[i].data() + place, bytes);
+        }
+        break;
+      case Collective::reduce_scatter:
+        reduce(place, recv_[block].data() + offset, bytes);
+        break;
+      case Collective::all_reduce: {
+        if (place >= call_.bytes) break;
+        const std::size_t inside = std::min(bytes, call_.bytes - place);
+        reduce(place, recv_[0].data() + place, inside);
+        for (std::size_t i = 1; i < n; ++i) copy_bytes(recv_[i].data() + place, recv_[0].data() + place, inside);
+        break;
+      }
+      case Collective::barrier:
+        break;
+    }
+  }
+  void reduce(std::size_t place, std::byte* out, std::size_t bytes) const {
+    std::vector<const std::byte*> in;
+    for (const Buffer& from : send_) in.push_back(from.data() + place);
+    reduce_tree(call_.dtype, call_.op, in, out, bytes / size_of(call_.dtype));
+  }
+
+  Call call_;
+  std::size_t block_ = 0;
+  std::size_t chunks_ = 0;
+  std::vector<Buffer> send_;
+  std::vector<Buffer> recv_;
+  std::vector<bool> posted_;
+  std::size_t waiting_for_ = send_.size();
+  std::vector<std::atomic<std::size_t>> next_;
+  std::atomic<std::size_t> left_ = 0;
+};
+
+/// What the members of a group share. All fields are guarded by `mutex`, the waiters' spinning on `events` apart.
+struct ThreadGroup {
+  std::vector<int> members;
+  std::mutex mutex;
+  std::condition_variable wake;
+  std::atomic<std::uint64_t> events = 0;
+  std::map<std::uint64_t, std::shared_ptr<Round>> rounds;      ///< not everybody has posted yet
+  std::map<std::tuple<int, int, std::uint64_t>, Buffer> mail;  ///< (from, to, number): sent, not yet received
+
+  explicit ThreadGroup(std::vector<int> m) : members(std::move(m)) {}
+  /// With the mutex held.
+  void signal() {
+    ++events;
+    wake.notify_all();
+  }
+};
+
+}  // namespace detail
+
+/// The devices of one process: their groups, and who has failed or finished.
+class ThreadWorld final : public Backend, public std::enable_shared_from_this<ThreadWorld> {
+ public:
+  explicit ThreadWorld(int devices) : finished_(static_cast<std::size_t>(devices)) {
+    // Spinning pays only while every device has a core.
+    spins_ = static_cast<unsigned>(devices) <= std::thread::hardware_concurrency() ? 200 : 2;
+  }
+
+  std::unique_ptr<Communicator> group(const std::vector<int>& members, int rank,
+                                      const std::shared_ptr<Pool>& pool) override;
+
+  /// Wakes every waiting device; it, and every later communication, throws Aborted.
+  void abort() {
+    aborted_ = true;
+    signal_all();
+  }
+  [[nodiscard]] bool aborted() const { return aborted_; }
+  /// The device will not communicate any more, so whoever waits for it gets an Error.
+  void finish(int device) {
+    finished_[static_cast<std::size_t>(device)] = true;
+    signal_all();
+  }
+  [[nodiscard]] bool finished(int device) const { return finished_[static_cast<std::size_t>(device)]; }
+  [[nodiscard]] int spins() const { return spins_; }
+
+ private:
+  void signal_all() {
+    const std::lock_guard lock(mutex_);
+    for (auto& [members, group] : groups_) {
+      const std::lock_guard group_lock(group->mutex);
+      group->signal();
+    }
+  }
+
+  std::mutex mutex_;
+  std::map<std::vector<int>, std::shared_ptr<detail::ThreadGroup>> groups_;
+  std::atomic<bool> aborted_ = false;
+  std::vector<std::atomic<bool>> finished_;
+  int spins_;
+};
+
+namespace detail {
+
+/// A member's place in its group; requests carry a copy.
+struct ThreadMember {
+  std::shared_ptr<ThreadWorld> world;
+  std::shared_ptr<ThreadGroup> group;
+  int rank;
+
+  [[nodiscard]] int size() const { return static_cast<int>(group->members.size()); }
+
+  /// Sleeps, after a short spin, until ready() holds; needs(r) says that this takes rank r. Both run under `lock`.
+  template <class Ready, class Needs>
+  void wait(std::unique_lock<std::mutex>& lock, std::string_view op, const Ready& ready, const Needs& needs) const {
+    while (!ready()) {
+      check_aborted();
+      for (int r = 0; r < size(); ++r) {
+        const int device = group->members[static_cast<std::size_t>(r)];
+        if (needs(r) && world->finished(device)) {
+          throw Error(std::string(op) + ": device " + std::to_string(device) + " (rank " + std::to_string(r) + " of " +
+                      std::to_string(size()) + ") has returned without taking part: every device of a group must " +
+                      "make the same calls");
+        }
+      }
+      const std::uint64_t seen = group->events;
+      lock.unlock();
+      for (int i = 0; i < world->spins() && group->events == seen; ++i) std::this_thread::yield();
+      lock.lock();
+      group->wake.wait(lock, [&] { return group->events != seen; });
+    }
+  }
+  void check_aborted() const {
+    if (world->aborted()) throw Aborted();
+  }
+};
+
+class RoundRequest final : public Request::State {
+ public:
+  RoundRequest(ThreadMember me, std::shared_ptr<Round> round) : me_(std::move(me)), round_(std::move(round)) {}
+
+  bool test() override {
+    std::unique_lock lock(me_.group->mutex);
+    if (!round_->ready()) {
+      me_.check_aborted();
+      return false;
+    }
+    lock.unlock();
+    help();
+    return round_->done();
+  }
+  void wait() override {
+    const auto op = name(round_->call().kind);
+    std::unique_lock lock(me_.group->mutex);
+    me_.wait(
+        lock, op, [&] { return round_->ready(); }, [&](int r) { return !round_->has_posted(r); });
+    lock.unlock();
+    help();
+    lock.lock();
+    // A chunk under way in another thread ends by itself, so this waits for no device in particular.
+    me_.wait(
+        lock, op, [&] { return round_->done(); }, [](int) { return false; });
+    lock.unlock();
+    round_->release(me_.rank);
+  }
+
+ private:
+  void help() {
+    if (!round_->help(me_.rank)) return;
+    const std::lock_guard lock(me_.group->mutex);
+    me_.group->signal();
+  }
+
+  ThreadMember me_;
+  std::shared_ptr<Round> round_;
+};
+
+class MailRequest final : public Request::State {
+ public:
+  MailRequest(ThreadMember me, Buffer buffer, int from, std::uint64_t number)
+      : me_(std::move(me)), buffer_(std::move(buffer)), from_(from), number_(number) {}
+
+  bool test() override {
+    const std::lock_guard lock(me_.group->mutex);
+    if (sent()) return true;
+    me_.check_aborted();
+    return false;
+  }
+  void wait() override {
+    std::unique_lock lock(me_.group->mutex);
+    me_.wait(
+        lock, "recv", [&] { return sent(); }, [&](int r) { return r == from_; });
+    const Buffer message = std::move(me_.group->mail.extract({from_, me_.rank, number_}).mapped());
+    lock.unlock();
+    if (message.bytes() != buffer_.bytes()) fail_recv(from_, buffer_.bytes(), message.bytes());
+    copy_bytes(buffer_.data(), message.data(), message.bytes());
+  }
+
+ private:
+  [[nodiscard]] bool sent() const { return me_.group->mail.contains({from_, me_.rank, number_}); }
+
+  ThreadMember me_;
+  Buffer buffer_;
+  int from_;
+  std::uint64_t number_;
+};
+
+}  // namespace detail
+
+/// A group of devices that are threads. A `send` never waits for its receiver: the posted handle keeps the memory
+/// alive.
+class ThreadCommunicator final : public Communicator {
+ public:
+  explicit ThreadCommunicator(detail::ThreadMember me)
+      : me_(std::move(me)), sent_(me_.group->members.size()), received_(me_.group->members.size()) {}
+
+  [[nodiscard]] int rank() const override { return me_.rank; }
+  [[nodiscard]] int size() const override { return me_.size(); }
+
+  Request all_gather(Buffer send, Buffer recv) override {
+    detail::check_fit("all_gather", size(), send, recv, detail::Fit::recv_n_times);
+    return post({detail::Collective::all_gather, send.bytes()}, send, recv);
+  }
+  Request all_to_all(Buffer send, Buffer recv) override {
+    detail::check_all_to_all(size(), send, recv);
+    return post({detail::Collective::all_to_all, send.bytes()}, send, recv);
+  }
+  Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction op) override {
+    detail::check_reduction("reduce_scatter", size(), send, recv, detail::Fit::send_n_times, dtype);
+    return post({detail::Collective::reduce_scatter, send.bytes(), dtype, op}, send, recv);
+  }
+  Request all_reduce(Buffer send, Buffer recv, DType dtype, Reduction op) override {
+    detail::check_reduction("all_reduce", size(), send, recv, detail::Fit::same, dtype);
+    return post({detail::Collective::all_reduce, send.bytes(), dtype, op}, send, recv);
+  }
+  Request send_recv(Buffer send, int to, Buffer recv, int from) override {
+    this->send(std::move(send), to);
+    return this->recv(std::move(recv), from);
+  }
+  Request send(Buffer buffer, int to) override {
+    detail::check_peer("send to", size(), to);
+    me_.check_aborted();
+    const std::lock_guard lock(me_.group->mutex);
+    me_.group->mail.emplace(std::tuple(me_.rank, to, sent_[static_cast<std::size_t>(to)]++), std::move(buffer));
+    me_.group->signal();
+    return {};
+  }
+  Request recv(Buffer buffer, int from) override {
+    detail::check_peer("recv from", size(), from);
+    const std::uint64_t number = received_[static_cast<std::size_t>(from)]++;
+    return Request(std::make_unique<detail::MailRequest>(me_, std::move(buffer), from, number));
+  }
+  void barrier() override { post({detail::Collective::barrier}, {}, {}).wait(); }
+
+ private:
+  Request post(const detail::Call& call, const Buffer& send, const Buffer& recv) {
+    me_.check_aborted();
+    const std::lock_guard lock(me_.group->mutex);
+    const auto it = me_.group->rounds.try_emplace(calls_++).first;
+    if (!it->second) it->second = std::make_shared<detail::Round>(call, me_.group->members.size());
+    const auto round = it->second;
+    if (round->call() != call) {
+      throw Error("rank " + std::to_string(me_.rank) + " of " + std::to_string(size()) + " calls " + to_string(call) +
+                  " where another device calls " + to_string(round->call()) +
+                  ": every device of a group must make the same calls in the same order");
+    }
+    round->post(me_.rank, send, recv);
+    if (round->ready()) {
+      me_.group->rounds.erase(it);
+      me_.group->signal();
+    }
+    return Request(std::make_unique<detail::RoundRequest>(me_, round));
+  }
+
+  detail::ThreadMember me_;
+  std::uint64_t calls_ = 0;
+  std::vector<std::uint64_t> sent_;
+  std::vector<std::uint64_t> received_;
+};
+
+inline std::unique_ptr<Communicator> ThreadWorld::group(const std::vector<int>& members, int rank,
+                                                        const std::shared_ptr<Pool>&) {
+  const std::lock_guard lock(mutex_);
+  auto& shared = groups_[members];
+  if (!shared) shared = std::make_shared<detail::ThreadGroup>(members);
+  return std::make_unique<ThreadCommunicator>(detail::ThreadMember{shared_from_this(), shared, rank});
+}
+
+}  // namespace shardlib

@@ -1,0 +1,264 @@
+// value_and_grad, explicit_activation_checkpointing, save_for_backward, and the report of what is kept.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <set>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "shardlib/gradient.hpp"
+#include "shardlib/ops/create.hpp"
+#include "shardlib/shapes.hpp"
+#include "shardlib/tape.hpp"
+
+namespace shardlib {
+namespace detail {
+
+/// Tensors, Arrays and structs of nothing else: what a function's argument may be differentiated by.
+template <class T>
+constexpr bool is_tree() {
+  if constexpr (is_tensor<T>)
+    return true;
+  else if constexpr (is_array<T>)
+    return is_tree<typename T::value_type>();
+  else if constexpr (std::is_class_v<T> && std::is_aggregate_v<T> && !std::is_empty_v<T>)
+    return []<class... F>(std::type_identity<std::tuple<F...>>) {
+      return (is_tree<F>() && ...);
+    }(std::type_identity<field_types<T>>{});
+  else
+    return false;
+}
+
+/// A copy of an argument with each leaf replaced by f(leaf, name); what is no tree is copied.
+template <class T, class F>
+T with_leaves(const T& x, F f) {
+  T copy = x;
+  if constexpr (is_tree<T>())
+    for_each_leaf(
+        [&](std::string_view name, auto& leaf) {
+          if (leaf) leaf = std::remove_cvref_t<decltype(leaf)>(f(leaf.value(), name));
+        },
+        copy);
+  return copy;
+}
+
+template <class T, class F>
+void each_value(const T& x, F f) {
+  if constexpr (is_tree<T>())
+    for_each_leaf(
+        [&](std::string_view, const auto& leaf) {
+          if (leaf) f(leaf.value());
+        },
+        x);
+}
+
+/// Sets the program's mode, and resets it however the block is left.
+class WithMode {
+ public:
+  WithMode(State& state, State::Mode mode, std::vector<ValuePtr> saved = {})
+      : state_(state),
+        mode_(std::exchange(state.mode, mode)),
+        saved_(std::exchange(state.saved, std::move(saved))),
+        next_(std::exchange(state.next_saved, 0)) {}
+  WithMode(const WithMode&) = delete;
+  WithMode& operator=(const WithMode&) = delete;
+  ~WithMode() {
+    state_.mode = mode_;
+    state_.saved = std::move(saved_);
+    state_.next_saved = next_;
+  }
+
+ private:
+  State& state_;
+  State::Mode mode_;
+  std::vector<ValuePtr> saved_;
+  std::size_t next_;
+};
+
+/// The backward pass of a checkpointed call: replays f lazily from its arguments and what it saved, then differentiates
+/// the replay. Ops of the replay compute their value only if a VJP asks for it.
+template <class F, class Args>
+std::vector<ValuePtr> replay(const F& f, const Args& args, const std::vector<ValuePtr>& saved,
+                             const std::vector<ValuePtr>& cotangents, const std::shared_ptr<Device>& device) {
+  std::vector<Slot> leaves;
+  const auto fresh = [&](const ValuePtr& value, std::string_view) -> ValuePtr {
+    auto leaf = as_leaf(*value);
+    leaves.push_back(leaf->slot);
+    return leaf;
+  };
+  std::vector<std::pair<Slot, ValuePtr>> roots;
+  {
+    const WithMode mode(state(device), State::Mode::replay, saved);
+    const Args inputs = std::apply([&](const auto&... x) { return Args{with_leaves(x, fresh)...}; }, args);
+    const auto out = std::apply(f, inputs);
+    std::size_t i = 0;
+    each_value(out, [&](const ValuePtr& value) { roots.emplace_back(value->slot, cotangents[i++]); });
+  }
+  const WithMode mode(state(device), State::Mode::eager);
+  return backward(roots, leaves);
+}
+
+template <class R>
+requires any_result<R>
+struct checkpoint_hook<R> {
+  template <class F, class... Args>
+  static R run(const F& f, const Args&... args) {
+    static_assert(is_tree<R>(),
+                  "explicit_activation_checkpointing: the function returns a tensor or a tree of tensors");
+    std::vector<ValuePtr> values;
+    (each_value(args, [&](const ValuePtr& value) { values.push_back(value); }), ...);
+    if (values.empty()) return f(args...);
+    const auto device = values.front()->device;
+    // Inside another checkpointed call this one is part of it.
+    if (state(device).mode != State::Mode::eager) return f(args...);
+
+    const auto detach = [](const ValuePtr& value, std::string_view) -> ValuePtr { return detached(*value); };
+    const std::tuple<Args...> inputs{with_leaves(args, detach)...};
+    std::vector<ValuePtr> saved;
+    R out = [&] {
+      const WithMode mode(state(device), State::Mode::checkpoint);
+      R result = std::apply(f, inputs);
+      saved = std::move(state(device).saved);
+      return result;
+    }();
+
+    auto node = std::make_shared<Node>();
+    node->op = {"explicit_activation_checkpointing", {}, {}};
+    bool any = false;
+    for (const ValuePtr& value : values) {
+      any = any || value->slot;
+      node->edges.push_back({value->slot, {detached(*value)}, nullptr});
+    }
+    if (!any) return out;
+    node->edges.front().saved.insert(node->edges.front().saved.end(), saved.begin(), saved.end());
+    node->sequence = ++state(device).sequence;
+    node->joint = [f, inputs, saved, device](const std::vector<ValuePtr>& cotangents) {
+      return replay(f, inputs, saved, cotangents, device);
+    };
+    int output = 0;
+    const auto connect = [&](const ValuePtr& value, std::string_view) -> ValuePtr {
+      auto connected = detached(*value);
+      connected->slot = {node, output++};
+      return connected;
+    };
+    R connected = with_leaves(out, connect);
+    node->outputs = output;
+    return connected;
+  }
+};
+
+template <class R>
+requires any_result<R>
+struct value_and_grad_hook<R> {
+  template <class M, class F, class W, class... Args>
+  static R run(const M& mesh, F& f, const W& weights, const Args&... args) {
+    std::vector<Slot> leaves;
+    const W tracked = with_leaves(weights, [&](const ValuePtr& value, std::string_view name) -> ValuePtr {
+      auto leaf = as_leaf(*value);
+      leaf->label = name;
+      leaves.push_back(leaf->slot);
+      return leaf;
+    });
+    const auto loss = f(tracked, args...);
+    using Loss = std::remove_const_t<decltype(loss)>;
+    const auto one = full<typename Loss::value_type, "">(mesh, {}, 1.0);
+    auto cotangents = backward({{loss.value()->slot, one.value()}}, leaves);
+    R result{Loss(detached(*loss.value())), {}};
+    if constexpr (is_array<W>) result.second.resize(weights.size());
+    std::size_t i = 0;
+    collect<M>(mesh, weights, result.second, cotangents, i);
+    return result;
+  }
+
+ private:
+  template <class M, class W, class G>
+  static void collect(const M& mesh, const W& weights, G& grads, std::vector<ValuePtr>& cotangents, std::size_t& i) {
+    if constexpr (is_tensor<W>) {
+      if (!weights) return;
+      auto& ct = cotangents[i++];
+      if (!ct) {  // the loss does not depend on it
+        auto zero = detached(*weights.value());
+        zero->storage = std::make_shared<Storage>(Storage{allocate(*zero), nullptr});
+        std::memset(zero->data().data(), 0, zero->bytes());
+        ct = zero;
+      }
+      grads = typed<G>(ct);
+    } else if constexpr (is_array<W>) {
+      grads.resize(weights.size());
+      for (std::size_t k = 0; k < weights.size(); ++k) collect<M>(mesh, weights[k], grads[k], cotangents, i);
+    } else {
+      [&]<std::size_t... I>(std::index_sequence<I...>) {
+        (collect<M>(mesh, std::get<I>(fields(weights)), std::get<I>(fields(grads)), cotangents, i), ...);
+      }
+      (std::make_index_sequence<tree_width<W>>{});
+    }
+  }
+};
+
+}  // namespace detail
+
+template <dtype D, Spec S>
+auto save_for_backward(const Tensor<D, S>& x, Site site) -> Tensor<D, S> {
+  auto& state = detail::state(x.device());
+  if (state.mode == detail::State::Mode::eager) return x;
+  if (state.mode == detail::State::Mode::checkpoint) {
+    auto kept = detail::detached(*x.value());
+    kept->made_by = {"save_for_backward", {}, site};
+    state.saved.push_back(std::move(kept));
+    return x;
+  }
+  // Replay: the value that was kept, in the place of the one that would have to be computed.
+  auto known = std::make_shared<detail::Value>(*x.value());
+  known->storage = state.saved.at(state.next_saved++)->storage;
+  return Tensor<D, S>(std::move(known));
+}
+
+/// One tensor that waits for the backward pass.
+struct Kept {
+  std::string what;  ///< the leaf's name, or the op that made it and the line of the call
+  std::string spec;
+  std::size_t bytes = 0;  ///< on this device
+};
+
+/// What differentiating f(weights, args...) keeps for the backward pass on this device, each buffer once, largest
+/// first; weights that some VJP needs are there too, under their names. Runs f forward once.
+template <class F, class W, class... Args>
+std::vector<Kept> kept_for_backward(F&& f, const W& weights, const Args&... args) {
+  const W tracked =
+      detail::with_leaves(weights, [](const detail::ValuePtr& value, std::string_view name) -> detail::ValuePtr {
+        auto leaf = detail::as_leaf(*value);
+        leaf->label = name;
+        return leaf;
+      });
+  const auto loss = f(tracked, args...);
+  std::vector<Kept> kept;
+  std::set<const detail::Node*> seen;
+  std::set<const void*> buffers;
+  std::vector<const detail::Node*> todo{loss.value()->slot.node.get()};
+  while (!todo.empty()) {
+    const detail::Node* node = todo.back();
+    todo.pop_back();
+    if (node == nullptr || !seen.insert(node).second) continue;
+    for (const auto& edge : node->edges) {
+      todo.push_back(edge.input.node.get());
+      for (const auto& value : edge.saved) {
+        if (value->storage->compute || !buffers.insert(value->storage->buffer.data()).second) continue;
+        const auto& by = value->made_by;
+        std::string what = value->label.empty() ? by.describe() : value->label;
+        if (value->label.empty() && by.site.line() > 0)
+          what += " at " + std::string(by.site.file_name()) + ":" + std::to_string(by.site.line());
+        kept.push_back({std::move(what), std::string(to_string(*value->spec).view()), value->bytes()});
+      }
+    }
+  }
+  std::sort(kept.begin(), kept.end(),
+            [](const Kept& a, const Kept& b) { return a.bytes != b.bytes ? a.bytes > b.bytes : a.what < b.what; });
+  return kept;
+}
+
+}  // namespace shardlib

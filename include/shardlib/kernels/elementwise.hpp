@@ -1,0 +1,150 @@
+// Elementwise loops: one user function over any number of strided, broadcasting arrays.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "shardlib/exec.hpp"
+#include "shardlib/kernels/strided.hpp"
+
+namespace shardlib::kernels {
+
+/// One array of an elementwise op: const elements for an input. Strides in elements; 0 broadcasts.
+template <class T>
+struct Operand {
+  T* data = nullptr;
+  std::array<std::int64_t, max_rank> strides{};
+
+  Operand() = default;
+  Operand(T* p, std::span<const std::int64_t> s) : data(p) { std::copy(s.begin(), s.end(), strides.begin()); }
+};
+
+namespace detail {
+
+inline constexpr std::size_t max_operands = 10;
+inline constexpr std::int64_t tile_size = 256;
+
+/// An operand without its type.
+struct ErasedOperand {
+  std::byte* data = nullptr;
+  std::size_t element = 0;  ///< bytes
+  bool output = false;
+  std::int64_t stride = 0;  ///< along the innermost loop
+};
+
+/// Copies n elements between a strided row and a dense tile.
+template <class U>
+void copy_tile(std::byte* row, std::int64_t stride, std::byte* tile, std::int64_t n, bool to_tile) {
+  U* a = reinterpret_cast<U*>(row);
+  U* b = reinterpret_cast<U*>(tile);
+  if (!to_tile) {
+    for (std::int64_t i = 0; i < n; ++i) a[i * stride] = b[i];
+  } else if (stride == 0) {
+    std::fill_n(b, n, *a);
+  } else {
+    for (std::int64_t i = 0; i < n; ++i) b[i] = a[i * stride];
+  }
+}
+inline void copy_tile(const ErasedOperand& o, std::byte* row, std::byte* tile, std::int64_t n, bool to_tile) {
+  if (o.element == 4)
+    copy_tile<std::uint32_t>(row, o.stride, tile, n, to_tile);
+  else if (o.element == 2)
+    copy_tile<std::uint16_t>(row, o.stride, tile, n, to_tile);
+  else if (o.element == 8)
+    copy_tile<std::uint64_t>(row, o.stride, tile, n, to_tile);
+  else
+    copy_tile<std::uint8_t>(row, o.stride, tile, n, to_tile);
+}
+
+/// f over n contiguous elements of each operand.
+using UnitLoop = void (*)(const void* f, std::int64_t n, std::byte* const* data);
+
+/// Walks the loops; a row that is contiguous in every operand goes to `loop` in place, others through tiles. Not
+/// inlined, and free of f's type, so that each further f costs the compiler one loop.
+[[gnu::noinline]] inline void apply_erased(const Exec& exec, Nest<max_operands> nest,
+                                           std::array<ErasedOperand, max_operands> operands, std::size_t count,
+                                           UnitLoop loop, const void* f) {
+  constexpr std::int64_t grain = 8192;
+  const auto inner = nest.pop();
+  bool dense = true;
+  for (std::size_t k = 0; k < count; ++k) {
+    operands[k].stride = inner.strides[k];
+    dense = dense && inner.strides[k] == 1;
+  }
+  const std::int64_t rows = nest.count();
+  const std::int64_t pieces = (inner.extent + grain - 1) / grain;
+  const std::int64_t group = std::max<std::int64_t>(1, grain / inner.extent);
+  const std::int64_t step = dense ? grain : tile_size;
+  exec.for_each((rows + group - 1) / group * pieces, [&](std::int64_t item) {
+    const std::int64_t first = item / pieces * group;
+    const std::int64_t start = item % pieces * grain;
+    const std::int64_t n = std::min(grain, inner.extent - start);
+    alignas(64) std::byte tiles[max_operands][tile_size * 8];
+    std::byte* data[max_operands];
+    Walk<max_operands> walk(nest, first);
+    for (std::int64_t row = first; row < std::min(rows, first + group); ++row, walk.next()) {
+      for (std::int64_t begin = 0; begin < n; begin += step) {
+        const std::int64_t length = std::min(step, n - begin);
+        const auto place = [&](std::size_t k) {
+          const std::int64_t offset = walk.offsets[k] + (start + begin) * operands[k].stride;
+          return operands[k].data + offset * static_cast<std::int64_t>(operands[k].element);
+        };
+        for (std::size_t k = 0; k < count; ++k) {
+          data[k] = operands[k].stride == 1 ? place(k) : tiles[k];
+          // A repeated element fills its tile once for the whole row.
+          if (operands[k].stride != 1 && (operands[k].stride != 0 || begin == 0))
+            copy_tile(operands[k], place(k), tiles[k], length, true);
+        }
+        loop(f, length, data);
+        for (std::size_t k = 0; k < count; ++k)
+          if (operands[k].output && operands[k].stride != 1) copy_tile(operands[k], place(k), tiles[k], length, false);
+      }
+    }
+  });
+}
+
+/// The one loop in which f is compiled.
+template <class F, class... T>
+struct Loop {
+  static void run(const void* f, std::int64_t n, std::byte* const* data) {
+    run(*static_cast<const F*>(f), n, data, std::index_sequence_for<T...>{});
+  }
+  template <std::size_t... I>
+  static void run(const F& f, std::int64_t n, std::byte* const* data, std::index_sequence<I...> /*operands*/) {
+    unit(n, f, reinterpret_cast<T*>(data[I])...);
+  }
+  static void unit(std::int64_t n, const F& f, T*... p) {
+    independent(n, [&f, p...](std::int64_t i) { f(p[i]...); });
+  }
+};
+
+}  // namespace detail
+
+/// Calls f(x...) with one reference into each operand, for every index. Outputs may be the same array as an input
+/// (with the same strides), and must not broadcast. f must not depend on the order of calls.
+template <class F, class... T>
+void apply(const Exec& exec, std::span<const std::int64_t> extents, const F& f, const Operand<T>&... operands) {
+  static_assert(sizeof...(T) <= detail::max_operands);
+  static_assert(((sizeof(T) <= 8) && ...));
+  if (product(extents) == 0) return;
+  Nest<detail::max_operands> nest;
+  for (std::size_t d = 0; d < extents.size(); ++d) nest.push(extents[d], {operands.strides[d]...});
+  const std::array<detail::ErasedOperand, detail::max_operands> erased{detail::ErasedOperand{
+      const_cast<std::byte*>(reinterpret_cast<const std::byte*>(operands.data)), sizeof(T), !std::is_const_v<T>, 0}...};
+  detail::apply_erased(exec, nest, erased, sizeof...(T), &detail::Loop<F, T...>::run, &f);
+}
+
+/// The same over n contiguous elements.
+template <class F, class... T>
+void apply_flat(const Exec& exec, std::int64_t n, const F& f, T*... data) {
+  static constexpr std::array<std::int64_t, 1> unit{1};
+  apply(exec, std::span<const std::int64_t>(&n, 1), f, Operand<T>(data, unit)...);
+}
+
+}  // namespace shardlib::kernels

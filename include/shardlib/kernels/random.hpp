@@ -1,0 +1,150 @@
+// Counter-based random numbers: a pure function of (seed, stream, global index), the same on every mesh.
+#pragma once
+
+#include <Random123/philox.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "shardlib/dtype.hpp"
+#include "shardlib/exec.hpp"
+#include "shardlib/kernels/math.hpp"
+#include "shardlib/kernels/strided.hpp"
+
+namespace shardlib::kernels {
+
+/// The four words of Philox4x32-10 for one counter.
+inline std::array<std::uint32_t, 4> philox(std::uint64_t key, std::uint64_t counter_low, std::uint64_t counter_high) {
+  const auto low = [](std::uint64_t v) { return static_cast<std::uint32_t>(v); };
+  const auto high = [](std::uint64_t v) { return static_cast<std::uint32_t>(v >> 32); };
+  const r123::Philox4x32::ctr_type counter{
+      {low(counter_low), high(counter_low), low(counter_high), high(counter_high)}};
+  const auto words = r123::Philox4x32()(counter, r123::Philox4x32::key_type{{low(key), high(key)}});
+  return {words[0], words[1], words[2], words[3]};
+}
+
+/// 32 random bits for one element. `stream` tells apart uses of one seed (a parameter, a step's dropout).
+inline std::uint32_t bits(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
+  return philox(seed, index >> 2, stream)[index & 3U];
+}
+
+namespace detail {
+
+/// The upper 24 bits, so that every value is exact and below 1.
+inline float to_uniform(std::uint32_t word) {
+  return static_cast<float>(word >> 8) * 0x1p-24F;
+}
+
+/// The normal deviate whose upper tail has probability p, for p in (0, 1/2]; accurate to about 1e-6.
+inline float normal_tail(float p) {
+  // erfinv(x) = x * f(w), x = 1 - 2p and w = -log(1 - x^2), by one polynomial below w = 5 and one in sqrt(w) above.
+  const float w = -fast_log(4.0F * p * (1.0F - p));
+  const float centre = polynomial(w - 2.5F, 2.260597774e-8F, 3.422247090e-7F, -3.454779514e-6F, -4.380346714e-6F,
+                                  2.183129798e-4F, -0.001253758885F, -0.004177346517F, 0.2466407663F, 1.501409351F);
+  // std::sqrt sets errno, which would keep loops over this function scalar.
+  const float root = fast_exp(0.5F * fast_log(select(w < 5.0F, 5.0F, w)));
+  const float tail = polynomial(root - 3.0F, 1.517725849e-5F, -2.345881995e-4F, 0.001226635368F, -0.003319975827F,
+                                0.005715541456F, -0.007732029328F, 0.009453946010F, 1.001683077F, 2.832976294F);
+  return 1.41421356F * (1.0F - 2.0F * p) * select(w < 5.0F, centre, tail);
+}
+
+/// The low bit is the sign, the others are the tail's probability: both tails are resolved down to 2^-32.
+inline float to_normal(std::uint32_t word, float probability, float offset) {
+  const float p = offset + probability * (static_cast<float>(word >> 1) + 0.5F) * 0x1p-32F;
+  const float z = normal_tail(p);
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(z) ^ (word << 31));
+}
+inline float to_normal(std::uint32_t word) {
+  return to_normal(word, 1.0F, 0.0F);
+}
+
+/// A normal deviate given that |z| <= 2: the tail probability runs from P(z > 2) to 1/2 instead of from 0.
+inline float to_truncated_normal(std::uint32_t word) {
+  constexpr float beyond = 0.0227501319F;
+  const float z = to_normal(word, 1.0F - 2.0F * beyond, beyond);
+  return std::min(2.0F, std::max(-2.0F, z));
+}
+
+/// Fills a local block of a global array; element i gets f(bits(seed, stream, its global linear index)).
+template <class T, class F>
+void fill(const Exec& exec, T* out, std::span<const std::int64_t> extents, std::span<const std::int64_t> global_strides,
+          std::span<const std::int64_t> offsets, std::uint64_t seed, std::uint64_t stream, const F& f) {
+  if (product(extents) == 0) return;
+  constexpr std::int64_t tile_length = 1024;
+  Nest<2> nest;
+  const Dims strides = row_major(extents);
+  std::int64_t base = 0;
+  for (std::size_t d = 0; d < extents.size(); ++d) {
+    nest.push(extents[d], {strides[static_cast<int>(d)], global_strides[d]});
+    base += offsets[d] * global_strides[d];
+  }
+  const auto inner = nest.pop();
+  const std::int64_t pieces = (inner.extent + tile_length - 1) / tile_length;
+  exec.for_each(nest.count() * pieces, [&](std::int64_t item) {
+    const Walk<2> walk(nest, item / pieces);
+    const std::int64_t begin = item % pieces * tile_length;
+    const std::int64_t n = std::min(tile_length, inner.extent - begin);
+    const auto first = static_cast<std::uint64_t>(base + walk.offsets[1] + begin * inner.strides[1]);
+    std::uint32_t words[tile_length];
+    if (inner.strides[1] == 1) {
+      const std::uint64_t last = first + static_cast<std::uint64_t>(n);
+      for (std::uint64_t block = first >> 2; block << 2 < last; ++block) {
+        const auto four = philox(seed, block, stream);
+        for (std::uint64_t i = std::max(first, block << 2); i < std::min(last, (block + 1) << 2); ++i) {
+          words[i - first] = four[i & 3U];
+        }
+      }
+    } else {
+      for (std::int64_t i = 0; i < n; ++i) {
+        words[i] = bits(seed, stream, first + static_cast<std::uint64_t>(i * inner.strides[1]));
+      }
+    }
+    T* to = out + walk.offsets[0] + begin;
+    independent(n, [&words, to, f](std::int64_t i) { to[i] = T(f(words[i])); });
+  });
+}
+
+}  // namespace detail
+
+/// An f32 in [0, 1).
+inline float uniform(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
+  return detail::to_uniform(bits(seed, stream, index));
+}
+/// A standard normal deviate, at most about 6.3 in size.
+inline float normal(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
+  return detail::to_normal(bits(seed, stream, index));
+}
+/// A standard normal deviate conditioned on |z| <= 2 (its standard deviation is 0.8796).
+inline float truncated_normal(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
+  return detail::to_truncated_normal(bits(seed, stream, index));
+}
+
+/// Fills a dense local block of a global array: `global_strides` are the global array's, `offsets` the block's place in
+/// it, both per dim. Element values depend on the global place alone.
+template <class T>
+void fill_uniform(const Exec& exec, T* out, std::span<const std::int64_t> extents,
+                  std::span<const std::int64_t> global_strides, std::span<const std::int64_t> offsets,
+                  std::uint64_t seed, std::uint64_t stream) {
+  detail::fill(exec, out, extents, global_strides, offsets, seed, stream,
+               [](std::uint32_t word) { return detail::to_uniform(word); });
+}
+template <class T>
+void fill_normal(const Exec& exec, T* out, std::span<const std::int64_t> extents,
+                 std::span<const std::int64_t> global_strides, std::span<const std::int64_t> offsets,
+                 std::uint64_t seed, std::uint64_t stream) {
+  detail::fill(exec, out, extents, global_strides, offsets, seed, stream,
+               [](std::uint32_t word) { return detail::to_normal(word); });
+}
+template <class T>
+void fill_truncated_normal(const Exec& exec, T* out, std::span<const std::int64_t> extents,
+                           std::span<const std::int64_t> global_strides, std::span<const std::int64_t> offsets,
+                           std::uint64_t seed, std::uint64_t stream) {
+  detail::fill(exec, out, extents, global_strides, offsets, seed, stream,
+               [](std::uint32_t word) { return detail::to_truncated_normal(word); });
+}
+
+}  // namespace shardlib::kernels

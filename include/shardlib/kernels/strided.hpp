@@ -1,0 +1,139 @@
+// Loop nests over several strided arrays at once: merging of dims, and walking in chunks.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "shardlib/error.hpp"
+
+namespace shardlib::kernels {
+
+/// The most dims that a tensor may have.
+inline constexpr int max_rank = 12;
+
+/// A short list of extents, strides or positions.
+struct Dims {
+  std::array<std::int64_t, max_rank> values{};
+  int count = 0;
+
+  constexpr Dims() = default;
+  constexpr explicit Dims(std::span<const std::int64_t> list) {
+    for (const std::int64_t v : list) push(v);
+  }
+  constexpr void push(std::int64_t v) {
+    if (count == max_rank) throw Error("kernels: a tensor has more than 12 dims; merge some of them");
+    at(count++) = v;
+  }
+  constexpr std::int64_t& at(int i) { return values[static_cast<std::size_t>(i)]; }
+  [[nodiscard]] constexpr std::int64_t operator[](int i) const { return values[static_cast<std::size_t>(i)]; }
+  [[nodiscard]] constexpr std::span<const std::int64_t> span() const {
+    return {values.data(), static_cast<std::size_t>(count)};
+  }
+  constexpr operator std::span<const std::int64_t>() const { return span(); }  // NOLINT(google-explicit-constructor)
+};
+
+/// The number of elements.
+constexpr std::int64_t product(std::span<const std::int64_t> extents) {
+  std::int64_t n = 1;
+  for (const std::int64_t e : extents) n *= e;
+  return n;
+}
+
+/// Strides of a dense row-major array.
+constexpr Dims row_major(std::span<const std::int64_t> extents) {
+  Dims strides(extents);
+  std::int64_t stride = 1;
+  for (int d = strides.count; d-- > 0;) {
+    strides.at(d) = stride;
+    stride *= extents[static_cast<std::size_t>(d)];
+  }
+  return strides;
+}
+
+/// Nested loops over K arrays. Dims of extent 1 vanish and dims that every array lays out as one are merged.
+template <std::size_t K>
+struct Nest {
+  struct Loop {
+    std::int64_t extent = 1;
+    std::array<std::int64_t, K> strides{};
+  };
+  std::array<Loop, max_rank + 1> loops{};
+  int depth = 0;
+
+  /// Adds a loop inside the ones so far.
+  constexpr void push(std::int64_t extent, const std::array<std::int64_t, K>& strides) {
+    if (extent == 1) return;
+    if (depth > 0 && merges(loop(depth - 1), extent, strides)) {
+      loop(depth - 1) = {loop(depth - 1).extent * extent, strides};
+      return;
+    }
+    if (depth > max_rank) throw Error("kernels: a tensor has more than 12 dims; merge some of them");
+    loop(depth++) = {extent, strides};
+  }
+  constexpr Loop& loop(int d) { return loops[static_cast<std::size_t>(d)]; }
+  [[nodiscard]] constexpr const Loop& loop(int d) const { return loops[static_cast<std::size_t>(d)]; }
+  [[nodiscard]] constexpr std::int64_t count() const {
+    std::int64_t n = 1;
+    for (int d = 0; d < depth; ++d) n *= loop(d).extent;
+    return n;
+  }
+  /// Takes out the innermost loop (extent 1 where there is none).
+  constexpr Loop pop() { return depth > 0 ? loop(--depth) : Loop{}; }
+
+ private:
+  static constexpr bool merges(const Loop& outer, std::int64_t extent, const std::array<std::int64_t, K>& strides) {
+    for (std::size_t k = 0; k < K; ++k) {
+      if (outer.strides[k] != extent * strides[k]) return false;
+    }
+    return true;
+  }
+};
+
+/// Walks a nest in order from a given iteration; `offsets` are the arrays' current ones, in elements.
+template <std::size_t K>
+class Walk {
+ public:
+  std::array<std::int64_t, K> offsets{};
+
+  Walk(const Nest<K>& nest, std::int64_t start) : nest_(nest) {
+    for (int d = nest.depth; d-- > 0;) {
+      const auto& loop = nest.loop(d);
+      const std::int64_t i = start % loop.extent;
+      start /= loop.extent;
+      position(d) = i;
+      for (std::size_t k = 0; k < K; ++k) offsets[k] += i * loop.strides[k];
+    }
+  }
+  void next() {
+    for (int d = nest_.depth; d-- > 0;) {
+      const auto& loop = nest_.loop(d);
+      if (++position(d) < loop.extent) {
+        for (std::size_t k = 0; k < K; ++k) offsets[k] += loop.strides[k];
+        return;
+      }
+      position(d) = 0;
+      for (std::size_t k = 0; k < K; ++k) offsets[k] -= (loop.extent - 1) * loop.strides[k];
+    }
+  }
+
+ private:
+  std::int64_t& position(int d) { return position_[static_cast<std::size_t>(d)]; }
+  const Nest<K>& nest_;
+  std::array<std::int64_t, max_rank + 1> position_{};
+};
+
+/// Calls f(i) for i in [0, n). Iterations are independent even where pointers are equal (in-place operation): g++ is
+/// told so and vectorises without comparing them; clang's way of saying it would warn wherever a body does not
+/// vectorise.
+template <class F>
+inline void independent(std::int64_t n, const F& f) {
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC ivdep
+#endif
+  for (std::int64_t i = 0; i < n; ++i) f(i);
+}
+
+}  // namespace shardlib::kernels

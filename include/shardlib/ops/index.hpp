@@ -1,0 +1,107 @@
+// index_unreduced: rows of a table by index, the table possibly sharded along the looked-up dim.
+#pragma once
+
+#include "shardlib/kernels/index.hpp"
+#include "shardlib/shapes.hpp"
+#include "shardlib/tape.hpp"
+
+namespace shardlib {
+namespace detail {
+
+/// The place of the bracketed dim among the table's dims.
+template <Op O>
+constexpr int looked_up_dim() {
+  const OpParts op = parse_op(O);
+  for (int i = 0; i < op.in[0].rank(); ++i)
+    if (op.in[0].dims[i].bracketed) return i;
+  return -1;
+}
+
+/// Strides of a lookup: one per dim of the result, 0 where the table or the indices lack it.
+struct LookupLoops {
+  Extents table_strides, index_strides;
+  kernels::Lookup lookup;
+
+  LookupLoops(const Value& table, int row_dim, const Value& indices, const Extents& extents, const TensorSpec& result)
+      : extents_(extents) {
+    const auto table_all = kernels::row_major(view(table.local)), index_all = kernels::row_major(view(indices.local));
+    for (const Dim& dim : result.dims) {
+      const int t = table.spec->find(dim.name), i = indices.spec->find(dim.name);
+      table_strides.push_back(t < 0 ? 0 : table_all[t]);
+      index_strides.push_back(i < 0 ? 0 : index_all[i]);
+    }
+    lookup.extents = view(extents_);
+    lookup.table_strides = view(table_strides);
+    lookup.index_strides = view(index_strides);
+    lookup.index_dtype = indices.dtype;
+    lookup.row_stride = table_all[row_dim];
+    lookup.rows = table.local[row_dim];
+    lookup.first_row = block_index(*table.device, table.spec->dims[row_dim].axes) * lookup.rows;
+    lookup.global_rows = table.global[row_dim];
+  }
+  LookupLoops(const LookupLoops&) = delete;
+  LookupLoops& operator=(const LookupLoops&) = delete;
+
+ private:
+  Extents extents_;
+};
+
+/// The lookup as the einsum that it stands for: cotangent times one-hot rows gives the table's cotangent.
+template <Op O, Spec Ct, Spec Indices, Spec Due>
+constexpr Op scatter_op() {
+  const OpParts op = parse_op(O);
+  Dim row = op.in[0].dims[looked_up_dim<O>()];
+  row.bracketed = false;
+  TensorSpec one_hot = parse_tensor(Indices).spec;
+  one_hot.dims.push_back(row);
+  return make_op(Ct, to_string(one_hot), Due);
+}
+
+}  // namespace detail
+
+template <Op O, dtype D, Spec S, integral_dtype I, Spec T>
+auto index_unreduced(const Tensor<D, S>& table, const Tensor<I, T>& indices, Site site)
+    -> Tensor<D, detail::result_of<rules::index, O, S, T>> {
+  using Out = Tensor<D, detail::result_of<rules::index, O, S, T>>;
+  static_assert(std::is_same_v<I, i32> || std::is_same_v<I, u32>, "index_unreduced: indices are i32 or u32");
+  static constexpr int row = detail::looked_up_dim<O>();
+  const detail::OpInfo op{"index_unreduced", O, site};
+  detail::Bindings names(op, table.device());
+  names.bind(*table.value());
+  names.bind(*indices.value());
+  const auto kernel = [table = table.value(), indices = indices.value(), op](const detail::Value& out) {
+    const detail::LookupLoops loops(*table, row, *indices, out.local, *out.spec);
+    Buffer result = detail::allocate(out);
+    try {
+      kernels::gather(out.device->exec(), dtype_c<D>, loops.lookup, table->data().data(), indices->data().data(),
+                      result.data());
+    } catch (const Error& error) {
+      throw Error(op.describe() + ": " + error.what() + " (" + out.device->describe() + ")");
+    }
+    return result;
+  };
+  const auto pull = [global = table.value()->global](const auto& ct, const auto& ids) {
+    using Ct = std::remove_cvref_t<decltype(ct)>;
+    using Due = Dual<Tensor<D, S>, detail::axes_of<S, T, Out::spec>()>;
+    static constexpr Op scatter = detail::scatter_op<O, Ct::spec, T, Due::spec>();
+    static constexpr OpParts parts = parse_op(scatter);
+    static_assert(rules::detail_::einsum(parts).empty(),
+                  "the transpose of index_unreduced is the einsum with one-hot rows");
+    return detail::record<"scatter_add", Due>(
+        detail::OpInfo{"scatter_add", scatter, {}}, ct.device(), global,
+        [ct = ct.value(), ids = ids.value()](const detail::Value& out) {
+          const detail::LookupLoops loops(out, row, *ids, ct->local, detail::parsed<Out::spec>);
+          Buffer result = detail::allocate(out);
+          kernels::scatter_add(out.device->exec(), dtype_c<D>, loops.lookup, ct->data().data(), ids->data().data(),
+                               result.data(), out.count());
+          return result;
+        });
+  };
+  if constexpr (floating<D>)
+    return detail::record<"index_unreduced", Out>(op, table.device(), names.sizes(detail::parsed<Out::spec>), kernel,
+                                                  detail::vjp(table, detail::save(indices), pull));
+  else
+    return detail::record<"index_unreduced", Out>(op, table.device(), names.sizes(detail::parsed<Out::spec>), kernel);
+}
+
+}  // namespace shardlib

@@ -1,0 +1,158 @@
+// Names and order of dims: rename, rearrange, merge, split, concat.
+#pragma once
+
+#include <cstring>
+
+#include "shardlib/kernels/layout.hpp"
+#include "shardlib/shapes.hpp"
+#include "shardlib/tape.hpp"
+
+namespace shardlib {
+namespace detail {
+
+/// The same bytes under another spec of the same local size; nothing is copied, and the transpose is the same.
+template <Op Name, class Out, class X>
+Out relabel(const OpInfo& op, const X& x, const Extents& global) {
+  return record_unary<Name, Out>(
+      op, x, global, [](const Value& in, const Value&) { return in.data(); },
+      vjp(x, save(), [op, global = x.value()->global](const auto& ct) {
+        return relabel<Name, Dual<X, axes_of<X::spec, Out::spec>()>>(op, ct, global);
+      }));
+}
+
+}  // namespace detail
+
+template <Op Names, dtype D, Spec S>
+auto rename(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::rename, Names, S>> {
+  using Out = Tensor<D, detail::result_of<rules::rename, Names, S>>;
+  const detail::OpInfo op{"rename", Names, site};
+  // The new name takes the old one's size: within a scope it must be the one that it has there.
+  auto out = detail::relabel<"rename", Out>(op, x, x.value()->global);
+  detail::Bindings names(op, x.device());
+  names.bind(*out.value());
+  return out;
+}
+
+template <Op O, dtype D, Spec S>
+auto rearrange(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::rearrange, O, S>> {
+  using Out = Tensor<D, detail::result_of<rules::rearrange, O, S>>;
+  const detail::OpInfo op{"rearrange", O, site};
+  detail::Extents global;
+  for (const Dim& dim : detail::parsed<Out::spec>.dims)
+    global.push_back(x.value()->global[detail::parsed<S>.find(dim.name)]);
+  return detail::record_unary<"rearrange", Out>(
+      op, x, global,
+      [](const detail::Value& in, const detail::Value& out) {
+        int order[max_dims];
+        for (int i = 0; i < out.spec->rank(); ++i) order[i] = in.spec->find(out.spec->dims[i].name);
+        Buffer result = detail::allocate(out);
+        kernels::permute(out.device->exec(), size_of(out.dtype), in.data().data(), detail::view(in.local),
+                         std::span<const int>(order, static_cast<std::size_t>(out.spec->rank())), result.data());
+        return result;
+      },
+      detail::vjp(x, detail::save(),
+                  [](const auto& ct) { return rearrange<detail::transpose_op<Out, Tensor<D, S>>()>(ct); }));
+}
+
+template <Op O, dtype D, Spec S>
+auto merge(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::merge, O, S>> {
+  using Out = Tensor<D, detail::result_of<rules::merge, O, S>>;
+  static constexpr OpParts parts = parse_op(O);
+  const detail::OpInfo op{"merge", O, site};
+  detail::Bindings names(op, x.device());
+  names.bind(*x.value());
+  std::int64_t size = 1;
+  for (const Dim& dim : parts.in[0].dims) size *= names[dim];
+  names.bind(parts.out.dims[0].name, size);
+  return detail::relabel<"merge", Out>(op, x, names.sizes(detail::parsed<Out::spec>));
+}
+
+template <Op O, dtype D, Spec S>
+auto split(const Tensor<D, S>& x, Sizes sizes, Site site) -> Tensor<D, detail::result_of<rules::split, O, S>> {
+  using Out = Tensor<D, detail::result_of<rules::split, O, S>>;
+  static constexpr OpParts parts = parse_op(O);
+  const detail::OpInfo op{"split", O, site};
+  detail::Bindings names(op, x.device());
+  names.bind(*x.value());
+  for (const auto& [name, size] : sizes) names.bind(name, size);
+  std::int64_t rest = names[parts.in[0].dims[0]];
+  const Dim* open = nullptr;
+  for (const Dim& dim : parts.out.dims) {
+    bool given = dim.is_integer();
+    for (const auto& [name, size] : sizes) given = given || name == dim.name;
+    if (!given && open != nullptr)
+      names.fail("the sizes of `" + std::string(open->name) + "` and `" + std::string(dim.name) +
+                 "` are both open: give one of them");
+    if (!given) {
+      open = &dim;
+    } else if (names[dim] == 0 || rest % names[dim] != 0) {
+      names.fail("dim `" + std::string(parts.in[0].dims[0].name) + "` of size " +
+                 std::to_string(names[parts.in[0].dims[0]]) + " does not split by `" + std::string(dim.name) +
+                 "` = " + std::to_string(names[dim]));
+    } else {
+      rest /= names[dim];
+    }
+  }
+  if (open != nullptr)
+    names.bind(open->name, rest);
+  else if (rest != 1)
+    names.fail("the sizes of the parts multiply to less than `" + std::string(parts.in[0].dims[0].name) +
+               "` = " + std::to_string(names[parts.in[0].dims[0]]));
+  return detail::relabel<"split", Out>(op, x, names.sizes(detail::parsed<Out::spec>));
+}
+
+namespace detail {
+
+/// The part [begin, begin + size) of an unsharded dim: the transpose of concat.
+template <Op Dim, class X>
+X take_range(const X& x, std::int64_t begin, std::int64_t size) {
+  Extents global = x.value()->global;
+  constexpr int at = parsed<X::spec>.find(Dim);
+  global[at] = size;
+  return record_unary<"take_range", X>(OpInfo{"take_range", Dim, {}}, x, global,
+                                       [begin](const Value& in, const Value& out) {
+                                         const auto strides = kernels::row_major(view(in.local));
+                                         Buffer result = allocate(out);
+                                         const auto skip = static_cast<std::size_t>(begin * strides[at]);
+                                         kernels::copy_strided(out.device->exec(), size_of(out.dtype), view(out.local),
+                                                               in.data().data() + skip * size_of(out.dtype), strides,
+                                                               result.data(), kernels::row_major(view(out.local)));
+                                         return result;
+                                       });
+}
+
+}  // namespace detail
+
+template <Op Dim, dtype D, Spec S, dtype E, Spec T>
+auto concat(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site)
+    -> Tensor<detail::after_t<detail::one_dtype<"concat", D, E>, D>, detail::result_of<rules::concat, Dim, S, T>> {
+  using Out = Tensor<D, S>;
+  constexpr int at = detail::parsed<S>.find(Dim);
+  const detail::OpInfo op{"concat", Dim, site};
+  const std::int64_t first = a.value()->global[at], second = b.value()->global[at];
+  detail::Extents global = a.value()->global;
+  for (int i = 0; i < global.size(); ++i)
+    if (i != at && b.value()->global[i] != global[i])
+      throw Error(op.describe() + ": dim `" + std::string(detail::parsed<S>.dims[i].name) + "` is " +
+                  std::to_string(global[i]) + " in the first operand, but " + std::to_string(b.value()->global[i]) +
+                  " in the second (" + a.device()->describe() + ")");
+  global[at] = first + second;
+  const auto kernel = [x = a.value(), y = b.value()](const detail::Value& out) {
+    Buffer result = detail::allocate(out);
+    const auto strides = kernels::row_major(detail::view(out.local));
+    std::size_t offset = 0;
+    for (const auto& part : {x, y}) {
+      kernels::copy_strided(out.device->exec(), size_of(out.dtype), detail::view(part->local), part->data().data(),
+                            kernels::row_major(detail::view(part->local)), result.data() + offset, strides);
+      offset += static_cast<std::size_t>(part->local[at] * strides[at]) * size_of(out.dtype);
+    }
+    return result;
+  };
+  return detail::record<"concat", Out>(
+      op, a.device(), global, kernel,
+      detail::vjp(a, detail::save(), [first](const auto& ct) { return detail::take_range<Dim>(ct, 0, first); }),
+      detail::vjp(b, detail::save(),
+                  [first, second](const auto& ct) { return detail::take_range<Dim>(ct, first, second); }));
+}
+
+}  // namespace shardlib

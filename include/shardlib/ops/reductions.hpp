@@ -1,0 +1,153 @@
+// Sums, means and maxima over named dims.
+#pragma once
+
+#include "shardlib/kernels/layout.hpp"
+#include "shardlib/kernels/reduce.hpp"
+#include "shardlib/shapes.hpp"
+#include "shardlib/tape.hpp"
+
+namespace shardlib {
+namespace detail {
+
+/// Which dims of `in` the result lacks.
+inline std::array<bool, max_dims> removed_dims(const TensorSpec& in, const TensorSpec& out) {
+  std::array<bool, max_dims> removed{};
+  int at = 0;
+  for (int i = 0; i < in.rank(); ++i) {
+    const bool kept = at < out.rank() && out.dims[at].name == in.dims[i].name;
+    removed[static_cast<std::size_t>(i)] = !kept;
+    at += kept ? 1 : 0;
+  }
+  return removed;
+}
+
+inline Extents kept_sizes(const Value& x, const TensorSpec& out) {
+  const auto removed = removed_dims(*x.spec, out);
+  Extents sizes;
+  for (int i = 0; i < x.global.size(); ++i)
+    if (!removed[static_cast<std::size_t>(i)]) sizes.push_back(x.global[i]);
+  return sizes;
+}
+
+template <dtype D>
+Buffer sum_kernel(const Value& in, const Value& out) {
+  const auto removed = removed_dims(*in.spec, *out.spec);
+  Buffer result = allocate(out);
+  kernels::sum(out.device->exec(), dtype_c<D>, in.data().data(), view(in.local),
+               std::span(removed.data(), static_cast<std::size_t>(in.spec->rank())), result.data());
+  return result;
+}
+
+/// Repeats a value along the dims that it lacks (sizes known): R -> S or R. The transpose of sum.
+template <class Out, class X>
+Out repeat(const OpInfo& op, const X& x, const Extents& global) {
+  return record_unary<"broadcast", Out>(
+      op, x, global,
+      [](const Value& in, const Value& out) {
+        Extents strides;
+        std::int64_t stride = product(in.local);
+        const auto added = removed_dims(*out.spec, *in.spec);
+        int at = 0;
+        for (int i = 0; i < out.spec->rank(); ++i) {
+          if (added[static_cast<std::size_t>(i)]) {
+            strides.push_back(0);
+          } else {
+            stride = in.local[at] > 0 ? stride / in.local[at] : 0;
+            strides.push_back(stride);
+            ++at;
+          }
+        }
+        Buffer result = allocate(out);
+        kernels::copy_strided(out.device->exec(), size_of(out.dtype), view(out.local), in.data().data(), view(strides),
+                              result.data(), kernels::row_major(view(out.local)));
+        return result;
+      },
+      vjp(x, save(), [](const auto& ct) { return sum<transpose_op<Out, X>()>(ct); }));
+}
+
+}  // namespace detail
+
+template <Op O, dtype D, Spec S>
+auto sum(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::sum, O, S>> {
+  using Out = Tensor<D, detail::result_of<rules::sum, O, S>>;
+  const detail::OpInfo op{"sum", O, site};
+  return detail::record_unary<"sum", Out>(
+      op, x, detail::kept_sizes(*x.value(), detail::parsed<Out::spec>), detail::sum_kernel<D>,
+      detail::vjp(x, detail::save(), [global = x.value()->global](const auto& ct) {
+        using Ct = std::remove_cvref_t<decltype(ct)>;
+        using Due = Dual<Tensor<D, S>, detail::axes_of<S, Out::spec>()>;
+        static constexpr Op repeat = detail::make_op(Ct::spec, Due::spec);
+        return detail::repeat<Due>(detail::OpInfo{"broadcast", repeat, {}}, ct, global);
+      }));
+}
+
+template <dtype D, Spec S>
+auto sum(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::sum_all_result<S>()> {
+  if constexpr (detail::parsed<S>.rank() == 0)
+    return x;
+  else
+    return sum<detail::make_op(S, detail::sum_all_result<S>())>(x, site);
+}
+
+template <Op O, floating D, Spec S>
+auto mean(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::mean, O, S>> {
+  using Out = Tensor<D, detail::result_of<rules::mean, O, S>>;
+  const auto removed = detail::removed_dims(detail::parsed<S>, detail::parsed<Out::spec>);
+  std::int64_t n = 1;
+  for (int i = 0; i < x.value()->global.size(); ++i)
+    if (removed[static_cast<std::size_t>(i)]) n *= x.value()->global[i];
+  return sum<O>(x, site) / static_cast<double>(n);
+}
+
+template <Op O, dtype D, Spec S>
+auto max(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::local_max, Op("max"), O, S>> {
+  using Out = Tensor<D, detail::result_of<rules::local_max, Op("max"), O, S>>;
+  const detail::OpInfo op{"max", O, site};
+  if (x.value()->slot)
+    throw Error(op.describe() + ": a maximum has no derivative here; take stop_gradient of the operand first");
+  return detail::record_unary<"max", Out>(
+      op, x, detail::kept_sizes(*x.value(), detail::parsed<Out::spec>),
+      [](const detail::Value& in, const detail::Value& out) {
+        const auto removed = detail::removed_dims(*in.spec, *out.spec);
+        Buffer result = detail::allocate(out);
+        kernels::max(out.device->exec(), dtype_c<D>, in.data().data(), detail::view(in.local),
+                     std::span(removed.data(), static_cast<std::size_t>(in.spec->rank())), result.data());
+        return result;
+      });
+}
+
+template <Op O, dtype D, Spec S>
+auto argmax(const Tensor<D, S>& x, Site site) -> Tensor<i32, detail::result_of<rules::local_max, Op("argmax"), O, S>> {
+  using Out = Tensor<i32, detail::result_of<rules::local_max, Op("argmax"), O, S>>;
+  const detail::OpInfo op{"argmax", O, site};
+  return detail::record_unary<"argmax", Out>(op, x, detail::kept_sizes(*x.value(), detail::parsed<Out::spec>),
+                                             [](const detail::Value& in, const detail::Value& out) {
+                                               const auto removed = detail::removed_dims(*in.spec, *out.spec);
+                                               std::int64_t outer = 1, n = 1, inner = 1;
+                                               bool seen = false;
+                                               for (int i = 0; i < in.local.size(); ++i) {
+                                                 if (removed[static_cast<std::size_t>(i)]) {
+                                                   n = in.local[i];
+                                                   seen = true;
+                                                 } else {
+                                                   (seen ? inner : outer) *= in.local[i];
+                                                 }
+                                               }
+                                               Buffer result = detail::allocate(out);
+                                               kernels::argmax(out.device->exec(), dtype_c<D>, in.data().data(), outer,
+                                                               n, inner, result.as<i32>());
+                                               return result;
+                                             });
+}
+
+template <Op O, dtype D, Spec S>
+auto broadcast(const Tensor<D, S>& x, Sizes sizes, Site site) -> Tensor<D, detail::result_of<rules::broadcast, O, S>> {
+  using Out = Tensor<D, detail::result_of<rules::broadcast, O, S>>;
+  const detail::OpInfo op{"broadcast", O, site};
+  detail::Bindings names(op, x.device());
+  names.bind(*x.value());
+  for (const auto& [name, size] : sizes) names.bind(name, size);
+  return detail::repeat<Out>(op, x, names.sizes(detail::parsed<Out::spec>));
+}
+
+}  // namespace shardlib

@@ -1,0 +1,650 @@
+// Meshes, devices, and every communication of every backend: the same file runs on threads and under mpirun.
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <thread>
+
+#include "shardlib/comm/single.hpp"
+#include "support.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+const std::vector<int> group_sizes{1, 2, 3, 4, 8};
+
+std::string mesh_of(int n) {
+  return "d=" + std::to_string(n);
+}
+
+Communicator& all_of(Device& device) {
+  return device.group({"d"});
+}
+
+/// Rank r's element i: integers small enough for every sum to be exact in every type.
+template <class T>
+std::vector<T> values_at(int rank, std::size_t count) {
+  std::vector<T> values;
+  for (std::size_t i = 0; i < count; ++i)
+    values.push_back(static_cast<T>(static_cast<float>((rank + 1) * 2 + int(i % 3))));
+  return values;
+}
+
+/// Floats of both signs and many magnitudes, so that every order of summation gives other bits.
+float rough(int rank, std::size_t i) {
+  const auto h = static_cast<std::uint32_t>((static_cast<std::size_t>(rank) * 7919 + i) * 2654435761U + 12345U);
+  const float mantissa = static_cast<float>(h >> 8) / 16777216.0F - 0.5F;
+  return std::ldexp(mantissa, static_cast<int>((h >> 3) % 12));
+}
+
+/// The order contract written out for each size.
+float tree_sum(const std::vector<float>& v) {
+  switch (v.size()) {
+    case 1:
+      return v[0];
+    case 2:
+      return v[0] + v[1];
+    case 3:
+      return (v[0] + v[1]) + v[2];
+    case 4:
+      return (v[0] + v[1]) + (v[2] + v[3]);
+    case 8:
+      return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
+    default:
+      throw Failure("no formula for this size");
+  }
+}
+
+std::vector<std::uint32_t> bits_of(const std::vector<float>& values) {
+  std::vector<std::uint32_t> bits;
+  for (const float v : values) bits.push_back(std::bit_cast<std::uint32_t>(v));
+  return bits;
+}
+
+template <class T>
+std::vector<T> all_gather(Device& device, Communicator& comm, const std::vector<T>& mine) {
+  const Buffer recv = make_buffer<T>(device, mine.size() * static_cast<std::size_t>(comm.size()));
+  comm.all_gather(make_buffer(device, mine), recv).wait();
+  return values_of<T>(recv);
+}
+
+template <class T>
+std::vector<T> all_reduce(Device& device, Communicator& comm, const std::vector<T>& mine, Reduction op) {
+  const T guard = static_cast<T>(77.0F);
+  std::vector<T> memory(mine.size() + 8, guard);
+  const Buffer recv(memory.data(), mine.size() * sizeof(T), nullptr);
+  comm.all_reduce(make_buffer(device, mine), recv, dtype_v<T>, op).wait();
+  expect(std::all_of(memory.end() - 8, memory.end(), [&](T v) { return v == guard; }), "written past the end");
+  return values_of<T>(recv);
+}
+
+template <class T>
+std::vector<T> reduce_scatter(Device& device, Communicator& comm, const std::vector<T>& mine, Reduction op) {
+  const Buffer recv = make_buffer<T>(device, mine.size() / static_cast<std::size_t>(comm.size()));
+  comm.reduce_scatter(make_buffer(device, mine), recv, dtype_v<T>, op).wait();
+  return values_of<T>(recv);
+}
+
+template <class T>
+void check_reductions(Device& device) {
+  Communicator& comm = all_of(device);
+  const auto n = static_cast<std::size_t>(comm.size());
+  for (const std::size_t block : {std::size_t{1}, std::size_t{5}, std::size_t{3000}, std::size_t{40001}}) {
+    // One element more than the group divides.
+    auto mine = values_at<T>(comm.rank(), n * block + 1);
+    std::vector<T> sum;
+    std::vector<T> max;
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      sum.push_back(static_cast<T>(static_cast<float>(n * (n + 1) + n * (i % 3))));
+      max.push_back(static_cast<T>(static_cast<float>(2 * n + i % 3)));
+    }
+    expect_equal(all_reduce(device, comm, mine, Reduction::sum), sum);
+    expect_equal(all_reduce(device, comm, mine, Reduction::max), max);
+    mine.pop_back();
+    const auto first = static_cast<std::ptrdiff_t>(static_cast<std::size_t>(comm.rank()) * block);
+    const auto last = first + static_cast<std::ptrdiff_t>(block);
+    expect_equal(reduce_scatter(device, comm, mine, Reduction::sum),
+                 std::vector(sum.begin() + first, sum.begin() + last));
+    expect_equal(reduce_scatter(device, comm, mine, Reduction::max),
+                 std::vector(max.begin() + first, max.begin() + last));
+  }
+}
+
+void check_moves(Device& device, std::size_t block) {
+  Communicator& comm = all_of(device);
+  const int n = comm.size();
+  const auto number = [](int from, int to, std::size_t i) { return static_cast<i32>(i) * 100 + from * 10 + to; };
+  std::vector<i32> mine;
+  std::vector<i32> gathered;
+  std::vector<i32> sent;
+  std::vector<i32> received;
+  for (std::size_t i = 0; i < block; ++i) mine.push_back(number(comm.rank(), 0, i));
+  for (int peer = 0; peer < n; ++peer) {
+    for (std::size_t i = 0; i < block; ++i) {
+      gathered.push_back(number(peer, 0, i));
+      sent.push_back(number(comm.rank(), peer, i));
+      received.push_back(number(peer, comm.rank(), i));
+    }
+  }
+  expect_equal(all_gather(device, comm, mine), gathered);
+  const Buffer recv = make_buffer<i32>(device, sent.size());
+  comm.all_to_all(make_buffer(device, sent), recv).wait();
+  expect_equal(values_of<i32>(recv), received);
+
+  const Buffer from_left = make_buffer<i32>(device, block);
+  comm.send_recv(make_buffer(device, mine), (comm.rank() + 1) % n, from_left, (comm.rank() + n - 1) % n).wait();
+  const auto left = static_cast<std::ptrdiff_t>(static_cast<std::size_t>((comm.rank() + n - 1) % n) * block);
+  expect_equal(values_of<i32>(from_left),
+               std::vector(gathered.begin() + left, gathered.begin() + left + static_cast<std::ptrdiff_t>(block)));
+}
+
+/// Every ordered set of axes, the empty one included.
+std::vector<std::vector<std::string_view>> ordered_sets(const std::vector<AxisSize>& axes) {
+  std::vector<std::vector<std::string_view>> sets{{}};
+  for (std::size_t done = 0; done < sets.size(); ++done) {
+    for (const auto& [name, size] : axes) {
+      auto longer = sets[done];
+      if (std::ranges::count(longer, name) != 0) continue;
+      longer.push_back(name);
+      sets.push_back(longer);
+    }
+  }
+  return sets;
+}
+
+std::string usage_error(const std::string& mesh) {
+  try {
+    parse_mesh(mesh);
+  } catch (const UsageError& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+template <class E, class F>
+std::string error_of(const F& f) {
+  try {
+    f();
+  } catch (const E& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+}  // namespace
+
+TEST_CASE("parse_mesh reads axes in order") {
+  CHECK(parse_mesh("").empty());
+  CHECK(parse_mesh("d=4,t=2") == std::vector<AxisSize>{{"d", 4}, {"t", 2}});
+  CHECK(to_string(parse_mesh("data_1=1,_t=12")) == "data_1=1,_t=12");
+  CHECK(device_count(parse_mesh("")) == 1);
+  CHECK(device_count(parse_mesh("d=4,t=2,p=3")) == 24);
+}
+
+TEST_CASE("parse_mesh says what is wrong") {
+  CHECK(usage_error("d=4,t") == "mesh \"d=4,t\", entry 2: 't' has no '=': write name=size, as in d=4,t=2");
+  CHECK(usage_error("d=4,") == "mesh \"d=4,\", entry 2: '' has no '=': write name=size, as in d=4,t=2");
+  CHECK(usage_error("d=x") == "mesh \"d=x\", entry 1: 'x' is no size: write a whole number, as in d=4,t=2");
+  CHECK(usage_error("d=") == "mesh \"d=\", entry 1: '' is no size: write a whole number, as in d=4,t=2");
+  CHECK(usage_error("d=2.5") == "mesh \"d=2.5\", entry 1: '2.5' is no size: write a whole number, as in d=4,t=2");
+  CHECK(usage_error("d=0") == "mesh \"d=0\", entry 1: axis 'd' has size 0: give it at least 1");
+  CHECK(usage_error("t=1,d=-3") == "mesh \"t=1,d=-3\", entry 2: axis 'd' has size -3: give it at least 1");
+  CHECK(usage_error("d=2,d=2") == "mesh \"d=2,d=2\", entry 2: axis 'd' stands there already: name each axis once");
+  CHECK(usage_error("2d=2") ==
+        "mesh \"2d=2\", entry 1: '2d' is no axis name: use letters, digits and _, not starting with a digit");
+  CHECK(usage_error("d=2, t=2") ==
+        "mesh \"d=2, t=2\", entry 2: ' t' is no axis name: use letters, digits and _, not starting with a digit");
+  CHECK(usage_error("=2") ==
+        "mesh \"=2\", entry 1: '' is no axis name: use letters, digits and _, not starting with a digit");
+  CHECK(usage_error("a=65536,b=65536") == "mesh \"a=65536,b=65536\", entry 2: too many devices: choose smaller sizes");
+}
+
+TEST_CASE("a device knows its place") {
+  on_mesh("d=2,t=2", [](const std::shared_ptr<Device>& device) {
+    expect(device->index() == device->coordinate("d") * 2 + device->coordinate("t"));
+    expect(device->count() == 4 && device->size("d") == 2);
+    expect_error<Error>([&] { return device->size("q"); }, "unknown axis 'q': the mesh is d=2,t=2");
+    expect_error<Error>([&] { device->group({"d", "q"}); }, "unknown axis 'q': the mesh is d=2,t=2");
+    expect_error<Error>([&] { device->group({"d", "d"}); }, "group over axis 'd' twice: name each axis once");
+    if (device->index() == 1) expect(device->describe() == "device 1 (d=0,t=1) of mesh d=2,t=2", device->describe());
+    expect(&device->group({"d", "t"}) == &device->group({"d", "t"}));
+  });
+  on_mesh("", [](const std::shared_ptr<Device>& device) {
+    expect(device->describe() == "device 0 of the mesh without axes", device->describe());
+    expect_error<Error>([&] { return device->coordinate("d"); }, "unknown axis 'd': the mesh has no axes");
+    expect(device->group({}).size() == 1);
+  });
+}
+
+TEST_CASE("local state is one per device and type, and ends with the launch") {
+  struct Counter {
+    int value = 0;
+  };
+  struct Owner {
+    std::shared_ptr<Device> device;  // a cycle, which clear_local breaks
+  };
+  std::atomic<int> devices = 0;
+  std::vector<std::weak_ptr<Device>> seen(2);
+  const bool runs = on_mesh("d=2", [&](const std::shared_ptr<Device>& device) {
+    device->local<Counter>().value += 1;
+    device->local<int>() += 5;
+    all_of(*device).barrier();
+    expect(device->local<Counter>().value == 1 && device->local<int>() == 5);
+    device->local<Owner>().device = device;
+    seen[static_cast<std::size_t>(device->index())] = device;
+    ++devices;
+  });
+  const int here = !under_mpi() ? 2 : world_rank() < 2 ? 1 : 0;
+  CHECK(devices == (runs ? here : 0));
+  CHECK((seen[0].expired() && seen[1].expired()));
+}
+
+TEST_CASE("groups rank their members in the order of the axes given") {
+  for (const std::string mesh : {"a=2,b=2", "a=2,b=3", "a=2,b=2,c=2", "a=2,b=1,c=2"}) {
+    on_mesh(mesh, [](const std::shared_ptr<Device>& device) {
+      const auto coordinates = [&](int index) {
+        std::map<std::string_view, int> at;
+        for (std::size_t i = device->axes().size(); i-- > 0;) {
+          at[device->axes()[i].name] = index % device->axes()[i].size;
+          index /= device->axes()[i].size;
+        }
+        return at;
+      };
+      for (const auto& axes : ordered_sets(device->axes())) {
+        std::map<std::vector<int>, i32> members;  // sorted by the coordinates, first axis first
+        for (int other = 0; other < device->count(); ++other) {
+          auto rest = coordinates(other);
+          auto mine = coordinates(device->index());
+          std::vector<int> place;
+          for (const auto axis : axes) {
+            place.push_back(rest[axis]);
+            rest.erase(axis);
+            mine.erase(axis);
+          }
+          if (rest == mine) members[place] = other;
+        }
+        std::vector<i32> expected;
+        for (const auto& [place, index] : members) expected.push_back(index);
+        Communicator& comm = device->group(axes);
+        expect(comm.size() == static_cast<int>(expected.size()));
+        expect(expected[static_cast<std::size_t>(comm.rank())] == device->index());
+        expect_equal(all_gather<i32>(*device, comm, {device->index()}), expected);
+      }
+    });
+  }
+}
+
+TEST_CASE("collectives and messages move the right blocks") {
+  for (const int n : group_sizes) {
+    on_mesh(mesh_of(n), [](const std::shared_ptr<Device>& device) {
+      for (const std::size_t block : {0U, 1U, 3U, 1000U, 50001U}) check_moves(*device, block);
+    });
+  }
+}
+
+TEST_CASE("reductions give the exact values in every type") {
+  for (const int n : group_sizes) {
+    on_mesh(mesh_of(n), [](const std::shared_ptr<Device>& device) {
+      check_reductions<f32>(*device);
+      check_reductions<f64>(*device);
+      check_reductions<i32>(*device);
+      check_reductions<u32>(*device);
+      check_reductions<bf16>(*device);
+    });
+  }
+}
+
+TEST_CASE("sums follow the tree over the ranks, bit by bit") {
+  for (const int n : group_sizes) {
+    on_mesh(mesh_of(n), [n](const std::shared_ptr<Device>& device) {
+      Communicator& comm = all_of(*device);
+      for (const std::size_t block : {std::size_t{7}, std::size_t{30011}}) {
+        const std::size_t count = block * static_cast<std::size_t>(n);
+        std::vector<float> mine;
+        std::vector<float> expected;
+        bool matters = n <= 2;
+        for (std::size_t i = 0; i < count; ++i) {
+          std::vector<float> column;
+          for (int r = 0; r < n; ++r) column.push_back(rough(r, i));
+          mine.push_back(column[static_cast<std::size_t>(comm.rank())]);
+          expected.push_back(tree_sum(column));
+          matters = matters || expected.back() != std::accumulate(column.rbegin(), column.rend(), 0.0F);
+        }
+        expect(matters, "the data do not tell the orders apart");
+        expect_equal(bits_of(all_reduce(*device, comm, mine, Reduction::sum)), bits_of(expected));
+        const auto first = expected.begin() + static_cast<std::ptrdiff_t>(block) * comm.rank();
+        const std::vector<float> slice(first, first + static_cast<std::ptrdiff_t>(block));
+        expect_equal(bits_of(reduce_scatter(*device, comm, mine, Reduction::sum)), bits_of(slice));
+      }
+    });
+  }
+}
+
+TEST_CASE("bf16 sums are taken in f32 and rounded once") {
+  const std::map<int, float> expected{{1, 256}, {2, 256}, {3, 258}, {4, 260}, {8, 264}};
+  for (const auto& [n, sum] : expected) {
+    on_mesh(mesh_of(n), [sum = sum](const std::shared_ptr<Device>& device) {
+      Communicator& comm = all_of(*device);
+      for (const std::size_t count : {std::size_t{24}, std::size_t{48000}}) {
+        const std::vector<bf16> mine(count, bf16(comm.rank() == 0 ? 256.0F : 1.0F));
+        expect_equal(all_reduce(*device, comm, mine, Reduction::sum), std::vector<bf16>(count, bf16(sum)));
+        expect_equal(reduce_scatter(*device, comm, mine, Reduction::sum),
+                     std::vector<bf16>(count / static_cast<std::size_t>(comm.size()), bf16(sum)));
+      }
+    });
+  }
+}
+
+TEST_CASE("max keeps a NaN from any rank, and integer sums wrap around") {
+  for (const int n : group_sizes) {
+    on_mesh(mesh_of(n), [n](const std::shared_ptr<Device>& device) {
+      Communicator& comm = all_of(*device);
+      std::vector<float> mine(static_cast<std::size_t>(n), static_cast<float>(-comm.rank()));
+      mine[static_cast<std::size_t>(comm.rank())] = std::numeric_limits<float>::quiet_NaN();
+      for (const float v : all_reduce(*device, comm, mine, Reduction::max)) expect(std::isnan(v), show(v));
+      expect_equal(all_reduce<float>(*device, comm, {static_cast<float>(-comm.rank() - 1)}, Reduction::max), {-1});
+
+      const auto total = static_cast<u32>(n) * 0x7fffffffU;
+      expect_equal(all_reduce<i32>(*device, comm, {0x7fffffff}, Reduction::sum), {static_cast<i32>(total)});
+      expect_equal(all_reduce<u32>(*device, comm, {0x7fffffffU}, Reduction::sum), {total});
+    });
+  }
+}
+
+TEST_CASE("requests may be waited for in any order on each device") {
+  for (const std::string mesh : {"a=2,b=2", "a=2,b=4", "a=3,b=1", "a=2,b=1"}) {
+    on_mesh(mesh, [](const std::shared_ptr<Device>& device) {
+      constexpr std::size_t operations = 6;
+      for (const std::size_t count : {std::size_t{8}, std::size_t{40000}}) {
+        for (std::size_t round = 0; round < operations; ++round) {
+          std::vector<Request> requests;
+          std::vector<Buffer> results;
+          for (std::size_t k = 0; k < operations; ++k) {
+            Communicator& comm = device->group({k % 2 == 0 ? "a" : "b"});
+            const auto value = static_cast<float>(comm.rank() + 10 * static_cast<int>(k));
+            const Buffer send = make_buffer(*device, std::vector<float>(count, value));
+            if (k < 4) {
+              results.push_back(make_buffer<float>(*device, count));
+              requests.push_back(comm.all_reduce(send, results.back(), DType::f32, Reduction::max));
+            } else {
+              results.push_back(make_buffer<float>(*device, count * static_cast<std::size_t>(comm.size())));
+              requests.push_back(comm.all_gather(send, results.back()));
+            }
+          }
+          for (std::size_t k = 0; k < operations; ++k) {
+            requests[(k + round * static_cast<std::size_t>(device->index())) % operations].wait();
+          }
+          for (std::size_t k = 0; k < operations; ++k) {
+            const auto last = static_cast<float>(device->group({k % 2 == 0 ? "a" : "b"}).size() - 1);
+            expect(values_of<float>(results[k]).back() == last + static_cast<float>(10 * k));
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST_CASE("test makes progress, and a dropped request is waited for") {
+  on_mesh("d=2", [](const std::shared_ptr<Device>& device) {
+    Communicator& comm = all_of(*device);
+    const std::vector<float> mine(30000, static_cast<float>(comm.rank() + 1));
+    const Buffer polled = make_buffer<float>(*device, mine.size());
+    const Buffer dropped = make_buffer<float>(*device, mine.size());
+    Request request = comm.all_reduce(make_buffer(*device, mine), polled, DType::f32, Reduction::sum);
+    while (!request.test()) std::this_thread::yield();
+    request.wait();
+    { const Request r = comm.all_reduce(make_buffer(*device, mine), dropped, DType::f32, Reduction::max); }
+    expect_equal(values_of<float>(polled), std::vector<float>(mine.size(), 3));
+    expect_equal(values_of<float>(dropped), std::vector<float>(mine.size(), 2));
+  });
+}
+
+TEST_CASE("messages of a pair stay in order, sends never wait, and a device may write to itself") {
+  for (const int n : group_sizes) {
+    on_mesh(mesh_of(n), [n](const std::shared_ptr<Device>& device) {
+      Communicator& comm = all_of(*device);
+      constexpr int messages = 3;
+      constexpr std::size_t count = 100000;  // too long for MPI to send eagerly
+      const auto value = [](int from, int to, int k) { return static_cast<i32>(100 * from + 10 * to + k); };
+      for (int to = 0; to < n; ++to) {
+        for (int k = 0; k < messages; ++k) {
+          comm.send(make_buffer(*device, std::vector<i32>(count, value(comm.rank(), to, k))), to).wait();
+        }
+      }
+      std::vector<Request> requests;
+      std::vector<Buffer> received;
+      for (int from = 0; from < n; ++from) {
+        for (int k = 0; k < messages; ++k) {
+          received.push_back(make_buffer<i32>(*device, count));
+          requests.push_back(comm.recv(received.back(), from));
+        }
+      }
+      while (!requests.empty()) {
+        requests.back().wait();
+        requests.pop_back();
+      }
+      for (int from = 0; from < n; ++from) {
+        for (int k = 0; k < messages; ++k) {
+          expect_equal(values_of<i32>(received[static_cast<std::size_t>(from * messages + k)]),
+                       std::vector<i32>(count, value(from, comm.rank(), k)));
+        }
+      }
+    });
+  }
+}
+
+TEST_CASE("buffers may be overwritten and freed once a collective is over") {
+  for (const int n : {2, 4}) {
+    on_mesh(mesh_of(n), [n](const std::shared_ptr<Device>& device) {
+      Communicator& comm = all_of(*device);
+      const Buffer send = make_buffer<i32>(*device, 5000);
+      const Buffer gathered = make_buffer<i32>(*device, 5000 * static_cast<std::size_t>(n));
+      const Buffer sum = make_buffer<i32>(*device, 5000);
+      for (i32 step = 0; step < 200; ++step) {
+        std::fill_n(send.as<i32>(), 5000, step + comm.rank());
+        comm.all_gather(send, gathered).wait();
+        std::fill_n(send.as<i32>(), 5000, 2 * step);
+        comm.all_reduce(send, sum, DType::i32, Reduction::sum).wait();
+        for (int r = 0; r < n; ++r) expect(gathered.as<i32>()[5000 * r + 4999] == step + r);
+        expect(sum.as<i32>()[0] == 2 * step * n && sum.as<i32>()[4999] == 2 * step * n);
+      }
+      const auto before = device->pool()->stats();
+      for (int step = 0; step < 20; ++step) all_gather(*device, comm, std::vector<i32>(5000, step));
+      comm.barrier();
+      expect(device->pool()->stats().live == before.live, "a finished collective keeps memory");
+    });
+  }
+}
+
+TEST_CASE("a collective completes and lets go of the buffers while a member is yet to wait for it") {
+  on_mesh("d=2", [](const std::shared_ptr<Device>& device) {
+    Communicator& comm = all_of(*device);
+    const Buffer token = make_buffer<i32>(*device, 1);
+    const Buffer send = make_buffer(*device, std::vector<float>(50000, 1));
+    const Buffer recv = make_buffer<float>(*device, 50000);
+    Request request = comm.all_reduce(send, recv, DType::f32, Reduction::sum);
+    if (comm.rank() == 1) comm.recv(token, 0).wait();
+    request.wait();
+    expect(send.unique() && recv.unique(), "the request keeps its buffers");
+    expect_equal(values_of<float>(recv), std::vector<float>(50000, 2));
+    if (comm.rank() == 0) comm.send(token, 1).wait();
+  });
+}
+
+TEST_CASE("large messages") {
+  on_mesh("d=2", [](const std::shared_ptr<Device>& device) {
+    Communicator& comm = all_of(*device);
+    constexpr std::size_t count = (std::size_t{80} << 20) / sizeof(u32);
+    const Buffer send = make_buffer<u32>(*device, count);
+    for (std::size_t i = 0; i < count; ++i) send.as<u32>()[i] = static_cast<u32>(i) * 2 + static_cast<u32>(comm.rank());
+    const Buffer gathered = make_buffer<u32>(*device, 2 * count);
+    const Buffer sum = make_buffer<u32>(*device, count);
+    Request first = comm.all_gather(send, gathered);
+    comm.all_reduce(send, sum, DType::u32, Reduction::sum).wait();
+    first.wait();
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const u32 v = static_cast<u32>(i) * 2;
+      wrong += gathered.as<u32>()[i] != v || gathered.as<u32>()[count + i] != v + 1 || sum.as<u32>()[i] != 2 * v + 1;
+    }
+    expect(wrong == 0, show(wrong) + " wrong elements");
+  });
+}
+
+TEST_CASE("buffers that do not fit are refused") {
+  on_mesh("d=2", [](const std::shared_ptr<Device>& device) {
+    Communicator& comm = all_of(*device);
+    const auto bytes = [&](std::size_t n) { return device->pool()->allocate(n); };
+    expect_error<Error>([&] { comm.all_gather(bytes(12), bytes(20)); },
+                        "all_gather over 2 devices: send has 12 bytes, recv has 20 bytes: recv must have 2 times the "
+                        "bytes of send");
+    expect_error<Error>([&] { comm.all_to_all(bytes(3), bytes(3)); },
+                        "all_to_all over 2 devices: send has 3 bytes: they must split into 2 equal blocks");
+    expect_error<Error>([&] { comm.reduce_scatter(bytes(12), bytes(12), DType::f32, Reduction::sum); },
+                        "reduce_scatter over 2 devices: send has 12 bytes, recv has 12 bytes: send must have 2 times "
+                        "the bytes of recv");
+    expect_error<Error>([&] { comm.all_reduce(bytes(12), bytes(16), DType::f32, Reduction::sum); },
+                        "all_reduce over 2 devices: send has 12 bytes, recv has 16 bytes: make them equal");
+    expect_error<Error>([&] { comm.all_reduce(bytes(6), bytes(6), DType::f32, Reduction::sum); },
+                        "all_reduce of f32: recv has 6 bytes: they must be a multiple of 4");
+    expect_error<Error>([&] { comm.all_reduce(bytes(6), bytes(6), DType::bool_, Reduction::max); },
+                        "all_reduce of bool_: only f32, bf16, f64, i32 and u32 can be reduced: convert first");
+    const Buffer one = bytes(8);
+    expect_error<Error>([&] { comm.all_reduce(one, one, DType::f32, Reduction::sum); },
+                        "all_reduce over 2 devices: send has 8 bytes, recv has 8 bytes: they are the same memory: give "
+                        "recv its own");
+    expect_error<Error>([&] { comm.send(one, 2); }, "send to rank 2: the group has the ranks 0 to 1");
+    expect_error<Error>([&] { comm.recv(one, -1); }, "recv from rank -1: the group has the ranks 0 to 1");
+    comm.send(bytes(4), 1 - comm.rank());
+    expect_error<Error>([&] { comm.recv(one, 1 - comm.rank()).wait(); },
+                        "recv from rank " + show(1 - comm.rank()) +
+                            ": 4 bytes were sent, but 8 were expected: send and recv must agree on the size");
+  });
+  SingleCommunicator alone;
+  CHECK(error_of<Error>([&] { alone.recv({}, 0).wait(); }) ==
+        "recv from rank 0: a device that is alone waits for itself: send first");
+}
+
+#if defined(SHARDLIB_WITH_MPI)
+TEST_CASE("messages longer than MPI's counts go in pieces") {
+  const std::size_t longest = std::exchange(detail::mpi::longest_message, 1000);
+  for (const int n : group_sizes) {
+    on_mesh(mesh_of(n), [](const std::shared_ptr<Device>& device) {
+      for (const std::size_t block : {0U, 3U, 250U, 5001U}) check_moves(*device, block);
+      check_reductions<f32>(*device);
+    });
+  }
+  detail::mpi::longest_message = longest;
+}
+#endif
+
+TEST_CASE("when one device fails the others wake up, and its own error comes out") {
+  if (under_mpi()) return;  // there run_program ends the job instead
+  using Wait = std::function<void(Device&, Communicator&)>;
+  const std::vector<Wait> waits{
+      [](Device& d, Communicator& c) { all_gather<i32>(d, c, {1}); },
+      [](Device& d, Communicator& c) { all_reduce<float>(d, c, {1}, Reduction::sum); },
+      [](Device& d, Communicator& c) { c.recv(make_buffer<i32>(d, 1), 3).wait(); },
+      [](Device&, Communicator& c) { c.barrier(); },
+      [](Device& d, Communicator& c) {
+        Request r = c.all_gather(make_buffer<i32>(d, 1), make_buffer<i32>(d, 4));
+        while (!r.test()) std::this_thread::yield();
+      },
+  };
+  for (const Wait& wait : waits) {
+    for (const bool late : {false, true}) {
+      std::atomic<int> aborted = 0;
+      const auto body = [&](const std::shared_ptr<Device>& device) {
+        Communicator& comm = all_of(*device);
+        if (device->index() == 3) {
+          if (late) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+          throw UsageError("no data for device 3");
+        }
+        try {
+          wait(*device, comm);
+        } catch (const Aborted&) {
+          ++aborted;
+          throw;
+        }
+      };
+      CHECK(error_of<UsageError>([&] { launch(parse_mesh("d=4"), body); }) == "no data for device 3");
+      CHECK(aborted == 3);
+    }
+  }
+}
+
+TEST_CASE("a failing device does not wait for the requests that it drops") {
+  if (under_mpi()) return;
+  const auto body = [](const std::shared_ptr<Device>& device) {
+    Communicator& comm = all_of(*device);
+    if (device->index() == 1) {
+      const Request request = comm.all_gather(make_buffer<i32>(*device, 1), make_buffer<i32>(*device, 2));
+      throw Error("mine");
+    }
+    comm.recv(make_buffer<i32>(*device, 1), 1).wait();
+  };
+  CHECK(error_of<Error>([&] { launch(parse_mesh("d=2"), body); }) == "mine");
+}
+
+TEST_CASE("devices out of step get an error instead of hanging") {
+  if (under_mpi()) return;
+  const auto returns = [](const std::shared_ptr<Device>& device) {
+    if (device->index() != 1) all_of(*device).barrier();
+  };
+  CHECK(error_of<Error>([&] { launch(parse_mesh("d=3"), returns); }) ==
+        "barrier: device 1 (rank 1 of 3) has returned without taking part: every device of a group must make the same "
+        "calls");
+  const auto silent = [](const std::shared_ptr<Device>& device) {
+    if (device->index() == 0) all_of(*device).recv(make_buffer<i32>(*device, 1), 1).wait();
+  };
+  CHECK(error_of<Error>([&] { launch(parse_mesh("d=2"), silent); }) ==
+        "recv: device 1 (rank 1 of 2) has returned without taking part: every device of a group must make the same "
+        "calls");
+  const auto differs = [](const std::shared_ptr<Device>& device) {
+    if (device->index() == 0) {
+      all_gather<i32>(*device, all_of(*device), {1});
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      all_reduce<float>(*device, all_of(*device), {1, 2}, Reduction::max);
+    }
+  };
+  CHECK(error_of<Error>([&] { launch(parse_mesh("d=2"), differs); }) ==
+        "rank 1 of 2 calls all_reduce of 8 bytes (f32 max) where another device calls all_gather of 4 bytes: every "
+        "device of a group must make the same calls in the same order");
+}
+
+TEST_CASE("launch refuses what cannot be") {
+  const auto nothing = [](const std::shared_ptr<Device>&) {};
+  CHECK(error_of<UsageError>([&] {
+          launch({{"d", 2}, {"d", 2}}, nothing);
+        }) == "mesh \"d=2,d=2\", entry 2: axis 'd' stands there already: name each axis once");
+  CHECK(error_of<UsageError>([&] { launch({}, nothing, {.threads = -1}); }) ==
+        "launch: threads must be positive, or 0 for a share of the cores");
+  if (under_mpi()) {
+    const int more = world_size() + 1;
+    CHECK(error_of<UsageError>([&] {
+            launch({{"d", more}}, nothing);
+          }) == "mesh d=" + show(more) + " has " + show(more) + " devices, but mpirun started " + show(world_size()) +
+                    (world_size() == 1 ? " rank" : " ranks") + ": start " + show(more) + " or choose another mesh");
+  }
+  if (under_mpi() && world_size() > 1) {
+    CHECK(error_of<UsageError>([&] { launch({}, nothing); }) ==
+          "the mesh without axes has 1 device, but mpirun started " + show(world_size()) +
+              " ranks: start 1 or choose another mesh");
+  }
+}
+
+TEST_CASE("devices share out the threads") {
+  CHECK(detail::threads_per_device(1) >= 1);
+  CHECK(detail::threads_per_device(1000000) == 1);
+  launch({{"d", world_size()}}, [](const std::shared_ptr<Device>& device) {
+    expect(device->exec().threads >= 1 && device->exec().pool == device->pool().get());
+  });
+  launch({{"d", world_size()}}, [](const std::shared_ptr<Device>& device) { expect(device->exec().threads == 3); },
+         {.threads = 3});
+}

@@ -1,0 +1,115 @@
+// Helpers for the tests: bodies on a mesh, expectations that any thread may state, buffers from values.
+#pragma once
+
+#if __has_include(<catch2/catch_all.hpp>)
+#include <catch2/catch_all.hpp>
+#else
+#include <catch2/catch.hpp>
+#endif
+
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <source_location>
+#include <span>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shardlib/device.hpp"
+#include "shardlib/launch.hpp"
+
+namespace shardlib::test {
+
+/// A failed expectation of a device body. Not a shardlib::Error, so that no test takes it for the error it expects.
+struct Failure : std::logic_error {
+  using std::logic_error::logic_error;
+};
+
+/// Catch's own macros are for one thread only; `launch` carries this exception to the test.
+inline void expect(bool ok, std::string_view message = "expectation failed",
+                   std::source_location where = std::source_location::current()) {
+  if (!ok) {
+    throw Failure(std::string(where.file_name()) + ":" + std::to_string(where.line()) + ": " + std::string(message));
+  }
+}
+
+template <class T>
+std::string show(const T& value) {
+  std::ostringstream out;
+  if constexpr (std::is_same_v<T, bf16>) {
+    out << float(value);
+  } else {
+    out << value;
+  }
+  return out.str();
+}
+
+/// Equal in size and in every element; names the first that differs.
+template <class T>
+void expect_equal(const std::vector<T>& actual, const std::vector<T>& expected,
+                  std::source_location where = std::source_location::current()) {
+  expect(actual.size() == expected.size(), show(actual.size()) + " elements instead of " + show(expected.size()),
+         where);
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    if (!(actual[i] == expected[i])) {
+      expect(false, "element " + show(i) + " is " + show(actual[i]) + " instead of " + show(expected[i]), where);
+    }
+  }
+}
+
+/// f throws an E whose text is exactly `text`.
+template <class E, class F>
+void expect_error(const F& f, std::string_view text, std::source_location where = std::source_location::current()) {
+  std::string got = "nothing was thrown";
+  try {
+    f();
+  } catch (const E& e) {
+    got = e.what();
+  }
+  expect(got == text, "the error is \"" + got + "\" instead of \"" + std::string(text) + "\"", where);
+}
+
+/// Runs `body` once per device of the mesh. Under mpirun with too few ranks it does nothing and returns false; ranks
+/// beyond the mesh are idle. When only some ranks fail the whole job ends, as the others may wait for them.
+inline bool on_mesh(const std::string& mesh, const DeviceBody& body) {
+  const std::vector<AxisSize> axes = parse_mesh(mesh);
+  if (under_mpi() && device_count(axes) > world_size()) return false;
+  std::exception_ptr error;
+  detail::Ending ending;
+  ending.idle = world_rank() >= device_count(axes);
+  try {
+    launch(axes, body, {.allow_idle_ranks = true});
+  } catch (...) {
+    error = std::current_exception();
+    ending = detail::ending_of(error);
+  }
+  const std::string message = detail::settle(ending);
+  if (error) std::rethrow_exception(error);
+  // An idle rank must leave the test case too, or it would be out of step in the next one.
+  if (ending.idle && !message.empty()) throw Failure(message);
+  return true;
+}
+
+template <class T>
+Buffer make_buffer(const Device& device, const std::vector<T>& values) {
+  Buffer buffer = device.pool()->allocate(values.size() * sizeof(T));
+  if (!values.empty()) std::memcpy(buffer.data(), values.data(), buffer.bytes());
+  return buffer;
+}
+
+template <class T>
+Buffer make_buffer(const Device& device, std::size_t count) {
+  return make_buffer(device, std::vector<T>(count));
+}
+
+template <class T>
+std::vector<T> values_of(const Buffer& buffer) {
+  const T* first = buffer.as<T>();
+  return std::vector<T>(first, first + buffer.bytes() / sizeof(T));
+}
+
+}  // namespace shardlib::test
