@@ -1,0 +1,250 @@
+// The first figures, each a ratio measured in one run (medians, the two sides interleaved):
+//   figures                     one process: GEMM, typed shell, a gpt_fsdp step against the measured FMA peak
+//   mpirun -n 2 figures         collectives against the MPI library's own
+// benchmarks/run.sh builds and runs both.
+#include <shardlib/shardlib.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <thread>
+
+#include "../examples/gpt_model.hpp"
+#if defined(SHARDLIB_WITH_MPI)
+#include <mpi.h>
+#endif
+
+using namespace shardlib;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+double seconds_of(const std::function<void()>& f) {
+  const auto begin = Clock::now();
+  f();
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+struct Times {
+  double median = 0, low = 0, high = 0;  ///< seconds; the spread is the middle 80 %
+};
+Times summary(std::vector<double> t) {
+  std::sort(t.begin(), t.end());
+  const auto at = [&](double q) { return t[static_cast<std::size_t>(q * static_cast<double>(t.size() - 1))]; };
+  return {at(0.5), at(0.1), at(0.9)};
+}
+
+// Medians of several functions that take turns, so that all of them see the same noise.
+std::vector<Times> interleaved(int rounds, const std::vector<std::function<void()>>& functions) {
+  std::vector<std::vector<double>> times(functions.size());
+  for (const auto& f : functions) f();
+  for (int r = 0; r < rounds; ++r)
+    for (std::size_t i = 0; i < functions.size(); ++i) times[i].push_back(seconds_of(functions[i]));
+  std::vector<Times> result;
+  for (auto& t : times) result.push_back(summary(std::move(t)));
+  return result;
+}
+
+// Multiply-adds a second of one core: independent chains over vectors that stay in registers.
+double fma_flops_once() {
+  constexpr int lanes = 16, chains = 12;
+  alignas(64) float acc[chains][lanes];
+  for (auto& chain : acc)
+    for (float& x : chain) x = 1.0F;
+  constexpr int steps = 4'000'000;
+  volatile float factor = 0.999999F, addend = 1e-6F;
+  const float a = factor, b = addend;
+  const double t = seconds_of([&] {
+    for (int s = 0; s < steps; ++s)
+      for (auto& chain : acc)
+        for (float& x : chain) x = x * a + b;
+  });
+  volatile float sink = 0;
+  for (auto& chain : acc)
+    for (const float x : chain) sink = sink + x;
+  return 2.0 * lanes * chains * steps / t;
+}
+double fma_peak(int threads) {
+  std::vector<double> rates;
+  for (int round = 0; round < 5; ++round) {
+    std::vector<double> each(static_cast<std::size_t>(threads));
+    std::vector<std::thread> workers;
+    for (auto& rate : each) workers.emplace_back([&rate] { rate = fma_flops_once(); });
+    for (auto& worker : workers) worker.join();
+    double sum = 0;
+    for (const double rate : each) sum += rate;
+    rates.push_back(sum);
+  }
+  return summary(rates).median;
+}
+
+void gemm_figures(const Mesh<"d t">& mesh) {
+  fmt::print("\nGEMM: einsum_unreduced<\"A K, K N -> A N\"> over the library called directly (f32, 1 process)\n");
+  fmt::print("{:>18}  {:>14}  {:>14}  {:>6}\n", "m x n x k", "ours GFLOP/s", "direct GFLOP/s", "ratio");
+  const std::int64_t shapes[][3] = {
+      {256, 3072, 768}, {1024, 768, 768}, {4096, 3072, 768}, {256, 50304, 768}, {2048, 2048, 2048}};
+  for (const auto& [m, n, k] : shapes) {
+    const auto x = random_normal<f32, "A K">(mesh, {{"A", m}, {"K", k}}, {0, 1});
+    const auto w = random_normal<f32, "K N">(mesh, {{"K", k}, {"N", n}}, {0, 2});
+    const Buffer direct = mesh.device()->pool()->allocate(static_cast<std::size_t>(m * n) * sizeof(f32));
+    const auto times = interleaved(m * n * k > 1'000'000'000 ? 9 : 25,
+                                   {[&] { einsum_unreduced<"A K, K N -> A N">(x, w); },
+                                    [&] {
+                                      kernels::gemm<f32>(mesh.device()->exec(), false, false, m, n, k, x.span().data(),
+                                                         k, w.span().data(), n, direct.as<f32>(), n, false);
+                                    }});
+    const double flops = 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+    fmt::print("{:>18}  {:>14.1f}  {:>14.1f}  {:>6.3f}\n", fmt::format("{}x{}x{}", m, n, k),
+               flops / times[0].median / 1e9, flops / times[1].median / 1e9, times[1].median / times[0].median);
+  }
+}
+
+void shell_figures(const Mesh<"d t">& mesh) {
+  fmt::print(
+      "\nTyped op over the erased kernel called by hand (relu of a [1024 x 768] f32; time ratio, 1.00 is no cost)\n");
+  const std::int64_t n = 1024 * 768;
+  const auto x = random_normal<f32, "A K">(mesh, {{"A", 1024}, {"K", 768}}, {0, 3});
+  const auto times = interleaved(401, {[&] { relu(x); },
+                                       [&] {
+                                         const Buffer out =
+                                             mesh.device()->pool()->allocate(static_cast<std::size_t>(n) * 4);
+                                         kernels::apply_flat(
+                                             mesh.device()->exec(), n, [](const f32& in, f32& y) { y = relu(in); },
+                                             x.span().data(), out.as<f32>());
+                                       }});
+  fmt::print("typed {:.1f} us, by hand {:.1f} us, ratio {:.3f}\n", times[0].median * 1e6, times[1].median * 1e6,
+             times[0].median / times[1].median);
+}
+
+gpt::Model random_model(const Mesh<"d t">& mesh, const Sizes& sizes, int layers) {
+  std::uint64_t stream = 0;
+  const auto init = [&]<class D, Spec S>(Tensor<D, S>& w) {
+    w = random_truncated_normal<D, S>(mesh, sizes, {0, stream++}) * 0.05;
+  };
+  gpt::Model w;
+  init(w.embed);
+  init(w.unembed.emplace_back());
+  for (int i = 0; i < layers; ++i)
+    for_each_leaf([&](std::string_view, auto& leaf) { init(leaf); }, w.layers.emplace_back());
+  init(w.final_norm);
+  return w;
+}
+
+void step_figures(const Mesh<"d t">& mesh, double peak) {
+  const std::int64_t batch = 16, length = 128;
+  fmt::print("\nA gpt_fsdp forward and backward pass (4 layers, d_model 256, batch 16, seq 128; 1 process)\n");
+  const Sizes sizes{{"V", 256}, {"M", 256}, {"Q", 2}, {"K", 2}, {"D", 64}, {"F", 768}, {"B", batch}, {"L", length}};
+  const auto w = random_model(mesh, sizes, 4);
+  const auto ids = cast<i32>(random_uniform<f32, "B/d L">(mesh, sizes, {0, 99}) * 255.0);
+  const gpt::Batch data{ids, ids, zeros<i32, "B/d L">(mesh, sizes)};
+  const auto causal = causal_mask<"Qlen Klen">(mesh, length, length);
+  const auto step = [&] { value_and_grad(mesh, gpt::loss, w, data, causal, false); };
+  step();
+  auto& counts = detail::state(mesh.device()).counts;
+  counts.clear();
+  step();
+  const double flops = counts.at("einsum_unreduced").flops;
+  const auto t = interleaved(9, {step})[0];
+  fmt::print(
+      "{:.1f} ms ({:.1f} .. {:.1f}), {:.2f} GFLOP of einsums (recompute included), {:.1f} GFLOP/s, {:.1f} % of the "
+      "peak\n",
+      t.median * 1e3, t.low * 1e3, t.high * 1e3, flops / 1e9, flops / t.median / 1e9, 100 * flops / t.median / peak);
+}
+
+#if defined(SHARDLIB_WITH_MPI)
+void collective_figures(const Mesh<"d">& mesh) {
+  const int n = mesh.count();
+  auto& group = mesh.device()->group({"d"});
+  const auto& pool = mesh.device()->pool();
+  if (mesh.index() == 0) {
+    fmt::print(
+        "\nCollectives on {} ranks against the MPI library's own (bus bandwidth, GB/s; total bytes; fresh buffers in "
+        "turn)\n",
+        n);
+    fmt::print("{:>10}  {:>30}  {:>30}  {:>30}\n", "bytes", "all_gather ours/MPI ratio",
+               "reduce_scatter ours/MPI ratio", "all_reduce ours/MPI ratio");
+  }
+  for (std::size_t bytes = 64 << 10; bytes <= 64U << 20; bytes *= 16 / (bytes < (16U << 20) ? 1 : 4)) {
+    const std::size_t part = bytes / static_cast<std::size_t>(n);
+    constexpr int copies = 3;  // buffers rotate: a buffer that stays in the cache would flatter
+    std::vector<Buffer> whole, small, out;
+    for (int i = 0; i < copies; ++i) {
+      whole.push_back(pool->allocate(bytes));
+      small.push_back(pool->allocate(part));
+      out.push_back(pool->allocate(bytes));
+      for (const Buffer& b : {whole.back(), small.back(), out.back()}) std::memset(b.data(), 0, b.bytes());
+    }
+    int turn = 0;
+    const auto pick = [&](const std::vector<Buffer>& set) { return set[static_cast<std::size_t>(turn % copies)]; };
+    const int count = static_cast<int>(part / sizeof(f32));
+    const auto times = interleaved(
+        bytes > (4U << 20) ? 15 : 41,
+        {[&] {
+           group.barrier();
+           group.all_gather(pick(small), pick(whole)).wait();
+           ++turn;
+         },
+         [&] {
+           group.barrier();
+           MPI_Allgather(pick(small).data(), count, MPI_FLOAT, pick(whole).data(), count, MPI_FLOAT, MPI_COMM_WORLD);
+           ++turn;
+         },
+         [&] {
+           group.barrier();
+           group.reduce_scatter(pick(whole), pick(small), DType::f32, Reduction::sum).wait();
+           ++turn;
+         },
+         [&] {
+           group.barrier();
+           MPI_Reduce_scatter_block(pick(whole).data(), pick(small).data(), count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+           ++turn;
+         },
+         [&] {
+           group.barrier();
+           group.all_reduce(pick(whole), pick(out), DType::f32, Reduction::sum).wait();
+           ++turn;
+         },
+         [&] {
+           group.barrier();
+           MPI_Allreduce(pick(whole).data(), pick(out).data(), count * n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+           ++turn;
+         }});
+    if (mesh.index() != 0) continue;
+    std::string row = fmt::format("{:>10}", bytes);
+    for (std::size_t i = 0; i < 6; i += 2) {
+      // Bytes that cross the bus: (n-1)/n of the total, twice for all_reduce.
+      const double moved = static_cast<double>(bytes) * (n - 1) / n * (i == 4 ? 2 : 1) / 1e9;
+      row += fmt::format("  {:>30}", fmt::format("{:.2f} / {:.2f}  {:.2f}", moved / times[i].median,
+                                                 moved / times[i + 1].median, times[i + 1].median / times[i].median));
+    }
+    fmt::print("{}\n", row);
+    std::fflush(stdout);
+  }
+}
+#endif
+
+int figures() {
+  if (under_mpi() && world_size() > 1) {
+#if defined(SHARDLIB_WITH_MPI)
+    launch({{"d", world_size()}}, [](const std::shared_ptr<Device>& device) { collective_figures(Mesh<"d">(device)); });
+#endif
+    return 0;
+  }
+  launch({{"d", 1}, {"t", 1}}, [](const std::shared_ptr<Device>& device) {
+    const Mesh<"d t"> mesh(device);
+    const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+    const double one = fma_peak(1), all = fma_peak(cores);
+    fmt::print("FMA peak: {:.1f} GFLOP/s on one core, {:.1f} on {} at once\n", one / 1e9, all / 1e9, cores);
+    gemm_figures(mesh);
+    shell_figures(mesh);
+    step_figures(mesh, all);
+  });
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_program(argc, argv, figures);
+}
