@@ -4,13 +4,14 @@
 //   mpirun -n 2 gpt_fsdp --data text.txt        two devices as MPI ranks
 //
 // With gpt_model.hpp this is the whole training step; there is no tokenizer (bytes are tokens) and no checkpoint.
+#include <shardlib/io/text_batches.hpp>
 #include <shardlib/shardlib.hpp>
 
 #include <CLI/CLI.hpp>
 
+#include <charconv>
 #include <chrono>
 #include <fstream>
-#include <shardlib/io/text_batches.hpp>
 
 #include "gpt_model.hpp"
 
@@ -31,8 +32,7 @@ struct Options {
 
 constexpr std::int64_t vocabulary = 256;
 
-// ---- weights
-// ---------------------------------------------------------------------------------------------------------
+// ---- weights --------------------------------------------------------------------------------------------------------
 
 // Truncated normal numbers of standard deviation 1/sqrt(fan in); gains 1. The same on every mesh.
 gpt::Model initial_weights(const GptMesh& mesh, const Options& o) {
@@ -65,8 +65,7 @@ gpt::Model initial_weights(const GptMesh& mesh, const Options& o) {
   return w;
 }
 
-// ---- AdamW
-// -----------------------------------------------------------------------------------------------------------
+// ---- AdamW ----------------------------------------------------------------------------------------------------------
 
 struct Training {
   gpt::Model weights, mean, variance;
@@ -119,8 +118,7 @@ StepResult train_step(const GptMesh& mesh, Training& state, const gpt::Batch& ba
   return result;
 }
 
-// ---- data and sampling
-// -----------------------------------------------------------------------------------------------
+// ---- data and sampling ----------------------------------------------------------------------------------------------
 
 // This device's rows of a batch.
 gpt::Batch next_batch(const GptMesh& mesh, const io::TextBatches& text, const Options& o, std::int64_t step) {
@@ -132,7 +130,8 @@ gpt::Batch next_batch(const GptMesh& mesh, const io::TextBatches& text, const Op
   return {tensor(host->inputs), tensor(host->targets), tensor(host->segments)};
 }
 
-// Continues the prompt byte by byte. Every device of d runs the same row, so that one prompt is a batch of d.
+// Continues the prompt byte by byte, from the last --seq bytes; there is no cache: each byte costs a whole forward
+// pass. Every device of d runs the same row, so that one prompt is a batch of d.
 std::string sample(const GptMesh& mesh, const gpt::Model& w, const Options& o) {
   const std::int64_t rows = mesh.size("d");
   const Sizes sizes{{"B", rows}, {"L", o.seq}};
@@ -160,15 +159,14 @@ std::string sample(const GptMesh& mesh, const gpt::Model& w, const Options& o) {
   return text;
 }
 
-// ---- the program
-// -----------------------------------------------------------------------------------------------------
+// ---- the program ----------------------------------------------------------------------------------------------------
 
-void check_sizes(const Options& o, const std::vector<AxisSize>& mesh) {
+void check_options(const Options& o, const std::vector<AxisSize>& mesh) {
   if (mesh.size() != 2 || mesh[0].name != "d" || mesh[1].name != "t")
     throw UsageError("--mesh " + to_string(mesh) + ": this program's mesh has the axes d and t, as in --mesh d=4,t=2");
   const std::int64_t d = mesh[0].size, t = mesh[1].size;
   const auto divides = [&](const char* option, std::int64_t size, std::int64_t parts, const char* axes) {
-    if (size < 1 || size % parts != 0)
+    if (size % parts != 0)
       throw UsageError(fmt::format("{} {} does not divide over {} = {} (mesh {}): choose a multiple of {}", option,
                                    size, axes, parts, to_string(mesh), parts));
   };
@@ -176,8 +174,11 @@ void check_sizes(const Options& o, const std::vector<AxisSize>& mesh) {
   divides("--d-model", o.d_model, d * t, "d*t");
   divides("--n-kv", o.n_kv, t, "t");
   divides("--d-ff", o.d_ff, t, "t");
-  divides("--d-head", o.d_head, 2, "the two halves that rotary positions turn");
-  if (vocabulary % t != 0) throw UsageError(fmt::format("t = {} does not divide the vocabulary of {}", t, vocabulary));
+  if (o.d_head % 2 != 0)
+    throw UsageError(fmt::format("--d-head {}: rotary positions turn pairs; choose a multiple of 2", o.d_head));
+  if (vocabulary % t != 0)
+    throw UsageError(fmt::format("--mesh {}: t = {} does not divide the vocabulary of {}; choose a power of 2",
+                                 to_string(mesh), t, vocabulary));
 }
 
 void train(const GptMesh& mesh, const io::TextBatches& text, const Options& o) {
@@ -211,6 +212,7 @@ void train(const GptMesh& mesh, const io::TextBatches& text, const Options& o) {
                              R"("tokens_per_second": {}, "step_seconds": {}}})",
                              step, result.loss, rate, result.grad_norm, speed, took)
               << std::endl;
+    if (metrics.is_open() && !metrics) throw Error("cannot write to the file '" + o.metrics + "' (--metrics)");
     if (step % 10 == 0 || step + 1 == o.steps)
       fmt::print("step {:>5}/{}  loss {:.4f}  lr {:.2e}  grad norm {:6.3f}  {:>7.0f} tokens/s  {:>4.0f} s left\n",
                  step + 1, o.steps, result.loss, rate, result.grad_norm, speed,
@@ -223,6 +225,22 @@ void train(const GptMesh& mesh, const io::TextBatches& text, const Options& o) {
   }
 }
 
+// Options' own checks: CLI11's let NaN through, and take a number that overflows for the largest one.
+CLI::Validator whole_number(std::int64_t least) {
+  return CLI::Range(least, std::int64_t{1} << 24);
+}
+CLI::Validator number(bool may_be_zero) {
+  return CLI::Validator(
+      [=](const std::string& text) -> std::string {
+        double x = 0;
+        const char* const end = text.data() + text.size();
+        const auto [rest, error] = std::from_chars(text.data(), end, x);
+        if (error == std::errc() && rest == end && std::isfinite(x) && (x > 0 || (may_be_zero && x == 0))) return "";
+        return text + " is no finite number " + (may_be_zero ? "of at least 0" : "above 0");
+      },
+      "FLOAT");
+}
+
 int program(int argc, char** argv) {
   Options o;
   CLI::App app{"Trains a GPT on the bytes of a text file, sharded over a mesh of devices."};
@@ -231,26 +249,27 @@ int program(int argc, char** argv) {
   app.add_option("--mesh", o.mesh,
                  "devices: d data parallel (FSDP), t tensor parallel, as in d=4,t=2; threads of this process, or MPI "
                  "ranks under mpirun (default: all ranks on d)");
-  app.add_option("--steps", o.steps, "training steps")->check(CLI::PositiveNumber);
-  app.add_option("--batch", o.batch, "sequences a step, over all devices")->check(CLI::PositiveNumber);
-  app.add_option("--seq", o.seq, "tokens a sequence")->check(CLI::PositiveNumber);
-  app.add_option("--layers", o.layers, "layers")->check(CLI::PositiveNumber);
-  app.add_option("--d-model", o.d_model, "width of the residual stream")->check(CLI::PositiveNumber);
-  app.add_option("--n-q-per-kv", o.n_q_per_kv, "query heads per key-value head")->check(CLI::PositiveNumber);
-  app.add_option("--n-kv", o.n_kv, "key-value heads")->check(CLI::PositiveNumber);
-  app.add_option("--d-head", o.d_head, "width of a head")->check(CLI::PositiveNumber);
-  app.add_option("--d-ff", o.d_ff, "width of the feed-forward layer")->check(CLI::PositiveNumber);
+  app.add_option("--steps", o.steps, "training steps")->check(whole_number(1));
+  app.add_option("--batch", o.batch, "sequences a step, over all devices")->check(whole_number(1));
+  app.add_option("--seq", o.seq, "tokens a sequence")->check(whole_number(1));
+  app.add_option("--layers", o.layers, "layers")->check(whole_number(1));
+  app.add_option("--d-model", o.d_model, "width of the residual stream")->check(whole_number(1));
+  app.add_option("--n-q-per-kv", o.n_q_per_kv, "query heads per key-value head")->check(whole_number(1));
+  app.add_option("--n-kv", o.n_kv, "key-value heads")->check(whole_number(1));
+  app.add_option("--d-head", o.d_head, "width of a head")->check(whole_number(1));
+  app.add_option("--d-ff", o.d_ff, "width of the feed-forward layer")->check(whole_number(1));
   app.add_flag("--tied", o.tied, "use the embedding as the unembedding too");
-  app.add_option("--learning-rate", o.learning_rate, "peak learning rate")->check(CLI::PositiveNumber);
+  app.add_option("--learning-rate", o.learning_rate, "peak learning rate")->check(number(false));
   app.add_option("--warmup", o.warmup, "steps of linear warmup; a cosine decay to a tenth follows")
+      ->check(whole_number(0));
+  app.add_option("--weight-decay", o.weight_decay, "AdamW's decay")->check(number(true));
+  app.add_option("--clip", o.clip, "largest global gradient norm")->check(number(false));
+  app.add_option("--seed", o.seed, "of the weights, the order of the data and the sample")
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--weight-decay", o.weight_decay, "AdamW's decay")->check(CLI::NonNegativeNumber);
-  app.add_option("--clip", o.clip, "largest global gradient norm")->check(CLI::PositiveNumber);
-  app.add_option("--seed", o.seed, "of the weights, the order of the data and the sample");
   app.add_option("--metrics", o.metrics, "file for one JSON object a step");
-  app.add_option("--sample", o.sample, "bytes of text to sample at the end")->check(CLI::NonNegativeNumber);
+  app.add_option("--sample", o.sample, "bytes of text to sample at the end")->check(whole_number(0));
   app.add_option("--prompt", o.prompt, "what the sample continues");
-  app.add_option("--temperature", o.temperature, "of the sample")->check(CLI::NonNegativeNumber);
+  app.add_option("--temperature", o.temperature, "of the sample; 0 takes the likeliest byte")->check(number(true));
   app.add_flag("--library-loss", o.library_loss,
                "use the library's cross_entropy instead of the one spelled in gpt_model.hpp");
   app.add_flag("--report", o.report, "print what is kept for the backward pass");
@@ -263,7 +282,7 @@ int program(int argc, char** argv) {
     throw UsageError(std::string(error.what()) + " (see --help)");
   }
   const auto mesh = parse_mesh(o.mesh.empty() ? fmt::format("d={},t=1", world_size()) : o.mesh);
-  check_sizes(o, mesh);
+  check_options(o, mesh);
   const io::TextBatches text(o.data, o.batch, o.seq, o.seed);
   if (!o.metrics.empty() && world_rank() == 0 && !std::ofstream(o.metrics))
     throw UsageError("cannot write the file '" + o.metrics + "': check --metrics");

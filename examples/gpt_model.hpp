@@ -13,8 +13,7 @@ namespace gpt {
 
 using namespace shardlib;
 
-// ---- weights: at rest, every tensor is sharded over the whole mesh
-// ---------------------------------------------------
+// ---- weights: at rest, every tensor is sharded over the whole mesh --------------------------------------------------
 
 struct Layer {
   Tensor<f32, "M/t/d"> norm1, norm2;
@@ -41,8 +40,7 @@ struct Batch {
 using Residual = Tensor<f32, "B/d L M/t">;
 using Mask = Tensor<bool_, "B/d Qlen Klen">;
 
-// ---- one layer
-// -------------------------------------------------------------------------------------------------------
+// ---- one layer ------------------------------------------------------------------------------------------------------
 
 // Gathers the residual stream over t, normalises it and applies the gain. Communicates x once over t.
 inline auto gathered_norm(const Residual& x, const Tensor<f32, "M/t/d">& gain) -> Tensor<f32, "B/d L M"> {
@@ -87,8 +85,7 @@ inline auto layer(const Residual& x, const Mask& mask, const Layer& w) -> Residu
   return y + reduce_scatter<"B/d L M +t -> B/d L M/t">(fed);
 }
 
-// ---- the model
-// -------------------------------------------------------------------------------------------------------
+// ---- the model ------------------------------------------------------------------------------------------------------
 
 inline auto segment_mask(const Tensor<i32, "B/d L">& segments, const Tensor<bool_, "Qlen Klen">& causal) -> Mask {
   return logical_and(equal(rename<"L -> Qlen">(segments), rename<"L -> Klen">(segments)), causal);

@@ -5,7 +5,8 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 ranks=2
-options=(--mesh "d=2,t=1" --steps 300 --batch 16 --seq 128 --data build/data/kjv.txt)
+options=(--mesh "d=2,t=1" --data build/data/kjv.txt --steps 500 --batch 32 --seq 128 --learning-rate 6e-3
+  --layers 4 --d-model 128 --n-kv 2 --n-q-per-kv 1 --d-head 64 --d-ff 384 --sample 300)
 
 if [ "${1:-}" = -- ]; then shift; fi
 

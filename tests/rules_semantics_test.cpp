@@ -8,10 +8,15 @@
 #endif
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <deque>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "shape_specs.hpp"
@@ -35,21 +40,24 @@ struct Layout {
   std::string text;
   TensorSpec spec;
   Dims dims;
+  Index extents;                         // of a device's block
+  std::array<Index, devices> offsets{};  // where each device's block begins
 
   explicit Layout(std::string s) : text(std::move(s)), spec(parse_tensor(text).spec) {
-    for (const Dim& dim : spec.dims) dims.emplace_back(dim.name);
+    for (const Dim& dim : spec.dims) {
+      dims.emplace_back(dim.name);
+      extents.push_back(extent >> dim.axes.size());
+      for (int device = 0; device < devices; ++device) {
+        int block = 0;
+        for (auto axis : dim.axes) block = block * 2 + coordinate(device, axis);
+        offsets[static_cast<std::size_t>(device)].push_back(block * extents.back());
+      }
+    }
   }
-  Layout(const Layout& other) : Layout(other.text) {}
+  Layout(const Layout&) = delete;  // the spec views the text
   Layout& operator=(const Layout&) = delete;
-
-  [[nodiscard]] int local(int dim) const { return extent >> spec.dims[dim].axes.size(); }
-  /// Where the device's block begins along the dim.
-  [[nodiscard]] int offset(int dim, int device) const {
-    int block = 0;
-    for (auto axis : spec.dims[dim].axes) block = block * 2 + coordinate(device, axis);
-    return block * local(dim);
-  }
 };
+using Layouts = std::deque<Layout>;
 
 /// Calls f for every index below the extents.
 void for_each(const Index& extents, const std::function<void(const Index&)>& f) {
@@ -63,7 +71,8 @@ void for_each(const Index& extents, const std::function<void(const Index&)>& f) 
 }
 std::size_t flat(const Index& index, const Index& extents) {
   std::size_t at = 0;
-  for (std::size_t i = 0; i < extents.size(); ++i) at = at * static_cast<std::size_t>(extents[i]) + index[i];
+  for (std::size_t i = 0; i < extents.size(); ++i)
+    at = at * static_cast<std::size_t>(extents[i]) + static_cast<std::size_t>(index[i]);
   return at;
 }
 std::size_t volume(const Index& extents) {
@@ -104,21 +113,14 @@ Array global_array(const Dims& dims, std::uint64_t seed, int below = 97) {
   return array;
 }
 
-Index local_extents(const Layout& x) {
-  Index extents;
-  for (int i = 0; i < x.spec.rank(); ++i) extents.push_back(x.local(i));
-  return extents;
-}
-
 /// The devices' parts of a global array: blocks of it, and where the spec is partial random summands.
 std::vector<Array> distribute(const Array& global, const Layout& x, std::uint64_t seed) {
   std::vector<Array> parts;
-  const Index extents = local_extents(x);
   for (int device = 0; device < devices; ++device) {
-    Array part(x.dims, extents);
-    for_each(extents, [&](const Index& index) {
+    Array part(x.dims, x.extents);
+    for_each(x.extents, [&](const Index& index) {
       Index where = index;
-      for (int i = 0; i < x.spec.rank(); ++i) where[static_cast<std::size_t>(i)] += x.offset(i, device);
+      for (std::size_t i = 0; i < where.size(); ++i) where[i] += x.offsets[static_cast<std::size_t>(device)][i];
       // Each pending axis splits v into r and v - r, where r depends on the place and on the split before.
       std::int64_t v = global.at(global.dims, where);
       std::uint64_t key = seed + 1 + flat(where, global.extents);
@@ -128,7 +130,7 @@ std::vector<Array> distribute(const Array& global, const Layout& x, std::uint64_
         v = half == 0 ? r : v - r;
         key = key * 31 + static_cast<std::uint64_t>(half) + 1;
       }
-      part.values[flat(index, extents)] = v;
+      part.values[flat(index, x.extents)] = v;
     });
     parts.push_back(part);
   }
@@ -137,33 +139,34 @@ std::vector<Array> distribute(const Array& global, const Layout& x, std::uint64_
 
 /// The global array that the parts make, if the spec is true of them.
 std::optional<Array> assemble(const std::vector<Array>& parts, const Layout& z) {
+  std::array<int, devices> group{};  // devices whose summands belong together have the same first one
+  for (int device = 0; device < devices; ++device) {
+    group[static_cast<std::size_t>(device)] = device;
+    for (auto axis : z.spec.partial)
+      group[static_cast<std::size_t>(device)] -= coordinate(device, axis) * (axis == "d" ? 2 : 1);
+  }
   Array global(z.dims, Index(z.dims.size(), extent));
   bool consistent = true;
+  Index local(z.dims.size());
   for_each(global.extents, [&](const Index& index) {
-    // For each choice of the replicated coordinates the sum over the partial ones, at the owner of the block.
-    std::optional<std::int64_t> value;
-    for (int device = 0; device < devices; ++device) {
-      bool first = true;  // of its group of summands
-      for (auto axis : z.spec.partial) first = first && coordinate(device, axis) == 0;
-      if (!first) continue;
-      std::int64_t sum = 0;
+    std::array<std::int64_t, devices> sums{};
+    std::array<bool, devices> owners{};
+    for (std::size_t device = 0; device < devices; ++device) {
       bool owner = true;
-      for (int other = 0; other < devices && owner; ++other) {
-        bool in_group = true;
-        for (const char* axis : {"d", "t"})
-          in_group = in_group && (z.spec.partial.contains(axis) || coordinate(other, axis) == coordinate(device, axis));
-        if (!in_group) continue;
-        Index local = index;
-        for (int i = 0; i < z.spec.rank(); ++i) {
-          auto& at = local[static_cast<std::size_t>(i)];
-          at -= z.offset(i, other);
-          owner = owner && at >= 0 && at < z.local(i);
-        }
-        if (owner) sum += parts[static_cast<std::size_t>(other)].values[flat(local, local_extents(z))];
+      for (std::size_t i = 0; i < index.size(); ++i) {
+        local[i] = index[i] - z.offsets[device][i];
+        owner = owner && local[i] >= 0 && local[i] < z.extents[i];
       }
       if (!owner) continue;
-      if (value && *value != sum) consistent = false;
-      value = sum;
+      owners[static_cast<std::size_t>(group[device])] = true;
+      sums[static_cast<std::size_t>(group[device])] += parts[device].values[flat(local, z.extents)];
+    }
+    // All groups that own the element have it, and have the same.
+    std::optional<std::int64_t> value;
+    for (std::size_t device = 0; device < devices; ++device) {
+      if (!owners[device]) continue;
+      if (value && *value != sums[device]) consistent = false;
+      value = sums[device];
     }
     global.values[flat(index, global.extents)] = value.value_or(-1);
   });
@@ -172,39 +175,55 @@ std::optional<Array> assemble(const std::vector<Array>& parts, const Layout& z) 
 }
 
 /// An op on arrays with named dims; nothing where the extents do not fit. `device` is -1 for the global arrays.
-using Function = std::function<std::optional<Array>(const std::vector<Array>& in, const Dims& out, int device)>;
+using Arrays = std::vector<const Array*>;
+using Function = std::function<std::optional<Array>(const Arrays& in, const Dims& out, int device)>;
+
+using Operands = std::vector<const Layout*>;
+
+/// An operand's global array and its parts; `position` makes operands differ.
+struct Sample {
+  Array global;
+  std::vector<Array> parts;
+};
+const Sample& sample(const Layout& x, std::size_t position, int below) {
+  static std::map<std::tuple<std::string, std::size_t, int>, Sample> samples;
+  const auto [it, fresh] = samples.try_emplace({x.text, position, below});
+  if (fresh) {
+    it->second.global = global_array(x.dims, 17 + position, below);
+    it->second.parts = distribute(it->second.global, x, 1000 * (position + 1));
+  }
+  return it->second;
+}
 
 /// True if the op of the parts, put together as z, is the op of the global arrays.
-bool right(const Function& f, const std::vector<Layout>& in, const Layout& z, int below = 97) {
-  std::vector<Array> globals;
-  std::vector<std::vector<Array>> parts;
-  for (std::size_t i = 0; i < in.size(); ++i) {
-    globals.push_back(global_array(in[i].dims, 17 + i, i == 1 ? below : 97));
-    parts.push_back(distribute(globals.back(), in[i], 1000 * (i + 1)));
-  }
-  const auto expected = f(globals, z.dims, -1);
-  if (!expected) return false;
+bool right(const Function& f, const Operands& in, const Layout& z, int below = 97) {
+  std::vector<const Sample*> samples;
+  for (std::size_t i = 0; i < in.size(); ++i) samples.push_back(&sample(*in[i], i, i == 1 ? below : 97));
   std::vector<Array> results;
-  for (int device = 0; device < devices; ++device) {
-    std::vector<Array> local;
-    for (const auto& p : parts) local.push_back(p[static_cast<std::size_t>(device)]);
-    const auto result = f(local, z.dims, device);
-    if (!result || result->extents != local_extents(z)) return false;
-    results.push_back(*result);
+  for (std::size_t device = 0; device < devices; ++device) {
+    Arrays local;
+    for (const Sample* operand : samples) local.push_back(&operand->parts[device]);
+    auto result = f(local, z.dims, static_cast<int>(device));
+    if (!result || result->extents != z.extents) return false;
+    results.push_back(std::move(*result));
   }
   const auto actual = assemble(results, z);
-  return actual && actual->values == expected->values;
+  if (!actual) return false;
+  Arrays globals;
+  for (const Sample* operand : samples) globals.push_back(&operand->global);
+  const auto expected = f(globals, z.dims, -1);
+  return expected && actual->values == expected->values;
 }
 
 /// Extents of all dims of the operands; nothing if two operands disagree on one.
-bool join(const std::vector<Array>& in, Dims& names, Index& extents) {
-  for (const Array& x : in)
-    for (std::size_t i = 0; i < x.dims.size(); ++i) {
-      const auto it = std::find(names.begin(), names.end(), x.dims[i]);
+bool join(const Arrays& in, Dims& names, Index& extents) {
+  for (const Array* x : in)
+    for (std::size_t i = 0; i < x->dims.size(); ++i) {
+      const auto it = std::find(names.begin(), names.end(), x->dims[i]);
       if (it == names.end()) {
-        names.push_back(x.dims[i]);
-        extents.push_back(x.extents[i]);
-      } else if (extents[static_cast<std::size_t>(it - names.begin())] != x.extents[i]) {
+        names.push_back(x->dims[i]);
+        extents.push_back(x->extents[i]);
+      } else if (extents[static_cast<std::size_t>(it - names.begin())] != x->extents[i]) {
         return false;
       }
     }
@@ -213,7 +232,7 @@ bool join(const std::vector<Array>& in, Dims& names, Index& extents) {
 
 /// Combines the operands element by element and sums over the dims that the result lacks.
 Function combine(const std::function<std::int64_t(const std::vector<std::int64_t>&)>& g) {
-  return [g](const std::vector<Array>& in, const Dims& out, int) -> std::optional<Array> {
+  return [g](const Arrays& in, const Dims& out, int) -> std::optional<Array> {
     Dims names;
     Index extents;
     if (!join(in, names, extents)) return {};
@@ -223,31 +242,44 @@ Function combine(const std::function<std::int64_t(const std::vector<std::int64_t
       if (it == names.end()) return {};
       out_extents.push_back(extents[static_cast<std::size_t>(it - names.begin())]);
     }
+    // For each operand and the result, where an index of all dims leads.
+    const auto strides = [&](const Dims& dims, const Index& sizes) {
+      std::vector<std::size_t> steps(names.size(), 0);
+      std::size_t step = 1;
+      for (std::size_t i = dims.size(); i-- > 0; step *= static_cast<std::size_t>(sizes[i]))
+        steps[static_cast<std::size_t>(std::find(names.begin(), names.end(), dims[i]) - names.begin())] = step;
+      return steps;
+    };
+    std::vector<std::vector<std::size_t>> steps;
+    for (const Array* x : in) steps.push_back(strides(x->dims, x->extents));
+    steps.push_back(strides(out, out_extents));
+    const auto offset = [](const std::vector<std::size_t>& by, const Index& index) {
+      std::size_t at = 0;
+      for (std::size_t i = 0; i < by.size(); ++i) at += by[i] * static_cast<std::size_t>(index[i]);
+      return at;
+    };
     Array result(out, out_extents);
+    std::vector<std::int64_t> operands(in.size());
     for_each(extents, [&](const Index& index) {
-      std::vector<std::int64_t> operands;
-      for (const Array& x : in) operands.push_back(x.at(names, index));
-      Index where;
-      for (const auto& dim : out)
-        where.push_back(index[static_cast<std::size_t>(std::find(names.begin(), names.end(), dim) - names.begin())]);
-      result.values[flat(where, out_extents)] += g(operands);
+      for (std::size_t i = 0; i < in.size(); ++i) operands[i] = in[i]->values[offset(steps[i], index)];
+      result.values[offset(steps.back(), index)] += g(operands);
     });
     return result;
   };
 }
 
-std::vector<Layout> layouts(const std::vector<Dims>& lists) {
-  std::vector<Layout> all;
+Layouts layouts(const std::vector<Dims>& lists) {
+  Layouts all;
   for (const auto& spec : test::specs_of_any(lists)) all.emplace_back(spec);
   return all;
 }
 
 /// The rule and the meaning agree on every result that has the given dims.
-void agree(const Function& f, const std::vector<Layout>& in, const Layout& z, bool legal, int below = 97) {
+void agree(const Function& f, const Operands& in, const Layout& z, bool legal, int below = 97) {
   const bool meaning = right(f, in, z, below);
   if (meaning == legal) return;  // CHECK is slow, and this is asked a hundred thousand times
   std::string text;
-  for (const auto& x : in) text += "`" + x.text + "` ";
+  for (const Layout* x : in) text += "`" + x->text + "` ";
   INFO(text << "-> `" << z.text << "`");
   CHECK(legal == meaning);
 }
@@ -261,7 +293,7 @@ TEST_CASE("meaning of einsum") {
       for (const auto& z : zs) {
         const bool ok = rules::einsum(x.text + ", " + y.text + " -> " + z.text, x.text, y.text).ok();
         legal += ok ? 1 : 0;
-        agree(f, {x, y}, z, ok);
+        agree(f, {&x, &y}, z, ok);
       }
   CHECK(legal > 500);
 }
@@ -271,7 +303,7 @@ TEST_CASE("meaning of einsum with one operand, sum and mean") {
   for (const auto& x : layouts({{}, {"A"}, {"A", "B"}, {"A", "B", "C"}}))
     for (const auto& z : layouts({{}, {"A"}, {"B"}, {"A", "B"}, {"B", "A"}, {"A", "C"}})) {
       const bool ok = rules::einsum1(x.text + " -> " + z.text, x.text).ok();
-      agree(f, {x}, z, ok);
+      agree(f, {&x}, z, ok);
       const bool keeps_order = z.dims != Dims{"B", "A"} && z.dims != x.dims;
       CHECK(rules::sum(x.text + " -> " + z.text, x.text).ok() == (ok && keeps_order));
       CHECK(rules::mean(x.text + " -> " + z.text, x.text).ok() == (ok && keeps_order));
@@ -296,7 +328,7 @@ void agree_elementwise(const std::function<std::int64_t(const std::vector<std::i
       legal += verdict.ok() ? 1 : 0;
       for (const auto& z : layouts({names})) {
         const bool is_result = verdict.ok() && verdict.result.view() == to_string(z.spec).view();
-        agree(f, {x, y}, z, is_result);
+        agree(f, {&x, &y}, z, is_result);
       }
     }
   CHECK(legal > 50);
@@ -322,17 +354,17 @@ TEST_CASE("meaning of functions of one operand") {
   const auto linear = combine([](const auto& v) { return -3 * v[0]; });
   const auto plus_one = combine([](const auto& v) { return v[0] + 1; });
   for (const auto& x : layouts({{}, {"A"}, {"A", "B"}})) {
-    agree(nonlinear, {x}, x, rules::map1("exp", x.text).ok());
-    agree(plus_one, {x}, x, rules::add_constant("+", x.text).ok());
-    agree(linear, {x}, x, rules::linear(x.text).ok());
+    agree(nonlinear, {&x}, x, rules::map1("exp", x.text).ok());
+    agree(plus_one, {&x}, x, rules::add_constant("+", x.text).ok());
+    agree(linear, {&x}, x, rules::linear(x.text).ok());
   }
 }
 
 TEST_CASE("meaning of ops along a dim") {
   // Squares divided among the dim: like softmax, what an element becomes depends on its whole row.
   const auto along = [](bool squares) {
-    return [squares](const std::vector<Array>& in, const Dims& out, int) -> std::optional<Array> {
-      const Array& x = in[0];
+    return [squares](const Arrays& in, const Dims& out, int) -> std::optional<Array> {
+      const Array& x = *in[0];
       if (x.dims != out) return {};
       Array result(out, x.extents);
       for_each(x.extents, [&](const Index& index) {
@@ -346,8 +378,8 @@ TEST_CASE("meaning of ops along a dim") {
     };
   };
   for (const auto& x : layouts({{"A"}, {"A", "B"}})) {
-    agree(along(true), {x}, x, rules::along("softmax", "A", x.text).ok());
-    if (x.dims.size() == 2) agree(along(false), {x}, x, rules::rope("B", "A", x.text).ok());
+    agree(along(true), {&x}, x, rules::along("softmax", "A", x.text).ok());
+    if (x.dims.size() == 2) agree(along(false), {&x}, x, rules::rope("B", "A", x.text).ok());
   }
 }
 
@@ -356,11 +388,11 @@ TEST_CASE("meaning of index") {
   for (const auto& table : layouts({{"V"}, {"V", "M"}, {"V", "B"}}))
     for (const auto& indices : layouts({{}, {"B"}})) {
       // Rows by global index; a row that this device has not is 0.
-      const Function f = [&](const std::vector<Array>& in, const Dims& out, int device) -> std::optional<Array> {
-        const Array &rows = in[0], &ids = in[1];
+      const Function f = [&](const Arrays& in, const Dims& out, int device) -> std::optional<Array> {
+        const Array &rows = *in[0], &ids = *in[1];
         Dims names;
         Index extents;
-        if (!join({ids, rows}, names, extents)) return {};
+        if (!join({&ids, &rows}, names, extents)) return {};
         Array result;
         for (const auto& dim : out) {
           const auto it = std::find(names.begin(), names.end(), dim);
@@ -369,7 +401,7 @@ TEST_CASE("meaning of index") {
           result.extents.push_back(extents[static_cast<std::size_t>(it - names.begin())]);
         }
         result.values.resize(volume(result.extents));
-        const int offset = device < 0 ? 0 : table.offset(0, device);
+        const int offset = device < 0 ? 0 : table.offsets[static_cast<std::size_t>(device)][0];
         bool covers = true;  // every dim but V stands in the result
         for (const auto& dim : names)
           covers = covers && (dim == "V" || std::find(out.begin(), out.end(), dim) != out.end());
@@ -390,7 +422,7 @@ TEST_CASE("meaning of index") {
         const std::string op = "[" + v + "]" + table.text.substr(v.size()) + ", " + indices.text + " -> " + z.text;
         const bool ok = rules::index(op, table.text, indices.text).ok();
         legal += ok ? 1 : 0;
-        agree(f, {table, indices}, z, ok, extent);
+        agree(f, {&table, &indices}, z, ok, extent);
       }
     }
   CHECK(legal > 100);

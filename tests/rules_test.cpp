@@ -850,6 +850,9 @@ TEST_CASE("rules: the mesh, the loss, weights, gradients") {
   illegal(rules::fully_sharded("d t", "A/d +t"),
           "fully_sharded: `A/d +t` is not sharded over t, so every device of t keeps a copy; shard one of its dims, "
           "e.g. `dim/t`");
+  illegal(rules::fully_sharded("d", "A/d B/t"),
+          "fully_sharded: `A/d B/t` uses axis `t`, which the mesh `d` does not have; correct the spec, or add the axis "
+          "to the Mesh");
   legal(rules::cotangent("relu", "A +d", "A +d"), "A +d");
   illegal(rules::cotangent("relu", "A", "A +d"),
           "relu: its VJP returns a cotangent `A` where `A +d` is due: it has no pending sum over d");

@@ -75,14 +75,15 @@ void expect_error(const F& f, std::string_view text, std::source_location where 
 
 /// Runs `body` once per device of the mesh. Under mpirun with too few ranks it does nothing and returns false; ranks
 /// beyond the mesh are idle. When only some ranks fail the whole job ends, as the others may wait for them.
-inline bool on_mesh(const std::string& mesh, const DeviceBody& body) {
+inline bool on_mesh(const std::string& mesh, const DeviceBody& body, LaunchOptions options = {}) {
   const std::vector<AxisSize> axes = parse_mesh(mesh);
   if (under_mpi() && device_count(axes) > world_size()) return false;
   std::exception_ptr error;
   detail::Ending ending;
   ending.idle = world_rank() >= device_count(axes);
+  options.allow_idle_ranks = true;
   try {
-    launch(axes, body, {.allow_idle_ranks = true});
+    launch(axes, body, options);
   } catch (...) {
     error = std::current_exception();
     ending = detail::ending_of(error);

@@ -81,13 +81,14 @@ class WithMode {
 };
 
 /// The backward pass of a checkpointed call: replays f lazily from its arguments and what it saved, then differentiates
-/// the replay. Ops of the replay compute their value only if a VJP asks for it.
+/// the replay by the arguments that are `wanted`. Ops of the replay compute their value only if a VJP asks for it.
 template <class F, class Args>
-std::vector<ValuePtr> replay(const F& f, const Args& args, const std::vector<ValuePtr>& saved,
-                             const std::vector<ValuePtr>& cotangents, const std::shared_ptr<Device>& device) {
+std::vector<ValuePtr> replay(const F& f, const Args& args, const std::vector<bool>& wanted,
+                             const std::vector<ValuePtr>& saved, const std::vector<ValuePtr>& cotangents,
+                             const std::shared_ptr<Device>& device) {
   std::vector<Slot> leaves;
   const auto fresh = [&](const ValuePtr& value, std::string_view) -> ValuePtr {
-    auto leaf = as_leaf(*value);
+    auto leaf = wanted[leaves.size()] ? as_leaf(*value) : detached(*value);
     leaves.push_back(leaf->slot);
     return leaf;
   };
@@ -129,16 +130,16 @@ struct checkpoint_hook<R> {
 
     auto node = std::make_shared<Node>();
     node->op = {"explicit_activation_checkpointing", {}, {}};
-    bool any = false;
+    std::vector<bool> wanted;
     for (const ValuePtr& value : values) {
-      any = any || value->slot;
+      wanted.push_back(bool(value->slot));
       node->edges.push_back({value->slot, {detached(*value)}, nullptr});
     }
-    if (!any) return out;
+    if (std::find(wanted.begin(), wanted.end(), true) == wanted.end()) return out;
     node->edges.front().saved.insert(node->edges.front().saved.end(), saved.begin(), saved.end());
     node->sequence = ++state(device).sequence;
-    node->joint = [f, inputs, saved, device](const std::vector<ValuePtr>& cotangents) {
-      return replay(f, inputs, saved, cotangents, device);
+    node->joint = [f, inputs, wanted, saved, device](const std::vector<ValuePtr>& cotangents) {
+      return replay(f, inputs, wanted, saved, cotangents, device);
     };
     int output = 0;
     const auto connect = [&](const ValuePtr& value, std::string_view) -> ValuePtr {
@@ -249,9 +250,7 @@ std::vector<Kept> kept_for_backward(F&& f, const W& weights, const Args&... args
       for (const auto& value : edge.saved) {
         if (value->storage->compute || !buffers.insert(value->storage->buffer.data()).second) continue;
         const auto& by = value->made_by;
-        std::string what = value->label.empty() ? by.describe() : value->label;
-        if (value->label.empty() && by.site.line() > 0)
-          what += " at " + std::string(by.site.file_name()) + ":" + std::to_string(by.site.line());
+        std::string what = value->label.empty() ? by.describe_call() : value->label;
         kept.push_back({std::move(what), std::string(to_string(*value->spec).view()), value->bytes()});
       }
     }

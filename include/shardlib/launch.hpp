@@ -146,22 +146,31 @@ inline void launch_threads(const std::vector<AxisSize>& mesh, const DeviceBody& 
   };
   std::vector<Result> results(static_cast<std::size_t>(count));
   std::vector<std::thread> devices;
-  for (int i = 0; i < count; ++i) {
-    devices.emplace_back([&, i] {
-      Result& result = results[static_cast<std::size_t>(i)];
-      try {
-        run_device(std::make_shared<Device>(mesh, i, world), threads, body);
-        world->finish(i);
-        return;
-      } catch (const Aborted&) {
-        result = {std::current_exception(), true};
-      } catch (...) {
-        result = {std::current_exception(), false};
-      }
-      world->abort();
-    });
+  const auto run = [&](int i) {
+    Result& result = results[static_cast<std::size_t>(i)];
+    try {
+      run_device(std::make_shared<Device>(mesh, i, world), threads, body);
+      world->finish(i);
+      return;
+    } catch (const Aborted&) {
+      result = {std::current_exception(), true};
+    } catch (...) {
+      result = {std::current_exception(), false};
+    }
+    world->abort();
+  };
+  bool started = true;
+  try {
+    for (int i = 0; i < count; ++i) devices.emplace_back(run, i);
+  } catch (const std::exception&) {
+    started = false;
+    world->abort();
   }
   for (std::thread& device : devices) device.join();
+  if (!started) {
+    throw UsageError("mesh " + to_string(mesh) + ": the system allows no more than " + std::to_string(devices.size()) +
+                     " threads, one for each device: choose a smaller mesh");
+  }
   for (const bool aborted : {false, true}) {
     for (const Result& result : results) {
       if (result.error && result.aborted == aborted) std::rethrow_exception(result.error);

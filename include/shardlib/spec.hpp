@@ -150,7 +150,7 @@ constexpr Text parse_dim(std::string_view token, TensorSpec& spec) {
     dim.bracketed = true;
     rest = rest.substr(1, rest.size() - 2);
   }
-  const auto slash = rest.find('/');
+  const auto slash = find(rest, "/");
   dim.name = rest.substr(0, slash);
   if (!dim.name.empty() && is_digit(dim.name[0])) {
     dim.integer = 0;
@@ -160,16 +160,15 @@ constexpr Text parse_dim(std::string_view token, TensorSpec& spec) {
       if (dim.integer > 1'000'000'000) return "the integer dim " + quoted(token) + " is too large";
     }
     if (dim.name[0] == '0' && dim.name.size() > 1) return "the integer dim " + quoted(token) + " has a leading zero";
-    if (slash != std::string_view::npos)
-      return "integer dim " + quoted(token) + " cannot be sharded: give the dim a name";
+    if (slash != npos) return "integer dim " + quoted(token) + " cannot be sharded: give the dim a name";
   } else {
     if (!is_name(dim.name))
       return quoted(token) + " is not a dim: write a name, `name/axis`, an integer or `+axis`, separated by spaces";
     if (spec.has(dim.name)) return "dim " + quoted(dim.name) + " stands twice: rename one of the two";
   }
-  while (!dim.is_integer() && rest.find('/') != std::string_view::npos) {
-    rest = rest.substr(rest.find('/') + 1);
-    const auto axis = rest.substr(0, rest.find('/'));
+  while (!dim.is_integer() && find(rest, "/") != npos) {
+    rest = rest.substr(find(rest, "/") + 1);
+    const auto axis = rest.substr(0, find(rest, "/"));
     if (auto error = add_axis(spec, dim.axes, axis, token); !error.empty()) return error;
     dim.axes.push_back(axis);
   }
@@ -230,13 +229,13 @@ constexpr detail::Text to_string(const TensorSpec& spec) {
 /// Splits and parses `tensor, tensor -> tensor`.
 constexpr OpParts parse_op(std::string_view text) {
   OpParts op;
-  const auto arrow = text.find("->");
-  if (arrow == std::string_view::npos || text.find("->", arrow + 2) != std::string_view::npos) {
+  const auto arrow = detail::find(text, "->");
+  if (arrow == detail::npos || detail::find(text, "->", arrow + 2) != detail::npos) {
     op.error = "an op spec has exactly one `->`: `operand, operand -> result`";
     return op;
   }
   std::string_view left = text.substr(0, arrow);
-  if (text.find(',', arrow) != std::string_view::npos) {
+  if (detail::find(text, ",", arrow) != detail::npos) {
     op.error = "an op has one result: commas stand between operands only";
     return op;
   }
@@ -244,7 +243,7 @@ constexpr OpParts parse_op(std::string_view text) {
   op.out = out.spec;
   op.error = out.error;
   while (op.error.empty()) {
-    const auto comma = left.find(',');
+    const auto comma = detail::find(left, ",");
     if (op.in.full()) {
       op.error = "an op spec has at most " + detail::number(op.in.size()) + " operands";
       break;
@@ -252,7 +251,7 @@ constexpr OpParts parse_op(std::string_view text) {
     const auto part = parse_tensor(left.substr(0, comma));
     op.in.push_back(part.spec);
     op.error = part.error;
-    if (comma == std::string_view::npos) break;
+    if (comma == detail::npos) break;
     left = left.substr(comma + 1);
   }
   return op;
@@ -278,7 +277,7 @@ constexpr void assign(char (&to)[N], std::string_view s) {
 /// Writes the canonical text of a tensor or op spec; a text that is neither is kept, for the op's message to quote.
 template <std::size_t N>
 constexpr void assign_canonical(char (&to)[N], std::string_view s) {
-  if (s.find("->") != std::string_view::npos) {
+  if (find(s, "->") != npos) {
     const auto op = parse_op(s);
     assign(to, op.error.empty() ? to_string(op).view() : s);
   } else {

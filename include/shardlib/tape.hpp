@@ -234,10 +234,17 @@ Node::Edge make_edge(const Value& out, VjpOfResult<X, F>& v) {
   for (const auto& edge : edges) any = any || edge.input;
   if (!any) return;
   State& s = state(out->device);
-  if (s.mode == State::Mode::checkpoint)
-    throw Error(out->made_by.describe() + ": inside explicit_activation_checkpointing a tensor from outside is used (" +
-                out->made_by.site.file_name() + ":" + std::to_string(out->made_by.site.line()) +
-                "); pass it as an argument, or its gradient would be lost");
+  if (s.mode == State::Mode::checkpoint) {
+    const auto outside = std::find_if(edges.begin(), edges.end(), [](const auto& e) { return bool(e.input); });
+    const Node& maker = *outside->input.node;
+    throw Error(out->made_by.describe_call() + " of result `" + std::string(to_string(*out->spec).view()) +
+                "`: inside explicit_activation_checkpointing it uses a tensor from outside, " +
+                (maker.sequence == 0 ? "a weight" : "the result of " + maker.op.describe_call()) +
+                "; pass that as an argument, or its gradient would be lost (" + out->device->describe() + ")");
+  }
+  // An operand that nothing differentiates needs no residuals.
+  for (auto& edge : edges)
+    if (!edge.input) edge = {};
   auto node = std::make_shared<Node>();
   node->op = out->made_by;
   node->sequence = ++s.sequence;
@@ -249,21 +256,30 @@ Node::Edge make_edge(const Value& out, VjpOfResult<X, F>& v) {
 /// Makes the bytes of a value: a kernel of the result's shape.
 using Kernel = std::function<Buffer(const Value& out)>;
 
+/// Runs a kernel; what it throws gets the op's name and the device.
+[[gnu::noinline]] inline Buffer run(const Kernel& kernel, const Value& out) {
+  count(out);
+  try {
+    return kernel(out);
+  } catch (const Error& error) {
+    const std::string where = " (" + out.device->describe() + ")";
+    // In a replay the operands' ops run within this one, and have said their names.
+    if (typeid(error) != typeid(Error) || std::string_view(error.what()).ends_with(where)) throw;
+    throw Error(out.made_by.describe() + ": " + error.what() + where);
+  }
+}
+
 /// Computes the value now, or in a replay when somebody asks.
 [[gnu::noinline]] inline void evaluate(const std::shared_ptr<Value>& out, Kernel kernel) {
   if (state(out->device).mode != State::Mode::replay) {
-    count(*out);
-    out->storage->buffer = kernel(*out);
+    out->storage->buffer = run(kernel, *out);
     return;
   }
   // A copy without storage and slot: the storage must not hold itself.
   auto shape = std::make_shared<Value>(*out);
   shape->slot = {};
   shape->storage = nullptr;
-  out->storage->compute = [kernel = std::move(kernel), shape = std::move(shape)] {
-    count(*shape);
-    return kernel(*shape);
-  };
+  out->storage->compute = [kernel = std::move(kernel), shape = std::move(shape)] { return run(kernel, *shape); };
 }
 
 /// The op spec of a transpose: from the result's cotangent to the operand's.
@@ -277,7 +293,7 @@ constexpr Op transpose_op() {
 // Cold: this is glue around the kernels, and compilers spend less time on code that they need not make fast.
 template <Op Name, class Out, class... V>
 [[gnu::noinline, gnu::cold]] Out record(const OpInfo& op, const std::shared_ptr<Device>& device, const Extents& global,
-                             Kernel kernel, V... vjps) {
+                                        Kernel kernel, V... vjps) {
   auto out = make_value(op, device, dtype_v<typename Out::value_type>, parsed<Out::spec>, global);
   if constexpr (sizeof...(V) > 0) {
     std::vector<Node::Edge> edges;

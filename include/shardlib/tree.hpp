@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "shardlib/error.hpp"
 #include "shardlib/tensor.hpp"
 
 namespace shardlib {
@@ -96,12 +97,13 @@ template <class T>
 struct nowhere {
   T object;
 };
-template <class T>
-extern nowhere<T> somewhere;
 #if defined(__clang__)
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Wundefined-var-template"
+#pragma clang diagnostic ignored "-Wundefined-internal"
 #endif
+template <class T>
+extern nowhere<T> somewhere;
 template <class T>
 constexpr T& phantom() {
   return somewhere<T>.object;
@@ -121,10 +123,14 @@ template <class T, std::size_t I>
 consteval std::string_view field_name() {
   constexpr auto* p = &std::get<I>(fields(phantom<T>()));
   constexpr std::string_view text = spelled<pointer<decltype(p)>{p}>();
-  // g++ spells it "...object.Layer::w_q)}...", clang "...object.w_q}...".
-  constexpr std::size_t start = text.rfind("object.") + 7;
-  constexpr std::string_view path = text.substr(start, text.find_first_of(")}", start) - start);
-  return path.substr(path.rfind(':') + 1);
+#if defined(__clang__)
+  constexpr std::string_view after = "}]";  // "...somewhere.object.w_q}]"
+#else
+  constexpr std::string_view after = ")}";  // "...object.Layer::w_q)}; std::string_view = ...]"
+#endif
+  constexpr std::size_t end = text.rfind(after);
+  constexpr std::size_t start = text.find_last_of(".:", end) + 1;
+  return text.substr(start, end - start);
 }
 template <class T>
 using fields_t = decltype(fields(std::declval<T&>()));
@@ -163,7 +169,11 @@ void visit(F& f, const std::string& path, Tree& tree, More&... more) {
   if constexpr (is_tensor<T>) {
     f(std::string_view(path), tree, more...);
   } else if constexpr (is_array<T>) {
-    for (std::size_t i = 0; i < tree.size(); ++i) visit(f, path + "/" + std::to_string(i), tree[i], more[i]...);
+    if (((more.size() != tree.size()) || ...))
+      throw Error("trees of different structure: `" + path + "` has " + std::to_string(tree.size()) +
+                  " entries in the first, another number in another; build them from one configuration");
+    const std::string prefix = path.empty() ? path : path + "/";
+    for (std::size_t i = 0; i < tree.size(); ++i) visit(f, prefix + std::to_string(i), tree[i], more[i]...);
   } else {
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       (visit_field<I>(f, path, tree, more...), ...);

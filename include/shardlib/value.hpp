@@ -40,6 +40,11 @@ struct OpInfo {
   [[nodiscard]] std::string describe() const {
     return spec.empty() ? std::string(name) : std::string(name) + "<`" + std::string(spec) + "`>";
   }
+  /// With the line of the call, where it is known: operators have none.
+  [[nodiscard]] std::string describe_call() const {
+    if (site.line() == 0) return describe();
+    return describe() + " at " + site.file_name() + ":" + std::to_string(site.line());
+  }
 };
 
 struct Node;
@@ -125,6 +130,7 @@ class Bindings {
     if (!fresh) check(name, it->second, size, "earlier in this scope");
   }
   [[gnu::noinline]] void bind(const Value& x) {
+    if (!operands_.full()) operands_.push_back(x.spec);
     if (x.device != device_)
       fail("its operands lie on different meshes: " + x.device->describe() + " and " + device_->describe());
     for (int i = 0; i < x.spec->rank(); ++i)
@@ -146,7 +152,11 @@ class Bindings {
     return global;
   }
   [[noreturn, gnu::noinline]] void fail(const std::string& why) const {
-    throw Error(op_.describe() + ": " + why + " (" + device_->describe() + ")");
+    // An op without a spec of its own is told by its operands: "+ of `B/d M` and `M`".
+    std::string op = op_.describe();
+    for (int i = 0; op_.spec.empty() && i < operands_.size(); ++i)
+      op += (i == 0 ? " of `" : " and `") + std::string(to_string(*operands_[i]).view()) + "`";
+    throw Error(op + ": " + why + " (" + device_->describe() + ")");
   }
 
  private:
@@ -158,6 +168,7 @@ class Bindings {
   OpInfo op_;
   std::shared_ptr<Device> device_;
   Small<std::pair<std::string_view, std::int64_t>, 4 * max_dims> sizes_;
+  Small<const TensorSpec*, 4> operands_;
 };
 
 /// The number of blocks along a dim, and which of them is this device's.

@@ -6,6 +6,16 @@
 
 namespace shardlib::detail {
 
+inline constexpr std::size_t npos = std::string_view::npos;
+
+/// Where the pattern begins. (std::string_view::find compares pointers with null, which g++ does not take for a
+/// constant under -fsanitize=undefined where the text is a template argument.)
+constexpr std::size_t find(std::string_view s, std::string_view pattern, std::size_t from = 0) {
+  for (std::size_t i = from; i + pattern.size() <= s.size(); ++i)
+    if (s.substr(i, pattern.size()) == pattern) return i;
+  return npos;
+}
+
 /// The text of specs and messages while they are put together; what does not fit ends in "...".
 class Text {
  public:

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <fstream>
 #include <ios>
-#include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -15,8 +14,8 @@
 
 namespace shardlib::io {
 
-/// Rows of one batch, row-major "rows length". `inputs` are the targets shifted right by one, 0 where a document
-/// starts; `segments` number the documents within a row, for the attention mask.
+/// Rows of one batch, row-major "rows length". `inputs` are the targets shifted right by one, 0 where a row or a
+/// document starts; `segments` number the documents within a row, for the attention mask.
 struct TextBatch {
   std::vector<std::int32_t> inputs, targets, segments;
 };
@@ -28,9 +27,8 @@ class TextBatches {
  public:
   TextBatches(const std::string& path, std::int64_t batch, std::int64_t length, std::uint64_t seed)
       : batch_(batch), length_(length), seed_(seed) {
-    std::ifstream file(path, std::ios::binary);
-    if (!file) throw UsageError("cannot read the text file '" + path + "': check --data");
-    std::string raw((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    if (batch < 1 || length < 1) throw UsageError("TextBatches: a batch has at least one row, a row at least one byte");
+    const std::string raw = contents(path);
     constexpr std::string_view separator = "<|endoftext|>";
     std::size_t begin = 0;
     while (begin <= raw.size()) {
@@ -41,9 +39,9 @@ class TextBatches {
     }
     windows_ = static_cast<std::int64_t>(text_.size()) / length_;
     if (windows_ < batch_)
-      throw UsageError("the text file '" + path + "' has " + std::to_string(text_.size()) + " bytes, but a batch of " +
-                       std::to_string(batch_) + " rows of " + std::to_string(length_) + " bytes needs " +
-                       std::to_string(batch_ * length_) + ": choose a longer text, or a smaller --batch or --seq");
+      throw UsageError("the text file '" + path + "' has " + std::to_string(text_.size()) + " bytes, enough for " +
+                       std::to_string(windows_) + " rows of " + std::to_string(length_) + ", but a batch has " +
+                       std::to_string(batch_) + ": choose a longer text, or a smaller --batch or --seq");
   }
 
   [[nodiscard]] std::int64_t bytes() const { return static_cast<std::int64_t>(text_.size()); }
@@ -51,6 +49,9 @@ class TextBatches {
 
   /// Rows [first, first + rows) of the batch of a step: each device asks for its own.
   [[nodiscard]] TextBatch rows(std::int64_t step, std::int64_t first, std::int64_t rows) const {
+    if (step < 0 || first < 0 || rows < 0 || first + rows > batch_)
+      throw Error("TextBatches: rows " + std::to_string(first) + " to " + std::to_string(first + rows) + " of step " +
+                  std::to_string(step) + " are outside the batch of " + std::to_string(batch_));
     TextBatch out;
     for (std::int64_t r = first; r < first + rows; ++r) {
       const auto epoch = static_cast<std::uint64_t>(step / steps_per_epoch());
@@ -61,6 +62,16 @@ class TextBatches {
   }
 
  private:
+  static std::string contents(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    std::string text, block(std::size_t{1} << 20, '\0');
+    while (file.read(block.data(), static_cast<std::streamsize>(block.size())) || file.gcount() > 0)
+      text.append(block, 0, static_cast<std::size_t>(file.gcount()));
+    // A file that did not open, or a folder, which opens but cannot be read.
+    if (!file.eof()) throw UsageError("cannot read the text file '" + path + "': check --data");
+    return text;
+  }
+
   void append_window(std::int64_t begin, TextBatch& out) const {
     auto next = std::upper_bound(starts_.begin(), starts_.end(), begin - 1);
     std::int32_t segment = 0;

@@ -53,13 +53,13 @@ void copy_tile(std::byte* row, std::int64_t stride, std::byte* tile, std::int64_
 }
 inline void copy_tile(const ErasedOperand& o, std::byte* row, std::byte* tile, std::int64_t n, bool to_tile) {
   if (o.element == 4)
-    copy_tile<std::uint32_t>(row, o.stride, tile, n, to_tile);
+    copy_tile<Word<4>>(row, o.stride, tile, n, to_tile);
   else if (o.element == 2)
-    copy_tile<std::uint16_t>(row, o.stride, tile, n, to_tile);
+    copy_tile<Word<2>>(row, o.stride, tile, n, to_tile);
   else if (o.element == 8)
-    copy_tile<std::uint64_t>(row, o.stride, tile, n, to_tile);
+    copy_tile<Word<8>>(row, o.stride, tile, n, to_tile);
   else
-    copy_tile<std::uint8_t>(row, o.stride, tile, n, to_tile);
+    copy_tile<Word<1>>(row, o.stride, tile, n, to_tile);
 }
 
 /// f over n contiguous elements of each operand.

@@ -101,7 +101,7 @@ void gather_rows(const Exec& exec, const Lookup& l, const U* table, const I* ind
       for (std::int64_t i = 0; i < n; ++i) {
         const std::int64_t row = static_cast<std::int64_t>(id[i * index_stride]) - l.first_row;
         const bool here = row >= 0 && row < l.rows;
-        to[i * out_stride] = here ? from[i * table_stride + row * l.row_stride] : U(0);
+        to[i * out_stride] = here ? from[i * table_stride + row * l.row_stride] : U{};
       }
     }
   });
@@ -151,10 +151,7 @@ void gather(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* 
   detail::visit_ids(lookup, indices, "gather", [&](const auto* ids) {
     visit_dtype(dtype, [&]<class T>(T) {
       // Only bytes move, so that types of one size share their code.
-      using U =
-          std::conditional_t<sizeof(T) == 1, std::uint8_t,
-                             std::conditional_t<sizeof(T) == 2, std::uint16_t,
-                                                std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>>;
+      using U = Word<sizeof(T)>;
       detail::gather_rows(exec, lookup, static_cast<const U*>(table), ids, static_cast<U*>(out));
     });
   });

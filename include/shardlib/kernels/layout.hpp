@@ -110,13 +110,13 @@ inline void copy_strided(const Exec& exec, std::size_t element_size, std::span<c
   const auto run = [&]<class U>(U) { detail::copy_nest(exec, nest, static_cast<const U*>(in), static_cast<U*>(out)); };
   switch (element_size) {
     case 2:
-      return run(std::uint16_t{});
+      return run(Word<2>{});
     case 4:
-      return run(std::uint32_t{});
+      return run(Word<4>{});
     case 8:
-      return run(std::uint64_t{});
+      return run(Word<8>{});
     default:
-      return run(std::uint8_t{});
+      return run(Word<1>{});
   }
 }
 

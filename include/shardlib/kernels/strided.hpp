@@ -125,6 +125,27 @@ class Walk {
   std::array<std::int64_t, max_rank + 1> position_{};
 };
 
+/// An element of which only the bytes matter. Unlike std::uint32_t it may stand for a float without breaking the
+/// aliasing rules, on which compilers rely once such code is inlined next to the code that wrote the float.
+template <std::size_t Bytes>
+struct Word;
+template <>
+struct [[gnu::may_alias]] Word<1> {
+  std::uint8_t bits;
+};
+template <>
+struct [[gnu::may_alias]] Word<2> {
+  std::uint16_t bits;
+};
+template <>
+struct [[gnu::may_alias]] Word<4> {
+  std::uint32_t bits;
+};
+template <>
+struct [[gnu::may_alias]] Word<8> {
+  std::uint64_t bits;
+};
+
 /// Calls f(i) for i in [0, n). Iterations are independent even where pointers are equal (in-place operation): g++ is
 /// told so and vectorises without comparing them; clang's way of saying it would warn wherever a body does not
 /// vectorise.

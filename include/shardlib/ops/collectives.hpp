@@ -228,7 +228,9 @@ auto all_reduce_max(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::resul
   using Out = Tensor<D, detail::result_of<rules::all_reduce_max, O, S>>;
   const detail::OpInfo op{"all_reduce_max", O, site};
   if (x.value()->slot)
-    throw Error(op.describe() + ": a maximum over devices has no derivative; take stop_gradient of the operand first");
+    throw Error(op.describe() +
+                ": a maximum over devices has no derivative; take stop_gradient of the operand first (" +
+                x.device()->describe() + ")");
   detail::Bindings names(op, x.device());
   names.bind(*x.value());
   const auto kernel = [](const detail::Value& in, const detail::Value& out) {

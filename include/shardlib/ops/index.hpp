@@ -69,15 +69,11 @@ auto index_unreduced(const Tensor<D, S>& table, const Tensor<I, T>& indices, Sit
   detail::Bindings names(op, table.device());
   names.bind(*table.value());
   names.bind(*indices.value());
-  const auto kernel = [table = table.value(), indices = indices.value(), op](const detail::Value& out) {
+  const auto kernel = [table = table.value(), indices = indices.value()](const detail::Value& out) {
     const detail::LookupLoops loops(*table, row, *indices, out.local, *out.spec);
     Buffer result = detail::allocate(out);
-    try {
-      kernels::gather(out.device->exec(), dtype_c<D>, loops.lookup, table->data().data(), indices->data().data(),
-                      result.data());
-    } catch (const Error& error) {
-      throw Error(op.describe() + ": " + error.what() + " (" + out.device->describe() + ")");
-    }
+    kernels::gather(out.device->exec(), dtype_c<D>, loops.lookup, table->data().data(), indices->data().data(),
+                    result.data());
     return result;
   };
   const auto pull = [global = table.value()->global](const auto& ct, const auto& ids) {

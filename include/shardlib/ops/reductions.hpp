@@ -104,7 +104,8 @@ auto max(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules:
   using Out = Tensor<D, detail::result_of<rules::local_max, Op("max"), O, S>>;
   const detail::OpInfo op{"max", O, site};
   if (x.value()->slot)
-    throw Error(op.describe() + ": a maximum has no derivative here; take stop_gradient of the operand first");
+    throw Error(op.describe() + ": a maximum has no derivative here; take stop_gradient of the operand first (" +
+                x.device()->describe() + ")");
   return detail::record_unary<"max", Out>(
       op, x, detail::kept_sizes(*x.value(), detail::parsed<Out::spec>),
       [](const detail::Value& in, const detail::Value& out) {

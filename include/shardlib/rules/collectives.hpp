@@ -169,7 +169,7 @@ constexpr Verdict shift(std::string_view spec, std::string_view axis, std::strin
   const Text title = Text("shift<") + quoted(spec) + ", " + quoted(axis) + ">";
   const auto parsed = parse_tensor(spec);
   if (!parsed.error.empty()) return {Text(x), title + ": " + parsed.error};
-  if (spec.find('[') != std::string_view::npos)
+  if (detail::find(spec, "[") != detail::npos)
     return {Text(x), title + ": brackets belong in the op spec of index_unreduced only"};
   if (const Text why = check_operand(parse_tensor(x).spec, parsed.spec, "the operand", false); !why.empty())
     return {to_string(parsed.spec), title + ": " + why};

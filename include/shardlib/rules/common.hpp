@@ -144,7 +144,7 @@ constexpr Call parse_call(std::string_view name, std::string_view op, int operan
   } else if (call.op.in.size() != operands) {
     call.why = call.title + ": the op spec has " + number(call.op.in.size()) +
                (call.op.in.size() == 1 ? " operand" : " operands") + ", the call has " + number(operands);
-  } else if (name != "index_unreduced" && op.find('[') != std::string_view::npos) {
+  } else if (name != "index_unreduced" && detail::find(op, "[") != detail::npos) {
     call.why = call.title + ": brackets belong in the op spec of index_unreduced only";
   }
   return call;

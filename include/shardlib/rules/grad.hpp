@@ -121,7 +121,9 @@ constexpr Verdict fully_sharded(std::string_view mesh, std::string_view x) {
       return {{},
               "fully_sharded: " + quoted(x) + " is not sharded over " + axis + ", so every device of " + axis +
                   " keeps a copy; shard one of its dims, e.g. `dim/" + axis + "`"};
-  return on_mesh(mesh, x);
+  Verdict verdict = on_mesh(mesh, x);
+  if (!verdict.ok()) verdict.why = "fully_sharded: " + verdict.why;
+  return verdict;
 }
 
 /// A vector-Jacobian product must have its operand's dual type.

@@ -117,7 +117,7 @@ constexpr Verdict sum_like(const char* name, std::string_view op, std::string_vi
 constexpr Text unsharded(const TensorSpec& x, std::string_view dim) {
   const int at = x.find(dim);
   if (at < 0) {
-    if (dim.find('/') != std::string_view::npos) return "name the dim only, without axes: " + quoted(dim);
+    if (detail::find(dim, "/") != detail::npos) return "name the dim only, without axes: " + quoted(dim);
     return "the operand " + quoted(to_string(x)) + " has no dim " + quoted(dim);
   }
   for (int i = at + 1; i < x.rank(); ++i)

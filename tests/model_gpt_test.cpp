@@ -1,0 +1,340 @@
+// The whole GPT of examples/gpt_model.hpp: the same loss and gradients on every mesh, with and without recompute, on
+// threads and MPI; and both against an independent oracle.
+//
+// The oracle is a second GPT in f64 (gpt_reference.hpp): its loss directly, its gradients as central finite differences
+// over weights in f64, where they are good to about 1e-8. PyTorch would have given all gradients at once, but CI would
+// have to install 200 MB of it for this one test; finite differences need nothing.
+#include <map>
+#include <shardlib/shardlib.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../examples/gpt_model.hpp"
+#include "gpt_reference.hpp"
+#include "support.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+using GptMesh = Mesh<"d t">;
+using Causal = Tensor<bool_, "Qlen Klen">;
+using Leaves = std::vector<HostArray<f32>>;
+
+constexpr gpt_reference::Shape shape{.B = 8, .L = 12, .M = 16, .Q = 2, .K = 4, .D = 4, .F = 24, .V = 32, .layers = 2};
+constexpr auto sized(std::size_t n) {
+  return static_cast<std::int64_t>(n);
+}
+const Sizes sizes{{"B", sized(shape.B)}, {"L", sized(shape.L)}, {"M", sized(shape.M)}, {"Q", sized(shape.Q)},
+                  {"K", sized(shape.K)}, {"D", sized(shape.D)}, {"F", sized(shape.F)}, {"V", sized(shape.V)}};
+
+/// Every leaf random, gains around 1; weights large enough for attention to be far from uniform.
+gpt::Model random_model(const GptMesh& mesh, bool tied) {
+  gpt::Model model;
+  if (!tied) model.unembed.resize(1);
+  model.layers.resize(shape.layers);
+  std::uint64_t stream = 0;
+  for_each_leaf(
+      [&]<Spec S>(std::string_view name, Tensor<f32, S>& w) {
+        const bool is_gain = name.find("norm") != std::string_view::npos;
+        const auto normal = random_normal<f32, S>(mesh, sizes, {1, stream++}) * 0.3;
+        w = is_gain ? normal + 1.0 : normal;
+      },
+      model);
+  return model;
+}
+
+/// Random tokens; of the rows some are one segment, some several, of all lengths from 1.
+gpt_reference::Tokens tokens() {
+  gpt_reference::Tokens tokens;
+  std::uint64_t random = 7;
+  const auto below = [&random](std::uint64_t n) {
+    random = random * 6364136223846793005U + 1442695040888963407U;
+    return static_cast<int>((random >> 33) % n);
+  };
+  for (std::size_t b = 0; b < shape.B; ++b)
+    for (std::size_t l = 0, segment = 0; l < shape.L; ++l) {
+      if (l > 0 && b % 3 != 0 && below(3) == 0) ++segment;
+      tokens.inputs.push_back(below(shape.V));
+      tokens.targets.push_back(below(shape.V));
+      tokens.segments.push_back(static_cast<int>(segment));
+    }
+  return tokens;
+}
+
+gpt::Batch batch(const GptMesh& mesh) {
+  const auto on_devices = [&](const std::vector<int>& values) {
+    return place<Tensor<i32, "B/d L">>(mesh, HostArray<i32>({sized(shape.B), sized(shape.L)}, values));
+  };
+  const auto host = tokens();
+  return {on_devices(host.inputs), on_devices(host.targets), on_devices(host.segments)};
+}
+
+/// gpt::loss with each layer called directly, so that everything is kept and nothing computed twice.
+auto loss_without_recompute(const gpt::Model& w, const gpt::Batch& batch, const Causal& causal, bool library_loss)
+    -> Tensor<f32, "+d +t"> {
+  const auto mask = gpt::segment_mask(batch.segments, causal);
+  const auto embed = all_gather<"V/t M/d -> V/t M">(w.embed);
+  gpt::Residual x =
+      reduce_scatter<"B/d L M +t -> B/d L M/t">(index_unreduced<"[V/t] M, B/d L -> B/d L M +t">(embed, batch.inputs));
+  for (const gpt::Layer& weights : w.layers) x = gpt::layer(x, mask, weights);
+  const auto y = gpt::gathered_norm(x, w.final_norm);
+  const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M">(w.unembed[0]);
+  const auto logits = einsum_unreduced<"B/d L M, V/t M -> B/d L V/t">(y, unembed);
+  return mean<"B/d L +t -> +d +t">(library_loss ? cross_entropy(logits, batch.targets)
+                                                : gpt::token_losses(logits, batch.targets));
+}
+
+struct Variant {
+  bool tied = false, library_loss = false, recompute = true;
+};
+
+/// The loss and, whole, every gradient.
+struct Result {
+  f32 loss = 0;
+  Leaves gradients;
+};
+
+Result step(const GptMesh& mesh, Variant variant) {
+  const auto loss = variant.recompute ? gpt::loss : loss_without_recompute;
+  const auto [l, gradients] =
+      value_and_grad(mesh, loss, random_model(mesh, variant.tied), batch(mesh),
+                     causal_mask<"Qlen Klen">(mesh, sized(shape.L), sized(shape.L)), variant.library_loss);
+  return {item(all_reduce<"+d +t -> ">(l)), fetch(gradients)};
+}
+
+/// f on a mesh of threads in this process, under mpirun too: what MPI's results are compared with, without files. Each
+/// device has one CPU thread here and in the runs compared with it, whatever the machine.
+template <class F>
+auto on_threads(const std::string& mesh, const F& f) {
+  decltype(f(std::declval<GptMesh>())) result;
+  const auto axes = parse_mesh(mesh);
+  const DeviceBody body = [&](const std::shared_ptr<Device>& device) {
+    auto mine = f(GptMesh(device));
+    if (device->index() == 0) result = std::move(mine);
+  };
+  if (device_count(axes) == 1)
+    detail::run_device(std::make_shared<Device>(axes, 0), 1, body);
+  else
+    detail::launch_threads(axes, body, device_count(axes), 1);
+  return result;
+}
+
+void expect_same_bits(const Result& a, const Result& b, const std::vector<std::string>& names) {
+  expect(std::memcmp(&a.loss, &b.loss, sizeof a.loss) == 0, "the losses' bits differ");
+  expect(a.gradients.size() == names.size() && b.gradients.size() == names.size(), "as many gradients as leaves");
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    expect(a.gradients[i].shape == b.gradients[i].shape, names[i] + ": another shape");
+    expect(std::memcmp(a.gradients[i].data.data(), b.gradients[i].data.data(),
+                       a.gradients[i].data.size() * sizeof(f32)) == 0,
+           names[i] + ": the gradients' bits differ");
+  }
+}
+
+double largest(const std::vector<f32>& x) {
+  double most = 0;
+  for (const f32 v : x) most = std::max(most, std::abs(static_cast<double>(v)));
+  return most;
+}
+
+/// Within `tolerance` of the loss, and of each leaf's largest element.
+void expect_close(const Result& actual, const Result& expected, double tolerance,
+                  const std::vector<std::string>& names) {
+  const auto relative = [](double a, double b, double scale) { return std::abs(a - b) / scale; };
+  const double error = relative(actual.loss, expected.loss, expected.loss);
+  expect(error <= tolerance, "the loss differs by " + show(error));
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const auto &a = actual.gradients[i].data, &e = expected.gradients[i].data;
+    const double scale = largest(e);
+    expect(a.size() == e.size() && scale > 0, names[i] + " has a gradient");
+    double worst = 0;
+    for (std::size_t k = 0; k < a.size(); ++k)
+      worst = std::max(worst, relative(static_cast<double>(a[k]), static_cast<double>(e[k]), scale));
+    expect(worst <= tolerance, names[i] + ": the gradient differs by " + show(worst));
+  }
+}
+
+std::vector<std::string> names_of_leaves(bool tied) {
+  return on_threads("d=1,t=1", [&](const GptMesh& mesh) { return leaf_names(random_model(mesh, tied)); });
+}
+
+/// The library's results to compare the oracle's with, on one device.
+struct Subject {
+  std::vector<std::string> names;
+  Leaves weights;
+  Result result;
+};
+Subject subject(bool tied) {
+  return on_threads("d=1,t=1", [&](const GptMesh& mesh) {
+    const auto model = random_model(mesh, tied);
+    return Subject{leaf_names(model), fetch(model), step(mesh, {.tied = tied})};
+  });
+}
+
+gpt_reference::Weights in_f64(const Subject& subject) {
+  gpt_reference::Weights weights;
+  for (std::size_t i = 0; i < subject.names.size(); ++i)
+    weights[subject.names[i]] = {subject.weights[i].data.begin(), subject.weights[i].data.end()};
+  return weights;
+}
+
+}  // namespace
+
+TEST_CASE("gpt: loss and every gradient are equal on every mesh, and on threads and MPI bit for bit", "[model]") {
+  for (const Variant variant : {Variant{}, Variant{.tied = true}, Variant{.library_loss = true}}) {
+    const auto names = names_of_leaves(variant.tied);
+    const auto run = [&](const GptMesh& mesh) { return step(mesh, variant); };
+    const Result alone = on_threads("d=1,t=1", run);
+    for (const char* mesh : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2", "d=4,t=1", "d=1,t=4", "d=4,t=2"}) {
+      if (under_mpi() && device_count(parse_mesh(mesh)) > world_size()) continue;
+      const Result threads = on_threads(mesh, run);
+      expect_close(threads, alone, 1e-5, names);
+      // Without mpirun this is the second run on threads.
+      on_mesh(mesh,
+              [&](const std::shared_ptr<Device>& device) { expect_same_bits(run(GptMesh(device)), threads, names); },
+              {.threads = 1});
+    }
+  }
+}
+
+TEST_CASE("gpt: recompute changes no bit", "[model]") {
+  for (const char* mesh : {"d=1,t=1", "d=2,t=2"})
+    on_mesh(mesh, [](const std::shared_ptr<Device>& device) {
+      const GptMesh on(device);
+      expect_same_bits(step(on, {}), step(on, {.recompute = false}), leaf_names(random_model(on, false)));
+    });
+}
+
+TEST_CASE("gpt: the library's cross_entropy gives what the spelled loss gives", "[model]") {
+  on_mesh("d=2,t=2", [](const std::shared_ptr<Device>& device) {
+    const GptMesh mesh(device);
+    expect_close(step(mesh, {.library_loss = true}), step(mesh, {}), 2e-6, leaf_names(random_model(mesh, false)));
+  });
+}
+
+TEST_CASE("gpt: the loss is that of an independent f64 model", "[model]") {
+  for (const bool tied : {false, true}) {
+    const Subject s = subject(tied);
+    const double expected = gpt_reference::loss(shape, in_f64(s), tokens());
+    INFO("tied " << tied);
+    CHECK(std::abs(static_cast<double>(s.result.loss) - expected) <= 1e-6 * expected);
+  }
+}
+
+TEST_CASE("gpt: every gradient is that of an independent f64 model, by finite differences", "[model]") {
+  for (const bool tied : {false, true}) {
+    const Subject s = subject(tied);
+    auto weights = in_f64(s);
+    const auto host = tokens();
+    constexpr double h = 1e-4;
+    for (std::size_t i = 0; i < s.names.size(); ++i) {
+      const auto& gradient = s.result.gradients[i].data;
+      auto& w = weights.at(s.names[i]);
+      REQUIRE(gradient.size() == w.size());
+      // The derivative of the f64 loss along a direction of this leaf.
+      const auto along = [&](const std::vector<double>& direction) {
+        const auto moved = [&, at = w](double by) {
+          for (std::size_t k = 0; k < w.size(); ++k) w[k] = at[k] + by * direction[k];
+          const double loss = gpt_reference::loss(shape, weights, host);
+          w = at;
+          return loss;
+        };
+        return (moved(h) - moved(-h)) / (2 * h);
+      };
+      const double scale = largest(gradient);
+      INFO(s.names[i] << (tied ? ", tied" : "") << ", largest gradient " << scale);
+      CHECK(scale > 1e-5);
+      // The largest element, and some spread over the leaf.
+      std::vector<std::size_t> places{0, w.size() / 3, w.size() / 2, w.size() - 1};
+      for (std::size_t k = 0; k < w.size(); ++k)
+        if (std::abs(static_cast<double>(gradient[k])) == scale) places.push_back(k);
+      for (const std::size_t k : places) {
+        std::vector<double> one(w.size(), 0.0);
+        one[k] = 1;
+        INFO("element " << k);
+        CHECK(std::abs(static_cast<double>(gradient[k]) - along(one)) <= 1e-5 * scale);
+      }
+      // A direction that all elements share in, with signs that no symmetry of the model explains.
+      std::vector<double> mixed(w.size());
+      double expected = 0, size = 0;
+      for (std::size_t k = 0; k < w.size(); ++k) {
+        mixed[k] = std::cos(static_cast<double>(k * k + 1));
+        expected += mixed[k] * static_cast<double>(gradient[k]);
+        size += std::abs(mixed[k] * static_cast<double>(gradient[k]));
+      }
+      CHECK(std::abs(expected - along(mixed)) <= 1e-5 * size);
+    }
+  }
+}
+
+namespace {
+
+struct LayerAndInput {
+  gpt::Layer weights;
+  gpt::Residual x;
+};
+
+/// How often each op ran in one step of one layer, and the multiply-adds of its einsums.
+std::map<std::string, detail::State::Count> counts(const GptMesh& mesh, bool recompute) {
+  const auto loss = [recompute](const LayerAndInput& in, const gpt::Mask& mask) -> Tensor<f32, "+d +t"> {
+    const auto y = recompute ? explicit_activation_checkpointing(gpt::layer)(in.x, mask, in.weights)
+                             : gpt::layer(in.x, mask, in.weights);
+    return mean<"B/d L M/t -> +d +t">(y);
+  };
+  const LayerAndInput in{random_model(mesh, false).layers[0], random_normal<f32, "B/d L M/t">(mesh, sizes, {2, 0})};
+  const auto mask =
+      gpt::segment_mask(batch(mesh).segments, causal_mask<"Qlen Klen">(mesh, sized(shape.L), sized(shape.L)));
+  auto& counts = detail::state(mesh.device()).counts;
+  counts.clear();
+  static_cast<void>(value_and_grad(mesh, loss, in, mask));
+  return {counts.begin(), counts.end()};
+}
+
+}  // namespace
+
+TEST_CASE("gpt: a layer's backward computes again what it needs, and nothing else", "[model]") {
+  // q, k, v, the residual stream after attention, gate and up are kept. Again computed are:
+  const std::map<std::string, std::int64_t> expected{
+      // The two residual streams over t, for the norms' derivatives and as operands of the weights' gradients; the
+      // two gains; and the seven matrices over d, which FSDP does not keep: operands of their inputs' gradients.
+      {"all_gather", 11},
+      // The norms times their gains, as operands of the gradients of w_q, w_k, w_v, w_gate, w_up.
+      {"rms_norm", 2},
+      // Scores, and heads, an operand of the gradient of w_o. Not q, k, v, gate, up, nor the two output products.
+      {"einsum_unreduced", 2},
+      {"*", 2},
+      // From scores to probabilities.
+      {"scale", 1},
+      {"where", 1},
+      {"softmax", 1},
+      // swish(gate) * up, an operand of the gradient of w_down.
+      {"map", 1},
+      // Of q, k, v and the probabilities, without a copy.
+      {"rename", 4},
+  };
+  for (const char* mesh : {"d=1,t=1", "d=2,t=2"})
+    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+      const auto with = counts(GptMesh(device), true), without = counts(GptMesh(device), false);
+      std::string text;
+      std::map<std::string, std::int64_t> again;
+      for (const auto& [op, count] : with) {
+        const auto it = without.find(op);
+        const std::int64_t more = count.calls - (it == without.end() ? 0 : it->second.calls);
+        if (more != 0) {
+          again[op] = more;
+          text += op + " " + std::to_string(more) + ", ";
+        }
+      }
+      expect(again == expected, "computed again: " + text);
+      // Of both products: B L^2 Q K D multiply-adds, on this device's share of batch and heads.
+      const auto product = static_cast<double>(shape.B * shape.L * shape.L * shape.Q * shape.K * shape.D) * 2.0;
+      const double more = with.at("einsum_unreduced").flops - without.at("einsum_unreduced").flops;
+      expect(more == 2 * product / device->count(), "FLOPs computed again: " + show(more));
+      // Forward 9 einsums; backward two for each.
+      expect(without.at("einsum_unreduced").calls == 27, "einsums without recompute");
+      // Forward 11 gathers and 2 scatters; backward each becomes the other.
+      expect(without.at("all_gather").calls == 13 && without.at("reduce_scatter").calls == 13, "collectives");
+    });
+}

@@ -1,0 +1,265 @@
+// Collectives and layout casts against the whole arrays, each with its transpose.
+#include <cmath>
+
+#include "op_case.hpp"
+#include "shardlib/ops/collectives.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+/// op<"from -> to"> leaves the whole array as it is.
+#define COLLECTIVE(op, dtype, from, to) \
+  make_case<Tensor<dtype, from>>(       \
+      #op " " #dtype " " from " -> " to, [](const auto& x) { return op<from " -> " to>(x); }, same())
+
+TEST_CASE("all_gather", "[ops]") {
+  check_cases({
+      COLLECTIVE(all_gather, f32, "A/t B", "A B"),
+      COLLECTIVE(all_gather, f32, "B A/t", "B A"),
+      COLLECTIVE(all_gather, f32, "A/t/d B", "A/t B"),
+      COLLECTIVE(all_gather, f32, "A/t/d", "A"),
+      COLLECTIVE(all_gather, f32, "C A/d/t", "C A"),
+      COLLECTIVE(all_gather, f32, "A/d B/t", "A B"),
+      COLLECTIVE(all_gather, f32, "A/d C B/t", "A/d C B"),
+      COLLECTIVE(all_gather, f32, "A/t B +d", "A B +d"),
+      COLLECTIVE(all_gather, f32, "A/d/t/p C", "A/d C"),
+      COLLECTIVE(all_gather, f32, "A/p/d B/t", "A/p B"),
+      COLLECTIVE(all_gather, bf16, "A/t/d B", "A B"),
+      COLLECTIVE(all_gather, f64, "B A/t/d", "B A/t"),
+  });
+}
+
+TEST_CASE("reduce_scatter", "[ops]") {
+  check_cases({
+      COLLECTIVE(reduce_scatter, f32, "A B +t", "A/t B"),
+      COLLECTIVE(reduce_scatter, f32, "B A +t", "B A/t"),
+      COLLECTIVE(reduce_scatter, f32, "A B +d +t", "A/t/d B"),
+      COLLECTIVE(reduce_scatter, f32, "A +d +t", "A/d/t"),
+      COLLECTIVE(reduce_scatter, f32, "A C B +d +t", "A/d C B/t"),
+      COLLECTIVE(reduce_scatter, f32, "A/t B +d", "A/t/d B"),
+      COLLECTIVE(reduce_scatter, f32, "B A +d +t", "B A/t +d"),
+      COLLECTIVE(reduce_scatter, f32, "A/d B +p +t", "A/d/p B/t"),
+      COLLECTIVE(reduce_scatter, f32, "A C +d +p +t", "A/p/t/d C"),
+      COLLECTIVE(reduce_scatter, bf16, "A B +d +t", "A B/t/d"),
+      COLLECTIVE(reduce_scatter, f64, "B A/t +d", "B/d A/t"),
+  });
+}
+
+TEST_CASE("all_reduce", "[ops]") {
+  check_cases({
+      COLLECTIVE(all_reduce, f32, "A +t", "A"),
+      COLLECTIVE(all_reduce, f32, "A B +d +t", "A B"),
+      COLLECTIVE(all_reduce, f32, "A B +d +t", "A B +d"),
+      COLLECTIVE(all_reduce, f32, "A/d B +t", "A/d B"),
+      COLLECTIVE(all_reduce, f32, "+d +t", ""),
+      COLLECTIVE(all_reduce, f32, "A +d +p +t", "A +p"),
+      COLLECTIVE(all_reduce, bf16, "A +d +t", "A"),
+      COLLECTIVE(all_reduce, f64, "A +t", "A"),
+  });
+}
+
+TEST_CASE("all_to_all", "[ops]") {
+  check_cases({
+      COLLECTIVE(all_to_all, f32, "A/t B", "A B/t"),
+      COLLECTIVE(all_to_all, f32, "A B/t", "A/t B"),
+      COLLECTIVE(all_to_all, f32, "A/t/d D B", "A/t D B/d"),
+      COLLECTIVE(all_to_all, f32, "A/d/t B", "A B/d/t"),
+      COLLECTIVE(all_to_all, f32, "D B A/t/d", "D B/t/d A"),
+      COLLECTIVE(all_to_all, f32, "A/d B/t", "A/d/t B"),
+      COLLECTIVE(all_to_all, f32, "C/d H/t L V", "C H L/d V/t"),
+      COLLECTIVE(all_to_all, f32, "C/d H/t L V", "C H L/t V/d"),
+      COLLECTIVE(all_to_all, f32, "A/t B +d", "A B/t +d"),
+      COLLECTIVE(all_to_all, f32, "A/p/t B/d", "A/p B/d/t"),
+      COLLECTIVE(all_to_all, f32, "A/d/t/p B C", "A/d B/t/p C"),
+      COLLECTIVE(all_to_all, bf16, "A/t B", "A B/t"),
+      COLLECTIVE(all_to_all, f64, "B A/t/d", "B/d A/t"),
+  });
+}
+
+TEST_CASE("slice", "[ops]") {
+  check_cases({
+      COLLECTIVE(slice, f32, "A B", "A/t B"),
+      COLLECTIVE(slice, f32, "B A", "B A/t"),
+      COLLECTIVE(slice, f32, "A/t B", "A/t/d B"),
+      COLLECTIVE(slice, f32, "A", "A/t/d"),
+      COLLECTIVE(slice, f32, "C A", "C A/d/t"),
+      COLLECTIVE(slice, f32, "A C B", "A/d C B/t"),
+      COLLECTIVE(slice, f32, "A B +d", "A/t B +d"),
+      COLLECTIVE(slice, f32, "A/d B", "A/d/p B/t"),
+      COLLECTIVE(slice, bf16, "A B", "A B/t"),
+      COLLECTIVE(slice, f64, "A/d B", "A/d B/t"),
+  });
+}
+
+TEST_CASE("to_partial", "[ops]") {
+  check_cases({
+      COLLECTIVE(to_partial, f32, "A", "A +t"),
+      COLLECTIVE(to_partial, f32, "A B", "A B +d +t"),
+      COLLECTIVE(to_partial, f32, "A/d B", "A/d B +t"),
+      COLLECTIVE(to_partial, f32, "A +d", "A +d +t"),
+      COLLECTIVE(to_partial, f32, "", "+d"),
+      COLLECTIVE(to_partial, f32, "A +t", "A +d +p +t"),
+      COLLECTIVE(to_partial, bf16, "A/t", "A/t +d"),
+  });
+}
+
+TEST_CASE("collectives of integers and truth values", "[ops]") {
+  const auto draws = [](Case c, Draw draw) {
+    c.in[0].draw = draw;
+    return c;
+  };
+  check_cases({
+      draws(COLLECTIVE(all_gather, i32, "A/t/d B", "A B"), Draw::integers),
+      draws(COLLECTIVE(all_gather, u8, "B A/t", "B A"), Draw::naturals),
+      draws(COLLECTIVE(all_gather, bool_, "A/d B/t", "A B"), Draw::naturals),
+      draws(COLLECTIVE(all_to_all, u32, "A/t B", "A B/t"), Draw::naturals),
+      draws(COLLECTIVE(slice, bool_, "A B", "A/d B/t"), Draw::naturals),
+      draws(COLLECTIVE(reduce_scatter, i32, "A B +d +t", "A/t B/d"), Draw::integers),
+      draws(COLLECTIVE(all_reduce, i32, "A +d +t", "A"), Draw::integers),
+      draws(COLLECTIVE(to_partial, i32, "A", "A +t"), Draw::integers),
+  });
+}
+
+/// The maximum over the dims that the result lacks.
+void maxima(const std::vector<Global>& x, Global& y) {
+  const Shape from = strides_along(x[0], x[0].names), to = strides_along(y, x[0].names);
+  std::fill(y.data.begin(), y.data.end(), -1e9);
+  for_each_index(x[0].shape, [&](const Shape& i) {
+    double& highest = y.data[offset(to, i)];
+    highest = std::max(highest, x[0].data[offset(from, i)]);
+  });
+}
+
+TEST_CASE("all_reduce_max", "[ops]") {
+#define MAXIMUM(dtype, from, to, draw)                                                                    \
+  make_case<Tensor<dtype, from>>("all_reduce_max " #dtype " " from " -> " to,                             \
+                                 [](const auto& x) { return all_reduce_max<from " -> " to>(x); }, maxima, \
+                                 {.draws = {draw}, .gradient = false})
+  check_cases({
+      MAXIMUM(f32, "A V/t", "A", Draw::odd),
+      MAXIMUM(f32, "V/t A/d", "A/d", Draw::odd),
+      MAXIMUM(f32, "A/d V/t", "V/t", Draw::odd),
+      MAXIMUM(f32, "C A/t/d B", "C B", Draw::odd),
+      MAXIMUM(f32, "A/d V/t", "", Draw::odd),
+      MAXIMUM(f32, "A/d V", "A/d", Draw::odd),
+      MAXIMUM(bf16, "A V/t", "A", Draw::odd),
+      MAXIMUM(i32, "A V/d", "A", Draw::integers),
+  });
+#undef MAXIMUM
+}
+
+/// The blocks along dim 0, n of them in `groups` runs, each run turned by `by`.
+Reference turned(std::int64_t groups, std::int64_t n, std::int64_t inner, std::int64_t by) {
+  return [=](const std::vector<Global>& x, Global& y) {
+    const auto row = static_cast<std::int64_t>(x[0].data.size()) / x[0].shape[0];
+    const std::int64_t rows = x[0].shape[0] / (groups * n * inner);
+    for (std::int64_t i = 0; i < x[0].shape[0]; ++i) {
+      const std::int64_t within = i % (rows * inner), block = i / (rows * inner) % n, group = i / (rows * inner * n);
+      const std::int64_t to = (group * n + ((block + by) % n + n) % n) * rows * inner + within;
+      for (std::int64_t k = 0; k < row; ++k)
+        y.data[static_cast<std::size_t>(to * row + k)] = x[0].data[static_cast<std::size_t>(i * row + k)];
+    }
+  };
+}
+
+TEST_CASE("shift", "[ops]") {
+  for (const auto& text : op_meshes()) {
+    const auto mesh = parse_mesh(text);
+    const int d = size_of_axis(mesh, "d"), t = size_of_axis(mesh, "t");
+    std::vector<Case> cases;
+    for (const int by : {1, -1, 2, 0, 7}) {
+      const auto add = [&]<class X, class F>(std::type_identity<X>, F f, Reference reference) {
+        cases.push_back(make_case<X>("shift of " + std::string(std::string_view(X::spec)) + " by " + show(by), f,
+                                     std::move(reference)));
+      };
+      // Blocks move along one axis; the other axis of the dim, major or minor, stays.
+      add(
+          std::type_identity<Tensor<f32, "A/t B">>{}, [by](const auto& x) { return shift<"A/t B", "t">(x, by); },
+          turned(1, t, 1, by));
+      add(
+          std::type_identity<Tensor<f32, "A/t/d B">>{}, [by](const auto& x) { return shift<"A/t/d B", "d">(x, by); },
+          turned(t, d, 1, by));
+      add(
+          std::type_identity<Tensor<f32, "A/t/d B">>{}, [by](const auto& x) { return shift<"A/t/d B", "t">(x, by); },
+          turned(1, t, d, by));
+      add(
+          std::type_identity<Tensor<bf16, "A/d B +t">>{}, [by](const auto& x) { return shift<"A/d B +t", "d">(x, by); },
+          turned(1, d, 1, by));
+    }
+    check_cases(std::move(cases), {text});
+  }
+}
+
+/// Numbers of many magnitudes, so that every order of summation gives other bits.
+float rough(int device, std::size_t i) {
+  const auto h = mix(static_cast<std::uint64_t>(device) * 7919 + i);
+  return std::ldexp(static_cast<float>(h >> 40) / 16777216.0F - 0.5F, static_cast<int>(h % 12));
+}
+/// The sum in the order that the communicators promise: sum(lo, hi) = sum(lo, mid) + sum(mid, hi), in f32.
+float tree_sum(const std::vector<float>& v) {
+  if (v.size() == 1) return v[0];
+  std::size_t mid = 1;
+  while (mid * 2 < v.size()) mid *= 2;
+  const auto at = v.begin() + static_cast<std::ptrdiff_t>(mid);
+  return tree_sum({v.begin(), at}) + tree_sum({at, v.end()});
+}
+
+/// Each device's summand, rough, in the dtype.
+template <class D>
+D summand(int device, std::size_t i) {
+  return static_cast<D>(rough(device, i));
+}
+
+template <class D>
+void check_order(const std::string& text) {
+  on_mesh(text, [&](const std::shared_ptr<Device>& device) {
+    const auto& mesh = device->axes();
+    const Place here = place_of(mesh, device->index());
+    constexpr std::size_t n = 48;
+    const Global whole{{"A"}, {n}, std::vector<double>(n)};
+    static const TensorSpec both = parse_tensor("A +d +t").spec, one = parse_tensor("A +t").spec;
+    const auto rough_value = [&](const TensorSpec& spec) {
+      auto value = place(device, dtype_v<D>, spec, whole);
+      // Replicas over an axis that the spec lacks hold the same bits.
+      const int d = spec.partial.contains("d") ? here.at("d") : 0;
+      for (std::size_t i = 0; i < n; ++i) value->template as<D>()[i] = summand<D>(d * 10 + here.at("t"), i);
+      return value;
+    };
+    // Summands in the order of the mesh: d is its first axis, whatever order the op names.
+    const auto sum_at = [&](std::size_t i, bool over_d) {
+      std::vector<float> summands;
+      for (int d = 0; d < (over_d ? size_of_axis(mesh, "d") : 1); ++d)
+        for (int t = 0; t < size_of_axis(mesh, "t"); ++t)
+          summands.push_back(static_cast<float>(summand<D>(d * 10 + t, i)));
+      return static_cast<D>(tree_sum(summands));
+    };
+    const Tensor<D, "A +d +t"> x(rough_value(both));
+    const Tensor<D, "A +t"> xt(rough_value(one));
+    const auto expect_bits = [&](const auto& y, bool over_d) {
+      const Block block = block_of(mesh, here, *y.value()->spec, {n});
+      for (std::size_t i = 0; i < block.offsets.size(); ++i) {
+        const D expected = sum_at(block.offsets[i], over_d);
+        expect(std::memcmp(&y.span()[i], &expected, sizeof(D)) == 0,
+               std::string(to_string(*y.value()->spec).view()) + " element " + show(i) + " is " + show(y.span()[i]) +
+                   " instead of " + show(expected));
+      }
+    };
+    expect_bits(all_reduce<"A +d +t -> A">(x), true);
+    expect_bits(reduce_scatter<"A +d +t -> A/d/t">(x), true);
+    expect_bits(all_reduce<"A +t -> A">(xt), false);
+    expect_bits(reduce_scatter<"A +t -> A/t">(xt), false);
+  });
+}
+
+TEST_CASE("sums have the bits of the balanced tree over the mesh, on threads and MPI", "[ops]") {
+  for (const std::string mesh : {"d=1,t=1", "d=2,t=1", "d=1,t=3", "d=2,t=2", "d=4,t=1", "d=2,t=3", "d=2,t=4"}) {
+    INFO(mesh);
+    check_order<f32>(mesh);
+    check_order<bf16>(mesh);
+    SUCCEED();
+  }
+}
+
+}  // namespace

@@ -1,0 +1,129 @@
+// einsum_unreduced: every row of its table, forward and backward.
+#include "op_case.hpp"
+#include "shardlib/ops/collectives.hpp"
+#include "shardlib/ops/create.hpp"
+#include "shardlib/ops/einsum.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+#define EINSUM(dtype, lhs, rhs, out)                 \
+  make_case<Tensor<dtype, lhs>, Tensor<dtype, rhs>>( \
+      "einsum " #dtype " " lhs ", " rhs " -> " out,  \
+      [](const auto& x, const auto& y) { return einsum_unreduced<lhs ", " rhs " -> " out>(x, y); }, products())
+#define EINSUM1(dtype, in, out)                                                                             \
+  make_case<Tensor<dtype, in>>(                                                                             \
+      "einsum " #dtype " " in " -> " out, [](const auto& x) { return einsum_unreduced<in " -> " out>(x); }, \
+      products())
+
+TEST_CASE("einsum: each row of the table", "[ops]") {
+  check_cases({
+      // R, R
+      EINSUM(f32, "B K", "K C", "B C"),
+      // S(k), S(k), k kept: a batch dim
+      EINSUM(f32, "B/d K", "B/d K C", "B/d C"),
+      // S(k), R, k kept; the replicated operand's cotangent is partial
+      EINSUM(f32, "B/d K", "K C", "B/d C"),
+      EINSUM(f32, "K B", "K C/t", "B C/t"),
+      // contracted, sharded alike: partial
+      EINSUM(f32, "B A/t", "A/t C", "B C +t"),
+      EINSUM(f32, "B A/t/d", "A/t/d C", "C B +d +t"),
+      // summed over a dim that one operand alone has
+      EINSUM(f32, "B A/t", "B C", "B C +t"),
+      EINSUM(f32, "B/d D K", "K H/t C", "C B/d +t"),
+      // P, R
+      EINSUM(f32, "B K +t", "K C", "B C +t"),
+      EINSUM(f32, "B K", "K C +t", "B C +t"),
+      // several axes at once: FSDP and tensor parallelism
+      EINSUM(f32, "B/d L M/t", "M/t H", "B/d L H +t"),
+      EINSUM(f32, "B/d L M", "M H/t", "B/d L H/t"),
+      EINSUM(f32, "B/d K", "B/d C/t", "K C/t +d"),
+      EINSUM(f32, "B/d +t", "B/d K", "K +d +t"),
+      EINSUM(f32, "A/d/t K", "K C", "A/d/t C"),
+      EINSUM(f32, "A/d B/t", "B/t C/p", "A/d C/p +t"),
+      // to a scalar, from a scalar
+      EINSUM(f32, "B/d", "B/d", "+d"),
+      EINSUM(f32, "", "B/t K", "K B/t"),
+  });
+}
+
+TEST_CASE("einsum of one operand", "[ops]") {
+  check_cases({
+      EINSUM1(f32, "A B/t", "A +t"),
+      EINSUM1(f32, "A/d B C/t", "C/t A/d"),
+      EINSUM1(f32, "A/t/d", "+d +t"),
+      EINSUM1(f32, "B K +t", "K +t"),
+      EINSUM1(bf16, "B/d C", "C B/d"),
+  });
+}
+
+TEST_CASE("einsum in other dtypes", "[ops]") {
+  // The reference is exact in f64 and rounded once: so are sums of bf16, taken in f32, where one device has them whole.
+  std::vector<Case> cases{
+      EINSUM(bf16, "B/d M", "M H", "B/d H"),
+      make_case<Tensor<bf16, "B/d M">, Tensor<bf16, "M H">>(
+          "einsum bf16 to f32",
+          [](const auto& x, const auto& y) { return einsum_unreduced<"B/d M, M H -> B/d H", f32>(x, y); }, products()),
+      make_case<Tensor<bf16, "B/d M">>(
+          "einsum bf16 to f32, one operand", [](const auto& x) { return einsum_unreduced<"B/d M -> B/d", f32>(x); },
+          products()),
+  };
+  check_cases(cases, {"d=1,t=1"});
+  // Elsewhere each device rounds its summand of what is partial.
+  for (Case& c : cases) c.options.tolerance = 0.01;
+  check_cases(std::move(cases));
+  check_cases({EINSUM(f64, "B/d L M/t", "M/t H", "B/d L H +t")});
+}
+
+/// The sum of summands i in [lo, hi) in the order that the communicators promise.
+float tree_sum(const std::vector<std::vector<float>>& summands, std::size_t lo, std::size_t hi, std::size_t i) {
+  if (hi - lo == 1) return summands[lo][i];
+  std::size_t half = 1;
+  while (half * 2 < hi - lo) half *= 2;
+  return tree_sum(summands, lo, lo + half, i) + tree_sum(summands, lo + half, hi, i);
+}
+
+// What every device multiplies is computed again here on one, so that threads and MPI must agree with it in every bit.
+TEST_CASE("einsum and reduction have the bits of the tree over local products, on threads and MPI", "[ops]") {
+  for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=3,t=1", "d=4,t=1", "d=2,t=2", "d=6,t=1"}) {
+    INFO(text);
+    on_mesh(text, [](const std::shared_ptr<Device>& device) {
+      const Mesh<"d t"> mesh(device);
+      const Sizes sizes{{"B", 7}, {"A", 24}, {"C", 12}};
+      const auto x = random_normal<f32, "B A">(mesh, sizes, {1, 1});
+      const auto w = random_normal<f32, "A C">(mesh, sizes, {1, 2});
+      const auto y = einsum_unreduced<"B A/d, A/d C -> B C +d">(slice<"B A -> B A/d">(x), slice<"A C -> A/d C">(w));
+      const auto parts = static_cast<std::size_t>(mesh.size("d"));
+      std::vector<std::vector<float>> summands;
+      for (std::size_t d = 0; d < parts; ++d) {
+        const std::size_t n = 24 / parts;
+        std::vector<float> left, right, product(7 * 12);
+        for (std::size_t b = 0; b < 7; ++b)
+          for (std::size_t a = 0; a < n; ++a) left.push_back(x.span()[b * 24 + d * n + a]);
+        right.assign(w.span().begin() + static_cast<std::ptrdiff_t>(d * n * 12),
+                     w.span().begin() + static_cast<std::ptrdiff_t>((d + 1) * n * 12));
+        const int lhs[]{0, 1}, rhs[]{1, 2}, out[]{0, 2};
+        const auto k = static_cast<std::int64_t>(n);
+        kernels::einsum(device->exec(), kernels::plan_einsum(lhs, rhs, out), DType::f32, DType::f32, left.data(),
+                        Shape{7, k}, right.data(), Shape{k, 12}, product.data());
+        summands.push_back(product);
+      }
+      const auto whole = all_reduce<"B C +d -> B C">(y);
+      const auto part = reduce_scatter<"B C +d -> B C/d">(y);
+      const std::size_t columns = 12 / parts, first = static_cast<std::size_t>(mesh.coordinate("d")) * columns;
+      for (std::size_t i = 0; i < 7 * 12; ++i) {
+        const float expected = tree_sum(summands, 0, parts, i);
+        expect(std::memcmp(&whole.span()[i], &expected, 4) == 0, "all_reduce: element " + show(i));
+        const std::size_t column = i % 12;
+        if (column >= first && column < first + columns)
+          expect(std::memcmp(&part.span()[i / 12 * columns + column - first], &expected, 4) == 0,
+                 "reduce_scatter: element " + show(i));
+      }
+    });
+    SUCCEED();
+  }
+}
+
+}  // namespace

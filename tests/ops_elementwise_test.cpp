@@ -1,0 +1,237 @@
+// Elementwise arithmetic, comparisons, where, map and casts: broadcasting by name, pending sums, each with its VJP.
+#include "op_case.hpp"
+#include "shardlib/ops/elementwise.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+using In = const std::vector<double>&;
+
+#define BINARY(dtype, a, b, symbol, law_, draw_a, draw_b)                                         \
+  make_case<Tensor<dtype, a>, Tensor<dtype, b>>(                                                  \
+      a " " #symbol " " b " of " #dtype, [](const auto& x, const auto& y) { return x symbol y; }, \
+      elementwise([](In v) { return v[0] symbol v[1]; }), {.law = law_, .draws = {draw_a, draw_b}})
+
+TEST_CASE("plus and minus", "[ops]") {
+#define SUM(dtype, a, b, symbol) BINARY(dtype, a, b, symbol, Law::joint, Draw::odd, Draw::even)
+  check_cases({
+      SUM(f32, "A/t/d B", "A/t/d B", +),
+      SUM(f32, "B/d L M", "M", +),
+      SUM(f32, "M/t", "B/d L M/t", -),
+      SUM(f32, "B/d C", "C H/t", +),  // each operand is repeated along a dim of the other
+      SUM(f32, "A +t", "A +t", -),
+      SUM(f32, "B/d M +t", "M +t", +),
+      SUM(f32, "", "B/d", -),
+      SUM(f32, "A/p B/d", "A/p B/d", +),
+      SUM(bf16, "A/t", "A/t", +),
+      SUM(f64, "B/d M", "M", -),
+      BINARY(i32, "B/d M", "M", +, Law::joint, Draw::integers, Draw::integers),
+      BINARY(u8, "B/d M", "M", +, Law::joint, Draw::naturals, Draw::naturals),
+  });
+#undef SUM
+}
+
+TEST_CASE("times and divided by", "[ops]") {
+#define PRODUCT(dtype, a, b) BINARY(dtype, a, b, *, Law::each, Draw::odd, Draw::even)
+#define QUOTIENT(dtype, a, b)                                                      \
+  make_case<Tensor<dtype, a>, Tensor<dtype, b>>(                                   \
+      a " / " b " of " #dtype, [](const auto& x, const auto& y) { return x / y; }, \
+      elementwise([](In v) { return v[0] / v[1]; }),                               \
+      {.law = Law::none, .tolerance = 1e-6, .draws = {Draw::odd, Draw::positive}})
+  std::vector<Case> cases{
+      PRODUCT(f32, "A/t/d B", "A/t/d B"),
+      PRODUCT(f32, "B/d L M", "M"),
+      PRODUCT(f32, "M/t", "B/d L M/t"),
+      PRODUCT(f32, "A +t", "A"),
+      PRODUCT(f32, "M", "B/d M +t"),
+      PRODUCT(f32, "M +d", "B M +t"),
+      PRODUCT(f32, "B/d C", "C H/t"),
+      PRODUCT(f64, "B/d M", "M"),
+      BINARY(i32, "B/d M", "M", *, Law::each, Draw::integers, Draw::integers),
+      QUOTIENT(f32, "B/d M", "B/d M"),
+      QUOTIENT(f32, "B/d M", "M"),
+      QUOTIENT(f32, "B/d M +t", "B/d"),
+      QUOTIENT(f32, "C", "B/d C"),
+      QUOTIENT(f64, "A/t", "A/t"),
+  };
+  for (Case& c : cases)  // quotients of summands are rounded each
+    if (c.options.tolerance > 0) c.options.tolerance = 1e-5;
+  check_cases(std::move(cases));
+#undef PRODUCT
+#undef QUOTIENT
+}
+
+#define UNARY(dtype, spec, expression, reference, ...)                                                     \
+  make_case<Tensor<dtype, spec>>(                                                                          \
+      #expression " of " #dtype " " spec, [](const auto& x) { return expression; }, elementwise([](In v) { \
+        const double x = v[0];                                                                             \
+        return reference;                                                                                  \
+      }),                                                                                                  \
+      __VA_ARGS__)
+
+TEST_CASE("numbers and tensors", "[ops]") {
+  check_cases({
+      UNARY(f32, "A/t +d", -x, -x, {}),
+      UNARY(f32, "A/t +d", x * 1.5, x * 1.5, {}),
+      UNARY(f32, "A/t", 0.25 * x, x * 0.25, {}),
+      UNARY(f32, "+d", x / 4.0, x / 4, {}),
+      UNARY(bf16, "A/d", x * 0.5, x * 0.5, {}),
+      UNARY(f32, "A/t", x + 1.25, x + 1.25, {.law = Law::none, .tolerance = 1e-9}),
+      UNARY(f32, "A/t/d", x - 0.5, x - 0.5, {.law = Law::none, .tolerance = 1e-9}),
+      UNARY(f64, "A", x - 0.5, x - 0.5, {.law = Law::none, .tolerance = 1e-9}),
+      UNARY(bf16, "A", x + 1.0, x + 1, {.law = Law::none, .tolerance = 1e-9}),
+      UNARY(i32, "A/d", x + 3.0, x + 3, {.draws = {Draw::integers}}),
+  });
+}
+
+double sigmoid_of(double x) {
+  return 1 / (1 + std::exp(-x));
+}
+
+TEST_CASE("functions of one operand", "[ops]") {
+  const Options any{.law = Law::none, .tolerance = 2e-6};
+  const Options above{.law = Law::none, .tolerance = 4e-6, .draws = {Draw::positive}};
+  std::vector<Case> cases{
+      UNARY(f32, "A/t/d B", exp(x), std::exp(x), any),
+      UNARY(f32, "A/t", log(x), std::log(x), above),
+      UNARY(f32, "A/t", tanh(x), std::tanh(x), any),
+      UNARY(f32, "A/t", sigmoid(x), sigmoid_of(x), any),
+      UNARY(f32, "A/t", sqrt(x), std::sqrt(x), above),
+      UNARY(f32, "A/t", rsqrt(x), 1 / std::sqrt(x), above),
+      UNARY(f32, "A/t", square(x), x * x, any),
+      UNARY(f32, "A/t", abs(x), std::abs(x), any),
+      UNARY(f32, "A/t", relu(x), std::max(x, 0.0), any),
+      UNARY(f32, "A/t", gelu(x), 0.5 * x * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x))),
+            any),
+      UNARY(f32, "A/t", swish(x), x * sigmoid_of(x), any),
+      UNARY(f64, "A/t", swish(x), x * sigmoid_of(x), any),
+  };
+  Case half = UNARY(bf16, "B/d M", gelu(x),
+                    0.5 * x * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x))), any);
+  half.options.tolerance = 0.01;
+  cases.push_back(half);
+  check_cases(std::move(cases));
+}
+
+TEST_CASE("functions of two operands", "[ops]") {
+#define TWO(dtype, a, b, name, reference, draw_a, draw_b)                                                \
+  make_case<Tensor<dtype, a>, Tensor<dtype, b>>(#name " of " #dtype " " a ", " b,                        \
+                                                [](const auto& x, const auto& y) { return name(x, y); }, \
+                                                elementwise([](In v) {                                   \
+                                                  const double x = v[0], y = v[1];                       \
+                                                  return static_cast<double>(reference);                 \
+                                                }),                                                      \
+                                                {.law = Law::none, .tolerance = 1e-6, .draws = {draw_a, draw_b}})
+  check_cases({
+      TWO(f32, "B/d M", "M", maximum, std::max(x, y), Draw::odd, Draw::even),
+      TWO(f32, "M/t", "B/d M/t", minimum, std::min(x, y), Draw::odd, Draw::even),
+      TWO(i32, "B/d L", "B/d L", equal, x == y, Draw::integers, Draw::integers),
+      TWO(f32, "B/d L", "L", less, x < y, Draw::odd, Draw::odd),
+      TWO(i32, "L/t", "B/d", greater_equal, x >= y, Draw::integers, Draw::integers),
+      TWO(i32, "L", "L", greater, x > y, Draw::integers, Draw::integers),
+      TWO(u32, "L", "L", less_equal, x <= y, Draw::naturals, Draw::naturals),
+      TWO(u8, "L", "L", not_equal, x != y, Draw::naturals, Draw::naturals),
+      TWO(bool_, "B/d L", "L", logical_and, x != 0 && y != 0, Draw::truth, Draw::truth),
+      TWO(bool_, "L/t", "L/t", logical_or, x != 0 || y != 0, Draw::truth, Draw::truth),
+  });
+#undef TWO
+}
+
+TEST_CASE("where and masked", "[ops]") {
+  const Reference choose = elementwise([](In v) { return v[0] != 0 ? v[1] : v.size() > 2 ? v[2] : 0.0; });
+#define WHERE(dtype, c, a, b)                                                                                          \
+  make_case<Tensor<bool_, c>, Tensor<dtype, a>, Tensor<dtype, b>>(                                                     \
+      "where " #dtype " " c ", " a ", " b, [](const auto& m, const auto& x, const auto& y) { return where(m, x, y); }, \
+      choose, {.law = Law::joint, .draws = {Draw::truth, Draw::odd, Draw::odd}})
+#define MASKED(dtype, c, a)                                                                                        \
+  make_case<Tensor<bool_, c>, Tensor<dtype, a>>("masked " #dtype " " c ", " a,                                     \
+                                                [](const auto& m, const auto& x) { return masked(m, x); }, choose, \
+                                                {.law = Law::joint, .draws = {Draw::truth, Draw::odd}})
+  check_cases({
+      WHERE(f32, "B/d M", "B/d M", "M"),
+      WHERE(f32, "M/t", "B/d M/t", "B/d"),
+      WHERE(f32, "A", "A +d +t", "A +d +t"),
+      WHERE(bf16, "A/d", "A/d", "A/d"),
+      MASKED(f32, "L", "B/d L"),
+      MASKED(f32, "B/d L", "L +t"),
+      MASKED(bf16, "L", "L"),
+      make_case<Tensor<bool_, "L">, Tensor<f32, "B/d L">>(
+          "where with a constant", [](const auto& m, const auto& x) { return where(m, x, -7.5); },
+          elementwise([](In v) { return v[0] != 0 ? v[1] : -7.5; }),
+          {.law = Law::none, .draws = {Draw::truth, Draw::odd}}),
+      make_case<Tensor<bool_, "B/d L">, Tensor<i32, "L">>(
+          "where with a constant, of integers", [](const auto& m, const auto& x) { return where(m, x, 9); },
+          elementwise([](In v) { return v[0] != 0 ? v[1] : 9; }), {.draws = {Draw::truth, Draw::integers}}),
+  });
+#undef WHERE
+#undef MASKED
+}
+
+TEST_CASE("map", "[ops]") {
+  const Options smooth{.law = Law::none, .tolerance = 4e-6};
+  check_cases({
+      make_case<Tensor<f32, "B/d M/t">, Tensor<f32, "B/d M/t">>(
+          "map of two",
+          [](const auto& g, const auto& u) { return map([](auto a, auto b) { return swish(a) * b; }, g, u); },
+          elementwise([](In v) { return v[0] * sigmoid_of(v[0]) * v[1]; }), smooth),
+      make_case<Tensor<f32, "B/d M">, Tensor<f32, "M">, Tensor<f32, "B/d">>(
+          "map of three, broadcast",
+          [](const auto& x, const auto& y, const auto& z) {
+            return map([](auto a, auto b, auto c) { return sin(a) * b + cos(c) / (2.0 + c); }, x, y, z);
+          },
+          elementwise([](In v) { return std::sin(v[0]) * v[1] + std::cos(v[2]) / (2 + v[2]); }),
+          {.law = Law::none, .tolerance = 1e-5, .draws = {Draw::odd, Draw::odd, Draw::positive}}),
+      make_case<Tensor<f32, "C">, Tensor<f32, "B/d C">, Tensor<f32, "C">, Tensor<f32, "B/d">>(
+          "map of four",
+          [](const auto& p, const auto& q, const auto& r, const auto& s) {
+            return map([](auto a, auto b, auto c, auto d) { return maximum(a * b, c) - abs(d) * exp(-b); }, p, q, r, s);
+          },
+          elementwise([](In v) { return std::max(v[0] * v[1], v[2]) - std::abs(v[3]) * std::exp(-v[1]); }),
+          {.law = Law::none, .tolerance = 1e-5}),
+      // An operand without a gradient among others that have one.
+      make_case<Tensor<f32, "B/d M">, Tensor<i32, "M">>(
+          "map with integers",
+          [](const auto& x, const auto& n) { return map([](auto a, i32 k) { return k > 0 ? a * a : -a; }, x, n); },
+          elementwise([](In v) { return v[1] > 0 ? v[0] * v[0] : -v[0]; }),
+          {.law = Law::none, .tolerance = 1e-6, .draws = {Draw::odd, Draw::integers}}),
+      make_case<Tensor<f32, "B/d M">>(
+          "map to truth values", [](const auto& x) { return map([](auto a) { return a > 0.5F; }, x); },
+          elementwise([](In v) { return v[0] > 0.5 ? 1.0 : 0.0; })),
+  });
+}
+
+TEST_CASE("cast", "[ops]") {
+#define CAST(from, to, spec, draw)                                                           \
+  make_case<Tensor<from, spec>>(#from " to " #to, [](const auto& x) { return cast<to>(x); }, \
+                                elementwise([](In v) { return v[0]; }), {.draws = {draw}})
+  check_cases({
+      CAST(f32, bf16, "A/t +d", Draw::odd),
+      CAST(bf16, f32, "A/t/d", Draw::odd),
+      CAST(f32, f64, "A +d +t", Draw::odd),
+      CAST(f64, f32, "A/t", Draw::odd),
+      CAST(f32, i32, "A/t", Draw::integers),
+      CAST(i32, f32, "A/t", Draw::integers),
+      CAST(bool_, f32, "A/t", Draw::truth),
+      CAST(u8, i32, "A/t", Draw::naturals),
+      CAST(u32, bf16, "A/t", Draw::naturals),
+  });
+#undef CAST
+}
+
+TEST_CASE("stop_gradient cuts the tape", "[ops]") {
+  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+    static const TensorSpec spec = parse_tensor("A").spec;
+    const Global whole = random_global(spec, Draw::odd, 1);
+    const Tensor<f32, "A"> x(detail::as_leaf(*place(device, DType::f32, spec, whole)));
+    const auto y = x * stop_gradient(x);
+    const auto found = detail::backward({{y.value()->slot, place(device, DType::f32, spec, whole)}}, {x.value()->slot});
+    for (std::size_t i = 0; i < whole.data.size(); ++i)  // not 2 x ct
+      expect(found[0]->as<f32>()[i] == static_cast<f32>(whole.data[i] * whole.data[i]), "gradient of x * stop(x)");
+    expect(!stop_gradient(x).value()->slot, "a stopped value is recorded");
+  });
+  SUCCEED();
+}
+
+}  // namespace

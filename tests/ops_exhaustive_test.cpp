@@ -1,0 +1,254 @@
+// Every small spec of every collective and einsum, legal or not, enumerated at run time: what the rules accept is
+// carried out by the erased core and compared with the whole arrays, forward and transposed.
+#include <string>
+#include <vector>
+
+#include "op_case.hpp"
+#include "shape_specs.hpp"
+#include "shardlib/ops/collectives.hpp"
+#include "shardlib/ops/einsum.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+/// A spec that owns its text.
+struct Layout {
+  std::string text;
+  TensorSpec spec;
+
+  explicit Layout(std::string s) : text(std::move(s)), spec(parse_tensor(text).spec) {}
+  Layout(const Layout& other) : Layout(other.text) {}
+  Layout& operator=(const Layout&) = delete;
+};
+std::vector<Layout> layouts(const std::vector<std::vector<std::string>>& dims) {
+  std::vector<Layout> all;
+  for (const auto& text : specs_of_any(dims)) all.emplace_back(text);
+  return all;
+}
+
+Axes axes_of(const std::vector<const TensorSpec*>& specs) {
+  Small<std::string_view, 3 * max_axes> all;
+  for (const auto* spec : specs) rules::collect_axes(*spec, all);
+  Axes axes;
+  for (auto axis : all) axes.push_back(axis);
+  return axes;
+}
+std::string arrow(const std::string& from, const std::string& to) {
+  return from + " -> " + to;
+}
+
+// ---- collectives
+// -----------------------------------------------------------------------------------------------------
+
+/// The result's value, of which the kernel fills the buffer.
+std::shared_ptr<detail::Value> result_of(const char* op, const detail::Value& in, const TensorSpec& spec) {
+  auto out = detail::make_value({op, {}, {}}, in.device, in.dtype, spec, in.global);
+  detail::count(*out);
+  return out;
+}
+
+Axes added(const Axes& more, const Axes& less) {
+  Axes rest;
+  for (auto axis : more)
+    if (!less.contains(axis)) rest.push_back(axis);
+  return rest;
+}
+
+Buffer summed(const detail::Value& in, const detail::Value& out) {
+  return detail::reduce(in, out, detail::in_mesh_order(*out.device, added(in.spec->partial, out.spec->partial)),
+                        Reduction::sum);
+}
+
+using Rule = rules::Verdict (*)(std::string_view, std::string_view);
+struct Collective {
+  const char* name;
+  Rule rule;
+  Rule transposed;  ///< null: the transpose has no rule of its own
+  Buffer (*run)(const detail::Value&, const detail::Value&);
+  int legal;  ///< of the 18 x 18 pairs of specs over A and B, counted by hand
+};
+const std::vector<Collective>& collectives() {
+  static const std::vector<Collective> all{
+      {"all_gather", rules::all_gather, rules::reduce_scatter, detail::gather, 22},
+      {"reduce_scatter", rules::reduce_scatter, rules::all_gather, detail::scatter, 22},
+      {"all_reduce", rules::all_reduce, rules::all_reduce, summed, 9},
+      {"all_to_all", rules::all_to_all, rules::all_to_all, detail::exchange, 20},
+      {"slice", rules::slice, nullptr,
+       [](const detail::Value& in, const detail::Value& out) { return detail::cut_block(in, out, false); }, 22},
+  };
+  return all;
+}
+
+TEST_CASE("every collective over two dims and two axes", "[ops][exhaustive]") {
+  const auto specs = layouts({{"A", "B"}});
+  REQUIRE(specs.size() == 18);
+  struct Legal {
+    const Collective* op;
+    const Layout *from, *to;
+  };
+  std::vector<Legal> legal;
+  for (const auto& op : collectives()) {
+    int accepted = 0, refused = 0;
+    for (const auto& from : specs)
+      for (const auto& to : specs) {
+        const bool ok = op.rule(arrow(from.text, to.text), from.text).ok();
+        ++(ok ? accepted : refused);
+        if (!ok) continue;
+        legal.push_back({&op, &from, &to});
+        if (op.transposed == nullptr) continue;
+        const Axes axes = axes_of({&from.spec, &to.spec});
+        const std::string ct(rules::dual(to.text, axes).view()), due(rules::dual(from.text, axes).view());
+        INFO(op.name << " " << arrow(from.text, to.text) << ", transposed " << arrow(ct, due));
+        CHECK(op.transposed(arrow(ct, due), ct).ok());
+      }
+    INFO(op.name << ": " << accepted << " legal, " << refused << " not");
+    CHECK(accepted == op.legal);
+    CHECK(accepted + refused == 18 * 18);
+  }
+  const Global x = random_global(specs.front().spec, Draw::odd, 3);
+  for (const auto& mesh : op_meshes()) {
+    INFO(mesh);
+    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+      for (const auto& [op, from, to] : legal) {
+        const std::string what = op->name + (" " + arrow(from->text, to->text));
+        const auto in = place(device, DType::f32, from->spec, x);
+        const auto out = result_of(op->name, *in, to->spec);
+        out->storage->buffer = op->run(*in, *out);
+        expect_close(assemble(*out, to->spec), x, DType::f32, 0, what);
+        if (op->transposed != nullptr) continue;
+        // Each device's block in zeros: S -> P.
+        const Axes axes = axes_of({&from->spec, &to->spec});
+        const Layout ct(std::string(rules::dual(to->text, axes).view())),
+            due(std::string(rules::dual(from->text, axes).view()));
+        // On the axes that the op does not name, the cotangent is what it is; here the same as the operand.
+        const auto part = place(device, DType::f32, ct.spec, x);
+        const auto whole = result_of("embed", *part, due.spec);
+        whole->storage->buffer = detail::cut_block(*part, *whole, true);
+        expect_close(assemble(*whole, due.spec), x, DType::f32, 0, what + ", transposed");
+      }
+    });
+  }
+}
+
+// ---- einsum
+// ----------------------------------------------------------------------------------------------------------
+
+std::vector<int> ids(const TensorSpec& spec) {
+  std::vector<int> all;
+  for (const Dim& dim : spec.dims) all.push_back(dim.name[0]);
+  return all;
+}
+
+/// The einsum of two blocks as the erased core carries it out, with the plan made at run time.
+std::shared_ptr<detail::Value> multiply(const detail::Value& x, const detail::Value& y, const TensorSpec& spec) {
+  detail::Extents global;
+  for (const Dim& dim : spec.dims)
+    global.push_back(x.spec->has(dim.name) ? x.global[x.spec->find(dim.name)] : y.global[y.spec->find(dim.name)]);
+  auto out = detail::make_value({"einsum", {}, {}}, x.device, x.dtype, spec, global);
+  out->storage->buffer = detail::allocate(*out);
+  const auto plan = kernels::plan_einsum(ids(*x.spec), ids(*y.spec), ids(spec));
+  kernels::einsum(out->device->exec(), plan, x.dtype, out->dtype, x.data().data(), detail::view(x.local),
+                  y.data().data(), detail::view(y.local), out->storage->buffer.data());
+  return out;
+}
+
+/// x repeated along the dims of `spec` that it lacks.
+std::shared_ptr<detail::Value> repeated(const detail::Value& x, const TensorSpec& spec, const detail::Extents& global) {
+  auto out = detail::make_value({"broadcast", {}, {}}, x.device, x.dtype, spec, global);
+  out->storage->buffer = detail::allocate(*out);
+  const Global block{{}, Shape(out->local.begin(), out->local.end()), {}};
+  Global from{{}, Shape(x.local.begin(), x.local.end()), {}};
+  Names to;
+  for (const Dim& dim : x.spec->dims) from.names.emplace_back(dim.name);
+  for (const Dim& dim : spec.dims) to.emplace_back(dim.name);
+  const Shape strides = strides_along(from, to);
+  std::size_t i = 0;
+  for_each_index(block.shape, [&](const Shape& at) { out->as<f32>()[i++] = x.as<f32>()[offset(strides, at)]; });
+  return out;
+}
+
+struct LegalEinsum {
+  const Layout *x, *y, *out;
+};
+
+struct EinsumFamily {
+  std::vector<Layout> x, y, out;
+  std::vector<LegalEinsum> legal{};
+  std::size_t refused = 0;
+
+  void enumerate() {
+    for (const auto& a : x)
+      for (const auto& b : y)
+        for (const auto& c : out) {
+          if (rules::einsum(arrow(a.text + ", " + b.text, c.text), a.text, b.text).ok())
+            legal.push_back({&a, &b, &c});
+          else
+            ++refused;
+        }
+  }
+  void check(const std::string& mesh) const {
+    const Global gx = random_global(x.front().spec, Draw::odd, 1), gy = random_global(y.front().spec, Draw::odd, 2);
+    // The references by the result's dims.
+    struct Expected {
+      Global out, ct, by_x, by_y;
+    };
+    std::map<Names, Expected> expected;
+    for (const auto& c : out) {
+      Expected e{shell(c.spec), random_global(c.spec, Draw::odd, 3), gx, gy};
+      if (expected.contains(e.out.names)) continue;
+      products()({gx, gy}, e.out);
+      products()({e.ct, gy}, e.by_x);
+      products()({e.ct, gx}, e.by_y);
+      // A dim that only one operand has and the result lacks: every element of it gets the same.
+      expected.emplace(e.out.names, std::move(e));
+    }
+    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+      for (const auto& [a, b, c] : legal) {
+        const std::string what = "einsum " + arrow(a->text + ", " + b->text, c->text);
+        const Expected& e = expected.at(shell(c->spec).names);
+        const auto vx = place(device, DType::f32, a->spec, gx, 1), vy = place(device, DType::f32, b->spec, gy, 2);
+        expect_close(assemble(*multiply(*vx, *vy, c->spec), c->spec), e.out, DType::f32, 0, what);
+        // Transposed: the einsum of the cotangent with the other operand, then repeated along what was summed away.
+        const Axes axes = axes_of({&a->spec, &b->spec, &c->spec});
+        const Layout ct(std::string(rules::dual(c->text, axes).view()));
+        const auto vct = place(device, DType::f32, ct.spec, e.ct, 3);
+        const auto transposed = [&](const Layout& operand, const detail::Value& value, const Layout& other,
+                                    const detail::Value& other_value, const Global& gradient, const char* which) {
+          const Layout due(std::string(rules::dual(operand.text, axes).view()));
+          const Layout kept(std::string(detail::reachable(Spec(due.text), Spec(ct.text), Spec(other.text))));
+          const std::string op = arrow(ct.text + ", " + other.text, kept.text);
+          expect(rules::einsum(op, ct.text, other.text).ok(), what + ": its transpose " + op + " is not legal");
+          const auto grad = multiply(*vct, other_value, kept.spec);
+          expect_close(assemble(*repeated(*grad, due.spec, value.global), due.spec), gradient, DType::f32, 0,
+                       what + ", cotangent of the " + which);
+        };
+        transposed(*a, *vx, *b, *vy, e.by_x, "first");
+        transposed(*b, *vy, *a, *vx, e.by_y, "second");
+      }
+    });
+  }
+};
+
+TEST_CASE("every einsum over small specs and two axes", "[ops][exhaustive]") {
+  // A matrix product, and one with a batch dim; the result has any of the dims.
+  EinsumFamily matrix{layouts({{"A", "B"}}), layouts({{"B", "M"}}),
+                      layouts({{}, {"A"}, {"M"}, {"A", "B"}, {"A", "M"}, {"M", "A"}, {"A", "B", "M"}})};
+  EinsumFamily rows{layouts({{"B", "M"}}), layouts({{"B", "M"}}), layouts({{}, {"B"}, {"M", "B"}})};
+  for (auto* family : {&matrix, &rows}) family->enumerate();
+  // On one axis the table has 6 legal pairs of states for A B times B M (R R, P R, R P, A R, R M, B B), so 36 on two,
+  // and 3 more where both axes are on one dim in the other order; each has one result for each of the 7 lists of dims.
+  // For B M times B M: 5 (R R, P R, R P, B B, M M), 2 more, 3 lists.
+  CHECK(matrix.legal.size() == 39 * 7);
+  CHECK(matrix.refused == 34071);
+  CHECK(rows.legal.size() == 27 * 3);
+  CHECK(rows.refused == 10287);
+  for (const std::string mesh : {"d=1,t=1", "d=2,t=1", "d=1,t=3", "d=2,t=2", "d=2,t=3"}) {
+    INFO(mesh);
+    matrix.check(mesh);
+    rows.check(mesh);
+  }
+}
+
+}  // namespace

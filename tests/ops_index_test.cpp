@@ -1,0 +1,85 @@
+// index_unreduced and cross_entropy: lookups in tables that may be sharded along the looked-up dim.
+#include "op_case.hpp"
+#include "shardlib/ops/index.hpp"
+#include "shardlib/ops/loss.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+/// Rows of the table by index; out of the tensor's own dims.
+Reference lookup(const std::string& dim) {
+  return [dim](const std::vector<Global>& x, Global& y) {
+    const Shape table = strides_along(x[0], y.names), ids = strides_along(x[1], y.names),
+                to = strides_along(y, y.names);
+    const auto row = static_cast<std::size_t>(strides_along(x[0], {dim})[0]);
+    for_each_index(y.shape, [&](const Shape& i) {
+      const auto at = static_cast<std::size_t>(x[1].data[offset(ids, i)]);
+      y.data[offset(to, i)] = x[0].data[offset(table, i) + at * row];
+    });
+  };
+}
+
+#define INDEX(dtype, itype, table, bracketed, ids, out)                                                               \
+  make_case<Tensor<dtype, table>, Tensor<itype, ids>>(                                                                \
+      "index " bracketed ", " ids " -> " out,                                                                         \
+      [](const auto& x, const auto& i) { return index_unreduced<bracketed ", " ids " -> " out>(x, i); }, lookup("V"), \
+      {.law = Law::joint, .draws = {Draw::odd, Draw::index}})
+
+TEST_CASE("index_unreduced", "[ops]") {
+  check_cases({
+      INDEX(f32, i32, "V M", "[V] M", "B L", "B L M"),
+      INDEX(f32, i32, "V M", "[V] M", "B/d L", "B/d L M"),
+      INDEX(f32, i32, "V/t M", "[V/t] M", "B/d L", "B/d L M +t"),
+      INDEX(f32, u32, "V/t M/d", "[V/t] M/d", "L", "L M/d +t"),
+      INDEX(f32, i32, "M/t V", "M/t [V]", "B/d", "B/d M/t"),
+      INDEX(f32, i32, "B/d L V/t", "B/d L [V/t]", "B/d L", "B/d L +t"),
+      INDEX(f32, i32, "B/d V/t", "B/d [V/t]", "B/d L", "L B/d +t"),
+      INDEX(f32, i32, "V M +t", "[V] M +t", "B/d", "B/d M +t"),
+      INDEX(f32, i32, "V/t/d K", "[V/t/d] K", "L", "L K +d +t"),
+      INDEX(f64, i32, "V/t K", "[V/t] K", "B/d L", "B/d L K +t"),
+      INDEX(i32, i32, "V/t K", "[V/t] K", "B/d", "B/d K +t"),
+  });
+}
+
+/// -log softmax(logits)[target] along V, the logits' last dim.
+void negative_log_likelihood(const std::vector<Global>& x, Global& y) {
+  const auto n = static_cast<std::size_t>(x[0].shape.back());
+  for (std::size_t row = 0; row < y.data.size(); ++row) {
+    const double* logits = x[0].data.data() + row * n;
+    double total = 0;
+    for (std::size_t v = 0; v < n; ++v) total += std::exp(logits[v]);
+    y.data[row] = std::log(total) - logits[static_cast<std::size_t>(x[1].data[row])];
+  }
+}
+
+TEST_CASE("cross_entropy", "[ops]") {
+#define CROSS_ENTROPY(dtype, logits, targets, tolerance_)                                        \
+  make_case<Tensor<dtype, logits>, Tensor<i32, targets>>(                                        \
+      "cross_entropy " logits, [](const auto& x, const auto& t) { return cross_entropy(x, t); }, \
+      negative_log_likelihood, {.law = Law::none, .tolerance = tolerance_, .draws = {Draw::odd, Draw::index}})
+  check_cases({
+      CROSS_ENTROPY(f32, "B/d L V/t", "B/d L", 4e-6),
+      CROSS_ENTROPY(f32, "B/d L V", "B/d L", 4e-6),
+      CROSS_ENTROPY(f32, "L V/t/d", "L", 4e-6),
+      CROSS_ENTROPY(f64, "L/d V/t", "L/d", 1e-6),
+      CROSS_ENTROPY(bf16, "L/d V", "L/d", 0.02),
+  });
+#undef CROSS_ENTROPY
+}
+
+TEST_CASE("cross_entropy of large logits stays finite", "[ops]") {
+  on_mesh("d=1,t=2", [](const std::shared_ptr<Device>& device) {
+    static const TensorSpec spec = parse_tensor("V/t").spec, none = parse_tensor("").spec;
+    Global logits = shell(spec);
+    for (std::size_t i = 0; i < logits.data.size(); ++i) logits.data[i] = 1000 - 100 * static_cast<double>(i);
+    const Tensor<f32, "V/t"> x(place(device, DType::f32, spec, logits));
+    const Tensor<i32, ""> target(place(device, DType::i32, none, {{}, {}, {1}}));
+    const Global loss = assemble(*cross_entropy(x, target).value(), parse_tensor("+t").spec);
+    expect(loss.data[0] == 100, "loss " + show(loss.data[0]));
+  });
+  SUCCEED();
+}
+
+}  // namespace

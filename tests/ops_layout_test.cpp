@@ -1,0 +1,112 @@
+// rename, rearrange, merge, split, concat and broadcast, with their VJPs.
+#include "op_case.hpp"
+#include "shardlib/ops/layout.hpp"
+#include "shardlib/ops/reductions.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+#define ONE(dtype, from, expression, reference, ...)                                                           \
+  make_case<Tensor<dtype, from>>(#expression " of " #dtype " " from, [](const auto& x) { return expression; }, \
+                                 reference, {__VA_ARGS__})
+
+TEST_CASE("rename", "[ops]") {
+  check_cases({
+      ONE(f32, "L/t K", (rename<"L -> H">(x)), same()),
+      ONE(f32, "L/t V/d +p", (rename<"L V -> H M">(x)), same()),
+      ONE(f32, "2 L/t 2", (rename<"2 2 -> two more">(x)), same()),
+      ONE(i32, "L/t K", (rename<"L -> C">(x)), same(), .draws = {Draw::integers}),
+      ONE(bf16, "L +t", (rename<"L -> C">(x)), same()),
+  });
+}
+
+TEST_CASE("rearrange", "[ops]") {
+  check_cases({
+      ONE(f32, "A B/t", (rearrange<"A B/t -> B/t A">(x)), products()),
+      ONE(f32, "B/d L H/t K", (rearrange<"B/d L H/t K -> H/t B/d K L">(x)), products()),
+      ONE(f32, "A/t/d C +p", (rearrange<"A/t/d C +p -> C A/t/d +p">(x)), products()),
+      ONE(f32, "C 2 L/t", (rearrange<"C 2 L/t -> L/t C 2">(x)), products()),
+      ONE(bf16, "A B/t", (rearrange<"A B/t -> B/t A">(x)), products()),
+      ONE(bool_, "A/d C", (rearrange<"A/d C -> C A/d">(x)), products(), .draws = {Draw::truth}),
+  });
+}
+
+TEST_CASE("merge and split", "[ops]") {
+  check_cases({
+      ONE(f32, "B/d H/t K", (merge<"H/t K -> A/t">(x)), same()),
+      ONE(f32, "H/t K C/d +p", (merge<"H/t K -> A/t">(x)), same()),
+      ONE(f32, "2 2 C/d", (merge<"2 2 -> K">(x)), same()),
+      ONE(i32, "B/t/d 2", (merge<"B/t/d 2 -> A/t/d">(x)), same(), .draws = {Draw::integers}),
+      ONE(f32, "B/d A/t", (split<"A/t -> H/t K">(x, {{"H", 6}})), same()),
+      ONE(f32, "A/t C/d +p", (split<"A/t -> H/t K">(x, {{"K", 4}})), same()),
+      ONE(f32, "B/t", (split<"B/t -> C/t 2">(x, {})), same()),
+      ONE(bf16, "A/t", (split<"A/t -> H/t 2 2">(x, {})), same()),
+  });
+}
+
+/// One operand after the other along `dim`.
+Reference one_after_the_other(const std::string& dim) {
+  return [dim](const std::vector<Global>& x, Global& y) {
+    const auto d = static_cast<std::size_t>(std::find(y.names.begin(), y.names.end(), dim) - y.names.begin());
+    const Shape to = strides_along(y, y.names);
+    std::int64_t begin = 0;
+    for (const Global& part : x) {
+      const Shape from = strides_along(part, part.names);
+      for_each_index(part.shape, [&](Shape i) {
+        const double v = part.data[offset(from, i)];
+        i[d] += begin;
+        y.data[offset(to, i)] = v;
+      });
+      begin += part.shape[d];
+    }
+  };
+}
+
+TEST_CASE("concat", "[ops]") {
+  // Both operands have the dim's size of the table of sizes, the result twice that, so the result is renamed.
+#define CONCAT(dtype, spec, out)                                                                                   \
+  make_case<Tensor<dtype, spec>, Tensor<dtype, spec>>(                                                             \
+      "concat " #dtype " " spec, [](const auto& a, const auto& b) { return rename<"C -> B">(concat<"C">(a, b)); }, \
+      one_after_the_other("B"), {.law = Law::joint})
+  check_cases({
+      CONCAT(f32, "C", "B"),
+      CONCAT(f32, "A/d C H/t", "A/d B H/t"),
+      CONCAT(f32, "C A/t/d +p", "B A/t/d +p"),
+      CONCAT(bf16, "A/t C", "A/t B"),
+      CONCAT(i32, "A/t C", "A/t B"),
+  });
+#undef CONCAT
+  // Parts of different sizes.
+  for (const std::string mesh : {"d=1,t=1", "d=2,t=1"})
+    on_mesh(mesh, [](const std::shared_ptr<Device>& device) {
+      static const TensorSpec spec = parse_tensor("C/d L").spec;
+      const Global a = random_global(spec, Draw::odd, 1);
+      Global b{a.names, {6, 2}, {}};
+      for (int i = 0; i < 12; ++i) b.data.push_back(i);
+      const Tensor<f32, "C/d L"> x(detail::as_leaf(*place(device, DType::f32, spec, a)));
+      const Tensor<f32, "C/d L"> y(detail::as_leaf(*place(device, DType::f32, spec, b)));
+      const auto z = concat<"L">(x, y);
+      Global whole{a.names, {6, 8}, std::vector<double>(48)};
+      one_after_the_other("L")({a, b}, whole);
+      expect_close(assemble(*z.value(), spec), whole, DType::f32, 0, "concat");
+      const auto found = detail::backward({{z.value()->slot, place(device, DType::f32, spec, whole)}},
+                                          {x.value()->slot, y.value()->slot});
+      expect_close(assemble(*found[0], spec), a, DType::f32, 0, "cotangent of the first");
+      expect_close(assemble(*found[1], spec), b, DType::f32, 0, "cotangent of the second");
+    });
+}
+
+TEST_CASE("broadcast", "[ops]") {
+  check_cases({
+      ONE(f32, "M", (broadcast<"M -> B/d M">(x, {{"B", 12}})), products()),
+      ONE(f32, "M/t", (broadcast<"M/t -> M/t C L">(x, {{"C", 6}, {"L", 6}})), products()),
+      ONE(f32, "", (broadcast<" -> A/t/d">(x, {{"A", 24}})), products()),
+      ONE(f32, "C +t", (broadcast<"C +t -> B/d C +t">(x, {{"B", 12}})), products()),
+      ONE(bf16, "C/d", (broadcast<"C/d -> 2 C/d">(x, {})), products()),
+      ONE(i32, "C", (broadcast<"C -> C B/t">(x, {{"B", 12}})), products(), .draws = {Draw::integers}),
+  });
+}
+
+}  // namespace

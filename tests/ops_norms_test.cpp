@@ -1,0 +1,139 @@
+// Sums, means, maxima, softmax, norms and rotary embedding, with their VJPs.
+#include <cmath>
+#include <numeric>
+
+#include "op_case.hpp"
+#include "shardlib/ops/elementwise.hpp"
+#include "shardlib/ops/norms.hpp"
+#include "shardlib/ops/reductions.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+using Row = std::vector<double>;
+
+#define ONE(dtype, from, expression, reference, ...)                                                           \
+  make_case<Tensor<dtype, from>>(#expression " of " #dtype " " from, [](const auto& x) { return expression; }, \
+                                 reference, {__VA_ARGS__})
+
+/// Products of one operand, divided by how many elements make one of the result.
+void averages(const std::vector<Global>& x, Global& y) {
+  products()(x, y);
+  for (double& v : y.data) v *= static_cast<double>(y.data.size()) / static_cast<double>(x[0].data.size());
+}
+
+TEST_CASE("sum and mean", "[ops]") {
+  check_cases({
+      ONE(f32, "A/t B", (sum<"A/t B -> B +t">(x)), products()),
+      ONE(f32, "A/t B", (sum<"A/t B -> A/t">(x)), products()),
+      ONE(f32, "B/d L M/t", (sum<"B/d L M/t -> L +d +t">(x)), products()),
+      ONE(f32, "A/t/d", (sum<"A/t/d -> +d +t">(x)), products()),
+      ONE(f32, "B C +t", (sum<"B C +t -> C +t">(x)), products()),
+      ONE(f32, "A/d/t/p C", (sum<"A/d/t/p C -> C +d +p +t">(x)), products()),
+      ONE(f32, "B/d C/t", sum(x), products()),
+      ONE(f32, "", sum(x), products()),
+      ONE(bf16, "B/d C", (sum<"B/d C -> B/d">(x)), products()),
+      ONE(f64, "B/d C", (sum<"B/d C -> C +d">(x)), products()),
+      ONE(i32, "B/d C", (sum<"B/d C -> C +d">(x)), products(), .draws = {Draw::integers}),
+      ONE(f32, "B/d C", (mean<"B/d C -> C +d">(x)), averages, .tolerance = 1e-6),
+      ONE(f32, "B/d L M/t", (mean<"B/d L M/t -> +d +t">(x)), averages, .tolerance = 1e-6),
+      ONE(bf16, "B/d C", (mean<"B/d C -> B/d">(x)), averages, .tolerance = 0.01),
+  });
+}
+
+/// The largest of what is reduced.
+void maxima(const std::vector<Global>& x, Global& y) {
+  const Shape from = strides_along(x[0], x[0].names), to = strides_along(y, x[0].names);
+  std::fill(y.data.begin(), y.data.end(), -1e9);
+  for_each_index(x[0].shape, [&](const Shape& i) {
+    double& highest = y.data[offset(to, i)];
+    highest = std::max(highest, x[0].data[offset(from, i)]);
+  });
+}
+void first_maximum(Row& row) {
+  row = {static_cast<double>(std::max_element(row.begin(), row.end()) - row.begin())};
+}
+
+TEST_CASE("max and argmax", "[ops]") {
+  check_cases({
+      ONE(f32, "B/d V", (max<"B/d V -> B/d">(x)), maxima, .gradient = false),
+      ONE(f32, "B V C/t", (max<"B V C/t -> C/t">(x)), maxima, .gradient = false),
+      ONE(i32, "B/d V", (max<"B/d V -> B/d">(x)), maxima, .draws = {Draw::integers}),
+      ONE(bf16, "B/d V", (max<"B/d V -> B/d">(x)), maxima, .gradient = false),
+      ONE(f32, "B/d V", (argmax<"B/d V -> B/d">(x)), rows("V", first_maximum)),
+      ONE(f32, "B V C/t", (argmax<"B V C/t -> B C/t">(x)), rows("V", first_maximum)),
+      ONE(i32, "V B/d", (argmax<"V B/d -> B/d">(x)), rows("V", first_maximum), .draws = {Draw::integers}),
+  });
+}
+
+void softmax_row(Row& row) {
+  double total = 0;
+  for (double& v : row) total += v = std::exp(v);
+  for (double& v : row) v /= total;
+}
+void rms_norm_row(Row& row) {
+  double squares = 0;
+  for (const double v : row) squares += v * v;
+  for (double& v : row) v /= std::sqrt(squares / static_cast<double>(row.size()) + 1e-6);
+}
+void layer_norm_row(Row& row) {
+  const auto n = static_cast<double>(row.size());
+  const double mean = std::accumulate(row.begin(), row.end(), 0.0) / n;
+  double squares = 0;
+  for (double& v : row) squares += (v - mean) * (v - mean);
+  for (double& v : row) v = (v - mean) / std::sqrt(squares / n + 0.25);
+}
+
+TEST_CASE("softmax and norms", "[ops]") {
+#define ROWS(dtype, from, dim, expression, f, tolerance_) \
+  ONE(dtype, from, expression, rows(dim, f), .law = Law::none, .tolerance = tolerance_)
+  check_cases({
+      ROWS(f32, "B/d K", "K", softmax<"K">(x), softmax_row, 2e-6),
+      ROWS(f32, "B K M/t", "K", softmax<"K">(x), softmax_row, 2e-6),
+      ROWS(f64, "K B/d", "K", softmax<"K">(x), softmax_row, 1e-7),
+      ROWS(bf16, "B/d K", "K", softmax<"K">(x), softmax_row, 0.01),
+      ROWS(f32, "B/d L M", "M", rms_norm<"M">(x), rms_norm_row, 4e-6),
+      ROWS(f32, "M C/t", "M", rms_norm<"M">(x), rms_norm_row, 4e-6),
+      ROWS(bf16, "B/d M", "M", rms_norm<"M">(x), rms_norm_row, 0.02),
+      ROWS(f32, "B/d M", "M", (layer_norm<"M">(x, 0.25)), layer_norm_row, 4e-6),
+      ROWS(f64, "C/t M B/d", "M", (layer_norm<"M">(x, 0.25)), layer_norm_row, 1e-7),
+  });
+#undef ROWS
+}
+
+/// Turns pairs (i, i + n/2) of dim D by position along L, at base 100.
+void rotate(const std::vector<Global>& x, Global& y) {
+  const Global& in = x[0];
+  const auto at = [&](const char* name) {
+    return static_cast<std::size_t>(std::find(in.names.begin(), in.names.end(), name) - in.names.begin());
+  };
+  const std::size_t l = at("L"), k = at("K");
+  const Shape strides = strides_along(in, in.names);
+  const std::int64_t half = in.shape[k] / 2;
+  for_each_index(in.shape, [&](const Shape& i) {
+    const std::int64_t pair = i[k] % half;
+    const double angle =
+        static_cast<double>(i[l]) * std::pow(100.0, -static_cast<double>(pair) / static_cast<double>(half));
+    Shape other = i;
+    other[k] = i[k] < half ? i[k] + half : i[k] - half;
+    const double own = in.data[offset(strides, i)], its = in.data[offset(strides, other)];
+    y.data[offset(strides, i)] = std::cos(angle) * own + (i[k] < half ? -1 : 1) * std::sin(angle) * its;
+  });
+}
+
+TEST_CASE("rope", "[ops]") {
+#define ROPE(dtype, from, tolerance_) \
+  ONE(dtype, from, (rope<"L", "K">(x, 100)), rotate, .law = Law::each, .tolerance = tolerance_)
+  check_cases({
+      ROPE(f32, "B/d L H/t K", 1e-6),
+      ROPE(f32, "L/t K B", 1e-6),
+      ROPE(f32, "K L/d +t", 2e-6),
+      ROPE(f64, "L/t K", 1e-12),
+      ROPE(bf16, "B/d L K", 0.02),
+  });
+#undef ROPE
+}
+
+}  // namespace

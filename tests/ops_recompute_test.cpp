@@ -1,0 +1,255 @@
+// explicit_activation_checkpointing, save_for_backward and the report of what is kept.
+#include <cstring>
+#include <map>
+
+#include "op_case.hpp"
+#include "shardlib/grad.hpp"
+#include "shardlib/ops/collectives.hpp"
+#include "shardlib/ops/create.hpp"
+#include "shardlib/ops/einsum.hpp"
+#include "shardlib/ops/elementwise.hpp"
+#include "shardlib/ops/reductions.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+using X = Tensor<f32, "B/d M/t">;
+using Loss = Tensor<f32, "+d +t">;
+using Loss64 = Tensor<f64, "+d +t">;
+using Grid = Mesh<"d t">;
+
+struct Weights {
+  Tensor<f32, "M/t/d H"> in;
+  Tensor<f32, "H M/t/d"> out;
+};
+
+// A layer whose backward pass needs everything but its last einsum and its reduce_scatter.
+enum class Keep { nothing, hidden, hidden_and_input };
+constexpr int layer_line = __LINE__;
+template <Keep keep>
+X layer(const X& x, const Weights& w) {
+  auto whole = all_gather<"B/d M/t -> B/d M">(x);
+  if constexpr (keep == Keep::hidden_and_input) whole = save_for_backward(whole);
+  const auto w_in = all_gather<"M/t/d H -> M H">(w.in);
+  auto hidden = einsum_unreduced<"B/d M, M H -> B/d H">(whole, w_in);
+  if constexpr (keep != Keep::nothing) hidden = save_for_backward(hidden);
+  const auto part = slice<"B/d H -> B/d H/t">(relu(hidden));
+  const auto w_out = slice<"H M -> H/t M">(all_gather<"H M/t/d -> H M">(w.out));
+  return reduce_scatter<"B/d M +t -> B/d M/t">(einsum_unreduced<"B/d H/t, H/t M -> B/d M +t">(part, w_out));
+}
+
+Weights weights(const Grid& mesh, std::uint64_t stream) {
+  const Sizes sizes{{"M", 12}, {"H", 6}};
+  return {random_normal<f32, "M/t/d H">(mesh, sizes, {1, stream}),
+          random_normal<f32, "H M/t/d">(mesh, sizes, {2, stream})};
+}
+X input(const Grid& mesh) {
+  return random_normal<f32, "B/d M/t">(mesh, {{"B", 6}, {"M", 12}}, {3, 0});
+}
+
+template <class A, class B>
+void expect_same_bits(const A& a, const B& b, const std::string& what) {
+  for_each_leaf(
+      [&](std::string_view name, const auto& x, const auto& y) {
+        expect(std::memcmp(x.span().data(), y.span().data(), x.span().size_bytes()) == 0,
+               what + ": " + std::string(name) + " differs");
+        expect(!x.span().empty(), what + ": nothing to compare");
+      },
+      a, b);
+}
+
+/// How often each op ran on this device during f.
+std::map<std::string, std::int64_t> calls(const Grid& mesh, const std::function<void()>& f) {
+  auto& counts = detail::state(mesh.device()).counts;
+  counts.clear();
+  f();
+  std::map<std::string, std::int64_t> all;
+  for (const auto& [name, count] : counts) all[name] = count.calls;
+  return all;
+}
+
+/// The loss of two layers, each wrapped by `wrap`.
+template <class Wrap>
+auto two_layers(Wrap wrap, const X& x) {
+  return [wrap, x](const Array<"layers", Weights>& w) -> Loss {
+    X y = x;
+    for (const Weights& one : w) y = y + wrap(y, one);
+    return sum(square(y));
+  };
+}
+template <Keep keep>
+auto checkpointed() {
+  return [](const X& x, const Weights& w) { return explicit_activation_checkpointing(layer<keep>)(x, w); };
+}
+template <Keep keep>
+auto plain() {
+  return [](const X& x, const Weights& w) { return layer<keep>(x, w); };
+}
+
+using Counts = std::map<std::string, std::int64_t>;
+Counts among(const Counts& all) {
+  Counts some;
+  for (const char* name : {"all_gather", "einsum_unreduced", "reduce_scatter"})
+    if (const auto it = all.find(name); it != all.end()) some.insert(*it);
+  return some;
+}
+std::string show_counts(const Counts& counts) {
+  std::string text;
+  for (const auto& [name, n] : counts) text += name + " " + std::to_string(n) + ", ";
+  return text;
+}
+void expect_counts(const Counts& all, const Counts& expected, const std::string& what) {
+  expect(among(all) == expected, what + ": " + show_counts(among(all)) + "instead of " + show_counts(expected));
+}
+
+TEST_CASE("recompute changes no bit, and runs again only what someone needs", "[ops][recompute]") {
+  for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=1,t=3", "d=2,t=2", "d=2,t=3"}) {
+    INFO(text);
+    on_mesh(text, [](const std::shared_ptr<Device>& device) {
+      const Grid mesh(device);
+      const Array<"layers", Weights> w{weights(mesh, 1), weights(mesh, 2)};
+      const X x = input(mesh);
+      std::pair<Loss, Array<"layers", Weights>> all, none, hidden, both, unwrapped;
+      // Per layer, forward: 3 gathers, 2 einsums, 1 scatter. Backward: a scatter for each gather, a gather for the
+      // scatter, 2 einsums for each einsum; less in the first layer, whose x is no weight: no scatter and no einsum for
+      // its gather.
+      const Counts eager{{"all_gather", 8}, {"einsum_unreduced", 11}, {"reduce_scatter", 7}};
+      expect_counts(calls(mesh, [&] { all = value_and_grad(mesh, two_layers(plain<Keep::nothing>(), x), w); }), eager,
+                    "without recompute");
+      // save_for_backward means nothing outside.
+      expect_counts(calls(mesh, [&] { unwrapped = value_and_grad(mesh, two_layers(plain<Keep::hidden>(), x), w); }),
+                    eager, "save_for_backward without recompute");
+      // Again: 3 gathers and the first einsum of each layer. Not the second einsum and the scatter: no VJP uses them.
+      expect_counts(calls(mesh, [&] { none = value_and_grad(mesh, two_layers(checkpointed<Keep::nothing>(), x), w); }),
+                    {{"all_gather", 14}, {"einsum_unreduced", 13}, {"reduce_scatter", 7}}, "recompute");
+      // No einsum; and in the first layer nobody needs the gathered w.in.
+      expect_counts(calls(mesh, [&] { hidden = value_and_grad(mesh, two_layers(checkpointed<Keep::hidden>(), x), w); }),
+                    {{"all_gather", 13}, {"einsum_unreduced", 11}, {"reduce_scatter", 7}}, "one value saved");
+      // Nor the gathers of x.
+      expect_counts(
+          calls(mesh, [&] { both = value_and_grad(mesh, two_layers(checkpointed<Keep::hidden_and_input>(), x), w); }),
+          {{"all_gather", 11}, {"einsum_unreduced", 11}, {"reduce_scatter", 7}}, "two values saved");
+      for (const auto* other : {&none, &hidden, &both, &unwrapped}) {
+        expect_same_bits(all.first, other->first, "loss");
+        expect_same_bits(all.second, other->second, "gradient");
+      }
+    });
+    SUCCEED();
+  }
+}
+
+TEST_CASE("the gradient through recompute is that of finite differences", "[ops][recompute]") {
+  on_mesh("d=2,t=2", [](const std::shared_ptr<Device>& device) {
+    const Grid mesh(device);
+    using V = Tensor<f64, "A/d C/t">;
+    const V v = random_normal<f64, "A/d C/t">(mesh, {{"A", 4}, {"C", 4}}, {5, 1});
+    const auto f = [](const V& a) -> Loss64 {
+      const auto g =
+          explicit_activation_checkpointing([](const V& b) { return exp(all_gather<"A/d C/t -> A/d C">(b)); });
+      return sum(tanh(slice<"A/d C -> A/d C/t">(g(a))) * a);
+    };
+    const auto [loss, gradient] = value_and_grad(mesh, f, v);
+    const Global whole = assemble(*v.value(), detail::parsed<V::spec>);
+    const Global found = assemble(*gradient.value(), detail::parsed<V::spec>);
+    for (std::size_t i = 0; i < whole.data.size(); ++i) {
+      const auto at = [&](double u) { return std::tanh(std::exp(u)) * u; };
+      const double expected = (at(whole.data[i] + 1e-5) - at(whole.data[i] - 1e-5)) / 2e-5;
+      expect(std::abs(found.data[i] - expected) < 1e-6, "gradient " + show(found.data[i]) + ", " + show(expected));
+    }
+    static_cast<void>(loss);
+  });
+  SUCCEED();
+}
+
+struct Pair {
+  X sum;
+  Tensor<f32, "B/d"> size;
+};
+
+TEST_CASE("recompute of nested calls and of several results", "[ops][recompute]") {
+  for (const std::string text : {"d=1,t=1", "d=2,t=2"}) {
+    INFO(text);
+    on_mesh(text, [](const std::shared_ptr<Device>& device) {
+      const Grid mesh(device);
+      const Weights w = weights(mesh, 1);
+      const X x = input(mesh);
+      const auto inner = [](const X& a, const Weights& v) { return layer<Keep::hidden>(a, v) + a; };
+      const auto outer = [inner](auto wrap) {
+        return [=](const X& a, const Weights& v) -> Pair {
+          const X b = wrap(inner)(a, v);
+          const auto whole = all_gather<"B/d M/t -> B/d M">(b);
+          return {b * b, sum<"B/d M -> B/d">(exp(whole * 0.1))};
+        };
+      };
+      // Both results are used, or one alone: nothing arrives for the other.
+      const auto loss = [&](auto wrap_outer, auto wrap_inner, bool both) {
+        return [=](const Weights& v) -> Loss {
+          const Pair pair = wrap_outer(outer(wrap_inner))(x, v);
+          const Loss first = sum(pair.sum);
+          return both ? first + to_partial<"+d -> +d +t">(sum(pair.size)) : first;
+        };
+      };
+      const auto as_is = [](auto f) { return f; };
+      const auto again = [](auto f) { return explicit_activation_checkpointing(f); };
+      for (const bool both : {true, false}) {
+        const auto expected = value_and_grad(mesh, loss(as_is, as_is, both), w);
+        const auto check = [&](const auto& found, const char* what) {
+          expect_same_bits(expected.first, found.first, what);
+          expect_same_bits(expected.second, found.second, what);
+        };
+        check(value_and_grad(mesh, loss(again, as_is, both), w), "outer");
+        check(value_and_grad(mesh, loss(as_is, again, both), w), "inner");
+        check(value_and_grad(mesh, loss(again, again, both), w), "nested");
+      }
+    });
+    SUCCEED();
+  }
+}
+
+void expect_kept(const std::vector<Kept>& kept, const std::vector<Kept>& expected) {
+  std::string all;
+  for (const Kept& k : kept) all += "\n" + k.what + " [" + k.spec + "] " + std::to_string(k.bytes);
+  expect(kept.size() == expected.size(), "kept:" + all);
+  for (std::size_t i = 0; i < kept.size(); ++i)
+    expect(kept[i].what == expected[i].what && kept[i].spec == expected[i].spec && kept[i].bytes == expected[i].bytes,
+           "entry " + std::to_string(i) + " of what is kept:" + all);
+}
+
+TEST_CASE("the report of what is kept for the backward pass", "[ops][recompute]") {
+  on_mesh("d=2,t=2", [](const std::shared_ptr<Device>& device) {
+    const Grid mesh(device);
+    const Array<"layers", Weights> w{weights(mesh, 1), weights(mesh, 2)};
+    const X x = input(mesh);
+    const auto at = [](const std::string& op, int line) {
+      return op + " at " + std::string(__FILE__) + ":" + std::to_string(layer_line + line);
+    };
+    // Blocks of a 2 x 2 mesh at B=6, M=12, H=6. The gathered w.in of the first layer would make the gradient of x,
+    // which is no weight.
+    const Kept w_in{at("all_gather<`M/t/d H -> M H`>", 5), "M H", 288};
+    const Kept whole{at("all_gather<`B/d M/t -> B/d M`>", 3), "B/d M", 144};
+    const Kept w_out{at("slice<`H M -> H/t M`>", 9), "H/t M", 144};
+    const Kept hidden{at("einsum_unreduced<`B/d M, M H -> B/d H`>", 6), "B/d H", 72};
+    const Kept part{at("slice<`B/d H -> B/d H/t`>", 8), "B/d H/t", 36};
+    const Kept last{"+", "B/d M/t", 72};
+    expect_kept(kept_for_backward(two_layers(plain<Keep::nothing>(), x), w),
+                {w_in, whole, whole, w_out, w_out, last, hidden, hidden, part, part});
+    // With recompute: the arguments of each call, and what is saved.
+    const Kept kept_hidden{at("save_for_backward", 7), "B/d H", 72};
+    const std::vector<Kept> arguments{last,
+                                      last,
+                                      {"0/in", "M/t/d H", 72},
+                                      {"0/out", "H M/t/d", 72},
+                                      {"1/in", "M/t/d H", 72},
+                                      {"1/out", "H M/t/d", 72},
+                                      {"random_normal<`B/d M/t`>", "B/d M/t", 72}};
+    expect_kept(kept_for_backward(two_layers(checkpointed<Keep::nothing>(), x), w), arguments);
+    auto with_saved = arguments;
+    with_saved.insert(with_saved.end(), {kept_hidden, kept_hidden});
+    expect_kept(kept_for_backward(two_layers(checkpointed<Keep::hidden>(), x), w), with_saved);
+  });
+  SUCCEED();
+}
+
+}  // namespace

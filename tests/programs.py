@@ -1,0 +1,313 @@
+#!/usr/bin/env python3
+"""Runs the example programs as a user would, on threads and under mpirun, with right and with wrong options.
+
+programs.py --examples DIR [--mpiexec "mpirun --oversubscribe"]
+
+Needs nothing but Python's standard library. Prints what failed; the exit status is 1 then.
+"""
+import argparse
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+
+TIMEOUT = 60  # seconds for one program, against hangs
+CURVE = 50  # steps over which the meshes' losses are compared
+
+failures = []
+runs = 0
+
+
+def check(ok, what, detail=""):
+    if not ok:
+        failures.append(what)
+        print(f"FAILED {what}\n{detail}".rstrip(), flush=True)
+    return ok
+
+
+class Run:
+    """One finished run of a program."""
+
+    def __init__(self, command, name):
+        global runs
+        runs += 1
+        self.name = name
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL)
+            self.status = done.returncode
+            out, err = done.stdout, done.stderr
+        except subprocess.TimeoutExpired as late:
+            self.status = "none: it hangs"
+            out, err = late.stdout or b"", late.stderr or b""
+        self.out, self.err = out.decode(errors="replace"), err.decode(errors="replace")
+        self.errors = [line for line in self.err.splitlines() if line.startswith("error:")]
+
+    def show(self):
+        return f"  status {self.status}\n  stdout: {self.out[-1500:]}\n  stderr: {self.err[-1500:]}"
+
+    def check(self, ok, what):
+        return check(ok, f"{self.name}: {what}", self.show())
+
+    def succeeds(self):
+        return self.check(self.status == 0 and not self.errors, "succeeds")
+
+    def fails(self, status, *words):
+        """Ends with the status and one line that begins with "error:" and has the words."""
+        if self.check(self.status == status, f"ends with status {status}") and self.check(
+            len(self.errors) == 1, "prints exactly one error line"
+        ):
+            for word in words:
+                self.check(word in self.errors[0], f"the error names {word!r}")
+
+
+class Programs:
+    def __init__(self, examples, mpiexec, folder):
+        self.examples, self.mpiexec, self.folder = examples, mpiexec, folder
+        self.text = os.path.join(folder, "text.txt")
+        with open(self.text, "w") as file:
+            file.write(sample_text())
+
+    def run(self, program, options, ranks=0, limits=()):
+        command = [*limits, os.path.join(self.examples, program), *options]
+        if ranks:
+            command = [*self.mpiexec, "-n", str(ranks), *command]
+        shown = " ".join(shlex.quote(o.replace(self.folder + "/", "")) for o in options)
+        return Run(command, (f"mpirun -n {ranks} " if ranks else "") + f"{program} {shown}")
+
+    def gpt(self, *options, ranks=0, limits=(), data=True):
+        """gpt_fsdp with small sizes; later options win over these."""
+        given = {o.split("=")[0] for o in options}
+        small = {"--batch": 8, "--seq": 16, "--layers": 2, "--d-model": 16, "--n-kv": 2, "--d-head": 4, "--d-ff": 16}
+        small |= {"--steps": 2, "--warmup": 2, "--sample": 0}
+        small |= {"--data": self.text} if data else {}
+        flags = [f"{option}={value}" for option, value in small.items() if option not in given]
+        return self.run("gpt_fsdp", [*options, *flags], ranks, limits)
+
+    def metrics(self, *options, ranks=0):
+        """The objects that --metrics writes, one a step, after checks of their form."""
+        path = os.path.join(self.folder, "metrics.jsonl")
+        if os.path.exists(path):
+            os.remove(path)
+        run = self.gpt(*options, f"--metrics={path}", ranks=ranks)
+        if not run.succeeds():
+            return run, []
+        with open(path) as file:
+            lines = file.read().splitlines()
+        keys = ["step", "loss", "learning_rate", "grad_norm", "tokens_per_second", "step_seconds"]
+        try:
+            steps = [json.loads(line) for line in lines]
+        except ValueError as error:
+            run.check(False, f"--metrics holds JSON ({error})")
+            return run, []
+        run.check(all(list(s) == keys for s in steps), f"--metrics has the keys {keys}")
+        run.check([s["step"] for s in steps] == list(range(len(steps))), "--metrics counts the steps from 0")
+        run.check(all(s["tokens_per_second"] > 0 and s["step_seconds"] > 0 for s in steps), "--metrics has speeds")
+        return run, steps
+
+
+def sample_text():
+    """Documents of words from a small vocabulary, the same at every call: a text that a small model learns fast."""
+    words = "in the beginning was a word and the word was with all who read it and none knew what it meant".split()
+    state, documents = 1, []
+    for _ in range(120):
+        state = (state * 1103515245 + 12345) % 2**31
+        length, document = 2 + state // 65536 % 40, []
+        for _ in range(length):
+            state = (state * 1103515245 + 12345) % 2**31
+            document.append(words[state // 65536 % len(words)])
+        documents.append(" ".join(document) + ".\n")
+    return "<|endoftext|>".join(documents)
+
+
+def numbers(steps):
+    """What must repeat bit for bit. JSON has the shortest text that reads back as the same number."""
+    return [(s["loss"], s["grad_norm"], s["learning_rate"]) for s in steps]
+
+
+def apart(a, b):
+    """The largest relative difference of two loss curves."""
+    return max(abs(x["loss"] - y["loss"]) / y["loss"] for x, y in zip(a, b))
+
+
+def training(p):
+    """The whole training, AdamW and all, is the same on every mesh, and a mesh repeats itself bit for bit."""
+    length = [f"--steps={CURVE}", "--warmup=5", "--learning-rate=0.01"]
+    curves = {}
+    for mesh in ["d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2", "d=4,t=2"]:
+        run, steps = p.metrics(f"--mesh={mesh}", *length)
+        if not run.check(len(steps) == CURVE, "one object a step"):
+            return
+        curves[mesh] = steps
+        # Bytes that are all alike would cost ln 256 = 5.5; the words' letters alone about 2.8.
+        run.check(steps[0]["loss"] > 5.0 and steps[-1]["loss"] < 3.0, "the loss falls")
+        one = curves["d=1,t=1"]
+        # Sums in another order differ in the last bits (1e-7), and training magnifies that: 1e-5 was seen at the end.
+        run.check(apart(steps[:5], one) < 1e-5, f"the first losses are one device's ({apart(steps[:5], one):.1e})")
+        run.check(apart(steps, one) < 1e-3, f"{CURVE} losses stay with one device's ({apart(steps, one):.1e})")
+        header = re.match(r"(\d+) parameters, mesh (\S+), (\d+) bytes of text, 128 tokens a step$", run.out.split("\n")[0])
+        run.check(header and header[2] == mesh, "the first line names sizes and mesh")
+        progress = re.findall(
+            r"^step +(\d+)/50 +loss \d+\.\d{4} +lr \d\.\d\de-\d\d +grad norm +\d+\.\d{3} +\d+ tokens/s +\d+ s left$",
+            run.out,
+            re.M,
+        )
+        run.check(progress == ["1", "11", "21", "31", "41", "50"], "progress lines")
+    rates = [s["learning_rate"] for s in one]
+    check(abs(rates[0] - 0.002) < 1e-9 and abs(max(rates) - 0.01) < 1e-9 and abs(rates[-1] - 0.001) < 1e-9,
+          "learning rates: warmup, peak, a tenth at the end", str(rates))
+
+    run, again = p.metrics("--mesh=d=2,t=2", *length)
+    run.check(numbers(again) == numbers(curves["d=2,t=2"]), "the same bits twice")
+    run, other = p.metrics("--mesh=d=2,t=2", *length, "--seed=1")
+    run.check(numbers(other)[:1] != numbers(again)[:1], "another seed, another training")
+    if p.mpiexec:
+        for mesh, ranks in [("d=2,t=1", 2), ("d=1,t=2", 2), ("d=2,t=2", 4)]:
+            run, steps = p.metrics(f"--mesh={mesh}", *length, ranks=ranks)
+            run.check(numbers(steps) == numbers(curves[mesh]), "the same bits as on threads")
+            run.check(len(re.findall("^step ", run.out, re.M)) == 6, "one rank speaks")
+        run, steps = p.metrics(*length, ranks=2)
+        run.check(numbers(steps) == numbers(curves["d=2,t=1"]), "all ranks are on d where --mesh is not given")
+
+    run, tied = p.metrics("--mesh=d=2,t=1", *length, "--tied")
+    run.check(tied and tied[-1]["loss"] < 3.0, "the loss falls")
+    run, library = p.metrics("--mesh=d=2,t=2", *length, "--library-loss")
+    run.check(apart(library, curves["d=2,t=2"]) < 1e-3, "--library-loss trains as the spelled loss")
+
+
+def other_options(p):
+    for program, options, words in [
+        (
+            "gpt_fsdp",
+            ["--help"],
+            "--data --mesh --steps --batch --seq --layers --d-model --n-q-per-kv --n-kv --d-head --d-ff --tied "
+            "--learning-rate --warmup --weight-decay --clip --seed --metrics --sample --prompt --temperature "
+            "--library-loss --report",
+        ),
+    ]:
+        for ranks in [0, 2] if p.mpiexec else [0]:
+            run = p.run(program, options, ranks)
+            run.succeeds()
+            for word in words.split():
+                run.check(len(re.findall(rf"^ +{word} ", run.out, re.M)) == 1, f"--help explains {word} once")
+
+    run = p.gpt("--report", "--mesh=d=2,t=1")
+    run.succeeds()
+    run.check(re.search(r"^  kept for backward: +\d+ bytes  \[B/d L M/t\]  \S", run.out, re.M), "--report lists tensors")
+
+    # What is sampled: one character per byte, since bytes that are no UTF-8 are replaced one by one or in runs.
+    for options in [["--prompt="], ["--prompt=" + "long " * 20], ["--seq=1", "--batch=4"], ["--temperature=0"]]:
+        for mesh in ["d=1,t=1", "d=2,t=2"]:
+            run = p.gpt("--sample=20", f"--mesh={mesh}", *options)
+            run.succeeds()
+            prompt = options[0][9:] if options[0].startswith("--prompt=") else "And God said"
+            run.check(f"\n\n{prompt}" in run.out, "the sample begins with the prompt")
+    one, four = (p.gpt("--sample=20", f"--mesh={mesh}").out.split("A sample")[-1] for mesh in ["d=1,t=1", "d=2,t=2"])
+    check(one == four, "the sample is the same on every mesh", one + four)
+
+
+def mlp(p):
+    threads = p.run("mlp_fsdp", [])
+    threads.succeeds()
+    losses = [float(x) for x in re.findall(r"^step +\d+  loss (\d+\.\d+)$", threads.out, re.M)]
+    threads.check(len(losses) == 6 and losses[-1] < 0.1 * losses[0], "the loss falls")
+    threads.check("f32[in hidden1/d] on mesh d=8" in threads.out, "the sharding is drawn")
+    if p.mpiexec:
+        run = p.run("mlp_fsdp", [], ranks=2)
+        run.succeeds()
+        run.check([float(x) for x in re.findall(r"loss (\d+\.\d+)", run.out)] == losses, "the losses as on threads")
+        # Each rank names itself and its device, so the messages differ.
+        run = p.run("mlp_fsdp", [], ranks=3)
+        run.check(run.status == 1 and run.errors, "fails")
+        for error in run.errors:
+            words = ["hidden1/d", "does not divide evenly into 3 blocks", "choose a multiple of 3"]
+            run.check(all(word in error for word in words), f"says {words}")
+
+
+def mistakes(p):
+    nowhere = os.path.join(p.folder, "nowhere", "file")
+    # Options, and what the one error line must say: the option at fault and what to do.
+    wrong = [
+        (["--colour=red"], ["--colour", "--help"]),
+        (["stray"], ["stray", "--help"]),
+        (["--steps=0"], ["--steps", "--help"]),
+        (["--steps=many"], ["--steps", "--help"]),
+        (["--batch=-8"], ["--batch", "--help"]),
+        (["--batch=99999999999999999999"], ["--batch", "--help"]),
+        (["--seq=0"], ["--seq", "--help"]),
+        (["--sample=-1"], ["--sample", "--help"]),
+        (["--learning-rate=0"], ["--learning-rate", "--help"]),
+        (["--learning-rate=nan"], ["--learning-rate", "finite"]),
+        (["--clip=nan"], ["--clip", "finite"]),
+        (["--sample=99999999999999999999"], ["--sample", "--help"]),
+        (["--temperature=inf"], ["--temperature", "finite"]),
+        (["--weight-decay=nan"], ["--weight-decay", "finite"]),
+        (["--seed=-1"], ["--seed", "--help"]),
+        ([f"--data={nowhere}"], ["nowhere/file", "--data"]),
+        ([f"--data={p.folder}"], [p.folder, "--data"]),
+        (["--data="], ["--data"]),
+        ([f"--metrics={nowhere}"], ["nowhere/file", "--metrics"]),
+        (["--seq=1000000"], ["text.txt", "--seq", "longer text"]),
+        (["--seq=9223372036854775807"], ["--seq", "16777216", "--help"]),
+        (["--batch=16777216", "--seq=16777216"], ["text.txt", "--seq", "longer text"]),
+        (["--batch=6", "--mesh=d=4,t=1"], ["--batch 6", "d = 4", "choose a multiple of 4"]),
+        (["--d-model=18", "--mesh=d=2,t=2"], ["--d-model 18", "d*t = 4", "choose a multiple of 4"]),
+        (["--n-kv=2", "--mesh=d=1,t=4"], ["--n-kv 2", "t = 4", "choose a multiple of 4"]),
+        (["--d-ff=10", "--n-kv=4", "--mesh=d=1,t=4"], ["--d-ff 10", "t = 4", "choose a multiple of 4"]),
+        (["--d-head=3"], ["--d-head 3", "choose a multiple of 2"]),
+        (["--d-model=12", "--n-kv=3", "--d-ff=12", "--mesh=d=1,t=3"], ["t = 3", "vocabulary", "choose"]),
+        (["--mesh=d=2"], ["--mesh", "d=4,t=2"]),
+        (["--mesh=t=1,d=2"], ["--mesh", "d=4,t=2"]),
+        (["--mesh=d=2,t=1,p=1"], ["--mesh", "d=4,t=2"]),
+        (["--mesh=d=0,t=1"], ["mesh", "at least 1"]),
+        (["--mesh=d=x,t=1"], ["mesh", "whole number"]),
+        (["--mesh=d,t"], ["mesh", "name=size"]),
+        (["--mesh=d=2,d=2"], ["mesh", "each axis once"]),
+        (["--mesh=d=99999,t=99999"], ["mesh", "smaller"]),
+    ]
+    for options, words in wrong:
+        p.gpt(*options).fails(2, *words)
+    p.gpt(data=False).fails(2, "--data", "--help")
+    p.gpt("--learning-rate=1e30", "--steps=20").fails(1, "step ", "not finite", "--learning-rate")
+    # Each thread takes 8 MiB of address space for its stack.
+    limited = ["sh", "-c", 'ulimit -s 8192 -v 4000000; exec "$@"', "sh"]
+    many = ["--mesh=d=2048,t=1", "--batch=2048", "--d-model=2048", "--seq=4"]
+    p.gpt(*many, limits=limited).fails(2, "mesh d=2048,t=1", "threads", "choose a smaller mesh")
+    p.gpt("--metrics=/dev/full").fails(1, "cannot write", "/dev/full")
+    if not p.mpiexec:
+        return
+    for options, words in wrong:
+        if options[0].split("=")[0] in ("--colour", "--data", "--metrics", "--clip") or options[0] == "--mesh=d=x,t=1":
+            p.gpt(*options, ranks=2).fails(2, *words)
+    p.gpt("--batch=7", ranks=2).fails(2, "--batch 7", "d = 2", "choose a multiple of 2")
+    p.gpt("--mesh=d=4,t=1", ranks=2).fails(2, "mesh", "4 devices", "mpirun started 2 ranks", "choose another mesh")
+    p.gpt("--mesh=d=1,t=1", ranks=2).fails(2, "mesh", "1 device", "mpirun started 2 ranks", "choose another mesh")
+    p.gpt("--learning-rate=1e30", "--steps=20", ranks=2).fails(1, "step ", "not finite", "--learning-rate")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--examples", required=True, help="folder of the built programs")
+    parser.add_argument("--mpiexec", default="", help="command with flags that starts ranks; empty: threads only")
+    options = parser.parse_args()
+    # Open MPI refuses root unless told otherwise (version 5: PRTE); ranks that wait must not keep cores from others.
+    for prefix in ("OMPI", "PRTE"):
+        for name in ("ALLOW_RUN_AS_ROOT", "ALLOW_RUN_AS_ROOT_CONFIRM"):
+            os.environ[f"{prefix}_{name}"] = "1"
+    os.environ["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    begin = time.time()
+    with tempfile.TemporaryDirectory() as folder:
+        p = Programs(options.examples, shlex.split(options.mpiexec), folder)
+        for part in [training, other_options, mlp, mistakes]:
+            started = time.time()
+            part(p)
+            print(f"{part.__name__}: {time.time() - started:.0f} s", flush=True)
+    print(f"{runs} runs in {time.time() - begin:.0f} s, {len(failures)} failures")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,363 @@
+// What the tests of the ops compare with: whole arrays in f64 over named dims, their placement on a mesh and back, and
+// the checks that hold for every op (value, each cotangent, adjoint law).
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "shardlib/tape.hpp"
+#include "support.hpp"
+
+namespace shardlib::test {
+
+using Names = std::vector<std::string>;
+using Shape = std::vector<std::int64_t>;
+
+/// A whole array, row-major.
+struct Global {
+  Names names;
+  Shape shape;
+  std::vector<double> data;
+};
+
+inline std::size_t count_of(const Shape& shape) {
+  std::size_t n = 1;
+  for (const auto size : shape) n *= static_cast<std::size_t>(size);
+  return n;
+}
+
+/// Calls f for every index below the shape.
+template <class F>
+void for_each_index(const Shape& shape, const F& f) {
+  if (count_of(shape) == 0) return;
+  Shape index(shape.size(), 0);
+  for (;;) {
+    f(index);
+    std::size_t i = shape.size();
+    while (i > 0 && ++index[i - 1] == shape[i - 1]) index[--i] = 0;
+    if (i == 0) return;
+  }
+}
+
+/// x's stride along each of the names; 0 where it lacks one. Equal lists match by position (integer dims may repeat).
+inline Shape strides_along(const Global& x, const Names& names) {
+  Shape own(x.shape.size(), 1);
+  for (std::size_t i = own.size(); i-- > 1;) own[i - 1] = own[i] * x.shape[i];
+  if (x.names == names) return own;
+  Shape strides;
+  for (const auto& name : names) {
+    const auto it = std::find(x.names.begin(), x.names.end(), name);
+    strides.push_back(it == x.names.end() ? 0 : own[static_cast<std::size_t>(it - x.names.begin())]);
+  }
+  return strides;
+}
+inline std::size_t offset(const Shape& strides, const Shape& index) {
+  std::int64_t at = 0;
+  for (std::size_t i = 0; i < index.size(); ++i) at += strides[i] * index[i];
+  return static_cast<std::size_t>(at);
+}
+
+// ---- reference ops
+// ---------------------------------------------------------------------------------------------------
+
+/// Fills y, whose dims are set, from the operands.
+using Reference = std::function<void(const std::vector<Global>& x, Global& y)>;
+
+/// The same elements in the same order: what a collective does to the whole array.
+inline Reference same() {
+  return [](const std::vector<Global>& x, Global& y) { y.data = x[0].data; };
+}
+
+/// Sums products over every index that the result lacks.
+inline Reference products() {
+  return [](const std::vector<Global>& x, Global& y) {
+    Names names = y.names;
+    Shape sizes = y.shape;
+    std::vector<Shape> strides;
+    for (const auto& operand : x)
+      for (std::size_t i = 0; i < operand.names.size(); ++i)
+        if (std::find(names.begin(), names.end(), operand.names[i]) == names.end()) {
+          names.push_back(operand.names[i]);
+          sizes.push_back(operand.shape[i]);
+        }
+    for (const auto& operand : x) strides.push_back(strides_along(operand, names));
+    const Shape to = strides_along(y, names);
+    std::fill(y.data.begin(), y.data.end(), 0.0);
+    for_each_index(sizes, [&](const Shape& index) {
+      double product = 1;
+      for (std::size_t k = 0; k < x.size(); ++k) product *= x[k].data[offset(strides[k], index)];
+      y.data[offset(to, index)] += product;
+    });
+  };
+}
+
+/// f of the operands' elements, broadcast by name.
+inline Reference elementwise(const std::function<double(const std::vector<double>&)>& f) {
+  return [f](const std::vector<Global>& x, Global& y) {
+    std::vector<Shape> strides;
+    for (const auto& operand : x) strides.push_back(strides_along(operand, y.names));
+    const Shape to = strides_along(y, y.names);
+    std::vector<double> in(x.size());
+    for_each_index(y.shape, [&](const Shape& index) {
+      for (std::size_t k = 0; k < x.size(); ++k) in[k] = x[k].data[offset(strides[k], index)];
+      y.data[offset(to, index)] = f(in);
+    });
+  };
+}
+
+/// f of every row along a dim; the result's row has as many elements as f leaves.
+inline Reference rows(const std::string& dim, const std::function<void(std::vector<double>&)>& f) {
+  return [dim, f](const std::vector<Global>& x, Global& y) {
+    const Global& in = x[0];
+    const Shape from = strides_along(in, in.names), to = strides_along(y, in.names);
+    const auto d = static_cast<std::size_t>(std::find(in.names.begin(), in.names.end(), dim) - in.names.begin());
+    Shape heads = in.shape;
+    heads[d] = 1;
+    for_each_index(heads, [&](const Shape& head) {
+      std::vector<double> row;
+      for (std::int64_t i = 0; i < in.shape[d]; ++i)
+        row.push_back(in.data[offset(from, head) + static_cast<std::size_t>(i * from[d])]);
+      f(row);
+      for (std::size_t i = 0; i < row.size(); ++i)
+        y.data[offset(to, head) + i * static_cast<std::size_t>(to[d])] = row[i];
+    });
+  };
+}
+
+// ---- values
+// ----------------------------------------------------------------------------------------------------------
+
+/// What elements are drawn from. All are exact in every dtype, and so are the sums and products that tests take of
+/// them, so that linear ops can be compared exactly.
+enum class Draw {
+  odd,       ///< odd sixteenths in (-2, 2): never 0, and never equal to an even one
+  even,      ///< even sixteenths in [-2, 2)
+  positive,  ///< odd sixteenths in (0, 4)
+  integers,  ///< -8 to 7
+  naturals,  ///< 0 to 15
+  truth,     ///< 0 and 1
+  index      ///< 0 to 11
+};
+
+inline std::uint64_t mix(std::uint64_t x) {
+  x += 0x9e3779b97f4a7c15U;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
+  return x ^ (x >> 31);
+}
+inline double draw(Draw kind, std::uint64_t seed, std::size_t i) {
+  const auto h = mix(mix(seed) + i);
+  const auto below = [h](std::uint64_t n) { return static_cast<double>(h % n); };
+  switch (kind) {
+    case Draw::odd:
+      return (2 * below(32) - 31) / 16;
+    case Draw::even:
+      return (2 * below(32) - 32) / 16;
+    case Draw::positive:
+      return (2 * below(32) + 1) / 16;
+    case Draw::integers:
+      return below(16) - 8;
+    case Draw::naturals:
+      return below(16);
+    case Draw::truth:
+      return below(2);
+    case Draw::index:
+      break;
+  }
+  return below(12);
+}
+
+/// The sizes behind the names: each divides by the product of any axes that the tests put on it.
+inline std::int64_t size_of_dim(const Dim& dim) {
+  static const std::map<std::string, std::int64_t, std::less<>> sizes{{"A", 24}, {"B", 12},  {"C", 6},   {"D", 5},
+                                                                      {"H", 6},  {"K", 4},   {"L", 6},   {"M", 12},
+                                                                      {"V", 12}, {"two", 2}, {"more", 2}};
+  if (dim.is_integer()) return dim.integer;
+  return sizes.at(std::string(dim.name));
+}
+inline Global shell(const TensorSpec& spec) {
+  Global x;
+  for (const Dim& dim : spec.dims) {
+    x.names.emplace_back(dim.name);
+    x.shape.push_back(size_of_dim(dim));
+  }
+  x.data.resize(count_of(x.shape));
+  return x;
+}
+inline Global random_global(const TensorSpec& spec, Draw kind, std::uint64_t seed) {
+  Global x = shell(spec);
+  for (std::size_t i = 0; i < x.data.size(); ++i) x.data[i] = draw(kind, seed, i);
+  return x;
+}
+
+inline double load_element(DType dtype, const std::byte* data, std::size_t i) {
+  return visit_dtype(dtype, [&](auto zero) {
+    const auto* p = reinterpret_cast<const decltype(zero)*>(data) + i;
+    if constexpr (std::is_same_v<decltype(zero), bf16>)
+      return static_cast<double>(static_cast<float>(*p));
+    else
+      return static_cast<double>(*p);
+  });
+}
+inline void store_element(DType dtype, std::byte* data, std::size_t i, double value) {
+  visit_dtype(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    T& element = reinterpret_cast<T*>(data)[i];
+    if constexpr (std::is_same_v<T, bf16>)
+      element = bf16(static_cast<float>(value));
+    else if constexpr (std::is_same_v<T, bool_>)
+      element = value != 0;
+    else
+      element = static_cast<T>(value);
+  });
+}
+/// The value in the dtype, rounded once.
+inline double rounded(DType dtype, double value) {
+  std::byte element[8];
+  store_element(dtype, element, 0, value);
+  return load_element(dtype, element, 0);
+}
+
+// ---- placement, written without the library's own
+// ---------------------------------------------------------------------
+
+/// A device's coordinates, by axis.
+using Place = std::map<std::string, int, std::less<>>;
+inline Place place_of(const std::vector<AxisSize>& mesh, int device) {
+  Place place;
+  for (std::size_t i = mesh.size(); i-- > 0;) {
+    place[mesh[i].name] = device % mesh[i].size;
+    device /= mesh[i].size;
+  }
+  return place;
+}
+inline int size_of_axis(const std::vector<AxisSize>& mesh, std::string_view axis) {
+  for (const auto& [name, size] : mesh)
+    if (name == axis) return size;
+  throw Failure("no axis " + std::string(axis));
+}
+/// Which of the blocks or summands over the axes a device holds, and how many there are: the first axis is the major.
+inline std::pair<std::int64_t, std::int64_t> part_of(const std::vector<AxisSize>& mesh, const Place& place,
+                                                     const Axes& axes) {
+  std::int64_t at = 0, count = 1;
+  for (const auto axis : axes) {
+    at = at * size_of_axis(mesh, axis) + place.find(axis)->second;
+    count *= size_of_axis(mesh, axis);
+  }
+  return {at, count};
+}
+
+/// The local extents of a device's block and the offset of each of its elements in the whole array.
+struct Block {
+  Shape extents;
+  std::vector<std::size_t> offsets;
+};
+inline Block block_of(const std::vector<AxisSize>& mesh, const Place& place, const TensorSpec& spec,
+                      const Shape& shape) {
+  Block block;
+  Shape first;
+  for (int i = 0; i < spec.rank(); ++i) {
+    const auto [at, count] = part_of(mesh, place, spec.dims[i].axes);
+    const std::int64_t extent = shape[static_cast<std::size_t>(i)] / count;
+    block.extents.push_back(extent);
+    first.push_back(at * extent);
+  }
+  const Shape strides = strides_along({Names(shape.size()), shape, {}}, Names(shape.size()));
+  const std::size_t start = offset(strides, first);
+  for_each_index(block.extents, [&](const Shape& index) { block.offsets.push_back(start + offset(strides, index)); });
+  return block;
+}
+
+/// This device's part of x. Of a partial spec, summands that differ and make up x in sum. `spec` must outlive the
+/// value.
+inline detail::ValuePtr place(const std::shared_ptr<Device>& device, DType dtype, const TensorSpec& spec,
+                              const Global& x, std::uint64_t seed = 0) {
+  detail::Extents global;
+  for (const auto size : x.shape) global.push_back(size);
+  auto value = detail::make_value({"test", {}, {}}, device, dtype, spec, global);
+  value->storage->buffer = detail::allocate(*value);
+  const Place here = place_of(device->axes(), device->index());
+  const Block block = block_of(device->axes(), here, spec, x.shape);
+  expect(Shape(value->local.begin(), value->local.end()) == block.extents, "local extents");
+  const auto [mine, summands] = part_of(device->axes(), here, spec.partial);
+  const Draw kind = is_floating(dtype) ? Draw::odd : Draw::integers;
+  for (std::size_t i = 0; i < block.offsets.size(); ++i) {
+    const std::size_t at = block.offsets[i];
+    const auto summand = [&, seed = seed](std::int64_t s) {
+      return draw(kind, seed + 1000 + static_cast<std::uint64_t>(s), at);
+    };
+    double element = x.data[at];
+    if (mine > 0)
+      element = summand(mine);
+    else
+      for (std::int64_t s = 1; s < summands; ++s) element -= summand(s);
+    store_element(dtype, value->storage->buffer.data(), i, element);
+  }
+  return value;
+}
+
+/// Everybody's `mine`, in the order of the devices.
+inline std::vector<std::byte> everybodys(Device& device, const void* mine, std::size_t bytes) {
+  std::vector<std::string_view> axes;
+  for (const auto& axis : device.axes()) axes.emplace_back(axis.name);
+  std::vector<std::byte> send(bytes), all(bytes * static_cast<std::size_t>(device.count()));
+  std::memcpy(send.data(), mine, bytes);
+  device.group(axes).all_gather(Buffer(send.data(), bytes, nullptr), Buffer(all.data(), all.size(), nullptr)).wait();
+  return all;
+}
+
+/// The whole array put together by the spec: sharded blocks side by side, summands added, replicas the same bits.
+inline Global assemble(const detail::Value& value, const TensorSpec& spec) {
+  const auto& mesh = value.device->axes();
+  Global x;
+  for (const Dim& dim : spec.dims) x.names.emplace_back(dim.name);
+  x.shape.assign(value.global.begin(), value.global.end());
+  x.data.resize(count_of(x.shape));
+  expect(x.names.size() == x.shape.size(), "the value has another rank than its spec");
+  const std::size_t element = size_of(value.dtype);
+  expect(value.data().bytes() == value.bytes(), "the buffer's size");
+  const auto all = everybodys(*value.device, value.data().data(), value.bytes());
+  const auto summands = static_cast<std::size_t>(part_of(mesh, place_of(mesh, 0), spec.partial).second);
+  std::vector<const std::byte*> seen(summands * x.data.size(), nullptr);
+  for (int r = 0; r < value.device->count(); ++r) {
+    const Place place = place_of(mesh, r);
+    const Block block = block_of(mesh, place, spec, x.shape);
+    expect(block.extents == Shape(value.local.begin(), value.local.end()), "local extents of the result");
+    const auto summand = static_cast<std::size_t>(part_of(mesh, place, spec.partial).first);
+    const std::byte* data = all.data() + static_cast<std::size_t>(r) * value.bytes();
+    for (std::size_t i = 0; i < block.offsets.size(); ++i) {
+      const auto*& first = seen[summand * x.data.size() + block.offsets[i]];
+      if (first == nullptr) {
+        first = data + i * element;
+        x.data[block.offsets[i]] += load_element(value.dtype, data, i);
+      } else {
+        expect(std::memcmp(first, data + i * element, element) == 0, "replicas differ in their bits");
+      }
+    }
+  }
+  for (const auto* p : seen) expect(p != nullptr, "an element is on no device");
+  return x;
+}
+
+/// Equal after rounding to the dtype, or with a tolerance within that much of the largest element.
+inline void expect_close(const Global& actual, const Global& expected, DType dtype, double tolerance,
+                         const std::string& what) {
+  expect(actual.shape == expected.shape, what + ": another shape");
+  double scale = 1;
+  for (const double v : expected.data) scale = std::max(scale, std::abs(v));
+  for (std::size_t i = 0; i < expected.data.size(); ++i) {
+    const double a = actual.data[i], e = expected.data[i];
+    const bool ok = tolerance == 0 ? a == rounded(dtype, e) : std::abs(a - e) <= tolerance * scale;
+    if (!ok) expect(false, what + ": element " + show(i) + " is " + show(a) + " instead of " + show(e));
+  }
+}
+
+}  // namespace shardlib::test

@@ -1,0 +1,223 @@
+// Trees: plain structs of tensors, their leaves' names and order, map and zip, and the types of gradients.
+#if __has_include(<catch2/catch_all.hpp>)
+#include <catch2/catch_all.hpp>
+#else
+#include <catch2/catch.hpp>
+#endif
+
+#include <array>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "shardlib/shapes.hpp"
+
+using namespace shardlib;
+
+namespace in_a_namespace {
+struct Pair {
+  Tensor<f32, "A/d B/t"> left, right;
+};
+}  // namespace in_a_namespace
+
+namespace {
+
+struct Layer {
+  Tensor<f32, "M/t/d"> ln1;
+  Tensor<f32, "M/d F/t"> w_gate2;
+};
+struct Model {
+  Tensor<f32, "V/t M/d"> embed;
+  Array<"layers", Layer> layers;
+  in_a_namespace::Pair pair;
+  Tensor<f32, "M/t/d"> norm;
+};
+struct Biased {
+  Tensor<f32, "M/d H/t"> w;
+  Tensor<f32, "H/t"> bias;
+  Tensor<bf16, "M"> gain;
+  Tensor<f32, "M"> shift;
+};
+struct Deep {
+  Biased first;
+  Array<"layers", Biased> layers;
+  Layer whole;
+  Tensor<f32, ""> scale;
+};
+template <Spec S>
+struct Templated {
+  Tensor<f32, S> only;
+};
+struct Wide {
+  Tensor<f32, "A"> a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, a16, a17, a18, a19, a20, a21, a22,
+      a23;
+};
+
+using M2 = Mesh<"d t">;
+
+/// A tensor that holds something: where it points to is all that these tests look at.
+template <class T>
+T holding(const int& thing) {
+  return T(
+      detail::ValuePtr(std::shared_ptr<void>(), static_cast<const detail::Value*>(static_cast<const void*>(&thing))));
+}
+template <class T>
+bool holds(const T& tensor, const int& thing) {
+  return static_cast<const void*>(tensor.value().get()) == &thing;
+}
+
+// ---- at compile time ----
+
+static_assert(detail::field_name<Layer, 0>() == "ln1");
+static_assert(detail::field_name<Layer, 1>() == "w_gate2");
+static_assert(detail::field_name<Model, 1>() == "layers");
+static_assert(detail::field_name<Model, 2>() == "pair");
+static_assert(detail::field_name<in_a_namespace::Pair, 1>() == "right");
+static_assert(detail::field_name<Templated<"A/t +d">, 0>() == "only");
+static_assert(detail::field_name<Wide, 22>() == "a23");
+static_assert(detail::field_name<Wide, 9>() == "a10");
+static_assert(detail::tree_width<Wide> == 23);
+static_assert(detail::tree_width<Templated<"">> == 1);
+static_assert(detail::tree_width<Model> == 4);
+
+static_assert(detail::all_leaves<Model>([]<class D, Spec S>(std::type_identity<Tensor<D, S>>) {
+  return std::is_same_v<D, f32>;
+}));
+static_assert(!detail::all_leaves<Deep>([]<class D, Spec S>(std::type_identity<Tensor<D, S>>) {
+  return std::is_same_v<D, f32>;
+}));
+static_assert(is_array<Array<"layers", Layer>> && !is_array<std::vector<Layer>>);
+static_assert(Array<"layers", Layer>::dim == Spec("layers"));
+
+static_assert(fully_sharded<M2, Model>);
+static_assert(fully_sharded<Mesh<"d">, Templated<"A/d B">>);
+static_assert(!legal<rules::fully_sharded, Spec("d"), Spec("M/d H/t")>);  // t is not on the mesh
+static_assert(!legal<rules::fully_sharded, Spec("d t z"), Spec("M/d H/t")>);
+
+// A tree of fully sharded leaves is its own gradient; a single tensor's gradient is its dual.
+static_assert(std::is_same_v<gradient_t<M2, Model>, Model>);
+static_assert(std::is_same_v<gradient_t<M2, Array<"layers", Layer>>, Array<"layers", Layer>>);
+static_assert(std::is_same_v<gradient_t<M2, Tensor<f32, "M/t/d">>, Tensor<f32, "M/t/d">>);
+static_assert(std::is_same_v<gradient_t<M2, Tensor<f32, "M/t">>, Tensor<f32, "M/t +d">>);
+static_assert(std::is_same_v<gradient_t<M2, Tensor<f32, "">>, Tensor<f32, "+d +t">>);
+static_assert(std::is_same_v<gradient_t<Mesh<"d">, Tensor<f32, "M/d">>, Tensor<f32, "M/d">>);
+static_assert(std::is_same_v<gradient_t<Mesh<"t">, Tensor<f32, "M/d">>, Tensor<f32, "M/d +t">>);
+
+// With a replicated leaf, each member's type is its own gradient's.
+using G = gradient_t<M2, Biased>;
+static_assert(std::is_same_v<G, Gradient<M2, Biased>> && detail::is_gradient<G> && !detail::is_gradient<Biased>);
+template <auto Member, class Tree>
+using member_t = std::remove_cvref_t<decltype(std::declval<const Tree&>().template get<Member>())>;
+static_assert(std::is_same_v<member_t<&Biased::w, G>, Tensor<f32, "M/d H/t">>);
+static_assert(std::is_same_v<member_t<&Biased::bias, G>, Tensor<f32, "H/t +d">>);
+static_assert(std::is_same_v<member_t<&Biased::gain, G>, Tensor<bf16, "M +d +t">>);
+static_assert(std::is_same_v<member_t<&Biased::shift, G>, Tensor<f32, "M +d +t">>);
+
+using DeepG = gradient_t<M2, Deep>;
+static_assert(std::is_same_v<member_t<&Deep::first, DeepG>, G>);
+static_assert(std::is_same_v<member_t<&Deep::layers, DeepG>::value_type, G>);
+static_assert(std::is_same_v<member_t<&Deep::whole, DeepG>, Layer>);
+static_assert(std::is_same_v<member_t<&Deep::scale, DeepG>, Tensor<f32, "+d +t">>);
+static_assert(is_array<member_t<&Deep::layers, DeepG>>);
+
+// ---- at run time ----
+
+Model model(std::size_t layers) {
+  Model m;
+  m.layers.resize(layers);
+  return m;
+}
+
+TEST_CASE("trees: names of leaves are paths in the order of declaration") {
+  CHECK(leaf_names(model(2)) == std::vector<std::string>{"embed", "layers/0/ln1", "layers/0/w_gate2", "layers/1/ln1",
+                                                         "layers/1/w_gate2", "pair/left", "pair/right", "norm"});
+  CHECK(leaf_names(model(0)) == std::vector<std::string>{"embed", "pair/left", "pair/right", "norm"});
+  CHECK(leaf_names(model(11).layers)[21] == "10/w_gate2");
+  CHECK(leaf_names(Wide{})[22] == "a23");
+  CHECK(leaf_names(Tensor<f32, "A">{}) == std::vector<std::string>{""});
+  struct Local {
+    Tensor<f32, "A"> x;
+  };
+  CHECK(leaf_names(Local{}) == std::vector<std::string>{"x"});
+}
+
+TEST_CASE("trees: shardings are the leaves' specs") {
+  CHECK(shardings(model(1)) == std::vector<std::string>{"V/t M/d", "M/t/d", "M/d F/t", "A/d B/t", "A/d B/t", "M/t/d"});
+}
+
+TEST_CASE("trees: map_tree takes each leaf to its place and leaves its argument alone") {
+  const std::array<int, 2> things{};
+  Model m = model(2);
+  m.layers[1].w_gate2 = holding<Tensor<f32, "M/d F/t">>(things[0]);
+  m.norm = holding<Tensor<f32, "M/t/d">>(things[1]);
+  const Model same = map_tree([](const auto& leaf) { return leaf; }, m);
+  CHECK(holds(same.layers[1].w_gate2, things[0]));
+  CHECK(holds(same.norm, things[1]));
+  CHECK(!same.embed);
+
+  const Model empty = map_tree([](const auto& leaf) { return std::remove_cvref_t<decltype(leaf)>(); }, m);
+  CHECK(!empty.norm);
+  CHECK(empty.layers.size() == 2);
+  CHECK(holds(m.norm, things[1]));
+
+  // Two trees: the one's leaf where it holds something, else the other's.
+  Model other = model(2);
+  other.embed = holding<Tensor<f32, "V/t M/d">>(things[1]);
+  const Model both = map_tree([](const auto& a, const auto& b) { return a ? a : b; }, m, other);
+  CHECK(holds(both.embed, things[1]));
+  CHECK(holds(both.layers[1].w_gate2, things[0]));
+}
+
+TEST_CASE("trees: for_each_leaf may change leaves, and zips trees") {
+  const int thing = 0;
+  Model m = model(1);
+  std::vector<std::string> visited;
+  for_each_leaf(
+      [&](std::string_view name, auto& leaf) {
+        leaf = holding<std::remove_cvref_t<decltype(leaf)>>(thing);
+        visited.emplace_back(name);
+      },
+      m);
+  CHECK(visited == leaf_names(m));
+  CHECK(holds(m.layers[0].ln1, thing));
+  CHECK(holds(m.pair.right, thing));
+
+  Model shorter = model(0);
+  CHECK_THROWS_WITH(
+      for_each_leaf([](std::string_view, const auto&, const auto&) {}, m, shorter),
+      "trees of different structure: `layers` has 1 entries in the first, another number in another; build them from "
+      "one configuration");
+}
+
+TEST_CASE("trees: a gradient zips with its weights, and has their names") {
+  Deep weights;
+  weights.layers.resize(1);
+  DeepG gradient;
+  detail::fields(gradient);  // its fields are a tree's
+  std::get<1>(gradient.as_tuple()).resize(1);
+  std::vector<std::string> specs;
+  for_each_leaf(
+      [&]<class D, Spec S, class E, Spec T>(std::string_view name, const Tensor<D, S>&, const Tensor<E, T>&) {
+        static_assert(std::is_same_v<D, E>);
+        specs.push_back(std::string(name) + ": " + std::string(std::string_view(T)));
+      },
+      weights, gradient);
+  CHECK(specs == std::vector<std::string>{"first/w: M/d H/t", "first/bias: H/t +d", "first/gain: M +d +t",
+                                          "first/shift: M +d +t", "layers/0/w: M/d H/t", "layers/0/bias: H/t +d",
+                                          "layers/0/gain: M +d +t", "layers/0/shift: M +d +t", "whole/ln1: M/t/d",
+                                          "whole/w_gate2: M/d F/t", "scale: +d +t"});
+  CHECK(leaf_names(gradient) == leaf_names(weights));
+
+  // Members of one type are told apart.
+  const std::array<int, 2> things{};
+  std::get<2>(std::get<0>(gradient.as_tuple()).as_tuple()) = holding<Tensor<bf16, "M +d +t">>(things[0]);
+  std::get<3>(std::get<0>(gradient.as_tuple()).as_tuple()) = holding<Tensor<f32, "M +d +t">>(things[1]);
+  CHECK(holds(gradient.get<&Deep::first>().get<&Biased::gain>(), things[0]));
+  CHECK(holds(gradient.get<&Deep::first>().get<&Biased::shift>(), things[1]));
+
+  const DeepG copy = map_tree([](const auto& leaf) { return leaf; }, gradient);
+  CHECK(holds(copy.get<&Deep::first>().get<&Biased::shift>(), things[1]));
+}
+
+}  // namespace
