@@ -145,9 +145,8 @@ def training(p):
         # Bytes that are all alike would cost ln 256 = 5.5; the words' letters alone about 2.8.
         run.check(steps[0]["loss"] > 5.0 and steps[-1]["loss"] < 3.0, "the loss falls")
         one = curves["d=1,t=1"]
-        # Sums in another order differ in the last bits (1e-7), and training magnifies that: 1e-5 was seen at the end.
-        run.check(apart(steps[:5], one) < 1e-5, f"the first losses are one device's ({apart(steps[:5], one):.1e})")
-        run.check(apart(steps, one) < 1e-3, f"{CURVE} losses stay with one device's ({apart(steps, one):.1e})")
+        # Sums in another order differ in the last bits, 6e-8, which training may magnify; 2e-7 was seen at the end.
+        run.check(apart(steps, one) < 1e-5, f"{CURVE} losses stay with one device's ({apart(steps, one):.1e})")
         header = re.match(r"(\d+) parameters, mesh (\S+), (\d+) bytes of text, 128 tokens a step$", run.out.split("\n")[0])
         run.check(header and header[2] == mesh, "the first line names sizes and mesh")
         progress = re.findall(
@@ -175,7 +174,7 @@ def training(p):
     run, tied = p.metrics("--mesh=d=2,t=1", *length, "--tied")
     run.check(tied and tied[-1]["loss"] < 3.0, "the loss falls")
     run, library = p.metrics("--mesh=d=2,t=2", *length, "--library-loss")
-    run.check(apart(library, curves["d=2,t=2"]) < 1e-3, "--library-loss trains as the spelled loss")
+    run.check(library and apart(library, curves["d=2,t=2"]) < 1e-5, "--library-loss trains as the spelled loss")
 
 
 def other_options(p):
@@ -272,10 +271,10 @@ def mistakes(p):
         p.gpt(*options).fails(2, *words)
     p.gpt(data=False).fails(2, "--data", "--help")
     p.gpt("--learning-rate=1e30", "--steps=20").fails(1, "step ", "not finite", "--learning-rate")
-    # Each thread takes 8 MiB of address space for its stack.
-    limited = ["sh", "-c", 'ulimit -s 8192 -v 4000000; exec "$@"', "sh"]
-    many = ["--mesh=d=2048,t=1", "--batch=2048", "--d-model=2048", "--seq=4"]
-    p.gpt(*many, limits=limited).fails(2, "mesh d=2048,t=1", "threads", "choose a smaller mesh")
+    # Address space for some of the threads' stacks, not for all of them.
+    limited = ["sh", "-c", 'ulimit -s 8192; ulimit -v 3000000; MALLOC_ARENA_MAX=1 exec "$@"', "sh"]
+    many = ["--mesh=d=512,t=1", "--batch=512", "--d-model=512", "--seq=4"]
+    p.gpt(*many, limits=limited).fails(2, "mesh d=512,t=1", "threads", "choose a smaller mesh")
     p.gpt("--metrics=/dev/full").fails(1, "cannot write", "/dev/full")
     if not p.mpiexec:
         return

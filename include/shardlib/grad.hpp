@@ -34,27 +34,24 @@ constexpr bool is_tree() {
     return false;
 }
 
-/// A copy of an argument with each leaf replaced by f(leaf, name); what is no tree is copied.
-template <class T, class F>
-T with_leaves(const T& x, F f) {
+using LeafChange = std::function<ValuePtr(const ValuePtr&, const Path&)>;
+/// A copy of an argument with each leaf replaced by f(leaf, path); what is no tree is copied.
+template <class T>
+[[gnu::noinline]] T with_leaves(const T& x, const LeafChange& f) {
   T copy = x;
-  if constexpr (is_tree<T>())
-    for_each_leaf(
-        [&](std::string_view name, auto& leaf) {
-          if (leaf) leaf = std::remove_cvref_t<decltype(leaf)>(f(leaf.value(), name));
-        },
-        copy);
+  const auto change = [&f](const Path& path, auto& leaf) {
+    if (leaf) leaf = std::remove_cvref_t<decltype(leaf)>(f(leaf.value(), path));
+  };
+  if constexpr (is_tree<T>()) visit(change, {}, copy);
   return copy;
 }
 
-template <class T, class F>
-void each_value(const T& x, F f) {
-  if constexpr (is_tree<T>())
-    for_each_leaf(
-        [&](std::string_view, const auto& leaf) {
-          if (leaf) f(leaf.value());
-        },
-        x);
+template <class T>
+[[gnu::noinline]] void each_value(const T& x, const std::function<void(const ValuePtr&)>& f) {
+  const auto call = [&f](const Path&, const auto& leaf) {
+    if (leaf) f(leaf.value());
+  };
+  if constexpr (is_tree<T>()) visit(call, {}, x);
 }
 
 /// Sets the program's mode, and resets it however the block is left.
@@ -87,7 +84,7 @@ std::vector<ValuePtr> replay(const F& f, const Args& args, const std::vector<boo
                              const std::vector<ValuePtr>& saved, const std::vector<ValuePtr>& cotangents,
                              const std::shared_ptr<Device>& device) {
   std::vector<Slot> leaves;
-  const auto fresh = [&](const ValuePtr& value, std::string_view) -> ValuePtr {
+  const LeafChange fresh = [&](const ValuePtr& value, const Path&) {
     auto leaf = wanted[leaves.size()] ? as_leaf(*value) : detached(*value);
     leaves.push_back(leaf->slot);
     return leaf;
@@ -118,7 +115,7 @@ struct checkpoint_hook<R> {
     // Inside another checkpointed call this one is part of it.
     if (state(device).mode != State::Mode::eager) return f(args...);
 
-    const auto detach = [](const ValuePtr& value, std::string_view) -> ValuePtr { return detached(*value); };
+    const LeafChange detach = [](const ValuePtr& value, const Path&) { return detached(*value); };
     const std::tuple<Args...> inputs{with_leaves(args, detach)...};
     std::vector<ValuePtr> saved;
     R out = [&] {
@@ -133,16 +130,17 @@ struct checkpoint_hook<R> {
     std::vector<bool> wanted;
     for (const ValuePtr& value : values) {
       wanted.push_back(bool(value->slot));
-      node->edges.push_back({value->slot, {detached(*value)}, nullptr});
+      node->edges.push_back({value->slot, {{detached(*value)}, {}}, nullptr});
     }
     if (std::find(wanted.begin(), wanted.end(), true) == wanted.end()) return out;
-    node->edges.front().saved.insert(node->edges.front().saved.end(), saved.begin(), saved.end());
+    auto& kept = node->edges.front().saved.values;
+    kept.insert(kept.end(), saved.begin(), saved.end());
     node->sequence = ++state(device).sequence;
     node->joint = [f, inputs, wanted, saved, device](const std::vector<ValuePtr>& cotangents) {
       return replay(f, inputs, wanted, saved, cotangents, device);
     };
     int output = 0;
-    const auto connect = [&](const ValuePtr& value, std::string_view) -> ValuePtr {
+    const LeafChange connect = [&](const ValuePtr& value, const Path&) {
       auto connected = detached(*value);
       connected->slot = {node, output++};
       return connected;
@@ -159,9 +157,9 @@ struct value_and_grad_hook<R> {
   template <class M, class F, class W, class... Args>
   static R run(const M& mesh, F& f, const W& weights, const Args&... args) {
     std::vector<Slot> leaves;
-    const W tracked = with_leaves(weights, [&](const ValuePtr& value, std::string_view name) -> ValuePtr {
+    const W tracked = with_leaves(weights, [&](const ValuePtr& value, const Path& path) {
       auto leaf = as_leaf(*value);
-      leaf->label = name;
+      leaf->label = path.text();
       leaves.push_back(leaf->slot);
       return leaf;
     });
@@ -226,28 +224,21 @@ struct Kept {
   std::size_t bytes = 0;  ///< on this device
 };
 
-/// What differentiating f(weights, args...) keeps for the backward pass on this device, each buffer once, largest
-/// first; weights that some VJP needs are there too, under their names. Runs f forward once.
-template <class F, class W, class... Args>
-std::vector<Kept> kept_for_backward(F&& f, const W& weights, const Args&... args) {
-  const W tracked =
-      detail::with_leaves(weights, [](const detail::ValuePtr& value, std::string_view name) -> detail::ValuePtr {
-        auto leaf = detail::as_leaf(*value);
-        leaf->label = name;
-        return leaf;
-      });
-  const auto loss = f(tracked, args...);
+namespace detail {
+
+/// What the nodes below `root` keep.
+inline std::vector<Kept> kept_below(const Node* root) {
   std::vector<Kept> kept;
-  std::set<const detail::Node*> seen;
+  std::set<const Node*> seen;
   std::set<const void*> buffers;
-  std::vector<const detail::Node*> todo{loss.value()->slot.node.get()};
+  std::vector<const Node*> todo{root};
   while (!todo.empty()) {
-    const detail::Node* node = todo.back();
+    const Node* node = todo.back();
     todo.pop_back();
     if (node == nullptr || !seen.insert(node).second) continue;
     for (const auto& edge : node->edges) {
       todo.push_back(edge.input.node.get());
-      for (const auto& value : edge.saved) {
+      for (const auto& value : edge.saved.values) {
         if (value->storage->compute || !buffers.insert(value->storage->buffer.data()).second) continue;
         const auto& by = value->made_by;
         std::string what = value->label.empty() ? by.describe_call() : value->label;
@@ -258,6 +249,21 @@ std::vector<Kept> kept_for_backward(F&& f, const W& weights, const Args&... args
   std::sort(kept.begin(), kept.end(),
             [](const Kept& a, const Kept& b) { return a.bytes != b.bytes ? a.bytes > b.bytes : a.what < b.what; });
   return kept;
+}
+
+}  // namespace detail
+
+/// What differentiating f(weights, args...) keeps for the backward pass on this device, each buffer once, largest
+/// first; weights that some VJP needs are there too, under their names. Runs f forward once.
+template <class F, class W, class... Args>
+std::vector<Kept> kept_for_backward(F&& f, const W& weights, const Args&... args) {
+  const W tracked = detail::with_leaves(weights, [](const detail::ValuePtr& value, const detail::Path& path) {
+    auto leaf = detail::as_leaf(*value);
+    leaf->label = path.text();
+    return leaf;
+  });
+  const auto loss = f(tracked, args...);
+  return detail::kept_below(loss.value()->slot.node.get());
 }
 
 }  // namespace shardlib

@@ -24,6 +24,7 @@
 #include "shardlib/error.hpp"
 #if defined(SHARDLIB_WITH_MPI)
 #include "shardlib/comm/mpi.hpp"
+#include "shardlib/comm/mpi_process.hpp"
 #endif
 
 /// OpenMP's thread count is per thread. Weak, and under a name of our own: there may be no OpenMP in the program, and

@@ -1,12 +1,14 @@
 // Reverse-mode differentiation, define-by-run: an op leaves a node with one VJP per operand, each callable alone.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <tuple>
 #include <type_traits>
 #include <unordered_map>
@@ -18,6 +20,13 @@
 
 namespace shardlib::detail {
 
+/// What an operand's VJP needs of the forward pass.
+struct Residuals {
+  std::vector<ValuePtr> values;
+  Extents sizes;  ///< the operand's, global
+};
+using Pull = std::function<ValuePtr(const ValuePtr& cotangent, const Residuals&)>;
+
 /// One op of the program: where the cotangents of its operands go, and how to get them from that of its result. The
 /// nodes hold each other, from the loss down to the leaves; there is no global list.
 struct Node {
@@ -25,8 +34,8 @@ struct Node {
   std::uint64_t sequence = 0;  ///< 0 for leaves; operands have smaller numbers: descending is a valid backward order
   struct Edge {
     Slot input;
-    std::vector<ValuePtr> saved;  ///< residuals
-    std::function<ValuePtr(const ValuePtr& cotangent, const std::vector<ValuePtr>&)> vjp;
+    Residuals saved;
+    Pull vjp;
   };
   std::vector<Edge> edges;
   int outputs = 1;
@@ -138,7 +147,7 @@ inline std::vector<ValuePtr> backward(const std::vector<std::pair<Slot, ValuePtr
       for (auto& edge : edges) {
         if (!edge.input) continue;
         deliver(edge.input, edge.vjp(cts[0], edge.saved));
-        edge.saved.clear();
+        edge.saved.values.clear();
       }
     }
   }
@@ -150,35 +159,36 @@ inline std::vector<ValuePtr> backward(const std::vector<std::pair<Slot, ValuePtr
   return result;
 }
 
-/// How one operand's cotangent comes from the result's: f(cotangent, saved...), a typed function, with what it needs.
-template <class X, class Saved, class F>
-struct Vjp;
-template <class X, class... Saved, class F>
-struct Vjp<X, std::tuple<Saved...>, F> {
-  ValuePtr x;
-  std::vector<ValuePtr> saved;
+/// How one operand's cotangent comes from the result's: f(cotangent, saved...), a typed function, with what it needs;
+/// or f(cotangent, saved..., global sizes of the operand). Lives as long as the call of `record` that it is made for.
+template <class X, class F, class... Saved>
+struct Vjp {
+  const ValuePtr* x;
+  std::array<const ValuePtr*, sizeof...(Saved)> saved;
   F f;
 };
-template <class X, class... Saved, class F>
-auto vjp(const X& x, const std::tuple<Saved...>& saved, F f) {
-  std::vector<ValuePtr> values;
-  std::apply([&](const auto&... s) { (values.push_back(detached(*s.value())), ...); }, saved);
-  return Vjp<X, std::tuple<Saved...>, F>{x.value(), std::move(values), std::move(f)};
-}
 template <class... T>
-std::tuple<T...> save(const T&... t) {
+std::tuple<const T&...> save(const T&... t) {
   return {t...};
+}
+template <class X, class... Saved, class F>
+auto vjp(const X& x, std::tuple<const Saved&...> saved, F f) {
+  return std::apply(
+      [&](const auto&... s) {
+        return Vjp<X, F, Saved...>{&x.value(), {&s.value()...}, std::move(f)};
+      },
+      saved);
 }
 
 /// A VJP that needs the op's own result: f(cotangent, result).
 template <class X, class F>
 struct VjpOfResult {
-  ValuePtr x;
+  const ValuePtr* x;
   F f;
 };
 template <class X, class F>
 auto vjp_of_result(const X& x, F f) {
-  return VjpOfResult<X, F>{x.value(), std::move(f)};
+  return VjpOfResult<X, F>{&x.value(), std::move(f)};
 }
 
 /// The value under the spec of T: a cotangent's maker may have known other axes.
@@ -194,27 +204,58 @@ T typed(const ValuePtr& value) {
 }
 
 /// The typed VJP as an erased one. Its cotangents are checked here: result's dual in, operand's dual out.
-template <Op Name, class Out, class X, class... Saved, class F>
-[[gnu::cold]] Node::Edge make_edge(const Value&, Vjp<X, std::tuple<Saved...>, F>& v) {
-  constexpr Spec axes = axes_of<Out::spec, X::spec, Saved::spec...>();
+// Cold, like `record`: this is glue around the kernels, and compilers spend less time on code that need not be fast.
+template <Op Name, class Out, class X, class F, class... Saved>
+struct ErasedVjp {
+  static constexpr Spec axes = axes_of<Out::spec, X::spec, Saved::spec...>();
   using Cotangent = Dual<Out, axes>;
-  using Returned = std::invoke_result_t<F&, const Cotangent&, const Saved&...>;
   using Due = Dual<X, axes>;
-  static_assert(checked<rules::cotangent, Name, Returned::spec, Due::spec>::ok);
-  static_assert(std::is_same_v<typename Returned::value_type, typename X::value_type>,
-                "a cotangent has its primal's dtype");
-  return {v.x->slot, std::move(v.saved), [f = std::move(v.f)](const ValuePtr& ct, const std::vector<ValuePtr>& saved) {
-            return [&]<std::size_t... I>(std::index_sequence<I...>) {
-              return f(typed<Cotangent>(ct), Saved(saved[I])...).value();
-            }
-            (std::index_sequence_for<Saved...>{});
-          }};
-}
+  static constexpr bool with_sizes = std::is_invocable_v<const F&, const Cotangent&, const Saved&..., const Extents&>;
 
+  [[gnu::cold]] static ValuePtr pull(const F& f, const ValuePtr& ct, const Residuals& saved) {
+    return pull(f, ct, saved, std::index_sequence_for<Saved...>{});
+  }
+  template <std::size_t... I>
+  [[gnu::cold]] static ValuePtr pull(const F& f, const ValuePtr& ct, const Residuals& saved,
+                                     std::index_sequence<I...> /*saved*/) {
+    const auto call = [&] {
+      if constexpr (with_sizes)
+        return f(typed<Cotangent>(ct), Saved(saved.values[I])..., saved.sizes);
+      else
+        return f(typed<Cotangent>(ct), Saved(saved.values[I])...);
+    };
+    using Returned = decltype(call());
+    static_assert(checked<rules::cotangent, Name, Returned::spec, Due::spec>::ok);
+    static_assert(std::is_same_v<typename Returned::value_type, typename X::value_type>,
+                  "a cotangent has its primal's dtype");
+    return call().value();
+  }
+  [[gnu::cold]] static Pull make(F f) {
+    // Functions without state share one type.
+    if constexpr (std::is_empty_v<F> && std::is_default_constructible_v<F>)
+      return +[](const ValuePtr& ct, const Residuals& saved) { return pull(F{}, ct, saved); };
+    else
+      return [f = std::move(f)](const ValuePtr& ct, const Residuals& saved) { return pull(f, ct, saved); };
+  }
+};
+
+/// One operand of an op, where the cotangent goes: a Vjp without types. `of_result`: the result is saved.
+struct EdgeSource {
+  const ValuePtr* x;
+  std::array<const ValuePtr*, 3> saved;
+  bool of_result;
+  Pull pull;
+};
+template <Op Name, class Out, class X, class F, class... Saved>
+EdgeSource erased(const Vjp<X, F, Saved...>& v) {
+  EdgeSource source{v.x, {}, false, ErasedVjp<Name, Out, X, F, Saved...>::make(v.f)};
+  static_assert(sizeof...(Saved) <= 3);
+  std::copy(v.saved.begin(), v.saved.end(), source.saved.begin());
+  return source;
+}
 template <Op Name, class Out, class X, class F>
-Node::Edge make_edge(const Value& out, VjpOfResult<X, F>& v) {
-  Vjp<X, std::tuple<Out>, F> full{v.x, {detached(out)}, std::move(v.f)};
-  return make_edge<Name, Out>(out, full);
+EdgeSource erased(const VjpOfResult<X, F>& v) {
+  return {v.x, {}, true, ErasedVjp<Name, Out, X, F, Out>::make(v.f)};
 }
 
 /// Counts one execution of an op on this device.
@@ -242,9 +283,6 @@ Node::Edge make_edge(const Value& out, VjpOfResult<X, F>& v) {
                 (maker.sequence == 0 ? "a weight" : "the result of " + maker.op.describe_call()) +
                 "; pass that as an argument, or its gradient would be lost (" + out->device->describe() + ")");
   }
-  // An operand that nothing differentiates needs no residuals.
-  for (auto& edge : edges)
-    if (!edge.input) edge = {};
   auto node = std::make_shared<Node>();
   node->op = out->made_by;
   node->sequence = ++s.sequence;
@@ -289,28 +327,54 @@ constexpr Op transpose_op() {
   return make_op(dual_spec(Out::spec, axes), dual_spec(X::spec, axes));
 }
 
-/// Records one op: the result's sizes, the kernel, and one vjp(...) per operand.
-// Cold: this is glue around the kernels, and compilers spend less time on code that they need not make fast.
-template <Op Name, class Out, class... V>
-[[gnu::noinline, gnu::cold]] Out record(const OpInfo& op, const std::shared_ptr<Device>& device, const Extents& global,
-                                        Kernel kernel, V... vjps) {
-  auto out = make_value(op, device, dtype_v<typename Out::value_type>, parsed<Out::spec>, global);
-  if constexpr (sizeof...(V) > 0) {
-    std::vector<Node::Edge> edges;
-    edges.reserve(sizeof...(V));
-    (edges.push_back(make_edge<Name, Out>(*out, vjps)), ...);
-    attach(out, std::move(edges));
+/// `record` without types: what all ops share.
+[[gnu::noinline]] inline ValuePtr record_erased(const OpInfo& op, const std::shared_ptr<Device>& device, DType dtype,
+                                                const TensorSpec& spec, const Extents& global, Kernel&& kernel,
+                                                std::span<EdgeSource> sources) {
+  auto out = make_value(op, device, dtype, spec, global);
+  std::vector<Node::Edge> edges;
+  for (EdgeSource& source : sources) {
+    auto& edge = edges.emplace_back();
+    if (!(*source.x)->slot) continue;  // an operand that nothing differentiates needs no residuals
+    edge = {(*source.x)->slot, {{}, (*source.x)->global}, std::move(source.pull)};
+    for (const ValuePtr* saved : source.saved)
+      if (saved != nullptr) edge.saved.values.push_back(detached(**saved));
+    if (source.of_result) edge.saved.values.push_back(detached(*out));
   }
+  attach(out, std::move(edges));
   evaluate(out, std::move(kernel));
-  return Out(std::move(out));
+  return out;
 }
 
-/// An op of one operand: the kernel is (const Value& in, const Value& out) -> Buffer.
-template <Op Name, class Out, class X, class UnaryKernel, class... V>
-Out record_unary(const OpInfo& op, const X& x, const Extents& global, UnaryKernel kernel, V... vjps) {
-  return record<Name, Out>(
-      op, x.device(), global,
-      [in = x.value(), kernel = std::move(kernel)](const Value& out) { return kernel(*in, out); }, std::move(vjps)...);
+/// Records one op: the result's sizes, the kernel, and one vjp(...) per operand.
+template <Op Name, class Out, class... V>
+[[gnu::noinline, gnu::cold]] Out record(const OpInfo& op, const std::shared_ptr<Device>& device, const Extents& global,
+                                        Kernel kernel, const V&... vjps) {
+  std::array<EdgeSource, sizeof...(V)> sources{erased<Name, Out>(vjps)...};
+  return Out(record_erased(op, device, dtype_v<typename Out::value_type>, parsed<Out::spec>, global, std::move(kernel),
+                           sources));
+}
+
+/// The kernel of an op of one operand: (in, out) -> the bytes of out.
+using UnaryKernel = std::function<Buffer(const Value& in, const Value& out)>;
+[[gnu::noinline]] inline Kernel bind_operand(const ValuePtr& in, UnaryKernel&& kernel) {
+  return [in, kernel = std::move(kernel)](const Value& out) { return kernel(*in, out); };
+}
+
+/// Kernels without state become function pointers: one type of std::function for all of them.
+template <class K>
+UnaryKernel erased_kernel(const K& kernel) {
+  using Function = Buffer (*)(const Value&, const Value&);
+  if constexpr (std::is_convertible_v<K, Function>)
+    return static_cast<Function>(kernel);
+  else
+    return kernel;
+}
+
+/// An op of one operand.
+template <Op Name, class Out, class X, class K, class... V>
+Out record_unary(const OpInfo& op, const X& x, const Extents& global, const K& kernel, const V&... vjps) {
+  return record<Name, Out>(op, x.device(), global, bind_operand(x.value(), erased_kernel(kernel)), vjps...);
 }
 
 }  // namespace shardlib::detail

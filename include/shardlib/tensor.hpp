@@ -9,6 +9,7 @@
 #include <span>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 #include "shardlib/detail/require.hpp"
 #include "shardlib/dtype.hpp"
@@ -20,7 +21,23 @@ namespace shardlib {
 class Device;
 namespace detail {
 struct Value;
-using ValuePtr = std::shared_ptr<const Value>;
+/// A shared_ptr to a value. Copying and dropping one is a call: done in place, it would be most of every op's code.
+class ValuePtr : public std::shared_ptr<const Value> {
+ public:
+  using std::shared_ptr<const Value>::shared_ptr;
+  ValuePtr() = default;
+  [[gnu::noinline]] ValuePtr(const ValuePtr& other) : std::shared_ptr<const Value>(other) {}
+  ValuePtr(ValuePtr&& other) noexcept = default;
+  [[gnu::noinline]] ValuePtr& operator=(const ValuePtr& other) {
+    std::shared_ptr<const Value>::operator=(other);
+    return *this;
+  }
+  [[gnu::noinline]] ValuePtr& operator=(ValuePtr&& other) noexcept {
+    std::shared_ptr<const Value>::operator=(std::move(other));
+    return *this;
+  }
+  [[gnu::noinline]] ~ValuePtr() {}  // NOLINT(modernize-use-equals-default): a default would be inlined
+};
 template <Spec S>
 inline constexpr TensorSpec parsed = parse_tensor(S).spec;
 }  // namespace detail

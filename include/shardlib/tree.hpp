@@ -153,33 +153,44 @@ struct named_as {
   using type = T;
 };
 
-template <class F, class Tree, class... More>
-void visit(F& f, const std::string& path, Tree& tree, More&... more);
+/// Where a part of a tree is: below another one, a field's name or a place in an Array. Becomes a text on demand.
+struct Path {
+  const Path* above = nullptr;
+  std::string_view field;
+  std::size_t index = 0;
 
-template <std::size_t I, class F, class Tree, class... More>
-void visit_field(F& f, const std::string& path, Tree& tree, More&... more) {
-  constexpr std::string_view field = field_name<typename named_as<std::remove_const_t<Tree>>::type, I>();
-  const std::string name(field);
-  visit(f, path.empty() ? name : path + "/" + name, std::get<I>(fields(tree)), std::get<I>(fields(more))...);
+  [[nodiscard, gnu::noinline]] std::string text() const {
+    if (above == nullptr) return {};
+    const std::string before = above->text(), last = field.empty() ? std::to_string(index) : std::string(field);
+    return before.empty() ? last : before + "/" + last;
+  }
+};
+
+[[noreturn, gnu::noinline]] inline void fail_structure(const Path& path, std::size_t size) {
+  throw Error("trees of different structure: `" + path.text() + "` has " + std::to_string(size) +
+              " entries in the first, another number in another; build them from one configuration");
 }
 
+/// Calls f(path, leaf, leaf of the second tree, ...).
 template <class F, class Tree, class... More>
-void visit(F& f, const std::string& path, Tree& tree, More&... more) {
+void visit(F& f, const Path& path, Tree& tree, More&... more) {
   using T = std::remove_const_t<Tree>;
   if constexpr (is_tensor<T>) {
-    f(std::string_view(path), tree, more...);
+    f(path, tree, more...);
   } else if constexpr (is_array<T>) {
-    if (((more.size() != tree.size()) || ...))
-      throw Error("trees of different structure: `" + path + "` has " + std::to_string(tree.size()) +
-                  " entries in the first, another number in another; build them from one configuration");
-    const std::string prefix = path.empty() ? path : path + "/";
-    for (std::size_t i = 0; i < tree.size(); ++i) visit(f, prefix + std::to_string(i), tree[i], more[i]...);
+    if (((more.size() != tree.size()) || ...)) fail_structure(path, tree.size());
+    for (std::size_t i = 0; i < tree.size(); ++i) visit(f, Path{&path, {}, i}, tree[i], more[i]...);
   } else {
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       (visit_field<I>(f, path, tree, more...), ...);
     }
     (std::make_index_sequence<tree_width<T>>{});
   }
+}
+template <std::size_t I, class F, class Tree, class... More>
+void visit_field(F& f, const Path& path, Tree& tree, More&... more) {
+  constexpr std::string_view field = field_name<typename named_as<std::remove_const_t<Tree>>::type, I>();
+  visit(f, Path{&path, field, 0}, std::get<I>(fields(tree)), std::get<I>(fields(more))...);
 }
 
 /// True if the predicate holds for the type of every leaf.
@@ -200,15 +211,16 @@ constexpr bool all_leaves(P p) {
 /// All trees have the structure of the first.
 template <class F, class Tree, class... More>
 void for_each_leaf(F&& f, Tree& tree, More&... more) {
-  detail::visit(f, "", tree, more...);
+  const auto named = [&f](const detail::Path& path, auto&... leaves) { f(std::string_view(path.text()), leaves...); };
+  detail::visit(named, {}, tree, more...);
 }
 
 /// A tree of the same type with f(leaf, leaf of the second tree, ...) for each leaf.
 template <class F, class Tree, class... More>
 [[nodiscard]] Tree map_tree(F&& f, const Tree& tree, const More&... more) {
   Tree result = tree;
-  auto assign = [&f](std::string_view, auto& out, const auto&... in) { out = f(in...); };
-  detail::visit(assign, "", result, tree, more...);
+  const auto assign = [&f](const detail::Path&, auto& out, const auto&... in) { out = f(in...); };
+  detail::visit(assign, {}, result, tree, more...);
   return result;
 }
 

@@ -15,14 +15,24 @@
 
 namespace shardlib::kernels {
 
+namespace detail {
+using Strides = std::array<std::int64_t, max_rank>;
+// Not inlined, like `apply_erased` below: each op makes several.
+[[gnu::noinline]] inline Strides padded(std::span<const std::int64_t> strides) {
+  Strides all{};
+  std::copy(strides.begin(), strides.end(), all.begin());
+  return all;
+}
+}  // namespace detail
+
 /// One array of an elementwise op: const elements for an input. Strides in elements; 0 broadcasts.
 template <class T>
 struct Operand {
   T* data = nullptr;
-  std::array<std::int64_t, max_rank> strides{};
+  detail::Strides strides{};
 
   Operand() = default;
-  Operand(T* p, std::span<const std::int64_t> s) : data(p) { std::copy(s.begin(), s.end(), strides.begin()); }
+  Operand(T* p, std::span<const std::int64_t> s) : data(p), strides(detail::padded(s)) {}
 };
 
 namespace detail {
@@ -35,6 +45,7 @@ struct ErasedOperand {
   std::byte* data = nullptr;
   std::size_t element = 0;  ///< bytes
   bool output = false;
+  const Strides* strides = nullptr;
   std::int64_t stride = 0;  ///< along the innermost loop
 };
 
@@ -67,9 +78,16 @@ using UnitLoop = void (*)(const void* f, std::int64_t n, std::byte* const* data)
 
 /// Walks the loops; a row that is contiguous in every operand goes to `loop` in place, others through tiles. Not
 /// inlined, and free of f's type, so that each further f costs the compiler one loop.
-[[gnu::noinline]] inline void apply_erased(const Exec& exec, Nest<max_operands> nest,
-                                           std::array<ErasedOperand, max_operands> operands, std::size_t count,
-                                           UnitLoop loop, const void* f) {
+[[gnu::noinline]] inline void apply_erased(const Exec& exec, std::span<const std::int64_t> extents,
+                                           std::span<ErasedOperand> operands, UnitLoop loop, const void* f) {
+  if (product(extents) == 0) return;
+  const std::size_t count = operands.size();
+  Nest<max_operands> nest;
+  for (std::size_t d = 0; d < extents.size(); ++d) {
+    std::array<std::int64_t, max_operands> strides{};
+    for (std::size_t k = 0; k < count; ++k) strides[k] = (*operands[k].strides)[d];
+    nest.push(extents[d], strides);
+  }
   constexpr std::int64_t grain = 8192;
   const auto inner = nest.pop();
   bool dense = true;
@@ -132,12 +150,10 @@ template <class F, class... T>
 void apply(const Exec& exec, std::span<const std::int64_t> extents, const F& f, const Operand<T>&... operands) {
   static_assert(sizeof...(T) <= detail::max_operands);
   static_assert(((sizeof(T) <= 8) && ...));
-  if (product(extents) == 0) return;
-  Nest<detail::max_operands> nest;
-  for (std::size_t d = 0; d < extents.size(); ++d) nest.push(extents[d], {operands.strides[d]...});
-  const std::array<detail::ErasedOperand, detail::max_operands> erased{detail::ErasedOperand{
-      const_cast<std::byte*>(reinterpret_cast<const std::byte*>(operands.data)), sizeof(T), !std::is_const_v<T>, 0}...};
-  detail::apply_erased(exec, nest, erased, sizeof...(T), &detail::Loop<F, T...>::run, &f);
+  std::array<detail::ErasedOperand, sizeof...(T)> erased{
+      detail::ErasedOperand{const_cast<std::byte*>(reinterpret_cast<const std::byte*>(operands.data)), sizeof(T),
+                            !std::is_const_v<T>, &operands.strides}...};
+  detail::apply_erased(exec, extents, erased, &detail::Loop<F, T...>::run, &f);
 }
 
 /// The same over n contiguous elements.

@@ -123,6 +123,13 @@ inline Buffer reduce(const Value& in, const Value& out, const AxisList& axes, Re
   return all;
 }
 
+/// Sums over the axes that are partial in `in` and no longer in `out`.
+inline Buffer sum_pending(const Value& in, const Value& out) {
+  Axes axes = in.spec->partial;
+  for (auto axis : out.spec->partial) axes.erase(axes.find(axis));
+  return reduce(in, out, in_mesh_order(*out.device, axes), Reduction::sum);
+}
+
 inline Buffer exchange(const Value& in, const Value& out) {
   // Pair the dims that lose axes with those that gain them; ranks are row-major over the pairs.
   AxisList axes;
@@ -148,6 +155,17 @@ inline Buffer exchange(const Value& in, const Value& out) {
   group.all_to_all(send, received).wait();
   regroup(exec, size_of(in.dtype), lose, out.local, received.data(), whole.data(), false);
   return whole;
+}
+
+/// The value itself on the first device of the axes that become partial, zeros on the others.
+inline Buffer keep_on_first(const Value& in, const Value& out) {
+  bool first = true;
+  for (auto axis : out.spec->partial)
+    if (!in.spec->partial.contains(axis)) first = first && out.device->coordinate(axis) == 0;
+  if (first) return in.data();
+  Buffer zero = allocate(out);
+  std::memset(zero.data(), 0, out.bytes());
+  return zero;
 }
 
 /// Copies this device's block out of a replicated value, or (`embed`) into a zeroed one.
@@ -201,8 +219,7 @@ template <Op O, dtype D, Spec S>
 auto reduce_scatter(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::reduce_scatter, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::reduce_scatter, O, S>>;
   const detail::OpInfo op{"reduce_scatter", O, site};
-  const auto kernel = [](const detail::Value& in, const detail::Value& out) { return detail::scatter(in, out); };
-  return detail::record_unary<"reduce_scatter", Out>(op, x, x.value()->global, kernel,
+  return detail::record_unary<"reduce_scatter", Out>(op, x, x.value()->global, detail::scatter,
                                                      detail::vjp(x, detail::save(), [](const auto& ct) {
                                                        return all_gather<detail::transpose_op<Out, Tensor<D, S>>()>(ct);
                                                      }));
@@ -212,12 +229,7 @@ template <Op O, dtype D, Spec S>
 auto all_reduce(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::all_reduce, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::all_reduce, O, S>>;
   const detail::OpInfo op{"all_reduce", O, site};
-  const auto kernel = [](const detail::Value& in, const detail::Value& out) {
-    Axes axes = in.spec->partial;
-    for (auto axis : out.spec->partial) axes.erase(axes.find(axis));
-    return detail::reduce(in, out, detail::in_mesh_order(*out.device, axes), Reduction::sum);
-  };
-  return detail::record_unary<"all_reduce", Out>(op, x, x.value()->global, kernel,
+  return detail::record_unary<"all_reduce", Out>(op, x, x.value()->global, detail::sum_pending,
                                                  detail::vjp(x, detail::save(), [](const auto& ct) {
                                                    return all_reduce<detail::transpose_op<Out, Tensor<D, S>>()>(ct);
                                                  }));
@@ -296,16 +308,7 @@ template <Op O, dtype D, Spec S>
 auto to_partial(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::to_partial, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::to_partial, O, S>>;
   const detail::OpInfo op{"to_partial", O, site};
-  const auto kernel = [](const detail::Value& in, const detail::Value& out) {
-    bool first = true;
-    for (auto axis : out.spec->partial)
-      if (!in.spec->partial.contains(axis)) first = first && out.device->coordinate(axis) == 0;
-    if (first) return in.data();
-    Buffer zero = detail::allocate(out);
-    std::memset(zero.data(), 0, out.bytes());
-    return zero;
-  };
-  return detail::record_unary<"to_partial", Out>(op, x, x.value()->global, kernel,
+  return detail::record_unary<"to_partial", Out>(op, x, x.value()->global, detail::keep_on_first,
                                                  detail::vjp(x, detail::save(), [](const auto& ct) {
                                                    return to_partial<detail::transpose_op<Out, Tensor<D, S>>()>(ct);
                                                  }));

@@ -70,6 +70,10 @@ constexpr Spec reachable(Spec due, Spec ct, Spec other) {
   return Spec(to_string(spec).view());
 }
 
+template <bool with_vjps, Op O, dtype R, dtype D, Spec S, dtype E, Spec T>
+auto einsum_op(const OpInfo& op, const Tensor<D, S>& x, const Tensor<E, T>& y)
+    -> Tensor<R, result_of<rules::einsum, O, S, T>>;
+
 /// The cotangent of operand X: an einsum of the result's cotangent with the other operand.
 template <class X, class Ct, class Other>
 [[gnu::cold]] auto einsum_vjp(const Ct& ct, const Other& other, const Extents& global) {
@@ -83,7 +87,8 @@ template <class X, class Ct, class Other>
     else
       return cast<D>(ct);
   }();
-  const auto grad = einsum_unreduced<make_op(Ct::spec, Other::spec, kept)>(narrow, other);
+  static constexpr Op transpose = make_op(Ct::spec, Other::spec, kept);
+  const auto grad = einsum_op<false, transpose, D>(OpInfo{"einsum_unreduced", transpose, {}}, narrow, other);
   if constexpr (kept == due)
     return grad;
   else
@@ -92,26 +97,39 @@ template <class X, class Ct, class Other>
 
 }  // namespace detail
 
-template <Op O, class Out, dtype D, Spec S, dtype E, Spec T>
-[[gnu::cold]] auto einsum_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& y, Site site)
-    -> Tensor<detail::after_t<detail::one_dtype<"einsum_unreduced", D, E>, detail::dtype_or<Out, D>>,
-              detail::result_of<rules::einsum, O, S, T>> {
-  using R = detail::dtype_or<Out, D>;
-  using Result = Tensor<R, detail::result_of<rules::einsum, O, S, T>>;
-  using Ids = detail::EinsumIds<O>;
-  const detail::OpInfo op{"einsum_unreduced", O, site};
+namespace detail {
+
+/// The op; a backward pass is not differentiated again, and needs no VJPs.
+template <bool with_vjps, Op O, dtype R, dtype D, Spec S, dtype E, Spec T>
+[[gnu::cold]] auto einsum_op(const OpInfo& op, const Tensor<D, S>& x, const Tensor<E, T>& y)
+    -> Tensor<R, result_of<rules::einsum, O, S, T>> {
+  using Result = Tensor<R, result_of<rules::einsum, O, S, T>>;
+  using Ids = EinsumIds<O>;
   static constexpr auto plan =
       kernels::plan_einsum(Ids::view(Ids::ids.in[0]), Ids::view(Ids::ids.in[1]), Ids::view(Ids::ids.out));
-  return detail::record<"einsum_unreduced", Result>(
-      op, x.device(), detail::broadcast_sizes(op, x.value(), y.value(), detail::parsed<Result::spec>),
-      detail::EinsumKernel<D, R>{&plan, x.value(), y.value()},
-      detail::vjp(x, detail::save(y),
-                  [global = x.value()->global](const auto& ct, const auto& other) {
-                    return detail::einsum_vjp<Tensor<D, S>>(ct, other, global);
-                  }),
-      detail::vjp(y, detail::save(x), [global = y.value()->global](const auto& ct, const auto& other) {
-        return detail::einsum_vjp<Tensor<E, T>>(ct, other, global);
-      }));
+  const EinsumKernel<D, R> kernel{&plan, x.value(), y.value()};
+  const Extents sizes = broadcast_sizes(op, x.value(), y.value(), parsed<Result::spec>);
+  if constexpr (with_vjps)
+    return record<"einsum_unreduced", Result>(
+        op, x.device(), sizes, kernel,
+        vjp(x, save(y),
+            [](const auto& ct, const auto& other, const Extents& global) {
+              return einsum_vjp<Tensor<D, S>>(ct, other, global);
+            }),
+        vjp(y, save(x), [](const auto& ct, const auto& other, const Extents& global) {
+          return einsum_vjp<Tensor<E, T>>(ct, other, global);
+        }));
+  else
+    return record<"einsum_unreduced", Result>(op, x.device(), sizes, kernel);
+}
+
+}  // namespace detail
+
+template <Op O, class Out, dtype D, Spec S, dtype E, Spec T>
+auto einsum_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& y, Site site)
+    -> Tensor<detail::after_t<detail::one_dtype<"einsum_unreduced", D, E>, detail::dtype_or<Out, D>>,
+              detail::result_of<rules::einsum, O, S, T>> {
+  return detail::einsum_op<true, O, detail::dtype_or<Out, D>>(detail::OpInfo{"einsum_unreduced", O, site}, x, y);
 }
 
 template <Op O, class Out, dtype D, Spec S>
@@ -131,7 +149,7 @@ auto einsum_unreduced(const Tensor<D, S>& x, Site site)
                          Ids::view(Ids::ids.out), in.data().data(), result.data());
         return result;
       },
-      detail::vjp(x, detail::save(), [global = x.value()->global](const auto& ct) {
+      detail::vjp(x, detail::save(), [](const auto& ct, const detail::Extents& global) {
         using Ct = std::remove_cvref_t<decltype(ct)>;
         constexpr Spec due = detail::dual_spec(S, detail::axes_of<Ct::spec, S>());
         constexpr Spec kept = detail::reachable(due, Ct::spec, "");

@@ -1,42 +1,62 @@
 // Elementwise arithmetic and functions, broadcasting by name.
 #pragma once
 
+#include <functional>
+
 #include "shardlib/ops/map.hpp"
 #include "shardlib/ops/reductions.hpp"
 
 namespace shardlib {
 namespace detail {
 
+/// The functions of the linear ops, of one scalar.
+struct Negate {
+  auto operator()(auto v) const { return -v; }
+};
+template <class T>
+struct Multiply {
+  T k;
+  auto operator()(T v) const { return v * k; }
+};
+template <class T>
+struct Divide {
+  T k;
+  auto operator()(T v) const { return v / k; }
+};
+/// The kernel of a linear op. A named type, as Pointwise below, so that all specs share it.
+template <class F, dtype D>
+struct LinearKernel {
+  F f;
+  Buffer operator()(const Value& in, const Value& out) const {
+    Buffer result = allocate(out);
+    kernels::apply_flat(
+        out.device->exec(), out.count(), [f = f](const D& a, D& y) { y = static_cast<D>(f(load(a))); },
+        in.as<const D>(), result.as<D>());
+    return result;
+  }
+};
+
 /// A linear op of one operand: the same function of the cotangent, P -> P and R -> R.
 template <Op Name, class X, class F>
 X linear(const char* name, const X& x, F f, Site site = {}) {
-  using D = typename X::value_type;
-  return record_unary<Name, X>(
-      OpInfo{name, {}, site}, x, x.value()->global,
-      [f](const Value& in, const Value& out) {
-        Buffer result = allocate(out);
-        kernels::apply_flat(
-            out.device->exec(), out.count(), [f](const D& a, D& y) { y = static_cast<D>(f(load(a))); },
-            in.as<const D>(), result.as<D>());
-        return result;
-      },
-      vjp(x, save(), [name, f](const auto& ct) { return linear<Name>(name, ct, f); }));
+  return record_unary<Name, X>(OpInfo{name, {}, site}, x, x.value()->global, LinearKernel<F, typename X::value_type>{f},
+                               vjp(x, save(), [name, f](const auto& ct) { return linear<Name>(name, ct, f); }));
 }
 
 /// A broadcast loop without a derivative of its own: the kernel of + - * /.
-template <class Out, class F, class X, class Y>
-auto pointwise(F f, const X& x, const Y& y) {
-  using D = typename X::value_type;
-  return [f, a = x.value(), b = y.value()](const Value& out) {
+template <class F, dtype D>
+struct Pointwise {
+  ValuePtr a, b;
+  Buffer operator()(const Value& out) const {
     Buffer result = allocate(out);
     kernels::apply(
         out.device->exec(), view(out.local),
-        [f](const D& p, const D& q, D& r) { r = static_cast<D>(f(load(p), load(q))); },
-        broadcast_operand<const D>(*a, parsed<Out::spec>), broadcast_operand<const D>(*b, parsed<Out::spec>),
+        [](const D& p, const D& q, D& r) { r = static_cast<D>(F{}(load(p), load(q))); },
+        broadcast_operand<const D>(*a, *out.spec), broadcast_operand<const D>(*b, *out.spec),
         whole_operand(result.as<D>(), out));
     return result;
-  };
-}
+  }
+};
 
 [[gnu::noinline]] inline Extents broadcast_sizes(const OpInfo& op, const ValuePtr& x, const ValuePtr& y,
                                                  const TensorSpec& out) {
@@ -55,7 +75,7 @@ auto operator+(const Tensor<D, S>& a, const Tensor<E, T>& b)
   const detail::OpInfo op{"+", {}, {}};
   return detail::record<"+", Out>(
       op, a.device(), detail::broadcast_sizes(op, a.value(), b.value(), detail::parsed<Out::spec>),
-      detail::pointwise<Out>([](auto p, auto q) { return p + q; }, a, b),
+      detail::Pointwise<std::plus<>, D>{a.value(), b.value()},
       detail::vjp(a, detail::save(), [](const auto& ct) { return detail::unbroadcast<Tensor<D, S>>(ct); }),
       detail::vjp(b, detail::save(), [](const auto& ct) { return detail::unbroadcast<Tensor<E, T>>(ct); }));
 }
@@ -67,7 +87,7 @@ auto operator-(const Tensor<D, S>& a, const Tensor<E, T>& b)
   const detail::OpInfo op{"-", {}, {}};
   return detail::record<"-", Out>(
       op, a.device(), detail::broadcast_sizes(op, a.value(), b.value(), detail::parsed<Out::spec>),
-      detail::pointwise<Out>([](auto p, auto q) { return p - q; }, a, b),
+      detail::Pointwise<std::minus<>, D>{a.value(), b.value()},
       detail::vjp(a, detail::save(), [](const auto& ct) { return detail::unbroadcast<Tensor<D, S>>(ct); }),
       detail::vjp(b, detail::save(), [](const auto& ct) { return detail::unbroadcast<Tensor<E, T>>(-ct); }));
 }
@@ -79,7 +99,7 @@ auto operator*(const Tensor<D, S>& a, const Tensor<E, T>& b)
   const detail::OpInfo op{"*", {}, {}};
   return detail::record<"*", Out>(
       op, a.device(), detail::broadcast_sizes(op, a.value(), b.value(), detail::parsed<Out::spec>),
-      detail::pointwise<Out>([](auto p, auto q) { return p * q; }, a, b),
+      detail::Pointwise<std::multiplies<>, D>{a.value(), b.value()},
       detail::vjp(a, detail::save(b),
                   [](const auto& ct, const auto& other) { return detail::unbroadcast<Tensor<D, S>>(ct * other); }),
       detail::vjp(b, detail::save(a),
@@ -93,7 +113,7 @@ auto operator/(const Tensor<D, S>& a, const Tensor<E, T>& b)
   const detail::OpInfo op{"/", {}, {}};
   return detail::record<"/", Out>(
       op, a.device(), detail::broadcast_sizes(op, a.value(), b.value(), detail::parsed<Out::spec>),
-      detail::pointwise<Out>([](auto p, auto q) { return p / q; }, a, b),
+      detail::Pointwise<std::divides<>, D>{a.value(), b.value()},
       detail::vjp(a, detail::save(b),
                   [](const auto& ct, const auto& other) { return detail::unbroadcast<Tensor<D, S>>(ct / other); }),
       detail::vjp(b, detail::save(a, b), [](const auto& ct, const auto& x, const auto& y) {
@@ -103,11 +123,12 @@ auto operator/(const Tensor<D, S>& a, const Tensor<E, T>& b)
 
 template <dtype D, Spec S>
 auto operator-(const Tensor<D, S>& x) -> Tensor<D, S> {
-  return detail::linear<"negate">("negate", x, [](auto v) { return -v; });
+  return detail::linear<"negate">("negate", x, detail::Negate{});
 }
 template <dtype D, Spec S>
 auto operator*(const Tensor<D, S>& x, double factor) -> Tensor<D, S> {
-  return detail::linear<"scale">("scale", x, [k = static_cast<detail::scalar_of<D>>(factor)](auto v) { return v * k; });
+  using T = detail::scalar_of<D>;
+  return detail::linear<"scale">("scale", x, detail::Multiply<T>{static_cast<T>(factor)});
 }
 template <dtype D, Spec S>
 auto operator*(double factor, const Tensor<D, S>& x) -> Tensor<D, S> {
@@ -115,8 +136,8 @@ auto operator*(double factor, const Tensor<D, S>& x) -> Tensor<D, S> {
 }
 template <dtype D, Spec S>
 auto operator/(const Tensor<D, S>& x, double divisor) -> Tensor<D, S> {
-  return detail::linear<"scale">("scale", x,
-                                 [k = static_cast<detail::scalar_of<D>>(divisor)](auto v) { return v / k; });
+  using T = detail::scalar_of<D>;
+  return detail::linear<"scale">("scale", x, detail::Divide<T>{static_cast<T>(divisor)});
 }
 template <dtype D, Spec S>
 auto operator+(const Tensor<D, S>& x, double constant)
@@ -131,11 +152,16 @@ auto operator-(const Tensor<D, S>& x, double constant)
   return x + -constant;
 }
 
-#define SHARDLIB_UNARY(name)                                                                             \
-  template <floating D, Spec S>                                                                          \
-  auto name(const Tensor<D, S>& x, Site site)->Tensor<D, detail::result_of<rules::map1, Op(#name), S>> { \
-    return detail::map_as<#name, Tensor<D, S>>(                                                          \
-        detail::OpInfo{#name, {}, site}, [](auto v) { return name(v); }, x);                             \
+// The functions are named types, not lambdas, so that tensors of all specs share their loops.
+#define SHARDLIB_UNARY(name)                                                                                   \
+  namespace detail {                                                                                           \
+  struct name##_function {                                                                                     \
+    auto operator()(auto v) const { return name(v); }                                                          \
+  };                                                                                                           \
+  }                                                                                                            \
+  template <floating D, Spec S>                                                                                \
+  auto name(const Tensor<D, S>& x, Site site)->Tensor<D, detail::result_of<rules::map1, Op(#name), S>> {       \
+    return detail::map_as<#name, Tensor<D, S>>(detail::OpInfo{#name, {}, site}, detail::name##_function{}, x); \
   }
 SHARDLIB_UNARY(exp)
 SHARDLIB_UNARY(log)
@@ -150,14 +176,18 @@ SHARDLIB_UNARY(gelu)
 SHARDLIB_UNARY(swish)
 #undef SHARDLIB_UNARY
 
-#define SHARDLIB_BINARY(name, Result, expression)                                          \
-  template <dtype D, Spec S, dtype E, Spec T>                                              \
-  auto name(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site)                       \
-      ->Tensor<detail::after_t<detail::one_dtype<#name, D, E>, Result>,                    \
-               detail::result_of<rules::map2, Op(#name), S, T>> {                          \
-    using Out = Tensor<Result, detail::result_of<rules::map2, Op(#name), S, T>>;           \
-    return detail::map_as<#name, Out>(                                                     \
-        detail::OpInfo{#name, {}, site}, [](auto p, auto q) { return expression; }, a, b); \
+#define SHARDLIB_BINARY(name, Result, expression)                                                        \
+  namespace detail {                                                                                     \
+  struct name##_function {                                                                               \
+    auto operator()(auto p, auto q) const { return expression; }                                         \
+  };                                                                                                     \
+  }                                                                                                      \
+  template <dtype D, Spec S, dtype E, Spec T>                                                            \
+  auto name(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site)                                     \
+      ->Tensor<detail::after_t<detail::one_dtype<#name, D, E>, Result>,                                  \
+               detail::result_of<rules::map2, Op(#name), S, T>> {                                        \
+    using Out = Tensor<Result, detail::result_of<rules::map2, Op(#name), S, T>>;                         \
+    return detail::map_as<#name, Out>(detail::OpInfo{#name, {}, site}, detail::name##_function{}, a, b); \
   }
 SHARDLIB_BINARY(maximum, D, (p < q ? q : p))
 SHARDLIB_BINARY(minimum, D, (q < p ? q : p))

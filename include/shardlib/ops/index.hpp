@@ -76,7 +76,7 @@ auto index_unreduced(const Tensor<D, S>& table, const Tensor<I, T>& indices, Sit
                     result.data());
     return result;
   };
-  const auto pull = [global = table.value()->global](const auto& ct, const auto& ids) {
+  const auto pull = [](const auto& ct, const auto& ids, const detail::Extents& global) {
     using Ct = std::remove_cvref_t<decltype(ct)>;
     using Due = Dual<Tensor<D, S>, detail::axes_of<S, T, Out::spec>()>;
     static constexpr Op scatter = detail::scatter_op<O, Ct::spec, T, Due::spec>();

@@ -15,7 +15,7 @@ template <Op Name, class Out, class X>
 Out relabel(const OpInfo& op, const X& x, const Extents& global) {
   return record_unary<Name, Out>(
       op, x, global, [](const Value& in, const Value&) { return in.data(); },
-      vjp(x, save(), [op, global = x.value()->global](const auto& ct) {
+      vjp(x, save(), [op](const auto& ct, const Extents& global) {
         return relabel<Name, Dual<X, axes_of<X::spec, Out::spec>()>>(op, ct, global);
       }));
 }

@@ -55,6 +55,14 @@ auto dual_input(const D& x) {
   }
 }
 
+/// A value of the same shape, with data of its own.
+[[gnu::noinline]] inline std::shared_ptr<Value> value_like(const Value& like, DType dtype) {
+  auto value = detached(like);
+  value->dtype = dtype;
+  value->storage = std::make_shared<Storage>(Storage{allocate(*value), nullptr});
+  return value;
+}
+
 /// A cotangent of the result's shape as one of the operand's: summed over what the broadcast repeated.
 template <class X, class Ct>
 auto unbroadcast(const Ct& ct) {
@@ -66,76 +74,79 @@ auto unbroadcast(const Ct& ct) {
     return sum<make_op(Ct::spec, due)>(ct);
 }
 
-template <Op Name, class Out, class F, class... X>
-struct Mapped;
-template <Op Name, class R, Spec Out, class F, class... D, Spec... S>
-struct Mapped<Name, Tensor<R, Out>, F, Tensor<D, S>...> {
-  static constexpr std::size_t N = sizeof...(D);
-  static constexpr bool differentiable = floating<R>;
-  static constexpr Spec axes = axes_of<Out, S...>();
-  using Ct = Dual<Tensor<R, Out>, axes>;
+using UnbroadcastFn = ValuePtr (*)(const ValuePtr&);
 
-  [[gnu::cold]] static Buffer forward(const F& f, const std::vector<ValuePtr>& x, const Value& out) {
+/// The loops of a map: F of numbers of types D..., with results of type R. Free of specs, so that tensors of many
+/// shapes share them.
+template <class F, class R, class... D>
+struct MapLoops {
+  static constexpr std::size_t N = sizeof...(D);
+  using Values = std::vector<ValuePtr>;
+
+  [[gnu::cold]] static Buffer forward(const F& f, const Values& x, const Value& out) {
     Buffer result = allocate(out);
     [&]<std::size_t... K>(std::index_sequence<K...>) {
-      kernels::apply(out.device->exec(), view(out.local), Forward{f}, broadcast_operand<const D>(*x[K], parsed<Out>)...,
+      kernels::apply(out.device->exec(), view(out.local), Forward{f}, broadcast_operand<const D>(*x[K], *out.spec)...,
                      whole_operand(result.as<R>(), out));
     }
     (std::make_index_sequence<N>{});
     return result;
   }
 
-  /// The cotangent of operand I alone.
+  /// The cotangent of operand I alone, of the result's shape.
   template <std::size_t I>
-  [[gnu::cold]] static ValuePtr pull(const F& f, const ValuePtr& ct, const std::vector<ValuePtr>& x) {
+  [[gnu::cold]] static ValuePtr pull(const F& f, const Value& ct, const Values& x) {
     using DI = std::tuple_element_t<I, std::tuple<D...>>;
-    auto grad = cotangent<DI>(*ct);
+    auto grad = value_like(ct, dtype_v<DI>);
     [&]<std::size_t... K>(std::index_sequence<K...>) {
-      kernels::apply(ct->device->exec(), view(ct->local), Pull<I, DI>{f}, whole_operand(ct->as<const R>(), *ct),
-                     broadcast_operand<const D>(*x[K], parsed<Out>)..., whole_operand(grad->template as<DI>(), *ct));
+      kernels::apply(ct.device->exec(), view(ct.local), PullOne<I, DI>{f}, whole_operand(ct.as<const R>(), ct),
+                     broadcast_operand<const D>(*x[K], *ct.spec)..., whole_operand(grad->template as<DI>(), ct));
     }
     (std::make_index_sequence<N>{});
-    return finish<I>(std::move(grad));
+    return grad;
   }
 
   /// All cotangents in one loop.
-  [[gnu::cold]] static std::vector<ValuePtr> pull_all(const F& f, const ValuePtr& ct, const std::vector<ValuePtr>& x) {
-    return [&]<std::size_t... K>(std::index_sequence<K...>) {
-      const std::array<std::shared_ptr<Value>, N> grads{cotangent<D>(*ct)...};
-      kernels::apply(ct->device->exec(), view(ct->local), PullAll{f}, whole_operand(ct->as<const R>(), *ct),
-                     broadcast_operand<const D>(*x[K], parsed<Out>)...,
-                     whole_operand(grads[K]->template as<D>(), *ct)...);
-      return std::vector<ValuePtr>{finish<K>(grads[K])...};
+  [[gnu::cold]] static Values pull_all(const F& f, const Value& ct, const Values& x) {
+    const Values grads{value_like(ct, dtype_v<D>)...};
+    [&]<std::size_t... K>(std::index_sequence<K...>) {
+      kernels::apply(ct.device->exec(), view(ct.local), PullAll{f}, whole_operand(ct.as<const R>(), ct),
+                     broadcast_operand<const D>(*x[K], *ct.spec)..., whole_operand(grads[K]->template as<D>(), ct)...);
     }
     (std::make_index_sequence<N>{});
+    return grads;
   }
 
-  [[gnu::cold]] static Tensor<R, Out> record(const OpInfo& op, F f, const Tensor<D, S>&... x) {
-    const std::shared_ptr<Device> device = std::get<0>(std::tie(x...)).device();
-    Bindings names(op, device);
-    (names.bind(*x.value()), ...);
-    auto out = make_value(op, device, dtype_v<R>, parsed<Out>, names.sizes(parsed<Out>));
-    const std::vector<ValuePtr> in{x.value()...};
-    if constexpr (differentiable) {
-      std::vector<ValuePtr> saved{detached(*x.value())...};
+  /// Records the op; `sums` bring each operand's cotangent to its own shape, from the result's (under `ct_spec`).
+  [[gnu::noinline, gnu::cold]] static ValuePtr record(const OpInfo& op, const TensorSpec& spec,
+                                                      const TensorSpec& ct_spec, const F& f, Values x,
+                                                      const std::array<UnbroadcastFn, N>& sums) {
+    Bindings names(op, x[0]->device);
+    for (const ValuePtr& operand : x) names.bind(*operand);
+    auto out = make_value(op, x[0]->device, dtype_v<R>, spec, names.sizes(spec));
+    if constexpr (floating<R>) {
       std::vector<Node::Edge> edges(N);
+      Values saved;
+      for (const ValuePtr& operand : x) saved.push_back(detached(*operand));
       bool all = N > 1;
       [&]<std::size_t... I>(std::index_sequence<I...>) {
-        (attach_operand<I, D>(edges[I], f, saved, *in[I]), ...);
-        all = all && ((floating<D> && in[I]->slot) && ...);
+        (attach_operand<I, D>(edges[I], f, saved, x[I]->slot, ct_spec, sums[I]), ...);
+        all = all && ((floating<D> && x[I]->slot) && ...);
       }
       (std::make_index_sequence<N>{});
-      std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>&)> joint;
+      std::function<Values(const Values&)> joint;
       if constexpr (N > 1 && (floating<D> && ...)) {
         if (all)
-          joint = [f, saved](const std::vector<ValuePtr>& cts) {
-            return pull_all(f, typed<Ct>(cts[0]).value(), saved);
+          joint = [f, saved, &ct_spec, sums](const Values& cts) {
+            auto grads = pull_all(f, *with_spec(cts[0], ct_spec), saved);
+            for (std::size_t i = 0; i < N; ++i) grads[i] = sums[i](grads[i]);
+            return grads;
           };
       }
       attach(out, std::move(edges), std::move(joint));
     }
-    evaluate(out, [f, in](const Value& shape) { return forward(f, in, shape); });
-    return Tensor<R, Out>(std::move(out));
+    evaluate(out, [f, x = std::move(x)](const Value& shape) { return forward(f, x, shape); });
+    return out;
   }
 
  private:
@@ -145,7 +156,7 @@ struct Mapped<Name, Tensor<R, Out>, F, Tensor<D, S>...> {
     void operator()(const D&... in, R& y) const { y = static_cast<R>(f(load(in)...)); }
   };
   template <std::size_t I, class DI>
-  struct Pull {
+  struct PullOne {
     F f;
     void operator()(const R& c, const D&... in, DI& g) const {
       g = static_cast<DI>(load(c) * dual<1>(std::index_sequence_for<D...>{}, in...).by[0]);
@@ -166,37 +177,46 @@ struct Mapped<Name, Tensor<R, Out>, F, Tensor<D, S>...> {
   };
 
   template <std::size_t I, class DI>
-  [[gnu::cold]] static void attach_operand(Node::Edge& edge, const F& f, const std::vector<ValuePtr>& saved, const Value& in) {
+  static void attach_operand(Node::Edge& edge, const F& f, const Values& saved, const Slot& slot,
+                             const TensorSpec& ct_spec, UnbroadcastFn sum) {
     if constexpr (floating<DI>) {
-      edge.input = in.slot;
-      if (!edge.input) return;
-      edge.saved = saved;
-      edge.vjp = [f](const ValuePtr& ct, const std::vector<ValuePtr>& x) {
-        return pull<I>(f, typed<Ct>(ct).value(), x);
+      edge.input = slot;
+      if (!slot) return;
+      edge.saved.values = saved;
+      edge.vjp = [f, &ct_spec, sum](const ValuePtr& ct, const Residuals& x) {
+        return sum(pull<I>(f, *with_spec(ct, ct_spec), x.values));
       };
     }
   }
-  template <class DI>
-  [[gnu::cold]] static std::shared_ptr<Value> cotangent(const Value& ct) {
-    auto grad = detached(ct);
-    grad->dtype = dtype_v<DI>;
-    grad->storage = std::make_shared<Storage>(Storage{allocate(*grad), nullptr});
-    return grad;
-  }
-  template <std::size_t I>
-  [[gnu::cold]] static ValuePtr finish(const ValuePtr& grad) {
-    using X = std::tuple_element_t<I, std::tuple<Tensor<D, S>...>>;
-    using Full = Tensor<typename X::value_type, Ct::spec>;
-    using Returned = decltype(unbroadcast<X>(std::declval<Full>()));
-    static_assert(
-        checked<rules::cotangent, Name, Returned::spec, dual_spec(X::spec, axes_of<X::spec, Ct::spec>())>::ok);
-    return unbroadcast<X>(Full(grad)).value();
-  }
 };
+
+/// Brings a cotangent of type Ct to the operand X of the map, whose rules are checked here.
+template <Op Name, class X, class Ct>
+ValuePtr unbroadcast_value(const ValuePtr& ct) {
+  using Full = Tensor<typename X::value_type, Ct::spec>;
+  using Returned = decltype(unbroadcast<X>(std::declval<Full>()));
+  static_assert(checked<rules::cotangent, Name, Returned::spec, dual_spec(X::spec, axes_of<X::spec, Ct::spec>())>::ok);
+  if constexpr (std::is_same_v<Returned, Full>)
+    return ct;
+  else
+    return unbroadcast<X>(Full(ct)).value();
+}
+
+template <Op Name, class X, class Ct>
+constexpr UnbroadcastFn unbroadcast_fn() {
+  if constexpr (floating<typename X::value_type>)
+    return &unbroadcast_value<Name, X, Ct>;
+  else
+    return nullptr;
+}
 
 template <Op Name, class Out, class F, class... X>
 Out map_as(const OpInfo& op, F f, const X&... x) {
-  return Mapped<Name, Out, F, X...>::record(op, std::move(f), x...);
+  using Ct = Dual<Out, axes_of<Out::spec, X::spec...>()>;
+  using Loops = MapLoops<F, typename Out::value_type, typename X::value_type...>;
+  std::array<UnbroadcastFn, sizeof...(X)> sums{};
+  if constexpr (floating<typename Out::value_type>) sums = {unbroadcast_fn<Name, X, Ct>()...};
+  return Out(Loops::record(op, parsed<Out::spec>, parsed<Ct::spec>, f, {x.value()...}, sums));
 }
 
 template <class R>

@@ -38,31 +38,31 @@ Buffer sum_kernel(const Value& in, const Value& out) {
   return result;
 }
 
+inline Buffer repeat_kernel(const Value& in, const Value& out) {
+  Extents strides;
+  std::int64_t stride = product(in.local);
+  const auto added = removed_dims(*out.spec, *in.spec);
+  int at = 0;
+  for (int i = 0; i < out.spec->rank(); ++i) {
+    if (added[static_cast<std::size_t>(i)]) {
+      strides.push_back(0);
+    } else {
+      stride = in.local[at] > 0 ? stride / in.local[at] : 0;
+      strides.push_back(stride);
+      ++at;
+    }
+  }
+  Buffer result = allocate(out);
+  kernels::copy_strided(out.device->exec(), size_of(out.dtype), view(out.local), in.data().data(), view(strides),
+                        result.data(), kernels::row_major(view(out.local)));
+  return result;
+}
+
 /// Repeats a value along the dims that it lacks (sizes known): R -> S or R. The transpose of sum.
 template <class Out, class X>
 Out repeat(const OpInfo& op, const X& x, const Extents& global) {
-  return record_unary<"broadcast", Out>(
-      op, x, global,
-      [](const Value& in, const Value& out) {
-        Extents strides;
-        std::int64_t stride = product(in.local);
-        const auto added = removed_dims(*out.spec, *in.spec);
-        int at = 0;
-        for (int i = 0; i < out.spec->rank(); ++i) {
-          if (added[static_cast<std::size_t>(i)]) {
-            strides.push_back(0);
-          } else {
-            stride = in.local[at] > 0 ? stride / in.local[at] : 0;
-            strides.push_back(stride);
-            ++at;
-          }
-        }
-        Buffer result = allocate(out);
-        kernels::copy_strided(out.device->exec(), size_of(out.dtype), view(out.local), in.data().data(), view(strides),
-                              result.data(), kernels::row_major(view(out.local)));
-        return result;
-      },
-      vjp(x, save(), [](const auto& ct) { return sum<transpose_op<Out, X>()>(ct); }));
+  return record_unary<"broadcast", Out>(op, x, global, repeat_kernel,
+                                        vjp(x, save(), [](const auto& ct) { return sum<transpose_op<Out, X>()>(ct); }));
 }
 
 }  // namespace detail
@@ -73,7 +73,7 @@ auto sum(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules:
   const detail::OpInfo op{"sum", O, site};
   return detail::record_unary<"sum", Out>(
       op, x, detail::kept_sizes(*x.value(), detail::parsed<Out::spec>), detail::sum_kernel<D>,
-      detail::vjp(x, detail::save(), [global = x.value()->global](const auto& ct) {
+      detail::vjp(x, detail::save(), [](const auto& ct, const detail::Extents& global) {
         using Ct = std::remove_cvref_t<decltype(ct)>;
         using Due = Dual<Tensor<D, S>, detail::axes_of<S, Out::spec>()>;
         static constexpr Op repeat = detail::make_op(Ct::spec, Due::spec);
