@@ -49,20 +49,21 @@ std::vector<Times> interleaved(int rounds, const std::vector<std::function<void(
 // Multiply-adds a second of one core: independent chains over vectors that stay in registers.
 double fma_flops_once() {
   constexpr int lanes = 16, chains = 12;
-  alignas(64) float acc[chains][lanes];
-  for (auto& chain : acc)
-    for (float& x : chain) x = 1.0F;
+  using Vector = float __attribute__((vector_size(lanes * sizeof(float))));
+  Vector acc[chains];
+  for (Vector& x : acc) x = Vector{} + 1.0F;
   constexpr int steps = 4'000'000;
   volatile float factor = 0.999999F, addend = 1e-6F;
-  const float a = factor, b = addend;
+  const Vector a = Vector{} + factor, b = Vector{} + addend;
   const double t = seconds_of([&] {
+    Vector local[chains];
+    for (int c = 0; c < chains; ++c) local[c] = acc[c];
     for (int s = 0; s < steps; ++s)
-      for (auto& chain : acc)
-        for (float& x : chain) x = x * a + b;
+      for (int c = 0; c < chains; ++c) local[c] = local[c] * a + b;
+    for (int c = 0; c < chains; ++c) acc[c] = local[c];
   });
   volatile float sink = 0;
-  for (auto& chain : acc)
-    for (const float x : chain) sink = sink + x;
+  for (const Vector& x : acc) sink = sink + x[0];
   return 2.0 * lanes * chains * steps / t;
 }
 double fma_peak(int threads) {
