@@ -20,6 +20,7 @@
 #include "shardlib/comm/single.hpp"
 #include "shardlib/error.hpp"
 #include "shardlib/exec.hpp"
+#include "shardlib/spec.hpp"
 
 namespace shardlib {
 
@@ -43,12 +44,6 @@ namespace detail {
   throw UsageError("mesh \"" + std::string(mesh) + "\", entry " + std::to_string(entry + 1) + ": " + why);
 }
 
-inline bool is_axis_name(std::string_view s) {
-  const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; };
-  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
-  return !s.empty() && letter(s[0]) && std::ranges::all_of(s, [&](char c) { return letter(c) || digit(c); });
-}
-
 }  // namespace detail
 
 /// The number of devices of a mesh. Throws UsageError unless names are valid and distinct and sizes at least 1.
@@ -57,7 +52,7 @@ inline int device_count(std::span<const AxisSize> mesh) {
   for (std::size_t i = 0; i < mesh.size(); ++i) {
     const auto& [name, size] = mesh[i];
     const auto fail = [&](const std::string& why) { detail::fail_mesh(to_string(mesh), i, why); };
-    if (!detail::is_axis_name(name)) {
+    if (!detail::is_name(name)) {
       fail("'" + name + "' is no axis name: use letters, digits and _, not starting with a digit");
     }
     if (std::ranges::count(mesh.first(i), name, &AxisSize::name) != 0) {
