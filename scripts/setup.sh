@@ -7,7 +7,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 # "a|b": either will do; the first that the system has is installed.
 packages="g++ cmake ninja-build libkokkos-dev|libtrilinos-kokkos-dev libeigen3-dev libfmt-dev libopenmpi-dev openmpi-bin
-  libdnnl-dev librandom123-dev bible-kjv"
+  libdnnl-dev librandom123-dev libcli11-dev nlohmann-json3-dev libutf8proc-dev libblosc-dev bible-kjv"
 for option in "$@"; do
   case $option in
     --test) packages="$packages catch2 python3 ccache clang-19" ;;
