@@ -140,7 +140,7 @@ void step_figures(const Mesh<"d t">& mesh, double peak) {
   const auto ids = cast<i32>(random_uniform<f32, "B/d L">(mesh, sizes, {0, 99}) * 255.0);
   const gpt::Batch data{ids, ids, zeros<i32, "B/d L">(mesh, sizes)};
   const auto causal = causal_mask<"Qlen Klen">(mesh, length, length);
-  const auto step = [&] { value_and_grad(mesh, gpt::loss, w, data, causal, false); };
+  const auto step = [&] { value_and_grad(mesh, gpt::loss, w, data, causal, gpt::Form{}); };
   step();
   auto& counts = detail::state(mesh.device()).counts;
   counts.clear();

@@ -7,11 +7,14 @@ install(TARGETS shardlib shardlib_shapes EXPORT shardlibTargets)
 install(EXPORT shardlibTargets NAMESPACE shardlib:: DESTINATION "${package_dir}")
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/shardlib" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 
+file(RELATIVE_PATH SHARDLIB_CONFIG_TO_INCLUDE "${CMAKE_INSTALL_PREFIX}/${package_dir}"
+     "${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_INCLUDEDIR}")
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/shardlibConfig.cmake.in"
                               "${PROJECT_BINARY_DIR}/shardlibConfig.cmake" INSTALL_DESTINATION "${package_dir}")
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/shardlibConfigVersion.cmake" COMPATIBILITY SameMinorVersion
                                  ARCH_INDEPENDENT)
 install(FILES "${PROJECT_BINARY_DIR}/shardlibConfig.cmake" "${PROJECT_BINARY_DIR}/shardlibConfigVersion.cmake"
+              "${PROJECT_SOURCE_DIR}/cmake/ShardlibCompiled.cmake"
               "${PROJECT_SOURCE_DIR}/cmake/ShardlibDependencies.cmake"
               "${PROJECT_SOURCE_DIR}/cmake/ShardlibKokkos.cmake"
         DESTINATION "${package_dir}")

@@ -32,6 +32,23 @@ struct Model {
 
 static_assert(fully_sharded<Mesh<"d t">, Model>);
 
+/// What is not a tensor.
+struct Form {
+  double rope_base = 10000;   ///< the longest wavelength of rotary positions, over 2 pi
+  bool library_loss = false;  ///< the library's cross_entropy in place of the one spelled below
+};
+
+/// Keys and values of the positions that sampling has passed.
+struct Cache {
+  Tensor<f32, "B/d Klen K/t D"> k, v;
+};
+/// Where sampling stands; training has none of it.
+struct Sampling {
+  std::int64_t offset = 0;         ///< the position of the first token
+  Tensor<f32, "L Klen"> places;    ///< the position of each token, one-hot
+  Cache* cache = nullptr;          ///< this layer's
+};
+
 // One batch of packed sequences: a segment is a document, and attention does not leave it.
 struct Batch {
   Tensor<i32, "B/d L"> inputs, targets, segments;
@@ -48,22 +65,29 @@ inline auto gathered_norm(const Residual& x, const Tensor<f32, "M/t/d">& gain) -
   return rms_norm<"M">(whole) * all_gather<"M/t/d -> M">(gain);
 }
 
-inline auto attention(const Tensor<f32, "B/d L M">& x, const Mask& mask, const Layer& w) -> Tensor<f32, "B/d L M +t"> {
+inline auto attention(const Tensor<f32, "B/d L M">& x, const Mask& mask, const Layer& w, const Form& form,
+                      const Sampling& sampling) -> Tensor<f32, "B/d L M +t"> {
   // Weights are gathered over d just before their use: this is FSDP.
   const auto w_q = all_gather<"M/d Q K/t D -> M Q K/t D">(w.w_q);
   const auto w_k = all_gather<"M/d K/t D -> M K/t D">(w.w_k);
   const auto w_v = all_gather<"M/d K/t D -> M K/t D">(w.w_v);
   const auto w_o = all_gather<"M/d Q K/t D -> M Q K/t D">(w.w_o);
   // Heads are sharded over t: this is tensor parallelism.
-  const auto q = save_for_backward(rope<"L", "D">(einsum_unreduced<"B/d L M, M Q K/t D -> B/d L Q K/t D">(x, w_q)));
-  const auto k = save_for_backward(rope<"L", "D">(einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_k)));
-  const auto v = save_for_backward(einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_v));
+  const auto turn = [&](const auto& y) { return rope<"L", "D">(y, form.rope_base, sampling.offset); };
+  const auto q = save_for_backward(turn(einsum_unreduced<"B/d L M, M Q K/t D -> B/d L Q K/t D">(x, w_q)));
+  const auto new_k = save_for_backward(turn(einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_k)));
+  const auto new_v = save_for_backward(einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_v));
+  auto k = rename<"L -> Klen">(new_k), v = rename<"L -> Klen">(new_v);
+  if (Cache* const cache = sampling.cache) {
+    k = cache->k = cache->k + einsum_unreduced<"L Klen, B/d L K/t D -> B/d Klen K/t D">(sampling.places, new_k);
+    v = cache->v = cache->v + einsum_unreduced<"L Klen, B/d L K/t D -> B/d Klen K/t D">(sampling.places, new_v);
+  }
   const auto logits = einsum_unreduced<"B/d Qlen Q K/t D, B/d Klen K/t D -> B/d Q K/t Qlen Klen">(
-      rename<"L -> Qlen">(q), rename<"L -> Klen">(k));
+      rename<"L -> Qlen">(q), k);
   const double scale = 1.0 / std::sqrt(static_cast<double>(w.w_q.size("D")));
   const auto probabilities = softmax<"Klen">(where(mask, logits * scale, -1e30));
   const auto heads = einsum_unreduced<"B/d Q K/t L Klen, B/d Klen K/t D -> B/d L Q K/t D">(
-      rename<"Qlen -> L">(probabilities), rename<"L -> Klen">(v));
+      rename<"Qlen -> L">(probabilities), v);
   // The heads of all devices of t have still to be summed: the type says so.
   return einsum_unreduced<"B/d L Q K/t D, M Q K/t D -> B/d L M +t">(heads, w_o);
 }
@@ -78,8 +102,9 @@ inline auto feed_forward(const Tensor<f32, "B/d L M">& x, const Layer& w) -> Ten
   return einsum_unreduced<"B/d L F/t, M F/t -> B/d L M +t">(y, w_down);
 }
 
-inline auto layer(const Residual& x, const Mask& mask, const Layer& w) -> Residual {
-  const auto attended = attention(gathered_norm(x, w.norm1), mask, w);
+inline auto layer(const Residual& x, const Mask& mask, const Layer& w, const Form& form, const Sampling& sampling)
+    -> Residual {
+  const auto attended = attention(gathered_norm(x, w.norm1), mask, w, form, sampling);
   const auto y = save_for_backward(x + reduce_scatter<"B/d L M +t -> B/d L M/t">(attended));
   const auto fed = feed_forward(gathered_norm(y, w.norm2), w);
   return y + reduce_scatter<"B/d L M +t -> B/d L M/t">(fed);
@@ -91,11 +116,16 @@ inline auto segment_mask(const Tensor<i32, "B/d L">& segments, const Tensor<bool
   return logical_and(equal(rename<"L -> Qlen">(segments), rename<"L -> Klen">(segments)), causal);
 }
 
-inline auto logits(const Model& w, const Tensor<i32, "B/d L">& inputs, const Mask& mask) -> Tensor<f32, "B/d L V/t"> {
+// Logits of a batch; `caches` is for sampling.
+inline auto logits(const Model& w, const Tensor<i32, "B/d L">& inputs, const Mask& mask, const Form& form,
+                   const Sampling& sampling, Array<"layers", Cache>* caches) -> Tensor<f32, "B/d L V/t"> {
   const auto embed = all_gather<"V/t M/d -> V/t M">(w.embed);
   Residual x =
       reduce_scatter<"B/d L M +t -> B/d L M/t">(index_unreduced<"[V/t] M, B/d L -> B/d L M +t">(embed, inputs));
-  for (const Layer& weights : w.layers) x = explicit_activation_checkpointing(layer)(x, mask, weights);
+  for (std::size_t i = 0; i < w.layers.size(); ++i)
+    x = caches != nullptr
+            ? layer(x, mask, w.layers[i], form, {sampling.offset, sampling.places, &(*caches)[i]})
+            : explicit_activation_checkpointing(layer)(x, mask, w.layers[i], form, sampling);
   const auto y = gathered_norm(x, w.final_norm);
   const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M">(w.unembed[0]);
   return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t">(y, unembed);
@@ -112,11 +142,11 @@ inline auto token_losses(const Tensor<f32, "B/d L V/t">& logits, const Tensor<i3
 }
 
 // The mean loss of a token. Each device of the mesh holds a part of the sum: that is what value_and_grad wants.
-inline auto loss(const Model& w, const Batch& batch, const Tensor<bool_, "Qlen Klen">& causal, bool library_loss)
+inline auto loss(const Model& w, const Batch& batch, const Tensor<bool_, "Qlen Klen">& causal, const Form& form)
     -> Tensor<f32, "+d +t"> {
-  const auto y = logits(w, batch.inputs, segment_mask(batch.segments, causal));
+  const auto y = logits(w, batch.inputs, segment_mask(batch.segments, causal), form, {}, nullptr);
   // --library-loss: the library's cross_entropy in place of the one spelled above.
-  const auto losses = library_loss ? cross_entropy(y, batch.targets) : token_losses(y, batch.targets);
+  const auto losses = form.library_loss ? cross_entropy(y, batch.targets) : token_losses(y, batch.targets);
   return mean<"B/d L +t -> +d +t">(losses);
 }
 

@@ -1,6 +1,7 @@
 // Fully sharded data parallelism for a small fully connected network: the example of seqax's README in C++.
 //
 //   mlp_fsdp                    eight devices as threads of this process
+//   mlp_fsdp --mesh d=2         two
 //   mpirun -n 4 mlp_fsdp        four devices as MPI ranks
 #include <shardlib/shardlib.hpp>
 
@@ -32,10 +33,34 @@ auto loss(const Weights& w, const Tensor<f32, "batch/d in">& x) -> Tensor<f32, "
   return mean<"batch/d -> +d">(square(forward_pass(x, w) - 1.0));
 }
 
+constexpr std::string_view usage = "usage: mlp_fsdp [--mesh d=N]";
+
+// The mesh that the arguments ask for; empty when they ask for help.
+std::vector<AxisSize> chosen_mesh(std::vector<std::string> arguments) {
+  std::vector<AxisSize> mesh{{"d", under_mpi() ? world_size() : 8}};
+  const std::string mesh_option = "--mesh";
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i] == "--help") return {};
+    if (arguments[i] == mesh_option && i + 1 < arguments.size()) {
+      mesh = parse_mesh(arguments[++i]);
+    } else if (arguments[i].starts_with(mesh_option + "=")) {
+      mesh = parse_mesh(arguments[i].substr(mesh_option.size() + 1));
+    } else {
+      throw UsageError(arguments[i] + ": " + std::string(usage));
+    }
+  }
+  if (mesh.size() != 1 || mesh[0].name != "d") throw UsageError("--mesh: the one axis is d, as in --mesh d=4");
+  return mesh;
+}
+
 int main(int argc, char** argv) {
-  return run_program(argc, argv, [] {
-    const int devices = under_mpi() ? world_size() : 8;
-    launch({{"d", devices}}, [](const std::shared_ptr<Device>& device) {
+  return run_program(argc, argv, [&] {
+    const std::vector<AxisSize> chosen = chosen_mesh({argv + 1, argv + argc});
+    if (chosen.empty()) {
+      if (world_rank() == 0) fmt::print("{}\n", usage);
+      return 0;
+    }
+    launch(chosen, [](const std::shared_ptr<Device>& device) {
       const Mesh<"d"> mesh(device);
       const std::int64_t in = 8, hidden1 = 8, hidden2 = 8, batch = 32;
 

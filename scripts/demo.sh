@@ -6,7 +6,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 ranks=2
 options=(--mesh "d=2,t=1" --data build/data/kjv.txt --steps 500 --batch 32 --seq 128 --learning-rate 6e-3
-  --layers 4 --d-model 128 --n-kv 2 --n-q-per-kv 1 --d-head 64 --d-ff 384 --sample 300)
+  --layers 4 --d-model 128 --n-kv 2 --n-q-per-kv 1 --d-head 64 --d-ff 384 --max-tokens 300
+  --run "build/demo/runs/$(date -u +%Y%m%d-%H%M%S)")
 
 if [ "${1:-}" = -- ]; then shift; fi
 
@@ -26,7 +27,7 @@ if [ ! -s "$text" ]; then
   mv "$text.$$" "$text"
 fi
 
-if [ ! -x build/demo/examples/gpt_fsdp ]; then echo "demo.sh: building gpt_fsdp (about a minute)"; fi
+if [ ! -x build/demo/examples/gpt_fsdp ]; then echo "demo.sh: building gpt_fsdp (about two minutes)"; fi
 # A folder of its own, so that the demo needs none of the tests' packages.
 quietly build/log/demo-configure.log "configuring" cmake --preset release -B build/demo -DSHARDLIB_BUILD_TESTS=OFF \
   -DSHARDLIB_BUILD_BENCHMARKS=OFF -DSHARDLIB_WITH_MPI=ON

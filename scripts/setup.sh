@@ -2,20 +2,44 @@
 # Installs what shardlib needs from Debian's packages, and only what is missing.
 #   scripts/setup.sh          what building and running the demo takes
 #   scripts/setup.sh --test   the tests' needs too (Catch2, clang 19, ccache, Python 3)
+#   scripts/setup.sh --list [--test]   prints the packages, one a line, and installs nothing
 # Says nothing where nothing is missing. Works as root, or with a sudo that asks no password.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 # "a|b": either will do; the first that the system has is installed.
 packages="g++ cmake ninja-build libkokkos-dev|libtrilinos-kokkos-dev libeigen3-dev libfmt-dev libopenmpi-dev openmpi-bin
-  libdnnl-dev librandom123-dev libcli11-dev nlohmann-json3-dev libutf8proc-dev libblosc-dev bible-kjv"
+  libdnnl-dev librandom123-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libutf8proc-dev
+  libblosc-dev zlib1g-dev bible-kjv"
+list=no
 for option in "$@"; do
   case $option in
-    --test) packages="$packages catch2 python3 ccache clang-19" ;;
-    *) die "unknown option '$option'; the only one is --test" ;;
+    --test) packages="$packages catch2 graphviz python3 python3-zarr ccache clang-19" ;;
+    --list) list=yes ;;
+    *) die "unknown option '$option'; there are --test and --list" ;;
   esac
 done
+if [ $list = yes ]; then
+  printf '%s\n' $packages
+  exit 0
+fi
 
 installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
+
+# Of alternatives, the first that the system's package lists have; the last where they have none.
+choose() {
+  local package one chosen
+  names=()
+  for package in "${missing[@]}"; do
+    chosen=${package##*|}
+    for one in ${package//|/ }; do
+      if apt-cache show "$one" >/dev/null 2>&1; then
+        chosen=$one
+        break
+      fi
+    done
+    names+=("$chosen")
+  done
+}
 
 missing=()
 for package in $packages; do
@@ -30,8 +54,11 @@ if [ ${#missing[@]} = 0 ]; then exit 0; fi
 command -v apt-get >/dev/null || die "this system has no apt-get; install by other means: ${missing[*]}"
 as_root=()
 if [ "$(id -u)" != 0 ]; then
-  sudo -n true 2>/dev/null || die "packages are missing and sudo would ask for a password. Run as root:
-  apt-get update && apt-get install ${missing[*]%%|*}"
+  if ! sudo -n true 2>/dev/null; then
+    choose
+    die "packages are missing and sudo would ask for a password. Run as root:
+  apt-get update && apt-get install ${names[*]}"
+  fi
   as_root=(sudo -n)
 fi
 apt() {
@@ -41,17 +68,7 @@ apt() {
 # An update may fail for a source that has nothing to do with us; what counts is whether the packages install.
 updated=yes
 apt update >/dev/null 2>&1 || updated=no
-names=()
-for package in "${missing[@]}"; do
-  chosen=${package##*|}
-  for one in ${package//|/ }; do
-    if apt-cache show "$one" >/dev/null 2>&1; then
-      chosen=$one
-      break
-    fi
-  done
-  names+=("$chosen")
-done
+choose
 echo "setup.sh: installing ${names[*]}"
 hint=""
 if [ $updated = no ]; then hint=" ('apt-get update' failed too: is there a network?)"; fi

@@ -35,9 +35,6 @@ if [ -z "$suite" ]; then # Kokkos 5 is in sid only; trixie still has newer compi
 fi
 system=$folder/$suite
 
-base="g++ clang libomp-dev cmake ninja-build ccache python3-minimal libfmt-dev catch2 libopenmpi-dev openmpi-bin
-  libeigen3-dev libdnnl-dev librandom123-dev"
-
 # in_system COMMAND... : runs it in the chroot, with /proc, /sys, /dev/shm and our sources (read-only) bound into a mount
 # namespace that ends with the command. Nothing stays mounted whatever happens.
 in_system() {
@@ -66,12 +63,21 @@ make_system() {
   echo 'Acquire::Check-Valid-Until "false";' >"$system/etc/apt/apt.conf.d/90shardlib"
   cp /etc/resolv.conf /etc/hosts "$system/etc/"
   quietly $log-update.log "apt-get update in $suite" in_system apt-get -q update || return 1
-  local kokkos=libkokkos-dev
-  in_system apt-cache show $kokkos >/dev/null 2>&1 || kokkos=libtrilinos-kokkos-dev
-  # shellcheck disable=SC2086
-  quietly $log-install.log "installing packages in $suite" \
-    in_system apt-get -q -y install --no-install-recommends $base $kokkos || return 1
+  install_packages || return 1
   touch "$system.ready"
+}
+
+# What setup.sh installs, with the suite's own clang; of alternatives the first that the suite has.
+install_packages() {
+  local package one names=(clang libomp-dev)
+  for package in $(scripts/setup.sh --list --test | grep -v '^clang-'); do
+    for one in ${package//|/ }; do
+      if in_system apt-cache show "$one" >/dev/null 2>&1; then break; fi
+    done
+    names+=("$one")
+  done
+  quietly $log-install.log "installing packages in $suite" \
+    in_system apt-get -q -y install --no-install-recommends "${names[@]}"
 }
 
 if [ $clean = yes ]; then rm -rf "$system.ready"; fi
@@ -83,6 +89,8 @@ if [ ! -f "$system.ready" ]; then
     system=$folder/$suite
     [ -f "$system.ready" ] || make_system || die "no newer system could be made; see $log-*.log"
   fi
+else
+  install_packages || die "packages that shardlib has come to need do not install in $system"
 fi
 
 echo "test-newer.sh: Debian $suite, $(in_system "$compiler" --version | head -n 1)"

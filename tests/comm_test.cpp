@@ -618,6 +618,90 @@ TEST_CASE("devices out of step get an error instead of hanging") {
         "device of a group must make the same calls in the same order");
 }
 
+#if defined(SHARDLIB_WITH_MPI)
+TEST_CASE("a rank that waits for one that has returned gets an error instead of hanging") {
+  if (!under_mpi() || world_size() < 2) return;
+  const auto patience = std::exchange(detail::mpi::patience, std::chrono::milliseconds(50));
+  const std::vector<AxisSize> mesh{{"d", world_size()}};
+  const std::string absent = "device 1 (rank 1 of " + show(world_size()) +
+                             ") has returned without taking part: every device of a group must make the same calls";
+  // Rank 1 returns and the others wait for it; then all meet, where it tells those who ask.
+  const auto outcome = [&](const DeviceBody& before, const DeviceBody& wait) {
+    const std::string error = error_of<Error>([&] {
+      launch(mesh, [&](const std::shared_ptr<Device>& device) {
+        before(device);
+        if (device->index() != 1) wait(device);
+      });
+    });
+    detail::mpi::compare_failures(detail::mpi::Outcome::success, 0);
+    return error;
+  };
+  const DeviceBody nothing = [](const std::shared_ptr<Device>&) {};
+  const DeviceBody barrier = [](const std::shared_ptr<Device>& device) { all_of(*device).barrier(); };
+  const bool me = world_rank() == 1;
+  CHECK(outcome(nothing, barrier) == (me ? "no error" : "group: " + absent));
+  CHECK(outcome(barrier, barrier) == (me ? "no error" : "barrier: " + absent));
+  CHECK(outcome(barrier, [](const std::shared_ptr<Device>& device) {
+          all_of(*device).recv(make_buffer<i32>(*device, 1), 1).wait();
+        }) == (me ? "no error" : "recv: " + absent));
+  // Too long for MPI to send eagerly, so the end of the launch waits for the receiver.
+  CHECK(outcome(barrier, [](const std::shared_ptr<Device>& device) {
+          all_of(*device).send(make_buffer<i32>(*device, 1 << 20), 1);
+        }) == (me ? "no error" : "send: " + absent));
+  // Who has taken part may leave, however long the others wait for each other.
+  CHECK(outcome(
+            [](const std::shared_ptr<Device>& device) {
+              Communicator& comm = all_of(*device);
+              const Buffer token = make_buffer<i32>(*device, 1);
+              if (device->index() == 1) comm.send(token, 0);
+              if (device->index() != 0) return;
+              std::this_thread::sleep_for(std::chrono::milliseconds(500));
+              comm.recv(token, 1).wait();
+            },
+            nothing) == "no error");
+  detail::mpi::patience = patience;
+}
+
+TEST_CASE("MPI must allow the threads that devices need") {
+  CHECK_NOTHROW(detail::mpi::check_threads(MPI_THREAD_MULTIPLE));
+  CHECK_NOTHROW(detail::mpi::check_threads(MPI_THREAD_SERIALIZED));
+  CHECK(error_of<Error>([] { detail::mpi::check_threads(MPI_THREAD_FUNNELED); }) ==
+        "MPI runs at thread level FUNNELED, but devices need MPI_THREAD_SERIALIZED: leave starting MPI to run_program, "
+        "call MPI_Init_thread with that level, or use an MPI that was built with threads");
+}
+#endif
+
+TEST_CASE("a device without a backend says that it cannot communicate") {
+  Device device({{"d", 2}, {"t", 1}}, 1);
+  CHECK(device.group({"t"}).size() == 1);
+  CHECK(error_of<Error>([&] { device.group({"d"}); }) ==
+        "group of 2 devices: this device was made without a backend, so it cannot communicate (device 1 (d=1,t=0) of "
+        "mesh d=2,t=1): devices that do come from launch");
+}
+
+TEST_CASE("too little memory is an error that says how much is in use") {
+  const auto pool = Pool::make();
+  const Buffer held = pool->allocate(100);
+  for (const std::size_t bytes : {std::numeric_limits<std::size_t>::max(),
+                                  std::numeric_limits<std::size_t>::max() - 4096, std::size_t{1} << 60}) {
+    CHECK(error_of<Error>([&] { pool->allocate(bytes); }).starts_with("out of memory: "));
+    CHECK(pool->stats().live == 128);
+    CHECK(pool->stats().reserved == 128);
+  }
+  CHECK(
+      error_of<Error>([&] { pool->allocate(std::numeric_limits<std::size_t>::max()); }) ==
+      "out of memory: 18446744073709551615 bytes wanted, 128 in use by this device's pool: use smaller sizes, or more "
+      "devices");
+}
+
+TEST_CASE("the same error on all devices is told from different ones") {
+  using detail::without_device;
+  CHECK(without_device("op: bad (device 3 (d=1,t=1) of mesh d=2,t=2)") == "op: bad");
+  CHECK(without_device("op: bad (device 3 (d=1,t=1) of mesh d=2,t=2); do x") == "op: bad; do x");
+  CHECK(without_device("op: bad") == "op: bad");
+  CHECK(without_device("op: bad (device 0 of the mesh without axes)") == "op: bad (device 0 of the mesh without axes)");
+}
+
 TEST_CASE("launch refuses what cannot be") {
   const auto nothing = [](const std::shared_ptr<Device>&) {};
   CHECK(error_of<UsageError>([&] {

@@ -73,18 +73,18 @@ gpt::Batch batch(const GptMesh& mesh) {
 }
 
 /// gpt::loss with each layer called directly, so that everything is kept and nothing computed twice.
-auto loss_without_recompute(const gpt::Model& w, const gpt::Batch& batch, const Causal& causal, bool library_loss)
-    -> Tensor<f32, "+d +t"> {
+auto loss_without_recompute(const gpt::Model& w, const gpt::Batch& batch, const Causal& causal,
+                            const gpt::Form& form) -> Tensor<f32, "+d +t"> {
   const auto mask = gpt::segment_mask(batch.segments, causal);
   const auto embed = all_gather<"V/t M/d -> V/t M">(w.embed);
   gpt::Residual x =
       reduce_scatter<"B/d L M +t -> B/d L M/t">(index_unreduced<"[V/t] M, B/d L -> B/d L M +t">(embed, batch.inputs));
-  for (const gpt::Layer& weights : w.layers) x = gpt::layer(x, mask, weights);
+  for (const gpt::Layer& weights : w.layers) x = gpt::layer(x, mask, weights, form, {});
   const auto y = gpt::gathered_norm(x, w.final_norm);
   const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M">(w.unembed[0]);
   const auto logits = einsum_unreduced<"B/d L M, V/t M -> B/d L V/t">(y, unembed);
-  return mean<"B/d L +t -> +d +t">(library_loss ? cross_entropy(logits, batch.targets)
-                                                : gpt::token_losses(logits, batch.targets));
+  return mean<"B/d L +t -> +d +t">(form.library_loss ? cross_entropy(logits, batch.targets)
+                                                     : gpt::token_losses(logits, batch.targets));
 }
 
 struct Variant {
@@ -101,7 +101,8 @@ Result step(const GptMesh& mesh, Variant variant) {
   const auto loss = variant.recompute ? gpt::loss : loss_without_recompute;
   const auto [l, gradients] =
       value_and_grad(mesh, loss, random_model(mesh, variant.tied), batch(mesh),
-                     causal_mask<"Qlen Klen">(mesh, sized(shape.L), sized(shape.L)), variant.library_loss);
+                     causal_mask<"Qlen Klen">(mesh, sized(shape.L), sized(shape.L)),
+                     gpt::Form{.library_loss = variant.library_loss});
   return {item(all_reduce<"+d +t -> ">(l)), fetch(gradients)};
 }
 
@@ -279,8 +280,8 @@ struct LayerAndInput {
 /// How often each op ran in one step of one layer, and the multiply-adds of its einsums.
 std::map<std::string, detail::State::Count> counts(const GptMesh& mesh, bool recompute) {
   const auto loss = [recompute](const LayerAndInput& in, const gpt::Mask& mask) -> Tensor<f32, "+d +t"> {
-    const auto y = recompute ? explicit_activation_checkpointing(gpt::layer)(in.x, mask, in.weights)
-                             : gpt::layer(in.x, mask, in.weights);
+    const auto y = recompute ? explicit_activation_checkpointing(gpt::layer)(in.x, mask, in.weights, gpt::Form{}, gpt::Sampling{})
+                             : gpt::layer(in.x, mask, in.weights, {}, {});
     return mean<"B/d L M/t -> +d +t">(y);
   };
   const LayerAndInput in{random_model(mesh, false).layers[0], random_normal<f32, "B/d L M/t">(mesh, sizes, {2, 0})};

@@ -25,6 +25,7 @@ struct Options {
   double tolerance = 0;  ///< 0: the reference, rounded once to the result's dtype
   std::vector<Draw> draws{};
   bool gradient = true;
+  bool padding = true;  ///< false: an error where its dims are padded
 };
 
 struct Case {
@@ -214,13 +215,24 @@ inline bool check_case(const std::shared_ptr<Device>& device, const Case& c) {
   return true;
 }
 
+/// Leaves the device's pool with memory that holds NaN, or -1: what an op does not write shows.
+inline void poison(const Device& device) {
+  std::vector<Buffer> blocks;
+  for (std::size_t bytes = 64; bytes <= 8192; bytes += 64)
+    for (int i = 0; i < 4; ++i) {
+      blocks.push_back(device.pool()->allocate(bytes));
+      std::memset(blocks.back().data(), 0xff, bytes);
+    }
+}
+
 /// Runs all cases on every mesh that has their axes, each at least once.
-inline void check_cases(std::vector<Case> cases, const std::vector<std::string>& meshes = op_meshes()) {
+inline void check_cases_as_sized(std::vector<Case> cases, const std::vector<std::string>& meshes) {
   for (Case& c : cases) c.prepare();
   std::vector<int> runs(cases.size(), 0);
   for (const auto& mesh : meshes) {
     INFO(mesh);
     on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+      poison(*device);
       for (std::size_t i = 0; i < cases.size(); ++i)
         if (check_case(device, cases[i]) && device->index() == 0) ++runs[i];
     });
@@ -228,7 +240,18 @@ inline void check_cases(std::vector<Case> cases, const std::vector<std::string>&
   // Ranks that are idle on a mesh count nothing, and few ranks have no mesh with three axes.
   for (std::size_t i = 0; i < cases.size(); ++i)
     if (!under_mpi() && runs[i] == 0) FAIL(cases[i].name << " ran on no mesh");
+}
+
+/// The cases on every mesh, with sizes that it divides, and padded; the references know of no padding.
+inline void check_cases(const std::vector<Case>& cases, const std::vector<std::string>& meshes = op_meshes()) {
   REQUIRE(!cases.empty());
+  check_cases_as_sized(cases, meshes);
+  std::vector<Case> padded;
+  for (const Case& c : cases)
+    if (c.options.padding) padded.push_back(c);
+  const Padding padding;
+  INFO("padded");
+  check_cases_as_sized(std::move(padded), meshes);
 }
 
 }  // namespace shardlib::test

@@ -83,7 +83,27 @@ TEST_CASE("numbers and tensors", "[ops]") {
       UNARY(f64, "A", x - 0.5, x - 0.5, {.law = Law::none, .tolerance = 1e-9}),
       UNARY(bf16, "A", x + 1.0, x + 1, {.law = Law::none, .tolerance = 1e-9}),
       UNARY(i32, "A/d", x + 3.0, x + 3, {.draws = {Draw::integers}}),
+      UNARY(f32, "A/t", 1.25 + x, 1.25 + x, {.law = Law::none, .tolerance = 1e-9}),
+      UNARY(f32, "A/t/d", 0.5 - x, 0.5 - x, {.law = Law::none, .tolerance = 1e-9}),
+      UNARY(i32, "A/d", 3.0 - x, 3 - x, {.draws = {Draw::integers}}),
+      UNARY(f64, "A/t", 2.0 / x, 2 / x, {.law = Law::none, .tolerance = 1e-6, .draws = {Draw::positive}}),
+      UNARY(f32, "A/t", maximum(x, 0.25), std::max(x, 0.25), {.law = Law::none, .tolerance = 1e-6}),
+      UNARY(bf16, "A", minimum(x, 0.25), std::min(x, 0.25), {.law = Law::none, .tolerance = 1e-6}),
+      UNARY(i32, "A", x / 2.0, std::trunc(x / 2), {.draws = {Draw::integers}}),
   });
+#define COMPARED(dtype, spec, name, symbol)                                                                     \
+  make_case<Tensor<dtype, spec>>(#name " with a number of " #dtype, [](const auto& x) { return name(x, 2.0); }, \
+                                 elementwise([](In v) { return static_cast<double>(v[0] symbol 2); }),          \
+                                 {.law = Law::none, .draws = {Draw::integers}})
+  check_cases({
+      COMPARED(i32, "A/t", equal, ==),
+      COMPARED(f32, "A/t", not_equal, !=),
+      COMPARED(i32, "A", less, <),
+      COMPARED(f32, "A/d", less_equal, <=),
+      COMPARED(bf16, "A", greater, >),
+      COMPARED(f64, "A", greater_equal, >=),
+  });
+#undef COMPARED
 }
 
 double sigmoid_of(double x) {

@@ -36,9 +36,7 @@ TEST_CASE("sizes that disagree", "[ops][errors]") {
   on_one_device([](const auto& device, const auto&) {
     const auto x = zero_of<Tensor<f32, "B/d L">>(device, {4, 6});
     expect_error<Error>(
-        [&] {
-          einsum_unreduced<"B/d L, L M -> B/d M">(x, zero_of<Tensor<f32, "L M">>(device, {5, 2}));
-        },
+        [&] { einsum_unreduced<"B/d L, L M -> B/d M">(x, zero_of<Tensor<f32, "L M">>(device, {5, 2})); },
         "einsum_unreduced<`B/d L, L M -> B/d M`>: dim `L` is 5, but 6 in another operand" + on_one);
     expect_error<Error>([&] { x + zero_of<Tensor<f32, "L">>(device, {5}); },
                         "+ of `B/d L` and `L`: dim `L` is 5, but 6 in another operand" + on_one);
@@ -50,98 +48,69 @@ TEST_CASE("sizes that disagree", "[ops][errors]") {
                                                    zero_of<Tensor<i32, "B/d L">>(device, {4, 7}));
         },
         "index_unreduced<`[V] L, B/d L -> B/d L`>: dim `L` is 7, but 6 in another operand" + on_one);
-    expect_error<Error>(
-        [&] {
-          concat<"L">(x, zero_of<Tensor<f32, "B/d L">>(device, {2, 6}));
-        },
-        "concat<`L`>: dim `B` is 4 in the first operand, but 2 in the second" + on_one);
-    expect_error<Error>(
-        [&] {
-          broadcast<"B/d L -> C B/d L">(x, {{"C", 2}, {"L", 5}});
-        },
-        "broadcast<`B/d L -> C B/d L`>: dim `L` is 5, but 6 in another operand" + on_one);
+    expect_error<Error>([&] { concat<"L">(x, zero_of<Tensor<f32, "B/d L">>(device, {2, 6})); },
+                        "concat<`L`>: dim `B` is 4 in the first operand, but 2 in the second" + on_one);
+    expect_error<Error>([&] { broadcast<"B/d L -> C B/d L">(x, {{"C", 2}, {"L", 5}}); },
+                        "broadcast<`B/d L -> C B/d L`>: dim `L` is 5, but 6 in another operand" + on_one);
   });
 }
 
 TEST_CASE("sizes that do not divide or are not there", "[ops][errors]") {
   on_one_device([](const auto& device, const auto& mesh) {
-    expect_error<Error>(
-        [&] {
-          zeros<f32, "A B">(mesh, {{"A", 2}});
-        },
-        "full<`A B`>: the size of dim `B` is not known: give it, as in {{\"B\", 8}}" + on_one);
-    expect_error<Error>(
-        [&] {
-          zeros<f32, "A">(mesh, {{"A", -2}});
-        },
-        "full<`A`>: dim `A` has the negative size -2" + on_one);
+    expect_error<Error>([&] { zeros<f32, "A B">(mesh, {{"A", 2}}); },
+                        "zeros<`A B`>: the size of dim `B` is not known: give it, as in {{\"B\", 8}}" + on_one);
+    expect_error<Error>([&] { zeros<f32, "A">(mesh, {{"A", -2}}); },
+                        "zeros<`A`>: dim `A` has the negative size -2" + on_one);
     const auto x = zero_of<Tensor<f32, "A/t">>(device, {12});
     expect_error<Error>([&] { split<"A/t -> H/t K">(x, {}); },
                         "split<`A/t -> H/t K`>: the sizes of `H` and `K` are both open: give one of them" + on_one);
-    expect_error<Error>(
-        [&] {
-          split<"A/t -> H/t K">(x, {{"K", 5}});
-        },
-        "split<`A/t -> H/t K`>: dim `A` of size 12 does not split by `K` = 5" + on_one);
-    expect_error<Error>(
-        [&] {
-          split<"A/t -> H/t K">(x, {{"K", 2}, {"H", 3}});
-        },
-        "split<`A/t -> H/t K`>: the sizes of the parts multiply to less than `A` = 12" + on_one);
-    expect_error<Error>(
-        [&] {
-          rope<"L", "K">(zero_of<Tensor<f32, "L K">>(device, {2, 3}));
-        },
-        "rope<`K`>: dim `K` has the odd size 3; rotary embedding turns pairs" + on_one);
+    expect_error<Error>([&] { split<"A/t -> H/t K">(x, {{"K", 5}}); },
+                        "split<`A/t -> H/t K`>: dim `A` of size 12 does not split by `K` = 5" + on_one);
+    expect_error<Error>([&] { split<"A/t -> H/t K">(x, {{"K", 2}, {"H", 3}}); },
+                        "split<`A/t -> H/t K`>: the sizes of the parts multiply to less than `A` = 12" + on_one);
+    expect_error<Error>([&] { rope<"L", "K">(zero_of<Tensor<f32, "L K">>(device, {2, 3})); },
+                        "rope<`K`>: dim `K` has the odd size 3; rotary embedding turns pairs" + on_one);
     expect_error<Error>([&] { static_cast<void>(x.size("B")); }, "size: `A/t` has no dim `B`");
-    expect_error<Error>(
-        [&] {
-          place<Tensor<f32, "A 2">>(mesh, HostArray<f32>({4, 3}));
-        },
-        "place<`A 2`>: the integer dim `2` has size 3" + on_one);
+    expect_error<Error>([&] { place<Tensor<f32, "A 2">>(mesh, HostArray<f32>({4, 3})); },
+                        "place<`A 2`>: the integer dim `2` has size 3" + on_one);
     expect_error<Error>([&] { place<Tensor<f32, "A B">>(mesh, HostArray<f32>({4})); },
                         "place<`A B`>: the host array has 1 dims, the spec 2" + on_one);
     expect_error<Error>([&] { HostArray<f32>({2, 2}, {1, 2, 3}); }, "HostArray: 3 values for a shape of 4");
     const std::vector<f32> memory(7);
-    expect_error<Error>(
-        [&] {
-          from_memory<f32, "B/d M">(mesh, {{"B", 4}, {"M", 2}}, std::span(memory));
-        },
-        "from_memory<`B/d M`>: the block of this device has 8 elements, the memory 7" + on_one);
+    expect_error<Error>([&] { from_memory<f32, "B/d M">(mesh, {{"B", 4}, {"M", 2}}, std::span(memory)); },
+                        "from_memory<`B/d M`>: the block of this device has 8 elements, the memory 7" + on_one);
   });
   // Every device says so, under its own name, before anything is sent.
   on_mesh("d=2,t=2", [](const std::shared_ptr<Device>& device) {
     const Mesh<"d t"> mesh(device);
     const std::string here = " (" + device->describe() + ")";
     expect_error<Error>(
-        [&] {
-          zeros<f32, "A/d B">(mesh, {{"A", 3}, {"B", 3}});
-        },
-        "full<`A/d B`>: dim `A/d` of size 3 does not divide evenly into 2 blocks; choose a multiple of 2" + here);
-    expect_error<Error>(
-        [&] { slice<"B -> B/t/d">(zero_of<Tensor<f32, "B">>(device, {6})); },
-        "slice<`B -> B/t/d`>: dim `B/t/d` of size 6 does not divide evenly into 4 blocks; choose a multiple of 4" +
+        [&] { zeros<f32, "A/d B">(mesh, {{"A", 3}, {"B", 3}}); },
+        "zeros<`A/d B`>: dim `A/d` of size 3 does not divide evenly into 2 blocks; choose a multiple of 2, or pad it: "
+        "{\"A\", 3, 4}" +
             here);
+    expect_error<Error>([&] { slice<"B -> B/t/d">(zero_of<Tensor<f32, "B">>(device, {6})); },
+                        "slice<`B -> B/t/d`>: dim `B/t/d` of size 6 does not divide evenly into 4 blocks; choose a "
+                        "multiple of 4, or pad "
+                        "it: {\"B\", 6, 8}" +
+                            here);
     expect_error<Error>(
-        [&] {
-          reduce_scatter<"B C +d -> B C/d">(zero_of<Tensor<f32, "B C +d">>(device, {6, 5}));
-        },
+        [&] { reduce_scatter<"B C +d -> B C/d">(zero_of<Tensor<f32, "B C +d">>(device, {6, 5})); },
         "reduce_scatter<`B C +d -> B C/d`>: dim `C/d` of size 5 does not divide evenly into 2 blocks; choose a "
         "multiple "
-        "of 2" +
+        "of 2, or pad it: {\"C\", 5, 6}" +
             here);
     expect_error<Error>(
-        [&] {
-          all_to_all<"B/d C -> B C/d">(zero_of<Tensor<f32, "B/d C">>(device, {6, 5}));
-        },
+        [&] { all_to_all<"B/d C -> B C/d">(zero_of<Tensor<f32, "B/d C">>(device, {6, 5})); },
         "all_to_all<`B/d C -> B C/d`>: dim `C/d` of size 5 does not divide evenly into 2 blocks; choose a multiple of "
-        "2" +
+        "2, "
+        "or pad it: {\"C\", 5, 6}" +
             here);
     expect_error<Error>(
-        [&] {
-          split<"A/d -> H/d K">(zero_of<Tensor<f32, "A/d">>(device, {6}), {{"K", 2}});
-        },
-        "split<`A/d -> H/d K`>: dim `H/d` of size 3 does not divide evenly into 2 blocks; choose a multiple of 2" +
+        [&] { split<"A/d -> H/d K">(zero_of<Tensor<f32, "A/d">>(device, {6}), {{"K", 2}}); },
+        "split<`A/d -> H/d K`>: dim `H/d` of size 3 does not divide evenly into 2 blocks; choose a multiple of 2, or "
+        "pad "
+        "it: {\"H\", 3, 4}" +
             here);
   });
 }
@@ -188,17 +157,14 @@ TEST_CASE("scopes", "[ops][errors]") {
       expect_error<Error>([&] { y + y; }, "+ of `B A`: dim `B` is 2, but 3 earlier in this scope" + on_one);
       expect_error<Error>([&] { rename<"A -> B">(zero_of<Tensor<f32, "A">>(device, {5})); },
                           "rename<`A -> B`>: dim `B` is 5, but 3 earlier in this scope" + on_one);
-      expect_error<Error>(
-          [&] {
-            merge<"A C -> B">(zero_of<Tensor<f32, "A C">>(device, {2, 2}));
-          },
-          "merge<`A C -> B`>: dim `B` is 4, but 3 earlier in this scope" + on_one);
+      expect_error<Error>([&] { merge<"A C -> B">(zero_of<Tensor<f32, "A C">>(device, {2, 2})); },
+                          "merge<`A C -> B`>: dim `B` is 4, but 3 earlier in this scope" + on_one);
       expect_error<Error>([&] { place<Tensor<f32, "A">>(mesh, HostArray<f32>({5})); },
                           "place<`A`>: dim `A` is 5, but 2 earlier in this scope" + on_one);
     }
     static_cast<void>(y + y);
     expect_error<Error>([&] { zeros<f32, "A">(mesh, {}); },
-                        "full<`A`>: the size of dim `A` is not known: give it, as in {{\"A\", 8}}" + on_one);
+                        "zeros<`A`>: the size of dim `A` is not known: give it, as in {{\"A\", 8}}" + on_one);
   });
 }
 
@@ -261,17 +227,131 @@ TEST_CASE("a tensor from outside in a checkpointed function", "[ops][errors]") {
   });
 }
 
-TEST_CASE("elements that cannot be reduced", "[ops][errors]") {
+TEST_CASE("two meshes of the same axes", "[ops][errors]") {
   on_one_device([](const auto& device, const auto&) {
-    expect_error<Error>([&] { sum<"A -> ">(zero_of<Tensor<u8, "A">>(device, {4})); },
-                        "sum<`A -> `>: sum: no reduction of u8; cast to i32 first" + on_one);
+    const auto twin = std::make_shared<Device>(parse_mesh("d=1,t=1"), 0);
+    expect_error<Error>([&] { zero_of<Tensor<f32, "A">>(device, {2}) + zero_of<Tensor<f32, "A">>(twin, {2}); },
+                        "+ of `A` and `A`: its operands lie on two meshes of the same axes, each with devices of its "
+                        "own; make all tensors on one" +
+                            on_one);
   });
-  on_mesh("d=1,t=2", [](const std::shared_ptr<Device>& device) {
+}
+
+TEST_CASE("division of integers by zero", "[ops][errors]") {
+  on_one_device([](const auto& device, const auto& mesh) {
+    const auto x = full<i32, "A">(mesh, {{"A", 3, 4}}, 7);
+    expect_error<Error>([&] { x / zeros<i32, "A">(mesh, {{"A", 3, 4}}); },
+                        "/: the divisor `A` has a zero in this block, by which integers cannot be divided; replace it, "
+                        "e.g. with `where`" +
+                            on_one);
+    expect_error<Error>([&] { x / 0.0; }, "/ of `A`: integers cannot be divided by zero" + on_one);
+    // The padding of a divisor is zero, and the least integer has no opposite: neither may trap.
+    expect_equal(fetch(x / full<i32, "A">(mesh, {{"A", 3, 4}}, 2)).data, std::vector<i32>{3, 3, 3});
+    const auto least = full<i32, "A">(mesh, {{"A", 2}}, -2147483648.0);
+    expect_equal(fetch(least / full<i32, "A">(mesh, {{"A", 2}}, -1)).data, fetch(least).data);
+    expect_equal(fetch(least / -1.0).data, fetch(least).data);
+    const Tensor<u8, "A"> bytes = full<u8, "A">(mesh, {{"A", 2}}, 200);
+    expect_equal(fetch(bytes / full<u8, "A">(mesh, {{"A", 2}}, 3)).data, std::vector<u8>{66, 66});
+    expect(std::isinf(fetch(full<f32, "A">(mesh, {{"A", 2}}, 1.0) / zeros<f32, "A">(mesh, {{"A", 2}})).data[0]),
+           "floating numbers have an infinity");
+    static_cast<void>(device);
+  });
+}
+
+TEST_CASE("numbers that a dtype does not hold", "[ops][errors]") {
+  on_one_device([](const auto&, const auto& mesh) {
+    const std::string i32_remedy =
+        ", and is not rounded silently; write a whole number from -2147483648 to 2147483647, or `cast<f32>` the tensor "
+        "first" +
+        on_one;
+    const auto x = full<i32, "A">(mesh, {{"A", 2}}, 6);
+    expect_error<Error>([&] { x * 0.5; }, "* of `A`: the number 0.5 is no i32" + i32_remedy);
+    expect_error<Error>([&] { x / 0.5; }, "/ of `A`: the number 0.5 is no i32" + i32_remedy);
+    expect_error<Error>([&] { x + 0.25; }, "+ of `A`: the number 0.25 is no i32" + i32_remedy);
+    expect_error<Error>([&] { x - 1e12; }, "- of `A`: the number 1e+12 is no i32" + i32_remedy);
+    expect_error<Error>([&] { 1e12 - x; }, "- of `A`: the number 1e+12 is no i32" + i32_remedy);
+    expect_error<Error>([&] { greater(x, 0.5); }, "greater of `A`: the number 0.5 is no i32" + i32_remedy);
+    expect_error<Error>([&] { where(greater(x, 0), x, 0.5); }, "where of `A`: the number 0.5 is no i32" + i32_remedy);
+    expect_error<Error>([&] { full<i32, "A">(mesh, {{"A", 2}}, 1e12); },
+                        "full<`A`>: the number 1e+12 is no i32" + i32_remedy);
     expect_error<Error>(
-        [&] { all_reduce<"A +t -> A">(zero_of<Tensor<u8, "A +t">>(device, {4})); },
-        "all_reduce<`A +t -> A`>: all_reduce of u8: only f32, bf16, f64, i32 and u32 can be reduced: convert "
-        "first (" +
-            device->describe() + ")");
+        [&] { full<u8, "A">(mesh, {{"A", 2}}, 300); },
+        "full<`A`>: the number 300 is no u8, and is not rounded silently; write a whole number from 0 to 255, or "
+        "`cast<f32>` the tensor first" +
+            on_one);
+    expect_error<Error>([&] { full<i32, "A">(mesh, {{"A", 2}}, std::nan("")); },
+                        "full<`A`>: the number nan is no i32" + i32_remedy);
+    const auto unsigned_x = full<u32, "A">(mesh, {{"A", 2}}, 4294967295.0);
+    expect_equal(fetch(unsigned_x - 4294967294.0).data, std::vector<u32>{1, 1});
+    expect_equal(fetch(2 * x + 1).data, std::vector<i32>{13, 13});
+    expect_error<Error>([&] { iota<"A">(mesh, (std::int64_t{1} << 31) + 1); },
+                        "iota<`A`>: the size 2147483649 is more than i32 counts" + on_one);
+  });
+}
+
+TEST_CASE("more elements than can be counted", "[ops][errors]") {
+  on_one_device([](const auto&, const auto& mesh) {
+    constexpr std::int64_t large = std::int64_t{1} << 31;
+    expect_error<Error>(
+        [&] { zeros<f32, "A/d B/t">(mesh, {{"A", large}, {"B", large}}); },
+        "zeros<`A/d B/t`>: the sizes `A` = 2147483648, `B` = 2147483648 of `A/d B/t` multiply to more bytes than can "
+        "be counted; choose smaller ones" +
+            on_one);
+    const auto x = zeros<f32, "A">(mesh, {{"A", 1}});
+    expect_error<Error>(
+        [&] { broadcast<"A -> B C A">(x, {{"B", large}, {"C", large}}); },
+        "broadcast<`A -> B C A`>: the sizes `B` = 2147483648, `C` = 2147483648, `A` = 1 of `B C A` multiply to more "
+        "bytes than can be counted; choose smaller ones" +
+            on_one);
+    expect_error<Error>([&] { HostArray<f32>({large, large}); },
+                        "HostArray: the sizes of the shape multiply to more bytes than can be counted");
+    expect_error<Error>([&] { HostArray<f32>({-1, 2}); }, "HostArray: the shape has the negative size -1");
+  });
+}
+
+struct Pair {
+  Tensor<f32, "A/d B/t"> given;
+  Tensor<f32, "B/t C/d"> forgotten;
+};
+
+TEST_CASE("tensors that hold nothing", "[ops][errors]") {
+  on_one_device([](const auto&, const auto& mesh) {
+    const std::string remedy =
+        " was never given a value; make one with an op, as `zeros` or `place`, before it is used";
+    const Tensor<f32, "A"> x;
+    const std::string message = "a tensor `f32[A]`" + remedy;
+    expect_error<Error>([&] { x + x; }, message);
+    expect_error<Error>([&] { exp(x); }, message);
+    expect_error<Error>([&] { x * 2.0; }, message);
+    expect_error<Error>([&] { sum(x); }, message);
+    expect_error<Error>([&] { zeros<f32, "A">(mesh, {{"A", 2}}) + x; }, message);
+    expect_error<Error>([&] { slice<"A -> A/t">(x); }, message);
+    expect_error<Error>([&] { einsum_unreduced<"A, A -> ">(x, x); }, message);
+    expect_error<Error>([&] { fetch(x); }, message);
+    expect_error<Error>([&] { static_cast<void>(x.size("A")); }, message);
+    expect_error<Error>([&] { static_cast<void>(x.padded_size("A")); }, message);
+    expect_error<Error>([&] { static_cast<void>(x.span()); }, message);
+    expect_error<Error>([&] { static_cast<void>(x.local_extents()); }, message);
+    expect_error<Error>([&] { static_cast<void>(x.global_extents()); }, message);
+    expect_error<Error>([&] { static_cast<void>(x.device()); }, message);
+    const auto loss = [](const Pair& p) { return sum(p.given); };
+    const Pair half{zeros<f32, "A/d B/t">(mesh, {{"A", 2}, {"B", 2}}), {}};
+    expect_error<Error>([&] { value_and_grad(mesh, loss, half); },
+                        "value_and_grad: the weight `forgotten`, a tensor `f32[B/t C/d]`" + remedy);
+    expect_error<Error>([&] { value_and_grad(mesh, loss, Pair{}); },
+                        "value_and_grad: the weight `given`, a tensor `f32[A/d B/t]`" + remedy);
+    expect_error<Error>([&] { zeros<f32, "A">(Mesh<"d t">{}, {{"A", 2}}); }, "a mesh `d t` was never given its device");
+  });
+}
+
+TEST_CASE("targets outside the vocabulary", "[ops][errors]") {
+  on_one_device([](const auto&, const auto& mesh) {
+    const auto logits = zeros<f32, "B V/t">(mesh, {{"B", 2}, {"V", 4}});
+    const auto targets = full<i32, "B">(mesh, {{"B", 2}}, 4);
+    expect_error<Error>([&] { cross_entropy(logits, targets); },
+                        "cross_entropy<`B [V/t], B -> B +t`>: gather: id 4 is outside the table's extent 4; check the "
+                        "data against the vocabulary size" +
+                            on_one);
   });
 }
 

@@ -191,6 +191,47 @@ TEST_CASE("place and fetch", "[ops][interop]") {
   }
 }
 
+template <class D>
+void check_host_arrays(const Grid& mesh, D one, D other) {
+  HostArray<D> host({4, 6});
+  for (std::size_t i = 0; i < host.data.size(); ++i) host.data[i] = i % 3 == 0 ? one : other;
+  const auto same = [&](const HostArray<D>& back) {
+    expect(back.shape == host.shape, "shape");
+    expect_equal(back.data, host.data);
+  };
+  using Blocks = Tensor<D, "A/d B/t">;
+  same(fetch(place<Blocks>(mesh, host)));
+  same(spmd(mesh, [](const Blocks& x) { return x; })(host));
+  same(spmd(mesh, [](Blocks x) noexcept { return x; })(host));
+}
+
+TEST_CASE("host arrays of every dtype go in and out", "[ops][interop]") {
+  for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=2,t=2"}) {
+    INFO(text);
+    on_mesh(text, [](const std::shared_ptr<Device>& device) {
+      const Grid mesh(device);
+      check_host_arrays<f32>(mesh, 1.5F, -2);
+      check_host_arrays<f64>(mesh, 1.5, -2);
+      check_host_arrays<bf16>(mesh, bf16(1.5F), bf16(-2));
+      check_host_arrays<i32>(mesh, 7, -2);
+      check_host_arrays<u32>(mesh, 7, 4294967295);
+      check_host_arrays<u8>(mesh, 7, 255);
+      check_host_arrays<bool_>(mesh, true, false);
+    });
+    SUCCEED();
+  }
+}
+
+TEST_CASE("sizes may be listed at run time", "[ops][interop]") {
+  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+    Sizes sizes;
+    for (const char* name : {"A", "B"}) sizes.push_back({name, 3, 4});
+    const auto x = zeros<f32, "A B/t">(Grid(device), sizes);
+    expect(x.size("B") == 3 && x.padded_size("A") == 4, "sizes");
+  });
+  SUCCEED();
+}
+
 TEST_CASE("spmd places by the types of the parameters and puts the result together", "[ops][interop]") {
   const auto product =
       [](const Tensor<f32, "A/d K/t">& x, const Tensor<f32, "K/t C">& y, double factor) -> Tensor<f32, "A/d C +t"> {

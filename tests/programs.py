@@ -78,14 +78,18 @@ class Programs:
         shown = " ".join(shlex.quote(o.replace(self.folder + "/", "")) for o in options)
         return Run(command, (f"mpirun -n {ranks} " if ranks else "") + f"{program} {shown}")
 
+    def gpt_command(self, *options):
+        return [os.path.join(self.examples, "gpt_fsdp"), *self.small(), *options]
+
+    def small(self, data=True):
+        small = {"--batch": 8, "--seq": 16, "--layers": 2, "--d-model": 16, "--n-kv": 2, "--d-head": 4, "--d-ff": 16}
+        small |= {"--steps": 2, "--warmup": 2, "--max-tokens": 0}
+        small |= {"--data": self.text} if data else {}
+        return [f"{option}={value}" for option, value in small.items()]
+
     def gpt(self, *options, ranks=0, limits=(), data=True):
         """gpt_fsdp with small sizes; later options win over these."""
-        given = {o.split("=")[0] for o in options}
-        small = {"--batch": 8, "--seq": 16, "--layers": 2, "--d-model": 16, "--n-kv": 2, "--d-head": 4, "--d-ff": 16}
-        small |= {"--steps": 2, "--warmup": 2, "--sample": 0}
-        small |= {"--data": self.text} if data else {}
-        flags = [f"{option}={value}" for option, value in small.items() if option not in given]
-        return self.run("gpt_fsdp", [*options, *flags], ranks, limits)
+        return self.run("gpt_fsdp", [*self.small(data), *options], ranks, limits)
 
     def metrics(self, *options, ranks=0):
         """The objects that --metrics writes, one a step, after checks of their form."""
@@ -103,7 +107,7 @@ class Programs:
         except ValueError as error:
             run.check(False, f"--metrics holds JSON ({error})")
             return run, []
-        run.check(all(list(s) == keys for s in steps), f"--metrics has the keys {keys}")
+        run.check(all(list(s)[: len(keys)] == keys for s in steps), f"--metrics has the keys {keys}")
         run.check([s["step"] for s in steps] == list(range(len(steps))), "--metrics counts the steps from 0")
         run.check(all(s["tokens_per_second"] > 0 and s["step_seconds"] > 0 for s in steps), "--metrics has speeds")
         return run, steps
@@ -147,10 +151,10 @@ def training(p):
         one = curves["d=1,t=1"]
         # Sums in another order differ in the last bits, 6e-8, which training may magnify; 2e-7 was seen at the end.
         run.check(apart(steps, one) < 1e-5, f"{CURVE} losses stay with one device's ({apart(steps, one):.1e})")
-        header = re.match(r"(\d+) parameters, mesh (\S+), (\d+) bytes of text, 128 tokens a step$", run.out.split("\n")[0])
+        header = re.match(r"(\d+) parameters, mesh (\S+), 128 tokens a step, (\d+) tokens of data, ", run.out.split("\n")[0])
         run.check(header and header[2] == mesh, "the first line names sizes and mesh")
         progress = re.findall(
-            r"^step +(\d+)/50 +loss \d+\.\d{4} +lr \d\.\d\de-\d\d +grad norm +\d+\.\d{3} +\d+ tokens/s +\d+ s left$",
+            r"^step +(\d+)/50 +loss \d+\.\d{4} +lr \d\.\d\de-\d\d +grad norm +\d+\.\d{3} +\d+ tokens/s +MFU +\d+ % +\d+ s left$",
             run.out,
             re.M,
         )
@@ -171,10 +175,75 @@ def training(p):
         run, steps = p.metrics(*length, ranks=2)
         run.check(numbers(steps) == numbers(curves["d=2,t=1"]), "all ranks are on d where --mesh is not given")
 
+    three = ["--d-model=12", "--n-kv=3", "--d-ff=12", "--steps=20"]
+    run, padded = p.metrics("--mesh=d=1,t=3", *three)  # 3 devices do not divide 256 bytes: the vocabulary is padded
+    run.check(padded and apart(padded, p.metrics("--mesh=d=1,t=1", *three)[1]) < 1e-5, "padding changes nothing")
+
     run, tied = p.metrics("--mesh=d=2,t=1", *length, "--tied")
     run.check(tied and tied[-1]["loss"] < 3.0, "the loss falls")
     run, library = p.metrics("--mesh=d=2,t=2", *length, "--library-loss")
     run.check(library and apart(library, curves["d=2,t=2"]) < 1e-5, "--library-loss trains as the spelled loss")
+
+
+def tree(folder):
+    """All files below a folder with their contents."""
+    files = {}
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(parent, name)
+            with open(path, "rb") as file:
+                files[os.path.relpath(path, folder)] = file.read()
+    return files
+
+
+def resuming(p):
+    """A run that is killed goes on with the same bits; one that is asked to stop keeps a checkpoint; meshes change."""
+    common = ["--steps=60", "--warmup=5", "--save-every=7", "--mesh=d=2,t=2", "--keep=9"]
+
+    def records(name):
+        with open(os.path.join(p.folder, name, "metrics.jsonl")) as file:
+            return numbers([json.loads(line) for line in file])
+
+    def interrupted(name, signal, after):
+        """Starts the run, and signals it once `after` checkpoints are there."""
+        folder = os.path.join(p.folder, name, "checkpoints")
+        command = p.gpt_command(*common, f"--run={os.path.join(p.folder, name)}", "--steps=100000")
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        limit = time.time() + TIMEOUT
+        while time.time() < limit and process.poll() is None:
+            if os.path.isdir(folder) and sum(n.startswith("step-") and "tmp" not in n for n in os.listdir(folder)) >= after:
+                break
+            time.sleep(0.001)
+        process.send_signal(signal)
+        return process.wait(timeout=TIMEOUT)
+
+    p.gpt(*common, f"--run={p.folder}/whole").succeeds()
+    status = interrupted("killed", 9, 3)
+    check(status == -9, f"SIGKILL ends the run ({status})")
+    done = max(int(n[5:]) for n in os.listdir(f"{p.folder}/killed/checkpoints") if "tmp" not in n and n[5:].isdigit())
+    check(done < 60, f"killed in the middle, after step {done}")
+    status = interrupted("other", 15, 3)
+    check(status == 0, f"SIGTERM ends the run with status 0 ({status})")
+    kept = records("other")
+    saved = max(int(n[5:]) for n in os.listdir(f"{p.folder}/other/checkpoints") if "tmp" not in n and n[5:].isdigit())
+    check(saved == len(kept), f"SIGTERM: a checkpoint after the last step ({saved}, {len(kept)} records)")
+    status = interrupted("killed", 15, 8)
+    check(status == 0, f"the killed run goes on ({status})")
+    both = min(len(kept), len(records("killed")))
+    check(both > done and records("killed")[:both] == kept[:both], f"the same bits as the uninterrupted run ({both} steps)")
+    common_step = f"step-{7 * (min(both, saved) // 7):08d}"
+    check(tree(f"{p.folder}/killed/checkpoints/{common_step}") == tree(f"{p.folder}/other/checkpoints/{common_step}"),
+          f"{common_step}: the same files")
+
+    run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=70", f"--run={p.folder}/whole")
+    run.succeeds()
+    run.check("going on from step 60 of 70" in run.out, "another mesh takes the checkpoint")
+    run.check(len(records("whole")) == 70, "one record a step")
+    run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=70", f"--run={p.folder}/whole", "--max-tokens=5")
+    run.check("all 70 steps are done" in run.out and "And God said" in run.out, "a finished run samples")
+    p.gpt(*common, f"--run={p.folder}/whole", "--no-resume").fails(2, "whole", "resume")
+    run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=70", f"--run={p.folder}/whole", "--d-model=32")
+    run.check(run.status == 2 and "weights.embed' is [256, 16] in the checkpoint, but [256, 32]" in run.err, "all that differs is listed")
 
 
 def other_options(p):
@@ -183,28 +252,29 @@ def other_options(p):
             "gpt_fsdp",
             ["--help"],
             "--data --mesh --steps --batch --seq --layers --d-model --n-q-per-kv --n-kv --d-head --d-ff --tied "
-            "--learning-rate --warmup --weight-decay --clip --seed --metrics --sample --prompt --temperature "
-            "--library-loss --report",
+            "--learning-rate --warmup --weight-decay --clip --seed --metrics --max-tokens --prompt --temperature "
+            "--library-loss --report-kept --run --tokenizer --preset --config",
         ),
     ]:
         for ranks in [0, 2] if p.mpiexec else [0]:
             run = p.run(program, options, ranks)
             run.succeeds()
+            run.check(program in run.out.split("\n")[0], "--help begins with the program, not with Kokkos' options")
             for word in words.split():
                 run.check(len(re.findall(rf"^ +{word} ", run.out, re.M)) == 1, f"--help explains {word} once")
 
-    run = p.gpt("--report", "--mesh=d=2,t=1")
+    run = p.gpt("--report-kept", "--mesh=d=2,t=1")
     run.succeeds()
-    run.check(re.search(r"^  kept for backward: +\d+ bytes  \[B/d L M/t\]  \S", run.out, re.M), "--report lists tensors")
+    run.check(re.search(r"^kept for backward: +\d+ bytes  \[B/d L M/t\]  \S", run.out, re.M), "--report-kept lists tensors")
 
     # What is sampled: one character per byte, since bytes that are no UTF-8 are replaced one by one or in runs.
     for options in [["--prompt="], ["--prompt=" + "long " * 20], ["--seq=1", "--batch=4"], ["--temperature=0"]]:
         for mesh in ["d=1,t=1", "d=2,t=2"]:
-            run = p.gpt("--sample=20", f"--mesh={mesh}", *options)
+            run = p.gpt("--max-tokens=20", f"--mesh={mesh}", *options)
             run.succeeds()
             prompt = options[0][9:] if options[0].startswith("--prompt=") else "And God said"
             run.check(f"\n\n{prompt}" in run.out, "the sample begins with the prompt")
-    one, four = (p.gpt("--sample=20", f"--mesh={mesh}").out.split("A sample")[-1] for mesh in ["d=1,t=1", "d=2,t=2"])
+    one, four = (p.gpt("--max-tokens=20", f"--mesh={mesh}").out.split("A sample")[-1] for mesh in ["d=1,t=1", "d=2,t=2"])
     check(one == four, "the sample is the same on every mesh", one + four)
 
 
@@ -214,16 +284,39 @@ def mlp(p):
     losses = [float(x) for x in re.findall(r"^step +\d+  loss (\d+\.\d+)$", threads.out, re.M)]
     threads.check(len(losses) == 6 and losses[-1] < 0.1 * losses[0], "the loss falls")
     threads.check("f32[in hidden1/d] on mesh d=8" in threads.out, "the sharding is drawn")
+    run = p.run("mlp_fsdp", ["--mesh", "d=2"])
+    run.succeeds()
+    run.check("on mesh d=2" in run.out, "--mesh chooses the mesh")
+    run = p.run("mlp_fsdp", ["--help"])
+    run.succeeds()
+    run.check(run.out == "usage: mlp_fsdp [--mesh d=N]\n", "--help prints the usage and nothing else")
+    for option in ["--foo", "--mesh", "stray"]:
+        p.run("mlp_fsdp", [option]).fails(2, option, "usage: mlp_fsdp")
+    p.run("mlp_fsdp", ["--mesh=t=2"]).fails(2, "--mesh", "--mesh d=4")
+    output_errors(p)
     if p.mpiexec:
         run = p.run("mlp_fsdp", [], ranks=2)
         run.succeeds()
         run.check([float(x) for x in re.findall(r"loss (\d+\.\d+)", run.out)] == losses, "the losses as on threads")
-        # Each rank names itself and its device, so the messages differ.
-        run = p.run("mlp_fsdp", [], ranks=3)
-        run.check(run.status == 1 and run.errors, "fails")
-        for error in run.errors:
-            words = ["hidden1/d", "does not divide evenly into 3 blocks", "choose a multiple of 3"]
-            run.check(all(word in error for word in words), f"says {words}")
+        # All ranks fail alike but for their own place in the mesh: one line.
+        words = ["hidden1/d", "does not divide evenly into 3 blocks", "choose a multiple of 3", "device 0"]
+        p.run("mlp_fsdp", [], ranks=3).fails(1, *words)
+
+
+def output_errors(p):
+    """Output that goes nowhere is an error, and no file takes the place of a closed stream."""
+    def through(redirection):
+        return ["sh", "-c", f'exec "$@" {redirection}', "sh"]
+
+    p.run("mlp_fsdp", [], limits=through(">/dev/full")).fails(1, "cannot write", "No space left on device")
+    p.run("mlp_fsdp", [], limits=through(">&-")).fails(1, "cannot write", "Bad file descriptor")
+    p.run("mlp_fsdp", [], limits=through("<&-")).succeeds()
+    metrics = os.path.join(p.folder, "closed.jsonl")
+    run = p.gpt(f"--metrics={metrics}", limits=through("<&- >&- 2>&-"))
+    run.check(run.status == 1, "closed streams: output is lost, status 1")
+    with open(metrics) as file:
+        lines = file.read().splitlines()
+    run.check(len(lines) == 2 and all(line.startswith("{") for line in lines), "--metrics holds JSON alone")
 
 
 def mistakes(p):
@@ -232,32 +325,33 @@ def mistakes(p):
     wrong = [
         (["--colour=red"], ["--colour", "--help"]),
         (["stray"], ["stray", "--help"]),
-        (["--steps=0"], ["--steps", "--help"]),
+        (["--steps=-1"], ["--steps", "--help"]),
         (["--steps=many"], ["--steps", "--help"]),
         (["--batch=-8"], ["--batch", "--help"]),
         (["--batch=99999999999999999999"], ["--batch", "--help"]),
         (["--seq=0"], ["--seq", "--help"]),
-        (["--sample=-1"], ["--sample", "--help"]),
+        (["--max-tokens=-1"], ["--max-tokens", "--help"]),
         (["--learning-rate=0"], ["--learning-rate", "--help"]),
         (["--learning-rate=nan"], ["--learning-rate", "finite"]),
         (["--clip=nan"], ["--clip", "finite"]),
-        (["--sample=99999999999999999999"], ["--sample", "--help"]),
+        (["--max-tokens=99999999999999999999"], ["--max-tokens", "--help"]),
         (["--temperature=inf"], ["--temperature", "finite"]),
         (["--weight-decay=nan"], ["--weight-decay", "finite"]),
         (["--seed=-1"], ["--seed", "--help"]),
         ([f"--data={nowhere}"], ["nowhere/file", "--data"]),
-        ([f"--data={p.folder}"], [p.folder, "--data"]),
+        ([f"--data={p.folder}"], [p.folder, "flat-tokens", "--stream"]),
         (["--data="], ["--data"]),
         ([f"--metrics={nowhere}"], ["nowhere/file", "--metrics"]),
         (["--seq=1000000"], ["text.txt", "--seq", "longer text"]),
         (["--seq=9223372036854775807"], ["--seq", "16777216", "--help"]),
-        (["--batch=16777216", "--seq=16777216"], ["text.txt", "--seq", "longer text"]),
+        (["--batch=16777216", "--seq=16777216"], ["--batch", "--seq", "2^31"]),
         (["--batch=6", "--mesh=d=4,t=1"], ["--batch 6", "d = 4", "choose a multiple of 4"]),
+        (["--batch=8", "--microbatches=3"], ["--batch 8", "--microbatches 3", "multiple of 3"]),
+        (["--batch=8", "--microbatches=4", "--mesh=d=4,t=1"], ["--microbatches 4", "d = 4", "multiple of 4"]),
         (["--d-model=18", "--mesh=d=2,t=2"], ["--d-model 18", "d*t = 4", "choose a multiple of 4"]),
         (["--n-kv=2", "--mesh=d=1,t=4"], ["--n-kv 2", "t = 4", "choose a multiple of 4"]),
         (["--d-ff=10", "--n-kv=4", "--mesh=d=1,t=4"], ["--d-ff 10", "t = 4", "choose a multiple of 4"]),
         (["--d-head=3"], ["--d-head 3", "choose a multiple of 2"]),
-        (["--d-model=12", "--n-kv=3", "--d-ff=12", "--mesh=d=1,t=3"], ["t = 3", "vocabulary", "choose"]),
         (["--mesh=d=2"], ["--mesh", "d=4,t=2"]),
         (["--mesh=t=1,d=2"], ["--mesh", "d=4,t=2"]),
         (["--mesh=d=2,t=1,p=1"], ["--mesh", "d=4,t=2"]),
@@ -300,7 +394,7 @@ def main():
     begin = time.time()
     with tempfile.TemporaryDirectory() as folder:
         p = Programs(options.examples, shlex.split(options.mpiexec), folder)
-        for part in [training, other_options, mlp, mistakes]:
+        for part in [training, resuming, other_options, mlp, mistakes]:
             started = time.time()
             part(p)
             print(f"{part.__name__}: {time.time() - started:.0f} s", flush=True)

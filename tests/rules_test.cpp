@@ -655,7 +655,7 @@ TEST_CASE("rules: ops along a dim") {
           "the summand of one device; reduce it first, with a `reduce_scatter` or `all_reduce<\"A V +t -> A V\">` "
           "(communicate)");
   illegal(rules::along("softmax", "X", "A V"), "softmax<`X`>: the operand `A V` has no dim `X`");
-  illegal(rules::along("softmax", "V/t", "A V/t"), "softmax<`V/t`>: name the dim only, without axes: `V/t`");
+  illegal(rules::along("softmax", "V/t", "A V/t"), "softmax<`V/t`>: name the dim only, without axes: `V`");
   illegal(rules::along("softmax", "2", "2 2"), "softmax<`2`>: integer dim `2` stands twice; `rename` it first (free)");
   legal(rules::rope("L", "D", "B/d L Q K/t D"), "B/d L Q K/t D");
   legal(rules::rope("L", "D", "L/t D"), "L/t D");
@@ -790,7 +790,7 @@ TEST_CASE("rules: the mesh, the loss, weights, gradients") {
   illegal(rules::mesh("d/t"), "mesh `d/t`: write the names of the axes, separated by spaces; sizes come at run time");
   illegal(rules::mesh(""), "mesh `\"\"`: write the names of the axes, separated by spaces; sizes come at run time");
   illegal(rules::mesh("2"), "mesh `2`: write the names of the axes, separated by spaces; sizes come at run time");
-  illegal(rules::mesh("d d"), "mesh `d d`: dim `d` stands twice: rename one of the two");
+  illegal(rules::mesh("d d"), "mesh `d d`: axis `d` stands twice");
   illegal(rules::mesh("a b c d e f g"), "mesh `a b c d e f g`: a mesh has at most 6 axes");
   legal(rules::on_mesh("d t", "M/t/d"), "M/t/d");
   illegal(rules::on_mesh("d t", "M/x"),
@@ -914,9 +914,59 @@ TEST_CASE("rules: types") {
   legal(rules::same_dtype("logical_and", DType::bool_, DType::bool_), "");
   illegal(rules::same_dtype("logical_or", DType::f32, DType::f32),
           "logical_or: the operands are f32, not bool_; compare them first, e.g. `not_equal`");
-  legal(rules::same_dtype("einsum_unreduced", DType::bf16, DType::bf16), "");
-  illegal(rules::same_dtype("einsum_unreduced", DType::i32, DType::i32),
+  legal(rules::einsum_dtype(DType::bf16, DType::f32), "");
+  legal(rules::einsum_dtype(DType::f32, DType::bf16), "");
+  legal(rules::einsum_dtype(DType::f64, DType::f64), "");
+  illegal(rules::einsum_dtype(DType::i32, DType::i32),
           "einsum_unreduced: the operands are i32, not floating; write `cast<f32>` of them first");
+  illegal(rules::einsum_dtype(DType::f32, DType::i32),
+          "einsum_unreduced: the sums of f32 cannot be had as i32, only as f32 or bf16; write `cast<i32>` of the "
+          "result or of the operands");
+  illegal(
+      rules::einsum_dtype(DType::f64, DType::bf16),
+      "einsum_unreduced: the sums of f64 cannot be had as bf16, only as f64; write `cast<bf16>` of the result or of "
+      "the operands");
+  legal(rules::floating_dtype("exp", DType::bf16), "");
+  illegal(rules::floating_dtype("exp", DType::i32),
+          "exp: the operand is i32, not floating; write `cast<f32>` of it first");
+  illegal(rules::floating_dtype("random_normal", DType::i32),
+          "random_normal: random numbers are floating, not i32; draw f32 and `cast` them");
+  legal(rules::arithmetic_dtype("+", DType::u8), "");
+  illegal(rules::arithmetic_dtype("+", DType::bool_),
+          "+: the operand is bool_, which has no arithmetic; write `cast<f32>` of it first");
+  legal(rules::reduced_dtype("sum", DType::u32), "");
+  illegal(rules::reduced_dtype("sum", DType::u8),
+          "sum: the operand is u8, which is not reduced; write `cast<i32>` of it first");
+  legal(rules::index_dtype("index_unreduced", DType::u32), "");
+  illegal(rules::index_dtype("index_unreduced", DType::u8),
+          "index_unreduced: the indices are u8, not i32 or u32; write `cast<i32>` of them first");
+  legal(rules::condition_dtype("where", DType::bool_), "");
+  illegal(rules::condition_dtype("where", DType::f32),
+          "where: the condition is f32, not bool_; compare it first, e.g. `greater(x, 0.0)`");
+}
+TEST_CASE("calls that lack something or are the wrong way round", "[rules]") {
+  illegal(
+      rules::no_op_spec("all_gather", "A/t"),
+      "all_gather: the op spec is missing: write what goes in and what comes out, `all_gather<\"A/t -> result\">(x)`");
+  illegal(
+      rules::no_op_spec2("einsum_unreduced", "A", "B"),
+      "einsum_unreduced: the op spec is missing: write what goes in and what comes out, `einsum_unreduced<\"A, B -> "
+      "result\">(x, y)`");
+  illegal(rules::no_tree_field("rate"),
+          "the field `rate` of a struct of tensors is no tensor, Array or struct of them; keep it elsewhere, as in an "
+          "argument of its own");
+  legal(rules::callable(true, 1), "");
+  illegal(rules::callable(false, 1),
+          "value_and_grad: the function does not take the weights and 1 more argument in this order; write "
+          "value_and_grad(mesh, f, weights, arguments...) for f(weights, arguments...)");
+  illegal(rules::einsum("A B, B C -> A C", "B C", "A B"),
+          "einsum_unreduced<`A B, B C -> A C`>: the operands are swapped: the first is `B C`, the second `A B`; swap "
+          "them in the call or in the op spec");
+  illegal(rules::along("softmax", "B/d M -> B/d M", "B/d M"),
+          "softmax<`B/d M -> B/d M`>: this op takes the name of one dim of the operand `B/d M`, not an op spec");
+  illegal(rules::along("softmax", "M/t", "B/d M"), "softmax<`M/t`>: name the dim only, without axes: `M`");
+  illegal(rules::mesh("d t d"), "mesh `d t d`: axis `d` stands twice");
+  legal(rules::mesh("d dd"), "d dd");
 }
 // ---- laws, over every small spec ----
 

@@ -6,11 +6,17 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
+
+#include "shardlib/error.hpp"
 
 namespace shardlib {
 
@@ -57,13 +63,16 @@ class Pool : public std::enable_shared_from_this<Pool> {
     std::size_t reserved = 0;  ///< bytes taken from the system
   };
 
-  static std::shared_ptr<Pool> make() { return std::shared_ptr<Pool>(new Pool); }
+  static std::shared_ptr<Pool> make() { return std::shared_ptr<Pool>(new Pool(false)); }
+  /// A pool that accounts for memory that is not there: nobody may read or write what it hands out. For dry runs.
+  static std::shared_ptr<Pool> make_phantom() { return std::shared_ptr<Pool>(new Pool(true)); }
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
   ~Pool() { trim(); }
 
-  /// Uninitialised memory, aligned to 64 bytes.
+  /// Uninitialised memory, aligned to 64 bytes. Throws Error when there is not enough.
   Buffer allocate(std::size_t bytes) {
+    if (bytes > std::numeric_limits<std::size_t>::max() / 2) fail(bytes);  // no room to round up, nor in any machine
     const std::size_t rounded = round(bytes);
     std::byte* data = take(rounded);
     auto lease = std::shared_ptr<void>(
@@ -71,6 +80,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
     return Buffer(data, bytes, std::move(lease));
   }
 
+  [[nodiscard]] bool is_phantom() const { return phantom_; }
   [[nodiscard]] Stats stats() const {
     const std::lock_guard lock(mutex_);
     return stats_;
@@ -84,7 +94,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
     const std::lock_guard lock(mutex_);
     for (auto& [bytes, blocks] : free_) {
       for (std::byte* p : blocks) {
-        Kokkos::kokkos_free<Kokkos::HostSpace>(p);
+        if (!phantom_) Kokkos::kokkos_free<Kokkos::HostSpace>(p);
         stats_.reserved -= bytes;
       }
     }
@@ -92,22 +102,59 @@ class Pool : public std::enable_shared_from_this<Pool> {
   }
 
  private:
-  Pool() = default;
+  explicit Pool(bool phantom) : phantom_(phantom) {}
   static std::size_t round(std::size_t bytes) {
     const std::size_t unit = bytes > 65536 ? 4096 : 64;
     return std::max<std::size_t>(unit, (bytes + unit - 1) / unit * unit);
   }
+  [[noreturn]] void fail(std::size_t bytes) const {
+    throw Error("out of memory: " + std::to_string(bytes) + " bytes wanted, " + std::to_string(stats().live) +
+                " in use by this device's pool: use smaller sizes, or more devices");
+  }
   std::byte* take(std::size_t bytes) {
+    std::byte* p = take_free(bytes);
+    if (p == nullptr) p = from_system(bytes);
+    if (p == nullptr) {
+      trim();  // free blocks of other sizes may be what is lacking
+      p = from_system(bytes);
+    }
+    if (p == nullptr) fail(bytes);
+    return p;
+  }
+  std::byte* take_free(std::size_t bytes) {
     const std::lock_guard lock(mutex_);
-    stats_.live += bytes;
-    stats_.peak = std::max(stats_.peak, stats_.live);
-    if (auto it = free_.find(bytes); it != free_.end() && !it->second.empty()) {
-      std::byte* p = it->second.back();
-      it->second.pop_back();
+    const auto it = free_.find(bytes);
+    if (it == free_.end() || it->second.empty()) return nullptr;
+    std::byte* p = it->second.back();
+    it->second.pop_back();
+    count(bytes);
+    return p;
+  }
+  /// Null when the system has no more.
+  std::byte* from_system(std::size_t bytes) {
+    std::byte* p = nullptr;
+    if (phantom_) {
+      const std::lock_guard lock(mutex_);
+      p = reinterpret_cast<std::byte*>(next_phantom_);
+      next_phantom_ += bytes;
+      stats_.reserved += bytes;
+      count(bytes);
       return p;
     }
+    try {
+      p = static_cast<std::byte*>(Kokkos::kokkos_malloc<Kokkos::HostSpace>("shardlib", bytes));
+    } catch (const std::exception&) {  // of a type that differs between versions of Kokkos
+      return nullptr;
+    }
+    const std::lock_guard lock(mutex_);
     stats_.reserved += bytes;
-    return static_cast<std::byte*>(Kokkos::kokkos_malloc<Kokkos::HostSpace>("shardlib", bytes));
+    count(bytes);
+    return p;
+  }
+  /// Under the mutex.
+  void count(std::size_t bytes) {
+    stats_.live += bytes;
+    stats_.peak = std::max(stats_.peak, stats_.live);
   }
   void give(std::byte* p, std::size_t bytes) {
     const std::lock_guard lock(mutex_);
@@ -118,6 +165,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   mutable std::mutex mutex_;
   std::map<std::size_t, std::vector<std::byte*>> free_;
   Stats stats_;
+  bool phantom_;
+  std::uintptr_t next_phantom_ = std::uintptr_t{1} << 62;  ///< where no program has memory: an access is a fault
 };
 
 }  // namespace shardlib

@@ -96,17 +96,20 @@ class Backend {
   /// The communicator over `members` (device indices in rank order), seen from `rank`. Only the members take part.
   virtual std::unique_ptr<Communicator> group(const std::vector<int>& members, int rank,
                                               const std::shared_ptr<Pool>& pool) = 0;
+  /// True of a backend whose devices are not there: see comm/dry.hpp.
+  [[nodiscard]] virtual bool is_dry() const { return false; }
 };
 
 /// One device of a mesh, used by one thread at a time. Lives as long as any tensor on it.
 class Device {
  public:
-  /// `backend` may be null on a mesh of one device.
+  /// Programs get theirs from `launch`. Without a backend a device cannot communicate: groups of several throw Error.
   Device(std::vector<AxisSize> axes, int index, std::shared_ptr<Backend> backend = nullptr, int threads = 1)
       : axes_(std::move(axes)),
         index_(index),
         count_(device_count(axes_)),
         threads_(threads),
+        pool_(backend && backend->is_dry() ? Pool::make_phantom() : Pool::make()),
         backend_(std::move(backend)) {
     int rest = index;
     for (auto axis = axes_.rbegin(); axis != axes_.rend(); ++axis) {
@@ -138,8 +141,13 @@ class Device {
     auto [members, rank] = members_along(axes);
     auto& communicator = groups_[members];
     if (!communicator) {
-      communicator =
-          members.size() == 1 ? std::make_unique<SingleCommunicator>() : backend_->group(members, rank, pool_);
+      if (members.size() > 1 && !backend_) {
+        throw Error("group of " + std::to_string(members.size()) +
+                    " devices: this device was made without a backend, so " + "it cannot communicate (" + describe() +
+                    "): devices that do come from launch");
+      }
+      communicator = members.size() == 1 && !is_dry() ? std::make_unique<SingleCommunicator>()
+                                                      : backend_->group(members, rank, pool_);
     }
     by_axes_.emplace_back(std::vector<std::string>(axes.begin(), axes.end()), communicator.get());
     return *communicator;
@@ -149,7 +157,9 @@ class Device {
   }
 
   [[nodiscard]] const std::shared_ptr<Pool>& pool() const { return pool_; }
-  [[nodiscard]] Exec exec() const { return {.pool = pool_.get(), .threads = threads_}; }
+  [[nodiscard]] Exec exec() const { return {.pool = pool_.get(), .threads = threads_, .dry = is_dry()}; }
+  /// A device of a dry run: all is counted, nothing computed, and tensors have no elements to look at.
+  [[nodiscard]] bool is_dry() const { return pool_->is_phantom(); }
 
   /// "device 3 (d=1,t=1) of mesh d=4,t=2"
   [[nodiscard]] std::string describe() const {
@@ -215,7 +225,7 @@ class Device {
   int index_;
   int count_;
   int threads_;
-  std::shared_ptr<Pool> pool_ = Pool::make();
+  std::shared_ptr<Pool> pool_;
   std::shared_ptr<Backend> backend_;
   std::map<std::vector<int>, std::unique_ptr<Communicator>> groups_;
   std::vector<std::pair<std::vector<std::string>, Communicator*>> by_axes_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <bit>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -34,7 +35,9 @@ struct bool_ {
   std::uint8_t byte = 0;
 
   constexpr bool_() = default;
-  constexpr bool_(bool value) : byte(value ? 1 : 0) {}   // NOLINT(google-explicit-constructor): `true` is a bool_
+  /// From bool alone: pointers and numbers would convert to bool first.
+  template <std::same_as<bool> B>
+  constexpr bool_(B value) : byte(value ? 1 : 0) {}      // NOLINT(google-explicit-constructor): `true` is a bool_
   constexpr operator bool() const { return byte != 0; }  // NOLINT(google-explicit-constructor)
 };
 
@@ -94,8 +97,6 @@ concept dtype = requires {
 };
 template <class T>
 concept floating = dtype<T> && is_floating(dtype_of<T>::value);
-template <class T>
-concept integral_dtype = dtype<T> && !is_floating(dtype_of<T>::value) && !std::is_same_v<T, bool_>;
 
 /// The type sums are taken in: f32 for bf16, the type itself otherwise.
 template <dtype T>

@@ -1,10 +1,11 @@
-// Where local math runs: how many CPU threads, and the pool that scratch memory comes from.
+// Where local math runs: how many CPU threads, and the pool that scratch memory comes from; or nowhere, in a dry run.
 #pragma once
 
 #include <Kokkos_Core.hpp>
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 
 #include "shardlib/buffer.hpp"
@@ -15,10 +16,14 @@ namespace shardlib {
 struct Exec {
   Pool* pool = nullptr;
   int threads = 1;  ///< CPU threads that a kernel may use; 1 when devices are threads of one process
+  /// A dry run: memory is not there. Kernels check their arguments and take their scratch, for the pool to count, and
+  /// touch nothing. All their loops go through the functions below or ask this first.
+  bool dry = false;
 
   /// Runs f(i) for i in [0, n), in parallel where the space and `threads` allow. Iterations must be independent.
   template <class F>
   void for_each(std::int64_t n, F&& f) const {
+    if (dry) return;
     using Index = Kokkos::IndexType<std::int64_t>;
 #if defined(KOKKOS_ENABLE_OPENMP)
     if (threads > 1) {
@@ -31,6 +36,12 @@ struct Exec {
 #else  // a Kokkos without the serial space (Debian sid's); its OpenMP space is not for several threads at once
     for (std::int64_t i = 0; i < n; ++i) f(i);
 #endif
+  }
+  void zero(void* to, std::size_t bytes) const {
+    if (!dry) std::memset(to, 0, bytes);
+  }
+  void copy(void* to, const void* from, std::size_t bytes) const {
+    if (!dry) std::memcpy(to, from, bytes);
   }
 };
 

@@ -11,11 +11,26 @@
 #include <string_view>
 #include <vector>
 
-#include "shardlib/value.hpp"
+#include "shardlib/tape.hpp"
 
 namespace shardlib {
 
-/// "f32[B/d=8 L=16 +t] on device 3 (d=1,t=1) of mesh d=4,t=2: block 2x16, min -1.2, max 3.4, mean 0.1"
+namespace detail {
+
+/// This device's elements without padding.
+template <dtype D, Spec S>
+std::vector<D> true_values(const Tensor<D, S>& x) {
+  const Extents extents = true_extents(*x.value());
+  std::vector<D> values(static_cast<std::size_t>(product(extents)));
+  kernels::copy_strided(x.device()->exec(), sizeof(D), view(extents), x.span().data(),
+                        kernels::row_major(view(x.value()->local)), values.data(), kernels::row_major(view(extents)));
+  return values;
+}
+
+}  // namespace detail
+
+/// "f32[B/d=8 L=16 +t] on device 3 (d=1,t=1) of mesh d=4,t=2: block 2x16, min -1.2, max 3.4, mean 0.1"; a padded dim is
+/// "V/t=50257 (padded to 50304)". The block's extents are those stored; what the padding holds is not looked at.
 template <dtype D, Spec S>
 std::string describe(const Tensor<D, S>& x) {
   const TensorSpec& spec = detail::parsed<S>;
@@ -23,14 +38,14 @@ std::string describe(const Tensor<D, S>& x) {
   for (int i = 0; i < spec.rank(); ++i) {
     if (i > 0) text += ' ';
     text += to_string(spec.dims[i]).view();
-    if (x && !spec.dims[i].is_integer()) text += fmt::format("={}", x.global_extents()[static_cast<std::size_t>(i)]);
+    if (x && !spec.dims[i].is_integer()) text += "=" + detail::to_string(x.value()->global[i]);
   }
   for (auto axis : spec.partial) text += fmt::format("{}+{}", text.back() == '[' ? "" : " ", axis);
   text += ']';
   if (!x) return text + " (empty)";
   text += fmt::format(" on {}: block {}", x.device()->describe(),
                       spec.rank() == 0 ? std::string("of one") : fmt::format("{}", fmt::join(x.local_extents(), "x")));
-  const auto values = x.span();
+  const auto values = detail::true_values(x);
   if (values.empty()) return text + ", empty";
   double low = std::numeric_limits<double>::infinity(), high = -low, sum = 0;
   std::size_t bad = 0;
@@ -101,8 +116,11 @@ std::string visualize_sharding(const Tensor<D, S>& x) {
     }
     return line + "\n";
   };
-  std::string text =
-      fmt::format("{}[{}] on mesh {}\n", name(dtype_v<D>), std::string_view(S), to_string(device.axes()));
+  std::string text = fmt::format("{}[{}] on mesh {}", name(dtype_v<D>), std::string_view(S), to_string(device.axes()));
+  for (int i = 0; i < spec.rank(); ++i)
+    if (const DimSize size = x.value()->global[i]; size.is_padded())
+      text += fmt::format(", {}={}", spec.dims[i].name, detail::to_string(size));
+  text += "\n";
   const auto pictures = static_cast<std::int64_t>(labels.size()) / (rows * columns);
   for (std::int64_t p = 0; p < pictures; ++p) {
     if (pictures > 1) {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <set>
 #include <string>
 #include <tuple>
@@ -35,12 +34,16 @@ constexpr bool is_tree() {
 }
 
 using LeafChange = std::function<ValuePtr(const ValuePtr&, const Path&)>;
-/// A copy of an argument with each leaf replaced by f(leaf, path); what is no tree is copied.
+/// A copy of an argument with each leaf replaced by f(leaf, path); what is no tree is copied. A leaf that holds nothing
+/// stays so, but is an error of the op `weights_of` where that is given.
 template <class T>
-[[gnu::noinline]] T with_leaves(const T& x, const LeafChange& f) {
+[[gnu::noinline]] T with_leaves(const T& x, const LeafChange& f, const char* weights_of = nullptr) {
   T copy = x;
-  const auto change = [&f](const Path& path, auto& leaf) {
-    if (leaf) leaf = std::remove_cvref_t<decltype(leaf)>(f(leaf.value(), path));
+  const auto change = [&]<class D, Spec S>(const Path& path, Tensor<D, S>& leaf) {
+    if (leaf)
+      leaf = Tensor<D, S>(f(leaf.value(), path));
+    else if (weights_of != nullptr)
+      fail_empty(dtype_v<D>, S, std::string(weights_of) + ": the weight `" + path.text() + "`, ");
   };
   if constexpr (is_tree<T>()) visit(change, {}, copy);
   return copy;
@@ -102,7 +105,7 @@ std::vector<ValuePtr> replay(const F& f, const Args& args, const std::vector<boo
 }
 
 template <class R>
-requires any_result<R>
+  requires any_result<R>
 struct checkpoint_hook<R> {
   template <class F, class... Args>
   static R run(const F& f, const Args&... args) {
@@ -152,21 +155,29 @@ struct checkpoint_hook<R> {
 };
 
 template <class R>
-requires any_result<R>
+  requires any_result<R>
 struct value_and_grad_hook<R> {
   template <class M, class F, class W, class... Args>
   static R run(const M& mesh, F& f, const W& weights, const Args&... args) {
     std::vector<Slot> leaves;
-    const W tracked = with_leaves(weights, [&](const ValuePtr& value, const Path& path) {
+    const LeafChange track = [&](const ValuePtr& value, const Path& path) {
       auto leaf = as_leaf(*value);
       leaf->label = path.text();
       leaves.push_back(leaf->slot);
       return leaf;
-    });
+    };
+    const W tracked = with_leaves(weights, track, "value_and_grad");
+    State& s = state(mesh.device());
+    const auto live = [&] { return mesh.device()->pool()->stats().live; };
+    const std::size_t before = live();
+    s.pass = State::Pass::forward;
     const auto loss = f(tracked, args...);
+    s.kept = std::max(live(), before) - before;
+    s.pass = State::Pass::backward;
     using Loss = std::remove_const_t<decltype(loss)>;
     const auto one = full<typename Loss::value_type, "">(mesh, {}, 1.0);
     auto cotangents = backward({{loss.value()->slot, one.value()}}, leaves);
+    s.pass = State::Pass::none;
     R result{Loss(detached(*loss.value())), {}};
     if constexpr (is_array<W>) result.second.resize(weights.size());
     std::size_t i = 0;
@@ -178,12 +189,11 @@ struct value_and_grad_hook<R> {
   template <class M, class W, class G>
   static void collect(const M& mesh, const W& weights, G& grads, std::vector<ValuePtr>& cotangents, std::size_t& i) {
     if constexpr (is_tensor<W>) {
-      if (!weights) return;
       auto& ct = cotangents[i++];
       if (!ct) {  // the loss does not depend on it
         auto zero = detached(*weights.value());
         zero->storage = std::make_shared<Storage>(Storage{allocate(*zero), nullptr});
-        std::memset(zero->data().data(), 0, zero->bytes());
+        zero->device->exec().zero(zero->data().data(), zero->bytes());
         ct = zero;
       }
       grads = typed<G>(ct);
@@ -193,8 +203,7 @@ struct value_and_grad_hook<R> {
     } else {
       [&]<std::size_t... I>(std::index_sequence<I...>) {
         (collect<M>(mesh, std::get<I>(fields(weights)), std::get<I>(fields(grads)), cotangents, i), ...);
-      }
-      (std::make_index_sequence<tree_width<W>>{});
+      }(std::make_index_sequence<tree_width<W>>{});
     }
   }
 };

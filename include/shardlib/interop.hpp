@@ -27,6 +27,8 @@ struct pointers<T, 0> {
 
 }  // namespace detail
 
+// All of these see a block as it is stored: padding is part of it.
+
 /// This device's block as a row-major Eigen matrix: the last dim makes the columns, all others the rows.
 template <dtype D, Spec S>
 auto as_eigen(const Tensor<D, S>& x) {
@@ -51,8 +53,8 @@ auto as_kokkos(const Tensor<D, S>& x) {
 }
 
 /// A tensor over memory that the caller owns: this device's block, row-major. The memory must stay, unchanged, as long
-/// as the tensor and what was computed from it are used; `owner` can see to that. `from_memory<f32, "B/d M">(mesh,
-/// {{"B", 8}, {"M", 4}}, block)`
+/// as the tensor and what was computed from it are used; `owner` can see to that. Padding is part of the block and must
+/// be zero, which is checked. `from_memory<f32, "B/d M">(mesh, {{"B", 8}, {"M", 4}}, block)`
 template <dtype D, Spec S, Spec A>
 Tensor<D, S> from_memory(const Mesh<A>& mesh, Sizes sizes, std::span<const D> block,
                          std::shared_ptr<void> owner = nullptr) {
@@ -63,6 +65,16 @@ Tensor<D, S> from_memory(const Mesh<A>& mesh, Sizes sizes, std::span<const D> bl
   if (value->count() != static_cast<std::int64_t>(block.size()))
     throw Error(op.describe() + ": the block of this device has " + std::to_string(value->count()) +
                 " elements, the memory " + std::to_string(block.size()) + " (" + mesh.device()->describe() + ")");
+  detail::for_each_padding(*value, [&](auto extents, std::int64_t offset, auto strides) {
+    kernels::Nest<1> nest;
+    for (std::size_t i = 0; i < extents.size(); ++i) nest.push(extents[i], {strides[i]});
+    kernels::Walk<1> walk(nest, 0);
+    for (std::int64_t i = 0; i < nest.count(); ++i, walk.next())
+      if (const auto at = offset + walk.offsets[0]; !(block[static_cast<std::size_t>(at)] == D{}))
+        throw Error(op.describe() + ": element " + std::to_string(at) +
+                    " of the memory is padding, but not zero; clear the padding first (" + mesh.device()->describe() +
+                    ")");
+  });
   value->storage->buffer = Buffer(const_cast<D*>(block.data()), block.size_bytes(), std::move(owner));
   return Tensor<D, S>(std::move(value));
 }

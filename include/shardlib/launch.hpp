@@ -3,14 +3,18 @@
 
 #include <Kokkos_Core.hpp>
 
+#include <fcntl.h>
 #include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <functional>
+#include <future>
 #include <initializer_list>
 #include <iostream>
 #include <memory>
@@ -25,6 +29,7 @@
 #if defined(SHARDLIB_WITH_MPI)
 #include "shardlib/comm/mpi.hpp"
 #include "shardlib/comm/mpi_process.hpp"
+#include "shardlib/comm/mpi_watch.hpp"
 #endif
 
 /// OpenMP's thread count is per thread. Weak, and under a name of our own: there may be no OpenMP in the program, and
@@ -118,6 +123,7 @@ inline void run_device(const std::shared_ptr<Device>& device, int threads, const
 
 #if defined(SHARDLIB_WITH_MPI)
 inline void launch_rank(const std::vector<AxisSize>& mesh, const DeviceBody& body, const LaunchOptions& options) {
+  const std::uint64_t number = mpi::watch.begin_launch();
   const int count = device_count(mesh);
   const std::string text = mesh.empty() ? "the mesh without axes" : "mesh " + to_string(mesh);
   if (mpi::process.control == MPI_COMM_NULL) throw Error("launch under mpirun: call it inside run_program");
@@ -128,10 +134,10 @@ inline void launch_rank(const std::vector<AxisSize>& mesh, const DeviceBody& bod
   }
   if (world_rank() >= count) return;
   const int threads = options.threads > 0 ? options.threads : threads_per_device(mpi::process.local_size);
-  const auto world = std::make_shared<MpiWorld>();
+  const auto world = std::make_shared<MpiWorld>(number);
   try {
     run_device(std::make_shared<Device>(mesh, world_rank(), world, threads), threads, body);
-    world->drain();
+    world->leave();
   } catch (...) {
     world->fail();
     throw;
@@ -147,7 +153,12 @@ inline void launch_threads(const std::vector<AxisSize>& mesh, const DeviceBody& 
   };
   std::vector<Result> results(static_cast<std::size_t>(count));
   std::vector<std::thread> devices;
-  const auto run = [&](int i) {
+  devices.reserve(results.size());
+  // No device begins before all have a thread: what one allocates may be what another's stack needed.
+  std::promise<bool> all_started;
+  const std::shared_future<bool> go = all_started.get_future().share();
+  const auto run = [&, go](int i) {
+    if (!go.get()) return;
     Result& result = results[static_cast<std::size_t>(i)];
     try {
       run_device(std::make_shared<Device>(mesh, i, world), threads, body);
@@ -165,8 +176,8 @@ inline void launch_threads(const std::vector<AxisSize>& mesh, const DeviceBody& 
     for (int i = 0; i < count; ++i) devices.emplace_back(run, i);
   } catch (const std::exception&) {
     started = false;
-    world->abort();
   }
+  all_started.set_value(started);
   for (std::thread& device : devices) device.join();
   if (!started) {
     throw UsageError("mesh " + to_string(mesh) + ": the system allows no more than " + std::to_string(devices.size()) +
@@ -225,6 +236,14 @@ inline void print_error(const std::string& message) {
   std::fflush(stderr);
 }
 
+/// The message without "(device 1 (d=1) of mesh d=2)", by which alone the same error differs between devices.
+inline std::string without_device(const std::string& message) {
+  const std::size_t begin = message.find(" (device ");
+  const std::size_t mesh = begin == std::string::npos ? begin : message.find(" of mesh ", begin);
+  const std::size_t end = mesh == std::string::npos ? mesh : message.find(')', mesh);
+  return end == std::string::npos ? message : message.substr(0, begin) + message.substr(end + 1);
+}
+
 /// Meets the other ranks and returns what to print here: rank 0 alone speaks when all have failed alike. If only some
 /// have failed, ends the whole job with their message, as the others may wait for them forever.
 inline std::string settle(const Ending& ending) {
@@ -233,7 +252,7 @@ inline std::string settle(const Ending& ending) {
     using mpi::Failures;
     const bool failed = ending.status != 0;
     const auto outcome = failed ? mpi::Outcome::failure : ending.idle ? mpi::Outcome::idle : mpi::Outcome::success;
-    const Failures failures = mpi::compare_failures(outcome, std::hash<std::string>()(ending.message));
+    const Failures failures = mpi::compare_failures(outcome, std::hash<std::string>()(without_device(ending.message)));
     const std::string rank = "rank " + std::to_string(world_rank());
     if (failed && failures == Failures::some) {
       const std::string status = rank + " has returned status " + std::to_string(ending.status);
@@ -246,6 +265,26 @@ inline std::string settle(const Ending& ending) {
   }
 #endif
   return ending.message;
+}
+
+/// Where 0, 1 or 2 are closed, files opened later would take their place and receive what the program prints. Opened
+/// for the wrong direction, so that using them fails as before.
+inline void occupy_standard_streams() {
+  for (const int stream : {0, 1, 2}) {
+    if (fcntl(stream, F_GETFD) != -1 || errno != EBADF) continue;
+    const int opened = open("/dev/null", stream == 0 ? O_WRONLY : O_RDONLY);
+    if (opened != -1 && opened != stream) close(opened);
+  }
+}
+
+/// Why standard output has not taken all that was printed; empty if it has. A reader who left early, as `| head`, has
+/// what he wanted.
+inline std::string output_error() {
+  errno = 0;
+  std::cout.flush();
+  const bool failed = std::fflush(stdout) != 0 || std::ferror(stdout) != 0 || !std::cout;
+  if (!failed || errno == EPIPE) return {};
+  return "cannot write to standard output" + (errno == 0 ? std::string() : ": " + std::string(std::strerror(errno)));
 }
 
 /// Without MPI, copies that mpirun started would all do the same work and overwrite each other's files.
@@ -264,8 +303,10 @@ inline void refuse_copies() {
 }  // namespace detail
 
 /// The body of main: initialises Kokkos and, under mpirun, MPI; runs `program`; returns its status. An exception
-/// becomes one message on stderr and status 2 (UsageError) or 1.
-inline int run_program(int argc, char** argv, const std::function<int()>& program) {
+/// becomes one message on stderr and status 2 (UsageError) or 1; so does standard output that cannot be written
+/// (status 1). Kokkos takes its settings from its environment variables (KOKKOS_NUM_THREADS, ...).
+inline int run_program([[maybe_unused]] int argc, [[maybe_unused]] char** argv, const std::function<int()>& program) {
+  detail::occupy_standard_streams();
   bool finalize_kokkos = false;
   detail::Ending ending;
 #if defined(SHARDLIB_WITH_MPI)
@@ -277,16 +318,19 @@ inline int run_program(int argc, char** argv, const std::function<int()>& progra
     if (under_mpi()) finalize_mpi = detail::mpi::start(&argc, &argv);
 #endif
     if (!Kokkos::is_initialized()) {
-      Kokkos::initialize(argc, argv);
+      Kokkos::initialize();  // its options belong in its environment variables: argv is the program's
       finalize_kokkos = true;
     }
     ending.status = program();
   } catch (...) {
     ending = detail::ending_of(std::current_exception());
   }
-  std::cout.flush();
-  std::fflush(stdout);
   if (const std::string message = detail::settle(ending); !message.empty()) detail::print_error(message);
+  // After the ranks have met: one of them alone may fail here, and none waits for it any more.
+  if (const std::string message = detail::output_error(); !message.empty() && ending.status == 0) {
+    detail::print_error(message);
+    ending.status = 1;
+  }
   if (finalize_kokkos) Kokkos::finalize();
 #if defined(SHARDLIB_WITH_MPI)
   detail::mpi::stop(finalize_mpi);

@@ -50,12 +50,35 @@ T cos(T x) {
   return std::cos(x);
 }
 template <real T>
+T erf(T x) {
+  return kernels::fast_erf(x);
+}
+template <real T>
 T maximum(T a, T b) {
   return a < b ? b : a;
 }
 template <real T>
 T minimum(T a, T b) {
   return b < a ? b : a;
+}
+
+namespace detail {
+/// A number and one of another type, such as a constant: they convert as for +.
+template <class A, class B>
+concept mixed_numbers =
+    std::is_arithmetic_v<A> && std::is_arithmetic_v<B> && !std::is_same_v<A, B> && (is_real<A> || is_real<B>);
+}  // namespace detail
+template <class A, class B>
+requires detail::mixed_numbers<A, B>
+auto maximum(A a, B b) {
+  using T = std::common_type_t<A, B>;
+  return maximum(static_cast<T>(a), static_cast<T>(b));
+}
+template <class A, class B>
+requires detail::mixed_numbers<A, B>
+auto minimum(A a, B b) {
+  using T = std::common_type_t<A, B>;
+  return minimum(static_cast<T>(a), static_cast<T>(b));
 }
 
 /// A value and its derivatives by N inputs.
@@ -114,6 +137,10 @@ struct Jet {
   friend Jet abs(const Jet& a) { return a.value < T(0) ? -a : a; }
   friend Jet sin(const Jet& a) { return chain(a, shardlib::sin(a.value), shardlib::cos(a.value)); }
   friend Jet cos(const Jet& a) { return chain(a, shardlib::cos(a.value), -shardlib::sin(a.value)); }
+  friend Jet erf(const Jet& a) {
+    const T slope = T(1.1283791670955126) * shardlib::exp(-a.value * a.value);  // 2 / sqrt(pi)
+    return chain(a, shardlib::erf(a.value), slope);
+  }
   friend Jet maximum(const Jet& a, const Jet& b) { return a.value < b.value ? b : a; }
   friend Jet minimum(const Jet& a, const Jet& b) { return b.value < a.value ? b : a; }
 };

@@ -22,6 +22,7 @@
 #include "shardlib/tape.hpp"   // reverse-mode differentiation
 #include "shardlib/ops/collectives.hpp"
 #include "shardlib/ops/create.hpp"
+#include "shardlib/ops/dropout.hpp"
 #include "shardlib/ops/einsum.hpp"
 #include "shardlib/ops/elementwise.hpp"
 #include "shardlib/ops/index.hpp"
@@ -34,4 +35,5 @@
 #include "shardlib/spmd.hpp"     // host arrays in and out
 #include "shardlib/interop.hpp"  // Eigen, Kokkos, the user's memory
 #include "shardlib/format.hpp"   // fmt, visualize_sharding
-#include "shardlib/optim.hpp"    // learning-rate schedules
+#include "shardlib/optim.hpp"    // AdamW, global norm
+#include "shardlib/schedule.hpp"

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
@@ -15,7 +14,10 @@
 #include <utility>
 #include <vector>
 
+#include "shardlib/bindings.hpp"
 #include "shardlib/kernels/elementwise.hpp"
+#include "shardlib/observe.hpp"
+#include "shardlib/padding.hpp"
 #include "shardlib/value.hpp"
 
 namespace shardlib::detail {
@@ -23,7 +25,7 @@ namespace shardlib::detail {
 /// What an operand's VJP needs of the forward pass.
 struct Residuals {
   std::vector<ValuePtr> values;
-  Extents sizes;  ///< the operand's, global
+  GlobalSizes sizes;  ///< the operand's
 };
 using Pull = std::function<ValuePtr(const ValuePtr& cotangent, const Residuals&)>;
 
@@ -47,15 +49,15 @@ struct Node {
 inline void convert(const Value& from, const Value& to) {
   const Exec exec = from.device->exec();
   if (from.dtype == to.dtype)
-    std::memcpy(to.data().data(), from.data().data(), from.bytes());
+    exec.copy(to.storage->buffer.data(), from.data().data(), from.bytes());
   else if (from.dtype == DType::bf16)
     kernels::apply_flat(
         exec, from.count(), [](const bf16& x, f32& y) { y = static_cast<f32>(x); }, from.as<const bf16>(),
-        to.as<f32>());
+        to.storage->buffer.as<f32>());
   else
     kernels::apply_flat(
         exec, from.count(), [](const f32& x, bf16& y) { y = static_cast<bf16>(x); }, from.as<const f32>(),
-        to.as<bf16>());
+        to.storage->buffer.as<bf16>());
 }
 
 /// Sums the cotangents of the uses of one value: in f32, rounded once; in place where nobody else sees the buffer.
@@ -66,6 +68,25 @@ class Accumulator {
       sum_ = std::move(ct);
       return;
     }
+    if (!state(ct->device).observer) return add_to_sum(ct);
+    Value shape = *sum_;
+    shape.made_by = {"accumulate", {}, {}};
+    shape.storage = std::make_shared<Storage>();  // its own, or the sum would seem to be in use
+    observed(shape, [&] {
+      note_read(*sum_);
+      add_to_sum(ct);
+      return sum_->storage->buffer;
+    });
+  }
+  ValuePtr take() {
+    if (!owned_ || sum_->dtype == dtype_) return std::move(sum_);
+    auto narrow = fresh(*sum_, dtype_);
+    convert(*sum_, *narrow);
+    return narrow;
+  }
+
+ private:
+  void add_to_sum(const ValuePtr& ct) {
     if (!owned_) {
       dtype_ = sum_->dtype;
       const DType wide = dtype_ == DType::bf16 ? DType::f32 : dtype_;
@@ -82,17 +103,9 @@ class Accumulator {
       if constexpr (floating<T>)
         kernels::apply_flat(
             ct->device->exec(), ct->count(), [](const T& x, A& sum) { sum += static_cast<A>(x); }, ct->as<const T>(),
-            sum_->as<A>());
+            sum_->storage->buffer.as<A>());
     });
   }
-  ValuePtr take() {
-    if (!owned_ || sum_->dtype == dtype_) return std::move(sum_);
-    auto narrow = fresh(*sum_, dtype_);
-    convert(*sum_, *narrow);
-    return narrow;
-  }
-
- private:
   static std::shared_ptr<Value> fresh(const Value& like, DType dtype) {
     auto value = std::make_shared<Value>(like);
     value->dtype = dtype;
@@ -210,7 +223,8 @@ struct ErasedVjp {
   static constexpr Spec axes = axes_of<Out::spec, X::spec, Saved::spec...>();
   using Cotangent = Dual<Out, axes>;
   using Due = Dual<X, axes>;
-  static constexpr bool with_sizes = std::is_invocable_v<const F&, const Cotangent&, const Saved&..., const Extents&>;
+  static constexpr bool with_sizes =
+      std::is_invocable_v<const F&, const Cotangent&, const Saved&..., const GlobalSizes&>;
 
   [[gnu::cold]] static ValuePtr pull(const F& f, const ValuePtr& ct, const Residuals& saved) {
     return pull(f, ct, saved, std::index_sequence_for<Saved...>{});
@@ -248,8 +262,10 @@ struct EdgeSource {
 };
 template <Op Name, class Out, class X, class F, class... Saved>
 EdgeSource erased(const Vjp<X, F, Saved...>& v) {
-  EdgeSource source{v.x, {}, false, ErasedVjp<Name, Out, X, F, Saved...>::make(v.f)};
   static_assert(sizeof...(Saved) <= 3);
+  EdgeSource source{v.x, {}, false, nullptr};
+  // Integers have no derivative, so the op that their cotangent would need may not exist.
+  if constexpr (floating<typename X::value_type>) source.pull = ErasedVjp<Name, Out, X, F, Saved...>::make(v.f);
   std::copy(v.saved.begin(), v.saved.end(), source.saved.begin());
   return source;
 }
@@ -294,11 +310,15 @@ EdgeSource erased(const VjpOfResult<X, F>& v) {
 /// Makes the bytes of a value: a kernel of the result's shape.
 using Kernel = std::function<Buffer(const Value& out)>;
 
-/// Runs a kernel; what it throws gets the op's name and the device.
+/// Runs a kernel; what it throws gets the op's name and the device. This is where the padding of every result becomes
+/// zero, whatever the op made of it; so sums, einsums and collectives need not know of padding.
 [[gnu::noinline]] inline Buffer run(const Kernel& kernel, const Value& out) {
   count(out);
   try {
-    return kernel(out);
+    Buffer result = observed(out, [&] { return kernel(out); });
+    // A buffer that others hold too is an operand's, passed on, or a collective's: its padding is zero already.
+    if (out.global.is_padded() && result.unique()) zero_padding(out, result);
+    return result;
   } catch (const Error& error) {
     const std::string where = " (" + out.device->describe() + ")";
     // In a replay the operands' ops run within this one, and have said their names.
@@ -329,7 +349,7 @@ constexpr Op transpose_op() {
 
 /// `record` without types: what all ops share.
 [[gnu::noinline]] inline ValuePtr record_erased(const OpInfo& op, const std::shared_ptr<Device>& device, DType dtype,
-                                                const TensorSpec& spec, const Extents& global, Kernel&& kernel,
+                                                const TensorSpec& spec, const GlobalSizes& global, Kernel&& kernel,
                                                 std::span<EdgeSource> sources) {
   auto out = make_value(op, device, dtype, spec, global);
   std::vector<Node::Edge> edges;
@@ -348,8 +368,8 @@ constexpr Op transpose_op() {
 
 /// Records one op: the result's sizes, the kernel, and one vjp(...) per operand.
 template <Op Name, class Out, class... V>
-[[gnu::noinline, gnu::cold]] Out record(const OpInfo& op, const std::shared_ptr<Device>& device, const Extents& global,
-                                        Kernel kernel, const V&... vjps) {
+[[gnu::noinline, gnu::cold]] Out record(const OpInfo& op, const std::shared_ptr<Device>& device,
+                                        const GlobalSizes& global, Kernel kernel, const V&... vjps) {
   std::array<EdgeSource, sizeof...(V)> sources{erased<Name, Out>(vjps)...};
   return Out(record_erased(op, device, dtype_v<typename Out::value_type>, parsed<Out::spec>, global, std::move(kernel),
                            sources));
@@ -373,7 +393,7 @@ UnaryKernel erased_kernel(const K& kernel) {
 
 /// An op of one operand.
 template <Op Name, class Out, class X, class K, class... V>
-Out record_unary(const OpInfo& op, const X& x, const Extents& global, const K& kernel, const V&... vjps) {
+Out record_unary(const OpInfo& op, const X& x, const GlobalSizes& global, const K& kernel, const V&... vjps) {
   return record<Name, Out>(op, x.device(), global, bind_operand(x.value(), erased_kernel(kernel)), vjps...);
 }
 

@@ -4,15 +4,17 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "shardlib/detail/require.hpp"
 #include "shardlib/dtype.hpp"
+#include "shardlib/error.hpp"
 #include "shardlib/rules.hpp"
 #include "shardlib/spec.hpp"
 
@@ -40,14 +42,45 @@ class ValuePtr : public std::shared_ptr<const Value> {
 };
 template <Spec S>
 inline constexpr TensorSpec parsed = parse_tensor(S).spec;
+
+/// For a tensor that holds nothing: a default one, or one moved from. `where` names a leaf of the weights, if it is
+/// one.
+[[noreturn, gnu::noinline, gnu::cold]] inline void fail_empty(DType dtype, std::string_view spec,
+                                                              std::string_view where = {}) {
+  throw Error(std::string(where) + "a tensor `" + std::string(name(dtype)) + "[" + std::string(spec) +
+              "]` was never given a value; make one with an op, as `zeros` or `place`, before it is used");
+}
 }  // namespace detail
 
-/// The size of a name: `{{"batch", 32}, {"in", 8}}`. Sizes are global, before sharding.
+/// The global size of a dim and the size that it is stored with, which the mesh divides: `{50257, 50304}`, or `8` where
+/// they are the same. The padding is at the end, holds zeros, and counts nowhere.
+struct DimSize {
+  std::int64_t size = 0;
+  std::int64_t padded = 0;
+
+  DimSize() = default;
+  /// `padded_to` 0: not padded.
+  constexpr DimSize(std::int64_t n,
+                    std::int64_t padded_to = 0)  // NOLINT(google-explicit-constructor): sizes are numbers
+      : size(n), padded(padded_to == 0 ? n : padded_to) {}
+  [[nodiscard]] constexpr bool is_padded() const { return padded != size; }
+  friend constexpr bool operator==(const DimSize&, const DimSize&) = default;
+};
+
+/// The size of a name, and what it is padded to if it is: `{{"batch", 32}, {"V", 50257, 50304}}`. Sizes are global,
+/// before sharding.
 struct NamedSize {
   std::string_view name;
-  std::int64_t size;
+  std::int64_t size = 0;
+  std::int64_t padded = 0;  ///< 0: not padded
 };
-using Sizes = std::initializer_list<NamedSize>;
+/// Written in place, or put together at run time; the names are views, and belong to the caller.
+using Sizes = std::vector<NamedSize>;
+
+/// The least multiple that is not below the size: `{"V", 50257, round_up(50257, 64)}`
+constexpr std::int64_t round_up(std::int64_t size, std::int64_t multiple) {
+  return (size + multiple - 1) / multiple * multiple;
+}
 
 /// A handle to one device's part of a global array: `Tensor<f32, "B/d L M +t">`. Copies share the values, which never
 /// change. Conversions between specs do not exist: an op has to be written down.
@@ -65,24 +98,30 @@ class Tensor {
   /// A tensor of another type: never legal; says what differs and which op converts it. The check stands in the
   /// noexcept since that is looked at in a decltype too, where no body is.
   template <class D2, Spec S2>
-  requires(!(S2 == S && std::is_same_v<D, D2>))
-      Tensor(const Tensor<D2, S2>&)  // NOLINT(google-explicit-constructor): meant to catch implicit conversions
-  noexcept(detail::checked<rules::assign, dtype_v<D>, S, dtype_v<D2>, S2>::ok) {}
+    requires(!(S2 == S && std::is_same_v<D, D2>))
+  Tensor(const Tensor<D2, S2>&)  // NOLINT(google-explicit-constructor): meant to catch implicit conversions
+      noexcept(detail::checked<rules::assign, dtype_v<D>, S, dtype_v<D2>, S2>::ok) {}
 
-  /// The global size of a dim.
+  /// The global size of a dim, without padding.
   [[nodiscard]] std::int64_t size(std::string_view dim) const;
-  /// The extents of this device's block, in the order of the spec.
+  /// The global size of a dim with its padding: what the blocks make up.
+  [[nodiscard]] std::int64_t padded_size(std::string_view dim) const;
+  /// The extents of this device's block as it is stored, padding included, in the order of the spec.
   [[nodiscard]] std::span<const std::int64_t> local_extents() const;
-  /// The global sizes, in the order of the spec.
+  /// The global sizes without padding, in the order of the spec.
   [[nodiscard]] std::span<const std::int64_t> global_extents() const;
-  /// This device's block, row-major in the order of the spec, without a copy.
+  /// This device's block, row-major in the order of the spec, without a copy; padding is part of it, as zeros.
   [[nodiscard]] std::span<const D> span() const;
   [[nodiscard]] const std::shared_ptr<Device>& device() const;
 
   /// True once the tensor holds something.
   explicit operator bool() const { return value_ != nullptr; }
-  /// The erased value: for ops.
-  [[nodiscard]] const detail::ValuePtr& value() const { return value_; }
+  /// The erased value: for ops. An error where the tensor holds nothing, as of all members above.
+  [[nodiscard]] const detail::ValuePtr& value() const {
+    if (!value_) [[unlikely]]
+      detail::fail_empty(dtype_v<D>, S);
+    return value_;
+  }
 
  private:
   detail::ValuePtr value_;
@@ -113,7 +152,7 @@ class Mesh {
   /// The number of devices, and which of them this is (row-major, the last axis fastest).
   [[nodiscard]] int count() const;
   [[nodiscard]] int index() const;
-  [[nodiscard]] const std::shared_ptr<Device>& device() const { return device_; }
+  [[nodiscard]] const std::shared_ptr<Device>& device() const;
 
  private:
   std::shared_ptr<Device> device_;

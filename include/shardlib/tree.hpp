@@ -37,9 +37,7 @@ struct any_field {
 };
 template <class T, std::size_t... I>
 constexpr bool constructible_from(std::index_sequence<I...>) {
-  return requires {
-    T{(static_cast<void>(I), any_field{})...};
-  };
+  return requires { T{(static_cast<void>(I), any_field{})...}; };
 }
 /// Fields of an aggregate: the most initialisers that it takes.
 template <class T, std::size_t N = 24>
@@ -183,14 +181,29 @@ void visit(F& f, const Path& path, Tree& tree, More&... more) {
   } else {
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       (visit_field<I>(f, path, tree, more...), ...);
-    }
-    (std::make_index_sequence<tree_width<T>>{});
+    }(std::make_index_sequence<tree_width<T>>{});
   }
 }
 template <std::size_t I, class F, class Tree, class... More>
 void visit_field(F& f, const Path& path, Tree& tree, More&... more) {
   constexpr std::string_view field = field_name<typename named_as<std::remove_const_t<Tree>>::type, I>();
   visit(f, Path{&path, field, 0}, std::get<I>(fields(tree)), std::get<I>(fields(more))...);
+}
+
+/// A field that a tree may have: numbers, strings and the like have no place in it.
+template <class T>
+inline constexpr bool is_field = is_tensor<T> || is_array<T> || (std::is_class_v<T> && std::is_aggregate_v<T>) ||
+                                 requires(T& object) { object.as_tuple(); };
+
+template <class T, class P>
+constexpr bool all_leaves(P p);
+template <class T, std::size_t I, class P>
+constexpr bool all_leaves_of_field(P p) {
+  using Field = std::tuple_element_t<I, field_types<T>>;
+  if constexpr (is_field<Field>)
+    return all_leaves<Field>(p);
+  else
+    return checked<rules::no_tree_field, Op(field_name<typename named_as<T>::type, I>())>::ok;
 }
 
 /// True if the predicate holds for the type of every leaf.
@@ -201,8 +214,8 @@ constexpr bool all_leaves(P p) {
   else if constexpr (is_array<T>)
     return all_leaves<typename T::value_type>(p);
   else
-    return []<class... F>(std::type_identity<std::tuple<F...>>, P q) { return (all_leaves<F>(q) && ...); }(
-               std::type_identity<field_types<T>>{}, p);
+    return []<std::size_t... I>(std::index_sequence<I...>, P q) { return (all_leaves_of_field<T, I>(q) && ...); }(
+               std::make_index_sequence<tree_width<T>>{}, p);
 }
 
 }  // namespace detail

@@ -1,8 +1,10 @@
 // What a Tensor holds at run time: one device's block of a global array, erased of its type.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <source_location>
@@ -21,6 +23,29 @@
 namespace shardlib::detail {
 
 using Extents = Small<std::int64_t, max_dims>;
+
+/// The global sizes of an array, without and with padding. Blocks divide the padded ones.
+struct GlobalSizes {
+  Extents logical;
+  Extents padded;
+
+  void push_back(DimSize dim) {
+    logical.push_back(dim.size);
+    padded.push_back(dim.padded);
+  }
+  void set(int i, DimSize dim) {
+    logical[i] = dim.size;
+    padded[i] = dim.padded;
+  }
+  DimSize operator[](int i) const { return {logical[i], padded[i]}; }
+  [[nodiscard]] int size() const { return logical.size(); }
+  [[nodiscard]] bool is_padded() const { return !(logical == padded); }
+};
+
+/// "50257 (padded to 50304)"
+inline std::string to_string(DimSize dim) {
+  return std::to_string(dim.size) + (dim.is_padded() ? " (padded to " + std::to_string(dim.padded) + ")" : "");
+}
 
 inline std::span<const std::int64_t> view(const Extents& e) {
   return {e.begin(), static_cast<std::size_t>(e.size())};
@@ -62,12 +87,16 @@ struct Storage {
   std::function<Buffer()> compute;
 };
 
+struct Value;
+/// For the device's observer, where it wants to know what ops read.
+void note_read(const Value& value);
+
 struct Value {
   std::shared_ptr<Device> device;
   DType dtype = DType::f32;
   const TensorSpec* spec = nullptr;  ///< of static storage: belongs to the tensor's type
-  Extents global;
-  Extents local;
+  GlobalSizes global;
+  Extents local;  ///< of this device's block, padding included; the padding holds zeros, always
   OpInfo made_by;
   std::string label;  ///< the name of a leaf in its tree
   Slot slot;
@@ -81,6 +110,7 @@ struct Value {
       const auto how = std::exchange(storage->compute, nullptr);
       storage->buffer = how();
     }
+    note_read(*this);
     return storage->buffer;
   }
   template <class T>
@@ -100,7 +130,7 @@ struct State {
   std::vector<ValuePtr> saved;  ///< what save_for_backward keeps (checkpoint) or gives back (replay)
   std::size_t next_saved = 0;
   std::uint64_t sequence = 0;  ///< numbers the nodes of the tape
-  std::vector<std::map<std::string, std::int64_t, std::less<>>> scopes;
+  std::vector<std::map<std::string, DimSize, std::less<>>> scopes;
 
   struct Count {
     std::int64_t calls = 0;
@@ -108,68 +138,49 @@ struct State {
     double flops = 0;        ///< multiply-adds count as two, for einsums
   };
   std::map<std::string, Count, std::less<>> counts;
+
+  /// A block that an op has asked for: its operands', and its own where it writes through a Value.
+  struct Read {
+    const void* block;
+    std::string what;  ///< the leaf's name, or the op that made it
+    const TensorSpec* spec;
+  };
+  /// What one op has done.
+  struct Work {
+    std::int64_t bytes = 0;  ///< sent by this device
+    double flops = 0;
+    Axes axes;                  ///< that it communicated over
+    std::int64_t inner_ns = 0;  ///< spent in other ops: a replay computes operands when they are asked for
+    std::vector<Read> reads;    ///< while note_reads is set
+  };
+  /// One execution of an op, by the steady clock.
+  struct Ran {
+    const OpInfo& op;
+    const TensorSpec& spec;  ///< of the result
+    const void* block;       ///< of the result
+    std::size_t bytes;       ///< of the result's block
+    bool recomputed;         ///< a replay has left it out, and it was asked for
+    Work work;
+    std::int64_t begin_ns, end_ns;
+  };
+  Work work;                                 ///< of the op that runs now, while somebody observes
+  std::function<void(const Ran&)> observer;  ///< told of each op once it has run
+  bool note_reads = false;
+  std::size_t kept = 0;  ///< bytes of the pool that the last value_and_grad kept for its backward pass
+  enum class Pass { none, forward, backward };
+  Pass pass = Pass::none;  ///< of value_and_grad
 };
 
 [[gnu::noinline]] inline State& state(const std::shared_ptr<Device>& device) {
   return device->local<State>();
 }
 
-/// The sizes behind the names within one op call, and within the scopes that are open.
-class Bindings {
- public:
-  Bindings(const OpInfo& op, const std::shared_ptr<Device>& device) : op_(op), device_(device) {}
-
-  [[gnu::noinline]] void bind(std::string_view name, std::int64_t size) {
-    if (size < 0) fail("dim `" + std::string(name) + "` has the negative size " + std::to_string(size));
-    for (const auto& [known, value] : sizes_)
-      if (known == name) return check(name, value, size, "in another operand");
-    sizes_.push_back({name, size});
-    auto& scopes = state(device_).scopes;
-    if (scopes.empty()) return;
-    const auto [it, fresh] = scopes.back().try_emplace(std::string(name), size);
-    if (!fresh) check(name, it->second, size, "earlier in this scope");
-  }
-  [[gnu::noinline]] void bind(const Value& x) {
-    if (!operands_.full()) operands_.push_back(x.spec);
-    if (x.device != device_)
-      fail("its operands lie on different meshes: " + x.device->describe() + " and " + device_->describe());
-    for (int i = 0; i < x.spec->rank(); ++i)
-      if (!x.spec->dims[i].is_integer()) bind(x.spec->dims[i].name, x.global[i]);
-  }
-  [[nodiscard]] std::int64_t operator[](const Dim& dim) const {
-    if (dim.is_integer()) return dim.integer;
-    for (const auto& [known, value] : sizes_)
-      if (known == dim.name) return value;
-    const auto& scopes = state(device_).scopes;
-    if (!scopes.empty())
-      if (const auto it = scopes.back().find(dim.name); it != scopes.back().end()) return it->second;
-    fail("the size of dim `" + std::string(dim.name) + "` is not known: give it, as in {{\"" + std::string(dim.name) +
-         "\", 8}}");
-  }
-  [[nodiscard, gnu::noinline]] Extents sizes(const TensorSpec& spec) const {
-    Extents global;
-    for (const Dim& dim : spec.dims) global.push_back((*this)[dim]);
-    return global;
-  }
-  [[noreturn, gnu::noinline]] void fail(const std::string& why) const {
-    // An op without a spec of its own is told by its operands: "+ of `B/d M` and `M`".
-    std::string op = op_.describe();
-    for (int i = 0; op_.spec.empty() && i < operands_.size(); ++i)
-      op += (i == 0 ? " of `" : " and `") + std::string(to_string(*operands_[i]).view()) + "`";
-    throw Error(op + ": " + why + " (" + device_->describe() + ")");
-  }
-
- private:
-  void check(std::string_view name, std::int64_t known, std::int64_t size, const char* where) const {
-    if (known != size)
-      fail("dim `" + std::string(name) + "` is " + std::to_string(size) + ", but " + std::to_string(known) + " " +
-           where);
-  }
-  OpInfo op_;
-  std::shared_ptr<Device> device_;
-  Small<std::pair<std::string_view, std::int64_t>, 4 * max_dims> sizes_;
-  Small<const TensorSpec*, 4> operands_;
-};
+[[gnu::noinline]] inline void note_read(const Value& value) {
+  State& s = state(value.device);
+  if (!s.note_reads) return;
+  s.work.reads.push_back(
+      {value.storage->buffer.data(), value.label.empty() ? value.made_by.describe() : value.label, value.spec});
+}
 
 /// The number of blocks along a dim, and which of them is this device's.
 inline std::int64_t blocks(const Device& device, const Axes& axes) {
@@ -185,7 +196,8 @@ inline std::int64_t block_index(const Device& device, const Axes& axes) {
 
 /// A value without data: sizes and local extents, which must divide evenly.
 [[gnu::noinline]] inline std::shared_ptr<Value> make_value(const OpInfo& op, const std::shared_ptr<Device>& device,
-                                                           DType dtype, const TensorSpec& spec, const Extents& global) {
+                                                           DType dtype, const TensorSpec& spec,
+                                                           const GlobalSizes& global) {
   auto value = std::make_shared<Value>();
   value->device = device;
   value->dtype = dtype;
@@ -196,18 +208,31 @@ inline std::int64_t block_index(const Device& device, const Axes& axes) {
   const auto fail = [&](const std::string& why) {
     throw Error(op.describe() + ": " + why + " (" + device->describe() + ")");
   };
+  // The product of all extents has to fit the index types, also where some dim is empty.
+  std::int64_t room = std::numeric_limits<std::int64_t>::max() / 2 / static_cast<std::int64_t>(size_of(dtype));
+  for (const std::int64_t extent : global.padded) {
+    if (extent > room) {
+      std::string sizes;
+      for (int i = 0; i < spec.rank(); ++i)
+        sizes += (i == 0 ? "`" : ", `") + std::string(spec.dims[i].name) + "` = " + to_string(global[i]);
+      fail("the sizes " + sizes + " of `" + std::string(to_string(spec).view()) +
+           "` multiply to more bytes than can be counted; choose smaller ones");
+    }
+    room /= std::max<std::int64_t>(extent, 1);
+  }
   try {
     for (auto axis : spec.partial) static_cast<void>(device->size(axis));
     for (int i = 0; i < spec.rank(); ++i) {
       const Dim& dim = spec.dims[i];
       const std::int64_t parts = blocks(*device, dim.axes);
-      if (dim.is_integer() && dim.integer != global[i])
-        fail("the integer dim `" + std::string(dim.name) + "` has size " + std::to_string(global[i]));
-      if (global[i] % parts != 0)
-        fail("dim `" + std::string(to_string(dim).view()) + "` of size " + std::to_string(global[i]) +
+      if (dim.is_integer() && global[i] != DimSize(dim.integer))
+        fail("the integer dim `" + std::string(dim.name) + "` has size " + to_string(global[i]));
+      if (global[i].padded % parts != 0)
+        fail("dim `" + std::string(to_string(dim).view()) + "` of size " + to_string(global[i]) +
              " does not divide evenly into " + std::to_string(parts) + " blocks; choose a multiple of " +
-             std::to_string(parts));
-      value->local.push_back(global[i] / parts);
+             std::to_string(parts) + ", or pad it: {\"" + std::string(dim.name) + "\", " +
+             std::to_string(global[i].size) + ", " + std::to_string(round_up(global[i].padded, parts)) + "}");
+      value->local.push_back(global[i].padded / parts);
     }
   } catch (const Error& error) {
     if (std::string_view(error.what()).starts_with("unknown axis"))
@@ -216,6 +241,16 @@ inline std::int64_t block_index(const Device& device, const Axes& axes) {
     throw;
   }
   return value;
+}
+
+/// How many elements of this device's block along each dim are no padding: the block's first ones.
+[[gnu::noinline]] inline Extents true_extents(const Value& x) {
+  Extents extents;
+  for (int i = 0; i < x.local.size(); ++i) {
+    const std::int64_t first = block_index(*x.device, x.spec->dims[i].axes) * x.local[i];
+    extents.push_back(std::clamp<std::int64_t>(x.global.logical[i] - first, 0, x.local[i]));
+  }
+  return extents;
 }
 
 [[gnu::noinline]] inline Buffer allocate(const Value& value) {
@@ -252,23 +287,32 @@ template <dtype D, Spec S>
 std::int64_t Tensor<D, S>::size(std::string_view dim) const {
   const int at = detail::parsed<S>.find(dim);
   if (at < 0) throw Error("size: `" + std::string(std::string_view(S)) + "` has no dim `" + std::string(dim) + "`");
-  return value_->global[at];
+  return value()->global.logical[at];
+}
+template <dtype D, Spec S>
+std::int64_t Tensor<D, S>::padded_size(std::string_view dim) const {
+  const int at = detail::parsed<S>.find(dim);
+  if (at < 0)
+    throw Error("padded_size: `" + std::string(std::string_view(S)) + "` has no dim `" + std::string(dim) + "`");
+  return value()->global.padded[at];
 }
 template <dtype D, Spec S>
 std::span<const std::int64_t> Tensor<D, S>::local_extents() const {
-  return detail::view(value_->local);
+  return detail::view(value()->local);
 }
 template <dtype D, Spec S>
 std::span<const std::int64_t> Tensor<D, S>::global_extents() const {
-  return detail::view(value_->global);
+  return detail::view(value()->global.logical);
 }
 template <dtype D, Spec S>
 std::span<const D> Tensor<D, S>::span() const {
-  return {value_->template as<const D>(), static_cast<std::size_t>(value_->count())};
+  if (value()->device->is_dry())
+    throw Error("span: in a dry run the elements of tensors are not there (" + value()->device->describe() + ")");
+  return {value()->template as<const D>(), static_cast<std::size_t>(value()->count())};
 }
 template <dtype D, Spec S>
 const std::shared_ptr<Device>& Tensor<D, S>::device() const {
-  return value_->device;
+  return value()->device;
 }
 
 template <Spec Axes>
@@ -281,20 +325,25 @@ Mesh<Axes>::Mesh(std::shared_ptr<Device> device) : device_(std::move(device)) {
                      "`, in this order, but was given `" + to_string(device_->axes()) + "`");
 }
 template <Spec Axes>
+const std::shared_ptr<Device>& Mesh<Axes>::device() const {
+  if (!device_) throw Error("a mesh `" + std::string(std::string_view(Axes)) + "` was never given its device");
+  return device_;
+}
+template <Spec Axes>
 int Mesh<Axes>::size(std::string_view axis) const {
-  return device_->size(axis);
+  return device()->size(axis);
 }
 template <Spec Axes>
 int Mesh<Axes>::coordinate(std::string_view axis) const {
-  return device_->coordinate(axis);
+  return device()->coordinate(axis);
 }
 template <Spec Axes>
 int Mesh<Axes>::count() const {
-  return device_->count();
+  return device()->count();
 }
 template <Spec Axes>
 int Mesh<Axes>::index() const {
-  return device_->index();
+  return device()->index();
 }
 
 }  // namespace shardlib

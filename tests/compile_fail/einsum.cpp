@@ -121,3 +121,18 @@ auto own_rows_only(const Tensor<f32, "V/t M">& table, const Tensor<u32, "L/t">& 
   return index_unreduced<"[V/t] M, L/t -> L M +t">(table, ids);
 }
 #endif
+
+// expect: einsum_unreduced: the op spec is missing: write what goes in and what comes out,
+// expect: `einsum_unreduced<..?A B, B C -> result..?>\(x, y\)`
+#if SECTION == 17
+auto no_op_spec(const Tensor<f32, "A B">& x, const Tensor<f32, "B C">& w) {
+  return einsum_unreduced(x, w);
+}
+#endif
+
+// expect: the operands are swapped: the first is `M/t H`, the second `B/d M/t`; swap them in the call or in the op spec
+#if SECTION == 18
+auto swapped(const Tensor<f32, "B/d M/t">& x, const Tensor<f32, "M/t H">& w) {
+  return einsum_unreduced<"B/d M/t, M/t H -> B/d H +t">(w, x);
+}
+#endif

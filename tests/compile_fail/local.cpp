@@ -161,3 +161,24 @@ auto broadcast_and_gather(const Tensor<f32, "M/t">& x) {
   return broadcast<"M/t -> B M">(x, {{"B", 8}});
 }
 #endif
+
+// expect: max: the op spec is missing: write what goes in and what comes out, `max<..?A B -> result..?>\(x\)`
+#if SECTION == 23
+auto max_of_what(const Tensor<f32, "A B">& x) {
+  return max(x);
+}
+#endif
+
+// expect: softmax<`B/d M -> B/d M`>: this op takes the name of one dim of the operand `B/d M`, not an op spec
+#if SECTION == 24
+auto softmax_by_op_spec(const Tensor<f32, "B/d M">& x) {
+  return softmax<"B/d M -> B/d M">(x);
+}
+#endif
+
+// expect: - of `A \+t` and a constant: the operand is partial over t, and each device would count the constant again
+#if SECTION == 25
+auto complement_of_a_summand(const Tensor<f32, "A +t">& a) {
+  return 1.0 - a;
+}
+#endif

@@ -177,3 +177,29 @@ auto loss_on_the_host(const M2& mesh, const Weights& weights, const Batch& x) {
       mesh, [](const Weights& w, const Batch& b) { return item(all_reduce<"+d +t -> ">(loss(w, b))); }, weights, x);
 }
 #endif
+
+// expect: value_and_grad: the function does not take the weights and 1 more argument in this order; write
+#if SECTION == 19
+auto batch_first(const M2& mesh, const Weights& weights, const Batch& x) {
+  return value_and_grad(mesh, loss, x, weights);
+}
+#endif
+
+// expect: value_and_grad: the function does not take the weights and 0 more arguments in this order; write
+#if SECTION == 20
+auto no_batch(const M2& mesh, const Weights& weights) {
+  return value_and_grad(mesh, loss, weights);
+}
+#endif
+
+// expect: the field `rate` of a struct of tensors is no tensor, Array or struct of them; keep it elsewhere
+#if SECTION == 21
+struct WithRate {
+  Tensor<f32, "M/d F/t"> w;
+  float rate;
+};
+auto rate_among_weights(const M2& mesh, const WithRate& weights) {
+  return value_and_grad(
+      mesh, [](const WithRate& p) { return sum(p.w); }, weights);
+}
+#endif

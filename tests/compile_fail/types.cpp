@@ -106,3 +106,8 @@ auto zero_summands(const Mesh<"d t">& mesh) {
   return zeros<f32, "M +t">(mesh, {{"M", 8}});
 }
 #endif
+
+// expect: mesh `d d`: axis `d` stands twice
+#if SECTION == 16
+using AxisTwiceInMesh = decltype(Mesh<"d d">());
+#endif

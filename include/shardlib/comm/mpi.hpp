@@ -6,156 +6,28 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <limits>
-#include <list>
 #include <memory>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "shardlib/comm.hpp"
 #include "shardlib/comm/mpi_process.hpp"
+#include "shardlib/comm/mpi_progress.hpp"
+#include "shardlib/comm/mpi_watch.hpp"
 #include "shardlib/comm/reduce_tree.hpp"
 #include "shardlib/comm/single.hpp"
 #include "shardlib/device.hpp"
-#include "shardlib/error.hpp"
 
 namespace shardlib {
-
-namespace detail::mpi {
-
-/// The longest single message; what is longer goes in pieces, because MPI counts are ints. Tests lower it.
-inline std::size_t longest_message = std::size_t{1} << 30;
-/// Vectors whose copies from all ranks together stay below this are reduced by everybody: one step instead of two.
-inline constexpr std::size_t small_all_reduce = 32768;
-
-inline int to_count(std::size_t bytes) {
-  return static_cast<int>(bytes);
-}
-
-/// A communication under way: MPI requests, the buffers that they use, and what to do when they are done.
-struct Op {
-  std::string_view name;
-  std::size_t bytes = 0;
-  std::vector<MPI_Request> requests = {};
-  std::vector<Buffer> buffers = {};
-  std::vector<std::size_t> expected = {};  ///< per request: bytes of a user's recv, `anything` otherwise
-  std::function<void(Op&)> next = {};      ///< the second phase; may add requests
-  std::vector<MPI_Status> statuses = {};
-  bool done = false;
-
-  static constexpr std::size_t anything = std::numeric_limits<std::size_t>::max();
-
-  MPI_Request* add(std::size_t expect = anything) {
-    expected.push_back(expect);
-    return &requests.emplace_back(MPI_REQUEST_NULL);
-  }
-  void send(MPI_Comm comm, const std::byte* data, std::size_t size, int to, int tag) {
-    std::size_t sent = 0;
-    do {
-      const std::size_t piece = std::min(longest_message, size - sent);
-      check(MPI_Isend(data + sent, to_count(piece), MPI_BYTE, to, tag, comm, add()), name, bytes);
-      sent += piece;
-    } while (sent < size);
-  }
-  void recv(MPI_Comm comm, std::byte* data, std::size_t size, int from, int tag) {
-    std::size_t received = 0;
-    do {
-      const std::size_t piece = std::min(longest_message, size - received);
-      check(MPI_Irecv(data + received, to_count(piece), MPI_BYTE, from, tag, comm, add(piece)), name, bytes);
-      received += piece;
-    } while (received < size);
-  }
-  /// True when complete.
-  bool advance() {
-    if (done) return true;
-    statuses.resize(requests.size());
-    int all = 0;
-    const int code = MPI_Testall(static_cast<int>(requests.size()), requests.data(), &all, statuses.data());
-    if (code == MPI_ERR_IN_STATUS) {
-      for (const MPI_Status& status : statuses) {
-        if (status.MPI_ERROR != MPI_ERR_PENDING) check(status.MPI_ERROR, name, bytes);
-      }
-    }
-    check(code, name, bytes);
-    if (all == 0) return false;
-    requests.clear();
-    done = true;  // for good if what came does not fit
-    const auto sizes = std::exchange(expected, {});
-    for (std::size_t i = 0; i < sizes.size(); ++i) check_size(statuses[i], sizes[i]);
-    if (next) std::exchange(next, nullptr)(*this);
-    done = requests.empty() && !next;
-    if (done) buffers.clear();
-    return done;
-  }
-
- private:
-  static void check_size(const MPI_Status& status, std::size_t expect) {
-    if (expect == anything) return;
-    int count = 0;
-    MPI_Get_count(&status, MPI_BYTE, &count);
-    const auto received = static_cast<std::size_t>(count);
-    if (received != expect) fail_recv(status.MPI_SOURCE, expect, received);
-  }
-};
-
-/// All communications under way of this rank. Open MPI makes no progress in the background, and an all_reduce has a
-/// second phase, so waiting for one request moves all of them on; that is what allows any order of waits.
-class Progress {
- public:
-  Progress() = default;
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
-  /// What never completed still belongs to MPI, so its buffers must outlive us.
-  ~Progress() {
-    static auto* const leaked = new std::list<std::shared_ptr<Op>>;
-    leaked->splice(leaked->end(), pending_);
-  }
-
-  std::shared_ptr<Op> start(std::shared_ptr<Op> op) {
-    if (!op->advance()) pending_.push_back(op);
-    return op;
-  }
-  void advance() {
-    pending_.remove_if([](const std::shared_ptr<Op>& op) { return op->advance(); });
-  }
-  void wait(const Op& op) {
-    while (!op.done) advance();
-  }
-  /// Completes what nobody waits for: sends.
-  void drain() {
-    while (!pending_.empty()) advance();
-  }
-  /// After a failure the other members may never come to free a communicator.
-  void fail() { failed_ = true; }
-  [[nodiscard]] bool may_free() const { return !failed_ && pending_.empty() && running(); }
-
- private:
-  bool failed_ = false;
-  std::list<std::shared_ptr<Op>> pending_;
-};
-
-struct OpRequest final : Request::State {
-  std::shared_ptr<Progress> progress;
-  std::shared_ptr<Op> op;
-  OpRequest(std::shared_ptr<Progress> p, std::shared_ptr<Op> o) : progress(std::move(p)), op(std::move(o)) {}
-  bool test() override {
-    progress->advance();
-    return op->done;
-  }
-  void wait() override { progress->wait(*op); }
-};
-
-}  // namespace detail::mpi
 
 /// A group of MPI ranks. A `send` never waits for its receiver: the posted handle keeps the memory alive, and later
 /// calls complete it.
 class MpiCommunicator final : public Communicator {
  public:
-  MpiCommunicator(MPI_Comm comm, std::shared_ptr<detail::mpi::Progress> progress, std::shared_ptr<Pool> pool)
-      : comm_(comm), progress_(std::move(progress)), pool_(std::move(pool)) {
+  MpiCommunicator(MPI_Comm comm, std::uint64_t launch, std::shared_ptr<detail::mpi::GroupLog> log,
+                  std::shared_ptr<detail::mpi::Progress> progress, std::shared_ptr<Pool> pool)
+      : comm_(comm), launch_(launch), log_(std::move(log)), progress_(std::move(progress)), pool_(std::move(pool)) {
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &size_);
   }
@@ -170,13 +42,13 @@ class MpiCommunicator final : public Communicator {
 
   Request all_gather(Buffer send, Buffer recv) override {
     detail::check_fit("all_gather", size_, send, recv, detail::Fit::recv_n_times);
-    const auto op = make_op("all_gather", send, recv);
+    const auto op = make_op("all_gather", send, recv, next());
     const std::size_t block = send.bytes();
     if (recv.bytes() <= detail::mpi::longest_message) {
       const int count = detail::mpi::to_count(block);
       check(*op, MPI_Iallgather(send.data(), count, MPI_BYTE, recv.data(), count, MPI_BYTE, comm_, op->add()));
     } else {
-      const int tag = next_tag();
+      const int tag = tag_of(*op);
       detail::copy_bytes(recv.data() + index(rank_) * block, send.data(), block);
       for_peers([&](int peer) {
         op->recv(comm_, recv.data() + index(peer) * block, block, peer, tag);
@@ -187,13 +59,13 @@ class MpiCommunicator final : public Communicator {
   }
   Request all_to_all(Buffer send, Buffer recv) override {
     detail::check_all_to_all(size_, send, recv);
-    const auto op = make_op("all_to_all", send, recv);
+    const auto op = make_op("all_to_all", send, recv, next());
     const std::size_t block = send.bytes() / index(size_);
     if (recv.bytes() <= detail::mpi::longest_message) {
       const int count = detail::mpi::to_count(block);
       check(*op, MPI_Ialltoall(send.data(), count, MPI_BYTE, recv.data(), count, MPI_BYTE, comm_, op->add()));
     } else {
-      const int tag = next_tag();
+      const int tag = tag_of(*op);
       detail::copy_bytes(recv.data() + index(rank_) * block, send.data() + index(rank_) * block, block);
       for_peers([&](int peer) {
         op->recv(comm_, recv.data() + index(peer) * block, block, peer, tag);
@@ -204,15 +76,15 @@ class MpiCommunicator final : public Communicator {
   }
   Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction reduction) override {
     detail::check_reduction("reduce_scatter", size_, send, recv, detail::Fit::send_n_times, dtype);
-    const auto op = make_op("reduce_scatter", send, recv);
+    const auto op = make_op("reduce_scatter", send, recv, next());
     const std::size_t block = recv.bytes();
     const auto slice = [block](int r) { return Slice{index(r) * block, block}; };
-    exchange_and_reduce(*op, send, slice, recv.data(), dtype, reduction, next_tag());
+    exchange_and_reduce(*op, send, slice, recv.data(), dtype, reduction, tag_of(*op));
     return start(op);
   }
   Request all_reduce(Buffer send, Buffer recv, DType dtype, Reduction reduction) override {
     detail::check_reduction("all_reduce", size_, send, recv, detail::Fit::same, dtype);
-    const auto op = make_op("all_reduce", send, recv);
+    const auto op = make_op("all_reduce", send, recv, next());
     if (send.bytes() * index(size_) <= detail::mpi::small_all_reduce) {
       all_reduce_small(*op, send, recv, dtype, reduction);
     } else {
@@ -226,25 +98,26 @@ class MpiCommunicator final : public Communicator {
   }
   Request send(Buffer buffer, int to) override {
     detail::check_peer("send to", size_, to);
-    const auto op = make_op("send", buffer, {});
+    const auto op = make_op("send", buffer, {}, {Question::send, to, log_->sent[index(to)]++});
     op->send(comm_, buffer.data(), buffer.bytes(), to, message_tag);
     progress_->start(op);
     return {};
   }
   Request recv(Buffer buffer, int from) override {
     detail::check_peer("recv from", size_, from);
-    const auto op = make_op("recv", buffer, {});
+    const auto op = make_op("recv", buffer, {}, {Question::recv, from, log_->received[index(from)]++});
     op->recv(comm_, buffer.data(), buffer.bytes(), from, message_tag);
     return start(op);
   }
   void barrier() override {
-    const auto op = make_op("barrier", {}, {});
+    const auto op = make_op("barrier", {}, {}, next());
     check(*op, MPI_Ibarrier(comm_, op->add()));
     start(op).wait();
   }
 
  private:
   using Op = detail::mpi::Op;
+  using Question = detail::mpi::Question;
   struct Slice {
     std::size_t begin;
     std::size_t bytes;
@@ -253,18 +126,27 @@ class MpiCommunicator final : public Communicator {
 
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
   static void check(const Op& op, int code) { detail::mpi::check(code, op.name, op.bytes); }
-  static std::shared_ptr<Op> make_op(std::string_view name, const Buffer& send, const Buffer& recv) {
-    return std::make_shared<Op>(Op{.name = name, .bytes = send.bytes(), .buffers = {send, recv}});
+  /// Which communication of the group, or of this rank and a peer, an op is.
+  struct Place {
+    Question::Kind kind;
+    int peer;
+    std::uint64_t number;
+  };
+  Place next() { return {Question::collective, -1, log_->collectives++}; }
+  std::shared_ptr<Op> make_op(std::string_view name, const Buffer& send, const Buffer& recv, const Place& place) {
+    return std::make_shared<Op>(Op{.name = name,
+                                   .bytes = send.bytes(),
+                                   .buffers = {send, recv},
+                                   .group = log_,
+                                   .question = {launch_, log_->key(), place.kind, place.number},
+                                   .peer = place.peer});
   }
   Request start(const std::shared_ptr<Op>& op) {
     return Request(std::make_unique<detail::mpi::OpRequest>(progress_, progress_->start(op)));
   }
   /// Messages of a collective have a tag of their own, because second phases start in any order. The standard promises
   /// tags up to 32767.
-  int next_tag() {
-    calls_ = calls_ % 32767 + 1;
-    return calls_;
-  }
+  static int tag_of(const Op& op) { return static_cast<int>(op.question.number % 32767) + 1; }
   /// Everybody meets a different peer in each step.
   template <class F>
   void for_peers(const F& f) const {
@@ -296,7 +178,7 @@ class MpiCommunicator final : public Communicator {
       const std::size_t begin = std::min(index(r) * step, bytes);
       return Slice{begin, std::min(step, bytes - begin)};
     };
-    const int tag = next_tag();
+    const int tag = tag_of(op);
     exchange_and_reduce(op, send, slice, recv.data() + slice(rank_).begin, dtype, reduction, tag);
     op.next = [=, this, reduce = std::move(op.next), out = recv.data()](Op& phase) {
       reduce(phase);
@@ -322,7 +204,8 @@ class MpiCommunicator final : public Communicator {
   MPI_Comm comm_;
   int rank_ = 0;
   int size_ = 1;
-  int calls_ = 0;
+  std::uint64_t launch_;
+  std::shared_ptr<detail::mpi::GroupLog> log_;
   std::shared_ptr<detail::mpi::Progress> progress_;
   std::shared_ptr<Pool> pool_;
 };
@@ -330,28 +213,57 @@ class MpiCommunicator final : public Communicator {
 /// This process as one device of a mesh whose devices are the first ranks of MPI_COMM_WORLD.
 class MpiWorld final : public Backend {
  public:
-  std::unique_ptr<Communicator> group(const std::vector<int>& members, int,
+  explicit MpiWorld(std::uint64_t launch) : launch_(launch) {}
+
+  std::unique_ptr<Communicator> group(const std::vector<int>& members, int rank,
                                       const std::shared_ptr<Pool>& pool) override {
     using detail::mpi::check;
+    const auto log = std::make_shared<detail::mpi::GroupLog>(detail::mpi::GroupLog{.members = members});
+    // Groups that form at the same time need distinct tags, and so does what a failed launch has left behind; the
+    // standard promises tags up to 32767.
+    const int tag = detail::mpi::Watch::first_free_tag + static_cast<int>((log->key() + launch_) % 32000);
+    meet(log, rank, tag);
     MPI_Group world = MPI_GROUP_NULL;
     MPI_Group group = MPI_GROUP_NULL;
     MPI_Comm comm = MPI_COMM_NULL;
-    // Groups that form at the same time need distinct tags; the standard promises tags up to 32767.
-    std::uint32_t tag = 0;
-    for (const int member : members) tag = tag * 31 + static_cast<std::uint32_t>(member) + 1;
     check(MPI_Comm_group(MPI_COMM_WORLD, &world), "group", 0);
     check(MPI_Group_incl(world, static_cast<int>(members.size()), members.data(), &group), "group", 0);
-    check(MPI_Comm_create_group(MPI_COMM_WORLD, group, static_cast<int>(tag % 32768), &comm), "group", 0);
+    check(MPI_Comm_create_group(MPI_COMM_WORLD, group, tag, &comm), "group", 0);
     MPI_Group_free(&group);
     MPI_Group_free(&world);
-    return std::make_unique<MpiCommunicator>(comm, progress_, pool);
+    log->collectives = 1;
+    logs_.push_back(log);
+    return std::make_unique<MpiCommunicator>(comm, launch_, log, progress_, pool);
   }
-  /// Completes the sends that nobody waited for.
-  void drain() { progress_->drain(); }
-  /// Leaves the communicators to MPI_Finalize.
-  void fail() { progress_->fail(); }
+  /// The body has returned: completes the sends that nobody waited for.
+  void leave() {
+    progress_->drain();
+    detail::mpi::watch.end_launch(launch_, logs_);
+  }
+  /// The body has failed: leaves the communicators to MPI_Finalize.
+  void fail() {
+    progress_->fail();
+    detail::mpi::watch.end_launch(launch_, logs_);
+  }
 
  private:
+  /// Waits for all members, for MPI's own making of a communicator blocks for ever where one has left. In step k
+  /// everybody hears of 2^k members, through the one 2^k places before.
+  void meet(const std::shared_ptr<detail::mpi::GroupLog>& log, int rank, int tag) {
+    const auto& members = log->members;
+    const auto n = members.size();
+    const auto mine = static_cast<std::size_t>(rank);
+    for (std::size_t step = 1; step < n; step *= 2) {
+      const auto op = std::make_shared<detail::mpi::Op>(
+          detail::mpi::Op{.name = "group", .group = log, .question = {launch_, log->key()}});
+      op->recv(detail::mpi::process.control, nullptr, 0, members[(mine + n - step) % n], tag);
+      op->send(detail::mpi::process.control, nullptr, 0, members[(mine + step) % n], tag);
+      progress_->wait(*progress_->start(op));
+    }
+  }
+
+  std::uint64_t launch_;
+  detail::mpi::Watch::Logs logs_;
   std::shared_ptr<detail::mpi::Progress> progress_ = std::make_shared<detail::mpi::Progress>();
 };
 

@@ -1,16 +1,12 @@
-// This process among those that mpirun started: starting and stopping MPI, and agreeing on how the program has ended.
+// This process among those that mpirun started: starting and stopping MPI.
 #pragma once
 
 #include <mpi.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstddef>
-#include <cstdint>
 #include <cstdlib>
 #include <string>
 #include <string_view>
-#include <thread>
 
 #include "shardlib/error.hpp"
 
@@ -34,7 +30,7 @@ inline bool running() {
   return initialized != 0 && finalized == 0;
 }
 
-/// What `start` found out and `compare_failures` needs.
+/// What `start` found out, and a communicator for the library's own messages.
 struct Process {
   int rank = 0;
   int size = 1;
@@ -43,11 +39,26 @@ struct Process {
 };
 inline Process process;
 
+/// One thread at a time calls MPI, but whichever drops the last handle of a device frees its communicators.
+inline constexpr int needed_threads = MPI_THREAD_SERIALIZED;
+
+inline void check_threads(int provided) {
+  if (provided >= needed_threads) return;
+  throw Error("MPI runs at thread level " + std::string(provided == MPI_THREAD_SINGLE ? "SINGLE" : "FUNNELED") +
+              ", but devices need MPI_THREAD_SERIALIZED: leave starting MPI to run_program, call MPI_Init_thread with "
+              "that level, or use an MPI that was built with threads");
+}
+
 /// Initialises MPI unless the program has; returns whether `stop` must finalise it.
 inline bool start(int* argc, char*** argv) {
   const bool mine = !running();
   int provided = 0;
-  if (mine) check(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread", 0);
+  if (mine) {
+    check(MPI_Init_thread(argc, argv, needed_threads, &provided), "MPI_Init_thread", 0);
+  } else {
+    check(MPI_Query_thread(&provided), "MPI_Query_thread", 0);
+  }
+  check_threads(provided);
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   check(MPI_Comm_dup(MPI_COMM_WORLD, &process.control), "MPI_Comm_dup", 0);
   MPI_Comm_rank(MPI_COMM_WORLD, &process.rank);
@@ -69,36 +80,6 @@ inline void stop(bool mine) {
 [[noreturn]] inline void abort(int status) {
   MPI_Abort(MPI_COMM_WORLD, status);
   std::abort();
-}
-
-/// How the ranks' outcomes compare; `some` also when the others do not answer.
-enum class Failures { none, all_alike, all, some };
-enum class Outcome { success, failure, idle };
-
-/// Meets all ranks. A rank that has failed waits at most two seconds for the others, who may be stuck waiting for it.
-inline Failures compare_failures(Outcome outcome, std::uint64_t hash) {
-  const bool failed = outcome == Outcome::failure;
-  const std::uint64_t mine[4] = {failed ? 1U : 0U, outcome == Outcome::success ? 1U : 0U, failed ? hash : 0,
-                                 failed ? ~hash : 0};
-  // Static, because after the two seconds MPI still owns it.
-  static std::uint64_t all[4];
-  static std::uint64_t sent[4];
-  std::copy_n(mine, 4, sent);
-  MPI_Request request = MPI_REQUEST_NULL;
-  check(MPI_Iallreduce(sent, all, 4, MPI_UINT64_T, MPI_MAX, process.control, &request), "compare_failures",
-        sizeof sent);
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
-  auto nap = std::chrono::microseconds(1);
-  for (int done = 0;;) {
-    check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "compare_failures", sizeof sent);
-    if (done != 0) break;
-    if (failed && std::chrono::steady_clock::now() > deadline) return Failures::some;
-    std::this_thread::sleep_for(nap);
-    nap = std::min(2 * nap, std::chrono::microseconds(1000));
-  }
-  if (all[0] == 0) return Failures::none;
-  if (all[1] != 0) return Failures::some;
-  return all[2] == ~all[3] ? Failures::all_alike : Failures::all;
 }
 
 }  // namespace shardlib::detail::mpi

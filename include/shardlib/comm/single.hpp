@@ -69,6 +69,13 @@ inline void check_peer(std::string_view op, int n, int peer) {
               std::to_string(expected) + " were expected: send and recv must agree on the size");
 }
 
+/// `device` is rank `rank` of the n members of the group.
+[[noreturn]] inline void fail_absent(std::string_view op, int device, int rank, int n) {
+  throw Error(std::string(op) + ": device " + std::to_string(device) + " (rank " + std::to_string(rank) + " of " +
+              std::to_string(n) + ") has returned without taking part: every device of a group must make the same " +
+              "calls");
+}
+
 }  // namespace detail
 
 /// A group of one: collectives copy, and messages to oneself queue up.

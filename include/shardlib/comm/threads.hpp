@@ -216,11 +216,7 @@ struct ThreadMember {
       check_aborted();
       for (int r = 0; r < size(); ++r) {
         const int device = group->members[static_cast<std::size_t>(r)];
-        if (needs(r) && world->finished(device)) {
-          throw Error(std::string(op) + ": device " + std::to_string(device) + " (rank " + std::to_string(r) + " of " +
-                      std::to_string(size()) + ") has returned without taking part: every device of a group must " +
-                      "make the same calls");
-        }
+        if (needs(r) && world->finished(device)) fail_absent(op, device, r, size());
       }
       const std::uint64_t seen = group->events;
       lock.unlock();

@@ -5,7 +5,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -105,6 +104,7 @@ void einsum_inner(const Exec& exec, const EinsumSchedule& s, const T* lhs, const
 /// Runs the loops of a schedule on operands that have its order of dims.
 template <class T>
 void einsum_loops(const Exec& exec, const EinsumSchedule& s, const T* lhs, const T* rhs, T* out) {
+  if (exec.dry) return;
   const std::int64_t outer = s.kept.count();
   const std::int64_t steps = s.summed.count();
   const auto run = [&](std::int64_t first, std::int64_t last) {
@@ -271,7 +271,7 @@ void einsum(const Exec& exec, const EinsumPlan& plan, AnyIn in, AnyOut out, cons
   if (outs == 0) return;
   detail::visit_einsum(in, out, [&]<class In, class T, class Out>(In, T, Out) {
     if (total == 0) {
-      std::memset(result, 0, static_cast<std::size_t>(outs) * sizeof(Out));
+      exec.zero(result, static_cast<std::size_t>(outs) * sizeof(Out));
       return;
     }
     const std::span<const std::int64_t> sizes(extents.data(), static_cast<std::size_t>(plan.count));

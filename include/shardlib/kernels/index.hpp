@@ -62,10 +62,10 @@ void check_ids(const Lookup& l, const I* indices, const char* op) {
 }
 
 template <class F>
-void visit_ids(const Lookup& l, const void* indices, const char* op, const F& f) {
+void visit_ids(const Exec& exec, const Lookup& l, const void* indices, const char* op, const F& f) {
   if (product(l.extents) == 0) return;
   const auto run = [&]<class I>(const I* ids) {
-    check_ids(l, ids, op);
+    if (!exec.dry) check_ids(l, ids, op);
     f(ids);
   };
   if (l.index_dtype == DType::i32) return run(static_cast<const i32*>(indices));
@@ -148,7 +148,7 @@ void scatter_rows(const Exec& exec, const Lookup& l, const T* cotangent, const I
 /// The lookup; ids of other shards give 0, ids of no shard an Error.
 template <class AnyDType>
 void gather(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* table, const void* indices, void* out) {
-  detail::visit_ids(lookup, indices, "gather", [&](const auto* ids) {
+  detail::visit_ids(exec, lookup, indices, "gather", [&](const auto* ids) {
     visit_dtype(dtype, [&]<class T>(T) {
       // Only bytes move, so that types of one size share their code.
       using U = Word<sizeof(T)>;
@@ -175,8 +175,8 @@ void scatter_add(const Exec& exec, AnyDType dtype, const Lookup& lookup, const v
         scratch = exec.pool->allocate(static_cast<std::size_t>(table_elements) * sizeof(A));
         sums = scratch.as<A>();
       }
-      std::fill_n(sums, table_elements, A(0));
-      detail::visit_ids(lookup, indices, "scatter_add", [&](const auto* ids) {
+      exec.zero(sums, static_cast<std::size_t>(table_elements) * sizeof(A));
+      detail::visit_ids(exec, lookup, indices, "scatter_add", [&](const auto* ids) {
         detail::scatter_rows(exec, lookup, static_cast<const T*>(cotangent), ids, sums);
       });
       if constexpr (!std::is_same_v<A, T>) {

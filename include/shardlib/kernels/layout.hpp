@@ -120,6 +120,15 @@ inline void copy_strided(const Exec& exec, std::size_t element_size, std::span<c
   }
 }
 
+/// Sets every element of a strided array to zero.
+inline void zero_strided(const Exec& exec, std::size_t element_size, std::span<const std::int64_t> extents, void* out,
+                         std::span<const std::int64_t> out_strides) {
+  alignas(64) static constexpr std::byte zero[64]{};
+  Dims repeat;
+  for (std::size_t d = 0; d < extents.size(); ++d) repeat.push(0);
+  copy_strided(exec, element_size, extents, zero, repeat, out, out_strides);
+}
+
 /// Reorders the dims of a dense array: dim d of the result is dim perm[d] of the input.
 inline void permute(const Exec& exec, std::size_t element_size, const void* in, std::span<const std::int64_t> extents,
                     std::span<const int> perm, void* out) {

@@ -123,6 +123,11 @@ Acc reduce_row(const T* x, std::int64_t n) {
   return fold_lanes(cascade);
 }
 
+/// Takes out the innermost loop if it is over contiguous elements.
+inline std::int64_t pop_contiguous(Nest<1>& nest) {
+  return nest.depth > 0 && nest.loop(nest.depth - 1).strides[0] == 1 ? nest.pop().extent : 1;
+}
+
 /// Reduces the rows [first, last) of the nest `reduced` for every element of `kept`, whose results are dense.
 template <class Op, class Acc, class T, class Store>
 void reduce_part(const Exec& exec, const T* in, Nest<1> kept, Nest<1> reduced, bool rows_reduced, std::int64_t pieces,
@@ -130,11 +135,11 @@ void reduce_part(const Exec& exec, const T* in, Nest<1> kept, Nest<1> reduced, b
   constexpr std::int64_t width = 256;
   if (rows_reduced) {  // contiguous runs vanish into one value each
     constexpr std::int64_t chunk = 4096;
-    const std::int64_t n = reduced.pop().extent;
+    const std::int64_t n = pop_contiguous(reduced);
     const std::int64_t chunks = (n + chunk - 1) / chunk;
     const std::int64_t rows = reduced.count() * chunks;
     const std::int64_t outs = kept.count();
-    const std::int64_t group = std::max<std::int64_t>(1, chunk / (rows * n));
+    const std::int64_t group = std::max<std::int64_t>(1, chunk / (reduced.count() * n));
     const std::int64_t groups = (outs + group - 1) / group;
     exec.for_each(groups * pieces, [&](std::int64_t item) {
       const std::int64_t piece = item % pieces;
@@ -155,7 +160,7 @@ void reduce_part(const Exec& exec, const T* in, Nest<1> kept, Nest<1> reduced, b
     });
     return;
   }
-  const std::int64_t n = kept.pop().extent;
+  const std::int64_t n = pop_contiguous(kept);
   const std::int64_t tiles = (n + width - 1) / width;
   const std::int64_t rows = reduced.count();
   exec.for_each(kept.count() * tiles * pieces, [&](std::int64_t item) {
@@ -176,22 +181,24 @@ void reduce_part(const Exec& exec, const T* in, Nest<1> kept, Nest<1> reduced, b
 
 template <class Op, class T>
 void reduce(const Exec& exec, const T* in, std::span<const std::int64_t> extents, std::span<const bool> reduced_dims,
-            T* out) {
+            std::span<const std::int64_t> part, T* out) {
   using Acc = accumulator_t<T>;
   const Dims strides = row_major(extents);
   Nest<1> kept;
   Nest<1> reduced;
   bool rows_reduced = true;  // the innermost dim is a reduced one
   std::int64_t outs = 1;
+  std::int64_t per_out = 1;
   for (std::size_t d = 0; d < extents.size(); ++d) {
-    (reduced_dims[d] ? reduced : kept).push(extents[d], {strides[static_cast<int>(d)]});
-    if (extents[d] != 1) rows_reduced = reduced_dims[d];
-    if (!reduced_dims[d]) outs *= extents[d];
+    const std::int64_t extent = reduced_dims[d] && !part.empty() ? part[d] : extents[d];
+    (reduced_dims[d] ? reduced : kept).push(extent, {strides[static_cast<int>(d)]});
+    if (extent != 1) rows_reduced = reduced_dims[d];
+    (reduced_dims[d] ? per_out : outs) *= extent;
   }
-  const std::int64_t total = product(extents);
+  const std::int64_t total = outs * per_out;
   if (outs == 0) return;
   if (total == 0) {
-    std::fill_n(out, outs, T(Op::template identity<Acc>()));
+    exec.for_each(outs, [=](std::int64_t i) { out[i] = T(Op::template identity<Acc>()); });
     return;
   }
   const auto write = [&](std::int64_t /*piece*/, std::int64_t first, const Acc* values, std::int64_t n) {
@@ -199,7 +206,6 @@ void reduce(const Exec& exec, const T* in, std::span<const std::int64_t> extents
   };
   // Few results of much data: split each reduction into pieces, by size alone so that the bits do not change.
   constexpr std::int64_t piece_size = 1 << 17;
-  const std::int64_t per_out = total / outs;
   const std::int64_t rows = rows_reduced ? (per_out + 4095) / 4096 : per_out;
   const std::int64_t pieces =
       outs > 4096 ? 1 : std::clamp<std::int64_t>(total / piece_size, 1, std::min<std::int64_t>(rows, 16));
@@ -218,12 +224,12 @@ void reduce(const Exec& exec, const T* in, std::span<const std::int64_t> extents
 
 template <class Op, class AnyDType>
 void reduce(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> extents,
-            std::span<const bool> reduced_dims, void* out) {
+            std::span<const bool> reduced_dims, std::span<const std::int64_t> part, void* out) {
   visit_dtype(dtype, [&]<class T>(T) {
     if constexpr (std::is_same_v<T, u8> || std::is_same_v<T, bool_>) {
       throw Error(std::string(Op::name) + ": no reduction of " + std::string(name(dtype_v<T>)) + "; cast to i32 first");
     } else {
-      reduce<Op>(exec, static_cast<const T*>(in), extents, reduced_dims, static_cast<T*>(out));
+      reduce<Op>(exec, static_cast<const T*>(in), extents, reduced_dims, part, static_cast<T*>(out));
     }
   });
 }
@@ -236,28 +242,31 @@ void reduce(const Exec& exec, AnyDType dtype, const void* in, std::span<const st
 template <class AnyDType>
 void sum(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> extents,
          std::span<const bool> summed, void* out) {
-  detail::reduce<detail::SumOp>(exec, dtype, in, extents, summed, out);
+  detail::reduce<detail::SumOp>(exec, dtype, in, extents, summed, {}, out);
 }
 
-/// Maximum over the marked dims: a NaN wins, nothing at all gives -inf (the lowest integer).
+/// Maximum over the marked dims: a NaN wins, nothing at all gives -inf (the lowest integer). `part`, if given: of a
+/// marked dim d only the first part[d] elements count.
 template <class AnyDType>
 void max(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> extents,
-         std::span<const bool> reduced, void* out) {
-  detail::reduce<detail::MaxOp>(exec, dtype, in, extents, reduced, out);
+         std::span<const bool> reduced, void* out, std::span<const std::int64_t> part = {}) {
+  detail::reduce<detail::MaxOp>(exec, dtype, in, extents, reduced, part, out);
 }
 
-/// Index of the first greatest element (or of the first NaN) along the middle dim of (outer, n, inner).
+/// Index of the first greatest element (or of the first NaN) along the middle dim of (outer, n, inner), of which the
+/// last `padding` elements do not count.
 template <class AnyDType>
 void argmax(const Exec& exec, AnyDType dtype, const void* in, std::int64_t outer, std::int64_t n, std::int64_t inner,
-            i32* out) {
-  if (n == 0 && outer * inner > 0) throw Error("argmax: the dim has extent 0; it needs at least one element");
+            i32* out, std::int64_t padding = 0) {
+  const std::int64_t counted = n - padding;
+  if (counted == 0 && outer * inner > 0) throw Error("argmax: the dim has extent 0; it needs at least one element");
   visit_dtype(dtype, [&]<class T>(T) {
     using Acc = std::conditional_t<std::is_same_v<T, bool_>, u8, accumulator_t<T>>;
     exec.for_each(outer * inner, [&](std::int64_t item) {
       const T* x = static_cast<const T*>(in) + item / inner * n * inner + item % inner;
       auto best = static_cast<Acc>(x[0]);
       std::int64_t at = 0;
-      for (std::int64_t i = 1; i < n; ++i) {
+      for (std::int64_t i = 1; i < counted; ++i) {
         const auto v = static_cast<Acc>(x[i * inner]);
         if (v > best || (v != v && best == best)) {
           best = v;

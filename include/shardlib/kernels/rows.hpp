@@ -48,6 +48,9 @@ void for_rows(const Exec& exec, const std::array<const T*, In>& in, T* out, std:
   if (slabs * columns == 0 || out_n == 0) return;
   const std::int64_t block = flat ? std::max<std::int64_t>(1, 4096 / std::max<std::int64_t>(1, n)) : 16;
   const std::int64_t blocks = (columns + block - 1) / block;
+  const auto area = static_cast<std::size_t>(block * std::max(n, out_n));
+  const auto scratch_rows = [&exec, area] { return exec.pool->allocate((In + 1) * area * sizeof(A)); };
+  if (exec.dry && !(flat && std::is_same_v<T, A>)) static_cast<void>(scratch_rows());  // for the pool to count
   exec.for_each(slabs * blocks, [&](std::int64_t item) {
     const std::int64_t slab = item / blocks;
     const std::int64_t first = item % blocks * block;
@@ -62,8 +65,7 @@ void for_rows(const Exec& exec, const std::array<const T*, In>& in, T* out, std:
         return;
       }
     }
-    const auto area = static_cast<std::size_t>(block * std::max(n, out_n));
-    const Buffer scratch = exec.pool->allocate((In + 1) * area * sizeof(A));
+    const Buffer scratch = scratch_rows();
     A* const results = scratch.as<A>() + In * area;
     for (std::size_t k = 0; k < In; ++k) {
       const T* from = in[k] + slab * columns * n + first * (flat ? n : 1);
@@ -106,42 +108,54 @@ Moments<A> moments(const A* x, std::int64_t n, double eps) {
 }
 
 template <bool Centered, class T>
-void norm(const Exec& exec, const T* x, T* y, std::int64_t outer, std::int64_t n, std::int64_t inner, double eps) {
+void norm(const Exec& exec, const T* x, T* y, std::int64_t outer, std::int64_t n, std::int64_t inner, double eps,
+          std::int64_t padding) {
   using A = accumulator_t<T>;
-  for_rows<T, 1>(exec, {x}, y, outer, n, inner, n, [n, eps](const std::array<const A*, 1>& in, A* out) {
+  const std::int64_t counted = n - padding;
+  for_rows<T, 1>(exec, {x}, y, outer, n, inner, n, [n, counted, eps](const std::array<const A*, 1>& in, A* out) {
     const A* row = in[0];
-    const auto m = moments<Centered>(row, n, eps);
-    independent(n, [=](std::int64_t i) { out[i] = (row[i] - m.mean) * m.scale; });
+    const auto m = moments<Centered>(row, counted, eps);
+    independent(counted, [=](std::int64_t i) { out[i] = (row[i] - m.mean) * m.scale; });
+    std::fill(out + counted, out + n, A(0));
   });
 }
 
 template <bool Centered, class T>
 void norm_backward(const Exec& exec, const T* x, const T* dy, T* dx, std::int64_t outer, std::int64_t n,
-                   std::int64_t inner, double eps) {
+                   std::int64_t inner, double eps, std::int64_t padding) {
   using A = accumulator_t<T>;
-  for_rows<T, 2>(exec, {x, dy}, dx, outer, n, inner, n, [n, eps](const std::array<const A*, 2>& in, A* out) {
+  const std::int64_t counted = n - padding;
+  for_rows<T, 2>(exec, {x, dy}, dx, outer, n, inner, n, [n, counted, eps](const std::array<const A*, 2>& in, A* out) {
     const A* row = in[0];
     const A* d = in[1];
-    const auto m = moments<Centered>(row, n, eps);
-    const auto size = static_cast<A>(n);
-    const A shift = Centered ? reduce_row<SumOp, A>(d, n) / size : A(0);
-    const A slope = row_sum<A>(n, [=](std::int64_t i) { return d[i] * ((row[i] - m.mean) * m.scale); }) / size;
-    independent(n, [=](std::int64_t i) { out[i] = m.scale * ((d[i] - shift) - (row[i] - m.mean) * m.scale * slope); });
+    const auto m = moments<Centered>(row, counted, eps);
+    const auto size = static_cast<A>(counted);
+    const A shift = Centered ? reduce_row<SumOp, A>(d, counted) / size : A(0);
+    const A slope = row_sum<A>(counted, [=](std::int64_t i) { return d[i] * ((row[i] - m.mean) * m.scale); }) / size;
+    independent(counted,
+                [=](std::int64_t i) { out[i] = m.scale * ((d[i] - shift) - (row[i] - m.mean) * m.scale * slope); });
+    std::fill(out + counted, out + n, A(0));
   });
 }
 
 }  // namespace detail
 
+// Of each row the last `padding` elements do not count, as if they were -inf in softmax and were not there in the
+// norms; results are 0 there.
+
 /// y = softmax(x) along n; y may be x. A row of nothing but -inf gives NaN.
 template <class T>
-void softmax(const Exec& exec, const T* x, T* y, std::int64_t outer, std::int64_t n, std::int64_t inner) {
+void softmax(const Exec& exec, const T* x, T* y, std::int64_t outer, std::int64_t n, std::int64_t inner,
+             std::int64_t padding = 0) {
   using A = accumulator_t<T>;
-  detail::for_rows<T, 1>(exec, {x}, y, outer, n, inner, n, [n](const std::array<const A*, 1>& in, A* out) {
+  const std::int64_t counted = n - padding;
+  detail::for_rows<T, 1>(exec, {x}, y, outer, n, inner, n, [n, counted](const std::array<const A*, 1>& in, A* out) {
     const A* row = in[0];
-    const A top = detail::reduce_row<detail::MaxOp, A>(row, n);
-    independent(n, [=](std::int64_t i) { out[i] = fast_exp(row[i] - top); });
-    const A scale = A(1) / detail::reduce_row<detail::SumOp, A>(out, n);
-    independent(n, [=](std::int64_t i) { out[i] *= scale; });
+    const A top = detail::reduce_row<detail::MaxOp, A>(row, counted);
+    independent(counted, [=](std::int64_t i) { out[i] = fast_exp(row[i] - top); });
+    const A scale = A(1) / detail::reduce_row<detail::SumOp, A>(out, counted);
+    independent(counted, [=](std::int64_t i) { out[i] *= scale; });
+    std::fill(out + counted, out + n, A(0));
   });
 }
 
@@ -172,29 +186,30 @@ void logsumexp(const Exec& exec, const T* x, T* out, std::int64_t outer, std::in
 
 /// y = x / sqrt(mean(x^2) + eps) along n; y may be x.
 template <class T>
-void rms_norm(const Exec& exec, const T* x, T* y, std::int64_t outer, std::int64_t n, std::int64_t inner, double eps) {
-  detail::norm<false>(exec, x, y, outer, n, inner, eps);
+void rms_norm(const Exec& exec, const T* x, T* y, std::int64_t outer, std::int64_t n, std::int64_t inner, double eps,
+              std::int64_t padding = 0) {
+  detail::norm<false>(exec, x, y, outer, n, inner, eps, padding);
 }
 
 /// The cotangent of rms_norm's x; dx may be dy.
 template <class T>
 void rms_norm_backward(const Exec& exec, const T* x, const T* dy, T* dx, std::int64_t outer, std::int64_t n,
-                       std::int64_t inner, double eps) {
-  detail::norm_backward<false>(exec, x, dy, dx, outer, n, inner, eps);
+                       std::int64_t inner, double eps, std::int64_t padding = 0) {
+  detail::norm_backward<false>(exec, x, dy, dx, outer, n, inner, eps, padding);
 }
 
 /// y = (x - mean(x)) / sqrt(variance(x) + eps) along n; y may be x.
 template <class T>
-void layer_norm(const Exec& exec, const T* x, T* y, std::int64_t outer, std::int64_t n, std::int64_t inner,
-                double eps) {
-  detail::norm<true>(exec, x, y, outer, n, inner, eps);
+void layer_norm(const Exec& exec, const T* x, T* y, std::int64_t outer, std::int64_t n, std::int64_t inner, double eps,
+                std::int64_t padding = 0) {
+  detail::norm<true>(exec, x, y, outer, n, inner, eps, padding);
 }
 
 /// The cotangent of layer_norm's x; dx may be dy.
 template <class T>
 void layer_norm_backward(const Exec& exec, const T* x, const T* dy, T* dx, std::int64_t outer, std::int64_t n,
-                         std::int64_t inner, double eps) {
-  detail::norm_backward<true>(exec, x, dy, dx, outer, n, inner, eps);
+                         std::int64_t inner, double eps, std::int64_t padding = 0) {
+  detail::norm_backward<true>(exec, x, dy, dx, outer, n, inner, eps, padding);
 }
 
 }  // namespace shardlib::kernels

@@ -81,15 +81,19 @@ inline Difference resharded(const Device& device, const TensorSpec& less, const 
   return d;
 }
 
-inline void add_traffic(const Value& shape, std::size_t bytes) {
-  state(shape.device).counts.find(shape.made_by.name)->second.bytes += static_cast<std::int64_t>(bytes);
+inline void add_traffic(const Value& shape, std::size_t bytes, const AxisList& axes) {
+  State& s = state(shape.device);
+  s.counts.find(shape.made_by.name)->second.bytes += static_cast<std::int64_t>(bytes);
+  s.work.bytes += static_cast<std::int64_t>(bytes);
+  s.work.axes = {};
+  for (const auto axis : axes) s.work.axes.push_back(axis);
 }
 
 inline Buffer gather(const Value& in, const Value& out) {
   const Difference d = resharded(*out.device, *out.spec, *in.spec);
   auto& group = out.device->group(d.axes);
   if (group.size() == 1) return in.data();
-  add_traffic(out, in.bytes() * static_cast<std::size_t>(group.size() - 1));
+  add_traffic(out, in.bytes() * static_cast<std::size_t>(group.size() - 1), d.axes);
   Buffer rows = allocate(out);
   group.all_gather(in.data(), rows).wait();
   if (rows_are_whole(d.cuts, out.local)) return rows;
@@ -102,7 +106,7 @@ inline Buffer scatter(const Value& in, const Value& out) {
   const Difference d = resharded(*out.device, *in.spec, *out.spec);
   auto& group = out.device->group(d.axes);
   if (group.size() == 1) return in.data();
-  add_traffic(out, out.bytes() * static_cast<std::size_t>(group.size() - 1));
+  add_traffic(out, out.bytes() * static_cast<std::size_t>(group.size() - 1), d.axes);
   Buffer rows = in.data();
   if (!rows_are_whole(d.cuts, in.local)) {
     rows = allocate(in);
@@ -116,8 +120,8 @@ inline Buffer scatter(const Value& in, const Value& out) {
 inline Buffer reduce(const Value& in, const Value& out, const AxisList& axes, Reduction op) {
   auto& group = out.device->group(axes);
   if (group.size() == 1) return in.data();
-  add_traffic(out,
-              2 * in.bytes() * static_cast<std::size_t>(group.size() - 1) / static_cast<std::size_t>(group.size()));
+  add_traffic(out, 2 * in.bytes() * static_cast<std::size_t>(group.size() - 1) / static_cast<std::size_t>(group.size()),
+              axes);
   Buffer all = allocate(out);
   group.all_reduce(in.data(), all, out.dtype, op).wait();
   return all;
@@ -148,7 +152,8 @@ inline Buffer exchange(const Value& in, const Value& out) {
   }
   auto& group = out.device->group(axes);
   if (group.size() == 1) return in.data();
-  add_traffic(out, in.bytes() * static_cast<std::size_t>(group.size() - 1) / static_cast<std::size_t>(group.size()));
+  add_traffic(out, in.bytes() * static_cast<std::size_t>(group.size() - 1) / static_cast<std::size_t>(group.size()),
+              axes);
   const Exec exec = out.device->exec();
   Buffer send = allocate(in), received = allocate(out), whole = allocate(out);
   regroup(exec, size_of(in.dtype), gain, in.local, in.data().data(), send.data(), true);
@@ -164,7 +169,7 @@ inline Buffer keep_on_first(const Value& in, const Value& out) {
     if (!in.spec->partial.contains(axis)) first = first && out.device->coordinate(axis) == 0;
   if (first) return in.data();
   Buffer zero = allocate(out);
-  std::memset(zero.data(), 0, out.bytes());
+  out.device->exec().zero(zero.data(), out.bytes());
   return zero;
 }
 
@@ -184,7 +189,7 @@ inline Buffer cut_block(const Value& in, const Value& out, bool embed) {
   const std::size_t element = size_of(out.dtype);
   const std::size_t shift = static_cast<std::size_t>(offset) * element;
   if (embed) {
-    std::memset(result.data(), 0, out.bytes());
+    out.device->exec().zero(result.data(), out.bytes());
     kernels::copy_strided(out.device->exec(), element, view(part.local), in.data().data(),
                           kernels::row_major(view(part.local)), result.data() + shift, strides);
   } else {
@@ -216,7 +221,9 @@ auto all_gather(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of
 }
 
 template <Op O, dtype D, Spec S>
-auto reduce_scatter(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::reduce_scatter, O, S>> {
+auto reduce_scatter(const Tensor<D, S>& x, Site site)
+    -> Tensor<detail::after_t<detail::is_reduced<"reduce_scatter", D>, D>,
+              detail::result_of<rules::reduce_scatter, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::reduce_scatter, O, S>>;
   const detail::OpInfo op{"reduce_scatter", O, site};
   return detail::record_unary<"reduce_scatter", Out>(op, x, x.value()->global, detail::scatter,
@@ -226,7 +233,8 @@ auto reduce_scatter(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::resul
 }
 
 template <Op O, dtype D, Spec S>
-auto all_reduce(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::all_reduce, O, S>> {
+auto all_reduce(const Tensor<D, S>& x, Site site)
+    -> Tensor<detail::after_t<detail::is_reduced<"all_reduce", D>, D>, detail::result_of<rules::all_reduce, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::all_reduce, O, S>>;
   const detail::OpInfo op{"all_reduce", O, site};
   return detail::record_unary<"all_reduce", Out>(op, x, x.value()->global, detail::sum_pending,
@@ -236,7 +244,9 @@ auto all_reduce(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of
 }
 
 template <Op O, dtype D, Spec S>
-auto all_reduce_max(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::all_reduce_max, O, S>> {
+auto all_reduce_max(const Tensor<D, S>& x, Site site)
+    -> Tensor<detail::after_t<detail::is_reduced<"all_reduce_max", D>, D>,
+              detail::result_of<rules::all_reduce_max, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::all_reduce_max, O, S>>;
   const detail::OpInfo op{"all_reduce_max", O, site};
   if (x.value()->slot)
@@ -247,6 +257,7 @@ auto all_reduce_max(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::resul
   names.bind(*x.value());
   const auto kernel = [](const detail::Value& in, const detail::Value& out) {
     detail::Value local = out;
+    local.made_by = {};  // scratch: no operand, for whoever observes
     local.storage = std::make_shared<detail::Storage>(detail::Storage{detail::allocate(out), nullptr});
     bool reduced[max_dims] = {};
     Axes axes;
@@ -256,7 +267,9 @@ auto all_reduce_max(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::resul
         for (auto axis : in.spec->dims[i].axes) axes.push_back(axis);
     }
     kernels::max(out.device->exec(), dtype_c<D>, in.data().data(), detail::view(in.local),
-                 std::span(reduced, static_cast<std::size_t>(in.spec->rank())), local.data().data());
+                 std::span(reduced, static_cast<std::size_t>(in.spec->rank())), local.storage->buffer.data(),
+                 detail::view(detail::true_extents(in)));
+    detail::zero_padding(local, local.storage->buffer);  // of the dims that stay
     return detail::reduce(local, out, detail::in_mesh_order(*out.device, axes), Reduction::max);
   };
   return detail::record_unary<"all_reduce_max", Out>(op, x, names.sizes(detail::parsed<Out::spec>), kernel);
@@ -276,12 +289,16 @@ template <Op O, Op Axis, dtype D, Spec S>
 auto shift(const Tensor<D, S>& x, int by, Site site) -> Tensor<D, detail::result_of<rules::shift, O, Axis, S>> {
   using Out = Tensor<D, S>;
   const detail::OpInfo op{"shift", O, site};
+  for (int i = 0; i < detail::parsed<S>.rank(); ++i)
+    if (detail::parsed<S>.dims[i].axes.contains(std::string_view(Axis)) && x.value()->global[i].is_padded())
+      detail::fail_padded(op, *x.device(), detail::parsed<S>.dims[i].name, x.value()->global[i],
+                          "a shift would bring its padding between the blocks; choose a size that needs none");
   const auto kernel = [by](const detail::Value& in, const detail::Value& out) {
     auto& group = out.device->group({std::string_view(Axis)});
     const int n = group.size();
     const int step = ((by % n) + n) % n;
     if (step == 0) return in.data();
-    detail::add_traffic(out, in.bytes());
+    detail::add_traffic(out, in.bytes(), {std::string_view(Axis)});
     Buffer received = detail::allocate(out);
     group.send_recv(in.data(), (group.rank() + step) % n, received, (group.rank() - step + n) % n).wait();
     return received;

@@ -53,7 +53,10 @@ struct EinsumKernel {
   ValuePtr a, b;
   Buffer operator()(const Value& out) const {
     Buffer result = allocate(out);
-    state(out.device).counts.find(out.made_by.name)->second.flops += einsum_flops(*a, *b);
+    State& s = state(out.device);
+    const double flops = einsum_flops(*a, *b);
+    s.counts.find(out.made_by.name)->second.flops += flops;
+    s.work.flops += flops;
     kernels::einsum(out.device->exec(), *plan, dtype_c<D>, dtype_c<R>, a->data().data(), view(a->local),
                     b->data().data(), view(b->local), result.data());
     return result;
@@ -76,7 +79,7 @@ auto einsum_op(const OpInfo& op, const Tensor<D, S>& x, const Tensor<E, T>& y)
 
 /// The cotangent of operand X: an einsum of the result's cotangent with the other operand.
 template <class X, class Ct, class Other>
-[[gnu::cold]] auto einsum_vjp(const Ct& ct, const Other& other, const Extents& global) {
+[[gnu::cold]] auto einsum_vjp(const Ct& ct, const Other& other, const GlobalSizes& global) {
   using D = typename X::value_type;
   constexpr Spec axes = axes_of<Ct::spec, Other::spec, X::spec>();
   constexpr Spec due = dual_spec(X::spec, axes);
@@ -108,15 +111,15 @@ template <bool with_vjps, Op O, dtype R, dtype D, Spec S, dtype E, Spec T>
   static constexpr auto plan =
       kernels::plan_einsum(Ids::view(Ids::ids.in[0]), Ids::view(Ids::ids.in[1]), Ids::view(Ids::ids.out));
   const EinsumKernel<D, R> kernel{&plan, x.value(), y.value()};
-  const Extents sizes = broadcast_sizes(op, x.value(), y.value(), parsed<Result::spec>);
+  const GlobalSizes sizes = broadcast_sizes(op, x.value(), y.value(), parsed<Result::spec>);
   if constexpr (with_vjps)
     return record<"einsum_unreduced", Result>(
         op, x.device(), sizes, kernel,
         vjp(x, save(y),
-            [](const auto& ct, const auto& other, const Extents& global) {
+            [](const auto& ct, const auto& other, const GlobalSizes& global) {
               return einsum_vjp<Tensor<D, S>>(ct, other, global);
             }),
-        vjp(y, save(x), [](const auto& ct, const auto& other, const Extents& global) {
+        vjp(y, save(x), [](const auto& ct, const auto& other, const GlobalSizes& global) {
           return einsum_vjp<Tensor<E, T>>(ct, other, global);
         }));
   else
@@ -126,15 +129,17 @@ template <bool with_vjps, Op O, dtype R, dtype D, Spec S, dtype E, Spec T>
 }  // namespace detail
 
 template <Op O, class Out, dtype D, Spec S, dtype E, Spec T>
-auto einsum_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& y, Site site)
-    -> Tensor<detail::after_t<detail::one_dtype<"einsum_unreduced", D, E>, detail::dtype_or<Out, D>>,
-              detail::result_of<rules::einsum, O, S, T>> {
+auto einsum_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& y, Site site) -> Tensor<
+    detail::after_t<detail::one_dtype<"einsum_unreduced", D, E> && detail::einsum_dtypes<D, detail::dtype_or<Out, D>>,
+                    detail::dtype_or<Out, D>>,
+    detail::result_of<rules::einsum, O, S, T>> {
   return detail::einsum_op<true, O, detail::dtype_or<Out, D>>(detail::OpInfo{"einsum_unreduced", O, site}, x, y);
 }
 
 template <Op O, class Out, dtype D, Spec S>
 auto einsum_unreduced(const Tensor<D, S>& x, Site site)
-    -> Tensor<detail::dtype_or<Out, D>, detail::result_of<rules::einsum1, O, S>> {
+    -> Tensor<detail::after_t<detail::einsum_dtypes<D, detail::dtype_or<Out, D>>, detail::dtype_or<Out, D>>,
+              detail::result_of<rules::einsum1, O, S>> {
   using R = detail::dtype_or<Out, D>;
   using Result = Tensor<R, detail::result_of<rules::einsum1, O, S>>;
   using Ids = detail::EinsumIds<O>;
@@ -149,7 +154,7 @@ auto einsum_unreduced(const Tensor<D, S>& x, Site site)
                          Ids::view(Ids::ids.out), in.data().data(), result.data());
         return result;
       },
-      detail::vjp(x, detail::save(), [](const auto& ct, const detail::Extents& global) {
+      detail::vjp(x, detail::save(), [](const auto& ct, const detail::GlobalSizes& global) {
         using Ct = std::remove_cvref_t<decltype(ct)>;
         constexpr Spec due = detail::dual_spec(S, detail::axes_of<Ct::spec, S>());
         constexpr Spec kept = detail::reachable(due, Ct::spec, "");

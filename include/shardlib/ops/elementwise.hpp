@@ -9,6 +9,19 @@
 namespace shardlib {
 namespace detail {
 
+/// A quotient that traps nowhere: by zero (in the padding; elsewhere it is refused before), or of the least integer by
+/// -1, which wraps.
+struct Quotient {
+  template <class T>
+  T operator()(T p, T q) const {
+    if constexpr (std::is_integral_v<T>) {
+      if (q == 0) return 0;
+      if constexpr (std::is_signed_v<T>)
+        if (q == -1) return static_cast<T>(0U - static_cast<std::make_unsigned_t<T>>(p));
+    }
+    return static_cast<T>(p / q);
+  }
+};
 /// The functions of the linear ops, of one scalar.
 struct Negate {
   auto operator()(auto v) const { return -v; }
@@ -21,7 +34,7 @@ struct Multiply {
 template <class T>
 struct Divide {
   T k;
-  auto operator()(T v) const { return v / k; }
+  auto operator()(T v) const { return Quotient{}(v, k); }
 };
 /// The kernel of a linear op. A named type, as Pointwise below, so that all specs share it.
 template <class F, dtype D>
@@ -58,8 +71,34 @@ struct Pointwise {
   }
 };
 
-[[gnu::noinline]] inline Extents broadcast_sizes(const OpInfo& op, const ValuePtr& x, const ValuePtr& y,
-                                                 const TensorSpec& out) {
+/// The kernel of / between integers.
+template <dtype D>
+struct IntegerDivision {
+  ValuePtr a, b;
+  Buffer operator()(const Value& out) const {
+    const Extents extents = true_extents(*b);
+    const auto strides = kernels::row_major(view(b->local));
+    kernels::Nest<1> nest;
+    for (int i = 0; i < extents.size(); ++i) nest.push(extents[i], {strides[i]});
+    kernels::Walk<1> walk(nest, 0);
+    const D* divisors = b->as<const D>();
+    for (std::int64_t i = 0; i < nest.count(); ++i, walk.next())
+      if (divisors[walk.offsets[0]] == 0)
+        throw Error("the divisor `" + std::string(to_string(*b->spec).view()) +
+                    "` has a zero in this block, by which integers cannot be divided; replace it, e.g. with `where`");
+    return Pointwise<Quotient, D>{a, b}(out);
+  }
+};
+
+/// A number beside the elements of x.
+template <dtype D, Spec S>
+scalar_of<D> beside(const OpInfo& op, const Tensor<D, S>& x, double value) {
+  check_number(op, parsed<S>, *x.device(), dtype_v<D>, value);
+  return static_cast<scalar_of<D>>(value);
+}
+
+[[gnu::noinline]] inline GlobalSizes broadcast_sizes(const OpInfo& op, const ValuePtr& x, const ValuePtr& y,
+                                                     const TensorSpec& out) {
   Bindings names(op, x->device);
   names.bind(*x);
   names.bind(*y);
@@ -110,10 +149,11 @@ template <dtype D, Spec S, dtype E, Spec T>
 auto operator/(const Tensor<D, S>& a, const Tensor<E, T>& b)
     -> Tensor<detail::after_t<detail::one_dtype<"/", D, E>, D>, detail::result_of<rules::divide, S, T>> {
   using Out = Tensor<D, detail::result_of<rules::divide, S, T>>;
+  using Kernel = std::conditional_t<floating<D>, detail::Pointwise<std::divides<>, D>, detail::IntegerDivision<D>>;
   const detail::OpInfo op{"/", {}, {}};
   return detail::record<"/", Out>(
       op, a.device(), detail::broadcast_sizes(op, a.value(), b.value(), detail::parsed<Out::spec>),
-      detail::Pointwise<std::divides<>, D>{a.value(), b.value()},
+      Kernel{a.value(), b.value()},
       detail::vjp(a, detail::save(b),
                   [](const auto& ct, const auto& other) { return detail::unbroadcast<Tensor<D, S>>(ct / other); }),
       detail::vjp(b, detail::save(a, b), [](const auto& ct, const auto& x, const auto& y) {
@@ -122,46 +162,73 @@ auto operator/(const Tensor<D, S>& a, const Tensor<E, T>& b)
 }
 
 template <dtype D, Spec S>
-auto operator-(const Tensor<D, S>& x) -> Tensor<D, S> {
+auto operator-(const Tensor<D, S>& x) -> Tensor<detail::after_t<detail::is_number<"-", D>, D>, S> {
   return detail::linear<"negate">("negate", x, detail::Negate{});
 }
 template <dtype D, Spec S>
-auto operator*(const Tensor<D, S>& x, double factor) -> Tensor<D, S> {
-  using T = detail::scalar_of<D>;
-  return detail::linear<"scale">("scale", x, detail::Multiply<T>{static_cast<T>(factor)});
+auto operator*(const Tensor<D, S>& x, double factor) -> Tensor<detail::after_t<detail::is_number<"*", D>, D>, S> {
+  return detail::linear<"scale">(
+      "scale", x, detail::Multiply<detail::scalar_of<D>>{detail::beside(detail::OpInfo{"*", {}, {}}, x, factor)});
 }
 template <dtype D, Spec S>
-auto operator*(double factor, const Tensor<D, S>& x) -> Tensor<D, S> {
+auto operator*(double factor, const Tensor<D, S>& x) -> Tensor<detail::after_t<detail::is_number<"*", D>, D>, S> {
   return x * factor;
 }
 template <dtype D, Spec S>
-auto operator/(const Tensor<D, S>& x, double divisor) -> Tensor<D, S> {
-  using T = detail::scalar_of<D>;
-  return detail::linear<"scale">("scale", x, detail::Divide<T>{static_cast<T>(divisor)});
+auto operator/(const Tensor<D, S>& x, double divisor) -> Tensor<detail::after_t<detail::is_number<"/", D>, D>, S> {
+  const detail::OpInfo op{"/", {}, {}};
+  if (!floating<D> && divisor == 0)
+    throw Error("/ of `" + std::string(std::string_view(S)) + "`: integers cannot be divided by zero (" +
+                x.device()->describe() + ")");
+  return detail::linear<"scale">("scale", x, detail::Divide<detail::scalar_of<D>>{detail::beside(op, x, divisor)});
 }
 template <dtype D, Spec S>
 auto operator+(const Tensor<D, S>& x, double constant)
-    -> Tensor<D, detail::result_of<rules::add_constant, Op("+"), S>> {
+    -> Tensor<detail::after_t<detail::is_number<"+", D>, D>, detail::result_of<rules::add_constant, Op("+"), S>> {
+  const detail::OpInfo op{"+", {}, {}};
   return detail::map_as<"+", Tensor<D, S>>(
-      detail::OpInfo{"+", {}, {}},
-      [k = static_cast<detail::scalar_of<D>>(constant)](auto v) { return v + decltype(v)(k); }, x);
+      op, [k = detail::beside(op, x, constant)](auto v) { return v + decltype(v)(k); }, x);
 }
 template <dtype D, Spec S>
 auto operator-(const Tensor<D, S>& x, double constant)
-    -> Tensor<D, detail::result_of<rules::add_constant, Op("-"), S>> {
-  return x + -constant;
+    -> Tensor<detail::after_t<detail::is_number<"-", D>, D>, detail::result_of<rules::add_constant, Op("-"), S>> {
+  const detail::OpInfo op{"-", {}, {}};
+  return detail::map_as<"-", Tensor<D, S>>(
+      op, [k = detail::beside(op, x, constant)](auto v) { return v - decltype(v)(k); }, x);
+}
+template <dtype D, Spec S>
+auto operator+(double constant, const Tensor<D, S>& x)
+    -> Tensor<detail::after_t<detail::is_number<"+", D>, D>, detail::result_of<rules::add_constant, Op("+"), S>> {
+  return x + constant;
+}
+template <dtype D, Spec S>
+auto operator-(double constant, const Tensor<D, S>& x)
+    -> Tensor<detail::after_t<detail::is_number<"-", D>, D>, detail::result_of<rules::add_constant, Op("-"), S>> {
+  const detail::OpInfo op{"-", {}, {}};
+  return detail::map_as<"-", Tensor<D, S>>(
+      op, [k = detail::beside(op, x, constant)](auto v) { return decltype(v)(k) - v; }, x);
+}
+template <dtype D, Spec S>
+auto operator/(double constant, const Tensor<D, S>& x)
+    -> Tensor<detail::after_t<detail::is_float<"/", D>, D>, detail::result_of<rules::map1, Op("/"), S>> {
+  return detail::map_as<"/", Tensor<D, S>>(
+      detail::OpInfo{"/", {}, {}},
+      [k = static_cast<detail::scalar_of<D>>(constant)](auto v) { return decltype(v)(k) / v; }, x);
 }
 
 // The functions are named types, not lambdas, so that tensors of all specs share their loops.
-#define SHARDLIB_UNARY(name)                                                                                   \
-  namespace detail {                                                                                           \
-  struct name##_function {                                                                                     \
-    auto operator()(auto v) const { return name(v); }                                                          \
-  };                                                                                                           \
-  }                                                                                                            \
-  template <floating D, Spec S>                                                                                \
-  auto name(const Tensor<D, S>& x, Site site)->Tensor<D, detail::result_of<rules::map1, Op(#name), S>> {       \
-    return detail::map_as<#name, Tensor<D, S>>(detail::OpInfo{#name, {}, site}, detail::name##_function{}, x); \
+#define SHARDLIB_UNARY(name)                                                                                    \
+  namespace detail {                                                                                            \
+  struct name##_function {                                                                                      \
+    auto operator()(auto v) const {                                                                             \
+      return name(v);                                                                                           \
+    }                                                                                                           \
+  };                                                                                                            \
+  }                                                                                                             \
+  template <dtype D, Spec S>                                                                                    \
+  auto name(const Tensor<D, S>& x, Site site)                                                                   \
+      -> Tensor<detail::after_t<detail::is_float<#name, D>, D>, detail::result_of<rules::map1, Op(#name), S>> { \
+    return detail::map_as<#name, Tensor<D, S>>(detail::OpInfo{#name, {}, site}, detail::name##_function{}, x);  \
   }
 SHARDLIB_UNARY(exp)
 SHARDLIB_UNARY(log)
@@ -179,31 +246,43 @@ SHARDLIB_UNARY(swish)
 #define SHARDLIB_BINARY(name, Result, expression)                                                        \
   namespace detail {                                                                                     \
   struct name##_function {                                                                               \
-    auto operator()(auto p, auto q) const { return expression; }                                         \
+    auto operator()(auto p, auto q) const {                                                              \
+      return expression;                                                                                 \
+    }                                                                                                    \
   };                                                                                                     \
   }                                                                                                      \
   template <dtype D, Spec S, dtype E, Spec T>                                                            \
   auto name(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site)                                     \
-      ->Tensor<detail::after_t<detail::one_dtype<#name, D, E>, Result>,                                  \
-               detail::result_of<rules::map2, Op(#name), S, T>> {                                        \
+      -> Tensor<detail::after_t<detail::one_dtype<#name, D, E>, Result>,                                 \
+                detail::result_of<rules::map2, Op(#name), S, T>> {                                       \
     using Out = Tensor<Result, detail::result_of<rules::map2, Op(#name), S, T>>;                         \
     return detail::map_as<#name, Out>(detail::OpInfo{#name, {}, site}, detail::name##_function{}, a, b); \
   }
-SHARDLIB_BINARY(maximum, D, (p < q ? q : p))
-SHARDLIB_BINARY(minimum, D, (q < p ? q : p))
-SHARDLIB_BINARY(equal, bool_, p == q)
-SHARDLIB_BINARY(not_equal, bool_, p != q)
-SHARDLIB_BINARY(less, bool_, p < q)
-SHARDLIB_BINARY(less_equal, bool_, p <= q)
-SHARDLIB_BINARY(greater, bool_, p > q)
-SHARDLIB_BINARY(greater_equal, bool_, p >= q)
+#define SHARDLIB_BINARY_WITH_NUMBER(name, Result, expression)                                                    \
+  SHARDLIB_BINARY(name, Result, expression)                                                                      \
+  template <dtype D, Spec S>                                                                                     \
+  auto name(const Tensor<D, S>& a, double b, Site site)                                                          \
+      -> Tensor<Result, detail::result_of<rules::map1, Op(#name), S>> {                                          \
+    const detail::OpInfo op{#name, {}, site};                                                                    \
+    return detail::map_as<#name, Tensor<Result, S>>(                                                             \
+        op, [k = detail::beside(op, a, b)](auto v) { return detail::name##_function{}(v, decltype(v)(k)); }, a); \
+  }
+SHARDLIB_BINARY_WITH_NUMBER(maximum, D, (p < q ? q : p))
+SHARDLIB_BINARY_WITH_NUMBER(minimum, D, (q < p ? q : p))
+SHARDLIB_BINARY_WITH_NUMBER(equal, bool_, p == q)
+SHARDLIB_BINARY_WITH_NUMBER(not_equal, bool_, p != q)
+SHARDLIB_BINARY_WITH_NUMBER(less, bool_, p < q)
+SHARDLIB_BINARY_WITH_NUMBER(less_equal, bool_, p <= q)
+SHARDLIB_BINARY_WITH_NUMBER(greater, bool_, p > q)
+SHARDLIB_BINARY_WITH_NUMBER(greater_equal, bool_, p >= q)
 SHARDLIB_BINARY(logical_and, bool_, p&& q)
 SHARDLIB_BINARY(logical_or, bool_, p || q)
+#undef SHARDLIB_BINARY_WITH_NUMBER
 #undef SHARDLIB_BINARY
 
-template <Spec C, dtype D, Spec S>
-auto masked(const Tensor<bool_, C>& c, const Tensor<D, S>& a, Site site)
-    -> Tensor<D, detail::result_of<rules::where, C, S, S>> {
+template <dtype B, Spec C, dtype D, Spec S>
+auto masked(const Tensor<B, C>& c, const Tensor<D, S>& a, Site site)
+    -> Tensor<detail::after_t<detail::is_condition<"masked", B>, D>, detail::result_of<rules::where, C, S, S>> {
   using Out = Tensor<D, detail::result_of<rules::where, C, S, S>>;
   const detail::OpInfo op{"masked", {}, site};
   const auto kernel = [c = c.value(), a = a.value()](const detail::Value& out) {
@@ -220,13 +299,13 @@ auto masked(const Tensor<bool_, C>& c, const Tensor<D, S>& a, Site site)
                   [](const auto& ct, const auto& m) { return detail::unbroadcast<Tensor<D, S>>(masked(m, ct)); }));
 }
 
-template <Spec C, dtype D, Spec S>
-auto where(const Tensor<bool_, C>& c, const Tensor<D, S>& a, double otherwise, Site site)
-    -> Tensor<D, detail::result_of<rules::map2, Op("where"), S, C>> {
+template <dtype B, Spec C, dtype D, Spec S>
+auto where(const Tensor<B, C>& c, const Tensor<D, S>& a, double otherwise, Site site)
+    -> Tensor<detail::after_t<detail::is_condition<"where", B>, D>, detail::result_of<rules::map2, Op("where"), S, C>> {
   using Out = Tensor<D, detail::result_of<rules::map2, Op("where"), S, C>>;
   const detail::OpInfo op{"where", {}, site};
   const auto kernel = [c = c.value(), a = a.value(),
-                       k = static_cast<D>(static_cast<detail::scalar_of<D>>(otherwise))](const detail::Value& out) {
+                       k = static_cast<D>(detail::beside(op, a, otherwise))](const detail::Value& out) {
     Buffer result = detail::allocate(out);
     kernels::apply(
         out.device->exec(), detail::view(out.local), [k](const bool_& m, const D& x, D& y) { y = m ? x : k; },
@@ -240,9 +319,10 @@ auto where(const Tensor<bool_, C>& c, const Tensor<D, S>& a, double otherwise, S
                   [](const auto& ct, const auto& m) { return detail::unbroadcast<Tensor<D, S>>(masked(m, ct)); }));
 }
 
-template <Spec C, dtype D, Spec S, dtype E, Spec T>
-auto where(const Tensor<bool_, C>& c, const Tensor<D, S>& a, const Tensor<E, T>& b, Site site)
-    -> Tensor<detail::after_t<detail::one_dtype<"where", D, E>, D>, detail::result_of<rules::where, C, S, T>> {
+template <dtype B, Spec C, dtype D, Spec S, dtype E, Spec T>
+auto where(const Tensor<B, C>& c, const Tensor<D, S>& a, const Tensor<E, T>& b, Site site)
+    -> Tensor<detail::after_t<detail::is_condition<"where", B> && detail::one_dtype<"where", D, E>, D>,
+              detail::result_of<rules::where, C, S, T>> {
   using Out = Tensor<D, detail::result_of<rules::where, C, S, T>>;
   const detail::OpInfo op{"where", {}, site};
   detail::Bindings names(op, a.device());
@@ -276,6 +356,7 @@ template <dtype To, dtype D, Spec S>
 auto cast(const Tensor<D, S>& x, Site site)
     -> Tensor<To, detail::result_of<rules::cast, floating<To>, floating<D>, S>> {
   using Out = Tensor<To, S>;
+  if constexpr (std::is_same_v<To, D>) return x;
   const auto kernel = [](const detail::Value& in, const detail::Value& out) {
     Buffer result = detail::allocate(out);
     kernels::apply_flat(

@@ -37,7 +37,7 @@ struct LookupLoops {
     lookup.row_stride = table_all[row_dim];
     lookup.rows = table.local[row_dim];
     lookup.first_row = block_index(*table.device, table.spec->dims[row_dim].axes) * lookup.rows;
-    lookup.global_rows = table.global[row_dim];
+    lookup.global_rows = table.global.logical[row_dim];
   }
   LookupLoops(const LookupLoops&) = delete;
   LookupLoops& operator=(const LookupLoops&) = delete;
@@ -57,47 +57,51 @@ constexpr Op scatter_op() {
   return make_op(Ct, to_string(one_hot), Due);
 }
 
-}  // namespace detail
-
-template <Op O, dtype D, Spec S, integral_dtype I, Spec T>
-auto index_unreduced(const Tensor<D, S>& table, const Tensor<I, T>& indices, Site site)
-    -> Tensor<D, detail::result_of<rules::index, O, S, T>> {
-  using Out = Tensor<D, detail::result_of<rules::index, O, S, T>>;
-  static_assert(std::is_same_v<I, i32> || std::is_same_v<I, u32>, "index_unreduced: indices are i32 or u32");
-  static constexpr int row = detail::looked_up_dim<O>();
-  const detail::OpInfo op{"index_unreduced", O, site};
-  detail::Bindings names(op, table.device());
+/// The op, under the name of the one that the user called.
+template <Op O, dtype D, Spec S, dtype I, Spec T>
+auto lookup(const OpInfo& op, const Tensor<D, S>& table, const Tensor<I, T>& indices) {
+  using Out = Tensor<D, result_of<rules::index, O, S, T>>;
+  static constexpr int row = looked_up_dim<O>();
+  Bindings names(op, table.device());
   names.bind(*table.value());
   names.bind(*indices.value());
-  const auto kernel = [table = table.value(), indices = indices.value()](const detail::Value& out) {
-    const detail::LookupLoops loops(*table, row, *indices, out.local, *out.spec);
-    Buffer result = detail::allocate(out);
+  const auto kernel = [table = table.value(), indices = indices.value()](const Value& out) {
+    const LookupLoops loops(*table, row, *indices, out.local, *out.spec);
+    Buffer result = allocate(out);
     kernels::gather(out.device->exec(), dtype_c<D>, loops.lookup, table->data().data(), indices->data().data(),
                     result.data());
     return result;
   };
-  const auto pull = [](const auto& ct, const auto& ids, const detail::Extents& global) {
+  const auto pull = [](const auto& ct, const auto& ids, const GlobalSizes& global) {
     using Ct = std::remove_cvref_t<decltype(ct)>;
-    using Due = Dual<Tensor<D, S>, detail::axes_of<S, T, Out::spec>()>;
-    static constexpr Op scatter = detail::scatter_op<O, Ct::spec, T, Due::spec>();
+    using Due = Dual<Tensor<D, S>, axes_of<S, T, Out::spec>()>;
+    static constexpr Op scatter = scatter_op<O, Ct::spec, T, Due::spec>();
     static constexpr OpParts parts = parse_op(scatter);
     static_assert(rules::detail_::einsum(parts).empty(),
                   "the transpose of index_unreduced is the einsum with one-hot rows");
-    return detail::record<"scatter_add", Due>(
-        detail::OpInfo{"scatter_add", scatter, {}}, ct.device(), global,
-        [ct = ct.value(), ids = ids.value()](const detail::Value& out) {
-          const detail::LookupLoops loops(out, row, *ids, ct->local, detail::parsed<Out::spec>);
-          Buffer result = detail::allocate(out);
-          kernels::scatter_add(out.device->exec(), dtype_c<D>, loops.lookup, ct->data().data(), ids->data().data(),
-                               result.data(), out.count());
-          return result;
-        });
+    return record<"scatter_add", Due>(OpInfo{"scatter_add", scatter, {}}, ct.device(), global,
+                                      [ct = ct.value(), ids = ids.value()](const Value& out) {
+                                        const LookupLoops loops(out, row, *ids, ct->local, parsed<Out::spec>);
+                                        Buffer result = allocate(out);
+                                        kernels::scatter_add(out.device->exec(), dtype_c<D>, loops.lookup,
+                                                             ct->data().data(), ids->data().data(), result.data(),
+                                                             out.count());
+                                        return result;
+                                      });
   };
   if constexpr (floating<D>)
-    return detail::record<"index_unreduced", Out>(op, table.device(), names.sizes(detail::parsed<Out::spec>), kernel,
-                                                  detail::vjp(table, detail::save(indices), pull));
+    return record<"index_unreduced", Out>(op, table.device(), names.sizes(parsed<Out::spec>), kernel,
+                                          vjp(table, save(indices), pull));
   else
-    return detail::record<"index_unreduced", Out>(op, table.device(), names.sizes(detail::parsed<Out::spec>), kernel);
+    return record<"index_unreduced", Out>(op, table.device(), names.sizes(parsed<Out::spec>), kernel);
+}
+
+}  // namespace detail
+
+template <Op O, dtype D, Spec S, dtype I, Spec T>
+auto index_unreduced(const Tensor<D, S>& table, const Tensor<I, T>& indices, Site site)
+    -> Tensor<detail::after_t<detail::is_index<"index_unreduced", I>, D>, detail::result_of<rules::index, O, S, T>> {
+  return detail::lookup<O>(detail::OpInfo{"index_unreduced", O, site}, table, indices);
 }
 
 }  // namespace shardlib

@@ -12,10 +12,10 @@ namespace detail {
 
 /// The same bytes under another spec of the same local size; nothing is copied, and the transpose is the same.
 template <Op Name, class Out, class X>
-Out relabel(const OpInfo& op, const X& x, const Extents& global) {
+Out relabel(const OpInfo& op, const X& x, const GlobalSizes& global) {
   return record_unary<Name, Out>(
       op, x, global, [](const Value& in, const Value&) { return in.data(); },
-      vjp(x, save(), [op](const auto& ct, const Extents& global) {
+      vjp(x, save(), [op](const auto& ct, const GlobalSizes& global) {
         return relabel<Name, Dual<X, axes_of<X::spec, Out::spec>()>>(op, ct, global);
       }));
 }
@@ -37,7 +37,7 @@ template <Op O, dtype D, Spec S>
 auto rearrange(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::rearrange, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::rearrange, O, S>>;
   const detail::OpInfo op{"rearrange", O, site};
-  detail::Extents global;
+  detail::GlobalSizes global;
   for (const Dim& dim : detail::parsed<Out::spec>.dims)
     global.push_back(x.value()->global[detail::parsed<S>.find(dim.name)]);
   return detail::record_unary<"rearrange", Out>(
@@ -61,8 +61,14 @@ auto merge(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rule
   const detail::OpInfo op{"merge", O, site};
   detail::Bindings names(op, x.device());
   names.bind(*x.value());
-  std::int64_t size = 1;
-  for (const Dim& dim : parts.in[0].dims) size *= names[dim];
+  DimSize size = 1;
+  for (const Dim& dim : parts.in[0].dims) {
+    const DimSize part = names[dim];
+    if (part.is_padded() && !(dim == parts.in[0].dims[0]))
+      detail::fail_padded(op, *x.device(), dim.name, part,
+                          "only the first of the merged dims may be padded; choose a size that needs no padding");
+    size = {size.size * part.size, size.padded * part.padded};
+  }
   names.bind(parts.out.dims[0].name, size);
   return detail::relabel<"merge", Out>(op, x, names.sizes(detail::parsed<Out::spec>));
 }
@@ -74,30 +80,37 @@ auto split(const Tensor<D, S>& x, Sizes sizes, Site site) -> Tensor<D, detail::r
   const detail::OpInfo op{"split", O, site};
   detail::Bindings names(op, x.device());
   names.bind(*x.value());
-  for (const auto& [name, size] : sizes) names.bind(name, size);
-  std::int64_t rest = names[parts.in[0].dims[0]];
+  for (const NamedSize& given : sizes) names.bind(given);
+  const Dim& whole = parts.in[0].dims[0];
+  // Padding stays at the end if it is a whole number of the first part's elements: the first part takes it.
+  DimSize rest = names[whole];
   const Dim* open = nullptr;
   for (const Dim& dim : parts.out.dims) {
     bool given = dim.is_integer();
-    for (const auto& [name, size] : sizes) given = given || name == dim.name;
+    for (const NamedSize& size : sizes) given = given || size.name == dim.name;
     if (!given && open != nullptr)
       names.fail("the sizes of `" + std::string(open->name) + "` and `" + std::string(dim.name) +
                  "` are both open: give one of them");
     if (!given) {
       open = &dim;
-    } else if (names[dim] == 0 || rest % names[dim] != 0) {
-      names.fail("dim `" + std::string(parts.in[0].dims[0].name) + "` of size " +
-                 std::to_string(names[parts.in[0].dims[0]]) + " does not split by `" + std::string(dim.name) +
-                 "` = " + std::to_string(names[dim]));
-    } else {
-      rest /= names[dim];
+      continue;
     }
+    const DimSize part = names[dim];
+    if (part.size == 0 || rest.size % part.size != 0 || rest.padded % part.padded != 0)
+      names.fail("dim `" + std::string(whole.name) + "` of size " + detail::to_string(names[whole]) +
+                 " does not split by `" + std::string(dim.name) + "` = " + detail::to_string(part));
+    rest = {rest.size / part.size, rest.padded / part.padded};
   }
   if (open != nullptr)
     names.bind(open->name, rest);
-  else if (rest != 1)
-    names.fail("the sizes of the parts multiply to less than `" + std::string(parts.in[0].dims[0].name) +
-               "` = " + std::to_string(names[parts.in[0].dims[0]]));
+  else if (rest != DimSize(1))
+    names.fail("the sizes of the parts multiply to less than `" + std::string(whole.name) +
+               "` = " + detail::to_string(names[whole]));
+  for (const Dim& dim : parts.out.dims)
+    if (names[dim].is_padded() && !(dim == parts.out.dims[0]))
+      detail::fail_padded(op, *x.device(), dim.name, names[dim],
+                          "only the first of the parts may be padded; give it the padding, or choose a size that needs "
+                          "none");
   return detail::relabel<"split", Out>(op, x, names.sizes(detail::parsed<Out::spec>));
 }
 
@@ -105,10 +118,10 @@ namespace detail {
 
 /// The part [begin, begin + size) of an unsharded dim: the transpose of concat.
 template <Op Dim, class X>
-X take_range(const X& x, std::int64_t begin, std::int64_t size) {
-  Extents global = x.value()->global;
+X take_range(const X& x, std::int64_t begin, DimSize size) {
+  GlobalSizes global = x.value()->global;
   constexpr int at = parsed<X::spec>.find(Dim);
-  global[at] = size;
+  global.set(at, size);
   return record_unary<"take_range", X>(OpInfo{"take_range", Dim, {}}, x, global,
                                        [begin](const Value& in, const Value& out) {
                                          const auto strides = kernels::row_major(view(in.local));
@@ -129,14 +142,17 @@ auto concat(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site)
   using Out = Tensor<D, S>;
   constexpr int at = detail::parsed<S>.find(Dim);
   const detail::OpInfo op{"concat", Dim, site};
-  const std::int64_t first = a.value()->global[at], second = b.value()->global[at];
-  detail::Extents global = a.value()->global;
+  const DimSize first = a.value()->global[at], second = b.value()->global[at];
+  if (first.is_padded())
+    detail::fail_padded(op, *a.device(), std::string_view(Dim), first,
+                        "the padding of the first operand would lie before the second; choose a size that needs none");
+  detail::GlobalSizes global = a.value()->global;
   for (int i = 0; i < global.size(); ++i)
     if (i != at && b.value()->global[i] != global[i])
       throw Error(op.describe() + ": dim `" + std::string(detail::parsed<S>.dims[i].name) + "` is " +
-                  std::to_string(global[i]) + " in the first operand, but " + std::to_string(b.value()->global[i]) +
-                  " in the second (" + a.device()->describe() + ")");
-  global[at] = first + second;
+                  detail::to_string(global[i]) + " in the first operand, but " +
+                  detail::to_string(b.value()->global[i]) + " in the second (" + a.device()->describe() + ")");
+  global.set(at, {first.size + second.size, first.padded + second.padded});
   const auto kernel = [x = a.value(), y = b.value()](const detail::Value& out) {
     Buffer result = detail::allocate(out);
     const auto strides = kernels::row_major(detail::view(out.local));
@@ -152,7 +168,7 @@ auto concat(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site)
       op, a.device(), global, kernel,
       detail::vjp(a, detail::save(), [first](const auto& ct) { return detail::take_range<Dim>(ct, 0, first); }),
       detail::vjp(b, detail::save(),
-                  [first, second](const auto& ct) { return detail::take_range<Dim>(ct, first, second); }));
+                  [first, second](const auto& ct) { return detail::take_range<Dim>(ct, first.size, second); }));
 }
 
 }  // namespace shardlib

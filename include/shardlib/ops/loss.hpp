@@ -37,13 +37,14 @@ constexpr CrossEntropySpecs cross_entropy_specs(Spec logits) {
 
 }  // namespace detail
 
-template <floating D, Spec S, integral_dtype I, Spec T>
+template <dtype D, Spec S, dtype I, Spec T>
 auto cross_entropy(const Tensor<D, S>& logits, const Tensor<I, T>& targets, Site site)
-    -> Tensor<D, detail::result_of<rules::cross_entropy, S, T>> {
+    -> Tensor<detail::after_t<detail::is_float<"cross_entropy", D> && detail::is_index<"cross_entropy", I>, D>,
+              detail::result_of<rules::cross_entropy, S, T>> {
   static constexpr auto specs = detail::cross_entropy_specs(S);
   const auto highest = all_reduce_max<specs.reduce>(stop_gradient(logits), site);
   const auto summands = sum<specs.sum>(map([](auto x, auto m) { return exp(x - m); }, logits, highest), site);
-  const auto target = index_unreduced<specs.pick>(logits, targets, site);
+  const auto target = detail::lookup<specs.pick>(detail::OpInfo{"cross_entropy", specs.pick, site}, logits, targets);
   if constexpr (specs.sharded) {
     const auto logsumexp =
         map([](auto s, auto m) { return log(s) + m; }, all_reduce<specs.finish>(summands, site), highest);

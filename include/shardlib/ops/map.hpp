@@ -58,6 +58,7 @@ auto dual_input(const D& x) {
 /// A value of the same shape, with data of its own.
 [[gnu::noinline]] inline std::shared_ptr<Value> value_like(const Value& like, DType dtype) {
   auto value = detached(like);
+  value->made_by = {"map_backward", {}, {}};
   value->dtype = dtype;
   value->storage = std::make_shared<Storage>(Storage{allocate(*value), nullptr});
   return value;
@@ -88,8 +89,7 @@ struct MapLoops {
     [&]<std::size_t... K>(std::index_sequence<K...>) {
       kernels::apply(out.device->exec(), view(out.local), Forward{f}, broadcast_operand<const D>(*x[K], *out.spec)...,
                      whole_operand(result.as<R>(), out));
-    }
-    (std::make_index_sequence<N>{});
+    }(std::make_index_sequence<N>{});
     return result;
   }
 
@@ -98,22 +98,35 @@ struct MapLoops {
   [[gnu::cold]] static ValuePtr pull(const F& f, const Value& ct, const Values& x) {
     using DI = std::tuple_element_t<I, std::tuple<D...>>;
     auto grad = value_like(ct, dtype_v<DI>);
-    [&]<std::size_t... K>(std::index_sequence<K...>) {
-      kernels::apply(ct.device->exec(), view(ct.local), PullOne<I, DI>{f}, whole_operand(ct.as<const R>(), ct),
-                     broadcast_operand<const D>(*x[K], *ct.spec)..., whole_operand(grad->template as<DI>(), ct));
-    }
-    (std::make_index_sequence<N>{});
+    const Buffer& block = grad->storage->buffer;
+    observed(*grad, [&] {
+      [&]<std::size_t... K>(std::index_sequence<K...>) {
+        kernels::apply(ct.device->exec(), view(ct.local), PullOne<I, DI>{f}, whole_operand(ct.as<const R>(), ct),
+                       broadcast_operand<const D>(*x[K], *ct.spec)..., whole_operand(block.as<DI>(), ct));
+      }(std::make_index_sequence<N>{});
+      zero_padding(*grad, block);
+      return block;
+    });
     return grad;
   }
 
   /// All cotangents in one loop.
   [[gnu::cold]] static Values pull_all(const F& f, const Value& ct, const Values& x) {
     const Values grads{value_like(ct, dtype_v<D>)...};
-    [&]<std::size_t... K>(std::index_sequence<K...>) {
-      kernels::apply(ct.device->exec(), view(ct.local), PullAll{f}, whole_operand(ct.as<const R>(), ct),
-                     broadcast_operand<const D>(*x[K], *ct.spec)..., whole_operand(grads[K]->template as<D>(), ct)...);
-    }
-    (std::make_index_sequence<N>{});
+    observed(*grads[0], [&] {
+      [&]<std::size_t... K>(std::index_sequence<K...>) {
+        kernels::apply(ct.device->exec(), view(ct.local), PullAll{f}, whole_operand(ct.as<const R>(), ct),
+                       broadcast_operand<const D>(*x[K], *ct.spec)...,
+                       whole_operand(grads[K]->storage->buffer.template as<D>(), ct)...);
+      }(std::make_index_sequence<N>{});
+      for (const ValuePtr& grad : grads) zero_padding(*grad, grad->storage->buffer);
+      return grads[0]->storage->buffer;
+    });
+    for (std::size_t k = 1; k < N && state(ct.device).note_reads; ++k)
+      observed(*grads[k], [&] {
+        note_read(*grads[0]);
+        return grads[k]->storage->buffer;
+      });
     return grads;
   }
 
@@ -132,8 +145,7 @@ struct MapLoops {
       [&]<std::size_t... I>(std::index_sequence<I...>) {
         (attach_operand<I, D>(edges[I], f, saved, x[I]->slot, ct_spec, sums[I]), ...);
         all = all && ((floating<D> && x[I]->slot) && ...);
-      }
-      (std::make_index_sequence<N>{});
+      }(std::make_index_sequence<N>{});
       std::function<Values(const Values&)> joint;
       if constexpr (N > 1 && (floating<D> && ...)) {
         if (all)
@@ -220,7 +232,7 @@ Out map_as(const OpInfo& op, F f, const X&... x) {
 }
 
 template <class R>
-requires any_result<R>
+  requires any_result<R>
 struct map_hook<R> {
   template <class F, class... X>
   static R run(const F& f, const X&... x) {

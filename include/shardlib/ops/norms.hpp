@@ -8,12 +8,13 @@
 namespace shardlib {
 namespace detail {
 
-/// A block seen along one dim: `outer` x `n` x `inner`.
+/// A block seen along one dim, which is not sharded: `outer` x `n` x `inner`; the last `padding` of the n are padding.
 struct Along {
-  std::int64_t outer = 1, n = 1, inner = 1;
+  std::int64_t outer = 1, n = 1, inner = 1, padding = 0;
 };
 inline Along along(const Value& x, int dim) {
   Along a;
+  a.padding = x.global.padded[dim] - x.global.logical[dim];
   for (int i = 0; i < x.local.size(); ++i) (i < dim ? a.outer : i == dim ? a.n : a.inner) *= x.local[i];
   return a;
 }
@@ -47,41 +48,44 @@ Tensor<D, S> normalise(const OpInfo& op, const Tensor<D, S>& x, Forward forward,
 
 }  // namespace detail
 
-template <Op Dim, floating D, Spec S>
-auto softmax(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::along, Op("softmax"), Dim, S>> {
+template <Op Dim, dtype D, Spec S>
+auto softmax(const Tensor<D, S>& x, Site site) -> Tensor<detail::after_t<detail::is_float<"softmax", D>, D>,
+                                                         detail::result_of<rules::along, Op("softmax"), Dim, S>> {
   return detail::normalise<"softmax", Dim, true>(
       detail::OpInfo{"softmax", Dim, site}, x,
       [](const Exec& exec, const D* in, detail::Along a, D* y) {
-        kernels::softmax(exec, in, y, a.outer, a.n, a.inner);
+        kernels::softmax(exec, in, y, a.outer, a.n, a.inner, a.padding);
       },
       [](const Exec& exec, const D* y, const D* ct, detail::Along a, D* dx) {
         kernels::softmax_backward(exec, y, ct, dx, a.outer, a.n, a.inner);
       });
 }
 
-template <Op Dim, floating D, Spec S>
+template <Op Dim, dtype D, Spec S>
 auto rms_norm(const Tensor<D, S>& x, double epsilon, Site site)
-    -> Tensor<D, detail::result_of<rules::along, Op("rms_norm"), Dim, S>> {
+    -> Tensor<detail::after_t<detail::is_float<"rms_norm", D>, D>,
+              detail::result_of<rules::along, Op("rms_norm"), Dim, S>> {
   return detail::normalise<"rms_norm", Dim, false>(
       detail::OpInfo{"rms_norm", Dim, site}, x,
       [epsilon](const Exec& exec, const D* in, detail::Along a, D* y) {
-        kernels::rms_norm(exec, in, y, a.outer, a.n, a.inner, epsilon);
+        kernels::rms_norm(exec, in, y, a.outer, a.n, a.inner, epsilon, a.padding);
       },
       [epsilon](const Exec& exec, const D* in, const D* ct, detail::Along a, D* dx) {
-        kernels::rms_norm_backward(exec, in, ct, dx, a.outer, a.n, a.inner, epsilon);
+        kernels::rms_norm_backward(exec, in, ct, dx, a.outer, a.n, a.inner, epsilon, a.padding);
       });
 }
 
-template <Op Dim, floating D, Spec S>
+template <Op Dim, dtype D, Spec S>
 auto layer_norm(const Tensor<D, S>& x, double epsilon, Site site)
-    -> Tensor<D, detail::result_of<rules::along, Op("layer_norm"), Dim, S>> {
+    -> Tensor<detail::after_t<detail::is_float<"layer_norm", D>, D>,
+              detail::result_of<rules::along, Op("layer_norm"), Dim, S>> {
   return detail::normalise<"layer_norm", Dim, false>(
       detail::OpInfo{"layer_norm", Dim, site}, x,
       [epsilon](const Exec& exec, const D* in, detail::Along a, D* y) {
-        kernels::layer_norm(exec, in, y, a.outer, a.n, a.inner, epsilon);
+        kernels::layer_norm(exec, in, y, a.outer, a.n, a.inner, epsilon, a.padding);
       },
       [epsilon](const Exec& exec, const D* in, const D* ct, detail::Along a, D* dx) {
-        kernels::layer_norm_backward(exec, in, ct, dx, a.outer, a.n, a.inner, epsilon);
+        kernels::layer_norm_backward(exec, in, ct, dx, a.outer, a.n, a.inner, epsilon, a.padding);
       });
 }
 
@@ -90,21 +94,22 @@ namespace detail {
 /// Turns each pair (i, i + n/2) of the dim by position * base^(-2i/n), or back (`sign` -1): an orthogonal map, so its
 /// transpose is the turn back.
 template <Op Length, Op Dim, class X>
-X rotate(const OpInfo& op, const X& x, double base, double sign) {
+X rotate(const OpInfo& op, const X& x, double base, std::int64_t offset, double sign) {
   using D = typename X::value_type;
   static constexpr int length = parsed<X::spec>.find(Length), dim = parsed<X::spec>.find(Dim);
   return record_unary<"rope", X>(
       op, x, x.value()->global,
-      [base, sign](const Value& in, const Value& out) {
+      [base, offset, sign](const Value& in, const Value& out) {
         const std::int64_t n = in.local[dim], half = n / 2, positions = in.local[length];
-        const std::int64_t first = block_index(*in.device, in.spec->dims[length].axes) * positions;
+        const std::int64_t first = offset + block_index(*in.device, in.spec->dims[length].axes) * positions;
         const auto strides = kernels::row_major(view(in.local));
         Buffer tables =
             in.device->pool()->allocate(static_cast<std::size_t>(2 * positions * half) * sizeof(scalar_of<D>));
         using T = scalar_of<D>;
         T* cosine = tables.as<T>();
         T* sine = cosine + positions * half;
-        for (std::int64_t p = 0; p < positions; ++p)
+        // A dry run has no table to fill.
+        for (std::int64_t p = 0; p < positions && !in.device->is_dry(); ++p)
           for (std::int64_t i = 0; i < half; ++i) {
             const double angle =
                 static_cast<double>(first + p) * std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(n));
@@ -135,19 +140,24 @@ X rotate(const OpInfo& op, const X& x, double base, double sign) {
             kernels::Operand<D>(b, along), kernels::Operand<D>(b + skip, along));
         return result;
       },
-      vjp(x, save(), [op, base, sign](const auto& ct) { return rotate<Length, Dim>(op, ct, base, -sign); }));
+      vjp(x, save(),
+          [op, base, offset, sign](const auto& ct) { return rotate<Length, Dim>(op, ct, base, offset, -sign); }));
 }
 
 }  // namespace detail
 
-template <Op Length, Op Dim, floating D, Spec S>
-auto rope(const Tensor<D, S>& x, double base, Site site) -> Tensor<D, detail::result_of<rules::rope, Length, Dim, S>> {
+template <Op Length, Op Dim, dtype D, Spec S>
+auto rope(const Tensor<D, S>& x, double base, std::int64_t offset, Site site)
+    -> Tensor<detail::after_t<detail::is_float<"rope", D>, D>, detail::result_of<rules::rope, Length, Dim, S>> {
   const detail::OpInfo op{"rope", Dim, site};
+  if (const DimSize size = x.value()->global[detail::parsed<S>.find(Dim)]; size.is_padded())
+    detail::fail_padded(op, *x.device(), std::string_view(Dim), size,
+                        "rotary embedding pairs its halves, which padding would move; choose a size that needs none");
   if (x.size(std::string_view(Dim)) % 2 != 0)
     throw Error(op.describe() + ": dim `" + std::string(std::string_view(Dim)) + "` has the odd size " +
                 std::to_string(x.size(std::string_view(Dim))) + "; rotary embedding turns pairs (" +
                 x.device()->describe() + ")");
-  return detail::rotate<Length, Dim>(op, x, base, 1.0);
+  return detail::rotate<Length, Dim>(op, x, base, offset, 1.0);
 }
 
 }  // namespace shardlib

@@ -21,9 +21,9 @@ inline std::array<bool, max_dims> removed_dims(const TensorSpec& in, const Tenso
   return removed;
 }
 
-inline Extents kept_sizes(const Value& x, const TensorSpec& out) {
+inline GlobalSizes kept_sizes(const Value& x, const TensorSpec& out) {
   const auto removed = removed_dims(*x.spec, out);
-  Extents sizes;
+  GlobalSizes sizes;
   for (int i = 0; i < x.global.size(); ++i)
     if (!removed[static_cast<std::size_t>(i)]) sizes.push_back(x.global[i]);
   return sizes;
@@ -60,7 +60,7 @@ inline Buffer repeat_kernel(const Value& in, const Value& out) {
 
 /// Repeats a value along the dims that it lacks (sizes known): R -> S or R. The transpose of sum.
 template <class Out, class X>
-Out repeat(const OpInfo& op, const X& x, const Extents& global) {
+Out repeat(const OpInfo& op, const X& x, const GlobalSizes& global) {
   return record_unary<"broadcast", Out>(op, x, global, repeat_kernel,
                                         vjp(x, save(), [](const auto& ct) { return sum<transpose_op<Out, X>()>(ct); }));
 }
@@ -68,12 +68,13 @@ Out repeat(const OpInfo& op, const X& x, const Extents& global) {
 }  // namespace detail
 
 template <Op O, dtype D, Spec S>
-auto sum(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::sum, O, S>> {
+auto sum(const Tensor<D, S>& x, Site site)
+    -> Tensor<detail::after_t<detail::is_reduced<"sum", D>, D>, detail::result_of<rules::sum, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::sum, O, S>>;
   const detail::OpInfo op{"sum", O, site};
   return detail::record_unary<"sum", Out>(
       op, x, detail::kept_sizes(*x.value(), detail::parsed<Out::spec>), detail::sum_kernel<D>,
-      detail::vjp(x, detail::save(), [](const auto& ct, const detail::Extents& global) {
+      detail::vjp(x, detail::save(), [](const auto& ct, const detail::GlobalSizes& global) {
         using Ct = std::remove_cvref_t<decltype(ct)>;
         using Due = Dual<Tensor<D, S>, detail::axes_of<S, Out::spec>()>;
         static constexpr Op repeat = detail::make_op(Ct::spec, Due::spec);
@@ -82,25 +83,28 @@ auto sum(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules:
 }
 
 template <dtype D, Spec S>
-auto sum(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::sum_all_result<S>()> {
+auto sum(const Tensor<D, S>& x, Site site)
+    -> Tensor<detail::after_t<detail::is_reduced<"sum", D>, D>, detail::sum_all_result<S>()> {
   if constexpr (detail::parsed<S>.rank() == 0)
     return x;
   else
     return sum<detail::make_op(S, detail::sum_all_result<S>())>(x, site);
 }
 
-template <Op O, floating D, Spec S>
-auto mean(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::mean, O, S>> {
+template <Op O, dtype D, Spec S>
+auto mean(const Tensor<D, S>& x, Site site)
+    -> Tensor<detail::after_t<detail::is_float<"mean", D>, D>, detail::result_of<rules::mean, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::mean, O, S>>;
   const auto removed = detail::removed_dims(detail::parsed<S>, detail::parsed<Out::spec>);
   std::int64_t n = 1;
   for (int i = 0; i < x.value()->global.size(); ++i)
-    if (removed[static_cast<std::size_t>(i)]) n *= x.value()->global[i];
+    if (removed[static_cast<std::size_t>(i)]) n *= x.value()->global.logical[i];
   return sum<O>(x, site) / static_cast<double>(n);
 }
 
 template <Op O, dtype D, Spec S>
-auto max(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::local_max, Op("max"), O, S>> {
+auto max(const Tensor<D, S>& x, Site site)
+    -> Tensor<detail::after_t<detail::is_reduced<"max", D>, D>, detail::result_of<rules::local_max, Op("max"), O, S>> {
   using Out = Tensor<D, detail::result_of<rules::local_max, Op("max"), O, S>>;
   const detail::OpInfo op{"max", O, site};
   if (x.value()->slot)
@@ -112,7 +116,8 @@ auto max(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules:
         const auto removed = detail::removed_dims(*in.spec, *out.spec);
         Buffer result = detail::allocate(out);
         kernels::max(out.device->exec(), dtype_c<D>, in.data().data(), detail::view(in.local),
-                     std::span(removed.data(), static_cast<std::size_t>(in.spec->rank())), result.data());
+                     std::span(removed.data(), static_cast<std::size_t>(in.spec->rank())), result.data(),
+                     detail::view(detail::true_extents(in)));
         return result;
       });
 }
@@ -125,10 +130,12 @@ auto argmax(const Tensor<D, S>& x, Site site) -> Tensor<i32, detail::result_of<r
                                              [](const detail::Value& in, const detail::Value& out) {
                                                const auto removed = detail::removed_dims(*in.spec, *out.spec);
                                                std::int64_t outer = 1, n = 1, inner = 1;
+                                               std::int64_t padding = 0;
                                                bool seen = false;
                                                for (int i = 0; i < in.local.size(); ++i) {
                                                  if (removed[static_cast<std::size_t>(i)]) {
                                                    n = in.local[i];
+                                                   padding = in.global.padded[i] - in.global.logical[i];
                                                    seen = true;
                                                  } else {
                                                    (seen ? inner : outer) *= in.local[i];
@@ -136,7 +143,7 @@ auto argmax(const Tensor<D, S>& x, Site site) -> Tensor<i32, detail::result_of<r
                                                }
                                                Buffer result = detail::allocate(out);
                                                kernels::argmax(out.device->exec(), dtype_c<D>, in.data().data(), outer,
-                                                               n, inner, result.as<i32>());
+                                                               n, inner, result.as<i32>(), padding);
                                                return result;
                                              });
 }
@@ -147,7 +154,7 @@ auto broadcast(const Tensor<D, S>& x, Sizes sizes, Site site) -> Tensor<D, detai
   const detail::OpInfo op{"broadcast", O, site};
   detail::Bindings names(op, x.device());
   names.bind(*x.value());
-  for (const auto& [name, size] : sizes) names.bind(name, size);
+  for (const NamedSize& given : sizes) names.bind(given);
   return detail::repeat<Out>(op, x, names.sizes(detail::parsed<Out::spec>));
 }
 

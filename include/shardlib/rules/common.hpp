@@ -209,14 +209,79 @@ constexpr Verdict same_dtype(std::string_view op, DType a, DType b) {
       return {{}, Text(op) + ": the operands are " + name(a) + ", not bool_; compare them first, e.g. `not_equal`"};
     if (arithmetic && a == DType::bool_)
       return {{}, Text(op) + ": the operands are bool_, which has no arithmetic; write `cast<f32>` of them first"};
-    if (op == "einsum_unreduced" && !is_floating(a))
-      return {{}, Text(op) + ": the operands are " + name(a) + ", not floating; write `cast<f32>` of them first"};
     return {};
   }
   return {{},
           Text(op) + ": the operands are " + name(a) + " and " + name(b) +
               ", and no dtype is promoted silently; write " + quoted(Text("cast<") + name(a) + ">") +
               " of the second or " + quoted(Text("cast<") + name(b) + ">") + " of the first"};
+}
+
+/// The dtype of an op that computes with floating numbers only.
+constexpr Verdict floating_dtype(std::string_view op, DType x) {
+  if (is_floating(x)) return {};
+  if (op.starts_with("random_"))
+    return {{}, Text(op) + ": random numbers are floating, not " + name(x) + "; draw f32 and `cast` them"};
+  return {{}, Text(op) + ": the operand is " + name(x) + ", not floating; write `cast<f32>` of it first"};
+}
+
+/// The dtype of an op of a tensor and a number, and of negation.
+constexpr Verdict arithmetic_dtype(std::string_view op, DType x) {
+  if (x != DType::bool_) return {};
+  return {{}, Text(op) + ": the operand is bool_, which has no arithmetic; write `cast<f32>` of it first"};
+}
+
+/// The dtype of what is summed, or otherwise reduced, on a device or over devices.
+constexpr Verdict reduced_dtype(std::string_view op, DType x) {
+  if (x != DType::bool_ && x != DType::u8) return {};
+  return {{}, Text(op) + ": the operand is " + name(x) + ", which is not reduced; write `cast<i32>` of it first"};
+}
+
+/// The dtype of indices into a table.
+constexpr Verdict index_dtype(std::string_view op, DType indices) {
+  if (indices == DType::i32 || indices == DType::u32) return {};
+  return {{}, Text(op) + ": the indices are " + name(indices) + ", not i32 or u32; write `cast<i32>` of them first"};
+}
+
+/// The dtype of the condition of where and masked.
+constexpr Verdict condition_dtype(std::string_view op, DType condition) {
+  if (condition == DType::bool_) return {};
+  return {{},
+          Text(op) + ": the condition is " + name(condition) + ", not bool_; compare it first, e.g. `greater(x, 0.0)`"};
+}
+
+/// The dtypes of an einsum: floating operands; the result is theirs, or bf16 for f32 (in which bf16 is summed too).
+constexpr Verdict einsum_dtype(DType operands, DType result) {
+  const Text title("einsum_unreduced: ");
+  if (!is_floating(operands))
+    return {{}, title + "the operands are " + name(operands) + ", not floating; write `cast<f32>` of them first"};
+  const bool summed_in_f32 = operands == DType::bf16 || operands == DType::f32;
+  if (result == operands || (summed_in_f32 && (result == DType::bf16 || result == DType::f32))) return {};
+  return {{},
+          title + "the sums of " + name(operands) + " cannot be had as " + name(result) + ", only as " +
+              (summed_in_f32 ? "f32 or bf16" : "f64") + "; write " + quoted(Text("cast<") + name(result) + ">") +
+              " of the result or of the operands"};
+}
+
+/// An op of one operand, or of two, that was called without its op spec.
+constexpr Verdict no_op_spec(std::string_view op, std::string_view x) {
+  return {{},
+          Text(op) + ": the op spec is missing: write what goes in and what comes out, " +
+              quoted(Text(op) + "<\"" + x + " -> result\">(x)")};
+}
+constexpr Verdict no_op_spec2(std::string_view op, std::string_view x, std::string_view y) {
+  return {{},
+          Text(op) + ": the op spec is missing: write what goes in and what comes out, " +
+              quoted(Text(op) + "<\"" + x + ", " + y + " -> result\">(x, y)")};
+}
+
+/// A function with the arguments that it is given.
+constexpr Verdict callable(bool is_callable, int args) {
+  if (is_callable) return {};
+  return {{},
+          "value_and_grad: the function does not take the weights and " + number(args) +
+              (args == 1 ? " more argument" : " more arguments") +
+              " in this order; write value_and_grad(mesh, f, weights, arguments...) for f(weights, arguments...)"};
 }
 
 /// Why the pending sums of a result differ from the operand's, in an op that leaves them alone.

@@ -104,10 +104,12 @@ constexpr Text integer_dims(const OpParts& op) {
 constexpr Verdict einsum(std::string_view op, std::string_view x, std::string_view y) {
   const Call call = parse_call("einsum_unreduced", op, 2);
   if (!call.why.empty()) return call.fail();
-  if (const Text why = check_operand(parse_tensor(x).spec, call.op.in[0], "the first operand"); !why.empty())
-    return call.fail(why);
-  if (const Text why = check_operand(parse_tensor(y).spec, call.op.in[1], "the second operand"); !why.empty())
-    return call.fail(why);
+  const TensorSpec first = parse_tensor(x).spec, second = parse_tensor(y).spec;
+  if (!(first == second) && first == call.op.in[1] && second == call.op.in[0])
+    return call.fail("the operands are swapped: the first is " + quoted(x) + ", the second " + quoted(y) +
+                     "; swap them in the call or in the op spec");
+  if (const Text why = check_operand(first, call.op.in[0], "the first operand"); !why.empty()) return call.fail(why);
+  if (const Text why = check_operand(second, call.op.in[1], "the second operand"); !why.empty()) return call.fail(why);
   if (const Text why = detail_::integer_dims(call.op); !why.empty()) return call.fail(why);
   if (const Text why = detail_::einsum(call.op); !why.empty()) return call.fail(why);
   return call.accept();

@@ -28,6 +28,16 @@ constexpr Axes mesh_axes(std::string_view mesh) {
 
 constexpr Verdict mesh(std::string_view axes) {
   const auto parsed = parse_tensor(axes);
+  for (std::size_t from = 0; from < axes.size();) {  // an axis stands here as a dim, and would be called one
+    const auto space = detail::find(axes, " ", from);
+    const auto end = space == detail::npos ? axes.size() : space;
+    const auto axis = axes.substr(from, end - from);
+    for (std::size_t at = end; !axis.empty() && at + axis.size() < axes.size(); ++at)
+      if (axes[at] == ' ' && axes.substr(at + 1, axis.size()) == axis &&
+          (at + 1 + axis.size() == axes.size() || axes[at + 1 + axis.size()] == ' '))
+        return {{}, "mesh " + quoted(axes) + ": axis " + quoted(axis) + " stands twice"};
+    from = end + 1;
+  }
   if (!parsed.error.empty()) return {{}, "mesh " + quoted(axes) + ": " + parsed.error};
   bool names = parsed.spec.partial.empty() && parsed.spec.rank() > 0;
   for (const Dim& dim : parsed.spec.dims) names = names && !dim.is_integer() && dim.axes.empty() && !dim.bracketed;
@@ -99,6 +109,14 @@ constexpr Verdict weight(std::string_view mesh, DType dtype, std::string_view x)
   Verdict verdict = on_mesh(mesh, x);
   if (!verdict.ok()) verdict.why = "value_and_grad: the weight " + verdict.why;
   return verdict;
+}
+
+/// A field of a struct of tensors that is none, and holds none.
+constexpr Verdict no_tree_field(std::string_view field) {
+  return {{},
+          "the field " + quoted(field) +
+              " of a struct of tensors is no tensor, Array or struct of them; keep it elsewhere, as in an argument of "
+              "its own"};
 }
 
 /// item(x): a scalar, the same on every device.

@@ -117,7 +117,10 @@ constexpr Verdict sum_like(const char* name, std::string_view op, std::string_vi
 constexpr Text unsharded(const TensorSpec& x, std::string_view dim) {
   const int at = x.find(dim);
   if (at < 0) {
-    if (detail::find(dim, "/") != detail::npos) return "name the dim only, without axes: " + quoted(dim);
+    if (detail::find(dim, "->") != detail::npos || detail::find(dim, " ") != detail::npos)
+      return "this op takes the name of one dim of the operand " + quoted(to_string(x)) + ", not an op spec";
+    if (const auto slash = detail::find(dim, "/"); slash != detail::npos)
+      return "name the dim only, without axes: " + quoted(dim.substr(0, slash));
     return "the operand " + quoted(to_string(x)) + " has no dim " + quoted(dim);
   }
   for (int i = at + 1; i < x.rank(); ++i)

@@ -1,0 +1,369 @@
+// Trains the GPTs of gpt2_model.hpp: GPT-2 and miniGPT, fully sharded over mesh axis d, tensor parallel over mesh axis t.
+//
+//   gpt2 --preset gpt2-124m --data tokens.zarr --tokenizer r50k_base.tiktoken --run runs/first --mesh d=4,t=2
+//   mpirun -n 2 gpt2 --preset minigpt --data stories.txt --tokenizer r50k_base.tiktoken
+//   gpt2 --preset gpt2-124m --load model.safetensors --steps 0 --prompt "Once upon"     weights of Hugging Face's GPT-2
+#include <shardlib/io/safetensors_tree.hpp>
+#include <shardlib/run/checkpoints.hpp>
+#include <shardlib/run/dry_run.hpp>
+#include <shardlib/run/plan.hpp>
+#include <shardlib/shardlib.hpp>
+
+#include <numeric>
+
+#include "gpt2_model.hpp"
+
+using namespace shardlib;
+using Mesh2 = Mesh<"d t">;
+
+struct Options {
+  run::Training training;
+  std::int64_t layers = 4, d_model = 256, heads = 4, d_ff = 1024, context = 256, vocabulary = 0;
+  std::string norm = "pre", activation = "gelu", dtype = "f32", recompute = "seqax", load, save, logits;
+  bool tied = true;
+  double dropout = 0, epsilon = 1e-5;
+};
+
+// What the functions below share: the mesh, the options and the number of tokens.
+struct Setup {
+  Mesh2 mesh;
+  const Options& o;
+  std::int64_t vocabulary;
+
+  [[nodiscard]] gpt2::Form form() const {
+    const std::map<std::string, gpt2::Recompute> policies{{"none", gpt2::Recompute::none},
+                                                          {"seqax", gpt2::Recompute::seqax},
+                                                          {"everything", gpt2::Recompute::everything}};
+    return {o.norm == "post", o.activation == "relu", o.epsilon, policies.at(o.recompute)};
+  }
+  // The vocabulary is padded so that the mesh divides it, and GEMMs have round shapes.
+  [[nodiscard]] std::int64_t padded_vocabulary() const {
+    return round_up(vocabulary, std::lcm<std::int64_t>(64, mesh.count()));
+  }
+};
+
+// ---- weights --------------------------------------------------------------------------------------------------------
+
+// GPT-2: normal numbers of standard deviation 0.02, those that end a branch scaled down by the number of branches.
+// miniGPT: Xavier's uniform numbers (Glorot and Bengio 2010), as its tutorial has it. The same on every mesh.
+gpt2::Model initial_weights(const Setup& s) {
+  const Options& o = s.o;
+  const Sizes sizes{{"V", s.vocabulary, s.padded_vocabulary()}, {"P", o.context}, {"M", o.d_model}, {"H", o.heads},
+                    {"D", o.d_model / o.heads}, {"F", o.d_ff}};
+  const double branch = 1 / std::sqrt(2.0 * static_cast<double>(o.layers));
+  const bool xavier = o.norm == "post";
+  std::uint64_t stream = 0;
+  const auto normal = [&]<Spec S>(Tensor<f32, S>& w, double deviation) {
+    w = random_normal<f32, S>(s.mesh, sizes, {o.training.seed, stream++}) * deviation;
+  };
+  const auto kernel = [&]<Spec S>(Tensor<f32, S>& w, std::int64_t in, std::int64_t out, double scale = 1) {
+    if (!xavier) return normal(w, 0.02 * scale);
+    const double limit = std::sqrt(6.0 / static_cast<double>(in + out));
+    w = (random_uniform<f32, S>(s.mesh, sizes, {o.training.seed, stream++}) * 2.0 - 1.0) * limit;
+  };
+  const auto constant = [&]<Spec S>(Tensor<f32, S>& w, double value) { w = full<f32, S>(s.mesh, sizes, value); };
+  const auto norm = [&](gpt2::Norm& w) {
+    constant(w.gain, 1);
+    constant(w.bias, 0);
+  };
+
+  gpt2::Model w;
+  const std::int64_t m = o.d_model, f = o.d_ff;
+  normal(w.embed, xavier ? 1 / std::sqrt(static_cast<double>(m)) : 0.02);
+  normal(w.positions, xavier ? 1 / std::sqrt(static_cast<double>(m)) : 0.02);
+  for (std::int64_t i = 0; i < o.layers; ++i) {
+    gpt2::Layer& layer = w.layers.emplace_back();
+    norm(layer.norm1);
+    norm(layer.norm2);
+    for (auto* w_x : {&layer.w_q, &layer.w_k, &layer.w_v}) kernel(*w_x, m, m);
+    for (auto* b_x : {&layer.b_q, &layer.b_k, &layer.b_v}) constant(*b_x, 0);
+    kernel(layer.w_o, m, m, branch);
+    constant(layer.b_o, 0);
+    kernel(layer.w_up, m, f);
+    constant(layer.b_up, 0);
+    kernel(layer.w_down, f, m, branch);
+    constant(layer.b_down, 0);
+  }
+  if (!xavier) norm(w.final_norm.emplace_back());
+  if (!o.tied) {
+    gpt2::Unembed& out = w.unembed.emplace_back();
+    kernel(out.w, m, s.vocabulary);
+    constant(out.b, 0);
+  }
+  return w;
+}
+
+// ---- a step ---------------------------------------------------------------------------------------------------------
+
+struct TrainState {
+  gpt2::Model weights, mean, variance;
+};
+
+gpt2::Batch place(const Setup& s, const io::TokenBatch& rows) {
+  const auto host = std::make_shared<io::TokenBatch>(rows);
+  const std::int64_t batch = std::ssize(rows.inputs) / s.o.training.seq * s.mesh.size("d");
+  const auto tensor = [&](const std::vector<std::int32_t>& values) {
+    return from_memory<i32, "B/d L">(s.mesh, {{"B", batch}, {"L", s.o.training.seq}}, std::span<const i32>(values), host);
+  };
+  return {tensor(host->inputs), tensor(host->targets), tensor(host->segments)};
+}
+
+template <dtype C>
+run::StepResult train_step(const Setup& s, TrainState& state, const std::vector<io::TokenBatch>& microbatches,
+                           std::int64_t step, double learning_rate) {
+  const run::Training& t = s.o.training;
+  const auto causal = causal_mask<"Qlen Klen">(s.mesh, t.seq, t.seq);
+  const auto positions = iota<"L">(s.mesh, t.seq);
+  const double parts = static_cast<double>(microbatches.size());
+  Tensor<f32, "+d +t"> loss;
+  gpt2::Model grads;
+  for (std::size_t i = 0; i < microbatches.size(); ++i) {
+    const auto number = static_cast<std::uint64_t>(step) * microbatches.size() + i;
+    const gpt2::Dropout dropout{s.o.dropout, {t.seed + 1, number * 1024}};
+    const auto [l, g] =
+        value_and_grad(s.mesh, gpt2::loss<C>, state.weights, place(s, microbatches[i]), causal, positions, s.form(), dropout);
+    loss = i == 0 ? l : loss + l;
+    grads = i == 0 ? g : map_tree([](const auto& a, const auto& b) { return a + b; }, grads, g);
+  }
+  const double norm = global_norm(s.mesh, grads) / parts;
+  const run::StepResult result{item(all_reduce<"+d +t -> ">(loss)) / parts, norm};
+  run::check_finite(result, step);
+  const double scale = run::clip_factor(norm, t.clip) / parts;
+  // Matrices decay, biases and gains do not.
+  const auto decays = [](std::string_view name) {
+    const auto field = name.substr(name.rfind('/') + 1);
+    return field.starts_with("w") || field == "embed" || field == "positions";
+  };
+  const AdamW adamw{t.beta1, t.beta2, 1e-8, t.weight_decay};
+  adamw.update(state.weights, state.mean, state.variance, grads, learning_rate, scale, step, decays);
+  return result;
+}
+
+template <dtype C>
+double validate(const Setup& s, const gpt2::Model& w, const io::TokenBatch& rows) {
+  const auto causal = causal_mask<"Qlen Klen">(s.mesh, s.o.training.seq, s.o.training.seq);
+  const auto positions = iota<"L">(s.mesh, s.o.training.seq);
+  return item(all_reduce<"+d +t -> ">(gpt2::loss<C>(w, place(s, rows), causal, positions, s.form(), {})));
+}
+
+// ---- sampling -------------------------------------------------------------------------------------------------------
+
+// One text, a batch of 1 that is padded to the devices of d, with a cache of keys and values.
+template <dtype C>
+class Decoder {
+ public:
+  Decoder(const Setup& s, const TrainState& state) : s_(s), state_(state) {}
+
+  std::vector<float> operator()(std::span<const std::int32_t> ids, std::int64_t position) {
+    const Mesh2& mesh = s_.mesh;
+    const auto length = std::ssize(ids);
+    const NamedSize one{"B", 1, mesh.size("d")};
+    if (position == 0) {
+      const Sizes sizes{one, {"Klen", s_.o.context}, {"H", s_.o.heads}, {"D", s_.o.d_model / s_.o.heads}};
+      const auto empty = zeros<C, "B/d Klen H/t D">(mesh, sizes);
+      caches_.assign(state_.weights.layers.size(), {empty, empty});
+    }
+    std::vector<i32> row(ids.begin(), ids.end()), places(ids.size());
+    std::iota(places.begin(), places.end(), static_cast<i32>(position));
+    if (mesh.coordinate("d") != 0) std::ranges::fill(row, 0);
+    const auto inputs = from_memory<i32, "B/d L">(mesh, {one, {"L", length}}, std::span<const i32>(row), nullptr);
+    const auto positions = from_memory<i32, "L">(mesh, {{"L", length}}, std::span<const i32>(places), nullptr);
+    const auto keys = iota<"Klen">(mesh, s_.o.context);
+    const auto mask = broadcast<"Qlen Klen -> B/d Qlen Klen">(greater_equal(rename<"L -> Qlen">(positions), keys), {one});
+    const auto logits = gpt2::extend<C>(state_.weights, caches_, inputs, positions, mask,
+                                        cast<C>(cast<f32>(equal(positions, keys))), s_.form());
+    const auto last = full<i32, "B/d">(mesh, {one}, static_cast<double>(length - 1));
+    const auto whole =
+        all_gather<"B/d V/t -> B V">(index_unreduced<"B/d [L] V/t, B/d -> B/d V/t">(logits, last));
+    const auto numbers = whole.span().first(static_cast<std::size_t>(s_.vocabulary));
+    return {numbers.begin(), numbers.end()};
+  }
+
+ private:
+  const Setup& s_;
+  const TrainState& state_;
+  Array<"layers", gpt2::Cache<C>> caches_;
+};
+
+// ---- Hugging Face's GPT-2 -------------------------------------------------------------------------------------------
+
+// Where a leaf ("weights.layers.0.w_q" in a checkpoint) lies in the file. Kernels are stored [in, out]; those of
+// queries, keys and values stand side by side in one tensor.
+io::StoredLeaf hugging_face(const std::string& leaf, const std::string& prefix) {
+  const std::string name = leaf.starts_with("weights.") ? leaf.substr(8) : leaf;
+  const std::map<std::string, io::StoredLeaf> whole{{"embed", {"wte.weight"}},
+                                                    {"positions", {"wpe.weight"}},
+                                                    {"final_norm.0.gain", {"ln_f.weight"}},
+                                                    {"final_norm.0.bias", {"ln_f.bias"}}};
+  const std::map<std::string, io::StoredLeaf> in_layer{
+      {"norm1.gain", {"ln_1.weight"}},
+      {"norm1.bias", {"ln_1.bias"}},
+      {"norm2.gain", {"ln_2.weight"}},
+      {"norm2.bias", {"ln_2.bias"}},
+      {"w_q", {"attn.c_attn.weight", {}, {1, 2}, 1, 0, 3}},
+      {"w_k", {"attn.c_attn.weight", {}, {1, 2}, 1, 1, 3}},
+      {"w_v", {"attn.c_attn.weight", {}, {1, 2}, 1, 2, 3}},
+      {"b_q", {"attn.c_attn.bias", {}, {2}, 0, 0, 3}},
+      {"b_k", {"attn.c_attn.bias", {}, {2}, 0, 1, 3}},
+      {"b_v", {"attn.c_attn.bias", {}, {2}, 0, 2, 3}},
+      {"w_o", {"attn.c_proj.weight", {}, {2, 1}}},
+      {"b_o", {"attn.c_proj.bias"}},
+      {"w_up", {"mlp.c_fc.weight"}},
+      {"b_up", {"mlp.c_fc.bias"}},
+      {"w_down", {"mlp.c_proj.weight"}},
+      {"b_down", {"mlp.c_proj.bias"}}};
+  if (const auto found = whole.find(name); found != whole.end()) {
+    io::StoredLeaf stored = found->second;
+    stored.name = prefix + stored.name;
+    return stored;
+  }
+  if (!name.starts_with("layers.")) return {};  // moments, miniGPT's output layer
+  const std::size_t dot = name.find('.', 7);
+  io::StoredLeaf stored = in_layer.at(name.substr(dot + 1));
+  stored.name = prefix + "h." + name.substr(7, dot - 7) + "." + stored.name;
+  return stored;
+}
+
+void load_hugging_face(const Setup& s, gpt2::Model& weights) {
+  const std::string prefix = io::SafetensorsFile(s.o.load).find("wte.weight") != nullptr ? "" : "transformer.";
+  // A tied output layer and the masks of older files.
+  const auto may_be_left = [](const std::string& name) {
+    return name == "lm_head.weight" || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+  };
+  io::load_safetensors(s.mesh, s.o.load, weights, [&](const std::string& leaf) { return hugging_face(leaf, prefix); },
+                       {may_be_left});
+}
+
+// The prompt's tokens and, token by token, the logits of what follows: for comparison with other implementations.
+template <dtype C>
+void write_logits(const Setup& s, const TrainState& state, const io::Tokenizer& tokenizer) {
+  const std::vector<std::uint32_t> tokens = tokenizer.encode(s.o.training.prompt);
+  std::vector<float> logits;
+  Decoder<C> decode(s, state);
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const auto id = static_cast<std::int32_t>(tokens[i]);
+    std::ranges::copy(decode(std::span(&id, 1), static_cast<std::int64_t>(i)), std::back_inserter(logits));
+  }
+  if (s.mesh.index() != 0) return;
+  const auto bytes = [](const auto& values) {
+    const auto view = std::as_bytes(std::span(values));
+    return io::Bytes(view.begin(), view.end());
+  };
+  io::write_safetensors(s.o.logits, {{"tokens", "U32", {std::ssize(tokens)}, [&] { return bytes(tokens); }},
+                                     {"logits", "F32", {std::ssize(tokens), s.vocabulary}, [&] { return bytes(logits); }}});
+}
+
+// ---- the program ----------------------------------------------------------------------------------------------------
+
+void declare(run::Options& options, Options& o) {
+  run::declare(options, o.training);
+  options.group("model");
+  options.add("--layers", o.layers, "layers", run::size());
+  options.add("--d-model", o.d_model, "width of the residual stream", run::size());
+  options.add("--heads", o.heads, "attention heads; each is d-model / heads wide", run::size());
+  options.add("--d-ff", o.d_ff, "width of the feed-forward layer", run::size());
+  options.add("--context", o.context, "learned positions: the longest text", run::size());
+  options.add("--vocabulary", o.vocabulary, "token ids (0: the tokenizer's)", run::size(0));
+  options.add("--norm", o.norm, "LayerNorm before each branch (GPT-2) or after it (miniGPT)", run::one_of({"pre", "post"}));
+  options.add("--activation", o.activation, "of the feed-forward layer", run::one_of({"gelu", "relu"}));
+  options.flag("--tied", o.tied, "the embedding is the output layer too");
+  options.add("--epsilon", o.epsilon, "of LayerNorm", run::above(0));
+  options.add("--dropout", o.dropout, "share of elements dropped from embedding and branches", run::between(0, 0.999));
+  options.add("--dtype", o.dtype, "of products and of what goes over the wire; weights rest in f32",
+              run::one_of({"f32", "bf16"}));
+  options.add("--recompute", o.recompute, "what the backward pass computes again: none, seqax's choice, everything",
+              run::one_of({"none", "seqax", "everything"}));
+  options.add("--load", o.load, "initial weights: a safetensors file with Hugging Face's names of GPT-2",
+              run::value_name("FILE") | run::command_line_only());
+  options.add("--export", o.save, "write the weights of the run's last checkpoint as such a file",
+              run::value_name("FILE") | run::command_line_only());
+
+  options.add("--logits", o.logits, "write the logits of the prompt's tokens as a safetensors file, at the end",
+              run::value_name("FILE") | run::command_line_only());
+
+  const auto gpt2 = [&](const char* name, const char* layers, const char* width, const char* heads, const char* ff) {
+    options.preset(name, {{"layers", layers}, {"d_model", width}, {"heads", heads}, {"d_ff", ff}, {"context", "1024"},
+                          {"seq", "1024"}, {"learning_rate", "6e-4"}});
+  };
+  gpt2("gpt2-124m", "12", "768", "12", "3072");
+  gpt2("gpt2-350m", "24", "1024", "16", "4096");
+  gpt2("gpt2-774m", "36", "1280", "20", "5120");
+  gpt2("gpt2-1558m", "48", "1600", "25", "6400");
+  // The model of the JAX tutorial "Pretraining an LLM": rows are stories filled up with 0, Adam at a constant rate.
+  options.preset("minigpt", {{"layers", "4"}, {"d_model", "256"}, {"heads", "8"}, {"d_ff", "256"}, {"context", "256"},
+                             {"norm", "post"}, {"activation", "relu"}, {"tied", "false"}, {"dropout", "0.1"},
+                             {"epsilon", "1e-6"}, {"rows", "stories"}, {"batch", "256"}, {"seq", "256"},
+                             {"learning_rate", "1e-3"}, {"warmup", "0"}, {"final_learning_rate", "1"},
+                             {"weight_decay", "0"}, {"beta2", "0.999"}, {"clip", "0"}, {"sample_every", "200"},
+                             {"prompt", "Once upon a time"}, {"top_k", "10"}, {"temperature", "1"}});
+}
+
+template <dtype C>
+void train(const Setup& s, const run::Data& data, const std::string& toml) {
+  const Options& o = s.o;
+  TrainState state{initial_weights(s), {}, {}};
+  const bool dry = s.mesh.device()->is_dry();
+  if (!o.load.empty() && !dry) load_hugging_face(s, state.weights);
+  state.mean = zeros_like(state.weights);
+  state.variance = zeros_like(state.weights);
+  run::Program program;
+  program.checkpoints = run::checkpoints_of(s.mesh, state, o.training);
+  program.step = [&](const auto& microbatches, std::int64_t step, double rate) {
+    return train_step<C>(s, state, microbatches, step, rate);
+  };
+  program.validate = [&](const io::TokenBatch& rows) { return validate<C>(s, state.weights, rows); };
+  program.decode = Decoder<C>(s, state);
+  program.parameters = parameter_count(state.weights);
+  program.weight_bytes = run::block_bytes(state.weights);
+  program.optimizer_bytes = run::block_bytes(state.mean) + run::block_bytes(state.variance);
+  program.context = o.context;
+  const std::int64_t looked_up = o.context * o.d_model + (o.tied ? 0 : s.vocabulary * o.d_model);
+  program.flops_per_token =
+      run::training_flops_per_token(program.parameters - looked_up, o.layers, o.d_model, o.training.seq);
+  run::train(s.mesh.device(), o.training, data, toml, program);
+  if (dry) return;
+  if (!o.logits.empty()) write_logits<C>(s, state, *data.tokenizer);
+  if (!o.save.empty() && s.mesh.index() == 0) {
+    const auto newest = io::newest_whole(o.training.directory + "/checkpoints");
+    if (!newest) throw UsageError("--export: the run has no checkpoint yet");
+    io::export_safetensors(io::Checkpoint::open(*newest), o.save,
+                           [](const std::string& leaf) { return hugging_face(leaf, ""); });
+  }
+}
+
+int program(int argc, char** argv) {
+  Options o;
+  run::Options options("gpt2", "Trains GPT-2 or miniGPT, fully sharded and tensor parallel over a mesh of devices.");
+  declare(options, o);
+  if (!options.parse(argc, argv)) {
+    if (world_rank() == 0) fmt::print("{}", options.help());
+    return 0;
+  }
+  const auto mesh = run::chosen_mesh(o.training, "d t");
+  run::batch_must_divide(mesh, o.training);
+  run::must_divide(mesh, "--d-model", o.d_model, "d t");
+  run::must_divide(mesh, "--heads", o.heads, "t");
+  run::must_divide(mesh, "--d-model / --heads", o.d_model / o.heads, "d");
+  run::must_divide(mesh, "--d-ff", o.d_ff, "d t");
+  if (o.d_model % o.heads != 0)
+    throw UsageError(fmt::format("--d-model {} does not divide into --heads {}: choose a multiple", o.d_model, o.heads));
+  if (o.training.seq > o.context)
+    throw UsageError(fmt::format("--seq {} is longer than --context {}, the number of positions", o.training.seq, o.context));
+  if (!o.save.empty() && o.training.directory.empty())
+    throw UsageError("--export writes the weights of a run's checkpoint: give --run too");
+  const run::Data data = run::open_data(o.training, o.vocabulary);
+  const auto body = [&](const Options& used) -> DeviceBody {
+    return [&](const std::shared_ptr<Device>& device) {
+      const Setup setup{Mesh2(device), used, data.vocabulary};
+      used.dtype == "bf16" ? train<bf16>(setup, data, options.to_toml()) : train<f32>(setup, data, options.to_toml());
+    };
+  };
+  Options single = o;  // --graph draws one layer
+  single.layers = 1;
+  if (!run::dry_run(o.training, mesh, body(o), body(single))) launch(mesh, body(o));
+  return 0;
+}
+
+int main(int argc, char** argv) {
+  return run_program(argc, argv, [&] { return program(argc, argv); });
+}

@@ -1,0 +1,234 @@
+// The GPTs of gpt2.cpp: GPT-2 (pre-norm, GELU, tied embedding) and miniGPT (post-norm, ReLU, an output layer of its own),
+// with all partitioning and communication spelled out. It needs the types alone (shardlib/shapes.hpp).
+//
+// C is the dtype of computation: f32, or bf16 for products and for what goes over the wire. Weights rest in f32; norms,
+// softmax, the residual stream and the loss are f32 in any case.
+// Dims: B batch, L length, M model, H heads, D head, F feed-forward, V vocabulary, P positions. Mesh: d data parallel
+// (FSDP), t tensor parallel.
+#pragma once
+
+#include <shardlib/shapes.hpp>
+
+#include <cmath>
+
+namespace gpt2 {
+
+using namespace shardlib;
+
+// ---- weights: at rest, every tensor is sharded over the whole mesh --------------------------------------------------
+
+struct Norm {
+  Tensor<f32, "M/t/d"> gain, bias;
+};
+
+struct Layer {
+  Norm norm1, norm2;
+  Tensor<f32, "M/d H/t D"> w_q, w_k, w_v;
+  Tensor<f32, "H/t D/d"> b_q, b_k, b_v;
+  Tensor<f32, "H/t D M/d"> w_o;
+  Tensor<f32, "M/t/d"> b_o;
+  Tensor<f32, "M/d F/t"> w_up;
+  Tensor<f32, "F/t/d"> b_up;
+  Tensor<f32, "F/t M/d"> w_down;
+  Tensor<f32, "M/t/d"> b_down;
+};
+
+/// The output layer, where it is not the embedding.
+struct Unembed {
+  Tensor<f32, "V/t M/d"> w;
+  Tensor<f32, "V/t/d"> b;
+};
+
+struct Model {
+  Tensor<f32, "V/t M/d"> embed;
+  Tensor<f32, "P M/t/d"> positions;
+  Array<"layers", Layer> layers;
+  Array<"final_norm", Norm> final_norm;  // one in GPT-2, none in miniGPT
+  Array<"unembed", Unembed> unembed;     // none in GPT-2: tied to embed
+};
+
+static_assert(fully_sharded<Mesh<"d t">, Model>);
+
+// ---- what is not a tensor -------------------------------------------------------------------------------------------
+
+enum class Recompute { none, seqax, everything };
+
+struct Form {
+  bool post_norm = false;  // normalise after adding a branch (miniGPT), not before the branch (GPT-2)
+  bool relu = false;       // in place of GELU
+  double epsilon = 1e-5;   // of the norms
+  Recompute recompute = Recompute::seqax;
+};
+
+/// Where dropout stands in a step: every place draws from a stream of its own, keyed by global index, so that masks do
+/// not depend on the mesh.
+struct Dropout {
+  double rate = 0;
+  RandomKey key;
+  Dropout at(std::uint64_t place) const { return {rate, {key.seed, key.stream * 64 + place}}; }
+};
+
+/// A weight gathered in the dtype of computation, so that bf16 halves the bytes on the wire, of its gradient too.
+template <dtype C, Op O, Spec S>
+auto gather(const Tensor<f32, S>& w) {
+  return all_gather<O>(cast<C>(w));
+}
+
+template <Spec S>
+auto drop(const Tensor<f32, S>& x, const Dropout& d) -> Tensor<f32, S> {
+  return d.rate > 0 ? dropout(x, d.rate, d.key) : x;
+}
+
+/// seqax's choice of what a layer keeps for the backward pass; with Recompute::everything it keeps its input alone.
+template <dtype C, Spec S>
+auto keep(const Tensor<C, S>& x, const Form& form) -> Tensor<C, S> {
+  return form.recompute == Recompute::seqax ? save_for_backward(x) : x;
+}
+
+// One batch of packed sequences: a segment is a document, and attention does not leave it.
+struct Batch {
+  Tensor<i32, "B/d L"> inputs, targets, segments;
+};
+
+/// Keys and values of the positions that sampling has passed.
+template <dtype C>
+struct Cache {
+  Tensor<C, "B/d Klen H/t D"> k, v;
+};
+
+using Residual = Tensor<f32, "B/d L M/t">;
+using Mask = Tensor<bool_, "B/d Qlen Klen">;
+
+// ---- one layer ------------------------------------------------------------------------------------------------------
+
+template <dtype C>
+auto norm(const Tensor<C, "B/d L M">& x, const Norm& w, const Form& form) -> Tensor<C, "B/d L M"> {
+  const auto gain = cast<f32>(gather<C, "M/t/d -> M">(w.gain)), bias = cast<f32>(gather<C, "M/t/d -> M">(w.bias));
+  return cast<C>(layer_norm<"M">(cast<f32>(x), form.epsilon) * gain + bias);
+}
+
+// Gathers the residual stream over t; GPT-2 normalises it.
+template <dtype C>
+auto branch_input(const Residual& x, const Norm& w, const Form& form) -> Tensor<C, "B/d L M"> {
+  const auto whole = all_gather<"B/d L M/t -> B/d L M">(cast<C>(x));
+  return form.post_norm ? whole : norm<C>(whole, w, form);
+}
+
+// Adds a branch, whose sum over t is still pending, and its bias; miniGPT normalises the result.
+template <dtype C>
+auto add_branch(const Residual& x, const Tensor<C, "B/d L M +t">& y, const Tensor<f32, "M/t/d">& bias, const Norm& w,
+                const Form& form, const Dropout& dropout) -> Residual {
+  // bf16: half the bytes on the wire, summed in f32 and rounded once.
+  const auto scattered = cast<f32>(reduce_scatter<"B/d L M +t -> B/d L M/t">(y));
+  const auto sum = x + drop(scattered + cast<f32>(gather<C, "M/t/d -> M/t">(bias)), dropout);
+  if (!form.post_norm) return sum;
+  const auto whole = all_gather<"B/d L M/t -> B/d L M">(cast<C>(sum));
+  return slice<"B/d L M -> B/d L M/t">(cast<f32>(norm<C>(whole, w, form)));
+}
+
+// `places` (position of each token in the sequence, one-hot) and `cache` are for sampling; training has none.
+template <dtype C>
+auto attention(const Tensor<C, "B/d L M">& x, const Mask& mask, const Layer& w, const Form& form,
+               const Tensor<C, "L Klen">& places, Cache<C>* cache) -> Tensor<C, "B/d L M +t"> {
+  // Weights are gathered over d just before their use: this is FSDP. Heads are sharded over t: tensor parallelism.
+  const auto project = [&](const Tensor<f32, "M/d H/t D">& w_x, const Tensor<f32, "H/t D/d">& b_x) {
+    const auto y = einsum_unreduced<"B/d L M, M H/t D -> B/d L H/t D">(x, gather<C, "M/d H/t D -> M H/t D">(w_x));
+    return keep(y + gather<C, "H/t D/d -> H/t D">(b_x), form);
+  };
+  const auto q = project(w.w_q, w.b_q), new_k = project(w.w_k, w.b_k), new_v = project(w.w_v, w.b_v);
+  auto k = rename<"L -> Klen">(new_k), v = rename<"L -> Klen">(new_v);
+  if (cache != nullptr) {
+    k = cache->k = cache->k + einsum_unreduced<"L Klen, B/d L H/t D -> B/d Klen H/t D">(places, new_k);
+    v = cache->v = cache->v + einsum_unreduced<"L Klen, B/d L H/t D -> B/d Klen H/t D">(places, new_v);
+  }
+  const auto logits = einsum_unreduced<"B/d Qlen H/t D, B/d Klen H/t D -> B/d H/t Qlen Klen", f32>(
+      rename<"L -> Qlen">(q), k);
+  const double scale = 1.0 / std::sqrt(static_cast<double>(w.w_q.size("D")));
+  const auto probabilities = cast<C>(softmax<"Klen">(where(mask, logits * scale, -1e30)));
+  const auto heads =
+      einsum_unreduced<"B/d H/t L Klen, B/d Klen H/t D -> B/d L H/t D">(rename<"Qlen -> L">(probabilities), v);
+  return einsum_unreduced<"B/d L H/t D, H/t D M -> B/d L M +t">(heads, gather<C, "H/t D M/d -> H/t D M">(w.w_o));
+}
+
+template <dtype C>
+auto feed_forward(const Tensor<C, "B/d L M">& x, const Layer& w, const Form& form) -> Tensor<C, "B/d L M +t"> {
+  const auto w_up = gather<C, "M/d F/t -> M F/t">(w.w_up);
+  const auto b_up = gather<C, "F/t/d -> F/t">(w.b_up);
+  const auto up = keep(einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, w_up) + b_up, form);
+  const auto y = form.relu ? relu(up) : gelu(up);
+  return einsum_unreduced<"B/d L F/t, F/t M -> B/d L M +t">(y, gather<C, "F/t M/d -> F/t M">(w.w_down));
+}
+
+template <dtype C>
+auto layer(const Residual& x, const Mask& mask, const Layer& w, const Form& form, const Dropout& dropout,
+           const Tensor<C, "L Klen">& places, Cache<C>* cache) -> Residual {
+  const auto attended = attention<C>(branch_input<C>(x, w.norm1, form), mask, w, form, places, cache);
+  const auto y = add_branch<C>(x, attended, w.b_o, w.norm1, form, dropout.at(0));
+  const auto fed = feed_forward<C>(branch_input<C>(form.recompute == Recompute::seqax ? save_for_backward(y) : y,
+                                                   w.norm2, form), w, form);
+  return add_branch<C>(y, fed, w.b_down, w.norm2, form, dropout.at(1));
+}
+
+// ---- the model ------------------------------------------------------------------------------------------------------
+
+inline auto segment_mask(const Tensor<i32, "B/d L">& segments, const Tensor<bool_, "Qlen Klen">& causal) -> Mask {
+  return logical_and(equal(rename<"L -> Qlen">(segments), rename<"L -> Klen">(segments)), causal);
+}
+
+template <dtype C>
+auto embedding(const Model& w, const Tensor<C, "V/t M">& table, const Tensor<i32, "B/d L">& ids,
+               const Tensor<i32, "L">& positions) -> Residual {
+  const auto tokens =
+      reduce_scatter<"B/d L M +t -> B/d L M/t">(index_unreduced<"[V/t] M, B/d L -> B/d L M +t">(table, ids));
+  const auto all_positions = gather<C, "P M/t/d -> P M/t">(w.positions);
+  return cast<f32>(tokens) + cast<f32>(index_unreduced<"[P] M/t, L -> L M/t">(all_positions, positions));
+}
+
+template <dtype C>
+auto unembedding(const Model& w, const Tensor<C, "V/t M">& table, const Residual& x, const Form& form)
+    -> Tensor<f32, "B/d L V/t"> {
+  auto y = all_gather<"B/d L M/t -> B/d L M">(cast<C>(x));
+  if (!w.final_norm.empty()) y = norm<C>(y, w.final_norm[0], form);
+  if (w.unembed.empty()) return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t", f32>(y, table);
+  const auto w_out = gather<C, "V/t M/d -> V/t M">(w.unembed[0].w);
+  return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t", f32>(y, w_out) +
+         cast<f32>(gather<C, "V/t/d -> V/t">(w.unembed[0].b));
+}
+
+// Logits of a batch: what training and validation differentiate and measure.
+template <dtype C>
+auto logits(const Model& w, const Tensor<i32, "B/d L">& inputs, const Mask& mask, const Tensor<i32, "L">& positions,
+            const Form& form, const Dropout& dropout) -> Tensor<f32, "B/d L V/t"> {
+  const auto table = gather<C, "V/t M/d -> V/t M">(w.embed);
+  Residual x = drop(embedding<C>(w, table, inputs, positions), form.post_norm ? Dropout{} : dropout.at(0));
+  for (std::uint64_t i = 0; i < w.layers.size(); ++i) {
+    const auto body = [&form, d = dropout.at(i + 1)](const Residual& r, const Mask& m, const Layer& weights) {
+      return layer<C>(r, m, weights, form, d, {}, nullptr);
+    };
+    x = form.recompute == Recompute::none ? body(x, mask, w.layers[i])
+                                          : explicit_activation_checkpointing(body)(x, mask, w.layers[i]);
+  }
+  return unembedding<C>(w, table, x, form);
+}
+
+// The mean loss of a token. Each device of the mesh holds a part of the sum: that is what value_and_grad wants.
+template <dtype C>
+auto loss(const Model& w, const Batch& batch, const Tensor<bool_, "Qlen Klen">& causal,
+          const Tensor<i32, "L">& positions, const Form& form, const Dropout& dropout) -> Tensor<f32, "+d +t"> {
+  const auto y = logits<C>(w, batch.inputs, segment_mask(batch.segments, causal), positions, form, dropout);
+  return mean<"B/d L +t -> +d +t">(cross_entropy(y, batch.targets));
+}
+
+// Sampling: the logits of new tokens at `positions`, whose keys and values are added to the caches.
+template <dtype C>
+auto extend(const Model& w, Array<"layers", Cache<C>>& caches, const Tensor<i32, "B/d L">& ids,
+            const Tensor<i32, "L">& positions, const Mask& mask, const Tensor<C, "L Klen">& places, const Form& form)
+    -> Tensor<f32, "B/d L V/t"> {
+  const auto table = gather<C, "V/t M/d -> V/t M">(w.embed);
+  Residual x = embedding<C>(w, table, ids, positions);
+  for (std::size_t i = 0; i < w.layers.size(); ++i)
+    x = layer<C>(x, mask, w.layers[i], form, {}, places, &caches[i]);
+  return unembedding<C>(w, table, x, form);
+}
+
+}  // namespace gpt2

@@ -1,0 +1,173 @@
+// shardlib-checkpoint: looks at checkpoints, checks them, and converts them to and from safetensors.
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+#include <shardlib/io/safetensors_tree.hpp>
+#include <shardlib/launch.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+using namespace shardlib;
+
+namespace {
+
+std::string show_bytes(std::uint64_t bytes) {
+  constexpr const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  auto value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  for (; value >= 1024 && unit + 1 < std::size(units); ++unit) value /= 1024;
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, units[unit]);
+}
+
+std::uint64_t array_bytes(const io::Checkpoint& checkpoint) {
+  std::uint64_t bytes = 0;
+  for (const io::CheckpointArray& array : checkpoint.arrays()) bytes += array.bytes();
+  return bytes;
+}
+
+/// One line a checkpoint, in the order in which a run would resume from them. Metadata only: `verify` reads the rest.
+int list(const std::string& directory) {
+  if (!io::file_exists(directory)) throw UsageError("there is no directory '" + directory + "'");
+  const std::vector<std::string> paths = io::list_checkpoints(directory);
+  if (paths.empty()) fmt::print("no checkpoints in {}\n", directory);
+  int damaged = 0;
+  for (const std::string& path : paths) {
+    const std::string name = path.substr(path.rfind('/') + 1);
+    try {
+      const io::Checkpoint checkpoint = io::Checkpoint::open(path);
+      fmt::print("{}  step {:>8}  {:>4} arrays  {:>10}\n", name, checkpoint.meta().step, checkpoint.arrays().size(),
+                 show_bytes(array_bytes(checkpoint)));
+    } catch (const Error& e) {
+      fmt::print("{}  DAMAGED: {}\n", name, e.what());
+      ++damaged;
+    }
+  }
+  return damaged == 0 ? 0 : 1;
+}
+
+/// The arrays as the tree that they come from: a line for each, under the parts of their names.
+void print_tree(const io::Checkpoint& checkpoint) {
+  std::vector<std::string> above;
+  std::int64_t elements = 0;
+  for (const io::CheckpointArray& array : checkpoint.arrays()) {
+    std::vector<std::string> parts{""};
+    for (const char c : array.name) {
+      if (c == '.')
+        parts.emplace_back();
+      else
+        parts.back() += c;
+    }
+    std::size_t same = 0;
+    while (same + 1 < parts.size() && same < above.size() && above[same] == parts[same]) ++same;
+    for (std::size_t i = same; i + 1 < parts.size(); ++i) fmt::print("{:{}}{}\n", "", 2 + 2 * i, parts[i]);
+    above.assign(parts.begin(), parts.end() - 1);
+    std::string dims, shape;
+    for (std::size_t i = 0; i < array.shape.size(); ++i) {
+      if (i < array.dims.size()) dims += (i > 0 ? " " : "") + array.dims[i];
+      shape += (i > 0 ? " x " : "") + std::to_string(array.shape[i]);
+    }
+    elements += io::volume(array.shape);
+    const std::string name = fmt::format("{:{}}{}", "", 2 * parts.size(), parts.back());
+    fmt::print("{:<32} {:<5} {:<24} {:<16} {:>10}\n", name, shardlib::name(array.dtype),
+               shape.empty() ? "scalar" : shape, dims, show_bytes(array.bytes()));
+  }
+  fmt::print("{} arrays, {} elements, {}\n", checkpoint.arrays().size(), elements, show_bytes(array_bytes(checkpoint)));
+}
+
+int inspect(const std::string& path) {
+  const io::Checkpoint checkpoint = io::Checkpoint::open(path);
+  const io::CheckpointMeta& meta = checkpoint.meta();
+  fmt::print("{}\nstep       {}\ndata hash  {}\n", path, meta.step, meta.data_hash.empty() ? "(none)" : meta.data_hash);
+  for (const auto& [key, value] : meta.user) fmt::print("{}: {}\n", key, value);
+  print_tree(checkpoint);
+  return 0;
+}
+
+int verify(const std::string& path) {
+  const io::Checkpoint checkpoint = io::Checkpoint::open(path);
+  const std::vector<std::string> damages = checkpoint.damages();
+  std::uint64_t bytes = 0;
+  for (const io::ManifestFile& file : checkpoint.files()) bytes += file.bytes;
+  for (const std::string& damage : damages) fmt::print("{}\n", damage);
+  if (damages.empty()) {
+    fmt::print("{} is whole: {} files, {}, all checksums agree\n", path, checkpoint.files().size(), show_bytes(bytes));
+    return 0;
+  }
+  throw Error(
+      fmt::format("checkpoint '{}' is damaged: {} of {} files", path, damages.size(), checkpoint.files().size()));
+}
+
+int to_safetensors(const std::string& path, const std::string& file, const std::string& prefix) {
+  const io::Checkpoint checkpoint = io::Checkpoint::open(path);
+  if (const auto damages = checkpoint.damages(); !damages.empty())
+    throw Error(io::detail::damage_message(path, damages));
+  const auto chosen = [&](const std::string& name) { return name.starts_with(prefix); };
+  const auto count = std::ranges::count_if(checkpoint.arrays(), chosen, &io::CheckpointArray::name);
+  if (count == 0) throw UsageError("checkpoint '" + path + "' has no array whose name begins with '" + prefix + "'");
+  io::export_safetensors(checkpoint, file, [&](const std::string& name) {
+    return chosen(name) ? io::StoredLeaf{name.substr(prefix.size())} : io::StoredLeaf{};
+  });
+  fmt::print("wrote {} ({} tensors)\n", file, count);
+  return 0;
+}
+
+int from_safetensors(const std::string& path, const std::string& directory, std::int64_t step) {
+  const io::SafetensorsFile file(path);
+  io::import_safetensors(file, directory, step);
+  fmt::print("wrote {}/{} ({} arrays)\n", directory, io::checkpoint_name(step), file.entries().size());
+  return 0;
+}
+
+int tool(int argc, char** argv) {
+  CLI::App app(
+      "Looks at checkpoints, checks them, and converts them to and from safetensors.\n"
+      "Exit status: 0 if all is well, 1 for a damaged checkpoint or file, 2 for a wrong request.",
+      "shardlib-checkpoint");
+  app.require_subcommand(1);
+  app.get_formatter()->column_width(40);
+  std::string path, target, prefix;
+  std::int64_t step = 0;
+
+  CLI::App* list_command = app.add_subcommand("list", "The checkpoints of a directory, the first to resume from first");
+  list_command->add_option("DIR", path, "A run's directory of checkpoints")->required();
+  CLI::App* inspect_command =
+      app.add_subcommand("inspect", "The tree of arrays: dtype, shape, dims, size; and the metadata");
+  inspect_command->add_option("CKPT", path, "One checkpoint, as in runs/a/step-00000100")->required();
+  CLI::App* verify_command = app.add_subcommand("verify", "Reads every file and compares its checksum");
+  verify_command->add_option("CKPT", path, "One checkpoint")->required();
+  CLI::App* to_command =
+      app.add_subcommand("to-safetensors", "Writes the arrays into one safetensors file, names as they are");
+  to_command->add_option("CKPT", path, "One checkpoint, which is verified first")->required();
+  to_command->add_option("FILE", target, "The file to write")->required();
+  to_command->add_option("--prefix", prefix, "Only arrays whose names begin so; it is cut off (weights.)");
+  CLI::App* from_command =
+      app.add_subcommand("from-safetensors", "Makes a checkpoint of a safetensors file; F16 becomes f32");
+  from_command->add_option("FILE", path, "The file to read")->required();
+  from_command->add_option("DIR", target, "The directory in which the checkpoint is made")->required();
+  from_command->add_option("--step", step, "The checkpoint's step")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() == 0) return app.exit(e);  // --help
+    throw UsageError(std::string(e.what()) + "; see shardlib-checkpoint --help");
+  }
+  if (*list_command) return list(path);
+  if (*inspect_command) return inspect(path);
+  if (*verify_command) return verify(path);
+  if (*to_command) return to_safetensors(path, target, prefix);
+  return from_safetensors(path, target, step);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_program(argc, argv, [&] { return tool(argc, argv); });
+}

@@ -1,0 +1,98 @@
+// Devices that are not there: a communicator of any size whose operations check their arguments and move nothing. With
+// it a program runs dry, on one device of a mesh of thousands, to be counted.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "shardlib/comm.hpp"
+#include "shardlib/comm/single.hpp"
+#include "shardlib/device.hpp"
+
+namespace shardlib {
+
+/// Where reductions get the peers' blocks from, which decides what memory they take.
+enum class Peers {
+  threads,  ///< read in place
+  mpi       ///< received into scratch memory first
+};
+
+/// A group without its other members.
+class DryCommunicator final : public Communicator {
+ public:
+  DryCommunicator(int rank, int size, Peers peers, std::shared_ptr<Pool> pool)
+      : rank_(rank), size_(size), peers_(peers), pool_(std::move(pool)) {}
+
+  [[nodiscard]] int rank() const override { return rank_; }
+  [[nodiscard]] int size() const override { return size_; }
+
+  Request all_gather(Buffer send, Buffer recv) override {
+    detail::check_fit("all_gather", size_, send, recv, detail::Fit::recv_n_times);
+    return {};
+  }
+  Request all_to_all(Buffer send, Buffer recv) override {
+    detail::check_all_to_all(size_, send, recv);
+    return {};
+  }
+  Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction /*op*/) override {
+    detail::check_reduction("reduce_scatter", size_, send, recv, detail::Fit::send_n_times, dtype);
+    return received(recv.bytes());
+  }
+  Request all_reduce(Buffer send, Buffer recv, DType dtype, Reduction /*op*/) override {
+    detail::check_reduction("all_reduce", size_, send, recv, detail::Fit::same, dtype);
+    const std::size_t count = send.bytes() / size_of(dtype), n = static_cast<std::size_t>(size_);
+    return received((count + n - 1) / n * size_of(dtype));
+  }
+  Request send_recv(Buffer send, int to, Buffer recv, int from) override {
+    this->send(std::move(send), to);
+    return this->recv(std::move(recv), from);
+  }
+  Request send(Buffer /*buffer*/, int to) override {
+    detail::check_peer("send to", size_, to);
+    return {};
+  }
+  Request recv(Buffer /*buffer*/, int from) override {
+    detail::check_peer("recv from", size_, from);
+    return {};
+  }
+  void barrier() override {}
+
+ private:
+  /// Holds its memory until it is waited for.
+  struct Scratch final : Request::State {
+    Buffer buffer;
+    explicit Scratch(Buffer b) : buffer(std::move(b)) {}
+    void wait() override {}
+    bool test() override { return true; }
+  };
+  /// A block from each peer.
+  Request received(std::size_t block) {
+    if (peers_ == Peers::threads || size_ == 1) return {};
+    return Request(std::make_unique<Scratch>(pool_->allocate(static_cast<std::size_t>(size_ - 1) * block)));
+  }
+
+  int rank_;
+  int size_;
+  Peers peers_;
+  std::shared_ptr<Pool> pool_;
+};
+
+/// A mesh of which one device alone runs, dry: `Device(axes, 0, std::make_shared<DryWorld>())`. Its pool hands out
+/// memory that is not there, its kernels and communicators do nothing, `item` gives 1; everything is counted.
+class DryWorld final : public Backend {
+ public:
+  explicit DryWorld(Peers peers = Peers::threads) : peers_(peers) {}
+
+  std::unique_ptr<Communicator> group(const std::vector<int>& members, int rank,
+                                      const std::shared_ptr<Pool>& pool) override {
+    return std::make_unique<DryCommunicator>(rank, static_cast<int>(members.size()), peers_, pool);
+  }
+  [[nodiscard]] bool is_dry() const override { return true; }
+
+ private:
+  Peers peers_;
+};
+
+}  // namespace shardlib

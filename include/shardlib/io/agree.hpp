@@ -1,0 +1,36 @@
+// Work that may fail on some devices: either it succeeds on all, or all throw the same error.
+#pragma once
+
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "shardlib/detail/inline.hpp"
+#include "shardlib/device.hpp"
+
+namespace shardlib::io {
+
+/// Every device's text, on every device, by device index. Collective over the whole mesh.
+[[nodiscard]] std::vector<std::string> gather_texts(Device& device, const std::string& mine);
+
+/// Collective: throws the same error on all devices if any device has one (null: it has none). `what` begins the
+/// message; where devices differ, the message says which one it comes from.
+void agree(Device& device, const std::string& what, const std::exception_ptr& error);
+
+/// Collective: calls f, which must not communicate, and agrees on the outcome.
+template <class F>
+void together(Device& device, const std::string& what, F&& f) {
+  std::exception_ptr error;
+  try {
+    f();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  agree(device, what, error);
+}
+
+}  // namespace shardlib::io
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/io/agree_inl.hpp"
+#endif

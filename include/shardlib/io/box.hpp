@@ -1,0 +1,53 @@
+// Hyper-rectangles of row-major arrays: where the contiguous runs of one lie in two arrays.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace shardlib::io {
+
+/// Sizes or places, one a dim.
+using Index = std::vector<std::int64_t>;
+
+inline std::int64_t volume(std::span<const std::int64_t> shape) {
+  std::int64_t n = 1;
+  for (const auto size : shape) n *= size;
+  return n;
+}
+inline Index row_major_strides(std::span<const std::int64_t> shape) {
+  Index strides(shape.size(), 1);
+  for (std::size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * shape[i];
+  return strides;
+}
+/// Advances a place within `shape`, the last dim fastest; false after the last.
+inline bool next_place(Index& place, std::span<const std::int64_t> shape) {
+  for (std::size_t i = place.size(); i-- > 0;) {
+    if (++place[i] < shape[i]) return true;
+    place[i] = 0;
+  }
+  return false;
+}
+
+/// Calls f(offset in a, offset in b, elements) for each run of a box that is contiguous in both arrays, where
+/// `strides` are the arrays' and the offsets count from the box's first element.
+template <class F>
+void for_each_run(std::span<const std::int64_t> box, const Index& a_strides, const Index& b_strides, F&& f) {
+  if (volume(box) == 0) return;
+  std::size_t outer = box.size();
+  std::int64_t run = 1;
+  while (outer > 0 && (box[outer - 1] == 1 || (a_strides[outer - 1] == run && b_strides[outer - 1] == run)))
+    run *= box[--outer];
+  Index place(outer, 0);
+  do {
+    std::int64_t a = 0, b = 0;
+    for (std::size_t i = 0; i < outer; ++i) {
+      a += place[i] * a_strides[i];
+      b += place[i] * b_strides[i];
+    }
+    f(a, b, run);
+  } while (next_place(place, box.first(outer)));
+}
+
+}  // namespace shardlib::io

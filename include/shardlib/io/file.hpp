@@ -1,0 +1,82 @@
+// Whole files and folders through POSIX, with errors that name the file, the reason and the remedy.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shardlib/detail/inline.hpp"
+
+namespace shardlib::io {
+
+using Bytes = std::vector<std::byte>;
+
+inline std::span<const std::byte> as_bytes(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+inline std::string_view as_text(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+/// A file open for reading; reads are thread-safe.
+class InputFile {
+ public:
+  /// Throws UsageError where the file does not exist, Error where it cannot be read.
+  explicit InputFile(std::string path);
+  InputFile(const InputFile&) = delete;
+  InputFile& operator=(const InputFile&) = delete;
+  ~InputFile();
+
+  [[nodiscard]] const std::string& path() const { return path_; }
+  /// The size when it was opened.
+  [[nodiscard]] std::uint64_t size() const { return size_; }
+  /// Fills `out` from byte `offset` on. Throws Error where the file ends before.
+  void read(std::uint64_t offset, std::span<std::byte> out) const;
+
+ private:
+  std::string path_;
+  int descriptor_ = -1;
+  std::uint64_t size_ = 0;
+};
+
+/// A file that is written bit by bit under a temporary name beside its own, and takes its place only at `commit`.
+class OutputFile {
+ public:
+  explicit OutputFile(const std::string& path);
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+  /// Removes what was not committed.
+  ~OutputFile();
+
+  void write(std::span<const std::byte> bytes);
+  /// With `durable` it is on the disk (fsync) when this returns.
+  void commit(bool durable);
+
+ private:
+  std::string path_, temporary_;
+  int descriptor_ = -1;
+};
+
+[[nodiscard]] bool file_exists(const std::string& path);
+/// The file's bytes.
+[[nodiscard]] Bytes read_file(const std::string& path);
+/// Creates or replaces the file. With `durable` it is on the disk (fsync) when this returns.
+void write_file(const std::string& path, std::span<const std::byte> bytes, bool durable = false);
+/// The same, but readers and crashes see the old file or the new one, never a part: through a temporary file beside it.
+void replace_file(const std::string& path, std::span<const std::byte> bytes, bool durable = false);
+void make_folders(const std::string& path);
+/// Makes the file's bytes, or the folder's entries, durable (fsync).
+void sync_path(const std::string& path);
+void rename_path(const std::string& from, const std::string& to);
+/// Renames a folder; one that stands at `to` is replaced and removed.
+void replace_folder(const std::string& from, const std::string& to);
+void remove_folder(const std::string& path);
+
+}  // namespace shardlib::io
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/io/file_inl.hpp"
+#endif

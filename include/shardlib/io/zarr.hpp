@@ -1,0 +1,157 @@
+// zarr v2 groups and arrays on a file system (zarr-specs.readthedocs.io/en/latest/v2/v2.0.html).
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "shardlib/detail/inline.hpp"
+#include "shardlib/io/box.hpp"
+#include "shardlib/io/file.hpp"
+
+namespace shardlib::io {
+
+/// How chunks are compressed. Written: none, blosc and zlib; read: gzip too.
+struct ZarrCompressor {
+  std::string id;             ///< "" (none), "blosc", "zlib" or "gzip"
+  std::string codec = "lz4";  ///< blosc's: lz4, lz4hc, zstd, zlib, blosclz
+  int level = 5;
+  int shuffle = 1;  ///< blosc's: 0 none, 1 bytes, 2 bits
+};
+
+/// The filter "delta": differences of neighbours in the flattened chunk; integers only.
+struct ZarrDelta {
+  std::string dtype;   ///< of the values
+  std::string stored;  ///< of the differences ("astype"); as wide as dtype or narrower
+};
+
+/// What `.zarray` says. Arrays are in C order.
+struct ZarrInfo {
+  Index shape;
+  Index chunks;               ///< as many as shape, at least 1 each
+  std::string dtype = "<f4";  ///< numpy's: byte order (< > |), kind (f i u b), bytes
+  std::optional<ZarrDelta> delta = std::nullopt;
+  ZarrCompressor compressor = {};
+  std::string fill_value = "0";  ///< JSON: a number, "NaN" in quotes, or null (then a missing chunk has no value)
+  std::string separator = ".";   ///< between the places of a chunk in its file's name: "." or "/"
+};
+
+/// numpy's name of a C++ type: "<f4" for float.
+template <class T>
+requires std::is_arithmetic_v<T> std::string zarr_dtype() {
+  if (std::is_same_v<T, bool>) return "|b1";
+  const char kind = std::is_floating_point_v<T> ? 'f' : std::is_signed_v<T> ? 'i' : 'u';
+  return std::string(sizeof(T) == 1 ? "|" : "<") + kind + static_cast<char>('0' + sizeof(T));
+}
+
+struct ZarrOpen {
+  bool missing_is_error = false;                    ///< a chunk without a file is an error, not fill_value
+  std::size_t cache_bytes = std::size_t{64} << 20;  ///< decompressed chunks kept for the next read
+};
+
+/// One array. Copies share it; reads are thread-safe. A chunk has one writer and is written whole, never read before.
+/// Errors are UsageError for what is not there or not supported, Error for what is damaged; both name file and key.
+class ZarrArray {
+ public:
+  [[nodiscard]] static ZarrArray open(const std::string& path, ZarrOpen options = {});
+  /// Makes the folder and its `.zarray`; throws UsageError where an array stands already.
+  static ZarrArray create(const std::string& path, const ZarrInfo& info);
+
+  [[nodiscard]] const std::string& path() const;
+  [[nodiscard]] const ZarrInfo& info() const;
+  /// Bytes of one element; elements of the array, and of one chunk.
+  [[nodiscard]] std::size_t item_bytes() const;
+  [[nodiscard]] std::int64_t size() const;
+  [[nodiscard]] std::int64_t chunk_size() const;
+  /// The number of chunks along each dim.
+  [[nodiscard]] Index grid() const;
+  /// The file of a chunk, relative to path(): "0.1".
+  [[nodiscard]] std::string chunk_key(const Index& chunk) const;
+
+  /// The hyper-rectangle of `shape` at `offset`, row-major, in this machine's byte order.
+  void read_bytes(const Index& offset, const Index& shape, std::span<std::byte> out) const;
+  template <class T>
+  void read(const Index& offset, const Index& shape, std::span<T> out) const {
+    check_type(zarr_dtype<T>());
+    read_bytes(offset, shape, std::as_writable_bytes(out));
+  }
+  /// The whole array.
+  template <class T>
+  requires(!std::is_same_v<T, bool>) [[nodiscard]] std::vector<T> read_all() const {
+    check_type(zarr_dtype<T>());
+    std::vector<T> all(static_cast<std::size_t>(size()));
+    read_bytes(Index(info().shape.size(), 0), info().shape, std::as_writable_bytes(std::span(all)));
+    return all;
+  }
+  /// One chunk as it is stored, padded at the array's edges.
+  [[nodiscard]] Bytes read_chunk(const Index& chunk) const;
+
+  /// Writes one chunk: its chunk_size() elements, or at an edge only those that lie within the array.
+  void write_chunk_bytes(const Index& chunk, std::span<const std::byte> values) const;
+  template <class T>
+  void write_chunk(const Index& chunk, std::span<const T> values) const {
+    check_type(zarr_dtype<T>());
+    write_chunk_bytes(chunk, std::as_bytes(values));
+  }
+  /// Writes every chunk.
+  void write_all_bytes(std::span<const std::byte> values) const;
+  template <class T>
+  void write_all(std::span<const T> values) const {
+    check_type(zarr_dtype<T>());
+    write_all_bytes(std::as_bytes(values));
+  }
+  /// Changes the shape in `.zarray`; chunks stay as they are. For writers that learn the length at the end.
+  void resize(const Index& shape);
+
+  [[nodiscard]] nlohmann::json attributes() const;
+  void set_attributes(const nlohmann::json& attributes) const;
+
+ private:
+  struct State;
+  explicit ZarrArray(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  void check_type(const std::string& dtype) const;
+  const Bytes& fill_of(const Index& chunk) const;
+  std::shared_ptr<const Bytes> cached(const Index& chunk) const;
+  void copy_from_chunk(const Index& chunk, const Index& box, const Index& chunk_strides, std::size_t from,
+                       const Index& out_strides, std::byte* to) const;
+  std::shared_ptr<State> state_;
+};
+
+/// A folder of groups and arrays.
+class ZarrGroup {
+ public:
+  /// Throws UsageError where there is no `.zgroup`.
+  [[nodiscard]] static ZarrGroup open(const std::string& path);
+  /// Makes the folder and its `.zgroup`; a group that stands already is opened.
+  static ZarrGroup create(const std::string& path);
+
+  [[nodiscard]] const std::string& path() const { return path_; }
+  /// The names of the arrays and groups directly below, sorted.
+  [[nodiscard]] std::vector<std::string> arrays() const;
+  [[nodiscard]] std::vector<std::string> groups() const;
+  [[nodiscard]] bool has_array(const std::string& name) const;
+  [[nodiscard]] ZarrArray array(const std::string& name, ZarrOpen options = {}) const;
+  [[nodiscard]] ZarrGroup group(const std::string& name) const;
+
+  [[nodiscard]] nlohmann::json attributes() const;
+  void set_attributes(const nlohmann::json& attributes) const;
+  /// The attribute as an integer; throws Error where it is missing or none.
+  [[nodiscard]] std::int64_t integer_attribute(const std::string& name) const;
+
+ private:
+  explicit ZarrGroup(std::string path) : path_(std::move(path)) {}
+  std::string path_;
+};
+
+}  // namespace shardlib::io
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/io/zarr_inl.hpp"
+#endif

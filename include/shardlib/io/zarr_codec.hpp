@@ -1,0 +1,39 @@
+// What stands between a zarr chunk's file and its elements: compressor, delta filter, byte order.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "shardlib/detail/inline.hpp"
+#include "shardlib/io/file.hpp"
+#include "shardlib/io/zarr.hpp"
+
+namespace shardlib::io::detail {
+
+/// A numpy dtype.
+struct ZarrType {
+  char kind = 'f';  ///< f, i, u or b
+  std::size_t bytes = 4;
+  bool big_endian = false;
+  friend bool operator==(const ZarrType&, const ZarrType&) = default;
+};
+/// Throws UsageError, beginning with `where`, for a dtype that is not supported.
+[[nodiscard]] ZarrType zarr_type(std::string_view text, const std::string& where);
+
+/// Throws UsageError, beginning with `where`, unless decode_chunk can read (or encode_chunk write) such chunks.
+void check_zarr_codec(const ZarrInfo& info, bool write, const std::string& where);
+
+/// True if a chunk's file holds the elements as they are in memory.
+[[nodiscard]] bool is_raw(const ZarrInfo& info);
+
+/// The `count` elements of a chunk in this machine's byte order. Throws Error, beginning with `where`, if damaged.
+[[nodiscard]] Bytes decode_chunk(const ZarrInfo& info, Bytes file, std::size_t count, const std::string& where);
+[[nodiscard]] Bytes encode_chunk(const ZarrInfo& info, std::span<const std::byte> values, const std::string& where);
+
+}  // namespace shardlib::io::detail
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/io/zarr_codec_inl.hpp"
+#endif

@@ -1,0 +1,56 @@
+// Line charts as SVG for the report: a faint raw curve and a smooth one for each series, on linear and log scales.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "shardlib/detail/inline.hpp"
+
+namespace shardlib::run {
+
+/// How a chart's values are written: 3.142; 12.3 k; 41 %; 1.5 GiB; 250 ms.
+enum class Quantity { number, count, percent, bytes, seconds };
+
+[[nodiscard]] SHARDLIB_INLINE std::string quantity_text(Quantity quantity, double value);
+
+/// A curve of one run. NaN is a gap.
+struct Series {
+  std::string name;
+  int color = 0;  ///< the run's number: the page's style holds the colours
+  std::vector<double> x, y;
+  bool marked = false;  ///< few values: drawn as they are, with marks, and dashed
+};
+
+struct Chart {
+  std::string id, title;
+  Quantity quantity = Quantity::number;
+  std::vector<Series> series = {};
+  bool starts_at_zero = false;  ///< the linear scale does
+  bool robust = false;          ///< smoothed by the median: for times and speeds, where single outliers say nothing
+};
+
+/// Parts of a whole over time, the first at the bottom.
+struct StackedChart {
+  std::string id, title;
+  Quantity quantity = Quantity::seconds;
+  std::vector<double> x;
+  std::vector<std::string> names;
+  std::vector<std::vector<double>> parts;  ///< of names.size() rows
+};
+
+/// The mean, or the median, over a window of up to 2 * half + 1 values around each of `at`. At the end the window is
+/// cut off. At the beginning the mean's narrows on both sides, so that a falling curve begins where it does.
+[[nodiscard]] SHARDLIB_INLINE std::vector<double> smoothed(const std::vector<double>& y, std::size_t half, bool median,
+                                                           const std::vector<std::size_t>& at);
+
+/// A card of HTML with the SVG; the curves are thinned to a few hundred points that keep each extreme.
+[[nodiscard]] SHARDLIB_INLINE std::string to_html(const Chart& chart);
+[[nodiscard]] SHARDLIB_INLINE std::string to_html(const StackedChart& chart);
+
+[[nodiscard]] SHARDLIB_INLINE std::string html_escape(const std::string& text);
+
+}  // namespace shardlib::run
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/run/chart_inl.hpp"
+#endif

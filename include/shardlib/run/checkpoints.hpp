@@ -1,0 +1,35 @@
+// A run's checkpoints: a program's state, a tree of tensors, to and from the run's folder.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "shardlib/io/checkpoint.hpp"
+#include "shardlib/run/training.hpp"
+
+namespace shardlib::run {
+
+/// `state` must outlive the result. Its leaves must be there, with their sizes, when a checkpoint is loaded.
+template <Spec A, class State>
+[[nodiscard]] Checkpoints checkpoints_of(const Mesh<A>& mesh, State& state, const Training& training) {
+  if (training.directory.empty() || training.plan) return {};
+  const std::string folder = training.directory + "/checkpoints";
+  const auto saver =
+      std::make_shared<io::AsyncSaver>(mesh, folder, io::SaveOptions{static_cast<int>(training.keep), {}});
+  Checkpoints c;
+  c.save = [saver, &state](std::int64_t step, const std::string& data) { saver->save(step, state, {step, data, {}}); };
+  c.load = [mesh, folder, &state]() -> std::optional<Checkpoints::Loaded> {
+    const auto path = io::newest_whole(mesh, folder);
+    if (!path) return std::nullopt;
+    io::LoadOptions verified;  // newest_whole has compared all files with the manifest
+    verified.verify = false;
+    const io::CheckpointMeta meta = io::load(mesh, *path, state, verified);
+    return Checkpoints::Loaded{meta.step, meta.data_hash};
+  };
+  c.poll = [saver] { saver->poll(); };
+  c.flush = [saver] { saver->flush(); };
+  return c;
+}
+
+}  // namespace shardlib::run

@@ -1,0 +1,21 @@
+// --plan and --graph: what a training program would do, without training.
+#pragma once
+
+#include <vector>
+
+#include "shardlib/detail/inline.hpp"
+#include "shardlib/launch.hpp"
+#include "shardlib/run/training.hpp"
+
+namespace shardlib::run {
+
+/// Does what --plan and --graph ask for and returns true; false where neither is given. `body` is what `launch` would
+/// run: its plan is printed. What `layer` differentiates is drawn: the program with one layer, say.
+SHARDLIB_INLINE bool dry_run(const Training& training, const std::vector<AxisSize>& mesh, const DeviceBody& body,
+                             const DeviceBody& layer);
+
+}  // namespace shardlib::run
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/run/dry_run_inl.hpp"
+#endif

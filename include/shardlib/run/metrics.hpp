@@ -1,0 +1,75 @@
+// What a run records: a JSON object a step in metrics.jsonl, and sampled texts in samples.jsonl.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "shardlib/detail/inline.hpp"
+
+namespace shardlib::run {
+
+/// One training step.
+struct Record {
+  std::int64_t step = 0;  ///< from 0
+  double loss = 0, learning_rate = 0, grad_norm = 0, tokens_per_second = 0, step_seconds = 0;
+  std::optional<double> mfu = {};                 ///< model FLOPs utilisation, 1 is the machine's measured peak
+  std::optional<std::int64_t> memory_bytes = {};  ///< of the fullest device
+  std::optional<double> validation_loss = {};     ///< after this step
+  std::vector<std::pair<std::string, double>> seconds = {};  ///< where step_seconds went: {"forward", 0.2}, ...
+};
+
+/// A text that the model has written after a step.
+struct Sample {
+  std::int64_t step = 0;
+  std::string prompt, text;  ///< `text` begins with the prompt; bytes that are no UTF-8 are stored as U+FFFD
+};
+
+/// One line of JSON without its end; numbers that are not finite are null.
+[[nodiscard]] SHARDLIB_INLINE std::string to_json(const Record& record);
+[[nodiscard]] SHARDLIB_INLINE std::string to_json(const Sample& sample);
+
+/// The objects of such a file in its order. A last line that is torn (the program was killed) is left out; any other
+/// damage is an Error with file and line. Throws UsageError when the file cannot be read.
+[[nodiscard]] SHARDLIB_INLINE std::vector<Record> read_records(const std::string& path);
+[[nodiscard]] SHARDLIB_INLINE std::vector<Sample> read_samples(const std::string& path);
+
+/// A file of JSON objects, one a line, each beginning with its "step". A line is written whole, with one system call.
+class JsonLines {
+ public:
+  enum class Mode { overwrite, append };
+
+  JsonLines() = default;  ///< writes nowhere
+  /// Opens or creates. Throws UsageError when that fails; `remedy` ends its message.
+  JsonLines(std::string path, Mode mode, const std::string& remedy = "");
+  JsonLines(JsonLines&& other) noexcept;
+  JsonLines& operator=(JsonLines&& other) noexcept;
+  ~JsonLines();
+
+  [[nodiscard]] bool is_open() const { return file_ >= 0; }
+  /// Takes the file for this process, until it is closed; false when another process has it.
+  [[nodiscard]] bool lock();
+  /// Removes what a run that goes on from `step` will write again: lines of that step and later, and a torn last line.
+  /// Returns the number of whole lines removed.
+  std::int64_t cut(std::int64_t step);
+  /// Appends a line. Throws Error when the file cannot take it.
+  void write(const Record& record) { append(to_json(record)); }
+  void write(const Sample& sample) { append(to_json(sample)); }
+  /// What was written survives a crash of the machine from here on.
+  void sync();
+
+ private:
+  void append(std::string line);
+  [[noreturn]] void fail(const char* what) const;
+
+  std::string path_;
+  int file_ = -1;
+};
+
+}  // namespace shardlib::run
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/run/metrics_inl.hpp"
+#endif

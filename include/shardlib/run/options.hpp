@@ -1,0 +1,147 @@
+// Options of a program: one declaration serves the command line, a TOML file, --help and the stored configuration.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "shardlib/detail/inline.hpp"
+
+namespace shardlib::run {
+
+/// What an option's value must satisfy, and how --help speaks of it. Rules join with |, as in at_least(1) | unit("s").
+struct Rule {
+  double least = -std::numeric_limits<double>::infinity();
+  double most = std::numeric_limits<double>::infinity();
+  bool exclusive = false;            ///< `least` itself is not allowed
+  std::vector<std::string> choices;  ///< not empty: one of these
+  std::string unit;                  ///< shown beside the default: "tokens"
+  std::string value_name;            ///< stands for the value in --help: "FILE"
+  bool required = false;             ///< must be given, on the command line or in a file
+  bool command_line_only = false;    ///< no setting of the run: neither read from a file nor stored
+};
+
+[[nodiscard]] SHARDLIB_INLINE Rule operator|(Rule a, const Rule& b);
+
+/// Sizes end here, so that products of a few of them fit 64 bits.
+inline constexpr std::int64_t largest_size = std::int64_t{1} << 24;
+
+[[nodiscard]] SHARDLIB_INLINE Rule at_least(double least);
+[[nodiscard]] SHARDLIB_INLINE Rule above(double bound);
+[[nodiscard]] SHARDLIB_INLINE Rule between(double least, double most);
+/// A number of things that gets multiplied with others: from `least` to largest_size.
+[[nodiscard]] SHARDLIB_INLINE Rule size(std::int64_t least = 1);
+[[nodiscard]] SHARDLIB_INLINE Rule one_of(std::initializer_list<const char*> choices);
+[[nodiscard]] SHARDLIB_INLINE Rule unit(std::string name);
+[[nodiscard]] SHARDLIB_INLINE Rule value_name(std::string name);
+[[nodiscard]] SHARDLIB_INLINE Rule required();
+[[nodiscard]] SHARDLIB_INLINE Rule command_line_only();
+
+/// Values win in this order: defaults < --preset < --config < the command line, whatever their order there. An option
+/// --d-model of the group `model` is the key d_model of the section [model] of a file. Every mistake of the user is a
+/// UsageError that names the place, what is expected and the nearest known name.
+class Options {
+ public:
+  Options(std::string program, std::string purpose);
+
+  /// Options that follow belong to this group: a heading of --help, a section of the file. "" is the file's beginning.
+  Options& group(std::string name);
+
+  /// Declares "--name" or "-n,--name"; `value` holds the default and must outlive this object. T: int64_t, uint64_t,
+  /// double, string or vector<string>, which takes --name once for each element.
+  template <class T>
+  Options& add(std::string name, T& value, std::string help, const Rule& rule = {}) {
+    static_assert(std::is_constructible_v<Target, T*> && !std::is_same_v<T, bool>,
+                  "an option is an int64_t, uint64_t, double, string or vector<string>; a bool is a flag()");
+    return declare(std::move(name), &value, std::move(help), rule);
+  }
+  /// Declares "--name", which sets `value`, and "--no-name", which clears it.
+  Options& flag(std::string name, bool& value, std::string help, const Rule& rule = {}) {
+    return declare(std::move(name), &value, std::move(help), rule);
+  }
+  /// Arguments without a name, as in `tool FILE...`; `name` is what --help calls them.
+  Options& arguments(std::string name, std::vector<std::string>& values, std::string help, bool required = true);
+  /// --preset `name` sets these options: keys as in the file, values as on the command line.
+  Options& preset(std::string name, std::vector<std::pair<std::string, std::string>> settings, std::string help = "");
+
+  /// Sets the values. False: --help was asked for, so print help() on one rank and leave.
+  [[nodiscard]] bool parse(int argc, const char* const* argv);
+
+  /// What --help prints, in lines of at most `width` characters.
+  [[nodiscard]] std::string help(int width = 100) const;
+  /// The resolved configuration. Given back as --config it gives the same.
+  [[nodiscard]] std::string to_toml() const;
+  /// The settings that are no defaults, a line each, with where each comes from.
+  [[nodiscard]] std::string describe() const;
+
+ private:
+  using Target = std::variant<std::int64_t*, std::uint64_t*, double*, std::string*, bool*, std::vector<std::string>*>;
+  struct Option {
+    std::string name, short_name, key, group, help;
+    Rule rule;
+    Target target;
+    std::string default_text;  ///< as TOML
+    std::string origin = {};   ///< empty: the default
+  };
+  struct Preset {
+    std::string name, help;
+    std::vector<std::pair<std::string, std::string>> settings;
+  };
+  /// One value to set; `place` begins its error.
+  struct Setting {
+    std::size_t option = 0;
+    std::string place, origin, remedy;
+    std::vector<std::string> texts;
+  };
+  struct Request;
+
+  Options& declare(std::string name, Target target, std::string help, const Rule& rule);
+  [[nodiscard]] Request read_command_line(int argc, const char* const* argv) const;
+  [[nodiscard]] std::vector<Setting> read_config(Request& request) const;
+  [[nodiscard]] std::vector<Setting> read_preset(const Request& request) const;
+  void apply(const Setting& setting);
+  [[nodiscard]] std::size_t find(std::string_view name, bool by_key) const;
+  [[nodiscard]] std::vector<std::string> groups() const;
+  /// Some option can stand in a file.
+  [[nodiscard]] bool has_settings() const;
+
+  static constexpr std::size_t none = static_cast<std::size_t>(-1);
+  std::string program_, purpose_, group_;
+  std::vector<Option> options_;
+  std::vector<Preset> presets_;
+  std::string preset_;  ///< the chosen one
+  std::string arguments_name_, arguments_help_;
+  std::vector<std::string>* arguments_ = nullptr;
+  bool arguments_required_ = false;
+};
+
+/// One key of a TOML text: "model.d_model", "768".
+struct ConfigEntry {
+  std::string key, value;
+  friend bool operator==(const ConfigEntry&, const ConfigEntry&) = default;
+};
+
+/// The keys of a TOML text in its order. `name` is what errors call it. Throws UsageError with the line at fault.
+[[nodiscard]] SHARDLIB_INLINE std::vector<ConfigEntry> config_entries(std::string_view toml, const std::string& name);
+/// The file's; throws UsageError when it cannot be read.
+[[nodiscard]] SHARDLIB_INLINE std::vector<ConfigEntry> config_entries_of_file(const std::string& path);
+
+/// What differs between two configurations: "model.d_model: 256 -> 512".
+[[nodiscard]] SHARDLIB_INLINE std::vector<std::string> config_changes(const std::vector<ConfigEntry>& before,
+                                                                      const std::vector<ConfigEntry>& after);
+
+/// The candidate nearest to `word` by edit distance or as its continuation; empty when none is near.
+[[nodiscard]] SHARDLIB_INLINE std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
+
+}  // namespace shardlib::run
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/run/options_inl.hpp"
+#include "shardlib/run/options_parse_inl.hpp"
+#endif

@@ -1,0 +1,65 @@
+// What a training step will take, without training: memory, communication and FLOPs, on any mesh. The program itself
+// runs one step dry, on one device of the mesh, and is counted.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shardlib/detail/inline.hpp"
+#include "shardlib/device.hpp"
+#include "shardlib/tree.hpp"
+#include "shardlib/value.hpp"
+
+namespace shardlib::run {
+
+/// The cost of a training step. Bytes and FLOPs are those of one device, the mesh's first; the others have the same to
+/// do.
+struct Plan {
+  std::vector<AxisSize> mesh;
+  std::int64_t parameters = 0;                             ///< of the whole model
+  std::int64_t weights = 0, gradients = 0, optimizer = 0;  ///< bytes at rest
+  std::int64_t activations = 0;  ///< bytes that the forward pass keeps for the backward pass, weights aside
+  std::int64_t peak = 0;         ///< most bytes of the pool at once, from the program's start to the end of the step
+  std::int64_t peak_mpi = 0;     ///< the same under MPI, whose reductions receive into scratch memory
+  struct Collective {
+    std::string op, spec, axes;  ///< "all_gather", "M/d F/t -> M F/t", "d"
+    std::int64_t calls = 0;
+    std::int64_t bytes = 0;  ///< sent by this device in all calls
+    friend bool operator==(const Collective&, const Collective&) = default;
+  };
+  std::vector<Collective> collectives;  ///< of a step, most bytes first
+  double flops = 0;                     ///< of all einsums of a step, a multiply-add counting as two
+  double model_flops = 0;               ///< of all devices, for the model's own arithmetic without recomputation
+
+  [[nodiscard]] SHARDLIB_INLINE std::int64_t sent() const;  ///< bytes, by this device in a step
+};
+
+/// A table to print.
+[[nodiscard]] SHARDLIB_INLINE std::string to_string(const Plan& plan);
+
+/// Runs `body` as `launch` does, but dry and on the mesh's first device alone, and gives what run::train reports of it.
+/// No device of the mesh need be there; it takes milliseconds.
+[[nodiscard]] SHARDLIB_INLINE Plan plan(const std::vector<AxisSize>& mesh,
+                                        const std::function<void(const std::shared_ptr<Device>&)>& body);
+
+/// Runs `step`, dry or not, and counts what this device does: collectives, FLOPs, activations and the pool's peak.
+[[nodiscard]] SHARDLIB_INLINE Plan count_step(const std::shared_ptr<Device>& device, const std::function<void()>& step);
+
+/// The bytes of this device's blocks of all leaves.
+template <class Tree>
+[[nodiscard]] std::int64_t block_bytes(const Tree& tree) {
+  std::int64_t bytes = 0;
+  for_each_leaf([&](std::string_view, const auto& leaf) { bytes += static_cast<std::int64_t>(leaf.value()->bytes()); },
+                tree);
+  return bytes;
+}
+
+}  // namespace shardlib::run
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/run/plan_inl.hpp"
+#endif

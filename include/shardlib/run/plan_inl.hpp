@@ -1,0 +1,122 @@
+// Definitions of plan.hpp.
+#pragma once
+
+#include "shardlib/run/plan.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "shardlib/comm/dry.hpp"
+#include "shardlib/error.hpp"
+#include "shardlib/observe.hpp"
+
+namespace shardlib::run {
+
+namespace detail {
+
+/// 1234567 -> "1.235 M"; 1000 to a step.
+inline std::string short_number(double value) {
+  constexpr const char* prefixes[] = {"", "k", "M", "G", "T", "P", "E"};
+  std::size_t at = 0;
+  for (; value >= 999.95 && at + 1 < std::size(prefixes); ++at) value /= 1000;
+  return at == 0 ? fmt::format("{:.0f} ", value) : fmt::format("{:#.4g} {}", value, prefixes[at]);
+}
+inline std::string short_bytes(std::int64_t bytes) {
+  return short_number(static_cast<double>(bytes)) + "B";
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE std::int64_t Plan::sent() const {
+  std::int64_t bytes = 0;
+  for (const Collective& c : collectives) bytes += c.bytes;
+  return bytes;
+}
+
+SHARDLIB_INLINE std::string to_string(const Plan& p) {
+  const int devices = device_count(p.mesh);
+  std::string text = fmt::format("plan for {} device{}{}{}: one step, counted in a dry run\n\n", devices,
+                                 devices == 1 ? "" : "s", p.mesh.empty() ? "" : ", mesh ", to_string(p.mesh));
+  const auto line = [&](const char* what, const std::string& value, const std::string& note = "") {
+    text += fmt::format("  {:<34}{:>12}{}\n", what, value, note.empty() ? "" : "   " + note);
+  };
+  line("parameters", fmt::format("{}", p.parameters));
+  text += "\nmemory of a device\n";
+  line("weights", detail::short_bytes(p.weights));
+  line("gradients", detail::short_bytes(p.gradients));
+  line("optimizer", detail::short_bytes(p.optimizer));
+  line("saved activations", detail::short_bytes(p.activations));
+  line("most at once, with buffers", detail::short_bytes(p.peak), fmt::format("{} bytes", p.peak));
+  line("  the same under MPI", detail::short_bytes(p.peak_mpi), fmt::format("{} bytes", p.peak_mpi));
+  text += "\narithmetic of a step\n";
+  line("a device", detail::short_number(p.flops) + "FLOP");
+  line("all devices", detail::short_number(p.flops * devices) + "FLOP");
+  if (p.model_flops > 0) line("the model's, nothing twice", detail::short_number(p.model_flops) + "FLOP");
+
+  std::size_t op = 10, spec = 4, axes = 4;
+  for (const auto& c : p.collectives) {
+    op = std::max(op, c.op.size());
+    spec = std::max(spec, c.spec.size());
+    axes = std::max(axes, c.axes.size());
+  }
+  const auto row = [&](std::string_view a, std::string_view b, std::string_view c, const std::string& calls,
+                       const std::string& bytes) {
+    text += fmt::format("  {:<{}}  {:<{}}  {:<{}}{:>8}{:>12}\n", a, op, b, spec, c, axes, calls, bytes);
+  };
+  text += "\ncommunication of a device in a step\n";
+  row("collective", "spec", "axes", "calls", "sent");
+  std::int64_t calls = 0;
+  for (const auto& c : p.collectives) {
+    row(c.op, c.spec, c.axes, std::to_string(c.calls), detail::short_bytes(c.bytes));
+    calls += c.calls;
+  }
+  row("all", "", "", std::to_string(calls), detail::short_bytes(p.sent()));
+  return text;
+}
+
+SHARDLIB_INLINE Plan count_step(const std::shared_ptr<Device>& device, const std::function<void()>& step) {
+  Plan plan;
+  plan.mesh = device->axes();
+  std::map<std::tuple<std::string, std::string, std::string>, Plan::Collective> collectives;
+  {
+    const shardlib::detail::Observing observing(device, [&](const shardlib::detail::State::Ran& ran) {
+      plan.flops += ran.work.flops;
+      if (ran.work.bytes == 0) return;
+      std::string axes;
+      for (const auto axis : ran.work.axes) axes += (axes.empty() ? "" : " ") + std::string(axis);
+      Plan::Collective c{ran.op.name, std::string(ran.op.spec), std::move(axes)};
+      auto& sum = collectives.try_emplace({c.op, c.spec, c.axes}, c).first->second;
+      ++sum.calls;
+      sum.bytes += ran.work.bytes;
+    });
+    step();
+  }
+  for (auto& [key, collective] : collectives) plan.collectives.push_back(std::move(collective));
+  std::ranges::sort(plan.collectives, [](const auto& a, const auto& b) {
+    return std::tie(b.bytes, a.op, a.spec, a.axes) < std::tie(a.bytes, b.op, b.spec, b.axes);
+  });
+  plan.activations = static_cast<std::int64_t>(shardlib::detail::state(device).kept);
+  plan.peak = static_cast<std::int64_t>(device->pool()->stats().peak);
+  return plan;
+}
+
+SHARDLIB_INLINE Plan plan(const std::vector<AxisSize>& mesh,
+                          const std::function<void(const std::shared_ptr<Device>&)>& body) {
+  const auto run = [&](Peers peers) {
+    const auto device = std::make_shared<Device>(mesh, 0, std::make_shared<DryWorld>(peers));
+    body(device);
+    Plan result = device->local<Plan>();
+    device->clear_local();
+    if (result.peak == 0) throw Error("plan: the program has not called run::train");
+    return result;
+  };
+  Plan result = run(Peers::threads);
+  result.peak_mpi = run(Peers::mpi).peak;
+  return result;
+}
+
+}  // namespace shardlib::run

@@ -1,0 +1,170 @@
+// Definitions of progress.hpp.
+#pragma once
+
+#include "shardlib/run/progress.hpp"
+
+#include <fmt/format.h>
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <iostream>
+#include <limits>
+#include <vector>
+
+namespace shardlib::run {
+
+SHARDLIB_INLINE Terminal terminal_of(int file) {
+  const auto set = [](const char* name) {
+    const char* const value = std::getenv(name);
+    return value != nullptr && *value != '\0' ? std::string_view(value) : std::string_view();
+  };
+  Terminal terminal;
+  // Open MPI gives its ranks terminals of its own, wherever its output goes: a file would fill with escape codes.
+  if (::isatty(file) == 0 || !set("OMPI_COMM_WORLD_RANK").empty()) return terminal;
+  terminal.live = set("TERM") != "dumb";
+  terminal.color = terminal.live && set("NO_COLOR").empty();
+  terminal.file = file;
+  return terminal;
+}
+
+SHARDLIB_INLINE std::string duration_text(double seconds) {
+  if (!(seconds < 1e9)) return "long";
+  const auto s = static_cast<std::int64_t>(std::max(seconds, 0.0) + 0.5);
+  if (s < 120) return fmt::format("{} s", s);
+  if (s < 2 * 3600) return fmt::format("{} min", s / 60);
+  if (s < 48 * 3600) return fmt::format("{} h {:02} min", s / 3600, s / 60 % 60);
+  return fmt::format("{} d {:02} h", s / 86400, s / 3600 % 24);
+}
+
+namespace detail {
+
+/// A part of the line; where the terminal is narrow those of the highest rank go first.
+struct ProgressField {
+  std::string text;
+  int rank = 0;
+};
+
+inline std::vector<ProgressField> progress_fields(const Record& r, std::int64_t steps, double seconds_left) {
+  std::vector<ProgressField> fields{{fmt::format("step {:>5}/{}", r.step + 1, steps), 0},
+                                    {fmt::format("loss {:.4f}", r.loss), 0}};
+  if (r.validation_loss) fields.push_back({fmt::format("validation loss {:.4f}", *r.validation_loss), 0});
+  fields.push_back({fmt::format("lr {:.2e}", r.learning_rate), 4});
+  fields.push_back({fmt::format("grad norm {:6.3f}", r.grad_norm), 3});
+  fields.push_back({fmt::format("{:>7.0f} tokens/s", r.tokens_per_second), 2});
+  if (r.mfu) fields.push_back({fmt::format("MFU {:.0f} %", 100 * *r.mfu), 5});
+  fields.push_back({fmt::format("{:>4} left", duration_text(seconds_left)), 1});
+  return fields;
+}
+
+inline std::string join_fields(const std::vector<ProgressField>& fields) {
+  std::string text;
+  for (const ProgressField& field : fields) text += (text.empty() ? "" : "  ") + field.text;
+  return text;
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE Progress::Progress(std::int64_t first, std::int64_t steps)
+    : Progress(first, steps, std::cout, terminal_of(STDOUT_FILENO), [] {
+        return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+      }) {}
+
+SHARDLIB_INLINE Progress::Progress(std::int64_t first, std::int64_t steps, std::ostream& out, Terminal terminal,
+                                   Clock clock)
+    : out_(&out),
+      terminal_(terminal),
+      clock_(std::move(clock)),
+      first_(first),
+      steps_(steps),
+      start_(clock_()),
+      now_(start_) {}
+
+SHARDLIB_INLINE Progress::~Progress() {
+  finish();
+}
+
+SHARDLIB_INLINE std::string Progress::line(const Record& record) const {
+  return fitted(record, std::numeric_limits<int>::max());
+}
+
+SHARDLIB_INLINE std::string Progress::fitted(const Record& record, int width) const {
+  const auto done = static_cast<double>(std::max<std::int64_t>(record.step + 1 - first_, 1));
+  const double left = (now_ - start_) / done * static_cast<double>(std::max<std::int64_t>(steps_ - record.step - 1, 0));
+  std::vector<detail::ProgressField> fields = detail::progress_fields(record, steps_, left);
+  const auto room = static_cast<std::size_t>(std::max(width, 1));
+  while (detail::join_fields(fields).size() > room) {
+    const auto first_to_go =
+        std::max_element(fields.begin(), fields.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
+    if (first_to_go->rank == 0) break;
+    fields.erase(first_to_go);
+  }
+  return detail::join_fields(fields).substr(0, room);
+}
+
+SHARDLIB_INLINE void Progress::clear() {
+  if (drawn_) *out_ << "\r\x1b[K";
+  drawn_ = false;
+}
+
+SHARDLIB_INLINE void Progress::draw() {
+  int width = terminal_.width;
+  winsize size{};
+  if (terminal_.file >= 0 && ::ioctl(terminal_.file, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) width = size.ws_col;
+  // The last column stays free: many terminals would go to the next line there.
+  const std::string text = fitted(last_, width - 1);
+  const char* const dim = terminal_.color ? "\x1b[36m" : "";
+  *out_ << "\r" << dim << text << (terminal_.color ? "\x1b[0m" : "") << "\x1b[K" << std::flush;
+  drawn_ = true;
+  drawn_at_ = now_;
+}
+
+SHARDLIB_INLINE void Progress::step(const Record& record) {
+  if (out_ == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  now_ = clock_();
+  last_ = record;
+  has_last_ = true;
+  stands_ = false;
+  const bool last = record.step + 1 >= steps_;
+  const bool stays = record.validation_loss.has_value();
+  if (stays || (!terminal_.live && (record.step % 10 == 0 || last))) {
+    clear();
+    *out_ << line(record) << "\n" << std::flush;
+    stands_ = true;
+  } else if (terminal_.live && (drawn_at_ < 0 || last || now_ - drawn_at_ >= 0.1 || !drawn_)) {
+    draw();
+  }
+}
+
+SHARDLIB_INLINE void Progress::message(std::string_view text) {
+  if (out_ == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  const bool again = drawn_;
+  clear();
+  *out_ << text << "\n" << std::flush;
+  if (again) draw();
+}
+
+SHARDLIB_INLINE void Progress::pause() {
+  if (out_ == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  clear();
+  *out_ << std::flush;
+}
+
+SHARDLIB_INLINE void Progress::finish() {
+  if (out_ == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  clear();
+  // The line of a step that was not drawn last, or was drawn over, is written once more to stay.
+  if (has_last_ && !stands_) *out_ << line(last_) << "\n";
+  *out_ << std::flush;
+  stands_ = true;
+}
+
+}  // namespace shardlib::run

@@ -1,0 +1,45 @@
+// Writing text with a model: the choice of the next token, and the loop that feeds tokens back.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shardlib/detail/inline.hpp"
+#include "shardlib/io/tokenizer.hpp"
+
+namespace shardlib::run {
+
+struct SampleOptions {
+  std::int64_t max_tokens = 200;
+  std::int64_t top_k = 0;    ///< only the k likeliest; 0: all
+  double temperature = 1.0;  ///< 0: always the likeliest
+  std::uint64_t seed = 0;
+  std::optional<std::int32_t> begin = 0;  ///< the token that stands before a document's first; packed rows have 0
+};
+
+/// The next token: softmax(logits / temperature) over the top_k likeliest, drawn by a number that is a pure function of
+/// (seed, position), so that every device draws the same one. Throws Error where logits are not finite.
+[[nodiscard]] SHARDLIB_INLINE std::int32_t draw_token(std::span<const float> logits, const SampleOptions& options,
+                                                      std::int64_t position);
+
+/// The model: takes the tokens at positions [position, position + ids.size()), which follow those that it was given
+/// before (position 0 begins a new text), and returns the logits of what comes after the last of them.
+using Decode = std::function<std::vector<float>(std::span<const std::int32_t> ids, std::int64_t position)>;
+
+/// Continues the prompt until max_tokens or an end-of-text token. Where prompt and text outgrow `context` tokens, the
+/// model is given the last half of them anew and goes on from there. `show` is given each piece
+/// of text as soon as its UTF-8 is whole, the prompt first. Returns prompt and continuation. Every device calls it.
+SHARDLIB_INLINE std::string generate(const io::Tokenizer& tokenizer, std::string_view prompt, std::int64_t context,
+                                     const Decode& decode, const SampleOptions& options,
+                                     const std::function<void(std::string_view)>& show = nullptr);
+
+}  // namespace shardlib::run
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/run/sampling_inl.hpp"
+#endif

@@ -1,0 +1,41 @@
+// Scalars for TensorBoard: an event file beside the run's own records.
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <string>
+#include <string_view>
+
+#include "shardlib/detail/inline.hpp"
+#include "shardlib/run/metrics.hpp"
+
+namespace shardlib::run {
+
+/// Writes one event file, for `tensorboard --logdir` of the folder or one above. Made without arguments it is off.
+class TensorBoard {
+ public:
+  TensorBoard() = default;
+  /// Creates the folder and in it a new file; a run that goes on writes another one, whose steps replace the former's
+  /// in TensorBoard (`first_step` marks the restart). Throws Error when that fails.
+  explicit TensorBoard(const std::string& folder, std::int64_t first_step = 0);
+
+  [[nodiscard]] bool on() const { return file_.is_open(); }
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+  void scalar(std::string_view tag, std::int64_t step, double value);
+  /// All that the record holds, as train/loss, train/grad_norm, validation/loss, speed/mfu and so on.
+  void write(const Record& record);
+  void flush();
+
+ private:
+  void event(const std::string& payload);
+
+  std::string path_;
+  std::ofstream file_;
+};
+
+}  // namespace shardlib::run
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/run/tensorboard_inl.hpp"
+#endif

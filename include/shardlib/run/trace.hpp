@@ -1,0 +1,73 @@
+// Traces of a run for chrome://tracing and ui.perfetto.dev: a process row for each rank, a track for each category.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shardlib/detail/inline.hpp"
+
+namespace shardlib::run {
+
+/// The events of one rank (device). Safe to use from several threads. Made without arguments it is off: an event then
+/// costs one comparison.
+class Trace {
+ public:
+  Trace() = default;
+  /// `label` names the row, as in "d=0,t=1". Beyond `most_events` events are counted only, so that a long run cannot
+  /// fill the memory (40 bytes each).
+  Trace(int rank, std::string label, std::size_t most_events = 1'000'000);
+
+  [[nodiscard]] bool on() const { return state_ != nullptr; }
+
+  /// The clock of events, in nanoseconds. It is the same for all processes of a machine.
+  [[nodiscard]] static SHARDLIB_INLINE std::int64_t now();
+  /// Events are shown from this moment on. Ranks of several machines call it together, right after a barrier: their
+  /// clocks have nothing in common.
+  void start();
+
+  /// Something that ran from begin_ns (now()) on. `category` is the track: "ops", "collectives"; events of a track must
+  /// not overlap unless one contains the other. An empty spec and bytes below 0 are left out.
+  void event(std::string_view name, std::string_view spec, std::string_view category, std::int64_t bytes,
+             std::int64_t begin_ns, std::int64_t duration_ns) {
+    if (on()) record(name, spec, category, bytes, begin_ns, duration_ns);
+  }
+
+  /// Writes the rank's events as a trace file of its own. Throws Error when that fails.
+  void write(const std::string& path) const;
+
+ private:
+  struct Event {
+    std::uint32_t name = 0, spec = 0, category = 0;
+    std::int64_t bytes = 0, begin_ns = 0, duration_ns = 0;
+  };
+  struct State {
+    int rank = 0;
+    std::string label;
+    std::size_t most_events = 0, dropped = 0;
+    std::int64_t origin_ns = 0;
+    std::vector<Event> events;
+    std::vector<std::string> texts;  ///< names recur: each is kept once
+    std::map<std::string, std::uint32_t, std::less<>> index;
+    std::mutex mutex;
+  };
+  void record(std::string_view name, std::string_view spec, std::string_view category, std::int64_t bytes,
+              std::int64_t begin_ns, std::int64_t duration_ns);
+
+  std::shared_ptr<State> state_;
+};
+
+/// Joins the files of all ranks (Trace::write) into one. Throws Error when a part is missing or damaged, before `path`
+/// is touched.
+SHARDLIB_INLINE void merge_traces(const std::vector<std::string>& parts, const std::string& path);
+
+}  // namespace shardlib::run
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/run/trace_inl.hpp"
+#endif

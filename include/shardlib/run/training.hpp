@@ -1,0 +1,119 @@
+// A training run: its settings, and the loop around a model's step. Data, checkpoints, metrics, progress, validation
+// and samples are here; what a step computes is the program's.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shardlib/detail/inline.hpp"
+#include "shardlib/device.hpp"
+#include "shardlib/io/loader.hpp"
+#include "shardlib/io/tokenizer.hpp"
+#include "shardlib/run/options.hpp"
+#include "shardlib/run/sampling.hpp"
+
+namespace shardlib::run {
+
+/// The settings of a run that do not depend on the model. Members hold the defaults until `declare` and parse.
+struct Training {
+  std::string data, validation_data, stream, tokenizer = "bytes", rows = "packed";
+  std::string mesh;
+  std::int64_t steps = 300, batch = 16, seq = 128, microbatches = 1;
+  std::uint64_t seed = 0;
+  double learning_rate = 3e-3, final_learning_rate = 0.1, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, clip = 1.0;
+  std::int64_t warmup = 20;
+  std::string directory, metrics, graph;
+  std::int64_t save_every = 0, keep = 2, validate_every = 0, validation_batches = 8, sample_every = 0;
+  bool resume = true, trace = false, plan = false, tensorboard = false, report = true;
+  std::string prompt = "And God said";
+  SampleOptions sample{.max_tokens = 200, .top_k = 0, .temperature = 0.7};
+};
+
+/// Declares the options of a run: --data, --steps, --mesh, --run and the others.
+SHARDLIB_INLINE void declare(Options& options, Training& training);
+
+/// The mesh that was asked for; without --mesh, all ranks on d. Throws UsageError unless its axes are `axes` ("d t").
+[[nodiscard]] SHARDLIB_INLINE std::vector<AxisSize> chosen_mesh(const Training& training, std::string_view axes);
+
+/// Throws UsageError where `size`, the value of `option`, does not divide over the mesh's `axes` ("d t").
+SHARDLIB_INLINE void must_divide(const std::vector<AxisSize>& mesh, std::string_view option, std::int64_t size,
+                                 std::string_view axes);
+
+/// The same for the batch: it divides into microbatches, and each of them over d.
+SHARDLIB_INLINE void batch_must_divide(const std::vector<AxisSize>& mesh, const Training& training);
+
+/// What a run reads: made once in each process, and shared by its devices.
+struct Data {
+  std::shared_ptr<const io::Tokenizer> tokenizer;
+  std::shared_ptr<const io::Loader> train;       ///< null with --stream
+  std::shared_ptr<const io::Loader> validation;  ///< null without validation
+  std::int64_t vocabulary = 0;                   ///< ids are below it
+};
+/// `vocabulary` 0: the tokenizer's. Throws UsageError for what cannot be read or does not fit together. With
+/// --plan or --graph it reads the tokenizer alone.
+[[nodiscard]] SHARDLIB_INLINE Data open_data(const Training& training, std::int64_t vocabulary);
+
+struct StepResult {
+  double loss = 0, grad_norm = 0;
+};
+
+/// Throws Error where a step's loss or gradient norm is not finite. Call it before the update: nothing is lost then.
+SHARDLIB_INLINE void check_finite(const StepResult& result, std::int64_t step);
+
+/// The factor that brings a gradient norm down to `clip` (0: no clipping).
+[[nodiscard]] inline double clip_factor(double norm, double clip) {
+  return clip > 0 && norm > clip ? clip / norm : 1.0;
+}
+
+/// FLOPs of forward and backward for a token: 6 for each parameter that multiplies, and attention's two products, not
+/// halved for causality (Chowdhery et al. 2022, appendix B). `width` is heads * head width.
+[[nodiscard]] inline double training_flops_per_token(std::int64_t parameters, std::int64_t layers, std::int64_t width,
+                                                     std::int64_t length) {
+  return 6.0 * static_cast<double>(parameters) +
+         12.0 * static_cast<double>(layers) * static_cast<double>(width) * static_cast<double>(length);
+}
+
+/// The state to and from the run's folder; see run/checkpoints.hpp. All empty: the run keeps nothing.
+struct Checkpoints {
+  /// Takes a snapshot, which is written beside the training. `data` identifies what the steps read.
+  std::function<void(std::int64_t step, const std::string& data)> save;
+  struct Loaded {
+    std::int64_t step = 0;
+    std::string data;
+  };
+  std::function<std::optional<Loaded>()> load;  ///< the newest whole one; nothing where there is none
+  std::function<void()> poll;                   ///< once a step
+  std::function<void()> flush;                  ///< waits for what is being written
+};
+
+/// What the loop asks of a program, on each device. Functions are called by all devices alike.
+struct Program {
+  /// One training step on this device's rows of a microbatch each, at a learning rate. Updates the state.
+  std::function<StepResult(const std::vector<io::TokenBatch>& microbatches, std::int64_t step, double learning_rate)>
+      step;
+  /// The mean loss of a batch; these are this device's rows.
+  std::function<double(const io::TokenBatch& rows)> validate;
+  Decode decode;  ///< for sampling
+  Checkpoints checkpoints;
+
+  std::int64_t parameters = 0;
+  double flops_per_token = 0;  ///< of forward and backward without recomputation, for the utilisation
+  std::int64_t context = 0;    ///< most tokens of a text that the model can take
+  std::int64_t weight_bytes = 0, optimizer_bytes = 0;  ///< on this device (block_bytes), for --plan
+};
+
+/// Runs training.steps steps, from the newest checkpoint where there is one. `configuration` (Options::to_toml) is
+/// stored with the run. On the device of a dry run (run::plan) one step is counted instead.
+SHARDLIB_INLINE void train(const std::shared_ptr<Device>& device, const Training& training, const Data& data,
+                           const std::string& configuration, const Program& program);
+
+}  // namespace shardlib::run
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/run/training_inl.hpp"
+#endif

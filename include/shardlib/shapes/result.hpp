@@ -1,0 +1,112 @@
+// What the declarations of all ops share: checks of dtypes, the types of results, and hooks for ops with a body.
+#pragma once
+
+#include <concepts>
+#include <source_location>
+#include <type_traits>
+
+#include "shardlib/scalar.hpp"
+#include "shardlib/tensor.hpp"
+
+namespace shardlib {
+
+/// Where an op was called: for messages and for the report of what is kept for the backward pass.
+using Site = std::source_location;
+
+namespace detail {
+
+template <class D>
+using scalar_of =
+    std::conditional_t<std::is_same_v<D, bf16>, f32, std::conditional_t<std::is_same_v<D, bool_>, bool, D>>;
+
+/// The dtype of a map over D...: a lambda that returns a floating number, of whatever width its literals make it,
+/// returns the widest floating dtype among the operands.
+template <class Returned, class... D>
+struct mapped {
+  using type = Returned;
+};
+template <class... D>
+struct mapped<bool, D...> {
+  using type = bool_;
+};
+template <std::floating_point Returned, class... D>
+struct mapped<Returned, D...> {
+  template <class T>
+  static constexpr bool among = (std::is_same_v<D, T> || ...);
+  using type = std::conditional_t<among<f64>, f64,
+                                  std::conditional_t<among<f32>, f32, std::conditional_t<among<bf16>, bf16, Returned>>>;
+};
+template <class F, class... D>
+using mapped_t = typename mapped<std::remove_cvref_t<std::invoke_result_t<const F&, scalar_of<D>...>>, D...>::type;
+
+template <class Out, class D>
+using dtype_or = std::conditional_t<std::is_void_v<Out>, D, Out>;
+
+template <Op Name, Spec... S>
+constexpr Spec map_result() {
+  if constexpr (sizeof...(S) == 1)
+    return result_of<rules::map1, Name, S...>;
+  else if constexpr (sizeof...(S) == 2)
+    return result_of<rules::map2, Name, S...>;
+  else if constexpr (sizeof...(S) == 3)
+    return result_of<rules::map3, Name, S...>;
+  else
+    return result_of<rules::map4, Name, S...>;
+}
+
+template <Op Name, dtype D>
+inline constexpr bool is_float = checked<rules::floating_dtype, Name, dtype_v<D>>::ok;
+template <Op Name, dtype D>
+inline constexpr bool is_number = checked<rules::arithmetic_dtype, Name, dtype_v<D>>::ok;
+template <Op Name, dtype D>
+inline constexpr bool is_reduced = checked<rules::reduced_dtype, Name, dtype_v<D>>::ok;
+template <Op Name, dtype D>
+inline constexpr bool is_index = checked<rules::index_dtype, Name, dtype_v<D>>::ok;
+template <Op Name, dtype D>
+inline constexpr bool is_condition = checked<rules::condition_dtype, Name, dtype_v<D>>::ok;
+template <dtype D, dtype Out>
+inline constexpr bool einsum_dtypes = checked<rules::einsum_dtype, dtype_v<D>, dtype_v<Out>>::ok;
+template <Op Name, dtype D, dtype E>
+inline constexpr bool one_dtype = checked<rules::same_dtype, Name, dtype_v<D>, dtype_v<E>>::ok;
+
+// Ops that take a user's lambda have a body even here, since the compiler wants one for a function of a local type. It
+// calls a hook, which the run-time headers specialise; a program that links without them misses `no_runtime`.
+template <class R>
+R no_runtime();
+template <class R>
+struct no_hook {
+  template <class... X>
+  static R run(const X&...) {
+    return no_runtime<R>();
+  }
+};
+template <class R>
+concept any_result = true;
+template <class R>
+struct map_hook : no_hook<R> {};
+template <class R>
+struct checkpoint_hook : no_hook<R> {};
+template <class R>
+struct value_and_grad_hook : no_hook<R> {};
+
+/// The spec of the sum of all elements.
+template <Spec S>
+constexpr Spec sum_all_result() {
+  TensorSpec out;
+  for (auto axis : parsed<S>.partial) out.add_partial(axis);
+  for (const Dim& dim : parsed<S>.dims)
+    for (auto axis : dim.axes) out.add_partial(axis);
+  return Spec(to_string(out).view());
+}
+
+/// A type alias that makes a check before it names the type.
+template <bool, class T>
+struct after {
+  using type = T;
+};
+template <bool Checked, class T>
+using after_t = typename after<Checked, T>::type;
+
+}  // namespace detail
+
+}  // namespace shardlib

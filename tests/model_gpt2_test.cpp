@@ -1,0 +1,188 @@
+// The GPTs of examples/gpt2_model.hpp: one loss and one gradient on every mesh, with dropout and a padded vocabulary; what
+// bf16 and recomputing change; and sampling with a cache against the whole forward pass. The logits' oracle is
+// gpt2_oracle.py.
+#include <shardlib/shardlib.hpp>
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "../examples/gpt2_model.hpp"
+#include "support.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+using GptMesh = Mesh<"d t">;
+
+const Sizes sizes{{"B", 4}, {"L", 8},  {"P", 12}, {"M", 16},     {"H", 4},
+                  {"D", 4}, {"F", 32}, {"V", 29, 32}, {"Klen", 12}};
+
+gpt2::Model random_model(const GptMesh& mesh, bool minigpt) {
+  gpt2::Model model;
+  model.layers.resize(2);
+  if (minigpt)
+    model.unembed.resize(1);
+  else
+    model.final_norm.resize(1);
+  std::uint64_t stream = 0;
+  for_each_leaf(
+      [&]<Spec S>(std::string_view name, Tensor<f32, S>& w) {
+        const auto normal = random_normal<f32, S>(mesh, sizes, {1, stream++}) * 0.3;
+        w = name.ends_with("gain") ? normal + ones<f32, S>(mesh, sizes) : normal;
+      },
+      model);
+  return model;
+}
+
+gpt2::Batch batch(const GptMesh& mesh) {
+  const auto ids = [&](std::uint64_t stream, double below) {
+    const auto u = random_uniform<f32, "B/d L">(mesh, sizes, {2, stream});
+    return map([=](auto v) { return static_cast<i32>(static_cast<double>(v) * below); }, u);
+  };
+  // Segments 0 0 0 1 1 1 1 1 and the like: they only have to be equal or not.
+  return {ids(0, 29), ids(1, 29), ids(2, 2)};
+}
+
+struct Variant {
+  bool minigpt = false;
+  gpt2::Recompute recompute = gpt2::Recompute::seqax;
+  double dropout = 0.2;
+};
+
+struct Result {
+  f32 loss = 0;
+  std::vector<HostArray<f32>> gradients;
+};
+
+template <dtype C>
+Result step(const GptMesh& mesh, const Variant& v) {
+  const gpt2::Form form{v.minigpt, v.minigpt, 1e-5, v.recompute};
+  const auto [loss, gradients] =
+      value_and_grad(mesh, gpt2::loss<C>, random_model(mesh, v.minigpt), batch(mesh),
+                     causal_mask<"Qlen Klen">(mesh, 8, 8), iota<"L">(mesh, 8), form, gpt2::Dropout{v.dropout, {5, 6}});
+  return {item(all_reduce<"+d +t -> ">(loss)), fetch(gradients)};
+}
+
+/// The largest difference of a gradient, in units of its leaf's largest element, and of the loss. A bias of all keys
+/// changes no softmax, so its gradient is nothing but rounding errors: the unit of such is the largest of all.
+double apart(const Result& a, const Result& b) {
+  double most = 0;
+  for (const auto& gradient : b.gradients)
+    for (const f32 v : gradient.data) most = std::max(most, std::abs(static_cast<double>(v)));
+  double worst = std::abs(static_cast<double>(a.loss - b.loss) / static_cast<double>(b.loss));
+  expect(a.gradients.size() == b.gradients.size(), "as many gradients");
+  for (std::size_t i = 0; i < a.gradients.size(); ++i) {
+    const auto &x = a.gradients[i].data, &y = b.gradients[i].data;
+    expect(x.size() == y.size(), "gradients of one shape");
+    double largest = 0, difference = 0;
+    for (std::size_t k = 0; k < x.size(); ++k) {
+      largest = std::max(largest, std::abs(static_cast<double>(y[k])));
+      difference = std::max(difference, std::abs(static_cast<double>(x[k] - y[k])));
+    }
+    expect(largest > 0, "every leaf has a gradient");
+    worst = std::max(worst, difference / (largest < 1e-3 * most ? most : largest));
+  }
+  return worst;
+}
+
+/// On one device of this process, under mpirun too.
+template <dtype C>
+Result alone(const Variant& v) {
+  Result result;
+  detail::run_device(std::make_shared<Device>(parse_mesh("d=1,t=1"), 0), 1,
+                     [&](const std::shared_ptr<Device>& device) { result = step<C>(GptMesh(device), v); });
+  return result;
+}
+
+TEST_CASE("gpt2: loss and every gradient are equal on every mesh", "[model]") {
+  for (const Variant& v : {Variant{}, Variant{.minigpt = true}}) {
+    const Result one = alone<f32>(v);
+    for (const char* mesh : {"d=2,t=1", "d=1,t=2", "d=2,t=2", "d=4,t=1", "d=1,t=4", "d=4,t=2"}) {
+      INFO(mesh);
+      on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+        const double worst = apart(step<f32>(GptMesh(device), v), one);
+        expect(worst < 1e-5, "differs by " + show(worst));
+      });
+      SUCCEED();
+    }
+  }
+}
+
+TEST_CASE("gpt2: dropout changes the loss, and what is recomputed changes nothing", "[model]") {
+  const Result one = alone<f32>({});
+  CHECK(apart(alone<f32>({.dropout = 0}), one) > 1e-3);
+  for (const auto policy : {gpt2::Recompute::none, gpt2::Recompute::everything})
+    CHECK(apart(alone<f32>({.recompute = policy}), one) < 1e-6);
+}
+
+TEST_CASE("gpt2: bf16 stays near f32, and halves the bytes of weights and gradients", "[model]") {
+  for (const bool minigpt : {false, true}) {
+    const double worst = apart(alone<bf16>({.minigpt = minigpt}), alone<f32>({.minigpt = minigpt}));
+    CHECK(worst < 0.1);
+    CHECK(worst > 1e-4);
+  }
+  on_mesh("d=2,t=1", [](const std::shared_ptr<Device>& device) {
+    const GptMesh mesh(device);
+    auto& counts = detail::state(device).counts;
+    std::array<std::int64_t, 2> gathered{}, scattered{};
+    const auto measure = [&](std::size_t i) {
+      gathered[i] = counts["all_gather"].bytes;
+      scattered[i] = counts["reduce_scatter"].bytes;
+      counts.clear();
+    };
+    counts.clear();
+    static_cast<void>(step<f32>(mesh, {}));
+    measure(0);
+    static_cast<void>(step<bf16>(mesh, {}));
+    measure(1);
+    expect(gathered[1] * 2 == gathered[0] && gathered[1] > 0, "all_gather: " + show(gathered[1]));
+    expect(scattered[1] * 2 == scattered[0] && scattered[1] > 0, "reduce_scatter: " + show(scattered[1]));
+  });
+  SUCCEED();
+}
+
+TEST_CASE("gpt2: sampling with a cache sees what the whole forward pass sees", "[model]") {
+  for (const bool minigpt : {false, true})
+    for (const char* mesh : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2"}) {
+      INFO(mesh);
+      on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+        const GptMesh mesh(device);
+        const gpt2::Model w = random_model(mesh, minigpt);
+        const gpt2::Form form{minigpt, minigpt, 1e-5, gpt2::Recompute::none};
+        const NamedSize one{"B", 1, mesh.size("d")};
+        const std::vector<i32> ids{7, 3, 28, 0, 11, 5, 19, 2};
+        const auto rows = [&](std::int64_t first, std::int64_t count) {
+          auto host = std::make_shared<std::vector<i32>>(ids.begin() + first, ids.begin() + first + count);
+          if (mesh.coordinate("d") != 0) std::fill(host->begin(), host->end(), 0);
+          return from_memory<i32, "B/d L">(mesh, {one, {"L", count}}, std::span<const i32>(*host), host);
+        };
+        const auto causal = broadcast<"Qlen Klen -> B/d Qlen Klen">(causal_mask<"Qlen Klen">(mesh, 8, 8), {one});
+        const auto whole = all_gather<"B/d L V/t -> B L V">(
+            gpt2::logits<f32>(w, rows(0, 8), causal, iota<"L">(mesh, 8), form, {}));
+        const auto zero = zeros<f32, "B/d Klen H/t D">(mesh, {one, {"Klen", 12}, {"H", 4}, {"D", 4}});
+        Array<"layers", gpt2::Cache<f32>> caches(2, gpt2::Cache<f32>{zero, zero});
+        // Five tokens at once, then one by one.
+        for (std::int64_t first = 0; first < 8; first += first == 0 ? 5 : 1) {
+          const std::int64_t count = first == 0 ? 5 : 1;
+          auto host = std::make_shared<std::vector<i32>>();
+          for (std::int64_t i = 0; i < count; ++i) host->push_back(static_cast<i32>(first + i));
+          const auto positions = from_memory<i32, "L">(mesh, {{"L", count}}, std::span<const i32>(*host), host);
+          const auto keys = iota<"Klen">(mesh, 12);
+          const auto mask =
+              broadcast<"Qlen Klen -> B/d Qlen Klen">(greater_equal(rename<"L -> Qlen">(positions), keys), {one});
+          const auto now = all_gather<"B/d L V/t -> B L V">(gpt2::extend<f32>(
+              w, caches, rows(first, count), positions, mask, cast<f32>(equal(positions, keys)), form));
+          for (std::size_t i = 0; i < static_cast<std::size_t>(count) * 32; ++i) {
+            const f32 a = now.span()[i], b = whole.span()[static_cast<std::size_t>(first) * 32 + i];
+            expect(std::abs(a - b) < 1e-4F, "logit " + show(i) + " at " + show(first) + ": " + show(a) + ", " + show(b));
+          }
+        }
+      });
+      SUCCEED();
+    }
+}
+
+}  // namespace

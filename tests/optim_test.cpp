@@ -1,0 +1,74 @@
+// Schedules, the global norm and AdamW.
+#include "reference.hpp"
+#include "shardlib/optim.hpp"
+#include "shardlib/schedule.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+struct Weights {
+  Tensor<f32, "M/t/d"> gain;
+  Tensor<f32, "A/d B/t"> w;
+};
+
+Weights random_weights(const Mesh<"d t">& mesh, std::uint64_t seed) {
+  const Sizes sizes{{"M", 8}, {"A", 4}, {"B", 12}};
+  return {random_normal<f32, "M/t/d">(mesh, sizes, {seed, 0}), random_normal<f32, "A/d B/t">(mesh, sizes, {seed, 1})};
+}
+
+TEST_CASE("AdamW against f64 on whole arrays", "[optim]") {
+  const AdamW adamw{.beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
+  for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2"}) {
+    INFO(text);
+    on_mesh(text, [&](const std::shared_ptr<Device>& device) {
+      const Mesh<"d t"> mesh(device);
+      Weights w = random_weights(mesh, 1), mean = zeros_like(w), variance = zeros_like(w);
+      std::vector<Global> p{assemble(*w.gain.value(), detail::parsed<"M/t/d">),
+                            assemble(*w.w.value(), detail::parsed<"A/d B/t">)};
+      std::vector<std::vector<double>> m{std::vector<double>(p[0].data.size()), std::vector<double>(p[1].data.size())};
+      auto v = m;
+      for (std::int64_t step = 0; step < 3; ++step) {
+        const Weights g = random_weights(mesh, 10 + static_cast<std::uint64_t>(step));
+        const std::vector<Global> grad{assemble(*g.gain.value(), detail::parsed<"M/t/d">),
+                                       assemble(*g.w.value(), detail::parsed<"A/d B/t">)};
+        double squares = 0;
+        for (const Global& x : grad)
+          for (const double e : x.data) squares += e * e;
+        const double norm = global_norm(mesh, g);
+        expect(std::abs(norm - std::sqrt(squares)) < 1e-5 * norm, "global norm");
+        const double scale = 0.5 / norm;
+        adamw.update(w, mean, variance, g, 0.01, scale, step, [](std::string_view name) { return name == "w"; });
+        for (std::size_t k = 0; k < 2; ++k)
+          for (std::size_t i = 0; i < p[k].data.size(); ++i) {
+            const double e = scale * grad[k].data[i];
+            m[k][i] = 0.9 * m[k][i] + 0.1 * e;
+            v[k][i] = 0.95 * v[k][i] + 0.05 * e * e;
+            const double t = static_cast<double>(step + 1);
+            const double update = m[k][i] / (1 - std::pow(0.9, t)) / (std::sqrt(v[k][i] / (1 - std::pow(0.95, t))) + 1e-8);
+            p[k].data[i] -= 0.01 * (update + (k == 1 ? 0.1 : 0) * p[k].data[i]);
+          }
+        const std::vector<Global> now{assemble(*w.gain.value(), detail::parsed<"M/t/d">),
+                                      assemble(*w.w.value(), detail::parsed<"A/d B/t">)};
+        for (std::size_t k = 0; k < 2; ++k)
+          for (std::size_t i = 0; i < p[k].data.size(); ++i)
+            expect(std::abs(now[k].data[i] - p[k].data[i]) < 2e-6, "weight " + show(i) + " is " + show(now[k].data[i]) +
+                                                                      " instead of " + show(p[k].data[i]));
+      }
+    });
+    SUCCEED();
+  }
+}
+
+TEST_CASE("warmup and cosine", "[optim]") {
+  CHECK(warmup_cosine(0, 100, 10, 1.0) == 0.1);
+  CHECK(warmup_cosine(9, 100, 10, 1.0) == 1.0);
+  CHECK(warmup_cosine(10, 100, 10, 1.0) == 1.0);
+  CHECK(warmup_cosine(99, 100, 10, 1.0) == Approx(0.1));
+  CHECK(warmup_cosine(54, 100, 10, 1.0, 0.0) == Approx(0.5).margin(0.01));
+  CHECK(warmup_cosine(200, 100, 10, 1.0) == Approx(0.1));  // beyond the end it stays
+  CHECK(warmup_cosine(0, 1, 0, 2.0, 1.0) == 2.0);
+}
+
+}  // namespace

@@ -1,0 +1,264 @@
+// Records, samples and the run directory: torn and damaged files, resuming, refusals, changed configurations.
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <limits>
+#include <shardlib/run/run_directory.hpp>
+#include <string>
+#include <vector>
+
+#include "scratch.hpp"
+#include "support.hpp"
+
+using namespace shardlib;
+using run::JsonLines;
+using run::Record;
+using run::Resume;
+using run::RunDirectory;
+using run::Sample;
+using shardlib::test::contents;
+using shardlib::test::expect_error;
+using shardlib::test::files_below;
+using shardlib::test::put;
+using shardlib::test::Scratch;
+
+namespace {
+
+Record record(std::int64_t step) {
+  return {.step = step,
+          .loss = 5.5 - 0.001 * static_cast<double>(step),
+          .learning_rate = 3e-4,
+          .grad_norm = 0.1,
+          .tokens_per_second = 12345.678,
+          .step_seconds = 0.25};
+}
+
+constexpr const char* config = "steps = 10\n";
+
+/// A run of so many steps, closed again.
+void make_run(const std::string& path, int steps) {
+  RunDirectory run(path, config, Resume::automatic, true);
+  CHECK_FALSE(run.resumed());
+  CHECK(run.begin(0).empty());
+  for (int i = 0; i < steps; ++i) run.write(record(i));
+  for (int i = 0; i < steps; i += 5) run.write(Sample{i, "a", "a b"});
+  run.sync();
+}
+
+}  // namespace
+
+TEST_CASE("records: the line of a step, and back", "[run]") {
+  CHECK(to_json(record(3)) ==
+        R"({"step": 3, "loss": 5.497, "learning_rate": 0.0003, "grad_norm": 0.1, "tokens_per_second": 12345.678, )"
+        R"("step_seconds": 0.25})");
+  Record full = record(4);
+  full.loss = std::nan("");
+  full.grad_norm = std::numeric_limits<double>::infinity();
+  full.mfu = 0.5;
+  full.memory_bytes = std::int64_t{1} << 40;
+  full.validation_loss = 1.0 / 3;
+  full.seconds = {{"forward", 0.1}, {"back\"ward", 0.2}, {"all_gather", 0.3}};
+  CHECK(to_json(full) ==
+        R"({"step": 4, "loss": null, "learning_rate": 0.0003, "grad_norm": null, "tokens_per_second": 12345.678, )"
+        R"("step_seconds": 0.25, "mfu": 0.5, "memory_bytes": 1099511627776, "validation_loss": 0.3333333333333333, )"
+        R"("seconds": {"forward": 0.1, "back\"ward": 0.2, "all_gather": 0.3}})");
+  const Scratch folder;
+  const std::string path = folder / "metrics.jsonl";
+  JsonLines file(path, JsonLines::Mode::overwrite);
+  file.write(record(3));
+  file.write(full);
+  const std::vector<Record> back = run::read_records(path);
+  REQUIRE(back.size() == 2);
+  CHECK(to_json(back[0]) == to_json(record(3)));
+  CHECK(to_json(back[1]) == to_json(full));
+}
+
+TEST_CASE("samples: bytes that are no UTF-8 are replaced, all others kept", "[run]") {
+  const Scratch folder;
+  const std::string path = folder / "samples.jsonl";
+  JsonLines file(path, JsonLines::Mode::overwrite);
+  const std::string text = "q\"\\ \n\t\r\x01 \xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80";
+  file.write(Sample{1, "p", text});
+  // Cut-off characters, continuation bytes alone, over-long forms, a surrogate, beyond U+10FFFF.
+  file.write(Sample{2, "", "\xc3|\xa9|\xc0\xaf|\xe0\x80\x80|\xed\xa0\x80|\xf4\x90\x80\x80|\xff|\xe2\x82"});
+  const std::vector<Sample> back = run::read_samples(path);
+  REQUIRE(back.size() == 2);
+  CHECK(back[0].text == text);
+  CHECK(back[0].prompt == "p");
+  const std::string r = "\xef\xbf\xbd";
+  CHECK(back[1].text ==
+        r + "|" + r + "|" + r + r + "|" + r + r + r + "|" + r + r + r + "|" + r + r + r + r + "|" + r + "|" + r + r);
+}
+
+TEST_CASE("records: torn and damaged files", "[run]") {
+  const Scratch folder;
+  const std::string path = folder / "metrics.jsonl";
+  const std::string two = to_json(record(0)) + "\n" + to_json(record(1)) + "\n";
+  const std::string third = to_json(record(2));
+  for (std::size_t length = 0; length <= third.size(); ++length) {
+    put(path, two + third.substr(0, length));
+    CHECK(run::read_records(path).size() == 2);
+    JsonLines file(path, JsonLines::Mode::append);
+    CHECK(file.cut(100) == 0);
+    CHECK(contents(path) == two);
+    file.write(record(2));
+    CHECK(run::read_records(path).size() == 3);
+  }
+  put(path, two + std::string(5, '\0'));
+  CHECK(run::read_records(path).size() == 2);
+
+  const std::string text = ": this is no record of a run: ", remedy = "; remove the line or choose another run";
+  for (const std::string bad : {"{\"step\": 2, \"lo", "", "hello", "{\"step\": x}", "[]", "{\"loss\": 3}"}) {
+    put(path, two + bad + "\n" + third + "\n");
+    INFO(bad);
+    expect_error<Error>([&] { static_cast<void>(run::read_records(path)); }, path + ":3" + text + bad + remedy);
+    JsonLines file(path, JsonLines::Mode::append);
+    expect_error<Error>([&] { file.cut(1); }, path + ":3" + text + bad + remedy);
+    CHECK(contents(path) == two + bad + "\n" + third + "\n");
+  }
+  expect_error<UsageError>([&] { static_cast<void>(run::read_records(folder / "none")); },
+                           "cannot read the file '" + (folder / "none") + "'");
+  expect_error<UsageError>([&] { static_cast<void>(run::read_records(folder.path())); },
+                           "cannot read the file '" + folder.path() + "'");
+}
+
+TEST_CASE("records: cut back to a step", "[run]") {
+  const Scratch folder;
+  for (std::int64_t step = 0; step <= 6; ++step) {
+    const std::string path = folder / std::to_string(step);
+    JsonLines file(path, JsonLines::Mode::overwrite);
+    for (int i = 0; i < 5; ++i) file.write(record(i));
+    CHECK(file.cut(step) == std::max<std::int64_t>(0, 5 - step));
+    const std::vector<Record> left = run::read_records(path);
+    CHECK(left.size() == static_cast<std::size_t>(std::min<std::int64_t>(step, 5)));
+    file.write(record(step));
+    CHECK(run::read_records(path).back().step == step);
+  }
+}
+
+TEST_CASE("records: files that cannot be written", "[run]") {
+  expect_error<UsageError>([] { JsonLines("/nowhere/file", JsonLines::Mode::overwrite, "check --metrics"); },
+                           "cannot write the file '/nowhere/file': No such file or directory; check --metrics");
+  JsonLines full("/dev/full", JsonLines::Mode::overwrite);
+  expect_error<Error>([&] { full.write(record(0)); }, "cannot write to the file '/dev/full': No space left on device");
+  JsonLines nowhere;
+  nowhere.write(record(0));
+  CHECK_FALSE(nowhere.is_open());
+}
+
+TEST_CASE("run directory: a new run", "[run]") {
+  const Scratch folder;
+  const std::string path = folder / "deep/run";
+  make_run(path, 7);
+  CHECK(files_below(path) == std::vector<std::string>{"config.toml", "metrics.jsonl", "samples.jsonl"});
+  CHECK(contents(path + "/config.toml") == config);
+  CHECK(run::read_records(path + "/metrics.jsonl").size() == 7);
+  CHECK(run::read_samples(path + "/samples.jsonl").size() == 2);
+}
+
+TEST_CASE("run directory: going on from a checkpoint", "[run]") {
+  const Scratch folder;
+  const std::string path = folder / "run";
+  make_run(path, 7);
+  put(path + "/metrics.jsonl", contents(path + "/metrics.jsonl") + "{\"step\": 7, \"lo");
+  RunDirectory run(path, config, Resume::automatic, true);
+  CHECK(run.resumed());
+  CHECK(run.changes().empty());
+  CHECK(run.begin(4) ==
+        std::vector<std::string>{"3 records after the checkpoint removed from metrics.jsonl: going on from step 4"});
+  CHECK(run::read_records(run.metrics()).size() == 4);
+  CHECK(run::read_samples(run.samples()).size() == 1);
+  for (int i = 4; i < 10; ++i) run.write(record(i));
+  CHECK(run::read_records(run.metrics()).size() == 10);
+  CHECK(files_below(path) == std::vector<std::string>{"config.toml", "metrics.jsonl", "samples.jsonl"});
+}
+
+TEST_CASE("run directory: a run without a checkpoint starts again, and nothing is lost", "[run]") {
+  const Scratch folder;
+  const std::string path = folder / "run";
+  make_run(path, 3);
+  const std::string metrics = contents(path + "/metrics.jsonl"), samples = contents(path + "/samples.jsonl");
+  for (int again = 1; again <= 2; ++again) {
+    RunDirectory run(path, config, Resume::automatic, true);
+    const std::string aside = "metrics." + std::to_string(again) + ".jsonl";
+    CHECK(run.begin(0) ==
+          std::vector<std::string>{"the run in " + path +
+                                   " has no checkpoint and starts again; its former records are in " + aside});
+    CHECK(contents(path + "/" + aside) == metrics);
+    CHECK(contents(path + "/samples." + std::to_string(again) + ".jsonl") == samples);
+    CHECK(contents(run.metrics()).empty());
+    CHECK(contents(run.samples()).empty());
+    for (int i = 0; i < 3; ++i) run.write(record(i));
+    run.write(Sample{0, "a", "a b"});
+  }
+}
+
+TEST_CASE("run directory: a changed configuration", "[run]") {
+  const Scratch folder;
+  const std::string path = folder / "run";
+  make_run(path, 3);
+  RunDirectory run(path, "steps = 20\n[model]\nd = 1\n", Resume::automatic, true);
+  CHECK(run.changes() == std::vector<std::string>{"steps: 10 -> 20", "model.d: (absent) -> 1"});
+  CHECK(contents(run.config()) == config);
+  CHECK(run.begin(3) == std::vector<std::string>{"the configuration has changed (the former one is in config.1.toml):",
+                                                 "  steps: 10 -> 20", "  model.d: (absent) -> 1"});
+  CHECK(contents(run.config()) == "steps = 20\n[model]\nd = 1\n");
+  CHECK(contents(path + "/config.1.toml") == config);
+}
+
+TEST_CASE("run directory: refusals leave everything as it was", "[run]") {
+  const Scratch folder;
+  const auto refuses = [&](const std::string& path, Resume resume, const std::string& text,
+                           std::source_location where = std::source_location::current()) {
+    const std::vector<std::string> before = files_below(folder.path());
+    expect_error<UsageError>([&] { RunDirectory(path, "steps = 1\n", resume, true); }, text, where);
+    CHECK(files_below(folder.path()) == before);
+  };
+  const std::string path = folder / "run", other = folder / "other", file = folder / "file", half = folder / "half";
+  make_run(path, 3);
+  refuses(path, Resume::never,
+          "the run directory '" + path + "' holds a run already: choose another one, or resume that run");
+  std::filesystem::create_directory(other);
+  put(other + "/thesis.tex", "x");
+  refuses(other, Resume::automatic,
+          "the folder '" + other + "' holds other files and no run: choose another run directory");
+  put(file, "x");
+  refuses(file, Resume::automatic, "cannot create the run directory '" + file + "': Not a directory");
+  refuses(file + "/below", Resume::automatic, "cannot create the run directory '" + file + "/below': Not a directory");
+  std::filesystem::create_directory(half);
+  put(half + "/metrics.jsonl", to_json(record(0)) + "\n");
+  refuses(half, Resume::automatic,
+          "the run directory '" + half +
+              "' holds metrics.jsonl but no config.toml: choose another one, or move the file away");
+  refuses("", Resume::automatic, "the run directory has no name");
+  put(path + "/config.toml", "steps = \n");
+  CHECK_THROWS_WITH(RunDirectory(path, config, Resume::automatic, true),
+                    Catch::Matchers::StartsWith(path + "/config.toml:1: this is no TOML: "));
+}
+
+TEST_CASE("run directory: one process at a time", "[run]") {
+  const Scratch folder;
+  const std::string path = folder / "run";
+  make_run(path, 1);
+  {
+    const RunDirectory first(path, config, Resume::automatic, true);
+    expect_error<UsageError>([&] { RunDirectory(path, config, Resume::automatic, true); },
+                             "another process is writing to the run directory '" + path + "': choose another one");
+  }
+  CHECK(RunDirectory(path, config, Resume::automatic, true).resumed());
+}
+
+TEST_CASE("run directory: other ranks and runs without a folder write nothing", "[run]") {
+  const Scratch folder;
+  RunDirectory other(folder / "run", config, Resume::automatic, false), none;
+  for (RunDirectory* run : {&other, &none}) {
+    CHECK(run->begin(0).empty());
+    run->write(record(0));
+    run->write(Sample{0, "", ""});
+    run->sync();
+  }
+  CHECK(files_below(folder.path()).empty());
+  CHECK(other.checkpoints() == folder / "run/checkpoints");
+  CHECK((other.exists() && !none.exists()));
+}

@@ -1,0 +1,423 @@
+// Dry runs: what a plan says of the GPT of examples/gpt_model.hpp against what a real step does, on threads and MPI;
+// meshes that are not there; the graph of a layer; and the trace of real steps.
+#include <shardlib/comm/dry.hpp>
+#include <shardlib/comm/threads.hpp>
+#include <shardlib/run/dry_run.hpp>
+#include <shardlib/run/graph.hpp>
+#include <shardlib/run/plan.hpp>
+#include <shardlib/run/step_trace.hpp>
+#include <shardlib/run/training.hpp>
+#include <shardlib/shardlib.hpp>
+
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../examples/gpt_model.hpp"
+#include "support.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+using GptMesh = Mesh<"d t">;
+
+/// A GPT of two layers and one training step of it, AdamW included.
+struct Subject {
+  std::int64_t B = 8, L = 32, M = 64, Q = 2, K = 4, D = 16, F = 192, V = 500, padded_V = 512, layers = 2;
+
+  struct TrainState {
+    gpt::Model weights, mean, variance;
+  };
+
+  [[nodiscard]] TrainState state(const GptMesh& mesh) const {
+    const Sizes sizes{{"V", V, padded_V}, {"M", M}, {"Q", Q}, {"K", K}, {"D", D}, {"F", F}};
+    gpt::Model model;
+    model.unembed.resize(1);
+    model.layers.resize(static_cast<std::size_t>(layers));
+    std::uint64_t stream = 0;
+    for_each_leaf(
+        [&]<Spec S>(std::string_view name, Tensor<f32, S>& w) {
+          const auto normal = random_normal<f32, S>(mesh, sizes, {1, stream++}) * 0.1;
+          w = name.find("norm") == std::string_view::npos ? normal : normal + 1.0;
+        },
+        model);
+    return {model, zeros_like(model), zeros_like(model)};
+  }
+  [[nodiscard]] io::TokenBatch rows(const GptMesh& mesh) const { return io::detail::empty_rows(B / mesh.size("d"), L); }
+  run::StepResult step(const GptMesh& mesh, TrainState& state, const io::TokenBatch& rows) const {
+    const auto tensor = [&](const std::vector<i32>& values) {
+      return from_memory<i32, "B/d L">(mesh, {{"B", B}, {"L", L}}, std::span<const i32>(values));
+    };
+    const gpt::Batch batch{tensor(rows.inputs), tensor(rows.targets), tensor(rows.segments)};
+    const auto [loss, grads] =
+        value_and_grad(mesh, gpt::loss, state.weights, batch, causal_mask<"Qlen Klen">(mesh, L, L), gpt::Form{});
+    const double norm = global_norm(mesh, grads);
+    AdamW().update(state.weights, state.mean, state.variance, grads, 1e-3, 1.0, 0, [](auto) { return true; });
+    return {item(all_reduce<"+d +t -> ">(loss)), norm};
+  }
+};
+
+run::Plan counted(const std::shared_ptr<Device>& device, const Subject& subject) {
+  const GptMesh mesh(device);
+  auto state = subject.state(mesh);
+  const auto rows = subject.rows(mesh);
+  return run::count_step(device, [&] { subject.step(mesh, state, rows); });
+}
+
+run::Plan dry(const std::string& mesh, const Subject& subject, Peers peers = Peers::threads) {
+  return counted(std::make_shared<Device>(parse_mesh(mesh), 0, std::make_shared<DryWorld>(peers)), subject);
+}
+
+/// Another backend's groups, with the bytes that a device must send at the least in what it asks of them.
+class CountingWorld final : public Backend {
+ public:
+  explicit CountingWorld(std::shared_ptr<Backend> world) : world_(std::move(world)) {}
+  std::unique_ptr<Communicator> group(const std::vector<int>& members, int rank,
+                                      const std::shared_ptr<Pool>& pool) override {
+    return std::make_unique<Counting>(world_->group(members, rank, pool), sent);
+  }
+  std::size_t sent = 0;
+
+ private:
+  struct Counting final : Communicator {
+    std::unique_ptr<Communicator> group;
+    std::size_t& sent;
+    Counting(std::unique_ptr<Communicator> g, std::size_t& s) : group(std::move(g)), sent(s) {}
+    [[nodiscard]] int rank() const override { return group->rank(); }
+    [[nodiscard]] int size() const override { return group->size(); }
+    [[nodiscard]] std::size_t others() const { return static_cast<std::size_t>(size() - 1); }
+    Request all_gather(Buffer send, Buffer recv) override {
+      sent += others() * send.bytes();
+      return group->all_gather(send, recv);
+    }
+    Request all_to_all(Buffer send, Buffer recv) override {
+      sent += others() * (send.bytes() / (others() + 1));
+      return group->all_to_all(send, recv);
+    }
+    Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction op) override {
+      sent += others() * recv.bytes();
+      return group->reduce_scatter(send, recv, dtype, op);
+    }
+    Request all_reduce(Buffer send, Buffer recv, DType dtype, Reduction op) override {
+      sent += 2 * others() * send.bytes() / (others() + 1);
+      return group->all_reduce(send, recv, dtype, op);
+    }
+    Request send_recv(Buffer send, int to, Buffer recv, int from) override {
+      sent += send.bytes();
+      return group->send_recv(send, to, recv, from);
+    }
+    Request send(Buffer buffer, int to) override {
+      sent += buffer.bytes();
+      return group->send(buffer, to);
+    }
+    Request recv(Buffer buffer, int from) override { return group->recv(buffer, from); }
+    void barrier() override { group->barrier(); }
+  };
+  std::shared_ptr<Backend> world_;
+};
+
+/// `body` on a mesh of threads, with groups that count: f(device, bytes sent so far).
+void on_counted_threads(const std::string& mesh,
+                        const std::function<void(const std::shared_ptr<Device>&, const std::size_t&)>& body) {
+  const auto axes = parse_mesh(mesh);
+  const int count = device_count(axes);
+  const auto world = std::make_shared<ThreadWorld>(count);
+  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(count));
+  std::vector<std::thread> threads;
+  for (int i = 0; i < count; ++i)
+    threads.emplace_back([&, i] {
+      try {
+        const auto counting = std::make_shared<CountingWorld>(world);
+        const auto device = std::make_shared<Device>(axes, i, counting);
+        shardlib::detail::run_device(device, 1, [&](const auto& d) { body(d, counting->sent); });
+        world->finish(i);
+      } catch (...) {
+        errors[static_cast<std::size_t>(i)] = std::current_exception();
+        world->abort();
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  for (const auto& error : errors)
+    if (error) std::rethrow_exception(error);
+}
+
+/// What all devices have alike, and this device's peak within 1 %.
+void expect_planned(const run::Plan& plan, const run::Plan& measured) {
+  expect_equal(std::vector<std::string>{std::to_string(plan.collectives.size())},
+               std::vector<std::string>{std::to_string(measured.collectives.size())});
+  for (std::size_t i = 0; i < plan.collectives.size(); ++i) {
+    const auto &p = plan.collectives[i], &m = measured.collectives[i];
+    expect(p == m, p.op + " " + p.spec + ": planned " + show(p.bytes) + " bytes in " + show(p.calls) + " calls, " +
+                       m.op + " " + m.spec + " had " + show(m.bytes) + " in " + show(m.calls));
+  }
+  expect(plan.flops == measured.flops, "FLOPs: " + show(plan.flops) + " planned, " + show(measured.flops));
+  expect(plan.activations == measured.activations,
+         "activations: " + show(plan.activations) + " planned, " + show(measured.activations));
+  expect(std::abs(plan.peak - measured.peak) * 100 <= measured.peak,
+         "peak: " + show(plan.peak) + " planned, " + show(measured.peak) + " measured");
+}
+
+}  // namespace
+
+TEST_CASE("a plan's communication is what threads send, and its peak is within 1 % of theirs", "[plan]") {
+  for (const std::string mesh : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2", "d=4,t=1"}) {
+    const Subject subject;
+    const run::Plan plan = dry(mesh, subject);
+    on_counted_threads(mesh, [&](const std::shared_ptr<Device>& device, const std::size_t& sent) {
+      const GptMesh m(device);
+      auto state = subject.state(m);
+      const auto rows = subject.rows(m);
+      const std::size_t before = sent;
+      const run::Plan measured = run::count_step(device, [&] { subject.step(m, state, rows); });
+      expect_planned(plan, measured);
+      expect(sent - before == static_cast<std::size_t>(plan.sent()),
+             mesh + ": " + show(plan.sent()) + " bytes planned, " + show(sent - before) + " sent");
+    });
+    // Counting takes no memory itself.
+    on_counted_threads(mesh, [&](const std::shared_ptr<Device>& device, const std::size_t&) {
+      const GptMesh m(device);
+      auto state = subject.state(m);
+      const auto rows = subject.rows(m);
+      subject.step(m, state, rows);
+      const auto peak = static_cast<std::int64_t>(device->pool()->stats().peak);
+      expect(std::abs(plan.peak - peak) * 100 <= peak, "peak: " + show(plan.peak) + " planned, " + show(peak));
+    });
+  }
+}
+
+TEST_CASE("a plan for MPI has its scratch memory", "[plan]") {
+  if (!under_mpi()) return;
+  for (const std::string mesh : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2"}) {
+    const Subject subject;
+    const run::Plan plan = dry(mesh, subject, Peers::mpi);
+    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) { expect_planned(plan, counted(device, subject)); });
+  }
+}
+
+TEST_CASE("a plan of thousands of devices that are not there", "[plan]") {
+  Subject big;
+  big.B = 1024, big.L = 1024, big.M = 4096, big.Q = 4, big.K = 8, big.D = 128, big.F = 16384, big.V = 50257;
+  big.padded_V = 50688, big.layers = 4;
+  const std::string mesh = "d=512,t=8";
+  const run::Plan plan = dry(mesh, big);
+
+  // By hand: the embedding is gathered over d in the forward pass alone, as the backward pass needs it not.
+  const auto find = [&](std::string_view op, std::string_view spec) {
+    for (const auto& c : plan.collectives)
+      if (c.op == op && c.spec == spec) return c;
+    throw Failure("no " + std::string(op) + " " + std::string(spec));
+  };
+  const std::int64_t block = big.padded_V / 8 * (big.M / 512) * 4;
+  const auto embed = find("all_gather", "V/t M/d -> V/t M");
+  REQUIRE(embed.axes == "d");
+  REQUIRE(embed.calls == 2);  // and the output layer
+  REQUIRE(embed.bytes == 2 * 511 * block);
+  // Each layer gathers the keys' and values' weights in the forward pass and again in the backward pass.
+  const auto keys = find("all_gather", "M/d K/t D -> M K/t D");
+  REQUIRE(keys.calls == big.layers * 2 * 2);
+  REQUIRE(keys.bytes == keys.calls * 511 * (big.M / 512 * big.K / 8 * big.D * 4));
+  REQUIRE(find("reduce_scatter", "B/d L M +t -> B/d L M/t").axes == "t");
+  // The logits are the largest tensor of a device.
+  REQUIRE(plan.peak > big.B / 512 * big.L * big.padded_V / 8 * 4);
+  const double products = 6.0 * static_cast<double>(big.M * big.padded_V / 8 * big.B / 512 * big.L);
+  REQUIRE(plan.flops > products);
+
+  const std::string table = run::to_string(plan);
+  for (const char* part : {"4096 devices, mesh d=512,t=8", "M/d K/t D -> M K/t D", "saved activations"})
+    REQUIRE(table.find(part) != std::string::npos);
+}
+
+TEST_CASE("run::plan counts the step that a program gives to run::train", "[plan]") {
+  Subject subject;
+  run::Training training;
+  training.batch = subject.B;
+  training.seq = subject.L;
+  training.plan = true;
+  const auto body = [&](const std::shared_ptr<Device>& device) {
+    const GptMesh mesh(device);
+    auto state = subject.state(mesh);
+    run::Program program;
+    program.step = [&](const auto& microbatches, std::int64_t, double) {
+      return subject.step(mesh, state, microbatches.at(0));
+    };
+    program.parameters = parameter_count(state.weights);
+    program.weight_bytes = run::block_bytes(state.weights);
+    program.optimizer_bytes = 2 * program.weight_bytes;
+    program.flops_per_token = 100;
+    run::train(device, training, {}, "", program);
+  };
+  const run::Plan plan = run::plan(parse_mesh("d=4,t=2"), body);
+  const run::Plan expected = dry("d=4,t=2", subject);
+  REQUIRE(plan.collectives == expected.collectives);
+  REQUIRE(plan.peak == expected.peak);
+  REQUIRE(plan.peak_mpi == dry("d=4,t=2", subject, Peers::mpi).peak);
+  REQUIRE(plan.peak_mpi >= plan.peak);
+  REQUIRE(plan.weights == (plan.parameters + (subject.padded_V - subject.V) * subject.M * 2) * 4 / 8);
+  REQUIRE(plan.gradients == plan.weights);
+  REQUIRE(plan.optimizer == 2 * plan.weights);
+  REQUIRE(plan.model_flops == 100.0 * static_cast<double>(subject.B * subject.L));
+  // What the step differentiates can be drawn too.
+  REQUIRE(run::dot(parse_mesh("d=4,t=2"), body).find("layers/1/w_gate") != std::string::npos);
+  training.plan = false;
+  REQUIRE(!run::dry_run(training, parse_mesh("d=4,t=2"), body, body));
+  expect_error<Error>([] { static_cast<void>(run::plan(parse_mesh("d=2,t=1"), [](const auto&) {})); },
+                      "plan: the program has not called run::train");
+}
+
+TEST_CASE("a dry device has no elements to look at, and checks what it does not do", "[plan]") {
+  const auto device = std::make_shared<Device>(parse_mesh("d=2"), 0, std::make_shared<DryWorld>());
+  const Mesh<"d"> mesh(device);
+  const auto x = random_normal<f32, "A/d">(mesh, {{"A", std::int64_t{1} << 40}}, {0, 0});
+  REQUIRE(device->pool()->stats().live == std::size_t{1} << 41);  // half of it, in f32
+  REQUIRE(item(all_reduce<"+d -> ">(sum(x))) == 1.0F);
+  expect_error<Error>([&] { static_cast<void>(x.span()); },
+                      "span: in a dry run the elements of tensors are not there (device 0 (d=0) of mesh d=2)");
+  Communicator& group = device->group({"d"});
+  REQUIRE(group.size() == 2);
+  const Buffer four = device->pool()->allocate(4);
+  expect_error<Error>([&] { group.all_gather(four, device->pool()->allocate(4)).wait(); },
+                      "all_gather over 2 devices: send has 4 bytes, recv has 4 bytes: recv must have 2 times the "
+                      "bytes of send");
+  // Under MPI a reduction receives the peers' blocks: memory, until it is waited for.
+  const auto at_rank = std::make_shared<Device>(parse_mesh("d=8"), 0, std::make_shared<DryWorld>(Peers::mpi));
+  Pool& pool = *at_rank->pool();
+  const Buffer send = pool.allocate(8 * 640), recv = pool.allocate(640);
+  {
+    auto request = at_rank->group({"d"}).reduce_scatter(send, recv, DType::f32, Reduction::sum);
+    REQUIRE(pool.stats().live == 8 * 640 + 640 + 7 * 640);
+    request.wait();
+  }
+  REQUIRE(pool.stats().live == 8 * 640 + 640);
+  const auto first = four.data();
+  REQUIRE(device->pool()->allocate(4).data() != first);
+}
+
+namespace {
+
+/// What a layer is differentiated by.
+struct LayerAndInput {
+  gpt::Layer layer;
+  gpt::Residual x;
+};
+
+void one_layer(const std::shared_ptr<Device>& device) {
+  const GptMesh mesh(device);
+  const Sizes sizes{{"B", 8}, {"L", 32}, {"Qlen", 32}, {"Klen", 32}, {"M", 64},
+                    {"Q", 2}, {"K", 4},  {"D", 16},    {"F", 192}};
+  LayerAndInput weights;
+  for_each_leaf([&]<Spec S>(std::string_view, Tensor<f32, S>& w) { w = zeros<f32, S>(mesh, sizes); }, weights);
+  const auto loss = [](const LayerAndInput& w, const gpt::Mask& mask) -> Tensor<f32, "+d +t"> {
+    return sum(explicit_activation_checkpointing(gpt::layer)(w.x, mask, w.layer, gpt::Form{}, gpt::Sampling{}));
+  };
+  value_and_grad(mesh, loss, weights, full<bool_, "B/d Qlen Klen">(mesh, sizes, 1));
+}
+
+int count(const std::string& text, const std::string& part) {
+  int n = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+  return n;
+}
+
+}  // namespace
+
+TEST_CASE("the graph of a layer has its weights, its collectives and what flows, forward and backward", "[graph]") {
+  const std::string dot = run::dot(parse_mesh("d=4,t=2"), one_layer);
+  for (const std::string weight : {"norm1", "norm2", "w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down"})
+    REQUIRE(count(dot, "label=\"layer/" + weight + "\\n") == 1);
+  // Gathered in the forward pass and again in the backward pass, where the gradient is scattered.
+  REQUIRE(count(dot, "[label=\"all_gather\\nM/d F/t -> M F/t\"") == 3);
+  REQUIRE(count(dot, "[label=\"all_gather\\nM/d F/t -> M F/t\\n(recomputed)\"") == 3);
+  REQUIRE(count(dot, "[label=\"reduce_scatter\\nM F/t +d -> M/d F/t\"") == 3);
+  // Saved for the backward pass, hence computed once.
+  REQUIRE(count(dot, "[label=\"einsum_unreduced\\nB/d L M, M F/t -> B/d L F/t\"") == 3);  // gate, up; y's cotangent
+  REQUIRE(count(dot, "B/d L M, M F/t -> B/d L F/t\\n(recomputed)") == 0);
+  REQUIRE(count(dot, "subgraph cluster_") == 3);
+  REQUIRE(count(dot, "\"axes ") == 3);  // d, t, and both for the gains
+
+  // Every op reads something but the cotangent 1, and all that is computed is used but the loss and the gradients.
+  std::set<std::string> nodes, from, to;
+  std::istringstream lines(dot);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string id, arrow, target;
+    words >> id >> arrow >> target;
+    if (arrow == "->") {
+      from.insert(id);
+      to.insert(target);
+    } else if (id.starts_with("n") && arrow.starts_with("[label")) {
+      nodes.insert(id);
+    }
+  }
+  int unread = 0;
+  for (const auto& node : nodes) unread += from.contains(node) ? 0 : 1;
+  REQUIRE(unread == 1 + 10);
+  // 9 weights, the input and the mask come from elsewhere; the cotangent 1 is made of nothing.
+  REQUIRE(nodes.size() - to.size() == 9 + 2 + 1);
+}
+
+TEST_CASE("a graph is drawn by dot, and without it the error names the package", "[graph]") {
+  const std::string path = "/tmp/shardlib_graph_" + std::to_string(getpid()) + ".svg";
+  const std::string old = std::getenv("PATH");
+  setenv("PATH", "/nonexistent", 1);
+  expect_error<UsageError>([&] { run::write_svg("digraph {}", path); },
+                           "the graph '" + path + "' needs the program `dot`: install the package graphviz");
+  setenv("PATH", old.c_str(), 1);
+  REQUIRE(!std::ifstream(path));
+  expect_error<UsageError>([&] { run::write_svg("digraph {}", "/nonexistent/a.svg"); },
+                           "cannot write the graph '/nonexistent/a.svg': choose another path");
+  run::write_svg(run::dot(parse_mesh("d=4,t=2"), one_layer), path);
+  std::ifstream file(path);
+  const std::string svg{std::istreambuf_iterator<char>(file), {}};
+  REQUIRE(svg.find("</svg>") != std::string::npos);
+  REQUIRE(svg.find("layer/w_gate") != std::string::npos);
+  REQUIRE(std::remove(path.c_str()) == 0);
+  REQUIRE(!std::ifstream(path + ".dot"));
+}
+
+TEST_CASE("a traced step has an event for each collective and op of each device", "[plan][trace]") {
+  if (under_mpi()) return;  // a path that one process knows
+  const std::string path = "/tmp/shardlib_step_trace_" + std::to_string(getpid()) + ".json";
+  const Subject subject;
+  const std::string mesh = "d=2,t=2";
+  const run::Plan plan = dry(mesh, subject);
+  on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+    const GptMesh m(device);
+    auto state = subject.state(m);
+    const auto rows = subject.rows(m);
+    run::detail::StepTrace trace(device, path, 1, 2);
+    for (std::int64_t step = 0; step < 4; ++step) {
+      trace.before(step);
+      const run::StepResult result = subject.step(m, state, rows);
+      expect(std::isfinite(result.loss), "a loss");
+      const auto seconds = trace.after(step);
+      expect(seconds.has_value() == (step == 1 || step == 2), "traced in steps 1 and 2");
+      expect(!seconds || (*seconds > 0 && *seconds < 600), "seconds in collectives");
+    }
+    trace.finish();  // nothing is left to do
+  });
+  std::int64_t events = 0, bytes = 0, calls = 0, ops = 0;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (line.find("\"cat\": \"ops\"") != std::string::npos) ++ops;
+    if (line.find("\"cat\": \"collectives\"") == std::string::npos) continue;
+    ++events;
+    const std::size_t at = line.find("\"bytes\": ");
+    if (at != std::string::npos) bytes += std::stoll(line.substr(at + 9));
+  }
+  for (const auto& c : plan.collectives) calls += c.calls;
+  REQUIRE(events == 4 * 2 * calls);
+  REQUIRE(bytes == 4 * 2 * plan.sent());
+  REQUIRE(ops > events);
+  REQUIRE(std::remove(path.c_str()) == 0);
+  REQUIRE(!std::ifstream(path + ".0"));
+}

@@ -1,0 +1,242 @@
+// Traces, event files and the report: what C++ can say of them, and the files that run_report.py reads as others would.
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <shardlib/run/report.hpp>
+#include <shardlib/run/run_directory.hpp>
+#include <shardlib/run/tensorboard.hpp>
+#include <shardlib/run/trace.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "scratch.hpp"
+#include "support.hpp"
+
+using namespace shardlib;
+using nlohmann::json;
+using run::Record;
+using run::Resume;
+using run::RunDirectory;
+using run::Sample;
+using run::TensorBoard;
+using run::Trace;
+using shardlib::test::contents;
+using shardlib::test::expect_error;
+using shardlib::test::files_below;
+using shardlib::test::put;
+using shardlib::test::Scratch;
+
+namespace {
+
+Record record(std::int64_t step, bool full) {
+  Record r{.step = step,
+           .loss = 3 + 8 / (1 + 0.01 * static_cast<double>(step)),
+           .learning_rate = 1e-3,
+           .grad_norm = 1.25,
+           .tokens_per_second = 1000,
+           .step_seconds = 0.5};
+  if (!full) return r;
+  r.mfu = 0.4;
+  r.memory_bytes = 1 << 20;
+  r.seconds = {{"forward", 0.2}, {"all_gather", 0.1}};
+  if (step % 10 == 9) r.validation_loss = r.loss + 0.1;
+  return r;
+}
+
+void make_run(const std::string& path, const std::string& config, std::int64_t steps, bool full) {
+  RunDirectory run(path, config, Resume::never, true);
+  run.begin(0);
+  for (std::int64_t i = 0; i < steps; ++i) run.write(record(i, full));
+  run.write(Sample{steps - 1, "And <b>", "And <b> </script> & \"said\" \x01\xff"});
+}
+
+Trace traced(int rank) {
+  Trace trace(rank, "d=" + std::to_string(rank) + ",t=0");
+  const std::int64_t now = Trace::now();
+  trace.event("einsum", "B/d M, M F -> B/d F", "ops", 4096, now, 1500);
+  trace.event("all_gather", "M/d F -> M F", "collectives", 1 << 20, now + 200, 2500);
+  trace.event("odd \"name\"\n\xff", "", "ops", -1, now + 2000, 10);
+  return trace;
+}
+
+}  // namespace
+
+TEST_CASE("trace: events on the tracks of a rank", "[run]") {
+  const Scratch folder;
+  const std::string path = folder / "trace.json";
+  traced(3).write(path);
+  const json trace = json::parse(contents(path));
+  std::vector<json> rows, events;
+  for (const json& e : trace.at("traceEvents")) (e.at("ph") == "M" ? rows : events).push_back(e);
+  REQUIRE(rows.size() == 6);
+  CHECK(rows[0] ==
+        json::parse(R"({"ph":"M","name":"process_name","pid":3,"tid":0,"args":{"name":"rank 3  d=3,t=0"}})"));
+  CHECK(rows[2] == json::parse(R"({"ph":"M","name":"thread_name","pid":3,"tid":1,"args":{"name":"ops"}})"));
+  CHECK(rows[4] == json::parse(R"({"ph":"M","name":"thread_name","pid":3,"tid":2,"args":{"name":"collectives"}})"));
+  REQUIRE(events.size() == 3);
+  CHECK(events[0].at("name") == "einsum");
+  CHECK(events[0].at("cat") == "ops");
+  CHECK(events[0].at("ph") == "X");
+  CHECK(events[0].at("pid") == 3);
+  CHECK(events[0].at("dur") == 1.5);
+  CHECK(events[0].at("args") == json::parse(R"({"spec": "B/d M, M F -> B/d F", "bytes": 4096})"));
+  CHECK(events[0].at("ts").get<double>() >= 0);
+  CHECK(events[1].at("tid") == 2);
+  CHECK(events[1].at("ts").get<double>() - events[0].at("ts").get<double>() == Approx(0.2).margin(1e-6));
+  CHECK(events[2].at("name") == "odd \"name\"\n\xef\xbf\xbd");
+  CHECK(events[2].at("args").empty());
+}
+
+TEST_CASE("trace: off, full, empty", "[run]") {
+  const Scratch folder;
+  const std::string path = folder / "trace.json";
+  Trace off;
+  off.start();
+  off.event("x", "", "ops", 0, 0, 1);
+  off.write(path);
+  CHECK_FALSE(off.on());
+  CHECK(files_below(folder.path()).empty());
+
+  Trace small(0, "", 2);
+  for (int i = 0; i < 5; ++i) small.event("x", "", "ops", 0, Trace::now(), 1);
+  small.write(path);
+  const json last = json::parse(contents(path)).at("traceEvents").back();
+  CHECK(last.at("name") == "trace full: 3 later events left out");
+  CHECK(last.at("ph") == "i");
+
+  Trace(0, "").write(path);
+  CHECK(json::parse(contents(path)).at("traceEvents").size() == 2);
+  expect_error<Error>([&] { small.write("/nowhere/x"); },
+                      "cannot write the trace '/nowhere/x': No such file or directory");
+  expect_error<Error>([&] { small.write("/dev/full"); }, "cannot write the trace '/dev/full': is the disk full?");
+}
+
+TEST_CASE("trace: several threads", "[run]") {
+  const Scratch folder;
+  Trace trace(0, "");
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&trace, t] {
+      for (int i = 0; i < 500; ++i) trace.event("e" + std::to_string(i), "", "t" + std::to_string(t), i, i, 1);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  trace.write(folder / "trace.json");
+  CHECK(json::parse(contents(folder / "trace.json")).at("traceEvents").size() == 2 + 2 * 4 + 2000);
+}
+
+TEST_CASE("trace: ranks are joined", "[run]") {
+  const Scratch folder;
+  std::vector<std::string> parts;
+  std::size_t events = 0;
+  for (int rank = 0; rank < 3; ++rank) {
+    parts.push_back(folder / ("trace." + std::to_string(rank) + ".json"));
+    traced(rank).write(parts.back());
+    events += json::parse(contents(parts.back())).at("traceEvents").size();
+  }
+  const std::string whole = folder / "trace.json";
+  run::merge_traces(parts, whole);
+  CHECK(json::parse(contents(whole)).at("traceEvents").size() == events);
+  const std::string before = contents(whole);
+
+  const std::string part = contents(parts[1]);
+  const std::string damaged = "the trace '" + parts[1] + "' is damaged or was not written by shardlib";
+  for (const std::size_t length : {std::size_t{0}, std::size_t{20}, part.size() / 2, part.size() - 3}) {
+    put(parts[1], part.substr(0, length));
+    expect_error<Error>([&] { run::merge_traces(parts, whole); }, damaged);
+  }
+  std::remove(parts[1].c_str());
+  expect_error<Error>([&] { run::merge_traces(parts, whole); },
+                      "cannot read the trace '" + parts[1] + "': has its rank written it?");
+  CHECK(contents(whole) == before);
+  CHECK(files_below(folder.path()).size() == 3);
+}
+
+TEST_CASE("tensorboard: off and files that cannot be written", "[run]") {
+  TensorBoard off;
+  off.scalar("x", 0, 1);
+  off.write(record(0, true));
+  off.flush();
+  CHECK_FALSE(off.on());
+  const Scratch folder;
+  put(folder / "file", "");
+  CHECK_THROWS_WITH(TensorBoard(folder / "file"), Catch::Matchers::StartsWith("cannot write the event file '"));
+  // Files of the same second do not share a name.
+  const TensorBoard one(folder / "tb"), two(folder / "tb");
+  CHECK(one.path() != two.path());
+}
+
+TEST_CASE("report: one run, a metrics file, and what is no run", "[run]") {
+  const Scratch folder;
+  make_run(folder / "first", "steps = 50\n[model]\nd = 1\n", 50, true);
+  run::write_report({folder / "first"}, folder / "first/report.html");
+  const std::string page = contents(folder / "first/report.html");
+  for (const char* text :
+       {"<title>first</title>", "id=\"loss\"", "id=\"grad_norm\"", "id=\"learning_rate\"", "id=\"speed\"", "id=\"mfu\"",
+        "id=\"memory\"", "id=\"breakdown0\"", "Sampled texts", "model.d"})
+    CHECK(page.find(text) != std::string::npos);
+  CHECK(run::report({folder / "first/metrics.jsonl"}).find("<title>metrics.jsonl</title>") != std::string::npos);
+  CHECK(run::report({(folder / "first") + "/"}).find("<title>first</title>") != std::string::npos);
+
+  expect_error<UsageError>([] { static_cast<void>(run::report({})); }, "report: name at least one run");
+  expect_error<UsageError>([] { static_cast<void>(run::report({"/nowhere"})); }, "there is no run '/nowhere'");
+  expect_error<UsageError>([&] { static_cast<void>(run::report({folder.path()})); },
+                           "the folder '" + folder.path() + "' is no run: it has no metrics.jsonl");
+  RunDirectory(folder / "empty", "", Resume::never, true);
+  expect_error<UsageError>([&] { static_cast<void>(run::report({folder / "empty"})); },
+                           "the run '" + (folder / "empty") + "' has no records yet");
+  expect_error<UsageError>([&] { run::write_report({folder / "first"}, "/nowhere/x.html"); },
+                           "cannot write the report '/nowhere/x.html': does its folder exist, and is there room?");
+}
+
+TEST_CASE("report: odd records are drawn too", "[run]") {
+  const Scratch folder;
+  // One step; all equal; no finite value at all; a gap; zeros on a log scale.
+  const std::vector<std::vector<double>> losses{{1.0},  {2, 2, 2},           {NAN, NAN},      {1, NAN, 3, 4},
+                                                {0, 0}, {-1, 1e300, 1e-300}, {1e-320, 2e-320}};
+  for (std::size_t i = 0; i < losses.size(); ++i) {
+    const std::string path = folder / std::to_string(i);
+    run::JsonLines file(path, run::JsonLines::Mode::overwrite);
+    for (std::size_t k = 0; k < losses[i].size(); ++k) {
+      Record r = record(static_cast<std::int64_t>(k), false);
+      r.loss = losses[i][k];
+      file.write(r);
+    }
+    const std::string page = run::report({path});
+    INFO(i);
+    CHECK(page.find("id=\"loss\"") != std::string::npos);
+    for (const char* bad : {"=\"nan", "=\"-nan", "=\"inf", "=\"-inf", "nan ", " nan", "inf ", " inf "})
+      CHECK(page.find(bad, page.find("<main>")) > page.find("<script>\n"));
+  }
+}
+
+TEST_CASE("report: a long run stays small", "[run]") {
+  const Scratch folder;
+  for (const char* name : {"a", "b"}) {
+    run::JsonLines file(folder / name, run::JsonLines::Mode::overwrite);
+    for (std::int64_t i = 0; i < 100'000; ++i) file.write(record(i, true));
+  }
+  CHECK(run::report({folder / "a", folder / "b"}).size() < 2'000'000);
+}
+
+// run_report.py runs this and reads the files as their other readers would.
+TEST_CASE("run files for run_report.py", "[.run_report]") {
+  const char* const set = std::getenv("SHARDLIB_RUN_REPORT");
+  REQUIRE(set != nullptr);
+  const std::string folder = set;
+  make_run(folder + "/first", "steps = 300\nname = \"<b>&\"\n[model]\nd = 1\n", 300, true);
+  make_run(folder + "/second", "steps = 200\nname = \"<b>&\"\n[model]\nd = 2\n", 200, false);
+  run::write_report({folder + "/first"}, folder + "/first/report.html");
+  run::write_report({folder + "/first", folder + "/second"}, folder + "/compared.html");
+  std::vector<std::string> parts;
+  for (int rank = 0; rank < 2; ++rank) {
+    parts.push_back(folder + "/trace." + std::to_string(rank) + ".json");
+    traced(rank).write(parts.back());
+  }
+  run::merge_traces(parts, folder + "/trace.json");
+  TensorBoard board(folder + "/tensorboard");
+  for (std::int64_t i = 0; i < 300; ++i) board.write(record(i, true));
+  TensorBoard resumed(folder + "/tensorboard", 250);
+  resumed.scalar("train/loss", 250, 0.5);
+  resumed.flush();
+}

@@ -1,0 +1,367 @@
+// Token sources: what is written is read, from every format alike; documents; damaged and foreign files.
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <random>
+#include <shardlib/io/loader.hpp>
+#include <shardlib/io/token_files.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "scratch.hpp"
+#include "support.hpp"
+
+using namespace shardlib;
+using io::BinTokens;
+using io::BinWriter;
+using io::EncodedToken;
+using io::FlatTokens;
+using io::FlatTokensWriter;
+using io::MemoryTokens;
+using io::open_tokens;
+using io::Split;
+using io::TokenSource;
+using shardlib::test::contents;
+using shardlib::test::expect_error;
+using shardlib::test::put;
+using shardlib::test::Scratch;
+using Documents = std::vector<std::vector<std::uint32_t>>;
+
+namespace {
+
+Documents random_documents(unsigned seed, int count, std::uint32_t ids = 50000) {
+  std::mt19937 random(seed);
+  Documents documents(static_cast<std::size_t>(count));
+  for (auto& document : documents) {
+    document.resize(random() % 40 + (random() % 20 == 0 ? 30000 : 0));
+    for (auto& id : document) id = static_cast<std::uint32_t>(random() % ids);
+  }
+  documents[0].push_back(3);  // at least one token
+  return documents;
+}
+
+/// One token a text, its length plus something.
+class Lengths final : public io::Tokenizer {
+ public:
+  explicit Lengths(std::uint32_t more) : Tokenizer("lengths", "lengths", 100, 9), more_(more) {}
+
+ private:
+  void append_ids(std::string_view text, std::vector<std::uint32_t>& ids) const override {
+    ids.push_back(static_cast<std::uint32_t>(text.size()) + more_);
+  }
+  void append_text(std::uint32_t, std::string&) const override {}
+  std::uint32_t more_;
+};
+
+std::vector<EncodedToken> all_tokens(const TokenSource& source) {
+  std::vector<EncodedToken> tokens(static_cast<std::size_t>(source.tokens()));
+  source.read(0, tokens);
+  return tokens;
+}
+
+/// A source is what its documents say, read as a whole, in parts and document by document.
+void check_source(const TokenSource& source, Documents documents) {
+  std::erase_if(documents, [](const auto& document) { return document.empty(); });
+  const auto all = all_tokens(source);
+  std::vector<EncodedToken> expected;
+  REQUIRE(source.documents() == std::ssize(documents));
+  for (std::size_t i = 0; i < documents.size(); ++i) {
+    const auto range = source.document(static_cast<std::int64_t>(i));
+    REQUIRE(range.begin == std::ssize(expected));
+    for (const std::uint32_t id : documents[i]) expected.push_back(id << 1);
+    expected[static_cast<std::size_t>(range.begin)] |= 1U;
+    REQUIRE(range.end == std::ssize(expected));
+  }
+  REQUIRE(all == expected);
+  std::mt19937 random(1);
+  for (int i = 0; i < 300; ++i) {
+    const auto begin = static_cast<std::int64_t>(random() % all.size());
+    std::vector<EncodedToken> part(
+        std::min<std::size_t>(random() % 3000, all.size() - static_cast<std::size_t>(begin)));
+    source.read(begin, part);
+    REQUIRE(std::equal(part.begin(), part.end(), all.begin() + begin));
+  }
+  const std::string name = "'" + source.name() + "'", n = std::to_string(source.tokens());
+  std::vector<EncodedToken> two(2);
+  expect_error<Error>([&] { source.read(source.tokens() - 1, two); },
+                      "tokens " + std::to_string(source.tokens() - 1) + " to " + std::to_string(source.tokens() + 1) +
+                          " of " + name + " are asked for, but it has " + n);
+  expect_error<Error>([&] { source.read(-1, two); }, "tokens -1 to 1 of " + name + " are asked for, but it has " + n);
+  const std::string count = std::to_string(documents.size());
+  for (const std::int64_t index : {std::int64_t{-1}, std::ssize(documents)})
+    expect_error<Error>([&] { static_cast<void>(source.document(index)); },
+                        "document " + std::to_string(index) + " of " + name + " is asked for, but it has " + count);
+}
+
+std::string write_flat(const Scratch& folder, const Documents& train, const Documents& validation = {},
+                       io::FlatTokensOptions options = {}) {
+  const std::string path = folder / "data.zarr";
+  FlatTokensWriter writer(path, options);
+  for (const auto& document : train) writer.add(Split::train, document);
+  for (const auto& document : validation) writer.add(Split::validation, document);
+  writer.finish();
+  return path;
+}
+
+std::string bytes_of(const std::vector<std::uint16_t>& ids) {
+  std::string bytes(2 * ids.size(), '\0');
+  std::memcpy(bytes.data(), ids.data(), bytes.size());
+  return bytes;
+}
+
+std::string bin_header(std::int32_t magic, std::int32_t version, std::int32_t count) {
+  std::vector<std::int32_t> header(256);
+  header[0] = magic, header[1] = version, header[2] = count;
+  std::string bytes(1024, '\0');
+  std::memcpy(bytes.data(), header.data(), 1024);
+  return bytes;
+}
+
+/// Documents as llm.c has them, each begun by the end of text.
+Documents marked(Documents documents) {
+  std::erase_if(documents, [](const auto& document) { return document.empty(); });
+  for (auto& document : documents) document.insert(document.begin(), io::gpt2_end_of_text);
+  return documents;
+}
+
+}  // namespace
+
+TEST_CASE("token sources: memory, flat-tokens and .bin hold the same", "[data]") {
+  const Documents documents = random_documents(1, 400);
+  check_source(MemoryTokens("memory", documents), documents);
+  for (const auto& [tokens, starts] : {std::pair{1000, 64}, {1 << 20, 1 << 16}}) {
+    const Scratch folder;
+    const std::string path = write_flat(folder, documents, random_documents(2, 50), {tokens, starts});
+    check_source(*open_tokens(path), documents);
+    check_source(*open_tokens(path, Split::validation), random_documents(2, 50));
+    check_source(FlatTokens(path + "/train", 100), documents);  // a cache for nothing
+    CHECK(open_tokens(path)->identity() == MemoryTokens("memory", documents).identity());
+  }
+  for (const auto& [tokens, starts] : {std::pair{1, 1}, {7, 3}}) {
+    const Scratch folder;
+    const Documents few = {{1, 2, 3}, {}, {4}, {5, 6, 7, 8, 9, 10, 11, 12, 13, 14}, {15}, {}};
+    check_source(*open_tokens(write_flat(folder, few, {}, {tokens, starts})), few);
+  }
+
+  const Scratch folder;
+  BinWriter writer(folder / "tokens");
+  for (const auto& document : documents) writer.add(document);
+  CHECK(writer.tokens() == std::ssize(all_tokens(MemoryTokens("", marked(documents)))));
+  CHECK(!std::filesystem::exists(folder / "tokens"));
+  writer.finish();
+  check_source(*open_tokens(folder / "tokens"), marked(documents));
+  expect_error<Error>([&] { writer.add(documents[0]); },
+                      "BinWriter: '" + folder / "tokens" + "' is finished; nothing can be added");
+}
+
+TEST_CASE("token sources: shards of .bin are one source, documents run over their ends", "[data]") {
+  const Documents documents = marked(random_documents(3, 300));
+  std::vector<std::uint16_t> ids;
+  for (const auto& document : documents) ids.insert(ids.end(), document.begin(), document.end());
+  const Scratch folder;
+  std::vector<std::string> paths;
+  const auto shard = [&](const std::string& name, std::size_t begin, std::size_t end) {
+    paths.push_back(folder / name);
+    put(paths.back(), bin_header(20240520, 1, static_cast<std::int32_t>(end - begin)) +
+                          bytes_of({ids.begin() + static_cast<std::ptrdiff_t>(begin),
+                                    ids.begin() + static_cast<std::ptrdiff_t>(end)}));
+  };
+  const std::size_t a = ids.size() / 3, b = a + 1, c = ids.size();
+  shard("x_train_000000.bin", 0, a);
+  shard("x_train_000001.bin", a, b);
+  shard("x_train_000002.bin", b, b);
+  shard("x_train_000003.bin", b, c);
+  check_source(BinTokens(paths), documents);
+  check_source(*open_tokens(folder.path()), documents);
+  check_source(*open_tokens(folder / "x_train_*.bin"), documents);
+  shard("x_val_000000.bin", 0, documents[0].size());
+  check_source(*open_tokens(folder.path(), Split::validation), {documents[0]});
+  check_source(*open_tokens(folder.path()), documents);
+}
+
+TEST_CASE("token sources: nanoGPT's .bin ends documents with the end of text", "[data]") {
+  const Scratch folder;
+  Documents documents = random_documents(4, 300);
+  std::vector<std::uint16_t> ids;
+  for (auto& document : documents) document.push_back(io::gpt2_end_of_text);
+  documents.push_back({1, 2, 3});  // the last one may be cut off
+  for (const auto& document : documents) ids.insert(ids.end(), document.begin(), document.end());
+  put(folder / "train.bin", bytes_of(ids));
+  check_source(*open_tokens(folder / "train.bin"), documents);
+  check_source(*open_tokens(folder.path()), documents);
+  put(folder / "val.bin", bytes_of({65, 66, 67}));
+  check_source(*open_tokens(folder.path(), Split::validation), {{65, 66, 67}});
+}
+
+TEST_CASE("token sources: a text becomes tokens through any tokenizer", "[data]") {
+  const Scratch folder;
+  put(folder / "text", "ab<|endoftext|>\n \n<|endoftext|>c<|endof");
+  check_source(*open_tokens(folder / "text"), {{'a', 'b'}, {'c', '<', '|', 'e', 'n', 'd', 'o', 'f'}});
+  const auto lengths = std::make_shared<Lengths>(0), wide = std::make_shared<Lengths>(1U << 31);
+  check_source(*open_tokens(folder / "text", Split::train, {lengths, false}), {{2}, {8}});
+  check_source(*open_tokens(folder / "text", Split::train, {lengths, true}), {{2, 9}, {8, 9}});
+  expect_error<UsageError>(
+      [&] { static_cast<void>(open_tokens(folder / "text", Split::train, {wide, false})); },
+      "token 0 of '" + folder / "text" + "' has the id 2147483650: ids must be below 2^31; check the tokenizer");
+}
+
+TEST_CASE("token sources: what a path holds is found out, or said", "[data]") {
+  const Scratch folder;
+  const auto fails = [&](const std::string& path, const std::string& message, Split split = Split::train) {
+    expect_error<UsageError>([&] { static_cast<void>(open_tokens(path, split)); }, message);
+  };
+  const std::string here = folder.path();
+  fails(here + "/none", "cannot read '" + here + "/none': there is no such file, folder or glob; check --data");
+  fails(here + "/*.bin", "cannot read '" + here + "/*.bin': there is no such file, folder or glob; check --data");
+  fails(here, "the folder '" + here +
+                  "' holds neither flat-tokens (a .zgroup) nor *train*.bin files: tokenize its texts first, or train "
+                  "straight from them with --stream");
+  fails(here,
+        "the folder '" + here +
+            "' holds neither flat-tokens (a .zgroup) nor *val*.bin files: tokenize its texts first, or train straight "
+            "from them with --stream",
+        Split::validation);
+  put(here + "/text.bin", "all letters");
+  fails(here + "/text.bin",
+        "'" + here +
+            "/text.bin' is named as a token file, but has neither llm.c's header nor, as 2-byte ids have, any zero "
+            "byte in its first 64 KiB: rename it to .txt if it is a text");
+  put(here + "/binary.txt", std::string("a\0b\0", 4));
+  fails(here + "/binary.txt", "'" + here +
+                                  "/binary.txt' is no text, as it has zero bytes, and no llm.c token file: rename it "
+                                  "to .bin if it holds bare 2-byte ids (nanoGPT)");
+  put(here + "/blank.txt", " \n");
+  fails(here + "/blank.txt", "'" + here + "/blank.txt' has no tokens: choose another --data");
+  put(here + "/empty.bin", "");
+  fails(here + "/empty.bin", "'" + here + "/empty.bin' has no tokens: choose another --data");
+  put(here + "/good.txt", "text");
+  fails(here + "/good.txt",
+        "'" + here + "/good.txt' has no validation split: give the validation data a path of their own",
+        Split::validation);
+  expect_error<UsageError>([] { BinTokens({}); }, "no token files: name at least one .bin");
+
+  FlatTokensWriter unfinished(here + "/data.zarr");
+  fails(here + "/data.zarr", "cannot read '" + here + "/data.zarr': there is no such file, folder or glob, only an " +
+                                 "unfinished '" + here + "/data.zarr.partial'; check --data");
+}
+
+TEST_CASE("token sources: damaged .bin files", "[data]") {
+  const Scratch folder;
+  const std::string path = folder / "a.bin", other = folder / "b.bin";
+  const auto fails = [&](const std::string& bytes, const std::string& message) {
+    put(path, bytes);
+    expect_error<Error>([&] { static_cast<void>(open_tokens(path)); }, "'" + path + "' " + message);
+  };
+  const std::string good = bin_header(20240520, 1, 3) + bytes_of({50256, 2, 3});
+  put(path, good);
+  check_source(*open_tokens(path), {{50256, 2, 3}});
+  fails(good.substr(0, 1028),
+        "should hold 3 tokens of 2 bytes by its header, but has 4 bytes behind it: it was "
+        "truncated or damaged; copy it again");
+  fails(good + "x",
+        "should hold 3 tokens of 2 bytes by its header, but has 7 bytes behind it: it was truncated or "
+        "damaged; copy it again");
+  fails(bin_header(20240520, 1, -1),
+        "should hold -1 tokens of 2 bytes by its header, but has 0 bytes behind it: it "
+        "was truncated or damaged; copy it again");
+  fails(good.substr(0, 1000),
+        "begins as an llm.c token file, but ends within the header, at byte 1000 of 1024: it was "
+        "truncated; copy it again");
+  fails(bin_header(20240520, 2, 3),
+        "is an llm.c token file of version 2, but only version 1 is supported: write it "
+        "again with GPT-2's tokenizer");
+  fails(bytes_of({1, 2, 3}) + "x",
+        "has 7 bytes, an odd number, but a token has 2: it was truncated or is no token "
+        "file");
+  put(path, good);
+  put(other, bytes_of({1, 2}));
+  expect_error<UsageError>([&] { BinTokens({path, other}); },
+                           "'" + path + "' and '" + other +
+                               "' are token files of different kinds (llm.c and nanoGPT): use those of one kind");
+
+  // A file that shrinks while it is read.
+  const BinTokens source({path});
+  put(path, good.substr(0, 1026));
+  expect_error<Error>([&] { static_cast<void>(all_tokens(source)); },
+                      "cannot read '" + path + "': it ends at byte 1026, but 4 more are needed: it was truncated");
+
+  // An id that the model does not have is found when it is read.
+  put(path, bin_header(20240520, 1, 5) + bytes_of({50256, 2, 300, 4, 5}));
+  const io::Loader loader(open_tokens(path), {.batch = 1, .length = 8, .shuffle = false, .vocabulary = 50256});
+  expect_error<UsageError>([&] { static_cast<void>(loader.batch(0)); },
+                           "token 0 of '" + path +
+                               "' has the id 50256, but the vocabulary has 50256 tokens: choose a "
+                               "larger vocabulary, or data made with the model's tokenizer");
+}
+
+TEST_CASE("token sources: the writers refuse what does not fit", "[data]") {
+  const Scratch folder;
+  const std::string path = folder / "a.bin";
+  const std::vector<std::uint32_t> wide{1, 65536}, wider{1U << 31};
+  {
+    BinWriter writer(path);
+    expect_error<UsageError>([&] { writer.add(wide); },
+                             "a document for '" + path +
+                                 "' has the token id 65536, which does not fit the 2 bytes of "
+                                 "a .bin: write flat-tokens instead");
+    expect_error<UsageError>([&] { writer.finish(); }, "nothing to write to '" + path + "': no document has tokens");
+  }
+  CHECK(std::filesystem::is_empty(folder.path()));
+  expect_error<UsageError>([&] { BinWriter(path, 65536); }, "the end of text 65536 does not fit the 2 bytes of a .bin");
+  put(path, "mine");
+  expect_error<UsageError>([&] { BinWriter writer(path); },
+                           "'" + path + "' exists already: remove it first, or write elsewhere");
+  expect_error<UsageError>([&] { FlatTokensWriter writer(path); },
+                           "'" + path + "' exists already: remove it first, or write elsewhere");
+  CHECK(contents(path) == "mine");
+  expect_error<UsageError>([&] { BinWriter(folder / "no/a.bin"); },
+                           "cannot write '" + folder / "no/a.bin.partial" + "': No such file or directory");
+
+  FlatTokensWriter writer(folder / "z");
+  expect_error<UsageError>(
+      [&] { writer.add(Split::train, wider); },
+      "document 0 for '" + folder / "z" + "' has the token id 2147483648: ids must be below 2^31; check the tokenizer");
+  expect_error<UsageError>([&] { writer.finish(); },
+                           "nothing to write to '" + folder / "z" + "': no document for training has tokens");
+}
+
+TEST_CASE("token sources: many threads read one source", "[data]") {
+  const Scratch folder;
+  const Documents documents = random_documents(5, 200);
+  std::vector<std::shared_ptr<const TokenSource>> sources{
+      open_tokens(write_flat(folder, documents, {}, {512, 16})),
+      std::make_shared<FlatTokens>(folder / "data.zarr/train", 4096)};
+  BinWriter writer(folder / "b.bin");
+  for (const auto& document : documents) writer.add(document);
+  writer.finish();
+  sources.push_back(open_tokens(folder / "b.bin"));
+  for (const auto& source : sources) {
+    for (const io::Rows rows : {io::Rows::packed, io::Rows::padded}) {
+      const io::LoaderOptions options{.batch = 4, .length = 32, .rows = rows};
+      std::vector<std::vector<std::int32_t>> expected, got(4);
+      for (int r = 0; r < 4; ++r) {
+        expected.emplace_back();
+        const io::Loader loader(
+            std::make_shared<MemoryTokens>("", source == sources[2] ? marked(documents) : documents), options);
+        for (int step = 0; step < 50; ++step) {
+          const auto targets = loader.rows(step, r, 1).targets;
+          expected.back().insert(expected.back().end(), targets.begin(), targets.end());
+        }
+      }
+      const io::Loader shared(source, options);
+      std::vector<std::thread> threads;
+      for (int r = 0; r < 4; ++r)
+        threads.emplace_back([&, r] {
+          for (int step = 0; step < 50; ++step) {
+            const auto targets = shared.rows(step, r, 1).targets;
+            auto& mine = got[static_cast<std::size_t>(r)];
+            mine.insert(mine.end(), targets.begin(), targets.end());
+          }
+        });
+      for (auto& thread : threads) thread.join();
+      REQUIRE(got == expected);
+    }
+  }
+}

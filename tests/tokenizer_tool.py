@@ -1,0 +1,272 @@
+#!/usr/bin/env python3
+"""Runs the tool `tokenize` as a user would, kills it, and reads what it writes independently.
+
+tokenizer_tool.py --tool BUILD/examples/tokenize
+
+Needs python3-zarr. Prints what failed; the exit status is 1 then.
+"""
+import argparse
+import base64
+import hashlib
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+try:
+    import zarr
+except ImportError:
+    # Debian's packages belong to Debian's Python, which need not be the first one in the path.
+    if sys.executable != "/usr/bin/python3" and os.access("/usr/bin/python3", os.X_OK):
+        os.execv("/usr/bin/python3", ["/usr/bin/python3", *sys.argv])
+    sys.exit("tokenizer_tool.py: this Python has no zarr module: apt-get install python3-zarr")
+
+TIMEOUT = 60  # seconds for one run, against hangs
+MARK = b"<|endoftext|>"
+
+failures = []
+tool = ""
+
+
+def check(ok, what, detail=""):
+    if not ok:
+        failures.append(what)
+        print(f"FAILED {what}\n{detail}".rstrip(), flush=True)
+    return ok
+
+
+def run(*options):
+    return subprocess.run([tool, *map(str, options)], capture_output=True, text=True, timeout=TIMEOUT)
+
+
+def succeeds(*options):
+    done = run(*options)
+    check(done.returncode == 0 and not done.stderr, f"{options} succeeds", done.stdout + done.stderr)
+    return done.stdout
+
+
+def fails(words, *options):
+    done = run(*options)
+    ok = done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    check(ok and words in done.stderr, f"{options} ends with status 2 and {words!r}", done.stdout + done.stderr)
+
+
+def flat_tokens(path):
+    """The documents of both splits, as tuples of ids."""
+    splits = []
+    for split in ("train", "validation"):
+        group = zarr.open_group(os.path.join(path, split), mode="r")
+        tokens, starts = group["encoded_tokens"][:], group["seq_starts"][:]
+        documents = [tokens[a:b] for a, b in zip(starts[:-1], starts[1:])]
+        for document in documents:
+            check([int(t) & 1 for t in document] == [1] + [0] * (len(document) - 1), f"{path}: marks of starts")
+        check(group.attrs["max_token_id"] == max([0, *(int(t) >> 1 for t in tokens)]), f"{path}: max_token_id")
+        splits.append([tuple(int(t) >> 1 for t in document) for document in documents])
+    return splits
+
+
+def bin_documents(path):
+    with open(path, "rb") as file:
+        data = file.read()
+    magic, version, count = struct.unpack_from("<3i", data)
+    check((magic, version, len(data)) == (20240520, 1, 1024 + 2 * count), f"{path}: header")
+    documents = []
+    for token in struct.unpack_from(f"<{count}H", data, 1024):
+        if token == 0:
+            documents.append([])
+        else:
+            documents[-1].append(token)
+    return [tuple(d) for d in documents]
+
+
+def split_of(document, fraction):
+    head = int.from_bytes(hashlib.sha256(document).digest()[:8], "big")
+    return int(head < fraction * 2**64)
+
+
+def expected(documents, fraction, end):
+    splits = [[], []]
+    for document in documents:
+        splits[split_of(document, fraction)].append(tuple(document) + end)
+    return splits
+
+
+def tree(path):
+    files = {}
+    for folder, _, names in os.walk(path):
+        for name in names:
+            full = os.path.join(folder, name)
+            with open(full, "rb") as file:
+                files[os.path.relpath(full, path)] = hashlib.sha256(file.read()).hexdigest()
+    return files
+
+
+def some_documents(count, longest):
+    """Documents of words and other bytes, from a generator of our own."""
+    state, documents = 7, []
+    words = [b"in ", b"the ", b"beginning ", "\u00e4\u6771 ".encode(), b"\xff ", b"<|endoftext", b"|>\n", b"word\n"]
+    for _ in range(count):
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+        document = b"x%d " % state
+        while len(document) < state % longest:
+            state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+            document += words[(state >> 33) % len(words)] * (1 + (state >> 50) % 9)
+        documents.append(document.replace(MARK, b""))
+    return documents
+
+
+def write(path, data):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def contents(folder):
+    """What is written is what an independent reader finds."""
+    documents = some_documents(400, 3000)
+    texts = os.path.join(folder, "texts")
+    # Sorted by path, hidden names left out; empty and white documents vanish.
+    write(texts + "/a.txt", MARK.join(documents[:100]))
+    write(texts + "/b/c.txt", MARK + MARK.join(documents[100:250]) + MARK + MARK + b" \n" + MARK)
+    write(texts + "/b/.hidden", b"not this")
+    write(texts + "/.git/x", b"nor this")
+    write(texts + "/d.txt", MARK.join(documents[250:]))
+    write(texts + "/e.txt", b"")
+    out = os.path.join(folder, "out")
+    printed = succeeds(texts, "--out", out, "--validation-fraction", 0.2)
+    train, validation = wanted = expected(documents, 0.2, (0,))
+    check(len(train) > 250 and len(validation) > 40, "both splits have documents")
+    check(flat_tokens(out) == wanted, "flat-tokens has the documents")
+    check(f"train {len(train)} documents, {sum(map(len, train))} tokens" in printed, "the summary counts", printed)
+    with open(out + "/.zattrs") as file:
+        check(json.load(file) == {"tokenizer": "bytes", "tokenizer_fingerprint": "bytes"}, "it names its tokenizer")
+    succeeds(texts, "--out", out + "1", "--validation-fraction", 0.2, "--jobs", 1)
+    succeeds(texts, "--out", out + "7/", "--validation-fraction", 0.2, "--jobs", 7)
+    check(tree(out) == tree(out + "1") == tree(out + "7"), "any number of threads writes the same bytes")
+    succeeds(texts, "--out", out + "n", "--validation-fraction", 0, "--no-end-of-text")
+    check(flat_tokens(out + "n") == [[tuple(d) for d in documents], []], "without validation, without ends of text")
+
+    succeeds(texts, "--out", out + "b", "--validation-fraction", 0.2, "--to", "llmc")
+    found = [bin_documents(f"{out}b/{name}.bin") for name in ("train", "val")]
+    check(found == expected(documents, 0.2, ()), "llm.c's files have the documents")
+    succeeds(texts + "/a.txt", "--out", out + "c", "--validation-fraction", 0, "--to", "llmc")
+    check(os.listdir(out + "c") == ["train.bin"], "no val.bin where no document is for validation")
+
+    succeeds(texts, "--out", out + "f", "--validation-fraction", 0, "--document-per-file")
+    per_file = []
+    for name in ("a.txt", "b/c.txt", "d.txt"):
+        with open(f"{texts}/{name}", "rb") as file:
+            per_file.append(tuple(file.read()) + (0,))
+    check(flat_tokens(out + "f") == [per_file, []], "a document a file")
+
+    # A mark across the blocks in which a file is read, and a document of several blocks.
+    for before in range(2**20 - 14, 2**20 + 2):
+        write(folder + "/edge.txt", b"a" * before + MARK + b"b" * 5)
+        succeeds(folder + "/edge.txt", "--out", f"{out}e{before}", "--validation-fraction", 0)
+        lengths = [len(d) for d in flat_tokens(f"{out}e{before}")[0]]
+        check(lengths == [before + 1, 6], f"a mark after {before} bytes", str(lengths))
+
+    # The same with a vocabulary: ids are joined bytes, the end of text is the last.
+    alphabet = [bytes([b]) for b in range(256)] + [b"th", b"the", b"in"]
+    with open(folder + "/small.tiktoken", "w") as file:
+        file.writelines(f"{base64.b64encode(t).decode()} {i}\n" for i, t in enumerate(alphabet))
+    write(folder + "/small.txt", b"the in" + MARK + b"x")
+    succeeds(folder + "/small.txt", "--tokenizer", folder + "/small.tiktoken", "--out", out + "s",
+             "--validation-fraction", 0)
+    check(flat_tokens(out + "s")[0] == [(257, 32, 258, 259), (120, 259)], "a vocabulary's ids")
+
+
+def errors(folder):
+    text, out = folder + "/text.txt", folder + "/new"
+    write(text, b"some text")
+    os.makedirs(folder + "/empty")
+    fails("INPUT is required", "--out", out)
+    fails("--out is required", text)
+    fails("see --help", text, "--out", out, "--to", "csv")
+    fails("see --help", text, "--out", out, "--jobs", 0)
+    fails("see --help", text, "--out", out, "--validation-fraction", 2)
+    fails(f"'{folder}/none'", folder + "/none", "--out", out)
+    fails(f"the folder '{folder}/empty' holds no files", folder + "/empty", "--out", out)
+    fails("no tokenizer 'nothing'", text, "--out", out, "--tokenizer", "nothing")
+    write(folder + "/zero.txt", b"a\0")
+    fails(f"'{folder}/zero.txt' is no text: byte 1 is zero", folder + "/zero.txt", "--out", out)
+    check(not os.path.exists(out), "an error leaves no data set")
+    write(folder + "/white.txt", b" \n")
+    fails("no document", folder + "/white.txt", "--out", out + "w")
+    fails("no document", text, "--out", out + "v", "--validation-fraction", 1)
+    fails("no document", text, "--out", out + "l", "--validation-fraction", 1, "--to", "llmc")
+    for kind in ("flat-tokens", "llmc"):
+        succeeds(text, "--out", out + kind, "--to", kind, "--validation-fraction", 0)
+        fails("exists already", text, "--out", out + kind, "--to", kind)
+    os.makedirs(out + "x.partial")
+    write(out + "x.partial/mine", b"precious")
+    fails("remove it, or write elsewhere", text, "--out", out + "x", "--to", "llmc")
+    fails("remove it, or write elsewhere", text, "--out", out + "x")
+    check(os.listdir(out + "x.partial") == ["mine"], "a folder of somebody else is left alone")
+
+
+def interrupted(folder):
+    """Killed again and again, it ends with the same bytes as a run that was not."""
+    text, out = folder + "/long.txt", folder + "/killed"
+    some = MARK.join(some_documents(200, 40000)) + MARK
+    with open(text, "wb") as file:
+        for i in range(12):
+            file.write(b"%d " % i + some)
+    options = ["--out", out, "--validation-fraction", "0.1"]
+    succeeds(text, "--out", folder + "/whole", "--validation-fraction", 0.1)
+
+    def note():
+        try:
+            with open(out + ".partial/.progress") as file:
+                return json.load(file)["note"]
+        except FileNotFoundError:
+            return ""
+
+    killed = resumed = 0
+    for attempt in range(4):
+        before = note()
+        with subprocess.Popen([tool, text, *options, "--commit-seconds", "0"], stdout=subprocess.PIPE) as process:
+            while process.poll() is None and note() == before:
+                time.sleep(0.0005)
+            process.send_signal(signal.SIGKILL)
+            resumed += b"going on after" in process.stdout.read()
+        killed += process.returncode == -signal.SIGKILL
+        if not check(not os.path.exists(out), "a killed run leaves no data set by its name"):
+            return
+    check(killed == 4, "it was killed at each attempt", str(killed))
+    fails("was begun with other files or options", text, *options, "--no-end-of-text")
+    fails("was begun with other files or options", text, "--out", out, "--validation-fraction", 0.2)
+    printed = succeeds(text, *options)
+    check("going on after" in printed, "the last run went on", printed)
+    check(tree(out) == tree(folder + "/whole"), "the same bytes as without interruptions")
+    check(not os.path.exists(out + ".partial"), "nothing unfinished is left")
+
+    bins = ["--out", out + "b", "--to", "llmc", "--validation-fraction", "0.1"]
+    with subprocess.Popen([tool, text, *bins]) as process:
+        while process.poll() is None and not os.path.exists(out + "b.partial/train.bin.partial"):
+            time.sleep(0.0005)
+        process.send_signal(signal.SIGKILL)
+    check(process.returncode == -signal.SIGKILL and not os.path.exists(out + "b"), "llm.c's files: killed")
+    succeeds(text, *bins)
+    succeeds(text, "--out", folder + "/wholeb", "--to", "llmc", "--validation-fraction", 0.1)
+    check(tree(out + "b") == tree(folder + "/wholeb"), "llm.c's files: begun anew")
+
+
+def main():
+    global tool
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tool", required=True)
+    tool = os.path.abspath(parser.parse_args().tool)
+    for part in (contents, errors, interrupted):
+        with tempfile.TemporaryDirectory() as folder:
+            part(folder)
+    print(f"{len(failures)} failed")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

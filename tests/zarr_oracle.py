@@ -1,0 +1,236 @@
+#!/usr/bin/env python3
+"""Compares the library's zarr files with python3-zarr: each reads what the other has written. Reads a checkpoint as
+docs/checkpoints.md specifies it, and runs the checkpoint tool.
+
+zarr_oracle.py --tests BINARY [--dataset DIR] [--tool BINARY]
+
+--tests is shardlib_tests, of which it runs the hidden tests; --dataset a zarr group of other people's making that is
+read too, where it exists; --tool the program shardlib-checkpoint. Needs Debian's python3-zarr.
+"""
+import argparse
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+
+try:
+    import numcodecs
+    import numpy
+    import zarr
+except ImportError:
+    # Debian's packages belong to Debian's Python, which need not be the first one in the path.
+    if sys.executable != "/usr/bin/python3" and os.access("/usr/bin/python3", os.X_OK):
+        os.execv("/usr/bin/python3", ["/usr/bin/python3", *sys.argv])
+    sys.exit("zarr_oracle.py: this Python has no zarr module: apt-get install python3-zarr")
+
+failures = []
+
+
+def check(ok, what):
+    if not ok:
+        failures.append(what)
+        print(f"FAILED {what}", flush=True)
+
+
+def write_foreign(root, dataset):
+    """Arrays in every dtype and codec, each with its elements' bytes (little-endian) beside it."""
+    blosc = numcodecs.Blosc
+    codecs = {
+        "none": {"compressor": None},
+        "lz4bit": {"compressor": blosc("lz4", 5, blosc.BITSHUFFLE)},
+        "zstd": {"compressor": blosc("zstd", 3, blosc.SHUFFLE)},
+        "noshuffle": {"compressor": blosc("lz4hc", 9, blosc.NOSHUFFLE)},
+        "zlib": {"compressor": numcodecs.Zlib(6)},
+        "gzip": {"compressor": numcodecs.GZip(6)},
+        "nested": {"compressor": None, "dimension_separator": "/"},
+    }
+    group = zarr.open_group(root, mode="w")
+    for dtype in ("<f4", "<f8", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "|b1", ">f4", ">i8", ">u2"):
+        for name, options in codecs.items():
+            values = (numpy.arange(23 * 17) % 91).reshape(23, 17).astype(dtype)
+            array = group.create_dataset(f"{dtype[1:]}{'be' if dtype[0] == '>' else ''}_{name}", shape=values.shape,
+                                         chunks=(10, 5), dtype=dtype, **options)
+            array[:] = values
+    for dtype, astype in (("<i8", "<i8"), ("<u4", "<u4"), ("<i4", "|i1"), ("|u1", "|u1"), (">i4", ">i4")):
+        values = numpy.cumsum(numpy.arange(200) % 5).astype(dtype)
+        for name, compressor in (("none", None), ("blosc", blosc("lz4", 5, blosc.BITSHUFFLE))):
+            group.create_dataset(f"delta_{dtype[1:]}{'be' if dtype[0] == '>' else ''}_{astype[1:]}_{name}", data=values,
+                                 chunks=(64,), compressor=compressor, filters=[numcodecs.Delta(dtype, astype)])
+    # As seqax writes its datasets: u8 under a delta of i8.
+    starts = numpy.cumsum(numpy.arange(100)).astype("<u8")
+    group.create_dataset("seq_starts", data=starts, chunks=(65536,), filters=[numcodecs.Delta("<i8")],
+                         compressor=blosc("lz4", 5, blosc.BITSHUFFLE))
+    holes = group.create_dataset("holes", shape=(10, 10), chunks=(3, 3), dtype="<f4", fill_value=float("nan"))
+    holes[4:8, 1:9] = 3
+    group.create_dataset("scalar", shape=(), dtype="<i4", data=42)
+    group.create_dataset("empty", shape=(0, 3), chunks=(2, 3), dtype="<f4")
+    if dataset and os.path.isdir(dataset):
+        shutil.copytree(dataset, os.path.join(root, "dataset"))
+
+    def dump(name, array):
+        if isinstance(array, zarr.Array):
+            values = numpy.asarray(array[...])
+            values.astype(values.dtype.newbyteorder("<")).tofile(os.path.join(root, array.path, "expected.raw"))
+
+    zarr.open_group(root, mode="r").visititems(dump)
+
+
+def read_ours(root):
+    group = zarr.open_group(root, mode="r")
+    check(dict(group.attrs) == {"who": "shardlib", "list": [1, 2]}, "the attributes of a group")
+    expected = (numpy.arange(37 * 11) % 100).reshape(37, 11)
+    for name in ("f4", "f8", "i1", "i8", "u2", "u4", "u8", "nested"):
+        dtype = "f4" if name == "nested" else name
+        array = group[name]
+        check(array.dtype == numpy.dtype(dtype) and array.chunks == (10, 4), f"the metadata of {name}")
+        check(numpy.array_equal(array[:], expected.astype(dtype)), f"the values of {name}")
+    check(group["holes"][:].tolist() == [7, 7, 1, 2, 7, 7], "missing chunks")
+
+
+def crc32c(data):
+    table = []
+    for i in range(256):
+        for _ in range(8):
+            i = (i >> 1) ^ (0x82F63B78 if i & 1 else 0)
+        table.append(i)
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = (crc >> 8) ^ table[(crc ^ byte) & 0xFF]
+    return f"{crc ^ 0xFFFFFFFF:08x}"
+
+
+def contents(*path):
+    with open(os.path.join(*path), "rb") as file:
+        return file.read()
+
+
+def read_checkpoint(root):
+    """The checkpoint that the tests have saved on a mesh of 2 x 2, their arrays' bytes beside it."""
+    check(contents(root, "checkpoint", "LATEST") == b"step-00000012\n", "LATEST")
+    folder = os.path.join(root, "checkpoint", "step-00000012")
+    manifest = contents(folder, "manifest.json")
+    first, rest = manifest.split(b"\n", 1)
+    parsed = json.loads(manifest)
+    check(first == b'{"crc32c": "' + crc32c(rest).encode() + b'",', "the manifest's own checksum")
+    check(parsed["format"] == "shardlib-checkpoint" and parsed["version"] == 1, "the manifest's format and version")
+    found = {os.path.relpath(os.path.join(where, name), folder) for where, _, names in os.walk(folder) for name in names}
+    check(found == {*parsed["files"], "manifest.json"}, "the manifest lists every file")
+    for name, expected in parsed["files"].items():
+        data = contents(folder, name)
+        check(expected == {"bytes": len(data), "crc32c": crc32c(data)}, f"the manifest's entry for {name}")
+    group = zarr.open_group(folder, mode="r")
+    attributes = dict(group.attrs)
+    check(attributes["step"] == 12 and attributes["data_hash"] == "abc", "step and data hash")
+    check(attributes["user"] == {"config": 'd_model = 13\n"quoted"', "": "empty key"}, "the user's metadata")
+    names = {name[:-4] for name in os.listdir(root) if name.endswith(".raw")}
+    check(set(group.array_keys()) == names and len(names) == 13, "the arrays' names")
+    for name, array in group.arrays():
+        check(array[...].tobytes() == contents(root, name + ".raw"), f"the values of {name}")
+    check(group["embed"].shape == (10, 13) and group["embed"].dtype == "<f4", "the shape of embed")
+    check(group["embed"].attrs["_ARRAY_DIMENSIONS"] == ["V", "M"], "the dims of embed")
+    bias = group["layers.1.bias"]
+    check(bias.dtype == "<u2" and bias.attrs["dtype"] == "bfloat16", "bf16")
+    return folder
+
+
+def parse_safetensors(path):
+    data = contents(path)
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    return header.pop("__metadata__", {}), {
+        name: (t["dtype"], t["shape"], data[8 + length :][slice(*t["data_offsets"])]) for name, t in header.items()
+    }
+
+
+def run_tool(tool, root, folder):
+    def run(status, *arguments):
+        done = subprocess.run([tool, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        what = "shardlib-checkpoint " + " ".join(arguments)
+        check(done.returncode == status, f"{what}: status {done.returncode} instead of {status}\n{done.stderr}")
+        check((done.stderr.count("\n") == 1 and done.stderr.startswith("error: ")) if status else not done.stderr,
+              f"{what}: stderr {done.stderr!r}")
+        return done.stdout if status == 0 else done.stdout + done.stderr
+
+    help_text = run(0, "--help")
+    for command in ("list", "inspect", "verify", "to-safetensors", "from-safetensors"):
+        check(command in help_text, f"--help names {command}")
+        check("Usage" in run(0, command, "--help"), f"{command} --help")
+    check("step-00000012" in run(0, "list", os.path.dirname(folder)), "list")
+    shown = run(0, "inspect", folder)
+    check("embed" in shown and "10 x 13" in shown and "bf16" in shown and "13 arrays" in shown, "inspect:\n" + shown)
+    check("all checksums agree" in run(0, "verify", folder), "verify")
+
+    file = os.path.join(root, "out.safetensors")
+    run(0, "to-safetensors", folder, file)
+    metadata, tensors = parse_safetensors(file)
+    check(metadata["step"] == "12" and len(tensors) == 13, "to-safetensors: metadata and number of tensors")
+    for name, (_, _, data) in tensors.items():
+        check(data == contents(root, name + ".raw"), f"to-safetensors: {name}")
+    check(tensors["layers.1.bias"][:2] == ("BF16", [7]) and tensors["mask"][0] == "BOOL", "to-safetensors: dtypes")
+    run(0, "to-safetensors", folder, file, "--prefix", "layers.0.")
+    check(set(parse_safetensors(file)[1]) == {"w", "bias"}, "to-safetensors --prefix")
+
+    # A file of Python's making, back through a checkpoint.
+    values = {"a": numpy.arange(6, dtype="<f4").reshape(2, 3), "h": numpy.array([1, -2, 0.5], "<f2"),
+              "i": numpy.array(7, "<i4")}
+    codes = {"a": "F32", "h": "F16", "i": "I32"}
+    header, data = {"__metadata__": {"who": "python"}}, b""
+    for name, value in values.items():
+        header[name] = {"dtype": codes[name], "shape": list(value.shape),
+                        "data_offsets": [len(data), len(data) + value.nbytes]}
+        data += value.tobytes()
+    text = json.dumps(header).encode()
+    with open(file, "wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text + data)
+    target = os.path.join(root, "imported")
+    run(0, "from-safetensors", file, target, "--step", "5")
+    group = zarr.open_group(os.path.join(target, "step-00000005"), mode="r")
+    for name, value in values.items():
+        check(numpy.array_equal(group[name][...], value), f"from-safetensors: {name}")
+    check(group["h"].dtype == "<f4" and group.attrs["user"] == {"who": "python"}, "from-safetensors: dtype, metadata")
+
+    for wrong in ((), ("frobnicate",), ("verify",), ("verify", folder, "more"), ("verify", root), ("list", root + "/no"),
+                  ("from-safetensors", root + "/no", target), ("from-safetensors", file, target, "--step", "-1"),
+                  ("to-safetensors", folder, file, "--prefix", "nothing.")):
+        run(2, *wrong)
+    chunk = os.path.join(folder, "embed", "0.0")
+    damaged = bytearray(contents(chunk))
+    damaged[3] ^= 1
+    with open(chunk, "wb") as out:
+        out.write(damaged)
+    check("embed/0.0" in run(1, "verify", folder), "verify names the damaged file")
+    run(1, "to-safetensors", folder, file)
+    with open(file, "ab") as out:
+        out.write(b"x")
+    run(1, "from-safetensors", file, target)
+    os.remove(os.path.join(folder, "manifest.json"))
+    check("DAMAGED" in subprocess.run([tool, "list", os.path.dirname(folder)], capture_output=True, text=True).stdout,
+          "list marks a damaged checkpoint")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tests", required=True)
+    parser.add_argument("--dataset")
+    parser.add_argument("--tool")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="shardlib_zarr_") as root:
+        write_foreign(os.path.join(root, "foreign"), args.dataset)
+        done = subprocess.run([args.tests, "[.zarr_oracle]"], env={**os.environ, "SHARDLIB_ZARR_ORACLE": root},
+                              stdin=subprocess.DEVNULL, timeout=300, capture_output=True, text=True)
+        if done.returncode != 0:
+            check(False, "the tests' own half:\n" + done.stdout[-5000:] + done.stderr[-1000:])
+        else:
+            read_ours(os.path.join(root, "ours"))
+            folder = read_checkpoint(root)
+            if args.tool:
+                run_tool(args.tool, root, folder)
+    print(f"zarr_oracle.py: {len(failures)} failures")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,386 @@
+// zarr v2: what is written reads back, in every dtype, layout and codec; what is damaged is named; python3-zarr agrees
+// (zarr_oracle.py starts the hidden test).
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <shardlib/io/zarr.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "scratch.hpp"
+#include "support.hpp"
+
+using namespace shardlib;
+using io::Index;
+using io::ZarrArray;
+using io::ZarrCompressor;
+using io::ZarrDelta;
+using io::ZarrGroup;
+using io::ZarrInfo;
+using shardlib::test::contents;
+using shardlib::test::expect_error;
+using shardlib::test::put;
+using shardlib::test::Scratch;
+
+namespace {
+
+/// 0, 1, 2, ... with the wide types' upper bits in use.
+template <class T>
+std::vector<T> counting(std::int64_t n) {
+  std::vector<T> values;
+  for (std::int64_t i = 0; i < n; ++i) {
+    T value = static_cast<T>(i * (sizeof(T) == 8 ? 1234567890123 : sizeof(T) == 4 ? 65537 : 1));
+    if (i % 3 == 1) value = static_cast<T>(T{} - value);
+    values.push_back(value);
+  }
+  return values;
+}
+
+/// Writes an array, reads it whole and in random boxes, and compares with plain indexing.
+template <class T>
+void round_trip(const Index& shape, const Index& chunks, ZarrInfo info = {}) {
+  const Scratch scratch;
+  info.shape = shape;
+  info.chunks = chunks;
+  info.dtype = io::zarr_dtype<T>();
+  INFO(info.dtype << " " << info.compressor.id << " " << info.compressor.codec << " " << info.compressor.shuffle << " "
+                  << (info.delta ? info.delta->stored : "") << " rank " << shape.size());
+  const std::vector<T> values = counting<T>(io::volume(shape));
+  ZarrArray::create(scratch / "a", info).write_all<T>(values);
+  const ZarrArray array = ZarrArray::open(scratch / "a", {true, 1000});
+  CHECK(array.info().shape == shape);
+  CHECK(array.read_all<T>() == values);
+  std::mt19937 random(1);
+  const Index strides = io::row_major_strides(shape);
+  for (int repeat = 0; repeat < 20 && !values.empty(); ++repeat) {
+    Index offset, box;
+    for (const auto size : shape) {
+      offset.push_back(static_cast<std::int64_t>(random()) % size);
+      box.push_back(static_cast<std::int64_t>(random()) % (size - offset.back() + 1));
+    }
+    std::vector<T> part(static_cast<std::size_t>(io::volume(box))), expected;
+    array.read<T>(offset, box, part);
+    Index place(box.size(), 0);
+    if (!part.empty()) do {
+        std::int64_t at = 0;
+        for (std::size_t i = 0; i < place.size(); ++i) at += (offset[i] + place[i]) * strides[i];
+        expected.push_back(values[static_cast<std::size_t>(at)]);
+      } while (io::next_place(place, box));
+    CHECK(part == expected);
+  }
+}
+
+ZarrInfo with(ZarrCompressor compressor, std::optional<ZarrDelta> delta = std::nullopt) {
+  ZarrInfo info;
+  info.compressor = std::move(compressor);
+  info.delta = std::move(delta);
+  return info;
+}
+
+}  // namespace
+
+TEST_CASE("zarr: every dtype, rank, grid and separator reads back", "[zarr]") {
+  if (world_rank() != 0) return;
+  round_trip<float>({5, 7}, {2, 3});
+  round_trip<double>({5, 7}, {5, 7});
+  round_trip<std::int8_t>({9}, {4});
+  round_trip<std::int16_t>({9}, {100});
+  round_trip<std::int32_t>({3, 1, 4}, {2, 1, 3});
+  round_trip<std::int64_t>({2, 3, 4, 5}, {1, 2, 3, 4});
+  round_trip<std::uint8_t>({31, 2}, {7, 1});
+  round_trip<std::uint16_t>({6, 6}, {6, 1});
+  round_trip<std::uint32_t>({6, 6}, {1, 6});
+  round_trip<std::uint64_t>({}, {});
+  round_trip<float>({0}, {1});
+  round_trip<float>({3, 0, 2}, {2, 1, 2});
+  ZarrInfo nested;
+  nested.separator = "/";
+  round_trip<float>({5, 7}, {2, 3}, nested);
+  round_trip<float>({40, 20000}, {30, 20000});  // runs long enough to be read on their own
+}
+
+TEST_CASE("zarr: compressors and the delta filter", "[zarr]") {
+  if (world_rank() != 0) return;
+  for (const char* codec : {"lz4", "lz4hc", "zstd", "zlib", "blosclz"})
+    for (const int shuffle : {0, 1, 2}) {
+      round_trip<std::uint32_t>({50, 7}, {20, 3}, with({"blosc", codec, 5, shuffle}));
+      round_trip<std::uint8_t>({50}, {20}, with({"blosc", codec, 9, shuffle}));
+    }
+  round_trip<double>({50, 7}, {20, 3}, with({"zlib", "", 6, 0}));
+  round_trip<float>({50, 7}, {20, 3}, with({"blosc", "lz4", 0, 1}));
+  round_trip<std::uint64_t>({100}, {33}, with({"blosc"}, ZarrDelta{"<i8", "<i8"}));
+  round_trip<std::int64_t>({100}, {33}, with({}, ZarrDelta{"<i8", "<i8"}));
+  round_trip<std::uint32_t>({100}, {33}, with({"zlib"}, ZarrDelta{"<u4", "<u4"}));
+  round_trip<std::int16_t>({100}, {33}, with({}, ZarrDelta{"<i2", "<i2"}));
+  round_trip<std::uint8_t>({100}, {33}, with({}, ZarrDelta{"|u1", "|i1"}));
+
+  // A narrower astype, where the differences fit; where they do not, the writer says so.
+  const Scratch scratch;
+  ZarrInfo info = with({}, ZarrDelta{"<i4", "|i1"});
+  info.shape = info.chunks = {4};
+  info.dtype = "<i4";
+  const ZarrArray narrow = ZarrArray::create(scratch / "a", info);
+  const std::vector<std::int32_t> slow{100, 50, 170, 60}, fast{100, 50, 300, 60};
+  narrow.write_all<std::int32_t>(slow);
+  CHECK(std::filesystem::file_size(scratch / "a/0") == 4);
+  CHECK(narrow.read_all<std::int32_t>() == slow);
+  expect_error<UsageError>(
+      [&] { narrow.write_all<std::int32_t>(fast); },
+      "zarr chunk '" + scratch.path() +
+          "/a/0': a difference does not fit the delta filter's astype \"|i1\": choose a wider one");
+}
+
+TEST_CASE("zarr: a chunk that is missing is fill_value, or an error", "[zarr]") {
+  if (world_rank() != 0) return;
+  const Scratch scratch;
+  const auto array = [&](const std::string& fill, const std::string& dtype) {
+    static int n = 0;
+    const std::string path = scratch / std::to_string(n++);
+    return ZarrArray::create(path, {.shape = {5}, .chunks = {2}, .dtype = dtype, .fill_value = fill});
+  };
+  const ZarrArray some = array("-1.5", "<f4");
+  const std::vector<float> two{3, 4};
+  some.write_chunk<float>({1}, two);
+  CHECK(some.read_all<float>() == std::vector<float>{-1.5, -1.5, 3, 4, -1.5});
+  some.write_chunk<float>({2}, std::vector<float>{9});  // at the edge: padded with fill_value
+  const io::Bytes last = some.read_chunk({2});
+  float padded[2];
+  std::memcpy(padded, last.data(), sizeof padded);
+  CHECK(padded[0] == 9);
+  CHECK(padded[1] == -1.5);
+  expect_error<Error>(
+      [&] { static_cast<void>(ZarrArray::open(some.path(), {.missing_is_error = true}).read_all<float>()); },
+      "zarr chunk '" + some.path() + "/0' is missing");
+  const ZarrArray null = array("null", "<f4");
+  expect_error<Error>([&] { static_cast<void>(null.read_all<float>()); },
+                      "zarr chunk '" + null.path() + "/0' is missing, and the array has no fill_value to stand for it");
+  CHECK(std::isnan(array("\"NaN\"", "<f4").read_all<float>()[0]));
+  CHECK(array("\"-Infinity\"", "<f8").read_all<double>()[4] == -std::numeric_limits<double>::infinity());
+  CHECK(array("18446744073709551615", "<u8").read_all<std::uint64_t>()[4] == ~std::uint64_t{0});
+  CHECK(array("-128", "|i1").read_all<std::int8_t>()[4] == -128);
+  CHECK(array("true", "|b1").read_chunk({0}) == io::Bytes(2, std::byte{1}));
+  for (const auto& [fill, dtype] : {std::pair{"-129", "|i1"},
+                                    {"256", "|u1"},
+                                    {"-1", "<u8"},
+                                    {"1.5", "<i4"},
+                                    {"\"x\"", "<f4"},
+                                    {"true", "<f4"},
+                                    {"2", "|b1"},
+                                    {"{", "<f4"}})
+    CHECK_THROWS_AS(array(fill, dtype), Error);
+}
+
+TEST_CASE("zarr: groups and attributes", "[zarr]") {
+  if (world_rank() != 0) return;
+  const Scratch scratch;
+  const ZarrGroup root = ZarrGroup::create(scratch / "root");
+  ZarrGroup::create(scratch / "root/b").set_attributes({{"max_token_id", 7}, {"name", "x"}});
+  ZarrGroup::create(scratch / "root/a");
+  ZarrArray array = ZarrArray::create(scratch / "root/c", {.shape = {4}, .chunks = {2}});
+  CHECK(root.groups() == std::vector<std::string>{"a", "b"});
+  CHECK(root.arrays() == std::vector<std::string>{"c"});
+  CHECK(root.has_array("c"));
+  CHECK_FALSE(root.has_array("a"));
+  CHECK(root.group("b").integer_attribute("max_token_id") == 7);
+  CHECK(root.attributes() == nlohmann::json::object());
+  array.set_attributes({{"unit", "m"}});
+  CHECK(root.array("c").attributes().at("unit") == "m");
+  array.resize({3});
+  CHECK(root.array("c").info().shape == Index{3});
+  const std::string p = scratch.path();
+  expect_error<Error>([&] { static_cast<void>(root.group("a").integer_attribute("n")); },
+                      "zarr group '" + p + "/root/a': its .zattrs has no \"n\"");
+  expect_error<Error>([&] { static_cast<void>(root.group("b").integer_attribute("name")); },
+                      "zarr group '" + p + "/root/b': .zattrs: \"name\" must be a whole number, not \"x\"");
+  expect_error<UsageError>([&] { static_cast<void>(root.group("c")); },
+                           "'" + p + "/root/c' is no zarr group: it is an array");
+  expect_error<UsageError>([&] { static_cast<void>(root.array("a")); },
+                           "'" + p + "/root/a' is no zarr array: it is a group");
+  expect_error<UsageError>([&] { static_cast<void>(root.array("z")); },
+                           "'" + p + "/root/z' is no zarr array: there is no such folder");
+  expect_error<UsageError>([&] { ZarrArray::create(p + "/root/c", {.shape = {4}, .chunks = {2}}); },
+                           "'" + p + "/root/c' is a zarr array already: remove it first, or write elsewhere");
+}
+
+TEST_CASE("zarr: wrong requests and metadata get a message that names file and key", "[zarr]") {
+  if (world_rank() != 0) return;
+  const Scratch scratch;
+  const std::string p = scratch / "a", file = p + "/.zarray";
+  const ZarrArray array = ZarrArray::create(p, {.shape = {4, 6}, .chunks = {2, 3}});
+  array.write_all<float>(std::vector<float>(24, 1.0F));
+  expect_error<Error>([&] { static_cast<void>(array.read_all<double>()); },
+                      "zarr array '" + p + "' holds \"<f4\", but \"<f8\" is asked for");
+  std::vector<float> four(4);
+  expect_error<Error>(
+      [&] {
+        array.read<float>({3, 0}, {2, 2}, four);
+      },
+      "zarr array '" + p + "': reading [2, 2] at [3, 0] of [4, 6]: it reaches outside");
+  expect_error<Error>(
+      [&] {
+        array.read<float>({0, 0}, {2, 3}, four);
+      },
+      "zarr array '" + p + "': reading [2, 3] at [0, 0] of [4, 6]: the memory has 16 bytes instead of 24");
+  expect_error<Error>(
+      [&] {
+        static_cast<void>(array.read_chunk({2, 0}));
+      },
+      "zarr chunk '" + p + "/2.0' is outside the grid [2, 2]");
+  expect_error<Error>(
+      [&] {
+        array.write_chunk<float>({0, 0}, four);
+      },
+      "zarr chunk '" + p + "/0.0': it has 24 bytes, but 16 were given");
+
+  const auto good = nlohmann::json::parse(contents(file));
+  const auto expect_bad = [&](const std::string& key, const nlohmann::json& value, const std::string& message) {
+    auto bad = good;
+    if (value.is_discarded())
+      bad.erase(key);
+    else
+      bad[key] = value;
+    put(file, bad.dump());
+    std::string got = "nothing was thrown";
+    try {
+      static_cast<void>(ZarrArray::open(p));
+    } catch (const Error& e) {
+      got = e.what();
+    }
+    CHECK(got == "'" + file + "': " + message);
+  };
+  const nlohmann::json none(nlohmann::json::value_t::discarded);
+  expect_bad("shape", none, "key \"shape\": is missing");
+  expect_bad("shape", {4, -6}, "key \"shape\": must be a list of sizes of at least 0, not [4,-6]");
+  expect_bad("chunks", {0, 6}, "key \"chunks\": must be a list of sizes of at least 1, not [0,6]");
+  expect_bad("shape", {4}, "the shape [4] and the chunks [2, 3] differ in the number of dims");
+  expect_bad("shape", {1ULL << 40, 1ULL << 40}, "[1099511627776, 1099511627776] are no sizes of an array");
+  expect_bad("zarr_format", 3, "key \"zarr_format\": is 3, but only version 2 is supported");
+  expect_bad("order", "F", "key \"order\": is \"F\", but only C order is supported: rewrite the array with order='C'");
+  expect_bad(
+      "dtype", "<f2",
+      "key \"dtype\": the dtype \"<f2\" is not supported: f4, f8, i1 to i8, u1 to u8 and b1 are, each after <, > or |");
+  expect_bad("dtype", nlohmann::json::array({nlohmann::json::array({"x", "<f4"})}),
+             "key \"dtype\": [[\"x\",\"<f4\"]] is not supported: no records");
+  expect_bad("compressor", {{"id", "zstd"}, {"level", 1}},
+             "the compressor \"zstd\" is not supported: none, blosc, zlib and gzip are; rewrite the array");
+  expect_bad("filters", nlohmann::json::array({{{"id", "shuffle"}}}),
+             "key \"filters\": \"shuffle\" is not supported: at most one \"delta\" is; rewrite the array");
+  expect_bad("filters", nlohmann::json::array({{{"id", "delta"}, {"dtype", "<f4"}}}),
+             "the delta filter is supported for integers only");
+  expect_bad("dimension_separator", "-", "key \"dimension_separator\": \"-\" is neither . nor /");
+  expect_bad("fill_value", "x", "key \"fill_value\": \"x\" is no value of this dtype");
+  put(file, "{\"shape\": [");
+  expect_error<Error>([&] { static_cast<void>(ZarrArray::open(p)); },
+                      "'" + file + "' is no JSON (at byte 12): it is damaged");
+}
+
+TEST_CASE("zarr: damaged files never crash", "[zarr]") {
+  if (world_rank() != 0) return;
+  const std::vector<ZarrInfo> codecs{with({}), with({"blosc", "lz4", 5, 2}), with({"blosc", "zstd", 5, 1}),
+                                     with({"zlib"}), with({"blosc"}, ZarrDelta{"<u4", "<u4"})};
+  std::mt19937 random(7);
+  for (ZarrInfo info : codecs) {
+    const Scratch scratch;
+    const std::string p = scratch / "a";
+    info.shape = {3000};
+    info.chunks = {2000};
+    info.dtype = "<u4";
+    ZarrArray::create(p, info).write_all<std::uint32_t>(counting<std::uint32_t>(3000));
+    for (const std::string name : {"0", "1", ".zarray"}) {
+      const std::string whole = contents(p + "/" + name);
+      for (int i = 0; i < 150; ++i) {
+        std::string bytes = whole;
+        if (i % 3 == 0)
+          bytes.resize(random() % bytes.size());
+        else
+          for (int flips = 0; flips <= i % 4; ++flips)
+            bytes[random() % std::min<std::size_t>(bytes.size(), i % 2 == 0 ? 40 : bytes.size())] ^=
+                static_cast<char>(1 << random() % 8);
+        put(p + "/" + name, bytes);
+        try {
+          const ZarrArray array = ZarrArray::open(p);
+          if (array.size() < 100000) static_cast<void>(array.read_all<std::uint32_t>());
+          if (i % 3 == 0 && name != ".zarray") CHECK(name == "a truncated chunk was read");
+        } catch (const Error&) {
+        }
+      }
+      put(p + "/" + name, whole);
+    }
+  }
+}
+
+TEST_CASE("zarr: many threads read one array", "[zarr]") {
+  if (world_rank() != 0) return;
+  const Scratch scratch;
+  ZarrInfo info = with({"blosc"});
+  info.shape = {10000};
+  info.chunks = {64};
+  info.dtype = "<u4";
+  const auto values = counting<std::uint32_t>(10000);
+  ZarrArray::create(scratch / "a", info).write_all<std::uint32_t>(values);
+  const ZarrArray array = ZarrArray::open(scratch / "a", {.cache_bytes = 2000});
+  std::vector<std::thread> threads;
+  std::vector<int> wrong(4);
+  for (unsigned t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      std::mt19937 random(t);
+      std::vector<std::uint32_t> part(100);
+      for (int i = 0; i < 500; ++i) {
+        const std::size_t at = random() % 9900;
+        array.read<std::uint32_t>({static_cast<std::int64_t>(at)}, {100}, part);
+        if (!std::equal(part.begin(), part.end(), values.begin() + static_cast<std::ptrdiff_t>(at))) ++wrong[t];
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  CHECK(wrong == std::vector<int>(4));
+}
+
+// zarr_oracle.py: `foreign` holds arrays of python3-zarr with their bytes beside them; `ours` is what it will read.
+TEST_CASE("zarr: the oracle's half", "[.zarr_oracle]") {
+  const char* folder = std::getenv("SHARDLIB_ZARR_ORACLE");
+  REQUIRE(folder != nullptr);
+  const std::string root = folder;
+  int arrays = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(root + "/foreign")) {
+    if (entry.path().filename() != ".zarray") continue;
+    const std::string path = entry.path().parent_path().string();
+    INFO(path);
+    const ZarrArray array = ZarrArray::open(path);
+    std::string all(static_cast<std::size_t>(array.size()) * array.item_bytes(), '\0');
+    array.read_bytes(Index(array.info().shape.size(), 0), array.info().shape, std::as_writable_bytes(std::span(all)));
+    CHECK(all == contents(path + "/expected.raw"));
+    ++arrays;
+  }
+  CHECK(arrays > 20);
+
+  const ZarrGroup ours = ZarrGroup::create(root + "/ours");
+  ours.set_attributes({{"who", "shardlib"}, {"list", {1, 2}}});
+  const auto write = [&]<class T>(const std::string& name, T, ZarrInfo info) {
+    info.shape = {37, 11};
+    info.chunks = {10, 4};
+    info.dtype = io::zarr_dtype<T>();
+    std::vector<T> values;
+    for (int i = 0; i < 37 * 11; ++i) values.push_back(static_cast<T>(i % 100));
+    ZarrArray::create(root + "/ours/" + name, info).write_all<T>(values);
+  };
+  write("f4", float{}, {});
+  write("f8", double{}, with({"zlib"}));
+  write("i1", std::int8_t{}, with({"blosc", "lz4", 5, 2}));
+  write("i8", std::int64_t{}, with({"blosc", "zstd", 3, 1}));
+  write("u2", std::uint16_t{}, with({"blosc", "blosclz", 9, 0}));
+  write("u4", std::uint32_t{}, with({"blosc"}, ZarrDelta{"<u4", "<u4"}));
+  write("u8", std::uint64_t{}, with({}, ZarrDelta{"<i8", "<i8"}));
+  ZarrInfo nested;
+  nested.separator = "/";
+  nested.fill_value = "\"NaN\"";
+  write("nested", float{}, nested);
+  const ZarrArray holes = ZarrArray::create(root + "/ours/holes", {.shape = {6}, .chunks = {2}, .fill_value = "7"});
+  holes.write_chunk<float>({1}, std::vector<float>{1, 2});
+}
