@@ -119,16 +119,10 @@ void shell_figures(const Mesh<"d t">& mesh) {
 }
 
 gpt::Model random_model(const Mesh<"d t">& mesh, const Sizes& sizes, int layers) {
-  std::uint64_t stream = 0;
-  const auto init = [&]<class D, Spec S>(Tensor<D, S>& w) {
-    w = random_truncated_normal<D, S>(mesh, sizes, {0, stream++}) * 0.05;
-  };
   gpt::Model w;
-  init(w.embed);
-  init(w.unembed.emplace_back());
-  for (int i = 0; i < layers; ++i)
-    for_each_leaf([&](std::string_view, auto& leaf) { init(leaf); }, w.layers.emplace_back());
-  init(w.final_norm);
+  w.unembed.resize(1);
+  w.layers.resize(static_cast<std::size_t>(layers));
+  initialize(mesh, w, sizes, 0, [](std::string_view) { return Normal{0, 0.05}; });
   return w;
 }
 

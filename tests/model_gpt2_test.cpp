@@ -27,13 +27,8 @@ gpt2::Model random_model(const GptMesh& mesh, bool minigpt) {
     model.unembed.resize(1);
   else
     model.final_norm.resize(1);
-  std::uint64_t stream = 0;
-  for_each_leaf(
-      [&]<Spec S>(std::string_view name, Tensor<f32, S>& w) {
-        const auto normal = random_normal<f32, S>(mesh, sizes, {1, stream++}) * 0.3;
-        w = name.ends_with("gain") ? normal + ones<f32, S>(mesh, sizes) : normal;
-      },
-      model);
+  initialize(mesh, model, sizes, 1,
+             [](std::string_view name) { return Normal{name.ends_with("gain") ? 1.0 : 0.0, 0.3}; });
   return model;
 }
 

@@ -35,14 +35,9 @@ gpt::Model random_model(const GptMesh& mesh, bool tied) {
   gpt::Model model;
   if (!tied) model.unembed.resize(1);
   model.layers.resize(shape.layers);
-  std::uint64_t stream = 0;
-  for_each_leaf(
-      [&]<Spec S>(std::string_view name, Tensor<f32, S>& w) {
-        const bool is_gain = name.find("norm") != std::string_view::npos;
-        const auto normal = random_normal<f32, S>(mesh, sizes, {1, stream++}) * 0.3;
-        w = is_gain ? normal + 1.0 : normal;
-      },
-      model);
+  initialize(mesh, model, sizes, 1, [](std::string_view name) {
+    return Normal{name.find("norm") != std::string_view::npos ? 1.0 : 0.0, 0.3};
+  });
   return model;
 }
 

@@ -1,11 +1,12 @@
 // Every small spec of every collective and einsum, legal or not, enumerated at run time: what the rules accept is
-// carried out by the erased core and compared with the whole arrays, forward and transposed.
+// carried out by the erased core and compared with the whole arrays, forward and transposed. The other ops stand in
+// ops_exhaustive_elementwise_test.cpp, ops_exhaustive_local_test.cpp and ops_exhaustive_rows_test.cpp; those
+// that only their types can run, in ops_exhaustive_typed_test.cpp.
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "op_case.hpp"
-#include "shape_specs.hpp"
+#include "exhaustive.hpp"
 #include "shardlib/ops/collectives.hpp"
 #include "shardlib/ops/einsum.hpp"
 
@@ -13,32 +14,6 @@ using namespace shardlib;
 using namespace shardlib::test;
 
 namespace {
-
-/// A spec that owns its text.
-struct Layout {
-  std::string text;
-  TensorSpec spec;
-
-  explicit Layout(std::string s) : text(std::move(s)), spec(parse_tensor(text).spec) {}
-  Layout(const Layout& other) : Layout(other.text) {}
-  Layout& operator=(const Layout&) = delete;
-};
-std::vector<Layout> layouts(const std::vector<std::vector<std::string>>& dims) {
-  std::vector<Layout> all;
-  for (const auto& text : specs_of_any(dims)) all.emplace_back(text);
-  return all;
-}
-
-Axes axes_of(const std::vector<const TensorSpec*>& specs) {
-  Small<std::string_view, 3 * max_axes> all;
-  for (const auto* spec : specs) rules::collect_axes(*spec, all);
-  Axes axes;
-  for (auto axis : all) axes.push_back(axis);
-  return axes;
-}
-std::string arrow(const std::string& from, const std::string& to) {
-  return from + " -> " + to;
-}
 
 // ---- collectives
 // -----------------------------------------------------------------------------------------------------
@@ -76,6 +51,7 @@ const std::vector<Collective>& collectives() {
       {"reduce_scatter", rules::reduce_scatter, rules::all_gather, detail::scatter, 22},
       {"all_reduce", rules::all_reduce, rules::all_reduce, summed, 9},
       {"all_to_all", rules::all_to_all, rules::all_to_all, detail::exchange, 20},
+      {"to_partial", rules::to_partial, rules::to_partial, detail::keep_on_first, 9},
       {"slice", rules::slice, nullptr,
        [](const detail::Value& in, const detail::Value& out) { return detail::cut_block(in, out, false); }, 22},
   };
@@ -179,6 +155,12 @@ struct LegalEinsum {
   const Layout *x, *y, *out;
 };
 
+bool divides(const Device& device, const TensorSpec& spec) {
+  bool even = true;
+  for (const Dim& dim : spec.dims) even = even && size_of_dim(dim.name).padded % detail::blocks(device, dim.axes) == 0;
+  return even;
+}
+
 struct EinsumFamily {
   std::vector<Layout> x, y, out;
   std::vector<LegalEinsum> legal{};
@@ -194,6 +176,7 @@ struct EinsumFamily {
             ++refused;
         }
   }
+  /// On three axes the sizes do not divide by all of some meshes together; what does not is left out there.
   void check(const std::string& mesh) const {
     const Global gx = random_global(x.front().spec, Draw::odd, 1), gy = random_global(y.front().spec, Draw::odd, 2);
     // The references by the result's dims.
@@ -212,6 +195,7 @@ struct EinsumFamily {
     }
     on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
       for (const auto& [a, b, c] : legal) {
+        if (!divides(*device, a->spec) || !divides(*device, b->spec)) continue;
         const std::string what = "einsum " + arrow(a->text + ", " + b->text, c->text);
         const Expected& e = expected.at(shell(c->spec).names);
         const auto vx = place(device, DType::f32, a->spec, gx, 1), vy = place(device, DType::f32, b->spec, gy, 2);
@@ -258,6 +242,66 @@ TEST_CASE("every einsum over small specs and two axes", "[ops][exhaustive]") {
       matrix.check(mesh);
       rows.check(mesh);
     }
+  }
+}
+
+/// All specs with these dims, in this order, that place the axes in any way and order.
+std::vector<Layout> layouts_on(const std::vector<std::string>& dims, const std::vector<std::string>& axes) {
+  // Per dim, the axes on it; then the pending sums.
+  std::vector<std::vector<std::vector<std::string>>> placements{std::vector<std::vector<std::string>>(dims.size() + 1)};
+  for (const auto& axis : axes) {
+    auto all = placements;  // with the axis replicated
+    for (const auto& placement : placements)
+      for (std::size_t i = 0; i <= dims.size(); ++i)
+        for (std::size_t at = i < dims.size() ? 0 : placement[i].size(); at <= placement[i].size(); ++at) {
+          auto& next = all.emplace_back(placement);
+          next[i].insert(next[i].begin() + static_cast<std::ptrdiff_t>(at), axis);
+        }
+    placements = std::move(all);
+  }
+  std::vector<Layout> result;
+  for (const auto& placement : placements) {
+    std::string text;
+    for (std::size_t i = 0; i < dims.size(); ++i) {
+      text += (i > 0 ? " " : "") + dims[i];
+      for (const auto& axis : placement[i]) text += "/" + axis;
+    }
+    for (const auto& axis : placement.back()) text += " +" + axis;
+    result.emplace_back(text);
+  }
+  return result;
+}
+
+TEST_CASE("every einsum over matrices and three axes", "[ops][exhaustive][slow]") {
+  EinsumFamily matrix{layouts_on({"A", "B"}, {"d", "t", "p"}), layouts_on({"B", "M"}, {"d", "t", "p"}), {}};
+  // k axes are on dims, in any order on each: 3! / (3 - k)! ways to line them up, which 2 dims divide in k + 1.
+  REQUIRE(matrix.x.size() == 8 + 3 * 2 * 4 + 6 * 3 * 2 + 6 * 4);
+  const auto product = [](const TensorSpec& a, const TensorSpec& b) {
+    TensorSpec c;
+    c.dims.push_back(a.dims[0]);
+    c.dims.push_back(b.dims[1]);
+    for (const std::string_view axis : {"d", "t", "p"})
+      if (a.partial.contains(axis) || b.partial.contains(axis) || a.dims[1].axes.contains(axis)) c.add_partial(axis);
+    return text_of(c);
+  };
+  // Of each pair of operands only one result can be legal; on two axes all are tried.
+  std::vector<std::pair<const Layout*, const Layout*>> operands;
+  for (const auto& a : matrix.x)
+    for (const auto& b : matrix.y) {
+      if (rules::einsum(arrow(a.text + ", " + b.text, product(a.spec, b.spec)), a.text, b.text).ok())
+        operands.emplace_back(&a, &b);
+      else
+        ++matrix.refused;
+    }
+  for (const auto& [a, b] : operands) matrix.out.emplace_back(product(a->spec, b->spec));
+  for (std::size_t i = 0; i < operands.size(); ++i)
+    matrix.legal.push_back({operands[i].first, operands[i].second, &matrix.out[i]});
+  // On one axis R R, P R, R P, or one of the 3 dims sharded: as above with 3 states beside the dims.
+  CHECK(matrix.legal.size() == 27 + 3 * 3 * 9 + 6 * 6 * 3 + 6 * 10);
+  CHECK(matrix.legal.size() + matrix.refused == 92 * 92);
+  for (const std::string mesh : {"d=2,t=2,p=2", "d=2,t=3,p=2", "d=1,t=2,p=2"}) {
+    INFO(mesh);
+    matrix.check(mesh);
   }
 }
 

@@ -32,6 +32,7 @@
 #include "shardlib/ops/norms.hpp"
 #include "shardlib/ops/reductions.hpp"
 #include "shardlib/grad.hpp"     // value_and_grad, recompute
+#include "shardlib/initialize.hpp"  // first values of a tree
 #include "shardlib/spmd.hpp"     // host arrays in and out
 #include "shardlib/interop.hpp"  // Eigen, Kokkos, the user's memory
 #include "shardlib/format.hpp"   // fmt, visualize_sharding

@@ -1,0 +1,162 @@
+// The collectives whose kernels are inside their typed functions, over every spec of two dims on two axes: here the
+// types are enumerated at compile time. all_reduce_max over every subset of dims, and shift round every axis, both
+// ways, with its cotangent and the adjoint law.
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "op_case.hpp"
+#include "shape_specs.hpp"
+#include "shardlib/ops/collectives.hpp"
+#include "shardlib/ops/reductions.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+constexpr std::array<std::string_view, 18> specs{"A/d/t B",   "A/t/d B", "A/d B/t",  "A/d B +t", "A/d B",    "A/t B/d",
+                                                 "A B/d/t",   "A B/t/d", "A B/d +t", "A B/d",    "A/t B +d", "A B/t +d",
+                                                 "A B +d +t", "A B +d",  "A/t B",    "A B/t",    "A B +t",   "A B"};
+
+TEST_CASE("the specs of the typed ops are all that there are", "[ops][exhaustive]") {
+  auto all = specs_of({"A", "B"});
+  std::vector<std::string> here(specs.begin(), specs.end());
+  std::sort(all.begin(), all.end());
+  std::sort(here.begin(), here.end());
+  CHECK(here == all);
+}
+
+/// Calls f with 0 to n - 1, each a constant.
+template <std::size_t N, class F>
+void each(const F& f) {
+  [&]<std::size_t... I>(std::index_sequence<I...>) {
+    (f(std::integral_constant<std::size_t, I>{}), ...);
+  }(std::make_index_sequence<N>{});
+}
+
+/// "A/t B -> B": without the dims whose bit is not set.
+constexpr Op maximum_op(std::size_t from, std::size_t kept) {
+  TensorSpec out = parse_tensor(specs[from]).spec;
+  for (int i = out.rank(); i-- > 0;)
+    if ((kept >> i & 1U) == 0) out.dims.erase(i);
+  return detail::make_op(Spec(specs[from]), Spec(to_string(out).view()));
+}
+Reference maxima() {
+  return [](const std::vector<Global>& x, Global& y) {
+    const Shape from = strides_along(x[0], x[0].names), to = strides_along(y, x[0].names);
+    std::fill(y.data.begin(), y.data.end(), -1e9);
+    for_each_index(x[0].shape, [&](const Shape& i) {
+      double& highest = y.data[offset(to, i)];
+      highest = std::max(highest, x[0].data[offset(from, i)]);
+    });
+  };
+}
+
+TEST_CASE("all_reduce_max over every spec and subset of dims", "[ops][exhaustive]") {
+  std::vector<Case> cases;
+  each<specs.size()>([&](auto from) {
+    each<3>([&](auto kept) {
+      static constexpr Op op = maximum_op(from, kept);
+      static constexpr Spec spec{specs[from]};
+      if constexpr (rules::all_reduce_max(op, spec).ok())
+        cases.push_back(make_case<Tensor<f32, spec>>("all_reduce_max " + std::string(std::string_view(op)),
+                                                     [](const auto& x) { return all_reduce_max<op>(x); }, maxima(),
+                                                     {.gradient = false}));
+    });
+  });
+  // 3 states on each axis, in two orders where both are on one dim; nothing partial.
+  CHECK(cases.size() == 11 * 3);
+  check_cases(cases);
+}
+
+/// Where the first greatest element of each row along the one dim that goes is.
+Reference first_maxima() {
+  return [](const std::vector<Global>& x, Global& y) {
+    const Shape from = strides_along(x[0], x[0].names), to = strides_along(y, x[0].names);
+    std::vector<double> highest(y.data.size(), -1e9);
+    for_each_index(x[0].shape, [&](const Shape& i) {
+      const double element = x[0].data[offset(from, i)];
+      const std::size_t at = offset(to, i);
+      if (element <= highest[at]) return;
+      highest[at] = element;
+      for (std::size_t d = 0; d < to.size(); ++d)
+        if (to[d] == 0) y.data[at] = static_cast<double>(i[d]);
+    });
+  };
+}
+
+TEST_CASE("max and argmax over every spec and subset of dims", "[ops][exhaustive]") {
+  std::vector<Case> cases;
+  each<specs.size()>([&](auto from) {
+    each<3>([&](auto kept) {
+      static constexpr Op op = maximum_op(from, kept);
+      static constexpr Spec spec{specs[from]};
+      const std::string text(std::string_view{op});
+      if constexpr (rules::local_max("max", op, spec).ok())
+        cases.push_back(make_case<Tensor<f32, spec>>("max " + text, [](const auto& x) { return max<op>(x); }, maxima(),
+                                                     {.gradient = false}));
+      if constexpr (rules::local_max("argmax", op, spec).ok())
+        cases.push_back(make_case<Tensor<f32, spec>>("argmax " + text, [](const auto& x) { return argmax<op>(x); },
+                                                     first_maxima(), {.gradient = false}));
+    });
+  });
+  // The dim that stays is sharded or not; both go only where neither is; argmax takes one.
+  CHECK(cases.size() == (5 + 5 + 1) + (5 + 5));
+  check_cases(cases);
+}
+
+/// The blocks of every dim, turned round the axis by `by` devices.
+Reference turned(const TensorSpec& spec, const std::vector<AxisSize>& mesh, const std::string& axis, int by) {
+  return [=](const std::vector<Global>& x, Global& y) {
+    const Shape strides = strides_along(x[0], x[0].names);
+    for_each_index(x[0].shape, [&](const Shape& from) {
+      Shape to = from;
+      for (int i = 0; i < spec.rank(); ++i) {
+        if (!spec.dims[i].axes.contains(axis)) continue;
+        // The axes after it number the blocks within one of its own.
+        const auto d = static_cast<std::size_t>(i);
+        std::int64_t block = x[0].shape[d];
+        const std::int64_t n = size_of_axis(mesh, axis);
+        for (auto other : spec.dims[i].axes) {
+          block /= size_of_axis(mesh, other);
+          if (other == axis) break;
+        }
+        const std::int64_t coordinate = from[d] / block % n, turn = ((coordinate + by) % n + n) % n;
+        to[d] += (turn - coordinate) * block;
+      }
+      y.data[offset(strides, to)] = x[0].data[offset(strides, from)];
+    });
+  };
+}
+
+template <std::size_t I, Op Axis>
+void add_shift(std::vector<Case>& cases, const std::vector<AxisSize>& mesh, int by) {
+  static constexpr Spec spec{specs[I]};
+  static constexpr Op op{specs[I]};
+  if constexpr (rules::shift(spec, Axis, spec).ok())
+    cases.push_back(make_case<Tensor<f32, spec>>(
+        "shift " + std::string(specs[I]) + " round " + std::string(std::string_view(Axis)) + " by " + show(by),
+        [by](const auto& x) { return shift<op, Axis>(x, by); },
+        turned(detail::parsed<spec>, mesh, std::string(std::string_view(Axis)), by)));
+}
+
+TEST_CASE("shift over every spec and axis", "[ops][exhaustive]") {
+  for (const auto& mesh : op_meshes())
+    for (const int by : {1, -2}) {
+      std::vector<Case> cases;
+      each<specs.size()>([&](auto i) {
+        add_shift<i, "d">(cases, parse_mesh(mesh), by);
+        add_shift<i, "t">(cases, parse_mesh(mesh), by);
+      });
+      // The axis is on one of the two dims; the other on one of them, replicated or partial, or on the same dim in the
+      // other order.
+      CHECK(cases.size() == 2 * (2 * 4 + 2));
+      // Under mpirun with too few ranks the mesh is left out, and only there.
+      check_cases_as_sized(cases, {mesh});
+    }
+}
+
+}  // namespace
