@@ -1,0 +1,69 @@
+// What the ranks of a pipeline send each other, in which order: the task list of a rank with its sends and receives.
+//
+// Activations go from a stage to the next one, gradients back: `bwd` and `bwdA` make them. Stages on one rank hand over
+// within it. A rank that runs its operations in order, with sends that do not wait for the receiver, never waits for
+// something that comes later: receives may be posted, or even waited for one by one.
+#pragma once
+
+#include <compare>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "shardlib/detail/inline.hpp"
+#include "shardlib/pipeline/task.hpp"
+
+namespace shardlib::pipeline {
+
+enum class Payload { activation, gradient };
+
+/// One tensor (or a few, always the same) on its way between two neighbouring stages.
+struct Message {
+  Payload payload = Payload::activation;
+  int boundary = 0;  ///< b lies between the stages b and b + 1
+  int microbatch = 0;
+  friend auto operator<=>(const Message&, const Message&) = default;
+};
+[[nodiscard]] SHARDLIB_INLINE std::string to_string(const Message& message);
+
+/// What the task needs of the next stage or the previous one; nothing for the first stage's forward pass, the last
+/// one's backward pass, and for bwdW.
+[[nodiscard]] SHARDLIB_INLINE std::optional<Message> input_of(const Task& task, int num_stages);
+/// What the task makes for the next stage or the previous one.
+[[nodiscard]] SHARDLIB_INLINE std::optional<Message> output_of(const Task& task, int num_stages);
+
+/// The rank that the task's input comes from, where that is another one; `owners` has the rank of each stage.
+[[nodiscard]] SHARDLIB_INLINE std::optional<int> source_rank(const Task& task, const std::vector<int>& owners);
+/// The rank that its output goes to, likewise.
+[[nodiscard]] SHARDLIB_INLINE std::optional<int> target_rank(const Task& task, const std::vector<int>& owners);
+
+/// A step of a rank.
+struct Operation {
+  enum class Kind { receive, run, send };
+  Kind kind = Kind::run;
+  Task task;          ///< to run; for `receive` the one that needs the message, for `send` the one that has made it
+  Message message{};  ///< not for `run`
+  int peer = -1;      ///< the other rank; not for `run`
+  friend bool operator==(const Operation&, const Operation&) = default;
+};
+[[nodiscard]] SHARDLIB_INLINE std::string to_string(const Operation& operation);
+
+using Operations = std::vector<Operation>;  ///< of one rank, in order
+
+/// The operations of each rank. A task's receive stands before it, its send right behind it. Between two ranks messages
+/// are received in the order in which they are sent, so they need no tags; where a rank needs them in another order, it
+/// receives the earlier ones ahead of their use. With `receive_ahead` n all receives stand n tasks earlier, to be
+/// posted without waiting: a transfer then runs beside n tasks, and takes n buffers more. The lists must be valid
+/// (`validate`), as those of Schedule::tasks are.
+[[nodiscard]] SHARDLIB_INLINE std::vector<Operations> communication_plan(const TaskLists& lists, int receive_ahead = 0);
+
+/// Throws Error when, between two ranks, the sends and receives differ in order or number, when a rank talks to itself
+/// or to one that is not there, or when a task runs before its message was received or a message leaves before it is
+/// made.
+SHARDLIB_INLINE void check(const std::vector<Operations>& plan);
+
+}  // namespace shardlib::pipeline
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/pipeline/communication_inl.hpp"
+#endif

@@ -1,0 +1,114 @@
+// Pipeline schedules as values: which rank runs which task when. The names and arguments are JaxPP's.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "shardlib/detail/inline.hpp"
+#include "shardlib/pipeline/task.hpp"
+
+namespace shardlib::pipeline {
+
+/// A schedule, whichever: for each number of microbatches, a list of tasks for each rank of the stage axis.
+class Schedule {
+ public:
+  /// The lists for so many microbatches, of which there is at least one; it may throw UsageError for those that it has
+  /// none for.
+  using Generator = std::function<TaskLists(int microbatches)>;
+
+  /// A schedule of one's own. `owners` has the rank of each stage; `name` stands in messages.
+  Schedule(std::string name, std::vector<int> owners, Generator generator)
+      : name_(std::move(name)), owners_(std::move(owners)), generator_(std::move(generator)) {}
+
+  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] int num_stages() const { return static_cast<int>(owners_.size()); }
+  /// The number of ranks, the size of the stage axis.
+  [[nodiscard]] SHARDLIB_INLINE int mpmd_dim() const;
+  /// The rank that holds the stage's weights and runs its tasks. Throws UsageError for a stage that is not there.
+  [[nodiscard]] SHARDLIB_INLINE int rank_of(int stage) const;
+  /// In ascending order.
+  [[nodiscard]] SHARDLIB_INLINE std::vector<int> stages_of(int rank) const;
+
+  /// The tasks of each rank, checked by `validate`. Throws UsageError when the schedule has none for this number of
+  /// microbatches: then with the reason, and a number that fits.
+  [[nodiscard]] SHARDLIB_INLINE TaskLists tasks(int microbatches) const;
+
+ private:
+  std::string name_;
+  std::vector<int> owners_;
+  Generator generator_;
+};
+
+// All constructors throw UsageError for sizes that do not go together. Stage s stands on rank s where there is one
+// stage for each rank.
+
+/// All forward passes, then all backward passes (Huang et al. 2018). Keeps the activations of all microbatches.
+struct GPipe : Schedule {
+  SHARDLIB_INLINE explicit GPipe(int num_stages);
+};
+
+/// One forward, one backward, after as many forward passes as there are stages behind (Narayanan et al. 2019).
+struct Std1F1B : Schedule {
+  SHARDLIB_INLINE explicit Std1F1B(int num_stages);
+};
+
+/// 1F1B with twice as many forward passes ahead, so that transfers in both directions run beside tasks (Zhuang et al.
+/// 2022).
+struct Eager1F1B : Schedule {
+  SHARDLIB_INLINE explicit Eager1F1B(int num_stages);
+};
+
+/// 1F1B with halved backward passes: those of the weights fill the waits at the end (Qi et al. 2023, ZB-H1). Needs at
+/// least as many microbatches as stages.
+struct ZeroBubble : Schedule {
+  SHARDLIB_INLINE explicit ZeroBubble(int num_stages);
+};
+
+/// 1F1B with v = num_stages / mpmd_dim stages on each rank, s on rank s % mpmd_dim (Narayanan et al. 2021).
+/// Microbatches go in rounds of at least mpmd_dim, all of the same size. The last stage's forward and backward tasks
+/// are fused; with `fuse_steady_state` all such pairs are.
+struct Interleaved1F1B : Schedule {
+  struct Arguments {
+    int num_stages = 1, mpmd_dim = 1;
+    bool fuse_steady_state = false;
+  };
+  SHARDLIB_INLINE explicit Interleaved1F1B(const Arguments& arguments);
+};
+
+/// Two stages on each rank, r and 2 * mpmd_dim - 1 - r, so that microbatches go there and back (DeepSeek 2025).
+/// Backward passes are halved where that fills a wait. Needs at least num_stages = 2 * mpmd_dim microbatches.
+struct DualPipeV : Schedule {
+  struct Arguments {
+    int num_stages = 2, mpmd_dim = 1;
+  };
+  SHARDLIB_INLINE explicit DualPipeV(const Arguments& arguments);
+};
+
+/// CSV: a row for each rank, a task in each cell. Fused tasks are quoted, because of their commas.
+[[nodiscard]] SHARDLIB_INLINE std::string to_csv(const TaskLists& lists);
+
+/// The reverse. Empty cells are passed over, so that a spreadsheet can show waiting times; a FusedTask need not be
+/// quoted. A stage belongs to the rank whose row it stands in. The schedule is for exactly the microbatches of the
+/// text. `name`, usually the file, begins every message. Throws UsageError with row and cell when the text is wrong,
+/// and as `validate` does when the schedule is.
+[[nodiscard]] SHARDLIB_INLINE Schedule parse_csv(std::string_view text, const std::string& name);
+
+/// `parse_csv` of a file. Throws UsageError when it cannot be read.
+[[nodiscard]] SHARDLIB_INLINE Schedule read_csv(const std::string& path);
+
+/// "gpipe", "1f1b", "eager-1f1b", "zero-bubble", "interleaved-1f1b", "dualpipe-v"
+[[nodiscard]] SHARDLIB_INLINE const std::vector<std::string>& schedule_names();
+
+/// The schedule of this name, or, where it ends in ".csv", that of the file. Throws UsageError when there is none, or
+/// when it does not go with the numbers of stages and ranks.
+[[nodiscard]] SHARDLIB_INLINE Schedule make_schedule(std::string_view name, int num_stages, int mpmd_dim);
+
+}  // namespace shardlib::pipeline
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/pipeline/schedule_csv_inl.hpp"
+#include "shardlib/pipeline/schedule_inl.hpp"
+#endif

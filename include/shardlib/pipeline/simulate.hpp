@@ -1,0 +1,63 @@
+// A pipeline schedule in virtual time: how long a training step takes, who waits how long, what lies in memory.
+#pragma once
+
+#include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shardlib/detail/inline.hpp"
+#include "shardlib/pipeline/task.hpp"
+
+namespace shardlib::pipeline {
+
+/// Seconds, or any other unit, that a stage takes for one microbatch.
+struct TaskTimes {
+  double fwd = 1, bwd = 2, bwdA = 1, bwdW = 1;
+  [[nodiscard]] SHARDLIB_INLINE double of(TaskKind kind) const;
+};
+
+/// What the simulator assumes. A transfer runs beside the tasks of both ranks. Each direction between two ranks carries
+/// one message at a time, for bytes / bandwidth; a message arrives `latency` after that.
+struct Costs {
+  std::vector<TaskTimes> stages = {TaskTimes{}};  ///< of each stage; a single one is that of every stage
+  double latency = 0;
+  double bytes = 0;                                            ///< of a message
+  double bandwidth = std::numeric_limits<double>::infinity();  ///< bytes in a unit of time
+};
+
+/// The costs of a model that takes `whole` on each rank, which is split evenly among the rank's stages: for comparing
+/// schedules with different numbers of stages. Transfers take no time.
+[[nodiscard]] SHARDLIB_INLINE Costs even_costs(const TaskLists& lists, const TaskTimes& whole = {});
+
+/// When a rank ran a task.
+struct Interval {
+  int rank = 0;
+  Task task;
+  double begin = 0, end = 0;
+};
+
+struct Simulation {
+  std::vector<Interval> intervals;  ///< rank by rank, in the order of its tasks
+  double makespan = 0;              ///< from the first task's begin to the last one's end
+  double bubble = 0;                ///< the part of all ranks' time in which they wait, 0 to 1
+  std::vector<double> idle;         ///< of each rank, within the makespan
+  /// Microbatches whose activations a rank keeps, the most at once. A stage keeps them from the begin of its forward
+  /// task to the end of `bwd` or `bwdW`; on a rank of v stages that counts 1/v, as each holds 1/v of the rank's layers.
+  std::vector<double> peak_in_flight;
+};
+
+/// Runs the lists: each rank its tasks in order, as soon as their inputs are there. Fused tasks run like single ones.
+/// Throws UsageError when the costs do not fit, and when the tasks can never all run: then with the lists, in which the
+/// task that each rank is stuck at is marked, and what it waits for. `name` stands at the beginning of the message.
+[[nodiscard]] SHARDLIB_INLINE Simulation simulate(const TaskLists& lists, const Costs& costs = {},
+                                                  std::string_view name = "the schedule");
+
+/// A few lines to print: makespan, bubble, and each rank's idle time and activations.
+[[nodiscard]] SHARDLIB_INLINE std::string to_string(const Simulation& simulation);
+
+}  // namespace shardlib::pipeline
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/pipeline/simulate_inl.hpp"
+#endif

@@ -1,0 +1,28 @@
+// A drawing of who ran which task when: a schedule as planned, or planned above measured.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "shardlib/detail/inline.hpp"
+#include "shardlib/pipeline/simulate.hpp"
+
+namespace shardlib::pipeline {
+
+struct Timeline {
+  std::string title;
+  std::vector<Interval> planned;        ///< of a Simulation
+  std::vector<Interval> measured = {};  ///< in seconds from any moment on; drawn from the first begin on
+  bool seconds = false;                 ///< the times have a unit: 1.5 s, 20 ms; always so when there are measured ones
+};
+
+/// The picture as one SVG that needs nothing else: a row for each rank, a box with the microbatch for each task, the
+/// task and its times where the mouse points. Planned and measured have the same scale. Throws UsageError for an
+/// interval that ends before it begins, or has no rank.
+[[nodiscard]] SHARDLIB_INLINE std::string to_svg(const Timeline& timeline);
+
+}  // namespace shardlib::pipeline
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/pipeline/timeline_inl.hpp"
+#endif

@@ -1,0 +1,24 @@
+// What makes lists of tasks a schedule that can run and computes the right gradients.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "shardlib/detail/inline.hpp"
+#include "shardlib/pipeline/task.hpp"
+
+namespace shardlib::pipeline {
+
+/// Checks that every stage has every microbatch's forward task once, and its backward pass once, as `bwd` or as `bwdA`
+/// and `bwdW`; that backward stands behind forward and `bwdW` behind `bwdA`; that each stage's tasks stand on its rank,
+/// `owners[stage]`; that each rank has a stage; and that ranks which run their tasks in order all get to the end, with
+/// sends and receives in the same order on both sides. Throws UsageError with the schedule's name, the task, the rank
+/// and what to do; where ranks would wait for each other forever, with all lists and the tasks they are stuck at.
+SHARDLIB_INLINE void validate(std::string_view name, const TaskLists& lists, const std::vector<int>& owners,
+                              int microbatches);
+
+}  // namespace shardlib::pipeline
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/pipeline/validate_inl.hpp"
+#endif

@@ -1,0 +1,478 @@
+// Pipeline schedules: the lists of JaxPP's tutorial, the other schedules' lists by hand, their properties at random
+// sizes, CSV, what is refused, and what ranks send each other.
+#include <deque>
+#include <map>
+#include <random>
+#include <set>
+#include <shardlib/pipeline/communication.hpp>
+#include <shardlib/pipeline/schedule.hpp>
+#include <shardlib/pipeline/validate.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "pipeline_schedules.hpp"
+#include "scratch.hpp"
+#include "support.hpp"
+
+using namespace shardlib;
+using namespace shardlib::pipeline;
+using namespace shardlib::test;
+
+namespace {
+
+std::vector<std::string> texts(const TaskList& list) {
+  std::vector<std::string> out;
+  for (const FusedTask& task : list) out.push_back(to_string(task));
+  return out;
+}
+
+/// "fwd 0 1, bwd 0" of stage 2 is fwd_2__0 fwd_2__1 bwd_2__0.
+TaskList brief(int stage, const std::string& text) {
+  TaskList list;
+  std::istringstream words(text);
+  std::string kind = "fwd";
+  for (std::string word; words >> word;) {
+    if (std::isdigit(static_cast<unsigned char>(word[0])) != 0)
+      list.push_back(parse_task(kind + "_" + std::to_string(stage) + "__" + word));
+    else
+      kind = word;
+  }
+  return list;
+}
+
+/// Runs a plan as the simplest executor would: in order, waiting at each receive, messages between two ranks in the
+/// order in which they were sent. False when it hangs.
+bool runs_blocking(const std::vector<Operations>& plan) {
+  std::map<std::pair<std::size_t, std::size_t>, std::deque<Message>> channels;
+  std::vector<std::size_t> place(plan.size());
+  std::vector<std::set<Message>> here(plan.size());
+  for (bool progress = true; progress;) {
+    progress = false;
+    for (std::size_t rank = 0; rank < plan.size(); ++rank) {
+      for (; place[rank] < plan[rank].size(); ++place[rank]) {
+        const Operation& operation = plan[rank][place[rank]];
+        const auto peer = static_cast<std::size_t>(operation.peer);
+        if (operation.kind == Operation::Kind::send) {
+          channels[{rank, peer}].push_back(operation.message);
+        } else if (operation.kind == Operation::Kind::receive) {
+          auto& channel = channels[{peer, rank}];
+          if (channel.empty()) break;
+          expect(channel.front() == operation.message,
+                 "got the " + to_string(channel.front()) + " for " + to_string(operation));
+          here[rank].insert(channel.front());
+          channel.pop_front();
+        }
+        progress = true;
+      }
+    }
+  }
+  for (std::size_t rank = 0; rank < plan.size(); ++rank)
+    if (place[rank] < plan[rank].size()) return false;
+  for (const auto& [ends, channel] : channels) expect(channel.empty(), "a message was not received");
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("the lists of JaxPP's tutorial", "[pipeline]") {
+  const auto four = Interleaved1F1B({.num_stages = 4, .mpmd_dim = 4}).tasks(4);
+  REQUIRE(texts(four[2]) == std::vector<std::string>{"fwd_2__0", "fwd_2__1", "fwd_2__2", "bwd_2__0", "fwd_2__3",
+                                                     "bwd_2__1", "bwd_2__2", "bwd_2__3"});
+  REQUIRE(texts(four[3]) == std::vector<std::string>{"FusedTask(fwd_3__0, bwd_3__0)", "FusedTask(fwd_3__1, bwd_3__1)",
+                                                     "FusedTask(fwd_3__2, bwd_3__2)", "FusedTask(fwd_3__3, bwd_3__3)"});
+
+  const auto eight = Interleaved1F1B({.num_stages = 8, .mpmd_dim = 4}).tasks(4);
+  REQUIRE(texts(eight[0]) == std::vector<std::string>{"fwd_0__0", "fwd_0__1", "fwd_0__2", "fwd_0__3", "fwd_4__0",
+                                                      "fwd_4__1", "fwd_4__2", "fwd_4__3", "bwd_4__0", "bwd_4__1",
+                                                      "bwd_4__2", "bwd_4__3", "bwd_0__0", "bwd_0__1", "bwd_0__2",
+                                                      "bwd_0__3"});
+  REQUIRE(texts(eight[3]) == std::vector<std::string>{"fwd_3__0", "fwd_3__1", "fwd_3__2", "fwd_3__3",
+                                                      "FusedTask(fwd_7__0, bwd_7__0)", "FusedTask(fwd_7__1, bwd_7__1)",
+                                                      "FusedTask(fwd_7__2, bwd_7__2)", "FusedTask(fwd_7__3, bwd_7__3)",
+                                                      "bwd_3__0", "bwd_3__1", "bwd_3__2", "bwd_3__3"});
+}
+
+TEST_CASE("the lists of schedules with one stage a rank", "[pipeline]") {
+  const auto gpipe = GPipe(2).tasks(3);
+  for (int rank = 0; rank < 2; ++rank)
+    REQUIRE(gpipe[static_cast<std::size_t>(rank)] == brief(rank, "fwd 0 1 2 bwd 0 1 2"));
+
+  const auto standard = Std1F1B(3).tasks(4);
+  REQUIRE(standard[0] == brief(0, "fwd 0 1 2 bwd 0 fwd 3 bwd 1 2 3"));
+  REQUIRE(standard[1] == brief(1, "fwd 0 1 bwd 0 fwd 2 bwd 1 fwd 3 bwd 2 3"));
+  REQUIRE(standard[2] == brief(2, "fwd 0 bwd 0 fwd 1 bwd 1 fwd 2 bwd 2 fwd 3 bwd 3"));
+
+  const auto eager = Eager1F1B(3).tasks(6);
+  REQUIRE(eager[0] == brief(0, "fwd 0 1 2 3 4 bwd 0 fwd 5 bwd 1 2 3 4 5"));
+  REQUIRE(eager[1] == brief(1, "fwd 0 1 2 bwd 0 fwd 3 bwd 1 fwd 4 bwd 2 fwd 5 bwd 3 4 5"));
+  REQUIRE(eager[2] == brief(2, "fwd 0 bwd 0 fwd 1 bwd 1 fwd 2 bwd 2 fwd 3 bwd 3 fwd 4 bwd 4 fwd 5 bwd 5"));
+
+  const auto zero = ZeroBubble(3).tasks(4);
+  REQUIRE(zero[0] == brief(0, "fwd 0 1 2 bwdA 0 bwdW 0 fwd 3 bwdA 1 bwdW 1 bwdA 2 bwdW 2 bwdA 3 bwdW 3"));
+  REQUIRE(zero[1] == brief(1, "fwd 0 1 bwdA 0 fwd 2 bwdA 1 bwdW 0 fwd 3 bwdA 2 bwdW 1 bwdA 3 bwdW 2 3"));
+  REQUIRE(zero[2] == brief(2, "fwd 0 bwdA 0 fwd 1 bwdA 1 fwd 2 bwdA 2 bwdW 0 fwd 3 bwdA 3 bwdW 1 2 3"));
+}
+
+TEST_CASE("the lists of schedules with several stages a rank", "[pipeline]") {
+  const auto dual = DualPipeV({.num_stages = 4, .mpmd_dim = 2}).tasks(4);
+  REQUIRE(texts(dual[0]) ==
+          std::vector<std::string>{"fwd_0__0", "fwd_0__1", "fwd_0__2", "fwd_3__0", "bwdA_3__0", "bwdW_3__0", "fwd_3__1",
+                                   "FusedTask(fwd_0__3, bwdA_3__1, bwdW_3__1)",
+                                   "FusedTask(fwd_3__2, bwdA_0__0, bwdW_0__0)", "FusedTask(bwdA_3__2, bwdW_3__2)",
+                                   "FusedTask(fwd_3__3, bwdA_0__1, bwdW_0__1)", "FusedTask(bwdA_3__3, bwdW_3__3)",
+                                   "FusedTask(bwdA_0__2, bwdW_0__2)", "FusedTask(bwdA_0__3, bwdW_0__3)"});
+  REQUIRE(texts(dual[1]) ==
+          std::vector<std::string>{
+              "fwd_1__0", "fwd_2__0", "fwd_1__1", "fwd_2__1", "fwd_1__2", "FusedTask(bwdA_2__0, bwdW_2__0)",
+              "FusedTask(fwd_2__2, bwdA_1__0, bwdW_1__0)", "FusedTask(fwd_1__3, bwdA_2__1, bwdW_2__1)",
+              "FusedTask(fwd_2__3, bwdA_1__1, bwdW_1__1)", "FusedTask(bwdA_2__2, bwdW_2__2)",
+              "FusedTask(bwdA_1__2, bwdW_1__2)", "bwdA_2__3", "FusedTask(bwdA_1__3, bwdW_1__3)", "bwdW_2__3"});
+
+  // Two rounds of two microbatches.
+  const auto rounds = Interleaved1F1B({.num_stages = 4, .mpmd_dim = 2}).tasks(4);
+  REQUIRE(texts(rounds[0]) == std::vector<std::string>{"fwd_0__0", "fwd_0__1", "fwd_2__0", "fwd_2__1", "fwd_0__2",
+                                                       "bwd_2__0", "fwd_0__3", "bwd_2__1", "fwd_2__2", "bwd_0__0",
+                                                       "fwd_2__3", "bwd_0__1", "bwd_2__2", "bwd_2__3", "bwd_0__2",
+                                                       "bwd_0__3"});
+  const auto fused = Interleaved1F1B({.num_stages = 4, .mpmd_dim = 2, .fuse_steady_state = true}).tasks(4);
+  REQUIRE(texts(fused[0]) == std::vector<std::string>{"fwd_0__0", "fwd_0__1", "fwd_2__0", "fwd_2__1",
+                                                      "FusedTask(fwd_0__2, bwd_2__0)", "FusedTask(fwd_0__3, bwd_2__1)",
+                                                      "FusedTask(fwd_2__2, bwd_0__0)", "FusedTask(fwd_2__3, bwd_0__1)",
+                                                      "bwd_2__2", "bwd_2__3", "bwd_0__2", "bwd_0__3"});
+}
+
+TEST_CASE("stages and ranks", "[pipeline]") {
+  const Schedule looped = Interleaved1F1B({.num_stages = 6, .mpmd_dim = 3});
+  REQUIRE(looped.num_stages() == 6);
+  REQUIRE(looped.mpmd_dim() == 3);
+  REQUIRE(looped.rank_of(4) == 1);
+  REQUIRE(looped.stages_of(1) == std::vector<int>{1, 4});
+  const Schedule folded = DualPipeV({.num_stages = 6, .mpmd_dim = 3});
+  REQUIRE(folded.stages_of(0) == std::vector<int>{0, 5});
+  REQUIRE(folded.stages_of(2) == std::vector<int>{2, 3});
+  REQUIRE(GPipe(3).stages_of(2) == std::vector<int>{2});
+  expect_error<UsageError>([&] { (void)looped.rank_of(6); },
+                           "Interleaved1F1B(num_stages=6, mpmd_dim=3): there is no stage 6 among its 6");
+}
+
+TEST_CASE("every schedule is valid at every size, and runs with blocking receives", "[pipeline]") {
+  if (world_rank() != 0) return;  // once is enough
+  std::mt19937 random(5);
+  std::set<std::string> seen;
+  for (int i = 0; i < 300; ++i) {
+    const auto [schedule, microbatches] = any_schedule(random);
+    INFO(schedule.name() + ", " + std::to_string(microbatches) + " microbatches");
+    seen.insert(schedule.name().substr(0, schedule.name().find('(')));
+    const TaskLists lists = schedule.tasks(microbatches);  // validates
+    REQUIRE(static_cast<int>(lists.size()) == schedule.mpmd_dim());
+    for (int stage = 0; stage < schedule.num_stages(); ++stage)
+      REQUIRE(stage_owners(lists)[static_cast<std::size_t>(stage)] == schedule.rank_of(stage));
+
+    // Each stage has each microbatch's tasks once, counted without `validate`.
+    std::map<Task, int> count;
+    for (const TaskList& list : lists)
+      for (const Task& task : parts_of(list)) ++count[task];
+    for (int stage = 0; stage < schedule.num_stages(); ++stage) {
+      for (int m = 0; m < microbatches; ++m) {
+        REQUIRE(count[{TaskKind::fwd, stage, m}] == 1);
+        REQUIRE(count[{TaskKind::bwdA, stage, m}] == count[{TaskKind::bwdW, stage, m}]);
+        REQUIRE(count[{TaskKind::bwd, stage, m}] + count[{TaskKind::bwdA, stage, m}] == 1);
+      }
+    }
+
+    const auto plan = communication_plan(lists);
+    REQUIRE(runs_blocking(plan));
+    // Receives that stand ahead are the same ones in the same order.
+    const int ahead = std::uniform_int_distribution(1, 5)(random);
+    const auto early = communication_plan(lists, ahead);
+    for (std::size_t rank = 0; rank < plan.size(); ++rank) {
+      std::vector<Operation> a, b;
+      std::map<Task, std::ptrdiff_t> posted, run;
+      std::ptrdiff_t tasks = 0;
+      for (const auto& o : plan[rank])
+        if (o.kind != Operation::Kind::receive) a.push_back(o);
+      for (const auto& o : early[rank]) {
+        if (o.kind != Operation::Kind::receive) b.push_back(o);
+        if (o.kind == Operation::Kind::receive) posted[o.task] = tasks;
+        if (o.kind == Operation::Kind::run) run[o.task] = tasks++;
+      }
+      REQUIRE(a == b);
+      for (const auto& [task, place] : posted) REQUIRE(place <= std::max<std::ptrdiff_t>(0, run[task] - ahead));
+    }
+  }
+  REQUIRE(seen.size() == 6);
+}
+
+TEST_CASE("a rank's operations", "[pipeline]") {
+  const auto plan = communication_plan(Std1F1B(2).tasks(2));
+  std::string text;
+  for (const Operation& operation : plan[0]) text += to_string(operation) + "\n";
+  REQUIRE(text ==
+          "fwd_0__0\n"
+          "send(activation of microbatch 0 from stage 0 to 1, rank 1)\n"
+          "fwd_0__1\n"
+          "send(activation of microbatch 1 from stage 0 to 1, rank 1)\n"
+          "receive(gradient of microbatch 0 from stage 1 to 0, rank 1)\n"
+          "bwd_0__0\n"
+          "receive(gradient of microbatch 1 from stage 1 to 0, rank 1)\n"
+          "bwd_0__1\n");
+  // With split backward passes the gradient leaves after the first half, and stages of one rank send nothing.
+  const auto dual = communication_plan(DualPipeV({.num_stages = 2, .mpmd_dim = 1}).tasks(2));
+  for (const Operation& operation : dual[0]) REQUIRE(operation.kind == Operation::Kind::run);
+  const auto zero = communication_plan(ZeroBubble(2).tasks(2))[1];
+  for (std::size_t i = 0; i + 1 < zero.size(); ++i) {
+    if (zero[i].kind == Operation::Kind::send) REQUIRE(zero[i].task.kind == TaskKind::bwdA);
+    if (zero[i].task.kind == TaskKind::bwdA && zero[i].kind == Operation::Kind::run)
+      REQUIRE(zero[i + 1].kind == Operation::Kind::send);
+  }
+  expect_error<UsageError>([&] { (void)communication_plan(GPipe(2).tasks(1), -1); },
+                           "communication_plan: receive_ahead is -1; it counts the tasks by which receives are posted "
+                           "early, so give 0 or more");
+}
+
+TEST_CASE("a message that is needed late is received when it is sent", "[pipeline]") {
+  // Rank 1 takes microbatch 1 first, though rank 0 makes it last.
+  const Schedule schedule = parse_csv(
+      "fwd_0__0,fwd_0__1,bwd_0__1,bwd_0__0\n"
+      "fwd_1__1,bwd_1__1,fwd_1__0,bwd_1__0\n",
+      "crossed.csv");
+  const auto plan = communication_plan(schedule.tasks(2));
+  REQUIRE(runs_blocking(plan));
+  std::string text;
+  for (std::size_t i = 0; i < 3; ++i) text += to_string(plan[1][i]) + "\n";
+  REQUIRE(text ==
+          "receive(activation of microbatch 0 from stage 0 to 1, rank 0)\n"
+          "receive(activation of microbatch 1 from stage 0 to 1, rank 0)\n"
+          "fwd_1__1\n");
+  REQUIRE(plan[1][0].task == Task{TaskKind::fwd, 1, 0});
+}
+
+TEST_CASE("a plan that is tampered with is refused", "[pipeline]") {
+  const auto good = communication_plan(GPipe(2).tasks(2));
+  check(good);
+  auto swapped = good;  // rank 0: fwd send fwd send ...
+  std::swap(swapped[0][1].message, swapped[0][3].message);
+  expect_error<Error>(
+      [&] { check(swapped); },
+      "communication plan: message 1 from rank 0 to rank 1 is sent as activation of microbatch 1 from "
+      "stage 0 to 1, but received as activation of microbatch 0 from stage 0 to 1; both sides must have "
+      "the same order");
+  auto lost = good;
+  lost[0].erase(lost[0].begin() + 3);
+  expect_error<Error>([&] { check(lost); },
+                      "communication plan: message 2 from rank 0 to rank 1 is sent as nothing, but received as "
+                      "activation of microbatch 1 from stage 0 to 1; both sides must have the same order");
+  auto hasty = good;
+  std::swap(hasty[0][0], hasty[0][1]);
+  expect_error<Error>([&] { check(hasty); },
+                      "communication plan: rank 0, send(activation of microbatch 0 from stage 0 to 1, rank 1) stands "
+                      "before fwd_0__0, which makes it");
+  auto late = good;
+  std::swap(late[1][0], late[1][1]);
+  expect_error<Error>(
+      [&] { check(late); },
+      "communication plan: rank 1, receive(activation of microbatch 0 from stage 0 to 1, rank 0) stands "
+      "behind fwd_1__0, which needs it");
+  auto nowhere = good;
+  nowhere[0][1].peer = 2;
+  expect_error<Error>(
+      [&] { check(nowhere); },
+      "communication plan: rank 0, send(activation of microbatch 0 from stage 0 to 1, rank 2): there is "
+      "no such other rank among 2");
+  auto idle = good;
+  idle[1].erase(idle[1].begin() + 1);
+  expect_error<Error>([&] { check(idle); }, "communication plan: rank 1 receives for fwd_1__0, but never runs it");
+}
+
+TEST_CASE("sizes that a schedule has no lists for", "[pipeline]") {
+  expect_error<UsageError>([] { GPipe(0); }, "GPipe(num_stages=0): num_stages must be at least 1");
+  expect_error<UsageError>([] { Std1F1B(-1); }, "Std1F1B(num_stages=-1): num_stages must be at least 1");
+  expect_error<UsageError>([] { Interleaved1F1B({.num_stages = 4, .mpmd_dim = 0}); },
+                           "Interleaved1F1B(num_stages=4, mpmd_dim=0): mpmd_dim must be at least 1");
+  expect_error<UsageError>(
+      [] { Interleaved1F1B({.num_stages = 6, .mpmd_dim = 4}); },
+      "Interleaved1F1B(num_stages=6, mpmd_dim=4): every rank must have as many stages as the "
+      "others, but mpmd_dim does not divide num_stages; take 8 stages, or another number of ranks");
+  expect_error<UsageError>([] { DualPipeV({.num_stages = 4, .mpmd_dim = 4}); },
+                           "DualPipeV(num_stages=4, mpmd_dim=4): every rank has two stages, so num_stages must be "
+                           "2 * mpmd_dim = 8");
+  expect_error<UsageError>([] { (void)GPipe(2).tasks(0); },
+                           "GPipe(num_stages=2): 0 microbatches; a training step needs at least 1");
+  expect_error<UsageError>(
+      [] { (void)ZeroBubble(4).tasks(3); },
+      "ZeroBubble(num_stages=4): it needs at least num_stages=4 microbatches to fill the pipeline, not 3");
+  expect_error<UsageError>(
+      [] { (void)DualPipeV({.num_stages = 4, .mpmd_dim = 2}).tasks(3); },
+      "DualPipeV(num_stages=4, mpmd_dim=2): it needs at least num_stages=4 microbatches to fill the pipeline, not 3");
+  expect_error<UsageError>([] { (void)Interleaved1F1B({.num_stages = 8, .mpmd_dim = 4}).tasks(11); },
+                           "Interleaved1F1B(num_stages=8, mpmd_dim=4): 11 microbatches make 2 rounds of at least "
+                           "mpmd_dim=4, which must all have the same size, but 2 does not divide 11; take 10 or 12 "
+                           "microbatches");
+}
+
+TEST_CASE("what validate refuses", "[pipeline]") {
+  const auto refused = [](const std::string& csv, const std::string& why) {
+    expect_error<UsageError>([&] { (void)parse_csv(csv, "mine.csv"); }, "mine.csv" + why);
+  };
+  refused("fwd_0__0,bwd_0__0,fwd_0__0\n", ", rank 0: fwd_0__0 stands here twice; remove one");
+  refused(
+      "bwd_0__0,fwd_0__0\n",
+      ", rank 0: bwd_0__0 has no fwd_0__0 before it; the backward pass needs what the forward pass has kept, so that "
+      "must come first");
+  refused("fwd_0__0,bwdW_0__0,bwdA_0__0\n",
+          ", rank 0: bwdW_0__0 has no bwdA_0__0 before it; the gradients of the weights need those of the activations, "
+          "so that must come first");
+  refused(
+      "fwd_0__0,bwdA_0__0\n",
+      ", rank 0: bwdW_0__0 is missing, though bwdA_0__0 is there: the weights of stage 0 would lack the gradients of "
+      "microbatch 0; add it behind");
+  refused("fwd_0__0\n", ", rank 0: bwd_0__0 is missing; add it, or bwdA_0__0 and bwdW_0__0");
+  refused("fwd_0__1,bwd_0__1\n", ", rank 0: fwd_0__0 is missing; each stage takes each microbatch forward once");
+  refused(
+      "fwd_0__0,bwd_0__0,bwdW_0__0\n",
+      ", rank 0: bwdW_0__0 stands behind bwd_0__0: bwd is bwdA and bwdW in one, so the gradients would count twice; "
+      "keep one of the two forms");
+  refused(
+      "fwd_0__0,bwdA_0__0,bwd_0__0\n",
+      ", rank 0: bwd_0__0 stands behind bwdA_0__0: bwd is bwdA and bwdW in one, so the gradients would count twice; "
+      "keep one of the two forms");
+  refused("fwd_0__0,fwd_0__1,bwd_0__0\nbwd_0__1\n",
+          ", rank 1: it has no stage, so it would only wait; use fewer ranks, or more stages");
+  refused("fwd_0__0,bwd_0__0,fwd_1__1,bwd_1__1,fwd_0__1,bwd_0__1\nfwd_2__0,fwd_1__0,bwd_1__0\n",
+          ", rank 1: fwd_1__0 stands here, but stage 1 belongs to rank 0, which holds its weights; move it there");
+  refused("fwd_0__0,bwd_0__0\nfwd_2__0,bwd_2__0\n",
+          ": stage 1 stands on no rank; there are 2 lists of tasks, so give it to a rank from 0 to 1");
+
+  // A schedule of one's own whose lists are not for the sizes it was asked for.
+  const Schedule wrong("mine", {0}, [](int m) { return GPipe(1).tasks(m + 1); });
+  expect_error<UsageError>([&] { (void)wrong.tasks(2); },
+                           "mine, rank 0: fwd_0__2 is of a microbatch that is not there: the microbatches are 0 to 1; "
+                           "remove it, or run more microbatches");
+  const Schedule wide("mine", {0}, [](int m) { return GPipe(2).tasks(m); });
+  expect_error<UsageError>([&] { (void)wide.tasks(2); },
+                           "mine, rank 1: it has no stage, so it would only wait; use fewer ranks, or more stages");
+  expect_error<UsageError>(
+      [] { validate("mine", {brief(1, "fwd 0")}, {0}, 1); },
+      "mine, rank 0: fwd_1__0 is of a stage that is not there: the stages are 0 to 0; remove it, or "
+      "make the schedule for more stages");
+  expect_error<UsageError>([] { validate("mine", {}, {}, 1); }, "mine: it has no stage; give it at least one");
+  expect_error<UsageError>([] { validate("mine", {brief(0, "fwd 0 bwd 0")}, {0}, 0); },
+                           "mine: 0 microbatches; a training step needs at least 1");
+}
+
+TEST_CASE("ranks that would wait for each other forever", "[pipeline]") {
+  // Rank 1 wants microbatch 1 first, which rank 0 makes only after it has the gradient of microbatch 0.
+  expect_error<UsageError>(
+      [] {
+        (void)parse_csv(
+            "fwd_0__0,bwd_0__0,fwd_0__1,bwd_0__1\n"
+            "\"FusedTask(fwd_1__1, bwd_1__1)\",\"FusedTask(fwd_1__0, bwd_1__0)\"\n",
+            "stuck.csv");
+      },
+      "stuck.csv cannot make progress: its ranks wait for each other; move a task that is waited for further ahead in "
+      "its rank's list\n"
+      "  rank 0 waits at bwd_0__0 for bwd_1__0, which is task 4 of rank 1\n"
+      "  rank 1 waits at fwd_1__1 for fwd_0__1, which is task 3 of rank 0\n"
+      "rank 0: fwd_0__0                          >>bwd_0__0<<                  fwd_0__1 bwd_0__1\n"
+      "rank 1: >>FusedTask(fwd_1__1, bwd_1__1)<< FusedTask(fwd_1__0, bwd_1__0)\n");
+}
+
+TEST_CASE("tasks as text", "[pipeline]") {
+  for (const std::string text :
+       {"fwd_2__0", "bwd_0__13", "bwdA_7__999999", "bwdW_11__2", "FusedTask(fwd_3__0, bwdA_4__1, bwdW_4__1)"})
+    REQUIRE(to_string(parse_task(text)) == text);
+  REQUIRE(to_string(parse_task("  FusedTask(fwd_3__0,bwd_3__0)\t")) == "FusedTask(fwd_3__0, bwd_3__0)");
+  for (const std::string text : {"",
+                                 "fwd",
+                                 "fwd_",
+                                 "fwd_2",
+                                 "fwd_2_0",
+                                 "fwd_2__",
+                                 "fwd___0",
+                                 "fwd_-1__0",
+                                 "fwd_2__-1",
+                                 "fwd_2__0x",
+                                 "fwd_2__+1",
+                                 "fwd_2__1000000",
+                                 "bwdB_2__0",
+                                 "Fwd_2__0",
+                                 "fwd_2__0 fwd_2__1",
+                                 "fwd_2__0, fwd_2__1",
+                                 "FusedTask()",
+                                 "FusedTask(fwd_2__0,)",
+                                 "FusedTask(fwd_2__0",
+                                 "FusedTask(FusedTask(fwd_2__0))"})
+    expect_error<UsageError>(
+        [&] { (void)parse_task(text); },
+        "`" + text +
+            "` is no task; write fwd_STAGE__MICROBATCH, bwd_, bwdA_ or bwdW_ likewise (numbers of up "
+            "to 6 digits), or FusedTask(...) of several, separated by commas");
+  REQUIRE(to_string(TaskLists{brief(0, "fwd 0 10 bwd 0"), brief(1, "fwd 0 1 bwd 0")}) ==
+          "rank 0: fwd_0__0 fwd_0__10 bwd_0__0\n"
+          "rank 1: fwd_1__0 fwd_1__1  bwd_1__0\n");
+}
+
+TEST_CASE("schedules as CSV", "[pipeline]") {
+  std::mt19937 random(7);
+  for (int i = 0; i < 40; ++i) {
+    const auto [schedule, microbatches] = any_schedule(random);
+    const TaskLists lists = schedule.tasks(microbatches);
+    const Schedule again = parse_csv(to_csv(lists), "again.csv");
+    REQUIRE(again.tasks(microbatches) == lists);
+    REQUIRE(again.num_stages() == schedule.num_stages());
+    for (int stage = 0; stage < schedule.num_stages(); ++stage)
+      REQUIRE(again.rank_of(stage) == schedule.rank_of(stage));
+  }
+  REQUIRE(to_csv(Interleaved1F1B({.num_stages = 2, .mpmd_dim = 2}).tasks(2)) ==
+          "fwd_0__0,fwd_0__1,bwd_0__0,bwd_0__1\n\"FusedTask(fwd_1__0, bwd_1__0)\",\"FusedTask(fwd_1__1, bwd_1__1)\"\n");
+
+  // As spreadsheets and people write it: a byte order mark, other line ends, empty cells, no quotes, no last line end.
+  const Schedule loose = parse_csv(
+      "\xEF\xBB\xBF"
+      "fwd_0__0, ,bwd_0__0,\r\n,FusedTask(fwd_1__0, bwd_1__0),\"\"\r\n\r\n",
+      "loose.csv");
+  REQUIRE(to_csv(loose.tasks(1)) == "fwd_0__0,bwd_0__0\n\"FusedTask(fwd_1__0, bwd_1__0)\"\n");
+  REQUIRE(parse_csv("fwd_0__0,bwd_0__0", "one.csv").tasks(1).size() == 1);
+
+  expect_error<UsageError>([&] { (void)loose.tasks(2); },
+                           "loose.csv: the number of microbatches is 1 and cannot be 2; run 1, or take a schedule that "
+                           "is made for any number");
+  expect_error<UsageError>(
+      [] { (void)parse_csv("fwd_0__0,bwd_0__0\nfwd_1__0,,bwd_1_0\n", "typo.csv"); },
+      "typo.csv, row 2, cell 3: `bwd_1_0` is no task; write fwd_STAGE__MICROBATCH, bwd_, bwdA_ or "
+      "bwdW_ likewise (numbers of up to 6 digits), or FusedTask(...) of several, separated by commas");
+  for (const std::string empty : {"", "\n", ",,\n \n"})
+    expect_error<UsageError>([&] { (void)parse_csv(empty, "empty.csv"); },
+                             "empty.csv holds no task; write a row of tasks for each rank");
+  expect_error<UsageError>([] { (void)parse_csv("\nfwd_0__0,bwd_0__0\n", "gap.csv"); },
+                           "gap.csv, rank 0: it has no stage, so it would only wait; use fewer ranks, or more stages");
+
+  const Scratch scratch;
+  put(scratch / "s.csv", to_csv(ZeroBubble(2).tasks(3)));
+  REQUIRE(read_csv(scratch / "s.csv").tasks(3) == ZeroBubble(2).tasks(3));
+  REQUIRE(make_schedule(scratch / "s.csv", 2, 2).tasks(3) == ZeroBubble(2).tasks(3));
+  for (const std::string& path : {scratch / "none.csv", scratch.path()})
+    expect_error<UsageError>([&] { (void)read_csv(path); },
+                             "the schedule " + path + " cannot be read; is it a file that is there and may be read?");
+}
+
+TEST_CASE("schedules by name", "[pipeline]") {
+  REQUIRE(make_schedule("gpipe", 3, 3).name() == "GPipe(num_stages=3)");
+  REQUIRE(make_schedule("1f1b", 3, 3).name() == "Std1F1B(num_stages=3)");
+  REQUIRE(make_schedule("eager-1f1b", 3, 3).name() == "Eager1F1B(num_stages=3)");
+  REQUIRE(make_schedule("zero-bubble", 3, 3).name() == "ZeroBubble(num_stages=3)");
+  REQUIRE(make_schedule("interleaved-1f1b", 6, 3).name() == "Interleaved1F1B(num_stages=6, mpmd_dim=3)");
+  REQUIRE(make_schedule("dualpipe-v", 6, 3).name() == "DualPipeV(num_stages=6, mpmd_dim=3)");
+  for (const std::string& name : schedule_names()) {
+    const int stages = name == "dualpipe-v" ? 4 : 2;
+    REQUIRE(make_schedule(name, stages, 2).tasks(4).size() == 2);
+  }
+  expect_error<UsageError>(
+      [] { (void)make_schedule("1f1b", 4, 2); },
+      "schedule `1f1b` has 4 stages on 4 ranks, but the program has 4 on 2; change the stage axis of "
+      "the mesh and the stages of a rank, or take another schedule");
+  expect_error<UsageError>([] { (void)make_schedule("2f2b", 4, 4); },
+                           "there is no schedule `2f2b`; there are gpipe, 1f1b, eager-1f1b, zero-bubble, "
+                           "interleaved-1f1b, dualpipe-v, and files that end in .csv");
+}
