@@ -132,7 +132,8 @@ void step_figures(const Mesh<"d t">& mesh, double peak) {
   const Sizes sizes{{"V", 256}, {"M", 256}, {"Q", 2}, {"K", 2}, {"D", 64}, {"F", 768}, {"B", batch}, {"L", length}};
   const auto w = random_model(mesh, sizes, 4);
   const auto ids = cast<i32>(random_uniform<f32, "B/d L">(mesh, sizes, {0, 99}) * 255.0);
-  const gpt::Batch data{ids, ids, zeros<i32, "B/d L">(mesh, sizes)};
+  const gpt::Batch data{ids, ids, zeros<i32, "B/d L">(mesh, sizes),
+                        full<f32, "B/d L">(mesh, sizes, 1 / static_cast<double>(batch * length))};
   const auto causal = causal_mask<"Qlen Klen">(mesh, length, length);
   const auto step = [&] { value_and_grad(mesh, gpt::loss, w, data, causal, gpt::Form{}); };
   step();
@@ -148,73 +149,102 @@ void step_figures(const Mesh<"d t">& mesh, double peak) {
 }
 
 #if defined(SHARDLIB_WITH_MPI)
+// One collective: ours, the MPI library's, and how many bytes cross the bus per byte of the whole.
+struct Contest {
+  const char* name;
+  const std::vector<Buffer>& send;
+  std::function<void()> ours, theirs;
+  double moved;
+};
+
+// Each round's seconds of the slowest rank.
+std::vector<double> slowest(std::vector<double> t) {
+  MPI_Allreduce(MPI_IN_PLACE, t.data(), static_cast<int>(t.size()), MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+  return t;
+}
+
 void collective_figures(const Mesh<"d">& mesh) {
   const int n = mesh.count();
   auto& group = mesh.device()->group({"d"});
   const auto& pool = mesh.device()->pool();
-  if (mesh.index() == 0) {
+  const bool speaks = mesh.index() == 0;
+  if (speaks) {
     fmt::print(
-        "\nCollectives on {} ranks against the MPI library's own (bus bandwidth, GB/s; total bytes; fresh buffers in "
-        "turn)\n",
+        "\nCollectives on {} ranks against the MPI library's own, in turn; bus bandwidth, GB/s, from the slowest "
+        "rank's "
+        "median; the ratio of each pair's times: median (middle 80 %).\nBuffers rotate and are written before each "
+        "call; copy: memcpy of the bus's bytes by all ranks at once.\n",
         n);
-    fmt::print("{:>10}  {:>30}  {:>30}  {:>30}\n", "bytes", "all_gather ours/MPI ratio",
-               "reduce_scatter ours/MPI ratio", "all_reduce ours/MPI ratio");
+    fmt::print("{:>9}  {:<14}  {:>7}  {:>7}  {:>7}  {}\n", "bytes", "collective", "ours", "MPI", "copy", "ratio");
   }
-  for (std::size_t bytes = 64 << 10; bytes <= 64U << 20; bytes *= 16 / (bytes < (16U << 20) ? 1 : 4)) {
+  for (std::size_t bytes = 4096; bytes <= 64U << 20; bytes *= 4) {
     const std::size_t part = bytes / static_cast<std::size_t>(n);
-    constexpr int copies = 3;  // buffers rotate: a buffer that stays in the cache would flatter
+    // A buffer that stays in the cache would flatter.
+    const std::size_t copies = std::clamp<std::size_t>((16U << 20) / bytes, 3, 64);
     std::vector<Buffer> whole, small, out;
-    for (int i = 0; i < copies; ++i) {
+    for (std::size_t i = 0; i < copies; ++i) {
       whole.push_back(pool->allocate(bytes));
       small.push_back(pool->allocate(part));
       out.push_back(pool->allocate(bytes));
       for (const Buffer& b : {whole.back(), small.back(), out.back()}) std::memset(b.data(), 0, b.bytes());
     }
-    int turn = 0;
-    const auto pick = [&](const std::vector<Buffer>& set) { return set[static_cast<std::size_t>(turn % copies)]; };
+    std::size_t turn = 0;
+    const auto pick = [&](const std::vector<Buffer>& set) { return set[turn % copies]; };
     const int count = static_cast<int>(part / sizeof(f32));
-    const auto times = interleaved(
-        bytes > (4U << 20) ? 15 : 41,
-        {[&] {
-           group.barrier();
-           group.all_gather(pick(small), pick(whole)).wait();
-           ++turn;
-         },
+    const double share = static_cast<double>(n - 1) / n;
+    const std::vector<Contest> contests{
+        {"all_gather", small, [&] { group.all_gather(pick(small), pick(whole)).wait(); },
          [&] {
-           group.barrier();
            MPI_Allgather(pick(small).data(), count, MPI_FLOAT, pick(whole).data(), count, MPI_FLOAT, MPI_COMM_WORLD);
-           ++turn;
          },
+         share},
+        {"reduce_scatter", whole,
+         [&] { group.reduce_scatter(pick(whole), pick(small), DType::f32, Reduction::sum).wait(); },
          [&] {
-           group.barrier();
-           group.reduce_scatter(pick(whole), pick(small), DType::f32, Reduction::sum).wait();
-           ++turn;
-         },
-         [&] {
-           group.barrier();
            MPI_Reduce_scatter_block(pick(whole).data(), pick(small).data(), count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-           ++turn;
          },
+         share},
+        {"all_reduce", whole, [&] { group.all_reduce(pick(whole), pick(out), DType::f32, Reduction::sum).wait(); },
+         [&] { MPI_Allreduce(pick(whole).data(), pick(out).data(), count * n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); },
+         2 * share},
+        {"all_to_all", whole, [&] { group.all_to_all(pick(whole), pick(out)).wait(); },
          [&] {
-           group.barrier();
-           group.all_reduce(pick(whole), pick(out), DType::f32, Reduction::sum).wait();
-           ++turn;
+           MPI_Alltoall(pick(whole).data(), count, MPI_FLOAT, pick(out).data(), count, MPI_FLOAT, MPI_COMM_WORLD);
          },
-         [&] {
-           group.barrier();
-           MPI_Allreduce(pick(whole).data(), pick(out).data(), count * n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-           ++turn;
-         }});
-    if (mesh.index() != 0) continue;
-    std::string row = fmt::format("{:>10}", bytes);
-    for (std::size_t i = 0; i < 6; i += 2) {
-      // Bytes that cross the bus: (n-1)/n of the total, twice for all_reduce.
-      const double moved = static_cast<double>(bytes) * (n - 1) / n * (i == 4 ? 2 : 1) / 1e9;
-      row += fmt::format("  {:>30}", fmt::format("{:.2f} / {:.2f}  {:.2f}", moved / times[i].median,
-                                                 moved / times[i + 1].median, times[i + 1].median / times[i].median));
+         share}};
+    for (const Contest& contest : contests) {
+      const auto moved = static_cast<std::size_t>(static_cast<double>(bytes) * contest.moved);
+      const std::vector<std::function<void()>> sides{contest.ours, contest.theirs, [&] {
+                                                       for (std::size_t done = 0; done < moved; done += bytes) {
+                                                         std::memcpy(pick(out).data(), pick(whole).data(),
+                                                                     std::min(bytes, moved - done));
+                                                       }
+                                                     }};
+      const int rounds = bytes > (4U << 20) ? 15 : bytes > (256U << 10) ? 41 : 201;
+      std::vector<std::vector<double>> times(sides.size());
+      for (int r = -2; r < rounds; ++r) {
+        for (std::size_t side = 0; side < sides.size(); ++side) {
+          f32* const values = pick(contest.send).as<f32>();
+          const std::size_t length = pick(contest.send).bytes() / sizeof(f32);
+          for (std::size_t i = 0; i < length; ++i) values[i] = 0.5F * values[i] + static_cast<float>(turn);
+          group.barrier();
+          const double t = seconds_of(sides[side]);
+          if (r >= 0) times[side].push_back(t);
+          ++turn;
+        }
+      }
+      for (auto& t : times) t = slowest(std::move(t));
+      std::vector<double> ratios;
+      for (std::size_t r = 0; r < times[0].size(); ++r) ratios.push_back(times[1][r] / times[0][r]);
+      if (!speaks) continue;
+      const auto rate = [&](std::size_t side) {
+        return static_cast<double>(moved) / summary(times[side]).median / 1e9;
+      };
+      const Times ratio = summary(std::move(ratios));
+      fmt::print("{:>9}  {:<14}  {:>7.2f}  {:>7.2f}  {:>7.2f}  {:.2f} ({:.2f} .. {:.2f})\n", bytes, contest.name,
+                 rate(0), rate(1), rate(2), ratio.median, ratio.low, ratio.high);
+      std::fflush(stdout);
     }
-    fmt::print("{}\n", row);
-    std::fflush(stdout);
   }
 }
 #endif

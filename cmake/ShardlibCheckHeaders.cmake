@@ -2,7 +2,7 @@
 file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/include"
      "${PROJECT_SOURCE_DIR}/include/shardlib/*.hpp")
 if(NOT SHARDLIB_USE_MPI)
-  list(REMOVE_ITEM headers shardlib/comm/mpi.hpp shardlib/comm/mpi_process.hpp)
+  list(FILTER headers EXCLUDE REGEX "^shardlib/comm/(mpi.*|shm_node)\\.hpp$")
 endif()
 set(sources "")
 foreach(header IN LISTS headers)

@@ -14,6 +14,8 @@ foreach(header IN LISTS shardlib_definitions)
   list(APPEND shardlib_sources "${source}")
 endforeach()
 add_library(shardlib_compiled STATIC EXCLUDE_FROM_ALL ${shardlib_sources})
+# Their headers cost more than they do: several definitions share one reading of them.
+set_target_properties(shardlib_compiled PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
 target_compile_definitions(shardlib_compiled PUBLIC SHARDLIB_COMPILED)
 target_link_libraries(shardlib_compiled PUBLIC shardlib::shardlib)
 add_library(shardlib::compiled ALIAS shardlib_compiled)

@@ -102,10 +102,10 @@ struct TrainState {
 gpt2::Batch place(const Setup& s, const io::TokenBatch& rows) {
   const auto host = std::make_shared<io::TokenBatch>(rows);
   const std::int64_t batch = std::ssize(rows.inputs) / s.o.training.seq * s.mesh.size("d");
-  const auto tensor = [&](const std::vector<std::int32_t>& values) {
-    return from_memory<i32, "B/d L">(s.mesh, {{"B", batch}, {"L", s.o.training.seq}}, std::span<const i32>(values), host);
+  const auto tensor = [&]<class T>(const std::vector<T>& values) {
+    return from_memory<T, "B/d L">(s.mesh, {{"B", batch}, {"L", s.o.training.seq}}, std::span<const T>(values), host);
   };
-  return {tensor(host->inputs), tensor(host->targets), tensor(host->segments)};
+  return {tensor(host->inputs), tensor(host->targets), tensor(host->segments), tensor(host->weights)};
 }
 
 template <dtype C>
@@ -114,7 +114,6 @@ run::StepResult train_step(const Setup& s, TrainState& state, const std::vector<
   const run::Training& t = s.o.training;
   const auto causal = causal_mask<"Qlen Klen">(s.mesh, t.seq, t.seq);
   const auto positions = iota<"L">(s.mesh, t.seq);
-  const double parts = static_cast<double>(microbatches.size());
   Tensor<f32, "+d +t"> loss;
   gpt2::Model grads;
   for (std::size_t i = 0; i < microbatches.size(); ++i) {
@@ -125,10 +124,10 @@ run::StepResult train_step(const Setup& s, TrainState& state, const std::vector<
     loss = i == 0 ? l : loss + l;
     grads = i == 0 ? g : map_tree([](const auto& a, const auto& b) { return a + b; }, grads, g);
   }
-  const double norm = global_norm(s.mesh, grads) / parts;
-  const run::StepResult result{item(all_reduce<"+d +t -> ">(loss)) / parts, norm};
+  const double norm = global_norm(s.mesh, grads);
+  const run::StepResult result{item(all_reduce<"+d +t -> ">(loss)), norm};
   run::check_finite(result, step);
-  const double scale = run::clip_factor(norm, t.clip) / parts;
+  const double scale = run::clip_factor(norm, t.clip);
   // Matrices decay, biases and gains do not.
   const auto decays = [](std::string_view name) {
     const auto field = name.substr(name.rfind('/') + 1);

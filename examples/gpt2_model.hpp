@@ -85,9 +85,11 @@ auto keep(const Tensor<C, S>& x, const Form& form) -> Tensor<C, S> {
   return form.recompute == Recompute::seqax ? save_for_backward(x) : x;
 }
 
-// One batch of packed sequences: a segment is a document, and attention does not leave it.
+// One batch: a segment is a document, and attention does not leave it. `weights` are each token's share of the loss; those
+// of a step, over all devices and microbatches, add up to 1.
 struct Batch {
   Tensor<i32, "B/d L"> inputs, targets, segments;
+  Tensor<f32, "B/d L"> weights;
 };
 
 /// Keys and values of the positions that sampling has passed.
@@ -164,8 +166,7 @@ auto layer(const Residual& x, const Mask& mask, const Layer& w, const Form& form
            const Tensor<C, "L Klen">& places, Cache<C>* cache) -> Residual {
   const auto attended = attention<C>(branch_input<C>(x, w.norm1, form), mask, w, form, places, cache);
   const auto y = add_branch<C>(x, attended, w.b_o, w.norm1, form, dropout.at(0));
-  const auto fed = feed_forward<C>(branch_input<C>(form.recompute == Recompute::seqax ? save_for_backward(y) : y,
-                                                   w.norm2, form), w, form);
+  const auto fed = feed_forward<C>(branch_input<C>(keep(y, form), w.norm2, form), w, form);
   return add_branch<C>(y, fed, w.b_down, w.norm2, form, dropout.at(1));
 }
 
@@ -211,12 +212,13 @@ auto logits(const Model& w, const Tensor<i32, "B/d L">& inputs, const Mask& mask
   return unembedding<C>(w, table, x, form);
 }
 
-// The mean loss of a token. Each device of the mesh holds a part of the sum: that is what value_and_grad wants.
+// The mean loss of the tokens that count. Each device of the mesh holds a part of the sum: that is what value_and_grad
+// wants.
 template <dtype C>
 auto loss(const Model& w, const Batch& batch, const Tensor<bool_, "Qlen Klen">& causal,
           const Tensor<i32, "L">& positions, const Form& form, const Dropout& dropout) -> Tensor<f32, "+d +t"> {
   const auto y = logits<C>(w, batch.inputs, segment_mask(batch.segments, causal), positions, form, dropout);
-  return mean<"B/d L +t -> +d +t">(cross_entropy(y, batch.targets));
+  return sum<"B/d L +t -> +d +t">(cross_entropy(y, batch.targets) * batch.weights);
 }
 
 // Sampling: the logits of new tokens at `positions`, whose keys and values are added to the caches.

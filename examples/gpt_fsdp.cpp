@@ -20,7 +20,7 @@ using GptMesh = Mesh<"d t">;
 struct Options {
   run::Training training;
   std::int64_t layers = 4, d_model = 256, n_q_per_kv = 2, n_kv = 2, d_head = 64, d_ff = 768, vocabulary = 0;
-  bool tied = false, report_kept = false;
+  bool tied = false, library_optimizer = false, report_kept = false;
   gpt::Form form;
 };
 
@@ -69,28 +69,14 @@ struct TrainState {
 gpt::Batch place(const GptMesh& mesh, const io::TokenBatch& rows, std::int64_t length) {
   const auto host = std::make_shared<io::TokenBatch>(rows);
   const Sizes sizes{{"B", std::ssize(rows.inputs) / length * mesh.size("d")}, {"L", length}};
-  const auto tensor = [&](const std::vector<i32>& values) {
-    return from_memory<i32, "B/d L">(mesh, sizes, std::span<const i32>(values), host);
+  const auto tensor = [&]<class T>(const std::vector<T>& values) {
+    return from_memory<T, "B/d L">(mesh, sizes, std::span<const T>(values), host);
   };
-  return {tensor(host->inputs), tensor(host->targets), tensor(host->segments)};
+  return {tensor(host->inputs), tensor(host->targets), tensor(host->segments), tensor(host->weights)};
 }
 
-// One step: loss, gradients (of the weights' own types, since all are fully sharded) summed over the microbatches,
-// clipping by the global norm, AdamW (Loshchilov and Hutter 2017). Metrics are reduced outside the differentiated
-// function. The library has the same as global_norm and AdamW: --library-optimizer in the tests of optim.hpp.
-run::StepResult train_step(const GptMesh& mesh, TrainState& state, const std::vector<io::TokenBatch>& microbatches,
-                           const Options& o, std::int64_t step, double learning_rate) {
-  const run::Training& t = o.training;
-  const auto causal = causal_mask<"Qlen Klen">(mesh, t.seq, t.seq);
-  const double parts = static_cast<double>(microbatches.size());
-  Tensor<f32, "+d +t"> loss;
-  gpt::Model grads;
-  for (const io::TokenBatch& rows : microbatches) {
-    const auto [l, g] = value_and_grad(mesh, gpt::loss, state.weights, place(mesh, rows, t.seq), causal, o.form);
-    grads = loss ? map_tree([](const auto& a, const auto& b) { return a + b; }, grads, g) : g;
-    loss = loss ? loss + l : l;
-  }
-
+// The Euclidean norm of all gradients together. Each element stands on one device, so that none counts twice.
+double gradient_norm(const gpt::Model& grads) {
   Tensor<f32, "+d +t"> squares;
   for_each_leaf(
       [&](std::string_view, const auto& g) {
@@ -98,13 +84,16 @@ run::StepResult train_step(const GptMesh& mesh, TrainState& state, const std::ve
         squares = squares ? squares + s : s;
       },
       grads);
-  const double norm = std::sqrt(item(all_reduce<"+d +t -> ">(squares))) / parts;
-  const run::StepResult result{item(all_reduce<"+d +t -> ">(loss)) / parts, norm};
-  run::check_finite(result, step);
+  return std::sqrt(item(all_reduce<"+d +t -> ">(squares)));
+}
 
+// AdamW (Loshchilov and Hutter 2017) of gradients that are scaled by `clip`. Without communication: weights, gradients
+// and moments are sharded alike.
+void adamw(TrainState& state, const gpt::Model& grads, const run::Training& t, std::int64_t step, double learning_rate,
+           double clip) {
   const auto f = [](double x) { return static_cast<float>(x); };
-  const float scale = f(run::clip_factor(norm, t.clip) / parts);
-  const float rate = f(learning_rate), beta1 = f(t.beta1), beta2 = f(t.beta2), decay = f(t.weight_decay);
+  const float rate = f(learning_rate), scale = f(clip), decay = f(t.weight_decay);
+  const float beta1 = f(t.beta1), beta2 = f(t.beta2);
   const float correct1 = f(1 / (1 - std::pow(t.beta1, static_cast<double>(step + 1))));
   const float correct2 = f(1 / (1 - std::pow(t.beta2, static_cast<double>(step + 1))));
 
@@ -117,6 +106,33 @@ run::StepResult train_step(const GptMesh& mesh, TrainState& state, const std::ve
   state.mean = map_tree(each(update_mean), state.mean, grads);
   state.variance = map_tree(each(update_variance), state.variance, grads);
   state.weights = map_tree(each(update_weight), state.weights, state.mean, state.variance);
+}
+
+// One step: loss, gradients (of the weights' own types, since all are fully sharded) summed over the microbatches,
+// clipping by the global norm, AdamW. Metrics are reduced outside the differentiated function.
+run::StepResult train_step(const GptMesh& mesh, TrainState& state, const std::vector<io::TokenBatch>& microbatches,
+                           const Options& o, std::int64_t step, double learning_rate) {
+  const run::Training& t = o.training;
+  const auto causal = causal_mask<"Qlen Klen">(mesh, t.seq, t.seq);
+  Tensor<f32, "+d +t"> loss;
+  gpt::Model grads;
+  for (const io::TokenBatch& rows : microbatches) {
+    const auto [l, g] = value_and_grad(mesh, gpt::loss, state.weights, place(mesh, rows, t.seq), causal, o.form);
+    grads = loss ? map_tree([](const auto& a, const auto& b) { return a + b; }, grads, g) : g;
+    loss = loss ? loss + l : l;
+  }
+  // --library-optimizer: the library's global_norm and AdamW in place of the ones spelled above.
+  const double norm = o.library_optimizer ? global_norm(mesh, grads) : gradient_norm(grads);
+  const run::StepResult result{item(all_reduce<"+d +t -> ">(loss)), norm};
+  run::check_finite(result, step);
+  const double clip = run::clip_factor(norm, t.clip);
+  if (o.library_optimizer) {
+    const AdamW optimizer{.beta1 = t.beta1, .beta2 = t.beta2, .weight_decay = t.weight_decay};
+    optimizer.update(state.weights, state.mean, state.variance, grads, learning_rate, clip, step,
+                     [](std::string_view) { return true; });
+  } else {
+    adamw(state, grads, t, step, learning_rate, clip);
+  }
   return result;
 }
 
@@ -173,6 +189,7 @@ void declare(run::Options& options, Options& o) {
   options.add("--rope-base", o.form.rope_base, "base of rotary positions", run::above(1));
   options.flag("--tied", o.tied, "use the embedding as the unembedding too");
   options.flag("--library-loss", o.form.library_loss, "the library's cross_entropy instead of gpt_model.hpp's");
+  options.flag("--library-optimizer", o.library_optimizer, "the library's AdamW instead of gpt_fsdp.cpp's");
   options.flag("--report-kept", o.report_kept, "print what is kept for the backward pass");
 
   // The models of seqax's configurations for C4 with the Llama tokenizer.

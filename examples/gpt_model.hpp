@@ -49,9 +49,11 @@ struct Sampling {
   Cache* cache = nullptr;          ///< this layer's
 };
 
-// One batch of packed sequences: a segment is a document, and attention does not leave it.
+// One batch: a segment is a document, and attention does not leave it. `weights` are each token's share of the loss; those
+// of a step, over all devices and microbatches, add up to 1.
 struct Batch {
   Tensor<i32, "B/d L"> inputs, targets, segments;
+  Tensor<f32, "B/d L"> weights;
 };
 
 using Residual = Tensor<f32, "B/d L M/t">;
@@ -141,13 +143,14 @@ inline auto token_losses(const Tensor<f32, "B/d L V/t">& logits, const Tensor<i3
   return to_partial<"B/d L -> B/d L +t">(log(total)) - target;
 }
 
-// The mean loss of a token. Each device of the mesh holds a part of the sum: that is what value_and_grad wants.
+// The mean loss of the tokens that count. Each device of the mesh holds a part of the sum: that is what value_and_grad
+// wants.
 inline auto loss(const Model& w, const Batch& batch, const Tensor<bool_, "Qlen Klen">& causal, const Form& form)
     -> Tensor<f32, "+d +t"> {
   const auto y = logits(w, batch.inputs, segment_mask(batch.segments, causal), form, {}, nullptr);
   // --library-loss: the library's cross_entropy in place of the one spelled above.
   const auto losses = form.library_loss ? cross_entropy(y, batch.targets) : token_losses(y, batch.targets);
-  return mean<"B/d L +t -> +d +t">(losses);
+  return sum<"B/d L +t -> +d +t">(losses * batch.weights);
 }
 
 }  // namespace gpt

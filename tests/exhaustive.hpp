@@ -62,7 +62,7 @@ inline std::string text_of(const detail::ValuePtr& x) {
 inline const TensorSpec& dual_of(const TensorSpec& x, const Axes& axes) {
   return interned(rules::dual(to_string(x), axes).view());
 }
-/// What a rule says the result is; a refusal fails the test.
+/// What a rule says the result is; a refusal fails the test. Lives as long as the program.
 inline const TensorSpec& accepted(const rules::Verdict& verdict) {
   expect(verdict.ok(), "refused: " + std::string(verdict.why.view()));
   return interned(verdict.result.view());

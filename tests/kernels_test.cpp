@@ -1,9 +1,5 @@
 // The untyped kernels, each against plain loops in f64 that are written from the definition.
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
+#include "catch.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -1,10 +1,6 @@
 // The main of every test program: a Catch2 session between initialising and finalising Kokkos and MPI.
 #define CATCH_CONFIG_RUNNER
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
+#include "catch.hpp"
 
 #include "shardlib/launch.hpp"
 

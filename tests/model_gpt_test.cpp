@@ -64,7 +64,8 @@ gpt::Batch batch(const GptMesh& mesh) {
     return place<Tensor<i32, "B/d L">>(mesh, HostArray<i32>({sized(shape.B), sized(shape.L)}, values));
   };
   const auto host = tokens();
-  return {on_devices(host.inputs), on_devices(host.targets), on_devices(host.segments)};
+  return {on_devices(host.inputs), on_devices(host.targets), on_devices(host.segments),
+          full<f32, "B/d L">(mesh, sizes, 1.0 / static_cast<double>(host.inputs.size()))};
 }
 
 /// gpt::loss with each layer called directly, so that everything is kept and nothing computed twice.
@@ -78,8 +79,8 @@ auto loss_without_recompute(const gpt::Model& w, const gpt::Batch& batch, const 
   const auto y = gpt::gathered_norm(x, w.final_norm);
   const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M">(w.unembed[0]);
   const auto logits = einsum_unreduced<"B/d L M, V/t M -> B/d L V/t">(y, unembed);
-  return mean<"B/d L +t -> +d +t">(form.library_loss ? cross_entropy(logits, batch.targets)
-                                                     : gpt::token_losses(logits, batch.targets));
+  const auto losses = form.library_loss ? cross_entropy(logits, batch.targets) : gpt::token_losses(logits, batch.targets);
+  return sum<"B/d L +t -> +d +t">(losses * batch.weights);
 }
 
 struct Variant {

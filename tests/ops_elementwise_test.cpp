@@ -1,6 +1,7 @@
 // Elementwise arithmetic, comparisons, where, map and casts: broadcasting by name, pending sums, each with its VJP.
 #include "op_case.hpp"
 #include "shardlib/ops/elementwise.hpp"
+#include "shardlib/spmd.hpp"
 
 using namespace shardlib;
 using namespace shardlib::test;
@@ -238,6 +239,39 @@ TEST_CASE("cast", "[ops]") {
       CAST(u32, bf16, "A/t", Draw::naturals),
   });
 #undef CAST
+}
+
+template <class T>
+HostArray<T> vector_of(const std::vector<T>& values) {
+  return HostArray<T>({static_cast<std::int64_t>(values.size())}, values);
+}
+
+// What C++ leaves undefined is defined here: the same on every compiler, and quiet under a sanitizer.
+TEST_CASE("integers at their bounds", "[ops]") {
+  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+    const Mesh<"d t"> mesh(device);
+    constexpr i32 least = std::numeric_limits<i32>::min(), greatest = std::numeric_limits<i32>::max();
+    constexpr float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+    const auto floats =
+        place<Tensor<f32, "A">>(mesh, vector_of<f32>({3e9F, -3e9F, infinity, -infinity, nan, 2.9F, -2.9F, 300}));
+    expect_equal(fetch(cast<i32>(floats)).data, std::vector<i32>{greatest, least, greatest, least, 0, 2, -2, 300});
+    expect_equal(fetch(cast<u8>(floats)).data, std::vector<u8>{255, 0, 255, 0, 0, 2, 0, 255});
+    expect_equal(fetch(cast<u32>(floats)).data, std::vector<u32>{3000000000U, 0, 0xffffffffU, 0, 0, 2, 0, 300});
+    const auto doubles = place<Tensor<f64, "A">>(mesh, vector_of<f64>({greatest, greatest + 1.0, -0.5}));
+    expect_equal(fetch(cast<i32>(doubles)).data, std::vector<i32>{greatest, greatest, 0});
+    expect_equal(fetch(cast<u32>(doubles)).data, std::vector<u32>{0x7fffffffU, 0x80000000U, 0});
+
+    const auto x = place<Tensor<i32, "A">>(mesh, vector_of<i32>({greatest, least, 65537}));
+    expect_equal(fetch(x + x).data, std::vector<i32>{-2, 0, 131074});
+    expect_equal(fetch(x - (-x)).data, std::vector<i32>{-2, 0, 131074});
+    expect_equal(fetch(x * x).data, std::vector<i32>{1, 0, 131073});
+    expect_equal(fetch(-x).data, std::vector<i32>{-greatest, least, -65537});
+    expect_equal(fetch(x + 1.0).data, std::vector<i32>{least, least + 1, 65538});
+    expect_equal(fetch(x - 1.0).data, std::vector<i32>{greatest - 1, greatest, 65536});
+    expect_equal(fetch(-2.0 - x).data, std::vector<i32>{greatest, greatest - 1, -65539});
+    expect_equal(fetch(x * 2.0).data, std::vector<i32>{-2, 0, 131074});
+    expect_equal(fetch(sum<"A -> ">(x)).data, std::vector<i32>{65536});
+  });
 }
 
 TEST_CASE("stop_gradient cuts the tape", "[ops]") {

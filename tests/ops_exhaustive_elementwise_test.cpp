@@ -136,7 +136,8 @@ std::vector<Legal> legal_pairs(Rule2 rule, std::size_t states) {
 /// a F b under its rule, as the typed operators carry it out.
 template <class F>
 ValuePtr apply(Rule2 rule, const ValuePtr& a, const ValuePtr& b) {
-  const TensorSpec& spec = accepted(rule(text_of(a), text_of(b)));
+  const rules::Verdict verdict = rule(text_of(a), text_of(b));
+  const TensorSpec& spec = accepted(verdict);
   return compute("binary", a, spec, detail::Pointwise<F, f32>{a, b});
 }
 ValuePtr negative(const ValuePtr& x) {
@@ -243,7 +244,8 @@ TEST_CASE("masked over every pair of specs", "[ops][exhaustive][slow]") {
          [](In v) { return v[0] != 0 ? v[1] : 0; },
          [](const auto& x, const ValuePtr& ct) {
            // The cotangent, masked in turn.
-           const TensorSpec& spec = accepted(masking(text_of(x[0]), text_of(ct)));
+           const rules::Verdict verdict = masking(text_of(x[0]), text_of(ct));
+           const TensorSpec& spec = accepted(verdict);
            return std::vector<ValuePtr>{nullptr, compute("masked", ct, spec, [&](const detail::Value& shape) {
                                           return Loops::forward({}, {x[0], ct}, shape);
                                         })};

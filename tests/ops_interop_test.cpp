@@ -232,6 +232,10 @@ TEST_CASE("sizes may be listed at run time", "[ops][interop]") {
   SUCCEED();
 }
 
+// What spmd refuses, with a sentence: functions without written-out types of parameters.
+static_assert(!detail::has_signature<decltype([](const auto& x) { return x; })>);
+static_assert(detail::has_signature<decltype([](const Tensor<f32, "A">& x) { return x; })>);
+
 TEST_CASE("spmd places by the types of the parameters and puts the result together", "[ops][interop]") {
   const auto product =
       [](const Tensor<f32, "A/d K/t">& x, const Tensor<f32, "K/t C">& y, double factor) -> Tensor<f32, "A/d C +t"> {

@@ -411,7 +411,8 @@ Step step(const Grid& mesh, const std::vector<NamedSize>& named, bool tied, bool
   for (std::size_t i = 0; i < segments.data.size(); ++i)
     segments.data[i] = static_cast<i32>(i % static_cast<std::size_t>(length) / 4);
   const auto put = [&](const HostArray<i32>& host) { return place<Tensor<i32, "B/d L">>(mesh, host, sizes); };
-  const gpt::Batch batch{put(tokens(1, size["V"].size)), put(tokens(2, size["V"].size)), put(segments)};
+  const gpt::Batch batch{put(tokens(1, size["V"].size)), put(tokens(2, size["V"].size)), put(segments),
+                         full<f32, "B/d L">(mesh, sizes, 1 / static_cast<double>(rows * length))};
   const DimSize positions{length, size["L"].padded};
   const auto [l, gradients] =
       value_and_grad(mesh, gpt::loss, model, batch, causal_mask<"Qlen Klen">(mesh, positions, positions),

@@ -6,11 +6,7 @@
 #include <Eigen/Core>
 #include <fmt/format.h>
 
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
+#include "catch.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -1,11 +1,7 @@
 // The rules against their meaning: every device computes on its own part only, the parts are put together as the
 // result's spec says, and that must be the op of the global arrays exactly where the rule says legal. Integers, so
 // equality is exact; both directions, so neither a wrong program passes nor a right one is rejected.
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
+#include "catch.hpp"
 
 #include <algorithm>
 #include <array>

@@ -1,9 +1,5 @@
 // The grammar of specs: every error's text, canonical form, round trips, and texts that make no sense.
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
+#include "catch.hpp"
 
 #include <algorithm>
 #include <random>

@@ -1,10 +1,6 @@
 // Every rule function: legal cases with the exact spec of the result, illegal ones with the exact text. Then the laws:
 // the backward pass of a legal op is typed by the same rules, and advice is itself legal.
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
+#include "catch.hpp"
 
 #include <string>
 #include <vector>

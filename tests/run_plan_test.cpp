@@ -55,10 +55,10 @@ struct Subject {
   }
   [[nodiscard]] io::TokenBatch rows(const GptMesh& mesh) const { return io::detail::empty_rows(B / mesh.size("d"), L); }
   run::StepResult step(const GptMesh& mesh, TrainState& state, const io::TokenBatch& rows) const {
-    const auto tensor = [&](const std::vector<i32>& values) {
-      return from_memory<i32, "B/d L">(mesh, {{"B", B}, {"L", L}}, std::span<const i32>(values));
+    const auto tensor = [&]<class T>(const std::vector<T>& values) {
+      return from_memory<T, "B/d L">(mesh, {{"B", B}, {"L", L}}, std::span<const T>(values));
     };
-    const gpt::Batch batch{tensor(rows.inputs), tensor(rows.targets), tensor(rows.segments)};
+    const gpt::Batch batch{tensor(rows.inputs), tensor(rows.targets), tensor(rows.segments), tensor(rows.weights)};
     const auto [loss, grads] =
         value_and_grad(mesh, gpt::loss, state.weights, batch, causal_mask<"Qlen Klen">(mesh, L, L), gpt::Form{});
     const double norm = global_norm(mesh, grads);
@@ -195,14 +195,18 @@ TEST_CASE("a plan's communication is what threads send, and its peak is within 1
   }
 }
 
+#if defined(SHARDLIB_WITH_MPI)
 TEST_CASE("a plan for MPI has its scratch memory", "[plan]") {
   if (!under_mpi()) return;
+  // Ranks that share memory read their peers' blocks in place, as threads do.
+  const Peers peers = shardlib::detail::shm::node ? Peers::threads : Peers::mpi;
   for (const std::string mesh : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2"}) {
     const Subject subject;
-    const run::Plan plan = dry(mesh, subject, Peers::mpi);
+    const run::Plan plan = dry(mesh, subject, peers);
     on_mesh(mesh, [&](const std::shared_ptr<Device>& device) { expect_planned(plan, counted(device, subject)); });
   }
 }
+#endif
 
 TEST_CASE("a plan of thousands of devices that are not there", "[plan]") {
   Subject big;
@@ -385,12 +389,13 @@ TEST_CASE("a graph is drawn by dot, and without it the error names the package",
 }
 
 TEST_CASE("a traced step has an event for each collective and op of each device", "[plan][trace]") {
-  if (under_mpi()) return;  // a path that one process knows
-  const std::string path = "/tmp/shardlib_step_trace_" + std::to_string(getpid()) + ".json";
+  // Only the first device's folder is there, as on machines that share none.
+  const std::string path =
+      (world_rank() == 0 ? "/tmp/shardlib_step_trace_" : "/nonexistent/") + std::to_string(getpid()) + ".json";
   const Subject subject;
   const std::string mesh = "d=2,t=2";
   const run::Plan plan = dry(mesh, subject);
-  on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+  const bool ran = on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
     const GptMesh m(device);
     auto state = subject.state(m);
     const auto rows = subject.rows(m);
@@ -405,6 +410,7 @@ TEST_CASE("a traced step has an event for each collective and op of each device"
     }
     trace.finish();  // nothing is left to do
   });
+  if (!ran || world_rank() != 0) return;
   std::int64_t events = 0, bytes = 0, calls = 0, ops = 0;
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -419,5 +425,16 @@ TEST_CASE("a traced step has an event for each collective and op of each device"
   REQUIRE(bytes == 4 * 2 * plan.sent());
   REQUIRE(ops > events);
   REQUIRE(std::remove(path.c_str()) == 0);
-  REQUIRE(!std::ifstream(path + ".0"));
+  for (const char* part : {".0", ".1", ".new"}) REQUIRE(!std::ifstream(path + part));
+}
+
+TEST_CASE("a trace that cannot be written is an error on every device", "[plan][trace]") {
+  on_mesh("d=2,t=2", [](const std::shared_ptr<Device>& device) {
+    run::detail::StepTrace trace(device, "/nonexistent/trace.json", 0, 1);
+    trace.before(0);
+    expect_error<Error>([&] { static_cast<void>(trace.after(0)); },
+                        "cannot write the trace '/nonexistent/trace.json.0': No such file or directory (on device 0 "
+                        "(d=0,t=0) of mesh d=2,t=2)");
+  });
+  SUCCEED();
 }

@@ -1,9 +1,5 @@
 // Trees: plain structs of tensors, their leaves' names and order, map and zip, and the types of gradients.
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
+#include "catch.hpp"
 
 #include <array>
 #include <memory>

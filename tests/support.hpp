@@ -1,11 +1,7 @@
 // Helpers for the tests: bodies on a mesh, expectations that any thread may state, buffers from values.
 #pragma once
 
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
+#include "catch.hpp"
 
 #include <cstring>
 #include <exception>

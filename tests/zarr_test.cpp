@@ -316,6 +316,89 @@ TEST_CASE("zarr: damaged files never crash", "[zarr]") {
   }
 }
 
+TEST_CASE("zarr: a part of a chunk is decoded alone", "[zarr]") {
+  if (world_rank() != 0) return;
+  std::mt19937 random(3);
+  std::vector<std::uint32_t> regular = counting<std::uint32_t>(100'000), noise(regular.size());
+  for (auto& value : noise) value = static_cast<std::uint32_t>(random());
+  for (const ZarrCompressor& compressor :
+       {ZarrCompressor{"blosc", "lz4", 5, 2, 1 << 14}, ZarrCompressor{"blosc", "zstd", 3, 1, 10'000},
+        ZarrCompressor{"blosc", "lz4", 0, 0, 1 << 14}, ZarrCompressor{"blosc"}})
+    for (const auto& values : {regular, noise})  // noise does not compress: blosc stores it as it is
+      for (const char* dtype : {"<u4", ">u4"})
+        for (const std::size_t cache : {std::size_t{0}, std::size_t{100'000}, std::size_t{10'000'000}}) {
+          const Scratch scratch;
+          ZarrInfo info = with(compressor);
+          info.shape = {100'000};
+          info.chunks = {60'000};
+          info.dtype = "<u4";
+          ZarrArray::create(scratch / "a", info);
+          std::vector<std::uint32_t> stored = values;
+          if (dtype[0] == '>')
+            for (auto& value : stored) value = __builtin_bswap32(value);
+          ZarrArray::open(scratch / "a").write_all<std::uint32_t>(stored);
+          auto text = contents(scratch / "a/.zarray");
+          text.replace(text.find("<u4"), 3, dtype);
+          put(scratch / "a/.zarray", text);
+          const ZarrArray array = ZarrArray::open(scratch / "a", {.cache_bytes = cache});
+          for (int i = 0; i < 60; ++i) {
+            const std::size_t size = i % 20 == 0 ? 40'000 : 1 + random() % (i % 3 == 0 ? 20'000 : 3'000);
+            const std::size_t at = random() % (values.size() - size + 1);
+            std::vector<std::uint32_t> part(size);
+            array.read<std::uint32_t>({static_cast<std::int64_t>(at)}, {static_cast<std::int64_t>(size)}, part);
+            if (!std::equal(part.begin(), part.end(), values.begin() + static_cast<std::ptrdiff_t>(at)))
+              FAIL_CHECK(compressor.codec << " " << dtype << ": wrong at " << at << " of " << size);
+          }
+        }
+  SUCCEED();
+
+  // Damage is found where it is read; what lies in another block can be read on.
+  const Scratch scratch;
+  ZarrInfo info = with({"blosc", "lz4", 5, 2, 1 << 14});
+  info.shape = info.chunks = {100'000};
+  info.dtype = "<u4";
+  ZarrArray::create(scratch / "a", info).write_all<std::uint32_t>(regular);
+  const std::string whole = contents(scratch / "a/0");
+  const auto first_of = [&](std::int64_t at) {
+    std::uint32_t value = 0;
+    ZarrArray::open(scratch / "a").read<std::uint32_t>({at}, {1}, {&value, 1});
+    return value;
+  };
+  const auto expect_damaged = [&](std::string bytes, std::int64_t at, const std::string& why) {
+    put(scratch / "a/0", bytes);
+    try {
+      first_of(at);
+      FAIL_CHECK("was read: " << why);
+    } catch (const Error& error) {
+      CHECK_THAT(error.what(), Catch::Contains("a/0'") && Catch::Contains(why) && Catch::Contains("damaged"));
+    }
+  };
+  // 400 KB in blocks of 64: the places of 7 blocks stand after the header, 16 bytes.
+  std::string moved = whole;
+  moved[16 + 4 * 6 + 3] = 0x7f;
+  expect_damaged(moved, 99'999, "a block lies outside");
+  CHECK(first_of(5) == regular[5]);
+  moved[16 + 4 * 6 + 3] = static_cast<char>(0xff);
+  expect_damaged(moved, 99'999, "a block lies outside");
+  expect_damaged(whole.substr(0, whole.size() - 1), 5, "no valid blosc data");
+  expect_damaged(whole.substr(0, 20), 5, "no valid blosc data");
+  std::string shorter = whole;
+  shorter[4] = static_cast<char>(shorter[4] ^ 4);  // the number of decompressed bytes
+  expect_damaged(shorter, 5, "instead of 400000");
+  // Any bytes: an error or other numbers, but no crash.
+  for (int i = 0; i < 600; ++i) {
+    std::string bytes = whole;
+    for (int flips = 0; flips <= i % 4; ++flips)
+      bytes[random() % std::min<std::size_t>(bytes.size(), i % 2 == 0 ? 60 : bytes.size())] ^=
+          static_cast<char>(1 << random() % 8);
+    put(scratch / "a/0", bytes);
+    try {
+      first_of(static_cast<std::int64_t>(random() % 100'000));
+    } catch (const Error&) {
+    }
+  }
+}
+
 TEST_CASE("zarr: many threads read one array", "[zarr]") {
   if (world_rank() != 0) return;
   const Scratch scratch;

@@ -1,4 +1,4 @@
-// Device memory: aligned Kokkos host memory from a per-device pool that counts what is alive.
+// Device memory: aligned Kokkos host memory, or a backend's, from a per-device pool that counts what is alive.
 #pragma once
 
 #include <Kokkos_Core.hpp>
@@ -53,6 +53,15 @@ class Buffer {
   std::shared_ptr<Block> block_;
 };
 
+/// Where a pool gets its blocks from instead of the heap. Called from any thread.
+class MemorySource {
+ public:
+  virtual ~MemorySource() = default;
+  /// Uninitialised memory, aligned to 64 bytes; null when there is no more.
+  virtual std::byte* allocate(std::size_t bytes) = 0;
+  virtual void free(std::byte* data, std::size_t bytes) = 0;
+};
+
 /// Keeps freed blocks for the next request of the same rounded size, so that a steady training step allocates nothing.
 /// Thread-safe: a peer's pending communication may drop the last handle.
 class Pool : public std::enable_shared_from_this<Pool> {
@@ -63,9 +72,12 @@ class Pool : public std::enable_shared_from_this<Pool> {
     std::size_t reserved = 0;  ///< bytes taken from the system
   };
 
-  static std::shared_ptr<Pool> make() { return std::shared_ptr<Pool>(new Pool(false)); }
+  /// Null: from the heap.
+  static std::shared_ptr<Pool> make(std::shared_ptr<MemorySource> source = nullptr) {
+    return std::shared_ptr<Pool>(new Pool(false, std::move(source)));
+  }
   /// A pool that accounts for memory that is not there: nobody may read or write what it hands out. For dry runs.
-  static std::shared_ptr<Pool> make_phantom() { return std::shared_ptr<Pool>(new Pool(true)); }
+  static std::shared_ptr<Pool> make_phantom() { return std::shared_ptr<Pool>(new Pool(true, nullptr)); }
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
   ~Pool() { trim(); }
@@ -94,7 +106,11 @@ class Pool : public std::enable_shared_from_this<Pool> {
     const std::lock_guard lock(mutex_);
     for (auto& [bytes, blocks] : free_) {
       for (std::byte* p : blocks) {
-        if (!phantom_) Kokkos::kokkos_free<Kokkos::HostSpace>(p);
+        if (source_) {
+          source_->free(p, bytes);
+        } else if (!phantom_) {
+          Kokkos::kokkos_free<Kokkos::HostSpace>(p);
+        }
         stats_.reserved -= bytes;
       }
     }
@@ -102,7 +118,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   }
 
  private:
-  explicit Pool(bool phantom) : phantom_(phantom) {}
+  Pool(bool phantom, std::shared_ptr<MemorySource> source) : phantom_(phantom), source_(std::move(source)) {}
   static std::size_t round(std::size_t bytes) {
     const std::size_t unit = bytes > 65536 ? 4096 : 64;
     return std::max<std::size_t>(unit, (bytes + unit - 1) / unit * unit);
@@ -142,10 +158,12 @@ class Pool : public std::enable_shared_from_this<Pool> {
       return p;
     }
     try {
-      p = static_cast<std::byte*>(Kokkos::kokkos_malloc<Kokkos::HostSpace>("shardlib", bytes));
+      p = source_ ? source_->allocate(bytes)
+                  : static_cast<std::byte*>(Kokkos::kokkos_malloc<Kokkos::HostSpace>("shardlib", bytes));
     } catch (const std::exception&) {  // of a type that differs between versions of Kokkos
       return nullptr;
     }
+    if (p == nullptr) return nullptr;
     const std::lock_guard lock(mutex_);
     stats_.reserved += bytes;
     count(bytes);
@@ -166,6 +184,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::map<std::size_t, std::vector<std::byte*>> free_;
   Stats stats_;
   bool phantom_;
+  std::shared_ptr<MemorySource> source_;
   std::uintptr_t next_phantom_ = std::uintptr_t{1} << 62;  ///< where no program has memory: an access is a fault
 };
 

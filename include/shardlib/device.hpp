@@ -98,6 +98,10 @@ class Backend {
                                               const std::shared_ptr<Pool>& pool) = 0;
   /// True of a backend whose devices are not there: see comm/dry.hpp.
   [[nodiscard]] virtual bool is_dry() const { return false; }
+  /// A device's memory.
+  [[nodiscard]] virtual std::shared_ptr<Pool> make_pool() const {
+    return is_dry() ? Pool::make_phantom() : Pool::make();
+  }
 };
 
 /// One device of a mesh, used by one thread at a time. Lives as long as any tensor on it.
@@ -109,7 +113,7 @@ class Device {
         index_(index),
         count_(device_count(axes_)),
         threads_(threads),
-        pool_(backend && backend->is_dry() ? Pool::make_phantom() : Pool::make()),
+        pool_(backend ? backend->make_pool() : Pool::make()),
         backend_(std::move(backend)) {
     int rest = index;
     for (auto axis = axes_.rbegin(); axis != axes_.rend(); ++axis) {
@@ -154,6 +158,12 @@ class Device {
   }
   Communicator& group(std::initializer_list<std::string_view> axes) {
     return group(std::span(axes.begin(), axes.end()));
+  }
+  /// All devices of the mesh, by index.
+  Communicator& everybody() {
+    std::vector<std::string_view> axes;
+    for (const AxisSize& axis : axes_) axes.push_back(axis.name);
+    return group(axes);
   }
 
   [[nodiscard]] const std::shared_ptr<Pool>& pool() const { return pool_; }

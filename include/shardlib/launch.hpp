@@ -30,6 +30,7 @@
 #include "shardlib/comm/mpi.hpp"
 #include "shardlib/comm/mpi_process.hpp"
 #include "shardlib/comm/mpi_watch.hpp"
+#include "shardlib/comm/shm_node.hpp"
 #endif
 
 /// OpenMP's thread count is per thread. Weak, and under a name of our own: there may be no OpenMP in the program, and
@@ -315,7 +316,10 @@ inline int run_program([[maybe_unused]] int argc, [[maybe_unused]] char** argv, 
   try {
     detail::refuse_copies();
 #if defined(SHARDLIB_WITH_MPI)
-    if (under_mpi()) finalize_mpi = detail::mpi::start(&argc, &argv);
+    if (under_mpi()) {
+      finalize_mpi = detail::mpi::start(&argc, &argv);
+      detail::shm::start();
+    }
 #endif
     if (!Kokkos::is_initialized()) {
       Kokkos::initialize();  // its options belong in its environment variables: argv is the program's
@@ -333,6 +337,7 @@ inline int run_program([[maybe_unused]] int argc, [[maybe_unused]] char** argv, 
   }
   if (finalize_kokkos) Kokkos::finalize();
 #if defined(SHARDLIB_WITH_MPI)
+  detail::shm::node.reset();
   detail::mpi::stop(finalize_mpi);
 #endif
   return ending.status;

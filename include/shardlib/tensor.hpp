@@ -84,8 +84,9 @@ constexpr std::int64_t round_up(std::int64_t size, std::int64_t multiple) {
 
 /// A handle to one device's part of a global array: `Tensor<f32, "B/d L M +t">`. Copies share the values, which never
 /// change. Conversions between specs do not exist: an op has to be written down.
-template <dtype D, Spec S>
+template <class D, Spec S>
 class Tensor {
+  static_assert(dtype<D>, "Tensor: its element type is none of f32, bf16, f64, i32, u32, u8, bool_; use one of them");
   static_assert(detail::checked<rules::tensor, S>::ok);
 
  public:

@@ -283,34 +283,34 @@ class Scope {
   std::shared_ptr<Device> device_;
 };
 
-template <dtype D, Spec S>
+template <class D, Spec S>
 std::int64_t Tensor<D, S>::size(std::string_view dim) const {
   const int at = detail::parsed<S>.find(dim);
   if (at < 0) throw Error("size: `" + std::string(std::string_view(S)) + "` has no dim `" + std::string(dim) + "`");
   return value()->global.logical[at];
 }
-template <dtype D, Spec S>
+template <class D, Spec S>
 std::int64_t Tensor<D, S>::padded_size(std::string_view dim) const {
   const int at = detail::parsed<S>.find(dim);
   if (at < 0)
     throw Error("padded_size: `" + std::string(std::string_view(S)) + "` has no dim `" + std::string(dim) + "`");
   return value()->global.padded[at];
 }
-template <dtype D, Spec S>
+template <class D, Spec S>
 std::span<const std::int64_t> Tensor<D, S>::local_extents() const {
   return detail::view(value()->local);
 }
-template <dtype D, Spec S>
+template <class D, Spec S>
 std::span<const std::int64_t> Tensor<D, S>::global_extents() const {
   return detail::view(value()->global.logical);
 }
-template <dtype D, Spec S>
+template <class D, Spec S>
 std::span<const D> Tensor<D, S>::span() const {
   if (value()->device->is_dry())
     throw Error("span: in a dry run the elements of tensors are not there (" + value()->device->describe() + ")");
   return {value()->template as<const D>(), static_cast<std::size_t>(value()->count())};
 }
-template <dtype D, Spec S>
+template <class D, Spec S>
 const std::shared_ptr<Device>& Tensor<D, S>::device() const {
   return value()->device;
 }

@@ -133,3 +133,8 @@ auto compare_summands(const Tensor<f32, "A +t">& x) {
   return greater(x, 0.0);
 }
 #endif
+
+// expect: Tensor: its element type is none of f32, bf16, f64, i32, u32, u8, bool_; use one of them
+#if SECTION == 19
+using Longs = decltype(Tensor<long, "A">());
+#endif

@@ -4,6 +4,7 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -16,13 +17,16 @@
 #include "shardlib/comm/mpi_progress.hpp"
 #include "shardlib/comm/mpi_watch.hpp"
 #include "shardlib/comm/reduce_tree.hpp"
+#include "shardlib/comm/round.hpp"
+#include "shardlib/comm/shm_group.hpp"
+#include "shardlib/comm/shm_node.hpp"
 #include "shardlib/comm/single.hpp"
 #include "shardlib/device.hpp"
 
 namespace shardlib {
 
-/// A group of MPI ranks. A `send` never waits for its receiver: the posted handle keeps the memory alive, and later
-/// calls complete it.
+/// A group of MPI ranks; those of one node do their collectives in shared memory. A `send` never waits for its
+/// receiver: the posted handle keeps the memory alive, and later calls complete it.
 class MpiCommunicator final : public Communicator {
  public:
   MpiCommunicator(MPI_Comm comm, std::uint64_t launch, std::shared_ptr<detail::mpi::GroupLog> log,
@@ -34,7 +38,10 @@ class MpiCommunicator final : public Communicator {
   MpiCommunicator(const MpiCommunicator&) = delete;
   MpiCommunicator& operator=(const MpiCommunicator&) = delete;
   ~MpiCommunicator() override {
-    if (progress_->may_free()) MPI_Comm_free(&comm_);
+    const auto shared = std::exchange(log_->shared, nullptr);  // the log stays
+    if (!progress_->may_free()) return;
+    MPI_Comm_free(&comm_);
+    if (shared) shared->leave();
   }
 
   [[nodiscard]] int rank() const override { return rank_; }
@@ -42,6 +49,8 @@ class MpiCommunicator final : public Communicator {
 
   Request all_gather(Buffer send, Buffer recv) override {
     detail::check_fit("all_gather", size_, send, recv, detail::Fit::recv_n_times);
+    if (is_in_node()) return share({detail::Collective::all_gather, send.bytes()}, send, recv);
+    if (log_->shared) return all_gather_over_nodes(send, recv);
     const auto op = make_op("all_gather", send, recv, next());
     const std::size_t block = send.bytes();
     if (recv.bytes() <= detail::mpi::longest_message) {
@@ -59,6 +68,7 @@ class MpiCommunicator final : public Communicator {
   }
   Request all_to_all(Buffer send, Buffer recv) override {
     detail::check_all_to_all(size_, send, recv);
+    if (is_in_node()) return share({detail::Collective::all_to_all, send.bytes()}, send, recv);
     const auto op = make_op("all_to_all", send, recv, next());
     const std::size_t block = send.bytes() / index(size_);
     if (recv.bytes() <= detail::mpi::longest_message) {
@@ -76,6 +86,11 @@ class MpiCommunicator final : public Communicator {
   }
   Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction reduction) override {
     detail::check_reduction("reduce_scatter", size_, send, recv, detail::Fit::send_n_times, dtype);
+    if (is_in_node()) return share({detail::Collective::reduce_scatter, send.bytes(), dtype, reduction}, send, recv);
+    // Sums of a node's ranks are whole branches of the tree only then, and have the type of the elements.
+    if (log_->shared && std::has_single_bit(log_->shared->size()) && dtype != DType::bf16) {
+      return reduce_scatter_over_nodes(send, recv, dtype, reduction);
+    }
     const auto op = make_op("reduce_scatter", send, recv, next());
     const std::size_t block = recv.bytes();
     const auto slice = [block](int r) { return Slice{index(r) * block, block}; };
@@ -84,6 +99,7 @@ class MpiCommunicator final : public Communicator {
   }
   Request all_reduce(Buffer send, Buffer recv, DType dtype, Reduction reduction) override {
     detail::check_reduction("all_reduce", size_, send, recv, detail::Fit::same, dtype);
+    if (is_in_node()) return share({detail::Collective::all_reduce, send.bytes(), dtype, reduction}, send, recv);
     const auto op = make_op("all_reduce", send, recv, next());
     if (send.bytes() * index(size_) <= detail::mpi::small_all_reduce) {
       all_reduce_small(*op, send, recv, dtype, reduction);
@@ -110,6 +126,7 @@ class MpiCommunicator final : public Communicator {
     return start(op);
   }
   void barrier() override {
+    if (is_in_node()) return share({detail::Collective::barrier}, {}, {}).wait();
     const auto op = make_op("barrier", {}, {}, next());
     check(*op, MPI_Ibarrier(comm_, op->add()));
     start(op).wait();
@@ -143,6 +160,61 @@ class MpiCommunicator final : public Communicator {
   }
   Request start(const std::shared_ptr<Op>& op) {
     return Request(std::make_unique<detail::mpi::OpRequest>(progress_, progress_->start(op)));
+  }
+  [[nodiscard]] bool is_in_node() const { return log_->shared && log_->shared->nodes() == 1; }
+  /// The ranks on the other nodes that have this rank's place there.
+  template <class F>
+  void for_counterparts(const F& f) const {
+    const int members = static_cast<int>(log_->shared->size());
+    for (int peer = (rank_ + members) % size_; peer != rank_; peer = (peer + members) % size_) f(peer);
+  }
+  /// A block goes to each node once, and is read there by its other ranks.
+  Request all_gather_over_nodes(const Buffer& send, const Buffer& recv) {
+    const auto op = make_op("all_gather", send, recv, next());
+    const int tag = tag_of(*op);
+    const std::size_t block = send.bytes();
+    const detail::Call call{.kind = detail::Collective::all_gather, .bytes = block, .nodes = log_->shared->nodes()};
+    const auto round = std::make_shared<detail::shm::SharedRound>(log_->shared, call, Buffer(), recv);
+    std::byte* const to = round->recv().data();
+    detail::copy_bytes(to + index(rank_) * block, send.data(), block);
+    for_counterparts([&](int peer) {
+      op->recv(comm_, to + index(peer) * block, block, peer, tag);
+      op->send(comm_, send.data(), block, peer, tag);
+    });
+    op->next = [round](Op& phase) { phase.shared = round; };
+    return start(op);
+  }
+  /// A node's ranks sum what they have for each rank, so that one block instead of theirs goes to each.
+  Request reduce_scatter_over_nodes(const Buffer& send, const Buffer& recv, DType dtype, Reduction reduction) {
+    const auto op = make_op("reduce_scatter", send, recv, next());
+    const int tag = tag_of(*op);
+    const std::size_t block = recv.bytes(), members = log_->shared->size(), nodes = log_->shared->nodes();
+    const Buffer sums = pool_->allocate(nodes * block);
+    const Buffer received = pool_->allocate((nodes - 1) * block);
+    op->shared = std::make_shared<detail::shm::SharedRound>(
+        log_->shared, detail::Call{detail::Collective::reduce_scatter, send.bytes(), dtype, reduction, nodes}, send,
+        sums);
+    op->next = [=, this, out = recv.data()](Op& phase) {
+      const auto place = [&](int rank) { return index(rank) / members * block; };
+      std::vector<const std::byte*> in(nodes, sums.data() + place(rank_));
+      for_counterparts([&](int peer) {
+        std::byte* const to = received.data() + place(peer) - (peer < rank_ ? 0 : block);
+        in[index(peer) / members] = to;
+        phase.recv(comm_, to, block, peer, tag);
+        phase.send(comm_, sums.data() + place(peer), block, peer, tag);
+      });
+      phase.next = [=, in = std::move(in)](Op&) {
+        detail::reduce_tree(dtype, reduction, in, out, block / size_of(dtype));
+      };
+      phase.buffers.insert(phase.buffers.end(), {sums, received});
+    };
+    return start(op);
+  }
+  /// A collective of a group that shares memory.
+  Request share(const detail::Call& call, const Buffer& send, const Buffer& recv) {
+    const auto op = make_op(detail::name(call.kind), send, recv, next());
+    op->shared = std::make_shared<detail::shm::SharedRound>(log_->shared, call, send, recv);
+    return start(op);
   }
   /// Messages of a collective have a tag of their own, because second phases start in any order. The standard promises
   /// tags up to 32767.
@@ -233,7 +305,12 @@ class MpiWorld final : public Backend {
     MPI_Group_free(&world);
     log->collectives = 1;
     logs_.push_back(log);
+    if (detail::shm::node) log->shared = detail::shm::node->group(members, rank, comm);
     return std::make_unique<MpiCommunicator>(comm, launch_, log, progress_, pool);
+  }
+  /// In memory that the node's ranks share, so that peers read tensors in place.
+  [[nodiscard]] std::shared_ptr<Pool> make_pool() const override {
+    return Pool::make(detail::shm::node ? detail::shm::node->arena() : nullptr);
   }
   /// The body has returned: completes the sends that nobody waited for.
   void leave() {

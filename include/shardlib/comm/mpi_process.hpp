@@ -36,6 +36,7 @@ struct Process {
   int size = 1;
   int local_size = 1;  ///< ranks on this node
   MPI_Comm control = MPI_COMM_NULL;
+  MPI_Comm node = MPI_COMM_NULL;  ///< the ranks on this node
 };
 inline Process process;
 
@@ -63,15 +64,15 @@ inline bool start(int* argc, char*** argv) {
   check(MPI_Comm_dup(MPI_COMM_WORLD, &process.control), "MPI_Comm_dup", 0);
   MPI_Comm_rank(MPI_COMM_WORLD, &process.rank);
   MPI_Comm_size(MPI_COMM_WORLD, &process.size);
-  MPI_Comm node = MPI_COMM_NULL;
-  check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node), "MPI_Comm_split_type", 0);
-  MPI_Comm_size(node, &process.local_size);
-  MPI_Comm_free(&node);
+  check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &process.node),
+        "MPI_Comm_split_type", 0);
+  MPI_Comm_size(process.node, &process.local_size);
   return mine;
 }
 
 inline void stop(bool mine) {
   if (process.control != MPI_COMM_NULL) MPI_Comm_free(&process.control);
+  if (process.node != MPI_COMM_NULL) MPI_Comm_free(&process.node);
   process = {};
   if (mine) MPI_Finalize();
 }

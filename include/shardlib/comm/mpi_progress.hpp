@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mpi.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -10,12 +11,14 @@
 #include <list>
 #include <memory>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "shardlib/comm.hpp"
 #include "shardlib/comm/mpi_process.hpp"
 #include "shardlib/comm/mpi_watch.hpp"
+#include "shardlib/comm/shm_group.hpp"
 #include "shardlib/comm/single.hpp"
 
 namespace shardlib::detail::mpi {
@@ -35,8 +38,9 @@ struct Op {
   std::size_t bytes = 0;
   std::vector<MPI_Request> requests = {};
   std::vector<Buffer> buffers = {};
-  std::vector<std::size_t> expected = {};  ///< per request: bytes of a user's recv, `anything` otherwise
-  std::function<void(Op&)> next = {};      ///< the second phase; may add requests
+  std::vector<std::size_t> expected = {};         ///< per request: bytes of a user's recv, `anything` otherwise
+  std::function<void(Op&)> next = {};             ///< the next phase; may add requests, or set `shared`
+  std::shared_ptr<shm::SharedRound> shared = {};  ///< what this phase does in shared memory, instead of requests
   std::vector<MPI_Status> statuses = {};
   bool done = false;
   std::shared_ptr<const GroupLog> group = {};
@@ -65,9 +69,10 @@ struct Op {
       received += piece;
     } while (received < size);
   }
-  /// Throws if a rank without which this cannot complete says that it has left.
+  /// Throws if a rank without which this cannot complete says that it has left, or has died.
   void check_members() const {
     const auto& members = group->members;
+    if (group->shared) group->shared->check_alive(name);
     const auto rank = static_cast<std::size_t>(peer);
     const int absent = watch.ask(question, peer < 0 ? members : std::vector{members[rank]});
     if (absent < 0) return;
@@ -77,6 +82,11 @@ struct Op {
   /// True when complete.
   bool advance() {
     if (done) return true;
+    if (shared) {
+      if (!shared->advance()) return false;
+      shared.reset();
+      return end_phase();
+    }
     statuses.resize(requests.size());
     int all = 0;
     const int code = MPI_Testall(static_cast<int>(requests.size()), requests.data(), &all, statuses.data());
@@ -91,13 +101,16 @@ struct Op {
     done = true;  // for good if what came does not fit
     const auto sizes = std::exchange(expected, {});
     for (std::size_t i = 0; i < sizes.size(); ++i) check_size(statuses[i], sizes[i]);
-    if (next) std::exchange(next, nullptr)(*this);
-    done = requests.empty() && !next;
-    if (done) buffers.clear();
-    return done;
+    return end_phase();
   }
 
  private:
+  bool end_phase() {
+    if (next) std::exchange(next, nullptr)(*this);
+    done = requests.empty() && !shared && !next;
+    if (done) buffers.clear();
+    return done;
+  }
   static void check_size(const MPI_Status& status, std::size_t expect) {
     if (expect == anything) return;
     int count = 0;
@@ -105,6 +118,23 @@ struct Op {
     const auto received = static_cast<std::size_t>(count);
     if (received != expect) fail_recv(status.MPI_SOURCE, expect, received);
   }
+};
+
+/// Between two looks at memory that another rank writes; MPI's own functions make way by themselves.
+class Pause {
+ public:
+  void turn() {
+    // A yield is cheap to who has a core to himself, and spinning dear to who shares one.
+    static const unsigned spins = process.local_size <= sysconf(_SC_NPROCESSORS_ONLN) ? 20 : 0;
+    if (turns_ < spins) {
+      ++turns_;
+    } else {
+      std::this_thread::yield();
+    }
+  }
+
+ private:
+  unsigned turns_ = 0;
 };
 
 /// All communications under way of this rank. Open MPI makes no progress in the background, and an all_reduce has a
@@ -128,8 +158,10 @@ class Progress {
     pending_.remove_if([](const std::shared_ptr<Op>& op) { return op->advance(); });
   }
   void wait(const Op& op) {
+    Pause pause;
     for (Impatience impatience; !op.done; advance()) {
       if (impatience.turn()) op.check_members();
+      if (op.shared) pause.turn();
     }
   }
   /// Completes what nobody waits for: sends.

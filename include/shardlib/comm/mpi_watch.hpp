@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "shardlib/comm/mpi_process.hpp"
+#include "shardlib/comm/shm_group.hpp"
 #include "shardlib/comm/single.hpp"
 
 namespace shardlib::detail::mpi {
@@ -30,6 +31,7 @@ struct GroupLog {
   std::uint64_t collectives = 0;  ///< forming the group is the first
   std::vector<std::uint64_t> sent = std::vector<std::uint64_t>(members.size());
   std::vector<std::uint64_t> received = std::vector<std::uint64_t>(members.size());
+  std::shared_ptr<shm::Group> shared = {};  ///< null: some member is on another node, or ranks share no memory
 
   /// The members, hashed: the group's name in a question.
   [[nodiscard]] std::uint64_t key() const {
@@ -53,6 +55,7 @@ struct Question {
 struct Answer {
   Question question;
   std::uint64_t absent = 0;  ///< 1: the rank that answers has left the launch and took no part
+  std::int64_t missed = -1;  ///< the rank that it waited for in vain itself, which made it leave
 };
 
 /// This rank's launches and its correspondence. Nothing is sent while nobody waits in vain.
@@ -65,6 +68,7 @@ class Watch {
     constexpr std::size_t remembered = 64;
     left_[launch] = std::move(logs);
     if (left_.size() > remembered) left_.erase(left_.begin());
+    std::erase_if(missed_, [this](const auto& entry) { return entry.first < left_.begin()->first; });
   }
 
   /// Answers what other ranks have asked; whoever may wait long must call it now and then.
@@ -74,6 +78,8 @@ class Watch {
       Answer reply;
       receive(&reply.question, sizeof reply.question, status);
       reply.absent = absent(reply.question, status.MPI_SOURCE) ? 1 : 0;
+      if (const auto missed = missed_.find(reply.question.launch); missed != missed_.end())
+        reply.missed = missed->second;
       post(reply, status.MPI_SOURCE, answer_tag);
     }
   }
@@ -87,8 +93,12 @@ class Watch {
       Answer reply;
       receive(&reply, sizeof reply, status);
       asked_.erase(status.MPI_SOURCE);
-      if (reply.absent != 0 && reply.question == question) found = status.MPI_SOURCE;
+      if (reply.absent == 0 || reply.question != question) continue;
+      // Of those that have left, the first one is to blame, not who left for want of it.
+      const auto first = std::ranges::find(ranks, static_cast<int>(reply.missed));
+      found = first != ranks.end() ? *first : status.MPI_SOURCE;
     }
+    if (found >= 0) missed_[question.launch] = found;
     for (const int rank : ranks) {
       if (found < 0 && rank != process.rank && asked_.insert(rank).second) post(Answer{question}, rank, question_tag);
     }
@@ -149,7 +159,8 @@ class Watch {
 
   std::uint64_t launches_ = 0;
   std::map<std::uint64_t, Logs> left_;
-  std::set<int> asked_;  ///< ranks that owe an answer
+  std::map<std::uint64_t, int> missed_;  ///< by launch, the rank that this one waited for in vain
+  std::set<int> asked_;                  ///< ranks that owe an answer
 };
 inline Watch watch;
 

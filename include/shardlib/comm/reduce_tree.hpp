@@ -5,28 +5,19 @@
 #include <array>
 #include <bit>
 #include <cstddef>
+#include <functional>
 #include <span>
 #include <string>
 #include <type_traits>
 
 #include "shardlib/comm.hpp"
+#include "shardlib/detail/wrapping.hpp"
 #include "shardlib/dtype.hpp"
 #include "shardlib/error.hpp"
 
 namespace shardlib::detail {
 
-/// Integers wrap around.
-struct Sum {
-  template <class A>
-  A operator()(A a, A b) const {
-    if constexpr (std::is_integral_v<A>) {
-      using U = std::make_unsigned_t<A>;
-      return static_cast<A>(static_cast<U>(a) + static_cast<U>(b));
-    } else {
-      return a + b;
-    }
-  }
-};
+using Sum = Wrapping<std::plus<>>;
 
 /// A NaN on either side stays.
 struct Max {

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "shardlib/comm.hpp"
-#include "shardlib/comm/reduce_tree.hpp"
+#include "shardlib/comm/round.hpp"
 #include "shardlib/comm/single.hpp"
 #include "shardlib/device.hpp"
 #include "shardlib/error.hpp"
@@ -26,42 +26,14 @@ namespace shardlib {
 
 namespace detail {
 
-enum class Collective : std::uint8_t { all_gather, all_to_all, reduce_scatter, all_reduce, barrier };
-
-constexpr std::string_view name(Collective c) {
-  constexpr std::string_view names[] = {"all_gather", "all_to_all", "reduce_scatter", "all_reduce", "barrier"};
-  return names[static_cast<std::size_t>(c)];
-}
-
-/// What a member asks of its group; all members must ask for the same.
-struct Call {
-  Collective kind;
-  std::size_t bytes = 0;  ///< of the send buffer
-  DType dtype = DType::u8;
-  Reduction op = Reduction::sum;
-  friend bool operator==(const Call&, const Call&) = default;
-};
-
-inline std::string to_string(const Call& call) {
-  const bool reduces = call.kind == Collective::reduce_scatter || call.kind == Collective::all_reduce;
-  return std::string(name(call.kind)) + " of " + std::to_string(call.bytes) + " bytes" +
-         (reduces ? " (" + std::string(name(call.dtype)) + (call.op == Reduction::sum ? " sum)" : " max)") : "");
-}
-
 /// One collective of a group. It splits into chunks that any member may do once all have posted: no member ever has to
 /// wait for another one to reach its own `wait`, so requests may be waited for in any order.
 class Round {
  public:
-  Round(const Call& call, std::size_t members) : call_(call), send_(members), recv_(members), posted_(members) {
-    // For an all_reduce a block is a slice of the vector, otherwise it is the communication's unit.
-    block_ = call.kind == Collective::all_gather ? call.bytes : (call.bytes + members - 1) / members;
-    if (call.kind == Collective::all_reduce) block_ = (block_ + 63) / 64 * 64;
-    chunks_ = (block_ + chunk - 1) / chunk;
-    next_ = std::vector<std::atomic<std::size_t>>(members);
-    left_ = chunks_ * members;
-  }
+  Round(const Call& call, std::size_t members)
+      : work_(call, members), send_(members), recv_(members), posted_(members), next_(members) {}
 
-  [[nodiscard]] const Call& call() const { return call_; }
+  [[nodiscard]] const Call& call() const { return work_.call(); }
   [[nodiscard]] bool has_posted(int rank) const { return posted_[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] bool ready() const { return waiting_for_ == 0; }
   [[nodiscard]] bool done() const { return left_.load(std::memory_order_acquire) == 0; }
@@ -74,14 +46,15 @@ class Round {
     posted_[r] = true;
     --waiting_for_;
   }
-  /// Once ready: does the chunks that nobody has claimed, one's own block first. True if it did the last one.
+  /// Once ready: does the chunks that nobody has claimed, one's own part first. True if it did the last one.
   bool help(int rank) {
     bool last = false;
     const std::size_t n = send_.size();
     for (std::size_t k = 0; k < n; ++k) {
-      const std::size_t block = (static_cast<std::size_t>(rank) + k) % n;
-      for (std::size_t c = next_[block]++; c < chunks_; c = next_[block]++) {
-        move(block, c * chunk, std::min(chunk, block_ - c * chunk));
+      const std::size_t part = (static_cast<std::size_t>(rank) + k) % n;
+      for (std::size_t c = next_[part]++; c < work_.chunks(); c = next_[part]++) {
+        work_.run(
+            part, c, [&](std::size_t i) { return send_[i].data(); }, [&](std::size_t i) { return recv_[i].data(); });
         last = left_.fetch_sub(1, std::memory_order_acq_rel) == 1 || last;
       }
     }
@@ -94,49 +67,13 @@ class Round {
   }
 
  private:
-  static constexpr std::size_t chunk = 65536;
-
-  void move(std::size_t block, std::size_t offset, std::size_t bytes) const {
-    const std::size_t n = send_.size();
-    const std::size_t place = block * block_ + offset;
-    switch (call_.kind) {
-      case Collective::all_gather:
-        for (const Buffer& to : recv_) copy_bytes(to.data() + place, send_[block].data() + offset, bytes);
-        break;
-      case Collective::all_to_all:
-        for (std::size_t i = 0; i < n; ++i) {
-          copy_bytes(recv_[block].data() + i * block_ + offset, send_[i].data() + place, bytes);
-        }
-        break;
-      case Collective::reduce_scatter:
-        reduce(place, recv_[block].data() + offset, bytes);
-        break;
-      case Collective::all_reduce: {
-        if (place >= call_.bytes) break;
-        const std::size_t inside = std::min(bytes, call_.bytes - place);
-        reduce(place, recv_[0].data() + place, inside);
-        for (std::size_t i = 1; i < n; ++i) copy_bytes(recv_[i].data() + place, recv_[0].data() + place, inside);
-        break;
-      }
-      case Collective::barrier:
-        break;
-    }
-  }
-  void reduce(std::size_t place, std::byte* out, std::size_t bytes) const {
-    std::vector<const std::byte*> in;
-    for (const Buffer& from : send_) in.push_back(from.data() + place);
-    reduce_tree(call_.dtype, call_.op, in, out, bytes / size_of(call_.dtype));
-  }
-
-  Call call_;
-  std::size_t block_ = 0;
-  std::size_t chunks_ = 0;
+  Work work_;
   std::vector<Buffer> send_;
   std::vector<Buffer> recv_;
   std::vector<bool> posted_;
   std::size_t waiting_for_ = send_.size();
-  std::vector<std::atomic<std::size_t>> next_;
-  std::atomic<std::size_t> left_ = 0;
+  std::vector<std::atomic<std::size_t>> next_;  ///< of each part, the first chunk that nobody has claimed
+  std::atomic<std::size_t> left_ = work_.chunks() * send_.size();
 };
 
 /// What the members of a group share. All fields are guarded by `mutex`, the waiters' spinning on `events` apart.
@@ -354,11 +291,7 @@ class ThreadCommunicator final : public Communicator {
     const auto it = me_.group->rounds.try_emplace(calls_++).first;
     if (!it->second) it->second = std::make_shared<detail::Round>(call, me_.group->members.size());
     const auto round = it->second;
-    if (round->call() != call) {
-      throw Error("rank " + std::to_string(me_.rank) + " of " + std::to_string(size()) + " calls " + to_string(call) +
-                  " where another device calls " + to_string(round->call()) +
-                  ": every device of a group must make the same calls in the same order");
-    }
+    if (round->call() != call) detail::fail_call(me_.rank, me_.group->members.size(), call, round->call());
     round->post(me_.rank, send, recv);
     if (round->ready()) {
       me_.group->rounds.erase(it);

@@ -13,9 +13,7 @@
 namespace shardlib::io {
 
 SHARDLIB_INLINE std::vector<std::string> gather_texts(Device& device, const std::string& mine) {
-  std::vector<std::string_view> axes;
-  for (const AxisSize& axis : device.axes()) axes.push_back(axis.name);
-  Communicator& all = device.group(axes);
+  Communicator& all = device.everybody();
   const auto n = static_cast<std::size_t>(all.size());
   Pool& pool = *device.pool();
 

@@ -132,8 +132,9 @@ struct FlatTokensWriter::Output {
   std::vector<std::uint64_t> starts = {0};
   std::vector<std::string> unsynced = {};
 
+  /// Blocks of 64 KiB (16 KiB times the item), the smallest that blosc makes: a shuffled row decodes one or two of them.
   static ZarrInfo tokens_info(std::int64_t chunk) {
-    return {{0}, {chunk}, "<u4", std::nullopt, {"blosc", "lz4", 5, 2}, "null"};
+    return {{0}, {chunk}, "<u4", std::nullopt, {"blosc", "lz4", 5, 2, 1 << 14}, "null"};
   }
   static ZarrInfo starts_info(std::int64_t chunk) {
     return {{0}, {chunk}, "<u8", ZarrDelta{"<i8", "<i8"}, {"blosc", "lz4", 5, 2}, "0"};

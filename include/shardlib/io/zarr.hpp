@@ -24,6 +24,7 @@ struct ZarrCompressor {
   std::string codec = "lz4";  ///< blosc's: lz4, lz4hc, zstd, zlib, blosclz
   int level = 5;
   int shuffle = 1;  ///< blosc's: 0 none, 1 bytes, 2 bits
+  int block = 0;    ///< blosc's: about the bytes that are compressed together, as numcodecs has it; 0: it chooses
 };
 
 /// The filter "delta": differences of neighbours in the flattened chunk; integers only.
@@ -53,7 +54,7 @@ requires std::is_arithmetic_v<T> std::string zarr_dtype() {
 
 struct ZarrOpen {
   bool missing_is_error = false;                    ///< a chunk without a file is an error, not fill_value
-  std::size_t cache_bytes = std::size_t{64} << 20;  ///< decompressed chunks kept for the next read
+  std::size_t cache_bytes = std::size_t{64} << 20;  ///< what was decompressed is kept for the next read
 };
 
 /// One array. Copies share it; reads are thread-safe. A chunk has one writer and is written whole, never read before.
@@ -118,7 +119,8 @@ class ZarrArray {
   explicit ZarrArray(std::shared_ptr<State> state) : state_(std::move(state)) {}
   void check_type(const std::string& dtype) const;
   const Bytes& fill_of(const Index& chunk) const;
-  std::shared_ptr<const Bytes> cached(const Index& chunk) const;
+  struct Piece;
+  Piece cached(const Index& chunk, bool whole, std::size_t element) const;
   void copy_from_chunk(const Index& chunk, const Index& box, const Index& chunk_strides, std::size_t from,
                        const Index& out_strides, std::byte* to) const;
   std::shared_ptr<State> state_;

@@ -7,10 +7,12 @@
 #include <zlib.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <climits>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <type_traits>
 #include <vector>
 
@@ -49,8 +51,8 @@ SHARDLIB_INLINE void check_zarr_codec(const ZarrInfo& info, bool write, const st
                      (write ? "write none, blosc or zlib" : "none, blosc, zlib and gzip are; rewrite the array"));
   if (write && c.id == "blosc" && blosc_compname_to_compcode(c.codec.c_str()) < 0)
     throw UsageError(where + ": this blosc library has no codec \"" + c.codec + "\"");
-  if (write && !c.id.empty() && (c.level < 0 || c.level > 9 || c.shuffle < 0 || c.shuffle > 2))
-    throw UsageError(where + ": the compressor's level is 0 to 9, its shuffle 0 to 2");
+  if (write && !c.id.empty() && (c.level < 0 || c.level > 9 || c.shuffle < 0 || c.shuffle > 2 || c.block < 0))
+    throw UsageError(where + ": the compressor's level is 0 to 9, its shuffle 0 to 2, its block at least 0");
   if (!info.delta) return;
   const ZarrType values = zarr_type(info.delta->dtype, where + ": the delta filter's \"dtype\"");
   const ZarrType stored = zarr_type(info.delta->stored, where + ": the delta filter's \"astype\"");
@@ -168,6 +170,71 @@ SHARDLIB_INLINE Bytes decode_chunk(const ZarrInfo& info, Bytes file, std::size_t
   return narrowed(wide, type);
 }
 
+/// What a blosc file begins with.
+struct BloscHeader {
+  std::array<std::byte, BLOSC_MIN_HEADER_LENGTH> bytes{};
+  std::size_t decompressed = 0, compressed = 0, block = 0, item = 0;
+  bool stored = false;  ///< not compressed at all
+};
+
+/// Nothing where the file does not begin so.
+inline std::optional<BloscHeader> blosc_header(const InputFile& file) {
+  BloscHeader h;
+  if (file.size() < h.bytes.size()) return std::nullopt;
+  file.read(0, h.bytes);
+  int flags = 0;
+  if (blosc_cbuffer_validate(h.bytes.data(), file.size(), &h.decompressed) < 0) return std::nullopt;
+  blosc_cbuffer_sizes(h.bytes.data(), &h.decompressed, &h.compressed, &h.block);
+  blosc_cbuffer_metainfo(h.bytes.data(), &h.item, &flags);
+  h.stored = (flags & BLOSC_MEMCPYED) != 0;
+  return h;
+}
+
+SHARDLIB_INLINE std::size_t block_elements(const ZarrInfo& info, const InputFile& file) {
+  if (info.compressor.id != "blosc" || info.delta) return 0;  // a delta needs all that stands before
+  const auto header = blosc_header(file);
+  const std::size_t item = zarr_type(info.dtype, file.path()).bytes;
+  return header && header->item == item && header->block % item == 0 ? header->block / item : 0;
+}
+
+SHARDLIB_INLINE Bytes decode_part(const ZarrInfo& info, const InputFile& file, std::size_t elements, std::size_t first,
+                                  std::size_t count, const std::string& where) {
+  const auto damaged = [&](const std::string& why) -> Error { return Error(where + ": " + why + ": it is damaged"); };
+  const ZarrType type = zarr_type(info.dtype, where);
+  const auto header = blosc_header(file);
+  if (!header || header->item != type.bytes || header->block == 0) throw damaged("it holds no valid blosc data");
+  if (header->decompressed != elements * type.bytes)
+    throw damaged("it decompresses to " + std::to_string(header->decompressed) + " bytes instead of " +
+                  std::to_string(elements * type.bytes));
+  Bytes out(count * type.bytes);
+  if (header->stored) {
+    file.read(header->bytes.size() + first * type.bytes, out);
+  } else {
+    // blosc_getitem takes the whole file, but looks at the header, the blocks' places and the blocks it needs: only
+    // these are read, the rest stays zero.
+    const std::size_t blocks = (header->decompressed + header->block - 1) / header->block;
+    std::vector<std::int32_t> places(blocks);
+    const std::size_t begin = header->bytes.size() + blocks * sizeof(std::int32_t);
+    if (begin > file.size()) throw damaged("it is too short for its blocks");
+    file.read(header->bytes.size(), std::as_writable_bytes(std::span(places)));
+    Bytes sparse(file.size());
+    std::ranges::copy(header->bytes, sparse.begin());
+    std::ranges::copy(std::as_bytes(std::span(places)), sparse.begin() + BLOSC_MIN_HEADER_LENGTH);
+    for (std::size_t b = first * type.bytes / header->block; b * header->block < (first + count) * type.bytes; ++b) {
+      const auto from = static_cast<std::int64_t>(places[b]);
+      auto to = static_cast<std::int64_t>(file.size());  // blocks need not stand in their order
+      if (from < static_cast<std::int64_t>(begin) || from >= to) throw damaged("a block lies outside of it");
+      for (const std::int64_t place : places) to = place > from ? std::min(to, place) : to;
+      file.read(static_cast<std::uint64_t>(from),
+                std::span(sparse).subspan(static_cast<std::size_t>(from), static_cast<std::size_t>(to - from)));
+    }
+    const int n = blosc_getitem(sparse.data(), static_cast<int>(first), static_cast<int>(count), out.data());
+    if (n < 0 || static_cast<std::size_t>(n) != out.size()) throw damaged("blosc cannot decompress it");
+  }
+  if (type.big_endian) swap_bytes(out, type.bytes);
+  return out;
+}
+
 SHARDLIB_INLINE Bytes encode_chunk(const ZarrInfo& info, std::span<const std::byte> values, const std::string& where) {
   Bytes bytes(values.begin(), values.end());
   std::size_t width = zarr_type(info.dtype, where).bytes;
@@ -192,7 +259,7 @@ SHARDLIB_INLINE Bytes encode_chunk(const ZarrInfo& info, std::span<const std::by
       throw UsageError(where + ": blosc takes less than 2 GiB: choose smaller chunks");
     Bytes out(bytes.size() + BLOSC_MAX_OVERHEAD);
     const int n = blosc_compress_ctx(c.level, c.shuffle, width, bytes.size(), bytes.data(), out.data(), out.size(),
-                                     c.codec.c_str(), 0, 1);
+                                     c.codec.c_str(), static_cast<std::size_t>(c.block), 1);
     if (n <= 0) throw Error(where + ": blosc cannot compress it (error " + std::to_string(n) + ")");
     out.resize(static_cast<std::size_t>(n));
     return out;

@@ -4,15 +4,15 @@
 #include "shardlib/io/zarr.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <limits>
-#include <list>
-#include <mutex>
 #include <system_error>
 #include <utility>
 
 #include "shardlib/error.hpp"
+#include "shardlib/io/zarr_cache.hpp"
 #include "shardlib/io/zarr_codec.hpp"
 #include "shardlib/io/zarr_json.hpp"
 
@@ -24,8 +24,10 @@ struct ZarrArray::State {
   ZarrOpen options;
   detail::ZarrType type;
   Bytes fill;  ///< one element; empty for null
-  std::mutex mutex;
-  std::list<std::pair<Index, std::shared_ptr<const Bytes>>> cache;  ///< the latest used first
+  detail::DecodedCache cache;
+  /// The elements of a chunk that can be decoded alone; 0: none but the whole. As its first file has it.
+  static constexpr std::size_t unknown = ~std::size_t{0};
+  std::atomic<std::size_t> block = unknown;
 
   State(std::string folder, ZarrInfo what, ZarrOpen how, bool write)
       : path(std::move(folder)), info(std::move(what)), options(how) {
@@ -125,23 +127,31 @@ SHARDLIB_INLINE const Bytes& ZarrArray::fill_of(const Index& chunk) const {
   return state_->fill;
 }
 
-/// The decoded chunk, from the cache where it is there; null for a chunk without a file.
-SHARDLIB_INLINE std::shared_ptr<const Bytes> ZarrArray::cached(const Index& chunk) const {
+/// Decoded elements of a chunk that begin with number `first`; null for a chunk without a file.
+struct ZarrArray::Piece {
+  std::shared_ptr<const Bytes> values;
+  std::size_t first = 0;
+};
+
+/// The whole chunk, or where less will do and its blocks can be decoded alone, the block that has `element`.
+SHARDLIB_INLINE ZarrArray::Piece ZarrArray::cached(const Index& chunk, bool whole, std::size_t element) const {
   State& s = *state_;
-  const auto same = [&](const auto& entry) { return entry.first == chunk; };
-  {
-    const std::lock_guard lock(s.mutex);
-    if (const auto hit = std::ranges::find_if(s.cache, same); hit != s.cache.end()) {
-      s.cache.splice(s.cache.begin(), s.cache, hit);
-      return hit->second;
-    }
-  }
-  if (!file_exists(path() + "/" + chunk_key(chunk))) return nullptr;
-  auto values = std::make_shared<const Bytes>(read_chunk(chunk));
-  const std::lock_guard lock(s.mutex);
-  if (std::ranges::none_of(s.cache, same)) s.cache.emplace_front(chunk, values);
-  while (!s.cache.empty() && s.cache.size() * values->size() > s.options.cache_bytes) s.cache.pop_back();
-  return values;
+  const auto file = [&] { return path() + "/" + chunk_key(chunk); };
+  const auto all = static_cast<std::size_t>(chunk_size());
+  if (!whole && s.block == State::unknown && file_exists(file()))
+    s.block = detail::block_elements(info(), InputFile(file()));
+  const std::size_t block = s.block;
+  whole = whole || block == 0 || block >= all;
+  const std::size_t first = whole ? 0 : element / block * block;
+  const detail::DecodedCache::Key place{chunk, whole ? all : first};  // no block begins at `all`
+  if (auto values = s.cache.find(place)) return {values, first};
+  if (!file_exists(file())) return {};
+  auto values = std::make_shared<const Bytes>(whole ? read_chunk(chunk)
+                                                    : detail::decode_part(info(), InputFile(file()), all, first,
+                                                                          std::min(block, all - first),
+                                                                          s.where(chunk_key(chunk))));
+  s.cache.keep(place, values, s.options.cache_bytes);
+  return {values, first};
 }
 
 SHARDLIB_INLINE void ZarrArray::read_bytes(const Index& offset, const Index& shape, std::span<std::byte> out) const {
@@ -192,12 +202,20 @@ SHARDLIB_INLINE void ZarrArray::copy_from_chunk(const Index& chunk, const Index&
                   static_cast<std::size_t>(n) * item);
     });
   };
-  const std::string file = path() + "/" + chunk_key(chunk);
-  std::shared_ptr<const Bytes> values;
   if (!detail::is_raw(info())) {
-    values = cached(chunk);
-    if (values) return copy(values->data() + from);
-  } else if (file_exists(file)) {
+    // One block after the other, where the box is a part of a chunk of one dim: else all of the chunk.
+    const auto all = static_cast<std::size_t>(chunk_size());
+    const std::size_t begin = from / item, end = begin + static_cast<std::size_t>(volume(box));
+    const bool whole = box.size() != 1 || 2 * (end - begin) >= all;
+    Piece piece = cached(chunk, whole, begin);
+    if (whole && piece.values) return copy(piece.values->data() + from);
+    for (std::size_t done = begin; piece.values;) {
+      const std::size_t last = std::min(end, piece.first + piece.values->size() / item);
+      std::memcpy(to + (done - begin) * item, piece.values->data() + (done - piece.first) * item, (last - done) * item);
+      if (last == end) return;
+      piece = cached(chunk, false, done = last);
+    }
+  } else if (const std::string file = path() + "/" + chunk_key(chunk); file_exists(file)) {
     // Nothing to decode: read what is asked for only, in one piece if the runs are short.
     const InputFile input(file);
     const auto expected = static_cast<std::uint64_t>(chunk_size()) * item;

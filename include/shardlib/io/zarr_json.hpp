@@ -69,7 +69,7 @@ class Metadata {
     const auto found = in.find(key);
     if (found == in.end()) return otherwise;
     if (!found->is_number_integer()) fail(key, "must be a whole number, not " + found->dump());
-    return static_cast<int>(std::clamp<std::int64_t>(found->get<std::int64_t>(), -1000, 1000));
+    return static_cast<int>(std::clamp<std::int64_t>(found->get<std::int64_t>(), -(1 << 30), 1 << 30));
   }
   [[nodiscard]] Index sizes(const std::string& key, std::int64_t least) const {
     const json& list = at(key);
@@ -141,7 +141,8 @@ inline json to_json(const ZarrInfo& info) {
   json compressor;
   const ZarrCompressor& c = info.compressor;
   if (c.id == "blosc")
-    compressor = {{"id", c.id}, {"cname", c.codec}, {"clevel", c.level}, {"shuffle", c.shuffle}, {"blocksize", 0}};
+    compressor = {
+        {"id", c.id}, {"cname", c.codec}, {"clevel", c.level}, {"shuffle", c.shuffle}, {"blocksize", c.block}};
   else if (!c.id.empty())
     compressor = {{"id", c.id}, {"level", c.level}};
   json filters;
@@ -170,7 +171,8 @@ inline ZarrInfo read_info(const std::string& path) {
   info.separator = meta.text(meta.all(), "dimension_separator", ".");
   if (const json& c = meta.at("compressor"); c.is_object())
     info.compressor = {meta.text(c, "id", "without a name"), meta.text(c, "cname", "lz4"),
-                       meta.number(c, "clevel", meta.number(c, "level", 5)), meta.number(c, "shuffle", 1)};
+                       meta.number(c, "clevel", meta.number(c, "level", 5)), meta.number(c, "shuffle", 1),
+                       meta.number(c, "blocksize", 0)};
   else if (!c.is_null())
     meta.fail("compressor", "must be null or an object, not " + c.dump());
   if (const json& filters = meta.at("filters"); filters.is_array()) {

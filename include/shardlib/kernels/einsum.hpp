@@ -5,10 +5,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <type_traits>
 
+#include "shardlib/detail/wrapping.hpp"
 #include "shardlib/dtype.hpp"
 #include "shardlib/error.hpp"
 #include "shardlib/exec.hpp"
@@ -45,14 +47,7 @@ void einsum_gemm(const Exec& exec, const EinsumSchedule& s, const T* lhs, const 
   }
 }
 
-template <class T>
-T multiply(T a, T b) {
-  if constexpr (std::is_integral_v<T>) {  // wraps instead of overflowing
-    return static_cast<T>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));
-  } else {
-    return a * b;
-  }
-}
+inline constexpr shardlib::detail::Wrapping<std::multiplies<>> multiply;
 
 /// out[i] (+)= product(i); `product` reads its operands with strides that the compiler knows where they are 0 or 1.
 template <class T, class F>

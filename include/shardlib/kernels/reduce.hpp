@@ -5,11 +5,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <span>
 #include <string>
 #include <type_traits>
 
+#include "shardlib/detail/wrapping.hpp"
 #include "shardlib/dtype.hpp"
 #include "shardlib/error.hpp"
 #include "shardlib/exec.hpp"
@@ -27,11 +29,7 @@ struct SumOp {
   }
   template <class T>
   static T combine(T a, T b) {
-    if constexpr (std::is_same_v<T, i32>) {
-      return static_cast<i32>(static_cast<u32>(a) + static_cast<u32>(b));  // wraps instead of overflowing
-    } else {
-      return a + b;
-    }
+    return shardlib::detail::Wrapping<std::plus<>>{}(a, b);
   }
 };
 

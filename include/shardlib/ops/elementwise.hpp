@@ -3,33 +3,27 @@
 
 #include <functional>
 
+#include "shardlib/detail/wrapping.hpp"
 #include "shardlib/ops/map.hpp"
 #include "shardlib/ops/reductions.hpp"
 
 namespace shardlib {
 namespace detail {
 
-/// A quotient that traps nowhere: by zero (in the padding; elsewhere it is refused before), or of the least integer by
-/// -1, which wraps.
-struct Quotient {
-  template <class T>
-  T operator()(T p, T q) const {
-    if constexpr (std::is_integral_v<T>) {
-      if (q == 0) return 0;
-      if constexpr (std::is_signed_v<T>)
-        if (q == -1) return static_cast<T>(0U - static_cast<std::make_unsigned_t<T>>(p));
-    }
-    return static_cast<T>(p / q);
-  }
-};
 /// The functions of the linear ops, of one scalar.
 struct Negate {
-  auto operator()(auto v) const { return -v; }
+  template <class T>
+  T operator()(T v) const {
+    if constexpr (std::is_integral_v<T>)
+      return Wrapping<std::minus<>>{}(T{0}, v);
+    else
+      return -v;
+  }
 };
 template <class T>
 struct Multiply {
   T k;
-  auto operator()(T v) const { return v * k; }
+  auto operator()(T v) const { return Wrapping<std::multiplies<>>{}(v, k); }
 };
 template <class T>
 struct Divide {
@@ -114,7 +108,7 @@ auto operator+(const Tensor<D, S>& a, const Tensor<E, T>& b)
   const detail::OpInfo op{"+", {}, {}};
   return detail::record<"+", Out>(
       op, a.device(), detail::broadcast_sizes(op, a.value(), b.value(), detail::parsed<Out::spec>),
-      detail::Pointwise<std::plus<>, D>{a.value(), b.value()},
+      detail::Pointwise<detail::Wrapping<std::plus<>>, D>{a.value(), b.value()},
       detail::vjp(a, detail::save(), [](const auto& ct) { return detail::unbroadcast<Tensor<D, S>>(ct); }),
       detail::vjp(b, detail::save(), [](const auto& ct) { return detail::unbroadcast<Tensor<E, T>>(ct); }));
 }
@@ -126,7 +120,7 @@ auto operator-(const Tensor<D, S>& a, const Tensor<E, T>& b)
   const detail::OpInfo op{"-", {}, {}};
   return detail::record<"-", Out>(
       op, a.device(), detail::broadcast_sizes(op, a.value(), b.value(), detail::parsed<Out::spec>),
-      detail::Pointwise<std::minus<>, D>{a.value(), b.value()},
+      detail::Pointwise<detail::Wrapping<std::minus<>>, D>{a.value(), b.value()},
       detail::vjp(a, detail::save(), [](const auto& ct) { return detail::unbroadcast<Tensor<D, S>>(ct); }),
       detail::vjp(b, detail::save(), [](const auto& ct) { return detail::unbroadcast<Tensor<E, T>>(-ct); }));
 }
@@ -138,7 +132,7 @@ auto operator*(const Tensor<D, S>& a, const Tensor<E, T>& b)
   const detail::OpInfo op{"*", {}, {}};
   return detail::record<"*", Out>(
       op, a.device(), detail::broadcast_sizes(op, a.value(), b.value(), detail::parsed<Out::spec>),
-      detail::Pointwise<std::multiplies<>, D>{a.value(), b.value()},
+      detail::Pointwise<detail::Wrapping<std::multiplies<>>, D>{a.value(), b.value()},
       detail::vjp(a, detail::save(b),
                   [](const auto& ct, const auto& other) { return detail::unbroadcast<Tensor<D, S>>(ct * other); }),
       detail::vjp(b, detail::save(a),
@@ -187,14 +181,16 @@ auto operator+(const Tensor<D, S>& x, double constant)
     -> Tensor<detail::after_t<detail::is_number<"+", D>, D>, detail::result_of<rules::add_constant, Op("+"), S>> {
   const detail::OpInfo op{"+", {}, {}};
   return detail::map_as<"+", Tensor<D, S>>(
-      op, [k = detail::beside(op, x, constant)](auto v) { return v + decltype(v)(k); }, x);
+      op, [k = detail::beside(op, x, constant)](auto v) { return detail::Wrapping<std::plus<>>{}(v, decltype(v)(k)); },
+      x);
 }
 template <dtype D, Spec S>
 auto operator-(const Tensor<D, S>& x, double constant)
     -> Tensor<detail::after_t<detail::is_number<"-", D>, D>, detail::result_of<rules::add_constant, Op("-"), S>> {
   const detail::OpInfo op{"-", {}, {}};
   return detail::map_as<"-", Tensor<D, S>>(
-      op, [k = detail::beside(op, x, constant)](auto v) { return v - decltype(v)(k); }, x);
+      op, [k = detail::beside(op, x, constant)](auto v) { return detail::Wrapping<std::minus<>>{}(v, decltype(v)(k)); },
+      x);
 }
 template <dtype D, Spec S>
 auto operator+(double constant, const Tensor<D, S>& x)
@@ -206,7 +202,8 @@ auto operator-(double constant, const Tensor<D, S>& x)
     -> Tensor<detail::after_t<detail::is_number<"-", D>, D>, detail::result_of<rules::add_constant, Op("-"), S>> {
   const detail::OpInfo op{"-", {}, {}};
   return detail::map_as<"-", Tensor<D, S>>(
-      op, [k = detail::beside(op, x, constant)](auto v) { return decltype(v)(k) - v; }, x);
+      op, [k = detail::beside(op, x, constant)](auto v) { return detail::Wrapping<std::minus<>>{}(decltype(v)(k), v); },
+      x);
 }
 template <dtype D, Spec S>
 auto operator/(double constant, const Tensor<D, S>& x)
@@ -217,18 +214,16 @@ auto operator/(double constant, const Tensor<D, S>& x)
 }
 
 // The functions are named types, not lambdas, so that tensors of all specs share their loops.
-#define SHARDLIB_UNARY(name)                                                                                    \
-  namespace detail {                                                                                            \
-  struct name##_function {                                                                                      \
-    auto operator()(auto v) const {                                                                             \
-      return name(v);                                                                                           \
-    }                                                                                                           \
-  };                                                                                                            \
-  }                                                                                                             \
-  template <dtype D, Spec S>                                                                                    \
-  auto name(const Tensor<D, S>& x, Site site)                                                                   \
-      -> Tensor<detail::after_t<detail::is_float<#name, D>, D>, detail::result_of<rules::map1, Op(#name), S>> { \
-    return detail::map_as<#name, Tensor<D, S>>(detail::OpInfo{#name, {}, site}, detail::name##_function{}, x);  \
+#define SHARDLIB_UNARY(name)                                                                                   \
+  namespace detail {                                                                                           \
+  struct name##_function {                                                                                     \
+    auto operator()(auto v) const { return name(v); }                                                          \
+  };                                                                                                           \
+  }                                                                                                            \
+  template <dtype D, Spec S>                                                                                   \
+  auto name(const Tensor<D, S>& x, Site site)                                                                  \
+      ->Tensor<detail::after_t<detail::is_float<#name, D>, D>, detail::result_of<rules::map1, Op(#name), S>> { \
+    return detail::map_as<#name, Tensor<D, S>>(detail::OpInfo{#name, {}, site}, detail::name##_function{}, x); \
   }
 SHARDLIB_UNARY(exp)
 SHARDLIB_UNARY(log)
@@ -246,15 +241,13 @@ SHARDLIB_UNARY(swish)
 #define SHARDLIB_BINARY(name, Result, expression)                                                        \
   namespace detail {                                                                                     \
   struct name##_function {                                                                               \
-    auto operator()(auto p, auto q) const {                                                              \
-      return expression;                                                                                 \
-    }                                                                                                    \
+    auto operator()(auto p, auto q) const { return expression; }                                         \
   };                                                                                                     \
   }                                                                                                      \
   template <dtype D, Spec S, dtype E, Spec T>                                                            \
   auto name(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site)                                     \
-      -> Tensor<detail::after_t<detail::one_dtype<#name, D, E>, Result>,                                 \
-                detail::result_of<rules::map2, Op(#name), S, T>> {                                       \
+      ->Tensor<detail::after_t<detail::one_dtype<#name, D, E>, Result>,                                  \
+               detail::result_of<rules::map2, Op(#name), S, T>> {                                        \
     using Out = Tensor<Result, detail::result_of<rules::map2, Op(#name), S, T>>;                         \
     return detail::map_as<#name, Out>(detail::OpInfo{#name, {}, site}, detail::name##_function{}, a, b); \
   }
@@ -262,7 +255,7 @@ SHARDLIB_UNARY(swish)
   SHARDLIB_BINARY(name, Result, expression)                                                                      \
   template <dtype D, Spec S>                                                                                     \
   auto name(const Tensor<D, S>& a, double b, Site site)                                                          \
-      -> Tensor<Result, detail::result_of<rules::map1, Op(#name), S>> {                                          \
+      ->Tensor<Result, detail::result_of<rules::map1, Op(#name), S>> {                                           \
     const detail::OpInfo op{#name, {}, site};                                                                    \
     return detail::map_as<#name, Tensor<Result, S>>(                                                             \
         op, [k = detail::beside(op, a, b)](auto v) { return detail::name##_function{}(v, decltype(v)(k)); }, a); \
@@ -361,7 +354,7 @@ auto cast(const Tensor<D, S>& x, Site site)
     Buffer result = detail::allocate(out);
     kernels::apply_flat(
         out.device->exec(), out.count(),
-        [](const D& a, To& y) { y = static_cast<To>(static_cast<detail::scalar_of<To>>(detail::load(a))); },
+        [](const D& a, To& y) { y = static_cast<To>(detail::converted<detail::scalar_of<To>>(detail::load(a))); },
         in.as<const D>(), result.as<To>());
     return result;
   };

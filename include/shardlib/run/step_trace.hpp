@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +13,8 @@
 #include <vector>
 
 #include "shardlib/device.hpp"
+#include "shardlib/error.hpp"
+#include "shardlib/io/agree.hpp"
 #include "shardlib/observe.hpp"
 #include "shardlib/run/trace.hpp"
 
@@ -19,7 +23,7 @@ namespace shardlib::run::detail {
 /// One device's part. All devices call the same functions.
 class StepTrace {
  public:
-  /// Traces `steps` steps from `first` on. The folder of `path` is one that all processes see.
+  /// Traces `steps` steps from `first` on. The first device writes `path`; no other process needs to see its folder.
   StepTrace(std::shared_ptr<Device> device, std::string path, std::int64_t first, std::int64_t steps)
       : device_(std::move(device)), path_(std::move(path)), first_(first), end_(first + steps) {}
 
@@ -30,7 +34,7 @@ class StepTrace {
       auto place = device_->axes();
       for (auto& axis : place) axis.size = device_->coordinate(axis.name);
       trace_ = Trace(device_->index(), to_string(place));
-      everybody().barrier();
+      device_->everybody().barrier();
       trace_.start();
     }
     communication_ns_ = 0;
@@ -42,17 +46,20 @@ class StepTrace {
     if (step + 1 == end_) finish();
     return static_cast<double>(communication_ns_) * 1e-9;
   }
-  /// Writes the trace, if there is one still to write: for a run that ends early.
+  /// Writes the trace, if there is one still to write: for a run that ends early. Throws the same Error on all devices
+  /// where that fails.
   void finish() {
     if (!trace_.on()) return;
-    trace_.write(part(device_->index()));
-    trace_ = Trace();
-    everybody().barrier();
-    if (device_->index() != 0) return;
-    std::vector<std::string> parts;
-    for (int rank = 0; rank < device_->count(); ++rank) parts.push_back(part(rank));
-    merge_traces(parts, path_);
-    for (const std::string& p : parts) std::remove(p.c_str());
+    const std::string mine = std::exchange(trace_, Trace()).json();
+    std::exception_ptr error;
+    if (device_->index() != 0) {
+      const std::uint64_t size = mine.size();
+      send(&size, sizeof size);
+      send(mine.data(), mine.size());
+    } else {
+      error = collect(mine);
+    }
+    io::agree(*device_, "", error);
   }
 
  private:
@@ -66,12 +73,44 @@ class StepTrace {
                  ran.end_ns - ran.begin_ns);
     if (communicates) communication_ns_ += ran.end_ns - ran.begin_ns - ran.work.inner_ns;
   }
-  Communicator& everybody() {
-    std::vector<std::string_view> axes;
-    for (const AxisSize& axis : device_->axes()) axes.push_back(axis.name);
-    return device_->group(axes);
+  void send(const void* data, std::size_t bytes) {
+    const Buffer message = device_->pool()->allocate(bytes);
+    std::memcpy(message.data(), data, bytes);
+    device_->everybody().send(message, 0).wait();
   }
-  [[nodiscard]] std::string part(int rank) const { return path_ + "." + std::to_string(rank); }
+  Buffer receive(int from, std::size_t bytes) {
+    Buffer message = device_->pool()->allocate(bytes);
+    device_->everybody().recv(message, from).wait();
+    return message;
+  }
+  /// The parts of all devices, one after the other, as files beside `path`, then joined. An error is kept until
+  /// everybody has been heard, or the others would wait for ever.
+  std::exception_ptr collect(const std::string& mine) {
+    std::exception_ptr error;
+    const auto attempt = [&](const auto& f) {
+      if (error) return;
+      try {
+        f();
+      } catch (const Error&) {
+        error = std::current_exception();
+      }
+    };
+    std::vector<std::string> parts;
+    for (int rank = 0; rank < device_->count(); ++rank) {
+      Buffer message;
+      std::string_view text = mine;
+      if (rank > 0) {
+        const std::uint64_t size = *receive(rank, sizeof size).as<std::uint64_t>();
+        message = receive(rank, size);
+        text = {message.as<char>(), size};
+      }
+      parts.push_back(path_ + "." + std::to_string(rank));
+      attempt([&] { write_trace(parts.back(), text); });
+    }
+    attempt([&] { merge_traces(parts, path_); });
+    for (const std::string& part : parts) std::remove(part.c_str());
+    return error;
+  }
 
   std::shared_ptr<Device> device_;
   std::string path_;

@@ -38,7 +38,9 @@ class Trace {
     if (on()) record(name, spec, category, bytes, begin_ns, duration_ns);
   }
 
-  /// Writes the rank's events as a trace file of its own. Throws Error when that fails.
+  /// The rank's events as a trace file of its own.
+  [[nodiscard]] std::string json() const;
+  /// Writes it. Throws Error when that fails.
   void write(const std::string& path) const;
 
  private:

@@ -34,6 +34,14 @@ inline std::string trace_metadata(const char* what, int rank, std::size_t track,
                      key, value);
 }
 
+inline void write_trace(const std::string& path, std::string_view text) {
+  std::ofstream file(path, std::ios::binary);
+  if (!file) throw Error("cannot write the trace '" + path + "': " + std::strerror(errno));
+  file << text;
+  file.close();
+  if (!file) throw Error("cannot write the trace '" + path + "': is the disk full?");
+}
+
 /// Calls f with each event of a part, without its comma. Throws Error unless the part is whole.
 template <class F>
 void for_each_event_line(const std::string& path, const F& f) {
@@ -87,8 +95,8 @@ SHARDLIB_INLINE void Trace::record(std::string_view name, std::string_view spec,
   state.events.push_back({number(name), number(spec), number(category), bytes, begin_ns, duration_ns});
 }
 
-SHARDLIB_INLINE void Trace::write(const std::string& path) const {
-  if (!on()) return;
+SHARDLIB_INLINE std::string Trace::json() const {
+  if (!on()) return {};
   const State& state = *state_;
   const std::lock_guard lock(state_->mutex);
   std::vector<std::size_t> track(state.texts.size(), 0);
@@ -123,13 +131,13 @@ SHARDLIB_INLINE void Trace::write(const std::string& path) const {
         R"({{"ph": "i", "s": "p", "name": "trace full: {} later events left out", "pid": {}, "tid": 0, "ts": {}}})",
         state.dropped, state.rank, microseconds(end)));
   }
-  std::ofstream file(path, std::ios::binary);
-  if (!file) throw Error("cannot write the trace '" + path + "': " + std::strerror(errno));
-  file << detail::trace_begin << "\n";
-  for (std::size_t i = 0; i < lines.size(); ++i) file << lines[i] << (i + 1 < lines.size() ? ",\n" : "\n");
-  file << detail::trace_end << "\n";
-  file.close();
-  if (!file) throw Error("cannot write the trace '" + path + "': is the disk full?");
+  std::string text(detail::trace_begin);
+  for (std::size_t i = 0; i < lines.size(); ++i) text += (i == 0 ? "\n" : ",\n") + lines[i];
+  return text + "\n" + std::string(detail::trace_end) + "\n";
+}
+
+SHARDLIB_INLINE void Trace::write(const std::string& path) const {
+  if (on()) detail::write_trace(path, json());
 }
 
 SHARDLIB_INLINE void merge_traces(const std::vector<std::string>& parts, const std::string& path) {
@@ -152,8 +160,10 @@ SHARDLIB_INLINE void merge_traces(const std::vector<std::string>& parts, const s
   }
   file << (first ? "" : "\n") << detail::trace_end << "\n";
   file.close();
-  if (!file || std::rename(beside.c_str(), path.c_str()) != 0)
+  if (!file || std::rename(beside.c_str(), path.c_str()) != 0) {
+    std::remove(beside.c_str());
     throw Error("cannot write the trace '" + path + "': is the disk full?");
+  }
 }
 
 }  // namespace shardlib::run

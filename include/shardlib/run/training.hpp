@@ -93,10 +93,11 @@ struct Checkpoints {
 
 /// What the loop asks of a program, on each device. Functions are called by all devices alike.
 struct Program {
-  /// One training step on this device's rows of a microbatch each, at a learning rate. Updates the state.
+  /// One training step on this device's rows of a microbatch each, at a learning rate. Updates the state. The weights
+  /// of all microbatches on all devices add up to 1, so that the loss is the weighted sum of the tokens' losses.
   std::function<StepResult(const std::vector<io::TokenBatch>& microbatches, std::int64_t step, double learning_rate)>
       step;
-  /// The mean loss of a batch; these are this device's rows.
+  /// The mean loss of a batch; these are this device's rows, with weights that add up to 1 over all devices.
   std::function<double(const io::TokenBatch& rows)> validate;
   Decode decode;  ///< for sampling
   Checkpoints checkpoints;
@@ -116,4 +117,5 @@ SHARDLIB_INLINE void train(const std::shared_ptr<Device>& device, const Training
 
 #ifndef SHARDLIB_COMPILED
 #include "shardlib/run/training_inl.hpp"
+#include "shardlib/run/training_loop_inl.hpp"
 #endif

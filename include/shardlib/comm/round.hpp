@@ -1,0 +1,158 @@
+// One collective as work that its members share out among themselves, wherever all of them reach all buffers: threads
+// of one process, or ranks of one node.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "shardlib/comm.hpp"
+#include "shardlib/comm/reduce_tree.hpp"
+#include "shardlib/comm/single.hpp"
+#include "shardlib/comm/stream.hpp"
+#include "shardlib/dtype.hpp"
+#include "shardlib/error.hpp"
+
+namespace shardlib::detail {
+
+enum class Collective : std::uint8_t { all_gather, all_to_all, reduce_scatter, all_reduce, barrier };
+
+constexpr std::string_view name(Collective c) {
+  constexpr std::string_view names[] = {"all_gather", "all_to_all", "reduce_scatter", "all_reduce", "barrier"};
+  return names[static_cast<std::size_t>(c)];
+}
+
+/// What a member asks of its group; all members must ask for the same.
+struct Call {
+  Collective kind = Collective::barrier;
+  std::size_t bytes = 0;  ///< of the send buffer
+  DType dtype = DType::u8;
+  Reduction op = Reduction::sum;
+  std::size_t nodes = 1;  ///< over which the group spreads evenly; what follows is then one node's share
+  friend bool operator==(const Call&, const Call&) = default;
+};
+
+inline std::string to_string(const Call& call) {
+  const bool reduces = call.kind == Collective::reduce_scatter || call.kind == Collective::all_reduce;
+  return std::string(name(call.kind)) + " of " + std::to_string(call.bytes) + " bytes" +
+         (reduces ? " (" + std::string(name(call.dtype)) + (call.op == Reduction::sum ? " sum)" : " max)") : "");
+}
+
+[[noreturn]] inline void fail_call(int rank, std::size_t size, const Call& mine, const Call& theirs) {
+  throw Error("rank " + std::to_string(rank) + " of " + std::to_string(size) + " calls " + to_string(mine) +
+              " where another device calls " + to_string(theirs) +
+              ": every device of a group must make the same calls in the same order");
+}
+
+/// A member that receives as many bytes bypasses its caches, for they would not stay there anyway. Tests lower it.
+inline std::size_t uncached_bytes = std::size_t{8} << 20;
+
+/// A call's work: for each member a part, which is what that member receives, in chunks that any member may do once all
+/// have posted their buffers.
+///
+/// Of a group on several nodes, with the ranks B * members + i on node B, this is the work inside one node. all_gather:
+/// member i has the blocks of the i-th ranks of all nodes in its recv already, and the others copy them from there.
+/// reduce_scatter: member i's recv gets, for each node's i-th rank, the sum over this node's members.
+class Work {
+ public:
+  Work(const Call& call, std::size_t members) : call_(call), members_(members) {
+    const std::size_t ranks = members * call.nodes;
+    // For an all_reduce a block is a slice of the vector, otherwise it is the communication's unit.
+    block_ = call.kind == Collective::all_gather ? call.bytes : (call.bytes + ranks - 1) / ranks;
+    if (call.kind == Collective::all_reduce) block_ = (block_ + 63) / 64 * 64;
+    per_block_ = (block_ + chunk - 1) / chunk;
+    const bool moves = call.kind == Collective::all_gather || call.kind == Collective::all_to_all;
+    chunks_ = (moves ? ranks : call.nodes) * per_block_;
+    streams_ = (call.kind == Collective::reduce_scatter ? call.nodes : ranks) * block_ >= uncached_bytes;
+  }
+
+  [[nodiscard]] const Call& call() const { return call_; }
+  [[nodiscard]] std::size_t members() const { return members_; }
+  [[nodiscard]] std::size_t chunks() const { return chunks_; }  ///< of each part
+
+  /// Does chunk c of member `part`'s part; send(i) and recv(i) are where member i's buffers begin.
+  template <class Send, class Recv>
+  void run(std::size_t part, std::size_t c, const Send& send, const Recv& recv) const {
+    const std::size_t offset = c % per_block_ * chunk;
+    const std::size_t bytes = std::min(chunk, block_ - offset);
+    const std::size_t block = c / per_block_;  // of the part
+    // A member's own block comes first, then everybody reads from a different one.
+    const std::size_t from = (part + block) % members_;
+    switch (call_.kind) {
+      case Collective::all_gather: {
+        const std::size_t place = (block / members_ * members_ + from) * block_ + offset;
+        if (call_.nodes == 1) {
+          copy(recv(part) + place, send(from) + offset, bytes);
+        } else if (from != part) {
+          copy(recv(part) + place, recv(from) + place, bytes);
+        }
+        break;
+      }
+      case Collective::all_to_all:
+        copy(recv(part) + from * block_ + offset, send(from) + part * block_ + offset, bytes);
+        break;
+      case Collective::reduce_scatter:
+        reduce((block * members_ + part) * block_ + offset, bytes, send, {recv(part) + block * block_ + offset});
+        break;
+      case Collective::all_reduce: {
+        const std::size_t place = part * block_ + offset;
+        if (place >= call_.bytes) break;
+        std::vector<std::byte*> out(members_);
+        for (std::size_t i = 0; i < members_; ++i) out[i] = recv((part + i) % members_) + place;
+        reduce(place, std::min(bytes, call_.bytes - place), send, std::move(out));
+        break;
+      }
+      case Collective::barrier:
+        break;
+    }
+  }
+
+  /// Does all that member `part` receives into `out`, and nothing for the others.
+  template <class Send>
+  void run_alone(std::size_t part, const Send& send, std::byte* out) const {
+    if (call_.kind == Collective::all_reduce) {
+      reduce(0, call_.bytes, send, {out});
+    } else {
+      for (std::size_t c = 0; c < chunks_; ++c) run(part, c, send, [out](std::size_t) { return out; });
+    }
+  }
+
+ private:
+  static constexpr std::size_t chunk = 65536;
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes) const {
+    streams_ ? stream_bytes(to, from, bytes) : copy_bytes(to, from, bytes);
+  }
+  /// The same sum to each of `out`.
+  template <class Send>
+  void reduce(std::size_t place, std::size_t bytes, const Send& send, std::vector<std::byte*> out) const {
+    constexpr std::size_t piece = 4096;
+    std::vector<const std::byte*> in(members_);
+    for (std::size_t i = 0; i < members_; ++i) in[i] = send(i) + place;
+    const std::size_t step = streams_ ? piece : bytes;
+    for (std::size_t done = 0; done < bytes; done += step) {
+      const std::size_t now = std::min(step, bytes - done);
+      alignas(64) std::array<std::byte, piece> cached;
+      std::byte* const result = streams_ ? cached.data() : out[0];
+      reduce_tree(call_.dtype, call_.op, in, result, now / size_of(call_.dtype));
+      for (std::byte*& to : out) {
+        if (to != result) copy(to, result, now);
+        to += now;
+      }
+      for (const std::byte*& from : in) from += now;
+    }
+  }
+
+  Call call_;
+  std::size_t members_;
+  std::size_t block_ = 0;
+  std::size_t per_block_ = 0;
+  std::size_t chunks_ = 0;
+  bool streams_ = false;
+};
+
+}  // namespace shardlib::detail

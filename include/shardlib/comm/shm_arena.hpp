@@ -1,0 +1,212 @@
+// Memory that all ranks of a node reach: each rank's arena, which its pools allocate from and its peers map.
+#pragma once
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "shardlib/buffer.hpp"
+#include "shardlib/error.hpp"
+
+namespace shardlib::detail::shm {
+
+[[noreturn]] inline void fail_system(const std::string& what) {
+  throw Error(what + ": " + std::strerror(errno));
+}
+
+/// A file descriptor that closes itself; -1: none.
+class File {
+ public:
+  explicit File(int number = -1) : number_(number) {}
+  File(File&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  File& operator=(File&& other) noexcept {
+    std::swap(number_, other.number_);
+    return *this;
+  }
+  ~File() {
+    if (number_ != -1) close(number_);
+  }
+  [[nodiscard]] int number() const { return number_; }
+
+ private:
+  int number_;
+};
+
+/// One process's mapping of an arena, its own or a peer's.
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(int fd, std::size_t bytes) : bytes_(bytes) {
+    void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (at == MAP_FAILED) fail_system("mapping " + std::to_string(bytes) + " bytes");
+    data_ = static_cast<std::byte*>(at);
+  }
+  Mapping(Mapping&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Mapping& operator=(Mapping&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Mapping() {
+    if (data_ != nullptr) munmap(data_, bytes_);
+  }
+  [[nodiscard]] std::byte* data() const { return data_; }
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+/// How a peer finds an arena: plain data, for the ranks to exchange.
+struct Address {
+  std::uint64_t process = 0;
+  std::int64_t file = -1;
+  std::uint64_t bytes = 0;
+  std::uint64_t key = 0;  ///< also written into the arena: tells it from another file with this number
+};
+
+/// A rank's arena and its peers'. A memfd has no name, so nothing can stay behind in /dev/shm, and its size is limited
+/// by the memory there is and not by that of /dev/shm. Pages are taken when they are first written.
+class Arena final : public MemorySource {
+ public:
+  /// This rank's own, for `ranks` ranks on the node. Throws Error where the system does not allow it.
+  explicit Arena(int ranks) : peers_(static_cast<std::size_t>(ranks)), processes_(peers_.size()) {
+    const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    const std::size_t memory = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * page;
+    // Every rank maps all arenas, and an address has 47 bits.
+    const std::size_t bytes = std::min(memory, (std::size_t{1} << 45) / peers_.size() / page * page);
+    rlimit limit{};
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < bytes) {
+      throw Error("files are limited to " + std::to_string(limit.rlim_cur) + " bytes (ulimit -f)");
+    }
+    file_ = File(memfd_create("shardlib", MFD_CLOEXEC));
+    if (file_.number() == -1) fail_system("memfd_create");
+    if (ftruncate(file_.number(), static_cast<off_t>(bytes)) != 0) fail_system("ftruncate");
+    own_ = Mapping(file_.number(), bytes);
+    if (getrandom(&key_, sizeof key_, 0) != static_cast<ssize_t>(sizeof key_)) fail_system("getrandom");
+    std::memcpy(own_.data(), &key_, sizeof key_);
+    free_.emplace(page, bytes - page);
+  }
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  [[nodiscard]] Address address() const {
+    return {
+        .process = static_cast<std::uint64_t>(getpid()), .file = file_.number(), .bytes = own_.bytes(), .key = key_};
+  }
+  /// Maps the arena of the node's rank `peer`, which must still be there.
+  void attach(int peer, const Address& address) {
+    const auto i = static_cast<std::size_t>(peer);
+    const auto process = static_cast<pid_t>(address.process);
+    const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(address.file);
+    // In another PID namespace this may be anything, which to open would be rash.
+    std::array<char, 64> target{};
+    if (readlink(path.c_str(), target.data(), target.size() - 1) == -1) fail_system(path);
+    if (!std::string_view(target.data()).starts_with("/memfd:shardlib")) throw Error(path + ": not the rank's memory");
+    const File file(open(path.c_str(), O_RDWR | O_CLOEXEC));
+    if (file.number() == -1) fail_system(path);
+    struct stat info{};
+    if (fstat(file.number(), &info) != 0) fail_system(path);
+    if (static_cast<std::uint64_t>(info.st_size) != address.bytes) throw Error(path + ": not the rank's memory");
+    peers_[i] = Mapping(file.number(), address.bytes);
+    if (std::memcmp(peers_[i].data(), &address.key, sizeof address.key) != 0) {
+      throw Error(path + ": not the rank's memory");
+    }
+    madvise(peers_[i].data(), peers_[i].bytes(), MADV_DONTDUMP);
+    processes_[i] = File(static_cast<int>(syscall(SYS_pidfd_open, process, 0)));  // if it fails, mpirun alone watches
+  }
+  /// False when the node's rank `peer` has died.
+  [[nodiscard]] bool alive(int peer) const {
+    pollfd process{.fd = processes_[static_cast<std::size_t>(peer)].number(), .events = POLLIN, .revents = 0};
+    return process.fd == -1 || poll(&process, 1, 0) <= 0;
+  }
+
+  [[nodiscard]] bool contains(const std::byte* data, std::size_t bytes) const {
+    return std::less_equal<>()(own_.data(), data) && std::less_equal<>()(data + bytes, own_.data() + own_.bytes());
+  }
+  [[nodiscard]] std::size_t offset(const std::byte* data) const { return static_cast<std::size_t>(data - own_.data()); }
+  /// In the arena of the node's rank `rank`; that rank itself has attached none of its own.
+  [[nodiscard]] std::byte* at(int rank, std::size_t offset) const {
+    const Mapping& peer = peers_[static_cast<std::size_t>(rank)];
+    return (peer.data() != nullptr ? peer : own_).data() + offset;
+  }
+
+  std::byte* allocate(std::size_t bytes) override {
+    const std::lock_guard lock(mutex_);
+    // Large blocks have whole pages, to be given back to the system.
+    const std::size_t unit = is_large(bytes) ? page_bytes : 64;
+    const std::size_t size = round_up(bytes, unit);
+    for (auto it = free_.begin(); it != free_.end(); ++it) {
+      const auto [begin, length] = *it;
+      const std::size_t at = round_up(begin, unit);
+      if (at - begin > length || length - (at - begin) < size) continue;
+      free_.erase(it);
+      if (at != begin) free_.emplace(begin, at - begin);
+      if (begin + length != at + size) free_.emplace(at + size, begin + length - (at + size));
+      return own_.data() + at;
+    }
+    return nullptr;
+  }
+  void free(std::byte* data, std::size_t bytes) override {
+    const std::lock_guard lock(mutex_);
+    std::size_t begin = offset(data);
+    std::size_t length = round_up(bytes, is_large(bytes) ? page_bytes : 64);
+    if (is_large(bytes)) {
+      // Where this fails the pages stay, and serve the next block here.
+      fallocate(file_.number(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
+                static_cast<off_t>(length));
+    }
+    const auto after = free_.lower_bound(begin);
+    if (after != free_.end() && after->first == begin + length) {
+      length += after->second;
+      free_.erase(after);
+    }
+    const auto next = free_.lower_bound(begin);
+    if (next != free_.begin()) {
+      const auto before = std::prev(next);
+      if (before->first + before->second == begin) {
+        before->second += length;
+        return;
+      }
+    }
+    free_.emplace(begin, length);
+  }
+
+ private:
+  static constexpr std::size_t page_bytes = 4096;
+  static bool is_large(std::size_t bytes) { return bytes > 65536; }
+  static std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
+
+  File file_;
+  std::uint64_t key_ = 0;
+  Mapping own_;
+  std::vector<Mapping> peers_;
+  std::vector<File> processes_;  ///< pidfds
+  std::mutex mutex_;
+  std::map<std::size_t, std::size_t> free_;  ///< where free blocks begin, and their bytes
+};
+
+}  // namespace shardlib::detail::shm

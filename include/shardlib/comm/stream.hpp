@@ -1,0 +1,40 @@
+// Copying what is too long to stay in a cache.
+#pragma once
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace shardlib::detail {
+
+/// As memcpy, but past the caches: the processor does not first read the lines that it is to overwrite. Slower for
+/// whoever reads them next while they would still fit into a cache.
+inline void stream_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
+#if defined(__SSE2__)
+  constexpr std::size_t line = 64;
+  const std::size_t head = std::min(bytes, (line - reinterpret_cast<std::uintptr_t>(to) % line) % line);
+  std::memcpy(to, from, head);
+  std::size_t i = head;
+  for (; i + line <= bytes; i += line) {
+    const auto* source = reinterpret_cast<const __m128i*>(from + i);
+    auto* target = reinterpret_cast<__m128i*>(to + i);
+    const __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+    const __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+    _mm_stream_si128(target, a);
+    _mm_stream_si128(target + 1, b);
+    _mm_stream_si128(target + 2, c);
+    _mm_stream_si128(target + 3, d);
+  }
+  std::memcpy(to + i, from + i, bytes - i);
+  _mm_sfence();  // these stores keep no order of their own, and another processor will be told that they are done
+#else
+  std::memcpy(to, from, bytes);
+#endif
+}
+
+}  // namespace shardlib::detail

@@ -1,0 +1,303 @@
+// The definitions of run/training.hpp: the loop around a program's step.
+#pragma once
+
+#include "shardlib/run/training.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <numeric>
+#include <span>
+#include <utility>
+
+#include "shardlib/io/prefetch.hpp"
+#include "shardlib/io/stream.hpp"
+#include "shardlib/launch.hpp"
+#include "shardlib/run/peak.hpp"
+#include "shardlib/run/plan.hpp"
+#include "shardlib/run/progress.hpp"
+#include "shardlib/run/report.hpp"
+#include "shardlib/run/run_directory.hpp"
+#include "shardlib/run/step_trace.hpp"
+#include "shardlib/run/tensorboard.hpp"
+#include "shardlib/schedule.hpp"
+
+namespace shardlib::run {
+
+namespace detail {
+
+inline std::atomic<int> stop_signal = 0;
+
+/// While it lives, the first SIGTERM or SIGINT asks the run to stop after its step; the second one kills as usual.
+class StopOnSignal {
+ public:
+  StopOnSignal() {
+    stop_signal = 0;
+    for (const int signal : {SIGTERM, SIGINT})
+      std::signal(signal, [](int s) {
+        stop_signal = s;
+        std::signal(s, SIG_DFL);
+      });
+  }
+  StopOnSignal(const StopOnSignal&) = delete;
+  StopOnSignal& operator=(const StopOnSignal&) = delete;
+  ~StopOnSignal() {
+    for (const int signal : {SIGTERM, SIGINT}) std::signal(signal, SIG_DFL);
+  }
+};
+
+/// The reduction of one number of each device, everywhere the same.
+inline double reduce(const std::shared_ptr<Device>& device, double value, Reduction op) {
+  if (device->count() == 1) return value;
+  Buffer send = device->pool()->allocate(sizeof(double)), received = device->pool()->allocate(sizeof(double));
+  *send.as<double>() = value;
+  device->everybody().all_reduce(send, received, DType::f64, op).wait();
+  return *received.as<double>();
+}
+
+/// The rows of a batch, or of a part of one, that each device of d has.
+inline std::int64_t rows_of_device(const Device& device, std::int64_t rows) {
+  return rows / device.size("d");
+}
+
+/// One run on one device.
+class Loop {
+ public:
+  Loop(const std::shared_ptr<Device>& device, const Training& training, const Data& data,
+       const std::string& configuration, const Program& program)
+      : device_(device),
+        training_(training),
+        data_(data),
+        program_(program),
+        speaks_(device->index() == 0),
+        directory_(training.directory.empty()
+                       ? RunDirectory()
+                       : RunDirectory(training.directory, configuration,
+                                      training.resume ? Resume::automatic : Resume::never, speaks_)) {}
+
+  void run() {
+    if (training_.trace && !directory_.exists())
+      throw UsageError("--trace writes into the folder of a run: give --run DIR too");
+    std::optional<Checkpoints::Loaded> found;
+    if (directory_.exists() && training_.resume) found = program_.checkpoints.load();
+    const std::int64_t first = found ? found->step : 0;
+    for (const std::string& sentence : directory_.begin(first)) say(sentence);
+    if (found) say(fmt::format("going on from step {} of {}", first, training_.steps));
+    // Read from the data: once, and only where a checkpoint will have it.
+    const std::string identity = !directory_.exists() ? ""
+                                 : data_.train        ? fmt::format("{:016x}", data_.train->identity())
+                                                      : "stream";
+    if (found && found->data != identity)
+      say("note: the data, or the options that cut them into batches, are not those of the checkpoint");
+    if (speaks_ && !training_.metrics.empty())
+      metrics_ = JsonLines(training_.metrics, JsonLines::Mode::overwrite, "check --metrics");
+    if (speaks_ && directory_.exists() && training_.tensorboard)
+      events_ = std::make_unique<TensorBoard>(directory_.tensorboard(), first);
+    describe();
+    // Devices that are threads of this process share its cores; ranks of one machine measure theirs together.
+    peak_ = reduce(device_,
+                   under_mpi() ? measured_peak_flops(device_->exec().threads)
+                   : speaks_   ? measured_peak_flops()
+                               : 0.0,
+                   Reduction::sum);
+    const std::int64_t parts = training_.microbatches;
+    io::Prefetcher batches(reader(), first * parts);
+    std::unique_ptr<Progress> progress =
+        speaks_ ? std::make_unique<Progress>(first, training_.steps) : std::make_unique<Progress>();
+    // A run's first step is not typical: memory comes from the system.
+    constexpr std::int64_t traced_steps = 5;
+    if (training_.trace)
+      trace_.emplace(device_, directory_.trace(), std::min(first + 1, training_.steps - 1), traced_steps);
+    const StopOnSignal stop;
+    for (std::int64_t step = first; step < training_.steps; ++step) {
+      const bool last = step + 1 == training_.steps;
+      Record record = train_step(batches, step);
+      if (due(step, training_.validate_every) || (last && training_.validate_every > 0))
+        record.validation_loss = validation_loss();
+      const bool stopping = reduce(device_, stop_signal != 0 ? 1 : 0, Reduction::max) > 0;
+      if (speaks_) write(record);
+      progress->step(record);
+      if (directory_.exists() && (due(step, training_.save_every) || last || stopping)) {
+        directory_.sync();
+        program_.checkpoints.save(step + 1, identity);
+      } else if (directory_.exists()) {
+        program_.checkpoints.poll();
+      }
+      if (stopping && !last) {
+        progress->message(directory_.exists() ? "stopped by a signal; the same command goes on from here"
+                                              : "stopped by a signal; without --run nothing was kept");
+        break;
+      }
+      if (due(step, training_.sample_every) || last) {
+        progress->pause();
+        sample(step);
+      }
+    }
+    if (trace_) {
+      trace_->finish();
+      say("trace: " + directory_.trace());
+    }
+    if (first >= training_.steps) {
+      if (directory_.exists() && !found)
+        program_.checkpoints.save(0, identity);  // a conversion: weights, and no steps
+      else
+        say(fmt::format("all {} steps are done", training_.steps));
+      sample(first - 1);
+    }
+    if (directory_.exists()) program_.checkpoints.flush();
+    progress->finish();
+    if (speaks_ && directory_.exists() && first < training_.steps) {
+      write_report({directory_.path()}, directory_.report());
+      say("report: " + directory_.report());
+    }
+  }
+
+ private:
+  static double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+  static bool due(std::int64_t step, std::int64_t every) { return every > 0 && (step + 1) % every == 0; }
+  void say(const std::string& line) const {
+    if (speaks_) fmt::print("{}\n", line);
+    std::fflush(stdout);
+  }
+  void describe() const {
+    const std::string data = data_.train
+                                 ? fmt::format("{} tokens of data, seen {:.2f} times", data_.train->source().tokens(),
+                                               data_.train->epochs(training_.steps))
+                                 : "texts of " + training_.stream;
+    say(fmt::format("{} parameters, mesh {}, {} tokens a step, {}", program_.parameters, to_string(device_->axes()),
+                    training_.batch * training_.seq, data));
+  }
+  /// This device's rows of one of `parts` parts of a batch.
+  io::TokenBatch rows(const io::Loader& loader, std::int64_t step, std::int64_t part, std::int64_t parts) const {
+    const std::int64_t mine = rows_of_device(*device_, training_.batch / parts);
+    return loader.rows(step, part * training_.batch / parts + device_->coordinate("d") * mine, mine);
+  }
+  /// Microbatches of training, numbered through.
+  io::Prefetcher::Make reader() const {
+    const std::int64_t parts = training_.microbatches;
+    if (data_.train) return [this, parts](std::int64_t i) { return rows(*data_.train, i / parts, i % parts, parts); };
+    const std::int64_t size = training_.batch / parts, mine = rows_of_device(*device_, size);
+    const auto stream = std::make_shared<io::TextStream>(
+        training_.stream,
+        io::StreamOptions{size, training_.seq, training_.seed, io::TextOptions{data_.tokenizer, false},
+                          static_cast<std::uint32_t>(data_.vocabulary)},
+        device_->coordinate("d") * mine, mine);
+    return [stream](std::int64_t) { return stream->next(); };
+  }
+
+  /// Turns the weights of a step's rows into shares of its loss: all of them, on all devices, then add up to 1. Returns
+  /// the number of tokens that count. Sums of whole numbers: the same on every mesh.
+  double share_loss(std::span<io::TokenBatch> parts) const {
+    double mine = 0;
+    for (const io::TokenBatch& rows : parts) mine += std::accumulate(rows.weights.begin(), rows.weights.end(), 0.0);
+    const std::int64_t copies = device_->count() / device_->size("d");  // all devices at one place of d have these rows
+    const double tokens = reduce(device_, mine, Reduction::sum) / static_cast<double>(copies);
+    for (io::TokenBatch& rows : parts)
+      for (float& weight : rows.weights) weight = static_cast<float>(weight / tokens);
+    return tokens;
+  }
+
+  Record train_step(io::Prefetcher& batches, std::int64_t step) {
+    const double begin = now();
+    std::vector<io::TokenBatch> parts;
+    for (std::int64_t i = 0; i < training_.microbatches; ++i)
+      parts.push_back(batches.get(step * training_.microbatches + i));
+    share_loss(parts);
+    const double ready = now();
+    Record record;
+    record.step = step;
+    record.learning_rate =
+        warmup_cosine(step, training_.steps, training_.warmup, training_.learning_rate, training_.final_learning_rate);
+    if (trace_) trace_->before(step);
+    const StepResult result = program_.step(parts, step, record.learning_rate);
+    const double end = now();
+    const std::optional<double> communication = trace_ ? trace_->after(step) : std::nullopt;
+    record.loss = result.loss;
+    record.grad_norm = result.grad_norm;
+    record.step_seconds = end - begin;
+    record.tokens_per_second = static_cast<double>(training_.batch * training_.seq) / record.step_seconds;
+    record.mfu = record.tokens_per_second * program_.flops_per_token / peak_;
+    record.memory_bytes =
+        static_cast<std::int64_t>(reduce(device_, static_cast<double>(device_->pool()->stats().peak), Reduction::max));
+    record.seconds = {{"data", ready - begin}, {"step", end - ready - communication.value_or(0)}};
+    if (communication) record.seconds.emplace_back("communication", *communication);
+    return record;
+  }
+
+  double validation_loss() const {
+    const io::Loader& loader = *data_.validation;
+    const std::int64_t batches = std::min(training_.validation_batches, loader.steps_per_epoch());
+    double losses = 0, tokens = 0;
+    for (std::int64_t i = 0; i < batches; ++i) {
+      io::TokenBatch batch = rows(loader, i, 0, 1);
+      const double counted = share_loss({&batch, 1});  // the last batch may be filled up
+      losses += program_.validate(batch) * counted;
+      tokens += counted;
+    }
+    return losses / tokens;
+  }
+
+  void sample(std::int64_t step) {
+    if (training_.sample.max_tokens == 0 || !program_.decode) return;
+    SampleOptions options = training_.sample;
+    options.seed = training_.seed;
+    if (training_.rows == "stories") options.begin.reset();
+    say(fmt::format("\nA sample after step {} (temperature {}):\n", step + 1, options.temperature));
+    const auto show = [&](std::string_view piece) {
+      if (!speaks_) return;
+      fmt::print("{}", piece);
+      std::fflush(stdout);
+    };
+    const std::string text =
+        generate(*data_.tokenizer, training_.prompt, program_.context, program_.decode, options, show);
+    say("\n");
+    if (speaks_) directory_.write(Sample{step, training_.prompt, text});
+  }
+
+  void write(const Record& record) {
+    directory_.write(record);
+    if (metrics_.is_open()) metrics_.write(record);
+    if (events_) events_->write(record);
+  }
+
+  std::shared_ptr<Device> device_;
+  const Training& training_;
+  const Data& data_;
+  const Program& program_;
+  bool speaks_;
+  RunDirectory directory_;
+  JsonLines metrics_;
+  std::unique_ptr<TensorBoard> events_;
+  std::optional<StepTrace> trace_;
+  double peak_ = 0;
+};
+
+/// What `train` reports in a dry run: one step, counted.
+inline Plan plan_step(const std::shared_ptr<Device>& device, const Training& t, const Program& program) {
+  const std::int64_t rows = rows_of_device(*device, t.batch / t.microbatches);
+  const std::vector parts(static_cast<std::size_t>(t.microbatches), io::detail::empty_rows(rows, t.seq));
+  Plan plan = count_step(device, [&] { program.step(parts, 0, t.learning_rate); });
+  plan.parameters = program.parameters;
+  plan.weights = plan.gradients = program.weight_bytes;  // their types are dual: blocks of the same sizes
+  plan.optimizer = program.optimizer_bytes;
+  plan.model_flops = program.flops_per_token * static_cast<double>(t.batch * t.seq);
+  return plan;
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE void train(const std::shared_ptr<Device>& device, const Training& training, const Data& data,
+                           const std::string& configuration, const Program& program) {
+  if (device->is_dry()) {
+    device->local<Plan>() = detail::plan_step(device, training, program);
+    return;
+  }
+  detail::Loop(device, training, data, configuration, program).run();
+}
+
+}  // namespace shardlib::run

@@ -1,0 +1,130 @@
+// The loop around a program's step (run/training.hpp): the weights it hands out, and the losses that follow from them,
+// in training and validation, on every mesh and with every number of microbatches.
+#include <shardlib/run/training.hpp>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "scratch.hpp"
+#include "support.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+constexpr std::int64_t batch = 8, length = 6, steps = 3;
+
+/// A loss of each token that any program can compute: its target's id.
+double weighted_sum(const io::TokenBatch& rows) {
+  double sum = 0;
+  for (std::size_t i = 0; i < rows.targets.size(); ++i)
+    sum += static_cast<double>(rows.weights[i]) * static_cast<double>(rows.targets[i]);
+  return sum;
+}
+
+/// The same over all devices of d: those of t have the same rows.
+double over_devices(const std::shared_ptr<Device>& device, double mine) {
+  return run::detail::reduce(device, mine, Reduction::sum) / static_cast<double>(device->count() / device->size("d"));
+}
+
+/// 21 documents of 1 to 9 tokens, some longer than a row: with batches of 8, a pass ends within the third.
+run::Data data(io::Rows rows) {
+  std::vector<std::vector<std::uint32_t>> documents(21);
+  std::uint32_t id = 1;
+  for (std::size_t i = 0; i < documents.size(); ++i)
+    for (std::size_t k = 0; k < 1 + i * 5 % 9; ++k) documents[i].push_back(id++);
+  const auto source = std::make_shared<io::MemoryTokens>("memory", documents);
+  io::LoaderOptions options{.batch = batch, .length = length, .seed = 1, .rows = rows, .vocabulary = 256};
+  run::Data data{std::make_shared<io::ByteTokenizer>(), std::make_shared<io::Loader>(source, options), nullptr, 256};
+  options.shuffle = options.repeat = false;
+  data.validation = std::make_shared<io::Loader>(source, options);
+  return data;
+}
+
+TEST_CASE("training: a loss is the mean over the tokens that count, on every mesh, in microbatches, in validation",
+          "[run][training]") {
+  const Scratch folder = Scratch::shared(under_mpi(), world_rank());
+  for (const auto rows : {io::Rows::packed, io::Rows::padded, io::Rows::stories})
+    for (const char* mesh : {"d=1,t=1", "d=2,t=2"})
+      for (const std::int64_t microbatches : {1, 2}) {
+        INFO(mesh << ", " << microbatches << " microbatches, rows " << static_cast<int>(rows));
+        const run::Data tokens = data(rows);
+        run::Training training;
+        training.steps = steps;
+        training.batch = batch;
+        training.seq = length;
+        training.microbatches = microbatches;
+        training.validate_every = 1;
+        training.report = false;
+        training.sample.max_tokens = 0;
+        training.metrics = folder / "metrics.jsonl";
+        const bool ran = on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+          run::Program program;
+          program.parameters = 1;
+          program.flops_per_token = 1;
+          program.step = [&](const std::vector<io::TokenBatch>& parts, std::int64_t, double) {
+            expect(std::ssize(parts) == microbatches, "as many parts as microbatches");
+            double loss = 0, shares = 0;
+            for (const io::TokenBatch& part : parts) {
+              loss += weighted_sum(part);
+              for (const float weight : part.weights) shares += static_cast<double>(weight);
+            }
+            const double all = over_devices(device, shares);
+            expect(std::abs(all - 1) < 1e-6, "the weights add up to " + show(all));
+            return run::StepResult{over_devices(device, loss), 0};
+          };
+          program.validate = [&](const io::TokenBatch& part) { return over_devices(device, weighted_sum(part)); };
+          run::train(device, training, tokens, "", program);
+        });
+        if (!ran || world_rank() != 0) continue;
+
+        // By hand, from whole batches as the loader has them: sums over sums.
+        const auto mean = [](const io::Loader& loader, std::int64_t first, std::int64_t end) {
+          double loss = 0, count = 0;
+          for (std::int64_t step = first; step < end; ++step) {
+            const io::TokenBatch whole = loader.batch(step);
+            loss += weighted_sum(whole);
+            for (const float weight : whole.weights) count += static_cast<double>(weight);
+          }
+          return loss / count;
+        };
+        const double validation = mean(*tokens.validation, 0, tokens.validation->steps_per_epoch());
+        std::istringstream lines(contents(training.metrics));
+        std::int64_t step = 0;
+        for (std::string line; std::getline(lines, line); ++step) {
+          const auto record = nlohmann::json::parse(line);
+          CHECK(record.at("loss").get<double>() == Approx(mean(*tokens.train, step, step + 1)).epsilon(1e-6));
+          CHECK(record.at("validation_loss").get<double>() == Approx(validation).epsilon(1e-6));
+        }
+        CHECK(step == steps);
+      }
+}
+
+TEST_CASE("training: documents of a text end with the end of text where they are rows", "[run][training]") {
+  if (world_rank() != 0) return;
+  const Scratch folder;
+  run::Training training;
+  training.data = training.validation_data = folder / "text.txt";
+  put(training.data, "abc<|endoftext|>defgh<|endoftext|>i");
+  training.batch = 2;
+  training.seq = 8;
+  training.validate_every = 1;
+  const auto counted = [&](const std::string& rows) {
+    training.rows = rows;
+    const run::Data data = run::open_data(training, 0);
+    double tokens = 0;
+    for (std::int64_t step = 0; step < data.validation->steps_per_epoch(); ++step)
+      for (const float weight : data.validation->batch(step).weights) tokens += static_cast<double>(weight);
+    CHECK_THROWS_AS(data.validation->batch(data.validation->steps_per_epoch()), Error);  // no token twice
+    return tokens;
+  };
+  CHECK(counted("padded") == 4 + 6 + 2);
+  CHECK(counted("stories") == 3 * 8);  // the filling of a row counts, the filling of the last batch does not
+  CHECK(counted("packed") == 3 + 5 + 1);
+}
+
+}  // namespace
