@@ -3,6 +3,7 @@
 //   gpt2 --preset gpt2-124m --data tokens.zarr --tokenizer r50k_base.tiktoken --run runs/first --mesh d=4,t=2
 //   mpirun -n 2 gpt2 --preset minigpt --data stories.txt --tokenizer r50k_base.tiktoken
 //   gpt2 --preset gpt2-124m --load model.safetensors --steps 0 --prompt "Once upon"     weights of Hugging Face's GPT-2
+#include <shardlib/io/agree.hpp>
 #include <shardlib/io/safetensors_tree.hpp>
 #include <shardlib/run/checkpoints.hpp>
 #include <shardlib/run/dry_run.hpp>
@@ -216,15 +217,46 @@ io::StoredLeaf hugging_face(const std::string& leaf, const std::string& prefix) 
     stored.name = prefix + stored.name;
     return stored;
   }
-  if (!name.starts_with("layers.")) return {};  // moments, miniGPT's output layer
+  if (!name.starts_with("layers.")) return {};  // moments
   const std::size_t dot = name.find('.', 7);
   io::StoredLeaf stored = in_layer.at(name.substr(dot + 1));
   stored.name = prefix + "h." + name.substr(7, dot - 7) + "." + stored.name;
   return stored;
 }
 
+// The layout has no place for other forms: weights would be left out, or mean something else to who reads them.
+void must_be_gpt2(const Options& o) {
+  if (o.load.empty() && o.save.empty()) return;
+  std::string wrong;
+  for (const auto& [is, option] : {std::pair(o.norm != "pre", "--norm pre"), {o.activation != "gelu", "--activation gelu"},
+                                   {!o.tied, "--tied"}})
+    if (is) wrong += (wrong.empty() ? "" : ", ") + std::string(option);
+  if (!wrong.empty())
+    throw UsageError(fmt::format("{}: Hugging Face's layout of GPT-2 has no place for this form of the model: it needs {}",
+                                 o.load.empty() ? "--export" : "--load", wrong));
+}
+
+// An output layer of its own would be lost, as the model's is the embedding.
+void must_be_tied(const io::SafetensorsFile& file, const std::string& embedding) {
+  const io::SafetensorsEntry *output = file.find("lm_head.weight"), *embed = file.find(embedding);
+  if (output == nullptr || embed == nullptr) return;
+  bool same = output->shape == embed->shape && embed->shape.size() == 2;
+  for (std::int64_t row = 0; same && row < embed->shape[0]; ++row) {
+    std::vector<float> a(static_cast<std::size_t>(embed->shape[1])), b(a.size());
+    file.read_f32(*output, {row, 0}, {1, embed->shape[1]}, a);
+    file.read_f32(*embed, {row, 0}, {1, embed->shape[1]}, b);
+    same = a == b;
+  }
+  if (!same)
+    throw UsageError(fmt::format("--load: in '{}', 'lm_head.weight' differs from '{}', but this model's output layer is "
+                                 "its embedding: it cannot hold both", file.path(), embedding));
+}
+
 void load_hugging_face(const Setup& s, gpt2::Model& weights) {
   const std::string prefix = io::SafetensorsFile(s.o.load).find("wte.weight") != nullptr ? "" : "transformer.";
+  io::together(*s.mesh.device(), "", [&] {
+    if (s.mesh.index() == 0) must_be_tied(io::SafetensorsFile(s.o.load), prefix + "wte.weight");
+  });
   // A tied output layer and the masks of older files.
   const auto may_be_left = [](const std::string& name) {
     return name == "lm_head.weight" || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
@@ -350,7 +382,10 @@ int program(int argc, char** argv) {
     throw UsageError(fmt::format("--seq {} is longer than --context {}, the number of positions", o.training.seq, o.context));
   if (!o.save.empty() && o.training.directory.empty())
     throw UsageError("--export writes the weights of a run's checkpoint: give --run too");
+  if (!o.load.empty()) o.training.sample.begin.reset();  // nothing stood before the texts that those models have learnt
+  must_be_gpt2(o);
   const run::Data data = run::open_data(o.training, o.vocabulary);
+  run::announce(options, o.training);
   const auto body = [&](const Options& used) -> DeviceBody {
     return [&](const std::shared_ptr<Device>& device) {
       const Setup setup{Mesh2(device), used, data.vocabulary};

@@ -218,6 +218,7 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const run::D
   state.mean = zeros_like(state.weights);
   state.variance = zeros_like(state.weights);
   if (o.report_kept && !device->is_dry()) {
+    if (!data.train) throw UsageError("--report-kept takes a batch of --data: give it");
     const std::int64_t rows = o.training.batch / o.training.microbatches / mesh.size("d");
     const auto kept = kept_for_backward(gpt::loss, state.weights, place(mesh, data.train->rows(0, 0, rows), o.training.seq),
                                         causal_mask<"Qlen Klen">(mesh, o.training.seq, o.training.seq), o.form);
@@ -261,6 +262,7 @@ int program(int argc, char** argv) {
     throw UsageError(fmt::format("--d-head {}: rotary positions turn pairs; choose a multiple of 2", o.d_head));
   const run::Data data = run::open_data(o.training, o.vocabulary);
   o.vocabulary = data.vocabulary;
+  run::announce(options, o.training);
   const auto body = [&](const Options& used) -> DeviceBody {
     return [&](const std::shared_ptr<Device>& device) { train(device, used, data, options.to_toml()); };
   };

@@ -40,7 +40,7 @@ std::vector<AxisSize> chosen_mesh(std::vector<std::string> arguments) {
   std::vector<AxisSize> mesh{{"d", under_mpi() ? world_size() : 8}};
   const std::string mesh_option = "--mesh";
   for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i] == "--help") return {};
+    if (arguments[i] == "--help" || arguments[i] == "-h") return {};
     if (arguments[i] == mesh_option && i + 1 < arguments.size()) {
       mesh = parse_mesh(arguments[++i]);
     } else if (arguments[i].starts_with(mesh_option + "=")) {

@@ -262,6 +262,8 @@ TEST_CASE("checkpoint: a flipped bit, a truncation or a loss of any file is foun
     if (file == "embed/0.0" || manifest) {
       CHECK(io::newest_whole(scratch.path()) == scratch / "step-00000001");
       CHECK(io::newest_whole(mesh, scratch.path()) == scratch / "step-00000001");
+      REQUIRE_FALSE(std::filesystem::exists(folder));
+      std::filesystem::rename(folder + ".damaged", folder);
     }
     put(path, whole);
   }
@@ -479,6 +481,26 @@ TEST_CASE("checkpoint: an asynchronous save holds the values of its moment", "[c
   }
 }
 
+TEST_CASE("checkpoint: a damaged one that was passed over does not count as kept", "[checkpoint]") {
+  const Scratch scratch = shared_folder();
+  for (const std::string axes : {"d=1,t=1", "d=2,t=2"}) {
+    const std::string folder = scratch / axes;
+    on_mesh(axes, [&](const std::shared_ptr<Device>& device) {
+      const DT mesh(device);
+      Weights state = make_state(mesh, 5);
+      for (const int step : {10, 15, 20}) io::save(mesh, folder, step, state, {}, {.keep = 2});
+      io::together(*device, "", [&] {
+        if (device->index() == 0) put(folder + "/step-00000020/wide/0.0", "x");
+      });
+      expect(io::newest_whole(mesh, folder) == folder + "/step-00000015", "goes back");
+      io::save(mesh, folder, 24, state, {}, {.keep = 2});
+      const std::vector<std::string> kept{folder + "/step-00000024", folder + "/step-00000015"};
+      expect(io::list_checkpoints(folder) == kept, "the whole one before it is kept");
+      expect(std::filesystem::exists(folder + "/step-00000020.damaged/manifest.json"), "there to be looked at");
+    });
+  }
+}
+
 TEST_CASE("checkpoint: retention, LATEST, and a step saved again", "[checkpoint]") {
   if (world_rank() != 0) return;
   const Scratch scratch;
@@ -507,6 +529,11 @@ TEST_CASE("checkpoint: retention, LATEST, and a step saved again", "[checkpoint]
     put(scratch / "LATEST", latest);
     CHECK(io::newest_whole(scratch.path()) == scratch / "step-00000040");
   }
+  std::filesystem::remove(scratch / "LATEST");
+  std::filesystem::create_directories(scratch / "LATEST");
+  CHECK(io::newest_whole(scratch.path()) == scratch / "step-00000040");
+  CHECK(io::newest_whole(mesh, scratch.path()) == scratch / "step-00000040");
+  std::filesystem::remove(scratch / "LATEST");
   std::filesystem::create_directories(scratch / "step-00000090.tmp-x");
   std::filesystem::create_directories(scratch / "step-best");
   CHECK(steps().size() == 2);

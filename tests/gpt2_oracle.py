@@ -133,6 +133,19 @@ def compare(program):
         write(os.path.join(folder, "broken"), broken)
         run = subprocess.run([*common, f"--load={folder}/broken"], capture_output=True, text=True)
         check(run.returncode == 2 and "h.1.mlp.c_fc.bias" in run.stderr, "a missing tensor is named")
+        tied = read(WEIGHTS)
+        dtype, shape, data = tied["wte.weight"]
+        for what, output, status in (("tied", data, 0), ("of its own", data[:-4] + b"\0\0\0\0", 2)):
+            write(os.path.join(folder, "output"), {**tied, "lm_head.weight": (dtype, shape, output)})
+            run = subprocess.run([*common, f"--load={folder}/output"], capture_output=True, text=True)
+            named = "lm_head.weight" in run.stderr and "wte.weight" in run.stderr
+            check(run.returncode == status and named == (status != 0), f"an output layer {what}: status {status}")
+        for option in ("--norm=post", "--activation=relu", "--no-tied"):
+            for file in (f"--load={WEIGHTS}", f"--export={folder}/never"):
+                run = subprocess.run([*common, f"--run={folder}/never-run", file, option], capture_output=True, text=True)
+                wanted = option.replace("=post", " pre").replace("=relu", " gelu").replace("no-tied", "tied")
+                check(run.returncode == 2 and wanted in run.stderr and not os.path.exists(f"{folder}/never"),
+                      f"{file.split('=')[0]} {option} is refused")
     return failures
 
 

@@ -163,6 +163,8 @@ def training(p):
     check(abs(rates[0] - 0.002) < 1e-9 and abs(max(rates) - 0.01) < 1e-9 and abs(rates[-1] - 0.001) < 1e-9,
           "learning rates: warmup, peak, a tenth at the end", str(rates))
 
+    run, short = p.metrics("--mesh=d=2", *length)
+    run.check(numbers(short) == numbers(curves["d=2,t=1"]), "an axis that is left out has size 1")
     run, again = p.metrics("--mesh=d=2,t=2", *length)
     run.check(numbers(again) == numbers(curves["d=2,t=2"]), "the same bits twice")
     run, other = p.metrics("--mesh=d=2,t=2", *length, "--seed=1")
@@ -219,7 +221,12 @@ def resuming(p):
         process.send_signal(signal)
         return process.wait(timeout=TIMEOUT)
 
-    p.gpt(*common, f"--run={p.folder}/whole").succeeds()
+    run = p.gpt(*common, f"--run={p.folder}/whole")
+    run.succeeds()
+    run.check(re.search(r"^--steps +60  \(command line\)$", run.out, re.M), "the settings that were given are printed")
+    with open(f"{p.folder}/whole/config.toml") as file:
+        check('mesh = "d=2,t=2"' in file.read(), "the run's configuration names the mesh")
+    sampling_is_stopped(p)
     status = interrupted("killed", 9, 3)
     check(status == -9, f"SIGKILL ends the run ({status})")
     done = max(int(n[5:]) for n in os.listdir(f"{p.folder}/killed/checkpoints") if "tmp" not in n and n[5:].isdigit())
@@ -246,6 +253,27 @@ def resuming(p):
     p.gpt(*common, f"--run={p.folder}/whole", "--no-resume").fails(2, "whole", "resume")
     run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=70", f"--run={p.folder}/whole", "--d-model=32")
     run.check(run.status == 2 and "weights.embed' is [256, 16] in the checkpoint, but [256, 32]" in run.err, "all that differs is listed")
+
+
+def sampling_is_stopped(p):
+    """A signal ends the sample after the last step; by then the last checkpoint is whole."""
+    folder = os.path.join(p.folder, "sampled")
+    # The likeliest byte is none that ends the text: left alone, the sample would take hours.
+    endless = ["--max-tokens=10000000", "--temperature=0", "--learning-rate=0.01", "--steps=20"]
+    command = p.gpt_command(f"--run={folder}", "--mesh=d=2,t=1", *endless)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    lines = []
+    while not lines or (lines[-1] and "A sample after step 20" not in lines[-1]):
+        lines.append(process.stdout.readline())
+    kept = os.listdir(f"{folder}/checkpoints")
+    process.send_signal(15)
+    try:
+        rest = process.communicate(timeout=TIMEOUT)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        rest = process.communicate()[0] + "it hangs"
+    check("step-00000020" in kept, f"the checkpoint is whole before the sample ({kept})")
+    check(process.returncode == 0 and "stopped by a signal" in rest, f"SIGTERM stops the sample ({process.returncode})", rest[-500:])
 
 
 def other_options(p):
@@ -276,8 +304,24 @@ def other_options(p):
             run.succeeds()
             prompt = options[0][9:] if options[0].startswith("--prompt=") else "And God said"
             run.check(f"\n\n{prompt}" in run.out, "the sample begins with the prompt")
+    # The model has more ids than the tokenizer, and an untrained one draws them all alike.
+    run = p.gpt("--steps=0", "--max-tokens=60", "--vocabulary=1280", "--temperature=5")
+    run.succeeds()
     one, four = (p.gpt("--max-tokens=20", f"--mesh={mesh}").out.split("A sample")[-1] for mesh in ["d=1,t=1", "d=2,t=2"])
     check(one == four, "the sample is the same on every mesh", one + four)
+
+
+def gpt2(p):
+    """Sampling needs no data; loaded weights need a prompt, since nothing stands before the first token there."""
+    small = "--batch=2 --seq=16 --layers=1 --d-model=16 --heads=2 --d-ff=16 --context=16 --steps=0 --max-tokens=5".split()
+    weights = os.path.join(p.folder, "model.safetensors")
+    run = p.run("gpt2", [*small, f"--run={p.folder}/gpt2", f"--export={weights}", "--prompt="])
+    run.succeeds()
+    run = p.run("gpt2", [*small, f"--load={weights}", "--prompt=Once upon"])
+    run.succeeds()
+    run.check("no data" in run.out and "\n\nOnce upon" in run.out, "loaded weights sample without data")
+    p.run("gpt2", [*small, f"--load={weights}", "--prompt="]).fails(2, "--prompt is empty")
+    p.run("gpt2", [*small, "--steps=1"]).fails(2, "--data", "--help")
 
 
 def mlp(p):
@@ -341,6 +385,7 @@ def mistakes(p):
         (["--weight-decay=nan"], ["--weight-decay", "finite"]),
         (["--seed=-1"], ["--seed", "--help"]),
         ([f"--data={nowhere}"], ["nowhere/file", "--data"]),
+        ([f"--validation-data={nowhere}"], ["nowhere/file"]),
         ([f"--data={p.folder}"], [p.folder, "flat-tokens", "--stream"]),
         (["--data="], ["--data"]),
         ([f"--metrics={nowhere}"], ["nowhere/file", "--metrics"]),
@@ -354,7 +399,12 @@ def mistakes(p):
         (["--n-kv=2", "--mesh=d=1,t=4"], ["--n-kv 2", "t = 4", "choose a multiple of 4"]),
         (["--d-ff=10", "--n-kv=4", "--mesh=d=1,t=4"], ["--d-ff 10", "t = 4", "choose a multiple of 4"]),
         (["--d-head=3"], ["--d-head 3", "choose a multiple of 2"]),
-        (["--mesh=d=2"], ["--mesh", "d=4,t=2"]),
+        (["--beta1=1"], ["--beta1", "from 0 to below 1", "--help"]),
+        (["--beta2=1"], ["--beta2", "from 0 to below 1", "--help"]),
+        (["--trace"], ["--trace", "--run DIR"]),
+        (["--tensorboard"], ["--tensorboard", "--run DIR"]),
+        (["--max-tokens=5", "--rows=stories", "--prompt="], ["--prompt is empty", "--max-tokens 0"]),
+        (["--max-tokens=5", "--vocabulary=128", "--prompt=é"], ["--prompt", "195", "ends at 127", "--vocabulary"]),
         (["--mesh=t=1,d=2"], ["--mesh", "d=4,t=2"]),
         (["--mesh=d=2,t=1,p=1"], ["--mesh", "d=4,t=2"]),
         (["--mesh=d=0,t=1"], ["mesh", "at least 1"]),
@@ -396,7 +446,7 @@ def main():
     begin = time.time()
     with tempfile.TemporaryDirectory() as folder:
         p = Programs(options.examples, shlex.split(options.mpiexec), folder)
-        for part in [training, resuming, other_options, mlp, mistakes]:
+        for part in [training, resuming, other_options, gpt2, mlp, mistakes]:
             started = time.time()
             part(p)
             print(f"{part.__name__}: {time.time() - started:.0f} s", flush=True)

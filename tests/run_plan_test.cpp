@@ -369,6 +369,13 @@ TEST_CASE("the graph of a layer has its weights, its collectives and what flows,
   REQUIRE(nodes.size() - to.size() == 9 + 2 + 1);
 }
 
+TEST_CASE("the graph names the weights where gathering them is no work", "[graph]") {
+  const std::string dot = run::dot(parse_mesh("d=1,t=1"), one_layer);
+  for (const std::string weight : {"norm1", "norm2", "w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down"})
+    REQUIRE(count(dot, "label=\"layer/" + weight + "\\n") == 1);
+  REQUIRE(count(dot, "all_gather") == 0);
+}
+
 TEST_CASE("a graph is drawn by dot, and without it the error names the package", "[graph]") {
   const std::string path = "/tmp/shardlib_graph_" + std::to_string(getpid()) + ".svg";
   const std::string old = std::getenv("PATH");

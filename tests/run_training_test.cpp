@@ -1,5 +1,6 @@
 // The loop around a program's step (run/training.hpp): the weights it hands out, and the losses that follow from them,
 // in training and validation, on every mesh and with every number of microbatches.
+#include <shardlib/io/flat_tokens.hpp>
 #include <shardlib/run/training.hpp>
 
 #include <filesystem>
@@ -125,6 +126,30 @@ TEST_CASE("training: documents of a text end with the end of text where they are
   CHECK(counted("padded") == 4 + 6 + 2);
   CHECK(counted("stories") == 3 * 8);  // the filling of a row counts, the filling of the last batch does not
   CHECK(counted("packed") == 3 + 5 + 1);
+}
+
+TEST_CASE("training: data that another tokenizer made are refused, whichever of their folders is named",
+          "[run][training]") {
+  if (world_rank() != 0) return;
+  const Scratch folder;
+  run::Training training;
+  training.data = folder / "tokens.zarr";
+  training.seq = 4;
+  io::FlatTokensWriter writer(training.data);
+  writer.add(io::Split::train, std::vector<std::uint32_t>(20, 7));
+  writer.finish();
+  CHECK(run::open_data(training, 0).train);  // no tokenizer is named
+  put(training.data + "/.zattrs", R"({"tokenizer": "gpt2", "tokenizer_fingerprint": "306cd27f03c1"})");
+  const std::string whole = training.data;
+  for (const std::string& path : {whole, whole + "/train"}) {
+    training.data = path;
+    CHECK_THROWS_WITH(run::open_data(training, 0),
+                      "'" + path +
+                          "' was made with the tokenizer gpt2 (fingerprint 306cd27f03c1), but --tokenizer bytes is "
+                          "bytes (fingerprint bytes): give the tokenizer that made it, or tokenize its texts again");
+  }
+  put(whole + "/.zattrs", R"({"tokenizer": "bytes", "tokenizer_fingerprint": "bytes"})");
+  CHECK(run::open_data(training, 0).train);
 }
 
 }  // namespace

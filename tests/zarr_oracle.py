@@ -158,7 +158,7 @@ def run_tool(tool, root, folder):
     for command in ("list", "inspect", "verify", "to-safetensors", "from-safetensors"):
         check(command in help_text, f"--help names {command}")
         check("Usage" in run(0, command, "--help"), f"{command} --help")
-    check("step-00000012" in run(0, "list", os.path.dirname(folder)), "list")
+    check("resumes from step-00000012" in run(0, "list", os.path.dirname(folder)), "list")
     shown = run(0, "inspect", folder)
     check("embed" in shown and "10 x 13" in shown and "bf16" in shown and "13 arrays" in shown, "inspect:\n" + shown)
     check("all checksums agree" in run(0, "verify", folder), "verify")
@@ -192,6 +192,8 @@ def run_tool(tool, root, folder):
         check(numpy.array_equal(group[name][...], value), f"from-safetensors: {name}")
     check(group["h"].dtype == "<f4" and group.attrs["user"] == {"who": "python"}, "from-safetensors: dtype, metadata")
 
+    check("is there already" in run(2, "from-safetensors", file, target, "--step", "5"), "no checkpoint is replaced")
+    check("no regular file" in run(2, "to-safetensors", folder, root), "to-safetensors onto a folder")
     for wrong in ((), ("frobnicate",), ("verify",), ("verify", folder, "more"), ("verify", root), ("list", root + "/no"),
                   ("from-safetensors", root + "/no", target), ("from-safetensors", file, target, "--step", "-1"),
                   ("to-safetensors", folder, file, "--prefix", "nothing.")):
@@ -206,6 +208,9 @@ def run_tool(tool, root, folder):
     with open(file, "ab") as out:
         out.write(b"x")
     run(1, "from-safetensors", file, target)
+    os.truncate(chunk, 5)
+    listed = subprocess.run([tool, "list", os.path.dirname(folder)], capture_output=True, text=True).stdout
+    check("DAMAGED: 'embed/0.0'" in listed and "resumes" not in listed, "list sees a wrong size:\n" + listed)
     os.remove(os.path.join(folder, "manifest.json"))
     check("DAMAGED" in subprocess.run([tool, "list", os.path.dirname(folder)], capture_output=True, text=True).stdout,
           "list marks a damaged checkpoint")

@@ -370,7 +370,11 @@ TEST_CASE("zarr: a part of a chunk is decoded alone", "[zarr]") {
       first_of(at);
       FAIL_CHECK("was read: " << why);
     } catch (const Error& error) {
-      CHECK_THAT(error.what(), Catch::Contains("a/0'") && Catch::Contains(why) && Catch::Contains("damaged"));
+      const std::string said = error.what();
+      CAPTURE(said, why);
+      CHECK(said.find("a/0'") != std::string::npos);
+      CHECK(said.find(why) != std::string::npos);
+      CHECK(said.find("damaged") != std::string::npos);
     }
   };
   // 400 KB in blocks of 64: the places of 7 blocks stand after the header, 16 bytes.

@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -31,16 +33,31 @@ std::uint64_t array_bytes(const io::Checkpoint& checkpoint) {
   return bytes;
 }
 
-/// One line a checkpoint, in the order in which a run would resume from them. Metadata only: `verify` reads the rest.
+/// The first file whose size is not the manifest's, or "".
+std::string wrong_size(const io::Checkpoint& checkpoint) {
+  for (const io::ManifestFile& file : checkpoint.files()) {
+    std::error_code missing;
+    const auto bytes = std::filesystem::file_size(checkpoint.path() + "/" + file.path, missing);
+    if (missing || bytes != file.bytes) return file.path;
+  }
+  return "";
+}
+
+/// One line a checkpoint, in the order in which a run would resume from them. Metadata and sizes only: `verify` reads
+/// the rest.
 int list(const std::string& directory) {
   if (!io::file_exists(directory)) throw UsageError("there is no directory '" + directory + "'");
   const std::vector<std::string> paths = io::list_checkpoints(directory);
   if (paths.empty()) fmt::print("no checkpoints in {}\n", directory);
   int damaged = 0;
+  std::string first;
   for (const std::string& path : paths) {
     const std::string name = path.substr(path.rfind('/') + 1);
     try {
       const io::Checkpoint checkpoint = io::Checkpoint::open(path);
+      if (const std::string file = wrong_size(checkpoint); !file.empty())
+        throw Error(fmt::format("'{}' is missing or of another size than the manifest says", file));
+      if (first.empty()) first = name;
       fmt::print("{}  step {:>8}  {:>4} arrays  {:>10}\n", name, checkpoint.meta().step, checkpoint.arrays().size(),
                  show_bytes(array_bytes(checkpoint)));
     } catch (const Error& e) {
@@ -48,6 +65,7 @@ int list(const std::string& directory) {
       ++damaged;
     }
   }
+  if (!first.empty()) fmt::print("a run resumes from {} (sizes are right, checksums not verified)\n", first);
   return damaged == 0 ? 0 : 1;
 }
 
@@ -119,8 +137,10 @@ int to_safetensors(const std::string& path, const std::string& file, const std::
 
 int from_safetensors(const std::string& path, const std::string& directory, std::int64_t step) {
   const io::SafetensorsFile file(path);
+  const std::string made = directory + "/" + io::checkpoint_name(step);
+  if (io::file_exists(made)) throw UsageError("'" + made + "' is there already: choose another --step or directory");
   io::import_safetensors(file, directory, step);
-  fmt::print("wrote {}/{} ({} arrays)\n", directory, io::checkpoint_name(step), file.entries().size());
+  fmt::print("wrote {} ({} arrays)\n", made, file.entries().size());
   return 0;
 }
 

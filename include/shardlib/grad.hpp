@@ -18,21 +18,6 @@
 namespace shardlib {
 namespace detail {
 
-/// Tensors, Arrays and structs of nothing else: what a function's argument may be differentiated by.
-template <class T>
-constexpr bool is_tree() {
-  if constexpr (is_tensor<T>)
-    return true;
-  else if constexpr (is_array<T>)
-    return is_tree<typename T::value_type>();
-  else if constexpr (std::is_class_v<T> && std::is_aggregate_v<T> && !std::is_empty_v<T>)
-    return []<class... F>(std::type_identity<std::tuple<F...>>) {
-      return (is_tree<F>() && ...);
-    }(std::type_identity<field_types<T>>{});
-  else
-    return false;
-}
-
 using LeafChange = std::function<ValuePtr(const ValuePtr&, const Path&)>;
 /// A copy of an argument with each leaf replaced by f(leaf, path); what is no tree is copied. A leaf that holds nothing
 /// stays so, but is an error of the op `weights_of` where that is given.

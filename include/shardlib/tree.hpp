@@ -57,9 +57,6 @@ constexpr std::size_t field_count() {
 template <class T>
 constexpr auto fields(T& object) {
   using U = std::remove_const_t<T>;
-  static_assert(
-      std::is_aggregate_v<U> || requires { object.as_tuple(); },
-      "a tree is a tensor, an Array, or a plain struct (no constructors, no bases)");
   if constexpr (requires { object.as_tuple(); })
     return std::apply([](auto&... f) { return std::tie(f...); }, object.as_tuple());
   SHARDLIB_FIELDS(1, a)
@@ -190,6 +187,43 @@ void visit_field(F& f, const Path& path, Tree& tree, More&... more) {
   visit(f, Path{&path, field, 0}, std::get<I>(fields(tree)), std::get<I>(fields(more))...);
 }
 
+/// Converts to the bases of T alone.
+template <class T>
+struct any_base {
+  template <class U>
+    requires(std::is_base_of_v<U, T> && !std::is_same_v<U, T>)
+  operator U() const;
+};
+/// Whether one may name its fields: if not, a compiler that is made to says so in its own words.
+template <class T>
+consteval bool has_fields() {
+  if constexpr (requires(T& object) { object.as_tuple(); })
+    return true;
+  else if constexpr (!std::is_class_v<T> || !std::is_aggregate_v<T> || requires { T{any_base<T>{}}; })
+    return false;
+  else
+    return field_count<T>() > 0 && field_count<T>() < 24;
+}
+/// Tensors, Arrays and structs of nothing else: what a function's argument may be differentiated by.
+template <class T>
+consteval bool is_tree() {
+  if constexpr (is_tensor<T>)
+    return true;
+  else if constexpr (is_array<T>)
+    return is_tree<typename T::value_type>();
+  else if constexpr (has_fields<T>())
+    return []<class... F>(std::type_identity<std::tuple<F...>>) {
+      return (is_tree<F>() && ...);
+    }(std::type_identity<field_types<T>>{});
+  else
+    return false;
+}
+/// Stands at the beginning of what takes a tree, where the compiler's first lines are.
+#define SHARDLIB_CHECK_TREE(Tree)                                                                                   \
+  static_assert(detail::is_tree<std::remove_const_t<Tree>>(),                                                       \
+                "a tree is a tensor, an Array of trees, or a plain struct of 1 to 23 trees (nest structs for more); " \
+                "it has no numbers, strings, constructors or bases")
+
 /// A field that a tree may have: numbers, strings and the like have no place in it.
 template <class T>
 inline constexpr bool is_field = is_tensor<T> || is_array<T> || (std::is_class_v<T> && std::is_aggregate_v<T>) ||
@@ -224,6 +258,7 @@ constexpr bool all_leaves(P p) {
 /// All trees have the structure of the first.
 template <class F, class Tree, class... More>
 void for_each_leaf(F&& f, Tree& tree, More&... more) {
+  SHARDLIB_CHECK_TREE(Tree);
   const auto named = [&f](const detail::Path& path, auto&... leaves) { f(std::string_view(path.text()), leaves...); };
   detail::visit(named, {}, tree, more...);
 }
@@ -231,6 +266,7 @@ void for_each_leaf(F&& f, Tree& tree, More&... more) {
 /// A tree of the same type with f(leaf, leaf of the second tree, ...) for each leaf.
 template <class F, class Tree, class... More>
 [[nodiscard]] Tree map_tree(F&& f, const Tree& tree, const More&... more) {
+  SHARDLIB_CHECK_TREE(Tree);
   Tree result = tree;
   const auto assign = [&f](const detail::Path&, auto& out, const auto&... in) { out = f(in...); };
   detail::visit(assign, {}, result, tree, more...);

@@ -182,3 +182,10 @@ auto complement_of_a_summand(const Tensor<f32, "A +t">& a) {
   return 1.0 - a;
 }
 #endif
+
+// expect: map: the function does not take one number for each operand, in their order
+#if SECTION == 26
+auto map_of_too_few(const Tensor<f32, "A">& x) {
+  return map([](auto a, auto b) { return a + b; }, x);
+}
+#endif

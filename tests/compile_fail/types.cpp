@@ -111,3 +111,48 @@ auto zero_summands(const Mesh<"d t">& mesh) {
 #if SECTION == 16
 using AxisTwiceInMesh = decltype(Mesh<"d d">());
 #endif
+
+// expect: a tree is a tensor, an Array of trees, or a plain struct of 1 to 23 trees
+#if SECTION == 17
+struct WithNumber {
+  Tensor<f32, "A"> a;
+  int n;
+};
+auto names_of_a_number(const WithNumber& tree) {
+  return leaf_names(tree);
+}
+#endif
+
+// expect: a tree is a tensor, an Array of trees, or a plain struct of 1 to 23 trees
+#if SECTION == 18
+struct Base {
+  Tensor<f32, "A"> a;
+};
+struct WithBase : Base {
+  Tensor<f32, "A"> b;
+};
+auto leaves_of_a_base(const WithBase& tree) {
+  return parameter_count(tree);
+}
+#endif
+
+// expect: it has no numbers, strings, constructors or bases
+#if SECTION == 19
+struct NumbersInArray {
+  Array<"layers", int> layers;
+};
+auto map_of_numbers(const NumbersInArray& tree) {
+  return map_tree([](const auto& x) { return x; }, tree);
+}
+#endif
+
+// expect: it has no numbers, strings, constructors or bases
+#if SECTION == 20
+struct WithConstructor {
+  Tensor<f32, "A"> a;
+  WithConstructor() {}
+};
+auto count_of_a_class(const WithConstructor& tree) {
+  return parameter_count(tree);
+}
+#endif

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "shardlib/buffer.hpp"
-#include "shardlib/comm/round.hpp"
+#include "shardlib/comm/collective_work.hpp"
 #include "shardlib/comm/shm_arena.hpp"
 #include "shardlib/comm/single.hpp"
 #include "shardlib/error.hpp"

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "shardlib/comm.hpp"
-#include "shardlib/comm/round.hpp"
+#include "shardlib/comm/collective_work.hpp"
 #include "shardlib/comm/single.hpp"
 #include "shardlib/device.hpp"
 #include "shardlib/error.hpp"

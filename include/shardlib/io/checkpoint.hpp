@@ -89,7 +89,8 @@ namespace detail {
 [[nodiscard]] std::optional<std::string> newest_whole(Device& device, const std::string& directory);
 }
 
-/// newest_whole(directory), agreed on and checked by all devices together. `load` need not verify it again.
+/// newest_whole(directory), agreed on and checked by all devices together. `load` need not verify it again. The damaged
+/// ones passed over are renamed, step-00000100.damaged, so that retention does not count them.
 template <Spec A>
 [[nodiscard]] std::optional<std::string> newest_whole(const Mesh<A>& mesh, const std::string& directory) {
   return detail::newest_whole(*mesh.device(), directory);

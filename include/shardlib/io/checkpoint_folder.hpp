@@ -82,6 +82,8 @@ namespace detail {
 [[nodiscard]] std::string damage_message(const std::string& path, const std::vector<std::string>& damages);
 /// Names a damaged checkpoint on stderr.
 void warn_damaged(const std::string& message);
+/// Renames a damaged checkpoint to "step-00000100.damaged", which is no checkpoint any more, and says so on stderr.
+void set_aside(const std::string& path);
 /// What stands behind newest_whole once it is known that none is.
 [[noreturn]] void fail_none_whole(const std::string& directory, std::size_t count);
 

@@ -66,6 +66,15 @@ SHARDLIB_INLINE std::string damage_message(const std::string& path, const std::v
 SHARDLIB_INLINE void warn_damaged(const std::string& message) {
   std::fprintf(stderr, "warning: %s; going back to an older one\n", message.c_str());
 }
+SHARDLIB_INLINE void set_aside(const std::string& path) {
+  const std::string aside = path + ".damaged";
+  try {
+    replace_folder(path, aside);
+    std::fprintf(stderr, "warning: the damaged checkpoint is now '%s': look at it, or remove it\n", aside.c_str());
+  } catch (const Error& e) {  // whoever only reads may lack the right to rename
+    std::fprintf(stderr, "warning: the damaged checkpoint still counts among those kept: %s\n", e.what());
+  }
+}
 SHARDLIB_INLINE void fail_none_whole(const std::string& directory, std::size_t count) {
   throw Error("none of the " + std::to_string(count) + " checkpoints in '" + directory +
               "' is whole: restore one, or start afresh in another directory");
@@ -309,15 +318,19 @@ SHARDLIB_INLINE std::vector<std::string> list_checkpoints(const std::string& dir
     if (const auto step = detail::step_of(name)) steps.push_back(*step);
   std::sort(steps.begin(), steps.end(), std::greater<>());
   // Steps after LATEST belong to a future that was given up: somebody resumed from before.
-  if (file_exists(directory + "/LATEST")) {
-    const Bytes bytes = read_file(directory + "/LATEST");
-    std::string_view name = as_text(bytes);
-    if (name.ends_with('\n')) name.remove_suffix(1);
-    if (const auto latest = detail::step_of(name))
-      std::sort(steps.begin(), steps.end(), [latest = *latest](std::int64_t a, std::int64_t b) {
-        return std::pair(a <= latest, a) > std::pair(b <= latest, b);
-      });
+  Bytes bytes;
+  try {
+    if (file_exists(directory + "/LATEST")) bytes = read_file(directory + "/LATEST");
+  } catch (const Error& e) {
+    std::fprintf(stderr, "warning: %s; the newest checkpoint is tried first: remove LATEST before the next save\n",
+                 e.what());
   }
+  std::string_view name = as_text(bytes);
+  if (name.ends_with('\n')) name.remove_suffix(1);
+  if (const auto latest = detail::step_of(name))
+    std::sort(steps.begin(), steps.end(), [latest = *latest](std::int64_t a, std::int64_t b) {
+      return std::pair(a <= latest, a) > std::pair(b <= latest, b);
+    });
   std::vector<std::string> paths;
   for (const std::int64_t step : steps) paths.push_back(directory + "/" + checkpoint_name(step));
   return paths;

@@ -3,6 +3,7 @@
 
 #include "shardlib/io/checkpoint.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -128,16 +129,21 @@ SHARDLIB_INLINE std::optional<std::string> newest_whole(Device& device, const st
     for (const std::string& path : list_checkpoints(directory)) list += path + "\n";
   });
   list = gather_texts(device, list)[0];
-  std::size_t count = 0;
-  for (std::size_t begin = 0; begin < list.size(); ++count) {
+  std::vector<std::string> damaged;
+  for (std::size_t begin = 0; begin < list.size();) {
     const std::size_t end = list.find('\n', begin);
     const std::string path = list.substr(begin, end - begin);
     const auto damages = damages_together(device, path);
-    if (damages.empty()) return path;
+    if (damages.empty()) {
+      // Left in place, they would count among the checkpoints to keep, and whole ones would go for them.
+      if (device.index() == 0) std::ranges::for_each(damaged, set_aside);
+      return path;
+    }
     if (device.index() == 0) warn_damaged(together_message(path, damages));
+    damaged.push_back(path);
     begin = end + 1;
   }
-  if (count > 0) fail_none_whole(directory, count);
+  if (!damaged.empty()) fail_none_whole(directory, damaged.size());
   return std::nullopt;
 }
 

@@ -59,6 +59,7 @@ struct SafetensorsTensor {
   std::function<Bytes()> bytes;  ///< called when it is its turn, so that one tensor at a time is in memory
 };
 /// Writes the file, replacing at once one that is there; durable. Names must differ, and bytes fit dtype and shape.
+/// Throws UsageError where the path is a folder or a device.
 void write_safetensors(const std::string& path, std::vector<SafetensorsTensor> tensors,
                        const std::map<std::string, std::string>& metadata = {});
 

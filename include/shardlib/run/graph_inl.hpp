@@ -31,6 +31,9 @@ class Graph {
     const bool backward = pass == shardlib::detail::State::Pass::backward;
     using Read = shardlib::detail::State::Read;
     const auto& reads = ran.work.reads;
+    // Also where the op below turns out to be no work: its result would hide what the block was called before.
+    for (const Read& read : reads)
+      if (!read.what.empty() && !producers_.contains(read.block)) producers_[read.block] = input(read);
     // A new name for the same block is no work.
     if (std::ranges::find(reads, ran.block, &Read::block) != reads.end() && ran.work.bytes == 0 &&
         std::string_view(ran.op.name) != "accumulate")
@@ -40,9 +43,7 @@ class Graph {
     for (const Read& read : reads) {
       if (read.what.empty() || std::ranges::find(seen, read.block) != seen.end()) continue;
       seen.push_back(read.block);
-      const auto known = producers_.try_emplace(read.block, "");
-      if (known.second) known.first->second = input(read);
-      edges_ += fmt::format("  {} -> {} [label={}];\n", known.first->second, id, quote(spec_text(*read.spec)));
+      edges_ += fmt::format("  {} -> {} [label={}];\n", producers_.at(read.block), id, quote(spec_text(*read.spec)));
     }
     producers_[ran.block] = id;
     std::string label = ran.op.name;

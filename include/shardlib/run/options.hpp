@@ -20,6 +20,7 @@ struct Rule {
   double least = -std::numeric_limits<double>::infinity();
   double most = std::numeric_limits<double>::infinity();
   bool exclusive = false;            ///< `least` itself is not allowed
+  bool exclusive_most = false;       ///< `most` itself is not allowed
   std::vector<std::string> choices;  ///< not empty: one of these
   std::string unit;                  ///< shown beside the default: "tokens"
   std::string value_name;            ///< stands for the value in --help: "FILE"
@@ -34,6 +35,7 @@ inline constexpr std::int64_t largest_size = std::int64_t{1} << 24;
 
 [[nodiscard]] SHARDLIB_INLINE Rule at_least(double least);
 [[nodiscard]] SHARDLIB_INLINE Rule above(double bound);
+[[nodiscard]] SHARDLIB_INLINE Rule below(double bound);
 [[nodiscard]] SHARDLIB_INLINE Rule between(double least, double most);
 /// A number of things that gets multiplied with others: from `least` to largest_size.
 [[nodiscard]] SHARDLIB_INLINE Rule size(std::int64_t least = 1);

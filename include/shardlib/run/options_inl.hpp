@@ -15,8 +15,9 @@ namespace shardlib::run {
 // ---- rules ----------------------------------------------------------------------------------------------------------
 
 SHARDLIB_INLINE Rule operator|(Rule a, const Rule& b) {
-  const bool other_least = b.least > a.least;
+  const bool other_least = b.least > a.least, other_most = b.most < a.most;
   a.exclusive = other_least ? b.exclusive : a.exclusive;
+  a.exclusive_most = other_most ? b.exclusive_most : a.exclusive_most;
   a.least = std::max(a.least, b.least);
   a.most = std::min(a.most, b.most);
   if (!b.choices.empty()) a.choices = b.choices;
@@ -35,6 +36,12 @@ SHARDLIB_INLINE Rule at_least(double least) {
 SHARDLIB_INLINE Rule above(double bound) {
   Rule rule = at_least(bound);
   rule.exclusive = true;
+  return rule;
+}
+SHARDLIB_INLINE Rule below(double bound) {
+  Rule rule;
+  rule.most = bound;
+  rule.exclusive_most = true;
   return rule;
 }
 SHARDLIB_INLINE Rule between(double least, double most) {

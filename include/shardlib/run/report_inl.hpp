@@ -211,7 +211,7 @@ inline std::string samples_section(const std::vector<RunData>& runs) {
       std::string rest = begins ? sample.text.substr(sample.prompt.size()) : sample.text;
       if (rest.size() > longest) rest = as_utf8(rest.substr(0, longest)) + " …";
       out += fmt::format("<details{}><summary>after step {}</summary><pre><b>{}</b>{}</pre></details>",
-                         i + 1 == run.samples.size() ? " open" : "", sample.step,
+                         i + 1 == run.samples.size() ? " open" : "", sample.step + 1,
                          begins ? html_escape(sample.prompt) : "", html_escape(rest));
     }
     out += "</div>\n";

@@ -33,10 +33,13 @@ using Decode = std::function<std::vector<float>(std::span<const std::int32_t> id
 
 /// Continues the prompt until max_tokens or an end-of-text token. Where prompt and text outgrow `context` tokens, the
 /// model is given the last half of them anew and goes on from there. `show` is given each piece
-/// of text as soon as its UTF-8 is whole, the prompt first. Returns prompt and continuation. Every device calls it.
+/// of text as soon as its UTF-8 is whole, the prompt first. Only tokens that the tokenizer has are drawn: the model's
+/// vocabulary may be larger. Returns prompt and continuation, up to the token before which `stop`, which must say the
+/// same on every device, was true. Every device calls it.
 SHARDLIB_INLINE std::string generate(const io::Tokenizer& tokenizer, std::string_view prompt, std::int64_t context,
                                      const Decode& decode, const SampleOptions& options,
-                                     const std::function<void(std::string_view)>& show = nullptr);
+                                     const std::function<void(std::string_view)>& show = nullptr,
+                                     const std::function<bool()>& stop = nullptr);
 
 }  // namespace shardlib::run
 

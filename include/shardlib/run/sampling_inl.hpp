@@ -59,7 +59,8 @@ inline std::size_t incomplete(std::string_view text) {
 
 SHARDLIB_INLINE std::string generate(const io::Tokenizer& tokenizer, std::string_view prompt, std::int64_t context,
                                      const Decode& decode, const SampleOptions& options,
-                                     const std::function<void(std::string_view)>& show) {
+                                     const std::function<void(std::string_view)>& show,
+                                     const std::function<bool()>& stop) {
   std::vector<std::uint32_t> tokens = tokenizer.encode(prompt);
   std::string text(prompt);
   std::size_t shown = 0;
@@ -72,14 +73,15 @@ SHARDLIB_INLINE std::string generate(const io::Tokenizer& tokenizer, std::string
   if (options.begin) seen.insert(seen.begin(), *options.begin);
   if (seen.empty()) throw UsageError("the prompt is empty, and this model needs a first token: give --prompt");
   std::size_t given = 0, begin = 0;  // of `seen`: what the model has been given, and where its context begins
-  for (std::int64_t i = 0; i < options.max_tokens; ++i) {
+  for (std::int64_t i = 0; i < options.max_tokens && !(stop && stop()); ++i) {
     if (std::ssize(seen) - static_cast<std::ptrdiff_t>(begin) > context) {
       begin = seen.size() - static_cast<std::size_t>(std::max<std::int64_t>(1, context / 2));
       given = begin;
     }
     const auto logits = decode(std::span(seen).subspan(given), static_cast<std::int64_t>(given - begin));
     given = seen.size();
-    const std::int32_t id = draw_token(logits, options, std::ssize(seen));
+    const auto known = std::min<std::size_t>(logits.size(), tokenizer.vocabulary_size());
+    const std::int32_t id = draw_token(std::span(logits).first(known), options, std::ssize(seen));
     const auto drawn = static_cast<std::uint32_t>(id);
     if (drawn == tokenizer.end_of_text()) break;
     seen.push_back(id);

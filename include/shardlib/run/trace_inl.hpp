@@ -34,7 +34,7 @@ inline std::string trace_metadata(const char* what, int rank, std::size_t track,
                      key, value);
 }
 
-inline void write_trace(const std::string& path, std::string_view text) {
+SHARDLIB_INLINE void write_trace(const std::string& path, std::string_view text) {
   std::ofstream file(path, std::ios::binary);
   if (!file) throw Error("cannot write the trace '" + path + "': " + std::strerror(errno));
   file << text;

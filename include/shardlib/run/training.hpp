@@ -28,7 +28,7 @@ struct Training {
   double learning_rate = 3e-3, final_learning_rate = 0.1, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, clip = 1.0;
   std::int64_t warmup = 20;
   std::string directory, metrics, graph;
-  std::int64_t save_every = 0, keep = 2, validate_every = 0, validation_batches = 8, sample_every = 0;
+  std::int64_t save_every = 1000, keep = 2, validate_every = 0, validation_batches = 8, sample_every = 0;
   bool resume = true, trace = false, plan = false, tensorboard = false, report = true;
   std::string prompt = "And God said";
   SampleOptions sample{.max_tokens = 200, .top_k = 0, .temperature = 0.7};
@@ -37,8 +37,16 @@ struct Training {
 /// Declares the options of a run: --data, --steps, --mesh, --run and the others.
 SHARDLIB_INLINE void declare(Options& options, Training& training);
 
-/// The mesh that was asked for; without --mesh, all ranks on d. Throws UsageError unless its axes are `axes` ("d t").
-[[nodiscard]] SHARDLIB_INLINE std::vector<AxisSize> chosen_mesh(const Training& training, std::string_view axes);
+/// The mesh that was asked for, and without --mesh all ranks on d; axes that are left out have size 1. It becomes
+/// training.mesh, so that the stored configuration names it. Throws UsageError for axes that are not among `axes`
+/// ("d t"), or in another order.
+[[nodiscard]] SHARDLIB_INLINE std::vector<AxisSize> chosen_mesh(Training& training, std::string_view axes);
+
+/// Prints the settings that are no defaults (Options::describe) where a run with a folder begins: by the first rank.
+SHARDLIB_INLINE void announce(const Options& options, const Training& training);
+
+/// How to sample: --seed, and no token before the first where rows are stories.
+[[nodiscard]] SHARDLIB_INLINE SampleOptions sample_options(const Training& training);
 
 /// Throws UsageError where `size`, the value of `option`, does not divide over the mesh's `axes` ("d t").
 SHARDLIB_INLINE void must_divide(const std::vector<AxisSize>& mesh, std::string_view option, std::int64_t size,
@@ -50,12 +58,13 @@ SHARDLIB_INLINE void batch_must_divide(const std::vector<AxisSize>& mesh, const 
 /// What a run reads: made once in each process, and shared by its devices.
 struct Data {
   std::shared_ptr<const io::Tokenizer> tokenizer;
-  std::shared_ptr<const io::Loader> train;       ///< null with --stream
+  std::shared_ptr<const io::Loader> train;       ///< null with --stream, and with --steps 0 without data
   std::shared_ptr<const io::Loader> validation;  ///< null without validation
   std::int64_t vocabulary = 0;                   ///< ids are below it
 };
-/// `vocabulary` 0: the tokenizer's. Throws UsageError for what cannot be read or does not fit together. With
-/// --plan or --graph it reads the tokenizer alone.
+/// `vocabulary` 0: the tokenizer's. Throws UsageError for what cannot be read or does not fit together: data that
+/// another tokenizer made and a prompt that the model cannot take, too. With --plan or --graph it reads the tokenizer
+/// alone; --steps 0 needs no data.
 [[nodiscard]] SHARDLIB_INLINE Data open_data(const Training& training, std::int64_t vocabulary);
 
 struct StepResult {

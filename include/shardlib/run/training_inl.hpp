@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "shardlib/io/file.hpp"
 #include "shardlib/io/token_files.hpp"
+#include "shardlib/io/zarr_json.hpp"
 #include "shardlib/launch.hpp"
 #include "shardlib/rules.hpp"
 
@@ -31,7 +33,7 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
 
   o.group("training");
   o.add("--mesh", t.mesh,
-        "devices, as in d=4,t=2: threads of this process, or MPI ranks under mpirun "
+        "devices, as in d=4,t=2: threads of this process, or MPI ranks under mpirun; an axis left out has size 1 "
         "(default: all ranks on d)",
         value_name("AXES"));
   o.add("--steps", t.steps, "training steps", size(0));
@@ -42,8 +44,8 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
   o.add("--final-learning-rate", t.final_learning_rate, "where the decay ends, as a fraction of the peak",
         between(0, 1));
   o.add("--weight-decay", t.weight_decay, "AdamW's decay", at_least(0));
-  o.add("--beta1", t.beta1, "AdamW's decay of the first moment", between(0, 1));
-  o.add("--beta2", t.beta2, "AdamW's decay of the second moment", between(0, 1));
+  o.add("--beta1", t.beta1, "AdamW's decay of the first moment", at_least(0) | below(1));
+  o.add("--beta2", t.beta2, "AdamW's decay of the second moment", at_least(0) | below(1));
   o.add("--clip", t.clip, "largest global gradient norm (0: no clipping)", at_least(0));
 
   o.group("run");
@@ -51,7 +53,7 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
         "folder of the run: configuration, metrics, checkpoints, report; a run that is there goes on",
         value_name("DIR") | command_line_only());
   o.flag("--resume", t.resume, "go on from the run's newest whole checkpoint", command_line_only());
-  o.add("--save-every", t.save_every, "steps between checkpoints (0: at the end alone)", size(0));
+  o.add("--save-every", t.save_every, "with --run: steps between checkpoints (0: at the end alone)", size(0));
   o.add("--keep", t.keep, "checkpoints to keep", size());
   o.add("--validate-every", t.validate_every, "steps between validations (0: none)", size(0));
   o.add("--validation-batches", t.validation_batches, "batches of a validation, at most", size());
@@ -71,22 +73,37 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
   o.add("--temperature", t.sample.temperature, "of the draw; 0 takes the likeliest token", at_least(0));
 }
 
-SHARDLIB_INLINE std::vector<AxisSize> chosen_mesh(const Training& training, std::string_view axes) {
+SHARDLIB_INLINE std::vector<AxisSize> chosen_mesh(Training& training, std::string_view axes) {
   const auto names = rules::mesh_axes(axes);
-  std::vector<AxisSize> mesh;
-  if (training.mesh.empty()) {
-    for (const auto name : names) mesh.push_back({std::string(name), name == "d" ? world_size() : 1});
-    return mesh;
+  std::vector<AxisSize> given{{"d", world_size()}}, mesh;
+  if (!training.mesh.empty()) given = parse_mesh(training.mesh);
+  auto next = given.begin();
+  for (const auto name : names) {
+    const bool has = next != given.end() && next->name == name;
+    mesh.push_back({std::string(name), has ? next->size : 1});
+    if (has) ++next;
   }
-  mesh = parse_mesh(training.mesh);
-  if (!std::ranges::equal(mesh, names, {}, &AxisSize::name)) {
+  if (next != given.end()) {
     std::string example;
     for (const auto name : names)
       example += (example.empty() ? "" : ",") + std::string(name) + (example.empty() ? "=4" : "=2");
     throw UsageError("--mesh " + training.mesh + ": this program's mesh has the axes " + std::string(axes) +
                      ", in this order, as in --mesh " + example);
   }
+  training.mesh = to_string(mesh);
   return mesh;
+}
+
+SHARDLIB_INLINE void announce(const Options& options, const Training& t) {
+  if (t.directory.empty() || t.plan || !t.graph.empty() || world_rank() != 0) return;
+  fmt::print("settings that are no defaults (all of them are in {}/config.toml):\n{}", t.directory, options.describe());
+}
+
+SHARDLIB_INLINE SampleOptions sample_options(const Training& t) {
+  SampleOptions options = t.sample;
+  options.seed = t.seed;
+  if (t.rows == "stories") options.begin.reset();
+  return options;
 }
 
 SHARDLIB_INLINE void must_divide(const std::vector<AxisSize>& mesh, std::string_view option, std::int64_t size,
@@ -102,14 +119,54 @@ SHARDLIB_INLINE void must_divide(const std::vector<AxisSize>& mesh, std::string_
                                product, parts, to_string(mesh), parts));
 }
 
+namespace detail {
+
+/// Sampling comes after the training, when it is too late to find that the model cannot take the prompt.
+inline void check_prompt(const Training& t, const Data& data) {
+  const SampleOptions options = sample_options(t);
+  if (options.max_tokens == 0) return;
+  const std::vector<std::uint32_t> ids = data.tokenizer->encode(t.prompt);
+  if (ids.empty() && !options.begin)
+    throw UsageError("--prompt is empty, and this model needs a first token: give a text, or --max-tokens 0");
+  for (const std::uint32_t id : ids)
+    if (static_cast<std::int64_t>(id) >= data.vocabulary)
+      throw UsageError(
+          fmt::format("--prompt has the token {}, but the model's vocabulary ends at {}: give another prompt, a "
+                      "larger --vocabulary, or --max-tokens 0",
+                      id, data.vocabulary - 1));
+}
+
+/// To another tokenizer than the one that made them, a data set's ids mean something else. `tokenize` stores which it
+/// was beside the splits, of which the path may name one.
+inline void check_tokenizer(const std::string& path, const std::string& chosen, const io::Tokenizer& tokenizer) {
+  for (const std::string& folder : {path, path + "/.."}) {
+    if (!io::file_exists(folder + "/.zgroup")) continue;
+    const auto attributes = io::ZarrGroup::open(folder).attributes();
+    const auto text = [&](const char* key) {
+      const auto found = attributes.find(key);
+      return found != attributes.end() && found->is_string() ? found->template get<std::string>() : std::string();
+    };
+    const std::string fingerprint = text("tokenizer_fingerprint");
+    if (fingerprint.empty() || fingerprint == tokenizer.fingerprint()) continue;
+    throw UsageError(
+        fmt::format("'{}' was made with the tokenizer {} (fingerprint {:.12}), but --tokenizer {} is {} "
+                    "(fingerprint {:.12}): give the tokenizer that made it, or tokenize its texts again",
+                    path, text("tokenizer"), fingerprint, chosen, tokenizer.name(), tokenizer.fingerprint()));
+  }
+}
+
+}  // namespace detail
+
 SHARDLIB_INLINE Data open_data(const Training& t, std::int64_t vocabulary) {
-  const bool dry = t.plan || !t.graph.empty();
-  if (!dry && t.data.empty() == t.stream.empty())
+  const bool dry = t.plan || !t.graph.empty(), none = t.data.empty() && t.stream.empty();
+  if (!dry && (none ? t.steps > 0 : !t.data.empty() && !t.stream.empty()))
     throw UsageError("what to train on: give --data PATH, or --stream DIR, and not both (see --help)");
   Data data;
   data.tokenizer = io::load_tokenizer(t.tokenizer);
   data.vocabulary = vocabulary > 0 ? vocabulary : static_cast<std::int64_t>(data.tokenizer->vocabulary_size());
   if (dry) return data;
+  detail::check_prompt(t, data);
+  if (none) return data;
   io::LoaderOptions rows;
   rows.batch = t.batch;
   rows.length = t.seq;
@@ -118,8 +175,13 @@ SHARDLIB_INLINE Data open_data(const Training& t, std::int64_t vocabulary) {
   rows.rows = t.rows == "packed" ? io::Rows::packed : t.rows == "padded" ? io::Rows::padded : io::Rows::stories;
   // A model of whole documents has to learn where they end, or its samples never do.
   const io::TextOptions text{data.tokenizer, rows.rows != io::Rows::packed};
+  const auto open = [&](const std::string& path, io::Split split) {
+    auto source = io::open_tokens(path, split, text);
+    detail::check_tokenizer(path, t.tokenizer, *data.tokenizer);
+    return source;
+  };
   if (t.stream.empty()) {
-    data.train = std::make_shared<io::Loader>(io::open_tokens(t.data, io::Split::train, text), rows);
+    data.train = std::make_shared<io::Loader>(open(t.data, io::Split::train), rows);
     if (rows.rows == io::Rows::packed && data.train->source().tokens() < t.seq)
       throw UsageError(
           fmt::format("'{}' has {} tokens, fewer than a row of --seq {}: choose a longer text or shorter rows", t.data,
@@ -127,13 +189,12 @@ SHARDLIB_INLINE Data open_data(const Training& t, std::int64_t vocabulary) {
   } else if (rows.rows != io::Rows::packed) {
     throw UsageError("--stream has packed rows only: give --data for --rows " + t.rows);
   }
-  if (t.validate_every > 0) {
+  if (t.validate_every > 0 || !t.validation_data.empty()) {  // a file that is not there is an error in any case
     if (t.validation_data.empty() && t.data.empty())
       throw UsageError("--validate-every needs --validation-data where training streams texts");
     rows.shuffle = rows.repeat = false;
     const bool own = t.validation_data.empty();
-    const auto source =
-        io::open_tokens(own ? t.data : t.validation_data, own ? io::Split::validation : io::Split::train, text);
+    const auto source = open(own ? t.data : t.validation_data, own ? io::Split::validation : io::Split::train);
     data.validation = std::make_shared<io::Loader>(source, rows);
   }
   return data;

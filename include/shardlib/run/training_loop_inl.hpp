@@ -79,23 +79,24 @@ class Loop {
                                       training.resume ? Resume::automatic : Resume::never, speaks_)) {}
 
   void run() {
-    if (training_.trace && !directory_.exists())
-      throw UsageError("--trace writes into the folder of a run: give --run DIR too");
+    if ((training_.trace || training_.tensorboard) && !directory_.exists())
+      throw UsageError(std::string(training_.trace ? "--trace" : "--tensorboard") +
+                       " writes into the folder of a run: give --run DIR too");
     std::optional<Checkpoints::Loaded> found;
     if (directory_.exists() && training_.resume) found = program_.checkpoints.load();
     const std::int64_t first = found ? found->step : 0;
     for (const std::string& sentence : directory_.begin(first)) say(sentence);
     if (found) say(fmt::format("going on from step {} of {}", first, training_.steps));
     // Read from the data: once, and only where a checkpoint will have it.
-    const std::string identity = !directory_.exists() ? ""
-                                 : data_.train        ? fmt::format("{:016x}", data_.train->identity())
-                                                      : "stream";
-    if (found && found->data != identity)
+    const std::string identity = !directory_.exists()       ? ""
+                                 : data_.train              ? fmt::format("{:016x}", data_.train->identity())
+                                 : training_.stream.empty() ? ""
+                                                            : "stream";
+    if (found && !found->data.empty() && !identity.empty() && found->data != identity)
       say("note: the data, or the options that cut them into batches, are not those of the checkpoint");
     if (speaks_ && !training_.metrics.empty())
       metrics_ = JsonLines(training_.metrics, JsonLines::Mode::overwrite, "check --metrics");
-    if (speaks_ && directory_.exists() && training_.tensorboard)
-      events_ = std::make_unique<TensorBoard>(directory_.tensorboard(), first);
+    if (speaks_ && training_.tensorboard) events_ = std::make_unique<TensorBoard>(directory_.tensorboard(), first);
     describe();
     // Devices that are threads of this process share its cores; ranks of one machine measure theirs together.
     peak_ = reduce(device_,
@@ -104,7 +105,8 @@ class Loop {
                                : 0.0,
                    Reduction::sum);
     const std::int64_t parts = training_.microbatches;
-    io::Prefetcher batches(reader(), first * parts);
+    std::optional<io::Prefetcher> batches;
+    if (first < training_.steps) batches.emplace(reader(), first * parts);
     std::unique_ptr<Progress> progress =
         speaks_ ? std::make_unique<Progress>(first, training_.steps) : std::make_unique<Progress>();
     // A run's first step is not typical: memory comes from the system.
@@ -114,19 +116,21 @@ class Loop {
     const StopOnSignal stop;
     for (std::int64_t step = first; step < training_.steps; ++step) {
       const bool last = step + 1 == training_.steps;
-      Record record = train_step(batches, step);
+      Record record = train_step(*batches, step);
       if (due(step, training_.validate_every) || (last && training_.validate_every > 0))
         record.validation_loss = validation_loss();
-      const bool stopping = reduce(device_, stop_signal != 0 ? 1 : 0, Reduction::max) > 0;
+      const bool stopped = stopping();
       if (speaks_) write(record);
       progress->step(record);
-      if (directory_.exists() && (due(step, training_.save_every) || last || stopping)) {
+      if (directory_.exists() && (due(step, training_.save_every) || last || stopped)) {
         directory_.sync();
         program_.checkpoints.save(step + 1, identity);
+        // What comes after the training takes time and may fail: it must not take the last checkpoint with it.
+        if (last || stopped) program_.checkpoints.flush();
       } else if (directory_.exists()) {
         program_.checkpoints.poll();
       }
-      if (stopping && !last) {
+      if (stopped && !last) {
         progress->message(directory_.exists() ? "stopped by a signal; the same command goes on from here"
                                               : "stopped by a signal; without --run nothing was kept");
         break;
@@ -141,13 +145,14 @@ class Loop {
       say("trace: " + directory_.trace());
     }
     if (first >= training_.steps) {
-      if (directory_.exists() && !found)
+      if (directory_.exists() && !found) {
         program_.checkpoints.save(0, identity);  // a conversion: weights, and no steps
-      else
+        program_.checkpoints.flush();
+      } else {
         say(fmt::format("all {} steps are done", training_.steps));
+      }
       sample(first - 1);
     }
-    if (directory_.exists()) program_.checkpoints.flush();
     progress->finish();
     if (speaks_ && directory_.exists() && first < training_.steps) {
       write_report({directory_.path()}, directory_.report());
@@ -159,6 +164,8 @@ class Loop {
   static double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
+  /// Whether a signal asked any device to stop: the same answer on all of them, who ask together.
+  bool stopping() const { return reduce(device_, stop_signal != 0 ? 1 : 0, Reduction::max) > 0; }
   static bool due(std::int64_t step, std::int64_t every) { return every > 0 && (step + 1) % every == 0; }
   void say(const std::string& line) const {
     if (speaks_) fmt::print("{}\n", line);
@@ -168,7 +175,8 @@ class Loop {
     const std::string data = data_.train
                                  ? fmt::format("{} tokens of data, seen {:.2f} times", data_.train->source().tokens(),
                                                data_.train->epochs(training_.steps))
-                                 : "texts of " + training_.stream;
+                             : training_.stream.empty() ? "no data"
+                                                        : "texts of " + training_.stream;
     say(fmt::format("{} parameters, mesh {}, {} tokens a step, {}", program_.parameters, to_string(device_->axes()),
                     training_.batch * training_.seq, data));
   }
@@ -244,19 +252,19 @@ class Loop {
 
   void sample(std::int64_t step) {
     if (training_.sample.max_tokens == 0 || !program_.decode) return;
-    SampleOptions options = training_.sample;
-    options.seed = training_.seed;
-    if (training_.rows == "stories") options.begin.reset();
+    const SampleOptions options = sample_options(training_);
     say(fmt::format("\nA sample after step {} (temperature {}):\n", step + 1, options.temperature));
     const auto show = [&](std::string_view piece) {
       if (!speaks_) return;
       fmt::print("{}", piece);
       std::fflush(stdout);
     };
+    bool stopped = false;
+    const auto stop = [&] { return stopped = stopping(); };
     const std::string text =
-        generate(*data_.tokenizer, training_.prompt, program_.context, program_.decode, options, show);
-    say("\n");
-    if (speaks_) directory_.write(Sample{step, training_.prompt, text});
+        generate(*data_.tokenizer, training_.prompt, program_.context, program_.decode, options, show, stop);
+    say(stopped ? "\nthe sample was stopped by a signal" : "\n");
+    if (speaks_ && !stopped) directory_.write(Sample{step, training_.prompt, text});
   }
 
   void write(const Record& record) {

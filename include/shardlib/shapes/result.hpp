@@ -37,7 +37,13 @@ struct mapped<Returned, D...> {
                                   std::conditional_t<among<f32>, f32, std::conditional_t<among<bf16>, bf16, Returned>>>;
 };
 template <class F, class... D>
-using mapped_t = typename mapped<std::remove_cvref_t<std::invoke_result_t<const F&, scalar_of<D>...>>, D...>::type;
+struct mapped_by {
+  static constexpr bool takes_them = std::is_invocable_v<const F&, scalar_of<D>...>;
+  static_assert(takes_them, "map: the function does not take one number for each operand, in their order");
+  using type = std::conditional_t<takes_them, std::invoke_result<const F&, scalar_of<D>...>, std::type_identity<f32>>;
+};
+template <class F, class... D>
+using mapped_t = typename mapped<std::remove_cvref_t<typename mapped_by<F, D...>::type::type>, D...>::type;
 
 template <class Out, class D>
 using dtype_or = std::conditional_t<std::is_void_v<Out>, D, Out>;

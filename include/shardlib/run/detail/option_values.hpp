@@ -32,12 +32,14 @@ inline std::string bound(double x) {
   return std::abs(x) < 1e15 && x == std::floor(x) ? fmt::format("{:.0f}", x) : fmt::format("{}", x);
 }
 
-/// "at least 1", "from 1 to 8", "above 0" or nothing.
+/// "at least 1", "from 1 to 8", "from 0 to below 1", "above 0" or nothing.
 inline std::string range_text(const Rule& rule) {
   const bool least = std::isfinite(rule.least), most = std::isfinite(rule.most);
-  if (least && most) return fmt::format("from {} to {}", bound(rule.least), bound(rule.most));
+  if (least && most)
+    return fmt::format("{} {} to {}{}", rule.exclusive ? "above" : "from", bound(rule.least),
+                       rule.exclusive_most ? "below " : "", bound(rule.most));
   if (least) return (rule.exclusive ? "above " : "at least ") + bound(rule.least);
-  return most ? "at most " + bound(rule.most) : "";
+  return most ? (rule.exclusive_most ? "below " : "at most ") + bound(rule.most) : "";
 }
 
 inline std::string expected_number(const char* kind, const Rule& rule) {
@@ -46,7 +48,7 @@ inline std::string expected_number(const char* kind, const Rule& rule) {
 }
 
 inline bool in_range(double x, const Rule& rule) {
-  return (rule.exclusive ? x > rule.least : x >= rule.least) && x <= rule.most;
+  return (rule.exclusive ? x > rule.least : x >= rule.least) && (rule.exclusive_most ? x < rule.most : x <= rule.most);
 }
 
 /// The whole text as a number of type T; nothing else before or behind it, no overflow.
