@@ -106,9 +106,7 @@ std::string write_flat(const Scratch& folder, const Documents& train, const Docu
 }
 
 std::string bytes_of(const std::vector<std::uint16_t>& ids) {
-  std::string bytes(2 * ids.size(), '\0');
-  std::memcpy(bytes.data(), ids.data(), bytes.size());
-  return bytes;
+  return {reinterpret_cast<const char*>(ids.data()), 2 * ids.size()};
 }
 
 std::string bin_header(std::int32_t magic, std::int32_t version, std::int32_t count) {

@@ -37,11 +37,12 @@ struct Exec {
     for (std::int64_t i = 0; i < n; ++i) f(i);
 #endif
   }
+  // Nothing may lie at a null pointer, which these functions of C must not be given.
   void zero(void* to, std::size_t bytes) const {
-    if (!dry) std::memset(to, 0, bytes);
+    if (!dry && bytes != 0) std::memset(to, 0, bytes);
   }
   void copy(void* to, const void* from, std::size_t bytes) const {
-    if (!dry) std::memcpy(to, from, bytes);
+    if (!dry && bytes != 0) std::memcpy(to, from, bytes);
   }
 };
 
