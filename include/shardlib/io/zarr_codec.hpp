@@ -8,7 +8,7 @@
 
 #include "shardlib/detail/inline.hpp"
 #include "shardlib/io/file.hpp"
-#include "shardlib/io/zarr.hpp"
+#include "shardlib/io/zarr_info.hpp"
 
 namespace shardlib::io::detail {
 

@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "shardlib/error.hpp"
-#include "shardlib/io/zarr.hpp"
 #include "shardlib/io/zarr_codec.hpp"
+#include "shardlib/io/zarr_info.hpp"
 
 namespace shardlib::io {
 namespace detail {

@@ -5,13 +5,9 @@
 #include <vector>
 
 #include "shardlib/detail/inline.hpp"
+#include "shardlib/run/quantity.hpp"
 
 namespace shardlib::run {
-
-/// How a chart's values are written: 3.142; 12.3 k; 41 %; 1.5 GiB; 250 ms.
-enum class Quantity { number, count, percent, bytes, seconds };
-
-[[nodiscard]] SHARDLIB_INLINE std::string quantity_text(Quantity quantity, double value);
 
 /// A curve of one run. NaN is a gap.
 struct Series {
@@ -46,8 +42,6 @@ struct StackedChart {
 /// A card of HTML with the SVG; the curves are thinned to a few hundred points that keep each extreme.
 [[nodiscard]] SHARDLIB_INLINE std::string to_html(const Chart& chart);
 [[nodiscard]] SHARDLIB_INLINE std::string to_html(const StackedChart& chart);
-
-[[nodiscard]] SHARDLIB_INLINE std::string html_escape(const std::string& text);
 
 }  // namespace shardlib::run
 

@@ -16,55 +16,6 @@
 
 namespace shardlib::run {
 
-SHARDLIB_INLINE std::string quantity_text(Quantity quantity, double v) {
-  const auto scaled = [&](double base, std::initializer_list<const char*> units) {
-    double x = v;
-    auto unit = units.begin();
-    while (std::abs(x) >= base && unit + 1 != units.end()) {
-      x /= base;
-      ++unit;
-    }
-    return fmt::format("{:.4g}{}", x, *unit);
-  };
-  switch (quantity) {
-    case Quantity::number:
-      return v != 0 && (std::abs(v) < 1e-3 || std::abs(v) >= 1e5) ? fmt::format("{:.3g}", v) : fmt::format("{:.4g}", v);
-    case Quantity::count:
-      return scaled(1e3, {"", " k", " M", " G", " T"});
-    case Quantity::percent:
-      return fmt::format("{:.3g} %", 100 * v);
-    case Quantity::bytes:
-      return scaled(1024, {" B", " KiB", " MiB", " GiB", " TiB"});
-    case Quantity::seconds:
-      if (v == 0) return "0";
-      if (std::abs(v) < 1e-3) return fmt::format("{:.3g} µs", 1e6 * v);
-      return std::abs(v) < 1 ? fmt::format("{:.3g} ms", 1e3 * v) : fmt::format("{:.3g} s", v);
-  }
-  return "";
-}
-
-SHARDLIB_INLINE std::string html_escape(const std::string& text) {
-  std::string out;
-  for (const char c : detail::as_utf8(text)) {
-    if (c == '&') {
-      out += "&amp;";
-    } else if (c == '<') {
-      out += "&lt;";
-    } else if (c == '>') {
-      out += "&gt;";
-    } else if (c == '"') {
-      out += "&quot;";
-    } else if (c == '\'') {
-      out += "&#39;";
-    } else {
-      // HTML has no control characters; a sampled text may.
-      const bool control = static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t';
-      out += control || c == 0x7f ? ' ' : c;
-    }
-  }
-  return out;
-}
-
 SHARDLIB_INLINE std::vector<double> smoothed(const std::vector<double>& y, std::size_t half, bool median,
                                              const std::vector<std::size_t>& at) {
   std::vector<double> out, window;
@@ -209,7 +160,7 @@ SHARDLIB_INLINE std::string to_html(const StackedChart& chart) {
   const detail::Scale y = detail::scale_of(edges.back(), false, true);
   for (std::size_t p = 0; p < means.size(); ++p) {
     legend += fmt::format("<span class=\"key\"><i class=\"p{}\"></i>{} {} ({:.0f} %)</span>", p % 8,
-                          html_escape(chart.names[p]), quantity_text(chart.quantity, means[p]),
+                          detail::html_escape(chart.names[p]), quantity_text(chart.quantity, means[p]),
                           whole > 0 ? 100 * means[p] / whole : 0.0);
     const std::vector<std::size_t> back(each.rbegin(), each.rend());
     std::string lower = detail::svg_path(steps, edges[p], back, x, y);

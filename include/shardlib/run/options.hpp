@@ -2,8 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
-#include <limits>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -12,38 +10,9 @@
 #include <vector>
 
 #include "shardlib/detail/inline.hpp"
+#include "shardlib/run/rule.hpp"
 
 namespace shardlib::run {
-
-/// What an option's value must satisfy, and how --help speaks of it. Rules join with |, as in at_least(1) | unit("s").
-struct Rule {
-  double least = -std::numeric_limits<double>::infinity();
-  double most = std::numeric_limits<double>::infinity();
-  bool exclusive = false;            ///< `least` itself is not allowed
-  bool exclusive_most = false;       ///< `most` itself is not allowed
-  std::vector<std::string> choices;  ///< not empty: one of these
-  std::string unit;                  ///< shown beside the default: "tokens"
-  std::string value_name;            ///< stands for the value in --help: "FILE"
-  bool required = false;             ///< must be given, on the command line or in a file
-  bool command_line_only = false;    ///< no setting of the run: neither read from a file nor stored
-};
-
-[[nodiscard]] SHARDLIB_INLINE Rule operator|(Rule a, const Rule& b);
-
-/// Sizes end here, so that products of a few of them fit 64 bits.
-inline constexpr std::int64_t largest_size = std::int64_t{1} << 24;
-
-[[nodiscard]] SHARDLIB_INLINE Rule at_least(double least);
-[[nodiscard]] SHARDLIB_INLINE Rule above(double bound);
-[[nodiscard]] SHARDLIB_INLINE Rule below(double bound);
-[[nodiscard]] SHARDLIB_INLINE Rule between(double least, double most);
-/// A number of things that gets multiplied with others: from `least` to largest_size.
-[[nodiscard]] SHARDLIB_INLINE Rule size(std::int64_t least = 1);
-[[nodiscard]] SHARDLIB_INLINE Rule one_of(std::initializer_list<const char*> choices);
-[[nodiscard]] SHARDLIB_INLINE Rule unit(std::string name);
-[[nodiscard]] SHARDLIB_INLINE Rule value_name(std::string name);
-[[nodiscard]] SHARDLIB_INLINE Rule required();
-[[nodiscard]] SHARDLIB_INLINE Rule command_line_only();
 
 /// Values win in this order: defaults < --preset < --config < the command line, whatever their order there. An option
 /// --d-model of the group `model` is the key d_model of the section [model] of a file. Every mistake of the user is a

@@ -18,7 +18,7 @@
 
 #include "shardlib/error.hpp"
 #include "shardlib/run/detail/text.hpp"
-#include "shardlib/run/options.hpp"
+#include "shardlib/run/rule.hpp"
 
 namespace shardlib::run::detail {
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "shardlib/run/chart.hpp"
 #include "shardlib/run/detail/text.hpp"
+#include "shardlib/run/quantity.hpp"
 
 namespace shardlib::run::detail {
 

@@ -1,4 +1,4 @@
-// Texts of the run's files: TOML strings, UTF-8, the distance between words.
+// Texts of the run's files: TOML strings, UTF-8, HTML, the distance between words.
 #pragma once
 
 #include <algorithm>
@@ -59,6 +59,29 @@ inline std::string as_utf8(std::string_view text) {
     const std::size_t length = utf8_character(text);
     out += length > 0 ? text.substr(0, length) : std::string_view("\xef\xbf\xbd");
     text.remove_prefix(std::max<std::size_t>(length, 1));
+  }
+  return out;
+}
+
+/// The text as HTML shows it, in elements and in quoted attributes.
+inline std::string html_escape(const std::string& text) {
+  std::string out;
+  for (const char c : as_utf8(text)) {
+    if (c == '&') {
+      out += "&amp;";
+    } else if (c == '<') {
+      out += "&lt;";
+    } else if (c == '>') {
+      out += "&gt;";
+    } else if (c == '"') {
+      out += "&quot;";
+    } else if (c == '\'') {
+      out += "&#39;";
+    } else {
+      // HTML has no control characters; a sampled text may.
+      const bool control = static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t';
+      out += control || c == 0x7f ? ' ' : c;
+    }
   }
   return out;
 }
