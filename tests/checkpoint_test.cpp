@@ -14,6 +14,7 @@
 #include <map>
 #include <mutex>
 #include <random>
+#include <shardlib/io/agree.hpp>
 #include <shardlib/io/checkpoint.hpp>
 #include <shardlib/io/crc32c.hpp>
 #include <shardlib/ops/create.hpp>

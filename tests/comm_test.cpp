@@ -9,6 +9,11 @@
 #include <thread>
 
 #include "shardlib/comm/single.hpp"
+#if defined(SHARDLIB_WITH_MPI)
+#include "shardlib/comm/mpi.hpp"
+#include "shardlib/comm/mpi_process.hpp"
+#include "shardlib/comm/mpi_watch.hpp"
+#endif
 #include "support.hpp"
 
 using namespace shardlib;

@@ -13,7 +13,9 @@
 #include <vector>
 
 #include "shardlib/kernels/einsum.hpp"
+#include "shardlib/kernels/einsum_schedule.hpp"
 #include "shardlib/kernels/elementwise.hpp"
+#include "shardlib/kernels/gemm.hpp"
 #include "shardlib/kernels/index.hpp"
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/math.hpp"

@@ -1,6 +1,9 @@
 // Dry runs: what a plan says of the GPT of examples/gpt_model.hpp against what a real step does, on threads and MPI;
 // meshes that are not there; the graph of a layer; and the trace of real steps.
 #include <shardlib/comm/dry.hpp>
+#if defined(SHARDLIB_WITH_MPI)
+#include <shardlib/comm/shm_node.hpp>
+#endif
 #include <shardlib/comm/threads.hpp>
 #include <shardlib/run/dry_run.hpp>
 #include <shardlib/run/graph.hpp>

@@ -29,7 +29,10 @@ double weighted_sum(const io::TokenBatch& rows) {
 
 /// The same over all devices of d: those of t have the same rows.
 double over_devices(const std::shared_ptr<Device>& device, double mine) {
-  return run::detail::reduce(device, mine, Reduction::sum) / static_cast<double>(device->count() / device->size("d"));
+  const Buffer send = device->pool()->allocate(sizeof mine), sum = device->pool()->allocate(sizeof mine);
+  *send.as<double>() = mine;
+  device->everybody().all_reduce(send, sum, DType::f64, Reduction::sum).wait();
+  return *sum.as<double>() / static_cast<double>(device->count() / device->size("d"));
 }
 
 /// 21 documents of 1 to 9 tokens, some longer than a row: with batches of 8, a pass ends within the third.

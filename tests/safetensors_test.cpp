@@ -8,6 +8,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <shardlib/io/agree.hpp>
 #include <shardlib/io/safetensors_tree.hpp>
 #include <shardlib/ops/create.hpp>
 #include <shardlib/spmd.hpp>

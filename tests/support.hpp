@@ -15,7 +15,9 @@
 #include <string_view>
 #include <vector>
 
+#include "shardlib/detail/launch.hpp"
 #include "shardlib/device.hpp"
+#include "shardlib/error.hpp"
 #include "shardlib/launch.hpp"
 
 namespace shardlib::test {

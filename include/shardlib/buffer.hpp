@@ -1,22 +1,17 @@
 // Device memory: aligned Kokkos host memory, or a backend's, from a per-device pool that counts what is alive.
 #pragma once
 
-#include <Kokkos_Core.hpp>
-
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
-#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "shardlib/error.hpp"
+#include "shardlib/detail/inline.hpp"
 
 namespace shardlib {
 
@@ -83,39 +78,13 @@ class Pool : public std::enable_shared_from_this<Pool> {
   ~Pool() { trim(); }
 
   /// Uninitialised memory, aligned to 64 bytes. Throws Error when there is not enough.
-  Buffer allocate(std::size_t bytes) {
-    if (bytes > std::numeric_limits<std::size_t>::max() / 2) fail(bytes);  // no room to round up, nor in any machine
-    const std::size_t rounded = round(bytes);
-    std::byte* data = take(rounded);
-    auto lease = std::shared_ptr<void>(
-        data, [pool = shared_from_this(), rounded](void* p) { pool->give(static_cast<std::byte*>(p), rounded); });
-    return Buffer(data, bytes, std::move(lease));
-  }
+  Buffer allocate(std::size_t bytes);
 
   [[nodiscard]] bool is_phantom() const { return phantom_; }
-  [[nodiscard]] Stats stats() const {
-    const std::lock_guard lock(mutex_);
-    return stats_;
-  }
-  void reset_peak() {
-    const std::lock_guard lock(mutex_);
-    stats_.peak = stats_.live;
-  }
+  [[nodiscard]] Stats stats() const;
+  void reset_peak();
   /// Returns the free blocks to the system.
-  void trim() {
-    const std::lock_guard lock(mutex_);
-    for (auto& [bytes, blocks] : free_) {
-      for (std::byte* p : blocks) {
-        if (source_) {
-          source_->free(p, bytes);
-        } else if (!phantom_) {
-          Kokkos::kokkos_free<Kokkos::HostSpace>(p);
-        }
-        stats_.reserved -= bytes;
-      }
-    }
-    free_.clear();
-  }
+  void trim();
 
  private:
   Pool(bool phantom, std::shared_ptr<MemorySource> source) : phantom_(phantom), source_(std::move(source)) {}
@@ -123,62 +92,14 @@ class Pool : public std::enable_shared_from_this<Pool> {
     const std::size_t unit = bytes > 65536 ? 4096 : 64;
     return std::max<std::size_t>(unit, (bytes + unit - 1) / unit * unit);
   }
-  [[noreturn]] void fail(std::size_t bytes) const {
-    throw Error("out of memory: " + std::to_string(bytes) + " bytes wanted, " + std::to_string(stats().live) +
-                " in use by this device's pool: use smaller sizes, or more devices");
-  }
-  std::byte* take(std::size_t bytes) {
-    std::byte* p = take_free(bytes);
-    if (p == nullptr) p = from_system(bytes);
-    if (p == nullptr) {
-      trim();  // free blocks of other sizes may be what is lacking
-      p = from_system(bytes);
-    }
-    if (p == nullptr) fail(bytes);
-    return p;
-  }
-  std::byte* take_free(std::size_t bytes) {
-    const std::lock_guard lock(mutex_);
-    const auto it = free_.find(bytes);
-    if (it == free_.end() || it->second.empty()) return nullptr;
-    std::byte* p = it->second.back();
-    it->second.pop_back();
-    count(bytes);
-    return p;
-  }
+  [[noreturn]] void fail(std::size_t bytes) const;
+  std::byte* take(std::size_t bytes);
+  std::byte* take_free(std::size_t bytes);
   /// Null when the system has no more.
-  std::byte* from_system(std::size_t bytes) {
-    std::byte* p = nullptr;
-    if (phantom_) {
-      const std::lock_guard lock(mutex_);
-      p = reinterpret_cast<std::byte*>(next_phantom_);
-      next_phantom_ += bytes;
-      stats_.reserved += bytes;
-      count(bytes);
-      return p;
-    }
-    try {
-      p = source_ ? source_->allocate(bytes)
-                  : static_cast<std::byte*>(Kokkos::kokkos_malloc<Kokkos::HostSpace>("shardlib", bytes));
-    } catch (const std::exception&) {  // of a type that differs between versions of Kokkos
-      return nullptr;
-    }
-    if (p == nullptr) return nullptr;
-    const std::lock_guard lock(mutex_);
-    stats_.reserved += bytes;
-    count(bytes);
-    return p;
-  }
+  std::byte* from_system(std::size_t bytes);
   /// Under the mutex.
-  void count(std::size_t bytes) {
-    stats_.live += bytes;
-    stats_.peak = std::max(stats_.peak, stats_.live);
-  }
-  void give(std::byte* p, std::size_t bytes) {
-    const std::lock_guard lock(mutex_);
-    stats_.live -= bytes;
-    free_[bytes].push_back(p);
-  }
+  void count(std::size_t bytes);
+  void give(std::byte* p, std::size_t bytes);
 
   mutable std::mutex mutex_;
   std::map<std::size_t, std::vector<std::byte*>> free_;
@@ -189,3 +110,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
 };
 
 }  // namespace shardlib
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/buffer_inl.hpp"
+#endif

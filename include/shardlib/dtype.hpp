@@ -127,8 +127,13 @@ constexpr decltype(auto) visit_dtype(DType d, F&& f) {
 /// A dtype known at compile time, for the same kernels without the code of the other types: `dtype_c<f32>`.
 template <DType D>
 using StaticDType = std::integral_constant<DType, D>;
+#ifdef SHARDLIB_COMPILED  // then the library has the kernels, for every dtype
 template <class T>
-inline constexpr StaticDType<dtype_v<T>> dtype_c{};
+inline constexpr DType dtype_c = dtype_v<T>;
+#else
+template <class T>
+inline constexpr StaticDType<dtype_v<T> > dtype_c{};
+#endif
 
 template <DType D, class F>
 constexpr decltype(auto) visit_dtype(StaticDType<D>, F&& f) {

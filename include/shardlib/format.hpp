@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "shardlib/kernels/layout.hpp"
+#include "shardlib/kernels/strided.hpp"
 #include "shardlib/tape.hpp"
 
 namespace shardlib {

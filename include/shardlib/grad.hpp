@@ -3,13 +3,13 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <set>
 #include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "shardlib/detail/inline.hpp"
 #include "shardlib/gradient.hpp"
 #include "shardlib/ops/create.hpp"
 #include "shardlib/shapes.hpp"
@@ -90,7 +90,7 @@ std::vector<ValuePtr> replay(const F& f, const Args& args, const std::vector<boo
 }
 
 template <class R>
-  requires any_result<R>
+requires any_result<R>
 struct checkpoint_hook<R> {
   template <class F, class... Args>
   static R run(const F& f, const Args&... args) {
@@ -140,7 +140,7 @@ struct checkpoint_hook<R> {
 };
 
 template <class R>
-  requires any_result<R>
+requires any_result<R>
 struct value_and_grad_hook<R> {
   template <class M, class F, class W, class... Args>
   static R run(const M& mesh, F& f, const W& weights, const Args&... args) {
@@ -188,7 +188,8 @@ struct value_and_grad_hook<R> {
     } else {
       [&]<std::size_t... I>(std::index_sequence<I...>) {
         (collect<M>(mesh, std::get<I>(fields(weights)), std::get<I>(fields(grads)), cotangents, i), ...);
-      }(std::make_index_sequence<tree_width<W>>{});
+      }
+      (std::make_index_sequence<tree_width<W>>{});
     }
   }
 };
@@ -221,29 +222,7 @@ struct Kept {
 namespace detail {
 
 /// What the nodes below `root` keep.
-inline std::vector<Kept> kept_below(const Node* root) {
-  std::vector<Kept> kept;
-  std::set<const Node*> seen;
-  std::set<const void*> buffers;
-  std::vector<const Node*> todo{root};
-  while (!todo.empty()) {
-    const Node* node = todo.back();
-    todo.pop_back();
-    if (node == nullptr || !seen.insert(node).second) continue;
-    for (const auto& edge : node->edges) {
-      todo.push_back(edge.input.node.get());
-      for (const auto& value : edge.saved.values) {
-        if (value->storage->compute || !buffers.insert(value->storage->buffer.data()).second) continue;
-        const auto& by = value->made_by;
-        std::string what = value->label.empty() ? by.describe_call() : value->label;
-        kept.push_back({std::move(what), std::string(to_string(*value->spec).view()), value->bytes()});
-      }
-    }
-  }
-  std::sort(kept.begin(), kept.end(),
-            [](const Kept& a, const Kept& b) { return a.bytes != b.bytes ? a.bytes > b.bytes : a.what < b.what; });
-  return kept;
-}
+SHARDLIB_INLINE std::vector<Kept> kept_below(const Node* root);
 
 }  // namespace detail
 
@@ -261,3 +240,7 @@ std::vector<Kept> kept_for_backward(F&& f, const W& weights, const Args&... args
 }
 
 }  // namespace shardlib
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/grad_inl.hpp"
+#endif

@@ -11,7 +11,9 @@
 #include <string>
 #include <utility>
 
+#include "shardlib/kernels/strided.hpp"
 #include "shardlib/ops/create.hpp"
+#include "shardlib/padding.hpp"
 
 namespace shardlib {
 namespace detail {

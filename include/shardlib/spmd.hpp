@@ -12,6 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "shardlib/detail/inline.hpp"
+#include "shardlib/kernels/layout.hpp"
+#include "shardlib/kernels/strided.hpp"
 #include "shardlib/ops/collectives.hpp"
 #include "shardlib/ops/create.hpp"
 
@@ -84,27 +87,7 @@ struct place_one<Tensor<D, S>> {
 };
 
 /// The global array on every device: sharded blocks side by side, partial ones summed.
-inline ValuePtr gathered(const Value& x) {
-  auto summed = std::make_shared<Value>(x);
-  TensorSpec without_sums = *x.spec;
-  without_sums.partial = {};
-  summed->spec = &without_sums;
-  summed->made_by = {"fetch", {}, {}};
-  count(*summed);
-  summed->storage = std::make_shared<Storage>();
-  summed->storage->buffer = x.spec->partial.empty()
-                                ? x.data()
-                                : reduce(x, *summed, in_mesh_order(*x.device, x.spec->partial), Reduction::sum);
-  auto whole = std::make_shared<Value>(*summed);
-  TensorSpec unsharded = without_sums;
-  for (Dim& dim : unsharded.dims) dim.axes = {};
-  whole->spec = &unsharded;
-  whole->local = x.global.padded;
-  whole->storage = std::make_shared<Storage>();
-  whole->storage->buffer = gather(*summed, *whole);
-  whole->spec = nullptr;  // the specs end with this function
-  return whole;
-}
+SHARDLIB_INLINE ValuePtr gathered(const Value& x);
 
 }  // namespace detail
 
@@ -138,8 +121,8 @@ W place_tree(const Mesh<A>& mesh, const std::vector<HostArray<D>>& leaves, W str
 /// A struct of tensors of one dtype from host arrays in the order of its leaves. Arrays in `structure` fix their
 /// lengths.
 template <class W, Spec A, dtype D>
-  requires(!is_tensor<W>)
-W place(const Mesh<A>& mesh, const std::vector<HostArray<D>>& leaves, W structure = {}, Sizes sizes = {}) {
+requires(!is_tensor<W>) W
+    place(const Mesh<A>& mesh, const std::vector<HostArray<D>>& leaves, W structure = {}, Sizes sizes = {}) {
   return detail::place_tree(mesh, leaves, std::move(structure), sizes);
 }
 
@@ -157,8 +140,7 @@ HostArray<D> fetch(const Tensor<D, S>& x) {
 }
 /// All leaves of a tree of one dtype, in order.
 template <dtype D = f32, class W>
-  requires(!is_tensor<W>)
-std::vector<HostArray<D>> fetch(const W& tree) {
+requires(!is_tensor<W>) std::vector<HostArray<D>> fetch(const W& tree) {
   std::vector<HostArray<D>> leaves;
   for_each_leaf([&](std::string_view, const auto& leaf) { leaves.push_back(fetch(leaf)); }, tree);
   return leaves;
@@ -169,10 +151,14 @@ namespace detail {
 template <class F>
 struct signature;
 template <class F>
-  requires requires { &F::operator(); }
+requires requires {
+  &F::operator();
+}
 struct signature<F> : signature<decltype(&F::operator())> {};
 template <class F>
-concept has_signature = requires { typename signature<F>::parameters; };
+concept has_signature = requires {
+  typename signature<F>::parameters;
+};
 template <class R, class... P>
 struct signature<R (*)(P...)> {
   using parameters = std::tuple<std::remove_cvref_t<P>...>;
@@ -213,8 +199,13 @@ auto spmd(const Mesh<A>& mesh, F f, Sizes sizes = {}) {
     static_assert(std::tuple_size_v<Parameters> == sizeof...(args), "spmd: as many arguments as the function takes");
     return [&]<std::size_t... I>(std::index_sequence<I...>) {
       return fetch(f(detail::placed<std::tuple_element_t<I, Parameters>>(mesh, args, sizes)...));
-    }(std::index_sequence_for<decltype(args)...>{});
+    }
+    (std::index_sequence_for<decltype(args)...>{});
   };
 }
 
 }  // namespace shardlib
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/spmd_inl.hpp"
+#endif

@@ -1,10 +1,8 @@
 // What a Tensor holds at run time: one device's block of a global array, erased of its type.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <map>
 #include <memory>
 #include <source_location>
@@ -15,6 +13,7 @@
 #include <vector>
 
 #include "shardlib/buffer.hpp"
+#include "shardlib/detail/inline.hpp"
 #include "shardlib/device.hpp"
 #include "shardlib/dtype.hpp"
 #include "shardlib/error.hpp"
@@ -171,98 +170,26 @@ struct State {
   Pass pass = Pass::none;  ///< of value_and_grad
 };
 
-[[gnu::noinline]] inline State& state(const std::shared_ptr<Device>& device) {
-  return device->local<State>();
-}
+[[gnu::cold]] SHARDLIB_INLINE State& state(const std::shared_ptr<Device>& device);
 
-[[gnu::noinline]] inline void note_read(const Value& value) {
-  State& s = state(value.device);
-  if (!s.note_reads) return;
-  s.work.reads.push_back(
-      {value.storage->buffer.data(), value.label.empty() ? value.made_by.describe() : value.label, value.spec});
-}
+[[gnu::cold]] SHARDLIB_INLINE void note_read(const Value& value);
 
 /// The number of blocks along a dim, and which of them is this device's.
-inline std::int64_t blocks(const Device& device, const Axes& axes) {
-  std::int64_t n = 1;
-  for (auto axis : axes) n *= device.size(axis);
-  return n;
-}
-inline std::int64_t block_index(const Device& device, const Axes& axes) {
-  std::int64_t index = 0;
-  for (auto axis : axes) index = index * device.size(axis) + device.coordinate(axis);
-  return index;
-}
+SHARDLIB_INLINE std::int64_t blocks(const Device& device, const Axes& axes);
+SHARDLIB_INLINE std::int64_t block_index(const Device& device, const Axes& axes);
 
 /// A value without data: sizes and local extents, which must divide evenly.
-[[gnu::noinline]] inline std::shared_ptr<Value> make_value(const OpInfo& op, const std::shared_ptr<Device>& device,
-                                                           DType dtype, const TensorSpec& spec,
-                                                           const GlobalSizes& global) {
-  auto value = std::make_shared<Value>();
-  value->device = device;
-  value->dtype = dtype;
-  value->spec = &spec;
-  value->global = global;
-  value->made_by = op;
-  value->storage = std::make_shared<Storage>();
-  const auto fail = [&](const std::string& why) {
-    throw Error(op.describe() + ": " + why + " (" + device->describe() + ")");
-  };
-  // The product of all extents has to fit the index types, also where some dim is empty.
-  std::int64_t room = std::numeric_limits<std::int64_t>::max() / 2 / static_cast<std::int64_t>(size_of(dtype));
-  for (const std::int64_t extent : global.padded) {
-    if (extent > room) {
-      std::string sizes;
-      for (int i = 0; i < spec.rank(); ++i)
-        sizes += (i == 0 ? "`" : ", `") + std::string(spec.dims[i].name) + "` = " + to_string(global[i]);
-      fail("the sizes " + sizes + " of `" + std::string(to_string(spec).view()) +
-           "` multiply to more bytes than can be counted; choose smaller ones");
-    }
-    room /= std::max<std::int64_t>(extent, 1);
-  }
-  try {
-    for (auto axis : spec.partial) static_cast<void>(device->size(axis));
-    for (int i = 0; i < spec.rank(); ++i) {
-      const Dim& dim = spec.dims[i];
-      const std::int64_t parts = blocks(*device, dim.axes);
-      if (dim.is_integer() && global[i] != DimSize(dim.integer))
-        fail("the integer dim `" + std::string(dim.name) + "` has size " + to_string(global[i]));
-      if (global[i].padded % parts != 0)
-        fail("dim `" + std::string(to_string(dim).view()) + "` of size " + to_string(global[i]) +
-             " does not divide evenly into " + std::to_string(parts) + " blocks; choose a multiple of " +
-             std::to_string(parts) + ", or pad it: {\"" + std::string(dim.name) + "\", " +
-             std::to_string(global[i].size) + ", " + std::to_string(round_up(global[i].padded, parts)) + "}");
-      value->local.push_back(global[i].padded / parts);
-    }
-  } catch (const Error& error) {
-    if (std::string_view(error.what()).starts_with("unknown axis"))
-      throw Error(op.describe() + ": `" + std::string(to_string(spec).view()) + "`: " + error.what() + " (" +
-                  device->describe() + ")");
-    throw;
-  }
-  return value;
-}
+[[gnu::cold]] SHARDLIB_INLINE std::shared_ptr<Value> make_value(const OpInfo& op, const std::shared_ptr<Device>& device,
+                                                                DType dtype, const TensorSpec& spec,
+                                                                const GlobalSizes& global);
 
 /// How many elements of this device's block along each dim are no padding: the block's first ones.
-[[gnu::noinline]] inline Extents true_extents(const Value& x) {
-  Extents extents;
-  for (int i = 0; i < x.local.size(); ++i) {
-    const std::int64_t first = block_index(*x.device, x.spec->dims[i].axes) * x.local[i];
-    extents.push_back(std::clamp<std::int64_t>(x.global.logical[i] - first, 0, x.local[i]));
-  }
-  return extents;
-}
+[[gnu::cold]] SHARDLIB_INLINE Extents true_extents(const Value& x);
 
-[[gnu::noinline]] inline Buffer allocate(const Value& value) {
-  return value.device->pool()->allocate(value.bytes());
-}
+[[gnu::cold]] SHARDLIB_INLINE Buffer allocate(const Value& value);
 
 /// The same value, of which nothing is differentiated.
-[[gnu::noinline]] inline std::shared_ptr<Value> detached(const Value& value) {
-  auto copy = std::make_shared<Value>(value);
-  copy->slot = {};
-  return copy;
-}
+[[gnu::cold]] SHARDLIB_INLINE std::shared_ptr<Value> detached(const Value& value);
 }  // namespace shardlib::detail
 
 namespace shardlib {
@@ -347,3 +274,7 @@ int Mesh<Axes>::index() const {
 }
 
 }  // namespace shardlib
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/value_inl.hpp"
+#endif

@@ -69,45 +69,6 @@ inline float to_truncated_normal(std::uint32_t word) {
   return std::min(2.0F, std::max(-2.0F, z));
 }
 
-/// Fills a local block of a global array; element i gets f(bits(seed, stream, its global linear index)).
-template <class T, class F>
-void fill(const Exec& exec, T* out, std::span<const std::int64_t> extents, std::span<const std::int64_t> global_strides,
-          std::span<const std::int64_t> offsets, std::uint64_t seed, std::uint64_t stream, const F& f) {
-  if (product(extents) == 0) return;
-  constexpr std::int64_t tile_length = 1024;
-  Nest<2> nest;
-  const Dims strides = row_major(extents);
-  std::int64_t base = 0;
-  for (std::size_t d = 0; d < extents.size(); ++d) {
-    nest.push(extents[d], {strides[static_cast<int>(d)], global_strides[d]});
-    base += offsets[d] * global_strides[d];
-  }
-  const auto inner = nest.pop();
-  const std::int64_t pieces = (inner.extent + tile_length - 1) / tile_length;
-  exec.for_each(nest.count() * pieces, [&](std::int64_t item) {
-    const Walk<2> walk(nest, item / pieces);
-    const std::int64_t begin = item % pieces * tile_length;
-    const std::int64_t n = std::min(tile_length, inner.extent - begin);
-    const auto first = static_cast<std::uint64_t>(base + walk.offsets[1] + begin * inner.strides[1]);
-    std::uint32_t words[tile_length];
-    if (inner.strides[1] == 1) {
-      const std::uint64_t last = first + static_cast<std::uint64_t>(n);
-      for (std::uint64_t block = first >> 2; block << 2 < last; ++block) {
-        const auto four = philox(seed, block, stream);
-        for (std::uint64_t i = std::max(first, block << 2); i < std::min(last, (block + 1) << 2); ++i) {
-          words[i - first] = four[i & 3U];
-        }
-      }
-    } else {
-      for (std::int64_t i = 0; i < n; ++i) {
-        words[i] = bits(seed, stream, first + static_cast<std::uint64_t>(i * inner.strides[1]));
-      }
-    }
-    T* to = out + walk.offsets[0] + begin;
-    independent(n, [&words, to, f](std::int64_t i) { to[i] = T(f(words[i])); });
-  });
-}
-
 }  // namespace detail
 
 /// An f32 in [0, 1).
@@ -128,23 +89,18 @@ inline float truncated_normal(std::uint64_t seed, std::uint64_t stream, std::uin
 template <class T>
 void fill_uniform(const Exec& exec, T* out, std::span<const std::int64_t> extents,
                   std::span<const std::int64_t> global_strides, std::span<const std::int64_t> offsets,
-                  std::uint64_t seed, std::uint64_t stream) {
-  detail::fill(exec, out, extents, global_strides, offsets, seed, stream,
-               [](std::uint32_t word) { return detail::to_uniform(word); });
-}
+                  std::uint64_t seed, std::uint64_t stream);
 template <class T>
 void fill_normal(const Exec& exec, T* out, std::span<const std::int64_t> extents,
                  std::span<const std::int64_t> global_strides, std::span<const std::int64_t> offsets,
-                 std::uint64_t seed, std::uint64_t stream) {
-  detail::fill(exec, out, extents, global_strides, offsets, seed, stream,
-               [](std::uint32_t word) { return detail::to_normal(word); });
-}
+                 std::uint64_t seed, std::uint64_t stream);
 template <class T>
 void fill_truncated_normal(const Exec& exec, T* out, std::span<const std::int64_t> extents,
                            std::span<const std::int64_t> global_strides, std::span<const std::int64_t> offsets,
-                           std::uint64_t seed, std::uint64_t stream) {
-  detail::fill(exec, out, extents, global_strides, offsets, seed, stream,
-               [](std::uint32_t word) { return detail::to_truncated_normal(word); });
-}
+                           std::uint64_t seed, std::uint64_t stream);
 
 }  // namespace shardlib::kernels
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/kernels/random_inl.hpp"
+#endif

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "shardlib/kernels/random.hpp"
+#include "shardlib/kernels/strided.hpp"
 #include "shardlib/ops/elementwise.hpp"
 #include "shardlib/shapes.hpp"
 #include "shardlib/tape.hpp"
@@ -101,15 +102,15 @@ void with_global_index(const Value& out, F fill) {
 
 }  // namespace detail
 
-#define SHARDLIB_RANDOM(name, kernel)                                                                                \
-  template <dtype D, Spec S, Spec A>                                                                                 \
-  auto name(const Mesh<A>& mesh, Sizes sizes, RandomKey key)                                                         \
-      -> Tensor<detail::after_t<detail::is_float<#name, D>, D>, detail::result_of<rules::create, Op(#name), A, S>> { \
-    return detail::create<#name, Tensor<D, S>>(#name, mesh.device(), sizes, [key](D* data, const auto& out) {        \
-      detail::with_global_index(out, [&](auto local, auto strides, auto offsets) {                                   \
-        kernels::kernel(out.device->exec(), data, local, strides, offsets, key.seed, key.stream);                    \
-      });                                                                                                            \
-    });                                                                                                              \
+#define SHARDLIB_RANDOM(name, kernel)                                                                               \
+  template <dtype D, Spec S, Spec A>                                                                                \
+  auto name(const Mesh<A>& mesh, Sizes sizes, RandomKey key)                                                        \
+      ->Tensor<detail::after_t<detail::is_float<#name, D>, D>, detail::result_of<rules::create, Op(#name), A, S>> { \
+    return detail::create<#name, Tensor<D, S>>(#name, mesh.device(), sizes, [key](D* data, const auto& out) {       \
+      detail::with_global_index(out, [&](auto local, auto strides, auto offsets) {                                  \
+        kernels::kernel(out.device->exec(), data, local, strides, offsets, key.seed, key.stream);                   \
+      });                                                                                                           \
+    });                                                                                                             \
   }
 SHARDLIB_RANDOM(random_normal, fill_normal)
 SHARDLIB_RANDOM(random_truncated_normal, fill_truncated_normal)

@@ -1,6 +1,7 @@
 // Dropout whose mask is a pure function of a key and the global index, so that it need not be kept.
 #pragma once
 
+#include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/ops/create.hpp"
 
 namespace shardlib {

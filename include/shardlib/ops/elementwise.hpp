@@ -4,6 +4,8 @@
 #include <functional>
 
 #include "shardlib/detail/wrapping.hpp"
+#include "shardlib/kernels/elementwise.hpp"
+#include "shardlib/kernels/strided.hpp"
 #include "shardlib/ops/map.hpp"
 #include "shardlib/ops/reductions.hpp"
 
@@ -89,14 +91,6 @@ template <dtype D, Spec S>
 scalar_of<D> beside(const OpInfo& op, const Tensor<D, S>& x, double value) {
   check_number(op, parsed<S>, *x.device(), dtype_v<D>, value);
   return static_cast<scalar_of<D>>(value);
-}
-
-[[gnu::noinline]] inline GlobalSizes broadcast_sizes(const OpInfo& op, const ValuePtr& x, const ValuePtr& y,
-                                                     const TensorSpec& out) {
-  Bindings names(op, x->device);
-  names.bind(*x);
-  names.bind(*y);
-  return names.sizes(out);
 }
 
 }  // namespace detail

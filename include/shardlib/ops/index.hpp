@@ -1,7 +1,9 @@
 // index_unreduced: rows of a table by index, the table possibly sharded along the looked-up dim.
 #pragma once
 
+#include "shardlib/detail/inline.hpp"
 #include "shardlib/kernels/index.hpp"
+#include "shardlib/kernels/strided.hpp"
 #include "shardlib/shapes.hpp"
 #include "shardlib/tape.hpp"
 
@@ -22,23 +24,7 @@ struct LookupLoops {
   Extents table_strides, index_strides;
   kernels::Lookup lookup;
 
-  LookupLoops(const Value& table, int row_dim, const Value& indices, const Extents& extents, const TensorSpec& result)
-      : extents_(extents) {
-    const auto table_all = kernels::row_major(view(table.local)), index_all = kernels::row_major(view(indices.local));
-    for (const Dim& dim : result.dims) {
-      const int t = table.spec->find(dim.name), i = indices.spec->find(dim.name);
-      table_strides.push_back(t < 0 ? 0 : table_all[t]);
-      index_strides.push_back(i < 0 ? 0 : index_all[i]);
-    }
-    lookup.extents = view(extents_);
-    lookup.table_strides = view(table_strides);
-    lookup.index_strides = view(index_strides);
-    lookup.index_dtype = indices.dtype;
-    lookup.row_stride = table_all[row_dim];
-    lookup.rows = table.local[row_dim];
-    lookup.first_row = block_index(*table.device, table.spec->dims[row_dim].axes) * lookup.rows;
-    lookup.global_rows = table.global.logical[row_dim];
-  }
+  LookupLoops(const Value& table, int row_dim, const Value& indices, const Extents& extents, const TensorSpec& result);
   LookupLoops(const LookupLoops&) = delete;
   LookupLoops& operator=(const LookupLoops&) = delete;
 
@@ -105,3 +91,7 @@ auto index_unreduced(const Tensor<D, S>& table, const Tensor<I, T>& indices, Sit
 }
 
 }  // namespace shardlib
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/ops/index_inl.hpp"
+#endif

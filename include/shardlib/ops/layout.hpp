@@ -4,6 +4,8 @@
 #include <cstring>
 
 #include "shardlib/kernels/layout.hpp"
+#include "shardlib/kernels/strided.hpp"
+#include "shardlib/padding.hpp"
 #include "shardlib/shapes.hpp"
 #include "shardlib/tape.hpp"
 

@@ -8,7 +8,11 @@
 #include <utility>
 #include <vector>
 
+#include "shardlib/detail/inline.hpp"
 #include "shardlib/kernels/elementwise.hpp"
+#include "shardlib/kernels/strided.hpp"
+#include "shardlib/observe.hpp"
+#include "shardlib/padding.hpp"
 #include "shardlib/scalar.hpp"
 #include "shardlib/shapes.hpp"
 #include "shardlib/tape.hpp"
@@ -16,17 +20,7 @@
 namespace shardlib::detail {
 
 /// Strides of an operand as a loop over the dims of the result sees it: 0 along the dims that it lacks.
-[[gnu::noinline]] inline Extents broadcast_strides(const Value& x, const TensorSpec& result) {
-  Extents strides;
-  for (int i = 0; i < result.rank(); ++i) {
-    // Operands with integer dims are never broadcast; they match by position.
-    const int at = x.spec->dims == result.dims ? i : x.spec->find(result.dims[i].name);
-    std::int64_t stride = at < 0 ? 0 : 1;
-    for (int k = at + 1; at >= 0 && k < x.local.size(); ++k) stride *= x.local[k];
-    strides.push_back(stride);
-  }
-  return strides;
-}
+[[gnu::cold]] SHARDLIB_INLINE Extents broadcast_strides(const Value& x, const TensorSpec& result);
 template <class D>
 kernels::Operand<D> broadcast_operand(const Value& x, const TensorSpec& result) {
   return {x.as<D>(), view(broadcast_strides(x, result))};
@@ -56,13 +50,7 @@ auto dual_input(const D& x) {
 }
 
 /// A value of the same shape, with data of its own.
-[[gnu::noinline]] inline std::shared_ptr<Value> value_like(const Value& like, DType dtype) {
-  auto value = detached(like);
-  value->made_by = {"map_backward", {}, {}};
-  value->dtype = dtype;
-  value->storage = std::make_shared<Storage>(Storage{allocate(*value), nullptr});
-  return value;
-}
+[[gnu::cold]] SHARDLIB_INLINE std::shared_ptr<Value> value_like(const Value& like, DType dtype);
 
 /// A cotangent of the result's shape as one of the operand's: summed over what the broadcast repeated.
 template <class X, class Ct>
@@ -89,7 +77,8 @@ struct MapLoops {
     [&]<std::size_t... K>(std::index_sequence<K...>) {
       kernels::apply(out.device->exec(), view(out.local), Forward{f}, broadcast_operand<const D>(*x[K], *out.spec)...,
                      whole_operand(result.as<R>(), out));
-    }(std::make_index_sequence<N>{});
+    }
+    (std::make_index_sequence<N>{});
     return result;
   }
 
@@ -103,7 +92,8 @@ struct MapLoops {
       [&]<std::size_t... K>(std::index_sequence<K...>) {
         kernels::apply(ct.device->exec(), view(ct.local), PullOne<I, DI>{f}, whole_operand(ct.as<const R>(), ct),
                        broadcast_operand<const D>(*x[K], *ct.spec)..., whole_operand(block.as<DI>(), ct));
-      }(std::make_index_sequence<N>{});
+      }
+      (std::make_index_sequence<N>{});
       zero_padding(*grad, block);
       return block;
     });
@@ -118,7 +108,8 @@ struct MapLoops {
         kernels::apply(ct.device->exec(), view(ct.local), PullAll{f}, whole_operand(ct.as<const R>(), ct),
                        broadcast_operand<const D>(*x[K], *ct.spec)...,
                        whole_operand(grads[K]->storage->buffer.template as<D>(), ct)...);
-      }(std::make_index_sequence<N>{});
+      }
+      (std::make_index_sequence<N>{});
       for (const ValuePtr& grad : grads) zero_padding(*grad, grad->storage->buffer);
       return grads[0]->storage->buffer;
     });
@@ -145,7 +136,8 @@ struct MapLoops {
       [&]<std::size_t... I>(std::index_sequence<I...>) {
         (attach_operand<I, D>(edges[I], f, saved, x[I]->slot, ct_spec, sums[I]), ...);
         all = all && ((floating<D> && x[I]->slot) && ...);
-      }(std::make_index_sequence<N>{});
+      }
+      (std::make_index_sequence<N>{});
       std::function<Values(const Values&)> joint;
       if constexpr (N > 1 && (floating<D> && ...)) {
         if (all)
@@ -232,7 +224,7 @@ Out map_as(const OpInfo& op, F f, const X&... x) {
 }
 
 template <class R>
-  requires any_result<R>
+requires any_result<R>
 struct map_hook<R> {
   template <class F, class... X>
   static R run(const F& f, const X&... x) {
@@ -241,3 +233,7 @@ struct map_hook<R> {
 };
 
 }  // namespace shardlib::detail
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/ops/map_inl.hpp"
+#endif

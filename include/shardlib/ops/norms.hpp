@@ -1,7 +1,10 @@
 // Ops along one whole dim: softmax, rms_norm, layer_norm, rope.
 #pragma once
 
+#include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/rows.hpp"
+#include "shardlib/kernels/strided.hpp"
+#include "shardlib/padding.hpp"
 #include "shardlib/shapes.hpp"
 #include "shardlib/tape.hpp"
 

@@ -1,6 +1,7 @@
 // Sums, means and maxima over named dims.
 #pragma once
 
+#include "shardlib/detail/inline.hpp"
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/reduce.hpp"
 #include "shardlib/shapes.hpp"
@@ -10,24 +11,9 @@ namespace shardlib {
 namespace detail {
 
 /// Which dims of `in` the result lacks.
-inline std::array<bool, max_dims> removed_dims(const TensorSpec& in, const TensorSpec& out) {
-  std::array<bool, max_dims> removed{};
-  int at = 0;
-  for (int i = 0; i < in.rank(); ++i) {
-    const bool kept = at < out.rank() && out.dims[at].name == in.dims[i].name;
-    removed[static_cast<std::size_t>(i)] = !kept;
-    at += kept ? 1 : 0;
-  }
-  return removed;
-}
+SHARDLIB_INLINE std::array<bool, max_dims> removed_dims(const TensorSpec& in, const TensorSpec& out);
 
-inline GlobalSizes kept_sizes(const Value& x, const TensorSpec& out) {
-  const auto removed = removed_dims(*x.spec, out);
-  GlobalSizes sizes;
-  for (int i = 0; i < x.global.size(); ++i)
-    if (!removed[static_cast<std::size_t>(i)]) sizes.push_back(x.global[i]);
-  return sizes;
-}
+SHARDLIB_INLINE GlobalSizes kept_sizes(const Value& x, const TensorSpec& out);
 
 template <dtype D>
 Buffer sum_kernel(const Value& in, const Value& out) {
@@ -38,25 +24,7 @@ Buffer sum_kernel(const Value& in, const Value& out) {
   return result;
 }
 
-inline Buffer repeat_kernel(const Value& in, const Value& out) {
-  Extents strides;
-  std::int64_t stride = product(in.local);
-  const auto added = removed_dims(*out.spec, *in.spec);
-  int at = 0;
-  for (int i = 0; i < out.spec->rank(); ++i) {
-    if (added[static_cast<std::size_t>(i)]) {
-      strides.push_back(0);
-    } else {
-      stride = in.local[at] > 0 ? stride / in.local[at] : 0;
-      strides.push_back(stride);
-      ++at;
-    }
-  }
-  Buffer result = allocate(out);
-  kernels::copy_strided(out.device->exec(), size_of(out.dtype), view(out.local), in.data().data(), view(strides),
-                        result.data(), kernels::row_major(view(out.local)));
-  return result;
-}
+SHARDLIB_INLINE Buffer repeat_kernel(const Value& in, const Value& out);
 
 /// Repeats a value along the dims that it lacks (sizes known): R -> S or R. The transpose of sum.
 template <class Out, class X>
@@ -159,3 +127,7 @@ auto broadcast(const Tensor<D, S>& x, Sizes sizes, Site site) -> Tensor<D, detai
 }
 
 }  // namespace shardlib
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/ops/reductions_inl.hpp"
+#endif

@@ -1,0 +1,140 @@
+// Definitions of layout.hpp.
+#pragma once
+
+#include "shardlib/kernels/layout.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "shardlib/kernels/strided.hpp"
+
+namespace shardlib::kernels {
+
+namespace detail {
+
+/// One run of n elements.
+template <class U>
+void copy_run(std::int64_t n, const U* in, std::int64_t in_stride, U* out, std::int64_t out_stride) {
+  if (in_stride == 1 && out_stride == 1) {
+    std::memcpy(out, in, static_cast<std::size_t>(n) * sizeof(U));
+  } else if (in_stride == 0 && out_stride == 1) {
+    std::fill_n(out, n, *in);
+  } else {
+    for (std::int64_t i = 0; i < n; ++i) out[i * out_stride] = in[i * in_stride];
+  }
+}
+
+/// A block of at most transpose_block rows (unit stride in `in`) by as many columns (unit stride in `out`).
+inline constexpr std::int64_t transpose_block = 32;
+
+template <class U>
+void transpose(std::int64_t rows, std::int64_t columns, const U* in, std::int64_t in_stride, U* out,
+               std::int64_t out_stride) {
+  // Through a dense tile in the L1 cache: reads of `in` and writes of `out` are then whole lines, whose strides (often
+  // a power of two) would otherwise throw each other out.
+  U tile[transpose_block * transpose_block];
+  for (std::int64_t c = 0; c < columns; ++c) {
+    for (std::int64_t r = 0; r < rows; ++r) tile[r * transpose_block + c] = in[c * in_stride + r];
+  }
+  for (std::int64_t r = 0; r < rows; ++r) {
+    std::memcpy(out + r * out_stride, tile + r * transpose_block, static_cast<std::size_t>(columns) * sizeof(U));
+  }
+}
+
+template <class U>
+void copy_nest(const Exec& exec, Nest<2> nest, const U* in, U* out) {
+  constexpr std::int64_t grain = 16384;
+  const auto inner = nest.pop();
+  int fastest = -1;  // the loop along which `in` is contiguous, where it is not the innermost one
+  for (int d = 0; d < nest.depth; ++d) {
+    if (nest.loop(d).strides[0] == 1 && inner.strides[0] > 1 && inner.strides[1] == 1) fastest = d;
+  }
+  if (fastest < 0) {
+    const std::int64_t pieces = (inner.extent + grain - 1) / grain;
+    const std::int64_t rows = nest.count();
+    const std::int64_t group = std::max<std::int64_t>(1, grain / inner.extent);
+    exec.for_each((rows + group - 1) / group * pieces, [&](std::int64_t item) {
+      const std::int64_t first = item / pieces * group;
+      const std::int64_t begin = item % pieces * grain;
+      const std::int64_t n = std::min(grain, inner.extent - begin);
+      Walk<2> walk(nest, first);
+      for (std::int64_t row = first; row < std::min(rows, first + group); ++row, walk.next()) {
+        copy_run(n, in + walk.offsets[0] + begin * inner.strides[0], inner.strides[0],
+                 out + walk.offsets[1] + begin * inner.strides[1], inner.strides[1]);
+      }
+    });
+    return;
+  }
+  const auto row = nest.loop(fastest);
+  for (int d = fastest; d + 1 < nest.depth; ++d) nest.loop(d) = nest.loop(d + 1);
+  --nest.depth;
+  const std::int64_t bands = (row.extent + transpose_block - 1) / transpose_block;
+  exec.for_each(nest.count() * bands, [&](std::int64_t item) {
+    const Walk<2> walk(nest, item / bands);
+    const std::int64_t r = item % bands * transpose_block;
+    const std::int64_t rows = std::min(transpose_block, row.extent - r);
+    for (std::int64_t c = 0; c < inner.extent; c += transpose_block) {
+      transpose(rows, std::min(transpose_block, inner.extent - c), in + walk.offsets[0] + r + c * inner.strides[0],
+                inner.strides[0], out + walk.offsets[1] + r * row.strides[1] + c, row.strides[1]);
+    }
+  });
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE void copy_strided(const Exec& exec, std::size_t element_size, std::span<const std::int64_t> extents,
+                                  const void* in, std::span<const std::int64_t> in_strides, void* out,
+                                  std::span<const std::int64_t> out_strides) {
+  if (product(extents) == 0) return;
+  const bool word = element_size == 1 || element_size == 2 || element_size == 4 || element_size == 8;
+  const auto unit = word ? std::int64_t{1} : static_cast<std::int64_t>(element_size);
+  // The loops run in the order of the output's memory: an insertion sort by its strides.
+  Dims order;
+  const auto stride = [&](std::int64_t d) { return out_strides[static_cast<std::size_t>(d)]; };
+  for (std::size_t d = 0; d < extents.size(); ++d) {
+    order.push(static_cast<std::int64_t>(d));
+    for (int i = order.count - 1; i > 0 && stride(order[i]) > stride(order[i - 1]); --i) {
+      std::swap(order.at(i), order.at(i - 1));
+    }
+  }
+  Nest<2> nest;
+  for (const std::int64_t i : order.span()) {
+    const auto d = static_cast<std::size_t>(i);
+    nest.push(extents[d], {in_strides[d] * unit, out_strides[d] * unit});
+  }
+  if (!word) nest.push(unit, {1, 1});  // an element is a run of bytes
+  const auto run = [&]<class U>(U) { detail::copy_nest(exec, nest, static_cast<const U*>(in), static_cast<U*>(out)); };
+  switch (element_size) {
+    case 2:
+      return run(Word<2>{});
+    case 4:
+      return run(Word<4>{});
+    case 8:
+      return run(Word<8>{});
+    default:
+      return run(Word<1>{});
+  }
+}
+
+SHARDLIB_INLINE void zero_strided(const Exec& exec, std::size_t element_size, std::span<const std::int64_t> extents,
+                                  void* out, std::span<const std::int64_t> out_strides) {
+  alignas(64) static constexpr std::byte zero[64]{};
+  Dims repeat;
+  for (std::size_t d = 0; d < extents.size(); ++d) repeat.push(0);
+  copy_strided(exec, element_size, extents, zero, repeat, out, out_strides);
+}
+
+SHARDLIB_INLINE void permute(const Exec& exec, std::size_t element_size, const void* in,
+                             std::span<const std::int64_t> extents, std::span<const int> perm, void* out) {
+  const Dims strides = row_major(extents);
+  Dims out_extents;
+  Dims in_strides;
+  for (const int d : perm) {
+    out_extents.push(extents[static_cast<std::size_t>(d)]);
+    in_strides.push(strides[d]);
+  }
+  copy_strided(exec, element_size, out_extents, in, in_strides, out, row_major(out_extents));
+}
+
+}  // namespace shardlib::kernels

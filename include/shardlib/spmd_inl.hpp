@@ -1,0 +1,32 @@
+// Definitions of spmd.hpp.
+#pragma once
+
+#include "shardlib/spmd.hpp"
+
+#include "shardlib/ops/collectives.hpp"
+
+namespace shardlib::detail {
+
+SHARDLIB_INLINE ValuePtr gathered(const Value& x) {
+  auto summed = std::make_shared<Value>(x);
+  TensorSpec without_sums = *x.spec;
+  without_sums.partial = {};
+  summed->spec = &without_sums;
+  summed->made_by = {"fetch", {}, {}};
+  count(*summed);
+  summed->storage = std::make_shared<Storage>();
+  summed->storage->buffer = x.spec->partial.empty()
+                                ? x.data()
+                                : reduce(x, *summed, in_mesh_order(*x.device, x.spec->partial), Reduction::sum);
+  auto whole = std::make_shared<Value>(*summed);
+  TensorSpec unsharded = without_sums;
+  for (Dim& dim : unsharded.dims) dim.axes = {};
+  whole->spec = &unsharded;
+  whole->local = x.global.padded;
+  whole->storage = std::make_shared<Storage>();
+  whole->storage->buffer = gather(*summed, *whole);
+  whole->spec = nullptr;  // the specs end with this function
+  return whole;
+}
+
+}  // namespace shardlib::detail
