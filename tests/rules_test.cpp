@@ -684,6 +684,70 @@ TEST_CASE("rules: ops along a dim") {
           "(communicate)");
 }
 
+TEST_CASE("rules: causal_attention") {
+  const auto attention = [](std::string_view q, std::string_view k, std::string_view v = "") {
+    return rules::causal_attention("L", "D", q, k, v.empty() ? k : v);
+  };
+  const auto in_segments = [](std::string_view q, std::string_view k, std::string_view s) {
+    return rules::causal_attention_in_segments("L", "D", q, k, k, s);
+  };
+  legal(attention("B/d L Q K/t D", "B/d L K/t D"), "B/d L Q K/t D");
+  legal(attention("B/d L H/t D", "B/d L H/t D"), "B/d L H/t D");
+  legal(attention("L D", "D L"), "L D");
+  legal(attention("L Q/t D", "L D"), "L Q/t D");
+  legal(in_segments("B/d L Q K/t D", "B/d L K/t D", "B/d L"), "B/d L Q K/t D");
+  legal(in_segments("L Q/t D", "L D", "Q/t L"), "L Q/t D");
+  const std::string title = "causal_attention<`L`, `D`>: ";
+  illegal(attention("L/t D", "L/t D"),
+          title +
+              "dim `L/t` is sharded, so each device sees only its block of it; gather it first with "
+              "`all_gather<\"L/t D -> L D\">` (communicates)");
+  illegal(attention("L D/t", "L D/t"),
+          title +
+              "dim `D/t` is sharded, so each device sees only its block of it; gather it first with "
+              "`all_gather<\"L D/t -> L D\">` (communicates)");
+  illegal(attention("Qlen D", "Klen D"), title + "the operand `Qlen D` has no dim `L`");
+  illegal(attention("L D", "Klen D"),
+          title +
+              "the keys `Klen D` have the dim `Klen`, but the queries `L D` do not; the keys may only lack dims of the "
+              "queries (`rename` is free)");
+  illegal(attention("B L D", "B D"), title + "the keys `B D` have no dim `L`, along which positions count");
+  illegal(attention("B L D", "B L"), title + "the keys `B L` have no dim `D`, over which products are summed");
+  illegal(attention("L K/t D", "L K D"),
+          title +
+              "dim `K` of `L K D` is `K/t` in `L K/t D`, so their blocks differ; take `all_gather<\"L K/t D -> L K "
+              "D\">` (communicates) or `slice<\"L K D -> L K/t D\">` (no traffic)");
+  illegal(attention("B/t L K D", "B L K/t D"),
+          title +
+              "`B/t L K D` is sharded over t (dim `B/t`), but `B L K/t D` is sharded over t (dim `K/t`), so only "
+              "diagonal blocks would meet; `all_gather` one of them (communicates)");
+  illegal(attention("L D", "L D", "D L"), title + "the values `D L` must have the spec of the keys `L D`");
+  illegal(attention("2 2 L D", "L D"), title + "integer dim `2` stands twice; `rename` it first (free)");
+  illegal(rules::causal_attention("L", "L", "L", "L", "L"),
+          "causal_attention<`L`, `L`>: positions count along another dim than the one that products are summed over");
+  illegal(
+      attention("L D", "L D +t"),
+      "causal_attention: the operand `L D +t` is partial over t, and causal_attention is not linear, so it has to see "
+      "the sum, not the summand of one device; reduce it first, with a `reduce_scatter` or `all_reduce<\"L D +t -> L "
+      "D\">` (communicate)");
+  illegal(
+      in_segments("L D", "L D", "L +t"),
+      "causal_attention: the operand `L +t` is partial over t, and causal_attention is not linear, so it has to see "
+      "the sum, not the summand of one device; reduce it first, with a `reduce_scatter` or `all_reduce<\"L +t -> L"
+      "\">` (communicate)");
+  illegal(in_segments("B/d L D", "B/d L D", "B L"),
+          title +
+              "dim `B` of `B L` is `B/d` in `B/d L D`, so their blocks differ; take `all_gather<\"B/d L D -> B L "
+              "D\">` (communicates) or `slice<\"B L -> B/d L\">` (no traffic)");
+  illegal(in_segments("B L D", "B L D", "B"), title + "the segments `B` have no dim `L`, along which positions count");
+  illegal(in_segments("B L D", "B L D", "L D"),
+          title + "the segments `L D` have the dim `D`; all of a head is in one segment");
+  illegal(in_segments("L D", "L Klen", "L"),
+          title +
+              "the keys `L Klen` have the dim `Klen`, but the queries `L D` do not; the keys may only lack dims of the "
+              "queries (`rename` is free)");
+}
+
 TEST_CASE("rules: layout") {
   legal(rules::concat("L", "B/d L D", "B/d L D"), "B/d L D");
   legal(rules::concat("L", "L +t", "L +t"), "L +t");
@@ -1155,6 +1219,21 @@ TEST_CASE("law: the cotangent of logits is their dual") {
         CHECK(str(rules::multiply(logits, dual(str(z.result))).result) == dual(logits));  // (softmax - one_hot) * ct
       }
   CHECK(legal == 16);
+}
+
+TEST_CASE("law: the cotangents of keys and values are summed over the query heads that share them") {
+  int legal = 0;
+  for (const auto& q : test::specs_of_any({{"L", "D"}, {"L", "Q", "D"}, {"B", "L", "K", "D"}}))
+    for (const auto& k : test::specs_of_any({{"L", "D"}, {"B", "L", "D"}, {"B", "L", "K", "D"}}))
+      if (const auto z = rules::causal_attention("L", "D", q, k, k); z.ok()) {
+        ++legal;
+        const std::string ct = dual(str(z.result));
+        INFO(q << " and " << k);
+        CHECK(str(rules::einsum(ct + ", " + q + " -> " + dual(k), ct, q).why) == "");
+      }
+  // Each axis is replicated or on a batch dim, two of them in both orders; keys follow the queries where they have the
+  // dim.
+  CHECK(legal == 1 + 5 + 3 * 11);
 }
 
 // ---- advice ----

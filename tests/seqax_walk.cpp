@@ -164,6 +164,10 @@ OP("B/d Qlen Klen Q K/t", einsum_unreduced<"B/d Qlen Q K/t D, B/d Klen K/t D -> 
                               x<"B/d Qlen Q K/t D">(), x<"B/d Klen K/t D">()));  // backward to the probabilities
 OP("B/d Klen K/t D", einsum_unreduced<"B/d Qlen Q K/t D, B/d Qlen Klen Q K/t -> B/d Klen K/t D">(
                          x<"B/d Qlen Q K/t D">(), x<"B/d Qlen Klen Q K/t">()));  // backward to v
+OP("B/d L Q K/t D", causal_attention<"L", "D">(x<"B/d L Q K/t D">(), x<"B/d L K/t D">(), x<"B/d L K/t D">(),
+                                               ids<u32, "B/d L">()));  // all of the above in one op
+static_assert(!legal<rules::causal_attention, Op("L"), Op("D"), Spec("B/d L Q K/t D"), Spec("B/d L K D"),
+                     Spec("B/d L K D")>);  // heads sharded in one operand only
 
 OP("B/d Qlen M +t",
    einsum_unreduced<"B/d Qlen Q K/t D, M Q K/t D -> B/d Qlen M +t">(x<"B/d Qlen Q K/t D">(), x<"M Q K/t D">()));

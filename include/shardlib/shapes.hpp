@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <type_traits>
 
 #include "shardlib/gradient.hpp"
@@ -247,6 +248,24 @@ auto layer_norm(const Tensor<D, S>& x, double epsilon = 1e-5, Site site = Site::
 template <Op Length, Op Dim, dtype D, Spec S>
 auto rope(const Tensor<D, S>& x, double base = 10000.0, std::int64_t offset = 0, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"rope", D>, D>, detail::result_of<rules::rope, Length, Dim, S>>;
+
+/// softmax(scale q k') v along `Length`, each position seeing itself and those before it; `Dim` is the width of a head,
+/// and scale 1/sqrt(|Dim|) unless given. Scores are in f32 (f64 for f64) and never stored for all positions; both dims
+/// are whole on each device, all others are batch. Keys and values may lack dims of the queries: query heads that share
+/// a head of keys. `causal_attention<"L", "D">(q, k, v)` of q "B/d L Q K/t D", k and v "B/d L K/t D"
+template <Op Length, Op Dim, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V>
+auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v,
+                      std::optional<double> scale = {}, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::attention_dtypes<D, E, F>, D>,
+              detail::result_of<rules::causal_attention, Length, Dim, Q, K, V>>;
+/// The same, where a position sees those of its own segment alone. `causal_attention<"L", "D">(q, k, v, segments)` with
+/// segments "B/d L"
+template <Op Length, Op Dim, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V, dtype I, Spec S>
+auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v, const Tensor<I, S>& segments,
+                      std::optional<double> scale = {}, Site site = Site::current())
+    -> Tensor<
+        detail::after_t<detail::attention_dtypes<D, E, F> && detail::is_index<"causal_attention of segments", I>, D>,
+        detail::result_of<rules::causal_attention_in_segments, Length, Dim, Q, K, V, S>>;
 
 /// -log softmax(logits)[target] over a vocabulary that may be sharded (the last dim), without gathering it: two
 /// all_reduces of the targets' size. The result is partial over the vocabulary's axes: sum it to the loss.

@@ -20,6 +20,7 @@
 // What runs.
 #include "shardlib/value.hpp"  // what a tensor holds
 #include "shardlib/tape.hpp"   // reverse-mode differentiation
+#include "shardlib/ops/attention.hpp"
 #include "shardlib/ops/collectives.hpp"
 #include "shardlib/ops/create.hpp"
 #include "shardlib/ops/dropout.hpp"

@@ -138,3 +138,17 @@ auto compare_summands(const Tensor<f32, "A +t">& x) {
 #if SECTION == 19
 using Longs = decltype(Tensor<long, "A">());
 #endif
+
+// expect: causal_attention of segments: the indices are f32, not i32 or u32; write `cast<i32>` of them first
+#if SECTION == 20
+auto fractional_segments(const Tensor<f32, "L D">& q, const Tensor<f32, "L">& segments) {
+  return causal_attention<"L", "D">(q, q, q, segments);
+}
+#endif
+
+// expect: causal_attention: .*f32.*bf16.*, and no dtype is promoted silently; write `cast<f32>` of the second
+#if SECTION == 21
+auto narrow_values(const Tensor<f32, "L D">& q, const Tensor<bf16, "L D">& v) {
+  return causal_attention<"L", "D">(q, q, v);
+}
+#endif

@@ -189,3 +189,38 @@ auto map_of_too_few(const Tensor<f32, "A">& x) {
   return map([](auto a, auto b) { return a + b; }, x);
 }
 #endif
+
+// expect: causal_attention<`L`, `D`>: dim `L/d` is sharded, so each device sees only its block of it; gather it first
+#if SECTION == 27
+auto attention_of_a_block(const Tensor<f32, "L/d H/t D">& q) {
+  return causal_attention<"L", "D">(q, q, q);
+}
+#endif
+
+// expect: causal_attention<`L`, `D`>: dim `K` of `B L K D` is `K/t` in `B L K/t D`, so their blocks differ
+#if SECTION == 28
+auto heads_sharded_in_one(const Tensor<f32, "B L K/t D">& q, const Tensor<f32, "B L K D">& k) {
+  return causal_attention<"L", "D">(q, k, k);
+}
+#endif
+
+// expect: causal_attention<`L`, `D`>: the keys `B Klen D` have the dim `Klen`, but the queries `B L D` do not
+#if SECTION == 29
+auto keys_under_another_name(const Tensor<f32, "B L D">& q, const Tensor<f32, "B Klen D">& k) {
+  return causal_attention<"L", "D">(q, k, k);
+}
+#endif
+
+// expect: causal_attention<`L`, `D`>: dim `B` of `B L` is `B/d` in `B/d L D`, so their blocks differ
+#if SECTION == 30
+auto segments_of_all(const Tensor<f32, "B/d L D">& q, const Tensor<i32, "B L">& segments) {
+  return causal_attention<"L", "D">(q, q, q, segments);
+}
+#endif
+
+// expect: causal_attention: the operand `L D \+t` is partial over t, and causal_attention is not linear, so it has to see
+#if SECTION == 31
+auto attention_of_summands(const Tensor<f32, "L D">& q, const Tensor<f32, "L D +t">& v) {
+  return causal_attention<"L", "D">(q, q, v);
+}
+#endif

@@ -306,4 +306,65 @@ constexpr Verdict rope(std::string_view length, std::string_view dim, std::strin
   return {Text(x), {}};
 }
 
+namespace detail_ {
+
+/// What attention asks of an operand that stands beside the queries: only their dims, with their sharding, and L.
+constexpr Text beside_queries(std::string_view what, const TensorSpec& x, const TensorSpec& q,
+                              std::string_view length) {
+  for (const Dim& dim : x.dims)
+    if (!q.has(dim.name))
+      return Text(what) + " " + quoted(to_string(x)) + " have the dim " + quoted(dim.name) + ", but the queries " +
+             quoted(to_string(q)) + " do not; " + what + " may only lack dims of the queries (`rename` is free)";
+  if (!x.has(length))
+    return Text(what) + " " + quoted(to_string(x)) + " have no dim " + quoted(length) + ", along which positions count";
+  Small<TensorSpec, 4> in;
+  in.push_back(q);
+  in.push_back(x);
+  return align(in);
+}
+
+}  // namespace detail_
+
+/// causal_attention<"L", "D">(q, k, v): positions along L and the width D of a head are whole on each device, and all
+/// else is batch: k and v have the dims of q, or lack those of query heads that share a head of keys.
+constexpr Verdict causal_attention(std::string_view length, std::string_view width, std::string_view queries,
+                                   std::string_view keys, std::string_view values) {
+  const auto in = detail_::parse_all(queries, keys);
+  const TensorSpec& q = in[0];
+  const auto fail = [&](const Text& why) {
+    return Verdict{Text(queries), Text("causal_attention<") + quoted(length) + ", " + quoted(width) + ">: " + why};
+  };
+  for (auto x : {queries, keys, values})
+    if (const Text why = detail_::nonlinear("causal_attention", parse_tensor(x).spec); !why.empty())
+      return {Text(queries), why};
+  if (length == width) return fail("positions count along another dim than the one that products are summed over");
+  for (auto dim : {length, width})
+    if (const Text why = detail_::unsharded(q, dim); !why.empty()) return fail(why);
+  for (int i = 0; i < q.rank(); ++i)
+    for (int k = 0; k < i; ++k)
+      if (q.dims[i].name == q.dims[k].name)
+        return fail("integer dim " + quoted(q.dims[i].name) + " stands twice; `rename` it first (free)");
+  if (const Text why = detail_::beside_queries("the keys", in[1], q, length); !why.empty()) return fail(why);
+  if (!in[1].has(width))
+    return fail("the keys " + quoted(keys) + " have no dim " + quoted(width) + ", over which products are summed");
+  if (!(parse_tensor(values).spec == in[1]))
+    return fail("the values " + quoted(values) + " must have the spec of the keys " + quoted(keys));
+  return {Text(queries), {}};
+}
+
+/// The same with the segments of the positions, of which a query sees its own.
+constexpr Verdict causal_attention_in_segments(std::string_view length, std::string_view width,
+                                               std::string_view queries, std::string_view keys, std::string_view values,
+                                               std::string_view segments) {
+  Verdict verdict = causal_attention(length, width, queries, keys, values);
+  if (!verdict.ok()) return verdict;
+  const TensorSpec q = parse_tensor(queries).spec, s = parse_tensor(segments).spec;
+  if (Text why = detail_::nonlinear("causal_attention", s); !why.empty()) return {Text(queries), why};
+  Text why = detail_::beside_queries("the segments", s, q, length);
+  if (why.empty() && s.has(width))
+    why = "the segments " + quoted(segments) + " have the dim " + quoted(width) + "; all of a head is in one segment";
+  if (!why.empty()) verdict.why = Text("causal_attention<") + quoted(length) + ", " + quoted(width) + ">: " + why;
+  return verdict;
+}
+
 }  // namespace shardlib::rules

@@ -74,6 +74,9 @@ template <dtype D, dtype Out>
 inline constexpr bool einsum_dtypes = checked<rules::einsum_dtype, dtype_v<D>, dtype_v<Out>>::ok;
 template <Op Name, dtype D, dtype E>
 inline constexpr bool one_dtype = checked<rules::same_dtype, Name, dtype_v<D>, dtype_v<E>>::ok;
+template <dtype D, dtype E, dtype F>
+inline constexpr bool attention_dtypes =
+    is_float<"causal_attention", D> && one_dtype<"causal_attention", D, E> && one_dtype<"causal_attention", D, F>;
 
 // Ops that take a user's lambda have a body even here, since the compiler wants one for a function of a local type. It
 // calls a hook, which the run-time headers specialise; a program that links without them misses `no_runtime`.

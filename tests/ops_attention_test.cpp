@@ -1,0 +1,235 @@
+// causal_attention: value and cotangents against whole arrays, against the same in einsums over lengths on both sides
+// of the kernel's blocks, and its memory.
+#include <cmath>
+
+#include "op_case.hpp"
+#include "shardlib/grad.hpp"
+#include "shardlib/interop.hpp"
+#include "shardlib/ops/attention.hpp"
+#include "shardlib/ops/collectives.hpp"
+#include "shardlib/ops/create.hpp"
+#include "shardlib/ops/einsum.hpp"
+#include "shardlib/ops/layout.hpp"
+#include "shardlib/ops/norms.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+/// softmax over the keys j <= i along L of scale q_i k_j, within a segment where there are four operands, times v_j.
+/// Dims that keys lack are query heads that share them.
+Reference attention(const std::string& width, double scale = 0) {
+  return [=](const std::vector<Global>& x, Global& y) {
+    const Names& names = y.names;
+    const auto at = [&](const std::string& name) {
+      return static_cast<std::size_t>(std::find(names.begin(), names.end(), name) - names.begin());
+    };
+    const std::size_t l = at("L"), w = at(width);
+    std::vector<Shape> strides;
+    for (const auto& operand : x) strides.push_back(strides_along(operand, names));
+    const Shape to = strides_along(y, names);
+    const std::int64_t size = y.shape[w];
+    const double factor = scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(size));
+    Shape rows = y.shape;
+    rows[w] = 1;
+    const auto element = [&](std::size_t k, const Shape& i) { return x[k].data[offset(strides[k], i)]; };
+    std::fill(y.data.begin(), y.data.end(), 0.0);
+    for_each_index(rows, [&](const Shape& query) {
+      std::vector<double> p;
+      double total = 0;
+      Shape i = query, j = query;
+      for (std::int64_t key = 0; key <= query[l]; ++key) {
+        j[l] = key;
+        double dot = 0;
+        for (std::int64_t c = 0; c < size; ++c) {
+          i[w] = j[w] = c;
+          dot += element(0, i) * element(1, j);
+        }
+        const bool seen = x.size() < 4 || element(3, i) == element(3, j);
+        p.push_back(seen ? std::exp(factor * dot) : 0);
+        total += p.back();
+      }
+      for (std::int64_t key = 0; key <= query[l]; ++key) {
+        j[l] = key;
+        for (std::int64_t c = 0; c < size; ++c) {
+          i[w] = j[w] = c;
+          y.data[offset(to, i)] += p[static_cast<std::size_t>(key)] / total * element(2, j);
+        }
+      }
+    });
+  };
+}
+
+#define ATTENTION(dtype, queries, keys, width, tolerance_)                                               \
+  make_case<Tensor<dtype, queries>, Tensor<dtype, keys>, Tensor<dtype, keys>>(                           \
+      "causal_attention " #dtype " " queries ", " keys,                                                  \
+      [](const auto& q, const auto& k, const auto& v) { return causal_attention<"L", width>(q, k, v); }, \
+      attention(width), {.law = Law::none, .tolerance = tolerance_})
+#define IN_SEGMENTS(dtype, queries, keys, ids, width, kind)                                      \
+  make_case<Tensor<dtype, queries>, Tensor<dtype, keys>, Tensor<dtype, keys>, Tensor<i32, ids>>( \
+      "causal_attention " #dtype " " queries ", " keys " in segments " ids,                      \
+      [](const auto& q, const auto& k, const auto& v, const auto& s) {                           \
+        return causal_attention<"L", width>(q, k, v, s);                                         \
+      },                                                                                         \
+      attention(width), {.law = Law::none, .tolerance = 4e-6, .draws = {Draw::odd, Draw::odd, Draw::odd, kind}})
+
+TEST_CASE("causal_attention", "[ops]") {
+  check_cases({
+      ATTENTION(f32, "B/d L K", "B/d L K", "K", 4e-6),
+      ATTENTION(f64, "L H/t K", "L H/t K", "K", 1e-7),
+      ATTENTION(bf16, "L H/t K", "L H/t K", "K", 0.03),
+      // any order of the dims
+      ATTENTION(f32, "K B/d L", "K B/d L", "K", 4e-6),
+      ATTENTION(f64, "L K C/t", "C/t K L", "K", 1e-7),
+      // query heads that share a head of keys; shared over devices the keys' cotangents are partial
+      ATTENTION(f32, "L two H/t K", "L H/t K", "K", 4e-6),
+      ATTENTION(f32, "L C/t K", "L K", "K", 4e-6),
+      ATTENTION(f64, "C/d L two K", "L K", "K", 1e-7),
+      // a width that is padded
+      ATTENTION(f32, "C/t L M", "C/t L M", "M", 4e-6),
+  });
+}
+
+TEST_CASE("causal_attention in segments", "[ops]") {
+  check_cases({
+      IN_SEGMENTS(f32, "B/d L K", "B/d L K", "B/d L", "K", Draw::truth),
+      IN_SEGMENTS(f32, "L H/t K", "L H/t K", "L", "K", Draw::truth),
+      IN_SEGMENTS(f64, "C/t L two K", "C/t L K", "L", "K", Draw::truth),
+      IN_SEGMENTS(f32, "L two H/t K", "L H/t K", "H/t L", "K", Draw::index),
+      IN_SEGMENTS(f64, "L C/t K", "L K", "L C/t", "K", Draw::truth),
+  });
+}
+
+TEST_CASE("causal_attention is linear in the values, at a given scale", "[ops]") {
+  // Integers have no cotangents, so queries and keys are such.
+  check_cases({make_case<Tensor<i32, "L H/t K">, Tensor<i32, "L H/t K">, Tensor<f64, "L H/t K">>(
+      "causal_attention of values",
+      [](const auto& q, const auto& k, const auto& v) {
+        return causal_attention<"L", "K">(cast<f64>(q), cast<f64>(k), v, 0.02);
+      },
+      attention("K", 0.02),
+      {.law = Law::each, .tolerance = 1e-12, .draws = {Draw::integers, Draw::integers, Draw::odd}})});
+}
+
+using Mesh2 = Mesh<"d t">;
+template <dtype D>
+struct Operands {
+  Tensor<D, "B/d L Q K/t D"> q;
+  Tensor<D, "B/d L K/t D"> k, v;
+};
+
+/// The attention in einsums, as the examples spell it.
+template <dtype D>
+auto in_einsums(const Operands<D>& x, const Tensor<bool_, "B/d Qlen Klen">& mask) -> Tensor<D, "B/d L Q K/t D"> {
+  const auto logits = einsum_unreduced<"B/d Qlen Q K/t D, B/d Klen K/t D -> B/d Q K/t Qlen Klen">(
+      rename<"L -> Qlen">(x.q), rename<"L -> Klen">(x.k));
+  const double scale = 1 / std::sqrt(static_cast<double>(x.q.size("D")));
+  const auto probabilities = softmax<"Klen">(where(mask, logits * scale, -1e30));
+  return einsum_unreduced<"B/d Q K/t L Klen, B/d Klen K/t D -> B/d L Q K/t D">(rename<"Qlen -> L">(probabilities),
+                                                                               rename<"L -> Klen">(x.v));
+}
+
+/// Loss and gradients of sum(weights * attention), of either form; with segments or as one.
+template <dtype D>
+void check_against_einsums(const Mesh2& mesh, std::int64_t length, std::int64_t width, bool segmented, bool recompute,
+                           double tolerance) {
+  const Sizes sizes{{"B", 2}, {"L", length}, {"Q", 2}, {"K", 2}, {"D", width}};
+  const Operands<D> x{random_normal<D, "B/d L Q K/t D">(mesh, sizes, {1, 1}),
+                      random_normal<D, "B/d L K/t D">(mesh, sizes, {1, 2}),
+                      random_normal<D, "B/d L K/t D">(mesh, sizes, {1, 3})};
+  const auto weights = random_normal<D, "B/d L Q K/t D">(mesh, sizes, {1, 4});
+  // Documents of about 40 tokens, in order, as a loader packs them.
+  const auto segments =
+      cast<i32>(cast<f32>(iota<"L">(mesh, length)) / (segmented ? 40.0 : 1e9)) + zeros<i32, "B/d L">(mesh, sizes);
+  const auto same = equal(rename<"L -> Qlen">(segments), rename<"L -> Klen">(segments));
+  const auto mask = logical_and(same, causal_mask<"Qlen Klen">(mesh, length, length));
+  const auto of = [&](auto attend) {
+    const auto f = [&](const Operands<D>& operands) -> Tensor<D, "+d +t"> {
+      const auto body = [&](const Operands<D>& inner) { return attend(inner); };
+      return sum((recompute ? explicit_activation_checkpointing(body)(operands) : body(operands)) * weights);
+    };
+    return value_and_grad(mesh, f, x);
+  };
+  const auto [loss, grads] = of([&](const Operands<D>& o) {
+    return segmented ? causal_attention<"L", "D">(o.q, o.k, o.v, segments) : causal_attention<"L", "D">(o.q, o.k, o.v);
+  });
+  const auto [expected_loss, expected] = of([&](const Operands<D>& o) { return in_einsums(o, mask); });
+  const auto close = [&](const auto& a, const auto& b, const char* what) {
+    double scale = 1, worst = 0;  // of one position, queries and keys have no gradient
+
+    for (std::size_t i = 0; i < b.span().size(); ++i) {
+      scale = std::max(scale, std::abs(static_cast<double>(b.span()[i])));
+      worst = std::max(worst, std::abs(static_cast<double>(a.span()[i]) - static_cast<double>(b.span()[i])));
+    }
+    expect(worst <= tolerance * scale, std::string(what) + " of length " + show(length) + ", width " + show(width) +
+                                           " is off by " + show(worst / scale));
+  };
+  // A sum of many numbers of both signs: within the tolerance of their root mean square.
+  const auto y = static_cast<double>(loss.span()[0]), z = static_cast<double>(expected_loss.span()[0]);
+  expect(std::abs(y - z) <= tolerance * std::sqrt(static_cast<double>(weights.span().size())), "loss");
+  close(grads.q, expected.q, "the queries' gradient");
+  close(grads.k, expected.k, "the keys' gradient");
+  close(grads.v, expected.v, "the values' gradient");
+}
+
+TEST_CASE("causal_attention is what the einsums give, over lengths around its blocks", "[ops]") {
+  for (const char* text : {"d=1,t=1", "d=2,t=2"}) {
+    INFO(text);
+    on_mesh(text, [](const std::shared_ptr<Device>& device) {
+      const Mesh2 mesh(device);
+      for (const std::int64_t length : {1, 31, 33, 64, 65, 129})
+        check_against_einsums<f32>(mesh, length, length == 64 ? 8 : 5, length % 2 == 1, length == 65, 1e-5);
+      if (mesh.count() == 1) return;  // the long ones once, shared out
+      for (const std::int64_t length : {512, 513})
+        check_against_einsums<f32>(mesh, length, 4, length % 2 == 1, false, 1e-5);
+      check_against_einsums<f64>(mesh, 530, 3, true, true, 1e-12);
+    });
+    SUCCEED();
+  }
+}
+
+TEST_CASE("causal_attention: scores far apart, and numbers that are none", "[ops]") {
+  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+    const Mesh2 mesh(device);
+    // Query 600 has a score of 1e4 with key 0 alone, which lies in another block than its own.
+    const std::int64_t n = 700;
+    std::vector<f32> q(n, 0), k(n, 0), v(n, 1);
+    q[600] = 100;
+    k[0] = 100;
+    v[0] = 5;
+    const Sizes sizes{{"L", n}, {"D", 1}};
+    const auto tensor = [&](const std::vector<f32>& x) { return from_memory<f32, "L D">(mesh, sizes, std::span(x)); };
+    const auto y = causal_attention<"L", "D">(tensor(q), tensor(k), tensor(v));
+    expect(y.span()[600] == 5, "the greatest score takes all: " + show(y.span()[600]));
+    expect(std::abs(y.span()[699] - (5 + 699.0F) / 700) < 1e-6F, "equal scores share: " + show(y.span()[699]));
+    k[3] = std::nanf("");
+    const auto z = causal_attention<"L", "D">(tensor(q), tensor(k), tensor(v));
+    expect(z.span()[2] == y.span()[2], "what does not see a NaN stays");
+    expect(std::isnan(z.span()[3]) && std::isnan(z.span()[699]), "a NaN shows in what sees it");
+  });
+  SUCCEED();
+}
+
+TEST_CASE("causal_attention keeps no scores", "[ops]") {
+  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+    const Mesh2 mesh(device);
+    const std::int64_t n = 1024;
+    const Sizes sizes{{"B", 1}, {"L", n}, {"Q", 1}, {"K", 8}, {"D", 4}};
+    const Operands<f32> x{zeros<f32, "B/d L Q K/t D">(mesh, sizes), zeros<f32, "B/d L K/t D">(mesh, sizes),
+                          zeros<f32, "B/d L K/t D">(mesh, sizes)};
+    const auto before = device->pool()->stats();
+    const auto loss = [](const Operands<f32>& o) { return sum(causal_attention<"L", "D">(o.q, o.k, o.v)); };
+    value_and_grad(mesh, loss, x);
+    const auto after = device->pool()->stats();
+    const std::size_t operand = static_cast<std::size_t>(n) * 8 * 4 * sizeof(f32);
+    expect(detail::state(device).kept < operand + static_cast<std::size_t>(n) * 8 * sizeof(f32) + 4096,
+           "the result and one number for each query are kept");
+    // Result, three gradients, the cotangent twice; blocks of 64 x 512 scores, and one head's rows.
+    expect(after.peak - before.live < 7 * operand + (2U << 18),
+           "scratch is a few blocks: " + show(after.peak - before.live));
+  });
+  SUCCEED();
+}
+
+}  // namespace
