@@ -20,7 +20,7 @@ using Mesh2 = Mesh<"d t">;
 struct Options {
   run::Training training;
   std::int64_t layers = 4, d_model = 256, heads = 4, d_ff = 1024, context = 256, vocabulary = 0;
-  std::string norm = "pre", activation = "gelu", dtype = "f32", recompute = "seqax", load, save, logits;
+  std::string norm = "pre", activation = "gelu", dtype = "f32", recompute = "seqax", attention = "fused", load, save, logits;
   bool tied = true;
   double dropout = 0, epsilon = 1e-5;
 };
@@ -36,6 +36,11 @@ struct Setup {
                                                           {"seqax", gpt2::Recompute::seqax},
                                                           {"everything", gpt2::Recompute::everything}};
     return {o.norm == "post", o.activation == "relu", o.epsilon, policies.at(o.recompute)};
+  }
+  // The mask of attention that is spelled; the library's needs none.
+  [[nodiscard]] auto causal() const -> Tensor<bool_, "Qlen Klen"> {
+    if (o.attention == "fused") return {};
+    return causal_mask<"Qlen Klen">(mesh, o.training.seq, o.training.seq);
   }
   // The vocabulary is padded so that the mesh divides it, and GEMMs have round shapes.
   [[nodiscard]] std::int64_t padded_vocabulary() const {
@@ -113,7 +118,7 @@ template <dtype C>
 run::StepResult train_step(const Setup& s, TrainState& state, const std::vector<io::TokenBatch>& microbatches,
                            std::int64_t step, double learning_rate) {
   const run::Training& t = s.o.training;
-  const auto causal = causal_mask<"Qlen Klen">(s.mesh, t.seq, t.seq);
+  const auto causal = s.causal();
   const auto positions = iota<"L">(s.mesh, t.seq);
   Tensor<f32, "+d +t"> loss;
   gpt2::Model grads;
@@ -141,7 +146,7 @@ run::StepResult train_step(const Setup& s, TrainState& state, const std::vector<
 
 template <dtype C>
 double validate(const Setup& s, const gpt2::Model& w, const io::TokenBatch& rows) {
-  const auto causal = causal_mask<"Qlen Klen">(s.mesh, s.o.training.seq, s.o.training.seq);
+  const auto causal = s.causal();
   const auto positions = iota<"L">(s.mesh, s.o.training.seq);
   return item(all_reduce<"+d +t -> ">(gpt2::loss<C>(w, place(s, rows), causal, positions, s.form(), {})));
 }
@@ -169,7 +174,8 @@ class Decoder {
     const auto inputs = from_memory<i32, "B/d L">(mesh, {one, {"L", length}}, std::span<const i32>(row), nullptr);
     const auto positions = from_memory<i32, "L">(mesh, {{"L", length}}, std::span<const i32>(places), nullptr);
     const auto keys = iota<"Klen">(mesh, s_.o.context);
-    const auto mask = broadcast<"Qlen Klen -> B/d Qlen Klen">(greater_equal(rename<"L -> Qlen">(positions), keys), {one});
+    const auto seen = greater_equal(rename<"L -> Qlen">(positions), keys);
+    const gpt2::Mask mask{broadcast<"Qlen Klen -> B/d Qlen Klen">(seen, {one}), {}};
     const auto logits = gpt2::extend<C>(state_.weights, caches_, inputs, positions, mask,
                                         cast<C>(cast<f32>(equal(positions, keys))), s_.form());
     const auto last = full<i32, "B/d">(mesh, {one}, static_cast<double>(length - 1));
@@ -302,6 +308,8 @@ void declare(run::Options& options, Options& o) {
   options.add("--dropout", o.dropout, "share of elements dropped from embedding and branches", run::between(0, 0.999));
   options.add("--dtype", o.dtype, "of products and of what goes over the wire; weights rest in f32",
               run::one_of({"f32", "bf16"}));
+  options.add("--attention", o.attention, "of training: the library's in one op, or gpt2_model.hpp's in einsums",
+              run::one_of({"fused", "einsum"}));
   options.add("--recompute", o.recompute, "what the backward pass computes again: none, seqax's choice, everything",
               run::one_of({"none", "seqax", "everything"}));
   options.add("--load", o.load, "initial weights: a safetensors file with Hugging Face's names of GPT-2",

@@ -99,7 +99,12 @@ struct Cache {
 };
 
 using Residual = Tensor<f32, "B/d L M/t">;
-using Mask = Tensor<bool_, "B/d Qlen Klen">;
+/// Which keys a query sees, those of its own segment up to itself: as a mask for attention that is spelled, as segments for
+/// the library's. Only one of the two is there.
+struct Mask {
+  Tensor<bool_, "B/d Qlen Klen"> seen;
+  Tensor<i32, "B/d L"> segments;
+};
 
 // ---- one layer ------------------------------------------------------------------------------------------------------
 
@@ -138,6 +143,11 @@ auto attention(const Tensor<C, "B/d L M">& x, const Mask& mask, const Layer& w, 
     return keep(y + gather<C, "H/t D/d -> H/t D">(b_x), form);
   };
   const auto q = project(w.w_q, w.b_q), new_k = project(w.w_k, w.b_k), new_v = project(w.w_v, w.b_v);
+  const auto output = [&](const Tensor<C, "B/d L H/t D">& y) {
+    return einsum_unreduced<"B/d L H/t D, H/t D M -> B/d L M +t">(y, gather<C, "H/t D M/d -> H/t D M">(w.w_o));
+  };
+  // --attention fused: the library's causal_attention in place of the one spelled below, which sampling needs.
+  if (mask.segments) return output(causal_attention<"L", "D">(q, new_k, new_v, mask.segments));
   auto k = rename<"L -> Klen">(new_k), v = rename<"L -> Klen">(new_v);
   if (cache != nullptr) {
     k = cache->k = cache->k + einsum_unreduced<"L Klen, B/d L H/t D -> B/d Klen H/t D">(places, new_k);
@@ -146,10 +156,10 @@ auto attention(const Tensor<C, "B/d L M">& x, const Mask& mask, const Layer& w, 
   const auto logits = einsum_unreduced<"B/d Qlen H/t D, B/d Klen H/t D -> B/d H/t Qlen Klen", f32>(
       rename<"L -> Qlen">(q), k);
   const double scale = 1.0 / std::sqrt(static_cast<double>(w.w_q.size("D")));
-  const auto probabilities = cast<C>(softmax<"Klen">(where(mask, logits * scale, -1e30)));
+  const auto probabilities = cast<C>(softmax<"Klen">(where(mask.seen, logits * scale, -1e30)));
   const auto heads =
       einsum_unreduced<"B/d H/t L Klen, B/d Klen H/t D -> B/d L H/t D">(rename<"Qlen -> L">(probabilities), v);
-  return einsum_unreduced<"B/d L H/t D, H/t D M -> B/d L M +t">(heads, gather<C, "H/t D M/d -> H/t D M">(w.w_o));
+  return output(heads);
 }
 
 template <dtype C>
@@ -172,8 +182,10 @@ auto layer(const Residual& x, const Mask& mask, const Layer& w, const Form& form
 
 // ---- the model ------------------------------------------------------------------------------------------------------
 
+// Without a causal mask (--attention fused) no mask is made.
 inline auto segment_mask(const Tensor<i32, "B/d L">& segments, const Tensor<bool_, "Qlen Klen">& causal) -> Mask {
-  return logical_and(equal(rename<"L -> Qlen">(segments), rename<"L -> Klen">(segments)), causal);
+  if (!causal) return {{}, segments};
+  return {logical_and(equal(rename<"L -> Qlen">(segments), rename<"L -> Klen">(segments)), causal), {}};
 }
 
 template <dtype C>

@@ -21,6 +21,7 @@ struct Options {
   run::Training training;
   std::int64_t layers = 4, d_model = 256, n_q_per_kv = 2, n_kv = 2, d_head = 64, d_ff = 768, vocabulary = 0;
   bool tied = false, library_optimizer = false, report_kept = false;
+  std::string attention = "fused";
   gpt::Form form;
 };
 
@@ -75,6 +76,12 @@ gpt::Batch place(const GptMesh& mesh, const io::TokenBatch& rows, std::int64_t l
   return {tensor(host->inputs), tensor(host->targets), tensor(host->segments), tensor(host->weights)};
 }
 
+// The mask of attention that is spelled; the library's needs none.
+auto causal(const GptMesh& mesh, const Options& o) -> Tensor<bool_, "Qlen Klen"> {
+  if (o.attention == "fused") return {};
+  return causal_mask<"Qlen Klen">(mesh, o.training.seq, o.training.seq);
+}
+
 // The Euclidean norm of all gradients together. Each element stands on one device, so that none counts twice.
 double gradient_norm(const gpt::Model& grads) {
   Tensor<f32, "+d +t"> squares;
@@ -113,11 +120,11 @@ void adamw(TrainState& state, const gpt::Model& grads, const run::Training& t, s
 run::StepResult train_step(const GptMesh& mesh, TrainState& state, const std::vector<io::TokenBatch>& microbatches,
                            const Options& o, std::int64_t step, double learning_rate) {
   const run::Training& t = o.training;
-  const auto causal = causal_mask<"Qlen Klen">(mesh, t.seq, t.seq);
+  const auto mask = causal(mesh, o);
   Tensor<f32, "+d +t"> loss;
   gpt::Model grads;
   for (const io::TokenBatch& rows : microbatches) {
-    const auto [l, g] = value_and_grad(mesh, gpt::loss, state.weights, place(mesh, rows, t.seq), causal, o.form);
+    const auto [l, g] = value_and_grad(mesh, gpt::loss, state.weights, place(mesh, rows, t.seq), mask, o.form);
     grads = loss ? map_tree([](const auto& a, const auto& b) { return a + b; }, grads, g) : g;
     loss = loss ? loss + l : l;
   }
@@ -159,8 +166,8 @@ class Decoder {
     const auto keys = iota<"Klen">(mesh_, o_.training.seq);
     const auto seen = greater_equal(rename<"L -> Qlen">(positions), keys);
     const gpt::Sampling sampling{position, cast<f32>(equal(positions, keys)), nullptr};
-    const auto logits = gpt::logits(state_.weights, inputs, broadcast<"Qlen Klen -> B/d Qlen Klen">(seen, {one}),
-                                    o_.form, sampling, &caches_);
+    const gpt::Mask mask{broadcast<"Qlen Klen -> B/d Qlen Klen">(seen, {one}), {}};
+    const auto logits = gpt::logits(state_.weights, inputs, mask, o_.form, sampling, &caches_);
     const auto last = full<i32, "B/d">(mesh_, {one}, static_cast<double>(length.size - 1));
     const auto whole = all_gather<"B/d V/t -> B V">(index_unreduced<"B/d [L] V/t, B/d -> B/d V/t">(logits, last));
     const auto numbers = whole.span().first(static_cast<std::size_t>(o_.vocabulary));
@@ -188,6 +195,8 @@ void declare(run::Options& options, Options& o) {
   options.add("--vocabulary", o.vocabulary, "token ids (0: the tokenizer's)", run::size(0));
   options.add("--rope-base", o.form.rope_base, "base of rotary positions", run::above(1));
   options.flag("--tied", o.tied, "use the embedding as the unembedding too");
+  options.add("--attention", o.attention, "of training: the library's in one op, or gpt_model.hpp's in einsums",
+              run::one_of({"fused", "einsum"}));
   options.flag("--library-loss", o.form.library_loss, "the library's cross_entropy instead of gpt_model.hpp's");
   options.flag("--library-optimizer", o.library_optimizer, "the library's AdamW instead of gpt_fsdp.cpp's");
   options.flag("--report-kept", o.report_kept, "print what is kept for the backward pass");
@@ -221,7 +230,7 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const run::D
     if (!data.train) throw UsageError("--report-kept takes a batch of --data: give it");
     const std::int64_t rows = o.training.batch / o.training.microbatches / mesh.size("d");
     const auto kept = kept_for_backward(gpt::loss, state.weights, place(mesh, data.train->rows(0, 0, rows), o.training.seq),
-                                        causal_mask<"Qlen Klen">(mesh, o.training.seq, o.training.seq), o.form);
+                                        causal(mesh, o), o.form);
     for (const Kept& k : kept)
       if (mesh.index() == 0) fmt::print("kept for backward: {:>12} bytes  [{}]  {}\n", k.bytes, k.spec, k.what);
   }
@@ -231,8 +240,8 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const run::D
     return train_step(mesh, state, microbatches, o, step, rate);
   };
   program.validate = [&](const io::TokenBatch& rows) -> double {
-    const auto causal = causal_mask<"Qlen Klen">(mesh, o.training.seq, o.training.seq);
-    return item(all_reduce<"+d +t -> ">(gpt::loss(state.weights, place(mesh, rows, o.training.seq), causal, o.form)));
+    const auto batch = place(mesh, rows, o.training.seq);
+    return item(all_reduce<"+d +t -> ">(gpt::loss(state.weights, batch, causal(mesh, o), o.form)));
   };
   program.decode = Decoder(mesh, state, o);
   program.parameters = parameter_count(state.weights);

@@ -57,7 +57,12 @@ struct Batch {
 };
 
 using Residual = Tensor<f32, "B/d L M/t">;
-using Mask = Tensor<bool_, "B/d Qlen Klen">;
+/// Which keys a query sees, those of its own segment up to itself: as a mask for attention that is spelled, as segments for
+/// the library's. Only one of the two is there.
+struct Mask {
+  Tensor<bool_, "B/d Qlen Klen"> seen;
+  Tensor<i32, "B/d L"> segments;
+};
 
 // ---- one layer ------------------------------------------------------------------------------------------------------
 
@@ -79,6 +84,10 @@ inline auto attention(const Tensor<f32, "B/d L M">& x, const Mask& mask, const L
   const auto q = save_for_backward(turn(einsum_unreduced<"B/d L M, M Q K/t D -> B/d L Q K/t D">(x, w_q)));
   const auto new_k = save_for_backward(turn(einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_k)));
   const auto new_v = save_for_backward(einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_v));
+  // --attention fused: the library's causal_attention in place of the one spelled below, which sampling needs.
+  if (mask.segments)
+    return einsum_unreduced<"B/d L Q K/t D, M Q K/t D -> B/d L M +t">(
+        causal_attention<"L", "D">(q, new_k, new_v, mask.segments), w_o);
   auto k = rename<"L -> Klen">(new_k), v = rename<"L -> Klen">(new_v);
   if (Cache* const cache = sampling.cache) {
     k = cache->k = cache->k + einsum_unreduced<"L Klen, B/d L K/t D -> B/d Klen K/t D">(sampling.places, new_k);
@@ -87,7 +96,7 @@ inline auto attention(const Tensor<f32, "B/d L M">& x, const Mask& mask, const L
   const auto logits = einsum_unreduced<"B/d Qlen Q K/t D, B/d Klen K/t D -> B/d Q K/t Qlen Klen">(
       rename<"L -> Qlen">(q), k);
   const double scale = 1.0 / std::sqrt(static_cast<double>(w.w_q.size("D")));
-  const auto probabilities = softmax<"Klen">(where(mask, logits * scale, -1e30));
+  const auto probabilities = softmax<"Klen">(where(mask.seen, logits * scale, -1e30));
   const auto heads = einsum_unreduced<"B/d Q K/t L Klen, B/d Klen K/t D -> B/d L Q K/t D">(
       rename<"Qlen -> L">(probabilities), v);
   // The heads of all devices of t have still to be summed: the type says so.
@@ -114,8 +123,10 @@ inline auto layer(const Residual& x, const Mask& mask, const Layer& w, const For
 
 // ---- the model ------------------------------------------------------------------------------------------------------
 
+// Without a causal mask (--attention fused) no mask is made.
 inline auto segment_mask(const Tensor<i32, "B/d L">& segments, const Tensor<bool_, "Qlen Klen">& causal) -> Mask {
-  return logical_and(equal(rename<"L -> Qlen">(segments), rename<"L -> Klen">(segments)), causal);
+  if (!causal) return {{}, segments};
+  return {logical_and(equal(rename<"L -> Qlen">(segments), rename<"L -> Klen">(segments)), causal), {}};
 }
 
 // Logits of a batch; `caches` is for sampling.

@@ -84,7 +84,7 @@ auto loss_without_recompute(const gpt::Model& w, const gpt::Batch& batch, const 
 }
 
 struct Variant {
-  bool tied = false, library_loss = false, recompute = true;
+  bool tied = false, library_loss = false, recompute = true, fused_attention = false;
 };
 
 /// The loss and, whole, every gradient.
@@ -97,7 +97,7 @@ Result step(const GptMesh& mesh, Variant variant) {
   const auto loss = variant.recompute ? gpt::loss : loss_without_recompute;
   const auto [l, gradients] =
       value_and_grad(mesh, loss, random_model(mesh, variant.tied), batch(mesh),
-                     causal_mask<"Qlen Klen">(mesh, sized(shape.L), sized(shape.L)),
+                     variant.fused_attention ? Causal() : causal_mask<"Qlen Klen">(mesh, sized(shape.L), sized(shape.L)),
                      gpt::Form{.library_loss = variant.library_loss});
   return {item(all_reduce<"+d +t -> ">(l)), fetch(gradients)};
 }
@@ -180,7 +180,8 @@ gpt_reference::Weights in_f64(const Subject& subject) {
 }  // namespace
 
 TEST_CASE("gpt: loss and every gradient are equal on every mesh, and on threads and MPI bit for bit", "[model]") {
-  for (const Variant variant : {Variant{}, Variant{.tied = true}, Variant{.library_loss = true}}) {
+  for (const Variant variant :
+       {Variant{}, Variant{.tied = true}, Variant{.library_loss = true}, Variant{.fused_attention = true}}) {
     const auto names = names_of_leaves(variant.tied);
     const auto run = [&](const GptMesh& mesh) { return step(mesh, variant); };
     const Result alone = on_threads("d=1,t=1", run);
@@ -209,6 +210,17 @@ TEST_CASE("gpt: the library's cross_entropy gives what the spelled loss gives", 
     const GptMesh mesh(device);
     expect_close(step(mesh, {.library_loss = true}), step(mesh, {}), 2e-6, leaf_names(random_model(mesh, false)));
   });
+}
+
+TEST_CASE("gpt: the library's causal_attention gives what the spelled attention gives", "[model]") {
+  for (const char* mesh : {"d=1,t=1", "d=2,t=2"})
+    on_mesh(mesh, [](const std::shared_ptr<Device>& device) {
+      const GptMesh on(device);
+      const auto names = leaf_names(random_model(on, false));
+      const Result fused = step(on, {.fused_attention = true});
+      expect_close(fused, step(on, {}), 1e-5, names);
+      expect_same_bits(fused, step(on, {.recompute = false, .fused_attention = true}), names);
+    });
 }
 
 TEST_CASE("gpt: the loss is that of an independent f64 model", "[model]") {

@@ -185,6 +185,8 @@ def training(p):
     run.check(tied and tied[-1]["loss"] < 3.0, "the loss falls")
     run, library = p.metrics("--mesh=d=2,t=2", *length, "--library-loss")
     run.check(library and apart(library, curves["d=2,t=2"]) < 1e-5, "--library-loss trains as the spelled loss")
+    run, spelled = p.metrics("--mesh=d=2,t=2", *length, "--attention=einsum")
+    run.check(spelled and apart(spelled, curves["d=2,t=2"]) < 1e-5, "--attention fused trains as the spelled attention")
     run, library = p.metrics("--mesh=d=2,t=2", *length, "--library-optimizer")
     run.check(library and apart(library, curves["d=2,t=2"]) < 1e-6, "--library-optimizer trains as the spelled AdamW")
 
@@ -283,7 +285,7 @@ def other_options(p):
             ["--help"],
             "--data --mesh --steps --batch --seq --layers --d-model --n-q-per-kv --n-kv --d-head --d-ff --tied "
             "--learning-rate --warmup --weight-decay --clip --seed --metrics --max-tokens --prompt --temperature "
-            "--library-loss --library-optimizer --report-kept --run --tokenizer --preset --config",
+            "--attention --library-loss --library-optimizer --report-kept --run --tokenizer --preset --config",
         ),
     ]:
         for ranks in [0, 2] if p.mpiexec else [0]:
