@@ -122,6 +122,53 @@ void step_figures(const Mesh<"d t">& mesh, double peak) {
       t.median * 1e3, t.low * 1e3, t.high * 1e3, flops / 1e9, flops / t.median / 1e9, 100 * flops / t.median / peak);
 }
 
+struct Heads {
+  Tensor<f32, "B/d L H/t D"> q, k, v;
+};
+
+// GPT-2's attention in one op, in einsums, and the matrix products of its scores alone, forward and with backward.
+void attention_figures(const Mesh<"d t">& mesh) {
+  fmt::print(
+      "\nAttention of 12 heads of width 64: causal_attention, the same in einsums, and the matrix products of the "
+      "visible\n"
+      "half of the scores alone (2 forward; 7 with the backward pass); ms, medians; the ratio of einsums to fused\n");
+  fmt::print("{:>8}  {:<9}  {:>8}  {:>8}  {:>8}  {:>6}\n", "B x T", "pass", "fused", "einsums", "products", "ratio");
+  for (const auto& [batch, length] : {std::pair<std::int64_t, std::int64_t>{4, 64}, {1, 1024}}) {
+    const Sizes sizes{{"B", batch}, {"L", length}, {"H", 12}, {"D", 64}};
+    const auto random = [&](std::uint64_t i) { return random_normal<f32, "B/d L H/t D">(mesh, sizes, {0, i}); };
+    const Heads heads{random(1), random(2), random(3)};
+    const auto ct = random(4);
+    const auto segments = zeros<i32, "B/d L">(mesh, sizes);
+    const auto mask = logical_and(equal(rename<"L -> Qlen">(segments), rename<"L -> Klen">(segments)),
+                                  causal_mask<"Qlen Klen">(mesh, length, length));
+    const auto fused = [&](const Heads& h) { return causal_attention<"L", "D">(h.q, h.k, h.v, segments); };
+    const auto einsums = [&](const Heads& h) {
+      const auto logits = einsum_unreduced<"B/d Qlen H/t D, B/d Klen H/t D -> B/d H/t Qlen Klen">(
+          rename<"L -> Qlen">(h.q), rename<"L -> Klen">(h.k));
+      const auto p = softmax<"Klen">(where(mask, logits * 0.125, -1e30));
+      return einsum_unreduced<"B/d H/t L Klen, B/d Klen H/t D -> B/d L H/t D">(rename<"Qlen -> L">(p),
+                                                                               rename<"L -> Klen">(h.v));
+    };
+    const auto step = [&](const auto& f) {
+      static_cast<void>(value_and_grad(mesh, [&](const Heads& h) { return sum(f(h) * ct); }, heads));
+    };
+    const std::int64_t keys = (length + 1) / 2;
+    const Buffer scores = mesh.device()->pool()->allocate(static_cast<std::size_t>(length * keys) * sizeof(f32));
+    const auto products = [&](std::int64_t n) {
+      for (std::int64_t i = 0; i < n * batch * 12; ++i)
+        kernels::gemm<f32>(mesh.device()->exec(), false, true, length, keys, 64, heads.q.span().data(), 64,
+                           heads.k.span().data(), 64, scores.as<f32>(), keys, false);
+    };
+    const auto t =
+        interleaved(length < 256 ? 101 : 15, {[&] { fused(heads); }, [&] { einsums(heads); }, [&] { products(2); },
+                                              [&] { step(fused); }, [&] { step(einsums); }, [&] { products(7); }});
+    for (const std::size_t i : {std::size_t{0}, std::size_t{3}})
+      fmt::print("{:>8}  {:<9}  {:>8.2f}  {:>8.2f}  {:>8.2f}  {:>6.2f}\n", fmt::format("{} x {}", batch, length),
+                 i == 0 ? "forward" : "both", t[i].median * 1e3, t[i + 1].median * 1e3, t[i + 2].median * 1e3,
+                 t[i + 1].median / t[i].median);
+  }
+}
+
 #if defined(SHARDLIB_WITH_MPI)
 // One collective: ours, the MPI library's, and how many bytes cross the bus per byte of the whole.
 struct Contest {
@@ -237,6 +284,7 @@ int figures() {
     fmt::print("FMA peak: {:.1f} GFLOP/s on one core, {:.1f} on {} at once\n", one / 1e9, all / 1e9, cores);
     gemm_figures(mesh);
     shell_figures(mesh);
+    attention_figures(mesh);
     step_figures(mesh, all);
   });
   return 0;

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "op_case.hpp"
+#include "shardlib/comm/dry.hpp"
 #include "shardlib/grad.hpp"
 #include "shardlib/interop.hpp"
 #include "shardlib/ops/attention.hpp"
@@ -176,15 +177,17 @@ void check_against_einsums(const Mesh2& mesh, std::int64_t length, std::int64_t 
 TEST_CASE("causal_attention is what the einsums give, over lengths around its blocks", "[ops]") {
   for (const char* text : {"d=1,t=1", "d=2,t=2"}) {
     INFO(text);
-    on_mesh(text, [](const std::shared_ptr<Device>& device) {
-      const Mesh2 mesh(device);
-      for (const std::int64_t length : {1, 31, 33, 64, 65, 129})
-        check_against_einsums<f32>(mesh, length, length == 64 ? 8 : 5, length % 2 == 1, length == 65, 1e-5);
-      if (mesh.count() == 1) return;  // the long ones once, shared out
-      for (const std::int64_t length : {512, 513})
-        check_against_einsums<f32>(mesh, length, 4, length % 2 == 1, false, 1e-5);
-      check_against_einsums<f64>(mesh, 530, 3, true, true, 1e-12);
-    });
+    on_mesh(text,
+            [](const std::shared_ptr<Device>& device) {
+              const Mesh2 mesh(device);
+              for (const std::int64_t length : {1, 31, 33, 64, 65, 129})
+                check_against_einsums<f32>(mesh, length, length == 64 ? 8 : 5, length % 2 == 1, length == 65, 1e-5);
+              if (mesh.count() == 1) return;  // the long ones once, shared out
+              for (const std::int64_t length : {512, 513})
+                check_against_einsums<f32>(mesh, length, 4, length % 2 == 1, false, 1e-5);
+              check_against_einsums<f64>(mesh, 530, 3, true, true, 1e-12);
+            },
+            {.threads = 1});
     SUCCEED();
   }
 }
@@ -212,23 +215,40 @@ TEST_CASE("causal_attention: scores far apart, and numbers that are none", "[ops
 }
 
 TEST_CASE("causal_attention keeps no scores", "[ops]") {
-  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
-    const Mesh2 mesh(device);
-    const std::int64_t n = 1024;
-    const Sizes sizes{{"B", 1}, {"L", n}, {"Q", 1}, {"K", 8}, {"D", 4}};
-    const Operands<f32> x{zeros<f32, "B/d L Q K/t D">(mesh, sizes), zeros<f32, "B/d L K/t D">(mesh, sizes),
-                          zeros<f32, "B/d L K/t D">(mesh, sizes)};
-    const auto before = device->pool()->stats();
-    const auto loss = [](const Operands<f32>& o) { return sum(causal_attention<"L", "D">(o.q, o.k, o.v)); };
-    value_and_grad(mesh, loss, x);
-    const auto after = device->pool()->stats();
-    const std::size_t operand = static_cast<std::size_t>(n) * 8 * 4 * sizeof(f32);
-    expect(detail::state(device).kept < operand + static_cast<std::size_t>(n) * 8 * sizeof(f32) + 4096,
-           "the result and one number for each query are kept");
-    // Result, three gradients, the cotangent twice; blocks of 64 x 512 scores, and one head's rows.
-    expect(after.peak - before.live < 7 * operand + (2U << 18),
-           "scratch is a few blocks: " + show(after.peak - before.live));
-  });
+  on_mesh("d=1,t=1",
+          [](const std::shared_ptr<Device>& device) {
+            const Mesh2 mesh(device);
+            const std::int64_t n = 1024;
+            const Sizes sizes{{"B", 1}, {"L", n}, {"Q", 1}, {"K", 8}, {"D", 4}};
+            const Operands<f32> x{zeros<f32, "B/d L Q K/t D">(mesh, sizes), zeros<f32, "B/d L K/t D">(mesh, sizes),
+                                  zeros<f32, "B/d L K/t D">(mesh, sizes)};
+            const auto before = device->pool()->stats();
+            const auto loss = [](const Operands<f32>& o) { return sum(causal_attention<"L", "D">(o.q, o.k, o.v)); };
+            value_and_grad(mesh, loss, x);
+            const auto after = device->pool()->stats();
+            const std::size_t operand = static_cast<std::size_t>(n) * 8 * 4 * sizeof(f32);
+            expect(detail::state(device).kept < operand + static_cast<std::size_t>(n) * 8 * sizeof(f32) + 4096,
+                   "the result and one number for each query are kept");
+            // Multiply-adds count as two, and only those of keys that a query sees.
+            const auto& counts = detail::state(device).counts;
+            const double pairs = 8.0 * static_cast<double>(n * (n + 1) / 2);
+            expect(counts.at("causal_attention").flops == 2 * 2 * 4 * pairs, "two products forward");
+            expect(counts.at("causal_attention_backward").flops == 5 * 2 * 4 * pairs, "five backward");
+            // A dry run takes the same memory from its pool.
+            const auto dry =
+                std::make_shared<Device>(parse_mesh("d=1,t=1"), 0, std::make_shared<DryWorld>(Peers::threads));
+            const Mesh2 nowhere(dry);
+            const Operands<f32> nothing{zeros<f32, "B/d L Q K/t D">(nowhere, sizes),
+                                        zeros<f32, "B/d L K/t D">(nowhere, sizes),
+                                        zeros<f32, "B/d L K/t D">(nowhere, sizes)};
+            const auto live = dry->pool()->stats().live;
+            value_and_grad(nowhere, loss, nothing);
+            expect(dry->pool()->stats().peak - live == after.peak - before.live, "a dry run's peak");
+            // Result, three gradients, the cotangent twice; blocks of 64 x 512 scores, and one head's rows.
+            expect(after.peak - before.live < 7 * operand + (2U << 18),
+                   "scratch is a few blocks: " + show(after.peak - before.live));
+          },
+          {.threads = 1});
   SUCCEED();
 }
 

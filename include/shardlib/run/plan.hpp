@@ -32,7 +32,7 @@ struct Plan {
     friend bool operator==(const Collective&, const Collective&) = default;
   };
   std::vector<Collective> collectives;  ///< of a step, most bytes first
-  double flops = 0;                     ///< of all einsums of a step, a multiply-add counting as two
+  double flops = 0;                     ///< of all einsums and attention of a step, a multiply-add counting as two
   double model_flops = 0;               ///< of all devices, for the model's own arithmetic without recomputation
 
   [[nodiscard]] SHARDLIB_INLINE std::int64_t sent() const;  ///< bytes, by this device in a step
