@@ -129,19 +129,25 @@ inline auto segment_mask(const Tensor<i32, "B/d L">& segments, const Tensor<bool
   return {logical_and(equal(rename<"L -> Qlen">(segments), rename<"L -> Klen">(segments)), causal), {}};
 }
 
+// Before the layers and behind them; the tables are gathered over d.
+inline auto embedded(const Tensor<f32, "V/t M">& table, const Tensor<i32, "B/d L">& inputs) -> Residual {
+  return reduce_scatter<"B/d L M +t -> B/d L M/t">(index_unreduced<"[V/t] M, B/d L -> B/d L M +t">(table, inputs));
+}
+inline auto unembedded(const Residual& x, const Tensor<f32, "M/t/d">& norm, const Tensor<f32, "V/t M">& table)
+    -> Tensor<f32, "B/d L V/t"> {
+  return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t">(gathered_norm(x, norm), table);
+}
+
 // Logits of a batch; `caches` is for sampling.
 inline auto logits(const Model& w, const Tensor<i32, "B/d L">& inputs, const Mask& mask, const Form& form,
                    const Sampling& sampling, Array<"layers", Cache>* caches) -> Tensor<f32, "B/d L V/t"> {
   const auto embed = all_gather<"V/t M/d -> V/t M">(w.embed);
-  Residual x =
-      reduce_scatter<"B/d L M +t -> B/d L M/t">(index_unreduced<"[V/t] M, B/d L -> B/d L M +t">(embed, inputs));
+  Residual x = embedded(embed, inputs);
   for (std::size_t i = 0; i < w.layers.size(); ++i)
     x = caches != nullptr
             ? layer(x, mask, w.layers[i], form, {sampling.offset, sampling.places, &(*caches)[i]})
             : explicit_activation_checkpointing(layer)(x, mask, w.layers[i], form, sampling);
-  const auto y = gathered_norm(x, w.final_norm);
-  const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M">(w.unembed[0]);
-  return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t">(y, unembed);
+  return unembedded(x, w.final_norm, w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M">(w.unembed[0]));
 }
 
 // Cross-entropy over a vocabulary that is sharded over t, without gathering it. Per token and still partial over t.
@@ -156,12 +162,16 @@ inline auto token_losses(const Tensor<f32, "B/d L V/t">& logits, const Tensor<i3
 
 // The mean loss of the tokens that count. Each device of the mesh holds a part of the sum: that is what value_and_grad
 // wants.
+inline auto mean_loss(const Tensor<f32, "B/d L V/t">& logits, const Batch& batch, const Form& form)
+    -> Tensor<f32, "+d +t"> {
+  // --library-loss: the library's cross_entropy in place of the one spelled above.
+  const auto losses = form.library_loss ? cross_entropy(logits, batch.targets) : token_losses(logits, batch.targets);
+  return sum<"B/d L +t -> +d +t">(losses * batch.weights);
+}
+
 inline auto loss(const Model& w, const Batch& batch, const Tensor<bool_, "Qlen Klen">& causal, const Form& form)
     -> Tensor<f32, "+d +t"> {
-  const auto y = logits(w, batch.inputs, segment_mask(batch.segments, causal), form, {}, nullptr);
-  // --library-loss: the library's cross_entropy in place of the one spelled above.
-  const auto losses = form.library_loss ? cross_entropy(y, batch.targets) : token_losses(y, batch.targets);
-  return sum<"B/d L +t -> +d +t">(losses * batch.weights);
+  return mean_loss(logits(w, batch.inputs, segment_mask(batch.segments, causal), form, {}, nullptr), batch, form);
 }
 
 }  // namespace gpt

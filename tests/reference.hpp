@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "shardlib/tape.hpp"
+#include "shardlib/backward.hpp"
 #include "support.hpp"
 
 namespace shardlib::test {

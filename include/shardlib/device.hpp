@@ -62,6 +62,13 @@ class Device {
  public:
   /// Programs get theirs from `launch`. Without a backend a device cannot communicate: groups of several throw Error.
   Device(std::vector<AxisSize> axes, int index, std::shared_ptr<Backend> backend = nullptr, int threads = 1);
+  /// The same device as one of a smaller mesh: of the devices that have its coordinate along `axis`, without that axis.
+  /// It has the memory, communicators and local state of `whole`, which it keeps alive; asked again while it lives, it
+  /// is the same one. Throws Error for an axis that is not there.
+  static std::shared_ptr<Device> submesh(const std::shared_ptr<Device>& whole, std::string_view axis);
+  /// The device of the mesh that this one's is a part of; null where it is a part of none.
+  [[nodiscard]] const std::shared_ptr<Device>& whole() const { return whole_; }
+
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
   ~Device();
@@ -91,6 +98,7 @@ class Device {
   /// The device's own T, default-constructed at first use.
   template <class T>
   T& local() {
+    if (whole_) return whole_->template local<T>();
     const std::size_t slot = local_slot<T>();
     if (slot >= locals_.size()) locals_.resize(slot + 1);
     if (!locals_[slot]) locals_[slot] = std::make_shared<T>();
@@ -121,6 +129,8 @@ class Device {
   std::map<std::vector<int>, std::unique_ptr<Communicator>> groups_;
   std::vector<std::pair<std::vector<std::string>, Communicator*>> by_axes_;
   std::vector<std::shared_ptr<void>> locals_;
+  std::shared_ptr<Device> whole_;
+  std::map<std::string, std::weak_ptr<Device>> submeshes_;
 };
 
 }  // namespace shardlib

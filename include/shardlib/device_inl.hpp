@@ -81,6 +81,23 @@ SHARDLIB_INLINE Device::Device(std::vector<AxisSize> axes, int index, std::share
   }
 }
 
+SHARDLIB_INLINE std::shared_ptr<Device> Device::submesh(const std::shared_ptr<Device>& whole, std::string_view axis) {
+  auto& known = whole->submeshes_[std::string(axis)];
+  if (auto device = known.lock()) return device;
+  const auto at = static_cast<std::ptrdiff_t>(whole->find(axis));
+  auto axes = whole->axes_;
+  axes.erase(axes.begin() + at);
+  auto coordinates = whole->coordinates_;
+  coordinates.erase(coordinates.begin() + at);
+  int index = 0;
+  for (std::size_t i = 0; i < axes.size(); ++i) index = index * axes[i].size + coordinates[i];
+  auto device = std::make_shared<Device>(std::move(axes), index, nullptr, whole->threads_);
+  device->whole_ = whole;
+  device->pool_ = whole->pool_;
+  known = device;
+  return device;
+}
+
 SHARDLIB_INLINE Device::~Device() {
   clear_local();
   // Freeing an MPI communicator is collective: ascending order is the same on every member.
@@ -88,6 +105,7 @@ SHARDLIB_INLINE Device::~Device() {
 }
 
 SHARDLIB_INLINE Communicator& Device::group(std::span<const std::string_view> axes) {
+  if (whole_) return whole_->group(axes);
   for (const auto& [names, communicator] : by_axes_) {
     if (std::ranges::equal(names, axes)) return *communicator;
   }
@@ -117,6 +135,7 @@ SHARDLIB_INLINE Communicator& Device::everybody() {
 }
 
 SHARDLIB_INLINE std::string Device::describe() const {
+  if (whole_) return whole_->describe();
   if (axes_.empty()) return "device 0 of the mesh without axes";
   auto place = axes_;
   for (std::size_t i = 0; i < place.size(); ++i) place[i].size = coordinates_[i];

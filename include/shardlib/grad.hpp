@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "shardlib/backward.hpp"
 #include "shardlib/detail/inline.hpp"
 #include "shardlib/gradient.hpp"
 #include "shardlib/ops/create.hpp"
@@ -65,10 +66,10 @@ class WithMode {
   std::size_t next_;
 };
 
-/// The backward pass of a checkpointed call: replays f lazily from its arguments and what it saved, then differentiates
-/// the replay by the arguments that are `wanted`. Ops of the replay compute their value only if a VJP asks for it.
+/// The backward pass of a checkpointed call: replays f lazily from its arguments and what it saved, to differentiate the
+/// replay by the arguments that are `wanted`. Ops of the replay compute their value only if a VJP asks for it.
 template <class F, class Args>
-std::vector<ValuePtr> replay(const F& f, const Args& args, const std::vector<bool>& wanted,
+std::shared_ptr<Backward> replay(const F& f, const Args& args, const std::vector<bool>& wanted,
                              const std::vector<ValuePtr>& saved, const std::vector<ValuePtr>& cotangents,
                              const std::shared_ptr<Device>& device) {
   std::vector<Slot> leaves;
@@ -85,8 +86,7 @@ std::vector<ValuePtr> replay(const F& f, const Args& args, const std::vector<boo
     std::size_t i = 0;
     each_value(out, [&](const ValuePtr& value) { roots.emplace_back(value->slot, cotangents[i++]); });
   }
-  const WithMode mode(state(device), State::Mode::eager);
-  return backward(roots, leaves);
+  return std::make_shared<Backward>(roots, leaves);
 }
 
 template <class R>
@@ -124,7 +124,7 @@ struct checkpoint_hook<R> {
     auto& kept = node->edges.front().saved.values;
     kept.insert(kept.end(), saved.begin(), saved.end());
     node->sequence = ++state(device).sequence;
-    node->joint = [f, inputs, wanted, saved, device](const std::vector<ValuePtr>& cotangents) {
+    node->nested = [f, inputs, wanted, saved, device](const std::vector<ValuePtr>& cotangents) {
       return replay(f, inputs, wanted, saved, cotangents, device);
     };
     int output = 0;
@@ -170,7 +170,7 @@ struct value_and_grad_hook<R> {
     return result;
   }
 
- private:
+  /// The cotangents of the leaves as the gradient of `weights`; zeros where none has arrived.
   template <class M, class W, class G>
   static void collect(const M& mesh, const W& weights, G& grads, std::vector<ValuePtr>& cotangents, std::size_t& i) {
     if constexpr (is_tensor<W>) {

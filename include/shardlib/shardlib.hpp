@@ -19,7 +19,8 @@
 
 // What runs.
 #include "shardlib/value.hpp"  // what a tensor holds
-#include "shardlib/tape.hpp"   // reverse-mode differentiation
+#include "shardlib/tape.hpp"   // reverse-mode differentiation: what ops record
+#include "shardlib/backward.hpp"  // and running it backward
 #include "shardlib/ops/attention.hpp"
 #include "shardlib/ops/collectives.hpp"
 #include "shardlib/ops/create.hpp"

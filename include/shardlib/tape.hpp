@@ -25,6 +25,8 @@ struct Residuals {
 };
 using Pull = std::function<ValuePtr(const ValuePtr& cotangent, const Residuals&)>;
 
+class Backward;  // backward.hpp
+
 /// One op of the program: where the cotangents of its operands go, and how to get them from that of its result. The
 /// nodes hold each other, from the loss down to the leaves; there is no global list.
 struct Node {
@@ -37,17 +39,14 @@ struct Node {
   };
   std::vector<Edge> edges;
   int outputs = 1;
-  /// All VJPs at once where that is cheaper (a fused loop) or the only way (a replayed function).
+  /// All VJPs at once where that is cheaper (a fused loop).
   std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>& cotangents)> joint;
+  /// The backward pass of a replayed function, of which the edges' inputs are the leaves.
+  std::function<std::shared_ptr<Backward>(const std::vector<ValuePtr>& cotangents)> nested;
 };
 
 /// A place for the gradient of a value that is differentiated by: a node without operands.
 SHARDLIB_INLINE std::shared_ptr<Value> as_leaf(const Value& value);
-
-/// Runs the tape from `roots` (slots and their cotangents) down to the leaves, in the same order on every device. Nodes
-/// are emptied once used, which frees their residuals. Returns the cotangents of `leaves`; null where none arrived.
-SHARDLIB_INLINE std::vector<ValuePtr> backward(const std::vector<std::pair<Slot, ValuePtr>>& roots,
-                                               const std::vector<Slot>& leaves);
 
 /// How one operand's cotangent comes from the result's: f(cotangent, saved...), a typed function, with what it needs;
 /// or f(cotangent, saved..., global sizes of the operand). Lives as long as the call of `record` that it is made for.

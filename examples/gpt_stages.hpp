@@ -1,0 +1,87 @@
+// The GPT of gpt_model.hpp cut into pipeline stages: which rank holds which weights, and what a stage does.
+#pragma once
+
+#include <shardlib/pipeline/execute.hpp>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "gpt_model.hpp"
+
+namespace gpt {
+
+// The weights of one pipeline rank: its layers, and what lies before and behind them where it has those ends.
+struct StageModel {
+  Array<"embed", Tensor<f32, "V/t M/d">> embed;      // of the first stage; of the last one too where it is tied
+  Array<"unembed", Tensor<f32, "V/t M/d">> unembed;  // of the last stage, if not tied
+  Array<"layers/p", Layer> layers;
+  Array<"final_norm", Tensor<f32, "M/t/d">> final_norm;  // of the last stage
+};
+
+static_assert(fully_sharded<Mesh<"d t">, StageModel>);
+
+// What pipeline::value_and_grad asks for.
+struct Stages {
+  const pipeline::LayerMap& layer_map;
+  const std::vector<Batch>& batches;  // of each microbatch
+  Tensor<bool_, "Qlen Klen"> causal;
+  Form form;
+
+  [[nodiscard]] auto enter(const StageModel& w, const pipeline::Place& at) const -> Residual {
+    return embedded(all_gather<"V/t M/d -> V/t M">(w.embed.at(0)), batch(at).inputs);
+  }
+  [[nodiscard]] auto stage(const StageModel& w, Residual x, const pipeline::Place& at) const -> Residual {
+    const auto mask = segment_mask(batch(at).segments, causal);
+    const std::size_t first = layer_map.first_of_stage(at.stage),
+                      count = static_cast<std::size_t>(layer_map.per_stage());
+    for (std::size_t i = first; i < first + count; ++i)
+      x = explicit_activation_checkpointing(layer)(x, mask, w.layers.at(i), form, Sampling{});
+    return x;
+  }
+  [[nodiscard]] auto loss(const StageModel& w, const Residual& x, const pipeline::Place& at) const
+      -> Tensor<f32, "+d +t"> {
+    const auto table = all_gather<"V/t M/d -> V/t M">(w.unembed.empty() ? w.embed.at(0) : w.unembed[0]);
+    return mean_loss(unembedded(x, w.final_norm.at(0), table), batch(at), form);
+  }
+
+ private:
+  [[nodiscard]] const Batch& batch(const pipeline::Place& at) const {
+    return batches.at(static_cast<std::size_t>(at.microbatch));
+  }
+};
+
+// The weights that a rank has, still without values.
+inline StageModel empty_stages(const pipeline::Schedule& schedule, const pipeline::LayerMap& layers, int rank,
+                               bool tied) {
+  const bool first = schedule.rank_of(0) == rank, last = schedule.rank_of(schedule.num_stages() - 1) == rank;
+  StageModel w;
+  w.embed.resize(first || (last && tied) ? 1 : 0);
+  w.unembed.resize(last && !tied ? 1 : 0);
+  w.layers.resize(layers.of_rank(rank).size());
+  w.final_norm.resize(last ? 1 : 0);
+  return w;
+}
+
+// The name of a leaf in the whole model, gpt::Model: "layers/0/w_q" of a rank is another layer's. In checkpoints names
+// have dots, and something before: "weights.layers.0.w_q".
+inline std::string name_in_model(const std::string& name, const std::vector<int>& layers) {
+  const std::size_t at = name.find("layers");
+  if (at != std::string::npos) {
+    const std::size_t begin = at + 7, end = name.find_first_of("./", begin);
+    const auto local = static_cast<std::size_t>(std::stoi(name.substr(begin, end - begin)));
+    return name.substr(0, begin) + std::to_string(layers.at(local)) + name.substr(end);
+  }
+  return name.find("unembed") != std::string::npos ? name : name.substr(0, name.size() - 2);  // "embed/0" is "embed"
+}
+
+// The ranks that use the embedding: that of the first stage, and of the last one where it is tied.
+inline std::vector<int> embedding_owners(const pipeline::Schedule& schedule, bool tied) {
+  std::vector<int> ranks{schedule.rank_of(0)};
+  const int last = schedule.rank_of(schedule.num_stages() - 1);
+  if (tied && last != ranks[0]) ranks.push_back(last);
+  std::ranges::sort(ranks);
+  return ranks;
+}
+
+}  // namespace gpt

@@ -1,0 +1,38 @@
+// Running the tape backward: all at once, or for some of the leaves first and for the others later.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "shardlib/detail/inline.hpp"
+#include "shardlib/tape.hpp"
+
+namespace shardlib::detail {
+
+/// A backward pass from `roots` (slots and their cotangents) down to `leaves`, in the same order on every device. Nodes
+/// are emptied as their pulls run, which frees their residuals. A pass may stop once some leaves have their cotangents,
+/// and go on later; it then keeps what the other pulls need, and sums come out the same, bit for bit.
+class Backward {
+ public:
+  Backward(const std::vector<std::pair<Slot, ValuePtr>>& roots, std::vector<Slot> leaves);
+
+  /// The cotangents of all leaves that have not had theirs yet; null where none arrived, or where it was given before.
+  std::vector<ValuePtr> run();
+  /// The cotangents of the leaves that are `wanted`. Only the pulls on the way to them run.
+  std::vector<ValuePtr> run(const std::vector<bool>& wanted);
+
+ private:
+  class Pass;
+  std::shared_ptr<Pass> pass_;
+};
+
+/// The whole pass at once.
+SHARDLIB_INLINE std::vector<ValuePtr> backward(const std::vector<std::pair<Slot, ValuePtr>>& roots,
+                                               const std::vector<Slot>& leaves);
+
+}  // namespace shardlib::detail
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/backward_inl.hpp"
+#endif

@@ -1,0 +1,174 @@
+// A mesh with a stage axis: what a pipeline rank sees of its own stage, and what stages send each other.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "shardlib/backward.hpp"
+#include "shardlib/ops/collectives.hpp"
+#include "shardlib/tree.hpp"
+
+namespace shardlib::pipeline {
+
+namespace detail {
+
+namespace core = shardlib::detail;
+using core::ValuePtr;
+
+/// "d t" of "p d t".
+constexpr Spec axes_without(std::string_view axes, std::string_view axis) {
+  core::Text rest;
+  for (const auto name : rules::mesh_axes(axes))
+    if (name != axis) rest = rest + (rest.empty() ? "" : " ") + name;
+  return Spec(rest.view());
+}
+
+/// The spec with one more sum pending.
+constexpr Spec with_partial(std::string_view spec, std::string_view axis) {
+  TensorSpec result = parse_tensor(spec).spec;
+  result.add_partial(axis);
+  return Spec(to_string(result).view());
+}
+
+/// A tensor's values under another spec, and on another device of the same program: nothing is copied.
+inline ValuePtr relabelled(const core::Value& x, const TensorSpec& spec, const std::shared_ptr<Device>& device) {
+  const auto copy = core::detached(x);
+  copy->spec = &spec;
+  copy->device = device;
+  return copy;
+}
+
+/// One message of a group along the stage axis, counted and traced like a collective. Never waits for the receiver.
+inline void send(const core::Value& x, std::string_view axis, int to) {
+  core::Value shape = x;
+  shape.made_by = {"send", {}, {}};
+  core::count(shape);
+  core::observed(shape, [&] {
+    core::add_traffic(shape, x.bytes(), {axis});
+    x.device->group({axis}).send(x.data(), to);
+    return x.data();
+  });
+}
+
+/// Messages on their way: of values that have shapes, but no data yet.
+class Incoming {
+ public:
+  Incoming(const std::vector<ValuePtr>& shapes, std::string_view axis, int from) {
+    for (const ValuePtr& shape : shapes) {
+      auto value = std::make_shared<core::Value>(*shape);
+      value->made_by = {"receive", {}, {}};
+      value->storage = std::make_shared<core::Storage>(core::Storage{core::allocate(*value), nullptr});
+      requests_.push_back(value->device->group({axis}).recv(value->storage->buffer, from));
+      values_.push_back(std::move(value));
+    }
+  }
+  /// The values, once all have come.
+  std::vector<ValuePtr> wait() {
+    for (std::size_t i = 0; i < values_.size(); ++i) {
+      core::count(*values_[i]);
+      core::observed(*values_[i], [&] {
+        requests_[i].wait();
+        return values_[i]->storage->buffer;
+      });
+    }
+    return std::move(values_);
+  }
+
+ private:
+  std::vector<ValuePtr> values_;
+  std::vector<Request> requests_;
+};
+
+/// The values of a tree's leaves, and a tree without Arrays from its leaves' values.
+template <class T>
+std::vector<ValuePtr> values_of(const T& tree) {
+  std::vector<ValuePtr> values;
+  const auto take = [&](const core::Path&, const auto& leaf) { values.push_back(leaf.value()); };
+  core::visit(take, {}, tree);
+  return values;
+}
+template <class T>
+T tree_of(const std::vector<ValuePtr>& values) {
+  T tree;
+  std::size_t i = 0;
+  const auto give = [&](const core::Path&, auto& leaf) { leaf = std::remove_cvref_t<decltype(leaf)>(values.at(i++)); };
+  core::visit(give, {}, tree);
+  return tree;
+}
+
+/// Values without data for the leaves of T, under their own specs or (`dual`) those of their cotangents.
+template <class T, Spec A>
+std::vector<ValuePtr> shapes_of(const Mesh<A>& mesh, const Sizes& sizes, bool dual) {
+  std::vector<ValuePtr> shapes;
+  T tree;
+  const auto add = [&]<class D, Spec S>(const core::Path&, Tensor<D, S>&) {
+    static_assert(floating<D>, "stages hand floating-point tensors over; integers belong into the microbatch");
+    const core::OpInfo op{"receive", S, {}};
+    core::Bindings names(op, mesh.device());
+    for (const NamedSize& given : sizes)
+      if (core::parsed<S>.has(given.name)) names.bind(given);
+    const TensorSpec& spec = dual ? core::parsed<core::dual_spec(S, A)> : core::parsed<S>;
+    shapes.push_back(core::make_value(op, mesh.device(), dtype_v<D>, spec, names.sizes(core::parsed<S>)));
+  };
+  core::visit(add, {}, tree);
+  return shapes;
+}
+
+}  // namespace detail
+
+/// One device's view of a mesh `A` whose axis `P` numbers pipeline ranks: `StagedMesh<"p", "p d t"> mesh(device)`. All
+/// tensors of a stage live on `mesh.stage()`, a `Mesh<"d t">` of the devices that share the rank.
+template <Spec P, Spec A>
+class StagedMesh {
+ public:
+  static constexpr Spec axis = P;
+  static constexpr Spec stage_axes = detail::axes_without(A, P);
+  using Stage = Mesh<stage_axes>;
+
+  explicit StagedMesh(const std::shared_ptr<Device>& device) : whole_(device), stage_(Device::submesh(device, P)) {}
+
+  [[nodiscard]] const Mesh<A>& whole() const { return whole_; }
+  [[nodiscard]] const Stage& stage() const { return stage_; }
+  [[nodiscard]] int rank() const { return whole_.coordinate(P); }
+  [[nodiscard]] int ranks() const { return whole_.size(P); }
+
+  /// Sends a tensor or tree of this stage to the same place of rank `to`. Does not wait for the receiver.
+  template <class T>
+  void send(const T& x, int to) const {
+    for (const auto& value : detail::values_of(x)) detail::send(*value, P, to);
+  }
+  /// What rank `from` sends. Messages of two ranks arrive in order. `sizes` has those of all names.
+  template <class T>
+  [[nodiscard]] T receive(const Sizes& sizes, int from) const {
+    return detail::tree_of<T>(detail::Incoming(detail::shapes_of<T>(stage_, sizes, false), P, from).wait());
+  }
+
+  /// What each stage holds as its part of a sum over all stages: `"+d +t"` of a stage is `"+d +p +t"` of the whole
+  /// mesh.
+  template <dtype D, Spec S>
+  [[nodiscard]] auto part_of_sum(const Tensor<D, S>& x) const -> Tensor<D, detail::with_partial(S, P)> {
+    static constexpr Spec sum = detail::with_partial(S, P);
+    return Tensor<D, sum>(detail::relabelled(*x.value(), detail::core::parsed<sum>, whole_.device()));
+  }
+
+  /// The sum of what `owners` (ranks, ascending, this one among them) hold of x, on each of them, with the same bits:
+  /// the gradient of a weight that several stages use. The other ranks do not take part.
+  template <dtype D, Spec S>
+  [[nodiscard]] Tensor<D, S> sum_over(const std::vector<int>& owners, const Tensor<D, S>& x) const {
+    for (const int owner : owners)
+      if (owner != rank()) detail::send(*x.value(), P, owner);
+    detail::core::Accumulator sum;
+    for (const int owner : owners)
+      sum.add(owner == rank() ? x.value() : detail::Incoming({x.value()}, P, owner).wait().front());
+    return Tensor<D, S>(sum.take());
+  }
+
+ private:
+  Mesh<A> whole_;
+  Stage stage_;
+};
+
+}  // namespace shardlib::pipeline

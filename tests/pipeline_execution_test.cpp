@@ -1,0 +1,297 @@
+// Pipelines that run: the GPT of examples/gpt_model.hpp in stages gives the loss and the gradients of the whole one
+// under every schedule; backward passes in halves; what stays in memory; what goes wrong.
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <shardlib/pipeline/execute.hpp>
+#include <shardlib/shardlib.hpp>
+#include <string>
+#include <vector>
+
+#include "../examples/gpt_stages.hpp"
+#include "support.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+using Staged = pipeline::StagedMesh<"p", "p d t">;
+using Host = std::map<std::string, HostArray<f32>>;  // by the names of gpt::Model's leaves
+
+constexpr int microbatches = 8, layers = 8;
+constexpr std::int64_t rows = 2, length = 6, vocabulary = 32;
+const Sizes model_sizes{{"M", 16}, {"Q", 1}, {"K", 2}, {"D", 4}, {"F", 24}, {"V", vocabulary}};
+const Sizes activation_sizes{{"B", rows}, {"L", length}, {"M", 16}};
+
+/// A batch's ids; row by row they come in microbatches.
+std::vector<i32> ids(std::uint64_t random) {
+  std::vector<i32> values;
+  for (std::int64_t i = 0; i < microbatches * rows * length; ++i) {
+    random = random * 6364136223846793005U + 1442695040888963407U;
+    values.push_back(static_cast<i32>((random >> 33) % vocabulary));
+  }
+  return values;
+}
+
+gpt::Batch batch(const Mesh<"d t">& mesh, int microbatch) {
+  const auto tensor = [&](const std::vector<i32>& all) {
+    const auto begin = all.begin() + microbatch * rows * length;
+    return place<Tensor<i32, "B/d L">>(mesh, HostArray<i32>({rows, length}, {begin, begin + rows * length}));
+  };
+  const Sizes sizes{{"B", rows}, {"L", length}};
+  return {tensor(ids(1)), tensor(ids(2)), zeros<i32, "B/d L">(mesh, sizes),
+          full<f32, "B/d L">(mesh, sizes, 1.0 / static_cast<double>(microbatches * rows * length))};
+}
+
+struct Whole {
+  Host weights, gradients;
+  double loss = 0;
+};
+
+/// The model that is not cut, on one device: the gradients of the microbatches, added one by one.
+Whole unpipelined(bool tied) {
+  Whole whole;
+  detail::run_device(std::make_shared<Device>(parse_mesh("d=1,t=1"), 0), 1, [&](const std::shared_ptr<Device>& device) {
+    const Mesh<"d t"> mesh(device);
+    gpt::Model model;
+    model.unembed.resize(tied ? 0 : 1);
+    model.layers.resize(layers);
+    initialize(mesh, model, model_sizes, 1, [](std::string_view name) {
+      return Normal{name.find("norm") != std::string_view::npos ? 1.0 : 0.0, 0.3};
+    });
+    const auto names = leaf_names(model);
+    const auto put = [&](Host& host, const gpt::Model& tree) {
+      const auto values = fetch(tree);
+      for (std::size_t i = 0; i < names.size(); ++i) host.insert_or_assign(names[i], values[i]);
+    };
+    put(whole.weights, model);
+    gpt::Model sum = zeros_like(model);
+    const auto causal = causal_mask<"Qlen Klen">(mesh, length, length);
+    for (int m = 0; m < microbatches; ++m) {
+      const auto [loss, gradients] = value_and_grad(mesh, gpt::loss, model, batch(mesh, m), causal, gpt::Form{});
+      whole.loss += static_cast<double>(item(all_reduce<"+d +t -> ">(loss)));
+      sum = map_tree([](const auto& a, const auto& b) { return a + b; }, sum, gradients);
+    }
+    put(whole.gradients, sum);
+  });
+  return whole;
+}
+
+struct Result {
+  double loss = 0, value = 0;
+  Host gradients;  ///< of this rank's weights
+  pipeline::Step<Tensor<f32, "+d +p +t">, gpt::StageModel> step;
+};
+
+/// A step of the model in stages, as this device sees it. `Program` may spoil gpt::Stages.
+template <class Program = gpt::Stages>
+Result staged(const std::shared_ptr<Device>& device, const pipeline::Schedule& schedule, const Host& weights, bool tied,
+              const Sizes& sizes = activation_sizes) {
+  const Staged mesh(device);
+  const pipeline::LayerMap layer_map(schedule, layers);
+  const auto mine = layer_map.of_rank(mesh.rank());
+  gpt::StageModel model = gpt::empty_stages(schedule, layer_map, mesh.rank(), tied);
+  for_each_leaf(
+      [&](std::string_view name, auto& leaf) {
+        leaf = place<std::remove_cvref_t<decltype(leaf)>>(mesh.stage(),
+                                                          weights.at(gpt::name_in_model(std::string(name), mine)));
+      },
+      model);
+  std::vector<gpt::Batch> batches;
+  for (int m = 0; m < microbatches; ++m) batches.push_back(batch(mesh.stage(), m));
+  const Program program{{layer_map, batches, causal_mask<"Qlen Klen">(mesh.stage(), length, length), {}}};
+  Result result;
+  result.step = pipeline::value_and_grad(mesh, schedule, microbatches, program, model, sizes, true);
+  auto& gradients = result.step.gradients;
+  if (const auto owners = gpt::embedding_owners(schedule, tied); !gradients.embed.empty() && owners.size() > 1)
+    gradients.embed[0] = mesh.sum_over(owners, gradients.embed[0]);
+  result.loss = static_cast<double>(item(all_reduce<"+d +p +t -> ">(result.step.loss)));
+  result.value = static_cast<double>(
+      item(all_reduce<"+d +p +t -> ">(pipeline::value(mesh, schedule, microbatches, program, model, sizes))));
+  for_each_leaf(
+      [&](std::string_view name, const auto& leaf) {
+        result.gradients.insert_or_assign(gpt::name_in_model(std::string(name), mine), fetch(leaf));
+      },
+      gradients);
+  return result;
+}
+struct Plain : gpt::Stages {};
+
+void expect_close(const Result& result, const Whole& whole, const std::string& what) {
+  expect(std::abs(result.loss - whole.loss) < 1e-6 * whole.loss,
+         what + ": the loss is " + show(result.loss) + " instead of " + show(whole.loss));
+  expect(result.value == result.loss, what + ": the loss without gradients is " + show(result.value));
+  for (const auto& [name, gradient] : result.gradients) {
+    const auto& due = whole.gradients.at(name).data;
+    expect(gradient.data.size() == due.size(), what + ", " + name + ": another size");
+    double scale = 0, worst = 0;
+    for (std::size_t i = 0; i < due.size(); ++i) {
+      scale = std::max(scale, std::abs(static_cast<double>(due[i])));
+      worst = std::max(worst, std::abs(static_cast<double>(due[i]) - static_cast<double>(gradient.data[i])));
+    }
+    expect(scale > 0 && worst <= 1e-5 * scale,
+           what + ": the gradient of " + name + " differs by " + show(worst / scale));
+  }
+}
+
+std::vector<pipeline::Schedule> schedules(int p) {
+  using namespace pipeline;
+  return {GPipe(p),
+          Std1F1B(p),
+          Eager1F1B(p),
+          ZeroBubble(p),
+          Interleaved1F1B({.num_stages = p, .mpmd_dim = p}),
+          Interleaved1F1B({.num_stages = 2 * p, .mpmd_dim = p}),
+          Interleaved1F1B({.num_stages = 2 * p, .mpmd_dim = p, .fuse_steady_state = true}),
+          DualPipeV({.num_stages = 2 * p, .mpmd_dim = p})};
+}
+
+/// The body on devices that are threads of this process, also under mpirun.
+void on_threads(const std::string& mesh, const DeviceBody& body) {
+  const auto axes = parse_mesh(mesh);
+  detail::launch_threads(axes, body, device_count(axes), 1);
+}
+
+}  // namespace
+
+TEST_CASE("pipeline: under every schedule loss and gradients are those of the model that is not cut", "[pipeline]") {
+  for (const bool tied : {false, true}) {
+    const Whole whole = unpipelined(tied);
+    std::vector<std::string> meshes{"p=1,d=1,t=1", "p=2,d=1,t=1", "p=4,d=1,t=1", "p=2,d=2,t=1", "p=2,d=1,t=2"};
+    if (!tied) meshes.insert(meshes.end(), {"p=1,d=2,t=2", "p=2,d=2,t=2", "p=4,d=2,t=1"});
+    for (const std::string& mesh : meshes)
+      for (const pipeline::Schedule& schedule : schedules(parse_mesh(mesh)[0].size))
+        on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+          const std::string what = schedule.name() + " on " + mesh + (tied ? ", tied" : "");
+          const Result result = staged<Plain>(device, schedule, whole.weights, tied);
+          expect_close(result, whole, what);
+          // The simulator counts what the tasks keep; these are the tapes that were there.
+          const auto lists = schedule.tasks(microbatches);
+          const auto rank = static_cast<std::size_t>(device->coordinate("p"));
+          const double due = pipeline::simulate(lists, pipeline::even_costs(lists)).peak_in_flight[rank];
+          expect(std::abs(result.step.peak_in_flight - due) < 1e-9,
+                 what + ": " + show(result.step.peak_in_flight) + " in flight instead of " + show(due));
+          std::size_t tasks = 0;
+          for (const auto& list : lists) tasks += pipeline::parts_of(list).size();
+          expect(result.step.intervals.size() == tasks, what + ": as many intervals as tasks");
+          for (const auto& interval : result.step.intervals)
+            expect(interval.begin > 0 && interval.end >= interval.begin,
+                   what + ": times of " + to_string(interval.task));
+        });
+  }
+}
+
+TEST_CASE("pipeline: a weight's gradient has the same bits under all schedules that cut the model alike",
+          "[pipeline]") {
+  const Whole whole = unpipelined(false);
+  on_mesh("p=2,d=1,t=1", [&](const std::shared_ptr<Device>& device) {
+    const Result first = staged<Plain>(device, pipeline::GPipe(2), whole.weights, false);
+    for (const pipeline::Schedule& schedule :
+         {pipeline::Schedule(pipeline::Std1F1B(2)), pipeline::Schedule(pipeline::Eager1F1B(2)),
+          pipeline::Schedule(pipeline::ZeroBubble(2)),
+          pipeline::parse_csv("fwd_0__7,fwd_0__6,fwd_0__5,fwd_0__4,fwd_0__3,fwd_0__2,fwd_0__1,fwd_0__0,bwd_0__7,"
+                              "bwdA_0__6,bwd_0__5,bwd_0__4,bwd_0__3,bwd_0__2,bwd_0__1,bwd_0__0,bwdW_0__6\n"
+                              "fwd_1__7,fwd_1__6,fwd_1__5,fwd_1__4,fwd_1__3,fwd_1__2,fwd_1__1,fwd_1__0,bwd_1__7,"
+                              "bwdA_1__6,bwd_1__5,bwd_1__4,bwd_1__3,bwd_1__2,bwd_1__1,bwd_1__0,bwdW_1__6\n",
+                              "microbatches in reverse")}) {
+      const Result result = staged<Plain>(device, schedule, whole.weights, false);
+      expect(result.loss == first.loss, schedule.name() + ": the loss's bits");
+      for (const auto& [name, gradient] : first.gradients)
+        expect(std::memcmp(gradient.data.data(), result.gradients.at(name).data.data(),
+                           gradient.data.size() * sizeof(f32)) == 0,
+               schedule.name() + ": the bits of " + name);
+    }
+  });
+}
+
+TEST_CASE("backward in halves: only the pulls that are needed run, and the sums are the same bits", "[pipeline]") {
+  on_mesh("d=2,t=1", [](const std::shared_ptr<Device>& device) {
+    using X = Tensor<f32, "B/d M">;
+    struct Weights {
+      Tensor<f32, "M/d N"> a, b;
+    };
+    const Mesh<"d t"> mesh(device);
+    const Sizes sizes{{"B", 4}, {"M", 8}, {"N", 8}};
+    const auto layer = [](const X& x, const Weights& w) -> X {
+      const auto y = tanh(einsum_unreduced<"B/d M, M N -> B/d N">(x, all_gather<"M/d N -> M N">(w.a)));
+      return x + einsum_unreduced<"B/d N, M N -> B/d M">(y, all_gather<"M/d N -> M N">(w.b)) * x;
+    };
+    for (const bool recompute : {false, true}) {
+      const auto record = [&](X& x, Weights& w, bool halves) {
+        x = X(detail::as_leaf(*random_normal<f32, "B/d M">(mesh, sizes, {1, 0}).value()));
+        w.a = Tensor<f32, "M/d N">(detail::as_leaf(*random_normal<f32, "M/d N">(mesh, sizes, {1, 1}).value()));
+        w.b = Tensor<f32, "M/d N">(detail::as_leaf(*random_normal<f32, "M/d N">(mesh, sizes, {1, 2}).value()));
+        // Each weight is used twice, so that sums are taken.
+        X y = x;
+        for (int i = 0; i < 2; ++i) y = recompute ? explicit_activation_checkpointing(layer)(y, w) : layer(y, w);
+        detail::Backward pass({{y.value()->slot, detail::detached(*x.value())}},
+                              {x.value()->slot, w.a.value()->slot, w.b.value()->slot});
+        const auto scattered = [&] { return detail::state(device).counts["reduce_scatter"].calls; };
+        const auto before = scattered();
+        if (!halves) return pass.run();
+        auto found = pass.run({true, false, false});
+        expect(found[0] && !found[1] && !found[2], "the input's gradient alone");
+        expect(scattered() == before, "the weights' gradients are not reduced yet");
+        auto rest = pass.run();
+        expect(!rest[0] && rest[1] && rest[2], "then the weights' gradients");
+        expect(scattered() == before + 4, "each is reduced once");
+        rest[0] = found[0];
+        return rest;
+      };
+      X x;
+      Weights w;
+      const auto whole = record(x, w, false), halves = record(x, w, true);
+      for (std::size_t i = 0; i < whole.size(); ++i)
+        expect(std::memcmp(whole[i]->data().data(), halves[i]->data().data(), whole[i]->bytes()) == 0,
+               "the bits of gradient " + show(i));
+    }
+  });
+}
+
+namespace {
+
+struct Throwing : gpt::Stages {
+  [[nodiscard]] auto stage(const gpt::StageModel& w, const gpt::Residual& x, const pipeline::Place& at) const
+      -> gpt::Residual {
+    if (at.stage == 1 && at.microbatch == 3) throw Error("the disk is full");
+    return gpt::Stages::stage(w, x, at);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("pipeline: what fails ends all ranks with one message", "[pipeline]") {
+  const Whole whole = unpipelined(false);
+  const auto run = [&](const std::string& mesh, const auto& step) {
+    on_threads(mesh, [&](const std::shared_ptr<Device>& device) { step(device); });
+  };
+  for (const pipeline::Schedule& schedule : schedules(2))
+    expect_error<Error>(
+        [&] {
+          run("p=2,d=1,t=2", [&](const std::shared_ptr<Device>& device) {
+            (void)staged<Throwing>(device, schedule, whole.weights, false);
+          });
+        },
+        "fwd_1__3: the disk is full");
+  expect_error<UsageError>(
+      [&] {
+        run("p=2,d=1,t=1", [&](const std::shared_ptr<Device>& device) {
+          (void)staged<Plain>(device, pipeline::Std1F1B(4), whole.weights, false);
+        });
+      },
+      "Std1F1B(num_stages=4) is for 4 ranks, but the mesh has p=2; choose p=4, or a schedule for 2 ranks");
+  expect_error<UsageError>([] { (void)pipeline::LayerMap(pipeline::Std1F1B(3), 8); },
+                           "8 layers do not divide into the 3 stages of Std1F1B(num_stages=3); choose a multiple of 3, "
+                           "or fewer stages");
+  expect_error<Error>(
+      [&] {
+        run("p=2,d=1,t=1", [&](const std::shared_ptr<Device>& device) {
+          (void)staged<Plain>(device, pipeline::Std1F1B(2), whole.weights, false,
+                              {{"B", rows}, {"L", length + 1}, {"M", 16}});
+        });
+      },
+      "fwd_0__0: stage 0 hands over `B/d L M/t` with L = 6, but the sizes given for the pipeline say 7; give what a "
+      "microbatch has (device 0 (p=0,d=0,t=0) of mesh p=2,d=1,t=1)");
+}
