@@ -118,7 +118,8 @@ SHARDLIB_INLINE void CheckpointWriter::plan(Job& job, const NamedValues& leaves)
         throw Error("'" + name + "' is no name for an array: use letters, digits, _, - and .");
       if (!names.insert(name).second) throw Error("two leaves have the name '" + name + "'");
       if (!value) throw Error("the leaf '" + name + "' is empty");
-      if (value->device != device_) throw Error("the leaf '" + name + "' lies on another mesh");
+      // Pipeline stages have leaves on a submesh.
+      if (value->device != device_ && value->device->whole() != device_) throw Error("the leaf '" + name + "' lies on another mesh");
       const Block& b = blocks.emplace_back(block_of(name, *value));
       mine.push_back({name, static_cast<int>(b.array.dtype), b.array.shape, b.array.dims, b.chunks, b.key});
     }

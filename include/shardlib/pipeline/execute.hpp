@@ -46,6 +46,9 @@ class LayerMap {
 /// Throws UsageError unless the schedule is for as many ranks as the stage axis has.
 SHARDLIB_INLINE void must_fit(const Schedule& schedule, std::string_view axis, int ranks);
 
+/// What the tasks of a step took, as the simulator's costs: the mean of each kind and stage. Transfers take no time.
+[[nodiscard]] SHARDLIB_INLINE Costs measured_costs(const std::vector<Interval>& intervals);
+
 /// What a step gives: the loss as a part of the sum over the whole mesh ("+d +p +t", from the last stage), and the
 /// gradients of this rank's weights.
 template <class Loss, class G>

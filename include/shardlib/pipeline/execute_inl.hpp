@@ -48,6 +48,31 @@ SHARDLIB_INLINE void must_fit(const Schedule& schedule, std::string_view axis, i
                    (ranks == 1 ? " rank" : " ranks"));
 }
 
+SHARDLIB_INLINE Costs measured_costs(const std::vector<Interval>& intervals) {
+  struct Sum {
+    double seconds = 0;
+    int tasks = 0;
+  };
+  std::map<std::pair<int, TaskKind>, Sum> sums;
+  int stages = 0;
+  for (const auto& [rank, task, begin, end] : intervals) {
+    Sum& sum = sums[{task.stage, task.kind}];
+    sum.seconds += end - begin;
+    ++sum.tasks;
+    stages = std::max(stages, task.stage + 1);
+  }
+  Costs costs;
+  costs.stages.assign(static_cast<std::size_t>(stages), TaskTimes{0, 0, 0, 0});
+  for (const auto& [key, sum] : sums) {
+    TaskTimes& times = costs.stages[static_cast<std::size_t>(key.first)];
+    (key.second == TaskKind::fwd    ? times.fwd
+     : key.second == TaskKind::bwd  ? times.bwd
+     : key.second == TaskKind::bwdA ? times.bwdA
+                                    : times.bwdW) = sum.seconds / sum.tasks;
+  }
+  return costs;
+}
+
 namespace detail {
 
 using core::State;

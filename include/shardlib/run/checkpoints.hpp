@@ -10,20 +10,23 @@
 
 namespace shardlib::run {
 
-/// `state` must outlive the result. Its leaves must be there, with their sizes, when a checkpoint is loaded.
+/// `state` must outlive the result. Its leaves must be there, with their sizes, when a checkpoint is loaded. `rename`: as
+/// in io::SaveOptions.
 template <Spec A, class State>
-[[nodiscard]] Checkpoints checkpoints_of(const Mesh<A>& mesh, State& state, const Training& training) {
+[[nodiscard]] Checkpoints checkpoints_of(const Mesh<A>& mesh, State& state, const Training& training,
+                                         const io::Rename& rename = {}) {
   if (training.directory.empty() || training.plan) return {};
   const std::string folder = training.directory + "/checkpoints";
   const auto saver =
-      std::make_shared<io::AsyncSaver>(mesh, folder, io::SaveOptions{static_cast<int>(training.keep), {}});
+      std::make_shared<io::AsyncSaver>(mesh, folder, io::SaveOptions{static_cast<int>(training.keep), rename});
   Checkpoints c;
   c.save = [saver, &state](std::int64_t step, const std::string& data) { saver->save(step, state, {step, data, {}}); };
-  c.load = [mesh, folder, &state]() -> std::optional<Checkpoints::Loaded> {
+  c.load = [mesh, folder, rename, &state]() -> std::optional<Checkpoints::Loaded> {
     const auto path = io::newest_whole(mesh, folder);
     if (!path) return std::nullopt;
     io::LoadOptions verified;  // newest_whole has compared all files with the manifest
     verified.verify = false;
+    verified.rename = rename;
     const io::CheckpointMeta meta = io::load(mesh, *path, state, verified);
     return Checkpoints::Loaded{meta.step, meta.data_hash};
   };
