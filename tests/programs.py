@@ -435,8 +435,9 @@ def mistakes(p):
     p.gpt("--learning-rate=1e30", "--steps=20", ranks=2).fails(1, "step ", "not finite", "--learning-rate")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(parts, description):
+    """Calls each part with the programs; the exit status."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", required=True, help="folder of the built programs")
     parser.add_argument("--mpiexec", default="", help="command with flags that starts ranks; empty: threads only")
     options = parser.parse_args()
@@ -448,7 +449,7 @@ def main():
     begin = time.time()
     with tempfile.TemporaryDirectory() as folder:
         p = Programs(options.examples, shlex.split(options.mpiexec), folder)
-        for part in [training, resuming, other_options, gpt2, mlp, mistakes]:
+        for part in parts:
             started = time.time()
             part(p)
             print(f"{part.__name__}: {time.time() - started:.0f} s", flush=True)
@@ -457,4 +458,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main([training, resuming, other_options, gpt2, mlp, mistakes], __doc__))

@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""Runs gpt_pipeline as a user would, on threads and under mpirun, beside gpt_fsdp.
+
+pipeline_programs.py --examples DIR [--mpiexec "mpirun --oversubscribe"]
+
+Needs nothing but Python's standard library. Prints what failed; the exit status is 1 then.
+"""
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as xml
+
+import programs
+from programs import TIMEOUT, apart, check, numbers
+
+# Losses of two layouts: sums in another order differ in the last bits, which training magnifies.
+CLOSE = 1e-5
+
+
+def small(p):
+    """A model of 8 layers, for up to 8 stages; the same options do for gpt_fsdp. Constant learning rate: runs of
+    different lengths compare."""
+    options = {"--batch": 16, "--seq": 16, "--layers": 8, "--d-model": 16, "--n-kv": 2, "--d-head": 4, "--d-ff": 16}
+    options |= {"--steps": 4, "--warmup": 0, "--final-learning-rate": 1, "--learning-rate": 0.01, "--max-tokens": 0}
+    options |= {"--microbatches": 8, "--data": p.text}
+    return [f"{option}={value}" for option, value in options.items()]
+
+
+def run(p, *options, ranks=0, program="gpt_pipeline"):
+    return p.run(program, [*small(p), *options], ranks)
+
+
+def records(path):
+    with open(path) as file:
+        return [json.loads(line) for line in file]
+
+
+def curve(p, *options, ranks=0, program="gpt_pipeline"):
+    path = os.path.join(p.folder, "curve.jsonl")
+    if os.path.exists(path):
+        os.remove(path)
+    done = run(p, f"--metrics={path}", *options, ranks=ranks, program=program)
+    return done, records(path) if done.succeeds() else []
+
+
+def layouts(p):
+    """Every schedule on every mesh trains as gpt_fsdp on one device; MPI gives the bits of threads."""
+    for tied in [], ["--tied"]:
+        one = curve(p, "--mesh=d=1,t=1", *tied, program="gpt_fsdp")[1]
+        cases = [("p=1", "1f1b"), ("p=1", "interleaved-1f1b"), ("p=2", "gpipe"), ("p=2", "interleaved-1f1b")]
+        cases += [("p=2,d=2,t=1", "zero-bubble"), ("p=2,d=1,t=2", "dualpipe-v"), ("p=4", "eager-1f1b")]
+        cases += [("p=4,d=2,t=1", "dualpipe-v"), ("d=2,t=2", "1f1b")]
+        for mesh, schedule in cases:
+            options = [f"--mesh={mesh}", f"--schedule={schedule}", *tied]
+            done, steps = curve(p, *options)
+            if not done.check(len(steps) == len(one) == 4, "one object a step"):
+                continue
+            done.check(apart(steps, one) < CLOSE, f"losses as gpt_fsdp's ({apart(steps, one):.1e})")
+            norms = max(abs(a["grad_norm"] - b["grad_norm"]) / b["grad_norm"] for a, b in zip(steps, one))
+            done.check(norms < CLOSE, f"gradient norms as gpt_fsdp's ({norms:.1e})")
+            ranks = 1
+            for size in re.findall(r"=(\d)", mesh):
+                ranks *= int(size)
+            if p.mpiexec and ranks in (2, 4):
+                done, steps_of_mpi = curve(p, *options, ranks=ranks)
+                done.check(numbers(steps_of_mpi) == numbers(steps), "the same bits as on threads")
+    header = run(p, "--mesh=p=2", "--steps=1").out.split("\n")[0]
+    parameters = run(p, "--mesh=d=1", "--steps=1", program="gpt_fsdp").out.split(" ")[0]
+    check(header.startswith(parameters + " parameters, mesh p=2,d=1,t=1,"), "all parameters are counted", header)
+
+
+def checkpoints(p):
+    """One run goes through layouts, unpipelined ones too, as if it had never stopped."""
+    whole = curve(p, "--mesh=d=1,t=1", "--steps=20", program="gpt_fsdp")[1]
+    folder = f"{p.folder}/moving"
+    legs = [
+        (4, "gpt_pipeline", ["--mesh=p=2,d=2,t=1", "--schedule=zero-bubble"], 0),
+        (8, "gpt_pipeline", ["--mesh=p=2", "--schedule=interleaved-1f1b"], 2),
+        (12, "gpt_fsdp", ["--mesh=d=2,t=2"], 0),
+        (16, "gpt_pipeline", ["--mesh=p=2,d=1,t=2", "--schedule=dualpipe-v"], 0),
+        (20, "gpt_pipeline", ["--mesh=p=1"], 0),
+    ]
+    for steps, program, options, ranks in legs:
+        done = run(p, f"--run={folder}", f"--steps={steps}", *options, ranks=ranks if p.mpiexec else 0, program=program)
+        done.succeeds()
+        done.check(steps == 4 or f"going on from step {steps - 4} of {steps}" in done.out, "goes on from the checkpoint")
+    steps = records(f"{folder}/metrics.jsonl")
+    if check(len(steps) == len(whole) == 20, "moving between layouts: a record for each step"):
+        check(apart(steps, whole) < CLOSE, f"moving between layouts changes nothing ({apart(steps, whole):.1e})")
+    run(p, f"--run={folder}", "--mesh=p=2", "--layers=4").fails(2, "does not fit this program")
+
+    run(p, f"--run={p.folder}/validated", "--mesh=p=2", f"--validation-data={p.text}", "--validate-every=4").succeeds()
+    run(p, f"--run={p.folder}/validated_alone", "--mesh=d=1", f"--validation-data={p.text}", "--validate-every=4",
+        program="gpt_fsdp").succeeds()
+    two = [records(f"{p.folder}/{name}/metrics.jsonl")[-1]["validation_loss"] for name in ("validated", "validated_alone")]
+    check(abs(two[0] - two[1]) < CLOSE * two[1], f"validation losses {two}")
+
+
+def pictures(p):
+    shown = run(p, "--mesh=p=2", "--microbatches=4", "--schedule=interleaved-1f1b", "--stages=4", "--show-schedule")
+    shown.succeeds()
+    shown.check(shown.out.startswith("rank 0: fwd_0__0 fwd_0__1 fwd_2__0 "), "--show-schedule prints the tasks")
+    shown.check("makespan 13.5, bubble 11.11 %" in shown.out, "and what the simulator says")
+    path = os.path.join(p.folder, "timeline.svg")
+    run(p, "--mesh=p=2", "--schedule=zero-bubble", f"--timeline={path}").succeeds()
+    with open(path) as file:
+        svg = file.read()
+    xml.fromstring(svg)
+    check("planned: " in svg and "measured: " in svg, "--timeline draws planned and measured")
+    boxes = svg.count('<rect class="task') + svg.count('class="task ')
+    check(boxes == 2 * 2 * 3 * 8, f"a box for each of 48 tasks, planned and measured ({boxes})")
+    check(os.path.exists(f"{p.folder}/moving/timeline.svg"), "a run has its timeline in its folder")
+    plan = run(p, "--mesh=p=4,d=2", "--plan")
+    plan.succeeds()
+    plan.check(re.search(r"^  send +p +8 ", plan.out, re.M), "--plan counts the sends of 8 microbatches")
+
+
+def mistakes(p):
+    shown = p.run("gpt_pipeline", ["--help"])
+    shown.succeeds()
+    for word in "--schedule --stages --show-schedule --timeline --microbatches --mesh --tied --run".split():
+        shown.check(len(re.findall(rf"^ +{word} ", shown.out, re.M)) == 1, f"--help explains {word} once")
+    wrong = [
+        (["--mesh=p=2", "--schedule=foo"], ["no schedule `foo`", "zero-bubble"]),
+        (["--mesh=p=2", "--schedule=/nowhere/x.csv"], ["/nowhere/x.csv", "cannot be read"]),
+        (["--mesh=p=3", "--microbatches=4"], ["8 layers", "3 stages", "multiple of 3"]),
+        (["--mesh=p=2", "--schedule=1f1b", "--stages=4"], ["`1f1b` has 4 stages on 4 ranks", "4 on 2"]),
+        (["--mesh=p=2", "--schedule=interleaved-1f1b", "--stages=3"], ["mpmd_dim does not divide num_stages"]),
+        (["--mesh=p=2", "--microbatches=3"], ["--batch 16", "--microbatches 3", "multiple of 3"]),
+        (["--mesh=p=2,d=4", "--microbatches=8"], ["--microbatches 8", "d = 4", "multiple of 4"]),
+        (["--mesh=p=8", "--microbatches=4", "--schedule=zero-bubble"], ["ZeroBubble", "microbatches", "4"]),
+        (["--mesh=d=2,p=2"], ["--mesh", "p d t", "in this order"]),
+        (["--mesh=p=2", "--timeline=/nowhere/x.svg"], ["/nowhere/x.svg", "--timeline"]),
+    ]
+    for options, words in wrong:
+        for ranks in [0, 2] if p.mpiexec else [0]:
+            run(p, *options, ranks=ranks).fails(2, *words)
+    run(p, "--mesh=p=2", "--learning-rate=1e30", "--steps=20").fails(1, "step ", "not finite", "--learning-rate")
+    if p.mpiexec:
+        run(p, "--mesh=p=4", ranks=2).fails(2, "mesh", "4 devices", "mpirun started 2 ranks")
+        killed_rank(p)
+
+
+def killed_rank(p):
+    """The other stage waits for a message that never comes: the job must end all the same."""
+
+    def processes():
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/cmdline", "rb") as file:
+                    command = file.read().split(b"\0")
+            except OSError:
+                continue
+            if command[0].endswith(b"/gpt_pipeline") and f"--run={p.folder}/killed".encode() in command:
+                yield int(pid)
+
+    command = [*p.mpiexec, "-n", "2", os.path.join(p.examples, "gpt_pipeline"), *small(p), "--mesh=p=2"]
+    command += [f"--run={p.folder}/killed", "--steps=1000000", "--save-every=2"]
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    limit = time.time() + TIMEOUT
+    while time.time() < limit and job.poll() is None and not os.path.exists(f"{p.folder}/killed/checkpoints/LATEST"):
+        time.sleep(0.01)
+    ranks = sorted(processes())
+    if check(len(ranks) == 2, f"two ranks run ({ranks})"):
+        os.kill(ranks[1], signal.SIGKILL)
+    try:
+        text = job.communicate(timeout=30)[0]
+    except subprocess.TimeoutExpired:
+        for pid in processes():
+            os.kill(pid, signal.SIGKILL)
+        text = job.communicate()[0] + "it hangs"
+    check(job.returncode not in (0, None) and "it hangs" not in text, f"a killed stage ends the job ({job.returncode})", text[-800:])
+    check(not list(processes()), "no rank is left")
+
+
+if __name__ == "__main__":
+    sys.exit(programs.main([layouts, checkpoints, pictures, mistakes], __doc__))
