@@ -159,8 +159,8 @@ void on_threads(const std::string& mesh, const DeviceBody& body) {
 TEST_CASE("pipeline: under every schedule loss and gradients are those of the model that is not cut", "[pipeline]") {
   for (const bool tied : {false, true}) {
     const Whole whole = unpipelined(tied);
-    std::vector<std::string> meshes{"p=1,d=1,t=1", "p=2,d=1,t=1", "p=4,d=1,t=1", "p=2,d=2,t=1", "p=2,d=1,t=2"};
-    if (!tied) meshes.insert(meshes.end(), {"p=1,d=2,t=2", "p=2,d=2,t=2", "p=4,d=2,t=1"});
+    std::vector<std::string> meshes{"p=2,d=1,t=1", "p=4,d=1,t=1", "p=2,d=2,t=1"};
+    if (!tied) meshes.insert(meshes.end(), {"p=1,d=1,t=1", "p=2,d=1,t=2", "p=1,d=2,t=2", "p=2,d=2,t=2", "p=4,d=2,t=1"});
     for (const std::string& mesh : meshes)
       for (const pipeline::Schedule& schedule : schedules(parse_mesh(mesh)[0].size))
         on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {

@@ -85,6 +85,12 @@ struct StepValues {
 /// The forward tasks alone.
 [[nodiscard]] SHARDLIB_INLINE TaskLists forward_lists(const Schedule& schedule, int microbatches);
 
+/// A program's three functions; see value_and_grad.
+template <class Program, class W>
+concept staged = requires(const Program& program, const W& weights, const Place& at) {
+  program.loss(weights, program.stage(weights, program.enter(weights, at), at), at);
+};
+
 template <class Program, class W>
 using activation_t = std::decay_t<decltype(std::declval<const Program&>().enter(std::declval<const W&>(), Place{}))>;
 template <class Program, class W>
@@ -139,6 +145,7 @@ auto part_of_loss(const StagedMesh<P, A>& mesh, const ValuePtr& loss) {
 /// a (stage, microbatch) lives from `fwd` to `bwd` or `bwdW`; `bwdA` runs the pulls that X needs, `bwdW` the others.
 /// `measure`: note when each task ran. Throws UsageError for a schedule that is not for this mesh or number.
 template <Spec P, Spec A, class Program, class W>
+  requires detail::staged<Program, W>
 [[nodiscard]] auto value_and_grad(const StagedMesh<P, A>& mesh, const Schedule& schedule, int microbatches,
                                   const Program& program, const W& weights, const Sizes& sizes, bool measure = false)
     -> detail::step_t<Program, W, P, A> {
@@ -171,6 +178,7 @@ template <Spec P, Spec A, class Program, class W>
 
 /// The loss alone, without gradients: for validation.
 template <Spec P, Spec A, class Program, class W>
+  requires detail::staged<Program, W>
 [[nodiscard]] auto value(const StagedMesh<P, A>& mesh, const Schedule& schedule, int microbatches,
                          const Program& program, const W& weights, const Sizes& sizes) {
   must_fit(schedule, P, mesh.ranks());

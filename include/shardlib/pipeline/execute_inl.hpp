@@ -125,6 +125,7 @@ class Runner {
     if (program_.measure) group().barrier();
     start_ = now();
     live_at_start_ = program_.device->pool()->stats().live;
+    state_.kept = 0;
     // Receives stand a task early: the message comes while that task runs.
     const std::vector<Operations> plan = communication_plan(lists_, 1);
     for (const Operation& operation : plan[static_cast<std::size_t>(rank_)]) {

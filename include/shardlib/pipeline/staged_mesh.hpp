@@ -123,6 +123,8 @@ std::vector<ValuePtr> shapes_of(const Mesh<A>& mesh, const Sizes& sizes, bool du
 /// tensors of a stage live on `mesh.stage()`, a `Mesh<"d t">` of the devices that share the rank.
 template <Spec P, Spec A>
 class StagedMesh {
+  static_assert(rules::mesh_axes(A).contains(P), "the stage axis is an axis of the mesh");
+
  public:
   static constexpr Spec axis = P;
   static constexpr Spec stage_axes = detail::axes_without(A, P);

@@ -10,8 +10,8 @@
 
 namespace shardlib::run {
 
-/// `state` must outlive the result. Its leaves must be there, with their sizes, when a checkpoint is loaded. `rename`: as
-/// in io::SaveOptions.
+/// `state` must outlive the result. Its leaves must be there, with their sizes, when a checkpoint is loaded. `rename`:
+/// as in io::SaveOptions.
 template <Spec A, class State>
 [[nodiscard]] Checkpoints checkpoints_of(const Mesh<A>& mesh, State& state, const Training& training,
                                          const io::Rename& rename = {}) {
