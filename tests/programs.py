@@ -110,6 +110,10 @@ class Programs:
         run.check(all(list(s)[: len(keys)] == keys for s in steps), f"--metrics has the keys {keys}")
         run.check([s["step"] for s in steps] == list(range(len(steps))), "--metrics counts the steps from 0")
         run.check(all(s["tokens_per_second"] > 0 and s["step_seconds"] > 0 for s in steps), "--metrics has speeds")
+        parts = ["data", "forward", "backward", "optimizer", "communication"]
+        run.check(all(list(s["seconds"]) == parts for s in steps), f"--metrics has the parts {parts}")
+        ends = all(abs(sum(s["seconds"].values()) - s["step_seconds"]) < 1e-6 for s in steps)
+        run.check(ends, "the parts add up to the step")
         return run, steps
 
 

@@ -414,9 +414,7 @@ TEST_CASE("a traced step has an event for each collective and op of each device"
       trace.before(step);
       const run::StepResult result = subject.step(m, state, rows);
       expect(std::isfinite(result.loss), "a loss");
-      const auto seconds = trace.after(step);
-      expect(seconds.has_value() == (step == 1 || step == 2), "traced in steps 1 and 2");
-      expect(!seconds || (*seconds > 0 && *seconds < 600), "seconds in collectives");
+      trace.after(step);
     }
     trace.finish();  // nothing is left to do
   });
@@ -442,7 +440,7 @@ TEST_CASE("a trace that cannot be written is an error on every device", "[plan][
   on_mesh("d=2,t=2", [](const std::shared_ptr<Device>& device) {
     run::detail::StepTrace trace(device, "/nonexistent/trace.json", 0, 1);
     trace.before(0);
-    expect_error<Error>([&] { static_cast<void>(trace.after(0)); },
+    expect_error<Error>([&] { trace.after(0); },
                         "cannot write the trace '/nonexistent/trace.json.0': No such file or directory (on device 0 "
                         "(d=0,t=0) of mesh d=2,t=2)");
   });

@@ -1,7 +1,9 @@
 // The loop around a program's step (run/training.hpp): the weights it hands out, and the losses that follow from them,
 // in training and validation, on every mesh and with every number of microbatches.
 #include <shardlib/io/flat_tokens.hpp>
+#include <shardlib/run/checkpoints.hpp>
 #include <shardlib/run/training.hpp>
+#include <shardlib/shardlib.hpp>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -63,7 +65,6 @@ TEST_CASE("training: a loss is the mean over the tokens that count, on every mes
         training.seq = length;
         training.microbatches = microbatches;
         training.validate_every = 1;
-        training.report = false;
         training.sample.max_tokens = 0;
         training.metrics = folder / "metrics.jsonl";
         const bool ran = on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
@@ -153,6 +154,68 @@ TEST_CASE("training: data that another tokenizer made are refused, whichever of 
   }
   put(whole + "/.zattrs", R"({"tokenizer": "bytes", "tokenizer_fingerprint": "bytes"})");
   CHECK(run::open_data(training, 0).train);
+}
+
+TEST_CASE("training: the parts of a step add up, and what lies within another counts once", "[run][training]") {
+  using shardlib::detail::Stopwatch;
+  Stopwatch watch;
+  watch.change(Stopwatch::backward, 5);  // before anybody looks
+  watch.reset(100);
+  const auto outside = watch.change(Stopwatch::forward, 103);
+  const auto inside = watch.change(Stopwatch::communication, 110);
+  CHECK(inside == Stopwatch::forward);
+  watch.change(inside, 150);
+  watch.change(Stopwatch::backward, 151);
+  watch.change(outside, 181);
+  watch.change(Stopwatch::rest, 186);
+  CHECK(watch.seconds(Stopwatch::rest) == Approx(8e-9));
+  CHECK(watch.seconds(Stopwatch::forward) == Approx(8e-9));
+  CHECK(watch.seconds(Stopwatch::backward) == Approx(30e-9));
+  CHECK(watch.seconds(Stopwatch::communication) == Approx(40e-9));
+
+  const Scratch folder = Scratch::shared(under_mpi(), world_rank());
+  const run::Data tokens = data(io::Rows::packed);
+  run::Training training;
+  training.steps = 4;
+  training.batch = batch;
+  training.seq = length;
+  training.validate_every = 2;
+  training.save_every = 2;
+  training.sample.max_tokens = 0;
+  training.directory = folder / "run";
+  const bool ran = on_mesh("d=2", [&](const std::shared_ptr<Device>& device) {
+    const Mesh<"d"> mesh(device);
+    Tensor<f32, "A/d"> weight = ones<f32, "A/d">(mesh, {{"A", 4}});
+    const auto loss = [](const Tensor<f32, "A/d">& w) -> Tensor<f32, "+d"> {
+      return sum<"A/d -> +d">(slice<"A -> A/d">(square(all_gather<"A/d -> A">(w))));
+    };
+    run::Program program;
+    program.checkpoints = run::checkpoints_of(mesh, weight, training);
+    program.step = [&](const auto&, std::int64_t, double) {
+      const auto [l, g] = value_and_grad(mesh, loss, weight);
+      weight = weight - g * 0.1;
+      return run::StepResult{item(all_reduce<"+d -> ">(l)), 0};
+    };
+    program.validate = [&](const io::TokenBatch&) { return item(all_reduce<"+d -> ">(loss(weight))); };
+    run::train(device, training, tokens, "", program);
+  });
+  if (!ran || world_rank() != 0) return;
+  const auto records = run::read_records(training.directory + "/metrics.jsonl");
+  REQUIRE(records.size() == 4);
+  for (const run::Record& record : records) {
+    std::vector<std::string> names;
+    double step = 0;
+    for (const auto& [name, seconds] : record.seconds) {
+      names.push_back(name);
+      CHECK(seconds > 0);
+      if (name != "validation" && name != "checkpoint") step += seconds;
+    }
+    std::vector<std::string> expected{"data", "forward", "backward", "optimizer", "communication"};
+    if (record.step % 2 == 1) expected.emplace_back("validation");
+    if (record.step == 2) expected.emplace_back("checkpoint");  // of the two steps before
+    CHECK(names == expected);
+    CHECK(record.step_seconds == Approx(step).epsilon(1e-9));
+  }
 }
 
 }  // namespace

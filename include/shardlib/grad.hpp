@@ -156,13 +156,16 @@ struct value_and_grad_hook<R> {
     const auto live = [&] { return mesh.device()->pool()->stats().live; };
     const std::size_t before = live();
     s.pass = State::Pass::forward;
+    const Stopwatch::Part outside = s.stopwatch.change(Stopwatch::forward);
     const auto loss = f(tracked, args...);
     s.kept = std::max(live(), before) - before;
     s.pass = State::Pass::backward;
+    s.stopwatch.change(Stopwatch::backward);
     using Loss = std::remove_const_t<decltype(loss)>;
     const auto one = full<typename Loss::value_type, "">(mesh, {}, 1.0);
     auto cotangents = backward({{loss.value()->slot, one.value()}}, leaves);
     s.pass = State::Pass::none;
+    s.stopwatch.change(outside);
     R result{Loss(detached(*loss.value())), {}};
     if constexpr (is_array<W>) result.second.resize(weights.size());
     std::size_t i = 0;

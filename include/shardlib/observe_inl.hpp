@@ -3,7 +3,6 @@
 
 #include "shardlib/observe.hpp"
 
-#include <chrono>
 #include <cstdint>
 
 namespace shardlib::detail {
@@ -11,17 +10,12 @@ namespace shardlib::detail {
 SHARDLIB_INLINE Buffer observed(const Value& out, const std::function<Buffer()>& run) {
   State& s = state(out.device);
   if (!s.observer) return run();
-  const auto now = [] {
-    const auto since = std::chrono::steady_clock::now().time_since_epoch();
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
-  };
   // In a replay the operands' ops run within this one: each has a record of its own.
   State::Work outer = std::exchange(s.work, {});
-  const std::int64_t begin = now();
+  const std::int64_t begin = steady_ns();
   Buffer result = run();
-  const std::int64_t end = now();
+  const std::int64_t end = steady_ns();
   State::Work mine = std::exchange(s.work, std::move(outer));
-  s.work.inner_ns += end - begin;
   // What `evaluate` puts off has no storage.
   s.observer({out.made_by, *out.spec, result.data(), out.bytes(), out.storage == nullptr, std::move(mine), begin, end});
   return result;

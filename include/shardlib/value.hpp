@@ -14,6 +14,7 @@
 
 #include "shardlib/buffer.hpp"
 #include "shardlib/detail/inline.hpp"
+#include "shardlib/detail/stopwatch.hpp"
 #include "shardlib/device.hpp"
 #include "shardlib/dtype.hpp"
 #include "shardlib/error.hpp"
@@ -148,9 +149,8 @@ struct State {
   struct Work {
     std::int64_t bytes = 0;  ///< sent by this device
     double flops = 0;
-    Axes axes;                  ///< that it communicated over
-    std::int64_t inner_ns = 0;  ///< spent in other ops: a replay computes operands when they are asked for
-    std::vector<Read> reads;    ///< while note_reads is set
+    Axes axes;                ///< that it communicated over
+    std::vector<Read> reads;  ///< while note_reads is set
   };
   /// One execution of an op, by the steady clock.
   struct Ran {
@@ -168,6 +168,7 @@ struct State {
   std::size_t kept = 0;  ///< bytes of the pool that the last value_and_grad kept for its backward pass
   enum class Pass { none, forward, backward };
   Pass pass = Pass::none;  ///< of value_and_grad
+  Stopwatch stopwatch;     ///< value_and_grad's passes and the collectives, since somebody has reset it
 };
 
 [[gnu::cold]] SHARDLIB_INLINE State& state(const std::shared_ptr<Device>& device);

@@ -21,6 +21,10 @@ using AxisList = std::vector<std::string_view>;
 /// The axes in the order of the mesh, which fixes the order of a sum over them.
 SHARDLIB_INLINE AxisList in_mesh_order(const Device& device, const Axes& axes);
 
+/// Starts and completes an operation of a communicator. The device's stopwatch counts it as communication, waiting for
+/// the others included.
+SHARDLIB_INLINE void complete(const Value& shape, const std::function<Request()>& start);
+
 SHARDLIB_INLINE void add_traffic(const Value& shape, std::size_t bytes, const AxisList& axes);
 
 SHARDLIB_INLINE Buffer gather(const Value& in, const Value& out);
@@ -141,7 +145,9 @@ auto shift(const Tensor<D, S>& x, int by, Site site) -> Tensor<D, detail::result
     if (step == 0) return in.data();
     detail::add_traffic(out, in.bytes(), {std::string_view(Axis)});
     Buffer received = detail::allocate(out);
-    group.send_recv(in.data(), (group.rank() + step) % n, received, (group.rank() - step + n) % n).wait();
+    const Buffer mine = in.data();
+    const int to = (group.rank() + step) % n, from = (group.rank() - step + n) % n;
+    detail::complete(out, [&] { return group.send_recv(mine, to, received, from); });
     return received;
   };
   return detail::record_unary<"shift", Out>(op, x, x.value()->global, kernel,

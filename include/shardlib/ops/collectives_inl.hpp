@@ -17,6 +17,13 @@ SHARDLIB_INLINE AxisList in_mesh_order(const Device& device, const Axes& axes) {
   return ordered;
 }
 
+SHARDLIB_INLINE void complete(const Value& shape, const std::function<Request()>& start) {
+  Stopwatch& stopwatch = state(shape.device).stopwatch;
+  const Stopwatch::Part outside = stopwatch.change(Stopwatch::communication);
+  start().wait();
+  stopwatch.change(outside);
+}
+
 SHARDLIB_INLINE void add_traffic(const Value& shape, std::size_t bytes, const AxisList& axes) {
   State& s = state(shape.device);
   s.counts.find(shape.made_by.name)->second.bytes += static_cast<std::int64_t>(bytes);
@@ -87,7 +94,8 @@ SHARDLIB_INLINE Buffer gather(const Value& in, const Value& out) {
   if (group.size() == 1) return in.data();
   add_traffic(out, in.bytes() * static_cast<std::size_t>(group.size() - 1), d.axes);
   Buffer rows = allocate(out);
-  group.all_gather(in.data(), rows).wait();
+  const Buffer mine = in.data();
+  complete(out, [&] { return group.all_gather(mine, rows); });
   if (rows_are_whole(d.cuts, out.local)) return rows;
   Buffer whole = allocate(out);
   regroup(out.device->exec(), size_of(out.dtype), d.cuts, out.local, rows.data(), whole.data(), false);
@@ -105,7 +113,7 @@ SHARDLIB_INLINE Buffer scatter(const Value& in, const Value& out) {
     regroup(out.device->exec(), size_of(in.dtype), d.cuts, in.local, in.data().data(), rows.data(), true);
   }
   Buffer part = allocate(out);
-  group.reduce_scatter(rows, part, out.dtype, Reduction::sum).wait();
+  complete(out, [&] { return group.reduce_scatter(rows, part, out.dtype, Reduction::sum); });
   return part;
 }
 
@@ -115,7 +123,8 @@ SHARDLIB_INLINE Buffer reduce(const Value& in, const Value& out, const AxisList&
   add_traffic(out, 2 * in.bytes() * static_cast<std::size_t>(group.size() - 1) / static_cast<std::size_t>(group.size()),
               axes);
   Buffer all = allocate(out);
-  group.all_reduce(in.data(), all, out.dtype, op).wait();
+  const Buffer mine = in.data();
+  complete(out, [&] { return group.all_reduce(mine, all, out.dtype, op); });
   return all;
 }
 
@@ -148,7 +157,7 @@ SHARDLIB_INLINE Buffer exchange(const Value& in, const Value& out) {
   const Exec exec = out.device->exec();
   Buffer send = allocate(in), received = allocate(out), whole = allocate(out);
   regroup(exec, size_of(in.dtype), gain, in.local, in.data().data(), send.data(), true);
-  group.all_to_all(send, received).wait();
+  complete(out, [&] { return group.all_to_all(send, received); });
   regroup(exec, size_of(in.dtype), lose, out.local, received.data(), whole.data(), false);
   return whole;
 }

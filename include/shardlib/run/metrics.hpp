@@ -18,7 +18,9 @@ struct Record {
   std::optional<double> mfu = {};                 ///< model FLOPs utilisation, 1 is the machine's measured peak
   std::optional<std::int64_t> memory_bytes = {};  ///< of the fullest device
   std::optional<double> validation_loss = {};     ///< after this step
-  std::vector<std::pair<std::string, double>> seconds = {};  ///< where step_seconds went: {"forward", 0.2}, ...
+  /// Where the first device's time went: {"forward", 0.2}, ... In a training run the parts of a step add up to
+  /// step_seconds; "validation" and "checkpoint" come on top.
+  std::vector<std::pair<std::string, double>> seconds = {};
 };
 
 /// A text that the model has written after a step.

@@ -118,13 +118,17 @@ inline std::string breakdown_chart(const RunData& run, bool alone) {
                      {},
                      {},
                      {}};
+  bool complete = true;  // to rounding
   for (const Record& record : run.records) {
+    double rest = record.step_seconds;
     for (const auto& [name, seconds] : record.seconds) {
       if (std::find(chart.names.begin(), chart.names.end(), name) == chart.names.end()) chart.names.push_back(name);
+      rest -= seconds;
     }
+    complete = complete && rest <= 1e-6 * record.step_seconds;
   }
   if (chart.names.empty()) return "";
-  chart.names.emplace_back("other");
+  if (!complete) chart.names.emplace_back("other");
   chart.parts.resize(chart.names.size());
   for (const Record& record : run.records) {
     chart.x.push_back(static_cast<double>(record.step));
@@ -135,7 +139,7 @@ inline std::string breakdown_chart(const RunData& run, bool alone) {
       chart.parts[static_cast<std::size_t>(at)].back() = seconds;
       rest -= seconds;
     }
-    chart.parts.back().back() = std::max(rest, 0.0);
+    if (!complete) chart.parts.back().back() = std::max(rest, 0.0);
   }
   return to_html(chart);
 }

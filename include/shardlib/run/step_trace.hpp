@@ -27,7 +27,7 @@ class StepTrace {
   StepTrace(std::shared_ptr<Device> device, std::string path, std::int64_t first, std::int64_t steps)
       : device_(std::move(device)), path_(std::move(path)), first_(first), end_(first + steps) {}
 
-  /// Before and after each step; `after` gives the seconds in collectives of a step that was traced.
+  /// Before and after each step.
   void before(std::int64_t step) {
     if (step < first_ || step >= end_) return;
     if (!trace_.on()) {
@@ -37,14 +37,11 @@ class StepTrace {
       device_->everybody().barrier();
       trace_.start();
     }
-    communication_ns_ = 0;
     observing_.emplace(device_, [this](const State::Ran& ran) { add(ran); });
   }
-  std::optional<double> after(std::int64_t step) {
-    if (!observing_) return std::nullopt;
+  void after(std::int64_t step) {
     observing_.reset();
     if (step + 1 == end_) finish();
-    return static_cast<double>(communication_ns_) * 1e-9;
   }
   /// Writes the trace, if there is one still to write: for a run that ends early. Throws the same Error on all devices
   /// where that fails.
@@ -71,7 +68,6 @@ class StepTrace {
     trace_.event(ran.op.name, ran.op.spec.empty() ? spec.view() : ran.op.spec, communicates ? "collectives" : "ops",
                  communicates ? ran.work.bytes : static_cast<std::int64_t>(ran.bytes), ran.begin_ns,
                  ran.end_ns - ran.begin_ns);
-    if (communicates) communication_ns_ += ran.end_ns - ran.begin_ns - ran.work.inner_ns;
   }
   void send(const void* data, std::size_t bytes) {
     const Buffer message = device_->pool()->allocate(bytes);
@@ -117,7 +113,6 @@ class StepTrace {
   std::int64_t first_, end_;
   Trace trace_;
   std::optional<shardlib::detail::Observing> observing_;
-  std::int64_t communication_ns_ = 0;
 };
 
 }  // namespace shardlib::run::detail

@@ -29,7 +29,7 @@ struct Training {
   std::int64_t warmup = 20;
   std::string directory, metrics, graph;
   std::int64_t save_every = 1000, keep = 2, validate_every = 0, validation_batches = 8, sample_every = 0;
-  bool resume = true, trace = false, plan = false, tensorboard = false, report = true;
+  bool resume = true, trace = false, plan = false, tensorboard = false;
   std::string prompt = "And God said";
   SampleOptions sample{.max_tokens = 200, .top_k = 0, .temperature = 0.7};
 };

@@ -65,6 +65,8 @@ inline std::int64_t rows_of_device(const Device& device, std::int64_t rows) {
 
 /// One run on one device.
 class Loop {
+  using Stopwatch = shardlib::detail::Stopwatch;
+
  public:
   Loop(const std::shared_ptr<Device>& device, const Training& training, const Data& data,
        const std::string& configuration, const Program& program)
@@ -117,14 +119,21 @@ class Loop {
     for (std::int64_t step = first; step < training_.steps; ++step) {
       const bool last = step + 1 == training_.steps;
       Record record = train_step(*batches, step);
-      if (due(step, training_.validate_every) || (last && training_.validate_every > 0))
+      if (due(step, training_.validate_every) || (last && training_.validate_every > 0)) {
+        const double begin = now();
         record.validation_loss = validation_loss();
+        record.seconds.emplace_back("validation", now() - begin);
+      }
+      // A record is written before its checkpoint, or a run could go on from there without it: the time is the next's.
+      if (checkpoint_seconds_ > 0) record.seconds.emplace_back("checkpoint", std::exchange(checkpoint_seconds_, 0));
       const bool stopped = stopping();
       if (speaks_) write(record);
       progress->step(record);
       if (directory_.exists() && (due(step, training_.save_every) || last || stopped)) {
+        const double begin = now();
         directory_.sync();
         program_.checkpoints.save(step + 1, identity);
+        checkpoint_seconds_ = now() - begin;
         // What comes after the training takes time and may fail: it must not take the last checkpoint with it.
         if (last || stopped) program_.checkpoints.flush();
       } else if (directory_.exists()) {
@@ -222,18 +231,23 @@ class Loop {
     record.learning_rate =
         warmup_cosine(step, training_.steps, training_.warmup, training_.learning_rate, training_.final_learning_rate);
     if (trace_) trace_->before(step);
+    auto& stopwatch = shardlib::detail::state(device_).stopwatch;
+    stopwatch.reset();
     const StepResult result = program_.step(parts, step, record.learning_rate);
-    const double end = now();
-    const std::optional<double> communication = trace_ ? trace_->after(step) : std::nullopt;
+    stopwatch.change(Stopwatch::rest);
+    if (trace_) trace_->after(step);
     record.loss = result.loss;
     record.grad_norm = result.grad_norm;
-    record.step_seconds = end - begin;
+    record.seconds = {{"data", ready - begin},
+                      {"forward", stopwatch.seconds(Stopwatch::forward)},
+                      {"backward", stopwatch.seconds(Stopwatch::backward)},
+                      {"optimizer", stopwatch.seconds(Stopwatch::rest)},
+                      {"communication", stopwatch.seconds(Stopwatch::communication)}};
+    for (const auto& [part, seconds] : record.seconds) record.step_seconds += seconds;
     record.tokens_per_second = static_cast<double>(training_.batch * training_.seq) / record.step_seconds;
     record.mfu = record.tokens_per_second * program_.flops_per_token / peak_;
     record.memory_bytes =
         static_cast<std::int64_t>(reduce(device_, static_cast<double>(device_->pool()->stats().peak), Reduction::max));
-    record.seconds = {{"data", ready - begin}, {"step", end - ready - communication.value_or(0)}};
-    if (communication) record.seconds.emplace_back("communication", *communication);
     return record;
   }
 
@@ -282,7 +296,7 @@ class Loop {
   JsonLines metrics_;
   std::unique_ptr<TensorBoard> events_;
   std::optional<StepTrace> trace_;
-  double peak_ = 0;
+  double peak_ = 0, checkpoint_seconds_ = 0;
 };
 
 /// What `train` reports in a dry run: one step, counted.
