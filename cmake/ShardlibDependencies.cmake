@@ -58,7 +58,7 @@ if(NOT TARGET shardlib::io_libraries)
   add_library(shardlib::io_libraries INTERFACE IMPORTED GLOBAL)
 endif()
 # Library ("" for headers alone), header, Debian package.
-foreach(part IN ITEMS "|CLI/CLI.hpp|libcli11-dev" "|toml++/toml.h|libtomlplusplus-dev"
+foreach(part IN ITEMS "|toml++/toml.h|libtomlplusplus-dev"
                       "|nlohmann/json.hpp|nlohmann-json3-dev" "utf8proc|utf8proc.h|libutf8proc-dev"
                       "blosc|blosc.h|libblosc-dev" "z|zlib.h|zlib1g-dev")
   string(REPLACE "|" ";" part "${part}")

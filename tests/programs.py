@@ -297,7 +297,7 @@ def other_options(p):
             run.succeeds()
             run.check(program in run.out.split("\n")[0], "--help begins with the program, not with Kokkos' options")
             for word in words.split():
-                run.check(len(re.findall(rf"^ +{word} ", run.out, re.M)) == 1, f"--help explains {word} once")
+                run.check(len(re.findall(rf"^ +--(?:\[no-\])?{word[2:]} ", run.out, re.M)) == 1, f"--help explains {word} once")
 
     run = p.gpt("--report-kept", "--mesh=d=2,t=1")
     run.succeeds()

@@ -273,6 +273,32 @@ TEST_CASE("options: arguments without a name", "[run]") {
   CHECK(one.help().find("--config") == std::string::npos);
   expect_error<UsageError>([&] { static_cast<void>(parse(none, {"--config=x", "a"})); },
                            "unknown option --config (see --help)");
+
+  // Single ones come first, in their order.
+  std::string from, to;
+  const auto mover = [&] {
+    Options o("mv", "Moves.");
+    o.argument("FROM", from, "a file").argument("TO", to, "another");
+    return o;
+  };
+  Options two = mover(), few = mover(), many = mover();
+  CHECK(parse(two, {"a", "b"}));
+  CHECK(from + to == "ab");
+  CHECK(two.help() ==
+        "mv: Moves.\n\nusage: mv [options] FROM TO\n\n"
+        "  FROM                        a file\n  TO                          another\n\n"
+        "  --help                      print this text\n");
+  expect_error<UsageError>([&] { static_cast<void>(parse(few, {"a"})); }, "TO is required (see --help)");
+  expect_error<UsageError>([&] { static_cast<void>(parse(many, {"a", "b", "c"})); },
+                           "'c': every value here needs its option's name before it (see --help)");
+  Options both = mover();
+  both.arguments("MORE", files, "more", false);
+  CHECK(parse(both, {"a", "b"}));
+  CHECK(files.empty());
+  both = mover();
+  both.arguments("MORE", files, "more");
+  CHECK(parse(both, {"1", "2", "3", "4"}));
+  CHECK((from == "1" && files == std::vector<std::string>{"3", "4"}));
 }
 
 TEST_CASE("options: the stored configuration gives itself", "[run]") {
@@ -345,7 +371,7 @@ usage: trainer [options]
 
 model:
   --d-model N                 width (default 256; from 1 to 16777216)
-  --tied                      one embedding
+  --[no-]tied                 one embedding
 
 optimizer:
   --learning-rate X           peak (default 0.003; above 0)
@@ -353,7 +379,7 @@ optimizer:
   --optimizer adam|sgd        which (default adam)
 
 run:
-  --resume                    go on (default true)
+  --[no-]resume               go on (default true)
   --prompt TEXT               of samples (default "And God # said")
 
 presets:
@@ -361,7 +387,6 @@ presets:
   large                       d_model=1024 steps=5000
 
 The command line wins over --config, which wins over --preset.
---no-NAME switches the flag --NAME off.
 )");
 }
 

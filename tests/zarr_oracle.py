@@ -157,7 +157,7 @@ def run_tool(tool, root, folder):
     help_text = run(0, "--help")
     for command in ("list", "inspect", "verify", "to-safetensors", "from-safetensors"):
         check(command in help_text, f"--help names {command}")
-        check("Usage" in run(0, command, "--help"), f"{command} --help")
+        check(f"usage: shardlib-checkpoint {command} " in run(0, command, "--help"), f"{command} --help")
     check("resumes from step-00000012" in run(0, "list", os.path.dirname(folder)), "list")
     shown = run(0, "inspect", folder)
     check("embed" in shown and "10 x 13" in shown and "bf16" in shown and "13 arrays" in shown, "inspect:\n" + shown)
@@ -193,6 +193,8 @@ def run_tool(tool, root, folder):
     check(group["h"].dtype == "<f4" and group.attrs["user"] == {"who": "python"}, "from-safetensors: dtype, metadata")
 
     check("is there already" in run(2, "from-safetensors", file, target, "--step", "5"), "no checkpoint is replaced")
+    check("did you mean verify?" in run(2, "verifi", folder), "an unknown command names the nearest")
+    check("CKPT is required" in run(2, "verify"), "what is missing is named")
     check("no regular file" in run(2, "to-safetensors", folder, root), "to-safetensors onto a folder")
     for wrong in ((), ("frobnicate",), ("verify",), ("verify", folder, "more"), ("verify", root), ("list", root + "/no"),
                   ("from-safetensors", root + "/no", target), ("from-safetensors", file, target, "--step", "-1"),

@@ -1,13 +1,14 @@
-// shardlib-checkpoint: looks at checkpoints, checks them, and converts them to and from safetensors.
+// shardlib-checkpoint COMMAND: looks at checkpoints, checks them, and converts them to and from safetensors.
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
 #include <shardlib/io/safetensors_tree.hpp>
 #include <shardlib/launch.hpp>
+#include <shardlib/run/options.hpp>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -144,46 +145,78 @@ int from_safetensors(const std::string& path, const std::string& directory, std:
   return 0;
 }
 
-int tool(int argc, char** argv) {
-  CLI::App app(
-      "Looks at checkpoints, checks them, and converts them to and from safetensors.\n"
-      "Exit status: 0 if all is well, 1 for a damaged checkpoint or file, 2 for a wrong request.",
-      "shardlib-checkpoint");
-  app.require_subcommand(1);
-  app.get_formatter()->column_width(40);
+struct Arguments {
   std::string path, target, prefix;
   std::int64_t step = 0;
+};
 
-  CLI::App* list_command = app.add_subcommand("list", "The checkpoints of a directory, the first to resume from first");
-  list_command->add_option("DIR", path, "A run's directory of checkpoints")->required();
-  CLI::App* inspect_command =
-      app.add_subcommand("inspect", "The tree of arrays: dtype, shape, dims, size; and the metadata");
-  inspect_command->add_option("CKPT", path, "One checkpoint, as in runs/a/step-00000100")->required();
-  CLI::App* verify_command = app.add_subcommand("verify", "Reads every file and compares its checksum");
-  verify_command->add_option("CKPT", path, "One checkpoint")->required();
-  CLI::App* to_command =
-      app.add_subcommand("to-safetensors", "Writes the arrays into one safetensors file, names as they are");
-  to_command->add_option("CKPT", path, "One checkpoint, which is verified first")->required();
-  to_command->add_option("FILE", target, "The file to write")->required();
-  to_command->add_option("--prefix", prefix, "Only arrays whose names begin so; it is cut off (weights.)");
-  CLI::App* from_command =
-      app.add_subcommand("from-safetensors", "Makes a checkpoint of a safetensors file; F16 becomes f32");
-  from_command->add_option("FILE", path, "The file to read")->required();
-  from_command->add_option("DIR", target, "The directory in which the checkpoint is made")->required();
-  from_command->add_option("--step", step, "The checkpoint's step")
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() == 0) return app.exit(e);  // --help
-    throw UsageError(std::string(e.what()) + "; see shardlib-checkpoint --help");
+/// One command of the tool: declares its arguments, and gives what is to run once they have their values.
+struct Command {
+  const char* name;
+  const char* purpose;
+  std::function<int()> (*declare)(run::Options&, Arguments&);
+};
+
+const Command commands[] = {{"list", "The checkpoints of a directory, the first to resume from first.",
+                             [](run::Options& o, Arguments& a) -> std::function<int()> {
+                               o.argument("DIR", a.path, "a run's directory of checkpoints");
+                               return [&a] { return list(a.path); };
+                             }},
+                            {"inspect", "The tree of arrays: dtype, shape, dims, size; and the metadata.",
+                             [](run::Options& o, Arguments& a) -> std::function<int()> {
+                               o.argument("CKPT", a.path, "one checkpoint, as in runs/a/checkpoints/step-00000100");
+                               return [&a] { return inspect(a.path); };
+                             }},
+                            {"verify", "Reads every file and compares its checksum.",
+                             [](run::Options& o, Arguments& a) -> std::function<int()> {
+                               o.argument("CKPT", a.path, "one checkpoint");
+                               return [&a] { return verify(a.path); };
+                             }},
+                            {"to-safetensors", "Writes the arrays into one safetensors file, names as they are.",
+                             [](run::Options& o, Arguments& a) -> std::function<int()> {
+                               o.argument("CKPT", a.path, "one checkpoint, which is verified first");
+                               o.argument("FILE", a.target, "the file to write");
+                               o.add("--prefix", a.prefix, "only arrays whose names begin so; it is cut off (weights.)",
+                                     run::command_line_only());
+                               return [&a] { return to_safetensors(a.path, a.target, a.prefix); };
+                             }},
+                            {"from-safetensors", "Makes a checkpoint of a safetensors file; F16 becomes f32.",
+                             [](run::Options& o, Arguments& a) -> std::function<int()> {
+                               o.argument("FILE", a.path, "the file to read");
+                               o.argument("DIR", a.target, "the directory in which the checkpoint is made");
+                               o.add("--step", a.step, "the checkpoint's step",
+                                     run::at_least(0) | run::command_line_only());
+                               return [&a] { return from_safetensors(a.path, a.target, a.step); };
+                             }}};
+
+int tool(int argc, char** argv) {
+  const std::string word = argc > 1 ? argv[1] : "";
+  if (word == "--help" || word == "-h") {
+    fmt::print(
+        "shardlib-checkpoint: looks at checkpoints, checks them, and converts them to and from safetensors.\n\n"
+        "usage: shardlib-checkpoint COMMAND ...\n\n");
+    for (const Command& command : commands) fmt::print("  {:<18}{}\n", command.name, command.purpose);
+    fmt::print(
+        "\nshardlib-checkpoint COMMAND --help says more.\n"
+        "Exit status: 0 if all is well, 1 for a damaged checkpoint or file, 2 for a wrong request.\n");
+    return 0;
   }
-  if (*list_command) return list(path);
-  if (*inspect_command) return inspect(path);
-  if (*verify_command) return verify(path);
-  if (*to_command) return to_safetensors(path, target, prefix);
-  return from_safetensors(path, target, step);
+  std::vector<std::string> names;
+  for (const Command& command : commands) {
+    names.emplace_back(command.name);
+    if (word != command.name) continue;
+    Arguments arguments;
+    run::Options options("shardlib-checkpoint " + word, command.purpose);
+    const auto run = command.declare(options, arguments);
+    if (options.parse(argc - 1, argv + 1)) return run();
+    fmt::print("{}", options.help());
+    return 0;
+  }
+  if (word.empty()) throw UsageError(fmt::format("give a command: {} (see --help)", fmt::join(names, ", ")));
+  const std::string near = run::nearest(word, names);
+  throw UsageError(
+      fmt::format("unknown command '{}'; {} (see --help)", word,
+                  near.empty() ? fmt::format("there are {}", fmt::join(names, ", ")) : "did you mean " + near + "?"));
 }
 
 }  // namespace

@@ -1,13 +1,13 @@
 // tokenize: text files to a data set of tokens, flat-tokens (docs/data.md) or llm.c's .bin, on several threads. It may
 // be killed and started again: the data set has its name only when it is whole.
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 #include <shardlib/error.hpp>
 #include <shardlib/io/flat_tokens.hpp>
 #include <shardlib/io/sha256.hpp>
 #include <shardlib/io/token_files.hpp>
 #include <shardlib/io/tokenizer.hpp>
+#include <shardlib/run/options.hpp>
 #include <shardlib/run/progress.hpp>
 
 #include <unistd.h>
@@ -39,7 +39,7 @@ struct Options {
   std::vector<std::string> inputs;
   std::string out, tokenizer = "bytes", to = "flat-tokens";
   double validation_fraction = 0.01;
-  bool document_per_file = false, no_end_of_text = false;
+  bool document_per_file = false, end_of_text = true;
   std::int64_t jobs = std::max(1U, std::thread::hardware_concurrency());
   double commit_seconds = 10;
 };
@@ -190,7 +190,7 @@ std::vector<Document> encode(const std::vector<std::string>& documents, const io
     ids.reserve(text.size() / 3);
     tokenizer.encode(text, ids);
     // A .bin has one before each document instead.
-    if (o.to == "flat-tokens" && !o.no_end_of_text) ids.push_back(tokenizer.end_of_text());
+    if (o.to == "flat-tokens" && o.end_of_text) ids.push_back(tokenizer.end_of_text());
   }
   return encoded;
 }
@@ -266,8 +266,8 @@ void for_each_batch(const std::vector<TextFile>& files, const io::Tokenizer& tok
 
 /// What the tokens depend on besides the place: an unfinished data set goes on only where this is the same.
 std::string settings(const std::vector<TextFile>& files, const io::Tokenizer& tokenizer, const Options& o) {
-  std::string text = fmt::format("{} {} {} {}\n", tokenizer.fingerprint(), o.validation_fraction, o.document_per_file,
-                                 o.no_end_of_text);
+  std::string text =
+      fmt::format("{} {} {} {}\n", tokenizer.fingerprint(), o.validation_fraction, o.document_per_file, o.end_of_text);
   for (const TextFile& file : files) text += fmt::format("{} {} {}\n", file.size, file.changed, file.path);
   return io::hex(io::sha256(text));
 }
@@ -346,34 +346,27 @@ Totals write_llmc(const std::vector<TextFile>& files, const io::Tokenizer& token
 
 int tool(int argc, char** argv) {
   Options o;
-  CLI::App app(
-      "Turns text into tokens for training: all documents of all files, in order, each in the train or the validation\n"
-      "split. Started again after an interruption it goes on (flat-tokens) or begins anew (llmc).",
-      "tokenize");
-  app.get_formatter()->column_width(34);
-  app.option_defaults()->always_capture_default();
-  app.add_option("INPUT", o.inputs, "text files, and folders of them")->required();
-  app.add_option("--out", o.out, "the data set to make, a folder")->required();
-  app.add_option("--tokenizer", o.tokenizer,
-                 "\"bytes\", a .tiktoken file, or a folder with vocab.bpe and encoder.json");
-  app.add_option("--to", o.to, "flat-tokens (zarr), or llmc: train.bin and val.bin of 2-byte ids")
-      ->check(CLI::IsMember({"flat-tokens", "llmc"}));
-  app.add_option("--validation-fraction", o.validation_fraction,
-                 "about this part of the documents, chosen by their SHA-256, is for validation")
-      ->check(CLI::Range(0.0, 1.0));
-  app.add_flag("--document-per-file", o.document_per_file,
-               "a file is one document (default: documents are separated by <|endoftext|>)");
-  app.add_flag("--no-end-of-text", o.no_end_of_text, "flat-tokens: do not end each document with the end of text");
-  app.add_option("--jobs", o.jobs, "threads that encode")->check(CLI::Range(1, 1024));
-  app.add_option("--commit-seconds", o.commit_seconds, "flat-tokens: an interruption costs at most this much work")
-      ->check(CLI::NonNegativeNumber);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", app.help());
+  run::Options options(
+      "tokenize",
+      "Turns text into tokens for training: all documents of all files, in order, each in the train or\nthe "
+      "validation split. Started again after an interruption it goes on (flat-tokens) or begins anew (llmc).");
+  options.arguments("INPUT", o.inputs, "text files, and folders of them");
+  options.add("--out", o.out, "the data set to make, a folder", run::required() | run::value_name("DIR"));
+  options.add("--tokenizer", o.tokenizer, "\"bytes\", a .tiktoken file, or a folder with vocab.bpe and encoder.json",
+              run::value_name("FILE"));
+  options.add("--to", o.to, "flat-tokens (zarr), or llmc: train.bin and val.bin of 2-byte ids",
+              run::one_of({"flat-tokens", "llmc"}));
+  options.add("--validation-fraction", o.validation_fraction,
+              "about this part of the documents, chosen by their SHA-256, is for validation", run::between(0, 1));
+  options.flag("--document-per-file", o.document_per_file,
+               "a file is one document (otherwise documents are separated by <|endoftext|>)");
+  options.flag("--end-of-text", o.end_of_text, "flat-tokens: end each document with the end of text");
+  options.add("--jobs", o.jobs, "threads that encode", run::between(1, 1024));
+  options.add("--commit-seconds", o.commit_seconds, "flat-tokens: an interruption costs at most this much work",
+              run::at_least(0));
+  if (!options.parse(argc, argv)) {
+    fmt::print("{}", options.help());
     return 0;
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(std::string(error.what()) + " (see --help)");
   }
   while (o.out.size() > 1 && o.out.back() == '/') o.out.pop_back();
   const auto tokenizer = io::load_tokenizer(o.tokenizer);

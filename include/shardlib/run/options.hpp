@@ -36,7 +36,9 @@ class Options {
   Options& flag(std::string name, bool& value, std::string help, const Rule& rule = {}) {
     return declare(std::move(name), &value, std::move(help), rule);
   }
-  /// Arguments without a name, as in `tool FILE...`; `name` is what --help calls them.
+  /// A value without a name before it, as in `tool FILE`; `name` is what --help calls it. Several come in this order.
+  Options& argument(std::string name, std::string& value, std::string help);
+  /// Any number of them, after those, as in `tool FILE...`.
   Options& arguments(std::string name, std::vector<std::string>& values, std::string help, bool required = true);
   /// --preset `name` sets these options: keys as in the file, values as on the command line.
   Options& preset(std::string name, std::vector<std::pair<std::string, std::string>> settings, std::string help = "");
@@ -87,6 +89,11 @@ class Options {
   std::vector<Option> options_;
   std::vector<Preset> presets_;
   std::string preset_;  ///< the chosen one
+  struct Argument {
+    std::string name, help;
+    std::string* value;
+  };
+  std::vector<Argument> single_arguments_;
   std::string arguments_name_, arguments_help_;
   std::vector<std::string>* arguments_ = nullptr;
   bool arguments_required_ = false;

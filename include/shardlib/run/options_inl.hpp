@@ -38,6 +38,11 @@ SHARDLIB_INLINE Options& Options::declare(std::string name, Target target, std::
   return *this;
 }
 
+SHARDLIB_INLINE Options& Options::argument(std::string name, std::string& value, std::string help) {
+  single_arguments_.push_back({std::move(name), std::move(help), &value});
+  return *this;
+}
+
 SHARDLIB_INLINE Options& Options::arguments(std::string name, std::vector<std::string>& values, std::string help,
                                             bool required) {
   arguments_name_ = std::move(name);
@@ -150,23 +155,26 @@ SHARDLIB_INLINE std::string Options::help(int width) const {
     if (option.rule.required) out += " " + option.name + std::visit(detail::ValueName{option.rule}, option.target);
   }
   out += " [options]";
+  for (const Argument& argument : single_arguments_) out += " " + argument.name;
   if (arguments_ != nullptr) out += " " + arguments_name_ + "...";
   out += "\n";
-  if (arguments_ != nullptr) out += "\n" + line(arguments_name_, arguments_help_);
-  bool flags = false;
+  if (arguments_ != nullptr || !single_arguments_.empty()) out += "\n";
+  for (const Argument& argument : single_arguments_) out += line(argument.name, argument.help);
+  if (arguments_ != nullptr) out += line(arguments_name_, arguments_help_);
   for (const std::string& group : groups()) {
     out += group.empty() ? "\n" : "\n" + group + ":\n";
     for (const Option& option : options_) {
       if (option.group != group) continue;
-      flags = flags || std::holds_alternative<bool*>(option.target);
       const std::string before = option.short_name.empty() ? "" : option.short_name + ", ";
-      out += line(before + option.name + std::visit(detail::ValueName{option.rule}, option.target),
+      const bool flag = std::holds_alternative<bool*>(option.target);
+      const std::string name = flag ? "--[no-]" + option.name.substr(2) : option.name;
+      out += line(before + name + std::visit(detail::ValueName{option.rule}, option.target),
                   option.help + detail::facts(option.rule, option.default_text));
     }
     if (!group.empty()) continue;
     if (has_settings())
-      out += line("--config FILE",
-                  "TOML file of settings: keys are option names with _ for -, sections are the groups below");
+      out += line("--config FILE", std::string("TOML file of settings: keys are option names with _ for -") +
+                                       (groups().size() > 1 ? ", sections are the groups below" : ""));
     if (!presets_.empty()) out += line("--preset NAME", "a named set of settings, listed below");
     out += line("--help", "print this text");
   }
@@ -177,8 +185,8 @@ SHARDLIB_INLINE std::string Options::help(int width) const {
     out += line(preset.name,
                 preset.help + (preset.help.empty() ? "" : ": ") + fmt::format("{}", fmt::join(settings, " ")));
   }
-  if (has_settings()) out += "\nThe command line wins over --config, which wins over --preset.\n";
-  return out + (flags ? "--no-NAME switches the flag --NAME off.\n" : "");
+  if (has_settings() && !presets_.empty()) out += "\nThe command line wins over --config, which wins over --preset.\n";
+  return out;
 }
 
 SHARDLIB_INLINE std::string Options::to_toml() const {

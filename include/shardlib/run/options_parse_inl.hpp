@@ -52,7 +52,7 @@ SHARDLIB_INLINE Options::Request Options::read_command_line(int argc, const char
   for (std::size_t i = 0; i < words.size(); ++i) {
     const std::string& word = words[i];
     if (!word.starts_with("-") || word == "-") {
-      if (arguments_ == nullptr)
+      if (arguments_ == nullptr && request.arguments.size() == single_arguments_.size())
         detail::bad_option("'" + word + "': every value here needs its option's name before it");
       request.arguments.push_back(word);
       continue;
@@ -218,9 +218,13 @@ SHARDLIB_INLINE bool Options::parse(int argc, const char* const* argv) {
   for (const Option& option : options_) {
     if (option.rule.required && option.origin.empty()) detail::bad_option(option.name + " is required");
   }
+  const std::vector<std::string>& given = request.arguments;
+  const std::size_t singles = single_arguments_.size();
+  if (given.size() < singles) detail::bad_option(single_arguments_[given.size()].name + " is required");
+  for (std::size_t i = 0; i < singles; ++i) *single_arguments_[i].value = given[i];
   if (arguments_ == nullptr) return true;
-  if (request.arguments.empty() && arguments_required_) detail::bad_option(arguments_name_ + " is required");
-  *arguments_ = request.arguments;
+  if (given.size() == singles && arguments_required_) detail::bad_option(arguments_name_ + " is required");
+  arguments_->assign(given.begin() + static_cast<std::ptrdiff_t>(singles), given.end());
   return true;
 }
 
