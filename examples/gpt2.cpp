@@ -42,11 +42,19 @@ struct Setup {
     if (o.attention == "fused") return {};
     return causal_mask<"Qlen Klen">(mesh, o.training.seq, o.training.seq);
   }
-  // The vocabulary is padded so that the mesh divides it, and GEMMs have round shapes.
-  [[nodiscard]] std::int64_t padded_vocabulary() const {
-    return round_up(vocabulary, std::lcm<std::int64_t>(64, mesh.count()));
-  }
 };
+
+// Sizes of the model's dims, padded so that the mesh divides them, and the vocabulary so that GEMMs have round shapes.
+Sizes sizes_of(const Options& o, std::int64_t vocabulary, std::int64_t d, std::int64_t t) {
+  const auto dim = [](std::string_view name, std::int64_t size, std::int64_t parts) {
+    return NamedSize{name, size, round_up(size, parts)};
+  };
+  const std::int64_t head = o.d_model / o.heads;
+  const NamedSize heads = dim("E", o.d_model, t * std::lcm(d, head));  // whole heads, sharded as biases are
+  return {dim("V", vocabulary, std::lcm<std::int64_t>(64, d * t)), {"P", o.context}, dim("M", o.d_model, d * t), heads,
+          {"H", o.heads, heads.padded / head}, {"D", head}, dim("F", o.d_ff, d * t)};
+}
+Sizes sizes_of(const Setup& s) { return sizes_of(s.o, s.vocabulary, s.mesh.size("d"), s.mesh.size("t")); }
 
 // ---- weights --------------------------------------------------------------------------------------------------------
 
@@ -54,8 +62,7 @@ struct Setup {
 // miniGPT: Xavier's uniform numbers (Glorot and Bengio 2010), as its tutorial has it. The same on every mesh.
 gpt2::Model initial_weights(const Setup& s) {
   const Options& o = s.o;
-  const Sizes sizes{{"V", s.vocabulary, s.padded_vocabulary()}, {"P", o.context}, {"M", o.d_model}, {"H", o.heads},
-                    {"D", o.d_model / o.heads}, {"F", o.d_ff}};
+  const Sizes sizes = sizes_of(s);
   const double branch = 1 / std::sqrt(2.0 * static_cast<double>(o.layers));
   const bool xavier = o.norm == "post";
   std::uint64_t stream = 0;
@@ -164,7 +171,8 @@ class Decoder {
     const auto length = std::ssize(ids);
     const NamedSize one{"B", 1, mesh.size("d")};
     if (position == 0) {
-      const Sizes sizes{one, {"Klen", s_.o.context}, {"H", s_.o.heads}, {"D", s_.o.d_model / s_.o.heads}};
+      Sizes sizes = sizes_of(s_);
+      sizes.insert(sizes.end(), {one, {"Klen", s_.o.context}});
       const auto empty = zeros<C, "B/d Klen H/t D">(mesh, sizes);
       caches_.assign(state_.weights.layers.size(), {empty, empty});
     }
@@ -209,9 +217,9 @@ io::StoredLeaf hugging_face(const std::string& leaf, const std::string& prefix) 
       {"w_q", {"attn.c_attn.weight", {}, {1, 2}, 1, 0, 3}},
       {"w_k", {"attn.c_attn.weight", {}, {1, 2}, 1, 1, 3}},
       {"w_v", {"attn.c_attn.weight", {}, {1, 2}, 1, 2, 3}},
-      {"b_q", {"attn.c_attn.bias", {}, {2}, 0, 0, 3}},
-      {"b_k", {"attn.c_attn.bias", {}, {2}, 0, 1, 3}},
-      {"b_v", {"attn.c_attn.bias", {}, {2}, 0, 2, 3}},
+      {"b_q", {"attn.c_attn.bias", {}, {}, 0, 0, 3}},
+      {"b_k", {"attn.c_attn.bias", {}, {}, 0, 1, 3}},
+      {"b_v", {"attn.c_attn.bias", {}, {}, 0, 2, 3}},
       {"w_o", {"attn.c_proj.weight", {}, {2, 1}}},
       {"b_o", {"attn.c_proj.bias"}},
       {"w_up", {"mlp.c_fc.weight"}},
@@ -380,10 +388,6 @@ int program(int argc, char** argv) {
   }
   const auto mesh = run::chosen_mesh(o.training, "d t");
   run::batch_must_divide(mesh, o.training);
-  run::must_divide(mesh, "--d-model", o.d_model, "d t");
-  run::must_divide(mesh, "--heads", o.heads, "t");
-  run::must_divide(mesh, "--d-model / --heads", o.d_model / o.heads, "d");
-  run::must_divide(mesh, "--d-ff", o.d_ff, "d t");
   if (o.d_model % o.heads != 0)
     throw UsageError(fmt::format("--d-model {} does not divide into --heads {}: choose a multiple", o.d_model, o.heads));
   if (o.training.seq > o.context)
@@ -393,6 +397,7 @@ int program(int argc, char** argv) {
   if (!o.load.empty()) o.training.sample.begin.reset();  // nothing stood before the texts that those models have learnt
   must_be_gpt2(o);
   const run::Data data = run::open_data(o.training, o.vocabulary);
+  run::note_padding(mesh, sizes_of(o, data.vocabulary, mesh[0].size, mesh[1].size));
   run::announce(options, o.training);
   const auto body = [&](const Options& used) -> DeviceBody {
     return [&](const std::shared_ptr<Device>& device) {

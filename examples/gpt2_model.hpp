@@ -3,7 +3,7 @@
 //
 // C is the dtype of computation: f32, or bf16 for products and for what goes over the wire. Weights rest in f32; norms,
 // softmax, the residual stream and the loss are f32 in any case.
-// Dims: B batch, L length, M model, H heads, D head, F feed-forward, V vocabulary, P positions. Mesh: d data parallel
+// Dims: B batch, L length, M model, H heads, D head, E heads * head, F feed-forward, V vocabulary, P positions. Mesh: d data parallel
 // (FSDP), t tensor parallel.
 #pragma once
 
@@ -24,7 +24,7 @@ struct Norm {
 struct Layer {
   Norm norm1, norm2;
   Tensor<f32, "M/d H/t D"> w_q, w_k, w_v;
-  Tensor<f32, "H/t D/d"> b_q, b_k, b_v;
+  Tensor<f32, "E/t/d"> b_q, b_k, b_v;
   Tensor<f32, "H/t D M/d"> w_o;
   Tensor<f32, "M/t/d"> b_o;
   Tensor<f32, "M/d F/t"> w_up;
@@ -68,10 +68,11 @@ struct Dropout {
   Dropout at(std::uint64_t place) const { return {rate, {key.seed, key.stream * 64 + place}}; }
 };
 
-/// A weight gathered in the dtype of computation, so that bf16 halves the bytes on the wire, of its gradient too.
+/// A weight gathered in the dtype of computation, so that bf16 halves the bytes on the wire, of its gradient too, whose
+/// sum is taken in f32.
 template <dtype C, Op O, Spec S>
 auto gather(const Tensor<f32, S>& w) {
-  return all_gather<O>(cast<C>(w));
+  return all_gather<O, f32>(cast<C>(w));
 }
 
 template <Spec S>
@@ -117,7 +118,7 @@ auto norm(const Tensor<C, "B/d L M">& x, const Norm& w, const Form& form) -> Ten
 // Gathers the residual stream over t; GPT-2 normalises it.
 template <dtype C>
 auto branch_input(const Residual& x, const Norm& w, const Form& form) -> Tensor<C, "B/d L M"> {
-  const auto whole = all_gather<"B/d L M/t -> B/d L M">(cast<C>(x));
+  const auto whole = all_gather<"B/d L M/t -> B/d L M", f32>(cast<C>(x));
   return form.post_norm ? whole : norm<C>(whole, w, form);
 }
 
@@ -126,10 +127,10 @@ template <dtype C>
 auto add_branch(const Residual& x, const Tensor<C, "B/d L M +t">& y, const Tensor<f32, "M/t/d">& bias, const Norm& w,
                 const Form& form, const Dropout& dropout) -> Residual {
   // bf16: half the bytes on the wire, summed in f32 and rounded once.
-  const auto scattered = cast<f32>(reduce_scatter<"B/d L M +t -> B/d L M/t">(y));
+  const auto scattered = cast<f32>(reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(y));
   const auto sum = x + drop(scattered + cast<f32>(gather<C, "M/t/d -> M/t">(bias)), dropout);
   if (!form.post_norm) return sum;
-  const auto whole = all_gather<"B/d L M/t -> B/d L M">(cast<C>(sum));
+  const auto whole = all_gather<"B/d L M/t -> B/d L M", f32>(cast<C>(sum));
   return slice<"B/d L M -> B/d L M/t">(cast<f32>(norm<C>(whole, w, form)));
 }
 
@@ -138,9 +139,9 @@ template <dtype C>
 auto attention(const Tensor<C, "B/d L M">& x, const Mask& mask, const Layer& w, const Form& form,
                const Tensor<C, "L Klen">& places, Cache<C>* cache) -> Tensor<C, "B/d L M +t"> {
   // Weights are gathered over d just before their use: this is FSDP. Heads are sharded over t: tensor parallelism.
-  const auto project = [&](const Tensor<f32, "M/d H/t D">& w_x, const Tensor<f32, "H/t D/d">& b_x) {
+  const auto project = [&](const Tensor<f32, "M/d H/t D">& w_x, const Tensor<f32, "E/t/d">& b_x) {
     const auto y = einsum_unreduced<"B/d L M, M H/t D -> B/d L H/t D">(x, gather<C, "M/d H/t D -> M H/t D">(w_x));
-    return keep(y + gather<C, "H/t D/d -> H/t D">(b_x), form);
+    return keep(y + split<"E/t -> H/t D">(gather<C, "E/t/d -> E/t">(b_x), {{"D", w_x.size("D")}}), form);
   };
   const auto q = project(w.w_q, w.b_q), new_k = project(w.w_k, w.b_k), new_v = project(w.w_v, w.b_v);
   const auto output = [&](const Tensor<C, "B/d L H/t D">& y) {
@@ -192,7 +193,7 @@ template <dtype C>
 auto embedding(const Model& w, const Tensor<C, "V/t M">& table, const Tensor<i32, "B/d L">& ids,
                const Tensor<i32, "L">& positions) -> Residual {
   const auto tokens =
-      reduce_scatter<"B/d L M +t -> B/d L M/t">(index_unreduced<"[V/t] M, B/d L -> B/d L M +t">(table, ids));
+      reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(index_unreduced<"[V/t] M, B/d L -> B/d L M +t">(table, ids));
   const auto all_positions = gather<C, "P M/t/d -> P M/t">(w.positions);
   return cast<f32>(tokens) + cast<f32>(index_unreduced<"[P] M/t, L -> L M/t">(all_positions, positions));
 }
@@ -200,7 +201,7 @@ auto embedding(const Model& w, const Tensor<C, "V/t M">& table, const Tensor<i32
 template <dtype C>
 auto unembedding(const Model& w, const Tensor<C, "V/t M">& table, const Residual& x, const Form& form)
     -> Tensor<f32, "B/d L V/t"> {
-  auto y = all_gather<"B/d L M/t -> B/d L M">(cast<C>(x));
+  auto y = all_gather<"B/d L M/t -> B/d L M", f32>(cast<C>(x));
   if (!w.final_norm.empty()) y = norm<C>(y, w.final_norm[0], form);
   if (w.unembed.empty()) return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t", f32>(y, table);
   const auto w_out = gather<C, "V/t M/d -> V/t M">(w.unembed[0].w);

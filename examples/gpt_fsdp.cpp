@@ -27,13 +27,19 @@ struct Options {
 
 // ---- weights --------------------------------------------------------------------------------------------------------
 
+// Sizes of the model's dims, padded so that the mesh divides them, and the vocabulary so that GEMMs have round shapes.
+Sizes sizes_of(const Options& o, std::int64_t d, std::int64_t t) {
+  const auto dim = [](std::string_view name, std::int64_t size, std::int64_t parts) {
+    return NamedSize{name, size, round_up(size, parts)};
+  };
+  return {dim("V", o.vocabulary, std::lcm<std::int64_t>(64, t)), dim("M", o.d_model, d * t), {"Q", o.n_q_per_kv},
+          dim("K", o.n_kv, t), {"D", o.d_head}, dim("F", o.d_ff, t)};
+}
+
 // Truncated normal numbers of standard deviation 1/sqrt(fan in); gains 1. The same on every mesh.
 gpt::Model initial_weights(const GptMesh& mesh, const Options& o) {
   std::uint64_t stream = 0;
-  // The vocabulary is padded so that the mesh divides it, and GEMMs have round shapes.
-  const std::int64_t padded = round_up(o.vocabulary, std::lcm<std::int64_t>(64, mesh.size("t")));
-  const Sizes sizes{{"V", o.vocabulary, padded}, {"M", o.d_model}, {"Q", o.n_q_per_kv},
-                    {"K", o.n_kv},               {"D", o.d_head},  {"F", o.d_ff}};
+  const Sizes sizes = sizes_of(o, mesh.size("d"), mesh.size("t"));
   const auto init = [&]<class D, Spec S>(Tensor<D, S>& w, std::int64_t fan_in) {
     w = random_truncated_normal<D, S>(mesh, sizes, {o.training.seed, stream++}) / std::sqrt(static_cast<double>(fan_in));
   };
@@ -153,7 +159,8 @@ class Decoder {
   std::vector<float> operator()(std::span<const std::int32_t> ids, std::int64_t position) {
     const NamedSize one{"B", 1, mesh_.size("d")};
     if (position == 0) {
-      const Sizes sizes{one, {"Klen", o_.training.seq}, {"K", o_.n_kv}, {"D", o_.d_head}};
+      Sizes sizes = sizes_of(o_, mesh_.size("d"), mesh_.size("t"));
+      sizes.insert(sizes.end(), {one, {"Klen", o_.training.seq}});
       const auto empty = zeros<f32, "B/d Klen K/t D">(mesh_, sizes);
       caches_.assign(state_.weights.layers.size(), {empty, empty});
     }
@@ -264,13 +271,11 @@ int program(int argc, char** argv) {
   }
   const auto mesh = run::chosen_mesh(o.training, "d t");
   run::batch_must_divide(mesh, o.training);
-  run::must_divide(mesh, "--d-model", o.d_model, "d t");
-  run::must_divide(mesh, "--n-kv", o.n_kv, "t");
-  run::must_divide(mesh, "--d-ff", o.d_ff, "t");
   if (o.d_head % 2 != 0)
     throw UsageError(fmt::format("--d-head {}: rotary positions turn pairs; choose a multiple of 2", o.d_head));
   const run::Data data = run::open_data(o.training, o.vocabulary);
   o.vocabulary = data.vocabulary;
+  run::note_padding(mesh, sizes_of(o, mesh[0].size, mesh[1].size));
   run::announce(options, o.training);
   const auto body = [&](const Options& used) -> DeviceBody {
     return [&](const std::shared_ptr<Device>& device) { train(device, used, data, options.to_toml()); };

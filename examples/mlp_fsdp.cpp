@@ -3,6 +3,9 @@
 //   mlp_fsdp                    eight devices as threads of this process
 //   mlp_fsdp --mesh d=2         two
 //   mpirun -n 4 mlp_fsdp        four devices as MPI ranks
+//   mlp_fsdp --run runs/mlp --steps 100     leaves a checkpoint there, and goes on from the newest, on any mesh
+#include <shardlib/io/checkpoint.hpp>
+#include <shardlib/run/options.hpp>
 #include <shardlib/shardlib.hpp>
 
 using namespace shardlib;
@@ -33,58 +36,58 @@ auto loss(const Weights& w, const Tensor<f32, "batch/d in">& x) -> Tensor<f32, "
   return mean<"batch/d -> +d">(square(forward_pass(x, w) - 1.0));
 }
 
-constexpr std::string_view usage = "usage: mlp_fsdp [--mesh d=N]";
+struct Settings {
+  std::string mesh = under_mpi() ? fmt::format("d={}", world_size()) : "d=8", run;
+  std::int64_t steps = 51;
+};
 
-// The mesh that the arguments ask for; empty when they ask for help.
-std::vector<AxisSize> chosen_mesh(std::vector<std::string> arguments) {
-  std::vector<AxisSize> mesh{{"d", under_mpi() ? world_size() : 8}};
-  const std::string mesh_option = "--mesh";
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i] == "--help" || arguments[i] == "-h") return {};
-    if (arguments[i] == mesh_option && i + 1 < arguments.size()) {
-      mesh = parse_mesh(arguments[++i]);
-    } else if (arguments[i].starts_with(mesh_option + "=")) {
-      mesh = parse_mesh(arguments[i].substr(mesh_option.size() + 1));
-    } else {
-      throw UsageError(arguments[i] + ": " + std::string(usage));
-    }
+void train(const std::shared_ptr<Device>& device, const Settings& settings) {
+  const Mesh<"d"> mesh(device);
+  const std::int64_t in = 8, hidden1 = 8, hidden2 = 8, batch = 32;
+
+  // Weights from the host; the type of each says which block this device keeps.
+  const auto w = place<Weights>(
+      mesh, std::vector{HostArray<f32>({in, hidden1}), HostArray<f32>({hidden1, hidden2}), HostArray<f32>({hidden2})});
+  // spmd places host arrays by the types of the parameters and puts the result together by its type.
+  const HostArray<f32> y = spmd(mesh, forward_pass)(HostArray<f32>({batch, in}), w);
+  if (y.shape != std::vector<std::int64_t>{batch}) throw Error("forward_pass: the result has the wrong shape");
+
+  // Backward: gradients have the types of the weights, sharded the same way.
+  const Sizes sizes{{"batch", batch}, {"in", in}, {"hidden1", hidden1}, {"hidden2", hidden2}};
+  Weights trained{random_normal<f32, "in hidden1/d">(mesh, sizes, {0, 1}) * 0.3,
+                  random_normal<f32, "hidden1 hidden2/d">(mesh, sizes, {0, 2}) * 0.3,
+                  random_normal<f32, "hidden2/d">(mesh, sizes, {0, 3}) * 0.3};
+  const auto x = random_normal<f32, "batch/d in">(mesh, sizes, {0, 4});
+
+  // With --run the state outlives the program: the newest whole checkpoint, whichever mesh has written it.
+  const std::string checkpoints = settings.run + "/checkpoints";
+  std::int64_t step = 0;
+  if (!settings.run.empty())
+    if (const auto newest = io::newest_whole(mesh, checkpoints)) step = io::load(mesh, *newest, trained).step;
+  for (; step < settings.steps; ++step) {
+    const auto [l, grads] = value_and_grad(mesh, loss, trained, x);
+    const f32 value = item(all_reduce<"+d -> ">(l));
+    if (mesh.index() == 0 && step % 10 == 0) fmt::print("step {:2}  loss {:.4f}\n", step, value);
+    trained = map_tree([](const auto& p, const auto& g) { return p - g * 0.1; }, trained, grads);
   }
-  if (mesh.size() != 1 || mesh[0].name != "d") throw UsageError("--mesh: the one axis is d, as in --mesh d=4");
-  return mesh;
+  if (!settings.run.empty()) io::save(mesh, checkpoints, step, trained);
+  if (mesh.index() == 0) fmt::print("\n{}\n{}", trained.w1, visualize_sharding(trained.w1));
 }
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    const std::vector<AxisSize> chosen = chosen_mesh({argv + 1, argv + argc});
-    if (chosen.empty()) {
-      if (world_rank() == 0) fmt::print("{}\n", usage);
+    Settings settings;
+    run::Options options("mlp_fsdp", "Trains a small network, fully sharded over the devices of axis d.");
+    options.add("--mesh", settings.mesh, "devices: threads of this process, or MPI ranks under mpirun",
+                run::value_name("d=N"));
+    options.add("--steps", settings.steps, "training steps", run::size(0));
+    options.add("--run", settings.run, "folder of the run's checkpoints; a run that is there goes on",
+                run::value_name("DIR"));
+    if (!options.parse(argc, argv)) {
+      if (world_rank() == 0) fmt::print("{}", options.help());
       return 0;
     }
-    launch(chosen, [](const std::shared_ptr<Device>& device) {
-      const Mesh<"d"> mesh(device);
-      const std::int64_t in = 8, hidden1 = 8, hidden2 = 8, batch = 32;
-
-      // Weights from the host; the type of each says which block this device keeps.
-      const auto w = place<Weights>(mesh, std::vector{HostArray<f32>({in, hidden1}), HostArray<f32>({hidden1, hidden2}),
-                                                      HostArray<f32>({hidden2})});
-      // spmd places host arrays by the types of the parameters and puts the result together by its type.
-      const HostArray<f32> y = spmd(mesh, forward_pass)(HostArray<f32>({batch, in}), w);
-      if (y.shape != std::vector<std::int64_t>{batch}) throw Error("forward_pass: the result has the wrong shape");
-
-      // Backward: gradients have the types of the weights, sharded the same way.
-      Weights trained{
-          random_normal<f32, "in hidden1/d">(mesh, {{"in", in}, {"hidden1", hidden1}}, {0, 1}) * 0.3,
-          random_normal<f32, "hidden1 hidden2/d">(mesh, {{"hidden1", hidden1}, {"hidden2", hidden2}}, {0, 2}) * 0.3,
-          random_normal<f32, "hidden2/d">(mesh, {{"hidden2", hidden2}}, {0, 3}) * 0.3};
-      const auto x = random_normal<f32, "batch/d in">(mesh, {{"batch", batch}, {"in", in}}, {0, 4});
-      for (int step = 0; step <= 50; ++step) {
-        const auto [l, grads] = value_and_grad(mesh, loss, trained, x);
-        const f32 value = item(all_reduce<"+d -> ">(l));
-        if (mesh.index() == 0 && step % 10 == 0) fmt::print("step {:2}  loss {:.4f}\n", step, value);
-        trained = map_tree([](const auto& p, const auto& g) { return p - g * 0.1; }, trained, grads);
-      }
-      if (mesh.index() == 0) fmt::print("\n{}\n{}", trained.w1, visualize_sharding(trained.w1));
-    });
+    launch(parse_mesh(settings.mesh), [&](const std::shared_ptr<Device>& device) { train(device, settings); });
     return 0;
   });
 }

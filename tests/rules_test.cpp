@@ -994,6 +994,13 @@ TEST_CASE("rules: types") {
   legal(rules::arithmetic_dtype("+", DType::u8), "");
   illegal(rules::arithmetic_dtype("+", DType::bool_),
           "+: the operand is bool_, which has no arithmetic; write `cast<f32>` of it first");
+  legal(rules::sum_dtype("all_reduce", DType::bf16, DType::f32), "");
+  legal(rules::sum_dtype("all_reduce", DType::i32, DType::i32), "");
+  illegal(rules::sum_dtype("all_reduce", DType::bf16, DType::bf16),
+          "all_reduce: bf16 is not summed in bf16; write `all_reduce<\"...\", f32>`: bf16 on the wire, an f32 sum, one "
+          "rounding");
+  illegal(rules::sum_dtype("reduce_scatter", DType::f64, DType::f32),
+          "reduce_scatter: f64 is not summed in f32; write `reduce_scatter<\"...\", f64>`, or leave the dtype out");
   legal(rules::reduced_dtype("sum", DType::u32), "");
   illegal(rules::reduced_dtype("sum", DType::u8),
           "sum: the operand is u8, which is not reduced; write `cast<i32>` of it first");

@@ -19,24 +19,28 @@ namespace shardlib {
 
 // ---- collectives ---------------------------------------------------------------------------------------------------
 
-/// Concatenates the blocks of the last axes of one or several dims. Backward: reduce_scatter.
-/// `all_gather<"M/t/d H -> M/t H">(w)`
-template <Op O, dtype D, Spec S>
+// `Sum` is the dtype in which devices' parts are summed: f32 for bf16, which stays bf16 on the wire and is rounded
+// once, otherwise the operand's. The sum of bf16 has to state it.
+
+/// Concatenates the blocks of the last axes of one or several dims. Backward: reduce_scatter, whose dtype `Sum` may
+/// state. `all_gather<"M/t/d H -> M/t H">(w)`
+template <Op O, class Sum = void, dtype D, Spec S>
 auto all_gather(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<D, detail::result_of<rules::all_gather, O, S>>;
+    -> Tensor<detail::after_t<detail::sums_in<"all_gather", D, detail::dtype_or<Sum, detail::sum_of<D>>>, D>,
+              detail::result_of<rules::all_gather, O, S>>;
 
 /// Takes the pending sum and leaves each device its block. Backward: all_gather.
-/// `reduce_scatter<"B/d L M +t -> B/d L M/t">(y)`
-template <Op O, dtype D, Spec S>
+/// `reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(y)`, of f32 without the dtype
+template <Op O, class Sum = void, dtype D, Spec S>
 auto reduce_scatter(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::is_reduced<"reduce_scatter", D>, D>,
+    -> Tensor<detail::after_t<detail::is_summed<"reduce_scatter", D, Sum>, D>,
               detail::result_of<rules::reduce_scatter, O, S>>;
 
 /// Takes the pending sum and gives it to every device. Backward: all_reduce.
 /// `all_reduce<"+d +t -> ">(loss)`
-template <Op O, dtype D, Spec S>
+template <Op O, class Sum = void, dtype D, Spec S>
 auto all_reduce(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::is_reduced<"all_reduce", D>, D>, detail::result_of<rules::all_reduce, O, S>>;
+    -> Tensor<detail::after_t<detail::is_summed<"all_reduce", D, Sum>, D>, detail::result_of<rules::all_reduce, O, S>>;
 
 /// Maximum over the dims that the result lacks, over all devices that share them. No derivative: take stop_gradient of
 /// the operand first. `all_reduce_max<"B/d L V/t -> B/d L">(logits)`

@@ -152,3 +152,24 @@ auto narrow_values(const Tensor<f32, "L D">& q, const Tensor<bf16, "L D">& v) {
   return causal_attention<"L", "D">(q, q, v);
 }
 #endif
+
+// expect: reduce_scatter: bf16 is not summed in bf16; write `reduce_scatter<.*, f32>`: bf16 on the wire, an f32 sum
+#if SECTION == 22
+auto unstated_sum(const Tensor<bf16, "A +t">& x) {
+  return reduce_scatter<"A +t -> A/t">(x);
+}
+#endif
+
+// expect: all_reduce: f32 is not summed in f64; write `all_reduce<.*, f32>`, or leave the dtype out
+#if SECTION == 23
+auto wider_sum(const Tensor<f32, "A +t">& x) {
+  return all_reduce<"A +t -> A", f64>(x);
+}
+#endif
+
+// expect: all_gather: bf16 is not summed in bf16; write `all_gather<.*, f32>`
+#if SECTION == 24
+auto narrow_gradient(const Tensor<bf16, "A/t">& w) {
+  return all_gather<"A/t -> A", bf16>(w);
+}
+#endif

@@ -55,19 +55,21 @@ auto embed(const Tensor<D, S>& x) {
 
 }  // namespace detail
 
-template <Op O, dtype D, Spec S>
-auto all_gather(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::all_gather, O, S>> {
+template <Op O, class Sum, dtype D, Spec S>
+auto all_gather(const Tensor<D, S>& x, Site site)
+    -> Tensor<detail::after_t<detail::sums_in<"all_gather", D, detail::dtype_or<Sum, detail::sum_of<D>>>, D>,
+              detail::result_of<rules::all_gather, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::all_gather, O, S>>;
   const detail::OpInfo op{"all_gather", O, site};
-  return detail::record_unary<"all_gather", Out>(op, x, x.value()->global, detail::gather,
-                                                 detail::vjp(x, detail::save(), [](const auto& ct) {
-                                                   return reduce_scatter<detail::transpose_op<Out, Tensor<D, S>>()>(ct);
-                                                 }));
+  return detail::record_unary<"all_gather", Out>(
+      op, x, x.value()->global, detail::gather, detail::vjp(x, detail::save(), [](const auto& ct) {
+        return reduce_scatter<detail::transpose_op<Out, Tensor<D, S>>(), detail::sum_of<D>>(ct);
+      }));
 }
 
-template <Op O, dtype D, Spec S>
+template <Op O, class Sum, dtype D, Spec S>
 auto reduce_scatter(const Tensor<D, S>& x, Site site)
-    -> Tensor<detail::after_t<detail::is_reduced<"reduce_scatter", D>, D>,
+    -> Tensor<detail::after_t<detail::is_summed<"reduce_scatter", D, Sum>, D>,
               detail::result_of<rules::reduce_scatter, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::reduce_scatter, O, S>>;
   const detail::OpInfo op{"reduce_scatter", O, site};
@@ -77,15 +79,15 @@ auto reduce_scatter(const Tensor<D, S>& x, Site site)
                                                      }));
 }
 
-template <Op O, dtype D, Spec S>
+template <Op O, class Sum, dtype D, Spec S>
 auto all_reduce(const Tensor<D, S>& x, Site site)
-    -> Tensor<detail::after_t<detail::is_reduced<"all_reduce", D>, D>, detail::result_of<rules::all_reduce, O, S>> {
+    -> Tensor<detail::after_t<detail::is_summed<"all_reduce", D, Sum>, D>, detail::result_of<rules::all_reduce, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::all_reduce, O, S>>;
   const detail::OpInfo op{"all_reduce", O, site};
-  return detail::record_unary<"all_reduce", Out>(op, x, x.value()->global, detail::sum_pending,
-                                                 detail::vjp(x, detail::save(), [](const auto& ct) {
-                                                   return all_reduce<detail::transpose_op<Out, Tensor<D, S>>()>(ct);
-                                                 }));
+  return detail::record_unary<"all_reduce", Out>(
+      op, x, x.value()->global, detail::sum_pending, detail::vjp(x, detail::save(), [](const auto& ct) {
+        return all_reduce<detail::transpose_op<Out, Tensor<D, S>>(), detail::sum_of<D>>(ct);
+      }));
 }
 
 template <Op O, dtype D, Spec S>

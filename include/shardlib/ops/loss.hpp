@@ -46,8 +46,8 @@ auto cross_entropy(const Tensor<D, S>& logits, const Tensor<I, T>& targets, Site
   const auto summands = sum<specs.sum>(map([](auto x, auto m) { return exp(x - m); }, logits, highest), site);
   const auto target = detail::lookup<specs.pick>(detail::OpInfo{"cross_entropy", specs.pick, site}, logits, targets);
   if constexpr (specs.sharded) {
-    const auto logsumexp =
-        map([](auto s, auto m) { return log(s) + m; }, all_reduce<specs.finish>(summands, site), highest);
+    const auto logsumexp = map([](auto s, auto m) { return log(s) + m; },
+                               all_reduce<specs.finish, detail::sum_of<D>>(summands, site), highest);
     return to_partial<specs.partial>(logsumexp, site) - target;
   } else {
     return map([](auto s, auto m) { return log(s) + m; }, summands, highest) - target;

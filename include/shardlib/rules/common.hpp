@@ -237,6 +237,16 @@ constexpr Verdict reduced_dtype(std::string_view op, DType x) {
   return {{}, Text(op) + ": the operand is " + name(x) + ", which is not reduced; write `cast<i32>` of it first"};
 }
 
+/// The dtype in which reduce_scatter and all_reduce sum over devices: the operand's, but f32 for bf16, which is stated.
+constexpr Verdict sum_dtype(std::string_view op, DType x, DType sum) {
+  const DType right = x == DType::bf16 ? DType::f32 : x;
+  if (sum == right) return {};
+  const Text form = Text(op) + "<\"...\", " + name(right) + ">";
+  return {{},
+          Text(op) + ": " + name(x) + " is not summed in " + name(sum) + "; write `" + form +
+              (x == DType::bf16 ? "`: bf16 on the wire, an f32 sum, one rounding" : "`, or leave the dtype out")};
+}
+
 /// The dtype of indices into a table.
 constexpr Verdict index_dtype(std::string_view op, DType indices) {
   if (indices == DType::i32 || indices == DType::u32) return {};

@@ -16,6 +16,7 @@
 #include "shardlib/io/tokenizer.hpp"
 #include "shardlib/run/options.hpp"
 #include "shardlib/run/sampling.hpp"
+#include "shardlib/tensor.hpp"
 
 namespace shardlib::run {
 
@@ -52,7 +53,10 @@ SHARDLIB_INLINE void announce(const Options& options, const Training& training);
 SHARDLIB_INLINE void must_divide(const std::vector<AxisSize>& mesh, std::string_view option, std::int64_t size,
                                  std::string_view axes);
 
-/// The same for the batch: it divides into microbatches, and each of them over d.
+/// Prints, on the first rank, which of the model's dims the mesh makes more than a twentieth larger by padding.
+SHARDLIB_INLINE void note_padding(const std::vector<AxisSize>& mesh, const Sizes& sizes);
+
+/// must_divide for the batch: it divides into microbatches, and each of them over d.
 SHARDLIB_INLINE void batch_must_divide(const std::vector<AxisSize>& mesh, const Training& training);
 
 /// What a run reads: made once in each process, and shared by its devices.

@@ -115,8 +115,21 @@ SHARDLIB_INLINE void must_divide(const std::vector<AxisSize>& mesh, std::string_
   if (size % parts == 0) return;
   std::string product(axes);
   std::ranges::replace(product, ' ', '*');
-  throw UsageError(fmt::format("{} {} does not divide over {} = {} (mesh {}): choose a multiple of {}", option, size,
-                               product, parts, to_string(mesh), parts));
+  std::int64_t fewer = parts - 1;
+  while (size % fewer != 0) --fewer;
+  throw UsageError(
+      fmt::format("{} {} does not divide over {} = {} (mesh {}): choose a multiple of {}, or a mesh of {} = {}", option,
+                  size, product, parts, to_string(mesh), parts, product, fewer));
+}
+
+SHARDLIB_INLINE void note_padding(const std::vector<AxisSize>& mesh, const Sizes& sizes) {
+  std::string dims;
+  for (const NamedSize& dim : sizes)
+    if (dim.padded > dim.size + dim.size / 20)
+      dims += fmt::format("{}{} {} -> {}", dims.empty() ? "" : ", ", dim.name, dim.size, dim.padded);
+  if (dims.empty() || world_rank() != 0) return;
+  fmt::print("note: padded with zeros, so that mesh {} divides them: {}; that costs memory, bytes and time\n",
+             to_string(mesh), dims);
 }
 
 namespace detail {

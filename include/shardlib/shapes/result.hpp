@@ -66,6 +66,13 @@ template <Op Name, dtype D>
 inline constexpr bool is_number = checked<rules::arithmetic_dtype, Name, dtype_v<D>>::ok;
 template <Op Name, dtype D>
 inline constexpr bool is_reduced = checked<rules::reduced_dtype, Name, dtype_v<D>>::ok;
+/// The dtype of sums over devices.
+template <dtype D>
+using sum_of = std::conditional_t<std::is_same_v<D, bf16>, f32, D>;
+template <Op Name, dtype D, class Sum>
+inline constexpr bool sums_in = checked<rules::sum_dtype, Name, dtype_v<D>, dtype_v<Sum>>::ok;
+template <Op Name, dtype D, class Sum>
+inline constexpr bool is_summed = is_reduced<Name, D> && sums_in<Name, D, dtype_or<Sum, D>>;
 template <Op Name, dtype D>
 inline constexpr bool is_index = checked<rules::index_dtype, Name, dtype_v<D>>::ok;
 template <Op Name, dtype D>
