@@ -3,8 +3,8 @@
 //
 // C is the dtype of computation: f32, or bf16 for products and for what goes over the wire. Weights rest in f32; norms,
 // softmax, the residual stream and the loss are f32 in any case.
-// Dims: B batch, L length, M model, H heads, D head, E heads * head, F feed-forward, V vocabulary, P positions. Mesh: d data parallel
-// (FSDP), t tensor parallel.
+// Dims: B batch, L length, M model, H heads, D head, E all heads' (H * D), F feed-forward, V vocabulary, P positions.
+// Mesh: d data parallel (FSDP), t tensor parallel.
 #pragma once
 
 #include <shardlib/shapes.hpp>
