@@ -160,7 +160,7 @@ void attention_figures(const Mesh<"d t">& mesh) {
                            heads.k.span().data(), 64, scores.as<f32>(), keys, false);
     };
     const auto t =
-        interleaved(length < 256 ? 101 : 15, {[&] { fused(heads); }, [&] { einsums(heads); }, [&] { products(2); },
+        interleaved(length < 256 ? 51 : 9, {[&] { fused(heads); }, [&] { einsums(heads); }, [&] { products(2); },
                                               [&] { step(fused); }, [&] { step(einsums); }, [&] { products(7); }});
     for (const std::size_t i : {std::size_t{0}, std::size_t{3}})
       fmt::print("{:>8}  {:<9}  {:>8.2f}  {:>8.2f}  {:>8.2f}  {:>6.2f}\n", fmt::format("{} x {}", batch, length),
