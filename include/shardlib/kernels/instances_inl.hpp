@@ -3,6 +3,7 @@
 
 #ifdef SHARDLIB_COMPILED
 
+#include "shardlib/kernels/attention_inl.hpp"
 #include "shardlib/kernels/einsum_inl.hpp"
 #include "shardlib/kernels/index_inl.hpp"
 #include "shardlib/kernels/random_inl.hpp"
@@ -23,6 +24,10 @@ template void gather(const Exec&, DType, const Lookup&, const void*, const void*
 template void scatter_add(const Exec&, DType, const Lookup&, const void*, const void*, void*, std::int64_t);
 
 #define SHARDLIB_INSTANTIATE(T)                                                                                        \
+  template void causal_attention(const Exec&, const AttentionLoops&, const T*, const T*, const T*, const i32*, T*,     \
+                                 accumulator_t<T>*);                                                                   \
+  template void causal_attention_backward(const Exec&, const AttentionLoops&, const T*, const T*, const T*,            \
+                                          const i32*, const T*, const accumulator_t<T>*, const T*, T*, T*, T*);        \
   template void softmax(const Exec&, const T*, T*, std::int64_t, std::int64_t, std::int64_t, std::int64_t);            \
   template void softmax_backward(const Exec&, const T*, const T*, T*, std::int64_t, std::int64_t, std::int64_t);       \
   template void logsumexp(const Exec&, const T*, T*, std::int64_t, std::int64_t, std::int64_t);                        \

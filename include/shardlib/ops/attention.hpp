@@ -1,7 +1,10 @@
 // causal_attention: softmax(q k') v without storing the scores, as one op with all cotangents in one pass.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstdint>
 #include <optional>
 
 #include "shardlib/detail/inline.hpp"

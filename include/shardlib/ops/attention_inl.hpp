@@ -7,6 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "shardlib/bindings.hpp"
+#include "shardlib/observe.hpp"
+#include "shardlib/padding.hpp"
+
 namespace shardlib::detail {
 
 SHARDLIB_INLINE kernels::AttentionLoops attention_loops(const Attention& a) {
