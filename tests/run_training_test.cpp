@@ -5,10 +5,14 @@
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 
+#include <unistd.h>
+
+#include <csignal>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "scratch.hpp"
@@ -215,6 +219,41 @@ TEST_CASE("training: the parts of a step add up, and what lies within another co
     if (record.step == 2) expected.emplace_back("checkpoint");  // of the two steps before
     CHECK(names == expected);
     CHECK(record.step_seconds == Approx(step).epsilon(1e-9));
+  }
+}
+
+TEST_CASE("training: a signal stops a run after its step, and is handled on no thread that computes",
+          "[run][training]") {
+  const run::Data tokens = data(io::Rows::packed);
+  run::Training training;
+  training.steps = 100;
+  training.batch = batch;
+  training.seq = length;
+  training.sample.max_tokens = 0;
+  const auto blocked = [] {
+    sigset_t mask;
+    pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+    return sigismember(&mask, SIGTERM) == 1 && sigismember(&mask, SIGINT) == 1;
+  };
+  for (const char* mesh : {"d=1", "d=2"}) {
+    INFO(mesh);
+    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+      std::int64_t steps_done = 0;
+      run::Program program;
+      program.step = [&](const auto&, std::int64_t step, double) {
+        expect(blocked(), "signals do not come here");
+        if (step == 2 && device->index() == 0) {
+          kill(getpid(), SIGTERM);
+          while (run::detail::stop_signal == 0) std::this_thread::yield();  // the handler runs elsewhere
+        }
+        ++steps_done;
+        return run::StepResult{1, 1};
+      };
+      run::train(device, training, tokens, "", program);
+      expect(steps_done == 3, "stopped after step 3, not " + show(steps_done));
+      expect(!blocked(), "what was before");
+    });
+    SUCCEED();
   }
 }
 

@@ -9,8 +9,12 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <future>
+#include <memory>
+#include <mutex>
 #include <numeric>
 #include <span>
+#include <thread>
 #include <utility>
 
 #include "shardlib/io/prefetch.hpp"
@@ -31,22 +35,67 @@ namespace detail {
 
 inline std::atomic<int> stop_signal = 0;
 
-/// While it lives, the first SIGTERM or SIGINT asks the run to stop after its step; the second one kills as usual.
-class StopOnSignal {
+/// The signals that ask a run to stop.
+inline sigset_t stop_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGTERM, SIGINT}) sigaddset(&set, signal);
+  return set;
+}
+
+/// Their handlers, and the thread on which these run: one for all devices of the process.
+class SignalThread {
  public:
-  StopOnSignal() {
+  static std::shared_ptr<SignalThread> get() {
+    static std::mutex mutex;
+    static std::weak_ptr<SignalThread> current;
+    const std::lock_guard lock(mutex);
+    auto thread = current.lock();
+    if (!thread) current = thread = std::make_shared<SignalThread>();
+    return thread;
+  }
+  SignalThread() {
     stop_signal = 0;
     for (const int signal : {SIGTERM, SIGINT})
       std::signal(signal, [](int s) {
         stop_signal = s;
         std::signal(s, SIG_DFL);
       });
+    thread_ = std::thread([end = end_.get_future()] {
+      const sigset_t signals = stop_signals();
+      pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+      end.wait();
+    });
+  }
+  SignalThread(const SignalThread&) = delete;
+  SignalThread& operator=(const SignalThread&) = delete;
+  ~SignalThread() {
+    end_.set_value();
+    thread_.join();
+    for (const int signal : {SIGTERM, SIGINT}) std::signal(signal, SIG_DFL);
+  }
+
+ private:
+  std::promise<void> end_;
+  std::thread thread_;
+};
+
+/// While it lives, the first SIGTERM or SIGINT asks the run to stop after its step; the second one kills as usual.
+/// Neither reaches this thread: inside oneDNN 2.6's GEMM the stack pointer points into the heap, over which a handler
+/// would write.
+class StopOnSignal {
+ public:
+  StopOnSignal() {
+    const sigset_t signals = stop_signals();
+    pthread_sigmask(SIG_BLOCK, &signals, &before_);
   }
   StopOnSignal(const StopOnSignal&) = delete;
   StopOnSignal& operator=(const StopOnSignal&) = delete;
-  ~StopOnSignal() {
-    for (const int signal : {SIGTERM, SIGINT}) std::signal(signal, SIG_DFL);
-  }
+  ~StopOnSignal() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  std::shared_ptr<SignalThread> thread_ = SignalThread::get();
+  sigset_t before_{};
 };
 
 /// The reduction of one number of each device, everywhere the same.
@@ -106,6 +155,7 @@ class Loop {
                    : speaks_   ? measured_peak_flops()
                                : 0.0,
                    Reduction::sum);
+    const StopOnSignal stop;  // before other threads are made, which do as this one does
     const std::int64_t parts = training_.microbatches;
     std::optional<io::Prefetcher> batches;
     if (first < training_.steps) batches.emplace(reader(), first * parts);
@@ -115,7 +165,6 @@ class Loop {
     constexpr std::int64_t traced_steps = 5;
     if (training_.trace)
       trace_.emplace(device_, directory_.trace(), std::min(first + 1, training_.steps - 1), traced_steps);
-    const StopOnSignal stop;
     for (std::int64_t step = first; step < training_.steps; ++step) {
       const bool last = step + 1 == training_.steps;
       Record record = train_step(*batches, step);
