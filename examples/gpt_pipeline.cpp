@@ -26,6 +26,7 @@ struct Options {
   run::Training training;
   std::int64_t layers = 4, d_model = 256, n_q_per_kv = 2, n_kv = 2, d_head = 64, d_ff = 768, vocabulary = 0;
   bool tied = false;
+  std::string attention = "fused";
   gpt::Form form;
   std::string schedule = "1f1b", timeline;
   std::int64_t stages = 0;
@@ -38,17 +39,25 @@ struct TrainState {
   gpt::StageModel weights, mean, variance;
 };
 
+// Sizes of the model's dims, padded so that a stage's mesh divides them, and the vocabulary so that GEMMs have round
+// shapes.
+Sizes sizes_of(const Options& o, std::int64_t d, std::int64_t t) {
+  const auto dim = [](std::string_view name, std::int64_t size, std::int64_t parts) {
+    return NamedSize{name, size, round_up(size, parts)};
+  };
+  return {dim("V", o.vocabulary, std::lcm<std::int64_t>(64, t)),
+          dim("M", o.d_model, d * t),
+          {"Q", o.n_q_per_kv},
+          dim("K", o.n_kv, t),
+          {"D", o.d_head},
+          dim("F", o.d_ff, t)};
+}
+
 // The numbers that gpt_fsdp begins with, of what this rank holds: they are keyed by the place in the whole model.
 gpt::StageModel initial_weights(const Staged& mesh, const pipeline::Schedule& schedule, const Options& o) {
   const pipeline::LayerMap layer_map(schedule, o.layers);
   const auto& stage = mesh.stage();
-  const std::int64_t padded = round_up(o.vocabulary, std::lcm<std::int64_t>(64, stage.size("t")));
-  const Sizes sizes{{"V", o.vocabulary, padded},
-                    {"M", o.d_model},
-                    {"Q", o.n_q_per_kv},
-                    {"K", o.n_kv},
-                    {"D", o.d_head},
-                    {"F", o.d_ff}};
+  const Sizes sizes = sizes_of(o, stage.size("d"), stage.size("t"));
   std::uint64_t stream = 0;
   const auto init = [&]<class D, Spec S>(Tensor<D, S>& w, std::int64_t fan_in) {
     w = random_truncated_normal<D, S>(stage, sizes, {o.training.seed, stream++}) /
@@ -155,10 +164,14 @@ class Trainer {
   }
   [[nodiscard]] gpt::Stages program(const std::vector<gpt::Batch>& batches) const {
     const std::int64_t length = o_.training.seq;
-    return {layer_map_, batches, causal_mask<"Qlen Klen">(mesh_.stage(), length, length), o_.form};
+    Tensor<bool_, "Qlen Klen"> causal;  // for attention that is spelled; the library's needs none
+    if (o_.attention == "einsum") causal = causal_mask<"Qlen Klen">(mesh_.stage(), length, length);
+    return {layer_map_, batches, causal, o_.form};
   }
   [[nodiscard]] Sizes activation_sizes(const std::vector<gpt::Batch>& batches) const {
-    return {{"B", batches[0].inputs.size("B")}, {"L", o_.training.seq}, {"M", o_.d_model}};
+    Sizes sizes = sizes_of(o_, mesh_.stage().size("d"), mesh_.stage().size("t"));
+    sizes.insert(sizes.end(), {{"B", batches[0].inputs.size("B")}, {"L", o_.training.seq}});
+    return sizes;
   }
 
   [[nodiscard]] std::string timeline_file() const {
@@ -204,6 +217,8 @@ void declare(run::Options& options, Options& o) {
   options.add("--vocabulary", o.vocabulary, "token ids (0: the tokenizer's)", run::size(0));
   options.add("--rope-base", o.form.rope_base, "base of rotary positions", run::above(1));
   options.flag("--tied", o.tied, "use the embedding as the unembedding too");
+  options.add("--attention", o.attention, "of training: the library's in one op, or gpt_model.hpp's in einsums",
+              run::one_of({"fused", "einsum"}));
   options.flag("--library-loss", o.form.library_loss, "the library's cross_entropy instead of gpt_model.hpp's");
 }
 
@@ -253,15 +268,13 @@ int program(int argc, char** argv) {
   }
   static_cast<void>(pipeline::LayerMap(schedule, o.layers));
   run::batch_must_divide(mesh, o.training);
-  run::must_divide(mesh, "--d-model", o.d_model, "d t");
-  run::must_divide(mesh, "--n-kv", o.n_kv, "t");
-  run::must_divide(mesh, "--d-ff", o.d_ff, "t");
   if (o.d_head % 2 != 0)
     throw UsageError(fmt::format("--d-head {}: rotary positions turn pairs; choose a multiple of 2", o.d_head));
   if (!o.timeline.empty() && !std::ofstream(o.timeline, std::ios::app))
     throw UsageError(fmt::format("cannot write the file '{}': check --timeline", o.timeline));
   const run::Data data = run::open_data(o.training, o.vocabulary);
   o.vocabulary = data.vocabulary;
+  run::note_padding(mesh, sizes_of(o, mesh[1].size, mesh[2].size));
   run::announce(options, o.training);
   const auto body = [&](const Options& used) -> DeviceBody {
     return [&](const std::shared_ptr<Device>& device) { train(device, used, schedule, data, options.to_toml()); };

@@ -11,6 +11,8 @@
 #include <tuple>
 #include <typeinfo>
 
+#include "shardlib/accumulator.hpp"
+#include "shardlib/backward.hpp"
 #include "shardlib/error.hpp"
 #include "shardlib/pipeline/communication.hpp"
 

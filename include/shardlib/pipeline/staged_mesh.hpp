@@ -7,9 +7,12 @@
 #include <utility>
 #include <vector>
 
-#include "shardlib/backward.hpp"
-#include "shardlib/ops/collectives.hpp"
+#include "shardlib/bindings.hpp"
+#include "shardlib/comm.hpp"
+#include "shardlib/detail/inline.hpp"
+#include "shardlib/device.hpp"
 #include "shardlib/tree.hpp"
+#include "shardlib/value.hpp"
 
 namespace shardlib::pipeline {
 
@@ -34,53 +37,27 @@ constexpr Spec with_partial(std::string_view spec, std::string_view axis) {
 }
 
 /// A tensor's values under another spec, and on another device of the same program: nothing is copied.
-inline ValuePtr relabelled(const core::Value& x, const TensorSpec& spec, const std::shared_ptr<Device>& device) {
-  const auto copy = core::detached(x);
-  copy->spec = &spec;
-  copy->device = device;
-  return copy;
-}
+[[nodiscard]] SHARDLIB_INLINE ValuePtr relabelled(const core::Value& x, const TensorSpec& spec,
+                                                  const std::shared_ptr<Device>& device);
 
 /// One message of a group along the stage axis, counted and traced like a collective. Never waits for the receiver.
-inline void send(const core::Value& x, std::string_view axis, int to) {
-  core::Value shape = x;
-  shape.made_by = {"send", {}, {}};
-  core::count(shape);
-  core::observed(shape, [&] {
-    core::add_traffic(shape, x.bytes(), {axis});
-    x.device->group({axis}).send(x.data(), to);
-    return x.data();
-  });
-}
+SHARDLIB_INLINE void send(const core::Value& x, std::string_view axis, int to);
 
 /// Messages on their way: of values that have shapes, but no data yet.
 class Incoming {
  public:
-  Incoming(const std::vector<ValuePtr>& shapes, std::string_view axis, int from) {
-    for (const ValuePtr& shape : shapes) {
-      auto value = std::make_shared<core::Value>(*shape);
-      value->made_by = {"receive", {}, {}};
-      value->storage = std::make_shared<core::Storage>(core::Storage{core::allocate(*value), nullptr});
-      requests_.push_back(value->device->group({axis}).recv(value->storage->buffer, from));
-      values_.push_back(std::move(value));
-    }
-  }
+  SHARDLIB_INLINE Incoming(const std::vector<ValuePtr>& shapes, std::string_view axis, int from);
   /// The values, once all have come.
-  std::vector<ValuePtr> wait() {
-    for (std::size_t i = 0; i < values_.size(); ++i) {
-      core::count(*values_[i]);
-      core::observed(*values_[i], [&] {
-        requests_[i].wait();
-        return values_[i]->storage->buffer;
-      });
-    }
-    return std::move(values_);
-  }
+  SHARDLIB_INLINE std::vector<ValuePtr> wait();
 
  private:
   std::vector<ValuePtr> values_;
   std::vector<Request> requests_;
 };
+
+/// See StagedMesh::sum_over.
+[[nodiscard]] SHARDLIB_INLINE ValuePtr sum_over(const std::vector<int>& owners, int rank, const ValuePtr& x,
+                                                std::string_view axis);
 
 /// The values of a tree's leaves, and a tree without Arrays from its leaves' values.
 template <class T>
@@ -160,12 +137,7 @@ class StagedMesh {
   /// the gradient of a weight that several stages use. The other ranks do not take part.
   template <dtype D, Spec S>
   [[nodiscard]] Tensor<D, S> sum_over(const std::vector<int>& owners, const Tensor<D, S>& x) const {
-    for (const int owner : owners)
-      if (owner != rank()) detail::send(*x.value(), P, owner);
-    detail::core::Accumulator sum;
-    for (const int owner : owners)
-      sum.add(owner == rank() ? x.value() : detail::Incoming({x.value()}, P, owner).wait().front());
-    return Tensor<D, S>(sum.take());
+    return Tensor<D, S>(detail::sum_over(owners, rank(), x.value(), P));
   }
 
  private:
@@ -174,3 +146,7 @@ class StagedMesh {
 };
 
 }  // namespace shardlib::pipeline
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/pipeline/staged_mesh_inl.hpp"
+#endif
