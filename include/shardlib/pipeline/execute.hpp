@@ -1,6 +1,8 @@
 // A training step under a pipeline schedule: loss and gradients of all microbatches, stage by stage.
 #pragma once
 
+#include <cmath>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -10,6 +12,7 @@
 
 #include "shardlib/detail/inline.hpp"
 #include "shardlib/grad.hpp"
+#include "shardlib/ops/collectives.hpp"
 #include "shardlib/ops/create.hpp"
 #include "shardlib/ops/elementwise.hpp"
 #include "shardlib/ops/reductions.hpp"
