@@ -2,12 +2,13 @@
 #pragma once
 
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "shardlib/detail/inline.hpp"
-#include "shardlib/launch.hpp"
+#include "shardlib/device.hpp"
 
 namespace shardlib::detail {
 
@@ -32,9 +33,16 @@ struct Ending {
 [[nodiscard]] SHARDLIB_INLINE int threads_per_device(int devices);
 
 /// The body on one device, whose local state ends with it.
-SHARDLIB_INLINE void run_device(const std::shared_ptr<Device>& device, int threads, const DeviceBody& body);
+SHARDLIB_INLINE void run_device(const std::shared_ptr<Device>& device, int threads,
+                                const std::function<void(const std::shared_ptr<Device>&)>& body);
 
 /// The body on `count` devices, each a thread of this process.
-SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const DeviceBody& body, int count, int threads);
+SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh,
+                                    const std::function<void(const std::shared_ptr<Device>&)>& body, int count,
+                                    int threads);
 
 }  // namespace shardlib::detail
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/launch_inl.hpp"
+#endif

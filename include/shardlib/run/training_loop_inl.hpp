@@ -81,8 +81,8 @@ class SignalThread {
 };
 
 /// While it lives, the first SIGTERM or SIGINT asks the run to stop after its step; the second one kills as usual.
-/// Neither reaches this thread: inside oneDNN 2.6's GEMM the stack pointer points into the heap, over which a handler
-/// would write.
+/// Neither reaches this thread: a handler that runs inside a GEMM of oneDNN 2.6 corrupts the heap (seen, its cause is not
+/// known).
 class StopOnSignal {
  public:
   StopOnSignal() {
