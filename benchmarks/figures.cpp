@@ -54,8 +54,14 @@ double fma_peak(int threads) {
   return best;
 }
 
+std::string threads_of(const Mesh<"d t">& mesh) {
+  const int threads = mesh.device()->exec().threads;
+  return threads == 1 ? "1 thread" : fmt::format("{} threads", threads);
+}
+
 void gemm_figures(const Mesh<"d t">& mesh) {
-  fmt::print("\nGEMM: einsum_unreduced<\"A K, K N -> A N\"> over the library called directly (f32, 1 process)\n");
+  fmt::print("\nGEMM: einsum_unreduced<\"A K, K N -> A N\"> over the library called directly (f32, 1 process, {})\n",
+             threads_of(mesh));
   fmt::print("{:>18}  {:>14}  {:>14}  {:>6}\n", "m x n x k", "ours GFLOP/s", "direct GFLOP/s", "ratio");
   const std::int64_t shapes[][3] = {
       {256, 3072, 768}, {1024, 768, 768}, {4096, 3072, 768}, {256, 50304, 768}, {2048, 2048, 2048}};
@@ -102,7 +108,8 @@ gpt::Model random_model(const Mesh<"d t">& mesh, const Sizes& sizes, int layers)
 
 void step_figures(const Mesh<"d t">& mesh, double peak) {
   const std::int64_t batch = 16, length = 128;
-  fmt::print("\nA gpt_fsdp forward and backward pass (4 layers, d_model 256, batch 16, seq 128; 1 process)\n");
+  fmt::print("\nA gpt_fsdp forward and backward pass (4 layers, d_model 256, batch 16, seq 128; 1 process, {})\n",
+             threads_of(mesh));
   const Sizes sizes{{"V", 256}, {"M", 256}, {"Q", 2}, {"K", 2}, {"D", 64}, {"F", 768}, {"B", batch}, {"L", length}};
   const auto w = random_model(mesh, sizes, 4);
   const auto ids = cast<i32>(random_uniform<f32, "B/d L">(mesh, sizes, {0, 99}) * 255.0);

@@ -13,19 +13,7 @@ if [ "${1:-}" = -- ]; then shift; fi
 
 scripts/setup.sh
 
-# Written under another name first: a run that was interrupted leaves no half of a text behind.
-text=build/data/kjv.txt
-if [ ! -s "$text" ]; then
-  mkdir -p "$(dirname "$text")"
-  bible=$(command -v bible || echo /usr/games/bible)
-  # Each line is a verse behind its name (Gen1:1); only the verse is kept.
-  "$bible" -f gen1:1-rev22:21 2>build/data/bible.log | sed 's/^[^ ]* //' >"$text.$$" || true
-  if [ "$(wc -c <"$text.$$")" -lt 4000000 ]; then
-    rm -f "$text.$$"
-    die "the package bible-kjv gave no full text: $(tail -n 1 build/data/bible.log)"
-  fi
-  mv "$text.$$" "$text"
-fi
+scripts/text.sh
 
 if [ ! -x build/demo/examples/gpt_fsdp ]; then echo "demo.sh: building gpt_fsdp (about two minutes)"; fi
 # A folder of its own, so that the demo needs none of the tests' packages.

@@ -2,6 +2,8 @@
 // in training and validation, on every mesh and with every number of microbatches.
 #include <shardlib/io/flat_tokens.hpp>
 #include <shardlib/run/checkpoints.hpp>
+#include <shardlib/run/detail/stop_on_signal.hpp>
+#include <shardlib/run/metrics.hpp>
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 

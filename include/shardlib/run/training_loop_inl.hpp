@@ -6,20 +6,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <csignal>
-#include <future>
 #include <memory>
-#include <mutex>
 #include <numeric>
 #include <span>
-#include <thread>
 #include <utility>
 
 #include "shardlib/io/prefetch.hpp"
 #include "shardlib/io/stream.hpp"
 #include "shardlib/launch.hpp"
+#include "shardlib/run/detail/stop_on_signal.hpp"
 #include "shardlib/run/peak.hpp"
 #include "shardlib/run/plan.hpp"
 #include "shardlib/run/progress.hpp"
@@ -32,71 +28,6 @@
 namespace shardlib::run {
 
 namespace detail {
-
-inline std::atomic<int> stop_signal = 0;
-
-/// The signals that ask a run to stop.
-inline sigset_t stop_signals() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int signal : {SIGTERM, SIGINT}) sigaddset(&set, signal);
-  return set;
-}
-
-/// Their handlers, and the thread on which these run: one for all devices of the process.
-class SignalThread {
- public:
-  static std::shared_ptr<SignalThread> get() {
-    static std::mutex mutex;
-    static std::weak_ptr<SignalThread> current;
-    const std::lock_guard lock(mutex);
-    auto thread = current.lock();
-    if (!thread) current = thread = std::make_shared<SignalThread>();
-    return thread;
-  }
-  SignalThread() {
-    stop_signal = 0;
-    for (const int signal : {SIGTERM, SIGINT})
-      std::signal(signal, [](int s) {
-        stop_signal = s;
-        std::signal(s, SIG_DFL);
-      });
-    thread_ = std::thread([end = end_.get_future()] {
-      const sigset_t signals = stop_signals();
-      pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
-      end.wait();
-    });
-  }
-  SignalThread(const SignalThread&) = delete;
-  SignalThread& operator=(const SignalThread&) = delete;
-  ~SignalThread() {
-    end_.set_value();
-    thread_.join();
-    for (const int signal : {SIGTERM, SIGINT}) std::signal(signal, SIG_DFL);
-  }
-
- private:
-  std::promise<void> end_;
-  std::thread thread_;
-};
-
-/// While it lives, the first SIGTERM or SIGINT asks the run to stop after its step; the second one kills as usual.
-/// Neither reaches this thread: a handler that runs inside a GEMM of oneDNN 2.6 corrupts the heap (seen, its cause is not
-/// known).
-class StopOnSignal {
- public:
-  StopOnSignal() {
-    const sigset_t signals = stop_signals();
-    pthread_sigmask(SIG_BLOCK, &signals, &before_);
-  }
-  StopOnSignal(const StopOnSignal&) = delete;
-  StopOnSignal& operator=(const StopOnSignal&) = delete;
-  ~StopOnSignal() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  std::shared_ptr<SignalThread> thread_ = SignalThread::get();
-  sigset_t before_{};
-};
 
 /// The reduction of one number of each device, everywhere the same.
 inline double reduce(const std::shared_ptr<Device>& device, double value, Reduction op) {

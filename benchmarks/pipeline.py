@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""Pipelines against microbatched FSDP on two ranks, in one run: the comparison of JaxPP's tutorial.
+
+The same GPT, global batch and number of microbatches in five layouts that take turns: fully sharded over d=2 (all
+microbatches at once, and one after the other as a pipeline takes them), and p=2 under 1F1B, interleaved 1F1B and
+ZeroBubble. Prints each one's median seconds a step and, for the pipelines, what the simulator makes of the last step's
+mean task times beside what was measured.
+
+  benchmarks/pipeline.py                 the ranks share memory
+  benchmarks/pipeline.py --rate 1gbit    each rank in a network namespace, a veth pair of that rate between (root)
+"""
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+LAYOUTS = {
+    "FSDP, one batch": ["--mesh=p=1,d=2", "--microbatches=1"],
+    "FSDP, microbatched": ["--mesh=p=1,d=2"],
+    "1F1B": ["--mesh=p=2", "--schedule=1f1b"],
+    "interleaved 1F1B": ["--mesh=p=2", "--schedule=interleaved-1f1b", "--stages=4"],
+    "ZeroBubble": ["--mesh=p=2", "--schedule=zero-bubble"],
+}
+HOSTS = ["10.77.0.1", "10.77.0.2"]
+
+
+def sh(command):
+    subprocess.run(command, shell=True, check=True)
+
+
+class Hosts:
+    """Two network namespaces joined by a link of a given rate; gone at the end."""
+
+    def __init__(self, rate):
+        self.rate = rate
+
+    def __enter__(self):
+        self.__exit__()
+        sh("ip netns add shardlib0 && ip netns add shardlib1")
+        sh("ip link add sl0 netns shardlib0 type veth peer name sl1 netns shardlib1")
+        for i, host in enumerate(HOSTS):
+            sh(f"ip -n shardlib{i} addr add {host}/24 dev sl{i}")
+            sh(f"ip -n shardlib{i} link set lo up && ip -n shardlib{i} link set sl{i} up")
+            sh(f"tc -n shardlib{i} qdisc add dev sl{i} root tbf rate {self.rate} burst 256k latency 50ms")
+        # What mpirun calls instead of ssh.
+        self.agent = tempfile.NamedTemporaryFile("w", suffix=".sh", delete=False)
+        self.agent.write('#!/bin/sh\nhost=$1; shift\nexec ip netns exec shardlib$((${host##*.} - 1)) sh -c "$*"\n')
+        self.agent.close()
+        os.chmod(self.agent.name, 0o755)
+        return (f"ip netns exec shardlib0 mpirun -n 2 --host {','.join(HOSTS)} --mca plm_rsh_agent {self.agent.name} "
+                "--mca pml ob1 --mca btl self,tcp -x SHARDLIB_SHM=0")
+
+    def __exit__(self, *_):
+        for i in range(2):
+            subprocess.run(f"ip netns del shardlib{i}", shell=True, stderr=subprocess.DEVNULL, check=False)
+        if hasattr(self, "agent") and os.path.exists(self.agent.name):
+            os.unlink(self.agent.name)
+
+
+def measure(options, mpirun, layout, folder):
+    """Seconds of each step, and the timeline's caption."""
+    metrics, timeline = os.path.join(folder, "metrics.jsonl"), os.path.join(folder, "timeline.svg")
+    for file in (metrics, timeline):
+        if os.path.exists(file):
+            os.unlink(file)
+    command = shlex.split(mpirun) + [os.path.join(options.examples, "gpt_pipeline"), f"--data={options.data}",
+        f"--steps={options.steps}", f"--batch={options.batch}", f"--microbatches={options.microbatches}",
+        f"--seq={options.seq}", f"--layers={options.layers}", f"--d-model={options.d_model}", "--n-kv=4",
+        f"--d-head={options.d_model // 8}", f"--d-ff={3 * options.d_model}", f"--metrics={metrics}"] + LAYOUTS[layout]
+    if "--mesh=p=2" in LAYOUTS[layout]:
+        command.append(f"--timeline={timeline}")
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ran.returncode != 0:
+        sys.exit(f"pipeline.py: {shlex.join(command)} ended with {ran.returncode}:\n{ran.stdout}{ran.stderr}")
+    with open(metrics) as lines:
+        seconds = [json.loads(line)["step_seconds"] for line in lines][2:]
+    captions = []
+    if os.path.exists(timeline):
+        with open(timeline) as file:
+            captions = re.findall(r"(?:planned|measured): [^<]*", file.read())
+    return seconds, captions
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--examples", default=os.path.join(ROOT, "build/benchmarks/examples"), help="folder of gpt_pipeline")
+    parser.add_argument("--data", default=os.path.join(ROOT, "build/data/kjv.txt"), help="a text")
+    parser.add_argument("--rate", help="bandwidth of the link between the ranks, as tc writes it: 1gbit")
+    for name, default in (("rounds", 3), ("steps", 8), ("batch", 16), ("microbatches", 8), ("seq", 128), ("layers", 8),
+                          ("d-model", 256)):
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"(default {default})")
+    options = parser.parse_args()
+    if options.rate and not all(map(shutil.which, ("ip", "tc"))):
+        sys.exit("pipeline.py: --rate needs ip and tc; install iproute2")
+    for variable in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+        os.environ[variable] = "1"
+    seconds = {layout: [] for layout in LAYOUTS}
+    captions = {}
+    with tempfile.TemporaryDirectory() as folder:
+        def all_rounds(mpirun):
+            for _ in range(options.rounds):
+                for layout in LAYOUTS:
+                    times, captions[layout] = measure(options, mpirun, layout, folder)
+                    seconds[layout] += times
+        if options.rate:
+            with Hosts(options.rate) as mpirun:
+                all_rounds(mpirun)
+        else:
+            all_rounds("mpirun -n 2 --bind-to core")
+    base = statistics.median(seconds["FSDP, microbatched"])
+    print(f"{options.layers} layers, d_model {options.d_model}, batch {options.batch} x {options.seq} tokens, "
+          f"{options.microbatches} microbatches, 2 ranks, "
+          + (f"in network namespaces at {options.rate}" if options.rate else "sharing memory"))
+    print(f"{'layout':<20} {'ms a step':>10}  {'(middle 80 %)':<18} {'microbatched FSDP over it':>26}")
+    for layout, times in seconds.items():
+        times.sort()
+        low, high = times[len(times) // 10], times[-1 - len(times) // 10]
+        median = statistics.median(times)
+        print(f"{layout:<20} {1e3 * median:>10.0f}  ({1e3 * low:.0f} .. {1e3 * high:.0f})".ljust(53)
+              + f"{base / median:>25.2f}")
+    for layout, texts in captions.items():
+        for text in texts:
+            print(f"{layout}: {text.strip()}")
+
+
+if __name__ == "__main__":
+    main()
