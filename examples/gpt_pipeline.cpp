@@ -257,6 +257,8 @@ int program(int argc, char** argv) {
     if (world_rank() == 0) fmt::print("{}", options.help());
     return 0;
   }
+  if (o.training.prompt != run::Training{}.prompt || o.training.sample_every > 0)
+    throw UsageError("gpt_pipeline does not sample: gpt_fsdp does, from the same --run folder");
   o.training.sample.max_tokens = 0;
   const auto mesh = run::chosen_mesh(o.training, "p d t");
   const pipeline::Schedule schedule = chosen_schedule(o, mesh[0].size);
@@ -270,8 +272,6 @@ int program(int argc, char** argv) {
   run::batch_must_divide(mesh, o.training);
   if (o.d_head % 2 != 0)
     throw UsageError(fmt::format("--d-head {}: rotary positions turn pairs; choose a multiple of 2", o.d_head));
-  if (!o.timeline.empty() && !std::ofstream(o.timeline, std::ios::app))
-    throw UsageError(fmt::format("cannot write the file '{}': check --timeline", o.timeline));
   const run::Data data = run::open_data(o.training, o.vocabulary);
   o.vocabulary = data.vocabulary;
   run::note_padding(mesh, sizes_of(o, mesh[1].size, mesh[2].size));
@@ -281,7 +281,10 @@ int program(int argc, char** argv) {
   };
   Options single = o;  // --graph draws a layer of each stage
   single.layers = schedule.num_stages();
-  if (!run::dry_run(o.training, mesh, body(o), body(single))) launch(mesh, body(o));
+  if (run::dry_run(o.training, mesh, body(o), body(single))) return 0;
+  if (!o.timeline.empty() && !std::ofstream(o.timeline, std::ios::app))
+    throw UsageError(fmt::format("cannot write the file '{}': check --timeline", o.timeline));
+  launch(mesh, body(o));
   return 0;
 }
 

@@ -7,6 +7,8 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -70,11 +72,11 @@ struct StageProgram {
   std::shared_ptr<Device> device;  ///< of the stage's mesh
   std::string_view axis;
   std::vector<ValuePtr> activations, cotangents;  ///< shapes of what stages hand over
-  std::vector<core::Slot> weights;                ///< leaves; none: nothing is differentiated
+  std::vector<core::Slot> weights;                ///< leaves, where it is differentiated; a rank may have none
   ValuePtr seed;                                  ///< the loss's cotangent
   /// From what the stage before handed over (the first one: nothing) to what this one does; of the last one the loss.
   std::function<std::vector<ValuePtr>(const Place&, const std::vector<ValuePtr>&)> forward;
-  bool measure = false;
+  bool differentiate = false, measure = false;
 };
 struct StepValues {
   ValuePtr loss;  ///< null on ranks without the last stage
@@ -87,6 +89,21 @@ struct StepValues {
 
 /// The forward tasks alone.
 [[nodiscard]] SHARDLIB_INLINE TaskLists forward_lists(const Schedule& schedule, int microbatches);
+
+/// Trees whose number of tensors is not known from the type.
+template <class T>
+constexpr bool holds_array() {
+  if constexpr (is_tensor<T>) {
+    return false;
+  } else if constexpr (is_array<T>) {
+    return true;
+  } else {
+    return []<std::size_t... I>(std::index_sequence<I...>) {
+      return (holds_array<std::remove_cvref_t<decltype(std::get<I>(core::fields(std::declval<T&>())))>>() || ...);
+    }
+    (std::make_index_sequence<core::tree_width<T>>{});
+  }
+}
 
 /// A program's three functions; see value_and_grad.
 template <class Program, class W>
@@ -108,7 +125,8 @@ template <Spec P, Spec A, class Program, class W>
 StageProgram erased(const StagedMesh<P, A>& mesh, const Program& program, const W& weights, const Sizes& sizes) {
   using Activation = activation_t<Program, W>;
   using Loss = loss_t<Program, W>;
-  static_assert(core::is_tree<Activation>(), "a stage hands over a tensor, or a plain struct of tensors");
+  static_assert(core::is_tree<Activation>() && !holds_array<Activation>(),
+                "pipeline: a stage hands over a tensor, or a plain struct of tensors; an Array has no fixed length");
   StageProgram stages;
   stages.device = mesh.stage().device();
   stages.axis = P;
@@ -148,7 +166,7 @@ auto part_of_loss(const StagedMesh<P, A>& mesh, const ValuePtr& loss) {
 /// a (stage, microbatch) lives from `fwd` to `bwd` or `bwdW`; `bwdA` runs the pulls that X needs, `bwdW` the others.
 /// `measure`: note when each task ran. Throws UsageError for a schedule that is not for this mesh or number.
 template <Spec P, Spec A, class Program, class W>
-  requires detail::staged<Program, W>
+requires detail::staged<Program, W>
 [[nodiscard]] auto value_and_grad(const StagedMesh<P, A>& mesh, const Schedule& schedule, int microbatches,
                                   const Program& program, const W& weights, const Sizes& sizes, bool measure = false)
     -> detail::step_t<Program, W, P, A> {
@@ -167,6 +185,7 @@ template <Spec P, Spec A, class Program, class W>
       },
       "pipeline::value_and_grad");
   detail::StageProgram stages = detail::erased(mesh, program, tracked, sizes);
+  stages.differentiate = true;
   stages.weights = std::move(leaves);
   stages.measure = measure;
   detail::StepValues values = detail::run(stages, lists);
@@ -181,7 +200,7 @@ template <Spec P, Spec A, class Program, class W>
 
 /// The loss alone, without gradients: for validation.
 template <Spec P, Spec A, class Program, class W>
-  requires detail::staged<Program, W>
+requires detail::staged<Program, W>
 [[nodiscard]] auto value(const StagedMesh<P, A>& mesh, const Schedule& schedule, int microbatches,
                          const Program& program, const W& weights, const Sizes& sizes) {
   must_fit(schedule, P, mesh.ranks());

@@ -184,11 +184,14 @@ class Runner {
     std::vector<ValuePtr> input;
     if (const auto message = input_of(task, num_stages())) input = take(*message);
     const double begin = now() - start_;
-    if (task.kind == TaskKind::fwd)
+    const bool is_forward = task.kind == TaskKind::fwd;
+    const auto outside = state_.stopwatch.change(is_forward ? core::Stopwatch::forward : core::Stopwatch::backward);
+    if (is_forward)
       forward(task, std::move(input));
     else
       backward(task, std::move(input));
     state_.pass = State::Pass::none;
+    state_.stopwatch.change(outside);
     intervals_.push_back({rank_, task, begin, now() - start_});
   }
 
@@ -204,7 +207,7 @@ class Runner {
 
   void forward(const Task& task, std::vector<ValuePtr> input) {
     state_.pass = State::Pass::forward;
-    const bool records = !program_.weights.empty();
+    const bool records = program_.differentiate;
     Tape tape;
     if (records) {
       for (ValuePtr& value : input) {

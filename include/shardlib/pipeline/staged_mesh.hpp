@@ -107,7 +107,10 @@ class StagedMesh {
   static constexpr Spec stage_axes = detail::axes_without(A, P);
   using Stage = Mesh<stage_axes>;
 
-  explicit StagedMesh(const std::shared_ptr<Device>& device) : whole_(device), stage_(Device::submesh(device, P)) {}
+  explicit StagedMesh(const std::shared_ptr<Device>& device) : whole_(device), stage_(Device::submesh(device, P)) {
+    // Made by all ranks of the axis together: later, a message of two of them would wait for the others here.
+    static_cast<void>(device->group({std::string_view(P)}));
+  }
 
   [[nodiscard]] const Mesh<A>& whole() const { return whole_; }
   [[nodiscard]] const Stage& stage() const { return stage_; }
@@ -134,7 +137,8 @@ class StagedMesh {
   }
 
   /// The sum of what `owners` (ranks, ascending, this one among them) hold of x, on each of them, with the same bits:
-  /// the gradient of a weight that several stages use. The other ranks do not take part.
+  /// the gradient of a weight that several stages use. The others do not take part: a rank that is no owner gets an
+  /// Error.
   template <dtype D, Spec S>
   [[nodiscard]] Tensor<D, S> sum_over(const std::vector<int>& owners, const Tensor<D, S>& x) const {
     return Tensor<D, S>(detail::sum_over(owners, rank(), x.value(), P));

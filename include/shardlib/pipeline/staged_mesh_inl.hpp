@@ -3,7 +3,11 @@
 
 #include "shardlib/pipeline/staged_mesh.hpp"
 
+#include <algorithm>
+#include <string>
+
 #include "shardlib/accumulator.hpp"
+#include "shardlib/error.hpp"
 #include "shardlib/ops/collectives.hpp"
 #include "shardlib/tape.hpp"
 
@@ -42,7 +46,7 @@ SHARDLIB_INLINE std::vector<ValuePtr> Incoming::wait() {
   for (std::size_t i = 0; i < values_.size(); ++i) {
     core::count(*values_[i]);
     core::observed(*values_[i], [&] {
-      requests_[i].wait();
+      core::complete(*values_[i], [&] { return std::move(requests_[i]); });
       return values_[i]->storage->buffer;
     });
   }
@@ -50,6 +54,9 @@ SHARDLIB_INLINE std::vector<ValuePtr> Incoming::wait() {
 }
 
 SHARDLIB_INLINE ValuePtr sum_over(const std::vector<int>& owners, int rank, const ValuePtr& x, std::string_view axis) {
+  if (!std::ranges::is_sorted(owners) || !std::ranges::binary_search(owners, rank))
+    throw Error("sum_over: the owners are ascending ranks of axis " + std::string(axis) + ", and this one, " +
+                std::to_string(rank) + ", is among them");
   for (const int owner : owners)
     if (owner != rank) send(*x, axis, owner);
   core::Accumulator sum;
