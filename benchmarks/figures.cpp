@@ -292,7 +292,9 @@ int figures() {
     gemm_figures(mesh);
     shell_figures(mesh);
     attention_figures(mesh);
-    step_figures(mesh, all);
+    const double again = fma_peak(cores);  // the machine's clock changes
+    fmt::print("\nFMA peak, measured again: {:.1f} GFLOP/s on {} at once\n", again / 1e9, cores);
+    step_figures(mesh, std::max(all, again));
   });
   return 0;
 }

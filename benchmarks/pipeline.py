@@ -93,7 +93,7 @@ def main():
     parser.add_argument("--examples", default=os.path.join(ROOT, "build/benchmarks/examples"), help="folder of gpt_pipeline")
     parser.add_argument("--data", default=os.path.join(ROOT, "build/data/kjv.txt"), help="a text")
     parser.add_argument("--rate", help="bandwidth of the link between the ranks, as tc writes it: 1gbit")
-    for name, default in (("rounds", 3), ("steps", 8), ("batch", 16), ("microbatches", 8), ("seq", 128), ("layers", 8),
+    for name, default in (("rounds", 2), ("steps", 8), ("batch", 16), ("microbatches", 8), ("seq", 128), ("layers", 8),
                           ("d-model", 256)):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"(default {default})")
     options = parser.parse_args()
