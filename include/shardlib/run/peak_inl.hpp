@@ -32,14 +32,15 @@ struct FmaLoop {
 
 #if defined(__x86_64__)
 // In assembly: what the loop measures must not depend on how the program is optimised. Below -O2 compilers keep the
-// chains in memory, and read half of the machine's peak.
+// chains in memory, and read half of the machine's peak. Early clobbers: no chain may share a register with an operand
+// that has its first value, or all others wait for it.
 #define SHARDLIB_FMA(chain) "vfmadd213ps %[b], %[a], %" #chain "\n\t"
 #define SHARDLIB_FMA_LOOP(x, rounds, a, b)                                                                          \
   asm volatile("1:\n\t" SHARDLIB_FMA(0) SHARDLIB_FMA(1) SHARDLIB_FMA(2) SHARDLIB_FMA(3) SHARDLIB_FMA(4)             \
                    SHARDLIB_FMA(5) SHARDLIB_FMA(6) SHARDLIB_FMA(7) SHARDLIB_FMA(8) SHARDLIB_FMA(9) SHARDLIB_FMA(10) \
                        SHARDLIB_FMA(11) "dec %[n]\n\tjnz 1b"                                                        \
-               : "+v"(x[0]), "+v"(x[1]), "+v"(x[2]), "+v"(x[3]), "+v"(x[4]), "+v"(x[5]), "+v"(x[6]), "+v"(x[7]),    \
-                 "+v"(x[8]), "+v"(x[9]), "+v"(x[10]), "+v"(x[11]), [n] "+r"(rounds)                                 \
+               : "+&v"(x[0]), "+&v"(x[1]), "+&v"(x[2]), "+&v"(x[3]), "+&v"(x[4]), "+&v"(x[5]), "+&v"(x[6]),         \
+                 "+&v"(x[7]), "+&v"(x[8]), "+&v"(x[9]), "+&v"(x[10]), "+&v"(x[11]), [n] "+r"(rounds)                \
                : [a] "v"(a), [b] "v"(b)                                                                             \
                : "cc")
 static_assert(fma_chains == 12);
