@@ -2,6 +2,7 @@
 //   figures                     one process: GEMM, typed shell, a gpt_fsdp step against the measured FMA peak
 //   mpirun -n 2 figures         collectives against the MPI library's own
 // benchmarks/run.sh builds and runs both.
+#include <shardlib/kernels/gemm.hpp>
 #include <shardlib/run/peak.hpp>
 #include <shardlib/shardlib.hpp>
 
