@@ -43,6 +43,14 @@ class Hosts:
 
     def __enter__(self):
         self.__exit__()
+        try:
+            return self.make()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def make(self):
+        """The namespaces; returns the mpirun that starts a rank in each."""
         sh("ip netns add shardlib0 && ip netns add shardlib1")
         sh("ip link add sl0 netns shardlib0 type veth peer name sl1 netns shardlib1")
         for i, host in enumerate(HOSTS):

@@ -25,7 +25,7 @@ figures=build/benchmarks/benchmarks/figures
   echo '```'
   benchmarks/pipeline.py
   echo
-  if [ "$(id -u)" = 0 ] && command -v ip tc >/dev/null; then
+  if [ "$(id -u)" = 0 ] && command -v ip >/dev/null && command -v tc >/dev/null; then
     benchmarks/pipeline.py --rate 1gbit --rounds 1
   else
     echo "(not over a slow link: benchmarks/pipeline.py --rate 1gbit needs root and iproute2)"

@@ -4,65 +4,31 @@
 //   mpirun -n 2 gpt_fsdp --data text.txt        two devices as MPI ranks
 //   gpt_fsdp --preset 84m --data c4.zarr --tokenizer tokenizer.tiktoken --run runs/84m
 //
-// With gpt_model.hpp this is the whole training step. Data, checkpoints and reports are the library's (run/training.hpp).
+// With gpt_model.hpp this is the whole training step; gpt_setup.hpp has the model's options and first values. Data, checkpoints and reports are the library's (run/training.hpp).
 #include <shardlib/run/checkpoints.hpp>
 #include <shardlib/run/dry_run.hpp>
 #include <shardlib/run/plan.hpp>
 #include <shardlib/shardlib.hpp>
 
-#include <numeric>
-
-#include "gpt_model.hpp"
+#include "gpt_setup.hpp"
 
 using namespace shardlib;
 using GptMesh = Mesh<"d t">;
 
-struct Options {
+struct Options : gpt::ModelOptions {
   run::Training training;
-  std::int64_t layers = 4, d_model = 256, n_q_per_kv = 2, n_kv = 2, d_head = 64, d_ff = 768, vocabulary = 0;
-  bool tied = false, library_optimizer = false, report_kept = false;
-  std::string attention = "fused";
-  gpt::Form form;
+  bool library_optimizer = false, report_kept = false;
 };
 
 // ---- weights --------------------------------------------------------------------------------------------------------
 
-// Sizes of the model's dims, padded so that the mesh divides them, and the vocabulary so that GEMMs have round shapes.
-Sizes sizes_of(const Options& o, std::int64_t d, std::int64_t t) {
-  const auto dim = [](std::string_view name, std::int64_t size, std::int64_t parts) {
-    return NamedSize{name, size, round_up(size, parts)};
-  };
-  return {dim("V", o.vocabulary, std::lcm<std::int64_t>(64, t)), dim("M", o.d_model, d * t), {"Q", o.n_q_per_kv},
-          dim("K", o.n_kv, t), {"D", o.d_head}, dim("F", o.d_ff, t)};
-}
-
-// Truncated normal numbers of standard deviation 1/sqrt(fan in); gains 1. The same on every mesh.
 gpt::Model initial_weights(const GptMesh& mesh, const Options& o) {
-  std::uint64_t stream = 0;
-  const Sizes sizes = sizes_of(o, mesh.size("d"), mesh.size("t"));
-  const auto init = [&]<class D, Spec S>(Tensor<D, S>& w, std::int64_t fan_in) {
-    w = random_truncated_normal<D, S>(mesh, sizes, {o.training.seed, stream++}) / std::sqrt(static_cast<double>(fan_in));
-  };
-  const auto gain = [&](auto& w) { w = ones<f32, "M/t/d">(mesh, sizes); };
-  // Two branches a layer add to the residual stream: their outputs are scaled down (GPT-2).
-  const std::int64_t branches = 2 * o.layers;
-
+  const gpt::FirstValues first(mesh, o, o.training.seed);
   gpt::Model w;
-  init(w.embed, o.d_model);
-  if (!o.tied) init(w.unembed.emplace_back(), o.d_model);
-  for (std::int64_t i = 0; i < o.layers; ++i) {
-    gpt::Layer& layer = w.layers.emplace_back();
-    gain(layer.norm1);
-    gain(layer.norm2);
-    init(layer.w_q, o.d_model);
-    init(layer.w_k, o.d_model);
-    init(layer.w_v, o.d_model);
-    init(layer.w_o, o.n_q_per_kv * o.n_kv * o.d_head * branches);
-    init(layer.w_gate, o.d_model);
-    init(layer.w_up, o.d_model);
-    init(layer.w_down, o.d_ff * branches);
-  }
-  gain(w.final_norm);
+  first.embed(w.embed);
+  if (!o.tied) first.unembed(w.unembed.emplace_back());
+  for (std::int64_t i = 0; i < o.layers; ++i) first.layer(w.layers.emplace_back(), i);
+  first.gain(w.final_norm);
   return w;
 }
 
@@ -71,22 +37,6 @@ gpt::Model initial_weights(const GptMesh& mesh, const Options& o) {
 struct TrainState {
   gpt::Model weights, mean, variance;
 };
-
-// This device's rows as tensors.
-gpt::Batch place(const GptMesh& mesh, const io::TokenBatch& rows, std::int64_t length) {
-  const auto host = std::make_shared<io::TokenBatch>(rows);
-  const Sizes sizes{{"B", std::ssize(rows.inputs) / length * mesh.size("d")}, {"L", length}};
-  const auto tensor = [&]<class T>(const std::vector<T>& values) {
-    return from_memory<T, "B/d L">(mesh, sizes, std::span<const T>(values), host);
-  };
-  return {tensor(host->inputs), tensor(host->targets), tensor(host->segments), tensor(host->weights)};
-}
-
-// The mask of attention that is spelled; the library's needs none.
-auto causal(const GptMesh& mesh, const Options& o) -> Tensor<bool_, "Qlen Klen"> {
-  if (o.attention == "fused") return {};
-  return causal_mask<"Qlen Klen">(mesh, o.training.seq, o.training.seq);
-}
 
 // The Euclidean norm of all gradients together. Each element stands on one device, so that none counts twice.
 double gradient_norm(const gpt::Model& grads) {
@@ -126,11 +76,11 @@ void adamw(TrainState& state, const gpt::Model& grads, const run::Training& t, s
 run::StepResult train_step(const GptMesh& mesh, TrainState& state, const std::vector<io::TokenBatch>& microbatches,
                            const Options& o, std::int64_t step, double learning_rate) {
   const run::Training& t = o.training;
-  const auto mask = causal(mesh, o);
+  const auto mask = gpt::causal(mesh, o, t.seq);
   Tensor<f32, "+d +t"> loss;
   gpt::Model grads;
   for (const io::TokenBatch& rows : microbatches) {
-    const auto [l, g] = value_and_grad(mesh, gpt::loss, state.weights, place(mesh, rows, t.seq), mask, o.form);
+    const auto [l, g] = value_and_grad(mesh, gpt::loss, state.weights, gpt::place(mesh, rows, t.seq), mask, o.form);
     grads = loss ? map_tree([](const auto& a, const auto& b) { return a + b; }, grads, g) : g;
     loss = loss ? loss + l : l;
   }
@@ -159,7 +109,7 @@ class Decoder {
   std::vector<float> operator()(std::span<const std::int32_t> ids, std::int64_t position) {
     const NamedSize one{"B", 1, mesh_.size("d")};
     if (position == 0) {
-      Sizes sizes = sizes_of(o_, mesh_.size("d"), mesh_.size("t"));
+      Sizes sizes = gpt::sizes_of(o_, mesh_.size("d"), mesh_.size("t"));
       sizes.insert(sizes.end(), {one, {"Klen", o_.training.seq}});
       const auto empty = zeros<f32, "B/d Klen K/t D">(mesh_, sizes);
       caches_.assign(state_.weights.layers.size(), {empty, empty});
@@ -192,19 +142,7 @@ class Decoder {
 
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
-  options.group("model");
-  options.add("--layers", o.layers, "layers", run::size());
-  options.add("--d-model", o.d_model, "width of the residual stream", run::size());
-  options.add("--n-q-per-kv", o.n_q_per_kv, "query heads per key-value head", run::size());
-  options.add("--n-kv", o.n_kv, "key-value heads", run::size());
-  options.add("--d-head", o.d_head, "width of a head", run::size());
-  options.add("--d-ff", o.d_ff, "width of the feed-forward layer", run::size());
-  options.add("--vocabulary", o.vocabulary, "token ids (0: the tokenizer's)", run::size(0));
-  options.add("--rope-base", o.form.rope_base, "base of rotary positions", run::above(1));
-  options.flag("--tied", o.tied, "use the embedding as the unembedding too");
-  options.add("--attention", o.attention, "of training: the library's in one op, or gpt_model.hpp's in einsums",
-              run::one_of({"fused", "einsum"}));
-  options.flag("--library-loss", o.form.library_loss, "the library's cross_entropy instead of gpt_model.hpp's");
+  gpt::declare(options, o);
   options.flag("--library-optimizer", o.library_optimizer, "the library's AdamW instead of gpt_fsdp.cpp's");
   options.flag("--report-kept", o.report_kept, "print what is kept for the backward pass");
 
@@ -236,8 +174,8 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const run::D
   if (o.report_kept && !device->is_dry()) {
     if (!data.train) throw UsageError("--report-kept takes a batch of --data: give it");
     const std::int64_t rows = o.training.batch / o.training.microbatches / mesh.size("d");
-    const auto kept = kept_for_backward(gpt::loss, state.weights, place(mesh, data.train->rows(0, 0, rows), o.training.seq),
-                                        causal(mesh, o), o.form);
+    const auto kept = kept_for_backward(gpt::loss, state.weights, gpt::place(mesh, data.train->rows(0, 0, rows), o.training.seq),
+                                        gpt::causal(mesh, o, o.training.seq), o.form);
     for (const Kept& k : kept)
       if (mesh.index() == 0) fmt::print("kept for backward: {:>12} bytes  [{}]  {}\n", k.bytes, k.spec, k.what);
   }
@@ -247,16 +185,14 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const run::D
     return train_step(mesh, state, microbatches, o, step, rate);
   };
   program.validate = [&](const io::TokenBatch& rows) -> double {
-    const auto batch = place(mesh, rows, o.training.seq);
-    return item(all_reduce<"+d +t -> ">(gpt::loss(state.weights, batch, causal(mesh, o), o.form)));
+    const auto batch = gpt::place(mesh, rows, o.training.seq);
+    return item(all_reduce<"+d +t -> ">(gpt::loss(state.weights, batch, gpt::causal(mesh, o, o.training.seq), o.form)));
   };
   program.decode = Decoder(mesh, state, o);
   program.parameters = parameter_count(state.weights);
   program.weight_bytes = run::block_bytes(state.weights);
   program.optimizer_bytes = run::block_bytes(state.mean) + run::block_bytes(state.variance);
-  const std::int64_t heads = o.n_q_per_kv * o.n_kv * o.d_head;
-  program.flops_per_token = run::training_flops_per_token(
-      program.parameters - (o.tied ? 0 : o.vocabulary * o.d_model), o.layers, heads, o.training.seq);
+  program.flops_per_token = gpt::flops_per_token(o, program.parameters, o.training.seq);
   program.context = o.training.seq;
   run::train(device, o.training, data, toml, program);
 }
@@ -271,11 +207,10 @@ int program(int argc, char** argv) {
   }
   const auto mesh = run::chosen_mesh(o.training, "d t");
   run::batch_must_divide(mesh, o.training);
-  if (o.d_head % 2 != 0)
-    throw UsageError(fmt::format("--d-head {}: rotary positions turn pairs; choose a multiple of 2", o.d_head));
+  gpt::check_head(o);
   const run::Data data = run::open_data(o.training, o.vocabulary);
   o.vocabulary = data.vocabulary;
-  run::note_padding(mesh, sizes_of(o, mesh[0].size, mesh[1].size));
+  run::note_padding(mesh, gpt::sizes_of(o, mesh[0].size, mesh[1].size));
   run::announce(options, o.training);
   const auto body = [&](const Options& used) -> DeviceBody {
     return [&](const std::shared_ptr<Device>& device) { train(device, used, data, options.to_toml()); };

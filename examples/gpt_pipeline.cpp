@@ -15,19 +15,15 @@
 #include <shardlib/shardlib.hpp>
 
 #include <fstream>
-#include <numeric>
 
+#include "gpt_setup.hpp"
 #include "gpt_stages.hpp"
 
 using namespace shardlib;
 using Staged = pipeline::StagedMesh<"p", "p d t">;
 
-struct Options {
+struct Options : gpt::ModelOptions {
   run::Training training;
-  std::int64_t layers = 4, d_model = 256, n_q_per_kv = 2, n_kv = 2, d_head = 64, d_ff = 768, vocabulary = 0;
-  bool tied = false;
-  std::string attention = "fused";
-  gpt::Form form;
   std::string schedule = "1f1b", timeline;
   std::int64_t stages = 0;
   bool show_schedule = false;
@@ -39,52 +35,16 @@ struct TrainState {
   gpt::StageModel weights, mean, variance;
 };
 
-// Sizes of the model's dims, padded so that a stage's mesh divides them, and the vocabulary so that GEMMs have round
-// shapes.
-Sizes sizes_of(const Options& o, std::int64_t d, std::int64_t t) {
-  const auto dim = [](std::string_view name, std::int64_t size, std::int64_t parts) {
-    return NamedSize{name, size, round_up(size, parts)};
-  };
-  return {dim("V", o.vocabulary, std::lcm<std::int64_t>(64, t)),
-          dim("M", o.d_model, d * t),
-          {"Q", o.n_q_per_kv},
-          dim("K", o.n_kv, t),
-          {"D", o.d_head},
-          dim("F", o.d_ff, t)};
-}
-
 // The numbers that gpt_fsdp begins with, of what this rank holds: they are keyed by the place in the whole model.
 gpt::StageModel initial_weights(const Staged& mesh, const pipeline::Schedule& schedule, const Options& o) {
   const pipeline::LayerMap layer_map(schedule, o.layers);
-  const auto& stage = mesh.stage();
-  const Sizes sizes = sizes_of(o, stage.size("d"), stage.size("t"));
-  std::uint64_t stream = 0;
-  const auto init = [&]<class D, Spec S>(Tensor<D, S>& w, std::int64_t fan_in) {
-    w = random_truncated_normal<D, S>(stage, sizes, {o.training.seed, stream++}) /
-        std::sqrt(static_cast<double>(fan_in));
-  };
-  const auto gain = [&](auto& w) { w = ones<f32, "M/t/d">(stage, sizes); };
-  const std::int64_t branches = 2 * o.layers;
-
+  const gpt::FirstValues first(mesh.stage(), o, o.training.seed);
   gpt::StageModel w = gpt::empty_stages(schedule, layer_map, mesh.rank(), o.tied);
-  for (auto& embed : w.embed) init(embed, o.d_model);
-  stream = 1;
-  for (auto& unembed : w.unembed) init(unembed, o.d_model);
+  for (auto& embed : w.embed) first.embed(embed);
+  for (auto& unembed : w.unembed) first.unembed(unembed);
   const auto layers = layer_map.of_rank(mesh.rank());
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    stream = (o.tied ? 1 : 2) + 7 * static_cast<std::uint64_t>(layers[i]);
-    gpt::Layer& layer = w.layers[i];
-    gain(layer.norm1);
-    gain(layer.norm2);
-    init(layer.w_q, o.d_model);
-    init(layer.w_k, o.d_model);
-    init(layer.w_v, o.d_model);
-    init(layer.w_o, o.n_q_per_kv * o.n_kv * o.d_head * branches);
-    init(layer.w_gate, o.d_model);
-    init(layer.w_up, o.d_model);
-    init(layer.w_down, o.d_ff * branches);
-  }
-  for (auto& norm : w.final_norm) gain(norm);
+  for (std::size_t i = 0; i < layers.size(); ++i) first.layer(w.layers[i], layers[i]);
+  for (auto& norm : w.final_norm) first.gain(norm);
   return w;
 }
 
@@ -148,28 +108,17 @@ class Trainer {
   }
 
  private:
-  // This device's rows as tensors.
   [[nodiscard]] std::vector<gpt::Batch> place(const std::vector<io::TokenBatch>& microbatches) const {
     std::vector<gpt::Batch> batches;
-    for (const io::TokenBatch& rows : microbatches) {
-      const auto host = std::make_shared<io::TokenBatch>(rows);
-      const std::int64_t length = o_.training.seq;
-      const Sizes sizes{{"B", std::ssize(rows.inputs) / length * mesh_.stage().size("d")}, {"L", length}};
-      const auto tensor = [&]<class T>(const std::vector<T>& values) {
-        return from_memory<T, "B/d L">(mesh_.stage(), sizes, std::span<const T>(values), host);
-      };
-      batches.push_back({tensor(host->inputs), tensor(host->targets), tensor(host->segments), tensor(host->weights)});
-    }
+    for (const io::TokenBatch& rows : microbatches)
+      batches.push_back(gpt::place(mesh_.stage(), rows, o_.training.seq));
     return batches;
   }
   [[nodiscard]] gpt::Stages program(const std::vector<gpt::Batch>& batches) const {
-    const std::int64_t length = o_.training.seq;
-    Tensor<bool_, "Qlen Klen"> causal;  // for attention that is spelled; the library's needs none
-    if (o_.attention == "einsum") causal = causal_mask<"Qlen Klen">(mesh_.stage(), length, length);
-    return {layer_map_, batches, causal, o_.form};
+    return {layer_map_, batches, gpt::causal(mesh_.stage(), o_, o_.training.seq), o_.form};
   }
   [[nodiscard]] Sizes activation_sizes(const std::vector<gpt::Batch>& batches) const {
-    Sizes sizes = sizes_of(o_, mesh_.stage().size("d"), mesh_.stage().size("t"));
+    Sizes sizes = gpt::sizes_of(o_, mesh_.stage().size("d"), mesh_.stage().size("t"));
     sizes.insert(sizes.end(), {{"B", batches[0].inputs.size("B")}, {"L", o_.training.seq}});
     return sizes;
   }
@@ -207,19 +156,7 @@ void declare(run::Options& options, Options& o) {
   options.add("--timeline", o.timeline,
               "picture of the last step, planned and measured (default: timeline.svg in --run's folder)",
               run::value_name("FILE.svg") | run::command_line_only());
-  options.group("model");
-  options.add("--layers", o.layers, "layers", run::size());
-  options.add("--d-model", o.d_model, "width of the residual stream", run::size());
-  options.add("--n-q-per-kv", o.n_q_per_kv, "query heads per key-value head", run::size());
-  options.add("--n-kv", o.n_kv, "key-value heads", run::size());
-  options.add("--d-head", o.d_head, "width of a head", run::size());
-  options.add("--d-ff", o.d_ff, "width of the feed-forward layer", run::size());
-  options.add("--vocabulary", o.vocabulary, "token ids (0: the tokenizer's)", run::size(0));
-  options.add("--rope-base", o.form.rope_base, "base of rotary positions", run::above(1));
-  options.flag("--tied", o.tied, "use the embedding as the unembedding too");
-  options.add("--attention", o.attention, "of training: the library's in one op, or gpt_model.hpp's in einsums",
-              run::one_of({"fused", "einsum"}));
-  options.flag("--library-loss", o.form.library_loss, "the library's cross_entropy instead of gpt_model.hpp's");
+  gpt::declare(options, o);
 }
 
 pipeline::Schedule chosen_schedule(const Options& o, int ranks) {
@@ -242,8 +179,7 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const pipeli
   program.parameters = parameters_of(o);
   program.weight_bytes = run::block_bytes(trainer.state.weights);
   program.optimizer_bytes = run::block_bytes(trainer.state.mean) + run::block_bytes(trainer.state.variance);
-  program.flops_per_token = run::training_flops_per_token(program.parameters - (o.tied ? 0 : o.vocabulary * o.d_model),
-                                                          o.layers, o.n_q_per_kv * o.n_kv * o.d_head, o.training.seq);
+  program.flops_per_token = gpt::flops_per_token(o, program.parameters, o.training.seq);
   program.context = o.training.seq;
   run::train(device, o.training, data, toml, program);
 }
@@ -270,11 +206,10 @@ int program(int argc, char** argv) {
   }
   static_cast<void>(pipeline::LayerMap(schedule, o.layers));
   run::batch_must_divide(mesh, o.training);
-  if (o.d_head % 2 != 0)
-    throw UsageError(fmt::format("--d-head {}: rotary positions turn pairs; choose a multiple of 2", o.d_head));
+  gpt::check_head(o);
   const run::Data data = run::open_data(o.training, o.vocabulary);
   o.vocabulary = data.vocabulary;
-  run::note_padding(mesh, sizes_of(o, mesh[1].size, mesh[2].size));
+  run::note_padding(mesh, gpt::sizes_of(o, mesh[1].size, mesh[2].size));
   run::announce(options, o.training);
   const auto body = [&](const Options& used) -> DeviceBody {
     return [&](const std::shared_ptr<Device>& device) { train(device, used, schedule, data, options.to_toml()); };

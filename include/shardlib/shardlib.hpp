@@ -1,4 +1,6 @@
-// shardlib: typed sharding, explicit communication, autodiff. The headers in reading order.
+// shardlib: typed sharding, explicit communication, autodiff. The headers in reading order. Folders of their own, not
+// included here: shardlib/pipeline (stages and schedules), shardlib/io (text, tokens, checkpoints), shardlib/run (a
+// trainer's options, metrics, reports).
 #pragma once
 
 // Types, standard library only (shardlib/shapes.hpp alone checks shapes at compile time).
@@ -18,8 +20,8 @@
 #include "shardlib/launch.hpp"  // threads of one process, or MPI ranks
 
 // What runs.
-#include "shardlib/value.hpp"  // what a tensor holds
-#include "shardlib/tape.hpp"   // reverse-mode differentiation: what ops record
+#include "shardlib/value.hpp"     // what a tensor holds
+#include "shardlib/tape.hpp"      // reverse-mode differentiation: what ops record
 #include "shardlib/backward.hpp"  // and running it backward
 #include "shardlib/ops/attention.hpp"
 #include "shardlib/ops/collectives.hpp"
@@ -33,10 +35,10 @@
 #include "shardlib/ops/map.hpp"
 #include "shardlib/ops/norms.hpp"
 #include "shardlib/ops/reductions.hpp"
-#include "shardlib/grad.hpp"     // value_and_grad, recompute
+#include "shardlib/grad.hpp"        // value_and_grad, recompute
 #include "shardlib/initialize.hpp"  // first values of a tree
-#include "shardlib/spmd.hpp"     // host arrays in and out
-#include "shardlib/interop.hpp"  // Eigen, Kokkos, the user's memory
-#include "shardlib/format.hpp"   // fmt, visualize_sharding
-#include "shardlib/optim.hpp"    // AdamW, global norm
-#include "shardlib/schedule.hpp"
+#include "shardlib/spmd.hpp"        // host arrays in and out
+#include "shardlib/interop.hpp"     // Eigen, Kokkos, the user's memory
+#include "shardlib/format.hpp"      // fmt, visualize_sharding
+#include "shardlib/optim.hpp"       // AdamW, global norm
+#include "shardlib/schedule.hpp"    // learning rates

@@ -1,4 +1,4 @@
-// Header-only by default. Parts that need heavy headers of other libraries keep their definitions in *_inl.hpp; a
+// Header-only by default. What is no template (kernels, tape, communicators, files) has its definitions in *_inl.hpp; a
 // program that defines SHARDLIB_COMPILED and links shardlib::compiled has those compiled once, in that library.
 #pragma once
 

@@ -12,6 +12,7 @@
 #include <set>
 #include <utility>
 
+#include "shardlib/detail/markup.hpp"
 #include "shardlib/error.hpp"
 #include "shardlib/pipeline/detail/text.hpp"
 
@@ -44,22 +45,6 @@ inline TimelinePanel panel_of(const std::string& name, std::vector<Interval> int
   return panel;
 }
 
-inline std::string xml_escape(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&') {
-      out += "&amp;";
-    } else if (c == '<') {
-      out += "&lt;";
-    } else if (c == '>') {
-      out += "&gt;";
-    } else {
-      out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;  // XML has no control characters
-    }
-  }
-  return out;
-}
-
 inline std::string time_text(double value, bool seconds) {
   if (!seconds || value == 0) return short_number(value);
   if (std::abs(value) < 1e-3) return short_number(1e6 * value) + " µs";
@@ -77,7 +62,8 @@ inline double tick_step(double span) {
 class TimelineDrawing {
  public:
   explicit TimelineDrawing(const Timeline& timeline)
-      : title_(xml_escape(timeline.title)), seconds_(timeline.seconds || !timeline.measured.empty()) {
+      : title_(shardlib::detail::markup_escape(timeline.title)),
+        seconds_(timeline.seconds || !timeline.measured.empty()) {
     for (const auto* intervals : {&timeline.planned, &timeline.measured})
       for (const Interval& interval : *intervals) take(interval);
     if (!timeline.planned.empty()) panels_.push_back(panel_of("planned", timeline.planned, ranks_));

@@ -160,7 +160,7 @@ SHARDLIB_INLINE std::string to_html(const StackedChart& chart) {
   const detail::Scale y = detail::scale_of(edges.back(), false, true);
   for (std::size_t p = 0; p < means.size(); ++p) {
     legend += fmt::format("<span class=\"key\"><i class=\"p{}\"></i>{} {} ({:.0f} %)</span>", p % 8,
-                          detail::html_escape(chart.names[p]), quantity_text(chart.quantity, means[p]),
+                          detail::markup_escape(chart.names[p]), quantity_text(chart.quantity, means[p]),
                           whole > 0 ? 100 * means[p] / whole : 0.0);
     const std::vector<std::size_t> back(each.rbegin(), each.rend());
     std::string lower = detail::svg_path(steps, edges[p], back, x, y);

@@ -158,7 +158,7 @@ double median_of(const std::vector<Record>& records, const F& value) {
 
 inline std::string swatch(const RunData& run) {
   return fmt::format("<span class=\"run\"><i class=\"c{}\"></i>{}</span>", run.color % 8,
-                     detail::html_escape(run.name));
+                     detail::markup_escape(run.name));
 }
 
 inline std::string summary_table(const std::vector<RunData>& runs) {
@@ -217,7 +217,7 @@ inline std::string samples_section(const std::vector<RunData>& runs) {
       if (rest.size() > longest) rest = as_utf8(rest.substr(0, longest)) + " …";
       out += fmt::format("<details{}><summary>after step {}</summary><pre><b>{}</b>{}</pre></details>",
                          i + 1 == run.samples.size() ? " open" : "", sample.step + 1,
-                         begins ? detail::html_escape(sample.prompt) : "", detail::html_escape(rest));
+                         begins ? detail::markup_escape(sample.prompt) : "", detail::markup_escape(rest));
     }
     out += "</div>\n";
   }
@@ -238,12 +238,12 @@ inline std::string config_table(const std::vector<RunData>& runs) {
   head += "</tr>";
   for (const std::string& key : keys) {
     std::set<std::string> values;
-    std::string row = "<td><code>" + detail::html_escape(key) + "</code></td>";
+    std::string row = "<td><code>" + detail::markup_escape(key) + "</code></td>";
     for (const RunData& run : runs) {
       const auto at = std::find_if(run.config.begin(), run.config.end(), [&](const auto& e) { return e.key == key; });
       const std::string value = at == run.config.end() ? "–" : at->value;
       values.insert(value);
-      row += "<td><code>" + detail::html_escape(value) + "</code></td>";
+      row += "<td><code>" + detail::markup_escape(value) + "</code></td>";
     }
     const bool differs = values.size() > 1;
     (differs ? differing : rest) += (differs ? "<tr class=\"differs\">" : "<tr>") + row + "</tr>\n";
@@ -272,7 +272,7 @@ SHARDLIB_INLINE std::string report(const std::vector<std::string>& paths) {
 
   std::string title, legend;
   for (const detail::RunData& run : runs) {
-    title += (title.empty() ? "" : " · ") + detail::html_escape(run.name);
+    title += (title.empty() ? "" : " · ") + detail::markup_escape(run.name);
     legend += detail::swatch(run) + " ";
   }
   std::string out =

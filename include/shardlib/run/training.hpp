@@ -49,14 +49,10 @@ SHARDLIB_INLINE void announce(const Options& options, const Training& training);
 /// How to sample: --seed, and no token before the first where rows are stories.
 [[nodiscard]] SHARDLIB_INLINE SampleOptions sample_options(const Training& training);
 
-/// Throws UsageError where `size`, the value of `option`, does not divide over the mesh's `axes` ("d t").
-SHARDLIB_INLINE void must_divide(const std::vector<AxisSize>& mesh, std::string_view option, std::int64_t size,
-                                 std::string_view axes);
-
 /// Prints, on the first rank, which of the model's dims the mesh makes more than a twentieth larger by padding.
 SHARDLIB_INLINE void note_padding(const std::vector<AxisSize>& mesh, const Sizes& sizes);
 
-/// must_divide for the batch: it divides into microbatches, and each of them over d.
+/// Throws UsageError unless the batch divides into microbatches, and each of them over d.
 SHARDLIB_INLINE void batch_must_divide(const std::vector<AxisSize>& mesh, const Training& training);
 
 /// What a run reads: made once in each process, and shared by its devices.

@@ -106,22 +106,6 @@ SHARDLIB_INLINE SampleOptions sample_options(const Training& t) {
   return options;
 }
 
-SHARDLIB_INLINE void must_divide(const std::vector<AxisSize>& mesh, std::string_view option, std::int64_t size,
-                                 std::string_view axes) {
-  const auto names = rules::mesh_axes(axes);
-  std::int64_t parts = 1;
-  for (const AxisSize& axis : mesh)
-    if (names.contains(axis.name)) parts *= axis.size;
-  if (size % parts == 0) return;
-  std::string product(axes);
-  std::ranges::replace(product, ' ', '*');
-  std::int64_t fewer = parts - 1;
-  while (size % fewer != 0) --fewer;
-  throw UsageError(
-      fmt::format("{} {} does not divide over {} = {} (mesh {}): choose a multiple of {}, or a mesh of {} = {}", option,
-                  size, product, parts, to_string(mesh), parts, product, fewer));
-}
-
 SHARDLIB_INLINE void note_padding(const std::vector<AxisSize>& mesh, const Sizes& sizes) {
   std::string dims;
   for (const NamedSize& dim : sizes)
@@ -219,7 +203,16 @@ SHARDLIB_INLINE void batch_must_divide(const std::vector<AxisSize>& mesh, const 
                                  t.microbatches, t.microbatches));
   const std::string option =
       t.microbatches == 1 ? "--batch" : fmt::format("--batch {} / --microbatches {} =", t.batch, t.microbatches);
-  must_divide(mesh, option, t.batch / t.microbatches, "d");
+  const std::int64_t size = t.batch / t.microbatches;
+  std::int64_t parts = 1;
+  for (const AxisSize& axis : mesh)
+    if (axis.name == "d") parts = axis.size;
+  if (size % parts == 0) return;
+  std::int64_t fewer = parts - 1;
+  while (size % fewer != 0) --fewer;
+  throw UsageError(
+      fmt::format("{} {} does not divide over d = {} (mesh {}): choose a multiple of {}, or a mesh of d = {}", option,
+                  size, parts, to_string(mesh), parts, fewer));
 }
 
 SHARDLIB_INLINE void check_finite(const StepResult& result, std::int64_t step) {

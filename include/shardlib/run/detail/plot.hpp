@@ -176,8 +176,8 @@ inline std::string card(const std::string& id, const std::string& title, const s
       "x=\"{}\" "
       "y=\"{}\" text-anchor=\"middle\">step</text></svg><div class=\"readout\" hidden></div>"
       "<script type=\"application/json\">{}</script></figure>\n",
-      id, x.low, x.high, plot_left, plot_right, quantity, html_escape(title), beside, plot_width, plot_height,
-      html_escape(title), svg, plot_top, plot_bottom, (plot_left + plot_right) / 2, plot_height - 3, data);
+      id, x.low, x.high, plot_left, plot_right, quantity, markup_escape(title), beside, plot_width, plot_height,
+      markup_escape(title), svg, plot_top, plot_bottom, (plot_left + plot_right) / 2, plot_height - 3, data);
 }
 
 inline const char* name_of(Quantity quantity) {

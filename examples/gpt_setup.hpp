@@ -1,0 +1,124 @@
+// What gpt_fsdp.cpp and gpt_pipeline.cpp share around the model of gpt_model.hpp: its options, sizes and first values,
+// and batches as tensors.
+#pragma once
+
+#include <shardlib/run/training.hpp>
+#include <shardlib/shardlib.hpp>
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "gpt_model.hpp"
+
+namespace gpt {
+
+struct ModelOptions {
+  std::int64_t layers = 4, d_model = 256, n_q_per_kv = 2, n_kv = 2, d_head = 64, d_ff = 768, vocabulary = 0;
+  bool tied = false;
+  std::string attention = "fused";
+  Form form;
+};
+
+inline void declare(run::Options& options, ModelOptions& o) {
+  options.group("model");
+  options.add("--layers", o.layers, "layers", run::size());
+  options.add("--d-model", o.d_model, "width of the residual stream", run::size());
+  options.add("--n-q-per-kv", o.n_q_per_kv, "query heads per key-value head", run::size());
+  options.add("--n-kv", o.n_kv, "key-value heads", run::size());
+  options.add("--d-head", o.d_head, "width of a head", run::size());
+  options.add("--d-ff", o.d_ff, "width of the feed-forward layer", run::size());
+  options.add("--vocabulary", o.vocabulary, "token ids (0: the tokenizer's)", run::size(0));
+  options.add("--rope-base", o.form.rope_base, "base of rotary positions", run::above(1));
+  options.flag("--tied", o.tied, "use the embedding as the unembedding too");
+  options.add("--attention", o.attention, "of training: the library's in one op, or gpt_model.hpp's in einsums",
+              run::one_of({"fused", "einsum"}));
+  options.flag("--library-loss", o.form.library_loss, "the library's cross_entropy instead of gpt_model.hpp's");
+}
+
+// Sizes of the model's dims, padded so that a mesh of d x t divides them, and the vocabulary so that GEMMs have round
+// shapes.
+inline Sizes sizes_of(const ModelOptions& o, std::int64_t d, std::int64_t t) {
+  const auto dim = [](std::string_view name, std::int64_t size, std::int64_t parts) {
+    return NamedSize{name, size, round_up(size, parts)};
+  };
+  return {dim("V", o.vocabulary, std::lcm<std::int64_t>(64, t)),
+          dim("M", o.d_model, d * t),
+          {"Q", o.n_q_per_kv},
+          dim("K", o.n_kv, t),
+          {"D", o.d_head},
+          dim("F", o.d_ff, t)};
+}
+
+// First values: truncated normal numbers of standard deviation 1/sqrt(fan in), and gains of 1. The same on every mesh.
+class FirstValues {
+ public:
+  FirstValues(const Mesh<"d t">& mesh, const ModelOptions& o, std::uint64_t seed)
+      : mesh_(mesh), o_(o), sizes_(sizes_of(o, mesh.size("d"), mesh.size("t"))), seed_(seed) {}
+
+  // The table of the embedding has stream 0, that of the unembedding 1, if there is one.
+  void embed(Tensor<f32, "V/t M/d">& table) const { draw(table, 0, o_.d_model); }
+  void unembed(Tensor<f32, "V/t M/d">& table) const { draw(table, 1, o_.d_model); }
+  // The layer of this number in the model. Two branches a layer add to the residual stream: their outputs are scaled
+  // down (GPT-2).
+  void layer(Layer& layer, std::int64_t number) const {
+    std::uint64_t stream = (o_.tied ? 1 : 2) + 7 * static_cast<std::uint64_t>(number);
+    const std::int64_t branches = 2 * o_.layers;
+    gain(layer.norm1);
+    gain(layer.norm2);
+    draw(layer.w_q, stream++, o_.d_model);
+    draw(layer.w_k, stream++, o_.d_model);
+    draw(layer.w_v, stream++, o_.d_model);
+    draw(layer.w_o, stream++, o_.n_q_per_kv * o_.n_kv * o_.d_head * branches);
+    draw(layer.w_gate, stream++, o_.d_model);
+    draw(layer.w_up, stream++, o_.d_model);
+    draw(layer.w_down, stream++, o_.d_ff * branches);
+  }
+  void gain(Tensor<f32, "M/t/d">& w) const { w = ones<f32, "M/t/d">(mesh_, sizes_); }
+
+ private:
+  template <class D, Spec S>
+  void draw(Tensor<D, S>& w, std::uint64_t stream, std::int64_t fan_in) const {
+    w = random_truncated_normal<D, S>(mesh_, sizes_, {seed_, stream}) / std::sqrt(static_cast<double>(fan_in));
+  }
+
+  const Mesh<"d t">& mesh_;
+  const ModelOptions& o_;
+  Sizes sizes_;
+  std::uint64_t seed_;
+};
+
+// This device's rows as tensors.
+inline Batch place(const Mesh<"d t">& mesh, const io::TokenBatch& rows, std::int64_t length) {
+  const auto host = std::make_shared<io::TokenBatch>(rows);
+  const Sizes sizes{{"B", std::ssize(rows.inputs) / length * mesh.size("d")}, {"L", length}};
+  const auto tensor = [&]<class T>(const std::vector<T>& values) {
+    return from_memory<T, "B/d L">(mesh, sizes, std::span<const T>(values), host);
+  };
+  return {tensor(host->inputs), tensor(host->targets), tensor(host->segments), tensor(host->weights)};
+}
+
+// The mask of attention that is spelled; the library's needs none.
+inline auto causal(const Mesh<"d t">& mesh, const ModelOptions& o, std::int64_t length) -> Tensor<bool_, "Qlen Klen"> {
+  if (o.attention == "fused") return {};
+  return causal_mask<"Qlen Klen">(mesh, length, length);
+}
+
+// FLOPs of training by one token; an unembedding of its own is no second look-up.
+inline double flops_per_token(const ModelOptions& o, std::int64_t parameters, std::int64_t length) {
+  return run::training_flops_per_token(parameters - (o.tied ? 0 : o.vocabulary * o.d_model), o.layers,
+                                       o.n_q_per_kv * o.n_kv * o.d_head, length);
+}
+
+// What rotary positions ask of the options.
+inline void check_head(const ModelOptions& o) {
+  if (o.d_head % 2 != 0)
+    throw UsageError(fmt::format("--d-head {}: rotary positions turn pairs; choose a multiple of 2", o.d_head));
+}
+
+}  // namespace gpt
