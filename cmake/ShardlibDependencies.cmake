@@ -1,6 +1,6 @@
 # Finds what shardlib::shardlib stands on. Both this project and the installed package configuration include it, so
-# that a build tree and an installation see the same targets. SHARDLIB_WITH_MPI and SHARDLIB_WITH_DNNL are ON (must be
-# there), OFF or AUTO (used where found); the outcome is in SHARDLIB_USE_MPI and SHARDLIB_USE_DNNL.
+# that a build tree and an installation see the same targets. SHARDLIB_WITH_MPI, _DNNL and _OPENMP are ON (must be
+# there), OFF or AUTO (used where found); the outcome is in SHARDLIB_USE_MPI, _DNNL and _OPENMP.
 include_guard(DIRECTORY)
 
 set(THREADS_PREFER_PTHREAD_FLAG ON)
@@ -48,6 +48,18 @@ if(SHARDLIB_WITH_DNNL)
     endif()
   elseif(NOT SHARDLIB_WITH_DNNL STREQUAL "AUTO")
     message(FATAL_ERROR "SHARDLIB_WITH_DNNL is ON, but oneDNN (dnnl.h, libdnnl) was not found")
+  endif()
+endif()
+
+set(SHARDLIB_USE_OPENMP OFF)
+if(SHARDLIB_WITH_OPENMP)
+  if(SHARDLIB_WITH_OPENMP STREQUAL "AUTO")
+    find_package(OpenMP QUIET COMPONENTS CXX)
+  else()
+    find_package(OpenMP REQUIRED COMPONENTS CXX)
+  endif()
+  if(OpenMP_CXX_FOUND)
+    set(SHARDLIB_USE_OPENMP ON)
   endif()
 endif()
 

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include "shardlib/buffer.hpp"
@@ -20,20 +21,18 @@ struct Exec {
   /// touch nothing. All their loops go through the functions below or ask this first.
   bool dry = false;
 
-  /// Runs f(i) for i in [0, n), in parallel where the space and `threads` allow. Iterations must be independent.
+  /// Runs f(i) for i in [0, n), on `threads` threads where the build has OpenMP. Iterations must be independent: the
+  /// result does not depend on their order. Rethrows what one of them throws.
   template <class F>
   void for_each(std::int64_t n, F&& f) const {
     if (dry) return;
-    using Index = Kokkos::IndexType<std::int64_t>;
-#if defined(KOKKOS_ENABLE_OPENMP)
-    if (threads > 1) {
-      Kokkos::parallel_for("shardlib", Kokkos::RangePolicy<Kokkos::OpenMP, Index>(0, n), std::forward<F>(f));
-      return;
-    }
+#if defined(SHARDLIB_WITH_OPENMP)
+    if (threads > 1 && n > 1) return for_each_in_parallel(n, f);
 #endif
 #if defined(KOKKOS_ENABLE_SERIAL)
-    Kokkos::parallel_for("shardlib", Kokkos::RangePolicy<Kokkos::Serial, Index>(0, n), std::forward<F>(f));
-#else  // a Kokkos without the serial space (Debian sid's); its OpenMP space is not for several threads at once
+    using Range = Kokkos::RangePolicy<Kokkos::Serial, Kokkos::IndexType<std::int64_t>>;
+    Kokkos::parallel_for("shardlib", Range(0, n), std::forward<F>(f));
+#else  // a Kokkos without the serial space (Debian sid's)
     for (std::int64_t i = 0; i < n; ++i) f(i);
 #endif
   }
@@ -44,6 +43,26 @@ struct Exec {
   void copy(void* to, const void* from, std::size_t bytes) const {
     if (!dry && bytes != 0) std::memcpy(to, from, bytes);
   }
+
+ private:
+#if defined(SHARDLIB_WITH_OPENMP)
+  // Kokkos' own OpenMP space is not used, which Debian 12's Kokkos lacks, and which serves one thread of a process: here
+  // devices are threads too. oneDNN has the same OpenMP threads, and runs on one of them within the loop.
+  template <class F>
+  void for_each_in_parallel(std::int64_t n, F& f) const {
+    std::exception_ptr error;
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+    for (std::int64_t i = 0; i < n; ++i) {
+      try {
+        f(i);
+      } catch (...) {
+#pragma omp critical(shardlib_for_each)
+        error = std::current_exception();
+      }
+    }
+    if (error) std::rethrow_exception(error);
+  }
+#endif
 };
 
 }  // namespace shardlib

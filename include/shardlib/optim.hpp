@@ -5,13 +5,37 @@
 #include <cstdint>
 #include <string_view>
 
+#include "shardlib/detail/inline.hpp"
 #include "shardlib/ops/collectives.hpp"
 #include "shardlib/ops/create.hpp"
-#include "shardlib/ops/map.hpp"
-#include "shardlib/ops/reductions.hpp"
+#include "shardlib/ops/elementwise.hpp"
 #include "shardlib/tree.hpp"
+#include "shardlib/value.hpp"
 
 namespace shardlib {
+namespace detail {
+
+/// The sum of the squares of this device's block, as a scalar of the given spec.
+[[nodiscard]] SHARDLIB_INLINE ValuePtr sum_of_squares(const Value& x, const TensorSpec& spec);
+
+/// What an update of AdamW needs to know of a leaf, beside the leaf.
+struct AdamWNumbers {
+  float beta1, beta2, epsilon, decay, rate;
+  float correct1, correct2;  ///< of the moments' bias towards zero
+  float clip;                ///< multiplies the gradient
+};
+/// One pass over a leaf: in place in those blocks that nobody else sees, in copies of the others.
+SHARDLIB_INLINE void adamw(const AdamWNumbers& numbers, ValuePtr& weight, ValuePtr& mean, ValuePtr& variance,
+                           const Value& grad);
+
+/// This device's part of the sum of a leaf's squares, pending over the axes.
+template <Spec Axes, Spec S>
+[[nodiscard]] auto sum_of_squares(const Tensor<f32, S>& leaf) {
+  using Out = Tensor<f32, dual_spec("", Axes)>;  // "+d +t"
+  return Out(sum_of_squares(*leaf.value(), parsed<Out::spec>));
+}
+
+}  // namespace detail
 
 template <class Tree>
 [[nodiscard]] Tree zeros_like(const Tree& tree) {
@@ -27,7 +51,7 @@ template <Spec A, class Tree>
   Tensor<f32, everywhere> total;
   for_each_leaf(
       [&](std::string_view, const auto& leaf) {
-        const Tensor<f32, everywhere> squares = sum(square(leaf));
+        const auto squares = detail::sum_of_squares<A>(leaf);
         total = total ? total + squares : squares;
       },
       tree);
@@ -44,20 +68,30 @@ struct AdamW {
   void update(Tree& weights, Tree& mean, Tree& variance, const Tree& grads, double learning_rate, double scale,
               std::int64_t step, const Decays& decays) const {
     const auto f = [](double x) { return static_cast<float>(x); };
-    const float b1 = f(beta1), b2 = f(beta2), eps = f(epsilon), rate = f(learning_rate), clip = f(scale);
-    const float correct1 = f(1 / (1 - std::pow(beta1, static_cast<double>(step + 1))));
-    const float correct2 = f(1 / (1 - std::pow(beta2, static_cast<double>(step + 1))));
+    const auto correction = [&](double beta) { return f(1 / (1 - std::pow(beta, static_cast<double>(step + 1)))); };
     for_each_leaf(
-        [&](std::string_view name, auto& p, auto& m, auto& v, const auto& g) {
-          const float decay = decays(name) ? f(weight_decay) : 0.0F;
-          m = map([=](auto m0, auto g0) { return b1 * m0 + (1 - b1) * clip * g0; }, m, g);
-          v = map([=](auto v0, auto g0) { return b2 * v0 + (1 - b2) * clip * clip * g0 * g0; }, v, g);
-          p = map([=](auto p0, auto m0,
-                      auto v0) { return p0 - rate * (m0 * correct1 / (sqrt(v0 * correct2) + eps) + decay * p0); },
-                  p, m, v);
+        [&]<Spec S>(std::string_view name, Tensor<f32, S>& p, Tensor<f32, S>& m, Tensor<f32, S>& v,
+                    const Tensor<f32, S>& g) {
+          const detail::AdamWNumbers numbers{f(beta1), f(beta2), f(epsilon), decays(name) ? f(weight_decay) : 0.0F,
+                                             f(learning_rate), correction(beta1), correction(beta2), f(scale)};
+          // The tensors let go of their values, so that nobody else sees them.
+          const auto released = [](Tensor<f32, S>& x) {
+            detail::ValuePtr value = x.value();
+            x = {};
+            return value;
+          };
+          detail::ValuePtr weight = released(p), mean_of = released(m), variance_of = released(v);
+          detail::adamw(numbers, weight, mean_of, variance_of, *g.value());
+          p = Tensor<f32, S>(weight);
+          m = Tensor<f32, S>(mean_of);
+          v = Tensor<f32, S>(variance_of);
         },
         weights, mean, variance, grads);
   }
 };
 
 }  // namespace shardlib
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/optim_inl.hpp"
+#endif

@@ -16,7 +16,7 @@ if(WAY STREQUAL "find_package")
   set(where "-DCMAKE_PREFIX_PATH=${prefix}")
 else()
   set(where "-DSHARDLIB_SOURCE_DIR=${SOURCE}" "-DSHARDLIB_WITH_MPI=${SHARDLIB_WITH_MPI}"
-            "-DSHARDLIB_WITH_DNNL=${SHARDLIB_WITH_DNNL}")
+            "-DSHARDLIB_WITH_DNNL=${SHARDLIB_WITH_DNNL}" "-DSHARDLIB_WITH_OPENMP=${SHARDLIB_WITH_OPENMP}")
 endif()
 string(REPLACE ";" "\\;" launcher "${LAUNCHER}")
 run("Configuring the consumer" "${CMAKE_COMMAND}" -S "${CMAKE_CURRENT_LIST_DIR}" -B "${build}" -G "${GENERATOR}"

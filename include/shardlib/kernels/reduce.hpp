@@ -16,6 +16,10 @@ template <class AnyDType>
 void sum(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> extents,
          std::span<const bool> summed, void* out);
 
+/// The sum of the squares of n numbers, in one pass; summed as `sum` does, by pieces of one size.
+template <class T>
+accumulator_t<T> sum_of_squares(const Exec& exec, std::int64_t n, const T* in);
+
 /// Maximum over the marked dims: a NaN wins, nothing at all gives -inf (the lowest integer). `part`, if given: of a
 /// marked dim d only the first part[d] elements count.
 template <class AnyDType>

@@ -242,6 +242,27 @@ void sum(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::
   detail::reduce<detail::SumOp>(exec, dtype, in, extents, summed, {}, out);
 }
 
+template <class T>
+accumulator_t<T> sum_of_squares(const Exec& exec, std::int64_t n, const T* in) {
+  using Acc = accumulator_t<T>;
+  constexpr std::int64_t piece = 1 << 16, row = 64;
+  const std::int64_t pieces = (n + piece - 1) / piece;
+  const Buffer scratch = exec.pool->allocate(static_cast<std::size_t>(pieces) * sizeof(Acc));
+  Acc* const sums = scratch.as<Acc>();
+  exec.for_each(pieces, [=](std::int64_t item) {
+    detail::Cascade<detail::SumOp, Acc, row> cascade;
+    const std::int64_t end = std::min(n, (item + 1) * piece);
+    for (std::int64_t begin = item * piece; begin < end; begin += row) {
+      Acc squares[row] = {};
+      const std::int64_t length = std::min(row, end - begin);
+      independent(length, [&, x = in + begin](std::int64_t i) { squares[i] = static_cast<Acc>(x[i]) * static_cast<Acc>(x[i]); });
+      cascade.add(squares, row);
+    }
+    sums[item] = detail::fold_lanes(cascade);
+  });
+  return exec.dry ? 0 : detail::reduce_row<detail::SumOp, Acc>(sums, pieces);
+}
+
 template <class AnyDType>
 void max(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> extents,
          std::span<const bool> reduced, void* out, std::span<const std::int64_t> part) {

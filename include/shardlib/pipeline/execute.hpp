@@ -18,6 +18,7 @@
 #include "shardlib/ops/create.hpp"
 #include "shardlib/ops/elementwise.hpp"
 #include "shardlib/ops/reductions.hpp"
+#include "shardlib/optim.hpp"
 #include "shardlib/pipeline/schedule.hpp"
 #include "shardlib/pipeline/simulate.hpp"
 #include "shardlib/pipeline/staged_mesh.hpp"
@@ -220,8 +221,7 @@ template <Spec P, Spec A, class Tree, class Counts>
   for_each_leaf(
       [&](std::string_view name, const auto& leaf) {
         if (!counts(name)) return;
-        const Tensor<f32, part> squares = sum(square(leaf));
-        total = total + squares;
+        total = total + shardlib::detail::sum_of_squares<Stage::axes>(leaf);
       },
       gradients);
   return std::sqrt(
