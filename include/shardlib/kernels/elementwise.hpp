@@ -64,7 +64,7 @@ struct Loop {
     unit(n, f, reinterpret_cast<T*>(data[I])...);
   }
   static void unit(std::int64_t n, const F& f, T*... p) {
-    independent(n, [&f, p...](std::int64_t i) { f(p[i]...); });
+    independent(n, [f, p...](std::int64_t i) { f(p[i]...); });  // a copy of f, which the stores cannot change
   }
 };
 
