@@ -3,6 +3,7 @@
 
 #include <Kokkos_Core.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -38,16 +39,26 @@ struct Exec {
   }
   // Nothing may lie at a null pointer, which these functions of C must not be given.
   void zero(void* to, std::size_t bytes) const {
-    if (!dry && bytes != 0) std::memset(to, 0, bytes);
+    for_pieces(bytes, [to](std::size_t at, std::size_t n) { std::memset(static_cast<std::byte*>(to) + at, 0, n); });
   }
   void copy(void* to, const void* from, std::size_t bytes) const {
-    if (!dry && bytes != 0) std::memcpy(to, from, bytes);
+    for_pieces(bytes, [to, from](std::size_t at, std::size_t n) {
+      std::memcpy(static_cast<std::byte*>(to) + at, static_cast<const std::byte*>(from) + at, n);
+    });
   }
 
  private:
+  template <class F>
+  void for_pieces(std::size_t bytes, const F& f) const {
+    constexpr std::size_t piece = 1 << 20;
+    for_each(static_cast<std::int64_t>((bytes + piece - 1) / piece), [&](std::int64_t i) {
+      const std::size_t at = static_cast<std::size_t>(i) * piece;
+      f(at, std::min(piece, bytes - at));
+    });
+  }
 #if defined(SHARDLIB_WITH_OPENMP)
-  // Kokkos' own OpenMP space is not used, which Debian 12's Kokkos lacks, and which serves one thread of a process: here
-  // devices are threads too. oneDNN has the same OpenMP threads, and runs on one of them within the loop.
+  // Kokkos' own OpenMP space is not used, which Debian 12's Kokkos lacks, and which serves one thread of a process:
+  // here devices are threads too. oneDNN has the same OpenMP threads, and runs on one of them within the loop.
   template <class F>
   void for_each_in_parallel(std::int64_t n, F& f) const {
     std::exception_ptr error;

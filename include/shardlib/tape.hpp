@@ -127,13 +127,13 @@ struct ErasedVjp {
 /// One operand of an op, where the cotangent goes: a Vjp without types. `of_result`: the result is saved.
 struct EdgeSource {
   const ValuePtr* x;
-  std::array<const ValuePtr*, 3> saved;
+  std::array<const ValuePtr*, 4> saved;
   bool of_result;
   Pull pull;
 };
 template <Op Name, class Out, class X, class F, class... Saved>
 EdgeSource erased(const Vjp<X, F, Saved...>& v) {
-  static_assert(sizeof...(Saved) <= 3);
+  static_assert(sizeof...(Saved) <= 4);
   EdgeSource source{v.x, {}, false, nullptr};
   // Integers have no derivative, so the op that their cotangent would need may not exist.
   if constexpr (floating<typename X::value_type>) source.pull = ErasedVjp<Name, Out, X, F, Saved...>::make(v.f);

@@ -32,6 +32,11 @@ template void scatter_add(const Exec&, DType, const Lookup&, const void*, const 
   template void softmax(const Exec&, const T*, T*, std::int64_t, std::int64_t, std::int64_t, std::int64_t);            \
   template void softmax_backward(const Exec&, const T*, const T*, T*, std::int64_t, std::int64_t, std::int64_t);       \
   template void logsumexp(const Exec&, const T*, T*, std::int64_t, std::int64_t, std::int64_t);                        \
+  template void sum_exp(const Exec&, const T*, const T*, T*, std::int64_t, std::int64_t, std::int64_t);                \
+  template void cross_entropy_backward(const Exec&, const T*, const T*, const T*, const i32*, const T*, T*,            \
+                                       std::int64_t, std::int64_t, std::int64_t);                                      \
+  template void cross_entropy_backward(const Exec&, const T*, const T*, const T*, const u32*, const T*, T*,            \
+                                       std::int64_t, std::int64_t, std::int64_t);                                      \
   template void rms_norm(const Exec&, const T*, T*, std::int64_t, std::int64_t, std::int64_t, double, std::int64_t);   \
   template void rms_norm_backward(const Exec&, const T*, const T*, T*, std::int64_t, std::int64_t, std::int64_t,       \
                                   double, std::int64_t);                                                               \

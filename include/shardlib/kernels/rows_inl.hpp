@@ -181,6 +181,32 @@ void logsumexp(const Exec& exec, const T* x, T* out, std::int64_t outer, std::in
 }
 
 template <class T>
+void sum_exp(const Exec& exec, const T* x, const T* shift, T* out, std::int64_t rows, std::int64_t n,
+             std::int64_t counted) {
+  using A = accumulator_t<T>;
+  exec.for_each(rows, [=](std::int64_t r) {
+    const T* const row = x + r * n;
+    const A top = static_cast<A>(shift[r]);
+    out[r] = T(detail::row_sum<A>(counted, [=](std::int64_t i) { return fast_exp(static_cast<A>(row[i]) - top); }));
+  });
+}
+
+template <class T, class I>
+void cross_entropy_backward(const Exec& exec, const T* x, const T* shift, const T* total, const I* targets, const T* dy,
+                            T* dx, std::int64_t rows, std::int64_t n, std::int64_t first) {
+  using A = accumulator_t<T>;
+  exec.for_each(rows, [=](std::int64_t r) {
+    const T* const row = x + r * n;
+    T* const out = dx + r * n;
+    const A top = static_cast<A>(shift[r]), slope = static_cast<A>(dy[r]), scale = slope / static_cast<A>(total[r]);
+    independent(n, [=](std::int64_t i) { out[i] = T(scale * fast_exp(static_cast<A>(row[i]) - top)); });
+    const std::int64_t target = static_cast<std::int64_t>(targets[r]) - first;
+    if (target >= 0 && target < n)
+      out[target] = T(scale * fast_exp(static_cast<A>(row[target]) - top) - slope);
+  });
+}
+
+template <class T>
 void rms_norm(const Exec& exec, const T* x, T* y, std::int64_t outer, std::int64_t n, std::int64_t inner, double eps,
               std::int64_t padding) {
   detail::norm<false>(exec, x, y, outer, n, inner, eps, padding);

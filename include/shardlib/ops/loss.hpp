@@ -1,6 +1,9 @@
 // Cross-entropy over a vocabulary that may be sharded.
 #pragma once
 
+#include <cstdint>
+
+#include "shardlib/kernels/rows.hpp"
 #include "shardlib/ops/collectives.hpp"
 #include "shardlib/ops/elementwise.hpp"
 #include "shardlib/ops/index.hpp"
@@ -35,6 +38,51 @@ constexpr CrossEntropySpecs cross_entropy_specs(Spec logits) {
   return specs;
 }
 
+/// How many ids of this device's part of the vocabulary, the last dim, are no padding.
+inline std::int64_t true_vocabulary(const Value& logits) {
+  return true_extents(logits)[logits.local.size() - 1];
+}
+
+/// sum(exp(x - shift)) over the last dim in one pass, without a derivative: "B/d L V/t", "B/d L" -> "B/d L +t".
+template <Op O, dtype D, Spec S, Spec T>
+auto sum_exp(const Tensor<D, S>& x, const Tensor<D, T>& shift) {
+  using Out = Tensor<D, result_of<rules::sum, O, S>>;
+  return record<"sum", Out>(OpInfo{"sum_exp", O, {}}, x.device(), kept_sizes(*x.value(), parsed<Out::spec>),
+                            [x = x.value(), shift = shift.value()](const Value& out) {
+                              Buffer result = allocate(out);
+                              kernels::sum_exp(out.device->exec(), x->template as<const D>(),
+                                               shift->template as<const D>(), result.as<D>(), out.count(),
+                                               x->local[x->local.size() - 1], true_vocabulary(*x));
+                              return result;
+                            });
+}
+
+/// The loss, computed already, with its derivative in the logits: one pass that reads them and writes the cotangent.
+/// `total`: the sum of exp(logits - highest) over the whole vocabulary.
+template <class Out, dtype D, Spec S, dtype I, Spec T, Spec R>
+Out cross_entropy_of(const OpInfo& op, const Tensor<D, S>& logits, const Tensor<I, T>& targets,
+                     const Tensor<D, R>& highest, const Tensor<D, R>& total, const Out& loss) {
+  const auto pull = [](const auto& ct, const auto& x, const auto& ids, const auto& shift, const auto& sum) {
+    using Due = Dual<Tensor<D, S>, axes_of<S, T, Out::spec>()>;
+    return record<"cross_entropy_backward", Due>(
+        OpInfo{"cross_entropy_backward", {}, {}}, ct.device(), x.value()->global,
+        [ct = ct.value(), x = x.value(), ids = ids.value(), shift = shift.value(),
+         sum = sum.value()](const Value& out) {
+          Buffer result = allocate(out);
+          const int last = x->local.size() - 1;
+          const std::int64_t n = x->local[last];
+          kernels::cross_entropy_backward(out.device->exec(), x->template as<const D>(), shift->template as<const D>(),
+                                          sum->template as<const D>(), ids->template as<const I>(),
+                                          ct->template as<const D>(), result.as<D>(), ct->count(), n,
+                                          block_index(*out.device, x->spec->dims[last].axes) * n);
+          return result;
+        });
+  };
+  return record<"cross_entropy", Out>(
+      op, logits.device(), loss.value()->global, [loss = loss.value()](const Value&) { return loss->data(); },
+      vjp(logits, save(logits, targets, highest, total), pull));
+}
+
 }  // namespace detail
 
 template <dtype D, Spec S, dtype I, Spec T>
@@ -42,16 +90,24 @@ auto cross_entropy(const Tensor<D, S>& logits, const Tensor<I, T>& targets, Site
     -> Tensor<detail::after_t<detail::is_float<"cross_entropy", D> && detail::is_index<"cross_entropy", I>, D>,
               detail::result_of<rules::cross_entropy, S, T>> {
   static constexpr auto specs = detail::cross_entropy_specs(S);
-  const auto highest = all_reduce_max<specs.reduce>(stop_gradient(logits), site);
-  const auto summands = sum<specs.sum>(map([](auto x, auto m) { return exp(x - m); }, logits, highest), site);
-  const auto target = detail::lookup<specs.pick>(detail::OpInfo{"cross_entropy", specs.pick, site}, logits, targets);
-  if constexpr (specs.sharded) {
-    const auto logsumexp = map([](auto s, auto m) { return log(s) + m; },
-                               all_reduce<specs.finish, detail::sum_of<D>>(summands, site), highest);
-    return to_partial<specs.partial>(logsumexp, site) - target;
-  } else {
-    return map([](auto s, auto m) { return log(s) + m; }, summands, highest) - target;
-  }
+  using Out = Tensor<D, detail::result_of<rules::cross_entropy, S, T>>;
+  const detail::OpInfo op{"cross_entropy", specs.pick, site};
+  const auto x = stop_gradient(logits);  // the derivative is that of the whole, below
+  const auto highest = all_reduce_max<specs.reduce>(x, site);
+  const auto part = detail::sum_exp<specs.sum>(x, highest);
+  const auto target = detail::lookup<specs.pick>(op, x, targets);
+  const auto finish = [&](const auto& total) {
+    const auto logsumexp = map([](auto s, auto m) { return log(s) + m; }, total, highest);
+    if constexpr (specs.sharded)
+      return detail::cross_entropy_of<Out>(op, logits, targets, highest, total,
+                                           to_partial<specs.partial>(logsumexp, site) - target);
+    else
+      return detail::cross_entropy_of<Out>(op, logits, targets, highest, total, logsumexp - target);
+  };
+  if constexpr (specs.sharded)
+    return finish(all_reduce<specs.finish, detail::sum_of<D>>(part, site));
+  else
+    return finish(part);
 }
 
 }  // namespace shardlib
