@@ -9,6 +9,7 @@
 #include <cstring>
 #include <exception>
 #include <utility>
+#include <vector>
 
 #include "shardlib/buffer.hpp"
 
@@ -17,7 +18,7 @@ namespace shardlib {
 /// The execution instance that every local kernel takes.
 struct Exec {
   Pool* pool = nullptr;
-  int threads = 1;  ///< CPU threads that a kernel may use; 1 when devices are threads of one process
+  int threads = 1;  ///< CPU threads that a kernel may use: this device's share of the cores
   /// A dry run: memory is not there. Kernels check their arguments and take their scratch, for the pool to count, and
   /// touch nothing. All their loops go through the functions below or ask this first.
   bool dry = false;
@@ -36,6 +37,11 @@ struct Exec {
 #else  // a Kokkos without the serial space (Debian sid's)
     for (std::int64_t i = 0; i < n; ++i) f(i);
 #endif
+  }
+  /// Takes, in a dry run, the scratch that each iteration of a `for_each` over n takes, for the pool to count.
+  void count_scratch(std::int64_t n, std::size_t bytes) const {
+    std::vector<Buffer> blocks;
+    for (std::int64_t i = 0; dry && i < std::min<std::int64_t>(n, threads); ++i) blocks.push_back(pool->allocate(bytes));
   }
   // Nothing may lie at a null pointer, which these functions of C must not be given.
   void zero(void* to, std::size_t bytes) const {

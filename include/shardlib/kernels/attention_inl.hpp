@@ -200,7 +200,7 @@ void causal_attention(const Exec& exec, const AttentionLoops& loops, const T* q,
   const std::size_t bytes = blocks.bytes(2, 2, 1);
   const std::int64_t count = loops.heads.count();
   if (count == 0 || length == 0) return;
-  if (exec.dry) static_cast<void>(exec.pool->allocate(bytes));  // for the pool to count
+  exec.count_scratch(count, bytes);
   exec.for_each(count, [&](std::int64_t item) {
     const Buffer scratch = exec.pool->allocate(bytes);
     detail::Parts<A> parts{scratch.as<A>()};
@@ -268,7 +268,7 @@ void causal_attention_backward(const Exec& exec, const AttentionLoops& loops, co
   const std::size_t bytes = blocks.bytes(4, 3, 2);
   const std::int64_t count = loops.heads.count();
   if (count == 0 || length == 0) return;
-  if (exec.dry) static_cast<void>(exec.pool->allocate(bytes));  // for the pool to count
+  exec.count_scratch(count, bytes);
   const auto scale = static_cast<A>(loops.scale);
   exec.for_each(count, [&](std::int64_t item) {
     const Buffer scratch = exec.pool->allocate(bytes);

@@ -51,8 +51,8 @@ void for_rows(const Exec& exec, const std::array<const T*, In>& in, T* out, std:
   const std::int64_t block = flat ? std::max<std::int64_t>(1, 4096 / std::max<std::int64_t>(1, n)) : 16;
   const std::int64_t blocks = (columns + block - 1) / block;
   const auto area = static_cast<std::size_t>(block * std::max(n, out_n));
-  const auto scratch_rows = [&exec, area] { return exec.pool->allocate((In + 1) * area * sizeof(A)); };
-  if (exec.dry && !(flat && std::is_same_v<T, A>)) static_cast<void>(scratch_rows());  // for the pool to count
+  const std::size_t scratch_bytes = (In + 1) * area * sizeof(A);
+  if (!(flat && std::is_same_v<T, A>)) exec.count_scratch(slabs * blocks, scratch_bytes);
   exec.for_each(slabs * blocks, [&](std::int64_t item) {
     const std::int64_t slab = item / blocks;
     const std::int64_t first = item % blocks * block;
@@ -67,7 +67,7 @@ void for_rows(const Exec& exec, const std::array<const T*, In>& in, T* out, std:
         return;
       }
     }
-    const Buffer scratch = scratch_rows();
+    const Buffer scratch = exec.pool->allocate(scratch_bytes);
     A* const results = scratch.as<A>() + In * area;
     for (std::size_t k = 0; k < In; ++k) {
       const T* from = in[k] + slab * columns * n + first * (flat ? n : 1);
