@@ -31,6 +31,10 @@ LAYOUTS = {
 HOSTS = ["10.77.0.1", "10.77.0.2"]
 
 
+if os.geteuid() == 0:  # Open MPI refuses to run as root unless told twice
+    os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+
+
 def sh(command):
     subprocess.run(command, shell=True, check=True)
 
@@ -63,7 +67,9 @@ class Hosts:
         self.agent.close()
         os.chmod(self.agent.name, 0o755)
         return (f"ip netns exec shardlib0 mpirun -n 2 --host {','.join(HOSTS)} --mca plm_rsh_agent {self.agent.name} "
-                "--mca pml ob1 --mca btl self,tcp -x SHARDLIB_SHM=0")
+                "--bind-to none --mca pml ob1 --mca btl self,tcp -x SHARDLIB_SHM=0 "
+                # Each takes itself for alone on its host: left to MPI both are bound to core 0.
+                """sh -c 'exec taskset -c $OMPI_COMM_WORLD_RANK "$@"' rank""")
 
     def __exit__(self, *_):
         for i in range(2):
