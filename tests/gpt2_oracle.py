@@ -149,11 +149,16 @@ def compare(program):
     return failures
 
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--gpt2", help="the program examples/gpt2")
-parser.add_argument("--update", action="store_true")
-options = parser.parse_args()
-if options.update:
-    update()
-if options.gpt2:
-    sys.exit(1 if compare(options.gpt2) else 0)
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpt2", help="the program examples/gpt2")
+    parser.add_argument("--update", action="store_true")
+    options = parser.parse_args()
+    if options.update:
+        update()
+    if options.gpt2:
+        sys.exit(1 if compare(options.gpt2) else 0)
+
+
+if __name__ == "__main__":
+    main()

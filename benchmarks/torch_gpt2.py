@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""GPT-2 124M in PyTorch, from 1.13 on: the peer of benchmarks/gpt2_step.py, which runs it.
+
+Trains on one batch, a file of uint16 tokens, with what the version has: scaled_dot_product_attention, fused AdamW.
+Prints a JSON object a step, as examples/gpt2 --metrics does.
+
+  torch_gpt2.py --tokens FILE --batch 4 --length 64                             one process
+  torch_gpt2.py --tokens FILE --batch 4 --length 64 --parallel ddp --ranks 2    processes over gloo; or fsdp2
+  torch_gpt2.py --export FILE                                                   the initial weights, as Hugging Face's file
+"""
+import argparse
+import json
+import os
+import sys
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tests"))
+import gpt2_oracle  # noqa: E402
+
+LAYERS, HEADS, WIDTH, CONTEXT, VOCABULARY = 12, 12, 768, 1024, 50304
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attn, self.mlp = nn.Module(), nn.Module()
+        self.attn.c_attn, self.attn.c_proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.mlp.c_fc, self.mlp.c_proj = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        batch, length, _ = x.shape
+        qkv = self.attn.c_attn(self.ln_1(x)).view(batch, length, 3, HEADS, WIDTH // HEADS)
+        heads = attention(*qkv.permute(2, 0, 3, 1, 4).unbind(0)).transpose(1, 2).reshape(x.shape)
+        x = x + self.attn.c_proj(heads)
+        return x + self.mlp.c_proj(F.gelu(self.mlp.c_fc(self.ln_2(x)), approximate="tanh"))
+
+
+def attention(q, k, v):
+    if hasattr(F, "scaled_dot_product_attention"):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    length = q.shape[-2]
+    later = torch.ones(length, length, dtype=torch.bool).triu(1)
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    return scores.masked_fill(later, float("-inf")).softmax(-1) @ v
+
+
+class GPT2(nn.Module):
+    """The mean loss of a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(CONTEXT, WIDTH)
+        self.h = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.ln_f = nn.LayerNorm(WIDTH)
+        for name, p in self.named_parameters():
+            if p.dim() == 2:
+                ends_branch = name.endswith("c_proj.weight")
+                nn.init.normal_(p, std=0.02 / (2 * LAYERS) ** 0.5 if ends_branch else 0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(p)
+
+    def forward(self, inputs, targets):
+        x = self.wte(inputs) + self.wpe(torch.arange(inputs.shape[1]))
+        for block in self.h:
+            x = block(x)
+        logits = F.linear(self.ln_f(x), self.wte.weight)
+        return F.cross_entropy(logits.view(-1, VOCABULARY), targets.reshape(-1))
+
+
+def initial_model():
+    torch.manual_seed(1)
+    return GPT2()
+
+
+def export(path):
+    """Hugging Face stores a layer's matrices as [in, out]."""
+    tensors = {}
+    for name, p in initial_model().state_dict().items():
+        p = p.T.contiguous() if p.dim() == 2 and name.startswith("h.") else p
+        tensors[name] = ("F32", list(p.shape), p.numpy().tobytes())
+    gpt2_oracle.write(path, tensors)
+
+
+def optimizer_of(model, options):
+    # The leaves that decay are examples/gpt2's: all but biases and the gains of norms.
+    groups = [{"params": [p for p in model.parameters() if (p.dim() == 2) == decays], "weight_decay": decay}
+              for decays, decay in ((True, options.weight_decay), (False, 0.0))]  # fmt: skip
+    settings = {"lr": options.learning_rate, "betas": (0.9, 0.95), "eps": 1e-8}
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 4):
+        return torch.optim.AdamW(groups, fused=True, **settings)
+    return torch.optim.AdamW(groups, foreach=True, **settings)
+
+
+def parallel(model, how):
+    if how == "ddp":
+        return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    if how == "fsdp2":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+        for block in model.h:
+            fully_shard(block, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+    return model
+
+
+def train(rank, options):
+    ranks = options.ranks
+    torch.set_num_threads(options.threads)
+    if options.parallel != "none":
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        os.environ.setdefault("MASTER_PORT", "29511")
+        os.environ.setdefault("USE_LIBUV", "0")  # Debian builds without it
+        torch.distributed.init_process_group("gloo", rank=rank, world_size=ranks)
+    model = parallel(initial_model(), options.parallel)
+    optimizer = optimizer_of(model, options)
+    tokens = torch.frombuffer(bytearray(open(options.tokens, "rb").read()), dtype=torch.int16).long() & 0xFFFF
+    rows = tokens.view(options.batch, options.length).chunk(ranks)[rank]
+    inputs = F.pad(rows[:, :-1], (1, 0))  # a row's first token has nothing before it
+    for step in range(options.steps):
+        begin = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        loss = model(inputs, rows)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), options.clip)
+        optimizer.step()
+        value = loss.detach()
+        if ranks > 1:
+            torch.distributed.all_reduce(value)
+        value = value.item() / ranks
+        if rank == 0:
+            print(json.dumps({"step": step, "loss": value, "step_seconds": time.perf_counter() - begin}), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--export", metavar="FILE", help="write the initial weights and leave")
+    parser.add_argument("--version", action="store_true", help="print PyTorch's version and leave")
+    parser.add_argument("--tokens", metavar="FILE", help="batch * length uint16")
+    parser.add_argument("--parallel", default="none", choices=["none", "ddp", "fsdp2"])
+    for name, default in (("batch", 4), ("length", 64), ("steps", 8), ("ranks", 1), ("threads", 2)):
+        parser.add_argument(f"--{name}", type=int, default=default, help="(default %(default)s)")
+    for name, default in (("learning-rate", 6e-4), ("weight-decay", 0.1), ("clip", 1.0)):
+        parser.add_argument(f"--{name}", type=float, default=default, help="(default %(default)s)")
+    options = parser.parse_args()
+    if options.version:
+        print(torch.__version__)
+    elif options.export:
+        export(options.export)
+    elif options.parallel == "none":
+        train(0, options)
+    else:
+        torch.multiprocessing.spawn(train, (options,), nprocs=options.ranks)
+
+
+if __name__ == "__main__":
+    main()

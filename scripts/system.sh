@@ -1,0 +1,43 @@
+# shellcheck shell=bash
+# Sourced after common.sh: another Debian in a folder of its own (a debootstrap and a chroot; root only).
+[ "$(id -u)" = 0 ] || die "must run as root (debootstrap, chroot)"
+
+# new_system SUITE FOLDER LOG : makes it, anew, from the mirror that the host's apt uses; LOG begins the names of the logs.
+new_system() {
+  local suite=$1 system=$2 log=$3 mirror
+  command -v debootstrap >/dev/null ||
+    quietly "$log-setup.log" "installing debootstrap" apt-get -q -y install --no-install-recommends debootstrap || return 1
+  # The host's first Debian archive that is not the one for security.
+  mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' |
+    awk '$1 ~ /\/debian\/?$/ {print $1; exit}')
+  [ -n "$mirror" ] || die "the apt sources name no Debian mirror"
+  rm -rf "$system"
+  mkdir -p "$system"
+  echo "$(basename "$0"): debootstrap of $suite into $system"
+  quietly "$log-debootstrap.log" "debootstrap" debootstrap --variant=minbase "$suite" "$system" "$mirror" || return 1
+  # A mirror that stands still (a snapshot) has an index past its date; its signature is checked all the same.
+  echo 'Acquire::Check-Valid-Until "false";' >"$system/etc/apt/apt.conf.d/90shardlib"
+  cp /etc/resolv.conf /etc/hosts "$system/etc/"
+  quietly "$log-update.log" "apt-get update in $suite" in_system "$system" apt-get -q update
+}
+
+# in_system FOLDER COMMAND... : runs it in the chroot, with /proc, /sys, /dev/shm, our sources (/shardlib, read-only) and,
+# where $scratch names one, a folder to exchange files over (/scratch) bound into a mount namespace that ends with the
+# command. Nothing stays mounted whatever happens.
+in_system() {
+  unshare --mount --propagation private bash -euc '
+    system=$1 source=$2 scratch=$3
+    shift 3
+    mount -t proc proc "$system/proc"
+    mount -t sysfs -o ro sysfs "$system/sys"
+    mkdir -p "$system/dev/shm" "$system/dev/pts" "$system/shardlib" "$system/scratch"
+    mount -t tmpfs tmpfs "$system/dev/shm"
+    mount -t devpts devpts "$system/dev/pts"
+    mount --bind "$source" "$system/shardlib"
+    mount -o remount,bind,ro "$system/shardlib"
+    if [ -n "$scratch" ]; then mount --bind "$scratch" "$system/scratch"; fi
+    exec chroot "$system" env -i HOME=/root TERM=dumb LC_ALL=C PATH=/usr/sbin:/usr/bin:/sbin:/bin \
+      DEBIAN_FRONTEND=noninteractive OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+      PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1 CCACHE_DIR=/var/cache/ccache "$@"
+  ' in_system "$1" "$root" "${scratch:-}" "${@:2}"
+}
