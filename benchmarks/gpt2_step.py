@@ -35,7 +35,9 @@ PYTHON = "/usr/bin/python3"  # the one that has the system's packages
 
 
 class Failed(Exception):
-    pass
+    def __init__(self, reason, command=""):
+        super().__init__(f"{command}: {reason}" if command else reason)
+        self.reason = reason
 
 
 def run(command, **more):
@@ -43,7 +45,7 @@ def run(command, **more):
     ran = subprocess.run(command, capture_output=True, text=True, check=False, **more)
     if ran.returncode != 0:
         last = (ran.stderr.strip() or ran.stdout.strip() or "no message").splitlines()[-1]
-        raise Failed(f"{' '.join(command)} ended with {ran.returncode}: {last}")
+        raise Failed(f"{last} (status {ran.returncode})", " ".join(command))
     return ran.stdout
 
 
@@ -136,7 +138,7 @@ def pytorches(options):
                 found[torch.run(1, scratch, ["--version"]).strip().split("+")[0]] = torch
         except Failed as error:
             how = "apt-get install -y --no-install-recommends python3-torch libopenblas0-openmp"
-            print(f"without PyTorch {'in ' + root if root else 'of this system'}: {error if root else how}")
+            print(f"without PyTorch {'in ' + root if root else 'of this system'}: {error.reason if root else how}")
     return found
 
 
@@ -180,7 +182,7 @@ def measure(options, torches, batch, length):
                 except Failed as error:
                     if isinstance(system, Ours):
                         raise
-                    failures[name] = error
+                    failures[name] = error.reason
                     continue
                 seconds[name] += [record["step_seconds"] for record in records][options.warmup :]
                 losses[name] = [record["loss"] for record in records if "loss" in record]
@@ -196,8 +198,8 @@ def measure(options, torches, batch, length):
         over = f"{medians[name] / medians[base]:.2f} x {base}" if base in medians and base != name else ""
         print(f"{name:<34} {1e3 * medians[name]:>9.0f}  {spread:<17} {batch * length / medians[name]:>8.0f} "
               f"{100 * flops / medians[name] / (peak * 1e9):>9.1f} %  {over}".rstrip())
-    for name, error in failures.items():
-        print(f"{name} did not run: {error}")
+    for name, reason in failures.items():
+        print(f"{name} did not run: {reason}")
     if torches and losses:
         apart = max(max(step) - min(step) for step in zip(*(steps for steps in losses.values() if steps)))
         print(f"losses of all systems, step by step: at most {apart:.1e} apart")
