@@ -1,17 +1,35 @@
 #!/usr/bin/env bash
-# Builds and prints the first figures: ratios against the GEMM library, the erased core, the machine's FMA peak and the MPI
-# library's own collectives; then pipelines against FSDP, also over a slow link (network namespaces: needs root). Run it on an idle machine. Writes benchmarks/results.md too.
+# Builds and prints the figures: ratios against the GEMM library, the erased core, the machine's FMA peak and the MPI
+# library's own collectives; a training step of GPT-2 124M beside PyTorch's; then pipelines against FSDP, also over a slow
+# link (network namespaces: needs root). Run it on an idle machine. Writes benchmarks/results.md and the plot beside it.
+#   benchmarks/run.sh [--torch-root DIR]... [--llmc DIR]
+# --torch-root: a newer PyTorch, in a folder that `scripts/torch-root.sh DIR` makes; --llmc: a checkout of llm.c, with its
+# starter pack.
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"
+
+peers=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --torch-root | --llmc) peers+=("$1" "$(realpath "${2:?a folder follows $1}")") && shift ;;
+    *) die "unknown option '$1'; there are --torch-root and --llmc" ;;
+  esac
+  shift
+done
 
 scripts/setup.sh
 scripts/text.sh
+# Peers and the plot. What cannot be installed is named by the benchmark that misses it.
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+  quietly build/log/benchmarks-install.log "installing peers" \
+    apt-get -q -y install --no-install-recommends python3-torch libopenblas0-openmp python3-matplotlib || true
+fi
 quietly build/log/benchmarks-configure.log "configuring" cmake --preset release -B build/benchmarks \
   -DSHARDLIB_BUILD_TESTS=OFF -DSHARDLIB_BUILD_BENCHMARKS=ON -DSHARDLIB_WITH_MPI=ON
-quietly build/log/benchmarks-build.log "building" cmake --build build/benchmarks -j "$jobs" --target figures gpt_pipeline
+quietly build/log/benchmarks-build.log "building" cmake --build build/benchmarks -j "$jobs" --target figures peak gpt2 gpt_pipeline
 figures=build/benchmarks/benchmarks/figures
 
 {
-  echo "# First figures"
+  echo "# Figures"
   echo
   echo "Printed by \`benchmarks/run.sh\` on $(date -u +%Y-%m-%d), $(nproc) cores, $(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1)."
   echo
@@ -19,6 +37,18 @@ figures=build/benchmarks/benchmarks/figures
   "$figures"
   mpirun -n 2 --bind-to none "$figures"
   echo '```'
+  echo
+  echo "# A training step of GPT-2 124M"
+  echo
+  echo '```'
+  rm -f benchmarks/gpt2_step.svg
+  # The system's Python is the one that has the package matplotlib.
+  /usr/bin/python3 benchmarks/gpt2_step.py --plot benchmarks/gpt2_step.svg "${peers[@]}"
+  echo '```'
+  if [ -f benchmarks/gpt2_step.svg ]; then
+    echo
+    echo "![milliseconds a step](gpt2_step.svg)"
+  fi
   echo
   echo "# Pipelines"
   echo
