@@ -348,6 +348,11 @@ def plans(p):
         run.succeeds()
         run.check(f"plan for {devices} devices, mesh {mesh}" in run.out and "most at once" in run.out, "a plan")
         run.check(all(note in run.out for note in notes) and ("note:" in run.out) == bool(notes), "padding is said")
+    machine = ["--plan-flops=1e12", "--plan-memory=1e11", "--plan-bandwidth=d=1e9,t=1e10", "--plan-latency=1e-5"]
+    run = p.run("gpt_fsdp", ["--preset=84m", "--mesh=d=64,t=4", "--plan", *machine])
+    run.succeeds()
+    run.check(re.search(r"over t d +\S+ \S+ +256 devices(.|\n)*all overlapping.*MFU", run.out) is not None, "a prediction")
+    p.run("gpt_fsdp", ["--preset=84m", "--mesh=d=64,t=4", *machine]).fails(2, "--plan-flops", "give --plan too")
     p.run("gpt2", ["--preset=gpt2-124m", "--mesh=d=1024,t=1", "--plan"]).fails(2, "--batch 16", "or a mesh of d = 16")
 
 

@@ -1,8 +1,10 @@
 // Watching a device's ops as they run: for traces, for the report of a dry run, for the graph.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "shardlib/detail/inline.hpp"
@@ -12,6 +14,12 @@ namespace shardlib::detail {
 
 /// run(), and a record of it for the device's observer if there is one.
 [[gnu::cold]] SHARDLIB_INLINE Buffer observed(const Value& out, const std::function<Buffer()>& run);
+
+/// Whether an op whose reads were noted was no work: a new name for the same block.
+[[nodiscard]] inline bool only_named(const State::Ran& ran) {
+  return ran.work.bytes == 0 && std::string_view(ran.op.name) != "accumulate" &&
+         std::ranges::find(ran.work.reads, ran.block, &State::Read::block) != ran.work.reads.end();
+}
 
 /// Tells `observer` of the device's ops while it lives, besides those who observe already.
 class Observing {
@@ -34,6 +42,19 @@ class Observing {
  private:
   State& state_;
   std::function<void(const State::Ran&)> before_;
+};
+
+/// While it lives, ops tell what they read.
+class NoteReads {
+ public:
+  explicit NoteReads(State& state) : state_(state), before_(std::exchange(state.note_reads, true)) {}
+  NoteReads(const NoteReads&) = delete;
+  NoteReads& operator=(const NoteReads&) = delete;
+  ~NoteReads() { state_.note_reads = before_; }
+
+ private:
+  State& state_;
+  bool before_;
 };
 
 }  // namespace shardlib::detail

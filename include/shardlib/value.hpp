@@ -144,6 +144,7 @@ struct State {
     const void* block;
     std::string what;  ///< the leaf's name, or the op that made it
     const TensorSpec* spec;
+    std::size_t bytes;
   };
   /// What one op has done.
   struct Work {

@@ -13,8 +13,8 @@ namespace shardlib::detail {
 SHARDLIB_INLINE void note_read(const Value& value) {
   State& s = state(value.device);
   if (!s.note_reads) return;
-  s.work.reads.push_back(
-      {value.storage->buffer.data(), value.label.empty() ? value.made_by.describe() : value.label, value.spec});
+  s.work.reads.push_back({value.storage->buffer.data(), value.label.empty() ? value.made_by.describe() : value.label,
+                          value.spec, value.bytes()});
 }
 
 SHARDLIB_INLINE std::int64_t blocks(const Device& device, const Axes& axes) {

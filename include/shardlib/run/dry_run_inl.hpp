@@ -5,16 +5,60 @@
 
 #include <fmt/format.h>
 
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shardlib/error.hpp"
 #include "shardlib/run/graph.hpp"
 #include "shardlib/run/plan.hpp"
+#include "shardlib/run/prediction.hpp"
 
 namespace shardlib::run {
+
+namespace detail {
+
+/// The machine that --plan-flops and the options beside it describe; nothing where there is none.
+inline std::optional<Machine> planned_machine(const Training& t, const std::vector<AxisSize>& mesh) {
+  if (t.plan_flops == 0) {
+    if (t.plan_efficiency != 1 || t.plan_memory > 0 || !t.plan_bandwidth.empty() || !t.plan_latency.empty())
+      throw UsageError(
+          "--plan-efficiency, --plan-memory, --plan-bandwidth and --plan-latency describe a device whose peak "
+          "is missing: give --plan-flops too");
+    return std::nullopt;
+  }
+  if (!t.plan) throw UsageError("--plan-flops predicts the time of a planned step: give --plan too");
+  if (t.plan_bandwidth.empty() && device_count(mesh) > 1)
+    throw UsageError(
+        fmt::format("--plan-flops: a prediction for {} devices needs --plan-bandwidth", device_count(mesh)));
+  Machine machine{t.plan_flops, t.plan_efficiency, t.plan_memory, mesh, std::vector<Link>(mesh.size())};
+  const auto values = [&](std::string_view option, const std::string& text) {
+    return text.empty() ? std::vector<double>(mesh.size()) : for_each_axis(option, text, mesh);
+  };
+  const auto bandwidths = values("--plan-bandwidth", t.plan_bandwidth);
+  const auto latencies = values("--plan-latency", t.plan_latency);
+  for (std::size_t i = 0; i < mesh.size(); ++i) {
+    if (mesh[i].size > 1 && bandwidths[i] == 0)
+      throw UsageError("--plan-bandwidth " + t.plan_bandwidth + ": nothing is sent over axis " + mesh[i].name +
+                       " at 0 B/s: give a number above 0");
+    machine.links[i] = {bandwidths[i], latencies[i]};
+  }
+  return machine;
+}
+
+}  // namespace detail
 
 SHARDLIB_INLINE bool dry_run(const Training& training, const std::vector<AxisSize>& mesh, const DeviceBody& body,
                              const DeviceBody& layer) {
   // Under mpirun one rank is enough: nothing is sent.
   const bool speaks = world_rank() == 0;
-  if (training.plan && speaks) fmt::print("{}", to_string(plan(mesh, body)));
+  const std::optional<Machine> machine = detail::planned_machine(training, mesh);
+  if (training.plan && speaks) {
+    const Plan counted = plan(mesh, body);
+    fmt::print("{}", to_string(counted));
+    if (machine) fmt::print("{}", to_string(predict(counted, *machine)));
+  }
   if (!training.graph.empty() && speaks) {
     write_svg(dot(mesh, layer), training.graph);
     fmt::print("graph: {}\n", training.graph);

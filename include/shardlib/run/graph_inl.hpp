@@ -34,10 +34,7 @@ class Graph {
     // Also where the op below turns out to be no work: its result would hide what the block was called before.
     for (const Read& read : reads)
       if (!read.what.empty() && !producers_.contains(read.block)) producers_[read.block] = input(read);
-    // A new name for the same block is no work.
-    if (std::ranges::find(reads, ran.block, &Read::block) != reads.end() && ran.work.bytes == 0 &&
-        std::string_view(ran.op.name) != "accumulate")
-      return;
+    if (shardlib::detail::only_named(ran)) return;
     const std::string id = fmt::format("n{}", count_++);
     std::vector<const void*> seen;
     for (const Read& read : reads) {
@@ -105,7 +102,7 @@ SHARDLIB_INLINE std::string dot(const std::vector<AxisSize>& mesh,
   detail::Graph graph;
   {
     auto& state = shardlib::detail::state(device);
-    state.note_reads = true;
+    const shardlib::detail::NoteReads noting(state);
     const shardlib::detail::Observing observing(
         device, [&](const shardlib::detail::State::Ran& ran) { graph.add(ran, state.pass); });
     body(device);

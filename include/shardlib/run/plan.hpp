@@ -32,8 +32,14 @@ struct Plan {
     friend bool operator==(const Collective&, const Collective&) = default;
   };
   std::vector<Collective> collectives;  ///< of a step, most bytes first
-  double flops = 0;                     ///< of all einsums and attention of a step, a multiply-add counting as two
-  double model_flops = 0;               ///< of all devices, for the model's own arithmetic without recomputation
+  struct Local {
+    std::string op, spec;
+    double flops = 0;
+    std::int64_t bytes = 0;  ///< of the blocks that it reads and writes, in all calls
+  };
+  std::vector<Local> local;  ///< the other ops of a step; not the optimizer's, which is one pass over what is at rest
+  double flops = 0;          ///< of all einsums and attention of a step, a multiply-add counting as two
+  double model_flops = 0;    ///< of all devices, for the model's own arithmetic without recomputation
 
   [[nodiscard]] SHARDLIB_INLINE std::int64_t sent() const;  ///< bytes, by this device in a step
 };

@@ -29,6 +29,19 @@ inline std::string short_bytes(std::int64_t bytes) {
   return short_number(static_cast<double>(bytes)) + "B";
 }
 
+/// Bytes of the blocks that an op has read and written; a block that is read twice counts once.
+inline std::int64_t touched(const shardlib::detail::State::Ran& ran) {
+  if (shardlib::detail::only_named(ran)) return 0;
+  std::vector<const void*> seen;
+  std::size_t bytes = ran.bytes;
+  for (const auto& read : ran.work.reads) {
+    if (std::ranges::find(seen, read.block) != seen.end()) continue;
+    seen.push_back(read.block);
+    bytes += read.bytes;
+  }
+  return static_cast<std::int64_t>(bytes);
+}
+
 }  // namespace detail
 
 SHARDLIB_INLINE std::int64_t Plan::sent() const {
@@ -82,10 +95,19 @@ SHARDLIB_INLINE Plan count_step(const std::shared_ptr<Device>& device, const std
   Plan plan;
   plan.mesh = device->axes();
   std::map<std::tuple<std::string, std::string, std::string>, Plan::Collective> collectives;
+  std::map<std::pair<std::string, std::string>, Plan::Local> locals;
+  auto& state = shardlib::detail::state(device);
   {
+    const shardlib::detail::NoteReads noting(state);
     const shardlib::detail::Observing observing(device, [&](const shardlib::detail::State::Ran& ran) {
       plan.flops += ran.work.flops;
-      if (ran.work.bytes == 0) return;
+      if (ran.work.bytes == 0) {
+        Plan::Local l{ran.op.name, std::string(ran.op.spec)};
+        auto& sum = locals.try_emplace({l.op, l.spec}, l).first->second;
+        sum.flops += ran.work.flops;
+        sum.bytes += detail::touched(ran);
+        return;
+      }
       std::string axes;
       for (const auto axis : ran.work.axes) axes += (axes.empty() ? "" : " ") + std::string(axis);
       Plan::Collective c{ran.op.name, std::string(ran.op.spec), std::move(axes)};
@@ -95,11 +117,12 @@ SHARDLIB_INLINE Plan count_step(const std::shared_ptr<Device>& device, const std
     });
     step();
   }
+  for (auto& [key, local] : locals) plan.local.push_back(std::move(local));
   for (auto& [key, collective] : collectives) plan.collectives.push_back(std::move(collective));
   std::ranges::sort(plan.collectives, [](const auto& a, const auto& b) {
     return std::tie(b.bytes, a.op, a.spec, a.axes) < std::tie(a.bytes, b.op, b.spec, b.axes);
   });
-  plan.activations = static_cast<std::int64_t>(shardlib::detail::state(device).kept);
+  plan.activations = static_cast<std::int64_t>(state.kept);
   plan.peak = static_cast<std::int64_t>(device->pool()->stats().peak);
   return plan;
 }

@@ -29,6 +29,8 @@ struct Training {
   double learning_rate = 3e-3, final_learning_rate = 0.1, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, clip = 1.0;
   std::int64_t warmup = 20;
   std::string directory, metrics, graph;
+  double plan_flops = 0, plan_efficiency = 1, plan_memory = 0;  ///< of a device; 0: not given
+  std::string plan_bandwidth, plan_latency;
   std::int64_t save_every = 1000, keep = 2, validate_every = 0, validation_batches = 8, sample_every = 0;
   bool resume = true, trace = false, plan = false, tensorboard = false;
   std::string prompt = "And God said";

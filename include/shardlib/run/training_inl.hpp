@@ -61,6 +61,19 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
         value_name("FILE") | command_line_only());
   o.flag("--trace", t.trace, "write trace.json into the run's folder: every op and collective of five steps");
   o.flag("--plan", t.plan, "no training: what a step takes on the mesh, which need not be there", command_line_only());
+  o.add("--plan-flops", t.plan_flops,
+        "with --plan: predict the time of a step on devices whose peak this is (0: no prediction)",
+        at_least(0) | unit("FLOP/s") | command_line_only());
+  o.add("--plan-efficiency", t.plan_efficiency, "with --plan-flops: share of the peak that products reach",
+        between(0.01, 1) | command_line_only());
+  o.add("--plan-memory", t.plan_memory, "with --plan-flops: a device's memory bandwidth (0: memory takes no time)",
+        at_least(0) | unit("B/s") | command_line_only());
+  o.add("--plan-bandwidth", t.plan_bandwidth,
+        "with --plan-flops: B/s that a device sends, 300e9 or by axes, d=25e9,t=300e9",
+        value_name("B/S") | command_line_only());
+  o.add("--plan-latency", t.plan_latency,
+        "with --plan-flops: seconds of a message, as --plan-bandwidth (default: none)",
+        value_name("SECONDS") | command_line_only());
   o.add("--graph", t.graph, "no training: draws one layer, forward and backward, with specs and collectives",
         value_name("FILE.svg") | command_line_only());
   o.flag("--tensorboard", t.tensorboard, "write TensorBoard events into the run's folder");

@@ -1,0 +1,70 @@
+// How long a planned step takes on devices that are not there: a roofline of what a device computes, and the alpha-beta
+// model of what it communicates.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shardlib/detail/inline.hpp"
+#include "shardlib/device.hpp"
+#include "shardlib/run/plan.hpp"
+
+namespace shardlib::run {
+
+/// A device's connection along a mesh axis.
+struct Link {
+  double bandwidth = 0;  ///< bytes/s that a device sends, while it receives as many
+  double latency = 0;    ///< seconds of a message of no bytes
+};
+
+/// A device, and its links along each axis of the mesh.
+struct Machine {
+  double flops = 0;       ///< FLOP/s at its peak, what MFU is measured against
+  double efficiency = 1;  ///< share of the peak that einsums and attention reach
+  double memory = 0;      ///< bytes/s, read and written; 0: memory takes no time
+  std::vector<AxisSize> mesh;
+  std::vector<Link> links;  ///< in the order of `mesh`
+};
+
+/// Seconds of a step, by what they are spent on.
+struct Prediction {
+  double products = 0;  ///< einsums and attention: each by FLOPs or by memory, whichever takes longer
+  double rest = 0;      ///< other local ops and the optimizer, by memory
+  struct Communication {
+    std::string axes;
+    int devices = 1;       ///< of a group
+    double latency = 0;    ///< seconds
+    double bandwidth = 0;  ///< seconds
+    std::int64_t calls = 0;
+  };
+  std::vector<Communication> communication;  ///< for each set of axes
+  double peak_seconds = 0;                   ///< that the model's own FLOPs take at the peak
+
+  [[nodiscard]] SHARDLIB_INLINE double computing() const;
+  [[nodiscard]] SHARDLIB_INLINE double communicating() const;
+  [[nodiscard]] SHARDLIB_INLINE double serial() const;      ///< where nothing overlaps
+  [[nodiscard]] SHARDLIB_INLINE double overlapped() const;  ///< where all communication overlaps with computing
+};
+
+/// The messages that follow one another in a collective of n devices, by its best algorithms (Thakur, Rabenseifner and
+/// Gropp 2005): ceil(log2 n) for gathers and scatters, twice that for all_reduce, n - 1 for all_to_all, else 1.
+[[nodiscard]] SHARDLIB_INLINE int messages_in_sequence(std::string_view op, int devices);
+
+/// A collective over several axes goes at the pace of the slowest.
+[[nodiscard]] SHARDLIB_INLINE Prediction predict(const Plan& plan, const Machine& machine);
+
+/// "300e9" for all axes of the mesh, or "d=25e9,t=300e9": one number for each axis, none negative. Throws UsageError
+/// that names `option`.
+[[nodiscard]] SHARDLIB_INLINE std::vector<double> for_each_axis(std::string_view option, const std::string& text,
+                                                                const std::vector<AxisSize>& mesh);
+
+/// A table to print.
+[[nodiscard]] SHARDLIB_INLINE std::string to_string(const Prediction& prediction);
+
+}  // namespace shardlib::run
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/run/prediction_inl.hpp"
+#endif

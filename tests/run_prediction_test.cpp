@@ -1,0 +1,158 @@
+// The predicted time of a planned step against figures worked out by hand.
+#include <shardlib/run/dry_run.hpp>
+#include <shardlib/run/prediction.hpp>
+#include <shardlib/shardlib.hpp>
+
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "support.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+run::Plan small_plan() {
+  run::Plan plan;
+  plan.mesh = {{"d", 4}, {"t", 2}, {"p", 1}};
+  plan.weights = plan.gradients = 100;
+  plan.optimizer = 200;
+  plan.model_flops = 8 * 600;
+  plan.local = {{"einsum_unreduced", "a", 1000, 50}, {"einsum_unreduced", "b", 100, 400}, {"map", "c", 0, 300}};
+  plan.collectives = {{"all_gather", "x", "d", 3, 600},
+                      {"reduce_scatter", "y", "d", 1, 300},
+                      {"all_reduce", "z", "t d", 2, 80},
+                      {"shift", "w", "t", 1, 40}};
+  return plan;
+}
+
+run::Machine small_machine() {
+  return {.flops = 100,
+          .efficiency = 0.5,
+          .memory = 10,
+          .mesh = {{"d", 4}, {"t", 2}, {"p", 1}},
+          .links = {{20, 0.25}, {40, 0.125}, {0, 9}}};
+}
+
+}  // namespace
+
+TEST_CASE("messages in sequence of a collective", "[prediction]") {
+  for (const auto& [op, devices, messages] :
+       std::vector<std::tuple<std::string, int, int>>{{"all_gather", 2, 1},
+                                                      {"all_gather", 8, 3},
+                                                      {"all_gather", 9, 4},
+                                                      {"reduce_scatter", 1024, 10},
+                                                      {"all_reduce", 8, 6},
+                                                      {"all_reduce_max", 5, 6},
+                                                      {"all_to_all", 8, 7},
+                                                      {"shift", 8, 1}}) {
+    INFO(op << " of " << devices);
+    REQUIRE(run::messages_in_sequence(op, devices) == messages);
+  }
+}
+
+TEST_CASE("a predicted step is a roofline and the links' latencies and bandwidths", "[prediction]") {
+  const run::Prediction p = run::predict(small_plan(), small_machine());
+  // 1000 FLOP at 50 a second, not 50 B at 10; 400 B at 10, not 100 FLOP at 50.
+  REQUIRE(p.products == 20.0 + 40.0);
+  // 300 B, and the optimizer's 2 * 100 + 100 + 2 * 200.
+  REQUIRE(p.rest == 30.0 + 70.0);
+  REQUIRE(p.communication.size() == 3);
+  const auto& d = p.communication[0];
+  REQUIRE((d.axes == "d" && d.devices == 4 && d.calls == 4));
+  REQUIRE(d.latency == 4 * 2 * 0.25);
+  REQUIRE(d.bandwidth == 900.0 / 20);
+  const auto& t = p.communication[1];
+  REQUIRE((t.axes == "t" && t.latency == 0.125 && t.bandwidth == 1.0));
+  // Over both axes: at the pace of the slower, 2 * log2(8) messages each.
+  const auto& both = p.communication[2];
+  REQUIRE((both.axes == "t d" && both.devices == 8 && both.latency == 2 * 6 * 0.25 && both.bandwidth == 4.0));
+  REQUIRE(p.communicating() == 2.0 + 45 + 0.125 + 1 + 3 + 4);
+  REQUIRE(p.serial() == 160 + p.communicating());
+  REQUIRE(p.overlapped() == 160);
+  REQUIRE(p.peak_seconds == 6.0);  // 4800 FLOP of the model's over 8 devices at 100 a second
+  const std::string table = run::to_string(p);
+  for (const char* part : {"over t d", "8 devices, 2 calls, 3 s of it latency", "160 s   MFU 3.75 %"})
+    REQUIRE(table.find(part) != std::string::npos);
+
+  run::Machine endless = small_machine();
+  endless.memory = 0;
+  endless.links = {{1, 0}, {1, 0}, {0, 0}};
+  const run::Prediction bound = run::predict(small_plan(), endless);
+  REQUIRE(bound.computing() == 22.0);  // FLOPs alone
+  REQUIRE(bound.overlapped() == bound.communicating());
+  REQUIRE(bound.communicating() == 900.0 + 80 + 40);
+}
+
+TEST_CASE("numbers for each axis", "[prediction]") {
+  const std::vector<AxisSize> mesh{{"d", 4}, {"t", 2}};
+  REQUIRE(run::for_each_axis("--x", "300e9", mesh) == std::vector{300e9, 300e9});
+  REQUIRE(run::for_each_axis("--x", "t=2,d=0.5", mesh) == std::vector{0.5, 2.0});
+  const std::string remedy =
+      "; give one number for all axes, as in 300e9, or one for each axis of mesh d=4,t=2, as in d=25e9";
+  const std::vector<std::pair<std::string, std::string>> wrong{{"fast", "'fast' is no number of at least 0"},
+                                                               {"-1", "'-1' is no number of at least 0"},
+                                                               {"inf", "'inf' is no number of at least 0"},
+                                                               {"d=1", "axis t is missing"},
+                                                               {"d=1,", "'' is no axis"},
+                                                               {"d=1,q=2", "'q' is no axis"},
+                                                               {"d=,t=1", "'' is no number of at least 0"},
+                                                               {"d=1,t", "'' is no number of at least 0"}};
+  for (const auto& [text, reason] : wrong)
+    expect_error<UsageError>([&] { static_cast<void>(run::for_each_axis("--x", text, mesh)); },
+                             "--x " + text + ": " + reason + remedy);
+}
+
+TEST_CASE("a plan predicts from what it counts", "[prediction]") {
+  run::Training training;
+  training.batch = training.seq = 8;
+  training.plan = true;
+  const auto body = [&](const std::shared_ptr<Device>& device) {
+    const Mesh<"d"> mesh(device);
+    const Sizes sizes{{"B", 64}, {"M", 32}, {"N", 16}};
+    const auto x = random_normal<f32, "B/d M">(mesh, sizes, {0, 1});
+    const auto w = random_normal<f32, "M/d N">(mesh, sizes, {0, 2});
+    run::Program program;
+    program.step = [&](const auto&, std::int64_t, double) {
+      const auto y = einsum_unreduced<"B/d M, M N -> B/d N">(x, all_gather<"M/d N -> M N">(w));
+      static_cast<void>(rename<"N -> K">(y) + 1.0);
+      return run::StepResult{};
+    };
+    program.weight_bytes = 1000;
+    run::train(device, training, {}, "", program);
+  };
+  const run::Plan plan = run::plan({{"d", 4}}, body);
+  const auto find = [&](std::string_view op) {
+    std::int64_t bytes = 0;
+    for (const auto& local : plan.local)
+      if (local.op == op) bytes += local.bytes;
+    return bytes;
+  };
+  REQUIRE(find("einsum_unreduced") == 4 * (16 * 32 + 32 * 16 + 16 * 16));
+  REQUIRE(find("rename") == 0);  // a new name is no work
+  REQUIRE(find("all_gather") == 0);
+  std::int64_t all = 0;
+  for (const auto& local : plan.local) all += local.bytes;
+  REQUIRE(all == 4 * (16 * 32 + 32 * 16 + 16 * 16) + 2 * 4 * 16 * 16);  // and + reads and writes
+}
+
+TEST_CASE("a prediction asks for what it needs", "[prediction]") {
+  run::Training training;
+  const std::vector<AxisSize> mesh{{"d", 4}};
+  const auto fails = [&](const std::string& message) {
+    expect_error<UsageError>([&] { run::dry_run(training, mesh, [](const auto&) {}, [](const auto&) {}); }, message);
+  };
+  training.plan_memory = 1e12;
+  fails(
+      "--plan-efficiency, --plan-memory, --plan-bandwidth and --plan-latency describe a device whose peak is missing: "
+      "give --plan-flops too");
+  training.plan_flops = 1e12;
+  fails("--plan-flops predicts the time of a planned step: give --plan too");
+  training.plan = true;
+  fails("--plan-flops: a prediction for 4 devices needs --plan-bandwidth");
+  training.plan_bandwidth = "0";
+  fails("--plan-bandwidth 0: nothing is sent over axis d at 0 B/s: give a number above 0");
+}
