@@ -17,13 +17,15 @@ system=$(realpath -m "$1")
 shift
 if [ ! -f "$system.ready" ]; then
   # Never over a folder that holds something else.
-  [ ! -e "$system" ] || [ -d "$system/debootstrap" ] ||
+  [ ! -e "$system" ] || [ -f "$system.begun" ] ||
     die "$system is there, and was not begun by this script: choose another folder, or delete it"
+  mkdir -p "$(dirname "$system")"
+  touch "$system.begun"
   new_system "$suite" "$system" build/log/torch
   # PyTorch's packages are content with the reference BLAS, which is fifty times slower.
   quietly build/log/torch-install.log "installing python3-torch in $system" \
     in_system "$system" apt-get -q -y install --no-install-recommends python3-torch libopenblas0-openmp
-  touch "$system.ready"
+  mv "$system.begun" "$system.ready"
 fi
 if [ $# -gt 0 ]; then
   scratch=$(realpath "$1")
