@@ -352,7 +352,7 @@ def plans(p):
     run = p.run("gpt_fsdp", ["--preset=84m", "--mesh=d=64,t=4", "--plan", *machine])
     run.succeeds()
     run.check(re.search(r"over t d +\S+ \S+ +256 devices(.|\n)*all overlapping.*MFU", run.out) is not None, "a prediction")
-    p.run("gpt_fsdp", ["--preset=84m", "--mesh=d=64,t=4", *machine]).fails(2, "--plan-flops", "give --plan too")
+    p.run("gpt_fsdp", ["--preset=84m", "--mesh=d=64,t=4", "--plan", *machine[1:]]).fails(2, "give --plan-flops too")
     p.run("gpt2", ["--preset=gpt2-124m", "--mesh=d=1024,t=1", "--plan"]).fails(2, "--batch 16", "or a mesh of d = 16")
 
 
