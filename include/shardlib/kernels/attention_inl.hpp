@@ -169,10 +169,20 @@ struct Parts {
   }
 };
 
+/// The rows of the head at `at` in one of the operands.
+template <class T>
+HeadRows<T> head_rows(const AttentionLoops& loops, T* x, std::size_t operand, const AttentionLoops::Strides& at) {
+  return {x + at[operand], loops.along_length[operand], loops.along_width[operand]};
+}
+
 /// The segments of one head's positions, contiguous; null where there are none.
-inline const i32* dense_segments(const i32* from, std::int64_t stride, std::int64_t length, i32* scratch) {
-  if (from == nullptr || stride == 1) return from;
-  for (std::int64_t i = 0; i < length; ++i) scratch[i] = from[i * stride];
+inline const i32* dense_segments(const AttentionLoops& loops, const i32* segments, const AttentionLoops::Strides& at,
+                                 i32* scratch) {
+  if (segments == nullptr) return nullptr;
+  const i32* const from = segments + at[AttentionLoops::segment];
+  const std::int64_t stride = loops.along_length[AttentionLoops::segment];
+  if (stride == 1) return from;
+  for (std::int64_t i = 0; i < loops.length; ++i) scratch[i] = from[i * stride];
   return scratch;
 }
 
@@ -212,15 +222,13 @@ void causal_attention(const Exec& exec, const AttentionLoops& loops, const T* q,
     A* const totals = parts.take(blocks.rows);
     A* const scores = parts.take(blocks.area);
     const L::Strides head = Walk<4>(loops.heads, item).offsets;
-    const auto rows = [&]<class U>(U* x, std::size_t as, const L::Strides& at) {
-      return detail::HeadRows<U>{x + at[as], loops.along_length[as], loops.along_width[as]};
+    const auto rows = [&](auto* x, std::size_t as, const L::Strides& at) {
+      return detail::head_rows(loops, x, as, at);
     };
     detail::load_rows(rows(k, L::key, head), 0, length, width, A(1), keys);
     detail::load_rows(rows(v, L::key, head), 0, length, width, A(1), values);
     detail::for_groups(loops, head, [&](const L::Strides& at) {
-      const i32* const mine =
-          detail::dense_segments(segments == nullptr ? nullptr : segments + at[L::segment],
-                                 loops.along_length[L::segment], length, reinterpret_cast<i32*>(parts.next));
+      const i32* const mine = detail::dense_segments(loops, segments, at, reinterpret_cast<i32*>(parts.next));
       for (std::int64_t begin = 0; begin < length; begin += blocks.rows) {
         const std::int64_t end = std::min(length, begin + blocks.rows), m = end - begin;
         detail::load_rows(rows(q, L::query, at), begin, end, width, static_cast<A>(loops.scale), queries);
@@ -284,16 +292,14 @@ void causal_attention_backward(const Exec& exec, const AttentionLoops& loops, co
     A* const scores = parts.take(blocks.area);
     A* const score_cts = parts.take(blocks.area);
     const L::Strides head = Walk<4>(loops.heads, item).offsets;
-    const auto rows = [&]<class U>(U* x, std::size_t as, const L::Strides& at) {
-      return detail::HeadRows<U>{x + at[as], loops.along_length[as], loops.along_width[as]};
+    const auto rows = [&](auto* x, std::size_t as, const L::Strides& at) {
+      return detail::head_rows(loops, x, as, at);
     };
     detail::load_rows(rows(k, L::key, head), 0, length, width, A(1), keys);
     detail::load_rows(rows(v, L::key, head), 0, length, width, A(1), values);
     std::fill_n(key_cts, 2 * length * width, A(0));
     detail::for_groups(loops, head, [&](const L::Strides& at) {
-      const i32* const mine =
-          detail::dense_segments(segments == nullptr ? nullptr : segments + at[L::segment],
-                                 loops.along_length[L::segment], length, reinterpret_cast<i32*>(parts.next));
+      const i32* const mine = detail::dense_segments(loops, segments, at, reinterpret_cast<i32*>(parts.next));
       for (std::int64_t begin = 0; begin < length; begin += blocks.rows) {
         const std::int64_t end = std::min(length, begin + blocks.rows), m = end - begin;
         detail::load_rows(rows(q, L::query, at), begin, end, width, scale, queries);
