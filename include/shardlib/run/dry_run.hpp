@@ -1,6 +1,7 @@
 // --plan and --graph: what a training program would do, without training.
 #pragma once
 
+#include <string_view>
 #include <vector>
 
 #include "shardlib/detail/inline.hpp"
@@ -10,9 +11,10 @@
 namespace shardlib::run {
 
 /// Does what --plan and --graph ask for and returns true; false where neither is given. `body` is what `launch` would
-/// run: its plan is printed. What `layer` differentiates is drawn: the program with one layer, say.
+/// run: its plan is printed, with the memory of each place along `stage_axis` where one is given. What `layer`
+/// differentiates is drawn: the program with one layer, say.
 SHARDLIB_INLINE bool dry_run(const Training& training, const std::vector<AxisSize>& mesh, const DeviceBody& body,
-                             const DeviceBody& layer);
+                             const DeviceBody& layer, std::string_view stage_axis = "");
 
 }  // namespace shardlib::run
 

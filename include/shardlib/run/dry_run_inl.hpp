@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -50,14 +51,20 @@ inline std::optional<Machine> planned_machine(const Training& t, const std::vect
 }  // namespace detail
 
 SHARDLIB_INLINE bool dry_run(const Training& training, const std::vector<AxisSize>& mesh, const DeviceBody& body,
-                             const DeviceBody& layer) {
+                             const DeviceBody& layer, std::string_view stage_axis) {
   // Under mpirun one rank is enough: nothing is sent.
   const bool speaks = world_rank() == 0;
   const std::optional<Machine> machine = detail::planned_machine(training, mesh);
+  if (machine && !stage_axis.empty() && std::ranges::find(mesh, stage_axis, &AxisSize::name)->size > 1)
+    throw UsageError(
+        fmt::format("--plan-flops predicts a step of one stage: a pipeline's waits are the simulator's (give "
+                    "--show-schedule), or a mesh of {}=1",
+                    stage_axis));
   if (training.plan && speaks) {
-    const Plan counted = plan(mesh, body);
-    fmt::print("{}", to_string(counted));
-    if (machine) fmt::print("{}", to_string(predict(counted, *machine)));
+    const std::vector<Plan> plans =
+        stage_axis.empty() ? std::vector{plan(mesh, body)} : plan_along(stage_axis, mesh, body);
+    fmt::print("{}", to_string(stage_axis, plans));
+    if (machine) fmt::print("{}", to_string(predict(plans[0], *machine)));
   }
   if (!training.graph.empty() && speaks) {
     write_svg(dot(mesh, layer), training.graph);

@@ -16,8 +16,7 @@
 
 namespace shardlib::run {
 
-/// The cost of a training step. Bytes and FLOPs are those of one device, the mesh's first; the others have the same to
-/// do.
+/// The cost of a training step. Bytes and FLOPs are those of one device, the mesh's first unless said otherwise.
 struct Plan {
   std::vector<AxisSize> mesh;
   std::int64_t parameters = 0;                             ///< of the whole model
@@ -39,6 +38,7 @@ struct Plan {
   };
   std::vector<Local> local;  ///< the other ops of a step; not the optimizer's, which is one pass over what is at rest
   double flops = 0;          ///< of all einsums and attention of a step, a multiply-add counting as two
+  double all_flops = 0;      ///< the same of all devices
   double model_flops = 0;    ///< of all devices, for the model's own arithmetic without recomputation
 
   [[nodiscard]] SHARDLIB_INLINE std::int64_t sent() const;  ///< bytes, by this device in a step
@@ -51,6 +51,15 @@ struct Plan {
 /// No device of the mesh need be there; it takes milliseconds.
 [[nodiscard]] SHARDLIB_INLINE Plan plan(const std::vector<AxisSize>& mesh,
                                         const std::function<void(const std::shared_ptr<Device>&)>& body);
+
+/// The same for a mesh whose devices differ along `axis` in what they do, as the ranks of a pipeline: a plan for each
+/// place of the axis, of the first device there.
+[[nodiscard]] SHARDLIB_INLINE std::vector<Plan> plan_along(
+    std::string_view axis, const std::vector<AxisSize>& mesh,
+    const std::function<void(const std::shared_ptr<Device>&)>& body);
+
+/// The plan of the first place as a table to print, and the memory and FLOPs of all.
+[[nodiscard]] SHARDLIB_INLINE std::string to_string(std::string_view axis, const std::vector<Plan>& plans);
 
 /// Runs `step`, dry or not, and counts what this device does: collectives, FLOPs, activations and the pool's peak.
 [[nodiscard]] SHARDLIB_INLINE Plan count_step(const std::shared_ptr<Device>& device, const std::function<void()>& step);

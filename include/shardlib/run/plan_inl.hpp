@@ -6,7 +6,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
+#include <span>
 #include <tuple>
 #include <utility>
 
@@ -67,7 +69,7 @@ SHARDLIB_INLINE std::string to_string(const Plan& p) {
   line("  the same under MPI", detail::short_bytes(p.peak_mpi), fmt::format("{} bytes", p.peak_mpi));
   text += "\narithmetic of a step\n";
   line("a device", detail::short_number(p.flops) + "FLOP");
-  line("all devices", detail::short_number(p.flops * devices) + "FLOP");
+  line("all devices", detail::short_number(p.all_flops) + "FLOP");
   if (p.model_flops > 0) line("the model's, nothing twice", detail::short_number(p.model_flops) + "FLOP");
 
   std::size_t op = 10, spec = 4, axes = 4;
@@ -127,10 +129,12 @@ SHARDLIB_INLINE Plan count_step(const std::shared_ptr<Device>& device, const std
   return plan;
 }
 
-SHARDLIB_INLINE Plan plan(const std::vector<AxisSize>& mesh,
-                          const std::function<void(const std::shared_ptr<Device>&)>& body) {
+namespace detail {
+
+inline Plan plan_of(int device_index, const std::vector<AxisSize>& mesh,
+                    const std::function<void(const std::shared_ptr<Device>&)>& body) {
   const auto run = [&](Peers peers) {
-    const auto device = std::make_shared<Device>(mesh, 0, std::make_shared<DryWorld>(peers));
+    const auto device = std::make_shared<Device>(mesh, device_index, std::make_shared<DryWorld>(peers));
     body(device);
     Plan result = device->local<Plan>();
     device->clear_local();
@@ -140,6 +144,46 @@ SHARDLIB_INLINE Plan plan(const std::vector<AxisSize>& mesh,
   Plan result = run(Peers::threads);
   result.peak_mpi = run(Peers::mpi).peak;
   return result;
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE Plan plan(const std::vector<AxisSize>& mesh,
+                          const std::function<void(const std::shared_ptr<Device>&)>& body) {
+  Plan result = detail::plan_of(0, mesh, body);
+  result.all_flops = result.flops * device_count(mesh);
+  return result;
+}
+
+SHARDLIB_INLINE std::vector<Plan> plan_along(std::string_view axis, const std::vector<AxisSize>& mesh,
+                                             const std::function<void(const std::shared_ptr<Device>&)>& body) {
+  const auto at = std::ranges::find(mesh, axis, &AxisSize::name);
+  if (at == mesh.end()) throw Error("plan_along: the mesh " + to_string(mesh) + " has no axis " + std::string(axis));
+  const int behind = device_count(std::span(std::next(at), mesh.end()));  // devices with one place along it, in a row
+  std::vector<Plan> plans;
+  double flops = 0;
+  for (int place = 0; place < at->size; ++place) {
+    plans.push_back(detail::plan_of(place * behind, mesh, body));
+    flops += plans.back().flops * device_count(mesh) / at->size;
+  }
+  for (Plan& plan : plans) plan.all_flops = flops;
+  return plans;
+}
+
+SHARDLIB_INLINE std::string to_string(std::string_view axis, const std::vector<Plan>& plans) {
+  std::string text = to_string(plans.at(0));
+  if (plans.size() == 1) return text;
+  const std::string name(axis);
+  text += fmt::format("\nabove: a device of {} = 0; memory and arithmetic of a device of each {}\n", name, name);
+  const auto row = [&](const auto&... cells) { ((text += fmt::format("{:>12}", cells)), ...), text += '\n'; };
+  row(name, "weights", "gradients", "optimizer", "activations", "most", "most (MPI)", "step");
+  for (std::size_t place = 0; place < plans.size(); ++place) {
+    const Plan& p = plans[place];
+    row(place, detail::short_bytes(p.weights), detail::short_bytes(p.gradients), detail::short_bytes(p.optimizer),
+        detail::short_bytes(p.activations), detail::short_bytes(p.peak), detail::short_bytes(p.peak_mpi),
+        detail::short_number(p.flops) + "FLOP");
+  }
+  return text;
 }
 
 }  // namespace shardlib::run

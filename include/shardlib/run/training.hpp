@@ -57,7 +57,8 @@ SHARDLIB_INLINE void note_padding(const std::vector<AxisSize>& mesh, const Sizes
 /// Throws UsageError unless the batch divides into microbatches, and each of them over d.
 SHARDLIB_INLINE void batch_must_divide(const std::vector<AxisSize>& mesh, const Training& training);
 
-/// What a run reads: made once in each process, and shared by its devices.
+/// What a run reads: made once in each process, and shared by its devices. With all empty, a program's steps get rows
+/// of weight 0, and make up inputs of their own.
 struct Data {
   std::shared_ptr<const io::Tokenizer> tokenizer;
   std::shared_ptr<const io::Loader> train;       ///< null with --stream, and with --steps 0 without data
@@ -110,6 +111,8 @@ struct Program {
       step;
   /// The mean loss of a batch; these are this device's rows, with weights that add up to 1 over all devices.
   std::function<double(const io::TokenBatch& rows)> validate;
+  /// Behind the last step, also of a run that a signal has stopped, on all devices; may be empty.
+  std::function<void()> finish;
   Decode decode;  ///< for sampling
   Checkpoints checkpoints;
 

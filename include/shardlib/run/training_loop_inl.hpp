@@ -129,6 +129,7 @@ class Loop {
         sample(step);
       }
     }
+    if (first < training_.steps && program_.finish) program_.finish();
     if (trace_) {
       trace_->finish();
       say("trace: " + directory_.trace());
@@ -179,6 +180,8 @@ class Loop {
     const std::int64_t parts = training_.microbatches;
     if (data_.train) return [this, parts](std::int64_t i) { return rows(*data_.train, i / parts, i % parts, parts); };
     const std::int64_t size = training_.batch / parts, mine = rows_of_device(*device_, size);
+    if (training_.stream.empty())
+      return [this, mine](std::int64_t) { return io::detail::empty_rows(mine, training_.seq); };
     const auto stream = std::make_shared<io::TextStream>(
         training_.stream,
         io::StreamOptions{size, training_.seq, training_.seed, io::TextOptions{data_.tokenizer, false},
@@ -204,7 +207,7 @@ class Loop {
     std::vector<io::TokenBatch> parts;
     for (std::int64_t i = 0; i < training_.microbatches; ++i)
       parts.push_back(batches.get(step * training_.microbatches + i));
-    share_loss(parts);
+    if (data_.train || !training_.stream.empty()) share_loss(parts);
     const double ready = now();
     Record record;
     record.step = step;
