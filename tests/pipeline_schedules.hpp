@@ -1,8 +1,11 @@
-// Pipeline schedules of random sizes, for the tests of schedules and of the simulator.
+// Pipeline schedules of random sizes, and lists of tasks in brief, for the tests of schedules and of the simulator.
 #pragma once
 
 #include <algorithm>
+#include <cctype>
 #include <random>
+#include <sstream>
+#include <string>
 #include <utility>
 
 #include "shardlib/pipeline/schedule.hpp"
@@ -30,6 +33,20 @@ inline std::pair<pipeline::Schedule, int> any_schedule(std::mt19937& random) {
               m / rounds * rounds};
     }
   }
+}
+
+/// "fwd 0 1, bwd 0" of stage 2 is fwd_2__0 fwd_2__1 bwd_2__0.
+inline pipeline::TaskList brief(int stage, const std::string& text) {
+  pipeline::TaskList list;
+  std::istringstream words(text);
+  std::string kind = "fwd";
+  for (std::string word; words >> word;) {
+    if (std::isdigit(static_cast<unsigned char>(word[0])) != 0)
+      list.push_back(pipeline::parse_task(kind + "_" + std::to_string(stage) + "__" + word));
+    else
+      kind = word;
+  }
+  return list;
 }
 
 }  // namespace shardlib::test
