@@ -1,13 +1,15 @@
-// Trains the GPT of gpt_model.hpp as a pipeline: stages over mesh axis p, each of them fully sharded over d and tensor
-// parallel over t.
+// Trains a model as a pipeline: stages over mesh axis p, each of them fully sharded over d and tensor parallel over t.
 //
 //   gpt_pipeline --data text.txt --mesh p=2,d=2,t=1 --microbatches 8 --schedule interleaved-1f1b
 //   mpirun -n 2 gpt_pipeline --data text.txt --mesh p=2 --microbatches 8 --run runs/first
 //   gpt_pipeline --mesh p=4 --microbatches 16 --schedule dualpipe-v --show-schedule
+//   gpt_pipeline --preset jaxpp-tutorial --mesh p=4 --schedule interleaved-1f1b --stages 8
 //
-// gpt_stages.hpp has what a stage does. A run's checkpoints hold the whole model: every other layout goes on from them,
-// gpt_fsdp too, which can also sample from them.
+// The model is the GPT of gpt_model.hpp, or with --model jaxpp-tutorial the transformer of JaxPP's tutorial notebook;
+// gpt_stages.hpp and tutorial_stages.hpp have what a stage does. A run's checkpoints hold the whole model: every other
+// layout goes on from them, for the GPT gpt_fsdp too, which can also sample from them.
 #include <shardlib/io/file.hpp>
+#include <shardlib/pipeline/execute.hpp>
 #include <shardlib/pipeline/timeline.hpp>
 #include <shardlib/run/checkpoints.hpp>
 #include <shardlib/run/dry_run.hpp>
@@ -15,137 +17,226 @@
 #include <shardlib/shardlib.hpp>
 
 #include <fstream>
+#include <utility>
 
 #include "gpt_setup.hpp"
 #include "gpt_stages.hpp"
+#include "tutorial_stages.hpp"
 
 using namespace shardlib;
 using Staged = pipeline::StagedMesh<"p", "p d t">;
 
 struct Options : gpt::ModelOptions {
   run::Training training;
-  std::string schedule = "1f1b", timeline;
+  std::string model = "gpt", schedule = "1f1b", timeline;
   std::int64_t stages = 0;
   bool show_schedule = false;
 };
 
-// ---- weights --------------------------------------------------------------------------------------------------------
-
-struct TrainState {
-  gpt::StageModel weights, mean, variance;
+// What the models have in common: where the layers lie, and the schedule that says so.
+struct Layout {
+  Layout(const Staged& m, const pipeline::Schedule& s, const Options& options)
+      : mesh(m), schedule(s), o(options), layer_map(s, options.layers), layers(layer_map.of_rank(m.rank())) {}
+  const Staged& mesh;
+  const pipeline::Schedule& schedule;
+  const Options& o;
+  pipeline::LayerMap layer_map;
+  std::vector<int> layers;  // of this rank
 };
 
-// The numbers that gpt_fsdp begins with, of what this rank holds: they are keyed by the place in the whole model.
-gpt::StageModel initial_weights(const Staged& mesh, const pipeline::Schedule& schedule, const Options& o) {
-  const pipeline::LayerMap layer_map(schedule, o.layers);
-  const gpt::FirstValues first(mesh.stage(), o, o.training.seed);
-  gpt::StageModel w = gpt::empty_stages(schedule, layer_map, mesh.rank(), o.tied);
-  for (auto& embed : w.embed) first.embed(embed);
-  for (auto& unembed : w.unembed) first.unembed(unembed);
-  const auto layers = layer_map.of_rank(mesh.rank());
-  for (std::size_t i = 0; i < layers.size(); ++i) first.layer(w.layers[i], layers[i]);
-  for (auto& norm : w.final_norm) first.gain(norm);
-  return w;
-}
+// ---- the GPT --------------------------------------------------------------------------------------------------------
 
-// Of the whole model, which no rank has.
-std::int64_t parameters_of(const Options& o) {
-  const std::int64_t heads = o.n_q_per_kv * o.n_kv * o.d_head, keys = o.n_kv * o.d_head;
-  const std::int64_t layer = o.d_model * (2 + 2 * heads + 2 * keys + 3 * o.d_ff);
-  return (o.tied ? 1 : 2) * o.vocabulary * o.d_model + o.layers * layer + o.d_model;
-}
+class Gpt : Layout {
+ public:
+  using Weights = gpt::StageModel;
+  using Batches = std::vector<gpt::Batch>;
+  using Layout::Layout;
+
+  // The numbers that gpt_fsdp begins with, of what this rank holds: they are keyed by the place in the whole model.
+  [[nodiscard]] Weights initial_weights() const {
+    const gpt::FirstValues first(mesh.stage(), o, o.training.seed);
+    Weights w = gpt::empty_stages(schedule, layer_map, mesh.rank(), o.tied);
+    for (auto& embed : w.embed) first.embed(embed);
+    for (auto& unembed : w.unembed) first.unembed(unembed);
+    for (std::size_t i = 0; i < layers.size(); ++i) first.layer(w.layers[i], layers[i]);
+    for (auto& norm : w.final_norm) first.gain(norm);
+    return w;
+  }
+  [[nodiscard]] Batches batches(const std::vector<io::TokenBatch>& microbatches) const {
+    Batches batches;
+    for (const io::TokenBatch& rows : microbatches) batches.push_back(gpt::place(mesh.stage(), rows, o.training.seq));
+    return batches;
+  }
+  [[nodiscard]] gpt::Stages program(const Batches& batches) const {
+    return {layer_map, batches, gpt::causal(mesh.stage(), o, o.training.seq), o.form};
+  }
+  [[nodiscard]] Sizes activation_sizes(const Batches& batches) const {
+    Sizes sizes = gpt::sizes_of(o, mesh.stage().size("d"), mesh.stage().size("t"));
+    sizes.insert(sizes.end(), {{"B", batches[0].inputs.size("B")}, {"L", o.training.seq}});
+    return sizes;
+  }
+  // A tied embedding stands on two ranks: both get the sum of what they have found, and update alike. One counts it.
+  void sum_shared(Weights& grads) const {
+    const auto owners = gpt::embedding_owners(schedule, o.tied);
+    for (auto& embed : grads.embed) embed = mesh.sum_over(owners, embed);
+  }
+  [[nodiscard]] bool counts(std::string_view name) const {
+    return mesh.rank() == schedule.rank_of(0) || !name.starts_with("embed");
+  }
+  // The names that gpt_fsdp gives to the same tensors, so that each loads what the other has saved.
+  [[nodiscard]] io::Rename names_in_model() const {
+    return [held = layers](const std::string& name) { return gpt::name_in_model(name, held); };
+  }
+  // Of the whole model, which no rank has.
+  [[nodiscard]] std::int64_t parameters() const {
+    const std::int64_t heads = o.n_q_per_kv * o.n_kv * o.d_head, keys = o.n_kv * o.d_head;
+    const std::int64_t layer = o.d_model * (2 + 2 * heads + 2 * keys + 3 * o.d_ff);
+    return (o.tied ? 1 : 2) * o.vocabulary * o.d_model + o.layers * layer + o.d_model;
+  }
+  [[nodiscard]] double flops_per_token() const { return gpt::flops_per_token(o, parameters(), o.training.seq); }
+};
+
+// ---- the transformer of JaxPP's tutorial ----------------------------------------------------------------------------
+
+class Tutorial : Layout {
+ public:
+  using Weights = tutorial::StageModel;
+  using Batches = std::vector<tutorial::Batch>;
+  using Layout::Layout;
+
+  // Flax's first values: kernels by LeCun's rule, truncated and brought back to that variance; biases 0, scales 1.
+  [[nodiscard]] Weights initial_weights() const {
+    const Mesh<"d t">& stage = mesh.stage();
+    const Sizes sizes = model_sizes();
+    Weights w;
+    for (const int number : layers) {
+      auto& block = w.layers.emplace_back();
+      std::uint64_t stream = 6 * static_cast<std::uint64_t>(number);
+      const auto draw = [&]<Spec S>(Tensor<f32, S>& kernel, std::int64_t fan_in) {
+        const double deviation = 1.0 / std::sqrt(static_cast<double>(fan_in)) / 0.87962566103423978;
+        kernel = random_truncated_normal<f32, S>(stage, sizes, {o.training.seed, stream++}) * deviation;
+      };
+      for (auto* kernel : {&block.w_q, &block.w_k, &block.w_v}) draw(*kernel, o.d_model);
+      draw(block.w_o, heads() * o.d_head);
+      draw(block.w_up, o.d_model);
+      draw(block.w_down, o.d_ff);
+      for (auto* bias : {&block.b_q, &block.b_k, &block.b_v}) *bias = zeros<f32, "H/t/d D">(stage, sizes);
+      block.b_up = zeros<f32, "F/t/d">(stage, sizes);
+      for (auto* bias : {&block.b_o, &block.b_down, &block.norm1.bias, &block.norm2.bias})
+        *bias = zeros<f32, "M/t/d">(stage, sizes);
+      for (auto* scale : {&block.norm1.scale, &block.norm2.scale}) *scale = ones<f32, "M/t/d">(stage, sizes);
+    }
+    return w;
+  }
+  // The notebook's inputs and targets are all ones.
+  [[nodiscard]] Batches batches(const std::vector<io::TokenBatch>& microbatches) const {
+    Sizes sizes = model_sizes();
+    sizes.insert(sizes.end(), {{"B", o.training.batch / std::ssize(microbatches)}, {"L", o.training.seq}});
+    const auto numbers = ones<f32, "B/d L M">(mesh.stage(), sizes);
+    return Batches(microbatches.size(), {numbers, numbers});
+  }
+  [[nodiscard]] tutorial::Stages program(const Batches& batches) const { return {layer_map, batches}; }
+  [[nodiscard]] Sizes activation_sizes(const Batches& batches) const {
+    Sizes sizes = model_sizes();
+    sizes.insert(sizes.end(), {{"B", batches[0].inputs.size("B")}, {"L", o.training.seq}});
+    return sizes;
+  }
+  void sum_shared(Weights&) const {}  // no two ranks hold the same weight
+  [[nodiscard]] bool counts(std::string_view) const { return true; }
+  [[nodiscard]] io::Rename names_in_model() const {
+    return [held = layers](const std::string& name) { return gpt::name_in_model(name, held); };
+  }
+  [[nodiscard]] std::int64_t parameters() const {
+    const std::int64_t width = heads() * o.d_head;
+    return o.layers * (4 * o.d_model * width + 3 * width + 2 * o.d_model * o.d_ff + o.d_ff + 6 * o.d_model);
+  }
+  [[nodiscard]] double flops_per_token() const {
+    return run::training_flops_per_token(parameters(), o.layers, heads() * o.d_head, o.training.seq);
+  }
+
+ private:
+  [[nodiscard]] std::int64_t heads() const { return o.n_q_per_kv * o.n_kv; }
+  [[nodiscard]] Sizes model_sizes() const {
+    const std::int64_t devices = mesh.stage().count();
+    const auto dim = [&](std::string_view name, std::int64_t size) {
+      return NamedSize{name, size, round_up(size, devices)};
+    };
+    return {dim("M", o.d_model), dim("H", heads()), {"D", o.d_head}, dim("F", o.d_ff)};
+  }
+};
 
 // ---- a training step ------------------------------------------------------------------------------------------------
 
+template <class Model>
 class Trainer {
  public:
   Trainer(const Staged& mesh, const pipeline::Schedule& schedule, const Options& o)
-      : mesh_(mesh), schedule_(schedule), o_(o), layer_map_(schedule, o.layers) {
-    state.weights = initial_weights(mesh, schedule, o);
+      : model(mesh, schedule, o), mesh_(mesh), schedule_(schedule), o_(o) {
+    state.weights = model.initial_weights();
     state.mean = zeros_like(state.weights);
     state.variance = zeros_like(state.weights);
   }
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
+  const Model model;
+  struct TrainState {
+    typename Model::Weights weights, mean, variance;
+  };
   TrainState state;
 
   // Loss and gradients of all microbatches under the schedule, clipping by the norm over all ranks, AdamW on each
   // rank's own weights.
   run::StepResult step(const std::vector<io::TokenBatch>& microbatches, std::int64_t step, double learning_rate) {
     const run::Training& t = o_.training;
-    const bool measure = !timeline_file().empty() && step + 1 == t.steps;
-    const auto batches = place(microbatches);
+    const auto batches = model.batches(microbatches);
     auto [loss, grads, intervals, in_flight] =
-        pipeline::value_and_grad(mesh_, schedule_, static_cast<int>(t.microbatches), program(batches), state.weights,
-                                 activation_sizes(batches), measure);
-    // A tied embedding stands on two ranks: both get the sum of what they have found, and update alike.
-    const auto owners = gpt::embedding_owners(schedule_, o_.tied);
-    for (auto& embed : grads.embed) embed = mesh_.sum_over(owners, embed);
-    const bool counts_embed = mesh_.rank() == schedule_.rank_of(0);
-    const double norm = pipeline::global_norm(
-        mesh_, grads, [&](std::string_view name) { return counts_embed || !name.starts_with("embed"); });
+        pipeline::value_and_grad(mesh_, schedule_, static_cast<int>(t.microbatches), model.program(batches),
+                                 state.weights, model.activation_sizes(batches));
+    intervals_ = std::move(intervals);
+    model.sum_shared(grads);
+    const double norm = pipeline::global_norm(mesh_, grads, [&](std::string_view name) { return model.counts(name); });
     const run::StepResult result{item(all_reduce<"+d +p +t -> ">(loss)), norm};
     run::check_finite(result, step);
     const AdamW optimizer{.beta1 = t.beta1, .beta2 = t.beta2, .weight_decay = t.weight_decay};
     optimizer.update(state.weights, state.mean, state.variance, grads, learning_rate, run::clip_factor(norm, t.clip),
                      step, [](std::string_view) { return true; });
-    if (!intervals.empty() && mesh_.whole().index() == 0) draw(intervals);
     return result;
   }
 
   [[nodiscard]] double validate(const io::TokenBatch& rows) const {
-    const auto batches = place({rows});
+    const auto batches = model.batches({rows});
     return item(all_reduce<"+d +p +t -> ">(
-        pipeline::value(mesh_, schedule_, 1, program(batches), state.weights, activation_sizes(batches))));
+        pipeline::value(mesh_, schedule_, 1, model.program(batches), state.weights, model.activation_sizes(batches))));
   }
 
-  // The names that gpt_fsdp gives to the same tensors, so that each loads what the other has saved.
-  [[nodiscard]] io::Rename names_in_model() const {
-    return [layers = layer_map_.of_rank(mesh_.rank())](const std::string& name) {
-      return gpt::name_in_model(name, layers);
-    };
-  }
-
- private:
-  [[nodiscard]] std::vector<gpt::Batch> place(const std::vector<io::TokenBatch>& microbatches) const {
-    std::vector<gpt::Batch> batches;
-    for (const io::TokenBatch& rows : microbatches)
-      batches.push_back(gpt::place(mesh_.stage(), rows, o_.training.seq));
-    return batches;
-  }
-  [[nodiscard]] gpt::Stages program(const std::vector<gpt::Batch>& batches) const {
-    return {layer_map_, batches, gpt::causal(mesh_.stage(), o_, o_.training.seq), o_.form};
-  }
-  [[nodiscard]] Sizes activation_sizes(const std::vector<gpt::Batch>& batches) const {
-    Sizes sizes = gpt::sizes_of(o_, mesh_.stage().size("d"), mesh_.stage().size("t"));
-    sizes.insert(sizes.end(), {{"B", batches[0].inputs.size("B")}, {"L", o_.training.seq}});
-    return sizes;
-  }
-
-  [[nodiscard]] std::string timeline_file() const {
+  // What was measured of the last step, below what the simulator makes of its task times.
+  void draw() const {
     const std::string& run = o_.training.directory;
-    return !o_.timeline.empty() ? o_.timeline : run.empty() ? "" : run + "/timeline.svg";
-  }
-  // What was measured below what the simulator makes of its task times.
-  void draw(const std::vector<pipeline::Interval>& measured) const {
+    const std::string file = !o_.timeline.empty() ? o_.timeline : run.empty() ? "" : run + "/timeline.svg";
+    if (file.empty()) return;
     const auto lists = schedule_.tasks(static_cast<int>(o_.training.microbatches));
+    const auto measured = pipeline::all_intervals(mesh_, lists, intervals_);
+    if (mesh_.whole().index() != 0) return;
     const auto plan = pipeline::simulate(lists, pipeline::measured_costs(measured));
     const std::string svg = pipeline::to_svg(
         {.title = schedule_.name() + ", mesh " + o_.training.mesh, .planned = plan.intervals, .measured = measured});
-    io::replace_file(timeline_file(), io::as_bytes(svg));
+    io::replace_file(file, io::as_bytes(svg));
   }
 
+ private:
   const Staged& mesh_;
   const pipeline::Schedule& schedule_;
   const Options& o_;
-  pipeline::LayerMap layer_map_;
+  std::vector<pipeline::Interval> intervals_;  // of the last step, this rank's
 };
 
 // ---- the program ----------------------------------------------------------------------------------------------------
 
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
+  options.add("--model", o.model, "the GPT, or the transformer of JaxPP's tutorial, which makes up its data",
+              run::one_of({"gpt", "jaxpp-tutorial"}));
   options.group("pipeline");
   options.add("--schedule", o.schedule,
               "gpipe, 1f1b, eager-1f1b, interleaved-1f1b, zero-bubble, dualpipe-v, or a file that ends in .csv");
@@ -157,6 +248,45 @@ void declare(run::Options& options, Options& o) {
               "picture of the last step, planned and measured (default: timeline.svg in --run's folder)",
               run::value_name("FILE.svg") | run::command_line_only());
   gpt::declare(options, o);
+  options.preset("jaxpp-tutorial",
+                 {{"model", "jaxpp-tutorial"},
+                  {"layers", "8"},
+                  {"d_model", "1024"},
+                  {"n_q_per_kv", "1"},
+                  {"n_kv", "8"},
+                  {"d_head", "16"},
+                  {"d_ff", "4096"},
+                  {"batch", "8"},
+                  {"microbatches", "4"},
+                  {"seq", "2048"},
+                  {"steps", "6"},
+                  {"learning_rate", "1e-3"},
+                  {"warmup", "0"},
+                  {"final_learning_rate", "1"},
+                  {"beta2", "0.999"},
+                  {"weight_decay", "1e-4"},
+                  {"clip", "0"}},
+                 "the model, sizes and optimizer of JaxPP's tutorial notebook");
+}
+
+// What the tutorial's model has not is refused, and what it makes up need not be given.
+void check_tutorial(const Options& o) {
+  const run::Training& t = o.training;
+  const gpt::ModelOptions plain;
+  for (const auto& [given, option] : {std::pair{!t.data.empty(), "--data"},
+                                      {!t.stream.empty(), "--stream"},
+                                      {!t.validation_data.empty(), "--validation-data"},
+                                      {t.validate_every > 0, "--validate-every"},
+                                      {o.vocabulary != 0, "--vocabulary"},
+                                      {o.tied, "--tied"},
+                                      {o.attention != plain.attention, "--attention"},
+                                      {o.form.library_loss, "--library-loss"},
+                                      {o.form.rope_base != plain.form.rope_base, "--rope-base"}})
+    if (given)
+      throw UsageError(
+          fmt::format("{} does not go with --model jaxpp-tutorial, which has no tokens and makes up its "
+                      "inputs and targets; leave it out, or give --model gpt",
+                      option));
 }
 
 pipeline::Schedule chosen_schedule(const Options& o, int ranks) {
@@ -166,20 +296,22 @@ pipeline::Schedule chosen_schedule(const Options& o, int ranks) {
   return pipeline::make_schedule(o.schedule, stages, ranks);
 }
 
+template <class Model>
 void train(const std::shared_ptr<Device>& device, const Options& o, const pipeline::Schedule& schedule,
            const run::Data& data, const std::string& toml) {
   const Staged mesh(device);
-  Trainer trainer(mesh, schedule, o);
+  Trainer<Model> trainer(mesh, schedule, o);
   run::Program program;
-  program.checkpoints = run::checkpoints_of(mesh.whole(), trainer.state, o.training, trainer.names_in_model());
+  program.checkpoints = run::checkpoints_of(mesh.whole(), trainer.state, o.training, trainer.model.names_in_model());
   program.step = [&](const auto& microbatches, std::int64_t step, double rate) {
     return trainer.step(microbatches, step, rate);
   };
   program.validate = [&](const io::TokenBatch& rows) { return trainer.validate(rows); };
-  program.parameters = parameters_of(o);
+  program.finish = [&] { trainer.draw(); };
+  program.parameters = trainer.model.parameters();
   program.weight_bytes = run::block_bytes(trainer.state.weights);
   program.optimizer_bytes = run::block_bytes(trainer.state.mean) + run::block_bytes(trainer.state.variance);
-  program.flops_per_token = gpt::flops_per_token(o, program.parameters, o.training.seq);
+  program.flops_per_token = trainer.model.flops_per_token();
   program.context = o.training.seq;
   run::train(device, o.training, data, toml, program);
 }
@@ -187,7 +319,7 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const pipeli
 int program(int argc, char** argv) {
   Options o;
   run::Options options("gpt_pipeline",
-                       "Trains a GPT in pipeline stages. It does not sample: gpt_fsdp does, from the same run.");
+                       "Trains a model in pipeline stages. It does not sample: gpt_fsdp does, from the same run.");
   declare(options, o);
   if (!options.parse(argc, argv)) {
     if (world_rank() == 0) fmt::print("{}", options.help());
@@ -206,17 +338,25 @@ int program(int argc, char** argv) {
   }
   static_cast<void>(pipeline::LayerMap(schedule, o.layers));
   run::batch_must_divide(mesh, o.training);
-  gpt::check_head(o);
-  const run::Data data = run::open_data(o.training, o.vocabulary);
-  o.vocabulary = data.vocabulary;
-  run::note_padding(mesh, gpt::sizes_of(o, mesh[1].size, mesh[2].size));
+  const bool is_tutorial = o.model == "jaxpp-tutorial";
+  run::Data data;
+  if (is_tutorial) {
+    check_tutorial(o);
+  } else {
+    gpt::check_head(o);
+    data = run::open_data(o.training, o.vocabulary);
+    o.vocabulary = data.vocabulary;
+    run::note_padding(mesh, gpt::sizes_of(o, mesh[1].size, mesh[2].size));
+  }
   run::announce(options, o.training);
   const auto body = [&](const Options& used) -> DeviceBody {
-    return [&](const std::shared_ptr<Device>& device) { train(device, used, schedule, data, options.to_toml()); };
+    return [&, run = is_tutorial ? train<Tutorial> : train<Gpt>](const std::shared_ptr<Device>& device) {
+      run(device, used, schedule, data, options.to_toml());
+    };
   };
   Options single = o;  // --graph draws a layer of each stage
   single.layers = schedule.num_stages();
-  if (run::dry_run(o.training, mesh, body(o), body(single))) return 0;
+  if (run::dry_run(o.training, mesh, body(o), body(single), "p")) return 0;
   if (!o.timeline.empty() && !std::ofstream(o.timeline, std::ios::app))
     throw UsageError(fmt::format("cannot write the file '{}': check --timeline", o.timeline));
   launch(mesh, body(o));

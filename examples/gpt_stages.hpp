@@ -1,7 +1,7 @@
 // The GPT of gpt_model.hpp cut into pipeline stages: which rank holds which weights, and what a stage does.
 #pragma once
 
-#include <shardlib/pipeline/execute.hpp>
+#include <shardlib/pipeline/program.hpp>
 
 #include <algorithm>
 #include <string>

@@ -3,13 +3,15 @@
 //   g++ -std=c++20 -fsyntax-only -I include examples/shape_tests.cpp
 //
 // What JAX users do with eval_shape: decltype names the type of a result, static_assert compares it. A wrong dim, a
-// missing gather, a forgotten or doubled reduction in gpt_model.hpp stops the compiler with a sentence.
+// missing gather, a forgotten or doubled reduction in gpt_model.hpp stops the compiler with a sentence; so does a stage
+// that does not return what the next one takes.
 #include <shardlib/shapes.hpp>
 
 #include <type_traits>
 #include <utility>
 
-#include "gpt_model.hpp"
+#include "gpt_stages.hpp"
+#include "tutorial_stages.hpp"
 
 using namespace shardlib;
 
@@ -45,6 +47,11 @@ static_assert(fully_sharded<GptMesh, Model>);
 using LossAndGradient = decltype(value_and_grad(std::declval<GptMesh>(), gpt::loss, std::declval<Model>(),
                                                 std::declval<Batch>(), std::declval<Causal>(), Form{}));
 static_assert(same<LossAndGradient, std::pair<Tensor<f32, "+d +t">, Model>>);
+
+// Pipelines: a stage returns what the next one takes, and layers lie on the ranks of the stage axis.
+using Staged = pipeline::StagedMesh<"p", "p d t">;
+static_assert(pipeline::valid_program<Staged, gpt::Stages, gpt::StageModel>);
+static_assert(pipeline::valid_program<Staged, tutorial::Stages, tutorial::StageModel>);
 
 // Cotangents: replicated and partial swap, sharded stays.
 static_assert(same<Dual<Hidden, "d t">, Tensor<f32, "B/d L M +t">>);

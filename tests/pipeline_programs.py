@@ -117,12 +117,17 @@ def pictures(p):
     plan = run(p, "--mesh=p=4,d=2", "--plan")
     plan.succeeds()
     plan.check(re.search(r"^  send +p +8 ", plan.out, re.M), "--plan counts the sends of 8 microbatches")
+    rows = re.findall(r"^ +(\d)((?: +[\d.]+ k?B){6}) +[\d.]+ [kMG]FLOP$", plan.out, re.M)
+    plan.check([rank for rank, _ in rows] == ["0", "1", "2", "3"], "--plan has the memory of each rank")
+    columns = [[float(n) for n in re.findall(r"([\d.]+) k?B", row)] for _, row in rows]
+    plan.check(columns and columns[0][0] > columns[1][0] == columns[2][0] < columns[3][0] and columns[1][3] > columns[2][3],
+               "the ends hold the embeddings; 1F1B keeps more on the earlier of two like ranks")
 
 
 def mistakes(p):
     shown = p.run("gpt_pipeline", ["--help"])
     shown.succeeds()
-    for word in "--schedule --stages --show-schedule --timeline --microbatches --mesh --tied --run".split():
+    for word in "--model --schedule --stages --show-schedule --timeline --microbatches --mesh --tied --run".split():
         shown.check(len(re.findall(rf"^ +{word.replace('--', '--(?:.no-.)?')} ", shown.out, re.M)) == 1, f"--help explains {word} once")
     wrong = [
         (["--mesh=p=2", "--schedule=foo"], ["no schedule `foo`", "zero-bubble"]),
@@ -145,37 +150,91 @@ def mistakes(p):
         killed_rank(p)
 
 
-def killed_rank(p):
-    """The other stage waits for a message that never comes: the job must end all the same."""
+def processes(p, name):
+    """The processes of gpt_pipeline with this --run folder."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                command = file.read().split(b"\0")
+        except OSError:
+            continue
+        if command[0].endswith(b"/gpt_pipeline") and f"--run={p.folder}/{name}".encode() in command:
+            yield int(pid)
 
-    def processes():
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                with open(f"/proc/{pid}/cmdline", "rb") as file:
-                    command = file.read().split(b"\0")
-            except OSError:
-                continue
-            if command[0].endswith(b"/gpt_pipeline") and f"--run={p.folder}/killed".encode() in command:
-                yield int(pid)
 
-    command = [*p.mpiexec, "-n", "2", os.path.join(p.examples, "gpt_pipeline"), *small(p), "--mesh=p=2"]
-    command += [f"--run={p.folder}/killed", "--steps=1000000", "--save-every=2"]
+def begun(p, name, ranks):
+    """An endless run on two devices, once it has saved a checkpoint."""
+    command = [*p.mpiexec, "-n", str(ranks)] if ranks else []
+    command += [os.path.join(p.examples, "gpt_pipeline"), *small(p), "--mesh=p=2", f"--run={p.folder}/{name}"]
+    command += ["--steps=1000000", "--save-every=2"]
     job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     limit = time.time() + TIMEOUT
-    while time.time() < limit and job.poll() is None and not os.path.exists(f"{p.folder}/killed/checkpoints/LATEST"):
+    while time.time() < limit and job.poll() is None and not os.path.exists(f"{p.folder}/{name}/checkpoints/LATEST"):
         time.sleep(0.01)
-    ranks = sorted(processes())
+    return job
+
+
+def output_of(p, name, job):
+    try:
+        return job.communicate(timeout=30)[0]
+    except subprocess.TimeoutExpired:
+        for pid in processes(p, name):
+            os.kill(pid, signal.SIGKILL)
+        return job.communicate()[0] + "it hangs"
+
+
+def killed_rank(p):
+    """The other stage waits for a message that never comes: the job must end all the same."""
+    job = begun(p, "killed", 2)
+    ranks = sorted(processes(p, "killed"))
     if check(len(ranks) == 2, f"two ranks run ({ranks})"):
         os.kill(ranks[1], signal.SIGKILL)
-    try:
-        text = job.communicate(timeout=30)[0]
-    except subprocess.TimeoutExpired:
-        for pid in processes():
-            os.kill(pid, signal.SIGKILL)
-        text = job.communicate()[0] + "it hangs"
+    text = output_of(p, "killed", job)
     check(job.returncode not in (0, None) and "it hangs" not in text, f"a killed stage ends the job ({job.returncode})", text[-800:])
-    check(not list(processes()), "no rank is left")
+    check(not list(processes(p, "killed")), "no rank is left")
+
+
+def stopped(p):
+    """A signal to one rank stops all after their step, and the picture of that step is drawn."""
+    for ranks in [0, 2] if p.mpiexec else [0]:
+        name = f"stopped_{ranks}"
+        job = begun(p, name, ranks)
+        for pid in list(processes(p, name))[:1]:
+            os.kill(pid, signal.SIGTERM)
+        text = output_of(p, name, job)
+        check(job.returncode == 0 and "stopped by a signal" in text, f"SIGTERM stops the run ({job.returncode})", text[-800:])
+        path = f"{p.folder}/{name}/timeline.svg"
+        if check(os.path.exists(path), f"{name}: a run that is stopped has its timeline"):
+            with open(path) as file:
+                check(file.read().count('class="task ') == 2 * 2 * 2 * 8, f"{name}: all tasks, planned and measured")
+
+
+def tutorial(p):
+    """The transformer of JaxPP's tutorial, small: the same losses in every layout; checkpoints go through layouts."""
+    sizes = ["--preset=jaxpp-tutorial", "--seq=8", "--d-model=16", "--d-ff=32", "--d-head=4", "--microbatches=8"]
+
+    def curve(folder, *options, ranks=0):
+        done = p.run("gpt_pipeline", [*sizes, f"--run={p.folder}/{folder}", *options], ranks)
+        return (done, records(f"{p.folder}/{folder}/metrics.jsonl")) if done.succeeds() else (done, [])
+
+    one = curve("tutorial", "--mesh=p=1")[1]
+    check(len(one) == 6 and abs(one[0]["loss"] - 16) < 1e-3, "8 microbatches, each of loss 2 at first: outputs are normalised")
+    for i, (mesh, schedule) in enumerate([("p=2", "gpipe"), ("p=4", "1f1b"), ("p=4", "eager-1f1b"), ("p=4", "interleaved-1f1b"),
+                                          ("p=2", "zero-bubble"), ("p=4", "dualpipe-v"), ("p=2,d=1,t=2", "1f1b")]):
+        ranks = 2 if p.mpiexec and mesh == "p=2" else 0
+        done, steps = curve(f"tutorial_{i}", f"--mesh={mesh}", f"--schedule={schedule}", ranks=ranks)
+        # The gradients of attention are noise here, as all inputs are alike, and AdamW makes steps of them.
+        done.check(len(steps) == 6 and apart(steps[:1], one[:1]) < CLOSE and apart(steps, one) < 1e-3,
+                   f"losses as without a pipeline ({apart(steps, one):.1e})")
+    done, steps = curve("tutorial_1", "--mesh=p=2", "--schedule=interleaved-1f1b", "--stages=8", "--steps=8")
+    done.check("going on from step 6 of 8" in done.out and len(steps) == 8, "another layout goes on")
+    done, steps = curve("tutorial_2d", "--mesh=p=2,d=2,t=1", "--batch=16")
+    done.check(len(steps) == 6 and apart(steps[:1], one[:1]) < CLOSE, "over d too")
+    for option, word in [(f"--data={p.text}", "--data"), ("--tied", "--tied"), ("--vocabulary=5", "--vocabulary"),
+                         ("--validate-every=2", "--validate-every"), ("--attention=einsum", "--attention")]:
+        p.run("gpt_pipeline", [*sizes, "--mesh=p=2", option]).fails(2, word, "jaxpp-tutorial", "leave it out")
+    p.run("gpt_pipeline", [*sizes, "--mesh=p=2", "--model=bert"]).fails(2, "bert", "jaxpp-tutorial")
 
 
 if __name__ == "__main__":
-    sys.exit(programs.main([layouts, checkpoints, pictures, mistakes], __doc__))
+    sys.exit(programs.main([layouts, checkpoints, pictures, mistakes, stopped, tutorial], __doc__))

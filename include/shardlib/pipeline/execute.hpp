@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -19,38 +20,12 @@
 #include "shardlib/ops/elementwise.hpp"
 #include "shardlib/ops/reductions.hpp"
 #include "shardlib/optim.hpp"
+#include "shardlib/pipeline/program.hpp"
 #include "shardlib/pipeline/schedule.hpp"
 #include "shardlib/pipeline/simulate.hpp"
 #include "shardlib/pipeline/staged_mesh.hpp"
 
 namespace shardlib::pipeline {
-
-/// Which part of the model a program is asked for, and for which microbatch.
-struct Place {
-  int stage = 0, num_stages = 1, microbatch = 0;
-  [[nodiscard]] bool is_first() const { return stage == 0; }
-  [[nodiscard]] bool is_last() const { return stage + 1 == num_stages; }
-};
-
-/// Which layers lie where: every stage has the same number of consecutive ones.
-class LayerMap {
- public:
-  /// Throws UsageError where the stages do not divide the layers.
-  SHARDLIB_INLINE LayerMap(const Schedule& schedule, std::int64_t layers);
-  [[nodiscard]] int per_stage() const { return per_stage_; }
-  /// The model's numbers of the layers that a rank holds, in the order in which it holds them.
-  [[nodiscard]] SHARDLIB_INLINE std::vector<int> of_rank(int rank) const;
-  /// Where the stage's first layer stands among those of its rank.
-  [[nodiscard]] SHARDLIB_INLINE std::size_t first_of_stage(int stage) const;
-
- private:
-  std::vector<std::vector<int>> stages_;  ///< of each rank
-  std::vector<int> owners_;
-  int per_stage_ = 1;
-};
-
-/// Throws UsageError unless the schedule is for as many ranks as the stage axis has.
-SHARDLIB_INLINE void must_fit(const Schedule& schedule, std::string_view axis, int ranks);
 
 /// What the tasks of a step took, as the simulator's costs: the mean of each kind and stage. Transfers take no time.
 [[nodiscard]] SHARDLIB_INLINE Costs measured_costs(const std::vector<Interval>& intervals);
@@ -61,9 +36,19 @@ template <class Loss, class G>
 struct Step {
   Loss loss;
   G gradients;
-  std::vector<Interval>
-      intervals;              ///< when which rank ran which task, in seconds; of all ranks, where they were asked for
-  double peak_in_flight = 0;  ///< the most activations that this rank kept at once, as Simulation counts them
+  std::vector<Interval> intervals;  ///< when this rank ran its tasks, in seconds of its own clock; see all_intervals
+  double peak_in_flight = 0;        ///< the most activations that this rank kept at once, as Simulation counts them
+};
+/// The same of a program whose `loss` returns Concats too.
+template <class Loss, class G, class Outputs>
+struct StepAndOutputs : Step<Loss, G> {
+  std::optional<Outputs> outputs;  ///< a tuple of tensors, on the rank of the last stage
+};
+/// What `value` gives of such a program.
+template <class Loss, class Outputs>
+struct LossAndOutputs {
+  Loss loss;
+  std::optional<Outputs> outputs;  ///< a tuple of tensors, on the rank of the last stage
 };
 
 namespace detail {
@@ -75,13 +60,16 @@ struct StageProgram {
   std::vector<ValuePtr> activations, cotangents;  ///< shapes of what stages hand over
   std::vector<core::Slot> weights;                ///< leaves, where it is differentiated; a rank may have none
   ValuePtr seed;                                  ///< the loss's cotangent
-  /// From what the stage before handed over (the first one: nothing) to what this one does; of the last one the loss.
+  std::vector<OutputShape> outputs;               ///< what the last stage returns, behind the loss if there is one
+  int microbatches = 1;
+  /// From what the stage before handed over (the first one: nothing) to what this one does; of the last one the loss
+  /// and the outputs.
   std::function<std::vector<ValuePtr>(const Place&, const std::vector<ValuePtr>&)> forward;
-  bool differentiate = false, measure = false;
+  bool differentiate = false;
 };
 struct StepValues {
   ValuePtr loss;  ///< null on ranks without the last stage
-  std::vector<ValuePtr> gradients;
+  std::vector<ValuePtr> gradients, outputs;
   std::vector<Interval> intervals;
   double peak_in_flight = 0;
 };
@@ -91,57 +79,83 @@ struct StepValues {
 /// The forward tasks alone.
 [[nodiscard]] SHARDLIB_INLINE TaskLists forward_lists(const Schedule& schedule, int microbatches);
 
-/// Trees whose number of tensors is not known from the type.
-template <class T>
-constexpr bool holds_array() {
-  if constexpr (is_tensor<T>) {
-    return false;
-  } else if constexpr (is_array<T>) {
-    return true;
-  } else {
-    return []<std::size_t... I>(std::index_sequence<I...>) {
-      return (holds_array<std::remove_cvref_t<decltype(std::get<I>(core::fields(std::declval<T&>())))>>() || ...);
-    }
-    (std::make_index_sequence<core::tree_width<T>>{});
-  }
+[[nodiscard]] SHARDLIB_INLINE std::vector<Interval> all_intervals(const std::shared_ptr<Device>& device,
+                                                                  std::string_view axis, const TaskLists& lists,
+                                                                  const std::vector<Interval>& mine);
+
+/// Functions of the last stage return one thing, or a tuple.
+template <class R>
+auto as_tuple(R result) {
+  if constexpr (requires { std::tuple_size<R>::value; })
+    return result;
+  else
+    return std::tuple<R>(std::move(result));
 }
+template <class R>
+using as_tuple_t = decltype(as_tuple(std::declval<R>()));
 
-/// A program's three functions; see value_and_grad.
-template <class Program, class W>
-concept staged = requires(const Program& program, const W& weights, const Place& at) {
-  program.loss(weights, program.stage(weights, program.enter(weights, at), at), at);
-};
-
-template <class Program, class W>
-using activation_t = std::decay_t<decltype(std::declval<const Program&>().enter(std::declval<const W&>(), Place{}))>;
-template <class Program, class W>
-using loss_t = std::decay_t<decltype(std::declval<const Program&>().loss(
-    std::declval<const W&>(), std::declval<const activation_t<Program, W>&>(), Place{}))>;
-template <class Program, class W, Spec P, Spec A>
-using step_t =
-    Step<Tensor<typename loss_t<Program, W>::value_type, core::dual_spec("", A)>,
-         typename core::loss_and_gradient<typename StagedMesh<P, A>::Stage, W, loss_t<Program, W>>::type::second_type>;
-
-template <Spec P, Spec A, class Program, class W>
-StageProgram erased(const StagedMesh<P, A>& mesh, const Program& program, const W& weights, const Sizes& sizes) {
-  using Activation = activation_t<Program, W>;
-  using Loss = loss_t<Program, W>;
-  static_assert(core::is_tree<Activation>() && !holds_array<Activation>(),
-                "pipeline: a stage hands over a tensor, or a plain struct of tensors; an Array has no fixed length");
+/// `last(weights, X, place)` is what the program ends with.
+template <class Activation, Spec P, Spec A, class Program, class W, class Last>
+StageProgram erased(const StagedMesh<P, A>& mesh, int microbatches, const Program& program, const W& weights,
+                    const Sizes& sizes, Last last) {
   StageProgram stages;
   stages.device = mesh.stage().device();
   stages.axis = P;
+  stages.microbatches = microbatches;
   stages.activations = shapes_of<Activation>(mesh.stage(), sizes, false);
   stages.cotangents = shapes_of<Activation>(mesh.stage(), sizes, true);
-  stages.seed = full<typename Loss::value_type, "">(mesh.stage(), {}, 1.0).value();
-  stages.forward = [&program, &weights](const Place& at, const std::vector<ValuePtr>& received) {
+  using End = as_tuple_t<decltype(last(weights, std::declval<const Activation&>(), Place{}))>;
+  [&]<class... R>(std::type_identity<std::tuple<R...>>) {
+    const auto add = [&]<class O>(std::type_identity<O> output) {
+      if constexpr (is_concat<O>) stages.outputs.push_back(output_shape(output));
+    };
+    (add(std::type_identity<R>{}), ...);
+  }(std::type_identity<End>{});
+  stages.forward = [&program, &weights, last](const Place& at, const std::vector<ValuePtr>& received) {
     Activation x = at.is_first() ? program.enter(weights, at) : tree_of<Activation>(received);
     x = program.stage(weights, x, at);
-    if (at.is_last()) return std::vector{program.loss(weights, x, at).value()};
-    return values_of(x);
+    if (!at.is_last()) return values_of(x);
+    const auto value = []<class R>(const R& result) {
+      if constexpr (is_concat<R>)
+        return result.value.value();
+      else
+        return result.value();
+    };
+    return std::apply([&](const auto&... results) { return std::vector{value(results)...}; },
+                      as_tuple(last(weights, x, at)));
   };
   return stages;
 }
+template <class Types, Spec P, Spec A, class Program, class W>
+StageProgram with_loss(const StagedMesh<P, A>& mesh, int microbatches, const Program& program, const W& weights,
+                       const Sizes& sizes) {
+  auto stages = erased<typename Types::activation>(
+      mesh, microbatches, program, weights, sizes,
+      [&program](const W& w, const auto& x, const Place& at) { return program.loss(w, x, at); });
+  stages.seed = full<typename Types::loss::value_type, "">(mesh.stage(), {}, 1.0).value();
+  return stages;
+}
+
+/// Nothing on ranks without the last stage.
+template <class Outputs>
+std::optional<Outputs> outputs_of_rank(const std::vector<ValuePtr>& values) {
+  if (values.empty()) return {};
+  return [&]<std::size_t... I>(std::index_sequence<I...>) {
+    return Outputs{std::tuple_element_t<I, Outputs>(values[I])...};
+  }(std::make_index_sequence<std::tuple_size_v<Outputs>>{});
+}
+
+/// What value_and_grad and value return.
+template <Spec P, Spec A, class Program, class W>
+struct results {
+  using types = program_types<P, A, Program, W>;
+  using loss = Tensor<typename types::loss::value_type, core::dual_spec("", A)>;
+  using outputs = typename types::outputs;
+  static constexpr bool has_outputs = std::tuple_size_v<outputs> > 0;
+  using step = std::conditional_t<has_outputs, StepAndOutputs<loss, typename types::gradients, outputs>,
+                                  Step<loss, typename types::gradients>>;
+  using value = std::conditional_t<has_outputs, LossAndOutputs<loss, outputs>, loss>;
+};
 
 /// What a device that has nothing to add holds of a scalar sum.
 template <class T, Spec A>
@@ -163,16 +177,17 @@ auto part_of_loss(const StagedMesh<P, A>& mesh, const ValuePtr& loss) {
 ///   stage(weights, X, place) -> X     the layers of place.stage, which are among this rank's weights
 ///   loss(weights, X, place) -> Loss   what the last stage ends with, "+d +t" on the mesh of a stage
 ///
-/// X, a tensor or a struct of tensors, is what stages send each other; `sizes` has the sizes of its names. The tape of
-/// a (stage, microbatch) lives from `fwd` to `bwd` or `bwdW`; `bwdA` runs the pulls that X needs, `bwdW` the others.
-/// `measure`: note when each task ran. Throws UsageError for a schedule that is not for this mesh or number.
+/// X, a tensor or a struct of tensors, is what stages send each other; `sizes` has the sizes of its names. `loss` may
+/// return a tuple of the loss and of Concats: these come as StepAndOutputs::outputs. The tape of a (stage, microbatch)
+/// lives from `fwd` to `bwd` or `bwdW`; `bwdA` runs the pulls that X needs, `bwdW` the others. Throws UsageError for a
+/// schedule that is not for this mesh or number.
 template <Spec P, Spec A, class Program, class W>
-requires detail::staged<Program, W>
 [[nodiscard]] auto value_and_grad(const StagedMesh<P, A>& mesh, const Schedule& schedule, int microbatches,
-                                  const Program& program, const W& weights, const Sizes& sizes, bool measure = false)
-    -> detail::step_t<Program, W, P, A> {
+                                  const Program& program, const W& weights, const Sizes& sizes) ->
+    typename detail::results<P, A, Program, W>::step {
   namespace core = shardlib::detail;
-  using Result = detail::step_t<Program, W, P, A>;
+  using Types = detail::program_types<P, A, Program, W>;
+  using Results = detail::results<P, A, Program, W>;
   must_fit(schedule, P, mesh.ranks());
   const TaskLists lists = schedule.tasks(microbatches);
   std::vector<core::Slot> leaves;
@@ -185,29 +200,64 @@ requires detail::staged<Program, W>
         return leaf;
       },
       "pipeline::value_and_grad");
-  detail::StageProgram stages = detail::erased(mesh, program, tracked, sizes);
+  detail::StageProgram stages = detail::with_loss<Types>(mesh, microbatches, program, tracked, sizes);
   stages.differentiate = true;
   stages.weights = std::move(leaves);
-  stages.measure = measure;
   detail::StepValues values = detail::run(stages, lists);
-  using Loss = detail::loss_t<Program, W>;
-  Result result{
-      detail::part_of_loss<P, A, Loss>(mesh, values.loss), {}, std::move(values.intervals), values.peak_in_flight};
+  using Loss = typename Types::loss;
+  typename Results::step result{};
+  result.loss = detail::part_of_loss<P, A, Loss>(mesh, values.loss);
+  result.intervals = std::move(values.intervals);
+  result.peak_in_flight = values.peak_in_flight;
+  if constexpr (Results::has_outputs)
+    result.outputs = detail::outputs_of_rank<typename Results::outputs>(values.outputs);
   std::size_t i = 0;
   core::value_and_grad_hook<std::pair<Loss, decltype(result.gradients)>>::template collect<
       typename StagedMesh<P, A>::Stage>(mesh.stage(), weights, result.gradients, values.gradients, i);
   return result;
 }
 
-/// The loss alone, without gradients: for validation.
+/// The loss alone, without gradients: for validation; with Concats beside it, both.
 template <Spec P, Spec A, class Program, class W>
-requires detail::staged<Program, W>
 [[nodiscard]] auto value(const StagedMesh<P, A>& mesh, const Schedule& schedule, int microbatches,
-                         const Program& program, const W& weights, const Sizes& sizes) {
+                         const Program& program, const W& weights, const Sizes& sizes) ->
+    typename detail::results<P, A, Program, W>::value {
+  using Types = detail::program_types<P, A, Program, W>;
+  using Results = detail::results<P, A, Program, W>;
+  must_fit(schedule, P, mesh.ranks());
+  const auto values = detail::run(detail::with_loss<Types>(mesh, microbatches, program, weights, sizes),
+                                  detail::forward_lists(schedule, microbatches));
+  auto loss = detail::part_of_loss<P, A, typename Types::loss>(mesh, values.loss);
+  if constexpr (Results::has_outputs)
+    return {std::move(loss), detail::outputs_of_rank<typename Results::outputs>(values.outputs)};
+  else
+    return loss;
+}
+
+/// What the last stage makes of all microbatches, without a loss: for inference. In place of `loss` the program has
+/// `outputs(weights, X, place)`, which returns a Concat or a tuple of them. A tuple of tensors on the rank of the last
+/// stage, nothing elsewhere.
+template <Spec P, Spec A, class Program, class W>
+[[nodiscard]] auto outputs(const StagedMesh<P, A>& mesh, const Schedule& schedule, int microbatches,
+                           const Program& program, const W& weights, const Sizes& sizes)
+    -> std::optional<typename detail::output_program<P, Program, W>::outputs> {
+  using Types = detail::output_program<P, Program, W>;
   must_fit(schedule, P, mesh.ranks());
   const auto values =
-      detail::run(detail::erased(mesh, program, weights, sizes), detail::forward_lists(schedule, microbatches));
-  return detail::part_of_loss<P, A, detail::loss_t<Program, W>>(mesh, values.loss);
+      detail::run(detail::erased<typename Types::activation>(
+                      mesh, microbatches, program, weights, sizes,
+                      [&program](const W& w, const auto& x, const Place& at) { return program.outputs(w, x, at); }),
+                  detail::forward_lists(schedule, microbatches));
+  return detail::outputs_of_rank<typename Types::outputs>(values.outputs);
+}
+
+/// The intervals of all ranks, given those of this rank's last step and the schedule's lists: for pictures and
+/// `measured_costs`. All devices call it together. Times are of one clock; those of several machines are set by a
+/// barrier.
+template <Spec P, Spec A>
+[[nodiscard]] std::vector<Interval> all_intervals(const StagedMesh<P, A>& mesh, const TaskLists& lists,
+                                                  const std::vector<Interval>& mine) {
+  return detail::all_intervals(mesh.whole().device(), P, lists, mine);
 }
 
 /// The Euclidean norm of all ranks' gradients together, each fully sharded over the mesh of a stage. `counts(leaf

@@ -6,8 +6,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <fstream>
+#include <functional>
 #include <map>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <typeinfo>
 
@@ -15,40 +18,9 @@
 #include "shardlib/backward.hpp"
 #include "shardlib/error.hpp"
 #include "shardlib/pipeline/communication.hpp"
+#include "shardlib/pipeline/detail/concatenation.hpp"
 
 namespace shardlib::pipeline {
-
-SHARDLIB_INLINE LayerMap::LayerMap(const Schedule& schedule, std::int64_t layers) {
-  const int stages = schedule.num_stages();
-  if (layers < 1 || layers % stages != 0)
-    throw UsageError(std::to_string(layers) + " layers do not divide into the " + std::to_string(stages) +
-                     " stages of " + schedule.name() + "; choose a multiple of " + std::to_string(stages) +
-                     ", or fewer stages");
-  per_stage_ = static_cast<int>(layers / stages);
-  for (int rank = 0; rank < schedule.mpmd_dim(); ++rank) stages_.push_back(schedule.stages_of(rank));
-  for (int stage = 0; stage < stages; ++stage) owners_.push_back(schedule.rank_of(stage));
-}
-
-SHARDLIB_INLINE std::vector<int> LayerMap::of_rank(int rank) const {
-  std::vector<int> layers;
-  for (const int stage : stages_.at(static_cast<std::size_t>(rank)))
-    for (int i = 0; i < per_stage_; ++i) layers.push_back(stage * per_stage_ + i);
-  return layers;
-}
-
-SHARDLIB_INLINE std::size_t LayerMap::first_of_stage(int stage) const {
-  const auto& stages = stages_.at(static_cast<std::size_t>(owners_.at(static_cast<std::size_t>(stage))));
-  return static_cast<std::size_t>(std::ranges::find(stages, stage) - stages.begin()) *
-         static_cast<std::size_t>(per_stage_);
-}
-
-SHARDLIB_INLINE void must_fit(const Schedule& schedule, std::string_view axis, int ranks) {
-  if (schedule.mpmd_dim() == ranks) return;
-  throw UsageError(schedule.name() + " is for " + std::to_string(schedule.mpmd_dim()) + " ranks, but the mesh has " +
-                   std::string(axis) + "=" + std::to_string(ranks) + "; choose " + std::string(axis) + "=" +
-                   std::to_string(schedule.mpmd_dim()) + ", or a schedule for " + std::to_string(ranks) +
-                   (ranks == 1 ? " rank" : " ranks"));
-}
 
 SHARDLIB_INLINE Costs measured_costs(const std::vector<Interval>& intervals) {
   struct Sum {
@@ -106,6 +78,18 @@ class OrderedSum {
   std::vector<core::Accumulator> sums_;
 };
 
+/// Seconds of this machine's clock.
+inline double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// The same number for all processes whose steady clocks are one: those of a machine since it was started. 0: unknown.
+inline double clock_id() {
+  std::string id;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
+  return id.empty() ? 0 : static_cast<double>(std::hash<std::string>{}(id) >> 12);  // as many bits as a double has
+}
+
 inline ValuePtr zero_of(const core::Value& shape) {
   auto zero = std::make_shared<core::Value>(shape);
   zero->storage = std::make_shared<core::Storage>(core::Storage{core::allocate(*zero), nullptr});
@@ -121,11 +105,12 @@ class Runner {
         lists_(lists),
         owners_(stage_owners(lists)),
         rank_(program.device->whole()->coordinate(program.axis)),
-        state_(core::state(program.device)) {}
+        state_(core::state(program.device)) {
+    if (owners_.back() == rank_)
+      for (const OutputShape& shape : program.outputs) outputs_.emplace_back(shape, program.microbatches);
+  }
 
   StepValues run() {
-    if (program_.measure) group().barrier();
-    start_ = now();
     live_at_start_ = program_.device->pool()->stats().live;
     state_.kept = 0;
     // Receives stand a task early: the message comes while that task runs.
@@ -143,7 +128,8 @@ class Runner {
     result.gradients = gradients();
     const auto stages = std::ranges::count(owners_, rank_);
     result.peak_in_flight = static_cast<double>(peak_tapes_) / static_cast<double>(stages);
-    if (program_.measure && !program_.device->is_dry()) result.intervals = all_intervals();
+    for (Concatenation& output : outputs_) result.outputs.push_back(output.take());
+    result.intervals = std::move(intervals_);
     return result;
   }
 
@@ -154,11 +140,7 @@ class Runner {
     std::unique_ptr<core::Backward> pass = nullptr;
   };
 
-  static double now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  }
   [[nodiscard]] int num_stages() const { return static_cast<int>(owners_.size()); }
-  [[nodiscard]] Communicator& group() const { return program_.device->group({program_.axis}); }
   [[nodiscard]] bool is_last(const Task& task) const { return task.stage + 1 == num_stages(); }
 
   void perform(const Operation& operation) {
@@ -183,7 +165,7 @@ class Runner {
   void perform(const Task& task) {
     std::vector<ValuePtr> input;
     if (const auto message = input_of(task, num_stages())) input = take(*message);
-    const double begin = now() - start_;
+    const double begin = now();
     const bool is_forward = task.kind == TaskKind::fwd;
     const auto outside = state_.stopwatch.change(is_forward ? core::Stopwatch::forward : core::Stopwatch::backward);
     if (is_forward)
@@ -192,7 +174,7 @@ class Runner {
       backward(task, std::move(input));
     state_.pass = State::Pass::none;
     state_.stopwatch.change(outside);
-    intervals_.push_back({rank_, task, begin, now() - start_});
+    intervals_.push_back({rank_, task, begin, now()});
   }
 
   /// What another stage has made: of another rank, or of this one.
@@ -216,11 +198,14 @@ class Runner {
       }
     }
     auto made = program_.forward({task.stage, num_stages(), task.microbatch}, input);
-    for (ValuePtr& value : made) {
-      tape.made.push_back(value->slot);
-      value = core::detached(*value);
+    const std::size_t roots = is_last(task) ? made.size() - program_.outputs.size() : made.size();
+    for (std::size_t i = 0; i < made.size(); ++i) {
+      if (i < roots) tape.made.push_back(made[i]->slot);
+      made[i] = core::detached(*made[i]);
     }
     if (is_last(task)) {
+      for (std::size_t i = 0; i < outputs_.size(); ++i) outputs_[i].add(task.microbatch, *made[roots + i]);
+      made.resize(roots);
       losses_.add(task.microbatch, std::move(made));
     } else {
       check(task, made);
@@ -289,43 +274,19 @@ class Runner {
     return all.take();
   }
 
-  /// The intervals of all ranks, from the first device of each.
-  [[nodiscard]] std::vector<Interval> all_intervals() const {
-    std::size_t most = 0;
-    for (const TaskList& list : lists_) most = std::max(most, parts_of(list).size());
-    const auto& pool = program_.device->pool();
-    const Buffer mine = pool->allocate(2 * most * sizeof(double));
-    const Buffer all = pool->allocate(lists_.size() * mine.bytes());
-    std::fill_n(mine.as<double>(), 2 * most, 0.0);
-    for (std::size_t i = 0; i < intervals_.size(); ++i) {
-      mine.as<double>()[2 * i] = intervals_[i].begin;
-      mine.as<double>()[2 * i + 1] = intervals_[i].end;
-    }
-    group().all_gather(mine, all).wait();
-    std::vector<Interval> result;
-    for (std::size_t rank = 0; rank < lists_.size(); ++rank) {
-      const double* times = all.as<double>() + 2 * most * rank;
-      for (const Task& task : parts_of(lists_[rank])) {
-        result.push_back({static_cast<int>(rank), task, times[0], times[1]});
-        times += 2;
-      }
-    }
-    return result;
-  }
-
   const StageProgram& program_;
   const TaskLists& lists_;
   std::vector<int> owners_;
   int rank_;
   State& state_;
-  double start_ = 0;
   std::size_t live_at_start_ = 0;
   std::map<Message, Incoming> incoming_;
   std::map<Message, std::vector<ValuePtr>> made_;  ///< not sent or taken yet
   std::map<std::pair<int, int>, Tape> tapes_;      ///< by stage and microbatch
   std::size_t peak_tapes_ = 0;
   OrderedSum losses_;
-  std::map<int, OrderedSum> sums_;  ///< by stage
+  std::vector<Concatenation> outputs_;  ///< on the rank of the last stage
+  std::map<int, OrderedSum> sums_;      ///< by stage
   std::vector<Interval> intervals_;
 };
 
@@ -333,7 +294,50 @@ SHARDLIB_INLINE StepValues run(const StageProgram& program, const TaskLists& lis
   return Runner(program, lists).run();
 }
 
+SHARDLIB_INLINE std::vector<Interval> all_intervals(const std::shared_ptr<Device>& device, std::string_view axis,
+                                                    const TaskLists& lists, const std::vector<Interval>& mine) {
+  if (device->is_dry()) return {};
+  Communicator& group = device->group({axis});
+  const std::size_t own = parts_of(lists.at(static_cast<std::size_t>(group.rank()))).size();
+  if (mine.size() != own)
+    throw Error("all_intervals: rank " + std::to_string(group.rank()) + " gives " + std::to_string(mine.size()) +
+                " intervals, but its list has " + std::to_string(own) +
+                " tasks; give the schedule's lists and the intervals of one step");
+  std::size_t most = 0;
+  for (const TaskList& list : lists) most = std::max(most, parts_of(list).size());
+  const std::size_t count = 2 + 2 * most;  // whose clock, its time now, and the tasks' times before now
+  const Buffer sent = device->pool()->allocate(count * sizeof(double));
+  const Buffer all = device->pool()->allocate(lists.size() * sent.bytes());
+  std::fill_n(sent.as<double>(), count, 0.0);
+  group.barrier();
+  sent.as<double>()[0] = clock_id();
+  const double together = sent.as<double>()[1] = now();
+  for (std::size_t i = 0; i < mine.size(); ++i) {
+    sent.as<double>()[2 + 2 * i] = mine[i].begin - together;
+    sent.as<double>()[3 + 2 * i] = mine[i].end - together;
+  }
+  group.all_gather(sent, all).wait();
+  // Ranks of several machines have clocks of their own: then all left the barrier at the same time.
+  const double* first = all.as<double>();
+  bool one_clock = first[0] != 0;
+  for (std::size_t rank = 0; rank < lists.size(); ++rank) one_clock = one_clock && first[count * rank] == first[0];
+  std::vector<Interval> result;
+  for (std::size_t rank = 0; rank < lists.size(); ++rank) {
+    const double* from = first + count * rank;
+    const double later = one_clock ? from[1] - first[1] : 0;
+    const double* times = from + 2;
+    for (const Task& task : parts_of(lists[rank])) {
+      result.push_back({static_cast<int>(rank), task, times[0] + later, times[1] + later});
+      times += 2;
+    }
+  }
+  return result;
+}
+
 SHARDLIB_INLINE TaskLists forward_lists(const Schedule& schedule, int microbatches) {
+  if (microbatches < 1)
+    throw UsageError(schedule.name() + ": " + std::to_string(microbatches) +
+                     " microbatches; a forward pass needs at least 1");
   TaskLists lists(static_cast<std::size_t>(schedule.mpmd_dim()));
   for (int microbatch = 0; microbatch < microbatches; ++microbatch)
     for (int stage = 0; stage < schedule.num_stages(); ++stage)

@@ -11,6 +11,7 @@
 #include "shardlib/comm.hpp"
 #include "shardlib/detail/inline.hpp"
 #include "shardlib/device.hpp"
+#include "shardlib/pipeline/detail/specs.hpp"
 #include "shardlib/tree.hpp"
 #include "shardlib/value.hpp"
 
@@ -18,23 +19,7 @@ namespace shardlib::pipeline {
 
 namespace detail {
 
-namespace core = shardlib::detail;
 using core::ValuePtr;
-
-/// "d t" of "p d t".
-constexpr Spec axes_without(std::string_view axes, std::string_view axis) {
-  core::Text rest;
-  for (const auto name : rules::mesh_axes(axes))
-    if (name != axis) rest = rest + (rest.empty() ? "" : " ") + name;
-  return Spec(rest.view());
-}
-
-/// The spec with one more sum pending.
-constexpr Spec with_partial(std::string_view spec, std::string_view axis) {
-  TensorSpec result = parse_tensor(spec).spec;
-  result.add_partial(axis);
-  return Spec(to_string(result).view());
-}
 
 /// A tensor's values under another spec, and on another device of the same program: nothing is copied.
 [[nodiscard]] SHARDLIB_INLINE ValuePtr relabelled(const core::Value& x, const TensorSpec& spec,

@@ -1,0 +1,103 @@
+// The transformer of JaxPP's tutorial notebook in pipeline stages: blocks of attention and a feed-forward network, each
+// followed by a LayerNorm, from made-up inputs to made-up targets. Without masks, embeddings or tokens.
+//
+// Dims: B batch, L length, M model, H heads, D head, F feed-forward. Mesh of a stage: d data parallel, each weight
+// sharded over it as the notebook's over "fsdp"; t tensor parallel, which the notebook has not.
+#pragma once
+
+#include <shardlib/pipeline/program.hpp>
+
+#include <cmath>
+#include <vector>
+
+namespace tutorial {
+
+using namespace shardlib;
+
+struct Norm {
+  Tensor<f32, "M/t/d"> scale, bias;
+};
+struct Block {
+  Tensor<f32, "M/d H/t D"> w_q, w_k, w_v;
+  Tensor<f32, "H/t/d D"> b_q, b_k, b_v;
+  Tensor<f32, "H/t D M/d"> w_o;
+  Tensor<f32, "M/t/d"> b_o;
+  Norm norm1;
+  Tensor<f32, "M/d F/t"> w_up;
+  Tensor<f32, "F/t/d"> b_up;
+  Tensor<f32, "F/t M/d"> w_down;
+  Tensor<f32, "M/t/d"> b_down;
+  Norm norm2;
+};
+/// The weights of one pipeline rank; on one rank they are the whole model's.
+struct StageModel {
+  Array<"layers/p", Block> layers;
+};
+static_assert(fully_sharded<Mesh<"d t">, StageModel>);
+
+using Hidden = Tensor<f32, "B/d L M">;
+struct Batch {
+  Hidden inputs, targets;
+};
+
+inline auto norm(const Hidden& x, const Norm& w) -> Hidden {
+  return layer_norm<"M">(x, 1e-6) * all_gather<"M/t/d -> M">(w.scale) + all_gather<"M/t/d -> M">(w.bias);
+}
+
+inline auto attention(const Hidden& x, const Block& w) -> Hidden {
+  const auto project = [&](const Tensor<f32, "M/d H/t D">& kernel, const Tensor<f32, "H/t/d D">& bias) {
+    const auto y = einsum_unreduced<"B/d L M, M H/t D -> B/d L H/t D">(x, all_gather<"M/d H/t D -> M H/t D">(kernel));
+    return y + all_gather<"H/t/d D -> H/t D">(bias);
+  };
+  const double scale = 1.0 / std::sqrt(static_cast<double>(w.w_q.size("D")));
+  const auto q = rename<"L -> Qlen">(project(w.w_q, w.b_q) * scale);
+  const auto k = rename<"L -> Klen">(project(w.w_k, w.b_k)), v = rename<"L -> Klen">(project(w.w_v, w.b_v));
+  const auto logits = einsum_unreduced<"B/d Qlen H/t D, B/d Klen H/t D -> B/d H/t Qlen Klen">(q, k);
+  const auto heads = einsum_unreduced<"B/d H/t L Klen, B/d Klen H/t D -> B/d L H/t D">(
+      rename<"Qlen -> L">(softmax<"Klen">(logits)), v);
+  const auto y =
+      einsum_unreduced<"B/d L H/t D, H/t D M -> B/d L M +t">(heads, all_gather<"H/t D M/d -> H/t D M">(w.w_o));
+  return all_reduce<"B/d L M +t -> B/d L M">(y) + all_gather<"M/t/d -> M">(w.b_o);
+}
+
+inline auto feed_forward(const Hidden& x, const Block& w) -> Hidden {
+  const auto up = einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, all_gather<"M/d F/t -> M F/t">(w.w_up));
+  const auto hidden = gelu(up + all_gather<"F/t/d -> F/t">(w.b_up));
+  const auto y = einsum_unreduced<"B/d L F/t, F/t M -> B/d L M +t">(hidden, all_gather<"F/t M/d -> F/t M">(w.w_down));
+  return all_reduce<"B/d L M +t -> B/d L M">(y) + all_gather<"M/t/d -> M">(w.b_down);
+}
+
+inline auto block(const Hidden& x, const Block& w) -> Hidden {
+  const auto y = norm(x + attention(x, w), w.norm1);
+  return norm(y + feed_forward(y, w), w.norm2);
+}
+
+// The mean of a microbatch. The notebook sums these over the microbatches, and so do gradients.
+inline auto loss(const Hidden& predictions, const Hidden& targets) -> Tensor<f32, "+d +t"> {
+  return to_partial<"+d -> +d +t">(mean<"B/d L M -> +d">(square(predictions - targets)));
+}
+
+// What pipeline::value_and_grad asks for.
+struct Stages {
+  const pipeline::LayerMap& layer_map;
+  const std::vector<Batch>& batches;  // of each microbatch
+
+  [[nodiscard]] auto enter(const StageModel&, const pipeline::Place& at) const -> Hidden { return batch(at).inputs; }
+  // Where it returns, the notebook has its pipeline_yield.
+  [[nodiscard]] auto stage(const StageModel& w, Hidden x, const pipeline::Place& at) const -> Hidden {
+    const std::size_t first = layer_map.first_of_stage(at.stage),
+                      count = static_cast<std::size_t>(layer_map.per_stage());
+    for (std::size_t i = first; i < first + count; ++i) x = explicit_activation_checkpointing(block)(x, w.layers.at(i));
+    return x;
+  }
+  [[nodiscard]] auto loss(const StageModel&, const Hidden& x, const pipeline::Place& at) const -> Tensor<f32, "+d +t"> {
+    return tutorial::loss(x, batch(at).targets);
+  }
+
+ private:
+  [[nodiscard]] const Batch& batch(const pipeline::Place& at) const {
+    return batches.at(static_cast<std::size_t>(at.microbatch));
+  }
+};
+
+}  // namespace tutorial

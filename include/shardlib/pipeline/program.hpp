@@ -1,0 +1,228 @@
+// What a pipeline runs: which layers lie where, and the program whose functions are the stages. Types only: a program
+// can be checked at compile time with nothing installed; execute.hpp runs it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "shardlib/detail/inline.hpp"
+#include "shardlib/pipeline/detail/specs.hpp"
+#include "shardlib/pipeline/schedule.hpp"
+#include "shardlib/rules/pipeline.hpp"
+#include "shardlib/shapes.hpp"
+
+namespace shardlib::pipeline {
+
+template <Spec P, Spec A>
+class StagedMesh;
+
+/// Which part of the model a program is asked for, and for which microbatch.
+struct Place {
+  int stage = 0, num_stages = 1, microbatch = 0;
+  [[nodiscard]] bool is_first() const { return stage == 0; }
+  [[nodiscard]] bool is_last() const { return stage + 1 == num_stages; }
+};
+
+/// Which layers lie where: every stage has the same number of consecutive ones.
+class LayerMap {
+ public:
+  /// Throws UsageError where the stages do not divide the layers.
+  SHARDLIB_INLINE LayerMap(const Schedule& schedule, std::int64_t layers);
+  [[nodiscard]] int per_stage() const { return per_stage_; }
+  /// The model's numbers of the layers that a rank holds, in the order in which it holds them.
+  [[nodiscard]] SHARDLIB_INLINE std::vector<int> of_rank(int rank) const;
+  /// Where the stage's first layer stands among those of its rank.
+  [[nodiscard]] SHARDLIB_INLINE std::size_t first_of_stage(int stage) const;
+
+ private:
+  std::vector<std::vector<int>> stages_;  ///< of each rank
+  std::vector<int> owners_;
+  int per_stage_ = 1;
+};
+
+/// Throws UsageError unless the schedule is for as many ranks as the stage axis has.
+SHARDLIB_INLINE void must_fit(const Schedule& schedule, std::string_view axis, int ranks);
+
+/// What the last stage gives of one microbatch, to be concatenated in their order along `Dim`: a dim that the tensor
+/// has, unsharded, or a new one, which comes first. `Concat<"N", Tensor<f32, "B/d L">>` becomes `Tensor<f32, "N B/d
+/// L">`, where N is the number of microbatches.
+template <Spec Dim, class T>
+struct Concat {
+  static_assert(is_tensor<T>, "Concat: it takes one Tensor; return a tuple of several Concats");
+  T value;
+  using result = Tensor<typename T::value_type, shardlib::detail::result_of<rules::concat_microbatches, Dim, T::spec>>;
+};
+
+namespace detail {
+
+template <class T>
+inline constexpr bool is_concat = false;
+template <Spec Dim, class T>
+inline constexpr bool is_concat<Concat<Dim, T>> = true;
+
+/// What becomes of one of the last stage's outputs.
+struct OutputShape {
+  const TensorSpec* spec = nullptr;  ///< of all microbatches together
+  int dim = 0;                       ///< which of its dims they are concatenated along
+};
+template <Spec Dim, class T>
+constexpr OutputShape output_shape(std::type_identity<Concat<Dim, T>>) {
+  const TensorSpec& spec = core::parsed<Concat<Dim, T>::result::spec>;
+  return {&spec, spec.find(Dim)};
+}
+
+/// Trees whose number of tensors is not known from the type.
+template <class T>
+constexpr bool holds_array() {
+  if constexpr (is_tensor<T>) {
+    return false;
+  } else if constexpr (is_array<T>) {
+    return true;
+  } else {
+    return []<std::size_t... I>(std::index_sequence<I...>) {
+      return (holds_array<std::remove_cvref_t<decltype(std::get<I>(core::fields(std::declval<T&>())))>>() || ...);
+    }(std::make_index_sequence<core::tree_width<T>>{});
+  }
+}
+
+/// The labels of all Arrays of T agree with the stage axis.
+template <Spec P, class T>
+constexpr bool labels_fit() {
+  if constexpr (is_array<T>) {
+    return core::checked<rules::stage_label, P, T::dim>::ok && labels_fit<P, typename T::value_type>();
+  } else if constexpr (is_tensor<T> || !core::is_tree<T>()) {
+    return true;
+  } else {
+    return []<class... F>(std::type_identity<std::tuple<F...>>) {
+      return (labels_fit<P, F>() && ...);
+    }(std::type_identity<core::field_types<T>>{});
+  }
+}
+
+// The types of a program's functions. One that is not there, or cannot be called, makes one error of ours; its unknown
+// type then fits everywhere.
+using Unknown = Tensor<f32, "?">;
+template <class T>
+inline constexpr bool is_there = false;
+
+#define SHARDLIB_STAGE_FUNCTION(name, function, sentence)                                                        \
+  template <class Program, class W, class... X>                                                                  \
+  struct name {                                                                                                  \
+    static_assert(is_there<Program>, sentence);                                                                  \
+    using type = Unknown;                                                                                        \
+  };                                                                                                             \
+  template <class Program, class W, class... X>                                                                  \
+    requires requires(const Program& p, const W& w, const Place& at, const X&... x) { p.function(w, x..., at); } \
+  struct name<Program, W, X...> {                                                                                \
+    using type = std::decay_t<decltype(std::declval<const Program&>().function(                                  \
+        std::declval<const W&>(), std::declval<const X&>()..., std::declval<const Place&>()))>;                  \
+  };
+SHARDLIB_STAGE_FUNCTION(enter_of, enter,
+                        "pipeline: the program has no `enter(weights, place) -> X` that is const and takes these "
+                        "weights; it makes what the first stage begins with")
+SHARDLIB_STAGE_FUNCTION(stage_of, stage,
+                        "pipeline: the program has no `stage(weights, X, place) -> X` that is const and takes these "
+                        "weights and what `enter` returns; it runs the layers of a stage")
+SHARDLIB_STAGE_FUNCTION(loss_of, loss,
+                        "pipeline: the program has no `loss(weights, X, place) -> Loss` that is const and takes these "
+                        "weights and what `stage` returns; the last stage ends with it")
+SHARDLIB_STAGE_FUNCTION(outputs_of, outputs,
+                        "pipeline: the program has no `outputs(weights, X, place) -> Concat` that is const and takes "
+                        "these weights and what `stage` returns; the last stage ends with it")
+#undef SHARDLIB_STAGE_FUNCTION
+
+/// What the last stage returns: a loss, or a loss and what to concatenate.
+template <class R>
+struct ending {
+  using loss = R;
+  using outputs = std::tuple<>;
+};
+template <class Loss, class... O>
+struct ending<std::tuple<Loss, O...>> {
+  static_assert((is_concat<O> && ...),
+                "pipeline: `loss` returns its loss, or a tuple of the loss and what to concatenate, each a "
+                "`pipeline::Concat<\"dim\", Tensor>`");
+  using loss = Loss;
+  using outputs = std::tuple<typename O::result...>;
+};
+/// What it returns where no loss is asked for.
+template <class R>
+struct output_types {
+  static_assert(is_concat<R> || std::is_same_v<R, Unknown>,
+                "pipeline: `outputs` returns a `pipeline::Concat<\"dim\", Tensor>`, or a tuple of them");
+  using type = std::tuple<>;
+};
+template <Spec Dim, class T>
+struct output_types<Concat<Dim, T>> {
+  using type = std::tuple<typename Concat<Dim, T>::result>;
+};
+template <class... O>
+struct output_types<std::tuple<O...>> {
+  static_assert((is_concat<O> && ...),
+                "pipeline: `outputs` returns a `pipeline::Concat<\"dim\", Tensor>`, or a tuple of them");
+  using type = std::tuple<typename O::result...>;
+};
+
+/// The stages alone: what they hand over.
+template <Spec P, class Program, class W>
+struct stages_of {
+  using activation = typename enter_of<Program, W>::type;
+  using made = typename stage_of<Program, W, activation>::type;
+  static_assert(core::is_tree<activation>() && !holds_array<activation>(),
+                "pipeline: a stage hands over a tensor, or a plain struct of tensors; an Array has no fixed length");
+  static constexpr bool ok = [] {
+    if constexpr (is_tensor<activation> && is_tensor<made>)
+      return core::checked<rules::stage_result, dtype_v<typename activation::value_type>, activation::spec,
+                           dtype_v<typename made::value_type>, made::spec>::ok;
+    else
+      static_assert(std::is_same_v<activation, made>,
+                    "pipeline: `stage` returns another type than it takes; the next stage takes what this one returns, "
+                    "so write `stage(weights, X, place) -> X` with the X of `enter`");
+    return true;
+  }() && labels_fit<P, W>();
+};
+
+/// A program with a loss.
+template <Spec P, Spec A, class Program, class W>
+struct program_types {
+  using stages = stages_of<P, Program, W>;
+  static_assert(stages::ok);
+  using activation = typename stages::activation;
+  using ends = ending<typename loss_of<Program, W, activation>::type>;
+  using loss = typename ends::loss;
+  using outputs = typename ends::outputs;
+  using gradients = typename core::loss_and_gradient<Mesh<axes_without(A, P)>, W, loss>::type::second_type;
+  static constexpr bool ok = true;
+};
+
+/// A program without one.
+template <Spec P, class Program, class W>
+struct output_program {
+  using stages = stages_of<P, Program, W>;
+  static_assert(stages::ok);
+  using activation = typename stages::activation;
+  using outputs = typename output_types<typename outputs_of<Program, W, activation>::type>::type;
+};
+
+template <class M, class Program, class W>
+struct valid;
+template <Spec P, Spec A, class Program, class W>
+struct valid<StagedMesh<P, A>, Program, W> : program_types<P, A, Program, W> {};
+
+}  // namespace detail
+
+/// A program, its weights and the mesh go together; if not, the compiler says why:
+/// `static_assert(pipeline::valid_program<pipeline::StagedMesh<"p", "p d t">, Program, Weights>);`
+template <class M, class Program, class W>
+inline constexpr bool valid_program = detail::valid<M, Program, W>::ok;
+
+}  // namespace shardlib::pipeline
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/pipeline/program_inl.hpp"
+#endif

@@ -1,0 +1,163 @@
+// What the last stage gives of each microbatch, concatenated: the logits and losses of the model that is not cut.
+#include <cstring>
+#include <optional>
+#include <tuple>
+
+#include "pipeline_model.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+using Logits = Tensor<f32, "B/d L V/t">;
+using Losses = Tensor<f32, "B L">;
+using AllLogits = Tensor<f32, "N B/d L V/t">;
+
+/// Per token; of all rows on every device, so that the batch can be concatenated.
+Losses losses_of(const Logits& logits, const gpt::Batch& batch) {
+  const auto losses = all_reduce<"B/d L +t -> B/d L">(gpt::token_losses(logits, batch.targets));
+  return all_gather<"B/d L -> B L">(losses);
+}
+
+struct WithOutputs : gpt::Stages {
+  [[nodiscard]] Logits logits(const gpt::StageModel& w, const gpt::Residual& x) const {
+    const auto table = all_gather<"V/t M/d -> V/t M">(w.unembed.empty() ? w.embed.at(0) : w.unembed[0]);
+    return gpt::unembedded(x, w.final_norm.at(0), table);
+  }
+  [[nodiscard]] const gpt::Batch& at(const pipeline::Place& place) const {
+    return batches[static_cast<std::size_t>(place.microbatch)];
+  }
+  [[nodiscard]] auto loss(const gpt::StageModel& w, const gpt::Residual& x, const pipeline::Place& place) const
+      -> std::tuple<Tensor<f32, "+d +t">, pipeline::Concat<"N", Logits>, pipeline::Concat<"B", Losses>> {
+    const auto y = logits(w, x);
+    return {gpt::mean_loss(y, at(place), form), {y}, {losses_of(y, at(place))}};
+  }
+  [[nodiscard]] auto outputs(const gpt::StageModel& w, const gpt::Residual& x, const pipeline::Place&) const
+      -> pipeline::Concat<"N", Logits> {
+    return {logits(w, x)};
+  }
+};
+
+/// Of the model that is not cut, microbatch after microbatch.
+struct Due {
+  HostArray<f32> logits{{microbatches, rows, length, vocabulary}}, losses{{microbatches * rows, length}};
+};
+Due due_on(const std::string& stage_mesh, const Whole& whole) {
+  Due due;
+  on_threads(stage_mesh, [&](const std::shared_ptr<Device>& device) {
+    const Mesh<"d t"> mesh(device);
+    gpt::Model model;
+    model.unembed.resize(1);
+    model.layers.resize(layers);
+    for_each_leaf(
+        [&](std::string_view name, auto& leaf) {
+          leaf = place<std::remove_cvref_t<decltype(leaf)>>(mesh, whole.weights.at(std::string(name)));
+        },
+        model);
+    const auto causal = causal_mask<"Qlen Klen">(mesh, length, length);
+    for (int m = 0; m < microbatches; ++m) {
+      const auto of = batch(mesh, m);
+      const auto y = gpt::logits(model, of.inputs, gpt::segment_mask(of.segments, causal), gpt::Form{}, {}, nullptr);
+      const auto put = [&](const HostArray<f32>& from, HostArray<f32>& to) {
+        if (mesh.index() == 0) std::ranges::copy(from.data, to.data.begin() + m * std::ssize(from.data));
+      };
+      put(fetch(y), due.logits);
+      put(fetch(losses_of(y, of)), due.losses);
+    }
+  });
+  return due;
+}
+
+void expect_same(const HostArray<f32>& is, const HostArray<f32>& due, const std::string& what) {
+  expect(is.shape == due.shape, what + ": the shape");
+  expect(distance(is, due, what) < 1e-5, what + " differ by " + show(distance(is, due, what)));
+}
+
+}  // namespace
+
+TEST_CASE("pipeline: outputs of all microbatches are those of the model that is not cut", "[pipeline]") {
+  for (const char* mesh_text : {"p=1,d=1,t=1", "p=2,d=1,t=1", "p=4,d=1,t=1", "p=2,d=2,t=1", "p=2,d=1,t=2"}) {
+    const std::string mesh_name = mesh_text, stage_mesh = mesh_name.substr(mesh_name.find("d="));
+    const Whole whole = unpipelined(false, stage_mesh);
+    const Due due = due_on(stage_mesh, whole);
+    for (const pipeline::Schedule& schedule : schedules(parse_mesh(mesh_name)[0].size))
+      on_mesh(mesh_name, [&](const std::shared_ptr<Device>& device) {
+        const std::string what = schedule.name() + " on " + mesh_name;
+        const Staging staging(device, schedule, whole.weights, false);
+        const auto program = staging.program<WithOutputs>();
+        const Staged& mesh = staging.mesh;
+        const auto& model = staging.model;
+        const bool last = mesh.rank() == schedule.rank_of(schedule.num_stages() - 1);
+        const auto expect_both = [&](const std::optional<std::tuple<AllLogits, Losses>>& outputs, const char* of) {
+          expect(outputs.has_value() == last, what + ", " + of + ": the rank of the last stage has the outputs");
+          if (!outputs) return;
+          const auto& [logits, losses] = *outputs;
+          expect_same(fetch(logits), due.logits, what + ", " + of + ": the logits");
+          expect_same(fetch(losses), due.losses, what + ", " + of + ": the losses");
+        };
+        const auto step = pipeline::value_and_grad(mesh, schedule, microbatches, program, model, activation_sizes);
+        expect_both(step.outputs, "value_and_grad");
+        const auto value = pipeline::value(mesh, schedule, microbatches, program, model, activation_sizes);
+        expect_both(value.outputs, "value");
+        const std::optional<std::tuple<AllLogits>> alone =
+            pipeline::outputs(mesh, schedule, microbatches, program, model, activation_sizes);
+        expect(alone.has_value() == last, what + ": the logits alone");
+        if (alone) expect_same(fetch(std::get<0>(*alone)), due.logits, what + ": the logits alone");
+
+        // What is kept beside it leaves the loss and the gradients as they were, to the bit.
+        const auto plain = pipeline::value_and_grad(mesh, schedule, microbatches, staging.program<gpt::Stages>(), model,
+                                                    activation_sizes);
+        expect(std::memcmp(plain.loss.value()->data().data(), step.loss.value()->data().data(), sizeof(f32)) == 0,
+               what + ": the bits of the loss");
+        for_each_leaf(
+            [&](std::string_view name, const auto& a, const auto& b) {
+              expect(std::equal(a.span().begin(), a.span().end(), b.span().begin(), b.span().end()),
+                     what + ": the bits of " + std::string(name));
+            },
+            plain.gradients, step.gradients);
+      });
+  }
+}
+
+namespace {
+
+/// No stages to speak of: a microbatch's number, in rows that are padded, or as many as its number.
+struct Odd {
+  bool padded = false;
+  [[nodiscard]] auto enter(const Tensor<f32, "M">& w, const pipeline::Place&) const -> Tensor<f32, "M"> { return w; }
+  [[nodiscard]] auto stage(const Tensor<f32, "M">&, const Tensor<f32, "M">& x, const pipeline::Place&) const
+      -> Tensor<f32, "M"> {
+    return x;
+  }
+  [[nodiscard]] auto outputs(const Tensor<f32, "M">& w, const Tensor<f32, "M">&, const pipeline::Place& at) const
+      -> pipeline::Concat<"R", Tensor<f32, "R">> {
+    const NamedSize size{"R", 3 + (padded ? 0 : at.microbatch), padded ? 4 : 0};
+    return {full<f32, "R">(Mesh<"d t">(w.device()), {size}, at.microbatch)};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("pipeline: outputs that cannot be concatenated are refused", "[pipeline]") {
+  for (const bool padded : {false, true})
+    expect_error<Error>(
+        [&] {
+          on_threads("p=1,d=1,t=1", [&](const std::shared_ptr<Device>& device) {
+            const Staged mesh(device);
+            const auto w = ones<f32, "M">(mesh.stage(), {{"M", 2}});
+            (void)pipeline::outputs(mesh, pipeline::GPipe(1), 2, Odd{padded}, w, {{"M", 2}});
+          });
+        },
+        padded
+            ? "fwd_0__0: Concat: dim `R` is 3 (padded to 4), and the padding of a microbatch would lie before the next "
+              "one; choose a size that needs none"
+            : "fwd_0__1: Concat: microbatch 1 has other sizes than those before it; all microbatches of a step have "
+              "one shape (device 0 (p=0,d=0,t=0) of mesh p=1,d=1,t=1)");
+  on_threads("p=1,d=1,t=1", [](const std::shared_ptr<Device>& device) {
+    const Staged mesh(device);
+    const auto w = ones<f32, "M">(mesh.stage(), {{"M", 2}});
+    expect_error<UsageError>([&] { (void)pipeline::outputs(mesh, pipeline::GPipe(1), 0, Odd{}, w, {{"M", 2}}); },
+                             "GPipe(num_stages=1): 0 microbatches; a forward pass needs at least 1");
+  });
+}

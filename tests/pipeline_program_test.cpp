@@ -1,0 +1,271 @@
+// Programs of pipelines: what stages hand over, replicated weights, messages, backward passes in halves, what goes
+// wrong.
+#include <cstring>
+
+#include "pipeline_model.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+// Stages that hand over two tensors, of which one is replicated over t: its gradient comes back partial. Replicated
+// weights, one of them used by every stage: their gradients are partial, and the shared one's are summed over all
+// ranks.
+struct Pair {
+  Tensor<f64, "B/d M"> x;
+  Tensor<f64, "B/d N/t"> y;
+};
+struct PairWeights {
+  Tensor<f64, "M"> gain;
+  Array<"layers/p", Tensor<f64, "M N/t">> layers;
+};
+struct PairStages {
+  std::vector<std::size_t> first;  // layer of each stage
+  std::size_t count = 1;
+
+  [[nodiscard]] Pair enter(const PairWeights& w, const pipeline::Place& at) const {
+    const Mesh<"d t"> mesh(w.gain.device());
+    const Sizes sizes{{"B", 4}, {"M", 6}, {"N", 8}};
+    const auto x = random_normal<f64, "B/d M">(mesh, sizes, {2, static_cast<std::uint64_t>(at.microbatch)});
+    return {x * w.gain, zeros<f64, "B/d N/t">(mesh, sizes)};
+  }
+  [[nodiscard]] Pair stage(const PairWeights& w, Pair z, const pipeline::Place& at) const {
+    const std::size_t begin = first[static_cast<std::size_t>(at.stage)];
+    for (std::size_t i = begin; i < begin + count; ++i) {
+      const auto& layer = w.layers[i];
+      z.y = z.y + tanh(einsum_unreduced<"B/d M, M N/t -> B/d N/t">(z.x * w.gain, layer));
+      z.x = z.x + all_reduce<"B/d M +t -> B/d M">(einsum_unreduced<"B/d N/t, M N/t -> B/d M +t">(z.y, layer));
+    }
+    return z;
+  }
+  [[nodiscard]] auto loss(const PairWeights&, const Pair& z, const pipeline::Place&) const -> Tensor<f64, "+d +t"> {
+    return sum<"B/d N/t -> +d +t">(square(z.y)) + to_partial<"+d -> +d +t">(sum<"B/d M -> +d">(tanh(z.x)));
+  }
+};
+PairWeights pair_weights(const Mesh<"d t">& mesh, const std::vector<int>& held) {
+  const Sizes sizes{{"M", 6}, {"N", 8}};
+  PairWeights w{random_normal<f64, "M">(mesh, sizes, {1, 100}), {}};
+  for (const int layer : held)
+    w.layers.push_back(random_normal<f64, "M N/t">(mesh, sizes, {1, static_cast<std::uint64_t>(layer)}) * 0.3);
+  return w;
+}
+
+}  // namespace
+
+TEST_CASE("pipeline: stages hand over structs, and replicated weights get partial gradients", "[pipeline]") {
+  // All stages in a row on one device, differentiated as one function.
+  double loss = 0;
+  std::vector<HostArray<f64>> due;  // of the gain, then of each layer
+  detail::run_device(std::make_shared<Device>(parse_mesh("d=1,t=1"), 0), 1, [&](const std::shared_ptr<Device>& device) {
+    const Mesh<"d t"> mesh(device);
+    const PairStages stages{{0}, 4};
+    for (int m = 0; m < 4; ++m) {
+      const auto whole = [&](const PairWeights& w) {
+        const pipeline::Place at{0, 1, m};
+        return stages.loss(w, stages.stage(w, stages.enter(w, at), at), at);
+      };
+      const auto [l, gradients] = value_and_grad(mesh, whole, pair_weights(mesh, {0, 1, 2, 3}));
+      loss += item(all_reduce<"+d +t -> ">(l));
+      const auto values = fetch<f64>(gradients);
+      if (due.empty()) due.assign(values.size(), {});
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        if (due[i].data.empty()) due[i] = HostArray<f64>(values[i].shape);
+        for (std::size_t k = 0; k < values[i].data.size(); ++k) due[i].data[k] += values[i].data[k];
+      }
+    }
+  });
+  const auto expect_near = [](const HostArray<f64>& is, const HostArray<f64>& expected, const std::string& what) {
+    expect(is.data.size() == expected.data.size(), what + ": the size");
+    for (std::size_t k = 0; k < is.data.size(); ++k)
+      expect(std::abs(is.data[k] - expected.data[k]) < 1e-11 * (1 + std::abs(expected.data[k])), what);
+  };
+  for (const char* name : {"p=2,d=1,t=2", "p=2,d=2,t=1", "p=4,d=1,t=1"})
+    on_mesh(name, [&](const std::shared_ptr<Device>& device) {
+      const Staged mesh(device);
+      const int p = mesh.ranks();
+      for (const pipeline::Schedule& schedule :
+           {pipeline::Schedule(pipeline::Std1F1B(p)), pipeline::Schedule(pipeline::ZeroBubble(p))}) {
+        const pipeline::LayerMap layer_map(schedule, 4);
+        const auto mine = layer_map.of_rank(mesh.rank());
+        PairStages stages{{}, static_cast<std::size_t>(layer_map.per_stage())};
+        for (int s = 0; s < p; ++s) stages.first.push_back(layer_map.first_of_stage(s));
+        const auto step = pipeline::value_and_grad(mesh, schedule, 4, stages, pair_weights(mesh.stage(), mine),
+                                                   {{"B", 4}, {"M", 6}, {"N", 8}});
+        static_assert(
+            std::is_same_v<std::decay_t<decltype(step.gradients.get<&PairWeights::gain>())>, Tensor<f64, "M +d +t">>);
+        const double mine_and_others = item(all_reduce<"+d +p +t -> ">(step.loss));
+        expect(std::abs(mine_and_others - loss) < 1e-11 * std::abs(loss), std::string(name) + ": the loss");
+        std::vector<int> all;
+        for (int rank = 0; rank < p; ++rank) all.push_back(rank);
+        const auto gain = mesh.sum_over(all, step.gradients.get<&PairWeights::gain>());
+        expect_near(fetch(gain), due[0], std::string(name) + ": the gradient of gain");
+        const auto& layers_of_rank = step.gradients.get<&PairWeights::layers>();
+        for (std::size_t i = 0; i < mine.size(); ++i)
+          expect_near(fetch(layers_of_rank[i]), due[1 + static_cast<std::size_t>(mine[i])],
+                      std::string(name) + ": the gradient of layer " + show(mine[i]));
+      }
+    });
+}
+
+namespace {
+
+/// A weight on the rank of the first stage, or on that of the last; the others have none.
+using OneWeight = Array<"weight", Tensor<f64, "M/d/t">>;
+struct FewStages {
+  using X = Tensor<f64, "B M">;
+  bool at_first;
+  std::shared_ptr<Device> device;
+
+  [[nodiscard]] static X scaled(const X& x, const OneWeight& w) { return x * all_gather<"M/d/t -> M">(w.at(0)); }
+  [[nodiscard]] X enter(const OneWeight& w, const pipeline::Place& at) const {
+    const auto x = full<f64, "B M">(Mesh<"d t">(device), {{"B", 2}, {"M", 4}}, at.microbatch + 1.0);
+    return at_first ? scaled(x, w) : x;
+  }
+  [[nodiscard]] X stage(const OneWeight&, const X& x, const pipeline::Place&) const { return x * 0.5; }
+  [[nodiscard]] auto loss(const OneWeight& w, const X& x, const pipeline::Place&) const -> Tensor<f64, "+d +t"> {
+    const auto squares = square(at_first ? x : scaled(x, w));
+    return to_partial<" -> +d +t">(sum<"B M -> ">(squares));
+  }
+};
+
+}  // namespace
+
+TEST_CASE("pipeline: ranks without weights pass gradients on, or need none", "[pipeline]") {
+  for (const bool at_first : {true, false})
+    for (const pipeline::Schedule& schedule : schedules(4))
+      for (const char* mesh_text : {"p=4,d=1,t=1", "p=4,d=2,t=1"})
+        on_mesh(mesh_text, [&](const std::shared_ptr<Device>& device) {
+          const Staged mesh(device);
+          const int stages = schedule.num_stages(), holder = schedule.rank_of(at_first ? 0 : stages - 1);
+          OneWeight w;
+          if (mesh.rank() == holder) w.push_back(full<f64, "M/d/t">(mesh.stage(), {{"M", 4}}, 0.7));
+          const FewStages program{at_first, mesh.stage().device()};
+          const auto step = pipeline::value_and_grad(mesh, schedule, microbatches, program, w, {{"B", 2}, {"M", 4}});
+          // Of microbatch m: 2 x 4 times the square of 0.7 (m + 1) / 2^stages.
+          double loss = 0, slope = 0;
+          for (int m = 0; m < microbatches; ++m) {
+            const double x = (m + 1) * std::pow(0.5, stages);
+            loss += 8 * 0.49 * x * x;
+            slope += 2 * 2 * 0.7 * x * x;
+          }
+          const std::string what = schedule.name() + (at_first ? ", first" : ", last");
+          expect(std::abs(item(all_reduce<"+d +p +t -> ">(step.loss)) - loss) < 1e-12 * loss, what + ": the loss");
+          expect(step.gradients.size() == (mesh.rank() == holder ? 1U : 0U), what + ": gradients of what is held");
+          for (const auto& gradient : step.gradients)
+            for (const double value : gradient.span())
+              expect(std::abs(value - slope) < 1e-12 * slope, what + ": the gradient is " + show(value));
+        });
+}
+
+TEST_CASE("pipeline: messages of one's own, and a device's submesh", "[pipeline]") {
+  on_mesh("p=2,d=2,t=1", [](const std::shared_ptr<Device>& device) {
+    const Staged mesh(device);
+    expect(mesh.stage().count() == 2 && mesh.stage().index() == mesh.whole().coordinate("d"), "the stage's mesh");
+    expect(Device::submesh(device, "p") == mesh.stage().device(), "asked again, the same device");
+    expect(mesh.stage().device()->describe() == device->describe(), "messages name the device of the whole mesh");
+    const Sizes sizes{{"B", 4}, {"M", 6}};
+    using X = Tensor<f32, "B/d M">;
+    const auto of_rank = [&](int rank) {
+      return random_normal<f32, "B/d M">(mesh.stage(), sizes, {5, static_cast<std::uint64_t>(rank)});
+    };
+    // Both send first: sends do not wait.
+    const int other = 1 - mesh.rank();
+    for (int i = 0; i < 3; ++i) mesh.send(of_rank(mesh.rank()) * (i + 1.0), other);
+    for (int i = 0; i < 3; ++i) {
+      const X got = mesh.receive<X>(sizes, other), due = of_rank(other) * (i + 1.0);
+      expect(std::equal(got.span().begin(), got.span().end(), due.span().begin()), "messages arrive in order");
+    }
+    expect_error<Error>([&] { (void)Device::submesh(device, "x"); }, "unknown axis 'x': the mesh is p=2,d=2,t=1");
+  });
+}
+
+TEST_CASE("backward in halves: only the pulls that are needed run, and the sums are the same bits", "[pipeline]") {
+  on_mesh("d=2,t=1", [](const std::shared_ptr<Device>& device) {
+    using X = Tensor<f32, "B/d M">;
+    struct Weights {
+      Tensor<f32, "M/d N"> a, b;
+    };
+    const Mesh<"d t"> mesh(device);
+    const Sizes sizes{{"B", 4}, {"M", 8}, {"N", 8}};
+    const auto layer = [](const X& x, const Weights& w) -> X {
+      const auto y = tanh(einsum_unreduced<"B/d M, M N -> B/d N">(x, all_gather<"M/d N -> M N">(w.a)));
+      return x + einsum_unreduced<"B/d N, M N -> B/d M">(y, all_gather<"M/d N -> M N">(w.b)) * x;
+    };
+    for (const bool recompute : {false, true}) {
+      const auto record = [&](X& x, Weights& w, bool halves) {
+        x = X(detail::as_leaf(*random_normal<f32, "B/d M">(mesh, sizes, {1, 0}).value()));
+        w.a = Tensor<f32, "M/d N">(detail::as_leaf(*random_normal<f32, "M/d N">(mesh, sizes, {1, 1}).value()));
+        w.b = Tensor<f32, "M/d N">(detail::as_leaf(*random_normal<f32, "M/d N">(mesh, sizes, {1, 2}).value()));
+        // Each weight is used twice, so that sums are taken.
+        X y = x;
+        for (int i = 0; i < 2; ++i) y = recompute ? explicit_activation_checkpointing(layer)(y, w) : layer(y, w);
+        detail::Backward pass({{y.value()->slot, detail::detached(*x.value())}},
+                              {x.value()->slot, w.a.value()->slot, w.b.value()->slot});
+        const auto scattered = [&] { return detail::state(device).counts["reduce_scatter"].calls; };
+        const auto before = scattered();
+        if (!halves) return pass.run();
+        auto found = pass.run({true, false, false});
+        expect(found[0] && !found[1] && !found[2], "the input's gradient alone");
+        expect(scattered() == before, "the weights' gradients are not reduced yet");
+        auto rest = pass.run();
+        expect(!rest[0] && rest[1] && rest[2], "then the weights' gradients");
+        expect(scattered() == before + 4, "each is reduced once");
+        rest[0] = found[0];
+        return rest;
+      };
+      X x;
+      Weights w;
+      const auto whole = record(x, w, false), halves = record(x, w, true);
+      for (std::size_t i = 0; i < whole.size(); ++i)
+        expect(std::memcmp(whole[i]->data().data(), halves[i]->data().data(), whole[i]->bytes()) == 0,
+               "the bits of gradient " + show(i));
+    }
+  });
+}
+
+namespace {
+
+struct Throwing : gpt::Stages {
+  [[nodiscard]] auto stage(const gpt::StageModel& w, const gpt::Residual& x, const pipeline::Place& at) const
+      -> gpt::Residual {
+    if (at.stage == 1 && at.microbatch == 3) throw Error("the disk is full");
+    return gpt::Stages::stage(w, x, at);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("pipeline: what fails ends all ranks with one message", "[pipeline]") {
+  const Whole whole = unpipelined(false);
+  const auto run = [&](const std::string& mesh, const auto& step) {
+    on_threads(mesh, [&](const std::shared_ptr<Device>& device) { step(device); });
+  };
+  for (const pipeline::Schedule& schedule : schedules(2))
+    expect_error<Error>(
+        [&] {
+          run("p=2,d=1,t=2", [&](const std::shared_ptr<Device>& device) {
+            (void)staged<Throwing>(device, schedule, whole.weights, false);
+          });
+        },
+        "fwd_1__3: the disk is full");
+  expect_error<UsageError>(
+      [&] {
+        run("p=2,d=1,t=1", [&](const std::shared_ptr<Device>& device) {
+          (void)staged<gpt::Stages>(device, pipeline::Std1F1B(4), whole.weights, false);
+        });
+      },
+      "Std1F1B(num_stages=4) is for 4 ranks, but the mesh has p=2; choose p=4, or a schedule for 2 ranks");
+  expect_error<UsageError>([] { (void)pipeline::LayerMap(pipeline::Std1F1B(3), 8); },
+                           "8 layers do not divide into the 3 stages of Std1F1B(num_stages=3); choose a multiple of 3, "
+                           "or fewer stages");
+  expect_error<Error>(
+      [&] {
+        run("p=2,d=1,t=1", [&](const std::shared_ptr<Device>& device) {
+          (void)staged<gpt::Stages>(device, pipeline::Std1F1B(2), whole.weights, false,
+                                    {{"B", rows}, {"L", length + 1}, {"M", 16}});
+        });
+      },
+      "fwd_0__0: stage 0 hands over `B/d L M/t` with L = 6, but the sizes given for the pipeline say 7; give what a "
+      "microbatch has (device 0 (p=0,d=0,t=0) of mesh p=2,d=1,t=1)");
+}
