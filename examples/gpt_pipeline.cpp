@@ -104,6 +104,14 @@ class Tutorial : Layout {
   using Batches = std::vector<tutorial::Batch>;
   using Layout::Layout;
 
+  // Sizes of the model's dims, padded so that the devices of a stage divide them.
+  static Sizes sizes_of(const Options& o, std::int64_t devices) {
+    const auto dim = [&](std::string_view name, std::int64_t size) {
+      return NamedSize{name, size, round_up(size, devices)};
+    };
+    return {dim("M", o.d_model), dim("H", o.n_q_per_kv * o.n_kv), {"D", o.d_head}, dim("F", o.d_ff)};
+  }
+
   // Flax's first values: kernels by LeCun's rule, truncated and brought back to that variance; biases 0, scales 1.
   [[nodiscard]] Weights initial_weights() const {
     const Mesh<"d t">& stage = mesh.stage();
@@ -156,13 +164,7 @@ class Tutorial : Layout {
 
  private:
   [[nodiscard]] std::int64_t heads() const { return o.n_q_per_kv * o.n_kv; }
-  [[nodiscard]] Sizes model_sizes() const {
-    const std::int64_t devices = mesh.stage().count();
-    const auto dim = [&](std::string_view name, std::int64_t size) {
-      return NamedSize{name, size, round_up(size, devices)};
-    };
-    return {dim("M", o.d_model), dim("H", heads()), {"D", o.d_head}, dim("F", o.d_ff)};
-  }
+  [[nodiscard]] Sizes model_sizes() const { return sizes_of(o, mesh.stage().count()); }
 };
 
 // ---- a training step ------------------------------------------------------------------------------------------------
@@ -342,6 +344,7 @@ int program(int argc, char** argv) {
   run::Data data;
   if (is_tutorial) {
     check_tutorial(o);
+    run::note_padding(mesh, Tutorial::sizes_of(o, mesh[1].size * mesh[2].size));
   } else {
     gpt::check_head(o);
     data = run::open_data(o.training, o.vocabulary);
