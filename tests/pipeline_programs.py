@@ -213,22 +213,27 @@ def tutorial(p):
     """The transformer of JaxPP's tutorial, small: the same losses in every layout; checkpoints go through layouts."""
     sizes = ["--preset=jaxpp-tutorial", "--seq=8", "--d-model=16", "--d-ff=32", "--d-head=4", "--microbatches=8"]
 
-    def curve(folder, *options, ranks=0):
-        done = p.run("gpt_pipeline", [*sizes, f"--run={p.folder}/{folder}", *options], ranks)
-        return (done, records(f"{p.folder}/{folder}/metrics.jsonl")) if done.succeeds() else (done, [])
+    def losses(*options, ranks=0):
+        path = f"{p.folder}/tutorial.jsonl"
+        done = p.run("gpt_pipeline", [*sizes, f"--metrics={path}", *options], ranks)
+        return (done, records(path)) if done.succeeds() else (done, [])
 
-    one = curve("tutorial", "--mesh=p=1")[1]
+    one = losses("--mesh=p=1")[1]
     check(len(one) == 6 and abs(one[0]["loss"] - 16) < 1e-3, "8 microbatches, each of loss 2 at first: outputs are normalised")
-    for i, (mesh, schedule) in enumerate([("p=2", "gpipe"), ("p=4", "1f1b"), ("p=4", "eager-1f1b"), ("p=4", "interleaved-1f1b"),
-                                          ("p=2", "zero-bubble"), ("p=4", "dualpipe-v"), ("p=2,d=1,t=2", "1f1b")]):
+    for mesh, schedule in [("p=2", "gpipe"), ("p=4", "1f1b"), ("p=4", "eager-1f1b"), ("p=4", "interleaved-1f1b"),
+                           ("p=2", "zero-bubble"), ("p=4", "dualpipe-v"), ("p=2,d=1,t=2", "1f1b")]:
         ranks = 2 if p.mpiexec and mesh == "p=2" else 0
-        done, steps = curve(f"tutorial_{i}", f"--mesh={mesh}", f"--schedule={schedule}", ranks=ranks)
+        done, steps = losses(f"--mesh={mesh}", f"--schedule={schedule}", ranks=ranks)
         # The gradients of attention are noise here, as all inputs are alike, and AdamW makes steps of them.
         done.check(len(steps) == 6 and apart(steps[:1], one[:1]) < CLOSE and apart(steps, one) < 1e-3,
                    f"losses as without a pipeline ({apart(steps, one):.1e})")
-    done, steps = curve("tutorial_1", "--mesh=p=2", "--schedule=interleaved-1f1b", "--stages=8", "--steps=8")
-    done.check("going on from step 6 of 8" in done.out and len(steps) == 8, "another layout goes on")
-    done, steps = curve("tutorial_2d", "--mesh=p=2,d=2,t=1", "--batch=16")
+    run = f"--run={p.folder}/tutorial"
+    losses("--mesh=p=4", run)[0].succeeds()
+    done, steps = losses("--mesh=p=2", "--schedule=interleaved-1f1b", "--stages=8", "--steps=8", run)
+    done.check("going on from step 6 of 8" in done.out and len(steps) == 2, "another layout goes on")
+    whole = losses("--mesh=p=1", "--steps=8")[1]
+    done.check(apart(steps, whole[6:]) < 1e-3, f"as one that never stopped ({apart(steps, whole[6:]):.1e})")
+    done, steps = losses("--mesh=p=2,d=2,t=1", "--batch=16")
     done.check(len(steps) == 6 and apart(steps[:1], one[:1]) < CLOSE, "over d too")
     for option, word in [(f"--data={p.text}", "--data"), ("--tied", "--tied"), ("--vocabulary=5", "--vocabulary"),
                          ("--validate-every=2", "--validate-every"), ("--attention=einsum", "--attention")]:
