@@ -60,7 +60,7 @@ TEST_CASE("a planned timeline", "[pipeline]") {
   const std::string svg = to_svg({.title = "ZeroBubble, p < 3 & \"m\"", .planned = result.intervals});
   REQUIRE(well_formed(svg));
   REQUIRE(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\""));
-  REQUIRE(count(svg, "ZeroBubble, p &lt; 3 &amp; \"m\"") == 2);
+  REQUIRE(count(svg, "ZeroBubble, p &lt; 3 &amp; &quot;m&quot;") == 2);
   REQUIRE(count(svg, "planned: 13, bubble 7.692 %") == 1);
   REQUIRE(count(svg, "measured") == 0);
   REQUIRE(count(svg, "later stage") == 0);
