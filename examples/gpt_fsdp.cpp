@@ -144,6 +144,7 @@ void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
   gpt::declare(options, o);
   options.flag("--library-optimizer", o.library_optimizer, "the library's AdamW instead of gpt_fsdp.cpp's");
+  options.flag("--prefetch", o.form.prefetch, "gather the next layer's weights while a layer runs");
   options.flag("--report-kept", o.report_kept, "print what is kept for the backward pass");
 
   // The models of seqax's configurations for C4 with the Llama tokenizer.

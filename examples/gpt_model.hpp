@@ -8,6 +8,7 @@
 #include <shardlib/shapes.hpp>
 
 #include <cmath>
+#include <tuple>
 
 namespace gpt {
 
@@ -36,6 +37,7 @@ static_assert(fully_sharded<Mesh<"d t">, Model>);
 struct Form {
   double rope_base = 10000;   ///< the longest wavelength of rotary positions, over 2 pi
   bool library_loss = false;  ///< the library's cross_entropy in place of the one spelled below
+  bool prefetch = false;      ///< gather the next layer's weights while a layer runs
 };
 
 /// Keys and values of the positions that sampling has passed.
@@ -44,21 +46,21 @@ struct Cache {
 };
 /// Where sampling stands; training has none of it.
 struct Sampling {
-  std::int64_t offset = 0;         ///< the position of the first token
-  Tensor<f32, "L Klen"> places;    ///< the position of each token, one-hot
-  Cache* cache = nullptr;          ///< this layer's
+  std::int64_t offset = 0;       ///< the position of the first token
+  Tensor<f32, "L Klen"> places;  ///< the position of each token, one-hot
+  Cache* cache = nullptr;        ///< this layer's
 };
 
-// One batch: a segment is a document, and attention does not leave it. `weights` are each token's share of the loss; those
-// of a step, over all devices and microbatches, add up to 1.
+// One batch: a segment is a document, and attention does not leave it. `weights` are each token's share of the loss;
+// those of a step, over all devices and microbatches, add up to 1.
 struct Batch {
   Tensor<i32, "B/d L"> inputs, targets, segments;
   Tensor<f32, "B/d L"> weights;
 };
 
 using Residual = Tensor<f32, "B/d L M/t">;
-/// Which keys a query sees, those of its own segment up to itself: as a mask for attention that is spelled, as segments for
-/// the library's. Only one of the two is there.
+/// Which keys a query sees, those of its own segment up to itself: as a mask for attention that is spelled, as segments
+/// for the library's. Only one of the two is there.
 struct Mask {
   Tensor<bool_, "B/d Qlen Klen"> seen;
   Tensor<i32, "B/d L"> segments;
@@ -66,19 +68,40 @@ struct Mask {
 
 // ---- one layer ------------------------------------------------------------------------------------------------------
 
+// Weights are gathered over d just before their use, or, with prefetch, while the layer before runs: this is FSDP.
+struct AttentionWeights {
+  Tensor<f32, "M Q K/t D"> w_q;
+  Tensor<f32, "M K/t D"> w_k, w_v;
+  Tensor<f32, "M Q K/t D"> w_o;
+};
+struct FeedForwardWeights {
+  Tensor<f32, "M F/t"> w_gate, w_up, w_down;
+};
+inline auto gathered_gain(const Tensor<f32, "M/t/d">& gain) -> Tensor<f32, "M"> {
+  return all_gather<"M/t/d -> M">(gain);
+}
+inline auto attention_weights(const Layer& w) -> AttentionWeights {
+  return {all_gather<"M/d Q K/t D -> M Q K/t D">(w.w_q), all_gather<"M/d K/t D -> M K/t D">(w.w_k),
+          all_gather<"M/d K/t D -> M K/t D">(w.w_v), all_gather<"M/d Q K/t D -> M Q K/t D">(w.w_o)};
+}
+inline auto feed_forward_weights(const Layer& w) -> FeedForwardWeights {
+  return {all_gather<"M/d F/t -> M F/t">(w.w_gate), all_gather<"M/d F/t -> M F/t">(w.w_up),
+          all_gather<"M/d F/t -> M F/t">(w.w_down)};
+}
+// All that a layer gathers of its weights, in the order in which it does.
+inline auto layer_weights(const Layer& w) {
+  return std::tuple{gathered_gain(w.norm1), attention_weights(w), gathered_gain(w.norm2), feed_forward_weights(w)};
+}
+
 // Gathers the residual stream over t, normalises it and applies the gain. Communicates x once over t.
 inline auto gathered_norm(const Residual& x, const Tensor<f32, "M/t/d">& gain) -> Tensor<f32, "B/d L M"> {
   const auto whole = all_gather<"B/d L M/t -> B/d L M">(x);
-  return rms_norm<"M">(whole) * all_gather<"M/t/d -> M">(gain);
+  return rms_norm<"M">(whole) * gathered_gain(gain);
 }
 
 inline auto attention(const Tensor<f32, "B/d L M">& x, const Mask& mask, const Layer& w, const Form& form,
                       const Sampling& sampling) -> Tensor<f32, "B/d L M +t"> {
-  // Weights are gathered over d just before their use: this is FSDP.
-  const auto w_q = all_gather<"M/d Q K/t D -> M Q K/t D">(w.w_q);
-  const auto w_k = all_gather<"M/d K/t D -> M K/t D">(w.w_k);
-  const auto w_v = all_gather<"M/d K/t D -> M K/t D">(w.w_v);
-  const auto w_o = all_gather<"M/d Q K/t D -> M Q K/t D">(w.w_o);
+  const auto [w_q, w_k, w_v, w_o] = attention_weights(w);
   // Heads are sharded over t: this is tensor parallelism.
   const auto turn = [&](const auto& y) { return rope<"L", "D">(y, form.rope_base, sampling.offset); };
   const auto q = save_for_backward(turn(einsum_unreduced<"B/d L M, M Q K/t D -> B/d L Q K/t D">(x, w_q)));
@@ -93,20 +116,18 @@ inline auto attention(const Tensor<f32, "B/d L M">& x, const Mask& mask, const L
     k = cache->k = cache->k + einsum_unreduced<"L Klen, B/d L K/t D -> B/d Klen K/t D">(sampling.places, new_k);
     v = cache->v = cache->v + einsum_unreduced<"L Klen, B/d L K/t D -> B/d Klen K/t D">(sampling.places, new_v);
   }
-  const auto logits = einsum_unreduced<"B/d Qlen Q K/t D, B/d Klen K/t D -> B/d Q K/t Qlen Klen">(
-      rename<"L -> Qlen">(q), k);
+  const auto logits =
+      einsum_unreduced<"B/d Qlen Q K/t D, B/d Klen K/t D -> B/d Q K/t Qlen Klen">(rename<"L -> Qlen">(q), k);
   const double scale = 1.0 / std::sqrt(static_cast<double>(w.w_q.size("D")));
   const auto probabilities = softmax<"Klen">(where(mask.seen, logits * scale, -1e30));
-  const auto heads = einsum_unreduced<"B/d Q K/t L Klen, B/d Klen K/t D -> B/d L Q K/t D">(
-      rename<"Qlen -> L">(probabilities), v);
+  const auto heads =
+      einsum_unreduced<"B/d Q K/t L Klen, B/d Klen K/t D -> B/d L Q K/t D">(rename<"Qlen -> L">(probabilities), v);
   // The heads of all devices of t have still to be summed: the type says so.
   return einsum_unreduced<"B/d L Q K/t D, M Q K/t D -> B/d L M +t">(heads, w_o);
 }
 
 inline auto feed_forward(const Tensor<f32, "B/d L M">& x, const Layer& w) -> Tensor<f32, "B/d L M +t"> {
-  const auto w_gate = all_gather<"M/d F/t -> M F/t">(w.w_gate);
-  const auto w_up = all_gather<"M/d F/t -> M F/t">(w.w_up);
-  const auto w_down = all_gather<"M/d F/t -> M F/t">(w.w_down);
+  const auto [w_gate, w_up, w_down] = feed_forward_weights(w);
   const auto gate = save_for_backward(einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, w_gate));
   const auto up = save_for_backward(einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, w_up));
   const auto y = map([](auto g, auto u) { return swish(g) * u; }, gate, up);
@@ -143,10 +164,12 @@ inline auto logits(const Model& w, const Tensor<i32, "B/d L">& inputs, const Mas
                    const Sampling& sampling, Array<"layers", Cache>* caches) -> Tensor<f32, "B/d L V/t"> {
   const auto embed = all_gather<"V/t M/d -> V/t M">(w.embed);
   Residual x = embedded(embed, inputs);
-  for (std::size_t i = 0; i < w.layers.size(); ++i)
-    x = caches != nullptr
-            ? layer(x, mask, w.layers[i], form, {sampling.offset, sampling.places, &(*caches)[i]})
-            : explicit_activation_checkpointing(layer)(x, mask, w.layers[i], form, sampling);
+  for (std::size_t i = 0; i < w.layers.size(); ++i) {
+    if (form.prefetch) x = prefetch(x, layer_weights, w.layers, i);
+    x = caches != nullptr ? layer(x, mask, w.layers[i], form, {sampling.offset, sampling.places, &(*caches)[i]})
+                          : explicit_activation_checkpointing(layer)(x, mask, w.layers[i], form, sampling);
+  }
+  if (form.prefetch) x = prefetch(x, layer_weights, w.layers, w.layers.size());  // for the backward pass
   return unembedded(x, w.final_norm, w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M">(w.unembed[0]));
 }
 

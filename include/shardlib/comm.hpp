@@ -33,6 +33,8 @@ class Request {
     if (auto state = std::move(state_)) state->wait();
   }
   bool test() { return !state_ || state_->test(); }
+  /// Waits for it no more, and leaves it to itself; its buffers stay alive as long as the other devices need them.
+  void drop() { state_.reset(); }
 
  private:
   std::unique_ptr<State> state_;

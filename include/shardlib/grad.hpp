@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -13,11 +14,15 @@
 #include "shardlib/detail/inline.hpp"
 #include "shardlib/gradient.hpp"
 #include "shardlib/ops/create.hpp"
+#include "shardlib/overlap.hpp"
 #include "shardlib/shapes.hpp"
 #include "shardlib/tape.hpp"
 
 namespace shardlib {
 namespace detail {
+
+[[noreturn, gnu::cold]] SHARDLIB_INLINE void fail_next(const OpInfo& op, const Device& device, std::size_t next,
+                                                       std::size_t layers);
 
 using LeafChange = std::function<ValuePtr(const ValuePtr&, const Path&)>;
 /// A copy of an argument with each leaf replaced by f(leaf, path); what is no tree is copied. A leaf that holds nothing
@@ -43,35 +48,12 @@ template <class T>
   if constexpr (is_tree<T>()) visit(call, {}, x);
 }
 
-/// Sets the program's mode, and resets it however the block is left.
-class WithMode {
- public:
-  WithMode(State& state, State::Mode mode, std::vector<ValuePtr> saved = {})
-      : state_(state),
-        mode_(std::exchange(state.mode, mode)),
-        saved_(std::exchange(state.saved, std::move(saved))),
-        next_(std::exchange(state.next_saved, 0)) {}
-  WithMode(const WithMode&) = delete;
-  WithMode& operator=(const WithMode&) = delete;
-  ~WithMode() {
-    state_.mode = mode_;
-    state_.saved = std::move(saved_);
-    state_.next_saved = next_;
-  }
-
- private:
-  State& state_;
-  State::Mode mode_;
-  std::vector<ValuePtr> saved_;
-  std::size_t next_;
-};
-
-/// The backward pass of a checkpointed call: replays f lazily from its arguments and what it saved, to differentiate the
-/// replay by the arguments that are `wanted`. Ops of the replay compute their value only if a VJP asks for it.
+/// The backward pass of a checkpointed call: replays f lazily from its arguments and what it saved, to differentiate
+/// the replay by the arguments that are `wanted`. Ops of the replay compute their value only if a VJP asks for it.
 template <class F, class Args>
 std::shared_ptr<Backward> replay(const F& f, const Args& args, const std::vector<bool>& wanted,
-                             const std::vector<ValuePtr>& saved, const std::vector<ValuePtr>& cotangents,
-                             const std::shared_ptr<Device>& device) {
+                                 const std::vector<ValuePtr>& saved, const std::vector<ValuePtr>& cotangents,
+                                 const std::shared_ptr<Device>& device) {
   std::vector<Slot> leaves;
   const LeafChange fresh = [&](const ValuePtr& value, const Path&) {
     auto leaf = wanted[leaves.size()] ? as_leaf(*value) : detached(*value);
@@ -90,7 +72,7 @@ std::shared_ptr<Backward> replay(const F& f, const Args& args, const std::vector
 }
 
 template <class R>
-requires any_result<R>
+  requires any_result<R>
 struct checkpoint_hook<R> {
   template <class F, class... Args>
   static R run(const F& f, const Args&... args) {
@@ -140,7 +122,28 @@ struct checkpoint_hook<R> {
 };
 
 template <class R>
-requires any_result<R>
+  requires any_result<R>
+struct prefetch_hook<R> {
+  template <class F, class Layers>
+  static R run(const R& x, const F& gathers, const Layers& layers, std::size_t next, const Site& site) {
+    const OpInfo op{"prefetch", {}, site};
+    if (next > layers.size()) fail_next(op, *x.device(), next, layers.size());
+    const auto of = [&gathers](std::vector<typename Layers::value_type> some) -> std::function<void()> {
+      return [gathers, some = std::move(some)] {
+        for (const auto& layer : some) static_cast<void>(gathers(layer));
+      };
+    };
+    const auto begin = layers.begin(), here = begin + static_cast<std::ptrdiff_t>(next);
+    const auto ahead = std::min<std::ptrdiff_t>(2, layers.end() - here);
+    const auto behind = std::min<std::ptrdiff_t>(2, here - begin);
+    // In the order in which they will be needed.
+    return R(prefetched(op, x.value(), of({here, here + ahead}),
+                        of({std::reverse_iterator(here), std::reverse_iterator(here - behind)})));
+  }
+};
+
+template <class R>
+  requires any_result<R>
 struct value_and_grad_hook<R> {
   template <class M, class F, class W, class... Args>
   static R run(const M& mesh, F& f, const W& weights, const Args&... args) {
@@ -153,17 +156,20 @@ struct value_and_grad_hook<R> {
     };
     const W tracked = with_leaves(weights, track, "value_and_grad");
     State& s = state(mesh.device());
+    OverlapScope overlap(mesh.device());
     const auto live = [&] { return mesh.device()->pool()->stats().live; };
     const std::size_t before = live();
     s.pass = State::Pass::forward;
     const Stopwatch::Part outside = s.stopwatch.change(Stopwatch::forward);
     const auto loss = f(tracked, args...);
+    overlap.end_forward();
     s.kept = std::max(live(), before) - before;
     s.pass = State::Pass::backward;
     s.stopwatch.change(Stopwatch::backward);
     using Loss = std::remove_const_t<decltype(loss)>;
     const auto one = full<typename Loss::value_type, "">(mesh, {}, 1.0);
     auto cotangents = backward({{loss.value()->slot, one.value()}}, leaves);
+    overlap.end_backward();
     s.pass = State::Pass::none;
     s.stopwatch.change(outside);
     R result{Loss(detached(*loss.value())), {}};
@@ -191,8 +197,7 @@ struct value_and_grad_hook<R> {
     } else {
       [&]<std::size_t... I>(std::index_sequence<I...>) {
         (collect<M>(mesh, std::get<I>(fields(weights)), std::get<I>(fields(grads)), cotangents, i), ...);
-      }
-      (std::make_index_sequence<tree_width<W>>{});
+      }(std::make_index_sequence<tree_width<W>>{});
     }
   }
 };
@@ -202,7 +207,7 @@ struct value_and_grad_hook<R> {
 template <dtype D, Spec S>
 auto save_for_backward(const Tensor<D, S>& x, Site site) -> Tensor<D, S> {
   auto& state = detail::state(x.device());
-  if (state.mode == detail::State::Mode::eager) return x;
+  if (state.mode == detail::State::Mode::eager || state.mode == detail::State::Mode::start) return x;
   if (state.mode == detail::State::Mode::checkpoint) {
     auto kept = detail::detached(*x.value());
     kept->made_by = {"save_for_backward", {}, site};

@@ -8,6 +8,12 @@
 
 namespace shardlib::detail {
 
+SHARDLIB_INLINE void fail_next(const OpInfo& op, const Device& device, std::size_t next, std::size_t layers) {
+  throw Error(op.describe_call() + ": layer " + std::to_string(next) + " is said to come next, but there are " +
+              std::to_string(layers) + "; count from 0, and give " + std::to_string(layers) + " behind the last one (" +
+              device.describe() + ")");
+}
+
 SHARDLIB_INLINE std::vector<Kept> kept_below(const Node* root) {
   std::vector<Kept> kept;
   std::set<const Node*> seen;

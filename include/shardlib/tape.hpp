@@ -62,11 +62,8 @@ std::tuple<const T&...> save(const T&... t) {
 }
 template <class X, class... Saved, class F>
 auto vjp(const X& x, std::tuple<const Saved&...> saved, F f) {
-  return std::apply(
-      [&](const auto&... s) {
-        return Vjp<X, F, Saved...>{&x.value(), {&s.value()...}, std::move(f)};
-      },
-      saved);
+  return std::apply([&](const auto&... s) { return Vjp<X, F, Saved...>{&x.value(), {&s.value()...}, std::move(f)}; },
+                    saved);
 }
 
 /// A VJP that needs the op's own result: f(cotangent, result).
@@ -160,7 +157,10 @@ using Kernel = std::function<Buffer(const Value& out)>;
 /// zero, whatever the op made of it; so sums, einsums and collectives need not know of padding.
 [[gnu::cold]] SHARDLIB_INLINE Buffer run(const Kernel& kernel, const Value& out);
 
-/// Computes the value now, or in a replay when somebody asks.
+/// Leaves the value for when somebody asks.
+[[gnu::cold]] SHARDLIB_INLINE void put_off(const ValuePtr& out, Kernel kernel);
+
+/// Computes the value now, or leaves it for later: in a replay.
 [[gnu::cold]] SHARDLIB_INLINE void evaluate(const std::shared_ptr<Value>& out, Kernel kernel);
 
 /// The op spec of a transpose: from the result's cotangent to the operand's.

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "shardlib/observe.hpp"
+#include "shardlib/overlap.hpp"
 #include "shardlib/padding.hpp"
 
 namespace shardlib::detail {
@@ -35,8 +36,8 @@ SHARDLIB_INLINE void attach(const std::shared_ptr<Value>& out, std::vector<Node:
                             std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>&)> joint) {
   bool any = false;
   for (const auto& edge : edges) any = any || edge.input;
-  if (!any) return;
   State& s = state(out->device);
+  if (!any || s.mode == State::Mode::start) return;
   if (s.mode == State::Mode::checkpoint) {
     const auto outside = std::find_if(edges.begin(), edges.end(), [](const auto& e) { return bool(e.input); });
     const Node& maker = *outside->input.node;
@@ -54,6 +55,7 @@ SHARDLIB_INLINE void attach(const std::shared_ptr<Value>& out, std::vector<Node:
 }
 
 SHARDLIB_INLINE Buffer run(const Kernel& kernel, const Value& out) {
+  make_progress(state(out.device));
   count(out);
   try {
     Buffer result = observed(out, [&] { return kernel(out); });
@@ -68,16 +70,19 @@ SHARDLIB_INLINE Buffer run(const Kernel& kernel, const Value& out) {
   }
 }
 
-SHARDLIB_INLINE void evaluate(const std::shared_ptr<Value>& out, Kernel kernel) {
-  if (state(out->device).mode != State::Mode::replay) {
-    out->storage->buffer = run(kernel, *out);
-    return;
-  }
-  // A copy without storage and slot: the storage must not hold itself.
-  auto shape = std::make_shared<Value>(*out);
-  shape->slot = {};
-  shape->storage = nullptr;
+SHARDLIB_INLINE void put_off(const ValuePtr& out, Kernel kernel) {
+  // A copy without this storage and slot: the storage must not hold itself. What runs again has none at all: observers
+  // know it by that.
+  auto shape = detached(*out);
+  const bool again = state(out->device).mode == State::Mode::replay;
+  shape->storage = again ? nullptr : std::make_shared<Storage>();
   out->storage->compute = [kernel = std::move(kernel), shape = std::move(shape)] { return run(kernel, *shape); };
+}
+
+SHARDLIB_INLINE void evaluate(const std::shared_ptr<Value>& out, Kernel kernel) {
+  const State::Mode mode = state(out->device).mode;
+  if (mode == State::Mode::replay || mode == State::Mode::start) return put_off(out, std::move(kernel));
+  out->storage->buffer = run(kernel, *out);
 }
 
 SHARDLIB_INLINE ValuePtr record_erased(const OpInfo& op, const std::shared_ptr<Device>& device, DType dtype,

@@ -85,6 +85,13 @@ struct Slot {
 struct Storage {
   Buffer buffer;
   std::function<Buffer()> compute;
+
+  /// Computes now what was left for later.
+  void settle() {
+    if (!compute) return;
+    const auto how = std::exchange(compute, nullptr);
+    buffer = how();
+  }
 };
 
 struct Value;
@@ -104,12 +111,9 @@ struct Value {
 
   [[nodiscard]] std::int64_t count() const { return product(local); }
   [[nodiscard]] std::size_t bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype); }
-  /// The block, computed now if a replay left it out.
+  /// The block, computed now if that was left for later.
   [[nodiscard]] const Buffer& data() const {
-    if (storage->compute) {
-      const auto how = std::exchange(storage->compute, nullptr);
-      storage->buffer = how();
-    }
+    storage->settle();
     note_read(*this);
     return storage->buffer;
   }
@@ -119,18 +123,42 @@ struct Value {
   }
 };
 
+/// A collective that runs beside the ops which follow it, until an op asks for its result. Dropped, it is left to
+/// itself, since a device that fails must not wait for the others.
+struct Started {
+  Request request;
+  Buffer result;       ///< what `request` fills
+  std::uint64_t hook;  ///< State::hooks when it was started, or asked for once more
+  bool done = false;
+
+  /// Of a gather: its operand, and the value that takes the result when it is read.
+  ValuePtr operand, gathered;
+  /// Of the sum of a gradient: the same.
+  std::weak_ptr<Storage> gradient;
+  Buffer sent;  ///< and what is summed, until then: so memory does not depend on when peers have read it
+
+  Started(Request r, Buffer b, std::uint64_t h) : request(std::move(r)), result(std::move(b)), hook(h) {}
+  Started(const Started&) = delete;
+  Started& operator=(const Started&) = delete;
+  ~Started() { request.drop(); }
+};
+
 /// State of one device's program.
 struct State {
   enum class Mode {
     eager,       ///< compute, and record what differentiation needs
     checkpoint,  ///< inside explicit_activation_checkpointing, forward: compute, record nothing
-    replay       ///< the same function in the backward pass: record, compute on demand
+    replay,      ///< the same function in the backward pass: record, compute on demand
+    start        ///< start gathers and scatters, compute on demand, record nothing
   };
   Mode mode = Mode::eager;
   std::vector<ValuePtr> saved;  ///< what save_for_backward keeps (checkpoint) or gives back (replay)
   std::size_t next_saved = 0;
   std::uint64_t sequence = 0;  ///< numbers the nodes of the tape
   std::vector<std::map<std::string, DimSize, std::less<>>> scopes;
+  std::vector<std::shared_ptr<Started>> started;  ///< in this order
+  bool overlaps = false;    ///< the function that is differentiated prefetches: its gradients are summed beside it
+  std::uint64_t hooks = 0;  ///< that `prefetch` has run, forward or backward
 
   struct Count {
     std::int64_t calls = 0;
@@ -173,6 +201,29 @@ struct State {
 };
 
 [[gnu::cold]] SHARDLIB_INLINE State& state(const std::shared_ptr<Device>& device);
+
+/// Sets the program's mode, and resets it however the block is left.
+class WithMode {
+ public:
+  WithMode(State& state, State::Mode mode, std::vector<ValuePtr> saved = {})
+      : state_(state),
+        mode_(std::exchange(state.mode, mode)),
+        saved_(std::exchange(state.saved, std::move(saved))),
+        next_(std::exchange(state.next_saved, 0)) {}
+  WithMode(const WithMode&) = delete;
+  WithMode& operator=(const WithMode&) = delete;
+  ~WithMode() {
+    state_.mode = mode_;
+    state_.saved = std::move(saved_);
+    state_.next_saved = next_;
+  }
+
+ private:
+  State& state_;
+  State::Mode mode_;
+  std::vector<ValuePtr> saved_;
+  std::size_t next_;
+};
 
 [[gnu::cold]] SHARDLIB_INLINE void note_read(const Value& value);
 

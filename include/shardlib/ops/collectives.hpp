@@ -9,6 +9,7 @@
 #include "shardlib/detail/inline.hpp"
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/reduce.hpp"
+#include "shardlib/overlap.hpp"
 #include "shardlib/padding.hpp"
 #include "shardlib/shapes.hpp"
 #include "shardlib/tape.hpp"
@@ -21,8 +22,10 @@ using AxisList = std::vector<std::string_view>;
 /// The axes in the order of the mesh, which fixes the order of a sum over them.
 SHARDLIB_INLINE AxisList in_mesh_order(const Device& device, const Axes& axes);
 
-/// Starts and completes an operation of a communicator. The device's stopwatch counts it as communication, waiting for
-/// the others included.
+/// Starts an operation of a communicator. The device's stopwatch counts it as communication.
+SHARDLIB_INLINE Request begin(const Value& shape, const std::function<Request()>& start);
+
+/// Starts and completes an operation; waiting for the others is communication too.
 SHARDLIB_INLINE void complete(const Value& shape, const std::function<Request()>& start);
 
 SHARDLIB_INLINE void add_traffic(const Value& shape, std::size_t bytes, const AxisList& axes);
@@ -30,6 +33,12 @@ SHARDLIB_INLINE void add_traffic(const Value& shape, std::size_t bytes, const Ax
 SHARDLIB_INLINE Buffer gather(const Value& in, const Value& out);
 
 SHARDLIB_INLINE Buffer scatter(const Value& in, const Value& out);
+
+/// In State::Mode::start: begins what `gather` will complete.
+[[gnu::cold]] SHARDLIB_INLINE void gather_ahead(const ValuePtr& in, const ValuePtr& out);
+
+/// In State::Mode::start: begins the reduce_scatter, and leaves waiting for it to who asks for `out`.
+[[gnu::cold]] SHARDLIB_INLINE void scatter_ahead(const ValuePtr& in, const ValuePtr& out);
 
 SHARDLIB_INLINE Buffer reduce(const Value& in, const Value& out, const AxisList& axes, Reduction op);
 
@@ -61,10 +70,13 @@ auto all_gather(const Tensor<D, S>& x, Site site)
               detail::result_of<rules::all_gather, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::all_gather, O, S>>;
   const detail::OpInfo op{"all_gather", O, site};
-  return detail::record_unary<"all_gather", Out>(
+  const Out out = detail::record_unary<"all_gather", Out>(
       op, x, x.value()->global, detail::gather, detail::vjp(x, detail::save(), [](const auto& ct) {
+        const detail::SumBeside beside(ct.device());
         return reduce_scatter<detail::transpose_op<Out, Tensor<D, S>>(), detail::sum_of<D>>(ct);
       }));
+  detail::gather_ahead(x.value(), out.value());
+  return out;
 }
 
 template <Op O, class Sum, dtype D, Spec S>
@@ -73,10 +85,12 @@ auto reduce_scatter(const Tensor<D, S>& x, Site site)
               detail::result_of<rules::reduce_scatter, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::reduce_scatter, O, S>>;
   const detail::OpInfo op{"reduce_scatter", O, site};
-  return detail::record_unary<"reduce_scatter", Out>(op, x, x.value()->global, detail::scatter,
-                                                     detail::vjp(x, detail::save(), [](const auto& ct) {
-                                                       return all_gather<detail::transpose_op<Out, Tensor<D, S>>()>(ct);
-                                                     }));
+  const Out out = detail::record_unary<"reduce_scatter", Out>(
+      op, x, x.value()->global, detail::scatter, detail::vjp(x, detail::save(), [](const auto& ct) {
+        return all_gather<detail::transpose_op<Out, Tensor<D, S>>()>(ct);
+      }));
+  detail::scatter_ahead(x.value(), out.value());
+  return out;
 }
 
 template <Op O, class Sum, dtype D, Spec S>

@@ -17,6 +17,14 @@ SHARDLIB_INLINE AxisList in_mesh_order(const Device& device, const Axes& axes) {
   return ordered;
 }
 
+SHARDLIB_INLINE Request begin(const Value& shape, const std::function<Request()>& start) {
+  Stopwatch& stopwatch = state(shape.device).stopwatch;
+  const Stopwatch::Part outside = stopwatch.change(Stopwatch::communication);
+  Request request = start();
+  stopwatch.change(outside);
+  return request;
+}
+
 SHARDLIB_INLINE void complete(const Value& shape, const std::function<Request()>& start) {
   Stopwatch& stopwatch = state(shape.device).stopwatch;
   const Stopwatch::Part outside = stopwatch.change(Stopwatch::communication);
@@ -88,18 +96,56 @@ inline Difference resharded(const Device& device, const TensorSpec& less, const 
   return d;
 }
 
+/// The result of what runs beside.
+inline Buffer finish(const std::shared_ptr<Started>& started, const Value& out) {
+  std::erase(state(out.device).started, started);
+  complete(out, [&] { return std::move(started->request); });
+  started->sent = {};
+  return std::move(started->result);
+}
+
+SHARDLIB_INLINE void gather_ahead(const ValuePtr& in, const ValuePtr& out) {
+  State& s = state(out->device);
+  if (s.mode != State::Mode::start) return;
+  if (const auto started = find_started(*in, *out)) {
+    started->hook = s.hooks;
+    return;
+  }
+  auto& group = out->device->group(resharded(*out->device, *out->spec, *in->spec).axes);
+  if (group.size() == 1) return;
+  const Buffer rows = allocate(*out), mine = in->data();
+  auto started = std::make_shared<Started>(begin(*out, [&] { return group.all_gather(mine, rows); }), rows, s.hooks);
+  started->operand = in;
+  started->gathered = out;
+  s.started.push_back(std::move(started));
+}
+
 SHARDLIB_INLINE Buffer gather(const Value& in, const Value& out) {
   const Difference d = resharded(*out.device, *out.spec, *in.spec);
   auto& group = out.device->group(d.axes);
   if (group.size() == 1) return in.data();
   add_traffic(out, in.bytes() * static_cast<std::size_t>(group.size() - 1), d.axes);
-  Buffer rows = allocate(out);
-  const Buffer mine = in.data();
-  complete(out, [&] { return group.all_gather(mine, rows); });
+  Buffer rows;
+  if (const auto started = find_started(in, out)) {
+    note_read(in);
+    rows = finish(started, out);
+  } else {
+    rows = allocate(out);
+    const Buffer mine = in.data();
+    complete(out, [&] { return group.all_gather(mine, rows); });
+  }
   if (rows_are_whole(d.cuts, out.local)) return rows;
   Buffer whole = allocate(out);
   regroup(out.device->exec(), size_of(out.dtype), d.cuts, out.local, rows.data(), whole.data(), false);
   return whole;
+}
+
+/// The blocks of a value in rank order.
+inline Buffer rows_of(const Value& in, const std::vector<Cut>& cuts) {
+  if (rows_are_whole(cuts, in.local)) return in.data();
+  Buffer rows = allocate(in);
+  regroup(in.device->exec(), size_of(in.dtype), cuts, in.local, in.data().data(), rows.data(), true);
+  return rows;
 }
 
 SHARDLIB_INLINE Buffer scatter(const Value& in, const Value& out) {
@@ -107,14 +153,29 @@ SHARDLIB_INLINE Buffer scatter(const Value& in, const Value& out) {
   auto& group = out.device->group(d.axes);
   if (group.size() == 1) return in.data();
   add_traffic(out, out.bytes() * static_cast<std::size_t>(group.size() - 1), d.axes);
-  Buffer rows = in.data();
-  if (!rows_are_whole(d.cuts, in.local)) {
-    rows = allocate(in);
-    regroup(out.device->exec(), size_of(in.dtype), d.cuts, in.local, in.data().data(), rows.data(), true);
-  }
-  Buffer part = allocate(out);
+  const Buffer rows = rows_of(in, d.cuts), part = allocate(out);
   complete(out, [&] { return group.reduce_scatter(rows, part, out.dtype, Reduction::sum); });
   return part;
+}
+
+SHARDLIB_INLINE void scatter_ahead(const ValuePtr& in, const ValuePtr& out) {
+  State& s = state(out->device);
+  if (s.mode != State::Mode::start) return;
+  const Difference d = resharded(*out->device, *in->spec, *out->spec);
+  auto& group = out->device->group(d.axes);
+  if (group.size() == 1) return out->storage->settle();
+  const Buffer rows = rows_of(*in, d.cuts), part = allocate(*out);
+  const auto started = std::make_shared<Started>(
+      begin(*out, [&] { return group.reduce_scatter(rows, part, out->dtype, Reduction::sum); }), part, s.hooks);
+  started->gradient = out->storage;
+  started->sent = rows;
+  s.started.push_back(started);
+  // Observers are told what an op has read when it completes, so until then the operand must keep its block.
+  put_off(out, [started, d, read = s.note_reads ? in : nullptr](const Value& shape) {
+    if (read) note_read(*read);
+    add_traffic(shape, shape.bytes() * static_cast<std::size_t>(shape.device->group(d.axes).size() - 1), d.axes);
+    return finish(started, shape);
+  });
 }
 
 SHARDLIB_INLINE Buffer reduce(const Value& in, const Value& out, const AxisList& axes, Reduction op) {

@@ -7,6 +7,7 @@
 
 #include "shardlib/gradient.hpp"
 #include "shardlib/shapes/result.hpp"
+#include "shardlib/tree.hpp"
 
 namespace shardlib {
 
@@ -65,5 +66,16 @@ Checkpointed<F> explicit_activation_checkpointing(F f) {
 /// Keeps x for the backward pass inside explicit_activation_checkpointing; elsewhere everything is kept anyway.
 template <dtype D, Spec S>
 auto save_for_backward(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<D, S>;
+
+/// x, before layer number `next` gets it (or none, behind the last layer). Forward it starts the all_gathers in
+/// `gathers(layer)` of that layer and of the one after it; the backward pass, when it comes back to this point, those
+/// of the two layers before. They run beside the computation until the layer itself calls all_gather for the same
+/// weights. Sums of gradients, the transposes of gathers, then run beside the backward pass too. `x = prefetch(x,
+/// gathers, w.layers, i)`
+template <dtype D, Spec S, class F, Spec N, class Layer>
+auto prefetch(const Tensor<D, S>& x, const F& gathers, const Array<N, Layer>& layers, std::size_t next,
+              Site site = Site::current()) -> Tensor<D, S> {
+  return detail::prefetch_hook<Tensor<D, S>>::run(x, gathers, layers, next, site);
+}
 
 }  // namespace shardlib

@@ -103,6 +103,8 @@ struct map_hook : no_hook<R> {};
 template <class R>
 struct checkpoint_hook : no_hook<R> {};
 template <class R>
+struct prefetch_hook : no_hook<R> {};
+template <class R>
 struct value_and_grad_hook : no_hook<R> {};
 
 /// The spec of the sum of all elements.

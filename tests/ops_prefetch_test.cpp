@@ -1,0 +1,342 @@
+// prefetch: gathers that run beside the layer before theirs, and sums of gradients beside the backward pass.
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "shardlib/comm/dry.hpp"
+#include "shardlib/grad.hpp"
+#include "shardlib/observe.hpp"
+#include "shardlib/ops/collectives.hpp"
+#include "shardlib/ops/create.hpp"
+#include "shardlib/ops/einsum.hpp"
+#include "shardlib/ops/elementwise.hpp"
+#include "shardlib/ops/reductions.hpp"
+#include "support.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+using Grid = Mesh<"d t">;
+using X = Tensor<f32, "B/d M">;
+using Loss = Tensor<f32, "+d +t">;
+
+struct Weights {
+  Tensor<f32, "M/d H/t"> in;
+  Tensor<f32, "H/t M/d"> out;  // whose blocks need another order once they are gathered
+};
+struct Model {
+  Tensor<f32, "M/t/d"> gain;  // before the layers, so that these have an input that is differentiated
+  Array<"layers", Weights> layers;
+};
+
+struct Gathered {
+  Tensor<f32, "M H/t"> in;
+  Tensor<f32, "H/t M"> out;
+};
+Gathered gathered(const Weights& w) {
+  return {all_gather<"M/d H/t -> M H/t">(w.in), all_gather<"H/t M/d -> H/t M">(w.out)};
+}
+template <bool saves>
+X layer(const X& x, const Weights& w) {
+  const auto [in, out] = gathered(w);
+  auto hidden = tanh(einsum_unreduced<"B/d M, M H/t -> B/d H/t">(x, in));
+  if constexpr (saves) hidden = save_for_backward(hidden);
+  return x + all_reduce<"B/d M +t -> B/d M">(einsum_unreduced<"B/d H/t, H/t M -> B/d M +t">(hidden, out));
+}
+
+enum class How { plain, prefetch };
+template <class Layer, class Gathers>
+X through(const X& start, const Array<"layers", Weights>& layers, How how, const Layer& layer, const Gathers& gathers) {
+  X x = start;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    if (how == How::prefetch) x = prefetch(x, gathers, layers, i);
+    x = explicit_activation_checkpointing(layer)(x, layers[i]);
+  }
+  return how == How::prefetch ? prefetch(x, gathers, layers, layers.size()) : x;
+}
+Loss mean_square(const X& x) {
+  return to_partial<"+d -> +d +t">(sum(square(x)));
+}
+Loss loss(const Model& w, const X& x, How how) {
+  return mean_square(through(x * all_gather<"M/t/d -> M">(w.gain), w.layers, how, layer<false>, gathered));
+}
+
+constexpr std::int64_t rows = 4, width = 48, hidden = 96;
+Model model(const Grid& mesh, std::int64_t layers) {
+  const Sizes sizes{{"M", width}, {"H", hidden}};
+  Model w{random_normal<f32, "M/t/d">(mesh, sizes, {1, 0}), {}};
+  for (std::int64_t i = 0; i < layers; ++i) {
+    const auto stream = static_cast<std::uint64_t>(i);
+    w.layers.push_back({random_normal<f32, "M/d H/t">(mesh, sizes, {2, stream}) * 0.1,
+                        random_normal<f32, "H/t M/d">(mesh, sizes, {3, stream}) * 0.1});
+  }
+  return w;
+}
+X input(const Grid& mesh) {
+  return random_normal<f32, "B/d M">(mesh, {{"B", rows * mesh.size("d")}, {"M", width}}, {4, 0});
+}
+std::size_t gathered_bytes(const Grid& mesh) {
+  return 2 * sizeof(float) * static_cast<std::size_t>(width * hidden / mesh.size("t"));
+}
+
+template <class A, class B>
+void expect_same_bits(const A& a, const B& b, const std::string& what) {
+  for_each_leaf(
+      [&](std::string_view name, const auto& x, const auto& y) {
+        expect(x.span().size() == y.span().size() && !x.span().empty(), what + ": " + std::string(name) + " is empty");
+        expect(std::memcmp(x.span().data(), y.span().data(), x.span().size_bytes()) == 0,
+               what + ": " + std::string(name) + " differs");
+      },
+      a, b);
+}
+
+std::size_t under_way(const detail::State& state, bool gathers) {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(state.started, [&](const auto& s) { return bool(s->gathered) == gathers; }));
+}
+
+/// "all_gather 12 calls 3456 bytes, ..." of all collectives on this device during f.
+template <class F>
+std::string traffic(const std::shared_ptr<Device>& device, const F& f) {
+  auto& counts = detail::state(device).counts;
+  counts.clear();
+  f();
+  std::string text;
+  for (const char* name : {"all_gather", "reduce_scatter"})
+    text += std::string(name) + " " + std::to_string(counts[name].calls) + " calls " +
+            std::to_string(counts[name].bytes) + " bytes, ";
+  return text;
+}
+
+const std::vector<std::string> meshes{"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=3,t=1", "d=4,t=1", "d=2,t=2"};
+
+}  // namespace
+
+TEST_CASE("prefetch changes no bit, and each gather and sum is one collective", "[ops][prefetch]") {
+  for (const std::string& text : meshes) {
+    INFO(text);
+    on_mesh(text, [](const std::shared_ptr<Device>& device) {
+      const Grid mesh(device);
+      const X x = input(mesh);
+      for (const std::int64_t layers : {1, 2, 5}) {
+        const Model w = model(mesh, layers);
+        std::pair<Loss, Model> plain, ahead;
+        const std::string expected = traffic(device, [&] { plain = value_and_grad(mesh, loss, w, x, How::plain); });
+        const std::string found = traffic(device, [&] { ahead = value_and_grad(mesh, loss, w, x, How::prefetch); });
+        expect(found == expected, found + "instead of " + expected);
+        expect_same_bits(plain.first, ahead.first, "loss");
+        expect_same_bits(plain.second, ahead.second, "gradient");
+        expect_same_bits(plain.first, loss(w, x, How::prefetch), "the loss alone");
+        expect(detail::state(device).started.empty(), "something is under way behind the end");
+      }
+    });
+    SUCCEED();
+  }
+}
+
+TEST_CASE("the gathers of the next layer run beside each layer, and the gradients' sums", "[ops][prefetch]") {
+  on_mesh("d=2,t=1", [](const std::shared_ptr<Device>& device) {
+    const Grid mesh(device);
+    const Model w = model(mesh, 5);
+    const X x = input(mesh);
+    const detail::State& state = detail::state(device);
+    std::vector<std::size_t> forward, backward;
+    std::size_t most_sums = 0, fewest_sums = 100;
+    {
+      const detail::Observing watch(device, [&](const detail::State::Ran& ran) {
+        const std::string_view op = ran.op.name;
+        if (op == "reduce_scatter") expect(!ran.recomputed, "a gradient's sum is no recompute");
+        if (op != "tanh") return;  // once a layer and pass
+        (ran.recomputed ? backward : forward).push_back(under_way(state, true));
+        if (!ran.recomputed) return;
+        most_sums = std::max(most_sums, under_way(state, false));
+        if (backward.size() > 1) fewest_sums = std::min(fewest_sums, under_way(state, false));
+      });
+      value_and_grad(mesh, loss, w, x, How::prefetch);
+    }
+    // Those of the next layer: a layer has asked for its own before.
+    expect_equal(forward, {2, 2, 2, 2, 0});
+    expect_equal(backward, {2, 2, 2, 2, 0});
+    expect(fewest_sums >= 2 && most_sums <= 4,
+           "sums under way: " + std::to_string(fewest_sums) + " to " + std::to_string(most_sums));
+  });
+  SUCCEED();
+}
+
+namespace {
+
+/// The most memory that f takes at once, beyond what is there.
+template <class F>
+std::size_t peak(const std::shared_ptr<Device>& device, const F& f) {
+  device->pool()->reset_peak();
+  const std::size_t before = device->pool()->stats().live;
+  f();
+  return device->pool()->stats().peak - before;
+}
+
+struct Peaks {
+  std::size_t forward, backward;
+};
+Peaks peaks(const std::shared_ptr<Device>& device, std::int64_t layers, How how) {
+  const Grid mesh(device);
+  const Model w = model(mesh, layers);
+  const X x = input(mesh);
+  return {peak(device, [&] { loss(w, x, how); }), peak(device, [&] { value_and_grad(mesh, loss, w, x, how); })};
+}
+
+void expect_two_layers(const std::shared_ptr<Device>& device) {
+  const std::size_t gathered = gathered_bytes(Grid(device));
+  for (const std::int64_t layers : {3, 9}) {
+    const Peaks plain = peaks(device, layers, How::plain), ahead = peaks(device, layers, How::prefetch);
+    expect(ahead.forward > plain.forward && ahead.forward <= plain.forward + gathered,
+           "forward " + std::to_string(ahead.forward) + ", plain " + std::to_string(plain.forward));
+    // The next layer's weights, and the gradients of the layer before: each as large as a gathered layer.
+    expect(ahead.backward > plain.backward && ahead.backward <= plain.backward + 2 * gathered,
+           "backward " + std::to_string(ahead.backward) + ", plain " + std::to_string(plain.backward));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("prefetch keeps two gathered layers at most, however many there are", "[ops][prefetch]") {
+  for (const std::string text : {"d=2,t=1", "d=4,t=1", "d=2,t=2"}) {
+    INFO(text);
+    on_mesh(text, expect_two_layers);
+    SUCCEED();
+  }
+}
+
+TEST_CASE("a dry run of prefetch counts and takes what a real one does", "[ops][prefetch]") {
+  const auto dry = std::make_shared<Device>(parse_mesh("d=2,t=2"), 0, std::make_shared<DryWorld>());
+  expect_two_layers(dry);
+  const auto step = [](const std::shared_ptr<Device>& device) {
+    const Grid mesh(device);
+    const Model w = model(mesh, 4);
+    const X x = input(mesh);
+    return traffic(device, [&] { value_and_grad(mesh, loss, w, x, How::prefetch); });
+  };
+  const std::string counted = step(dry);
+  const Peaks planned = peaks(dry, 4, How::prefetch);
+  dry->clear_local();
+  on_mesh("d=2,t=2", [&](const std::shared_ptr<Device>& device) {
+    expect(step(device) == counted, "a dry run counts " + counted);
+    const Peaks real = peaks(device, 4, How::prefetch);
+    expect(real.forward == planned.forward && real.backward == planned.backward,
+           "planned " + std::to_string(planned.backward) + ", taken " + std::to_string(real.backward));
+  });
+  SUCCEED();
+}
+
+TEST_CASE("what the derivatives of a layer do not need is gathered for nothing, and counted", "[ops][prefetch]") {
+  on_mesh("d=2,t=1", [](const std::shared_ptr<Device>& device) {
+    const Grid mesh(device);
+    const Model w = model(mesh, 3);
+    const X x = input(mesh);
+    // Nothing differentiates the input of the first layer, so nobody needs its gathered `in` again.
+    const auto of_layers = [](const Array<"layers", Weights>& layers, const X& x, How how) {
+      return mean_square(through(x, layers, how, layer<true>, gathered));
+    };
+    auto& counts = detail::state(device).counts;
+    counts.clear();
+    const auto plain = value_and_grad(mesh, of_layers, w.layers, x, How::plain);
+    const auto without = counts["all_gather"];
+    counts.clear();
+    const auto ahead = value_and_grad(mesh, of_layers, w.layers, x, How::prefetch);
+    const auto with = counts["all_gather"];
+    expect(without.calls == 11 && with.calls == 12, std::to_string(with.calls) + " gathers");
+    expect(with.bytes == without.bytes + static_cast<std::int64_t>(gathered_bytes(mesh) / 4), "bytes");
+    expect_same_bits(plain.second, ahead.second, "gradient");
+  });
+  SUCCEED();
+}
+
+TEST_CASE("prefetch says what is wrong", "[ops][prefetch]") {
+  on_mesh("d=2,t=1", [](const std::shared_ptr<Device>& device) {
+    const Grid mesh(device);
+    const Model w = model(mesh, 3);
+    const X x = input(mesh);
+    const auto where = [](int line) { return " at " + std::string(__FILE__) + ":" + std::to_string(line); };
+    const std::string on = " (" + device->describe() + ")";
+
+    const int other_line = __LINE__ + 1;
+    const auto others = [](const Weights& v) { return all_gather<"M/d H/t -> M H/t">(v.in * 1.0); };
+    const std::string unused =
+        "all_gather<`M/d H/t -> M H/t`>" + where(other_line) +
+        ": prefetch has started it, but the layer has not asked for its result: let the layer gather the same tensors "
+        "with the same function that prefetch is given" +
+        on;
+    expect_error<Error>([&] { through(x, w.layers, How::prefetch, layer<false>, others); }, unused);
+    detail::state(device).started.clear();
+    // Without a later prefetch the end of the forward pass notices.
+    const auto one = [&](const Array<"layers", Weights>& layers) {
+      return mean_square(layer<false>(prefetch(x, others, layers, 2), layers[2]));
+    };
+    expect_error<Error>([&] { value_and_grad(mesh, one, w.layers); }, unused);
+
+    const int next_line = __LINE__ + 1;
+    expect_error<Error>([&] { prefetch(x, gathered, w.layers, 4); },
+                        "prefetch" + where(next_line) +
+                            ": layer 4 is said to come next, but there are 3; count from 0, and give 3 behind the last "
+                            "one" +
+                            on);
+    const int inside_line = __LINE__ + 1;
+    const auto inside = [&](const X& y) { return prefetch(y, gathered, w.layers, 0); };
+    expect_error<Error>([&] { explicit_activation_checkpointing(inside)(x); },
+                        "prefetch" + where(inside_line) +
+                            ": inside explicit_activation_checkpointing it would start gathers that the backward pass "
+                            "does not ask for; call it between the layers, outside" +
+                            on);
+    expect(detail::state(device).started.empty(), "errors leave nothing under way");
+  });
+  SUCCEED();
+}
+
+TEST_CASE("an op that throws while gathers and sums are under way leaves none of them", "[ops][prefetch]") {
+  for (const std::string& text : meshes) {
+    INFO(text);
+    on_mesh(text, [](const std::shared_ptr<Device>& device) {
+      const Grid mesh(device);
+      const Model w = model(mesh, 5);
+      const X x = input(mesh);
+      const auto expected = value_and_grad(mesh, loss, w, x, How::plain);
+      for (const int fatal : {3, 8, 20, 25}) {  // among the einsums: forward there are 10, then recomputed ones too
+        int einsums = 0;
+        bool thrown = false;
+        {
+          const detail::Observing watch(device, [&](const detail::State::Ran& ran) {
+            if (std::string_view(ran.op.name) == "einsum_unreduced" && ++einsums == fatal) throw Error("enough");
+          });
+          try {
+            value_and_grad(mesh, loss, w, x, How::prefetch);
+          } catch (const Error&) {
+            thrown = true;
+          }
+        }
+        expect(thrown, "nothing was thrown");
+        expect(detail::state(device).started.empty(), "something is still under way");
+      }
+      // What the others still have to copy is theirs; the device goes on.
+      const auto again = value_and_grad(mesh, loss, w, x, How::prefetch);
+      expect_same_bits(expected.first, again.first, "loss");
+      expect_same_bits(expected.second, again.second, "gradient");
+    });
+    SUCCEED();
+  }
+  // One device alone: the others must not wait for it for ever.
+  if (under_mpi()) return;
+  REQUIRE_THROWS_WITH(on_mesh("d=4,t=1",
+                              [](const std::shared_ptr<Device>& device) {
+                                const Grid mesh(device);
+                                const Model w = model(mesh, 3);
+                                const auto failing = [&](const Model& v, const X& x) {
+                                  const Loss result = loss(v, x, How::prefetch);
+                                  prefetch(x, gathered, v.layers, 0);
+                                  if (mesh.coordinate("d") == 1) throw Error("enough");
+                                  return result;
+                                };
+                                value_and_grad(mesh, failing, w, input(mesh));
+                              }),
+                      "enough");
+}
