@@ -61,4 +61,14 @@ figures=build/benchmarks/benchmarks/figures
     echo "(not over a slow link: benchmarks/pipeline.py --rate 1gbit needs root and iproute2)"
   fi
   echo '```'
+  echo
+  echo "# Communication beside computation"
+  echo
+  echo '```'
+  if [ "$(id -u)" = 0 ] && command -v ip >/dev/null && command -v tc >/dev/null; then
+    benchmarks/overlap.py
+  else
+    echo "(not measured: benchmarks/overlap.py needs root and iproute2)"
+  fi
+  echo '```'
 } | tee benchmarks/results.md

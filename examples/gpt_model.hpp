@@ -169,8 +169,9 @@ inline auto logits(const Model& w, const Tensor<i32, "B/d L">& inputs, const Mas
     x = caches != nullptr ? layer(x, mask, w.layers[i], form, {sampling.offset, sampling.places, &(*caches)[i]})
                           : explicit_activation_checkpointing(layer)(x, mask, w.layers[i], form, sampling);
   }
-  if (form.prefetch) x = prefetch(x, layer_weights, w.layers, w.layers.size());  // for the backward pass
-  return unembedded(x, w.final_norm, w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M">(w.unembed[0]));
+  const auto y = unembedded(x, w.final_norm, w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M">(w.unembed[0]));
+  // The backward pass begins here: the last layers' weights come while it unembeds.
+  return form.prefetch ? prefetch(y, layer_weights, w.layers, w.layers.size()) : y;
 }
 
 // Cross-entropy over a vocabulary that is sharded over t, without gathering it. Per token and still partial over t.

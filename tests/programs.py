@@ -198,6 +198,8 @@ def training(p):
     run.check(spelled and apart(spelled, curves["d=2,t=2"]) < 1e-5, "--attention fused trains as the spelled attention")
     run, library = p.metrics("--mesh=d=2,t=2", *length, "--library-optimizer")
     run.check(library and apart(library, curves["d=2,t=2"]) < 1e-6, "--library-optimizer trains as the spelled AdamW")
+    run, ahead = p.metrics("--mesh=d=2,t=2", *length, "--prefetch")
+    run.check(numbers(ahead) == numbers(curves["d=2,t=2"]), "--prefetch changes no bit")
 
 
 def tree(folder):
@@ -294,7 +296,7 @@ def other_options(p):
             ["--help"],
             "--data --mesh --steps --batch --seq --layers --d-model --n-q-per-kv --n-kv --d-head --d-ff --tied "
             "--learning-rate --warmup --weight-decay --clip --seed --metrics --max-tokens --prompt --temperature "
-            "--attention --library-loss --library-optimizer --report-kept --run --tokenizer --preset --config",
+            "--attention --library-loss --library-optimizer --prefetch --report-kept --run --tokenizer --preset --config",
         ),
     ]:
         for ranks in [0, 2] if p.mpiexec else [0]:

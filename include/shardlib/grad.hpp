@@ -244,6 +244,7 @@ std::vector<Kept> kept_for_backward(F&& f, const W& weights, const Args&... args
     return leaf;
   });
   const auto loss = f(tracked, args...);
+  detail::OverlapScope(loss.value()->device).end_forward();
   return detail::kept_below(loss.value()->slot.node.get());
 }
 

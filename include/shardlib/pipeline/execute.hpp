@@ -203,7 +203,9 @@ template <Spec P, Spec A, class Program, class W>
   detail::StageProgram stages = detail::with_loss<Types>(mesh, microbatches, program, tracked, sizes);
   stages.differentiate = true;
   stages.weights = std::move(leaves);
+  core::OverlapScope overlap(mesh.stage().device());
   detail::StepValues values = detail::run(stages, lists);
+  overlap.end_backward();
   using Loss = typename Types::loss;
   typename Results::step result{};
   result.loss = detail::part_of_loss<P, A, Loss>(mesh, values.loss);
