@@ -23,6 +23,7 @@ from pipeline import ROOT, Hosts
 
 UNLIMITED = "100gbit"
 RATIOS = [0.25, 0.5, 1]
+FLAGS = ["--no-prefetch", "--prefetch"]
 
 
 def ran(command):
@@ -38,16 +39,19 @@ def sent(program):
     return float(number) * {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
 
 
-def seconds(program, rate, flags):
-    """Of a step, for each flag: medians."""
-    medians = []
-    with Hosts(rate) as mpirun, tempfile.TemporaryDirectory() as folder:
-        for flag in flags:
-            metrics = os.path.join(folder, flag)
-            ran(shlex.split(mpirun) + program + [flag, f"--metrics={metrics}"])
-            with open(metrics) as lines:
-                medians.append(statistics.median([json.loads(line)["step_seconds"] for line in lines][2:]))
-    return medians
+def step_seconds(command):
+    """The median of a run's steps; its first two do not count."""
+    with tempfile.TemporaryDirectory() as folder:
+        metrics = os.path.join(folder, "metrics.jsonl")
+        ran(command + [f"--metrics={metrics}"])
+        with open(metrics) as lines:
+            return statistics.median([json.loads(line)["step_seconds"] for line in lines][2:])
+
+
+def over_link(program, rate, flags):
+    """The seconds of a step over a link, for each flag."""
+    with Hosts(rate) as mpirun:
+        return [step_seconds(shlex.split(mpirun) + program + [flag]) for flag in flags]
 
 
 def main():
@@ -67,7 +71,7 @@ def main():
                f"--d-ff={3 * options.d_model}", "--max-tokens=0"]
     size = sent(program)
     # The faster of the two: what prefetching itself costs counts against it.
-    compute = min(seconds(program, UNLIMITED, ["--no-prefetch", "--prefetch"]))
+    compute = min(over_link(program, UNLIMITED, FLAGS))
     print(f"{options.layers} layers, d_model {options.d_model}, batch {options.batch} x {options.seq} tokens, 2 ranks; "
           f"a rank sends {size / 1e6:.0f} MB a step and computes {1e3 * compute:.0f} ms")
     print(f"{'T_wire/T_compute':<17}{'rate':>12}{'':>14}{'ms a step':>10}{'over ideal':>12}{'over serial':>13}")
@@ -75,7 +79,7 @@ def main():
         wire = ratio * compute
         rate = f"{8 * size / wire / 1e6:.0f}mbit"
         ideal, serial = compute + max(0, wire - compute), compute + wire
-        for flag, time in zip(("--no-prefetch", "--prefetch"), seconds(program, rate, ["--no-prefetch", "--prefetch"])):
+        for flag, time in zip(FLAGS, over_link(program, rate, FLAGS)):
             print(f"{ratio:<17}{rate:>12}{flag[2:]:>14}{1e3 * time:>10.0f}{time / ideal:>12.2f}{time / serial:>13.2f}", flush=True)
 
 

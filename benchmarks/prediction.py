@@ -10,26 +10,14 @@ Needs root, iproute2, and an idle machine.
   benchmarks/prediction.py --build build/benchmarks
 """
 import argparse
-import json
 import os
 import re
-import shlex
-import statistics
-import subprocess
-import sys
-import tempfile
 
-from pipeline import ROOT, Hosts
+from overlap import over_link, ran, step_seconds
+from pipeline import ROOT
 
 PAYLOAD = 1448 / 1538  # of a full Ethernet frame on the wire: what TCP with time stamps carries
 UNITS = {"ms": 1e-3, "us": 1e-6, "s": 1}
-
-
-def run(command):
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ran.returncode != 0:
-        sys.exit(f"prediction.py: {shlex.join(command)} ended with {ran.returncode}:\n{ran.stdout}{ran.stderr}")
-    return ran.stdout
 
 
 def main():
@@ -38,40 +26,31 @@ def main():
     parser.add_argument("--data", default=os.path.join(ROOT, "build/data/kjv.txt"), help="text to train on (scripts/text.sh)")
     parser.add_argument("--rates", nargs="+", default=["1", "2", "4", "8"], help="of the link, in Gbit/s")
     parser.add_argument("--latency", type=float, default=50e-6, help="seconds of a message of no bytes")
-    parser.add_argument("--steps", type=int, default=7, help="of a run; the first does not count")
+    parser.add_argument("--steps", type=int, default=8, help="of a run; the first two do not count")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--d-model", type=int, default=256)
     options = parser.parse_args()
-    peak = float(run([os.path.join(options.build, "benchmarks/peak")]).split()[0]) * 1e9 / os.cpu_count()
+    peak = float(ran([os.path.join(options.build, "benchmarks/peak")]).split()[0]) * 1e9 / os.cpu_count()
 
     def command(devices, batch):
         return [os.path.join(options.build, "examples/gpt_fsdp"), f"--data={options.data}", f"--mesh=d={devices},t=1",
             f"--batch={batch}", "--seq=128", f"--layers={options.layers}", f"--d-model={options.d_model}", "--n-kv=4",
-            f"--d-head={options.d_model // 8}", f"--d-ff={3 * options.d_model}", "--library-optimizer"]  # fmt: skip
-
-    def measured(mpirun, devices, batch):
-        """The median seconds of a step."""
-        with tempfile.TemporaryDirectory() as folder:
-            metrics = os.path.join(folder, "metrics.jsonl")
-            run(mpirun + command(devices, batch) + [f"--steps={options.steps}", "--max-tokens=0", f"--metrics={metrics}"])
-            with open(metrics) as lines:
-                return statistics.median(json.loads(line)["step_seconds"] for line in list(lines)[1:])
+            f"--d-head={options.d_model // 8}", f"--d-ff={3 * options.d_model}", "--library-optimizer", "--max-tokens=0", f"--steps={options.steps}"]  # fmt: skip
 
     def predicted(devices, batch, efficiency, bandwidth):
-        text = run(command(devices, batch) + ["--plan", f"--plan-flops={peak}", f"--plan-efficiency={efficiency}",
+        text = ran(command(devices, batch) + ["--plan", f"--plan-flops={peak}", f"--plan-efficiency={efficiency}",
                    f"--plan-bandwidth={bandwidth}", f"--plan-latency={options.latency}"])  # fmt: skip
         found = re.search(r"nothing overlapping +([\d.]+) (\w+)", text)
         return float(found.group(1)) * UNITS[found.group(2)]
 
-    alone = measured(["taskset", "-c", "0"], 1, options.batch // 2)
+    alone = step_seconds(["taskset", "-c", "0"] + command(1, options.batch // 2))
     efficiency = predicted(1, options.batch // 2, 1, 1e9) / alone
     print(f"{options.layers} layers, d_model {options.d_model}, batch {options.batch} x 128 tokens, FSDP on 2 ranks; computing "
           f"alone {alone * 1e3:.0f} ms,\n{100 * efficiency:.0f} % of the peak of one core, {peak / 1e9:.0f} GFLOP/s")
     print("link      predicted ms  measured ms   measured over predicted")
     for rate in options.rates:
-        with Hosts(f"{rate}gbit") as mpirun:
-            step = measured(shlex.split(mpirun), 2, options.batch)
+        (step,) = over_link(command(2, options.batch), f"{rate}gbit", ["--no-prefetch"])
         plan = predicted(2, options.batch, efficiency, float(rate) * 1e9 / 8 * PAYLOAD)
         print(f"{rate + ' Gbit/s':<10}{plan * 1e3:12.0f} {step * 1e3:12.0f} {step / plan:25.2f}", flush=True)
 

@@ -25,8 +25,16 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
 fi
 quietly build/log/benchmarks-configure.log "configuring" cmake --preset release -B build/benchmarks \
   -DSHARDLIB_BUILD_TESTS=OFF -DSHARDLIB_BUILD_BENCHMARKS=ON -DSHARDLIB_WITH_MPI=ON
-quietly build/log/benchmarks-build.log "building" cmake --build build/benchmarks -j "$jobs" --target figures peak gpt2 gpt_pipeline
+quietly build/log/benchmarks-build.log "building" cmake --build build/benchmarks -j "$jobs" --target figures peak gpt2 gpt_fsdp gpt_pipeline
 figures=build/benchmarks/benchmarks/figures
+
+over_links() { # COMMAND... : a benchmark over network namespaces
+  if [ "$(id -u)" = 0 ] && command -v ip >/dev/null && command -v tc >/dev/null; then
+    "$@"
+  else
+    echo "(not measured: $* needs root and iproute2)"
+  fi
+}
 
 {
   echo "# Figures"
@@ -55,20 +63,18 @@ figures=build/benchmarks/benchmarks/figures
   echo '```'
   benchmarks/pipeline.py
   echo
-  if [ "$(id -u)" = 0 ] && command -v ip >/dev/null && command -v tc >/dev/null; then
-    benchmarks/pipeline.py --rate 1gbit --rounds 1
-  else
-    echo "(not over a slow link: benchmarks/pipeline.py --rate 1gbit needs root and iproute2)"
-  fi
+  over_links benchmarks/pipeline.py --rate 1gbit --rounds 1
   echo '```'
   echo
   echo "# Communication beside computation"
   echo
   echo '```'
-  if [ "$(id -u)" = 0 ] && command -v ip >/dev/null && command -v tc >/dev/null; then
-    benchmarks/overlap.py
-  else
-    echo "(not measured: benchmarks/overlap.py needs root and iproute2)"
-  fi
+  over_links benchmarks/overlap.py
+  echo '```'
+  echo
+  echo "# What --plan predicts of a step"
+  echo
+  echo '```'
+  over_links benchmarks/prediction.py
   echo '```'
 } | tee benchmarks/results.md
