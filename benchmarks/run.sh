@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds and prints the figures: ratios against the GEMM library, the erased core, the machine's FMA peak and the MPI
-# library's own collectives; a training step of GPT-2 124M beside PyTorch's; then pipelines against FSDP, also over a slow
-# link (network namespaces: needs root). Run it on an idle machine. Writes benchmarks/results.md and the plot beside it.
+# library's own collectives; a training step of GPT-2 124M beside PyTorch's, and its memory; then pipelines against FSDP,
+# also over a slow link, and over links what overlaps and what --plan predicts (network namespaces: needs root). Run it on an idle machine. Writes benchmarks/results.md and the plot beside it.
 #   benchmarks/run.sh [--torch-root DIR]... [--llmc DIR]
 # --torch-root: a newer PyTorch, in a folder that `scripts/torch-root.sh DIR` makes; --llmc: a checkout of llm.c, with its
 # starter pack.
@@ -57,6 +57,12 @@ over_links() { # COMMAND... : a benchmark over network namespaces
     echo
     echo "![milliseconds a step](gpt2_step.svg)"
   fi
+  echo
+  echo "# Memory"
+  echo
+  echo '```'
+  benchmarks/memory.py
+  echo '```'
   echo
   echo "# Pipelines"
   echo
