@@ -16,7 +16,9 @@
 #include <shardlib/run/plan.hpp>
 #include <shardlib/shardlib.hpp>
 
+#include <filesystem>
 #include <fstream>
+#include <system_error>
 #include <utility>
 
 #include "gpt_setup.hpp"
@@ -207,9 +209,10 @@ class Trainer {
   }
 
   [[nodiscard]] double validate(const io::TokenBatch& rows) const {
-    const auto batches = model.batches({rows});
-    return item(all_reduce<"+d +p +t -> ">(
-        pipeline::value(mesh_, schedule_, 1, model.program(batches), state.weights, model.activation_sizes(batches))));
+    const auto microbatches = static_cast<int>(o_.training.microbatches);
+    const auto batches = model.batches(io::split_rows(rows, microbatches));
+    return item(all_reduce<"+d +p +t -> ">(pipeline::value(mesh_, schedule_, microbatches, model.program(batches),
+                                                           state.weights, model.activation_sizes(batches))));
   }
 
   // What was measured of the last step, below what the simulator makes of its task times.
@@ -237,8 +240,6 @@ class Trainer {
 
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
-  options.add("--model", o.model, "the GPT, or the transformer of JaxPP's tutorial, which makes up its data",
-              run::one_of({"gpt", "jaxpp-tutorial"}));
   options.group("pipeline");
   options.add("--schedule", o.schedule,
               "gpipe, 1f1b, eager-1f1b, interleaved-1f1b, zero-bubble, dualpipe-v, or a file that ends in .csv");
@@ -250,6 +251,8 @@ void declare(run::Options& options, Options& o) {
               "picture of the last step, planned and measured (default: timeline.svg in --run's folder)",
               run::value_name("FILE.svg") | run::command_line_only());
   gpt::declare(options, o);
+  options.add("--model", o.model, "the GPT, or the transformer of JaxPP's tutorial, which makes up its data",
+              run::one_of({"gpt", "jaxpp-tutorial"}));
   options.preset("jaxpp-tutorial",
                  {{"model", "jaxpp-tutorial"},
                   {"layers", "8"},
@@ -328,7 +331,8 @@ int program(int argc, char** argv) {
     return 0;
   }
   if (o.training.prompt != run::Training{}.prompt || o.training.sample_every > 0)
-    throw UsageError("gpt_pipeline does not sample: gpt_fsdp does, from the same --run folder");
+    throw UsageError("gpt_pipeline does not sample, so --prompt and --sample-every have no meaning; from the run of a GPT "
+                     "gpt_fsdp samples, with the same --run folder");
   o.training.sample.max_tokens = 0;
   const auto mesh = run::chosen_mesh(o.training, "p d t");
   const pipeline::Schedule schedule = chosen_schedule(o, mesh[0].size);
@@ -352,17 +356,32 @@ int program(int argc, char** argv) {
     run::note_padding(mesh, gpt::sizes_of(o, mesh[1].size, mesh[2].size));
   }
   run::announce(options, o.training);
-  const auto body = [&](const Options& used) -> DeviceBody {
+  const auto body = [&](const Options& used, const pipeline::Schedule& under) -> DeviceBody {
     return [&, run = is_tutorial ? train<Tutorial> : train<Gpt>](const std::shared_ptr<Device>& device) {
-      run(device, used, schedule, data, options.to_toml());
+      run(device, used, under, data, options.to_toml());
     };
   };
-  Options single = o;  // --graph draws a layer of each stage
-  single.layers = schedule.num_stages();
-  if (run::dry_run(o.training, mesh, body(o), body(single), "p")) return 0;
-  if (!o.timeline.empty() && !std::ofstream(o.timeline, std::ios::app))
-    throw UsageError(fmt::format("cannot write the file '{}': check --timeline", o.timeline));
-  launch(mesh, body(o));
+  if (!o.training.graph.empty()) {  // of one layer and one microbatch, with both ends of the pipeline on one rank
+    Options single = o;
+    single.layers = single.training.microbatches = 1;
+    single.training.batch /= o.training.microbatches;
+    single.training.plan = false;
+    auto flat = mesh;
+    flat[0].size = 1;
+    const pipeline::Schedule whole = pipeline::GPipe(1);
+    static_cast<void>(run::dry_run(single.training, flat, {}, body(single, whole), "p"));
+  }
+  run::Training planned = o.training;
+  planned.graph = "";
+  if (run::dry_run(planned, mesh, body(o, schedule), {}, "p") || !o.training.graph.empty()) return 0;
+  if (!o.timeline.empty()) {
+    const bool was_there = std::filesystem::exists(o.timeline);
+    if (!std::ofstream(o.timeline, std::ios::app))
+      throw UsageError(fmt::format("cannot write the file '{}': check --timeline", o.timeline));
+    std::error_code ignored;  // another rank may have removed it
+    if (!was_there) std::filesystem::remove(o.timeline, ignored);
+  }
+  launch(mesh, body(o, schedule));
   return 0;
 }
 

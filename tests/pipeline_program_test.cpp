@@ -257,7 +257,7 @@ TEST_CASE("pipeline: what fails ends all ranks with one message", "[pipeline]") 
       },
       "Std1F1B(num_stages=4) is for 4 ranks, but the mesh has p=2; choose p=4, or a schedule for 2 ranks");
   expect_error<UsageError>([] { (void)pipeline::LayerMap(pipeline::Std1F1B(3), 8); },
-                           "8 layers do not divide into the 3 stages of Std1F1B(num_stages=3); choose a multiple of 3, "
+                           "8 layers cannot be cut evenly into the 3 stages of Std1F1B(num_stages=3); choose a multiple of 3, "
                            "or fewer stages");
   expect_error<Error>(
       [&] {

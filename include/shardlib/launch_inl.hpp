@@ -6,11 +6,14 @@
 #include <Kokkos_Core.hpp>
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -71,6 +74,16 @@ SHARDLIB_INLINE int threads_per_device(int devices) {
 
 inline void set_threads(int threads) {
   if (shardlib_omp_set_num_threads != nullptr) shardlib_omp_set_num_threads(threads);
+#if defined(SHARDLIB_WITH_OPENMP)
+  // The device's threads are made here, so that they take no signals: no handler may run inside a GEMM of oneDNN 2.6.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::atomic<int> made = 0;
+#pragma omp parallel num_threads(threads)
+  ++made;
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+#endif
 }
 
 }  // namespace detail

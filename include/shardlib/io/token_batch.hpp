@@ -20,6 +20,19 @@ struct TokenBatch {
   std::vector<float> weights;
 };
 
+/// The batch as so many of consecutive rows; the number must divide its rows.
+[[nodiscard]] inline std::vector<TokenBatch> split_rows(const TokenBatch& batch, std::int64_t parts) {
+  const auto part = static_cast<std::ptrdiff_t>(batch.inputs.size()) / parts;
+  std::vector<TokenBatch> all;
+  for (std::ptrdiff_t begin = 0; begin < parts * part; begin += part) {
+    const auto of = [&](const auto& values) {
+      return std::vector(values.begin() + begin, values.begin() + begin + part);
+    };
+    all.push_back({of(batch.inputs), of(batch.targets), of(batch.segments), of(batch.weights)});
+  }
+  return all;
+}
+
 namespace detail {
 
 /// Rows of `length`, all filling: 0 that do not count.

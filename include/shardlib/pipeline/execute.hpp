@@ -41,7 +41,11 @@ struct Step {
 };
 /// The same of a program whose `loss` returns Concats too.
 template <class Loss, class G, class Outputs>
-struct StepAndOutputs : Step<Loss, G> {
+struct StepAndOutputs {  // flat, so that a structured binding takes it apart
+  Loss loss;
+  G gradients;
+  std::vector<Interval> intervals;
+  double peak_in_flight = 0;
   std::optional<Outputs> outputs;  ///< a tuple of tensors, on the rank of the last stage
 };
 /// What `value` gives of such a program.

@@ -111,7 +111,6 @@ class Runner {
   }
 
   StepValues run() {
-    live_at_start_ = program_.device->pool()->stats().live;
     state_.kept = 0;
     // Receives stand a task early: the message comes while that task runs.
     const std::vector<Operations> plan = communication_plan(lists_, 1);
@@ -138,6 +137,7 @@ class Runner {
   struct Tape {
     std::vector<core::Slot> received, made;
     std::unique_ptr<core::Backward> pass = nullptr;
+    std::int64_t bytes = 0;  ///< of what it keeps, weights and what is handed over aside
   };
 
   [[nodiscard]] int num_stages() const { return static_cast<int>(owners_.size()); }
@@ -190,6 +190,7 @@ class Runner {
   void forward(const Task& task, std::vector<ValuePtr> input) {
     state_.pass = State::Pass::forward;
     const bool records = program_.differentiate;
+    const std::int64_t others = live() - bytes_of(input);  // what was received is the tape's
     Tape tape;
     if (records) {
       for (ValuePtr& value : input) {
@@ -203,6 +204,7 @@ class Runner {
       if (i < roots) tape.made.push_back(made[i]->slot);
       made[i] = core::detached(*made[i]);
     }
+    tape.bytes = std::max<std::int64_t>(0, live() - others - bytes_of(made));
     if (is_last(task)) {
       for (std::size_t i = 0; i < outputs_.size(); ++i) outputs_[i].add(task.microbatch, *made[roots + i]);
       made.resize(roots);
@@ -212,10 +214,18 @@ class Runner {
       made_.emplace(*output_of(task, num_stages()), std::move(made));
     }
     if (!records) return;
+    tape_bytes_ += tape.bytes;
     tapes_.emplace(std::pair(task.stage, task.microbatch), std::move(tape));
     peak_tapes_ = std::max(peak_tapes_, tapes_.size());
-    const std::size_t live = program_.device->pool()->stats().live;
-    state_.kept = std::max(state_.kept, std::max(live, live_at_start_) - live_at_start_);
+    state_.kept = std::max(state_.kept, static_cast<std::size_t>(tape_bytes_));
+  }
+  [[nodiscard]] std::int64_t live() const {
+    return static_cast<std::int64_t>(program_.device->pool()->stats().live);
+  }
+  static std::int64_t bytes_of(const std::vector<ValuePtr>& values) {
+    std::int64_t bytes = 0;
+    for (const ValuePtr& value : values) bytes += static_cast<std::int64_t>(value->bytes());
+    return bytes;
   }
 
   /// The next stage expects the sizes that were announced.
@@ -250,7 +260,10 @@ class Runner {
     if (task.kind == TaskKind::bwdA)
       std::fill(wanted.begin() + static_cast<std::ptrdiff_t>(received), wanted.end(), false);
     auto found = tape.pass->run(wanted);
-    if (task.kind != TaskKind::bwdA) tapes_.erase(it);
+    if (task.kind != TaskKind::bwdA) {
+      tape_bytes_ -= tape.bytes;
+      tapes_.erase(it);
+    }
     const auto weights = found.begin() + static_cast<std::ptrdiff_t>(found.size() - program_.weights.size());
     if (task.kind != TaskKind::bwdW && task.stage > 0) {
       std::vector<ValuePtr> made(found.begin(), weights);
@@ -279,11 +292,11 @@ class Runner {
   std::vector<int> owners_;
   int rank_;
   State& state_;
-  std::size_t live_at_start_ = 0;
   std::map<Message, Incoming> incoming_;
   std::map<Message, std::vector<ValuePtr>> made_;  ///< not sent or taken yet
   std::map<std::pair<int, int>, Tape> tapes_;      ///< by stage and microbatch
   std::size_t peak_tapes_ = 0;
+  std::int64_t tape_bytes_ = 0;
   OrderedSum losses_;
   std::vector<Concatenation> outputs_;  ///< on the rank of the last stage
   std::map<int, OrderedSum> sums_;      ///< by stage

@@ -13,7 +13,7 @@ namespace shardlib::pipeline {
 SHARDLIB_INLINE LayerMap::LayerMap(const Schedule& schedule, std::int64_t layers) {
   const int stages = schedule.num_stages();
   if (layers < 1 || layers % stages != 0)
-    throw UsageError(std::to_string(layers) + " layers do not divide into the " + std::to_string(stages) +
+    throw UsageError(std::to_string(layers) + " layers cannot be cut evenly into the " + std::to_string(stages) +
                      " stages of " + schedule.name() + "; choose a multiple of " + std::to_string(stages) +
                      ", or fewer stages");
   per_stage_ = static_cast<int>(layers / stages);
