@@ -209,7 +209,10 @@ TEST_CASE("prefetch keeps two gathered layers at most, however many there are", 
 }
 
 TEST_CASE("a dry run of prefetch counts and takes what a real one does", "[ops][prefetch]") {
-  const auto dry = std::make_shared<Device>(parse_mesh("d=2,t=2"), 0, std::make_shared<DryWorld>());
+  const auto make = [](Peers peers) {
+    return std::make_shared<Device>(parse_mesh("d=2,t=2"), 0, std::make_shared<DryWorld>(peers));
+  };
+  const auto dry = make(Peers::threads), received = make(Peers::mpi);
   expect_two_layers(dry);
   const auto step = [](const std::shared_ptr<Device>& device) {
     const Grid mesh(device);
@@ -217,13 +220,23 @@ TEST_CASE("a dry run of prefetch counts and takes what a real one does", "[ops][
     const X x = input(mesh);
     return traffic(device, [&] { value_and_grad(mesh, loss, w, x, How::prefetch); });
   };
-  const std::string counted = step(dry);
-  const Peaks planned = peaks(dry, 4, How::prefetch);
-  dry->clear_local();
+  std::string counted;
+  Peaks planned{}, most{};
+  {  // as `--plan` does
+    const detail::NoteReads noting(detail::state(dry));
+    const detail::Observing observing(dry, [](const detail::State::Ran&) {});
+    counted = step(dry);
+    planned = peaks(dry, 4, How::prefetch);
+    most = peaks(received, 4, How::prefetch);
+  }
+  for (const auto& device : {dry, received}) device->clear_local();
   on_mesh("d=2,t=2", [&](const std::shared_ptr<Device>& device) {
     expect(step(device) == counted, "a dry run counts " + counted);
     const Peaks real = peaks(device, 4, How::prefetch);
-    expect(real.forward == planned.forward && real.backward == planned.backward,
+    // Where MPI moves the blocks, what is received for a sum takes memory until it arrives: nobody knows when.
+    const bool exact = real.backward == planned.backward;
+    const bool between = under_mpi() && real.backward > planned.backward && real.backward <= most.backward;
+    expect(real.forward == planned.forward && (exact || between),
            "planned " + std::to_string(planned.backward) + ", taken " + std::to_string(real.backward));
   });
   SUCCEED();

@@ -44,17 +44,23 @@ class Observing {
   std::function<void(const State::Ran&)> before_;
 };
 
-/// While it lives, ops tell what they read.
+/// While it lives, ops tell what they read; `keep_blocks`: and what they tell of is not yet another op's block.
 class NoteReads {
  public:
-  explicit NoteReads(State& state) : state_(state), before_(std::exchange(state.note_reads, true)) {}
+  explicit NoteReads(State& state, bool keep_blocks = false)
+      : state_(state),
+        before_(std::exchange(state.note_reads, true)),
+        kept_before_(std::exchange(state.keep_blocks, keep_blocks)) {}
   NoteReads(const NoteReads&) = delete;
   NoteReads& operator=(const NoteReads&) = delete;
-  ~NoteReads() { state_.note_reads = before_; }
+  ~NoteReads() {
+    state_.note_reads = before_;
+    state_.keep_blocks = kept_before_;
+  }
 
  private:
   State& state_;
-  bool before_;
+  bool before_, kept_before_;
 };
 
 }  // namespace shardlib::detail

@@ -22,7 +22,8 @@ SHARDLIB_INLINE void make_progress(State& state) {
 SHARDLIB_INLINE std::shared_ptr<Started> find_started(const Value& in, const Value& out) {
   for (const auto& started : state(out.device).started) {
     const ValuePtr& operand = started->operand;
-    if (operand && operand->storage == in.storage && operand->spec == in.spec && started->gathered->spec == out.spec)
+    if (started->gathered && operand->storage == in.storage && operand->spec == in.spec &&
+        started->gathered->spec == out.spec)
       return started;
   }
   return nullptr;

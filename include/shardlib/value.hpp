@@ -131,11 +131,10 @@ struct Started {
   std::uint64_t hook;  ///< State::hooks when it was started, or asked for once more
   bool done = false;
 
-  /// Of a gather: its operand, and the value that takes the result when it is read.
-  ValuePtr operand, gathered;
-  /// Of the sum of a gradient: the same.
-  std::weak_ptr<Storage> gradient;
-  Buffer sent;  ///< and what is summed, until then: so memory does not depend on when peers have read it
+  ValuePtr operand;                 ///< of a gather, or while State::keep_blocks is set
+  ValuePtr gathered;                ///< of a gather: takes the result when it is read
+  std::weak_ptr<Storage> gradient;  ///< of the sum of a gradient: the same
+  Buffer sent;  ///< what is summed, until then: so memory does not depend on when peers have read it
 
   Started(Request r, Buffer b, std::uint64_t h) : request(std::move(r)), result(std::move(b)), hook(h) {}
   Started(const Started&) = delete;
@@ -194,7 +193,8 @@ struct State {
   Work work;                                 ///< of the op that runs now, while somebody observes
   std::function<void(const Ran&)> observer;  ///< told of each op once it has run
   bool note_reads = false;
-  std::size_t kept = 0;  ///< bytes of the pool that the last value_and_grad kept for its backward pass
+  bool keep_blocks = false;  ///< an op's operands keep their blocks until the observer has been told of it
+  std::size_t kept = 0;      ///< bytes of the pool that the last value_and_grad kept for its backward pass
   enum class Pass { none, forward, backward };
   Pass pass = Pass::none;  ///< of value_and_grad
   Stopwatch stopwatch;     ///< value_and_grad's passes and the collectives, since somebody has reset it

@@ -164,15 +164,19 @@ SHARDLIB_INLINE void scatter_ahead(const ValuePtr& in, const ValuePtr& out) {
   const Difference d = resharded(*out->device, *in->spec, *out->spec);
   auto& group = out->device->group(d.axes);
   if (group.size() == 1) return out->storage->settle();
+  // Observers are told of an op, and of what it has read, when it completes.
+  auto outer = std::exchange(s.work.reads, {});
   const Buffer rows = rows_of(*in, d.cuts), part = allocate(*out);
+  auto reads = std::exchange(s.work.reads, std::move(outer));
   const auto started = std::make_shared<Started>(
       begin(*out, [&] { return group.reduce_scatter(rows, part, out->dtype, Reduction::sum); }), part, s.hooks);
   started->gradient = out->storage;
   started->sent = rows;
+  if (s.keep_blocks) started->operand = in;
   s.started.push_back(started);
-  // Observers are told what an op has read when it completes, so until then the operand must keep its block.
-  put_off(out, [started, d, read = s.note_reads ? in : nullptr](const Value& shape) {
-    if (read) note_read(*read);
+  put_off(out, [started, d, reads = std::move(reads)](const Value& shape) {
+    State& now = state(shape.device);
+    now.work.reads.insert(now.work.reads.end(), reads.begin(), reads.end());
     add_traffic(shape, shape.bytes() * static_cast<std::size_t>(shape.device->group(d.axes).size() - 1), d.axes);
     return finish(started, shape);
   });

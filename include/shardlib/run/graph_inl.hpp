@@ -102,7 +102,7 @@ SHARDLIB_INLINE std::string dot(const std::vector<AxisSize>& mesh,
   detail::Graph graph;
   {
     auto& state = shardlib::detail::state(device);
-    const shardlib::detail::NoteReads noting(state);
+    const shardlib::detail::NoteReads noting(state, true);
     const shardlib::detail::Observing observing(
         device, [&](const shardlib::detail::State::Ran& ran) { graph.add(ran, state.pass); });
     body(device);
