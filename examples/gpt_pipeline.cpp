@@ -13,6 +13,7 @@
 #include <shardlib/pipeline/timeline.hpp>
 #include <shardlib/run/checkpoints.hpp>
 #include <shardlib/run/dry_run.hpp>
+#include <shardlib/run/graph.hpp>
 #include <shardlib/run/plan.hpp>
 #include <shardlib/shardlib.hpp>
 
@@ -361,15 +362,15 @@ int program(int argc, char** argv) {
       run(device, used, under, data, options.to_toml());
     };
   };
-  if (!o.training.graph.empty()) {  // of one layer and one microbatch, with both ends of the pipeline on one rank
+  if (!o.training.graph.empty() && world_rank() == 0) {  // of one layer and one microbatch, with both ends of the pipeline on one rank
     Options single = o;
     single.layers = single.training.microbatches = 1;
     single.training.batch /= o.training.microbatches;
-    single.training.plan = false;
     auto flat = mesh;
     flat[0].size = 1;
     const pipeline::Schedule whole = pipeline::GPipe(1);
-    static_cast<void>(run::dry_run(single.training, flat, {}, body(single, whole), "p"));
+    run::write_svg(run::dot(flat, body(single, whole)), o.training.graph);
+    fmt::print("graph: {}\n", o.training.graph);
   }
   run::Training planned = o.training;
   planned.graph = "";
