@@ -332,8 +332,9 @@ int program(int argc, char** argv) {
     return 0;
   }
   if (o.training.prompt != run::Training{}.prompt || o.training.sample_every > 0)
-    throw UsageError("gpt_pipeline does not sample, so --prompt and --sample-every have no meaning; from the run of a GPT "
-                     "gpt_fsdp samples, with the same --run folder");
+    throw UsageError(
+        "gpt_pipeline does not sample, so --prompt and --sample-every have no meaning; from the run of a GPT "
+        "gpt_fsdp samples, with the same --run folder");
   o.training.sample.max_tokens = 0;
   const auto mesh = run::chosen_mesh(o.training, "p d t");
   const pipeline::Schedule schedule = chosen_schedule(o, mesh[0].size);
@@ -362,7 +363,8 @@ int program(int argc, char** argv) {
       run(device, used, under, data, options.to_toml());
     };
   };
-  if (!o.training.graph.empty() && world_rank() == 0) {  // of one layer and one microbatch, with both ends of the pipeline on one rank
+  if (!o.training.graph.empty() &&
+      world_rank() == 0) {  // of one layer and one microbatch, with both ends of the pipeline on one rank
     Options single = o;
     single.layers = single.training.microbatches = 1;
     single.training.batch /= o.training.microbatches;
