@@ -8,7 +8,6 @@
 #include <shardlib/shapes.hpp>
 
 #include <cmath>
-#include <tuple>
 
 namespace gpt {
 
@@ -89,8 +88,14 @@ inline auto feed_forward_weights(const Layer& w) -> FeedForwardWeights {
           all_gather<"M/d F/t -> M F/t">(w.w_down)};
 }
 // All that a layer gathers of its weights, in the order in which it does.
-inline auto layer_weights(const Layer& w) {
-  return std::tuple{gathered_gain(w.norm1), attention_weights(w), gathered_gain(w.norm2), feed_forward_weights(w)};
+struct LayerWeights {
+  Tensor<f32, "M"> norm1;
+  AttentionWeights attention;
+  Tensor<f32, "M"> norm2;
+  FeedForwardWeights feed_forward;
+};
+inline auto layer_weights(const Layer& w) -> LayerWeights {
+  return {gathered_gain(w.norm1), attention_weights(w), gathered_gain(w.norm2), feed_forward_weights(w)};
 }
 
 // Gathers the residual stream over t, normalises it and applies the gain. Communicates x once over t.
