@@ -51,7 +51,76 @@ PairWeights pair_weights(const Mesh<"d t">& mesh, const std::vector<int>& held) 
   return w;
 }
 
+// The same without a stage axis, whose labels spread nothing.
+struct ChainWeights {
+  Tensor<f64, "M/d"> gain;
+  Array<"layers", Tensor<f64, "M/d N/t">> layers;
+};
+struct Chain {
+  using X = Tensor<f64, "B/d M">;
+  [[nodiscard]] X enter(const ChainWeights& w, const pipeline::Place& at) const {
+    const Mesh<"d t"> mesh(w.gain.device());
+    return random_normal<f64, "B/d M">(mesh, {{"B", 4}, {"M", 8}}, {2, static_cast<std::uint64_t>(at.microbatch)}) *
+           all_gather<"M/d -> M">(w.gain);
+  }
+  [[nodiscard]] X stage(const ChainWeights& w, X x, const pipeline::Place& at) const {
+    const std::size_t per_stage = w.layers.size() / static_cast<std::size_t>(at.num_stages);
+    for (std::size_t i = 0; i < per_stage; ++i) {
+      const auto layer = all_gather<"M/d N/t -> M N/t">(w.layers[static_cast<std::size_t>(at.stage) * per_stage + i]);
+      const auto hidden = tanh(einsum_unreduced<"B/d M, M N/t -> B/d N/t">(x, layer));
+      x = x + all_reduce<"B/d M +t -> B/d M">(einsum_unreduced<"B/d N/t, M N/t -> B/d M +t">(hidden, layer));
+    }
+    return x;
+  }
+  [[nodiscard]] auto loss(const ChainWeights&, const X& x, const pipeline::Place&) const -> Tensor<f64, "+d +t"> {
+    return to_partial<"+d -> +d +t">(sum<"B/d M -> +d">(square(x)));
+  }
+};
+
 }  // namespace
+
+TEST_CASE("pipeline: without a stage axis the loop accumulates gradients", "[pipeline]") {
+  static_assert(pipeline::valid_program<pipeline::StagedMesh<"", "d t">, Chain, ChainWeights>);
+  for (const char* name : {"d=1,t=1", "d=2,t=1", "d=2,t=2"})
+    on_mesh(name, [&](const std::shared_ptr<Device>& device) {
+      const pipeline::StagedMesh<"", "d t"> mesh(device);
+      const Sizes sizes{{"M", 8}, {"N", 6}};
+      ChainWeights weights{random_normal<f64, "M/d">(mesh.stage(), sizes, {1, 100}), {}};
+      for (std::uint64_t layer = 0; layer < 4; ++layer)
+        weights.layers.push_back(random_normal<f64, "M/d N/t">(mesh.stage(), sizes, {1, layer}) * 0.3);
+      const Chain chain;
+      Tensor<f64, "+d +t"> loss;
+      using Gradients = Gradient<Mesh<"d t">, ChainWeights>;
+      Gradients due;
+      for (int m = 0; m < 3; ++m) {
+        const auto whole = [&](const ChainWeights& w) {
+          const pipeline::Place at{0, 1, m};
+          return chain.loss(w, chain.stage(w, chain.enter(w, at), at), at);
+        };
+        const auto [l, g] = value_and_grad(mesh.stage(), whole, weights);
+        loss = loss ? loss + l : l;
+        due = m == 0 ? Gradients(g) : map_tree([](const auto& a, const auto& b) { return a + b; }, due, g);
+      }
+      const Sizes batch{{"B", 4}, {"M", 8}, {"N", 6}};
+      const auto step = pipeline::value_and_grad(mesh, pipeline::GPipe(1), 3, chain, weights, batch);
+      static_assert(std::is_same_v<std::decay_t<decltype(step.loss)>, Tensor<f64, "+d +t">>);
+      const auto same = [&](const auto& is, const auto& expected) {
+        expect(std::memcmp(is.span().data(), expected.span().data(), is.span().size_bytes()) == 0,
+               std::string(name) + ": other bits");
+      };
+      same(step.loss, loss);
+      for_each_leaf([&](std::string_view, const auto& is, const auto& expected) { same(is, expected); }, step.gradients,
+                    due);
+      const auto two = pipeline::value_and_grad(mesh, pipeline::Interleaved1F1B({.num_stages = 2, .mpmd_dim = 1}), 3,
+                                                chain, weights, batch);
+      for_each_leaf([&](std::string_view, const auto& is, const auto& expected) { same(is, expected); }, two.gradients,
+                    due);
+      expect_error<UsageError>(
+          [&] { static_cast<void>(pipeline::value(mesh, pipeline::Std1F1B(2), 2, chain, weights, batch)); },
+          "Std1F1B(num_stages=2) is for 2 ranks, but the mesh has no stage axis; choose a schedule for 1 rank, as "
+          "GPipe(1)");
+    });
+}
 
 TEST_CASE("pipeline: stages hand over structs, and replicated weights get partial gradients", "[pipeline]") {
   // All stages in a row on one device, differentiated as one function.
@@ -256,9 +325,10 @@ TEST_CASE("pipeline: what fails ends all ranks with one message", "[pipeline]") 
         });
       },
       "Std1F1B(num_stages=4) is for 4 ranks, but the mesh has p=2; choose p=4, or a schedule for 2 ranks");
-  expect_error<UsageError>([] { (void)pipeline::LayerMap(pipeline::Std1F1B(3), 8); },
-                           "8 layers cannot be cut evenly into the 3 stages of Std1F1B(num_stages=3); choose a multiple of 3, "
-                           "or fewer stages");
+  expect_error<UsageError>(
+      [] { (void)pipeline::LayerMap(pipeline::Std1F1B(3), 8); },
+      "8 layers cannot be cut evenly into the 3 stages of Std1F1B(num_stages=3); choose a multiple of 3, "
+      "or fewer stages");
   expect_error<Error>(
       [&] {
         run("p=2,d=1,t=1", [&](const std::shared_ptr<Device>& device) {

@@ -104,7 +104,7 @@ class Runner {
       : program_(program),
         lists_(lists),
         owners_(stage_owners(lists)),
-        rank_(program.device->whole()->coordinate(program.axis)),
+        rank_(program.axis.empty() ? 0 : program.device->whole()->coordinate(program.axis)),
         state_(core::state(program.device)) {
     if (owners_.back() == rank_)
       for (const OutputShape& shape : program.outputs) outputs_.emplace_back(shape, program.microbatches);
@@ -310,6 +310,7 @@ SHARDLIB_INLINE StepValues run(const StageProgram& program, const TaskLists& lis
 SHARDLIB_INLINE std::vector<Interval> all_intervals(const std::shared_ptr<Device>& device, std::string_view axis,
                                                     const TaskLists& lists, const std::vector<Interval>& mine) {
   if (device->is_dry()) return {};
+  if (axis.empty()) return mine;
   Communicator& group = device->group({axis});
   const std::size_t own = parts_of(lists.at(static_cast<std::size_t>(group.rank()))).size();
   if (mine.size() != own)

@@ -36,6 +36,9 @@ SHARDLIB_INLINE std::size_t LayerMap::first_of_stage(int stage) const {
 
 SHARDLIB_INLINE void must_fit(const Schedule& schedule, std::string_view axis, int ranks) {
   if (schedule.mpmd_dim() == ranks) return;
+  if (axis.empty())
+    throw UsageError(schedule.name() + " is for " + std::to_string(schedule.mpmd_dim()) +
+                     " ranks, but the mesh has no stage axis; choose a schedule for 1 rank, as GPipe(1)");
   throw UsageError(schedule.name() + " is for " + std::to_string(schedule.mpmd_dim()) + " ranks, but the mesh has " +
                    std::string(axis) + "=" + std::to_string(ranks) + "; choose " + std::string(axis) + "=" +
                    std::to_string(schedule.mpmd_dim()) + ", or a schedule for " + std::to_string(ranks) +

@@ -82,25 +82,28 @@ std::vector<ValuePtr> shapes_of(const Mesh<A>& mesh, const Sizes& sizes, bool du
 }  // namespace detail
 
 /// One device's view of a mesh `A` whose axis `P` numbers pipeline ranks: `StagedMesh<"p", "p d t"> mesh(device)`. All
-/// tensors of a stage live on `mesh.stage()`, a `Mesh<"d t">` of the devices that share the rank.
+/// tensors of a stage live on `mesh.stage()`, a `Mesh<"d t">` of the devices that share the rank. Without a stage axis,
+/// `StagedMesh<"", "d t">`, the whole mesh is one rank: a schedule for one rank makes plain gradient accumulation.
 template <Spec P, Spec A>
 class StagedMesh {
-  static_assert(rules::mesh_axes(A).contains(P), "the stage axis is an axis of the mesh");
+  static constexpr bool has_axis = !std::string_view(P).empty();
+  static_assert(!has_axis || rules::mesh_axes(A).contains(P), "the stage axis is an axis of the mesh");
 
  public:
   static constexpr Spec axis = P;
   static constexpr Spec stage_axes = detail::axes_without(A, P);
   using Stage = Mesh<stage_axes>;
 
-  explicit StagedMesh(const std::shared_ptr<Device>& device) : whole_(device), stage_(Device::submesh(device, P)) {
+  explicit StagedMesh(const std::shared_ptr<Device>& device)
+      : whole_(device), stage_(has_axis ? Device::submesh(device, P) : device) {
     // Made by all ranks of the axis together: later, a message of two of them would wait for the others here.
-    static_cast<void>(device->group({std::string_view(P)}));
+    if (has_axis) static_cast<void>(device->group({std::string_view(P)}));
   }
 
   [[nodiscard]] const Mesh<A>& whole() const { return whole_; }
   [[nodiscard]] const Stage& stage() const { return stage_; }
-  [[nodiscard]] int rank() const { return whole_.coordinate(P); }
-  [[nodiscard]] int ranks() const { return whole_.size(P); }
+  [[nodiscard]] int rank() const { return has_axis ? whole_.coordinate(P) : 0; }
+  [[nodiscard]] int ranks() const { return has_axis ? whole_.size(P) : 1; }
 
   /// Sends a tensor or tree of this stage to the same place of rank `to`. Does not wait for the receiver.
   template <class T>

@@ -22,7 +22,10 @@ constexpr Verdict stage_label(std::string_view stage_axis, std::string_view labe
   const Text title = "pipeline: the label " + quoted(label) + " of an Array among the weights ";
   if (!parsed.error.empty()) return {{}, title + "is no dim: " + parsed.error};
   for (const Dim& dim : parsed.spec.dims)
-    if (dim.axes.size() > 1 || (dim.axes.size() == 1 && dim.axes[0] != stage_axis))
+    if (stage_axis.empty() && !dim.axes.empty())
+      return {{},
+              title + "spreads its entries over an axis, but the mesh has no stage axis; write " + quoted(dim.name)};
+    else if (dim.axes.size() > 1 || (dim.axes.size() == 1 && dim.axes[0] != stage_axis))
       return {{},
               title + "spreads its entries over another axis than " + quoted(stage_axis) +
                   ", whose ranks are the stages; write " + quoted(Text(dim.name) + "/" + stage_axis) +

@@ -17,10 +17,10 @@ constexpr Spec axes_without(std::string_view axes, std::string_view axis) {
   return Spec(rest.view());
 }
 
-/// The spec with one more sum pending.
+/// The spec with one more sum pending; as it is where there is no axis.
 constexpr Spec with_partial(std::string_view spec, std::string_view axis) {
   TensorSpec result = parse_tensor(spec).spec;
-  result.add_partial(axis);
+  if (!axis.empty()) result.add_partial(axis);
   return Spec(to_string(result).view());
 }
 
