@@ -2,8 +2,8 @@
 """What --plan predicts of a step beside what a step takes: FSDP on two ranks in network namespaces, over links of several
 rates.
 
-The computing is fitted once, on one core without communication: --plan-efficiency is chosen so that the prediction of half
-the batch on one device is what that takes. The links are not fitted: a link's bandwidth is its rate less the headers of
+The computing is fitted once, over a link without a limit, with the copies that communicating takes on any link:
+--plan-efficiency is chosen so that the prediction is what that takes. The links are not fitted: a link's bandwidth is its rate less the headers of
 Ethernet, IP and TCP. Nothing in this program overlaps, so the measured step stands against the slower of the two sums.
 Needs root, iproute2, and an idle machine.
 
@@ -13,7 +13,7 @@ import argparse
 import os
 import re
 
-from overlap import over_link, ran, step_seconds
+from overlap import UNLIMITED, over_link, ran
 from pipeline import ROOT
 
 PAYLOAD = 1448 / 1538  # of a full Ethernet frame on the wire: what TCP with time stamps carries
@@ -33,25 +33,29 @@ def main():
     options = parser.parse_args()
     peak = float(ran([os.path.join(options.build, "benchmarks/peak")]).split()[0]) * 1e9 / os.cpu_count()
 
-    def command(devices, batch):
-        return [os.path.join(options.build, "examples/gpt_fsdp"), f"--data={options.data}", f"--mesh=d={devices},t=1",
-            f"--batch={batch}", "--seq=128", f"--layers={options.layers}", f"--d-model={options.d_model}", "--n-kv=4",
-            f"--d-head={options.d_model // 8}", f"--d-ff={3 * options.d_model}", "--library-optimizer", "--max-tokens=0", f"--steps={options.steps}"]  # fmt: skip
+    command = [os.path.join(options.build, "examples/gpt_fsdp"), f"--data={options.data}", "--mesh=d=2,t=1",
+               f"--batch={options.batch}", "--seq=128", f"--layers={options.layers}", f"--d-model={options.d_model}",
+               "--n-kv=4", f"--d-head={options.d_model // 8}", f"--d-ff={3 * options.d_model}", "--library-optimizer",
+               "--max-tokens=0", f"--steps={options.steps}"]  # fmt: skip
 
-    def predicted(devices, batch, efficiency, bandwidth):
-        text = ran(command(devices, batch) + ["--plan", f"--plan-flops={peak}", f"--plan-efficiency={efficiency}",
+    def predicted(efficiency, bandwidth):
+        text = ran(command + ["--plan", f"--plan-flops={peak}", f"--plan-efficiency={efficiency}",
                    f"--plan-bandwidth={bandwidth}", f"--plan-latency={options.latency}"])  # fmt: skip
         found = re.search(r"nothing overlapping +([\d.]+) (\w+)", text)
         return float(found.group(1)) * UNITS[found.group(2)]
 
-    alone = step_seconds(["taskset", "-c", "0"] + command(1, options.batch // 2))
-    efficiency = predicted(1, options.batch // 2, 1, 1e9) / alone
+    def measured(rate):
+        (step,) = over_link(command, rate, ["--no-prefetch"])
+        return step
+
+    computing = measured(UNLIMITED)
+    efficiency = predicted(1, 1e15) / computing
     print(f"{options.layers} layers, d_model {options.d_model}, batch {options.batch} x 128 tokens, FSDP on 2 ranks; computing "
-          f"alone {alone * 1e3:.0f} ms,\n{100 * efficiency:.0f} % of the peak of one core, {peak / 1e9:.0f} GFLOP/s")
+          f"{computing * 1e3:.0f} ms,\n{100 * efficiency:.0f} % of the peak of one core, {peak / 1e9:.0f} GFLOP/s")
     print("link      predicted ms  measured ms   measured over predicted")
     for rate in options.rates:
-        (step,) = over_link(command(2, options.batch), f"{rate}gbit", ["--no-prefetch"])
-        plan = predicted(2, options.batch, efficiency, float(rate) * 1e9 / 8 * PAYLOAD)
+        step = measured(f"{rate}gbit")
+        plan = predicted(efficiency, float(rate) * 1e9 / 8 * PAYLOAD)
         print(f"{rate + ' Gbit/s':<10}{plan * 1e3:12.0f} {step * 1e3:12.0f} {step / plan:25.2f}", flush=True)
 
 
