@@ -26,7 +26,8 @@ import subprocess
 import sys
 import tempfile
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from pipeline import ROOT
+
 LAYERS, WIDTH, CONTEXT, VOCABULARY = 12, 768, 1024, 50304
 PARAMETERS = VOCABULARY * WIDTH + LAYERS * (12 * WIDTH**2 + 13 * WIDTH) + 2 * WIDTH  # those that multiply
 END_OF_TEXT = 50256
@@ -245,8 +246,6 @@ def main():
                                 ("steps", 6, "steps of a turn that count")):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default {default})")
     options = parser.parse_args()
-    for variable in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
-        os.environ[variable] = "1"
     if not shutil.which("mpirun"):
         sys.exit("gpt2_step.py: mpirun is not there; scripts/setup.sh installs it")
     try:

@@ -13,12 +13,10 @@ import json
 import os
 import re
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 
-from pipeline import ROOT
+from pipeline import ROOT, ran
 
 POLICIES = ["none", "seqax", "everything"]
 
@@ -51,7 +49,7 @@ def main():
         """Seconds of a step; the plan's, the pool's and the system's bytes, the last two of all ranks."""
         command = [gpt2, "--preset=gpt2-124m", f"--data={options.data}", "--vocabulary=50257", f"--batch={options.batch}",
                    f"--seq={options.seq}", f"--mesh=d={ranks},t=1", f"--recompute={policy}", "--max-tokens=0"]  # fmt: skip
-        plan = subprocess.run(command + ["--plan"], capture_output=True, text=True, check=True).stdout
+        plan = ran(command + ["--plan"])
         planned = ranks * int(re.search(r"^  most at once, with buffers .* (\d+) bytes", plan, re.M).group(1))
         with tempfile.TemporaryDirectory() as folder:
             metrics = os.path.join(folder, "metrics.jsonl")
@@ -67,12 +65,11 @@ def main():
 
             watcher = threading.Thread(target=watch)
             watcher.start()
-            ran = subprocess.run(mpirun + command + [f"--steps={options.steps}", f"--metrics={metrics}"],
-                                 capture_output=True, text=True, check=False)  # fmt: skip
-            done.set()
-            watcher.join()
-            if ran.returncode != 0:
-                sys.exit(f"memory.py: {' '.join(command)} ended with {ran.returncode}:\n{ran.stdout}{ran.stderr}")
+            try:
+                ran(mpirun + command + [f"--steps={options.steps}", f"--metrics={metrics}"])
+            finally:
+                done.set()
+                watcher.join()
             with open(metrics) as lines:
                 steps = [json.loads(line) for line in lines]
         seconds = statistics.median(step["step_seconds"] for step in steps[2:])

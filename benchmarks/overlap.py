@@ -15,22 +15,14 @@ import re
 import shlex
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 
-from pipeline import ROOT, Hosts
+from pipeline import ROOT, Hosts, ran
 
 UNLIMITED = "100gbit"
 RATIOS = [0.25, 0.5, 1]
 FLAGS = ["--no-prefetch", "--prefetch"]
-
-
-def ran(command):
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        sys.exit(f"overlap.py: {shlex.join(command)} ended with {result.returncode}:\n{result.stdout}{result.stderr}")
-    return result.stdout
 
 
 def sent(program):

@@ -35,6 +35,15 @@ if os.geteuid() == 0:  # Open MPI refuses to run as root unless told twice
     os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
 
 
+def ran(command):
+    """Its standard output; ends this program if it fails."""
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        program = os.path.basename(sys.argv[0])
+        sys.exit(f"{program}: {shlex.join(command)} ended with {result.returncode}:\n{result.stdout}{result.stderr}")
+    return result.stdout
+
+
 def sh(command):
     subprocess.run(command, shell=True, check=True)
 
@@ -90,9 +99,7 @@ def measure(options, mpirun, layout, folder):
         f"--d-head={options.d_model // 8}", f"--d-ff={3 * options.d_model}", f"--metrics={metrics}"] + LAYOUTS[layout]
     if "--mesh=p=2" in LAYOUTS[layout]:
         command.append(f"--timeline={timeline}")
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ran.returncode != 0:
-        sys.exit(f"pipeline.py: {shlex.join(command)} ended with {ran.returncode}:\n{ran.stdout}{ran.stderr}")
+    ran(command)
     with open(metrics) as lines:
         seconds = [json.loads(line)["step_seconds"] for line in lines][2:]
     captions = []

@@ -13,8 +13,8 @@ import argparse
 import os
 import re
 
-from overlap import UNLIMITED, over_link, ran
-from pipeline import ROOT
+from overlap import UNLIMITED, over_link
+from pipeline import ROOT, ran
 
 PAYLOAD = 1448 / 1538  # of a full Ethernet frame on the wire: what TCP with time stamps carries
 UNITS = {"ms": 1e-3, "us": 1e-6, "s": 1}
