@@ -5,7 +5,13 @@
 
 #include <Kokkos_Core.hpp>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <limits>
 #include <string>
@@ -74,6 +80,21 @@ SHARDLIB_INLINE std::byte* Pool::take_free(std::size_t bytes) {
   return p;
 }
 
+namespace detail {
+
+/// Asks for large pages within a block, before it is touched: a matrix product walks along columns, a page each. Only a
+/// hint, so that a refusal is no error.
+inline void use_large_pages([[maybe_unused]] std::byte* data, [[maybe_unused]] std::size_t bytes) {
+#if defined(__linux__)
+  constexpr std::size_t page = std::size_t{2} << 20;
+  const auto begin = (reinterpret_cast<std::uintptr_t>(data) + page - 1) / page * page;
+  const auto end = (reinterpret_cast<std::uintptr_t>(data) + bytes) / page * page;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+}  // namespace detail
+
 SHARDLIB_INLINE std::byte* Pool::from_system(std::size_t bytes) {
   std::byte* p = nullptr;
   if (phantom_) {
@@ -91,6 +112,7 @@ SHARDLIB_INLINE std::byte* Pool::from_system(std::size_t bytes) {
     return nullptr;
   }
   if (p == nullptr) return nullptr;
+  if (source_ == nullptr) detail::use_large_pages(p, bytes);
   const std::lock_guard lock(mutex_);
   stats_.reserved += bytes;
   count(bytes);

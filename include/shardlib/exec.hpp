@@ -10,6 +10,9 @@
 #include <exception>
 #include <utility>
 #include <vector>
+#if defined(SHARDLIB_WITH_OPENMP)
+#include <omp.h>
+#endif
 
 #include "shardlib/buffer.hpp"
 
@@ -36,6 +39,14 @@ struct Exec {
     Kokkos::parallel_for("shardlib", Range(0, n), std::forward<F>(f));
 #else  // a Kokkos without the serial space (Debian sid's)
     for (std::int64_t i = 0; i < n; ++i) f(i);
+#endif
+  }
+  /// How many threads a `for_each` has here: one inside of another, as loops do not nest.
+  [[nodiscard]] int available_threads() const {
+#if defined(SHARDLIB_WITH_OPENMP)
+    return omp_in_parallel() != 0 ? 1 : threads;
+#else
+    return 1;
 #endif
   }
   /// Takes, in a dry run, the scratch that each iteration of a `for_each` over n takes, for the pool to count.

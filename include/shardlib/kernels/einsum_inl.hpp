@@ -114,10 +114,9 @@ void einsum_loops(const Exec& exec, const EinsumSchedule& s, const T* lhs, const
       }
     }
   };
-  // Large products have threads of their own; many small ones are shared out here.
+  // Large products share out their own parts; many small ones are shared out here.
   const std::int64_t work = s.row.extent * s.column.extent * s.depth.extent * steps;
-  constexpr std::int64_t large = 1 << 21;
-  if (work >= large) return run(0, outer);
+  if (work >= large_gemm) return run(0, outer);
   const std::int64_t group = std::max<std::int64_t>(1, 65536 / work);
   exec.for_each((outer + group - 1) / group,
                 [&](std::int64_t item) { run(item * group, std::min(outer, (item + 1) * group)); });

@@ -26,6 +26,9 @@
 
 namespace shardlib::kernels {
 
+/// Multiplications from which on a product is shared out among the threads.
+inline constexpr std::int64_t large_gemm = 1 << 21;
+
 namespace detail {
 
 template <class T>
@@ -48,11 +51,71 @@ void eigen_gemm(bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std:
   }
 }
 
+/// C = op(A) op(B), plus C where `accumulate`; row-major, op transposes where its flag says so. op(A) is m x k.
+template <class T>
+struct Gemm {
+  bool trans_a, trans_b;
+  std::int64_t m, n, k;
+  const T* a;
+  std::int64_t lda;
+  const T* b;
+  std::int64_t ldb;
+  T* c;
+  std::int64_t ldc;
+  bool accumulate;
+
+  /// The part that makes rows [row, row + rows) and columns [column, column + columns) of C.
+  [[nodiscard]] Gemm part(std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns) const {
+    Gemm g = *this;
+    g.m = rows;
+    g.n = columns;
+    g.a += trans_a ? row : row * lda;
+    g.b += trans_b ? column * ldb : column;
+    g.c += row * ldc + column;
+    return g;
+  }
+  void run() const {
+#if defined(SHARDLIB_WITH_DNNL)
+    if constexpr (std::is_same_v<T, float>) {
+      const auto status = dnnl_sgemm(trans_a ? 'T' : 'N', trans_b ? 'T' : 'N', m, n, k, 1.0F, a, lda, b, ldb,
+                                     accumulate ? 1.0F : 0.0F, c, ldc);
+      if (status != dnnl_success) {
+        const auto text = [](std::int64_t v) { return std::to_string(v); };
+        throw Error("gemm: dnnl_sgemm failed with status " + text(status) + " on m=" + text(m) + " n=" + text(n) +
+                    " k=" + text(k) + " lda=" + text(lda) + " ldb=" + text(ldb) + " ldc=" + text(ldc) +
+                    "; check the leading dims, or build without SHARDLIB_WITH_DNNL");
+      }
+    } else
+#endif
+    {
+      eigen_gemm(trans_a, trans_b, m, n, k, a, lda, b, ldb, c, ldc, accumulate);
+    }
+  }
+};
+
+/// How many parts the rows and the columns of C fall into, one part a thread: so that the parts read least.
+struct GemmGrid {
+  std::int64_t rows = 1, columns = 1;
+
+  GemmGrid(std::int64_t threads, std::int64_t m, std::int64_t n) {
+    for (std::int64_t r = 1; r <= threads; ++r) {
+      if (threads % r == 0 && (r == 1 || r * n + threads / r * m < rows * n + columns * m)) {
+        rows = r;
+        columns = threads / r;
+      }
+    }
+  }
+  /// Where part i begins: whole tiles of the library's kernels, as even as they can be.
+  static std::int64_t begin(std::int64_t size, std::int64_t tile, std::int64_t parts, std::int64_t i) {
+    return std::min(size, (size + tile - 1) / tile * i / parts * tile);
+  }
+};
+
 }  // namespace detail
 
 /// C = op(A) op(B), plus C where `accumulate`; row-major, op transposes where its flag says so. op(A) is m x k.
 template <class T>
-void gemm(const Exec& /*exec*/, bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std::int64_t k, const T* a,
+void gemm(const Exec& exec, bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std::int64_t k, const T* a,
           std::int64_t lda, const T* b, std::int64_t ldb, T* c, std::int64_t ldc, bool accumulate) {
   static_assert(std::is_same_v<T, float> || std::is_same_v<T, double>);
   if (m == 0 || n == 0) return;
@@ -61,21 +124,19 @@ void gemm(const Exec& /*exec*/, bool trans_a, bool trans_b, std::int64_t m, std:
     for (std::int64_t i = 0; i < m; ++i) std::fill_n(c + i * ldc, n, T(0));
     return;
   }
-#if defined(SHARDLIB_WITH_DNNL)
-  if constexpr (std::is_same_v<T, float>) {
-    const auto status = dnnl_sgemm(trans_a ? 'T' : 'N', trans_b ? 'T' : 'N', m, n, k, 1.0F, a, lda, b, ldb,
-                                   accumulate ? 1.0F : 0.0F, c, ldc);
-    if (status != dnnl_success) {
-      const auto text = [](std::int64_t v) { return std::to_string(v); };
-      throw Error("gemm: dnnl_sgemm failed with status " + text(status) + " on m=" + text(m) + " n=" + text(n) +
-                  " k=" + text(k) + " lda=" + text(lda) + " ldb=" + text(ldb) + " ldc=" + text(ldc) +
-                  "; check the leading dims, or build without SHARDLIB_WITH_DNNL");
-    }
-  } else
-#endif
-  {
-    detail::eigen_gemm(trans_a, trans_b, m, n, k, a, lda, b, ldb, c, ldc, accumulate);
-  }
+  const detail::Gemm<T> whole{trans_a, trans_b, m, n, k, a, lda, b, ldb, c, ldc, accumulate};
+  const std::int64_t threads = m * n * k < large_gemm ? 1 : exec.available_threads();
+  if (threads == 1) return whole.run();
+  // Each thread multiplies by itself: the library's own threads get parts that differ by a sixth, and wait for each
+  // other where they pack.
+  const detail::GemmGrid grid(threads, m, n);
+  exec.for_each(threads, [&](std::int64_t i) {
+    const auto row = [&](std::int64_t j) { return detail::GemmGrid::begin(m, 8, grid.rows, j); };
+    const auto column = [&](std::int64_t j) { return detail::GemmGrid::begin(n, 48, grid.columns, j); };
+    const std::int64_t top = row(i / grid.columns), bottom = row(i / grid.columns + 1);
+    const std::int64_t left = column(i % grid.columns), right = column(i % grid.columns + 1);
+    if (top < bottom && left < right) whole.part(top, bottom - top, left, right - left).run();
+  });
 }
 
 }  // namespace shardlib::kernels
