@@ -2,19 +2,23 @@
 """A training step of GPT-2 124M in f32 with AdamW: ours and its peers on this machine, taking turns.
 
 The model has 12 layers of width 768, 12 heads and a vocabulary padded to 50304; the tokens are random, the same batch in
-every step. All but llm.c clip the gradient norm to 1, decay the same weights and begin with the same ones, and their losses
-must agree. A turn is a process of its own; its first steps do not count, and the figure is the median of the steps of all
-turns. Model FLOPs are those of Chowdhery et al. 2022, appendix B, with half of the attention, as it is causal: a token takes
-6 for each parameter that multiplies (all but the table of positions), and 6 * layers * width * T.
+every step. All begin with the same weights; all but llm.c decay the same ones and clip the gradient norm to 1, and llm.c
+stands beside ours with its settings. Losses under the same settings must agree. A turn is a process of its own; its first
+steps do not count, and the figure is the median of the steps of all turns. Model FLOPs are those of Chowdhery et al. 2022,
+appendix B, with half of the attention, as it is causal: a token takes 6 for each parameter that multiplies (all but the
+table of positions), and 6 * layers * width * T.
 
 Peers: PyTorch in this system (python3-torch) and in each --torch-root, in one process with two threads, and in two
-processes with one thread each over gloo, by DDP and by FSDP2; OpenBLAS is told its core type. llm.c where --llmc names it.
+processes with one thread each over gloo, by DDP and by FSDP2; OpenBLAS is told its core type. llm.c's train_gpt2.c where
+--llmc names a checkout of it, for B=4 T=64, the batch that it has; it needs no starter pack.
 
   benchmarks/gpt2_step.py                                        ours, and the system's PyTorch
   benchmarks/gpt2_step.py --torch-root DIR                       PyTorch of another Debian (scripts/torch-root.sh DIR makes it)
+  benchmarks/gpt2_step.py --llmc DIR                             llm.c (git clone https://github.com/karpathy/llm.c DIR)
   benchmarks/gpt2_step.py --ours --batches 4x64                  the quickest
 """
 import argparse
+import array
 import json
 import os
 import random
@@ -28,7 +32,10 @@ import tempfile
 
 from pipeline import ROOT
 
-LAYERS, WIDTH, CONTEXT, VOCABULARY = 12, 768, 1024, 50304
+sys.path.insert(0, os.path.join(ROOT, "tests"))
+import gpt2_oracle  # noqa: E402
+
+LAYERS, HEADS, WIDTH, CONTEXT, VOCABULARY = 12, 12, 768, 1024, 50304
 PARAMETERS = VOCABULARY * WIDTH + LAYERS * (12 * WIDTH**2 + 13 * WIDTH) + 2 * WIDTH  # those that multiply
 END_OF_TEXT = 50256
 LOSSES_APART = 1e-3  # rounding grows from step to step
@@ -43,7 +50,10 @@ class Failed(Exception):
 
 def run(command, **more):
     """Its standard output."""
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, **more)
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, **more)
+    except OSError as error:
+        raise Failed(str(error)) from error
     if ran.returncode != 0:
         last = (ran.stderr.strip() or ran.stdout.strip() or "no message").splitlines()[-1]
         raise Failed(f"{last} (status {ran.returncode})", " ".join(command))
@@ -57,7 +67,8 @@ def model_flops(batch, length):
 class Ours:
     """examples/gpt2 on a mesh: devices are threads, or ranks where `ranks` says how many."""
 
-    def __init__(self, options, mesh, ranks=0):
+    def __init__(self, options, mesh, ranks=0, settings=()):
+        self.settings = settings
         self.command = ["mpirun", "-n", str(ranks), "--bind-to", "core"] if ranks else []
         self.command += [os.path.join(options.build, "examples/gpt2"), "--preset=gpt2-124m", f"--mesh={mesh}",
                          f"--recompute={options.recompute}", "--warmup=0", "--final-learning-rate=1", "--max-tokens=0",
@@ -65,9 +76,9 @@ class Ours:
 
     def turn(self, batch, length, scratch):
         """A record of each step: loss, step_seconds."""
-        metrics, weights = os.path.join(scratch, "metrics.jsonl"), os.path.join(scratch, "weights.safetensors")
-        command = self.command + [f"--batch={batch}", f"--seq={length}", f"--data={scratch}/tokens.bin", f"--metrics={metrics}"]
-        run(command + ([f"--load={weights}"] if os.path.exists(weights) else []))
+        metrics = os.path.join(scratch, "metrics.jsonl")
+        run([*self.command, f"--batch={batch}", f"--seq={length}", f"--data={scratch}/tokens.bin", *self.settings,
+             f"--load={scratch}/weights.safetensors", f"--metrics={metrics}"])  # fmt: skip
         with open(metrics) as lines:
             return [json.loads(line) for line in lines]
 
@@ -92,38 +103,76 @@ class Torch:
 
 
 class TorchRun:
+    settings = ()
+
     def __init__(self, options, torch, how):
         self.options, self.torch, self.how = options, torch, how
 
     def turn(self, batch, length, scratch):
         ranks = 1 if self.how == "none" else 2
         threads = max(1, os.cpu_count() // ranks)
-        out = self.torch.run(threads, scratch, ["--tokens={}/tokens.bin", f"--batch={batch}", f"--length={length}",
-            f"--steps={self.options.warmup + self.options.steps}", f"--parallel={self.how}", f"--ranks={ranks}",
-            f"--threads={threads}"])  # fmt: skip
+        out = self.torch.run(threads, scratch, ["--tokens={}/tokens.bin", "--weights={}/weights.safetensors",
+            f"--batch={batch}", f"--length={length}", f"--steps={self.options.warmup + self.options.steps}",
+            f"--parallel={self.how}", f"--ranks={ranks}", f"--threads={threads}"])  # fmt: skip
         return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 
 class Llmc:
-    """llm.c's own training program, in a checkout with its starter pack; its batch is 4 x 64."""
+    """llm.c's own training program, built by its Makefile; its batch is 4 x 64, and its AdamW's settings are fixed."""
 
-    def __init__(self, folder):
-        self.folder = folder
+    settings = ("--learning-rate=1e-4", "--beta2=0.999", "--weight-decay=0", "--clip=0")
+
+    def __init__(self, options):
+        self.folder = os.path.realpath(options.llmc)
+        self.steps = options.warmup + min(options.steps, 3)  # a step takes seconds
+
+    def files(self, scratch):
+        """What it reads in its working directory."""
+        tensors = gpt2_oracle.read(os.path.join(scratch, "weights.safetensors"))
+
+        def rows_of_outputs(name):
+            _, shape, data = tensors[name]
+            if len(shape) == 1:
+                return data
+            values = array.array("f", data)  # Hugging Face's is [in, out]
+            return b"".join(values[column :: shape[1]].tobytes() for column in range(shape[1]))
+
+        with open(os.path.join(scratch, "gpt2_124M.bin"), "wb") as file:
+            sizes = (CONTEXT, VOCABULARY, LAYERS, HEADS, WIDTH, VOCABULARY)  # none is padding: its loss is of all tokens too
+            file.write(struct.pack("<256i", 20240326, 3, *sizes, *[0] * 248))
+            file.write(tensors["wte.weight"][2] + tensors["wpe.weight"][2])
+            for part in ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"):
+                for kind in ("weight", "bias"):
+                    file.write(b"".join(rows_of_outputs(f"h.{layer}.{part}.{kind}") for layer in range(LAYERS)))
+            file.write(tensors["ln_f.weight"][2] + tensors["ln_f.bias"][2])
+        with open(os.path.join(scratch, "tokens.bin"), "rb") as file:
+            # Inputs, of which the first is 0, and one target more; the batch again and again, one a step: it validates on 5.
+            tokens = struct.pack("<H", 0) + file.read() * (self.steps + 5)
+        for split in ("train", "val"):
+            path = os.path.join(scratch, f"dev/data/tinyshakespeare/tiny_shakespeare_{split}.bin")
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(struct.pack("<256i", 20240520, 1, len(tokens) // 2, *[0] * 253) + tokens)
 
     def turn(self, batch, length, scratch):
         run(["make", "train_gpt2"], cwd=self.folder)
-        steps = []
-        command = ["stdbuf", "-oL", "./train_gpt2"]
+        self.files(scratch)
+        steps, said = [], []
+        command = ["stdbuf", "-oL", os.path.join(self.folder, "train_gpt2")]
         environment = dict(os.environ, OMP_NUM_THREADS=str(os.cpu_count()))
-        with subprocess.Popen(command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(command, cwd=scratch, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              text=True) as process:  # fmt: skip
             for line in process.stdout:
+                said.append(line.strip())
                 took = re.search(r"train loss ([\d.]+) \(took ([\d.]+) ms\)", line)
                 if took:
-                    steps.append({"step_seconds": float(took[2]) / 1e3})
-                if len(steps) == 5:  # a step takes seconds
+                    steps.append({"loss": float(took[1]), "step_seconds": float(took[2]) / 1e3})
+                if len(steps) == self.steps:
                     process.kill()
-        if not steps:
-            raise Failed(f"{self.folder}/train_gpt2 printed no step; its README's starter pack has what it needs")
+                    break
+        if len(steps) < self.steps:
+            said = [line for line in said if "rror" in line] + said[-1:] + ["it printed nothing"]
+            raise Failed(f"{said[0]} (status {process.returncode})", command[-1])
         return steps
 
 
@@ -145,7 +194,7 @@ def pytorches(options):
 
 def systems(options, torches, batch, length):
     """(name, what runs it, the name of ours that it is compared with)."""
-    one, two = "shardlib, 1 process", "shardlib, 2 ranks"
+    one, two, plain = "shardlib, 1 process", "shardlib, 2 ranks", "shardlib, 1 process, llm.c's AdamW"
     yield one, Ours(options, "d=1,t=1"), one
     for version, torch in torches.items():
         yield f"PyTorch {version}, 1 process", TorchRun(options, torch, "none"), one
@@ -155,19 +204,22 @@ def systems(options, torches, batch, length):
             for how in ("ddp", "fsdp2") if int(version.split(".")[0]) >= 2 else ("ddp",):
                 yield f"PyTorch {version}, 2 processes, {how.upper()}", TorchRun(options, torch, how), two
     if options.llmc and (batch, length) == (4, 64):
-        yield "llm.c", Llmc(options.llmc), one
+        yield plain, Ours(options, "d=1,t=1", settings=Llmc.settings), one
+        yield "llm.c", Llmc(options), plain
 
 
 def measure(options, torches, batch, length):
     """Prints the table of one batch; returns (name, seconds) for the plot."""
     with tempfile.TemporaryDirectory() as scratch:
-        # nanoGPT's format. One batch is the whole of it, so that every step has the same rows, in some order.
-        numbers = random.Random(1)
-        with open(os.path.join(scratch, "tokens.bin"), "wb") as file:
-            for _ in range(batch * length):
-                file.write(struct.pack("<H", numbers.randrange(END_OF_TEXT)))
-        if torches:
-            next(iter(torches.values())).run(1, scratch, ["--export={}/weights.safetensors"])
+        # nanoGPT's format. One batch is the whole of it, so that every step has the same rows, in some order. A row ends
+        # with 0 as the inputs of the next begin with it: llm.c takes them from the row before.
+        numbers, tokens = random.Random(1), os.path.join(scratch, "tokens.bin")
+        with open(tokens, "wb") as file:
+            for _ in range(batch):
+                file.write(struct.pack(f"<{length}H", *(numbers.randrange(END_OF_TEXT) for _ in range(length - 1)), 0))
+        run([os.path.join(options.build, "examples/gpt2"), "--preset=gpt2-124m", f"--vocabulary={VOCABULARY}",
+             f"--data={tokens}", f"--seq={length}", f"--batch={batch}", "--steps=0", "--max-tokens=0",
+             f"--run={scratch}/initial", f"--export={scratch}/weights.safetensors"])  # fmt: skip
         chosen = {name: (system, base) for name, system, base in systems(options, torches, batch, length)
                   if re.search(options.only, name)}  # fmt: skip
         seconds, losses, failures = {name: [] for name in chosen}, {}, {}
@@ -186,7 +238,7 @@ def measure(options, torches, batch, length):
                     failures[name] = error.reason
                     continue
                 seconds[name] += [record["step_seconds"] for record in records][options.warmup :]
-                losses[name] = [record["loss"] for record in records if "loss" in record]
+                losses[name] = [record["loss"] for record in records]
     flops = model_flops(batch, length)
     print(f"B={batch} T={length}: {flops / 1e9:.1f} GFLOP a step; {os.cpu_count()} cores: FMA peak {peak:.1f} GFLOP/s, "
           f"copies {copy:.1f} GB/s read and written")
@@ -201,9 +253,12 @@ def measure(options, torches, batch, length):
               f"{100 * flops / medians[name] / (peak * 1e9):>9.1f} %  {over}".rstrip())
     for name, reason in failures.items():
         print(f"{name} did not run: {reason}")
-    if torches and losses:
-        apart = max(max(step) - min(step) for step in zip(*(steps for steps in losses.values() if steps)))
-        print(f"losses of all systems, step by step: at most {apart:.1e} apart")
+    if losses:
+        apart = 0
+        for settings in {chosen[name][0].settings for name in losses}:
+            alike = [steps for name, steps in losses.items() if chosen[name][0].settings == settings]
+            apart = max(apart, *(max(step) - min(step) for step in zip(*alike)))
+        print(f"losses of all systems with the same settings, step by step: at most {apart:.1e} apart")
         if apart > LOSSES_APART:
             sys.exit(f"gpt2_step.py: not the same model: {losses}")
     return list(medians.items())
@@ -235,11 +290,11 @@ def plot(path, tables):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="folder with examples/gpt2 and benchmarks/peak")
-    parser.add_argument("--ours", action="store_true", help="no peers")
+    parser.add_argument("--ours", action="store_true", help="no PyTorch")
     parser.add_argument("--only", default="", metavar="REGEX", help="of the systems, those whose name matches")
-    parser.add_argument("--batches", default="4x64,1x1024", help="sequences x tokens (default %(default)s)")
+    parser.add_argument("--batches", default="4x64,1x1024", help="sequences x tokens; llm.c runs 4x64 alone (default %(default)s)")
     parser.add_argument("--torch-root", action="append", default=[], metavar="DIR", help="a system made by scripts/torch-root.sh; any number of them")
-    parser.add_argument("--llmc", metavar="DIR", help="a checkout of llm.c with its starter pack")
+    parser.add_argument("--llmc", metavar="DIR", help="a checkout of llm.c")
     parser.add_argument("--plot", metavar="FILE.svg", help="draw the medians")
     parser.add_argument("--recompute", default="none", help="as examples/gpt2's (default %(default)s)")
     for name, default, what in (("turns", 2, "of each system"), ("warmup", 2, "steps of a turn that do not count"),

@@ -4,9 +4,8 @@
 Trains on one batch, a file of uint16 tokens, with what the version has: scaled_dot_product_attention, fused AdamW.
 Prints a JSON object a step, as examples/gpt2 --metrics does.
 
-  torch_gpt2.py --tokens FILE --batch 4 --length 64                             one process
-  torch_gpt2.py --tokens FILE --batch 4 --length 64 --parallel ddp --ranks 2    processes over gloo; or fsdp2
-  torch_gpt2.py --export FILE                                                   the initial weights, as Hugging Face's file
+  torch_gpt2.py --tokens FILE --weights FILE --batch 4 --length 64                             one process
+  torch_gpt2.py --tokens FILE --weights FILE --batch 4 --length 64 --parallel ddp --ranks 2    over gloo; or fsdp2
 """
 import argparse
 import json
@@ -57,12 +56,6 @@ class GPT2(nn.Module):
         self.wte, self.wpe = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(CONTEXT, WIDTH)
         self.h = nn.ModuleList(Block() for _ in range(LAYERS))
         self.ln_f = nn.LayerNorm(WIDTH)
-        for name, p in self.named_parameters():
-            if p.dim() == 2:
-                ends_branch = name.endswith("c_proj.weight")
-                nn.init.normal_(p, std=0.02 / (2 * LAYERS) ** 0.5 if ends_branch else 0.02)
-            elif name.endswith("bias"):
-                nn.init.zeros_(p)
 
     def forward(self, inputs, targets):
         x = self.wte(inputs) + self.wpe(torch.arange(inputs.shape[1]))
@@ -72,18 +65,15 @@ class GPT2(nn.Module):
         return F.cross_entropy(logits.view(-1, VOCABULARY), targets.reshape(-1))
 
 
-def initial_model():
-    torch.manual_seed(1)
-    return GPT2()
-
-
-def export(path):
-    """Hugging Face stores a layer's matrices as [in, out]."""
-    tensors = {}
-    for name, p in initial_model().state_dict().items():
-        p = p.T.contiguous() if p.dim() == 2 and name.startswith("h.") else p
-        tensors[name] = ("F32", list(p.shape), p.numpy().tobytes())
-    gpt2_oracle.write(path, tensors)
+def model_of(path):
+    """With the weights of Hugging Face's file, which stores a layer's matrices as [in, out]."""
+    model, tensors = GPT2(), gpt2_oracle.read(path)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            _, shape, data = tensors[name]
+            stored = torch.frombuffer(bytearray(data), dtype=torch.float32).view(shape)
+            p.copy_(stored.T if name.startswith("h.") and p.dim() == 2 else stored)
+    return model
 
 
 def optimizer_of(model, options):
@@ -118,7 +108,7 @@ def train(rank, options):
         os.environ.setdefault("MASTER_PORT", "29511")
         os.environ.setdefault("USE_LIBUV", "0")  # Debian builds without it
         torch.distributed.init_process_group("gloo", rank=rank, world_size=ranks)
-    model = parallel(initial_model(), options.parallel)
+    model = parallel(model_of(options.weights), options.parallel)
     optimizer = optimizer_of(model, options)
     tokens = torch.frombuffer(bytearray(open(options.tokens, "rb").read()), dtype=torch.int16).long() & 0xFFFF
     rows = tokens.view(options.batch, options.length).chunk(ranks)[rank]
@@ -140,9 +130,9 @@ def train(rank, options):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--export", metavar="FILE", help="write the initial weights and leave")
     parser.add_argument("--version", action="store_true", help="print PyTorch's version and leave")
     parser.add_argument("--tokens", metavar="FILE", help="batch * length uint16")
+    parser.add_argument("--weights", metavar="FILE", help="the initial ones: safetensors with Hugging Face's names")
     parser.add_argument("--parallel", default="none", choices=["none", "ddp", "fsdp2"])
     for name, default in (("batch", 4), ("length", 64), ("steps", 8), ("ranks", 1), ("threads", 2)):
         parser.add_argument(f"--{name}", type=int, default=default, help="(default %(default)s)")
@@ -151,8 +141,8 @@ def main():
     options = parser.parse_args()
     if options.version:
         print(torch.__version__)
-    elif options.export:
-        export(options.export)
+    elif not (options.tokens and options.weights):
+        parser.error("--tokens and --weights say what to train on and where to begin")
     elif options.parallel == "none":
         train(0, options)
     else:
