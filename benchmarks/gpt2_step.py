@@ -289,11 +289,12 @@ def plot(path, tables):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="folder with examples/gpt2 and benchmarks/peak")
+    parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="with examples/gpt2 and benchmarks/peak")
     parser.add_argument("--ours", action="store_true", help="no PyTorch")
     parser.add_argument("--only", default="", metavar="REGEX", help="of the systems, those whose name matches")
     parser.add_argument("--batches", default="4x64,1x1024", help="sequences x tokens; llm.c runs 4x64 alone (default %(default)s)")
-    parser.add_argument("--torch-root", action="append", default=[], metavar="DIR", help="a system made by scripts/torch-root.sh; any number of them")
+    parser.add_argument("--torch-root", action="append", default=[], metavar="DIR",
+                        help="a system made by scripts/torch-root.sh; any number of them")  # fmt: skip
     parser.add_argument("--llmc", metavar="DIR", help="a checkout of llm.c")
     parser.add_argument("--plot", metavar="FILE.svg", help="draw the medians")
     parser.add_argument("--recompute", default="none", help="as examples/gpt2's (default %(default)s)")
@@ -301,6 +302,8 @@ def main():
                                 ("steps", 6, "steps of a turn that count")):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default {default})")
     options = parser.parse_args()
+    if not re.fullmatch(r"[1-9]\d*x[1-9]\d*(,[1-9]\d*x[1-9]\d*)*", options.batches):
+        parser.error("--batches: sequences x tokens, as in 4x64,1x1024")
     if not shutil.which("mpirun"):
         sys.exit("gpt2_step.py: mpirun is not there; scripts/setup.sh installs it")
     try:

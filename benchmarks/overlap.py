@@ -13,9 +13,7 @@ import json
 import os
 import re
 import shlex
-import shutil
 import statistics
-import sys
 import tempfile
 
 from pipeline import ROOT, Hosts, ran
@@ -55,8 +53,6 @@ def main():
     options = parser.parse_args()
     if options.steps < 3:
         parser.error("--steps: the first two do not count; give at least 3")
-    if not all(map(shutil.which, ("ip", "tc"))) or os.geteuid() != 0:
-        sys.exit("overlap.py: network namespaces need root, ip and tc; install iproute2")
     program = [os.path.join(options.examples, "gpt_fsdp"), f"--data={options.data}", f"--steps={options.steps}",
                f"--batch={options.batch}", f"--seq={options.seq}", f"--layers={options.layers}",
                f"--d-model={options.d_model}", "--n-kv=4", f"--d-head={options.d_model // 8}",

@@ -44,14 +44,27 @@ def ran(command):
     return result.stdout
 
 
+def no_links(reason):
+    print(f"{os.path.basename(sys.argv[0])}: links take root, ip and tc (iproute2), and network namespaces: {reason}",
+          file=sys.stderr)  # fmt: skip
+    sys.exit(77)
+
+
 def sh(command):
-    subprocess.run(command, shell=True, check=True)
+    ran = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    if ran.returncode != 0:
+        no_links(f"{command}: {ran.stderr.strip()}")
 
 
 class Hosts:
-    """Two network namespaces joined by a link of a given rate; gone at the end."""
+    """Two network namespaces joined by a link of a given rate; gone at the end. Where none can be, status 77."""
 
     def __init__(self, rate):
+        if os.geteuid() != 0:
+            no_links("not root")
+        for tool in ("ip", "tc"):
+            if not shutil.which(tool):
+                no_links(f"no {tool}")
         self.rate = rate
 
     def __enter__(self):
@@ -118,10 +131,6 @@ def main():
                           ("d-model", 256)):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"(default {default})")
     options = parser.parse_args()
-    if options.rate and not all(map(shutil.which, ("ip", "tc"))):
-        sys.exit("pipeline.py: --rate needs ip and tc; install iproute2")
-    for variable in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
-        os.environ[variable] = "1"
     seconds = {layout: [] for layout in LAYOUTS}
     captions = {}
     with tempfile.TemporaryDirectory() as folder:

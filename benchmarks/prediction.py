@@ -3,8 +3,9 @@
 rates.
 
 The computing is fitted once, over a link without a limit, with the copies that communicating takes on any link:
---plan-efficiency is chosen so that the prediction is what that takes. The links are not fitted: a link's bandwidth is its rate less the headers of
-Ethernet, IP and TCP. Nothing in this program overlaps, so the measured step stands against the slower of the two sums.
+--plan-efficiency is chosen so that the prediction is what that takes. The links are not fitted: a link's bandwidth is its
+rate less the headers of Ethernet, IP and TCP. Nothing in this program overlaps, so the measured step stands against the
+slower of the two sums.
 Needs root, iproute2, and an idle machine.
 
   benchmarks/prediction.py --build build/benchmarks

@@ -1,86 +1,100 @@
 #!/usr/bin/env bash
-# Builds and prints the figures: ratios against the GEMM library, the erased core, the machine's FMA peak and the MPI
-# library's own collectives; a training step of GPT-2 124M beside PyTorch's, and its memory; then pipelines against FSDP,
-# also over a slow link, and over links what overlaps and what --plan predicts (network namespaces: needs root). Run it on an idle machine. Writes benchmarks/results.md and the plot beside it.
+# Builds the benchmarks, runs all of them, and writes their figures to benchmarks/results.md, with the plot beside it: ratios
+# against the GEMM library, the erased core, the machine's FMA peak and the MPI library's own collectives; a training step of
+# GPT-2 124M beside its peers', and its memory; pipelines against FSDP, also over a slow link; and over links what overlaps
+# and what --plan predicts. Takes about 40 minutes on two idle cores, 10 of them for building; each --torch-root 10 more.
 #   benchmarks/run.sh [--torch-root DIR]... [--llmc DIR]
-# --torch-root: a newer PyTorch, in a folder that `scripts/torch-root.sh DIR` makes; --llmc: a checkout of llm.c, with its
-# starter pack.
+#     --torch-root DIR   a newer PyTorch, in a folder that `scripts/torch-root.sh DIR` makes
+#     --llmc DIR         a checkout of llm.c
+#     --help             print this text
+# What is missing is named in one line, and the rest is measured: a peer, python3-matplotlib for the plot, root and iproute2
+# for links (network namespaces). Where a benchmark fails, results.md stays as it was.
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"
 
 peers=()
 while [ $# -gt 0 ]; do
   case $1 in
-    --torch-root | --llmc) peers+=("$1" "$(realpath "${2:?a folder follows $1}")") && shift ;;
-    *) die "unknown option '$1'; there are --torch-root and --llmc" ;;
+    --torch-root | --llmc)
+      [ $# -gt 1 ] || die "a folder follows $1"
+      peers+=("$1" "$(realpath -m "$2")")
+      shift 2
+      ;;
+    --help)
+      sed -n '2,/^[^#]/s/^# \{0,1\}//p' benchmarks/run.sh
+      exit 0
+      ;;
+    *) die "unknown option '$1'; there are --torch-root, --llmc and --help" ;;
   esac
-  shift
 done
 
+SECONDS=0
 scripts/setup.sh
 scripts/text.sh
-# Peers and the plot. What cannot be installed is named by the benchmark that misses it.
-if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-  quietly build/log/benchmarks-install.log "installing peers" \
-    apt-get -q -y install --no-install-recommends python3-torch libopenblas0-openmp python3-matplotlib || true
-fi
+mkdir -p build/log
+as_root=()
+if [ "$(id -u)" != 0 ]; then as_root=(sudo -n); fi
+for package in python3 iproute2 python3-matplotlib libopenblas0-openmp python3-torch; do
+  [ "$(dpkg-query -W -f '${db:Status-Status}' $package 2>/dev/null)" = installed ] ||
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 \
+      install --no-install-recommends $package >"build/log/benchmarks-$package.log" 2>&1 ||
+    echo "run.sh: apt-get cannot install $package (build/log/benchmarks-$package.log)"
+done
+command -v python3 >/dev/null || die "python3 runs the benchmarks, and is not there"
+echo "run.sh: building (build/log/benchmarks-build.log)"
 quietly build/log/benchmarks-configure.log "configuring" cmake --preset release -B build/benchmarks \
   -DSHARDLIB_BUILD_TESTS=OFF -DSHARDLIB_BUILD_BENCHMARKS=ON -DSHARDLIB_WITH_MPI=ON
-quietly build/log/benchmarks-build.log "building" cmake --build build/benchmarks -j "$jobs" --target figures peak gpt2 gpt_fsdp gpt_pipeline
-figures=build/benchmarks/benchmarks/figures
+quietly build/log/benchmarks-build.log "building" cmake --build build/benchmarks -j "$jobs" \
+  --target figures peak gpt2 gpt_fsdp gpt_pipeline
 
-over_links() { # COMMAND... : a benchmark over network namespaces
-  if [ "$(id -u)" = 0 ] && command -v ip >/dev/null && command -v tc >/dev/null; then
-    "$@"
-  else
-    echo "(not measured: $* needs root and iproute2)"
-  fi
+# Written beside what is built first: a run that ends early leaves the figures of the one before.
+results=build/benchmarks/results.md
+plot=build/benchmarks/gpt2_step.svg
+rm -f "$results" "$plot"
+failed=()
+
+say() { printf '%s\n' "$@" | tee -a "$results"; }
+
+measure() { # COMMAND... : its output, under its name; status 77 says that the machine lacks what it takes
+  local status=0 log=build/log/benchmarks-run.log
+  say "" "By \`$*\`:" "" '```'
+  "$@" 2>"$log" | tee -a "$results" || status=$?
+  case $status in
+    0) ;;
+    77) say "not measured: $(tail -n 1 "$log")" ;;
+    *)
+      say "failed with status $status"
+      cat "$log" >&2
+      failed+=("$*")
+      ;;
+  esac
+  say '```'
 }
 
-{
-  echo "# Figures"
-  echo
-  echo "Printed by \`benchmarks/run.sh\` on $(date -u +%Y-%m-%d), $(nproc) cores, $(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1)."
-  echo
-  echo '```'
-  "$figures"
-  mpirun -n 2 --bind-to none "$figures"
-  echo '```'
-  echo
-  echo "# A training step of GPT-2 124M"
-  echo
-  echo '```'
-  rm -f benchmarks/gpt2_step.svg
-  # The system's Python is the one that has the package matplotlib.
-  /usr/bin/python3 benchmarks/gpt2_step.py --plot benchmarks/gpt2_step.svg "${peers[@]}"
-  echo '```'
-  if [ -f benchmarks/gpt2_step.svg ]; then
-    echo
-    echo "![milliseconds a step](gpt2_step.svg)"
-  fi
-  echo
-  echo "# Memory"
-  echo
-  echo '```'
-  benchmarks/memory.py
-  echo '```'
-  echo
-  echo "# Pipelines"
-  echo
-  echo '```'
-  benchmarks/pipeline.py
-  echo
-  over_links benchmarks/pipeline.py --rate 1gbit --rounds 1
-  echo '```'
-  echo
-  echo "# Communication beside computation"
-  echo
-  echo '```'
-  over_links benchmarks/overlap.py
-  echo '```'
-  echo
-  echo "# What --plan predicts of a step"
-  echo
-  echo '```'
-  over_links benchmarks/prediction.py
-  echo '```'
-} | tee benchmarks/results.md
+say "# Figures" "" "Printed by \`benchmarks/run.sh\` on $(date -u +%Y-%m-%d), $(nproc) cores,$(sed -n \
+  's/^model name.*:/ /p' /proc/cpuinfo | head -n 1 | tr -s ' ')."
+figures=build/benchmarks/benchmarks/figures
+measure "$figures"
+measure mpirun -n 2 --bind-to none "$figures"
+say "" "# A training step of GPT-2 124M"
+# The system's Python is the one that has the package matplotlib.
+measure /usr/bin/python3 benchmarks/gpt2_step.py --plot "$plot" "${peers[@]}"
+if [ -f "$plot" ]; then say "" "![milliseconds a step](gpt2_step.svg)"; fi
+say "" "# Memory"
+measure benchmarks/memory.py
+say "" "# Pipelines"
+measure benchmarks/pipeline.py
+measure benchmarks/pipeline.py --rate 1gbit --rounds 1
+say "" "# Communication beside computation"
+measure benchmarks/overlap.py
+say "" "# What --plan predicts of a step"
+measure benchmarks/prediction.py
+
+echo
+if [ ${#failed[@]} != 0 ]; then
+  printf 'run.sh: failed: %s\n' "${failed[@]}" >&2
+  die "benchmarks/results.md is as it was; what was measured is in $results"
+fi
+rm -f benchmarks/gpt2_step.svg
+if [ -f "$plot" ]; then mv "$plot" benchmarks/; fi
+mv "$results" benchmarks/results.md
+echo "run.sh: benchmarks/results.md, in $((SECONDS / 60)) minutes"
