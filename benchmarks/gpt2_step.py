@@ -53,7 +53,7 @@ def run(command, **more):
     try:
         ran = subprocess.run(command, capture_output=True, text=True, check=False, **more)
     except OSError as error:
-        raise Failed(str(error)) from error
+        raise Failed(f"{error.filename}: {error.strerror}") from error
     if ran.returncode != 0:
         last = (ran.stderr.strip() or ran.stdout.strip() or "no message").splitlines()[-1]
         raise Failed(f"{last} (status {ran.returncode})", " ".join(command))
