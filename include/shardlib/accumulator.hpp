@@ -30,12 +30,13 @@ class Accumulator {
  public:
   void add(ValuePtr ct) {
     if (!sum_) {
+      ct->storage->settle();
       sum_ = std::move(ct);
       return;
     }
     if (!state(ct->device).observer) return add_to_sum(ct);
     Value shape = *sum_;
-    shape.made_by = {"accumulate", {}, {}};
+    shape.made_by = ct->storage->add_to ? ct->made_by : OpInfo{"accumulate", {}, {}};
     shape.storage = std::make_shared<Storage>();  // its own, or the sum would seem to be in use
     observed(shape, [&] {
       static_cast<void>(sum_->data());
@@ -62,6 +63,7 @@ class Accumulator {
       }
       owned_ = true;
     }
+    if (ct->storage->add_to) return ct->storage->add_to(sum_->storage->buffer.data());
     visit_dtype(ct->dtype, [&](auto zero) {
       using T = decltype(zero);
       using A = accumulator_t<T>;

@@ -184,6 +184,20 @@ template <Op Name, class Out, class... V>
                            sources));
 }
 
+/// Adds the value to a sum of its shape, in the accumulator's type.
+using AddKernel = std::function<void(const Value& out, std::byte* sum)>;
+/// A cotangent that is zero but for few elements: left for later, so that it can be added to a sum without being made.
+[[gnu::cold]] SHARDLIB_INLINE ValuePtr record_addend_erased(const OpInfo& op, const std::shared_ptr<Device>& device,
+                                                            DType dtype, const TensorSpec& spec,
+                                                            const GlobalSizes& global, Kernel&& kernel,
+                                                            AddKernel&& add);
+template <class Out>
+Out record_addend(const OpInfo& op, const std::shared_ptr<Device>& device, const GlobalSizes& global, Kernel kernel,
+                  AddKernel add) {
+  return Out(record_addend_erased(op, device, dtype_v<typename Out::value_type>, parsed<Out::spec>, global,
+                                  std::move(kernel), std::move(add)));
+}
+
 /// The kernel of an op of one operand: (in, out) -> the bytes of out.
 using UnaryKernel = std::function<Buffer(const Value& in, const Value& out)>;
 [[gnu::cold]] SHARDLIB_INLINE Kernel bind_operand(const ValuePtr& in, UnaryKernel&& kernel);

@@ -103,6 +103,20 @@ SHARDLIB_INLINE ValuePtr record_erased(const OpInfo& op, const std::shared_ptr<D
   return out;
 }
 
+SHARDLIB_INLINE ValuePtr record_addend_erased(const OpInfo& op, const std::shared_ptr<Device>& device, DType dtype,
+                                              const TensorSpec& spec, const GlobalSizes& global, Kernel&& kernel,
+                                              AddKernel&& add) {
+  const auto out = make_value(op, device, dtype, spec, global);
+  put_off(out, std::move(kernel));
+  auto shape = detached(*out);
+  shape->storage = nullptr;  // the storage must not hold itself
+  out->storage->add_to = [add = std::move(add), shape = std::move(shape)](std::byte* sum) {
+    count(*shape);
+    add(*shape, sum);
+  };
+  return out;
+}
+
 SHARDLIB_INLINE Kernel bind_operand(const ValuePtr& in, UnaryKernel&& kernel) {
   return [in, kernel = std::move(kernel)](const Value& out) { return kernel(*in, out); };
 }

@@ -1,6 +1,7 @@
 // What a Tensor holds at run time: one device's block of a global array, erased of its type.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -85,11 +86,14 @@ struct Slot {
 struct Storage {
   Buffer buffer;
   std::function<Buffer()> compute;
+  /// Adds what `compute` would make to a sum in the accumulator's type, without making it. For a few values only.
+  std::function<void(std::byte* sum)> add_to = nullptr;
 
   /// Computes now what was left for later.
   void settle() {
     if (!compute) return;
     const auto how = std::exchange(compute, nullptr);
+    add_to = nullptr;
     buffer = how();
   }
 };

@@ -33,6 +33,10 @@ void gather(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* 
 template <class AnyDType>
 void scatter_add(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* cotangent, const void* indices,
                  void* table_out, std::int64_t table_elements);
+/// The same, added to `sums`, which are f32 for bf16.
+template <class AnyDType>
+void scatter_add_to(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* cotangent, const void* indices,
+                    void* sums);
 
 }  // namespace shardlib::kernels
 

@@ -146,30 +146,37 @@ void gather(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* 
 }
 
 template <class AnyDType>
+void scatter_add_to(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* cotangent, const void* indices,
+                    void* sums) {
+  visit_dtype(dtype, [&]<class T>(T) {
+    using A = accumulator_t<T>;
+    if constexpr (std::is_floating_point_v<A>) {
+      detail::visit_ids(exec, lookup, indices, "scatter_add", [&](const auto* ids) {
+        detail::scatter_rows(exec, lookup, static_cast<const T*>(cotangent), ids, static_cast<A*>(sums));
+      });
+    } else {
+      throw Error("scatter_add: no gradient of " + std::string(name(dtype)) + "; use f32, bf16 or f64");
+    }
+  });
+}
+
+template <class AnyDType>
 void scatter_add(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* cotangent, const void* indices,
                  void* table_out, std::int64_t table_elements) {
   visit_dtype(dtype, [&]<class T>(T) {
-    if constexpr (!std::is_floating_point_v<accumulator_t<T>>) {
-      throw Error("scatter_add: no gradient of " + std::string(name(dtype)) + "; use f32, bf16 or f64");
-    } else {
-      using A = accumulator_t<T>;
-      Buffer scratch;
-      A* sums = nullptr;
-      if constexpr (std::is_same_v<A, T>) {
-        sums = static_cast<A*>(table_out);
-      } else {
-        scratch = exec.pool->allocate(static_cast<std::size_t>(table_elements) * sizeof(A));
-        sums = scratch.as<A>();
-      }
-      exec.zero(sums, static_cast<std::size_t>(table_elements) * sizeof(A));
-      detail::visit_ids(exec, lookup, indices, "scatter_add", [&](const auto* ids) {
-        detail::scatter_rows(exec, lookup, static_cast<const T*>(cotangent), ids, sums);
-      });
-      if constexpr (!std::is_same_v<A, T>) {
-        apply_flat(
-            exec, table_elements, [](const A& x, T& y) { y = T(x); }, static_cast<const A*>(sums),
-            static_cast<T*>(table_out));
-      }
+    using A = accumulator_t<T>;
+    Buffer scratch;
+    void* sums = table_out;
+    if constexpr (!std::is_same_v<A, T>) {
+      scratch = exec.pool->allocate(static_cast<std::size_t>(table_elements) * sizeof(A));
+      sums = scratch.data();
+    }
+    exec.zero(sums, static_cast<std::size_t>(table_elements) * sizeof(A));
+    scatter_add_to(exec, dtype, lookup, cotangent, indices, sums);
+    if constexpr (!std::is_same_v<A, T>) {
+      apply_flat(
+          exec, table_elements, [](const A& x, T& y) { y = T(x); }, static_cast<const A*>(sums),
+          static_cast<T*>(table_out));
     }
   });
 }

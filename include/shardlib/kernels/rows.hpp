@@ -30,7 +30,7 @@ void sum_exp(const Exec& exec, const T* x, const T* shift, T* out, std::int64_t 
              std::int64_t counted);
 
 /// dx = dy * (exp(x - shift) / total - (1 at the target)) of rows of n, `total` being the sum over the whole vocabulary,
-/// of which the rows hold the ids from `first` on.
+/// of which the rows hold the ids from `first` on. dx may be x.
 template <class T, class I>
 void cross_entropy_backward(const Exec& exec, const T* x, const T* shift, const T* total, const I* targets, const T* dy,
                             T* dx, std::int64_t rows, std::int64_t n, std::int64_t first);

@@ -199,10 +199,11 @@ void cross_entropy_backward(const Exec& exec, const T* x, const T* shift, const 
     const T* const row = x + r * n;
     T* const out = dx + r * n;
     const A top = static_cast<A>(shift[r]), slope = static_cast<A>(dy[r]), scale = slope / static_cast<A>(total[r]);
-    independent(n, [=](std::int64_t i) { out[i] = T(scale * fast_exp(static_cast<A>(row[i]) - top)); });
     const std::int64_t target = static_cast<std::int64_t>(targets[r]) - first;
-    if (target >= 0 && target < n)
-      out[target] = T(scale * fast_exp(static_cast<A>(row[target]) - top) - slope);
+    const bool here = target >= 0 && target < n;
+    const A hit = here ? scale * fast_exp(static_cast<A>(row[target]) - top) - slope : A(0);
+    independent(n, [=](std::int64_t i) { out[i] = T(scale * fast_exp(static_cast<A>(row[i]) - top)); });
+    if (here) out[target] = T(hit);
   });
 }
 

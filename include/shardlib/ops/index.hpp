@@ -65,15 +65,21 @@ auto lookup(const OpInfo& op, const Tensor<D, S>& table, const Tensor<I, T>& ind
     static constexpr OpParts parts = parse_op(scatter);
     static_assert(rules::detail_::einsum(parts).empty(),
                   "the transpose of index_unreduced is the einsum with one-hot rows");
-    return record<"scatter_add", Due>(OpInfo{"scatter_add", scatter, {}}, ct.device(), global,
-                                      [ct = ct.value(), ids = ids.value()](const Value& out) {
-                                        const LookupLoops loops(out, row, *ids, ct->local, parsed<Out::spec>);
-                                        Buffer result = allocate(out);
-                                        kernels::scatter_add(out.device->exec(), dtype_c<D>, loops.lookup,
-                                                             ct->data().data(), ids->data().data(), result.data(),
-                                                             out.count());
-                                        return result;
-                                      });
+    // A table that is also multiplied by has a dense cotangent already: rows are added to that.
+    return record_addend<Due>(
+        OpInfo{"scatter_add", scatter, {}}, ct.device(), global,
+        [ct = ct.value(), ids = ids.value()](const Value& out) {
+          const LookupLoops loops(out, row, *ids, ct->local, parsed<Out::spec>);
+          Buffer result = allocate(out);
+          kernels::scatter_add(out.device->exec(), dtype_c<D>, loops.lookup, ct->data().data(), ids->data().data(),
+                               result.data(), out.count());
+          return result;
+        },
+        [ct = ct.value(), ids = ids.value()](const Value& out, std::byte* sum) {
+          const LookupLoops loops(out, row, *ids, ct->local, parsed<Out::spec>);
+          kernels::scatter_add_to(out.device->exec(), dtype_c<D>, loops.lookup, ct->data().data(), ids->data().data(),
+                                  sum);
+        });
   };
   if constexpr (floating<D>)
     return record<"index_unreduced", Out>(op, table.device(), names.sizes(parsed<Out::spec>), kernel,

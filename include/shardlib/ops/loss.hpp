@@ -68,10 +68,13 @@ Out cross_entropy_of(const OpInfo& op, const Tensor<D, S>& logits, const Tensor<
         OpInfo{"cross_entropy_backward", {}, {}}, ct.device(), x.value()->global,
         [ct = ct.value(), x = x.value(), ids = ids.value(), shift = shift.value(),
          sum = sum.value()](const Value& out) {
-          Buffer result = allocate(out);
+          const D* const from = x->template as<const D>();
+          // The largest block of a step: it becomes the cotangent where no other value shares it.
+          const bool last_use = x->storage.use_count() == 1 && x->storage->buffer.unique();
+          Buffer result = last_use ? std::move(x->storage->buffer) : allocate(out);
           const int last = x->local.size() - 1;
           const std::int64_t n = x->local[last];
-          kernels::cross_entropy_backward(out.device->exec(), x->template as<const D>(), shift->template as<const D>(),
+          kernels::cross_entropy_backward(out.device->exec(), from, shift->template as<const D>(),
                                           sum->template as<const D>(), ids->template as<const I>(),
                                           ct->template as<const D>(), result.as<D>(), ct->count(), n,
                                           block_index(*out.device, x->spec->dims[last].axes) * n);
