@@ -191,12 +191,12 @@ TEST_CASE("kernels: f32 functions stay within a few ulp over the whole range") {
   CHECK(k::fast_sigmoid(-2.0) == Approx(1 / (1 + std::exp(2.0))).epsilon(1e-15));
 }
 
-TEST_CASE("kernels: gemm with every flag, padding, empty sizes and accumulation") {
+TEST_CASE("kernels: gemm with every flag, padding, empty sizes and accumulation, on any number of threads") {
   Fixture fx;
   std::mt19937 rng(1);
   for_types<float, double>([&]<class T>(T) {
     for (const auto& [m, n, d] : std::vector<std::array<std::int64_t, 3>>{
-             {1, 1, 1}, {3, 5, 7}, {1, 9, 4}, {8, 1, 6}, {17, 33, 65}, {4, 4, 0}, {0, 3, 2}, {2, 0, 3}}) {
+             {1, 1, 1}, {3, 5, 7}, {1, 9, 4}, {8, 1, 6}, {17, 33, 65}, {4, 4, 0}, {0, 3, 2}, {2, 0, 3}, {70, 300, 130}}) {
       for (int flags = 0; flags < 8; ++flags) {
         const bool ta = (flags & 1) != 0;
         const bool tb = (flags & 2) != 0;
@@ -218,8 +218,15 @@ TEST_CASE("kernels: gemm with every flag, padding, empty sizes and accumulation"
             if (!accumulate) c[at(i * ldc + j)] = std::numeric_limits<T>::quiet_NaN();
           }
         }
-        k::gemm(fx.exec, ta, tb, m, n, d, a.data(), lda, b.data(), ldb, c.data(), ldc, accumulate);
-        CHECK(close(c, want, 10));
+        const auto product = [&](int threads) {
+          auto out = c;
+          fx.exec.threads = threads;
+          k::gemm(fx.exec, ta, tb, m, n, d, a.data(), lda, b.data(), ldb, out.data(), ldc, accumulate);
+          return out;
+        };
+        const auto got = product(1);
+        CHECK(close(got, want, 10));
+        for (const int threads : {2, 3, 6}) CHECK(product(threads) == got);
       }
     }
   });

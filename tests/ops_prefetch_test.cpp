@@ -167,15 +167,6 @@ TEST_CASE("the gathers of the next layer run beside each layer, and the gradient
 
 namespace {
 
-/// The most memory that f takes at once, beyond what is there.
-template <class F>
-std::size_t peak(const std::shared_ptr<Device>& device, const F& f) {
-  device->pool()->reset_peak();
-  const std::size_t before = device->pool()->stats().live;
-  f();
-  return device->pool()->stats().peak - before;
-}
-
 struct Peaks {
   std::size_t forward, backward;
 };

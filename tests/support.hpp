@@ -71,6 +71,15 @@ void expect_error(const F& f, std::string_view text, std::source_location where 
   expect(got == text, "the error is \"" + got + "\" instead of \"" + std::string(text) + "\"", where);
 }
 
+/// The most memory that f takes at once, beyond what is there.
+template <class F>
+std::size_t peak(const std::shared_ptr<Device>& device, const F& f) {
+  device->pool()->reset_peak();
+  const std::size_t before = device->pool()->stats().live;
+  f();
+  return device->pool()->stats().peak - before;
+}
+
 /// Runs `body` once per device of the mesh. Under mpirun with too few ranks it does nothing and returns false; ranks
 /// beyond the mesh are idle. When only some ranks fail the whole job ends, as the others may wait for them.
 inline bool on_mesh(const std::string& mesh, const DeviceBody& body, LaunchOptions options = {}) {

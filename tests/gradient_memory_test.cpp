@@ -1,0 +1,107 @@
+// What a backward pass takes no memory for: rows that are added to a gradient, a cotangent in its primal's place.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "shardlib/grad.hpp"
+#include "shardlib/interop.hpp"
+#include "shardlib/ops/collectives.hpp"
+#include "shardlib/ops/create.hpp"
+#include "shardlib/ops/einsum.hpp"
+#include "shardlib/ops/elementwise.hpp"
+#include "shardlib/ops/index.hpp"
+#include "shardlib/ops/loss.hpp"
+#include "shardlib/ops/reductions.hpp"
+#include "support.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+using Grid = Mesh<"d t">;
+using Table = Tensor<f32, "V/t M/d">;
+using Ids = Tensor<i32, "B/d L">;
+using Logits = Tensor<f32, "B/d L V/t">;
+
+// GPT-2's first and last op, on one table or on two.
+struct Tied {
+  Table embed;
+};
+struct Untied {
+  Table embed, unembed;
+};
+
+template <dtype C, class W>
+Tensor<f32, "+d +t"> loss(const W& w, const Ids& ids, Logits* kept) {
+  const auto gathered = [](const Table& x) { return all_gather<"V/t M/d -> V/t M">(cast<C>(x)); };
+  const auto table = gathered(w.embed);
+  const auto x = all_reduce<"B/d L M +t -> B/d L M", f32>(index_unreduced<"[V/t] M, B/d L -> B/d L M +t">(table, ids));
+  const auto out = [&] {
+    if constexpr (std::is_same_v<W, Tied>)
+      return table;
+    else
+      return gathered(w.unembed);
+  }();
+  const auto logits = einsum_unreduced<"B/d L M, V/t M -> B/d L V/t", f32>(cast<C>(x), out);
+  if (kept != nullptr) *kept = logits;
+  return sum<"B/d L +t -> +d +t">(cross_entropy(logits, ids));
+}
+
+constexpr std::int64_t batch = 4, length = 8, vocabulary = 1000, padded = 1024, width = 32;
+Ids ids(const Grid& mesh) {
+  const std::int64_t rows = batch / mesh.size("d"), first = rows * mesh.coordinate("d") * length;
+  const auto numbers = std::make_shared<std::vector<i32>>();
+  for (std::int64_t i = 0; i < rows * length; ++i) numbers->push_back(static_cast<i32>((first + i) * 377 % 20 * 49));
+  return from_memory<i32, "B/d L">(mesh, {{"B", batch}, {"L", length}}, std::span<const i32>(*numbers), numbers);
+}
+Table table(const Grid& mesh) {
+  return random_normal<f32, "V/t M/d">(mesh, {{"V", vocabulary, padded}, {"M", width}}, {5, 0});
+}
+
+template <dtype C>
+void expect_gradients(const std::shared_ptr<Device>& device, float tolerance) {
+  const Grid mesh(device);
+  const Table w = table(mesh);
+  const Ids tokens = ids(mesh);
+  Logits kept;
+  const auto [value, one] = value_and_grad(mesh, loss<C, Tied>, Tied{w}, tokens, nullptr);
+  const auto [same, other] = value_and_grad(mesh, loss<C, Tied>, Tied{w}, tokens, &kept);
+  const auto [again, two] = value_and_grad(mesh, loss<C, Untied>, Untied{w, w}, tokens, nullptr);
+  expect(std::ranges::equal(one.embed.span(), other.embed.span()), "logits that are kept change the gradient");
+  const auto kept_logits = kept.span();
+  expect(std::ranges::none_of(kept_logits, [](float x) { return !std::isfinite(x); }) &&
+             std::ranges::any_of(kept_logits, [](float x) { return std::abs(x) > 2; }),
+         "logits that are kept were overwritten");
+  const auto sum = two.embed + two.unembed;
+  for (std::size_t i = 0; i < sum.span().size(); ++i) {
+    const float a = one.embed.span()[i], b = sum.span()[i];
+    expect(std::abs(a - b) <= tolerance * (1 + std::abs(b)), "element " + show(i) + ": " + show(a) + ", not " + show(b));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a table that is looked up and multiplied by: its gradient is the sum of both", "[ops][memory]") {
+  for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2"}) {
+    INFO(text);
+    on_mesh(text, [](const auto& device) {
+      expect_gradients<f32>(device, 1e-6F);
+      expect_gradients<bf16>(device, 2e-2F);
+    });
+    SUCCEED();
+  }
+}
+
+TEST_CASE("a backward pass makes neither a second table of zeros nor a second block of logits", "[ops][memory]") {
+  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+    const Grid mesh(device);
+    const Tied w{table(mesh)};
+    const Ids tokens = ids(mesh);
+    constexpr std::size_t gradient = padded * width * 4, logits = batch * length * padded * 4, small = 64 << 10;
+    const auto most = peak(device, [&] { value_and_grad(mesh, loss<f32, Tied>, w, tokens, nullptr); });
+    expect(most > gradient + logits && most < gradient + logits + small, "took " + std::to_string(most) + " bytes");
+  });
+  SUCCEED();
+}
