@@ -150,7 +150,7 @@ TEST_CASE("an arena gives its pages back", "[shm]") {
     return static_cast<std::size_t>(info.st_blocks) * 512;
   };
   CHECK(blocks() <= 65536);
-  const auto pool = Pool::make(std::shared_ptr<MemorySource>(&arena, [](MemorySource*) {}));
+  const auto pool = Pool::make(std::shared_ptr<Region>(&arena, [](Region*) {}));
   {
     const Buffer buffer = pool->allocate(bytes);
     std::memset(buffer.data(), 1, bytes);

@@ -1,17 +1,15 @@
-// Device memory: aligned Kokkos host memory, or a backend's, from a per-device pool that counts what is alive.
+// Device memory: shared handles to blocks, from a per-device pool that counts what is alive.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
-#include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 #include "shardlib/detail/inline.hpp"
+#include "shardlib/region.hpp"
 
 namespace shardlib {
 
@@ -48,31 +46,20 @@ class Buffer {
   std::shared_ptr<Block> block_;
 };
 
-/// Where a pool gets its blocks from instead of the heap. Called from any thread.
-class MemorySource {
- public:
-  virtual ~MemorySource() = default;
-  /// Uninitialised memory, aligned to 64 bytes; null when there is no more.
-  virtual std::byte* allocate(std::size_t bytes) = 0;
-  virtual void free(std::byte* data, std::size_t bytes) = 0;
-};
-
-/// Keeps freed blocks for the next request of the same rounded size, so that a steady training step allocates nothing.
-/// Thread-safe: a peer's pending communication may drop the last handle.
+/// A device's memory: blocks of a region, and how many bytes they are. Freed ones serve the next requests, of whatever
+/// size, so that a steady training step takes nothing from the system. Thread-safe: a peer's pending communication may
+/// drop the last handle.
 class Pool : public std::enable_shared_from_this<Pool> {
  public:
   struct Stats {
     std::size_t live = 0;      ///< bytes handed out now
     std::size_t peak = 0;      ///< most bytes handed out at once since `reset_peak`
-    std::size_t reserved = 0;  ///< bytes taken from the system
+    std::size_t reserved = 0;  ///< bytes of the region that have been in blocks, its other pools' too
   };
 
-  /// Null: from the heap.
-  static std::shared_ptr<Pool> make(std::shared_ptr<MemorySource> source = nullptr) {
-    return std::shared_ptr<Pool>(new Pool(false, std::move(source)));
+  static std::shared_ptr<Pool> make(std::shared_ptr<Region> region = Region::make()) {
+    return std::shared_ptr<Pool>(new Pool(std::move(region)));
   }
-  /// A pool that accounts for memory that is not there: nobody may read or write what it hands out. For dry runs.
-  static std::shared_ptr<Pool> make_phantom() { return std::shared_ptr<Pool>(new Pool(true, nullptr)); }
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
   ~Pool() { trim(); }
@@ -80,33 +67,25 @@ class Pool : public std::enable_shared_from_this<Pool> {
   /// Uninitialised memory, aligned to 64 bytes. Throws Error when there is not enough.
   Buffer allocate(std::size_t bytes);
 
-  [[nodiscard]] bool is_phantom() const { return phantom_; }
+  /// True for memory that is not there: nobody may read or write what this hands out. For dry runs.
+  [[nodiscard]] bool is_phantom() const { return region_->is_phantom(); }
   [[nodiscard]] Stats stats() const;
   void reset_peak();
-  /// Returns the free blocks to the system.
-  void trim();
+  /// Returns the pages that lie in no block to the system.
+  void trim() { region_->trim(); }
 
  private:
-  Pool(bool phantom, std::shared_ptr<MemorySource> source) : phantom_(phantom), source_(std::move(source)) {}
+  explicit Pool(std::shared_ptr<Region> region) : region_(std::move(region)) {}
   static std::size_t round(std::size_t bytes) {
     const std::size_t unit = bytes > 65536 ? 4096 : 64;
     return std::max<std::size_t>(unit, (bytes + unit - 1) / unit * unit);
   }
   [[noreturn]] void fail(std::size_t bytes) const;
-  std::byte* take(std::size_t bytes);
-  std::byte* take_free(std::size_t bytes);
-  /// Null when the system has no more.
-  std::byte* from_system(std::size_t bytes);
-  /// Under the mutex.
-  void count(std::size_t bytes);
   void give(std::byte* p, std::size_t bytes);
 
   mutable std::mutex mutex_;
-  std::map<std::size_t, std::vector<std::byte*>> free_;
   Stats stats_;
-  bool phantom_;
-  std::shared_ptr<MemorySource> source_;
-  std::uintptr_t next_phantom_ = std::uintptr_t{1} << 62;  ///< where no program has memory: an access is a fault
+  std::shared_ptr<Region> region_;
 };
 
 }  // namespace shardlib

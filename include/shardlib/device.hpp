@@ -53,7 +53,7 @@ class Backend {
   [[nodiscard]] virtual bool is_dry() const { return false; }
   /// A device's memory.
   [[nodiscard]] virtual std::shared_ptr<Pool> make_pool() const {
-    return is_dry() ? Pool::make_phantom() : Pool::make();
+    return Pool::make(is_dry() ? Region::make_phantom() : Region::make());
   }
 };
 

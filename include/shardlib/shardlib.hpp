@@ -14,6 +14,7 @@
 
 // Devices.
 #include "shardlib/error.hpp"
+#include "shardlib/region.hpp"  // memory to cut blocks from
 #include "shardlib/buffer.hpp"  // pooled memory
 #include "shardlib/comm.hpp"    // the erased communicator
 #include "shardlib/device.hpp"  // one device of a mesh

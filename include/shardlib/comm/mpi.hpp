@@ -310,7 +310,7 @@ class MpiWorld final : public Backend {
   }
   /// In memory that the node's ranks share, so that peers read tensors in place.
   [[nodiscard]] std::shared_ptr<Pool> make_pool() const override {
-    return Pool::make(detail::shm::node ? detail::shm::node->arena() : nullptr);
+    return detail::shm::node ? Pool::make(detail::shm::node->arena()) : Pool::make();
   }
   /// The body has returned: completes the sends that nobody waited for.
   void leave() {

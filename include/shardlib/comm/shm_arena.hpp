@@ -17,17 +17,13 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <iterator>
-#include <map>
-#include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "shardlib/buffer.hpp"
 #include "shardlib/error.hpp"
+#include "shardlib/region.hpp"
 
 namespace shardlib::detail::shm {
 
@@ -53,33 +49,6 @@ class File {
   int number_;
 };
 
-/// One process's mapping of an arena, its own or a peer's.
-class Mapping {
- public:
-  Mapping() = default;
-  Mapping(int fd, std::size_t bytes) : bytes_(bytes) {
-    void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-    if (at == MAP_FAILED) fail_system("mapping " + std::to_string(bytes) + " bytes");
-    data_ = static_cast<std::byte*>(at);
-  }
-  Mapping(Mapping&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  Mapping& operator=(Mapping&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  ~Mapping() {
-    if (data_ != nullptr) munmap(data_, bytes_);
-  }
-  [[nodiscard]] std::byte* data() const { return data_; }
-  [[nodiscard]] std::size_t bytes() const { return bytes_; }
-
- private:
-  std::byte* data_ = nullptr;
-  std::size_t bytes_ = 0;
-};
-
 /// How a peer finds an arena: plain data, for the ranks to exchange.
 struct Address {
   std::uint64_t process = 0;
@@ -90,14 +59,13 @@ struct Address {
 
 /// A rank's arena and its peers'. A memfd has no name, so nothing can stay behind in /dev/shm, and its size is limited
 /// by the memory there is and not by that of /dev/shm. Pages are taken when they are first written.
-class Arena final : public MemorySource {
+class Arena final : public Region {
  public:
   /// This rank's own, for `ranks` ranks on the node. Throws Error where the system does not allow it.
   explicit Arena(int ranks) : peers_(static_cast<std::size_t>(ranks)), processes_(peers_.size()) {
-    const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-    const std::size_t memory = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * page;
     // Every rank maps all arenas, and an address has 47 bits.
-    const std::size_t bytes = std::min(memory, (std::size_t{1} << 45) / peers_.size() / page * page);
+    const std::size_t bytes =
+        std::min(machine_bytes(), (std::size_t{1} << 45) / peers_.size() / page_bytes() * page_bytes());
     rlimit limit{};
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < bytes) {
       throw Error("files are limited to " + std::to_string(limit.rlim_cur) + " bytes (ulimit -f)");
@@ -105,13 +73,11 @@ class Arena final : public MemorySource {
     file_ = File(memfd_create("shardlib", MFD_CLOEXEC));
     if (file_.number() == -1) fail_system("memfd_create");
     if (ftruncate(file_.number(), static_cast<off_t>(bytes)) != 0) fail_system("ftruncate");
-    own_ = Mapping(file_.number(), bytes);
+    own_ = map(file_, bytes);
     if (getrandom(&key_, sizeof key_, 0) != static_cast<ssize_t>(sizeof key_)) fail_system("getrandom");
     std::memcpy(own_.data(), &key_, sizeof key_);
-    free_.emplace(page, bytes - page);
   }
-  Arena(const Arena&) = delete;
-  Arena& operator=(const Arena&) = delete;
+  ~Arena() override { leave(); }
 
   [[nodiscard]] Address address() const {
     return {
@@ -131,7 +97,7 @@ class Arena final : public MemorySource {
     struct stat info{};
     if (fstat(file.number(), &info) != 0) fail_system(path);
     if (static_cast<std::uint64_t>(info.st_size) != address.bytes) throw Error(path + ": not the rank's memory");
-    peers_[i] = Mapping(file.number(), address.bytes);
+    peers_[i] = map(file, address.bytes);
     if (std::memcmp(peers_[i].data(), &address.key, sizeof address.key) != 0) {
       throw Error(path + ": not the rank's memory");
     }
@@ -154,59 +120,28 @@ class Arena final : public MemorySource {
     return (peer.data() != nullptr ? peer : own_).data() + offset;
   }
 
-  std::byte* allocate(std::size_t bytes) override {
-    const std::lock_guard lock(mutex_);
-    // Large blocks have whole pages, to be given back to the system.
-    const std::size_t unit = is_large(bytes) ? page_bytes : 64;
-    const std::size_t size = round_up(bytes, unit);
-    for (auto it = free_.begin(); it != free_.end(); ++it) {
-      const auto [begin, length] = *it;
-      const std::size_t at = round_up(begin, unit);
-      if (at - begin > length || length - (at - begin) < size) continue;
-      free_.erase(it);
-      if (at != begin) free_.emplace(begin, at - begin);
-      if (begin + length != at + size) free_.emplace(at + size, begin + length - (at + size));
-      return own_.data() + at;
-    }
-    return nullptr;
-  }
-  void free(std::byte* data, std::size_t bytes) override {
-    const std::lock_guard lock(mutex_);
-    std::size_t begin = offset(data);
-    std::size_t length = round_up(bytes, is_large(bytes) ? page_bytes : 64);
-    if (is_large(bytes)) {
-      // Where this fails the pages stay, and serve the next block here.
-      fallocate(file_.number(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
-                static_cast<off_t>(length));
-    }
-    const auto after = free_.lower_bound(begin);
-    if (after != free_.end() && after->first == begin + length) {
-      length += after->second;
-      free_.erase(after);
-    }
-    const auto next = free_.lower_bound(begin);
-    if (next != free_.begin()) {
-      const auto before = std::prev(next);
-      if (before->first + before->second == begin) {
-        before->second += length;
-        return;
-      }
-    }
-    free_.emplace(begin, length);
-  }
-
  private:
-  static constexpr std::size_t page_bytes = 4096;
-  static bool is_large(std::size_t bytes) { return bytes > 65536; }
-  static std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
+  static Mapping map(const File& file, std::size_t bytes) {
+    Mapping result(file.number(), bytes);
+    if (result.data() == nullptr) fail_system("mapping " + std::to_string(bytes) + " bytes");
+    return result;
+  }
+  /// All there is but the first page, where the key stands.
+  Addresses grow(std::size_t) override {
+    if (std::exchange(is_grown_, true)) return {};
+    return {reinterpret_cast<std::uintptr_t>(own_.data()) + page_bytes(), own_.bytes() - page_bytes()};
+  }
+  void discard(std::uintptr_t begin, std::size_t bytes) override {
+    fallocate(file_.number(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+              static_cast<off_t>(offset(reinterpret_cast<std::byte*>(begin))), static_cast<off_t>(bytes));
+  }
 
   File file_;
   std::uint64_t key_ = 0;
   Mapping own_;
   std::vector<Mapping> peers_;
   std::vector<File> processes_;  ///< pidfds
-  std::mutex mutex_;
-  std::map<std::size_t, std::size_t> free_;  ///< where free blocks begin, and their bytes
+  bool is_grown_ = false;
 };
 
 }  // namespace shardlib::detail::shm

@@ -1,0 +1,274 @@
+// Memory that blocks are cut from: best fit, ranges that are split and joined again, and the pools over it.
+#include <sys/mman.h>
+#include <unistd.h>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "catch.hpp"
+#include "shardlib/buffer.hpp"
+
+using namespace shardlib;
+
+namespace {
+
+/// Best fit, looked for unit by unit of 64 bytes.
+class Reference {
+ public:
+  std::size_t allocate(std::size_t units) {
+    std::size_t best = in_block_.size(), best_length = 0, begin = 0;
+    while (begin < in_block_.size()) {
+      std::size_t end = begin;
+      while (end < in_block_.size() && !in_block_[end]) ++end;
+      if (end - begin >= units && (best_length == 0 || end - begin < best_length)) {
+        best = begin;
+        best_length = end - begin;
+      }
+      if (end == in_block_.size() && best_length == 0) best = begin;  // goes on into what is untouched
+      begin = end + 1;
+    }
+    in_block_.resize(std::max(in_block_.size(), best + units));
+    mark(best, units, true);
+    return best;
+  }
+  void mark(std::size_t begin, std::size_t units, bool in_block) {
+    std::fill_n(in_block_.begin() + static_cast<std::ptrdiff_t>(begin), units, in_block);
+  }
+  [[nodiscard]] std::size_t units() const { return in_block_.size(); }
+
+ private:
+  std::vector<bool> in_block_;
+};
+
+std::size_t resident_pages(const std::byte* data, std::size_t bytes) {
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = (reinterpret_cast<std::uintptr_t>(data) + page - 1) / page * page;
+  const std::size_t pages = (reinterpret_cast<std::uintptr_t>(data) + bytes - begin) / page;
+  std::vector<unsigned char> states(pages);
+  REQUIRE(mincore(reinterpret_cast<void*>(begin), pages * page, states.data()) == 0);
+  return static_cast<std::size_t>(std::ranges::count_if(states, [](unsigned char s) { return (s & 1) != 0; }));
+}
+
+}  // namespace
+
+TEST_CASE("a block comes from the smallest free range that holds it, the lowest of equal ones") {
+  const auto region = Region::make_phantom();
+  const auto take = [&](std::size_t units) { return region->allocate(units * 64); };
+  std::byte* const ten = take(10);
+  take(1);
+  std::byte* const four = take(4);
+  take(1);
+  std::byte* const other_four = take(4);
+  take(1);
+  region->free(other_four, 4 * 64);
+  region->free(ten, 10 * 64);
+  region->free(four, 4 * 64);
+  CHECK(take(3) == four);
+  CHECK(take(4) == other_four);
+  CHECK(take(2) == ten);
+  CHECK(take(1) == four + 3 * 64);  // what is left of a range is a range
+  CHECK(take(8) == ten + 2 * 64);
+  CHECK(region->reserved() == 21 * 64);
+  CHECK(take(1) == ten + 21 * 64);
+}
+
+TEST_CASE("freed neighbours are one range again, in whichever order they are freed") {
+  std::vector<std::size_t> order{0, 1, 2, 3};
+  do {
+    const auto region = Region::make_phantom();
+    std::vector<std::byte*> blocks;
+    for (std::size_t i = 0; i < 4; ++i) blocks.push_back(region->allocate((i + 1) * 64));
+    const std::byte* const last = region->allocate(64);
+    for (const std::size_t i : order) region->free(blocks[i], (i + 1) * 64);
+    REQUIRE(region->allocate(10 * 64) == blocks[0]);
+    REQUIRE(last == blocks[0] + 10 * 64);
+    REQUIRE(region->reserved() == 11 * 64);
+  } while (std::ranges::next_permutation(order).found);
+}
+
+TEST_CASE("a block that no free range holds begins in the last one") {
+  const auto region = Region::make_phantom();
+  region->allocate(64);
+  std::byte* const block = region->allocate(100 * 64);
+  region->free(block, 100 * 64);
+  CHECK(region->allocate(300 * 64) == block);
+  CHECK(region->reserved() == 301 * 64);
+}
+
+TEST_CASE("blocks lie where best fit puts them, over many steps") {
+  const auto region = Region::make_phantom();
+  Reference reference;
+  const std::byte* const first = region->allocate(64);
+  reference.allocate(1);
+  std::mt19937 random(7);
+  const auto below = [&](std::size_t n) { return random() % n; };
+  std::vector<std::pair<std::size_t, std::size_t>> blocks;  // first unit, units
+  for (int step = 0; step < 20000; ++step) {
+    if (!blocks.empty() && below(100) < (step / 1000 % 2 == 0 ? 45U : 55U)) {
+      std::swap(blocks[below(blocks.size())], blocks.back());
+      const auto [begin, units] = blocks.back();
+      blocks.pop_back();
+      region->free(const_cast<std::byte*>(first) + begin * 64, units * 64);
+      reference.mark(begin, units, false);
+    } else {
+      const std::size_t units = 1 + below(below(10) == 0 ? 60 : 6);
+      const std::size_t begin = reference.allocate(units);
+      REQUIRE(region->allocate(units * 64) == first + begin * 64);
+      REQUIRE(region->reserved() == reference.units() * 64);
+      blocks.emplace_back(begin, units);
+    }
+  }
+}
+
+TEST_CASE("blocks of any size are aligned, and none reaches into another") {
+  const auto region = Region::make();
+  std::mt19937 random(11);
+  struct Block {
+    std::byte* data;
+    std::size_t bytes;
+    std::byte fill;
+  };
+  std::vector<Block> blocks;
+  const auto free_last = [&] {
+    const auto [data, bytes, fill] = blocks.back();
+    REQUIRE(std::all_of(data, data + bytes, [fill = fill](std::byte b) { return b == fill; }));
+    region->free(data, bytes);
+    blocks.pop_back();
+  };
+  for (int step = 0; step < 3000; ++step) {
+    if (!blocks.empty() && random() % 2 == 0) {
+      std::swap(blocks[random() % blocks.size()], blocks.back());
+      free_last();
+    } else {
+      const std::size_t bytes = random() % (random() % 8 == 0 ? 300000 : 300);
+      blocks.push_back({region->allocate(bytes), bytes, static_cast<std::byte>(random() % 256)});
+      REQUIRE(reinterpret_cast<std::uintptr_t>(blocks.back().data) % 64 == 0);
+      std::memset(blocks.back().data, static_cast<int>(blocks.back().fill), bytes);
+    }
+  }
+  while (!blocks.empty()) free_last();
+  const std::size_t reserved = region->reserved();
+  REQUIRE(region->allocate(reserved - 64) != nullptr);  // all one range again, but for a sanitizer's guard
+  CHECK(region->reserved() == reserved);
+}
+
+TEST_CASE("a region without room says so and goes on") {
+  for (const auto& region : {Region::make(), Region::make_phantom()}) {
+    std::byte* const block = region->allocate(1000);
+    CHECK(region->allocate(std::size_t{1} << 62) == nullptr);
+    CHECK(region->allocate(1000) != nullptr);
+    region->free(block, 1000);
+    CHECK(region->allocate(1000) == block);
+  }
+}
+
+TEST_CASE("pages stay for the next block until trim") {
+  const auto pool = Pool::make();
+  const std::size_t bytes = std::size_t{32} << 20;  // into the huge pages, if there are any
+  Buffer before = pool->allocate(1000);
+  std::memset(before.data(), 1, 1000);
+  Buffer buffer = pool->allocate(bytes);
+  const std::byte* const data = buffer.data();
+  std::memset(buffer.data(), 1, bytes);
+  const std::size_t pages = resident_pages(data, bytes);
+  CHECK(pages >= bytes / static_cast<std::size_t>(sysconf(_SC_PAGESIZE)) - 1);
+  buffer = Buffer();
+  CHECK(resident_pages(data, bytes) == pages);
+  pool->trim();
+  CHECK(resident_pages(data, bytes) == 0);
+  CHECK(before.data()[999] == std::byte{1});
+  CHECK(pool->allocate(bytes).data() == data);
+}
+
+TEST_CASE("pools of one region use what the others have freed, and count their own") {
+  const auto region = Region::make();
+  const auto one = Pool::make(region), other = Pool::make(region);
+  Buffer buffer = one->allocate(100000);
+  const std::byte* const data = buffer.data();
+  CHECK(one->stats().live == 102400);
+  CHECK(other->stats().live == 0);
+  buffer = Buffer();
+  buffer = other->allocate(70000);
+  CHECK(buffer.data() == data);
+  CHECK(one->stats().live == 0);
+  CHECK(one->stats().peak == 102400);
+  CHECK(other->stats().peak == 73728);
+}
+
+TEST_CASE("threads free each other's blocks") {
+  constexpr std::size_t threads = 4;
+  const auto pool = Pool::make();
+  struct Mailbox {
+    std::mutex mutex;
+    std::vector<std::pair<Buffer, std::byte>> buffers;
+  };
+  std::vector<Mailbox> mailboxes(threads);
+  std::vector<int> spoilt(threads);
+  const auto read = [&](std::size_t me) {
+    std::vector<std::pair<Buffer, std::byte>> mine;
+    {
+      const std::lock_guard lock(mailboxes[me].mutex);
+      mine.swap(mailboxes[me].buffers);
+    }
+    for (const auto& [buffer, fill] : mine) {
+      const std::byte* const data = buffer.data();
+      if (!std::all_of(data, data + buffer.bytes(), [fill = fill](std::byte b) { return b == fill; })) ++spoilt[me];
+    }
+  };
+  {
+    std::vector<std::jthread> running;
+    for (std::size_t me = 0; me < threads; ++me) {
+      running.emplace_back([&, me] {
+        std::mt19937 random(static_cast<std::uint32_t>(me));
+        for (int step = 0; step < 500; ++step) {
+          Buffer buffer = pool->allocate(random() % (random() % 8 == 0 ? 100000 : 1000));
+          const auto fill = static_cast<std::byte>(random() % 256);
+          std::memset(buffer.data(), static_cast<int>(fill), buffer.bytes());
+          Mailbox& to = mailboxes[random() % threads];
+          {
+            const std::lock_guard lock(to.mutex);
+            to.buffers.emplace_back(std::move(buffer), fill);
+          }
+          read(me);
+        }
+      });
+    }
+  }
+  for (std::size_t me = 0; me < threads; ++me) read(me);
+  CHECK(spoilt == std::vector<int>(threads));
+  const auto stats = pool->stats();
+  CHECK(stats.live == 0);
+  const Buffer all = pool->allocate(stats.reserved / 4096 * 4096 - 4096);
+  CHECK(pool->stats().reserved == stats.reserved);
+}
+
+#if defined(__SANITIZE_ADDRESS__)
+TEST_CASE("AddressSanitizer sees what lies in no block") {
+  std::byte* data = nullptr;
+  {
+    const auto region = Region::make();
+    data = region->allocate(128);
+    CHECK(__asan_region_is_poisoned(data, 128) == nullptr);
+    CHECK(__asan_address_is_poisoned(data + 128) == 1);
+    std::byte* const next = region->allocate(128);
+    CHECK(__asan_region_is_poisoned(next, 128) == nullptr);
+    region->free(data, 128);
+    CHECK(__asan_address_is_poisoned(data) == 1);
+    CHECK(region->allocate(64) == data);
+    CHECK(__asan_address_is_poisoned(data) == 0);
+    CHECK(__asan_address_is_poisoned(data + 64) == 1);
+  }
+  CHECK(__asan_region_is_poisoned(data, 128 + 64 + 128) == nullptr);  // whoever has the addresses next
+}
+#endif
