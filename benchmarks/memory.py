@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """What a training step of GPT-2 124M keeps in memory, and what keeping less of it costs in time.
 
-For each --recompute policy, on one device and on two ranks: the pool's high-water mark beside --plan's figure, the growth of
-the proportional set size from the program's start to its most (of all ranks together, so that shared pages count once)
-beside the same, and the median step beside that of --recompute none. Data, tokenizer, code and oneDNN's own memory are in
-the growth, and not in the plan.
+For each --recompute policy, on one device and on two ranks, all beside --plan's figure: the pool's high-water mark; the
+pages that the pool's blocks have touched (what is above the mark is fragmentation); and the growth of the proportional set
+size from the program's start to its most (of all ranks together, so that shared pages count once). "others" is what of that
+growth is not the pool's: data, tokenizer, code and the libraries' own memory, none of which is in the plan; "before" is the
+part of it that was there before the first step had ended. Then the page faults of a step, from the third on, and the
+median step beside that of --recompute none.
 
   benchmarks/memory.py --build build/benchmarks
 """
@@ -21,18 +23,32 @@ from pipeline import ROOT, ran
 POLICIES = ["none", "seqax", "everything"]
 
 
-def proportional_set_size(program):
-    """Bytes of all processes that run the program."""
-    total = 0
+MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \S+ *(.*)\n((?:\w+: .*\n)+)", re.M)
+
+
+def pages(program):
+    """Of all processes that run the program: proportional bytes, those of them that are the pool's, and page faults."""
+    total = pool = faults = 0
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             if os.readlink(f"/proc/{pid}/exe") != program:
                 continue
-            with open(f"/proc/{pid}/smaps_rollup") as lines:
-                total += 1024 * int(re.search(r"^Pss: +(\d+) kB", lines.read(), re.M).group(1))
-        except (OSError, AttributeError):  # it has ended
+            with open(f"/proc/{pid}/smaps") as smaps, open(f"/proc/{pid}/stat") as stat:
+                mappings = MAPPING.findall(smaps.read())
+                faults += int(stat.read().rpartition(")")[2].split()[7])
+        except OSError:  # it has ended
             continue
-    return total
+        before = ("", 0)  # the end of the mapping before this one, and its bytes
+        for begin, end, name, fields in mappings:
+            size = 1024 * int(re.search(r"^Pss: +(\d+) kB", fields, re.M).group(1))
+            total += size
+            # Ranks share a file in memory; a process's own pool alone asks for huge pages, but for its beginning.
+            if name.startswith("/memfd:shardlib"):
+                pool += size
+            elif not name and re.search(r"^VmFlags:.* hg\b", fields, re.M):
+                pool += size + (before[1] if before[0] == begin else 0)
+            before = (end, size)
+    return total, pool, faults
 
 
 def main():
@@ -46,7 +62,8 @@ def main():
     gpt2 = os.path.realpath(os.path.join(options.build, "examples/gpt2"))
 
     def run(ranks, policy):
-        """Seconds of a step; the plan's, the pool's and the system's bytes, the last two of all ranks."""
+        """Seconds of a step; bytes of all ranks: the plan's, the pool's, its pages', the system's before the first step
+        has ended and at most, but for the pool's pages, and its growth; page faults a step."""
         command = [gpt2, "--preset=gpt2-124m", f"--data={options.data}", "--vocabulary=50257", f"--batch={options.batch}",
                    f"--seq={options.seq}", f"--mesh=d={ranks},t=1", f"--recompute={policy}", "--max-tokens=0"]  # fmt: skip
         plan = ran(command + ["--plan"])
@@ -54,14 +71,20 @@ def main():
         with tempfile.TemporaryDirectory() as folder:
             metrics = os.path.join(folder, "metrics.jsonl")
             mpirun = ["mpirun", "-n", str(ranks), "--bind-to", "core"] if ranks > 1 else []
-            first, most, done = [], [0], threading.Event()
+            samples, done = [], threading.Event()  # steps done, then what pages() says
+
+            def steps_done():
+                try:
+                    with open(metrics) as lines:
+                        return sum(1 for _ in lines)
+                except FileNotFoundError:
+                    return 0
 
             def watch():
-                while not done.wait(0.02):
-                    now = proportional_set_size(gpt2)
-                    if now > 0:
-                        first.append(now)
-                        most[0] = max(most[0], now)
+                while not done.wait(0.05):
+                    steps, sample = steps_done(), pages(gpt2)
+                    if sample[0] > 0:
+                        samples.append((steps, *sample))
 
             watcher = threading.Thread(target=watch)
             watcher.start()
@@ -73,17 +96,24 @@ def main():
             with open(metrics) as lines:
                 steps = [json.loads(line) for line in lines]
         seconds = statistics.median(step["step_seconds"] for step in steps[2:])
-        return seconds, planned, ranks * max(step["memory_bytes"] for step in steps), most[0] - first[0]
+        pool = ranks * max(step["memory_bytes"] for step in steps)
+        start = samples[0][1] - samples[0][2]
+        others = [max(total - mapped for done, total, mapped, _ in samples if done < end) - start for end in (1, len(steps) + 1)]
+        growth = max(total for _, total, _, _ in samples) - samples[0][1]
+        steady = [(done, faults) for done, _, _, faults in samples if 2 <= done < len(steps)]
+        faults = (steady[-1][1] - steady[0][1]) / max(1, steady[-1][0] - steady[0][0])
+        return seconds, planned, pool, max(mapped for _, _, mapped, _ in samples), growth, others, faults
 
     print(f"GPT-2 124M, f32, batch {options.batch} x {options.seq} tokens; bytes of all ranks together")
-    print("devices   recompute    planned MB   pool/plan   growth/plan   ms a step   over none")
+    print("devices   recompute   planned MB  pool/plan  pages/plan  growth/plan  others MB  before  faults a step  ms a step  over none")
     for ranks in (1, 2):
         none = None
         for policy in POLICIES:
-            seconds, planned, pool, growth = run(ranks, policy)
+            seconds, planned, pool, mapped, growth, (before, others), faults = run(ranks, policy)
             none = none or seconds
-            print(f"{'1 process' if ranks == 1 else f'{ranks} ranks':<10}{policy:<11}{planned / 1e6:12.0f}{pool / planned:12.3f}"
-                  f"{growth / planned:14.3f}{seconds * 1e3:12.0f}{seconds / none:12.2f}", flush=True)  # fmt: skip
+            print(f"{'1 process' if ranks == 1 else f'{ranks} ranks':<10}{policy:<11}{planned / 1e6:11.0f}{pool / planned:11.3f}"
+                  f"{mapped / planned:12.3f}{growth / planned:13.3f}{others / 1e6:11.0f}{before / 1e6:8.0f}{faults:15.0f}"
+                  f"{seconds * 1e3:11.0f}{seconds / none:11.2f}", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":
