@@ -57,10 +57,10 @@ SHARDLIB_INLINE Mapping::Mapping(int file, std::size_t bytes) {
   data_ = static_cast<std::byte*>(at);
   bytes_ = bytes;
 #ifdef MADV_HUGEPAGE
-  // Products of large matrices lose a quarter of their speed to page tables of small pages. A pool that stays small
-  // would get a huge page for next to nothing: the first ones remain as they are.
+  // A matrix product walks along columns, a page each. A pool that stays small would get a huge page for next to
+  // nothing, so the first pages remain as they are.
   constexpr std::size_t small = std::size_t{16} << 20;
-  if (bytes > small) madvise(data_ + small, bytes - small, MADV_HUGEPAGE);
+  if (file == -1 && bytes > small) madvise(data_ + small, bytes - small, MADV_HUGEPAGE);
 #endif
 }
 
