@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "shardlib/comm.hpp"
-#include "shardlib/comm/collective_work.hpp"
 #include "shardlib/comm/mpi_process.hpp"
 #include "shardlib/comm/mpi_progress.hpp"
 #include "shardlib/comm/mpi_watch.hpp"
 #include "shardlib/comm/reduce_tree.hpp"
+#include "shardlib/comm/collective_work.hpp"
 #include "shardlib/comm/shm_group.hpp"
 #include "shardlib/comm/shm_node.hpp"
 #include "shardlib/comm/single.hpp"
