@@ -39,25 +39,6 @@ std::string error_of(const F& f) {
   return "no error";
 }
 
-/// Sets an environment variable, and back.
-class Setting {
- public:
-  Setting(const char* name, const char* value) : name_(name) {
-    const char* const before = std::getenv(name);
-    was_set_ = before != nullptr;
-    if (was_set_) before_ = before;
-    setenv(name, value, 1);
-  }
-  Setting(const Setting&) = delete;
-  Setting& operator=(const Setting&) = delete;
-  ~Setting() { was_set_ ? setenv(name_, before_.c_str(), 1) : unsetenv(name_); }
-
- private:
-  const char* name_;
-  bool was_set_;
-  std::string before_;
-};
-
 /// Has the ranks share memory as if they were on these nodes: one number for each rank, negative for none.
 class Nodes {
  public:

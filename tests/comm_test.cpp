@@ -536,8 +536,9 @@ TEST_CASE("buffers that do not fit are refused") {
 }
 
 #if defined(SHARDLIB_WITH_MPI)
-TEST_CASE("messages longer than MPI's counts go in pieces") {
+TEST_CASE("long messages go in pieces") {
   const std::size_t longest = std::exchange(detail::mpi::longest_message, 1000);
+  const std::size_t longest_piece = std::exchange(detail::mpi::longest_piece, 1000);
   for (const int n : group_sizes) {
     on_mesh(mesh_of(n), [](const std::shared_ptr<Device>& device) {
       for (const std::size_t block : {0U, 3U, 250U, 5001U}) check_moves(*device, block);
@@ -545,6 +546,7 @@ TEST_CASE("messages longer than MPI's counts go in pieces") {
     });
   }
   detail::mpi::longest_message = longest;
+  detail::mpi::longest_piece = longest_piece;
 }
 #endif
 
@@ -673,6 +675,9 @@ TEST_CASE("MPI must allow the threads that devices need") {
   CHECK(error_of<Error>([] { detail::mpi::check_threads(MPI_THREAD_FUNNELED); }) ==
         "MPI runs at thread level FUNNELED, but devices need MPI_THREAD_SERIALIZED: leave starting MPI to run_program, "
         "call MPI_Init_thread with that level, or use an MPI that was built with threads");
+  CHECK(error_of<Error>([] { detail::mpi::check_threads(MPI_THREAD_SERIALIZED, MPI_THREAD_MULTIPLE); }) ==
+        "MPI runs at thread level SERIALIZED, but SHARDLIB_PROGRESS_THREAD=1 needs MPI_THREAD_MULTIPLE: leave starting "
+        "MPI to run_program, call MPI_Init_thread with that level, or use an MPI that was built with threads");
 }
 #endif
 

@@ -3,6 +3,7 @@
 
 #include "catch.hpp"
 
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <functional>
@@ -79,6 +80,25 @@ std::size_t peak(const std::shared_ptr<Device>& device, const F& f) {
   f();
   return device->pool()->stats().peak - before;
 }
+
+/// Sets an environment variable, and back.
+class Setting {
+ public:
+  Setting(const char* name, const char* value) : name_(name) {
+    const char* const before = std::getenv(name);
+    was_set_ = before != nullptr;
+    if (was_set_) before_ = before;
+    setenv(name, value, 1);
+  }
+  Setting(const Setting&) = delete;
+  Setting& operator=(const Setting&) = delete;
+  ~Setting() { was_set_ ? setenv(name_, before_.c_str(), 1) : unsetenv(name_); }
+
+ private:
+  const char* name_;
+  bool was_set_;
+  std::string before_;
+};
 
 /// Runs `body` once per device of the mesh. Under mpirun with too few ranks it does nothing and returns false; ranks
 /// beyond the mesh are idle. When only some ranks fail the whole job ends, as the others may wait for them.

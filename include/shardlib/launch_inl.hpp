@@ -307,6 +307,7 @@ SHARDLIB_INLINE int run_program([[maybe_unused]] int argc, [[maybe_unused]] char
 #if defined(SHARDLIB_WITH_MPI)
     if (under_mpi()) {
       finalize_mpi = detail::mpi::start(&argc, &argv);
+      detail::mpi::start_progress_thread();
       detail::shm::start();
     }
 #endif
@@ -327,6 +328,7 @@ SHARDLIB_INLINE int run_program([[maybe_unused]] int argc, [[maybe_unused]] char
   if (finalize_kokkos) Kokkos::finalize();
 #if defined(SHARDLIB_WITH_MPI)
   detail::shm::node.reset();
+  detail::mpi::progress_thread.reset();
   detail::mpi::stop(finalize_mpi);
 #endif
   return ending.status;

@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "shardlib/comm.hpp"
+#include "shardlib/comm/collective_work.hpp"
 #include "shardlib/comm/mpi_process.hpp"
 #include "shardlib/comm/mpi_progress.hpp"
 #include "shardlib/comm/mpi_watch.hpp"
 #include "shardlib/comm/reduce_tree.hpp"
-#include "shardlib/comm/collective_work.hpp"
 #include "shardlib/comm/shm_group.hpp"
 #include "shardlib/comm/shm_node.hpp"
 #include "shardlib/comm/single.hpp"
@@ -53,7 +53,7 @@ class MpiCommunicator final : public Communicator {
     if (log_->shared) return all_gather_over_nodes(send, recv);
     const auto op = make_op("all_gather", send, recv, next());
     const std::size_t block = send.bytes();
-    if (recv.bytes() <= detail::mpi::longest_message) {
+    if (block <= detail::mpi::longest_piece) {
       const int count = detail::mpi::to_count(block);
       check(*op, MPI_Iallgather(send.data(), count, MPI_BYTE, recv.data(), count, MPI_BYTE, comm_, op->add()));
     } else {
@@ -71,7 +71,7 @@ class MpiCommunicator final : public Communicator {
     if (is_in_node()) return share({detail::Collective::all_to_all, send.bytes()}, send, recv);
     const auto op = make_op("all_to_all", send, recv, next());
     const std::size_t block = send.bytes() / index(size_);
-    if (recv.bytes() <= detail::mpi::longest_message) {
+    if (block <= detail::mpi::longest_piece) {
       const int count = detail::mpi::to_count(block);
       check(*op, MPI_Ialltoall(send.data(), count, MPI_BYTE, recv.data(), count, MPI_BYTE, comm_, op->add()));
     } else {

@@ -17,13 +17,14 @@
 
 #include "shardlib/comm.hpp"
 #include "shardlib/comm/mpi_process.hpp"
+#include "shardlib/comm/mpi_thread.hpp"
 #include "shardlib/comm/mpi_watch.hpp"
 #include "shardlib/comm/shm_group.hpp"
 #include "shardlib/comm/single.hpp"
 
 namespace shardlib::detail::mpi {
 
-/// The longest single message; what is longer goes in pieces, because MPI counts are ints. Tests lower it.
+/// The longest message of a `send`; what is longer goes in pieces, because MPI counts are ints. Tests lower it.
 inline std::size_t longest_message = std::size_t{1} << 30;
 /// Vectors whose copies from all ranks together stay below this are reduced by everybody: one step instead of two.
 inline constexpr std::size_t small_all_reduce = 32768;
@@ -49,6 +50,8 @@ struct Op {
 
   static constexpr std::size_t anything = std::numeric_limits<std::size_t>::max();
 
+  /// A `recv` of another size than what was sent must be noticed, so that these go whole.
+  [[nodiscard]] std::size_t longest() const { return peer < 0 ? longest_piece : longest_message; }
   MPI_Request* add(std::size_t expect = anything) {
     expected.push_back(expect);
     return &requests.emplace_back(MPI_REQUEST_NULL);
@@ -56,7 +59,7 @@ struct Op {
   void send(MPI_Comm comm, const std::byte* data, std::size_t size, int to, int tag) {
     std::size_t sent = 0;
     do {
-      const std::size_t piece = std::min(longest_message, size - sent);
+      const std::size_t piece = std::min(longest(), size - sent);
       check(MPI_Isend(data + sent, to_count(piece), MPI_BYTE, to, tag, comm, add()), name, bytes);
       sent += piece;
     } while (sent < size);
@@ -64,7 +67,7 @@ struct Op {
   void recv(MPI_Comm comm, std::byte* data, std::size_t size, int from, int tag) {
     std::size_t received = 0;
     do {
-      const std::size_t piece = std::min(longest_message, size - received);
+      const std::size_t piece = std::min(longest(), size - received);
       check(MPI_Irecv(data + received, to_count(piece), MPI_BYTE, from, tag, comm, add(piece)), name, bytes);
       received += piece;
     } while (received < size);
@@ -152,10 +155,12 @@ class Progress {
 
   std::shared_ptr<Op> start(std::shared_ptr<Op> op) {
     if (!op->advance()) pending_.push_back(op);
+    tell_thread();
     return op;
   }
   void advance() {
     pending_.remove_if([](const std::shared_ptr<Op>& op) { return op->advance(); });
+    tell_thread();
   }
   void wait(const Op& op) {
     Pause pause;
@@ -175,6 +180,10 @@ class Progress {
   [[nodiscard]] bool may_free() const { return !failed_ && pending_.empty() && running(); }
 
  private:
+  void tell_thread() const {
+    if (progress_thread) progress_thread->set_busy(!pending_.empty());
+  }
+
   bool failed_ = false;
   std::list<std::shared_ptr<Op>> pending_;
 };

@@ -82,13 +82,8 @@ inline std::shared_ptr<Node> node;
 
 /// Throws UsageError unless the environment variable SHARDLIB_SHM is unset, 0 or 1.
 inline bool is_wanted() {
-  const char* const value = std::getenv("SHARDLIB_SHM");
-  const std::string_view text = value == nullptr ? "1" : value;
-  if (text != "0" && text != "1") {
-    throw UsageError("SHARDLIB_SHM=" + std::string(text) +
-                     ": write 0 to have ranks of one node communicate over MPI, or 1 for shared memory");
-  }
-  return text == "1";
+  return mpi::switched_on("SHARDLIB_SHM", "1",
+                          "write 0 to have ranks of one node communicate over MPI, or 1 for shared memory");
 }
 
 /// Sets `node`; all ranks take part. Either all ranks of a node share memory or none; why not stands on stderr.
