@@ -1,10 +1,15 @@
 #!/usr/bin/env python3
 """How much of FSDP's communication hides behind computation: gpt_fsdp on two ranks in network namespaces (root).
 
-First over a link without a limit: that step's time is T_compute, with the copies that communicating takes on any link.
-Then over links so slow that what a rank sends in a step, by --plan, takes T_wire = 0.25, 0.5 and 1 times T_compute, with
-and without --prefetch. Prints the median seconds of a step over the ideal, T_compute + max(0, T_wire - T_compute), and
-over what nothing overlapping would take, T_compute + T_wire.
+For T_wire = 0.25, 0.5 and 1 times T_compute, first over a link without a limit: that step's time is T_compute, with the
+copies that communicating takes on any link. Then over one so slow that what a rank sends in a step, by --plan, takes
+T_wire, with and without --prefetch. Prints the median seconds of a step over
+
+  the ideal, T_compute + max(0, T_wire - T_compute);
+  the shortest step that FSDP's order allows (shortest_step below), which no program of these layers can beat;
+  what nothing overlapping would take, T_compute + T_wire.
+
+Before that, a few steps on four ranks must have the losses of four threads, to the bit.
 
   benchmarks/overlap.py --examples build/benchmarks/examples
 """
@@ -29,19 +34,55 @@ def sent(program):
     return float(number) * {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
 
 
-def step_seconds(command):
-    """The median of a run's steps; its first two do not count."""
+def steps(command):
+    """What a run says of each step."""
     with tempfile.TemporaryDirectory() as folder:
         metrics = os.path.join(folder, "metrics.jsonl")
         ran(command + [f"--metrics={metrics}"])
         with open(metrics) as lines:
-            return statistics.median([json.loads(line)["step_seconds"] for line in lines][2:])
+            return [json.loads(line) for line in lines]
 
 
-def over_link(program, rate, flags):
-    """The seconds of a step over a link, for each flag."""
+def median(rows, part=None):
+    """The median seconds of a step, or of a part of it; the first two steps do not count."""
+    return statistics.median(row["seconds"][part] if part else row["step_seconds"] for row in rows[2:])
+
+
+def over_link(program, rate):
+    """A run over a link for each flag."""
     with Hosts(rate) as mpirun:
-        return [step_seconds(shlex.split(mpirun) + program + [flag]) for flag in flags]
+        return [steps(shlex.split(mpirun) + program + [flag]) for flag in FLAGS]
+
+
+def shortest_step(layers, forward, backward, rest, wire):
+    """The seconds of a step in which nothing waits but for these: a layer for its weights, of which two layers' at most
+    are gathered; the sums of a layer's gradients for half of its backward pass; the optimizer, and the next step, for all.
+    """
+    block = wire / (3 * layers)  # a layer's weights come in both passes, and its gradients go
+    now = link = 0.0
+    for compute, sums in ((forward / layers, False), (backward / layers, True)):
+        there = [now + block, now + 2 * block][:layers]
+        link = there[-1]
+        for i in range(layers):
+            begin = max(now, there[i])
+            now = begin + compute
+            if sums:
+                link = max(link, begin + compute / 2) + block
+            if len(there) < layers:
+                link = max(link, now) + block
+                there.append(link)
+    return max(now, link) + rest
+
+
+def check_four_hosts(program):
+    """Ends this program unless four ranks have the losses of four threads."""
+    short = program + ["--mesh=d=4", "--prefetch"]
+    with Hosts("1gbit", 4) as mpirun:
+        apart = steps(shlex.split(mpirun) + short)
+    losses, expected = ([row["loss"] for row in rows] for rows in (apart, steps(short)))
+    if losses != expected:
+        sys.exit(f"overlap.py: on four hosts the losses are {losses}, on four threads {expected}")
+    print("4 ranks in 4 network namespaces: the losses of 4 threads, to the bit")
 
 
 def main():
@@ -57,18 +98,25 @@ def main():
                f"--batch={options.batch}", f"--seq={options.seq}", f"--layers={options.layers}",
                f"--d-model={options.d_model}", "--n-kv=4", f"--d-head={options.d_model // 8}",
                f"--d-ff={3 * options.d_model}", "--max-tokens=0"]
+    check_four_hosts(program[:2] + ["--steps=3", "--batch=8", "--seq=32", "--layers=3", "--max-tokens=0"])
     size = sent(program)
-    # The faster of the two: what prefetching itself costs counts against it.
-    compute = min(over_link(program, UNLIMITED, FLAGS))
     print(f"{options.layers} layers, d_model {options.d_model}, batch {options.batch} x {options.seq} tokens, 2 ranks; "
-          f"a rank sends {size / 1e6:.0f} MB a step and computes {1e3 * compute:.0f} ms")
-    print(f"{'T_wire/T_compute':<17}{'rate':>12}{'':>14}{'ms a step':>10}{'over ideal':>12}{'over serial':>13}")
+          f"a rank sends {size / 1e6:.0f} MB a step")
+    print(f"{'T_wire/T_compute':<17}{'T_compute ms':>12}{'rate':>10}{'':>13}{'ms a step':>10}{'over ideal':>12}"
+          f"{'over shortest':>15}{'over serial':>13}")
     for ratio in RATIOS:
+        # Each time anew, as machines' speeds drift. The faster of the two: what prefetching itself costs counts against it.
+        fastest = min(over_link(program, UNLIMITED), key=median)
+        compute, optimizer = median(fastest), median(fastest, "optimizer")
         wire = ratio * compute
+        forward = median(fastest, "forward") / (median(fastest, "forward") + median(fastest, "backward"))
+        passes = compute - optimizer
+        shortest = shortest_step(options.layers, forward * passes, (1 - forward) * passes, optimizer, wire)
         rate = f"{8 * size / wire / 1e6:.0f}mbit"
-        ideal, serial = compute + max(0, wire - compute), compute + wire
-        for flag, time in zip(FLAGS, over_link(program, rate, FLAGS)):
-            print(f"{ratio:<17}{rate:>12}{flag[2:]:>14}{1e3 * time:>10.0f}{time / ideal:>12.2f}{time / serial:>13.2f}", flush=True)
+        for flag, rows in zip(FLAGS, over_link(program, rate)):
+            time = median(rows)
+            print(f"{ratio:<17}{1e3 * compute:>12.0f}{rate:>10}{flag[2:]:>13}{1e3 * time:>10.0f}"
+                  f"{time / max(compute, wire):>12.2f}{time / shortest:>15.2f}{time / (compute + wire):>13.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -28,8 +28,6 @@ LAYOUTS = {
     "interleaved 1F1B": ["--mesh=p=2", "--schedule=interleaved-1f1b", "--stages=4"],
     "ZeroBubble": ["--mesh=p=2", "--schedule=zero-bubble"],
 }
-HOSTS = ["10.77.0.1", "10.77.0.2"]
-
 
 if os.geteuid() == 0:  # Open MPI refuses to run as root unless told twice
     os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
@@ -57,15 +55,16 @@ def sh(command):
 
 
 class Hosts:
-    """Two network namespaces joined by a link of a given rate; gone at the end. Where none can be, status 77."""
+    """Network namespaces, a rank in each, joined by a switch: each sends at a given rate. They are gone at the end. Where
+    none can be, status 77."""
 
-    def __init__(self, rate):
+    def __init__(self, rate, count=2):
         if os.geteuid() != 0:
             no_links("not root")
         for tool in ("ip", "tc"):
             if not shutil.which(tool):
                 no_links(f"no {tool}")
-        self.rate = rate
+        self.rate, self.count = rate, count
 
     def __enter__(self):
         self.__exit__()
@@ -77,25 +76,33 @@ class Hosts:
 
     def make(self):
         """The namespaces; returns the mpirun that starts a rank in each."""
-        sh("ip netns add shardlib0 && ip netns add shardlib1")
-        sh("ip link add sl0 netns shardlib0 type veth peer name sl1 netns shardlib1")
-        for i, host in enumerate(HOSTS):
-            sh(f"ip -n shardlib{i} addr add {host}/24 dev sl{i}")
-            sh(f"ip -n shardlib{i} link set lo up && ip -n shardlib{i} link set sl{i} up")
-            sh(f"tc -n shardlib{i} qdisc add dev sl{i} root tbf rate {self.rate} burst 256k latency 50ms")
+        sh("ip netns add shardlib-switch && ip -n shardlib-switch link add sw type bridge")
+        sh("ip -n shardlib-switch link set sw mtu 9000 up")
+        hosts = []
+        for i in range(self.count):
+            hosts.append(f"10.77.0.{i + 1}")
+            sh(f"ip netns add shardlib{i}")
+            # Long frames: of the rate, headers take 1 % instead of 5.
+            sh(f"ip link add sl0 netns shardlib{i} mtu 9000 type veth peer name port{i} netns shardlib-switch mtu 9000")
+            sh(f"ip -n shardlib-switch link set port{i} master sw up")
+            sh(f"ip -n shardlib{i} addr add {hosts[i]}/24 dev sl0")
+            sh(f"ip -n shardlib{i} link set lo up && ip -n shardlib{i} link set sl0 up")
+            sh(f"tc -n shardlib{i} qdisc add dev sl0 root tbf rate {self.rate} burst 256k latency 50ms")
         # What mpirun calls instead of ssh.
         self.agent = tempfile.NamedTemporaryFile("w", suffix=".sh", delete=False)
         self.agent.write('#!/bin/sh\nhost=$1; shift\nexec ip netns exec shardlib$((${host##*.} - 1)) sh -c "$*"\n')
         self.agent.close()
         os.chmod(self.agent.name, 0o755)
-        return (f"ip netns exec shardlib0 mpirun -n 2 --host {','.join(HOSTS)} --mca plm_rsh_agent {self.agent.name} "
-                "--bind-to none --mca pml ob1 --mca btl self,tcp -x SHARDLIB_SHM=0 "
-                # Each takes itself for alone on its host: left to MPI both are bound to core 0.
-                """sh -c 'exec taskset -c $OMPI_COMM_WORLD_RANK "$@"' rank""")
+        return (f"ip netns exec shardlib0 mpirun -n {self.count} --host {','.join(hosts)} "
+                f"--mca plm_rsh_agent {self.agent.name} --bind-to none --mca pml ob1 --mca btl self,tcp -x SHARDLIB_SHM=0 "
+                # More ranks than cores: who waits lets others run.
+                f"--mca mpi_yield_when_idle {int(self.count > os.cpu_count())} "
+                # Each takes itself for alone on its host: left to MPI all are bound to core 0.
+                f"""sh -c 'exec taskset -c $((OMPI_COMM_WORLD_RANK % {os.cpu_count()})) "$@"' rank""")
 
     def __exit__(self, *_):
-        for i in range(2):
-            subprocess.run(f"ip netns del shardlib{i}", shell=True, stderr=subprocess.DEVNULL, check=False)
+        for name in ["-switch", *range(self.count)]:
+            subprocess.run(f"ip netns del shardlib{name}", shell=True, stderr=subprocess.DEVNULL, check=False)
         if hasattr(self, "agent") and os.path.exists(self.agent.name):
             os.unlink(self.agent.name)
 
