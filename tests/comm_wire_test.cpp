@@ -1,0 +1,104 @@
+// What collectives hand to MPI, byte by byte, beside what the program counts.
+#if defined(SHARDLIB_WITH_MPI)
+#include <mpi.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "shardlib/comm/mpi_process.hpp"
+#include "shardlib/comm/shm_node.hpp"
+#include "shardlib/ops/collectives.hpp"
+#include "shardlib/ops/create.hpp"
+#include "support.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+std::int64_t sent = 0;
+
+std::int64_t size_of(int count, MPI_Datatype type) {
+  int size = 0;
+  PMPI_Type_size(type, &size);
+  return static_cast<std::int64_t>(count) * size;
+}
+
+}  // namespace
+
+// In place of MPI's own, which the standard gives a second name for this purpose.
+extern "C" int MPI_Isend(const void* data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
+                         MPI_Request* request) {
+  // Questions about ranks that let others wait are no collective's.
+  if (comm != shardlib::detail::mpi::process.control) sent += size_of(count, type);
+  return PMPI_Isend(data, count, type, to, tag, comm, request);
+}
+extern "C" int MPI_Iallgather(const void* from, int count, MPI_Datatype type, void* to, int received,
+                              MPI_Datatype to_type, MPI_Comm comm, MPI_Request* request) {
+  int ranks = 0;
+  PMPI_Comm_size(comm, &ranks);
+  sent += (ranks - 1) * size_of(count, type);
+  return PMPI_Iallgather(from, count, type, to, received, to_type, comm, request);
+}
+extern "C" int MPI_Ialltoall(const void* from, int count, MPI_Datatype type, void* to, int received,
+                             MPI_Datatype to_type, MPI_Comm comm, MPI_Request* request) {
+  int ranks = 0;
+  PMPI_Comm_size(comm, &ranks);
+  sent += (ranks - 1) * size_of(count, type);
+  return PMPI_Ialltoall(from, count, type, to, received, to_type, comm, request);
+}
+
+namespace {
+
+struct Bytes {
+  std::int64_t counted, sent;
+};
+template <class F>
+Bytes bytes_of(const std::shared_ptr<Device>& device, const std::string& op, const F& f) {
+  auto& counts = detail::state(device).counts;
+  counts.clear();
+  sent = 0;
+  f();
+  return {counts[op].bytes, sent};
+}
+
+/// What each collective sends of 512 x 1536 elements, in this order.
+template <class D>
+std::vector<std::pair<std::string, Bytes>> traffic(const std::shared_ptr<Device>& device) {
+  const Mesh<"d"> mesh(device);
+  const Sizes sizes{{"A", 512}, {"B", 1536}};
+  const auto block = zeros<D, "A/d B">(mesh, sizes);
+  const auto part = to_partial<"A B -> A B +d">(zeros<D, "A B">(mesh, sizes));
+  std::vector<std::pair<std::string, Bytes>> all;
+  const auto add = [&](const std::string& op, const auto& f) { all.emplace_back(op, bytes_of(device, op, f)); };
+  add("all_gather", [&] { all_gather<"A/d B -> A B">(block); });
+  add("reduce_scatter", [&] { reduce_scatter<"A B +d -> A/d B", f32>(part); });
+  add("all_reduce", [&] { all_reduce<"A B +d -> A B", f32>(part); });
+  add("all_to_all", [&] { all_to_all<"A/d B -> A B/d">(block); });
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("bf16 on the wire is half of f32, to the byte", "[wire]") {
+  for (const int n : {2, 4}) {
+    on_mesh("d=" + show(n), [&](const std::shared_ptr<Device>& device) {
+      const auto single = traffic<f32>(device), half = traffic<bf16>(device);
+      for (std::size_t i = 0; i < single.size(); ++i) {
+        const auto& [op, whole] = single[i];
+        const Bytes less = half[i].second;
+        // An all_to_all exchanges a block, an all_reduce sums and gathers.
+        const std::int64_t tensors = op == "all_reduce" ? 2 * n : op == "all_to_all" ? 1 : n;
+        expect(whole.counted == 4 * 512 * 1536 / n * tensors * (n - 1) / n, op + " counts " + show(whole.counted));
+        expect(2 * less.counted == whole.counted, op + " of bf16 counts " + show(less.counted));
+        // Ranks that share memory send nothing.
+        if (!under_mpi() || detail::shm::node) continue;
+        expect(whole.sent == whole.counted, op + " sends " + show(whole.sent));
+        expect(less.sent == less.counted, op + " of bf16 sends " + show(less.sent));
+      }
+    });
+    SUCCEED();
+  }
+}
+#endif
