@@ -48,10 +48,10 @@ def median(rows, part=None):
     return statistics.median(row["seconds"][part] if part else row["step_seconds"] for row in rows[2:])
 
 
-def over_link(program, rate):
+def over_link(program, rate, flags=FLAGS):
     """A run over a link for each flag."""
     with Hosts(rate) as mpirun:
-        return [steps(shlex.split(mpirun) + program + [flag]) for flag in FLAGS]
+        return [steps(shlex.split(mpirun) + program + [flag]) for flag in flags]
 
 
 def shortest_step(layers, forward, backward, rest, wire):

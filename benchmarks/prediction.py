@@ -2,8 +2,8 @@
 """What --plan predicts of a step beside what a step takes: FSDP on two ranks in network namespaces, over links of several
 rates.
 
-The computing is fitted once, over a link without a limit, with the copies that communicating takes on any link:
---plan-efficiency is chosen so that the prediction is what that takes. The links are not fitted: a link's bandwidth is its
+The computing is fitted over a link without a limit, with the copies that communicating takes on any link, before and after
+each rate, as machines' speeds drift: --plan-efficiency is chosen so that the prediction is what that takes. The links are not fitted: a link's bandwidth is its
 rate less the headers of Ethernet, IP and TCP. Nothing in this program overlaps, so the measured step stands against the
 slower of the two sums.
 Needs root, iproute2, and an idle machine.
@@ -14,7 +14,7 @@ import argparse
 import os
 import re
 
-from overlap import UNLIMITED, over_link
+from overlap import UNLIMITED, median, over_link
 from pipeline import ROOT, ran
 
 PAYLOAD = 1448 / 1538  # of a full Ethernet frame on the wire: what TCP with time stamps carries
@@ -46,18 +46,21 @@ def main():
         return float(found.group(1)) * UNITS[found.group(2)]
 
     def measured(rate):
-        (step,) = over_link(command, rate, ["--no-prefetch"])
-        return step
+        (rows,) = over_link(command, rate, ["--no-prefetch"])
+        return median(rows)
 
-    computing = measured(UNLIMITED)
-    efficiency = predicted(1, 1e15) / computing
-    print(f"{options.layers} layers, d_model {options.d_model}, batch {options.batch} x 128 tokens, FSDP on 2 ranks; computing "
-          f"{computing * 1e3:.0f} ms,\n{100 * efficiency:.0f} % of the peak of one core, {peak / 1e9:.0f} GFLOP/s")
-    print("link      predicted ms  measured ms   measured over predicted")
+    print(f"{options.layers} layers, d_model {options.d_model}, batch {options.batch} x 128 tokens, FSDP on 2 ranks; peak of one "
+          f"core {peak / 1e9:.0f} GFLOP/s")
+    print("link      computing ms  of the peak  predicted ms  measured ms   measured over predicted")
+    floor = predicted(1, 1e15)
+    before = measured(UNLIMITED)
     for rate in options.rates:
         step = measured(f"{rate}gbit")
-        plan = predicted(efficiency, float(rate) * 1e9 / 8 * PAYLOAD)
-        print(f"{rate + ' Gbit/s':<10}{plan * 1e3:12.0f} {step * 1e3:12.0f} {step / plan:25.2f}", flush=True)
+        after = measured(UNLIMITED)
+        computing, before = (before + after) / 2, after
+        plan = predicted(floor / computing, float(rate) * 1e9 / 8 * PAYLOAD)
+        print(f"{rate + ' Gbit/s':<10}{computing * 1e3:12.0f} {100 * floor / computing:10.0f} % {plan * 1e3:12.0f} "
+              f"{step * 1e3:12.0f} {step / plan:25.2f}", flush=True)
 
 
 if __name__ == "__main__":
