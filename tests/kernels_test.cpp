@@ -226,6 +226,7 @@ TEST_CASE("kernels: gemm with every flag, padding, empty sizes and accumulation,
         };
         const auto got = product(1);
         CHECK(close(got, want, 10));
+        if (m * n * d < k::large_gemm) continue;  // Eigen's bits depend on how small operands are aligned
         for (const int threads : {2, 3, 6}) CHECK(product(threads) == got);
       }
     }

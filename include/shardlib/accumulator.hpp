@@ -30,7 +30,7 @@ class Accumulator {
  public:
   void add(ValuePtr ct) {
     if (!sum_) {
-      ct->storage->settle();
+      if (ct->storage->add_to) ct->storage->settle();  // the first: there is no sum yet that it could be added to
       sum_ = std::move(ct);
       return;
     }
