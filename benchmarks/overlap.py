@@ -19,6 +19,7 @@ import os
 import re
 import shlex
 import statistics
+import sys
 import tempfile
 
 from pipeline import ROOT, Hosts, ran

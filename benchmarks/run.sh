@@ -10,6 +10,7 @@
 #     --help             print this text
 # What is missing is named in one line, and the rest is measured: a peer, python3-matplotlib for the plot, root and iproute2
 # for links (network namespaces). Where a benchmark fails, results.md stays as it was.
+from=$PWD
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"
 
 peers=()
@@ -17,7 +18,7 @@ while [ $# -gt 0 ]; do
   case $1 in
     --torch-root | --llmc)
       [ $# -gt 1 ] || die "a folder follows $1"
-      peers+=("$1" "$(realpath -m "$2")")
+      peers+=("$1" "$(cd "$from" && realpath -m "$2")")
       shift 2
       ;;
     --help)

@@ -694,7 +694,8 @@ TEST_CASE("too little memory is an error that says how much is in use") {
   const Buffer held = pool->allocate(100);
   const std::size_t reserved = pool->stats().reserved;
   for (const std::size_t bytes : {std::numeric_limits<std::size_t>::max(),
-                                  std::numeric_limits<std::size_t>::max() - 4096, std::size_t{1} << 60}) {
+                                  std::numeric_limits<std::size_t>::max() - 4096, std::size_t{1} << 60,
+                                  detail::machine_bytes() + 1}) {
     CHECK(error_of<Error>([&] { pool->allocate(bytes); }).starts_with("out of memory: "));
     CHECK(pool->stats().live == 128);
     CHECK(pool->stats().reserved == reserved);

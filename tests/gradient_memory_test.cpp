@@ -2,10 +2,12 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "shardlib/grad.hpp"
 #include "shardlib/interop.hpp"
+#include "shardlib/observe.hpp"
 #include "shardlib/ops/collectives.hpp"
 #include "shardlib/ops/create.hpp"
 #include "shardlib/ops/einsum.hpp"
@@ -77,7 +79,8 @@ void expect_gradients(const std::shared_ptr<Device>& device, float tolerance) {
   const auto sum = two.embed + two.unembed;
   for (std::size_t i = 0; i < sum.span().size(); ++i) {
     const float a = one.embed.span()[i], b = sum.span()[i];
-    expect(std::abs(a - b) <= tolerance * (1 + std::abs(b)), "element " + show(i) + ": " + show(a) + ", not " + show(b));
+    expect(std::abs(a - b) <= tolerance * (1 + std::abs(b)),
+           "element " + show(i) + ": " + show(a) + ", not " + show(b));
   }
 }
 
@@ -102,6 +105,16 @@ TEST_CASE("a backward pass makes neither a second table of zeros nor a second bl
     constexpr std::size_t gradient = padded * width * 4, logits = batch * length * padded * 4, small = 64 << 10;
     const auto most = peak(device, [&] { value_and_grad(mesh, loss<f32, Tied>, w, tokens, nullptr); });
     expect(most > gradient + logits && most < gradient + logits + small, "took " + std::to_string(most) + " bytes");
+    std::multiset<std::string_view> work;  // both write where they have read, which is no mere renaming
+    {
+      const detail::Observing observing(device, [&](const auto& ran) {
+        if (!detail::only_named(ran)) work.insert(ran.op.name);
+      });
+      const detail::NoteReads reading(detail::state(device));
+      value_and_grad(mesh, loss<f32, Tied>, w, tokens, nullptr);
+    }
+    expect(work.count("cross_entropy_backward") == 1 && work.count("scatter_add") == 1,
+           "ops: " + std::to_string(work.size()));
   });
   SUCCEED();
 }

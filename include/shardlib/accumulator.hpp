@@ -41,6 +41,7 @@ class Accumulator {
     observed(shape, [&] {
       static_cast<void>(sum_->data());
       add_to_sum(ct);
+      state(ct->device).work.in_place = true;
       return sum_->storage->buffer;
     });
   }

@@ -52,7 +52,8 @@ struct Exec {
   /// Takes, in a dry run, the scratch that each iteration of a `for_each` over n takes, for the pool to count.
   void count_scratch(std::int64_t n, std::size_t bytes) const {
     std::vector<Buffer> blocks;
-    for (std::int64_t i = 0; dry && i < std::min<std::int64_t>(n, threads); ++i) blocks.push_back(pool->allocate(bytes));
+    for (std::int64_t i = 0; dry && i < std::min<std::int64_t>(n, threads); ++i)
+      blocks.push_back(pool->allocate(bytes));
   }
   // Nothing may lie at a null pointer, which these functions of C must not be given.
   void zero(void* to, std::size_t bytes) const {

@@ -17,7 +17,7 @@ namespace shardlib::detail {
 
 /// Whether an op whose reads were noted was no work: a new name for the same block.
 [[nodiscard]] inline bool only_named(const State::Ran& ran) {
-  return ran.work.bytes == 0 && std::string_view(ran.op.name) != "accumulate" &&
+  return ran.work.bytes == 0 && !ran.work.in_place &&
          std::ranges::find(ran.work.reads, ran.block, &State::Read::block) != ran.work.reads.end();
 }
 

@@ -46,6 +46,7 @@ SHARDLIB_INLINE void adamw(const AdamWNumbers& numbers, ValuePtr& weight, ValueP
   const auto p = writable(weight), m = writable(mean), v = writable(variance);
   p->made_by = op;
   static_cast<void>(observed(*p, [&] {
+    state(p->device).work.in_place = true;
     kernels::apply_flat(
         p->device->exec(), p->count(),
         [n = numbers](f32& w, f32& m0, f32& v0, const f32& g) {

@@ -183,6 +183,7 @@ struct State {
     double flops = 0;
     Axes axes;                ///< that it communicated over
     std::vector<Read> reads;  ///< while note_reads is set
+    bool in_place = false;    ///< the result's block is one that was read, written anew
   };
   /// One execution of an op, by the steady clock.
   struct Ran {

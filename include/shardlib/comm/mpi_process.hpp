@@ -70,9 +70,9 @@ inline void check_threads(int provided, int needed = MPI_THREAD_SERIALIZED) {
 /// The longest message of a collective; what is longer goes in pieces. Tests lower it.
 inline std::size_t longest_piece = std::size_t{1} << 20;
 
-/// Makes Open MPI send a piece over TCP at once, unless somebody has said otherwise. It would announce a longer one,
-/// and say that it has arrived behind all that other messages have queued by then: of the gathers of a layer, none
-/// would be there before the last.
+/// Makes Open MPI send a piece over TCP at once, unless mpirun or the environment says otherwise. It would announce a
+/// longer one, and say that it has arrived behind all that other messages have queued by then: of the gathers of a
+/// layer, none would be there before the last.
 inline void send_pieces_at_once() {
   setenv("OMPI_MCA_btl_tcp_eager_limit", std::to_string(longest_piece + 4096).c_str(), 0);
 }
@@ -84,7 +84,8 @@ inline bool start(int* argc, char*** argv) {
   if (mine) {
     send_pieces_at_once();
     // What it must be is said once MPI runs, by one rank for all.
-    const int wanted = std::getenv(progress_variable) == nullptr ? MPI_THREAD_SERIALIZED : MPI_THREAD_MULTIPLE;
+    const char* const progress = std::getenv(progress_variable);
+    const int wanted = progress != nullptr && *progress == '1' ? MPI_THREAD_MULTIPLE : MPI_THREAD_SERIALIZED;
     check(MPI_Init_thread(argc, argv, wanted, &provided), "MPI_Init_thread", 0);
   } else {
     check(MPI_Query_thread(&provided), "MPI_Query_thread", 0);

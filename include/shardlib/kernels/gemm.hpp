@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <string>
 #include <type_traits>
+#include <utility>
 #if defined(SHARDLIB_WITH_DNNL)
 #include <dnnl.h>
 #endif
@@ -93,22 +94,35 @@ struct Gemm {
   }
 };
 
-/// How many parts the rows and the columns of C fall into, one part a thread: so that the parts read least.
+/// How many parts the rows and the columns of C fall into, one part a thread: so that the largest part is smallest, and
+/// then that the parts read least.
 struct GemmGrid {
+  static constexpr std::int64_t tile_rows = 8, tile_columns = 48;  ///< of the library's kernels
   std::int64_t rows = 1, columns = 1;
 
   GemmGrid(std::int64_t threads, std::int64_t m, std::int64_t n) {
+    const auto largest = [](std::int64_t size, std::int64_t tile, std::int64_t parts) {
+      return (tiles(size, tile) + parts - 1) / parts;
+    };
+    std::pair<std::int64_t, std::int64_t> least;
     for (std::int64_t r = 1; r <= threads; ++r) {
-      if (threads % r == 0 && (r == 1 || r * n + threads / r * m < rows * n + columns * m)) {
-        rows = r;
-        columns = threads / r;
-      }
+      if (threads % r != 0) continue;
+      const std::int64_t c = threads / r;
+      const std::pair cost(largest(m, tile_rows, r) * largest(n, tile_columns, c), r * n + c * m);
+      if (r > 1 && cost >= least) continue;
+      least = cost;
+      rows = r;
+      columns = c;
     }
   }
-  /// Where part i begins: whole tiles of the library's kernels, as even as they can be.
+  /// Where part i begins: whole tiles, as even as they can be; what is left over goes to the last one, since a row or a
+  /// column alone would be rounded in another way.
   static std::int64_t begin(std::int64_t size, std::int64_t tile, std::int64_t parts, std::int64_t i) {
-    return std::min(size, (size + tile - 1) / tile * i / parts * tile);
+    return i == parts ? size : tiles(size, tile) * i / parts * tile;
   }
+
+ private:
+  static std::int64_t tiles(std::int64_t size, std::int64_t tile) { return std::max<std::int64_t>(1, size / tile); }
 };
 
 }  // namespace detail
@@ -131,8 +145,8 @@ void gemm(const Exec& exec, bool trans_a, bool trans_b, std::int64_t m, std::int
   // other where they pack.
   const detail::GemmGrid grid(threads, m, n);
   exec.for_each(threads, [&](std::int64_t i) {
-    const auto row = [&](std::int64_t j) { return detail::GemmGrid::begin(m, 8, grid.rows, j); };
-    const auto column = [&](std::int64_t j) { return detail::GemmGrid::begin(n, 48, grid.columns, j); };
+    const auto row = [&](std::int64_t j) { return detail::GemmGrid::begin(m, grid.tile_rows, grid.rows, j); };
+    const auto column = [&](std::int64_t j) { return detail::GemmGrid::begin(n, grid.tile_columns, grid.columns, j); };
     const std::int64_t top = row(i / grid.columns), bottom = row(i / grid.columns + 1);
     const std::int64_t left = column(i % grid.columns), right = column(i % grid.columns + 1);
     if (top < bottom && left < right) whole.part(top, bottom - top, left, right - left).run();
