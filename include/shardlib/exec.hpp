@@ -10,9 +10,6 @@
 #include <exception>
 #include <utility>
 #include <vector>
-#if defined(SHARDLIB_WITH_OPENMP)
-#include <omp.h>
-#endif
 
 #include "shardlib/buffer.hpp"
 
@@ -44,7 +41,7 @@ struct Exec {
   /// How many threads a `for_each` has here: one inside of another, as loops do not nest.
   [[nodiscard]] int available_threads() const {
 #if defined(SHARDLIB_WITH_OPENMP)
-    return omp_in_parallel() != 0 ? 1 : threads;
+    return in_loop_ ? 1 : threads;
 #else
     return 1;
 #endif
@@ -80,17 +77,24 @@ struct Exec {
   template <class F>
   void for_each_in_parallel(std::int64_t n, F& f) const {
     std::exception_ptr error;
-#pragma omp parallel for num_threads(threads) schedule(dynamic)
-    for (std::int64_t i = 0; i < n; ++i) {
-      try {
-        f(i);
-      } catch (...) {
+#pragma omp parallel num_threads(threads)
+    {
+      const bool before = std::exchange(in_loop_, true);
+#pragma omp for schedule(dynamic)
+      for (std::int64_t i = 0; i < n; ++i) {
+        try {
+          f(i);
+        } catch (...) {
 #pragma omp critical(shardlib_for_each)
-        error = std::current_exception();
+          error = std::current_exception();
+        }
       }
+      in_loop_ = before;
     }
     if (error) std::rethrow_exception(error);
   }
+  /// This thread runs iterations. OpenMP's own answer takes its header, which clang may not have.
+  static inline thread_local bool in_loop_ = false;
 #endif
 };
 
