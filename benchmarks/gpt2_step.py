@@ -38,7 +38,7 @@ import gpt2_oracle  # noqa: E402
 LAYERS, HEADS, WIDTH, CONTEXT, VOCABULARY = 12, 12, 768, 1024, 50304
 PARAMETERS = VOCABULARY * WIDTH + LAYERS * (12 * WIDTH**2 + 13 * WIDTH) + 2 * WIDTH  # those that multiply
 END_OF_TEXT = 50256
-LOSSES_APART = 1e-3  # of a loss; rounding grows from step to step
+LOSSES_APART = 1e-3  # rounding grows from step to step
 PYTHON = "/usr/bin/python3"  # the one that has the system's packages
 
 
@@ -257,8 +257,8 @@ def measure(options, torches, batch, length):
         apart = 0
         for settings in {chosen[name][0].settings for name in losses}:
             alike = [steps for name, steps in losses.items() if chosen[name][0].settings == settings]
-            apart = max(apart, *((max(step) - min(step)) / min(step) for step in zip(*alike)))
-        print(f"losses of all systems with the same settings, step by step: at most {apart:.1e} of them apart")
+            apart = max(apart, *(max(step) - min(step) for step in zip(*alike)))
+        print(f"losses of all systems with the same settings, step by step: at most {apart:.1e} apart")
         if apart > LOSSES_APART:
             sys.exit(f"gpt2_step.py: not the same model: {losses}")
     return list(medians.items())

@@ -25,6 +25,13 @@ std::int64_t size_of(int count, MPI_Datatype type) {
   return static_cast<std::int64_t>(count) * size;
 }
 
+/// A rank's part of a collective that takes a block to each of the others.
+void add_to_all_others(int count, MPI_Datatype type, MPI_Comm comm) {
+  int ranks = 0;
+  PMPI_Comm_size(comm, &ranks);
+  sent += (ranks - 1) * size_of(count, type);
+}
+
 }  // namespace
 
 // In place of MPI's own, which the standard gives a second name for this purpose.
@@ -36,16 +43,12 @@ extern "C" int MPI_Isend(const void* data, int count, MPI_Datatype type, int to,
 }
 extern "C" int MPI_Iallgather(const void* from, int count, MPI_Datatype type, void* to, int received,
                               MPI_Datatype to_type, MPI_Comm comm, MPI_Request* request) {
-  int ranks = 0;
-  PMPI_Comm_size(comm, &ranks);
-  sent += (ranks - 1) * size_of(count, type);
+  add_to_all_others(count, type, comm);
   return PMPI_Iallgather(from, count, type, to, received, to_type, comm, request);
 }
 extern "C" int MPI_Ialltoall(const void* from, int count, MPI_Datatype type, void* to, int received,
                              MPI_Datatype to_type, MPI_Comm comm, MPI_Request* request) {
-  int ranks = 0;
-  PMPI_Comm_size(comm, &ranks);
-  sent += (ranks - 1) * size_of(count, type);
+  add_to_all_others(count, type, comm);
   return PMPI_Ialltoall(from, count, type, to, received, to_type, comm, request);
 }
 

@@ -81,13 +81,13 @@ class Heap final : public Region {
     const bool is_limited = getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
     const std::size_t pages = (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
     // Addresses alone are never refused: a program that wants more than the machine has shall be told so, not killed.
-    const std::size_t left = machine_bytes() - std::min(machine_bytes(), addresses_);
+    std::size_t left = machine_bytes();
+    for (const Mapping& mapping : mappings_) left -= mapping.bytes();
     for (const std::size_t wanted : {is_limited ? 0 : left, std::size_t{64} << 20, pages}) {
       if (wanted < bytes || wanted > left) continue;
       Mapping mapping(-1, wanted);
       if (mapping.data() == nullptr) continue;
       mappings_.push_back(std::move(mapping));
-      addresses_ += wanted;
       return {reinterpret_cast<std::uintptr_t>(mappings_.back().data()), wanted};
     }
     return {};
@@ -97,7 +97,6 @@ class Heap final : public Region {
   }
 
   std::vector<Mapping> mappings_;
-  std::size_t addresses_ = 0;  ///< that they have
 };
 
 /// What make_phantom returns.
