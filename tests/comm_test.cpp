@@ -501,6 +501,61 @@ TEST_CASE("large messages") {
   });
 }
 
+TEST_CASE("the blocks of a matrix's columns are gathered and scattered in place", "[rows]") {
+  const auto run = [](const std::shared_ptr<Device>& device) {
+    Communicator& comm = all_of(*device);
+    const auto n = static_cast<std::size_t>(comm.size()), rank = static_cast<std::size_t>(comm.rank());
+    if (!comm.takes_rows()) {
+      const Buffer block = make_buffer<i32>(*device, 2), whole = make_buffer<i32>(*device, 2 * n);
+      const std::string why =
+          " in 2 rows: these devices share no memory: put the blocks in rank order, "
+          "and leave out rows";
+      expect_error<Error>([&] { comm.all_gather(block, whole, 2); }, "all_gather" + why);
+      expect_error<Error>([&] { comm.reduce_scatter(whole, block, DType::i32, Reduction::sum, 2); },
+                          "reduce_scatter" + why);
+      return;
+    }
+    // Chunks of 64 KiB end within pieces, and pieces within chunks.
+    for (const auto& [rows, columns] :
+         {std::pair<std::size_t, std::size_t>{1, 40001}, {7, 1}, {3, 30011}, {5000, 13}}) {
+      const auto element = [&](std::size_t from, std::size_t row, std::size_t column) {
+        return static_cast<float>((row * 31 + column * 7 + from * 3) % 1000) * 0.37F;
+      };
+      std::vector<float> block, gathered, matrix, in_rank_order;
+      for (std::size_t row = 0; row < rows; ++row) {
+        for (std::size_t c = 0; c < columns; ++c) block.push_back(element(rank, row, c));
+        for (std::size_t c = 0; c < n * columns; ++c) {
+          gathered.push_back(element(c / columns, row, c % columns));
+          matrix.push_back(element(rank, row, c));
+        }
+      }
+      for (std::size_t part = 0; part < n; ++part)
+        for (std::size_t row = 0; row < rows; ++row)
+          for (std::size_t c = 0; c < columns; ++c) in_rank_order.push_back(element(rank, row, part * columns + c));
+      const Buffer whole = make_buffer<float>(*device, gathered.size()),
+                   sum = make_buffer<float>(*device, block.size());
+      comm.all_gather(make_buffer(*device, block), whole, rows).wait();
+      expect_equal(values_of<float>(whole), gathered);
+      comm.reduce_scatter(make_buffer(*device, matrix), sum, DType::f32, Reduction::sum, rows).wait();
+      expect_equal(bits_of(values_of<float>(sum)),
+                   bits_of(reduce_scatter(*device, comm, in_rank_order, Reduction::sum)));
+    }
+    const Buffer block = make_buffer<i32>(*device, 2), whole = make_buffer<i32>(*device, 2 * n);
+    expect_error<Error>([&] { comm.all_gather(block, whole, 3); },
+                        "all_gather in 3 rows: a block has 8 bytes: they must split into as many equal pieces, of 1 "
+                        "bytes an element");
+    expect_error<Error>([&] { comm.reduce_scatter(whole, block, DType::i32, Reduction::sum, 4); },
+                        "reduce_scatter in 4 rows: a block has 8 bytes: they must split into as many equal pieces, of "
+                        "4 bytes an element");
+  };
+  const std::size_t usual = detail::uncached_bytes;
+  for (const std::size_t streamed_from : {usual, std::size_t{1}}) {
+    detail::uncached_bytes = streamed_from;
+    for (const std::string mesh : {"d=2", "d=4", "d=8"}) on_mesh(mesh, run);
+  }
+  detail::uncached_bytes = usual;
+}
+
 TEST_CASE("buffers that do not fit are refused") {
   on_mesh("d=2", [](const std::shared_ptr<Device>& device) {
     Communicator& comm = all_of(*device);
@@ -693,9 +748,9 @@ TEST_CASE("too little memory is an error that says how much is in use") {
   const auto pool = Pool::make();
   const Buffer held = pool->allocate(100);
   const std::size_t reserved = pool->stats().reserved;
-  for (const std::size_t bytes : {std::numeric_limits<std::size_t>::max(),
-                                  std::numeric_limits<std::size_t>::max() - 4096, std::size_t{1} << 60,
-                                  detail::machine_bytes() + 1}) {
+  for (const std::size_t bytes :
+       {std::numeric_limits<std::size_t>::max(), std::numeric_limits<std::size_t>::max() - 4096, std::size_t{1} << 60,
+        detail::machine_bytes() + 1}) {
     CHECK(error_of<Error>([&] { pool->allocate(bytes); }).starts_with("out of memory: "));
     CHECK(pool->stats().live == 128);
     CHECK(pool->stats().reserved == reserved);

@@ -99,17 +99,18 @@ class CountingWorld final : public Backend {
     [[nodiscard]] int rank() const override { return group->rank(); }
     [[nodiscard]] int size() const override { return group->size(); }
     [[nodiscard]] std::size_t others() const { return static_cast<std::size_t>(size() - 1); }
-    Request all_gather(Buffer send, Buffer recv) override {
+    [[nodiscard]] bool takes_rows() const override { return group->takes_rows(); }
+    Request all_gather(Buffer send, Buffer recv, std::size_t rows) override {
       sent += others() * send.bytes();
-      return group->all_gather(send, recv);
+      return group->all_gather(send, recv, rows);
     }
     Request all_to_all(Buffer send, Buffer recv) override {
       sent += others() * (send.bytes() / (others() + 1));
       return group->all_to_all(send, recv);
     }
-    Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction op) override {
+    Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction op, std::size_t rows) override {
       sent += others() * recv.bytes();
-      return group->reduce_scatter(send, recv, dtype, op);
+      return group->reduce_scatter(send, recv, dtype, op, rows);
     }
     Request all_reduce(Buffer send, Buffer recv, DType dtype, Reduction op) override {
       sent += 2 * others() * send.bytes() / (others() + 1);

@@ -50,14 +50,18 @@ class Communicator {
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int size() const = 0;
 
+  /// Whether `rows` may be more than 1. What all_gather makes and reduce_scatter takes then consists of so many rows,
+  /// and a rank's block of its pieces of each: it is written or read where it stands, without a copy in rank order.
+  [[nodiscard]] virtual bool takes_rows() const = 0;
+
   /// Every device contributes `send` (s bytes); `recv` holds size() * s bytes.
-  virtual Request all_gather(Buffer send, Buffer recv) = 0;
+  virtual Request all_gather(Buffer send, Buffer recv, std::size_t rows = 1) = 0;
   /// Block j of `send` goes to rank j; block i of `recv` comes from rank i. Both hold size() equal blocks.
   virtual Request all_to_all(Buffer send, Buffer recv) = 0;
   /// `send` holds size() blocks; `recv` gets the reduction of everybody's block rank(). Sums follow the balanced binary
   /// tree over ranks: sum(lo, hi) = sum(lo, mid) + sum(mid, hi), mid = lo + bit_floor(hi - lo - 1), the same on every
   /// backend. bf16 has bf16 on the wire, an f32 sum and one rounding.
-  virtual Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction op) = 0;
+  virtual Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction op, std::size_t rows = 1) = 0;
   /// `recv` gets the reduction of everybody's `send`, the same bits on every rank (same tree as reduce_scatter).
   virtual Request all_reduce(Buffer send, Buffer recv, DType dtype, Reduction op) = 0;
   /// Sends to `to` and receives from `from` (ranks of the group) at once; messages of a pair stay in order.

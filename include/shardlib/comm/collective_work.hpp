@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -33,6 +34,7 @@ struct Call {
   std::size_t bytes = 0;  ///< of the send buffer
   DType dtype = DType::u8;
   Reduction op = Reduction::sum;
+  std::size_t rows = 1;   ///< Communicator::takes_rows
   std::size_t nodes = 1;  ///< over which the group spreads evenly; what follows is then one node's share
   friend bool operator==(const Call&, const Call&) = default;
 };
@@ -40,6 +42,7 @@ struct Call {
 inline std::string to_string(const Call& call) {
   const bool reduces = call.kind == Collective::reduce_scatter || call.kind == Collective::all_reduce;
   return std::string(name(call.kind)) + " of " + std::to_string(call.bytes) + " bytes" +
+         (call.rows == 1 ? "" : " in " + std::to_string(call.rows) + " rows") +
          (reduces ? " (" + std::string(name(call.dtype)) + (call.op == Reduction::sum ? " sum)" : " max)") : "");
 }
 
@@ -69,6 +72,8 @@ class Work {
     const bool moves = call.kind == Collective::all_gather || call.kind == Collective::all_to_all;
     chunks_ = (moves ? ranks : call.nodes) * per_block_;
     streams_ = (call.kind == Collective::reduce_scatter ? call.nodes : ranks) * block_ >= uncached_bytes;
+    piece_ = block_ / call.rows;
+    row_ = ranks * piece_;
   }
 
   [[nodiscard]] const Call& call() const { return call_; }
@@ -85,38 +90,51 @@ class Work {
     const std::size_t from = (part + block) % members_;
     switch (call_.kind) {
       case Collective::all_gather: {
-        const std::size_t place = (block / members_ * members_ + from) * block_ + offset;
-        if (call_.nodes == 1) {
-          copy(recv(part) + place, send(from) + offset, bytes);
-        } else if (from != part) {
-          copy(recv(part) + place, recv(from) + place, bytes);
-        }
+        if (call_.nodes > 1 && from == part) break;
+        for_pieces(block / members_ * members_ + from, offset, bytes,
+                   [&](std::size_t place, std::size_t own, std::size_t n) {
+                     copy(recv(part) + place, call_.nodes == 1 ? send(from) + own : recv(from) + place, n);
+                   });
         break;
       }
       case Collective::all_to_all:
         copy(recv(part) + from * block_ + offset, send(from) + part * block_ + offset, bytes);
         break;
-      case Collective::reduce_scatter:
-        reduce((block * members_ + part) * block_ + offset, bytes, send, {recv(part) + block * block_ + offset});
+      case Collective::reduce_scatter: {
+        std::vector<const std::byte*> in(members_);
+        for_pieces(block * members_ + part, offset, bytes, [&](std::size_t place, std::size_t own, std::size_t n) {
+          for (std::size_t i = 0; i < members_; ++i) in[i] = send(i) + place;
+          std::byte* out = recv(part) + block * block_ + own;
+          reduce(n, in, {&out, 1});
+        });
         break;
+      }
       case Collective::all_reduce: {
         const std::size_t place = part * block_ + offset;
         if (place >= call_.bytes) break;
+        std::vector<const std::byte*> in(members_);
         std::vector<std::byte*> out(members_);
-        for (std::size_t i = 0; i < members_; ++i) out[i] = recv((part + i) % members_) + place;
-        reduce(place, std::min(bytes, call_.bytes - place), send, std::move(out));
+        for (std::size_t i = 0; i < members_; ++i) {
+          in[i] = send(i) + place;
+          out[i] = recv((part + i) % members_) + place;
+        }
+        reduce(std::min(bytes, call_.bytes - place), in, out);
         break;
       }
       case Collective::barrier:
         break;
     }
+    if (streams_) end_stream();
   }
 
   /// Does all that member `part` receives into `out`, and nothing for the others.
   template <class Send>
   void run_alone(std::size_t part, const Send& send, std::byte* out) const {
     if (call_.kind == Collective::all_reduce) {
-      reduce(0, call_.bytes, send, {out});
+      std::vector<const std::byte*> in(members_);
+      for (std::size_t i = 0; i < members_; ++i) in[i] = send(i);
+      reduce(call_.bytes, in, {&out, 1});
+      if (streams_) end_stream();
     } else {
       for (std::size_t c = 0; c < chunks_; ++c) run(part, c, send, [out](std::size_t) { return out; });
     }
@@ -124,19 +142,26 @@ class Work {
 
  private:
   static constexpr std::size_t chunk = 65536;
+  /// Where `bytes` of a rank's block, from `offset` on, lie in the whole: f(there, in the block, how many) for each
+  /// piece.
+  template <class F>
+  void for_pieces(std::size_t rank, std::size_t offset, std::size_t bytes, const F& f) const {
+    for (const std::size_t end = offset + bytes; offset < end;) {
+      const std::size_t row = offset / piece_, inside = offset % piece_, n = std::min(end - offset, piece_ - inside);
+      f(row * row_ + rank * piece_ + inside, offset, n);
+      offset += n;
+    }
+  }
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) const {
     streams_ ? stream_bytes(to, from, bytes) : copy_bytes(to, from, bytes);
   }
-  /// The same sum to each of `out`.
-  template <class Send>
-  void reduce(std::size_t place, std::size_t bytes, const Send& send, std::vector<std::byte*> out) const {
-    constexpr std::size_t piece = 4096;
-    std::vector<const std::byte*> in(members_);
-    for (std::size_t i = 0; i < members_; ++i) in[i] = send(i) + place;
-    const std::size_t step = streams_ ? piece : bytes;
+  /// The same sum of `bytes` to each of `out`; moves all of the pointers on.
+  void reduce(std::size_t bytes, std::span<const std::byte*> in, std::span<std::byte*> out) const {
+    constexpr std::size_t strip = 4096;
+    const std::size_t step = streams_ ? strip : bytes;
     for (std::size_t done = 0; done < bytes; done += step) {
       const std::size_t now = std::min(step, bytes - done);
-      alignas(64) std::array<std::byte, piece> cached;
+      alignas(64) std::array<std::byte, strip> cached;
       std::byte* const result = streams_ ? cached.data() : out[0];
       reduce_tree(call_.dtype, call_.op, in, result, now / size_of(call_.dtype));
       for (std::byte*& to : out) {
@@ -152,6 +177,8 @@ class Work {
   std::size_t block_ = 0;
   std::size_t per_block_ = 0;
   std::size_t chunks_ = 0;
+  std::size_t row_ = 0;    ///< bytes of a row of the whole
+  std::size_t piece_ = 0;  ///< of a rank's piece of it
   bool streams_ = false;
 };
 

@@ -28,16 +28,20 @@ class DryCommunicator final : public Communicator {
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
 
-  Request all_gather(Buffer send, Buffer recv) override {
+  [[nodiscard]] bool takes_rows() const override { return peers_ == Peers::threads; }
+
+  Request all_gather(Buffer send, Buffer recv, std::size_t rows) override {
     detail::check_fit("all_gather", size_, send, recv, detail::Fit::recv_n_times);
+    detail::check_rows("all_gather", send.bytes(), 1, rows, takes_rows());
     return {};
   }
   Request all_to_all(Buffer send, Buffer recv) override {
     detail::check_all_to_all(size_, send, recv);
     return {};
   }
-  Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction /*op*/) override {
+  Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction /*op*/, std::size_t rows) override {
     detail::check_reduction("reduce_scatter", size_, send, recv, detail::Fit::send_n_times, dtype);
+    detail::check_rows("reduce_scatter", recv.bytes(), size_of(dtype), rows, takes_rows());
     return received(recv.bytes());
   }
   Request all_reduce(Buffer send, Buffer recv, DType dtype, Reduction /*op*/) override {

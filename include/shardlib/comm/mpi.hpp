@@ -47,9 +47,13 @@ class MpiCommunicator final : public Communicator {
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
 
-  Request all_gather(Buffer send, Buffer recv) override {
+  [[nodiscard]] bool takes_rows() const override { return is_in_node(); }
+
+  Request all_gather(Buffer send, Buffer recv, std::size_t rows) override {
     detail::check_fit("all_gather", size_, send, recv, detail::Fit::recv_n_times);
-    if (is_in_node()) return share({detail::Collective::all_gather, send.bytes()}, send, recv);
+    detail::check_rows("all_gather", send.bytes(), 1, rows, takes_rows());
+    if (is_in_node())
+      return share({.kind = detail::Collective::all_gather, .bytes = send.bytes(), .rows = rows}, send, recv);
     if (log_->shared) return all_gather_over_nodes(send, recv);
     const auto op = make_op("all_gather", send, recv, next());
     const std::size_t block = send.bytes();
@@ -84,9 +88,11 @@ class MpiCommunicator final : public Communicator {
     }
     return start(op);
   }
-  Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction reduction) override {
+  Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction reduction, std::size_t rows) override {
     detail::check_reduction("reduce_scatter", size_, send, recv, detail::Fit::send_n_times, dtype);
-    if (is_in_node()) return share({detail::Collective::reduce_scatter, send.bytes(), dtype, reduction}, send, recv);
+    detail::check_rows("reduce_scatter", recv.bytes(), size_of(dtype), rows, takes_rows());
+    if (is_in_node())
+      return share({detail::Collective::reduce_scatter, send.bytes(), dtype, reduction, rows}, send, recv);
     // Sums of a node's ranks are whole branches of the tree only then, and have the type of the elements.
     if (log_->shared && std::has_single_bit(log_->shared->size()) && dtype != DType::bf16) {
       return reduce_scatter_over_nodes(send, recv, dtype, reduction);
@@ -191,9 +197,13 @@ class MpiCommunicator final : public Communicator {
     const std::size_t block = recv.bytes(), members = log_->shared->size(), nodes = log_->shared->nodes();
     const Buffer sums = pool_->allocate(nodes * block);
     const Buffer received = pool_->allocate((nodes - 1) * block);
-    op->shared = std::make_shared<detail::shm::SharedRound>(
-        log_->shared, detail::Call{detail::Collective::reduce_scatter, send.bytes(), dtype, reduction, nodes}, send,
-        sums);
+    op->shared = std::make_shared<detail::shm::SharedRound>(log_->shared,
+                                                            detail::Call{.kind = detail::Collective::reduce_scatter,
+                                                                         .bytes = send.bytes(),
+                                                                         .dtype = dtype,
+                                                                         .op = reduction,
+                                                                         .nodes = nodes},
+                                                            send, sums);
     op->next = [=, this, out = recv.data()](Op& phase) {
       const auto place = [&](int rank) { return index(rank) / members * block; };
       std::vector<const std::byte*> in(nodes, sums.data() + place(rank_));

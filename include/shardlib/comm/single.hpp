@@ -37,6 +37,19 @@ inline void check_fit(std::string_view op, int n, const Buffer& send, const Buff
   if (send.data() == recv.data() && send.bytes() != 0) fail("they are the same memory: give recv its own");
 }
 
+/// `block`: one rank's bytes, and `element` those of an element, of a whole with `rows` rows.
+inline void check_rows(std::string_view op, std::size_t block, std::size_t element, std::size_t rows, bool takes_rows) {
+  if (rows == 1) return;
+  const std::string call = std::string(op) + " in " + std::to_string(rows) + " rows: ";
+  if (!takes_rows)
+    throw Error(call + "these devices share no memory: put the blocks in rank order, and leave out rows");
+  if (rows == 0 || block % (rows * element) != 0) {
+    throw Error(call + "a block has " + std::to_string(block) +
+                " bytes: they must split into as many equal pieces, of " + std::to_string(element) +
+                " bytes an element");
+  }
+}
+
 inline void check_all_to_all(int n, const Buffer& send, const Buffer& recv) {
   check_fit("all_to_all", n, send, recv, Fit::same);
   if (send.bytes() % static_cast<std::size_t>(n) != 0) {
@@ -84,16 +97,20 @@ class SingleCommunicator final : public Communicator {
   [[nodiscard]] int rank() const override { return 0; }
   [[nodiscard]] int size() const override { return 1; }
 
-  Request all_gather(Buffer send, Buffer recv) override {
+  [[nodiscard]] bool takes_rows() const override { return true; }
+
+  Request all_gather(Buffer send, Buffer recv, std::size_t rows) override {
     detail::check_fit("all_gather", 1, send, recv, detail::Fit::same);
+    detail::check_rows("all_gather", send.bytes(), 1, rows, takes_rows());
     return copy(send, recv);
   }
   Request all_to_all(Buffer send, Buffer recv) override {
     detail::check_all_to_all(1, send, recv);
     return copy(send, recv);
   }
-  Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction) override {
+  Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction, std::size_t rows) override {
     detail::check_reduction("reduce_scatter", 1, send, recv, detail::Fit::same, dtype);
+    detail::check_rows("reduce_scatter", recv.bytes(), size_of(dtype), rows, takes_rows());
     return copy(send, recv);
   }
   Request all_reduce(Buffer send, Buffer recv, DType dtype, Reduction) override {

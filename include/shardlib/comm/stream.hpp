@@ -13,7 +13,7 @@
 namespace shardlib::detail {
 
 /// As memcpy, but past the caches: the processor does not first read the lines that it is to overwrite. Slower for
-/// whoever reads them next while they would still fit into a cache.
+/// whoever reads them next while they would still fit into a cache. `end_stream` has to follow.
 inline void stream_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
 #if defined(__SSE2__)
   constexpr std::size_t line = 64;
@@ -31,9 +31,15 @@ inline void stream_bytes(std::byte* to, const std::byte* from, std::size_t bytes
     _mm_stream_si128(target + 3, d);
   }
   std::memcpy(to + i, from + i, bytes - i);
-  _mm_sfence();  // these stores keep no order of their own, and another processor will be told that they are done
 #else
   std::memcpy(to, from, bytes);
+#endif
+}
+
+/// Before another processor is told that what has been streamed is there: these stores keep no order of their own.
+inline void end_stream() {
+#if defined(__SSE2__)
+  _mm_sfence();
 #endif
 }
 

@@ -184,14 +184,12 @@ class RoundRequest final : public Request::State {
   void wait() override {
     const auto op = name(round_->call().kind);
     std::unique_lock lock(me_.group->mutex);
-    me_.wait(
-        lock, op, [&] { return round_->ready(); }, [&](int r) { return !round_->has_posted(r); });
+    me_.wait(lock, op, [&] { return round_->ready(); }, [&](int r) { return !round_->has_posted(r); });
     lock.unlock();
     help();
     lock.lock();
     // A chunk under way in another thread ends by itself, so this waits for no device in particular.
-    me_.wait(
-        lock, op, [&] { return round_->done(); }, [](int) { return false; });
+    me_.wait(lock, op, [&] { return round_->done(); }, [](int) { return false; });
     lock.unlock();
     round_->release(me_.rank);
   }
@@ -220,8 +218,7 @@ class MailRequest final : public Request::State {
   }
   void wait() override {
     std::unique_lock lock(me_.group->mutex);
-    me_.wait(
-        lock, "recv", [&] { return sent(); }, [&](int r) { return r == from_; });
+    me_.wait(lock, "recv", [&] { return sent(); }, [&](int r) { return r == from_; });
     const Buffer message = std::move(me_.group->mail.extract({from_, me_.rank, number_}).mapped());
     lock.unlock();
     if (message.bytes() != buffer_.bytes()) fail_recv(from_, buffer_.bytes(), message.bytes());
@@ -249,17 +246,21 @@ class ThreadCommunicator final : public Communicator {
   [[nodiscard]] int rank() const override { return me_.rank; }
   [[nodiscard]] int size() const override { return me_.size(); }
 
-  Request all_gather(Buffer send, Buffer recv) override {
+  [[nodiscard]] bool takes_rows() const override { return true; }
+
+  Request all_gather(Buffer send, Buffer recv, std::size_t rows) override {
     detail::check_fit("all_gather", size(), send, recv, detail::Fit::recv_n_times);
-    return post({detail::Collective::all_gather, send.bytes()}, send, recv);
+    detail::check_rows("all_gather", send.bytes(), 1, rows, takes_rows());
+    return post({.kind = detail::Collective::all_gather, .bytes = send.bytes(), .rows = rows}, send, recv);
   }
   Request all_to_all(Buffer send, Buffer recv) override {
     detail::check_all_to_all(size(), send, recv);
     return post({detail::Collective::all_to_all, send.bytes()}, send, recv);
   }
-  Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction op) override {
+  Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction op, std::size_t rows) override {
     detail::check_reduction("reduce_scatter", size(), send, recv, detail::Fit::send_n_times, dtype);
-    return post({detail::Collective::reduce_scatter, send.bytes(), dtype, op}, send, recv);
+    detail::check_rows("reduce_scatter", recv.bytes(), size_of(dtype), rows, takes_rows());
+    return post({detail::Collective::reduce_scatter, send.bytes(), dtype, op, rows}, send, recv);
   }
   Request all_reduce(Buffer send, Buffer recv, DType dtype, Reduction op) override {
     detail::check_reduction("all_reduce", size(), send, recv, detail::Fit::same, dtype);

@@ -30,6 +30,10 @@ SHARDLIB_INLINE void complete(const Value& shape, const std::function<Request()>
 
 SHARDLIB_INLINE void add_traffic(const Value& shape, std::size_t bytes, const AxisList& axes);
 
+/// Of a row cut between devices; shorter ones, in bytes, take longer to move one by one than all at once in rank order.
+/// Tests lower it.
+inline std::size_t shortest_piece = 64;
+
 SHARDLIB_INLINE Buffer gather(const Value& in, const Value& out);
 
 SHARDLIB_INLINE Buffer scatter(const Value& in, const Value& out);

@@ -4,6 +4,7 @@
 #include "shardlib/ops/collectives.hpp"
 
 #include <cstring>
+#include <optional>
 
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/strided.hpp"
@@ -70,14 +71,6 @@ inline void regroup(const Exec& exec, std::size_t element, const std::vector<Cut
   kernels::copy_strided(exec, element, extents, from, to_rows ? in_whole : in_rows, to, to_rows ? in_rows : in_whole);
 }
 
-/// True if the rows in rank order already are the whole: one cut, and nothing to the left of it.
-inline bool rows_are_whole(const std::vector<Cut>& cuts, const Extents& whole) {
-  if (cuts.size() != 1) return false;
-  for (int i = 0; i < cuts[0].dim; ++i)
-    if (whole[i] != 1) return false;
-  return true;
-}
-
 /// The dims on which `more` has axes that `less` lacks: the group's axes in order, and the cuts.
 struct Difference {
   AxisList axes;
@@ -96,6 +89,18 @@ inline Difference resharded(const Device& device, const TensorSpec& less, const 
   return d;
 }
 
+/// How many rows of the whole are cut, where the group reads and writes the blocks in them. Otherwise there have to be
+/// copies of the blocks in rank order.
+inline std::optional<std::size_t> rows_in_place(const Communicator& group, const Value& whole,
+                                                const std::vector<Cut>& cuts) {
+  if (cuts.size() != 1) return std::nullopt;
+  std::size_t rows = 1;
+  for (int i = 0; i < cuts[0].dim; ++i) rows *= static_cast<std::size_t>(whole.local[i]);
+  if (rows <= 1) return 1;
+  const std::size_t piece = whole.bytes() / rows / static_cast<std::size_t>(cuts[0].parts);
+  return group.takes_rows() && piece >= shortest_piece ? std::optional(rows) : std::nullopt;
+}
+
 /// The result of what runs beside.
 inline Buffer finish(const std::shared_ptr<Started>& started, const Value& out) {
   std::erase(state(out.device).started, started);
@@ -111,10 +116,13 @@ SHARDLIB_INLINE void gather_ahead(const ValuePtr& in, const ValuePtr& out) {
     started->hook = s.hooks;
     return;
   }
-  auto& group = out->device->group(resharded(*out->device, *out->spec, *in->spec).axes);
+  const Difference d = resharded(*out->device, *out->spec, *in->spec);
+  auto& group = out->device->group(d.axes);
   if (group.size() == 1) return;
-  const Buffer rows = allocate(*out), mine = in->data();
-  auto started = std::make_shared<Started>(begin(*out, [&] { return group.all_gather(mine, rows); }), rows, s.hooks);
+  const Buffer gathered = allocate(*out), mine = in->data();
+  const std::size_t rows = rows_in_place(group, *out, d.cuts).value_or(1);
+  auto started =
+      std::make_shared<Started>(begin(*out, [&] { return group.all_gather(mine, gathered, rows); }), gathered, s.hooks);
   started->operand = in;
   started->gathered = out;
   s.started.push_back(std::move(started));
@@ -125,27 +133,28 @@ SHARDLIB_INLINE Buffer gather(const Value& in, const Value& out) {
   auto& group = out.device->group(d.axes);
   if (group.size() == 1) return in.data();
   add_traffic(out, in.bytes() * static_cast<std::size_t>(group.size() - 1), d.axes);
-  Buffer rows;
+  const auto rows = rows_in_place(group, out, d.cuts);
+  Buffer gathered;
   if (const auto started = find_started(in, out)) {
     note_read(in);
-    rows = finish(started, out);
+    gathered = finish(started, out);
   } else {
-    rows = allocate(out);
+    gathered = allocate(out);
     const Buffer mine = in.data();
-    complete(out, [&] { return group.all_gather(mine, rows); });
+    complete(out, [&] { return group.all_gather(mine, gathered, rows.value_or(1)); });
   }
-  if (rows_are_whole(d.cuts, out.local)) return rows;
+  if (rows) return gathered;
   Buffer whole = allocate(out);
-  regroup(out.device->exec(), size_of(out.dtype), d.cuts, out.local, rows.data(), whole.data(), false);
+  regroup(out.device->exec(), size_of(out.dtype), d.cuts, out.local, gathered.data(), whole.data(), false);
   return whole;
 }
 
-/// The blocks of a value in rank order.
-inline Buffer rows_of(const Value& in, const std::vector<Cut>& cuts) {
-  if (rows_are_whole(cuts, in.local)) return in.data();
-  Buffer rows = allocate(in);
-  regroup(in.device->exec(), size_of(in.dtype), cuts, in.local, in.data().data(), rows.data(), true);
-  return rows;
+/// What a reduce_scatter reads: the value itself, or its blocks in rank order.
+inline Buffer to_scatter(const Value& in, const std::vector<Cut>& cuts, bool in_place) {
+  if (in_place) return in.data();
+  Buffer blocks = allocate(in);
+  regroup(in.device->exec(), size_of(in.dtype), cuts, in.local, in.data().data(), blocks.data(), true);
+  return blocks;
 }
 
 SHARDLIB_INLINE Buffer scatter(const Value& in, const Value& out) {
@@ -153,8 +162,9 @@ SHARDLIB_INLINE Buffer scatter(const Value& in, const Value& out) {
   auto& group = out.device->group(d.axes);
   if (group.size() == 1) return in.data();
   add_traffic(out, out.bytes() * static_cast<std::size_t>(group.size() - 1), d.axes);
-  const Buffer rows = rows_of(in, d.cuts), part = allocate(out);
-  complete(out, [&] { return group.reduce_scatter(rows, part, out.dtype, Reduction::sum); });
+  const auto rows = rows_in_place(group, in, d.cuts);
+  const Buffer sent = to_scatter(in, d.cuts, rows.has_value()), part = allocate(out);
+  complete(out, [&] { return group.reduce_scatter(sent, part, out.dtype, Reduction::sum, rows.value_or(1)); });
   return part;
 }
 
@@ -166,12 +176,14 @@ SHARDLIB_INLINE void scatter_ahead(const ValuePtr& in, const ValuePtr& out) {
   if (group.size() == 1) return out->storage->settle();
   // Observers are told of an op, and of what it has read, when it completes.
   auto outer = std::exchange(s.work.reads, {});
-  const Buffer rows = rows_of(*in, d.cuts), part = allocate(*out);
+  const auto rows = rows_in_place(group, *in, d.cuts);
+  const Buffer sent = to_scatter(*in, d.cuts, rows.has_value()), part = allocate(*out);
   auto reads = std::exchange(s.work.reads, std::move(outer));
   const auto started = std::make_shared<Started>(
-      begin(*out, [&] { return group.reduce_scatter(rows, part, out->dtype, Reduction::sum); }), part, s.hooks);
+      begin(*out, [&] { return group.reduce_scatter(sent, part, out->dtype, Reduction::sum, rows.value_or(1)); }), part,
+      s.hooks);
   started->gradient = out->storage;
-  started->sent = rows;
+  started->sent = sent;
   if (s.keep_blocks) started->operand = in;
   s.started.push_back(started);
   put_off(out, [started, d, reads = std::move(reads)](const Value& shape) {
