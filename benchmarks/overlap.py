@@ -9,6 +9,9 @@ T_wire, with and without --prefetch. Prints the median seconds of a step over
   the shortest step that FSDP's order allows (shortest_step below), which no program of these layers can beat;
   what nothing overlapping would take, T_compute + T_wire.
 
+As machines' speeds drift, T_compute is measured anew before each slow link, in several rounds; what is printed of a ratio
+are the medians of its rounds, over the ideal with the least and the most.
+
 Before that, a few steps on four ranks must have the losses of four threads, to the bit.
 
   benchmarks/overlap.py --examples build/benchmarks/examples
@@ -90,7 +93,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", default=os.path.join(ROOT, "build/benchmarks/examples"), help="folder of gpt_fsdp")
     parser.add_argument("--data", default=os.path.join(ROOT, "build/data/kjv.txt"), help="a text")
-    for name, default in (("steps", 10), ("batch", 8), ("seq", 128), ("layers", 6), ("d-model", 512)):
+    for name, default in (("rounds", 3), ("steps", 10), ("batch", 8), ("seq", 128), ("layers", 6), ("d-model", 512)):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"(default {default})")
     options = parser.parse_args()
     if options.steps < 3:
@@ -103,21 +106,29 @@ def main():
     size = sent(program)
     print(f"{options.layers} layers, d_model {options.d_model}, batch {options.batch} x {options.seq} tokens, 2 ranks; "
           f"a rank sends {size / 1e6:.0f} MB a step")
-    print(f"{'T_wire/T_compute':<17}{'T_compute ms':>12}{'rate':>10}{'':>13}{'ms a step':>10}{'over ideal':>12}"
-          f"{'over shortest':>15}{'over serial':>13}")
-    for ratio in RATIOS:
-        # Each time anew, as machines' speeds drift. The faster of the two: what prefetching itself costs counts against it.
-        fastest = min(over_link(program, UNLIMITED), key=median)
-        compute, optimizer = median(fastest), median(fastest, "optimizer")
-        wire = ratio * compute
-        forward = median(fastest, "forward") / (median(fastest, "forward") + median(fastest, "backward"))
-        passes = compute - optimizer
-        shortest = shortest_step(options.layers, forward * passes, (1 - forward) * passes, optimizer, wire)
-        rate = f"{8 * size / wire / 1e6:.0f}mbit"
-        for flag, rows in zip(FLAGS, over_link(program, rate)):
-            time = median(rows)
-            print(f"{ratio:<17}{1e3 * compute:>12.0f}{rate:>10}{flag[2:]:>13}{1e3 * time:>10.0f}"
-                  f"{time / max(compute, wire):>12.2f}{time / shortest:>15.2f}{time / (compute + wire):>13.2f}", flush=True)
+    print(f"{'T_wire/T_compute':<17}{'T_compute ms':>12}{'rate':>10}{'':>13}{'ms a step':>10}{'over ideal':>12}{'':16}"
+          f"{'over shortest':>14}{'over serial':>13}")
+    found = {ratio: {flag: [] for flag in FLAGS} for ratio in RATIOS}
+    for _ in range(options.rounds):
+        for ratio in RATIOS:
+            # The faster of the two: what prefetching itself costs counts against it.
+            fastest = min(over_link(program, UNLIMITED), key=median)
+            compute, optimizer = median(fastest), median(fastest, "optimizer")
+            wire = ratio * compute
+            forward = median(fastest, "forward") / (median(fastest, "forward") + median(fastest, "backward"))
+            passes = compute - optimizer
+            shortest = shortest_step(options.layers, forward * passes, (1 - forward) * passes, optimizer, wire)
+            rate = 8 * size / wire / 1e6
+            for flag, rows in zip(FLAGS, over_link(program, f"{rate:.0f}mbit")):
+                time = median(rows)
+                found[ratio][flag].append((time / max(compute, wire), compute, rate, time, time / shortest,
+                                           time / (compute + wire)))
+    for ratio, flags in found.items():
+        for flag, rounds in flags.items():
+            over_ideal, compute, rate, time, over_shortest, over_serial = map(statistics.median, zip(*rounds))
+            spread = f"({min(rounds)[0]:.2f} .. {max(rounds)[0]:.2f})"
+            print(f"{ratio:<17}{1e3 * compute:>12.0f}{f'{rate:.0f}mbit':>10}{flag[2:]:>13}{1e3 * time:>10.0f}{over_ideal:>12.2f}"
+                  f"{spread:>16}{over_shortest:>14.2f}{over_serial:>13.2f}")
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 """What --plan predicts of a step beside what a step takes: FSDP on two ranks in network namespaces, over links of several
 rates.
 
-The computing is fitted over a link without a limit, with the copies that communicating takes on any link, before and after
-each rate, as machines' speeds drift: --plan-efficiency is chosen so that the prediction is what that takes. The links are not fitted: a link's bandwidth is its
+The computing is fitted over a link without a limit, with the copies that communicating takes on any link:
+--plan-efficiency is chosen so that the prediction is what that takes. The links are not fitted: a link's bandwidth is its
 rate less the headers of Ethernet, IP and TCP. Nothing in this program overlaps, so the measured step stands against the
 slower of the two sums.
+As machines' speeds drift, each rate has its own computing, measured before and after it, in several rounds; what is
+printed of a rate are the medians of its rounds.
 Needs root, iproute2, and an idle machine.
 
   benchmarks/prediction.py --build build/benchmarks
@@ -13,11 +15,12 @@ Needs root, iproute2, and an idle machine.
 import argparse
 import os
 import re
+import statistics
 
 from overlap import UNLIMITED, median, over_link
 from pipeline import ROOT, ran
 
-PAYLOAD = 1448 / 1538  # of a full Ethernet frame on the wire: what TCP with time stamps carries
+PAYLOAD = 8948 / 9014  # of a frame of the link's 9000 bytes and its header: what TCP with time stamps carries
 UNITS = {"ms": 1e-3, "us": 1e-6, "s": 1}
 
 
@@ -26,6 +29,7 @@ def main():
     parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="build folder")
     parser.add_argument("--data", default=os.path.join(ROOT, "build/data/kjv.txt"), help="text to train on (scripts/text.sh)")
     parser.add_argument("--rates", nargs="+", default=["1", "2", "4", "8"], help="of the link, in Gbit/s")
+    parser.add_argument("--rounds", type=int, default=3, help="of all rates (default 3)")
     parser.add_argument("--latency", type=float, default=50e-6, help="seconds of a message of no bytes")
     parser.add_argument("--steps", type=int, default=8, help="of a run; the first two do not count")
     parser.add_argument("--batch", type=int, default=16)
@@ -51,16 +55,21 @@ def main():
 
     print(f"{options.layers} layers, d_model {options.d_model}, batch {options.batch} x 128 tokens, FSDP on 2 ranks; peak of one "
           f"core {peak / 1e9:.0f} GFLOP/s")
-    print("link      computing ms  of the peak  predicted ms  measured ms   measured over predicted")
+    print("link      computing ms  of the peak  predicted ms  measured ms   measured over predicted (least .. most)")
     floor = predicted(1, 1e15)
+    found = {rate: [] for rate in options.rates}
     before = measured(UNLIMITED)
-    for rate in options.rates:
-        step = measured(f"{rate}gbit")
-        after = measured(UNLIMITED)
-        computing, before = (before + after) / 2, after
-        plan = predicted(floor / computing, float(rate) * 1e9 / 8 * PAYLOAD)
+    for _ in range(options.rounds):
+        for rate in options.rates:
+            step = measured(f"{rate}gbit")
+            after = measured(UNLIMITED)
+            computing, before = (before + after) / 2, after
+            found[rate].append((computing, predicted(floor / computing, float(rate) * 1e9 / 8 * PAYLOAD), step))
+    for rate, rounds in found.items():
+        computing, plan, step = (statistics.median(column) for column in zip(*rounds))
+        ratios = sorted(measured / planned for _, planned, measured in rounds)
         print(f"{rate + ' Gbit/s':<10}{computing * 1e3:12.0f} {100 * floor / computing:10.0f} % {plan * 1e3:12.0f} "
-              f"{step * 1e3:12.0f} {step / plan:25.2f}", flush=True)
+              f"{step * 1e3:12.0f} {statistics.median(ratios):25.2f} ({ratios[0]:.2f} .. {ratios[-1]:.2f})")
 
 
 if __name__ == "__main__":
