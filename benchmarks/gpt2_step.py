@@ -60,6 +60,13 @@ def run(command, **more):
     return ran.stdout
 
 
+def batches(text):
+    """[(sequences, tokens), ...], for argparse."""
+    if not re.fullmatch(r"[1-9]\d*x[1-9]\d*(,[1-9]\d*x[1-9]\d*)*", text):
+        raise argparse.ArgumentTypeError("sequences x tokens, as in 4x64,1x1024")
+    return [tuple(map(int, part.split("x"))) for part in text.split(",")]
+
+
 def model_flops(batch, length):
     return batch * length * (6 * PARAMETERS + 6 * LAYERS * WIDTH * length)
 
@@ -292,7 +299,8 @@ def main():
     parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="with examples/gpt2 and benchmarks/peak")
     parser.add_argument("--ours", action="store_true", help="no PyTorch")
     parser.add_argument("--only", default="", metavar="REGEX", help="of the systems, those whose name matches")
-    parser.add_argument("--batches", default="4x64,1x1024", help="sequences x tokens; llm.c runs 4x64 alone (default %(default)s)")
+    parser.add_argument("--batches", type=batches, default="4x64,1x1024",
+                        help="sequences x tokens; llm.c runs 4x64 alone (default %(default)s)")  # fmt: skip
     parser.add_argument("--torch-root", action="append", default=[], metavar="DIR",
                         help="a system made by scripts/torch-root.sh; any number of them")  # fmt: skip
     parser.add_argument("--llmc", metavar="DIR", help="a checkout of llm.c")
@@ -302,14 +310,12 @@ def main():
                                 ("steps", 6, "steps of a turn that count")):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default {default})")
     options = parser.parse_args()
-    if not re.fullmatch(r"[1-9]\d*x[1-9]\d*(,[1-9]\d*x[1-9]\d*)*", options.batches):
-        parser.error("--batches: sequences x tokens, as in 4x64,1x1024")
     if not shutil.which("mpirun"):
         sys.exit("gpt2_step.py: mpirun is not there; scripts/setup.sh installs it")
     try:
         torches = {} if options.ours else pytorches(options)
         tables = {}
-        for batch, length in (map(int, part.split("x")) for part in options.batches.split(",")):
+        for batch, length in options.batches:
             tables[f"GPT-2 124M, B={batch} T={length}"] = measure(options, torches, batch, length)
             print()
     except Failed as error:

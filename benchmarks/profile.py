@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""Where the time of a training step goes: GPT-2 124M in f32, one process on all cores, by the trace of its ops.
+
+Ops of the same name and spec are one line, of the forward and the backward pass together: milliseconds a step (the median of
+the traced steps) and their share; for einsums also what they reach of the FMA peak that is measured right before, by the
+FLOPs of their specs. What is between the ops reads data and writes reports.
+
+  benchmarks/profile.py                     B=4 T=64 and B=1 T=1024
+  benchmarks/profile.py --batches 8x128     another batch
+"""
+import argparse
+import collections
+import json
+import math
+import os
+import re
+import statistics
+import tempfile
+
+from gpt2_step import HEADS, VOCABULARY, WIDTH, batches
+from pipeline import ROOT, ran
+
+SIZES = {"M": WIDTH, "H": HEADS, "D": WIDTH // HEADS, "F": 4 * WIDTH, "V": VOCABULARY}
+TRACED = 5  # steps that --trace has in a run
+LEAST = 0.01  # share of a step that has a line of its own
+
+
+def flops(spec, batch, length):
+    """Of an einsum: two for each combination of its dims' indices."""
+    sizes = SIZES | {"B": batch, "L": length}
+    return 2 * math.prod(sizes[dim] for dim in set(re.findall(r"[A-Z]", spec)))
+
+
+def profile(options, batch, length):
+    peak = float(ran([os.path.join(options.build, "benchmarks/peak")]).split()[0])
+    with tempfile.TemporaryDirectory() as folder:
+        ran([os.path.join(options.build, "examples/gpt2"), "--preset=gpt2-124m", f"--vocabulary={VOCABULARY}", "--mesh=d=1,t=1",
+             f"--data={options.data}", f"--batch={batch}", f"--seq={length}", "--recompute=none", "--max-tokens=0",
+             f"--steps={TRACED + 3}", "--trace", f"--run={folder}/run"])  # fmt: skip
+        with open(f"{folder}/run/trace.json") as file:
+            events = [event for event in json.load(file)["traceEvents"] if event["ph"] == "X"]
+    times = collections.defaultdict(list)
+    for event in sorted(events, key=lambda event: event["ts"]):
+        times[event["name"], event["args"].get("spec", "")].append(event["dur"] / 1e3)
+    step = (max(e["ts"] + e["dur"] for e in events) - min(e["ts"] for e in events)) / 1e3 / TRACED
+    lines = []
+    for (name, spec), each in times.items():
+        calls = len(each) // TRACED  # every step has the same ops
+        time = statistics.median(sum(each[i * calls : (i + 1) * calls]) for i in range(TRACED))
+        work = calls * flops(spec, batch, length) / 1e9 if name.startswith("einsum") else 0
+        lines.append((time, f"{name}<`{spec}`>", calls, work))
+    lines.sort(reverse=True)
+    few = [line for line in lines if line[0] < LEAST * step]
+    lines = lines[: len(lines) - len(few)]
+    products = [line for line in lines + few if line[3]]
+    total = sum(line[0] for line in lines + few)
+
+    def row(what, calls, time, work=0):
+        rate = f"{1e3 * work / time:>9.0f}{100 * 1e3 * work / time / peak:>9.0f} %" if work else ""
+        print(f"{what:<66}{calls:>6}{time:>9.1f}{100 * time / step:>7.1f} %{rate}")
+
+    print(f"B={batch} T={length}: {step:.0f} ms a step while it is traced; FMA peak {peak:.0f} GFLOP/s")
+    print(f"{'':<66}{'calls':>6}{'ms':>9}{'share':>9}{'GFLOP/s':>9}{'of peak':>11}")
+    for time, what, calls, work in lines:
+        row(what, calls, time, work)
+    row(f"{len(few)} others", sum(line[2] for line in few), sum(line[0] for line in few))
+    row("between the ops", "", step - total)
+    row("all einsums", sum(line[2] for line in products), sum(line[0] for line in products), sum(line[3] for line in products))
+    print()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="build folder")
+    parser.add_argument("--data", default=os.path.join(ROOT, "build/data/kjv.txt"), help="text to train on (scripts/text.sh)")
+    parser.add_argument("--batches", type=batches, default="4x64,1x1024", help="sequences x tokens (default %(default)s)")
+    options = parser.parse_args()
+    for batch, length in options.batches:
+        profile(options, batch, length)
+
+
+if __name__ == "__main__":
+    main()
