@@ -158,7 +158,8 @@ void attention_figures(const Mesh<"d t">& mesh) {
                                                                                rename<"L -> Klen">(h.v));
     };
     const auto step = [&](const auto& f) {
-      static_cast<void>(value_and_grad(mesh, [&](const Heads& h) { return sum(f(h) * ct); }, heads));
+      static_cast<void>(value_and_grad(
+          mesh, [&](const Heads& h) { return sum(f(h) * ct); }, heads));
     };
     const std::int64_t keys = (length + 1) / 2;
     const Buffer scores = mesh.device()->pool()->allocate(static_cast<std::size_t>(length * keys) * sizeof(f32));
@@ -169,7 +170,7 @@ void attention_figures(const Mesh<"d t">& mesh) {
     };
     const auto t =
         interleaved(length < 256 ? 51 : 9, {[&] { fused(heads); }, [&] { einsums(heads); }, [&] { products(2); },
-                                              [&] { step(fused); }, [&] { step(einsums); }, [&] { products(7); }});
+                                            [&] { step(fused); }, [&] { step(einsums); }, [&] { products(7); }});
     for (const std::size_t i : {std::size_t{0}, std::size_t{3}})
       fmt::print("{:>8}  {:<9}  {:>8.2f}  {:>8.2f}  {:>8.2f}  {:>6.2f}\n", fmt::format("{} x {}", batch, length),
                  i == 0 ? "forward" : "both", t[i].median * 1e3, t[i + 1].median * 1e3, t[i + 2].median * 1e3,
@@ -202,9 +203,9 @@ void collective_figures(const Mesh<"d">& mesh) {
         "\nCollectives on {} ranks against the MPI library's own, in turn; bus bandwidth, GB/s, from the slowest "
         "rank's "
         "median; the ratio of each pair's times: median (middle 80 %).\nBuffers rotate and are written before each "
-        "call; copy: memcpy of the bus's bytes by all ranks at once.\n",
+        "call; copy: memcpy of the bus's bytes by all ranks at once. A view is made and dropped; it moves nothing.\n",
         n);
-    fmt::print("{:>9}  {:<14}  {:>7}  {:>7}  {:>7}  {}\n", "bytes", "collective", "ours", "MPI", "copy", "ratio");
+    fmt::print("{:>9}  {:<16}  {:>7}  {:>7}  {:>7}  {}\n", "bytes", "collective", "ours", "MPI", "copy", "ratio");
   }
   for (std::size_t bytes = 4096; bytes <= 64U << 20; bytes *= 4) {
     const std::size_t part = bytes / static_cast<std::size_t>(n);
@@ -221,12 +222,11 @@ void collective_figures(const Mesh<"d">& mesh) {
     const auto pick = [&](const std::vector<Buffer>& set) { return set[turn % copies]; };
     const int count = static_cast<int>(part / sizeof(f32));
     const double share = static_cast<double>(n - 1) / n;
-    const std::vector<Contest> contests{
-        {"all_gather", small, [&] { group.all_gather(pick(small), pick(whole)).wait(); },
-         [&] {
-           MPI_Allgather(pick(small).data(), count, MPI_FLOAT, pick(whole).data(), count, MPI_FLOAT, MPI_COMM_WORLD);
-         },
-         share},
+    const auto mpi_gathers = [&] {
+      MPI_Allgather(pick(small).data(), count, MPI_FLOAT, pick(whole).data(), count, MPI_FLOAT, MPI_COMM_WORLD);
+    };
+    std::vector<Contest> contests{
+        {"all_gather", small, [&] { group.all_gather(pick(small), pick(whole)).wait(); }, mpi_gathers, share},
         {"reduce_scatter", whole,
          [&] { group.reduce_scatter(pick(whole), pick(small), DType::f32, Reduction::sum).wait(); },
          [&] {
@@ -241,6 +241,10 @@ void collective_figures(const Mesh<"d">& mesh) {
            MPI_Alltoall(pick(whole).data(), count, MPI_FLOAT, pick(out).data(), count, MPI_FLOAT, MPI_COMM_WORLD);
          },
          share}};
+    if (group.has_views(part)) {
+      const auto views = [&] { group.gather_view(pick(small), std::make_shared<Buffer>()).wait(); };
+      contests.push_back({"all_gather, view", small, views, mpi_gathers, share});
+    }
     for (const Contest& contest : contests) {
       const auto moved = static_cast<std::size_t>(static_cast<double>(bytes) * contest.moved);
       const std::vector<std::function<void()>> sides{contest.ours, contest.theirs, [&] {
@@ -270,7 +274,7 @@ void collective_figures(const Mesh<"d">& mesh) {
         return static_cast<double>(moved) / summary(times[side]).median / 1e9;
       };
       const Times ratio = summary(std::move(ratios));
-      fmt::print("{:>9}  {:<14}  {:>7.2f}  {:>7.2f}  {:>7.2f}  {:.2f} ({:.2f} .. {:.2f})\n", bytes, contest.name,
+      fmt::print("{:>9}  {:<16}  {:>7.2f}  {:>7.2f}  {:>7.2f}  {:.2f} ({:.2f} .. {:.2f})\n", bytes, contest.name,
                  rate(0), rate(1), rate(2), ratio.median, ratio.low, ratio.high);
       std::fflush(stdout);
     }

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <thread>
 
+#include "shardlib/comm/collective_work.hpp"
 #include "shardlib/comm/single.hpp"
 #if defined(SHARDLIB_WITH_MPI)
 #include "shardlib/comm/mpi.hpp"

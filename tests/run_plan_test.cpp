@@ -104,6 +104,11 @@ class CountingWorld final : public Backend {
       sent += others() * send.bytes();
       return group->all_gather(send, recv, rows);
     }
+    [[nodiscard]] bool has_views(std::size_t bytes) const override { return group->has_views(bytes); }
+    Request gather_view(Buffer send, std::shared_ptr<Buffer> whole) override {
+      sent += others() * send.bytes();
+      return group->gather_view(send, whole);
+    }
     Request all_to_all(Buffer send, Buffer recv) override {
       sent += others() * (send.bytes() / (others() + 1));
       return group->all_to_all(send, recv);
@@ -202,12 +207,14 @@ TEST_CASE("a plan's communication is what threads send, and its peak is within 1
 #if defined(SHARDLIB_WITH_MPI)
 TEST_CASE("a plan for MPI has its scratch memory", "[plan]") {
   if (!under_mpi()) return;
-  // Ranks that share memory read their peers' blocks in place, as threads do.
-  const Peers peers = shardlib::detail::shm::node ? Peers::threads : Peers::mpi;
-  for (const std::string mesh : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2"}) {
-    const Subject subject;
-    const run::Plan plan = dry(mesh, subject, peers);
-    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) { expect_planned(plan, counted(device, subject)); });
+  const Peers peers = shardlib::detail::shm::node ? Peers::node : Peers::mpi;
+  Subject wide;  // the weights of a layer are long enough for views
+  wide.M = 512, wide.F = 1024, wide.layers = 3;
+  for (const Subject& subject : {Subject(), wide}) {
+    for (const std::string mesh : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2"}) {
+      const run::Plan plan = dry(mesh, subject, peers);
+      on_mesh(mesh, [&](const std::shared_ptr<Device>& device) { expect_planned(plan, counted(device, subject)); });
+    }
   }
 }
 #endif
@@ -268,6 +275,7 @@ TEST_CASE("run::plan counts the step that a program gives to run::train", "[plan
   const run::Plan expected = dry("d=4,t=2", subject);
   REQUIRE(plan.collectives == expected.collectives);
   REQUIRE(plan.peak == expected.peak);
+  REQUIRE(plan.peak_node == dry("d=4,t=2", subject, Peers::node).peak);
   REQUIRE(plan.peak_mpi == dry("d=4,t=2", subject, Peers::mpi).peak);
   REQUIRE(plan.peak_mpi >= plan.peak);
   REQUIRE(plan.weights == (plan.parameters + (subject.padded_V - subject.V) * subject.M * 2) * 4 / 8);

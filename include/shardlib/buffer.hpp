@@ -17,9 +17,10 @@ namespace shardlib {
 class Buffer {
  public:
   Buffer() = default;
-  /// Memory that somebody else owns; `owner` keeps it alive (null: the caller promises to).
-  Buffer(void* data, std::size_t bytes, std::shared_ptr<void> owner)
-      : block_(std::make_shared<Block>(static_cast<std::byte*>(data), bytes, std::move(owner))) {}
+  /// Memory that somebody else owns; `owner` keeps it alive (null: the caller promises to). What is `read_only` is
+  /// never unique.
+  Buffer(void* data, std::size_t bytes, std::shared_ptr<void> owner, bool read_only = false)
+      : block_(std::make_shared<Block>(static_cast<std::byte*>(data), bytes, std::move(owner), read_only)) {}
 
   [[nodiscard]] std::byte* data() const { return block_ ? block_->data : nullptr; }
   [[nodiscard]] std::size_t bytes() const { return block_ ? block_->bytes : 0; }
@@ -30,7 +31,7 @@ class Buffer {
   explicit operator bool() const { return block_ != nullptr; }
   /// True when no other handle sees this block, so that an op may overwrite it.
   [[nodiscard]] bool unique() const {
-    if (block_.use_count() != 1) return false;
+    if (block_.use_count() != 1 || block_->read_only) return false;
     // use_count is a relaxed read: what another thread did with its handle before dropping it must be seen.
     std::atomic_thread_fence(std::memory_order_acquire);
     return true;
@@ -41,7 +42,9 @@ class Buffer {
     std::byte* data;
     std::size_t bytes;
     std::shared_ptr<void> owner;
-    Block(std::byte* d, std::size_t b, std::shared_ptr<void> o) : data(d), bytes(b), owner(std::move(o)) {}
+    bool read_only;
+    Block(std::byte* d, std::size_t b, std::shared_ptr<void> o, bool r)
+        : data(d), bytes(b), owner(std::move(o)), read_only(r) {}
   };
   std::shared_ptr<Block> block_;
 };
@@ -64,7 +67,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
   Pool& operator=(const Pool&) = delete;
   ~Pool() { trim(); }
 
-  /// Uninitialised memory, aligned to 64 bytes. Throws Error when there is not enough.
+  /// From so many bytes on a block has the region's alignment; all have 64 bytes.
+  static constexpr std::size_t long_block = std::size_t{1} << 18;
+  /// Uninitialised memory. Throws Error when there is not enough.
   Buffer allocate(std::size_t bytes);
 
   /// True for memory that is not there: nobody may read or write what this hands out. For dry runs.
@@ -81,7 +86,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
     return std::max<std::size_t>(unit, (bytes + unit - 1) / unit * unit);
   }
   [[noreturn]] void fail(std::size_t bytes) const;
-  void give(std::byte* p, std::size_t bytes);
+  /// `taken`: of the region, for a block that counts `bytes`.
+  void give(std::byte* p, std::size_t bytes, std::size_t taken);
 
   mutable std::mutex mutex_;
   Stats stats_;

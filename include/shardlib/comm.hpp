@@ -56,6 +56,11 @@ class Communicator {
 
   /// Every device contributes `send` (s bytes); `recv` holds size() * s bytes.
   virtual Request all_gather(Buffer send, Buffer recv, std::size_t rows = 1) = 0;
+  /// Whether blocks of so many bytes can be gathered as a view.
+  [[nodiscard]] virtual bool has_views(std::size_t bytes) const = 0;
+  /// all_gather without a copy: `*whole` is the blocks, where the devices have them, to be read only. While there is a
+  /// view of it a `send` is not `unique`, on whatever device the view is.
+  virtual Request gather_view(Buffer send, std::shared_ptr<Buffer> whole) = 0;
   /// Block j of `send` goes to rank j; block i of `recv` comes from rank i. Both hold size() equal blocks.
   virtual Request all_to_all(Buffer send, Buffer recv) = 0;
   /// `send` holds size() blocks; `recv` gets the reduction of everybody's block rank(). Sums follow the balanced binary

@@ -38,6 +38,8 @@ class Region {
   /// fragmentation costs.
   [[nodiscard]] std::size_t reserved() const;
   [[nodiscard]] virtual bool is_phantom() const { return false; }
+  /// Where a pool's long blocks begin: at multiples of so many bytes.
+  [[nodiscard]] virtual std::size_t alignment() const { return 64; }
 
  protected:
   using Addresses = std::pair<std::uintptr_t, std::size_t>;  ///< the first and how many

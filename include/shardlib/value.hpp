@@ -131,8 +131,8 @@ struct Value {
 /// itself, since a device that fails must not wait for the others.
 struct Started {
   Request request;
-  Buffer result;       ///< what `request` fills
-  std::uint64_t hook;  ///< State::hooks when it was started, or asked for once more
+  std::shared_ptr<Buffer> result;  ///< there once `request` is complete
+  std::uint64_t hook;              ///< State::hooks when it was started, or asked for once more
   bool done = false;
 
   ValuePtr operand;                 ///< of a gather, or while State::keep_blocks is set
@@ -140,7 +140,8 @@ struct Started {
   std::weak_ptr<Storage> gradient;  ///< of the sum of a gradient: the same
   Buffer sent;  ///< what is summed, until then: so memory does not depend on when peers have read it
 
-  Started(Request r, Buffer b, std::uint64_t h) : request(std::move(r)), result(std::move(b)), hook(h) {}
+  Started(Request r, std::shared_ptr<Buffer> b, std::uint64_t h)
+      : request(std::move(r)), result(std::move(b)), hook(h) {}
   Started(const Started&) = delete;
   Started& operator=(const Started&) = delete;
   ~Started() { request.drop(); }

@@ -21,10 +21,11 @@
 
 namespace shardlib::detail {
 
-enum class Collective : std::uint8_t { all_gather, all_to_all, reduce_scatter, all_reduce, barrier };
+enum class Collective : std::uint8_t { all_gather, gather_view, all_to_all, reduce_scatter, all_reduce, barrier };
 
 constexpr std::string_view name(Collective c) {
-  constexpr std::string_view names[] = {"all_gather", "all_to_all", "reduce_scatter", "all_reduce", "barrier"};
+  constexpr std::string_view names[] = {"all_gather",     "all_gather as a view", "all_to_all",
+                                        "reduce_scatter", "all_reduce",           "barrier"};
   return names[static_cast<std::size_t>(c)];
 }
 
@@ -70,7 +71,7 @@ class Work {
     if (call.kind == Collective::all_reduce) block_ = (block_ + 63) / 64 * 64;
     per_block_ = (block_ + chunk - 1) / chunk;
     const bool moves = call.kind == Collective::all_gather || call.kind == Collective::all_to_all;
-    chunks_ = (moves ? ranks : call.nodes) * per_block_;
+    if (call.kind != Collective::gather_view) chunks_ = (moves ? ranks : call.nodes) * per_block_;
     streams_ = (call.kind == Collective::reduce_scatter ? call.nodes : ranks) * block_ >= uncached_bytes;
     piece_ = block_ / call.rows;
     row_ = ranks * piece_;
@@ -121,6 +122,7 @@ class Work {
         reduce(std::min(bytes, call_.bytes - place), in, out);
         break;
       }
+      case Collective::gather_view:
       case Collective::barrier:
         break;
     }

@@ -2,7 +2,9 @@
 // it a program runs dry, on one device of a mesh of thousands, to be counted.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -16,7 +18,8 @@ namespace shardlib {
 /// Where reductions get the peers' blocks from, which decides what memory they take.
 enum class Peers {
   threads,  ///< read in place
-  mpi       ///< received into scratch memory first
+  node,     ///< MPI within a node: read in place, and long ones gathered as views
+  mpi       ///< MPI: received into scratch memory first
 };
 
 /// A group without its other members.
@@ -28,11 +31,23 @@ class DryCommunicator final : public Communicator {
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
 
-  [[nodiscard]] bool takes_rows() const override { return peers_ == Peers::threads; }
+  [[nodiscard]] bool takes_rows() const override { return peers_ != Peers::mpi; }
 
   Request all_gather(Buffer send, Buffer recv, std::size_t rows) override {
     detail::check_fit("all_gather", size_, send, recv, detail::Fit::recv_n_times);
     detail::check_rows("all_gather", send.bytes(), 1, rows, takes_rows());
+    return {};
+  }
+  [[nodiscard]] bool has_views(std::size_t bytes) const override {
+    return peers_ == Peers::node && detail::fits_view(bytes);
+  }
+  Request gather_view(Buffer send, std::shared_ptr<Buffer> whole) override {
+    if (!has_views(send.bytes())) detail::fail_view();
+    // Addresses of its own, where nothing is; the block stays as long as the view.
+    static std::atomic<std::uintptr_t> next = std::uintptr_t{1} << 61;
+    const std::size_t bytes = static_cast<std::size_t>(size_) * send.bytes();
+    const auto owner = std::make_shared<Buffer>(std::move(send));
+    *whole = Buffer(reinterpret_cast<void*>(next.fetch_add(bytes)), bytes, owner, true);
     return {};
   }
   Request all_to_all(Buffer send, Buffer recv) override {
@@ -73,7 +88,7 @@ class DryCommunicator final : public Communicator {
   };
   /// A block from each peer.
   Request received(std::size_t block) {
-    if (peers_ == Peers::threads || size_ == 1) return {};
+    if (peers_ != Peers::mpi || size_ == 1) return {};
     return Request(std::make_unique<Scratch>(pool_->allocate(static_cast<std::size_t>(size_ - 1) * block)));
   }
 

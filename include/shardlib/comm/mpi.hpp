@@ -70,6 +70,14 @@ class MpiCommunicator final : public Communicator {
     }
     return start(op);
   }
+  [[nodiscard]] bool has_views(std::size_t bytes) const override { return is_in_node() && detail::fits_view(bytes); }
+  Request gather_view(Buffer send, std::shared_ptr<Buffer> whole) override {
+    if (!has_views(send.bytes())) detail::fail_view();
+    const detail::Call call{.kind = detail::Collective::gather_view, .bytes = send.bytes()};
+    const auto op = make_op(detail::name(call.kind), send, {}, next());
+    op->shared = std::make_shared<detail::shm::SharedRound>(log_->shared, call, send, std::move(whole));
+    return start(op);
+  }
   Request all_to_all(Buffer send, Buffer recv) override {
     detail::check_all_to_all(size_, send, recv);
     if (is_in_node()) return share({detail::Collective::all_to_all, send.bytes()}, send, recv);

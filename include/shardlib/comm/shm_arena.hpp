@@ -62,7 +62,8 @@ struct Address {
 class Arena final : public Region {
  public:
   /// This rank's own, for `ranks` ranks on the node. Throws Error where the system does not allow it.
-  explicit Arena(int ranks) : peers_(static_cast<std::size_t>(ranks)), processes_(peers_.size()) {
+  explicit Arena(int ranks)
+      : peers_(static_cast<std::size_t>(ranks)), files_(peers_.size()), processes_(peers_.size()) {
     // Every rank maps all arenas, and an address has 47 bits.
     const std::size_t bytes =
         std::min(machine_bytes(), (std::size_t{1} << 45) / peers_.size() / page_bytes() * page_bytes());
@@ -92,9 +93,9 @@ class Arena final : public Region {
     std::array<char, 64> target{};
     if (readlink(path.c_str(), target.data(), target.size() - 1) == -1) fail_system(path);
     if (!std::string_view(target.data()).starts_with("/memfd:shardlib")) throw Error(path + ": not the rank's memory");
-    const File file(open(path.c_str(), O_RDWR | O_CLOEXEC));
+    File file(open(path.c_str(), O_RDWR | O_CLOEXEC));
     if (file.number() == -1) fail_system(path);
-    struct stat info{};
+    struct stat info {};
     if (fstat(file.number(), &info) != 0) fail_system(path);
     if (static_cast<std::uint64_t>(info.st_size) != address.bytes) throw Error(path + ": not the rank's memory");
     peers_[i] = map(file, address.bytes);
@@ -102,6 +103,7 @@ class Arena final : public Region {
       throw Error(path + ": not the rank's memory");
     }
     madvise(peers_[i].data(), peers_[i].bytes(), MADV_DONTDUMP);
+    files_[i] = std::move(file);
     processes_[i] = File(static_cast<int>(syscall(SYS_pidfd_open, process, 0)));  // if it fails, mpirun alone watches
   }
   /// False when the node's rank `peer` has died.
@@ -119,6 +121,13 @@ class Arena final : public Region {
     const Mapping& peer = peers_[static_cast<std::size_t>(rank)];
     return (peer.data() != nullptr ? peer : own_).data() + offset;
   }
+  /// Maps whole pages of an arena to `to`, to be read; false where the system refuses.
+  [[nodiscard]] bool map_at(std::byte* to, int rank, std::size_t offset, std::size_t bytes) const {
+    const File& peer = files_[static_cast<std::size_t>(rank)];
+    return mmap(to, bytes, PROT_READ, MAP_SHARED | MAP_FIXED | MAP_POPULATE,
+                (peer.number() != -1 ? peer : file_).number(), static_cast<off_t>(offset)) != MAP_FAILED;
+  }
+  [[nodiscard]] std::size_t alignment() const override { return page_bytes(); }
 
  private:
   static Mapping map(const File& file, std::size_t bytes) {
@@ -140,6 +149,7 @@ class Arena final : public Region {
   std::uint64_t key_ = 0;
   Mapping own_;
   std::vector<Mapping> peers_;
+  std::vector<File> files_;
   std::vector<File> processes_;  ///< pidfds
   bool is_grown_ = false;
 };

@@ -16,13 +16,11 @@
 #include "shardlib/buffer.hpp"
 #include "shardlib/comm/collective_work.hpp"
 #include "shardlib/comm/shm_arena.hpp"
+#include "shardlib/comm/shm_view.hpp"
 #include "shardlib/comm/single.hpp"
 #include "shardlib/error.hpp"
 
 namespace shardlib::detail::shm {
-
-using Counter = std::atomic<std::uint64_t>;
-static_assert(Counter::is_always_lock_free, "only then does an atomic work between processes");
 
 /// A collective under way. What several members write stands in cache lines of its own.
 struct Slot {
@@ -41,6 +39,7 @@ struct Post {
   alignas(64) Call call;
   std::uint64_t send;  ///< offset in the member's arena
   std::uint64_t recv;
+  std::uint64_t loan;                                   ///< Loans::lend of a view's block
   alignas(64) std::array<std::byte, eager_bytes> copy;  ///< of a short send
 };
 
@@ -89,6 +88,19 @@ class Group {
   [[nodiscard]] std::size_t nodes() const { return devices_.size() / size(); }
   [[nodiscard]] const Arena& arena() const { return *arena_; }
   [[nodiscard]] Pool& pool() const { return *pool_; }
+  /// For each member a view of a block of this one's; Loans::lend.
+  [[nodiscard]] std::uint64_t lend(const Buffer& block) const { return loans.lend(arena_, block, size()); }
+  /// A view of what the members have posted in a round.
+  [[nodiscard]] std::shared_ptr<View> view(std::uint64_t round, std::size_t bytes) const {
+    std::vector<Place> places;
+    std::vector<std::uint64_t> loans;
+    for (std::size_t i = 0; i < size(); ++i) {
+      const Post& theirs = post(round, i);
+      places.push_back({places_[i], theirs.send});
+      loans.push_back(theirs.loan);
+    }
+    return std::make_shared<View>(arena_, std::move(places), std::move(loans), bytes);
+  }
   std::uint64_t next_round() { return rounds_++; }
 
   [[nodiscard]] Slot& slot(std::uint64_t round) const { return *reinterpret_cast<Slot*>(slot_at(round)); }
@@ -145,6 +157,12 @@ class SharedRound {
     }
   }
 
+  /// For a view, which `*whole` will be.
+  SharedRound(std::shared_ptr<Group> group, const Call& call, const Buffer& send, std::shared_ptr<Buffer> whole)
+      : SharedRound(std::move(group), call, send, Buffer()) {
+    whole_ = std::move(whole);
+  }
+
   /// Where this member receives: the caller's recv, or a copy.
   [[nodiscard]] const Buffer& recv() const { return recv_; }
   /// True once complete. Throws Error when another member has called something else.
@@ -159,6 +177,7 @@ class SharedRound {
       } else {
         mine.send = offset(send_);
         mine.recv = offset(recv_);
+        if (whole_) mine.loan = group_->lend(send_);
       }
       slot.posted.fetch_add(1, std::memory_order_acq_rel);
       stage_ = Stage::posted;
@@ -170,10 +189,12 @@ class SharedRound {
         if (call != work_.call()) group_->fail_call(work_.call(), call);
       }
       if (is_short()) {
-        work_.run_alone(me(), [&](std::size_t i) { return group_->post(number_, i).copy.data(); }, recv_.data());
+        work_.run_alone(
+            me(), [&](std::size_t i) { return group_->post(number_, i).copy.data(); }, recv_.data());
         release();
         return true;
       }
+      if (whole_) make_view();
       work(me());
       stage_ = Stage::working;
     } else if (!is_done()) {
@@ -192,10 +213,23 @@ class SharedRound {
   [[nodiscard]] std::size_t me() const { return group_->member(); }
   [[nodiscard]] bool is_short() const { return send_.bytes() <= eager_bytes && work_.call().nodes == 1; }
   [[nodiscard]] bool reaches(const Buffer& buffer) const {
-    return buffer.bytes() == 0 || group_->arena().contains(buffer.data(), buffer.bytes());
+    if (buffer.bytes() == 0) return true;
+    // Pages, of which views are made, do not begin just anywhere.
+    return group_->arena().contains(buffer.data(), buffer.bytes()) &&
+           (work_.call().kind != Collective::gather_view || group_->arena().offset(buffer.data()) % page_bytes() == 0);
   }
   [[nodiscard]] std::uint64_t offset(const Buffer& buffer) const {
     return buffer.bytes() == 0 ? 0 : group_->arena().offset(buffer.data());
+  }
+  void make_view() {
+    const std::size_t block = send_.bytes(), bytes = group_->size() * block;
+    const auto view = group_->view(number_, block);
+    if (view->data() != nullptr) {
+      *whole_ = Buffer(view->data(), bytes, view, true);
+      return;
+    }
+    *whole_ = group_->pool().allocate(bytes);
+    for (std::size_t i = 0; i < group_->size(); ++i) copy_bytes(whole_->data() + i * block, view->block(i), block);
   }
   [[nodiscard]] bool is_done() const {
     return group_->slot(number_).done.load(std::memory_order_acquire) == work_.chunks() * group_->size();
@@ -217,6 +251,7 @@ class SharedRound {
   }
   /// The last member makes the slot ready for a later collective.
   void release() {
+    loans.collect();
     Slot& slot = group_->slot(number_);
     if (slot.released.fetch_add(1, std::memory_order_acq_rel) + 1 != group_->size()) return;
     slot.posted.store(0, std::memory_order_relaxed);
@@ -231,7 +266,8 @@ class SharedRound {
   Work work_;
   Buffer send_;
   Buffer recv_;
-  Buffer outside_;  ///< the caller's recv where it lies outside the arena
+  Buffer outside_;                 ///< the caller's recv where it lies outside the arena
+  std::shared_ptr<Buffer> whole_;  ///< of a view
   Stage stage_ = Stage::waiting;
 };
 

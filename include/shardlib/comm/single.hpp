@@ -50,6 +50,14 @@ inline void check_rows(std::string_view op, std::size_t block, std::size_t eleme
   }
 }
 
+/// A view is made of whole pages, and pays where a copy takes longer than changing page tables.
+inline bool fits_view(std::size_t bytes) {
+  return bytes >= Pool::long_block && bytes % page_bytes() == 0;
+}
+[[noreturn]] inline void fail_view() {
+  throw Error("gather_view: has_views says that this group has none for these bytes: take all_gather");
+}
+
 inline void check_all_to_all(int n, const Buffer& send, const Buffer& recv) {
   check_fit("all_to_all", n, send, recv, Fit::same);
   if (send.bytes() % static_cast<std::size_t>(n) != 0) {
@@ -103,6 +111,11 @@ class SingleCommunicator final : public Communicator {
     detail::check_fit("all_gather", 1, send, recv, detail::Fit::same);
     detail::check_rows("all_gather", send.bytes(), 1, rows, takes_rows());
     return copy(send, recv);
+  }
+  [[nodiscard]] bool has_views(std::size_t /*bytes*/) const override { return true; }
+  Request gather_view(Buffer send, std::shared_ptr<Buffer> whole) override {
+    *whole = std::move(send);
+    return {};
   }
   Request all_to_all(Buffer send, Buffer recv) override {
     detail::check_all_to_all(1, send, recv);

@@ -184,12 +184,14 @@ class RoundRequest final : public Request::State {
   void wait() override {
     const auto op = name(round_->call().kind);
     std::unique_lock lock(me_.group->mutex);
-    me_.wait(lock, op, [&] { return round_->ready(); }, [&](int r) { return !round_->has_posted(r); });
+    me_.wait(
+        lock, op, [&] { return round_->ready(); }, [&](int r) { return !round_->has_posted(r); });
     lock.unlock();
     help();
     lock.lock();
     // A chunk under way in another thread ends by itself, so this waits for no device in particular.
-    me_.wait(lock, op, [&] { return round_->done(); }, [](int) { return false; });
+    me_.wait(
+        lock, op, [&] { return round_->done(); }, [](int) { return false; });
     lock.unlock();
     round_->release(me_.rank);
   }
@@ -218,7 +220,8 @@ class MailRequest final : public Request::State {
   }
   void wait() override {
     std::unique_lock lock(me_.group->mutex);
-    me_.wait(lock, "recv", [&] { return sent(); }, [&](int r) { return r == from_; });
+    me_.wait(
+        lock, "recv", [&] { return sent(); }, [&](int r) { return r == from_; });
     const Buffer message = std::move(me_.group->mail.extract({from_, me_.rank, number_}).mapped());
     lock.unlock();
     if (message.bytes() != buffer_.bytes()) fail_recv(from_, buffer_.bytes(), message.bytes());
@@ -253,6 +256,8 @@ class ThreadCommunicator final : public Communicator {
     detail::check_rows("all_gather", send.bytes(), 1, rows, takes_rows());
     return post({.kind = detail::Collective::all_gather, .bytes = send.bytes(), .rows = rows}, send, recv);
   }
+  [[nodiscard]] bool has_views(std::size_t /*bytes*/) const override { return false; }
+  Request gather_view(Buffer /*send*/, std::shared_ptr<Buffer> /*whole*/) override { detail::fail_view(); }
   Request all_to_all(Buffer send, Buffer recv) override {
     detail::check_all_to_all(size(), send, recv);
     return post({detail::Collective::all_to_all, send.bytes()}, send, recv);

@@ -106,7 +106,17 @@ inline Buffer finish(const std::shared_ptr<Started>& started, const Value& out) 
   std::erase(state(out.device).started, started);
   complete(out, [&] { return std::move(started->request); });
   started->sent = {};
-  return std::move(started->result);
+  return std::move(*started->result);
+}
+
+/// What starts an all_gather of `in`; `*whole` is the result once it is complete: a view of the blocks where the group
+/// has it.
+inline std::function<Request()> begin_gather(Communicator& group, const Value& in, const Value& out, std::size_t rows,
+                                             const std::shared_ptr<Buffer>& whole) {
+  const Buffer mine = in.data();
+  if (rows == 1 && group.has_views(mine.bytes())) return [=, &group] { return group.gather_view(mine, whole); };
+  *whole = allocate(out);
+  return [=, &group] { return group.all_gather(mine, *whole, rows); };
 }
 
 SHARDLIB_INLINE void gather_ahead(const ValuePtr& in, const ValuePtr& out) {
@@ -119,10 +129,10 @@ SHARDLIB_INLINE void gather_ahead(const ValuePtr& in, const ValuePtr& out) {
   const Difference d = resharded(*out->device, *out->spec, *in->spec);
   auto& group = out->device->group(d.axes);
   if (group.size() == 1) return;
-  const Buffer gathered = allocate(*out), mine = in->data();
+  const auto whole = std::make_shared<Buffer>();
   const std::size_t rows = rows_in_place(group, *out, d.cuts).value_or(1);
-  auto started =
-      std::make_shared<Started>(begin(*out, [&] { return group.all_gather(mine, gathered, rows); }), gathered, s.hooks);
+  const auto gather = begin_gather(group, *in, *out, rows, whole);
+  auto started = std::make_shared<Started>(begin(*out, gather), whole, s.hooks);
   started->operand = in;
   started->gathered = out;
   s.started.push_back(std::move(started));
@@ -134,18 +144,16 @@ SHARDLIB_INLINE Buffer gather(const Value& in, const Value& out) {
   if (group.size() == 1) return in.data();
   add_traffic(out, in.bytes() * static_cast<std::size_t>(group.size() - 1), d.axes);
   const auto rows = rows_in_place(group, out, d.cuts);
-  Buffer gathered;
+  auto gathered = std::make_shared<Buffer>();
   if (const auto started = find_started(in, out)) {
     note_read(in);
-    gathered = finish(started, out);
+    *gathered = finish(started, out);
   } else {
-    gathered = allocate(out);
-    const Buffer mine = in.data();
-    complete(out, [&] { return group.all_gather(mine, gathered, rows.value_or(1)); });
+    complete(out, begin_gather(group, in, out, rows.value_or(1), gathered));
   }
-  if (rows) return gathered;
+  if (rows) return std::move(*gathered);
   Buffer whole = allocate(out);
-  regroup(out.device->exec(), size_of(out.dtype), d.cuts, out.local, gathered.data(), whole.data(), false);
+  regroup(out.device->exec(), size_of(out.dtype), d.cuts, out.local, gathered->data(), whole.data(), false);
   return whole;
 }
 
@@ -180,8 +188,8 @@ SHARDLIB_INLINE void scatter_ahead(const ValuePtr& in, const ValuePtr& out) {
   const Buffer sent = to_scatter(*in, d.cuts, rows.has_value()), part = allocate(*out);
   auto reads = std::exchange(s.work.reads, std::move(outer));
   const auto started = std::make_shared<Started>(
-      begin(*out, [&] { return group.reduce_scatter(sent, part, out->dtype, Reduction::sum, rows.value_or(1)); }), part,
-      s.hooks);
+      begin(*out, [&] { return group.reduce_scatter(sent, part, out->dtype, Reduction::sum, rows.value_or(1)); }),
+      std::make_shared<Buffer>(part), s.hooks);
   started->gradient = out->storage;
   started->sent = sent;
   if (s.keep_blocks) started->operand = in;

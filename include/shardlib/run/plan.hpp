@@ -23,7 +23,8 @@ struct Plan {
   std::int64_t weights = 0, gradients = 0, optimizer = 0;  ///< bytes at rest
   std::int64_t activations = 0;  ///< bytes that the forward pass keeps for the backward pass, weights aside
   std::int64_t peak = 0;         ///< most bytes of the pool at once, from the program's start to the end of the step
-  std::int64_t peak_mpi = 0;     ///< the same under MPI, whose reductions receive into scratch memory
+  std::int64_t peak_node = 0;    ///< the same for MPI ranks of one node, which view each other's weights
+  std::int64_t peak_mpi = 0;  ///< the same for MPI ranks that share no memory: reductions receive into scratch memory
   struct Collective {
     std::string op, spec, axes;  ///< "all_gather", "M/d F/t -> M F/t", "d"
     std::int64_t calls = 0;

@@ -67,6 +67,7 @@ SHARDLIB_INLINE std::string to_string(const Plan& p) {
   line("saved activations", detail::short_bytes(p.activations));
   line("most at once, with buffers", detail::short_bytes(p.peak), fmt::format("{} bytes", p.peak));
   line("  the same under MPI", detail::short_bytes(p.peak_mpi), fmt::format("{} bytes", p.peak_mpi));
+  line("  the same under MPI in one node", detail::short_bytes(p.peak_node), fmt::format("{} bytes", p.peak_node));
   text += "\narithmetic of a step\n";
   line("a device", detail::short_number(p.flops) + "FLOP");
   line("all devices", detail::short_number(p.all_flops) + "FLOP");
@@ -142,6 +143,7 @@ inline Plan plan_of(int device_index, const std::vector<AxisSize>& mesh,
     return result;
   };
   Plan result = run(Peers::threads);
+  result.peak_node = run(Peers::node).peak;
   result.peak_mpi = run(Peers::mpi).peak;
   return result;
 }
