@@ -67,7 +67,7 @@ def main():
         command = [gpt2, "--preset=gpt2-124m", f"--data={options.data}", "--vocabulary=50257", f"--batch={options.batch}",
                    f"--seq={options.seq}", f"--mesh=d={ranks},t=1", f"--recompute={policy}", "--max-tokens=0"]  # fmt: skip
         plan = ran(command + ["--plan"])
-        figure = "most at once, with buffers" if ranks == 1 else "  the same under MPI in one node"
+        figure = "most at once, with buffers" if ranks == 1 else "  the same under MPI, in one node"
         planned = ranks * int(re.search(rf"^  {figure} .* (\d+) bytes", plan, re.M).group(1))
         with tempfile.TemporaryDirectory() as folder:
             metrics = os.path.join(folder, "metrics.jsonl")

@@ -29,7 +29,7 @@ def main():
     parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="build folder")
     parser.add_argument("--data", default=os.path.join(ROOT, "build/data/kjv.txt"), help="text to train on (scripts/text.sh)")
     parser.add_argument("--rates", nargs="+", default=["1", "2", "4", "8"], help="of the link, in Gbit/s")
-    parser.add_argument("--rounds", type=int, default=2, help="of all rates (default 2)")
+    parser.add_argument("--rounds", type=int, default=3, help="of all rates (default %(default)s)")
     parser.add_argument("--latency", type=float, default=50e-6, help="seconds of a message of no bytes")
     parser.add_argument("--steps", type=int, default=8, help="of a run; the first two do not count")
     parser.add_argument("--batch", type=int, default=16)

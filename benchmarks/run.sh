@@ -81,7 +81,7 @@ say "" "# A training step of GPT-2 124M"
 # The system's Python is the one that has the package matplotlib.
 measure /usr/bin/python3 benchmarks/gpt2_step.py --plot "$plot" "${peers[@]}"
 if [ -f "$plot" ]; then say "" "![milliseconds a step](gpt2_step.svg)"; fi
-measure benchmarks/profile.py
+measure benchmarks/step_profile.py
 say "" "# Memory"
 measure benchmarks/memory.py
 say "" "# Pipelines"

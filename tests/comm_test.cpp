@@ -404,7 +404,9 @@ TEST_CASE("test makes progress, and a dropped request is waited for") {
     Request request = comm.all_reduce(make_buffer(*device, mine), polled, DType::f32, Reduction::sum);
     while (!request.test()) std::this_thread::yield();
     request.wait();
-    { const Request r = comm.all_reduce(make_buffer(*device, mine), dropped, DType::f32, Reduction::max); }
+    {
+      const Request r = comm.all_reduce(make_buffer(*device, mine), dropped, DType::f32, Reduction::max);
+    }
     expect_equal(values_of<float>(polled), std::vector<float>(mine.size(), 3));
     expect_equal(values_of<float>(dropped), std::vector<float>(mine.size(), 2));
   });
@@ -549,12 +551,10 @@ TEST_CASE("the blocks of a matrix's columns are gathered and scattered in place"
                         "reduce_scatter in 4 rows: a block has 8 bytes: they must split into as many equal pieces, of "
                         "4 bytes an element");
   };
-  const std::size_t usual = detail::uncached_bytes;
-  for (const std::size_t streamed_from : {usual, std::size_t{1}}) {
-    detail::uncached_bytes = streamed_from;
+  for (const std::size_t streamed_from : {detail::uncached_bytes, std::size_t{1}}) {
+    const Temporarily streaming(detail::uncached_bytes, streamed_from);
     for (const std::string mesh : {"d=2", "d=4", "d=8"}) on_mesh(mesh, run);
   }
-  detail::uncached_bytes = usual;
 }
 
 TEST_CASE("buffers that do not fit are refused") {
@@ -772,17 +772,15 @@ TEST_CASE("the same error on all devices is told from different ones") {
 
 TEST_CASE("launch refuses what cannot be") {
   const auto nothing = [](const std::shared_ptr<Device>&) {};
-  CHECK(error_of<UsageError>([&] {
-          launch({{"d", 2}, {"d", 2}}, nothing);
-        }) == "mesh \"d=2,d=2\", entry 2: axis 'd' stands there already: name each axis once");
+  CHECK(error_of<UsageError>([&] { launch({{"d", 2}, {"d", 2}}, nothing); }) ==
+        "mesh \"d=2,d=2\", entry 2: axis 'd' stands there already: name each axis once");
   CHECK(error_of<UsageError>([&] { launch({}, nothing, {.threads = -1}); }) ==
         "launch: threads must be positive, or 0 for a share of the cores");
   if (under_mpi()) {
     const int more = world_size() + 1;
-    CHECK(error_of<UsageError>([&] {
-            launch({{"d", more}}, nothing);
-          }) == "mesh d=" + show(more) + " has " + show(more) + " devices, but mpirun started " + show(world_size()) +
-                    (world_size() == 1 ? " rank" : " ranks") + ": start " + show(more) + " or choose another mesh");
+    CHECK(error_of<UsageError>([&] { launch({{"d", more}}, nothing); }) ==
+          "mesh d=" + show(more) + " has " + show(more) + " devices, but mpirun started " + show(world_size()) +
+              (world_size() == 1 ? " rank" : " ranks") + ": start " + show(more) + " or choose another mesh");
   }
   if (under_mpi() && world_size() > 1) {
     CHECK(error_of<UsageError>([&] { launch({}, nothing); }) ==

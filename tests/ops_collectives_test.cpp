@@ -1,6 +1,5 @@
 // Collectives and layout casts against the whole arrays, each with its transpose.
 #include <cmath>
-#include <utility>
 
 #include "op_case.hpp"
 #include "shardlib/ops/collectives.hpp"
@@ -22,9 +21,8 @@ namespace {
 /// The cases, in which pieces of rows are short, with copies in rank order and without.
 void check_rows(const std::vector<Case>& cases) {
   check_cases(cases);
-  const std::size_t usual = std::exchange(detail::shortest_piece, 1);
+  const Temporarily in_place(detail::shortest_piece, std::size_t{1});
   check_cases(cases);
-  detail::shortest_piece = usual;
 }
 
 TEST_CASE("all_gather", "[ops]") {

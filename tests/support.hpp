@@ -14,6 +14,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "shardlib/detail/launch.hpp"
@@ -98,6 +99,20 @@ class Setting {
   const char* name_;
   bool was_set_;
   std::string before_;
+};
+
+/// Gives a variable another value for as long as this lives.
+template <class T>
+class Temporarily {
+ public:
+  Temporarily(T& variable, T value) : variable_(variable), before_(std::exchange(variable, value)) {}
+  Temporarily(const Temporarily&) = delete;
+  Temporarily& operator=(const Temporarily&) = delete;
+  ~Temporarily() { variable_ = before_; }
+
+ private:
+  T& variable_;
+  T before_;
 };
 
 /// Runs `body` once per device of the mesh. Under mpirun with too few ranks it does nothing and returns false; ranks

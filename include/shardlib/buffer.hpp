@@ -29,6 +29,7 @@ class Buffer {
     return reinterpret_cast<T*>(data());
   }
   explicit operator bool() const { return block_ != nullptr; }
+  [[nodiscard]] bool is_read_only() const { return block_ && block_->read_only; }
   /// True when no other handle sees this block, so that an op may overwrite it.
   [[nodiscard]] bool unique() const {
     if (block_.use_count() != 1 || block_->read_only) return false;

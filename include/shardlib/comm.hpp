@@ -58,8 +58,9 @@ class Communicator {
   virtual Request all_gather(Buffer send, Buffer recv, std::size_t rows = 1) = 0;
   /// Whether blocks of so many bytes can be gathered as a view.
   [[nodiscard]] virtual bool has_views(std::size_t bytes) const = 0;
-  /// all_gather without a copy: `*whole` is the blocks, where the devices have them, to be read only. While there is a
-  /// view of it a `send` is not `unique`, on whatever device the view is.
+  /// all_gather without a copy: once complete, `*whole` is a view of the blocks where the devices have them, for as
+  /// long as somebody holds it; to write there is a fault. While there is a view of it, on whatever device, a `send` is
+  /// not `unique`.
   virtual Request gather_view(Buffer send, std::shared_ptr<Buffer> whole) = 0;
   /// Block j of `send` goes to rank j; block i of `recv` comes from rank i. Both hold size() equal blocks.
   virtual Request all_to_all(Buffer send, Buffer recv) = 0;

@@ -109,10 +109,12 @@ struct Value {
   GlobalSizes global;
   Extents local;  ///< of this device's block, padding included; the padding holds zeros, always
   OpInfo made_by;
-  std::string label;  ///< the name of a leaf in its tree
+  std::string label;  ///< the name of a leaf in its tree; of other values empty
   Slot slot;
   std::shared_ptr<Storage> storage;
 
+  /// Whether this is what a function is differentiated by: then its block outlives the function's run.
+  [[nodiscard]] bool is_leaf() const { return !label.empty(); }
   [[nodiscard]] std::int64_t count() const { return product(local); }
   [[nodiscard]] std::size_t bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype); }
   /// The block, computed now if that was left for later.

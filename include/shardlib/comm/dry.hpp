@@ -36,7 +36,7 @@ class DryCommunicator final : public Communicator {
   Request all_gather(Buffer send, Buffer recv, std::size_t rows) override {
     detail::check_fit("all_gather", size_, send, recv, detail::Fit::recv_n_times);
     detail::check_rows("all_gather", send.bytes(), 1, rows, takes_rows());
-    return {};
+    return with(send, 0);
   }
   [[nodiscard]] bool has_views(std::size_t bytes) const override {
     return peers_ == Peers::node && detail::fits_view(bytes);
@@ -46,23 +46,24 @@ class DryCommunicator final : public Communicator {
     // Addresses of its own, where nothing is; the block stays as long as the view.
     static std::atomic<std::uintptr_t> next = std::uintptr_t{1} << 61;
     const std::size_t bytes = static_cast<std::size_t>(size_) * send.bytes();
+    if (send.is_read_only()) send = pool_->allocate(send.bytes());  // lent in a copy
     const auto owner = std::make_shared<Buffer>(std::move(send));
     *whole = Buffer(reinterpret_cast<void*>(next.fetch_add(bytes)), bytes, owner, true);
     return {};
   }
   Request all_to_all(Buffer send, Buffer recv) override {
     detail::check_all_to_all(size_, send, recv);
-    return {};
+    return with(send, 0);
   }
   Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction /*op*/, std::size_t rows) override {
     detail::check_reduction("reduce_scatter", size_, send, recv, detail::Fit::send_n_times, dtype);
     detail::check_rows("reduce_scatter", recv.bytes(), size_of(dtype), rows, takes_rows());
-    return received(recv.bytes());
+    return with(send, recv.bytes());
   }
   Request all_reduce(Buffer send, Buffer recv, DType dtype, Reduction /*op*/) override {
     detail::check_reduction("all_reduce", size_, send, recv, detail::Fit::same, dtype);
     const std::size_t count = send.bytes() / size_of(dtype), n = static_cast<std::size_t>(size_);
-    return received((count + n - 1) / n * size_of(dtype));
+    return with(send, (count + n - 1) / n * size_of(dtype));
   }
   Request send_recv(Buffer send, int to, Buffer recv, int from) override {
     this->send(std::move(send), to);
@@ -86,10 +87,14 @@ class DryCommunicator final : public Communicator {
     void wait() override {}
     bool test() override { return true; }
   };
-  /// A block from each peer.
-  Request received(std::size_t block) {
-    if (peers_ != Peers::mpi || size_ == 1) return {};
-    return Request(std::make_unique<Scratch>(pool_->allocate(static_cast<std::size_t>(size_ - 1) * block)));
+  /// The memory that a collective takes: of MPI's reductions what comes from the peers, `block` of each; within a node
+  /// a copy of what lies in no rank's arena, as a view does.
+  Request with(const Buffer& send, std::size_t block) {
+    const std::size_t bytes = peers_ == Peers::mpi ? static_cast<std::size_t>(size_ - 1) * block
+                              : peers_ == Peers::node && send.is_read_only() ? send.bytes()
+                                                                             : 0;
+    if (bytes == 0) return {};
+    return Request(std::make_unique<Scratch>(pool_->allocate(bytes)));
   }
 
   int rank_;

@@ -323,7 +323,7 @@ class MpiWorld final : public Backend {
     MPI_Group_free(&world);
     log->collectives = 1;
     logs_.push_back(log);
-    if (detail::shm::node) log->shared = detail::shm::node->group(members, rank, comm);
+    if (detail::shm::node) log->shared = detail::shm::node->group(members, rank, comm, pool);
     return std::make_unique<MpiCommunicator>(comm, launch_, log, progress_, pool);
   }
   /// In memory that the node's ranks share, so that peers read tensors in place.

@@ -111,7 +111,10 @@ struct Op {
   bool end_phase() {
     if (next) std::exchange(next, nullptr)(*this);
     done = requests.empty() && !shared && !next;
-    if (done) buffers.clear();
+    if (done) {
+      buffers.clear();
+      shm::loans.collect();
+    }
     return done;
   }
   static void check_size(const MPI_Status& status, std::size_t expect) {

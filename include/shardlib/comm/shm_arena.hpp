@@ -95,7 +95,7 @@ class Arena final : public Region {
     if (!std::string_view(target.data()).starts_with("/memfd:shardlib")) throw Error(path + ": not the rank's memory");
     File file(open(path.c_str(), O_RDWR | O_CLOEXEC));
     if (file.number() == -1) fail_system(path);
-    struct stat info {};
+    struct stat info{};
     if (fstat(file.number(), &info) != 0) fail_system(path);
     if (static_cast<std::uint64_t>(info.st_size) != address.bytes) throw Error(path + ": not the rank's memory");
     peers_[i] = map(file, address.bytes);

@@ -72,10 +72,11 @@ class Group {
 
   /// Of the ranks `devices` of MPI_COMM_WORLD, those from number `first` on, as many as `places`, are on this node;
   /// `places` says where there, and `member` which of them this process is.
-  Group(std::shared_ptr<Arena> arena, std::vector<int> places, std::size_t member, std::byte* state,
-        std::vector<int> devices, std::size_t first)
+  /// `pool`: the device's, in the arena.
+  Group(std::shared_ptr<Arena> arena, std::shared_ptr<Pool> pool, std::vector<int> places, std::size_t member,
+        std::byte* state, std::vector<int> devices, std::size_t first)
       : arena_(std::move(arena)),
-        pool_(Pool::make(arena_)),
+        pool_(std::move(pool)),
         places_(std::move(places)),
         member_(member),
         state_(state),
@@ -189,8 +190,7 @@ class SharedRound {
         if (call != work_.call()) group_->fail_call(work_.call(), call);
       }
       if (is_short()) {
-        work_.run_alone(
-            me(), [&](std::size_t i) { return group_->post(number_, i).copy.data(); }, recv_.data());
+        work_.run_alone(me(), [&](std::size_t i) { return group_->post(number_, i).copy.data(); }, recv_.data());
         release();
         return true;
       }
@@ -251,7 +251,6 @@ class SharedRound {
   }
   /// The last member makes the slot ready for a later collective.
   void release() {
-    loans.collect();
     Slot& slot = group_->slot(number_);
     if (slot.released.fetch_add(1, std::memory_order_acq_rel) + 1 != group_->size()) return;
     slot.posted.store(0, std::memory_order_relaxed);

@@ -34,8 +34,10 @@ class Node {
   [[nodiscard]] const std::shared_ptr<Arena>& arena() const { return arena_; }
   [[nodiscard]] const std::vector<int>& ranks() const { return ranks_; }
   /// The group of these ranks of MPI_COMM_WORLD, of which this process is number `rank`. They alone take part, over
-  /// `comm`, which is theirs. Null unless there are as many of them on each node, at least two, next to each other.
-  std::shared_ptr<Group> group(const std::vector<int>& members, int rank, MPI_Comm comm) {
+  /// `comm`, which is theirs; `pool` is this process's, in the arena. Null unless there are as many of them on each
+  /// node, at least two, next to each other.
+  std::shared_ptr<Group> group(const std::vector<int>& members, int rank, MPI_Comm comm,
+                               const std::shared_ptr<Pool>& pool) {
     const auto node_at = [&](std::size_t i) { return node_of_[static_cast<std::size_t>(members[i])]; };
     std::size_t size = 1;
     while (size < members.size() && node_at(size) == node_at(0)) ++size;
@@ -58,7 +60,7 @@ class Node {
     mpi::check(MPI_Allgather(MPI_IN_PLACE, 1, MPI_UINT64_T, offsets.data(), 1, MPI_UINT64_T, comm), "group",
                sizeof offsets[0]);
     std::byte* const state = arena_->at(places[0], offsets[first]);
-    return std::make_shared<Group>(arena_, std::move(places), mine - first, state, members, first);
+    return std::make_shared<Group>(arena_, pool, std::move(places), mine - first, state, members, first);
   }
 
  private:

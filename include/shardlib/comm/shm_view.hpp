@@ -69,22 +69,26 @@ class Maps {
  public:
   using Pages = std::shared_ptr<std::byte>;
 
-  /// `bytes` of each place. Null where the system maps no more (vm.max_map_count).
+  /// `bytes` of each place. Null where no more can be mapped.
   Pages find(const Arena& arena, const std::vector<Place>& places, std::size_t bytes) {
     if (!may_map) return nullptr;
-    Kept& kept = kept_[{arena.address().key, bytes, places}];
-    kept.last_use = ++uses_;
-    if (kept.pages == nullptr) {
-      make_room(places.size());
-      kept.pages = map(arena, places, bytes);
-      if (kept.pages != nullptr) mapped_ += places.size();
+    const Key key(arena.address().key, bytes, places);
+    const auto known = kept_.find(key);
+    if (known != kept_.end()) {
+      known->second.last_use = ++uses_;
+      return known->second.pages;
     }
-    return kept.pages;
+    if (!make_room(places.size())) return nullptr;
+    Pages pages = map(arena, places, bytes);
+    if (pages == nullptr) return nullptr;
+    mapped_ += places.size();
+    kept_.emplace(key, Kept{pages, ++uses_});
+    return pages;
   }
 
   static inline bool may_map = true;  ///< tests clear it, as a system that maps no more
-  static inline std::size_t most_mapped = 1
-                                          << 14;  ///< places, of the 65530 that Linux allows by default; tests lower it
+  /// Places, of the 65530 that Linux lets a process map (vm.max_map_count). Tests lower it.
+  static inline std::size_t most_mapped = 16384;
   [[nodiscard]] std::size_t mapped() const { return mapped_; }
 
  private:
@@ -102,20 +106,23 @@ class Maps {
     for (std::size_t i = 0; i < places.size(); ++i) {
       if (!arena.map_at(pages.get() + i * bytes, places[i].rank, places[i].offset, bytes)) return nullptr;
     }
+    madvise(pages.get(), all, MADV_DONTDUMP);  // a core has its own rank's memory
     return pages;
   }
-  /// Unmaps what has not been used for longest, and is in no view, until there is room for so many places.
-  void make_room(std::size_t places) {
+  /// Unmaps what has not been used for longest, and is in no view, until there is room for so many places. False if
+  /// what is in views leaves none.
+  bool make_room(std::size_t places) {
     while (mapped_ + places > most_mapped) {
       auto oldest = kept_.end();
       for (auto at = kept_.begin(); at != kept_.end(); ++at) {
         const bool is_free = at->second.pages.use_count() == 1;
         if (is_free && (oldest == kept_.end() || at->second.last_use < oldest->second.last_use)) oldest = at;
       }
-      if (oldest == kept_.end()) return;
+      if (oldest == kept_.end()) return false;
       mapped_ -= std::get<2>(oldest->first).size();
       kept_.erase(oldest);
     }
+    return true;
   }
 
   std::map<Key, Kept> kept_;
@@ -142,7 +149,7 @@ class View {
     }
   }
 
-  /// Null where the system maps no more.
+  /// Null where no more can be mapped.
   [[nodiscard]] std::byte* data() const { return pages_.get(); }
   [[nodiscard]] const std::byte* block(std::size_t i) const { return arena_->at(places_[i].rank, places_[i].offset); }
 

@@ -30,8 +30,8 @@ SHARDLIB_INLINE void complete(const Value& shape, const std::function<Request()>
 
 SHARDLIB_INLINE void add_traffic(const Value& shape, std::size_t bytes, const AxisList& axes);
 
-/// Of a row cut between devices; shorter ones, in bytes, take longer to move one by one than all at once in rank order.
-/// Tests lower it.
+/// Bytes of a device's piece of a row, from which on rows are read and written where they stand: to move many shorter
+/// pieces takes longer than to put all in rank order. Tests lower it.
 inline std::size_t shortest_piece = 64;
 
 SHARDLIB_INLINE Buffer gather(const Value& in, const Value& out);

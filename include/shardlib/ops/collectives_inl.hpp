@@ -109,12 +109,13 @@ inline Buffer finish(const std::shared_ptr<Started>& started, const Value& out) 
   return std::move(*started->result);
 }
 
-/// What starts an all_gather of `in`; `*whole` is the result once it is complete: a view of the blocks where the group
-/// has it.
+/// What starts an all_gather of `in`; `*whole` is the result once it is complete. Weights are viewed where the group
+/// can: a block that dies after its gather would have to stay until the slowest device has no view of it.
 inline std::function<Request()> begin_gather(Communicator& group, const Value& in, const Value& out, std::size_t rows,
                                              const std::shared_ptr<Buffer>& whole) {
   const Buffer mine = in.data();
-  if (rows == 1 && group.has_views(mine.bytes())) return [=, &group] { return group.gather_view(mine, whole); };
+  if (in.is_leaf() && rows == 1 && group.has_views(mine.bytes()))
+    return [=, &group] { return group.gather_view(mine, whole); };
   *whole = allocate(out);
   return [=, &group] { return group.all_gather(mine, *whole, rows); };
 }

@@ -57,7 +57,7 @@ SHARDLIB_INLINE std::string to_string(const Plan& p) {
   std::string text = fmt::format("plan for {} device{}{}{}: one step, counted in a dry run\n\n", devices,
                                  devices == 1 ? "" : "s", p.mesh.empty() ? "" : ", mesh ", to_string(p.mesh));
   const auto line = [&](const char* what, const std::string& value, const std::string& note = "") {
-    text += fmt::format("  {:<34}{:>12}{}\n", what, value, note.empty() ? "" : "   " + note);
+    text += fmt::format("  {:<38}{:>12}{}\n", what, value, note.empty() ? "" : "   " + note);
   };
   line("parameters", fmt::format("{}", p.parameters));
   text += "\nmemory of a device\n";
@@ -66,8 +66,8 @@ SHARDLIB_INLINE std::string to_string(const Plan& p) {
   line("optimizer", detail::short_bytes(p.optimizer));
   line("saved activations", detail::short_bytes(p.activations));
   line("most at once, with buffers", detail::short_bytes(p.peak), fmt::format("{} bytes", p.peak));
-  line("  the same under MPI", detail::short_bytes(p.peak_mpi), fmt::format("{} bytes", p.peak_mpi));
-  line("  the same under MPI in one node", detail::short_bytes(p.peak_node), fmt::format("{} bytes", p.peak_node));
+  line("  the same under MPI, no shared memory", detail::short_bytes(p.peak_mpi), fmt::format("{} bytes", p.peak_mpi));
+  line("  the same under MPI, in one node", detail::short_bytes(p.peak_node), fmt::format("{} bytes", p.peak_node));
   text += "\narithmetic of a step\n";
   line("a device", detail::short_number(p.flops) + "FLOP");
   line("all devices", detail::short_number(p.all_flops) + "FLOP");
@@ -178,12 +178,12 @@ SHARDLIB_INLINE std::string to_string(std::string_view axis, const std::vector<P
   const std::string name(axis);
   text += fmt::format("\nabove: a device of {} = 0; memory and arithmetic of a device of each {}\n", name, name);
   const auto row = [&](const auto&... cells) { ((text += fmt::format("{:>12}", cells)), ...), text += '\n'; };
-  row(name, "weights", "gradients", "optimizer", "activations", "most", "most (MPI)", "step");
+  row(name, "weights", "gradients", "optimizer", "activations", "most", "most (MPI)", "(one node)", "step");
   for (std::size_t place = 0; place < plans.size(); ++place) {
     const Plan& p = plans[place];
     row(place, detail::short_bytes(p.weights), detail::short_bytes(p.gradients), detail::short_bytes(p.optimizer),
         detail::short_bytes(p.activations), detail::short_bytes(p.peak), detail::short_bytes(p.peak_mpi),
-        detail::short_number(p.flops) + "FLOP");
+        detail::short_bytes(p.peak_node), detail::short_number(p.flops) + "FLOP");
   }
   return text;
 }

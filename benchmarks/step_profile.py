@@ -5,8 +5,8 @@ Ops of the same name and spec are one line, of the forward and the backward pass
 the traced steps) and their share; for einsums also what they reach of the FMA peak that is measured right before, by the
 FLOPs of their specs. What is between the ops reads data and writes reports.
 
-  benchmarks/profile.py                     B=4 T=64 and B=1 T=1024
-  benchmarks/profile.py --batches 8x128     another batch
+  benchmarks/step_profile.py                     B=4 T=64 and B=1 T=1024
+  benchmarks/step_profile.py --batches 8x128     another batch
 """
 import argparse
 import collections
