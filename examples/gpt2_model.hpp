@@ -29,18 +29,18 @@ struct Layer {
   Tensor<f32, "M/t/d"> b_o;
   Tensor<f32, "M/d F/t"> w_up;
   Tensor<f32, "F/t/d"> b_up;
-  Tensor<f32, "F/t M/d"> w_down;
+  Tensor<f32, "F/t/d M"> w_down;
   Tensor<f32, "M/t/d"> b_down;
 };
 
 /// The output layer, where it is not the embedding.
 struct Unembed {
-  Tensor<f32, "V/t M/d"> w;
+  Tensor<f32, "V/t/d M"> w;
   Tensor<f32, "V/t/d"> b;
 };
 
 struct Model {
-  Tensor<f32, "V/t M/d"> embed;
+  Tensor<f32, "V/t/d M"> embed;
   Tensor<f32, "P M/t/d"> positions;
   Array<"layers", Layer> layers;
   Array<"final_norm", Norm> final_norm;  // one in GPT-2, none in miniGPT
@@ -169,7 +169,7 @@ auto feed_forward(const Tensor<C, "B/d L M">& x, const Layer& w, const Form& for
   const auto b_up = gather<C, "F/t/d -> F/t">(w.b_up);
   const auto up = keep(einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, w_up) + b_up, form);
   const auto y = form.relu ? relu(up) : gelu(up);
-  return einsum_unreduced<"B/d L F/t, F/t M -> B/d L M +t">(y, gather<C, "F/t M/d -> F/t M">(w.w_down));
+  return einsum_unreduced<"B/d L F/t, F/t M -> B/d L M +t">(y, gather<C, "F/t/d M -> F/t M">(w.w_down));
 }
 
 template <dtype C>
@@ -204,7 +204,7 @@ auto unembedding(const Model& w, const Tensor<C, "V/t M">& table, const Residual
   auto y = all_gather<"B/d L M/t -> B/d L M", f32>(cast<C>(x));
   if (!w.final_norm.empty()) y = norm<C>(y, w.final_norm[0], form);
   if (w.unembed.empty()) return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t", f32>(y, table);
-  const auto w_out = gather<C, "V/t M/d -> V/t M">(w.unembed[0].w);
+  const auto w_out = gather<C, "V/t/d M -> V/t M">(w.unembed[0].w);
   return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t", f32>(y, w_out) +
          cast<f32>(gather<C, "V/t/d -> V/t">(w.unembed[0].b));
 }
@@ -213,7 +213,7 @@ auto unembedding(const Model& w, const Tensor<C, "V/t M">& table, const Residual
 template <dtype C>
 auto logits(const Model& w, const Tensor<i32, "B/d L">& inputs, const Mask& mask, const Tensor<i32, "L">& positions,
             const Form& form, const Dropout& dropout) -> Tensor<f32, "B/d L V/t"> {
-  const auto table = gather<C, "V/t M/d -> V/t M">(w.embed);
+  const auto table = gather<C, "V/t/d M -> V/t M">(w.embed);
   Residual x = drop(embedding<C>(w, table, inputs, positions), form.post_norm ? Dropout{} : dropout.at(0));
   for (std::uint64_t i = 0; i < w.layers.size(); ++i) {
     const auto body = [&form, d = dropout.at(i + 1)](const Residual& r, const Mask& m, const Layer& weights) {
@@ -239,7 +239,7 @@ template <dtype C>
 auto extend(const Model& w, Array<"layers", Cache<C>>& caches, const Tensor<i32, "B/d L">& ids,
             const Tensor<i32, "L">& positions, const Mask& mask, const Tensor<C, "L Klen">& places, const Form& form)
     -> Tensor<f32, "B/d L V/t"> {
-  const auto table = gather<C, "V/t M/d -> V/t M">(w.embed);
+  const auto table = gather<C, "V/t/d M -> V/t M">(w.embed);
   Residual x = embedding<C>(w, table, ids, positions);
   for (std::size_t i = 0; i < w.layers.size(); ++i)
     x = layer<C>(x, mask, w.layers[i], form, {}, places, &caches[i]);
