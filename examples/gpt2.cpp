@@ -10,6 +10,7 @@
 #include <shardlib/run/plan.hpp>
 #include <shardlib/shardlib.hpp>
 
+#include <cmath>
 #include <numeric>
 
 #include "gpt2_model.hpp"

@@ -10,6 +10,8 @@
 #include <shardlib/run/plan.hpp>
 #include <shardlib/shardlib.hpp>
 
+#include <cmath>
+
 #include "gpt_setup.hpp"
 
 using namespace shardlib;

@@ -17,6 +17,7 @@
 #include <shardlib/run/plan.hpp>
 #include <shardlib/shardlib.hpp>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <system_error>

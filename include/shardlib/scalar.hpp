@@ -2,7 +2,6 @@
 #pragma once
 
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <type_traits>
 
@@ -35,7 +34,11 @@ T sigmoid(T x) {
 }
 template <real T>
 T sqrt(T x) {
-  return std::sqrt(x);
+  if constexpr (std::is_same_v<T, float>) {
+    return __builtin_sqrtf(x);
+  } else {
+    return __builtin_sqrt(x);
+  }
 }
 template <real T>
 T abs(T x) {
@@ -43,11 +46,19 @@ T abs(T x) {
 }
 template <real T>
 T sin(T x) {
-  return std::sin(x);
+  if constexpr (std::is_same_v<T, float>) {
+    return __builtin_sinf(x);
+  } else {
+    return __builtin_sin(x);
+  }
 }
 template <real T>
 T cos(T x) {
-  return std::cos(x);
+  if constexpr (std::is_same_v<T, float>) {
+    return __builtin_cosf(x);
+  } else {
+    return __builtin_cos(x);
+  }
 }
 template <real T>
 T erf(T x) {

@@ -1,8 +1,8 @@
 // Branch-free exp, log, tanh, sigmoid and erf on f32, written so that compilers vectorise loops over them.
+// The compilers' own names stand for those of <cmath>: to read that would take a seventh of the time of shapes.hpp.
 #pragma once
 
 #include <bit>
-#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -75,7 +75,7 @@ inline float fast_tanh(float x) {
       detail::polynomial(z, -0.005992961254F, 0.02092414818F, -0.05383514126F, 0.1333266348F, -0.3333332786F);
   const float small = x + x * z * p;
   const float large = 1.0F - 2.0F / (fast_exp(2.0F * a) + 1.0F);
-  return a < 0.64F ? small : std::copysign(large, x);
+  return a < 0.64F ? small : __builtin_copysignf(large, x);
 }
 
 /// 1 / (1 + e^-x) within a few ulp, also where it underflows.
@@ -97,23 +97,23 @@ inline float fast_erf(float x) {
       detail::polynomial(a, 4.453896388e-8F, -2.594339321e-6F, 5.493616927e-5F, -6.433164710e-4F, 0.004910779965F,
                          -0.02673623389F, 0.110499571F, 0.6314834945F, 1.130388423F, -3.495821141e-4F);
   const float large = 1.0F - fast_exp(-q);
-  return a < 0.92F ? small : std::copysign(large, x);
+  return a < 0.92F ? small : __builtin_copysignf(large, x);
 }
 
 inline double fast_exp(double x) {
-  return std::exp(x);
+  return __builtin_exp(x);
 }
 inline double fast_log(double x) {
-  return std::log(x);
+  return __builtin_log(x);
 }
 inline double fast_tanh(double x) {
-  return std::tanh(x);
+  return __builtin_tanh(x);
 }
 inline double fast_erf(double x) {
-  return std::erf(x);
+  return __builtin_erf(x);
 }
 inline double fast_sigmoid(double x) {
-  const double e = std::exp(x < 0 ? x : -x);
+  const double e = __builtin_exp(x < 0 ? x : -x);
   return (x < 0 ? e : 1.0) / (1.0 + e);
 }
 

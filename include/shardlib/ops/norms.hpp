@@ -1,6 +1,8 @@
 // Ops along one whole dim: softmax, rms_norm, layer_norm, rope.
 #pragma once
 
+#include <cmath>
+
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/rows.hpp"
 #include "shardlib/kernels/strided.hpp"
