@@ -1,15 +1,17 @@
 // The first figures, each a ratio measured in one run (medians, the two sides interleaved):
-//   figures                     one process: GEMM, typed shell, a gpt_fsdp step against the measured FMA peak
-//   mpirun -n 2 figures         collectives against the MPI library's own
-// benchmarks/run.sh builds and runs both.
+//   figures                     one process: GEMM, typed shell, attention, loss, a gpt_fsdp step; the measured FMA peak
+//   mpirun -n 2 figures         collectives against the MPI library's own; -n 4 where there are fewer cores than ranks
+// benchmarks/run.sh builds and runs all three.
 #include <shardlib/kernels/gemm.hpp>
 #include <shardlib/run/peak.hpp>
 #include <shardlib/shardlib.hpp>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <thread>
 
 #include "../examples/gpt_model.hpp"
@@ -207,6 +209,44 @@ void attention_figures(const Mesh<"d t">& mesh) {
   }
 }
 
+struct OutputLayer {
+  Tensor<f32, "B/d M"> x;
+  Tensor<f32, "V/t M/d"> table;
+};
+
+// The loss of GPT-2's output layer, forward and backward: its logits stored, and made piece by piece.
+void loss_figures(const Mesh<"d t">& mesh) {
+  fmt::print(
+      "\nlinear_cross_entropy over 50304 ids, width 768, forward and backward: the logits stored (3 products), and in "
+      "pieces\n(4); ms, medians, and the most memory that the pool hands out, with both cotangents\n");
+  fmt::print("{:>8}  {:>8}  {:>9}  {:>8}  {:>9}  {:>6}\n", "tokens", "stored", "MB", "pieces", "MB", "ratio");
+  for (const std::int64_t tokens : {1024, 4096}) {
+    const Sizes sizes{{"B", tokens}, {"V", 50304}, {"M", 768}};
+    const OutputLayer w{random_normal<f32, "B/d M">(mesh, sizes, {0, 1}),
+                        random_normal<f32, "V/t M/d">(mesh, sizes, {0, 2})};
+    const auto ids = cast<i32>(random_uniform<f32, "B/d">(mesh, sizes, {0, 3}) * 50000.0);
+    const auto step = [&](std::int64_t stored) {
+      const auto loss = [&](const OutputLayer& of) -> Tensor<f32, "+d +t"> {
+        const auto table = all_gather<"V/t M/d -> V/t M">(of.table);
+        return sum<"B/d +t -> +d +t">(
+            linear_cross_entropy<"B/d M, V/t M -> B/d V/t">(of.x * (1.0 / 768), table, ids, stored));
+      };
+      static_cast<void>(value_and_grad(mesh, loss, w));
+    };
+    const auto memory = [&](std::int64_t stored) {
+      Pool& pool = *mesh.device()->pool();
+      const std::size_t before = pool.stats().live;
+      pool.reset_peak();
+      step(stored);
+      return static_cast<double>(pool.stats().peak - before) / 1e6;
+    };
+    const double all = memory(std::numeric_limits<std::int64_t>::max()), some = memory(0);
+    const auto t = interleaved(3, {[&] { step(std::numeric_limits<std::int64_t>::max()); }, [&] { step(0); }});
+    fmt::print("{:>8}  {:>8.0f}  {:>9.0f}  {:>8.0f}  {:>9.0f}  {:>6.2f}\n", tokens, t[0].median * 1e3, all,
+               t[1].median * 1e3, some, t[1].median / t[0].median);
+  }
+}
+
 #if defined(SHARDLIB_WITH_MPI)
 // One collective: ours, the MPI library's, and how many bytes cross the bus per byte of the whole.
 struct Contest {
@@ -326,6 +366,7 @@ int figures() {
     gemm_figures(mesh);
     shell_figures(mesh);
     attention_figures(mesh);
+    loss_figures(mesh);
     const double again = fma_peak(cores);  // the machine's clock changes
     fmt::print("\nFMA peak, measured again: {:.1f} GFLOP/s on {} at once\n", again / 1e9, cores);
     step_figures(mesh, std::max(all, again));

@@ -39,6 +39,8 @@ LAYERS, HEADS, WIDTH, CONTEXT, VOCABULARY = 12, 12, 768, 1024, 50304
 PARAMETERS = VOCABULARY * WIDTH + LAYERS * (12 * WIDTH**2 + 13 * WIDTH) + 2 * WIDTH  # those that multiply
 END_OF_TEXT = 50256
 LOSSES_APART = 1e-3  # rounding grows from step to step
+# llm.c's. At GPT-2's 6e-4 without warmup the loss of one batch soon jumps, and differences in rounding with it.
+LEARNING_RATE = 1e-4
 PYTHON = "/usr/bin/python3"  # the one that has the system's packages
 
 
@@ -78,8 +80,9 @@ class Ours:
         self.settings = settings
         self.command = ["mpirun", "-n", str(ranks), "--bind-to", "core"] if ranks else []
         self.command += [os.path.join(options.build, "examples/gpt2"), "--preset=gpt2-124m", f"--mesh={mesh}",
-                         f"--recompute={options.recompute}", "--warmup=0", "--final-learning-rate=1", "--max-tokens=0",
-                         f"--vocabulary={VOCABULARY}", f"--steps={options.warmup + options.steps}"]  # fmt: skip
+                         f"--recompute={options.recompute}", f"--learning-rate={LEARNING_RATE}", "--warmup=0",
+                         "--final-learning-rate=1", "--max-tokens=0", f"--vocabulary={VOCABULARY}",
+                         f"--steps={options.warmup + options.steps}"]  # fmt: skip
 
     def turn(self, batch, length, scratch):
         """A record of each step: loss, step_seconds."""
@@ -120,14 +123,14 @@ class TorchRun:
         threads = max(1, os.cpu_count() // ranks)
         out = self.torch.run(threads, scratch, ["--tokens={}/tokens.bin", "--weights={}/weights.safetensors",
             f"--batch={batch}", f"--length={length}", f"--steps={self.options.warmup + self.options.steps}",
-            f"--parallel={self.how}", f"--ranks={ranks}", f"--threads={threads}"])  # fmt: skip
+            f"--learning-rate={LEARNING_RATE}", f"--parallel={self.how}", f"--ranks={ranks}", f"--threads={threads}"])  # fmt: skip
         return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 
 class Llmc:
     """llm.c's own training program, built by its Makefile; its batch is 4 x 64, and its AdamW's settings are fixed."""
 
-    settings = ("--learning-rate=1e-4", "--beta2=0.999", "--weight-decay=0", "--clip=0")
+    settings = ("--beta2=0.999", "--weight-decay=0", "--clip=0")  # beside LEARNING_RATE
 
     def __init__(self, options):
         self.folder = os.path.realpath(options.llmc)
@@ -306,8 +309,8 @@ def main():
     parser.add_argument("--llmc", metavar="DIR", help="a checkout of llm.c")
     parser.add_argument("--plot", metavar="FILE.svg", help="draw the medians")
     parser.add_argument("--recompute", default="none", help="as examples/gpt2's (default %(default)s)")
-    for name, default, what in (("turns", 2, "of each system"), ("warmup", 2, "steps of a turn that do not count"),
-                                ("steps", 6, "steps of a turn that count")):
+    for name, default, what in (("turns", 3, "of each system"), ("warmup", 2, "steps of a turn that do not count"),
+                                ("steps", 5, "steps of a turn that count")):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default {default})")
     options = parser.parse_args()
     if not shutil.which("mpirun"):

@@ -2,10 +2,11 @@
 """What --plan predicts of a step beside what a step takes: FSDP on two ranks in network namespaces, over links of several
 rates.
 
-The computing is fitted over a link without a limit, with the copies that communicating takes on any link:
---plan-efficiency is chosen so that the prediction is what that takes. The links are not fitted: a link's bandwidth is its
-rate less the headers of Ethernet, IP and TCP. Nothing in this program overlaps, so the measured step stands against the
-slower of the two sums.
+Two things are fitted, over a link without a limit: --plan-efficiency, so that the prediction without communication is
+what the step takes less its communication, and the most that the cores move, the bytes of a step over the seconds of its
+communication less the latencies. The links are not fitted: a link's bandwidth is its rate less the headers of Ethernet, IP and TCP, or what
+the cores move if that is less; they copy while the link sends. Nothing in this program overlaps, so the measured step
+stands against the slower of the two sums.
 As machines' speeds drift, each rate has its own computing, measured before and after it, in several rounds; what is
 printed of a rate are the medians of its rounds.
 Needs root, iproute2, and an idle machine.
@@ -17,7 +18,7 @@ import os
 import re
 import statistics
 
-from overlap import UNLIMITED, median, over_link
+from overlap import UNLIMITED, median, over_link, sent
 from pipeline import ROOT, ran
 
 PAYLOAD = 8948 / 9014  # of a frame of the link's 9000 bytes and its header: what TCP with time stamps carries
@@ -43,33 +44,39 @@ def main():
                "--n-kv=4", f"--d-head={options.d_model // 8}", f"--d-ff={3 * options.d_model}", "--library-optimizer",
                "--max-tokens=0", f"--steps={options.steps}"]  # fmt: skip
 
-    def predicted(efficiency, bandwidth):
+    def predicted(efficiency, bandwidth, latency=options.latency):
         text = ran(command + ["--plan", f"--plan-flops={peak}", f"--plan-efficiency={efficiency}",
-                   f"--plan-bandwidth={bandwidth}", f"--plan-latency={options.latency}"])  # fmt: skip
+                   f"--plan-bandwidth={bandwidth}", f"--plan-latency={latency}"])  # fmt: skip
         found = re.search(r"nothing overlapping +([\d.]+) (\w+)", text)
         return float(found.group(1)) * UNITS[found.group(2)]
 
     def measured(rate):
+        """The median seconds of a step, and of its communication."""
         (rows,) = over_link(command, rate, ["--no-prefetch"])
-        return median(rows)
+        return median(rows), median(rows, "communication")
 
     print(f"{options.layers} layers, d_model {options.d_model}, batch {options.batch} x 128 tokens, FSDP on 2 ranks; peak of one "
           f"core {peak / 1e9:.0f} GFLOP/s")
-    print("link      computing ms  of the peak  predicted ms  measured ms   measured over predicted (least .. most)")
-    floor = predicted(1, 1e15)
+    print("link      computing ms  of the peak  copies Gbit/s  predicted ms  measured ms   measured over predicted "
+          "(least .. most)")
+    floor, size = predicted(1, 1e15, latency=0), sent(command)
+    latencies = predicted(1, 1e15) - floor
     found = {rate: [] for rate in options.rates}
     before = measured(UNLIMITED)
     for _ in range(options.rounds):
         for rate in options.rates:
-            step = measured(f"{rate}gbit")
+            step, _ = measured(f"{rate}gbit")
             after = measured(UNLIMITED)
-            computing, before = (before + after) / 2, after
-            found[rate].append((computing, predicted(floor / computing, float(rate) * 1e9 / 8 * PAYLOAD), step))
+            whole, communication = ((a + b) / 2 for a, b in zip(before, after))
+            before = after
+            computing, copies = whole - communication, size / (communication - latencies)
+            plan = predicted(floor / computing, min(float(rate) * 1e9 / 8 * PAYLOAD, copies))
+            found[rate].append((computing, copies, plan, step))
     for rate, rounds in found.items():
-        computing, plan, step = (statistics.median(column) for column in zip(*rounds))
-        ratios = sorted(measured / planned for _, planned, measured in rounds)
-        print(f"{rate + ' Gbit/s':<10}{computing * 1e3:12.0f} {100 * floor / computing:10.0f} % {plan * 1e3:12.0f} "
-              f"{step * 1e3:12.0f} {statistics.median(ratios):25.2f} ({ratios[0]:.2f} .. {ratios[-1]:.2f})")
+        computing, copies, plan, step = (statistics.median(column) for column in zip(*rounds))
+        ratios = sorted(measured / planned for _, _, planned, measured in rounds)
+        print(f"{rate + ' Gbit/s':<10}{computing * 1e3:12.0f} {100 * floor / computing:10.0f} % {copies * 8e-9:13.1f} "
+              f"{plan * 1e3:13.0f} {step * 1e3:12.0f} {statistics.median(ratios):25.2f} ({ratios[0]:.2f} .. {ratios[-1]:.2f})")
 
 
 if __name__ == "__main__":

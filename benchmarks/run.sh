@@ -77,6 +77,7 @@ say "# Figures" "" "Printed by \`benchmarks/run.sh\` on $(date -u +%Y-%m-%d), $(
 figures=build/benchmarks/benchmarks/figures
 measure "$figures"
 measure mpirun -n 2 --bind-to none "$figures"
+measure mpirun -n 4 --bind-to none --oversubscribe "$figures"
 say "" "# A training step of GPT-2 124M"
 # The system's Python is the one that has the package matplotlib.
 measure /usr/bin/python3 benchmarks/gpt2_step.py --plot "$plot" "${peers[@]}"

@@ -198,22 +198,27 @@ auto embedding(const Model& w, const Tensor<C, "V/t M">& table, const Tensor<i32
   return cast<f32>(tokens) + cast<f32>(index_unreduced<"[P] M/t, L -> L M/t">(all_positions, positions));
 }
 
+// What the output layer reads.
+template <dtype C>
+auto output_input(const Model& w, const Residual& x, const Form& form) -> Tensor<C, "B/d L M"> {
+  const auto y = all_gather<"B/d L M/t -> B/d L M", f32>(cast<C>(x));
+  return w.final_norm.empty() ? y : norm<C>(y, w.final_norm[0], form);
+}
+
 template <dtype C>
 auto unembedding(const Model& w, const Tensor<C, "V/t M">& table, const Residual& x, const Form& form)
     -> Tensor<f32, "B/d L V/t"> {
-  auto y = all_gather<"B/d L M/t -> B/d L M", f32>(cast<C>(x));
-  if (!w.final_norm.empty()) y = norm<C>(y, w.final_norm[0], form);
+  const auto y = output_input<C>(w, x, form);
   if (w.unembed.empty()) return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t", f32>(y, table);
   const auto w_out = gather<C, "V/t/d M -> V/t M">(w.unembed[0].w);
   return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t", f32>(y, w_out) +
          cast<f32>(gather<C, "V/t/d -> V/t">(w.unembed[0].b));
 }
 
-// Logits of a batch: what training and validation differentiate and measure.
+// Embedding and layers.
 template <dtype C>
-auto logits(const Model& w, const Tensor<i32, "B/d L">& inputs, const Mask& mask, const Tensor<i32, "L">& positions,
-            const Form& form, const Dropout& dropout) -> Tensor<f32, "B/d L V/t"> {
-  const auto table = gather<C, "V/t/d M -> V/t M">(w.embed);
+auto trunk(const Model& w, const Tensor<C, "V/t M">& table, const Tensor<i32, "B/d L">& inputs, const Mask& mask,
+           const Tensor<i32, "L">& positions, const Form& form, const Dropout& dropout) -> Residual {
   Residual x = drop(embedding<C>(w, table, inputs, positions), form.post_norm ? Dropout{} : dropout.at(0));
   for (std::uint64_t i = 0; i < w.layers.size(); ++i) {
     const auto body = [&form, d = dropout.at(i + 1)](const Residual& r, const Mask& m, const Layer& weights) {
@@ -222,7 +227,14 @@ auto logits(const Model& w, const Tensor<i32, "B/d L">& inputs, const Mask& mask
     x = form.recompute == Recompute::none ? body(x, mask, w.layers[i])
                                           : explicit_activation_checkpointing(body)(x, mask, w.layers[i]);
   }
-  return unembedding<C>(w, table, x, form);
+  return x;
+}
+
+template <dtype C>
+auto logits(const Model& w, const Tensor<i32, "B/d L">& inputs, const Mask& mask, const Tensor<i32, "L">& positions,
+            const Form& form, const Dropout& dropout) -> Tensor<f32, "B/d L V/t"> {
+  const auto table = gather<C, "V/t/d M -> V/t M">(w.embed);
+  return unembedding<C>(w, table, trunk<C>(w, table, inputs, mask, positions, form, dropout), form);
 }
 
 // The mean loss of the tokens that count. Each device of the mesh holds a part of the sum: that is what value_and_grad
@@ -230,8 +242,14 @@ auto logits(const Model& w, const Tensor<i32, "B/d L">& inputs, const Mask& mask
 template <dtype C>
 auto loss(const Model& w, const Batch& batch, const Tensor<bool_, "Qlen Klen">& causal,
           const Tensor<i32, "L">& positions, const Form& form, const Dropout& dropout) -> Tensor<f32, "+d +t"> {
-  const auto y = logits<C>(w, batch.inputs, segment_mask(batch.segments, causal), positions, form, dropout);
-  return sum<"B/d L +t -> +d +t">(cross_entropy(y, batch.targets) * batch.weights);
+  const auto table = gather<C, "V/t/d M -> V/t M">(w.embed);
+  const auto x = trunk<C>(w, table, batch.inputs, segment_mask(batch.segments, causal), positions, form, dropout);
+  // Tied, many logits are not stored, but computed again.
+  const auto losses = w.unembed.empty()
+                          ? linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(output_input<C>(w, x, form), table,
+                                                                                batch.targets)
+                          : cross_entropy(unembedding<C>(w, table, x, form), batch.targets);
+  return sum<"B/d L +t -> +d +t">(losses * batch.weights);
 }
 
 // Sampling: the logits of new tokens at `positions`, whose keys and values are added to the caches.

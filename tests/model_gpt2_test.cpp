@@ -120,8 +120,8 @@ Result alone(const Variant& v) {
 }
 
 TEST_CASE("gpt2: loss and every gradient are equal on every mesh", "[model]") {
-  for (const Variant& v : {Variant{}, Variant{.minigpt = true}, Variant{.filling = Filling::some},
-                           Variant{.fused_attention = true}}) {
+  for (const Variant& v :
+       {Variant{}, Variant{.minigpt = true}, Variant{.filling = Filling::some}, Variant{.fused_attention = true}}) {
     const Result one = alone<f32>(v);
     for (const char* mesh : {"d=2,t=1", "d=1,t=2", "d=2,t=2", "d=4,t=1", "d=1,t=4", "d=4,t=2", "d=2,t=3", "d=1,t=3"}) {
       INFO(mesh);
@@ -183,6 +183,23 @@ TEST_CASE("gpt2: the library's causal_attention gives what the spelled attention
     const double in_bf16 = apart(alone<bf16>(with(true, gpt2::Recompute::seqax)), spelled);
     const double spelled_in_bf16 = apart(alone<bf16>(with(false, gpt2::Recompute::seqax)), spelled);
     CHECK(in_bf16 < 1.25 * spelled_in_bf16);
+  }
+}
+
+TEST_CASE("gpt2: logits that are computed again, piece by piece, give what stored ones give", "[model]") {
+  const Result stored = alone<f32>({.filling = Filling::some}), in_bf16 = alone<bf16>({.filling = Filling::some});
+  const Temporarily none(most_logits, std::int64_t{0});
+  const Temporarily pieces(detail::logits_piece, std::int64_t{4096});
+  for (const auto recompute : {gpt2::Recompute::none, gpt2::Recompute::seqax})
+    CHECK(apart(alone<f32>({.recompute = recompute, .filling = Filling::some}), stored) < 1e-5);
+  CHECK(apart(alone<bf16>({.filling = Filling::some}), in_bf16) < 0.02);
+  for (const char* mesh : {"d=2,t=1", "d=1,t=2", "d=2,t=2", "d=1,t=3"}) {
+    INFO(mesh);
+    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+      const double worst = apart(step<f32>(GptMesh(device), {.filling = Filling::some}), stored);
+      expect(worst < 1e-5, "differs by " + show(worst));
+    });
+    SUCCEED();
   }
 }
 
@@ -285,7 +302,8 @@ TEST_CASE("gpt2: sampling with a cache sees what the whole forward pass sees", "
           if (mesh.coordinate("d") != 0) std::fill(host->begin(), host->end(), 0);
           return from_memory<i32, "B/d L">(mesh, {one, {"L", count}}, std::span<const i32>(*host), host);
         };
-        const gpt2::Mask causal{broadcast<"Qlen Klen -> B/d Qlen Klen">(causal_mask<"Qlen Klen">(mesh, 8, 8), {one}), {}};
+        const gpt2::Mask causal{broadcast<"Qlen Klen -> B/d Qlen Klen">(causal_mask<"Qlen Klen">(mesh, 8, 8), {one}),
+                                {}};
         const auto whole =
             all_gather<"B/d L V/t -> B L V">(gpt2::logits<f32>(w, rows(0, 8), causal, iota<"L">(mesh, 8), form, {}));
         Sizes sizes = sizes_on(mesh);

@@ -214,6 +214,7 @@ void apply_all(std::string_view op, std::string_view x, std::string_view y) {
   static_cast<void>(map4("map", op, x, y, x));
   static_cast<void>(causal_attention("A", "B", x, y, op));
   static_cast<void>(causal_attention_in_segments("A", "B", x, x, x, y));
+  static_cast<void>(linear_cross_entropy(op, x, y, x));
   static_cast<void>(add_constant("+", x));
   static_cast<void>(item(x));
   static_cast<void>(mesh(x));

@@ -684,6 +684,48 @@ TEST_CASE("rules: ops along a dim") {
           "(communicate)");
 }
 
+TEST_CASE("rules: linear_cross_entropy") {
+  const auto loss = [](std::string_view op, std::string_view x, std::string_view table, std::string_view targets) {
+    return rules::linear_cross_entropy(op, x, table, targets);
+  };
+  legal(loss("B/d L M, V/t M -> B/d L V/t", "B/d L M", "V/t M", "B/d L"), "B/d L +t");
+  legal(loss("B/d L M, V M -> B/d L V", "B/d L M", "V M", "B/d L"), "B/d L");
+  legal(loss("L H D, V/t/d H D -> L V/t/d", "L H D", "V/t/d H D", "L"), "L +t +d");
+  legal(loss("M, V/t M -> V/t", "M", "V/t M", ""), "+t");
+  legal(loss("L, V/t -> L V/t", "L", "V/t", "L"), "L +t");
+  const std::string rows =
+      ">: the logits must be rows over the table's first dim, made of whole rows of both "
+      "operands, as in `B L M, V M -> B L V`; `rearrange` an operand (a local copy)";
+  const auto mislaid = [&](std::string_view op, std::string_view x, std::string_view table) {
+    illegal(loss(op, x, table, "B"), "linear_cross_entropy<`" + std::string(op) + "`" + rows);
+  };
+  mislaid("B M, M V -> B V", "B M", "M V");
+  mislaid("B M, V M -> V B", "B M", "V M");
+  mislaid("M B, V M -> B V", "M B", "V M");
+  mislaid("B M N, V N M -> B V", "B M N", "V N M");
+  mislaid("B M, V B M -> B V", "B M", "V B M");
+  mislaid("B M, V -> B V", "B M", "V");
+  mislaid("B M, V M -> B", "B M", "V M");
+  mislaid("M, V M -> \"\"", "M", "V M");
+  illegal(
+      loss("B M, V M -> B V", "B/d M", "V M", "B"),
+      "linear_cross_entropy<`B M, V M -> B V`>: the first operand is `B/d M`, but the op spec expects `B M`: `B` is "
+      "sharded over d; gather it first with `all_gather<\"B/d M -> B M\">` (communicates)");
+  illegal(
+      loss("B M/t, V M/t -> B V +t", "B M/t", "V M/t", "B"),
+      "linear_cross_entropy<`B M/t, V M/t -> B V +t`>: the logits would be partial over t, and a loss is of their sum; "
+      "make the operands whole first, with `all_gather` or `all_reduce`, or reduce the `einsum_unreduced` and take its "
+      "`cross_entropy` (all communicate)");
+  illegal(loss("B/d M, V M -> B/d V", "B/d M", "V M", "B"),
+          "linear_cross_entropy<`B/d M, V M -> B/d V`> with targets `B`: the targets must have the dims of the logits "
+          "without the last one (the vocabulary)");
+  illegal(
+      loss("B M, V M -> B V", "B M", "V M", "B +t"),
+      "linear_cross_entropy: the operand `B +t` is partial over t, and linear_cross_entropy is not linear, so it has "
+      "to see the sum, not the summand of one device; reduce it first, with a `reduce_scatter` or "
+      "`all_reduce<\"B +t -> B\">` (communicate)");
+}
+
 TEST_CASE("rules: causal_attention") {
   const auto attention = [](std::string_view q, std::string_view k, std::string_view v = "") {
     return rules::causal_attention("L", "D", q, k, v.empty() ? k : v);
@@ -1226,6 +1268,23 @@ TEST_CASE("law: the cotangent of logits is their dual") {
         CHECK(str(rules::multiply(logits, dual(str(z.result))).result) == dual(logits));  // (softmax - one_hot) * ct
       }
   CHECK(legal == 16);
+}
+
+TEST_CASE("law: the cotangents of both operands of linear_cross_entropy are products with that of the logits") {
+  int legal = 0;
+  for (const auto& x : test::specs_of_any({{"M"}, {"B", "M"}}))
+    for (const auto& table : test::specs_of_any({{"V", "M"}}))
+      for (const auto& logits : test::specs_of_any({{"V"}, {"B", "V"}}))
+        for (const auto& targets : test::specs_of_any({{}, {"B"}})) {
+          const std::string op = x + ", " + table + " -> " + logits;
+          if (!rules::linear_cross_entropy(op, x, table, targets).ok()) continue;
+          ++legal;
+          INFO(op);
+          const std::string ct = dual(logits);
+          CHECK(str(rules::einsum(ct + ", " + table + " -> " + dual(x), ct, table).why) == "");
+          CHECK(str(rules::einsum(ct + ", " + x + " -> " + dual(table), ct, x).why) == "");
+        }
+  CHECK(legal == 16);  // as many as of cross_entropy: M is whole
 }
 
 TEST_CASE("law: the cotangents of keys and values are summed over the query heads that share them") {

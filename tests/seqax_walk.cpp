@@ -251,6 +251,7 @@ static_assert(!legal<rules::add, Op("-"), Spec("B/d L"), Spec("B/d L +t")>);  //
 static_assert(!legal<rules::to_partial, Op("B/d L/t -> B/d L +t"), Spec("B/d L/t")>);
 OP("B/d L +t", cross_entropy(x<"B/d L V/t">(), ids<u32, "B/d L">()));  // all of the above in one op
 static_assert(!legal<rules::cross_entropy, Spec("B/d L V/t"), Spec("B L")>);
+OP("B/d L +t", linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(x<"B/d L M">(), x<"V/t M">(), ids<u32, "B/d L">()));
 
 OP("B/d L +t", x<"B/d L +t">() * x<"B/d L">());  // weights of the tokens: 0 where a sequence is padded
 OP("+d +t", sum<"B/d L +t -> +d +t">(x<"B/d L +t">()));

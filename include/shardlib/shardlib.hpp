@@ -32,6 +32,7 @@
 #include "shardlib/ops/elementwise.hpp"
 #include "shardlib/ops/index.hpp"
 #include "shardlib/ops/layout.hpp"
+#include "shardlib/ops/linear_cross_entropy.hpp"
 #include "shardlib/ops/loss.hpp"
 #include "shardlib/ops/map.hpp"
 #include "shardlib/ops/norms.hpp"

@@ -145,10 +145,20 @@ EdgeSource erased(const VjpOfResult<X, F>& v) {
 /// Counts one execution of an op on this device.
 [[gnu::cold]] SHARDLIB_INLINE State::Count& count(const Value& value);
 
+/// Counts floating-point operations of the op that makes the value, which runs: `count` has been called.
+[[gnu::cold]] SHARDLIB_INLINE void add_flops(const Value& value, double flops);
+
 /// Makes the node of an op if anything differentiates one of its operands.
 [[gnu::cold]] SHARDLIB_INLINE void attach(
     const std::shared_ptr<Value>& out, std::vector<Node::Edge>&& edges,
     std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>&)> joint = nullptr);
+
+/// Cotangents of several operands that one kernel makes, an op of its own in counts and traces: `fill` writes the
+/// blocks. Null for operands that are not `wanted`; at least one is. `due`: the cotangents' specs.
+[[gnu::cold]] SHARDLIB_INLINE std::vector<ValuePtr> joint_cotangents(
+    const OpInfo& op, std::span<const ValuePtr> operands, std::span<const bool> wanted,
+    std::span<const TensorSpec* const> due,
+    const std::function<void(const Value& first, std::span<const ValuePtr> cotangents)>& fill);
 
 /// Makes the bytes of a value: a kernel of the result's shape.
 using Kernel = std::function<Buffer(const Value& out)>;

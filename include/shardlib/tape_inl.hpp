@@ -32,6 +32,42 @@ SHARDLIB_INLINE State::Count& count(const Value& value) {
   return it->second;
 }
 
+SHARDLIB_INLINE void add_flops(const Value& value, double flops) {
+  State& s = state(value.device);
+  s.counts.find(value.made_by.name)->second.flops += flops;
+  s.work.flops += flops;
+}
+
+SHARDLIB_INLINE std::vector<ValuePtr> joint_cotangents(
+    const OpInfo& op, std::span<const ValuePtr> operands, std::span<const bool> wanted,
+    std::span<const TensorSpec* const> due,
+    const std::function<void(const Value& first, std::span<const ValuePtr> cotangents)>& fill) {
+  std::vector<ValuePtr> cotangents(operands.size());
+  std::shared_ptr<Value> first;
+  for (std::size_t i = 0; i < operands.size(); ++i) {
+    if (!wanted[i]) continue;
+    const Value& like = *operands[i];
+    auto made = make_value(op, like.device, like.dtype, *due[i], like.global);
+    made->storage->buffer = allocate(*made);
+    if (!first) first = made;
+    cotangents[i] = std::move(made);
+  }
+  observed(*first, [&] {
+    count(*first);
+    fill(*first, cotangents);
+    for (const ValuePtr& made : cotangents)
+      if (made) zero_padding(*made, made->storage->buffer);
+    return first->storage->buffer;
+  });
+  for (const ValuePtr& made : cotangents)
+    if (made && made != first && state(first->device).note_reads)
+      observed(*made, [&] {
+        note_read(*first);
+        return made->storage->buffer;
+      });
+  return cotangents;
+}
+
 SHARDLIB_INLINE void attach(const std::shared_ptr<Value>& out, std::vector<Node::Edge>&& edges,
                             std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>&)> joint) {
   bool any = false;

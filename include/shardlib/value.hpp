@@ -169,7 +169,7 @@ struct State {
   struct Count {
     std::int64_t calls = 0;
     std::int64_t bytes = 0;  ///< sent by this device, for collectives
-    double flops = 0;        ///< multiply-adds count as two, for einsums and attention
+    double flops = 0;        ///< multiply-adds count as two, of products
   };
   std::map<std::string, Count, std::less<>> counts;
 

@@ -224,3 +224,27 @@ auto attention_of_summands(const Tensor<f32, "L D">& q, const Tensor<f32, "L D +
   return causal_attention<"L", "D">(q, q, v);
 }
 #endif
+
+// expect: linear_cross_entropy<`B/d M, M V/t -> B/d V/t`>: the logits must be rows over the table's first dim, made of whole
+#if SECTION == 32
+auto loss_of_a_table_by_columns(const Tensor<f32, "B/d M">& x, const Tensor<f32, "M V/t">& table,
+                                const Tensor<i32, "B/d">& targets) {
+  return linear_cross_entropy<"B/d M, M V/t -> B/d V/t">(x, table, targets);
+}
+#endif
+
+// expect: linear_cross_entropy<`B/d M, V/t M -> B/d V/t`> with targets `B`: the targets must have the dims of the logits
+#if SECTION == 33
+auto loss_of_all_targets(const Tensor<f32, "B/d M">& x, const Tensor<f32, "V/t M">& table,
+                         const Tensor<i32, "B">& targets) {
+  return linear_cross_entropy<"B/d M, V/t M -> B/d V/t">(x, table, targets);
+}
+#endif
+
+// expect: linear_cross_entropy: the indices are f32, not i32 or u32; write `cast<i32>` of them first
+#if SECTION == 34
+auto loss_of_real_targets(const Tensor<f32, "B/d M">& x, const Tensor<f32, "V/t M">& table,
+                          const Tensor<f32, "B/d">& targets) {
+  return linear_cross_entropy<"B/d M, V/t M -> B/d V/t">(x, table, targets);
+}
+#endif

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "shardlib/detail/inline.hpp"
 #include "shardlib/kernels/attention.hpp"
@@ -27,7 +28,7 @@ struct Attention {
   /// The kernels for the operands' dtype.
   Buffer (*forward)(const Attention& a, const Value& out, const std::shared_ptr<Value>& sums) = nullptr;
   void (*backward)(const Attention& a, const Value& out, const Value& sums, const Value& ct,
-                   const std::array<ValuePtr, 3>& grads) = nullptr;
+                   std::span<const ValuePtr> grads) = nullptr;
 };
 
 /// The loops over the operands' blocks; the log-sum-exps lie as the queries without their width.
@@ -52,7 +53,7 @@ struct AttentionKernels {
     return result;
   }
   static void backward(const Attention& a, const Value& out, const Value& sums, const Value& ct,
-                       const std::array<ValuePtr, 3>& grads) {
+                       std::span<const ValuePtr> grads) {
     const auto block = [](const ValuePtr& x) { return x == nullptr ? nullptr : x->storage->buffer.template as<D>(); };
     const D* const result = out.as<const D>();  // before its sums, which a replay computes with it
     kernels::causal_attention_backward(out.device->exec(), attention_loops(a), a.q->as<const D>(), a.k->as<const D>(),

@@ -3,13 +3,13 @@
 
 #include "shardlib/ops/attention.hpp"
 
+#include <array>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "shardlib/bindings.hpp"
-#include "shardlib/observe.hpp"
-#include "shardlib/padding.hpp"
 
 namespace shardlib::detail {
 
@@ -42,10 +42,7 @@ SHARDLIB_INLINE kernels::AttentionLoops attention_loops(const Attention& a) {
 /// Counts the multiply-adds of `products` matrix products over the pairs of positions that see each other.
 inline void count_attention_flops(const Attention& a, const Value& made, double products) {
   const auto length = static_cast<double>(a.q->local[a.length]);
-  const double flops = products * static_cast<double>(a.q->count()) * (length + 1);
-  State& s = state(made.device);
-  s.counts.find(made.made_by.name)->second.flops += flops;
-  s.work.flops += flops;
+  add_flops(made, products * static_cast<double>(a.q->count()) * (length + 1));
 }
 
 SHARDLIB_INLINE ValuePtr record_attention(const Attention& a, const TensorSpec& sums_spec,
@@ -77,33 +74,12 @@ SHARDLIB_INLINE ValuePtr record_attention(const Attention& a, const TensorSpec& 
     edges[0].saved.values = {plain.q, plain.k, plain.v, result, sums};
     if (plain.segments) edges[0].saved.values.push_back(plain.segments);
     attach(out, std::move(edges), [plain, wanted, due, result, sums](const std::vector<ValuePtr>& cts) {
-      std::array<ValuePtr, 3> grads;
-      std::shared_ptr<Value> first;
-      const std::array<ValuePtr, 3> like{plain.q, plain.k, plain.v};
-      for (std::size_t i = 0; i < grads.size(); ++i) {
-        if (!wanted[i]) continue;
-        auto grad = make_value({"causal_attention_backward", plain.op.spec, {}}, result->device, result->dtype, *due[i],
-                               like[i]->global);
-        grad->storage->buffer = allocate(*grad);
-        if (!first) first = grad;
-        grads[i] = std::move(grad);
-      }
-      const auto compute = [&] {
-        count(*first);
-        count_attention_flops(plain, *first, 5);
-        plain.backward(plain, *result, *sums, *cts[0], grads);
-        for (const ValuePtr& grad : grads)
-          if (grad) zero_padding(*grad, grad->storage->buffer);
-        return first->storage->buffer;
-      };
-      observed(*first, compute);
-      for (const ValuePtr& grad : grads)
-        if (grad && grad != first && state(first->device).note_reads)
-          observed(*grad, [&] {
-            note_read(*first);
-            return grad->storage->buffer;
-          });
-      return std::vector<ValuePtr>(grads.begin(), grads.end());
+      const std::array operands{plain.q, plain.k, plain.v};
+      return joint_cotangents({"causal_attention_backward", plain.op.spec, {}}, operands, wanted, due,
+                              [&](const Value& first, std::span<const ValuePtr> grads) {
+                                count_attention_flops(plain, first, 5);
+                                plain.backward(plain, *result, *sums, *cts[0], grads);
+                              });
     });
   }
   evaluate(out, [plain, sums](const Value& shape) {

@@ -53,10 +53,7 @@ struct EinsumKernel {
   ValuePtr a, b;
   Buffer operator()(const Value& out) const {
     Buffer result = allocate(out);
-    State& s = state(out.device);
-    const double flops = einsum_flops(*a, *b);
-    s.counts.find(out.made_by.name)->second.flops += flops;
-    s.work.flops += flops;
+    add_flops(out, einsum_flops(*a, *b));
     kernels::einsum(out.device->exec(), *plan, dtype_c<D>, dtype_c<R>, a->data().data(), view(a->local),
                     b->data().data(), view(b->local), result.data());
     return result;

@@ -100,9 +100,11 @@ constexpr Text integer_dims(const OpParts& op) {
 
 }  // namespace detail_
 
-/// einsum_unreduced<"a b, b c -> a c">: multiply and sum on each device, never across devices.
-constexpr Verdict einsum(std::string_view op, std::string_view x, std::string_view y) {
-  const Call call = parse_call("einsum_unreduced", op, 2);
+namespace detail_ {
+
+/// einsum of two operands, under the name that the op has.
+constexpr Verdict product(const char* name, std::string_view op, std::string_view x, std::string_view y) {
+  const Call call = parse_call(name, op, 2);
   if (!call.why.empty()) return call.fail();
   const TensorSpec first = parse_tensor(x).spec, second = parse_tensor(y).spec;
   if (!(first == second) && first == call.op.in[1] && second == call.op.in[0])
@@ -110,9 +112,16 @@ constexpr Verdict einsum(std::string_view op, std::string_view x, std::string_vi
                      "; swap them in the call or in the op spec");
   if (const Text why = check_operand(first, call.op.in[0], "the first operand"); !why.empty()) return call.fail(why);
   if (const Text why = check_operand(second, call.op.in[1], "the second operand"); !why.empty()) return call.fail(why);
-  if (const Text why = detail_::integer_dims(call.op); !why.empty()) return call.fail(why);
-  if (const Text why = detail_::einsum(call.op); !why.empty()) return call.fail(why);
+  if (const Text why = integer_dims(call.op); !why.empty()) return call.fail(why);
+  if (const Text why = einsum(call.op); !why.empty()) return call.fail(why);
   return call.accept();
+}
+
+}  // namespace detail_
+
+/// einsum_unreduced<"a b, b c -> a c">: multiply and sum on each device, never across devices.
+constexpr Verdict einsum(std::string_view op, std::string_view x, std::string_view y) {
+  return detail_::product("einsum_unreduced", op, x, y);
 }
 
 /// einsum_unreduced<"a b -> b">: one operand, summed and permuted.

@@ -38,7 +38,7 @@ struct Plan {
     std::int64_t bytes = 0;  ///< of the blocks that it reads and writes, in all calls
   };
   std::vector<Local> local;  ///< the other ops of a step; not the optimizer's, which is one pass over what is at rest
-  double flops = 0;          ///< of all einsums and attention of a step, a multiply-add counting as two
+  double flops = 0;          ///< of all products of a step, a multiply-add counting as two
   double all_flops = 0;      ///< the same of all devices
   double model_flops = 0;    ///< of all devices, for the model's own arithmetic without recomputation
 

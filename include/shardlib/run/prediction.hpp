@@ -22,7 +22,7 @@ struct Link {
 /// A device, and its links along each axis of the mesh.
 struct Machine {
   double flops = 0;       ///< FLOP/s at its peak, what MFU is measured against
-  double efficiency = 1;  ///< share of the peak that einsums and attention reach
+  double efficiency = 1;  ///< share of the peak that products reach
   double memory = 0;      ///< bytes/s, read and written; 0: memory takes no time
   std::vector<AxisSize> mesh;
   std::vector<Link> links;  ///< in the order of `mesh`
@@ -30,8 +30,9 @@ struct Machine {
 
 /// Seconds of a step, by what they are spent on.
 struct Prediction {
-  double products = 0;  ///< einsums and attention: each by FLOPs or by memory, whichever takes longer
-  double rest = 0;      ///< other local ops and the optimizer, by memory
+  double products =
+      0;            ///< einsums, attention, linear_cross_entropy: each by FLOPs or by memory, whichever takes longer
+  double rest = 0;  ///< other local ops and the optimizer, by memory
   struct Communication {
     std::string axes;
     int devices = 1;       ///< of a group

@@ -109,7 +109,7 @@ SHARDLIB_INLINE std::string to_string(const Prediction& p) {
     text += fmt::format("  {:<34}{:>12}{}\n", what, quantity_text(Quantity::seconds, seconds),
                         note.empty() ? "" : "   " + note);
   };
-  line("einsums and attention", p.products);
+  line("products", p.products);
   line("other ops and the optimizer", p.rest);
   for (const Prediction::Communication& c : p.communication)
     line(fmt::format("communication over {}", c.axes), c.latency + c.bandwidth,
