@@ -690,12 +690,12 @@ TEST_CASE("rules: linear_cross_entropy") {
   };
   legal(loss("B/d L M, V/t M -> B/d L V/t", "B/d L M", "V/t M", "B/d L"), "B/d L +t");
   legal(loss("B/d L M, V M -> B/d L V", "B/d L M", "V M", "B/d L"), "B/d L");
-  legal(loss("L H D, V/t/d H D -> L V/t/d", "L H D", "V/t/d H D", "L"), "L +t +d");
+  legal(loss("L H D, V/t/d H D -> L V/t/d", "L H D", "V/t/d H D", "L"), "L +d +t");
   legal(loss("M, V/t M -> V/t", "M", "V/t M", ""), "+t");
   legal(loss("L, V/t -> L V/t", "L", "V/t", "L"), "L +t");
   const std::string rows =
-      ">: the logits must be rows over the table's first dim, made of whole rows of both "
-      "operands, as in `B L M, V M -> B L V`; `rearrange` an operand (a local copy)";
+      ">: the logits must be rows over the first dim of the table, made of whole rows of both "
+      "operands, as `B L M, V M -> B L V`; `rearrange` an operand (a local copy)";
   const auto mislaid = [&](std::string_view op, std::string_view x, std::string_view table) {
     illegal(loss(op, x, table, "B"), "linear_cross_entropy<`" + std::string(op) + "`" + rows);
   };
@@ -706,11 +706,11 @@ TEST_CASE("rules: linear_cross_entropy") {
   mislaid("B M, V B M -> B V", "B M", "V B M");
   mislaid("B M, V -> B V", "B M", "V");
   mislaid("B M, V M -> B", "B M", "V M");
-  mislaid("M, V M -> \"\"", "M", "V M");
+  mislaid("M, V M -> ", "M", "V M");
   illegal(
       loss("B M, V M -> B V", "B/d M", "V M", "B"),
-      "linear_cross_entropy<`B M, V M -> B V`>: the first operand is `B/d M`, but the op spec expects `B M`: `B` is "
-      "sharded over d; gather it first with `all_gather<\"B/d M -> B M\">` (communicates)");
+      "linear_cross_entropy<`B M, V M -> B V`>: the first operand is `B/d M`, but the op spec expects `B M`: dim 1 is "
+      "`B/d`, not `B`; gather it with `all_gather<\"B/d M -> B M\">` (communicates), or correct the op spec");
   illegal(
       loss("B M/t, V M/t -> B V +t", "B M/t", "V M/t", "B"),
       "linear_cross_entropy<`B M/t, V M/t -> B V +t`>: the logits would be partial over t, and a loss is of their sum; "

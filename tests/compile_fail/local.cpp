@@ -225,7 +225,7 @@ auto attention_of_summands(const Tensor<f32, "L D">& q, const Tensor<f32, "L D +
 }
 #endif
 
-// expect: linear_cross_entropy<`B/d M, M V/t -> B/d V/t`>: the logits must be rows over the table's first dim, made of whole
+// expect: linear_cross_entropy<`B/d M, M V/t -> B/d V/t`>: the logits must be rows over the first dim of the table, made of
 #if SECTION == 32
 auto loss_of_a_table_by_columns(const Tensor<f32, "B/d M">& x, const Tensor<f32, "M V/t">& table,
                                 const Tensor<i32, "B/d">& targets) {

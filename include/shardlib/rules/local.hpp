@@ -318,7 +318,7 @@ constexpr Verdict linear_cross_entropy(std::string_view op, std::string_view x, 
   }
   if (!whole)
     return call.fail(
-        "the logits must be rows over the table's first dim, made of whole rows of both operands, as in "
+        "the logits must be rows over the first dim of the table, made of whole rows of both operands, as "
         "`B L M, V M -> B L V`; `rearrange` an operand (a local copy)");
   if (!logits.partial.empty())
     return call.fail(
