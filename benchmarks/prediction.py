@@ -4,9 +4,9 @@ rates.
 
 Two things are fitted, over a link without a limit: --plan-efficiency, so that the prediction without communication is
 what the step takes less its communication, and the most that the cores move, the bytes of a step over the seconds of its
-communication less the latencies. The links are not fitted: a link's bandwidth is its rate less the headers of Ethernet, IP and TCP, or what
-the cores move if that is less; they copy while the link sends. Nothing in this program overlaps, so the measured step
-stands against the slower of the two sums.
+communication less the latencies. The links are not fitted: a link's bandwidth is its rate less the headers of Ethernet,
+IP and TCP, or what the cores move if that is less; they copy while the link sends. Nothing in this program overlaps, so
+the measured step stands against the slower of the two sums.
 As machines' speeds drift, each rate has its own computing, measured before and after it, in several rounds; what is
 printed of a rate are the medians of its rounds.
 Needs root, iproute2, and an idle machine.

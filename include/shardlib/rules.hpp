@@ -8,3 +8,4 @@
 #include "shardlib/rules/grad.hpp"
 #include "shardlib/rules/layout.hpp"
 #include "shardlib/rules/local.hpp"
+#include "shardlib/rules/loss.hpp"

@@ -102,9 +102,8 @@ constexpr Text integer_dims(const OpParts& op) {
 
 namespace detail_ {
 
-/// einsum of two operands, under the name that the op has.
-constexpr Verdict product(const char* name, std::string_view op, std::string_view x, std::string_view y) {
-  const Call call = parse_call(name, op, 2);
+/// The einsum of two operands, by whatever op.
+constexpr Verdict product(const Call& call, std::string_view x, std::string_view y) {
   if (!call.why.empty()) return call.fail();
   const TensorSpec first = parse_tensor(x).spec, second = parse_tensor(y).spec;
   if (!(first == second) && first == call.op.in[1] && second == call.op.in[0])
@@ -121,7 +120,7 @@ constexpr Verdict product(const char* name, std::string_view op, std::string_vie
 
 /// einsum_unreduced<"a b, b c -> a c">: multiply and sum on each device, never across devices.
 constexpr Verdict einsum(std::string_view op, std::string_view x, std::string_view y) {
-  return detail_::product("einsum_unreduced", op, x, y);
+  return detail_::product(parse_call("einsum_unreduced", op, 2), x, y);
 }
 
 /// einsum_unreduced<"a b -> b">: one operand, summed and permuted.

@@ -278,57 +278,6 @@ constexpr Verdict along(std::string_view name, std::string_view dim, std::string
   return {Text(x), {}};
 }
 
-namespace detail_ {
-
-/// The losses of logits whose last dim, the vocabulary, may be sharded. `call` is what an error begins with.
-constexpr Verdict losses(std::string_view name, const Text& call, const TensorSpec& logits, const TensorSpec& targets) {
-  for (const TensorSpec* x : {&logits, &targets})
-    if (const Text why = nonlinear(name, *x); !why.empty()) return {{}, why};
-  TensorSpec lead = logits;
-  if (lead.rank() > 0) lead.dims.erase(lead.rank() - 1);
-  if (logits.rank() == 0 || !(lead == targets))
-    return {{}, call + ": the targets must have the dims of the logits without the last one (the vocabulary)"};
-  for (auto axis : logits.dims[logits.rank() - 1].axes) lead.add_partial(axis);
-  return {to_string(lead), {}};
-}
-
-}  // namespace detail_
-
-/// cross_entropy(logits, targets): logits are the targets' dims and the vocabulary last, which may be sharded.
-constexpr Verdict cross_entropy(std::string_view logits, std::string_view targets) {
-  const auto in = detail_::parse_all(logits, targets);
-  return detail_::losses("cross_entropy", "cross_entropy of " + quoted(logits) + " and " + quoted(targets), in[0],
-                         in[1]);
-}
-
-/// linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(x, table, targets): cross_entropy of this einsum, which makes
-/// whole rows of logits of whole rows of x and of the table.
-constexpr Verdict linear_cross_entropy(std::string_view op, std::string_view x, std::string_view table,
-                                       std::string_view targets) {
-  const Verdict product = detail_::product("linear_cross_entropy", op, x, table);
-  if (!product.ok()) return {{}, product.why};
-  const Call call = parse_call("linear_cross_entropy", op, 2);
-  const TensorSpec &rows = call.op.in[0], &vocabulary = call.op.in[1], &logits = call.op.out;
-  bool whole = logits.rank() > 0 && vocabulary.rank() > 0 &&
-               logits.dims[logits.rank() - 1].name == vocabulary.dims[0].name &&
-               rows.rank() == logits.rank() + vocabulary.rank() - 2;
-  for (int i = 0; whole && i < rows.rank(); ++i) {
-    const int summed = i - (logits.rank() - 1);
-    whole = rows.dims[i].name == (summed < 0 ? logits.dims[i] : vocabulary.dims[summed + 1]).name;
-  }
-  if (!whole)
-    return call.fail(
-        "the logits must be rows over the first dim of the table, made of whole rows of both operands, as "
-        "`B L M, V M -> B L V`; `rearrange` an operand (a local copy)");
-  if (!logits.partial.empty())
-    return call.fail(
-        "the logits would be partial over " + Text(logits.partial[0]) +
-        ", and a loss is of their sum; make the operands whole first, with `all_gather` or `all_reduce`, or "
-        "reduce the `einsum_unreduced` and take its `cross_entropy` (all communicate)");
-  return detail_::losses("linear_cross_entropy", call.title + " with targets " + quoted(targets), logits,
-                         parse_tensor(targets).spec);
-}
-
 /// rope<"L", "D">: a rotation along D, which must be whole; L may be sharded, its global index is known. Linear, so the
 /// operand may be partial.
 constexpr Verdict rope(std::string_view length, std::string_view dim, std::string_view x) {

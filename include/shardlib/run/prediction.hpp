@@ -30,9 +30,8 @@ struct Machine {
 
 /// Seconds of a step, by what they are spent on.
 struct Prediction {
-  double products =
-      0;            ///< einsums, attention, linear_cross_entropy: each by FLOPs or by memory, whichever takes longer
-  double rest = 0;  ///< other local ops and the optimizer, by memory
+  double products = 0;  ///< local ops that count FLOPs: each by those or by memory, whichever takes longer
+  double rest = 0;      ///< other local ops and the optimizer, by memory
   struct Communication {
     std::string axes;
     int devices = 1;       ///< of a group
