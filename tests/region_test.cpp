@@ -1,4 +1,4 @@
-// Memory that blocks are cut from: best fit, ranges that are split and joined again, and the pools over it.
+// Memory that blocks are cut from: which range, ranges that are split and joined again, and the pools over it.
 #include <sys/mman.h>
 #include <unistd.h>
 #if defined(__SANITIZE_ADDRESS__)
@@ -23,7 +23,7 @@ using namespace shardlib;
 
 namespace {
 
-/// Best fit, looked for unit by unit of 64 bytes.
+/// Where the next block lies, looked for unit by unit of 64 bytes.
 class Reference {
  public:
   std::size_t allocate(std::size_t units) {
@@ -31,9 +31,11 @@ class Reference {
     while (begin < in_block_.size()) {
       std::size_t end = begin;
       while (end < in_block_.size() && !in_block_[end]) ++end;
-      if (end - begin >= units && (best_length == 0 || end - begin < best_length)) {
+      const std::size_t length = end - begin;
+      const bool is_near = best_length != 0 && best_length <= 4 * units;
+      if (length >= units && !is_near && (best_length == 0 || length < best_length)) {
         best = begin;
-        best_length = end - begin;
+        best_length = length;
       }
       if (end == in_block_.size() && best_length == 0) best = begin;  // goes on into what is untouched
       begin = end + 1;
@@ -62,25 +64,30 @@ std::size_t resident_pages(const std::byte* data, std::size_t bytes) {
 
 }  // namespace
 
-TEST_CASE("a block comes from the smallest free range that holds it, the lowest of equal ones") {
+TEST_CASE("a block comes from the lowest range of up to four times its size, else from the smallest") {
   const auto region = Region::make_phantom();
   const auto take = [&](std::size_t units) { return region->allocate(units * 64); };
-  std::byte* const ten = take(10);
+  std::byte* const twenty = take(20);
+  take(1);
+  std::byte* const six = take(6);
   take(1);
   std::byte* const four = take(4);
   take(1);
-  std::byte* const other_four = take(4);
+  std::byte* const other_six = take(6);
   take(1);
-  region->free(other_four, 4 * 64);
-  region->free(ten, 10 * 64);
+  region->free(other_six, 6 * 64);
+  region->free(twenty, 20 * 64);
+  region->free(six, 6 * 64);
+  CHECK(take(1) == six);  // of 6, 6 and 20, all of them more than four times as many
+  region->free(six, 64);
   region->free(four, 4 * 64);
-  CHECK(take(3) == four);
-  CHECK(take(4) == other_four);
-  CHECK(take(2) == ten);
-  CHECK(take(1) == four + 3 * 64);  // what is left of a range is a range
-  CHECK(take(8) == ten + 2 * 64);
-  CHECK(region->reserved() == 21 * 64);
-  CHECK(take(1) == ten + 21 * 64);
+  CHECK(take(1) == four);             // of 4, 6, 6 and 20
+  CHECK(take(2) == six);              // of 3, 6, 6 and 20
+  CHECK(take(5) == twenty);           // of 6 and 20: four times as many
+  CHECK(take(4) == twenty + 5 * 64);  // what is left of a range is a range
+  CHECK(take(1) == six + 2 * 64);     // of 3, 4, 6 and 11, the lowest but for the 11
+  CHECK(take(12) == twenty + 40 * 64);
+  CHECK(region->reserved() == 52 * 64);
 }
 
 TEST_CASE("freed neighbours are one range again, in whichever order they are freed") {
@@ -106,7 +113,7 @@ TEST_CASE("a block that no free range holds begins in the last one") {
   CHECK(region->reserved() == 301 * 64);
 }
 
-TEST_CASE("blocks lie where best fit puts them, over many steps") {
+TEST_CASE("blocks lie where the rule puts them, over many steps") {
   const auto region = Region::make_phantom();
   Reference reference;
   const std::byte* const first = region->allocate(64);

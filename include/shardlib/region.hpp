@@ -1,4 +1,4 @@
-// Where pools cut their blocks from: best fit over ranges of addresses, freed neighbours joined again.
+// Where pools cut their blocks from: ranges of addresses that fit, the lowest first, freed neighbours joined again.
 #pragma once
 
 #include <cstddef>
@@ -56,8 +56,9 @@ class Region {
   /// Free ranges, no two of which touch.
   class Free {
    public:
-    /// The first address of `bytes` that are free no more: of the smallest range that has them, of equal ones the
-    /// lowest.
+    /// The first address of `bytes` that are free no more. They come from the lowest of the ranges that have up to four
+    /// times as many, so that blocks lie close together; else from the smallest range, the lowest of equal ones, so
+    /// that large ranges remain for large blocks.
     std::optional<std::uintptr_t> take(std::size_t bytes);
     void give(std::uintptr_t begin, std::size_t bytes);
     /// Takes the range that ends at `end`; returns its bytes.

@@ -182,8 +182,11 @@ SHARDLIB_INLINE void Region::leave() {
 }
 
 SHARDLIB_INLINE std::optional<std::uintptr_t> Region::Free::take(std::size_t bytes) {
-  const auto fit = by_size_.lower_bound({bytes, 0});
+  auto fit = by_size_.lower_bound({bytes, 0});
   if (fit == by_size_.end()) return std::nullopt;
+  for (auto other = fit; other != by_size_.end() && other->first / 4 <= bytes; ++other) {
+    if (other->second < fit->second) fit = other;
+  }
   const auto [length, begin] = *fit;
   // The nodes of the range go on as the rest of it: no memory is taken for them anew.
   auto size = by_size_.extract(fit);

@@ -92,6 +92,7 @@ class Loop {
     if (first < training_.steps) batches.emplace(reader(), first * parts);
     std::unique_ptr<Progress> progress =
         speaks_ ? std::make_unique<Progress>(first, training_.steps) : std::make_unique<Progress>();
+    device_->pool()->trim();  // holes that initialisation has left, for which no step may have a use
     // A run's first step is not typical: memory comes from the system.
     constexpr std::int64_t traced_steps = 5;
     if (training_.trace)
