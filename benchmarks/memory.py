@@ -3,10 +3,10 @@
 
 For each --recompute policy, on one device and on two ranks, all beside --plan's figure: the pool's high-water mark; the
 pages that the pool's blocks have touched (what is above the mark is fragmentation); and the growth of the proportional set
-size from the program's start to its most (of all ranks together, so that shared pages count once). "others" is what of that
-growth is not the pool's: data, tokenizer, code and the libraries' own memory, none of which is in the plan; "before" is the
-part of it that was there before the first step had ended. Then the page faults of a step, from the third on, and the
-median step beside that of --recompute none.
+size (of all ranks together, so that shared pages count once) over "start", which is there beside the pool's pages when the
+first weights are made: MPI, text, code. "others" is what of that growth is not the pool's, above all the libraries' own
+memory, and not in the plan. Then the page faults of a step, from the third on, and the median step beside that of
+--recompute none.
 
   benchmarks/memory.py --build build/benchmarks
 """
@@ -62,8 +62,8 @@ def main():
     gpt2 = os.path.realpath(os.path.join(options.build, "examples/gpt2"))
 
     def run(ranks, policy):
-        """Seconds of a step; bytes of all ranks: the plan's, the pool's, its pages', the system's before the first step
-        has ended and at most, but for the pool's pages, and its growth; page faults a step."""
+        """Seconds of a step; bytes of all ranks: the plan's, the pool's, its pages', the process's at the start, its
+        growth, and what of that is not the pool's; page faults a step."""
         command = [gpt2, "--preset=gpt2-124m", f"--data={options.data}", "--vocabulary=50257", f"--batch={options.batch}",
                    f"--seq={options.seq}", f"--mesh=d={ranks},t=1", f"--recompute={policy}", "--max-tokens=0"]  # fmt: skip
         plan = ran(command + ["--plan"])
@@ -82,7 +82,7 @@ def main():
                     return 0
 
             def watch():
-                while not done.wait(0.05):
+                while not done.wait(0.02):
                     steps, sample = steps_done(), pages(gpt2)
                     if sample[0] > 0:
                         samples.append((steps, *sample))
@@ -98,22 +98,22 @@ def main():
                 steps = [json.loads(line) for line in lines]
         seconds = statistics.median(step["step_seconds"] for step in steps[2:])
         pool = ranks * max(step["memory_bytes"] for step in steps)
-        start = samples[0][1] - samples[0][2]
-        others = [max(total - mapped for done, total, mapped, _ in samples if done < end) - start for end in (1, len(steps) + 1)]
-        growth = max(total for _, total, _, _ in samples) - samples[0][1]
+        start = [total - mapped for _, total, mapped, _ in samples if mapped < planned / 5][-1]
+        growth = max(total for _, total, _, _ in samples) - start
+        others = max(total - mapped for _, total, mapped, _ in samples) - start
         steady = [(done, faults) for done, _, _, faults in samples if 2 <= done < len(steps)]
         faults = (steady[-1][1] - steady[0][1]) / max(1, steady[-1][0] - steady[0][0])
-        return seconds, planned, pool, max(mapped for _, _, mapped, _ in samples), growth, others, faults
+        return seconds, planned, pool, max(mapped for _, _, mapped, _ in samples), start, growth, others, faults
 
     print(f"GPT-2 124M, f32, batch {options.batch} x {options.seq} tokens; bytes of all ranks together")
-    print("devices   recompute   planned MB  pool/plan  pages/plan  growth/plan  others MB  before  faults a step  ms a step  over none")
+    print("devices   recompute   planned MB  pool/plan  pages/plan  start MB  growth/plan  others MB  faults a step  ms a step  over none")
     for ranks in (1, 2):
         none = None
         for policy in POLICIES:
-            seconds, planned, pool, mapped, growth, (before, others), faults = run(ranks, policy)
+            seconds, planned, pool, mapped, start, growth, others, faults = run(ranks, policy)
             none = none or seconds
             print(f"{'1 process' if ranks == 1 else f'{ranks} ranks':<10}{policy:<11}{planned / 1e6:11.0f}{pool / planned:11.3f}"
-                  f"{mapped / planned:12.3f}{growth / planned:13.3f}{others / 1e6:11.0f}{before / 1e6:8.0f}{faults:15.0f}"
+                  f"{mapped / planned:12.3f}{start / 1e6:10.0f}{growth / planned:13.3f}{others / 1e6:11.0f}{faults:15.0f}"
                   f"{seconds * 1e3:11.0f}{seconds / none:11.2f}", flush=True)  # fmt: skip
 
 

@@ -27,7 +27,7 @@ import tempfile
 
 from pipeline import ROOT, Hosts, ran
 
-UNLIMITED = "100gbit"
+UNLIMITED = 100  # Gbit/s
 RATIOS = [0.25, 0.5, 1]
 FLAGS = ["--no-prefetch", "--prefetch"]
 
@@ -53,7 +53,7 @@ def median(rows, part=None):
 
 
 def over_link(program, rate, flags=FLAGS):
-    """A run over a link for each flag."""
+    """A run over a link of so many Gbit/s for each flag."""
     with Hosts(rate) as mpirun:
         return [steps(shlex.split(mpirun) + program + [flag]) for flag in flags]
 
@@ -81,7 +81,7 @@ def shortest_step(layers, forward, backward, rest, wire):
 def check_four_hosts(program):
     """Ends this program unless four ranks have the losses of four threads."""
     short = program + ["--mesh=d=4", "--prefetch"]
-    with Hosts("1gbit", 4) as mpirun:
+    with Hosts(1, 4) as mpirun:
         apart = steps(shlex.split(mpirun) + short)
     losses, expected = ([row["loss"] for row in rows] for rows in (apart, steps(short)))
     if losses != expected:
@@ -106,7 +106,7 @@ def main():
     size = sent(program)
     print(f"{options.layers} layers, d_model {options.d_model}, batch {options.batch} x {options.seq} tokens, 2 ranks; "
           f"a rank sends {size / 1e6:.0f} MB a step")
-    print(f"{'T_wire/T_compute':<17}{'T_compute ms':>12}{'rate':>10}{'':>13}{'ms a step':>10}{'over ideal':>12}{'':16}"
+    print(f"{'T_wire/T_compute':<17}{'T_compute ms':>12}{'Gbit/s':>10}{'':>13}{'ms a step':>10}{'over ideal':>12}{'':16}"
           f"{'over shortest':>14}{'over serial':>13}")
     found = {ratio: {flag: [] for flag in FLAGS} for ratio in RATIOS}
     for _ in range(options.rounds):
@@ -118,8 +118,8 @@ def main():
             forward = median(fastest, "forward") / (median(fastest, "forward") + median(fastest, "backward"))
             passes = compute - optimizer
             shortest = shortest_step(options.layers, forward * passes, (1 - forward) * passes, optimizer, wire)
-            rate = 8 * size / wire / 1e6
-            for flag, rows in zip(FLAGS, over_link(program, f"{rate:.0f}mbit")):
+            rate = 8 * size / wire / 1e9
+            for flag, rows in zip(FLAGS, over_link(program, rate)):
                 time = median(rows)
                 found[ratio][flag].append((time / max(compute, wire), compute, rate, time, time / shortest,
                                            time / (compute + wire)))
@@ -127,7 +127,7 @@ def main():
         for flag, rounds in flags.items():
             over_ideal, compute, rate, time, over_shortest, over_serial = map(statistics.median, zip(*rounds))
             spread = f"({min(rounds)[0]:.2f} .. {max(rounds)[0]:.2f})"
-            print(f"{ratio:<17}{1e3 * compute:>12.0f}{f'{rate:.0f}mbit':>10}{flag[2:]:>13}{1e3 * time:>10.0f}{over_ideal:>12.2f}"
+            print(f"{ratio:<17}{1e3 * compute:>12.0f}{rate:>10.2f}{flag[2:]:>13}{1e3 * time:>10.0f}{over_ideal:>12.2f}"
                   f"{spread:>16}{over_shortest:>14.2f}{over_serial:>13.2f}")
 
 

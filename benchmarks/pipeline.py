@@ -6,8 +6,8 @@ microbatches at once, and one after the other as a pipeline takes them), and p=2
 ZeroBubble. Prints each one's median seconds a step and, for the pipelines, what the simulator makes of the last step's
 mean task times beside what was measured.
 
-  benchmarks/pipeline.py                 the ranks share memory
-  benchmarks/pipeline.py --rate 1gbit    each rank in a network namespace, a veth pair of that rate between (root)
+  benchmarks/pipeline.py             the ranks share memory
+  benchmarks/pipeline.py --rate 1    each rank in a network namespace, a veth pair of 1 Gbit/s between (root)
 """
 import argparse
 import json
@@ -55,8 +55,8 @@ def sh(command):
 
 
 class Hosts:
-    """Network namespaces, a rank in each, joined by a switch: each sends at a given rate. They are gone at the end. Where
-    none can be, status 77."""
+    """Network namespaces, a rank in each, joined by a switch: each sends at a given rate, in Gbit/s. They are gone at the
+    end. Where none can be, status 77."""
 
     def __init__(self, rate, count=2):
         if os.geteuid() != 0:
@@ -87,7 +87,10 @@ class Hosts:
             sh(f"ip -n shardlib-switch link set port{i} master sw up")
             sh(f"ip -n shardlib{i} addr add {hosts[i]}/24 dev sl0")
             sh(f"ip -n shardlib{i} link set lo up && ip -n shardlib{i} link set sl0 up")
-            sh(f"tc -n shardlib{i} qdisc add dev sl0 root tbf rate {self.rate} burst 256k latency 50ms")
+            # After a pause tbf lets a burst through at any speed; packets longer than that, and TCP's have up to 64 KB, it
+            # cuts up, which takes the time of the ranks' cores.
+            burst = max(66000, self.rate * 1e9 / 8 * 0.2e-3)
+            sh(f"tc -n shardlib{i} qdisc add dev sl0 root tbf rate {self.rate:.3f}gbit burst {burst:.0f} latency 50ms")
         # What mpirun calls instead of ssh.
         self.agent = tempfile.NamedTemporaryFile("w", suffix=".sh", delete=False)
         self.agent.write('#!/bin/sh\nhost=$1; shift\nexec ip netns exec shardlib$((${host##*.} - 1)) sh -c "$*"\n')
@@ -133,7 +136,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", default=os.path.join(ROOT, "build/benchmarks/examples"), help="folder of gpt_pipeline")
     parser.add_argument("--data", default=os.path.join(ROOT, "build/data/kjv.txt"), help="a text")
-    parser.add_argument("--rate", help="bandwidth of the link between the ranks, as tc writes it: 1gbit")
+    parser.add_argument("--rate", type=float, help="bandwidth of a link between the ranks, in Gbit/s")
     for name, default in (("rounds", 2), ("steps", 8), ("batch", 16), ("microbatches", 8), ("seq", 128), ("layers", 8),
                           ("d-model", 256)):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"(default {default})")
@@ -154,7 +157,7 @@ def main():
     base = statistics.median(seconds["FSDP, microbatched"])
     print(f"{options.layers} layers, d_model {options.d_model}, batch {options.batch} x {options.seq} tokens, "
           f"{options.microbatches} microbatches, 2 ranks, "
-          + (f"in network namespaces at {options.rate}" if options.rate else "sharing memory"))
+          + (f"in network namespaces at {options.rate:g} Gbit/s" if options.rate else "sharing memory"))
     print(f"{'layout':<20} {'ms a step':>10}  {'(middle 80 %)':<18} {'microbatched FSDP over it':>26}")
     for layout, times in seconds.items():
         times.sort()

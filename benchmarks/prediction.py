@@ -29,7 +29,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="build folder")
     parser.add_argument("--data", default=os.path.join(ROOT, "build/data/kjv.txt"), help="text to train on (scripts/text.sh)")
-    parser.add_argument("--rates", nargs="+", default=["1", "2", "4", "8"], help="of the link, in Gbit/s")
+    parser.add_argument("--rates", nargs="+", type=float, default=[1, 2, 4, 8], help="of the link, in Gbit/s")
     parser.add_argument("--rounds", type=int, default=3, help="of all rates (default %(default)s)")
     parser.add_argument("--latency", type=float, default=50e-6, help="seconds of a message of no bytes")
     parser.add_argument("--steps", type=int, default=8, help="of a run; the first two do not count")
@@ -65,17 +65,17 @@ def main():
     before = measured(UNLIMITED)
     for _ in range(options.rounds):
         for rate in options.rates:
-            step, _ = measured(f"{rate}gbit")
+            step, _ = measured(rate)
             after = measured(UNLIMITED)
             whole, communication = ((a + b) / 2 for a, b in zip(before, after))
             before = after
             computing, copies = whole - communication, size / (communication - latencies)
-            plan = predicted(floor / computing, min(float(rate) * 1e9 / 8 * PAYLOAD, copies))
+            plan = predicted(floor / computing, min(rate * 1e9 / 8 * PAYLOAD, copies))
             found[rate].append((computing, copies, plan, step))
     for rate, rounds in found.items():
         computing, copies, plan, step = (statistics.median(column) for column in zip(*rounds))
         ratios = sorted(measured / planned for _, _, planned, measured in rounds)
-        print(f"{rate + ' Gbit/s':<10}{computing * 1e3:12.0f} {100 * floor / computing:10.0f} % {copies * 8e-9:13.1f} "
+        print(f"{f'{rate:g} Gbit/s':<10}{computing * 1e3:12.0f} {100 * floor / computing:10.0f} % {copies * 8e-9:13.1f} "
               f"{plan * 1e3:13.0f} {step * 1e3:12.0f} {statistics.median(ratios):25.2f} ({ratios[0]:.2f} .. {ratios[-1]:.2f})")
 
 

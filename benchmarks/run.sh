@@ -87,7 +87,7 @@ say "" "# Memory"
 measure benchmarks/memory.py
 say "" "# Pipelines"
 measure benchmarks/pipeline.py
-measure benchmarks/pipeline.py --rate 1gbit --rounds 1
+measure benchmarks/pipeline.py --rate 1 --rounds 1
 say "" "# Communication beside computation"
 measure benchmarks/overlap.py
 say "" "# What --plan predicts of a step"
