@@ -30,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 
-from pipeline import ROOT
+from pipeline import ROOT, built, count
 
 sys.path.insert(0, os.path.join(ROOT, "tests"))
 import gpt2_oracle  # noqa: E402
@@ -206,9 +206,11 @@ def systems(options, torches, batch, length):
     """(name, what runs it, the name of ours that it is compared with)."""
     one, two, plain = "shardlib, 1 process", "shardlib, 2 ranks", "shardlib, 1 process, llm.c's AdamW"
     yield one, Ours(options, "d=1,t=1"), one
+    yield "shardlib, 1 process, t=2", Ours(options, "d=1,t=2"), one
     for version, torch in torches.items():
         yield f"PyTorch {version}, 1 process", TorchRun(options, torch, "none"), one
     if batch % 2 == 0:
+        yield "shardlib, 1 process, d=2", Ours(options, "d=2,t=1"), one
         yield two, Ours(options, "d=2,t=1", ranks=2), one
         for version, torch in torches.items():
             for how in ("ddp", "fsdp2") if int(version.split(".")[0]) >= 2 else ("ddp",):
@@ -232,6 +234,8 @@ def measure(options, torches, batch, length):
              f"--run={scratch}/initial", f"--export={scratch}/weights.safetensors"])  # fmt: skip
         chosen = {name: (system, base) for name, system, base in systems(options, torches, batch, length)
                   if re.search(options.only, name)}  # fmt: skip
+        if not chosen:
+            sys.exit(f"gpt2_step.py: no system's name matches --only '{options.only}'")
         seconds, losses, failures = {name: [] for name in chosen}, {}, {}
         peak = copy = 0
         for _ in range(options.turns):
@@ -309,10 +313,16 @@ def main():
     parser.add_argument("--llmc", metavar="DIR", help="a checkout of llm.c")
     parser.add_argument("--plot", metavar="FILE.svg", help="draw the medians")
     parser.add_argument("--recompute", default="none", help="as examples/gpt2's (default %(default)s)")
-    for name, default, what in (("turns", 3, "of each system"), ("warmup", 2, "steps of a turn that do not count"),
-                                ("steps", 5, "steps of a turn that count")):
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default {default})")
+    for name, least, default, what in (("turns", 1, 3, "of each system"), ("warmup", 0, 2, "steps of a turn that do not count"),
+                                       ("steps", 1, 5, "steps of a turn that count")):
+        parser.add_argument(f"--{name}", type=count(least), default=default, help=f"{what} (default {default})")
     options = parser.parse_args()
+    for program in ("examples/gpt2", "benchmarks/peak"):
+        built(options.build, program)
+    try:
+        re.compile(options.only)
+    except re.error as error:
+        parser.error(f"--only: {error}")
     if not shutil.which("mpirun"):
         sys.exit("gpt2_step.py: mpirun is not there; scripts/setup.sh installs it")
     try:

@@ -15,10 +15,11 @@ import json
 import os
 import re
 import statistics
+import sys
 import tempfile
 import threading
 
-from pipeline import ROOT, ran
+from pipeline import ROOT, built, count, ran
 
 POLICIES = ["none", "seqax", "everything"]
 
@@ -55,11 +56,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="build folder")
     parser.add_argument("--data", default=os.path.join(ROOT, "build/data/kjv.txt"), help="text to train on (scripts/text.sh)")
-    parser.add_argument("--steps", type=int, default=8, help="of a run; the first two do not count")
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--seq", type=int, default=512)
+    parser.add_argument("--steps", type=count(4), default=8, help="of a run; the first two do not count (default %(default)s)")
+    parser.add_argument("--batch", type=count(), default=2)
+    parser.add_argument("--seq", type=count(), default=512)
     options = parser.parse_args()
-    gpt2 = os.path.realpath(os.path.join(options.build, "examples/gpt2"))
+    gpt2 = os.path.realpath(built(options.build, "examples/gpt2"))
 
     def run(ranks, policy):
         """Seconds of a step; bytes of all ranks: the plan's, the pool's, its pages', the process's at the start, its
@@ -98,7 +99,12 @@ def main():
                 steps = [json.loads(line) for line in lines]
         seconds = statistics.median(step["step_seconds"] for step in steps[2:])
         pool = ranks * max(step["memory_bytes"] for step in steps)
-        start = [total - mapped for _, total, mapped, _ in samples if mapped < planned / 5][-1]
+        while samples and samples[-1][0] == len(steps):  # the process is ending
+            samples.pop()
+        made = next((i for i, sample in enumerate(samples) if sample[2] >= planned / 5), 0)
+        if made == 0:
+            sys.exit("memory.py: the process was not seen before it had its weights: the machine is too busy, or --batch too small")
+        start = samples[made - 1][1] - samples[made - 1][2]
         growth = max(total for _, total, _, _ in samples) - start
         others = max(total - mapped for _, total, mapped, _ in samples) - start
         steady = [(done, faults) for done, _, _, faults in samples if 2 <= done < len(steps)]

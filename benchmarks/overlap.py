@@ -6,7 +6,7 @@ copies that communicating takes on any link. Then over one so slow that what a r
 T_wire, with and without --prefetch. Prints the median seconds of a step over
 
   the ideal, T_compute + max(0, T_wire - T_compute);
-  the shortest step that FSDP's order allows (shortest_step below), which no program of these layers can beat;
+  the shortest step that the order of gpt_fsdp allows (shortest_step below);
   what nothing overlapping would take, T_compute + T_wire.
 
 As machines' speeds drift, T_compute is measured anew before each slow link, in several rounds; what is printed of a ratio
@@ -25,7 +25,7 @@ import statistics
 import sys
 import tempfile
 
-from pipeline import ROOT, Hosts, ran
+from pipeline import ROOT, Hosts, built, count, ran
 
 UNLIMITED = 100  # Gbit/s
 RATIOS = [0.25, 0.5, 1]
@@ -94,11 +94,9 @@ def main():
     parser.add_argument("--examples", default=os.path.join(ROOT, "build/benchmarks/examples"), help="folder of gpt_fsdp")
     parser.add_argument("--data", default=os.path.join(ROOT, "build/data/kjv.txt"), help="a text")
     for name, default in (("rounds", 3), ("steps", 10), ("batch", 8), ("seq", 128), ("layers", 6), ("d-model", 512)):
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"(default {default})")
+        parser.add_argument(f"--{name}", type=count(3 if name == "steps" else 1), default=default, help=f"(default {default})")
     options = parser.parse_args()
-    if options.steps < 3:
-        parser.error("--steps: the first two do not count; give at least 3")
-    program = [os.path.join(options.examples, "gpt_fsdp"), f"--data={options.data}", f"--steps={options.steps}",
+    program = [built(options.examples, "gpt_fsdp"), f"--data={options.data}", f"--steps={options.steps}",
                f"--batch={options.batch}", f"--seq={options.seq}", f"--layers={options.layers}",
                f"--d-model={options.d_model}", "--n-kv=4", f"--d-head={options.d_model // 8}",
                f"--d-ff={3 * options.d_model}", "--max-tokens=0"]

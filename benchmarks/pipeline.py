@@ -10,6 +10,7 @@ mean task times beside what was measured.
   benchmarks/pipeline.py --rate 1    each rank in a network namespace, a veth pair of 1 Gbit/s between (root)
 """
 import argparse
+import fcntl
 import json
 import os
 import re
@@ -42,6 +43,30 @@ def ran(command):
     return result.stdout
 
 
+def built(folder, program):
+    """Its path; ends this program if it has not been built."""
+    path = os.path.join(folder, program)
+    if not os.access(path, os.X_OK):
+        sys.exit(f"{os.path.basename(sys.argv[0])}: there is no {path}: build it, or name the folder (see --help)")
+    return path
+
+
+def count(least=1):
+    """A whole number of at least so much, for argparse."""
+    def parsed(text):
+        if not re.fullmatch(r"\d+", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"'{text}' is no whole number of at least {least}")
+        return int(text)
+    return parsed
+
+
+def gbit(text):
+    """A link's rate, for argparse."""
+    if not re.fullmatch(r"\d*\.?\d+", text) or float(text) <= 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is no rate in Gbit/s")
+    return float(text)
+
+
 def no_links(reason):
     print(f"{os.path.basename(sys.argv[0])}: links take root, ip and tc (iproute2), and network namespaces: {reason}",
           file=sys.stderr)  # fmt: skip
@@ -56,7 +81,7 @@ def sh(command):
 
 class Hosts:
     """Network namespaces, a rank in each, joined by a switch: each sends at a given rate, in Gbit/s. They are gone at the
-    end. Where none can be, status 77."""
+    end. Where none can be, status 77. They have one name on a machine, so that what a killed run has left goes too."""
 
     def __init__(self, rate, count=2):
         if os.geteuid() != 0:
@@ -65,6 +90,11 @@ class Hosts:
             if not shutil.which(tool):
                 no_links(f"no {tool}")
         self.rate, self.count = rate, count
+        self.lock = open(os.path.join(tempfile.gettempdir(), "shardlib-links.lock"), "w")  # until this object goes
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(f"{os.path.basename(sys.argv[0])}: another benchmark has the links")
 
     def __enter__(self):
         self.__exit__()
@@ -136,11 +166,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", default=os.path.join(ROOT, "build/benchmarks/examples"), help="folder of gpt_pipeline")
     parser.add_argument("--data", default=os.path.join(ROOT, "build/data/kjv.txt"), help="a text")
-    parser.add_argument("--rate", type=float, help="bandwidth of a link between the ranks, in Gbit/s")
+    parser.add_argument("--rate", type=gbit, help="bandwidth of a link between the ranks, in Gbit/s")
     for name, default in (("rounds", 2), ("steps", 8), ("batch", 16), ("microbatches", 8), ("seq", 128), ("layers", 8),
                           ("d-model", 256)):
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"(default {default})")
+        parser.add_argument(f"--{name}", type=count(3 if name == "steps" else 1), default=default, help=f"(default {default})")
     options = parser.parse_args()
+    built(options.examples, "gpt_pipeline")
     seconds = {layout: [] for layout in LAYOUTS}
     captions = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -19,27 +19,27 @@ import re
 import statistics
 
 from overlap import UNLIMITED, median, over_link, sent
-from pipeline import ROOT, ran
+from pipeline import ROOT, built, count, gbit, ran
 
 PAYLOAD = 8948 / 9014  # of a frame of the link's 9000 bytes and its header: what TCP with time stamps carries
-UNITS = {"ms": 1e-3, "us": 1e-6, "s": 1}
+UNITS = {"s": 1, "ms": 1e-3, "µs": 1e-6}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="build folder")
     parser.add_argument("--data", default=os.path.join(ROOT, "build/data/kjv.txt"), help="text to train on (scripts/text.sh)")
-    parser.add_argument("--rates", nargs="+", type=float, default=[1, 2, 4, 8], help="of the link, in Gbit/s")
-    parser.add_argument("--rounds", type=int, default=3, help="of all rates (default %(default)s)")
+    parser.add_argument("--rates", nargs="+", type=gbit, default=[1, 2, 4, 8], help="of the link, in Gbit/s")
+    parser.add_argument("--rounds", type=count(), default=3, help="of all rates (default %(default)s)")
     parser.add_argument("--latency", type=float, default=50e-6, help="seconds of a message of no bytes")
-    parser.add_argument("--steps", type=int, default=8, help="of a run; the first two do not count")
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--d-model", type=int, default=256)
+    parser.add_argument("--steps", type=count(3), default=8, help="of a run; the first two do not count")
+    parser.add_argument("--batch", type=count(), default=16)
+    parser.add_argument("--layers", type=count(), default=8)
+    parser.add_argument("--d-model", type=count(), default=256)
     options = parser.parse_args()
-    peak = float(ran([os.path.join(options.build, "benchmarks/peak")]).split()[0]) * 1e9 / os.cpu_count()
+    peak = float(ran([built(options.build, "benchmarks/peak")]).split()[0]) * 1e9 / os.cpu_count()
 
-    command = [os.path.join(options.build, "examples/gpt_fsdp"), f"--data={options.data}", "--mesh=d=2,t=1",
+    command = [built(options.build, "examples/gpt_fsdp"), f"--data={options.data}", "--mesh=d=2,t=1",
                f"--batch={options.batch}", "--seq=128", f"--layers={options.layers}", f"--d-model={options.d_model}",
                "--n-kv=4", f"--d-head={options.d_model // 8}", f"--d-ff={3 * options.d_model}", "--library-optimizer",
                "--max-tokens=0", f"--steps={options.steps}"]  # fmt: skip
@@ -47,7 +47,7 @@ def main():
     def predicted(efficiency, bandwidth, latency=options.latency):
         text = ran(command + ["--plan", f"--plan-flops={peak}", f"--plan-efficiency={efficiency}",
                    f"--plan-bandwidth={bandwidth}", f"--plan-latency={latency}"])  # fmt: skip
-        found = re.search(r"nothing overlapping +([\d.]+) (\w+)", text)
+        found = re.search(r"nothing overlapping +([\d.]+) (\S+)", text)
         return float(found.group(1)) * UNITS[found.group(2)]
 
     def measured(rate):

@@ -18,7 +18,7 @@ import statistics
 import tempfile
 
 from gpt2_step import HEADS, VOCABULARY, WIDTH, batches
-from pipeline import ROOT, ran
+from pipeline import ROOT, built, ran
 
 SIZES = {"M": WIDTH, "H": HEADS, "D": WIDTH // HEADS, "F": 4 * WIDTH, "V": VOCABULARY}
 TRACED = 5  # steps that --trace has in a run
@@ -32,9 +32,9 @@ def flops(spec, batch, length):
 
 
 def profile(options, batch, length):
-    peak = float(ran([os.path.join(options.build, "benchmarks/peak")]).split()[0])
+    peak = float(ran([built(options.build, "benchmarks/peak")]).split()[0])
     with tempfile.TemporaryDirectory() as folder:
-        ran([os.path.join(options.build, "examples/gpt2"), "--preset=gpt2-124m", f"--vocabulary={VOCABULARY}", "--mesh=d=1,t=1",
+        ran([built(options.build, "examples/gpt2"), "--preset=gpt2-124m", f"--vocabulary={VOCABULARY}", "--mesh=d=1,t=1",
              f"--data={options.data}", f"--batch={batch}", f"--seq={length}", "--recompute=none", "--max-tokens=0",
              f"--steps={TRACED + 3}", "--trace", f"--run={folder}/run"])  # fmt: skip
         with open(f"{folder}/run/trace.json") as file:
