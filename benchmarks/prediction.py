@@ -5,8 +5,9 @@ rates.
 Two things are fitted, over a link without a limit: --plan-efficiency, so that the prediction without communication is
 what the step takes less its communication, and the most that the cores move, the bytes of a step over the seconds of its
 communication less the latencies. The links are not fitted: a link's bandwidth is its rate less the headers of Ethernet,
-IP and TCP, or what the cores move if that is less; they copy while the link sends. Nothing in this program overlaps, so
-the measured step stands against the slower of the two sums.
+IP and TCP, or what the cores move if that is less; they copy while the link sends. (So a row whose rate is above the
+copies tests the fit, and one below it the link.) Nothing in this program overlaps, so the measured step stands against
+the slower of the two sums.
 As machines' speeds drift, each rate has its own computing, measured before and after it, in several rounds; what is
 printed of a rate are the medians of its rounds.
 Needs root, iproute2, and an idle machine.
@@ -17,6 +18,7 @@ import argparse
 import os
 import re
 import statistics
+import sys
 
 from overlap import UNLIMITED, median, over_link, sent
 from pipeline import ROOT, built, count, gbit, ran
@@ -69,6 +71,8 @@ def main():
             after = measured(UNLIMITED)
             whole, communication = ((a + b) / 2 for a, b in zip(before, after))
             before = after
+            if communication <= latencies:
+                sys.exit(f"prediction.py: messages of --latency {options.latency} take longer than the step communicates")
             computing, copies = whole - communication, size / (communication - latencies)
             plan = predicted(floor / computing, min(rate * 1e9 / 8 * PAYLOAD, copies))
             found[rate].append((computing, copies, plan, step))

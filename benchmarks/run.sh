@@ -2,8 +2,8 @@
 # Builds the benchmarks, runs all of them, and writes their figures to benchmarks/results.md, with the plot beside it: ratios
 # against the GEMM library, the erased core, the machine's FMA peak and the MPI library's own collectives; a training step of
 # GPT-2 124M beside its peers', and its memory; pipelines against FSDP, also over a slow link; and over links what overlaps
-# and what --plan predicts. For an idle machine: about 50 minutes on two cores, 10 of them for building; each
-# --torch-root takes 5 minutes more, --llmc 2.
+# and what --plan predicts. For an idle machine: about 40 minutes on two cores with a --torch-root and --llmc,
+# 5 of them for building.
 #   benchmarks/run.sh [--torch-root DIR]... [--llmc DIR]
 #     --torch-root DIR   a newer PyTorch, in a folder that `scripts/torch-root.sh DIR` makes
 #     --llmc DIR         a checkout of llm.c

@@ -188,7 +188,7 @@ TEST_CASE("gpt2: the library's causal_attention gives what the spelled attention
 
 TEST_CASE("gpt2: logits that are computed again, piece by piece, give what stored ones give", "[model]") {
   const Result stored = alone<f32>({.filling = Filling::some}), in_bf16 = alone<bf16>({.filling = Filling::some});
-  const Temporarily none(most_logits, std::int64_t{0});
+  const Temporarily none(detail::most_logits, std::int64_t{0});
   const Temporarily pieces(detail::logits_piece, std::int64_t{4096});
   for (const auto recompute : {gpt2::Recompute::none, gpt2::Recompute::seqax})
     CHECK(apart(alone<f32>({.recompute = recompute, .filling = Filling::some}), stored) < 1e-5);

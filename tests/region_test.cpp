@@ -1,5 +1,4 @@
 // Memory that blocks are cut from: which range, ranges that are split and joined again, and the pools over it.
-#include <sys/mman.h>
 #include <unistd.h>
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "resident.hpp"
 #include "shardlib/buffer.hpp"
 
 using namespace shardlib;
@@ -52,15 +52,6 @@ class Reference {
  private:
   std::vector<bool> in_block_;
 };
-
-std::size_t resident_pages(const std::byte* data, std::size_t bytes) {
-  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  const auto begin = (reinterpret_cast<std::uintptr_t>(data) + page - 1) / page * page;
-  const std::size_t pages = (reinterpret_cast<std::uintptr_t>(data) + bytes - begin) / page;
-  std::vector<unsigned char> states(pages);
-  REQUIRE(mincore(reinterpret_cast<void*>(begin), pages * page, states.data()) == 0);
-  return static_cast<std::size_t>(std::ranges::count_if(states, [](unsigned char s) { return (s & 1) != 0; }));
-}
 
 }  // namespace
 

@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstddef>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -17,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "resident.hpp"
 #include "scratch.hpp"
 #include "support.hpp"
 
@@ -222,6 +225,33 @@ TEST_CASE("training: the parts of a step add up, and what lies within another co
     CHECK(names == expected);
     CHECK(record.step_seconds == Approx(step).epsilon(1e-9));
   }
+}
+
+TEST_CASE("training: the holes that initialisation leaves have gone back to the system before the first step",
+          "[run][training]") {
+  const run::Data tokens = data(io::Rows::packed);
+  run::Training training;
+  training.steps = 1;
+  training.batch = batch;
+  training.seq = length;
+  training.sample.max_tokens = 0;
+  on_mesh("d=2", [&](const std::shared_ptr<Device>& device) {
+    constexpr std::size_t bytes = std::size_t{8} << 20;
+    Buffer block = device->pool()->allocate(bytes);
+    std::memset(block.data(), 1, bytes);
+    const Buffer behind = device->pool()->allocate(bytes);
+    const std::byte* const hole = block.data();
+    const std::size_t pages = resident_pages(hole, bytes);
+    block = Buffer();
+    expect(resident_pages(hole, bytes) == pages, "pages stay until then");
+    run::Program program;
+    program.step = [&](const auto&, std::int64_t, double) {
+      expect(resident_pages(hole, bytes) < pages / 8, "but for what the loop itself has taken");
+      return run::StepResult{1, 1};
+    };
+    run::train(device, training, tokens, "", program);
+  });
+  SUCCEED();
 }
 
 TEST_CASE("training: a signal stops a run after its step, and is handled on no thread that computes",

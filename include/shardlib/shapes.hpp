@@ -271,8 +271,10 @@ auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor
         detail::after_t<detail::attention_dtypes<D, E, F> && detail::is_index<"causal_attention of segments", I>, D>,
         detail::result_of<rules::causal_attention_in_segments, Length, Dim, Q, K, V, S>>;
 
-/// Bytes of a device's logits up to which linear_cross_entropy stores them.
+namespace detail {
+/// Bytes of a device's logits up to which linear_cross_entropy stores them. Tests lower it.
 inline std::int64_t most_logits = std::int64_t{256} << 20;
+}  // namespace detail
 
 /// -log softmax(logits)[target] over a vocabulary that may be sharded (the last dim), without gathering it: two
 /// all_reduces of the targets' size. The result is partial over the vocabulary's axes: sum it to the loss.
@@ -283,13 +285,13 @@ auto cross_entropy(const Tensor<D, S>& logits, const Tensor<I, T>& targets, Site
               detail::result_of<rules::cross_entropy, S, T>>;
 
 /// cross_entropy of the logits einsum_unreduced<O>(x, table), which are in f32 (f64 of f64). Where they take more than
-/// `stored` bytes of a device they are never all there: each piece of them is made, used, and made once more in the
-/// backward pass, which is one product more; operands of bf16 are copied as f32 then. Communicates as cross_entropy
-/// does. `linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(x, table, targets)`
+/// `stored` bytes of a device, 256 MiB unless given, they are never all there: each piece of them is made, used, and
+/// made once more in the backward pass, which is one product more; operands of bf16 are copied as f32 then.
+/// Communicates as cross_entropy does. `linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(x, table, targets)`
 /// with targets "B/d L" -> "B/d L +t"
 template <Op O, dtype D, Spec S, dtype E, Spec T, dtype I, Spec R>
 auto linear_cross_entropy(const Tensor<D, S>& x, const Tensor<E, T>& table, const Tensor<I, R>& targets,
-                          std::int64_t stored = most_logits, Site site = Site::current())
+                          std::int64_t stored = detail::most_logits, Site site = Site::current())
     -> Tensor<
         detail::after_t<detail::one_dtype<"linear_cross_entropy", D, E> &&
                             detail::is_float<"linear_cross_entropy", D> && detail::is_index<"linear_cross_entropy", I>,
