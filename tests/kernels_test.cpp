@@ -204,7 +204,8 @@ TEST_CASE("kernels: gemm with every flag, padding, empty sizes and accumulation,
                                                                           {0, 3, 2},
                                                                           {2, 0, 3},
                                                                           {70, 300, 130},
-                                                                          {65, 97, 400}}) {
+                                                                          {65, 97, 400},
+                                                                          {9, 7001, 3}}) {
       for (int flags = 0; flags < 8; ++flags) {
         const bool ta = (flags & 1) != 0;
         const bool tb = (flags & 2) != 0;

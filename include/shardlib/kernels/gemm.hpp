@@ -53,48 +53,6 @@ void eigen_gemm(bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std:
   }
 }
 
-/// C = op(A) op(B), plus C where `accumulate`; row-major, op transposes where its flag says so. op(A) is m x k.
-template <class T>
-struct Gemm {
-  bool trans_a, trans_b;
-  std::int64_t m, n, k;
-  const T* a;
-  std::int64_t lda;
-  const T* b;
-  std::int64_t ldb;
-  T* c;
-  std::int64_t ldc;
-  bool accumulate;
-
-  /// The part that makes rows [row, row + rows) and columns [column, column + columns) of C.
-  [[nodiscard]] Gemm part(std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns) const {
-    Gemm g = *this;
-    g.m = rows;
-    g.n = columns;
-    g.a += trans_a ? row : row * lda;
-    g.b += trans_b ? column * ldb : column;
-    g.c += row * ldc + column;
-    return g;
-  }
-  void run() const {
-#if defined(SHARDLIB_WITH_DNNL)
-    if constexpr (std::is_same_v<T, float>) {
-      const auto status = dnnl_sgemm(trans_a ? 'T' : 'N', trans_b ? 'T' : 'N', m, n, k, 1.0F, a, lda, b, ldb,
-                                     accumulate ? 1.0F : 0.0F, c, ldc);
-      if (status != dnnl_success) {
-        const auto text = [](std::int64_t v) { return std::to_string(v); };
-        throw Error("gemm: dnnl_sgemm failed with status " + text(status) + " on m=" + text(m) + " n=" + text(n) +
-                    " k=" + text(k) + " lda=" + text(lda) + " ldb=" + text(ldb) + " ldc=" + text(ldc) +
-                    "; check the leading dims, or build without SHARDLIB_WITH_DNNL");
-      }
-    } else
-#endif
-    {
-      eigen_gemm(trans_a, trans_b, m, n, k, a, lda, b, ldb, c, ldc, accumulate);
-    }
-  }
-};
-
 /// How many parts the rows and the columns of C fall into, one part a thread: so that the largest part is smallest, and
 /// then that the parts read least.
 struct GemmGrid {
@@ -124,6 +82,61 @@ struct GemmGrid {
 
  private:
   static std::int64_t tiles(std::int64_t size, std::int64_t tile) { return std::max<std::int64_t>(1, size / tile); }
+};
+
+/// C = op(A) op(B), plus C where `accumulate`; row-major, op transposes where its flag says so. op(A) is m x k.
+template <class T>
+struct Gemm {
+  bool trans_a, trans_b;
+  std::int64_t m, n, k;
+  const T* a;
+  std::int64_t lda;
+  const T* b;
+  std::int64_t ldb;
+  T* c;
+  std::int64_t ldc;
+  bool accumulate;
+
+  /// The part that makes rows [row, row + rows) and columns [column, column + columns) of C.
+  [[nodiscard]] Gemm part(std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns) const {
+    Gemm g = *this;
+    g.m = rows;
+    g.n = columns;
+    g.a += trans_a ? row : row * lda;
+    g.b += trans_b ? column * ldb : column;
+    g.c += row * ldc + column;
+    return g;
+  }
+  /// In panels of columns: the library copies a whole one before it multiplies, 384 rows at a time of up to 9984
+  /// columns if it may. Those 15 MB of each thread the heap would keep; a panel of this length takes 2, and no more
+  /// time.
+  void run() const {
+    constexpr std::int64_t longest_panel = 1536;
+    const std::int64_t panels = (n + longest_panel - 1) / longest_panel;
+    for (std::int64_t i = 0; i < panels; ++i) {
+      const auto column = [&](std::int64_t j) { return GemmGrid::begin(n, GemmGrid::tile_columns, panels, j); };
+      part(0, m, column(i), column(i + 1) - column(i)).run_panel();
+    }
+  }
+
+ private:
+  void run_panel() const {
+#if defined(SHARDLIB_WITH_DNNL)
+    if constexpr (std::is_same_v<T, float>) {
+      const auto status = dnnl_sgemm(trans_a ? 'T' : 'N', trans_b ? 'T' : 'N', m, n, k, 1.0F, a, lda, b, ldb,
+                                     accumulate ? 1.0F : 0.0F, c, ldc);
+      if (status != dnnl_success) {
+        const auto text = [](std::int64_t v) { return std::to_string(v); };
+        throw Error("gemm: dnnl_sgemm failed with status " + text(status) + " on m=" + text(m) + " n=" + text(n) +
+                    " k=" + text(k) + " lda=" + text(lda) + " ldb=" + text(ldb) + " ldc=" + text(ldc) +
+                    "; check the leading dims, or build without SHARDLIB_WITH_DNNL");
+      }
+    } else
+#endif
+    {
+      eigen_gemm(trans_a, trans_b, m, n, k, a, lda, b, ldb, c, ldc, accumulate);
+    }
+  }
 };
 
 }  // namespace detail
