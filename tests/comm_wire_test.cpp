@@ -10,6 +10,7 @@
 #include "shardlib/comm/shm_node.hpp"
 #include "shardlib/ops/collectives.hpp"
 #include "shardlib/ops/create.hpp"
+#include "shm_nodes.hpp"
 #include "support.hpp"
 
 using namespace shardlib;
@@ -103,5 +104,19 @@ TEST_CASE("bf16 on the wire is half of f32, to the byte", "[wire]") {
     });
     SUCCEED();
   }
+}
+
+TEST_CASE("two ranks on each of two nodes send a block, or a sum, to the other node once", "[wire]") {
+  if (!under_mpi() || !detail::shm::node || world_size() < 4) return;
+  const Nodes spread({0, 0, 1, 1});
+  on_mesh("d=4", [](const std::shared_ptr<Device>& device) {
+    for (const auto& [op, bytes] : traffic<f32>(device)) {
+      if (op != "all_gather" && op != "reduce_scatter") continue;
+      // Of four ranks one block each, of n - 1 = 3 without nodes.
+      const std::int64_t block = 4 * 512 * 1536 / 4;
+      expect(bytes.counted == 3 * block && bytes.sent == block,
+             op + " sends " + show(bytes.sent) + " of " + show(block));
+    }
+  });
 }
 #endif

@@ -15,7 +15,7 @@ import time
 
 
 def shared_memory():
-    return {name for name in os.listdir("/dev/shm") if "shardlib" in name}
+    return set(os.listdir("/dev/shm"))
 
 
 def running(pid):
@@ -28,7 +28,7 @@ def running(pid):
 
 def kill_one(mpiexec, tests, ranks, expected):
     """Kills rank 1 after its first collectives; returns what is wrong."""
-    command = [*mpiexec, "-n", str(ranks), tests, "[.endless]"]
+    command, before = [*mpiexec, "-n", str(ranks), tests, "[.endless]"], shared_memory()
     job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     pids, text = {}, ""
     while len(pids) < ranks:
@@ -53,7 +53,7 @@ def kill_one(mpiexec, tests, ranks, expected):
         wrong.append(f"{ranks} ranks: no message like /{expected}/ in:\n{text}")
     time.sleep(0.2)
     wrong += [f"{ranks} ranks: rank {rank} is still there" for rank, pid in pids.items() if running(pid)]
-    wrong += [f"{ranks} ranks: {name} is left in /dev/shm" for name in shared_memory()]
+    wrong += [f"{ranks} ranks: {name} is left in /dev/shm" for name in shared_memory() - before]
     print(f"{ranks} ranks: over {time.monotonic() - began:.1f} s after the kill")
     return wrong
 
