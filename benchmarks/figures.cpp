@@ -1,4 +1,4 @@
-// The first figures, each a ratio measured in one run (medians, the two sides interleaved):
+// Figures, each a ratio measured in one run (medians, the two sides interleaved):
 //   figures                     one process: GEMM, typed shell, attention, loss, a gpt_fsdp step; the measured FMA peak
 //   mpirun -n 2 figures         collectives against the MPI library's own; -n 4 where there are fewer cores than ranks
 // benchmarks/run.sh builds and runs all three.

@@ -4,9 +4,10 @@
 The model has 12 layers of width 768, 12 heads and a vocabulary padded to 50304; the tokens are random, the same batch in
 every step. All begin with the same weights; all but llm.c decay the same ones and clip the gradient norm to 1, and llm.c
 stands beside ours with its settings. Losses under the same settings must agree. A turn is a process of its own; its first
-steps do not count, and the figure is the median of the steps of all turns. Model FLOPs are those of Chowdhery et al. 2022,
-appendix B, with half of the attention, as it is causal: a token takes 6 for each parameter that multiplies (all but the
-table of positions), and 6 * layers * width * T.
+steps do not count, and the figure is the median of the steps of all turns. As the machine's speed drifts, its peak is
+measured before each turn, and "of the peak" is the median of the turns' shares. Model FLOPs are those of Chowdhery et al.
+2022, appendix B, with half of the attention, as it is causal (the program's MFU has all of it): a token takes 6 for each
+parameter that multiplies (all but the table of positions), and 6 * layers * width * T.
 
 Peers: PyTorch in this system (python3-torch) and in each --torch-root, in one process with two threads, and in two
 processes with one thread each over gloo, by DDP and by FSDP2; OpenBLAS is told its core type. llm.c's train_gpt2.c where
@@ -30,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 
-from pipeline import ROOT, built, count
+from common import ROOT, built, count
 
 sys.path.insert(0, os.path.join(ROOT, "tests"))
 import gpt2_oracle  # noqa: E402
@@ -67,6 +68,11 @@ def batches(text):
     if not re.fullmatch(r"[1-9]\d*x[1-9]\d*(,[1-9]\d*x[1-9]\d*)*", text):
         raise argparse.ArgumentTypeError("sequences x tokens, as in 4x64,1x1024")
     return [tuple(map(int, part.split("x"))) for part in text.split(",")]
+
+
+def of_turns(values):
+    """Their median, least and most."""
+    return f"{statistics.median(values):.1f} ({min(values):.1f} .. {max(values):.1f})"
 
 
 def model_flops(batch, length):
@@ -237,13 +243,15 @@ def measure(options, torches, batch, length):
         if not chosen:
             sys.exit(f"gpt2_step.py: no system's name matches --only '{options.only}'")
         seconds, losses, failures = {name: [] for name in chosen}, {}, {}
-        peak = copy = 0
+        flops = model_flops(batch, length)
+        shares, peaks, copies = {name: [] for name in chosen}, [], []
         for _ in range(options.turns):
-            figures = run([os.path.join(options.build, "benchmarks/peak")]).split()
-            peak, copy = max(peak, float(figures[0])), max(copy, float(figures[1]))
             for name, (system, _) in chosen.items():
                 if name in failures:
                     continue
+                peak, copy = map(float, run([os.path.join(options.build, "benchmarks/peak")]).split())
+                peaks.append(peak)
+                copies.append(copy)
                 try:
                     records = system.turn(batch, length, scratch)
                 except Failed as error:
@@ -251,11 +259,12 @@ def measure(options, torches, batch, length):
                         raise
                     failures[name] = error.reason
                     continue
-                seconds[name] += [record["step_seconds"] for record in records][options.warmup :]
+                steps = [record["step_seconds"] for record in records][options.warmup :]
+                seconds[name] += steps
+                shares[name].append(flops / statistics.median(steps) / (peak * 1e9))
                 losses[name] = [record["loss"] for record in records]
-    flops = model_flops(batch, length)
-    print(f"B={batch} T={length}: {flops / 1e9:.1f} GFLOP a step; {os.cpu_count()} cores: FMA peak {peak:.1f} GFLOP/s, "
-          f"copies {copy:.1f} GB/s read and written")
+    print(f"B={batch} T={length}: {flops / 1e9:.1f} GFLOP a step; {os.cpu_count()} cores: FMA peak {of_turns(peaks)} GFLOP/s, "
+          f"copies {of_turns(copies)} GB/s read and written")
     print(f"{'':<34} {'ms a step':>9}  {'(middle 80 %)':<17} {'tokens/s':>8} {'of the peak':>11}  over ours")
     times = {name: sorted(steps) for name, steps in seconds.items() if steps}
     medians = {name: statistics.median(steps) for name, steps in times.items()}
@@ -264,7 +273,7 @@ def measure(options, torches, batch, length):
         base = chosen[name][1]
         over = f"{medians[name] / medians[base]:.2f} x {base}" if base in medians and base != name else ""
         print(f"{name:<34} {1e3 * medians[name]:>9.0f}  {spread:<17} {batch * length / medians[name]:>8.0f} "
-              f"{100 * flops / medians[name] / (peak * 1e9):>9.1f} %  {over}".rstrip())
+              f"{100 * statistics.median(shares[name]):>9.1f} %  {over}".rstrip())
     for name, reason in failures.items():
         print(f"{name} did not run: {reason}")
     if losses:
@@ -282,7 +291,8 @@ def plot(path, tables):
     try:
         import matplotlib
     except ImportError:
-        print("without a plot: apt-get install -y --no-install-recommends python3-matplotlib")
+        print(f"without a plot: {sys.executable} has no matplotlib; apt-get install -y --no-install-recommends python3-matplotlib, "
+              f"and run this with {PYTHON}")
         return
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "shardlib"  # the same picture for the same figures
@@ -323,6 +333,10 @@ def main():
         re.compile(options.only)
     except re.error as error:
         parser.error(f"--only: {error}")
+    if options.plot and not os.access(os.path.dirname(os.path.abspath(options.plot)), os.W_OK):
+        parser.error(f"--plot: there is no folder for {options.plot}, or it cannot be written")
+    if options.llmc and not os.path.exists(os.path.join(options.llmc, "train_gpt2.c")):
+        parser.error(f"--llmc: there is no {options.llmc}/train_gpt2.c: git clone https://github.com/karpathy/llm.c {options.llmc}")
     if not shutil.which("mpirun"):
         sys.exit("gpt2_step.py: mpirun is not there; scripts/setup.sh installs it")
     try:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """What a training step of GPT-2 124M keeps in memory, and what keeping less of it costs in time.
 
-For each --recompute policy, on one device and on two ranks, all beside --plan's figure: the pool's high-water mark; the
-pages that the pool's blocks have touched (what is above the mark is fragmentation); and the growth of the proportional set
-size (of all ranks together, so that shared pages count once) over "start", which is there beside the pool's pages when the
-first weights are made: MPI, text, code. "others" is what of that growth is not the pool's, above all the libraries' own
+For each --recompute policy, on one device and on two ranks, all beside --plan's figure: the pool's high-water mark (rank 0's
+once for each rank); the pages that the pool's blocks have touched (what is above the mark is fragmentation); and the growth
+of the proportional set size (of all ranks together, so that shared pages count once) over "start", which is there beside the
+pool's pages when the first weights are made: MPI, text, code. "others" is what of that growth is not the pool's, above all the libraries' own
 memory, and not in the plan. Then the page faults of a step, from the third on, and the median step beside that of
 --recompute none.
 
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 
-from pipeline import ROOT, built, count, ran
+from common import ROOT, built, count, ran
 
 POLICIES = ["none", "seqax", "everything"]
 
@@ -52,6 +52,12 @@ def pages(program):
     return total, pool, faults
 
 
+def planned(command, ranks):
+    """The most bytes at once by --plan, of all ranks."""
+    figure = "most at once, with buffers" if ranks == 1 else "  the same under MPI, in one node"
+    return ranks * int(re.search(rf"^  {figure} .* (\d+) bytes", ran(command + ["--plan"]), re.M).group(1))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="build folder")
@@ -67,9 +73,7 @@ def main():
         growth, and what of that is not the pool's; page faults a step."""
         command = [gpt2, "--preset=gpt2-124m", f"--data={options.data}", "--vocabulary=50257", f"--batch={options.batch}",
                    f"--seq={options.seq}", f"--mesh=d={ranks},t=1", f"--recompute={policy}", "--max-tokens=0"]  # fmt: skip
-        plan = ran(command + ["--plan"])
-        figure = "most at once, with buffers" if ranks == 1 else "  the same under MPI, in one node"
-        planned = ranks * int(re.search(rf"^  {figure} .* (\d+) bytes", plan, re.M).group(1))
+        plan = planned(command, ranks)
         with tempfile.TemporaryDirectory() as folder:
             metrics = os.path.join(folder, "metrics.jsonl")
             mpirun = ["mpirun", "-n", str(ranks), "--bind-to", "core"] if ranks > 1 else []
@@ -101,7 +105,7 @@ def main():
         pool = ranks * max(step["memory_bytes"] for step in steps)
         while samples and samples[-1][0] == len(steps):  # the process is ending
             samples.pop()
-        made = next((i for i, sample in enumerate(samples) if sample[2] >= planned / 5), 0)
+        made = next((i for i, sample in enumerate(samples) if sample[2] >= plan / 5), 0)
         if made == 0:
             sys.exit("memory.py: the process was not seen before it had its weights: the machine is too busy, or --batch too small")
         start = samples[made - 1][1] - samples[made - 1][2]
@@ -109,17 +113,17 @@ def main():
         others = max(total - mapped for _, total, mapped, _ in samples) - start
         steady = [(done, faults) for done, _, _, faults in samples if 2 <= done < len(steps)]
         faults = (steady[-1][1] - steady[0][1]) / max(1, steady[-1][0] - steady[0][0])
-        return seconds, planned, pool, max(mapped for _, _, mapped, _ in samples), start, growth, others, faults
+        return seconds, plan, pool, max(mapped for _, _, mapped, _ in samples), start, growth, others, faults
 
     print(f"GPT-2 124M, f32, batch {options.batch} x {options.seq} tokens; bytes of all ranks together")
     print("devices   recompute   planned MB  pool/plan  pages/plan  start MB  growth/plan  others MB  faults a step  ms a step  over none")
     for ranks in (1, 2):
         none = None
         for policy in POLICIES:
-            seconds, planned, pool, mapped, start, growth, others, faults = run(ranks, policy)
+            seconds, plan, pool, mapped, start, growth, others, faults = run(ranks, policy)
             none = none or seconds
-            print(f"{'1 process' if ranks == 1 else f'{ranks} ranks':<10}{policy:<11}{planned / 1e6:11.0f}{pool / planned:11.3f}"
-                  f"{mapped / planned:12.3f}{start / 1e6:10.0f}{growth / planned:13.3f}{others / 1e6:11.0f}{faults:15.0f}"
+            print(f"{'1 process' if ranks == 1 else f'{ranks} ranks':<10}{policy:<11}{plan / 1e6:11.0f}{pool / plan:11.3f}"
+                  f"{mapped / plan:12.3f}{start / 1e6:10.0f}{growth / plan:13.3f}{others / 1e6:11.0f}{faults:15.0f}"
                   f"{seconds * 1e3:11.0f}{seconds / none:11.2f}", flush=True)  # fmt: skip
 
 

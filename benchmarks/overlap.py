@@ -25,7 +25,7 @@ import statistics
 import sys
 import tempfile
 
-from pipeline import ROOT, Hosts, built, count, ran
+from common import ROOT, Hosts, built, count, ran
 
 UNLIMITED = 100  # Gbit/s
 RATIOS = [0.25, 0.5, 1]

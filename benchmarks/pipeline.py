@@ -10,18 +10,15 @@ mean task times beside what was measured.
   benchmarks/pipeline.py --rate 1    each rank in a network namespace, a veth pair of 1 Gbit/s between (root)
 """
 import argparse
-import fcntl
 import json
 import os
 import re
 import shlex
-import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from common import ROOT, Hosts, built, count, gbit, ran
+
 LAYOUTS = {
     "FSDP, one batch": ["--mesh=p=1,d=2", "--microbatches=1"],
     "FSDP, microbatched": ["--mesh=p=1,d=2"],
@@ -29,115 +26,6 @@ LAYOUTS = {
     "interleaved 1F1B": ["--mesh=p=2", "--schedule=interleaved-1f1b", "--stages=4"],
     "ZeroBubble": ["--mesh=p=2", "--schedule=zero-bubble"],
 }
-
-if os.geteuid() == 0:  # Open MPI refuses to run as root unless told twice
-    os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
-
-
-def ran(command):
-    """Its standard output; ends this program if it fails."""
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        program = os.path.basename(sys.argv[0])
-        sys.exit(f"{program}: {shlex.join(command)} ended with {result.returncode}:\n{result.stdout}{result.stderr}")
-    return result.stdout
-
-
-def built(folder, program):
-    """Its path; ends this program if it has not been built."""
-    path = os.path.join(folder, program)
-    if not os.access(path, os.X_OK):
-        sys.exit(f"{os.path.basename(sys.argv[0])}: there is no {path}: build it, or name the folder (see --help)")
-    return path
-
-
-def count(least=1):
-    """A whole number of at least so much, for argparse."""
-    def parsed(text):
-        if not re.fullmatch(r"\d+", text) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"'{text}' is no whole number of at least {least}")
-        return int(text)
-    return parsed
-
-
-def gbit(text):
-    """A link's rate, for argparse."""
-    if not re.fullmatch(r"\d*\.?\d+", text) or float(text) <= 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is no rate in Gbit/s")
-    return float(text)
-
-
-def no_links(reason):
-    print(f"{os.path.basename(sys.argv[0])}: links take root, ip and tc (iproute2), and network namespaces: {reason}",
-          file=sys.stderr)  # fmt: skip
-    sys.exit(77)
-
-
-def sh(command):
-    ran = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
-    if ran.returncode != 0:
-        no_links(f"{command}: {ran.stderr.strip()}")
-
-
-class Hosts:
-    """Network namespaces, a rank in each, joined by a switch: each sends at a given rate, in Gbit/s. They are gone at the
-    end. Where none can be, status 77. They have one name on a machine, so that what a killed run has left goes too."""
-
-    def __init__(self, rate, count=2):
-        if os.geteuid() != 0:
-            no_links("not root")
-        for tool in ("ip", "tc"):
-            if not shutil.which(tool):
-                no_links(f"no {tool}")
-        self.rate, self.count = rate, count
-        self.lock = open(os.path.join(tempfile.gettempdir(), "shardlib-links.lock"), "w")  # until this object goes
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            sys.exit(f"{os.path.basename(sys.argv[0])}: another benchmark has the links")
-
-    def __enter__(self):
-        self.__exit__()
-        try:
-            return self.make()
-        except BaseException:
-            self.__exit__()
-            raise
-
-    def make(self):
-        """The namespaces; returns the mpirun that starts a rank in each."""
-        sh("ip netns add shardlib-switch && ip -n shardlib-switch link add sw type bridge")
-        sh("ip -n shardlib-switch link set sw mtu 9000 up")
-        hosts = []
-        for i in range(self.count):
-            hosts.append(f"10.77.0.{i + 1}")
-            sh(f"ip netns add shardlib{i}")
-            # Long frames: of the rate, headers take 1 % instead of 5.
-            sh(f"ip link add sl0 netns shardlib{i} mtu 9000 type veth peer name port{i} netns shardlib-switch mtu 9000")
-            sh(f"ip -n shardlib-switch link set port{i} master sw up")
-            sh(f"ip -n shardlib{i} addr add {hosts[i]}/24 dev sl0")
-            sh(f"ip -n shardlib{i} link set lo up && ip -n shardlib{i} link set sl0 up")
-            # After a pause tbf lets a burst through at any speed; packets longer than that, and TCP's have up to 64 KB, it
-            # cuts up, which takes the time of the ranks' cores.
-            burst = max(66000, self.rate * 1e9 / 8 * 0.2e-3)
-            sh(f"tc -n shardlib{i} qdisc add dev sl0 root tbf rate {self.rate:.3f}gbit burst {burst:.0f} latency 50ms")
-        # What mpirun calls instead of ssh.
-        self.agent = tempfile.NamedTemporaryFile("w", suffix=".sh", delete=False)
-        self.agent.write('#!/bin/sh\nhost=$1; shift\nexec ip netns exec shardlib$((${host##*.} - 1)) sh -c "$*"\n')
-        self.agent.close()
-        os.chmod(self.agent.name, 0o755)
-        return (f"ip netns exec shardlib0 mpirun -n {self.count} --host {','.join(hosts)} "
-                f"--mca plm_rsh_agent {self.agent.name} --bind-to none --mca pml ob1 --mca btl self,tcp -x SHARDLIB_SHM=0 "
-                # More ranks than cores: who waits lets others run.
-                f"--mca mpi_yield_when_idle {int(self.count > os.cpu_count())} "
-                # Each takes itself for alone on its host: left to MPI all are bound to core 0.
-                f"""sh -c 'exec taskset -c $((OMPI_COMM_WORLD_RANK % {os.cpu_count()})) "$@"' rank""")
-
-    def __exit__(self, *_):
-        for name in ["-switch", *range(self.count)]:
-            subprocess.run(f"ip netns del shardlib{name}", shell=True, stderr=subprocess.DEVNULL, check=False)
-        if hasattr(self, "agent") and os.path.exists(self.agent.name):
-            os.unlink(self.agent.name)
 
 
 def measure(options, mpirun, layout, folder):

@@ -20,11 +20,19 @@ import re
 import statistics
 import sys
 
+from common import ROOT, built, count, gbit, ran, seconds
 from overlap import UNLIMITED, median, over_link, sent
-from pipeline import ROOT, built, count, gbit, ran
 
 PAYLOAD = 8948 / 9014  # of a frame of the link's 9000 bytes and its header: what TCP with time stamps carries
 UNITS = {"s": 1, "ms": 1e-3, "µs": 1e-6}
+
+
+def step_by_plan(command, peak, efficiency, bandwidth, latency):
+    """The seconds of a step that --plan predicts."""
+    text = ran(command + ["--plan", f"--plan-flops={peak}", f"--plan-efficiency={efficiency}",
+               f"--plan-bandwidth={bandwidth}", f"--plan-latency={latency}"])  # fmt: skip
+    found = re.search(r"nothing overlapping +([\d.]+) (\S+)", text)
+    return float(found.group(1)) * UNITS[found.group(2)]
 
 
 def main():
@@ -33,7 +41,7 @@ def main():
     parser.add_argument("--data", default=os.path.join(ROOT, "build/data/kjv.txt"), help="text to train on (scripts/text.sh)")
     parser.add_argument("--rates", nargs="+", type=gbit, default=[1, 2, 4, 8], help="of the link, in Gbit/s")
     parser.add_argument("--rounds", type=count(), default=3, help="of all rates (default %(default)s)")
-    parser.add_argument("--latency", type=float, default=50e-6, help="seconds of a message of no bytes")
+    parser.add_argument("--latency", type=seconds, default=50e-6, help="seconds of a message of no bytes")
     parser.add_argument("--steps", type=count(3), default=8, help="of a run; the first two do not count")
     parser.add_argument("--batch", type=count(), default=16)
     parser.add_argument("--layers", type=count(), default=8)
@@ -47,10 +55,7 @@ def main():
                "--max-tokens=0", f"--steps={options.steps}"]  # fmt: skip
 
     def predicted(efficiency, bandwidth, latency=options.latency):
-        text = ran(command + ["--plan", f"--plan-flops={peak}", f"--plan-efficiency={efficiency}",
-                   f"--plan-bandwidth={bandwidth}", f"--plan-latency={latency}"])  # fmt: skip
-        found = re.search(r"nothing overlapping +([\d.]+) (\S+)", text)
-        return float(found.group(1)) * UNITS[found.group(2)]
+        return step_by_plan(command, peak, efficiency, bandwidth, latency)
 
     def measured(rate):
         """The median seconds of a step, and of its communication."""
@@ -72,7 +77,8 @@ def main():
             whole, communication = ((a + b) / 2 for a, b in zip(before, after))
             before = after
             if communication <= latencies:
-                sys.exit(f"prediction.py: messages of --latency {options.latency} take longer than the step communicates")
+                sys.exit(f"prediction.py: messages of --latency {options.latency} take longer than the step communicates: "
+                         f"give a shorter --latency")
             computing, copies = whole - communication, size / (communication - latencies)
             plan = predicted(floor / computing, min(rate * 1e9 / 8 * PAYLOAD, copies))
             found[rate].append((computing, copies, plan, step))

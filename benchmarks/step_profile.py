@@ -18,7 +18,7 @@ import statistics
 import tempfile
 
 from gpt2_step import HEADS, VOCABULARY, WIDTH, batches
-from pipeline import ROOT, built, ran
+from common import ROOT, built, ran
 
 SIZES = {"M": WIDTH, "H": HEADS, "D": WIDTH // HEADS, "F": 4 * WIDTH, "V": VOCABULARY}
 TRACED = 5  # steps that --trace has in a run

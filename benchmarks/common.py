@@ -1,0 +1,148 @@
+"""What the benchmarks share: running programs, arguments, and links between network namespaces."""
+import argparse
+import fcntl
+import math
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+if os.geteuid() == 0:  # Open MPI refuses to run as root unless told twice
+    os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+
+
+def ran(command):
+    """Its standard output; ends this program if it fails."""
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        program = os.path.basename(sys.argv[0])
+        sys.exit(f"{program}: {shlex.join(command)} ended with {result.returncode}:\n{result.stdout}{result.stderr}")
+    return result.stdout
+
+
+def built(folder, program):
+    """Its path; ends this program if it has not been built."""
+    path = os.path.join(folder, program)
+    if not os.access(path, os.X_OK):
+        sys.exit(f"{os.path.basename(sys.argv[0])}: there is no {path}: build it, or name the folder (see --help)")
+    return path
+
+
+def count(least=1):
+    """A whole number of at least so much, for argparse."""
+    def parsed(text):
+        if not re.fullmatch(r"\d+", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"'{text}' is no whole number of at least {least}")
+        return int(text)
+    return parsed
+
+
+def gbit(text):
+    """A link's rate, for argparse."""
+    if not re.fullmatch(r"\d*\.?\d+", text) or float(text) <= 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is no rate in Gbit/s")
+    return float(text)
+
+
+def seconds(text):
+    """A length of time, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds")
+    return value
+
+
+def no_links(reason):
+    print(f"{os.path.basename(sys.argv[0])}: links take root, ip and tc (iproute2), and network namespaces: {reason}",
+          file=sys.stderr)  # fmt: skip
+    sys.exit(77)
+
+
+def sh(command):
+    ran = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    if ran.returncode != 0:
+        no_links(f"{command}: {ran.stderr.strip()}")
+
+
+class Hosts:
+    """Network namespaces, a rank in each, joined by a switch: each sends at a given rate, in Gbit/s. They are gone at the
+    end. Where none can be, status 77. They have one name on a machine, so that what a killed run has left goes too."""
+
+    def __init__(self, rate, count=2):
+        if os.geteuid() != 0:
+            no_links("not root")
+        for tool in ("ip", "tc"):
+            if not shutil.which(tool):
+                no_links(f"no {tool}")
+        self.rate, self.count = rate, count
+        self.lock = self.folder = None
+
+    def __enter__(self):
+        self.lock = open(os.path.join(tempfile.gettempdir(), "shardlib-links.lock"), "w")
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(f"{os.path.basename(sys.argv[0])}: another benchmark has the links")
+        try:
+            delete_namespaces()
+            return self.make()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def make(self):
+        """The namespaces; returns the mpirun that starts a rank in each."""
+        sh("ip netns add shardlib-switch && ip -n shardlib-switch link add sw type bridge")
+        sh("ip -n shardlib-switch link set sw mtu 9000 up")
+        hosts = []
+        for i in range(self.count):
+            hosts.append(f"10.77.0.{i + 1}")
+            sh(f"ip netns add shardlib{i}")
+            # Long frames: of the rate, headers take 1 % instead of 5.
+            sh(f"ip link add sl0 netns shardlib{i} mtu 9000 type veth peer name port{i} netns shardlib-switch mtu 9000")
+            sh(f"ip -n shardlib-switch link set port{i} master sw up")
+            sh(f"ip -n shardlib{i} addr add {hosts[i]}/24 dev sl0")
+            sh(f"ip -n shardlib{i} link set lo up && ip -n shardlib{i} link set sl0 up")
+            # Nobody else uses the link, so that any control of congestion will do but bbr, which paces what is sent by what
+            # it has measured, between ops that send nothing: on the same links a step took 5 to 8 % longer.
+            sh(f"ip netns exec shardlib{i} sysctl -qw net.ipv4.tcp_congestion_control=reno")
+            # After a pause tbf lets a burst through at any speed; packets longer than that, and TCP's have up to 64 KB, it
+            # cuts up, which takes the time of the ranks' cores.
+            burst = max(66000, self.rate * 1e9 / 8 * 0.2e-3)
+            sh(f"tc -n shardlib{i} qdisc add dev sl0 root tbf rate {self.rate:.3f}gbit burst {burst:.0f} latency 50ms")
+        # What mpirun calls instead of ssh. To Open MPI the hosts are one, by its name; so each has a folder of its own for
+        # temporary files, or its daemons get into each other's way while they make theirs.
+        self.folder = tempfile.mkdtemp(prefix="shardlib-hosts-")
+        agent = os.path.join(self.folder, "agent.sh")
+        with open(agent, "w") as file:
+            file.write(f'#!/bin/sh\nhost=$1; shift\nmkdir -p {self.folder}/$host\n'
+                       f'exec ip netns exec shardlib$((${{host##*.}} - 1)) env TMPDIR={self.folder}/$host sh -c "$*"\n')
+        os.chmod(agent, 0o755)
+        return (f"ip netns exec shardlib0 mpirun -n {self.count} --host {','.join(hosts)} "
+                f"--mca plm_rsh_agent {agent} --bind-to none --mca pml ob1 --mca btl self,tcp -x SHARDLIB_SHM=0 "
+                # More ranks than cores: who waits lets others run.
+                f"--mca mpi_yield_when_idle {int(self.count > os.cpu_count())} "
+                # Each takes itself for alone on its host: left to MPI all are bound to core 0.
+                f"""sh -c 'exec taskset -c $((OMPI_COMM_WORLD_RANK % {os.cpu_count()})) "$@"' rank""")
+
+    def __exit__(self, *_):
+        delete_namespaces()
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.lock.close()
+
+
+def delete_namespaces():
+    """Those of this run, or of one that was killed."""
+    for line in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout.splitlines():
+        name = line.split()[0]
+        if re.fullmatch(r"shardlib(\d+|-switch)", name):
+            subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL, check=False)

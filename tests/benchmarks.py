@@ -1,0 +1,50 @@
+"""The benchmarks' scripts start, and read what the programs print now: a run of all of them takes too long to find out there."""
+import argparse
+import glob
+import os
+import subprocess
+import sys
+
+BENCHMARKS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "benchmarks")
+sys.path.insert(0, BENCHMARKS)
+import memory  # noqa: E402
+import overlap  # noqa: E402
+import prediction  # noqa: E402
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--examples", required=True, help="folder of the example programs")
+    examples = parser.parse_args().examples
+    wrong = []
+    for script in sorted(glob.glob(os.path.join(BENCHMARKS, "*.py"))):
+        if os.path.basename(script) in ("common.py", "torch_gpt2.py"):  # no program; needs PyTorch
+            continue
+        shown = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, check=False)
+        if shown.returncode != 0 or os.path.basename(script) not in shown.stdout:
+            wrong.append(f"{script} --help: status {shown.returncode}\n{shown.stdout}{shown.stderr}")
+
+    gpt2 = [os.path.join(examples, "gpt2"), "--vocabulary=512", "--d-model=64", "--heads=2", "--layers=2", "--batch=2",
+            "--seq=16", "--mesh=d=2,t=1", "--max-tokens=0"]  # fmt: skip
+    alone, ranks = memory.planned(gpt2, 1), memory.planned(gpt2, 2)
+    if not 100_000 < alone < ranks:
+        wrong.append(f"memory.py reads from --plan that a device takes {alone} bytes, and two ranks {ranks}")
+
+    layers, width, ff, vocabulary = 2, 64, 96, 512
+    fsdp = [os.path.join(examples, "gpt_fsdp"), "--batch=2", "--seq=16", f"--layers={layers}", f"--d-model={width}", "--n-kv=1",
+            "--n-q-per-kv=1", "--d-head=64", f"--d-ff={ff}", f"--vocabulary={vocabulary}", "--max-tokens=0",
+            "--mesh=d=2,t=1"]  # fmt: skip
+    # Half of each tensor: gathered in both passes and its gradient scattered, but the embeddings gathered once.
+    tables, blocks = 2 * vocabulary * width, layers * (4 * width * width + 3 * width * ff)
+    least = 4 * (2 * tables + 3 * blocks) / 2
+    if not least <= overlap.sent(fsdp) <= 1.05 * least:
+        wrong.append(f"overlap.py reads from --plan that a rank sends {overlap.sent(fsdp)} bytes, not {least}")
+    slow, fast = (prediction.step_by_plan(fsdp, 1e9, 1, bandwidth, 0) for bandwidth in (1e3, 1e15))
+    if not abs((slow - fast) * 1e3 / overlap.sent(fsdp) - 1) < 0.05:
+        wrong.append(f"prediction.py reads from --plan {slow} s over a link of 1 kB/s, and {fast} s without one")
+    print("\n".join(wrong))
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
