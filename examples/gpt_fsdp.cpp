@@ -4,7 +4,8 @@
 //   mpirun -n 2 gpt_fsdp --data text.txt        two devices as MPI ranks
 //   gpt_fsdp --preset 84m --data c4.zarr --tokenizer tokenizer.tiktoken --run runs/84m
 //
-// With gpt_model.hpp this is the whole training step; gpt_setup.hpp has the model's options and first values. Data, checkpoints and reports are the library's (run/training.hpp).
+// With gpt_model.hpp this is the whole training step; gpt_setup.hpp has the model's options and first values. Data,
+// checkpoints and reports are the library's (run/training.hpp).
 #include <shardlib/run/checkpoints.hpp>
 #include <shardlib/run/dry_run.hpp>
 #include <shardlib/run/plan.hpp>
@@ -177,8 +178,9 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const run::D
   if (o.report_kept && !device->is_dry()) {
     if (!data.train) throw UsageError("--report-kept takes a batch of --data: give it");
     const std::int64_t rows = o.training.batch / o.training.microbatches / mesh.size("d");
-    const auto kept = kept_for_backward(gpt::loss, state.weights, gpt::place(mesh, data.train->rows(0, 0, rows), o.training.seq),
-                                        gpt::causal(mesh, o, o.training.seq), o.form);
+    const auto batch = gpt::place(mesh, data.train->rows(0, 0, rows), o.training.seq);
+    const auto kept =
+        kept_for_backward(gpt::loss, state.weights, batch, gpt::causal(mesh, o, o.training.seq), o.form);
     for (const Kept& k : kept)
       if (mesh.index() == 0) fmt::print("kept for backward: {:>12} bytes  [{}]  {}\n", k.bytes, k.spec, k.what);
   }

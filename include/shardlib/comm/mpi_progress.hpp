@@ -126,7 +126,8 @@ struct Op {
   }
 };
 
-/// Between two looks at memory that another rank writes; MPI's own functions make way by themselves.
+/// Between two looks at memory that another rank writes. MPI's own functions make way where mpirun counts more ranks
+/// than cores.
 class Pause {
  public:
   void turn() {
