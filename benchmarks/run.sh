@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Builds the benchmarks, runs all of them, and writes their figures to benchmarks/results.md, with the plot beside it: ratios
 # against the GEMM library, the erased core, the machine's FMA peak and the MPI library's own collectives; a training step of
-# GPT-2 124M beside its peers', and its memory; pipelines against FSDP, also over a slow link; and over links what overlaps
-# and what --plan predicts. For an idle machine: about 40 minutes on two cores with a --torch-root and --llmc,
-# 5 of them for building.
+# GPT-2 124M beside its peers', and its memory; pipelines against FSDP, also over a slow link; over links what overlaps and
+# what --plan predicts; and what compiling costs. At its head stands what was aimed at and what was reached (ratios.py).
+# For an idle machine: about 42 minutes on two cores with a --torch-root and --llmc, 5 of them for building.
 #   benchmarks/run.sh [--torch-root DIR]... [--llmc DIR]
 #     --torch-root DIR   a newer PyTorch, in a folder that `scripts/torch-root.sh DIR` makes
 #     --llmc DIR         a checkout of llm.c
@@ -13,12 +13,21 @@
 from=$PWD
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"
 
+given=("$@")
 peers=()
 while [ $# -gt 0 ]; do
   case $1 in
     --torch-root | --llmc)
       [ $# -gt 1 ] || die "a folder follows $1"
-      peers+=("$1" "$(cd "$from" && realpath -m "$2")")
+      folder=$(cd "$from" && realpath -m "$2")
+      case $1 in
+        --torch-root) [ -f "$folder.ready" ] || die "$folder has no PyTorch; scripts/torch-root.sh $folder makes it" ;;
+        --llmc)
+          [ -f "$folder/train_gpt2.c" ] ||
+            die "$folder is no checkout of llm.c; git clone https://github.com/karpathy/llm.c $folder makes one"
+          ;;
+      esac
+      peers+=("$1" "$folder")
       shift 2
       ;;
     --help)
@@ -30,6 +39,11 @@ while [ $# -gt 0 ]; do
 done
 
 SECONDS=0
+# Of the sources that are measured; what a run writes is none.
+commit=$(git rev-parse --short HEAD 2>/dev/null || echo "no commit")
+if [ -n "$(git status --porcelain -- . ':!benchmarks/results.md' ':!benchmarks/gpt2_step.svg' 2>/dev/null)" ]; then
+  commit="$commit with changes"
+fi
 scripts/setup.sh
 scripts/text.sh
 mkdir -p build/log
@@ -50,16 +64,19 @@ quietly build/log/benchmarks-build.log "building" cmake --build build/benchmarks
 
 # Written beside what is built first: a run that ends early leaves the figures of the one before.
 results=build/benchmarks/results.md
+parts=build/benchmarks/parts.md
 plot=build/benchmarks/gpt2_step.svg
-rm -f "$results" "$plot"
+rm -f "$results" "$parts" "$plot"
 failed=()
 
-say() { printf '%s\n' "$@" | tee -a "$results"; }
+say() { printf '%s\n' "$@" | tee -a "$parts"; }
+
+quoted() { python3 -c 'import shlex, sys; print(shlex.join(sys.argv[1:]))' "$@"; } # as the shell reads it
 
 measure() { # COMMAND... : its output, under its name; status 77 says that the machine lacks what it takes
   local status=0 log=build/log/benchmarks-run.log
-  say "" "By \`$*\`:" "" '```'
-  "$@" 2>"$log" | tee -a "$results" || status=$?
+  say "" "By \`$(quoted "$@")\`:" "" '```'
+  "$@" 2>"$log" | tee -a "$parts" || status=$?
   case $status in
     0) ;;
     77) say "not measured: $(tail -n 1 "$log")" ;;
@@ -72,12 +89,13 @@ measure() { # COMMAND... : its output, under its name; status 77 says that the m
   say '```'
 }
 
-say "# Figures" "" "Printed by \`benchmarks/run.sh\` on $(date -u +%Y-%m-%d), $(nproc) cores,$(sed -n \
-  's/^model name.*:/ /p' /proc/cpuinfo | head -n 1 | tr -s ' ')."
+say "# Kernels and collectives"
 figures=build/benchmarks/benchmarks/figures
 measure "$figures"
 measure mpirun -n 2 --bind-to none "$figures"
 measure mpirun -n 4 --bind-to none --oversubscribe "$figures"
+say "" "# One process and two ranks, nothing between"
+measure benchmarks/gpt2_step.py --ours --batches 4x64 --only '1 process$|2 ranks' --turns 4
 say "" "# A training step of GPT-2 124M"
 # The system's Python is the one that has the package matplotlib.
 measure /usr/bin/python3 benchmarks/gpt2_step.py --plot "$plot" "${peers[@]}"
@@ -92,6 +110,20 @@ say "" "# Communication beside computation"
 measure benchmarks/overlap.py
 say "" "# What --plan predicts of a step"
 measure benchmarks/prediction.py
+say "" "# Compile cost"
+measure benchmarks/compile_cost_run.py
+
+cores="$(nproc) cores,$(sed -n 's/^model name.*:/ /p' /proc/cpuinfo | head -n 1 | tr -s ' ')"
+{
+  printf '%s\n' "# Figures" "" "Printed by \`$(quoted benchmarks/run.sh "${given[@]}")\` on $(date -u +%Y-%m-%d), $cores, in \
+$((SECONDS / 60)) minutes, of commit $commit." "" "By \`benchmarks/ratios.py\`, of what stands below:" ""
+} >"$results"
+echo
+benchmarks/ratios.py "$parts" | tee -a "$results" || failed+=("benchmarks/ratios.py $parts")
+{
+  echo
+  cat "$parts"
+} >>"$results"
 
 echo
 if [ ${#failed[@]} != 0 ]; then

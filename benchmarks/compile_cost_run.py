@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""What compiling costs: seconds and peak memory of the compiler, medians of several runs with the least and the most.
+
+examples/gpt_fsdp.cpp as the build folder compiles it, by ninja's command and without ccache, but for its object, which
+goes to a folder of its own; and a source that includes shardlib/shapes.hpp alone, as far as g++'s front end goes.
+
+  benchmarks/compile_cost_run.py --build build/benchmarks
+"""
+import argparse
+import os
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from pipeline import ROOT, count, ran
+
+OBJECT = "examples/CMakeFiles/gpt_fsdp.dir/gpt_fsdp.cpp.o"
+
+
+def cost(command, source=""):
+    """Seconds, and GB of the largest of its processes; it runs in a folder that has the object's."""
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as text:
+        os.makedirs(os.path.join(folder, os.path.dirname(OBJECT)))
+        text.write(source)
+        text.seek(0)
+        begin = time.perf_counter()
+        process = subprocess.Popen(command, cwd=folder, env=dict(os.environ, CCACHE_DISABLE="1"), stdin=text)
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - begin
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        sys.exit(f"compile_cost_run.py: {shlex.join(command)} ended with {process.returncode}")
+    return seconds, usage.ru_maxrss * 1024 / 1e9
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="build folder, of ninja")
+    parser.add_argument("--runs", type=count(), default=3, help="of gpt_fsdp.cpp (default %(default)s)")
+    parser.add_argument("--header-runs", type=count(), default=7, help="of the header (default %(default)s)")
+    options = parser.parse_args()
+    command = ran(["ninja", "-C", options.build, "-t", "commands", OBJECT]).splitlines()[-1]
+    level = re.findall(r" (-O\S*)", command)
+    header = ["g++", "-std=c++20", "-I", os.path.join(ROOT, "include"), "-fsyntax-only", "-x", "c++", "-"]
+    print(ran(["g++", "--version"]).splitlines()[0])
+    print(f"{'':<36}{'runs':>4} {'median':>8}  (least .. most)")
+    for name, runs, arguments in (
+        (f"gpt_fsdp.cpp, {level[-1] if level else 'not optimised'}", options.runs, (shlex.split(command),)),
+        ("shapes.hpp, front end", options.header_runs, (header, "#include <shardlib/shapes.hpp>\n")),
+    ):
+        columns = zip(*(cost(*arguments) for _ in range(runs)))
+        for unit, values in zip(("seconds", "peak GB"), columns):
+            spread = f"({min(values):.3f} .. {max(values):.3f})"
+            print(f"{f'{name}: {unit}':<36}{runs:>4} {statistics.median(values):>8.3f}  {spread}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
