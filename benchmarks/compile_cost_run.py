@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 
-from pipeline import ROOT, count, ran
+from common import ROOT, count, ran
 
 OBJECT = "examples/CMakeFiles/gpt_fsdp.dir/gpt_fsdp.cpp.o"
 

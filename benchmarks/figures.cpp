@@ -127,8 +127,10 @@ void shell_figures(const Mesh<"d t">& mesh) {
                                              mesh.device()->exec(), n, [](const f32& in, f32& y) { y = relu(in); },
                                              x.span().data(), out.as<f32>());
                                        }});
-  fmt::print("typed {:.1f} us, by hand {:.1f} us, ratio {:.3f}\n", times[0].median * 1e6, times[1].median * 1e6,
-             times[0].median / times[1].median);
+  // The spread of a ratio of two medians that take turns: the fastest over the slowest, and the other way round.
+  fmt::print("typed {:.1f} us, by hand {:.1f} us, ratio {:.3f} ({:.2f} .. {:.2f})\n", times[0].median * 1e6,
+             times[1].median * 1e6, times[0].median / times[1].median, times[0].low / times[1].high,
+             times[0].high / times[1].low);
 }
 
 gpt::Model random_model(const Mesh<"d t">& mesh, const Sizes& sizes, int layers) {

@@ -95,7 +95,7 @@ measure "$figures"
 measure mpirun -n 2 --bind-to none "$figures"
 measure mpirun -n 4 --bind-to none --oversubscribe "$figures"
 say "" "# One process and two ranks, nothing between"
-measure benchmarks/gpt2_step.py --ours --batches 4x64 --only '1 process$|2 ranks' --turns 4
+measure benchmarks/gpt2_step.py --ours --batches 4x64 --only '^shardlib, (1 process(, [dt]=2)?|2 ranks)$' --turns 4
 say "" "# A training step of GPT-2 124M"
 # The system's Python is the one that has the package matplotlib.
 measure /usr/bin/python3 benchmarks/gpt2_step.py --plot "$plot" "${peers[@]}"

@@ -23,6 +23,9 @@ def main():
         shown = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, check=False)
         if shown.returncode != 0 or os.path.basename(script) not in shown.stdout:
             wrong.append(f"{script} --help: status {shown.returncode}\n{shown.stdout}{shown.stderr}")
+    table = subprocess.run([os.path.join(BENCHMARKS, "ratios.py")], capture_output=True, text=True, check=False)
+    if table.returncode != 0 or table.stdout.count("|\n") < 20:
+        wrong.append(f"ratios.py of results.md: status {table.returncode}\n{table.stdout}{table.stderr}")
 
     gpt2 = [os.path.join(examples, "gpt2"), "--vocabulary=512", "--d-model=64", "--heads=2", "--layers=2", "--batch=2",
             "--seq=16", "--mesh=d=2,t=1", "--max-tokens=0"]  # fmt: skip
