@@ -355,6 +355,12 @@ def plans(p):
     run.succeeds()
     run.check(re.search(r"over t d +\S+ \S+ +256 devices(.|\n)*all overlapping.*MFU", run.out) is not None, "a prediction")
     p.run("gpt_fsdp", ["--preset=84m", "--mesh=d=64,t=4", "--plan", *machine[1:]]).fails(2, "give --plan-flops too")
+    flat = ["--preset=84m", "--mesh=d=8,t=1", "--plan", "--plan-flops=1e12"]
+    run = p.run("gpt_fsdp", [*flat, "--plan-bandwidth=d=600e9", "--plan-latency=d=5e-6"])
+    run.succeeds()
+    run.check("a step, all overlapping" in run.out, "an axis of one device needs no link")
+    p.run("gpt_fsdp", flat).fails(2, "--plan-bandwidth d=25e9")
+    p.run("gpt_fsdp", [*flat, "--plan-bandwidth=1e-300"]).fails(2, "--plan-bandwidth 1e-300", "at least 1", "300e9")
     p.run("gpt2", ["--preset=gpt2-124m", "--mesh=d=1024,t=1", "--plan"]).fails(2, "--batch 16", "or a mesh of d = 16")
 
 
