@@ -460,6 +460,11 @@ def mistakes(p):
         p.gpt(*options).fails(2, *words)
     p.gpt(data=False).fails(2, "--data", "--help")
     p.gpt("--learning-rate=1e30", "--steps=20").fails(1, "step ", "not finite", "--learning-rate")
+    variables = ["SHARDLIB_PROGRESS_THREAD", "SHARDLIB_SHM"] if p.mpiexec else []  # without MPI nobody reads them
+    for variable in variables:
+        for ranks in (0, 2):
+            wrong_value = ["env", f"{variable}=2"]
+            p.gpt(ranks=ranks, limits=wrong_value).fails(2, f"{variable}=2: write ", "0", "1")
     # Address space for some of the threads' stacks, not for all of them.
     limited = ["sh", "-c", 'ulimit -s 8192; ulimit -v 3000000; MALLOC_ARENA_MAX=1 exec "$@"', "sh"]
     many = ["--mesh=d=512,t=1", "--batch=512", "--d-model=512", "--seq=4"]
