@@ -36,6 +36,32 @@ TEST_CASE("SHARDLIB_PROGRESS_THREAD is 0 or 1", "[progress]") {
         "between ops");
 }
 
+TEST_CASE("what is wrong in a variable for ranks is said without mpirun too", "[progress]") {
+  if (under_mpi()) return;
+  const auto message_of = [](const auto& f) -> std::string {
+    try {
+      f();
+    } catch (const UsageError& e) {
+      return e.what();
+    }
+    return "no error";
+  };
+  const auto one = [] { launch({}, [](const std::shared_ptr<Device>&) {}); };
+  {
+    const Setting wrong(detail::mpi::progress_variable, "2");
+    CHECK(message_of(one) ==
+          "SHARDLIB_PROGRESS_THREAD=2: write 1 for a thread of each rank that moves its messages, or 0 to move them "
+          "between ops");
+  }
+  {
+    const Setting wrong("SHARDLIB_SHM", "no");
+    CHECK(message_of(one) ==
+          "SHARDLIB_SHM=no: write 0 to have ranks of one node communicate over MPI, or 1 for shared memory");
+  }
+  const Setting right(detail::mpi::progress_variable, "1");
+  CHECK(message_of(one) == "no error");
+}
+
 TEST_CASE("the progress thread is there if it was asked for", "[progress]") {
   const char* const value = std::getenv(detail::mpi::progress_variable);
   CHECK(bool(detail::mpi::progress_thread) == (under_mpi() && value != nullptr && std::string(value) == "1"));

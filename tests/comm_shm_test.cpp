@@ -379,6 +379,20 @@ TEST_CASE("a late member's part is done by those who wait", "[shm]") {
   });
 }
 
+TEST_CASE("a launch ends when a collective is done that nobody waited for", "[shm]") {
+  if (!under_mpi() || !detail::shm::node || world_size() < 2) return;
+  Buffer recv;
+  on_mesh("d=2", [&](const std::shared_ptr<Device>& device) {
+    Communicator& comm = device->group({"d"});
+    recv = make_buffer<float>(*device, 200000);
+    const Buffer send = make_buffer(*device, std::vector<float>(100000, static_cast<float>(comm.rank())));
+    comm.barrier();
+    if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    static_cast<void>(comm.all_gather(send, recv));
+  });
+  if (world_rank() < 2) CHECK((values_of<float>(recv)[0] == 0 && values_of<float>(recv)[199999] == 1));
+}
+
 TEST_CASE("ranks out of step get an error that names both calls", "[shm]") {
   if (!under_mpi() || !detail::shm::node || world_size() < 2) return;
   std::string error;

@@ -32,6 +32,17 @@ void on_one_device(const std::function<void(const std::shared_ptr<Device>&, cons
   REQUIRE((runs == 1 || world_rank() > 0));
 }
 
+TEST_CASE("a collective that a device waits for in vain is named once", "[ops][errors]") {
+  if (under_mpi()) return;
+  const auto gathers = [](const std::shared_ptr<Device>& device) {
+    const Mesh<"d"> mesh(device);
+    if (device->index() == 0) all_gather<"A/d -> A">(zeros<f32, "A/d">(mesh, {{"A", 4}})).span();
+  };
+  expect_error<Error>([&] { launch(parse_mesh("d=2"), gathers); },
+                      "all_gather<`A/d -> A`>: device 1 (rank 1 of 2) has returned without taking part: every device "
+                      "of a group must make the same calls (device 0 (d=0) of mesh d=2)");
+}
+
 TEST_CASE("sizes that disagree", "[ops][errors]") {
   on_one_device([](const auto& device, const auto&) {
     const auto x = zero_of<Tensor<f32, "B/d L">>(device, {4, 6});

@@ -355,6 +355,12 @@ def plans(p):
     run.succeeds()
     run.check(re.search(r"over t d +\S+ \S+ +256 devices(.|\n)*all overlapping.*MFU", run.out) is not None, "a prediction")
     p.run("gpt_fsdp", ["--preset=84m", "--mesh=d=64,t=4", "--plan", *machine[1:]]).fails(2, "give --plan-flops too")
+    flat = ["--preset=84m", "--mesh=d=8,t=1", "--plan", "--plan-flops=1e12"]
+    run = p.run("gpt_fsdp", [*flat, "--plan-bandwidth=d=600e9", "--plan-latency=d=5e-6"])
+    run.succeeds()
+    run.check("a step, all overlapping" in run.out, "an axis of one device needs no link")
+    p.run("gpt_fsdp", flat).fails(2, "--plan-bandwidth d=25e9")
+    p.run("gpt_fsdp", [*flat, "--plan-bandwidth=1e-300"]).fails(2, "--plan-bandwidth 1e-300", "at least 1", "300e9")
     p.run("gpt2", ["--preset=gpt2-124m", "--mesh=d=1024,t=1", "--plan"]).fails(2, "--batch 16", "or a mesh of d = 16")
 
 
@@ -454,6 +460,11 @@ def mistakes(p):
         p.gpt(*options).fails(2, *words)
     p.gpt(data=False).fails(2, "--data", "--help")
     p.gpt("--learning-rate=1e30", "--steps=20").fails(1, "step ", "not finite", "--learning-rate")
+    variables = ["SHARDLIB_PROGRESS_THREAD", "SHARDLIB_SHM"] if p.mpiexec else []  # without MPI nobody reads them
+    for variable in variables:
+        for ranks in (0, 2):
+            wrong_value = ["env", f"{variable}=2"]
+            p.gpt(ranks=ranks, limits=wrong_value).fails(2, f"{variable}=2: write ", "0", "1")
     # Address space for some of the threads' stacks, not for all of them.
     limited = ["sh", "-c", 'ulimit -s 8192; ulimit -v 3000000; MALLOC_ARENA_MAX=1 exec "$@"', "sh"]
     many = ["--mesh=d=512,t=1", "--batch=512", "--d-model=512", "--seq=4"]

@@ -89,21 +89,47 @@ TEST_CASE("a predicted step is a roofline and the links' latencies and bandwidth
 
 TEST_CASE("numbers for each axis", "[prediction]") {
   const std::vector<AxisSize> mesh{{"d", 4}, {"t", 2}};
-  REQUIRE(run::for_each_axis("--x", "300e9", mesh) == std::vector{300e9, 300e9});
-  REQUIRE(run::for_each_axis("--x", "t=2,d=0.5", mesh) == std::vector{0.5, 2.0});
+  REQUIRE(run::for_each_axis(run::plan_bandwidth, "300e9", mesh) == std::vector{300e9, 300e9});
+  REQUIRE(run::for_each_axis(run::plan_latency, "t=2,d=0.5", mesh) == std::vector{0.5, 2.0});
+  const auto fails = [](const run::AxisOption& option, const std::string& text, const std::vector<AxisSize>& axes,
+                        const std::string& message) {
+    expect_error<UsageError>([&] { static_cast<void>(run::for_each_axis(option, text, axes)); },
+                             std::string(option.name) + " " + text + ": " + message);
+  };
   const std::string remedy =
-      "; give one number for all axes, as in 300e9, or one for each axis of mesh d=4,t=2, as in d=25e9";
-  const std::vector<std::pair<std::string, std::string>> wrong{{"fast", "'fast' is no number of at least 0"},
-                                                               {"-1", "'-1' is no number of at least 0"},
-                                                               {"inf", "'inf' is no number of at least 0"},
-                                                               {"d=1", "axis t is missing"},
-                                                               {"d=1,", "'' is no axis"},
-                                                               {"d=1,q=2", "'q' is no axis"},
-                                                               {"d=,t=1", "'' is no number of at least 0"},
-                                                               {"d=1,t", "'' is no number of at least 0"}};
-  for (const auto& [text, reason] : wrong)
-    expect_error<UsageError>([&] { static_cast<void>(run::for_each_axis("--x", text, mesh)); },
-                             "--x " + text + ": " + reason + remedy);
+      "; give one number for all axes, as in 300e9, or one for each axis of mesh d=4,t=2 that has several devices, as "
+      "in d=25e9,t=300e9";
+  const auto no_number = [](const std::string& text) { return "'" + text + "' is no number of at least 1, in B/s"; };
+  for (const auto& [text, reason] :
+       std::vector<std::pair<std::string, std::string>>{{"fast", no_number("fast")},
+                                                        {"-1", no_number("-1")},
+                                                        {"0", no_number("0")},
+                                                        {"1e-300", no_number("1e-300")},
+                                                        {"inf", no_number("inf")},
+                                                        {"nan", no_number("nan")},
+                                                        {"1e400", no_number("1e400")},
+                                                        {"d=1", "axis t is missing"},
+                                                        {"d=1,", "'' is no axis"},
+                                                        {"d=1,q=2", "'q' is no axis"},
+                                                        {"d=1,d=2", "axis d is given twice"},
+                                                        {"d=1,t=2,d=1", "axis d is given twice"},
+                                                        {"d=,t=1", no_number("")},
+                                                        {"d=1,t", no_number("")}})
+    fails(run::plan_bandwidth, text, mesh, reason + remedy);
+  fails(run::plan_latency, "d=0,t=-1", mesh,
+        "'-1' is no number of at least 0, in seconds; give one number for all axes, as in 5e-6, or one for each axis "
+        "of mesh d=4,t=2 that has several devices, as in d=20e-6,t=5e-6");
+
+  // Over an axis of one device nothing is sent.
+  const std::vector<AxisSize> flat{{"d", 8}, {"t", 1}};
+  REQUIRE(run::for_each_axis(run::plan_bandwidth, "d=600e9", flat) == std::vector{600e9, 0.0});
+  REQUIRE(run::for_each_axis(run::plan_bandwidth, "d=600e9,t=1", flat) == std::vector{600e9, 1.0});
+  fails(run::plan_bandwidth, "t=1", flat,
+        "axis d is missing; give one number for all axes, as in 300e9, or one for each axis of mesh d=8,t=1 that has "
+        "several devices, as in d=25e9");
+  REQUIRE(run::for_each_axis(run::plan_latency, "d=1", {{"d", 1}, {"t", 1}}) == std::vector{1.0, 0.0});
+  fails(run::plan_latency, "d=x", {{"d", 1}},
+        "'x' is no number of at least 0, in seconds; give one number for all axes, as in 5e-6");
 }
 
 TEST_CASE("a plan predicts from what it counts", "[prediction]") {
@@ -152,7 +178,9 @@ TEST_CASE("a prediction asks for what it needs", "[prediction]") {
   training.plan_flops = 1e12;
   fails("--plan-flops predicts the time of a planned step: give --plan too");
   training.plan = true;
-  fails("--plan-flops: a prediction for 4 devices needs --plan-bandwidth");
+  fails("--plan-flops: a prediction for 4 devices needs the B/s that each sends, as in --plan-bandwidth d=25e9");
   training.plan_bandwidth = "0";
-  fails("--plan-bandwidth 0: nothing is sent over axis d at 0 B/s: give a number above 0");
+  fails(
+      "--plan-bandwidth 0: '0' is no number of at least 1, in B/s; give one number for all axes, as in 300e9, or one "
+      "for each axis of mesh d=4 that has several devices, as in d=25e9");
 }

@@ -218,8 +218,8 @@ TEST_CASE("token sources: what a path holds is found out, or said", "[data]") {
                   "straight from them with --stream");
   fails(here,
         "the folder '" + here +
-            "' holds neither flat-tokens (a .zgroup) nor *val*.bin files: tokenize its texts first, or train straight "
-            "from them with --stream",
+            "' holds neither flat-tokens (a .zgroup) nor *val*.bin files: tokenize the texts again with a larger "
+            "--validation-fraction, give --validation-data, or leave out --validate-every",
         Split::validation);
   put(here + "/text.bin", "all letters");
   fails(here + "/text.bin",
@@ -234,6 +234,14 @@ TEST_CASE("token sources: what a path holds is found out, or said", "[data]") {
   fails(here + "/blank.txt", "'" + here + "/blank.txt' has no tokens: choose another --data");
   put(here + "/empty.bin", "");
   fails(here + "/empty.bin", "'" + here + "/empty.bin' has no tokens: choose another --data");
+  const std::string flat = write_flat(folder, {{1, 2}});
+  fails(flat,
+        "'" + flat +
+            "/validation' has no tokens: tokenize the texts again with a larger --validation-fraction, give "
+            "--validation-data, or leave out --validate-every",
+        Split::validation);
+  fails(flat + "/validation", "'" + flat + "/validation' has no tokens: choose another --data");
+  std::filesystem::remove_all(flat);
   put(here + "/good.txt", "text");
   fails(here + "/good.txt",
         "'" + here + "/good.txt' has no validation split: give the validation data a path of their own",

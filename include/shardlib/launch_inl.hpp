@@ -34,6 +34,7 @@
 #if defined(SHARDLIB_WITH_MPI)
 #include "shardlib/comm/mpi.hpp"
 #include "shardlib/comm/mpi_process.hpp"
+#include "shardlib/comm/mpi_thread.hpp"
 #include "shardlib/comm/mpi_watch.hpp"
 #include "shardlib/comm/shm_node.hpp"
 #endif
@@ -149,6 +150,15 @@ inline void launch_rank(const std::vector<AxisSize>& mesh, const DeviceBody& bod
 }
 #endif
 
+/// The environment variables for ranks change nothing without mpirun, but what is wrong in one is said there too.
+/// Under mpirun `start_progress_thread` and `shm::start` look at them.
+inline void check_settings() {
+#if defined(SHARDLIB_WITH_MPI)
+  static_cast<void>(mpi::wants_progress_thread());
+  static_cast<void>(shm::is_wanted());
+#endif
+}
+
 SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const DeviceBody& body, int count, int threads) {
   const auto world = std::make_shared<ThreadWorld>(count);
   struct Result {
@@ -202,6 +212,7 @@ SHARDLIB_INLINE void launch(const std::vector<AxisSize>& mesh, const DeviceBody&
 #if defined(SHARDLIB_WITH_MPI)
   if (under_mpi()) return detail::launch_rank(mesh, body, options);
 #endif
+  detail::check_settings();
   const int threads = options.threads > 0 ? options.threads : detail::threads_per_device(count);
   if (count == 1) {
     detail::run_device(std::make_shared<Device>(mesh, 0, nullptr, threads), threads, body);
@@ -311,6 +322,7 @@ SHARDLIB_INLINE int run_program([[maybe_unused]] int argc, [[maybe_unused]] char
       detail::shm::start();
     }
 #endif
+    if (!under_mpi()) detail::check_settings();
     if (!Kokkos::is_initialized()) {
       Kokkos::initialize();  // its options belong in its environment variables: argv is the program's
       finalize_kokkos = true;

@@ -102,7 +102,11 @@ SHARDLIB_INLINE Buffer run(const Kernel& kernel, const Value& out) {
     const std::string where = " (" + out.device->describe() + ")";
     // In a replay the operands' ops run within this one, and have said their names.
     if (typeid(error) != typeid(Error) || std::string_view(error.what()).ends_with(where)) throw;
-    throw Error(out.made_by.describe() + ": " + error.what() + where);
+    // A collective's communicator has named it too.
+    const std::string named = std::string(out.made_by.name) + ": ";
+    std::string_view reason = error.what();
+    if (reason.starts_with(named)) reason.remove_prefix(named.size());
+    throw Error(out.made_by.describe() + ": " + std::string(reason) + where);
   }
 }
 

@@ -173,10 +173,12 @@ class Progress {
       if (op.shared) pause.turn();
     }
   }
-  /// Completes what nobody waits for: sends.
+  /// Completes what nobody waits for: sends, and collectives whose requests were dropped.
   void drain() {
+    Pause pause;
     for (Impatience impatience; !pending_.empty(); advance()) {
       if (impatience.turn()) pending_.front()->check_members();
+      if (std::ranges::any_of(pending_, [](const auto& op) { return op->shared != nullptr; })) pause.turn();
     }
   }
   /// After a failure the other members may never come to free a communicator.

@@ -116,7 +116,9 @@ class Group {
     for (std::size_t i = 0; i < size(); ++i) {
       if (arena_->alive(places_[i])) continue;
       throw Error(std::string(op) + ": device " + std::to_string(devices_[first_ + i]) + " (rank " +
-                  std::to_string(first_ + i) + " of " + std::to_string(devices_.size()) + ") has died");
+                  std::to_string(first_ + i) + " of " + std::to_string(devices_.size()) +
+                  ") has died: its output or the system log may say why (killed for want of memory?); start again, " +
+                  "from the last checkpoint if there is one");
     }
   }
   /// Another member has called something else.

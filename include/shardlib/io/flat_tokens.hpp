@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "shardlib/detail/inline.hpp"
@@ -22,13 +23,15 @@ namespace shardlib::io {
 class FlatTokens final : public TokenSource {
  public:
   /// `path` is the split's folder. Keeps up to `cache_bytes` of decompressed tokens. Throws UsageError where the group
-  /// or an array is missing or of another type, Error where they contradict each other.
-  explicit FlatTokens(const std::string& path, std::size_t cache_bytes = std::size_t{512} << 20);
+  /// or an array is missing or of another type, or where there are no tokens (then `remedy` is what helps), Error where
+  /// they contradict each other.
+  explicit FlatTokens(const std::string& path, std::size_t cache_bytes = std::size_t{512} << 20,
+                      std::string_view remedy = other_data);
 
  private:
   struct Parts;
   static Parts open(const std::string& path, std::size_t cache_bytes);
-  FlatTokens(const std::string& path, Parts parts);
+  FlatTokens(const std::string& path, Parts parts, std::string_view remedy);
   void read_tokens(std::int64_t first, std::span<EncodedToken> out) const override;
   [[nodiscard]] std::int64_t count_documents() const override;
   [[nodiscard]] TokenRange find_document(std::int64_t index) const override;

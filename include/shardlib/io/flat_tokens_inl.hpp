@@ -63,11 +63,11 @@ SHARDLIB_INLINE FlatTokens::Parts FlatTokens::open(const std::string& path, std:
   return parts;
 }
 
-SHARDLIB_INLINE FlatTokens::FlatTokens(const std::string& path, std::size_t cache_bytes)
-    : FlatTokens(path, open(path, cache_bytes)) {}
+SHARDLIB_INLINE FlatTokens::FlatTokens(const std::string& path, std::size_t cache_bytes, std::string_view remedy)
+    : FlatTokens(path, open(path, cache_bytes), remedy) {}
 
-SHARDLIB_INLINE FlatTokens::FlatTokens(const std::string& path, Parts parts)
-    : TokenSource(path, parts.encoded_tokens.size(), parts.max_token_id),
+SHARDLIB_INLINE FlatTokens::FlatTokens(const std::string& path, Parts parts, std::string_view remedy)
+    : TokenSource(path, parts.encoded_tokens.size(), parts.max_token_id, remedy),
       encoded_tokens_(std::move(parts.encoded_tokens)),
       seq_starts_(std::move(parts.seq_starts)) {}
 
@@ -132,7 +132,8 @@ struct FlatTokensWriter::Output {
   std::vector<std::uint64_t> starts = {0};
   std::vector<std::string> unsynced = {};
 
-  /// Blocks of 64 KiB (16 KiB times the item), the smallest that blosc makes: a shuffled row decodes one or two of them.
+  /// Blocks of 64 KiB (16 KiB times the item), the smallest that blosc makes: a shuffled row decodes one or two of
+  /// them.
   static ZarrInfo tokens_info(std::int64_t chunk) {
     return {{0}, {chunk}, "<u4", std::nullopt, {"blosc", "lz4", 5, 2, 1 << 14}, "null"};
   }

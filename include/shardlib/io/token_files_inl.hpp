@@ -69,7 +69,7 @@ SHARDLIB_INLINE std::vector<BinTokens::Shard> BinTokens::open(const std::vector<
     if (end > first) shards.push_back({std::move(file), first, end, offset});
     first = end;
   }
-  if (shards.empty()) throw UsageError("'" + paths.front() + "' has no tokens: choose another --data");
+  if (shards.empty()) throw UsageError("'" + paths.front() + "' has no tokens: " + std::string(other_data));
   return shards;
 }
 
@@ -259,15 +259,17 @@ inline std::shared_ptr<const TokenSource> open_folder(const std::string& path, S
     if (!file_exists(folder + "/.zgroup"))
       throw UsageError("'" + path + "' is a zarr group without '" + to_string(split) +
                        "': a flat-tokens data set has train and validation (docs/data.md)");
-    return std::make_shared<FlatTokens>(folder);
+    return std::make_shared<FlatTokens>(folder, std::size_t{512} << 20,
+                                        split == Split::train ? other_data : other_validation);
   }
   if (path.ends_with(".partial"))
     throw UsageError("'" + path + "' is unfinished: let the program that writes it go on");
   const std::vector<std::string> paths = bins_of(path, split);
   if (paths.empty())
     throw UsageError("the folder '" + path + "' holds neither flat-tokens (a .zgroup) nor " +
-                     (split == Split::train ? "*train*.bin" : "*val*.bin") +
-                     " files: tokenize its texts first, or train straight from them with --stream");
+                     (split == Split::train ? "*train*.bin" : "*val*.bin") + " files: " +
+                     (split == Split::train ? "tokenize its texts first, or train straight from them with --stream"
+                                            : std::string(other_validation)));
   return std::make_shared<BinTokens>(paths);
 }
 

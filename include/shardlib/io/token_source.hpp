@@ -22,6 +22,12 @@ struct TokenRange {
   std::int64_t begin = 0, end = 0;
 };
 
+/// What helps where there are no tokens at all, and where the validation split of --data has none.
+inline constexpr std::string_view other_data = "choose another --data";
+inline constexpr std::string_view other_validation =
+    "tokenize the texts again with a larger --validation-fraction, give --validation-data, or leave out "
+    "--validate-every";
+
 /// The tokens of all documents, one after another. Const members are thread-safe.
 class TokenSource {
  public:
@@ -48,8 +54,9 @@ class TokenSource {
   [[nodiscard]] std::uint64_t identity() const;
 
  protected:
-  /// Throws UsageError for a source without tokens.
-  TokenSource(std::string name, std::int64_t tokens, std::optional<std::uint32_t> max_token_id);
+  /// Throws UsageError for a source without tokens; `remedy` is what helps then.
+  TokenSource(std::string name, std::int64_t tokens, std::optional<std::uint32_t> max_token_id,
+              std::string_view remedy = other_data);
 
  private:
   virtual void read_tokens(std::int64_t first, std::span<EncodedToken> out) const = 0;

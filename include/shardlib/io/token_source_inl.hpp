@@ -12,9 +12,9 @@
 namespace shardlib::io {
 
 SHARDLIB_INLINE TokenSource::TokenSource(std::string name, std::int64_t tokens,
-                                         std::optional<std::uint32_t> max_token_id)
+                                         std::optional<std::uint32_t> max_token_id, std::string_view remedy)
     : name_(std::move(name)), tokens_(tokens), max_token_id_(max_token_id) {
-  if (tokens_ < 1) throw UsageError("'" + name_ + "' has no tokens: choose another --data");
+  if (tokens_ < 1) throw UsageError("'" + name_ + "' has no tokens: " + std::string(remedy));
 }
 
 SHARDLIB_INLINE void TokenSource::read(std::int64_t first, std::span<EncodedToken> out) const {

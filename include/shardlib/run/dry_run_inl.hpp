@@ -31,20 +31,16 @@ inline std::optional<Machine> planned_machine(const Training& t, const std::vect
   }
   if (!t.plan) throw UsageError("--plan-flops predicts the time of a planned step: give --plan too");
   if (t.plan_bandwidth.empty() && device_count(mesh) > 1)
-    throw UsageError(
-        fmt::format("--plan-flops: a prediction for {} devices needs --plan-bandwidth", device_count(mesh)));
+    throw UsageError(fmt::format(
+        "--plan-flops: a prediction for {} devices needs the B/s that each sends, as in --plan-bandwidth {}",
+        device_count(mesh), example(plan_bandwidth, mesh)));
   Machine machine{t.plan_flops, t.plan_efficiency, t.plan_memory, mesh, std::vector<Link>(mesh.size())};
-  const auto values = [&](std::string_view option, const std::string& text) {
+  const auto values = [&](const AxisOption& option, const std::string& text) {
     return text.empty() ? std::vector<double>(mesh.size()) : for_each_axis(option, text, mesh);
   };
-  const auto bandwidths = values("--plan-bandwidth", t.plan_bandwidth);
-  const auto latencies = values("--plan-latency", t.plan_latency);
-  for (std::size_t i = 0; i < mesh.size(); ++i) {
-    if (mesh[i].size > 1 && bandwidths[i] == 0)
-      throw UsageError("--plan-bandwidth " + t.plan_bandwidth + ": nothing is sent over axis " + mesh[i].name +
-                       " at 0 B/s: give a number above 0");
-    machine.links[i] = {bandwidths[i], latencies[i]};
-  }
+  const auto bandwidths = values(plan_bandwidth, t.plan_bandwidth);
+  const auto latencies = values(plan_latency, t.plan_latency);
+  for (std::size_t i = 0; i < mesh.size(); ++i) machine.links[i] = {bandwidths[i], latencies[i]};
   return machine;
 }
 

@@ -55,9 +55,22 @@ struct Prediction {
 /// A collective over several axes goes at the pace of the slowest.
 [[nodiscard]] SHARDLIB_INLINE Prediction predict(const Plan& plan, const Machine& machine);
 
-/// "300e9" for all axes of the mesh, or "d=25e9,t=300e9": one number for each axis, none negative. Throws UsageError
-/// that names `option`.
-[[nodiscard]] SHARDLIB_INLINE std::vector<double> for_each_axis(std::string_view option, const std::string& text,
+/// An option that takes a number for each axis of the mesh, and what its messages say of it.
+struct AxisOption {
+  std::string_view name;
+  std::string_view number;  ///< what each is: finite, and at least `least`
+  double least = 0;
+  std::string_view slow, fast;  ///< examples: along the outermost axis, and along the others
+};
+inline constexpr AxisOption plan_bandwidth{"--plan-bandwidth", "number of at least 1, in B/s", 1, "25e9", "300e9"};
+inline constexpr AxisOption plan_latency{"--plan-latency", "number of at least 0, in seconds", 0, "20e-6", "5e-6"};
+
+/// As in "d=25e9,t=300e9": the axes over which something is sent. Empty where there is none.
+[[nodiscard]] SHARDLIB_INLINE std::string example(const AxisOption& option, const std::vector<AxisSize>& mesh);
+
+/// "300e9" for all axes of the mesh, or "d=25e9,t=300e9": one number for each axis. One of size 1 may be left out and
+/// has 0 then. Throws UsageError.
+[[nodiscard]] SHARDLIB_INLINE std::vector<double> for_each_axis(const AxisOption& option, const std::string& text,
                                                                 const std::vector<AxisSize>& mesh);
 
 /// A table to print.

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <optional>
 
 #include "shardlib/error.hpp"
 #include "shardlib/run/detail/option_values.hpp"
@@ -72,22 +73,34 @@ SHARDLIB_INLINE Prediction predict(const Plan& plan, const Machine& machine) {
   return p;
 }
 
-SHARDLIB_INLINE std::vector<double> for_each_axis(std::string_view option, const std::string& text,
+SHARDLIB_INLINE std::string example(const AxisOption& option, const std::vector<AxisSize>& mesh) {
+  std::string text;
+  for (const AxisSize& axis : mesh)
+    if (axis.size > 1)
+      text +=
+          fmt::format("{}={}", text.empty() ? axis.name : "," + axis.name, text.empty() ? option.slow : option.fast);
+  return text;
+}
+
+SHARDLIB_INLINE std::vector<double> for_each_axis(const AxisOption& option, const std::string& text,
                                                   const std::vector<AxisSize>& mesh) {
   const auto fail = [&](const std::string& reason) {
-    throw UsageError(
-        fmt::format("{} {}: {}; give one number for all axes, as in 300e9, or one for each axis of mesh {}, as in "
-                    "{}=25e9",
-                    option, text, reason, to_string(mesh), mesh.empty() ? "d" : mesh[0].name));
+    const std::string axes = example(option, mesh);
+    throw UsageError(fmt::format("{} {}: {}; give one number for all axes, as in {}{}", option.name, text, reason,
+                                 option.fast,
+                                 axes.empty() ? ""
+                                              : fmt::format(", or one for each axis of mesh {} that has several "
+                                                            "devices, as in {}",
+                                                            to_string(mesh), axes)));
   };
   const auto number = [&](const std::string& digits) {
     double value = 0;
-    if (!detail::parse_number(digits, value) || !std::isfinite(value) || value < 0)
-      fail("'" + digits + "' is no number of at least 0");
+    if (!detail::parse_number(digits, value) || !std::isfinite(value) || value < option.least)
+      fail(fmt::format("'{}' is no {}", digits, option.number));
     return value;
   };
   if (text.find('=') == std::string::npos) return std::vector<double>(mesh.size(), number(text));
-  std::vector<double> values(mesh.size(), -1);
+  std::vector<std::optional<double>> given(mesh.size());
   for (std::size_t begin = 0; begin <= text.size();) {
     const std::size_t end = std::min(text.find(',', begin), text.size());
     const std::string entry = text.substr(begin, end - begin);
@@ -95,11 +108,16 @@ SHARDLIB_INLINE std::vector<double> for_each_axis(std::string_view option, const
     const std::string name = entry.substr(0, equals);
     const auto axis = std::ranges::find(mesh, name, &AxisSize::name);
     if (axis == mesh.end()) fail("'" + name + "' is no axis");
-    values[static_cast<std::size_t>(axis - mesh.begin())] = number(entry.substr(std::min(equals + 1, entry.size())));
+    std::optional<double>& value = given[static_cast<std::size_t>(axis - mesh.begin())];
+    if (value) fail("axis " + name + " is given twice");
+    value = number(entry.substr(std::min(equals + 1, entry.size())));
     begin = end + 1;
   }
-  for (std::size_t i = 0; i < mesh.size(); ++i)
-    if (values[i] < 0) fail("axis " + mesh[i].name + " is missing");
+  std::vector<double> values;
+  for (std::size_t i = 0; i < mesh.size(); ++i) {
+    if (!given[i] && mesh[i].size > 1) fail("axis " + mesh[i].name + " is missing");
+    values.push_back(given[i].value_or(0));
+  }
   return values;
 }
 

@@ -72,7 +72,7 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
         "with --plan-flops: B/s that a device sends, 300e9 or by axes, d=25e9,t=300e9",
         value_name("B/S") | command_line_only());
   o.add("--plan-latency", t.plan_latency,
-        "with --plan-flops: seconds of a message, as --plan-bandwidth (default: none)",
+        "with --plan-flops: seconds of a message, 5e-6 or by axes, d=20e-6,t=5e-6 (default: none)",
         value_name("SECONDS") | command_line_only());
   o.add("--graph", t.graph, "no training: draws one layer, forward and backward, with specs and collectives",
         value_name("FILE.svg") | command_line_only());
