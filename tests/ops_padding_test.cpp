@@ -372,7 +372,7 @@ TEST_CASE("padded: errors", "[ops][padding][errors]") {
         [&] {
           argmax<"V -> ">(of(std::type_identity<Tensor<f32, "V">>{}, {{"V", 0, 6}}));
         },
-        "argmax<`V -> `>: argmax: the dim has extent 0; it needs at least one element");
+        "argmax<`V -> `>: the dim has extent 0; it needs at least one element");
   });
   SUCCEED();
 }
