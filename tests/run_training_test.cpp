@@ -30,6 +30,16 @@ namespace {
 
 constexpr std::int64_t batch = 8, length = 6, steps = 3;
 
+/// A run of so many steps of `data`, without samples.
+run::Training of_steps(std::int64_t count) {
+  run::Training training;
+  training.steps = count;
+  training.batch = batch;
+  training.seq = length;
+  training.sample.max_tokens = 0;
+  return training;
+}
+
 /// A loss of each token that any program can compute: its target's id.
 double weighted_sum(const io::TokenBatch& rows) {
   double sum = 0;
@@ -184,13 +194,9 @@ TEST_CASE("training: the parts of a step add up, and what lies within another co
 
   const Scratch folder = Scratch::shared(under_mpi(), world_rank());
   const run::Data tokens = data(io::Rows::packed);
-  run::Training training;
-  training.steps = 4;
-  training.batch = batch;
-  training.seq = length;
+  run::Training training = of_steps(4);
   training.validate_every = 2;
   training.save_every = 2;
-  training.sample.max_tokens = 0;
   training.directory = folder / "run";
   const bool ran = on_mesh("d=2", [&](const std::shared_ptr<Device>& device) {
     const Mesh<"d"> mesh(device);
@@ -230,11 +236,7 @@ TEST_CASE("training: the parts of a step add up, and what lies within another co
 TEST_CASE("training: the holes that initialisation leaves have gone back to the system before the first step",
           "[run][training]") {
   const run::Data tokens = data(io::Rows::packed);
-  run::Training training;
-  training.steps = 1;
-  training.batch = batch;
-  training.seq = length;
-  training.sample.max_tokens = 0;
+  run::Training training = of_steps(1);
   on_mesh("d=2", [&](const std::shared_ptr<Device>& device) {
     constexpr std::size_t bytes = std::size_t{8} << 20;
     Buffer block = device->pool()->allocate(bytes);
@@ -257,11 +259,7 @@ TEST_CASE("training: the holes that initialisation leaves have gone back to the 
 TEST_CASE("training: a signal stops a run after its step, and is handled on no thread that computes",
           "[run][training]") {
   const run::Data tokens = data(io::Rows::packed);
-  run::Training training;
-  training.steps = 100;
-  training.batch = batch;
-  training.seq = length;
-  training.sample.max_tokens = 0;
+  run::Training training = of_steps(100);
   const auto blocked = [] {
     sigset_t mask;
     pthread_sigmask(SIG_BLOCK, nullptr, &mask);

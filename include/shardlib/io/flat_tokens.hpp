@@ -22,10 +22,11 @@ namespace shardlib::io {
 /// A flat-tokens array: a group of `encoded_tokens` and `seq_starts`.
 class FlatTokens final : public TokenSource {
  public:
+  static constexpr std::size_t default_cache_bytes = std::size_t{512} << 20;
   /// `path` is the split's folder. Keeps up to `cache_bytes` of decompressed tokens. Throws UsageError where the group
   /// or an array is missing or of another type, or where there are no tokens (then `remedy` is what helps), Error where
   /// they contradict each other.
-  explicit FlatTokens(const std::string& path, std::size_t cache_bytes = std::size_t{512} << 20,
+  explicit FlatTokens(const std::string& path, std::size_t cache_bytes = default_cache_bytes,
                       std::string_view remedy = other_data);
 
  private:

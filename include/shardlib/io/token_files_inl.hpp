@@ -259,7 +259,7 @@ inline std::shared_ptr<const TokenSource> open_folder(const std::string& path, S
     if (!file_exists(folder + "/.zgroup"))
       throw UsageError("'" + path + "' is a zarr group without '" + to_string(split) +
                        "': a flat-tokens data set has train and validation (docs/data.md)");
-    return std::make_shared<FlatTokens>(folder, std::size_t{512} << 20,
+    return std::make_shared<FlatTokens>(folder, FlatTokens::default_cache_bytes,
                                         split == Split::train ? other_data : other_validation);
   }
   if (path.ends_with(".partial"))
