@@ -47,7 +47,7 @@ SHARDLIB_INLINE void adamw(const AdamWNumbers& numbers, ValuePtr& weight, ValueP
   p->made_by = op;
   static_cast<void>(observed(*p, [&] {
     state(p->device).work.in_place = true;
-    kernels::apply_flat(
+    kernels::apply_streaming(
         p->device->exec(), p->count(),
         [n = numbers](f32& w, f32& m0, f32& v0, const f32& g) {
           m0 = n.beta1 * m0 + (1 - n.beta1) * n.clip * g;

@@ -72,7 +72,8 @@ class Work {
     per_block_ = (block_ + chunk - 1) / chunk;
     const bool moves = call.kind == Collective::all_gather || call.kind == Collective::all_to_all;
     if (call.kind != Collective::gather_view) chunks_ = (moves ? ranks : call.nodes) * per_block_;
-    streams_ = (call.kind == Collective::reduce_scatter ? call.nodes : ranks) * block_ >= uncached_bytes;
+    // What is scattered are gradients, each of which is read again when all are there: an eighth suffices.
+    streams_ = (call.kind == Collective::reduce_scatter ? 8 * call.nodes : ranks) * block_ >= uncached_bytes;
     piece_ = block_ / call.rows;
     row_ = ranks * piece_;
   }

@@ -245,7 +245,7 @@ void sum(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::
 template <class T>
 accumulator_t<T> sum_of_squares(const Exec& exec, std::int64_t n, const T* in) {
   using Acc = accumulator_t<T>;
-  constexpr std::int64_t piece = 1 << 16, row = 64, rows = 32;
+  constexpr std::int64_t piece = 1 << 16, row = 64, rows = 32, ahead = 512;
   const std::int64_t pieces = (n + piece - 1) / piece;
   const Buffer scratch = exec.pool->allocate(static_cast<std::size_t>(pieces) * sizeof(Acc));
   Acc* const sums = scratch.as<Acc>();
@@ -253,17 +253,15 @@ accumulator_t<T> sum_of_squares(const Exec& exec, std::int64_t n, const T* in) {
     detail::Cascade<detail::SumOp, Acc, row> cascade;
     const std::int64_t end = std::min(n, (item + 1) * piece);
     for (std::int64_t begin = item * piece; begin < end; begin += rows * row) {
-      // What the cascade would add one by one, without its stores: this reads as fast as memory gives.
+      // What the cascade would add one by one, without its stores, and asked for in time: this reads as fast as memory
+      // gives.
       Acc squares[row] = {};
       for (std::int64_t r = begin; r < std::min(end, begin + rows * row); r += row) {
         const auto add = [&, x = in + r](std::int64_t i) {
           squares[i] += static_cast<Acc>(x[i]) * static_cast<Acc>(x[i]);
         };
-        if (end - r >= row) {
-          independent(row, add);
-        } else {
-          independent(end - r, add);
-        }
+        prefetch(in + r + ahead, row);
+        independent(std::min(row, end - r), add);
       }
       cascade.add(squares, row);
     }
