@@ -93,7 +93,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", default=os.path.join(ROOT, "build/benchmarks/examples"), help="folder of gpt_fsdp")
     parser.add_argument("--data", default=os.path.join(ROOT, "build/data/kjv.txt"), help="a text")
-    for name, default in (("rounds", 3), ("steps", 10), ("batch", 8), ("seq", 128), ("layers", 6), ("d-model", 512)):
+    for name, default in (("rounds", 3), ("steps", 10), ("batch", 8), ("seq", 128), ("layers", 12), ("d-model", 512)):
         parser.add_argument(f"--{name}", type=count(3 if name == "steps" else 1), default=default, help=f"(default {default})")
     options = parser.parse_args()
     program = [built(options.examples, "gpt_fsdp"), f"--data={options.data}", f"--steps={options.steps}",

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Where the time of a training step goes: GPT-2 124M in f32, one process on all cores, by the trace of its ops.
+"""Where the time of a training step goes: GPT-2 124M, one process on all cores, by the trace of its ops.
 
 Ops of the same name and spec are one line, of the forward and the backward pass together: milliseconds a step (the median of
 the traced steps) and their share; for einsums also what they reach of the FMA peak that is measured right before, by the
@@ -7,6 +7,8 @@ FLOPs of their specs. What is between the ops reads data and writes reports.
 
   benchmarks/step_profile.py                     B=4 T=64 and B=1 T=1024
   benchmarks/step_profile.py --batches 8x128     another batch
+  benchmarks/step_profile.py --least 0.3         smaller ops too
+  benchmarks/step_profile.py --dtype bf16        products of bf16; the peak is that of f32
 """
 import argparse
 import collections
@@ -22,7 +24,6 @@ from common import ROOT, built, ran
 
 SIZES = {"M": WIDTH, "H": HEADS, "D": WIDTH // HEADS, "F": 4 * WIDTH, "V": VOCABULARY}
 TRACED = 5  # steps that --trace has in a run
-LEAST = 0.01  # share of a step that has a line of its own
 
 
 def flops(spec, batch, length):
@@ -35,8 +36,8 @@ def profile(options, batch, length):
     peak = float(ran([built(options.build, "benchmarks/peak")]).split()[0])
     with tempfile.TemporaryDirectory() as folder:
         ran([built(options.build, "examples/gpt2"), "--preset=gpt2-124m", f"--vocabulary={VOCABULARY}", "--mesh=d=1,t=1",
-             f"--data={options.data}", f"--batch={batch}", f"--seq={length}", "--recompute=none", "--max-tokens=0",
-             f"--steps={TRACED + 3}", "--trace", f"--run={folder}/run"])  # fmt: skip
+             f"--data={options.data}", f"--dtype={options.dtype}", f"--batch={batch}", f"--seq={length}",
+             "--recompute=none", "--max-tokens=0", f"--steps={TRACED + 3}", "--trace", f"--run={folder}/run"])  # fmt: skip
         with open(f"{folder}/run/trace.json") as file:
             events = [event for event in json.load(file)["traceEvents"] if event["ph"] == "X"]
     times = collections.defaultdict(list)
@@ -50,7 +51,7 @@ def profile(options, batch, length):
         work = calls * flops(spec, batch, length) / 1e9 if name.startswith("einsum") else 0
         lines.append((time, f"{name}<`{spec}`>", calls, work))
     lines.sort(reverse=True)
-    few = [line for line in lines if line[0] < LEAST * step]
+    few = [line for line in lines if line[0] < options.least / 100 * step]
     lines = lines[: len(lines) - len(few)]
     products = [line for line in lines + few if line[3]]
     total = sum(line[0] for line in lines + few)
@@ -74,6 +75,8 @@ def main():
     parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="build folder")
     parser.add_argument("--data", default=os.path.join(ROOT, "build/data/kjv.txt"), help="text to train on (scripts/text.sh)")
     parser.add_argument("--batches", type=batches, default="4x64,1x1024", help="sequences x tokens (default %(default)s)")
+    parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32", help="of gpt2 (default %(default)s)")
+    parser.add_argument("--least", type=float, default=1, help="percent of a step that has a line (default %(default)s)")
     options = parser.parse_args()
     for batch, length in options.batches:
         profile(options, batch, length)

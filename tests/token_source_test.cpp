@@ -243,9 +243,10 @@ TEST_CASE("token sources: what a path holds is found out, or said", "[data]") {
   fails(flat + "/validation", "'" + flat + "/validation' has no tokens: choose another --data");
   std::filesystem::remove_all(flat);
   put(here + "/good.txt", "text");
-  fails(here + "/good.txt",
-        "'" + here + "/good.txt' has no validation split: give the validation data a path of their own",
-        Split::validation);
+  fails(
+      here + "/good.txt",
+      "'" + here + "/good.txt' has no validation split: give the validation data a path of its own (--validation-data)",
+      Split::validation);
   expect_error<UsageError>([] { BinTokens({}); }, "no token files: name at least one .bin");
 
   FlatTokensWriter unfinished(here + "/data.zarr");

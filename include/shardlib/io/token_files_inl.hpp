@@ -286,7 +286,8 @@ SHARDLIB_INLINE std::shared_ptr<const TokenSource> open_tokens(const std::string
                      (file_exists(path + ".partial") ? ", only an unfinished '" + path + ".partial'" : "") +
                      "; check --data");
   if (split == Split::validation)
-    throw UsageError("'" + path + "' has no validation split: give the validation data a path of their own");
+    throw UsageError("'" + path +
+                     "' has no validation split: give the validation data a path of its own (--validation-data)");
   if (paths.empty()) return detail::open_file(path, text);
   return std::make_shared<BinTokens>(paths);
 }

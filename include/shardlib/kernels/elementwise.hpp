@@ -89,7 +89,8 @@ void apply_flat(const Exec& exec, std::int64_t n, const F& f, T*... data) {
   apply(exec, std::span<const std::int64_t>(&n, 1), f, Operand<T>(data, unit)...);
 }
 
-/// The same for arrays that are larger than the caches: asks for elements before it comes to them.
+/// The same for arrays that are larger than the caches, which it prefetches. In a cache they gain nothing by that, and
+/// ops on them take longer.
 template <class F, class... T>
 void apply_streaming(const Exec& exec, std::int64_t n, const F& f, T*... data) {
   constexpr std::int64_t grain = 1 << 14, block = 128;

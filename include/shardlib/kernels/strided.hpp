@@ -157,7 +157,8 @@ inline void independent(std::int64_t n, const F& f) {
   for (std::int64_t i = 0; i < n; ++i) f(i);
 }
 
-/// Asks for n elements before they are read: a core alone has too few reads in flight for what memory can give.
+/// Asks memory for n elements before they are read; nothing has to be there. By itself a core asks too late, at the
+/// start of every page anew.
 template <class T>
 inline void prefetch(const T* data, std::int64_t n) {
   constexpr std::int64_t line = 64 / sizeof(T);
