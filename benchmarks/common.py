@@ -18,9 +18,12 @@ if os.geteuid() == 0:  # Open MPI refuses to run as root unless told twice
 
 def ran(command):
     """Its standard output; ends this program if it fails."""
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    program = os.path.basename(sys.argv[0])
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        sys.exit(f"{program}: {command[0]} does not start: {error.strerror}: install it (scripts/setup.sh)")
     if result.returncode != 0:
-        program = os.path.basename(sys.argv[0])
         sys.exit(f"{program}: {shlex.join(command)} ended with {result.returncode}:\n{result.stdout}{result.stderr}")
     return result.stdout
 
@@ -31,6 +34,20 @@ def built(folder, program):
     if not os.access(path, os.X_OK):
         sys.exit(f"{os.path.basename(sys.argv[0])}: there is no {path}: build it, or name the folder (see --help)")
     return path
+
+
+def readable(path):
+    """A file's path, for argparse."""
+    if not os.access(path, os.R_OK):
+        raise argparse.ArgumentTypeError(f"cannot read '{path}': make it by scripts/text.sh, or name another")
+    return path
+
+
+def percent(text):
+    """A part of a whole, for argparse."""
+    if not re.fullmatch(r"\d*\.?\d+", text) or float(text) > 100:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number from 0 to 100")
+    return float(text)
 
 
 def count(least=1):

@@ -43,6 +43,8 @@ def main():
     parser.add_argument("--runs", type=count(), default=3, help="of gpt_fsdp.cpp (default %(default)s)")
     parser.add_argument("--header-runs", type=count(), default=7, help="of the header (default %(default)s)")
     options = parser.parse_args()
+    if not os.path.exists(os.path.join(options.build, "build.ninja")):
+        parser.error(f"--build: '{options.build}' has no build.ninja: configure it, by ninja")
     command = ran(["ninja", "-C", options.build, "-t", "commands", OBJECT]).splitlines()[-1]
     level = re.findall(r" (-O\S*)", command)
     header = ["g++", "-std=c++20", "-I", os.path.join(ROOT, "include"), "-fsyntax-only", "-x", "c++", "-"]

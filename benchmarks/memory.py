@@ -4,9 +4,9 @@
 For each --recompute policy, on one device and on two ranks, all beside --plan's figure: the pool's high-water mark (rank 0's
 once for each rank); the pages that the pool's blocks have touched (what is above the mark is fragmentation); and the growth
 of the proportional set size (of all ranks together, so that shared pages count once) over "start", which is there beside the
-pool's pages when the first weights are made: MPI, text, code. "others" is what of that growth is not the pool's, above all the libraries' own
-memory, and not in the plan. Then the page faults of a step, from the third on, and the median step beside that of
---recompute none.
+pool's pages when the first weights are made: MPI, text, code. "others" is what of that growth is not the pool's, above all the
+libraries' own memory, and not in the plan. Then the page faults of a step, from the third on, and the median step beside that
+of --recompute none.
 
   benchmarks/memory.py --build build/benchmarks
 """
@@ -19,10 +19,9 @@ import sys
 import tempfile
 import threading
 
-from common import ROOT, built, count, ran
+from common import ROOT, built, count, ran, readable
 
 POLICIES = ["none", "seqax", "everything"]
-
 
 MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \S+ *(.*)\n((?:\w+: .*\n)+)", re.M)
 
@@ -61,10 +60,10 @@ def planned(command, ranks):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="build folder")
-    parser.add_argument("--data", default=os.path.join(ROOT, "build/data/kjv.txt"), help="text to train on (scripts/text.sh)")
+    parser.add_argument("--data", type=readable, default=os.path.join(ROOT, "build/data/kjv.txt"), help="text to train on (scripts/text.sh)")
     parser.add_argument("--steps", type=count(4), default=8, help="of a run; the first two do not count (default %(default)s)")
-    parser.add_argument("--batch", type=count(), default=2)
-    parser.add_argument("--seq", type=count(), default=512)
+    parser.add_argument("--batch", type=count(), default=2, help="sequences (default %(default)s)")
+    parser.add_argument("--seq", type=count(), default=512, help="tokens of each (default %(default)s)")
     options = parser.parse_args()
     gpt2 = os.path.realpath(built(options.build, "examples/gpt2"))
 

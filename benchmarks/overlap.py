@@ -9,6 +9,9 @@ T_wire, with and without --prefetch. Prints the median seconds of a step over
   the shortest step that the order of gpt_fsdp allows (shortest_step below);
   what nothing overlapping would take, T_compute + T_wire.
 
+The model has as many layers as GPT-2: the fewer there are, the more of a step are the first layer's weights and the last
+gradients, which nothing can hide.
+
 As machines' speeds drift, T_compute is measured anew before each slow link, in several rounds; what is printed of a ratio
 are the medians of its rounds, over the ideal with the least and the most.
 
@@ -25,7 +28,7 @@ import statistics
 import sys
 import tempfile
 
-from common import ROOT, Hosts, built, count, ran
+from common import ROOT, Hosts, built, count, ran, readable
 
 UNLIMITED = 100  # Gbit/s
 RATIOS = [0.25, 0.5, 1]
@@ -92,7 +95,7 @@ def check_four_hosts(program):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", default=os.path.join(ROOT, "build/benchmarks/examples"), help="folder of gpt_fsdp")
-    parser.add_argument("--data", default=os.path.join(ROOT, "build/data/kjv.txt"), help="a text")
+    parser.add_argument("--data", type=readable, default=os.path.join(ROOT, "build/data/kjv.txt"), help="a text")
     for name, default in (("rounds", 3), ("steps", 10), ("batch", 8), ("seq", 128), ("layers", 12), ("d-model", 512)):
         parser.add_argument(f"--{name}", type=count(3 if name == "steps" else 1), default=default, help=f"(default {default})")
     options = parser.parse_args()

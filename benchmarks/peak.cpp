@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -41,7 +42,12 @@ double copy_bandwidth(int threads) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  if (argc > 1) {
+    const bool asks = std::string_view(argv[1]) == "--help";
+    fmt::print(asks ? stdout : stderr, "peak takes no arguments. It prints GFLOP/s of f32 FMA and GB/s of copies.\n");
+    return asks ? 0 : 2;
+  }
   const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   double flops = 0;
   for (int round = 0; round < 3; ++round) flops = std::max(flops, shardlib::run::measured_peak_flops(cores));

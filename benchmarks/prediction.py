@@ -8,6 +8,7 @@ communication less the latencies. The links are not fitted: a link's bandwidth i
 IP and TCP, or what the cores move if that is less; they copy while the link sends. (So a row whose rate is above the
 copies tests the fit, and one below it the link.) Nothing in this program overlaps, so the measured step stands against
 the slower of the two sums.
+"of communication" is measured over predicted once more, of what a step takes beside computing.
 As machines' speeds drift, each rate has its own computing, measured before and after it, in several rounds; what is
 printed of a rate are the medians of its rounds.
 Needs root, iproute2, and an idle machine.
@@ -20,7 +21,7 @@ import re
 import statistics
 import sys
 
-from common import ROOT, built, count, gbit, ran, seconds
+from common import ROOT, built, count, gbit, ran, readable, seconds
 from overlap import UNLIMITED, median, over_link, sent
 
 PAYLOAD = 8948 / 9014  # of a frame of the link's 9000 bytes and its header: what TCP with time stamps carries
@@ -38,14 +39,14 @@ def step_by_plan(command, peak, efficiency, bandwidth, latency):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="build folder")
-    parser.add_argument("--data", default=os.path.join(ROOT, "build/data/kjv.txt"), help="text to train on (scripts/text.sh)")
+    parser.add_argument("--data", type=readable, default=os.path.join(ROOT, "build/data/kjv.txt"), help="text to train on (scripts/text.sh)")
     parser.add_argument("--rates", nargs="+", type=gbit, default=[1, 2, 4, 8], help="of the link, in Gbit/s")
     parser.add_argument("--rounds", type=count(), default=3, help="of all rates (default %(default)s)")
     parser.add_argument("--latency", type=seconds, default=50e-6, help="seconds of a message of no bytes")
     parser.add_argument("--steps", type=count(3), default=8, help="of a run; the first two do not count")
-    parser.add_argument("--batch", type=count(), default=16)
-    parser.add_argument("--layers", type=count(), default=8)
-    parser.add_argument("--d-model", type=count(), default=256)
+    parser.add_argument("--batch", type=count(), default=16, help="sequences (default %(default)s)")
+    parser.add_argument("--layers", type=count(), default=8, help="of the model (default %(default)s)")
+    parser.add_argument("--d-model", type=count(), default=256, help="width of the model (default %(default)s)")
     options = parser.parse_args()
     peak = float(ran([built(options.build, "benchmarks/peak")]).split()[0]) * 1e9 / os.cpu_count()
 
@@ -64,8 +65,8 @@ def main():
 
     print(f"{options.layers} layers, d_model {options.d_model}, batch {options.batch} x 128 tokens, FSDP on 2 ranks; peak of one "
           f"core {peak / 1e9:.0f} GFLOP/s")
-    print("link      computing ms  of the peak  copies Gbit/s  predicted ms  measured ms   measured over predicted "
-          "(least .. most)")
+    print("link      computing ms  of the peak  copies Gbit/s  predicted ms  measured ms  of communication  "
+          "measured over predicted (least .. most)")
     floor, size = predicted(1, 1e15, latency=0), sent(command)
     latencies = predicted(1, 1e15) - floor
     found = {rate: [] for rate in options.rates}
@@ -85,8 +86,10 @@ def main():
     for rate, rounds in found.items():
         computing, copies, plan, step = (statistics.median(column) for column in zip(*rounds))
         ratios = sorted(measured / planned for _, _, planned, measured in rounds)
+        alone = (step - computing) / (plan - computing)
         print(f"{f'{rate:g} Gbit/s':<10}{computing * 1e3:12.0f} {100 * floor / computing:10.0f} % {copies * 8e-9:13.1f} "
-              f"{plan * 1e3:13.0f} {step * 1e3:12.0f} {statistics.median(ratios):25.2f} ({ratios[0]:.2f} .. {ratios[-1]:.2f})")
+              f"{plan * 1e3:13.0f} {step * 1e3:12.0f} {alone:17.2f} {statistics.median(ratios):25.2f} "
+              f"({ratios[0]:.2f} .. {ratios[-1]:.2f})")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,10 @@ def main():
         shown = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, check=False)
         if shown.returncode != 0 or os.path.basename(script) not in shown.stdout:
             wrong.append(f"{script} --help: status {shown.returncode}\n{shown.stdout}{shown.stderr}")
+        if "--data" in shown.stdout:
+            refused = subprocess.run([sys.executable, script, "--data=/nowhere"], capture_output=True, text=True, check=False)
+            if refused.returncode != 2 or "cannot read '/nowhere': make it by scripts/text.sh" not in refused.stderr:
+                wrong.append(f"{script} --data=/nowhere: status {refused.returncode}\n{refused.stdout}{refused.stderr}")
     table = subprocess.run([os.path.join(BENCHMARKS, "ratios.py")], capture_output=True, text=True, check=False)
     if table.returncode != 0 or table.stdout.count("|\n") < 20:
         wrong.append(f"ratios.py of results.md: status {table.returncode}\n{table.stdout}{table.stderr}")

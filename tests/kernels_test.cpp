@@ -1029,6 +1029,45 @@ TEST_CASE("kernels: random numbers depend on the global place alone and have the
   CHECK(worst < 3e-6);
 }
 
+TEST_CASE("kernels: what is loaded ahead has the elements of a plain loop, at any size and on any number of threads") {
+  std::mt19937 rng(7);
+  const auto all = random_array<float>(3 * 65536 + 6, rng);
+  const auto step = [](float& w, float& m, const float& g) {
+    m = 0.5F * m + g;
+    w -= 0.1F * m;
+  };
+  for (const std::int64_t n :
+       {0, 1, 63, 65, 127, 128, 129, 2047, 2049, 16383, 16384, 16385, 65535, 65537, 3 * 65536 + 5}) {
+    INFO(n);
+    const float* const g = all.data() + 1;  // as a row of a matrix may begin
+    std::vector<float> weights(at(n), 1), means(at(n), 2);
+    double squares = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+      step(weights[at(i)], means[at(i)], g[i]);
+      squares += static_cast<double>(g[i]) * static_cast<double>(g[i]);
+    }
+    std::vector<float> sums;
+    for (const int threads : {1, 2, 3}) {
+      Fixture fx;
+      fx.exec.threads = threads;
+      std::vector<float> w(at(n), 1), m(at(n), 2);
+      k::apply_streaming(fx.exec, n, step, w.data(), m.data(), g);
+      bool same = true;
+      for (std::int64_t i = 0; i < n; ++i)
+        same = same && w[at(i)] == Approx(weights[at(i)]).margin(1e-6) && m[at(i)] == Approx(means[at(i)]).margin(1e-6);
+      CHECK(same);
+      sums.push_back(k::sum_of_squares(fx.exec, n, g));
+      CHECK(sums.back() == sums.front());
+      CHECK(sums.back() == Approx(squares).epsilon(1e-6));
+    }
+  }
+  Fixture dry;
+  dry.exec.dry = true;
+  k::apply_streaming(dry.exec, 1 << 20, step, static_cast<float*>(nullptr), static_cast<float*>(nullptr),
+                     static_cast<const float*>(nullptr));
+  CHECK(k::sum_of_squares(dry.exec, 1 << 20, static_cast<const float*>(nullptr)) == 0);
+}
+
 TEST_CASE("kernels: several threads at once, and any thread count, give the same bits") {
   const std::int64_t b = 3;
   const std::int64_t l = 65;

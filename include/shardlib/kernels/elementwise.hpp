@@ -89,16 +89,16 @@ void apply_flat(const Exec& exec, std::int64_t n, const F& f, T*... data) {
   apply(exec, std::span<const std::int64_t>(&n, 1), f, Operand<T>(data, unit)...);
 }
 
-/// The same for arrays that are larger than the caches, which it prefetches. In a cache they gain nothing by that, and
-/// ops on them take longer.
+/// The same for what comes from memory, as weights and their moments do: it is loaded ahead of the loop, which is a
+/// waste of time where the caches have it.
 template <class F, class... T>
 void apply_streaming(const Exec& exec, std::int64_t n, const F& f, T*... data) {
-  constexpr std::int64_t grain = 1 << 14, block = 128;
+  constexpr std::int64_t grain = 1 << 14, block = 128;  // longer blocks would push each other out of the first cache
   const detail::UnitLoop loop = &detail::Loop<F, T...>::run;
   exec.for_each((n + grain - 1) / grain, [&, loop](std::int64_t item) {
     const std::int64_t end = std::min(n, (item + 1) * grain);
     for (std::int64_t begin = item * grain; begin < end; begin += block) {
-      (prefetch(data + begin + block, block), ...);
+      (load_ahead(data, begin + block, block), ...);
       std::byte* const at[] = {const_cast<std::byte*>(reinterpret_cast<const std::byte*>(data + begin))...};
       loop(&f, std::min(block, end - begin), at);
     }

@@ -253,14 +253,13 @@ accumulator_t<T> sum_of_squares(const Exec& exec, std::int64_t n, const T* in) {
     detail::Cascade<detail::SumOp, Acc, row> cascade;
     const std::int64_t end = std::min(n, (item + 1) * piece);
     for (std::int64_t begin = item * piece; begin < end; begin += rows * row) {
-      // What the cascade would add one by one, without its stores, and asked for in time: this reads as fast as memory
-      // gives.
+      // What the cascade would add one by one, without its stores.
       Acc squares[row] = {};
       for (std::int64_t r = begin; r < std::min(end, begin + rows * row); r += row) {
         const auto add = [&, x = in + r](std::int64_t i) {
           squares[i] += static_cast<Acc>(x[i]) * static_cast<Acc>(x[i]);
         };
-        prefetch(in + r + ahead, row);
+        load_ahead(in, r + ahead, row);
         independent(std::min(row, end - r), add);
       }
       cascade.add(squares, row);

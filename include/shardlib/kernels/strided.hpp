@@ -157,12 +157,15 @@ inline void independent(std::int64_t n, const F& f) {
   for (std::int64_t i = 0; i < n; ++i) f(i);
 }
 
-/// Asks memory for n elements before they are read; nothing has to be there. By itself a core asks too late, at the
-/// start of every page anew.
+/// Has the elements [begin, begin + n) loaded into the caches, if they are there at all: by itself a core is late at
+/// the start of every page.
 template <class T>
-inline void prefetch(const T* data, std::int64_t n) {
-  constexpr std::int64_t line = 64 / sizeof(T);
-  for (std::int64_t i = 0; i < n; i += line) __builtin_prefetch(data + i);
+inline void load_ahead(const T* data, std::int64_t begin, std::int64_t n) {
+  const auto at = [data](std::int64_t i) {  // no pointer, as it may lie behind the array
+    return reinterpret_cast<std::uintptr_t>(data) + static_cast<std::uintptr_t>(i) * sizeof(T);
+  };
+  constexpr std::uintptr_t line = 64;
+  for (std::uintptr_t i = at(begin); i < at(begin + n); i += line) __builtin_prefetch(reinterpret_cast<const void*>(i));
 }
 
 }  // namespace shardlib::kernels
