@@ -56,10 +56,6 @@ inline std::string to_string(const Call& call) {
 /// A member that receives as many bytes bypasses its caches, for they would not stay there anyway. Tests lower it.
 inline std::size_t uncached_bytes = std::size_t{8} << 20;
 
-/// The same of a reduce_scatter inside one node: of gradients, each of which is read again when all are there.
-/// Activations that are scattered, and read at once, are smaller as a rule.
-inline std::size_t uncached_sum_bytes = std::size_t{2} << 20;
-
 /// A call's work: for each member a part, which is what that member receives, in chunks that any member may do once all
 /// have posted their buffers.
 ///
@@ -76,9 +72,7 @@ class Work {
     per_block_ = (block_ + chunk - 1) / chunk;
     const bool moves = call.kind == Collective::all_gather || call.kind == Collective::all_to_all;
     if (call.kind != Collective::gather_view) chunks_ = (moves ? ranks : call.nodes) * per_block_;
-    const bool scatters = call.kind == Collective::reduce_scatter;
-    streams_ = (scatters ? call.nodes : ranks) * block_ >=
-               (scatters && call.nodes == 1 ? std::min(uncached_bytes, uncached_sum_bytes) : uncached_bytes);
+    streams_ = (call.kind == Collective::reduce_scatter ? call.nodes : ranks) * block_ >= uncached_bytes;
     piece_ = block_ / call.rows;
     row_ = ranks * piece_;
   }
