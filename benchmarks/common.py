@@ -43,6 +43,12 @@ def readable(path):
     return path
 
 
+def add_data(parser):
+    """--data of a benchmark that trains."""
+    parser.add_argument("--data", type=readable, default=os.path.join(ROOT, "build/data/kjv.txt"),
+                        help="text to train on (default: what scripts/text.sh makes)")
+
+
 def percent(text):
     """A part of a whole, for argparse."""
     if not re.fullmatch(r"\d*\.?\d+", text) or float(text) > 100:

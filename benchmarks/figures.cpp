@@ -3,6 +3,7 @@
 //   mpirun -n 2 figures         collectives against the MPI library's own; -n 4 where there are fewer cores than ranks
 // benchmarks/run.sh builds and runs all three.
 #include <shardlib/kernels/gemm.hpp>
+#include <shardlib/run/options.hpp>
 #include <shardlib/run/peak.hpp>
 #include <shardlib/shardlib.hpp>
 
@@ -12,7 +13,6 @@
 #include <cstring>
 #include <functional>
 #include <limits>
-#include <string_view>
 #include <thread>
 
 #include "../examples/gpt_model.hpp"
@@ -380,12 +380,10 @@ int figures() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc > 1) {
-    const bool asks = std::string_view(argv[1]) == "--help";
-    fmt::print(
-        asks ? stdout : stderr,
-        "figures takes no arguments. Alone it measures kernels, under mpirun -n 2 or 4 collectives; a minute.\n");
-    return asks ? 0 : 2;
-  }
-  return run_program(argc, argv, figures);
+  return run_program(argc, argv, [&] {
+    run::Options options("figures", "Measures kernels, and under mpirun collectives instead, for a minute.");
+    if (options.parse(argc, argv)) return figures();
+    if (world_rank() == 0) fmt::print("{}", options.help());
+    return 0;
+  });
 }

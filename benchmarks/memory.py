@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 
-from common import ROOT, built, count, ran, readable
+from common import ROOT, add_data, built, count, ran
 
 POLICIES = ["none", "seqax", "everything"]
 
@@ -60,7 +60,7 @@ def planned(command, ranks):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="build folder")
-    parser.add_argument("--data", type=readable, default=os.path.join(ROOT, "build/data/kjv.txt"), help="text to train on (scripts/text.sh)")
+    add_data(parser)
     parser.add_argument("--steps", type=count(4), default=8, help="of a run; the first two do not count (default %(default)s)")
     parser.add_argument("--batch", type=count(), default=2, help="sequences (default %(default)s)")
     parser.add_argument("--seq", type=count(), default=512, help="tokens of each (default %(default)s)")

@@ -28,7 +28,7 @@ import statistics
 import sys
 import tempfile
 
-from common import ROOT, Hosts, built, count, ran, readable
+from common import ROOT, Hosts, add_data, built, count, ran
 
 UNLIMITED = 100  # Gbit/s
 RATIOS = [0.25, 0.5, 1]
@@ -95,7 +95,7 @@ def check_four_hosts(program):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", default=os.path.join(ROOT, "build/benchmarks/examples"), help="folder of gpt_fsdp")
-    parser.add_argument("--data", type=readable, default=os.path.join(ROOT, "build/data/kjv.txt"), help="a text")
+    add_data(parser)
     for name, default in (("rounds", 3), ("steps", 10), ("batch", 8), ("seq", 128), ("layers", 12), ("d-model", 512)):
         parser.add_argument(f"--{name}", type=count(3 if name == "steps" else 1), default=default, help=f"(default {default})")
     options = parser.parse_args()

@@ -1,6 +1,8 @@
 // What the machine can do on all its cores at once: FMA, and copying from memory to memory.
 //   peak         GFLOP/s of f32 multiply-adds, GB/s read and written by copies
 // The best of several windows: the machine's clock changes, and what is compared with a peak should not exceed it.
+#include <shardlib/error.hpp>
+#include <shardlib/run/options.hpp>
 #include <shardlib/run/peak.hpp>
 
 #include <fmt/format.h>
@@ -10,7 +12,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
-#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -42,15 +43,18 @@ double copy_bandwidth(int threads) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc > 1) {
-    const bool asks = std::string_view(argv[1]) == "--help";
-    fmt::print(asks ? stdout : stderr, "peak takes no arguments. It prints GFLOP/s of f32 FMA and GB/s of copies.\n");
-    return asks ? 0 : 2;
+int main(int argc, char** argv) try {
+  shardlib::run::Options options("peak", "Prints GFLOP/s of f32 multiply-adds and GB/s read and written by copies.");
+  if (!options.parse(argc, argv)) {
+    fmt::print("{}", options.help());
+    return 0;
   }
   const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   double flops = 0;
   for (int round = 0; round < 3; ++round) flops = std::max(flops, shardlib::run::measured_peak_flops(cores));
   fmt::print("{:.1f} {:.1f}\n", flops / 1e9, copy_bandwidth(cores) / 1e9);
   return 0;
+} catch (const shardlib::Error& error) {
+  fmt::print(stderr, "error: {}\n", error.what());
+  return 2;
 }

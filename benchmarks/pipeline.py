@@ -17,7 +17,7 @@ import shlex
 import statistics
 import tempfile
 
-from common import ROOT, Hosts, built, count, gbit, ran, readable
+from common import ROOT, Hosts, add_data, built, count, gbit, ran
 
 LAYOUTS = {
     "FSDP, one batch": ["--mesh=p=1,d=2", "--microbatches=1"],
@@ -53,7 +53,7 @@ def measure(options, mpirun, layout, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", default=os.path.join(ROOT, "build/benchmarks/examples"), help="folder of gpt_pipeline")
-    parser.add_argument("--data", type=readable, default=os.path.join(ROOT, "build/data/kjv.txt"), help="a text")
+    add_data(parser)
     parser.add_argument("--rate", type=gbit, help="bandwidth of a link between the ranks, in Gbit/s")
     for name, default in (("rounds", 2), ("steps", 8), ("batch", 16), ("microbatches", 8), ("seq", 128), ("layers", 8),
                           ("d-model", 256)):

@@ -21,7 +21,7 @@ import re
 import statistics
 import sys
 
-from common import ROOT, built, count, gbit, ran, readable, seconds
+from common import ROOT, add_data, built, count, gbit, ran, seconds
 from overlap import UNLIMITED, median, over_link, sent
 
 PAYLOAD = 8948 / 9014  # of a frame of the link's 9000 bytes and its header: what TCP with time stamps carries
@@ -39,7 +39,7 @@ def step_by_plan(command, peak, efficiency, bandwidth, latency):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="build folder")
-    parser.add_argument("--data", type=readable, default=os.path.join(ROOT, "build/data/kjv.txt"), help="text to train on (scripts/text.sh)")
+    add_data(parser)
     parser.add_argument("--rates", nargs="+", type=gbit, default=[1, 2, 4, 8], help="of the link, in Gbit/s")
     parser.add_argument("--rounds", type=count(), default=3, help="of all rates (default %(default)s)")
     parser.add_argument("--latency", type=seconds, default=50e-6, help="seconds of a message of no bytes")

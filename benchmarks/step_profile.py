@@ -20,7 +20,7 @@ import statistics
 import tempfile
 
 from gpt2_step import HEADS, VOCABULARY, WIDTH, batches
-from common import ROOT, built, percent, ran, readable
+from common import ROOT, add_data, built, percent, ran
 
 SIZES = {"M": WIDTH, "H": HEADS, "D": WIDTH // HEADS, "F": 4 * WIDTH, "V": VOCABULARY}
 TRACED = 5  # steps that --trace has in a run
@@ -73,10 +73,10 @@ def profile(options, batch, length):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="build folder")
-    parser.add_argument("--data", type=readable, default=os.path.join(ROOT, "build/data/kjv.txt"), help="text to train on (scripts/text.sh)")
+    add_data(parser)
     parser.add_argument("--batches", type=batches, default="4x64,1x1024", help="sequences x tokens (default %(default)s)")
     parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32", help="of the products (default %(default)s)")
-    parser.add_argument("--least", type=percent, default=1, help="percent of a step from which on an op has a line (default %(default)s)")
+    parser.add_argument("--least", type=percent, default=1, help="percent of a step for a line of its own (default %(default)s)")
     options = parser.parse_args()
     for batch, length in options.batches:
         profile(options, batch, length)

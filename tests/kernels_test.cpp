@@ -1042,20 +1042,16 @@ TEST_CASE("kernels: what is loaded ahead has the elements of a plain loop, at an
     const float* const g = all.data() + 1;  // as a row of a matrix may begin
     std::vector<float> weights(at(n), 1), means(at(n), 2);
     double squares = 0;
-    for (std::int64_t i = 0; i < n; ++i) {
-      step(weights[at(i)], means[at(i)], g[i]);
-      squares += static_cast<double>(g[i]) * static_cast<double>(g[i]);
-    }
+    k::apply_flat(Fixture().exec, n, step, weights.data(), means.data(), g);
+    for (std::int64_t i = 0; i < n; ++i) squares += static_cast<double>(g[i]) * static_cast<double>(g[i]);
     std::vector<float> sums;
     for (const int threads : {1, 2, 3}) {
       Fixture fx;
       fx.exec.threads = threads;
       std::vector<float> w(at(n), 1), m(at(n), 2);
       k::apply_streaming(fx.exec, n, step, w.data(), m.data(), g);
-      bool same = true;
-      for (std::int64_t i = 0; i < n; ++i)
-        same = same && w[at(i)] == Approx(weights[at(i)]).margin(1e-6) && m[at(i)] == Approx(means[at(i)]).margin(1e-6);
-      CHECK(same);
+      CHECK(w == weights);
+      CHECK(m == means);
       sums.push_back(k::sum_of_squares(fx.exec, n, g));
       CHECK(sums.back() == sums.front());
       CHECK(sums.back() == Approx(squares).epsilon(1e-6));
