@@ -11,7 +11,9 @@
 #include <shardlib/shardlib.hpp>
 
 #include <cmath>
+#include <concepts>
 #include <numeric>
+#include <utility>
 
 #include "gpt2_model.hpp"
 
@@ -22,7 +24,7 @@ struct Options {
   run::Training training;
   std::int64_t layers = 4, d_model = 256, heads = 4, d_ff = 1024, context = 256, vocabulary = 0;
   std::string norm = "pre", activation = "gelu", dtype = "f32", recompute = "seqax", attention = "fused", load, save, logits;
-  bool tied = true;
+  bool tied = true, prefetch = false;
   double dropout = 0, epsilon = 1e-5;
 };
 
@@ -36,7 +38,7 @@ struct Setup {
     const std::map<std::string, gpt2::Recompute> policies{{"none", gpt2::Recompute::none},
                                                           {"seqax", gpt2::Recompute::seqax},
                                                           {"everything", gpt2::Recompute::everything}};
-    return {o.norm == "post", o.activation == "relu", o.epsilon, policies.at(o.recompute)};
+    return {o.norm == "post", o.activation == "relu", o.epsilon, policies.at(o.recompute), o.prefetch};
   }
   // The mask of attention that is spelled; the library's needs none.
   [[nodiscard]] auto causal() const -> Tensor<bool_, "Qlen Klen"> {
@@ -61,7 +63,7 @@ Sizes sizes_of(const Setup& s) { return sizes_of(s.o, s.vocabulary, s.mesh.size(
 
 // GPT-2: normal numbers of standard deviation 0.02, those that end a branch scaled down by the number of branches.
 // miniGPT: Xavier's uniform numbers (Glorot and Bengio 2010), as its tutorial has it. The same on every mesh.
-gpt2::Model initial_weights(const Setup& s) {
+gpt2::Model<f32> initial_weights(const Setup& s) {
   const Options& o = s.o;
   const Sizes sizes = sizes_of(s);
   const double branch = 1 / std::sqrt(2.0 * static_cast<double>(o.layers));
@@ -76,17 +78,17 @@ gpt2::Model initial_weights(const Setup& s) {
     w = (random_uniform<f32, S>(s.mesh, sizes, {o.training.seed, stream++}) * 2.0 - 1.0) * limit;
   };
   const auto constant = [&]<Spec S>(Tensor<f32, S>& w, double value) { w = full<f32, S>(s.mesh, sizes, value); };
-  const auto norm = [&](gpt2::Norm& w) {
+  const auto norm = [&](gpt2::Norm<f32>& w) {
     constant(w.gain, 1);
     constant(w.bias, 0);
   };
 
-  gpt2::Model w;
+  gpt2::Model<f32> w;
   const std::int64_t m = o.d_model, f = o.d_ff;
   normal(w.embed, xavier ? 1 / std::sqrt(static_cast<double>(m)) : 0.02);
   normal(w.positions, xavier ? 1 / std::sqrt(static_cast<double>(m)) : 0.02);
   for (std::int64_t i = 0; i < o.layers; ++i) {
-    gpt2::Layer& layer = w.layers.emplace_back();
+    gpt2::Layer<f32>& layer = w.layers.emplace_back();
     norm(layer.norm1);
     norm(layer.norm2);
     for (auto* w_x : {&layer.w_q, &layer.w_k, &layer.w_v}) kernel(*w_x, m, m);
@@ -100,7 +102,7 @@ gpt2::Model initial_weights(const Setup& s) {
   }
   if (!xavier) norm(w.final_norm.emplace_back());
   if (!o.tied) {
-    gpt2::Unembed& out = w.unembed.emplace_back();
+    gpt2::Unembed<f32>& out = w.unembed.emplace_back();
     kernel(out.w, m, s.vocabulary);
     constant(out.b, 0);
   }
@@ -109,9 +111,24 @@ gpt2::Model initial_weights(const Setup& s) {
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
 
+// What checkpoints hold.
 struct TrainState {
-  gpt2::Model weights, mean, variance;
+  gpt2::Model<f32> weights, mean, variance;
 };
+
+// What is trained, and copies of the weights, in the dtype of computation, which the layers read: in f32 the same tensors.
+template <dtype C>
+struct Trained {
+  TrainState state;
+  gpt2::Model<C> copies;  // copies_of makes the first ones, AdamW all others
+};
+
+// Made when first asked for, since a checkpoint may replace the weights until then.
+template <dtype C>
+const gpt2::Model<C>& copies_of(Trained<C>& trained) {
+  if (!trained.copies.embed) trained.copies = gpt2::cast_model<C>(trained.state.weights);
+  return trained.copies;
+}
 
 gpt2::Batch place(const Setup& s, const io::TokenBatch& rows) {
   const auto host = std::make_shared<io::TokenBatch>(rows);
@@ -122,22 +139,11 @@ gpt2::Batch place(const Setup& s, const io::TokenBatch& rows) {
   return {tensor(host->inputs), tensor(host->targets), tensor(host->segments), tensor(host->weights)};
 }
 
-template <dtype C>
-run::StepResult train_step(const Setup& s, TrainState& state, const std::vector<io::TokenBatch>& microbatches,
-                           std::int64_t step, double learning_rate) {
+// Clipping by the global norm, and AdamW.
+template <dtype C, class Grads>
+run::StepResult update(const Setup& s, Trained<C>& trained, const Tensor<f32, "+d +t">& loss, const Grads& grads,
+                       std::int64_t step, double learning_rate) {
   const run::Training& t = s.o.training;
-  const auto causal = s.causal();
-  const auto positions = iota<"L">(s.mesh, t.seq);
-  Tensor<f32, "+d +t"> loss;
-  gpt2::Model grads;
-  for (std::size_t i = 0; i < microbatches.size(); ++i) {
-    const auto number = static_cast<std::uint64_t>(step) * microbatches.size() + i;
-    const gpt2::Dropout dropout{s.o.dropout, {t.seed + 1, number * 1024}};
-    const auto [l, g] =
-        value_and_grad(s.mesh, gpt2::loss<C>, state.weights, place(s, microbatches[i]), causal, positions, s.form(), dropout);
-    loss = i == 0 ? l : loss + l;
-    grads = i == 0 ? g : map_tree([](const auto& a, const auto& b) { return a + b; }, grads, g);
-  }
   const double norm = global_norm(s.mesh, grads);
   const run::StepResult result{item(all_reduce<"+d +t -> ">(loss)), norm};
   run::check_finite(result, step);
@@ -148,12 +154,37 @@ run::StepResult train_step(const Setup& s, TrainState& state, const std::vector<
     return field.starts_with("w") || field == "embed" || field == "positions";
   };
   const AdamW adamw{t.beta1, t.beta2, 1e-8, t.weight_decay};
-  adamw.update(state.weights, state.mean, state.variance, grads, learning_rate, scale, step, decays);
+  auto& [weights, mean, variance] = trained.state;
+  adamw.update(weights, mean, variance, grads, learning_rate, scale, step, decays, trained.copies);
   return result;
 }
 
 template <dtype C>
-double validate(const Setup& s, const gpt2::Model& w, const io::TokenBatch& rows) {
+run::StepResult train_step(const Setup& s, Trained<C>& trained, const std::vector<io::TokenBatch>& microbatches,
+                           std::int64_t step, double learning_rate) {
+  const run::Training& t = s.o.training;
+  const auto causal = s.causal();
+  const auto positions = iota<"L">(s.mesh, t.seq);
+  const auto differentiated = [&](std::size_t i) {
+    const auto number = static_cast<std::uint64_t>(step) * microbatches.size() + i;
+    const gpt2::Dropout dropout{s.o.dropout, {t.seed + 1, number * 1024}};
+    return value_and_grad(s.mesh, gpt2::loss<C>, copies_of(trained), place(s, microbatches[i]), causal, positions, s.form(),
+                          dropout);
+  };
+  auto [loss, grads] = differentiated(0);
+  if (microbatches.size() == 1) return update(s, trained, loss, grads, step, learning_rate);
+  // Sums of more than one are taken in f32; the first part's gradients go as soon as they are there.
+  auto sums = gpt2::cast_model<f32>(std::exchange(grads, {}));
+  for (std::size_t i = 1; i < microbatches.size(); ++i) {
+    const auto [l, g] = differentiated(i);
+    loss = loss + l;
+    for_each_leaf([](std::string_view, auto& sum, const auto& x) { sum = sum + cast<f32>(x); }, sums, g);
+  }
+  return update(s, trained, loss, sums, step, learning_rate);
+}
+
+template <dtype C>
+double validate(const Setup& s, const gpt2::Model<C>& w, const io::TokenBatch& rows) {
   const auto causal = s.causal();
   const auto positions = iota<"L">(s.mesh, s.o.training.seq);
   return item(all_reduce<"+d +t -> ">(gpt2::loss<C>(w, place(s, rows), causal, positions, s.form(), {})));
@@ -165,7 +196,7 @@ double validate(const Setup& s, const gpt2::Model& w, const io::TokenBatch& rows
 template <dtype C>
 class Decoder {
  public:
-  Decoder(const Setup& s, const TrainState& state) : s_(s), state_(state) {}
+  Decoder(const Setup& s, Trained<C>& trained) : s_(s), trained_(trained) {}
 
   std::vector<float> operator()(std::span<const std::int32_t> ids, std::int64_t position) {
     const Mesh2& mesh = s_.mesh;
@@ -175,7 +206,7 @@ class Decoder {
       Sizes sizes = sizes_of(s_);
       sizes.insert(sizes.end(), {one, {"Klen", s_.o.context}});
       const auto empty = zeros<C, "B/d Klen H/t D">(mesh, sizes);
-      caches_.assign(state_.weights.layers.size(), {empty, empty});
+      caches_.assign(trained_.state.weights.layers.size(), {empty, empty});
     }
     std::vector<i32> row(ids.begin(), ids.end()), places(ids.size());
     std::iota(places.begin(), places.end(), static_cast<i32>(position));
@@ -185,7 +216,7 @@ class Decoder {
     const auto keys = iota<"Klen">(mesh, s_.o.context);
     const auto seen = greater_equal(rename<"L -> Qlen">(positions), keys);
     const gpt2::Mask mask{broadcast<"Qlen Klen -> B/d Qlen Klen">(seen, {one}), {}};
-    const auto logits = gpt2::extend<C>(state_.weights, caches_, inputs, positions, mask,
+    const auto logits = gpt2::extend<C>(copies_of(trained_), caches_, inputs, positions, mask,
                                         cast<C>(cast<f32>(equal(positions, keys))), s_.form());
     const auto last = full<i32, "B/d">(mesh, {one}, static_cast<double>(length - 1));
     const auto whole =
@@ -196,7 +227,7 @@ class Decoder {
 
  private:
   const Setup& s_;
-  const TrainState& state_;
+  Trained<C>& trained_;
   Array<"layers", gpt2::Cache<C>> caches_;
 };
 
@@ -267,7 +298,7 @@ void must_be_tied(const io::SafetensorsFile& file, const std::string& embedding)
                                  "its embedding: it cannot hold both", file.path(), embedding));
 }
 
-void load_hugging_face(const Setup& s, gpt2::Model& weights) {
+void load_hugging_face(const Setup& s, gpt2::Model<f32>& weights) {
   const std::string prefix = io::SafetensorsFile(s.o.load).find("wte.weight") != nullptr ? "" : "transformer.";
   io::together(*s.mesh.device(), "", [&] {
     if (s.mesh.index() == 0) must_be_tied(io::SafetensorsFile(s.o.load), prefix + "wte.weight");
@@ -282,10 +313,10 @@ void load_hugging_face(const Setup& s, gpt2::Model& weights) {
 
 // The prompt's tokens and, token by token, the logits of what follows: for comparison with other implementations.
 template <dtype C>
-void write_logits(const Setup& s, const TrainState& state, const io::Tokenizer& tokenizer) {
+void write_logits(const Setup& s, Trained<C>& trained, const io::Tokenizer& tokenizer) {
   const std::vector<std::uint32_t> tokens = tokenizer.encode(s.o.training.prompt);
   std::vector<float> logits;
-  Decoder<C> decode(s, state);
+  Decoder<C> decode(s, trained);
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     const auto id = static_cast<std::int32_t>(tokens[i]);
     std::ranges::copy(decode(std::span(&id, 1), static_cast<std::int64_t>(i)), std::back_inserter(logits));
@@ -315,12 +346,13 @@ void declare(run::Options& options, Options& o) {
   options.flag("--tied", o.tied, "the embedding is the output layer too");
   options.add("--epsilon", o.epsilon, "of LayerNorm", run::above(0));
   options.add("--dropout", o.dropout, "share of elements dropped from embedding and branches", run::between(0, 0.999));
-  options.add("--dtype", o.dtype, "of products and of what goes over the wire; weights rest in f32",
+  options.add("--dtype", o.dtype, "of products and of what goes over the wire; weights are trained in f32",
               run::one_of({"f32", "bf16"}));
   options.add("--attention", o.attention, "of training: the library's in one op, or gpt2_model.hpp's in einsums",
               run::one_of({"fused", "einsum"}));
   options.add("--recompute", o.recompute, "what the backward pass computes again: none, seqax's choice, everything",
               run::one_of({"none", "seqax", "everything"}));
+  options.flag("--prefetch", o.prefetch, "gather the next layer's weights while a layer runs");
   options.add("--load", o.load, "initial weights: a safetensors file with Hugging Face's names of GPT-2",
               run::value_name("FILE") | run::command_line_only());
   options.add("--export", o.save, "write the weights of the run's last checkpoint as such a file",
@@ -349,20 +381,25 @@ void declare(run::Options& options, Options& o) {
 template <dtype C>
 void train(const Setup& s, const run::Data& data, const std::string& toml) {
   const Options& o = s.o;
-  TrainState state{initial_weights(s), {}, {}};
+  Trained<C> trained{{initial_weights(s), {}, {}}, {}};
+  TrainState& state = trained.state;
   const bool dry = s.mesh.device()->is_dry();
   if (!o.load.empty() && !dry) load_hugging_face(s, state.weights);
   state.mean = zeros_like(state.weights);
   state.variance = zeros_like(state.weights);
+  if (dry) copies_of(trained);  // so that they are not in the plan of a step
   run::Program program;
   program.checkpoints = run::checkpoints_of(s.mesh, state, o.training);
   program.step = [&](const auto& microbatches, std::int64_t step, double rate) {
-    return train_step<C>(s, state, microbatches, step, rate);
+    return train_step(s, trained, microbatches, step, rate);
   };
-  program.validate = [&](const io::TokenBatch& rows) { return validate<C>(s, state.weights, rows); };
-  program.decode = Decoder<C>(s, state);
+  program.validate = [&](const io::TokenBatch& rows) { return validate(s, copies_of(trained), rows); };
+  program.decode = Decoder<C>(s, trained);
   program.parameters = parameter_count(state.weights);
   program.weight_bytes = run::block_bytes(state.weights);
+  const std::int64_t in_c = program.weight_bytes * std::int64_t{sizeof(C)} / std::int64_t{sizeof(f32)};
+  program.copy_bytes = std::same_as<C, f32> ? 0 : in_c;
+  program.gradient_bytes = o.training.microbatches == 1 ? in_c : program.weight_bytes;
   program.optimizer_bytes = run::block_bytes(state.mean) + run::block_bytes(state.variance);
   program.context = o.context;
   const std::int64_t looked_up = o.context * o.d_model + (o.tied ? 0 : s.vocabulary * o.d_model);
@@ -370,7 +407,7 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
       run::training_flops_per_token(program.parameters - looked_up, o.layers, o.d_model, o.training.seq);
   run::train(s.mesh.device(), o.training, data, toml, program);
   if (dry) return;
-  if (!o.logits.empty()) write_logits<C>(s, state, *data.tokenizer);
+  if (!o.logits.empty()) write_logits(s, trained, *data.tokenizer);
   if (!o.save.empty() && s.mesh.index() == 0) {
     const auto newest = io::newest_whole(o.training.directory + "/checkpoints");
     if (!newest) throw UsageError("--export: the run has no checkpoint yet");
@@ -393,6 +430,8 @@ int program(int argc, char** argv) {
     throw UsageError(fmt::format("--d-model {} does not divide into --heads {}: choose a multiple", o.d_model, o.heads));
   if (o.training.seq > o.context)
     throw UsageError(fmt::format("--seq {} is longer than --context {}, the number of positions", o.training.seq, o.context));
+  if (o.prefetch && o.recompute == "none")
+    throw UsageError("--prefetch: with --recompute none the backward pass gathers no weights; choose seqax or everything");
   if (!o.save.empty() && o.training.directory.empty())
     throw UsageError("--export writes the weights of a run's checkpoint: give --run too");
   if (!o.load.empty()) o.training.sample.begin.reset();  // nothing stood before the texts that those models have learnt

@@ -1,8 +1,8 @@
 // The GPTs of gpt2.cpp: GPT-2 (pre-norm, GELU, tied embedding) and miniGPT (post-norm, ReLU, an output layer of its own),
 // with all partitioning and communication spelled out. It needs the types alone (shardlib/shapes.hpp).
 //
-// C is the dtype of computation: f32, or bf16 for products and for what goes over the wire. Weights rest in f32; norms,
-// softmax, the residual stream and the loss are f32 in any case.
+// C is the dtype of computation, f32 or bf16: of products, of the weights that the layers read, of their gradients and of what
+// goes over the wire. Sums over devices are taken in f32; norms, softmax, the residual stream and the loss are f32.
 // Dims: B batch, L length, M model, H heads, D head, E all heads' (H * D), F feed-forward, V vocabulary, P positions.
 // Mesh: d data parallel (FSDP), t tensor parallel.
 #pragma once
@@ -10,6 +10,8 @@
 #include <shardlib/shapes.hpp>
 
 #include <cmath>
+#include <string_view>
+#include <tuple>
 
 namespace gpt2 {
 
@@ -17,37 +19,52 @@ using namespace shardlib;
 
 // ---- weights: at rest, every tensor is sharded over the whole mesh --------------------------------------------------
 
+template <dtype C>
 struct Norm {
-  Tensor<f32, "M/t/d"> gain, bias;
+  Tensor<C, "M/t/d"> gain, bias;
 };
 
+template <dtype C>
 struct Layer {
-  Norm norm1, norm2;
-  Tensor<f32, "M/d H/t D"> w_q, w_k, w_v;
-  Tensor<f32, "E/t/d"> b_q, b_k, b_v;
-  Tensor<f32, "H/t D M/d"> w_o;
-  Tensor<f32, "M/t/d"> b_o;
-  Tensor<f32, "M/d F/t"> w_up;
-  Tensor<f32, "F/t/d"> b_up;
-  Tensor<f32, "F/t/d M"> w_down;
-  Tensor<f32, "M/t/d"> b_down;
+  Norm<C> norm1, norm2;
+  Tensor<C, "M/d H/t D"> w_q, w_k, w_v;
+  Tensor<C, "E/t/d"> b_q, b_k, b_v;
+  Tensor<C, "H/t D M/d"> w_o;
+  Tensor<C, "M/t/d"> b_o;
+  Tensor<C, "M/d F/t"> w_up;
+  Tensor<C, "F/t/d"> b_up;
+  Tensor<C, "F/t/d M"> w_down;
+  Tensor<C, "M/t/d"> b_down;
 };
 
 /// The output layer, where it is not the embedding.
+template <dtype C>
 struct Unembed {
-  Tensor<f32, "V/t/d M"> w;
-  Tensor<f32, "V/t/d"> b;
+  Tensor<C, "V/t/d M"> w;
+  Tensor<C, "V/t/d"> b;
 };
 
+template <dtype C>
 struct Model {
-  Tensor<f32, "V/t/d M"> embed;
-  Tensor<f32, "P M/t/d"> positions;
-  Array<"layers", Layer> layers;
-  Array<"final_norm", Norm> final_norm;  // one in GPT-2, none in miniGPT
-  Array<"unembed", Unembed> unembed;     // none in GPT-2: tied to embed
+  Tensor<C, "V/t/d M"> embed;
+  Tensor<C, "P M/t/d"> positions;
+  Array<"layers", Layer<C>> layers;
+  Array<"final_norm", Norm<C>> final_norm;  // one in GPT-2, none in miniGPT
+  Array<"unembed", Unembed<C>> unembed;     // none in GPT-2: tied to embed
 };
 
-static_assert(fully_sharded<Mesh<"d t">, Model>);
+static_assert(fully_sharded<Mesh<"d t">, Model<f32>>);
+
+/// The same model in another dtype; the same tensors where it is not another.
+template <dtype C, dtype D>
+Model<C> cast_model(const Model<D>& w) {
+  Model<C> result;
+  result.layers.resize(w.layers.size());
+  result.final_norm.resize(w.final_norm.size());
+  result.unembed.resize(w.unembed.size());
+  for_each_leaf([](std::string_view, auto& to, const auto& from) { to = cast<C>(from); }, result, w);
+  return result;
+}
 
 // ---- what is not a tensor -------------------------------------------------------------------------------------------
 
@@ -58,6 +75,7 @@ struct Form {
   bool relu = false;       // in place of GELU
   double epsilon = 1e-5;   // of the norms
   Recompute recompute = Recompute::seqax;
+  bool prefetch = false;  // gather the next layer's weights while a layer runs; not with Recompute::none
 };
 
 /// Where dropout stands in a step: every place draws from a stream of its own, keyed by global index, so that masks do
@@ -67,13 +85,6 @@ struct Dropout {
   RandomKey key;
   Dropout at(std::uint64_t place) const { return {rate, {key.seed, key.stream * 64 + place}}; }
 };
-
-/// A weight gathered in the dtype of computation, so that bf16 halves the bytes on the wire, of its gradient too, whose
-/// sum is taken in f32.
-template <dtype C, Op O, Spec S>
-auto gather(const Tensor<f32, S>& w) {
-  return all_gather<O, f32>(cast<C>(w));
-}
 
 template <Spec S>
 auto drop(const Tensor<f32, S>& x, const Dropout& d) -> Tensor<f32, S> {
@@ -109,26 +120,50 @@ struct Mask {
 
 // ---- one layer ------------------------------------------------------------------------------------------------------
 
+// Weights are gathered over d just before their use, or, with prefetch, while the layer before runs: this is FSDP.
 template <dtype C>
-auto norm(const Tensor<C, "B/d L M">& x, const Norm& w, const Form& form) -> Tensor<C, "B/d L M"> {
-  const auto gain = cast<f32>(gather<C, "M/t/d -> M">(w.gain)), bias = cast<f32>(gather<C, "M/t/d -> M">(w.bias));
-  return cast<C>(layer_norm<"M">(cast<f32>(x), form.epsilon) * gain + bias);
+auto gathered(const Tensor<C, "M/d H/t D">& w_q_k_or_v) -> Tensor<C, "M H/t D"> {
+  return all_gather<"M/d H/t D -> M H/t D", f32>(w_q_k_or_v);
+}
+template <dtype C>
+auto gathered(const Tensor<C, "H/t D M/d">& w_o) -> Tensor<C, "H/t D M"> {
+  return all_gather<"H/t D M/d -> H/t D M", f32>(w_o);
+}
+template <dtype C>
+auto gathered(const Tensor<C, "M/d F/t">& w_up) -> Tensor<C, "M F/t"> {
+  return all_gather<"M/d F/t -> M F/t", f32>(w_up);
+}
+template <dtype C>
+auto gathered(const Tensor<C, "F/t/d M">& w_down) -> Tensor<C, "F/t M"> {
+  return all_gather<"F/t/d M -> F/t M", f32>(w_down);
+}
+// What prefetch begins to gather, in the order in which a layer asks for it: not gains, which are small, nor biases, which no
+// derivative needs.
+template <dtype C>
+auto gathered_layer(const Layer<C>& w) {
+  return std::tuple{gathered(w.w_q), gathered(w.w_k), gathered(w.w_v), gathered(w.w_o), gathered(w.w_up), gathered(w.w_down)};
+}
+
+template <dtype C>
+auto norm(const Tensor<C, "B/d L M">& x, const Norm<C>& w, const Form& form) -> Tensor<C, "B/d L M"> {
+  const auto gain = all_gather<"M/t/d -> M", f32>(w.gain), bias = all_gather<"M/t/d -> M", f32>(w.bias);
+  return cast<C>(layer_norm<"M">(cast<f32>(x), form.epsilon) * cast<f32>(gain) + cast<f32>(bias));
 }
 
 // Gathers the residual stream over t; GPT-2 normalises it.
 template <dtype C>
-auto branch_input(const Residual& x, const Norm& w, const Form& form) -> Tensor<C, "B/d L M"> {
+auto branch_input(const Residual& x, const Norm<C>& w, const Form& form) -> Tensor<C, "B/d L M"> {
   const auto whole = all_gather<"B/d L M/t -> B/d L M", f32>(cast<C>(x));
   return form.post_norm ? whole : norm<C>(whole, w, form);
 }
 
 // Adds a branch, whose sum over t is still pending, and its bias; miniGPT normalises the result.
 template <dtype C>
-auto add_branch(const Residual& x, const Tensor<C, "B/d L M +t">& y, const Tensor<f32, "M/t/d">& bias, const Norm& w,
+auto add_branch(const Residual& x, const Tensor<C, "B/d L M +t">& y, const Tensor<C, "M/t/d">& bias, const Norm<C>& w,
                 const Form& form, const Dropout& dropout) -> Residual {
   // bf16: half the bytes on the wire, summed in f32 and rounded once.
   const auto scattered = cast<f32>(reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(y));
-  const auto sum = x + drop(scattered + cast<f32>(gather<C, "M/t/d -> M/t">(bias)), dropout);
+  const auto sum = x + drop(scattered + cast<f32>(all_gather<"M/t/d -> M/t", f32>(bias)), dropout);
   if (!form.post_norm) return sum;
   const auto whole = all_gather<"B/d L M/t -> B/d L M", f32>(cast<C>(sum));
   return slice<"B/d L M -> B/d L M/t">(cast<f32>(norm<C>(whole, w, form)));
@@ -136,16 +171,16 @@ auto add_branch(const Residual& x, const Tensor<C, "B/d L M +t">& y, const Tenso
 
 // `places` (position of each token in the sequence, one-hot) and `cache` are for sampling; training has none.
 template <dtype C>
-auto attention(const Tensor<C, "B/d L M">& x, const Mask& mask, const Layer& w, const Form& form,
+auto attention(const Tensor<C, "B/d L M">& x, const Mask& mask, const Layer<C>& w, const Form& form,
                const Tensor<C, "L Klen">& places, Cache<C>* cache) -> Tensor<C, "B/d L M +t"> {
-  // Weights are gathered over d just before their use: this is FSDP. Heads are sharded over t: tensor parallelism.
-  const auto project = [&](const Tensor<f32, "M/d H/t D">& w_x, const Tensor<f32, "E/t/d">& b_x) {
-    const auto y = einsum_unreduced<"B/d L M, M H/t D -> B/d L H/t D">(x, gather<C, "M/d H/t D -> M H/t D">(w_x));
-    return keep(y + split<"E/t -> H/t D">(gather<C, "E/t/d -> E/t">(b_x), {{"D", w_x.size("D")}}), form);
+  // Heads are sharded over t: this is tensor parallelism.
+  const auto project = [&](const Tensor<C, "M/d H/t D">& w_x, const Tensor<C, "E/t/d">& b_x) {
+    const auto y = einsum_unreduced<"B/d L M, M H/t D -> B/d L H/t D">(x, gathered(w_x));
+    return keep(y + split<"E/t -> H/t D">(all_gather<"E/t/d -> E/t", f32>(b_x), {{"D", w_x.size("D")}}), form);
   };
   const auto q = project(w.w_q, w.b_q), new_k = project(w.w_k, w.b_k), new_v = project(w.w_v, w.b_v);
   const auto output = [&](const Tensor<C, "B/d L H/t D">& y) {
-    return einsum_unreduced<"B/d L H/t D, H/t D M -> B/d L M +t">(y, gather<C, "H/t D M/d -> H/t D M">(w.w_o));
+    return einsum_unreduced<"B/d L H/t D, H/t D M -> B/d L M +t">(y, gathered(w.w_o));
   };
   // --attention fused: the library's causal_attention in place of the one spelled below, which sampling needs.
   if (mask.segments) return output(causal_attention<"L", "D">(q, new_k, new_v, mask.segments));
@@ -164,16 +199,16 @@ auto attention(const Tensor<C, "B/d L M">& x, const Mask& mask, const Layer& w, 
 }
 
 template <dtype C>
-auto feed_forward(const Tensor<C, "B/d L M">& x, const Layer& w, const Form& form) -> Tensor<C, "B/d L M +t"> {
-  const auto w_up = gather<C, "M/d F/t -> M F/t">(w.w_up);
-  const auto b_up = gather<C, "F/t/d -> F/t">(w.b_up);
+auto feed_forward(const Tensor<C, "B/d L M">& x, const Layer<C>& w, const Form& form) -> Tensor<C, "B/d L M +t"> {
+  const auto w_up = gathered(w.w_up);
+  const auto b_up = all_gather<"F/t/d -> F/t", f32>(w.b_up);
   const auto up = keep(einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, w_up) + b_up, form);
   const auto y = form.relu ? relu(up) : gelu(up);
-  return einsum_unreduced<"B/d L F/t, F/t M -> B/d L M +t">(y, gather<C, "F/t/d M -> F/t M">(w.w_down));
+  return einsum_unreduced<"B/d L F/t, F/t M -> B/d L M +t">(y, gathered(w.w_down));
 }
 
 template <dtype C>
-auto layer(const Residual& x, const Mask& mask, const Layer& w, const Form& form, const Dropout& dropout,
+auto layer(const Residual& x, const Mask& mask, const Layer<C>& w, const Form& form, const Dropout& dropout,
            const Tensor<C, "L Klen">& places, Cache<C>* cache) -> Residual {
   const auto attended = attention<C>(branch_input<C>(x, w.norm1, form), mask, w, form, places, cache);
   const auto y = add_branch<C>(x, attended, w.b_o, w.norm1, form, dropout.at(0));
@@ -190,40 +225,41 @@ inline auto segment_mask(const Tensor<i32, "B/d L">& segments, const Tensor<bool
 }
 
 template <dtype C>
-auto embedding(const Model& w, const Tensor<C, "V/t M">& table, const Tensor<i32, "B/d L">& ids,
+auto embedding(const Model<C>& w, const Tensor<C, "V/t M">& table, const Tensor<i32, "B/d L">& ids,
                const Tensor<i32, "L">& positions) -> Residual {
   const auto tokens =
       reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(index_unreduced<"[V/t] M, B/d L -> B/d L M +t">(table, ids));
-  const auto all_positions = gather<C, "P M/t/d -> P M/t">(w.positions);
+  const auto all_positions = all_gather<"P M/t/d -> P M/t", f32>(w.positions);
   return cast<f32>(tokens) + cast<f32>(index_unreduced<"[P] M/t, L -> L M/t">(all_positions, positions));
 }
 
 // What the output layer reads.
 template <dtype C>
-auto output_input(const Model& w, const Residual& x, const Form& form) -> Tensor<C, "B/d L M"> {
+auto output_input(const Model<C>& w, const Residual& x, const Form& form) -> Tensor<C, "B/d L M"> {
   const auto y = all_gather<"B/d L M/t -> B/d L M", f32>(cast<C>(x));
   return w.final_norm.empty() ? y : norm<C>(y, w.final_norm[0], form);
 }
 
 template <dtype C>
-auto unembedding(const Model& w, const Tensor<C, "V/t M">& table, const Residual& x, const Form& form)
+auto unembedding(const Model<C>& w, const Tensor<C, "V/t M">& table, const Residual& x, const Form& form)
     -> Tensor<f32, "B/d L V/t"> {
   const auto y = output_input<C>(w, x, form);
   if (w.unembed.empty()) return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t", f32>(y, table);
-  const auto w_out = gather<C, "V/t/d M -> V/t M">(w.unembed[0].w);
+  const auto w_out = all_gather<"V/t/d M -> V/t M", f32>(w.unembed[0].w);
   return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t", f32>(y, w_out) +
-         cast<f32>(gather<C, "V/t/d -> V/t">(w.unembed[0].b));
+         cast<f32>(all_gather<"V/t/d -> V/t", f32>(w.unembed[0].b));
 }
 
 // Embedding and layers.
 template <dtype C>
-auto trunk(const Model& w, const Tensor<C, "V/t M">& table, const Tensor<i32, "B/d L">& inputs, const Mask& mask,
+auto trunk(const Model<C>& w, const Tensor<C, "V/t M">& table, const Tensor<i32, "B/d L">& inputs, const Mask& mask,
            const Tensor<i32, "L">& positions, const Form& form, const Dropout& dropout) -> Residual {
   Residual x = drop(embedding<C>(w, table, inputs, positions), form.post_norm ? Dropout{} : dropout.at(0));
   for (std::uint64_t i = 0; i < w.layers.size(); ++i) {
-    const auto body = [&form, d = dropout.at(i + 1)](const Residual& r, const Mask& m, const Layer& weights) {
+    const auto body = [&form, d = dropout.at(i + 1)](const Residual& r, const Mask& m, const Layer<C>& weights) {
       return layer<C>(r, m, weights, form, d, {}, nullptr);
     };
+    if (form.prefetch) x = prefetch(x, gathered_layer<C>, w.layers, i);
     x = form.recompute == Recompute::none ? body(x, mask, w.layers[i])
                                           : explicit_activation_checkpointing(body)(x, mask, w.layers[i]);
   }
@@ -231,33 +267,35 @@ auto trunk(const Model& w, const Tensor<C, "V/t M">& table, const Tensor<i32, "B
 }
 
 template <dtype C>
-auto logits(const Model& w, const Tensor<i32, "B/d L">& inputs, const Mask& mask, const Tensor<i32, "L">& positions,
+auto logits(const Model<C>& w, const Tensor<i32, "B/d L">& inputs, const Mask& mask, const Tensor<i32, "L">& positions,
             const Form& form, const Dropout& dropout) -> Tensor<f32, "B/d L V/t"> {
-  const auto table = gather<C, "V/t/d M -> V/t M">(w.embed);
+  const auto table = all_gather<"V/t/d M -> V/t M", f32>(w.embed);
   return unembedding<C>(w, table, trunk<C>(w, table, inputs, mask, positions, form, dropout), form);
 }
 
 // The mean loss of the tokens that count. Each device of the mesh holds a part of the sum: that is what value_and_grad
 // wants.
 template <dtype C>
-auto loss(const Model& w, const Batch& batch, const Tensor<bool_, "Qlen Klen">& causal,
+auto loss(const Model<C>& w, const Batch& batch, const Tensor<bool_, "Qlen Klen">& causal,
           const Tensor<i32, "L">& positions, const Form& form, const Dropout& dropout) -> Tensor<f32, "+d +t"> {
-  const auto table = gather<C, "V/t/d M -> V/t M">(w.embed);
+  const auto table = all_gather<"V/t/d M -> V/t M", f32>(w.embed);
   const auto x = trunk<C>(w, table, batch.inputs, segment_mask(batch.segments, causal), positions, form, dropout);
   // Tied, many logits are not stored, but computed again.
   const auto losses = w.unembed.empty()
                           ? linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(output_input<C>(w, x, form), table,
                                                                                 batch.targets)
                           : cross_entropy(unembedding<C>(w, table, x, form), batch.targets);
-  return sum<"B/d L +t -> +d +t">(losses * batch.weights);
+  const auto total = sum<"B/d L +t -> +d +t">(losses * batch.weights);
+  // The backward pass begins here: the last layers' weights come while it unembeds.
+  return form.prefetch ? prefetch(total, gathered_layer<C>, w.layers, w.layers.size()) : total;
 }
 
 // Sampling: the logits of new tokens at `positions`, whose keys and values are added to the caches.
 template <dtype C>
-auto extend(const Model& w, Array<"layers", Cache<C>>& caches, const Tensor<i32, "B/d L">& ids,
+auto extend(const Model<C>& w, Array<"layers", Cache<C>>& caches, const Tensor<i32, "B/d L">& ids,
             const Tensor<i32, "L">& positions, const Mask& mask, const Tensor<C, "L Klen">& places, const Form& form)
     -> Tensor<f32, "B/d L V/t"> {
-  const auto table = gather<C, "V/t/d M -> V/t M">(w.embed);
+  const auto table = all_gather<"V/t/d M -> V/t M", f32>(w.embed);
   Residual x = embedding<C>(w, table, ids, positions);
   for (std::size_t i = 0; i < w.layers.size(); ++i)
     x = layer<C>(x, mask, w.layers[i], form, {}, places, &caches[i]);

@@ -134,48 +134,54 @@ TEST_CASE("a view outlives the group that it was made in, and the peers' handles
 TEST_CASE("weights that are gathered as views are trained to the bits that MPI gives, in place", "[shm]") {
   if (!under_mpi() || !detail::shm::node) return;
   using Weights = Array<"layers", Tensor<f32, "M/d F/t">>;
-  const auto train = [](const std::shared_ptr<Device>& device) {
+  const auto train = []<dtype C>(const std::shared_ptr<Device>& device, C /*computes*/) {
     const Mesh<"d t"> mesh(device);
-    const Sizes sizes{{"M", 256}, {"F", 1024}, {"B", 8}};
+    const Sizes sizes{{"M", 512}, {"F", 1024}, {"B", 8}};
     Weights weights, mean, variance;
+    Array<"layers", Tensor<C, "M/d F/t">> copies;  // which peers view
     for (std::uint64_t i = 0; i < 3; ++i) {
       weights.push_back(random_normal<f32, "M/d F/t">(mesh, sizes, {1, i}) * 0.05);
       mean.push_back(zeros_like(weights.back()));
       variance.push_back(zeros_like(weights.back()));
+      copies.push_back(cast<C>(weights.back()));
     }
-    const auto x = random_normal<f32, "B/d M">(mesh, sizes, {2, 0});
+    const auto x = cast<C>(random_normal<f32, "B/d M">(mesh, sizes, {2, 0}));
     std::vector<std::uint32_t> bits;
     std::vector<const void*> places;
     for (std::int64_t step = 0; step < 3; ++step) {
       const auto [loss, grads] = value_and_grad(
           mesh,
-          [&](const Weights& w) {
+          [&](const auto& w) {
             auto y = x;
             for (const auto& layer : w) {
-              const auto whole = all_gather<"M/d F/t -> M F/t">(layer);
+              const auto whole = all_gather<"M/d F/t -> M F/t", f32>(layer);
               const auto up = relu(einsum_unreduced<"B/d M, M F/t -> B/d F/t">(y, whole));
               const auto down = einsum_unreduced<"B/d F/t, M F/t -> B/d M +t">(up, whole);
-              y = all_reduce<"B/d M +t -> B/d M">(down);
+              y = all_reduce<"B/d M +t -> B/d M", f32>(down);
             }
-            const auto mine = slice<"B/d M -> B/d M/t">(y);
+            const auto mine = cast<f32>(slice<"B/d M -> B/d M/t">(y));
             return sum<"B/d M/t -> +d +t">(mine * mine);
           },
-          weights);
+          copies);
       const double norm = global_norm(mesh, grads);
-      AdamW().update(weights, mean, variance, grads, 1e-3, 1 / norm, step, [](auto) { return true; });
+      AdamW().update(weights, mean, variance, grads, 1e-3, 1 / norm, step, [](auto) { return true; }, copies);
       bits.push_back(std::bit_cast<std::uint32_t>(static_cast<float>(item(all_reduce<"+d +t -> ">(loss)))));
-      for (const auto& w : weights) places.push_back(w.span().data());
+      for (const auto& w : copies) places.push_back(w.span().data());
     }
     for (std::size_t i = 3; i < places.size(); ++i)
       expect(places[i] == places[i - 3], "the optimizer has left a block to views that are gone");
     return bits;
   };
-  for (const std::string mesh : {"d=2,t=1", "d=2,t=2", "d=4,t=1"}) {
+  const auto compare = [&](const std::string& mesh, auto computes) {
     std::vector<std::uint32_t> views, over_mpi;
-    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) { views = train(device); });
+    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) { views = train(device, computes); });
     const Nodes apart(std::vector<int>(static_cast<std::size_t>(world_size()), -1));
-    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) { over_mpi = train(device); });
+    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) { over_mpi = train(device, computes); });
     CHECK(views == over_mpi);
+  };
+  for (const std::string mesh : {"d=2,t=1", "d=2,t=2", "d=4,t=1"}) {
+    compare(mesh, f32());
+    compare(mesh, bf16());
   }
 }
 #endif

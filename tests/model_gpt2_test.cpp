@@ -26,8 +26,8 @@ Sizes sizes_on(const GptMesh& mesh) {
           {"D", 4},  {"F", 32, round_up(32, d * t)}, {"V", 29, round_up(32, d * t)}};
 }
 
-gpt2::Model random_model(const GptMesh& mesh, bool minigpt) {
-  gpt2::Model model;
+gpt2::Model<f32> random_model(const GptMesh& mesh, bool minigpt) {
+  gpt2::Model<f32> model;
   model.layers.resize(2);
   if (minigpt)
     model.unembed.resize(1);
@@ -69,6 +69,7 @@ struct Variant {
   double dropout = 0.2;
   Filling filling = Filling::none;
   bool fused_attention = false;
+  bool prefetch = false;
 };
 
 struct Result {
@@ -80,12 +81,12 @@ using Causal = Tensor<bool_, "Qlen Klen">;
 
 template <dtype C>
 Result step(const GptMesh& mesh, const Variant& v) {
-  const gpt2::Form form{v.minigpt, v.minigpt, 1e-5, v.recompute};
+  const gpt2::Form form{v.minigpt, v.minigpt, 1e-5, v.recompute, v.prefetch};
   const auto [loss, gradients] =
-      value_and_grad(mesh, gpt2::loss<C>, random_model(mesh, v.minigpt), batch(mesh, v.filling),
+      value_and_grad(mesh, gpt2::loss<C>, gpt2::cast_model<C>(random_model(mesh, v.minigpt)), batch(mesh, v.filling),
                      v.fused_attention ? Causal() : causal_mask<"Qlen Klen">(mesh, 8, 8), iota<"L">(mesh, 8), form,
                      gpt2::Dropout{v.dropout, {5, 6}});
-  return {item(all_reduce<"+d +t -> ">(loss)), fetch(gradients)};
+  return {item(all_reduce<"+d +t -> ">(loss)), fetch(gpt2::cast_model<f32>(gradients))};
 }
 
 /// The largest difference of a gradient, in units of its leaf's largest element, and of the loss. A bias of all keys
@@ -171,6 +172,30 @@ TEST_CASE("gpt2: dropout changes the loss, and what is recomputed changes nothin
     CHECK(apart(alone<f32>({.recompute = policy}), one) < 1e-6);
 }
 
+TEST_CASE("gpt2: prefetch changes no bit", "[model][prefetch]") {
+  for (const Variant& v : {Variant{}, Variant{.minigpt = true, .recompute = gpt2::Recompute::everything},
+                           Variant{.recompute = gpt2::Recompute::everything, .fused_attention = true}})
+    for (const char* name : {"d=1,t=1", "d=2,t=1", "d=2,t=2"}) {
+      on_mesh(name, [&](const std::shared_ptr<Device>& device) {
+        const GptMesh mesh(device);
+        Variant ahead = v;
+        ahead.prefetch = true;
+        const auto in = [&]<dtype C>(C) {
+          auto& hooks = detail::state(device).hooks;
+          const std::uint64_t before = hooks;
+          const Result plain = step<C>(mesh, v);
+          const std::uint64_t of_plain = hooks - before;
+          expect(apart(step<C>(mesh, ahead), plain) == 0, std::string(name) + ": the bits differ");
+          // Two layers: at three places forward, and backward.
+          expect(hooks - before == 2 * of_plain + 6, "ran " + show(hooks - before) + " hooks, " + show(of_plain));
+        };
+        in(f32());
+        in(bf16());
+      });
+      SUCCEED();
+    }
+}
+
 TEST_CASE("gpt2: the library's causal_attention gives what the spelled attention gives", "[model]") {
   for (const bool minigpt : {false, true}) {
     const auto with = [&](bool fused, gpt2::Recompute recompute) {
@@ -234,9 +259,10 @@ TEST_CASE("gpt2: bf16 stays near f32, and halves the bytes of weights and gradie
 template <dtype C>
 std::vector<double> curve(const GptMesh& mesh) {
   constexpr std::int64_t rows = 16, length = 8;
-  gpt2::Model weights = random_model(mesh, false), mean, variance;
+  gpt2::Model<f32> weights = random_model(mesh, false), mean, variance;
   weights = map_tree([](const auto& w) { return w * 0.2; }, weights);
   mean = variance = zeros_like(weights);
+  gpt2::Model<C> computed = gpt2::cast_model<C>(weights);
   const auto causal = causal_mask<"Qlen Klen">(mesh, length, length);
   const auto positions = iota<"L">(mesh, length);
   std::vector<double> losses;
@@ -253,8 +279,9 @@ std::vector<double> curve(const GptMesh& mesh) {
                             zeros<i32, "B/d L">(mesh, {{"B", rows}, {"L", length}}),
                             full<f32, "B/d L">(mesh, {{"B", rows}, {"L", length}}, 1.0 / (rows * length))};
     const auto [loss, gradients] =
-        value_and_grad(mesh, gpt2::loss<C>, weights, batch, causal, positions, gpt2::Form{}, gpt2::Dropout{});
-    AdamW().update(weights, mean, variance, gradients, 1e-2, 1.0, step, [](std::string_view) { return false; });
+        value_and_grad(mesh, gpt2::loss<C>, computed, batch, causal, positions, gpt2::Form{}, gpt2::Dropout{});
+    AdamW().update(
+        weights, mean, variance, gradients, 1e-2, 1.0, step, [](std::string_view) { return false; }, computed);
     losses.push_back(static_cast<double>(item(all_reduce<"+d +t -> ">(loss))));
   }
   return losses;
@@ -293,7 +320,7 @@ TEST_CASE("gpt2: sampling with a cache sees what the whole forward pass sees", "
       INFO(mesh);
       on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
         const GptMesh mesh(device);
-        const gpt2::Model w = random_model(mesh, minigpt);
+        const gpt2::Model<f32> w = random_model(mesh, minigpt);
         const gpt2::Form form{minigpt, minigpt, 1e-5, gpt2::Recompute::none};
         const NamedSize one{"B", 1, mesh.size("d")};
         const std::vector<i32> ids{7, 3, 28, 0, 11, 5, 19, 2};

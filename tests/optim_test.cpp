@@ -1,4 +1,6 @@
 // Schedules, the global norm and AdamW.
+#include <algorithm>
+
 #include "reference.hpp"
 #include "shardlib/optim.hpp"
 #include "shardlib/schedule.hpp"
@@ -13,8 +15,8 @@ struct Weights {
   Tensor<f32, "A/d B/t"> w;
 };
 
-Weights random_weights(const Mesh<"d t">& mesh, std::uint64_t seed) {
-  const Sizes sizes{{"M", 8}, {"A", 4}, {"B", 12}};
+Weights random_weights(const Mesh<"d t">& mesh, std::uint64_t seed,
+                       const Sizes& sizes = {{"M", 8}, {"A", 4}, {"B", 12}}) {
   return {random_normal<f32, "M/t/d">(mesh, sizes, {seed, 0}), random_normal<f32, "A/d B/t">(mesh, sizes, {seed, 1})};
 }
 
@@ -46,16 +48,73 @@ TEST_CASE("AdamW against f64 on whole arrays", "[optim]") {
             m[k][i] = 0.9 * m[k][i] + 0.1 * e;
             v[k][i] = 0.95 * v[k][i] + 0.05 * e * e;
             const double t = static_cast<double>(step + 1);
-            const double update = m[k][i] / (1 - std::pow(0.9, t)) / (std::sqrt(v[k][i] / (1 - std::pow(0.95, t))) + 1e-8);
+            const double update =
+                m[k][i] / (1 - std::pow(0.9, t)) / (std::sqrt(v[k][i] / (1 - std::pow(0.95, t))) + 1e-8);
             p[k].data[i] -= 0.01 * (update + (k == 1 ? 0.1 : 0) * p[k].data[i]);
           }
         const std::vector<Global> now{assemble(*w.gain.value(), detail::parsed<"M/t/d">),
                                       assemble(*w.w.value(), detail::parsed<"A/d B/t">)};
         for (std::size_t k = 0; k < 2; ++k)
           for (std::size_t i = 0; i < p[k].data.size(); ++i)
-            expect(std::abs(now[k].data[i] - p[k].data[i]) < 2e-6, "weight " + show(i) + " is " + show(now[k].data[i]) +
-                                                                      " instead of " + show(p[k].data[i]));
+            expect(std::abs(now[k].data[i] - p[k].data[i]) < 2e-6,
+                   "weight " + show(i) + " is " + show(now[k].data[i]) + " instead of " + show(p[k].data[i]));
       }
+    });
+    SUCCEED();
+  }
+}
+
+struct HalfWeights {
+  Tensor<bf16, "M/t/d"> gain;
+  Tensor<bf16, "A/d B/t"> w;
+};
+
+HalfWeights rounded(const Weights& w) {
+  return {cast<bf16>(w.gain), cast<bf16>(w.w)};
+}
+Weights widened(const HalfWeights& w) {
+  return {cast<f32>(w.gain), cast<f32>(w.w)};
+}
+
+template <dtype D, Spec S>
+void expect_same(const Tensor<D, S>& a, const Tensor<D, S>& b, const std::string& what) {
+  expect(std::ranges::equal(a.span(), b.span()), what);
+}
+
+TEST_CASE("AdamW takes gradients in bf16, and its copies are what a cast of the new weights is", "[optim]") {
+  for (const char* name : {"d=1,t=1", "d=2,t=2"}) {
+    on_mesh(name, [&](const std::shared_ptr<Device>& device) {
+      const Mesh<"d t"> mesh(device);
+      const Sizes sizes{{"M", 1060}, {"A", 6}, {"B", 134}};  // blocks of some vectors and a rest
+      const auto all = [](std::string_view) { return true; };
+      Weights w = random_weights(mesh, 1, sizes), mean = zeros_like(w), variance = zeros_like(w);
+      Weights w32 = w, mean32 = mean, variance32 = variance, same = w;
+      HalfWeights copies = rounded(w);
+      const HalfWeights before = copies;
+      const void* place = nullptr;
+      for (std::int64_t step = 0; step < 4; ++step) {
+        const HalfWeights g = rounded(random_weights(mesh, 10 + static_cast<std::uint64_t>(step), sizes));
+        const Weights wide = widened(g);
+        expect(global_norm(mesh, g) == global_norm(mesh, wide), "the norm is that of the numbers in f32");
+        // Copies beside gradients of either dtype, and either alone: the same bits.
+        if (step == 1)
+          AdamW().update(w, mean, variance, wide, 0.01, 0.5, step, all, copies);
+        else
+          AdamW().update(w, mean, variance, g, 0.01, 0.5, step, all, copies);
+        if (step == 2)
+          AdamW().update(w32, mean32, variance32, g, 0.01, 0.5, step, all);
+        else
+          AdamW().update(w32, mean32, variance32, wide, 0.01, 0.5, step, all, same);
+        expect_same(w.w, w32.w, "weights");
+        expect_same(mean.w, mean32.w, "means");
+        expect_same(variance.gain, variance32.gain, "variances");
+        expect_same(copies.w, cast<bf16>(w.w), "copies");
+        expect_same(copies.gain, cast<bf16>(w.gain), "copies");
+        expect(step == 2 || same.w.value() == w32.w.value(), "in f32 the copy is the weight");
+        expect(step < 2 || copies.w.span().data() == place, "copies that nobody else has stay where they are");
+        place = copies.w.span().data();
+      }
+      expect_same(before.w, cast<bf16>(random_weights(mesh, 1, sizes).w), "what somebody else has stays as it was");
     });
     SUCCEED();
   }

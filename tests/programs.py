@@ -335,6 +335,32 @@ def gpt2(p):
     run.check("no data" in run.out and "\n\nOnce upon" in run.out, "loaded weights sample without data")
     p.run("gpt2", [*small, f"--load={weights}", "--prompt="]).fails(2, "--prompt is empty")
     p.run("gpt2", [*small, "--steps=1"]).fails(2, "--data", "--help")
+    p.run("gpt2", [*small, "--prefetch", "--recompute=none"]).fails(2, "--prefetch", "--recompute none", "seqax")
+
+    curve = os.path.join(p.folder, "gpt2.jsonl")
+    train = [*small, "--batch=8", "--steps=6", "--warmup=0", "--final-learning-rate=1", "--mesh=d=2,t=2", "--max-tokens=0",
+             f"--data={p.text}", f"--validation-data={p.text}", "--validate-every=2", "--validation-batches=1", f"--metrics={curve}"]  # fmt: skip
+
+    def steps(*options):
+        run = p.run("gpt2", [*train, *options])
+        run.succeeds()
+        with open(curve) as file:
+            return run, [json.loads(line) for line in file]
+
+    for dtype in ["--dtype=f32", "--dtype=bf16"]:
+        run, whole = steps(dtype)
+        run.check(len(whole) == 6 and whole[-1]["loss"] < whole[0]["loss"] - 0.1, "the loss falls")
+        run, ahead = steps(dtype, "--prefetch")
+        run.check(numbers(ahead) == numbers(whole), "--prefetch changes no bit")
+        run, parts = steps(dtype, "--microbatches=2")
+        run.check(apart(parts, whole) < 1e-2, "two microbatches train as one batch")
+        # In two parts as at once: what is resumed makes its copies of the weights in the checkpoint.
+        folder = os.path.join(p.folder, "gpt2" + dtype)
+        steps(dtype, f"--run={folder}", "--steps=3")
+        run, rest = steps(dtype, f"--run={folder}")
+        run.check(numbers(rest) == numbers(whole)[3:], "the second part goes on")
+        losses = [s["validation_loss"] for s in whole[3:] if "validation_loss" in s]
+        run.check(losses == [s["validation_loss"] for s in rest if "validation_loss" in s], "and validates alike")
 
 
 def plans(p):

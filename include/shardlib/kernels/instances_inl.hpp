@@ -20,6 +20,7 @@ template void sum(const Exec&, DType, const void*, std::span<const std::int64_t>
 template void max(const Exec&, DType, const void*, std::span<const std::int64_t>, std::span<const bool>, void*,
                   std::span<const std::int64_t>);
 template f32 sum_of_squares(const Exec&, std::int64_t, const f32*);
+template f32 sum_of_squares(const Exec&, std::int64_t, const bf16*);
 template void argmax(const Exec&, DType, const void*, std::int64_t, std::int64_t, std::int64_t, i32*, std::int64_t);
 template void gather(const Exec&, DType, const Lookup&, const void*, const void*, void*);
 template void scatter_add_to(const Exec&, DType, const Lookup&, const void*, const void*, void*);

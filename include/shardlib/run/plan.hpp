@@ -21,6 +21,7 @@ struct Plan {
   std::vector<AxisSize> mesh;
   std::int64_t parameters = 0;                             ///< of the whole model
   std::int64_t weights = 0, gradients = 0, optimizer = 0;  ///< bytes at rest
+  std::int64_t copies = 0;       ///< bytes of the weights in the dtype of computation, where that is another
   std::int64_t activations = 0;  ///< bytes that the forward pass keeps for the backward pass, weights aside
   std::int64_t peak = 0;         ///< most bytes of the pool at once, from the program's start to the end of the step
   std::int64_t peak_node = 0;    ///< the same for MPI ranks of one node, which view each other's weights

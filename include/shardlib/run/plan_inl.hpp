@@ -62,6 +62,7 @@ SHARDLIB_INLINE std::string to_string(const Plan& p) {
   line("parameters", fmt::format("{}", p.parameters));
   text += "\nmemory of a device\n";
   line("weights", detail::short_bytes(p.weights));
+  if (p.copies > 0) line("their copies for computation", detail::short_bytes(p.copies));
   line("gradients", detail::short_bytes(p.gradients));
   line("optimizer", detail::short_bytes(p.optimizer));
   line("saved activations", detail::short_bytes(p.activations));

@@ -119,7 +119,9 @@ struct Program {
   std::int64_t parameters = 0;
   double flops_per_token = 0;  ///< of forward and backward without recomputation, for the utilisation
   std::int64_t context = 0;    ///< most tokens of a text that the model can take
-  std::int64_t weight_bytes = 0, optimizer_bytes = 0;  ///< on this device (block_bytes), for --plan
+  /// On this device (block_bytes), for --plan. Copies are the weights in the dtype of computation, where that is
+  /// another.
+  std::int64_t weight_bytes = 0, copy_bytes = 0, gradient_bytes = 0, optimizer_bytes = 0;
 };
 
 /// Runs training.steps steps, from the newest checkpoint where there is one. `configuration` (Options::to_toml) is

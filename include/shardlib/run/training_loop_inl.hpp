@@ -289,7 +289,9 @@ inline Plan plan_step(const std::shared_ptr<Device>& device, const Training& t, 
   const std::vector parts(static_cast<std::size_t>(t.microbatches), io::detail::empty_rows(rows, t.seq));
   Plan plan = count_step(device, [&] { program.step(parts, 0, t.learning_rate); });
   plan.parameters = program.parameters;
-  plan.weights = plan.gradients = program.weight_bytes;  // their types are dual: blocks of the same sizes
+  plan.weights = program.weight_bytes;
+  plan.copies = program.copy_bytes;
+  plan.gradients = program.gradient_bytes;
   plan.optimizer = program.optimizer_bytes;
   plan.model_flops = program.flops_per_token * static_cast<double>(t.batch * t.seq);
   return plan;
