@@ -10,10 +10,15 @@
 #include <shardlib/run/plan.hpp>
 #include <shardlib/shardlib.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <concepts>
+#include <map>
+#include <memory>
 #include <numeric>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "gpt2_model.hpp"
 
@@ -116,19 +121,12 @@ struct TrainState {
   gpt2::Model<f32> weights, mean, variance;
 };
 
-// What is trained, and copies of the weights, in the dtype of computation, which the layers read: in f32 the same tensors.
+// What is trained, and copies of the weights in the dtype of computation, which the layers read: in f32 the same tensors.
 template <dtype C>
 struct Trained {
   TrainState state;
-  gpt2::Model<C> copies;  // copies_of makes the first ones, AdamW all others
+  gpt2::Model<C> copies;
 };
-
-// Made when first asked for, since a checkpoint may replace the weights until then.
-template <dtype C>
-const gpt2::Model<C>& copies_of(Trained<C>& trained) {
-  if (!trained.copies.embed) trained.copies = gpt2::cast_model<C>(trained.state.weights);
-  return trained.copies;
-}
 
 gpt2::Batch place(const Setup& s, const io::TokenBatch& rows) {
   const auto host = std::make_shared<io::TokenBatch>(rows);
@@ -168,12 +166,12 @@ run::StepResult train_step(const Setup& s, Trained<C>& trained, const std::vecto
   const auto differentiated = [&](std::size_t i) {
     const auto number = static_cast<std::uint64_t>(step) * microbatches.size() + i;
     const gpt2::Dropout dropout{s.o.dropout, {t.seed + 1, number * 1024}};
-    return value_and_grad(s.mesh, gpt2::loss<C>, copies_of(trained), place(s, microbatches[i]), causal, positions, s.form(),
+    return value_and_grad(s.mesh, gpt2::loss<C>, trained.copies, place(s, microbatches[i]), causal, positions, s.form(),
                           dropout);
   };
   auto [loss, grads] = differentiated(0);
   if (microbatches.size() == 1) return update(s, trained, loss, grads, step, learning_rate);
-  // Sums of more than one are taken in f32; the first part's gradients go as soon as they are there.
+  // Sums of more than one are taken in f32.
   auto sums = gpt2::cast_model<f32>(std::exchange(grads, {}));
   for (std::size_t i = 1; i < microbatches.size(); ++i) {
     const auto [l, g] = differentiated(i);
@@ -196,7 +194,7 @@ double validate(const Setup& s, const gpt2::Model<C>& w, const io::TokenBatch& r
 template <dtype C>
 class Decoder {
  public:
-  Decoder(const Setup& s, Trained<C>& trained) : s_(s), trained_(trained) {}
+  Decoder(const Setup& s, const Trained<C>& trained) : s_(s), trained_(trained) {}
 
   std::vector<float> operator()(std::span<const std::int32_t> ids, std::int64_t position) {
     const Mesh2& mesh = s_.mesh;
@@ -216,7 +214,7 @@ class Decoder {
     const auto keys = iota<"Klen">(mesh, s_.o.context);
     const auto seen = greater_equal(rename<"L -> Qlen">(positions), keys);
     const gpt2::Mask mask{broadcast<"Qlen Klen -> B/d Qlen Klen">(seen, {one}), {}};
-    const auto logits = gpt2::extend<C>(copies_of(trained_), caches_, inputs, positions, mask,
+    const auto logits = gpt2::extend<C>(trained_.copies, caches_, inputs, positions, mask,
                                         cast<C>(cast<f32>(equal(positions, keys))), s_.form());
     const auto last = full<i32, "B/d">(mesh, {one}, static_cast<double>(length - 1));
     const auto whole =
@@ -227,7 +225,7 @@ class Decoder {
 
  private:
   const Setup& s_;
-  Trained<C>& trained_;
+  const Trained<C>& trained_;
   Array<"layers", gpt2::Cache<C>> caches_;
 };
 
@@ -313,7 +311,7 @@ void load_hugging_face(const Setup& s, gpt2::Model<f32>& weights) {
 
 // The prompt's tokens and, token by token, the logits of what follows: for comparison with other implementations.
 template <dtype C>
-void write_logits(const Setup& s, Trained<C>& trained, const io::Tokenizer& tokenizer) {
+void write_logits(const Setup& s, const Trained<C>& trained, const io::Tokenizer& tokenizer) {
   const std::vector<std::uint32_t> tokens = tokenizer.encode(s.o.training.prompt);
   std::vector<float> logits;
   Decoder<C> decode(s, trained);
@@ -352,7 +350,7 @@ void declare(run::Options& options, Options& o) {
               run::one_of({"fused", "einsum"}));
   options.add("--recompute", o.recompute, "what the backward pass computes again: none, seqax's choice, everything",
               run::one_of({"none", "seqax", "everything"}));
-  options.flag("--prefetch", o.prefetch, "gather the next layer's weights while a layer runs");
+  options.flag("--prefetch", o.prefetch, "gather the next layer's weights while a layer runs; not with --recompute none");
   options.add("--load", o.load, "initial weights: a safetensors file with Hugging Face's names of GPT-2",
               run::value_name("FILE") | run::command_line_only());
   options.add("--export", o.save, "write the weights of the run's last checkpoint as such a file",
@@ -387,13 +385,20 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   if (!o.load.empty() && !dry) load_hugging_face(s, state.weights);
   state.mean = zeros_like(state.weights);
   state.variance = zeros_like(state.weights);
-  if (dry) copies_of(trained);  // so that they are not in the plan of a step
+  trained.copies = gpt2::cast_model<C>(state.weights);
   run::Program program;
   program.checkpoints = run::checkpoints_of(s.mesh, state, o.training);
+  if (const auto load = program.checkpoints.load)
+    program.checkpoints.load = [&trained, load] {
+      trained.copies = {};
+      const auto found = load();
+      trained.copies = gpt2::cast_model<C>(trained.state.weights);
+      return found;
+    };
   program.step = [&](const auto& microbatches, std::int64_t step, double rate) {
     return train_step(s, trained, microbatches, step, rate);
   };
-  program.validate = [&](const io::TokenBatch& rows) { return validate(s, copies_of(trained), rows); };
+  program.validate = [&](const io::TokenBatch& rows) { return validate(s, trained.copies, rows); };
   program.decode = Decoder<C>(s, trained);
   program.parameters = parameter_count(state.weights);
   program.weight_bytes = run::block_bytes(state.weights);
@@ -431,7 +436,7 @@ int program(int argc, char** argv) {
   if (o.training.seq > o.context)
     throw UsageError(fmt::format("--seq {} is longer than --context {}, the number of positions", o.training.seq, o.context));
   if (o.prefetch && o.recompute == "none")
-    throw UsageError("--prefetch: with --recompute none the backward pass gathers no weights; choose seqax or everything");
+    throw UsageError("--prefetch needs a backward pass that recomputes, not --recompute none: choose seqax or everything");
   if (!o.save.empty() && o.training.directory.empty())
     throw UsageError("--export writes the weights of a run's checkpoint: give --run too");
   if (!o.load.empty()) o.training.sample.begin.reset();  // nothing stood before the texts that those models have learnt

@@ -10,6 +10,8 @@
 #include <shardlib/shapes.hpp>
 
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <string_view>
 #include <tuple>
 

@@ -195,7 +195,7 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const run::D
   };
   program.decode = Decoder(mesh, state, o);
   program.parameters = parameter_count(state.weights);
-  program.weight_bytes = program.gradient_bytes = run::block_bytes(state.weights);
+  program.weight_bytes = run::block_bytes(state.weights);
   program.optimizer_bytes = run::block_bytes(state.mean) + run::block_bytes(state.variance);
   program.flops_per_token = gpt::flops_per_token(o, program.parameters, o.training.seq);
   program.context = o.training.seq;

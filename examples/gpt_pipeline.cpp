@@ -316,7 +316,7 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const pipeli
   program.validate = [&](const io::TokenBatch& rows) { return trainer.validate(rows); };
   program.finish = [&] { trainer.draw(); };
   program.parameters = trainer.model.parameters();
-  program.weight_bytes = program.gradient_bytes = run::block_bytes(trainer.state.weights);
+  program.weight_bytes = run::block_bytes(trainer.state.weights);
   program.optimizer_bytes = run::block_bytes(trainer.state.mean) + run::block_bytes(trainer.state.variance);
   program.flops_per_token = trainer.model.flops_per_token();
   program.context = o.training.seq;

@@ -347,6 +347,17 @@ def gpt2(p):
         with open(curve) as file:
             return run, [json.loads(line) for line in file]
 
+    for options, planned in [
+        (["--dtype=f32"], {"weights": 497.9, "gradients": 497.9}),
+        (["--dtype=bf16"], {"weights": 497.9, "their copies for computation": 249.0, "gradients": 249.0}),
+        (["--dtype=bf16", "--microbatches=2"], {"their copies for computation": 249.0, "gradients": 497.9}),
+    ]:
+        run = p.run("gpt2", ["--preset=gpt2-124m", "--mesh=d=1,t=1", "--vocabulary=50304", "--plan", *options])
+        run.succeeds()
+        found = {what: float(mb) for what, mb in re.findall(r"^  (\S.*?) +(\S+) MB$", run.out, re.M)}
+        run.check(all(found.get(what) == mb for what, mb in planned.items()), f"the plan has {planned}")
+        run.check(("their copies for computation" in found) == ("--dtype=bf16" in options), "copies where there are some")
+
     for dtype in ["--dtype=f32", "--dtype=bf16"]:
         run, whole = steps(dtype)
         run.check(len(whole) == 6 and whole[-1]["loss"] < whole[0]["loss"] - 0.1, "the loss falls")

@@ -298,7 +298,7 @@ TEST_CASE("run::plan counts the step that a program gives to run::train", "[plan
       return subject.step(mesh, state, microbatches.at(0));
     };
     program.parameters = parameter_count(state.weights);
-    program.weight_bytes = program.gradient_bytes = run::block_bytes(state.weights);
+    program.weight_bytes = run::block_bytes(state.weights);
     program.optimizer_bytes = 2 * program.weight_bytes;
     program.flops_per_token = 100;
     run::train(device, training, {}, "", program);

@@ -31,12 +31,12 @@ SHARDLIB_INLINE void adamw(const AdamWNumbers& numbers, ValuePtr& weight, ValueP
                            const Value& grad, ValuePtr* copy);
 
 template <class D>
-inline constexpr bool is_gradient_dtype = std::is_same_v<D, f32> || std::is_same_v<D, bf16>;
+inline constexpr bool is_f32_or_bf16 = std::is_same_v<D, f32> || std::is_same_v<D, bf16>;
 
 /// This device's part of the sum of a leaf's squares, pending over the axes.
 template <Spec Axes, dtype D, Spec S>
 [[nodiscard]] auto sum_of_squares(const Tensor<D, S>& leaf) {
-  static_assert(is_gradient_dtype<D>, "global_norm: its leaves are f32 or bf16; cast them");
+  static_assert(is_f32_or_bf16<D>, "global_norm: its leaves are f32 or bf16; cast them");
   using Out = Tensor<f32, dual_spec("", Axes)>;  // "+d +t"
   return Out(sum_of_squares(*leaf.value(), parsed<Out::spec>));
 }
@@ -81,7 +81,7 @@ struct AdamW {
     for_each_leaf(
         [&]<dtype G, Spec S, dtype... C>(std::string_view name, Tensor<f32, S>& p, Tensor<f32, S>& m, Tensor<f32, S>& v,
                                          const Tensor<G, S>& g, Tensor<C, S>&... copy) {
-          static_assert((detail::is_gradient_dtype<G> && ... && detail::is_gradient_dtype<C>),
+          static_assert((detail::is_f32_or_bf16<G> && ... && detail::is_f32_or_bf16<C>),
                         "AdamW: gradients and copies are f32 or bf16; cast them");
           const detail::AdamWNumbers numbers{
               f(beta1),         f(beta2),          f(epsilon),        decays(name) ? f(weight_decay) : 0.0F,

@@ -121,7 +121,8 @@ struct Program {
   std::int64_t context = 0;    ///< most tokens of a text that the model can take
   /// On this device (block_bytes), for --plan. Copies are the weights in the dtype of computation, where that is
   /// another.
-  std::int64_t weight_bytes = 0, copy_bytes = 0, gradient_bytes = 0, optimizer_bytes = 0;
+  std::int64_t weight_bytes = 0, copy_bytes = 0, optimizer_bytes = 0;
+  std::optional<std::int64_t> gradient_bytes;  ///< none: the weights', whose types are dual
 };
 
 /// Runs training.steps steps, from the newest checkpoint where there is one. `configuration` (Options::to_toml) is

@@ -291,7 +291,7 @@ inline Plan plan_step(const std::shared_ptr<Device>& device, const Training& t, 
   plan.parameters = program.parameters;
   plan.weights = program.weight_bytes;
   plan.copies = program.copy_bytes;
-  plan.gradients = program.gradient_bytes;
+  plan.gradients = program.gradient_bytes.value_or(program.weight_bytes);
   plan.optimizer = program.optimizer_bytes;
   plan.model_flops = program.flops_per_token * static_cast<double>(t.batch * t.seq);
   return plan;
