@@ -11,6 +11,9 @@ import sys
 import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# Bytes. Each packet costs the emulated link a timer and a turn of the kernel, on the cores that compute; a NIC does that work
+# itself, so there should be few. From Linux 6.3 on they may be longer than 64 KB.
+LONGEST_PACKET = 190_000 if tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= (6, 3) else 65536
 
 if os.geteuid() == 0:  # Open MPI refuses to run as root unless told twice
     os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
@@ -132,14 +135,16 @@ class Hosts:
             # Long frames: of the rate, headers take 1 % instead of 5.
             sh(f"ip link add sl0 netns shardlib{i} mtu 9000 type veth peer name port{i} netns shardlib-switch mtu 9000")
             sh(f"ip -n shardlib-switch link set port{i} master sw up")
+            long_packets("shardlib-switch", f"port{i}")
+            long_packets(f"shardlib{i}", "sl0")
             sh(f"ip -n shardlib{i} addr add {hosts[i]}/24 dev sl0")
             sh(f"ip -n shardlib{i} link set lo up && ip -n shardlib{i} link set sl0 up")
             # Nobody else uses the link, so that any control of congestion will do but bbr, which paces what is sent by what
             # it has measured, between ops that send nothing: on the same links a step took 5 to 8 % longer.
             sh(f"ip netns exec shardlib{i} sysctl -qw net.ipv4.tcp_congestion_control=reno")
-            # After a pause tbf lets a burst through at any speed; packets longer than that, and TCP's have up to 64 KB, it
-            # cuts up, which takes the time of the ranks' cores.
-            burst = max(66000, self.rate * 1e9 / 8 * 0.2e-3)
+            # After a pause tbf lets a burst through at any speed; packets longer than that it cuts up, which takes the time of
+            # the ranks' cores.
+            burst = max(1.05 * LONGEST_PACKET, self.rate * 1e9 / 8 * 0.2e-3)
             sh(f"tc -n shardlib{i} qdisc add dev sl0 root tbf rate {self.rate:.3f}gbit burst {burst:.0f} latency 50ms")
         # What mpirun calls instead of ssh. To Open MPI the hosts are one, by its name; so each has a folder of its own for
         # temporary files, or its daemons get into each other's way while they make theirs.
@@ -161,6 +166,12 @@ class Hosts:
         if self.folder:
             shutil.rmtree(self.folder, ignore_errors=True)
         self.lock.close()
+
+
+def long_packets(namespace, device):
+    """TCP's packets are as long as LONGEST_PACKET there."""
+    if LONGEST_PACKET > 65536:
+        sh(f"ip netns exec {namespace} {sys.executable} {ROOT}/benchmarks/long_packets.py {device} {LONGEST_PACKET}")
 
 
 def delete_namespaces():

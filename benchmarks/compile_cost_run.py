@@ -41,7 +41,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="build folder, of ninja")
     parser.add_argument("--runs", type=count(), default=3, help="of gpt_fsdp.cpp (default %(default)s)")
-    parser.add_argument("--header-runs", type=count(), default=7, help="of the header (default %(default)s)")
+    parser.add_argument("--header-runs", type=count(), default=15, help="of the header (default %(default)s)")
     options = parser.parse_args()
     if not os.path.exists(os.path.join(options.build, "build.ninja")):
         parser.error(f"--build: '{options.build}' has no build.ninja: configure it, by ninja")

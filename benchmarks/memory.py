@@ -6,7 +6,7 @@ once for each rank); the pages that the pool's blocks have touched (what is abov
 of the proportional set size (of all ranks together, so that shared pages count once) over "start", which is there beside the
 pool's pages when the first weights are made: MPI, text, code. "others" is what of that growth is not the pool's, above all the
 libraries' own memory, and not in the plan. Then the page faults of a step, from the third on, and the median step beside that
-of --recompute none.
+of --recompute none, with the fastest over the slowest of none and the slowest over the fastest.
 
   benchmarks/memory.py --build build/benchmarks
 """
@@ -68,7 +68,7 @@ def main():
     gpt2 = os.path.realpath(built(options.build, "examples/gpt2"))
 
     def run(ranks, policy):
-        """Seconds of a step; bytes of all ranks: the plan's, the pool's, its pages', the process's at the start, its
+        """Seconds of each step; bytes of all ranks: the plan's, the pool's, its pages', the process's at the start, its
         growth, and what of that is not the pool's; page faults a step."""
         command = [gpt2, "--preset=gpt2-124m", f"--data={options.data}", "--vocabulary=50257", f"--batch={options.batch}",
                    f"--seq={options.seq}", f"--mesh=d={ranks},t=1", f"--recompute={policy}", "--max-tokens=0"]  # fmt: skip
@@ -100,7 +100,7 @@ def main():
                 watcher.join()
             with open(metrics) as lines:
                 steps = [json.loads(line) for line in lines]
-        seconds = statistics.median(step["step_seconds"] for step in steps[2:])
+        seconds = [step["step_seconds"] for step in steps[2:]]
         pool = ranks * max(step["memory_bytes"] for step in steps)
         while samples and samples[-1][0] == len(steps):  # the process is ending
             samples.pop()
@@ -115,15 +115,17 @@ def main():
         return seconds, plan, pool, max(mapped for _, _, mapped, _ in samples), start, growth, others, faults
 
     print(f"GPT-2 124M, f32, batch {options.batch} x {options.seq} tokens; bytes of all ranks together")
-    print("devices   recompute   planned MB  pool/plan  pages/plan  start MB  growth/plan  others MB  faults a step  ms a step  over none")
+    print("devices   recompute   planned MB  pool/plan  pages/plan  start MB  growth/plan  others MB  faults a step  ms a step  over none  (least .. most)")
     for ranks in (1, 2):
         none = None
         for policy in POLICIES:
             seconds, plan, pool, mapped, start, growth, others, faults = run(ranks, policy)
             none = none or seconds
+            middle = statistics.median(seconds)
             print(f"{'1 process' if ranks == 1 else f'{ranks} ranks':<10}{policy:<11}{plan / 1e6:11.0f}{pool / plan:11.3f}"
                   f"{mapped / plan:12.3f}{start / 1e6:10.0f}{growth / plan:13.3f}{others / 1e6:11.0f}{faults:15.0f}"
-                  f"{seconds * 1e3:11.0f}{seconds / none:11.2f}", flush=True)  # fmt: skip
+                  f"{middle * 1e3:11.0f}{middle / statistics.median(none):11.2f}  ({min(seconds) / max(none):.2f} .. "
+                  f"{max(seconds) / min(none):.2f})", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ import statistics
 import sys
 import tempfile
 
-from common import ROOT, Hosts, add_data, built, count, ran
+from common import LONGEST_PACKET, ROOT, Hosts, add_data, built, count, ran
 
 UNLIMITED = 100  # Gbit/s
 RATIOS = [0.25, 0.5, 1]
@@ -106,7 +106,7 @@ def main():
     check_four_hosts(program[:2] + ["--steps=3", "--batch=8", "--seq=32", "--layers=3", "--max-tokens=0"])
     size = sent(program)
     print(f"{options.layers} layers, d_model {options.d_model}, batch {options.batch} x {options.seq} tokens, 2 ranks; "
-          f"a rank sends {size / 1e6:.0f} MB a step")
+          f"a rank sends {size / 1e6:.0f} MB a step, in packets of up to {LONGEST_PACKET / 1e3:.0f} kB")
     print(f"{'T_wire/T_compute':<17}{'T_compute ms':>12}{'Gbit/s':>10}{'':>13}{'ms a step':>10}{'over ideal':>12}{'':16}"
           f"{'over shortest':>14}{'over serial':>13}")
     found = {ratio: {flag: [] for flag in FLAGS} for ratio in RATIOS}

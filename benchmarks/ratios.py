@@ -3,7 +3,7 @@
 
 The figure that counts, "reached", is a median, or the worst of several with the row it is from. The spread is the one
 that its part prints. Otherwise: of two times of a step, fastest of the peer's middle 80 % over slowest of ours, and
-slowest over fastest, the widest that it can be; shares of the peak likewise, over the peak's spread; of memory.py, the
+slowest over fastest, the widest that it can be; shares of the peak likewise, over the peak's spread; of memory, the
 least and the most of the policies. A part that was not run, or failed, gives rows "not measured". One whose output is
 not as expected ends this program with status 1; aims that are missed do not.
 
@@ -90,14 +90,15 @@ def collectives(part, chosen):
 
 
 def memory(part):
-    row = rf"(\d) \w+ +(\w+) +\d+ +{NUMBER} +[0-9.]+ +\d+ +{NUMBER} +-?\d+ +\d+ +\d+ +{NUMBER}$"
+    row = rf"(\d) \w+ +(\w+) +\d+ +{NUMBER} +[0-9.]+ +\d+ +{NUMBER} +-?\d+ +\d+ +\d+ +{NUMBER}(?: +{SPREAD})?$"
     _, *rows = part.table("devices +recompute +planned MB", row)
     one, two = ([row for row in rows if row[0] == devices] for devices in (1, 2))
     full = ([row for row in some if row[1] == "everything"] for some in (one, two))
     for some, column in zip((rows, one, two, *full), (2, 3, 3, 4, 4)):
         values = [row[column] for row in some] or part.expected("1 process and 2 ranks, both with 'everything'")
         worst = max(values, key=lambda value: abs(value - 1) if column == 2 else value)
-        yield worst, *((min(values), max(values)) if column < 4 else (None, None)), some[values.index(worst)][1]
+        of = some[values.index(worst)]
+        yield worst, *((min(values), max(values)) if column < 4 else of[5:]), of[1]
 
 
 STEP, WIRE, RATES = r"gpt2_step\.py(?!.* --only)", (0.25, 0.5, 1), (1, 2, 4, 8)

@@ -92,11 +92,15 @@ class Programs:
         return self.run("gpt_fsdp", [*self.small(data), *options], ranks, limits)
 
     def metrics(self, *options, ranks=0):
-        """The objects that --metrics writes, one a step, after checks of their form."""
+        """gpt_fsdp with small sizes, and what --metrics writes of it."""
+        return self.measured("gpt_fsdp", [*self.small(), *options], ranks)
+
+    def measured(self, program, options, ranks=0, first=0):
+        """The objects that --metrics writes, one a step from the first on, after checks of their form."""
         path = os.path.join(self.folder, "metrics.jsonl")
         if os.path.exists(path):
             os.remove(path)
-        run = self.gpt(*options, f"--metrics={path}", ranks=ranks)
+        run = self.run(program, [*options, f"--metrics={path}"], ranks)
         if not run.succeeds():
             return run, []
         with open(path) as file:
@@ -108,11 +112,15 @@ class Programs:
             run.check(False, f"--metrics holds JSON ({error})")
             return run, []
         run.check(all(list(s)[: len(keys)] == keys for s in steps), f"--metrics has the keys {keys}")
-        run.check([s["step"] for s in steps] == list(range(len(steps))), "--metrics counts the steps from 0")
+        numbered = list(range(first, first + len(steps)))
+        run.check([s["step"] for s in steps] == numbered, f"--metrics counts the steps from {first}")
         run.check(all(s["tokens_per_second"] > 0 and s["step_seconds"] > 0 for s in steps), "--metrics has speeds")
         parts = ["data", "forward", "backward", "optimizer", "communication"]
-        run.check(all(list(s["seconds"]) == parts for s in steps), f"--metrics has the parts {parts}")
-        ends = all(abs(sum(s["seconds"].values()) - s["step_seconds"]) < 1e-6 for s in steps)
+        run.check(all(list(s["seconds"])[: len(parts)] == parts for s in steps), f"--metrics has the parts {parts}")
+        on_top = [[part for part in s["seconds"] if part not in (*parts, "checkpoint")] for s in steps]
+        validated = [["validation"] if "validation_loss" in s else [] for s in steps]
+        run.check(on_top == validated, "validation is on top, where there is some")
+        ends = all(abs(sum(s["seconds"][part] for part in parts) - s["step_seconds"]) < 1e-6 for s in steps)
         run.check(ends, "the parts add up to the step")
         return run, steps
 
@@ -337,15 +345,11 @@ def gpt2(p):
     p.run("gpt2", [*small, "--steps=1"]).fails(2, "--data", "--help")
     p.run("gpt2", [*small, "--prefetch", "--recompute=none"]).fails(2, "--prefetch", "--recompute none", "seqax")
 
-    curve = os.path.join(p.folder, "gpt2.jsonl")
     train = [*small, "--batch=8", "--steps=6", "--warmup=0", "--final-learning-rate=1", "--mesh=d=2,t=2", "--max-tokens=0",
-             f"--data={p.text}", f"--validation-data={p.text}", "--validate-every=2", "--validation-batches=1", f"--metrics={curve}"]  # fmt: skip
+             f"--data={p.text}", f"--validation-data={p.text}", "--validate-every=2", "--validation-batches=1"]  # fmt: skip
 
-    def steps(*options):
-        run = p.run("gpt2", [*train, *options])
-        run.succeeds()
-        with open(curve) as file:
-            return run, [json.loads(line) for line in file]
+    def steps(*options, first=0):
+        return p.measured("gpt2", [*train, *options], first=first)
 
     for options, planned in [
         (["--dtype=f32"], {"weights": 497.9, "gradients": 497.9}),
@@ -368,7 +372,7 @@ def gpt2(p):
         # In two parts as at once: what is resumed makes its copies of the weights in the checkpoint.
         folder = os.path.join(p.folder, "gpt2" + dtype)
         steps(dtype, f"--run={folder}", "--steps=3")
-        run, rest = steps(dtype, f"--run={folder}")
+        run, rest = steps(dtype, f"--run={folder}", first=3)
         run.check(numbers(rest) == numbers(whole)[3:], "the second part goes on")
         losses = [s["validation_loss"] for s in whole[3:] if "validation_loss" in s]
         run.check(losses == [s["validation_loss"] for s in rest if "validation_loss" in s], "and validates alike")
