@@ -11,9 +11,7 @@ import sys
 import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# Bytes. Each packet costs the emulated link a timer and a turn of the kernel, on the cores that compute; a NIC does that work
-# itself, so there should be few. From Linux 6.3 on they may be longer than 64 KB.
-LONGEST_PACKET = 190_000 if tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= (6, 3) else 65536
+PACKET = 65536  # bytes that TCP hands a link at once, unless told otherwise
 
 if os.geteuid() == 0:  # Open MPI refuses to run as root unless told twice
     os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
@@ -70,8 +68,8 @@ def count(least=1):
 
 def gbit(text):
     """A link's rate, for argparse."""
-    if not re.fullmatch(r"\d*\.?\d+", text) or float(text) <= 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is no rate in Gbit/s")
+    if not re.fullmatch(r"\d*\.?\d+", text) or float(text) < 0.001:
+        raise argparse.ArgumentTypeError(f"'{text}' is no rate in Gbit/s, of at least 0.001")
     return float(text)
 
 
@@ -93,22 +91,32 @@ def no_links(reason):
 
 
 def sh(command):
+    """Whether the shell's command succeeded, and what it says of its errors."""
     ran = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
-    if ran.returncode != 0:
-        no_links(f"{command}: {ran.stderr.strip()}")
+    return ran.returncode == 0, ran.stderr.strip()
+
+
+def must(command):
+    done, error = sh(command)
+    if not done:
+        sys.exit(f"{os.path.basename(sys.argv[0])}: {command}: {error}")
 
 
 class Hosts:
-    """Network namespaces, a rank in each, joined by a switch: each sends at a given rate, in Gbit/s. They are gone at the
-    end. Where none can be, status 77. They have one name on a machine, so that what a killed run has left goes too."""
+    """Network namespaces, a rank in each, joined by a switch: each sends at a given rate, in Gbit/s, or as fast as the cores
+    move bytes. They are gone at the end. Where none can be, status 77. They have one name on a machine, so that what a killed
+    run has left goes too.
 
-    def __init__(self, rate, count=2):
+    Each packet costs such a link a timer and a turn of the kernel, on the cores that compute, as it has no network card. With
+    longer packets there are fewer; but after a pause a link lets one packet through at any speed."""
+
+    def __init__(self, rate=None, count=2, packet=PACKET):
         if os.geteuid() != 0:
             no_links("not root")
         for tool in ("ip", "tc"):
             if not shutil.which(tool):
                 no_links(f"no {tool}")
-        self.rate, self.count = rate, count
+        self.rate, self.count, self.packet = rate, count, packet
         self.lock = self.folder = None
 
     def __enter__(self):
@@ -126,26 +134,29 @@ class Hosts:
 
     def make(self):
         """The namespaces; returns the mpirun that starts a rank in each."""
-        sh("ip netns add shardlib-switch && ip -n shardlib-switch link add sw type bridge")
-        sh("ip -n shardlib-switch link set sw mtu 9000 up")
+        made, error = sh("ip netns add shardlib-switch && ip -n shardlib-switch link add sw type bridge")
+        if not made:
+            no_links(error)
+        must("ip -n shardlib-switch link set sw mtu 9000 up")
         hosts = []
         for i in range(self.count):
             hosts.append(f"10.77.0.{i + 1}")
-            sh(f"ip netns add shardlib{i}")
+            must(f"ip netns add shardlib{i}")
             # Long frames: of the rate, headers take 1 % instead of 5.
-            sh(f"ip link add sl0 netns shardlib{i} mtu 9000 type veth peer name port{i} netns shardlib-switch mtu 9000")
-            sh(f"ip -n shardlib-switch link set port{i} master sw up")
-            long_packets("shardlib-switch", f"port{i}")
-            long_packets(f"shardlib{i}", "sl0")
-            sh(f"ip -n shardlib{i} addr add {hosts[i]}/24 dev sl0")
-            sh(f"ip -n shardlib{i} link set lo up && ip -n shardlib{i} link set sl0 up")
+            must(f"ip link add sl0 netns shardlib{i} mtu 9000 type veth peer name port{i} netns shardlib-switch mtu 9000")
+            must(f"ip -n shardlib-switch link set port{i} master sw up")
+            if self.packet != PACKET:
+                for namespace, device in (("shardlib-switch", f"port{i}"), (f"shardlib{i}", "sl0")):
+                    must(f"ip netns exec {namespace} {sys.executable} {ROOT}/benchmarks/long_packets.py {device} {self.packet}")
+            must(f"ip -n shardlib{i} addr add {hosts[i]}/24 dev sl0")
+            must(f"ip -n shardlib{i} link set lo up && ip -n shardlib{i} link set sl0 up")
             # Nobody else uses the link, so that any control of congestion will do but bbr, which paces what is sent by what
             # it has measured, between ops that send nothing: on the same links a step took 5 to 8 % longer.
-            sh(f"ip netns exec shardlib{i} sysctl -qw net.ipv4.tcp_congestion_control=reno")
-            # After a pause tbf lets a burst through at any speed; packets longer than that it cuts up, which takes the time of
-            # the ranks' cores.
-            burst = max(1.05 * LONGEST_PACKET, self.rate * 1e9 / 8 * 0.2e-3)
-            sh(f"tc -n shardlib{i} qdisc add dev sl0 root tbf rate {self.rate:.3f}gbit burst {burst:.0f} latency 50ms")
+            must(f"ip netns exec shardlib{i} sysctl -qw net.ipv4.tcp_congestion_control=reno")
+            if self.rate:
+                # What it lets through at any speed after a pause; longer packets tbf cuts up, which takes the cores' time.
+                burst = max(1.05 * self.packet, self.rate * 1e9 / 8 * 0.2e-3)
+                must(f"tc -n shardlib{i} qdisc add dev sl0 root tbf rate {1e6 * self.rate:.0f}kbit burst {burst:.0f} latency 50ms")
         # What mpirun calls instead of ssh. To Open MPI the hosts are one, by its name; so each has a folder of its own for
         # temporary files, or its daemons get into each other's way while they make theirs.
         self.folder = tempfile.mkdtemp(prefix="shardlib-hosts-")
@@ -166,12 +177,6 @@ class Hosts:
         if self.folder:
             shutil.rmtree(self.folder, ignore_errors=True)
         self.lock.close()
-
-
-def long_packets(namespace, device):
-    """TCP's packets are as long as LONGEST_PACKET there."""
-    if LONGEST_PACKET > 65536:
-        sh(f"ip netns exec {namespace} {sys.executable} {ROOT}/benchmarks/long_packets.py {device} {LONGEST_PACKET}")
 
 
 def delete_namespaces():

@@ -38,8 +38,8 @@ def main():
     options = parser.parse_args()
     try:
         longest_packet(options.device, options.bytes)
-    except OSError as error:
-        sys.exit(f"long_packets.py: {options.device}: {error.strerror or error}")
+    except (OSError, struct.error) as error:
+        sys.exit(f"long_packets.py: {options.device}, {options.bytes} bytes: {getattr(error, 'strerror', None) or error}")
 
 
 if __name__ == "__main__":
