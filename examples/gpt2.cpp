@@ -390,7 +390,7 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   program.checkpoints = run::checkpoints_of(s.mesh, state, o.training);
   if (const auto load = program.checkpoints.load)
     program.checkpoints.load = [&trained, load] {
-      trained.copies = {};  // in f32 they are the weights, which loading overwrites only where nobody else holds them
+      trained.copies = {};  // one set less in memory: what is loaded stands beside what was there until it is whole
       const auto found = load();
       trained.copies = gpt2::cast_model<C>(trained.state.weights);
       return found;
