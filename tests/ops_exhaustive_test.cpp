@@ -19,7 +19,7 @@ namespace {
 // -----------------------------------------------------------------------------------------------------
 
 /// The result's value, of which the kernel fills the buffer.
-std::shared_ptr<detail::Value> result_of(const char* op, const detail::Value& in, const TensorSpec& spec) {
+detail::Handle<detail::Value> result_of(const char* op, const detail::Value& in, const TensorSpec& spec) {
   auto out = detail::make_value({op, {}, {}}, in.device, in.dtype, spec, in.global);
   detail::count(*out);
   return out;
@@ -122,7 +122,7 @@ std::vector<int> ids(const TensorSpec& spec) {
 }
 
 /// The einsum of two blocks as the erased core carries it out, with the plan made at run time.
-std::shared_ptr<detail::Value> multiply(const detail::Value& x, const detail::Value& y, const TensorSpec& spec) {
+detail::Handle<detail::Value> multiply(const detail::Value& x, const detail::Value& y, const TensorSpec& spec) {
   detail::GlobalSizes global;
   for (const Dim& dim : spec.dims)
     global.push_back(x.spec->has(dim.name) ? x.global[x.spec->find(dim.name)] : y.global[y.spec->find(dim.name)]);
@@ -135,8 +135,8 @@ std::shared_ptr<detail::Value> multiply(const detail::Value& x, const detail::Va
 }
 
 /// x repeated along the dims of `spec` that it lacks.
-std::shared_ptr<detail::Value> repeated(const detail::Value& x, const TensorSpec& spec,
-                                        const detail::GlobalSizes& global) {
+detail::Handle<detail::Value> repeated(const detail::Value& x, const TensorSpec& spec,
+                                       const detail::GlobalSizes& global) {
   auto out = detail::make_value({"broadcast", {}, {}}, x.device, x.dtype, spec, global);
   out->storage->buffer = detail::allocate(*out);
   const Global block{{}, Shape(out->local.begin(), out->local.end()), {}};

@@ -74,8 +74,8 @@ class Accumulator {
             sum_->storage->buffer.as<A>());
     });
   }
-  static std::shared_ptr<Value> fresh(const Value& like, DType dtype) {
-    auto value = std::make_shared<Value>(like);
+  static Handle<Value> fresh(const Value& like, DType dtype) {
+    auto value = Handle<Value>::make(like);
     value->dtype = dtype;
     value->storage = std::make_shared<Storage>(Storage{allocate(*value), nullptr});
     return value;

@@ -133,6 +133,14 @@ class Device {
   std::map<std::string, std::weak_ptr<Device>> submeshes_;
 };
 
+/// A std::shared_ptr<Device>, under a name that tensor.hpp can declare.
+class DevicePtr : public std::shared_ptr<Device> {
+ public:
+  using std::shared_ptr<Device>::shared_ptr;
+  DevicePtr(std::shared_ptr<Device> device)  // NOLINT(google-explicit-constructor): they are one thing
+      : std::shared_ptr<Device>(std::move(device)) {}
+};
+
 }  // namespace shardlib
 
 #ifndef SHARDLIB_COMPILED

@@ -215,7 +215,7 @@ auto save_for_backward(const Tensor<D, S>& x, Site site) -> Tensor<D, S> {
     return x;
   }
   // Replay: the value that was kept, in the place of the one that would have to be computed.
-  auto known = std::make_shared<detail::Value>(*x.value());
+  auto known = detail::Handle<detail::Value>::make(*x.value());
   known->storage = state.saved.at(state.next_saved++)->storage;
   return Tensor<D, S>(std::move(known));
 }

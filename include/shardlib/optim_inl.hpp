@@ -30,7 +30,7 @@ enum class Contents { kept, overwritten };
 
 /// A value whose block may be written: itself, if nobody else sees it, else a new one, with the same contents if those
 /// are to be kept.
-inline std::shared_ptr<Value> writable(ValuePtr& x, Contents contents) {
+inline Handle<Value> writable(ValuePtr& x, Contents contents) {
   static_cast<void>(x->data());
   auto value = detached(*x);
   const bool alone = x.use_count() == 1 && x->storage.use_count() == 2 && x->storage->buffer.unique();
@@ -48,7 +48,7 @@ SHARDLIB_INLINE void adamw(const AdamWNumbers& numbers, ValuePtr& weight, ValueP
   const OpInfo op{"adamw", {}, {}};
   Bindings sizes(op, grad.device);
   for (const Value* x : {weight.get(), mean.get(), variance.get(), &grad}) sizes.bind(*x);
-  std::shared_ptr<Value> c;
+  Handle<Value> c;
   if (copy != nullptr) {
     sizes.bind(**copy);
     if ((*copy)->dtype == DType::bf16) {

@@ -8,7 +8,7 @@
 namespace shardlib::detail {
 
 SHARDLIB_INLINE ValuePtr gathered(const Value& x) {
-  auto summed = std::make_shared<Value>(x);
+  auto summed = Handle<Value>::make(x);
   TensorSpec without_sums = *x.spec;
   without_sums.partial = {};
   summed->spec = &without_sums;
@@ -18,7 +18,7 @@ SHARDLIB_INLINE ValuePtr gathered(const Value& x) {
   summed->storage->buffer = x.spec->partial.empty()
                                 ? x.data()
                                 : reduce(x, *summed, in_mesh_order(*x.device, x.spec->partial), Reduction::sum);
-  auto whole = std::make_shared<Value>(*summed);
+  auto whole = Handle<Value>::make(*summed);
   TensorSpec unsharded = without_sums;
   for (Dim& dim : unsharded.dims) dim.axes = {};
   whole->spec = &unsharded;

@@ -46,7 +46,7 @@ struct Node {
 };
 
 /// A place for the gradient of a value that is differentiated by: a node without operands.
-SHARDLIB_INLINE std::shared_ptr<Value> as_leaf(const Value& value);
+SHARDLIB_INLINE Handle<Value> as_leaf(const Value& value);
 
 /// How one operand's cotangent comes from the result's: f(cotangent, saved...), a typed function, with what it needs;
 /// or f(cotangent, saved..., global sizes of the operand). Lives as long as the call of `record` that it is made for.
@@ -150,7 +150,7 @@ EdgeSource erased(const VjpOfResult<X, F>& v) {
 
 /// Makes the node of an op if anything differentiates one of its operands.
 [[gnu::cold]] SHARDLIB_INLINE void attach(
-    const std::shared_ptr<Value>& out, std::vector<Node::Edge>&& edges,
+    const Handle<Value>& out, std::vector<Node::Edge>&& edges,
     std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>&)> joint = nullptr);
 
 /// Cotangents of several operands that one kernel makes, an op of its own in counts and traces: `fill` writes the
@@ -171,7 +171,7 @@ using Kernel = std::function<Buffer(const Value& out)>;
 [[gnu::cold]] SHARDLIB_INLINE void put_off(const ValuePtr& out, Kernel kernel);
 
 /// Computes the value now, or leaves it for later: in a replay.
-[[gnu::cold]] SHARDLIB_INLINE void evaluate(const std::shared_ptr<Value>& out, Kernel kernel);
+[[gnu::cold]] SHARDLIB_INLINE void evaluate(const Handle<Value>& out, Kernel kernel);
 
 /// The op spec of a transpose: from the result's cotangent to the operand's.
 template <class Out, class X>

@@ -11,8 +11,8 @@
 
 namespace shardlib::detail {
 
-SHARDLIB_INLINE std::shared_ptr<Value> as_leaf(const Value& value) {
-  auto leaf = std::make_shared<Value>(value);
+SHARDLIB_INLINE Handle<Value> as_leaf(const Value& value) {
+  auto leaf = Handle<Value>::make(value);
   leaf->slot = {std::make_shared<Node>(), 0};
   return leaf;
 }
@@ -43,7 +43,7 @@ SHARDLIB_INLINE std::vector<ValuePtr> joint_cotangents(
     std::span<const TensorSpec* const> due,
     const std::function<void(const Value& first, std::span<const ValuePtr> cotangents)>& fill) {
   std::vector<ValuePtr> cotangents(operands.size());
-  std::shared_ptr<Value> first;
+  Handle<Value> first;
   for (std::size_t i = 0; i < operands.size(); ++i) {
     if (!wanted[i]) continue;
     const Value& like = *operands[i];
@@ -68,7 +68,7 @@ SHARDLIB_INLINE std::vector<ValuePtr> joint_cotangents(
   return cotangents;
 }
 
-SHARDLIB_INLINE void attach(const std::shared_ptr<Value>& out, std::vector<Node::Edge>&& edges,
+SHARDLIB_INLINE void attach(const Handle<Value>& out, std::vector<Node::Edge>&& edges,
                             std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>&)> joint) {
   bool any = false;
   for (const auto& edge : edges) any = any || edge.input;
@@ -119,7 +119,7 @@ SHARDLIB_INLINE void put_off(const ValuePtr& out, Kernel kernel) {
   out->storage->compute = [kernel = std::move(kernel), shape = std::move(shape)] { return run(kernel, *shape); };
 }
 
-SHARDLIB_INLINE void evaluate(const std::shared_ptr<Value>& out, Kernel kernel) {
+SHARDLIB_INLINE void evaluate(const Handle<Value>& out, Kernel kernel) {
   const State::Mode mode = state(out->device).mode;
   if (mode == State::Mode::replay || mode == State::Mode::start) return put_off(out, std::move(kernel));
   out->storage->buffer = run(kernel, *out);

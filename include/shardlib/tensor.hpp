@@ -4,7 +4,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "shardlib/detail/handle.hpp"
 #include "shardlib/detail/require.hpp"
 #include "shardlib/dtype.hpp"
 #include "shardlib/error.hpp"
@@ -20,26 +20,12 @@
 
 namespace shardlib {
 
-class Device;
+class DevicePtr;
 namespace detail {
 struct Value;
-/// A shared_ptr to a value. Copying and dropping one is a call: done in place, it would be most of every op's code.
-class ValuePtr : public std::shared_ptr<const Value> {
- public:
-  using std::shared_ptr<const Value>::shared_ptr;
-  ValuePtr() = default;
-  [[gnu::noinline]] ValuePtr(const ValuePtr& other) : std::shared_ptr<const Value>(other) {}
-  ValuePtr(ValuePtr&& other) noexcept = default;
-  [[gnu::noinline]] ValuePtr& operator=(const ValuePtr& other) {
-    std::shared_ptr<const Value>::operator=(other);
-    return *this;
-  }
-  [[gnu::noinline]] ValuePtr& operator=(ValuePtr&& other) noexcept {
-    std::shared_ptr<const Value>::operator=(std::move(other));
-    return *this;
-  }
-  [[gnu::noinline]] ~ValuePtr() {}  // NOLINT(modernize-use-equals-default): a default would be inlined
-};
+struct MeshDevice;
+using ValuePtr = Handle<const Value>;
+
 template <Spec S>
 inline constexpr TensorSpec parsed = parse_tensor(S).spec;
 
@@ -113,7 +99,7 @@ class Tensor {
   [[nodiscard]] std::span<const std::int64_t> global_extents() const;
   /// This device's block, row-major in the order of the spec, without a copy; padding is part of it, as zeros.
   [[nodiscard]] std::span<const D> span() const;
-  [[nodiscard]] const std::shared_ptr<Device>& device() const;
+  [[nodiscard]] const DevicePtr& device() const;
 
   /// True once the tensor holds something.
   explicit operator bool() const { return value_ != nullptr; }
@@ -145,7 +131,7 @@ class Mesh {
 
   Mesh() = default;
   /// One device's view of the mesh; the device's axes must be those of the type.
-  explicit Mesh(std::shared_ptr<Device> device);
+  explicit Mesh(const DevicePtr& device);
 
   [[nodiscard]] int size(std::string_view axis) const;
   /// This device's place along the axis.
@@ -153,10 +139,10 @@ class Mesh {
   /// The number of devices, and which of them this is (row-major, the last axis fastest).
   [[nodiscard]] int count() const;
   [[nodiscard]] int index() const;
-  [[nodiscard]] const std::shared_ptr<Device>& device() const;
+  [[nodiscard]] const DevicePtr& device() const;
 
  private:
-  std::shared_ptr<Device> device_;
+  detail::Handle<const detail::MeshDevice> device_;
 };
 
 namespace detail {

@@ -102,8 +102,8 @@ struct Value;
 /// For the device's observer, where it wants to know what ops read.
 void note_read(const Value& value);
 
-struct Value {
-  std::shared_ptr<Device> device;
+struct Value : Counted {
+  DevicePtr device;
   DType dtype = DType::f32;
   const TensorSpec* spec = nullptr;  ///< of static storage: belongs to the tensor's type
   GlobalSizes global;
@@ -127,6 +127,12 @@ struct Value {
   [[nodiscard]] T* as() const {
     return data().template as<T>();
   }
+};
+
+/// What a Mesh holds.
+struct MeshDevice : Counted {
+  explicit MeshDevice(const DevicePtr& d) : device(d) {}
+  DevicePtr device;
 };
 
 /// A collective that runs beside the ops which follow it, until an op asks for its result. Dropped, it is left to
@@ -240,9 +246,8 @@ SHARDLIB_INLINE std::int64_t blocks(const Device& device, const Axes& axes);
 SHARDLIB_INLINE std::int64_t block_index(const Device& device, const Axes& axes);
 
 /// A value without data: sizes and local extents, which must divide evenly.
-[[gnu::cold]] SHARDLIB_INLINE std::shared_ptr<Value> make_value(const OpInfo& op, const std::shared_ptr<Device>& device,
-                                                                DType dtype, const TensorSpec& spec,
-                                                                const GlobalSizes& global);
+[[gnu::cold]] SHARDLIB_INLINE Handle<Value> make_value(const OpInfo& op, const std::shared_ptr<Device>& device,
+                                                       DType dtype, const TensorSpec& spec, const GlobalSizes& global);
 
 /// How many elements of this device's block along each dim are no padding: the block's first ones.
 [[gnu::cold]] SHARDLIB_INLINE Extents true_extents(const Value& x);
@@ -250,7 +255,7 @@ SHARDLIB_INLINE std::int64_t block_index(const Device& device, const Axes& axes)
 [[gnu::cold]] SHARDLIB_INLINE Buffer allocate(const Value& value);
 
 /// The same value, of which nothing is differentiated.
-[[gnu::cold]] SHARDLIB_INLINE std::shared_ptr<Value> detached(const Value& value);
+[[gnu::cold]] SHARDLIB_INLINE Handle<Value> detached(const Value& value);
 }  // namespace shardlib::detail
 
 namespace shardlib {
@@ -299,23 +304,23 @@ std::span<const D> Tensor<D, S>::span() const {
   return {value()->template as<const D>(), static_cast<std::size_t>(value()->count())};
 }
 template <class D, Spec S>
-const std::shared_ptr<Device>& Tensor<D, S>::device() const {
+const DevicePtr& Tensor<D, S>::device() const {
   return value()->device;
 }
 
 template <Spec Axes>
-Mesh<Axes>::Mesh(std::shared_ptr<Device> device) : device_(std::move(device)) {
+Mesh<Axes>::Mesh(const DevicePtr& device) : device_(detail::Handle<detail::MeshDevice>::make(device)) {
   const auto names = rules::mesh_axes(Axes);
-  bool same = names.size() == static_cast<int>(device_->axes().size());
-  for (int i = 0; same && i < names.size(); ++i) same = names[i] == device_->axes()[static_cast<std::size_t>(i)].name;
+  bool same = names.size() == static_cast<int>(device->axes().size());
+  for (int i = 0; same && i < names.size(); ++i) same = names[i] == device->axes()[static_cast<std::size_t>(i)].name;
   if (!same)
     throw UsageError("the program is written for a mesh with the axes `" + std::string(std::string_view(Axes)) +
-                     "`, in this order, but was given `" + to_string(device_->axes()) + "`");
+                     "`, in this order, but was given `" + to_string(device->axes()) + "`");
 }
 template <Spec Axes>
-const std::shared_ptr<Device>& Mesh<Axes>::device() const {
+const DevicePtr& Mesh<Axes>::device() const {
   if (!device_) throw Error("a mesh `" + std::string(std::string_view(Axes)) + "` was never given its device");
-  return device_;
+  return device_->device;
 }
 template <Spec Axes>
 int Mesh<Axes>::size(std::string_view axis) const {

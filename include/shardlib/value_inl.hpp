@@ -29,9 +29,9 @@ SHARDLIB_INLINE std::int64_t block_index(const Device& device, const Axes& axes)
   return index;
 }
 
-SHARDLIB_INLINE std::shared_ptr<Value> make_value(const OpInfo& op, const std::shared_ptr<Device>& device, DType dtype,
-                                                  const TensorSpec& spec, const GlobalSizes& global) {
-  auto value = std::make_shared<Value>();
+SHARDLIB_INLINE Handle<Value> make_value(const OpInfo& op, const std::shared_ptr<Device>& device, DType dtype,
+                                         const TensorSpec& spec, const GlobalSizes& global) {
+  auto value = Handle<Value>::make();
   value->device = device;
   value->dtype = dtype;
   value->spec = &spec;
@@ -89,8 +89,8 @@ SHARDLIB_INLINE Buffer allocate(const Value& value) {
   return value.device->pool()->allocate(value.bytes());
 }
 
-SHARDLIB_INLINE std::shared_ptr<Value> detached(const Value& value) {
-  auto copy = std::make_shared<Value>(value);
+SHARDLIB_INLINE Handle<Value> detached(const Value& value) {
+  auto copy = Handle<Value>::make(value);
   copy->slot = {};
   return copy;
 }

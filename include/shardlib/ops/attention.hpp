@@ -26,7 +26,7 @@ struct Attention {
   double scale = 1;
 
   /// The kernels for the operands' dtype.
-  Buffer (*forward)(const Attention& a, const Value& out, const std::shared_ptr<Value>& sums) = nullptr;
+  Buffer (*forward)(const Attention& a, const Value& out, const Handle<Value>& sums) = nullptr;
   void (*backward)(const Attention& a, const Value& out, const Value& sums, const Value& ct,
                    std::span<const ValuePtr> grads) = nullptr;
 };
@@ -44,7 +44,7 @@ struct AttentionKernels {
   static const i32* segments_of(const Attention& a) {
     return a.segments == nullptr ? nullptr : reinterpret_cast<const i32*>(a.segments->data().data());
   }
-  static Buffer forward(const Attention& a, const Value& out, const std::shared_ptr<Value>& sums) {
+  static Buffer forward(const Attention& a, const Value& out, const Handle<Value>& sums) {
     Buffer result = allocate(out);
     if (sums != nullptr) sums->storage->buffer = allocate(*sums);
     kernels::causal_attention(out.device->exec(), attention_loops(a), a.q->as<const D>(), a.k->as<const D>(),

@@ -63,7 +63,7 @@ SHARDLIB_INLINE ValuePtr record_attention(const Attention& a, const TensorSpec& 
     any = any || wanted[i];
   }
   // The log-sum-exps are a second result, which only the backward pass sees.
-  std::shared_ptr<Value> sums;
+  Handle<Value> sums;
   Attention plain = a;
   for (ValuePtr* operand : {&plain.q, &plain.k, &plain.v, &plain.segments})
     if (*operand) *operand = detached(**operand);

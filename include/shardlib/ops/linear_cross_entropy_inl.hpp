@@ -21,7 +21,7 @@ namespace shardlib::detail {
 
 /// What the backward pass needs of a row's logits: the highest over the whole vocabulary, and sum(exp(x - highest)).
 struct RowSums {
-  std::shared_ptr<Value> highest, total;
+  Handle<Value> highest, total;
 };
 
 /// Makes the logits piece by piece, and gives each to f(first row, rows, logits). In a dry run there is one piece, of

@@ -50,7 +50,7 @@ auto dual_input(const D& x) {
 }
 
 /// A value of the same shape, with data of its own.
-[[gnu::cold]] SHARDLIB_INLINE std::shared_ptr<Value> value_like(const Value& like, DType dtype);
+[[gnu::cold]] SHARDLIB_INLINE Handle<Value> value_like(const Value& like, DType dtype);
 
 /// A cotangent of the result's shape as one of the operand's: summed over what the broadcast repeated.
 template <class X, class Ct>
@@ -77,8 +77,7 @@ struct MapLoops {
     [&]<std::size_t... K>(std::index_sequence<K...>) {
       kernels::apply(out.device->exec(), view(out.local), Forward{f}, broadcast_operand<const D>(*x[K], *out.spec)...,
                      whole_operand(result.as<R>(), out));
-    }
-    (std::make_index_sequence<N>{});
+    }(std::make_index_sequence<N>{});
     return result;
   }
 
@@ -92,8 +91,7 @@ struct MapLoops {
       [&]<std::size_t... K>(std::index_sequence<K...>) {
         kernels::apply(ct.device->exec(), view(ct.local), PullOne<I, DI>{f}, whole_operand(ct.as<const R>(), ct),
                        broadcast_operand<const D>(*x[K], *ct.spec)..., whole_operand(block.as<DI>(), ct));
-      }
-      (std::make_index_sequence<N>{});
+      }(std::make_index_sequence<N>{});
       zero_padding(*grad, block);
       return block;
     });
@@ -108,8 +106,7 @@ struct MapLoops {
         kernels::apply(ct.device->exec(), view(ct.local), PullAll{f}, whole_operand(ct.as<const R>(), ct),
                        broadcast_operand<const D>(*x[K], *ct.spec)...,
                        whole_operand(grads[K]->storage->buffer.template as<D>(), ct)...);
-      }
-      (std::make_index_sequence<N>{});
+      }(std::make_index_sequence<N>{});
       for (const ValuePtr& grad : grads) zero_padding(*grad, grad->storage->buffer);
       return grads[0]->storage->buffer;
     });
@@ -136,8 +133,7 @@ struct MapLoops {
       [&]<std::size_t... I>(std::index_sequence<I...>) {
         (attach_operand<I, D>(edges[I], f, saved, x[I]->slot, ct_spec, sums[I]), ...);
         all = all && ((floating<D> && x[I]->slot) && ...);
-      }
-      (std::make_index_sequence<N>{});
+      }(std::make_index_sequence<N>{});
       std::function<Values(const Values&)> joint;
       if constexpr (N > 1 && (floating<D> && ...)) {
         if (all)
@@ -224,7 +220,7 @@ Out map_as(const OpInfo& op, F f, const X&... x) {
 }
 
 template <class R>
-requires any_result<R>
+  requires any_result<R>
 struct map_hook<R> {
   template <class F, class... X>
   static R run(const F& f, const X&... x) {

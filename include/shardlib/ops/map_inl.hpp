@@ -19,7 +19,7 @@ SHARDLIB_INLINE Extents broadcast_strides(const Value& x, const TensorSpec& resu
   return strides;
 }
 
-SHARDLIB_INLINE std::shared_ptr<Value> value_like(const Value& like, DType dtype) {
+SHARDLIB_INLINE Handle<Value> value_like(const Value& like, DType dtype) {
   auto value = detached(like);
   value->made_by = {"map_backward", {}, {}};
   value->dtype = dtype;

@@ -91,7 +91,7 @@ inline double clock_id() {
 }
 
 inline ValuePtr zero_of(const core::Value& shape) {
-  auto zero = std::make_shared<core::Value>(shape);
+  auto zero = core::Handle<core::Value>::make(shape);
   zero->storage = std::make_shared<core::Storage>(core::Storage{core::allocate(*zero), nullptr});
   zero->device->exec().zero(zero->data().data(), zero->bytes());
   return zero;
@@ -219,9 +219,7 @@ class Runner {
     peak_tapes_ = std::max(peak_tapes_, tapes_.size());
     state_.kept = std::max(state_.kept, static_cast<std::size_t>(tape_bytes_));
   }
-  [[nodiscard]] std::int64_t live() const {
-    return static_cast<std::int64_t>(program_.device->pool()->stats().live);
-  }
+  [[nodiscard]] std::int64_t live() const { return static_cast<std::int64_t>(program_.device->pool()->stats().live); }
   static std::int64_t bytes_of(const std::vector<ValuePtr>& values) {
     std::int64_t bytes = 0;
     for (const ValuePtr& value : values) bytes += static_cast<std::int64_t>(value->bytes());

@@ -34,7 +34,7 @@ SHARDLIB_INLINE void send(const core::Value& x, std::string_view axis, int to) {
 
 SHARDLIB_INLINE Incoming::Incoming(const std::vector<ValuePtr>& shapes, std::string_view axis, int from) {
   for (const ValuePtr& shape : shapes) {
-    auto value = std::make_shared<core::Value>(*shape);
+    auto value = core::Handle<core::Value>::make(*shape);
     value->made_by = {"receive", {}, {}};
     value->storage = std::make_shared<core::Storage>(core::Storage{core::allocate(*value), nullptr});
     requests_.push_back(value->device->group({axis}).recv(value->storage->buffer, from));

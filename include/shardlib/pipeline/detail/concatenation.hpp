@@ -48,7 +48,7 @@ class Concatenation {
  private:
   OutputShape shape_;
   int microbatches_;
-  std::shared_ptr<core::Value> whole_;
+  core::Handle<core::Value> whole_;
 };
 
 }  // namespace shardlib::pipeline::detail
