@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <memory>
 #include <shardlib/io/loader.hpp>
 #include <shardlib/io/token_files.hpp>
 #include <sstream>

@@ -128,10 +128,6 @@ class CountingWorld final : public Backend {
       sent += 2 * others() * send.bytes() / (others() + 1);
       return group->all_reduce(send, recv, dtype, op);
     }
-    Request send_recv(Buffer send, int to, Buffer recv, int from) override {
-      sent += send.bytes();
-      return group->send_recv(send, to, recv, from);
-    }
     Request send(Buffer buffer, int to) override {
       sent += buffer.bytes();
       return group->send(buffer, to);

@@ -10,8 +10,9 @@
 
 using namespace shardlib;
 
-/// The types know nothing of what a tensor holds, and these tests look at nothing but whether it is the same.
-struct shardlib::detail::Value : Counted {};
+/// The types know nothing of what a tensor holds, and these tests look at nothing but whether it is the same. No file
+/// of this binary may include value.hpp, which has the real one.
+struct shardlib::detail::Value : shardlib::detail::Counted {};
 
 namespace in_a_namespace {
 struct Pair {

@@ -71,7 +71,10 @@ class Communicator {
   /// `recv` gets the reduction of everybody's `send`, the same bits on every rank (same tree as reduce_scatter).
   virtual Request all_reduce(Buffer send, Buffer recv, DType dtype, Reduction op) = 0;
   /// Sends to `to` and receives from `from` (ranks of the group) at once; messages of a pair stay in order.
-  virtual Request send_recv(Buffer send, int to, Buffer recv, int from) = 0;
+  Request send_recv(Buffer send, int to, Buffer recv, int from) {
+    this->send(std::move(send), to);
+    return this->recv(std::move(recv), from);
+  }
   virtual Request send(Buffer buffer, int to) = 0;
   virtual Request recv(Buffer buffer, int from) = 0;
   virtual void barrier() = 0;

@@ -137,6 +137,7 @@ class Device {
 class DevicePtr : public std::shared_ptr<Device> {
  public:
   using std::shared_ptr<Device>::shared_ptr;
+  DevicePtr() = default;
   DevicePtr(std::shared_ptr<Device> device)  // NOLINT(google-explicit-constructor): they are one thing
       : std::shared_ptr<Device>(std::move(device)) {}
 };

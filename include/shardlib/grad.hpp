@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <iterator>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <type_traits>

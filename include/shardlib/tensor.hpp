@@ -131,7 +131,7 @@ class Mesh {
 
   Mesh() = default;
   /// One device's view of the mesh; the device's axes must be those of the type.
-  explicit Mesh(const DevicePtr& device);
+  explicit Mesh(DevicePtr device);
 
   [[nodiscard]] int size(std::string_view axis) const;
   /// This device's place along the axis.

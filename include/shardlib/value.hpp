@@ -129,9 +129,9 @@ struct Value : Counted {
   }
 };
 
-/// What a Mesh holds.
+/// What a Mesh holds: in tensor.hpp a DevicePtr is only declared.
 struct MeshDevice : Counted {
-  explicit MeshDevice(const DevicePtr& d) : device(d) {}
+  explicit MeshDevice(DevicePtr d) : device(std::move(d)) {}
   DevicePtr device;
 };
 
@@ -309,13 +309,14 @@ const DevicePtr& Tensor<D, S>::device() const {
 }
 
 template <Spec Axes>
-Mesh<Axes>::Mesh(const DevicePtr& device) : device_(detail::Handle<detail::MeshDevice>::make(device)) {
+Mesh<Axes>::Mesh(DevicePtr given) : device_(detail::Handle<detail::MeshDevice>::make(std::move(given))) {
+  const Device& device = *device_->device;
   const auto names = rules::mesh_axes(Axes);
-  bool same = names.size() == static_cast<int>(device->axes().size());
-  for (int i = 0; same && i < names.size(); ++i) same = names[i] == device->axes()[static_cast<std::size_t>(i)].name;
+  bool same = names.size() == static_cast<int>(device.axes().size());
+  for (int i = 0; same && i < names.size(); ++i) same = names[i] == device.axes()[static_cast<std::size_t>(i)].name;
   if (!same)
     throw UsageError("the program is written for a mesh with the axes `" + std::string(std::string_view(Axes)) +
-                     "`, in this order, but was given `" + to_string(device->axes()) + "`");
+                     "`, in this order, but was given `" + to_string(device.axes()) + "`");
 }
 template <Spec Axes>
 const DevicePtr& Mesh<Axes>::device() const {

@@ -78,7 +78,6 @@ class Work {
   }
 
   [[nodiscard]] const Call& call() const { return call_; }
-  [[nodiscard]] std::size_t members() const { return members_; }
   [[nodiscard]] std::size_t chunks() const { return chunks_; }  ///< of each part
 
   /// Does chunk c of member `part`'s part; send(i) and recv(i) are where member i's buffers begin.

@@ -65,10 +65,6 @@ class DryCommunicator final : public Communicator {
     const std::size_t count = send.bytes() / size_of(dtype), n = static_cast<std::size_t>(size_);
     return with(send, (count + n - 1) / n * size_of(dtype));
   }
-  Request send_recv(Buffer send, int to, Buffer recv, int from) override {
-    this->send(std::move(send), to);
-    return this->recv(std::move(recv), from);
-  }
   Request send(Buffer /*buffer*/, int to) override {
     detail::check_peer("send to", size_, to);
     return {};

@@ -122,10 +122,6 @@ class MpiCommunicator final : public Communicator {
     }
     return start(op);
   }
-  Request send_recv(Buffer send, int to, Buffer recv, int from) override {
-    this->send(std::move(send), to);
-    return this->recv(std::move(recv), from);
-  }
   Request send(Buffer buffer, int to) override {
     detail::check_peer("send to", size_, to);
     const auto op = make_op("send", buffer, {}, {Question::send, to, log_->sent[index(to)]++});

@@ -130,10 +130,6 @@ class SingleCommunicator final : public Communicator {
     detail::check_reduction("all_reduce", 1, send, recv, detail::Fit::same, dtype);
     return copy(send, recv);
   }
-  Request send_recv(Buffer send, int to, Buffer recv, int from) override {
-    this->send(std::move(send), to);
-    return this->recv(std::move(recv), from);
-  }
   Request send(Buffer buffer, int to) override {
     detail::check_peer("send to", 1, to);
     mail_->emplace(sent_++, std::move(buffer));

@@ -184,14 +184,12 @@ class RoundRequest final : public Request::State {
   void wait() override {
     const auto op = name(round_->call().kind);
     std::unique_lock lock(me_.group->mutex);
-    me_.wait(
-        lock, op, [&] { return round_->ready(); }, [&](int r) { return !round_->has_posted(r); });
+    me_.wait(lock, op, [&] { return round_->ready(); }, [&](int r) { return !round_->has_posted(r); });
     lock.unlock();
     help();
     lock.lock();
     // A chunk under way in another thread ends by itself, so this waits for no device in particular.
-    me_.wait(
-        lock, op, [&] { return round_->done(); }, [](int) { return false; });
+    me_.wait(lock, op, [&] { return round_->done(); }, [](int) { return false; });
     lock.unlock();
     round_->release(me_.rank);
   }
@@ -220,8 +218,7 @@ class MailRequest final : public Request::State {
   }
   void wait() override {
     std::unique_lock lock(me_.group->mutex);
-    me_.wait(
-        lock, "recv", [&] { return sent(); }, [&](int r) { return r == from_; });
+    me_.wait(lock, "recv", [&] { return sent(); }, [&](int r) { return r == from_; });
     const Buffer message = std::move(me_.group->mail.extract({from_, me_.rank, number_}).mapped());
     lock.unlock();
     if (message.bytes() != buffer_.bytes()) fail_recv(from_, buffer_.bytes(), message.bytes());
@@ -270,10 +267,6 @@ class ThreadCommunicator final : public Communicator {
   Request all_reduce(Buffer send, Buffer recv, DType dtype, Reduction op) override {
     detail::check_reduction("all_reduce", size(), send, recv, detail::Fit::same, dtype);
     return post({detail::Collective::all_reduce, send.bytes(), dtype, op}, send, recv);
-  }
-  Request send_recv(Buffer send, int to, Buffer recv, int from) override {
-    this->send(std::move(send), to);
-    return this->recv(std::move(recv), from);
   }
   Request send(Buffer buffer, int to) override {
     detail::check_peer("send to", size(), to);

@@ -124,13 +124,7 @@ void einsum_loops(const Exec& exec, const EinsumSchedule& s, const T* lhs, const
 
 template <class From, class To>
 void convert(const Exec& exec, std::int64_t n, const From* in, To* out) {
-  if constexpr (std::is_same_v<From, bf16>) {
-    apply_flat(
-        exec, n, [](const From& x, To& y) { y = To(static_cast<float>(x)); }, in, out);
-  } else {
-    apply_flat(
-        exec, n, [](const From& x, To& y) { y = To(x); }, in, out);
-  }
+  apply_flat(exec, n, [](const From& x, To& y) { y = static_cast<To>(static_cast<accumulator_t<From>>(x)); }, in, out);
 }
 
 /// A dense operand on its way to the kernels: converted, summed and permuted as needed, in scratch memory.

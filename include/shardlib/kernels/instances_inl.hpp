@@ -33,7 +33,6 @@ template void scatter_add(const Exec&, DType, const Lookup&, const void*, const 
                                           const i32*, const T*, const accumulator_t<T>*, const T*, T*, T*, T*);        \
   template void softmax(const Exec&, const T*, T*, std::int64_t, std::int64_t, std::int64_t, std::int64_t);            \
   template void softmax_backward(const Exec&, const T*, const T*, T*, std::int64_t, std::int64_t, std::int64_t);       \
-  template void logsumexp(const Exec&, const T*, T*, std::int64_t, std::int64_t, std::int64_t);                        \
   template void sum_exp(const Exec&, const T*, const T*, T*, std::int64_t, std::int64_t, std::int64_t);                \
   template void cross_entropy_backward(const Exec&, const T*, const T*, const T*, const i32*, const T*, T*,            \
                                        std::int64_t, std::int64_t, std::int64_t);                                      \

@@ -1,4 +1,4 @@
-// Softmax, logsumexp, cross-entropy, RMS norm and layer norm along the middle dim of (outer, n, inner), forward and backward.
+// Softmax, cross-entropy, RMS norm and layer norm along the middle dim of (outer, n, inner), forward and backward.
 #pragma once
 
 #include <cstdint>
@@ -20,17 +20,13 @@ template <class T>
 void softmax_backward(const Exec& exec, const T* y, const T* dy, T* dx, std::int64_t outer, std::int64_t n,
                       std::int64_t inner);
 
-/// out = log(sum(exp(x))) along n, one value per row; -inf for a row of nothing but -inf.
-template <class T>
-void logsumexp(const Exec& exec, const T* x, T* out, std::int64_t outer, std::int64_t n, std::int64_t inner);
-
 /// out = sum(exp(x - shift)) of each of `rows` contiguous rows, of which the first `counted` elements count.
 template <class T>
 void sum_exp(const Exec& exec, const T* x, const T* shift, T* out, std::int64_t rows, std::int64_t n,
              std::int64_t counted);
 
-/// dx = dy * (exp(x - shift) / total - (1 at the target)) of rows of n, `total` being the sum over the whole vocabulary,
-/// of which the rows hold the ids from `first` on. dx may be x.
+/// dx = dy * (exp(x - shift) / total - (1 at the target)) of rows of n, `total` being the sum over the whole
+/// vocabulary, of which the rows hold the ids from `first` on. dx may be x.
 template <class T, class I>
 void cross_entropy_backward(const Exec& exec, const T* x, const T* shift, const T* total, const I* targets, const T* dy,
                             T* dx, std::int64_t rows, std::int64_t n, std::int64_t first);

@@ -37,20 +37,20 @@ A row_sum(std::int64_t n, const F& term) {
 }
 
 /// Runs f(input rows, output row) on every row. Rows of f32 and f64 that are contiguous stay in place; others go
-/// through dense scratch in the accumulator type. An output row has `out_n` elements: n or 1.
+/// through dense scratch in the accumulator type.
 template <class T, std::size_t In, class F>
 void for_rows(const Exec& exec, const std::array<const T*, In>& in, T* out, std::int64_t outer, std::int64_t n,
-              std::int64_t inner, std::int64_t out_n, const F& f) {
+              std::int64_t inner, const F& f) {
   using A = accumulator_t<T>;
   // One problem for both layouts: `outer` slabs of `columns` rows, which start `step` apart and have a stride.
   const bool flat = inner == 1;
   const std::int64_t columns = flat ? outer : inner;
   const std::int64_t slabs = flat ? 1 : outer;
   const std::int64_t stride = flat ? 1 : inner;
-  if (slabs * columns == 0 || out_n == 0) return;
-  const std::int64_t block = flat ? std::max<std::int64_t>(1, 4096 / std::max<std::int64_t>(1, n)) : 16;
+  if (slabs * columns == 0 || n == 0) return;
+  const std::int64_t block = flat ? std::max<std::int64_t>(1, 4096 / n) : 16;
   const std::int64_t blocks = (columns + block - 1) / block;
-  const auto area = static_cast<std::size_t>(block * std::max(n, out_n));
+  const auto area = static_cast<std::size_t>(block * n);
   const std::size_t scratch_bytes = (In + 1) * area * sizeof(A);
   if (!(flat && std::is_same_v<T, A>)) exec.count_scratch(slabs * blocks, scratch_bytes);
   exec.for_each(slabs * blocks, [&](std::int64_t item) {
@@ -62,7 +62,7 @@ void for_rows(const Exec& exec, const std::array<const T*, In>& in, T* out, std:
       if (flat) {
         for (std::int64_t c = first; c < first + count; ++c) {
           for (std::size_t k = 0; k < In; ++k) rows[k] = in[k] + c * n;
-          f(rows, out + c * out_n);
+          f(rows, out + c * n);
         }
         return;
       }
@@ -82,14 +82,14 @@ void for_rows(const Exec& exec, const std::array<const T*, In>& in, T* out, std:
     }
     for (std::int64_t c = 0; c < count; ++c) {
       for (std::size_t k = 0; k < In; ++k) rows[k] = scratch.as<A>() + k * area + static_cast<std::size_t>(c * n);
-      f(rows, results + c * out_n);
+      f(rows, results + c * n);
     }
-    T* to = out + slab * columns * out_n + first * (flat ? out_n : 1);
+    T* to = out + slab * columns * n + first * (flat ? n : 1);
     if (flat) {
-      independent(count * out_n, [=](std::int64_t i) { to[i] = T(results[i]); });
+      independent(count * n, [=](std::int64_t i) { to[i] = T(results[i]); });
     } else {
-      for (std::int64_t i = 0; i < out_n; ++i) {
-        for (std::int64_t c = 0; c < count; ++c) to[i * stride + c] = T(results[c * out_n + i]);
+      for (std::int64_t i = 0; i < n; ++i) {
+        for (std::int64_t c = 0; c < count; ++c) to[i * stride + c] = T(results[c * n + i]);
       }
     }
   });
@@ -114,7 +114,7 @@ void norm(const Exec& exec, const T* x, T* y, std::int64_t outer, std::int64_t n
           std::int64_t padding) {
   using A = accumulator_t<T>;
   const std::int64_t counted = n - padding;
-  for_rows<T, 1>(exec, {x}, y, outer, n, inner, n, [n, counted, eps](const std::array<const A*, 1>& in, A* out) {
+  for_rows<T, 1>(exec, {x}, y, outer, n, inner, [n, counted, eps](const std::array<const A*, 1>& in, A* out) {
     const A* row = in[0];
     const auto m = moments<Centered>(row, counted, eps);
     independent(counted, [=](std::int64_t i) { out[i] = (row[i] - m.mean) * m.scale; });
@@ -127,7 +127,7 @@ void norm_backward(const Exec& exec, const T* x, const T* dy, T* dx, std::int64_
                    std::int64_t inner, double eps, std::int64_t padding) {
   using A = accumulator_t<T>;
   const std::int64_t counted = n - padding;
-  for_rows<T, 2>(exec, {x, dy}, dx, outer, n, inner, n, [n, counted, eps](const std::array<const A*, 2>& in, A* out) {
+  for_rows<T, 2>(exec, {x, dy}, dx, outer, n, inner, [n, counted, eps](const std::array<const A*, 2>& in, A* out) {
     const A* row = in[0];
     const A* d = in[1];
     const auto m = moments<Centered>(row, counted, eps);
@@ -147,7 +147,7 @@ void softmax(const Exec& exec, const T* x, T* y, std::int64_t outer, std::int64_
              std::int64_t padding) {
   using A = accumulator_t<T>;
   const std::int64_t counted = n - padding;
-  detail::for_rows<T, 1>(exec, {x}, y, outer, n, inner, n, [n, counted](const std::array<const A*, 1>& in, A* out) {
+  detail::for_rows<T, 1>(exec, {x}, y, outer, n, inner, [n, counted](const std::array<const A*, 1>& in, A* out) {
     const A* row = in[0];
     const A top = detail::reduce_row<detail::MaxOp, A>(row, counted);
     independent(counted, [=](std::int64_t i) { out[i] = fast_exp(row[i] - top); });
@@ -161,22 +161,11 @@ template <class T>
 void softmax_backward(const Exec& exec, const T* y, const T* dy, T* dx, std::int64_t outer, std::int64_t n,
                       std::int64_t inner) {
   using A = accumulator_t<T>;
-  detail::for_rows<T, 2>(exec, {y, dy}, dx, outer, n, inner, n, [n](const std::array<const A*, 2>& in, A* out) {
+  detail::for_rows<T, 2>(exec, {y, dy}, dx, outer, n, inner, [n](const std::array<const A*, 2>& in, A* out) {
     const A* p = in[0];
     const A* d = in[1];
     const A dot = detail::row_sum<A>(n, [=](std::int64_t i) { return p[i] * d[i]; });
     independent(n, [=](std::int64_t i) { out[i] = p[i] * (d[i] - dot); });
-  });
-}
-
-template <class T>
-void logsumexp(const Exec& exec, const T* x, T* out, std::int64_t outer, std::int64_t n, std::int64_t inner) {
-  using A = accumulator_t<T>;
-  detail::for_rows<T, 1>(exec, {x}, out, outer, n, inner, 1, [n](const std::array<const A*, 1>& in, A* result) {
-    const A* row = in[0];
-    const A top = detail::reduce_row<detail::MaxOp, A>(row, n);
-    const A shift = std::isinf(top) ? A(0) : top;
-    *result = shift + std::log(detail::row_sum<A>(n, [=](std::int64_t i) { return fast_exp(row[i] - shift); }));
   });
 }
 

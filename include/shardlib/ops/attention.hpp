@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "shardlib/detail/inline.hpp"
 #include "shardlib/kernels/attention.hpp"

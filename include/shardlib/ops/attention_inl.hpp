@@ -4,7 +4,6 @@
 #include "shardlib/ops/attention.hpp"
 
 #include <array>
-#include <memory>
 #include <span>
 #include <utility>
 #include <vector>

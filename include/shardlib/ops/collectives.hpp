@@ -3,12 +3,13 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <string_view>
 #include <vector>
 
 #include "shardlib/detail/inline.hpp"
 #include "shardlib/kernels/layout.hpp"
-#include "shardlib/kernels/reduce.hpp"
+#include "shardlib/ops/reductions.hpp"
 #include "shardlib/overlap.hpp"
 #include "shardlib/padding.hpp"
 #include "shardlib/shapes.hpp"
@@ -123,17 +124,11 @@ auto all_reduce_max(const Tensor<D, S>& x, Site site)
   const auto kernel = [](const detail::Value& in, const detail::Value& out) {
     detail::Value local = out;
     local.made_by = {};  // scratch: no operand, for whoever observes
-    local.storage = std::make_shared<detail::Storage>(detail::Storage{detail::allocate(out), nullptr});
-    bool reduced[max_dims] = {};
+    local.storage = std::make_shared<detail::Storage>(detail::Storage{detail::max_kernel<D>(in, out), nullptr});
     Axes axes;
-    for (int i = 0; i < in.spec->rank(); ++i) {
-      reduced[i] = !out.spec->has(in.spec->dims[i].name);
-      if (reduced[i])
-        for (auto axis : in.spec->dims[i].axes) axes.push_back(axis);
-    }
-    kernels::max(out.device->exec(), dtype_c<D>, in.data().data(), detail::view(in.local),
-                 std::span(reduced, static_cast<std::size_t>(in.spec->rank())), local.storage->buffer.data(),
-                 detail::view(detail::true_extents(in)));
+    for (const Dim& dim : in.spec->dims)
+      if (!out.spec->has(dim.name))
+        for (auto axis : dim.axes) axes.push_back(axis);
     detail::zero_padding(local, local.storage->buffer);  // of the dims that stay
     return detail::reduce(local, out, detail::in_mesh_order(*out.device, axes), Reduction::max);
   };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "shardlib/kernels/rows.hpp"
 #include "shardlib/ops/collectives.hpp"

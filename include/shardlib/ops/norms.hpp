@@ -6,23 +6,13 @@
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/rows.hpp"
 #include "shardlib/kernels/strided.hpp"
+#include "shardlib/ops/reductions.hpp"
 #include "shardlib/padding.hpp"
 #include "shardlib/shapes.hpp"
 #include "shardlib/tape.hpp"
 
 namespace shardlib {
 namespace detail {
-
-/// A block seen along one dim, which is not sharded: `outer` x `n` x `inner`; the last `padding` of the n are padding.
-struct Along {
-  std::int64_t outer = 1, n = 1, inner = 1, padding = 0;
-};
-inline Along along(const Value& x, int dim) {
-  Along a;
-  a.padding = x.global.padded[dim] - x.global.logical[dim];
-  for (int i = 0; i < x.local.size(); ++i) (i < dim ? a.outer : i == dim ? a.n : a.inner) *= x.local[i];
-  return a;
-}
 
 /// A nonlinear op along a dim whose backward is one kernel of the cotangent and one saved tensor (the operand, or with
 /// `from_result` the result): forward(exec, x, a, y), backward(exec, saved, ct, a, dx).

@@ -1,6 +1,10 @@
 // Sums, means and maxima over named dims.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <span>
+
 #include "shardlib/detail/inline.hpp"
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/reduce.hpp"
@@ -14,6 +18,28 @@ namespace detail {
 SHARDLIB_INLINE std::array<bool, max_dims> removed_dims(const TensorSpec& in, const TensorSpec& out);
 
 SHARDLIB_INLINE GlobalSizes kept_sizes(const Value& x, const TensorSpec& out);
+
+/// A block seen along one dim, which is not sharded: `outer` x `n` x `inner`; the last `padding` of the n are padding.
+struct Along {
+  std::int64_t outer = 1, n = 1, inner = 1, padding = 0;
+};
+inline Along along(const Value& x, int dim) {
+  Along a;
+  a.padding = x.global.padded[dim] - x.global.logical[dim];
+  for (int i = 0; i < x.local.size(); ++i) (i < dim ? a.outer : i == dim ? a.n : a.inner) *= x.local[i];
+  return a;
+}
+
+/// The maxima over the dims that `out` lacks, of this device's block.
+template <dtype D>
+Buffer max_kernel(const Value& in, const Value& out) {
+  const auto removed = removed_dims(*in.spec, *out.spec);
+  Buffer result = allocate(out);
+  kernels::max(out.device->exec(), dtype_c<D>, in.data().data(), view(in.local),
+               std::span(removed.data(), static_cast<std::size_t>(in.spec->rank())), result.data(),
+               view(true_extents(in)));
+  return result;
+}
 
 template <dtype D>
 Buffer sum_kernel(const Value& in, const Value& out) {
@@ -78,42 +104,24 @@ auto max(const Tensor<D, S>& x, Site site)
   if (x.value()->slot)
     throw Error(op.describe() + ": a maximum has no derivative here; take stop_gradient of the operand first (" +
                 x.device()->describe() + ")");
-  return detail::record_unary<"max", Out>(
-      op, x, detail::kept_sizes(*x.value(), detail::parsed<Out::spec>),
-      [](const detail::Value& in, const detail::Value& out) {
-        const auto removed = detail::removed_dims(*in.spec, *out.spec);
-        Buffer result = detail::allocate(out);
-        kernels::max(out.device->exec(), dtype_c<D>, in.data().data(), detail::view(in.local),
-                     std::span(removed.data(), static_cast<std::size_t>(in.spec->rank())), result.data(),
-                     detail::view(detail::true_extents(in)));
-        return result;
-      });
+  return detail::record_unary<"max", Out>(op, x, detail::kept_sizes(*x.value(), detail::parsed<Out::spec>),
+                                          detail::max_kernel<D>);
 }
 
 template <Op O, dtype D, Spec S>
 auto argmax(const Tensor<D, S>& x, Site site) -> Tensor<i32, detail::result_of<rules::local_max, Op("argmax"), O, S>> {
   using Out = Tensor<i32, detail::result_of<rules::local_max, Op("argmax"), O, S>>;
   const detail::OpInfo op{"argmax", O, site};
-  return detail::record_unary<"argmax", Out>(op, x, detail::kept_sizes(*x.value(), detail::parsed<Out::spec>),
-                                             [](const detail::Value& in, const detail::Value& out) {
-                                               const auto removed = detail::removed_dims(*in.spec, *out.spec);
-                                               std::int64_t outer = 1, n = 1, inner = 1;
-                                               std::int64_t padding = 0;
-                                               bool seen = false;
-                                               for (int i = 0; i < in.local.size(); ++i) {
-                                                 if (removed[static_cast<std::size_t>(i)]) {
-                                                   n = in.local[i];
-                                                   padding = in.global.padded[i] - in.global.logical[i];
-                                                   seen = true;
-                                                 } else {
-                                                   (seen ? inner : outer) *= in.local[i];
-                                                 }
-                                               }
-                                               Buffer result = detail::allocate(out);
-                                               kernels::argmax(out.device->exec(), dtype_c<D>, in.data().data(), outer,
-                                                               n, inner, result.as<i32>(), padding);
-                                               return result;
-                                             });
+  const auto kernel = [](const detail::Value& in, const detail::Value& out) {
+    const auto removed = detail::removed_dims(*in.spec, *out.spec);  // it is one
+    const auto dim = std::ranges::find(removed, true) - removed.begin();
+    const detail::Along a = detail::along(in, static_cast<int>(dim));
+    Buffer result = detail::allocate(out);
+    kernels::argmax(out.device->exec(), dtype_c<D>, in.data().data(), a.outer, a.n, a.inner, result.as<i32>(),
+                    a.padding);
+    return result;
+  };
+  return detail::record_unary<"argmax", Out>(op, x, detail::kept_sizes(*x.value(), detail::parsed<Out::spec>), kernel);
 }
 
 template <Op O, dtype D, Spec S>
