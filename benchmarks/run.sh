@@ -18,13 +18,13 @@ peers=()
 while [ $# -gt 0 ]; do
   case $1 in
     --torch-root | --llmc)
-      [ $# -gt 1 ] || die "a folder follows $1"
+      [ $# -gt 1 ] || misuse "a folder follows $1"
       folder=$(cd "$from" && realpath -m "$2")
       case $1 in
-        --torch-root) [ -f "$folder.ready" ] || die "$folder has no PyTorch; scripts/torch-root.sh $folder makes it" ;;
+        --torch-root) [ -f "$folder.ready" ] || misuse "$folder has no PyTorch; scripts/torch-root.sh $folder makes it" ;;
         --llmc)
           [ -f "$folder/train_gpt2.c" ] ||
-            die "$folder is no checkout of llm.c; git clone https://github.com/karpathy/llm.c $folder makes one"
+            misuse "$folder is no checkout of llm.c; git clone https://github.com/karpathy/llm.c $folder makes one"
           ;;
       esac
       peers+=("$1" "$folder")
@@ -34,7 +34,7 @@ while [ $# -gt 0 ]; do
       sed -n '2,/^[^#]/s/^# \{0,1\}//p' benchmarks/run.sh
       exit 0
       ;;
-    *) die "unknown option '$1'; there are --torch-root, --llmc and --help" ;;
+    *) misuse "unknown option '$1'; there are --torch-root, --llmc and --help" ;;
   esac
 done
 

@@ -6,10 +6,14 @@ exec </dev/null # nothing here asks a question
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 
-die() {
+die_with() {
+  local status=$1
+  shift
   echo "$(basename "$0"): $*" >&2
-  exit 1
+  exit "$status"
 }
+die() { die_with 1 "$@"; }
+misuse() { die_with 2 "$@"; } # of the command line; the programs' status for that is 2 as well
 
 # Compiling the largest example takes 2 GB, so memory bounds the jobs as well as the processors do.
 jobs=$(nproc)

@@ -15,7 +15,7 @@ for option in "$@"; do
   case $option in
     --test) packages="$packages catch2 graphviz python3 python3-zarr ccache clang-19" ;;
     --list) list=yes ;;
-    *) die "unknown option '$option'; there are --test and --list" ;;
+    *) misuse "unknown option '$option'; there are --test and --list" ;;
   esac
 done
 if [ $list = yes ]; then

@@ -10,7 +10,7 @@ quick=no
 for option in "$@"; do
   case $option in
     --quick) quick=yes ;;
-    *) die "unknown option '$option'; the only one is --quick" ;;
+    *) misuse "unknown option '$option'; the only one is --quick" ;;
   esac
 done
 

@@ -12,7 +12,7 @@ if [ "${1:-}" = --suite ]; then
   suite=${2:?a suite follows --suite}
   shift 2
 fi
-[ $# -ge 1 ] || die "give the folder to make"
+[ $# -ge 1 ] || misuse "give the folder to make"
 system=$(realpath -m "$1")
 shift
 if [ ! -f "$system.ready" ]; then

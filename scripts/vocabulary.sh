@@ -12,7 +12,7 @@ for option in "$@"; do
   case $option in
     --test) test=yes ;;
     --oracles) test=yes oracles=yes ;;
-    *) die "unknown option '$option'; there are --test and --oracles" ;;
+    *) misuse "unknown option '$option'; there are --test and --oracles" ;;
   esac
 done
 
