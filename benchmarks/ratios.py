@@ -143,7 +143,7 @@ def row(goal, value, least, most, of=""):
     line = ""
     if aim[0] in "<>":
         met = value >= low if aim[0] == ">" else value <= low
-        line = ", by less than the spread" if least is not None and least < low < most else ""
+        line = ", by less than the spread" if least is not None and least < low < most and value not in (least, most) else ""
     else:  # a range, or one figure, which the spread has to contain; without one nobody can say
         met = low <= value <= high[0] if high else least and least <= low <= most
     spread = "none printed" if least is None else f"{least:.4g} .. {most:.4g}"

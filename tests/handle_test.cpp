@@ -65,7 +65,7 @@ TEST_CASE("handle: a copy of what is counted has a count of its own") {
   int gone = 0;
   {
     const auto a = Handle<Thing>::make(7, &gone);
-    const auto more = a;
+    const auto more = a;  // NOLINT(performance-unnecessary-copy-initialization): to be counted
     const auto b = Handle<Thing>::make(*a);
     CHECK(b.use_count() == 1);
     CHECK_FALSE(b == a);

@@ -425,11 +425,10 @@ TEST_CASE("kernels: argmax takes the first of equals, and a NaN") {
 
 namespace {
 
-/// Applies `row` (in: n values per input; out: its results) to every row of (outer, n, inner) arrays.
+/// Applies `row` (n values of each input to n of the result) to every row of (outer, n, inner) arrays.
 template <class F>
-Values by_rows(const std::vector<Values>& in, std::int64_t outer, std::int64_t n, std::int64_t inner,
-               std::int64_t out_n, const F& row) {
-  Values out(at(outer * out_n * inner));
+Values by_rows(const std::vector<Values>& in, std::int64_t outer, std::int64_t n, std::int64_t inner, const F& row) {
+  Values out(at(outer * n * inner));
   for (std::int64_t o = 0; o < outer; ++o) {
     for (std::int64_t c = 0; c < inner; ++c) {
       std::vector<Values> rows(in.size(), Values(at(n)));
@@ -437,7 +436,7 @@ Values by_rows(const std::vector<Values>& in, std::int64_t outer, std::int64_t n
         for (std::int64_t i = 0; i < n; ++i) rows[p][at(i)] = in[p][at((o * n + i) * inner + c)];
       }
       const Values result = row(rows);
-      for (std::int64_t i = 0; i < out_n; ++i) out[at((o * out_n + i) * inner + c)] = result[at(i)];
+      for (std::int64_t i = 0; i < n; ++i) out[at((o * n + i) * inner + c)] = result[at(i)];
     }
   }
   return out;
@@ -498,10 +497,10 @@ TEST_CASE("kernels: softmax and norms, forward and backward") {
       std::vector<T> y(x.size());
       std::vector<T> dx(x.size());
       k::softmax(fx.exec, x.data(), y.data(), outer, n, inner);
-      CHECK(close(y, by_rows({numbers(x)}, outer, n, inner, n, [](const auto& r) { return softmax_row(r[0]); })));
+      CHECK(close(y, by_rows({numbers(x)}, outer, n, inner, [](const auto& r) { return softmax_row(r[0]); })));
       k::softmax_backward(fx.exec, y.data(), dy.data(), dx.data(), outer, n, inner);
       CHECK(close(dx,
-                  by_rows({numbers(x), numbers(dy)}, outer, n, inner, n,
+                  by_rows({numbers(x), numbers(dy)}, outer, n, inner,
                           [](const auto& r) { return pull_back(softmax_row, r[0], r[1]); }),
                   scale));
       for (const bool centered : {false, true}) {
@@ -517,10 +516,10 @@ TEST_CASE("kernels: softmax and norms, forward and backward") {
           k::rms_norm(fx.exec, inplace.data(), inplace.data(), outer, n, inner, eps);
           k::rms_norm_backward(fx.exec, x.data(), cotangent.data(), cotangent.data(), outer, n, inner, eps);
         }
-        CHECK(close(y, by_rows({numbers(x)}, outer, n, inner, n, [&](const auto& r) { return f(r[0]); }), 3));
+        CHECK(close(y, by_rows({numbers(x)}, outer, n, inner, [&](const auto& r) { return f(r[0]); }), 3));
         CHECK(numbers(inplace) == numbers(y));
         CHECK(close(cotangent,
-                    by_rows({numbers(x), numbers(dy)}, outer, n, inner, n,
+                    by_rows({numbers(x), numbers(dy)}, outer, n, inner,
                             [&](const auto& r) { return pull_back(f, r[0], r[1]); }),
                     3 * scale));
       }

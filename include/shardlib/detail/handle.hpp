@@ -11,7 +11,7 @@ namespace shardlib::detail {
 
 /// What counts the handles to it, and goes with the last. A copy has its own count.
 class Counted {
- public:
+ protected:
   Counted() = default;
   Counted(const Counted&) noexcept {}
   Counted& operator=(const Counted&) noexcept { return *this; }
@@ -31,8 +31,8 @@ class Counted {
   mutable std::atomic<std::ptrdiff_t> handles_ = 0;
 };
 
-/// Shares a T, which derives from Counted; only `make`, `get`, `*` and `->` need T whole. Threads may share the T, not
-/// one handle.
+/// Shares a T, which derives from Counted. T may be incomplete for all but `make`, `get`, `*` and `->`, and what
+/// converts a handle of a base or compares with one. Threads may share the T, not one handle.
 template <class T>
 class Handle {
  public:
@@ -53,6 +53,7 @@ class Handle {
   }
   template <class... Args>
   [[nodiscard]] static Handle make(Args&&... args) {
+    static_assert(std::is_convertible_v<T*, const Counted*>, "Handle: what it shares derives from Counted");
     Handle handle;
     handle.counted_ = new std::remove_const_t<T>(std::forward<Args>(args)...);
     Counted::retain(handle.counted_);

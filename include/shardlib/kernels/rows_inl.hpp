@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <type_traits>
 
 #include "shardlib/dtype.hpp"
@@ -42,7 +41,7 @@ template <class T, std::size_t In, class F>
 void for_rows(const Exec& exec, const std::array<const T*, In>& in, T* out, std::int64_t outer, std::int64_t n,
               std::int64_t inner, const F& f) {
   using A = accumulator_t<T>;
-  // One problem for both layouts: `outer` slabs of `columns` rows, which start `step` apart and have a stride.
+  // One problem for both layouts: slabs of `columns` rows, which are contiguous or have a stride.
   const bool flat = inner == 1;
   const std::int64_t columns = flat ? outer : inner;
   const std::int64_t slabs = flat ? 1 : outer;

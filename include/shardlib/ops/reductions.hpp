@@ -113,7 +113,7 @@ auto argmax(const Tensor<D, S>& x, Site site) -> Tensor<i32, detail::result_of<r
   using Out = Tensor<i32, detail::result_of<rules::local_max, Op("argmax"), O, S>>;
   const detail::OpInfo op{"argmax", O, site};
   const auto kernel = [](const detail::Value& in, const detail::Value& out) {
-    const auto removed = detail::removed_dims(*in.spec, *out.spec);  // it is one
+    const auto removed = detail::removed_dims(*in.spec, *out.spec);  // exactly one, by the rule
     const auto dim = std::ranges::find(removed, true) - removed.begin();
     const detail::Along a = detail::along(in, static_cast<int>(dim));
     Buffer result = detail::allocate(out);
