@@ -218,7 +218,7 @@ TEST_CASE("checkpoint: what stands in the folder", "[checkpoint]") {
   CHECK(files_below(scratch / "step-00000100") == listed);
 }
 
-TEST_CASE("checkpoint: a flipped bit, a truncation or a loss of any file is found and named", "[checkpoint]") {
+TEST_CASE("checkpoint: a flipped bit, a truncation or a loss of any file is found and named", "[checkpoint][damage]") {
   if (world_rank() != 0) return;
   const Scratch scratch;
   const DT mesh = alone();
