@@ -12,11 +12,13 @@
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <set>
 #include <sstream>
@@ -425,7 +427,17 @@ TEST_CASE("a graph is drawn by dot, and without it the error names the package",
   setenv("PATH", old.c_str(), 1);
   REQUIRE(!std::ifstream(path));
   expect_error<UsageError>([&] { run::write_svg("digraph {}", "/nonexistent/a.svg"); },
-                           "cannot write the graph '/nonexistent/a.svg': choose another path");
+                           "cannot write '/nonexistent/a.svg.dot': No such file or directory");
+  // What is no file stays what it is.
+  const std::string pipe = path + ".pipe";
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  expect_error<UsageError>(
+      [&] { run::write_svg("digraph {}", pipe); },
+      "cannot write '" + pipe + "': it is a device or a pipe, which a file would replace; choose another path");
+  REQUIRE(std::filesystem::is_fifo(pipe));
+  REQUIRE(!std::ifstream(pipe + ".dot"));
+  REQUIRE(!std::ifstream(pipe + ".new"));
+  REQUIRE(std::remove(pipe.c_str()) == 0);
   run::write_svg(run::dot(parse_mesh("d=4,t=2"), one_layer), path);
   std::ifstream file(path);
   const std::string svg{std::istreambuf_iterator<char>(file), {}};

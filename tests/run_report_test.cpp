@@ -186,7 +186,7 @@ TEST_CASE("report: one run, a metrics file, and what is no run", "[run]") {
   expect_error<UsageError>([&] { static_cast<void>(run::report({folder / "empty"})); },
                            "the run '" + (folder / "empty") + "' has no records yet");
   expect_error<UsageError>([&] { run::write_report({folder / "first"}, "/nowhere/x.html"); },
-                           "cannot write the report '/nowhere/x.html': does its folder exist, and is there room?");
+                           "cannot write '/nowhere/x.html': No such file or directory");
 }
 
 TEST_CASE("report: odd records are drawn too", "[run]") {

@@ -24,7 +24,7 @@ namespace shardlib::io {
 SHARDLIB_INLINE InputFile::InputFile(std::string path) : path_(std::move(path)) {
   descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
   if (descriptor_ < 0) detail::fail_file("read", path_, errno);
-  struct stat status {};
+  struct stat status{};
   const int failed = ::fstat(descriptor_, &status) != 0 ? errno : S_ISDIR(status.st_mode) ? EISDIR : 0;
   if (failed != 0) {
     ::close(descriptor_);
@@ -50,7 +50,7 @@ SHARDLIB_INLINE void InputFile::read(std::uint64_t offset, std::span<std::byte> 
 }
 
 SHARDLIB_INLINE bool file_exists(const std::string& path) {
-  struct stat status {};
+  struct stat status{};
   if (::stat(path.c_str(), &status) == 0) return true;
   if (errno != ENOENT && errno != ENOTDIR) detail::fail_file("look for", path, errno);
   return false;
@@ -71,6 +71,10 @@ SHARDLIB_INLINE void write_file(const std::string& path, std::span<const std::by
 }
 
 SHARDLIB_INLINE OutputFile::OutputFile(const std::string& path) : path_(path) {
+  struct stat status{};
+  if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode))
+    throw UsageError("cannot write '" + path +
+                     "': it is a device or a pipe, which a file would replace; choose another path");
   static std::atomic<unsigned> files = 0;
   temporary_ = path + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(files++);
   descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);

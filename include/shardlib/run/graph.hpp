@@ -18,8 +18,8 @@ namespace shardlib::run {
 [[nodiscard]] SHARDLIB_INLINE std::string dot(const std::vector<AxisSize>& mesh,
                                               const std::function<void(const std::shared_ptr<Device>&)>& body);
 
-/// Draws DOT text as an SVG file, with Graphviz' program `dot`. Throws UsageError where it is not installed or the file
-/// cannot be written.
+/// Draws DOT text as an SVG file, with Graphviz' program `dot`. Throws UsageError where it is not installed, or where
+/// `path` cannot be made or is there and no file; Error for the system's own reasons, as a full disk.
 SHARDLIB_INLINE void write_svg(const std::string& dot, const std::string& path);
 
 }  // namespace shardlib::run

@@ -9,12 +9,13 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <map>
+#include <span>
 #include <string_view>
 
 #include "shardlib/comm/dry.hpp"
 #include "shardlib/error.hpp"
+#include "shardlib/io/file.hpp"
 #include "shardlib/observe.hpp"
 #include "shardlib/run/detail/text.hpp"
 
@@ -112,22 +113,24 @@ SHARDLIB_INLINE std::string dot(const std::vector<AxisSize>& mesh,
 }
 
 SHARDLIB_INLINE void write_svg(const std::string& dot, const std::string& path) {
-  // `dot` writes a file beside, so that a failure leaves no half picture.
-  const std::string text = path + ".dot", beside = path + ".new";
-  std::ofstream file(text, std::ios::binary);
-  file << dot;
-  file.close();
-  if (!file) throw UsageError("cannot write the graph '" + path + "': choose another path");
+  // `dot` reads and writes files beside it, so that a failure leaves no half picture.
+  struct Beside {
+    std::string text, svg;
+    ~Beside() {
+      std::remove(text.c_str());
+      std::remove(svg.c_str());
+    }
+  };
+  const Beside beside{path + ".dot", path + ".new"};
+  io::write_file(beside.text, std::as_bytes(std::span(dot)));
   const pid_t child = fork();
   if (child == 0) {
-    execlp("dot", "dot", "-Tsvg", "-o", beside.c_str(), text.c_str(), static_cast<char*>(nullptr));
+    execlp("dot", "dot", "-Tsvg", "-o", beside.svg.c_str(), beside.text.c_str(), static_cast<char*>(nullptr));
     _exit(127);
   }
   int status = -1;
   const bool ran = child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status);
-  std::remove(text.c_str());
-  if (ran && WEXITSTATUS(status) == 0 && std::rename(beside.c_str(), path.c_str()) == 0) return;
-  std::remove(beside.c_str());
+  if (ran && WEXITSTATUS(status) == 0) return io::replace_file(path, io::read_file(beside.svg));
   if (ran && WEXITSTATUS(status) == 127)
     throw UsageError("the graph '" + path + "' needs the program `dot`: install the package graphviz");
   throw UsageError("cannot draw the graph '" + path + "': `dot -Tsvg` has failed");

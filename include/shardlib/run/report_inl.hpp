@@ -8,11 +8,12 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "shardlib/error.hpp"
+#include "shardlib/io/file.hpp"
 #include "shardlib/run/chart.hpp"
 #include "shardlib/run/detail/plot.hpp"
 #include "shardlib/run/detail/report_page.hpp"
@@ -307,10 +308,7 @@ SHARDLIB_INLINE std::string report(const std::vector<std::string>& paths) {
 
 SHARDLIB_INLINE void write_report(const std::vector<std::string>& runs, const std::string& file) {
   const std::string page = report(runs);
-  std::ofstream out(file, std::ios::binary);
-  out << page;
-  out.close();
-  if (!out) throw UsageError("cannot write the report '" + file + "': does its folder exist, and is there room?");
+  io::replace_file(file, std::as_bytes(std::span(page)));
 }
 
 }  // namespace shardlib::run
