@@ -756,10 +756,30 @@ TEST_CASE("too little memory is an error that says how much is in use") {
     CHECK(pool->stats().live == 128);
     CHECK(pool->stats().reserved == reserved);
   }
-  CHECK(
-      error_of<Error>([&] { pool->allocate(std::numeric_limits<std::size_t>::max()); }) ==
-      "out of memory: 18446744073709551615 bytes wanted, 128 in use by this device's pool: use smaller sizes, or more "
-      "devices");
+  const std::size_t available = detail::available_bytes(), wanted = available + detail::machine_bytes() / 8;
+  const std::string error = error_of<Error>([&] { pool->allocate(wanted); });
+  CHECK(error.starts_with("out of memory: " + std::to_string(wanted) +
+                          " bytes wanted, 128 in use by this device's pool, "));
+  CHECK(error.ends_with(" left on this machine: use smaller sizes, or more machines"));
+}
+
+TEST_CASE("devices of one process are not given more memory together than the machine has") {
+  // Not one of the blocks is written, so that the system would have given all of them.
+  const std::size_t available = detail::available_bytes(), size = detail::machine_bytes() / 8;
+  const auto take_all = [&] {
+    std::vector<Buffer> blocks;
+    try {
+      while (blocks.size() * size <= available) blocks.push_back(Pool::make()->allocate(size));
+    } catch (const Error& e) {
+      CHECK(std::string(e.what()).starts_with("out of memory: "));
+      CHECK(std::string(e.what()).find(" left on this machine: ") != std::string::npos);
+    }
+    return blocks.size();
+  };
+  const std::size_t most = take_all();
+  CHECK(most * size <= available);
+  CHECK(most >= available / size / 2);
+  CHECK(take_all() >= most / 2);  // what has gone with its pool is there again
 }
 
 TEST_CASE("the same error on all devices is told from different ones") {

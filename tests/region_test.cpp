@@ -8,8 +8,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <mutex>
 #include <random>
+#include <sstream>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -248,6 +251,20 @@ TEST_CASE("threads free each other's blocks") {
   CHECK(stats.live == 0);
   const Buffer all = pool->allocate(stats.reserved / 4096 * 4096 - 4096);
   CHECK(pool->stats().reserved == stats.reserved);
+}
+
+TEST_CASE("what is available is memory that programs can have, and swap") {
+  const auto available = [](const std::string& text) {
+    std::istringstream meminfo(text);
+    return detail::available_bytes(meminfo);
+  };
+  CHECK(
+      available("MemTotal:  100 kB\nMemFree:  10 kB\nMemAvailable:  30 kB\nSwapFree:  5 kB\nHugepagesize: 2048 kB\n") ==
+      35 * 1024);
+  CHECK(available("MemAvailable:  0 kB\n") == 0);
+  CHECK(available("MemTotal:  100 kB\nSwapFree:  5 kB\n") == std::numeric_limits<std::size_t>::max());
+  CHECK(available("") == std::numeric_limits<std::size_t>::max());
+  CHECK(detail::available_bytes() > 0);
 }
 
 #if defined(__SANITIZE_ADDRESS__)

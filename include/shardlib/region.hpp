@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iosfwd>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -28,7 +29,8 @@ class Region {
   /// Addresses where no program has memory: an access is a fault. For dry runs.
   static std::shared_ptr<Region> make_phantom();
 
-  /// Uninitialised memory, aligned to 64 bytes; null when there is no more.
+  /// Uninitialised memory, aligned to 64 bytes; null when there is no more: neither of the addresses that it may have
+  /// nor, for a large block, on the machine, whoever uses it.
   std::byte* allocate(std::size_t bytes);
   /// `bytes`: as they were allocated.
   void free(std::byte* data, std::size_t bytes);
@@ -75,12 +77,14 @@ class Region {
 
   /// What a block of `bytes` takes.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes) const;
-  /// The lowest addresses of which no byte has been in a block, after what is free just before them.
+  /// The lowest addresses of which no byte has been in a block, after what is free just before them; none where there
+  /// are too few, or the machine has not the memory.
   std::optional<std::uintptr_t> take_untouched(std::size_t bytes);
 
   mutable std::mutex mutex_;
   Free free_;
   std::vector<Addresses> grown_;
+  std::size_t claimed_ = 0;
   std::uintptr_t untouched_ = 0;  ///< from here to the end of the last of `grown_` no block has been yet
   std::uintptr_t end_ = 0;
 };
@@ -112,6 +116,14 @@ class Mapping {
 std::size_t page_bytes();
 /// The memory that this machine has.
 std::size_t machine_bytes();
+/// How much of it, swap included, programs can have before the system begins to kill. `meminfo` is what Linux has in
+/// /proc/meminfo; a very large number where there is no such file.
+std::size_t available_bytes(std::istream& meminfo);
+std::size_t available_bytes();
+/// Whether the machine has that much for a block, beside what this process's regions were granted and have not written
+/// yet. Then it is granted. Of a block below a megabyte nothing is asked: that would take longer than writing it.
+bool claim(std::size_t bytes);
+void disclaim(std::size_t bytes);
 
 }  // namespace detail
 

@@ -8,7 +8,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <iterator>
+#include <limits>
+#include <mutex>
+#include <sstream>
+#include <string>
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -48,6 +53,49 @@ SHARDLIB_INLINE std::size_t page_bytes() {
 
 SHARDLIB_INLINE std::size_t machine_bytes() {
   return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * page_bytes();
+}
+
+SHARDLIB_INLINE std::size_t available_bytes(std::istream& meminfo) {
+  std::size_t sum = 0;
+  bool known = false;
+  for (std::string line; std::getline(meminfo, line);) {
+    std::istringstream words(line);
+    std::string name;
+    std::size_t kilobytes = 0;
+    words >> name >> kilobytes;
+    if (name != "MemAvailable:" && name != "SwapFree:") continue;
+    known = known || name == "MemAvailable:";
+    sum += kilobytes * 1024;
+  }
+  return known ? sum : std::numeric_limits<std::size_t>::max();
+}
+SHARDLIB_INLINE std::size_t available_bytes() {
+  std::ifstream meminfo("/proc/meminfo");
+  return available_bytes(meminfo);
+}
+
+inline std::mutex claims;
+inline std::size_t claimed = 0;
+
+// The system gives pages as they are first written, and kills where there are none: it is asked before.
+SHARDLIB_INLINE bool claim(std::size_t bytes) {
+  constexpr std::size_t small = std::size_t{1} << 20;
+  const std::lock_guard lock(claims);
+  if (bytes > small) {
+    std::ifstream statm("/proc/self/statm");
+    std::size_t pages = 0, resident = 0;
+    statm >> pages >> resident;
+    const std::size_t written = resident * page_bytes(), pending = claimed > written ? claimed - written : 0;
+    const std::size_t beside = claimed / 64;  // page tables, and what is resident but in no block
+    if (const std::size_t available = available_bytes(); available < bytes || available - bytes < pending + beside)
+      return false;
+  }
+  claimed += bytes;
+  return true;
+}
+SHARDLIB_INLINE void disclaim(std::size_t bytes) {
+  const std::lock_guard lock(claims);
+  claimed -= bytes;
 }
 
 SHARDLIB_INLINE Mapping::Mapping(int file, std::size_t bytes) {
@@ -142,10 +190,12 @@ SHARDLIB_INLINE std::size_t Region::block_bytes(std::size_t bytes) const {
 SHARDLIB_INLINE std::optional<std::uintptr_t> Region::take_untouched(std::size_t bytes) {
   const std::size_t before = free_.take_before(untouched_);
   const std::uintptr_t begin = untouched_ - before;
-  if (end_ - begin < bytes) {
+  const std::size_t more = bytes - before;  // a free range of as many would have been taken
+  if (end_ - begin < bytes || (!is_phantom() && !detail::claim(more))) {
     if (before > 0) free_.give(begin, before);
     return std::nullopt;
   }
+  if (!is_phantom()) claimed_ += more;
   untouched_ = begin + bytes;
   return begin;
 }
@@ -176,6 +226,7 @@ SHARDLIB_INLINE std::size_t Region::reserved() const {
 }
 
 SHARDLIB_INLINE void Region::leave() {
+  detail::disclaim(claimed_);
   for (const auto& [begin, bytes] : grown_) {
     detail::unpoison(begin, begin + bytes == end_ ? untouched_ - begin : bytes);
   }
