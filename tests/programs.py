@@ -513,6 +513,14 @@ def mistakes(p):
     many = ["--mesh=d=512,t=1", "--batch=512", "--d-model=512", "--seq=4"]
     p.gpt(*many, limits=limited).fails(2, "mesh d=512,t=1", "threads", "choose a smaller mesh")
     p.gpt("--metrics=/dev/full").fails(1, "cannot write", "/dev/full")
+    blocked = os.path.join(p.folder, "blocked")
+    p.gpt(f"--run={blocked}").succeeds()
+    os.mkdir(os.path.join(blocked, "trace.json"))
+    late = p.gpt(f"--run={blocked}", "--trace", "--steps=3")
+    late.fails(2, "trace.json", "no regular file")
+    late.check("going on from" not in late.out, "--trace fails before the run goes on")
+    huge = ["--d-model=1048576", "--d-ff=1048576"]  # weights of terabytes each
+    p.gpt(*huge).fails(1, "out of memory: ", " left on this machine", "smaller sizes, or more machines")
     if not p.mpiexec:
         return
     for options, words in wrong:

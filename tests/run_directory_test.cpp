@@ -224,8 +224,9 @@ TEST_CASE("run directory: refusals leave everything as it was", "[run]") {
   refuses(other, Resume::automatic,
           "the folder '" + other + "' holds other files and no run: choose another run directory");
   put(file, "x");
-  refuses(file, Resume::automatic, "cannot create the run directory '" + file + "': Not a directory");
-  refuses(file + "/below", Resume::automatic, "cannot create the run directory '" + file + "/below': Not a directory");
+  for (const std::string& there : {file, file + "/below"})
+    refuses(there, Resume::automatic,
+            "cannot create the run directory '" + there + "': Not a directory; choose another one");
   std::filesystem::create_directory(half);
   put(half + "/metrics.jsonl", to_json(record(0)) + "\n");
   refuses(half, Resume::automatic,

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "../examples/gpt_model.hpp"
+#include "scratch.hpp"
 #include "support.hpp"
 
 using namespace shardlib;
@@ -431,9 +432,8 @@ TEST_CASE("a graph is drawn by dot, and without it the error names the package",
   // What is no file stays what it is.
   const std::string pipe = path + ".pipe";
   REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
-  expect_error<UsageError>(
-      [&] { run::write_svg("digraph {}", pipe); },
-      "cannot write '" + pipe + "': it is a device or a pipe, which a file would replace; choose another path");
+  expect_error<UsageError>([&] { run::write_svg("digraph {}", pipe); },
+                           "cannot write '" + pipe + "': what is there is no regular file; choose another path");
   REQUIRE(std::filesystem::is_fifo(pipe));
   REQUIRE(!std::ifstream(pipe + ".dot"));
   REQUIRE(!std::ifstream(pipe + ".new"));
@@ -449,8 +449,8 @@ TEST_CASE("a graph is drawn by dot, and without it the error names the package",
 
 TEST_CASE("a traced step has an event for each collective and op of each device", "[plan][trace]") {
   // Only the first device's folder is there, as on machines that share none.
-  const std::string path =
-      (world_rank() == 0 ? "/tmp/shardlib_step_trace_" : "/nonexistent/") + std::to_string(getpid()) + ".json";
+  const Scratch folder;
+  const std::string path = world_rank() == 0 ? folder / "trace.json" : "/nonexistent/trace.json";
   const Subject subject;
   const std::string mesh = "d=2,t=2";
   const run::Plan plan = dry(mesh, subject);
@@ -481,8 +481,7 @@ TEST_CASE("a traced step has an event for each collective and op of each device"
   REQUIRE(events == 4 * 2 * calls);
   REQUIRE(bytes == 4 * 2 * plan.sent());
   REQUIRE(ops > events);
-  REQUIRE(std::remove(path.c_str()) == 0);
-  for (const char* part : {".0", ".1", ".new"}) REQUIRE(!std::ifstream(path + part));
+  REQUIRE(files_below(folder.path()) == std::vector<std::string>{"trace.json"});
 }
 
 TEST_CASE("a trace that cannot be written is an error on every device", "[plan][trace]") {
@@ -490,7 +489,7 @@ TEST_CASE("a trace that cannot be written is an error on every device", "[plan][
     run::detail::StepTrace trace(device, "/nonexistent/trace.json", 0, 1);
     trace.before(0);
     expect_error<Error>([&] { trace.after(0); },
-                        "cannot write the trace '/nonexistent/trace.json.0': No such file or directory (on device 0 "
+                        "cannot write '/nonexistent/trace.json.0': No such file or directory (on device 0 "
                         "(d=0,t=0) of mesh d=2,t=2)");
   });
   SUCCEED();

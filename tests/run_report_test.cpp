@@ -106,9 +106,8 @@ TEST_CASE("trace: off, full, empty", "[run]") {
 
   Trace(0, "").write(path);
   CHECK(json::parse(contents(path)).at("traceEvents").size() == 2);
-  expect_error<Error>([&] { small.write("/nowhere/x"); },
-                      "cannot write the trace '/nowhere/x': No such file or directory");
-  expect_error<Error>([&] { small.write("/dev/full"); }, "cannot write the trace '/dev/full': is the disk full?");
+  expect_error<UsageError>([&] { small.write("/nowhere/x"); }, "cannot write '/nowhere/x': No such file or directory");
+  expect_error<Error>([&] { small.write("/dev/full"); }, "cannot write '/dev/full': No space left on device");
 }
 
 TEST_CASE("trace: several threads", "[run]") {

@@ -1,4 +1,5 @@
-// Whole files and folders through POSIX, with errors that name the file, the reason and the remedy.
+// Whole files and folders through POSIX, with errors that name the file and the reason: UsageError where a file or its
+// folder is not there, Error otherwise.
 #pragma once
 
 #include <cstddef>
@@ -45,6 +46,7 @@ class InputFile {
 /// A file that is written bit by bit under a temporary name beside its own, and takes its place only at `commit`.
 class OutputFile {
  public:
+  /// Throws UsageError where a folder, a device or a pipe stands there.
   explicit OutputFile(const std::string& path);
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
@@ -65,7 +67,7 @@ class OutputFile {
 [[nodiscard]] Bytes read_file(const std::string& path);
 /// Creates or replaces the file. With `durable` it is on the disk (fsync) when this returns.
 void write_file(const std::string& path, std::span<const std::byte> bytes, bool durable = false);
-/// The same, but readers and crashes see the old file or the new one, never a part: through a temporary file beside it.
+/// The same, but readers and crashes see the old file or the new one, never a part: through an OutputFile.
 void replace_file(const std::string& path, std::span<const std::byte> bytes, bool durable = false);
 void make_folders(const std::string& path);
 /// Makes the file's bytes, or the folder's entries, durable (fsync).

@@ -8,9 +8,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <filesystem>
 #include <set>
-#include <system_error>
 #include <tuple>
 #include <utility>
 
@@ -239,11 +237,6 @@ SHARDLIB_INLINE void write_safetensors(const std::string& path, std::vector<Safe
   text.append((8 - text.size() % 8) % 8, ' ');
   if (text.size() > detail::largest_safetensors_header) throw Error("cannot write '" + path + "': too many tensors");
   const std::uint64_t length = text.size();
-  // Its place is taken by renaming, which would replace a device too.
-  std::error_code unknown;
-  if (const auto there = std::filesystem::status(path, unknown);
-      std::filesystem::exists(there) && !std::filesystem::is_regular_file(there))
-    throw UsageError("cannot write '" + path + "': what is there is no regular file: choose another path");
   OutputFile file(path);
   file.write(std::as_bytes(std::span(&length, 1)));
   file.write(as_bytes(text));

@@ -67,6 +67,21 @@ struct Pointwise {
   }
 };
 
+/// a where the condition c holds, and a number elsewhere: the kernel of masked, and of where with a number.
+template <dtype D>
+struct Otherwise {
+  ValuePtr c, a;
+  D number;
+  Buffer operator()(const Value& out) const {
+    Buffer result = allocate(out);
+    kernels::apply(
+        out.device->exec(), view(out.local), [k = number](const bool_& m, const D& x, D& y) { y = m ? x : k; },
+        broadcast_operand<const bool_>(*c, *out.spec), broadcast_operand<const D>(*a, *out.spec),
+        whole_operand(result.as<D>(), out));
+    return result;
+  }
+};
+
 /// The kernel of / between integers.
 template <dtype D>
 struct IntegerDivision {
@@ -272,16 +287,9 @@ auto masked(const Tensor<B, C>& c, const Tensor<D, S>& a, Site site)
     -> Tensor<detail::after_t<detail::is_condition<"masked", B>, D>, detail::result_of<rules::where, C, S, S>> {
   using Out = Tensor<D, detail::result_of<rules::where, C, S, S>>;
   const detail::OpInfo op{"masked", {}, site};
-  const auto kernel = [c = c.value(), a = a.value()](const detail::Value& out) {
-    Buffer result = detail::allocate(out);
-    kernels::apply(
-        out.device->exec(), detail::view(out.local), [](const bool_& m, const D& x, D& y) { y = m ? x : D{}; },
-        detail::broadcast_operand<const bool_>(*c, detail::parsed<Out::spec>),
-        detail::broadcast_operand<const D>(*a, detail::parsed<Out::spec>), detail::whole_operand(result.as<D>(), out));
-    return result;
-  };
   return detail::record<"masked", Out>(
-      op, a.device(), detail::broadcast_sizes(op, a.value(), c.value(), detail::parsed<Out::spec>), kernel,
+      op, a.device(), detail::broadcast_sizes(op, a.value(), c.value(), detail::parsed<Out::spec>),
+      detail::Otherwise<D>{c.value(), a.value(), D{}},
       detail::vjp(a, detail::save(c),
                   [](const auto& ct, const auto& m) { return detail::unbroadcast<Tensor<D, S>>(masked(m, ct)); }));
 }
@@ -291,17 +299,9 @@ auto where(const Tensor<B, C>& c, const Tensor<D, S>& a, double otherwise, Site 
     -> Tensor<detail::after_t<detail::is_condition<"where", B>, D>, detail::result_of<rules::map2, Op("where"), S, C>> {
   using Out = Tensor<D, detail::result_of<rules::map2, Op("where"), S, C>>;
   const detail::OpInfo op{"where", {}, site};
-  const auto kernel = [c = c.value(), a = a.value(),
-                       k = static_cast<D>(detail::beside(op, a, otherwise))](const detail::Value& out) {
-    Buffer result = detail::allocate(out);
-    kernels::apply(
-        out.device->exec(), detail::view(out.local), [k](const bool_& m, const D& x, D& y) { y = m ? x : k; },
-        detail::broadcast_operand<const bool_>(*c, detail::parsed<Out::spec>),
-        detail::broadcast_operand<const D>(*a, detail::parsed<Out::spec>), detail::whole_operand(result.as<D>(), out));
-    return result;
-  };
   return detail::record<"where", Out>(
-      op, a.device(), detail::broadcast_sizes(op, a.value(), c.value(), detail::parsed<Out::spec>), kernel,
+      op, a.device(), detail::broadcast_sizes(op, a.value(), c.value(), detail::parsed<Out::spec>),
+      detail::Otherwise<D>{c.value(), a.value(), static_cast<D>(detail::beside(op, a, otherwise))},
       detail::vjp(a, detail::save(c),
                   [](const auto& ct, const auto& m) { return detail::unbroadcast<Tensor<D, S>>(masked(m, ct)); }));
 }

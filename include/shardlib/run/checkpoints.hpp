@@ -15,7 +15,7 @@ namespace shardlib::run {
 template <Spec A, class State>
 [[nodiscard]] Checkpoints checkpoints_of(const Mesh<A>& mesh, State& state, const Training& training,
                                          const io::Rename& rename = {}) {
-  if (training.directory.empty() || training.plan) return {};
+  if (training.directory.empty() || mesh.device()->is_dry()) return {};
   const std::string folder = training.directory + "/checkpoints";
   const auto saver =
       std::make_shared<io::AsyncSaver>(mesh, folder, io::SaveOptions{static_cast<int>(training.keep), rename});

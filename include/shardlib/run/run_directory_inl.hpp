@@ -5,32 +5,16 @@
 
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <system_error>
 
 #include "shardlib/error.hpp"
+#include "shardlib/io/file.hpp"
 #include "shardlib/run/options.hpp"
 
 namespace shardlib::run {
 
 namespace detail {
-
-/// Writes beside the file and renames: a crash leaves the old file or the new one, never half of one.
-inline void replace_file(const std::string& path, const std::string& text) {
-  const std::string beside = path + ".new";
-  {
-    std::ofstream file(beside, std::ios::binary);
-    file << text;
-    file.close();
-    if (!file) throw Error("cannot write the file '" + beside + "': is the disk full?");
-  }
-  std::error_code error;
-  std::filesystem::rename(beside, path, error);
-  if (error) throw Error("cannot write the file '" + path + "': " + error.message());
-}
 
 /// "config.toml" -> "config.1.toml": the first number that is free.
 inline std::string free_name(const std::filesystem::path& path) {
@@ -50,7 +34,8 @@ SHARDLIB_INLINE RunDirectory::RunDirectory(std::string path, std::string config,
   if (!writer_) return;
   std::error_code error;
   fs::create_directories(path_, error);
-  if (error) throw UsageError("cannot create the run directory '" + path_ + "': " + error.message());
+  if (error)
+    throw UsageError("cannot create the run directory '" + path_ + "': " + error.message() + "; choose another one");
   const bool has_config = fs::exists(this->config()), has_metrics = fs::exists(metrics());
   if (!has_config && !has_metrics && !fs::is_empty(path_))
     throw UsageError("the folder '" + path_ + "' holds other files and no run: choose another run directory");
@@ -68,7 +53,7 @@ SHARDLIB_INLINE RunDirectory::RunDirectory(std::string path, std::string config,
     changes_ = config_changes(config_entries_of_file(this->config()),
                               config_entries(config_text_, "the present configuration"));
   } else {
-    detail::replace_file(this->config(), config_text_);
+    io::replace_file(this->config(), io::as_bytes(config_text_));
   }
 }
 
@@ -95,7 +80,7 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::begin(std::int64_t step) 
   if (!changes_.empty()) {
     notes.push_back("the configuration has changed (the former one is in " + keep_aside(config()) + "):");
     for (const std::string& change : changes_) notes.push_back("  " + change);
-    detail::replace_file(config(), config_text_);
+    io::replace_file(config(), io::as_bytes(config_text_));
   }
   return notes;
 }

@@ -15,6 +15,7 @@
 #include "shardlib/device.hpp"
 #include "shardlib/error.hpp"
 #include "shardlib/io/agree.hpp"
+#include "shardlib/io/file.hpp"
 #include "shardlib/observe.hpp"
 #include "shardlib/run/trace.hpp"
 
@@ -79,8 +80,8 @@ class StepTrace {
     device_->everybody().recv(message, from).wait();
     return message;
   }
-  /// The parts of all devices, one after the other, as files beside `path`, then joined. An error is kept until
-  /// everybody has been heard, or the others would wait for ever.
+  /// The parts of all devices, one after the other, as files beside `path`, then joined and removed. An error is kept
+  /// until everybody has been heard, or the others would wait for ever.
   std::exception_ptr collect(const std::string& mine) {
     std::exception_ptr error;
     const auto attempt = [&](const auto& f) {
@@ -100,8 +101,11 @@ class StepTrace {
         message = receive(rank, size);
         text = {message.as<char>(), size};
       }
-      parts.push_back(path_ + "." + std::to_string(rank));
-      attempt([&] { write_trace(parts.back(), text); });
+      attempt([&] {
+        const std::string part = path_ + "." + std::to_string(rank);
+        io::replace_file(part, io::as_bytes(text));
+        parts.push_back(part);
+      });
     }
     attempt([&] { merge_traces(parts, path_); });
     for (const std::string& part : parts) std::remove(part.c_str());

@@ -64,11 +64,6 @@ class Trace {
   std::shared_ptr<State> state_;
 };
 
-namespace detail {
-/// Writes a trace as it stands in `json`. Throws Error when that fails.
-SHARDLIB_INLINE void write_trace(const std::string& path, std::string_view json);
-}  // namespace detail
-
 /// Joins the files of all ranks (Trace::write) into one. Throws Error when a part is missing or damaged, before `path`
 /// is touched.
 SHARDLIB_INLINE void merge_traces(const std::vector<std::string>& parts, const std::string& path);

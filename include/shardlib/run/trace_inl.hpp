@@ -7,13 +7,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstdio>
-#include <cstring>
 #include <fstream>
+#include <utility>
 
 #include "shardlib/error.hpp"
+#include "shardlib/io/file.hpp"
 #include "shardlib/run/detail/text.hpp"
 
 namespace shardlib::run {
@@ -32,14 +31,6 @@ inline std::string trace_metadata(const char* what, int rank, std::size_t track,
                                   const std::string& value) {
   return fmt::format(R"({{"ph": "M", "name": "{}", "pid": {}, "tid": {}, "args": {{"{}": {}}}}})", what, rank, track,
                      key, value);
-}
-
-SHARDLIB_INLINE void write_trace(const std::string& path, std::string_view text) {
-  std::ofstream file(path, std::ios::binary);
-  if (!file) throw Error("cannot write the trace '" + path + "': " + std::strerror(errno));
-  file << text;
-  file.close();
-  if (!file) throw Error("cannot write the trace '" + path + "': is the disk full?");
 }
 
 /// Calls f with each event of a part, without its comma. Throws Error unless the part is whole.
@@ -137,33 +128,28 @@ SHARDLIB_INLINE std::string Trace::json() const {
 }
 
 SHARDLIB_INLINE void Trace::write(const std::string& path) const {
-  if (on()) detail::write_trace(path, json());
+  if (on()) io::write_file(path, io::as_bytes(json()));
 }
 
 SHARDLIB_INLINE void merge_traces(const std::vector<std::string>& parts, const std::string& path) {
-  // Traces are large: one event in memory at a time, into a file beside, so that a damaged part leaves no half result.
-  const std::string beside = path + ".new";
-  std::ofstream file(beside, std::ios::binary);
-  if (!file) throw Error("cannot write the trace '" + path + "': " + std::strerror(errno));
-  file << detail::trace_begin << "\n";
+  // Traces are large: some events in memory at a time, into a file beside, so that a damaged part leaves no half
+  // result.
+  constexpr std::size_t most_text = std::size_t{1} << 20;
+  io::OutputFile file(path);
+  std::string text = std::string(detail::trace_begin) + "\n";
   bool first = true;
-  try {
-    for (const std::string& part : parts) {
-      detail::for_each_event_line(part, [&](const std::string& line) {
-        file << (first ? "" : ",\n") << line;
-        first = false;
-      });
-    }
-  } catch (const Error&) {
-    std::remove(beside.c_str());
-    throw;
+  for (const std::string& part : parts) {
+    detail::for_each_event_line(part, [&](const std::string& line) {
+      text += std::exchange(first, false) ? "" : ",\n";
+      text += line;
+      if (text.size() < most_text) return;
+      file.write(io::as_bytes(text));
+      text.clear();
+    });
   }
-  file << (first ? "" : "\n") << detail::trace_end << "\n";
-  file.close();
-  if (!file || std::rename(beside.c_str(), path.c_str()) != 0) {
-    std::remove(beside.c_str());
-    throw Error("cannot write the trace '" + path + "': is the disk full?");
-  }
+  text += std::string(first ? "" : "\n") + std::string(detail::trace_end) + "\n";
+  file.write(io::as_bytes(text));
+  file.commit(false);
 }
 
 }  // namespace shardlib::run

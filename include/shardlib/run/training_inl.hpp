@@ -109,7 +109,8 @@ SHARDLIB_INLINE std::vector<AxisSize> chosen_mesh(Training& training, std::strin
 
 SHARDLIB_INLINE void announce(const Options& options, const Training& t) {
   if (t.directory.empty() || t.plan || !t.graph.empty() || world_rank() != 0) return;
-  fmt::print("settings that are no defaults (all of them are in {}/config.toml):\n{}", t.directory, options.describe());
+  fmt::print("settings that are no defaults (all of them go into {}/config.toml):\n{}", t.directory,
+             options.describe());
 }
 
 SHARDLIB_INLINE SampleOptions sample_options(const Training& t) {

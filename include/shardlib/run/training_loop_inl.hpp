@@ -12,6 +12,7 @@
 #include <span>
 #include <utility>
 
+#include "shardlib/io/file.hpp"
 #include "shardlib/io/prefetch.hpp"
 #include "shardlib/io/stream.hpp"
 #include "shardlib/launch.hpp"
@@ -64,6 +65,7 @@ class Loop {
     if ((training_.trace || training_.tensorboard) && !directory_.exists())
       throw UsageError(std::string(training_.trace ? "--trace" : "--tensorboard") +
                        " writes into the folder of a run: give --run DIR too");
+    if (training_.trace && speaks_) const io::OutputFile can_be_written(directory_.trace());
     std::optional<Checkpoints::Loaded> found;
     if (directory_.exists() && training_.resume) found = program_.checkpoints.load();
     const std::int64_t first = found ? found->step : 0;
