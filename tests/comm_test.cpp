@@ -756,31 +756,35 @@ TEST_CASE("too little memory is an error that says how much is in use") {
     CHECK(pool->stats().live == 128);
     CHECK(pool->stats().reserved == reserved);
   }
-  const std::size_t available = detail::available_bytes(), wanted = available + detail::machine_bytes() / 8;
+  // The machine has it, but not to spare; where there is swap to spare, more than it has.
+  const std::size_t machine = detail::machine_bytes(), left = detail::left_bytes();
+  const std::size_t wanted = left < machine ? left + (machine - left) / 2 : machine + 1;
   const std::string error = error_of<Error>([&] { pool->allocate(wanted); });
   CHECK(error.starts_with("out of memory: " + std::to_string(wanted) +
-                          " bytes wanted, 128 in use by this device's pool, "));
-  CHECK(error.ends_with(" left on this machine: use smaller sizes, or more machines"));
+                          " bytes wanted, 128 in use by this device's pool"));
+  CHECK(error.ends_with(": use smaller sizes, or more machines"));
+  CHECK((left >= machine || error.find(" left on this machine: ") != std::string::npos));
+  CHECK(pool->stats().reserved == reserved);
 }
 
+#if !defined(__SANITIZE_ADDRESS__)  // which writes an eighth of what a test has in blocks
 TEST_CASE("devices of one process are not given more memory together than the machine has") {
   // Not one of the blocks is written, so that the system would have given all of them.
-  const std::size_t available = detail::available_bytes(), size = detail::machine_bytes() / 8;
+  const std::size_t left = detail::left_bytes(), size = detail::machine_bytes() / 8;
   const auto take_all = [&] {
     std::vector<Buffer> blocks;
     try {
-      while (blocks.size() * size <= available) blocks.push_back(Pool::make()->allocate(size));
+      while (blocks.size() * size <= left + size) blocks.push_back(Pool::make()->allocate(size));
     } catch (const Error& e) {
       CHECK(std::string(e.what()).starts_with("out of memory: "));
-      CHECK(std::string(e.what()).find(" left on this machine: ") != std::string::npos);
     }
     return blocks.size();
   };
   const std::size_t most = take_all();
-  CHECK(most * size <= available);
-  CHECK(most >= available / size / 2);
+  CHECK(most * size <= left + size);
   CHECK(take_all() >= most / 2);  // what has gone with its pool is there again
 }
+#endif
 
 TEST_CASE("the same error on all devices is told from different ones") {
   using detail::without_device;

@@ -519,7 +519,7 @@ def mistakes(p):
     late = p.gpt(f"--run={blocked}", "--trace", "--steps=3")
     late.fails(2, "trace.json", "no regular file")
     late.check("going on from" not in late.out, "--trace fails before the run goes on")
-    huge = ["--d-model=1048576", "--d-ff=1048576"]  # weights of terabytes each
+    huge = ["--d-model=65536", "--d-ff=16777216"]  # weights of terabytes, one each
     p.gpt(*huge).fails(1, "out of memory: ", " left on this machine", "smaller sizes, or more machines")
     if not p.mpiexec:
         return

@@ -8,10 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <mutex>
+#include <optional>
 #include <random>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
@@ -19,6 +18,7 @@
 
 #include "catch.hpp"
 #include "resident.hpp"
+#include "scratch.hpp"
 #include "shardlib/buffer.hpp"
 
 using namespace shardlib;
@@ -253,18 +253,33 @@ TEST_CASE("threads free each other's blocks") {
   CHECK(pool->stats().reserved == stats.reserved);
 }
 
-TEST_CASE("what is available is memory that programs can have, and swap") {
-  const auto available = [](const std::string& text) {
-    std::istringstream meminfo(text);
-    return detail::available_bytes(meminfo);
+TEST_CASE("what is left for a process is what is available, less what it may write yet") {
+  using detail::left_of;
+  STATIC_REQUIRE(left_of(1000, 0, 0) == 1000);
+  STATIC_REQUIRE(left_of(1000, 640, 640) == 990);   // page tables
+  STATIC_REQUIRE(left_of(1000, 640, 9000) == 990);  // other memory, too
+  STATIC_REQUIRE(left_of(1000, 640, 240) == 590);
+  STATIC_REQUIRE(left_of(1000, 6400, 0) == 0);
+  const test::Scratch folder;
+  const std::string path = folder / "meminfo";
+  const auto sum = [&](const std::string& text) {
+    test::put(path, text);
+    return detail::sum_of_lines(path, "MemAvailable:", "SwapFree:");
   };
-  CHECK(
-      available("MemTotal:  100 kB\nMemFree:  10 kB\nMemAvailable:  30 kB\nSwapFree:  5 kB\nHugepagesize: 2048 kB\n") ==
-      35 * 1024);
-  CHECK(available("MemAvailable:  0 kB\n") == 0);
-  CHECK(available("MemTotal:  100 kB\nSwapFree:  5 kB\n") == std::numeric_limits<std::size_t>::max());
-  CHECK(available("") == std::numeric_limits<std::size_t>::max());
-  CHECK(detail::available_bytes() > 0);
+  CHECK(sum("MemTotal:  100 kB\nMemAvailable:  30 kB\nSwapFree:  5 kB\nHugepagesize: 2048 kB\n") == 35 * 1024);
+  CHECK(sum("SwapFree:  5 kB\nMemAvailable:  0 kB\n") == 5 * 1024);
+  CHECK(sum("MemAvailable:  30 kB\n") == 30 * 1024);
+  CHECK(sum("MemTotal:  100 kB\nSwapFree:  5 kB\n") == std::nullopt);
+  CHECK(detail::sum_of_lines(folder / "nothing", "MemAvailable:", "SwapFree:") == std::nullopt);
+
+  // What is written is pending no more.
+  constexpr std::size_t bytes = std::size_t{64} << 20;
+  const auto written = [] { return detail::sum_of_lines("/proc/self/status", "RssAnon:", "VmSwap:").value(); };
+  const auto pool = Pool::make();
+  const Buffer block = pool->allocate(bytes);
+  const std::size_t before = written();
+  std::memset(block.data(), 1, bytes);
+  CHECK(written() >= before + bytes / 2);
 }
 
 #if defined(__SANITIZE_ADDRESS__)

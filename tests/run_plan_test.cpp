@@ -432,8 +432,9 @@ TEST_CASE("a graph is drawn by dot, and without it the error names the package",
   // What is no file stays what it is.
   const std::string pipe = path + ".pipe";
   REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
-  expect_error<UsageError>([&] { run::write_svg("digraph {}", pipe); },
-                           "cannot write '" + pipe + "': what is there is no regular file; choose another path");
+  expect_error<UsageError>(
+      [&] { run::write_svg("digraph {}", pipe); },
+      "cannot write '" + pipe + "': what is there is no regular file; move it away, or choose another path");
   REQUIRE(std::filesystem::is_fifo(pipe));
   REQUIRE(!std::ifstream(pipe + ".dot"));
   REQUIRE(!std::ifstream(pipe + ".new"));

@@ -46,11 +46,11 @@ SHARDLIB_INLINE void Pool::reset_peak() {
 }
 
 SHARDLIB_INLINE void Pool::fail(std::size_t bytes) const {
-  constexpr std::size_t unknown = std::numeric_limits<std::size_t>::max();
-  const std::size_t left = region_->is_phantom() ? unknown : detail::available_bytes();
+  // Else addresses are limited, or they are a dry run's.
+  const std::size_t left = region_->is_phantom() ? bytes : detail::left_bytes();
   throw Error("out of memory: " + std::to_string(bytes) + " bytes wanted, " + std::to_string(stats().live) +
               " in use by this device's pool" +
-              (left == unknown ? "" : ", " + std::to_string(left) + " left on this machine") +
+              (left < bytes ? ", " + std::to_string(left) + " left on this machine" : "") +
               ": use smaller sizes, or more machines");
 }
 

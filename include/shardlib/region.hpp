@@ -3,12 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <iosfwd>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -29,8 +30,8 @@ class Region {
   /// Addresses where no program has memory: an access is a fault. For dry runs.
   static std::shared_ptr<Region> make_phantom();
 
-  /// Uninitialised memory, aligned to 64 bytes; null when there is no more: neither of the addresses that it may have
-  /// nor, for a large block, on the machine, whoever uses it.
+  /// Uninitialised memory, aligned to 64 bytes; null when the region has no more addresses or the machine has not the
+  /// memory.
   std::byte* allocate(std::size_t bytes);
   /// `bytes`: as they were allocated.
   void free(std::byte* data, std::size_t bytes);
@@ -47,6 +48,8 @@ class Region {
   using Addresses = std::pair<std::uintptr_t, std::size_t>;  ///< the first and how many
 
   Region() = default;
+  /// Whether so many bytes more may be written.
+  virtual bool grant(std::size_t bytes) = 0;
   /// More addresses, for a block of `bytes`; 0 of them when there are none.
   virtual Addresses grow(std::size_t bytes) = 0;
   /// Gives whole pages back to the system; where this fails they stay.
@@ -77,14 +80,12 @@ class Region {
 
   /// What a block of `bytes` takes.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes) const;
-  /// The lowest addresses of which no byte has been in a block, after what is free just before them; none where there
-  /// are too few, or the machine has not the memory.
+  /// The lowest addresses of which no byte has been in a block, after what is free just before them.
   std::optional<std::uintptr_t> take_untouched(std::size_t bytes);
 
   mutable std::mutex mutex_;
   Free free_;
   std::vector<Addresses> grown_;
-  std::size_t claimed_ = 0;
   std::uintptr_t untouched_ = 0;  ///< from here to the end of the last of `grown_` no block has been yet
   std::uintptr_t end_ = 0;
 };
@@ -116,14 +117,18 @@ class Mapping {
 std::size_t page_bytes();
 /// The memory that this machine has.
 std::size_t machine_bytes();
-/// How much of it, swap included, programs can have before the system begins to kill. `meminfo` is what Linux has in
-/// /proc/meminfo; a very large number where there is no such file.
-std::size_t available_bytes(std::istream& meminfo);
-std::size_t available_bytes();
-/// Whether the machine has that much for a block, beside what this process's regions were granted and have not written
-/// yet. Then it is granted. Of a block below a megabyte nothing is asked: that would take longer than writing it.
-bool claim(std::size_t bytes);
-void disclaim(std::size_t bytes);
+/// The sum of such lines of a file as /proc/meminfo, in bytes; nothing where the first of them is not there.
+std::optional<std::size_t> sum_of_lines(const std::string& path, std::string_view first, std::string_view second);
+/// What is left of `available` bytes of memory for a process whose heaps were granted `granted` bytes and that has
+/// written `written`, which may be other memory in part: what is granted will be written.
+constexpr std::size_t left_of(std::size_t available, std::size_t granted, std::size_t written) {
+  const std::size_t kept = (granted > written ? granted - written : 0) + granted / 64;  // and for page tables
+  return available > kept ? available - kept : 0;
+}
+/// The memory that the machine has left for this process, swap included; a very large number where Linux does not say.
+std::size_t left_bytes();
+/// Of less nothing is asked: that would take longer than writing it.
+inline constexpr std::size_t small_grant = std::size_t{1} << 20;
 
 }  // namespace detail
 

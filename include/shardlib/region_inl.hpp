@@ -55,47 +55,40 @@ SHARDLIB_INLINE std::size_t machine_bytes() {
   return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * page_bytes();
 }
 
-SHARDLIB_INLINE std::size_t available_bytes(std::istream& meminfo) {
+SHARDLIB_INLINE std::optional<std::size_t> sum_of_lines(const std::string& path, std::string_view first,
+                                                        std::string_view second) {
+  std::ifstream file(path);
   std::size_t sum = 0;
   bool known = false;
-  for (std::string line; std::getline(meminfo, line);) {
+  for (std::string line; std::getline(file, line);) {
     std::istringstream words(line);
     std::string name;
     std::size_t kilobytes = 0;
     words >> name >> kilobytes;
-    if (name != "MemAvailable:" && name != "SwapFree:") continue;
-    known = known || name == "MemAvailable:";
+    if (name != first && name != second) continue;
+    known = known || name == first;
     sum += kilobytes * 1024;
   }
-  return known ? sum : std::numeric_limits<std::size_t>::max();
-}
-SHARDLIB_INLINE std::size_t available_bytes() {
-  std::ifstream meminfo("/proc/meminfo");
-  return available_bytes(meminfo);
+  return known ? std::optional(sum) : std::nullopt;
 }
 
-inline std::mutex claims;
-inline std::size_t claimed = 0;
+/// What all heaps of this process were granted. The system gives pages as they are first written, and kills where there
+/// are none: so it is asked before, and devices that are threads must not all be promised the same.
+struct Grants {
+  std::mutex mutex;
+  std::size_t bytes = 0;
 
-// The system gives pages as they are first written, and kills where there are none: it is asked before.
-SHARDLIB_INLINE bool claim(std::size_t bytes) {
-  constexpr std::size_t small = std::size_t{1} << 20;
-  const std::lock_guard lock(claims);
-  if (bytes > small) {
-    std::ifstream statm("/proc/self/statm");
-    std::size_t pages = 0, resident = 0;
-    statm >> pages >> resident;
-    const std::size_t written = resident * page_bytes(), pending = claimed > written ? claimed - written : 0;
-    const std::size_t beside = claimed / 64;  // page tables, and what is resident but in no block
-    if (const std::size_t available = available_bytes(); available < bytes || available - bytes < pending + beside)
-      return false;
+  [[nodiscard]] std::size_t left() const {
+    const auto available = sum_of_lines("/proc/meminfo", "MemAvailable:", "SwapFree:");
+    const auto written = sum_of_lines("/proc/self/status", "RssAnon:", "VmSwap:");
+    return available && written ? left_of(*available, bytes, *written) : std::numeric_limits<std::size_t>::max();
   }
-  claimed += bytes;
-  return true;
-}
-SHARDLIB_INLINE void disclaim(std::size_t bytes) {
-  const std::lock_guard lock(claims);
-  claimed -= bytes;
+};
+inline Grants grants;
+
+SHARDLIB_INLINE std::size_t left_bytes() {
+  const std::lock_guard lock(grants.mutex);
+  return grants.left();
 }
 
 SHARDLIB_INLINE Mapping::Mapping(int file, std::size_t bytes) {
@@ -119,9 +112,20 @@ SHARDLIB_INLINE Mapping::~Mapping() {
 /// A process's own memory.
 class Heap final : public Region {
  public:
-  ~Heap() override { leave(); }
+  ~Heap() override {
+    leave();
+    const std::lock_guard lock(grants.mutex);
+    grants.bytes -= granted_;
+  }
 
  private:
+  bool grant(std::size_t bytes) override {
+    const std::lock_guard lock(grants.mutex);
+    if (bytes > small_grant && bytes > grants.left()) return false;
+    granted_ += bytes;
+    grants.bytes += bytes;
+    return true;
+  }
   Addresses grow(std::size_t bytes) override {
     // Addresses for all the memory there is: the blocks lie side by side. Where addresses count like memory (ulimit -v,
     // vm.overcommit_memory=2), a few at a time have to do.
@@ -145,6 +149,7 @@ class Heap final : public Region {
   }
 
   std::vector<Mapping> mappings_;
+  std::size_t granted_ = 0;
 };
 
 /// What make_phantom returns.
@@ -153,6 +158,7 @@ class Phantom final : public Region {
   [[nodiscard]] bool is_phantom() const override { return true; }
 
  private:
+  bool grant(std::size_t) override { return true; }
   Addresses grow(std::size_t) override { return {std::uintptr_t{1} << 62, std::exchange(left_, 0)}; }
   void discard(std::uintptr_t, std::size_t) override {}
 
@@ -165,16 +171,24 @@ SHARDLIB_INLINE std::byte* Region::allocate(std::size_t bytes) {
   const std::size_t size = block_bytes(bytes);
   const std::lock_guard lock(mutex_);
   auto begin = free_.take(size);
-  if (!begin) begin = take_untouched(size);
   if (!begin) {
-    const Addresses more = grow(size);
-    if (more.second == 0) return nullptr;
-    if (end_ != untouched_) free_.give(untouched_, end_ - untouched_);
-    grown_.push_back(more);
-    untouched_ = more.first;
-    end_ = more.first + more.second;
+    std::uintptr_t before = untouched_;
     begin = take_untouched(size);
-    if (!begin) return nullptr;
+    if (!begin) {
+      const Addresses more = grow(size);
+      if (more.second == 0) return nullptr;
+      if (end_ != untouched_) free_.give(untouched_, end_ - untouched_);
+      grown_.push_back(more);
+      before = untouched_ = more.first;
+      end_ = more.first + more.second;
+      begin = take_untouched(size);
+      if (!begin) return nullptr;
+    }
+    if (!grant(untouched_ - before)) {
+      if (*begin < before) free_.give(*begin, before - *begin);
+      untouched_ = before;
+      return nullptr;
+    }
   }
   if (!is_phantom()) {
     detail::unpoison(*begin, size);
@@ -190,12 +204,10 @@ SHARDLIB_INLINE std::size_t Region::block_bytes(std::size_t bytes) const {
 SHARDLIB_INLINE std::optional<std::uintptr_t> Region::take_untouched(std::size_t bytes) {
   const std::size_t before = free_.take_before(untouched_);
   const std::uintptr_t begin = untouched_ - before;
-  const std::size_t more = bytes - before;  // a free range of as many would have been taken
-  if (end_ - begin < bytes || (!is_phantom() && !detail::claim(more))) {
+  if (end_ - begin < bytes) {
     if (before > 0) free_.give(begin, before);
     return std::nullopt;
   }
-  if (!is_phantom()) claimed_ += more;
   untouched_ = begin + bytes;
   return begin;
 }
@@ -226,7 +238,6 @@ SHARDLIB_INLINE std::size_t Region::reserved() const {
 }
 
 SHARDLIB_INLINE void Region::leave() {
-  detail::disclaim(claimed_);
   for (const auto& [begin, bytes] : grown_) {
     detail::unpoison(begin, begin + bytes == end_ ? untouched_ - begin : bytes);
   }

@@ -135,6 +135,7 @@ class Arena final : public Region {
     if (result.data() == nullptr) fail_system("mapping " + std::to_string(bytes) + " bytes");
     return result;
   }
+  bool grant(std::size_t bytes) override { return bytes <= small_grant || bytes <= left_bytes(); }
   /// All there is but the first page, where the key stands.
   Addresses grow(std::size_t) override {
     if (std::exchange(is_grown_, true)) return {};

@@ -1,5 +1,5 @@
-// Whole files and folders through POSIX, with errors that name the file and the reason: UsageError where a file or its
-// folder is not there, Error otherwise.
+// Whole files and folders through POSIX, with errors that name the file and the reason: UsageError where the path is
+// wrong (nothing there, or no file), Error where the system fails.
 #pragma once
 
 #include <cstddef>

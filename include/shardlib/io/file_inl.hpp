@@ -74,7 +74,8 @@ SHARDLIB_INLINE OutputFile::OutputFile(const std::string& path) : path_(path) {
   struct stat status{};
   // Its place is taken by renaming, which would replace a device too.
   if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
-    throw UsageError("cannot write '" + path + "': what is there is no regular file; choose another path");
+    throw UsageError("cannot write '" + path +
+                     "': what is there is no regular file; move it away, or choose another path");
   static std::atomic<unsigned> files = 0;
   temporary_ = path + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(files++);
   descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);

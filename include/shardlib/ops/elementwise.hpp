@@ -299,9 +299,10 @@ auto where(const Tensor<B, C>& c, const Tensor<D, S>& a, double otherwise, Site 
     -> Tensor<detail::after_t<detail::is_condition<"where", B>, D>, detail::result_of<rules::map2, Op("where"), S, C>> {
   using Out = Tensor<D, detail::result_of<rules::map2, Op("where"), S, C>>;
   const detail::OpInfo op{"where", {}, site};
+  const auto number = static_cast<D>(detail::beside(op, a, otherwise));
   return detail::record<"where", Out>(
       op, a.device(), detail::broadcast_sizes(op, a.value(), c.value(), detail::parsed<Out::spec>),
-      detail::Otherwise<D>{c.value(), a.value(), static_cast<D>(detail::beside(op, a, otherwise))},
+      detail::Otherwise<D>{c.value(), a.value(), number},
       detail::vjp(a, detail::save(c),
                   [](const auto& ct, const auto& m) { return detail::unbroadcast<Tensor<D, S>>(masked(m, ct)); }));
 }

@@ -65,7 +65,9 @@ class Loop {
     if ((training_.trace || training_.tensorboard) && !directory_.exists())
       throw UsageError(std::string(training_.trace ? "--trace" : "--tensorboard") +
                        " writes into the folder of a run: give --run DIR too");
-    if (training_.trace && speaks_) const io::OutputFile can_be_written(directory_.trace());
+    if (training_.trace && speaks_) {
+      const io::OutputFile tried(directory_.trace());  // an error now, not behind the traced steps
+    }
     std::optional<Checkpoints::Loaded> found;
     if (directory_.exists() && training_.resume) found = program_.checkpoints.load();
     const std::int64_t first = found ? found->step : 0;
