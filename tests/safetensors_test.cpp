@@ -107,7 +107,8 @@ TEST_CASE("safetensors: written files read back, aligned, with their metadata", 
         }) == "cannot write '" + path + "': tensor 'a' has a name that is taken");
   for (const std::string& other : {scratch.path(), std::string("/dev/null")})
     expect_error<UsageError>([&] { io::write_safetensors(other, {tensor_of<float>("a", "F32", {1}, {1})}); },
-                             "cannot write '" + other + "': what is there is no regular file; move it away, or choose another path");
+                             "cannot write '" + other +
+                                 "': what is there is no regular file; move it away, or choose another path");
   CHECK(SafetensorsFile(path).entries().size() == 7);  // failed writes change nothing
   CHECK(test::files_below(scratch.path()) == std::vector<std::string>{"a.safetensors"});
 }

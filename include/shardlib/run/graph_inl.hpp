@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
-#include <span>
 #include <string_view>
 
 #include "shardlib/comm/dry.hpp"
@@ -122,7 +121,7 @@ SHARDLIB_INLINE void write_svg(const std::string& dot, const std::string& path) 
     }
   };
   const Beside beside{path + ".dot", path + ".new"};
-  io::write_file(beside.text, std::as_bytes(std::span(dot)));
+  io::write_file(beside.text, io::as_bytes(dot));
   const pid_t child = fork();
   if (child == 0) {
     execlp("dot", "dot", "-Tsvg", "-o", beside.svg.c_str(), beside.text.c_str(), static_cast<char*>(nullptr));

@@ -9,7 +9,6 @@
 #include <cmath>
 #include <filesystem>
 #include <set>
-#include <span>
 #include <utility>
 
 #include "shardlib/error.hpp"
@@ -308,7 +307,7 @@ SHARDLIB_INLINE std::string report(const std::vector<std::string>& paths) {
 
 SHARDLIB_INLINE void write_report(const std::vector<std::string>& runs, const std::string& file) {
   const std::string page = report(runs);
-  io::replace_file(file, std::as_bytes(std::span(page)));
+  io::replace_file(file, io::as_bytes(page));
 }
 
 }  // namespace shardlib::run
