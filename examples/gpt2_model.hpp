@@ -258,12 +258,13 @@ auto trunk(const Model<C>& w, const Tensor<C, "V/t M">& table, const Tensor<i32,
            const Tensor<i32, "L">& positions, const Form& form, const Dropout& dropout) -> Residual {
   Residual x = drop(embedding<C>(w, table, inputs, positions), form.post_norm ? Dropout{} : dropout.at(0));
   for (std::uint64_t i = 0; i < w.layers.size(); ++i) {
-    const auto body = [&form, d = dropout.at(i + 1)](const Residual& r, const Mask& m, const Layer<C>& weights) {
-      return layer<C>(r, m, weights, form, d, {}, nullptr);
+    const auto body = [](const Residual& r, const Mask& m, const Layer<C>& weights, const Form& f, const Dropout& d) {
+      return layer<C>(r, m, weights, f, d, {}, nullptr);
     };
+    const auto d = dropout.at(i + 1);
     if (form.prefetch) x = prefetch(x, gathered_layer<C>, w.layers, i);
-    x = form.recompute == Recompute::none ? body(x, mask, w.layers[i])
-                                          : explicit_activation_checkpointing(body)(x, mask, w.layers[i]);
+    x = form.recompute == Recompute::none ? body(x, mask, w.layers[i], form, d)
+                                          : explicit_activation_checkpointing(body)(x, mask, w.layers[i], form, d);
   }
   return x;
 }

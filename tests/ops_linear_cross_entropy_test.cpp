@@ -85,8 +85,8 @@ auto losses(const Weights& w, const Tensor<i32, "B/d L">& ids, std::int64_t stor
 auto step(const Mesh2& mesh, const Weights& w, std::int64_t stored, bool recompute) {
   const auto ids = targets(mesh);
   const auto loss = [&](const Weights& in) -> Tensor<f32, "+d +t"> {
-    const auto body = [&](const Weights& of) { return losses(of, ids, stored); };
-    return sum<"B/d L +t -> +d +t">(recompute ? explicit_activation_checkpointing(body)(in) : body(in));
+    const auto again = explicit_activation_checkpointing(losses);
+    return sum<"B/d L +t -> +d +t">(recompute ? again(in, ids, stored) : losses(in, ids, stored));
   };
   return value_and_grad(mesh, loss, w);
 }

@@ -314,7 +314,8 @@ TEST_CASE("padded: errors", "[ops][padding][errors]") {
           [&] {
             zeros<f32, "V">(mesh, {{"V", 6}});
           },
-          "zeros<`V`>: dim `V` is 6, but 5 (padded to 6) earlier in this scope");
+          "zeros<`V`>: dim `V` is 6, but 5 (padded to 6) in + of `V`, and a name has one size within this Scope; "
+          "`rename` one of the two, or open a `Scope` around the part that means another size");
     }
     fails(
         [&] {

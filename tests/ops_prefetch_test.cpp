@@ -154,7 +154,7 @@ TEST_CASE("the gathers of the next layer run beside each layer, and the gradient
         most_sums = std::max(most_sums, under_way(state, false));
         if (backward.size() > 1) fewest_sums = std::min(fewest_sums, under_way(state, false));
       });
-      value_and_grad(mesh, loss, w, x, How::prefetch);
+      static_cast<void>(value_and_grad(mesh, loss, w, x, How::prefetch));
     }
     // Those of the next layer: a layer has asked for its own before.
     expect_equal(forward, {2, 2, 2, 2, 0});
@@ -174,7 +174,8 @@ Peaks peaks(const std::shared_ptr<Device>& device, std::int64_t layers, How how)
   const Grid mesh(device);
   const Model w = model(mesh, layers);
   const X x = input(mesh);
-  return {peak(device, [&] { loss(w, x, how); }), peak(device, [&] { value_and_grad(mesh, loss, w, x, how); })};
+  return {peak(device, [&] { loss(w, x, how); }),
+          peak(device, [&] { static_cast<void>(value_and_grad(mesh, loss, w, x, how)); })};
 }
 
 void expect_two_layers(const std::shared_ptr<Device>& device) {
@@ -211,7 +212,7 @@ TEST_CASE("a dry run of prefetch counts and takes what a real one does", "[ops][
     const Grid mesh(device);
     const Model w = model(mesh, 4);
     const X x = input(mesh);
-    return traffic(device, [&] { value_and_grad(mesh, loss, w, x, How::prefetch); });
+    return traffic(device, [&] { static_cast<void>(value_and_grad(mesh, loss, w, x, How::prefetch)); });
   };
   std::string counted;
   Peaks planned{}, most{};
@@ -279,7 +280,7 @@ TEST_CASE("prefetch says what is wrong", "[ops][prefetch]") {
     const auto one = [&](const Array<"layers", Weights>& layers) {
       return mean_square(layer<false>(prefetch(x, others, layers, 2), layers[2]));
     };
-    expect_error<Error>([&] { value_and_grad(mesh, one, w.layers); }, unused);
+    expect_error<Error>([&] { static_cast<void>(value_and_grad(mesh, one, w.layers)); }, unused);
 
     const int next_line = __LINE__ + 1;
     expect_error<Error>([&] { prefetch(x, gathered, w.layers, 4); },
@@ -288,8 +289,8 @@ TEST_CASE("prefetch says what is wrong", "[ops][prefetch]") {
                             "one" +
                             on);
     const int inside_line = __LINE__ + 1;
-    const auto inside = [&](const X& y) { return prefetch(y, gathered, w.layers, 0); };
-    expect_error<Error>([&] { explicit_activation_checkpointing(inside)(x); },
+    const auto inside = [](const X& y, const Array<"layers", Weights>& v) { return prefetch(y, gathered, v, 0); };
+    expect_error<Error>([&] { explicit_activation_checkpointing(inside)(x, w.layers); },
                         "prefetch" + where(inside_line) +
                             ": inside explicit_activation_checkpointing it would start gathers that the backward pass "
                             "does not ask for; call it between the layers, outside" +
@@ -315,7 +316,7 @@ TEST_CASE("an op that throws while gathers and sums are under way leaves none of
             if (std::string_view(ran.op.name) == "einsum_unreduced" && ++einsums == fatal) throw Error("enough");
           });
           try {
-            value_and_grad(mesh, loss, w, x, How::prefetch);
+            static_cast<void>(value_and_grad(mesh, loss, w, x, How::prefetch));
           } catch (const Error&) {
             thrown = true;
           }
@@ -341,7 +342,7 @@ TEST_CASE("an op that throws while gathers and sums are under way leaves none of
                                   if (mesh.coordinate("d") == 1) throw Error("enough");
                                   return loss(v, y, How::prefetch);
                                 };
-                                value_and_grad(mesh, failing, w, input(mesh));
+                                static_cast<void>(value_and_grad(mesh, failing, w, input(mesh)));
                               }),
                       "enough");
 }

@@ -21,6 +21,8 @@ class Backward {
   std::vector<ValuePtr> run();
   /// The cotangents of the leaves that are `wanted`. Only the pulls on the way to them run.
   std::vector<ValuePtr> run(const std::vector<bool>& wanted);
+  /// Whether the program has said, with stop_gradient, that it wants no gradient of some use of a leaf.
+  [[nodiscard]] bool stopped(std::size_t leaf) const;
 
  private:
   class Pass;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <set>
 #include <unordered_map>
 
@@ -16,12 +17,21 @@ namespace shardlib::detail {
 class Backward::Pass {
  public:
   Pass(const std::vector<std::pair<Slot, ValuePtr>>& roots, std::vector<Slot> leaves) : leaves_(std::move(leaves)) {
-    for (const auto& [slot, ct] : roots) deliver(slot, ct);
+    for (const auto& [slot, ct] : roots) {
+      if (ct) device_ = ct->device;
+      deliver(slot, ct);
+    }
+    for (const Slot& leaf : leaves_) nodes_.push_back(leaf.node);
   }
+
+  [[nodiscard]] bool stopped(std::size_t leaf) const { return nodes_[leaf] && nodes_[leaf]->stopped; }
 
   [[nodiscard]] std::size_t leaves() const { return leaves_.size(); }
 
   std::vector<ValuePtr> run(const std::vector<bool>& wanted) {
+    // The names of dims have been checked forward; here ops of several scopes meet.
+    std::optional<WithNames> unchecked;
+    if (device_) unchecked.emplace(state(device_), std::make_shared<NameSizes>());
     const auto towards = nodes_towards(wanted);
     std::map<Key, Pending> later;
     while (!pending_.empty()) {
@@ -111,6 +121,8 @@ class Backward::Pass {
       std::vector<bool> wanted;
       for (const auto& edge : p.edges) wanted.push_back(edge.input && due(edge.input.node.get()));
       p.inputs = p.nested->run(wanted);
+      for (std::size_t i = 0; i < p.edges.size(); ++i)
+        if (p.nested->stopped(i)) stop_below(p.edges[i].input);
     }
     bool left = false;
     for (std::size_t i = 0; i < p.edges.size(); ++i) {
@@ -128,6 +140,8 @@ class Backward::Pass {
   }
 
   std::vector<Slot> leaves_;
+  std::vector<std::shared_ptr<const Node>> nodes_;  ///< of the leaves
+  DevicePtr device_;
   std::map<Key, Pending> pending_;
   std::unordered_map<Node*, Pending> arrived_;
 };
@@ -141,6 +155,10 @@ SHARDLIB_INLINE std::vector<ValuePtr> Backward::run() {
 
 SHARDLIB_INLINE std::vector<ValuePtr> Backward::run(const std::vector<bool>& wanted) {
   return pass_->run(wanted);
+}
+
+SHARDLIB_INLINE bool Backward::stopped(std::size_t leaf) const {
+  return pass_->stopped(leaf);
 }
 
 SHARDLIB_INLINE std::vector<ValuePtr> backward(const std::vector<std::pair<Slot, ValuePtr>>& roots,

@@ -40,6 +40,8 @@ class Bindings {
 
  private:
   void check(std::string_view name, DimSize known, DimSize size, const char* where) const;
+  /// The op with its operands, and the line of the call where it is known.
+  [[nodiscard]] std::string describe() const;
   OpInfo op_;
   std::shared_ptr<Device> device_;
   Small<std::pair<std::string_view, DimSize>, 4 * max_dims> sizes_;

@@ -38,10 +38,10 @@ SHARDLIB_INLINE void Bindings::bind(std::string_view name, DimSize size) {
   for (const auto& [known, value] : sizes_)
     if (known == name) return check(name, value, size, "in another operand");
   sizes_.push_back({name, size});
-  auto& scopes = state(device_).scopes;
+  const auto& scopes = state(device_).scopes;
   if (scopes.empty()) return;
-  const auto [it, fresh] = scopes.back().try_emplace(std::string(name), size);
-  if (!fresh) check(name, it->second, size, "earlier in this scope");
+  const std::string why = scopes.back()->bind(name, size, [&] { return describe(); });
+  if (!why.empty()) fail(why);
 }
 
 SHARDLIB_INLINE void Bindings::bind(const Value& x) {
@@ -62,9 +62,7 @@ SHARDLIB_INLINE std::optional<DimSize> Bindings::find(std::string_view name) con
   for (const auto& [known, value] : sizes_)
     if (known == name) return value;
   const auto& scopes = state(device_).scopes;
-  if (!scopes.empty())
-    if (const auto it = scopes.back().find(name); it != scopes.back().end()) return it->second;
-  return std::nullopt;
+  return scopes.empty() ? std::nullopt : scopes.back()->find(name);
 }
 
 SHARDLIB_INLINE GlobalSizes Bindings::sizes(const TensorSpec& spec) const {
@@ -73,12 +71,16 @@ SHARDLIB_INLINE GlobalSizes Bindings::sizes(const TensorSpec& spec) const {
   return global;
 }
 
-SHARDLIB_INLINE void Bindings::fail(const std::string& why) const {
+SHARDLIB_INLINE std::string Bindings::describe() const {
   // An op without a spec of its own is told by its operands: "+ of `B/d M` and `M`".
   std::string op = op_.describe();
   for (int i = 0; op_.spec.empty() && i < operands_.size(); ++i)
     op += (i == 0 ? " of `" : " and `") + std::string(to_string(*operands_[i]).view()) + "`";
-  throw Error(op + ": " + why + " (" + device_->describe() + ")");
+  return op;
+}
+
+SHARDLIB_INLINE void Bindings::fail(const std::string& why) const {
+  throw Error(describe() + ": " + why + " (" + device_->describe() + ")");
 }
 
 SHARDLIB_INLINE void Bindings::check(std::string_view name, DimSize known, DimSize size, const char* where) const {

@@ -3,9 +3,12 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <deque>
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -50,12 +53,47 @@ template <class T>
   if constexpr (is_tree<T>()) visit(call, {}, x);
 }
 
+/// One call of value_and_grad on this device: the weights as leaves of its tape, and what it sets in the program's state
+/// while it runs. Its errors are those of programs whose gradients would be zero, or wrong, without a word.
+class Differentiation {
+ public:
+  [[gnu::cold]] SHARDLIB_INLINE Differentiation(const char* op, const std::shared_ptr<Device>& device);
+  Differentiation(const Differentiation&) = delete;
+  Differentiation& operator=(const Differentiation&) = delete;
+  [[gnu::cold]] SHARDLIB_INLINE ~Differentiation();
+
+  /// The weight as a leaf. Throws Error if a function that contains this call is differentiated by it.
+  [[gnu::cold]] SHARDLIB_INLINE ValuePtr weight(const ValuePtr& value, const Path& path);
+  /// Looks at a tensor of argument `number` alike.
+  [[gnu::cold]] SHARDLIB_INLINE void argument(const ValuePtr& value, std::size_t number);
+  [[nodiscard]] const std::vector<Slot>& leaves() const { return leaves_; }
+  /// The function has returned: whoever uses the weights from here on is not differentiated.
+  [[gnu::cold]] SHARDLIB_INLINE void end_forward();
+  /// The cotangents of the weights, given the loss and its cotangent. A weight that the loss does not depend on, and
+  /// that the function takes no stop_gradient of, is an error, or null if weights may be `unused`.
+  [[gnu::cold]] SHARDLIB_INLINE std::vector<ValuePtr> backward(const Value& loss, const ValuePtr& one, bool unused);
+
+ private:
+  void check_outside(const ValuePtr& value, const std::string& what) const;
+
+  OpInfo op_;
+  std::shared_ptr<Device> device_;
+  State& state_;
+  State::Pass outer_;               ///< other than `none`: within a function that is differentiated
+  const std::uint64_t first_;       ///< nodes up to this number are of the function outside
+  std::optional<WithNames> names_;  ///< while the function runs
+  std::vector<Slot> leaves_;
+  std::deque<std::string> titles_;  ///< of the weights: "the weight `layers/0/w`"
+  std::vector<std::pair<std::shared_ptr<Storage>, const std::string*>> weights_;  ///< and what their storage said before
+};
+
 /// The backward pass of a checkpointed call: replays f lazily from its arguments and what it saved, to differentiate
 /// the replay by the arguments that are `wanted`. Ops of the replay compute their value only if a VJP asks for it.
+/// `names`: the scope of names that was open in the forward pass.
 template <class F, class Args>
 std::shared_ptr<Backward> replay(const F& f, const Args& args, const std::vector<bool>& wanted,
                                  const std::vector<ValuePtr>& saved, const std::vector<ValuePtr>& cotangents,
-                                 const std::shared_ptr<Device>& device) {
+                                 const std::shared_ptr<Device>& device, const std::shared_ptr<NameSizes>& names) {
   std::vector<Slot> leaves;
   const LeafChange fresh = [&](const ValuePtr& value, const Path&) {
     auto leaf = wanted[leaves.size()] ? as_leaf(*value) : detached(*value);
@@ -65,6 +103,7 @@ std::shared_ptr<Backward> replay(const F& f, const Args& args, const std::vector
   std::vector<std::pair<Slot, ValuePtr>> roots;
   {
     const WithMode mode(state(device), State::Mode::replay, saved);
+    const WithNames scope(state(device), names);
     const Args inputs = std::apply([&](const auto&... x) { return Args{with_leaves(x, fresh)...}; }, args);
     const auto out = std::apply(f, inputs);
     std::size_t i = 0;
@@ -108,8 +147,10 @@ struct checkpoint_hook<R> {
     auto& kept = node->edges.front().saved.values;
     kept.insert(kept.end(), saved.begin(), saved.end());
     node->sequence = ++state(device).sequence;
-    node->nested = [f, inputs, wanted, saved, device](const std::vector<ValuePtr>& cotangents) {
-      return replay(f, inputs, wanted, saved, cotangents, device);
+    const auto& scopes = state(device).scopes;
+    const auto names = scopes.empty() ? std::make_shared<NameSizes>() : scopes.back();
+    node->nested = [f, inputs, wanted, saved, device, names](const std::vector<ValuePtr>& cotangents) {
+      return replay(f, inputs, wanted, saved, cotangents, device, names);
     };
     int output = 0;
     const LeafChange connect = [&](const ValuePtr& value, const Path&) {
@@ -144,41 +185,63 @@ struct prefetch_hook<R> {
   }
 };
 
+/// What a function returns beside its loss, of which nothing is differentiated any more: tensors, trees of them, tuples
+/// of those; other things as they are.
+template <class T>
+T without_gradient(const T& x) {
+  if constexpr (requires { std::tuple_size<T>::value; })
+    return std::apply([](const auto&... parts) { return T{without_gradient(parts)...}; }, x);
+  else
+    return with_leaves(x, [](const ValuePtr& value, const Path&) { return detached(*value); });
+}
+
 template <class R>
   requires any_result<R>
 struct value_and_grad_hook<R> {
   template <class M, class F, class W, class... Args>
   static R run(const M& mesh, F& f, const W& weights, const Args&... args) {
-    std::vector<Slot> leaves;
-    const LeafChange track = [&](const ValuePtr& value, const Path& path) {
-      auto leaf = as_leaf(*value);
-      leaf->label = path.text();
-      leaves.push_back(leaf->slot);
-      return leaf;
+    Differentiation call("value_and_grad", mesh.device());
+    const W tracked = with_leaves(
+        weights, [&](const ValuePtr& value, const Path& path) { return call.weight(value, path); }, "value_and_grad");
+    std::size_t number = 0;
+    [[maybe_unused]] const auto look = [&](const auto& arg) {
+      ++number;
+      each_value(arg, [&](const ValuePtr& value) { call.argument(value, number); });
     };
-    const W tracked = with_leaves(weights, track, "value_and_grad");
+    (look(args), ...);
     State& s = state(mesh.device());
     OverlapScope overlap(mesh.device());
     const auto live = [&] { return mesh.device()->pool()->stats().live; };
     const std::size_t before = live();
-    s.pass = State::Pass::forward;
     const Stopwatch::Part outside = s.stopwatch.change(Stopwatch::forward);
-    const auto loss = f(tracked, args...);
+    const auto [loss, auxiliary] = loss_and_auxiliary(f(tracked, args...));
     overlap.end_forward();
+    call.end_forward();
     s.kept = std::max(live(), before) - before;
-    s.pass = State::Pass::backward;
     s.stopwatch.change(Stopwatch::backward);
     using Loss = std::remove_const_t<decltype(loss)>;
     const auto one = full<typename Loss::value_type, "">(mesh, {}, 1.0);
-    auto cotangents = backward({{loss.value()->slot, one.value()}}, leaves);
+    auto cotangents = call.backward(*loss.value(), one.value(), is_allow_unused<std::remove_cvref_t<F>>);
     overlap.end_backward();
-    s.pass = State::Pass::none;
     s.stopwatch.change(outside);
-    R result{Loss(detached(*loss.value())), {}};
-    if constexpr (is_array<W>) result.second.resize(weights.size());
+    R result{};
+    std::get<0>(result) = Loss(detached(*loss.value()));
+    if constexpr (std::tuple_size_v<R> == 3) std::get<2>(result) = auxiliary;
+    auto& grads = std::get<1>(result);
+    if constexpr (is_array<W>) grads.resize(weights.size());
     std::size_t i = 0;
-    collect<M>(mesh, weights, result.second, cotangents, i);
+    collect<M>(mesh, weights, grads, cotangents, i);
     return result;
+  }
+
+  /// A function's result as (loss, what else it returns without its gradient).
+  template <dtype D, Spec S>
+  static std::pair<Tensor<D, S>, std::nullptr_t> loss_and_auxiliary(const Tensor<D, S>& loss) {
+    return {loss, nullptr};
+  }
+  template <class L, class A>
+  static std::pair<L, A> loss_and_auxiliary(const std::pair<L, A>& result) {
+    return {result.first, without_gradient(result.second)};
   }
 
   /// The cotangents of the leaves as the gradient of `weights`; zeros where none has arrived.
@@ -186,7 +249,7 @@ struct value_and_grad_hook<R> {
   static void collect(const M& mesh, const W& weights, G& grads, std::vector<ValuePtr>& cotangents, std::size_t& i) {
     if constexpr (is_tensor<W>) {
       auto& ct = cotangents[i++];
-      if (!ct) {  // the loss does not depend on it
+      if (!ct) {  // the program has said that the loss need not depend on it
         auto zero = detached(*weights.value());
         zero->storage = std::make_shared<Storage>(Storage{allocate(*zero), nullptr});
         zero->device->exec().zero(zero->data().data(), zero->bytes());
@@ -240,10 +303,10 @@ SHARDLIB_INLINE std::vector<Kept> kept_below(const Node* root);
 /// first; weights that some VJP needs are there too, under their names. Runs f forward once.
 template <class F, class W, class... Args>
 std::vector<Kept> kept_for_backward(F&& f, const W& weights, const Args&... args) {
-  const W tracked = detail::with_leaves(weights, [](const detail::ValuePtr& value, const detail::Path& path) {
-    auto leaf = detail::as_leaf(*value);
-    leaf->label = path.text();
-    return leaf;
+  std::optional<detail::Differentiation> call;
+  const W tracked = detail::with_leaves(weights, [&](const detail::ValuePtr& value, const detail::Path& path) {
+    if (!call) call.emplace("kept_for_backward", value->device);
+    return call->weight(value, path);
   });
   const auto loss = f(tracked, args...);
   detail::OverlapScope(loss.value()->device).end_forward();

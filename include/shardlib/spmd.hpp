@@ -148,37 +148,12 @@ requires(!is_tensor<W>) std::vector<HostArray<D>> fetch(const W& tree) {
 
 namespace detail {
 
-template <class F>
-struct signature;
-template <class F>
-requires requires {
-  &F::operator();
-}
-struct signature<F> : signature<decltype(&F::operator())> {};
-template <class F>
-concept has_signature = requires {
-  typename signature<F>::parameters;
-};
-template <class R, class... P>
-struct signature<R (*)(P...)> {
-  using parameters = std::tuple<std::remove_cvref_t<P>...>;
-};
-template <class C, class R, class... P>
-struct signature<R (C::*)(P...) const> : signature<R (*)(P...)> {};
-template <class C, class R, class... P>
-struct signature<R (C::*)(P...)> : signature<R (*)(P...)> {};
-template <class R, class... P>
-struct signature<R (*)(P...) noexcept> : signature<R (*)(P...)> {};
-template <class C, class R, class... P>
-struct signature<R (C::*)(P...) const noexcept> : signature<R (*)(P...)> {};
-template <class C, class R, class... P>
-struct signature<R (C::*)(P...) noexcept> : signature<R (*)(P...)> {};
-
 template <class P, class M, class Arg>
 decltype(auto) placed(const M& mesh, const Arg& arg, std::span<const NamedSize> sizes) {
-  if constexpr (std::is_convertible_v<const Arg&, const P&>)
+  if constexpr (std::is_convertible_v<const Arg&, const P&>) {
+    if constexpr (is_tensor<P>) bind_names(OpInfo{"spmd", {}, {}}, *arg.value(), "an argument `" + std::string(std::string_view(P::spec)) + "`");
     return static_cast<const P&>(arg);
-  else if constexpr (is_tensor<P>)
+  } else if constexpr (is_tensor<P>)
     return place_one<P>::run(mesh, arg, sizes);
   else
     return place_tree(mesh, arg, P{}, sizes);
@@ -188,7 +163,7 @@ decltype(auto) placed(const M& mesh, const Arg& arg, std::span<const NamedSize> 
 
 /// seqax's typed_shard_map: a function that takes host arrays (or what f itself takes), places each by the type of f's
 /// parameter, padded as `sizes` say, runs f on this device, and puts the result together by its type, without padding.
-/// Call it on every device of the mesh. `auto y = spmd(mesh, forward_pass)(x, weights);`
+/// Within the call a name of a dim has one size; a part of f whose names mean other sizes opens a Scope of its own. Call it on every device of the mesh. `auto y = spmd(mesh, forward_pass)(x, weights);`
 template <Spec A, class F>
 auto spmd(const Mesh<A>& mesh, F f, Sizes sizes = {}) {
   static_assert(detail::has_signature<F>,
@@ -197,6 +172,8 @@ auto spmd(const Mesh<A>& mesh, F f, Sizes sizes = {}) {
   return [mesh, f = std::move(f), sizes = std::move(sizes)](const auto&... args) {
     using Parameters = typename detail::signature<F>::parameters;
     static_assert(std::tuple_size_v<Parameters> == sizeof...(args), "spmd: as many arguments as the function takes");
+    detail::State& state = detail::state(mesh.device());
+    const detail::WithNames names(state, detail::names_within(state, "spmd"));
     return [&]<std::size_t... I>(std::index_sequence<I...>) {
       return fetch(f(detail::placed<std::tuple_element_t<I, Parameters>>(mesh, args, sizes)...));
     }

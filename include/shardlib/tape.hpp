@@ -39,6 +39,7 @@ struct Node {
   };
   std::vector<Edge> edges;
   int outputs = 1;
+  bool stopped = false;  ///< stop_gradient has been taken of it, or of what was computed from it
   /// All VJPs at once where that is cheaper (a fused loop).
   std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>& cotangents)> joint;
   /// The backward pass of a replayed function, of which the edges' inputs are the leaves.
@@ -47,6 +48,9 @@ struct Node {
 
 /// A place for the gradient of a value that is differentiated by: a node without operands.
 SHARDLIB_INLINE Handle<Value> as_leaf(const Value& value);
+
+/// Notes that the program wants no gradient of what stands here, nor of what it was computed from: by this use.
+SHARDLIB_INLINE void stop_below(const Slot& slot);
 
 /// How one operand's cotangent comes from the result's: f(cotangent, saved...), a typed function, with what it needs;
 /// or f(cotangent, saved..., global sizes of the operand). Lives as long as the call of `record` that it is made for.

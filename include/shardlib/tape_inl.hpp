@@ -17,6 +17,16 @@ SHARDLIB_INLINE Handle<Value> as_leaf(const Value& value) {
   return leaf;
 }
 
+SHARDLIB_INLINE void stop_below(const Slot& slot) {
+  std::vector<Node*> todo{slot.node.get()};
+  while (!todo.empty()) {
+    Node* node = todo.back();
+    todo.pop_back();
+    if (node == nullptr || std::exchange(node->stopped, true)) continue;
+    for (const Node::Edge& edge : node->edges) todo.push_back(edge.input.node.get());
+  }
+}
+
 SHARDLIB_INLINE ValuePtr with_spec(const ValuePtr& value, const TensorSpec& spec) {
   if (value->spec == &spec) return value;
   auto copy = detached(*value);
@@ -129,6 +139,7 @@ SHARDLIB_INLINE ValuePtr record_erased(const OpInfo& op, const std::shared_ptr<D
                                        const TensorSpec& spec, const GlobalSizes& global, Kernel&& kernel,
                                        std::span<EdgeSource> sources) {
   auto out = make_value(op, device, dtype, spec, global);
+  bind_names(op, *out);
   std::vector<Node::Edge> edges;
   for (EdgeSource& source : sources) {
     auto& edge = edges.emplace_back();

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "shardlib/error.hpp"
+#include "shardlib/shapes/signature.hpp"
 #include "shardlib/tensor.hpp"
 
 namespace shardlib {
@@ -218,12 +219,6 @@ consteval bool is_tree() {
   else
     return false;
 }
-/// Stands at the beginning of what takes a tree, where the compiler's first lines are.
-#define SHARDLIB_CHECK_TREE(Tree)                                                                                   \
-  static_assert(detail::is_tree<std::remove_const_t<Tree>>(),                                                       \
-                "a tree is a tensor, an Array of trees, or a plain struct of 1 to 23 trees (nest structs for more); " \
-                "it has no numbers, strings, constructors or bases")
-
 /// A field that a tree may have: numbers, strings and the like have no place in it.
 template <class T>
 inline constexpr bool is_field = is_tensor<T> || is_array<T> || (std::is_class_v<T> && std::is_aggregate_v<T>) ||
@@ -239,6 +234,46 @@ constexpr bool all_leaves_of_field(P p) {
   else
     return checked<rules::no_tree_field, Op(field_name<typename named_as<T>::type, I>())>::ok;
 }
+
+/// What makes T no tree, itself or somewhere below.
+template <class T>
+consteval rules::NoTree no_tree() {
+  if constexpr (!std::is_class_v<T>)
+    return rules::NoTree::no_struct;
+  else if constexpr (!std::is_aggregate_v<T>)
+    return rules::NoTree::not_public;
+  else if constexpr (requires { T{any_base<T>{}}; })
+    return rules::NoTree::bases;
+  else
+    return rules::NoTree::fields;
+}
+template <Op Name, class T, std::size_t I>
+constexpr bool checked_field();
+/// Whether T is a tree; if not, a compile error says what is in the way: a field by its name, or a struct as a whole.
+template <Op Name, class T>
+constexpr bool check_tree() {
+  if constexpr (is_tensor<T>)
+    return true;
+  else if constexpr (is_array<T>)
+    return check_tree<Name, typename T::value_type>();
+  else if constexpr (has_fields<T>())
+    return []<std::size_t... I>(std::index_sequence<I...>) {
+      return (checked_field<Name, T, I>() && ...);
+    }(std::make_index_sequence<tree_width<T>>{});
+  else
+    return checked<rules::tree, Name, false, Op(type_name<T>().view().substr(0, 100)), no_tree<T>()>::ok && false;
+}
+template <Op Name, class T, std::size_t I>
+constexpr bool checked_field() {
+  using Field = std::tuple_element_t<I, field_types<T>>;
+  if constexpr (is_tensor<Field> || is_array<Field> || std::is_class_v<Field>)
+    return check_tree<Name, Field>();
+  else
+    return checked<rules::no_tree_field, Op(field_name<typename named_as<T>::type, I>())>::ok && false;
+}
+/// Stands at the beginning of what takes a tree, where the compiler's first lines are.
+template <Op Name, class Tree>
+inline constexpr bool checked_tree = check_tree<Name, std::remove_const_t<Tree>>();
 
 /// True if the predicate holds for the type of every leaf.
 template <class T, class P>
@@ -258,18 +293,20 @@ constexpr bool all_leaves(P p) {
 /// All trees have the structure of the first.
 template <class F, class Tree, class... More>
 void for_each_leaf(F&& f, Tree& tree, More&... more) {
-  SHARDLIB_CHECK_TREE(Tree);
-  const auto named = [&f](const detail::Path& path, auto&... leaves) { f(std::string_view(path.text()), leaves...); };
-  detail::visit(named, {}, tree, more...);
+  if constexpr (detail::checked_tree<"for_each_leaf", Tree>) {
+    const auto named = [&f](const detail::Path& path, auto&... leaves) { f(std::string_view(path.text()), leaves...); };
+    detail::visit(named, {}, tree, more...);
+  }
 }
 
 /// A tree of the same type with f(leaf, leaf of the second tree, ...) for each leaf.
 template <class F, class Tree, class... More>
 [[nodiscard]] Tree map_tree(F&& f, const Tree& tree, const More&... more) {
-  SHARDLIB_CHECK_TREE(Tree);
   Tree result = tree;
-  const auto assign = [&f](const detail::Path&, auto& out, const auto&... in) { out = f(in...); };
-  detail::visit(assign, {}, result, tree, more...);
+  if constexpr (detail::checked_tree<"map_tree", Tree>) {
+    const auto assign = [&f](const detail::Path&, auto& out, const auto&... in) { out = f(in...); };
+    detail::visit(assign, {}, result, tree, more...);
+  }
   return result;
 }
 

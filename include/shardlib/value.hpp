@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <source_location>
 #include <span>
 #include <string>
@@ -88,6 +89,8 @@ struct Storage {
   std::function<Buffer()> compute;
   /// Adds what `compute` would make to a sum in the accumulator's type, without making it. For a few values only.
   std::function<void(std::byte* sum)> add_to = nullptr;
+  /// "the weight `w1`", while value_and_grad runs the function that it differentiates by it.
+  const std::string* weight = nullptr;
 
   /// Computes now what was left for later.
   void settle() {
@@ -101,6 +104,8 @@ struct Storage {
 struct Value;
 /// For the device's observer, where it wants to know what ops read.
 void note_read(const Value& value);
+/// An op reads a weight, but not as the function's parameter: the gradient would miss it.
+[[noreturn, gnu::cold]] void fail_outside(const Value& value);
 
 struct Value : Counted {
   DevicePtr device;
@@ -111,6 +116,7 @@ struct Value : Counted {
   OpInfo made_by;
   std::string label;  ///< the name of a leaf in its tree; of other values empty
   Slot slot;
+  bool stopped = false;  ///< it has no slot on purpose: it is a copy of one that has, or stop_gradient has been taken
   std::shared_ptr<Storage> storage;
 
   /// Whether this is what a function is differentiated by: then its block outlives the function's run.
@@ -119,6 +125,8 @@ struct Value : Counted {
   [[nodiscard]] std::size_t bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype); }
   /// The block, computed now if that was left for later.
   [[nodiscard]] const Buffer& data() const {
+    if (storage->weight != nullptr && !slot && !stopped) [[unlikely]]
+      fail_outside(*this);
     storage->settle();
     note_read(*this);
     return storage->buffer;
@@ -155,6 +163,28 @@ struct Started {
   ~Started() { request.drop(); }
 };
 
+/// The sizes behind names, and where each was seen first: what a Scope, value_and_grad or spmd holds a name to.
+class NameSizes {
+ public:
+  /// `owner`: "value_and_grad". Without one nothing is held to its first size: a backward pass, whose ops have been
+  /// checked when they ran forward.
+  explicit NameSizes(const char* owner = nullptr) : owner_(owner) {}
+  [[nodiscard, gnu::cold]] std::optional<DimSize> find(std::string_view name) const;
+  /// Why the name cannot have this size, or nothing. `where` it has it is noted of a new name; `here` is said of one
+  /// that differs: " in argument 2".
+  [[nodiscard, gnu::cold]] std::string bind(std::string_view name, DimSize size,
+                                            const std::function<std::string()>& where, std::string_view here = {});
+
+ private:
+  struct Entry {
+    std::string name;
+    DimSize size;
+    std::string where;
+  };
+  const char* owner_;
+  std::vector<Entry> entries_;
+};
+
 /// State of one device's program.
 struct State {
   enum class Mode {
@@ -167,7 +197,7 @@ struct State {
   std::vector<ValuePtr> saved;  ///< what save_for_backward keeps (checkpoint) or gives back (replay)
   std::size_t next_saved = 0;
   std::uint64_t sequence = 0;  ///< numbers the nodes of the tape
-  std::vector<std::map<std::string, DimSize, std::less<>>> scopes;
+  std::vector<std::shared_ptr<NameSizes>> scopes;  ///< the innermost counts; shared with what will be replayed
   std::vector<std::shared_ptr<Started>> started;  ///< in this order
   bool overlaps = false;    ///< the function that is differentiated prefetches: its gradients are summed beside it
   std::uint64_t hooks = 0;  ///< that `prefetch` has run, forward or backward
@@ -216,6 +246,27 @@ struct State {
 
 [[gnu::cold]] SHARDLIB_INLINE State& state(const std::shared_ptr<Device>& device);
 
+/// Opens a scope of names, and closes it however the block is left.
+class WithNames {
+ public:
+  WithNames(State& state, std::shared_ptr<NameSizes> names) : state_(state) {
+    state_.scopes.push_back(std::move(names));
+  }
+  WithNames(const WithNames&) = delete;
+  WithNames& operator=(const WithNames&) = delete;
+  ~WithNames() { state_.scopes.pop_back(); }
+
+ private:
+  State& state_;
+};
+
+/// The scope that is open, or a new one of `owner`: the sizes of names hold for all that a function runs.
+[[gnu::cold]] SHARDLIB_INLINE std::shared_ptr<NameSizes> names_within(const State& state, const char* owner);
+
+/// Holds the names of a value's dims to their sizes in the scope that is open. The value is the result of `op`, or
+/// stands `where` in its call: "argument 2".
+[[gnu::cold]] SHARDLIB_INLINE void bind_names(const OpInfo& op, const Value& value, const std::string& where = {});
+
 /// Sets the program's mode, and resets it however the block is left.
 class WithMode {
  public:
@@ -256,24 +307,24 @@ SHARDLIB_INLINE std::int64_t block_index(const Device& device, const Axes& axes)
 
 /// The same value, of which nothing is differentiated.
 [[gnu::cold]] SHARDLIB_INLINE Handle<Value> detached(const Value& value);
+/// The same, where the program means it so, also of a weight from outside.
+[[gnu::cold]] SHARDLIB_INLINE Handle<Value> stopped(const Value& value);
 }  // namespace shardlib::detail
 
 namespace shardlib {
 
-/// A guard within which a name keeps one size across calls on this device (seqax's Scope); scopes nest, the innermost
-/// counts. `const Scope scope(mesh);`
+/// A guard within which a name keeps one size across calls on this device (seqax's Scope). All that a call of
+/// value_and_grad or spmd runs is within one already; a part of it whose names mean other sizes opens a Scope of its
+/// own, since scopes nest and the innermost counts. `const Scope scope(mesh);`
 class Scope {
  public:
   template <Spec A>
-  explicit Scope(const Mesh<A>& mesh) : device_(mesh.device()) {
-    detail::state(device_).scopes.emplace_back();
-  }
-  Scope(const Scope&) = delete;
-  Scope& operator=(const Scope&) = delete;
-  ~Scope() { detail::state(device_).scopes.pop_back(); }
+  explicit Scope(const Mesh<A>& mesh)
+      : device_(mesh.device()), names_(detail::state(device_), std::make_shared<detail::NameSizes>("this Scope")) {}
 
  private:
   std::shared_ptr<Device> device_;
+  detail::WithNames names_;
 };
 
 template <class D, Spec S>

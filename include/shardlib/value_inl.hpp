@@ -17,6 +17,49 @@ SHARDLIB_INLINE void note_read(const Value& value) {
                           value.spec, value.bytes()});
 }
 
+SHARDLIB_INLINE void fail_outside(const Value& value) {
+  throw Error(*value.storage->weight +
+              " comes from outside of the function that value_and_grad differentiates, so its gradient would miss "
+              "this use; use the function's parameter, or `stop_gradient` of the weight if no gradient is meant");
+}
+
+SHARDLIB_INLINE std::optional<DimSize> NameSizes::find(std::string_view name) const {
+  for (const Entry& entry : entries_)
+    if (entry.name == name) return entry.size;
+  return std::nullopt;
+}
+
+SHARDLIB_INLINE std::string NameSizes::bind(std::string_view name, DimSize size,
+                                            const std::function<std::string()>& where, std::string_view here) {
+  if (owner_ == nullptr) return {};
+  for (const Entry& entry : entries_) {
+    if (entry.name != name) continue;
+    if (entry.size == size) return {};
+    return "dim `" + std::string(name) + "` is " + to_string(size) + std::string(here) + ", but " +
+           to_string(entry.size) + " in " + entry.where + ", and a name has one size within " + owner_ +
+           "; `rename` one of the two, or open a `Scope` around the part that means another size";
+  }
+  entries_.push_back({std::string(name), size, where()});
+  return {};
+}
+
+SHARDLIB_INLINE std::shared_ptr<NameSizes> names_within(const State& state, const char* owner) {
+  return state.scopes.empty() ? std::make_shared<NameSizes>(owner) : state.scopes.back();
+}
+
+SHARDLIB_INLINE void bind_names(const OpInfo& op, const Value& value, const std::string& where) {
+  State& s = state(value.device);
+  if (s.scopes.empty()) return;
+  for (int i = 0; i < value.spec->rank(); ++i) {
+    const Dim& dim = value.spec->dims[i];
+    if (dim.is_integer()) continue;
+    const std::string why =
+        s.scopes.back()->bind(dim.name, value.global[i], [&] { return where.empty() ? op.describe_call() : where; },
+                              where.empty() ? where : " in " + where);
+    if (!why.empty()) throw Error(op.describe_call() + ": " + why + " (" + value.device->describe() + ")");
+  }
+}
+
 SHARDLIB_INLINE std::int64_t blocks(const Device& device, const Axes& axes) {
   std::int64_t n = 1;
   for (auto axis : axes) n *= device.size(axis);
@@ -91,7 +134,14 @@ SHARDLIB_INLINE Buffer allocate(const Value& value) {
 
 SHARDLIB_INLINE Handle<Value> detached(const Value& value) {
   auto copy = Handle<Value>::make(value);
+  copy->stopped = value.stopped || value.slot;
   copy->slot = {};
+  return copy;
+}
+
+SHARDLIB_INLINE Handle<Value> stopped(const Value& value) {
+  auto copy = detached(value);
+  copy->stopped = true;
   return copy;
 }
 

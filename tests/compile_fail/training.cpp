@@ -170,7 +170,7 @@ auto checkpointed(const Weights& weights, const Tensor<f32, "B M">& x) {
 }
 #endif
 
-// expect: value_and_grad: the function returns its loss, a Tensor, and nothing else
+// expect: value_and_grad: the function returns its loss, a Tensor, or std::pair\(loss, what it returns besides\)
 #if SECTION == 18
 auto loss_on_the_host(const M2& mesh, const Weights& weights, const Batch& x) {
   return value_and_grad(
@@ -178,14 +178,14 @@ auto loss_on_the_host(const M2& mesh, const Weights& weights, const Batch& x) {
 }
 #endif
 
-// expect: value_and_grad: the function does not take the weights and 1 more argument in this order; write
+// expect: value_and_grad: parameter 1 of the function, the weights, is `Weights`, but is given `f32\[B/d M\]`; write
 #if SECTION == 19
 auto batch_first(const M2& mesh, const Weights& weights, const Batch& x) {
   return value_and_grad(mesh, loss, x, weights);
 }
 #endif
 
-// expect: value_and_grad: the function does not take the weights and 0 more arguments in this order; write
+// expect: value_and_grad: the function has 2 parameters, but is given the weights and 0 more arguments; write
 #if SECTION == 20
 auto no_batch(const M2& mesh, const Weights& weights) {
   return value_and_grad(mesh, loss, weights);

@@ -112,7 +112,7 @@ auto zero_summands(const Mesh<"d t">& mesh) {
 using AxisTwiceInMesh = decltype(Mesh<"d d">());
 #endif
 
-// expect: a tree is a tensor, an Array of trees, or a plain struct of 1 to 23 trees
+// expect: the field `n` of a struct of tensors is no tensor, Array or struct of them; keep it elsewhere
 #if SECTION == 17
 struct WithNumber {
   Tensor<f32, "A"> a;
@@ -123,7 +123,7 @@ auto names_of_a_number(const WithNumber& tree) {
 }
 #endif
 
-// expect: a tree is a tensor, an Array of trees, or a plain struct of 1 to 23 trees
+// expect: for_each_leaf: `WithBase` is no tree of tensors: it has a base class; a tree is a tensor, an Array
 #if SECTION == 18
 struct Base {
   Tensor<f32, "A"> a;
@@ -136,7 +136,7 @@ auto leaves_of_a_base(const WithBase& tree) {
 }
 #endif
 
-// expect: it has no numbers, strings, constructors or bases
+// expect: map_tree: `int` is no tree of tensors: it is not a struct; a tree is
 #if SECTION == 19
 struct NumbersInArray {
   Array<"layers", int> layers;
@@ -146,7 +146,7 @@ auto map_of_numbers(const NumbersInArray& tree) {
 }
 #endif
 
-// expect: it has no numbers, strings, constructors or bases
+// expect: `WithConstructor` is no tree of tensors: it has private members, a constructor or a virtual function
 #if SECTION == 20
 struct WithConstructor {
   Tensor<f32, "A"> a;

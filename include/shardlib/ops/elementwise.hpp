@@ -363,7 +363,8 @@ auto cast(const Tensor<D, S>& x, Site site)
 
 template <dtype D, Spec S>
 auto stop_gradient(const Tensor<D, S>& x) -> Tensor<D, S> {
-  return Tensor<D, S>(detail::detached(*x.value()));
+  detail::stop_below(x.value()->slot);
+  return Tensor<D, S>(detail::stopped(*x.value()));
 }
 
 }  // namespace shardlib

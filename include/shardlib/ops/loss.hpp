@@ -97,7 +97,8 @@ auto cross_entropy(const Tensor<D, S>& logits, const Tensor<I, T>& targets, Site
   static constexpr auto specs = detail::cross_entropy_specs(S);
   using Out = Tensor<D, detail::result_of<rules::cross_entropy, S, T>>;
   const detail::OpInfo op{"cross_entropy", specs.pick, site};
-  const auto x = stop_gradient(logits);  // the derivative is that of the whole, below
+  // The derivative is that of the whole, below.
+  const Tensor<D, S> x(detail::stopped(*logits.value()));
   const auto highest = all_reduce_max<specs.reduce>(x, site);
   const auto part = detail::sum_exp<specs.sum>(x, highest);
   const auto target = detail::lookup<specs.pick>(op, x, targets);

@@ -106,8 +106,12 @@ StageProgram erased(const StagedMesh<P, A>& mesh, int microbatches, const Progra
   stages.device = mesh.stage().device();
   stages.axis = P;
   stages.microbatches = microbatches;
-  stages.activations = shapes_of<Activation>(mesh.stage(), sizes, false);
-  stages.cotangents = shapes_of<Activation>(mesh.stage(), sizes, true);
+  {
+    // What stages make is compared with these shapes, stage by stage: not their names beforehand.
+    const core::WithNames unchecked(core::state(stages.device), std::make_shared<core::NameSizes>());
+    stages.activations = shapes_of<Activation>(mesh.stage(), sizes, false);
+    stages.cotangents = shapes_of<Activation>(mesh.stage(), sizes, true);
+  }
   using End = as_tuple_t<decltype(last(weights, std::declval<const Activation&>(), Place{}))>;
   [&]<class... R>(std::type_identity<std::tuple<R...>>) {
     const auto add = [&]<class O>(std::type_identity<O> output) {
@@ -194,19 +198,13 @@ template <Spec P, Spec A, class Program, class W>
   using Results = detail::results<P, A, Program, W>;
   must_fit(schedule, P, mesh.ranks());
   const TaskLists lists = schedule.tasks(microbatches);
-  std::vector<core::Slot> leaves;
+  core::Differentiation call("pipeline::value_and_grad", mesh.stage().device());
   const W tracked = core::with_leaves(
-      weights,
-      [&](const core::ValuePtr& value, const core::Path& path) {
-        auto leaf = core::as_leaf(*value);
-        leaf->label = path.text();
-        leaves.push_back(leaf->slot);
-        return leaf;
-      },
+      weights, [&](const core::ValuePtr& value, const core::Path& path) { return call.weight(value, path); },
       "pipeline::value_and_grad");
   detail::StageProgram stages = detail::with_loss<Types>(mesh, microbatches, program, tracked, sizes);
   stages.differentiate = true;
-  stages.weights = std::move(leaves);
+  stages.weights = call.leaves();
   core::OverlapScope overlap(mesh.stage().device());
   detail::StepValues values = detail::run(stages, lists);
   overlap.end_backward();

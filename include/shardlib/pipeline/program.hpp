@@ -196,7 +196,7 @@ struct program_types {
   using ends = ending<typename loss_of<Program, W, activation>::type>;
   using loss = typename ends::loss;
   using outputs = typename ends::outputs;
-  using gradients = typename core::loss_and_gradient<Mesh<axes_without(A, P)>, W, loss>::type::second_type;
+  using gradients = typename core::value_and_gradient<Mesh<axes_without(A, P)>, W, loss>::type::second_type;
   static constexpr bool ok = true;
 };
 

@@ -285,14 +285,6 @@ constexpr Verdict no_op_spec2(std::string_view op, std::string_view x, std::stri
               quoted(Text(op) + "<\"" + x + ", " + y + " -> result\">(x, y)")};
 }
 
-/// A function with the arguments that it is given.
-constexpr Verdict callable(bool is_callable, int args) {
-  if (is_callable) return {};
-  return {{},
-          "value_and_grad: the function does not take the weights and " + number(args) +
-              (args == 1 ? " more argument" : " more arguments") +
-              " in this order; write value_and_grad(mesh, f, weights, arguments...) for f(weights, arguments...)"};
-}
 
 /// Why the pending sums of a result differ from the operand's, in an op that leaves them alone.
 constexpr Text other_sums(const TensorSpec& in, const TensorSpec& out) {

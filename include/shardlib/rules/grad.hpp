@@ -111,6 +111,68 @@ constexpr Verdict weight(std::string_view mesh, DType dtype, std::string_view x)
   return verdict;
 }
 
+/// value_and_grad: why the function does not take the weights and `args` more arguments. It has `parameters` of them (-1:
+/// that cannot be told), of which number `at` (-1: none) is declared otherwise than what it is given.
+constexpr Verdict callable(int args, int parameters, int at, bool not_const, std::string_view declared,
+                           std::string_view given) {
+  const Text title("value_and_grad: "), form(
+      "write value_and_grad(mesh, f, weights, arguments...) for f(weights, arguments...)");
+  const Text arguments = number(args) + (args == 1 ? " more argument" : " more arguments");
+  const Text parameter = title + "parameter " + number(at + 1) + " of the function, ";
+  if (parameters < 0)
+    return {{},
+            title + "the function does not take the weights and " + arguments +
+                " in this order, each by value or as a const reference; " + form};
+  if (at < 0)
+    return {{},
+            title + "the function has " + number(parameters) + (parameters == 1 ? " parameter" : " parameters") +
+                ", but is given the weights and " + arguments + "; " + form};
+  if (not_const)
+    return {{}, parameter + quoted(declared) + ", is not const; write " + quoted("const " + Text(declared) + "&")};
+  return {{},
+          parameter + (at == 0 ? Text("the weights") : "argument " + number(at)) + ", is " + quoted(declared) +
+              ", but is given " + quoted(given) + "; " + form};
+}
+
+/// A function that is called again in the backward pass.
+constexpr Verdict owned_function(std::string_view op, bool is_plain, bool is_trivial) {
+  if (is_plain) return {};
+  const Text why = Text(op) + (is_trivial ? ": the function captures by reference, or holds a pointer"
+                                          : ": the function holds more than numbers (a tensor, a container, a "
+                                            "std::function)");
+  const Text when = is_trivial ? ", and it runs again in the backward pass, when what it refers to may be gone; "
+                               : ", of which it cannot be told that they outlast the backward pass, where it runs "
+                                 "again; ";
+  return {{},
+          why + when +
+              (op == "explicit_activation_checkpointing"
+                   ? "pass tensors and configurations as arguments, and capture numbers by value: `[k]`"
+                   : "capture nothing, or numbers by value: `[k]`")};
+}
+
+/// An argument of such a function.
+constexpr Verdict owned_argument(std::string_view op, bool is_owned, std::string_view type) {
+  if (is_owned) return {};
+  return {{},
+          Text(op) + ": the argument of type " + quoted(type) +
+              " holds a pointer, a reference or a union, and the function runs again in the backward pass, when what "
+              "it refers to may be gone; pass a type that owns what it needs"};
+}
+
+/// What should be a tree of tensors, and why it is none.
+enum class NoTree { no_struct, not_public, bases, fields };
+constexpr Verdict tree(std::string_view op, bool is_tree, std::string_view type, NoTree why) {
+  if (is_tree) return {};
+  return {{},
+          Text(op) + ": " + quoted(type) + " is no tree of tensors: " +
+              (why == NoTree::no_struct    ? "it is not a struct"
+               : why == NoTree::not_public ? "it has private members, a constructor or a virtual function"
+               : why == NoTree::bases      ? "it has a base class"
+                                           : "it has no fields, or more than 23") +
+              "; a tree is a tensor, an Array of trees, or a plain struct of 1 to 23 trees (nest structs for more), all "
+              "public"};
+}
+
 /// A field of a struct of tensors that is none, and holds none.
 constexpr Verdict no_tree_field(std::string_view field) {
   return {{},

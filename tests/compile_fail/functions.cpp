@@ -1,0 +1,165 @@
+// Wrong programs: functions that run again in the backward pass and do not own what they use; losses and weights that
+// value_and_grad cannot take. The program above the sections is the right one.
+#include "shardlib/shapes.hpp"
+
+#include <functional>
+
+using namespace shardlib;
+
+using Data = Mesh<"d">;
+using X = Tensor<f32, "B/d M">;
+struct Layer {
+  Tensor<f32, "M/d N"> up;
+  Tensor<f32, "M/d N"> down;
+};
+struct Config {
+  double scale = 1;
+  bool square = false;
+};
+X layer(const X& x, const Layer& w, const Config& config) {
+  const auto hidden = einsum_unreduced<"B/d M, M N -> B/d N">(x, all_gather<"M/d N -> M N">(w.up));
+  const auto y = einsum_unreduced<"B/d N, M N -> B/d M">(hidden, all_gather<"M/d N -> M N">(w.down));
+  return (config.square ? square(y) : y) * config.scale;
+}
+auto recomputed(const X& x, const Layer& w, const Config& config, float factor) {
+  const auto scaled = [factor](const X& y, const Layer& v, const Config& c) { return layer(y, v, c) * factor; };
+  return explicit_activation_checkpointing(scaled)(x, w, config) + explicit_activation_checkpointing(layer)(x, w, config);
+}
+using Loss = Tensor<f32, "+d">;
+Loss loss(const Layer& w, const X& x, const Config& config) {
+  return sum(layer(x, w, config));
+}
+auto step(const Data& mesh, const Layer& w, const X& x, const Config& config) {
+  return value_and_grad(mesh, loss, w, x, config);
+}
+auto with_accuracy(const Data& mesh, const Layer& w, const X& x, const Config& config) {
+  const auto both = [](const Layer& v, const X& y, const Config& c) { return std::pair(loss(v, y, c), layer(y, v, c)); };
+  const auto [l, gradient, outputs] = value_and_grad(mesh, both, w, x, config);
+  return outputs;
+}
+
+// A configuration by reference: when the backward pass runs the layer again, it may be gone.
+// expect: explicit_activation_checkpointing: the function captures by reference, or holds a pointer, and it runs again in
+// expect: the backward pass, when what it refers to may be gone; pass tensors and configurations as arguments
+#if SECTION == 1
+auto config_by_reference(const X& x, const Layer& w, const Config& config) {
+  return explicit_activation_checkpointing([&](const X& y, const Layer& v) { return layer(y, v, config); })(x, w);
+}
+#endif
+
+// expect: explicit_activation_checkpointing: the function captures by reference, or holds a pointer
+#if SECTION == 2
+struct Block {
+  Config config;
+  auto operator()(const X& x, const Layer& w) const {
+    return explicit_activation_checkpointing([this](const X& y, const Layer& v) { return layer(y, v, config); })(x, w);
+  }
+};
+#endif
+
+// Its gradient would be lost.
+// expect: explicit_activation_checkpointing: the function holds more than numbers \(a tensor, a container, a
+// expect: pass tensors and configurations as arguments, and capture numbers by value: `\[k\]`
+#if SECTION == 3
+auto weights_by_value(const X& x, const Layer& w, const Config& config) {
+  return explicit_activation_checkpointing([w, config](const X& y) { return layer(y, w, config); })(x);
+}
+#endif
+
+// expect: explicit_activation_checkpointing: the function holds more than numbers
+#if SECTION == 4
+auto erased(const X& x, const std::function<X(const X&)>& f) {
+  return explicit_activation_checkpointing(f)(x);
+}
+#endif
+
+// expect: explicit_activation_checkpointing: the argument of type `const Config\*` holds a pointer, a reference or a union
+#if SECTION == 5
+auto config_by_pointer(const X& x, const Layer& w, const Config* config) {
+  return explicit_activation_checkpointing(
+      [](const X& y, const Layer& v, const Config* c) { return layer(y, v, *c); })(x, w, config);
+}
+#endif
+
+// expect: prefetch: the function captures by reference, or holds a pointer, and it runs again in the backward pass
+#if SECTION == 6
+auto gathers_by_reference(const X& x, const Array<"layers", Layer>& layers, const Config& config) {
+  const auto gathers = [&](const Layer& w) { return all_gather<"M/d N -> M N">(config.square ? w.up : w.down); };
+  return prefetch(x, gathers, layers, 0);
+}
+#endif
+
+// expect: value_and_grad: `Hidden` is no tree of tensors: it has private members, a constructor or a virtual function
+#if SECTION == 7
+class Hidden {
+ public:
+  Loss run() const { return sum(w_); }
+
+ private:
+  Tensor<f32, "M/d"> w_;
+};
+auto private_weights(const Data& mesh, const Hidden& w) {
+  return value_and_grad(mesh, [](const Hidden& v) { return v.run(); }, w);
+}
+#endif
+
+// expect: value_and_grad: `Constructed` is no tree of tensors: it has private members, a constructor or a virtual function
+#if SECTION == 8
+struct Constructed {
+  Constructed() {}
+  Tensor<f32, "M/d"> w;
+};
+auto constructed_weights(const Data& mesh, const Constructed& w) {
+  const auto [l, gradient] = value_and_grad(mesh, [](const Constructed& v) { return sum(v.w); }, w);
+  return gradient;
+}
+#endif
+
+// expect: value_and_grad: `Derived` is no tree of tensors: it has a base class; a tree is a tensor, an Array of trees
+#if SECTION == 9
+struct Base {
+  Tensor<f32, "M/d"> a;
+};
+struct Derived : Base {
+  Tensor<f32, "M/d"> b;
+};
+auto derived_weights(const Data& mesh, const Derived& w) {
+  return value_and_grad(mesh, [](const Derived& v) { return sum(v.a); }, w);
+}
+#endif
+
+// expect: value_and_grad: parameter 1 of the function, `Layer`, is not const; write `const Layer&`
+#if SECTION == 10
+auto changing(const Data& mesh, const Layer& w, const X& x) {
+  return value_and_grad(mesh, [](Layer& v, const X& y) { return sum(layer(y, v, {})); }, w, x);
+}
+#endif
+
+// expect: value_and_grad: parameter 3 of the function, argument 2, is `Config`, but is given `double`; write
+#if SECTION == 11
+auto number_for_config(const Data& mesh, const Layer& w, const X& x) {
+  return value_and_grad(mesh, loss, w, x, 0.5);
+}
+#endif
+
+// expect: value_and_grad: the function has 3 parameters, but is given the weights and 1 more argument; write value_and_grad
+#if SECTION == 12
+auto no_config(const Data& mesh, const Layer& w, const X& x) {
+  return value_and_grad(mesh, loss, w, x);
+}
+#endif
+
+// expect: value_and_grad: the function does not take the weights and 1 more argument in this order, each by value or as a
+#if SECTION == 13
+auto generic(const Data& mesh, const Layer& w, const X& x) {
+  return value_and_grad(mesh, [](const auto& v) { return sum(v.up); }, w, x);
+}
+#endif
+
+// expect: value_and_grad: the loss `B/d M` has dims; `sum` it to a scalar whose sum over the devices is pending, `\+d`
+#if SECTION == 14
+auto outputs_first(const Data& mesh, const Layer& w, const X& x) {
+  return value_and_grad(
+      mesh, [](const Layer& v, const X& y) { return std::pair(layer(y, v, {}), sum(y)); }, w, x);
+}
+#endif

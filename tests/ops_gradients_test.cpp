@@ -1,0 +1,248 @@
+// value_and_grad: gradients that would be zero or wrong without a word are errors, auxiliary results, one size a name.
+#include "op_case.hpp"
+#include "shardlib/shardlib.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+using Grid = Mesh<"d">;
+struct Weights {
+  Tensor<f32, "M/d"> a, b;
+};
+struct Layers {
+  Array<"layers", Weights> layers;
+};
+using Loss = Tensor<f32, "+d">;
+
+Weights weights(const Grid& mesh, std::uint64_t stream = 1) {
+  return {random_normal<f32, "M/d">(mesh, {{"M", 4}}, {7, stream}),
+          random_normal<f32, "M/d">(mesh, {{"M", 4}}, {7, stream + 1})};
+}
+
+/// f throws an Error that says all of it.
+template <class F>
+void expect_says(const F& f, std::initializer_list<std::string_view> parts,
+                 std::source_location where = std::source_location::current()) {
+  std::string got = "nothing was thrown";
+  try {
+    f();
+  } catch (const Error& error) {
+    got = error.what();
+  }
+  for (const auto part : parts)
+    expect(got.find(part) != std::string::npos, "\"" + std::string(part) + "\" is not in \"" + got + "\"", where);
+}
+
+template <class F, class W, class... Args>
+auto differentiate(const Grid& mesh, const F& f, const W& w, const Args&... args) {
+  return [&] { static_cast<void>(value_and_grad(mesh, f, w, args...)); };
+}
+
+void on_devices(const std::function<void(const Grid&)>& body) {
+  for (const std::string mesh : {"d=1", "d=2"})
+    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) { body(Grid(device)); });
+  SUCCEED();
+}
+
+std::string here(int line) { return std::string(__FILE__) + ":" + std::to_string(line); }
+
+}  // namespace
+
+TEST_CASE("a loss of the weights outside, not of the parameter", "[ops][grad]") {
+  on_devices([](const Grid& mesh) {
+    const Weights w = weights(mesh);
+    const auto says = {std::string_view("the weight `a` comes from outside of the function that value_and_grad "
+                                        "differentiates, so its gradient would miss this use; use the function's "
+                                        "parameter, or `stop_gradient` of the weight")};
+    expect_says(differentiate(mesh, [&](const Weights&) -> Loss { return sum(w.a); }, w), says);
+    // Part of it comes from the parameter: the gradient would be wrong, not zero.
+    expect_says(differentiate(mesh, [&](const Weights& p) -> Loss { return sum(p.a * p.b * w.a); }, w), says);
+    const auto gathers = [&](const Weights& p) -> Loss { return sum(p.b * slice<"M -> M/d">(all_gather<"M/d -> M">(w.a))); };
+    expect_says(differentiate(mesh, gathers, w), {"all_gather<`M/d -> M`>", "the weight `a` comes from outside"});
+    const Layers deep{{w, weights(mesh, 3)}};
+    expect_says(differentiate(mesh, [&](const Layers& p) -> Loss { return sum(p.layers[0].a * deep.layers[1].b); }, deep),
+                {"the weight `layers/1/b` comes from outside"});
+    expect_says(differentiate(mesh, [&](const Tensor<f32, "M/d">& p) -> Loss { return sum(p * w.a); }, w.a),
+                {"the weight comes from outside"});
+
+    // Meant, it is said; and before and after the call the weights are like any tensor.
+    const auto meant = [&](const Weights& p) -> Loss { return sum(p.a * p.b * stop_gradient(w.a)); };
+    const auto [loss, grads] = value_and_grad(mesh, meant, w);
+    expect_equal(values_of<f32>((grads.b).value()->data()), values_of<f32>((w.a * w.a).value()->data()));
+    static_cast<void>(sum(w.a * w.b));
+
+    // A checkpointed function gets them as an argument, and an op that copies its operands sees through the copy.
+    const auto twice = [](const Tensor<f32, "M/d">& x) { return x * 2.0; };
+    const auto passed = [&](const Weights& p) -> Loss {
+      return sum(p.b * explicit_activation_checkpointing(twice)(w.a) * p.a);
+    };
+    expect_says(differentiate(mesh, passed, w), says);
+  });
+}
+
+TEST_CASE("a weight that the loss does not depend on", "[ops][grad]") {
+  on_devices([](const Grid& mesh) {
+    const Weights w = weights(mesh);
+    const int line = __LINE__ + 1;
+    const auto ignores = [](const Weights& p) -> Loss { return sum(p.b); };
+    expect_says(differentiate(mesh, ignores, w),
+                {"value_and_grad: the loss, which is the result of sum<`M/d -> +d`> at " + here(line) +
+                     ", does not depend on the weight `a`, so its gradient would be zero; use the function's parameter, "
+                     "leave the weight out, or write value_and_grad(mesh, allow_unused(f), ...) if zeros are meant"});
+    const auto [loss, grads] = value_and_grad(mesh, allow_unused(ignores), w);
+    expect_equal(values_of<f32>(grads.a.value()->data()), std::vector<f32>(grads.a.span().size(), 0.0F));
+    expect_equal(values_of<f32>(grads.b.value()->data()), std::vector<f32>(grads.b.span().size(), 1.0F));
+
+    // So does one that goes into a checkpointed function, which does nothing with it.
+    const auto inside = [](const Weights& p) { return p.b * 2.0; };
+    const auto recomputed = [&](const Weights& p) -> Loss { return sum(explicit_activation_checkpointing(inside)(p)); };
+    expect_says(differentiate(mesh, recomputed, w), {"does not depend on the weight `a`"});
+
+    // stop_gradient says it for a frozen weight, also where the function is recomputed, and of what was made of it.
+    const auto frozen = [](const Weights& p) { return p.b * stop_gradient(tanh(p.a)); };
+    const auto gradient_of = [&](const auto& f) { return values_of<f32>(value_and_grad(mesh, f, w).second.b.value()->data()); };
+    const auto expected = values_of<f32>(tanh(w.a).value()->data());
+    expect_equal(gradient_of([&](const Weights& p) -> Loss { return sum(frozen(p)); }), expected);
+    expect_equal(gradient_of([&](const Weights& p) -> Loss { return sum(explicit_activation_checkpointing(frozen)(p)); }),
+                 expected);
+  });
+}
+
+TEST_CASE("a gradient within a differentiated function", "[ops][grad]") {
+  on_devices([](const Grid& mesh) {
+    const Weights w = weights(mesh);
+    const auto inner = [](const Weights& q) -> Loss { return sum(q.a * q.b); };
+    const auto nested = [&](const Weights& p) -> Loss {
+      const auto [loss, grads] = value_and_grad(mesh, inner, p);
+      return sum(p.b * grads.a);
+    };
+    expect_says(differentiate(mesh, nested, w),
+                {"value_and_grad: the weight `a` is a weight in a function that is itself differentiated, but a gradient "
+                 "is not differentiated again", "take `stop_gradient` of it before this call"});
+    const int line = __LINE__ + 2;
+    const auto of_result = [&](const Weights& p) -> Loss {
+      const auto [loss, grads] = value_and_grad(mesh, inner, Weights{tanh(p.a), stop_gradient(p.b)});
+      return sum(p.b * grads.a);
+    };
+    expect_says(differentiate(mesh, of_result, w), {"the weight `a` is the result of tanh at " + here(line)});
+    const auto of_argument = [&](const Weights& p) -> Loss {
+      const auto with = [](const Weights& q, const Tensor<f32, "M/d">& x) -> Loss { return sum(q.a * q.b * x); };
+      const auto [loss, grads] = value_and_grad(mesh, with, Weights{stop_gradient(p.a), stop_gradient(p.b)}, p.a);
+      return sum(p.b * grads.a);
+    };
+    expect_says(differentiate(mesh, of_argument, w), {"value_and_grad: argument 1 is a weight in a function that is itself"});
+    // The inner pass would take the outer tape apart.
+    const auto captured = [&](const Weights& p) -> Loss {
+      const auto with = [&](const Weights& q) -> Loss { return sum(q.a * q.b * p.a); };
+      const auto [loss, grads] = value_and_grad(mesh, with, Weights{stop_gradient(p.a), stop_gradient(p.b)});
+      return sum(p.b * grads.a);
+    };
+    expect_says(differentiate(mesh, captured, w), {"value_and_grad: its function uses a weight from outside"});
+
+    // With constants it is a number like any other, and leaves the outer tape alone.
+    const auto constant = [&](const Weights& p) -> Loss {
+      const auto [loss, grads] = value_and_grad(mesh, inner, Weights{stop_gradient(p.a), stop_gradient(p.b)});
+      return sum(p.a * p.b * grads.a);  // the gradient by q.a is q.b
+    };
+    const auto [loss, grads] = value_and_grad(mesh, constant, w);
+    expect_equal(values_of<f32>(grads.a.value()->data()), values_of<f32>((w.b * w.b).value()->data()));
+    expect_equal(values_of<f32>(grads.b.value()->data()), values_of<f32>((w.a * w.b).value()->data()));
+    // After an error the next call is not taken for one that is nested.
+    expect(value_and_grad(mesh, inner, w).second.a.span().size() == w.b.span().size(), "a call after errors");
+  });
+}
+
+TEST_CASE("results beside the loss", "[ops][grad]") {
+  on_devices([](const Grid& mesh) {
+    const Weights w = weights(mesh);
+    const auto plain = [](const Weights& p) -> Loss { return sum(tanh(p.a) * p.b); };
+    const auto with = [&](const Weights& p) {
+      const auto hidden = tanh(p.a);
+      return std::pair(Loss(sum(hidden * p.b)), std::tuple(hidden, Weights{hidden, p.b}, 3));
+    };
+    const auto [loss, grads] = value_and_grad(mesh, plain, w);
+    const auto [same_loss, same_grads, besides] = value_and_grad(mesh, with, w);
+    expect_equal(values_of<f32>(same_loss.value()->data()), values_of<f32>(loss.value()->data()));
+    expect_equal(values_of<f32>(same_grads.a.value()->data()), values_of<f32>(grads.a.value()->data()));
+    const auto& [hidden, tree, number] = besides;
+    expect_equal(values_of<f32>(hidden.value()->data()), values_of<f32>(tanh(w.a).value()->data()));
+    expect(!hidden.value()->slot && !tree.a.value()->slot && !tree.b.value()->slot, "nothing of the tape is left");
+    expect(number == 3, "a number");
+    const auto one = [](const Weights& p) { return std::pair(Loss(sum(p.a * p.b)), p.a * 2.0); };
+    const auto [l, g, twice] = value_and_grad(mesh, one, w);
+    static_assert(std::is_same_v<std::remove_const_t<decltype(twice)>, Tensor<f32, "M/d">>);
+    expect(!twice.value()->slot, "a tensor alone");
+  });
+}
+
+TEST_CASE("a name has one size in all that value_and_grad runs", "[ops][grad]") {
+  on_devices([](const Grid& mesh) {
+    const Weights w = weights(mesh);
+    const std::string rule =
+        ", and a name has one size within value_and_grad; `rename` one of the two, or open a `Scope` around the part that "
+        "means another size";
+    const auto other = [&](const Weights& p) -> Loss {
+      return sum(p.a * p.b) + sum(zeros<f32, "M/d">(mesh, {{"M", 8}}));
+    };
+    expect_says(differentiate(mesh, other, w), {"zeros<`M/d`>", "dim `M` is 8, but 4 in the weight `a`" + rule});
+    // Two ops of the function, neither of which sees the other's operand.
+    const int line = __LINE__ + 2;
+    const auto unary = [&](const Weights& p) -> Loss {
+      const auto x = rename<"M -> N">(p.a);
+      return sum(x) + sum(p.b) + sum(rename<"K -> N">(zeros<f32, "K/d">(mesh, {{"K", 2}})));
+    };
+    expect_says(differentiate(mesh, unary, w),
+                {"rename<`K -> N`>", "dim `N` is 2, but 4 in rename<`M -> N`> at " + here(line) + rule});
+    const auto of_argument = [](const Weights& p, const Tensor<f32, "M/d">& x) -> Loss { return sum(p.a * p.b) + sum(x); };
+    expect_says(differentiate(mesh, of_argument, w, zeros<f32, "M/d">(mesh, {{"M", 8}})),
+                {"value_and_grad: dim `M` is 8 in argument 1, but 4 in the weight `a`" + rule});
+
+    // A program that means it says so; the backward pass then meets both sizes.
+    const auto scoped = [&](const Weights& p) -> Loss {
+      const auto first = sum(p.a * p.b);
+      const auto wide = split<"M/d -> N/d K">(p.a, {{"K", 2}});
+      const Scope own(mesh);
+      return first + sum(rename<"N -> M">(wide) * 3.0);  // M is 2 here
+    };
+    const auto [loss, grads] = value_and_grad(mesh, scoped, w);
+    expect_equal(values_of<f32>(grads.a.value()->data()), values_of<f32>((w.b + 3.0).value()->data()));
+    // Calls of their own may differ.
+    const auto single = [](const Tensor<f32, "M/d">& p) -> Loss { return sum(p * p); };
+    static_cast<void>(value_and_grad(mesh, single, w.a));
+    static_cast<void>(value_and_grad(mesh, single, zeros<f32, "M/d">(mesh, {{"M", 8}})));
+  });
+}
+
+TEST_CASE("a recomputed function finds the sizes of its forward pass", "[ops][grad]") {
+  on_devices([](const Grid& mesh) {
+    const Weights w = weights(mesh);
+    const auto layer = [](const Tensor<f32, "M/d">& x, const Grid& m) { return x * ones<f32, "M/d">(m, {}); };
+    const auto f = [&](const Weights& p) -> Loss {
+      return sum(explicit_activation_checkpointing(layer)(p.a, mesh) * p.b);
+    };
+    const auto [loss, grads] = value_and_grad(mesh, f, w);
+    expect_equal(values_of<f32>(grads.a.value()->data()), values_of<f32>(w.b.value()->data()));
+  });
+}
+
+TEST_CASE("a name has one size in all that spmd runs", "[ops][grad]") {
+  on_devices([](const Grid& mesh) {
+    const auto add = [](const Tensor<f32, "M/d">& a, const Tensor<f32, "M">& b) -> Loss {
+      return sum(a) + to_partial<" -> +d">(sum(b));
+    };
+    expect_says([&] { static_cast<void>(spmd(mesh, add)(HostArray<f32>({4}), HostArray<f32>({8}))); },
+                {"place<`M", "and a name has one size within spmd"});
+    // What value_and_grad runs inside belongs to it.
+    const auto inside = [&](const Tensor<f32, "M/d">& a) -> Loss {
+      return value_and_grad(mesh, [](const Tensor<f32, "M/d">& p) -> Loss { return sum(p); }, a).first +
+             value_and_grad(mesh, [](const Tensor<f32, "M/d">& p) -> Loss { return sum(p); },
+                            zeros<f32, "M/d">(mesh, {{"M", 8}}))
+                 .first;
+    };
+    expect_says([&] { static_cast<void>(spmd(mesh, inside)(HostArray<f32>({4}))); },
+                {"dim `M` is 8", "but 4 in place<`M/d`>", "within spmd"});
+    expect(spmd(mesh, add)(HostArray<f32>({4}), HostArray<f32>({4})).data[0] == 0, "one size");
+  });
+}
