@@ -1064,10 +1064,44 @@ TEST_CASE("calls that lack something or are the wrong way round", "[rules]") {
   illegal(rules::no_tree_field("rate"),
           "the field `rate` of a struct of tensors is no tensor, Array or struct of them; keep it elsewhere, as in an "
           "argument of its own");
-  legal(rules::callable(true, 1), "");
-  illegal(rules::callable(false, 1),
-          "value_and_grad: the function does not take the weights and 1 more argument in this order; write "
-          "value_and_grad(mesh, f, weights, arguments...) for f(weights, arguments...)");
+  const std::string form = "; write value_and_grad(mesh, f, weights, arguments...) for f(weights, arguments...)";
+  illegal(rules::callable(1, -1, -1, false, "", ""),
+          "value_and_grad: the function does not take the weights and 1 more argument in this order, each by value or as "
+          "a const reference" +
+              form);
+  illegal(rules::callable(2, 1, -1, false, "", ""),
+          "value_and_grad: the function has 1 parameter, but is given the weights and 2 more arguments" + form);
+  illegal(rules::callable(1, 2, 0, true, "Weights", "Weights"),
+          "value_and_grad: parameter 1 of the function, `Weights`, is not const; write `const Weights&`");
+  illegal(rules::callable(1, 2, 0, false, "Weights", "Batch"),
+          "value_and_grad: parameter 1 of the function, the weights, is `Weights`, but is given `Batch`" + form);
+  illegal(rules::callable(1, 2, 1, false, "Batch", "Weights"),
+          "value_and_grad: parameter 2 of the function, argument 1, is `Batch`, but is given `Weights`" + form);
+}
+
+TEST_CASE("functions that run again, and trees", "[rules]") {
+  CHECK(rules::owned_function("map", true, true).ok());
+  illegal(rules::owned_function("map", false, true),
+          "map: the function captures by reference, or holds a pointer, and it runs again in the backward pass, when what "
+          "it refers to may be gone; capture nothing, or numbers by value: `[k]`");
+  illegal(rules::owned_function("explicit_activation_checkpointing", false, false),
+          "explicit_activation_checkpointing: the function holds more than numbers (a tensor, a container, a "
+          "std::function), of which it cannot be told that they outlast the backward pass, where it runs again; pass "
+          "tensors and configurations as arguments, and capture numbers by value: `[k]`");
+  CHECK(rules::owned_argument("f", true, "int").ok());
+  illegal(rules::owned_argument("f", false, "int*"),
+          "f: the argument of type `int*` holds a pointer, a reference or a union, and the function runs again in the "
+          "backward pass, when what it refers to may be gone; pass a type that owns what it needs");
+  CHECK(rules::tree("f", true, "Weights", rules::NoTree::fields).ok());
+  const std::string is = "; a tree is a tensor, an Array of trees, or a plain struct of 1 to 23 trees (nest structs for "
+                         "more), all public";
+  illegal(rules::tree("f", false, "int", rules::NoTree::no_struct),
+          "f: `int` is no tree of tensors: it is not a struct" + is);
+  illegal(rules::tree("f", false, "W", rules::NoTree::not_public),
+          "f: `W` is no tree of tensors: it has private members, a constructor or a virtual function" + is);
+  illegal(rules::tree("f", false, "W", rules::NoTree::bases), "f: `W` is no tree of tensors: it has a base class" + is);
+  illegal(rules::tree("f", false, "W", rules::NoTree::fields),
+          "f: `W` is no tree of tensors: it has no fields, or more than 23" + is);
   illegal(rules::einsum("A B, B C -> A C", "B C", "A B"),
           "einsum_unreduced<`A B, B C -> A C`>: the operands are swapped: the first is `B C`, the second `A B`; swap "
           "them in the call or in the op spec");

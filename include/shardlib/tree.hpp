@@ -261,7 +261,7 @@ constexpr bool check_tree() {
       return (checked_field<Name, T, I>() && ...);
     }(std::make_index_sequence<tree_width<T>>{});
   else
-    return checked<rules::tree, Name, false, Op(type_name<T>().view().substr(0, 100)), no_tree<T>()>::ok && false;
+    return checked<rules::tree, Name, false, name_of_type<T>, no_tree<T>()>::ok && false;
 }
 template <Op Name, class T, std::size_t I>
 constexpr bool checked_field() {

@@ -73,7 +73,7 @@ auto erased(const X& x, const std::function<X(const X&)>& f) {
 }
 #endif
 
-// expect: explicit_activation_checkpointing: the argument of type `const Config\*` holds a pointer, a reference or a union
+// expect: explicit_activation_checkpointing: the argument of type `const Config ?\*` holds a pointer, a reference or a union
 #if SECTION == 5
 auto config_by_pointer(const X& x, const Layer& w, const Config* config) {
   return explicit_activation_checkpointing(

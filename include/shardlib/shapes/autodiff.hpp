@@ -74,7 +74,7 @@ template <class F, class W, class... Args>
 struct returned_by<false, F, W, Args...> {
   static constexpr Misfit wrong = misfit<typename written_function<F>::type, W, Args...>();
   static_assert(checked<rules::callable, static_cast<int>(sizeof...(Args)), wrong.parameters, wrong.at, wrong.not_const,
-                        Op(wrong.declared.view().substr(0, 100)), Op(wrong.given.view().substr(0, 100))>::ok);
+                        as_op(wrong.declared), as_op(wrong.given)>::ok);
   using type = Unknown;
 };
 
@@ -99,7 +99,7 @@ inline constexpr bool owned_function =
 /// So do its arguments, as far as that can be told: of what is no trivial copy its type takes care.
 template <Op Name, class T>
 inline constexpr bool owned_argument =
-    checked<rules::owned_argument, Name, self_contained<T> || !std::is_trivially_copyable_v<T>, Op(type_name<T>().view().substr(0, 100))>::ok;
+    checked<rules::owned_argument, Name, self_contained<T> || !std::is_trivially_copyable_v<T>, name_of_type<T>>::ok;
 
 }  // namespace detail
 
