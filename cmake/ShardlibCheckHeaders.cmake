@@ -1,4 +1,5 @@
-# The target check_headers compiles every header on its own: each must include what it uses.
+# The target check_headers compiles every header on its own: each must include what it uses. It also compiles them all
+# together as C++23 and C++26, as far as the compiler has these.
 file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/include"
      "${PROJECT_SOURCE_DIR}/include/shardlib/*.hpp")
 list(FILTER headers EXCLUDE REGEX "_inl\\.hpp$")  # X.hpp ends with X_inl.hpp: they are compiled together
@@ -15,4 +16,19 @@ endforeach()
 if(sources)
   add_library(check_headers OBJECT EXCLUDE_FROM_ALL ${sources})
   target_link_libraries(check_headers PRIVATE shardlib shardlib_own_flags)
+  list(TRANSFORM headers REPLACE ".+" "#include \"\\0\"\n" OUTPUT_VARIABLE all)
+  list(JOIN all "" all)
+  include(CheckCXXCompilerFlag)
+  foreach(standard 2b 2c)
+    check_cxx_compiler_flag("-std=c++${standard}" SHARDLIB_HAS_CXX${standard})
+    if(NOT SHARDLIB_HAS_CXX${standard})
+      continue()
+    endif()
+    set(source "${PROJECT_BINARY_DIR}/check_headers/all_cxx${standard}.cpp")
+    file(CONFIGURE OUTPUT "${source}" CONTENT "${all}")
+    set_source_files_properties("${source}" PROPERTIES COMPILE_OPTIONS "-std=c++${standard}")
+    add_library(check_headers_cxx${standard} OBJECT EXCLUDE_FROM_ALL "${source}")
+    target_link_libraries(check_headers_cxx${standard} PRIVATE shardlib shardlib_own_flags)
+    add_dependencies(check_headers check_headers_cxx${standard})
+  endforeach()
 endif()

@@ -54,7 +54,7 @@ struct Setup {
 
 // Sizes of the model's dims, padded so that the mesh divides them, and the vocabulary so that GEMMs have round shapes.
 Sizes sizes_of(const Options& o, std::int64_t vocabulary, std::int64_t d, std::int64_t t) {
-  const auto dim = [](std::string_view name, std::int64_t size, std::int64_t parts) {
+  const auto dim = [](const char* name, std::int64_t size, std::int64_t parts) {
     return NamedSize{name, size, round_up(size, parts)};
   };
   const std::int64_t head = o.d_model / o.heads;

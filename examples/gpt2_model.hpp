@@ -123,21 +123,9 @@ struct Mask {
 // ---- one layer ------------------------------------------------------------------------------------------------------
 
 // Weights are gathered over d just before their use, or, with prefetch, while the layer before runs: this is FSDP.
-template <dtype C>
-auto gathered(const Tensor<C, "M/d H/t D">& w_q_k_or_v) -> Tensor<C, "M H/t D"> {
-  return all_gather<"M/d H/t D -> M H/t D", f32>(w_q_k_or_v);
-}
-template <dtype C>
-auto gathered(const Tensor<C, "H/t D M/d">& w_o) -> Tensor<C, "H/t D M"> {
-  return all_gather<"H/t D M/d -> H/t D M", f32>(w_o);
-}
-template <dtype C>
-auto gathered(const Tensor<C, "M/d F/t">& w_up) -> Tensor<C, "M F/t"> {
-  return all_gather<"M/d F/t -> M F/t", f32>(w_up);
-}
-template <dtype C>
-auto gathered(const Tensor<C, "F/t/d M">& w_down) -> Tensor<C, "F/t M"> {
-  return all_gather<"F/t/d M -> F/t M", f32>(w_down);
+template <dtype C, Spec S>
+auto gathered(const Tensor<C, S>& w) {
+  return all_gather<over<"d">, backward_sum<f32>>(w);
 }
 // What prefetch begins to gather, in the order in which a layer asks for it: not gains, which are small, nor biases, which no
 // derivative needs.
@@ -148,14 +136,14 @@ auto gathered_layer(const Layer<C>& w) {
 
 template <dtype C>
 auto norm(const Tensor<C, "B/d L M">& x, const Norm<C>& w, const Form& form) -> Tensor<C, "B/d L M"> {
-  const auto gain = all_gather<"M/t/d -> M", f32>(w.gain), bias = all_gather<"M/t/d -> M", f32>(w.bias);
+  const auto gain = all_gather<"M", backward_sum<f32>>(w.gain), bias = all_gather<"M", backward_sum<f32>>(w.bias);
   return cast<C>(layer_norm<"M">(cast<f32>(x), form.epsilon) * cast<f32>(gain) + cast<f32>(bias));
 }
 
 // Gathers the residual stream over t; GPT-2 normalises it.
 template <dtype C>
 auto branch_input(const Residual& x, const Norm<C>& w, const Form& form) -> Tensor<C, "B/d L M"> {
-  const auto whole = all_gather<"B/d L M/t -> B/d L M", f32>(cast<C>(x));
+  const auto whole = all_gather<"B/d L M/t -> B/d L M", backward_sum<f32>>(cast<C>(x));
   return form.post_norm ? whole : norm<C>(whole, w, form);
 }
 
@@ -165,9 +153,9 @@ auto add_branch(const Residual& x, const Tensor<C, "B/d L M +t">& y, const Tenso
                 const Form& form, const Dropout& dropout) -> Residual {
   // bf16: half the bytes on the wire, summed in f32 and rounded once.
   const auto scattered = cast<f32>(reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(y));
-  const auto sum = x + drop(scattered + cast<f32>(all_gather<"M/t/d -> M/t", f32>(bias)), dropout);
+  const auto sum = x + drop(scattered + cast<f32>(gathered(bias)), dropout);
   if (!form.post_norm) return sum;
-  const auto whole = all_gather<"B/d L M/t -> B/d L M", f32>(cast<C>(sum));
+  const auto whole = all_gather<"B/d L M/t -> B/d L M", backward_sum<f32>>(cast<C>(sum));
   return slice<"B/d L M -> B/d L M/t">(cast<f32>(norm<C>(whole, w, form)));
 }
 
@@ -178,7 +166,7 @@ auto attention(const Tensor<C, "B/d L M">& x, const Mask& mask, const Layer<C>& 
   // Heads are sharded over t: this is tensor parallelism.
   const auto project = [&](const Tensor<C, "M/d H/t D">& w_x, const Tensor<C, "E/t/d">& b_x) {
     const auto y = einsum_unreduced<"B/d L M, M H/t D -> B/d L H/t D">(x, gathered(w_x));
-    return keep(y + split<"E/t -> H/t D">(all_gather<"E/t/d -> E/t", f32>(b_x), {{"D", w_x.size("D")}}), form);
+    return keep(y + split<"E/t -> H/t D">(gathered(b_x), {{"D", w_x.size("D")}}), form);
   };
   const auto q = project(w.w_q, w.b_q), new_k = project(w.w_k, w.b_k), new_v = project(w.w_v, w.b_v);
   const auto output = [&](const Tensor<C, "B/d L H/t D">& y) {
@@ -203,7 +191,7 @@ auto attention(const Tensor<C, "B/d L M">& x, const Mask& mask, const Layer<C>& 
 template <dtype C>
 auto feed_forward(const Tensor<C, "B/d L M">& x, const Layer<C>& w, const Form& form) -> Tensor<C, "B/d L M +t"> {
   const auto w_up = gathered(w.w_up);
-  const auto b_up = all_gather<"F/t/d -> F/t", f32>(w.b_up);
+  const auto b_up = gathered(w.b_up);
   const auto up = keep(einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, w_up) + b_up, form);
   const auto y = form.relu ? relu(up) : gelu(up);
   return einsum_unreduced<"B/d L F/t, F/t M -> B/d L M +t">(y, gathered(w.w_down));
@@ -231,14 +219,14 @@ auto embedding(const Model<C>& w, const Tensor<C, "V/t M">& table, const Tensor<
                const Tensor<i32, "L">& positions) -> Residual {
   const auto tokens =
       reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(index_unreduced<"[V/t] M, B/d L -> B/d L M +t">(table, ids));
-  const auto all_positions = all_gather<"P M/t/d -> P M/t", f32>(w.positions);
+  const auto all_positions = gathered(w.positions);
   return cast<f32>(tokens) + cast<f32>(index_unreduced<"[P] M/t, L -> L M/t">(all_positions, positions));
 }
 
 // What the output layer reads.
 template <dtype C>
 auto output_input(const Model<C>& w, const Residual& x, const Form& form) -> Tensor<C, "B/d L M"> {
-  const auto y = all_gather<"B/d L M/t -> B/d L M", f32>(cast<C>(x));
+  const auto y = all_gather<"B/d L M/t -> B/d L M", backward_sum<f32>>(cast<C>(x));
   return w.final_norm.empty() ? y : norm<C>(y, w.final_norm[0], form);
 }
 
@@ -247,9 +235,8 @@ auto unembedding(const Model<C>& w, const Tensor<C, "V/t M">& table, const Resid
     -> Tensor<f32, "B/d L V/t"> {
   const auto y = output_input<C>(w, x, form);
   if (w.unembed.empty()) return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t", f32>(y, table);
-  const auto w_out = all_gather<"V/t/d M -> V/t M", f32>(w.unembed[0].w);
-  return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t", f32>(y, w_out) +
-         cast<f32>(all_gather<"V/t/d -> V/t", f32>(w.unembed[0].b));
+  const auto w_out = gathered(w.unembed[0].w);
+  return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t", f32>(y, w_out) + cast<f32>(gathered(w.unembed[0].b));
 }
 
 // Embedding and layers.
@@ -272,7 +259,7 @@ auto trunk(const Model<C>& w, const Tensor<C, "V/t M">& table, const Tensor<i32,
 template <dtype C>
 auto logits(const Model<C>& w, const Tensor<i32, "B/d L">& inputs, const Mask& mask, const Tensor<i32, "L">& positions,
             const Form& form, const Dropout& dropout) -> Tensor<f32, "B/d L V/t"> {
-  const auto table = all_gather<"V/t/d M -> V/t M", f32>(w.embed);
+  const auto table = gathered(w.embed);
   return unembedding<C>(w, table, trunk<C>(w, table, inputs, mask, positions, form, dropout), form);
 }
 
@@ -281,7 +268,7 @@ auto logits(const Model<C>& w, const Tensor<i32, "B/d L">& inputs, const Mask& m
 template <dtype C>
 auto loss(const Model<C>& w, const Batch& batch, const Tensor<bool_, "Qlen Klen">& causal,
           const Tensor<i32, "L">& positions, const Form& form, const Dropout& dropout) -> Tensor<f32, "+d +t"> {
-  const auto table = all_gather<"V/t/d M -> V/t M", f32>(w.embed);
+  const auto table = gathered(w.embed);
   const auto x = trunk<C>(w, table, batch.inputs, segment_mask(batch.segments, causal), positions, form, dropout);
   // Tied, many logits are not stored, but computed again.
   const auto losses = w.unembed.empty()
@@ -298,7 +285,7 @@ template <dtype C>
 auto extend(const Model<C>& w, Array<"layers", Cache<C>>& caches, const Tensor<i32, "B/d L">& ids,
             const Tensor<i32, "L">& positions, const Mask& mask, const Tensor<C, "L Klen">& places, const Form& form)
     -> Tensor<f32, "B/d L V/t"> {
-  const auto table = all_gather<"V/t/d M -> V/t M", f32>(w.embed);
+  const auto table = gathered(w.embed);
   Residual x = embedding<C>(w, table, ids, positions);
   for (std::size_t i = 0; i < w.layers.size(); ++i)
     x = layer<C>(x, mask, w.layers[i], form, {}, places, &caches[i]);

@@ -110,7 +110,7 @@ class Tutorial : Layout {
 
   // Sizes of the model's dims, padded so that the devices of a stage divide them.
   static Sizes sizes_of(const Options& o, std::int64_t devices) {
-    const auto dim = [&](std::string_view name, std::int64_t size) {
+    const auto dim = [&](const char* name, std::int64_t size) {
       return NamedSize{name, size, round_up(size, devices)};
     };
     return {dim("M", o.d_model), dim("H", o.n_q_per_kv * o.n_kv), {"D", o.d_head}, dim("F", o.d_ff)};

@@ -44,7 +44,7 @@ inline void declare(run::Options& options, ModelOptions& o) {
 // Sizes of the model's dims, padded so that a mesh of d x t divides them, and the vocabulary so that GEMMs have round
 // shapes.
 inline Sizes sizes_of(const ModelOptions& o, std::int64_t d, std::int64_t t) {
-  const auto dim = [](std::string_view name, std::int64_t size, std::int64_t parts) {
+  const auto dim = [](const char* name, std::int64_t size, std::int64_t parts) {
     return NamedSize{name, size, round_up(size, parts)};
   };
   return {dim("V", o.vocabulary, std::lcm<std::int64_t>(64, t)),

@@ -154,7 +154,7 @@ TEST_CASE("weights that are gathered as views are trained to the bits that MPI g
           [&](const auto& w) {
             auto y = x;
             for (const auto& layer : w) {
-              const auto whole = all_gather<"M/d F/t -> M F/t", f32>(layer);
+              const auto whole = all_gather<"M/d F/t -> M F/t", backward_sum<f32>>(layer);
               const auto up = relu(einsum_unreduced<"B/d M, M F/t -> B/d F/t">(y, whole));
               const auto down = einsum_unreduced<"B/d F/t, M F/t -> B/d M +t">(up, whole);
               y = all_reduce<"B/d M +t -> B/d M", f32>(down);

@@ -14,9 +14,9 @@ namespace {
   make_case<Tensor<dtype, from>>(       \
       #op " " #dtype " " from " -> " to, [](const auto& x) { return op<from " -> " to>(x); }, same())
 /// The sums of bf16 state their dtype.
-#define COLLECTIVE_SUM(op, dtype, from, to) \
-  make_case<Tensor<dtype, from>>(           \
-      #op " " #dtype " " from " -> " to, [](const auto& x) { return op<from " -> " to, f32>(x); }, same())
+#define COLLECTIVE_SUM(op, dtype, sum, from, to) \
+  make_case<Tensor<dtype, from>>(                \
+      #op " " #dtype " " from " -> " to, [](const auto& x) { return op<from " -> " to, sum>(x); }, same())
 
 /// The cases, in which pieces of rows are short, with copies in rank order and without.
 void check_rows(const std::vector<Case>& cases) {
@@ -37,7 +37,7 @@ TEST_CASE("all_gather", "[ops]") {
       COLLECTIVE(all_gather, f32, "A/t B +d", "A B +d"),
       COLLECTIVE(all_gather, f32, "A/d/t/p C", "A/d C"),
       COLLECTIVE(all_gather, f32, "A/p/d B/t", "A/p B"),
-      COLLECTIVE_SUM(all_gather, bf16, "A/t/d B", "A B"),
+      COLLECTIVE_SUM(all_gather, bf16, backward_sum<f32>, "A/t/d B", "A B"),
       COLLECTIVE(all_gather, f64, "B A/t/d", "B A/t"),
   });
 }
@@ -53,7 +53,7 @@ TEST_CASE("reduce_scatter", "[ops]") {
       COLLECTIVE(reduce_scatter, f32, "B A +d +t", "B A/t +d"),
       COLLECTIVE(reduce_scatter, f32, "A/d B +p +t", "A/d/p B/t"),
       COLLECTIVE(reduce_scatter, f32, "A C +d +p +t", "A/p/t/d C"),
-      COLLECTIVE_SUM(reduce_scatter, bf16, "A B +d +t", "A B/t/d"),
+      COLLECTIVE_SUM(reduce_scatter, bf16, f32, "A B +d +t", "A B/t/d"),
       COLLECTIVE(reduce_scatter, f64, "B A/t +d", "B/d A/t"),
   });
 }
@@ -66,7 +66,7 @@ TEST_CASE("all_reduce", "[ops]") {
       COLLECTIVE(all_reduce, f32, "A/d B +t", "A/d B"),
       COLLECTIVE(all_reduce, f32, "+d +t", ""),
       COLLECTIVE(all_reduce, f32, "A +d +p +t", "A +p"),
-      COLLECTIVE_SUM(all_reduce, bf16, "A +d +t", "A"),
+      COLLECTIVE_SUM(all_reduce, bf16, f32, "A +d +t", "A"),
       COLLECTIVE(all_reduce, f64, "A +t", "A"),
   });
 }

@@ -43,6 +43,92 @@ TEST_CASE("a collective that a device waits for in vain is named once", "[ops][e
                       "of a group must make the same calls (device 0 (d=0) of mesh d=2)");
 }
 
+std::string at(unsigned line) {
+  return std::string(" at ") + __FILE__ + ":" + std::to_string(line);
+}
+std::string message_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+/// Compares in the line where f stands, which its error has to name.
+#define ERROR_NAMES_THIS_LINE(before, after, ...) \
+  CHECK(message_of([&] { __VA_ARGS__; }) == std::string(before) + at(__LINE__) + (after))
+
+TEST_CASE("an error names the line of the call", "[ops][errors]") {
+  on_one_device([](const auto& device, const auto& mesh) {
+    const auto x = zero_of<Tensor<f32, "B/d L">>(device, {4, 6});
+    const auto y = zero_of<Tensor<f32, "L">>(device, {5});
+    const std::string sizes = ": dim `L` is 5, but 6 in another operand" + on_one;
+    ERROR_NAMES_THIS_LINE("+ of `B/d L` and `L`", sizes, x + y);
+    ERROR_NAMES_THIS_LINE("- of `B/d L` and `L`", sizes, x - y);
+    ERROR_NAMES_THIS_LINE("* of `B/d L` and `L`", sizes, x * y);
+    ERROR_NAMES_THIS_LINE("/ of `B/d L` and `L`", sizes, x / y);
+    ERROR_NAMES_THIS_LINE("map of `B/d L` and `L`", sizes, map([](auto a, auto b) { return a * b; }, x, y));
+    auto sum = x;
+    const auto other = zero_of<Tensor<f32, "B/d L">>(device, {4, 5});
+    ERROR_NAMES_THIS_LINE("+ of `B/d L` and `B/d L`", sizes, sum += other);
+
+    const Tensor<f32, "L"> none;
+    const std::string empty =
+        ": a tensor `f32[L]` was never given a value; make one with an op, as `zeros` or "
+        "`place`, before it is used";
+    ERROR_NAMES_THIS_LINE("+", empty, none + none);
+    ERROR_NAMES_THIS_LINE("negate", empty, -none);
+    ERROR_NAMES_THIS_LINE("+", empty, none + 1.0);
+    ERROR_NAMES_THIS_LINE("-", empty, 1.0 - none);
+    ERROR_NAMES_THIS_LINE("*", empty, 2.0 * none);
+    ERROR_NAMES_THIS_LINE("/", empty, none / 2.0);
+    ERROR_NAMES_THIS_LINE("map", empty, map([](auto a) { return a; }, none));
+    ERROR_NAMES_THIS_LINE("exp", empty, exp(none));
+    ERROR_NAMES_THIS_LINE("zeros<`L`>", ": the size of dim `L` is not known: give it, as in {{\"L\", 8}}" + on_one,
+                          zeros<f32, "L">(mesh, {}));
+  });
+}
+
+struct Block {
+  Tensor<f32, "M"> gain, bias;
+};
+struct Blocks {
+  Array<"layers", Block> layers;
+};
+
+TEST_CASE("an error of a tree names the leaf or the Array", "[ops][errors]") {
+  on_one_device([](const auto& device, const auto&) {
+    const auto gain = zero_of<Tensor<f32, "M">>(device, {3});
+    Blocks one, two;
+    one.layers = {Block{gain, gain}, Block{gain, {}}};
+    const std::string empty = message_of([&] { map_tree([](const auto& x) { return x * 2.0; }, one); });
+    CHECK_THAT(empty, Catch::StartsWith("the leaf `layers/1/bias`: *") && Catch::Contains(at(__LINE__ - 1)));
+    const auto read = [](std::string_view, const auto& x) { static_cast<void>(x.span()); };
+    CHECK_THAT(message_of([&] { for_each_leaf(read, one); }), Catch::StartsWith("the leaf `layers/1/bias`: "));
+    two.layers = {Block{gain, gain}};
+    CHECK(
+        message_of([&] { map_tree([](const auto& a, const auto& b) { return a + b; }, one, two); }) ==
+        "trees of different structure: the Array `layers` has 2 entries in the first tree and 1 in another; build them "
+        "from one configuration");
+  });
+}
+
+TEST_CASE("a mesh of no device", "[ops][errors]") {
+  CHECK_THAT(message_of([] { const Mesh<"d"> mesh(nullptr); }),
+             Catch::Equals("a mesh `d` needs a device; take the one that `launch` gives to its function"));
+}
+
+TEST_CASE("sizes own their names", "[ops][errors]") {
+  on_one_device([](const auto&, const auto& mesh) {
+    const auto made = [] {
+      const std::string name = "name_that_no_small_string_holds";
+      return Sizes{{name, 3}};
+    };
+    const Sizes sizes = made();
+    CHECK(zeros<f32, "name_that_no_small_string_holds">(mesh, sizes).size("name_that_no_small_string_holds") == 3);
+  });
+}
+
 TEST_CASE("sizes that disagree", "[ops][errors]") {
   on_one_device([](const auto& device, const auto&) {
     const auto x = zero_of<Tensor<f32, "B/d L">>(device, {4, 6});
@@ -59,8 +145,11 @@ TEST_CASE("sizes that disagree", "[ops][errors]") {
                                                    zero_of<Tensor<i32, "B/d L">>(device, {4, 7}));
         },
         "index_unreduced<`[V] L, B/d L -> B/d L`>: dim `L` is 7, but 6 in another operand" + on_one);
-    expect_error<Error>([&] { concat<"L">(x, zero_of<Tensor<f32, "B/d L">>(device, {2, 6})); },
-                        "concat<`L`>: dim `B` is 4 in the first operand, but 2 in the second" + on_one);
+    expect_error<Error>(
+        [&] {
+          concat<"L, L -> N">(x, zero_of<Tensor<f32, "B/d L">>(device, {2, 6}));
+        },
+        "concat<`L, L -> N`>: dim `B` is 4 in one operand, but 2 in another" + on_one);
     expect_error<Error>([&] { broadcast<"B/d L -> C B/d L">(x, {{"C", 2}, {"L", 5}}); },
                         "broadcast<`B/d L -> C B/d L`>: dim `L` is 5, but 6 in another operand" + on_one);
   });
@@ -155,8 +244,8 @@ TEST_CASE("scopes", "[ops][errors]") {
     static_cast<void>(x + x);  // without a scope names may change their sizes
     static_cast<void>(y + y);
     const std::string rule =
-        ", and a name has one size within this Scope; `rename` one of the two, or open a `Scope` around the part that means "
-        "another size" +
+        ", and a name has one size within this Scope; `rename` one of the two, or open a `Scope` around the part that "
+        "means another size" +
         on_one;
     {
       const Scope outer(mesh);
@@ -170,11 +259,13 @@ TEST_CASE("scopes", "[ops][errors]") {
       }
       static_cast<void>(x + x);
       expect_error<Error>([&] { y + y; }, "+ of `B A`: dim `B` is 2, but 3 in + of `A B`" + rule);
-      const std::string here = " at " + std::string(__FILE__) + ":" + std::to_string(__LINE__ + 1);
       expect_error<Error>([&] { rename<"A -> B">(zero_of<Tensor<f32, "A">>(device, {5})); },
-                          "rename<`A -> B`>" + here + ": dim `B` is 5, but 3 in + of `A B`" + rule);
-      expect_error<Error>([&] { merge<"A C -> B">(zero_of<Tensor<f32, "A C">>(device, {2, 2})); },
-                          "merge<`A C -> B`>: dim `B` is 4, but 3 in + of `A B`" + rule);
+                          "rename<`A -> B`>: dim `B` is 5, but 3 in + of `A B`" + rule);
+      expect_error<Error>(
+          [&] {
+            merge<"A C -> B">(zero_of<Tensor<f32, "A C">>(device, {2, 2}));
+          },
+          "merge<`A C -> B`>: dim `B` is 4, but 3 in + of `A B`" + rule);
       expect_error<Error>([&] { place<Tensor<f32, "A">>(mesh, HostArray<f32>({5})); },
                           "place<`A`>: dim `A` is 5, but 2 in + of `A B`" + rule);
     }
@@ -218,7 +309,8 @@ TEST_CASE("maxima have no derivative", "[ops][errors]") {
 }
 
 namespace {
-thread_local const Tensor<f32, "A/d">* outside = nullptr;  // captures are a compile error; this is not seen before it runs
+thread_local const Tensor<f32, "A/d">* outside =
+    nullptr;  // captures are a compile error; this is not seen before it runs
 }
 
 TEST_CASE("a tensor from outside in a checkpointed function", "[ops][errors]") {
@@ -232,11 +324,11 @@ TEST_CASE("a tensor from outside in a checkpointed function", "[ops][errors]") {
       const auto f = explicit_activation_checkpointing([](const Tensor<f32, "A/d">& v) { return v * *outside; });
       return to_partial<"+d -> +d +t">(sum(f(x)));
     };
-    expect_error<Error>(
-        [&] { static_cast<void>(value_and_grad(mesh, of_result, x)); },
-        "* of result `A/d`: inside explicit_activation_checkpointing it uses a tensor from outside, the "
-        "result of exp at " +
-            std::string(__FILE__) + ":" + std::to_string(line) + remedy);
+    expect_error<Error>([&] { static_cast<void>(value_and_grad(mesh, of_result, x)); },
+                        "*" + at(line + 2) +
+                            " of result `A/d`: inside explicit_activation_checkpointing it uses a tensor from outside, "
+                            "the result of exp" +
+                            at(line) + remedy);
     const auto of_weight = [&](const Tensor<f32, "A/d">& w) -> Tensor<f32, "+d +t"> {
       outside = &w;
       const auto f = explicit_activation_checkpointing([](const Tensor<f32, "A/d">& v) { return v * *outside; });
@@ -342,14 +434,14 @@ TEST_CASE("tensors that hold nothing", "[ops][errors]") {
         " was never given a value; make one with an op, as `zeros` or `place`, before it is used";
     const Tensor<f32, "A"> x;
     const std::string message = "a tensor `f32[A]`" + remedy;
-    expect_error<Error>([&] { x + x; }, message);
-    expect_error<Error>([&] { exp(x); }, message);
-    expect_error<Error>([&] { x * 2.0; }, message);
-    expect_error<Error>([&] { sum(x); }, message);
-    expect_error<Error>([&] { zeros<f32, "A">(mesh, {{"A", 2}}) + x; }, message);
-    expect_error<Error>([&] { slice<"A -> A/t">(x); }, message);
-    expect_error<Error>([&] { einsum_unreduced<"A, A -> ">(x, x); }, message);
-    expect_error<Error>([&] { fetch(x); }, message);
+    expect_error<Error>([&] { x + x; }, "+: " + message);
+    expect_error<Error>([&] { exp(x); }, "exp: " + message);
+    expect_error<Error>([&] { x * 2.0; }, "*: " + message);
+    expect_error<Error>([&] { sum(x); }, "sum<`A -> `>: " + message);
+    expect_error<Error>([&] { zeros<f32, "A">(mesh, {{"A", 2}}) + x; }, "+: " + message);
+    expect_error<Error>([&] { slice<"A -> A/t">(x); }, "slice<`A -> A/t`>: " + message);
+    expect_error<Error>([&] { einsum_unreduced<"A, A -> ">(x, x); }, "einsum_unreduced<`A, A -> `>: " + message);
+    expect_error<Error>([&] { fetch(x); }, "fetch: " + message);
     expect_error<Error>([&] { static_cast<void>(x.size("A")); }, message);
     expect_error<Error>([&] { static_cast<void>(x.padded_size("A")); }, message);
     expect_error<Error>([&] { static_cast<void>(x.span()); }, message);

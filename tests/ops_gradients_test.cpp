@@ -46,25 +46,36 @@ void on_devices(const std::function<void(const Grid&)>& body) {
   SUCCEED();
 }
 
-std::string here(int line) { return std::string(__FILE__) + ":" + std::to_string(line); }
+std::string here(int line) {
+  return std::string(__FILE__) + ":" + std::to_string(line);
+}
 
 }  // namespace
 
 TEST_CASE("a loss of the weights outside, not of the parameter", "[ops][grad]") {
   on_devices([](const Grid& mesh) {
     const Weights w = weights(mesh);
-    const auto says = {std::string_view("the weight `a` comes from outside of the function that value_and_grad "
-                                        "differentiates, so its gradient would miss this use; use the function's "
-                                        "parameter, or `stop_gradient` of the weight")};
-    expect_says(differentiate(mesh, [&](const Weights&) -> Loss { return sum(w.a); }, w), says);
+    const auto says = {
+        std::string_view("the weight `a` comes from outside of the function that value_and_grad "
+                         "differentiates, so its gradient would miss this use; use the function's "
+                         "parameter, or `stop_gradient` of the weight")};
+    expect_says(differentiate(
+                    mesh, [&](const Weights&) -> Loss { return sum(w.a); }, w),
+                says);
     // Part of it comes from the parameter: the gradient would be wrong, not zero.
-    expect_says(differentiate(mesh, [&](const Weights& p) -> Loss { return sum(p.a * p.b * w.a); }, w), says);
-    const auto gathers = [&](const Weights& p) -> Loss { return sum(p.b * slice<"M -> M/d">(all_gather<"M/d -> M">(w.a))); };
+    expect_says(differentiate(
+                    mesh, [&](const Weights& p) -> Loss { return sum(p.a * p.b * w.a); }, w),
+                says);
+    const auto gathers = [&](const Weights& p) -> Loss {
+      return sum(p.b * slice<"M -> M/d">(all_gather<"M/d -> M">(w.a)));
+    };
     expect_says(differentiate(mesh, gathers, w), {"all_gather<`M/d -> M`>", "the weight `a` comes from outside"});
     const Layers deep{{w, weights(mesh, 3)}};
-    expect_says(differentiate(mesh, [&](const Layers& p) -> Loss { return sum(p.layers[0].a * deep.layers[1].b); }, deep),
+    expect_says(differentiate(
+                    mesh, [&](const Layers& p) -> Loss { return sum(p.layers[0].a * deep.layers[1].b); }, deep),
                 {"the weight `layers/1/b` comes from outside"});
-    expect_says(differentiate(mesh, [&](const Tensor<f32, "M/d">& p) -> Loss { return sum(p * w.a); }, w.a),
+    expect_says(differentiate(
+                    mesh, [&](const Tensor<f32, "M/d">& p) -> Loss { return sum(p * w.a); }, w.a),
                 {"the weight comes from outside"});
 
     // Meant, it is said; and before and after the call the weights are like any tensor.
@@ -89,8 +100,8 @@ TEST_CASE("a weight that the loss does not depend on", "[ops][grad]") {
     const auto ignores = [](const Weights& p) -> Loss { return sum(p.b); };
     expect_says(differentiate(mesh, ignores, w),
                 {"value_and_grad: the loss, which is the result of sum<`M/d -> +d`> at " + here(line) +
-                     ", does not depend on the weight `a`, so its gradient would be zero; use the function's parameter, "
-                     "leave the weight out, or write value_and_grad(mesh, allow_unused(f), ...) if zeros are meant"});
+                 ", does not depend on the weight `a`, so its gradient would be zero; use the function's parameter, "
+                 "leave the weight out, or write value_and_grad(mesh, allow_unused(f), ...) if zeros are meant"});
     const auto [loss, grads] = value_and_grad(mesh, allow_unused(ignores), w);
     expect_equal(values_of<f32>(grads.a.value()->data()), std::vector<f32>(grads.a.span().size(), 0.0F));
     expect_equal(values_of<f32>(grads.b.value()->data()), std::vector<f32>(grads.b.span().size(), 1.0F));
@@ -102,11 +113,14 @@ TEST_CASE("a weight that the loss does not depend on", "[ops][grad]") {
 
     // stop_gradient says it for a frozen weight, also where the function is recomputed, and of what was made of it.
     const auto frozen = [](const Weights& p) { return p.b * stop_gradient(tanh(p.a)); };
-    const auto gradient_of = [&](const auto& f) { return values_of<f32>(value_and_grad(mesh, f, w).second.b.value()->data()); };
+    const auto gradient_of = [&](const auto& f) {
+      return values_of<f32>(value_and_grad(mesh, f, w).second.b.value()->data());
+    };
     const auto expected = values_of<f32>(tanh(w.a).value()->data());
     expect_equal(gradient_of([&](const Weights& p) -> Loss { return sum(frozen(p)); }), expected);
-    expect_equal(gradient_of([&](const Weights& p) -> Loss { return sum(explicit_activation_checkpointing(frozen)(p)); }),
-                 expected);
+    expect_equal(
+        gradient_of([&](const Weights& p) -> Loss { return sum(explicit_activation_checkpointing(frozen)(p)); }),
+        expected);
   });
 }
 
@@ -118,9 +132,11 @@ TEST_CASE("a gradient within a differentiated function", "[ops][grad]") {
       const auto [loss, grads] = value_and_grad(mesh, inner, p);
       return sum(p.b * grads.a);
     };
-    expect_says(differentiate(mesh, nested, w),
-                {"value_and_grad: the weight `a` is a weight in a function that is itself differentiated, but a gradient "
-                 "is not differentiated again", "take `stop_gradient` of it before this call"});
+    expect_says(
+        differentiate(mesh, nested, w),
+        {"value_and_grad: the weight `a` is a weight in a function that is itself differentiated, but a gradient "
+         "is not differentiated again",
+         "take `stop_gradient` of it before this call"});
     const int line = __LINE__ + 2;
     const auto of_result = [&](const Weights& p) -> Loss {
       const auto [loss, grads] = value_and_grad(mesh, inner, Weights{tanh(p.a), stop_gradient(p.b)});
@@ -132,7 +148,8 @@ TEST_CASE("a gradient within a differentiated function", "[ops][grad]") {
       const auto [loss, grads] = value_and_grad(mesh, with, Weights{stop_gradient(p.a), stop_gradient(p.b)}, p.a);
       return sum(p.b * grads.a);
     };
-    expect_says(differentiate(mesh, of_argument, w), {"value_and_grad: argument 1 is a weight in a function that is itself"});
+    expect_says(differentiate(mesh, of_argument, w),
+                {"value_and_grad: argument 1 is a weight in a function that is itself"});
     // The inner pass would take the outer tape apart.
     const auto captured = [&](const Weights& p) -> Loss {
       const auto with = [&](const Weights& q) -> Loss { return sum(q.a * q.b * p.a); };
@@ -181,7 +198,8 @@ TEST_CASE("a name has one size in all that value_and_grad runs", "[ops][grad]") 
   on_devices([](const Grid& mesh) {
     const Weights w = weights(mesh);
     const std::string rule =
-        ", and a name has one size within value_and_grad; `rename` one of the two, or open a `Scope` around the part that "
+        ", and a name has one size within value_and_grad; `rename` one of the two, or open a `Scope` around the part "
+        "that "
         "means another size";
     const auto other = [&](const Weights& p) -> Loss {
       return sum(p.a * p.b) + sum(zeros<f32, "M/d">(mesh, {{"M", 8}}));
@@ -195,7 +213,9 @@ TEST_CASE("a name has one size in all that value_and_grad runs", "[ops][grad]") 
     };
     expect_says(differentiate(mesh, unary, w),
                 {"rename<`K -> N`>", "dim `N` is 2, but 4 in rename<`M -> N`> at " + here(line) + rule});
-    const auto of_argument = [](const Weights& p, const Tensor<f32, "M/d">& x) -> Loss { return sum(p.a * p.b) + sum(x); };
+    const auto of_argument = [](const Weights& p, const Tensor<f32, "M/d">& x) -> Loss {
+      return sum(p.a * p.b) + sum(x);
+    };
     expect_says(differentiate(mesh, of_argument, w, zeros<f32, "M/d">(mesh, {{"M", 8}})),
                 {"value_and_grad: dim `M` is 8 in argument 1, but 4 in the weight `a`" + rule});
 
@@ -236,9 +256,11 @@ TEST_CASE("a name has one size in all that spmd runs", "[ops][grad]") {
                 {"place<`M", "and a name has one size within spmd"});
     // What value_and_grad runs inside belongs to it.
     const auto inside = [&](const Tensor<f32, "M/d">& a) -> Loss {
-      return value_and_grad(mesh, [](const Tensor<f32, "M/d">& p) -> Loss { return sum(p); }, a).first +
-             value_and_grad(mesh, [](const Tensor<f32, "M/d">& p) -> Loss { return sum(p); },
-                            zeros<f32, "M/d">(mesh, {{"M", 8}}))
+      return value_and_grad(
+                 mesh, [](const Tensor<f32, "M/d">& p) -> Loss { return sum(p); }, a)
+                 .first +
+             value_and_grad(
+                 mesh, [](const Tensor<f32, "M/d">& p) -> Loss { return sum(p); }, zeros<f32, "M/d">(mesh, {{"M", 8}}))
                  .first;
     };
     expect_says([&] { static_cast<void>(spmd(mesh, inside)(HostArray<f32>({4}))); },

@@ -1,4 +1,4 @@
-// rename, rearrange, merge, split, concat and broadcast, with their VJPs.
+// rename, rearrange, transpose, merge, split, concat, stack and broadcast, with their VJPs.
 #include "op_case.hpp"
 #include "shardlib/ops/layout.hpp"
 #include "shardlib/ops/reductions.hpp"
@@ -65,10 +65,10 @@ Reference one_after_the_other(const std::string& dim) {
 }
 
 TEST_CASE("concat", "[ops]") {
-  // Both operands have the dim's size of the table of sizes, the result twice that, so the result is renamed.
-#define CONCAT(dtype, spec, out)                                                                                   \
-  make_case<Tensor<dtype, spec>, Tensor<dtype, spec>>(                                                             \
-      "concat " #dtype " " spec, [](const auto& a, const auto& b) { return rename<"C -> B">(concat<"C">(a, b)); }, \
+  // Both operands have the dim's size of the table of sizes, the result twice that.
+#define CONCAT(dtype, spec, out)                                                                         \
+  make_case<Tensor<dtype, spec>, Tensor<dtype, spec>>(                                                   \
+      "concat " #dtype " " spec, [](const auto& a, const auto& b) { return concat<"C, C -> B">(a, b); }, \
       one_after_the_other("B"), {.law = Law::joint, .padding = false})
   check_cases({
       CONCAT(f32, "C", "B"),
@@ -81,21 +81,66 @@ TEST_CASE("concat", "[ops]") {
   // Parts of different sizes.
   for (const std::string mesh : {"d=1,t=1", "d=2,t=1"})
     on_mesh(mesh, [](const std::shared_ptr<Device>& device) {
-      static const TensorSpec spec = parse_tensor("C/d L").spec;
-      const Global a = random_global(spec, Draw::odd, 1);
-      Global b{a.names, {6, 2}, {}};
+      static const TensorSpec first = parse_tensor("C/d P").spec, second = parse_tensor("C/d L").spec,
+                              both = parse_tensor("C/d N").spec;
+      const Global a{{"C", "P"}, {6, 6}, random_global(second, Draw::odd, 1).data};
+      Global b{{"C", "L"}, {6, 2}, {}};
       for (int i = 0; i < 12; ++i) b.data.push_back(i);
-      const Tensor<f32, "C/d L"> x(detail::as_leaf(*place(device, DType::f32, spec, a)));
-      const Tensor<f32, "C/d L"> y(detail::as_leaf(*place(device, DType::f32, spec, b)));
-      const auto z = concat<"L">(x, y);
-      Global whole{a.names, {6, 8}, std::vector<double>(48)};
-      one_after_the_other("L")({a, b}, whole);
-      expect_close(assemble(*z.value(), spec), whole, DType::f32, 0, "concat");
-      const auto found = detail::backward({{z.value()->slot, place(device, DType::f32, spec, whole)}},
+      const Tensor<f32, "C/d P"> x(detail::as_leaf(*place(device, DType::f32, first, a)));
+      const Tensor<f32, "C/d L"> y(detail::as_leaf(*place(device, DType::f32, second, b)));
+      const auto z = concat<"P, L -> N">(x, y);
+      static_assert(std::is_same_v<std::remove_const_t<decltype(z)>, Tensor<f32, "C/d N">>);
+      Global whole{{"C", "N"}, {6, 8}, std::vector<double>(48)};
+      one_after_the_other("N")({Global{{"C", "N"}, a.shape, a.data}, Global{{"C", "N"}, b.shape, b.data}}, whole);
+      expect_close(assemble(*z.value(), both), whole, DType::f32, 0, "concat");
+      const auto found = detail::backward({{z.value()->slot, place(device, DType::f32, both, whole)}},
                                           {x.value()->slot, y.value()->slot});
-      expect_close(assemble(*found[0], spec), a, DType::f32, 0, "cotangent of the first");
-      expect_close(assemble(*found[1], spec), b, DType::f32, 0, "cotangent of the second");
+      expect_close(assemble(*found[0], first), a, DType::f32, 0, "cotangent of the first");
+      expect_close(assemble(*found[1], second), b, DType::f32, 0, "cotangent of the second");
     });
+}
+
+TEST_CASE("transpose", "[ops]") {
+  check_cases({
+      ONE(f32, "A B/t", transpose(x), products()),
+      ONE(f32, "A/d C H/t", transpose(x), products()),
+      ONE(f32, "A/d C H/t", (transpose<"A", "H">(x)), products()),
+      ONE(bf16, "A/t B +d", (transpose<"B", "A">(x)), products()),
+      ONE(i32, "A B C", transpose(x), products(), .draws = {Draw::integers}),
+  });
+}
+
+TEST_CASE("stack", "[ops]") {
+  for (const std::string mesh : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2"})
+    on_mesh(mesh, [](const std::shared_ptr<Device>& device) {
+      static const TensorSpec part = parse_tensor("C/d L +t").spec, whole = parse_tensor("S C/d L +t").spec;
+      static const TensorSpec dual = parse_tensor("S C/d L").spec, dual_part = parse_tensor("C/d L").spec;
+      using Part = Tensor<f32, "C/d L +t">;
+      std::vector<Part> parts;
+      Global expected{{"S", "C", "L"}, {3, 6, 6}, {}}, cotangent = expected;
+      std::vector<Global> pieces;
+      for (std::uint64_t i = 0; i < 3; ++i) {
+        const Global one{{"C", "L"}, {6, 6}, random_global(dual_part, Draw::odd, i + 1).data};
+        parts.push_back(Part(detail::as_leaf(*place(device, DType::f32, part, one))));
+        expected.data.insert(expected.data.end(), one.data.begin(), one.data.end());
+        pieces.push_back({{"C", "L"}, {6, 6}, random_global(dual_part, Draw::odd, i + 7).data});
+        cotangent.data.insert(cotangent.data.end(), pieces.back().data.begin(), pieces.back().data.end());
+      }
+      const auto z = stack<"S">(parts);
+      static_assert(std::is_same_v<std::remove_const_t<decltype(z)>, Tensor<f32, "S C/d L +t">>);
+      expect(z.size("S") == 3, "the number of operands");
+      expect_close(assemble(*z.value(), whole), expected, DType::f32, 1e-6, "stack");
+      std::vector<detail::Slot> slots;
+      for (const Part& p : parts) slots.push_back(p.value()->slot);
+      const auto found = detail::backward({{z.value()->slot, place(device, DType::f32, dual, cotangent)}}, slots);
+      for (std::size_t i = 0; i < 3; ++i)
+        expect_close(assemble(*found[i], dual_part), pieces[i], DType::f32, 1e-6, "cotangent");
+      const auto two = stack<"S">(parts[0], parts[1]);
+      expect(two.size("S") == 2, "two operands");
+      expect_error<Error>([&] { stack<"S">(std::vector<Part>{}); },
+                          "stack<`S`>: there is nothing to stack; give one tensor at least");
+    });
+  SUCCEED();
 }
 
 TEST_CASE("broadcast", "[ops]") {

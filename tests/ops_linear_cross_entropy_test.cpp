@@ -151,7 +151,7 @@ TEST_CASE("linear_cross_entropy communicates as cross_entropy does, in ops of th
     const auto work = [&](std::int64_t stored) {
       std::map<std::string, detail::State::Work> of;
       const detail::Observing observing(device, [&](const detail::State::Ran& ran) {
-        detail::State::Work& sum = of[ran.op.describe()];
+        detail::State::Work& sum = of[ran.op.label()];
         sum.bytes += ran.work.bytes;
         sum.flops += ran.work.flops;
       });

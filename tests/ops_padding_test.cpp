@@ -260,8 +260,8 @@ TEST_CASE("padded: merge, split and concat keep the padding at the end", "[ops][
     const Tensor<f32, "B C"> a(detail::as_leaf(*place<Tensor<f32, "B C">>(mesh, counting<f32>({2, 3})).value()));
     const Tensor<f32, "B C"> b(
         detail::as_leaf(*place<Tensor<f32, "B C">>(mesh, counting<f32>({2, 2}), {{"C", 2, 4}}).value()));
-    const auto c = concat<"C">(a, b);
-    expect(c.size("C") == 5 && c.padded_size("C") == 7, "sizes of concat");
+    const auto c = concat<"C, C -> N">(a, b);
+    expect(c.size("N") == 5 && c.padded_size("N") == 7, "sizes of concat");
     expect(whole(c).data == std::vector<double>{1, 2, 3, 1, 2, 4, 5, 6, 3, 4}, "concat");
     const auto found =
         detail::backward({{c.value()->slot, detail::detached(*c.value())}}, {a.value()->slot, b.value()->slot});
@@ -290,8 +290,8 @@ TEST_CASE("padded: errors", "[ops][padding][errors]") {
         [&] {
           zeros<f32, "V/t">(mesh, {{"V", 250, 255}});
         },
-        "zeros<`V/t`>: dim `V/t` of size 250 (padded to 255) does not divide evenly into 2 blocks; choose a multiple of "
-        "2, or pad it: {\"V\", 250, 256}");
+        "zeros<`V/t`>: dim `V/t` of size 250 (padded to 255) does not divide evenly into 2 blocks; choose a multiple "
+        "of 2, or pad it: {\"V\", 250, 256}");
     fails(
         [&] {
           v + zeros<f32, "V">(mesh, {{"V", 5}});
@@ -341,15 +341,16 @@ TEST_CASE("padded: errors", "[ops][padding][errors]") {
         },
         "merge<`A V -> B`>: dim `V` is 5 (padded to 6), and only the first of the merged dims may be padded; choose a "
         "size that needs no padding");
-    fails([&] { concat<"V">(v, v); },
-          "concat<`V`>: dim `V` is 5 (padded to 6), and the padding of the first operand would lie before the second; "
+    fails([&] { concat<"V, V -> N">(v, v); },
+          "concat<`V, V -> N`>: dim `V` is 5 (padded to 6), and the padding of the first operand would lie before the "
+          "second; "
           "choose a size that needs none");
     fails(
         [&] {
-          concat<"A">(of(std::type_identity<Tensor<f32, "A V">>{}, {{"A", 4}, {"V", 5, 6}}),
-                      of(std::type_identity<Tensor<f32, "A V">>{}, {{"A", 4}, {"V", 5}}));
+          concat<"A, A -> N">(of(std::type_identity<Tensor<f32, "A V">>{}, {{"A", 4}, {"V", 5, 6}}),
+                              of(std::type_identity<Tensor<f32, "A V">>{}, {{"A", 4}, {"V", 5}}));
         },
-        "concat<`A`>: dim `V` is 5 (padded to 6) in the first operand, but 5 in the second");
+        "concat<`A, A -> N`>: dim `V` is 5 (padded to 6) in one operand, but 5 in another");
     const auto a = of(std::type_identity<Tensor<f32, "A">>{}, {{"A", 12, 16}});
     fails(
         [&] {

@@ -232,7 +232,7 @@ TEST_CASE("the report of what is kept for the backward pass", "[ops][recompute]"
     const Kept w_out{at("slice<`H M -> H/t M`>", 9), "H/t M", 144};
     const Kept hidden{at("einsum_unreduced<`B/d M, M H -> B/d H`>", 6), "B/d H", 72};
     const Kept part{at("slice<`B/d H -> B/d H/t`>", 8), "B/d H/t", 36};
-    const Kept last{"+", "B/d M/t", 72};
+    const Kept last{at("+", 48), "B/d M/t", 72};
     expect_kept(kept_for_backward(two_layers(plain<Keep::nothing>(), x), w),
                 {w_in, whole, whole, w_out, w_out, last, hidden, hidden, part, part});
     // With recompute: the arguments of each call, and what is saved.
@@ -243,7 +243,7 @@ TEST_CASE("the report of what is kept for the backward pass", "[ops][recompute]"
                                       {"0/out", "H M/t/d", 72},
                                       {"1/in", "M/t/d H", 72},
                                       {"1/out", "H M/t/d", 72},
-                                      {"random_normal<`B/d M/t`>", "B/d M/t", 72}};
+                                      {at("random_normal<`B/d M/t`>", 19), "B/d M/t", 72}};
     expect_kept(kept_for_backward(two_layers(checkpointed<Keep::nothing>(), x), w), arguments);
     auto with_saved = arguments;
     with_saved.insert(with_saved.end(), {kept_hidden, kept_hidden});

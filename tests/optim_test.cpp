@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "reference.hpp"
+#include "shardlib/grad.hpp"
 #include "shardlib/optim.hpp"
 #include "shardlib/schedule.hpp"
 
@@ -128,6 +129,79 @@ TEST_CASE("warmup and cosine", "[optim]") {
   CHECK(warmup_cosine(54, 100, 10, 1.0, 0.0) == Approx(0.5).margin(0.01));
   CHECK(warmup_cosine(200, 100, 10, 1.0) == Approx(0.1));  // beyond the end it stays
   CHECK(warmup_cosine(0, 1, 0, 2.0, 1.0) == 2.0);
+}
+
+struct Replicated {
+  Tensor<f32, "M"> bias;
+  Tensor<f32, "A/d B"> w;
+};
+struct Parallel {
+  Replicated head;
+  Array<"layers", Replicated> layers;
+  Tensor<bf16, "M"> half;
+};
+using DataParallel = Mesh<"d t">;
+
+Replicated replicated(const DataParallel& mesh, std::uint64_t seed) {
+  const Sizes sizes{{"M", 8}, {"A", 4}, {"B", 6}};
+  return {random_normal<f32, "M">(mesh, sizes, {seed, 0}), random_normal<f32, "A/d B">(mesh, sizes, {seed, 1})};
+}
+
+/// A loss to which each device of the mesh adds its own part of x.
+Tensor<f32, "+d +t"> loss_of(const Parallel& w, const Tensor<f32, "X/d/t M">& x) {
+  Tensor<f32, "+d +t"> total = sum(tanh(x * w.head.bias)) + sum(x * cast<f32>(w.half));
+  for (const Replicated& layer : w.layers) {
+    total += sum(square(x * layer.bias));
+    total += to_partial<over<"t">>(sum(square(layer.w)));
+  }
+  return total + to_partial<over<"t">>(sum(w.head.w));
+}
+
+TEST_CASE("reduce_gradients: replicated weights under data parallelism, on every mesh", "[optim]") {
+  std::vector<std::vector<double>> whole;  // on one device, the first mesh
+  for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2"}) {
+    INFO(text);
+    on_mesh(text, [&](const std::shared_ptr<Device>& device) {
+      const DataParallel mesh(device);
+      const Parallel w{replicated(mesh, 1),
+                       {replicated(mesh, 2), replicated(mesh, 3)},
+                       cast<bf16>(random_normal<f32, "M">(mesh, {{"M", 8}}, {4, 0}))};
+      const auto x = random_normal<f32, "X/d/t M">(mesh, {{"X", 12}, {"M", 8}}, {5, 0});
+      const auto [loss, grads] = value_and_grad(mesh, loss_of, w, x);
+      const auto reduced = reduce_gradients(mesh, grads);
+      static_assert(std::is_same_v<std::remove_const_t<decltype(reduced)>, Parallel>);
+      std::vector<std::vector<double>> found;
+      for_each_leaf(
+          [&]<class D, Spec S>(std::string_view, const Tensor<D, S>& g) {
+            found.push_back(assemble(*g.value(), detail::parsed<S>).data);
+          },
+          reduced);
+      if (text == "d=1,t=1" && device->index() == 0) whole = found;
+      for (std::size_t i = 0; i < found.size() && i < whole.size(); ++i)
+        for (std::size_t k = 0; k < found[i].size(); ++k)
+          expect(std::abs(found[i][k] - whole[i][k]) <= (i == 6 ? 2e-2 : 1e-4) * (1 + std::abs(whole[i][k])),
+                 "leaf " + show(i) + ": " + show(found[i][k]) + " instead of " + show(whole[i][k]));
+      // Each element counts once in the norm, however many devices hold it.
+      double squares = 0;
+      for (const auto& leaf : found)
+        for (const double g : leaf) squares += g * g;
+      const double norm = global_norm(mesh, reduced);
+      expect(std::abs(norm - std::sqrt(squares)) <= 1e-5 * norm,
+             "norm " + show(norm) + ", " + show(std::sqrt(squares)));
+      // A tree without a pending sum, or a tensor, by itself.
+      const auto again = reduce_gradients(mesh, reduced.head);
+      expect(again.bias.value() == reduced.head.bias.value(), "nothing to reduce");
+      const auto one = [](const Tensor<f32, "M">& b, const Tensor<f32, "X/d/t M">& y) { return sum(y * b); };
+      const auto [l, g] = value_and_grad(mesh, one, w.head.bias, x);
+      const Tensor<f32, "M"> single = reduce_gradients(mesh, g);
+      expect(single.size("M") == 8, "a tensor alone");
+      // And the update takes them.
+      Replicated p = w.head, mu = zeros_like(p), nu = zeros_like(p);
+      AdamW().update(p, mu, nu, reduced.head, 1e-2, 1.0, 0, [](std::string_view) { return true; });
+      expect(p.bias.span()[0] != w.head.bias.span()[0], "an update");
+    });
+    SUCCEED();
+  }
 }
 
 }  // namespace

@@ -212,7 +212,7 @@ inline DimSize size_of_dim(std::string_view name) {
 }
 inline NamedSize sized(std::string_view name) {
   const DimSize size = size_of_dim(name);
-  return {name, size.size, size.padded};
+  return {std::string(name), size.size, size.padded};
 }
 inline Global shell(const TensorSpec& spec) {
   Global x;

@@ -7,6 +7,7 @@
 
 #include "shape_specs.hpp"
 #include "shardlib/rules.hpp"
+#include "shardlib/spec_functions.hpp"
 
 using namespace shardlib;
 
@@ -31,8 +32,8 @@ TEST_CASE("rules: all_gather") {
   legal(rules::all_gather("A/d B/t -> A B", "A/d B/t"), "A B");
   legal(rules::all_gather("A/t +d -> A +d", "A/t +d"), "A +d");
   legal(rules::all_gather("A/t 2 -> A 2", "A/t 2"), "A 2");
-  illegal(rules::all_gather("A/t A", "A/t"),
-          "all_gather<`A/t A`>: an op spec has exactly one `->`: `operand, operand -> result`");
+  illegal(rules::all_gather("A/t -> A -> A", "A/t"),
+          "all_gather<`A/t -> A -> A`>: an op spec has exactly one `->`: `operand, operand -> result`");
   illegal(rules::all_gather("A/t, B -> A", "A/t"),
           "all_gather<`A/t, B -> A`>: the op spec has 2 operands, the call has 1");
   illegal(rules::all_gather("[A/t] -> A", "A/t"),
@@ -628,7 +629,7 @@ TEST_CASE("rules: max, argmax") {
           "argmax<`A V/t -> A`>: dim `V/t` is sharded, so each device sees only its block of it; gather it first with "
           "`all_gather<\"A V/t -> A V\">` (communicates)");
   illegal(rules::local_max("argmax", "A V", "A V"),
-          "argmax<`A V`>: an op spec has exactly one `->`: `operand, operand -> result`");
+          "argmax<`A V -> A V`>: the result has every dim of the operand, so there is nothing to reduce");
   illegal(rules::local_max("argmax", "A B V -> A", "A B V"),
           "argmax<`A B V -> A`>: an index is one along one dim: leave out exactly one");
   illegal(
@@ -791,20 +792,49 @@ TEST_CASE("rules: causal_attention") {
 }
 
 TEST_CASE("rules: layout") {
-  legal(rules::concat("L", "B/d L D", "B/d L D"), "B/d L D");
-  legal(rules::concat("L", "L +t", "L +t"), "L +t");
-  illegal(rules::concat("L", "B/d L", "B L"),
-          "concat<`L`>: the second operand, `B L`, must have the spec of the first, `B/d L`: dim 1 is `B`, not `B/d`; "
-          "take the block of each device with `slice<\"B L -> B/d L\">` (no traffic)");
-  illegal(rules::concat("L", "L +t", "L"),
-          "concat<`L`>: the second operand, `L`, must have the spec of the first, `L +t`: it has no pending sum over "
-          "t; take `to_partial<\"L -> L +t\">` (no traffic)");
-  illegal(rules::concat("L", "L/t", "L/t"),
-          "concat<`L`>: dim `L/t` is sharded, so each device sees only its block of it; gather it first with "
-          "`all_gather<\"L/t -> L\">` (communicates)");
-  illegal(rules::concat("X", "L", "L"), "concat<`X`>: the operand `L` has no dim `X`");
-  illegal(rules::concat("2", "2 A", "2 A"),
-          "concat<`2`>: an integer dim has one exact size; name it first, `rename<\"2 -> name\">`");
+  legal(rules::concat("P, L -> K", "B/d P D", "B/d L D"), "B/d K D");
+  legal(rules::concat("L, L -> N", "L +t", "L +t"), "N +t");
+  illegal(
+      rules::concat("P, L -> K", "B/d P", "B L"),
+      "concat<`P, L -> K`>: the second operand, `B L`, must have the other dims of the first, `B/d P`: dim 1 is `B`, "
+      "not `B/d`; take the block of each device with `slice<\"B L -> B/d L\">` (no traffic)");
+  illegal(
+      rules::concat("P, L -> K", "P +t", "L"),
+      "concat<`P, L -> K`>: the second operand, `L`, must have the other dims of the first, `P +t`: it has no pending "
+      "sum over t; take `to_partial<\"L -> L +t\">` (no traffic)");
+  illegal(rules::concat("P, L -> K", "P/t", "L/t"),
+          "concat<`P, L -> K`>: dim `P/t` is sharded, so each device sees only its block of it; gather it first with "
+          "`all_gather<\"P/t -> P\">` (communicates)");
+  illegal(rules::concat("X, L -> K", "L", "L"), "concat<`X, L -> K`>: the operand `L` has no dim `X`");
+  illegal(rules::concat("2, L -> K", "2 A", "L A"),
+          "concat<`2, L -> K`>: an integer dim has one exact size; name it first, `rename<\"2 -> name\">`");
+  illegal(
+      rules::concat("L, M -> L", "L", "M"),
+      "concat<`L, M -> L`>: the result's dim is longer than those of the operands, and a name has one size; give it "
+      "another name than `L`");
+  illegal(rules::concat("L, M -> N", "N L", "N M"), "concat<`L, M -> N`>: the operand `N L` already has a dim `N`");
+  const std::string form = ": write the dim's name in each operand and in the result, `concat<\"L1, L2 -> L\">(a, b)`";
+  illegal(rules::concat("L", "L", "L"), "concat<`L`>" + form);
+  illegal(rules::concat("L A, L -> N", "L A", "L"), "concat<`L A, L -> N`>" + form + ", without axes");
+
+  legal(rules::stack("S", "B/d L +t", "B/d L +t"), "S B/d L +t");
+  legal(rules::stack("S", "", ""), "S");
+  illegal(
+      rules::stack("S", "B/d", "B"),
+      "stack<`S`>: the operands are stacked as they are, but `B` is not `B/d`: dim 1 is `B`, not `B/d`; take the block "
+      "of each device with `slice<\"B -> B/d\">` (no traffic)");
+  illegal(rules::stack("B", "B", "B"), "stack<`B`>: the operand `B` already has a dim `B`");
+  illegal(rules::stack("S/t", "B", "B"), "stack<`S/t`>: write the name of the new dim, without axes");
+  legal(rules::transpose("A B/t 2 +d"), "2 B/t A +d");
+  illegal(rules::transpose("A"), "transpose: `A` has fewer than two dims; drop the op");
+  legal(rules::transpose2("A", "C", "A B/t C/d"), "C/d B/t A");
+  illegal(rules::transpose2("A", "X", "A B"), "transpose<`A`, `X`>: the operand `A B` has no dim `X`");
+  illegal(rules::transpose2("A", "A", "A B"), "transpose<`A`, `A`>: write two dims");
+  const std::string twice =
+      " stands on both sides, with two sizes, and a name has one size; write another name for the ";
+  illegal(rules::split("Y -> Y P", "Y"), "split<`Y -> Y P`>: dim `Y`" + twice + "part");
+  illegal(rules::split("Y/t -> P/t Y", "Y/t"), "split<`Y/t -> P/t Y`>: dim `Y`" + twice + "part");
+  illegal(rules::merge("A B -> A", "A B"), "merge<`A B -> A`>: dim `A`" + twice + "result");
   legal(rules::rename("L -> Klen", "B/d L K/t D"), "B/d Klen K/t D");
   legal(rules::rename("A B -> B A", "A/t B"), "B/t A");
   legal(rules::rename("2 -> k_v", "2 A +t"), "k_v A +t");
@@ -1065,10 +1095,11 @@ TEST_CASE("calls that lack something or are the wrong way round", "[rules]") {
           "the field `rate` of a struct of tensors is no tensor, Array or struct of them; keep it elsewhere, as in an "
           "argument of its own");
   const std::string form = "; write value_and_grad(mesh, f, weights, arguments...) for f(weights, arguments...)";
-  illegal(rules::callable(1, -1, -1, false, "", ""),
-          "value_and_grad: the function does not take the weights and 1 more argument in this order, each by value or as "
-          "a const reference" +
-              form);
+  illegal(
+      rules::callable(1, -1, -1, false, "", ""),
+      "value_and_grad: the function does not take the weights and 1 more argument in this order, each by value or as "
+      "a const reference" +
+          form);
   illegal(rules::callable(2, 1, -1, false, "", ""),
           "value_and_grad: the function has 1 parameter, but is given the weights and 2 more arguments" + form);
   illegal(rules::callable(1, 2, 0, true, "Weights", "Weights"),
@@ -1079,11 +1110,105 @@ TEST_CASE("calls that lack something or are the wrong way round", "[rules]") {
           "value_and_grad: parameter 2 of the function, argument 1, is `Batch`, but is given `Weights`" + form);
 }
 
+TEST_CASE("rules: op specs that the operand completes", "[rules]") {
+  legal(rules::all_gather("M F/t", "M/d F/t"), "M F/t");
+  legal(rules::all_gather(over<"d">, "M/d F/t"), "M F/t");
+  legal(rules::all_gather(over<"d">, "M/t/d"), "M/t");
+  legal(rules::all_gather(over<"d t">, "M/t/d F"), "M F");
+  legal(rules::all_gather(over<"t d">, "M/d F/t +p"), "M F +p");
+  legal(rules::all_reduce("", "+d +t"), "");
+  legal(rules::all_reduce(over<"t">, "M +d +t"), "M +d");
+  legal(rules::to_partial(over<"t">, "M"), "M +t");
+  legal(rules::reduce_scatter("B/d M/t", "B/d M +t"), "B/d M/t");
+  legal(rules::all_to_all("A B/t", "A/t B"), "A B/t");
+  legal(rules::slice("A/t", "A"), "A/t");
+  legal(rules::sum("B +t", "A/t B"), "B +t");
+  legal(rules::mean("+d", "B/d"), "+d");
+  legal(rules::local_max("max", "A", "A B"), "A");
+  legal(rules::all_reduce_max("A", "A V/t"), "A");
+  legal(rules::einsum1("A +t", "A B/t"), "A +t");
+  legal(rules::rearrange("B/t A", "A B/t"), "B/t A");
+  legal(rules::broadcast("B/d M", "M"), "B/d M");
+  legal(rules::shift_over(over<"t">, "A/t B"), "A/t B");
+  // Messages are those of the op spec in full.
+  illegal(rules::all_gather("M F", "M/d F/t +t2"),
+          "all_gather<`M/d F/t +t2 -> M F`>: the sum over t2 is still pending in the operand, so the result must keep "
+          "`+t2`; take `all_reduce` for it before or afterwards (communicates)");
+  illegal(rules::all_gather("M", "M"),
+          "all_gather<`M -> M`>: no dim loses an axis, so nothing would be gathered; drop the gather");
+  illegal(rules::all_reduce("M", "M/t +d"),
+          "all_reduce<`M/t +d -> M`>: the dims of the result, `M`, must be those of the operand, `M/t +d`, in the same "
+          "order "
+          "and with the same sharding");
+  // The axes alone.
+  illegal(rules::all_gather(over<"d">, "M F/t"),
+          "all_gather<over<d>> of `M F/t`: the operand is replicated over d, so there is nothing to gather over it; "
+          "drop the "
+          "gather");
+  illegal(rules::all_gather(over<"t">, "M +t"),
+          "all_gather<over<t>> of `M +t`: the operand is partial over t, so there is nothing to gather over it; take "
+          "`all_reduce` for a pending sum (communicates)");
+  illegal(
+      rules::all_gather(over<"t">, "M/t/d"),
+      "all_gather<over<t>> of `M/t/d`: dim `M/t/d` is sharded over d last, and a gather takes the last axes of a dim; "
+      "gather that axis too, or first");
+  illegal(
+      rules::all_reduce(over<"t">, "M"),
+      "all_reduce<over<t>> of `M`: the operand is replicated over t: no sum over it is pending, and to reduce a value "
+      "twice multiplies it by the size of the axis; drop the all_reduce");
+  illegal(
+      rules::to_partial(over<"t">, "M/t"),
+      "to_partial<over<t>> of `M/t`: the operand is sharded over t (dim `M/t`), and only a replicated value can become "
+      "a summand");
+  for (const auto& [name, rule] : {std::pair{"reduce_scatter", &rules::reduce_scatter},
+                                   {"slice", &rules::slice},
+                                   {"all_to_all", &rules::all_to_all},
+                                   {"sum", &rules::sum}})
+    illegal(rule(over<"t">, "M +d"),
+            std::string(name) +
+                "<over<t>> of `M +d`: the axis does not say which dims the result has; write the "
+                "result, `" +
+                name + "<\"...\">(x)`");
+  illegal(rules::all_gather(over<"M/t">, "M/t"),
+          "all_gather<over<M/t>> of `M/t`: write the names of axes, separated by spaces: `over<\"d t\">`");
+  illegal(rules::shift_over("t", "A/t"),
+          "shift<`t`>: write the axis whose ring the blocks pass round, `shift<over<\"t\">>(x, k)`");
+  illegal(rules::shift_over(over<"d">, "A/t"),
+          "shift<`A/t`, `d`>: the operand `A/t` is replicated over d; only the blocks of a dim that is sharded over d "
+          "can be "
+          "passed round its ring");
+}
+
+TEST_CASE("rules: what a backward sum states, and einsum by its name", "[rules]") {
+  CHECK(rules::backward_sum_dtype(true, DType::bf16, DType::f32).ok());
+  CHECK(rules::backward_sum_dtype(true, DType::f32, DType::f32).ok());
+  illegal(rules::backward_sum_dtype(true, DType::bf16, DType::bf16),
+          "all_gather: the gradient of bf16 is not summed in bf16; write `all_gather<\"...\", backward_sum<f32>>`, or "
+          "leave "
+          "it out");
+  illegal(rules::backward_sum_dtype(false, DType::f32, DType::f32),
+          "all_gather: f32 would be the dtype of what its backward pass sums; write `all_gather<\"...\", "
+          "backward_sum<f32>>`, or leave it out");
+  illegal(
+      rules::no_einsum("B M, M F -> B F", "B M", "M F"),
+      "einsum: the product is `einsum_unreduced<\"B M, M F -> B F\">(x, y)`, which leaves sums over devices pending, "
+      "spelled `+axis` in its result; take them with `reduce_scatter` or `all_reduce` afterwards (communicate)");
+}
+
 TEST_CASE("functions that run again, and trees", "[rules]") {
+  illegal(
+      rules::map_function(false, true),
+      "map: the function takes plain numbers, which have no derivative; write `auto` for the types of its parameters");
+  illegal(rules::plain_number(true),
+          "map: a number of the function becomes a plain one here, which has no derivative; call exp, log, pow, "
+          "maximum and "
+          "the like without std::, write `x > 0` in place of `if (x)`, and cast no number");
+
   CHECK(rules::owned_function("map", true, true).ok());
-  illegal(rules::owned_function("map", false, true),
-          "map: the function captures by reference, or holds a pointer, and it runs again in the backward pass, when what "
-          "it refers to may be gone; capture nothing, or numbers by value: `[k]`");
+  illegal(
+      rules::owned_function("map", false, true),
+      "map: the function captures by reference, or holds a pointer, and it runs again in the backward pass, when what "
+      "it refers to may be gone; capture nothing, or numbers by value: `[k]`");
   illegal(rules::owned_function("explicit_activation_checkpointing", false, false),
           "explicit_activation_checkpointing: the function holds more than numbers (a tensor, a container, a "
           "std::function), of which it cannot be told that they outlast the backward pass, where it runs again; pass "
@@ -1093,8 +1218,9 @@ TEST_CASE("functions that run again, and trees", "[rules]") {
           "f: the argument of type `int*` holds a pointer, a reference or a union, and the function runs again in the "
           "backward pass, when what it refers to may be gone; pass a type that owns what it needs");
   CHECK(rules::tree("f", true, "Weights", rules::NoTree::fields).ok());
-  const std::string is = "; a tree is a tensor, an Array of trees, or a plain struct of 1 to 23 trees (nest structs for "
-                         "more), all public";
+  const std::string is =
+      "; a tree is a tensor, an Array of trees, or a plain struct of 1 to 23 trees (nest structs for "
+      "more), all public";
   illegal(rules::tree("f", false, "int", rules::NoTree::no_struct),
           "f: `int` is no tree of tensors: it is not a struct" + is);
   illegal(rules::tree("f", false, "W", rules::NoTree::not_public),
@@ -1385,7 +1511,7 @@ TEST_CASE("law: a suggested op is legal on one of the operands") {
       check(rules::multiply(a, b), {a, b});
       check(rules::divide(a, b), {a, b});
       check(rules::where(a, b, b), {a, b});
-      check(rules::concat("A", a, b), {a, b});
+      check(rules::concat("A, A -> N", a, b), {a, b});
       check(rules::all_gather("A/t B -> A B", a), {a});
       check(rules::reduce_scatter("A +t -> A/t", a), {a});
       check(rules::einsum("A B/t, B/t -> A +t", a, b), {a, b});

@@ -70,6 +70,105 @@ run::Data data(io::Rows rows) {
   return data;
 }
 
+/// The weights of a small model on axes of the program's own names.
+struct Table {
+  Tensor<f32, "V/shard"> logit;
+};
+struct TableState {
+  Table weights, mu, nu;
+};
+
+TEST_CASE("training: a program's mesh has axes of its own names", "[run][training]") {
+  const Scratch folder = Scratch::shared(under_mpi(), world_rank());
+  std::vector<double> losses;
+  for (const char* text : {"replica=1,shard=1,model=1", "replica=2,shard=1,model=1", "replica=1,shard=2,model=2",
+                           "replica=2,shard=2,model=1"}) {
+    INFO(text);
+    const run::Data tokens = data(io::Rows::packed);
+    run::Training training = of_steps(4);
+    training.batch_axes = "replica shard";
+    training.mesh = text;
+    training.microbatches = 2;
+    training.validate_every = 2;
+    training.directory = folder / std::string(text);
+    training.metrics = folder / (std::string(text) + ".jsonl");
+    training.save_every = 2;
+    const auto mesh_sizes = run::chosen_mesh(training, "replica shard model");
+    run::batch_must_divide(mesh_sizes, training);
+    const bool ran = on_mesh(text, [&](const std::shared_ptr<Device>& device) {
+      const Mesh<"replica shard model"> mesh(device);
+      const Table w{random_normal<f32, "V/shard">(mesh, {{"V", 256}}, {1, 2})};
+      TableState state{w, zeros_like(w), zeros_like(w)};
+      using Loss = Tensor<f32, "+replica +shard +model">;
+      const auto loss = [](const Table& table, const Tensor<i32, "B/replica/shard L">& targets,
+                           const Tensor<f32, "B/replica/shard L">& shares) -> Loss {
+        const auto logits = all_gather<over<"shard">>(table.logit);
+        const auto picked = index_unreduced<"[V], B/replica/shard L -> B/replica/shard L">(square(logits), targets);
+        return to_partial<over<"model">>(sum(picked * shares));
+      };
+      const auto place = [&](const io::TokenBatch& rows) {
+        const Sizes sizes{{"B", std::ssize(rows.targets) / length * mesh.size("replica") * mesh.size("shard")},
+                          {"L", length}};
+        return std::pair(from_memory<i32, "B/replica/shard L">(mesh, sizes, std::span<const i32>(rows.targets)),
+                         from_memory<f32, "B/replica/shard L">(mesh, sizes, std::span<const f32>(rows.weights)));
+      };
+      run::Program program;
+      program.checkpoints = run::checkpoints_of(mesh, state, training);
+      program.parameters = 256;
+      program.flops_per_token = 1;
+      program.step = [&](const std::vector<io::TokenBatch>& parts, std::int64_t step, double rate) {
+        Loss total;
+        gradient_t<Mesh<"replica shard model">, Table> sums;
+        for (const io::TokenBatch& part : parts) {
+          const auto [targets, shares] = place(part);
+          const auto [l, g] = value_and_grad(mesh, loss, state.weights, targets, shares);
+          sums = total ? map_tree([](const auto& a, const auto& b) { return a + b; }, sums, g) : g;
+          total = total ? total + l : l;
+        }
+        const Table grads = reduce_gradients(mesh, sums);
+        const double norm = global_norm(mesh, grads);
+        AdamW().update(state.weights, state.mu, state.nu, grads, rate, 1.0, step,
+                       [](std::string_view) { return false; });
+        return run::StepResult{item(all_reduce<"">(total)), norm};
+      };
+      program.validate = [&](const io::TokenBatch& rows) -> double {
+        const auto [targets, shares] = place(rows);
+        return item(all_reduce<"">(loss(state.weights, targets, shares)));
+      };
+      run::train(device, training, tokens, "", program);
+    });
+    if (!ran || world_rank() != 0) continue;
+    std::istringstream lines(contents(training.metrics));
+    std::vector<double> found;
+    for (std::string line; std::getline(lines, line);) {
+      const auto record = nlohmann::json::parse(line);
+      if (record.contains("loss")) found.push_back(record["loss"].get<double>());
+    }
+    REQUIRE(found.size() >= 4);
+    if (losses.empty()) losses = found;
+    for (std::size_t i = 0; i < found.size(); ++i)
+      CHECK(std::abs(found[i] - losses[i]) <= 1e-5 * (1 + std::abs(losses[i])));
+    CHECK(std::filesystem::exists(std::filesystem::path(training.directory) / "checkpoints"));
+  }
+  // A name that the mesh has not is an error at once.
+  run::Training wrong = of_steps(1);
+  const auto mesh = parse_mesh("data=1,model=1");
+  expect_error<UsageError>(
+      [&] { run::batch_must_divide(mesh, wrong); },
+      "the batch is sharded over `d`, says run::Training::batch_axes, but the program's mesh has the "
+      "axes `data model`: name those of them that shard the batch");
+  expect_error<UsageError>(
+      [&] { static_cast<void>(run::chosen_mesh(wrong, "data model")); },
+      "the batch is sharded over `d`, says run::Training::batch_axes, but the program's mesh has the "
+      "axes `data model`: name those of them that shard the batch");
+  wrong.batch_axes = "data model";
+  wrong.batch = 7;
+  expect_error<UsageError>(
+      [&] { run::batch_must_divide(parse_mesh("data=2,model=2"), wrong); },
+      "--batch 7 does not divide over data * model = 4 (mesh data=2,model=2): choose a multiple of 4, "
+      "or a mesh of data * model = 1");
+}
+
 TEST_CASE("training: a loss is the mean over the tokens that count, on every mesh, in microbatches, in validation",
           "[run][training]") {
   const Scratch folder = Scratch::shared(under_mpi(), world_rank());

@@ -10,6 +10,28 @@
 
 using namespace shardlib;
 
+// Specs from specs, for generic code.
+static_assert(without_axis<"M/t/d F", "d"> == Spec("M/t F") && without_axis<"M F", "d"> == Spec("M F"));
+static_assert(without_axis<"M/t/d", "t"> == Spec("M/d"));
+static_assert(without_dim<"B/d L V/t +p", "V"> == Spec("B/d L +p"));
+static_assert(with_sum<"M", "t"> == Spec("M +t") && with_sum<"M +t", "t"> == Spec("M +t"));
+static_assert(without_sum<"M +d +t", "d"> == Spec("M +t") && without_sum<"M", "d"> == Spec("M"));
+static_assert(renamed<"B/d L", "L -> Qlen"> == Spec("B/d Qlen"));
+static_assert(has_dim<"B/d M", "M"> && !has_dim<"B/d M", "d">);
+static_assert(is_sharded<"B/d M", "d"> && !is_sharded<"B/d M +t", "t">);
+static_assert(is_partial<"B/d M +t", "t"> && !is_partial<"B/d M", "d">);
+static_assert(make_op<"M/d F", "M F"> == Op("M/d F -> M F"));
+static_assert(make_op2<"B/d M", "M F", "B/d F"> == Op("B/d M, M F -> B/d F"));
+template <dtype D, Spec S>
+auto gathered(const Tensor<D, S>& w) -> Tensor<D, without_axis<S, "d">> {
+  return all_gather<over<"d">>(w);
+}
+static_assert(std::is_same_v<decltype(gathered(Tensor<f32, "M/d F/t">())), Tensor<f32, "M F/t">>);
+static_assert(std::is_same_v<decltype(gathered(Tensor<bf16, "M/t/d">())), Tensor<bf16, "M/t">>);
+static_assert(std::is_same_v<decltype(all_gather<"M", backward_sum<f32>>(Tensor<bf16, "M/t/d">())), Tensor<bf16, "M">>);
+static_assert(std::is_same_v<decltype(stack<"S">(Tensor<f32, "A/d">(), Tensor<f32, "A/d">())), Tensor<f32, "S A/d">>);
+static_assert(std::is_same_v<decltype(transpose(Tensor<f32, "A B/t">())), Tensor<f32, "B/t A">>);
+
 /// The types know nothing of what a tensor holds, and these tests look at nothing but whether it is the same. No file
 /// of this binary may include value.hpp, which has the real one.
 struct shardlib::detail::Value : shardlib::detail::Counted {};
@@ -180,10 +202,10 @@ TEST_CASE("trees: for_each_leaf may change leaves, and zips trees") {
   CHECK(holds(m.pair.right, thing));
 
   Model shorter = model(0);
-  CHECK_THROWS_WITH(
-      for_each_leaf([](std::string_view, const auto&, const auto&) {}, m, shorter),
-      "trees of different structure: `layers` has 1 entries in the first, another number in another; build them from "
-      "one configuration");
+  CHECK_THROWS_WITH(for_each_leaf([](std::string_view, const auto&, const auto&) {}, m, shorter),
+                    "trees of different structure: the Array `layers` has 1 entry in the first tree and 0 in another; "
+                    "build them from "
+                    "one configuration");
 }
 
 TEST_CASE("trees: a gradient zips with its weights, and has their names") {

@@ -25,7 +25,7 @@ SHARDLIB_INLINE void check_number(const OpInfo& op, const TensorSpec& spec, cons
                                             : 1.0;
   if (value >= least && value <= most && value == std::trunc(value)) return;
   const std::string of = op.spec.empty() ? " of `" + std::string(to_string(spec).view()) + "`" : "";
-  throw Error(op.describe() + of + ": the number " + show_number(value) + " is no " + std::string(name(dtype)) +
+  throw Error(op.label() + of + op.at() + ": the number " + show_number(value) + " is no " + std::string(name(dtype)) +
               ", and is not rounded silently; write a whole number from " + show_number(least) + " to " +
               show_number(most) + ", or `cast<f32>` the tensor first (" + device.describe() + ")");
 }
@@ -73,10 +73,10 @@ SHARDLIB_INLINE GlobalSizes Bindings::sizes(const TensorSpec& spec) const {
 
 SHARDLIB_INLINE std::string Bindings::describe() const {
   // An op without a spec of its own is told by its operands: "+ of `B/d M` and `M`".
-  std::string op = op_.describe();
+  std::string op = op_.label();
   for (int i = 0; op_.spec.empty() && i < operands_.size(); ++i)
     op += (i == 0 ? " of `" : " and `") + std::string(to_string(*operands_[i]).view()) + "`";
-  return op;
+  return op + op_.at();
 }
 
 SHARDLIB_INLINE void Bindings::fail(const std::string& why) const {

@@ -11,6 +11,11 @@ struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// An op on a tensor that holds nothing.
+struct EmptyTensor : Error {
+  using Error::Error;
+};
+
 /// A request that makes no sense: a wrong option, a missing file, a batch that the mesh does not divide. Exit status 2.
 struct UsageError : Error {
   using Error::Error;

@@ -1,8 +1,6 @@
 // Where local math runs: how many CPU threads, and the pool that scratch memory comes from; or nowhere, in a dry run.
 #pragma once
 
-#include <Kokkos_Core.hpp>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "shardlib/buffer.hpp"
+#include "shardlib/detail/kokkos.hpp"
 
 namespace shardlib {
 

@@ -53,8 +53,8 @@ template <class T>
   if constexpr (is_tree<T>()) visit(call, {}, x);
 }
 
-/// One call of value_and_grad on this device: the weights as leaves of its tape, and what it sets in the program's state
-/// while it runs. Its errors are those of programs whose gradients would be zero, or wrong, without a word.
+/// One call of value_and_grad on this device: the weights as leaves of its tape, and what it sets in the program's
+/// state while it runs. Its errors are those of programs whose gradients would be zero, or wrong, without a word.
 class Differentiation {
  public:
   [[gnu::cold]] SHARDLIB_INLINE Differentiation(const char* op, const std::shared_ptr<Device>& device);
@@ -84,7 +84,8 @@ class Differentiation {
   std::optional<WithNames> names_;  ///< while the function runs
   std::vector<Slot> leaves_;
   std::deque<std::string> titles_;  ///< of the weights: "the weight `layers/0/w`"
-  std::vector<std::pair<std::shared_ptr<Storage>, const std::string*>> weights_;  ///< and what their storage said before
+  std::vector<std::pair<std::shared_ptr<Storage>, const std::string*>>
+      weights_;  ///< and what their storage said before
 };
 
 /// The backward pass of a checkpointed call: replays f lazily from its arguments and what it saved, to differentiate

@@ -9,7 +9,7 @@
 namespace shardlib::detail {
 
 SHARDLIB_INLINE void fail_next(const OpInfo& op, const Device& device, std::size_t next, std::size_t layers) {
-  throw Error(op.describe_call() + ": layer " + std::to_string(next) + " is said to come next, but there are " +
+  throw Error(op.describe() + ": layer " + std::to_string(next) + " is said to come next, but there are " +
               std::to_string(layers) + "; count from 0, and give " + std::to_string(layers) + " behind the last one (" +
               device.describe() + ")");
 }
@@ -29,7 +29,7 @@ SHARDLIB_INLINE void Differentiation::check_outside(const ValuePtr& value, const
   if (outer_ == State::Pass::none || !value->slot) return;
   const Node& maker = *value->slot.node;
   throw Error(op_.describe() + ": " + what + " is " +
-              (maker.sequence == 0 ? "a weight" : "the result of " + maker.op.describe_call()) +
+              (maker.sequence == 0 ? "a weight" : "the result of " + maker.op.describe()) +
               " in a function that is itself differentiated, but a gradient is not differentiated again, so the outer "
               "gradient would miss this use; take `stop_gradient` of it before this call, if that is meant (" +
               device_->describe() + ")");
@@ -38,7 +38,8 @@ SHARDLIB_INLINE void Differentiation::check_outside(const ValuePtr& value, const
 SHARDLIB_INLINE ValuePtr Differentiation::weight(const ValuePtr& value, const Path& path) {
   auto leaf = as_leaf(*value);
   leaf->label = path.text();
-  const std::string& title = titles_.emplace_back(leaf->label.empty() ? "the weight" : "the weight `" + leaf->label + "`");
+  const std::string& title =
+      titles_.emplace_back(leaf->label.empty() ? "the weight" : "the weight `" + leaf->label + "`");
   check_outside(value, title);
   bind_names(op_, *value, title);
   weights_.emplace_back(leaf->storage, std::exchange(leaf->storage->weight, &title));
@@ -78,14 +79,14 @@ SHARDLIB_INLINE std::vector<ValuePtr> Differentiation::backward(const Value& los
   if (outer_ != State::Pass::none)
     if (const Node* node = outside_below(loss.slot.node.get(), first_, leaves_))
       throw Error(op_.describe() + ": its function uses " +
-                  (node->sequence == 0 ? "a weight" : "the result of " + node->op.describe_call()) +
+                  (node->sequence == 0 ? "a weight" : "the result of " + node->op.describe()) +
                   " from outside, in a function that is itself differentiated, but a gradient is not differentiated "
                   "again; pass it as an argument, with `stop_gradient` (" +
                   device_->describe() + ")");
   std::vector<ValuePtr> cotangents = detail::backward({{loss.slot, one}}, leaves_);
   for (std::size_t i = 0; i < leaves_.size() && !unused; ++i)
     if (!cotangents[i] && !leaves_[i].node->stopped)
-      throw Error(op_.describe() + ": the loss, which is the result of " + loss.made_by.describe_call() +
+      throw Error(op_.describe() + ": the loss, which is the result of " + loss.made_by.describe() +
                   ", does not depend on " + titles_[i] +
                   ", so its gradient would be zero; use the function's parameter, leave the weight out, or write "
                   "value_and_grad(mesh, allow_unused(f), ...) if zeros are meant (" +
@@ -107,7 +108,7 @@ SHARDLIB_INLINE std::vector<Kept> kept_below(const Node* root) {
       for (const auto& value : edge.saved.values) {
         if (value->storage->compute || !buffers.insert(value->storage->buffer.data()).second) continue;
         const auto& by = value->made_by;
-        std::string what = value->label.empty() ? by.describe_call() : value->label;
+        std::string what = value->label.empty() ? by.describe() : value->label;
         kept.push_back({std::move(what), std::string(to_string(*value->spec).view()), value->bytes()});
       }
     }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <Eigen/Core>
-#include <Kokkos_Core.hpp>
 
 #include <cstdint>
 #include <memory>
@@ -11,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "shardlib/detail/kokkos.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/ops/create.hpp"
 #include "shardlib/padding.hpp"
@@ -59,9 +59,9 @@ auto as_kokkos(const Tensor<D, S>& x) {
 /// be zero, which is checked. `from_memory<f32, "B/d M">(mesh, {{"B", 8}, {"M", 4}}, block)`
 template <dtype D, Spec S, Spec A>
 Tensor<D, S> from_memory(const Mesh<A>& mesh, Sizes sizes, std::span<const D> block,
-                         std::shared_ptr<void> owner = nullptr) {
+                         std::shared_ptr<void> owner = nullptr, Site site = Site::current()) {
   static_assert(detail::checked<rules::on_mesh, A, S>::ok);
-  const detail::OpInfo op{"from_memory", S, {}};
+  const detail::OpInfo op{"from_memory", S, site};
   const auto global = detail::given_sizes(op, mesh.device(), detail::parsed<S>, sizes);
   auto value = detail::make_value(op, mesh.device(), dtype_v<D>, detail::parsed<S>, global);
   if (value->count() != static_cast<std::int64_t>(block.size()))

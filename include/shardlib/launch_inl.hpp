@@ -3,8 +3,6 @@
 
 #include "shardlib/launch.hpp"
 
-#include <Kokkos_Core.hpp>
-
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
@@ -29,6 +27,7 @@
 #include <vector>
 
 #include "shardlib/comm/threads.hpp"
+#include "shardlib/detail/kokkos.hpp"
 #include "shardlib/detail/launch.hpp"
 #include "shardlib/error.hpp"
 #if defined(SHARDLIB_WITH_MPI)

@@ -14,12 +14,12 @@
 
 namespace shardlib::detail {
 
-SHARDLIB_INLINE ValuePtr sum_of_squares(const Value& x, const TensorSpec& spec) {
+SHARDLIB_INLINE ValuePtr sum_of_squares(const Value& x, const TensorSpec& spec, bool counts) {
   auto out = make_value({"sum_of_squares", {}, {}}, x.device, DType::f32, spec, {});
   out->storage->buffer = observed(*out, [&] {
     Buffer result = allocate(*out);
     const auto of = [&]<class D>(D) { return kernels::sum_of_squares(x.device->exec(), x.count(), x.as<const D>()); };
-    const f32 sum = x.dtype == DType::bf16 ? of(bf16()) : of(f32());
+    const f32 sum = !counts ? 0 : x.dtype == DType::bf16 ? of(bf16()) : of(f32());
     x.device->exec().copy(result.data(), &sum, sizeof sum);
     return result;
   });

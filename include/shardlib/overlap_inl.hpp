@@ -50,7 +50,7 @@ inline void check_taken(const State& state, std::uint64_t hook) {
   for (const auto& started : state.started) {
     if (!started->gathered || started->hook >= hook) continue;
     const Value& unused = *started->gathered;
-    throw Error(unused.made_by.describe_call() +
+    throw Error(unused.made_by.describe() +
                 ": prefetch has started it, but the layer has not asked for its result: let the layer gather the same "
                 "tensors with the same function that prefetch is given (" +
                 unused.device->describe() + ")");
@@ -61,7 +61,7 @@ SHARDLIB_INLINE ValuePtr prefetched(const OpInfo& op, const ValuePtr& x, const s
                                     std::function<void()> behind) {
   State& s = state(x->device);
   if (s.mode != State::Mode::eager)
-    throw Error(op.describe_call() +
+    throw Error(op.describe() +
                 ": inside explicit_activation_checkpointing it would start gathers that the backward pass does not ask "
                 "for; call it between the layers, outside (" +
                 x->device->describe() + ")");

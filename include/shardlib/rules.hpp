@@ -4,6 +4,7 @@
 
 #include "shardlib/rules/collectives.hpp"
 #include "shardlib/rules/common.hpp"
+#include "shardlib/rules/dtypes.hpp"
 #include "shardlib/rules/einsum.hpp"
 #include "shardlib/rules/grad.hpp"
 #include "shardlib/rules/layout.hpp"

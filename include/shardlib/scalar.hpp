@@ -1,11 +1,14 @@
-// Scalar functions for the lambdas of map, on numbers and on dual numbers (forward-mode derivatives).
+// The numbers that the functions of map see, with derivatives (dual numbers, forward mode) or without, and what can be
+// done with them.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <type_traits>
 
+#include "shardlib/detail/require.hpp"
 #include "shardlib/kernels/math.hpp"
+#include "shardlib/rules.hpp"
 
 namespace shardlib {
 
@@ -65,6 +68,30 @@ T erf(T x) {
   return kernels::fast_erf(x);
 }
 template <real T>
+T pow(T x, T exponent) {
+  if constexpr (std::is_same_v<T, float>) {
+    return __builtin_powf(x, exponent);
+  } else {
+    return __builtin_pow(x, exponent);
+  }
+}
+template <real T>
+T log1p(T x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return __builtin_log1pf(x);
+  } else {
+    return __builtin_log1p(x);
+  }
+}
+template <real T>
+T expm1(T x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return __builtin_expm1f(x);
+  } else {
+    return __builtin_expm1(x);
+  }
+}
+template <real T>
 T maximum(T a, T b) {
   return a < b ? b : a;
 }
@@ -92,18 +119,60 @@ auto minimum(A a, B b) {
   return minimum(static_cast<T>(a), static_cast<T>(b));
 }
 
-/// A value and its derivatives by N inputs.
+namespace detail {
+template <class T, std::size_t N>
+struct Slopes {
+  std::array<T, N> by{};
+  T& operator[](std::size_t i) { return by[i]; }
+  const T& operator[](std::size_t i) const { return by[i]; }
+};
+template <class T>
+struct Slopes<T, 0> {};
+}  // namespace detail
+
+/// A value and its derivatives by N inputs. A function of map sees numbers of this class, forward without derivatives,
+/// Jet<T, 0>, which is as large as T: so the same functions are found for it in both passes.
 template <class T, std::size_t N>
 struct Jet {
   T value{};
-  std::array<T, N> by{};
+  [[no_unique_address]] detail::Slopes<T, N> by{};
 
   Jet() = default;
   Jet(T v) : value(v) {}  // NOLINT(google-explicit-constructor): constants mix with dual numbers
   template <class U>
   requires(std::is_arithmetic_v<U> && !std::is_same_v<U, T>) Jet(U v)
       : value(static_cast<T>(v)) {}  // NOLINT(google-explicit-constructor)
+  /// To no plain number. The implicit conversion is what std::exp and its like choose, for they take a long double; the
+  /// explicit ones are those of casts and conditions.
+  template <class U>
+  requires std::is_arithmetic_v<U>
+  explicit(!std::is_same_v<U, long double>) operator U() const {
+    static_assert(detail::checked<rules::plain_number, (sizeof(U) > 0)>::ok);
+    return {};
+  }
 
+#define SHARDLIB_JET_OPERATOR(op, Result)        \
+  template <class U>                             \
+  requires std::is_arithmetic_v<U>               \
+  friend Result operator op(const Jet& a, U b) { \
+    return a op Jet(b);                          \
+  }                                              \
+  template <class U>                             \
+  requires std::is_arithmetic_v<U>               \
+  friend Result operator op(U a, const Jet& b) { \
+    return Jet(a) op b;                          \
+  }
+#define SHARDLIB_JET_COMPARISON(op)                     \
+  friend bool operator op(const Jet& a, const Jet& b) { \
+    return a.value op b.value;                          \
+  }                                                     \
+  SHARDLIB_JET_OPERATOR(op, bool)
+  SHARDLIB_JET_COMPARISON(<)
+  SHARDLIB_JET_COMPARISON(>)
+  SHARDLIB_JET_COMPARISON(<=)
+  SHARDLIB_JET_COMPARISON(>=)
+  SHARDLIB_JET_COMPARISON(==)
+  SHARDLIB_JET_COMPARISON(!=)
   friend Jet operator+(const Jet& a, const Jet& b) { return combine(a.value + b.value, a, T(1), b, T(1)); }
   friend Jet operator-(const Jet& a, const Jet& b) { return combine(a.value - b.value, a, T(1), b, T(-1)); }
   friend Jet operator*(const Jet& a, const Jet& b) { return combine(a.value * b.value, a, b.value, b, a.value); }
@@ -111,21 +180,40 @@ struct Jet {
     const T quotient = a.value / b.value;
     return combine(quotient, a, T(1) / b.value, b, -quotient / b.value);
   }
+  SHARDLIB_JET_OPERATOR(+, Jet)
+  SHARDLIB_JET_OPERATOR(-, Jet)
+  SHARDLIB_JET_OPERATOR(*, Jet)
+  SHARDLIB_JET_OPERATOR(/, Jet)
+#undef SHARDLIB_JET_COMPARISON
+#undef SHARDLIB_JET_OPERATOR
   friend Jet operator-(const Jet& a) { return chain(a, -a.value, T(-1)); }
-  friend bool operator<(const Jet& a, const Jet& b) { return a.value < b.value; }
-  friend bool operator>(const Jet& a, const Jet& b) { return a.value > b.value; }
-  friend bool operator<=(const Jet& a, const Jet& b) { return a.value <= b.value; }
-  friend bool operator>=(const Jet& a, const Jet& b) { return a.value >= b.value; }
+  friend Jet operator+(const Jet& a) {
+    return a;
+  }
+  Jet& operator+=(const Jet& b) {
+    return *this = *this + b;
+  }
+  Jet& operator-=(const Jet& b) {
+    return *this = *this - b;
+  }
+  Jet& operator*=(const Jet& b) {
+    return *this = *this * b;
+  }
+  Jet& operator/=(const Jet& b) {
+    return *this = *this / b;
+  }
 
   /// f(a), given f's value and its derivative there.
   friend Jet chain(const Jet& a, T value, T slope) {
     Jet r(value);
-    for (std::size_t i = 0; i < N; ++i) r.by[i] = slope * a.by[i];
+    if constexpr (N > 0)
+      for (std::size_t i = 0; i < N; ++i) r.by[i] = slope * a.by[i];
     return r;
   }
   friend Jet combine(T value, const Jet& a, T by_a, const Jet& b, T by_b) {
     Jet r(value);
-    for (std::size_t i = 0; i < N; ++i) r.by[i] = by_a * a.by[i] + by_b * b.by[i];
+    if constexpr (N > 0)
+      for (std::size_t i = 0; i < N; ++i) r.by[i] = by_a * a.by[i] + by_b * b.by[i];
     return r;
   }
   friend Jet exp(const Jet& a) {
@@ -151,6 +239,24 @@ struct Jet {
   friend Jet erf(const Jet& a) {
     const T slope = T(1.1283791670955126) * shardlib::exp(-a.value * a.value);  // 2 / sqrt(pi)
     return chain(a, shardlib::erf(a.value), slope);
+  }
+  friend Jet log1p(const Jet& a) {
+    return chain(a, shardlib::log1p(a.value), T(1) / (T(1) + a.value));
+  }
+  friend Jet expm1(const Jet& a) {
+    const T e = shardlib::expm1(a.value);
+    return chain(a, e, e + T(1));
+  }
+  /// The exponent as a number that nothing is differentiated by, also for a base that is not positive.
+  template <class U>
+  requires std::is_arithmetic_v<U>
+  friend Jet pow(const Jet& a, U exponent) {
+    const T k = static_cast<T>(exponent);
+    return chain(a, shardlib::pow(a.value, k), k * shardlib::pow(a.value, k - T(1)));
+  }
+  friend Jet pow(const Jet& a, const Jet& b) {
+    const T p = shardlib::pow(a.value, b.value);
+    return combine(p, a, b.value * shardlib::pow(a.value, b.value - T(1)), b, p * shardlib::log(a.value));
   }
   friend Jet maximum(const Jet& a, const Jet& b) { return a.value < b.value ? b : a; }
   friend Jet minimum(const Jet& a, const Jet& b) { return b.value < a.value ? b : a; }

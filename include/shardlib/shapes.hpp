@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <type_traits>
+#include <vector>
 
 #include "shardlib/gradient.hpp"
 #include "shardlib/scalar.hpp"
@@ -12,6 +13,7 @@
 #include "shardlib/shapes/create.hpp"
 #include "shardlib/shapes/missing_spec.hpp"
 #include "shardlib/shapes/result.hpp"
+#include "shardlib/spec_functions.hpp"
 #include "shardlib/tensor.hpp"
 #include "shardlib/tree.hpp"
 
@@ -19,15 +21,16 @@ namespace shardlib {
 
 // ---- collectives ---------------------------------------------------------------------------------------------------
 
+// The op spec of an op of one operand may be its result alone, `all_gather<"M F/t">(w)`, or the axes that it acts over,
+// `all_gather<over<"d">>(w)`, where the operand says the rest.
 // `Sum` is the dtype in which devices' parts are summed: f32 for bf16, which stays bf16 on the wire and is rounded
 // once, otherwise the operand's. The sum of bf16 has to state it.
 
-/// Concatenates the blocks of the last axes of one or several dims. Backward: reduce_scatter, whose dtype `Sum` may
-/// state. `all_gather<"M/t/d H -> M/t H">(w)`
+/// Concatenates the blocks of the last axes of one or several dims. Backward: reduce_scatter; the dtype in which that
+/// sums may be stated, `all_gather<"M/t/d H -> M/t H", backward_sum<f32>>(w)`. `all_gather<"M/t/d H -> M/t H">(w)`
 template <Op O, class Sum = void, dtype D, Spec S>
 auto all_gather(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::sums_in<"all_gather", D, detail::dtype_or<Sum, detail::sum_of<D>>>, D>,
-              detail::result_of<rules::all_gather, O, S>>;
+    -> Tensor<detail::after_t<detail::backward_sums_in<D, Sum>, D>, detail::result_of<rules::all_gather, O, S>>;
 
 /// Takes the pending sum and leaves each device its block. Backward: all_gather.
 /// `reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(y)`, of f32 without the dtype
@@ -59,6 +62,11 @@ auto all_to_all(const Tensor<D, S>& x, Site site = Site::current())
 template <Op O, Op Axis, dtype D, Spec S>
 auto shift(const Tensor<D, S>& x, int by, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::shift, O, Axis, S>>;
+
+/// The same of the one dim that the axis shards. `shift<over<"t">>(x, 1)`
+template <Op O, dtype D, Spec S>
+auto shift(const Tensor<D, S>& x, int by, Site site = Site::current())
+    -> Tensor<D, detail::result_of<rules::shift_over, O, S>>;
 
 /// Each device keeps its block of a replicated value; no traffic. Backward: zeros elsewhere. `slice<"A -> A/t">(x)`
 template <Op O, dtype D, Spec S>
@@ -94,51 +102,59 @@ auto index_unreduced(const Tensor<D, S>& table, const Tensor<I, T>& indices, Sit
     -> Tensor<detail::after_t<detail::is_index<"index_unreduced", I>, D>, detail::result_of<rules::index, O, S, T>>;
 
 // ---- elementwise: broadcasting by name -----------------------------------------------------------------------------
-// Integers divide by no zero, and take only numbers that they hold exactly (an Error otherwise); floating ones round.
-// The result has the dims of the widest operand, then what the others add; "M" and "B/d L M" make "B/d L M".
+// Between tensors + - * / are Tensor's own (tensor.hpp). Integers divide by no zero, and take only numbers that they
+// hold exactly (an Error otherwise); floating ones round.
 
-template <dtype D, Spec S, dtype E, Spec T>
-auto operator+(const Tensor<D, S>& a, const Tensor<E, T>& b)
-    -> Tensor<detail::after_t<detail::one_dtype<"+", D, E>, D>, detail::result_of<rules::add, Op("+"), S, T>>;
-template <dtype D, Spec S, dtype E, Spec T>
-auto operator-(const Tensor<D, S>& a, const Tensor<E, T>& b)
-    -> Tensor<detail::after_t<detail::one_dtype<"-", D, E>, D>, detail::result_of<rules::add, Op("-"), S, T>>;
-template <dtype D, Spec S, dtype E, Spec T>
-auto operator*(const Tensor<D, S>& a, const Tensor<E, T>& b)
-    -> Tensor<detail::after_t<detail::one_dtype<"*", D, E>, D>, detail::result_of<rules::multiply, S, T>>;
-template <dtype D, Spec S, dtype E, Spec T>
-auto operator/(const Tensor<D, S>& a, const Tensor<E, T>& b)
-    -> Tensor<detail::after_t<detail::one_dtype<"/", D, E>, D>, detail::result_of<rules::divide, S, T>>;
 template <dtype D, Spec S>
-auto operator-(const Tensor<D, S>& x) -> Tensor<detail::after_t<detail::is_number<"-", D>, D>, S>;
+auto operator*(const Tensor<D, S>& x, detail::LocatedNumber factor)
+    -> Tensor<detail::after_t<detail::is_number<"*", D>, D>, S>;
 template <dtype D, Spec S>
-auto operator*(const Tensor<D, S>& x, double factor) -> Tensor<detail::after_t<detail::is_number<"*", D>, D>, S>;
+auto operator*(detail::LocatedNumber factor, const Tensor<D, S>& x)
+    -> Tensor<detail::after_t<detail::is_number<"*", D>, D>, S>;
 template <dtype D, Spec S>
-auto operator*(double factor, const Tensor<D, S>& x) -> Tensor<detail::after_t<detail::is_number<"*", D>, D>, S>;
+auto operator/(const Tensor<D, S>& x, detail::LocatedNumber divisor)
+    -> Tensor<detail::after_t<detail::is_number<"/", D>, D>, S>;
 template <dtype D, Spec S>
-auto operator/(const Tensor<D, S>& x, double divisor) -> Tensor<detail::after_t<detail::is_number<"/", D>, D>, S>;
-template <dtype D, Spec S>
-auto operator+(const Tensor<D, S>& x, double constant)
+auto operator+(const Tensor<D, S>& x, detail::LocatedNumber constant)
     -> Tensor<detail::after_t<detail::is_number<"+", D>, D>, detail::result_of<rules::add_constant, Op("+"), S>>;
 template <dtype D, Spec S>
-auto operator-(const Tensor<D, S>& x, double constant)
+auto operator-(const Tensor<D, S>& x, detail::LocatedNumber constant)
     -> Tensor<detail::after_t<detail::is_number<"-", D>, D>, detail::result_of<rules::add_constant, Op("-"), S>>;
 template <dtype D, Spec S>
-auto operator+(double constant, const Tensor<D, S>& x)
+auto operator+(detail::LocatedNumber constant, const Tensor<D, S>& x)
     -> Tensor<detail::after_t<detail::is_number<"+", D>, D>, detail::result_of<rules::add_constant, Op("+"), S>>;
 template <dtype D, Spec S>
-auto operator-(double constant, const Tensor<D, S>& x)
+auto operator-(detail::LocatedNumber constant, const Tensor<D, S>& x)
     -> Tensor<detail::after_t<detail::is_number<"-", D>, D>, detail::result_of<rules::add_constant, Op("-"), S>>;
 template <dtype D, Spec S>
-auto operator/(double constant, const Tensor<D, S>& x)
+auto operator/(detail::LocatedNumber constant, const Tensor<D, S>& x)
     -> Tensor<detail::after_t<detail::is_float<"/", D>, D>, detail::result_of<rules::map1, Op("/"), S>>;
 
-/// Any function of one to four operands, one fused loop forward and one backward (through dual numbers); the lambda is
-/// a generic one over scalars: `map([](auto g, auto u) { return swish(g) * u; }, gate, up)`. f32 stands in for bf16.
-template <class F, dtype... D, Spec... S>
-  requires(sizeof...(D) >= 1 && sizeof...(D) <= 4)
-auto map(F f, const Tensor<D, S>&... x) -> Tensor<detail::mapped_t<F, D...>, detail::map_result<"map", S...>()> {
-  return detail::map_hook<Tensor<detail::mapped_t<F, D...>, detail::map_result<"map", S...>()>>::run(f, x...);
+namespace detail {
+template <class F, class... X>
+using map_t =
+    Tensor<after_t<owned_function<"map", F>, mapped_t<F, typename X::value_type...>>, map_result<"map", X::spec...>()>;
+}  // namespace detail
+
+/// Any function of one to four operands, one fused loop forward and one backward (through dual numbers). It is a
+/// generic one of numbers, whose functions (exp, pow, ...) it calls without std::, and captures nothing, or numbers by
+/// value: `map([](auto g, auto u) { return swish(g) * u; }, gate, up)`. f32 stands in for bf16.
+template <class F, tensor X>
+auto map(F f, const X& x, Site site = Site::current()) -> detail::map_t<F, X> {
+  return detail::map_hook<detail::map_t<F, X>>::run(f, site, x);
+}
+template <class F, tensor X, tensor Y>
+auto map(F f, const X& x, const Y& y, Site site = Site::current()) -> detail::map_t<F, X, Y> {
+  return detail::map_hook<detail::map_t<F, X, Y>>::run(f, site, x, y);
+}
+template <class F, tensor X, tensor Y, tensor Z>
+auto map(F f, const X& x, const Y& y, const Z& z, Site site = Site::current()) -> detail::map_t<F, X, Y, Z> {
+  return detail::map_hook<detail::map_t<F, X, Y, Z>>::run(f, site, x, y, z);
+}
+template <class F, tensor X, tensor Y, tensor Z, tensor W>
+auto map(F f, const X& x, const Y& y, const Z& z, const W& w, Site site = Site::current())
+    -> detail::map_t<F, X, Y, Z, W> {
+  return detail::map_hook<detail::map_t<F, X, Y, Z, W>>::run(f, site, x, y, z, w);
 }
 
 // Functions of one operand, which may not be partial: exp, relu, ... of a sum is not the sum of theirs.
@@ -204,7 +220,7 @@ auto cast(const Tensor<D, S>& x, Site site = Site::current())
 
 /// The same values, of which nothing is differentiated.
 template <dtype D, Spec S>
-auto stop_gradient(const Tensor<D, S>& x) -> Tensor<D, S>;
+auto stop_gradient(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<D, S>;
 
 // ---- reductions and ops along a dim --------------------------------------------------------------------------------
 
@@ -308,6 +324,13 @@ auto rename(const Tensor<D, S>& x, Site site = Site::current())
 template <Op O, dtype D, Spec S>
 auto rearrange(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::rearrange, O, S>>;
+/// The dims in reverse order, as numpy's .T; a local copy. `transpose(x)` of "A B/t" is "B/t A"
+template <dtype D, Spec S>
+auto transpose(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<D, detail::result_of<rules::transpose, S>>;
+/// Two dims in each other's place; a local copy. `transpose<"A", "B">(x)`
+template <Op A, Op B, dtype D, Spec S>
+auto transpose(const Tensor<D, S>& x, Site site = Site::current())
+    -> Tensor<D, detail::result_of<rules::transpose2, A, B, S>>;
 /// Adjacent dims as one, of which only the first may be padded; free. `merge<"H/t D -> E/t">(x)`
 template <Op O, dtype D, Spec S>
 auto merge(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<D, detail::result_of<rules::merge, O, S>>;
@@ -316,10 +339,19 @@ auto merge(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<D, deta
 template <Op O, dtype D, Spec S>
 auto split(const Tensor<D, S>& x, Sizes sizes, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::split, O, S>>;
-/// Two arrays one after the other along an unsharded dim, which may be padded in the second. `concat<"L">(cache, k)`
-template <Op Dim, dtype D, Spec S, dtype E, Spec T>
+/// Two arrays one after the other along an unsharded dim, which may be padded in the second. A name has one size, so
+/// each of the three lengths has a name of its own. `concat<"Past, L -> Klen">(cache, k)`
+template <Op O, dtype D, Spec S, dtype E, Spec T>
 auto concat(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::one_dtype<"concat", D, E>, D>, detail::result_of<rules::concat, Dim, S, T>>;
+    -> Tensor<detail::after_t<detail::one_dtype<"concat", D, E>, D>, detail::result_of<rules::concat, O, S, T>>;
+/// Arrays of one type along a new dim, the first of the result. `stack<"layer">(std::vector{a, b, c})`
+template <Op Dim, dtype D, Spec S>
+auto stack(const std::vector<Tensor<D, S>>& parts, Site site = Site::current())
+    -> Tensor<D, detail::result_of<rules::stack, Dim, S, S>>;
+/// `stack<"part">(a, b)`
+template <Op Dim, dtype D, Spec S, dtype E, Spec T>
+auto stack(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::one_dtype<"stack", D, E>, D>, detail::result_of<rules::stack, Dim, S, T>>;
 /// The value repeated along new dims, whose sizes are given. Backward: sum. `broadcast<"M -> B/d M">(x, {{"B", 8}})`
 template <Op O, dtype D, Spec S>
 auto broadcast(const Tensor<D, S>& x, Sizes sizes, Site site = Site::current())

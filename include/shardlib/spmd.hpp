@@ -50,9 +50,10 @@ struct place_one;
 template <class D, Spec S>
 struct place_one<Tensor<D, S>> {
   template <Spec A>
-  static Tensor<D, S> run(const Mesh<A>& mesh, const HostArray<D>& host, std::span<const NamedSize> sizes) {
+  static Tensor<D, S> run(const Mesh<A>& mesh, const HostArray<D>& host, std::span<const NamedSize> sizes,
+                          const Site& site = {}) {
     static_assert(checked<rules::create, Op("place"), A, S>::ok);
-    const OpInfo op{"place", S, {}};
+    const OpInfo op{"place", S, site};
     Bindings names(op, mesh.device());
     const TensorSpec& spec = parsed<S>;
     if (static_cast<int>(host.shape.size()) != spec.rank())
@@ -94,8 +95,9 @@ SHARDLIB_INLINE ValuePtr gathered(const Value& x);
 /// The host array as a tensor: each device keeps its block. Padding is what `sizes` or the scope say, and becomes zero.
 /// `place<Tensor<f32, "batch/d in">>(mesh, host)`, `place<Tensor<f32, "V/t M">>(mesh, host, {{"V", 50257, 50304}})`
 template <tensor T, Spec A>
-T place(const Mesh<A>& mesh, const HostArray<typename T::value_type>& host, Sizes sizes = {}) {
-  return detail::place_one<T>::run(mesh, host, sizes);
+T place(const Mesh<A>& mesh, const HostArray<typename T::value_type>& host, Sizes sizes = {},
+        Site site = Site::current()) {
+  return detail::place_one<T>::run(mesh, host, sizes, site);
 }
 
 namespace detail {
@@ -128,7 +130,8 @@ requires(!is_tensor<W>) W
 
 /// The whole array, on every device: blocks are put together, pending sums are taken, padding is cut off.
 template <dtype D, Spec S>
-HostArray<D> fetch(const Tensor<D, S>& x) {
+HostArray<D> fetch(const Tensor<D, S>& x, Site site = Site::current()) {
+  const detail::Calling op{"fetch", {}, site};
   if constexpr (!detail::parsed<S>.partial.empty()) static_assert(detail::is_reduced<"fetch", D>);
   const auto whole = detail::gathered(*x.value());
   const detail::Extents& sizes = whole->global.logical;
@@ -151,7 +154,8 @@ namespace detail {
 template <class P, class M, class Arg>
 decltype(auto) placed(const M& mesh, const Arg& arg, std::span<const NamedSize> sizes) {
   if constexpr (std::is_convertible_v<const Arg&, const P&>) {
-    if constexpr (is_tensor<P>) bind_names(OpInfo{"spmd", {}, {}}, *arg.value(), "an argument `" + std::string(std::string_view(P::spec)) + "`");
+    if constexpr (is_tensor<P>)
+      bind_names(OpInfo{"spmd", {}, {}}, *arg.value(), "an argument `" + std::string(std::string_view(P::spec)) + "`");
     return static_cast<const P&>(arg);
   } else if constexpr (is_tensor<P>)
     return place_one<P>::run(mesh, arg, sizes);
@@ -163,7 +167,8 @@ decltype(auto) placed(const M& mesh, const Arg& arg, std::span<const NamedSize> 
 
 /// seqax's typed_shard_map: a function that takes host arrays (or what f itself takes), places each by the type of f's
 /// parameter, padded as `sizes` say, runs f on this device, and puts the result together by its type, without padding.
-/// Within the call a name of a dim has one size; a part of f whose names mean other sizes opens a Scope of its own. Call it on every device of the mesh. `auto y = spmd(mesh, forward_pass)(x, weights);`
+/// Within the call a name of a dim has one size; a part of f whose names mean other sizes opens a Scope of its own.
+/// Call it on every device of the mesh. `auto y = spmd(mesh, forward_pass)(x, weights);`
 template <Spec A, class F>
 auto spmd(const Mesh<A>& mesh, F f, Sizes sizes = {}) {
   static_assert(detail::has_signature<F>,

@@ -87,9 +87,9 @@ SHARDLIB_INLINE void attach(const Handle<Value>& out, std::vector<Node::Edge>&& 
   if (s.mode == State::Mode::checkpoint) {
     const auto outside = std::find_if(edges.begin(), edges.end(), [](const auto& e) { return bool(e.input); });
     const Node& maker = *outside->input.node;
-    throw Error(out->made_by.describe_call() + " of result `" + std::string(to_string(*out->spec).view()) +
+    throw Error(out->made_by.describe() + " of result `" + std::string(to_string(*out->spec).view()) +
                 "`: inside explicit_activation_checkpointing it uses a tensor from outside, " +
-                (maker.sequence == 0 ? "a weight" : "the result of " + maker.op.describe_call()) +
+                (maker.sequence == 0 ? "a weight" : "the result of " + maker.op.describe()) +
                 "; pass that as an argument, or its gradient would be lost (" + out->device->describe() + ")");
   }
   auto node = std::make_shared<Node>();

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "shardlib/detail/call.hpp"
 #include "shardlib/detail/handle.hpp"
 #include "shardlib/detail/require.hpp"
 #include "shardlib/dtype.hpp"
@@ -21,6 +22,8 @@
 namespace shardlib {
 
 class DevicePtr;
+template <class D, Spec S>
+class Tensor;
 namespace detail {
 struct Value;
 struct MeshDevice;
@@ -33,9 +36,56 @@ inline constexpr TensorSpec parsed = parse_tensor(S).spec;
 /// one.
 [[noreturn, gnu::noinline, gnu::cold]] inline void fail_empty(DType dtype, std::string_view spec,
                                                               std::string_view where = {}) {
-  throw Error(std::string(where) + "a tensor `" + std::string(name(dtype)) + "[" + std::string(spec) +
-              "]` was never given a value; make one with an op, as `zeros` or `place`, before it is used");
+  const Calling* op = where.empty() ? Calling::innermost : nullptr;
+  throw EmptyTensor((op != nullptr ? op->describe() + ": " : std::string(where)) + "a tensor `" +
+                    std::string(name(dtype)) + "[" + std::string(spec) +
+                    "]` was never given a value; make one with an op, as `zeros` or `place`, before it is used");
 }
+
+/// The result of an operator between tensors.
+template <Op Name, Spec S, Spec T>
+constexpr Spec arithmetic_spec() {
+  if constexpr (Name == Op("*"))
+    return result_of<rules::multiply, S, T>;
+  else if constexpr (Name == Op("/"))
+    return result_of<rules::divide, S, T>;
+  else
+    return result_of<rules::add, Name, S, T>;
+}
+template <Op Name, class D, Spec S, class E, Spec T>
+using arithmetic_t = Tensor<std::enable_if_t<checked<rules::same_dtype, Name, dtype_v<D>, dtype_v<E>>::ok, D>,
+                            arithmetic_spec<Name, S, T>()>;
+
+/// An operand of an operator, with the line of the call: an operator has no room for another argument, but the default
+/// one of a conversion is evaluated where the program calls.
+template <class T>
+struct Located {
+  const T& operand;
+  Site site;
+  Located(const T& x, Site where = Site::current())  // NOLINT(google-explicit-constructor): it is the operand
+      : operand(x), site(where) {}
+};
+using LocatedNumber = Located<double>;
+/// The tensor that a compound operator assigns to.
+template <class T>
+struct Target {
+  T& operand;
+  Site site;
+  Target(T& x, Site where = Site::current())  // NOLINT(google-explicit-constructor): it is the operand
+      : operand(x), site(where) {}
+};
+
+template <class D, Spec S, class E, Spec T>
+auto add(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"+", D, S, E, T>;
+template <class D, Spec S, class E, Spec T>
+auto subtract(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"-", D, S, E, T>;
+template <class D, Spec S, class E, Spec T>
+auto multiply(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"*", D, S, E, T>;
+template <class D, Spec S, class E, Spec T>
+auto divide(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"/", D, S, E, T>;
+template <class D, Spec S>
+auto negate(const Tensor<D, S>& x, const Site& site)
+    -> Tensor<std::enable_if_t<checked<rules::arithmetic_dtype, Op("-"), dtype_v<D>>::ok, D>, S>;
 }  // namespace detail
 
 /// The global size of a dim and the size that it is stored with, which the mesh divides: `{50257, 50304}`, or `8` where
@@ -56,11 +106,11 @@ struct DimSize {
 /// The size of a name, and what it is padded to if it is: `{{"batch", 32}, {"V", 50257, 50304}}`. Sizes are global,
 /// before sharding.
 struct NamedSize {
-  std::string_view name;
+  std::string name;
   std::int64_t size = 0;
   std::int64_t padded = 0;  ///< 0: not padded
 };
-/// Written in place, or put together at run time; the names are views, and belong to the caller.
+/// Written in place, or put together at run time.
 using Sizes = std::vector<NamedSize>;
 
 /// The least multiple that is not below the size: `{"V", 50257, round_up(50257, 64)}`
@@ -71,7 +121,7 @@ constexpr std::int64_t round_up(std::int64_t size, std::int64_t multiple) {
 /// A handle to one device's part of a global array: `Tensor<f32, "B/d L M +t">`. Copies share the values, which never
 /// change. Conversions between specs do not exist: an op has to be written down.
 template <class D, Spec S>
-class Tensor {
+class [[nodiscard("a tensor is never changed: an op returns another one")]] Tensor {
   static_assert(dtype<D>, "Tensor: its element type is none of f32, bf16, f64, i32, u32, u8, bool_; use one of them");
   static_assert(detail::checked<rules::tensor, S>::ok);
 
@@ -108,6 +158,58 @@ class Tensor {
     if (!value_) [[unlikely]]
       detail::fail_empty(dtype_v<D>, S);
     return value_;
+  }
+
+  // Elementwise arithmetic, broadcasting by name: the result has the dims of the widest operand, then what the others
+  // add; "M" and "B/d L M" make "B/d L M".
+  template <class E, Spec T>
+  friend auto operator+(detail::Located<Tensor> a, const Tensor<E, T>& b)->detail::arithmetic_t<"+", D, S, E, T> {
+    return detail::add(a.operand, b, a.site);
+  }
+  template <class E, Spec T>
+  friend auto operator-(detail::Located<Tensor> a, const Tensor<E, T>& b)->detail::arithmetic_t<"-", D, S, E, T> {
+    return detail::subtract(a.operand, b, a.site);
+  }
+  template <class E, Spec T>
+  friend auto operator*(detail::Located<Tensor> a, const Tensor<E, T>& b)->detail::arithmetic_t<"*", D, S, E, T> {
+    return detail::multiply(a.operand, b, a.site);
+  }
+  template <class E, Spec T>
+  friend auto operator/(detail::Located<Tensor> a, const Tensor<E, T>& b)->detail::arithmetic_t<"/", D, S, E, T> {
+    return detail::divide(a.operand, b, a.site);
+  }
+  friend auto operator-(detail::Located<Tensor> x) {
+    return detail::negate(x.operand, x.site);
+  }
+
+  /// `a += b` is `a = a + b`, where the result has the type of a; likewise the others.
+  template <class E, Spec T>
+  friend Tensor& operator+=(detail::Target<Tensor> a, const Tensor<E, T>& b) {
+    return a.operand = detail::add(a.operand, b, a.site);
+  }
+  template <class E, Spec T>
+  friend Tensor& operator-=(detail::Target<Tensor> a, const Tensor<E, T>& b) {
+    return a.operand = detail::subtract(a.operand, b, a.site);
+  }
+  template <class E, Spec T>
+  friend Tensor& operator*=(detail::Target<Tensor> a, const Tensor<E, T>& b) {
+    return a.operand = detail::multiply(a.operand, b, a.site);
+  }
+  template <class E, Spec T>
+  friend Tensor& operator/=(detail::Target<Tensor> a, const Tensor<E, T>& b) {
+    return a.operand = detail::divide(a.operand, b, a.site);
+  }
+  friend Tensor& operator+=(detail::Target<Tensor> a, double number) {
+    return a.operand = a.operand + detail::LocatedNumber(number, a.site);
+  }
+  friend Tensor& operator-=(detail::Target<Tensor> a, double number) {
+    return a.operand = a.operand - detail::LocatedNumber(number, a.site);
+  }
+  friend Tensor& operator*=(detail::Target<Tensor> a, double number) {
+    return a.operand = a.operand * detail::LocatedNumber(number, a.site);
+  }
+  friend Tensor& operator/=(detail::Target<Tensor> a, double number) {
+    return a.operand = a.operand / detail::LocatedNumber(number, a.site);
   }
 
  private:

@@ -162,9 +162,30 @@ struct Path {
   }
 };
 
-[[noreturn, gnu::noinline]] inline void fail_structure(const Path& path, std::size_t size) {
-  throw Error("trees of different structure: `" + path.text() + "` has " + std::to_string(size) +
-              " entries in the first, another number in another; build them from one configuration");
+[[noreturn, gnu::noinline]] inline void fail_structure(const Path& path, std::string_view array, std::size_t size,
+                                                       std::size_t other) {
+  const std::string place = path.text();
+  throw Error("trees of different structure: the Array `" + (place.empty() ? std::string(array) : place) + "` has " +
+              std::to_string(size) + (size == 1 ? " entry" : " entries") + " in the first tree and " +
+              std::to_string(other) + " in another; build them from one configuration");
+}
+/// The name of an Array's stacked dim.
+template <class T>
+constexpr std::string_view array_name() {
+  if constexpr (requires { T::dim; })
+    return T::dim;
+  else
+    return {};
+}
+/// Calls f of a leaf; where the leaf holds nothing, the error has its name.
+template <class F, class... Leaf>
+decltype(auto) with_leaf(const Path& path, const F& f, Leaf&... leaf) {
+  try {
+    return f(leaf...);
+  } catch (const EmptyTensor& error) {
+    if (path.above == nullptr) throw;
+    throw EmptyTensor("the leaf `" + path.text() + "`: " + error.what());
+  }
 }
 
 /// Calls f(path, leaf, leaf of the second tree, ...).
@@ -174,7 +195,10 @@ void visit(F& f, const Path& path, Tree& tree, More&... more) {
   if constexpr (is_tensor<T>) {
     f(path, tree, more...);
   } else if constexpr (is_array<T>) {
-    if (((more.size() != tree.size()) || ...)) fail_structure(path, tree.size());
+    const auto alike = [&](const auto& other) {
+      if (other.size() != tree.size()) fail_structure(path, array_name<T>(), tree.size(), other.size());
+    };
+    (alike(more), ...);
     for (std::size_t i = 0; i < tree.size(); ++i) visit(f, Path{&path, {}, i}, tree[i], more[i]...);
   } else {
     [&]<std::size_t... I>(std::index_sequence<I...>) {
@@ -259,9 +283,9 @@ constexpr bool check_tree() {
   else if constexpr (has_fields<T>())
     return []<std::size_t... I>(std::index_sequence<I...>) {
       return (checked_field<Name, T, I>() && ...);
-    }(std::make_index_sequence<tree_width<T>>{});
-  else
-    return checked<rules::tree, Name, false, name_of_type<T>, no_tree<T>()>::ok && false;
+    }
+  (std::make_index_sequence<tree_width<T>>{});
+  else return checked<rules::tree, Name, false, name_of_type<T>, no_tree<T>()>::ok && false;
 }
 template <Op Name, class T, std::size_t I>
 constexpr bool checked_field() {
@@ -294,7 +318,11 @@ constexpr bool all_leaves(P p) {
 template <class F, class Tree, class... More>
 void for_each_leaf(F&& f, Tree& tree, More&... more) {
   if constexpr (detail::checked_tree<"for_each_leaf", Tree>) {
-    const auto named = [&f](const detail::Path& path, auto&... leaves) { f(std::string_view(path.text()), leaves...); };
+    const auto named = [&f](const detail::Path& path, auto&... leaves) {
+      const std::string name = path.text();
+      detail::with_leaf(
+          path, [&](auto&... l) { f(std::string_view(name), l...); }, leaves...);
+    };
     detail::visit(named, {}, tree, more...);
   }
 }
@@ -304,7 +332,9 @@ template <class F, class Tree, class... More>
 [[nodiscard]] Tree map_tree(F&& f, const Tree& tree, const More&... more) {
   Tree result = tree;
   if constexpr (detail::checked_tree<"map_tree", Tree>) {
-    const auto assign = [&f](const detail::Path&, auto& out, const auto&... in) { out = f(in...); };
+    const auto assign = [&f](const detail::Path& path, auto& out, const auto&... in) {
+      out = detail::with_leaf(path, f, in...);
+    };
     detail::visit(assign, {}, result, tree, more...);
   }
   return result;

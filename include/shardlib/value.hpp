@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <source_location>
 #include <span>
 #include <string>
 #include <string_view>
@@ -57,22 +56,6 @@ inline std::int64_t product(const Extents& e) {
   for (auto extent : e) n *= extent;
   return n;
 }
-
-/// What is being done, for messages, counters and reports.
-struct OpInfo {
-  const char* name = "";
-  std::string_view spec;
-  std::source_location site;
-
-  [[nodiscard]] std::string describe() const {
-    return spec.empty() ? std::string(name) : std::string(name) + "<`" + std::string(spec) + "`>";
-  }
-  /// With the line of the call, where it is known: operators have none.
-  [[nodiscard]] std::string describe_call() const {
-    if (site.line() == 0) return describe();
-    return describe() + " at " + site.file_name() + ":" + std::to_string(site.line());
-  }
-};
 
 struct Node;
 /// Where a value's cotangent goes: an output of the node that made it. Empty if nothing is differentiated.
@@ -361,6 +344,9 @@ const DevicePtr& Tensor<D, S>::device() const {
 
 template <Spec Axes>
 Mesh<Axes>::Mesh(DevicePtr given) : device_(detail::Handle<detail::MeshDevice>::make(std::move(given))) {
+  if (!device_->device)
+    throw Error("a mesh `" + std::string(std::string_view(Axes)) +
+                "` needs a device; take the one that `launch` gives to its function");
   const Device& device = *device_->device;
   const auto names = rules::mesh_axes(Axes);
   bool same = names.size() == static_cast<int>(device.axes().size());

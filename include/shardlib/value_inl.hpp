@@ -13,7 +13,7 @@ namespace shardlib::detail {
 SHARDLIB_INLINE void note_read(const Value& value) {
   State& s = state(value.device);
   if (!s.note_reads) return;
-  s.work.reads.push_back({value.storage->buffer.data(), value.label.empty() ? value.made_by.describe() : value.label,
+  s.work.reads.push_back({value.storage->buffer.data(), value.label.empty() ? value.made_by.label() : value.label,
                           value.spec, value.bytes()});
 }
 
@@ -53,10 +53,10 @@ SHARDLIB_INLINE void bind_names(const OpInfo& op, const Value& value, const std:
   for (int i = 0; i < value.spec->rank(); ++i) {
     const Dim& dim = value.spec->dims[i];
     if (dim.is_integer()) continue;
-    const std::string why =
-        s.scopes.back()->bind(dim.name, value.global[i], [&] { return where.empty() ? op.describe_call() : where; },
-                              where.empty() ? where : " in " + where);
-    if (!why.empty()) throw Error(op.describe_call() + ": " + why + " (" + value.device->describe() + ")");
+    const std::string why = s.scopes.back()->bind(
+        dim.name, value.global[i], [&] { return where.empty() ? op.describe() : where; },
+        where.empty() ? where : " in " + where);
+    if (!why.empty()) throw Error(op.describe() + ": " + why + " (" + value.device->describe() + ")");
   }
 }
 

@@ -44,9 +44,9 @@ auto gather_transposed(const Tensor<f32, "H M/t">& w) {
 }
 #endif
 
-// expect: all_gather<`M/t H`>: an op spec has exactly one `->`: `operand, operand -> result`
+// expect: all_gather<`M/t H -> M/t H`>: no dim loses an axis, so nothing would be gathered; drop the gather
 #if SECTION == 6
-auto no_arrow(const Tensor<f32, "M/t H">& w) {
+auto gathers_nothing(const Tensor<f32, "M/t H">& w) {
   return all_gather<"M/t H">(w);
 }
 #endif
@@ -112,5 +112,48 @@ auto blocks_as_summands(const Tensor<f32, "A/t">& x) {
 #if SECTION == 15
 auto gather_what(const Tensor<f32, "M/t">& x) {
   return all_gather(x);
+}
+#endif
+
+// expect: all_gather<`M/d F/t -> M/t F`>: dim `M/d` is not sharded over t, and a gather adds no sharding
+#if SECTION == 16
+auto result_with_other_axis(const Tensor<f32, "M/d F/t">& w) {
+  return all_gather<"M/t F">(w);
+}
+#endif
+
+// expect: all_gather<over<d>> of `M F/t`: the operand is replicated over d, so there is nothing to gather over it; drop the gather
+#if SECTION == 17
+auto nothing_over_d(const Tensor<f32, "M F/t">& w) {
+  return all_gather<over<"d">>(w);
+}
+#endif
+
+// expect: reduce_scatter<over<t>> of `M \+t`: the axis does not say which dims the result has; write the result
+#if SECTION == 18
+auto scatter_over_t(const Tensor<f32, "M +t">& y) {
+  return reduce_scatter<over<"t">>(y);
+}
+#endif
+
+// expect: all_gather: f32 would be the dtype of what its backward pass sums; write `all_gather<..?...?.?.?.?, backward_sum<f32>>`
+#if SECTION == 19
+auto unnamed_dtype(const Tensor<bf16, "M/d">& w) {
+  return all_gather<"M", f32>(w);
+}
+#endif
+
+// expect: shift<`A/t`, `d`>: the operand `A/t` is replicated over d
+#if SECTION == 20
+auto shift_over_other(const Tensor<f32, "A/t">& x) {
+  return shift<over<"d">>(x, 1);
+}
+#endif
+
+// expect: ignoring return(ed)? value.* declared with (attribute )?.nodiscard.*a tensor is never changed
+#if SECTION == 21
+#pragma GCC diagnostic error "-Wunused-result"
+void dropped(const Tensor<f32, "+d +t">& loss) {
+  all_reduce<"">(loss);
 }
 #endif

@@ -167,7 +167,7 @@ auto wider_sum(const Tensor<f32, "A +t">& x) {
 }
 #endif
 
-// expect: all_gather: bf16 is not summed in bf16; write `all_gather<.*, f32>`
+// expect: all_gather: bf16 would be the dtype of what its backward pass sums; write `all_gather<.*, backward_sum<f32>>`
 #if SECTION == 24
 auto narrow_gradient(const Tensor<bf16, "A/t">& w) {
   return all_gather<"A/t -> A", bf16>(w);

@@ -2,6 +2,7 @@
 // value_and_grad cannot take. The program above the sections is the right one.
 #include "shardlib/shapes.hpp"
 
+#include <cmath>
 #include <functional>
 
 using namespace shardlib;
@@ -36,6 +37,10 @@ auto with_accuracy(const Data& mesh, const Layer& w, const X& x, const Config& c
   const auto both = [](const Layer& v, const X& y, const Config& c) { return std::pair(loss(v, y, c), layer(y, v, c)); };
   const auto [l, gradient, outputs] = value_and_grad(mesh, both, w, x, config);
   return outputs;
+}
+
+auto gated(const X& gate, const X& up, float k) {
+  return map([k](auto g, auto u) { return g > 0 ? exp(-g) * pow(u, 2) : 0.5F * k; }, gate, up);
 }
 
 // A configuration by reference: when the backward pass runs the layer again, it may be gone.
@@ -161,5 +166,49 @@ auto generic(const Data& mesh, const Layer& w, const X& x) {
 auto outputs_first(const Data& mesh, const Layer& w, const X& x) {
   return value_and_grad(
       mesh, [](const Layer& v, const X& y) { return std::pair(layer(y, v, {}), sum(y)); }, w, x);
+}
+#endif
+
+// expect: map: the function captures by reference, or holds a pointer, and it runs again in the backward pass, when what
+// expect: it refers to may be gone; capture nothing, or numbers by value: `\[k\]`
+#if SECTION == 15
+auto scaled_by_reference(const X& x, const Config& config) {
+  return map([&](auto v) { return v * static_cast<float>(config.scale); }, x);
+}
+#endif
+
+// expect: map: a number of the function becomes a plain one here, which has no derivative; call exp, log, pow, maximum
+// expect: and the like without std::, write `x > 0` in place of `if \(x\)`, and cast no number
+#if SECTION == 16
+auto std_power(const X& x) {
+  return map([](auto v) { return std::pow(v, 2); }, x);
+}
+#endif
+
+// expect: map: a number of the function becomes a plain one here, which has no derivative
+#if SECTION == 17
+auto std_exp(const X& x) {
+  return map([](auto v) { return std::exp(v); }, x);
+}
+#endif
+
+// expect: map: a number of the function becomes a plain one here, which has no derivative
+#if SECTION == 18
+auto cast_number(const X& x) {
+  return map([](auto v) { return v * static_cast<float>(v); }, x);
+}
+#endif
+
+// expect: map: a number of the function becomes a plain one here, which has no derivative
+#if SECTION == 19
+auto number_as_condition(const X& x) {
+  return map([](auto v) { return v ? v : 1.0; }, x);
+}
+#endif
+
+// expect: map: the function takes plain numbers, which have no derivative; write `auto` for the types of its parameters
+#if SECTION == 20
+auto plain_parameter(const X& x) {
+  return map([](float v) { return v * 2; }, x);
 }
 #endif

@@ -148,10 +148,10 @@ auto merge_the_minor_part(const Tensor<f32, "H D/t">& x) {
 }
 #endif
 
-// expect: concat<`L`>: dim `L/t` is sharded, so each device sees only its block of it; gather it first
+// expect: concat<`L, L -> N`>: dim `L/t` is sharded, so each device sees only its block of it; gather it first
 #if SECTION == 21
 auto concat_blocks(const Tensor<f32, "L/t">& a, const Tensor<f32, "L/t">& b) {
-  return concat<"L">(a, b);
+  return concat<"L, L -> N">(a, b);
 }
 #endif
 
@@ -246,5 +246,40 @@ auto loss_of_all_targets(const Tensor<f32, "B/d M">& x, const Tensor<f32, "V/t M
 auto loss_of_real_targets(const Tensor<f32, "B/d M">& x, const Tensor<f32, "V/t M">& table,
                           const Tensor<f32, "B/d">& targets) {
   return linear_cross_entropy<"B/d M, V/t M -> B/d V/t">(x, table, targets);
+}
+#endif
+
+// expect: split<`Y -> Y P`>: dim `Y` stands on both sides, with two sizes, and a name has one size; write another name for the part
+#if SECTION == 35
+auto part_named_as_whole(const Tensor<f32, "Y">& x) {
+  return split<"Y -> Y P">(x, {{"P", 4}});
+}
+#endif
+
+// expect: concat<`L, N -> L`>: the result.{1,2}s dim is longer than those of the operands, and a name has one size; give it another
+#if SECTION == 36
+auto longer_by_one_name(const Tensor<f32, "L">& a, const Tensor<f32, "N">& b) {
+  return concat<"L, N -> L">(a, b);
+}
+#endif
+
+// expect: stack<`S`>: the operands are stacked as they are, but `B` is not `B/d`: dim 1 is `B`, not `B/d`; take the block
+#if SECTION == 37
+auto stack_of_two(const Tensor<f32, "B/d">& a, const Tensor<f32, "B">& b) {
+  return stack<"S">(a, b);
+}
+#endif
+
+// expect: transpose<`A`, `X`>: the operand `A B` has no dim `X`
+#if SECTION == 38
+auto transpose_of_missing(const Tensor<f32, "A B">& x) {
+  return transpose<"A", "X">(x);
+}
+#endif
+
+// expect: a tensor `f32\[B/d M\]` does not fit the declared type `f32\[M\]`
+#if SECTION == 39
+void widened(Tensor<f32, "M">& total, const Tensor<f32, "B/d M">& x) {
+  total += x;
 }
 #endif

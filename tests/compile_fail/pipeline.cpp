@@ -134,7 +134,7 @@ static_assert(pipeline::valid_program<Staged, OnElsewhere, Elsewhere>);
 static_assert(pipeline::valid_program<pipeline::StagedMesh<"s", "s d t">, Right, Weights>);
 #endif
 
-// expect: concat<`B`>: dim `B/d` is sharded, so each device sees only its block of it; gather it first
+// expect: Concat<`B`>: dim `B/d` is sharded, so each device sees only its block of it; gather it first
 // expect: or keep the microbatches apart along a dim that the tensor has not
 #if SECTION == 12
 struct ConcatenatesBlocks : Right {

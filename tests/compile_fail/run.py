@@ -109,10 +109,14 @@ def main():
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--list", action="store_true", help="count the sections and compile nothing")
     parser.add_argument("--show", action="store_true", help="print the top of every output, also of what passes")
+    parser.add_argument("--runtime", default="", help="flags for files that say `needs: runtime`; none: left out")
     parser.add_argument("files", nargs="*", type=pathlib.Path, help="default: all *.cpp beside this script")
     options = parser.parse_args()
 
     files = options.files or sorted(pathlib.Path(__file__).resolve().parent.glob("*.cpp"))
+    needy = {path for path in files if "// needs: runtime" in path.read_text()}
+    if not options.runtime:
+        files = [path for path in files if path not in needy]
     parsed = [(path, *parse(path)) for path in files]
     if options.list:
         for path, sections, _ in parsed:
@@ -127,9 +131,10 @@ def main():
         for mistake in mistakes:
             print(f"FAILED {path.name}: {mistake}")
             failed += 1
+    more = {path: options.runtime.split() if path in needy else [] for path in files}
     jobs = [(path, *job) for path, sections, _ in parsed for job in [(None, 0, [])] + sections]
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        for name, wrong, output in pool.map(lambda job: judge(command, *job), jobs):
+        for name, wrong, output in pool.map(lambda job: judge(command + more[job[0]], *job), jobs):
             lines = output.splitlines()
             if wrong:
                 failed += 1

@@ -1,4 +1,5 @@
-// Functions that run again in the backward pass, when what they refer to may be gone: what can be told of their captures.
+// Functions that run again in the backward pass, when what they refer to may be gone: what can be told of their
+// captures.
 #pragma once
 
 #include <cstddef>

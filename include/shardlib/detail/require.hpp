@@ -59,12 +59,11 @@ constexpr auto lines_of() {
   return part;
 }
 template <text Message>
-inline constexpr std::size_t parts_of =
-    (count_lines({Message.data(), Message.size()}) + most_lines - 1) / most_lines;
-template <text Message, class = std::make_index_sequence<parts_of<Message>>>
+inline constexpr std::size_t parts_of = (count_lines({Message.data(), Message.size()}) + most_lines - 1) / most_lines;
+template <text Message, class = std::make_index_sequence<parts_of<Message> > >
 struct require;
 template <text Message, std::size_t... Part>
-struct require<Message, std::index_sequence<Part...>> {
+struct require<Message, std::index_sequence<Part...> > {
   static_assert(says<lines_of<Message, Part>()...>::holds);
 };
 #else

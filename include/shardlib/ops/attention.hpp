@@ -95,7 +95,7 @@ template <Op Length, Op Dim, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V>
 auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v, std::optional<double> scale,
                       Site site) -> Tensor<detail::after_t<detail::attention_dtypes<D, E, F>, D>,
                                            detail::result_of<rules::causal_attention, Length, Dim, Q, K, V>> {
-  return detail::causal_attention_op<Length, Dim>(detail::OpInfo{"causal_attention", Dim, site}, q, k, v, nullptr,
+  return detail::causal_attention_op<Length, Dim>(detail::Calling{"causal_attention", Dim, site}, q, k, v, nullptr,
                                                   scale);
 }
 
@@ -105,7 +105,7 @@ auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor
     -> Tensor<
         detail::after_t<detail::attention_dtypes<D, E, F> && detail::is_index<"causal_attention of segments", I>, D>,
         detail::result_of<rules::causal_attention_in_segments, Length, Dim, Q, K, V, S>> {
-  return detail::causal_attention_op<Length, Dim>(detail::OpInfo{"causal_attention", Dim, site}, q, k, v,
+  return detail::causal_attention_op<Length, Dim>(detail::Calling{"causal_attention", Dim, site}, q, k, v,
                                                   segments.value(), scale);
 }
 

@@ -71,10 +71,9 @@ auto embed(const Tensor<D, S>& x) {
 
 template <Op O, class Sum, dtype D, Spec S>
 auto all_gather(const Tensor<D, S>& x, Site site)
-    -> Tensor<detail::after_t<detail::sums_in<"all_gather", D, detail::dtype_or<Sum, detail::sum_of<D>>>, D>,
-              detail::result_of<rules::all_gather, O, S>> {
+    -> Tensor<detail::after_t<detail::backward_sums_in<D, Sum>, D>, detail::result_of<rules::all_gather, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::all_gather, O, S>>;
-  const detail::OpInfo op{"all_gather", O, site};
+  const detail::Calling op{"all_gather", detail::full_op<"all_gather", O, S>, site};
   const Out out = detail::record_unary<"all_gather", Out>(
       op, x, x.value()->global, detail::gather, detail::vjp(x, detail::save(), [](const auto& ct) {
         const detail::SumBeside beside(ct.device());
@@ -89,7 +88,7 @@ auto reduce_scatter(const Tensor<D, S>& x, Site site)
     -> Tensor<detail::after_t<detail::is_summed<"reduce_scatter", D, Sum>, D>,
               detail::result_of<rules::reduce_scatter, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::reduce_scatter, O, S>>;
-  const detail::OpInfo op{"reduce_scatter", O, site};
+  const detail::Calling op{"reduce_scatter", detail::full_op<"reduce_scatter", O, S>, site};
   const Out out = detail::record_unary<"reduce_scatter", Out>(
       op, x, x.value()->global, detail::scatter, detail::vjp(x, detail::save(), [](const auto& ct) {
         return all_gather<detail::transpose_op<Out, Tensor<D, S>>()>(ct);
@@ -102,7 +101,7 @@ template <Op O, class Sum, dtype D, Spec S>
 auto all_reduce(const Tensor<D, S>& x, Site site)
     -> Tensor<detail::after_t<detail::is_summed<"all_reduce", D, Sum>, D>, detail::result_of<rules::all_reduce, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::all_reduce, O, S>>;
-  const detail::OpInfo op{"all_reduce", O, site};
+  const detail::Calling op{"all_reduce", detail::full_op<"all_reduce", O, S>, site};
   return detail::record_unary<"all_reduce", Out>(
       op, x, x.value()->global, detail::sum_pending, detail::vjp(x, detail::save(), [](const auto& ct) {
         return all_reduce<detail::transpose_op<Out, Tensor<D, S>>(), detail::sum_of<D>>(ct);
@@ -114,7 +113,7 @@ auto all_reduce_max(const Tensor<D, S>& x, Site site)
     -> Tensor<detail::after_t<detail::is_reduced<"all_reduce_max", D>, D>,
               detail::result_of<rules::all_reduce_max, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::all_reduce_max, O, S>>;
-  const detail::OpInfo op{"all_reduce_max", O, site};
+  const detail::Calling op{"all_reduce_max", detail::full_op<"all_reduce_max", O, S>, site};
   if (x.value()->slot)
     throw Error(op.describe() +
                 ": a maximum over devices has no derivative; take stop_gradient of the operand first (" +
@@ -138,7 +137,7 @@ auto all_reduce_max(const Tensor<D, S>& x, Site site)
 template <Op O, dtype D, Spec S>
 auto all_to_all(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::all_to_all, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::all_to_all, O, S>>;
-  const detail::OpInfo op{"all_to_all", O, site};
+  const detail::Calling op{"all_to_all", detail::full_op<"all_to_all", O, S>, site};
   return detail::record_unary<"all_to_all", Out>(op, x, x.value()->global, detail::exchange,
                                                  detail::vjp(x, detail::save(), [](const auto& ct) {
                                                    return all_to_all<detail::transpose_op<Out, Tensor<D, S>>()>(ct);
@@ -148,7 +147,7 @@ auto all_to_all(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of
 template <Op O, Op Axis, dtype D, Spec S>
 auto shift(const Tensor<D, S>& x, int by, Site site) -> Tensor<D, detail::result_of<rules::shift, O, Axis, S>> {
   using Out = Tensor<D, S>;
-  const detail::OpInfo op{"shift", O, site};
+  const detail::Calling op{"shift", O, site};
   for (int i = 0; i < detail::parsed<S>.rank(); ++i)
     if (detail::parsed<S>.dims[i].axes.contains(std::string_view(Axis)) && x.value()->global[i].is_padded())
       detail::fail_padded(op, *x.device(), detail::parsed<S>.dims[i].name, x.value()->global[i],
@@ -173,9 +172,14 @@ auto shift(const Tensor<D, S>& x, int by, Site site) -> Tensor<D, detail::result
 }
 
 template <Op O, dtype D, Spec S>
+auto shift(const Tensor<D, S>& x, int by, Site site) -> Tensor<D, detail::result_of<rules::shift_over, O, S>> {
+  return shift<Op{std::string_view(S)}, Op{rules::over_axes(O)}>(x, by, site);
+}
+
+template <Op O, dtype D, Spec S>
 auto slice(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::slice, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::slice, O, S>>;
-  const detail::OpInfo op{"slice", O, site};
+  const detail::Calling op{"slice", detail::full_op<"slice", O, S>, site};
   return detail::record_unary<"slice", Out>(
       op, x, x.value()->global,
       [](const detail::Value& in, const detail::Value& out) { return detail::cut_block(in, out, false); },
@@ -186,7 +190,7 @@ auto slice(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rule
 template <Op O, dtype D, Spec S>
 auto to_partial(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::to_partial, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::to_partial, O, S>>;
-  const detail::OpInfo op{"to_partial", O, site};
+  const detail::Calling op{"to_partial", detail::full_op<"to_partial", O, S>, site};
   return detail::record_unary<"to_partial", Out>(op, x, x.value()->global, detail::keep_on_first,
                                                  detail::vjp(x, detail::save(), [](const auto& ct) {
                                                    return to_partial<detail::transpose_op<Out, Tensor<D, S>>()>(ct);

@@ -9,7 +9,7 @@ namespace shardlib {
 template <dtype D, Spec S>
 auto dropout(const Tensor<D, S>& x, double rate, RandomKey key, Site site)
     -> Tensor<detail::after_t<detail::is_float<"dropout", D>, D>, detail::result_of<rules::cast, true, true, S>> {
-  const detail::OpInfo op{"dropout", {}, site};
+  const detail::Calling op{"dropout", {}, site};
   if (!(rate >= 0 && rate < 1))
     throw UsageError("dropout: the rate " + std::to_string(rate) + " is no probability below 1");
   const auto kernel = [rate = static_cast<float>(rate), key](const detail::Value& in, const detail::Value& out) {

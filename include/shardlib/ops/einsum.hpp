@@ -130,7 +130,7 @@ auto einsum_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& y, Site site) -
     detail::after_t<detail::one_dtype<"einsum_unreduced", D, E> && detail::einsum_dtypes<D, detail::dtype_or<Out, D>>,
                     detail::dtype_or<Out, D>>,
     detail::result_of<rules::einsum, O, S, T>> {
-  return detail::einsum_op<true, O, detail::dtype_or<Out, D>>(detail::OpInfo{"einsum_unreduced", O, site}, x, y);
+  return detail::einsum_op<true, O, detail::dtype_or<Out, D>>(detail::Calling{"einsum_unreduced", O, site}, x, y);
 }
 
 template <Op O, class Out, dtype D, Spec S>
@@ -140,7 +140,7 @@ auto einsum_unreduced(const Tensor<D, S>& x, Site site)
   using R = detail::dtype_or<Out, D>;
   using Result = Tensor<R, detail::result_of<rules::einsum1, O, S>>;
   using Ids = detail::EinsumIds<O>;
-  const detail::OpInfo op{"einsum_unreduced", O, site};
+  const detail::Calling op{"einsum_unreduced", O, site};
   detail::Bindings names(op, x.device());
   names.bind(*x.value());
   return detail::record_unary<"einsum_unreduced", Result>(

@@ -47,7 +47,7 @@ struct LinearKernel {
 
 /// A linear op of one operand: the same function of the cotangent, P -> P and R -> R.
 template <Op Name, class X, class F>
-X linear(const char* name, const X& x, F f, Site site = {}) {
+X linear(const char* name, const X& x, F f, const Site& site = {}) {
   return record_unary<Name, X>(OpInfo{name, {}, site}, x, x.value()->global, LinearKernel<F, typename X::value_type>{f},
                                vjp(x, save(), [name, f](const auto& ct) { return linear<Name>(name, ct, f); }));
 }
@@ -110,129 +110,139 @@ scalar_of<D> beside(const OpInfo& op, const Tensor<D, S>& x, double value) {
 
 }  // namespace detail
 
-template <dtype D, Spec S, dtype E, Spec T>
-auto operator+(const Tensor<D, S>& a, const Tensor<E, T>& b)
-    -> Tensor<detail::after_t<detail::one_dtype<"+", D, E>, D>, detail::result_of<rules::add, Op("+"), S, T>> {
-  using Out = Tensor<D, detail::result_of<rules::add, Op("+"), S, T>>;
-  const detail::OpInfo op{"+", {}, {}};
-  return detail::record<"+", Out>(
-      op, a.device(), detail::broadcast_sizes(op, a.value(), b.value(), detail::parsed<Out::spec>),
-      detail::Pointwise<detail::Wrapping<std::plus<>>, D>{a.value(), b.value()},
-      detail::vjp(a, detail::save(), [](const auto& ct) { return detail::unbroadcast<Tensor<D, S>>(ct); }),
-      detail::vjp(b, detail::save(), [](const auto& ct) { return detail::unbroadcast<Tensor<E, T>>(ct); }));
+namespace detail {
+
+template <class D, Spec S, class E, Spec T>
+auto add(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"+", D, S, E, T> {
+  using Out = arithmetic_t<"+", D, S, E, T>;
+  const Calling op{"+", {}, site};
+  return record<"+", Out>(op, a.device(), broadcast_sizes(op, a.value(), b.value(), parsed<Out::spec>),
+                          Pointwise<Wrapping<std::plus<>>, D>{a.value(), b.value()},
+                          vjp(a, save(), [](const auto& ct) { return unbroadcast<Tensor<D, S>>(ct); }),
+                          vjp(b, save(), [](const auto& ct) { return unbroadcast<Tensor<E, T>>(ct); }));
 }
 
-template <dtype D, Spec S, dtype E, Spec T>
-auto operator-(const Tensor<D, S>& a, const Tensor<E, T>& b)
-    -> Tensor<detail::after_t<detail::one_dtype<"-", D, E>, D>, detail::result_of<rules::add, Op("-"), S, T>> {
-  using Out = Tensor<D, detail::result_of<rules::add, Op("-"), S, T>>;
-  const detail::OpInfo op{"-", {}, {}};
-  return detail::record<"-", Out>(
-      op, a.device(), detail::broadcast_sizes(op, a.value(), b.value(), detail::parsed<Out::spec>),
-      detail::Pointwise<detail::Wrapping<std::minus<>>, D>{a.value(), b.value()},
-      detail::vjp(a, detail::save(), [](const auto& ct) { return detail::unbroadcast<Tensor<D, S>>(ct); }),
-      detail::vjp(b, detail::save(), [](const auto& ct) { return detail::unbroadcast<Tensor<E, T>>(-ct); }));
+template <class D, Spec S, class E, Spec T>
+auto subtract(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"-", D, S, E, T> {
+  using Out = arithmetic_t<"-", D, S, E, T>;
+  const Calling op{"-", {}, site};
+  return record<"-", Out>(op, a.device(), broadcast_sizes(op, a.value(), b.value(), parsed<Out::spec>),
+                          Pointwise<Wrapping<std::minus<>>, D>{a.value(), b.value()},
+                          vjp(a, save(), [](const auto& ct) { return unbroadcast<Tensor<D, S>>(ct); }),
+                          vjp(b, save(), [](const auto& ct) { return unbroadcast<Tensor<E, T>>(-ct); }));
 }
 
-template <dtype D, Spec S, dtype E, Spec T>
-auto operator*(const Tensor<D, S>& a, const Tensor<E, T>& b)
-    -> Tensor<detail::after_t<detail::one_dtype<"*", D, E>, D>, detail::result_of<rules::multiply, S, T>> {
-  using Out = Tensor<D, detail::result_of<rules::multiply, S, T>>;
-  const detail::OpInfo op{"*", {}, {}};
-  return detail::record<"*", Out>(
-      op, a.device(), detail::broadcast_sizes(op, a.value(), b.value(), detail::parsed<Out::spec>),
-      detail::Pointwise<detail::Wrapping<std::multiplies<>>, D>{a.value(), b.value()},
-      detail::vjp(a, detail::save(b),
-                  [](const auto& ct, const auto& other) { return detail::unbroadcast<Tensor<D, S>>(ct * other); }),
-      detail::vjp(b, detail::save(a),
-                  [](const auto& ct, const auto& other) { return detail::unbroadcast<Tensor<E, T>>(ct * other); }));
+template <class D, Spec S, class E, Spec T>
+auto multiply(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"*", D, S, E, T> {
+  using Out = arithmetic_t<"*", D, S, E, T>;
+  const Calling op{"*", {}, site};
+  return record<"*", Out>(
+      op, a.device(), broadcast_sizes(op, a.value(), b.value(), parsed<Out::spec>),
+      Pointwise<Wrapping<std::multiplies<>>, D>{a.value(), b.value()},
+      vjp(a, save(b), [](const auto& ct, const auto& other) { return unbroadcast<Tensor<D, S>>(ct * other); }),
+      vjp(b, save(a), [](const auto& ct, const auto& other) { return unbroadcast<Tensor<E, T>>(ct * other); }));
 }
 
-template <dtype D, Spec S, dtype E, Spec T>
-auto operator/(const Tensor<D, S>& a, const Tensor<E, T>& b)
-    -> Tensor<detail::after_t<detail::one_dtype<"/", D, E>, D>, detail::result_of<rules::divide, S, T>> {
-  using Out = Tensor<D, detail::result_of<rules::divide, S, T>>;
-  using Kernel = std::conditional_t<floating<D>, detail::Pointwise<std::divides<>, D>, detail::IntegerDivision<D>>;
-  const detail::OpInfo op{"/", {}, {}};
-  return detail::record<"/", Out>(
-      op, a.device(), detail::broadcast_sizes(op, a.value(), b.value(), detail::parsed<Out::spec>),
-      Kernel{a.value(), b.value()},
-      detail::vjp(a, detail::save(b),
-                  [](const auto& ct, const auto& other) { return detail::unbroadcast<Tensor<D, S>>(ct / other); }),
-      detail::vjp(b, detail::save(a, b), [](const auto& ct, const auto& x, const auto& y) {
-        return detail::unbroadcast<Tensor<E, T>>(-(ct * x / (y * y)));
-      }));
+template <class D, Spec S, class E, Spec T>
+auto divide(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"/", D, S, E, T> {
+  using Out = arithmetic_t<"/", D, S, E, T>;
+  using Kernel = std::conditional_t<floating<D>, Pointwise<std::divides<>, D>, IntegerDivision<D>>;
+  const Calling op{"/", {}, site};
+  return record<"/", Out>(
+      op, a.device(), broadcast_sizes(op, a.value(), b.value(), parsed<Out::spec>), Kernel{a.value(), b.value()},
+      vjp(a, save(b), [](const auto& ct, const auto& other) { return unbroadcast<Tensor<D, S>>(ct / other); }),
+      vjp(b, save(a, b),
+          [](const auto& ct, const auto& x, const auto& y) { return unbroadcast<Tensor<E, T>>(-(ct * x / (y * y))); }));
 }
+
+template <class D, Spec S>
+auto negate(const Tensor<D, S>& x, const Site& site)
+    -> Tensor<std::enable_if_t<checked<rules::arithmetic_dtype, Op("-"), dtype_v<D>>::ok, D>, S> {
+  const Calling op{"negate", {}, site};
+  return linear<"negate">(op.name, x, Negate{}, site);
+}
+
+}  // namespace detail
 
 template <dtype D, Spec S>
-auto operator-(const Tensor<D, S>& x) -> Tensor<detail::after_t<detail::is_number<"-", D>, D>, S> {
-  return detail::linear<"negate">("negate", x, detail::Negate{});
-}
-template <dtype D, Spec S>
-auto operator*(const Tensor<D, S>& x, double factor) -> Tensor<detail::after_t<detail::is_number<"*", D>, D>, S> {
+auto operator*(const Tensor<D, S>& x, detail::LocatedNumber factor)
+    -> Tensor<detail::after_t<detail::is_number<"*", D>, D>, S> {
+  const detail::Calling op{"*", {}, factor.site};
   return detail::linear<"scale">(
-      "scale", x, detail::Multiply<detail::scalar_of<D>>{detail::beside(detail::OpInfo{"*", {}, {}}, x, factor)});
+      "scale", x, detail::Multiply<detail::scalar_of<D>>{detail::beside(op, x, factor.operand)}, factor.site);
 }
 template <dtype D, Spec S>
-auto operator*(double factor, const Tensor<D, S>& x) -> Tensor<detail::after_t<detail::is_number<"*", D>, D>, S> {
+auto operator*(detail::LocatedNumber factor, const Tensor<D, S>& x)
+    -> Tensor<detail::after_t<detail::is_number<"*", D>, D>, S> {
   return x * factor;
 }
 template <dtype D, Spec S>
-auto operator/(const Tensor<D, S>& x, double divisor) -> Tensor<detail::after_t<detail::is_number<"/", D>, D>, S> {
-  const detail::OpInfo op{"/", {}, {}};
-  if (!floating<D> && divisor == 0)
-    throw Error("/ of `" + std::string(std::string_view(S)) + "`: integers cannot be divided by zero (" +
+auto operator/(const Tensor<D, S>& x, detail::LocatedNumber divisor)
+    -> Tensor<detail::after_t<detail::is_number<"/", D>, D>, S> {
+  const detail::Calling op{"/", {}, divisor.site};
+  if (!floating<D> && divisor.operand == 0)
+    throw Error("/ of `" + std::string(std::string_view(S)) + "`" + op.at() + ": integers cannot be divided by zero (" +
                 x.device()->describe() + ")");
-  return detail::linear<"scale">("scale", x, detail::Divide<detail::scalar_of<D>>{detail::beside(op, x, divisor)});
+  return detail::linear<"scale">(
+      "scale", x, detail::Divide<detail::scalar_of<D>>{detail::beside(op, x, divisor.operand)}, divisor.site);
 }
 template <dtype D, Spec S>
-auto operator+(const Tensor<D, S>& x, double constant)
+auto operator+(const Tensor<D, S>& x, detail::LocatedNumber constant)
     -> Tensor<detail::after_t<detail::is_number<"+", D>, D>, detail::result_of<rules::add_constant, Op("+"), S>> {
-  const detail::OpInfo op{"+", {}, {}};
+  const detail::Calling op{"+", {}, constant.site};
   return detail::map_as<"+", Tensor<D, S>>(
-      op, [k = detail::beside(op, x, constant)](auto v) { return detail::Wrapping<std::plus<>>{}(v, decltype(v)(k)); },
+      op,
+      [k = detail::beside(op, x, constant.operand)](auto v) {
+        return detail::Wrapping<std::plus<>>{}(v, decltype(v)(k));
+      },
       x);
 }
 template <dtype D, Spec S>
-auto operator-(const Tensor<D, S>& x, double constant)
+auto operator-(const Tensor<D, S>& x, detail::LocatedNumber constant)
     -> Tensor<detail::after_t<detail::is_number<"-", D>, D>, detail::result_of<rules::add_constant, Op("-"), S>> {
-  const detail::OpInfo op{"-", {}, {}};
+  const detail::Calling op{"-", {}, constant.site};
   return detail::map_as<"-", Tensor<D, S>>(
-      op, [k = detail::beside(op, x, constant)](auto v) { return detail::Wrapping<std::minus<>>{}(v, decltype(v)(k)); },
+      op,
+      [k = detail::beside(op, x, constant.operand)](auto v) {
+        return detail::Wrapping<std::minus<>>{}(v, decltype(v)(k));
+      },
       x);
 }
 template <dtype D, Spec S>
-auto operator+(double constant, const Tensor<D, S>& x)
+auto operator+(detail::LocatedNumber constant, const Tensor<D, S>& x)
     -> Tensor<detail::after_t<detail::is_number<"+", D>, D>, detail::result_of<rules::add_constant, Op("+"), S>> {
   return x + constant;
 }
 template <dtype D, Spec S>
-auto operator-(double constant, const Tensor<D, S>& x)
+auto operator-(detail::LocatedNumber constant, const Tensor<D, S>& x)
     -> Tensor<detail::after_t<detail::is_number<"-", D>, D>, detail::result_of<rules::add_constant, Op("-"), S>> {
-  const detail::OpInfo op{"-", {}, {}};
+  const detail::Calling op{"-", {}, constant.site};
   return detail::map_as<"-", Tensor<D, S>>(
-      op, [k = detail::beside(op, x, constant)](auto v) { return detail::Wrapping<std::minus<>>{}(decltype(v)(k), v); },
+      op,
+      [k = detail::beside(op, x, constant.operand)](auto v) {
+        return detail::Wrapping<std::minus<>>{}(decltype(v)(k), v);
+      },
       x);
 }
 template <dtype D, Spec S>
-auto operator/(double constant, const Tensor<D, S>& x)
+auto operator/(detail::LocatedNumber constant, const Tensor<D, S>& x)
     -> Tensor<detail::after_t<detail::is_float<"/", D>, D>, detail::result_of<rules::map1, Op("/"), S>> {
   return detail::map_as<"/", Tensor<D, S>>(
-      detail::OpInfo{"/", {}, {}},
-      [k = static_cast<detail::scalar_of<D>>(constant)](auto v) { return decltype(v)(k) / v; }, x);
+      detail::Calling{"/", {}, constant.site},
+      [k = static_cast<detail::scalar_of<D>>(constant.operand)](auto v) { return decltype(v)(k) / v; }, x);
 }
 
 // The functions are named types, not lambdas, so that tensors of all specs share their loops.
-#define SHARDLIB_UNARY(name)                                                                                   \
-  namespace detail {                                                                                           \
-  struct name##_function {                                                                                     \
-    auto operator()(auto v) const { return name(v); }                                                          \
-  };                                                                                                           \
-  }                                                                                                            \
-  template <dtype D, Spec S>                                                                                   \
-  auto name(const Tensor<D, S>& x, Site site)                                                                  \
-      ->Tensor<detail::after_t<detail::is_float<#name, D>, D>, detail::result_of<rules::map1, Op(#name), S>> { \
-    return detail::map_as<#name, Tensor<D, S>>(detail::OpInfo{#name, {}, site}, detail::name##_function{}, x); \
+#define SHARDLIB_UNARY(name)                                                                                    \
+  namespace detail {                                                                                            \
+  struct name##_function {                                                                                      \
+    auto operator()(auto v) const { return name(v); }                                                           \
+  };                                                                                                            \
+  }                                                                                                             \
+  template <dtype D, Spec S>                                                                                    \
+  auto name(const Tensor<D, S>& x, Site site)                                                                   \
+      ->Tensor<detail::after_t<detail::is_float<#name, D>, D>, detail::result_of<rules::map1, Op(#name), S>> {  \
+    return detail::map_as<#name, Tensor<D, S>>(detail::Calling{#name, {}, site}, detail::name##_function{}, x); \
   }
 SHARDLIB_UNARY(exp)
 SHARDLIB_UNARY(log)
@@ -247,25 +257,25 @@ SHARDLIB_UNARY(gelu)
 SHARDLIB_UNARY(swish)
 #undef SHARDLIB_UNARY
 
-#define SHARDLIB_BINARY(name, Result, expression)                                                        \
-  namespace detail {                                                                                     \
-  struct name##_function {                                                                               \
-    auto operator()(auto p, auto q) const { return expression; }                                         \
-  };                                                                                                     \
-  }                                                                                                      \
-  template <dtype D, Spec S, dtype E, Spec T>                                                            \
-  auto name(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site)                                     \
-      ->Tensor<detail::after_t<detail::one_dtype<#name, D, E>, Result>,                                  \
-               detail::result_of<rules::map2, Op(#name), S, T>> {                                        \
-    using Out = Tensor<Result, detail::result_of<rules::map2, Op(#name), S, T>>;                         \
-    return detail::map_as<#name, Out>(detail::OpInfo{#name, {}, site}, detail::name##_function{}, a, b); \
+#define SHARDLIB_BINARY(name, Result, expression)                                                         \
+  namespace detail {                                                                                      \
+  struct name##_function {                                                                                \
+    auto operator()(auto p, auto q) const { return expression; }                                          \
+  };                                                                                                      \
+  }                                                                                                       \
+  template <dtype D, Spec S, dtype E, Spec T>                                                             \
+  auto name(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site)                                      \
+      ->Tensor<detail::after_t<detail::one_dtype<#name, D, E>, Result>,                                   \
+               detail::result_of<rules::map2, Op(#name), S, T>> {                                         \
+    using Out = Tensor<Result, detail::result_of<rules::map2, Op(#name), S, T>>;                          \
+    return detail::map_as<#name, Out>(detail::Calling{#name, {}, site}, detail::name##_function{}, a, b); \
   }
 #define SHARDLIB_BINARY_WITH_NUMBER(name, Result, expression)                                                    \
   SHARDLIB_BINARY(name, Result, expression)                                                                      \
   template <dtype D, Spec S>                                                                                     \
   auto name(const Tensor<D, S>& a, double b, Site site)                                                          \
       ->Tensor<Result, detail::result_of<rules::map1, Op(#name), S>> {                                           \
-    const detail::OpInfo op{#name, {}, site};                                                                    \
+    const detail::Calling op{#name, {}, site};                                                                   \
     return detail::map_as<#name, Tensor<Result, S>>(                                                             \
         op, [k = detail::beside(op, a, b)](auto v) { return detail::name##_function{}(v, decltype(v)(k)); }, a); \
   }
@@ -286,7 +296,7 @@ template <dtype B, Spec C, dtype D, Spec S>
 auto masked(const Tensor<B, C>& c, const Tensor<D, S>& a, Site site)
     -> Tensor<detail::after_t<detail::is_condition<"masked", B>, D>, detail::result_of<rules::where, C, S, S>> {
   using Out = Tensor<D, detail::result_of<rules::where, C, S, S>>;
-  const detail::OpInfo op{"masked", {}, site};
+  const detail::Calling op{"masked", {}, site};
   return detail::record<"masked", Out>(
       op, a.device(), detail::broadcast_sizes(op, a.value(), c.value(), detail::parsed<Out::spec>),
       detail::Otherwise<D>{c.value(), a.value(), D{}},
@@ -298,7 +308,7 @@ template <dtype B, Spec C, dtype D, Spec S>
 auto where(const Tensor<B, C>& c, const Tensor<D, S>& a, double otherwise, Site site)
     -> Tensor<detail::after_t<detail::is_condition<"where", B>, D>, detail::result_of<rules::map2, Op("where"), S, C>> {
   using Out = Tensor<D, detail::result_of<rules::map2, Op("where"), S, C>>;
-  const detail::OpInfo op{"where", {}, site};
+  const detail::Calling op{"where", {}, site};
   const auto number = static_cast<D>(detail::beside(op, a, otherwise));
   return detail::record<"where", Out>(
       op, a.device(), detail::broadcast_sizes(op, a.value(), c.value(), detail::parsed<Out::spec>),
@@ -312,7 +322,7 @@ auto where(const Tensor<B, C>& c, const Tensor<D, S>& a, const Tensor<E, T>& b, 
     -> Tensor<detail::after_t<detail::is_condition<"where", B> && detail::one_dtype<"where", D, E>, D>,
               detail::result_of<rules::where, C, S, T>> {
   using Out = Tensor<D, detail::result_of<rules::where, C, S, T>>;
-  const detail::OpInfo op{"where", {}, site};
+  const detail::Calling op{"where", {}, site};
   detail::Bindings names(op, a.device());
   names.bind(*c.value());
   names.bind(*a.value());
@@ -353,7 +363,7 @@ auto cast(const Tensor<D, S>& x, Site site)
         in.as<const D>(), result.as<To>());
     return result;
   };
-  const detail::OpInfo op{"cast", {}, site};
+  const detail::Calling op{"cast", {}, site};
   if constexpr (floating<To> && floating<D>)
     return detail::record_unary<"cast", Out>(
         op, x, x.value()->global, kernel, detail::vjp(x, detail::save(), [](const auto& ct) { return cast<D>(ct); }));
@@ -362,7 +372,8 @@ auto cast(const Tensor<D, S>& x, Site site)
 }
 
 template <dtype D, Spec S>
-auto stop_gradient(const Tensor<D, S>& x) -> Tensor<D, S> {
+auto stop_gradient(const Tensor<D, S>& x, Site site) -> Tensor<D, S> {
+  const detail::Calling op{"stop_gradient", {}, site};
   detail::stop_below(x.value()->slot);
   return Tensor<D, S>(detail::stopped(*x.value()));
 }

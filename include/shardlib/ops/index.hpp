@@ -93,7 +93,7 @@ auto lookup(const OpInfo& op, const Tensor<D, S>& table, const Tensor<I, T>& ind
 template <Op O, dtype D, Spec S, dtype I, Spec T>
 auto index_unreduced(const Tensor<D, S>& table, const Tensor<I, T>& indices, Site site)
     -> Tensor<detail::after_t<detail::is_index<"index_unreduced", I>, D>, detail::result_of<rules::index, O, S, T>> {
-  return detail::lookup<O>(detail::OpInfo{"index_unreduced", O, site}, table, indices);
+  return detail::lookup<O>(detail::Calling{"index_unreduced", O, site}, table, indices);
 }
 
 }  // namespace shardlib

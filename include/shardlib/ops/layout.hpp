@@ -1,8 +1,10 @@
-// Names and order of dims: rename, rearrange, merge, split, concat.
+// Names and order of dims: rename, rearrange, transpose, merge, split; and arrays put together: concat, stack.
 #pragma once
 
 #include <cstring>
+#include <vector>
 
+#include "shardlib/detail/inline.hpp"
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/padding.hpp"
@@ -27,18 +29,14 @@ Out relabel(const OpInfo& op, const X& x, const GlobalSizes& global) {
 template <Op Names, dtype D, Spec S>
 auto rename(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::rename, Names, S>> {
   using Out = Tensor<D, detail::result_of<rules::rename, Names, S>>;
-  const detail::OpInfo op{"rename", Names, site};
-  // The new name takes the old one's size: within a scope it must be the one that it has there.
-  auto out = detail::relabel<"rename", Out>(op, x, x.value()->global);
-  detail::Bindings names(op, x.device());
-  names.bind(*out.value());
-  return out;
+  const detail::Calling op{"rename", Names, site};
+  return detail::relabel<"rename", Out>(op, x, x.value()->global);
 }
 
 template <Op O, dtype D, Spec S>
 auto rearrange(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::rearrange, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::rearrange, O, S>>;
-  const detail::OpInfo op{"rearrange", O, site};
+  const detail::Calling op{"rearrange", detail::full_op<"rearrange", O, S>, site};
   detail::GlobalSizes global;
   for (const Dim& dim : detail::parsed<Out::spec>.dims)
     global.push_back(x.value()->global[detail::parsed<S>.find(dim.name)]);
@@ -60,7 +58,7 @@ template <Op O, dtype D, Spec S>
 auto merge(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::merge, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::merge, O, S>>;
   static constexpr OpParts parts = parse_op(O);
-  const detail::OpInfo op{"merge", O, site};
+  const detail::Calling op{"merge", O, site};
   detail::Bindings names(op, x.device());
   names.bind(*x.value());
   DimSize size = 1;
@@ -79,7 +77,7 @@ template <Op O, dtype D, Spec S>
 auto split(const Tensor<D, S>& x, Sizes sizes, Site site) -> Tensor<D, detail::result_of<rules::split, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::split, O, S>>;
   static constexpr OpParts parts = parse_op(O);
-  const detail::OpInfo op{"split", O, site};
+  const detail::Calling op{"split", O, site};
   detail::Bindings names(op, x.device());
   names.bind(*x.value());
   for (const NamedSize& given : sizes) names.bind(given);
@@ -116,44 +114,66 @@ auto split(const Tensor<D, S>& x, Sizes sizes, Site site) -> Tensor<D, detail::r
   return detail::relabel<"split", Out>(op, x, names.sizes(detail::parsed<Out::spec>));
 }
 
+template <dtype D, Spec S>
+auto transpose(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::transpose, S>> {
+  return rearrange<make_op<S, detail::result_of<rules::transpose, S>>>(x, site);
+}
+template <Op A, Op B, dtype D, Spec S>
+auto transpose(const Tensor<D, S>& x, Site site) -> Tensor<D, detail::result_of<rules::transpose2, A, B, S>> {
+  return rearrange<make_op<S, detail::result_of<rules::transpose2, A, B, S>>>(x, site);
+}
+
 namespace detail {
 
-/// The part [begin, begin + size) of an unsharded dim: the transpose of concat.
-template <Op Dim, class X>
-X take_range(const X& x, std::int64_t begin, DimSize size) {
+/// The part [begin, begin + size) along dim `at`, under the names of Out: the transpose of concat.
+template <int At, class Out, class X>
+Out take_range(const X& x, std::int64_t begin, DimSize size) {
   GlobalSizes global = x.value()->global;
-  constexpr int at = parsed<X::spec>.find(Dim);
-  global.set(at, size);
-  return record_unary<"take_range", X>(OpInfo{"take_range", Dim, {}}, x, global,
-                                       [begin](const Value& in, const Value& out) {
-                                         const auto strides = kernels::row_major(view(in.local));
-                                         Buffer result = allocate(out);
-                                         const auto skip = static_cast<std::size_t>(begin * strides[at]);
-                                         kernels::copy_strided(out.device->exec(), size_of(out.dtype), view(out.local),
-                                                               in.data().data() + skip * size_of(out.dtype), strides,
-                                                               result.data(), kernels::row_major(view(out.local)));
-                                         return result;
-                                       });
+  global.set(At, size);
+  return record_unary<"take_range", Out>(
+      OpInfo{"take_range", Out::spec, {}}, x, global, [begin](const Value& in, const Value& out) {
+        const auto strides = kernels::row_major(view(in.local));
+        Buffer result = allocate(out);
+        const auto skip = static_cast<std::size_t>(begin * strides[At]);
+        kernels::copy_strided(out.device->exec(), size_of(out.dtype), view(out.local),
+                              in.data().data() + skip * size_of(out.dtype), strides, result.data(),
+                              kernels::row_major(view(out.local)));
+        return result;
+      });
 }
+
+/// Block number `at` of the first dim, without it: the transpose of stack.
+template <class Out, class X>
+Out take_part(const X& x, std::int64_t at) {
+  GlobalSizes global;
+  for (int i = 1; i < x.value()->global.size(); ++i) global.push_back(x.value()->global[i]);
+  return record_unary<"take_part", Out>(OpInfo{"take_part", Out::spec, {}}, x, global,
+                                        [at](const Value& in, const Value& out) {
+                                          Buffer result = allocate(out);
+                                          const auto skip = static_cast<std::size_t>(at) * out.bytes();
+                                          out.device->exec().copy(result.data(), in.data().data() + skip, out.bytes());
+                                          return result;
+                                        });
+}
+
+/// Sizes of two operands that agree but for dim `at` of each.
+SHARDLIB_INLINE void check_same_sizes(const OpInfo& op, const Value& a, const Value& b, int at);
 
 }  // namespace detail
 
-template <Op Dim, dtype D, Spec S, dtype E, Spec T>
+template <Op O, dtype D, Spec S, dtype E, Spec T>
 auto concat(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site)
-    -> Tensor<detail::after_t<detail::one_dtype<"concat", D, E>, D>, detail::result_of<rules::concat, Dim, S, T>> {
-  using Out = Tensor<D, S>;
-  constexpr int at = detail::parsed<S>.find(Dim);
-  const detail::OpInfo op{"concat", Dim, site};
+    -> Tensor<detail::after_t<detail::one_dtype<"concat", D, E>, D>, detail::result_of<rules::concat, O, S, T>> {
+  using Out = Tensor<D, detail::result_of<rules::concat, O, S, T>>;
+  static constexpr OpParts parts = parse_op(O);
+  constexpr int at = detail::parsed<S>.find(parts.in[0].dims[0].name);
+  const detail::Calling op{"concat", O, site};
   const DimSize first = a.value()->global[at], second = b.value()->global[at];
   if (first.is_padded())
-    detail::fail_padded(op, *a.device(), std::string_view(Dim), first,
+    detail::fail_padded(op, *a.device(), parts.in[0].dims[0].name, first,
                         "the padding of the first operand would lie before the second; choose a size that needs none");
+  detail::check_same_sizes(op, *a.value(), *b.value(), at);
   detail::GlobalSizes global = a.value()->global;
-  for (int i = 0; i < global.size(); ++i)
-    if (i != at && b.value()->global[i] != global[i])
-      throw Error(op.describe() + ": dim `" + std::string(detail::parsed<S>.dims[i].name) + "` is " +
-                  detail::to_string(global[i]) + " in the first operand, but " +
-                  detail::to_string(b.value()->global[i]) + " in the second (" + a.device()->describe() + ")");
   global.set(at, {first.size + second.size, first.padded + second.padded});
   const auto kernel = [x = a.value(), y = b.value()](const detail::Value& out) {
     Buffer result = detail::allocate(out);
@@ -166,11 +186,55 @@ auto concat(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site)
     }
     return result;
   };
+  constexpr Spec axes = detail::axes_of<Out::spec, S, T>();
   return detail::record<"concat", Out>(
       op, a.device(), global, kernel,
-      detail::vjp(a, detail::save(), [first](const auto& ct) { return detail::take_range<Dim>(ct, 0, first); }),
-      detail::vjp(b, detail::save(),
-                  [first, second](const auto& ct) { return detail::take_range<Dim>(ct, first.size, second); }));
+      detail::vjp(a, detail::save(),
+                  [first](const auto& ct) { return detail::take_range<at, Dual<Tensor<D, S>, axes>>(ct, 0, first); }),
+      detail::vjp(b, detail::save(), [first, second](const auto& ct) {
+        return detail::take_range<at, Dual<Tensor<E, T>, axes>>(ct, first.size, second);
+      }));
+}
+
+template <Op Dim, dtype D, Spec S>
+auto stack(const std::vector<Tensor<D, S>>& parts, Site site) -> Tensor<D, detail::result_of<rules::stack, Dim, S, S>> {
+  using Out = Tensor<D, detail::result_of<rules::stack, Dim, S, S>>;
+  const detail::Calling op{"stack", Dim, site};
+  if (parts.empty()) throw Error(op.describe() + ": there is nothing to stack; give one tensor at least");
+  const detail::Value& like = *parts[0].value();
+  detail::GlobalSizes global;
+  global.push_back(static_cast<std::int64_t>(parts.size()));
+  for (int i = 0; i < like.global.size(); ++i) global.push_back(like.global[i]);
+  std::vector<detail::EdgeSource> sources;
+  std::vector<detail::ValuePtr> values;
+  for (const Tensor<D, S>& part : parts) {
+    detail::check_same_sizes(op, like, *part.value(), -1);
+    const auto number = static_cast<std::int64_t>(sources.size());
+    sources.push_back(detail::erased<"stack", Out>(detail::vjp(part, detail::save(), [number](const auto& ct) {
+      return detail::take_part<Dual<Tensor<D, S>, detail::axes_of<Out::spec>()>>(ct, number);
+    })));
+    values.push_back(part.value());
+  }
+  const auto kernel = [values](const detail::Value& out) {
+    Buffer result = detail::allocate(out);
+    std::byte* to = result.data();
+    for (const detail::ValuePtr& part : values) {
+      out.device->exec().copy(to, part->data().data(), part->bytes());
+      to += part->bytes();
+    }
+    return result;
+  };
+  return Out(
+      detail::record_erased(op, parts[0].device(), dtype_v<D>, detail::parsed<Out::spec>, global, kernel, sources));
+}
+template <Op Dim, dtype D, Spec S, dtype E, Spec T>
+auto stack(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site)
+    -> Tensor<detail::after_t<detail::one_dtype<"stack", D, E>, D>, detail::result_of<rules::stack, Dim, S, T>> {
+  return stack<Dim>(std::vector{a, b}, site);
 }
 
 }  // namespace shardlib
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/ops/layout_inl.hpp"
+#endif

@@ -96,7 +96,7 @@ auto cross_entropy(const Tensor<D, S>& logits, const Tensor<I, T>& targets, Site
               detail::result_of<rules::cross_entropy, S, T>> {
   static constexpr auto specs = detail::cross_entropy_specs(S);
   using Out = Tensor<D, detail::result_of<rules::cross_entropy, S, T>>;
-  const detail::OpInfo op{"cross_entropy", specs.pick, site};
+  const detail::Calling op{"cross_entropy", specs.pick, site};
   // The derivative is that of the whole, below.
   const Tensor<D, S> x(detail::stopped(*logits.value()));
   const auto highest = all_reduce_max<specs.reduce>(x, site);

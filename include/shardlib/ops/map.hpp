@@ -151,6 +151,14 @@ struct MapLoops {
   }
 
  private:
+  /// The derivative by input `at`; of a result that depends on none, such as `1.0`, zero.
+  template <class Y>
+  static scalar_of<R> slope(const Y& y, std::size_t at) {
+    if constexpr (is_jet<Y>)
+      return y.by[at];
+    else
+      return 0;
+  }
   // Functors, not lambdas: g++ 12 loses parameter packs that lambdas capture.
   struct Forward {
     F f;
@@ -160,7 +168,7 @@ struct MapLoops {
   struct PullOne {
     F f;
     void operator()(const R& c, const D&... in, DI& g) const {
-      g = static_cast<DI>(load(c) * dual<1>(std::index_sequence_for<D...>{}, in...).by[0]);
+      g = static_cast<DI>(load(c) * slope(dual<1>(std::index_sequence_for<D...>{}, in...), 0));
     }
     template <std::size_t One, std::size_t... K>
     auto dual(std::index_sequence<K...>, const D&... in) const {
@@ -173,7 +181,7 @@ struct MapLoops {
     template <std::size_t... K>
     void run(std::index_sequence<K...>, const R& c, const D&... in, D&... g) const {
       const auto y = f(dual_input<N, static_cast<int>(K)>(in)...);
-      ((g = static_cast<D>(load(c) * y.by[K])), ...);
+      ((g = static_cast<D>(load(c) * slope(y, K))), ...);
     }
   };
 
@@ -220,12 +228,39 @@ Out map_as(const OpInfo& op, F f, const X&... x) {
   return Out(Loops::record(op, parsed<Out::spec>, parsed<Ct::spec>, f, {x.value()...}, sums));
 }
 
+/// A user's function, which sees numbers of ours also where there is no derivative: `exp` is then never that of C.
+template <class F>
+struct OnNumbers {
+  F f;
+  template <class... X>
+  auto operator()(const X&... x) const {
+    return plain(f(number(x)...));
+  }
+
+ private:
+  template <class X>
+  static auto number(const X& x) {
+    if constexpr (real<X>)
+      return Jet<X, 0>(x);
+    else
+      return x;  // with a derivative, or no floating number
+  }
+  template <class T>
+  static T plain(const Jet<T, 0>& y) {
+    return y.value;
+  }
+  template <class Y>
+  static Y plain(const Y& y) {
+    return y;
+  }
+};
+
 template <class R>
   requires any_result<R>
 struct map_hook<R> {
   template <class F, class... X>
-  static R run(const F& f, const X&... x) {
-    return map_as<"map", R>(OpInfo{"map", {}, {}}, f, x...);
+  static R run(const F& f, const Site& site, const X&... x) {
+    return map_as<"map", R>(Calling{"map", {}, site}, OnNumbers<F>{f}, x...);
   }
 };
 

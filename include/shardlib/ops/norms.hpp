@@ -47,7 +47,7 @@ template <Op Dim, dtype D, Spec S>
 auto softmax(const Tensor<D, S>& x, Site site) -> Tensor<detail::after_t<detail::is_float<"softmax", D>, D>,
                                                          detail::result_of<rules::along, Op("softmax"), Dim, S>> {
   return detail::normalise<"softmax", Dim, true>(
-      detail::OpInfo{"softmax", Dim, site}, x,
+      detail::Calling{"softmax", Dim, site}, x,
       [](const Exec& exec, const D* in, detail::Along a, D* y) {
         kernels::softmax(exec, in, y, a.outer, a.n, a.inner, a.padding);
       },
@@ -61,7 +61,7 @@ auto rms_norm(const Tensor<D, S>& x, double epsilon, Site site)
     -> Tensor<detail::after_t<detail::is_float<"rms_norm", D>, D>,
               detail::result_of<rules::along, Op("rms_norm"), Dim, S>> {
   return detail::normalise<"rms_norm", Dim, false>(
-      detail::OpInfo{"rms_norm", Dim, site}, x,
+      detail::Calling{"rms_norm", Dim, site}, x,
       [epsilon](const Exec& exec, const D* in, detail::Along a, D* y) {
         kernels::rms_norm(exec, in, y, a.outer, a.n, a.inner, epsilon, a.padding);
       },
@@ -75,7 +75,7 @@ auto layer_norm(const Tensor<D, S>& x, double epsilon, Site site)
     -> Tensor<detail::after_t<detail::is_float<"layer_norm", D>, D>,
               detail::result_of<rules::along, Op("layer_norm"), Dim, S>> {
   return detail::normalise<"layer_norm", Dim, false>(
-      detail::OpInfo{"layer_norm", Dim, site}, x,
+      detail::Calling{"layer_norm", Dim, site}, x,
       [epsilon](const Exec& exec, const D* in, detail::Along a, D* y) {
         kernels::layer_norm(exec, in, y, a.outer, a.n, a.inner, epsilon, a.padding);
       },
@@ -144,7 +144,7 @@ X rotate(const OpInfo& op, const X& x, double base, std::int64_t offset, double 
 template <Op Length, Op Dim, dtype D, Spec S>
 auto rope(const Tensor<D, S>& x, double base, std::int64_t offset, Site site)
     -> Tensor<detail::after_t<detail::is_float<"rope", D>, D>, detail::result_of<rules::rope, Length, Dim, S>> {
-  const detail::OpInfo op{"rope", Dim, site};
+  const detail::Calling op{"rope", Dim, site};
   if (const DimSize size = x.value()->global[detail::parsed<S>.find(Dim)]; size.is_padded())
     detail::fail_padded(op, *x.device(), std::string_view(Dim), size,
                         "rotary embedding pairs its halves, which padding would move; choose a size that needs none");

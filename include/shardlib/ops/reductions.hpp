@@ -65,7 +65,7 @@ template <Op O, dtype D, Spec S>
 auto sum(const Tensor<D, S>& x, Site site)
     -> Tensor<detail::after_t<detail::is_reduced<"sum", D>, D>, detail::result_of<rules::sum, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::sum, O, S>>;
-  const detail::OpInfo op{"sum", O, site};
+  const detail::Calling op{"sum", detail::full_op<"sum", O, S>, site};
   return detail::record_unary<"sum", Out>(
       op, x, detail::kept_sizes(*x.value(), detail::parsed<Out::spec>), detail::sum_kernel<D>,
       detail::vjp(x, detail::save(), [](const auto& ct, const detail::GlobalSizes& global) {
@@ -93,14 +93,14 @@ auto mean(const Tensor<D, S>& x, Site site)
   std::int64_t n = 1;
   for (int i = 0; i < x.value()->global.size(); ++i)
     if (removed[static_cast<std::size_t>(i)]) n *= x.value()->global.logical[i];
-  return sum<O>(x, site) / static_cast<double>(n);
+  return sum<O>(x, site) / detail::LocatedNumber(static_cast<double>(n), site);
 }
 
 template <Op O, dtype D, Spec S>
 auto max(const Tensor<D, S>& x, Site site)
     -> Tensor<detail::after_t<detail::is_reduced<"max", D>, D>, detail::result_of<rules::local_max, Op("max"), O, S>> {
   using Out = Tensor<D, detail::result_of<rules::local_max, Op("max"), O, S>>;
-  const detail::OpInfo op{"max", O, site};
+  const detail::Calling op{"max", detail::full_op<"max", O, S>, site};
   if (x.value()->slot)
     throw Error(op.describe() + ": a maximum has no derivative here; take stop_gradient of the operand first (" +
                 x.device()->describe() + ")");
@@ -111,7 +111,7 @@ auto max(const Tensor<D, S>& x, Site site)
 template <Op O, dtype D, Spec S>
 auto argmax(const Tensor<D, S>& x, Site site) -> Tensor<i32, detail::result_of<rules::local_max, Op("argmax"), O, S>> {
   using Out = Tensor<i32, detail::result_of<rules::local_max, Op("argmax"), O, S>>;
-  const detail::OpInfo op{"argmax", O, site};
+  const detail::Calling op{"argmax", detail::full_op<"argmax", O, S>, site};
   const auto kernel = [](const detail::Value& in, const detail::Value& out) {
     const auto removed = detail::removed_dims(*in.spec, *out.spec);  // exactly one, by the rule
     const auto dim = std::ranges::find(removed, true) - removed.begin();
@@ -127,7 +127,7 @@ auto argmax(const Tensor<D, S>& x, Site site) -> Tensor<i32, detail::result_of<r
 template <Op O, dtype D, Spec S>
 auto broadcast(const Tensor<D, S>& x, Sizes sizes, Site site) -> Tensor<D, detail::result_of<rules::broadcast, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::broadcast, O, S>>;
-  const detail::OpInfo op{"broadcast", O, site};
+  const detail::Calling op{"broadcast", detail::full_op<"broadcast", O, S>, site};
   detail::Bindings names(op, x.device());
   names.bind(*x.value());
   for (const NamedSize& given : sizes) names.bind(given);

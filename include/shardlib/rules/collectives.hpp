@@ -179,6 +179,15 @@ constexpr Verdict shift(std::string_view spec, std::string_view axis, std::strin
   return {to_string(parsed.spec), {}};
 }
 
+/// shift<over<"t">>(x, k): the axis alone.
+constexpr Verdict shift_over(std::string_view op, std::string_view x) {
+  const auto axis = over_axes(op);
+  if (axis.empty())
+    return {Text(x),
+            title_of("shift", op) + ": write the axis whose ring the blocks pass round, `shift<over<\"t\">>(x, k)`"};
+  return shift(x, axis, x);
+}
+
 /// slice<"A -> A/t">: R -> S. Each device keeps its block; no traffic.
 constexpr Verdict slice(std::string_view op, std::string_view x) {
   const Call call = parse_call("slice", op, x);

@@ -35,6 +35,11 @@ constexpr Text title_of(std::string_view name, std::string_view spec) {
   return Text(name) + "<" + quoted(spec) + ">";
 }
 
+/// The axes of `over<"d t">`, whose text is "over<d t>", as no spec is; empty for other texts.
+constexpr std::string_view over_axes(std::string_view op) {
+  return op.starts_with("over<") && op.ends_with(">") ? op.substr(5, op.size() - 6) : std::string_view();
+}
+
 constexpr const char* describe(State::Kind kind) {
   return kind == State::replicated ? "replicated" : kind == State::sharded ? "sharded" : "partial";
 }
@@ -158,9 +163,85 @@ constexpr Call parse_call(std::string_view name, std::string_view op, int operan
   return call;
 }
 
+/// The op spec of an op of one operand that is written as its result alone, "M F/t", or as the axes that it acts over,
+/// "over<d>"; one that is written in full stays as it is. `why`: the axes do not say the result of this operand.
+struct Completed {
+  OpParts op;  ///< of views into `op` and `x`
+  Text why;
+};
+constexpr Completed complete(std::string_view name, std::string_view op, std::string_view x) {
+  if (detail::find(op, "->") != detail::npos) return {parse_op(op), {}};
+  const auto over = over_axes(op);
+  const TensorSpec in = parse_tensor(x).spec, axes = parse_tensor(over).spec;
+  Completed result;
+  result.op.in.push_back(in);
+  if (over.empty()) {
+    const ParsedTensor out = parse_tensor(op);
+    result.op.out = out.spec;
+    result.op.error = out.error;
+    return result;
+  }
+  const auto fail = [&](const Text& why) {
+    result.op.error = why;
+    result.why = Text(name) + "<" + op + "> of " + quoted(x) + ": " + why;
+    return result;
+  };
+  TensorSpec out = in;
+  for (const Dim& dim : axes.dims)
+    if (dim.is_integer() || !dim.axes.empty() || dim.bracketed || !axes.partial.empty())
+      return fail("write the names of axes, separated by spaces: `over<\"d t\">`");
+  for (const Dim& axis : axes.dims) {
+    const State state = in.state(axis.name);
+    const Text is = "the operand is " + describe(in, axis.name);
+    if (name == "all_gather" && state.kind != State::sharded)
+      return fail(is + ", so there is nothing to gather over it" +
+                  (state.kind == State::partial ? "; take `all_reduce` for a pending sum (communicates)"
+                                                : "; drop the gather"));
+    if (name == "all_reduce" && state.kind != State::partial)
+      return fail(is +
+                  ": no sum over it is pending, and to reduce a value twice multiplies it by the size of the axis; "
+                  "drop the all_reduce");
+    if (name == "to_partial" && state.kind != State::replicated)
+      return fail(is + ", and only a replicated value can become a summand");
+    if (name == "all_reduce") out.partial.erase(out.partial.find(axis.name));
+    if (name == "to_partial") out.add_partial(axis.name);
+  }
+  if (name != "all_gather" && name != "all_reduce" && name != "to_partial")
+    return fail("the axis does not say which dims the result has; write the result, " +
+                quoted(Text(name) + "<\"...\">(x)"));
+  // A gather takes the last axes of a dim.
+  for (int i = 0; name == "all_gather" && i < out.rank(); ++i) {
+    Dim& dim = out.dims[i];
+    while (!dim.axes.empty() && axes.has(dim.axes[dim.axes.size() - 1])) dim.axes.erase(dim.axes.size() - 1);
+    for (auto axis : dim.axes)
+      if (axes.has(axis))
+        return fail("dim " + quoted(to_string(in.dims[i])) + " is sharded over " + dim.axes[dim.axes.size() - 1] +
+                    " last, and a gather takes the last axes of a dim; gather that axis too, or first");
+  }
+  result.op.out = out;
+  return result;
+}
+/// The op spec in full, as a text.
+constexpr Text completed(std::string_view name, std::string_view op, std::string_view x) {
+  const Completed full = complete(name, op, x);
+  return full.op.error.empty() ? to_string(full.op) : Text(op);
+}
+
 /// Parses the op spec of an op of one operand and checks the operand against it.
 constexpr Call parse_call(std::string_view name, std::string_view op, std::string_view x) {
-  Call call = parse_call(name, op, 1);
+  Call call;
+  if (detail::find(op, "->") != detail::npos) {
+    call = parse_call(name, op, 1);
+  } else {
+    const Completed full = complete(name, op, x);
+    call.op = full.op;
+    call.title = title_of(name, full.op.error.empty() ? to_string(full.op) : Text(op));
+    call.why = full.why;
+    if (call.why.empty() && !full.op.error.empty())
+      call.why = call.title + ": " + full.op.error;
+    else if (call.why.empty() && detail::find(op, "[") != detail::npos)
+      call.why = call.title + ": brackets belong in the op spec of index_unreduced only";
+  }
   if (!call.why.empty()) return call;
   const TensorSpec is = parse_tensor(x).spec, &in = call.op.in[0], &out = call.op.out;
   if (is == in) return call;
@@ -201,78 +282,6 @@ constexpr Verdict assign(DType to_dtype, std::string_view to, DType from_dtype, 
   return {{}, why};
 }
 
-/// One dtype in all operands, of a kind that the op computes with: nothing is promoted silently.
-constexpr Verdict same_dtype(std::string_view op, DType a, DType b) {
-  if (a == b) {
-    const bool logical = op.starts_with("logical_"), arithmetic = op.size() == 1;
-    if (logical && a != DType::bool_)
-      return {{}, Text(op) + ": the operands are " + name(a) + ", not bool_; compare them first, e.g. `not_equal`"};
-    if (arithmetic && a == DType::bool_)
-      return {{}, Text(op) + ": the operands are bool_, which has no arithmetic; write `cast<f32>` of them first"};
-    return {};
-  }
-  return {{},
-          Text(op) + ": the operands are " + name(a) + " and " + name(b) +
-              ", and no dtype is promoted silently; write " + quoted(Text("cast<") + name(a) + ">") +
-              " of the second or " + quoted(Text("cast<") + name(b) + ">") + " of the first"};
-}
-
-/// The dtype of an op that computes with floating numbers only.
-constexpr Verdict floating_dtype(std::string_view op, DType x) {
-  if (is_floating(x)) return {};
-  if (op.starts_with("random_"))
-    return {{}, Text(op) + ": random numbers are floating, not " + name(x) + "; draw f32 and `cast` them"};
-  return {{}, Text(op) + ": the operand is " + name(x) + ", not floating; write `cast<f32>` of it first"};
-}
-
-/// The dtype of an op of a tensor and a number, and of negation.
-constexpr Verdict arithmetic_dtype(std::string_view op, DType x) {
-  if (x != DType::bool_) return {};
-  return {{}, Text(op) + ": the operand is bool_, which has no arithmetic; write `cast<f32>` of it first"};
-}
-
-/// The dtype of what is summed, or otherwise reduced, on a device or over devices.
-constexpr Verdict reduced_dtype(std::string_view op, DType x) {
-  if (x != DType::bool_ && x != DType::u8) return {};
-  return {{}, Text(op) + ": the operand is " + name(x) + ", which is not reduced; write `cast<i32>` of it first"};
-}
-
-/// The dtype in which reduce_scatter and all_reduce sum over devices: the operand's, but f32 for bf16, which is stated.
-constexpr Verdict sum_dtype(std::string_view op, DType x, DType sum) {
-  const DType right = x == DType::bf16 ? DType::f32 : x;
-  if (sum == right) return {};
-  const Text form = Text(op) + "<\"...\", " + name(right) + ">";
-  return {{},
-          Text(op) + ": " + name(x) + " is not summed in " + name(sum) + "; write `" + form +
-              (x == DType::bf16 ? "`: bf16 on the wire, an f32 sum, one rounding" : "`, or leave the dtype out")};
-}
-
-/// The dtype of indices into a table.
-constexpr Verdict index_dtype(std::string_view op, DType indices) {
-  if (indices == DType::i32 || indices == DType::u32) return {};
-  return {{}, Text(op) + ": the indices are " + name(indices) + ", not i32 or u32; write `cast<i32>` of them first"};
-}
-
-/// The dtype of the condition of where and masked.
-constexpr Verdict condition_dtype(std::string_view op, DType condition) {
-  if (condition == DType::bool_) return {};
-  return {{},
-          Text(op) + ": the condition is " + name(condition) + ", not bool_; compare it first, e.g. `greater(x, 0.0)`"};
-}
-
-/// The dtypes of an einsum: floating operands; the result is theirs, or bf16 for f32 (in which bf16 is summed too).
-constexpr Verdict einsum_dtype(DType operands, DType result) {
-  const Text title("einsum_unreduced: ");
-  if (!is_floating(operands))
-    return {{}, title + "the operands are " + name(operands) + ", not floating; write `cast<f32>` of them first"};
-  const bool summed_in_f32 = operands == DType::bf16 || operands == DType::f32;
-  if (result == operands || (summed_in_f32 && (result == DType::bf16 || result == DType::f32))) return {};
-  return {{},
-          title + "the sums of " + name(operands) + " cannot be had as " + name(result) + ", only as " +
-              (summed_in_f32 ? "f32 or bf16" : "f64") + "; write " + quoted(Text("cast<") + name(result) + ">") +
-              " of the result or of the operands"};
-}
-
 /// An op of one operand, or of two, that was called without its op spec.
 constexpr Verdict no_op_spec(std::string_view op, std::string_view x) {
   return {{},
@@ -285,6 +294,14 @@ constexpr Verdict no_op_spec2(std::string_view op, std::string_view x, std::stri
               quoted(Text(op) + "<\"" + x + ", " + y + " -> result\">(x, y)")};
 }
 
+/// einsum<"...">(x, y), which other libraries have.
+constexpr Verdict no_einsum(std::string_view op, std::string_view, std::string_view) {
+  return {
+      {},
+      "einsum: the product is " + quoted(Text("einsum_unreduced<\"") + op + "\">(x, y)") +
+          ", which leaves sums over devices pending, spelled `+axis` in its result; take them with `reduce_scatter` or "
+          "`all_reduce` afterwards (communicate)"};
+}
 
 /// Why the pending sums of a result differ from the operand's, in an op that leaves them alone.
 constexpr Text other_sums(const TensorSpec& in, const TensorSpec& out) {

@@ -111,12 +111,12 @@ constexpr Verdict weight(std::string_view mesh, DType dtype, std::string_view x)
   return verdict;
 }
 
-/// value_and_grad: why the function does not take the weights and `args` more arguments. It has `parameters` of them (-1:
-/// that cannot be told), of which number `at` (-1: none) is declared otherwise than what it is given.
+/// value_and_grad: why the function does not take the weights and `args` more arguments. It has `parameters` of them
+/// (-1: that cannot be told), of which number `at` (-1: none) is declared otherwise than what it is given.
 constexpr Verdict callable(int args, int parameters, int at, bool not_const, std::string_view declared,
                            std::string_view given) {
-  const Text title("value_and_grad: "), form(
-      "write value_and_grad(mesh, f, weights, arguments...) for f(weights, arguments...)");
+  const Text title("value_and_grad: "),
+      form("write value_and_grad(mesh, f, weights, arguments...) for f(weights, arguments...)");
   const Text arguments = number(args) + (args == 1 ? " more argument" : " more arguments");
   const Text parameter = title + "parameter " + number(at + 1) + " of the function, ";
   if (parameters < 0)
@@ -132,6 +132,25 @@ constexpr Verdict callable(int args, int parameters, int at, bool not_const, std
   return {{},
           parameter + (at == 0 ? Text("the weights") : "argument " + number(at)) + ", is " + quoted(declared) +
               ", but is given " + quoted(given) + "; " + form};
+}
+
+/// map: the function takes one number for each operand.
+constexpr Verdict map_function(bool takes_numbers, bool takes_plain_numbers) {
+  if (takes_numbers) return {};
+  return {{},
+          takes_plain_numbers
+              ? "map: the function takes plain numbers, which have no derivative; write `auto` for the types of its "
+                "parameters"
+              : "map: the function does not take one number for each operand, in their order"};
+}
+
+/// A number that the function of a map makes a plain one.
+constexpr Verdict plain_number(bool is_plain) {
+  if (!is_plain) return {};
+  return {
+      {},
+      "map: a number of the function becomes a plain one here, which has no derivative; call exp, log, pow, maximum "
+      "and the like without std::, write `x > 0` in place of `if (x)`, and cast no number"};
 }
 
 /// A function that is called again in the backward pass.
@@ -163,14 +182,15 @@ constexpr Verdict owned_argument(std::string_view op, bool is_owned, std::string
 enum class NoTree { no_struct, not_public, bases, fields };
 constexpr Verdict tree(std::string_view op, bool is_tree, std::string_view type, NoTree why) {
   if (is_tree) return {};
-  return {{},
-          Text(op) + ": " + quoted(type) + " is no tree of tensors: " +
-              (why == NoTree::no_struct    ? "it is not a struct"
-               : why == NoTree::not_public ? "it has private members, a constructor or a virtual function"
-               : why == NoTree::bases      ? "it has a base class"
-                                           : "it has no fields, or more than 23") +
-              "; a tree is a tensor, an Array of trees, or a plain struct of 1 to 23 trees (nest structs for more), all "
-              "public"};
+  return {
+      {},
+      Text(op) + ": " + quoted(type) + " is no tree of tensors: " +
+          (why == NoTree::no_struct    ? "it is not a struct"
+           : why == NoTree::not_public ? "it has private members, a constructor or a virtual function"
+           : why == NoTree::bases      ? "it has a base class"
+                                       : "it has no fields, or more than 23") +
+          "; a tree is a tensor, an Array of trees, or a plain struct of 1 to 23 trees (nest structs for more), all "
+          "public"};
 }
 
 /// A field of a struct of tensors that is none, and holds none.
@@ -179,6 +199,41 @@ constexpr Verdict no_tree_field(std::string_view field) {
           "the field " + quoted(field) +
               " of a struct of tensors is no tensor, Array or struct of them; keep it elsewhere, as in an argument of "
               "its own"};
+}
+
+/// AdamW: the gradient of a weight, in the weight's spec; both moments have the weight's type.
+constexpr Verdict update(DType weight_dtype, std::string_view weight, bool moments_fit, DType gradient_dtype,
+                         std::string_view gradient) {
+  const Text p = quoted(Text(name(weight_dtype)) + "[" + weight + "]");
+  const Text g = quoted(Text(name(gradient_dtype)) + "[" + gradient + "]");
+  if (weight_dtype != DType::f32)
+    return {{},
+            "AdamW: the weight " + p + " is not f32; keep the weights in f32, and give AdamW copies in another dtype"};
+  if (!moments_fit) return {{}, "AdamW: a moment of the weight " + p + " has another type; make it with `zeros_like`"};
+  if (gradient_dtype != DType::f32 && gradient_dtype != DType::bf16)
+    return {{}, "AdamW: the gradient " + g + " of the weight " + p + " is neither f32 nor bf16; `cast` it"};
+  const TensorSpec is = parse_tensor(gradient).spec, due = parse_tensor(weight).spec;
+  if (is == due) return {};
+  const Text why = "AdamW: the gradient " + g + " of the weight " + p + " ";
+  if (is.dims == due.dims && due.partial.empty())
+    return {
+        {},
+        why + "is partial over " + is.partial[0] +
+            "; take the sums with `reduce_gradients(mesh, grads)`, once, after those over microbatches (communicates)"};
+  return {{}, why + "has another spec: " + difference(is, due)};
+}
+
+/// global_norm: each element of a leaf counts once.
+constexpr Verdict norm_leaf(DType dtype, std::string_view x) {
+  const TensorSpec spec = parse_tensor(x).spec;
+  const Text leaf = "global_norm: the leaf " + quoted(Text(name(dtype)) + "[" + x + "]");
+  if (dtype != DType::f32 && dtype != DType::bf16) return {{}, leaf + " is neither f32 nor bf16; `cast` it"};
+  if (!spec.partial.empty())
+    return {{},
+            leaf + " is partial over " + spec.partial[0] +
+                ", and the norm of a sum is not that of its parts; take the sums first, of gradients with "
+                "`reduce_gradients(mesh, grads)` (communicates)"};
+  return {};
 }
 
 /// item(x): a scalar, the same on every device.

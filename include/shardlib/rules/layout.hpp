@@ -5,22 +5,90 @@
 
 namespace shardlib::rules {
 
-/// concat<"L">(a, b): linear; the dim unsharded, the other dims equal.
-constexpr Verdict concat(std::string_view dim, std::string_view a, std::string_view b) {
-  const Text title = title_of("concat", dim) + ": ";
-  const auto in = detail_::parse_all(a, b);
-  if (!(in[0] == in[1])) {
-    const Text advice = conversion(in[1], in[0]);
-    return {{},
-            title + "the second operand, " + quoted(b) + ", must have the spec of the first, " + quoted(a) + ": " +
-                difference(in[1], in[0]) + (advice.empty() ? "" : "; ") + advice};
+namespace detail_ {
+/// The dim along which concat puts an operand: whole on each device, and named.
+constexpr Text concat_dim(const TensorSpec& x, std::string_view dim) {
+  if (const Text why = unsharded(x, dim); !why.empty()) return why;
+  if (x.dims[x.find(dim)].is_integer())
+    return "an integer dim has one exact size; name it first, " + quoted("rename<\"" + Text(dim) + " -> name\">");
+  return {};
+}
+}  // namespace detail_
+
+/// concat<"L1, L2 -> L">(a, b): linear; the dim unsharded, the other dims equal. Each of the three has a name of its
+/// own, since a name has one size.
+constexpr Verdict concat(std::string_view op, std::string_view a, std::string_view b) {
+  const Text form = "write the dim's name in each operand and in the result, `concat<\"L1, L2 -> L\">(a, b)`";
+  if (detail::find(op, "->") == detail::npos) return {{}, title_of("concat", op) + ": " + form};
+  const Call call = parse_call("concat", op, 2);
+  if (!call.why.empty()) return {{}, call.why};
+  const auto fail = [&](const Text& why) { return Verdict{{}, call.title + ": " + why}; };
+  for (const TensorSpec* side : {&call.op.in[0], &call.op.in[1], &call.op.out})
+    if (side->rank() != 1 || !side->partial.empty() || !side->dims[0].axes.empty())
+      return fail(form + ", without axes");
+  TensorSpec in[2] = {parse_tensor(a).spec, parse_tensor(b).spec};
+  const std::string_view to = call.op.out.dims[0].name;
+  for (int i = 0; i < 2; ++i) {
+    const std::string_view from = call.op.in[i].dims[0].name;
+    if (const Text why = detail_::concat_dim(in[i], from); !why.empty()) return fail(why);
+    if (from == to)
+      return fail(
+          "the result's dim is longer than those of the operands, and a name has one size; give it another name "
+          "than " +
+          quoted(to));
+    if (in[i].has(to)) return fail("the operand " + quoted(i == 0 ? a : b) + " already has a dim " + quoted(to));
+    Dim& dim = in[i].dims[in[i].find(from)];
+    dim.name = to;
+    dim.integer = -1;
   }
-  if (const Text why = detail_::unsharded(in[0], dim); !why.empty()) return {Text(a), title + why};
-  if (in[0].dims[in[0].find(dim)].is_integer())
-    return {
-        {},
-        title + "an integer dim has one exact size; name it first, " + quoted("rename<\"" + Text(dim) + " -> name\">")};
-  return {Text(a), {}};
+  if (call.op.out.dims[0].is_integer())
+    return fail("the result's dim gets its size from the operands'; give it a name");
+  if (!(in[0] == in[1])) {
+    TensorSpec wanted = in[0];
+    wanted.dims[wanted.find(to)] = call.op.in[1].dims[0];
+    const Text advice = conversion(parse_tensor(b).spec, wanted);
+    return fail("the second operand, " + quoted(b) + ", must have the other dims of the first, " + quoted(a) + ": " +
+                difference(in[1], in[0]) + (advice.empty() ? "" : "; ") + advice);
+  }
+  return {to_string(in[0]), {}};
+}
+
+/// transpose(x): the dims in reverse order. transpose<"A", "B">(x): two dims in each other's place.
+constexpr Verdict transpose(std::string_view x) {
+  TensorSpec out = parse_tensor(x).spec;
+  const TensorSpec in = out;
+  for (int i = 0; i < in.rank(); ++i) out.dims[i] = in.dims[in.rank() - 1 - i];
+  if (in.rank() < 2) return {Text(x), "transpose: `" + Text(x) + "` has fewer than two dims; drop the op"};
+  return {to_string(out), {}};
+}
+constexpr Verdict transpose2(std::string_view a, std::string_view b, std::string_view x) {
+  const Text title = Text("transpose<") + quoted(a) + ", " + quoted(b) + ">: ";
+  TensorSpec out = parse_tensor(x).spec;
+  const TensorSpec in = out;
+  for (auto name : {a, b})
+    if (!in.has(name)) return {Text(x), title + "the operand " + quoted(x) + " has no dim " + quoted(name)};
+  if (a == b) return {Text(x), title + "write two dims"};
+  out.dims[in.find(a)] = in.dims[in.find(b)];
+  out.dims[in.find(b)] = in.dims[in.find(a)];
+  return {to_string(out), {}};
+}
+
+/// stack<"S">(a, b): operands of one spec along a new dim, the first of the result.
+constexpr Verdict stack(std::string_view dim, std::string_view a, std::string_view b) {
+  const Text title = title_of("stack", dim) + ": ";
+  const TensorSpec in = parse_tensor(a).spec, other = parse_tensor(b).spec, name = parse_tensor(dim).spec;
+  if (!parse_tensor(dim).error.empty() || name.rank() != 1 || name.dims[0].is_integer() || !name.dims[0].axes.empty() ||
+      name.dims[0].bracketed)
+    return {{}, title + "write the name of the new dim, without axes"};
+  if (!(in == other)) {
+    const Text advice = conversion(other, in);
+    return {{},
+            title + "the operands are stacked as they are, but " + quoted(b) + " is not " + quoted(a) + ": " +
+                difference(other, in) + (advice.empty() ? "" : "; ") + advice};
+  }
+  if (in.has(dim)) return {{}, title + "the operand " + quoted(a) + " already has a dim " + quoted(dim)};
+  if (in.dims.full()) return {{}, title + "the result has more than " + number(max_dims) + " dims"};
+  return {Text(dim) + (a.empty() ? "" : " ") + a, {}};
 }
 
 /// rename<"L -> Klen">, rename<"A B -> C D">: free.
@@ -97,6 +165,12 @@ constexpr Verdict regroup(const char* op_name, std::string_view op, std::string_
     if (!many.dims[i].axes.empty())
       return fail("dim " + quoted(to_string(many.dims[i])) + " is sharded, but axes may stand on the major part " +
                   quoted(many.dims[0].name) + " only" + (merging ? "; `all_gather` it first (communicates)" : ""));
+  for (const Dim& dim : many.dims)
+    if (!dim.is_integer() && dim.name == one.dims[0].name)
+      return fail("dim " + quoted(dim.name) +
+                  " stands on both sides, with two sizes, and a name has one size; write another "
+                  "name for the " +
+                  (merging ? "result" : "part"));
   if (!(many.dims[0].axes == one.dims[0].axes))
     return fail(quoted(to_string(one.dims[0])) + " must have the axes of the major part " +
                 quoted(to_string(many.dims[0])));

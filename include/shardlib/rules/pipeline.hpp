@@ -34,13 +34,14 @@ constexpr Verdict stage_label(std::string_view stage_axis, std::string_view labe
 }
 
 /// Concat<"N", Tensor<f32, "B/d L">>: the spec of all microbatches together. A dim that the tensor has not is new, and
-/// first; along one that it has the rule of `concat` holds.
+/// first; one that it has is whole on each device, as for `concat`.
 constexpr Verdict concat_microbatches(std::string_view dim, std::string_view x) {
   const TensorSpec spec = parse_tensor(x).spec;
   if (spec.has(dim)) {
-    Verdict verdict = concat(dim, x, x);
+    Verdict verdict{Text(x), detail_::concat_dim(spec, dim)};
     if (!verdict.ok())
-      verdict.why = verdict.why + "; or keep the microbatches apart along a dim that the tensor has not, " +
+      verdict.why = "Concat<" + quoted(dim) + ">: " + verdict.why +
+                    "; or keep the microbatches apart along a dim that the tensor has not, " +
                     quoted("Concat<\"microbatch\", ...>");
     return verdict;
   }

@@ -24,6 +24,7 @@ namespace shardlib::run {
 struct Training {
   std::string data, validation_data, stream, tokenizer = "bytes", rows = "packed";
   std::string mesh;
+  std::string batch_axes = "d";  ///< of the program's mesh, those that shard the batch: "d" of "B/d", "x y" of "B/x/y"
   std::int64_t steps = 300, batch = 16, seq = 128, microbatches = 1;
   std::uint64_t seed = 0;
   double learning_rate = 3e-3, final_learning_rate = 0.1, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, clip = 1.0;
@@ -40,10 +41,16 @@ struct Training {
 /// Declares the options of a run: --data, --steps, --mesh, --run and the others.
 SHARDLIB_INLINE void declare(Options& options, Training& training);
 
-/// The mesh that was asked for, and without --mesh all ranks on d; axes that are left out have size 1. It becomes
-/// training.mesh, so that the stored configuration names it. Throws UsageError for axes that are not among `axes`
-/// ("d t"), or in another order.
+/// The mesh that was asked for, and without --mesh all ranks on the first of training.batch_axes; axes that are left
+/// out have size 1. It becomes training.mesh, so that the stored configuration names it. Throws UsageError for axes
+/// that are not among `axes` ("d t"), or in another order.
 [[nodiscard]] SHARDLIB_INLINE std::vector<AxisSize> chosen_mesh(Training& training, std::string_view axes);
+
+namespace detail {
+/// training.batch_axes as names. Throws UsageError for a name that the mesh has not.
+[[nodiscard]] SHARDLIB_INLINE std::vector<std::string> batch_axes(const std::vector<AxisSize>& mesh,
+                                                                  const Training& training);
+}  // namespace detail
 
 /// Prints the settings that are no defaults (Options::describe) where a run with a folder begins: by the first rank.
 SHARDLIB_INLINE void announce(const Options& options, const Training& training);
@@ -54,7 +61,7 @@ SHARDLIB_INLINE void announce(const Options& options, const Training& training);
 /// Prints, on the first rank, which of the model's dims the mesh makes more than a twentieth larger by padding.
 SHARDLIB_INLINE void note_padding(const std::vector<AxisSize>& mesh, const Sizes& sizes);
 
-/// Throws UsageError unless the batch divides into microbatches, and each of them over d.
+/// Throws UsageError unless the batch divides into microbatches, and each of them over training.batch_axes.
 SHARDLIB_INLINE void batch_must_divide(const std::vector<AxisSize>& mesh, const Training& training);
 
 /// What a run reads: made once in each process, and shared by its devices. With all empty, a program's steps get rows

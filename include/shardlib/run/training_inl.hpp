@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <sstream>
 
 #include "shardlib/io/file.hpp"
 #include "shardlib/io/token_files.hpp"
@@ -86,9 +87,37 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
   o.add("--temperature", t.sample.temperature, "of the draw; 0 takes the likeliest token", at_least(0));
 }
 
+namespace detail {
+
+SHARDLIB_INLINE std::vector<std::string> batch_axes(const std::vector<AxisSize>& mesh, const Training& t) {
+  std::vector<std::string> axes;
+  std::istringstream words(t.batch_axes);
+  for (std::string axis; words >> axis;) {
+    std::string names;
+    bool there = false;
+    for (const AxisSize& a : mesh) {
+      there = there || a.name == axis;
+      names += (names.empty() ? "" : " ") + a.name;
+    }
+    if (!there)
+      throw UsageError(
+          fmt::format("the batch is sharded over `{}`, says run::Training::batch_axes, but the program's mesh "
+                      "has the axes `{}`: name those of them that shard the batch",
+                      t.batch_axes, names));
+    axes.push_back(axis);
+  }
+  if (axes.empty())
+    throw UsageError("run::Training::batch_axes is empty: name the axes of the mesh that shard the batch");
+  return axes;
+}
+
+}  // namespace detail
+
 SHARDLIB_INLINE std::vector<AxisSize> chosen_mesh(Training& training, std::string_view axes) {
   const auto names = rules::mesh_axes(axes);
-  std::vector<AxisSize> given{{"d", world_size()}}, mesh;
+  std::vector<AxisSize> every, mesh;
+  for (const auto name : names) every.push_back({std::string(name), 1});
+  std::vector<AxisSize> given{{detail::batch_axes(every, training).front(), world_size()}};
   if (!training.mesh.empty()) given = parse_mesh(training.mesh);
   auto next = given.begin();
   for (const auto name : names) {
@@ -219,14 +248,18 @@ SHARDLIB_INLINE void batch_must_divide(const std::vector<AxisSize>& mesh, const 
       t.microbatches == 1 ? "--batch" : fmt::format("--batch {} / --microbatches {} =", t.batch, t.microbatches);
   const std::int64_t size = t.batch / t.microbatches;
   std::int64_t parts = 1;
-  for (const AxisSize& axis : mesh)
-    if (axis.name == "d") parts = axis.size;
+  std::string axes;
+  for (const std::string& name : detail::batch_axes(mesh, t)) {
+    for (const AxisSize& axis : mesh)
+      if (axis.name == name) parts *= axis.size;
+    axes += (axes.empty() ? "" : " * ") + name;
+  }
   if (size % parts == 0) return;
   std::int64_t fewer = parts - 1;
   while (size % fewer != 0) --fewer;
   throw UsageError(
-      fmt::format("{} {} does not divide over d = {} (mesh {}): choose a multiple of {}, or a mesh of d = {}", option,
-                  size, parts, to_string(mesh), parts, fewer));
+      fmt::format("{} {} does not divide over {} = {} (mesh {}): choose a multiple of {}, or a mesh of {} = {}", option,
+                  size, axes, parts, to_string(mesh), parts, axes, fewer));
 }
 
 SHARDLIB_INLINE void check_finite(const StepResult& result, std::int64_t step) {

@@ -39,10 +39,17 @@ inline double reduce(const std::shared_ptr<Device>& device, double value, Reduct
   return *received.as<double>();
 }
 
-/// The rows of a batch, or of a part of one, that each device of d has.
-inline std::int64_t rows_of_device(const Device& device, std::int64_t rows) {
-  return rows / device.size("d");
-}
+/// Which of how many equal parts of a batch is this device's.
+struct BatchPlace {
+  std::int64_t index = 0, parts = 1;
+
+  BatchPlace(const Device& device, const Training& training) {
+    for (const std::string& axis : batch_axes(device.axes(), training)) {
+      index = index * device.size(axis) + device.coordinate(axis);
+      parts *= device.size(axis);
+    }
+  }
+};
 
 /// One run on one device.
 class Loop {
@@ -53,6 +60,7 @@ class Loop {
        const std::string& configuration, const Program& program)
       : device_(device),
         training_(training),
+        place_(*device, training),
         data_(data),
         program_(program),
         speaks_(device->index() == 0),
@@ -177,21 +185,21 @@ class Loop {
   }
   /// This device's rows of one of `parts` parts of a batch.
   io::TokenBatch rows(const io::Loader& loader, std::int64_t step, std::int64_t part, std::int64_t parts) const {
-    const std::int64_t mine = rows_of_device(*device_, training_.batch / parts);
-    return loader.rows(step, part * training_.batch / parts + device_->coordinate("d") * mine, mine);
+    const std::int64_t mine = training_.batch / parts / place_.parts;
+    return loader.rows(step, part * training_.batch / parts + place_.index * mine, mine);
   }
   /// Microbatches of training, numbered through.
   io::Prefetcher::Make reader() const {
     const std::int64_t parts = training_.microbatches;
     if (data_.train) return [this, parts](std::int64_t i) { return rows(*data_.train, i / parts, i % parts, parts); };
-    const std::int64_t size = training_.batch / parts, mine = rows_of_device(*device_, size);
+    const std::int64_t size = training_.batch / parts, mine = size / place_.parts;
     if (training_.stream.empty())
       return [this, mine](std::int64_t) { return io::detail::empty_rows(mine, training_.seq); };
     const auto stream = std::make_shared<io::TextStream>(
         training_.stream,
         io::StreamOptions{size, training_.seq, training_.seed, io::TextOptions{data_.tokenizer, false},
                           static_cast<std::uint32_t>(data_.vocabulary)},
-        device_->coordinate("d") * mine, mine);
+        place_.index * mine, mine);
     return [stream](std::int64_t) { return stream->next(); };
   }
 
@@ -200,7 +208,7 @@ class Loop {
   double share_loss(std::span<io::TokenBatch> parts) const {
     double mine = 0;
     for (const io::TokenBatch& rows : parts) mine += std::accumulate(rows.weights.begin(), rows.weights.end(), 0.0);
-    const std::int64_t copies = device_->count() / device_->size("d");  // all devices at one place of d have these rows
+    const std::int64_t copies = device_->count() / place_.parts;  // devices that have the same rows
     const double tokens = reduce(device_, mine, Reduction::sum) / static_cast<double>(copies);
     for (io::TokenBatch& rows : parts)
       for (float& weight : rows.weights) weight = static_cast<float>(weight / tokens);
@@ -277,6 +285,7 @@ class Loop {
 
   std::shared_ptr<Device> device_;
   const Training& training_;
+  const BatchPlace place_;
   const Data& data_;
   const Program& program_;
   bool speaks_;
@@ -289,7 +298,7 @@ class Loop {
 
 /// What `train` reports in a dry run: one step, counted.
 inline Plan plan_step(const std::shared_ptr<Device>& device, const Training& t, const Program& program) {
-  const std::int64_t rows = rows_of_device(*device, t.batch / t.microbatches);
+  const std::int64_t rows = t.batch / t.microbatches / BatchPlace(*device, t).parts;
   const std::vector parts(static_cast<std::size_t>(t.microbatches), io::detail::empty_rows(rows, t.seq));
   Plan plan = count_step(device, [&] { program.step(parts, 0, t.learning_rate); });
   plan.parameters = program.parameters;

@@ -58,9 +58,8 @@ struct value_and_gradient<M, W, Tensor<D, S>, Auxiliary...> {
   static_assert(all_leaves<W>([]<class E, Spec T>(std::type_identity<Tensor<E, T>>) {
     return checked<rules::weight, M::axes, dtype_v<E>, T>::ok;
   }));
-  using type =
-      std::conditional_t<sizeof...(Auxiliary) == 0, std::pair<Tensor<D, S>, gradient_t<M, W>>,
-                         std::tuple<Tensor<D, S>, gradient_t<M, W>, Auxiliary...>>;
+  using type = std::conditional_t<sizeof...(Auxiliary) == 0, std::pair<Tensor<D, S>, gradient_t<M, W>>,
+                                  std::tuple<Tensor<D, S>, gradient_t<M, W>, Auxiliary...>>;
 };
 template <class M, class W, class L, class A>
 struct value_and_gradient<M, W, std::pair<L, A>> : value_and_gradient<M, W, L, A> {};
@@ -85,8 +84,8 @@ struct differentiated {
 };
 template <class M, class F, class W, class... Args>
 struct differentiated<true, M, F, W, Args...> {
-  using returned = typename returned_by<std::is_invocable_v<F&, const W&, const Args&...>, std::remove_cvref_t<F>, W,
-                                        Args...>::type;
+  using returned =
+      typename returned_by<std::is_invocable_v<F&, const W&, const Args&...>, std::remove_cvref_t<F>, W, Args...>::type;
   using type = typename value_and_gradient<M, W, returned>::type;
 };
 template <class M, class F, class W, class... Args>
@@ -142,8 +141,7 @@ auto save_for_backward(const Tensor<D, S>& x, Site site = Site::current()) -> Te
 /// nothing, or numbers by value. `x = prefetch(x, gathers, w.layers, i)`
 template <dtype D, Spec S, class F, Spec N, class Layer>
 auto prefetch(const Tensor<D, S>& x, const F& gathers, const Array<N, Layer>& layers, std::size_t next,
-              Site site = Site::current())
-    -> std::enable_if_t<detail::owned_function<"prefetch", F>, Tensor<D, S>> {
+              Site site = Site::current()) -> std::enable_if_t<detail::owned_function<"prefetch", F>, Tensor<D, S>> {
   return detail::prefetch_hook<Tensor<D, S>>::run(x, gathers, layers, next, site);
 }
 

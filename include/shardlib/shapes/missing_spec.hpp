@@ -31,4 +31,11 @@ SHARDLIB_NEEDS_OP_SPEC(einsum_unreduced)
 SHARDLIB_NEEDS_OP_SPEC(index_unreduced)
 #undef SHARDLIB_NEEDS_OP_SPEC
 
+/// There is no `einsum` that communicates by itself.
+template <Op O, dtype D, Spec S, dtype E, Spec T>
+auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y) -> Tensor<D, detail::result_of<rules::no_einsum, O, S, T>>;
+template <dtype D, Spec S, dtype E, Spec T>
+auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y)
+    -> Tensor<D, detail::result_of<rules::no_einsum, Op("..."), S, T>>;
+
 }  // namespace shardlib

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <concepts>
-#include <source_location>
 #include <type_traits>
 
 #include "shardlib/scalar.hpp"
@@ -10,8 +9,9 @@
 
 namespace shardlib {
 
-/// Where an op was called: for messages and for the report of what is kept for the backward pass.
-using Site = std::source_location;
+/// States the dtype in which the backward pass sums over devices: `all_gather<"M/d -> M", backward_sum<f32>>(w)`
+template <dtype D>
+struct backward_sum {};
 
 namespace detail {
 
@@ -36,14 +36,29 @@ struct mapped<Returned, D...> {
   using type = std::conditional_t<among<f64>, f64,
                                   std::conditional_t<among<f32>, f32, std::conditional_t<among<bf16>, bf16, Returned>>>;
 };
+template <class T, class... D>
+struct mapped<Jet<T, 0>, D...> : mapped<T, D...> {};
+/// What the function of a map sees of an element.
+template <class D>
+using number_of = std::conditional_t<floating<D>, Jet<scalar_of<D>, 0>, scalar_of<D>>;
 template <class F, class... D>
 struct mapped_by {
-  static constexpr bool takes_them = std::is_invocable_v<const F&, scalar_of<D>...>;
-  static_assert(takes_them, "map: the function does not take one number for each operand, in their order");
-  using type = std::conditional_t<takes_them, std::invoke_result<const F&, scalar_of<D>...>, std::type_identity<f32>>;
+  static constexpr bool takes_them = std::is_invocable_v<const F&, number_of<D>...>;
+  static constexpr bool takes_plain_ones = [] {
+    if constexpr (takes_them)
+      return false;  // not tried: its body may be for numbers of ours alone
+    else
+      return std::is_invocable_v<const F&, scalar_of<D>...>;
+  }();
+  static_assert(checked<rules::map_function, takes_them, takes_plain_ones>::ok);
+  using type = std::conditional_t<takes_them, std::invoke_result<const F&, number_of<D>...>, std::type_identity<f32>>;
 };
 template <class F, class... D>
 using mapped_t = typename mapped<std::remove_cvref_t<typename mapped_by<F, D...>::type::type>, D...>::type;
+
+/// The op spec in full, of an op of one operand whose spec is written as its result or as the axes alone.
+template <Op Name, Op O, Spec S>
+inline constexpr Op full_op = Op(rules::completed(Name, O, S).view());
 
 template <class Out, class D>
 using dtype_or = std::conditional_t<std::is_void_v<Out>, D, Out>;
@@ -71,6 +86,25 @@ template <dtype D>
 using sum_of = std::conditional_t<std::is_same_v<D, bf16>, f32, D>;
 template <Op Name, dtype D, class Sum>
 inline constexpr bool sums_in = checked<rules::sum_dtype, Name, dtype_v<D>, dtype_v<Sum>>::ok;
+template <class Sum>
+struct backward_sum_of {
+  static constexpr bool named = false;
+  using type = Sum;
+};
+template <class Sum>
+struct backward_sum_of<backward_sum<Sum>> {
+  static constexpr bool named = true;
+  using type = Sum;
+};
+/// Checks the dtype that an all_gather states for its backward pass; `void`: none.
+template <dtype D, class Sum>
+inline constexpr bool backward_sums_in = [] {
+  if constexpr (std::is_void_v<Sum>)
+    return true;
+  else
+    return checked<rules::backward_sum_dtype, backward_sum_of<Sum>::named, dtype_v<D>,
+                   dtype_v<typename backward_sum_of<Sum>::type>>::ok;
+}();
 template <Op Name, dtype D, class Sum>
 inline constexpr bool is_summed = is_reduced<Name, D> && sums_in<Name, D, dtype_or<Sum, D>>;
 template <Op Name, dtype D>

@@ -14,7 +14,9 @@ namespace shardlib::detail {
 template <class F>
 struct signature;
 template <class F>
-  requires requires { &F::operator(); }
+requires requires {
+  &F::operator();
+}
 struct signature<F> : signature<decltype(&F::operator())> {};
 template <class R, class... P>
 struct signature<R (*)(P...)> {
@@ -35,7 +37,9 @@ template <class C, class R, class... P>
 struct signature<R (C::*)(P...) noexcept> : signature<R (*)(P...)> {};
 /// False for `auto` parameters, templates and overloaded functions.
 template <class F>
-concept has_signature = requires { typename signature<F>::parameters; };
+concept has_signature = requires {
+  typename signature<F>::parameters;
+};
 
 template <class T>
 constexpr std::string_view spelled_type() {

@@ -1,0 +1,94 @@
+// Which dtypes an op takes, and in which it sums.
+#pragma once
+
+#include "shardlib/rules/common.hpp"
+
+namespace shardlib::rules {
+
+/// One dtype in all operands, of a kind that the op computes with: nothing is promoted silently.
+constexpr Verdict same_dtype(std::string_view op, DType a, DType b) {
+  if (a == b) {
+    const bool logical = op.starts_with("logical_"), arithmetic = op.size() == 1;
+    if (logical && a != DType::bool_)
+      return {{}, Text(op) + ": the operands are " + name(a) + ", not bool_; compare them first, e.g. `not_equal`"};
+    if (arithmetic && a == DType::bool_)
+      return {{}, Text(op) + ": the operands are bool_, which has no arithmetic; write `cast<f32>` of them first"};
+    return {};
+  }
+  return {{},
+          Text(op) + ": the operands are " + name(a) + " and " + name(b) +
+              ", and no dtype is promoted silently; write " + quoted(Text("cast<") + name(a) + ">") +
+              " of the second or " + quoted(Text("cast<") + name(b) + ">") + " of the first"};
+}
+
+/// The dtype of an op that computes with floating numbers only.
+constexpr Verdict floating_dtype(std::string_view op, DType x) {
+  if (is_floating(x)) return {};
+  if (op.starts_with("random_"))
+    return {{}, Text(op) + ": random numbers are floating, not " + name(x) + "; draw f32 and `cast` them"};
+  return {{}, Text(op) + ": the operand is " + name(x) + ", not floating; write `cast<f32>` of it first"};
+}
+
+/// The dtype of an op of a tensor and a number, and of negation.
+constexpr Verdict arithmetic_dtype(std::string_view op, DType x) {
+  if (x != DType::bool_) return {};
+  return {{}, Text(op) + ": the operand is bool_, which has no arithmetic; write `cast<f32>` of it first"};
+}
+
+/// The dtype of what is summed, or otherwise reduced, on a device or over devices.
+constexpr Verdict reduced_dtype(std::string_view op, DType x) {
+  if (x != DType::bool_ && x != DType::u8) return {};
+  return {{}, Text(op) + ": the operand is " + name(x) + ", which is not reduced; write `cast<i32>` of it first"};
+}
+
+/// The dtype in which reduce_scatter and all_reduce sum over devices: the operand's, but f32 for bf16, which is stated.
+constexpr Verdict sum_dtype(std::string_view op, DType x, DType sum) {
+  const DType right = x == DType::bf16 ? DType::f32 : x;
+  if (sum == right) return {};
+  const Text form = Text(op) + "<\"...\", " + name(right) + ">";
+  return {{},
+          Text(op) + ": " + name(x) + " is not summed in " + name(sum) + "; write `" + form +
+              (x == DType::bf16 ? "`: bf16 on the wire, an f32 sum, one rounding" : "`, or leave the dtype out")};
+}
+
+/// The dtype in which the backward pass of all_gather sums, which is stated by name.
+constexpr Verdict backward_sum_dtype(bool is_named, DType x, DType sum) {
+  const DType right = x == DType::bf16 ? DType::f32 : x;
+  const Text form = quoted(Text("all_gather<\"...\", backward_sum<") + name(right) + ">>");
+  if (!is_named)
+    return {{},
+            Text("all_gather: ") + name(sum) + " would be the dtype of what its backward pass sums; write " + form +
+                ", or leave it out"};
+  if (sum == right) return {};
+  return {{},
+          Text("all_gather: the gradient of ") + name(x) + " is not summed in " + name(sum) + "; write " + form +
+              ", or leave it out"};
+}
+
+/// The dtype of indices into a table.
+constexpr Verdict index_dtype(std::string_view op, DType indices) {
+  if (indices == DType::i32 || indices == DType::u32) return {};
+  return {{}, Text(op) + ": the indices are " + name(indices) + ", not i32 or u32; write `cast<i32>` of them first"};
+}
+
+/// The dtype of the condition of where and masked.
+constexpr Verdict condition_dtype(std::string_view op, DType condition) {
+  if (condition == DType::bool_) return {};
+  return {{},
+          Text(op) + ": the condition is " + name(condition) + ", not bool_; compare it first, e.g. `greater(x, 0.0)`"};
+}
+
+/// The dtypes of an einsum: floating operands; the result is theirs, or bf16 for f32 (in which bf16 is summed too).
+constexpr Verdict einsum_dtype(DType operands, DType result) {
+  const Text title("einsum_unreduced: ");
+  if (!is_floating(operands))
+    return {{}, title + "the operands are " + name(operands) + ", not floating; write `cast<f32>` of them first"};
+  const bool summed_in_f32 = operands == DType::bf16 || operands == DType::f32;
+  if (result == operands || (summed_in_f32 && (result == DType::bf16 || result == DType::f32))) return {};
+  return {{},
+          title + "the sums of " + name(operands) + " cannot be had as " + name(result) + ", only as " +
+              (summed_in_f32 ? "f32 or bf16" : "f64") + "; write " + quoted(Text("cast<") + name(result) + ">") +
+              " of the result or of the operands"};
+}
+
+}  // namespace shardlib::rules

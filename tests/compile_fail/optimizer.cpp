@@ -1,0 +1,60 @@
+// Wrong programs: gradients that the optimizer cannot take. They need the whole library; where it is not to be had, the
+// gallery leaves this file out.
+// needs: runtime
+#include "shardlib/shardlib.hpp"
+
+using namespace shardlib;
+
+using Data = Mesh<"d">;
+struct Weights {
+  Tensor<f32, "M"> bias;
+  Tensor<f32, "M/d F"> w;
+};
+using Gradients = gradient_t<Data, Weights>;
+constexpr auto all = [](std::string_view) { return true; };
+
+void step(const Data& mesh, Weights& w, Weights& mu, Weights& nu, const Gradients& partial) {
+  const Weights grads = reduce_gradients(mesh, partial);
+  AdamW().update(w, mu, nu, grads, 1e-3, 1 / global_norm(mesh, grads), 0, all);
+}
+
+// expect: AdamW: the gradient `f32\[M \+d\]` of the weight `f32\[M\]` is partial over d; take the sums with
+// expect: `reduce_gradients\(mesh, grads\)`, once, after those over microbatches \(communicates\)
+#if SECTION == 1
+void unreduced(Weights& w, Weights& mu, Weights& nu, const Gradients& partial) {
+  AdamW().update(w, mu, nu, partial, 1e-3, 1.0, 0, all);
+}
+#endif
+
+// expect: global_norm: the leaf `f32\[M \+d\]` is partial over d, and the norm of a sum is not that of its parts; take the
+#if SECTION == 2
+double norm_of_parts(const Data& mesh, const Gradients& partial) {
+  return global_norm(mesh, partial);
+}
+#endif
+
+// expect: AdamW: a moment of the weight `f32\[M\]` has another type; make it with `zeros_like`
+#if SECTION == 3
+struct Half {
+  Tensor<bf16, "M"> bias;
+};
+struct One {
+  Tensor<f32, "M"> bias;
+};
+void half_moments(One& w, Half& mu, Half& nu, const One& grads) {
+  AdamW().update(w, mu, nu, grads, 1e-3, 1.0, 0, all);
+}
+#endif
+
+// expect: AdamW: the gradient `f32\[M/d\]` of the weight `f32\[M\]` has another spec: dim 1 is `M/d`, not `M`
+#if SECTION == 4
+struct Sharded {
+  Tensor<f32, "M/d"> bias;
+};
+struct Whole {
+  Tensor<f32, "M"> bias;
+};
+void other_spec(Whole& w, Whole& mu, Whole& nu, const Sharded& grads) {
+  AdamW().update(w, mu, nu, grads, 1e-3, 1.0, 0, all);
+}
+#endif
