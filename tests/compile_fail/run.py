@@ -131,7 +131,9 @@ def main():
         for mistake in mistakes:
             print(f"FAILED {path.name}: {mistake}")
             failed += 1
-    more = {path: options.runtime.split() if path in needy else [] for path in files}
+    # The compiler's own folder in this list would come before those that include_next looks through.
+    runtime = options.runtime.replace("-isystem /usr/include ", "")
+    more = {path: runtime.split() if path in needy else [] for path in files}
     jobs = [(path, *job) for path, sections, _ in parsed for job in [(None, 0, [])] + sections]
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         for name, wrong, output in pool.map(lambda job: judge(command + more[job[0]], *job), jobs):
