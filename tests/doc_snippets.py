@@ -26,7 +26,7 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "compile_fail"))
 sys.dont_write_bytecode = True
-from run import decode_packs  # noqa: E402: clang before C++26 spells our messages as packs of characters
+from run import join_lines  # noqa: E402: clang before C++26 prints our messages as arrays of lines
 
 BLOCK = re.compile(
     r"(?:^[ ]*<!--\s*test(?P<marker>(?:(?!-->).)*)-->\s*)?^(?P<indent>[ ]*)```cpp\n(?P<code>.*?)^[ ]*```\n(?P<rest>(?:\s*^[ ]*>[^\n]*\n)*)",
@@ -87,7 +87,7 @@ def judge(command, block):
         return None if done.returncode == 0 else f"does not compile\n{shown}"
     if done.returncode == 0:
         return f"compiles, and should not\n{shown}"
-    said = re.sub(r"\s+", " ", decode_packs(done.stderr).replace('\\"', '"'))
+    said = re.sub(r"\s+", " ", join_lines(done.stderr).replace('\\"', '"'))
     return None if re.search(block.quote, said) else f"the compiler does not say {block.quote}\n{shown}"
 
 
