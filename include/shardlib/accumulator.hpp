@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "shardlib/detail/use_count.hpp"
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/observe.hpp"
 #include "shardlib/value.hpp"
@@ -57,7 +58,7 @@ class Accumulator {
     if (!owned_) {
       dtype_ = sum_->dtype;
       const DType wide = dtype_ == DType::bf16 ? DType::f32 : dtype_;
-      if (wide != dtype_ || sum_.use_count() > 1 || sum_->storage.use_count() > 1 || !sum_->data().unique()) {
+      if (wide != dtype_ || sum_.use_count() > 1 || use_count(sum_->storage) > 1 || !sum_->data().unique()) {
         auto copy = fresh(*sum_, wide);
         convert(*sum_, *copy);
         sum_ = std::move(copy);

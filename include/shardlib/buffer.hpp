@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "shardlib/detail/inline.hpp"
+#include "shardlib/detail/use_count.hpp"
 #include "shardlib/region.hpp"
 
 namespace shardlib {
@@ -32,10 +33,7 @@ class Buffer {
   [[nodiscard]] bool is_read_only() const { return block_ && block_->read_only; }
   /// True when no other handle sees this block, so that an op may overwrite it.
   [[nodiscard]] bool unique() const {
-    if (block_.use_count() != 1 || block_->read_only) return false;
-    // use_count is a relaxed read: what another thread did with its handle before dropping it must be seen.
-    std::atomic_thread_fence(std::memory_order_acquire);
-    return true;
+    return detail::use_count(block_) == 1 && !block_->read_only;
   }
 
  private:

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "shardlib/bindings.hpp"
+#include "shardlib/detail/use_count.hpp"
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/reduce.hpp"
 #include "shardlib/observe.hpp"
@@ -33,7 +34,7 @@ enum class Contents { kept, overwritten };
 inline Handle<Value> writable(ValuePtr& x, Contents contents) {
   static_cast<void>(x->data());
   auto value = detached(*x);
-  const bool alone = x.use_count() == 1 && x->storage.use_count() == 2 && x->storage->buffer.unique();
+  const bool alone = x.use_count() == 1 && use_count(x->storage) == 2 && x->storage->buffer.unique();
   if (!alone) {
     value->storage = std::make_shared<Storage>(Storage{allocate(*value), nullptr});
     if (contents == Contents::kept)

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "shardlib/detail/use_count.hpp"
 #include "shardlib/kernels/rows.hpp"
 #include "shardlib/ops/collectives.hpp"
 #include "shardlib/ops/elementwise.hpp"
@@ -71,7 +72,7 @@ Out cross_entropy_of(const OpInfo& op, const Tensor<D, S>& logits, const Tensor<
          sum = sum.value()](const Value& out) {
           const D* const from = x->template as<const D>();
           // The largest block of a step: it becomes the cotangent where no other value shares it.
-          const bool last_use = x->storage.use_count() == 1 && x->storage->buffer.unique();
+          const bool last_use = use_count(x->storage) == 1 && x->storage->buffer.unique();
           state(out.device).work.in_place = last_use;
           Buffer result = last_use ? std::move(x->storage->buffer) : allocate(out);
           const int last = x->local.size() - 1;
