@@ -2,6 +2,8 @@
 //   figures                     one process: GEMM, typed shell, attention, loss, a gpt_fsdp step; the measured FMA peak
 //   mpirun -n 2 figures         collectives against the MPI library's own; -n 4 where there are fewer cores than ranks
 // benchmarks/run.sh builds and runs all three.
+#include <fmt/format.h>
+
 #include <shardlib/kernels/gemm.hpp>
 #include <shardlib/run/options.hpp>
 #include <shardlib/run/peak.hpp>
@@ -10,10 +12,16 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <memory>
+#include <string>
+#include <string_view>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "../examples/gpt_model.hpp"
 #if defined(SHARDLIB_WITH_MPI)
@@ -151,8 +159,7 @@ void step_figures(const Mesh<"d t">& mesh, double peak) {
   const auto ids = cast<i32>(random_uniform<f32, "B/d L">(mesh, sizes, {0, 99}) * 255.0);
   const gpt::Batch data{ids, ids, zeros<i32, "B/d L">(mesh, sizes),
                         full<f32, "B/d L">(mesh, sizes, 1 / static_cast<double>(batch * length))};
-  const auto causal = causal_mask<"Qlen Klen">(mesh, length, length);
-  const auto step = [&] { value_and_grad(mesh, gpt::loss, w, data, causal, gpt::Form{}); };
+  const auto step = [&] { value_and_grad(mesh, gpt::loss, w, data, gpt::Form{}); };
   step();
   auto& counts = detail::state(mesh.device()).counts;
   counts.clear();

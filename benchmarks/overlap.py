@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How much of FSDP's communication hides behind computation: gpt_fsdp on two ranks in network namespaces (root).
+"""How much of FSDP's communication hides behind computation: gpt2 on two ranks in network namespaces (root).
 
 First over a link without a limit: what a step without --prefetch communicates there is T_copy, the copies that communicating
 takes on any link; the rest of a step, of the faster of the two, is T_compute. Then, for T_wire = 0.25, 0.5 and 1 times
@@ -7,7 +7,7 @@ T_compute, over one so slow that what a rank sends in a step, by --plan, takes T
 median seconds of a step over
 
   the ideal, T_compute + T_copy + max(0, T_wire - T_compute);
-  the shortest step that the order of gpt_fsdp allows (shortest_step below);
+  the shortest step that the order of gpt2 allows (shortest_step below);
   what nothing overlapping would take, T_compute + T_copy + T_wire.
 
 Packets are long, so that what a network card does takes little of the cores (Hosts in common.py); what passes at any speed
@@ -104,15 +104,15 @@ def check_four_hosts(program):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--examples", default=os.path.join(ROOT, "build/benchmarks/examples"), help="folder of gpt_fsdp")
+    parser.add_argument("--examples", default=os.path.join(ROOT, "build/benchmarks/examples"), help="folder of gpt2")
     add_data(parser)
     for name, default in (("rounds", 3), ("steps", 10), ("batch", 8), ("seq", 128), ("layers", 12), ("d-model", 512)):
         parser.add_argument(f"--{name}", type=count(3 if name == "steps" else 1), default=default, help=f"(default {default})")
     options = parser.parse_args()
-    program = [built(options.examples, "gpt_fsdp"), f"--data={options.data}", f"--steps={options.steps}",
+    program = [built(options.examples, "gpt2"), f"--data={options.data}", f"--steps={options.steps}",
                f"--batch={options.batch}", f"--seq={options.seq}", f"--layers={options.layers}",
-               f"--d-model={options.d_model}", "--n-kv=4", f"--d-head={options.d_model // 8}",
-               f"--d-ff={3 * options.d_model}", "--max-tokens=0"]
+               f"--d-model={options.d_model}", "--heads=8", f"--d-ff={4 * options.d_model}",
+               f"--context={options.seq}", "--max-tokens=0"]
     check_four_hosts(program[:2] + ["--steps=3", "--batch=8", "--seq=32", "--layers=3", "--max-tokens=0"])
     size = sent(program)
     print(f"{options.layers} layers, d_model {options.d_model}, batch {options.batch} x {options.seq} tokens, 2 ranks; "

@@ -52,8 +52,8 @@ def main():
 
     command = [built(options.build, "examples/gpt_fsdp"), f"--data={options.data}", "--mesh=d=2,t=1",
                f"--batch={options.batch}", "--seq=128", f"--layers={options.layers}", f"--d-model={options.d_model}",
-               "--n-kv=4", f"--d-head={options.d_model // 8}", f"--d-ff={3 * options.d_model}", "--library-optimizer",
-               "--max-tokens=0", f"--steps={options.steps}"]  # fmt: skip
+               "--n-kv=4", f"--d-head={options.d_model // 8}", f"--d-ff={3 * options.d_model}", "--max-tokens=0",
+               f"--steps={options.steps}"]  # fmt: skip
 
     def predicted(efficiency, bandwidth, latency=options.latency):
         return step_by_plan(command, peak, efficiency, bandwidth, latency)

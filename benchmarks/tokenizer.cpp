@@ -1,9 +1,9 @@
 // tokenizer TOKENIZER FILE...: megabytes of text a second that one core encodes (the best of five runs), and how many
 // bytes a token has. For instance: tokenizer build/data/r50k_base.tiktoken build/data/kjv.txt
 #include <fmt/format.h>
-#include <shardlib/error.hpp>
+#include <shardlib/support/error.hpp>
 #include <shardlib/io/file.hpp>
-#include <shardlib/io/tokenizer.hpp>
+#include <shardlib/io/tokenizer/tokenizer.hpp>
 
 #include <algorithm>
 #include <chrono>

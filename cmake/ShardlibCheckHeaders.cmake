@@ -2,9 +2,13 @@
 # together as C++23 and C++26, as far as the compiler has these.
 file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/include"
      "${PROJECT_SOURCE_DIR}/include/shardlib/*.hpp")
-list(FILTER headers EXCLUDE REGEX "_inl\\.hpp$")  # X.hpp ends with X_inl.hpp: they are compiled together
+foreach(header IN LISTS headers)  # X.hpp ends with impl/X.hpp: they are compiled together
+  get_filename_component(folder "${header}" DIRECTORY)
+  get_filename_component(name "${header}" NAME)
+  list(REMOVE_ITEM headers "${folder}/impl/${name}")
+endforeach()
 if(NOT SHARDLIB_USE_MPI)
-  list(FILTER headers EXCLUDE REGEX "^shardlib/comm/(mpi.*|shm_node)\\.hpp$")
+  list(FILTER headers EXCLUDE REGEX "^shardlib/comm/(mpi/.*|shm/node)\\.hpp$")
 endif()
 set(sources "")
 foreach(header IN LISTS headers)

@@ -13,6 +13,8 @@ configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/shardlibConfig.cmake.
                               "${PROJECT_BINARY_DIR}/shardlibConfig.cmake" INSTALL_DESTINATION "${package_dir}")
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/shardlibConfigVersion.cmake" COMPATIBILITY SameMinorVersion
                                  ARCH_INDEPENDENT)
+include("${CMAKE_CURRENT_LIST_DIR}/ShardlibPkgConfig.cmake")
+install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
 install(FILES "${PROJECT_BINARY_DIR}/shardlibConfig.cmake" "${PROJECT_BINARY_DIR}/shardlibConfigVersion.cmake"
               "${PROJECT_SOURCE_DIR}/cmake/ShardlibCompiled.cmake"
               "${PROJECT_SOURCE_DIR}/cmake/ShardlibDependencies.cmake"

@@ -3,8 +3,10 @@
 //   gpt2 --preset gpt2-124m --data tokens.zarr --tokenizer r50k_base.tiktoken --run runs/first --mesh d=4,t=2
 //   mpirun -n 2 gpt2 --preset minigpt --data stories.txt --tokenizer r50k_base.tiktoken
 //   gpt2 --preset gpt2-124m --load model.safetensors --steps 0 --prompt "Once upon"     weights of Hugging Face's GPT-2
+#include <fmt/format.h>
+
 #include <shardlib/io/agree.hpp>
-#include <shardlib/io/safetensors_tree.hpp>
+#include <shardlib/io/formats/safetensors_tree.hpp>
 #include <shardlib/run/checkpoints.hpp>
 #include <shardlib/run/dry_run.hpp>
 #include <shardlib/run/plan.hpp>
@@ -13,10 +15,14 @@
 #include <algorithm>
 #include <cmath>
 #include <concepts>
+#include <cstdint>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <numeric>
 #include <span>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 

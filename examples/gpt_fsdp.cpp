@@ -6,12 +6,20 @@
 //
 // With gpt_model.hpp this is the whole training step; gpt_setup.hpp has the model's options and first values. Data,
 // checkpoints and reports are the library's (run/training.hpp).
+#include <fmt/format.h>
+
 #include <shardlib/run/checkpoints.hpp>
 #include <shardlib/run/dry_run.hpp>
 #include <shardlib/run/plan.hpp>
 #include <shardlib/shardlib.hpp>
 
 #include <cmath>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "gpt_setup.hpp"
 
@@ -20,13 +28,12 @@ using GptMesh = Mesh<"d t">;
 
 struct Options : gpt::ModelOptions {
   run::Training training;
-  bool library_optimizer = false, report_kept = false;
 };
 
 // ---- weights --------------------------------------------------------------------------------------------------------
 
 gpt::Model initial_weights(const GptMesh& mesh, const Options& o) {
-  const gpt::FirstValues first(mesh, o, o.training.seed);
+  const gpt::FirstValues first{mesh, o, o.training.seed};
   gpt::Model w;
   first.embed(w.embed);
   if (!o.tied) first.unembed(w.unembed.emplace_back());
@@ -42,14 +49,9 @@ struct TrainState {
 };
 
 // The Euclidean norm of all gradients together. Each element stands on one device, so that none counts twice.
-double gradient_norm(const gpt::Model& grads) {
-  Tensor<f32, "+d +t"> squares;
-  for_each_leaf(
-      [&](std::string_view, const auto& g) {
-        const Tensor<f32, "+d +t"> s = sum(square(g));
-        squares = squares ? squares + s : s;
-      },
-      grads);
+double gradient_norm(const GptMesh& mesh, const gpt::Model& grads) {
+  auto squares = to_partial<" -> +d +t">(zeros<f32, "">(mesh, {}));
+  for_each_leaf([&](std::string_view, const auto& g) { squares = squares + sum(square(g)); }, grads);
   return std::sqrt(item(all_reduce<"+d +t -> ">(squares)));
 }
 
@@ -62,16 +64,16 @@ void adamw(TrainState& state, const gpt::Model& grads, const run::Training& t, s
   const float beta1 = f(t.beta1), beta2 = f(t.beta2);
   const float correct1 = f(1 / (1 - std::pow(t.beta1, static_cast<double>(step + 1))));
   const float correct2 = f(1 / (1 - std::pow(t.beta2, static_cast<double>(step + 1))));
-
-  const auto update_mean = [=](auto m, auto g) { return beta1 * m + (1 - beta1) * scale * g; };
-  const auto update_variance = [=](auto v, auto g) { return beta2 * v + (1 - beta2) * scale * scale * g * g; };
-  const auto update_weight = [=](auto p, auto m, auto v) {
-    return p - rate * (m * correct1 / (sqrt(v * correct2) + 1e-8F) + decay * p);
-  };
-  const auto each = [](auto f) { return [f](const auto&... leaves) { return map(f, leaves...); }; };
-  state.mean = map_tree(each(update_mean), state.mean, grads);
-  state.variance = map_tree(each(update_variance), state.variance, grads);
-  state.weights = map_tree(each(update_weight), state.weights, state.mean, state.variance);
+  for_each_leaf(
+      [&](std::string_view, auto& weight, auto& mean, auto& variance, const auto& grad) {
+        mean = map([=](auto m, auto g) { return beta1 * m + (1 - beta1) * scale * g; }, mean, grad);
+        variance = map([=](auto v, auto g) { return beta2 * v + (1 - beta2) * scale * scale * g * g; }, variance, grad);
+        const auto step = [=](auto w, auto m, auto v) {
+          return w - rate * (m * correct1 / (sqrt(v * correct2) + 1e-8F) + decay * w);
+        };
+        weight = map(step, weight, mean, variance);
+      },
+      state.weights, state.mean, state.variance, grads);
 }
 
 // One step: loss, gradients (of the weights' own types, since all are fully sharded) summed over the microbatches,
@@ -79,77 +81,55 @@ void adamw(TrainState& state, const gpt::Model& grads, const run::Training& t, s
 run::StepResult train_step(const GptMesh& mesh, TrainState& state, const std::vector<io::TokenBatch>& microbatches,
                            const Options& o, std::int64_t step, double learning_rate) {
   const run::Training& t = o.training;
-  const auto mask = gpt::causal(mesh, o, t.seq);
   Tensor<f32, "+d +t"> loss;
   gpt::Model grads;
   for (const io::TokenBatch& rows : microbatches) {
-    const auto [l, g] = value_and_grad(mesh, gpt::loss, state.weights, gpt::place(mesh, rows, t.seq), mask, o.form);
+    const auto [l, g] = value_and_grad(mesh, gpt::loss, state.weights, gpt::place(mesh, rows, t.seq), o.form);
     grads = loss ? map_tree([](const auto& a, const auto& b) { return a + b; }, grads, g) : g;
     loss = loss ? loss + l : l;
   }
-  // --library-optimizer: the library's global_norm and AdamW in place of the ones spelled above.
-  const double norm = o.library_optimizer ? global_norm(mesh, grads) : gradient_norm(grads);
+  const double norm = gradient_norm(mesh, grads);
   const run::StepResult result{item(all_reduce<"+d +t -> ">(loss)), norm};
   run::check_finite(result, step);
-  const double clip = run::clip_factor(norm, t.clip);
-  if (o.library_optimizer) {
-    const AdamW optimizer{.beta1 = t.beta1, .beta2 = t.beta2, .weight_decay = t.weight_decay};
-    optimizer.update(state.weights, state.mean, state.variance, grads, learning_rate, clip, step,
-                     [](std::string_view) { return true; });
-  } else {
-    adamw(state, grads, t, step, learning_rate, clip);
-  }
+  adamw(state, grads, t, step, learning_rate, run::clip_factor(norm, t.clip));
   return result;
 }
 
 // ---- sampling -------------------------------------------------------------------------------------------------------
 
-// One text, a batch of 1 that is padded to the devices of d, with a cache of keys and values.
-class Decoder {
- public:
-  Decoder(const GptMesh& mesh, const TrainState& state, const Options& o) : mesh_(mesh), state_(state), o_(o) {}
-
-  std::vector<float> operator()(std::span<const std::int32_t> ids, std::int64_t position) {
-    const NamedSize one{"B", 1, mesh_.size("d")};
-    if (position == 0) {
-      Sizes sizes = gpt::sizes_of(o_, mesh_.size("d"), mesh_.size("t"));
-      sizes.insert(sizes.end(), {one, {"Klen", o_.training.seq}});
-      const auto empty = zeros<f32, "B/d Klen K/t D">(mesh_, sizes);
-      caches_.assign(state_.weights.layers.size(), {empty, empty});
+// Decodes one text, a batch of 1 that is padded to the devices of d. `weights`, `o` and the mesh must outlive the
+// result.
+run::Decode decoder(const GptMesh& mesh, const gpt::Model& weights, const Options& o) {
+  Array<"layers", gpt::Cache> caches;
+  return [=, &mesh, &weights, &o](std::span<const std::int32_t> ids, std::int64_t first) mutable {
+    const NamedSize one{"B", 1, mesh.size("d")}, length{"L", std::ssize(ids)}, context{"Klen", o.training.seq};
+    if (first == 0) {
+      Sizes sizes = gpt::sizes_of(o, mesh.size("d"), mesh.size("t"));
+      sizes.insert(sizes.end(), {one, context});
+      const auto empty = zeros<f32, "B/d Klen K/t D">(mesh, sizes);
+      caches.assign(weights.layers.size(), {empty, empty});
     }
-    std::vector<i32> row(ids.begin(), ids.end()), places(ids.size());
-    std::iota(places.begin(), places.end(), static_cast<i32>(position));
-    if (mesh_.coordinate("d") != 0) std::ranges::fill(row, 0);
-    const NamedSize length{"L", std::ssize(ids)};
-    const auto inputs = from_memory<i32, "B/d L">(mesh_, {one, length}, std::span<const i32>(row));
-    const auto positions = from_memory<i32, "L">(mesh_, {length}, std::span<const i32>(places));
-    const auto keys = iota<"Klen">(mesh_, o_.training.seq);
-    const auto seen = greater_equal(rename<"L -> Qlen">(positions), keys);
-    const gpt::Sampling sampling{position, cast<f32>(equal(positions, keys)), nullptr};
-    const gpt::Mask mask{broadcast<"Qlen Klen -> B/d Qlen Klen">(seen, {one}), {}};
-    const auto logits = gpt::logits(state_.weights, inputs, mask, o_.form, sampling, &caches_);
-    const auto last = full<i32, "B/d">(mesh_, {one}, static_cast<double>(length.size - 1));
+    std::vector<i32> row(ids.size());
+    if (mesh.coordinate("d") == 0) row.assign(ids.begin(), ids.end());
+    const auto inputs = from_memory<i32, "B/d L">(mesh, {one, length}, std::span<const i32>(row));
+    const auto positions = iota<"L">(mesh, length.size) + static_cast<double>(first);
+    const auto keys = iota<"Klen">(mesh, context.size);
+    const gpt::NewTokens tokens{inputs, first, cast<f32>(equal(positions, keys)), greater_equal(positions, keys)};
+    const auto logits = gpt::cached_logits(weights, caches, tokens, o.form);
+    const auto last = full<i32, "B/d">(mesh, {one}, static_cast<double>(length.size - 1));
     const auto whole = all_gather<"B/d V/t -> B V">(index_unreduced<"B/d [L] V/t, B/d -> B/d V/t">(logits, last));
-    const auto numbers = whole.span().first(static_cast<std::size_t>(o_.vocabulary));
-    return {numbers.begin(), numbers.end()};
-  }
-
- private:
-  const GptMesh& mesh_;
-  const TrainState& state_;
-  const Options& o_;
-  Array<"layers", gpt::Cache> caches_;
-};
+    const auto numbers = whole.span().first(static_cast<std::size_t>(o.vocabulary));
+    return std::vector<float>(numbers.begin(), numbers.end());
+  };
+}
 
 // ---- the program ----------------------------------------------------------------------------------------------------
 
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
   gpt::declare(options, o);
-  options.flag("--library-optimizer", o.library_optimizer, "the library's AdamW instead of gpt_fsdp.cpp's");
-  options.flag("--prefetch", o.form.prefetch, "gather the next layer's weights while a layer runs");
-  options.flag("--report-kept", o.report_kept, "print what is kept for the backward pass");
 
+  // clang-format off
   // The models of seqax's configurations for C4 with the Llama tokenizer.
   const auto seqax = [&](const char* name, const char* width, const char* heads, const char* ff, const char* rate,
                          const char* steps, const char* warmup) {
@@ -168,6 +148,7 @@ void declare(run::Options& options, Options& o) {
                   {"steps", "50"}, {"warmup", "10"}, {"learning_rate", "3e-4"}, {"rope_base", "256"},
                   {"max_tokens", "0"}},
                  "seqax's run on its sample data set");
+  // clang-format on
 }
 
 void train(const std::shared_ptr<Device>& device, const Options& o, const run::Data& data, const std::string& toml) {
@@ -175,25 +156,16 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const run::D
   TrainState state{initial_weights(mesh, o), {}, {}};
   state.mean = zeros_like(state.weights);
   state.variance = zeros_like(state.weights);
-  if (o.report_kept && !device->is_dry()) {
-    if (!data.train) throw UsageError("--report-kept takes a batch of --data: give it");
-    const std::int64_t rows = o.training.batch / o.training.microbatches / mesh.size("d");
-    const auto batch = gpt::place(mesh, data.train->rows(0, 0, rows), o.training.seq);
-    const auto kept =
-        kept_for_backward(gpt::loss, state.weights, batch, gpt::causal(mesh, o, o.training.seq), o.form);
-    for (const Kept& k : kept)
-      if (mesh.index() == 0) fmt::print("kept for backward: {:>12} bytes  [{}]  {}\n", k.bytes, k.spec, k.what);
-  }
   run::Program program;
   program.checkpoints = run::checkpoints_of(mesh, state, o.training);
   program.step = [&](const auto& microbatches, std::int64_t step, double rate) {
     return train_step(mesh, state, microbatches, o, step, rate);
   };
   program.validate = [&](const io::TokenBatch& rows) -> double {
-    const auto batch = gpt::place(mesh, rows, o.training.seq);
-    return item(all_reduce<"+d +t -> ">(gpt::loss(state.weights, batch, gpt::causal(mesh, o, o.training.seq), o.form)));
+    const auto loss = gpt::loss(state.weights, gpt::place(mesh, rows, o.training.seq), o.form);
+    return item(all_reduce<"+d +t -> ">(loss));
   };
-  program.decode = Decoder(mesh, state, o);
+  program.decode = decoder(mesh, state.weights, o);
   program.parameters = parameter_count(state.weights);
   program.weight_bytes = run::block_bytes(state.weights);
   program.optimizer_bytes = run::block_bytes(state.mean) + run::block_bytes(state.variance);

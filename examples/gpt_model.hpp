@@ -8,6 +8,8 @@
 #include <shardlib/shapes.hpp>
 
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 
 namespace gpt {
 
@@ -34,20 +36,7 @@ static_assert(fully_sharded<Mesh<"d t">, Model>);
 
 /// What is not a tensor.
 struct Form {
-  double rope_base = 10000;   ///< the longest wavelength of rotary positions, over 2 pi
-  bool library_loss = false;  ///< the library's cross_entropy in place of the one spelled below
-  bool prefetch = false;      ///< gather the next layer's weights while a layer runs
-};
-
-/// Keys and values of the positions that sampling has passed.
-struct Cache {
-  Tensor<f32, "B/d Klen K/t D"> k, v;
-};
-/// Where sampling stands; training has none of it.
-struct Sampling {
-  std::int64_t offset = 0;       ///< the position of the first token
-  Tensor<f32, "L Klen"> places;  ///< the position of each token, one-hot
-  Cache* cache = nullptr;        ///< this layer's
+  double rope_base = 10000;  ///< the longest wavelength of rotary positions, over 2 pi
 };
 
 // One batch: a segment is a document, and attention does not leave it. `weights` are each token's share of the loss;
@@ -57,91 +46,56 @@ struct Batch {
   Tensor<f32, "B/d L"> weights;
 };
 
+// ---- one layer: every weight is gathered over d just before its use (FSDP) ------------------------------------------
+
 using Residual = Tensor<f32, "B/d L M/t">;
-/// Which keys a query sees, those of its own segment up to itself: as a mask for attention that is spelled, as segments
-/// for the library's. Only one of the two is there.
-struct Mask {
-  Tensor<bool_, "B/d Qlen Klen"> seen;
-  Tensor<i32, "B/d L"> segments;
-};
 
-// ---- one layer ------------------------------------------------------------------------------------------------------
-
-// Weights are gathered over d just before their use, or, with prefetch, while the layer before runs: this is FSDP.
-struct AttentionWeights {
-  Tensor<f32, "M Q K/t D"> w_q;
-  Tensor<f32, "M K/t D"> w_k, w_v;
-  Tensor<f32, "M Q K/t D"> w_o;
-};
-struct FeedForwardWeights {
-  Tensor<f32, "M F/t"> w_gate, w_up, w_down;
-};
-inline auto gathered_gain(const Tensor<f32, "M/t/d">& gain) -> Tensor<f32, "M"> {
-  return all_gather<"M/t/d -> M">(gain);
-}
-inline auto attention_weights(const Layer& w) -> AttentionWeights {
-  return {all_gather<"M/d Q K/t D -> M Q K/t D">(w.w_q), all_gather<"M/d K/t D -> M K/t D">(w.w_k),
-          all_gather<"M/d K/t D -> M K/t D">(w.w_v), all_gather<"M/d Q K/t D -> M Q K/t D">(w.w_o)};
-}
-inline auto feed_forward_weights(const Layer& w) -> FeedForwardWeights {
-  return {all_gather<"M/d F/t -> M F/t">(w.w_gate), all_gather<"M/d F/t -> M F/t">(w.w_up),
-          all_gather<"M/d F/t -> M F/t">(w.w_down)};
-}
-// All that a layer gathers of its weights, in the order in which it does.
-struct LayerWeights {
-  Tensor<f32, "M"> norm1;
-  AttentionWeights attention;
-  Tensor<f32, "M"> norm2;
-  FeedForwardWeights feed_forward;
-};
-inline auto layer_weights(const Layer& w) -> LayerWeights {
-  return {gathered_gain(w.norm1), attention_weights(w), gathered_gain(w.norm2), feed_forward_weights(w)};
-}
-
-// Gathers the residual stream over t, normalises it and applies the gain. Communicates x once over t.
-inline auto gathered_norm(const Residual& x, const Tensor<f32, "M/t/d">& gain) -> Tensor<f32, "B/d L M"> {
+// Gathers the residual stream over t, normalizes it and applies the gain. Communicates x once over t.
+inline auto gathered_norm(const Residual& x, const Tensor<f32, "M/t/d">& norm) -> Tensor<f32, "B/d L M"> {
   const auto whole = all_gather<"B/d L M/t -> B/d L M">(x);
-  return rms_norm<"M">(whole) * gathered_gain(gain);
+  const auto gain = all_gather<"M/t/d -> M">(norm);
+  return rms_norm<"M">(whole) * gain;
 }
 
-inline auto attention(const Tensor<f32, "B/d L M">& x, const Mask& mask, const Layer& w, const Form& form,
-                      const Sampling& sampling) -> Tensor<f32, "B/d L M +t"> {
-  const auto [w_q, w_k, w_v, w_o] = attention_weights(w);
-  // Heads are sharded over t: this is tensor parallelism.
-  const auto turn = [&](const auto& y) { return rope<"L", "D">(y, form.rope_base, sampling.offset); };
-  const auto q = save_for_backward(turn(einsum_unreduced<"B/d L M, M Q K/t D -> B/d L Q K/t D">(x, w_q)));
-  const auto new_k = save_for_backward(turn(einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_k)));
-  const auto new_v = save_for_backward(einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_v));
-  // --attention fused: the library's causal_attention in place of the one spelled below, which sampling needs.
-  if (mask.segments)
-    return einsum_unreduced<"B/d L Q K/t D, M Q K/t D -> B/d L M +t">(
-        causal_attention<"L", "D">(q, new_k, new_v, mask.segments), w_o);
-  auto k = rename<"L -> Klen">(new_k), v = rename<"L -> Klen">(new_v);
-  if (Cache* const cache = sampling.cache) {
-    k = cache->k = cache->k + einsum_unreduced<"L Klen, B/d L K/t D -> B/d Klen K/t D">(sampling.places, new_k);
-    v = cache->v = cache->v + einsum_unreduced<"L Klen, B/d L K/t D -> B/d Klen K/t D">(sampling.places, new_v);
-  }
-  const auto logits =
-      einsum_unreduced<"B/d Qlen Q K/t D, B/d Klen K/t D -> B/d Q K/t Qlen Klen">(rename<"L -> Qlen">(q), k);
-  const double scale = 1.0 / std::sqrt(static_cast<double>(w.w_q.size("D")));
-  const auto probabilities = softmax<"Klen">(where(mask.seen, logits * scale, -1e30));
-  const auto heads =
-      einsum_unreduced<"B/d Q K/t L Klen, B/d Klen K/t D -> B/d L Q K/t D">(rename<"Qlen -> L">(probabilities), v);
-  // The heads of all devices of t have still to be summed: the type says so.
-  return einsum_unreduced<"B/d L Q K/t D, M Q K/t D -> B/d L M +t">(heads, w_o);
+struct Heads {
+  Tensor<f32, "B/d L Q K/t D"> q;
+  Tensor<f32, "B/d L K/t D"> k, v;
+};
+
+// Queries, keys and values of the tokens at positions `first`, `first` + 1, ... Heads are sharded over t: this is
+// tensor parallelism.
+inline auto projected(const Tensor<f32, "B/d L M">& x, const Layer& w, const Form& form, std::int64_t first) -> Heads {
+  const auto w_q = all_gather<"M/d Q K/t D -> M Q K/t D">(w.w_q);
+  const auto q = rope<"L", "D">(einsum_unreduced<"B/d L M, M Q K/t D -> B/d L Q K/t D">(x, w_q), form.rope_base, first);
+  const auto w_k = all_gather<"M/d K/t D -> M K/t D">(w.w_k);
+  const auto k = rope<"L", "D">(einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_k), form.rope_base, first);
+  const auto w_v = all_gather<"M/d K/t D -> M K/t D">(w.w_v);
+  const auto v = einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_v);
+  return {save_for_backward(q), save_for_backward(k), save_for_backward(v)};
+}
+
+// A token sees those of its segment up to itself. The type of the result shows the pending sum over all heads, +t.
+inline auto attention(const Tensor<f32, "B/d L M">& x, const Tensor<i32, "B/d L">& segments, const Layer& w,
+                      const Form& form) -> Tensor<f32, "B/d L M +t"> {
+  const auto [q, k, v] = projected(x, w, form, 0);
+  const auto y = causal_attention<"L", "D">(q, k, v, segments);
+  const auto w_o = all_gather<"M/d Q K/t D -> M Q K/t D">(w.w_o);
+  return einsum_unreduced<"B/d L Q K/t D, M Q K/t D -> B/d L M +t">(y, w_o);
 }
 
 inline auto feed_forward(const Tensor<f32, "B/d L M">& x, const Layer& w) -> Tensor<f32, "B/d L M +t"> {
-  const auto [w_gate, w_up, w_down] = feed_forward_weights(w);
+  const auto w_gate = all_gather<"M/d F/t -> M F/t">(w.w_gate);
   const auto gate = save_for_backward(einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, w_gate));
+  const auto w_up = all_gather<"M/d F/t -> M F/t">(w.w_up);
   const auto up = save_for_backward(einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, w_up));
   const auto y = map([](auto g, auto u) { return swish(g) * u; }, gate, up);
+  const auto w_down = all_gather<"M/d F/t -> M F/t">(w.w_down);
   return einsum_unreduced<"B/d L F/t, M F/t -> B/d L M +t">(y, w_down);
 }
 
-inline auto layer(const Residual& x, const Mask& mask, const Layer& w, const Form& form, const Sampling& sampling)
+inline auto layer(const Residual& x, const Tensor<i32, "B/d L">& segments, const Layer& w, const Form& form)
     -> Residual {
-  const auto attended = attention(gathered_norm(x, w.norm1), mask, w, form, sampling);
+  const auto attended = attention(gathered_norm(x, w.norm1), segments, w, form);
   const auto y = save_for_backward(x + reduce_scatter<"B/d L M +t -> B/d L M/t">(attended));
   const auto fed = feed_forward(gathered_norm(y, w.norm2), w);
   return y + reduce_scatter<"B/d L M +t -> B/d L M/t">(fed);
@@ -149,13 +103,7 @@ inline auto layer(const Residual& x, const Mask& mask, const Layer& w, const For
 
 // ---- the model ------------------------------------------------------------------------------------------------------
 
-// Without a causal mask (--attention fused) no mask is made.
-inline auto segment_mask(const Tensor<i32, "B/d L">& segments, const Tensor<bool_, "Qlen Klen">& causal) -> Mask {
-  if (!causal) return {{}, segments};
-  return {logical_and(equal(rename<"L -> Qlen">(segments), rename<"L -> Klen">(segments)), causal), {}};
-}
-
-// Before the layers and behind them; the tables are gathered over d.
+// Before the layers and after them; the tables are gathered over d.
 inline auto embedded(const Tensor<f32, "V/t M">& table, const Tensor<i32, "B/d L">& inputs) -> Residual {
   return reduce_scatter<"B/d L M +t -> B/d L M/t">(index_unreduced<"[V/t] M, B/d L -> B/d L M +t">(table, inputs));
 }
@@ -164,19 +112,13 @@ inline auto unembedded(const Residual& x, const Tensor<f32, "M/t/d">& norm, cons
   return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t">(gathered_norm(x, norm), table);
 }
 
-// Logits of a batch; `caches` is for sampling.
-inline auto logits(const Model& w, const Tensor<i32, "B/d L">& inputs, const Mask& mask, const Form& form,
-                   const Sampling& sampling, Array<"layers", Cache>* caches) -> Tensor<f32, "B/d L V/t"> {
+inline auto logits(const Model& w, const Tensor<i32, "B/d L">& inputs, const Tensor<i32, "B/d L">& segments,
+                   const Form& form) -> Tensor<f32, "B/d L V/t"> {
   const auto embed = all_gather<"V/t M/d -> V/t M">(w.embed);
   Residual x = embedded(embed, inputs);
-  for (std::size_t i = 0; i < w.layers.size(); ++i) {
-    if (form.prefetch) x = prefetch(x, layer_weights, w.layers, i);
-    x = caches != nullptr ? layer(x, mask, w.layers[i], form, {sampling.offset, sampling.places, &(*caches)[i]})
-                          : explicit_activation_checkpointing(layer)(x, mask, w.layers[i], form, sampling);
-  }
-  const auto y = unembedded(x, w.final_norm, w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M">(w.unembed[0]));
-  // The backward pass begins here: the last layers' weights come while it unembeds.
-  return form.prefetch ? prefetch(y, layer_weights, w.layers, w.layers.size()) : y;
+  for (const Layer& weights : w.layers) x = explicit_activation_checkpointing(layer)(x, segments, weights, form);
+  const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M">(w.unembed[0]);
+  return unembedded(x, w.final_norm, unembed);
 }
 
 // Cross-entropy over a vocabulary that is sharded over t, without gathering it. Per token and still partial over t.
@@ -189,18 +131,55 @@ inline auto token_losses(const Tensor<f32, "B/d L V/t">& logits, const Tensor<i3
   return to_partial<"B/d L -> B/d L +t">(log(total)) - target;
 }
 
-// The mean loss of the tokens that count. Each device of the mesh holds a part of the sum: that is what value_and_grad
-// wants.
-inline auto mean_loss(const Tensor<f32, "B/d L V/t">& logits, const Batch& batch, const Form& form)
-    -> Tensor<f32, "+d +t"> {
-  // --library-loss: the library's cross_entropy in place of the one spelled above.
-  const auto losses = form.library_loss ? cross_entropy(logits, batch.targets) : token_losses(logits, batch.targets);
-  return sum<"B/d L +t -> +d +t">(losses * batch.weights);
+// The mean loss of the tokens that count. Each device holds a part of the sum, as value_and_grad requires.
+inline auto mean_loss(const Tensor<f32, "B/d L V/t">& logits, const Batch& batch) -> Tensor<f32, "+d +t"> {
+  return sum<"B/d L +t -> +d +t">(token_losses(logits, batch.targets) * batch.weights);
 }
 
-inline auto loss(const Model& w, const Batch& batch, const Tensor<bool_, "Qlen Klen">& causal, const Form& form)
-    -> Tensor<f32, "+d +t"> {
-  return mean_loss(logits(w, batch.inputs, segment_mask(batch.segments, causal), form, {}, nullptr), batch, form);
+inline auto loss(const Model& w, const Batch& batch, const Form& form) -> Tensor<f32, "+d +t"> {
+  return mean_loss(logits(w, batch.inputs, batch.segments, form), batch);
+}
+
+// ---- decoding: attention to a cache of keys and values -------------------------------------------------------
+
+// The keys and values of one layer. Positions that decoding has not reached hold zeros.
+struct Cache {
+  Tensor<f32, "B/d Klen K/t D"> k, v;
+};
+// The tokens that a text grows by.
+struct NewTokens {
+  Tensor<i32, "B/d L"> ids;
+  std::int64_t first = 0;        // the position of the first one
+  Tensor<f32, "L Klen"> places;  // the position of each one, one-hot
+  Tensor<bool_, "L Klen"> seen;  // the positions that each one attends to
+};
+
+// Adds the keys and values of the new tokens to the cache, then attends to all of it.
+inline auto cached_attention(const Tensor<f32, "B/d L M">& x, Cache& cache, const NewTokens& tokens, const Layer& w,
+                             const Form& form) -> Tensor<f32, "B/d L M +t"> {
+  const auto [q, k, v] = projected(x, w, form, tokens.first);
+  cache.k = cache.k + einsum_unreduced<"L Klen, B/d L K/t D -> B/d Klen K/t D">(tokens.places, k);
+  cache.v = cache.v + einsum_unreduced<"L Klen, B/d L K/t D -> B/d Klen K/t D">(tokens.places, v);
+  const auto scores = einsum_unreduced<"B/d L Q K/t D, B/d Klen K/t D -> B/d Q K/t L Klen">(q, cache.k);
+  const double scale = 1 / std::sqrt(static_cast<double>(q.size("D")));
+  const auto probabilities = softmax<"Klen">(where(tokens.seen, scores * scale, -1e30));
+  const auto y = einsum_unreduced<"B/d Q K/t L Klen, B/d Klen K/t D -> B/d L Q K/t D">(probabilities, cache.v);
+  const auto w_o = all_gather<"M/d Q K/t D -> M Q K/t D">(w.w_o);
+  return einsum_unreduced<"B/d L Q K/t D, M Q K/t D -> B/d L M +t">(y, w_o);
+}
+
+inline auto cached_logits(const Model& w, Array<"layers", Cache>& caches, const NewTokens& tokens, const Form& form)
+    -> Tensor<f32, "B/d L V/t"> {
+  const auto embed = all_gather<"V/t M/d -> V/t M">(w.embed);
+  Residual x = embedded(embed, tokens.ids);
+  for (std::size_t i = 0; i < caches.size(); ++i) {
+    const Layer& layer = w.layers[i];
+    const auto attended = cached_attention(gathered_norm(x, layer.norm1), caches[i], tokens, layer, form);
+    x = x + reduce_scatter<"B/d L M +t -> B/d L M/t">(attended);
+    x = x + reduce_scatter<"B/d L M +t -> B/d L M/t">(feed_forward(gathered_norm(x, layer.norm2), layer));
+  }
+  const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M">(w.unembed[0]);
+  return unembedded(x, w.final_norm, unembed);
 }
 
 }  // namespace gpt

@@ -8,6 +8,8 @@
 // The model is the GPT of gpt_model.hpp, or with --model jaxpp-tutorial the transformer of JaxPP's tutorial notebook;
 // gpt_stages.hpp and tutorial_stages.hpp have what a stage does. A run's checkpoints hold the whole model: every other
 // layout goes on from them, for the GPT gpt_fsdp too, which can also sample from them.
+#include <fmt/format.h>
+
 #include <shardlib/io/file.hpp>
 #include <shardlib/pipeline/execute.hpp>
 #include <shardlib/pipeline/timeline.hpp>
@@ -18,10 +20,16 @@
 #include <shardlib/shardlib.hpp>
 
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <memory>
+#include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "gpt_setup.hpp"
 #include "gpt_stages.hpp"
@@ -58,7 +66,7 @@ class Gpt : Layout {
 
   // The numbers that gpt_fsdp begins with, of what this rank holds: they are keyed by the place in the whole model.
   [[nodiscard]] Weights initial_weights() const {
-    const gpt::FirstValues first(mesh.stage(), o, o.training.seed);
+    const gpt::FirstValues first{mesh.stage(), o, o.training.seed};
     Weights w = gpt::empty_stages(schedule, layer_map, mesh.rank(), o.tied);
     for (auto& embed : w.embed) first.embed(embed);
     for (auto& unembed : w.unembed) first.unembed(unembed);
@@ -72,7 +80,7 @@ class Gpt : Layout {
     return batches;
   }
   [[nodiscard]] gpt::Stages program(const Batches& batches) const {
-    return {layer_map, batches, gpt::causal(mesh.stage(), o, o.training.seq), o.form};
+    return {layer_map, batches, o.form};
   }
   [[nodiscard]] Sizes activation_sizes(const Batches& batches) const {
     Sizes sizes = gpt::sizes_of(o, mesh.stage().size("d"), mesh.stage().size("t"));
@@ -286,8 +294,6 @@ void check_tutorial(const Options& o) {
                                       {t.validate_every > 0, "--validate-every"},
                                       {o.vocabulary != 0, "--vocabulary"},
                                       {o.tied, "--tied"},
-                                      {o.attention != plain.attention, "--attention"},
-                                      {o.form.library_loss, "--library-loss"},
                                       {o.form.rope_base != plain.form.rope_base, "--rope-base"}})
     if (given)
       throw UsageError(

@@ -2,6 +2,8 @@
 // and batches as tensors.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 
@@ -10,8 +12,6 @@
 #include <memory>
 #include <numeric>
 #include <span>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "gpt_model.hpp"
@@ -21,7 +21,6 @@ namespace gpt {
 struct ModelOptions {
   std::int64_t layers = 4, d_model = 256, n_q_per_kv = 2, n_kv = 2, d_head = 64, d_ff = 768, vocabulary = 0;
   bool tied = false;
-  std::string attention = "fused";
   Form form;
 };
 
@@ -36,9 +35,6 @@ inline void declare(run::Options& options, ModelOptions& o) {
   options.add("--vocabulary", o.vocabulary, "token ids (0: the tokenizer's)", run::size(0));
   options.add("--rope-base", o.form.rope_base, "base of rotary positions", run::above(1));
   options.flag("--tied", o.tied, "use the embedding as the unembedding too");
-  options.add("--attention", o.attention, "of training: the library's in one op, or gpt_model.hpp's in einsums",
-              run::one_of({"fused", "einsum"}));
-  options.flag("--library-loss", o.form.library_loss, "the library's cross_entropy instead of gpt_model.hpp's");
 }
 
 // Sizes of the model's dims, padded so that a mesh of d x t divides them, and the vocabulary so that GEMMs have round
@@ -56,41 +52,35 @@ inline Sizes sizes_of(const ModelOptions& o, std::int64_t d, std::int64_t t) {
 }
 
 // First values: truncated normal numbers of standard deviation 1/sqrt(fan in), and gains of 1. The same on every mesh.
-class FirstValues {
- public:
-  FirstValues(const Mesh<"d t">& mesh, const ModelOptions& o, std::uint64_t seed)
-      : mesh_(mesh), o_(o), sizes_(sizes_of(o, mesh.size("d"), mesh.size("t"))), seed_(seed) {}
+struct FirstValues {
+  const Mesh<"d t">& mesh;
+  const ModelOptions& o;
+  std::uint64_t seed;
+  Sizes sizes = sizes_of(o, mesh.size("d"), mesh.size("t"));
 
   // The table of the embedding has stream 0, that of the unembedding 1, if there is one.
-  void embed(Tensor<f32, "V/t M/d">& table) const { draw(table, 0, o_.d_model); }
-  void unembed(Tensor<f32, "V/t M/d">& table) const { draw(table, 1, o_.d_model); }
+  void embed(Tensor<f32, "V/t M/d">& table) const { draw(table, 0, o.d_model); }
+  void unembed(Tensor<f32, "V/t M/d">& table) const { draw(table, 1, o.d_model); }
   // The layer of this number in the model. Two branches a layer add to the residual stream: their outputs are scaled
   // down (GPT-2).
   void layer(Layer& layer, std::int64_t number) const {
-    std::uint64_t stream = (o_.tied ? 1 : 2) + 7 * static_cast<std::uint64_t>(number);
-    const std::int64_t branches = 2 * o_.layers;
+    std::uint64_t stream = (o.tied ? 1 : 2) + 7 * static_cast<std::uint64_t>(number);
+    const std::int64_t branches = 2 * o.layers;
     gain(layer.norm1);
     gain(layer.norm2);
-    draw(layer.w_q, stream++, o_.d_model);
-    draw(layer.w_k, stream++, o_.d_model);
-    draw(layer.w_v, stream++, o_.d_model);
-    draw(layer.w_o, stream++, o_.n_q_per_kv * o_.n_kv * o_.d_head * branches);
-    draw(layer.w_gate, stream++, o_.d_model);
-    draw(layer.w_up, stream++, o_.d_model);
-    draw(layer.w_down, stream++, o_.d_ff * branches);
+    draw(layer.w_q, stream++, o.d_model);
+    draw(layer.w_k, stream++, o.d_model);
+    draw(layer.w_v, stream++, o.d_model);
+    draw(layer.w_o, stream++, o.n_q_per_kv * o.n_kv * o.d_head * branches);
+    draw(layer.w_gate, stream++, o.d_model);
+    draw(layer.w_up, stream++, o.d_model);
+    draw(layer.w_down, stream++, o.d_ff * branches);
   }
-  void gain(Tensor<f32, "M/t/d">& w) const { w = ones<f32, "M/t/d">(mesh_, sizes_); }
-
- private:
-  template <class D, Spec S>
-  void draw(Tensor<D, S>& w, std::uint64_t stream, std::int64_t fan_in) const {
-    w = random_truncated_normal<D, S>(mesh_, sizes_, {seed_, stream}) / std::sqrt(static_cast<double>(fan_in));
+  void gain(Tensor<f32, "M/t/d">& w) const { w = ones<f32, "M/t/d">(mesh, sizes); }
+  template <Spec S>
+  void draw(Tensor<f32, S>& w, std::uint64_t stream, std::int64_t fan_in) const {
+    w = random_truncated_normal<f32, S>(mesh, sizes, {seed, stream}) / std::sqrt(static_cast<double>(fan_in));
   }
-
-  const Mesh<"d t">& mesh_;
-  const ModelOptions& o_;
-  Sizes sizes_;
-  std::uint64_t seed_;
 };
 
 // This device's rows as tensors.
@@ -101,12 +91,6 @@ inline Batch place(const Mesh<"d t">& mesh, const io::TokenBatch& rows, std::int
     return from_memory<T, "B/d L">(mesh, sizes, std::span<const T>(values), host);
   };
   return {tensor(host->inputs), tensor(host->targets), tensor(host->segments), tensor(host->weights)};
-}
-
-// The mask of attention that is spelled; the library's needs none.
-inline auto causal(const Mesh<"d t">& mesh, const ModelOptions& o, std::int64_t length) -> Tensor<bool_, "Qlen Klen"> {
-  if (o.attention == "fused") return {};
-  return causal_mask<"Qlen Klen">(mesh, length, length);
 }
 
 // FLOPs of training by one token; an unembedding of its own is no second look-up.

@@ -25,24 +25,22 @@ static_assert(fully_sharded<Mesh<"d t">, StageModel>);
 struct Stages {
   const pipeline::LayerMap& layer_map;
   const std::vector<Batch>& batches;  // of each microbatch
-  Tensor<bool_, "Qlen Klen"> causal;
   Form form;
 
   [[nodiscard]] auto enter(const StageModel& w, const pipeline::Place& at) const -> Residual {
     return embedded(all_gather<"V/t M/d -> V/t M">(w.embed.at(0)), batch(at).inputs);
   }
   [[nodiscard]] auto stage(const StageModel& w, Residual x, const pipeline::Place& at) const -> Residual {
-    const auto mask = segment_mask(batch(at).segments, causal);
     const std::size_t first = layer_map.first_of_stage(at.stage),
                       count = static_cast<std::size_t>(layer_map.per_stage());
     for (std::size_t i = first; i < first + count; ++i)
-      x = explicit_activation_checkpointing(layer)(x, mask, w.layers.at(i), form, Sampling{});
+      x = explicit_activation_checkpointing(layer)(x, batch(at).segments, w.layers.at(i), form);
     return x;
   }
   [[nodiscard]] auto loss(const StageModel& w, const Residual& x, const pipeline::Place& at) const
       -> Tensor<f32, "+d +t"> {
     const auto table = all_gather<"V/t M/d -> V/t M">(w.unembed.empty() ? w.embed.at(0) : w.unembed[0]);
-    return mean_loss(unembedded(x, w.final_norm.at(0), table), batch(at), form);
+    return mean_loss(unembedded(x, w.final_norm.at(0), table), batch(at));
   }
 
  private:

@@ -4,7 +4,14 @@
 //   mlp_fsdp --mesh d=2         two
 //   mpirun -n 4 mlp_fsdp        four devices as MPI ranks
 //   mlp_fsdp --run runs/mlp --steps 100     leaves a checkpoint there, and goes on from the newest, on any mesh
-#include <shardlib/io/checkpoint.hpp>
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <shardlib/io/checkpoint/checkpoint.hpp>
 #include <shardlib/run/options.hpp>
 #include <shardlib/shardlib.hpp>
 

@@ -21,31 +21,35 @@ using result = decltype(f(std::declval<const Args&>()...));
 template <class Is, class Expected>
 inline constexpr bool same = std::is_same_v<Is, Expected>;
 
-using gpt::Batch, gpt::Form, gpt::Layer, gpt::Mask, gpt::Model, gpt::Residual, gpt::Sampling;
+using gpt::Batch, gpt::Cache, gpt::Form, gpt::Layer, gpt::Model, gpt::NewTokens, gpt::Residual;
 using Hidden = Tensor<f32, "B/d L M">;
 using Ids = Tensor<i32, "B/d L">;
-using Causal = Tensor<bool_, "Qlen Klen">;
 using GptMesh = Mesh<"d t">;
 
 // Layers: what goes in, what comes out, and what is still to be summed over t.
 static_assert(same<result<gpt::gathered_norm, Residual, Tensor<f32, "M/t/d">>, Hidden>);
-static_assert(same<result<gpt::attention, Hidden, Mask, Layer, Form, Sampling>, Tensor<f32, "B/d L M +t">>);
+static_assert(same<result<gpt::attention, Hidden, Ids, Layer, Form>, Tensor<f32, "B/d L M +t">>);
 static_assert(same<result<gpt::feed_forward, Hidden, Layer>, Tensor<f32, "B/d L M +t">>);
-static_assert(same<result<gpt::layer, Residual, Mask, Layer, Form, Sampling>, Residual>);
+static_assert(same<result<gpt::layer, Residual, Ids, Layer, Form>, Residual>);
 
 // The model: logits sharded over the vocabulary, a loss that is a sum over the whole mesh.
-static_assert(same<result<gpt::logits, Model, Ids, Mask, Form, Sampling, std::nullptr_t>, Tensor<f32, "B/d L V/t">>);
+static_assert(same<result<gpt::logits, Model, Ids, Ids, Form>, Tensor<f32, "B/d L V/t">>);
 static_assert(same<result<gpt::token_losses, Tensor<f32, "B/d L V/t">, Ids>, Tensor<f32, "B/d L +t">>);
-static_assert(same<result<gpt::loss, Model, Batch, Causal, Form>, Tensor<f32, "+d +t">>);
+static_assert(same<result<gpt::loss, Model, Batch, Form>, Tensor<f32, "+d +t">>);
 
 // The library's cross_entropy fits where the spelled one stands.
 static_assert(same<decltype(cross_entropy(std::declval<Tensor<f32, "B/d L V/t">>(), std::declval<Ids>())),
                    result<gpt::token_losses, Tensor<f32, "B/d L V/t">, Ids>>);
 
+// Decoding: attention to a cache has the type of training's.
+using Cached = decltype(gpt::cached_attention(std::declval<Hidden>(), std::declval<Cache&>(), std::declval<NewTokens>(),
+                                              std::declval<Layer>(), Form{}));
+static_assert(same<Cached, result<gpt::attention, Hidden, Ids, Layer, Form>>);
+
 // Training: every weight is fully sharded, so a gradient has its weight's own type and the update type-checks.
 static_assert(fully_sharded<GptMesh, Model>);
-using LossAndGradient = decltype(value_and_grad(std::declval<GptMesh>(), gpt::loss, std::declval<Model>(),
-                                                std::declval<Batch>(), std::declval<Causal>(), Form{}));
+using LossAndGradient =
+    decltype(value_and_grad(std::declval<GptMesh>(), gpt::loss, std::declval<Model>(), std::declval<Batch>(), Form{}));
 static_assert(same<LossAndGradient, std::pair<Tensor<f32, "+d +t">, Model>>);
 
 // Pipelines: a stage returns what the next one takes, and layers lie on the ranks of the stage axis.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what shardlib needs from Debian's packages, and only what is missing.
 #   scripts/setup.sh          what building and running the demo takes
-#   scripts/setup.sh --test   the tests' needs too (Catch2, clang 19, ccache, Python 3)
+#   scripts/setup.sh --test   the tests' needs too (Catch2, clang 19, ccache, Python 3 with zarr and markdown-it)
 #   scripts/setup.sh --list [--test]   prints the packages, one a line, and installs nothing
 # Says nothing where nothing is missing. Works as root, or with a sudo that asks no password.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -13,7 +13,7 @@ packages="g++ cmake ninja-build libkokkos-dev|libtrilinos-kokkos-dev libeigen3-d
 list=no
 for option in "$@"; do
   case $option in
-    --test) packages="$packages catch2 graphviz python3 python3-zarr ccache clang-19" ;;
+    --test) packages="$packages catch2 graphviz python3 python3-zarr python3-markdown-it ccache clang-19" ;;
     --list) list=yes ;;
     *) misuse "unknown option '$option'; there are --test and --list" ;;
   esac

@@ -15,11 +15,10 @@
 #include <mutex>
 #include <random>
 #include <shardlib/io/agree.hpp>
-#include <shardlib/io/checkpoint.hpp>
-#include <shardlib/io/crc32c.hpp>
-#include <shardlib/ops/create.hpp>
-#include <shardlib/ops/elementwise.hpp>
-#include <shardlib/spmd.hpp>
+#include <shardlib/io/checkpoint/checkpoint.hpp>
+#include <shardlib/support/crc32c.hpp>
+#include <shardlib/shardlib.hpp>
+#include <shardlib/interop/shard_map.hpp>
 #include <string>
 #include <vector>
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <thread>
 
-#include "shardlib/comm/mpi_thread.hpp"
+#include "shardlib/comm/mpi/thread.hpp"
 #include "support.hpp"
 
 using namespace shardlib;

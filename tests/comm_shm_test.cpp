@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include "shardlib/comm/shm_arena.hpp"
-#include "shardlib/comm/shm_group.hpp"
+#include "shardlib/comm/shm/arena.hpp"
+#include "shardlib/comm/shm/group.hpp"
 #include "shm_nodes.hpp"
 #include "support.hpp"
 

@@ -11,9 +11,9 @@
 #include "shardlib/comm/collective_work.hpp"
 #include "shardlib/comm/single.hpp"
 #if defined(SHARDLIB_WITH_MPI)
-#include "shardlib/comm/mpi.hpp"
-#include "shardlib/comm/mpi_process.hpp"
-#include "shardlib/comm/mpi_watch.hpp"
+#include "shardlib/comm/mpi/backend.hpp"
+#include "shardlib/comm/mpi/process.hpp"
+#include "shardlib/comm/mpi/watch.hpp"
 #endif
 #include "support.hpp"
 

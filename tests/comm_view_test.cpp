@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "shardlib/comm/shm_view.hpp"
+#include "shardlib/comm/shm/view.hpp"
 #include "shardlib/shardlib.hpp"
 #include "shm_nodes.hpp"
 #include "support.hpp"

@@ -8,10 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "shardlib/comm/mpi_process.hpp"
-#include "shardlib/comm/shm_node.hpp"
-#include "shardlib/ops/collectives.hpp"
-#include "shardlib/ops/create.hpp"
+#include "shardlib/comm/mpi/process.hpp"
+#include "shardlib/comm/shm/node.hpp"
+#include "shardlib/shardlib.hpp"
 #include "shm_nodes.hpp"
 #include "support.hpp"
 

@@ -8,6 +8,7 @@ A comment right before a block, invisible to the reader, says how it is compiled
     <!-- test                        as it is, behind shardlib/shapes.hpp and `using namespace shardlib;`
     <!-- test: must fail             it does not compile, and the block quote (> ...) that follows is what the compiler says
     <!-- test: must fail: REGEX      it does not compile, and the compiler says this
+    <!-- test: part of FILE          its lines stand so in FILE, a path from the root, which the build compiles
     <!-- test: skip: REASON          not compiled
 
 The lines that follow, up to `-->`, are code around the block, which stands where they say `...` (else after them); an
@@ -36,7 +37,7 @@ PREFIX = '#include "shardlib/shapes.hpp"\nusing namespace shardlib;\n'
 
 
 class Block:
-    def __init__(self, path, text, match):
+    def __init__(self, root, path, text, match):
         self.name = f"{path.name}:{text.count(chr(10), 0, match.start('code')) + 1}"
         self.skip, self.fails, self.mistake, self.quote = None, False, None, None
         code = "".join(line[len(match["indent"]):] or "\n" for line in match["code"].splitlines(True))
@@ -48,9 +49,15 @@ class Block:
                 self.skip = "the test readme_example builds it"
         else:
             first, _, around = match["marker"].partition("\n")
-            verb = re.fullmatch(r"(?::\s*(?:(skip):\s*(\S.*)|(must fail)(?::\s*(\S.*))?))?", first.strip())
+            form = r"(?::\s*(?:(skip):\s*(\S.*)|(must fail)(?::\s*(\S.*))?|part of (\S+)))?"
+            verb = re.fullmatch(form, first.strip())
             if not verb:
                 self.mistake = f"`test{first}` is not among the forms that doc_snippets.py --help lists"
+                return
+            if verb[5]:
+                if code not in (root / verb[5]).read_text():
+                    self.mistake = f"its lines do not stand so in {verb[5]}"
+                self.skip = f"the build compiles {verb[5]}"
                 return
             self.skip, self.fails = verb[2], bool(verb[3])
             quoted = " ".join(line.strip()[1:].strip() for line in match["rest"].strip().splitlines())
@@ -65,9 +72,9 @@ class Block:
         self.source = whole if re.search(r"^\s*#\s*include", whole, re.M) else PREFIX + whole
 
 
-def blocks_of(path):
+def blocks_of(root, path):
     text = path.read_text()
-    found = [Block(path, text, match) for match in BLOCK.finditer(text)]
+    found = [Block(root, path, text, match) for match in BLOCK.finditer(text)]
     fences = len(re.findall(r"^[ ]*```cpp$", text, re.M))
     if fences != len(found):
         raise SystemExit(f"{path}: {fences} blocks of C++, but {len(found)} were understood")
@@ -104,7 +111,7 @@ def main():
     command = [options.compiler, "-std=c++20", "-fsyntax-only", "-fdiagnostics-color=never", f"-I{root / 'include'}",
                f"-I{root}", *flags]
     files = options.files or [root / "README.md", *sorted((root / "docs").glob("*.md"))]
-    blocks = [block for path in files for block in blocks_of(path)]
+    blocks = [block for path in files for block in blocks_of(root, path)]
     failed = 0
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         for block, wrong in zip(blocks, pool.map(lambda block: judge(command, block), blocks)):

@@ -10,7 +10,7 @@
 
 #include "op_case.hpp"
 #include "shape_specs.hpp"
-#include "shardlib/ops/reductions.hpp"
+#include "shardlib/shardlib.hpp"
 
 namespace shardlib::test {
 

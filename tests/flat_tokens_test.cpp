@@ -7,8 +7,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <shardlib/io/loader.hpp>
-#include <shardlib/io/token_files.hpp>
+#include <shardlib/io/data/loader.hpp>
+#include <shardlib/io/data/token_files.hpp>
 #include <sstream>
 #include <string>
 #include <vector>

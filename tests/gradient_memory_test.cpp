@@ -5,16 +5,10 @@
 #include <set>
 #include <vector>
 
-#include "shardlib/grad.hpp"
-#include "shardlib/interop.hpp"
-#include "shardlib/observe.hpp"
-#include "shardlib/ops/collectives.hpp"
-#include "shardlib/ops/create.hpp"
-#include "shardlib/ops/einsum.hpp"
-#include "shardlib/ops/elementwise.hpp"
-#include "shardlib/ops/index.hpp"
-#include "shardlib/ops/loss.hpp"
-#include "shardlib/ops/reductions.hpp"
+#include "shardlib/autodiff/value_and_grad.hpp"
+#include "shardlib/interop/arrays.hpp"
+#include "shardlib/runtime/observe.hpp"
+#include "shardlib/shardlib.hpp"
 #include "support.hpp"
 
 using namespace shardlib;

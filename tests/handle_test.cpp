@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "shardlib/detail/handle.hpp"
+#include "shardlib/support/handle.hpp"
 
 using namespace shardlib::detail;
 

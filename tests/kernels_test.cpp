@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "shardlib/kernels/einsum.hpp"
-#include "shardlib/kernels/einsum_schedule.hpp"
+#include "shardlib/kernels/impl/einsum_schedule.hpp"
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/gemm.hpp"
 #include "shardlib/kernels/index.hpp"
 #include "shardlib/kernels/layout.hpp"
-#include "shardlib/kernels/math.hpp"
+#include "shardlib/support/math.hpp"
 #include "shardlib/kernels/random.hpp"
 #include "shardlib/kernels/reduce.hpp"
 #include "shardlib/kernels/rows.hpp"

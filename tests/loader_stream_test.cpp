@@ -3,8 +3,8 @@
 #include <filesystem>
 #include <memory>
 #include <set>
-#include <shardlib/io/prefetch.hpp>
-#include <shardlib/io/stream.hpp>
+#include <shardlib/io/data/read_ahead.hpp>
+#include <shardlib/io/data/text_stream.hpp>
 #include <string>
 #include <vector>
 

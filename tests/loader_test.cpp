@@ -7,9 +7,9 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <shardlib/io/loader.hpp>
-#include <shardlib/io/prefetch.hpp>
-#include <shardlib/io/token_source.hpp>
+#include <shardlib/io/data/loader.hpp>
+#include <shardlib/io/data/read_ahead.hpp>
+#include <shardlib/io/data/token_source.hpp>
 #include <string>
 #include <thread>
 #include <vector>

@@ -2,7 +2,7 @@
 #define CATCH_CONFIG_RUNNER
 #include "catch.hpp"
 
-#include "shardlib/launch.hpp"
+#include "shardlib/device/launch.hpp"
 
 int main(int argc, char** argv) {
   return shardlib::run_program(argc, argv, [&] { return Catch::Session().run(argc, argv); });

@@ -3,9 +3,8 @@
 #include <cmath>
 
 #include "op_case.hpp"
-#include "shardlib/grad.hpp"
-#include "shardlib/ops/elementwise.hpp"
-#include "shardlib/ops/reductions.hpp"
+#include "shardlib/autodiff/value_and_grad.hpp"
+#include "shardlib/shardlib.hpp"
 
 namespace {
 

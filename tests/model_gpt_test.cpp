@@ -12,6 +12,7 @@
 
 #include "../examples/gpt_model.hpp"
 #include "gpt_reference.hpp"
+#include "gpt_spelled.hpp"
 #include "support.hpp"
 
 using namespace shardlib;
@@ -20,7 +21,6 @@ using namespace shardlib::test;
 namespace {
 
 using GptMesh = Mesh<"d t">;
-using Causal = Tensor<bool_, "Qlen Klen">;
 using Leaves = std::vector<HostArray<f32>>;
 
 constexpr gpt_reference::Shape shape{.B = 8, .L = 12, .M = 16, .Q = 2, .K = 4, .D = 4, .F = 24, .V = 32, .layers = 2};
@@ -68,23 +68,23 @@ gpt::Batch batch(const GptMesh& mesh) {
           full<f32, "B/d L">(mesh, sizes, 1.0 / static_cast<double>(host.inputs.size()))};
 }
 
-/// gpt::loss with each layer called directly, so that everything is kept and nothing computed twice.
-auto loss_without_recompute(const gpt::Model& w, const gpt::Batch& batch, const Causal& causal,
-                            const gpt::Form& form) -> Tensor<f32, "+d +t"> {
-  const auto mask = gpt::segment_mask(batch.segments, causal);
-  const auto embed = all_gather<"V/t M/d -> V/t M">(w.embed);
-  gpt::Residual x =
-      reduce_scatter<"B/d L M +t -> B/d L M/t">(index_unreduced<"[V/t] M, B/d L -> B/d L M +t">(embed, batch.inputs));
-  for (const gpt::Layer& weights : w.layers) x = gpt::layer(x, mask, weights, form, {});
-  const auto y = gpt::gathered_norm(x, w.final_norm);
-  const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M">(w.unembed[0]);
-  const auto logits = einsum_unreduced<"B/d L M, V/t M -> B/d L V/t">(y, unembed);
-  const auto losses = form.library_loss ? cross_entropy(logits, batch.targets) : gpt::token_losses(logits, batch.targets);
-  return sum<"B/d L +t -> +d +t">(losses * batch.weights);
+using Logits = Tensor<f32, "B/d L V/t">;
+Tensor<bool_, "Qlen Klen"> causal(const GptMesh& mesh) {
+  return causal_mask<"Qlen Klen">(mesh, sized(shape.L), sized(shape.L));
 }
 
+/// gpt::logits with each layer called directly, so that everything is kept and nothing computed twice.
+Logits logits_without_recompute(const gpt::Model& w, const gpt::Batch& batch, const gpt::Form& form) {
+  const auto embed = all_gather<"V/t M/d -> V/t M">(w.embed);
+  gpt::Residual x = gpt::embedded(embed, batch.inputs);
+  for (const gpt::Layer& weights : w.layers) x = gpt::layer(x, batch.segments, weights, form);
+  const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M">(w.unembed[0]);
+  return gpt::unembedded(x, w.final_norm, unembed);
+}
+
+/// Where a step differs from gpt::loss.
 struct Variant {
-  bool tied = false, library_loss = false, recompute = true, fused_attention = false;
+  bool tied = false, library_loss = false, recompute = true, spelled_attention = false;
 };
 
 /// The loss and, whole, every gradient.
@@ -94,11 +94,19 @@ struct Result {
 };
 
 Result step(const GptMesh& mesh, Variant variant) {
-  const auto loss = variant.recompute ? gpt::loss : loss_without_recompute;
-  const auto [l, gradients] =
-      value_and_grad(mesh, loss, random_model(mesh, variant.tied), batch(mesh),
-                     variant.fused_attention ? Causal() : causal_mask<"Qlen Klen">(mesh, sized(shape.L), sized(shape.L)),
-                     gpt::Form{.library_loss = variant.library_loss});
+  const auto model = random_model(mesh, variant.tied);
+  const auto differentiated = [&]() -> std::pair<Tensor<f32, "+d +t">, gpt::Model> {
+    if (!variant.library_loss && variant.recompute && !variant.spelled_attention)
+      return value_and_grad(mesh, gpt::loss, model, batch(mesh), gpt::Form{});
+    const auto loss = [&](const gpt::Model& w, const gpt::Batch& batch, const gpt::Form& form) -> Tensor<f32, "+d +t"> {
+      const Logits logits = variant.spelled_attention ? gpt_spelled::logits(w, batch, causal(mesh), form)
+                            : variant.recompute       ? gpt::logits(w, batch.inputs, batch.segments, form)
+                                                      : logits_without_recompute(w, batch, form);
+      return variant.library_loss ? gpt_spelled::library_loss(logits, batch) : gpt::mean_loss(logits, batch);
+    };
+    return value_and_grad(mesh, loss, model, batch(mesh), gpt::Form{});
+  };
+  const auto [l, gradients] = differentiated();
   return {item(all_reduce<"+d +t -> ">(l)), fetch(gradients)};
 }
 
@@ -181,7 +189,7 @@ gpt_reference::Weights in_f64(const Subject& subject) {
 
 TEST_CASE("gpt: loss and every gradient are equal on every mesh, and on threads and MPI bit for bit", "[model]") {
   for (const Variant variant :
-       {Variant{}, Variant{.tied = true}, Variant{.library_loss = true}, Variant{.fused_attention = true}}) {
+       {Variant{}, Variant{.tied = true}, Variant{.library_loss = true}, Variant{.spelled_attention = true}}) {
     const auto names = names_of_leaves(variant.tied);
     const auto run = [&](const GptMesh& mesh) { return step(mesh, variant); };
     const Result alone = on_threads("d=1,t=1", run);
@@ -212,14 +220,11 @@ TEST_CASE("gpt: the library's cross_entropy gives what the spelled loss gives", 
   });
 }
 
-TEST_CASE("gpt: the library's causal_attention gives what the spelled attention gives", "[model]") {
+TEST_CASE("gpt: the library's causal_attention gives what attention in einsums gives", "[model]") {
   for (const char* mesh : {"d=1,t=1", "d=2,t=2"})
     on_mesh(mesh, [](const std::shared_ptr<Device>& device) {
       const GptMesh on(device);
-      const auto names = leaf_names(random_model(on, false));
-      const Result fused = step(on, {.fused_attention = true});
-      expect_close(fused, step(on, {}), 1e-5, names);
-      expect_same_bits(fused, step(on, {.recompute = false, .fused_attention = true}), names);
+      expect_close(step(on, {}), step(on, {.spelled_attention = true}), 1e-5, leaf_names(random_model(on, false)));
     });
 }
 
@@ -285,20 +290,45 @@ struct LayerAndInput {
   gpt::Residual x;
 };
 
-/// How often each op ran in one step of one layer, and the multiply-adds of its einsums.
-std::map<std::string, detail::State::Count> counts(const GptMesh& mesh, bool recompute) {
-  const auto loss = [recompute](const LayerAndInput& in, const gpt::Mask& mask) -> Tensor<f32, "+d +t"> {
-    const auto y = recompute ? explicit_activation_checkpointing(gpt::layer)(in.x, mask, in.weights, gpt::Form{}, gpt::Sampling{})
-                             : gpt::layer(in.x, mask, in.weights, {}, {});
-    return mean<"B/d L M/t -> +d +t">(y);
-  };
+using Counts = std::map<std::string, detail::State::Count>;
+
+/// How often each op ran in one step of one layer, and its multiply-adds. `loss(in, seen)`: the mean of the layer's
+/// result, as what it attends to says; that is a mask, or the segments.
+template <class Loss, class Seen>
+Counts counts(const GptMesh& mesh, const Loss& loss, const Seen& seen) {
   const LayerAndInput in{random_model(mesh, false).layers[0], random_normal<f32, "B/d L M/t">(mesh, sizes, {2, 0})};
-  const auto mask =
-      gpt::segment_mask(batch(mesh).segments, causal_mask<"Qlen Klen">(mesh, sized(shape.L), sized(shape.L)));
   auto& counts = detail::state(mesh.device()).counts;
   counts.clear();
-  static_cast<void>(value_and_grad(mesh, loss, in, mask));
+  static_cast<void>(value_and_grad(mesh, loss, in, seen));
   return {counts.begin(), counts.end()};
+}
+/// Of the layer whose attention is one op, or einsums.
+Counts counts(const GptMesh& mesh, bool recompute, bool spelled) {
+  const auto mean_of = [recompute](const auto& layer) {
+    return [=](const LayerAndInput& in, const auto& seen) -> Tensor<f32, "+d +t"> {
+      const auto y = recompute ? explicit_activation_checkpointing(layer)(in.x, seen, in.weights, gpt::Form{})
+                               : layer(in.x, seen, in.weights, gpt::Form{});
+      return mean<"B/d L M/t -> +d +t">(y);
+    };
+  };
+  const auto segments = batch(mesh).segments;
+  if (spelled) return counts(mesh, mean_of(gpt_spelled::layer), gpt_spelled::segment_mask(segments, causal(mesh)));
+  return counts(mesh, mean_of(gpt::layer), segments);
+}
+
+/// What recomputing adds to the calls of each op.
+std::map<std::string, std::int64_t> added(const Counts& with, const Counts& without) {
+  std::map<std::string, std::int64_t> more;
+  for (const auto& [op, count] : with) {
+    const auto it = without.find(op);
+    if (const auto calls = count.calls - (it == without.end() ? 0 : it->second.calls); calls != 0) more[op] = calls;
+  }
+  return more;
+}
+void expect_added(const std::map<std::string, std::int64_t>& is, const std::map<std::string, std::int64_t>& due) {
+  std::string text;
+  for (const auto& [op, calls] : is) text += op + " " + std::to_string(calls) + ", ";
+  expect(is == due, "computed again: " + text);
 }
 
 }  // namespace
@@ -311,32 +341,44 @@ TEST_CASE("gpt: a layer's backward computes again what it needs, and nothing els
       {"all_gather", 11},
       // The norms times their gains, as operands of the gradients of w_q, w_k, w_v, w_gate, w_up.
       {"rms_norm", 2},
+      {"*", 2},
+      // Heads, an operand of the gradient of w_o, and what the derivative of attention needs.
+      {"causal_attention", 1},
+      // swish(gate) * up, an operand of the gradient of w_down.
+      {"map", 1},
+  };
+  for (const char* mesh : {"d=1,t=1", "d=2,t=2"})
+    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+      const auto with = counts(GptMesh(device), true, false), without = counts(GptMesh(device), false, false);
+      expect_added(added(with, without), expected);
+      // Forward 7 einsums; backward two for each. No einsum runs again.
+      expect(without.at("einsum_unreduced").calls == 21, "einsums without recompute");
+      expect(with.at("einsum_unreduced").flops == without.at("einsum_unreduced").flops, "FLOPs of einsums");
+      // Forward 11 gathers and 2 scatters; backward each becomes the other.
+      expect(without.at("all_gather").calls == 13 && without.at("reduce_scatter").calls == 13, "collectives");
+    });
+}
+
+TEST_CASE("gpt: with attention in einsums a layer's backward computes scores and heads again", "[model]") {
+  const std::map<std::string, std::int64_t> expected{
+      // As with causal_attention.
+      {"all_gather", 11},
+      {"rms_norm", 2},
+      {"*", 2},
+      {"map", 1},
       // Scores, and heads, an operand of the gradient of w_o. Not q, k, v, gate, up, nor the two output products.
       {"einsum_unreduced", 2},
-      {"*", 2},
       // From scores to probabilities.
       {"scale", 1},
       {"where", 1},
       {"softmax", 1},
-      // swish(gate) * up, an operand of the gradient of w_down.
-      {"map", 1},
       // Of q, k, v and the probabilities, without a copy.
       {"rename", 4},
   };
   for (const char* mesh : {"d=1,t=1", "d=2,t=2"})
     on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
-      const auto with = counts(GptMesh(device), true), without = counts(GptMesh(device), false);
-      std::string text;
-      std::map<std::string, std::int64_t> again;
-      for (const auto& [op, count] : with) {
-        const auto it = without.find(op);
-        const std::int64_t more = count.calls - (it == without.end() ? 0 : it->second.calls);
-        if (more != 0) {
-          again[op] = more;
-          text += op + " " + std::to_string(more) + ", ";
-        }
-      }
-      expect(again == expected, "computed again: " + text);
+      const auto with = counts(GptMesh(device), true, true), without = counts(GptMesh(device), false, true);
+      expect_added(added(with, without), expected);
       // Of both products: B L^2 Q K D multiply-adds, on this device's share of batch and heads.
       const auto product = static_cast<double>(shape.B * shape.L * shape.L * shape.Q * shape.K * shape.D) * 2.0;
       const double more = with.at("einsum_unreduced").flops - without.at("einsum_unreduced").flops;

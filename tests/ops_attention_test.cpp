@@ -3,15 +3,10 @@
 #include <cmath>
 
 #include "op_case.hpp"
+#include "shardlib/autodiff/value_and_grad.hpp"
 #include "shardlib/comm/dry.hpp"
-#include "shardlib/grad.hpp"
-#include "shardlib/interop.hpp"
-#include "shardlib/ops/attention.hpp"
-#include "shardlib/ops/collectives.hpp"
-#include "shardlib/ops/create.hpp"
-#include "shardlib/ops/einsum.hpp"
-#include "shardlib/ops/layout.hpp"
-#include "shardlib/ops/norms.hpp"
+#include "shardlib/interop/arrays.hpp"
+#include "shardlib/shardlib.hpp"
 
 using namespace shardlib;
 using namespace shardlib::test;

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "op_case.hpp"
-#include "shardlib/ops/collectives.hpp"
+#include "shardlib/shardlib.hpp"
 
 using namespace shardlib;
 using namespace shardlib::test;

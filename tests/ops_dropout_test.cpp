@@ -1,6 +1,6 @@
 // Dropout: the same elements on every mesh, forward and backward.
 #include "op_case.hpp"
-#include "shardlib/ops/dropout.hpp"
+#include "shardlib/shardlib.hpp"
 
 using namespace shardlib;
 using namespace shardlib::test;

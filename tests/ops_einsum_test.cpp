@@ -1,8 +1,6 @@
 // einsum_unreduced: every row of its table, forward and backward.
 #include "op_case.hpp"
-#include "shardlib/ops/collectives.hpp"
-#include "shardlib/ops/create.hpp"
-#include "shardlib/ops/einsum.hpp"
+#include "shardlib/shardlib.hpp"
 
 using namespace shardlib;
 using namespace shardlib::test;

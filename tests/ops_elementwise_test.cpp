@@ -1,7 +1,7 @@
 // Elementwise arithmetic, comparisons, where, map and casts: broadcasting by name, pending sums, each with its VJP.
 #include "op_case.hpp"
-#include "shardlib/ops/elementwise.hpp"
-#include "shardlib/spmd.hpp"
+#include "shardlib/interop/shard_map.hpp"
+#include "shardlib/shardlib.hpp"
 
 using namespace shardlib;
 using namespace shardlib::test;

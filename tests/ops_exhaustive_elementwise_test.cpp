@@ -1,7 +1,7 @@
 // Elementwise ops over every pair of small specs on two axes, enumerated at run time: which are legal by the rules, and
 // for those the value and each cotangent against whole arrays in f64.
 //
-// The loops are those that the typed ops call: Pointwise for + - * /, LinearKernel for negation and scaling, MapLoops
+// The loops are those that the typed ops call: Pointwise for + - * /, Linear for negation and scaling, MapLoops
 // for maps (forward, one cotangent, all cotangents in one loop), sum_kernel where a cotangent sheds broadcast dims. The
 // VJPs are put together here from the same ops, each step under its own rule. The kernels of `where` and `masked` are
 // inside their typed functions; here MapLoops stands in for them, so this checks their rules, and
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "exhaustive.hpp"
-#include "shardlib/ops/elementwise.hpp"
+#include "shardlib/shardlib.hpp"
 
 using namespace shardlib;
 using namespace shardlib::test;
@@ -142,7 +142,7 @@ ValuePtr apply(Rule2 rule, const ValuePtr& a, const ValuePtr& b) {
 }
 ValuePtr negative(const ValuePtr& x) {
   return compute("negate", x, *x->spec,
-                 [&](const detail::Value& out) { return detail::LinearKernel<detail::Negate, f32>{}(*x, out); });
+                 [&](const detail::Value& out) { return detail::Linear<detail::Negate, f32>{}(*x, out); });
 }
 template <class F>
 std::function<ValuePtr(const std::vector<ValuePtr>&, const TensorSpec&)> run_of(Rule2 rule) {
@@ -206,22 +206,22 @@ struct Larger {
   auto operator()(auto p, auto q) const { return p < q ? q * q : p * q; }
 };
 TEST_CASE("map over every pair of specs", "[ops][exhaustive][slow]") {
-  using Loops = detail::MapLoops<Larger, f32, f32, f32>;
+  static const detail::MapLoops<Larger, f32, f32, f32> loops{Larger{}};
   const auto legal = legal_pairs(mapped, 1);
   Elementwise op{"map",
                  {Draw::odd, Draw::even},
                  two_f32,
                  [](const auto& x, const TensorSpec& out) {
                    return compute("map", x[0], out,
-                                  [&](const detail::Value& shape) { return Loops::forward({}, x, shape); });
+                                  [&](const detail::Value& shape) { return detail::map_forward(loops, x, shape); });
                  },
                  [](In v) { return Larger{}(v[0], v[1]); },
-                 [](const auto& x, const ValuePtr& ct) { return Loops::pull_all({}, *ct, x); },
+                 [](const auto& x, const ValuePtr& ct) { return detail::map_pull_all(loops, *ct, x); },
                  {[](In v) { return v[0] < v[1] ? 0 : v[1]; }, [](In v) { return v[0] < v[1] ? 2 * v[1] : v[0]; }}};
   check(op, legal);
   op.name = "map, one cotangent at a time";
   op.pull = [](const auto& x, const ValuePtr& ct) {
-    return std::vector{Loops::pull<0>({}, *ct, x), Loops::pull<1>({}, *ct, x)};
+    return std::vector{detail::map_pull(loops, 0, *ct, x), detail::map_pull(loops, 1, *ct, x)};
   };
   check(op, legal);
 }
@@ -233,13 +233,13 @@ struct Keep {
   }
 };
 TEST_CASE("masked over every pair of specs", "[ops][exhaustive][slow]") {
-  using Loops = detail::MapLoops<Keep, f32, bool_, f32>;
+  static const detail::MapLoops<Keep, f32, bool_, f32> loops{Keep{}};
   check({"masked",
          {Draw::truth, Draw::odd},
          {DType::bool_, DType::f32},
          [](const auto& x, const TensorSpec& out) {
            return compute("masked", x[1], out,
-                          [&](const detail::Value& shape) { return Loops::forward({}, x, shape); });
+                          [&](const detail::Value& shape) { return detail::map_forward(loops, x, shape); });
          },
          [](In v) { return v[0] != 0 ? v[1] : 0; },
          [](const auto& x, const ValuePtr& ct) {
@@ -247,7 +247,7 @@ TEST_CASE("masked over every pair of specs", "[ops][exhaustive][slow]") {
            const rules::Verdict verdict = masking(text_of(x[0]), text_of(ct));
            const TensorSpec& spec = accepted(verdict);
            return std::vector<ValuePtr>{nullptr, compute("masked", ct, spec, [&](const detail::Value& shape) {
-                                          return Loops::forward({}, {x[0], ct}, shape);
+                                          return detail::map_forward(loops, {x[0], ct}, shape);
                                         })};
          },
          {nullptr, [](In v) { return v[0]; }}},
@@ -261,7 +261,7 @@ struct Choose {
   }
 };
 TEST_CASE("where over every triple of specs", "[ops][exhaustive][slow]") {
-  using Loops = detail::MapLoops<Choose, f32, bool_, f32, f32>;
+  static const detail::MapLoops<Choose, f32, bool_, f32, f32> loops{Choose{}};
   const auto operands = layouts({{}, {"A"}, {"A", "B"}});
   std::vector<Legal> legal;
   std::size_t refused = 0;
@@ -281,19 +281,19 @@ TEST_CASE("where over every triple of specs", "[ops][exhaustive][slow]") {
          {Draw::truth, Draw::odd, Draw::even},
          {DType::bool_, DType::f32, DType::f32},
          [](const auto& x, const TensorSpec& out) {
-           return compute("where", x[1], out, [&](const detail::Value& shape) { return Loops::forward({}, x, shape); });
+           return compute("where", x[1], out, [&](const detail::Value& shape) { return detail::map_forward(loops, x, shape); });
          },
          [](In v) { return v[0] != 0 ? v[1] : v[2]; },
          [](const auto& x, const ValuePtr& ct) {
-           return std::vector<ValuePtr>{nullptr, Loops::template pull<1>({}, *ct, x),
-                                        Loops::template pull<2>({}, *ct, x)};
+           return std::vector<ValuePtr>{nullptr, detail::map_pull(loops, 1, *ct, x),
+                                        detail::map_pull(loops, 2, *ct, x)};
          },
          {nullptr, [](In v) { return v[0]; }, [](In v) { return 1 - v[0]; }}},
         legal);
 }
 
 TEST_CASE("functions of one operand over every spec", "[ops][exhaustive][slow]") {
-  using Loops = detail::MapLoops<detail::exp_function, f32, f32>;
+  static const detail::MapLoops<detail::exp_function, f32, f32> loops{detail::exp_function{}};
   std::vector<Legal> linear, nonlinear;
   for (const auto& x : layouts({{}, {"A"}, {"A", "B"}})) {
     const std::vector in{&interned(x.text)};
@@ -317,10 +317,10 @@ TEST_CASE("functions of one operand over every spec", "[ops][exhaustive][slow]")
          {Draw::odd},
          {DType::f32},
          [](const auto& x, const TensorSpec& out) {
-           return compute("exp", x[0], out, [&](const detail::Value& shape) { return Loops::forward({}, x, shape); });
+           return compute("exp", x[0], out, [&](const detail::Value& shape) { return detail::map_forward(loops, x, shape); });
          },
          [](In v) { return std::exp(v[0]); },
-         [](const auto& x, const ValuePtr& ct) { return std::vector{Loops::template pull<0>({}, *ct, x)}; },
+         [](const auto& x, const ValuePtr& ct) { return std::vector{detail::map_pull(loops, 0, *ct, x)}; },
          {[](In v) { return std::exp(v[0]); }},
          1e-5},
         nonlinear);

@@ -1,7 +1,7 @@
 // Reductions and layout ops over every small spec on two axes, enumerated at run time: which are legal by the rules,
 // and for those the value and the cotangent against whole arrays in f64.
 //
-// The kernels are those that the typed ops call: sum_kernel, repeat_kernel, LinearKernel (for mean), and permute.
+// The kernels are those that the typed ops call: sum_kernel, repeat_kernel, Linear (for mean), and permute.
 // rename, merge and split pass the operand's bytes on, so what is checked is that under the rule's spec these are the
 // result. Transposes run under the dual specs and, where they are ops, their rules. Not here, as their kernels are
 // inside typed functions: max and argmax (ops_exhaustive_typed_test.cpp), concat and its transpose
@@ -11,8 +11,9 @@
 #include <vector>
 
 #include "exhaustive.hpp"
-#include "shardlib/ops/elementwise.hpp"
-#include "shardlib/ops/layout.hpp"
+#include "shardlib/kernels/layout.hpp"
+#include "shardlib/kernels/strided.hpp"
+#include "shardlib/shardlib.hpp"
 
 using namespace shardlib;
 using namespace shardlib::test;
@@ -98,7 +99,7 @@ ValuePtr repeat_to(const ValuePtr& x, const TensorSpec& to) {
 }
 ValuePtr divided(const ValuePtr& x, std::int64_t n) {
   return compute("scale", x, *x->spec, [&](const detail::Value& out) {
-    return detail::LinearKernel<detail::Divide<float>, f32>{{static_cast<float>(n)}}(*x, out);
+    return detail::Linear<detail::OverNumber<float>, f32>{{static_cast<float>(n)}}(*x, out);
   });
 }
 std::int64_t elements(const TensorSpec& spec) {

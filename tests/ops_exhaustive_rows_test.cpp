@@ -9,8 +9,7 @@
 #include <vector>
 
 #include "exhaustive.hpp"
-#include "shardlib/ops/index.hpp"
-#include "shardlib/ops/norms.hpp"
+#include "shardlib/shardlib.hpp"
 
 using namespace shardlib;
 using namespace shardlib::test;

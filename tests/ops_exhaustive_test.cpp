@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "exhaustive.hpp"
-#include "shardlib/ops/collectives.hpp"
-#include "shardlib/ops/einsum.hpp"
+#include "shardlib/runtime/padding.hpp"
+#include "shardlib/shardlib.hpp"
 
 using namespace shardlib;
 using namespace shardlib::test;
@@ -52,8 +52,7 @@ const std::vector<Collective>& collectives() {
       {"all_reduce", rules::all_reduce, rules::all_reduce, summed, 9},
       {"all_to_all", rules::all_to_all, rules::all_to_all, detail::exchange, 20},
       {"to_partial", rules::to_partial, rules::to_partial, detail::keep_on_first, 9},
-      {"slice", rules::slice, nullptr,
-       [](const detail::Value& in, const detail::Value& out) { return detail::cut_block(in, out, false); }, 22},
+      {"slice", rules::slice, nullptr, detail::cut_block, 22},
   };
   return all;
 }
@@ -105,7 +104,7 @@ TEST_CASE("every collective over two dims and two axes", "[ops][exhaustive]") {
         // On the axes that the op does not name, the cotangent is what it is; here the same as the operand.
         const auto part = place(device, DType::f32, ct.spec, x);
         const auto whole = result_of("embed", *part, due.spec);
-        whole->storage->buffer = detail::cut_block(*part, *whole, true);
+        whole->storage->buffer = detail::embed_block(*part, *whole);
         expect_close(assemble(*whole, due.spec), x, DType::f32, 0, what + ", transposed");
       }
     });

@@ -9,8 +9,7 @@
 
 #include "op_case.hpp"
 #include "shape_specs.hpp"
-#include "shardlib/ops/collectives.hpp"
-#include "shardlib/ops/reductions.hpp"
+#include "shardlib/shardlib.hpp"
 
 using namespace shardlib;
 using namespace shardlib::test;

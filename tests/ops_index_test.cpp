@@ -1,7 +1,6 @@
 // index_unreduced and cross_entropy: lookups in tables that may be sharded along the looked-up dim.
 #include "op_case.hpp"
-#include "shardlib/ops/index.hpp"
-#include "shardlib/ops/loss.hpp"
+#include "shardlib/shardlib.hpp"
 
 using namespace shardlib;
 using namespace shardlib::test;

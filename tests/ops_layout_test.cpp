@@ -1,7 +1,6 @@
 // rename, rearrange, transpose, merge, split, concat, stack and broadcast, with their VJPs.
 #include "op_case.hpp"
-#include "shardlib/ops/layout.hpp"
-#include "shardlib/ops/reductions.hpp"
+#include "shardlib/shardlib.hpp"
 
 using namespace shardlib;
 using namespace shardlib::test;

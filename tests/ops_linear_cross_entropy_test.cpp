@@ -11,6 +11,7 @@
 
 #include "op_case.hpp"
 #include "shardlib/comm/dry.hpp"
+#include "shardlib/runtime/observe.hpp"
 #include "shardlib/shardlib.hpp"
 
 using namespace shardlib;

@@ -3,9 +3,7 @@
 #include <numeric>
 
 #include "op_case.hpp"
-#include "shardlib/ops/elementwise.hpp"
-#include "shardlib/ops/norms.hpp"
-#include "shardlib/ops/reductions.hpp"
+#include "shardlib/shardlib.hpp"
 
 using namespace shardlib;
 using namespace shardlib::test;

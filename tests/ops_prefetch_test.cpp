@@ -3,14 +3,10 @@
 #include <cstring>
 #include <map>
 
+#include "shardlib/autodiff/value_and_grad.hpp"
 #include "shardlib/comm/dry.hpp"
-#include "shardlib/grad.hpp"
-#include "shardlib/observe.hpp"
-#include "shardlib/ops/collectives.hpp"
-#include "shardlib/ops/create.hpp"
-#include "shardlib/ops/einsum.hpp"
-#include "shardlib/ops/elementwise.hpp"
-#include "shardlib/ops/reductions.hpp"
+#include "shardlib/runtime/observe.hpp"
+#include "shardlib/shardlib.hpp"
 #include "support.hpp"
 
 using namespace shardlib;

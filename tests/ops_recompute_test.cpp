@@ -3,12 +3,8 @@
 #include <map>
 
 #include "op_case.hpp"
-#include "shardlib/grad.hpp"
-#include "shardlib/ops/collectives.hpp"
-#include "shardlib/ops/create.hpp"
-#include "shardlib/ops/einsum.hpp"
-#include "shardlib/ops/elementwise.hpp"
-#include "shardlib/ops/reductions.hpp"
+#include "shardlib/autodiff/value_and_grad.hpp"
+#include "shardlib/shardlib.hpp"
 
 using namespace shardlib;
 using namespace shardlib::test;

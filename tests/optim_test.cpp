@@ -2,9 +2,9 @@
 #include <algorithm>
 
 #include "reference.hpp"
-#include "shardlib/grad.hpp"
-#include "shardlib/optim.hpp"
-#include "shardlib/schedule.hpp"
+#include "shardlib/autodiff/value_and_grad.hpp"
+#include "shardlib/optim/optimizers.hpp"
+#include "shardlib/optim/lr_schedule.hpp"
 
 using namespace shardlib;
 using namespace shardlib::test;

@@ -75,9 +75,8 @@ inline Whole unpipelined(bool tied, const std::string& stage_mesh = "d=1,t=1") {
     put(whole.weights, model);
     gpt::Model sum = zeros_like(model);
     double total = 0;
-    const auto causal = causal_mask<"Qlen Klen">(mesh, length, length);
     for (int m = 0; m < microbatches; ++m) {
-      const auto [loss, gradients] = value_and_grad(mesh, gpt::loss, model, batch(mesh, m), causal, gpt::Form{});
+      const auto [loss, gradients] = value_and_grad(mesh, gpt::loss, model, batch(mesh, m), gpt::Form{});
       total += static_cast<double>(item(all_reduce<"+d +t -> ">(loss)));
       sum = map_tree([](const auto& a, const auto& b) { return a + b; }, sum, gradients);
     }
@@ -93,8 +92,7 @@ struct Staging {
       : mesh(device),
         layer_map(schedule, layers),
         mine(layer_map.of_rank(mesh.rank())),
-        model(gpt::empty_stages(schedule, layer_map, mesh.rank(), tied)),
-        causal(causal_mask<"Qlen Klen">(mesh.stage(), length, length)) {
+        model(gpt::empty_stages(schedule, layer_map, mesh.rank(), tied)) {
     for_each_leaf(
         [&](std::string_view name, auto& leaf) {
           leaf = place<std::remove_cvref_t<decltype(leaf)>>(mesh.stage(), weights.at(name_in_model(name)));
@@ -112,16 +110,15 @@ struct Staging {
   template <class Program>
   [[nodiscard]] Program program() const {
     if constexpr (std::is_same_v<Program, gpt::Stages>)
-      return {layer_map, batches, causal, {}};
+      return {layer_map, batches, {}};
     else
-      return {{layer_map, batches, causal, {}}};
+      return {{layer_map, batches, {}}};
   }
 
   Staged mesh;
   pipeline::LayerMap layer_map;
   std::vector<int> mine;
   gpt::StageModel model;
-  Tensor<bool_, "Qlen Klen"> causal;
   std::vector<gpt::Batch> batches;
 };
 

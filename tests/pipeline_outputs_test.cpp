@@ -31,7 +31,7 @@ struct WithOutputs : gpt::Stages {
   [[nodiscard]] auto loss(const gpt::StageModel& w, const gpt::Residual& x, const pipeline::Place& place) const
       -> std::tuple<Tensor<f32, "+d +t">, pipeline::Concat<"N", Logits>, pipeline::Concat<"B", Losses>> {
     const auto y = logits(w, x);
-    return {gpt::mean_loss(y, at(place), form), {y}, {losses_of(y, at(place))}};
+    return {gpt::mean_loss(y, at(place)), {y}, {losses_of(y, at(place))}};
   }
   [[nodiscard]] auto outputs(const gpt::StageModel& w, const gpt::Residual& x, const pipeline::Place&) const
       -> pipeline::Concat<"N", Logits> {
@@ -55,10 +55,9 @@ Due due_on(const std::string& stage_mesh, const Whole& whole) {
           leaf = place<std::remove_cvref_t<decltype(leaf)>>(mesh, whole.weights.at(std::string(name)));
         },
         model);
-    const auto causal = causal_mask<"Qlen Klen">(mesh, length, length);
     for (int m = 0; m < microbatches; ++m) {
       const auto of = batch(mesh, m);
-      const auto y = gpt::logits(model, of.inputs, gpt::segment_mask(of.segments, causal), gpt::Form{}, {}, nullptr);
+      const auto y = gpt::logits(model, of.inputs, of.segments, gpt::Form{});
       const auto put = [&](const HostArray<f32>& from, HostArray<f32>& to) {
         if (mesh.index() == 0) std::ranges::copy(from.data, to.data.begin() + m * std::ssize(from.data));
       };

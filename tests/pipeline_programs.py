@@ -236,7 +236,7 @@ def tutorial(p):
     done, steps = losses("--mesh=p=2,d=2,t=1", "--batch=16")
     done.check(len(steps) == 6 and apart(steps[:1], one[:1]) < CLOSE, "over d too")
     for option, word in [(f"--data={p.text}", "--data"), ("--tied", "--tied"), ("--vocabulary=5", "--vocabulary"),
-                         ("--validate-every=2", "--validate-every"), ("--attention=einsum", "--attention")]:
+                         ("--validate-every=2", "--validate-every")]:
         p.run("gpt_pipeline", [*sizes, "--mesh=p=2", option]).fails(2, word, "jaxpp-tutorial", "leave it out")
     p.run("gpt_pipeline", [*sizes, "--mesh=p=2", "--model=bert"]).fails(2, "bert", "jaxpp-tutorial")
 

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "shardlib/backward.hpp"
+#include "shardlib/autodiff/backward.hpp"
 #include "support.hpp"
 
 namespace shardlib::test {

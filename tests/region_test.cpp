@@ -19,7 +19,7 @@
 #include "catch.hpp"
 #include "resident.hpp"
 #include "scratch.hpp"
-#include "shardlib/buffer.hpp"
+#include "shardlib/memory/buffer.hpp"
 
 using namespace shardlib;
 

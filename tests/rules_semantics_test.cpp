@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "shape_specs.hpp"
-#include "shardlib/rules.hpp"
+#include "shardlib/rules/all.hpp"
 
 using namespace shardlib;
 

@@ -7,8 +7,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "shardlib/rules.hpp"
-#include "shardlib/tensor.hpp"
+#include "shardlib/rules/all.hpp"
+#include "shardlib/types/tensor.hpp"
 
 using namespace shardlib;
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "shape_specs.hpp"
-#include "shardlib/rules.hpp"
-#include "shardlib/spec_functions.hpp"
+#include "shardlib/rules/all.hpp"
+#include "shardlib/types/spec_functions.hpp"
 
 using namespace shardlib;
 

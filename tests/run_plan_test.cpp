@@ -2,7 +2,7 @@
 // meshes that are not there; the graph of a layer; and the trace of real steps.
 #include <shardlib/comm/dry.hpp>
 #if defined(SHARDLIB_WITH_MPI)
-#include <shardlib/comm/shm_node.hpp>
+#include <shardlib/comm/shm/node.hpp>
 #endif
 #include <shardlib/comm/threads.hpp>
 #include <shardlib/run/dry_run.hpp>
@@ -65,8 +65,7 @@ struct Subject {
       return from_memory<T, "B/d L">(mesh, {{"B", B}, {"L", L}}, std::span<const T>(values));
     };
     const gpt::Batch batch{tensor(rows.inputs), tensor(rows.targets), tensor(rows.segments), tensor(rows.weights)};
-    const auto [loss, grads] =
-        value_and_grad(mesh, gpt::loss, state.weights, batch, causal_mask<"Qlen Klen">(mesh, L, L), gpt::Form{});
+    const auto [loss, grads] = value_and_grad(mesh, gpt::loss, state.weights, batch, gpt::Form{});
     const double norm = global_norm(mesh, grads);
     AdamW().update(state.weights, state.mean, state.variance, grads, 1e-3, 1.0, 0, [](auto) { return true; });
     return {item(all_reduce<"+d +t -> ">(loss)), norm};
@@ -359,14 +358,13 @@ struct LayerAndInput {
 
 void one_layer(const std::shared_ptr<Device>& device) {
   const GptMesh mesh(device);
-  const Sizes sizes{{"B", 8}, {"L", 32}, {"Qlen", 32}, {"Klen", 32}, {"M", 64},
-                    {"Q", 2}, {"K", 4},  {"D", 16},    {"F", 192}};
+  const Sizes sizes{{"B", 8}, {"L", 32}, {"M", 64}, {"Q", 2}, {"K", 4}, {"D", 16}, {"F", 192}};
   LayerAndInput weights;
   for_each_leaf([&]<Spec S>(std::string_view, Tensor<f32, S>& w) { w = zeros<f32, S>(mesh, sizes); }, weights);
-  const auto loss = [](const LayerAndInput& w, const gpt::Mask& mask) -> Tensor<f32, "+d +t"> {
-    return sum(explicit_activation_checkpointing(gpt::layer)(w.x, mask, w.layer, gpt::Form{}, gpt::Sampling{}));
+  const auto loss = [](const LayerAndInput& w, const Tensor<i32, "B/d L">& segments) -> Tensor<f32, "+d +t"> {
+    return sum(explicit_activation_checkpointing(gpt::layer)(w.x, segments, w.layer, gpt::Form{}));
   };
-  static_cast<void>(value_and_grad(mesh, loss, weights, gpt::Mask{full<bool_, "B/d Qlen Klen">(mesh, sizes, 1), {}}));
+  static_cast<void>(value_and_grad(mesh, loss, weights, zeros<i32, "B/d L">(mesh, sizes)));
 }
 
 int count(const std::string& text, const std::string& part) {
@@ -408,8 +406,9 @@ TEST_CASE("the graph of a layer has its weights, its collectives and what flows,
   int unread = 0;
   for (const auto& node : nodes) unread += from.contains(node) ? 0 : 1;
   REQUIRE(unread == 1 + 10);
-  // 9 weights, the input and the mask come from elsewhere; the cotangent 1 is made of nothing.
-  REQUIRE(nodes.size() - to.size() == 9 + 2 + 1);
+  // 9 weights, the input and the segments come from elsewhere. The cotangent 1 is made of nothing. Attention keeps the
+  // log-sum-exps for its backward pass; they are no op's result.
+  REQUIRE(nodes.size() - to.size() == 9 + 2 + 1 + 1);
 }
 
 TEST_CASE("the graph names the weights where gathering them is no work", "[graph]") {

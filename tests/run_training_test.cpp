@@ -1,8 +1,8 @@
 // The loop around a program's step (run/training.hpp): the weights it hands out, and the losses that follow from them,
 // in training and validation, on every mesh and with every number of microbatches.
-#include <shardlib/io/flat_tokens.hpp>
+#include <shardlib/io/data/flat_tokens.hpp>
 #include <shardlib/run/checkpoints.hpp>
-#include <shardlib/run/detail/stop_on_signal.hpp>
+#include <shardlib/run/impl/stop_on_signal.hpp>
 #include <shardlib/run/metrics.hpp>
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>

@@ -9,9 +9,9 @@
 #include <nlohmann/json.hpp>
 #include <random>
 #include <shardlib/io/agree.hpp>
-#include <shardlib/io/safetensors_tree.hpp>
-#include <shardlib/ops/create.hpp>
-#include <shardlib/spmd.hpp>
+#include <shardlib/io/formats/safetensors_tree.hpp>
+#include <shardlib/shardlib.hpp>
+#include <shardlib/interop/shard_map.hpp>
 #include <string>
 #include <vector>
 

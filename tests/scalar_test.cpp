@@ -4,8 +4,8 @@
 #include <string>
 #include <type_traits>
 
-#include "shardlib/dtype.hpp"
-#include "shardlib/scalar.hpp"
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/ops/number.hpp"
 #include "support.hpp"
 
 using namespace shardlib;

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "shardlib/spec.hpp"
+#include "shardlib/spec/spec.hpp"
 
 namespace shardlib::test {
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "shardlib/comm/shm_node.hpp"
+#include "shardlib/comm/shm/node.hpp"
 
 namespace shardlib::test {
 

@@ -17,10 +17,10 @@
 #include <utility>
 #include <vector>
 
-#include "shardlib/detail/launch.hpp"
-#include "shardlib/device.hpp"
-#include "shardlib/error.hpp"
-#include "shardlib/launch.hpp"
+#include "shardlib/device/impl/launch_parts.hpp"
+#include "shardlib/device/device.hpp"
+#include "shardlib/support/error.hpp"
+#include "shardlib/device/launch.hpp"
 
 namespace shardlib::test {
 

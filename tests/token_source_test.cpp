@@ -4,8 +4,8 @@
 #include <filesystem>
 #include <memory>
 #include <random>
-#include <shardlib/io/loader.hpp>
-#include <shardlib/io/token_files.hpp>
+#include <shardlib/io/data/loader.hpp>
+#include <shardlib/io/data/token_files.hpp>
 #include <string>
 #include <thread>
 #include <vector>

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "shardlib/error.hpp"
-#include "shardlib/io/tokenizer.hpp"
+#include "shardlib/support/error.hpp"
+#include "shardlib/io/tokenizer/tokenizer.hpp"
 
 int main(int argc, char** argv) try {
   if (argc != 2) throw shardlib::UsageError("usage: tokenizer_ids TOKENIZER <texts >ids");

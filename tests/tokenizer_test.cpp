@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
-#include <shardlib/io/bpe.hpp>
-#include <shardlib/io/sha256.hpp>
-#include <shardlib/io/tokenizer.hpp>
+#include <shardlib/io/tokenizer/bpe.hpp>
+#include <shardlib/support/sha256.hpp>
+#include <shardlib/io/tokenizer/tokenizer.hpp>
 #include <span>
 #include <string>
 #include <string_view>

@@ -9,7 +9,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
-#include <shardlib/io/zarr.hpp>
+#include <shardlib/io/formats/zarr.hpp>
 #include <string>
 #include <thread>
 #include <vector>

@@ -1,7 +1,8 @@
 // shardlib-checkpoint COMMAND: looks at checkpoints, checks them, and converts them to and from safetensors.
 #include <fmt/format.h>
-#include <shardlib/io/safetensors_tree.hpp>
-#include <shardlib/launch.hpp>
+#include <fmt/ranges.h>
+#include <shardlib/io/formats/safetensors_tree.hpp>
+#include <shardlib/device/launch.hpp>
 #include <shardlib/run/options.hpp>
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 //
 //   shardlib-report runs/first                        writes runs/first/report.html
 //   shardlib-report runs/first runs/second -o cmp.html
-#include <shardlib/error.hpp>
+#include <shardlib/support/error.hpp>
 #include <shardlib/run/options.hpp>
 #include <shardlib/run/report.hpp>
 

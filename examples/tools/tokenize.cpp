@@ -2,11 +2,11 @@
 // be killed and started again: the data set has its name only when it is whole.
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
-#include <shardlib/error.hpp>
-#include <shardlib/io/flat_tokens.hpp>
-#include <shardlib/io/sha256.hpp>
-#include <shardlib/io/token_files.hpp>
-#include <shardlib/io/tokenizer.hpp>
+#include <shardlib/support/error.hpp>
+#include <shardlib/io/data/flat_tokens.hpp>
+#include <shardlib/support/sha256.hpp>
+#include <shardlib/io/data/token_files.hpp>
+#include <shardlib/io/tokenizer/tokenizer.hpp>
 #include <shardlib/run/options.hpp>
 #include <shardlib/run/progress.hpp>
 

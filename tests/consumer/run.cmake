@@ -24,4 +24,18 @@ run("Configuring the consumer" "${CMAKE_COMMAND}" -S "${CMAKE_CURRENT_LIST_DIR}"
     "-DCMAKE_CXX_FLAGS=-Wall -Wextra" ${where})
 run("Building the consumer" "${CMAKE_COMMAND}" --build "${build}")
 run("Running the consumer" "${build}/consumer")
+if(WAY STREQUAL "find_package")
+  find_program(pkg_config pkg-config)
+  file(GLOB_RECURSE pc "${prefix}/shardlib.pc")
+  if(pkg_config AND pc)
+    get_filename_component(pc "${pc}" DIRECTORY)
+    execute_process(
+      COMMAND "${CMAKE_COMMAND}" -E env "PKG_CONFIG_PATH=${pc}" "${pkg_config}" --cflags --libs shardlib
+      OUTPUT_VARIABLE flags OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+    separate_arguments(flags UNIX_COMMAND "${flags}")
+    run("Building with pkg-config" ${LAUNCHER} "${CXX}" -std=c++20 "${CMAKE_CURRENT_LIST_DIR}/src/launched.cpp" -o
+        "${build}/launched" ${flags})
+    run("Running what was built with pkg-config" "${build}/launched")
+  endif()
+endif()
 message(STATUS "the consumer project works over ${WAY}")

@@ -12,12 +12,12 @@
 #include <utility>
 #include <vector>
 
-#include "shardlib/comm.hpp"
+#include "shardlib/comm/communicator.hpp"
 #include "shardlib/comm/reduce_tree.hpp"
 #include "shardlib/comm/single.hpp"
-#include "shardlib/comm/stream.hpp"
-#include "shardlib/dtype.hpp"
-#include "shardlib/error.hpp"
+#include "shardlib/memory/nontemporal.hpp"
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/error.hpp"
 
 namespace shardlib::detail {
 

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "shardlib/comm.hpp"
+#include "shardlib/comm/backend.hpp"
+#include "shardlib/comm/communicator.hpp"
 #include "shardlib/comm/single.hpp"
-#include "shardlib/device.hpp"
 
 namespace shardlib {
 

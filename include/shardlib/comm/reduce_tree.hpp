@@ -10,14 +10,14 @@
 #include <string>
 #include <type_traits>
 
-#include "shardlib/comm.hpp"
-#include "shardlib/detail/wrapping.hpp"
-#include "shardlib/dtype.hpp"
-#include "shardlib/error.hpp"
+#include "shardlib/comm/communicator.hpp"
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/error.hpp"
+#include "shardlib/support/wrapping.hpp"
 
 namespace shardlib::detail {
 
-using Sum = Wrapping<std::plus<>>;
+using Sum = WrappingSum;
 
 /// A NaN on either side stays.
 struct Max {

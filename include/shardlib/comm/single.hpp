@@ -1,6 +1,7 @@
 // The communicator of one device alone, and the argument checks that all backends share.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -9,9 +10,9 @@
 #include <string_view>
 #include <utility>
 
-#include "shardlib/comm.hpp"
+#include "shardlib/comm/communicator.hpp"
 #include "shardlib/comm/reduce_tree.hpp"
-#include "shardlib/error.hpp"
+#include "shardlib/support/error.hpp"
 
 namespace shardlib {
 

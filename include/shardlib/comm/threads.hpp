@@ -16,11 +16,11 @@
 #include <utility>
 #include <vector>
 
-#include "shardlib/comm.hpp"
+#include "shardlib/comm/backend.hpp"
 #include "shardlib/comm/collective_work.hpp"
+#include "shardlib/comm/communicator.hpp"
 #include "shardlib/comm/single.hpp"
-#include "shardlib/device.hpp"
-#include "shardlib/error.hpp"
+#include "shardlib/support/error.hpp"
 
 namespace shardlib {
 
@@ -111,14 +111,15 @@ class ThreadWorld final : public Backend, public std::enable_shared_from_this<Th
     aborted_ = true;
     signal_all();
   }
-  [[nodiscard]] bool aborted() const { return aborted_; }
+  [[nodiscard]] bool aborted() const { return aborted_; }  ///< whether `abort` has been called
   /// The device will not communicate any more, so whoever waits for it gets an Error.
   void finish(int device) {
     finished_[static_cast<std::size_t>(device)] = true;
     signal_all();
   }
+  /// Whether `finish` has been called for it.
   [[nodiscard]] bool finished(int device) const { return finished_[static_cast<std::size_t>(device)]; }
-  [[nodiscard]] int spins() const { return spins_; }
+  [[nodiscard]] int spins() const { return spins_; }  ///< how often a waiting device looks before it sleeps
 
  private:
   void signal_all() {

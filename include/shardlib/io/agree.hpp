@@ -5,19 +5,21 @@
 #include <string>
 #include <vector>
 
-#include "shardlib/detail/inline.hpp"
-#include "shardlib/device.hpp"
+#include "shardlib/device/device.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::io {
 
-/// Every device's text, on every device, by device index. Collective over the whole mesh.
+/// Every device's text, on every device, by device index. Collective over the whole mesh. `gather_texts(device,
+/// host_name)`
 [[nodiscard]] std::vector<std::string> gather_texts(Device& device, const std::string& mine);
 
 /// Collective: throws the same error on all devices if any device has one (null: it has none). `what` begins the
-/// message; where devices differ, the message says which one it comes from.
+/// message; where devices differ, the message says which one it comes from. `agree(device, "saving", error)`
 void agree(Device& device, const std::string& what, const std::exception_ptr& error);
 
-/// Collective: calls f, which must not communicate, and agrees on the outcome.
+/// Collective: calls f, which must not communicate, and agrees on the outcome. `together(device, "reading", [&] { text
+/// = read_file(path); })`
 template <class F>
 void together(Device& device, const std::string& what, F&& f) {
   std::exception_ptr error;
@@ -32,5 +34,5 @@ void together(Device& device, const std::string& what, F&& f) {
 }  // namespace shardlib::io
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/io/agree_inl.hpp"
+#include "shardlib/io/impl/agree.hpp"
 #endif

@@ -11,17 +11,20 @@ namespace shardlib::io {
 /// Sizes or places, one a dim.
 using Index = std::vector<std::int64_t>;
 
+/// The number of elements of a shape.
 inline std::int64_t volume(std::span<const std::int64_t> shape) {
   std::int64_t n = 1;
   for (const auto size : shape) n *= size;
   return n;
 }
+/// The stride of each dim of a row-major array, in elements.
 inline Index row_major_strides(std::span<const std::int64_t> shape) {
   Index strides(shape.size(), 1);
   for (std::size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * shape[i];
   return strides;
 }
-/// Advances a place within `shape`, the last dim fastest; false after the last.
+/// Advances a place within `shape`, the last dim fastest; false after the last. `do { ... } while (next_place(place,
+/// shape))`
 inline bool next_place(Index& place, std::span<const std::int64_t> shape) {
   for (std::size_t i = place.size(); i-- > 0;) {
     if (++place[i] < shape[i]) return true;
@@ -31,7 +34,8 @@ inline bool next_place(Index& place, std::span<const std::int64_t> shape) {
 }
 
 /// Calls f(offset in a, offset in b, elements) for each run of a box that is contiguous in both arrays, where
-/// `strides` are the arrays' and the offsets count from the box's first element.
+/// `strides` are the arrays' and the offsets count from the box's first element. `for_each_run(box, strides,
+/// strides_out, [&](auto a, auto b, auto n) { ... })`
 template <class F>
 void for_each_run(std::span<const std::int64_t> box, const Index& a_strides, const Index& b_strides, F&& f) {
   if (volume(box) == 0) return;

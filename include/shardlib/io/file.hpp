@@ -9,20 +9,23 @@
 #include <string_view>
 #include <vector>
 
-#include "shardlib/detail/inline.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::io {
 
+/// Bytes in memory.
 using Bytes = std::vector<std::byte>;
 
+/// The bytes of a text, without a copy.
 inline std::span<const std::byte> as_bytes(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
+/// Bytes as a text, without a copy.
 inline std::string_view as_text(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-/// A file open for reading; reads are thread-safe.
+/// A file open for reading, and its `path`; reads are thread-safe.
 class InputFile {
  public:
   /// Throws UsageError where the file does not exist, Error where it cannot be read.
@@ -53,7 +56,7 @@ class OutputFile {
   /// Removes what was not committed.
   ~OutputFile();
 
-  void write(std::span<const std::byte> bytes);
+  void write(std::span<const std::byte> bytes);  ///< appends
   /// With `durable` it is on the disk (fsync) when this returns.
   void commit(bool durable);
 
@@ -62,23 +65,29 @@ class OutputFile {
   int descriptor_ = -1;
 };
 
+/// Whether a file, a folder or anything else has this path.
 [[nodiscard]] bool file_exists(const std::string& path);
 /// The file's bytes.
 [[nodiscard]] Bytes read_file(const std::string& path);
-/// Creates or replaces the file. With `durable` it is on the disk (fsync) when this returns.
+/// Creates or replaces the file. With `durable` it is on the disk (fsync) when this returns. `write_file("out.bin",
+/// bytes)`
 void write_file(const std::string& path, std::span<const std::byte> bytes, bool durable = false);
-/// The same, but readers and crashes see the old file or the new one, never a part: through an OutputFile.
+/// Writes as `write_file` does, but readers and crashes see the old file or the new one, never a part: through an
+/// OutputFile. `replace_file("LATEST", as_bytes(name))`
 void replace_file(const std::string& path, std::span<const std::byte> bytes, bool durable = false);
+/// Makes a folder and those that it lies in; one that is there already is no error.
 void make_folders(const std::string& path);
 /// Makes the file's bytes, or the folder's entries, durable (fsync).
 void sync_path(const std::string& path);
+/// Renames a file or folder, in one step. `rename_path("all.partial", "all")`
 void rename_path(const std::string& from, const std::string& to);
-/// Renames a folder; one that stands at `to` is replaced and removed.
+/// Renames a folder; one that stands at `to` is replaced and removed. `replace_folder("new", "step-00000100")`
 void replace_folder(const std::string& from, const std::string& to);
+/// Removes a folder with all that is in it.
 void remove_folder(const std::string& path);
 
 }  // namespace shardlib::io
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/io/file_inl.hpp"
+#include "shardlib/io/impl/file.hpp"
 #endif

@@ -7,9 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "shardlib/dtype.hpp"
-#include "shardlib/exec.hpp"
+#include "shardlib/device/exec.hpp"
 #include "shardlib/kernels/strided.hpp"
+#include "shardlib/spec/dtype.hpp"
 
 namespace shardlib::kernels {
 
@@ -42,5 +42,5 @@ void causal_attention_backward(const Exec& exec, const AttentionLoops& loops, co
 }  // namespace shardlib::kernels
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/kernels/attention_inl.hpp"
+#include "shardlib/kernels/impl/attention.hpp"
 #endif

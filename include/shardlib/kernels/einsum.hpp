@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "shardlib/exec.hpp"
+#include "shardlib/device/exec.hpp"
 #include "shardlib/kernels/einsum_plan.hpp"
 
 namespace shardlib::kernels {
@@ -25,5 +25,5 @@ void einsum1(const Exec& exec, AnyIn in, AnyOut out, std::span<const int> in_ids
 }  // namespace shardlib::kernels
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/kernels/einsum_inl.hpp"
+#include "shardlib/kernels/impl/einsum.hpp"
 #endif

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <span>
 
-#include "shardlib/error.hpp"
 #include "shardlib/kernels/strided.hpp"
+#include "shardlib/support/error.hpp"
 
 namespace shardlib::kernels {
 

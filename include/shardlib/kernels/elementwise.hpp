@@ -10,9 +10,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "shardlib/detail/inline.hpp"
-#include "shardlib/exec.hpp"
+#include "shardlib/device/exec.hpp"
 #include "shardlib/kernels/strided.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::kernels {
 
@@ -108,5 +108,5 @@ void apply_streaming(const Exec& exec, std::int64_t n, const F& f, T*... data) {
 }  // namespace shardlib::kernels
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/kernels/elementwise_inl.hpp"
+#include "shardlib/kernels/impl/elementwise.hpp"
 #endif

@@ -23,8 +23,8 @@
 #include <dnnl.h>
 #endif
 
-#include "shardlib/error.hpp"
-#include "shardlib/exec.hpp"
+#include "shardlib/device/exec.hpp"
+#include "shardlib/support/error.hpp"
 
 namespace shardlib::kernels {
 

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <span>
 
-#include "shardlib/dtype.hpp"
-#include "shardlib/exec.hpp"
+#include "shardlib/device/exec.hpp"
+#include "shardlib/spec/dtype.hpp"
 
 namespace shardlib::kernels {
 
@@ -41,5 +41,5 @@ void scatter_add_to(const Exec& exec, AnyDType dtype, const Lookup& lookup, cons
 }  // namespace shardlib::kernels
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/kernels/index_inl.hpp"
+#include "shardlib/kernels/impl/index.hpp"
 #endif

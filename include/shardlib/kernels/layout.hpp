@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <span>
 
-#include "shardlib/detail/inline.hpp"
-#include "shardlib/exec.hpp"
+#include "shardlib/device/exec.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::kernels {
 
@@ -26,5 +26,5 @@ SHARDLIB_INLINE void permute(const Exec& exec, std::size_t element_size, const v
 }  // namespace shardlib::kernels
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/kernels/layout_inl.hpp"
+#include "shardlib/kernels/impl/layout.hpp"
 #endif

@@ -10,10 +10,10 @@
 #include <cstdint>
 #include <span>
 
-#include "shardlib/dtype.hpp"
-#include "shardlib/exec.hpp"
-#include "shardlib/kernels/math.hpp"
+#include "shardlib/device/exec.hpp"
 #include "shardlib/kernels/strided.hpp"
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/math.hpp"
 
 namespace shardlib::kernels {
 
@@ -102,5 +102,5 @@ void fill_truncated_normal(const Exec& exec, T* out, std::span<const std::int64_
 }  // namespace shardlib::kernels
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/kernels/random_inl.hpp"
+#include "shardlib/kernels/impl/random.hpp"
 #endif

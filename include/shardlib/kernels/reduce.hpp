@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <span>
 
-#include "shardlib/dtype.hpp"
-#include "shardlib/exec.hpp"
+#include "shardlib/device/exec.hpp"
+#include "shardlib/spec/dtype.hpp"
 
 namespace shardlib::kernels {
 
@@ -35,5 +35,5 @@ void argmax(const Exec& exec, AnyDType dtype, const void* in, std::int64_t outer
 }  // namespace shardlib::kernels
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/kernels/reduce_inl.hpp"
+#include "shardlib/kernels/impl/reduce.hpp"
 #endif

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "shardlib/exec.hpp"
+#include "shardlib/device/exec.hpp"
 
 namespace shardlib::kernels {
 
@@ -54,5 +54,5 @@ void layer_norm_backward(const Exec& exec, const T* x, const T* dy, T* dx, std::
 }  // namespace shardlib::kernels
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/kernels/rows_inl.hpp"
+#include "shardlib/kernels/impl/rows.hpp"
 #endif

@@ -7,7 +7,8 @@
 #include <span>
 #include <string>
 
-#include "shardlib/error.hpp"
+#include "shardlib/support/error.hpp"
+#include "shardlib/support/loop.hpp"
 
 namespace shardlib::kernels {
 
@@ -145,17 +146,6 @@ template <>
 struct [[gnu::may_alias]] Word<8> {
   std::uint64_t bits;
 };
-
-/// Calls f(i) for i in [0, n). Iterations are independent even where pointers are equal (in-place operation): g++ is
-/// told so and vectorises without comparing them; clang's way of saying it would warn wherever a body does not
-/// vectorise.
-template <class F>
-inline void independent(std::int64_t n, const F& f) {
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC ivdep
-#endif
-  for (std::int64_t i = 0; i < n; ++i) f(i);
-}
 
 /// Has the elements [begin, begin + n) loaded into the caches, if they are there at all: by itself a core is late at
 /// the start of every page.

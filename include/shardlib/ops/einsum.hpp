@@ -1,15 +1,21 @@
-// einsum_unreduced: multiply and sum on one device, as batched GEMM.
+// einsum_unreduced: multiply and sum on one device; what has to be summed over devices stays pending.
 #pragma once
 
-#include <array>
+#include <cstddef>
+#include <span>
+#include <string_view>
+#include <type_traits>
 
-#include "shardlib/kernels/einsum.hpp"
-#include "shardlib/ops/elementwise.hpp"
+#include "shardlib/ops/record.hpp"
 #include "shardlib/ops/reductions.hpp"
-#include "shardlib/shapes.hpp"
-#include "shardlib/tape.hpp"
+#include "shardlib/ops/result.hpp"
+#include "shardlib/rules/all.hpp"
 
 namespace shardlib {
+
+namespace kernels {
+struct EinsumPlan;
+}
 namespace detail {
 
 /// The dims of the operands and the result as small numbers, one per name.
@@ -38,27 +44,19 @@ struct EinsumIds {
   }
 };
 
-/// Multiply-adds of an einsum, two operations each.
-inline double einsum_flops(const Value& x, const Value& y) {
-  double flops = 2.0 * static_cast<double>(x.count());
-  for (int i = 0; i < y.spec->rank(); ++i)
-    if (!x.spec->has(y.spec->dims[i].name)) flops *= static_cast<double>(y.local[i]);
-  return flops;
-}
-
-/// The kernel of an einsum of D with result R; the plan is of static storage.
-template <dtype D, dtype R>
-struct EinsumKernel {
+/// How the dims of the op become batches, rows, columns and the sum of a product.
+template <Op O>
+const kernels::EinsumPlan& einsum_plan();
+/// The product of two operands of D, with result R.
+template <class D, class R>
+struct Einsum {
   const kernels::EinsumPlan* plan;
   ValuePtr a, b;
-  Buffer operator()(const Value& out) const {
-    Buffer result = allocate(out);
-    add_flops(out, einsum_flops(*a, *b));
-    kernels::einsum(out.device->exec(), *plan, dtype_c<D>, dtype_c<R>, a->data().data(), view(a->local),
-                    b->data().data(), view(b->local), result.data());
-    return result;
-  }
+  Buffer operator()(const Value& out) const;
 };
+/// One operand of D, summed and transposed, with result R.
+template <Op O, class D, class R>
+Buffer einsum_of_one(const Value& in, const Value& out);
 
 /// The spec of an operand's cotangent without the dims that neither the result nor the other operand has: they were
 /// summed away, and are repeated again afterwards.
@@ -70,97 +68,96 @@ constexpr Spec reachable(Spec due, Spec ct, Spec other) {
   return Spec(to_string(spec).view());
 }
 
-template <bool with_vjps, Op O, dtype R, dtype D, Spec S, dtype E, Spec T>
-auto einsum_op(const OpInfo& op, const Tensor<D, S>& x, const Tensor<E, T>& y)
-    -> Tensor<R, result_of<rules::einsum, O, S, T>>;
+/// The op without VJPs, as a backward pass wants it, which is not differentiated again.
+template <Op O, class R, class X, class Y>
+auto multiply_only(const OpInfo& op, const X& x, const Y& y) {
+  using Result = Tensor<R, result_of<rules::einsum, O, X::spec, Y::spec>>;
+  return record<"einsum_unreduced", Result>(op, x.device(),
+                                            sizes_by_name(op, parsed<Result::spec>, x.value(), y.value()),
+                                            Einsum<typename X::value_type, R>{&einsum_plan<O>(), x.value(), y.value()});
+}
+/// The cotangent in the operands' dtype: that of the result may be wider.
+template <class D, class Ct>
+auto narrowed(const Ct& ct) {
+  if constexpr (std::is_same_v<typename Ct::value_type, D>)
+    return ct;
+  else
+    return cast<D>(ct);
+}
 
 /// The cotangent of operand X: an einsum of the result's cotangent with the other operand.
-template <class X, class Ct, class Other>
-[[gnu::cold]] auto einsum_vjp(const Ct& ct, const Other& other, const GlobalSizes& global) {
+template <class X>
+inline constexpr auto einsum_vjp = [](const auto& ct, const auto& other, const GlobalSizes& global) {
+  using Ct = std::remove_cvref_t<decltype(ct)>;
+  using Other = std::remove_cvref_t<decltype(other)>;
   using D = typename X::value_type;
   constexpr Spec axes = axes_of<Ct::spec, Other::spec, X::spec>();
   constexpr Spec due = dual_spec(X::spec, axes);
   constexpr Spec kept = reachable(due, Ct::spec, Other::spec);
-  const auto narrow = [&] {
-    if constexpr (std::is_same_v<typename Ct::value_type, D>)
-      return ct;
-    else
-      return cast<D>(ct);
-  }();
   static constexpr Op transpose = make_op(Ct::spec, Other::spec, kept);
-  const auto grad = einsum_op<false, transpose, D>(OpInfo{"einsum_unreduced", transpose, {}}, narrow, other);
+  const auto grad =
+      multiply_only<transpose, D>(OpInfo{"einsum_unreduced", transpose, {}}, narrowed<D>(ct), other);
   if constexpr (kept == due)
     return grad;
   else
     return repeat<Tensor<D, due>>(OpInfo{"broadcast", {}, {}}, grad, global);
-}
+};
 
 }  // namespace detail
 
-namespace detail {
-
-/// The op; a backward pass is not differentiated again, and needs no VJPs.
-template <bool with_vjps, Op O, dtype R, dtype D, Spec S, dtype E, Spec T>
-[[gnu::cold]] auto einsum_op(const OpInfo& op, const Tensor<D, S>& x, const Tensor<E, T>& y)
-    -> Tensor<R, result_of<rules::einsum, O, S, T>> {
-  using Result = Tensor<R, result_of<rules::einsum, O, S, T>>;
-  using Ids = EinsumIds<O>;
-  static constexpr auto plan =
-      kernels::plan_einsum(Ids::view(Ids::ids.in[0]), Ids::view(Ids::ids.in[1]), Ids::view(Ids::ids.out));
-  const EinsumKernel<D, R> kernel{&plan, x.value(), y.value()};
-  const GlobalSizes sizes = broadcast_sizes(op, x.value(), y.value(), parsed<Result::spec>);
-  if constexpr (with_vjps)
-    return record<"einsum_unreduced", Result>(
-        op, x.device(), sizes, kernel,
-        vjp(x, save(y),
-            [](const auto& ct, const auto& other, const GlobalSizes& global) {
-              return einsum_vjp<Tensor<D, S>>(ct, other, global);
-            }),
-        vjp(y, save(x), [](const auto& ct, const auto& other, const GlobalSizes& global) {
-          return einsum_vjp<Tensor<E, T>>(ct, other, global);
-        }));
-  else
-    return record<"einsum_unreduced", Result>(op, x.device(), sizes, kernel);
-}
-
-}  // namespace detail
-
-template <Op O, class Out, dtype D, Spec S, dtype E, Spec T>
-auto einsum_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& y, Site site) -> Tensor<
+/// Multiplies and sums on each device; what has to be summed over devices stays pending. Accumulates in f32 (f64 for
+/// f64), returns the operands' dtype or `Out`. Backward: two einsums. `einsum_unreduced<"B/d L M/t, M/t H -> B/d L H +t">(x, w)`
+template <Op O, class Out = void, dtype D, Spec S, dtype E, Spec T>
+auto einsum_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& y, Site site = Site::current()) -> Tensor<
     detail::after_t<detail::one_dtype<"einsum_unreduced", D, E> && detail::einsum_dtypes<D, detail::dtype_or<Out, D>>,
                     detail::dtype_or<Out, D>>,
     detail::result_of<rules::einsum, O, S, T>> {
-  return detail::einsum_op<true, O, detail::dtype_or<Out, D>>(detail::Calling{"einsum_unreduced", O, site}, x, y);
+  using R = detail::dtype_or<Out, D>;
+  using Result = Tensor<R, detail::result_of<rules::einsum, O, S, T>>;
+  const detail::Calling op{"einsum_unreduced", O, site};
+  return detail::record<"einsum_unreduced", Result>(
+      op, x.device(), detail::sizes_by_name(op, detail::parsed<Result::spec>, x.value(), y.value()),
+      detail::Einsum<D, R>{&detail::einsum_plan<O>(), x.value(), y.value()},
+      detail::vjp(x, detail::save(y), detail::einsum_vjp<Tensor<D, S>>),
+      detail::vjp(y, detail::save(x), detail::einsum_vjp<Tensor<E, T>>));
 }
 
-template <Op O, class Out, dtype D, Spec S>
-auto einsum_unreduced(const Tensor<D, S>& x, Site site)
+namespace detail {
+template <class X>
+inline constexpr auto einsum_of_one_vjp = [](const auto& ct, const GlobalSizes& global) {
+  using Ct = std::remove_cvref_t<decltype(ct)>;
+  using D = typename X::value_type;
+  constexpr Spec due = dual_spec(X::spec, axes_of<Ct::spec, X::spec>());
+  constexpr Spec kept = reachable(due, Ct::spec, "");
+  const auto grad = einsum_unreduced<make_op(Ct::spec, kept), D>(ct);
+  if constexpr (kept == due)
+    return grad;
+  else
+    return repeat<Tensor<D, due>>(OpInfo{"broadcast", {}, {}}, grad, global);
+};
+}  // namespace detail
+
+/// One operand: sums away the dims that the result lacks and orders the others. `einsum_unreduced<"A B/t -> A +t">(x)`
+template <Op O, class Out = void, dtype D, Spec S>
+auto einsum_unreduced(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::after_t<detail::einsum_dtypes<D, detail::dtype_or<Out, D>>, detail::dtype_or<Out, D>>,
               detail::result_of<rules::einsum1, O, S>> {
   using R = detail::dtype_or<Out, D>;
   using Result = Tensor<R, detail::result_of<rules::einsum1, O, S>>;
-  using Ids = detail::EinsumIds<O>;
   const detail::Calling op{"einsum_unreduced", O, site};
-  detail::Bindings names(op, x.device());
-  names.bind(*x.value());
   return detail::record_unary<"einsum_unreduced", Result>(
-      op, x, names.sizes(detail::parsed<Result::spec>),
-      [](const detail::Value& in, const detail::Value& out) {
-        Buffer result = detail::allocate(out);
-        kernels::einsum1(out.device->exec(), dtype_c<D>, dtype_c<R>, Ids::view(Ids::ids.in[0]), detail::view(in.local),
-                         Ids::view(Ids::ids.out), in.data().data(), result.data());
-        return result;
-      },
-      detail::vjp(x, detail::save(), [](const auto& ct, const detail::GlobalSizes& global) {
-        using Ct = std::remove_cvref_t<decltype(ct)>;
-        constexpr Spec due = detail::dual_spec(S, detail::axes_of<Ct::spec, S>());
-        constexpr Spec kept = detail::reachable(due, Ct::spec, "");
-        const auto grad = einsum_unreduced<detail::make_op(Ct::spec, kept), D>(ct);
-        if constexpr (kept == due)
-          return grad;
-        else
-          return detail::repeat<Tensor<D, due>>(detail::OpInfo{"broadcast", {}, {}}, grad, global);
-      }));
+      op, x, detail::sizes_by_name(op, detail::parsed<Result::spec>, x.value()), detail::einsum_of_one<O, D, R>,
+      detail::vjp(x, detail::einsum_of_one_vjp<Tensor<D, S>>));
 }
+template <dtype D, Spec S, dtype E, Spec T>
+auto einsum_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& y)
+    -> detail::needs_op_spec<"einsum_unreduced", D, S, T>;
+
+/// A compile error that names `einsum_unreduced`: no einsum communicates by itself.
+template <Op O, dtype D, Spec S, dtype E, Spec T>
+auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y) -> Tensor<D, detail::result_of<rules::no_einsum, O, S, T>>;
+template <dtype D, Spec S, dtype E, Spec T>
+auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y)
+    -> Tensor<D, detail::result_of<rules::no_einsum, Op("..."), S, T>>;
 
 }  // namespace shardlib

@@ -1,11 +1,12 @@
 // index_unreduced: rows of a table by index, the table possibly sharded along the looked-up dim.
 #pragma once
 
-#include "shardlib/detail/inline.hpp"
-#include "shardlib/kernels/index.hpp"
-#include "shardlib/kernels/strided.hpp"
-#include "shardlib/shapes.hpp"
-#include "shardlib/tape.hpp"
+#include <cstddef>
+#include <type_traits>
+
+#include "shardlib/ops/record.hpp"
+#include "shardlib/ops/result.hpp"
+#include "shardlib/rules/all.hpp"
 
 namespace shardlib {
 namespace detail {
@@ -19,17 +20,23 @@ constexpr int looked_up_dim() {
   return -1;
 }
 
-/// Strides of a lookup: one per dim of the result, 0 where the table or the indices lack it.
-struct LookupLoops {
-  Extents table_strides, index_strides;
-  kernels::Lookup lookup;
-
-  LookupLoops(const Value& table, int row_dim, const Value& indices, const Extents& extents, const TensorSpec& result);
-  LookupLoops(const LookupLoops&) = delete;
-  LookupLoops& operator=(const LookupLoops&) = delete;
-
- private:
-  Extents extents_;
+template <class D>
+struct Lookup {
+  ValuePtr table, indices;
+  int row;  ///< the looked-up dim
+  Buffer operator()(const Value& out) const;
+};
+/// Adds rows of the cotangent, whose spec is `ct_spec`, to rows of the table's, whose others are zero.
+template <class D>
+struct ScatterAdd {
+  ValuePtr ct, indices;
+  int row;
+  const TensorSpec* ct_spec;
+  Buffer operator()(const Value& out) const;
+};
+template <class D>
+struct ScatterAddTo : ScatterAdd<D> {
+  void operator()(const Value& out, std::byte* sum) const;
 };
 
 /// The lookup as the einsum that it stands for: cotangent times one-hot rows gives the table's cotangent.
@@ -43,61 +50,45 @@ constexpr Op scatter_op() {
   return make_op(Ct, to_string(one_hot), Due);
 }
 
+template <Op O, class Table, class Indices, class Out>
+inline constexpr auto lookup_vjp = [](const auto& ct, const auto& ids, const GlobalSizes& global) {
+  using Ct = std::remove_cvref_t<decltype(ct)>;
+  using D = typename Table::value_type;
+  using Due = Dual<Table, axes_of<Table::spec, Indices::spec, Out::spec>()>;
+  static constexpr Op scatter = scatter_op<O, Ct::spec, Indices::spec, Due::spec>();
+  static constexpr OpParts parts = parse_op(scatter);
+  static_assert(rules::detail_::einsum(parts).empty(),
+                "the transpose of index_unreduced is the einsum with one-hot rows");
+  // A table that is also multiplied by has a dense cotangent already: rows are added to that.
+  const ScatterAdd<D> add{ct.value(), ids.value(), looked_up_dim<O>(), &parsed<Out::spec>};
+  return record_addend<Due>(OpInfo{"scatter_add", scatter, {}}, ct.device(), global, add, ScatterAddTo<D>{add});
+};
+
 /// The op, under the name of the one that the user called.
 template <Op O, dtype D, Spec S, dtype I, Spec T>
 auto lookup(const OpInfo& op, const Tensor<D, S>& table, const Tensor<I, T>& indices) {
   using Out = Tensor<D, result_of<rules::index, O, S, T>>;
-  static constexpr int row = looked_up_dim<O>();
-  Bindings names(op, table.device());
-  names.bind(*table.value());
-  names.bind(*indices.value());
-  const auto kernel = [table = table.value(), indices = indices.value()](const Value& out) {
-    const LookupLoops loops(*table, row, *indices, out.local, *out.spec);
-    Buffer result = allocate(out);
-    kernels::gather(out.device->exec(), dtype_c<D>, loops.lookup, table->data().data(), indices->data().data(),
-                    result.data());
-    return result;
-  };
-  const auto pull = [](const auto& ct, const auto& ids, const GlobalSizes& global) {
-    using Ct = std::remove_cvref_t<decltype(ct)>;
-    using Due = Dual<Tensor<D, S>, axes_of<S, T, Out::spec>()>;
-    static constexpr Op scatter = scatter_op<O, Ct::spec, T, Due::spec>();
-    static constexpr OpParts parts = parse_op(scatter);
-    static_assert(rules::detail_::einsum(parts).empty(),
-                  "the transpose of index_unreduced is the einsum with one-hot rows");
-    // A table that is also multiplied by has a dense cotangent already: rows are added to that.
-    return record_addend<Due>(
-        OpInfo{"scatter_add", scatter, {}}, ct.device(), global,
-        [ct = ct.value(), ids = ids.value()](const Value& out) {
-          const LookupLoops loops(out, row, *ids, ct->local, parsed<Out::spec>);
-          Buffer result = allocate(out);
-          kernels::scatter_add(out.device->exec(), dtype_c<D>, loops.lookup, ct->data().data(), ids->data().data(),
-                               result.data(), out.count());
-          return result;
-        },
-        [ct = ct.value(), ids = ids.value()](const Value& out, std::byte* sum) {
-          const LookupLoops loops(out, row, *ids, ct->local, parsed<Out::spec>);
-          kernels::scatter_add_to(out.device->exec(), dtype_c<D>, loops.lookup, ct->data().data(), ids->data().data(),
-                                  sum);
-        });
-  };
+  const Lookup<D> kernel{table.value(), indices.value(), looked_up_dim<O>()};
+  const GlobalSizes sizes = sizes_by_name(op, parsed<Out::spec>, table.value(), indices.value());
   if constexpr (floating<D>)
-    return record<"index_unreduced", Out>(op, table.device(), names.sizes(parsed<Out::spec>), kernel,
-                                          vjp(table, save(indices), pull));
+    return record<"index_unreduced", Out>(op, table.device(), sizes, kernel,
+                                          vjp(table, save(indices), lookup_vjp<O, Tensor<D, S>, Tensor<I, T>, Out>));
   else
-    return record<"index_unreduced", Out>(op, table.device(), names.sizes(parsed<Out::spec>), kernel);
+    return record<"index_unreduced", Out>(op, table.device(), sizes, kernel);
 }
 
 }  // namespace detail
 
+/// Rows of the table by index along the bracketed dim; a row that lies on another device is 0, so the result is
+/// partial. Indices are global. An index outside the dim is an error. Backward: the rows of the cotangent are added.
+/// `index_unreduced<"[V/t] M, B/d L -> B/d L M +t">(table, ids)`
 template <Op O, dtype D, Spec S, dtype I, Spec T>
-auto index_unreduced(const Tensor<D, S>& table, const Tensor<I, T>& indices, Site site)
+auto index_unreduced(const Tensor<D, S>& table, const Tensor<I, T>& indices, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_index<"index_unreduced", I>, D>, detail::result_of<rules::index, O, S, T>> {
   return detail::lookup<O>(detail::Calling{"index_unreduced", O, site}, table, indices);
 }
+template <dtype D, Spec S, dtype E, Spec T>
+auto index_unreduced(const Tensor<D, S>& table, const Tensor<E, T>& indices)
+    -> detail::needs_op_spec<"index_unreduced", D, S, T>;
 
 }  // namespace shardlib
-
-#ifndef SHARDLIB_COMPILED
-#include "shardlib/ops/index_inl.hpp"
-#endif

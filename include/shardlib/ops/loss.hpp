@@ -1,15 +1,19 @@
 // Cross-entropy over a vocabulary that may be sharded.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <utility>
+#include <string_view>
+#include <type_traits>
 
-#include "shardlib/detail/use_count.hpp"
-#include "shardlib/kernels/rows.hpp"
 #include "shardlib/ops/collectives.hpp"
+#include "shardlib/ops/einsum.hpp"
 #include "shardlib/ops/elementwise.hpp"
 #include "shardlib/ops/index.hpp"
+#include "shardlib/ops/record.hpp"
 #include "shardlib/ops/reductions.hpp"
+#include "shardlib/ops/result.hpp"
+#include "shardlib/rules/all.hpp"
 
 namespace shardlib {
 namespace detail {
@@ -40,81 +44,130 @@ constexpr CrossEntropySpecs cross_entropy_specs(Spec logits) {
   return specs;
 }
 
-/// How many ids of this device's part of the vocabulary, the last dim, are no padding.
-inline std::int64_t true_vocabulary(const Value& logits) {
-  return true_extents(logits)[logits.local.size() - 1];
-}
-
 /// sum(exp(x - shift)) over the last dim in one pass, without a derivative: "B/d L V/t", "B/d L" -> "B/d L +t".
-template <Op O, dtype D, Spec S, Spec T>
-auto sum_exp(const Tensor<D, S>& x, const Tensor<D, T>& shift) {
-  using Out = Tensor<D, result_of<rules::sum, O, S>>;
-  return record<"sum", Out>(OpInfo{"sum_exp", O, {}}, x.device(), kept_sizes(*x.value(), parsed<Out::spec>),
-                            [x = x.value(), shift = shift.value()](const Value& out) {
-                              Buffer result = allocate(out);
-                              kernels::sum_exp(out.device->exec(), x->template as<const D>(),
-                                               shift->template as<const D>(), result.as<D>(), out.count(),
-                                               x->local[x->local.size() - 1], true_vocabulary(*x));
-                              return result;
-                            });
+template <class D>
+struct SumExp {
+  ValuePtr x, shift;
+  Buffer operator()(const Value& out) const;
+};
+template <Op O, class X, class Shift>
+auto sum_exp(const X& x, const Shift& shift) {
+  using D = typename X::value_type;
+  using Out = Tensor<D, result_of<rules::sum, O, X::spec>>;
+  return record<"sum", Out>(OpInfo{"sum_exp", O, {}}, x.device(), kept_sizes(x.value(), parsed<Out::spec>),
+                            SumExp<D>{x.value(), shift.value()});
 }
 
-/// The loss, computed already, with its derivative in the logits: one pass that reads them and writes the cotangent.
-/// `total`: the sum of exp(logits - highest) over the whole vocabulary.
-template <class Out, dtype D, Spec S, dtype I, Spec T, Spec R>
-Out cross_entropy_of(const OpInfo& op, const Tensor<D, S>& logits, const Tensor<I, T>& targets,
-                     const Tensor<D, R>& highest, const Tensor<D, R>& total, const Out& loss) {
-  const auto pull = [](const auto& ct, const auto& x, const auto& ids, const auto& shift, const auto& sum) {
-    using Due = Dual<Tensor<D, S>, axes_of<S, T, Out::spec>()>;
-    return record<"cross_entropy_backward", Due>(
-        OpInfo{"cross_entropy_backward", {}, {}}, ct.device(), x.value()->global,
-        [ct = ct.value(), x = x.value(), ids = ids.value(), shift = shift.value(),
-         sum = sum.value()](const Value& out) {
-          const D* const from = x->template as<const D>();
-          // The largest block of a step: it becomes the cotangent where no other value shares it.
-          const bool last_use = use_count(x->storage) == 1 && x->storage->buffer.unique();
-          state(out.device).work.in_place = last_use;
-          Buffer result = last_use ? std::move(x->storage->buffer) : allocate(out);
-          const int last = x->local.size() - 1;
-          const std::int64_t n = x->local[last];
-          kernels::cross_entropy_backward(out.device->exec(), from, shift->template as<const D>(),
-                                          sum->template as<const D>(), ids->template as<const I>(),
-                                          ct->template as<const D>(), result.as<D>(), ct->count(), n,
-                                          block_index(*out.device, x->spec->dims[last].axes) * n);
-          return result;
-        });
-  };
-  return record<"cross_entropy", Out>(
-      op, logits.device(), loss.value()->global, [loss = loss.value()](const Value&) { return loss->data(); },
-      vjp(logits, save(logits, targets, highest, total), pull));
+/// The cotangent of the logits, in one pass that reads them.
+template <class D, class I>
+struct CrossEntropyBackward {
+  ValuePtr ct, x, ids, shift, sum;
+  Buffer operator()(const Value& out) const;
+};
+template <class X, class Ids, class Out>
+inline constexpr auto cross_entropy_vjp =
+    [](const auto& ct, const auto& x, const auto& ids, const auto& shift, const auto& sum) {
+      using Due = Dual<X, axes_of<X::spec, Ids::spec, Out::spec>()>;
+      return record<"cross_entropy_backward", Due>(
+          OpInfo{"cross_entropy_backward", {}, {}}, ct.device(), sizes_of(x.value()),
+          CrossEntropyBackward<typename X::value_type, typename Ids::value_type>{ct.value(), x.value(), ids.value(),
+                                                                                shift.value(), sum.value()});
+    };
+/// A value that is there already.
+struct Given {
+  ValuePtr value;
+  Buffer operator()(const Value& out) const;
+};
+/// The loss, computed already, with its derivative in the logits. `total`: the sum of exp(logits - highest) over the
+/// whole vocabulary.
+template <class X, class Ids, class R, class Out>
+Out cross_entropy_of(const OpInfo& op, const X& logits, const Ids& targets, const R& highest, const R& total,
+                     const Out& loss) {
+  return record<"cross_entropy", Out>(op, logits.device(), sizes_of(loss.value()), Given{loss.value()},
+                                      vjp(logits, save(logits, targets, highest, total),
+                                          cross_entropy_vjp<X, Ids, Out>));
 }
+
+struct LogSumExp {
+  auto operator()(auto sum, auto highest) const { return log(sum) + highest; }
+};
 
 }  // namespace detail
 
+/// -log softmax(logits)[target] over a vocabulary that may be sharded (the last dim), without gathering it: two
+/// all_reduces of the targets' size. The result is partial over the vocabulary's axes: sum it to the loss.
+/// `cross_entropy(logits, targets)` of logits "B/d L V/t", targets "B/d L" is "B/d L +t"
 template <dtype D, Spec S, dtype I, Spec T>
-auto cross_entropy(const Tensor<D, S>& logits, const Tensor<I, T>& targets, Site site)
+auto cross_entropy(const Tensor<D, S>& logits, const Tensor<I, T>& targets, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"cross_entropy", D> && detail::is_index<"cross_entropy", I>, D>,
               detail::result_of<rules::cross_entropy, S, T>> {
   static constexpr auto specs = detail::cross_entropy_specs(S);
   using Out = Tensor<D, detail::result_of<rules::cross_entropy, S, T>>;
   const detail::Calling op{"cross_entropy", specs.pick, site};
   // The derivative is that of the whole, below.
-  const Tensor<D, S> x(detail::stopped(*logits.value()));
+  const Tensor<D, S> x(detail::without_gradient(logits.value()));
   const auto highest = all_reduce_max<specs.reduce>(x, site);
   const auto part = detail::sum_exp<specs.sum>(x, highest);
   const auto target = detail::lookup<specs.pick>(op, x, targets);
-  const auto finish = [&](const auto& total) {
-    const auto logsumexp = map([](auto s, auto m) { return log(s) + m; }, total, highest);
-    if constexpr (specs.sharded)
-      return detail::cross_entropy_of<Out>(op, logits, targets, highest, total,
-                                           to_partial<specs.partial>(logsumexp, site) - target);
-    else
-      return detail::cross_entropy_of<Out>(op, logits, targets, highest, total, logsumexp - target);
+  const auto log_sum_exp = [&](const auto& total) {
+    return detail::map_as<"map", std::remove_cvref_t<decltype(total)>>(op, detail::LogSumExp{}, total, highest);
   };
-  if constexpr (specs.sharded)
-    return finish(all_reduce<specs.finish, detail::sum_of<D>>(part, site));
-  else
-    return finish(part);
+  if constexpr (specs.sharded) {
+    const auto total = all_reduce<specs.finish, detail::sum_of<D>>(part, site);
+    return detail::cross_entropy_of(op, logits, targets, highest, total,
+                                    Out(to_partial<specs.partial>(log_sum_exp(total), site) - target));
+  } else {
+    return detail::cross_entropy_of(op, logits, targets, highest, part, Out(log_sum_exp(part) - target));
+  }
+}
+
+namespace detail {
+
+/// linear_cross_entropy without the specs of its operands: `x` "lead M", `table` "V/axes M", both of f32 or both of
+/// f64.
+struct LinearCrossEntropy {
+  OpInfo op;
+  ValuePtr x, table, targets;
+  std::string_view highest, sum;  ///< the op specs of the reductions over the vocabulary's axes
+};
+/// Bytes of a device's logits.
+std::int64_t logits_bytes(const LinearCrossEntropy& l, DType dtype);
+/// Records the op: "lead V/axes" is nowhere whole. `out`: the spec of the loss. `due`: those of the cotangents.
+ValuePtr record_linear_cross_entropy(const LinearCrossEntropy& l, const TensorSpec& out,
+                                     const std::array<const TensorSpec*, 2>& due);
+/// Bytes of a device's logits up to which linear_cross_entropy stores them. Tests lower it.
+inline std::int64_t most_logits = std::int64_t{256} << 20;
+
+}  // namespace detail
+
+/// cross_entropy of the logits einsum_unreduced<O>(x, table), which are in f32 (f64 of f64). Where they take more than
+/// `stored` bytes of a device, 256 MiB unless given, they are never all there: each piece of them is made, used, and
+/// made once more in the backward pass, which is one product more; operands of bf16 are copied as f32 then.
+/// Communicates as cross_entropy does. `linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(x, table, targets)`
+/// with targets "B/d L" -> "B/d L +t"
+template <Op O, dtype D, Spec S, dtype E, Spec T, dtype I, Spec R>
+auto linear_cross_entropy(const Tensor<D, S>& x, const Tensor<E, T>& table, const Tensor<I, R>& targets,
+                          std::int64_t stored = detail::most_logits, Site site = Site::current())
+    -> Tensor<
+        detail::after_t<detail::one_dtype<"linear_cross_entropy", D, E> &&
+                            detail::is_float<"linear_cross_entropy", D> && detail::is_index<"linear_cross_entropy", I>,
+                        accumulator_t<D>>,
+        detail::result_of<rules::linear_cross_entropy, O, S, T, R>> {
+  using A = accumulator_t<D>;
+  static constexpr auto specs = detail::cross_entropy_specs(detail::result_of<rules::einsum, O, S, T>);
+  const detail::LinearCrossEntropy l{
+      {"linear_cross_entropy", O, site}, x.value(), table.value(), targets.value(), specs.reduce, specs.finish};
+  if (detail::logits_bytes(l, dtype_v<A>) <= stored) {
+    return cross_entropy(einsum_unreduced<O, A>(x, table, site), targets, site);
+  } else if constexpr (!std::is_same_v<D, A>) {
+    return linear_cross_entropy<O>(cast<A>(x), cast<A>(table), targets, stored, site);
+  } else {
+    using Out = Tensor<A, detail::result_of<rules::linear_cross_entropy, O, S, T, R>>;
+    constexpr Spec axes = detail::axes_of<Out::spec, S, T>();
+    static constexpr Spec due_x = detail::dual_spec(S, axes), due_table = detail::dual_spec(T, axes);
+    return Out(detail::record_linear_cross_entropy(l, detail::parsed<Out::spec>,
+                                                   {&detail::parsed<due_x>, &detail::parsed<due_table>}));
+  }
 }
 
 }  // namespace shardlib

@@ -1,156 +1,101 @@
-// map: any function of scalars over broadcast operands, one fused loop forward and one backward through dual numbers.
+// map: any function of numbers over broadcast operands, one fused loop forward and one backward through dual numbers.
+// The loops over contiguous elements stand here, because only here is the function's type known; everything around
+// them is erased.
 #pragma once
 
 #include <array>
 #include <cstddef>
-#include <functional>
-#include <tuple>
+#include <cstdint>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
-#include "shardlib/detail/inline.hpp"
-#include "shardlib/kernels/elementwise.hpp"
-#include "shardlib/kernels/strided.hpp"
-#include "shardlib/observe.hpp"
-#include "shardlib/padding.hpp"
-#include "shardlib/scalar.hpp"
-#include "shardlib/shapes.hpp"
-#include "shardlib/tape.hpp"
+#include "shardlib/ops/number.hpp"
+#include "shardlib/ops/record.hpp"
+#include "shardlib/ops/reductions.hpp"
+#include "shardlib/ops/result.hpp"
+#include "shardlib/rules/all.hpp"
+#include "shardlib/support/loop.hpp"
 
-namespace shardlib::detail {
+namespace shardlib {
+namespace detail {
 
-/// Strides of an operand as a loop over the dims of the result sees it: 0 along the dims that it lacks.
-[[gnu::cold]] SHARDLIB_INLINE Extents broadcast_strides(const Value& x, const TensorSpec& result);
-template <class D>
-kernels::Operand<D> broadcast_operand(const Value& x, const TensorSpec& result) {
-  return {x.as<D>(), view(broadcast_strides(x, result))};
-}
+inline constexpr std::size_t most_mapped = 4;
 
-/// The result of a loop, contiguous.
-template <class D>
-kernels::Operand<D> whole_operand(D* data, const Value& like) {
-  return {data, kernels::row_major(view(like.local)).span()};
-}
+/// A function of numbers without its type. A loop goes over n contiguous elements of each array in `data`.
+struct MapFunction : Counted {
+  using Loop = void (*)(const void* f, std::int64_t n, std::byte* const* data);
+  const void* f = nullptr;
+  std::size_t operands = 0;
+  DType result{};
+  Loop forward = nullptr;                   ///< operands..., result
+  std::array<Loop, most_mapped> pull = {};  ///< result's cotangent, operands..., cotangent of one; null: it has none
+  Loop pull_all = nullptr;                  ///< result's cotangent, operands..., all cotangents; null: one lacks it
+};
+/// Brings an operand's cotangent from the result's shape to its own.
+using UnbroadcastFn = ValuePtr (*)(const ValuePtr&);
 
+/// Records a map; `ct_spec`: the spec of the result's cotangent.
+ValuePtr record_map(const OpInfo& op, const TensorSpec& spec, const TensorSpec& ct_spec,
+                    const Handle<const MapFunction>& function, const std::array<ValuePtr, most_mapped>& operands,
+                    const std::array<UnbroadcastFn, most_mapped>& sums);
+
+/// An element as the number that stands for it.
 template <class D>
 scalar_of<D> load(const D& x) {
   return static_cast<scalar_of<D>>(x);
 }
 
-/// Input I of the lambda: a dual number that carries d/dx at place `at`, or a plain number.
-template <std::size_t N, int At, class D>
-auto dual_input(const D& x) {
-  if constexpr (floating<D>) {
-    Jet<scalar_of<D>, N> jet(load(x));
-    if constexpr (At >= 0) jet.by[static_cast<std::size_t>(At)] = 1;
-    return jet;
-  } else {
-    return load(x);
+/// f over contiguous elements of arrays of types T...
+template <class F, class... T>
+struct MapLoop {
+  static void run(const void* f, std::int64_t n, std::byte* const* data) {
+    run(*static_cast<const F*>(f), n, data, std::index_sequence_for<T...>{});
   }
-}
+  template <std::size_t... I>
+  static void run(const F& f, std::int64_t n, std::byte* const* data, std::index_sequence<I...> /*operands*/) {
+    unit(n, f, reinterpret_cast<T*>(data[I])...);
+  }
+  static void unit(std::int64_t n, const F& f, T*... p) {
+    kernels::independent(n, [f, p...](std::int64_t i) { f(p[i]...); });  // a copy of f, which stores cannot change
+  }
+};
 
-/// A value of the same shape, with data of its own.
-[[gnu::cold]] SHARDLIB_INLINE Handle<Value> value_like(const Value& like, DType dtype);
-
-/// A cotangent of the result's shape as one of the operand's: summed over what the broadcast repeated.
-template <class X, class Ct>
-auto unbroadcast(const Ct& ct) {
-  constexpr Spec axes = axes_of<X::spec, Ct::spec>();
-  constexpr Spec due = dual_spec(X::spec, axes);
-  if constexpr (parsed<Ct::spec>.rank() == parsed<X::spec>.rank())
-    return ct;
-  else
-    return sum<make_op(Ct::spec, due)>(ct);
-}
-
-using UnbroadcastFn = ValuePtr (*)(const ValuePtr&);
-
-/// The loops of a map: F of numbers of types D..., with results of type R. Free of specs, so that tensors of many
-/// shapes share them.
+/// The loops of F: numbers of types D... with results of type R. Free of specs, so that tensors of many share them.
 template <class F, class R, class... D>
-struct MapLoops {
+struct MapLoops : MapFunction {
   static constexpr std::size_t N = sizeof...(D);
-  using Values = std::vector<ValuePtr>;
+  static_assert(N <= most_mapped);
+  F function;
 
-  [[gnu::cold]] static Buffer forward(const F& f, const Values& x, const Value& out) {
-    Buffer result = allocate(out);
-    [&]<std::size_t... K>(std::index_sequence<K...>) {
-      kernels::apply(out.device->exec(), view(out.local), Forward{f}, broadcast_operand<const D>(*x[K], *out.spec)...,
-                     whole_operand(result.as<R>(), out));
-    }(std::make_index_sequence<N>{});
-    return result;
-  }
-
-  /// The cotangent of operand I alone, of the result's shape.
-  template <std::size_t I>
-  [[gnu::cold]] static ValuePtr pull(const F& f, const Value& ct, const Values& x) {
-    using DI = std::tuple_element_t<I, std::tuple<D...>>;
-    auto grad = value_like(ct, dtype_v<DI>);
-    const Buffer& block = grad->storage->buffer;
-    observed(*grad, [&] {
-      [&]<std::size_t... K>(std::index_sequence<K...>) {
-        kernels::apply(ct.device->exec(), view(ct.local), PullOne<I, DI>{f}, whole_operand(ct.as<const R>(), ct),
-                       broadcast_operand<const D>(*x[K], *ct.spec)..., whole_operand(block.as<DI>(), ct));
-      }(std::make_index_sequence<N>{});
-      zero_padding(*grad, block);
-      return block;
-    });
-    return grad;
-  }
-
-  /// All cotangents in one loop.
-  [[gnu::cold]] static Values pull_all(const F& f, const Value& ct, const Values& x) {
-    const Values grads{value_like(ct, dtype_v<D>)...};
-    observed(*grads[0], [&] {
-      [&]<std::size_t... K>(std::index_sequence<K...>) {
-        kernels::apply(ct.device->exec(), view(ct.local), PullAll{f}, whole_operand(ct.as<const R>(), ct),
-                       broadcast_operand<const D>(*x[K], *ct.spec)...,
-                       whole_operand(grads[K]->storage->buffer.template as<D>(), ct)...);
-      }(std::make_index_sequence<N>{});
-      for (const ValuePtr& grad : grads) zero_padding(*grad, grad->storage->buffer);
-      return grads[0]->storage->buffer;
-    });
-    for (std::size_t k = 1; k < N && state(ct.device).note_reads; ++k)
-      observed(*grads[k], [&] {
-        note_read(*grads[0]);
-        return grads[k]->storage->buffer;
-      });
-    return grads;
-  }
-
-  /// Records the op; `sums` bring each operand's cotangent to its own shape, from the result's (under `ct_spec`).
-  [[gnu::noinline, gnu::cold]] static ValuePtr record(const OpInfo& op, const TensorSpec& spec,
-                                                      const TensorSpec& ct_spec, const F& f, Values x,
-                                                      const std::array<UnbroadcastFn, N>& sums) {
-    Bindings names(op, x[0]->device);
-    for (const ValuePtr& operand : x) names.bind(*operand);
-    auto out = make_value(op, x[0]->device, dtype_v<R>, spec, names.sizes(spec));
+  explicit MapLoops(const F& g) : function(g) {
+    f = &function;
+    operands = N;
+    result = dtype_v<R>;
+    forward = &MapLoop<Forward, const D..., R>::run;
     if constexpr (floating<R>) {
-      std::vector<Node::Edge> edges(N);
-      Values saved;
-      for (const ValuePtr& operand : x) saved.push_back(detached(*operand));
-      bool all = N > 1;
       [&]<std::size_t... I>(std::index_sequence<I...>) {
-        (attach_operand<I, D>(edges[I], f, saved, x[I]->slot, ct_spec, sums[I]), ...);
-        all = all && ((floating<D> && x[I]->slot) && ...);
+        (set_pull<I, D>(), ...);
       }(std::make_index_sequence<N>{});
-      std::function<Values(const Values&)> joint;
-      if constexpr (N > 1 && (floating<D> && ...)) {
-        if (all)
-          joint = [f, saved, &ct_spec, sums](const Values& cts) {
-            auto grads = pull_all(f, *with_spec(cts[0], ct_spec), saved);
-            for (std::size_t i = 0; i < N; ++i) grads[i] = sums[i](grads[i]);
-            return grads;
-          };
-      }
-      attach(out, std::move(edges), std::move(joint));
+      if constexpr (N > 1 && (floating<D> && ...)) pull_all = &MapLoop<PullAll, const R, const D..., D...>::run;
     }
-    evaluate(out, [f, x = std::move(x)](const Value& shape) { return forward(f, x, shape); });
-    return out;
   }
 
  private:
+  template <std::size_t I, class DI>
+  void set_pull() {
+    if constexpr (floating<DI>) pull[I] = &MapLoop<PullOne<I, DI>, const R, const D..., DI>::run;
+  }
+  /// Input I of the function: a dual number that carries d/dx at place `At`, or a plain number.
+  template <std::size_t Size, int At, class X>
+  static auto dual_input(const X& x) {
+    if constexpr (floating<X>) {
+      Jet<scalar_of<X>, Size> jet(load(x));
+      if constexpr (At >= 0) jet.by[static_cast<std::size_t>(At)] = 1;
+      return jet;
+    } else {
+      return load(x);
+    }
+  }
   /// The derivative by input `at`; of a result that depends on none, such as `1.0`, zero.
   template <class Y>
   static scalar_of<R> slope(const Y& y, std::size_t at) {
@@ -159,7 +104,7 @@ struct MapLoops {
     else
       return 0;
   }
-  // Functors, not lambdas: g++ 12 loses parameter packs that lambdas capture.
+  // Functors, not lambdas: g++ 12 loses parameter packs that lambdas capture. Each is the function alone.
   struct Forward {
     F f;
     void operator()(const D&... in, R& y) const { y = static_cast<R>(f(load(in)...)); }
@@ -184,20 +129,19 @@ struct MapLoops {
       ((g = static_cast<D>(load(c) * slope(y, K))), ...);
     }
   };
-
-  template <std::size_t I, class DI>
-  static void attach_operand(Node::Edge& edge, const F& f, const Values& saved, const Slot& slot,
-                             const TensorSpec& ct_spec, UnbroadcastFn sum) {
-    if constexpr (floating<DI>) {
-      edge.input = slot;
-      if (!slot) return;
-      edge.saved.values = saved;
-      edge.vjp = [f, &ct_spec, sum](const ValuePtr& ct, const Residuals& x) {
-        return sum(pull<I>(f, *with_spec(ct, ct_spec), x.values));
-      };
-    }
-  }
+  static_assert(sizeof(Forward) == sizeof(F));
 };
+
+/// A cotangent of the result's shape as one of the operand's: summed over what the broadcast repeated.
+template <class X, class Ct>
+auto unbroadcast(const Ct& ct) {
+  constexpr Spec axes = axes_of<X::spec, Ct::spec>();
+  constexpr Spec due = dual_spec(X::spec, axes);
+  if constexpr (parsed<Ct::spec>.rank() == parsed<X::spec>.rank())
+    return ct;
+  else
+    return sum<make_op(Ct::spec, due)>(ct);
+}
 
 /// Brings a cotangent of type Ct to the operand X of the map, whose rules are checked here.
 template <Op Name, class X, class Ct>
@@ -210,7 +154,6 @@ ValuePtr unbroadcast_value(const ValuePtr& ct) {
   else
     return unbroadcast<X>(Full(ct)).value();
 }
-
 template <Op Name, class X, class Ct>
 constexpr UnbroadcastFn unbroadcast_fn() {
   if constexpr (floating<typename X::value_type>)
@@ -220,12 +163,13 @@ constexpr UnbroadcastFn unbroadcast_fn() {
 }
 
 template <Op Name, class Out, class F, class... X>
-Out map_as(const OpInfo& op, F f, const X&... x) {
+Out map_as(const OpInfo& op, const F& f, const X&... x) {
+  using R = typename Out::value_type;
   using Ct = Dual<Out, axes_of<Out::spec, X::spec...>()>;
-  using Loops = MapLoops<F, typename Out::value_type, typename X::value_type...>;
-  std::array<UnbroadcastFn, sizeof...(X)> sums{};
-  if constexpr (floating<typename Out::value_type>) sums = {unbroadcast_fn<Name, X, Ct>()...};
-  return Out(Loops::record(op, parsed<Out::spec>, parsed<Ct::spec>, f, {x.value()...}, sums));
+  std::array<UnbroadcastFn, most_mapped> sums{};
+  if constexpr (floating<R>) sums = {unbroadcast_fn<Name, X, Ct>()...};
+  return Out(record_map(op, parsed<Out::spec>, parsed<Ct::spec>,
+                        Handle<MapLoops<F, R, typename X::value_type...>>::make(f), {x.value()...}, sums));
 }
 
 /// A user's function, which sees numbers of ours also where there is no derivative: `exp` is then never that of C.
@@ -255,17 +199,36 @@ struct OnNumbers {
   }
 };
 
-template <class R>
-  requires any_result<R>
-struct map_hook<R> {
-  template <class F, class... X>
-  static R run(const F& f, const Site& site, const X&... x) {
-    return map_as<"map", R>(Calling{"map", {}, site}, OnNumbers<F>{f}, x...);
-  }
-};
+template <class F, class... X>
+using map_t =
+    Tensor<after_t<owned_function<"map", F>, mapped_t<F, typename X::value_type...>>, map_result<"map", X::spec...>()>;
 
-}  // namespace shardlib::detail
+template <class F, class... X>
+map_t<F, X...> mapped_by_user(const F& f, const Site& site, const X&... x) {
+  return map_as<"map", map_t<F, X...>>(Calling{"map", {}, site}, OnNumbers<F>{f}, x...);
+}
 
-#ifndef SHARDLIB_COMPILED
-#include "shardlib/ops/map_inl.hpp"
-#endif
+}  // namespace detail
+
+/// Any function of one to four operands, one fused loop forward and one backward (through dual numbers). It is a
+/// generic one of numbers, whose functions (exp, pow, ...) it calls without std::, and captures nothing, or numbers by
+/// value: `map([](auto g, auto u) { return swish(g) * u; }, gate, up)`. f32 stands in for bf16.
+template <class F, tensor X>
+auto map(F f, const X& x, Site site = Site::current()) -> detail::map_t<F, X> {
+  return detail::mapped_by_user(f, site, x);
+}
+template <class F, tensor X, tensor Y>
+auto map(F f, const X& x, const Y& y, Site site = Site::current()) -> detail::map_t<F, X, Y> {
+  return detail::mapped_by_user(f, site, x, y);
+}
+template <class F, tensor X, tensor Y, tensor Z>
+auto map(F f, const X& x, const Y& y, const Z& z, Site site = Site::current()) -> detail::map_t<F, X, Y, Z> {
+  return detail::mapped_by_user(f, site, x, y, z);
+}
+template <class F, tensor X, tensor Y, tensor Z, tensor W>
+auto map(F f, const X& x, const Y& y, const Z& z, const W& w, Site site = Site::current())
+    -> detail::map_t<F, X, Y, Z, W> {
+  return detail::mapped_by_user(f, site, x, y, z, w);
+}
+
+}  // namespace shardlib

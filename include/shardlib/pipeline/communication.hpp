@@ -10,14 +10,15 @@
 #include <string>
 #include <vector>
 
-#include "shardlib/detail/inline.hpp"
 #include "shardlib/pipeline/task.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::pipeline {
 
+/// What a message carries: an `activation` forward, or its `gradient` backward.
 enum class Payload { activation, gradient };
 
-/// One tensor (or a few, always the same) on its way between two neighbouring stages.
+/// One payload on its way between two neighbouring stages, for one microbatch: a tensor, or a few, always the same.
 struct Message {
   Payload payload = Payload::activation;
   int boundary = 0;  ///< b lies between the stages b and b + 1
@@ -27,20 +28,22 @@ struct Message {
 [[nodiscard]] SHARDLIB_INLINE std::string to_string(const Message& message);
 
 /// What the task needs of the next stage or the previous one; nothing for the first stage's forward pass, the last
-/// one's backward pass, and for bwdW.
+/// one's backward pass, and for bwdW. `input_of({TaskKind::fwd, 1, 0}, 4)`
 [[nodiscard]] SHARDLIB_INLINE std::optional<Message> input_of(const Task& task, int num_stages);
-/// What the task makes for the next stage or the previous one.
+/// What the task makes for the next stage or the previous one. `output_of({TaskKind::fwd, 1, 0}, 4)`
 [[nodiscard]] SHARDLIB_INLINE std::optional<Message> output_of(const Task& task, int num_stages);
 
 /// The rank that the task's input comes from, where that is another one; `owners` has the rank of each stage.
+/// `source_rank(task, stage_owners(lists))`
 [[nodiscard]] SHARDLIB_INLINE std::optional<int> source_rank(const Task& task, const std::vector<int>& owners);
-/// The rank that its output goes to, likewise.
+/// The rank that the task's output goes to, where that is another one; `owners` has the rank of each stage.
+/// `target_rank(task, stage_owners(lists))`
 [[nodiscard]] SHARDLIB_INLINE std::optional<int> target_rank(const Task& task, const std::vector<int>& owners);
 
-/// A step of a rank.
+/// A step of a rank, of one `Kind`: it runs a task, or receives or sends a message.
 struct Operation {
   enum class Kind { receive, run, send };
-  Kind kind = Kind::run;
+  Kind kind = Kind::run;  ///< what the rank does
   Task task;          ///< to run; for `receive` the one that needs the message, for `send` the one that has made it
   Message message{};  ///< not for `run`
   int peer = -1;      ///< the other rank; not for `run`
@@ -48,13 +51,14 @@ struct Operation {
 };
 [[nodiscard]] SHARDLIB_INLINE std::string to_string(const Operation& operation);
 
-using Operations = std::vector<Operation>;  ///< of one rank, in order
+/// The operations of one rank, in order.
+using Operations = std::vector<Operation>;
 
 /// The operations of each rank. A task's receive stands before it, its send right behind it. Between two ranks messages
 /// are received in the order in which they are sent, so they need no tags; where a rank needs them in another order, it
 /// receives the earlier ones ahead of their use. With `receive_ahead` n all receives stand n tasks earlier, to be
 /// posted without waiting: a transfer then runs beside n tasks, and takes n buffers more. The lists must be valid
-/// (`validate`), as those of Schedule::tasks are.
+/// (`validate`), as those of Schedule::tasks are. `communication_plan(schedule.tasks(8))`
 [[nodiscard]] SHARDLIB_INLINE std::vector<Operations> communication_plan(const TaskLists& lists, int receive_ahead = 0);
 
 /// Throws Error when, between two ranks, the sends and receives differ in order or number, when a rank talks to itself
@@ -65,5 +69,5 @@ SHARDLIB_INLINE void check(const std::vector<Operations>& plan);
 }  // namespace shardlib::pipeline
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/pipeline/communication_inl.hpp"
+#include "shardlib/pipeline/impl/communication.hpp"
 #endif

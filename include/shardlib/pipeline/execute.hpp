@@ -13,17 +13,17 @@
 #include <utility>
 #include <vector>
 
-#include "shardlib/detail/inline.hpp"
-#include "shardlib/grad.hpp"
-#include "shardlib/ops/collectives.hpp"
-#include "shardlib/ops/create.hpp"
-#include "shardlib/ops/elementwise.hpp"
-#include "shardlib/ops/reductions.hpp"
-#include "shardlib/optim.hpp"
+#include "shardlib/autodiff/value_and_grad.hpp"
+#include "shardlib/compute/collectives.hpp"
+#include "shardlib/compute/create.hpp"
+#include "shardlib/compute/elementwise.hpp"
+#include "shardlib/compute/reductions.hpp"
+#include "shardlib/optim/optimizers.hpp"
 #include "shardlib/pipeline/program.hpp"
 #include "shardlib/pipeline/schedule.hpp"
 #include "shardlib/pipeline/simulate.hpp"
 #include "shardlib/pipeline/staged_mesh.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::pipeline {
 
@@ -39,7 +39,8 @@ struct Step {
   std::vector<Interval> intervals;  ///< when this rank ran its tasks, in seconds of its own clock; see all_intervals
   double peak_in_flight = 0;        ///< the most activations that this rank kept at once, as Simulation counts them
 };
-/// The same of a program whose `loss` returns Concats too.
+/// What a step gives of a program whose `loss` returns Concats too: gradients, intervals and peak_in_flight are those
+/// of Step.
 template <class Loss, class G, class Outputs>
 struct StepAndOutputs {  // flat, so that a structured binding takes it apart
   Loss loss;
@@ -48,7 +49,7 @@ struct StepAndOutputs {  // flat, so that a structured binding takes it apart
   double peak_in_flight = 0;
   std::optional<Outputs> outputs;  ///< a tuple of tensors, on the rank of the last stage
 };
-/// What `value` gives of such a program.
+/// What `value` gives of such a program: the loss, and the outputs.
 template <class Loss, class Outputs>
 struct LossAndOutputs {
   Loss loss;
@@ -140,7 +141,7 @@ StageProgram with_loss(const StagedMesh<P, A>& mesh, int microbatches, const Pro
   auto stages = erased<typename Types::activation>(
       mesh, microbatches, program, weights, sizes,
       [&program](const W& w, const auto& x, const Place& at) { return program.loss(w, x, at); });
-  stages.seed = full<typename Types::loss::value_type, "">(mesh.stage(), {}, 1.0).value();
+  stages.seed = shardlib::detail::cotangent_of_loss(mesh.stage().device(), dtype_v<typename Types::loss::value_type>);
   return stages;
 }
 
@@ -188,7 +189,8 @@ auto part_of_loss(const StagedMesh<P, A>& mesh, const ValuePtr& loss) {
 /// X, a tensor or a struct of tensors, is what stages send each other; `sizes` has the sizes of its names. `loss` may
 /// return a tuple of the loss and of Concats: these come as StepAndOutputs::outputs. The tape of a (stage, microbatch)
 /// lives from `fwd` to `bwd` or `bwdW`; `bwdA` runs the pulls that X needs, `bwdW` the others. Throws UsageError for a
-/// schedule that is not for this mesh or number.
+/// schedule that is not for this mesh or number. `auto [loss, gradients, intervals, peak] = value_and_grad(mesh,
+/// schedule, 8, program, weights, sizes)`
 template <Spec P, Spec A, class Program, class W>
 [[nodiscard]] auto value_and_grad(const StagedMesh<P, A>& mesh, const Schedule& schedule, int microbatches,
                                   const Program& program, const W& weights, const Sizes& sizes) ->
@@ -216,12 +218,12 @@ template <Spec P, Spec A, class Program, class W>
   if constexpr (Results::has_outputs)
     result.outputs = detail::outputs_of_rank<typename Results::outputs>(values.outputs);
   std::size_t i = 0;
-  core::value_and_grad_hook<std::pair<Loss, decltype(result.gradients)>>::template collect<
-      typename StagedMesh<P, A>::Stage>(mesh.stage(), weights, result.gradients, values.gradients, i);
+  core::collect(weights, result.gradients, values.gradients, i);
   return result;
 }
 
-/// The loss alone, without gradients: for validation; with Concats beside it, both.
+/// The loss alone, without gradients: for validation; with Concats beside it, both. `value(mesh, schedule, 8, program,
+/// weights, sizes)`
 template <Spec P, Spec A, class Program, class W>
 [[nodiscard]] auto value(const StagedMesh<P, A>& mesh, const Schedule& schedule, int microbatches,
                          const Program& program, const W& weights, const Sizes& sizes) ->
@@ -240,7 +242,7 @@ template <Spec P, Spec A, class Program, class W>
 
 /// What the last stage makes of all microbatches, without a loss: for inference. In place of `loss` the program has
 /// `outputs(weights, X, place)`, which returns a Concat or a tuple of them. A tuple of tensors on the rank of the last
-/// stage, nothing elsewhere.
+/// stage, nothing elsewhere. `outputs(mesh, schedule, 8, program, weights, sizes)`
 template <Spec P, Spec A, class Program, class W>
 [[nodiscard]] auto outputs(const StagedMesh<P, A>& mesh, const Schedule& schedule, int microbatches,
                            const Program& program, const W& weights, const Sizes& sizes)
@@ -257,7 +259,7 @@ template <Spec P, Spec A, class Program, class W>
 
 /// The intervals of all ranks, given those of this rank's last step and the schedule's lists: for pictures and
 /// `measured_costs`. All devices call it together. Times are of one clock; those of several machines are set by a
-/// barrier.
+/// barrier. `all_intervals(mesh, schedule.tasks(8), step.intervals)`
 template <Spec P, Spec A>
 [[nodiscard]] std::vector<Interval> all_intervals(const StagedMesh<P, A>& mesh, const TaskLists& lists,
                                                   const std::vector<Interval>& mine) {
@@ -266,6 +268,7 @@ template <Spec P, Spec A>
 
 /// The Euclidean norm of all ranks' gradients together, each fully sharded over the mesh of a stage. `counts(leaf
 /// name)` is false where another rank counts the leaf: of a weight that several ranks hold, one does.
+/// `global_norm(mesh, gradients, [](std::string_view) { return true; })`
 template <Spec P, Spec A, class Tree, class Counts>
 [[nodiscard]] double global_norm(const StagedMesh<P, A>& mesh, const Tree& gradients, const Counts& counts) {
   using Stage = typename StagedMesh<P, A>::Stage;
@@ -285,5 +288,5 @@ template <Spec P, Spec A, class Tree, class Counts>
 }  // namespace shardlib::pipeline
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/pipeline/execute_inl.hpp"
+#include "shardlib/pipeline/impl/execute.hpp"
 #endif

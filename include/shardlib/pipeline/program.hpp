@@ -10,18 +10,19 @@
 #include <utility>
 #include <vector>
 
-#include "shardlib/detail/inline.hpp"
-#include "shardlib/pipeline/detail/specs.hpp"
+#include "shardlib/ops/value_and_grad.hpp"
+#include "shardlib/pipeline/impl/specs.hpp"
 #include "shardlib/pipeline/schedule.hpp"
 #include "shardlib/rules/pipeline.hpp"
-#include "shardlib/shapes.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::pipeline {
 
 template <Spec P, Spec A>
 class StagedMesh;
 
-/// Which part of the model a program is asked for, and for which microbatch.
+/// Which part of the model a program is asked for, stage `stage` of `num_stages`, and for which microbatch. `is_first`
+/// and `is_last` tell the stages at both ends.
 struct Place {
   int stage = 0, num_stages = 1, microbatch = 0;
   [[nodiscard]] bool is_first() const { return stage == 0; }
@@ -33,7 +34,7 @@ class LayerMap {
  public:
   /// Throws UsageError where the stages do not divide the layers.
   SHARDLIB_INLINE LayerMap(const Schedule& schedule, std::int64_t layers);
-  [[nodiscard]] int per_stage() const { return per_stage_; }
+  [[nodiscard]] int per_stage() const { return per_stage_; }  ///< the number of layers of a stage
   /// The model's numbers of the layers that a rank holds, in the order in which it holds them.
   [[nodiscard]] SHARDLIB_INLINE std::vector<int> of_rank(int rank) const;
   /// Where the stage's first layer stands among those of its rank.
@@ -45,7 +46,8 @@ class LayerMap {
   int per_stage_ = 1;
 };
 
-/// Throws UsageError unless the schedule is for as many ranks as the stage axis has.
+/// Throws UsageError unless the schedule is for as many ranks as the stage axis has. `must_fit(schedule, "p",
+/// mesh.ranks())`
 SHARDLIB_INLINE void must_fit(const Schedule& schedule, std::string_view axis, int ranks);
 
 /// What the last stage gives of one microbatch, to be concatenated in their order along `Dim`: a dim that the tensor
@@ -54,7 +56,8 @@ SHARDLIB_INLINE void must_fit(const Schedule& schedule, std::string_view axis, i
 template <Spec Dim, class T>
 struct Concat {
   static_assert(is_tensor<T>, "Concat: it takes one Tensor; return a tuple of several Concats");
-  T value;
+  T value;  ///< of one microbatch
+  /// The type of all microbatches together.
   using result = Tensor<typename T::value_type, shardlib::detail::result_of<rules::concat_microbatches, Dim, T::spec>>;
 };
 
@@ -224,5 +227,5 @@ inline constexpr bool valid_program = detail::valid<M, Program, W>::ok;
 }  // namespace shardlib::pipeline
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/pipeline/program_inl.hpp"
+#include "shardlib/pipeline/impl/program.hpp"
 #endif

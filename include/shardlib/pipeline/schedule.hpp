@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "shardlib/detail/inline.hpp"
 #include "shardlib/pipeline/task.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::pipeline {
 
@@ -24,6 +24,7 @@ class Schedule {
       : name_(std::move(name)), owners_(std::move(owners)), generator_(std::move(generator)) {}
 
   [[nodiscard]] const std::string& name() const { return name_; }
+  /// The number of stages on all ranks together.
   [[nodiscard]] int num_stages() const { return static_cast<int>(owners_.size()); }
   /// The number of ranks, the size of the stage axis.
   [[nodiscard]] SHARDLIB_INLINE int mpmd_dim() const;
@@ -71,6 +72,7 @@ struct ZeroBubble : Schedule {
 /// Microbatches go in rounds of at least mpmd_dim, all of the same size. The last stage's forward and backward tasks
 /// are fused; with `fuse_steady_state` all such pairs are.
 struct Interleaved1F1B : Schedule {
+  /// The numbers of stages and of ranks, and whether to fuse more.
   struct Arguments {
     int num_stages = 1, mpmd_dim = 1;
     bool fuse_steady_state = false;
@@ -81,6 +83,7 @@ struct Interleaved1F1B : Schedule {
 /// Two stages on each rank, r and 2 * mpmd_dim - 1 - r, so that microbatches go there and back (DeepSeek 2025).
 /// Backward passes are halved where that fills a wait. Needs at least num_stages = 2 * mpmd_dim microbatches.
 struct DualPipeV : Schedule {
+  /// The numbers of stages and of ranks.
   struct Arguments {
     int num_stages = 2, mpmd_dim = 1;
   };
@@ -90,25 +93,26 @@ struct DualPipeV : Schedule {
 /// CSV: a row for each rank, a task in each cell. Fused tasks are quoted, because of their commas.
 [[nodiscard]] SHARDLIB_INLINE std::string to_csv(const TaskLists& lists);
 
-/// The reverse. Empty cells are passed over, so that a spreadsheet can show waiting times; a FusedTask need not be
-/// quoted. A stage belongs to the rank whose row it stands in. The schedule is for exactly the microbatches of the
-/// text. `name`, usually the file, begins every message. Throws UsageError with row and cell when the text is wrong,
-/// and as `validate` does when the schedule is.
+/// Reads what `to_csv` writes. Empty cells are passed over, so that a spreadsheet can show waiting times; a FusedTask
+/// need not be quoted. A stage belongs to the rank whose row it stands in. The schedule is for exactly the microbatches
+/// of the text. `name`, usually the file, begins every message. Throws UsageError with row and cell when the text is
+/// wrong, and as `validate` does when the schedule is. `parse_csv("fwd_0__0,bwd_0__0", "mine")`
 [[nodiscard]] SHARDLIB_INLINE Schedule parse_csv(std::string_view text, const std::string& name);
 
-/// `parse_csv` of a file. Throws UsageError when it cannot be read.
+/// Reads a schedule from a file, as `parse_csv` does. Throws UsageError when it cannot be read.
 [[nodiscard]] SHARDLIB_INLINE Schedule read_csv(const std::string& path);
 
-/// "gpipe", "1f1b", "eager-1f1b", "zero-bubble", "interleaved-1f1b", "dualpipe-v"
+/// The names that `make_schedule` takes: "gpipe", "1f1b", "eager-1f1b", "zero-bubble", "interleaved-1f1b", "dualpipe-v"
 [[nodiscard]] SHARDLIB_INLINE const std::vector<std::string>& schedule_names();
 
 /// The schedule of this name, or, where it ends in ".csv", that of the file. Throws UsageError when there is none, or
-/// when it does not go with the numbers of stages and ranks.
+/// when it does not go with the numbers of stages and ranks. `make_schedule("1f1b", 4, 4)`, `make_schedule("mine.csv",
+/// 4, 2)`
 [[nodiscard]] SHARDLIB_INLINE Schedule make_schedule(std::string_view name, int num_stages, int mpmd_dim);
 
 }  // namespace shardlib::pipeline
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/pipeline/schedule_csv_inl.hpp"
-#include "shardlib/pipeline/schedule_inl.hpp"
+#include "shardlib/pipeline/impl/schedule.hpp"
+#include "shardlib/pipeline/impl/schedule_csv.hpp"
 #endif

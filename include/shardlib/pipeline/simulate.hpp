@@ -6,12 +6,12 @@
 #include <string_view>
 #include <vector>
 
-#include "shardlib/detail/inline.hpp"
 #include "shardlib/pipeline/task.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::pipeline {
 
-/// Seconds, or any other unit, that a stage takes for one microbatch.
+/// Seconds, or any other unit, that a stage takes for one microbatch: fwd, bwd, bwdA and bwdW `of` each kind of task.
 struct TaskTimes {
   double fwd = 1, bwd = 2, bwdA = 1, bwdW = 1;
   [[nodiscard]] SHARDLIB_INLINE double of(TaskKind kind) const;
@@ -27,16 +27,17 @@ struct Costs {
 };
 
 /// The costs of a model that takes `whole` on each rank, which is split evenly among the rank's stages: for comparing
-/// schedules with different numbers of stages. Transfers take no time.
+/// schedules with different numbers of stages. Transfers take no time. `simulate(lists, even_costs(lists))`
 [[nodiscard]] SHARDLIB_INLINE Costs even_costs(const TaskLists& lists, const TaskTimes& whole = {});
 
-/// When a rank ran a task.
+/// When a rank ran a task: from `begin` to `end`.
 struct Interval {
   int rank = 0;
   Task task;
   double begin = 0, end = 0;
 };
 
+/// What `simulate` says of a step: when each task runs, and what ranks wait for and keep.
 struct Simulation {
   std::vector<Interval> intervals;  ///< rank by rank, in the order of its tasks
   double makespan = 0;              ///< from the first task's begin to the last one's end
@@ -50,6 +51,7 @@ struct Simulation {
 /// Runs the lists: each rank its tasks in order, as soon as their inputs are there. Fused tasks run like single ones.
 /// Throws UsageError when the costs do not fit, and when the tasks can never all run: then with the lists, in which the
 /// task that each rank is stuck at is marked, and what it waits for. `name` stands at the beginning of the message.
+/// `simulate(schedule.tasks(8), {.latency = 0.1})`
 [[nodiscard]] SHARDLIB_INLINE Simulation simulate(const TaskLists& lists, const Costs& costs = {},
                                                   std::string_view name = "the schedule");
 
@@ -59,5 +61,5 @@ struct Simulation {
 }  // namespace shardlib::pipeline
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/pipeline/simulate_inl.hpp"
+#include "shardlib/pipeline/impl/simulate.hpp"
 #endif

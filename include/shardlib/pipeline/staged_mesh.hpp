@@ -4,16 +4,17 @@
 #include <cstddef>
 #include <memory>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "shardlib/bindings.hpp"
-#include "shardlib/comm.hpp"
-#include "shardlib/detail/inline.hpp"
-#include "shardlib/device.hpp"
-#include "shardlib/pipeline/detail/specs.hpp"
-#include "shardlib/tree.hpp"
-#include "shardlib/value.hpp"
+#include "shardlib/comm/communicator.hpp"
+#include "shardlib/device/device.hpp"
+#include "shardlib/pipeline/impl/specs.hpp"
+#include "shardlib/runtime/bindings.hpp"
+#include "shardlib/runtime/value.hpp"
+#include "shardlib/support/inline.hpp"
+#include "shardlib/types/tree.hpp"
 
 namespace shardlib::pipeline {
 
@@ -84,6 +85,8 @@ std::vector<ValuePtr> shapes_of(const Mesh<A>& mesh, const Sizes& sizes, bool du
 /// One device's view of a mesh `A` whose axis `P` numbers pipeline ranks: `StagedMesh<"p", "p d t"> mesh(device)`. All
 /// tensors of a stage live on `mesh.stage()`, a `Mesh<"d t">` of the devices that share the rank. Without a stage axis,
 /// `StagedMesh<"", "d t">`, the whole mesh is one rank: a schedule for one rank makes plain gradient accumulation.
+/// `axis` and `stage_axes` are the names of both, `Stage` is the type of a stage's mesh, `whole` the mesh of all ranks,
+/// `stage` that of this one; `rank` is its number among `ranks`.
 template <Spec P, Spec A>
 class StagedMesh {
   static constexpr bool has_axis = !std::string_view(P).empty();
@@ -140,5 +143,5 @@ class StagedMesh {
 }  // namespace shardlib::pipeline
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/pipeline/staged_mesh_inl.hpp"
+#include "shardlib/pipeline/impl/staged_mesh.hpp"
 #endif

@@ -13,20 +13,23 @@
 #include <utility>
 #include <vector>
 
-#include "shardlib/detail/inline.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::pipeline {
 
+/// What a task does: `fwd` is a forward pass and `bwd` a backward pass; `bwdA` is its half for the activations, `bwdW`
+/// that for the weights.
 enum class TaskKind { fwd, bwd, bwdA, bwdW };
 
-/// What one stage does with one microbatch. Stages and microbatches count from 0.
+/// What one stage does with one microbatch, of some kind. Stages and microbatches count from 0.
 struct Task {
   TaskKind kind = TaskKind::fwd;
   int stage = 0, microbatch = 0;
   friend auto operator<=>(const Task&, const Task&) = default;
 };
 
-/// An entry of a task list: a task, or several fused ones. What a part produces leaves when that part is done.
+/// An entry of a task list: a task, or the parts of several fused ones. What a part produces leaves when that part is
+/// done.
 struct FusedTask {
   std::vector<Task> parts;
 
@@ -35,8 +38,10 @@ struct FusedTask {
   friend bool operator==(const FusedTask&, const FusedTask&) = default;
 };
 
-using TaskList = std::vector<FusedTask>;  ///< of one rank, in the order in which it runs them
-using TaskLists = std::vector<TaskList>;  ///< of all ranks of the stage axis
+/// The tasks of one rank, in the order in which it runs them.
+using TaskList = std::vector<FusedTask>;
+/// The lists of all ranks of the stage axis.
+using TaskLists = std::vector<TaskList>;
 
 [[nodiscard]] SHARDLIB_INLINE std::string to_string(TaskKind kind);
 [[nodiscard]] SHARDLIB_INLINE std::string to_string(const Task& task);
@@ -45,7 +50,7 @@ using TaskLists = std::vector<TaskList>;  ///< of all ranks of the stage axis
 /// A line for each rank, with the tasks below each other.
 [[nodiscard]] SHARDLIB_INLINE std::string to_string(const TaskLists& lists);
 
-/// The reverse of to_string; spaces around a task do not matter. Throws UsageError.
+/// Reads what `to_string` writes of a task; spaces around a task do not matter. Throws UsageError.
 [[nodiscard]] SHARDLIB_INLINE FusedTask parse_task(std::string_view text);
 
 /// The tasks of a list without their fusion.
@@ -58,5 +63,5 @@ using TaskLists = std::vector<TaskList>;  ///< of all ranks of the stage axis
 }  // namespace shardlib::pipeline
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/pipeline/task_inl.hpp"
+#include "shardlib/pipeline/impl/task.hpp"
 #endif

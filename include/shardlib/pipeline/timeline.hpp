@@ -4,11 +4,12 @@
 #include <string>
 #include <vector>
 
-#include "shardlib/detail/inline.hpp"
 #include "shardlib/pipeline/simulate.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::pipeline {
 
+/// What `to_svg` draws under a title: the tasks of each rank, as planned and as measured.
 struct Timeline {
   std::string title;
   std::vector<Interval> planned;        ///< of a Simulation
@@ -24,5 +25,5 @@ struct Timeline {
 }  // namespace shardlib::pipeline
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/pipeline/timeline_inl.hpp"
+#include "shardlib/pipeline/impl/timeline.hpp"
 #endif

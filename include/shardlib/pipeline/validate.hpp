@@ -4,8 +4,8 @@
 #include <string_view>
 #include <vector>
 
-#include "shardlib/detail/inline.hpp"
 #include "shardlib/pipeline/task.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::pipeline {
 
@@ -14,11 +14,12 @@ namespace shardlib::pipeline {
 /// `owners[stage]`; that each rank has a stage; and that ranks which run their tasks in order all get to the end, with
 /// sends and receives in the same order on both sides. Throws UsageError with the schedule's name, the task, the rank
 /// and what to do; where ranks would wait for each other forever, with all lists and the tasks they are stuck at.
+/// `validate("mine", lists, stage_owners(lists), 8)`
 SHARDLIB_INLINE void validate(std::string_view name, const TaskLists& lists, const std::vector<int>& owners,
                               int microbatches);
 
 }  // namespace shardlib::pipeline
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/pipeline/validate_inl.hpp"
+#include "shardlib/pipeline/impl/validate.hpp"
 #endif

@@ -3,6 +3,8 @@
 
 #include "shardlib/rules/common.hpp"
 
+#include <string_view>
+
 namespace shardlib::rules {
 
 namespace detail_ {

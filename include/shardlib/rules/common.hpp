@@ -1,8 +1,10 @@
 // What every typing rule shares: the verdict, the check of an operand against an op spec, and advice on conversions.
 #pragma once
 
-#include "shardlib/dtype.hpp"
-#include "shardlib/spec.hpp"
+#include <string_view>
+
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/spec/spec.hpp"
 
 namespace shardlib::rules {
 

@@ -3,6 +3,8 @@
 
 #include "shardlib/rules/common.hpp"
 
+#include <string_view>
+
 namespace shardlib::rules {
 
 /// One dtype in all operands, of a kind that the op computes with: nothing is promoted silently.

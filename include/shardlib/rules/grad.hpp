@@ -3,6 +3,9 @@
 
 #include "shardlib/rules/common.hpp"
 
+#include <cstddef>
+#include <string_view>
+
 namespace shardlib::rules {
 
 /// The spec of the cotangent of `x`: replicated and partial swap on each of the axes, sharded stays.

@@ -3,6 +3,9 @@
 
 #include "shardlib/rules/local.hpp"
 
+#include <cstdint>
+#include <string_view>
+
 namespace shardlib::rules {
 
 namespace detail_ {

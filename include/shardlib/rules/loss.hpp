@@ -1,6 +1,8 @@
 // Typing rules of losses.
 #pragma once
 
+#include <string_view>
+
 #include "shardlib/rules/einsum.hpp"
 #include "shardlib/rules/local.hpp"
 

@@ -1,7 +1,9 @@
 // Typing rules of pipelines: what stages hand over, what is kept of microbatches, where layers lie.
 #pragma once
 
-#include "shardlib/rules.hpp"
+#include "shardlib/rules/all.hpp"
+
+#include <string_view>
 
 namespace shardlib::rules {
 

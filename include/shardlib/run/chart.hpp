@@ -4,12 +4,12 @@
 #include <string>
 #include <vector>
 
-#include "shardlib/detail/inline.hpp"
 #include "shardlib/run/quantity.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::run {
 
-/// A curve of one run. NaN is a gap.
+/// A curve of one run: its name, and `y` over `x`. NaN is a gap.
 struct Series {
   std::string name;
   int color = 0;  ///< the run's number: the page's style holds the colours
@@ -17,6 +17,7 @@ struct Series {
   bool marked = false;  ///< few values: drawn as they are, with marks, and dashed
 };
 
+/// Curves in one picture: its `id` in the page, its `title`, the `quantity` of `y`, and the `series`.
 struct Chart {
   std::string id, title;
   Quantity quantity = Quantity::number;
@@ -25,7 +26,8 @@ struct Chart {
   bool robust = false;          ///< smoothed by the median: for times and speeds, where single outliers say nothing
 };
 
-/// Parts of a whole over time, the first at the bottom.
+/// Parts of a whole over time, the first at the bottom: `id` and `title` as of a Chart, the `quantity` of the parts,
+/// their `names`, and `x`.
 struct StackedChart {
   std::string id, title;
   Quantity quantity = Quantity::seconds;
@@ -36,6 +38,7 @@ struct StackedChart {
 
 /// The mean, or the median, over a window of up to 2 * half + 1 values around each of `at`. At the end the window is
 /// cut off. At the beginning the mean's narrows on both sides, so that a falling curve begins where it does.
+/// `smoothed(losses, 10, false, places)`
 [[nodiscard]] SHARDLIB_INLINE std::vector<double> smoothed(const std::vector<double>& y, std::size_t half, bool median,
                                                            const std::vector<std::size_t>& at);
 
@@ -46,5 +49,5 @@ struct StackedChart {
 }  // namespace shardlib::run
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/run/chart_inl.hpp"
+#include "shardlib/run/impl/chart.hpp"
 #endif

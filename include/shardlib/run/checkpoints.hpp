@@ -1,17 +1,18 @@
 // A run's checkpoints: a program's state, a tree of tensors, to and from the run's folder.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 
-#include "shardlib/io/checkpoint.hpp"
+#include "shardlib/io/checkpoint/checkpoint.hpp"
 #include "shardlib/run/training.hpp"
 
 namespace shardlib::run {
 
-/// `state` must outlive the result. Its leaves must be there, with their sizes, when a checkpoint is loaded. `rename`:
-/// as in io::SaveOptions.
+/// How `train` saves and loads `state`, which must outlive the result. Its leaves must be there, with their sizes, when
+/// a checkpoint is loaded. `rename`: as in io::SaveOptions. `checkpoints_of(mesh, state, training)`
 template <Spec A, class State>
 [[nodiscard]] Checkpoints checkpoints_of(const Mesh<A>& mesh, State& state, const Training& training,
                                          const io::Rename& rename = {}) {

@@ -4,20 +4,20 @@
 #include <string_view>
 #include <vector>
 
-#include "shardlib/detail/inline.hpp"
-#include "shardlib/launch.hpp"
+#include "shardlib/device/launch.hpp"
 #include "shardlib/run/training.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::run {
 
 /// Does what --plan and --graph ask for and returns true; false where neither is given. `body` is what `launch` would
 /// run: its plan is printed, with the memory of each place along `stage_axis` where one is given. What `layer`
-/// differentiates is drawn: the program with one layer, say.
+/// differentiates is drawn: the program with one layer, say. `if (dry_run(training, mesh, body, layer)) return 0;`
 SHARDLIB_INLINE bool dry_run(const Training& training, const std::vector<AxisSize>& mesh, const DeviceBody& body,
                              const DeviceBody& layer, std::string_view stage_axis = "");
 
 }  // namespace shardlib::run
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/run/dry_run_inl.hpp"
+#include "shardlib/run/impl/dry_run.hpp"
 #endif

@@ -7,11 +7,11 @@
 #include <utility>
 #include <vector>
 
-#include "shardlib/detail/inline.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::run {
 
-/// One training step.
+/// One training step: its loss, learning_rate and grad_norm; tokens_per_second and step_seconds.
 struct Record {
   std::int64_t step = 0;  ///< from 0
   double loss = 0, learning_rate = 0, grad_norm = 0, tokens_per_second = 0, step_seconds = 0;
@@ -23,7 +23,7 @@ struct Record {
   std::vector<std::pair<std::string, double>> seconds = {};
 };
 
-/// A text that the model has written after a step.
+/// A text that the model has written after a step, and the prompt.
 struct Sample {
   std::int64_t step = 0;
   std::string prompt, text;  ///< `text` begins with the prompt; bytes that are no UTF-8 are stored as U+FFFD
@@ -36,11 +36,13 @@ struct Sample {
 /// The objects of such a file in its order. A last line that is torn (the program was killed) is left out; any other
 /// damage is an Error with file and line. Throws UsageError when the file cannot be read.
 [[nodiscard]] SHARDLIB_INLINE std::vector<Record> read_records(const std::string& path);
+/// The samples of a file, as `read_records` reads records.
 [[nodiscard]] SHARDLIB_INLINE std::vector<Sample> read_samples(const std::string& path);
 
 /// A file of JSON objects, one a line, each beginning with its "step". A line is written whole, with one system call.
 class JsonLines {
  public:
+  /// What becomes of a file that is there: `overwrite` empties it, `append` goes on.
   enum class Mode { overwrite, append };
 
   JsonLines() = default;  ///< writes nowhere
@@ -50,7 +52,7 @@ class JsonLines {
   JsonLines& operator=(JsonLines&& other) noexcept;
   ~JsonLines();
 
-  [[nodiscard]] bool is_open() const { return file_ >= 0; }
+  [[nodiscard]] bool is_open() const { return file_ >= 0; }  ///< whether there is a file
   /// Takes the file for this process, until it is closed; false when another process has it.
   [[nodiscard]] bool lock();
   /// Removes what a run that goes on from `step` will write again: lines of that step and later, and a torn last line.
@@ -73,5 +75,5 @@ class JsonLines {
 }  // namespace shardlib::run
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/run/metrics_inl.hpp"
+#include "shardlib/run/impl/metrics.hpp"
 #endif

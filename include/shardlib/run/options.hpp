@@ -9,8 +9,8 @@
 #include <variant>
 #include <vector>
 
-#include "shardlib/detail/inline.hpp"
 #include "shardlib/run/rule.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::run {
 
@@ -99,27 +99,29 @@ class Options {
   bool arguments_required_ = false;
 };
 
-/// One key of a TOML text: "model.d_model", "768".
+/// One key of a TOML text and its value: "model.d_model", "768".
 struct ConfigEntry {
   std::string key, value;
   friend bool operator==(const ConfigEntry&, const ConfigEntry&) = default;
 };
 
 /// The keys of a TOML text in its order. `name` is what errors call it. Throws UsageError with the line at fault.
+/// `config_entries("steps = 10", "the preset")`
 [[nodiscard]] SHARDLIB_INLINE std::vector<ConfigEntry> config_entries(std::string_view toml, const std::string& name);
-/// The file's; throws UsageError when it cannot be read.
+/// The keys of a TOML file, as `config_entries` reads them. Throws UsageError when it cannot be read.
 [[nodiscard]] SHARDLIB_INLINE std::vector<ConfigEntry> config_entries_of_file(const std::string& path);
 
-/// What differs between two configurations: "model.d_model: 256 -> 512".
+/// What differs between two configurations: "model.d_model: 256 -> 512". `config_changes(stored, present)`
 [[nodiscard]] SHARDLIB_INLINE std::vector<std::string> config_changes(const std::vector<ConfigEntry>& before,
                                                                       const std::vector<ConfigEntry>& after);
 
-/// The candidate nearest to `word` by edit distance or as its continuation; empty when none is near.
+/// The candidate nearest to `word` by edit distance or as its continuation; empty when none is near. `nearest("sped",
+/// {"seed", "steps"})`
 [[nodiscard]] SHARDLIB_INLINE std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace shardlib::run
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/run/options_inl.hpp"
-#include "shardlib/run/options_parse_inl.hpp"
+#include "shardlib/run/impl/options.hpp"
+#include "shardlib/run/impl/options_parse.hpp"
 #endif

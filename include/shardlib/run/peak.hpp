@@ -1,7 +1,7 @@
 // The machine's peak: what MFU (model FLOPs utilisation) is measured against.
 #pragma once
 
-#include "shardlib/detail/inline.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::run {
 
@@ -14,5 +14,5 @@ namespace shardlib::run {
 }  // namespace shardlib::run
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/run/peak_inl.hpp"
+#include "shardlib/run/impl/peak.hpp"
 #endif

@@ -9,16 +9,16 @@
 #include <string_view>
 #include <vector>
 
-#include "shardlib/detail/inline.hpp"
-#include "shardlib/device.hpp"
-#include "shardlib/tree.hpp"
-#include "shardlib/value.hpp"
+#include "shardlib/device/device.hpp"
+#include "shardlib/runtime/value.hpp"
+#include "shardlib/support/inline.hpp"
+#include "shardlib/types/tree.hpp"
 
 namespace shardlib::run {
 
 /// The cost of a training step. Bytes and FLOPs are those of one device, the mesh's first unless said otherwise.
 struct Plan {
-  std::vector<AxisSize> mesh;
+  std::vector<AxisSize> mesh;                              ///< that the step runs on
   std::int64_t parameters = 0;                             ///< of the whole model
   std::int64_t weights = 0, gradients = 0, optimizer = 0;  ///< bytes at rest
   std::int64_t copies = 0;       ///< bytes of the weights in the dtype of computation, where that is another
@@ -26,16 +26,18 @@ struct Plan {
   std::int64_t peak = 0;         ///< most bytes of the pool at once, from the program's start to the end of the step
   std::int64_t peak_node = 0;    ///< the same for MPI ranks of one node, which view each other's weights
   std::int64_t peak_mpi = 0;  ///< the same for MPI ranks that share no memory: reductions receive into scratch memory
+  /// All calls of a collective on the same specs.
   struct Collective {
     std::string op, spec, axes;  ///< "all_gather", "M/d F/t -> M F/t", "d"
-    std::int64_t calls = 0;
+    std::int64_t calls = 0;      ///< in a step
     std::int64_t bytes = 0;  ///< sent by this device in all calls
     friend bool operator==(const Collective&, const Collective&) = default;
   };
   std::vector<Collective> collectives;  ///< of a step, most bytes first
+  /// All calls of a local op with the same result.
   struct Local {
-    std::string op, spec;
-    double flops = 0;
+    std::string op, spec;    ///< "einsum_unreduced", and the spec of the result
+    double flops = 0;        ///< of all its calls
     std::int64_t bytes = 0;  ///< of the blocks that it reads and writes, in all calls
   };
   std::vector<Local> local;  ///< the other ops of a step; not the optimizer's, which is one pass over what is at rest
@@ -50,12 +52,12 @@ struct Plan {
 [[nodiscard]] SHARDLIB_INLINE std::string to_string(const Plan& plan);
 
 /// Runs `body` as `launch` does, but dry and on the mesh's first device alone, and gives what run::train reports of it.
-/// No device of the mesh need be there; it takes milliseconds.
+/// No device of the mesh need be there; it takes milliseconds. `plan({{"d", 8}}, body)`
 [[nodiscard]] SHARDLIB_INLINE Plan plan(const std::vector<AxisSize>& mesh,
                                         const std::function<void(const std::shared_ptr<Device>&)>& body);
 
-/// The same for a mesh whose devices differ along `axis` in what they do, as the ranks of a pipeline: a plan for each
-/// place of the axis, of the first device there.
+/// Plans as `plan` does, on a mesh whose devices differ along `axis` in what they do, as the ranks of a pipeline: a
+/// plan for each place of the axis, of the first device there. `plan_along("p", {{"p", 4}, {"d", 2}}, body)`
 [[nodiscard]] SHARDLIB_INLINE std::vector<Plan> plan_along(
     std::string_view axis, const std::vector<AxisSize>& mesh,
     const std::function<void(const std::shared_ptr<Device>&)>& body);
@@ -64,9 +66,10 @@ struct Plan {
 [[nodiscard]] SHARDLIB_INLINE std::string to_string(std::string_view axis, const std::vector<Plan>& plans);
 
 /// Runs `step`, dry or not, and counts what this device does: collectives, FLOPs, activations and the pool's peak.
+/// `count_step(device, [&] { step(); })`
 [[nodiscard]] SHARDLIB_INLINE Plan count_step(const std::shared_ptr<Device>& device, const std::function<void()>& step);
 
-/// The bytes of this device's blocks of all leaves.
+/// The bytes of this device's blocks of all leaves. `block_bytes(weights)`
 template <class Tree>
 [[nodiscard]] std::int64_t block_bytes(const Tree& tree) {
   std::int64_t bytes = 0;
@@ -78,5 +81,5 @@ template <class Tree>
 }  // namespace shardlib::run
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/run/plan_inl.hpp"
+#include "shardlib/run/impl/plan.hpp"
 #endif

@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
-#include "shardlib/detail/inline.hpp"
-#include "shardlib/device.hpp"
+#include "shardlib/device/device.hpp"
 #include "shardlib/run/plan.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::run {
 
@@ -24,7 +24,7 @@ struct Machine {
   double flops = 0;       ///< FLOP/s at its peak, what MFU is measured against
   double efficiency = 1;  ///< share of the peak that products reach
   double memory = 0;      ///< bytes/s, read and written; 0: memory takes no time
-  std::vector<AxisSize> mesh;
+  std::vector<AxisSize> mesh;  ///< that the device belongs to
   std::vector<Link> links;  ///< in the order of `mesh`
 };
 
@@ -32,44 +32,51 @@ struct Machine {
 struct Prediction {
   double products = 0;  ///< local ops that count FLOPs: each by those or by memory, whichever takes longer
   double rest = 0;      ///< other local ops and the optimizer, by memory
+  /// Seconds of the collectives over the same axes.
   struct Communication {
-    std::string axes;
+    std::string axes;      ///< "d t"
     int devices = 1;       ///< of a group
     double latency = 0;    ///< seconds
     double bandwidth = 0;  ///< seconds
-    std::int64_t calls = 0;
+    std::int64_t calls = 0;  ///< of a step
   };
   std::vector<Communication> communication;  ///< for each set of axes
   double peak_seconds = 0;                   ///< that the model's own FLOPs take at the peak
 
-  [[nodiscard]] SHARDLIB_INLINE double computing() const;
-  [[nodiscard]] SHARDLIB_INLINE double communicating() const;
+  [[nodiscard]] SHARDLIB_INLINE double computing() const;      ///< products and the rest
+  [[nodiscard]] SHARDLIB_INLINE double communicating() const;  ///< latency and bandwidth of all axes
   [[nodiscard]] SHARDLIB_INLINE double serial() const;      ///< where nothing overlaps
   [[nodiscard]] SHARDLIB_INLINE double overlapped() const;  ///< where all communication overlaps with computing
 };
 
 /// The messages that follow one another in a collective of n devices, by its best algorithms (Thakur, Rabenseifner and
 /// Gropp 2005): ceil(log2 n) for gathers and scatters, twice that for all_reduce, n - 1 for all_to_all, else 1.
+/// `messages_in_sequence("all_reduce", 8)` is 6.
 [[nodiscard]] SHARDLIB_INLINE int messages_in_sequence(std::string_view op, int devices);
 
-/// A collective over several axes goes at the pace of the slowest.
+/// Predicts the seconds of a planned step. A collective over several axes goes at the pace of the slowest.
+/// `predict(plan, machine)`
 [[nodiscard]] SHARDLIB_INLINE Prediction predict(const Plan& plan, const Machine& machine);
 
-/// An option that takes a number for each axis of the mesh, and what its messages say of it.
+/// An option that takes a number for each axis of the mesh, and what its messages say of it. `name` is the option,
+/// `least` the smallest number.
 struct AxisOption {
   std::string_view name;
   std::string_view number;  ///< what each is: finite, and at least `least`
   double least = 0;
   std::string_view slow, fast;  ///< examples: along the outermost axis, and along the others
 };
+/// The option --plan-bandwidth.
 inline constexpr AxisOption plan_bandwidth{"--plan-bandwidth", "number of at least 1, in B/s", 1, "25e9", "300e9"};
+/// The option --plan-latency.
 inline constexpr AxisOption plan_latency{"--plan-latency", "number of at least 0, in seconds", 0, "20e-6", "5e-6"};
 
-/// As in "d=25e9,t=300e9": the axes over which something is sent. Empty where there is none.
+/// An example of the option's value, "d=25e9,t=300e9": the axes over which something is sent. Empty where there is
+/// none. `example(plan_bandwidth, mesh)`
 [[nodiscard]] SHARDLIB_INLINE std::string example(const AxisOption& option, const std::vector<AxisSize>& mesh);
 
-/// "300e9" for all axes of the mesh, or "d=25e9,t=300e9": one number for each axis. One of size 1 may be left out and
-/// has 0 then. Throws UsageError.
+/// Reads "300e9" for all axes of the mesh, or "d=25e9,t=300e9": one number for each axis. One of size 1 may be left out
+/// and has 0 then. Throws UsageError. `for_each_axis(plan_bandwidth, "d=25e9,t=300e9", mesh)`
 [[nodiscard]] SHARDLIB_INLINE std::vector<double> for_each_axis(const AxisOption& option, const std::string& text,
                                                                 const std::vector<AxisSize>& mesh);
 
@@ -79,5 +86,5 @@ inline constexpr AxisOption plan_latency{"--plan-latency", "number of at least 0
 }  // namespace shardlib::run
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/run/prediction_inl.hpp"
+#include "shardlib/run/impl/prediction.hpp"
 #endif

@@ -8,8 +8,8 @@
 #include <string>
 #include <string_view>
 
-#include "shardlib/detail/inline.hpp"
 #include "shardlib/run/metrics.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::run {
 
@@ -21,10 +21,11 @@ struct Terminal {
   int file = -1;       ///< asked for the present width before each drawing, where it is a terminal
 };
 
-/// Of an open file: a terminal is live unless TERM is "dumb" or Open MPI's mpirun stands between, and coloured unless NO_COLOR is set (no-color.org).
+/// What an open file can do: a terminal is live unless TERM is "dumb" or Open MPI's mpirun stands between, and coloured
+/// unless NO_COLOR is set (no-color.org).
 [[nodiscard]] SHARDLIB_INLINE Terminal terminal_of(int file);
 
-/// "95 s", "12 min", "3 h 05 min", "2 d 04 h".
+/// A duration as people read it: "95 s", "12 min", "3 h 05 min", "2 d 04 h".
 [[nodiscard]] SHARDLIB_INLINE std::string duration_text(double seconds);
 
 /// Shows training steps as they are done. Text of others goes through message(), or between pause() and the next step.
@@ -72,5 +73,5 @@ class Progress {
 }  // namespace shardlib::run
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/run/progress_inl.hpp"
+#include "shardlib/run/impl/progress.hpp"
 #endif

@@ -3,17 +3,19 @@
 
 #include <string>
 
-#include "shardlib/detail/inline.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::run {
 
-/// How a chart's values are written: 3.142; 12.3 k; 41 %; 1.5 GiB; 250 ms.
+/// How a chart's values are written: a `number` 3.142; a `count` 12.3 k; a `percent` 41 %; `bytes` 1.5 GiB; `seconds`
+/// 250 ms.
 enum class Quantity { number, count, percent, bytes, seconds };
 
+/// The value as a text. `quantity_text(Quantity::bytes, 1.5e9)`
 [[nodiscard]] SHARDLIB_INLINE std::string quantity_text(Quantity quantity, double value);
 
 }  // namespace shardlib::run
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/run/quantity_inl.hpp"
+#include "shardlib/run/impl/quantity.hpp"
 #endif

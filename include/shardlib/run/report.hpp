@@ -4,19 +4,20 @@
 #include <string>
 #include <vector>
 
-#include "shardlib/detail/inline.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::run {
 
-/// The page for these runs: folders of RunDirectory, or metrics files. Throws UsageError for what is no run, Error for
-/// a damaged record.
+/// The report of these runs as a page of HTML: folders of RunDirectory, or metrics files. Throws UsageError for what is
+/// no run, Error for a damaged record.
 [[nodiscard]] SHARDLIB_INLINE std::string report(const std::vector<std::string>& runs);
 
-/// Writes the page to a file. Throws UsageError when that cannot be written.
+/// Writes the page to a file. Throws UsageError when that cannot be written. `write_report({"runs/first",
+/// "runs/second"}, "compare.html")`
 SHARDLIB_INLINE void write_report(const std::vector<std::string>& runs, const std::string& file);
 
 }  // namespace shardlib::run
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/run/report_inl.hpp"
+#include "shardlib/run/impl/report.hpp"
 #endif

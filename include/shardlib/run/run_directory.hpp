@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 
-#include "shardlib/detail/inline.hpp"
 #include "shardlib/run/metrics.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::run {
 
-/// What to do where a run exists already.
+/// What to do where a run exists already: `automatic` goes on with it, `never` makes it an error.
 enum class Resume { automatic, never };
 
 /// One run's folder. One process of the job, the writer, touches the files; for the others every call does nothing, so
@@ -22,8 +22,8 @@ class RunDirectory {
   /// Creates the folder with `config` (Options::to_toml) in it, or opens the run that is there.
   RunDirectory(std::string path, std::string config, Resume resume, bool writer);
 
-  [[nodiscard]] const std::string& path() const { return path_; }
-  [[nodiscard]] bool exists() const { return !path_.empty(); }
+  [[nodiscard]] const std::string& path() const { return path_; }  ///< of the folder
+  [[nodiscard]] bool exists() const { return !path_.empty(); }     ///< whether there is a folder
   /// The folder held a run already (known to the writer).
   [[nodiscard]] bool resumed() const { return resumed_; }
   /// What the present configuration changes in the stored one: "model.d_model: 256 -> 512".
@@ -35,11 +35,14 @@ class RunDirectory {
   /// one kept in config.N.toml. Returns a sentence to print for each thing done.
   std::vector<std::string> begin(std::int64_t step);
 
+  /// Appends a record to `metrics`, or a sample to `samples`.
   void write(const Record& record) { metrics_.write(record); }
   void write(const Sample& sample) { samples_.write(sample); }
   /// Call it before a checkpoint is saved: records up to it then survive what the checkpoint survives.
   void sync();
 
+  /// The paths of what the folder holds: `checkpoints`, `metrics`, `samples`, `config`, `trace`, `report`,
+  /// `tensorboard`.
   [[nodiscard]] std::string checkpoints() const { return file("checkpoints"); }
   [[nodiscard]] std::string metrics() const { return file("metrics.jsonl"); }
   [[nodiscard]] std::string samples() const { return file("samples.jsonl"); }
@@ -60,5 +63,5 @@ class RunDirectory {
 }  // namespace shardlib::run
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/run/run_directory_inl.hpp"
+#include "shardlib/run/impl/run_directory.hpp"
 #endif

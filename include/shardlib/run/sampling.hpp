@@ -9,11 +9,12 @@
 #include <string_view>
 #include <vector>
 
-#include "shardlib/detail/inline.hpp"
-#include "shardlib/io/tokenizer.hpp"
+#include "shardlib/io/tokenizer/tokenizer.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::run {
 
+/// How `generate` draws tokens, at most max_tokens of them; the same seed draws the same ones.
 struct SampleOptions {
   std::int64_t max_tokens = 200;
   std::int64_t top_k = 0;    ///< only the k likeliest; 0: all
@@ -24,6 +25,7 @@ struct SampleOptions {
 
 /// The next token: softmax(logits / temperature) over the top_k likeliest, drawn by a number that is a pure function of
 /// (seed, position), so that every device draws the same one. Throws Error where logits are not finite.
+/// `draw_token(logits, options, position)`
 [[nodiscard]] SHARDLIB_INLINE std::int32_t draw_token(std::span<const float> logits, const SampleOptions& options,
                                                       std::int64_t position);
 
@@ -35,7 +37,7 @@ using Decode = std::function<std::vector<float>(std::span<const std::int32_t> id
 /// model is given the last half of them anew and goes on from there. `show` is given each piece
 /// of text as soon as its UTF-8 is whole, the prompt first. Only tokens that the tokenizer has are drawn: the model's
 /// vocabulary may be larger. Returns prompt and continuation, up to the token before which `stop`, which must say the
-/// same on every device, was true. Every device calls it.
+/// same on every device, was true. Every device calls it. `generate(*tokenizer, "Once", 1024, decode, {.top_k = 40})`
 SHARDLIB_INLINE std::string generate(const io::Tokenizer& tokenizer, std::string_view prompt, std::int64_t context,
                                      const Decode& decode, const SampleOptions& options,
                                      const std::function<void(std::string_view)>& show = nullptr,
@@ -44,5 +46,5 @@ SHARDLIB_INLINE std::string generate(const io::Tokenizer& tokenizer, std::string
 }  // namespace shardlib::run
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/run/sampling_inl.hpp"
+#include "shardlib/run/impl/sampling.hpp"
 #endif

@@ -12,12 +12,12 @@
 #include <utility>
 #include <vector>
 
-#include "shardlib/device.hpp"
-#include "shardlib/error.hpp"
+#include "shardlib/device/device.hpp"
 #include "shardlib/io/agree.hpp"
 #include "shardlib/io/file.hpp"
-#include "shardlib/observe.hpp"
 #include "shardlib/run/trace.hpp"
+#include "shardlib/runtime/observe.hpp"
+#include "shardlib/support/error.hpp"
 
 namespace shardlib::run::detail {
 

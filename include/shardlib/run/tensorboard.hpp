@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
-#include "shardlib/detail/inline.hpp"
 #include "shardlib/run/metrics.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::run {
 
@@ -19,13 +19,14 @@ class TensorBoard {
   /// in TensorBoard (`first_step` marks the restart). Throws Error when that fails.
   explicit TensorBoard(const std::string& folder, std::int64_t first_step = 0);
 
-  [[nodiscard]] bool on() const { return file_.is_open(); }
-  [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] bool on() const { return file_.is_open(); }        ///< whether it writes
+  [[nodiscard]] const std::string& path() const { return path_; }  ///< of the event file
 
+  /// Adds one value of the curve `tag`.
   void scalar(std::string_view tag, std::int64_t step, double value);
   /// All that the record holds, as train/loss, train/grad_norm, validation/loss, speed/mfu and so on.
   void write(const Record& record);
-  void flush();
+  void flush();  ///< hands what was added to the system
 
  private:
   void event(const std::string& payload);
@@ -37,5 +38,5 @@ class TensorBoard {
 }  // namespace shardlib::run
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/run/tensorboard_inl.hpp"
+#include "shardlib/run/impl/tensorboard.hpp"
 #endif

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "shardlib/detail/inline.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::run {
 
@@ -23,7 +23,7 @@ class Trace {
   /// fill the memory (40 bytes each).
   Trace(int rank, std::string label, std::size_t most_events = 1'000'000);
 
-  [[nodiscard]] bool on() const { return state_ != nullptr; }
+  [[nodiscard]] bool on() const { return state_ != nullptr; }  ///< whether it keeps events
 
   /// The clock of events, in nanoseconds. It is the same for all processes of a machine.
   [[nodiscard]] static SHARDLIB_INLINE std::int64_t now();
@@ -65,11 +65,11 @@ class Trace {
 };
 
 /// Joins the files of all ranks (Trace::write) into one. Throws Error when a part is missing or damaged, before `path`
-/// is touched.
+/// is touched. `merge_traces({"trace-0.json", "trace-1.json"}, "trace.json")`
 SHARDLIB_INLINE void merge_traces(const std::vector<std::string>& parts, const std::string& path);
 
 }  // namespace shardlib::run
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/run/trace_inl.hpp"
+#include "shardlib/run/impl/trace.hpp"
 #endif

@@ -10,40 +10,46 @@
 #include <string_view>
 #include <vector>
 
-#include "shardlib/detail/inline.hpp"
-#include "shardlib/device.hpp"
-#include "shardlib/io/loader.hpp"
-#include "shardlib/io/tokenizer.hpp"
+#include "shardlib/device/device.hpp"
+#include "shardlib/io/data/loader.hpp"
+#include "shardlib/io/tokenizer/tokenizer.hpp"
 #include "shardlib/run/options.hpp"
 #include "shardlib/run/sampling.hpp"
-#include "shardlib/tensor.hpp"
+#include "shardlib/support/inline.hpp"
+#include "shardlib/types/tensor.hpp"
 
 namespace shardlib::run {
 
 /// The settings of a run that do not depend on the model. Members hold the defaults until `declare` and parse.
 struct Training {
+  /// --data, --validation-data, --stream, --tokenizer, --rows.
   std::string data, validation_data, stream, tokenizer = "bytes", rows = "packed";
-  std::string mesh;
+  std::string mesh;              ///< --mesh, "d=4,t=2"; empty: all ranks on the first of batch_axes
   std::string batch_axes = "d";  ///< of the program's mesh, those that shard the batch: "d" of "B/d", "x y" of "B/x/y"
+  /// The steps of training, the rows of the global batch, the tokens of a row, and the parts of a batch.
   std::int64_t steps = 300, batch = 16, seq = 128, microbatches = 1;
-  std::uint64_t seed = 0;
+  std::uint64_t seed = 0;  ///< of the weights, of the order of the data and of samples
+  /// Of AdamW; `clip` is the largest gradient norm, 0 for none.
   double learning_rate = 3e-3, final_learning_rate = 0.1, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, clip = 1.0;
-  std::int64_t warmup = 20;
+  std::int64_t warmup = 20;  ///< steps until the learning rate has its peak
+  /// --run, --metrics, --graph: where the run's folder, its records and its graph go.
   std::string directory, metrics, graph;
   double plan_flops = 0, plan_efficiency = 1, plan_memory = 0;  ///< of a device; 0: not given
-  std::string plan_bandwidth, plan_latency;
+  std::string plan_bandwidth, plan_latency;  ///< of links, for each axis of the mesh; empty: not given
+  /// save_every, validate_every and sample_every count steps, keep counts checkpoints, validation_batches batches.
   std::int64_t save_every = 1000, keep = 2, validate_every = 0, validation_batches = 8, sample_every = 0;
+  /// Set by the options --resume, --trace, --plan and --tensorboard.
   bool resume = true, trace = false, plan = false, tensorboard = false;
-  std::string prompt = "And God said";
-  SampleOptions sample{.max_tokens = 200, .top_k = 0, .temperature = 0.7};
+  std::string prompt = "And God said";                                      ///< what samples begin with
+  SampleOptions sample{.max_tokens = 200, .top_k = 0, .temperature = 0.7};  ///< how tokens of samples are drawn
 };
 
-/// Declares the options of a run: --data, --steps, --mesh, --run and the others.
+/// Declares the options of a run: --data, --steps, --mesh, --run and the others. `declare(options, training)`
 SHARDLIB_INLINE void declare(Options& options, Training& training);
 
 /// The mesh that was asked for, and without --mesh all ranks on the first of training.batch_axes; axes that are left
 /// out have size 1. It becomes training.mesh, so that the stored configuration names it. Throws UsageError for axes
-/// that are not among `axes` ("d t"), or in another order.
+/// that are not among `axes` ("d t"), or in another order. `chosen_mesh(training, "d t")`
 [[nodiscard]] SHARDLIB_INLINE std::vector<AxisSize> chosen_mesh(Training& training, std::string_view axes);
 
 namespace detail {
@@ -53,44 +59,50 @@ namespace detail {
 }  // namespace detail
 
 /// Prints the settings that are no defaults (Options::describe) where a run with a folder begins: by the first rank.
+/// `announce(options, training)`
 SHARDLIB_INLINE void announce(const Options& options, const Training& training);
 
 /// How to sample: --seed, and no token before the first where rows are stories.
 [[nodiscard]] SHARDLIB_INLINE SampleOptions sample_options(const Training& training);
 
 /// Prints, on the first rank, which of the model's dims the mesh makes more than a twentieth larger by padding.
+/// `note_padding(mesh, sizes)`
 SHARDLIB_INLINE void note_padding(const std::vector<AxisSize>& mesh, const Sizes& sizes);
 
 /// Throws UsageError unless the batch divides into microbatches, and each of them over training.batch_axes.
+/// `batch_must_divide(mesh, training)`
 SHARDLIB_INLINE void batch_must_divide(const std::vector<AxisSize>& mesh, const Training& training);
 
 /// What a run reads: made once in each process, and shared by its devices. With all empty, a program's steps get rows
 /// of weight 0, and make up inputs of their own.
 struct Data {
-  std::shared_ptr<const io::Tokenizer> tokenizer;
+  std::shared_ptr<const io::Tokenizer> tokenizer;  ///< of prompts and samples
   std::shared_ptr<const io::Loader> train;       ///< null with --stream, and with --steps 0 without data
   std::shared_ptr<const io::Loader> validation;  ///< null without validation
   std::int64_t vocabulary = 0;                   ///< ids are below it
 };
-/// `vocabulary` 0: the tokenizer's. Throws UsageError for what cannot be read or does not fit together: data that
-/// another tokenizer made and a prompt that the model cannot take, too. With --plan or --graph it reads the tokenizer
-/// alone; --steps 0 needs no data.
+/// Opens the tokenizer and the data of a run; `vocabulary` 0 stands for the tokenizer's. Throws UsageError for what
+/// cannot be read or does not fit together: data that another tokenizer made and a prompt that the model cannot take,
+/// too. With --plan or --graph it reads the tokenizer alone; --steps 0 needs no data. `open_data(training, 50257)`
 [[nodiscard]] SHARDLIB_INLINE Data open_data(const Training& training, std::int64_t vocabulary);
 
+/// The loss of a step, and the norm of its gradients, grad_norm.
 struct StepResult {
   double loss = 0, grad_norm = 0;
 };
 
 /// Throws Error where a step's loss or gradient norm is not finite. Call it before the update: nothing is lost then.
+/// `check_finite(result, step)`
 SHARDLIB_INLINE void check_finite(const StepResult& result, std::int64_t step);
 
-/// The factor that brings a gradient norm down to `clip` (0: no clipping).
+/// The factor that brings a gradient norm down to `clip` (0: no clipping). `clip_factor(norm, 1.0)`
 [[nodiscard]] inline double clip_factor(double norm, double clip) {
   return clip > 0 && norm > clip ? clip / norm : 1.0;
 }
 
 /// FLOPs of forward and backward for a token: 6 for each parameter that multiplies, and attention's two products, not
 /// halved for causality (Chowdhery et al. 2022, appendix B). `width` is heads * head width.
+/// `training_flops_per_token(124'000'000, 12, 768, 1024)`
 [[nodiscard]] inline double training_flops_per_token(std::int64_t parameters, std::int64_t layers, std::int64_t width,
                                                      std::int64_t length) {
   return 6.0 * static_cast<double>(parameters) +
@@ -101,6 +113,7 @@ SHARDLIB_INLINE void check_finite(const StepResult& result, std::int64_t step);
 struct Checkpoints {
   /// Takes a snapshot, which is written beside the training. `data` identifies what the steps read.
   std::function<void(std::int64_t step, const std::string& data)> save;
+  /// Which checkpoint was loaded: its step, and what its steps read.
   struct Loaded {
     std::int64_t step = 0;
     std::string data;
@@ -121,9 +134,9 @@ struct Program {
   /// Behind the last step, also of a run that a signal has stopped, on all devices; may be empty.
   std::function<void()> finish;
   Decode decode;  ///< for sampling
-  Checkpoints checkpoints;
+  Checkpoints checkpoints;  ///< how the state is saved and loaded
 
-  std::int64_t parameters = 0;
+  std::int64_t parameters = 0;  ///< of the whole model
   double flops_per_token = 0;  ///< of forward and backward without recomputation, for the utilisation
   std::int64_t context = 0;    ///< most tokens of a text that the model can take
   /// On this device (block_bytes), for --plan. Copies are the weights in the dtype of computation, where that is
@@ -133,13 +146,14 @@ struct Program {
 };
 
 /// Runs training.steps steps, from the newest checkpoint where there is one. `configuration` (Options::to_toml) is
-/// stored with the run. On the device of a dry run (run::plan) one step is counted instead.
+/// stored with the run. On the device of a dry run (run::plan) one step is counted instead. `train(device, training,
+/// data, options.to_toml(), program)`
 SHARDLIB_INLINE void train(const std::shared_ptr<Device>& device, const Training& training, const Data& data,
                            const std::string& configuration, const Program& program);
 
 }  // namespace shardlib::run
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/run/training_inl.hpp"
-#include "shardlib/run/training_loop_inl.hpp"
+#include "shardlib/run/impl/training.hpp"
+#include "shardlib/run/impl/training_loop.hpp"
 #endif

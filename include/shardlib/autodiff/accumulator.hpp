@@ -1,0 +1,89 @@
+// Sums of cotangents; for impl/ headers.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "shardlib/kernels/elementwise.hpp"
+#include "shardlib/runtime/observe.hpp"
+#include "shardlib/runtime/value.hpp"
+#include "shardlib/support/use_count.hpp"
+
+namespace shardlib::detail {
+
+/// Copies a block, from or to the f32 that bf16 is summed in.
+inline void convert(const Value& from, const Value& to) {
+  const Exec exec = from.device->exec();
+  if (from.dtype == to.dtype)
+    exec.copy(to.storage->buffer.data(), from.data().data(), from.bytes());
+  else if (from.dtype == DType::bf16)
+    kernels::apply_flat(
+        exec, from.count(), [](const bf16& x, f32& y) { y = static_cast<f32>(x); }, from.as<const bf16>(),
+        to.storage->buffer.as<f32>());
+  else
+    kernels::apply_flat(
+        exec, from.count(), [](const f32& x, bf16& y) { y = static_cast<bf16>(x); }, from.as<const f32>(),
+        to.storage->buffer.as<bf16>());
+}
+
+/// Sums the cotangents of the uses of one value: in f32, rounded once; in place where nobody else sees the buffer.
+class Accumulator {
+ public:
+  void add(ValuePtr ct) {
+    if (!sum_) {
+      if (ct->storage->add_to) ct->storage->settle();  // the first: there is no sum yet that it could be added to
+      sum_ = std::move(ct);
+      return;
+    }
+    if (!state(ct->device).observer) return add_to_sum(ct);
+    Value shape = *sum_;
+    shape.made_by = ct->storage->add_to ? ct->made_by : OpInfo{"accumulate", {}, {}};
+    shape.storage = std::make_shared<Storage>();  // its own, or the sum would seem to be in use
+    observed(shape, [&] {
+      static_cast<void>(sum_->data());
+      add_to_sum(ct);
+      state(ct->device).work.in_place = true;
+      return sum_->storage->buffer;
+    });
+  }
+  ValuePtr take() {
+    if (!owned_ || sum_->dtype == dtype_) return std::move(sum_);
+    auto narrow = fresh(*sum_, dtype_);
+    convert(*sum_, *narrow);
+    return narrow;
+  }
+
+ private:
+  void add_to_sum(const ValuePtr& ct) {
+    if (!owned_) {
+      dtype_ = sum_->dtype;
+      const DType wide = dtype_ == DType::bf16 ? DType::f32 : dtype_;
+      if (wide != dtype_ || sum_.use_count() > 1 || use_count(sum_->storage) > 1 || !sum_->data().unique()) {
+        auto copy = fresh(*sum_, wide);
+        convert(*sum_, *copy);
+        sum_ = std::move(copy);
+      }
+      owned_ = true;
+    }
+    if (ct->storage->add_to) return ct->storage->add_to(sum_->storage->buffer.data());
+    visit_dtype(ct->dtype, [&](auto zero) {
+      using T = decltype(zero);
+      using A = accumulator_t<T>;
+      if constexpr (floating<T>)
+        kernels::apply_flat(
+            ct->device->exec(), ct->count(), [](const T& x, A& sum) { sum += static_cast<A>(x); }, ct->as<const T>(),
+            sum_->storage->buffer.as<A>());
+    });
+  }
+  static Handle<Value> fresh(const Value& like, DType dtype) {
+    auto value = Handle<Value>::make(like);
+    value->dtype = dtype;
+    value->storage = std::make_shared<Storage>(Storage{allocate(*value), nullptr});
+    return value;
+  }
+  ValuePtr sum_;
+  DType dtype_ = DType::f32;
+  bool owned_ = false;
+};
+
+}  // namespace shardlib::detail

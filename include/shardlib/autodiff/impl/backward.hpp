@@ -1,0 +1,182 @@
+// Definitions of backward.hpp.
+#pragma once
+
+#include "shardlib/autodiff/backward.hpp"
+
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <set>
+#include <unordered_map>
+
+#include "shardlib/autodiff/accumulator.hpp"
+
+namespace shardlib::detail {
+
+class Backward::Pass {
+ public:
+  Pass(const std::vector<std::pair<Slot, ValuePtr>>& roots, std::vector<Slot> leaves) : leaves_(std::move(leaves)) {
+    for (const auto& [slot, ct] : roots) {
+      if (ct) device_ = ct->device;
+      deliver(slot, ct);
+    }
+    for (const Slot& leaf : leaves_) nodes_.push_back(leaf.node);
+  }
+
+  [[nodiscard]] bool stopped(std::size_t leaf) const { return nodes_[leaf] && nodes_[leaf]->stopped; }
+
+  [[nodiscard]] std::size_t leaves() const { return leaves_.size(); }
+
+  std::vector<ValuePtr> run(const std::vector<bool>& wanted) {
+    // The names of dims have been checked forward; here ops of several scopes meet.
+    std::optional<WithNames> unchecked;
+    if (device_) unchecked.emplace(state(device_), std::make_shared<NameSizes>());
+    const auto towards = nodes_towards(wanted);
+    std::map<Key, Pending> later;
+    while (!pending_.empty()) {
+      auto next = pending_.extract(std::prev(pending_.end()));
+      if (pull(next.mapped(), towards.get())) later.insert(std::move(next));
+    }
+    pending_ = std::move(later);
+    std::vector<ValuePtr> result(leaves_.size());
+    for (std::size_t i = 0; i < leaves_.size(); ++i) {
+      if (!wanted[i]) continue;
+      const auto it = arrived_.find(std::exchange(leaves_[i], {}).node.get());
+      if (it != arrived_.end()) result[i] = it->second.outputs[0].take();
+    }
+    return result;
+  }
+
+ private:
+  /// Operands have smaller numbers, so descending is a valid order; leaves all have 0 and are told apart by address.
+  using Key = std::pair<std::uint64_t, Node*>;
+  using Nodes = std::set<const Node*>;
+  struct Pending {
+    std::shared_ptr<Node> node;
+    std::vector<Accumulator> outputs;   ///< until the first pull
+    std::vector<ValuePtr> cotangents;   ///< from then on, as all below
+    std::vector<Node::Edge> edges;      ///< those without input are done
+    std::vector<ValuePtr> inputs = {};  ///< what joint or nested VJPs have made for the edges
+    std::shared_ptr<Backward> nested = nullptr;
+  };
+
+  static Key key_of(const std::shared_ptr<Node>& node) { return {node->sequence, node.get()}; }
+
+  void deliver(const Slot& slot, ValuePtr ct) {
+    if (!slot || !ct) return;
+    Pending& p = slot.node->sequence == 0 ? arrived_[slot.node.get()] : pending_[key_of(slot.node)];
+    if (!p.node) {
+      p.node = slot.node;
+      p.outputs.resize(static_cast<std::size_t>(slot.node->outputs));
+    }
+    p.outputs[static_cast<std::size_t>(slot.output)].add(std::move(ct));
+  }
+
+  /// The nodes from which a wanted leaf can be reached; null if no leaf is left out. The cotangents of such a node come
+  /// from such nodes alone, so they are complete before the others run.
+  [[nodiscard]] std::unique_ptr<Nodes> nodes_towards(const std::vector<bool>& wanted) const {
+    auto towards = std::make_unique<Nodes>();
+    bool all = true;
+    for (std::size_t i = 0; i < leaves_.size(); ++i) {
+      if (wanted[i])
+        towards->insert(leaves_[i].node.get());
+      else
+        all = all && !leaves_[i];
+    }
+    if (all) return nullptr;
+    std::map<Key, const std::vector<Node::Edge>*> below;  // everything that may still run, operands first
+    std::vector<const std::vector<Node::Edge>*> todo;
+    const auto add = [&](const std::shared_ptr<Node>& node, const std::vector<Node::Edge>& edges) {
+      if (below.emplace(key_of(node), &edges).second) todo.push_back(&edges);
+    };
+    for (const auto& [key, p] : pending_) add(p.node, p.outputs.empty() ? p.edges : p.node->edges);
+    while (!todo.empty()) {
+      const auto& edges = *todo.back();
+      todo.pop_back();
+      for (const auto& edge : edges)
+        if (edge.input) add(edge.input.node, edge.input.node->edges);
+    }
+    for (const auto& [key, edges] : below)
+      for (const auto& edge : *edges)
+        if (edge.input && towards->contains(edge.input.node.get())) towards->insert(key.second);
+    return towards;
+  }
+
+  /// Runs the node's pulls towards what is wanted (null: all). True if others are left.
+  bool pull(Pending& p, const Nodes* towards) {
+    const auto due = [&](const Node* node) { return towards == nullptr || towards->contains(node); };
+    if (!due(p.node.get())) return true;
+    if (!p.outputs.empty()) {
+      for (auto& output : p.outputs) p.cotangents.push_back(output.take());
+      p.outputs.clear();
+      p.edges = std::exchange(p.node->edges, {});
+      if (p.node->joint)
+        p.inputs = std::exchange(p.node->joint, nullptr)(p.cotangents);
+      else if (p.node->nested)
+        p.nested = std::exchange(p.node->nested, nullptr)(p.cotangents);
+      if (p.nested || !p.inputs.empty()) p.cotangents.clear();
+    }
+    if (p.nested) {
+      std::vector<bool> wanted;
+      for (const auto& edge : p.edges) wanted.push_back(edge.input && due(edge.input.node.get()));
+      p.inputs = p.nested->run(wanted);
+      for (std::size_t i = 0; i < p.edges.size(); ++i)
+        if (p.nested->stopped(i)) stop_below(p.edges[i].input);
+    }
+    bool left = false;
+    for (std::size_t i = 0; i < p.edges.size(); ++i) {
+      auto& edge = p.edges[i];
+      if (!edge.input) continue;
+      if (!due(edge.input.node.get())) {
+        left = true;
+        continue;
+      }
+      const Slot input = std::exchange(edge.input, {});
+      deliver(input, p.inputs.empty() ? edge.vjp(p.cotangents[0], edge.saved) : std::move(p.inputs[i]));
+      edge.saved.values.clear();
+    }
+    return left;
+  }
+
+  std::vector<Slot> leaves_;
+  std::vector<std::shared_ptr<const Node>> nodes_;  ///< of the leaves
+  DevicePtr device_;
+  std::map<Key, Pending> pending_;
+  std::unordered_map<Node*, Pending> arrived_;
+};
+
+SHARDLIB_INLINE Backward::Backward(const std::vector<std::pair<Slot, ValuePtr>>& roots, std::vector<Slot> leaves)
+    : pass_(std::make_shared<Pass>(roots, std::move(leaves))) {}
+
+SHARDLIB_INLINE std::vector<ValuePtr> Backward::run() {
+  return run(std::vector<bool>(pass_->leaves(), true));
+}
+
+SHARDLIB_INLINE std::vector<ValuePtr> Backward::run(const std::vector<bool>& wanted) {
+  return pass_->run(wanted);
+}
+
+SHARDLIB_INLINE bool Backward::stopped(std::size_t leaf) const {
+  return pass_->stopped(leaf);
+}
+
+SHARDLIB_INLINE std::vector<ValuePtr> backward(const std::vector<std::pair<Slot, ValuePtr>>& roots,
+                                               const std::vector<Slot>& leaves) {
+  return Backward(roots, leaves).run();
+}
+
+SHARDLIB_INLINE ValuePtr cotangent_of_loss(const std::shared_ptr<Device>& device, DType dtype) {
+  static constexpr TensorSpec scalar;
+  const Kernel fill = [](const Value& out) {
+    Buffer result = allocate(out);
+    if (!out.device->is_dry())
+      visit_dtype(out.dtype, [&]<class D>(D /*zero*/) {
+        if constexpr (floating<D>) *result.as<D>() = static_cast<D>(1.0F);
+      });
+    return result;
+  };
+  return record_erased({"full", {}, {}}, device, dtype, scalar, {}, Kernel(fill), {});
+}
+
+}  // namespace shardlib::detail

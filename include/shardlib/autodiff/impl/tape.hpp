@@ -1,0 +1,186 @@
+// Definitions of tape.hpp.
+#pragma once
+
+#include "shardlib/autodiff/tape.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "shardlib/autodiff/overlap.hpp"
+#include "shardlib/ops/elementwise.hpp"
+#include "shardlib/runtime/observe.hpp"
+#include "shardlib/runtime/padding.hpp"
+
+namespace shardlib::detail {
+
+SHARDLIB_INLINE Handle<Value> as_leaf(const Value& value) {
+  auto leaf = Handle<Value>::make(value);
+  leaf->slot = {std::make_shared<Node>(), 0};
+  return leaf;
+}
+
+SHARDLIB_INLINE void stop_below(const Slot& slot) {
+  std::vector<Node*> todo{slot.node.get()};
+  while (!todo.empty()) {
+    Node* node = todo.back();
+    todo.pop_back();
+    if (node == nullptr || std::exchange(node->stopped, true)) continue;
+    for (const Node::Edge& edge : node->edges) todo.push_back(edge.input.node.get());
+  }
+}
+
+SHARDLIB_INLINE void stop_below(const ValuePtr& x) {
+  stop_below(x->slot);
+}
+SHARDLIB_INLINE ValuePtr without_gradient(const ValuePtr& x) {
+  return stopped(*x);
+}
+
+SHARDLIB_INLINE ValuePtr with_spec(const ValuePtr& value, const TensorSpec& spec) {
+  if (value->spec == &spec) return value;
+  auto copy = detached(*value);
+  copy->spec = &spec;
+  return copy;
+}
+
+SHARDLIB_INLINE State::Count& count(const Value& value) {
+  auto& counts = state(value.device).counts;
+  auto it = counts.find(value.made_by.name);
+  if (it == counts.end()) it = counts.emplace(value.made_by.name, State::Count{}).first;
+  ++it->second.calls;
+  return it->second;
+}
+
+SHARDLIB_INLINE void add_flops(const Value& value, double flops) {
+  State& s = state(value.device);
+  s.counts.find(value.made_by.name)->second.flops += flops;
+  s.work.flops += flops;
+}
+
+SHARDLIB_INLINE std::vector<ValuePtr> joint_cotangents(
+    const OpInfo& op, std::span<const ValuePtr> operands, std::span<const bool> wanted,
+    std::span<const TensorSpec* const> due,
+    const std::function<void(const Value& first, std::span<const ValuePtr> cotangents)>& fill) {
+  std::vector<ValuePtr> cotangents(operands.size());
+  Handle<Value> first;
+  for (std::size_t i = 0; i < operands.size(); ++i) {
+    if (!wanted[i]) continue;
+    const Value& like = *operands[i];
+    auto made = make_value(op, like.device, like.dtype, *due[i], like.global);
+    made->storage->buffer = allocate(*made);
+    if (!first) first = made;
+    cotangents[i] = std::move(made);
+  }
+  observed(*first, [&] {
+    count(*first);
+    fill(*first, cotangents);
+    for (const ValuePtr& made : cotangents)
+      if (made) zero_padding(*made, made->storage->buffer);
+    return first->storage->buffer;
+  });
+  for (const ValuePtr& made : cotangents)
+    if (made && made != first && state(first->device).note_reads)
+      observed(*made, [&] {
+        note_read(*first);
+        return made->storage->buffer;
+      });
+  return cotangents;
+}
+
+SHARDLIB_INLINE void attach(const Handle<Value>& out, std::vector<Node::Edge>&& edges,
+                            std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>&)> joint) {
+  bool any = false;
+  for (const auto& edge : edges) any = any || edge.input;
+  State& s = state(out->device);
+  if (!any || s.mode == State::Mode::start) return;
+  if (s.mode == State::Mode::checkpoint) {
+    const auto outside = std::find_if(edges.begin(), edges.end(), [](const auto& e) { return bool(e.input); });
+    const Node& maker = *outside->input.node;
+    throw Error(out->made_by.describe() + " of result `" + std::string(to_string(*out->spec).view()) +
+                "`: inside explicit_activation_checkpointing it uses a tensor from outside, " +
+                (maker.sequence == 0 ? "a weight" : "the result of " + maker.op.describe()) +
+                "; pass that as an argument, or its gradient would be lost (" + out->device->describe() + ")");
+  }
+  auto node = std::make_shared<Node>();
+  node->op = out->made_by;
+  node->sequence = ++s.sequence;
+  node->edges = std::move(edges);
+  node->joint = std::move(joint);
+  out->slot = {std::move(node), 0};
+}
+
+SHARDLIB_INLINE Buffer run(const Kernel& kernel, const Value& out) {
+  make_progress(state(out.device));
+  count(out);
+  try {
+    Buffer result = observed(out, [&] { return kernel(out); });
+    // A buffer that others hold too is an operand's, passed on, or a collective's: its padding is zero already.
+    if (out.global.is_padded() && result.unique()) zero_padding(out, result);
+    return result;
+  } catch (const Error& error) {
+    const std::string where = " (" + out.device->describe() + ")";
+    // In a replay the operands' ops run within this one, and have said their names.
+    if (typeid(error) != typeid(Error) || std::string_view(error.what()).ends_with(where)) throw;
+    // A collective's communicator has named it too.
+    const std::string named = std::string(out.made_by.name) + ": ";
+    std::string_view reason = error.what();
+    if (reason.starts_with(named)) reason.remove_prefix(named.size());
+    throw Error(out.made_by.describe() + ": " + std::string(reason) + where);
+  }
+}
+
+SHARDLIB_INLINE void put_off(const ValuePtr& out, Kernel kernel) {
+  // A copy without this storage and slot: the storage must not hold itself. What runs again has none at all: observers
+  // know it by that.
+  auto shape = detached(*out);
+  const bool again = state(out->device).mode == State::Mode::replay;
+  shape->storage = again ? nullptr : std::make_shared<Storage>();
+  out->storage->compute = [kernel = std::move(kernel), shape = std::move(shape)] { return run(kernel, *shape); };
+}
+
+SHARDLIB_INLINE void evaluate(const Handle<Value>& out, Kernel kernel) {
+  const State::Mode mode = state(out->device).mode;
+  if (mode == State::Mode::replay || mode == State::Mode::start) return put_off(out, std::move(kernel));
+  out->storage->buffer = run(kernel, *out);
+}
+
+SHARDLIB_INLINE ValuePtr record_erased(const OpInfo& op, const std::shared_ptr<Device>& device, DType dtype,
+                                       const TensorSpec& spec, const GlobalSizes& global, Kernel&& kernel,
+                                       std::span<EdgeSource> sources) {
+  auto out = make_value(op, device, dtype, spec, global);
+  bind_names(op, *out);
+  std::vector<Node::Edge> edges;
+  for (EdgeSource& source : sources) {
+    auto& edge = edges.emplace_back();
+    if (!(*source.x)->slot) continue;  // an operand that nothing differentiates needs no residuals
+    edge = {(*source.x)->slot, {{}, (*source.x)->global}, std::move(source.pull)};
+    for (const ValuePtr* saved : source.saved)
+      if (saved != nullptr) edge.saved.values.push_back(detached(**saved));
+    if (source.of_result) edge.saved.values.push_back(detached(*out));
+  }
+  attach(out, std::move(edges));
+  evaluate(out, std::move(kernel));
+  return out;
+}
+
+SHARDLIB_INLINE ValuePtr record_addend_erased(const OpInfo& op, const std::shared_ptr<Device>& device, DType dtype,
+                                              const TensorSpec& spec, const GlobalSizes& global, Kernel&& kernel,
+                                              AddKernel&& add) {
+  const auto out = make_value(op, device, dtype, spec, global);
+  put_off(out, std::move(kernel));
+  auto shape = detached(*out);
+  shape->storage = nullptr;  // the storage must not hold itself
+  out->storage->add_to = [add = std::move(add), shape = std::move(shape)](std::byte* sum) {
+    count(*shape);
+    add(*shape, sum);
+  };
+  return out;
+}
+
+SHARDLIB_INLINE Kernel bind_operand(const ValuePtr& in, UnaryKernel&& kernel) {
+  return [in, kernel = std::move(kernel)](const Value& out) { return kernel(*in, out); };
+}
+
+}  // namespace shardlib::detail

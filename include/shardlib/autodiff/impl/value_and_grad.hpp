@@ -1,0 +1,252 @@
+// Definitions of value_and_grad.hpp.
+#pragma once
+
+#include "shardlib/autodiff/value_and_grad.hpp"
+
+#include <algorithm>
+#include <set>
+
+namespace shardlib::detail {
+
+SHARDLIB_INLINE void fail_next(const OpInfo& op, const ValuePtr& x, std::size_t next, std::size_t layers) {
+  throw Error(op.describe() + ": layer " + std::to_string(next) + " is said to come next, but there are " +
+              std::to_string(layers) + "; count from 0, and give " + std::to_string(layers) + " behind the last one (" +
+              x->device->describe() + ")");
+}
+
+SHARDLIB_INLINE ValuePtr copy_without_slot(const ValuePtr& value) {
+  return detached(*value);
+}
+SHARDLIB_INLINE ValuePtr zeros_in_shape(const ValuePtr& like) {
+  auto zero = detached(*like);
+  zero->storage = std::make_shared<Storage>(Storage{allocate(*zero), nullptr});
+  zero->device->exec().zero(zero->data().data(), zero->bytes());
+  return zero;
+}
+
+SHARDLIB_INLINE Differentiation::Differentiation(const char* op, const std::shared_ptr<Device>& device)
+    : op_{op, {}, {}}, device_(device), state_(state(device)), outer_(state_.pass), first_(state_.sequence) {
+  state_.pass = State::Pass::forward;
+  names_.emplace(state_, names_within(state_, op));
+}
+
+SHARDLIB_INLINE Differentiation::~Differentiation() {
+  end_forward();
+  state_.pass = outer_;
+}
+
+SHARDLIB_INLINE void Differentiation::check_outside(const ValuePtr& value, const std::string& what) const {
+  if (outer_ == State::Pass::none || !value->slot) return;
+  const Node& maker = *value->slot.node;
+  throw Error(op_.describe() + ": " + what + " is " +
+              (maker.sequence == 0 ? "a weight" : "the result of " + maker.op.describe()) +
+              " in a function that is itself differentiated, but a gradient is not differentiated again, so the outer "
+              "gradient would miss this use; take `stop_gradient` of it before this call, if that is meant (" +
+              device_->describe() + ")");
+}
+
+SHARDLIB_INLINE ValuePtr Differentiation::weight(const ValuePtr& value, const Path& path) {
+  auto leaf = as_leaf(*value);
+  leaf->label = path.text();
+  const std::string& title =
+      titles_.emplace_back(leaf->label.empty() ? "the weight" : "the weight `" + leaf->label + "`");
+  check_outside(value, title);
+  bind_names(op_, *value, title);
+  weights_.emplace_back(leaf->storage, std::exchange(leaf->storage->weight, &title));
+  leaves_.push_back(leaf->slot);
+  return leaf;
+}
+
+SHARDLIB_INLINE void Differentiation::argument(const ValuePtr& value, std::size_t number) {
+  const std::string what = "argument " + std::to_string(number);
+  check_outside(value, what);
+  bind_names(op_, *value, what);
+}
+
+SHARDLIB_INLINE void Differentiation::end_forward() {
+  for (auto it = weights_.rbegin(); it != weights_.rend(); ++it) it->first->weight = it->second;
+  weights_.clear();
+  names_.reset();
+  state_.pass = State::Pass::backward;
+}
+
+/// A node that the loss is computed from and that was there before: of a function outside, which is differentiated too.
+inline const Node* outside_below(const Node* root, std::uint64_t first, const std::vector<Slot>& leaves) {
+  std::set<const Node*> seen;
+  for (const Slot& leaf : leaves) seen.insert(leaf.node.get());
+  std::vector<const Node*> todo{root};
+  while (!todo.empty()) {
+    const Node* node = todo.back();
+    todo.pop_back();
+    if (node == nullptr || !seen.insert(node).second) continue;
+    if (node->sequence <= first) return node;
+    for (const auto& edge : node->edges) todo.push_back(edge.input.node.get());
+  }
+  return nullptr;
+}
+
+SHARDLIB_INLINE std::vector<ValuePtr> Differentiation::backward(const Value& loss, const ValuePtr& one, bool unused) {
+  if (outer_ != State::Pass::none)
+    if (const Node* node = outside_below(loss.slot.node.get(), first_, leaves_))
+      throw Error(op_.describe() + ": its function uses " +
+                  (node->sequence == 0 ? "a weight" : "the result of " + node->op.describe()) +
+                  " from outside, in a function that is itself differentiated, but a gradient is not differentiated "
+                  "again; pass it as an argument, with `stop_gradient` (" +
+                  device_->describe() + ")");
+  std::vector<ValuePtr> cotangents = detail::backward({{loss.slot, one}}, leaves_);
+  for (std::size_t i = 0; i < leaves_.size() && !unused; ++i)
+    if (!cotangents[i] && !leaves_[i].node->stopped)
+      throw Error(op_.describe() + ": the loss, which is the result of " + loss.made_by.describe() +
+                  ", does not depend on " + titles_[i] +
+                  ", so its gradient would be zero; use the function's parameter, leave the weight out, or write "
+                  "value_and_grad(mesh, allow_unused(f), ...) if zeros are meant (" +
+                  device_->describe() + ")");
+  return cotangents;
+}
+
+struct GradientCall::Parts : Counted {
+  explicit Parts(const std::shared_ptr<Device>& d)
+      : device(d), differentiation("value_and_grad", d), overlap(std::nullopt) {}
+  [[nodiscard]] std::size_t live() const { return device->pool()->stats().live; }
+
+  std::shared_ptr<Device> device;
+  Differentiation differentiation;
+  std::optional<OverlapScope> overlap;
+  std::size_t before = 0;  ///< bytes of the pool that were in use when the function began
+  Stopwatch::Part outside{};
+};
+SHARDLIB_INLINE GradientCall::GradientCall(const DevicePtr& device) : parts_(Handle<Parts>::make(device)) {}
+SHARDLIB_INLINE GradientCall::~GradientCall() = default;
+SHARDLIB_INLINE ValuePtr GradientCall::weight(const ValuePtr& value, const Path& path) {
+  return parts_->differentiation.weight(value, path);
+}
+SHARDLIB_INLINE void GradientCall::argument(const ValuePtr& value, std::size_t number) {
+  parts_->differentiation.argument(value, number);
+}
+SHARDLIB_INLINE void GradientCall::begin() {
+  parts_->overlap.emplace(parts_->device);
+  parts_->before = parts_->live();
+  parts_->outside = state(parts_->device).stopwatch.change(Stopwatch::forward);
+}
+SHARDLIB_INLINE void GradientCall::end() {
+  parts_->overlap->end_forward();
+  parts_->differentiation.end_forward();
+  State& s = state(parts_->device);
+  s.kept = std::max(parts_->live(), parts_->before) - parts_->before;
+  s.stopwatch.change(Stopwatch::backward);
+}
+SHARDLIB_INLINE std::vector<ValuePtr> GradientCall::backward(const ValuePtr& loss, bool unused) {
+  const ValuePtr one = cotangent_of_loss(parts_->device, loss->dtype);
+  auto cotangents = parts_->differentiation.backward(*loss, one, unused);
+  parts_->overlap->end_backward();
+  state(parts_->device).stopwatch.change(parts_->outside);
+  return cotangents;
+}
+
+/// The backward pass of a checkpointed call: runs it again lazily from its arguments and what it saved, to
+/// differentiate that by the arguments that are `wanted`. Ops compute their value only if a VJP asks for it. `names`:
+/// the scope of names that was open in the forward pass.
+inline std::shared_ptr<Backward> replay(const CheckpointedCall& call, const std::vector<bool>& wanted,
+                                        const std::vector<ValuePtr>& saved, const std::vector<ValuePtr>& cotangents,
+                                        const std::shared_ptr<Device>& device,
+                                        const std::shared_ptr<NameSizes>& names) {
+  std::vector<Slot> leaves;
+  const auto fresh = [&](const ValuePtr& value, const Path&) -> ValuePtr {
+    auto leaf = wanted[leaves.size()] ? as_leaf(*value) : detached(*value);
+    leaves.push_back(leaf->slot);
+    return leaf;
+  };
+  std::vector<std::pair<Slot, ValuePtr>> roots;
+  const auto root = [&](const ValuePtr& value) { roots.emplace_back(value->slot, cotangents[roots.size()]); };
+  {
+    const WithMode mode(state(device), State::Mode::replay, saved);
+    const WithNames scope(state(device), names);
+    call.run(fresh, root);
+  }
+  return std::make_shared<Backward>(roots, leaves);
+}
+
+struct CheckpointForward::Parts : Counted {
+  explicit Parts(std::vector<ValuePtr> values) : inputs(std::move(values)), device(inputs.front()->device) {
+    mode.emplace(state(device), State::Mode::checkpoint);
+  }
+  std::vector<ValuePtr> inputs;
+  std::shared_ptr<Device> device;
+  std::optional<WithMode> mode;  ///< while the function runs
+  std::shared_ptr<Node> node;
+};
+SHARDLIB_INLINE CheckpointForward::CheckpointForward(std::vector<ValuePtr> inputs) {
+  if (!inputs.empty() && state(inputs.front()->device).mode == State::Mode::eager)
+    parts_ = Handle<Parts>::make(std::move(inputs));
+}
+SHARDLIB_INLINE CheckpointForward::~CheckpointForward() = default;
+SHARDLIB_INLINE bool CheckpointForward::finish(Handle<const CheckpointedCall> call) {
+  auto& device = parts_->device;
+  const std::vector<ValuePtr> saved = std::move(state(device).saved);
+  parts_->mode.reset();
+  auto node = std::make_shared<Node>();
+  node->op = {"explicit_activation_checkpointing", {}, {}};
+  std::vector<bool> wanted;
+  for (const ValuePtr& value : parts_->inputs) {
+    wanted.push_back(bool(value->slot));
+    node->edges.push_back({value->slot, {{detached(*value)}, {}}, nullptr});
+  }
+  if (std::ranges::find(wanted, true) == wanted.end()) return false;
+  auto& kept = node->edges.front().saved.values;
+  kept.insert(kept.end(), saved.begin(), saved.end());
+  node->sequence = ++state(device).sequence;
+  node->outputs = 0;
+  const auto& scopes = state(device).scopes;
+  const auto names = scopes.empty() ? std::make_shared<NameSizes>() : scopes.back();
+  node->nested = [call = std::move(call), wanted, saved, device, names](const std::vector<ValuePtr>& cotangents) {
+    return replay(*call, wanted, saved, cotangents, device, names);
+  };
+  parts_->node = std::move(node);
+  return true;
+}
+SHARDLIB_INLINE ValuePtr CheckpointForward::connect(const ValuePtr& value) {
+  auto connected = detached(*value);
+  connected->slot = {parts_->node, parts_->node->outputs++};
+  return connected;
+}
+
+SHARDLIB_INLINE ValuePtr saved_value(const OpInfo& op, const ValuePtr& x) {
+  State& s = state(x->device);
+  if (s.mode == State::Mode::eager || s.mode == State::Mode::start) return x;
+  if (s.mode == State::Mode::checkpoint) {
+    auto kept = detached(*x);
+    kept->made_by = op;
+    s.saved.push_back(std::move(kept));
+    return x;
+  }
+  // Replay: the value that was kept, in the place of the one that would have to be computed.
+  auto known = Handle<Value>::make(*x);
+  known->storage = s.saved.at(s.next_saved++)->storage;
+  return known;
+}
+
+SHARDLIB_INLINE std::vector<Kept> kept_below(const Node* root) {
+  std::vector<Kept> kept;
+  std::set<const Node*> seen;
+  std::set<const void*> buffers;
+  std::vector<const Node*> todo{root};
+  while (!todo.empty()) {
+    const Node* node = todo.back();
+    todo.pop_back();
+    if (node == nullptr || !seen.insert(node).second) continue;
+    for (const auto& edge : node->edges) {
+      todo.push_back(edge.input.node.get());
+      for (const auto& value : edge.saved.values) {
+        if (value->storage->compute || !buffers.insert(value->storage->buffer.data()).second) continue;
+        const auto& by = value->made_by;
+        std::string what = value->label.empty() ? by.describe() : value->label;
+        kept.push_back({std::move(what), std::string(to_string(*value->spec).view()), value->bytes()});
+      }
+    }
+  }
+  std::sort(kept.begin(), kept.end(),
+            [](const Kept& a, const Kept& b) { return a.bytes != b.bytes ? a.bytes > b.bytes : a.what < b.what; });
+  return kept;
+}
+
+}  // namespace shardlib::detail

@@ -1,0 +1,361 @@
+// Devices as MPI ranks: what everything else sees as a Communicator.
+#pragma once
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "shardlib/comm/backend.hpp"
+#include "shardlib/comm/collective_work.hpp"
+#include "shardlib/comm/communicator.hpp"
+#include "shardlib/comm/mpi/process.hpp"
+#include "shardlib/comm/mpi/progress.hpp"
+#include "shardlib/comm/mpi/watch.hpp"
+#include "shardlib/comm/reduce_tree.hpp"
+#include "shardlib/comm/shm/group.hpp"
+#include "shardlib/comm/shm/node.hpp"
+#include "shardlib/comm/single.hpp"
+
+namespace shardlib {
+
+/// A group of MPI ranks; those of one node do their collectives in shared memory. A `send` never waits for its
+/// receiver: the posted handle keeps the memory alive, and later calls complete it.
+class MpiCommunicator final : public Communicator {
+ public:
+  MpiCommunicator(MPI_Comm comm, std::uint64_t launch, std::shared_ptr<detail::mpi::GroupLog> log,
+                  std::shared_ptr<detail::mpi::Progress> progress, std::shared_ptr<Pool> pool)
+      : comm_(comm), launch_(launch), log_(std::move(log)), progress_(std::move(progress)), pool_(std::move(pool)) {
+    MPI_Comm_rank(comm_, &rank_);
+    MPI_Comm_size(comm_, &size_);
+  }
+  MpiCommunicator(const MpiCommunicator&) = delete;
+  MpiCommunicator& operator=(const MpiCommunicator&) = delete;
+  ~MpiCommunicator() override {
+    const auto shared = std::exchange(log_->shared, nullptr);  // the log stays
+    if (!progress_->may_free()) return;
+    MPI_Comm_free(&comm_);
+    if (shared) shared->leave();
+  }
+
+  [[nodiscard]] int rank() const override { return rank_; }
+  [[nodiscard]] int size() const override { return size_; }
+
+  [[nodiscard]] bool takes_rows() const override { return is_in_node(); }
+
+  Request all_gather(Buffer send, Buffer recv, std::size_t rows) override {
+    detail::check_fit("all_gather", size_, send, recv, detail::Fit::recv_n_times);
+    detail::check_rows("all_gather", send.bytes(), 1, rows, takes_rows());
+    if (is_in_node())
+      return share({.kind = detail::Collective::all_gather, .bytes = send.bytes(), .rows = rows}, send, recv);
+    if (log_->shared) return all_gather_over_nodes(send, recv);
+    const auto op = make_op("all_gather", send, recv, next());
+    const std::size_t block = send.bytes();
+    if (block <= detail::mpi::longest_piece) {
+      const int count = detail::mpi::to_count(block);
+      check(*op, MPI_Iallgather(send.data(), count, MPI_BYTE, recv.data(), count, MPI_BYTE, comm_, op->add()));
+    } else {
+      const int tag = tag_of(*op);
+      detail::copy_bytes(recv.data() + index(rank_) * block, send.data(), block);
+      for_peers([&](int peer) {
+        op->recv(comm_, recv.data() + index(peer) * block, block, peer, tag);
+        op->send(comm_, send.data(), block, peer, tag);
+      });
+    }
+    return start(op);
+  }
+  [[nodiscard]] bool has_views(std::size_t bytes) const override { return is_in_node() && detail::fits_view(bytes); }
+  Request gather_view(Buffer send, std::shared_ptr<Buffer> whole) override {
+    if (!has_views(send.bytes())) detail::fail_view();
+    const detail::Call call{.kind = detail::Collective::gather_view, .bytes = send.bytes()};
+    const auto op = make_op(detail::name(call.kind), send, {}, next());
+    op->shared = std::make_shared<detail::shm::SharedRound>(log_->shared, call, send, std::move(whole));
+    return start(op);
+  }
+  Request all_to_all(Buffer send, Buffer recv) override {
+    detail::check_all_to_all(size_, send, recv);
+    if (is_in_node()) return share({detail::Collective::all_to_all, send.bytes()}, send, recv);
+    const auto op = make_op("all_to_all", send, recv, next());
+    const std::size_t block = send.bytes() / index(size_);
+    if (block <= detail::mpi::longest_piece) {
+      const int count = detail::mpi::to_count(block);
+      check(*op, MPI_Ialltoall(send.data(), count, MPI_BYTE, recv.data(), count, MPI_BYTE, comm_, op->add()));
+    } else {
+      const int tag = tag_of(*op);
+      detail::copy_bytes(recv.data() + index(rank_) * block, send.data() + index(rank_) * block, block);
+      for_peers([&](int peer) {
+        op->recv(comm_, recv.data() + index(peer) * block, block, peer, tag);
+        op->send(comm_, send.data() + index(peer) * block, block, peer, tag);
+      });
+    }
+    return start(op);
+  }
+  Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction reduction, std::size_t rows) override {
+    detail::check_reduction("reduce_scatter", size_, send, recv, detail::Fit::send_n_times, dtype);
+    detail::check_rows("reduce_scatter", recv.bytes(), size_of(dtype), rows, takes_rows());
+    if (is_in_node())
+      return share({detail::Collective::reduce_scatter, send.bytes(), dtype, reduction, rows}, send, recv);
+    // Sums of a node's ranks are whole branches of the tree only then, and have the type of the elements.
+    if (log_->shared && std::has_single_bit(log_->shared->size()) && dtype != DType::bf16) {
+      return reduce_scatter_over_nodes(send, recv, dtype, reduction);
+    }
+    const auto op = make_op("reduce_scatter", send, recv, next());
+    const std::size_t block = recv.bytes();
+    const auto slice = [block](int r) { return Slice{index(r) * block, block}; };
+    exchange_and_reduce(*op, send, slice, recv.data(), dtype, reduction, tag_of(*op));
+    return start(op);
+  }
+  Request all_reduce(Buffer send, Buffer recv, DType dtype, Reduction reduction) override {
+    detail::check_reduction("all_reduce", size_, send, recv, detail::Fit::same, dtype);
+    if (is_in_node()) return share({detail::Collective::all_reduce, send.bytes(), dtype, reduction}, send, recv);
+    const auto op = make_op("all_reduce", send, recv, next());
+    if (send.bytes() * index(size_) <= detail::mpi::small_all_reduce) {
+      all_reduce_small(*op, send, recv, dtype, reduction);
+    } else {
+      all_reduce_sliced(*op, send, recv, dtype, reduction);
+    }
+    return start(op);
+  }
+  Request send(Buffer buffer, int to) override {
+    detail::check_peer("send to", size_, to);
+    const auto op = make_op("send", buffer, {}, {Question::send, to, log_->sent[index(to)]++});
+    op->send(comm_, buffer.data(), buffer.bytes(), to, message_tag);
+    progress_->start(op);
+    return {};
+  }
+  Request recv(Buffer buffer, int from) override {
+    detail::check_peer("recv from", size_, from);
+    const auto op = make_op("recv", buffer, {}, {Question::recv, from, log_->received[index(from)]++});
+    op->recv(comm_, buffer.data(), buffer.bytes(), from, message_tag);
+    return start(op);
+  }
+  void barrier() override {
+    if (is_in_node()) return share({detail::Collective::barrier}, {}, {}).wait();
+    const auto op = make_op("barrier", {}, {}, next());
+    check(*op, MPI_Ibarrier(comm_, op->add()));
+    start(op).wait();
+  }
+
+ private:
+  using Op = detail::mpi::Op;
+  using Question = detail::mpi::Question;
+  struct Slice {
+    std::size_t begin;
+    std::size_t bytes;
+  };
+  static constexpr int message_tag = 0;
+
+  static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+  static void check(const Op& op, int code) { detail::mpi::check(code, op.name, op.bytes); }
+  /// Which communication of the group, or of this rank and a peer, an op is.
+  struct Place {
+    Question::Kind kind;
+    int peer;
+    std::uint64_t number;
+  };
+  Place next() { return {Question::collective, -1, log_->collectives++}; }
+  std::shared_ptr<Op> make_op(std::string_view name, const Buffer& send, const Buffer& recv, const Place& place) {
+    return std::make_shared<Op>(Op{.name = name,
+                                   .bytes = send.bytes(),
+                                   .buffers = {send, recv},
+                                   .group = log_,
+                                   .question = {launch_, log_->key(), place.kind, place.number},
+                                   .peer = place.peer});
+  }
+  Request start(const std::shared_ptr<Op>& op) {
+    return Request(std::make_unique<detail::mpi::OpRequest>(progress_, progress_->start(op)));
+  }
+  [[nodiscard]] bool is_in_node() const { return log_->shared && log_->shared->nodes() == 1; }
+  /// The ranks on the other nodes that have this rank's place there.
+  template <class F>
+  void for_counterparts(const F& f) const {
+    const int members = static_cast<int>(log_->shared->size());
+    for (int peer = (rank_ + members) % size_; peer != rank_; peer = (peer + members) % size_) f(peer);
+  }
+  /// A block goes to each node once, and is read there by its other ranks.
+  Request all_gather_over_nodes(const Buffer& send, const Buffer& recv) {
+    const auto op = make_op("all_gather", send, recv, next());
+    const int tag = tag_of(*op);
+    const std::size_t block = send.bytes();
+    const detail::Call call{.kind = detail::Collective::all_gather, .bytes = block, .nodes = log_->shared->nodes()};
+    const auto round = std::make_shared<detail::shm::SharedRound>(log_->shared, call, Buffer(), recv);
+    std::byte* const to = round->recv().data();
+    detail::copy_bytes(to + index(rank_) * block, send.data(), block);
+    for_counterparts([&](int peer) {
+      op->recv(comm_, to + index(peer) * block, block, peer, tag);
+      op->send(comm_, send.data(), block, peer, tag);
+    });
+    op->next = [round](Op& phase) { phase.shared = round; };
+    return start(op);
+  }
+  /// A node's ranks sum what they have for each rank, so that one block instead of theirs goes to each.
+  Request reduce_scatter_over_nodes(const Buffer& send, const Buffer& recv, DType dtype, Reduction reduction) {
+    const auto op = make_op("reduce_scatter", send, recv, next());
+    const int tag = tag_of(*op);
+    const std::size_t block = recv.bytes(), members = log_->shared->size(), nodes = log_->shared->nodes();
+    const Buffer sums = pool_->allocate(nodes * block);
+    const Buffer received = pool_->allocate((nodes - 1) * block);
+    op->shared = std::make_shared<detail::shm::SharedRound>(log_->shared,
+                                                            detail::Call{.kind = detail::Collective::reduce_scatter,
+                                                                         .bytes = send.bytes(),
+                                                                         .dtype = dtype,
+                                                                         .op = reduction,
+                                                                         .nodes = nodes},
+                                                            send, sums);
+    op->next = [=, this, out = recv.data()](Op& phase) {
+      const auto place = [&](int rank) { return index(rank) / members * block; };
+      std::vector<const std::byte*> in(nodes, sums.data() + place(rank_));
+      for_counterparts([&](int peer) {
+        std::byte* const to = received.data() + place(peer) - (peer < rank_ ? 0 : block);
+        in[index(peer) / members] = to;
+        phase.recv(comm_, to, block, peer, tag);
+        phase.send(comm_, sums.data() + place(peer), block, peer, tag);
+      });
+      phase.next = [=, in = std::move(in)](Op&) {
+        detail::reduce_tree(dtype, reduction, in, out, block / size_of(dtype));
+      };
+      phase.buffers.insert(phase.buffers.end(), {sums, received});
+    };
+    return start(op);
+  }
+  /// A collective of a group that shares memory.
+  Request share(const detail::Call& call, const Buffer& send, const Buffer& recv) {
+    const auto op = make_op(detail::name(call.kind), send, recv, next());
+    op->shared = std::make_shared<detail::shm::SharedRound>(log_->shared, call, send, recv);
+    return start(op);
+  }
+  /// Messages of a collective have a tag of their own, because second phases start in any order. The standard promises
+  /// tags up to 32767.
+  static int tag_of(const Op& op) { return static_cast<int>(op.question.number % 32767) + 1; }
+  /// Everybody meets a different peer in each step.
+  template <class F>
+  void for_peers(const F& f) const {
+    for (int step = 1; step < size_; ++step) f((rank_ + step) % size_);
+  }
+
+  /// Sends slice(j) of `send` to rank j, then reduces what came for this rank into `out`.
+  template <class SliceOf>
+  void exchange_and_reduce(Op& op, const Buffer& send, const SliceOf& slice, std::byte* out, DType dtype,
+                           Reduction reduction, int tag) {
+    const Slice mine = slice(rank_);
+    const Buffer received = pool_->allocate(index(size_ - 1) * mine.bytes);
+    op.buffers.push_back(received);
+    std::vector<const std::byte*> in(index(size_), send.data() + mine.begin);
+    for_peers([&](int peer) {
+      std::byte* place = received.data() + index(peer < rank_ ? peer : peer - 1) * mine.bytes;
+      in[index(peer)] = place;
+      op.recv(comm_, place, mine.bytes, peer, tag);
+      op.send(comm_, send.data() + slice(peer).begin, slice(peer).bytes, peer, tag);
+    });
+    op.next = [=, in = std::move(in)](Op&) {
+      detail::reduce_tree(dtype, reduction, in, out, mine.bytes / size_of(dtype));
+    };
+  }
+  void all_reduce_sliced(Op& op, const Buffer& send, const Buffer& recv, DType dtype, Reduction reduction) {
+    const std::size_t count = send.bytes() / size_of(dtype);
+    const std::size_t step = (count + index(size_) - 1) / index(size_) * size_of(dtype);
+    const auto slice = [step, bytes = send.bytes()](int r) {
+      const std::size_t begin = std::min(index(r) * step, bytes);
+      return Slice{begin, std::min(step, bytes - begin)};
+    };
+    const int tag = tag_of(op);
+    exchange_and_reduce(op, send, slice, recv.data() + slice(rank_).begin, dtype, reduction, tag);
+    op.next = [=, this, reduce = std::move(op.next), out = recv.data()](Op& phase) {
+      reduce(phase);
+      for_peers([&](int peer) {
+        phase.recv(comm_, out + slice(peer).begin, slice(peer).bytes, peer, tag);
+        phase.send(comm_, out + slice(rank_).begin, slice(rank_).bytes, peer, tag);
+      });
+    };
+  }
+  void all_reduce_small(Op& op, const Buffer& send, const Buffer& recv, DType dtype, Reduction reduction) {
+    const std::size_t bytes = send.bytes();
+    const Buffer all = pool_->allocate(index(size_) * bytes);
+    op.buffers.push_back(all);
+    const int count = detail::mpi::to_count(bytes);
+    check(op, MPI_Iallgather(send.data(), count, MPI_BYTE, all.data(), count, MPI_BYTE, comm_, op.add()));
+    std::vector<const std::byte*> in;
+    for (int r = 0; r < size_; ++r) in.push_back(all.data() + index(r) * bytes);
+    op.next = [=, in = std::move(in), out = recv.data()](Op&) {
+      detail::reduce_tree(dtype, reduction, in, out, bytes / size_of(dtype));
+    };
+  }
+
+  MPI_Comm comm_;
+  int rank_ = 0;
+  int size_ = 1;
+  std::uint64_t launch_;
+  std::shared_ptr<detail::mpi::GroupLog> log_;
+  std::shared_ptr<detail::mpi::Progress> progress_;
+  std::shared_ptr<Pool> pool_;
+};
+
+/// This process as one device of a mesh whose devices are the first ranks of MPI_COMM_WORLD.
+class MpiWorld final : public Backend {
+ public:
+  explicit MpiWorld(std::uint64_t launch) : launch_(launch) {}
+
+  std::unique_ptr<Communicator> group(const std::vector<int>& members, int rank,
+                                      const std::shared_ptr<Pool>& pool) override {
+    using detail::mpi::check;
+    const auto log = std::make_shared<detail::mpi::GroupLog>(detail::mpi::GroupLog{.members = members});
+    // Groups that form at the same time need distinct tags, and so does what a failed launch has left behind; the
+    // standard promises tags up to 32767.
+    const int tag = detail::mpi::Watch::first_free_tag + static_cast<int>((log->key() + launch_) % 32000);
+    meet(log, rank, tag);
+    MPI_Group world = MPI_GROUP_NULL;
+    MPI_Group group = MPI_GROUP_NULL;
+    MPI_Comm comm = MPI_COMM_NULL;
+    check(MPI_Comm_group(MPI_COMM_WORLD, &world), "group", 0);
+    check(MPI_Group_incl(world, static_cast<int>(members.size()), members.data(), &group), "group", 0);
+    check(MPI_Comm_create_group(MPI_COMM_WORLD, group, tag, &comm), "group", 0);
+    MPI_Group_free(&group);
+    MPI_Group_free(&world);
+    log->collectives = 1;
+    logs_.push_back(log);
+    if (detail::shm::node) log->shared = detail::shm::node->group(members, rank, comm, pool);
+    return std::make_unique<MpiCommunicator>(comm, launch_, log, progress_, pool);
+  }
+  /// In memory that the node's ranks share, so that peers read tensors in place.
+  [[nodiscard]] std::shared_ptr<Pool> make_pool() const override {
+    return detail::shm::node ? Pool::make(detail::shm::node->arena()) : Pool::make();
+  }
+  /// The body has returned: completes the sends that nobody waited for.
+  void leave() {
+    progress_->drain();
+    detail::mpi::watch.end_launch(launch_, logs_);
+  }
+  /// The body has failed: leaves the communicators to MPI_Finalize.
+  void fail() {
+    progress_->fail();
+    detail::mpi::watch.end_launch(launch_, logs_);
+  }
+
+ private:
+  /// Waits for all members, for MPI's own making of a communicator blocks for ever where one has left. In step k
+  /// everybody hears of 2^k members, through the one 2^k places before.
+  void meet(const std::shared_ptr<detail::mpi::GroupLog>& log, int rank, int tag) {
+    const auto& members = log->members;
+    const auto n = members.size();
+    const auto mine = static_cast<std::size_t>(rank);
+    for (std::size_t step = 1; step < n; step *= 2) {
+      const auto op = std::make_shared<detail::mpi::Op>(
+          detail::mpi::Op{.name = "group", .group = log, .question = {launch_, log->key()}});
+      op->recv(detail::mpi::process.control, nullptr, 0, members[(mine + n - step) % n], tag);
+      op->send(detail::mpi::process.control, nullptr, 0, members[(mine + step) % n], tag);
+      progress_->wait(*progress_->start(op));
+    }
+  }
+
+  std::uint64_t launch_;
+  detail::mpi::Watch::Logs logs_;
+  std::shared_ptr<detail::mpi::Progress> progress_ = std::make_shared<detail::mpi::Progress>();
+};
+
+}  // namespace shardlib

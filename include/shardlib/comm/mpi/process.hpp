@@ -1,0 +1,117 @@
+// This process among those that mpirun started: starting and stopping MPI.
+#pragma once
+
+#include <mpi.h>
+
+#include <cstddef>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::detail::mpi {
+
+inline void check(int code, std::string_view op, std::size_t bytes) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw Error(std::string(op) + " of " + std::to_string(bytes) +
+              " bytes: MPI reports: " + std::string(text, static_cast<std::size_t>(length)));
+}
+
+/// True between MPI_Init and MPI_Finalize.
+inline bool running() {
+  int initialized = 0;
+  int finalized = 0;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  return initialized != 0 && finalized == 0;
+}
+
+/// What `start` found out, and a communicator for the library's own messages.
+struct Process {
+  int rank = 0;
+  int size = 1;
+  int local_size = 1;  ///< ranks on this node
+  MPI_Comm control = MPI_COMM_NULL;
+  MPI_Comm node = MPI_COMM_NULL;  ///< the ranks on this node
+};
+inline Process process;
+
+/// Asks for a thread of each rank that has MPI move messages.
+inline constexpr const char* progress_variable = "SHARDLIB_PROGRESS_THREAD";
+
+/// Whether an environment variable is 1; throws UsageError, saying what 0 and 1 mean, if it is neither.
+inline bool switched_on(const std::string& variable, std::string_view unset, std::string_view meaning) {
+  const char* const value = std::getenv(variable.c_str());
+  const std::string_view text = value == nullptr ? unset : value;
+  if (text != "0" && text != "1") throw UsageError(variable + "=" + std::string(text) + ": " + std::string(meaning));
+  return text == "1";
+}
+
+/// Between themselves the program's threads call MPI one at a time, but whichever drops the last handle of a device
+/// frees its communicators. The progress thread calls MPI whenever it likes.
+inline void check_threads(int provided, int needed = MPI_THREAD_SERIALIZED) {
+  if (provided >= needed) return;
+  const auto name = [](int level) -> std::string {
+    if (level == MPI_THREAD_SINGLE) return "SINGLE";
+    if (level == MPI_THREAD_FUNNELED) return "FUNNELED";
+    return level == MPI_THREAD_SERIALIZED ? "SERIALIZED" : "MULTIPLE";
+  };
+  throw Error("MPI runs at thread level " + name(provided) + ", but " +
+              (needed == MPI_THREAD_MULTIPLE ? "SHARDLIB_PROGRESS_THREAD=1 needs" : "devices need") + " MPI_THREAD_" +
+              name(needed) +
+              ": leave starting MPI to run_program, call MPI_Init_thread with that level, or use an MPI that was built "
+              "with threads");
+}
+
+/// The longest message of a collective; what is longer goes in pieces. Tests lower it.
+inline std::size_t longest_piece = std::size_t{1} << 20;
+
+/// Makes Open MPI send a piece over TCP at once, unless mpirun or the environment says otherwise. It would announce a
+/// longer one, and say that it has arrived behind all that other messages have queued by then: of the gathers of a
+/// layer, none would be there before the last.
+inline void send_pieces_at_once() {
+  setenv("OMPI_MCA_btl_tcp_eager_limit", std::to_string(longest_piece + 4096).c_str(), 0);
+}
+
+/// Initialises MPI unless the program has; returns whether `stop` must finalise it.
+inline bool start(int* argc, char*** argv) {
+  const bool mine = !running();
+  int provided = 0;
+  if (mine) {
+    send_pieces_at_once();
+    // What it must be is said once MPI runs, by one rank for all.
+    const char* const progress = std::getenv(progress_variable);
+    const int wanted = progress != nullptr && *progress == '1' ? MPI_THREAD_MULTIPLE : MPI_THREAD_SERIALIZED;
+    check(MPI_Init_thread(argc, argv, wanted, &provided), "MPI_Init_thread", 0);
+  } else {
+    check(MPI_Query_thread(&provided), "MPI_Query_thread", 0);
+  }
+  check_threads(provided);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  check(MPI_Comm_dup(MPI_COMM_WORLD, &process.control), "MPI_Comm_dup", 0);
+  MPI_Comm_rank(MPI_COMM_WORLD, &process.rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &process.size);
+  check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &process.node),
+        "MPI_Comm_split_type", 0);
+  MPI_Comm_size(process.node, &process.local_size);
+  return mine;
+}
+
+inline void stop(bool mine) {
+  if (process.control != MPI_COMM_NULL) MPI_Comm_free(&process.control);
+  if (process.node != MPI_COMM_NULL) MPI_Comm_free(&process.node);
+  process = {};
+  if (mine) MPI_Finalize();
+}
+
+/// Ends the whole job.
+[[noreturn]] inline void abort(int status) {
+  MPI_Abort(MPI_COMM_WORLD, status);
+  std::abort();
+}
+
+}  // namespace shardlib::detail::mpi

@@ -1,0 +1,208 @@
+// MPI requests under way: what they are, and moving all of them on whichever is waited for.
+#pragma once
+
+#include <mpi.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <limits>
+#include <list>
+#include <memory>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "shardlib/comm/communicator.hpp"
+#include "shardlib/comm/mpi/process.hpp"
+#include "shardlib/comm/mpi/thread.hpp"
+#include "shardlib/comm/mpi/watch.hpp"
+#include "shardlib/comm/shm/group.hpp"
+#include "shardlib/comm/single.hpp"
+
+namespace shardlib::detail::mpi {
+
+/// The longest message of a `send`; what is longer goes in pieces, because MPI counts are ints. Tests lower it.
+inline std::size_t longest_message = std::size_t{1} << 30;
+/// Vectors whose copies from all ranks together stay below this are reduced by everybody: one step instead of two.
+inline constexpr std::size_t small_all_reduce = 32768;
+
+inline int to_count(std::size_t bytes) {
+  return static_cast<int>(bytes);
+}
+
+/// A communication under way: MPI requests, the buffers that they use, and what to do when they are done.
+struct Op {
+  std::string_view name;
+  std::size_t bytes = 0;
+  std::vector<MPI_Request> requests = {};
+  std::vector<Buffer> buffers = {};
+  std::vector<std::size_t> expected = {};         ///< per request: bytes of a user's recv, `anything` otherwise
+  std::function<void(Op&)> next = {};             ///< the next phase; may add requests, or set `shared`
+  std::shared_ptr<shm::SharedRound> shared = {};  ///< what this phase does in shared memory, instead of requests
+  std::vector<MPI_Status> statuses = {};
+  bool done = false;
+  std::shared_ptr<const GroupLog> group = {};
+  Question question = {};
+  int peer = -1;  ///< the rank of the group that the other end is; -1: all members take part
+
+  static constexpr std::size_t anything = std::numeric_limits<std::size_t>::max();
+
+  /// A `recv` of another size than what was sent must be noticed, so that these go whole.
+  [[nodiscard]] std::size_t longest() const { return peer < 0 ? longest_piece : longest_message; }
+  MPI_Request* add(std::size_t expect = anything) {
+    expected.push_back(expect);
+    return &requests.emplace_back(MPI_REQUEST_NULL);
+  }
+  void send(MPI_Comm comm, const std::byte* data, std::size_t size, int to, int tag) {
+    std::size_t sent = 0;
+    do {
+      const std::size_t piece = std::min(longest(), size - sent);
+      check(MPI_Isend(data + sent, to_count(piece), MPI_BYTE, to, tag, comm, add()), name, bytes);
+      sent += piece;
+    } while (sent < size);
+  }
+  void recv(MPI_Comm comm, std::byte* data, std::size_t size, int from, int tag) {
+    std::size_t received = 0;
+    do {
+      const std::size_t piece = std::min(longest(), size - received);
+      check(MPI_Irecv(data + received, to_count(piece), MPI_BYTE, from, tag, comm, add(piece)), name, bytes);
+      received += piece;
+    } while (received < size);
+  }
+  /// Throws if a rank without which this cannot complete says that it has left, or has died.
+  void check_members() const {
+    const auto& members = group->members;
+    if (group->shared) group->shared->check_alive(name);
+    const auto rank = static_cast<std::size_t>(peer);
+    const int absent = watch.ask(question, peer < 0 ? members : std::vector{members[rank]});
+    if (absent < 0) return;
+    const auto place = static_cast<int>(std::ranges::find(members, absent) - members.begin());
+    fail_absent(name, absent, place, static_cast<int>(members.size()));
+  }
+  /// True when complete.
+  bool advance() {
+    if (done) return true;
+    if (shared) {
+      if (!shared->advance()) return false;
+      shared.reset();
+      return end_phase();
+    }
+    statuses.resize(requests.size());
+    int all = 0;
+    const int code = MPI_Testall(static_cast<int>(requests.size()), requests.data(), &all, statuses.data());
+    if (code == MPI_ERR_IN_STATUS) {
+      for (const MPI_Status& status : statuses) {
+        if (status.MPI_ERROR != MPI_ERR_PENDING) check(status.MPI_ERROR, name, bytes);
+      }
+    }
+    check(code, name, bytes);
+    if (all == 0) return false;
+    requests.clear();
+    done = true;  // for good if what came does not fit
+    const auto sizes = std::exchange(expected, {});
+    for (std::size_t i = 0; i < sizes.size(); ++i) check_size(statuses[i], sizes[i]);
+    return end_phase();
+  }
+
+ private:
+  bool end_phase() {
+    if (next) std::exchange(next, nullptr)(*this);
+    done = requests.empty() && !shared && !next;
+    if (done) {
+      buffers.clear();
+      shm::loans.collect();
+    }
+    return done;
+  }
+  static void check_size(const MPI_Status& status, std::size_t expect) {
+    if (expect == anything) return;
+    int count = 0;
+    MPI_Get_count(&status, MPI_BYTE, &count);
+    const auto received = static_cast<std::size_t>(count);
+    if (received != expect) fail_recv(status.MPI_SOURCE, expect, received);
+  }
+};
+
+/// Between two looks at memory that another rank writes. MPI's own functions make way where mpirun counts more ranks
+/// than cores.
+class Pause {
+ public:
+  void turn() {
+    // A yield is cheap to who has a core to himself, and spinning dear to who shares one.
+    static const unsigned spins = process.local_size <= sysconf(_SC_NPROCESSORS_ONLN) ? 20 : 0;
+    if (turns_ < spins) {
+      ++turns_;
+    } else {
+      std::this_thread::yield();
+    }
+  }
+
+ private:
+  unsigned turns_ = 0;
+};
+
+/// All communications under way of this rank. Open MPI makes no progress in the background, and an all_reduce has a
+/// second phase, so waiting for one request moves all of them on; that is what allows any order of waits.
+class Progress {
+ public:
+  Progress() = default;
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+  /// What never completed still belongs to MPI, so its buffers must outlive us.
+  ~Progress() {
+    static auto* const leaked = new std::list<std::shared_ptr<Op>>;
+    leaked->splice(leaked->end(), pending_);
+  }
+
+  std::shared_ptr<Op> start(std::shared_ptr<Op> op) {
+    if (!op->advance()) pending_.push_back(op);
+    tell_thread();
+    return op;
+  }
+  void advance() {
+    pending_.remove_if([](const std::shared_ptr<Op>& op) { return op->advance(); });
+    tell_thread();
+  }
+  void wait(const Op& op) {
+    Pause pause;
+    for (Impatience impatience; !op.done; advance()) {
+      if (impatience.turn()) op.check_members();
+      if (op.shared) pause.turn();
+    }
+  }
+  /// Completes what nobody waits for: sends, and collectives whose requests were dropped.
+  void drain() {
+    Pause pause;
+    for (Impatience impatience; !pending_.empty(); advance()) {
+      if (impatience.turn()) pending_.front()->check_members();
+      if (std::ranges::any_of(pending_, [](const auto& op) { return op->shared != nullptr; })) pause.turn();
+    }
+  }
+  /// After a failure the other members may never come to free a communicator.
+  void fail() { failed_ = true; }
+  [[nodiscard]] bool may_free() const { return !failed_ && pending_.empty() && running(); }
+
+ private:
+  void tell_thread() const {
+    if (progress_thread) progress_thread->set_busy(!pending_.empty());
+  }
+
+  bool failed_ = false;
+  std::list<std::shared_ptr<Op>> pending_;
+};
+
+struct OpRequest final : Request::State {
+  std::shared_ptr<Progress> progress;
+  std::shared_ptr<Op> op;
+  OpRequest(std::shared_ptr<Progress> p, std::shared_ptr<Op> o) : progress(std::move(p)), op(std::move(o)) {}
+  bool test() override {
+    progress->advance();
+    return op->done;
+  }
+  void wait() override { progress->wait(*op); }
+};
+
+}  // namespace shardlib::detail::mpi

@@ -1,0 +1,275 @@
+// Collectives of ranks on one node, in shared memory: a ring of slots in which members post where their buffers are,
+// and do the work together once all have.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "shardlib/comm/collective_work.hpp"
+#include "shardlib/comm/shm/arena.hpp"
+#include "shardlib/comm/shm/view.hpp"
+#include "shardlib/comm/single.hpp"
+#include "shardlib/memory/buffer.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::detail::shm {
+
+/// A collective under way. What several members write stands in cache lines of its own.
+struct Slot {
+  alignas(64) Counter round;  ///< the collective, counted from 0, that may use the slot
+  Counter released;           ///< members that need it no more
+  alignas(64) Counter posted;
+  alignas(64) Counter done;  ///< chunks
+};
+
+/// A send of at most so many bytes is copied into the slot, so that its owner need not wait until others have read it.
+inline constexpr std::size_t eager_bytes = 8192;
+
+/// What a member says about its part in the slot's collective.
+struct Post {
+  alignas(64) Counter next;  ///< the first chunk of its part that nobody has claimed
+  alignas(64) Call call;
+  std::uint64_t send;  ///< offset in the member's arena
+  std::uint64_t recv;
+  std::uint64_t loan;                                   ///< Loans::lend of a view's block
+  alignas(64) std::array<std::byte, eager_bytes> copy;  ///< of a short send
+};
+
+/// A group's shared state begins with this.
+struct Header {
+  alignas(64) Counter attached;  ///< members that may still look at it
+};
+
+/// A group's members on this node, seen from one of them. What they share lies in the first one's arena.
+class Group {
+ public:
+  static constexpr std::size_t slots = 16;
+
+  /// For the first member: the group's state, ready for use.
+  static std::byte* make_state(Arena& arena, std::size_t members) {
+    std::byte* const state = arena.allocate(state_bytes(members));
+    if (state == nullptr) throw Error("out of memory: no room for a group of " + std::to_string(members) + " ranks");
+    (new (state) Header)->attached = members;
+    for (std::size_t s = 0; s < slots; ++s) {
+      std::byte* const at = state + sizeof(Header) + s * slot_bytes(members);
+      (new (at) Slot{})->round = s;
+      for (std::size_t i = 0; i < members; ++i) (new (at + sizeof(Slot) + i * sizeof(Post)) Post)->next = 0;
+    }
+    return state;
+  }
+  static std::size_t state_bytes(std::size_t members) { return sizeof(Header) + slots * slot_bytes(members); }
+  static bool is_abandoned(const std::byte* state) {
+    return reinterpret_cast<const Header*>(state)->attached.load(std::memory_order_acquire) == 0;
+  }
+
+  /// Of the ranks `devices` of MPI_COMM_WORLD, those from number `first` on, as many as `places`, are on this node;
+  /// `places` says where there, and `member` which of them this process is.
+  /// `pool`: the device's, in the arena.
+  Group(std::shared_ptr<Arena> arena, std::shared_ptr<Pool> pool, std::vector<int> places, std::size_t member,
+        std::byte* state, std::vector<int> devices, std::size_t first)
+      : arena_(std::move(arena)),
+        pool_(std::move(pool)),
+        places_(std::move(places)),
+        member_(member),
+        state_(state),
+        devices_(std::move(devices)),
+        first_(first) {}
+
+  [[nodiscard]] std::size_t member() const { return member_; }
+  [[nodiscard]] std::size_t size() const { return places_.size(); }
+  /// Over which the whole group spreads, with as many members on each.
+  [[nodiscard]] std::size_t nodes() const { return devices_.size() / size(); }
+  [[nodiscard]] const Arena& arena() const { return *arena_; }
+  [[nodiscard]] Pool& pool() const { return *pool_; }
+  /// For each member a view of a block of this one's; Loans::lend.
+  [[nodiscard]] std::uint64_t lend(const Buffer& block) const { return loans.lend(arena_, block, size()); }
+  /// A view of what the members have posted in a round.
+  [[nodiscard]] std::shared_ptr<View> view(std::uint64_t round, std::size_t bytes) const {
+    std::vector<Place> places;
+    std::vector<std::uint64_t> loans;
+    for (std::size_t i = 0; i < size(); ++i) {
+      const Post& theirs = post(round, i);
+      places.push_back({places_[i], theirs.send});
+      loans.push_back(theirs.loan);
+    }
+    return std::make_shared<View>(arena_, std::move(places), std::move(loans), bytes);
+  }
+  std::uint64_t next_round() { return rounds_++; }
+
+  [[nodiscard]] Slot& slot(std::uint64_t round) const { return *reinterpret_cast<Slot*>(slot_at(round)); }
+  [[nodiscard]] Post& post(std::uint64_t round, std::size_t member) const {
+    return *reinterpret_cast<Post*>(slot_at(round) + sizeof(Slot) + member * sizeof(Post));
+  }
+  [[nodiscard]] std::byte* at(std::size_t member, std::uint64_t offset) const {
+    return arena_->at(places_[member], offset);
+  }
+  /// Throws Error if a member on this node has died.
+  void check_alive(std::string_view op) const {
+    for (std::size_t i = 0; i < size(); ++i) {
+      if (arena_->alive(places_[i])) continue;
+      throw Error(std::string(op) + ": device " + std::to_string(devices_[first_ + i]) + " (rank " +
+                  std::to_string(first_ + i) + " of " + std::to_string(devices_.size()) +
+                  ") has died: its output or the system log may say why (killed for want of memory?); start again, " +
+                  "from the last checkpoint if there is one");
+    }
+  }
+  /// Another member has called something else.
+  [[noreturn]] void fail_call(const Call& mine, const Call& theirs) const {
+    detail::fail_call(static_cast<int>(first_ + member_), devices_.size(), mine, theirs);
+  }
+  /// This member is done with the group. Not called after a failure, when others may still be at work.
+  void leave() { reinterpret_cast<Header*>(state_)->attached.fetch_sub(1, std::memory_order_acq_rel); }
+
+ private:
+  static std::size_t slot_bytes(std::size_t members) { return sizeof(Slot) + members * sizeof(Post); }
+  [[nodiscard]] std::byte* slot_at(std::uint64_t round) const {
+    return state_ + sizeof(Header) + round % slots * slot_bytes(size());
+  }
+
+  std::shared_ptr<Arena> arena_;
+  std::shared_ptr<Pool> pool_;  ///< for copies of buffers that lie elsewhere
+  std::vector<int> places_;
+  std::size_t member_;
+  std::byte* state_;
+  std::vector<int> devices_;
+  std::size_t first_;
+  std::uint64_t rounds_ = 0;
+};
+
+/// One member's view of a collective. Nothing here blocks: `advance` does what can be done now.
+class SharedRound {
+ public:
+  SharedRound(std::shared_ptr<Group> group, const Call& call, const Buffer& send, const Buffer& recv)
+      : group_(std::move(group)), number_(group_->next_round()), work_(call, group_->size()), send_(send), recv_(recv) {
+    if (is_short()) return;
+    if (!reaches(send_)) {
+      send_ = group_->pool().allocate(send.bytes());
+      copy_bytes(send_.data(), send.data(), send.bytes());
+    }
+    if (!reaches(recv_)) {
+      outside_ = recv;
+      recv_ = group_->pool().allocate(recv.bytes());
+    }
+  }
+
+  /// For a view, which `*whole` will be.
+  SharedRound(std::shared_ptr<Group> group, const Call& call, const Buffer& send, std::shared_ptr<Buffer> whole)
+      : SharedRound(std::move(group), call, send, Buffer()) {
+    whole_ = std::move(whole);
+  }
+
+  /// Where this member receives: the caller's recv, or a copy.
+  [[nodiscard]] const Buffer& recv() const { return recv_; }
+  /// True once complete. Throws Error when another member has called something else.
+  bool advance() {
+    Slot& slot = group_->slot(number_);
+    if (stage_ == Stage::waiting) {
+      if (slot.round.load(std::memory_order_acquire) != number_) return false;
+      Post& mine = group_->post(number_, me());
+      mine.call = work_.call();
+      if (is_short()) {
+        copy_bytes(mine.copy.data(), send_.data(), send_.bytes());
+      } else {
+        mine.send = offset(send_);
+        mine.recv = offset(recv_);
+        if (whole_) mine.loan = group_->lend(send_);
+      }
+      slot.posted.fetch_add(1, std::memory_order_acq_rel);
+      stage_ = Stage::posted;
+    }
+    if (stage_ == Stage::posted) {
+      if (slot.posted.load(std::memory_order_acquire) != group_->size()) return false;
+      for (std::size_t i = 0; i < group_->size(); ++i) {
+        const Call& call = group_->post(number_, i).call;
+        if (call != work_.call()) group_->fail_call(work_.call(), call);
+      }
+      if (is_short()) {
+        work_.run_alone(me(), [&](std::size_t i) { return group_->post(number_, i).copy.data(); }, recv_.data());
+        release();
+        return true;
+      }
+      if (whole_) make_view();
+      work(me());
+      stage_ = Stage::working;
+    } else if (!is_done()) {
+      // The others' parts, for one may be late, busy elsewhere.
+      for (std::size_t k = 1; k < group_->size() && !is_done(); ++k) work((me() + k) % group_->size());
+    }
+    if (!is_done()) return false;
+    if (outside_) copy_bytes(outside_.data(), recv_.data(), recv_.bytes());
+    release();
+    return true;
+  }
+
+ private:
+  enum class Stage : std::uint8_t { waiting, posted, working };
+
+  [[nodiscard]] std::size_t me() const { return group_->member(); }
+  [[nodiscard]] bool is_short() const { return send_.bytes() <= eager_bytes && work_.call().nodes == 1; }
+  [[nodiscard]] bool reaches(const Buffer& buffer) const {
+    if (buffer.bytes() == 0) return true;
+    // Pages, of which views are made, do not begin just anywhere.
+    return group_->arena().contains(buffer.data(), buffer.bytes()) &&
+           (work_.call().kind != Collective::gather_view || group_->arena().offset(buffer.data()) % page_bytes() == 0);
+  }
+  [[nodiscard]] std::uint64_t offset(const Buffer& buffer) const {
+    return buffer.bytes() == 0 ? 0 : group_->arena().offset(buffer.data());
+  }
+  void make_view() {
+    const std::size_t block = send_.bytes(), bytes = group_->size() * block;
+    const auto view = group_->view(number_, block);
+    if (view->data() != nullptr) {
+      *whole_ = Buffer(view->data(), bytes, view, true);
+      return;
+    }
+    *whole_ = group_->pool().allocate(bytes);
+    for (std::size_t i = 0; i < group_->size(); ++i) copy_bytes(whole_->data() + i * block, view->block(i), block);
+  }
+  [[nodiscard]] bool is_done() const {
+    return group_->slot(number_).done.load(std::memory_order_acquire) == work_.chunks() * group_->size();
+  }
+  /// Does the chunks of a member's part that nobody has claimed.
+  void work(std::size_t part) {
+    Counter& next = group_->post(number_, part).next;
+    std::uint64_t done = 0;
+    // Reading first: a line that nobody writes stays with all who look at it.
+    while (next.load(std::memory_order_relaxed) < work_.chunks()) {
+      const std::uint64_t c = next.fetch_add(1, std::memory_order_relaxed);
+      if (c >= work_.chunks()) break;
+      work_.run(
+          part, c, [&](std::size_t i) { return group_->at(i, group_->post(number_, i).send); },
+          [&](std::size_t i) { return group_->at(i, group_->post(number_, i).recv); });
+      ++done;
+    }
+    if (done != 0) group_->slot(number_).done.fetch_add(done, std::memory_order_acq_rel);
+  }
+  /// The last member makes the slot ready for a later collective.
+  void release() {
+    Slot& slot = group_->slot(number_);
+    if (slot.released.fetch_add(1, std::memory_order_acq_rel) + 1 != group_->size()) return;
+    slot.posted.store(0, std::memory_order_relaxed);
+    slot.done.store(0, std::memory_order_relaxed);
+    slot.released.store(0, std::memory_order_relaxed);
+    for (std::size_t i = 0; i < group_->size(); ++i) group_->post(number_, i).next.store(0, std::memory_order_relaxed);
+    slot.round.store(number_ + Group::slots, std::memory_order_release);
+  }
+
+  std::shared_ptr<Group> group_;
+  std::uint64_t number_;
+  Work work_;
+  Buffer send_;
+  Buffer recv_;
+  Buffer outside_;                 ///< the caller's recv where it lies outside the arena
+  std::shared_ptr<Buffer> whole_;  ///< of a view
+  Stage stage_ = Stage::waiting;
+};
+
+}  // namespace shardlib::detail::shm

@@ -1,0 +1,69 @@
+// What causal_attention does with a device's blocks.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "shardlib/autodiff/tape.hpp"
+#include "shardlib/kernels/attention.hpp"
+#include "shardlib/ops/attention.hpp"
+#include "shardlib/runtime/value.hpp"
+#include "shardlib/support/inline.hpp"
+
+namespace shardlib::detail {
+
+/// An attention with the kernels for its operands' dtype.
+struct AttentionKernels : Attention {
+  double scale = 1;
+  Buffer (*forward)(const AttentionKernels& a, const Value& out, const Handle<Value>& sums) = nullptr;
+  void (*backward)(const AttentionKernels& a, const Value& out, const Value& sums, const Value& ct,
+                   std::span<const ValuePtr> grads) = nullptr;
+};
+
+/// The loops over the operands' blocks; the log-sum-exps lie as the queries without their width.
+[[nodiscard]] SHARDLIB_INLINE kernels::AttentionLoops attention_loops(const AttentionKernels& a);
+
+[[nodiscard]] SHARDLIB_INLINE ValuePtr record_attention_erased(AttentionKernels a, std::optional<double> scale,
+                                                               const TensorSpec& sums,
+                                                               const std::array<const TensorSpec*, 3>& due);
+
+template <class D>
+struct AttentionOf {
+  using A = accumulator_t<D>;
+  static const i32* segments_of(const Attention& a) {
+    return a.segments == nullptr ? nullptr : reinterpret_cast<const i32*>(a.segments->data().data());
+  }
+  static Buffer forward(const AttentionKernels& a, const Value& out, const Handle<Value>& sums) {
+    Buffer result = allocate(out);
+    if (sums != nullptr) sums->storage->buffer = allocate(*sums);
+    kernels::causal_attention(out.device->exec(), attention_loops(a), a.q->as<const D>(), a.k->as<const D>(),
+                              a.v->as<const D>(), segments_of(a), result.as<D>(),
+                              sums != nullptr ? sums->storage->buffer.template as<A>() : nullptr);
+    return result;
+  }
+  static void backward(const AttentionKernels& a, const Value& out, const Value& sums, const Value& ct,
+                       std::span<const ValuePtr> grads) {
+    const auto block = [](const ValuePtr& x) { return x == nullptr ? nullptr : x->storage->buffer.template as<D>(); };
+    const D* const result = out.as<const D>();  // before its sums, which a replay computes with it
+    kernels::causal_attention_backward(out.device->exec(), attention_loops(a), a.q->as<const D>(), a.k->as<const D>(),
+                                       a.v->as<const D>(), segments_of(a), result, sums.as<const A>(), ct.as<const D>(),
+                                       block(grads[0]), block(grads[1]), block(grads[2]));
+  }
+};
+
+template <class D>
+ValuePtr record_attention(Attention a, std::optional<double> scale, const TensorSpec& sums,
+                          const std::array<const TensorSpec*, 3>& due) {
+  AttentionKernels with{std::move(a)};
+  with.forward = &AttentionOf<D>::forward;
+  with.backward = &AttentionOf<D>::backward;
+  return record_attention_erased(std::move(with), scale, sums, due);
+}
+
+}  // namespace shardlib::detail
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/compute/impl/attention.hpp"
+#endif

@@ -1,0 +1,51 @@
+// What collectives do with the blocks of a device.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "shardlib/autodiff/overlap.hpp"
+#include "shardlib/autodiff/tape.hpp"
+#include "shardlib/compute/reductions.hpp"
+#include "shardlib/ops/collectives.hpp"
+#include "shardlib/support/inline.hpp"
+
+namespace shardlib {
+namespace detail {
+
+using AxisList = std::vector<std::string_view>;
+
+/// The axes in the order of the mesh, which fixes the order of a sum over them.
+SHARDLIB_INLINE AxisList in_mesh_order(const Device& device, const Axes& axes);
+
+/// Starts an operation of a communicator. The device's stopwatch counts it as communication.
+SHARDLIB_INLINE Request begin(const Value& shape, const std::function<Request()>& start);
+
+/// Starts and completes an operation; waiting for the others is communication too.
+SHARDLIB_INLINE void complete(const Value& shape, const std::function<Request()>& start);
+
+SHARDLIB_INLINE void add_traffic(const Value& shape, std::size_t bytes, const AxisList& axes);
+
+/// Bytes of a device's piece of a row, from which on rows are read and written where they stand: to move many shorter
+/// pieces takes longer than to put all in rank order. Tests lower it.
+inline std::size_t shortest_piece = 64;
+
+SHARDLIB_INLINE Buffer reduce(const Value& in, const Value& out, const AxisList& axes, Reduction op);
+
+/// The maximum of the blocks `local`, whose padding is zeroed first, over the axes of the dims that `out` lacks.
+SHARDLIB_INLINE Buffer max_of_blocks(const Value& in, const Value& out, Buffer local);
+
+template <class D>
+Buffer max_over_devices(const Value& in, const Value& out) {
+  return max_of_blocks(in, out, max_kernel<D>(in, out));
+}
+
+}  // namespace detail
+}  // namespace shardlib
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/compute/impl/collectives.hpp"
+#endif

@@ -1,0 +1,61 @@
+// What makes the blocks of arrays from nothing.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "shardlib/autodiff/tape.hpp"
+#include "shardlib/kernels/random.hpp"
+#include "shardlib/kernels/strided.hpp"
+#include "shardlib/ops/create.hpp"
+#include "shardlib/runtime/bindings.hpp"
+#include "shardlib/runtime/value.hpp"
+#include "shardlib/support/inline.hpp"
+
+namespace shardlib::detail {
+
+/// The sizes of an array's dims, given by name. Sizes of other names are welcome: one list serves a whole model.
+[[nodiscard]] SHARDLIB_INLINE GlobalSizes given_sizes(const OpInfo& op, const std::shared_ptr<Device>& device,
+                                                      const TensorSpec& spec, const Sizes& sizes);
+/// The global index of this device's first element along a dim.
+[[nodiscard]] SHARDLIB_INLINE std::int64_t first_index(const Value& x, int dim);
+
+/// Calls fill(local extents, global strides, global index of the first element per dim): what keys a number by its
+/// global place in the array without padding.
+template <class F>
+void with_global_index(const Value& out, F fill) {
+  Extents offsets;
+  for (int i = 0; i < out.spec->rank(); ++i) offsets.push_back(first_index(out, i));
+  fill(view(out.local), kernels::row_major(view(out.global.logical)).span(), view(offsets));
+}
+
+template <class D>
+ValuePtr create_random(const OpInfo& op, const DevicePtr& device, const TensorSpec& spec, const Sizes& sizes,
+                       RandomKey key, Distribution distribution) {
+  const Kernel fill = [key, distribution](const Value& out) {
+    Buffer result = allocate(out);
+    if (out.device->is_dry()) return result;
+    with_global_index(out, [&](auto local, auto strides, auto offsets) {
+      const Exec exec = out.device->exec();
+      if (distribution == Distribution::normal)
+        kernels::fill_normal(exec, result.as<D>(), local, strides, offsets, key.seed, key.stream);
+      else if (distribution == Distribution::truncated_normal)
+        kernels::fill_truncated_normal(exec, result.as<D>(), local, strides, offsets, key.seed, key.stream);
+      else
+        kernels::fill_uniform(exec, result.as<D>(), local, strides, offsets, key.seed, key.stream);
+    });
+    return result;
+  };
+  return record_erased(op, device, dtype_v<D>, spec, given_sizes(op, device, spec, sizes), Kernel(fill), {});
+}
+
+template <class D>
+D first_element(const ValuePtr& x) {
+  return x->device->is_dry() ? static_cast<D>(static_cast<scalar_of<D>>(1)) : *x->as<const D>();
+}
+
+}  // namespace shardlib::detail
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/compute/impl/create.hpp"
+#endif

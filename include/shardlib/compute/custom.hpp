@@ -1,0 +1,136 @@
+// Ops of one's own, outside of the library: a kernel over this device's blocks, and one VJP per operand.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "shardlib/autodiff/tape.hpp"
+#include "shardlib/compute/reductions.hpp"
+#include "shardlib/ops/record.hpp"
+#include "shardlib/runtime/bindings.hpp"
+#include "shardlib/runtime/value.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::custom {
+
+/// What a call of an op is, for messages and reports: its op spec, which may be empty, and the line of the call.
+/// `Call{Dim, site}`
+struct Call {
+  std::string_view spec;
+  Site site;
+};
+
+/// The spec that a rule gives, or the rule's sentence as a compile error. A rule is a constexpr function that returns a
+/// `rules::Verdict`; those of the library stand in `shardlib::rules`. `result_of<rules::along, Op("cumsum"), Dim, S>`
+template <auto Rule, auto... Args>
+inline constexpr Spec result_of = detail::result_of<Rule, Args...>;
+
+/// Where the elements of one row lie in a block: `data[row[i]]` for i in [0, row.size).
+struct Row {
+  std::int64_t first = 0;   ///< offset of element 0
+  std::int64_t stride = 1;  ///< between neighbours
+  std::int64_t size = 0;    ///< elements, padding not counted
+  /// The offset of element `i` in the block.
+  constexpr std::int64_t operator[](std::int64_t i) const { return first + i * stride; }
+};
+
+/// This device's block of an operand (`Block<const f32>`) or of the result (`Block<f32>`): row-major in the order of
+/// the spec.
+template <class D>
+class Block {
+ public:
+  D* data = nullptr;  ///< the first element
+
+  Block(const detail::Value& value, D* elements) : data(elements), value_(&value) {}
+
+  /// The extents, padding included, in the order of the spec.
+  [[nodiscard]] std::span<const std::int64_t> shape() const { return detail::view(value_->local); }
+  /// The number of elements, padding included.
+  [[nodiscard]] std::int64_t size() const { return value_->count(); }
+  /// Calls f(row) for each row along a dim, which no axis shards. Rows run on the device's threads: f writes only to its
+  /// own. `x.for_each_row("L", [&](Row row) { ... })`
+  template <class F>
+  void for_each_row(std::string_view dim, const F& f) const {
+    const int at = value_->spec->find(dim);
+    if (at < 0 || !value_->spec->dims[at].axes.empty())
+      throw Error("for_each_row: `" + std::string(to_string(*value_->spec).view()) + "` has no unsharded dim `" +
+                  std::string(dim) + "`; name one that each device holds whole");
+    const detail::Along a = detail::along(*value_, at);
+    value_->device->exec().for_each(a.outer * a.inner, [&](std::int64_t i) {
+      f(Row{i / a.inner * a.n * a.inner + i % a.inner, a.inner, a.n - a.padding});
+    });
+  }
+
+ private:
+  const detail::Value* value_;
+};
+
+/// The operands of an op, in the order in which its kernel takes their blocks. `operands(x, w)`
+template <class... X>
+std::tuple<const X&...> operands(const X&... x) {
+  return {x...};
+}
+/// What a VJP needs besides the cotangent, in the order in which it takes it. `save(x, w)`
+template <class... X>
+std::tuple<const X&...> save(const X&... x) {
+  return {x...};
+}
+/// How the cotangent of operand x comes from the result's: f(cotangent, saved...), a function of tensors. What it
+/// returns is checked against the dual of x. `vjp(x, save(w), [](const auto& ct, const auto& w) { return ct * w; })`
+template <class X, class F>
+auto vjp(const X& x, const F& f) {
+  return detail::vjp(x, f);
+}
+template <class X, class... Saved, class F>
+auto vjp(const X& x, std::tuple<const Saved&...> saved, const F& f) {
+  return detail::vjp(x, saved, f);
+}
+/// The same for a derivative that needs the op's result, which f takes last.
+/// `vjp_of_result(x, save(), [](const auto& ct, const auto& y) { return ct * y; })` of exp
+template <class X, class... Saved, class F>
+auto vjp_of_result(const X& x, std::tuple<const Saved&...> saved, const F& f) {
+  return detail::vjp_of_result(x, saved, f);
+}
+
+/// Records an op: `kernel(result's block, operands' blocks...)` writes all of the result's block, and each operand
+/// that may be differentiated has a `vjp`. Names of dims have one size in all operands; `sizes` gives those that only
+/// the result has. Padding of operands is zero; that of the result is set to zero afterwards. In a dry run, as `--plan`
+/// makes, the kernel does not run. Kernels run on several devices' threads at once.
+/// `record<"cumsum", Tensor<D, S>>({Dim, site}, kernel, operands(x), vjp(x, f))`
+template <Op Name, class Out, class Kernel, class... X, class... V>
+Out record(const Call& call, const Sizes& sizes, const Kernel& kernel, std::tuple<const X&...> operands,
+                 const V&... vjps) {
+  static constexpr Op name = Name;
+  static_assert(sizeof...(X) > 0, "custom::record: an op has one operand at least");
+  const detail::Calling op{name.text, call.spec, call.site};
+  const std::array<detail::ValuePtr, sizeof...(X)> values =
+      std::apply([](const auto&... x) { return std::array{x.value()...}; }, operands);
+  detail::Bindings names(op, values[0]->device);
+  for (const detail::ValuePtr& value : values) names.bind(*value);
+  for (const NamedSize& size : sizes) names.bind(size);
+  const auto run = [kernel, values](const detail::Value& out) {
+    Buffer result = detail::allocate(out);
+    for (const detail::ValuePtr& value : values) static_cast<void>(value->data());
+    if (out.device->is_dry()) return result;
+    [&]<std::size_t... I>(std::index_sequence<I...>) {
+      kernel(Block<typename Out::value_type>(out, result.template as<typename Out::value_type>()),
+             Block<const typename X::value_type>(*values[I], values[I]->template as<const typename X::value_type>())...);
+    }(std::index_sequence_for<X...>{});
+    return result;
+  };
+  return detail::record<Name, Out>(op, std::get<0>(operands).device(), names.sizes(detail::parsed<Out::spec>), run,
+                                   vjps...);
+}
+template <Op Name, class Out, class Kernel, class... X, class... V>
+Out record(const Call& call, const Kernel& kernel, std::tuple<const X&...> operands, const V&... vjps) {
+  return custom::record<Name, Out>(call, Sizes{}, kernel, operands, vjps...);
+}
+
+}  // namespace shardlib::custom

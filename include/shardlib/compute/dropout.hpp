@@ -1,0 +1,37 @@
+// What dropout does with a device's block.
+#pragma once
+
+#include <cstddef>
+
+#include "shardlib/autodiff/tape.hpp"
+#include "shardlib/compute/create.hpp"
+#include "shardlib/kernels/elementwise.hpp"
+#include "shardlib/ops/dropout.hpp"
+#include "shardlib/ops/map.hpp"
+#include "shardlib/runtime/value.hpp"
+#include "shardlib/support/inline.hpp"
+
+namespace shardlib::detail {
+
+template <class D>
+Buffer Dropout<D>::operator()(const Value& in, const Value& out) const {
+  const Exec exec = out.device->exec();
+  Buffer result = allocate(out);
+  const Buffer draws = exec.pool->allocate(static_cast<std::size_t>(out.count()) * sizeof(float));
+  with_global_index(out, [&](auto local, auto strides, auto offsets) {
+    kernels::fill_uniform(exec, draws.as<float>(), local, strides, offsets, key.seed, key.stream);
+  });
+  kernels::apply_flat(
+      exec, out.count(),
+      [rate = rate, scale = 1.0F / (1.0F - rate)](const D& v, const float& u, D& y) {
+        y = static_cast<D>(u < rate ? scalar_of<D>(0) : load(v) * scale);
+      },
+      in.as<const D>(), draws.as<const float>(), result.as<D>());
+  return result;
+}
+
+}  // namespace shardlib::detail
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/compute/impl/dropout.hpp"
+#endif

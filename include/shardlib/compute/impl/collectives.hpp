@@ -1,0 +1,323 @@
+// Definitions of collectives.hpp.
+#pragma once
+
+#include "shardlib/compute/collectives.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "shardlib/autodiff/overlap.hpp"
+#include "shardlib/kernels/layout.hpp"
+#include "shardlib/kernels/strided.hpp"
+#include "shardlib/runtime/padding.hpp"
+
+namespace shardlib::detail {
+
+SHARDLIB_INLINE AxisList in_mesh_order(const Device& device, const Axes& axes) {
+  AxisList ordered;
+  for (const auto& axis : device.axes())
+    if (axes.contains(axis.name)) ordered.push_back(axis.name);
+  return ordered;
+}
+
+SHARDLIB_INLINE Request begin(const Value& shape, const std::function<Request()>& start) {
+  Stopwatch& stopwatch = state(shape.device).stopwatch;
+  const Stopwatch::Part outside = stopwatch.change(Stopwatch::communication);
+  Request request = start();
+  stopwatch.change(outside);
+  return request;
+}
+
+SHARDLIB_INLINE void complete(const Value& shape, const std::function<Request()>& start) {
+  Stopwatch& stopwatch = state(shape.device).stopwatch;
+  const Stopwatch::Part outside = stopwatch.change(Stopwatch::communication);
+  start().wait();
+  stopwatch.change(outside);
+}
+
+SHARDLIB_INLINE void add_traffic(const Value& shape, std::size_t bytes, const AxisList& axes) {
+  State& s = state(shape.device);
+  s.counts.find(shape.made_by.name)->second.bytes += static_cast<std::int64_t>(bytes);
+  s.work.bytes += static_cast<std::int64_t>(bytes);
+  s.work.axes = {};
+  for (const auto axis : axes) s.work.axes.push_back(axis);
+}
+
+/// A dim that the group's devices hold in `parts` blocks.
+struct Cut {
+  int dim;
+  std::int64_t parts;
+};
+
+/// Copies between a whole block and a row of sub-blocks in rank order (the ranks are row-major over the cuts):
+/// `to_rows` cuts, otherwise joins.
+inline void regroup(const Exec& exec, std::size_t element, const std::vector<Cut>& cuts, const Extents& whole,
+                    const std::byte* from, std::byte* to, bool to_rows) {
+  Extents part = whole;
+  for (const Cut& cut : cuts) part[cut.dim] /= cut.parts;
+  const auto whole_strides = kernels::row_major(view(whole)), in_part = kernels::row_major(view(part));
+  std::vector<std::int64_t> extents, in_whole, in_rows;
+  std::int64_t row = product(part);
+  for (const Cut& cut : cuts) row *= cut.parts;
+  for (const Cut& cut : cuts) {
+    row /= cut.parts;
+    extents.push_back(cut.parts);
+    in_rows.push_back(row);
+    in_whole.push_back(part[cut.dim] * whole_strides[cut.dim]);
+  }
+  for (int i = 0; i < whole.size(); ++i) {
+    extents.push_back(part[i]);
+    in_rows.push_back(in_part[i]);
+    in_whole.push_back(whole_strides[i]);
+  }
+  kernels::copy_strided(exec, element, extents, from, to_rows ? in_whole : in_rows, to, to_rows ? in_rows : in_whole);
+}
+
+/// The dims on which `more` has axes that `less` lacks: the group's axes in order, and the cuts.
+struct Difference {
+  AxisList axes;
+  std::vector<Cut> cuts;
+};
+inline Difference resharded(const Device& device, const TensorSpec& less, const TensorSpec& more) {
+  Difference d;
+  for (int i = 0; i < more.rank(); ++i) {
+    std::int64_t parts = 1;
+    for (int k = less.dims[i].axes.size(); k < more.dims[i].axes.size(); ++k) {
+      d.axes.push_back(more.dims[i].axes[k]);
+      parts *= device.size(more.dims[i].axes[k]);
+    }
+    if (more.dims[i].axes.size() > less.dims[i].axes.size()) d.cuts.push_back({i, parts});
+  }
+  return d;
+}
+
+/// How many rows of the whole are cut, where the group reads and writes the blocks in them. Otherwise there have to be
+/// copies of the blocks in rank order.
+inline std::optional<std::size_t> rows_in_place(const Communicator& group, const Value& whole,
+                                                const std::vector<Cut>& cuts) {
+  if (cuts.size() != 1) return std::nullopt;
+  std::size_t rows = 1;
+  for (int i = 0; i < cuts[0].dim; ++i) rows *= static_cast<std::size_t>(whole.local[i]);
+  if (rows <= 1) return 1;
+  const std::size_t piece = whole.bytes() / rows / static_cast<std::size_t>(cuts[0].parts);
+  return group.takes_rows() && piece >= shortest_piece ? std::optional(rows) : std::nullopt;
+}
+
+/// The result of what runs beside.
+inline Buffer finish(const std::shared_ptr<Started>& started, const Value& out) {
+  std::erase(state(out.device).started, started);
+  complete(out, [&] { return std::move(started->request); });
+  started->sent = {};
+  return std::move(*started->result);
+}
+
+/// What starts an all_gather of `in`; `*whole` is the result once it is complete. Weights are viewed where the group
+/// can: a block that dies after its gather would have to stay until the slowest device has no view of it.
+inline std::function<Request()> begin_gather(Communicator& group, const Value& in, const Value& out, std::size_t rows,
+                                             const std::shared_ptr<Buffer>& whole) {
+  const Buffer mine = in.data();
+  if (in.is_leaf() && rows == 1 && group.has_views(mine.bytes()))
+    return [=, &group] { return group.gather_view(mine, whole); };
+  *whole = allocate(out);
+  return [=, &group] { return group.all_gather(mine, *whole, rows); };
+}
+
+SHARDLIB_INLINE void gather_ahead(const ValuePtr& in, const ValuePtr& out) {
+  State& s = state(out->device);
+  if (s.mode != State::Mode::start) return;
+  if (const auto started = find_started(*in, *out)) {
+    started->hook = s.hooks;
+    return;
+  }
+  const Difference d = resharded(*out->device, *out->spec, *in->spec);
+  auto& group = out->device->group(d.axes);
+  if (group.size() == 1) return;
+  const auto whole = std::make_shared<Buffer>();
+  const std::size_t rows = rows_in_place(group, *out, d.cuts).value_or(1);
+  const auto gather = begin_gather(group, *in, *out, rows, whole);
+  auto started = std::make_shared<Started>(begin(*out, gather), whole, s.hooks);
+  started->operand = in;
+  started->gathered = out;
+  s.started.push_back(std::move(started));
+}
+
+SHARDLIB_INLINE Buffer gather(const Value& in, const Value& out) {
+  const Difference d = resharded(*out.device, *out.spec, *in.spec);
+  auto& group = out.device->group(d.axes);
+  if (group.size() == 1) return in.data();
+  add_traffic(out, in.bytes() * static_cast<std::size_t>(group.size() - 1), d.axes);
+  const auto rows = rows_in_place(group, out, d.cuts);
+  auto gathered = std::make_shared<Buffer>();
+  if (const auto started = find_started(in, out)) {
+    note_read(in);
+    *gathered = finish(started, out);
+  } else {
+    complete(out, begin_gather(group, in, out, rows.value_or(1), gathered));
+  }
+  if (rows) return std::move(*gathered);
+  Buffer whole = allocate(out);
+  regroup(out.device->exec(), size_of(out.dtype), d.cuts, out.local, gathered->data(), whole.data(), false);
+  return whole;
+}
+
+/// What a reduce_scatter reads: the value itself, or its blocks in rank order.
+inline Buffer to_scatter(const Value& in, const std::vector<Cut>& cuts, bool in_place) {
+  if (in_place) return in.data();
+  Buffer blocks = allocate(in);
+  regroup(in.device->exec(), size_of(in.dtype), cuts, in.local, in.data().data(), blocks.data(), true);
+  return blocks;
+}
+
+SHARDLIB_INLINE Buffer scatter(const Value& in, const Value& out) {
+  const Difference d = resharded(*out.device, *in.spec, *out.spec);
+  auto& group = out.device->group(d.axes);
+  if (group.size() == 1) return in.data();
+  add_traffic(out, out.bytes() * static_cast<std::size_t>(group.size() - 1), d.axes);
+  const auto rows = rows_in_place(group, in, d.cuts);
+  const Buffer sent = to_scatter(in, d.cuts, rows.has_value()), part = allocate(out);
+  complete(out, [&] { return group.reduce_scatter(sent, part, out.dtype, Reduction::sum, rows.value_or(1)); });
+  return part;
+}
+
+SHARDLIB_INLINE void scatter_ahead(const ValuePtr& in, const ValuePtr& out) {
+  State& s = state(out->device);
+  if (s.mode != State::Mode::start) return;
+  const Difference d = resharded(*out->device, *in->spec, *out->spec);
+  auto& group = out->device->group(d.axes);
+  if (group.size() == 1) return out->storage->settle();
+  // Observers are told of an op, and of what it has read, when it completes.
+  auto outer = std::exchange(s.work.reads, {});
+  const auto rows = rows_in_place(group, *in, d.cuts);
+  const Buffer sent = to_scatter(*in, d.cuts, rows.has_value()), part = allocate(*out);
+  auto reads = std::exchange(s.work.reads, std::move(outer));
+  const auto started = std::make_shared<Started>(
+      begin(*out, [&] { return group.reduce_scatter(sent, part, out->dtype, Reduction::sum, rows.value_or(1)); }),
+      std::make_shared<Buffer>(part), s.hooks);
+  started->gradient = out->storage;
+  started->sent = sent;
+  if (s.keep_blocks) started->operand = in;
+  s.started.push_back(started);
+  put_off(out, [started, d, reads = std::move(reads)](const Value& shape) {
+    State& now = state(shape.device);
+    now.work.reads.insert(now.work.reads.end(), reads.begin(), reads.end());
+    add_traffic(shape, shape.bytes() * static_cast<std::size_t>(shape.device->group(d.axes).size() - 1), d.axes);
+    return finish(started, shape);
+  });
+}
+
+SHARDLIB_INLINE Buffer reduce(const Value& in, const Value& out, const AxisList& axes, Reduction op) {
+  auto& group = out.device->group(axes);
+  if (group.size() == 1) return in.data();
+  add_traffic(out, 2 * in.bytes() * static_cast<std::size_t>(group.size() - 1) / static_cast<std::size_t>(group.size()),
+              axes);
+  Buffer all = allocate(out);
+  const Buffer mine = in.data();
+  complete(out, [&] { return group.all_reduce(mine, all, out.dtype, op); });
+  return all;
+}
+
+SHARDLIB_INLINE Buffer sum_pending(const Value& in, const Value& out) {
+  Axes axes = in.spec->partial;
+  for (auto axis : out.spec->partial) axes.erase(axes.find(axis));
+  return reduce(in, out, in_mesh_order(*out.device, axes), Reduction::sum);
+}
+
+SHARDLIB_INLINE Buffer exchange(const Value& in, const Value& out) {
+  // Pair the dims that lose axes with those that gain them; ranks are row-major over the pairs.
+  AxisList axes;
+  std::vector<Cut> lose, gain;
+  for (int i = 0; i < in.spec->rank(); ++i) {
+    const Axes &before = in.spec->dims[i].axes, &after = out.spec->dims[i].axes;
+    if (before.size() <= after.size()) continue;
+    std::int64_t parts = 1;
+    for (int k = after.size(); k < before.size(); ++k) {
+      axes.push_back(before[k]);
+      parts *= out.device->size(before[k]);
+    }
+    lose.push_back({i, parts});
+    for (int j = 0; j < in.spec->rank(); ++j)
+      if (out.spec->dims[j].axes.contains(before[after.size()])) gain.push_back({j, parts});
+  }
+  auto& group = out.device->group(axes);
+  if (group.size() == 1) return in.data();
+  add_traffic(out, in.bytes() * static_cast<std::size_t>(group.size() - 1) / static_cast<std::size_t>(group.size()),
+              axes);
+  const Exec exec = out.device->exec();
+  Buffer send = allocate(in), received = allocate(out), whole = allocate(out);
+  regroup(exec, size_of(in.dtype), gain, in.local, in.data().data(), send.data(), true);
+  complete(out, [&] { return group.all_to_all(send, received); });
+  regroup(exec, size_of(in.dtype), lose, out.local, received.data(), whole.data(), false);
+  return whole;
+}
+
+SHARDLIB_INLINE Buffer keep_on_first(const Value& in, const Value& out) {
+  bool first = true;
+  for (auto axis : out.spec->partial)
+    if (!in.spec->partial.contains(axis)) first = first && out.device->coordinate(axis) == 0;
+  if (first) return in.data();
+  Buffer zero = allocate(out);
+  out.device->exec().zero(zero.data(), out.bytes());
+  return zero;
+}
+
+inline Buffer copy_block(const Value& in, const Value& out, bool embed) {
+  const Value& whole = embed ? out : in;
+  const Value& part = embed ? in : out;
+  const auto strides = kernels::row_major(view(whole.local));
+  std::int64_t offset = 0;
+  for (int i = 0; i < whole.local.size(); ++i) {
+    Axes extra;
+    for (int k = whole.spec->dims[i].axes.size(); k < part.spec->dims[i].axes.size(); ++k)
+      extra.push_back(part.spec->dims[i].axes[k]);
+    offset += block_index(*out.device, extra) * part.local[i] * strides[i];
+  }
+  Buffer result = allocate(out);
+  const std::size_t element = size_of(out.dtype);
+  const std::size_t shift = static_cast<std::size_t>(offset) * element;
+  if (embed) {
+    out.device->exec().zero(result.data(), out.bytes());
+    kernels::copy_strided(out.device->exec(), element, view(part.local), in.data().data(),
+                          kernels::row_major(view(part.local)), result.data() + shift, strides);
+  } else {
+    kernels::copy_strided(out.device->exec(), element, view(part.local), in.data().data() + shift, strides,
+                          result.data(), kernels::row_major(view(part.local)));
+  }
+  return result;
+}
+
+SHARDLIB_INLINE Buffer cut_block(const Value& in, const Value& out) {
+  return copy_block(in, out, false);
+}
+SHARDLIB_INLINE Buffer embed_block(const Value& in, const Value& out) {
+  return copy_block(in, out, true);
+}
+
+SHARDLIB_INLINE Buffer max_of_blocks(const Value& in, const Value& out, Buffer block) {
+  Value local = out;
+  local.made_by = {};  // scratch: no operand, for whoever observes
+  local.storage = std::make_shared<Storage>(Storage{std::move(block), nullptr});
+  Axes axes;
+  for (const Dim& dim : in.spec->dims)
+    if (!out.spec->has(dim.name))
+      for (auto axis : dim.axes) axes.push_back(axis);
+  zero_padding(local, local.storage->buffer);  // of the dims that stay
+  return reduce(local, out, in_mesh_order(*out.device, axes), Reduction::max);
+}
+
+SHARDLIB_INLINE Buffer Shift::operator()(const Value& in, const Value& out) const {
+  auto& group = out.device->group({axis});
+  const int n = group.size();
+  const int step = ((by % n) + n) % n;
+  if (step == 0) return in.data();
+  add_traffic(out, in.bytes(), {axis});
+  Buffer received = allocate(out);
+  const Buffer mine = in.data();
+  const int to = (group.rank() + step) % n, from = (group.rank() - step + n) % n;
+  complete(out, [&] { return group.send_recv(mine, to, received, from); });
+  return received;
+}
+
+}  // namespace shardlib::detail

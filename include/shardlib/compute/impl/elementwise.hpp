@@ -1,0 +1,33 @@
+// Definitions of elementwise.hpp.
+#pragma once
+
+#include "shardlib/compute/elementwise.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "shardlib/kernels/strided.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::detail {
+
+SHARDLIB_INLINE void check_divisor(const Value& divisor) {
+  const Extents extents = true_extents(divisor);
+  const auto strides = kernels::row_major(view(divisor.local));
+  kernels::Nest<1> nest;
+  for (int i = 0; i < extents.size(); ++i) nest.push(extents[i], {strides[i]});
+  kernels::Walk<1> walk(nest, 0);
+  const std::size_t element = size_of(divisor.dtype);
+  const std::byte* const data = divisor.data().data();
+  for (std::int64_t i = 0; i < nest.count(); ++i, walk.next()) {
+    bool zero = true;
+    for (std::size_t k = 0; k < element; ++k)
+      zero = zero && data[static_cast<std::size_t>(walk.offsets[0]) * element + k] == std::byte{0};
+    if (zero)
+      throw Error("the divisor `" + std::string(to_string(*divisor.spec).view()) +
+                  "` has a zero in this block, by which integers cannot be divided; replace it, e.g. with `where`");
+  }
+}
+
+}  // namespace shardlib::detail

@@ -1,0 +1,162 @@
+// Definitions of layout.hpp.
+#pragma once
+
+#include "shardlib/compute/layout.hpp"
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "shardlib/kernels/layout.hpp"
+#include "shardlib/kernels/strided.hpp"
+#include "shardlib/runtime/bindings.hpp"
+#include "shardlib/runtime/padding.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::detail {
+
+SHARDLIB_INLINE Buffer same_bytes(const Value& in, const Value& /*out*/) {
+  return in.data();
+}
+
+SHARDLIB_INLINE GlobalSizes sizes_in_order(const ValuePtr& x, const TensorSpec& out) {
+  GlobalSizes global;
+  for (const Dim& dim : out.dims) global.push_back(x->global[x->spec->find(dim.name)]);
+  return global;
+}
+SHARDLIB_INLINE Buffer permute(const Value& in, const Value& out) {
+  int order[max_dims];
+  for (int i = 0; i < out.spec->rank(); ++i) order[i] = in.spec->find(out.spec->dims[i].name);
+  Buffer result = allocate(out);
+  kernels::permute(out.device->exec(), size_of(out.dtype), in.data().data(), view(in.local),
+                   std::span<const int>(order, static_cast<std::size_t>(out.spec->rank())), result.data());
+  return result;
+}
+
+SHARDLIB_INLINE GlobalSizes merged_sizes(const OpInfo& op, const OpParts& parts, const TensorSpec& out,
+                                         const ValuePtr& x) {
+  Bindings names(op, x->device);
+  names.bind(*x);
+  DimSize size = 1;
+  for (const Dim& dim : parts.in[0].dims) {
+    const DimSize part = names[dim];
+    if (part.is_padded() && !(dim == parts.in[0].dims[0]))
+      fail_padded(op, *x->device, dim.name, part,
+                  "only the first of the merged dims may be padded; choose a size that needs no padding");
+    size = {size.size * part.size, size.padded * part.padded};
+  }
+  names.bind(parts.out.dims[0].name, size);
+  return names.sizes(out);
+}
+
+SHARDLIB_INLINE GlobalSizes split_sizes(const OpInfo& op, const OpParts& parts, const TensorSpec& out,
+                                        const ValuePtr& x, const Sizes& sizes) {
+  Bindings names(op, x->device);
+  names.bind(*x);
+  for (const NamedSize& given : sizes) names.bind(given);
+  const Dim& whole = parts.in[0].dims[0];
+  // Padding stays at the end if it is a whole number of the first part's elements: the first part takes it.
+  DimSize rest = names[whole];
+  const Dim* open = nullptr;
+  for (const Dim& dim : parts.out.dims) {
+    bool given = dim.is_integer();
+    for (const NamedSize& size : sizes) given = given || size.name == dim.name;
+    if (!given && open != nullptr)
+      names.fail("the sizes of `" + std::string(open->name) + "` and `" + std::string(dim.name) +
+                 "` are both open: give one of them");
+    if (!given) {
+      open = &dim;
+      continue;
+    }
+    const DimSize part = names[dim];
+    if (part.size == 0 || rest.size % part.size != 0 || rest.padded % part.padded != 0)
+      names.fail("dim `" + std::string(whole.name) + "` of size " + to_string(names[whole]) + " does not split by `" +
+                 std::string(dim.name) + "` = " + to_string(part));
+    rest = {rest.size / part.size, rest.padded / part.padded};
+  }
+  if (open != nullptr)
+    names.bind(open->name, rest);
+  else if (rest != DimSize(1))
+    names.fail("the sizes of the parts multiply to less than `" + std::string(whole.name) +
+               "` = " + to_string(names[whole]));
+  for (const Dim& dim : parts.out.dims)
+    if (names[dim].is_padded() && !(dim == parts.out.dims[0]))
+      fail_padded(op, *x->device, dim.name, names[dim],
+                  "only the first of the parts may be padded; give it the padding, or choose a size that needs none");
+  return names.sizes(out);
+}
+
+SHARDLIB_INLINE void check_same_sizes(const OpInfo& op, const Value& a, const Value& b, int at) {
+  for (int i = 0; i < a.global.size(); ++i)
+    if (i != at && b.global[i] != a.global[i])
+      throw Error(op.describe() + ": dim `" + std::string(a.spec->dims[i].name) + "` is " + to_string(a.global[i]) +
+                  " in one operand, but " + to_string(b.global[i]) + " in another (" + a.device->describe() + ")");
+}
+
+SHARDLIB_INLINE Joined joined_sizes(const OpInfo& op, const ValuePtr& a, const ValuePtr& b, int at) {
+  Joined joined{a->global[at], b->global[at], a->global};
+  if (joined.first.is_padded())
+    fail_padded(op, *a->device, a->spec->dims[at].name, joined.first,
+                "the padding of the first operand would lie before the second; choose a size that needs none");
+  check_same_sizes(op, *a, *b, at);
+  joined.global.set(at, {joined.first.size + joined.second.size, joined.first.padded + joined.second.padded});
+  return joined;
+}
+SHARDLIB_INLINE Buffer Concat::operator()(const Value& out) const {
+  Buffer result = allocate(out);
+  const auto strides = kernels::row_major(view(out.local));
+  std::size_t offset = 0;
+  for (const ValuePtr& part : {a, b}) {
+    kernels::copy_strided(out.device->exec(), size_of(out.dtype), view(part->local), part->data().data(),
+                          kernels::row_major(view(part->local)), result.data() + offset, strides);
+    offset += static_cast<std::size_t>(part->local[at] * strides[at]) * size_of(out.dtype);
+  }
+  return result;
+}
+SHARDLIB_INLINE GlobalSizes with_size(const ValuePtr& x, int at, DimSize size) {
+  GlobalSizes global = x->global;
+  global.set(at, size);
+  return global;
+}
+SHARDLIB_INLINE Buffer TakeRange::operator()(const Value& in, const Value& out) const {
+  const auto strides = kernels::row_major(view(in.local));
+  Buffer result = allocate(out);
+  const auto skip = static_cast<std::size_t>(begin * strides[at]);
+  kernels::copy_strided(out.device->exec(), size_of(out.dtype), view(out.local),
+                        in.data().data() + skip * size_of(out.dtype), strides, result.data(),
+                        kernels::row_major(view(out.local)));
+  return result;
+}
+
+SHARDLIB_INLINE GlobalSizes sizes_of_part(const ValuePtr& x) {
+  GlobalSizes global;
+  for (int i = 1; i < x->global.size(); ++i) global.push_back(x->global[i]);
+  return global;
+}
+SHARDLIB_INLINE Buffer TakePart::operator()(const Value& in, const Value& out) const {
+  Buffer result = allocate(out);
+  const auto skip = static_cast<std::size_t>(at) * out.bytes();
+  out.device->exec().copy(result.data(), in.data().data() + skip, out.bytes());
+  return result;
+}
+SHARDLIB_INLINE ValuePtr record_stack_erased(const OpInfo& op, const std::vector<ValuePtr>& parts,
+                                             const TensorSpec& spec, std::vector<EdgeSource>& sources) {
+  if (parts.empty()) throw Error(op.describe() + ": there is nothing to stack; give one tensor at least");
+  const Value& like = *parts[0];
+  GlobalSizes global;
+  global.push_back(static_cast<std::int64_t>(parts.size()));
+  for (int i = 0; i < like.global.size(); ++i) global.push_back(like.global[i]);
+  for (const ValuePtr& part : parts) check_same_sizes(op, like, *part, -1);
+  const auto kernel = [parts](const Value& out) {
+    Buffer result = allocate(out);
+    std::byte* to = result.data();
+    for (const ValuePtr& part : parts) {
+      out.device->exec().copy(to, part->data().data(), part->bytes());
+      to += part->bytes();
+    }
+    return result;
+  };
+  return record_erased(op, like.device, like.dtype, spec, global, kernel, sources);
+}
+
+}  // namespace shardlib::detail

@@ -1,0 +1,207 @@
+// Definitions of loss.hpp: linear_cross_entropy.
+#pragma once
+
+#include "shardlib/compute/loss.hpp"
+
+#include <algorithm>
+#include <array>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "shardlib/compute/collectives.hpp"
+#include "shardlib/kernels/gemm.hpp"
+#include "shardlib/kernels/reduce.hpp"
+#include "shardlib/runtime/bindings.hpp"
+#include "shardlib/runtime/observe.hpp"
+#include "shardlib/support/math.hpp"
+
+namespace shardlib::detail {
+
+SHARDLIB_INLINE Buffer Given::operator()(const Value& /*out*/) const {
+  return value->data();
+}
+
+/// The operands' sizes on this device.
+struct LinearCrossEntropySizes : LinearCrossEntropy {
+  [[nodiscard]] std::int64_t rows() const { return targets->count(); }
+  /// Ids of this device. Padding is none: a zero may be far above all logits.
+  [[nodiscard]] std::int64_t vocabulary() const { return true_extents(*table)[0]; }
+  /// The first of them, among all devices'.
+  [[nodiscard]] std::int64_t first_id() const {
+    return block_index(*table->device, table->spec->dims[0].axes) * table->local[0];
+  }
+  [[nodiscard]] std::int64_t width() const {
+    std::int64_t product = 1;
+    for (int i = 1; i < table->local.size(); ++i) product *= table->local[i];
+    return product;
+  }
+  [[nodiscard]] double product_flops() const {
+    return 2.0 * static_cast<double>(rows()) * static_cast<double>(vocabulary()) * static_cast<double>(width());
+  }
+};
+
+SHARDLIB_INLINE std::int64_t logits_bytes(const LinearCrossEntropy& l, DType dtype) {
+  return l.targets->count() * l.table->local[0] * static_cast<std::int64_t>(size_of(dtype));
+}
+
+/// What the backward pass needs of a row's logits: the highest over the whole vocabulary, and sum(exp(x - highest)).
+struct RowSums {
+  Handle<Value> highest, total;
+};
+
+/// Makes the logits piece by piece, and gives each to f(first row, rows, logits). In a dry run there is one piece, of
+/// which f takes its scratch.
+template <class A, class F>
+void for_logits(const LinearCrossEntropySizes& l, const Exec& exec, const F& f) {
+  const std::int64_t rows = l.rows(), n = l.vocabulary(), k = l.width();
+  if (rows == 0) return;
+  const std::int64_t row_bytes = std::max<std::int64_t>(1, n) * static_cast<std::int64_t>(sizeof(A));
+  const std::int64_t most = std::max<std::int64_t>(1, logits_piece / row_bytes);
+  const std::int64_t pieces = (rows + most - 1) / most, step = (rows + pieces - 1) / pieces;
+  const Buffer block = exec.pool->allocate(static_cast<std::size_t>(step * row_bytes));
+  A* const logits = block.as<A>();
+  const A *const x = l.x->as<const A>(), *const table = l.table->as<const A>();
+  if (exec.dry) return f(0, step, logits);
+  for (std::int64_t row = 0; row < rows; row += step) {
+    const std::int64_t count = std::min(step, rows - row);
+    kernels::gemm(exec, false, true, count, n, k, x + row * k, k, table, k, logits, n, false);
+    f(row, count, logits);
+  }
+}
+
+/// Calls f with the targets as numbers of their type.
+template <class F>
+void with_ids(const Value& targets, const F& f) {
+  targets.dtype == DType::i32 ? f(targets.as<const i32>()) : f(targets.as<const u32>());
+}
+
+inline void check_targets(const LinearCrossEntropySizes& l) {
+  const std::int64_t ids = l.table->global.logical[0];
+  with_ids(*l.targets, [&](const auto* targets) {
+    for (std::int64_t r = 0; r < l.rows(); ++r)
+      if (const auto id = static_cast<std::int64_t>(targets[r]); id < 0 || id >= ids)
+        throw Error("target " + std::to_string(id) + " is outside the vocabulary, the table's " + std::to_string(ids) +
+                    " rows; check the data against the vocabulary size");
+  });
+}
+
+/// One number of each row reduced over the devices that share the vocabulary: an op of its own in counts and traces.
+inline Buffer reduced_rows(const LinearCrossEntropySizes& l, const Buffer& mine, Reduction reduction) {
+  const auto& device = l.x->device;
+  const AxisList axes = in_mesh_order(*device, l.table->spec->dims[0].axes);
+  auto& group = device->group(axes);
+  if (group.size() == 1) return mine;
+  const bool is_sum = reduction == Reduction::sum;
+  const auto all = make_value({is_sum ? "all_reduce" : "all_reduce_max", is_sum ? l.sum : l.highest, l.op.site}, device,
+                              l.x->dtype, *l.targets->spec, l.targets->global);
+  return observed(*all, [&] {
+    count(*all);
+    const auto n = static_cast<std::size_t>(group.size());
+    add_traffic(*all, 2 * mine.bytes() * (n - 1) / n, axes);
+    const Buffer whole = allocate(*all);
+    complete(*all, [&] { return group.all_reduce(mine, whole, all->dtype, reduction); });
+    return whole;
+  });
+}
+
+/// The loss of each row, and its sums.
+template <class A>
+Buffer linear_cross_entropy_kernel(const LinearCrossEntropySizes& l, const Value& out, const RowSums& sums) {
+  const Exec exec = out.device->exec();
+  const std::int64_t rows = l.rows(), n = l.vocabulary(), first = l.first_id();
+  add_flops(out, l.product_flops());
+  if (!exec.dry) check_targets(l);
+  const Buffer result = allocate(out), mine = allocate(out), partial = allocate(out);
+  A *const loss = result.as<A>(), *const highest = mine.as<A>(), *const sum = partial.as<A>();
+  with_ids(*l.targets, [&](const auto* targets) {
+    for_logits<A>(l, exec, [&](std::int64_t row, std::int64_t count, const A* logits) {
+      kernels::max(exec, out.dtype, logits, std::array{count, n}, std::array{false, true}, highest + row);
+      kernels::sum_exp(exec, logits, highest + row, sum + row, count, n, n);
+      exec.for_each(count, [&](std::int64_t r) {
+        const std::int64_t target = static_cast<std::int64_t>(targets[row + r]) - first;
+        loss[row + r] = target >= 0 && target < n ? -logits[r * n + target] : A(0);
+      });
+    });
+  });
+  const Buffer everywhere = reduced_rows(l, mine, Reduction::max);
+  const A* const top = everywhere.as<A>();
+  exec.for_each(rows, [&](std::int64_t r) { sum[r] *= kernels::fast_exp(highest[r] - top[r]); });
+  const Buffer total = reduced_rows(l, partial, Reduction::sum);
+  const A* const whole = total.as<A>();
+  // On one of the devices that share the vocabulary: the losses are a pending sum over them.
+  if (first == 0) exec.for_each(rows, [&](std::int64_t r) { loss[r] += kernels::fast_log(whole[r]) + top[r]; });
+  if (sums.highest) {
+    sums.highest->storage->buffer = everywhere;
+    sums.total->storage->buffer = total;
+  }
+  return result;
+}
+
+/// The cotangents of x and of the table, either of which may be null, from that of the loss.
+template <class A>
+void linear_cross_entropy_backward(const LinearCrossEntropySizes& l, const RowSums& sums, const Value& ct,
+                                   std::span<const ValuePtr> grads) {
+  const Exec exec = ct.device->exec();
+  const std::int64_t n = l.vocabulary(), k = l.width(), first = l.first_id();
+  const A *const top = sums.highest->as<const A>(), *const total = sums.total->as<const A>();
+  const A *const slope = ct.as<const A>(), *const x = l.x->as<const A>(), *const table = l.table->as<const A>();
+  const auto block = [&](std::size_t i) { return grads[i] ? grads[i]->storage->buffer.template as<A>() : nullptr; };
+  A *const dx = block(0), *const dtable = block(1);
+  if (l.rows() == 0 && dtable != nullptr) exec.zero(dtable, grads[1]->bytes());
+  with_ids(*l.targets, [&](const auto* targets) {
+    for_logits<A>(l, exec, [&](std::int64_t row, std::int64_t count, A* logits) {
+      if (exec.dry) return;
+      kernels::cross_entropy_backward(exec, logits, top + row, total + row, targets + row, slope + row, logits, count,
+                                      n, first);
+      if (dx != nullptr) kernels::gemm(exec, false, false, count, k, n, logits, n, table, k, dx + row * k, k, false);
+      if (dtable != nullptr)
+        kernels::gemm(exec, true, false, n, k, count, logits, n, x + row * k, k, dtable, k, row > 0);
+    });
+  });
+}
+
+SHARDLIB_INLINE ValuePtr record_linear_cross_entropy(const LinearCrossEntropy& l, const TensorSpec& out_spec,
+                                                     const std::array<const TensorSpec*, 2>& due) {
+  const auto& device = l.x->device;
+  Bindings names(l.op, device);
+  for (const ValuePtr& operand : {l.x, l.table, l.targets}) names.bind(*operand);
+  const DType dtype = l.x->dtype;
+  auto out = make_value(l.op, device, dtype, out_spec, l.targets->global);
+
+  LinearCrossEntropySizes plain{l};
+  for (ValuePtr* operand : {&plain.x, &plain.table, &plain.targets}) *operand = detached(**operand);
+  const std::array<bool, 2> wanted{bool(l.x->slot), bool(l.table->slot)};
+  // The rows' sums are further results, which only the backward pass sees.
+  RowSums sums;
+  if (wanted[0] || wanted[1]) {
+    const auto per_row = [&](const char* what) {
+      return make_value({"linear_cross_entropy", what, l.op.site}, device, dtype, *l.targets->spec, l.targets->global);
+    };
+    sums = {per_row("highest"), per_row("sum")};
+    const ValuePtr result = detached(*out);
+    std::vector<Node::Edge> edges(2);
+    edges[0].input = l.x->slot;
+    edges[1].input = l.table->slot;
+    edges[0].saved.values = {plain.x, plain.table, plain.targets, result, sums.highest, sums.total};
+    attach(out, std::move(edges), [plain, wanted, due, result, sums](const std::vector<ValuePtr>& cts) {
+      const std::array operands{plain.x, plain.table};
+      return joint_cotangents({"linear_cross_entropy_backward", plain.op.spec, {}}, operands, wanted, due,
+                              [&](const Value& first, std::span<const ValuePtr> grads) {
+                                static_cast<void>(result->data());  // before its sums, which a replay computes with it
+                                add_flops(first, (1.0 + double(wanted[0]) + double(wanted[1])) * plain.product_flops());
+                                first.dtype == DType::f64
+                                    ? linear_cross_entropy_backward<f64>(plain, sums, *cts[0], grads)
+                                    : linear_cross_entropy_backward<f32>(plain, sums, *cts[0], grads);
+                              });
+    });
+  }
+  evaluate(out, [plain, sums](const Value& shape) {
+    return shape.dtype == DType::f64 ? linear_cross_entropy_kernel<f64>(plain, shape, sums)
+                                     : linear_cross_entropy_kernel<f32>(plain, shape, sums);
+  });
+  return out;
+}
+
+}  // namespace shardlib::detail

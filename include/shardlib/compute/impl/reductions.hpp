@@ -1,0 +1,60 @@
+// Definitions of reductions.hpp.
+#pragma once
+
+#include "shardlib/compute/reductions.hpp"
+
+#include <cstdint>
+
+#include "shardlib/kernels/layout.hpp"
+#include "shardlib/kernels/strided.hpp"
+
+namespace shardlib::detail {
+
+SHARDLIB_INLINE std::array<bool, max_dims> removed_dims(const TensorSpec& in, const TensorSpec& out) {
+  std::array<bool, max_dims> removed{};
+  int at = 0;
+  for (int i = 0; i < in.rank(); ++i) {
+    const bool kept = at < out.rank() && out.dims[at].name == in.dims[i].name;
+    removed[static_cast<std::size_t>(i)] = !kept;
+    at += kept ? 1 : 0;
+  }
+  return removed;
+}
+
+SHARDLIB_INLINE GlobalSizes kept_sizes(const ValuePtr& x, const TensorSpec& out) {
+  const auto removed = removed_dims(*x->spec, out);
+  GlobalSizes sizes;
+  for (int i = 0; i < x->global.size(); ++i)
+    if (!removed[static_cast<std::size_t>(i)]) sizes.push_back(x->global[i]);
+  return sizes;
+}
+
+SHARDLIB_INLINE std::int64_t count_removed(const ValuePtr& x, const TensorSpec& out) {
+  const auto removed = removed_dims(*x->spec, out);
+  std::int64_t n = 1;
+  for (int i = 0; i < x->global.size(); ++i)
+    if (removed[static_cast<std::size_t>(i)]) n *= x->global.logical[i];
+  return n;
+}
+
+SHARDLIB_INLINE Buffer repeat_kernel(const Value& in, const Value& out) {
+  Extents strides;
+  std::int64_t stride = product(in.local);
+  const auto added = removed_dims(*out.spec, *in.spec);
+  int at = 0;
+  for (int i = 0; i < out.spec->rank(); ++i) {
+    if (added[static_cast<std::size_t>(i)]) {
+      strides.push_back(0);
+    } else {
+      stride = in.local[at] > 0 ? stride / in.local[at] : 0;
+      strides.push_back(stride);
+      ++at;
+    }
+  }
+  Buffer result = allocate(out);
+  kernels::copy_strided(out.device->exec(), size_of(out.dtype), view(out.local), in.data().data(), view(strides),
+                        result.data(), kernels::row_major(view(out.local)));
+  return result;
+}
+
+}  // namespace shardlib::detail

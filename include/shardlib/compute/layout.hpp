@@ -1,0 +1,37 @@
+// What layout ops do with a device's blocks.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "shardlib/autodiff/tape.hpp"
+#include "shardlib/ops/layout.hpp"
+#include "shardlib/runtime/value.hpp"
+#include "shardlib/support/inline.hpp"
+
+namespace shardlib::detail {
+
+/// Sizes of two operands that agree but for dim `at` of each.
+SHARDLIB_INLINE void check_same_sizes(const OpInfo& op, const Value& a, const Value& b, int at);
+/// Records a stack of the parts; `sources`: one VJP each.
+SHARDLIB_INLINE ValuePtr record_stack_erased(const OpInfo& op, const std::vector<ValuePtr>& parts,
+                                             const TensorSpec& spec, std::vector<EdgeSource>& sources);
+
+template <class Out, class X>
+Out record_stack(const OpInfo& op, const std::vector<X>& parts) {
+  std::vector<EdgeSource> sources;
+  std::vector<ValuePtr> values;
+  for (const X& part : parts) {
+    const auto number = static_cast<std::int64_t>(sources.size());
+    sources.push_back(erased<"stack", Out>(vjp(part, StackVjp<Dual<X, axes_of<Out::spec>()>>{number})));
+    values.push_back(part.value());
+  }
+  return Out(record_stack_erased(op, values, parsed<Out::spec>, sources));
+}
+
+}  // namespace shardlib::detail
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/compute/impl/layout.hpp"
+#endif

@@ -1,0 +1,56 @@
+// What the losses do with a device's blocks.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "shardlib/autodiff/tape.hpp"
+#include "shardlib/compute/collectives.hpp"
+#include "shardlib/compute/elementwise.hpp"
+#include "shardlib/compute/index.hpp"
+#include "shardlib/compute/reductions.hpp"
+#include "shardlib/kernels/rows.hpp"
+#include "shardlib/ops/loss.hpp"
+#include "shardlib/runtime/value.hpp"
+#include "shardlib/support/inline.hpp"
+#include "shardlib/support/use_count.hpp"
+
+namespace shardlib::detail {
+
+/// How many ids of this device's part of the vocabulary, the last dim, are no padding.
+inline std::int64_t true_vocabulary(const Value& logits) {
+  return true_extents(logits)[logits.local.size() - 1];
+}
+
+template <class D>
+Buffer SumExp<D>::operator()(const Value& out) const {
+  Buffer result = allocate(out);
+  kernels::sum_exp(out.device->exec(), x->template as<const D>(), shift->template as<const D>(), result.as<D>(),
+                   out.count(), x->local[x->local.size() - 1], true_vocabulary(*x));
+  return result;
+}
+
+template <class D, class I>
+Buffer CrossEntropyBackward<D, I>::operator()(const Value& out) const {
+  const D* const from = x->template as<const D>();
+  // The largest block of a step: it becomes the cotangent where no other value shares it.
+  const bool last_use = use_count(x->storage) == 1 && x->storage->buffer.unique();
+  state(out.device).work.in_place = last_use;
+  Buffer result = last_use ? std::move(x->storage->buffer) : allocate(out);
+  const int last = x->local.size() - 1;
+  const std::int64_t n = x->local[last];
+  kernels::cross_entropy_backward(out.device->exec(), from, shift->template as<const D>(), sum->template as<const D>(),
+                                  ids->template as<const I>(), ct->template as<const D>(), result.as<D>(), ct->count(),
+                                  n, block_index(*out.device, x->spec->dims[last].axes) * n);
+  return result;
+}
+
+/// Bytes of logits that are there at a time: enough rows for a good product, and for few passes over the sum of the
+/// table's cotangent. Tests lower it.
+inline std::int64_t logits_piece = std::int64_t{1} << 27;
+
+}  // namespace shardlib::detail
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/compute/impl/loss.hpp"
+#endif

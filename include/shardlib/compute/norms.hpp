@@ -1,0 +1,107 @@
+// What ops along one whole dim do with a device's block.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "shardlib/autodiff/tape.hpp"
+#include "shardlib/compute/reductions.hpp"
+#include "shardlib/kernels/elementwise.hpp"
+#include "shardlib/kernels/rows.hpp"
+#include "shardlib/kernels/strided.hpp"
+#include "shardlib/ops/norms.hpp"
+#include "shardlib/runtime/value.hpp"
+#include "shardlib/support/inline.hpp"
+
+namespace shardlib::detail {
+
+template <class D>
+Buffer Softmax<D>::operator()(const Value& in, const Value& out) const {
+  const Along a = along(in, dim);
+  Buffer result = allocate(out);
+  kernels::softmax(out.device->exec(), in.as<const D>(), result.as<D>(), a.outer, a.n, a.inner, a.padding);
+  return result;
+}
+template <class D>
+Buffer SoftmaxBackward<D>::operator()(const Value& out) const {
+  const Along a = along(out, dim);
+  Buffer block = allocate(out);
+  kernels::softmax_backward(out.device->exec(), result->template as<const D>(), ct->template as<const D>(),
+                            block.as<D>(), a.outer, a.n, a.inner);
+  return block;
+}
+
+template <Norm kind, class D>
+Buffer Normalize<kind, D>::operator()(const Value& in, const Value& out) const {
+  const Along a = along(in, dim);
+  Buffer result = allocate(out);
+  const D* const from = in.as<const D>();
+  if constexpr (kind == Norm::rms)
+    kernels::rms_norm(out.device->exec(), from, result.as<D>(), a.outer, a.n, a.inner, epsilon, a.padding);
+  else
+    kernels::layer_norm(out.device->exec(), from, result.as<D>(), a.outer, a.n, a.inner, epsilon, a.padding);
+  return result;
+}
+template <Norm kind, class D>
+Buffer NormalizeBackward<kind, D>::operator()(const Value& out) const {
+  const Along a = along(out, dim);
+  Buffer result = allocate(out);
+  const D *const from = x->template as<const D>(), *const ct_of = ct->template as<const D>();
+  if constexpr (kind == Norm::rms)
+    kernels::rms_norm_backward(out.device->exec(), from, ct_of, result.as<D>(), a.outer, a.n, a.inner, epsilon,
+                               a.padding);
+  else
+    kernels::layer_norm_backward(out.device->exec(), from, ct_of, result.as<D>(), a.outer, a.n, a.inner, epsilon,
+                                 a.padding);
+  return result;
+}
+
+template <class D>
+Buffer Rotate<D>::operator()(const Value& in, const Value& out) const {
+  const std::int64_t n = in.local[dim], half = n / 2, positions = in.local[length];
+  const std::int64_t first = offset + block_index(*in.device, in.spec->dims[length].axes) * positions;
+  const auto strides = kernels::row_major(view(in.local));
+  using T = scalar_of<D>;
+  Buffer tables = in.device->pool()->allocate(static_cast<std::size_t>(2 * positions * half) * sizeof(T));
+  T* cosine = tables.as<T>();
+  T* sine = cosine + positions * half;
+  // A dry run has no table to fill.
+  for (std::int64_t p = 0; p < positions && !in.device->is_dry(); ++p)
+    for (std::int64_t i = 0; i < half; ++i) {
+      const double angle =
+          static_cast<double>(first + p) * std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(n));
+      cosine[p * half + i] = static_cast<T>(std::cos(angle));
+      sine[p * half + i] = static_cast<T>(sign * std::sin(angle));
+    }
+  Buffer result = allocate(out);
+  // The loop runs over the first halves; each step turns one pair.
+  Extents halves = in.local;
+  halves[dim] = half;
+  kernels::Dims along, table;
+  for (int i = 0; i < in.local.size(); ++i) {
+    along.push(strides[i]);
+    table.push(i == length ? half : i == dim ? 1 : 0);
+  }
+  const std::int64_t skip = half * strides[dim];
+  const D* a = in.as<const D>();
+  D* b = result.as<D>();
+  kernels::apply(
+      out.device->exec(), view(halves),
+      [](const D& u, const D& v, const T& c, const T& s, D& p, D& q) {
+        const T x0 = static_cast<T>(u), x1 = static_cast<T>(v);
+        p = static_cast<D>(x0 * c - x1 * s);
+        q = static_cast<D>(x1 * c + x0 * s);
+      },
+      kernels::Operand<const D>(a, along), kernels::Operand<const D>(a + skip, along),
+      kernels::Operand<const T>(cosine, table), kernels::Operand<const T>(sine, table),
+      kernels::Operand<D>(b, along), kernels::Operand<D>(b + skip, along));
+  return result;
+}
+
+}  // namespace shardlib::detail
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/compute/impl/norms.hpp"
+#endif

@@ -1,0 +1,66 @@
+// What reductions do with a device's block.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "shardlib/autodiff/tape.hpp"
+#include "shardlib/kernels/reduce.hpp"
+#include "shardlib/ops/reductions.hpp"
+#include "shardlib/runtime/value.hpp"
+#include "shardlib/support/inline.hpp"
+
+namespace shardlib::detail {
+
+/// Which dims of `in` the result lacks.
+SHARDLIB_INLINE std::array<bool, max_dims> removed_dims(const TensorSpec& in, const TensorSpec& out);
+
+/// A block seen along one dim, which is not sharded: `outer` x `n` x `inner`; the last `padding` of the n are padding.
+struct Along {
+  std::int64_t outer = 1, n = 1, inner = 1, padding = 0;
+};
+inline Along along(const Value& x, int dim) {
+  Along a;
+  a.padding = x.global.padded[dim] - x.global.logical[dim];
+  for (int i = 0; i < x.local.size(); ++i) (i < dim ? a.outer : i == dim ? a.n : a.inner) *= x.local[i];
+  return a;
+}
+
+/// The maxima over the dims that `out` lacks, of this device's block.
+template <class D>
+Buffer max_kernel(const Value& in, const Value& out) {
+  const auto removed = removed_dims(*in.spec, *out.spec);
+  Buffer result = allocate(out);
+  kernels::max(out.device->exec(), dtype_c<D>, in.data().data(), view(in.local),
+               std::span(removed.data(), static_cast<std::size_t>(in.spec->rank())), result.data(),
+               view(true_extents(in)));
+  return result;
+}
+
+template <class D>
+Buffer sum_kernel(const Value& in, const Value& out) {
+  const auto removed = removed_dims(*in.spec, *out.spec);
+  Buffer result = allocate(out);
+  kernels::sum(out.device->exec(), dtype_c<D>, in.data().data(), view(in.local),
+               std::span(removed.data(), static_cast<std::size_t>(in.spec->rank())), result.data());
+  return result;
+}
+
+template <class D>
+Buffer argmax_kernel(const Value& in, const Value& out) {
+  const auto removed = removed_dims(*in.spec, *out.spec);  // exactly one, by the rule
+  const auto dim = std::ranges::find(removed, true) - removed.begin();
+  const Along a = along(in, static_cast<int>(dim));
+  Buffer result = allocate(out);
+  kernels::argmax(out.device->exec(), dtype_c<D>, in.data().data(), a.outer, a.n, a.inner, result.as<i32>(),
+                  a.padding);
+  return result;
+}
+
+}  // namespace shardlib::detail
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/compute/impl/reductions.hpp"
+#endif

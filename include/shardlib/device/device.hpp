@@ -1,0 +1,116 @@
+// One device of a mesh of named axes: its place, its communicators, its memory pool and its local state.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "shardlib/comm/backend.hpp"
+#include "shardlib/comm/communicator.hpp"
+#include "shardlib/device/exec.hpp"
+#include "shardlib/device/mesh_axes.hpp"
+#include "shardlib/memory/buffer.hpp"
+#include "shardlib/support/inline.hpp"
+
+namespace shardlib {
+
+/// One device of a mesh, used by one thread at a time. Lives as long as any tensor on it.
+class Device {
+ public:
+  /// Programs get theirs from `launch`. Without a backend a device cannot communicate: groups of several throw Error.
+  Device(std::vector<AxisSize> axes, int index, std::shared_ptr<Backend> backend = nullptr, int threads = 1);
+  /// The same device as one of a smaller mesh: of the devices that have its coordinate along `axis`, without that axis.
+  /// It has the memory, communicators and local state of `whole`, which it keeps alive; asked again while it lives, it
+  /// is the same one. Throws Error for an axis that is not there.
+  static std::shared_ptr<Device> submesh(const std::shared_ptr<Device>& whole, std::string_view axis);
+  /// The device of the mesh that this one's is a part of; null where it is a part of none.
+  [[nodiscard]] const std::shared_ptr<Device>& whole() const { return whole_; }
+
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+  ~Device();
+
+  [[nodiscard]] const std::vector<AxisSize>& axes() const { return axes_; }
+  /// Which of the `count` devices this is, row-major over the axes: the last one varies fastest.
+  [[nodiscard]] int index() const { return index_; }
+  [[nodiscard]] int count() const { return count_; }
+  /// The number of devices along the axis.
+  [[nodiscard]] int size(std::string_view axis) const { return axes_[find(axis)].size; }
+  /// Its place along the axis.
+  [[nodiscard]] int coordinate(std::string_view axis) const { return coordinates_[find(axis)]; }
+
+  /// The devices that differ from this one along `axes` only. Ranks are row-major in the order given: the first axis is
+  /// the major one. Made at first use, by the members alone.
+  Communicator& group(std::span<const std::string_view> axes);
+  Communicator& group(std::initializer_list<std::string_view> axes);
+  /// All devices of the mesh, by index.
+  Communicator& everybody();
+
+  [[nodiscard]] const std::shared_ptr<Pool>& pool() const { return pool_; }  ///< the device's memory
+  /// What its kernels are called with.
+  [[nodiscard]] Exec exec() const { return {.pool = pool_.get(), .threads = threads_, .dry = is_dry()}; }
+  /// A device of a dry run: all is counted, nothing computed, and tensors have no elements to look at.
+  [[nodiscard]] bool is_dry() const { return pool_->is_phantom(); }
+
+  /// "device 3 (d=1,t=1) of mesh d=4,t=2"
+  [[nodiscard]] std::string describe() const;
+
+  /// The device's own T, default-constructed at first use.
+  template <class T>
+  T& local() {
+    if (whole_) return whole_->template local<T>();
+    const std::size_t slot = local_slot<T>();
+    if (slot >= locals_.size()) locals_.resize(slot + 1);
+    if (!locals_[slot]) locals_[slot] = std::make_shared<T>();
+    return *static_cast<T*>(locals_[slot].get());
+  }
+  /// Destroys what `local` made. `launch` calls it after the body, because local state may refer back to the device.
+  void clear_local() { const auto dying = std::exchange(locals_, {}); }
+
+ private:
+  static std::size_t next_slot();
+  template <class T>
+  static std::size_t local_slot() {
+    static const std::size_t slot = next_slot();
+    return slot;
+  }
+
+  [[nodiscard]] std::size_t find(std::string_view axis) const;
+
+  [[nodiscard]] std::pair<std::vector<int>, int> members_along(std::span<const std::string_view> axes) const;
+
+  std::vector<AxisSize> axes_;
+  std::vector<int> coordinates_;
+  int index_;
+  int count_;
+  int threads_;
+  std::shared_ptr<Pool> pool_;
+  std::shared_ptr<Backend> backend_;
+  std::map<std::vector<int>, std::unique_ptr<Communicator>> groups_;
+  std::vector<std::pair<std::vector<std::string>, Communicator*>> by_axes_;
+  std::vector<std::shared_ptr<void>> locals_;
+  std::shared_ptr<Device> whole_;
+  std::map<std::string, std::weak_ptr<Device>> submeshes_;
+};
+
+/// A std::shared_ptr<Device>, under a name that tensor.hpp can declare.
+class DevicePtr : public std::shared_ptr<Device> {
+ public:
+  using std::shared_ptr<Device>::shared_ptr;
+  DevicePtr() = default;
+  DevicePtr(std::shared_ptr<Device> device)  // NOLINT(google-explicit-constructor): they are one thing
+      : std::shared_ptr<Device>(std::move(device)) {}
+};
+
+}  // namespace shardlib
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/device/impl/device.hpp"
+#endif

@@ -1,0 +1,101 @@
+// Where local math runs: how many CPU threads, and the pool that scratch memory comes from; or nowhere, in a dry run.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "shardlib/memory/buffer.hpp"
+#include "shardlib/support/kokkos.hpp"
+
+namespace shardlib {
+
+/// The execution instance that every local kernel takes.
+struct Exec {
+  Pool* pool = nullptr;
+  int threads = 1;  ///< CPU threads that a kernel may use: this device's share of the cores
+  /// A dry run: memory is not there. Kernels check their arguments and take their scratch, for the pool to count, and
+  /// touch nothing. All their loops go through the functions below or ask this first.
+  bool dry = false;
+
+  /// Runs f(i) for i in [0, n), on `threads` threads where the build has OpenMP. Iterations must be independent: the
+  /// result does not depend on their order. Rethrows what one of them throws.
+  template <class F>
+  void for_each(std::int64_t n, F&& f) const {
+    if (dry) return;
+#if defined(SHARDLIB_WITH_OPENMP)
+    if (threads > 1 && n > 1) return for_each_in_parallel(n, f);
+#endif
+#if defined(KOKKOS_ENABLE_SERIAL)
+    using Range = Kokkos::RangePolicy<Kokkos::Serial, Kokkos::IndexType<std::int64_t>>;
+    Kokkos::parallel_for("shardlib", Range(0, n), std::forward<F>(f));
+#else  // a Kokkos without the serial space (Debian sid's)
+    for (std::int64_t i = 0; i < n; ++i) f(i);
+#endif
+  }
+  /// How many threads a `for_each` has here: one inside of another, as loops do not nest.
+  [[nodiscard]] int available_threads() const {
+#if defined(SHARDLIB_WITH_OPENMP)
+    return in_loop_ ? 1 : threads;
+#else
+    return 1;
+#endif
+  }
+  /// Takes, in a dry run, the scratch that each iteration of a `for_each` over n takes, for the pool to count.
+  void count_scratch(std::int64_t n, std::size_t bytes) const {
+    std::vector<Buffer> blocks;
+    for (std::int64_t i = 0; dry && i < std::min<std::int64_t>(n, threads); ++i)
+      blocks.push_back(pool->allocate(bytes));
+  }
+  /// Clears the bytes. `copy` copies bytes that do not overlap.
+  // Nothing may lie at a null pointer, which these functions of C must not be given.
+  void zero(void* to, std::size_t bytes) const {
+    for_pieces(bytes, [to](std::size_t at, std::size_t n) { std::memset(static_cast<std::byte*>(to) + at, 0, n); });
+  }
+  void copy(void* to, const void* from, std::size_t bytes) const {
+    for_pieces(bytes, [to, from](std::size_t at, std::size_t n) {
+      std::memcpy(static_cast<std::byte*>(to) + at, static_cast<const std::byte*>(from) + at, n);
+    });
+  }
+
+ private:
+  template <class F>
+  void for_pieces(std::size_t bytes, const F& f) const {
+    constexpr std::size_t piece = 1 << 20;
+    for_each(static_cast<std::int64_t>((bytes + piece - 1) / piece), [&](std::int64_t i) {
+      const std::size_t at = static_cast<std::size_t>(i) * piece;
+      f(at, std::min(piece, bytes - at));
+    });
+  }
+#if defined(SHARDLIB_WITH_OPENMP)
+  // Kokkos' own OpenMP space is not used, which Debian 12's Kokkos lacks, and which serves one thread of a process:
+  // here devices are threads too. oneDNN has the same OpenMP threads, and runs on one of them within the loop.
+  template <class F>
+  void for_each_in_parallel(std::int64_t n, F& f) const {
+    std::exception_ptr error;
+#pragma omp parallel num_threads(threads)
+    {
+      const bool before = std::exchange(in_loop_, true);
+#pragma omp for schedule(dynamic)
+      for (std::int64_t i = 0; i < n; ++i) {
+        try {
+          f(i);
+        } catch (...) {
+#pragma omp critical(shardlib_for_each)
+          error = std::current_exception();
+        }
+      }
+      in_loop_ = before;
+    }
+    if (error) std::rethrow_exception(error);
+  }
+  /// This thread runs iterations. OpenMP's own answer takes its header, which clang may not have.
+  static inline thread_local bool in_loop_ = false;
+#endif
+};
+
+}  // namespace shardlib

@@ -1,0 +1,122 @@
+// Definitions of device.hpp.
+#pragma once
+
+#include "shardlib/device/device.hpp"
+
+#include <algorithm>
+
+#include "shardlib/comm/single.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib {
+
+SHARDLIB_INLINE Device::Device(std::vector<AxisSize> axes, int index, std::shared_ptr<Backend> backend, int threads)
+    : axes_(std::move(axes)),
+      index_(index),
+      count_(device_count(axes_)),
+      threads_(threads),
+      pool_(backend ? backend->make_pool() : Pool::make()),
+      backend_(std::move(backend)) {
+  int rest = index;
+  for (auto axis = axes_.rbegin(); axis != axes_.rend(); ++axis) {
+    coordinates_.insert(coordinates_.begin(), rest % axis->size);
+    rest /= axis->size;
+  }
+}
+
+SHARDLIB_INLINE std::shared_ptr<Device> Device::submesh(const std::shared_ptr<Device>& whole, std::string_view axis) {
+  auto& known = whole->submeshes_[std::string(axis)];
+  if (auto device = known.lock()) return device;
+  const auto at = static_cast<std::ptrdiff_t>(whole->find(axis));
+  auto axes = whole->axes_;
+  axes.erase(axes.begin() + at);
+  auto coordinates = whole->coordinates_;
+  coordinates.erase(coordinates.begin() + at);
+  int index = 0;
+  for (std::size_t i = 0; i < axes.size(); ++i) index = index * axes[i].size + coordinates[i];
+  auto device = std::make_shared<Device>(std::move(axes), index, nullptr, whole->threads_);
+  device->whole_ = whole;
+  device->pool_ = whole->pool_;
+  known = device;
+  return device;
+}
+
+SHARDLIB_INLINE Device::~Device() {
+  clear_local();
+  // Freeing an MPI communicator is collective: ascending order is the same on every member.
+  while (!groups_.empty()) groups_.erase(groups_.begin());
+}
+
+SHARDLIB_INLINE Communicator& Device::group(std::span<const std::string_view> axes) {
+  if (whole_) return whole_->group(axes);
+  for (const auto& [names, communicator] : by_axes_) {
+    if (std::ranges::equal(names, axes)) return *communicator;
+  }
+  auto [members, rank] = members_along(axes);
+  auto& communicator = groups_[members];
+  if (!communicator) {
+    if (members.size() > 1 && !backend_) {
+      throw Error("group of " + std::to_string(members.size()) +
+                  " devices: this device was made without a backend, so " + "it cannot communicate (" + describe() +
+                  "): devices that do come from launch");
+    }
+    communicator = members.size() == 1 && !is_dry() ? std::make_unique<SingleCommunicator>()
+                                                    : backend_->group(members, rank, pool_);
+  }
+  by_axes_.emplace_back(std::vector<std::string>(axes.begin(), axes.end()), communicator.get());
+  return *communicator;
+}
+
+SHARDLIB_INLINE Communicator& Device::group(std::initializer_list<std::string_view> axes) {
+  return group(std::span(axes.begin(), axes.end()));
+}
+
+SHARDLIB_INLINE Communicator& Device::everybody() {
+  std::vector<std::string_view> axes;
+  for (const AxisSize& axis : axes_) axes.push_back(axis.name);
+  return group(axes);
+}
+
+SHARDLIB_INLINE std::string Device::describe() const {
+  if (whole_) return whole_->describe();
+  if (axes_.empty()) return "device 0 of the mesh without axes";
+  auto place = axes_;
+  for (std::size_t i = 0; i < place.size(); ++i) place[i].size = coordinates_[i];
+  return "device " + std::to_string(index_) + " (" + to_string(place) + ") of mesh " + to_string(axes_);
+}
+
+SHARDLIB_INLINE std::size_t Device::find(std::string_view axis) const {
+  const auto it = std::ranges::find(axes_, axis, &AxisSize::name);
+  if (it == axes_.end()) {
+    throw Error("unknown axis '" + std::string(axis) + "': the mesh " +
+                (axes_.empty() ? "has no axes" : "is " + to_string(axes_)));
+  }
+  return static_cast<std::size_t>(it - axes_.begin());
+}
+
+SHARDLIB_INLINE std::pair<std::vector<int>, int> Device::members_along(std::span<const std::string_view> axes) const {
+  std::vector<int> strides(axes_.size(), 1);
+  for (std::size_t i = axes_.size(); i-- > 1;) strides[i - 1] = strides[i] * axes_[i].size;
+  std::vector<int> members{index_};
+  int rank = 0;
+  for (std::size_t k = 0; k < axes.size(); ++k) {
+    const std::size_t i = find(axes[k]);
+    if (std::ranges::count(axes.first(k), axes[k]) != 0) {
+      throw Error("group over axis '" + std::string(axes[k]) + "' twice: name each axis once");
+    }
+    std::vector<int> longer;
+    for (const int member : members) {
+      for (int c = 0; c < axes_[i].size; ++c) longer.push_back(member + (c - coordinates_[i]) * strides[i]);
+    }
+    members = std::move(longer);
+    rank = rank * axes_[i].size + coordinates_[i];
+  }
+  return {std::move(members), rank};
+}
+
+SHARDLIB_INLINE std::size_t Device::next_slot() {
+  static std::atomic<std::size_t> next = 0;
+  return next++;
+}
+
+}  // namespace shardlib

@@ -1,0 +1,48 @@
+// The parts of launch and run_program: devices on threads, and how a program ends, alike on all ranks.
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "shardlib/device/device.hpp"
+#include "shardlib/support/inline.hpp"
+
+namespace shardlib::detail {
+
+/// How a program, or a part of it that all ranks run, has ended on this rank.
+struct Ending {
+  int status = 0;
+  std::string message = {};  ///< empty when nothing was thrown
+  bool idle = false;         ///< took no part, so others' failures are not contradicted
+};
+
+/// Status 2 for UsageError, 1 for all else.
+[[nodiscard]] SHARDLIB_INLINE Ending ending_of(const std::exception_ptr& error);
+
+/// Meets the other ranks and returns what to print here: rank 0 alone speaks when all have failed alike. If only some
+/// have failed, ends the whole job with their message, as the others may wait for them forever.
+[[nodiscard]] SHARDLIB_INLINE std::string settle(const Ending& ending);
+
+/// The message without "(device 1 (d=1) of mesh d=2)", by which alone the same error differs between devices.
+[[nodiscard]] SHARDLIB_INLINE std::string without_device(const std::string& message);
+
+/// CPU threads for each of `devices` devices on this node.
+[[nodiscard]] SHARDLIB_INLINE int threads_per_device(int devices);
+
+/// The body on one device, whose local state ends with it.
+SHARDLIB_INLINE void run_device(const std::shared_ptr<Device>& device, int threads,
+                                const std::function<void(const std::shared_ptr<Device>&)>& body);
+
+/// The body on `count` devices, each a thread of this process.
+SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh,
+                                    const std::function<void(const std::shared_ptr<Device>&)>& body, int count,
+                                    int threads);
+
+}  // namespace shardlib::detail
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/device/impl/launch.hpp"
+#endif

@@ -1,0 +1,46 @@
+// Starting programs: one body per device, on threads or MPI ranks, and one clear message when something fails.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "shardlib/device/device.hpp"
+#include "shardlib/support/inline.hpp"
+
+namespace shardlib {
+
+/// True when the program can use MPI and mpirun or srun has started it.
+[[nodiscard]] SHARDLIB_INLINE bool under_mpi();
+
+/// This process's rank among those that mpirun started; 0 without MPI. Call it inside run_program.
+[[nodiscard]] SHARDLIB_INLINE int world_rank();
+
+/// The number of processes that mpirun started; 1 without MPI. Call it inside run_program.
+[[nodiscard]] SHARDLIB_INLINE int world_size();
+
+/// How `launch` shares out ranks and cores.
+struct LaunchOptions {
+  bool allow_idle_ranks = false;  ///< under mpirun: ranks beyond the mesh do nothing
+  int threads = 0;                ///< CPU threads per device; 0: the cores shared out among the devices
+};
+
+/// The program of one device.
+using DeviceBody = std::function<void(const std::shared_ptr<Device>&)>;
+
+/// Runs `body` once per device of the mesh and returns when all are done: as this MPI rank under mpirun, otherwise on
+/// threads of this process (one device: on the calling thread). Rethrows the lowest failed device's own error.
+/// `launch({{"d", 4}}, [](const std::shared_ptr<Device>& device) { ... })`
+SHARDLIB_INLINE void launch(const std::vector<AxisSize>& mesh, const DeviceBody& body, LaunchOptions options = {});
+
+/// The body of main: initialises Kokkos and, under mpirun, MPI; runs `program`; returns its status. An exception
+/// becomes one message on stderr and status 2 (UsageError) or 1; so does standard output that cannot be written
+/// (status 1). Kokkos takes its settings from its environment variables (KOKKOS_NUM_THREADS, ...). `return
+/// run_program(argc, argv, [] { ...; return 0; })`
+SHARDLIB_INLINE int run_program(int argc, char** argv, const std::function<int()>& program);
+
+}  // namespace shardlib
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/device/impl/launch.hpp"
+#endif

@@ -1,0 +1,175 @@
+// fmt formatters for specs, meshes and tensors, and visualize_sharding: which device holds which block.
+#pragma once
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "shardlib/autodiff/tape.hpp"
+#include "shardlib/kernels/layout.hpp"
+#include "shardlib/kernels/strided.hpp"
+
+namespace shardlib {
+
+namespace detail {
+
+/// This device's elements without padding.
+template <dtype D, Spec S>
+std::vector<D> true_values(const Tensor<D, S>& x) {
+  const Extents extents = true_extents(*x.value());
+  std::vector<D> values(static_cast<std::size_t>(product(extents)));
+  kernels::copy_strided(x.device()->exec(), sizeof(D), view(extents), x.span().data(),
+                        kernels::row_major(view(x.value()->local)), values.data(), kernels::row_major(view(extents)));
+  return values;
+}
+
+}  // namespace detail
+
+/// A tensor as one line of text: "f32[B/d=8 L=16 +t] on device 3 (d=1,t=1) of mesh d=4,t=2: block 2x16, min -1.2, max
+/// 3.4, mean 0.1"; a padded dim is "V/t=50257 (padded to 50304)". The block's extents are those stored; what the
+/// padding holds is not looked at. `describe(x)`
+template <dtype D, Spec S>
+std::string describe(const Tensor<D, S>& x) {
+  const TensorSpec& spec = detail::parsed<S>;
+  std::string text = fmt::format("{}[", name(dtype_v<D>));
+  for (int i = 0; i < spec.rank(); ++i) {
+    if (i > 0) text += ' ';
+    text += to_string(spec.dims[i]).view();
+    if (x && !spec.dims[i].is_integer()) text += "=" + detail::to_string(x.value()->global[i]);
+  }
+  for (auto axis : spec.partial) text += fmt::format("{}+{}", text.back() == '[' ? "" : " ", axis);
+  text += ']';
+  if (!x) return text + " (empty)";
+  text += fmt::format(" on {}: block {}", x.device()->describe(),
+                      spec.rank() == 0 ? std::string("of one") : fmt::format("{}", fmt::join(x.local_extents(), "x")));
+  const auto values = detail::true_values(x);
+  if (values.empty()) return text + ", empty";
+  double low = std::numeric_limits<double>::infinity(), high = -low, sum = 0;
+  std::size_t bad = 0;
+  for (const D& v : values) {
+    double number = 0;
+    if constexpr (std::is_same_v<D, bf16>)
+      number = static_cast<double>(static_cast<float>(v));
+    else
+      number = static_cast<double>(v);
+    if (!std::isfinite(number)) {
+      ++bad;
+      continue;
+    }
+    low = std::min(low, number);
+    high = std::max(high, number);
+    sum += number;
+  }
+  if (values.size() > bad)
+    text +=
+        fmt::format(", min {:.4g}, max {:.4g}, mean {:.4g}", low, high, sum / static_cast<double>(values.size() - bad));
+  if (bad > 0) text += fmt::format(", {} not finite", bad);
+  return text;
+}
+
+namespace detail {
+
+/// Which devices hold each block along the dims, in row-major order of the blocks.
+inline std::vector<std::string> holders(const Device& device, const TensorSpec& spec,
+                                        const std::vector<std::int64_t>& parts) {
+  std::int64_t cells = 1;
+  for (auto n : parts) cells *= n;
+  std::vector<std::string> labels(static_cast<std::size_t>(cells));
+  for (int index = 0; index < device.count(); ++index) {
+    const Device other(device.axes(), index);
+    std::int64_t cell = 0;
+    for (int i = 0; i < spec.rank(); ++i)
+      cell = cell * parts[static_cast<std::size_t>(i)] + block_index(other, spec.dims[i].axes);
+    auto& label = labels[static_cast<std::size_t>(cell)];
+    // Summands are joined by +, replicas by commas.
+    if (!label.empty()) label += spec.partial.empty() ? "," : "+";
+    label += std::to_string(index);
+  }
+  return labels;
+}
+
+}  // namespace detail
+
+/// A picture of which device holds which block, as text: rows and columns are the blocks of the sharded dims (the last
+/// two; further sharded dims make further pictures). "0,4" are replicas, "0+4" hold summands. `visualize_sharding(x)`
+template <dtype D, Spec S>
+std::string visualize_sharding(const Tensor<D, S>& x) {
+  const TensorSpec& spec = detail::parsed<S>;
+  const Device& device = *x.device();
+  std::vector<std::int64_t> parts;
+  for (const Dim& dim : spec.dims) parts.push_back(detail::blocks(device, dim.axes));
+  const auto labels = detail::holders(device, spec, parts);
+  const std::size_t rank = parts.size();
+  const std::int64_t columns = rank > 0 ? parts[rank - 1] : 1;
+  const std::int64_t rows = rank > 1 ? parts[rank - 2] : 1;
+  std::size_t width = 3;
+  for (const auto& label : labels) width = std::max(width, label.size() + 2);
+
+  const auto rule = [&](const char* left, const char* middle, const char* right) {
+    std::string line = left;
+    for (std::int64_t c = 0; c < columns; ++c) {
+      for (std::size_t i = 0; i < width; ++i) line += "─";
+      line += c + 1 < columns ? middle : right;
+    }
+    return line + "\n";
+  };
+  std::string text = fmt::format("{}[{}] on mesh {}", name(dtype_v<D>), std::string_view(S), to_string(device.axes()));
+  for (int i = 0; i < spec.rank(); ++i)
+    if (const DimSize size = x.value()->global[i]; size.is_padded())
+      text += fmt::format(", {}={}", spec.dims[i].name, detail::to_string(size));
+  text += "\n";
+  const auto pictures = static_cast<std::int64_t>(labels.size()) / (rows * columns);
+  for (std::int64_t p = 0; p < pictures; ++p) {
+    if (pictures > 1) {
+      std::string where;
+      std::int64_t rest = p;
+      for (std::size_t i = rank - 2; i-- > 0; rest /= parts[i])
+        where = fmt::format("{} block {}{}{}", spec.dims[static_cast<int>(i)].name, rest % parts[i],
+                            where.empty() ? "" : ", ", where);
+      text += where + ":\n";
+    }
+    text += rule("┌", "┬", "┐");
+    for (std::int64_t r = 0; r < rows; ++r) {
+      text += "│";
+      for (std::int64_t c = 0; c < columns; ++c)
+        text += fmt::format("{:^{}}│", labels[static_cast<std::size_t>((p * rows + r) * columns + c)], width);
+      text += "\n" + (r + 1 < rows ? rule("├", "┼", "┤") : rule("└", "┴", "┘"));
+    }
+  }
+  return text;
+}
+
+}  // namespace shardlib
+
+template <>
+struct fmt::formatter<shardlib::Spec> : fmt::formatter<std::string_view> {
+  auto format(const shardlib::Spec& spec, fmt::format_context& context) const {
+    return fmt::formatter<std::string_view>::format(std::string_view(spec), context);
+  }
+};
+template <>
+struct fmt::formatter<shardlib::TensorSpec> : fmt::formatter<std::string_view> {
+  auto format(const shardlib::TensorSpec& spec, fmt::format_context& context) const {
+    return fmt::formatter<std::string_view>::format(shardlib::to_string(spec).view(), context);
+  }
+};
+template <shardlib::Spec A>
+struct fmt::formatter<shardlib::Mesh<A>> : fmt::formatter<std::string_view> {
+  auto format(const shardlib::Mesh<A>& mesh, fmt::format_context& context) const {
+    return fmt::formatter<std::string_view>::format(shardlib::to_string(mesh.device()->axes()), context);
+  }
+};
+template <shardlib::dtype D, shardlib::Spec S>
+struct fmt::formatter<shardlib::Tensor<D, S>> : fmt::formatter<std::string_view> {
+  auto format(const shardlib::Tensor<D, S>& x, fmt::format_context& context) const {
+    return fmt::formatter<std::string_view>::format(shardlib::describe(x), context);
+  }
+};

@@ -1,0 +1,195 @@
+// Host arrays in and out: placement, fetching, and spmd(mesh, f), which places by the types in f's signature.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "shardlib/compute/collectives.hpp"
+#include "shardlib/compute/create.hpp"
+#include "shardlib/kernels/layout.hpp"
+#include "shardlib/kernels/strided.hpp"
+#include "shardlib/support/inline.hpp"
+
+namespace shardlib {
+
+/// A whole array in host memory: `shape`, and `data` row-major.
+template <dtype D>
+struct HostArray {
+  std::vector<std::int64_t> shape;
+  std::vector<D> data;
+
+  HostArray() = default;
+  /// Zeros.
+  explicit HostArray(std::vector<std::int64_t> sizes) : HostArray(std::move(sizes), {}) {}
+  HostArray(std::vector<std::int64_t> sizes, std::vector<D> values) : shape(std::move(sizes)), data(std::move(values)) {
+    std::int64_t n = 1;
+    for (auto size : shape) {
+      if (size < 0) throw Error("HostArray: the shape has the negative size " + std::to_string(size));
+      if (size > 0 && n > std::numeric_limits<std::int64_t>::max() / static_cast<std::int64_t>(sizeof(D)) / size)
+        throw Error("HostArray: the sizes of the shape multiply to more bytes than can be counted");
+      n *= size;
+    }
+    if (data.empty()) data.resize(static_cast<std::size_t>(n));
+    if (static_cast<std::int64_t>(data.size()) != n)
+      throw Error("HostArray: " + std::to_string(data.size()) + " values for a shape of " + std::to_string(n));
+  }
+};
+
+namespace detail {
+
+template <class T>
+struct place_one;
+template <class D, Spec S>
+struct place_one<Tensor<D, S>> {
+  template <Spec A>
+  static Tensor<D, S> run(const Mesh<A>& mesh, const HostArray<D>& host, std::span<const NamedSize> sizes,
+                          const Site& site = {}) {
+    static_assert(checked<rules::create, Op("place"), A, S>::ok);
+    const OpInfo op{"place", S, site};
+    Bindings names(op, mesh.device());
+    const TensorSpec& spec = parsed<S>;
+    if (static_cast<int>(host.shape.size()) != spec.rank())
+      names.fail("the host array has " + std::to_string(host.shape.size()) + " dims, the spec " +
+                 std::to_string(spec.rank()));
+    for (const NamedSize& given : sizes)
+      if (spec.has(given.name)) names.bind(given);
+    GlobalSizes global;
+    for (int i = 0; i < spec.rank(); ++i) {
+      DimSize size = host.shape[static_cast<std::size_t>(i)];
+      if (!spec.dims[i].is_integer()) {
+        // The host array has no padding: the sizes given, or the scope, say what it becomes.
+        const auto known = names.find(spec.dims[i].name);
+        if (known && known->size == size.size) size = *known;
+        names.bind(spec.dims[i].name, size);
+      }
+      global.push_back(size);
+    }
+    return record<"place", Tensor<D, S>>(op, mesh.device(), global, [&host](const Value& out) {
+      Buffer block = allocate(out);
+      const Extents part = true_extents(out);
+      if (product(part) == 0) return block;
+      with_global_index(out, [&](auto local, auto strides, auto offsets) {
+        std::int64_t first = 0;
+        for (std::size_t i = 0; i < offsets.size(); ++i) first += offsets[i] * strides[i];
+        kernels::copy_strided(out.device->exec(), sizeof(D), view(part), host.data.data() + first, strides,
+                              block.data(), kernels::row_major(local));
+      });
+      return block;
+    });
+  }
+};
+
+/// The global array on every device: sharded blocks side by side, partial ones summed.
+SHARDLIB_INLINE ValuePtr gathered(const Value& x);
+
+}  // namespace detail
+
+/// The host array as a tensor: each device keeps its block. Padding is what `sizes` or the scope say, and becomes zero.
+/// `place<Tensor<f32, "batch/d in">>(mesh, host)`, `place<Tensor<f32, "V/t M">>(mesh, host, {{"V", 50257, 50304}})`
+template <tensor T, Spec A>
+T place(const Mesh<A>& mesh, const HostArray<typename T::value_type>& host, Sizes sizes = {},
+        Site site = Site::current()) {
+  return detail::place_one<T>::run(mesh, host, sizes, site);
+}
+
+namespace detail {
+
+template <class W, Spec A, dtype D>
+W place_tree(const Mesh<A>& mesh, const std::vector<HostArray<D>>& leaves, W structure,
+             std::span<const NamedSize> sizes) {
+  const auto names = leaf_names(structure);
+  if (names.size() != leaves.size())
+    throw Error("place: " + std::to_string(leaves.size()) + " host arrays for a struct of " +
+                std::to_string(names.size()) + " tensors");
+  std::size_t i = 0;
+  for_each_leaf(
+      [&](std::string_view, auto& leaf) {
+        leaf = place_one<std::remove_cvref_t<decltype(leaf)>>::run(mesh, leaves[i++], sizes);
+      },
+      structure);
+  return structure;
+}
+
+}  // namespace detail
+
+/// A struct of tensors of one dtype from host arrays in the order of its leaves. Arrays in `structure` fix their
+/// lengths.
+template <class W, Spec A, dtype D>
+requires(!is_tensor<W>) W
+    place(const Mesh<A>& mesh, const std::vector<HostArray<D>>& leaves, W structure = {}, Sizes sizes = {}) {
+  return detail::place_tree(mesh, leaves, std::move(structure), sizes);
+}
+
+/// The whole array, on every device: blocks are put together, pending sums are taken, padding is cut off. `fetch(x)` of
+/// "B/d M" is a HostArray of B x M.
+template <dtype D, Spec S>
+HostArray<D> fetch(const Tensor<D, S>& x, Site site = Site::current()) {
+  const detail::Calling op{"fetch", {}, site};
+  if constexpr (!detail::parsed<S>.partial.empty()) static_assert(detail::is_reduced<"fetch", D>);
+  const auto whole = detail::gathered(*x.value());
+  const detail::Extents& sizes = whole->global.logical;
+  HostArray<D> host(std::vector<std::int64_t>(sizes.begin(), sizes.end()));
+  kernels::copy_strided(x.device()->exec(), sizeof(D), detail::view(sizes), whole->data().data(),
+                        kernels::row_major(detail::view(whole->local)), host.data.data(),
+                        kernels::row_major(detail::view(sizes)));
+  return host;
+}
+/// All leaves of a tree of one dtype, in order.
+template <dtype D = f32, class W>
+requires(!is_tensor<W>) std::vector<HostArray<D>> fetch(const W& tree) {
+  std::vector<HostArray<D>> leaves;
+  for_each_leaf([&](std::string_view, const auto& leaf) { leaves.push_back(fetch(leaf)); }, tree);
+  return leaves;
+}
+
+namespace detail {
+
+template <class P, class M, class Arg>
+decltype(auto) placed(const M& mesh, const Arg& arg, std::span<const NamedSize> sizes) {
+  if constexpr (std::is_convertible_v<const Arg&, const P&>) {
+    if constexpr (is_tensor<P>)
+      bind_names(OpInfo{"spmd", {}, {}}, *arg.value(), "an argument `" + std::string(std::string_view(P::spec)) + "`");
+    return static_cast<const P&>(arg);
+  } else if constexpr (is_tensor<P>)
+    return place_one<P>::run(mesh, arg, sizes);
+  else
+    return place_tree(mesh, arg, P{}, sizes);
+}
+
+}  // namespace detail
+
+/// seqax's typed_shard_map: a function that takes host arrays (or what f itself takes), places each by the type of f's
+/// parameter, padded as `sizes` say, runs f on this device, and puts the result together by its type, without padding.
+/// Within the call a name of a dim has one size; a part of f whose names mean other sizes opens a Scope of its own.
+/// Call it on every device of the mesh. `auto y = spmd(mesh, forward_pass)(x, weights);`
+template <Spec A, class F>
+auto spmd(const Mesh<A>& mesh, F f, Sizes sizes = {}) {
+  static_assert(detail::has_signature<F>,
+                "spmd: arguments are placed by the types of the function's parameters, so each must be written out; "
+                "`auto` parameters, templates and overloaded functions have none");
+  return [mesh, f = std::move(f), sizes = std::move(sizes)](const auto&... args) {
+    using Parameters = typename detail::signature<F>::parameters;
+    static_assert(std::tuple_size_v<Parameters> == sizeof...(args), "spmd: as many arguments as the function takes");
+    detail::State& state = detail::state(mesh.device());
+    const detail::WithNames names(state, detail::names_within(state, "spmd"));
+    return [&]<std::size_t... I>(std::index_sequence<I...>) {
+      return fetch(f(detail::placed<std::tuple_element_t<I, Parameters>>(mesh, args, sizes)...));
+    }
+    (std::index_sequence_for<decltype(args)...>{});
+  };
+}
+
+}  // namespace shardlib
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/interop/impl/shard_map.hpp"
+#endif

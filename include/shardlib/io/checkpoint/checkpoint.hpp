@@ -1,0 +1,137 @@
+// Checkpoints of trees of tensors: saved by any mesh, loaded by any mesh, bit for bit. docs/checkpoints.md has the
+// layout and what is guaranteed.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "shardlib/io/checkpoint/folder.hpp"
+#include "shardlib/io/checkpoint/writer.hpp"
+#include "shardlib/runtime/value.hpp"
+#include "shardlib/support/inline.hpp"
+#include "shardlib/types/tensor.hpp"
+#include "shardlib/types/tree.hpp"
+
+namespace shardlib::io {
+
+/// From the name of a leaf on this device, "layers.0.w_q", to the name it is stored under. For pipeline stages, whose
+/// layer 0 is another one on each device, and for trees that have been rearranged. Empty: the same name.
+using Rename = std::function<std::string(const std::string&)>;
+
+/// How `save` writes: how many checkpoints it keeps, and how `rename` names the leaves.
+struct SaveOptions {
+  int keep = 0;  ///< checkpoints to keep in the directory, this one included; 0: all
+  Rename rename = {};
+};
+
+/// How `load` reads: what it verifies, and how `rename` names the leaves.
+struct LoadOptions {
+  bool verify = true;         ///< compare all files with the manifest first; each device reads a part of them
+  bool ignore_extra = false;  ///< the checkpoint may hold arrays that the tree does not
+  Rename rename = {};
+};
+
+namespace detail {
+
+/// The leaves with their names, dots for slashes; a lone tensor is called "value".
+template <class Tree>
+NamedValues named_values(const Tree& tree, const Rename& rename) {
+  NamedValues leaves;
+  for_each_leaf(
+      [&]<class D, Spec S>(std::string_view path, const Tensor<D, S>& leaf) {
+        static_assert(shardlib::detail::parsed<S>.partial.empty(),
+                      "a checkpoint holds values, not sums still to be taken: reduce the `+axis` first");
+        std::string name = path.empty() ? "value" : std::string(path);
+        std::replace(name.begin(), name.end(), '/', '.');
+        leaves.emplace_back(rename ? rename(name) : name, leaf ? leaf.value() : shardlib::detail::ValuePtr());
+      },
+      tree);
+  return leaves;
+}
+
+/// New values for the leaves, each with the sizes, padding and sharding of the old one.
+[[nodiscard]] std::vector<shardlib::detail::ValuePtr> load_values(const std::shared_ptr<Device>& device,
+                                                                  const std::string& path, const NamedValues& leaves,
+                                                                  const LoadOptions& options, CheckpointMeta& meta);
+
+}  // namespace detail
+
+/// Writes `DIRECTORY/step-00000100`, whole or not at all, and advances LATEST. Collective: on return it is on the disk
+/// for every device; if any device fails, all throw the same Error and what was there before is untouched. `save(mesh,
+/// "runs/first/checkpoints", step, state)`
+template <Spec A, class Tree>
+void save(const Mesh<A>& mesh, const std::string& directory, std::int64_t step, const Tree& tree,
+          CheckpointMeta meta = {}, const SaveOptions& options = {}) {
+  meta.step = step;
+  detail::CheckpointWriter writer(mesh.device(), directory, options.keep);
+  writer.start(meta, detail::named_values(tree, options.rename), false);
+  writer.finish();
+}
+
+/// Replaces the leaves of `tree`, which must be there with the sizes expected, by those of the checkpoint at `path`.
+/// Collective; throws on all devices alike: UsageError, which lists every leaf that is missing, extra or of another
+/// shape, or Error for a damaged checkpoint. Then the tree is unchanged. `load(mesh,
+/// "runs/first/checkpoints/step-00000100", state)`
+template <Spec A, class Tree>
+CheckpointMeta load(const Mesh<A>& mesh, const std::string& path, Tree& tree, const LoadOptions& options = {}) {
+  CheckpointMeta meta;
+  const auto values =
+      detail::load_values(mesh.device(), path, detail::named_values(tree, options.rename), options, meta);
+  std::size_t i = 0;
+  for_each_leaf([&](std::string_view, auto& leaf) { leaf = std::remove_cvref_t<decltype(leaf)>(values[i++]); }, tree);
+  return meta;
+}
+
+namespace detail {
+[[nodiscard]] std::optional<std::string> newest_whole(Device& device, const std::string& directory);
+}
+
+/// newest_whole(directory), agreed on and checked by all devices together. `load` need not verify it again. The damaged
+/// ones passed over are renamed, step-00000100.damaged, so that retention does not count them. `newest_whole(mesh,
+/// "runs/first/checkpoints")`
+template <Spec A>
+[[nodiscard]] std::optional<std::string> newest_whole(const Mesh<A>& mesh, const std::string& directory) {
+  return detail::newest_whole(*mesh.device(), directory);
+}
+
+/// Saves beside the training: `save` returns once it holds on to the values of this moment, and a thread writes them.
+/// At most one checkpoint is under way, so the memory it keeps alive is at most the tree's. Every call is collective,
+/// and what went wrong is thrown, on all devices alike, by the next one.
+class AsyncSaver {
+ public:
+  template <Spec A>
+  AsyncSaver(const Mesh<A>& mesh, const std::string& directory, SaveOptions options = {})
+      : writer_(std::make_unique<detail::CheckpointWriter>(mesh.device(), directory, options.keep)),
+        rename_(std::move(options.rename)) {}
+
+  /// Waits for the one under way, if any.
+  template <class Tree>
+  void save(std::int64_t step, const Tree& tree, CheckpointMeta meta = {}) {
+    meta.step = step;
+    writer_->start(meta, detail::named_values(tree, rename_), true);
+  }
+  /// Call once a step: commits the checkpoint under way once every device has written its part. Costs one small
+  /// collective while one is under way, nothing otherwise.
+  void poll() { writer_->poll(); }
+  /// Waits for the checkpoint under way and commits it. Call it at the end: a destructor cannot agree with others.
+  void flush() { writer_->finish(); }
+  [[nodiscard]] bool in_flight() const { return writer_->in_flight(); }  ///< whether one is under way
+
+ private:
+  std::unique_ptr<detail::CheckpointWriter> writer_;
+  Rename rename_;
+};
+
+}  // namespace shardlib::io
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/io/checkpoint/impl/checkpoint.hpp"
+#endif

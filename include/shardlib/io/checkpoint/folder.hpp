@@ -1,0 +1,109 @@
+// Checkpoints as folders, without a mesh: what they hold, whether they are whole, which is the newest. The layout is
+// specified in docs/checkpoints.md.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "shardlib/io/box.hpp"
+#include "shardlib/io/file.hpp"
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/inline.hpp"
+
+namespace shardlib::io {
+
+/// What a checkpoint says about the run, beside its arrays: the step, and more.
+struct CheckpointMeta {
+  std::int64_t step = 0;
+  std::string data_hash = {};                    ///< of the data's configuration: whoever resumes compares it
+  std::map<std::string, std::string> user = {};  ///< anything else, UTF-8
+  friend bool operator==(const CheckpointMeta&, const CheckpointMeta&) = default;
+};
+
+/// An array of a checkpoint: its name, shape and dtype.
+struct CheckpointArray {
+  std::string name;  ///< the leaf's: "layers.0.w_q"
+  DType dtype = DType::f32;
+  Index shape;                    ///< without padding
+  std::vector<std::string> dims;  ///< their names
+  /// Its size.
+  [[nodiscard]] std::uint64_t bytes() const { return static_cast<std::uint64_t>(volume(shape)) * size_of(dtype); }
+};
+
+/// One file of a checkpoint as its manifest describes it: its size in bytes, its crc32c, and its path relative to the
+/// checkpoint.
+struct ManifestFile {
+  std::string path;
+  std::uint64_t bytes = 0;
+  std::uint32_t crc32c = 0;
+};
+
+/// A checkpoint open for reading: `path` is its folder, `meta` what it says about the run, `files` its manifest.
+class Checkpoint {
+ public:
+  /// Reads and checks the manifest and all metadata. Throws UsageError where there is no checkpoint, Error where it is
+  /// damaged.
+  [[nodiscard]] static Checkpoint open(const std::string& path);
+
+  [[nodiscard]] const std::string& path() const;
+  [[nodiscard]] const CheckpointMeta& meta() const;
+  /// Sorted by name.
+  [[nodiscard]] const std::vector<CheckpointArray>& arrays() const;
+  /// Null where there is none.
+  [[nodiscard]] const CheckpointArray* find(const std::string& name) const;
+  [[nodiscard]] const std::vector<ManifestFile>& files() const;
+
+  /// Reads every `every`th file from `first` on and compares size and checksum; one sentence for each damaged file.
+  [[nodiscard]] std::vector<std::string> damages(std::size_t first = 0, std::size_t every = 1) const;
+  /// The hyper-rectangle of `shape` at `offset` of an array, row-major. Sizes are checked, checksums are not.
+  void read(const std::string& name, const Index& offset, const Index& shape, std::span<std::byte> out) const;
+
+ private:
+  struct State;
+  explicit Checkpoint(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+  std::shared_ptr<const State> state_;
+};
+
+/// The folder of a step's checkpoint: "step-00000100".
+[[nodiscard]] std::string checkpoint_name(std::int64_t step);
+/// The checkpoints of a directory in the order in which to resume from them: the one that LATEST names, then the steps
+/// before it, newest first, then those after it. Those half written are not among them.
+[[nodiscard]] std::vector<std::string> list_checkpoints(const std::string& directory);
+/// The first whole one of list_checkpoints. Damaged ones are named on stderr and passed over; if none is whole, throws
+/// Error. Empty where there is no checkpoint.
+[[nodiscard]] std::optional<std::string> newest_whole(const std::string& directory);
+
+namespace detail {
+
+/// "x; y; z and 4 more", and the error for a damaged checkpoint.
+[[nodiscard]] std::string damage_message(const std::string& path, const std::vector<std::string>& damages);
+/// Names a damaged checkpoint on stderr.
+void warn_damaged(const std::string& message);
+/// Renames a damaged checkpoint to "step-00000100.damaged", which is no checkpoint any more, and says so on stderr.
+void set_aside(const std::string& path);
+/// What stands behind newest_whole once it is known that none is.
+[[noreturn]] void fail_none_whole(const std::string& directory, std::size_t count);
+
+[[nodiscard]] std::string zarr_dtype_of(DType dtype);
+[[nodiscard]] ManifestFile describe_file(const std::string& folder, const std::string& path);
+/// `arrays` and `meta` as a zarr group in the new folder; gives the paths of the files.
+std::vector<std::string> write_metadata(const std::string& folder, const CheckpointMeta& meta,
+                                        const std::vector<CheckpointArray>& arrays, const std::vector<Index>& chunks);
+/// Writes manifest.json, durable.
+void write_manifest(const std::string& folder, std::vector<ManifestFile> files);
+/// Removes what crashed savers have left, and checkpoints before `step` beyond the newest `keep` (0: keeps all).
+void prune_checkpoints(const std::string& directory, std::int64_t step, int keep);
+
+}  // namespace detail
+}  // namespace shardlib::io
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/io/checkpoint/impl/folder.hpp"
+#endif

@@ -1,0 +1,151 @@
+// Definitions of checkpoint.hpp.
+#pragma once
+
+#include "shardlib/io/checkpoint/checkpoint.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <set>
+#include <span>
+
+#include "shardlib/io/agree.hpp"
+#include "shardlib/io/checkpoint/impl/load.hpp"
+#include "shardlib/runtime/padding.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::io::detail {
+
+/// Lists everything in which the tree and the checkpoint differ; throws if that is not empty.
+inline void compare(const Checkpoint& checkpoint, const NamedValues& leaves, const std::set<std::string>& all_names,
+                    bool ignore_extra) {
+  std::vector<std::string> wrong;
+  std::set<std::string> stored, extra;
+  for (const CheckpointArray& array : checkpoint.arrays()) {
+    stored.insert(array.name);
+    if (!all_names.contains(array.name)) extra.insert(array.name);
+  }
+  for (const auto& [name, value] : leaves) {
+    const CheckpointArray* array = checkpoint.find(name);
+    if (array == nullptr) {
+      wrong.push_back("'" + name + "' is not in the checkpoint" + did_you_mean(name, extra));
+      continue;
+    }
+    const auto shape = shardlib::detail::view(value->global.logical);
+    if (!std::ranges::equal(array->shape, shape))
+      wrong.push_back("'" + name + "' is " + show_shape(array->shape) + " in the checkpoint, but " + show_shape(shape) +
+                      " in the program");
+    if (array->dtype != value->dtype)
+      wrong.push_back("'" + name + "' is " + std::string(shardlib::name(array->dtype)) + " in the checkpoint, but " +
+                      std::string(shardlib::name(value->dtype)) + " in the program");
+  }
+  if (!ignore_extra)
+    for (const std::string& name : extra)
+      wrong.push_back("'" + name + "' is in the checkpoint, but not in the program");
+  fail_unless_fitting("the checkpoint '" + checkpoint.path() + "'", wrong);
+}
+
+/// Reads this device's block of an array; padding becomes zeros.
+inline shardlib::detail::ValuePtr load_value(const Checkpoint& checkpoint, const std::string& name,
+                                             const shardlib::detail::Value& like) {
+  namespace core = shardlib::detail;
+  const std::size_t item = size_of(like.dtype);
+  const core::Extents part = core::true_extents(like);
+  Buffer buffer = core::allocate(like);
+  Index offset, shape(part.begin(), part.end()), local(like.local.begin(), like.local.end());
+  for (int i = 0; i < part.size(); ++i)
+    offset.push_back(
+        std::min(core::block_index(*like.device, like.spec->dims[i].axes) * like.local[i], like.global.logical[i]));
+  const std::span<std::byte> bytes(buffer.data(), buffer.bytes());
+  if (shape == local) {
+    checkpoint.read(name, offset, shape, bytes);
+  } else {
+    Bytes tight(static_cast<std::size_t>(volume(shape)) * item);
+    checkpoint.read(name, offset, shape, tight);
+    std::memset(bytes.data(), 0, bytes.size());
+    for_each_run(shape, row_major_strides(shape), row_major_strides(local),
+                 [&](std::int64_t from, std::int64_t to, std::int64_t n) {
+                   std::memcpy(bytes.data() + static_cast<std::size_t>(to) * item,
+                               tight.data() + static_cast<std::size_t>(from) * item,
+                               static_cast<std::size_t>(n) * item);
+                 });
+  }
+  return with_buffer(like, std::move(buffer));
+}
+
+/// Every device checks its share of the files; all get to know of all damage.
+inline std::vector<std::string> damages_together(Device& device, const std::string& path) {
+  std::string mine;
+  try {
+    const Checkpoint checkpoint = Checkpoint::open(path);
+    for (const std::string& damage :
+         checkpoint.damages(static_cast<std::size_t>(device.index()), static_cast<std::size_t>(device.count())))
+      mine += damage + "\n";
+  } catch (const std::exception& e) {
+    mine = '\0' + std::string(e.what());
+  }
+  std::vector<std::string> found;
+  for (const std::string& text : gather_texts(device, mine)) {
+    if (!text.empty() && text[0] == '\0') return {text};
+    for (std::size_t begin = 0; begin < text.size();) {
+      const std::size_t end = text.find('\n', begin);
+      found.push_back(text.substr(begin, end - begin));
+      begin = end + 1;
+    }
+  }
+  return found;
+}
+/// The message for what damages_together has found.
+inline std::string together_message(const std::string& path, const std::vector<std::string>& damages) {
+  return damages.front()[0] == '\0' ? damages.front().substr(1) : damage_message(path, damages);
+}
+
+SHARDLIB_INLINE std::vector<shardlib::detail::ValuePtr> load_values(const std::shared_ptr<Device>& device,
+                                                                    const std::string& path, const NamedValues& leaves,
+                                                                    const LoadOptions& options, CheckpointMeta& meta) {
+  const std::set<std::string> all_names = names_together(*device, leaves, [](const std::string& name) { return name; });
+  std::optional<Checkpoint> checkpoint;
+  together(*device, "", [&] {
+    checkpoint = Checkpoint::open(path);
+    compare(*checkpoint, leaves, all_names, options.ignore_extra);
+  });
+  if (options.verify)
+    if (const auto damages = damages_together(*device, path); !damages.empty())
+      throw Error(together_message(path, damages) + ": restore it, or go back to an older one");
+  std::vector<shardlib::detail::ValuePtr> values;
+  together(*device, "", [&] {
+    for (const auto& [name, value] : leaves) values.push_back(load_value(*checkpoint, name, *value));
+  });
+  meta = checkpoint->meta();
+  return values;
+}
+
+SHARDLIB_INLINE std::optional<std::string> newest_whole(Device& device, const std::string& directory) {
+  // One device lists the directory, so that all try the same checkpoints in the same order.
+  std::string list;
+  together(device, "", [&] {
+    if (device.index() != 0) return;
+    for (const std::string& path : list_checkpoints(directory)) list += path + "\n";
+  });
+  list = gather_texts(device, list)[0];
+  std::vector<std::string> damaged;
+  for (std::size_t begin = 0; begin < list.size();) {
+    const std::size_t end = list.find('\n', begin);
+    const std::string path = list.substr(begin, end - begin);
+    const auto damages = damages_together(device, path);
+    if (damages.empty()) {
+      // Left in place, they would count among the checkpoints to keep, and whole ones would go for them.
+      if (device.index() == 0) std::ranges::for_each(damaged, set_aside);
+      return path;
+    }
+    if (device.index() == 0) warn_damaged(together_message(path, damages));
+    damaged.push_back(path);
+    begin = end + 1;
+  }
+  if (!damaged.empty()) fail_none_whole(directory, damaged.size());
+  return std::nullopt;
+}
+
+}  // namespace shardlib::io::detail

@@ -1,0 +1,358 @@
+// Definitions of checkpoint_folder.hpp.
+#pragma once
+
+#include "shardlib/io/checkpoint/folder.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <functional>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "shardlib/io/formats/impl/zarr_json.hpp"
+#include "shardlib/io/formats/zarr.hpp"
+#include "shardlib/support/crc32c.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::io {
+namespace detail {
+
+inline constexpr std::string_view checkpoint_format = "shardlib-checkpoint";
+inline constexpr int checkpoint_version = 1;
+
+SHARDLIB_INLINE std::string zarr_dtype_of(DType dtype) {
+  constexpr const char* names[] = {"<f4", "<u2", "<f8", "<i4", "<u4", "|u1", "|b1"};
+  return names[static_cast<std::size_t>(dtype)];
+}
+
+SHARDLIB_INLINE ManifestFile describe_file(const std::string& folder, const std::string& path) {
+  const InputFile file(folder + "/" + path);
+  ManifestFile entry{path, file.size(), 0};
+  Bytes piece(static_cast<std::size_t>(std::min<std::uint64_t>(file.size(), 1U << 22)));
+  for (std::uint64_t at = 0; at < file.size(); at += piece.size()) {
+    const std::span<std::byte> part(piece.data(),
+                                    static_cast<std::size_t>(std::min<std::uint64_t>(piece.size(), file.size() - at)));
+    file.read(at, part);
+    entry.crc32c = crc32c(part, entry.crc32c);
+  }
+  return entry;
+}
+
+/// What is wrong with a file, or nothing.
+inline std::optional<std::string> damage_of(const std::string& folder, const ManifestFile& expected) {
+  const std::string name = "'" + expected.path + "' ";
+  try {
+    if (!file_exists(folder + "/" + expected.path)) return name + "is missing";
+    if (const InputFile file(folder + "/" + expected.path); file.size() != expected.bytes)
+      return name + "has " + std::to_string(file.size()) + " bytes instead of " + std::to_string(expected.bytes);
+    const ManifestFile found = describe_file(folder, expected.path);
+    if (found.crc32c != expected.crc32c)
+      return name + "has the checksum " + hex(found.crc32c) + " instead of " + hex(expected.crc32c);
+  } catch (const Error& e) {
+    return name + "cannot be read (" + e.what() + ")";
+  }
+  return std::nullopt;
+}
+
+SHARDLIB_INLINE std::string damage_message(const std::string& path, const std::vector<std::string>& damages) {
+  std::string message = "checkpoint '" + path + "' is damaged: ";
+  for (std::size_t i = 0; i < damages.size() && i < 5; ++i) message += (i > 0 ? "; " : "") + damages[i];
+  if (damages.size() > 5) message += "; and " + std::to_string(damages.size() - 5) + " more files";
+  return message;
+}
+SHARDLIB_INLINE void warn_damaged(const std::string& message) {
+  std::fprintf(stderr, "warning: %s; going back to an older one\n", message.c_str());
+}
+SHARDLIB_INLINE void set_aside(const std::string& path) {
+  const std::string aside = path + ".damaged";
+  try {
+    replace_folder(path, aside);
+    std::fprintf(stderr, "warning: the damaged checkpoint is now '%s': look at it, or remove it\n", aside.c_str());
+  } catch (const Error& e) {  // whoever only reads may lack the right to rename
+    std::fprintf(stderr, "warning: the damaged checkpoint still counts among those kept: %s\n", e.what());
+  }
+}
+SHARDLIB_INLINE void fail_none_whole(const std::string& directory, std::size_t count) {
+  throw Error("none of the " + std::to_string(count) + " checkpoints in '" + directory +
+              "' is whole: restore one, or start afresh in another directory");
+}
+
+// The first line of manifest.json holds the checksum of the bytes after it, so that damage to the manifest itself
+// shows.
+inline constexpr std::string_view manifest_start = "{\"crc32c\": \"";
+inline constexpr std::string_view manifest_break = "\",\n";
+
+SHARDLIB_INLINE void write_manifest(const std::string& folder, std::vector<ManifestFile> files) {
+  std::sort(files.begin(), files.end(), [](const auto& a, const auto& b) { return a.path < b.path; });
+  std::string rest = " \"format\": " + json(checkpoint_format).dump() +
+                     ",\n \"version\": " + std::to_string(checkpoint_version) + ",\n \"files\": {\n";
+  for (std::size_t i = 0; i < files.size(); ++i)
+    rest += "  " + json(files[i].path).dump() + ": {\"bytes\": " + std::to_string(files[i].bytes) + ", \"crc32c\": \"" +
+            hex(files[i].crc32c) + "\"}" + (i + 1 < files.size() ? ",\n" : "\n");
+  rest += " }\n}\n";
+  const std::string text =
+      std::string(manifest_start) + hex(crc32c(as_bytes(rest))) + std::string(manifest_break) + rest;
+  write_file(folder + "/manifest.json", as_bytes(text), true);
+}
+
+inline std::vector<ManifestFile> read_manifest(const std::string& folder) {
+  const std::string path = folder + "/manifest.json";
+  const auto fail = [&](const std::string& why) -> void {
+    throw Error("checkpoint '" + folder + "' is damaged: 'manifest.json' " + why);
+  };
+  const Bytes bytes = read_file(path);
+  const std::string_view text = as_text(bytes);
+  const std::size_t start = manifest_start.size() + 8 + manifest_break.size();
+  if (text.size() < start) fail("is truncated");
+  const std::string sum = hex(crc32c(as_bytes(text.substr(start))));
+  if (text.substr(0, start) != std::string(manifest_start) + sum + std::string(manifest_break))
+    fail("does not match its checksum " + sum);
+  // From here on the manifest is what somebody wrote, but that need not be us.
+  std::vector<ManifestFile> files;
+  const json all = json::parse(text, nullptr, false);
+  const auto entry = [&](const std::string& key) { return all.is_object() && all.contains(key) ? all[key] : json(); };
+  if (entry("format") != checkpoint_format) fail("is not of a " + std::string(checkpoint_format));
+  if (entry("version") != checkpoint_version)
+    fail("has version " + entry("version").dump() + ", but this program reads version " +
+         std::to_string(checkpoint_version));
+  const json listed = entry("files");
+  for (const auto& [name, file] : listed.items()) {
+    ManifestFile one{name, 0, 0};
+    const auto wrong = [&] { fail("describes '" + name + "' wrongly"); };
+    if (!file.is_object() || !file.contains("bytes") || !file.contains("crc32c") ||
+        !file["bytes"].is_number_unsigned() || !file["crc32c"].is_string() || name.empty() || name[0] == '/' ||
+        name.find("..") != std::string::npos)
+      wrong();
+    one.bytes = file["bytes"].get<std::uint64_t>();
+    const std::string digits = file["crc32c"].get<std::string>();
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), one.crc32c, 16);
+    if (error != std::errc() || end != digits.data() + digits.size() || digits.size() != 8) wrong();
+    files.push_back(std::move(one));
+  }
+  return files;
+}
+
+SHARDLIB_INLINE std::vector<std::string> write_metadata(const std::string& folder, const CheckpointMeta& meta,
+                                                        const std::vector<CheckpointArray>& arrays,
+                                                        const std::vector<Index>& chunks) {
+  const ZarrGroup group = ZarrGroup::create(folder);
+  group.set_attributes({{"format", checkpoint_format},
+                        {"version", checkpoint_version},
+                        {"step", meta.step},
+                        {"data_hash", meta.data_hash},
+                        {"user", meta.user}});
+  std::vector<std::string> files{".zgroup", ".zattrs"};
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    const CheckpointArray& a = arrays[i];
+    ZarrInfo info;
+    info.shape = a.shape;
+    info.chunks = chunks[i];
+    info.dtype = zarr_dtype_of(a.dtype);
+    if (a.dtype == DType::bool_) info.fill_value = "false";
+    const ZarrArray array = ZarrArray::create(folder + "/" + a.name, info);
+    json attributes = {{"_ARRAY_DIMENSIONS", a.dims}};  // xarray's name for them
+    if (a.dtype == DType::bf16) attributes["dtype"] = "bfloat16";
+    array.set_attributes(attributes);
+    files.push_back(a.name + "/.zarray");
+    files.push_back(a.name + "/.zattrs");
+  }
+  return files;
+}
+
+/// The step of a checkpoint's folder, or nothing for other names.
+inline std::optional<std::int64_t> step_of(std::string_view name) {
+  constexpr std::string_view prefix = "step-";
+  std::int64_t step = 0;
+  if (!name.starts_with(prefix)) return std::nullopt;
+  const char* end = name.data() + name.size();
+  const auto [rest, error] = std::from_chars(name.data() + prefix.size(), end, step);
+  if (error != std::errc() || rest != end || step < 0 || checkpoint_name(step) != name) return std::nullopt;
+  return step;
+}
+
+inline std::vector<std::string> names_in(const std::string& directory) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
+    names.push_back(it->path().filename().string());
+  if (error && error != std::errc::no_such_file_or_directory)
+    throw Error("cannot list the folder '" + directory + "': " + error.message());
+  return names;
+}
+
+SHARDLIB_INLINE void prune_checkpoints(const std::string& directory, std::int64_t step, int keep) {
+  std::vector<std::int64_t> before;
+  for (const std::string& name : names_in(directory)) {
+    const bool left = name.starts_with("step-") &&
+                      (name.find(".tmp-") != std::string::npos || name.find(".old-") != std::string::npos);
+    if (left) remove_folder(directory + "/" + name);
+    if (const auto other = step_of(name); other && *other < step) before.push_back(*other);
+  }
+  if (keep < 1) return;
+  std::sort(before.begin(), before.end(), std::greater<>());
+  for (std::size_t i = static_cast<std::size_t>(keep - 1); i < before.size(); ++i) {
+    // Renamed first, so that one half removed is not taken for a damaged one.
+    const std::string path = directory + "/" + checkpoint_name(before[i]), dying = path + ".old-pruned";
+    rename_path(path, dying);
+    remove_folder(dying);
+  }
+}
+
+}  // namespace detail
+
+struct Checkpoint::State {
+  std::string path;
+  CheckpointMeta meta;
+  std::vector<CheckpointArray> arrays;
+  std::vector<ManifestFile> files;
+  std::map<std::string, ZarrArray> zarr;
+};
+
+namespace detail {
+
+inline CheckpointMeta read_meta(const std::string& path) {
+  const json all = read_attributes(path);
+  const auto fail = [&](const std::string& key) {
+    throw Error("'" + path + "/.zattrs': key \"" + key + "\" is missing or of a wrong type");
+  };
+  CheckpointMeta meta;
+  if (!all.contains("step") || !all["step"].is_number_integer()) fail("step");
+  meta.step = all["step"].get<std::int64_t>();
+  if (!all.contains("data_hash") || !all["data_hash"].is_string()) fail("data_hash");
+  meta.data_hash = all["data_hash"].get<std::string>();
+  if (!all.contains("user") || !all["user"].is_object()) fail("user");
+  for (const auto& [key, value] : all["user"].items()) {
+    if (!value.is_string()) fail("user");
+    meta.user[key] = value.get<std::string>();
+  }
+  return meta;
+}
+
+inline CheckpointArray describe_array(const std::string& name, const ZarrArray& array) {
+  const json attributes = array.attributes();
+  const std::string text = attributes.value("dtype", json()) == "bfloat16" ? "bfloat16" : array.info().dtype;
+  CheckpointArray result{name, DType::f32, array.info().shape, {}};
+  if (const json dims = attributes.value("_ARRAY_DIMENSIONS", json::array()); dims.is_array())
+    for (const json& dim : dims) result.dims.push_back(dim.is_string() ? dim.get<std::string>() : dim.dump());
+  if (text == "bfloat16" && array.info().dtype == "<u2") {
+    result.dtype = DType::bf16;
+    return result;
+  }
+  for (const DType dtype : {DType::f32, DType::f64, DType::i32, DType::u32, DType::u8, DType::bool_})
+    if (zarr_dtype_of(dtype) == text) {
+      result.dtype = dtype;
+      return result;
+    }
+  throw Error("'" + array.path() + "': the dtype \"" + text + "\" is none of a checkpoint's");
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE Checkpoint Checkpoint::open(const std::string& path) {
+  if (!file_exists(path + "/manifest.json")) {
+    if (file_exists(path + "/.zgroup")) throw Error("checkpoint '" + path + "' is damaged: 'manifest.json' is missing");
+    throw UsageError("'" + path + "' is no checkpoint: " +
+                     (file_exists(path) ? "it has no manifest.json" : "there is no such folder"));
+  }
+  auto state = std::make_shared<State>();
+  state->path = path;
+  state->files = detail::read_manifest(path);
+  constexpr std::string_view array_file = "/.zarray";
+  std::vector<std::string> damages;
+  for (const ManifestFile& file : state->files)
+    if (file.path.starts_with(".z") || file.path.find("/.z") != std::string::npos)
+      if (auto damage = detail::damage_of(path, file)) damages.push_back(std::move(*damage));
+  if (!damages.empty()) throw Error(detail::damage_message(path, damages));
+  state->meta = detail::read_meta(path);
+  for (const ManifestFile& file : state->files) {
+    if (!file.path.ends_with(array_file)) continue;
+    const std::string name = file.path.substr(0, file.path.size() - array_file.size());
+    const ZarrArray array = ZarrArray::open(path + "/" + name, {.missing_is_error = true});
+    state->arrays.push_back(detail::describe_array(name, array));
+    state->zarr.emplace(name, array);
+  }
+  std::sort(state->arrays.begin(), state->arrays.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  return Checkpoint(std::move(state));
+}
+
+SHARDLIB_INLINE const std::string& Checkpoint::path() const {
+  return state_->path;
+}
+SHARDLIB_INLINE const CheckpointMeta& Checkpoint::meta() const {
+  return state_->meta;
+}
+SHARDLIB_INLINE const std::vector<CheckpointArray>& Checkpoint::arrays() const {
+  return state_->arrays;
+}
+SHARDLIB_INLINE const std::vector<ManifestFile>& Checkpoint::files() const {
+  return state_->files;
+}
+SHARDLIB_INLINE const CheckpointArray* Checkpoint::find(const std::string& name) const {
+  const auto it = std::ranges::find(state_->arrays, name, &CheckpointArray::name);
+  return it == state_->arrays.end() ? nullptr : &*it;
+}
+SHARDLIB_INLINE std::vector<std::string> Checkpoint::damages(std::size_t first, std::size_t every) const {
+  std::vector<std::string> found;
+  for (std::size_t i = first; i < state_->files.size(); i += every)
+    if (auto damage = detail::damage_of(state_->path, state_->files[i])) found.push_back(std::move(*damage));
+  return found;
+}
+SHARDLIB_INLINE void Checkpoint::read(const std::string& name, const Index& offset, const Index& shape,
+                                      std::span<std::byte> out) const {
+  const auto it = state_->zarr.find(name);
+  if (it == state_->zarr.end()) throw Error("checkpoint '" + state_->path + "' has no array '" + name + "'");
+  it->second.read_bytes(offset, shape, out);
+}
+
+SHARDLIB_INLINE std::string checkpoint_name(std::int64_t step) {
+  const std::string digits = std::to_string(step);
+  return "step-" + std::string(digits.size() < 8 ? 8 - digits.size() : 0, '0') + digits;
+}
+
+SHARDLIB_INLINE std::vector<std::string> list_checkpoints(const std::string& directory) {
+  std::vector<std::int64_t> steps;
+  for (const std::string& name : detail::names_in(directory))
+    if (const auto step = detail::step_of(name)) steps.push_back(*step);
+  std::sort(steps.begin(), steps.end(), std::greater<>());
+  // Steps after LATEST belong to a future that was given up: somebody resumed from before.
+  Bytes bytes;
+  try {
+    if (file_exists(directory + "/LATEST")) bytes = read_file(directory + "/LATEST");
+  } catch (const Error& e) {
+    std::fprintf(stderr, "warning: %s; the newest checkpoint is tried first: remove LATEST before the next save\n",
+                 e.what());
+  }
+  std::string_view name = as_text(bytes);
+  if (name.ends_with('\n')) name.remove_suffix(1);
+  if (const auto latest = detail::step_of(name))
+    std::sort(steps.begin(), steps.end(), [latest = *latest](std::int64_t a, std::int64_t b) {
+      return std::pair(a <= latest, a) > std::pair(b <= latest, b);
+    });
+  std::vector<std::string> paths;
+  for (const std::int64_t step : steps) paths.push_back(directory + "/" + checkpoint_name(step));
+  return paths;
+}
+
+SHARDLIB_INLINE std::optional<std::string> newest_whole(const std::string& directory) {
+  const std::vector<std::string> paths = list_checkpoints(directory);
+  for (const std::string& path : paths) {
+    std::string message;
+    try {
+      const auto damages = Checkpoint::open(path).damages();
+      if (damages.empty()) return path;
+      message = detail::damage_message(path, damages);
+    } catch (const Error& e) {
+      message = e.what();
+    }
+    detail::warn_damaged(message);
+  }
+  if (!paths.empty()) detail::fail_none_whole(directory, paths.size());
+  return std::nullopt;
+}
+
+}  // namespace shardlib::io

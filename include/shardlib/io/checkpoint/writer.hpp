@@ -1,0 +1,64 @@
+// Saving checkpoints, erased of types: every device writes its own blocks, all agree, one renames.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "shardlib/device/device.hpp"
+#include "shardlib/io/checkpoint/folder.hpp"
+#include "shardlib/runtime/value.hpp"
+#include "shardlib/support/inline.hpp"
+
+namespace shardlib::io::detail {
+
+/// Leaves of a tree by the names under which they are stored.
+using NamedValues = std::vector<std::pair<std::string, shardlib::detail::ValuePtr>>;
+
+/// For tests that fail or die at a named place: called on every device as it passes there.
+/// In order: "planned", "metadata", "chunk" (after each), "chunks", "manifest", "renamed", "latest", "pruned".
+inline std::function<void(std::string_view phase, int device)> checkpoint_phase;
+inline void pass(std::string_view phase, int device) {
+  if (checkpoint_phase) checkpoint_phase(phase, device);
+}
+
+/// Writes one checkpoint at a time into a directory. All members are collective over the mesh and throw the same error
+/// on all devices.
+class CheckpointWriter {
+ public:
+  CheckpointWriter(std::shared_ptr<Device> device, std::string directory, int keep);
+  CheckpointWriter(const CheckpointWriter&) = delete;
+  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
+  /// Waits for the files, but commits nothing: without `finish` the checkpoint is given up, with a warning.
+  ~CheckpointWriter();
+
+  /// Finishes the checkpoint under way, if any, and begins one. Holds on to the values' memory, which no op overwrites
+  /// then, until their files are written: by a thread of its own (background), or before this returns.
+  void start(const CheckpointMeta& meta, const NamedValues& leaves, bool background);
+  /// Commits the checkpoint under way if all devices have written their files.
+  void poll();
+  /// Waits for the checkpoint under way and commits it.
+  void finish();
+  [[nodiscard]] bool in_flight() const { return job_ != nullptr; }
+  [[nodiscard]] const std::string& directory() const { return directory_; }
+
+ private:
+  struct Job;
+  void plan(Job& job, const NamedValues& leaves) const;
+  void write_metadata_files(Job& job) const;
+  void commit(Job& job) const;
+
+  std::shared_ptr<Device> device_;
+  std::string directory_;
+  int keep_;
+  std::unique_ptr<Job> job_;
+};
+
+}  // namespace shardlib::io::detail
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/io/checkpoint/impl/writer.hpp"
+#endif

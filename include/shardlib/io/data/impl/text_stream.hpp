@@ -1,0 +1,217 @@
+// Definitions of stream.hpp.
+#pragma once
+
+#include "shardlib/io/data/text_stream.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <system_error>
+#include <utility>
+
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::io {
+namespace detail {
+
+inline constexpr std::int64_t stream_block = 65536;                // bytes of one read
+inline constexpr std::size_t stream_piece = std::size_t{1} << 18;  // a longer document is tokenized in pieces
+
+/// Where a text without a document's end may be cut so that its tokens stay the same: before a line's end between two
+/// letters or signs, the last one in [from, to); elsewhere at least not within a UTF-8 character.
+inline std::size_t last_cut(std::string_view text, std::size_t from, std::size_t to) {
+  const auto space = [](char c) { return std::string_view(" \t\n\v\f\r").find(c) != std::string_view::npos; };
+  for (std::size_t i = to - 1; i > from; --i)
+    if (text[i] == '\n' && !space(text[i - 1]) && !space(text[i + 1])) return i;
+  while (to > from + 1 && (static_cast<unsigned char>(text[to]) & 0xC0U) == 0x80U) --to;
+  return to;
+}
+
+}  // namespace detail
+
+/// One row's part of the ring, [begin, end) with end up to twice the ring's size, and how far it has come.
+struct TextStream::Lane {
+  std::int64_t row = 0, begin = 0, end = 0, place = 0;
+  std::shared_ptr<const InputFile> file = nullptr;  ///< the one that place is in
+  std::string text = {};                            ///< read, but not tokenized
+  bool starts = true;                               ///< whether text begins a document
+  bool ends = false;                                ///< whether text ends with a file, or with the part
+  std::vector<EncodedToken> tokens = {};
+  std::size_t taken = 0;        ///< of the tokens
+  std::int64_t idle_bytes = 0;  ///< read since the last token
+};
+
+SHARDLIB_INLINE TextStream::~TextStream() = default;
+
+SHARDLIB_INLINE TextStream::TextStream(const std::string& path, StreamOptions options, std::int64_t first,
+                                       std::int64_t count)
+    : options_(std::move(options)) {
+  const auto [batch, length] = std::pair(options_.batch, options_.length);
+  constexpr std::int64_t most = std::int64_t{1} << 31;
+  if (batch < 1 || length < 1 || batch > most / length)
+    throw UsageError("a batch of " + std::to_string(batch) + " rows of " + std::to_string(length) +
+                     " tokens: both are at least 1, and their product at most 2^31; check --batch and --seq");
+  if (first < 0 || count < 0 || first > batch - count)
+    throw Error("rows " + std::to_string(first) + " to " + std::to_string(first + count) +
+                " are asked for, but a batch has " + std::to_string(batch));
+  find_files(path);
+  constexpr std::int64_t least = 64;
+  if (bytes_ / batch < least)
+    throw UsageError("'" + path + "' has " + std::to_string(bytes_) + " bytes of text, but --stream needs at least " +
+                     std::to_string(least) + " for each of the " + std::to_string(batch) +
+                     " rows of a batch: choose more text, or a smaller --batch");
+  const auto turn = static_cast<std::int64_t>(detail::hash_in(1, options_.seed) % static_cast<std::uint64_t>(bytes_));
+  // bytes * row would overflow for rows and bytes that are both large.
+  const auto border = [&](std::int64_t row) { return cut(turn + bytes_ / batch * row + bytes_ % batch * row / batch); };
+  for (std::int64_t row = first; row < first + count; ++row) {
+    lanes_.push_back(std::make_unique<Lane>(Lane{row, border(row), border(row + 1)}));
+    lanes_.back()->place = lanes_.back()->begin;
+  }
+}
+
+SHARDLIB_INLINE void TextStream::find_files(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::vector<std::string> paths;
+  std::error_code error;
+  if (!fs::is_directory(path, error)) {
+    paths.push_back(path);
+  } else {
+    fs::recursive_directory_iterator it(path, error), end;
+    for (; !error && it != end; it.increment(error)) {
+      const bool hidden = it->path().filename().string().starts_with('.');
+      std::error_code gone;
+      if (hidden && it->is_directory(gone)) it.disable_recursion_pending();
+      if (!hidden && it->is_regular_file(gone)) paths.push_back(it->path().string());
+    }
+    if (error) throw UsageError("cannot list the folder '" + path + "': " + error.message());
+  }
+  // The order in which a folder lists its files differs from machine to machine.
+  std::sort(paths.begin(), paths.end());
+  const Permutation order(std::ssize(paths), options_.seed, 0);
+  for (std::int64_t i = 0; i < std::ssize(paths); ++i) {
+    const std::string& name = paths[static_cast<std::size_t>(order(i))];
+    const auto size = static_cast<std::int64_t>(InputFile(name).size());
+    if (size > 0) files_.push_back({name, bytes_, bytes_ + size});
+    bytes_ += size;
+  }
+  if (files_.empty()) throw UsageError("'" + path + "' holds no text: check --stream");
+}
+
+SHARDLIB_INLINE const TextStream::TextFile& TextStream::file_at(std::int64_t place) const {
+  return *std::upper_bound(files_.begin(), files_.end(), place % bytes_,
+                           [](std::int64_t byte, const TextFile& file) { return byte < file.end; });
+}
+
+/// The border of a row's part that is nearest behind `place`: a document's end within half a part, else a line's end,
+/// else a character's.
+SHARDLIB_INLINE std::int64_t TextStream::cut(std::int64_t place) const {
+  const TextFile& file = file_at(place);
+  const std::int64_t inside = place % bytes_ - file.begin, size = file.end - file.begin;
+  if (inside == 0) return place;
+  const std::int64_t reach = std::min<std::int64_t>(bytes_ / options_.batch / 2, std::int64_t{1} << 20);
+  // A separator may stand around the place.
+  const std::int64_t from = std::max<std::int64_t>(0, inside - std::ssize(end_of_text_mark));
+  std::string text(static_cast<std::size_t>(std::min(inside + reach, size) - from), '\0');
+  InputFile(file.path).read(static_cast<std::uint64_t>(from), std::as_writable_bytes(std::span(text)));
+  const auto behind = [&](std::size_t at) { return place + from + static_cast<std::int64_t>(at) - inside; };
+  std::size_t at = text.find(end_of_text_mark);
+  if (at != std::string::npos && behind(at + end_of_text_mark.size()) >= place)
+    return behind(at + end_of_text_mark.size());
+  if (inside + reach >= size) return place + size - inside;
+  at = text.find('\n', static_cast<std::size_t>(inside - from));
+  if (at != std::string::npos) return behind(at + 1);
+  at = static_cast<std::size_t>(inside - from);
+  while (at + 1 < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0U) == 0x80U) ++at;
+  return behind(at);
+}
+
+SHARDLIB_INLINE void TextStream::read_more(Lane& lane) const {
+  if (lane.place == lane.end) lane.place = lane.begin;
+  const TextFile& file = file_at(lane.place);
+  if (!lane.file || lane.file->path() != file.path) lane.file = std::make_shared<const InputFile>(file.path);
+  const std::int64_t at = lane.place % bytes_ - file.begin;
+  const std::int64_t count = std::min({detail::stream_block, file.end - file.begin - at, lane.end - lane.place});
+  const std::size_t before = lane.text.size();
+  lane.text.resize(before + static_cast<std::size_t>(count));
+  const std::span<char> block = std::span(lane.text).subspan(before);
+  lane.file->read(static_cast<std::uint64_t>(at), std::as_writable_bytes(block));
+  if (const auto zero = std::find(block.begin(), block.end(), '\0'); zero != block.end())
+    throw UsageError("'" + file.path + "' is no text: it has a zero byte at " +
+                     std::to_string(at + (zero - block.begin())) + "; keep other files out of the folder of --stream");
+  lane.place += count;
+  lane.idle_bytes += count;
+  lane.ends = at + count == file.end - file.begin || lane.place == lane.end;
+}
+
+SHARDLIB_INLINE void TextStream::put(Lane& lane, std::string_view piece, bool ends) const {
+  const bool blank = piece.find_first_not_of(" \t\n\v\f\r") == std::string_view::npos;
+  if (!(blank && lane.starts && ends)) {
+    std::vector<std::uint32_t> ids = options_.text.tokenizer->encode(piece);
+    if (ends && options_.text.end_of_text) ids.push_back(options_.text.tokenizer->end_of_text());
+    const std::uint32_t bound = options_.vocabulary > 0 ? options_.vocabulary : std::uint32_t{1} << 31;
+    for (const std::uint32_t id : ids) {
+      if (id >= bound)
+        throw UsageError("a text near byte " +
+                         std::to_string((lane.place - 1) % bytes_ + 1 - file_at(lane.place - 1).begin) + " of '" +
+                         lane.file->path() + "' has the token id " + std::to_string(id) + ", but the vocabulary has " +
+                         std::to_string(bound) + " tokens: choose a larger vocabulary, or another tokenizer");
+      lane.tokens.push_back(id << 1 | (lane.starts ? 1U : 0U));
+      lane.starts = false;
+      lane.idle_bytes = 0;
+    }
+  }
+  if (ends) lane.starts = true;
+}
+
+/// Tokenizes the document that `text` begins with, or a piece of it where it is long.
+SHARDLIB_INLINE void TextStream::tokenize_piece(Lane& lane) const {
+  std::size_t searched = 0;
+  for (;;) {
+    const std::size_t at = lane.text.find(end_of_text_mark, searched);
+    if (at != std::string::npos) {
+      put(lane, std::string_view(lane.text).substr(0, at), true);
+      lane.text.erase(0, at + end_of_text_mark.size());
+      return;
+    }
+    if (lane.ends) {
+      lane.ends = false;
+      put(lane, lane.text, true);
+      lane.text.clear();
+      return;
+    }
+    if (lane.text.size() >= detail::stream_piece) {
+      const std::size_t end =
+          detail::last_cut(lane.text, lane.text.size() / 2, lane.text.size() - end_of_text_mark.size());
+      put(lane, std::string_view(lane.text).substr(0, end), false);
+      lane.text.erase(0, end);
+      return;
+    }
+    searched = lane.text.size() - std::min(lane.text.size(), end_of_text_mark.size());
+    read_more(lane);
+  }
+}
+
+SHARDLIB_INLINE TokenBatch TextStream::next() {
+  const auto length = static_cast<std::size_t>(options_.length);
+  TokenBatch out = detail::empty_rows(std::ssize(lanes_), options_.length);
+  for (std::size_t r = 0; r < lanes_.size(); ++r) {
+    Lane& lane = *lanes_[r];
+    while (lane.tokens.size() - lane.taken < length) {
+      tokenize_piece(lane);
+      if (lane.idle_bytes > 2 * (lane.end - lane.begin))
+        throw UsageError("row " + std::to_string(lane.row) + " of a batch finds only white space in its part of the " +
+                         "text, near '" + lane.file->path() + "': choose more text, or a smaller --batch");
+    }
+    detail::fill_row(std::span(lane.tokens).subspan(lane.taken, length), r * length, length, out);
+    lane.taken += length;
+    if (2 * lane.taken > lane.tokens.size()) {  // moving what is left costs no more than it cost to make
+      lane.tokens.erase(lane.tokens.begin(), lane.tokens.begin() + static_cast<std::ptrdiff_t>(lane.taken));
+      lane.taken = 0;
+    }
+  }
+  return out;
+}
+
+}  // namespace shardlib::io

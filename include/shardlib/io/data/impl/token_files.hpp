@@ -1,0 +1,295 @@
+// Definitions of token_files.hpp.
+#pragma once
+
+#include "shardlib/io/data/token_files.hpp"
+
+#include <fcntl.h>
+#include <glob.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <cstddef>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "shardlib/io/impl/posix.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::io {
+namespace detail {
+
+static_assert(std::endian::native == std::endian::little, "token files are read as they lie");
+
+inline constexpr std::int32_t bin_magic = 20240520, bin_version = 1;
+using BinHeader = std::array<std::int32_t, 256>;
+inline constexpr std::int64_t bin_block = 8192;  // tokens from one entry of the index of documents to the next
+
+/// llm.c's header, where the file begins with its magic number.
+inline std::optional<BinHeader> bin_header(const InputFile& file) {
+  BinHeader header{};
+  const auto bytes = std::as_writable_bytes(std::span(header));
+  const std::size_t there = std::min<std::size_t>(bytes.size(), file.size());
+  file.read(0, bytes.first(there));
+  if (there < sizeof(std::int32_t) || header[0] != bin_magic) return std::nullopt;
+  if (there < bytes.size())
+    throw Error("'" + file.path() + "' begins as an llm.c token file, but ends within the header, at byte " +
+                std::to_string(there) + " of 1024: it was truncated; copy it again");
+  return header;
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE std::vector<BinTokens::Shard> BinTokens::open(const std::vector<std::string>& paths) {
+  if (paths.empty()) throw UsageError("no token files: name at least one .bin");
+  std::vector<Shard> shards;
+  std::int64_t first = 0;
+  for (const std::string& path : paths) {
+    auto file = std::make_shared<const InputFile>(path);
+    const std::uint64_t size = file->size();
+    const auto header = detail::bin_header(*file);
+    const std::uint64_t offset = header ? sizeof(detail::BinHeader) : 0;
+    if (header && (*header)[1] != detail::bin_version)
+      throw UsageError("'" + path + "' is an llm.c token file of version " + std::to_string((*header)[1]) +
+                       ", but only version 1 is supported: write it again with GPT-2's tokenizer");
+    if (header && ((*header)[2] < 0 || size != offset + 2 * static_cast<std::uint64_t>((*header)[2])))
+      throw Error("'" + path + "' should hold " + std::to_string((*header)[2]) +
+                  " tokens of 2 bytes by its header, but has " + std::to_string(size - offset) +
+                  " bytes behind it: it was truncated or damaged; copy it again");
+    if (size % 2 != 0)
+      throw Error("'" + path + "' has " + std::to_string(size) +
+                  " bytes, an odd number, but a token has 2: it was truncated or is no token file");
+    if (!shards.empty() && shards.front().offset != offset)
+      throw UsageError("'" + paths.front() + "' and '" + path +
+                       "' are token files of different kinds (llm.c and nanoGPT): use those of one kind");
+    const std::int64_t end = first + static_cast<std::int64_t>((size - offset) / 2);
+    if (end > first) shards.push_back({std::move(file), first, end, offset});
+    first = end;
+  }
+  if (shards.empty()) throw UsageError("'" + paths.front() + "' has no tokens: " + std::string(other_data));
+  return shards;
+}
+
+SHARDLIB_INLINE BinTokens::BinTokens(const std::vector<std::string>& paths, std::uint32_t end_of_text)
+    : BinTokens(open(paths), end_of_text) {}
+
+SHARDLIB_INLINE BinTokens::BinTokens(std::vector<Shard> shards, std::uint32_t end_of_text)
+    : TokenSource(shards.front().file->path(), shards.back().end, std::nullopt),
+      shards_(std::move(shards)),
+      end_of_text_(end_of_text) {}
+
+SHARDLIB_INLINE void BinTokens::read_ids(std::int64_t first, std::span<std::uint16_t> out) const {
+  auto shard = std::upper_bound(shards_.begin(), shards_.end(), first,
+                                [](std::int64_t token, const Shard& s) { return token < s.end; });
+  for (; !out.empty(); ++shard) {
+    const auto count = std::min(out.size(), static_cast<std::size_t>(shard->end - first));
+    shard->file->read(shard->offset + 2 * static_cast<std::uint64_t>(first - shard->first),
+                      std::as_writable_bytes(out.first(count)));
+    out = out.subspan(count);
+    first += static_cast<std::int64_t>(count);
+  }
+}
+
+SHARDLIB_INLINE void BinTokens::read_tokens(std::int64_t first, std::span<EncodedToken> out) const {
+  // llm.c marks a document by its first token, nanoGPT by the last one of the document before it.
+  const bool ends = shards_.front().offset == 0;
+  const std::int64_t from = ends && first > 0 ? first - 1 : first;
+  std::vector<std::uint16_t> ids(out.size() + static_cast<std::size_t>(first - from));
+  read_ids(from, ids);
+  const std::uint16_t* const id = ids.data() + (first - from);
+  const std::uint16_t* const mark = ends ? id - 1 : id;
+  const std::size_t begin = first == 0 ? 1 : 0;
+  if (begin == 1) out[0] = EncodedToken{id[0]} << 1 | 1U;
+  for (std::size_t i = begin; i < out.size(); ++i)
+    out[i] = EncodedToken{id[i]} << 1 | static_cast<EncodedToken>(mark[i] == end_of_text_);
+}
+
+SHARDLIB_INLINE std::int64_t BinTokens::count_documents() const {
+  const std::lock_guard lock(mutex_);
+  if (starts_before_.empty()) {
+    std::vector<std::int64_t> before{0};
+    std::vector<EncodedToken> block(static_cast<std::size_t>(detail::bin_block));
+    for (std::int64_t first = 0; first < tokens(); first += detail::bin_block) {
+      block.resize(static_cast<std::size_t>(std::min(detail::bin_block, tokens() - first)));
+      read_tokens(first, block);
+      std::int64_t starts = 0;
+      for (const EncodedToken token : block) starts += token & 1U;
+      before.push_back(before.back() + starts);
+    }
+    starts_before_ = std::move(before);
+  }
+  return starts_before_.back();
+}
+
+SHARDLIB_INLINE std::int64_t BinTokens::find_start(std::int64_t index) const {
+  const auto block = std::upper_bound(starts_before_.begin(), starts_before_.end(), index) - starts_before_.begin() - 1;
+  const std::int64_t first = block * detail::bin_block;
+  std::vector<EncodedToken> tokens(static_cast<std::size_t>(std::min(detail::bin_block, this->tokens() - first)));
+  read_tokens(first, tokens);
+  std::int64_t left = index - starts_before_[static_cast<std::size_t>(block)];
+  std::size_t i = 0;
+  while (i < tokens.size() && ((tokens[i] & 1U) == 0 || left-- > 0)) ++i;
+  if (i == tokens.size()) throw Error("'" + name() + "' has changed while it is being read: start again");
+  return first + static_cast<std::int64_t>(i);
+}
+
+SHARDLIB_INLINE TokenRange BinTokens::find_document(std::int64_t index) const {
+  const std::int64_t begin = find_start(index);
+  return {begin, index + 1 < count_documents() ? find_start(index + 1) : tokens()};
+}
+
+// ---- the writer -----------------------------------------------------------------------------------------------------
+
+SHARDLIB_INLINE BinWriter::BinWriter(std::string path, std::uint32_t end_of_text)
+    : path_(std::move(path)), end_of_text_(static_cast<std::uint16_t>(end_of_text)) {
+  if (end_of_text >> 16 != 0)
+    throw UsageError("the end of text " + std::to_string(end_of_text) + " does not fit the 2 bytes of a .bin");
+  if (file_exists(path_)) throw UsageError("'" + path_ + "' exists already: remove it first, or write elsewhere");
+  file_ = ::open((path_ + ".partial").c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (file_ < 0) detail::fail_file("write", path_ + ".partial", errno);
+}
+
+SHARDLIB_INLINE BinWriter::~BinWriter() {
+  if (file_ < 0) return;
+  ::close(file_);
+  ::unlink((path_ + ".partial").c_str());
+}
+
+SHARDLIB_INLINE void BinWriter::write(std::uint64_t offset, std::span<const std::byte> bytes) {
+  for (std::size_t done = 0; done < bytes.size();) {
+    const ssize_t n = ::pwrite(file_, bytes.data() + done, bytes.size() - done, static_cast<off_t>(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) detail::fail_file("write", path_ + ".partial", errno);
+    done += static_cast<std::size_t>(n);
+  }
+}
+
+SHARDLIB_INLINE void BinWriter::flush() {
+  write(sizeof(detail::BinHeader) + 2 * static_cast<std::uint64_t>(written_), std::as_bytes(std::span(pending_)));
+  written_ = tokens_;
+  pending_.clear();
+}
+
+SHARDLIB_INLINE void BinWriter::add(std::span<const std::uint32_t> ids) {
+  if (file_ < 0) throw Error("BinWriter: '" + path_ + "' is finished; nothing can be added");
+  if (ids.empty()) return;
+  const std::uint32_t largest = *std::max_element(ids.begin(), ids.end());
+  if (largest >> 16 != 0)
+    throw UsageError("a document for '" + path_ + "' has the token id " + std::to_string(largest) +
+                     ", which does not fit the 2 bytes of a .bin: write flat-tokens instead");
+  if (tokens_ + std::ssize(ids) > INT32_MAX - 1)
+    throw UsageError("'" + path_ + "' would exceed the 2^31 - 1 tokens of a .bin: write several, or flat-tokens");
+  pending_.push_back(end_of_text_);
+  for (const std::uint32_t id : ids) pending_.push_back(static_cast<std::uint16_t>(id));
+  tokens_ += 1 + std::ssize(ids);
+  if (pending_.size() >= std::size_t{1} << 20) flush();
+}
+
+SHARDLIB_INLINE void BinWriter::finish() {
+  if (tokens_ == 0) throw UsageError("nothing to write to '" + path_ + "': no document has tokens");
+  flush();
+  detail::BinHeader header{detail::bin_magic, detail::bin_version, static_cast<std::int32_t>(tokens_)};
+  write(0, std::as_bytes(std::span(header)));
+  if (::fsync(file_) != 0) detail::fail_file("write", path_ + ".partial", errno);
+  if (::close(std::exchange(file_, -1)) != 0) detail::fail_file("write", path_ + ".partial", errno);
+  rename_path(path_ + ".partial", path_);
+  sync_path(std::filesystem::path(path_).parent_path().string());
+}
+
+// ---- whatever a path holds ------------------------------------------------------------------------------------------
+
+namespace detail {
+
+/// The files of a folder that are a split's: "train.bin", "fineweb_val_000000.bin"; sorted.
+inline std::vector<std::string> bins_of(const std::string& folder, Split split) {
+  std::vector<std::string> paths;
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (name.ends_with(".bin") && name.find(split == Split::train ? "train" : "val") != std::string::npos)
+      paths.push_back(it->path().string());
+  }
+  if (error) throw UsageError("cannot list the folder '" + folder + "': " + error.message());
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+inline std::vector<std::string> matches(const std::string& pattern) {
+  glob_t found{};
+  std::vector<std::string> paths;
+  if (::glob(pattern.c_str(), GLOB_ERR, nullptr, &found) == 0)
+    paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  ::globfree(&found);
+  return paths;
+}
+
+/// Whether a file's first 64 KiB have a zero byte, as 2-byte ids do and text does not.
+inline bool has_zeros(const InputFile& file) {
+  Bytes start(std::min<std::size_t>(file.size(), 65536));
+  file.read(0, start);
+  return std::find(start.begin(), start.end(), std::byte{0}) != start.end();
+}
+
+inline std::shared_ptr<const TokenSource> open_file(const std::string& path, const TextOptions& text) {
+  const InputFile file(path);
+  if (bin_header(file)) return std::make_shared<BinTokens>(std::vector{path});
+  const bool named = path.ends_with(".bin"), zeros = has_zeros(file);
+  if (named && file.size() > 0 && !zeros)
+    throw UsageError("'" + path +
+                     "' is named as a token file, but has neither llm.c's header nor, as 2-byte ids have, " +
+                     "any zero byte in its first 64 KiB: rename it to .txt if it is a text");
+  if (named) return std::make_shared<BinTokens>(std::vector{path});
+  if (zeros)
+    throw UsageError("'" + path + "' is no text, as it has zero bytes, and no llm.c token file: rename it to .bin if " +
+                     "it holds bare 2-byte ids (nanoGPT)");
+  return read_text_tokens(path, text);
+}
+
+inline std::shared_ptr<const TokenSource> open_folder(const std::string& path, Split split) {
+  if (file_exists(path + "/encoded_tokens/.zarray")) {
+    if (split == Split::validation && std::filesystem::path(path).filename() != "validation")
+      throw UsageError("'" + path + "' is one split of a flat-tokens data set: name the data set instead");
+    return std::make_shared<FlatTokens>(path);
+  }
+  if (file_exists(path + "/.zgroup")) {
+    const std::string folder = path + "/" + to_string(split);
+    if (!file_exists(folder + "/.zgroup"))
+      throw UsageError("'" + path + "' is a zarr group without '" + to_string(split) +
+                       "': a flat-tokens data set has train and validation (docs/data.md)");
+    return std::make_shared<FlatTokens>(folder, FlatTokens::default_cache_bytes,
+                                        split == Split::train ? other_data : other_validation);
+  }
+  if (path.ends_with(".partial"))
+    throw UsageError("'" + path + "' is unfinished: let the program that writes it go on");
+  const std::vector<std::string> paths = bins_of(path, split);
+  if (paths.empty())
+    throw UsageError("the folder '" + path + "' holds neither flat-tokens (a .zgroup) nor " +
+                     (split == Split::train ? "*train*.bin" : "*val*.bin") + " files: " +
+                     (split == Split::train ? "tokenize its texts first, or train straight from them with --stream"
+                                            : std::string(other_validation)));
+  return std::make_shared<BinTokens>(paths);
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE std::shared_ptr<const TokenSource> open_tokens(const std::string& path, Split split,
+                                                               const TextOptions& text) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) return detail::open_folder(path, split);
+  const bool exists = file_exists(path);
+  const std::vector<std::string> paths = exists ? std::vector<std::string>{} : detail::matches(path);
+  if (!exists && paths.empty())
+    throw UsageError("cannot read '" + path + "': there is no such file, folder or glob" +
+                     (file_exists(path + ".partial") ? ", only an unfinished '" + path + ".partial'" : "") +
+                     "; check --data");
+  if (split == Split::validation)
+    throw UsageError("'" + path +
+                     "' has no validation split: give the validation data a path of its own (--validation-data)");
+  if (paths.empty()) return detail::open_file(path, text);
+  return std::make_shared<BinTokens>(paths);
+}
+
+}  // namespace shardlib::io

@@ -1,0 +1,117 @@
+// Definitions of token_source.hpp.
+#pragma once
+
+#include "shardlib/io/data/token_source.hpp"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "shardlib/io/file.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::io {
+
+SHARDLIB_INLINE TokenSource::TokenSource(std::string name, std::int64_t tokens,
+                                         std::optional<std::uint32_t> max_token_id, std::string_view remedy)
+    : name_(std::move(name)), tokens_(tokens), max_token_id_(max_token_id) {
+  if (tokens_ < 1) throw UsageError("'" + name_ + "' has no tokens: " + std::string(remedy));
+}
+
+SHARDLIB_INLINE void TokenSource::read(std::int64_t first, std::span<EncodedToken> out) const {
+  const auto count = static_cast<std::int64_t>(out.size());
+  if (first < 0 || count > tokens_ || first > tokens_ - count)
+    throw Error("tokens " + std::to_string(first) + " to " + std::to_string(first + count) + " of '" + name_ +
+                "' are asked for, but it has " + std::to_string(tokens_));
+  if (out.empty()) return;
+  read_tokens(first, out);
+  if (!max_token_id_) return;
+  EncodedToken largest = 0;
+  for (const EncodedToken token : out) largest = std::max(largest, token);
+  if (largest >> 1 <= *max_token_id_) return;
+  const auto bad = std::find_if(out.begin(), out.end(), [&](EncodedToken t) { return t >> 1 > *max_token_id_; });
+  throw Error("token " + std::to_string(first + (bad - out.begin())) + " of '" + name_ + "' has the id " +
+              std::to_string(*bad >> 1) + ", but max_token_id is " + std::to_string(*max_token_id_) +
+              ": the data are damaged; make them again");
+}
+
+SHARDLIB_INLINE TokenRange TokenSource::document(std::int64_t index) const {
+  if (index < 0 || index >= documents())
+    throw Error("document " + std::to_string(index) + " of '" + name_ + "' is asked for, but it has " +
+                std::to_string(documents()));
+  return find_document(index);
+}
+
+SHARDLIB_INLINE std::uint64_t TokenSource::identity() const {
+  constexpr std::int64_t samples = 64, sample = 256;
+  std::vector<EncodedToken> tokens(static_cast<std::size_t>(std::min(sample, tokens_)));
+  std::uint64_t hash = detail::hash_in(0, static_cast<std::uint64_t>(tokens_));
+  const std::int64_t last = tokens_ - static_cast<std::int64_t>(tokens.size());
+  for (std::int64_t i = 0; i < samples; ++i) {
+    read(last / (samples - 1) * i + last % (samples - 1) * i / (samples - 1), tokens);
+    for (const EncodedToken token : tokens) hash = detail::hash_in(hash, token);
+  }
+  return hash;
+}
+
+SHARDLIB_INLINE MemoryTokens::MemoryTokens(std::string name, const std::vector<std::vector<std::uint32_t>>& documents)
+    : MemoryTokens(name, join(name, documents)) {}
+
+SHARDLIB_INLINE MemoryTokens::MemoryTokens(std::string name, Data data)
+    : TokenSource(std::move(name), static_cast<std::int64_t>(data.tokens.size()), data.max_token_id),
+      data_(std::move(data)) {}
+
+SHARDLIB_INLINE MemoryTokens::Data MemoryTokens::join(const std::string& name,
+                                                      const std::vector<std::vector<std::uint32_t>>& documents) {
+  Data data;
+  std::size_t tokens = 0;
+  for (const auto& document : documents) tokens += document.size();
+  data.tokens.reserve(tokens);
+  for (const auto& document : documents) {
+    if (document.empty()) continue;
+    data.starts.push_back(static_cast<std::int64_t>(data.tokens.size()));
+    for (const std::uint32_t id : document) {
+      if (id >> 31 != 0)
+        throw UsageError("token " + std::to_string(data.tokens.size()) + " of '" + name + "' has the id " +
+                         std::to_string(id) + ": ids must be below 2^31; check the tokenizer");
+      data.max_token_id = std::max(data.max_token_id, id);
+      data.tokens.push_back(id << 1);
+    }
+    data.tokens[static_cast<std::size_t>(data.starts.back())] |= 1U;
+  }
+  return data;
+}
+
+SHARDLIB_INLINE void MemoryTokens::read_tokens(std::int64_t first, std::span<EncodedToken> out) const {
+  std::copy_n(data_.tokens.begin() + first, out.size(), out.begin());
+}
+
+SHARDLIB_INLINE std::int64_t MemoryTokens::count_documents() const {
+  return static_cast<std::int64_t>(data_.starts.size());
+}
+
+SHARDLIB_INLINE TokenRange MemoryTokens::find_document(std::int64_t index) const {
+  const auto i = static_cast<std::size_t>(index);
+  return {data_.starts[i], i + 1 < data_.starts.size() ? data_.starts[i + 1] : tokens()};
+}
+
+SHARDLIB_INLINE void for_each_document(std::string_view text, const std::function<void(std::string_view)>& f) {
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find(end_of_text_mark, begin), text.size());
+    const std::string_view document = text.substr(begin, end - begin);
+    if (document.find_first_not_of(" \t\n\v\f\r") != std::string_view::npos) f(document);
+    begin = end + end_of_text_mark.size();
+  }
+}
+
+SHARDLIB_INLINE std::shared_ptr<const TokenSource> read_text_tokens(const std::string& path,
+                                                                    const TextOptions& options) {
+  const Bytes bytes = read_file(path);
+  std::vector<std::vector<std::uint32_t>> documents;
+  for_each_document(as_text(bytes), [&](std::string_view document) {
+    documents.push_back(options.tokenizer->encode(document));
+    if (options.end_of_text) documents.back().push_back(options.tokenizer->end_of_text());
+  });
+  return std::make_shared<MemoryTokens>(path, documents);
+}
+
+}  // namespace shardlib::io

@@ -1,0 +1,125 @@
+// Where tokens come from: one long row of token ids in which documents begin, whatever holds it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "shardlib/io/data/token_batch.hpp"
+#include "shardlib/io/tokenizer/tokenizer.hpp"
+#include "shardlib/support/inline.hpp"
+
+namespace shardlib::io {
+
+/// Tokens [begin, end) of a source.
+struct TokenRange {
+  std::int64_t begin = 0, end = 0;
+};
+
+/// What helps where there are no tokens at all.
+inline constexpr std::string_view other_data = "choose another --data";
+/// What helps where the validation split of --data has none.
+inline constexpr std::string_view other_validation =
+    "tokenize the texts again with a larger --validation-fraction, give --validation-data, or leave out "
+    "--validate-every";
+
+/// The tokens of all documents, one after another. Const members are thread-safe.
+class TokenSource {
+ public:
+  virtual ~TokenSource() = default;
+  TokenSource(const TokenSource&) = delete;
+  TokenSource& operator=(const TokenSource&) = delete;
+
+  /// What messages call it: a path.
+  [[nodiscard]] const std::string& name() const { return name_; }
+  /// At least 1.
+  [[nodiscard]] std::int64_t tokens() const { return tokens_; }
+  /// A bound on all ids, where the format states one; `read` checks it.
+  [[nodiscard]] std::optional<std::uint32_t> max_token_id() const { return max_token_id_; }
+
+  /// Tokens [first, first + out.size()). Throws Error outside of the source and for damaged data.
+  void read(std::int64_t first, std::span<EncodedToken> out) const;
+
+  /// The number of documents that have tokens; `document` is the place of one of them. The first call may look through
+  /// the source.
+  [[nodiscard]] std::int64_t documents() const { return count_documents(); }
+  [[nodiscard]] TokenRange document(std::int64_t index) const;
+
+  /// A hash of the tokens, whatever holds them: of their number and of 64 samples of up to 256 of them, spread evenly.
+  [[nodiscard]] std::uint64_t identity() const;
+
+ protected:
+  /// Throws UsageError for a source without tokens; `remedy` is what helps then.
+  TokenSource(std::string name, std::int64_t tokens, std::optional<std::uint32_t> max_token_id,
+              std::string_view remedy = other_data);
+
+ private:
+  virtual void read_tokens(std::int64_t first, std::span<EncodedToken> out) const = 0;
+  [[nodiscard]] virtual std::int64_t count_documents() const = 0;
+  [[nodiscard]] virtual TokenRange find_document(std::int64_t index) const = 0;
+
+  std::string name_;
+  std::int64_t tokens_;
+  std::optional<std::uint32_t> max_token_id_;
+};
+
+/// Tokens in memory, 4 bytes each.
+class MemoryTokens final : public TokenSource {
+ public:
+  /// Throws UsageError where no document has a token or an id is 2^31 or more. Empty documents vanish.
+  MemoryTokens(std::string name, const std::vector<std::vector<std::uint32_t>>& documents);
+
+ private:
+  struct Data {
+    std::vector<EncodedToken> tokens;
+    std::vector<std::int64_t> starts;
+    std::uint32_t max_token_id = 0;
+  };
+  MemoryTokens(std::string name, Data data);
+  static Data join(const std::string& name, const std::vector<std::vector<std::uint32_t>>& documents);
+
+  void read_tokens(std::int64_t first, std::span<EncodedToken> out) const override;
+  [[nodiscard]] std::int64_t count_documents() const override;
+  [[nodiscard]] TokenRange find_document(std::int64_t index) const override;
+
+  Data data_;
+};
+
+/// How texts become tokens.
+struct TextOptions {
+  std::shared_ptr<const Tokenizer> tokenizer = std::make_shared<ByteTokenizer>();
+  bool end_of_text = false;  ///< whether the tokenizer's end of text ends each document
+};
+
+/// Calls `f` for each document of a text; they are separated by "<|endoftext|>". Documents of nothing but white space
+/// are dropped. `for_each_document(text, [&](std::string_view document) { ... })`
+void for_each_document(std::string_view text, const std::function<void(std::string_view document)>& f);
+
+/// A text file as tokens in memory. Throws UsageError for an unreadable or blank file. `read_text_tokens("bible.txt",
+/// {tokenizer})`
+[[nodiscard]] std::shared_ptr<const TokenSource> read_text_tokens(const std::string& path,
+                                                                  const TextOptions& options = {});
+
+namespace detail {
+/// The finaliser of splitmix64 (Steele et al. 2014), a bijection that spreads every bit.
+[[nodiscard]] constexpr std::uint64_t mix_bits(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
+  return x ^ (x >> 31);
+}
+[[nodiscard]] constexpr std::uint64_t hash_in(std::uint64_t hash, std::uint64_t value) {
+  return mix_bits((hash ^ value) + 0x9e3779b97f4a7c15U);
+}
+}  // namespace detail
+
+}  // namespace shardlib::io
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/io/data/impl/token_source.hpp"
+#endif

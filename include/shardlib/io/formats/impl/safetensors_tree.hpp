@@ -1,0 +1,270 @@
+// Definitions of safetensors_tree.hpp.
+#pragma once
+
+#include "shardlib/io/formats/safetensors_tree.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <list>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <set>
+#include <span>
+#include <utility>
+
+#include "shardlib/io/agree.hpp"
+#include "shardlib/io/checkpoint/impl/load.hpp"
+#include "shardlib/runtime/padding.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::io {
+namespace detail {
+
+/// Where the elements of a leaf lie in its stored tensor.
+struct StoredPlace {
+  Index shape;    ///< of the stored tensor
+  Index strides;  ///< of the leaf's dims, in its own order, in elements
+  std::int64_t first = 0;
+};
+
+/// Throws UsageError if the table's entry makes no sense for a leaf of this shape.
+inline StoredPlace place_of(const std::string& leaf, const StoredLeaf& stored, std::span<const std::int64_t> shape) {
+  const auto fail = [&](const std::string& why) {
+    throw UsageError("the table's entry for the leaf '" + leaf + "' of " + show_shape(shape) + ": " + why);
+  };
+  const std::size_t rank = shape.size();
+  std::vector<int> order = stored.order, merge = stored.merge;
+  if (order.empty()) {
+    order.resize(rank);
+    std::iota(order.begin(), order.end(), 0);
+  }
+  std::vector<int> sorted = order;
+  std::sort(sorted.begin(), sorted.end());
+  for (std::size_t i = 0; i < std::max(rank, sorted.size()); ++i)
+    if (sorted.size() != rank || sorted[i] != static_cast<int>(i)) fail("`order` must name each dim once");
+  if (merge.empty()) merge.assign(rank, 1);
+  if (std::accumulate(merge.begin(), merge.end(), 0) != static_cast<int>(rank) ||
+      std::any_of(merge.begin(), merge.end(), [](int n) { return n < 1; }))
+    fail("`merge` must share out all dims");
+  const bool parted = stored.parts != 1;
+  if (stored.parts < 1 || stored.part < 0 || stored.part >= stored.parts ||
+      (parted && (stored.along < 0 || stored.along >= static_cast<int>(merge.size()))))
+    fail("there is no part " + std::to_string(stored.part) + " of " + std::to_string(stored.parts) + " along dim " +
+         std::to_string(stored.along));
+  StoredPlace place;
+  place.strides.resize(rank);
+  std::vector<std::size_t> first_dim;  // of each stored dim, in `order`
+  std::size_t next = 0;
+  for (std::size_t g = 0; g < merge.size(); ++g) {
+    first_dim.push_back(next);
+    std::int64_t size = parted && static_cast<int>(g) == stored.along ? stored.parts : 1;
+    for (int k = 0; k < merge[g]; ++k) size *= shape[static_cast<std::size_t>(order[next++])];
+    place.shape.push_back(size);
+  }
+  const Index stored_strides = row_major_strides(place.shape);
+  for (std::size_t g = 0; g < merge.size(); ++g) {
+    std::int64_t stride = stored_strides[g];
+    for (std::size_t i = first_dim[g] + static_cast<std::size_t>(merge[g]); i-- > first_dim[g];) {
+      place.strides[static_cast<std::size_t>(order[i])] = stride;
+      stride *= shape[static_cast<std::size_t>(order[i])];
+    }
+  }
+  if (parted) {
+    const auto along = static_cast<std::size_t>(stored.along);
+    place.first = stored.part * (place.shape[along] / stored.parts) * stored_strides[along];
+  }
+  return place;
+}
+
+/// This device's block of a leaf; padding becomes zeros.
+inline shardlib::detail::ValuePtr load_block(const SafetensorsFile& file, const StoredLeaf& stored,
+                                             const std::string& leaf, const shardlib::detail::Value& like) {
+  namespace core = shardlib::detail;
+  const StoredPlace place = place_of(leaf, stored, core::view(like.global.logical));
+  const SafetensorsEntry& entry = *file.find(stored.name);
+  const core::Extents extents = core::true_extents(like);
+  const Index part(extents.begin(), extents.end()), local(like.local.begin(), like.local.end());
+  // What the file has side by side is read side by side: in its order of dims, then sorted into the leaf's.
+  std::vector<std::size_t> order(part.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return std::pair(-place.strides[a], a) < std::pair(-place.strides[b], b);
+  });
+  std::int64_t first = place.first;
+  Index box, from_strides, to_strides;
+  const Index local_strides = row_major_strides(local);
+  for (const std::size_t i : order) {
+    box.push_back(part[i]);
+    from_strides.push_back(place.strides[i]);
+    to_strides.push_back(local_strides[i]);
+    first += core::block_index(*like.device, like.spec->dims[static_cast<int>(i)].axes) * local[i] * place.strides[i];
+  }
+  Bytes values = volume(box) == 0 ? Bytes{} : read_strided(file, entry, first, from_strides, box);
+  if (like.dtype == DType::f32 && entry.dtype != "F32") {
+    Bytes wide(static_cast<std::size_t>(volume(box)) * sizeof(float));
+    to_f32(entry.dtype, values, {reinterpret_cast<float*>(wide.data()), wide.size() / sizeof(float)}, stored.name);
+    values = std::move(wide);
+  }
+  const std::size_t item = size_of(like.dtype);
+  Buffer buffer = core::allocate(like);
+  if (part != local && buffer.bytes() > 0) std::memset(buffer.data(), 0, buffer.bytes());
+  for_each_run(box, row_major_strides(box), to_strides, [&](std::int64_t from, std::int64_t to, std::int64_t n) {
+    std::memcpy(buffer.data() + static_cast<std::size_t>(to) * item,
+                values.data() + static_cast<std::size_t>(from) * item, static_cast<std::size_t>(n) * item);
+  });
+  return with_buffer(like, std::move(buffer));
+}
+
+/// Lists everything in which the tree and the file differ; throws if that is not empty.
+inline void compare(const SafetensorsFile& file, const NamedValues& leaves, const std::set<std::string>& used,
+                    const StoredTable& table, const SafetensorsOptions& options) {
+  std::vector<std::string> wrong;
+  std::set<std::string> left;
+  for (const SafetensorsEntry& entry : file.entries())
+    if (!used.contains(entry.name)) left.insert(entry.name);
+  for (const auto& [name, value] : leaves) {
+    const StoredLeaf stored = table(name);
+    if (stored.name.empty()) continue;
+    const SafetensorsEntry* entry = file.find(stored.name);
+    const StoredPlace place = place_of(name, stored, shardlib::detail::view(value->global.logical));
+    const std::string what = "'" + stored.name + "' (leaf '" + name + "') ";
+    if (entry == nullptr) {
+      wrong.push_back(what + "is not in the file" + did_you_mean(stored.name, left));
+      continue;
+    }
+    if (entry->shape != place.shape)
+      wrong.push_back(what + "is " + show_shape(entry->shape) + " in the file, but " + show_shape(place.shape) +
+                      " in the program");
+    const bool to_single = value->dtype == DType::f32 && (entry->dtype == "F16" || entry->dtype == "BF16");
+    if (entry->dtype != safetensors_dtype(value->dtype) && !to_single)
+      wrong.push_back(what + "is " + entry->dtype + " in the file, but " + std::string(shardlib::name(value->dtype)) +
+                      " in the program");
+  }
+  for (const std::string& name : left)
+    if (!options.may_be_left || !options.may_be_left(name))
+      wrong.push_back("'" + name + "' is in the file, but not in the program");
+  fail_unless_fitting("the file '" + file.path() + "'", wrong);
+}
+
+SHARDLIB_INLINE std::vector<shardlib::detail::ValuePtr> load_stored(const std::shared_ptr<Device>& device,
+                                                                    const std::string& path, const NamedValues& leaves,
+                                                                    const StoredTable& table,
+                                                                    const SafetensorsOptions& options) {
+  // Pipeline stages hold different leaves: what any of them uses is not left over.
+  const std::set<std::string> used =
+      names_together(*device, leaves, [&](const std::string& leaf) { return table(leaf).name; });
+  std::vector<shardlib::detail::ValuePtr> values;
+  together(*device, "", [&] {
+    const SafetensorsFile file(path);
+    compare(file, leaves, used, table, options);
+    for (const auto& [name, value] : leaves) {
+      const StoredLeaf stored = table(name);
+      values.push_back(stored.name.empty() ? value : load_block(file, stored, name, *value));
+    }
+  });
+  return values;
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE void export_safetensors(const Checkpoint& checkpoint, const std::string& path,
+                                        const StoredTable& table) {
+  struct Piece {
+    const CheckpointArray* array;
+    StoredLeaf stored;
+    detail::StoredPlace place;
+  };
+  std::map<std::string, std::vector<Piece>> by_name;
+  for (const CheckpointArray& array : checkpoint.arrays()) {
+    StoredLeaf stored = table(array.name);
+    if (stored.name.empty()) continue;
+    detail::StoredPlace place = detail::place_of(array.name, stored, array.shape);
+    by_name[stored.name].push_back({&array, std::move(stored), std::move(place)});
+  }
+  std::vector<SafetensorsTensor> tensors;
+  for (const auto& [name, pieces] : by_name) {
+    const Piece& one = pieces.front();
+    std::set<int> parts;
+    for (const Piece& piece : pieces) {
+      if (piece.place.shape != one.place.shape || piece.array->dtype != one.array->dtype ||
+          piece.stored.parts != one.stored.parts || !parts.insert(piece.stored.part).second)
+        throw UsageError("the table's parts of '" + name + "' do not fit together: '" + one.array->name + "' and '" +
+                         piece.array->name + "'");
+    }
+    if (static_cast<int>(pieces.size()) != one.stored.parts)
+      throw UsageError("the table gives " + std::to_string(pieces.size()) + " of the " +
+                       std::to_string(one.stored.parts) + " parts of '" + name + "'");
+    const auto bytes = [&checkpoint, &pieces = pieces] {
+      const Piece& any = pieces.front();
+      const std::size_t item = size_of(any.array->dtype);
+      Bytes whole(static_cast<std::size_t>(volume(any.place.shape)) * item);
+      for (const Piece& piece : pieces) {
+        const Index& shape = piece.array->shape;
+        Bytes values(static_cast<std::size_t>(piece.array->bytes()));
+        checkpoint.read(piece.array->name, Index(shape.size(), 0), shape, values);
+        for_each_run(shape, row_major_strides(shape), piece.place.strides,
+                     [&](std::int64_t from, std::int64_t to, std::int64_t n) {
+                       std::memcpy(whole.data() + static_cast<std::size_t>(piece.place.first + to) * item,
+                                   values.data() + static_cast<std::size_t>(from) * item,
+                                   static_cast<std::size_t>(n) * item);
+                     });
+      }
+      return whole;
+    };
+    tensors.push_back({name, safetensors_dtype(one.array->dtype), one.place.shape, bytes});
+  }
+  const CheckpointMeta& meta = checkpoint.meta();
+  std::map<std::string, std::string> about = meta.user;
+  about["step"] = std::to_string(meta.step);
+  about["data_hash"] = meta.data_hash;
+  about["format"] = "pt";  // what Hugging Face's loaders look for: tensors as PyTorch lays them out
+  write_safetensors(path, std::move(tensors), about);
+}
+
+SHARDLIB_INLINE void import_safetensors(const SafetensorsFile& file, const std::string& directory, std::int64_t step) {
+  namespace core = shardlib::detail;
+  // A mesh of one device, on which each tensor is one block.
+  const auto device = std::make_shared<Device>(std::vector<AxisSize>{}, 0);
+  std::list<TensorSpec> specs;  // values point to their specs
+  std::list<std::string> dims;
+  detail::NamedValues leaves;
+  for (const SafetensorsEntry& entry : file.entries()) {
+    const std::string where = "'" + file.path() + "': tensor '" + entry.name + "'";
+    std::optional<DType> dtype;
+    for (const DType d : {DType::f32, DType::bf16, DType::f64, DType::i32, DType::u32, DType::u8, DType::bool_})
+      if (safetensors_dtype(d) == entry.dtype) dtype = d;
+    const bool half = entry.dtype == "F16";
+    if (half) dtype = DType::f32;
+    if (!dtype) throw UsageError(where + ": checkpoints have no dtype " + entry.dtype);
+    if (entry.shape.size() > static_cast<std::size_t>(max_dims))
+      throw UsageError(where + " has more than " + std::to_string(max_dims) + " dims");
+    TensorSpec& spec = specs.emplace_back();
+    core::GlobalSizes sizes;
+    for (std::size_t i = 0; i < entry.shape.size(); ++i) {
+      Dim dim;
+      dim.name = dims.emplace_back("dim_" + std::to_string(i));
+      spec.dims.push_back(dim);
+      sizes.push_back(entry.shape[i]);
+    }
+    const auto value = core::make_value({"from_safetensors", {}, {}}, device, *dtype, spec, sizes);
+    value->storage->buffer = core::allocate(*value);
+    const std::span<std::byte> bytes(value->storage->buffer.data(), value->storage->buffer.bytes());
+    if (half) {
+      file.read_f32(entry, Index(entry.shape.size(), 0), entry.shape,
+                    {value->as<float>(), static_cast<std::size_t>(value->count())});
+    } else {
+      file.read_bytes(entry, 0, bytes);
+    }
+    leaves.emplace_back(entry.name, value);
+  }
+  CheckpointMeta meta;
+  meta.step = step;
+  meta.user = file.metadata();
+  detail::CheckpointWriter writer(device, directory, 0);
+  writer.start(meta, leaves, false);
+  writer.finish();
+}
+
+}  // namespace shardlib::io

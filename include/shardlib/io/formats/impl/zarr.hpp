@@ -1,0 +1,383 @@
+// Definitions of zarr.hpp.
+#pragma once
+
+#include "shardlib/io/formats/zarr.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <system_error>
+#include <utility>
+
+#include "shardlib/io/formats/impl/zarr_cache.hpp"
+#include "shardlib/io/formats/impl/zarr_json.hpp"
+#include "shardlib/io/formats/zarr_codec.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::io {
+
+struct ZarrArray::State {
+  std::string path;
+  ZarrInfo info;
+  ZarrOpen options;
+  detail::ZarrType type;
+  Bytes fill;  ///< one element; empty for null
+  detail::DecodedCache cache;
+  /// The elements of a chunk that can be decoded alone; 0: none but the whole. As its first file has it.
+  static constexpr std::size_t unknown = ~std::size_t{0};
+  std::atomic<std::size_t> block = unknown;
+
+  State(std::string folder, ZarrInfo what, ZarrOpen how, bool write)
+      : path(std::move(folder)), info(std::move(what)), options(how) {
+    const std::string where = "'" + path + "/.zarray'";
+    detail::check_zarr_codec(info, write, where);
+    type = detail::zarr_type(info.dtype, where);
+    fill = detail::fill_bytes(info.fill_value, type, where);
+    if (info.separator != "." && info.separator != "/")
+      throw UsageError(where + ": key \"dimension_separator\": \"" + info.separator + "\" is neither . nor /");
+    if (info.shape.size() != info.chunks.size())
+      throw Error(where + ": the shape " + detail::show(info.shape) + " and the chunks " + detail::show(info.chunks) +
+                  " differ in the number of dims");
+    // No product of sizes may overflow below.
+    for (const Index* sizes : {&info.shape, &info.chunks}) {
+      std::int64_t bytes = static_cast<std::int64_t>(type.bytes);
+      for (const auto size : *sizes)
+        if (size < (sizes == &info.chunks ? 1 : 0) ||
+            __builtin_mul_overflow(bytes, std::max<std::int64_t>(size, 1), &bytes))
+          throw Error(where + ": " + detail::show(*sizes) + " are no sizes of an array");
+    }
+  }
+
+  [[nodiscard]] std::string where(const std::string& key) const { return "zarr chunk '" + path + "/" + key + "'"; }
+};
+
+SHARDLIB_INLINE ZarrArray ZarrArray::open(const std::string& path, ZarrOpen options) {
+  const std::string file = path + "/.zarray";
+  if (!file_exists(file))
+    throw UsageError("'" + path + "' is no zarr array: " +
+                     (file_exists(path + "/zarr.json") ? "it is of zarr version 3, and only 2 is supported"
+                      : file_exists(path + "/.zgroup") ? "it is a group"
+                      : file_exists(path)              ? "it has no .zarray"
+                                                       : "there is no such folder"));
+  return ZarrArray(std::make_shared<State>(path, detail::read_info(file), options, false));
+}
+
+SHARDLIB_INLINE ZarrArray ZarrArray::create(const std::string& path, const ZarrInfo& info) {
+  auto state = std::make_shared<State>(path, info, ZarrOpen{}, true);
+  if (file_exists(path + "/.zarray"))
+    throw UsageError("'" + path + "' is a zarr array already: remove it first, or write elsewhere");
+  make_folders(path);
+  detail::write_json(path + "/.zarray", detail::to_json(info));
+  return ZarrArray(std::move(state));
+}
+
+SHARDLIB_INLINE const std::string& ZarrArray::path() const {
+  return state_->path;
+}
+SHARDLIB_INLINE const ZarrInfo& ZarrArray::info() const {
+  return state_->info;
+}
+SHARDLIB_INLINE std::size_t ZarrArray::item_bytes() const {
+  return state_->type.bytes;
+}
+SHARDLIB_INLINE std::int64_t ZarrArray::size() const {
+  return volume(state_->info.shape);
+}
+SHARDLIB_INLINE std::int64_t ZarrArray::chunk_size() const {
+  return volume(state_->info.chunks);
+}
+SHARDLIB_INLINE Index ZarrArray::grid() const {
+  Index grid;
+  for (std::size_t i = 0; i < info().shape.size(); ++i)
+    grid.push_back((info().shape[i] + info().chunks[i] - 1) / info().chunks[i]);
+  return grid;
+}
+SHARDLIB_INLINE std::string ZarrArray::chunk_key(const Index& chunk) const {
+  return chunk.empty() ? "0" : detail::joined(chunk, info().separator);
+}
+
+SHARDLIB_INLINE void ZarrArray::check_type(const std::string& dtype) const {
+  if (info().dtype.substr(1) != dtype.substr(1))
+    throw Error("zarr array '" + path() + "' holds \"" + info().dtype + "\", but \"" + dtype + "\" is asked for");
+}
+
+SHARDLIB_INLINE Bytes ZarrArray::read_chunk(const Index& chunk) const {
+  const std::string key = chunk_key(chunk);
+  const Index last = grid();
+  bool inside = chunk.size() == last.size();
+  for (std::size_t i = 0; inside && i < chunk.size(); ++i) inside = chunk[i] >= 0 && chunk[i] < last[i];
+  if (!inside) throw Error(state_->where(key) + " is outside the grid " + detail::show(last));
+  if (file_exists(path() + "/" + key))
+    return detail::decode_chunk(info(), read_file(path() + "/" + key), static_cast<std::size_t>(chunk_size()),
+                                state_->where(key));
+  const Bytes& fill = fill_of(chunk);
+  Bytes values;
+  values.reserve(static_cast<std::size_t>(chunk_size()) * fill.size());
+  for (std::int64_t i = 0; i < chunk_size(); ++i) values.insert(values.end(), fill.begin(), fill.end());
+  return values;
+}
+
+/// The element that a chunk without a file consists of.
+SHARDLIB_INLINE const Bytes& ZarrArray::fill_of(const Index& chunk) const {
+  const std::string where = state_->where(chunk_key(chunk)) + " is missing";
+  if (state_->options.missing_is_error) throw Error(where);
+  if (state_->fill.empty()) throw Error(where + ", and the array has no fill_value to stand for it");
+  return state_->fill;
+}
+
+/// Decoded elements of a chunk that begin with number `first`; null for a chunk without a file.
+struct ZarrArray::Piece {
+  std::shared_ptr<const Bytes> values;
+  std::size_t first = 0;
+};
+
+/// The whole chunk, or where less will do and its blocks can be decoded alone, the block that has `element`.
+SHARDLIB_INLINE ZarrArray::Piece ZarrArray::cached(const Index& chunk, bool whole, std::size_t element) const {
+  State& s = *state_;
+  const auto file = [&] { return path() + "/" + chunk_key(chunk); };
+  const auto all = static_cast<std::size_t>(chunk_size());
+  if (!whole && s.block == State::unknown && file_exists(file()))
+    s.block = detail::block_elements(info(), InputFile(file()));
+  const std::size_t block = s.block;
+  whole = whole || block == 0 || block >= all;
+  const std::size_t first = whole ? 0 : element / block * block;
+  const detail::DecodedCache::Key place{chunk, whole ? all : first};  // no block begins at `all`
+  if (auto values = s.cache.find(place)) return {values, first};
+  if (!file_exists(file())) return {};
+  auto values = std::make_shared<const Bytes>(whole ? read_chunk(chunk)
+                                                    : detail::decode_part(info(), InputFile(file()), all, first,
+                                                                          std::min(block, all - first),
+                                                                          s.where(chunk_key(chunk))));
+  s.cache.keep(place, values, s.options.cache_bytes);
+  return {values, first};
+}
+
+SHARDLIB_INLINE void ZarrArray::read_bytes(const Index& offset, const Index& shape, std::span<std::byte> out) const {
+  const std::size_t rank = info().shape.size();
+  const auto fail = [&](const std::string& why) {
+    throw Error("zarr array '" + path() + "': reading " + detail::show(shape) + " at " + detail::show(offset) + " of " +
+                detail::show(info().shape) + ": " + why);
+  };
+  if (offset.size() != rank || shape.size() != rank) fail("the number of dims differs");
+  for (std::size_t i = 0; i < rank; ++i)
+    if (offset[i] < 0 || shape[i] < 0 || shape[i] > info().shape[i] || offset[i] > info().shape[i] - shape[i])
+      fail("it reaches outside");
+  const auto item = item_bytes();
+  if (out.size() != static_cast<std::size_t>(volume(shape)) * item)
+    fail("the memory has " + std::to_string(out.size()) + " bytes instead of " +
+         std::to_string(static_cast<std::size_t>(volume(shape)) * item));
+  if (out.empty()) return;
+
+  const Index chunk_strides = row_major_strides(info().chunks), out_strides = row_major_strides(shape);
+  Index first(rank), count(rank), place(rank, 0);
+  for (std::size_t i = 0; i < rank; ++i) {
+    first[i] = offset[i] / info().chunks[i];
+    count[i] = (offset[i] + shape[i] - 1) / info().chunks[i] - first[i] + 1;
+  }
+  do {
+    Index chunk(rank), box(rank);
+    std::int64_t from = 0, to = 0;
+    for (std::size_t i = 0; i < rank; ++i) {
+      chunk[i] = first[i] + place[i];
+      const std::int64_t begin = chunk[i] * info().chunks[i];
+      const std::int64_t low = std::max(begin, offset[i]);
+      box[i] = std::min(begin + info().chunks[i], offset[i] + shape[i]) - low;
+      from += (low - begin) * chunk_strides[i];
+      to += (low - offset[i]) * out_strides[i];
+    }
+    copy_from_chunk(chunk, box, chunk_strides, static_cast<std::size_t>(from) * item, out_strides,
+                    out.data() + static_cast<std::size_t>(to) * item);
+  } while (next_place(place, count));
+}
+
+/// Copies a box that begins `from` bytes into the chunk to `to`.
+SHARDLIB_INLINE void ZarrArray::copy_from_chunk(const Index& chunk, const Index& box, const Index& chunk_strides,
+                                                std::size_t from, const Index& out_strides, std::byte* to) const {
+  const std::size_t item = item_bytes();
+  const auto copy = [&](const std::byte* source) {
+    for_each_run(box, chunk_strides, out_strides, [&](std::int64_t a, std::int64_t b, std::int64_t n) {
+      std::memcpy(to + static_cast<std::size_t>(b) * item, source + static_cast<std::size_t>(a) * item,
+                  static_cast<std::size_t>(n) * item);
+    });
+  };
+  if (!detail::is_raw(info())) {
+    // One block after the other, where the box is a part of a chunk of one dim: else all of the chunk.
+    const auto all = static_cast<std::size_t>(chunk_size());
+    const std::size_t begin = from / item, end = begin + static_cast<std::size_t>(volume(box));
+    const bool whole = box.size() != 1 || 2 * (end - begin) >= all;
+    Piece piece = cached(chunk, whole, begin);
+    if (whole && piece.values) return copy(piece.values->data() + from);
+    for (std::size_t done = begin; piece.values;) {
+      const std::size_t last = std::min(end, piece.first + piece.values->size() / item);
+      std::memcpy(to + (done - begin) * item, piece.values->data() + (done - piece.first) * item, (last - done) * item);
+      if (last == end) return;
+      piece = cached(chunk, false, done = last);
+    }
+  } else if (const std::string file = path() + "/" + chunk_key(chunk); file_exists(file)) {
+    // Nothing to decode: read what is asked for only, in one piece if the runs are short.
+    const InputFile input(file);
+    const auto expected = static_cast<std::uint64_t>(chunk_size()) * item;
+    if (input.size() != expected)
+      throw Error(state_->where(chunk_key(chunk)) + ": it has " + std::to_string(input.size()) + " bytes instead of " +
+                  std::to_string(expected) + ": it is damaged");
+    std::int64_t span = 0, shortest = std::numeric_limits<std::int64_t>::max();
+    for_each_run(box, chunk_strides, out_strides, [&](std::int64_t a, std::int64_t, std::int64_t n) {
+      span = a + n;
+      shortest = std::min(shortest, n);
+    });
+    if (shortest == span || static_cast<std::size_t>(shortest) * item >= 65536) {
+      for_each_run(box, chunk_strides, out_strides, [&](std::int64_t a, std::int64_t b, std::int64_t n) {
+        input.read(from + static_cast<std::size_t>(a) * item,
+                   {to + static_cast<std::size_t>(b) * item, static_cast<std::size_t>(n) * item});
+      });
+      return;
+    }
+    Bytes piece(static_cast<std::size_t>(span) * item);
+    input.read(from, piece);
+    return copy(piece.data());
+  }
+  const Bytes& fill = fill_of(chunk);
+  for_each_run(box, chunk_strides, out_strides, [&](std::int64_t, std::int64_t b, std::int64_t n) {
+    for (std::int64_t i = b; i < b + n; ++i) std::memcpy(to + static_cast<std::size_t>(i) * item, fill.data(), item);
+  });
+}
+
+SHARDLIB_INLINE void ZarrArray::write_chunk_bytes(const Index& chunk, std::span<const std::byte> values) const {
+  const std::string key = chunk_key(chunk);
+  const std::size_t item = item_bytes(), rank = info().shape.size();
+  const std::size_t whole = static_cast<std::size_t>(chunk_size()) * item;
+  Index inside(rank);
+  const Index last = grid();
+  for (std::size_t i = 0; i < rank; ++i) {
+    if (chunk.size() != rank || chunk[i] < 0 || chunk[i] >= last[i])
+      throw Error(state_->where(key) + " is outside the grid " + detail::show(last));
+    inside[i] = std::min(info().chunks[i], info().shape[i] - chunk[i] * info().chunks[i]);
+  }
+  Bytes padded;
+  if (values.size() != whole) {
+    if (values.size() != static_cast<std::size_t>(volume(inside)) * item)
+      throw Error(state_->where(key) + ": it has " + std::to_string(whole) + " bytes, but " +
+                  std::to_string(values.size()) + " were given");
+    padded.resize(whole);
+    for (std::size_t i = 0; !state_->fill.empty() && i < whole; ++i) padded[i] = state_->fill[i % item];
+    for_each_run(inside, row_major_strides(info().chunks), row_major_strides(inside),
+                 [&](std::int64_t a, std::int64_t b, std::int64_t n) {
+                   std::memcpy(padded.data() + static_cast<std::size_t>(a) * item,
+                               values.data() + static_cast<std::size_t>(b) * item, static_cast<std::size_t>(n) * item);
+                 });
+    values = padded;
+  }
+  const std::string file = path() + "/" + key;
+  if (info().separator == "/") make_folders(std::filesystem::path(file).parent_path().string());
+  if (detail::is_raw(info())) return replace_file(file, values);
+  replace_file(file, detail::encode_chunk(info(), values, state_->where(key)));
+}
+
+SHARDLIB_INLINE void ZarrArray::write_all_bytes(std::span<const std::byte> values) const {
+  const std::size_t item = item_bytes(), rank = info().shape.size();
+  if (values.size() != static_cast<std::size_t>(size()) * item)
+    throw Error("zarr array '" + path() + "' has " + std::to_string(static_cast<std::size_t>(size()) * item) +
+                " bytes, but " + std::to_string(values.size()) + " were given");
+  if (values.empty()) return;
+  const Index strides = row_major_strides(info().shape), last = grid();
+  Index chunk(rank, 0);
+  do {
+    Index box(rank);
+    std::int64_t from = 0;
+    for (std::size_t i = 0; i < rank; ++i) {
+      box[i] = std::min(info().chunks[i], info().shape[i] - chunk[i] * info().chunks[i]);
+      from += chunk[i] * info().chunks[i] * strides[i];
+    }
+    Bytes piece(static_cast<std::size_t>(volume(box)) * item);
+    for_each_run(box, strides, row_major_strides(box), [&](std::int64_t a, std::int64_t b, std::int64_t n) {
+      std::memcpy(piece.data() + static_cast<std::size_t>(b) * item,
+                  values.data() + static_cast<std::size_t>(from + a) * item, static_cast<std::size_t>(n) * item);
+    });
+    write_chunk_bytes(chunk, piece);
+  } while (next_place(chunk, last));
+}
+
+SHARDLIB_INLINE void ZarrArray::resize(const Index& shape) {
+  ZarrInfo changed = info();
+  changed.shape = shape;
+  auto state = std::make_shared<State>(path(), changed, state_->options, true);
+  detail::write_json(path() + "/.zarray", detail::to_json(changed));
+  state_ = std::move(state);
+}
+
+SHARDLIB_INLINE nlohmann::json ZarrArray::attributes() const {
+  return detail::read_attributes(path());
+}
+SHARDLIB_INLINE void ZarrArray::set_attributes(const nlohmann::json& attributes) const {
+  detail::write_json(path() + "/.zattrs", attributes);
+}
+
+SHARDLIB_INLINE ZarrGroup ZarrGroup::open(const std::string& path) {
+  const std::string file = path + "/.zgroup";
+  if (!file_exists(file))
+    throw UsageError("'" + path + "' is no zarr group: " +
+                     (file_exists(path + "/zarr.json") ? "it is of zarr version 3, and only 2 is supported"
+                      : file_exists(path + "/.zarray") ? "it is an array"
+                      : file_exists(path)              ? "it has no .zgroup"
+                                                       : "there is no such folder"));
+  const detail::Metadata meta(file);
+  if (const auto& format = meta.at("zarr_format"); format != 2)
+    meta.fail("zarr_format", "is " + format.dump() + ", but only version 2 is supported");
+  return ZarrGroup(path);
+}
+SHARDLIB_INLINE ZarrGroup ZarrGroup::create(const std::string& path) {
+  if (file_exists(path + "/.zgroup")) return open(path);
+  if (file_exists(path + "/.zarray")) throw UsageError("'" + path + "' is a zarr array: no group can stand there");
+  make_folders(path);
+  detail::write_json(path + "/.zgroup", {{"zarr_format", 2}});
+  return ZarrGroup(path);
+}
+
+namespace detail {
+
+/// The folders below `path` that hold the file `kind`, sorted.
+inline std::vector<std::string> members(const std::string& path, const std::string& kind) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(path, error), end; !error && it != end; it.increment(error))
+    if (file_exists(it->path().string() + "/" + kind)) names.push_back(it->path().filename().string());
+  if (error) throw Error("cannot list the folder '" + path + "': " + error.message());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE std::vector<std::string> ZarrGroup::arrays() const {
+  return detail::members(path_, ".zarray");
+}
+SHARDLIB_INLINE std::vector<std::string> ZarrGroup::groups() const {
+  return detail::members(path_, ".zgroup");
+}
+SHARDLIB_INLINE bool ZarrGroup::has_array(const std::string& name) const {
+  return file_exists(path_ + "/" + name + "/.zarray");
+}
+SHARDLIB_INLINE ZarrArray ZarrGroup::array(const std::string& name, ZarrOpen options) const {
+  return ZarrArray::open(path_ + "/" + name, options);
+}
+SHARDLIB_INLINE ZarrGroup ZarrGroup::group(const std::string& name) const {
+  return open(path_ + "/" + name);
+}
+SHARDLIB_INLINE nlohmann::json ZarrGroup::attributes() const {
+  return detail::read_attributes(path_);
+}
+SHARDLIB_INLINE void ZarrGroup::set_attributes(const nlohmann::json& attributes) const {
+  detail::write_json(path_ + "/.zattrs", attributes);
+}
+SHARDLIB_INLINE std::int64_t ZarrGroup::integer_attribute(const std::string& name) const {
+  const nlohmann::json all = attributes();
+  const auto found = all.find(name);
+  if (found == all.end()) throw Error("zarr group '" + path_ + "': its .zattrs has no \"" + name + "\"");
+  if (!found->is_number_integer())
+    throw Error("zarr group '" + path_ + "': .zattrs: \"" + name + "\" must be a whole number, not " + found->dump());
+  return found->get<std::int64_t>();
+}
+
+}  // namespace shardlib::io

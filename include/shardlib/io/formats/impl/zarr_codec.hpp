@@ -1,0 +1,276 @@
+// Definitions of zarr_codec.hpp.
+#pragma once
+
+#include "shardlib/io/formats/zarr_codec.hpp"
+
+#include <blosc.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <climits>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <type_traits>
+#include <vector>
+
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::io::detail {
+
+static_assert(std::endian::native == std::endian::little, "chunks are written as they are in memory, little-endian");
+
+SHARDLIB_INLINE ZarrType zarr_type(std::string_view text, const std::string& where) {
+  const auto fail = [&]() {
+    throw UsageError(where + ": the dtype \"" + std::string(text) +
+                     "\" is not supported: f4, f8, i1 to i8, u1 to u8 and b1 are, each after <, > or |");
+  };
+  if (text.size() != 3 || std::string_view("<>|").find(text[0]) == std::string_view::npos) fail();
+  const ZarrType type{text[1], static_cast<std::size_t>(text[2] - '0'), text[0] == '>' && text[2] != '1'};
+  const auto one_of = [&](std::string_view digits) { return digits.find(text[2]) != std::string_view::npos; };
+  const bool known = type.kind == 'f'                       ? one_of("48")
+                     : type.kind == 'i' || type.kind == 'u' ? one_of("1248")
+                                                            : type.kind == 'b' && one_of("1");
+  if (!known || (text[0] == '|' && type.bytes > 1)) fail();
+  return type;
+}
+
+SHARDLIB_INLINE bool is_raw(const ZarrInfo& info) {
+  return info.compressor.id.empty() && !info.delta && info.dtype[0] != '>';
+}
+
+SHARDLIB_INLINE void check_zarr_codec(const ZarrInfo& info, bool write, const std::string& where) {
+  const ZarrCompressor& c = info.compressor;
+  const ZarrType type = zarr_type(info.dtype, where + ": key \"dtype\"");
+  if (write && type.big_endian) throw UsageError(where + ": big-endian arrays are read only: write \"<\"");
+  const bool known = c.id.empty() || c.id == "blosc" || c.id == "zlib" || (!write && c.id == "gzip");
+  if (!known)
+    throw UsageError(where + ": the compressor \"" + c.id + "\" is not supported: " +
+                     (write ? "write none, blosc or zlib" : "none, blosc, zlib and gzip are; rewrite the array"));
+  if (write && c.id == "blosc" && blosc_compname_to_compcode(c.codec.c_str()) < 0)
+    throw UsageError(where + ": this blosc library has no codec \"" + c.codec + "\"");
+  if (write && !c.id.empty() && (c.level < 0 || c.level > 9 || c.shuffle < 0 || c.shuffle > 2 || c.block < 0))
+    throw UsageError(where + ": the compressor's level is 0 to 9, its shuffle 0 to 2, its block at least 0");
+  if (!info.delta) return;
+  const ZarrType values = zarr_type(info.delta->dtype, where + ": the delta filter's \"dtype\"");
+  const ZarrType stored = zarr_type(info.delta->stored, where + ": the delta filter's \"astype\"");
+  for (const ZarrType& t : {type, values, stored})
+    if (t.kind != 'i' && t.kind != 'u') throw UsageError(where + ": the delta filter is supported for integers only");
+  if (values.bytes != type.bytes || values.big_endian != type.big_endian || stored.bytes > values.bytes)
+    throw UsageError(where + ": the delta filter's dtype \"" + info.delta->dtype + "\" and astype \"" +
+                     info.delta->stored + "\" do not fit the array's \"" + info.dtype + "\"");
+}
+
+inline Bytes unblosc(const Bytes& file, std::size_t expected, const std::string& where) {
+  std::size_t bytes = 0;
+  if (blosc_cbuffer_validate(file.data(), file.size(), &bytes) < 0)
+    throw Error(where + ": it holds no valid blosc data: it is damaged");
+  if (bytes != expected)
+    throw Error(where + ": it decompresses to " + std::to_string(bytes) + " bytes instead of " +
+                std::to_string(expected) + ": it is damaged");
+  Bytes out(expected);
+  const int n = blosc_decompress_ctx(file.data(), out.data(), out.size(), 1);
+  if (n < 0 || static_cast<std::size_t>(n) != expected) {
+    const char* codec = blosc_cbuffer_complib(file.data());
+    throw Error(where + ": blosc cannot decompress it (library " + (codec != nullptr ? codec : "unknown") +
+                "): it is damaged, or its codec is not built in");
+  }
+  return out;
+}
+
+/// zlib or gzip, which its header tells.
+inline Bytes inflated(const Bytes& file, std::size_t expected, const std::string& where) {
+  // deflate shrinks by no more than 1032: a damaged size must not allocate without bound.
+  if (expected / 1032 > file.size())
+    throw Error(where + ": " + std::to_string(file.size()) + " bytes cannot hold a chunk of " +
+                std::to_string(expected) + ": it is damaged");
+  Bytes out(expected);
+  z_stream stream{};
+  if (inflateInit2(&stream, 15 + 32) != Z_OK) throw Error(where + ": zlib cannot start");
+  stream.next_in = const_cast<Bytef*>(reinterpret_cast<const Bytef*>(file.data()));
+  std::size_t left_in = file.size(), left_out = out.size();
+  stream.next_out = reinterpret_cast<Bytef*>(out.data());
+  int status = Z_OK;
+  while (status == Z_OK) {  // zlib counts in 32 bits
+    const auto in = static_cast<uInt>(std::min<std::size_t>(left_in, 1U << 30));
+    const auto room = static_cast<uInt>(std::min<std::size_t>(left_out, 1U << 30));
+    stream.avail_in = in;
+    stream.avail_out = room;
+    status = inflate(&stream, Z_NO_FLUSH);
+    left_in -= in - stream.avail_in;
+    left_out -= room - stream.avail_out;
+  }
+  inflateEnd(&stream);
+  if (status != Z_STREAM_END || left_in != 0 || left_out != 0)
+    throw Error(where + ": it does not decompress to " + std::to_string(expected) + " bytes: it is damaged");
+  return out;
+}
+
+inline void swap_bytes(std::span<std::byte> values, std::size_t width) {
+  for (std::size_t i = 0; i + width <= values.size(); i += width)
+    std::reverse(values.begin() + static_cast<std::ptrdiff_t>(i),
+                 values.begin() + static_cast<std::ptrdiff_t>(i + width));
+}
+
+/// Calls f with a zero of the integer type.
+template <class F>
+void with_integer(const ZarrType& type, F f) {
+  const bool s = type.kind == 'i';
+  switch (type.bytes) {
+    case 1:
+      return s ? f(std::int8_t{}) : f(std::uint8_t{});
+    case 2:
+      return s ? f(std::int16_t{}) : f(std::uint16_t{});
+    case 4:
+      return s ? f(std::int32_t{}) : f(std::uint32_t{});
+    default:
+      return s ? f(std::int64_t{}) : f(std::uint64_t{});
+  }
+}
+
+/// Integers of one type as 64 bits, sign-extended, and back: sums modulo 2^64 are right in every width.
+inline std::vector<std::uint64_t> widened(std::span<const std::byte> values, const ZarrType& type) {
+  std::vector<std::uint64_t> wide(values.size() / type.bytes);
+  with_integer(type, [&]<class T>(T one) {
+    for (std::size_t i = 0; i < wide.size(); ++i) {
+      std::memcpy(&one, values.data() + i * sizeof(T), sizeof(T));
+      wide[i] = static_cast<std::uint64_t>(one);
+    }
+  });
+  return wide;
+}
+inline Bytes narrowed(std::span<const std::uint64_t> wide, const ZarrType& type) {
+  Bytes values(wide.size() * type.bytes);
+  with_integer(type, [&]<class T>(T one) {
+    for (std::size_t i = 0; i < wide.size(); ++i) {
+      one = static_cast<T>(wide[i]);
+      std::memcpy(values.data() + i * sizeof(T), &one, sizeof(T));
+    }
+  });
+  return values;
+}
+
+SHARDLIB_INLINE Bytes decode_chunk(const ZarrInfo& info, Bytes file, std::size_t count, const std::string& where) {
+  const ZarrType type = zarr_type(info.dtype, where);
+  const ZarrType stored = info.delta ? zarr_type(info.delta->stored, where) : type;
+  const std::size_t expected = count * stored.bytes;
+  if (info.compressor.id == "blosc")
+    file = unblosc(file, expected, where);
+  else if (!info.compressor.id.empty())
+    file = inflated(file, expected, where);
+  else if (file.size() != expected)
+    throw Error(where + ": it has " + std::to_string(file.size()) + " bytes instead of " + std::to_string(expected) +
+                ": it is damaged");
+  if (stored.big_endian) swap_bytes(file, stored.bytes);
+  if (!info.delta) return file;
+  std::vector<std::uint64_t> wide = widened(file, stored);
+  for (std::size_t i = 1; i < wide.size(); ++i) wide[i] += wide[i - 1];
+  return narrowed(wide, type);
+}
+
+/// What a blosc file begins with.
+struct BloscHeader {
+  std::array<std::byte, BLOSC_MIN_HEADER_LENGTH> bytes{};
+  std::size_t decompressed = 0, compressed = 0, block = 0, item = 0;
+  bool stored = false;  ///< not compressed at all
+};
+
+/// Nothing where the file does not begin so.
+inline std::optional<BloscHeader> blosc_header(const InputFile& file) {
+  BloscHeader h;
+  if (file.size() < h.bytes.size()) return std::nullopt;
+  file.read(0, h.bytes);
+  int flags = 0;
+  if (blosc_cbuffer_validate(h.bytes.data(), file.size(), &h.decompressed) < 0) return std::nullopt;
+  blosc_cbuffer_sizes(h.bytes.data(), &h.decompressed, &h.compressed, &h.block);
+  blosc_cbuffer_metainfo(h.bytes.data(), &h.item, &flags);
+  h.stored = (flags & BLOSC_MEMCPYED) != 0;
+  return h;
+}
+
+SHARDLIB_INLINE std::size_t block_elements(const ZarrInfo& info, const InputFile& file) {
+  if (info.compressor.id != "blosc" || info.delta) return 0;  // a delta needs all that stands before
+  const auto header = blosc_header(file);
+  const std::size_t item = zarr_type(info.dtype, file.path()).bytes;
+  return header && header->item == item && header->block % item == 0 ? header->block / item : 0;
+}
+
+SHARDLIB_INLINE Bytes decode_part(const ZarrInfo& info, const InputFile& file, std::size_t elements, std::size_t first,
+                                  std::size_t count, const std::string& where) {
+  const auto damaged = [&](const std::string& why) -> Error { return Error(where + ": " + why + ": it is damaged"); };
+  const ZarrType type = zarr_type(info.dtype, where);
+  const auto header = blosc_header(file);
+  if (!header || header->item != type.bytes || header->block == 0) throw damaged("it holds no valid blosc data");
+  if (header->decompressed != elements * type.bytes)
+    throw damaged("it decompresses to " + std::to_string(header->decompressed) + " bytes instead of " +
+                  std::to_string(elements * type.bytes));
+  Bytes out(count * type.bytes);
+  if (header->stored) {
+    file.read(header->bytes.size() + first * type.bytes, out);
+  } else {
+    // blosc_getitem takes the whole file, but looks at the header, the blocks' places and the blocks it needs: only
+    // these are read, the rest stays zero.
+    const std::size_t blocks = (header->decompressed + header->block - 1) / header->block;
+    std::vector<std::int32_t> places(blocks);
+    const std::size_t begin = header->bytes.size() + blocks * sizeof(std::int32_t);
+    if (begin > file.size()) throw damaged("it is too short for its blocks");
+    file.read(header->bytes.size(), std::as_writable_bytes(std::span(places)));
+    Bytes sparse(file.size());
+    std::ranges::copy(header->bytes, sparse.begin());
+    std::ranges::copy(std::as_bytes(std::span(places)), sparse.begin() + BLOSC_MIN_HEADER_LENGTH);
+    for (std::size_t b = first * type.bytes / header->block; b * header->block < (first + count) * type.bytes; ++b) {
+      const auto from = static_cast<std::int64_t>(places[b]);
+      auto to = static_cast<std::int64_t>(file.size());  // blocks need not stand in their order
+      if (from < static_cast<std::int64_t>(begin) || from >= to) throw damaged("a block lies outside of it");
+      for (const std::int64_t place : places) to = place > from ? std::min(to, place) : to;
+      file.read(static_cast<std::uint64_t>(from),
+                std::span(sparse).subspan(static_cast<std::size_t>(from), static_cast<std::size_t>(to - from)));
+    }
+    const int n = blosc_getitem(sparse.data(), static_cast<int>(first), static_cast<int>(count), out.data());
+    if (n < 0 || static_cast<std::size_t>(n) != out.size()) throw damaged("blosc cannot decompress it");
+  }
+  if (type.big_endian) swap_bytes(out, type.bytes);
+  return out;
+}
+
+SHARDLIB_INLINE Bytes encode_chunk(const ZarrInfo& info, std::span<const std::byte> values, const std::string& where) {
+  Bytes bytes(values.begin(), values.end());
+  std::size_t width = zarr_type(info.dtype, where).bytes;
+  if (info.delta) {
+    const ZarrType stored = zarr_type(info.delta->stored, where);
+    const std::vector<std::uint64_t> wide = widened(values, zarr_type(info.delta->dtype, where));
+    std::vector<std::uint64_t> steps = wide;
+    for (std::size_t i = wide.size(); i-- > 1;) steps[i] -= wide[i - 1];
+    bytes = narrowed(steps, stored);
+    // A narrower type may be unable to hold a difference.
+    std::vector<std::uint64_t> back = widened(bytes, stored);
+    for (std::size_t i = 1; i < back.size(); ++i) back[i] += back[i - 1];
+    if (narrowed(back, zarr_type(info.delta->dtype, where)) != Bytes(values.begin(), values.end()))
+      throw UsageError(where + ": a difference does not fit the delta filter's astype \"" + info.delta->stored +
+                       "\": choose a wider one");
+    width = stored.bytes;
+  }
+  const ZarrCompressor& c = info.compressor;
+  if (c.id.empty()) return bytes;
+  if (c.id == "blosc") {
+    if (bytes.size() > BLOSC_MAX_BUFFERSIZE)
+      throw UsageError(where + ": blosc takes less than 2 GiB: choose smaller chunks");
+    Bytes out(bytes.size() + BLOSC_MAX_OVERHEAD);
+    const int n = blosc_compress_ctx(c.level, c.shuffle, width, bytes.size(), bytes.data(), out.data(), out.size(),
+                                     c.codec.c_str(), static_cast<std::size_t>(c.block), 1);
+    if (n <= 0) throw Error(where + ": blosc cannot compress it (error " + std::to_string(n) + ")");
+    out.resize(static_cast<std::size_t>(n));
+    return out;
+  }
+  uLongf size = compressBound(static_cast<uLong>(bytes.size()));
+  Bytes out(size);
+  if (compress2(reinterpret_cast<Bytef*>(out.data()), &size, reinterpret_cast<const Bytef*>(bytes.data()),
+                static_cast<uLong>(bytes.size()), c.level) != Z_OK)
+    throw Error(where + ": zlib cannot compress it");
+  out.resize(size);
+  return out;
+}
+
+}  // namespace shardlib::io::detail

@@ -1,0 +1,71 @@
+// Trees of sharded tensors from safetensors files, and safetensors files from checkpoints, by a table from the leaves'
+// names to the file's names and layout.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "shardlib/io/checkpoint/checkpoint.hpp"
+#include "shardlib/io/formats/safetensors.hpp"
+#include "shardlib/support/inline.hpp"
+
+namespace shardlib::io {
+
+/// Where a leaf lies in a file: the leaf's dims, put in `order`, then merged as `merge` says, are the stored tensor, or
+/// one of several equal parts of it, side by side.
+/// GPT-2's query weights, "M H D": {"h.0.attn.c_attn.weight", {}, {1, 2}, 1, 0, 3}; Llama's, which are stored
+/// transposed:
+/// {"model.layers.0.self_attn.q_proj.weight", {1, 2, 0}, {2, 1}}.
+struct StoredLeaf {
+  std::string name = {};        ///< empty: the leaf is not in the file
+  std::vector<int> order = {};  ///< the leaf's dims as the file has them, outermost first; empty: the same order
+  std::vector<int> merge = {};  ///< how many of these make up each stored dim, {1, 2} for [M, H * D]; empty: one each
+  int along = 0;                ///< the stored dim along which the parts lie
+  int part = 0, parts = 1;      ///< which of the equal parts the leaf is, and how many there are
+};
+/// From a leaf's name, "layers.0.w_q", to its place in the file.
+using StoredTable = std::function<StoredLeaf(const std::string& leaf)>;
+
+/// What `load_safetensors` does not insist on.
+struct SafetensorsOptions {
+  /// True for tensors of the file that the tree may do without (a tied output layer, a stored mask).
+  std::function<bool(const std::string&)> may_be_left = {};
+};
+
+namespace detail {
+[[nodiscard]] std::vector<shardlib::detail::ValuePtr> load_stored(const std::shared_ptr<Device>& device,
+                                                                  const std::string& path, const NamedValues& leaves,
+                                                                  const StoredTable& table,
+                                                                  const SafetensorsOptions& options);
+}
+
+/// Replaces the leaves of `tree`, which must be there with the sizes expected, by those of the file; each device reads
+/// its own blocks. F32, F16 and BF16 become f32; other leaves need their own dtype. Leaves whose stored name is empty
+/// stay. Collective; throws the same UsageError on all devices, listing all that does not fit, or Error for a damaged
+/// file. `load_safetensors(mesh, "model.safetensors", weights, table)`
+template <Spec A, class Tree>
+void load_safetensors(const Mesh<A>& mesh, const std::string& path, Tree& tree, const StoredTable& table,
+                      const SafetensorsOptions& options = {}) {
+  const auto values = detail::load_stored(mesh.device(), path, detail::named_values(tree, {}), table, options);
+  std::size_t i = 0;
+  for_each_leaf([&](std::string_view, auto& leaf) { leaf = std::remove_cvref_t<decltype(leaf)>(values[i++]); }, tree);
+}
+
+/// Writes a checkpoint's arrays as a safetensors file; those whose stored name is empty are left out. Not collective.
+/// `export_safetensors(checkpoint, "model.safetensors", table)`
+void export_safetensors(const Checkpoint& checkpoint, const std::string& path, const StoredTable& table);
+
+/// Makes a checkpoint of all tensors of a file, names and shapes as they are; F16 becomes f32. Not collective. Throws
+/// UsageError for dtypes that a checkpoint does not have. `import_safetensors(file, "checkpoints", 0)`
+void import_safetensors(const SafetensorsFile& file, const std::string& directory, std::int64_t step);
+
+}  // namespace shardlib::io
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/io/formats/impl/safetensors_tree.hpp"
+#endif

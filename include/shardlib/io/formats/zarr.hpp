@@ -1,0 +1,141 @@
+// zarr v2 groups and arrays on a file system (zarr-specs.readthedocs.io/en/latest/v2/v2.0.html).
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "shardlib/io/box.hpp"
+#include "shardlib/io/file.hpp"
+#include "shardlib/io/formats/zarr_info.hpp"
+#include "shardlib/support/inline.hpp"
+
+namespace shardlib::io {
+
+/// numpy's name of a C++ type: "<f4" for float. `zarr_dtype<float>()`
+template <class T>
+requires std::is_arithmetic_v<T> std::string zarr_dtype() {
+  if (std::is_same_v<T, bool>) return "|b1";
+  const char kind = std::is_floating_point_v<T> ? 'f' : std::is_signed_v<T> ? 'i' : 'u';
+  return std::string(sizeof(T) == 1 ? "|" : "<") + kind + static_cast<char>('0' + sizeof(T));
+}
+
+/// How an array is read.
+struct ZarrOpen {
+  bool missing_is_error = false;                    ///< a chunk without a file is an error, not fill_value
+  std::size_t cache_bytes = std::size_t{64} << 20;  ///< what was decompressed is kept for the next read
+};
+
+/// One array: its `path` and its `info`. Copies share it; reads are thread-safe. A chunk has one writer and is written
+/// whole, never read before. Errors are UsageError for what is not there or not supported, Error for what is damaged;
+/// both name file and key.
+class ZarrArray {
+ public:
+  /// Reads the `.zarray` of an array that is there.
+  [[nodiscard]] static ZarrArray open(const std::string& path, ZarrOpen options = {});
+  /// Makes the folder and its `.zarray`; throws UsageError where an array stands already.
+  static ZarrArray create(const std::string& path, const ZarrInfo& info);
+
+  [[nodiscard]] const std::string& path() const;
+  [[nodiscard]] const ZarrInfo& info() const;
+  /// Bytes of one element; `size` counts the elements of the array, `chunk_size` those of one chunk.
+  [[nodiscard]] std::size_t item_bytes() const;
+  [[nodiscard]] std::int64_t size() const;
+  [[nodiscard]] std::int64_t chunk_size() const;
+  /// The number of chunks along each dim.
+  [[nodiscard]] Index grid() const;
+  /// The file of a chunk, relative to path(): "0.1".
+  [[nodiscard]] std::string chunk_key(const Index& chunk) const;
+
+  /// The hyper-rectangle of `shape` at `offset`, row-major, in this machine's byte order.
+  void read_bytes(const Index& offset, const Index& shape, std::span<std::byte> out) const;
+  /// The same as elements of T, which must be the type of the array.
+  template <class T>
+  void read(const Index& offset, const Index& shape, std::span<T> out) const {
+    check_type(zarr_dtype<T>());
+    read_bytes(offset, shape, std::as_writable_bytes(out));
+  }
+  /// The whole array.
+  template <class T>
+  requires(!std::is_same_v<T, bool>) [[nodiscard]] std::vector<T> read_all() const {
+    check_type(zarr_dtype<T>());
+    std::vector<T> all(static_cast<std::size_t>(size()));
+    read_bytes(Index(info().shape.size(), 0), info().shape, std::as_writable_bytes(std::span(all)));
+    return all;
+  }
+  /// One chunk as it is stored, padded at the array's edges.
+  [[nodiscard]] Bytes read_chunk(const Index& chunk) const;
+
+  /// Writes one chunk (as `write_chunk` does): its chunk_size() elements, or at an edge only those that lie within the
+  /// array.
+  void write_chunk_bytes(const Index& chunk, std::span<const std::byte> values) const;
+  template <class T>
+  void write_chunk(const Index& chunk, std::span<const T> values) const {
+    check_type(zarr_dtype<T>());
+    write_chunk_bytes(chunk, std::as_bytes(values));
+  }
+  /// Writes every chunk, as `write_all` does.
+  void write_all_bytes(std::span<const std::byte> values) const;
+  template <class T>
+  void write_all(std::span<const T> values) const {
+    check_type(zarr_dtype<T>());
+    write_all_bytes(std::as_bytes(values));
+  }
+  /// Changes the shape in `.zarray`; chunks stay as they are. For writers that learn the length at the end.
+  void resize(const Index& shape);
+
+  /// The contents of `.zattrs`, which `set_attributes` writes.
+  [[nodiscard]] nlohmann::json attributes() const;
+  void set_attributes(const nlohmann::json& attributes) const;
+
+ private:
+  struct State;
+  explicit ZarrArray(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  void check_type(const std::string& dtype) const;
+  const Bytes& fill_of(const Index& chunk) const;
+  struct Piece;
+  Piece cached(const Index& chunk, bool whole, std::size_t element) const;
+  void copy_from_chunk(const Index& chunk, const Index& box, const Index& chunk_strides, std::size_t from,
+                       const Index& out_strides, std::byte* to) const;
+  std::shared_ptr<State> state_;
+};
+
+/// A folder of groups and arrays, `path`. `array` and `group` open one below it; `has_array` looks for one.
+class ZarrGroup {
+ public:
+  /// Throws UsageError where there is no `.zgroup`.
+  [[nodiscard]] static ZarrGroup open(const std::string& path);
+  /// Makes the folder and its `.zgroup`; a group that stands already is opened.
+  static ZarrGroup create(const std::string& path);
+
+  [[nodiscard]] const std::string& path() const { return path_; }
+  /// The names of the arrays directly below, sorted; `groups` has those of the groups.
+  [[nodiscard]] std::vector<std::string> arrays() const;
+  [[nodiscard]] std::vector<std::string> groups() const;
+  [[nodiscard]] bool has_array(const std::string& name) const;
+  [[nodiscard]] ZarrArray array(const std::string& name, ZarrOpen options = {}) const;
+  [[nodiscard]] ZarrGroup group(const std::string& name) const;
+
+  /// The contents of `.zattrs`, which `set_attributes` writes.
+  [[nodiscard]] nlohmann::json attributes() const;
+  void set_attributes(const nlohmann::json& attributes) const;
+  /// The attribute as an integer; throws Error where it is missing or none.
+  [[nodiscard]] std::int64_t integer_attribute(const std::string& name) const;
+
+ private:
+  explicit ZarrGroup(std::string path) : path_(std::move(path)) {}
+  std::string path_;
+};
+
+}  // namespace shardlib::io
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/io/formats/impl/zarr.hpp"
+#endif

@@ -1,0 +1,37 @@
+// What `.zarray` says of a zarr v2 array.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "shardlib/io/box.hpp"
+
+namespace shardlib::io {
+
+/// How chunks are compressed. Written: none, blosc and zlib; read: gzip too.
+struct ZarrCompressor {
+  std::string id;             ///< "" (none), "blosc", "zlib" or "gzip"
+  std::string codec = "lz4";  ///< blosc's: lz4, lz4hc, zstd, zlib, blosclz
+  int level = 5;              ///< effort of the compressor, 0 to 9
+  int shuffle = 1;  ///< blosc's: 0 none, 1 bytes, 2 bits
+  int block = 0;    ///< blosc's: about the bytes that are compressed together, as numcodecs has it; 0: it chooses
+};
+
+/// The filter "delta": differences of neighbours in the flattened chunk; integers only.
+struct ZarrDelta {
+  std::string dtype;   ///< of the values
+  std::string stored;  ///< of the differences ("astype"); as wide as dtype or narrower
+};
+
+/// What `.zarray` says. Arrays are in C order.
+struct ZarrInfo {
+  Index shape;
+  Index chunks;               ///< as many as shape, at least 1 each
+  std::string dtype = "<f4";  ///< numpy's: byte order (< > |), kind (f i u b), bytes
+  std::optional<ZarrDelta> delta = std::nullopt;  ///< the filter, if there is one
+  ZarrCompressor compressor = {};                 ///< of each chunk
+  std::string fill_value = "0";  ///< JSON: a number, "NaN" in quotes, or null (then a missing chunk has no value)
+  std::string separator = ".";   ///< between the places of a chunk in its file's name: "." or "/"
+};
+
+}  // namespace shardlib::io

@@ -1,0 +1,140 @@
+// Definitions of file.hpp.
+#pragma once
+
+#include "shardlib/io/file.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "shardlib/io/impl/posix.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::io {
+
+SHARDLIB_INLINE InputFile::InputFile(std::string path) : path_(std::move(path)) {
+  descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor_ < 0) detail::fail_file("read", path_, errno);
+  struct stat status{};
+  const int failed = ::fstat(descriptor_, &status) != 0 ? errno : S_ISDIR(status.st_mode) ? EISDIR : 0;
+  if (failed != 0) {
+    ::close(descriptor_);
+    detail::fail_file("read", path_, failed);
+  }
+  size_ = static_cast<std::uint64_t>(status.st_size);
+}
+
+SHARDLIB_INLINE InputFile::~InputFile() {
+  ::close(descriptor_);
+}
+
+SHARDLIB_INLINE void InputFile::read(std::uint64_t offset, std::span<std::byte> out) const {
+  for (std::size_t done = 0; done < out.size();) {
+    const ssize_t n = ::pread(descriptor_, out.data() + done, out.size() - done, static_cast<off_t>(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) detail::fail_file("read", path_, errno);
+    if (n == 0)
+      throw Error("cannot read '" + path_ + "': it ends at byte " + std::to_string(offset + done) + ", but " +
+                  std::to_string(out.size() - done) + " more are needed: it was truncated");
+    done += static_cast<std::size_t>(n);
+  }
+}
+
+SHARDLIB_INLINE bool file_exists(const std::string& path) {
+  struct stat status{};
+  if (::stat(path.c_str(), &status) == 0) return true;
+  if (errno != ENOENT && errno != ENOTDIR) detail::fail_file("look for", path, errno);
+  return false;
+}
+
+SHARDLIB_INLINE Bytes read_file(const std::string& path) {
+  const InputFile file(path);
+  Bytes bytes(file.size());
+  file.read(0, bytes);
+  return bytes;
+}
+
+SHARDLIB_INLINE void write_file(const std::string& path, std::span<const std::byte> bytes, bool durable) {
+  detail::Descriptor file(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, "write");
+  detail::write_all(file.number(), bytes, path);
+  if (durable && ::fsync(file.number()) != 0) detail::fail_file("write", path, errno);
+  if (file.close() != 0) detail::fail_file("write", path, errno);
+}
+
+SHARDLIB_INLINE OutputFile::OutputFile(const std::string& path) : path_(path) {
+  struct stat status{};
+  // Its place is taken by renaming, which would replace a device too.
+  if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
+    throw UsageError("cannot write '" + path +
+                     "': what is there is no regular file; move it away, or choose another path");
+  static std::atomic<unsigned> files = 0;
+  temporary_ = path + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(files++);
+  descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (descriptor_ < 0) detail::fail_file("write", path_, errno);
+}
+SHARDLIB_INLINE OutputFile::~OutputFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+}
+SHARDLIB_INLINE void OutputFile::write(std::span<const std::byte> bytes) {
+  detail::write_all(descriptor_, bytes, path_);
+}
+SHARDLIB_INLINE void OutputFile::commit(bool durable) {
+  if (durable && ::fsync(descriptor_) != 0) detail::fail_file("write", path_, errno);
+  if (::close(std::exchange(descriptor_, -1)) != 0) detail::fail_file("write", path_, errno);
+  rename_path(temporary_, path_);
+  temporary_.clear();
+  if (durable) sync_path(std::filesystem::path(path_).parent_path().string());
+}
+
+SHARDLIB_INLINE void replace_file(const std::string& path, std::span<const std::byte> bytes, bool durable) {
+  OutputFile file(path);
+  file.write(bytes);
+  file.commit(durable);
+}
+
+SHARDLIB_INLINE void make_folders(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) detail::fail_file("make the folder", path, error.value());
+}
+
+SHARDLIB_INLINE void sync_path(const std::string& path) {
+  const detail::Descriptor file(path.empty() ? "." : path, O_RDONLY | O_CLOEXEC, "sync");
+  // Some file systems (FUSE, SMB) have no fsync for folders and say so with EINVAL: then there is nothing to wait for.
+  if (::fsync(file.number()) != 0 && errno != EINVAL) detail::fail_file("sync", path, errno);
+}
+
+SHARDLIB_INLINE void replace_folder(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) == 0) return;
+  if (errno != EEXIST && errno != ENOTEMPTY) detail::fail_file("rename '" + from + "' to", to, errno);
+  // Where the file system can swap the two, there is no moment without either.
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) != 0) {
+    const std::string aside = to + ".old-" + std::to_string(::getpid());
+    rename_path(to, aside);
+    rename_path(from, to);
+    return remove_folder(aside);
+  }
+  remove_folder(from);
+}
+
+SHARDLIB_INLINE void remove_folder(const std::string& path) {
+  std::error_code error;
+  std::filesystem::remove_all(path, error);
+  if (error) detail::fail_file("remove the folder", path, error.value());
+}
+
+SHARDLIB_INLINE void rename_path(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) detail::fail_file("rename '" + from + "' to", to, errno);
+}
+
+}  // namespace shardlib::io

@@ -1,0 +1,58 @@
+// POSIX file descriptors and their errors, for impl/ headers.
+#pragma once
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::io {
+namespace detail {
+
+inline std::string reason(int error) {
+  return std::system_category().message(error);
+}
+[[noreturn]] inline void fail_file(const std::string& what, const std::string& path, int error) {
+  const std::string message = "cannot " + what + " '" + path + "': " + reason(error);
+  if (error == ENOENT || error == ENOTDIR) throw UsageError(message);
+  throw Error(message);
+}
+
+/// Closes the descriptor on every way out.
+class Descriptor {
+ public:
+  Descriptor(const std::string& path, int flags, const char* what) : number_(::open(path.c_str(), flags, 0666)) {
+    if (number_ < 0) fail_file(what, path, errno);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (number_ >= 0) ::close(number_);
+  }
+  [[nodiscard]] int number() const { return number_; }
+  /// Network file systems report a failed write only here.
+  [[nodiscard]] int close() { return ::close(std::exchange(number_, -1)); }
+
+ private:
+  int number_;
+};
+
+inline void write_all(int descriptor, std::span<const std::byte> bytes, const std::string& path) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(descriptor, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail_file("write", path, errno);
+    bytes = bytes.subspan(static_cast<std::size_t>(n));
+  }
+}
+
+}  // namespace detail
+
+}  // namespace shardlib::io

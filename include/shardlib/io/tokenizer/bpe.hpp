@@ -1,0 +1,71 @@
+// GPT-2's byte-pair encoding (Radford et al. 2019), exact: docs/tokenizer.md.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shardlib/io/tokenizer/tokenizer.hpp"
+#include "shardlib/support/inline.hpp"
+
+namespace shardlib::io {
+
+/// The pieces within which GPT-2 joins bytes, in order; together they are `text`:
+///   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+/// A byte that is not part of valid UTF-8 is a character that is no letter, number or space.
+[[nodiscard]] std::vector<std::string_view> gpt2_pieces(std::string_view text);
+
+/// The tokens of a `.tiktoken` file, in the order of their ids: "base64 rank" lines whose ranks count up from 0.
+/// Throws Error, naming the line, where the file is damaged, and UsageError where it is known to need other pieces.
+[[nodiscard]] std::vector<std::string> read_tiktoken(const std::string& path);
+/// The tokens in the order of their ids from GPT-2's own files, which must agree: one has the pairs in the order of
+/// their ranks, the other the ids of all tokens. `read_merges("vocab.bpe", "encoder.json")`
+[[nodiscard]] std::vector<std::string> read_merges(const std::string& merges_path, const std::string& ids_path);
+
+/// Byte-pair encoding with GPT-2's pieces. The id of a token is also its rank: of all pairs that could be joined, the
+/// one whose joined token has the lowest id is, the leftmost first.
+class BpeTokenizer final : public Tokenizer {
+ public:
+  /// `tokens[id]` are the bytes of a token; the end of text gets the id after the last. Throws Error, naming `source`,
+  /// where a token is repeated, one of the 256 bytes is missing, or no two tokens join to a longer one.
+  explicit BpeTokenizer(const std::vector<std::string>& tokens, const std::string& source = "the vocabulary");
+
+ private:
+  struct Joining;
+  BpeTokenizer(const std::vector<std::string>& tokens, const std::string& source, const std::string& digest);
+  void append_ids(std::string_view text, std::vector<std::uint32_t>& ids) const override;
+  void append_text(std::uint32_t id, std::string& text) const override;
+
+  [[nodiscard]] std::string_view token(std::uint32_t id) const {
+    return std::string_view(bytes_).substr(begins_[id], begins_[id + 1] - begins_[id]);
+  }
+  [[nodiscard]] std::uint32_t find(std::string_view piece) const;
+  [[nodiscard]] std::uint32_t joined(std::uint32_t left, std::uint32_t right) const;
+  void add_tokens(const std::vector<std::string>& tokens, const std::string& source);
+  void add_pairs(const std::string& source);
+  void append_joined(std::string_view piece, Joining& scratch, std::vector<std::uint32_t>& ids) const;
+
+  // Hash tables with open addressing, at most half full; an `id` of none marks an empty slot.
+  struct TokenSlot {
+    std::uint32_t hash, id;
+  };
+  struct PairSlot {
+    std::uint32_t left, right, id;
+  };
+  std::string bytes_;                  // of all tokens, one after the other
+  std::vector<std::uint32_t> begins_;  // a token's bytes in them, and their end
+  std::size_t longest_ = 0;
+  std::vector<TokenSlot> tokens_;
+  std::vector<PairSlot> pairs_;
+  std::array<std::uint32_t, 256> byte_ids_{};
+};
+
+}  // namespace shardlib::io
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/io/tokenizer/impl/bpe.hpp"
+#include "shardlib/io/tokenizer/impl/bpe_files.hpp"
+#endif

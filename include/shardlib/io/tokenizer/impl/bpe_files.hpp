@@ -1,0 +1,199 @@
+// Definitions of bpe.hpp: the files of a vocabulary.
+#pragma once
+
+#include "shardlib/io/tokenizer/bpe.hpp"
+
+#include <utf8proc.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include <unordered_map>
+#include <utility>
+
+#include "shardlib/io/file.hpp"
+#include "shardlib/io/tokenizer/impl/bpe_digest.hpp"
+#include "shardlib/support/error.hpp"
+#include "shardlib/support/sha256.hpp"
+
+namespace shardlib::io {
+namespace detail {
+
+[[noreturn]] inline void fail_vocabulary(const std::string& path, std::size_t line, const std::string& why) {
+  throw Error("'" + path + "', line " + std::to_string(line) + ": " + why +
+              ": the file is damaged or no vocabulary; get it again (scripts/vocabulary.sh)");
+}
+
+/// Calls f(line, number from 1) for each. Throws Error where the last line has no end: the file is cut short.
+template <class F>
+void for_each_line(const std::string& path, std::string_view text, F&& f) {
+  std::size_t number = 0;
+  while (!text.empty()) {
+    ++number;
+    const std::size_t end = text.find('\n');
+    if (end == std::string_view::npos) fail_vocabulary(path, number, "the line has no end, the file was cut short");
+    f(text.substr(0, end), number);
+    text.remove_prefix(end + 1);
+  }
+}
+
+/// Empty where `text` is not base64 of at least one byte.
+inline std::string from_base64(std::string_view text) {
+  std::string bytes;
+  std::uint32_t word = 0;
+  std::size_t digits = 0;
+  for (const char c : text.substr(0, std::min(text.size(), text.find('=')))) {
+    const int value = c >= 'A' && c <= 'Z'   ? c - 'A'
+                      : c >= 'a' && c <= 'z' ? c - 'a' + 26
+                      : c >= '0' && c <= '9' ? c - '0' + 52
+                      : c == '+'             ? 62
+                      : c == '/'             ? 63
+                                             : -1;
+    if (value < 0) return {};
+    word = word << 6 | static_cast<std::uint32_t>(value);
+    if (++digits % 4 != 1) bytes += static_cast<char>(word >> (6 - 2 * ((digits - 1) % 4)));
+  }
+  // Only what encodes to exactly this text was meant.
+  return base64(bytes) == text ? bytes : std::string();
+}
+
+/// GPT-2's files spell bytes as characters that can be seen: the printable ones of Latin-1 as themselves, the others
+/// as 256, 257... in order. Tokens are ranked in that order too.
+struct ByteAlphabet {
+  ByteAlphabet() {
+    const auto printable = [](int b) { return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174; };
+    int next = 256;
+    for (const bool first : {true, false})
+      for (int b = 0; b < 256; ++b)
+        if (printable(b) == first) {
+          order += static_cast<char>(b);
+          bytes.emplace(printable(b) ? b : next++, static_cast<char>(b));
+        }
+  }
+  /// The bytes that `text` spells; empty where it has other characters.
+  [[nodiscard]] std::string decode(std::string_view text) const {
+    std::string out;
+    const char *p = text.data(), *const end = p + text.size();
+    while (p < end) {
+      utf8proc_int32_t code = 0;
+      const auto size = utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(p), end - p, &code);
+      const auto byte = size > 0 ? bytes.find(code) : bytes.end();
+      if (byte == bytes.end()) return {};
+      out += byte->second;
+      p += size;
+    }
+    return out;
+  }
+
+  std::string order;
+  std::unordered_map<utf8proc_int32_t, char> bytes;
+};
+
+/// The keys of a flat JSON object and their integers.
+inline std::unordered_map<std::string, std::uint32_t> read_ids(const std::string& path) {
+  const Bytes bytes = read_file(path);
+  std::unordered_map<std::string, std::uint32_t> ids;
+  try {
+    const auto all = nlohmann::json::parse(as_text(bytes));
+    for (const auto& [token, id] : all.get_ref<const nlohmann::json::object_t&>()) {
+      if (!id.is_number_unsigned() || id.get<std::uint64_t>() >= no_token)
+        throw Error("'" + path + "': \"" + token + "\" has " + id.dump() + " instead of an id");
+      ids.emplace(token, id.get<std::uint32_t>());
+    }
+  } catch (const nlohmann::json::exception& error) {
+    throw Error("'" + path + "' is no JSON object of ids: it is damaged; get it again (" + error.what() + ")");
+  }
+  return ids;
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE std::vector<std::string> read_tiktoken(const std::string& path) {
+  const Bytes file = read_file(path);
+  const std::string digest = hex(sha256(as_text(file)));
+  if (digest.starts_with("223921b76ee9") || digest.starts_with("446a9538cb6c"))
+    throw UsageError("'" + path + "' is the vocabulary of a later model (cl100k_base or o200k_base), " +
+                     "which cuts text into other pieces than GPT-2: use r50k_base.tiktoken");
+  std::vector<std::string> tokens;
+  detail::for_each_line(path, as_text(file), [&](std::string_view line, std::size_t number) {
+    const std::size_t space = line.find(' ');
+    if (space == std::string_view::npos) detail::fail_vocabulary(path, number, "there is no \"base64 rank\"");
+    std::string token = detail::from_base64(line.substr(0, space));
+    if (token.empty())
+      detail::fail_vocabulary(path, number, "\"" + std::string(line.substr(0, space)) + "\" is not base64");
+    if (line.substr(space + 1) != std::to_string(tokens.size()))
+      detail::fail_vocabulary(
+          path, number,
+          "the rank is \"" + std::string(line.substr(space + 1)) + "\" instead of " + std::to_string(tokens.size()));
+    tokens.push_back(std::move(token));
+  });
+  if (digest != detail::gpt2_digest && std::filesystem::path(path).filename() == "r50k_base.tiktoken")
+    throw Error("'" + path + "' is not the file of this name, or not all of it: its SHA-256 is " + digest +
+                " instead of " + std::string(detail::gpt2_digest) + "; get it again (scripts/vocabulary.sh)");
+  return tokens;
+}
+
+SHARDLIB_INLINE std::vector<std::string> read_merges(const std::string& merges_path, const std::string& ids_path) {
+  const detail::ByteAlphabet alphabet;
+  std::vector<std::string> tokens;
+  const auto ids = detail::read_ids(ids_path);
+  const auto add = [&](const std::string& spelled, std::string bytes, const std::string& place) {
+    const auto entry = ids.find(spelled);
+    if (entry == ids.end() || entry->second != tokens.size())
+      throw Error(place + ": the token \"" + spelled + "\" has the rank " + std::to_string(tokens.size()) + ", but '" +
+                  ids_path + "' has " +
+                  (entry == ids.end() ? "no id for it" : "the id " + std::to_string(entry->second)) +
+                  ": the files are damaged or do not belong together");
+    tokens.push_back(std::move(bytes));
+  };
+  for (const char byte : alphabet.order) {
+    std::string spelled;
+    for (const auto& [code, b] : alphabet.bytes) {
+      if (b != byte) continue;
+      utf8proc_uint8_t utf8[4];
+      spelled.assign(reinterpret_cast<const char*>(utf8), static_cast<std::size_t>(utf8proc_encode_char(code, utf8)));
+    }
+    add(spelled, {byte}, "'" + ids_path + "'");
+  }
+  const Bytes file = read_file(merges_path);
+  detail::for_each_line(merges_path, as_text(file), [&](std::string_view line, std::size_t number) {
+    if (number == 1 && line.starts_with("#version")) return;
+    const std::size_t space = std::min(line.find(' '), line.size());
+    const std::string left = alphabet.decode(line.substr(0, space));
+    const std::string right = alphabet.decode(space < line.size() ? line.substr(space + 1) : "");
+    if (left.empty() || right.empty())
+      detail::fail_vocabulary(merges_path, number, "\"" + std::string(line) + "\" is not a pair of tokens");
+    std::string spelled(line);
+    spelled.erase(space, 1);
+    add(spelled, left + right, "'" + merges_path + "', line " + std::to_string(number));
+  });
+  const auto end = ids.find(std::string(end_of_text_mark));
+  const std::size_t expected = tokens.size() + (end != ids.end() ? 1 : 0);
+  if (ids.size() != expected || (end != ids.end() && end->second != tokens.size()))
+    throw Error("'" + ids_path + "' has " + std::to_string(ids.size()) + " tokens, but '" + merges_path + "' makes " +
+                std::to_string(tokens.size()) + ", to which only the end of text may be added, as the last: " +
+                "the files are damaged or do not belong together");
+  return tokens;
+}
+
+SHARDLIB_INLINE std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name_or_path) {
+  if (name_or_path == "bytes") return std::make_shared<ByteTokenizer>();
+  std::error_code error;
+  if (!std::filesystem::is_directory(name_or_path, error)) {
+    if (!file_exists(name_or_path))
+      throw UsageError("no tokenizer '" + name_or_path +
+                       "': it is \"bytes\", a .tiktoken file, or a folder with vocab.bpe and encoder.json "
+                       "(scripts/vocabulary.sh gets GPT-2's)");
+    return std::make_shared<BpeTokenizer>(read_tiktoken(name_or_path), "'" + name_or_path + "'");
+  }
+  for (const auto& [merges, ids] : {std::pair{"/vocab.bpe", "/encoder.json"}, {"/merges.txt", "/vocab.json"}})
+    if (file_exists(name_or_path + merges) && file_exists(name_or_path + ids))
+      return std::make_shared<BpeTokenizer>(read_merges(name_or_path + merges, name_or_path + ids),
+                                            "'" + name_or_path + merges + "'");
+  throw UsageError("the folder '" + name_or_path +
+                   "' holds no vocabulary: neither vocab.bpe and encoder.json, nor merges.txt and vocab.json");
+}
+
+}  // namespace shardlib::io

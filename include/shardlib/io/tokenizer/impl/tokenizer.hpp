@@ -1,0 +1,55 @@
+// Definitions of tokenizer.hpp.
+#pragma once
+
+#include "shardlib/io/tokenizer/tokenizer.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::io {
+
+SHARDLIB_INLINE Tokenizer::Tokenizer(std::string name, std::string fingerprint, std::uint32_t vocabulary_size,
+                                     std::uint32_t end_of_text)
+    : name_(std::move(name)),
+      fingerprint_(std::move(fingerprint)),
+      vocabulary_size_(vocabulary_size),
+      end_of_text_(end_of_text) {}
+
+SHARDLIB_INLINE void Tokenizer::encode(std::string_view text, std::vector<std::uint32_t>& ids, Special special) const {
+  if (special == Special::as_text) return append_ids(text, ids);
+  for (std::size_t begin = 0;;) {
+    const std::size_t mark = text.find(end_of_text_mark, begin);
+    append_ids(text.substr(begin, mark - begin), ids);
+    if (mark == std::string_view::npos) return;
+    ids.push_back(end_of_text_);
+    begin = mark + end_of_text_mark.size();
+  }
+}
+
+SHARDLIB_INLINE std::vector<std::uint32_t> Tokenizer::encode(std::string_view text, Special special) const {
+  std::vector<std::uint32_t> ids;
+  encode(text, ids, special);
+  return ids;
+}
+
+SHARDLIB_INLINE std::string Tokenizer::decode(std::span<const std::uint32_t> ids) const {
+  std::string text;
+  for (const std::uint32_t id : ids) {
+    if (id >= vocabulary_size_)
+      throw UsageError("the token id " + std::to_string(id) + " is not in the vocabulary of '" + name_ +
+                       "', which has " + std::to_string(vocabulary_size_) +
+                       " ids: was the text encoded with another tokenizer?");
+    append_text(id, text);
+  }
+  return text;
+}
+
+SHARDLIB_INLINE void ByteTokenizer::append_ids(std::string_view text, std::vector<std::uint32_t>& ids) const {
+  ids.reserve(std::max(ids.size() + text.size(), std::min(ids.capacity() * 2, ids.size() + 2 * text.size())));
+  for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
+}
+
+}  // namespace shardlib::io

@@ -1,0 +1,313 @@
+// Definitions of einsum.hpp.
+#pragma once
+
+#include "shardlib/kernels/einsum.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "shardlib/device/exec.hpp"
+#include "shardlib/kernels/elementwise.hpp"
+#include "shardlib/kernels/gemm.hpp"
+#include "shardlib/kernels/impl/einsum_schedule.hpp"
+#include "shardlib/kernels/impl/reduce.hpp"
+#include "shardlib/kernels/layout.hpp"
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/error.hpp"
+#include "shardlib/support/wrapping.hpp"
+
+namespace shardlib::kernels {
+
+namespace detail {
+
+/// One matrix product of a schedule, at the given offsets.
+template <class T>
+void einsum_gemm(const Exec& exec, const EinsumSchedule& s, const T* lhs, const T* rhs, T* out, bool accumulate) {
+  // A matrix whose dims have strides (x, y): transposed where only x is contiguous.
+  const auto flat = [](const Loops3::Loop& x, const Loops3::Loop& y, std::size_t t) {
+    const bool trans = y.extent > 1 && y.strides[t] != 1;
+    const std::int64_t columns = trans ? x.extent : y.extent;
+    const std::int64_t rows = trans ? y.extent : x.extent;
+    const std::int64_t stride = trans ? y.strides[t] : x.strides[t];
+    return std::pair(trans, rows > 1 ? stride : columns);
+  };
+  const auto [trans_a, lda] = flat(s.row, s.depth, 0);
+  const auto [trans_b, ldb] = flat(s.depth, s.column, 1);
+  const auto [trans_c, ldc] = flat(s.row, s.column, 2);
+  if (trans_c) {  // C' = B' A'
+    gemm(exec, !trans_b, !trans_a, s.column.extent, s.row.extent, s.depth.extent, rhs, ldb, lhs, lda, out, ldc,
+         accumulate);
+  } else {
+    gemm(exec, trans_a, trans_b, s.row.extent, s.column.extent, s.depth.extent, lhs, lda, rhs, ldb, out, ldc,
+         accumulate);
+  }
+}
+
+inline constexpr shardlib::detail::WrappingProduct multiply;
+
+/// out[i] (+)= product(i); `product` reads its operands with strides that the compiler knows where they are 0 or 1.
+template <class T, class F>
+void scale_row(std::int64_t n, T* out, std::int64_t stride, bool accumulate, const F& product) {
+  if (accumulate) {
+    independent(n, [=](std::int64_t i) { out[i * stride] = SumOp::combine(out[i * stride], product(i)); });
+  } else {
+    independent(n, [=](std::int64_t i) { out[i * stride] = product(i); });
+  }
+}
+
+/// The inner kernel at the given offsets.
+template <class T>
+void einsum_inner(const Exec& exec, const EinsumSchedule& s, const T* lhs, const T* rhs, T* out, bool accumulate) {
+  const std::int64_t n = s.row.extent;
+  const auto [x, y, z] = s.row.strides;
+  if constexpr (std::is_floating_point_v<T>) {
+    if (s.inner == EinsumSchedule::Inner::gemm) return einsum_gemm(exec, s, lhs, rhs, out, accumulate);
+  }
+  if (s.inner == EinsumSchedule::Inner::scale) {
+    if (x == 1 && y == 1 && z == 1) {
+      scale_row(n, out, 1, accumulate, [=](std::int64_t i) { return multiply(lhs[i], rhs[i]); });
+    } else if (x + y == 1 && z == 1) {  // a row times a number
+      const T* row = x == 1 ? lhs : rhs;
+      const T factor = x == 1 ? *rhs : *lhs;
+      scale_row(n, out, 1, accumulate, [=](std::int64_t i) { return multiply(row[i], factor); });
+    } else {
+      scale_row(n, out, z, accumulate, [=, x = x, y = y](std::int64_t i) { return multiply(lhs[i * x], rhs[i * y]); });
+    }
+    return;
+  }
+  T total(0);
+  if (x == 1 && y == 1 && n >= 32) {
+    T lanes[64];
+    Cascade<SumOp, T, 64> cascade;
+    for (std::int64_t begin = 0; begin < n; begin += 64) {
+      const std::int64_t length = std::min<std::int64_t>(64, n - begin);
+      for (std::int64_t i = 0; i < length; ++i) lanes[i] = multiply(lhs[begin + i], rhs[begin + i]);
+      std::fill(lanes + length, lanes + 64, T(0));
+      cascade.add(lanes, 64);
+    }
+    total = fold_lanes(cascade);
+  } else {
+    for (std::int64_t i = 0; i < n; ++i) total = SumOp::combine(total, multiply(lhs[i * x], rhs[i * y]));
+  }
+  *out = accumulate ? SumOp::combine(*out, total) : total;
+}
+
+/// Runs the loops of a schedule on operands that have its order of dims.
+template <class T>
+void einsum_loops(const Exec& exec, const EinsumSchedule& s, const T* lhs, const T* rhs, T* out) {
+  if (exec.dry) return;
+  const std::int64_t outer = s.kept.count();
+  const std::int64_t steps = s.summed.count();
+  const auto run = [&](std::int64_t first, std::int64_t last) {
+    Walk<3> kept(s.kept, first);
+    for (std::int64_t i = first; i < last; ++i, kept.next()) {
+      Walk<3> summed(s.summed, 0);
+      for (std::int64_t j = 0; j < steps; ++j, summed.next()) {
+        einsum_inner(exec, s, lhs + kept.offsets[0] + summed.offsets[0], rhs + kept.offsets[1] + summed.offsets[1],
+                     out + kept.offsets[2], j > 0);
+      }
+    }
+  };
+  // Large products share out their own parts; many small ones are shared out here.
+  const std::int64_t work = s.row.extent * s.column.extent * s.depth.extent * steps;
+  if (work >= large_gemm) return run(0, outer);
+  const std::int64_t group = std::max<std::int64_t>(1, 65536 / work);
+  exec.for_each((outer + group - 1) / group,
+                [&](std::int64_t item) { run(item * group, std::min(outer, (item + 1) * group)); });
+}
+
+template <class From, class To>
+void convert(const Exec& exec, std::int64_t n, const From* in, To* out) {
+  apply_flat(exec, n, [](const From& x, To& y) { y = static_cast<To>(static_cast<accumulator_t<From>>(x)); }, in, out);
+}
+
+/// A dense operand on its way to the kernels: converted, summed and permuted as needed, in scratch memory.
+template <class T>
+struct Staged {
+  const T* data = nullptr;
+  Buffer scratch;
+
+  T* fresh(const Exec& exec, std::int64_t elements) {
+    scratch = exec.pool->allocate(static_cast<std::size_t>(elements) * sizeof(T));
+    data = scratch.as<T>();
+    return scratch.as<T>();
+  }
+  template <class In>
+  void load(const Exec& exec, const void* in, std::int64_t elements) {
+    if constexpr (std::is_same_v<In, T>) {
+      data = static_cast<const T*>(in);
+    } else {
+      convert(exec, elements, static_cast<const In*>(in), fresh(exec, elements));
+    }
+  }
+  void sum_away(const Exec& exec, std::span<const std::int64_t> extents, std::span<const bool> summed,
+                std::int64_t elements) {
+    const Buffer before = scratch;
+    const T* in = data;
+    sum(exec, dtype_v<T>, in, extents, summed, fresh(exec, elements));
+  }
+};
+
+/// Copies dims from one order of indices to another (both name the same ones).
+inline void reorder(const Exec& exec, std::size_t element_size, std::span<const std::int64_t> index_extents,
+                    const Dims& from, const void* in, const Dims& to, void* out) {
+  Dims extents;
+  std::array<int, max_rank> perm{};
+  for (int d = 0; d < from.count; ++d) extents.push(index_extents[static_cast<std::size_t>(from[d])]);
+  for (int d = 0; d < to.count; ++d) {
+    for (int e = 0; e < from.count; ++e) {
+      if (from[e] == to[d]) perm[static_cast<std::size_t>(d)] = e;
+    }
+  }
+  permute(exec, element_size, in, extents, std::span<const int>(perm.data(), static_cast<std::size_t>(to.count)), out);
+}
+
+template <class T, class In>
+void einsum_typed(const Exec& exec, const EinsumPlan& plan, std::span<const std::int64_t> extents, const void* lhs,
+                  std::span<const std::int64_t> lhs_extents, const void* rhs, std::span<const std::int64_t> rhs_extents,
+                  T* result) {
+  std::array<Staged<T>, 2> operands;
+  const std::array<std::span<const std::int64_t>, 2> operand_extents{lhs_extents, rhs_extents};
+  std::array<Dims, 3> natural;
+  for (std::size_t t = 0; t < 3; ++t) natural[t] = tensor_order(plan, static_cast<int>(t));
+  const auto elements = [&](const Dims& order) {
+    std::int64_t n = 1;
+    for (const std::int64_t i : order.span()) n *= extents[static_cast<std::size_t>(i)];
+    return n;
+  };
+  const EinsumSchedule s = schedule_einsum(plan, extents, std::is_floating_point_v<T>);
+  for (std::size_t t = 0; t < 2; ++t) {
+    Staged<T>& operand = operands[t];
+    operand.template load<In>(exec, t == 0 ? lhs : rhs, product(operand_extents[t]));
+    std::array<bool, max_rank> summed{};
+    bool any = false;
+    for (int i = 0; i < plan.count; ++i) {
+      const auto& index = plan.at(i);
+      if (index.role != (t == 0 ? Role::lhs_only : Role::rhs_only)) continue;
+      summed[static_cast<std::size_t>(t == 0 ? index.lhs : index.rhs)] = true;
+      any = true;
+    }
+    if (any) {
+      operand.sum_away(exec, operand_extents[t], std::span<const bool>(summed.data(), operand_extents[t].size()),
+                       elements(natural[t]));
+    }
+    if (s.moved[t]) {
+      const Buffer before = operand.scratch;
+      const T* in = operand.data;
+      reorder(exec, sizeof(T), extents, natural[t], in, s.order[t], operand.fresh(exec, elements(natural[t])));
+    }
+  }
+  if (!s.moved[2]) return einsum_loops(exec, s, operands[0].data, operands[1].data, result);
+  Staged<T> out;
+  einsum_loops(exec, s, operands[0].data, operands[1].data, out.fresh(exec, elements(natural[2])));
+  reorder(exec, sizeof(T), extents, s.order[2], out.data, natural[2], result);
+}
+
+/// Calls f with the element types of input, accumulation and result, or throws.
+template <class F>
+void visit_einsum(DType in, DType out, const F& f) {
+  const auto same = [&]<class T>(T zero) { return f(zero, accumulator_t<T>{}, accumulator_t<T>{}); };
+  if (in == DType::f32 && out == DType::f32) return same(f32{});
+  if (in == DType::f64 && out == DType::f64) return same(f64{});
+  if (in == DType::i32 && out == DType::i32) return same(i32{});
+  if (in == DType::u32 && out == DType::u32) return same(u32{});
+  if (in == DType::bf16 && out == DType::f32) return same(bf16{});
+  if (in == DType::bf16 && out == DType::bf16) return f(bf16{}, f32{}, bf16{});
+  if (in == DType::f32 && out == DType::bf16) return f(f32{}, f32{}, bf16{});
+  throw Error("einsum: no product of " + std::string(name(in)) + " with result " + std::string(name(out)) +
+              "; cast the operands to the result's type first");
+}
+
+template <DType In, DType Out, class F>
+void visit_einsum(StaticDType<In> in, StaticDType<Out> out, const F& f) {
+  visit_dtype(in, [&]<class I>(I x) {
+    visit_dtype(out, [&]<class O>(O y) {
+      static_assert(std::is_same_v<O, I> || std::is_same_v<O, accumulator_t<I>> || std::is_same_v<I, accumulator_t<O>>,
+                    "einsum: cast the operands to the result's type first");
+      f(x, accumulator_t<I>{}, y);
+    });
+  });
+}
+
+}  // namespace detail
+
+template <class AnyIn, class AnyOut>
+void einsum(const Exec& exec, const EinsumPlan& plan, AnyIn in, AnyOut out, const void* lhs,
+            std::span<const std::int64_t> lhs_extents, const void* rhs, std::span<const std::int64_t> rhs_extents,
+            void* result) {
+  std::array<std::int64_t, std::size_t{2} * max_rank> extents{};
+  std::int64_t outs = 1;
+  std::int64_t total = 1;
+  for (int i = 0; i < plan.count; ++i) {
+    const auto& index = plan.at(i);
+    const std::int64_t extent = index.lhs >= 0 ? lhs_extents[static_cast<std::size_t>(index.lhs)]
+                                               : rhs_extents[static_cast<std::size_t>(index.rhs)];
+    if (index.rhs >= 0 && rhs_extents[static_cast<std::size_t>(index.rhs)] != extent) {
+      throw Error("einsum: dim " + std::to_string(index.lhs) + " of lhs has extent " + std::to_string(extent) +
+                  ", but dim " + std::to_string(index.rhs) + " of rhs, the same index, has " +
+                  std::to_string(rhs_extents[static_cast<std::size_t>(index.rhs)]) + "; give them one size");
+    }
+    extents[static_cast<std::size_t>(i)] = extent;
+    total *= extent;
+    if (index.out >= 0) outs *= extent;
+  }
+  if (outs == 0) return;
+  detail::visit_einsum(in, out, [&]<class In, class T, class Out>(In, T, Out) {
+    if (total == 0) {
+      exec.zero(result, static_cast<std::size_t>(outs) * sizeof(Out));
+      return;
+    }
+    const std::span<const std::int64_t> sizes(extents.data(), static_cast<std::size_t>(plan.count));
+    if constexpr (std::is_same_v<T, Out>) {
+      detail::einsum_typed<T, In>(exec, plan, sizes, lhs, lhs_extents, rhs, rhs_extents, static_cast<T*>(result));
+    } else {
+      detail::Staged<T> wide;
+      detail::einsum_typed<T, In>(exec, plan, sizes, lhs, lhs_extents, rhs, rhs_extents, wide.fresh(exec, outs));
+      detail::convert(exec, outs, wide.data, static_cast<Out*>(result));
+    }
+  });
+}
+
+template <class AnyIn, class AnyOut>
+void einsum1(const Exec& exec, AnyIn in, AnyOut out, std::span<const int> in_ids, std::span<const std::int64_t> extents,
+             std::span<const int> out_ids, const void* operand, void* result) {
+  std::array<bool, max_rank> summed{};
+  Dims kept;  // positions in the operand
+  Dims wanted;
+  std::int64_t outs = 1;
+  for (std::size_t d = 0; d < in_ids.size(); ++d) {
+    summed[d] = std::find(out_ids.begin(), out_ids.end(), in_ids[d]) == out_ids.end();
+    if (summed[d]) continue;
+    kept.push(static_cast<std::int64_t>(d));
+    outs *= extents[d];
+  }
+  for (const int id : out_ids) {
+    const auto at = std::find(in_ids.begin(), in_ids.end(), id);
+    if (at == in_ids.end()) throw Error("einsum: a result index does not stand in the operand");
+    wanted.push(at - in_ids.begin());
+  }
+  detail::visit_einsum(in, out, [&]<class In, class T, class Out>(In, T, Out) {
+    if (outs == 0) return;
+    detail::Staged<T> staged;
+    staged.template load<In>(exec, operand, product(extents));
+    if (kept.count < static_cast<int>(in_ids.size())) {
+      staged.sum_away(exec, extents, std::span<const bool>(summed.data(), in_ids.size()), outs);
+    }
+    if constexpr (std::is_same_v<T, Out>) {
+      detail::reorder(exec, sizeof(T), extents, kept, staged.data, wanted, result);
+    } else {
+      detail::Staged<T> wide;
+      detail::reorder(exec, sizeof(T), extents, kept, staged.data, wanted, wide.fresh(exec, outs));
+      detail::convert(exec, outs, wide.data, static_cast<Out*>(result));
+    }
+  });
+}
+
+}  // namespace shardlib::kernels

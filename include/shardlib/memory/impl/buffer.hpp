@@ -1,0 +1,65 @@
+// Definitions of buffer.hpp.
+#pragma once
+
+#include "shardlib/memory/buffer.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "shardlib/support/error.hpp"
+
+namespace shardlib {
+
+SHARDLIB_INLINE Buffer Pool::allocate(std::size_t bytes) {
+  if (bytes > std::numeric_limits<std::size_t>::max() / 2) fail(bytes);  // no room to round up, nor in any machine
+  const std::size_t rounded = round(bytes);
+  // The region knows of 64 bytes only: a long block has room to begin later.
+  const std::size_t alignment = rounded < long_block ? 64 : region_->alignment();
+  const std::size_t taken = rounded + alignment - 64;
+  std::byte* const begin = region_->allocate(taken);
+  if (begin == nullptr) fail(bytes);
+  const auto address = reinterpret_cast<std::uintptr_t>(begin);
+  std::byte* const data = begin + ((address + alignment - 1) / alignment * alignment - address);
+  {
+    const std::lock_guard lock(mutex_);
+    stats_.live += rounded;
+    stats_.peak = std::max(stats_.peak, stats_.live);
+  }
+  auto lease = std::shared_ptr<void>(begin, [pool = shared_from_this(), rounded, taken](void* p) {
+    pool->give(static_cast<std::byte*>(p), rounded, taken);
+  });
+  return Buffer(data, bytes, std::move(lease));
+}
+
+SHARDLIB_INLINE Pool::Stats Pool::stats() const {
+  const std::lock_guard lock(mutex_);
+  Stats result = stats_;
+  result.reserved = region_->reserved();
+  return result;
+}
+
+SHARDLIB_INLINE void Pool::reset_peak() {
+  const std::lock_guard lock(mutex_);
+  stats_.peak = stats_.live;
+}
+
+SHARDLIB_INLINE void Pool::fail(std::size_t bytes) const {
+  // Else addresses are limited, or they are a dry run's.
+  const std::size_t left = region_->is_phantom() ? bytes : detail::left_bytes();
+  throw Error("out of memory: " + std::to_string(bytes) + " bytes wanted, " + std::to_string(stats().live) +
+              " in use by this device's pool" +
+              (left < bytes ? ", " + std::to_string(left) + " left on this machine" : "") +
+              ": use smaller sizes, or more machines");
+}
+
+SHARDLIB_INLINE void Pool::give(std::byte* p, std::size_t bytes, std::size_t taken) {
+  {
+    const std::lock_guard lock(mutex_);
+    stats_.live -= bytes;  // first: whom the block serves next counts it again
+  }
+  region_->free(p, taken);
+}
+
+}  // namespace shardlib

@@ -1,0 +1,300 @@
+// Definitions of region.hpp.
+#pragma once
+
+#include "shardlib/memory/region.hpp"
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define SHARDLIB_ASAN
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define SHARDLIB_ASAN
+#endif
+#endif
+#ifdef SHARDLIB_ASAN
+#include <sanitizer/asan_interface.h>
+#endif
+
+namespace shardlib {
+
+namespace detail {
+
+// AddressSanitizer sees a use of what is in no block, and of the bytes that then lie between two of them.
+#ifdef SHARDLIB_ASAN
+inline constexpr std::size_t guard_bytes = 64;
+inline void poison(std::uintptr_t begin, std::size_t bytes) {
+  ASAN_POISON_MEMORY_REGION(reinterpret_cast<void*>(begin), bytes);
+}
+inline void unpoison(std::uintptr_t begin, std::size_t bytes) {
+  ASAN_UNPOISON_MEMORY_REGION(reinterpret_cast<void*>(begin), bytes);
+}
+#undef SHARDLIB_ASAN
+#else
+inline constexpr std::size_t guard_bytes = 0;
+inline void poison(std::uintptr_t, std::size_t) {}
+inline void unpoison(std::uintptr_t, std::size_t) {}
+#endif
+
+SHARDLIB_INLINE std::size_t page_bytes() {
+  return static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
+
+SHARDLIB_INLINE std::size_t machine_bytes() {
+  return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * page_bytes();
+}
+
+SHARDLIB_INLINE std::optional<std::size_t> sum_of_lines(const std::string& path, std::string_view first,
+                                                        std::string_view second) {
+  std::ifstream file(path);
+  std::size_t sum = 0;
+  bool known = false;
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string name;
+    std::size_t kilobytes = 0;
+    words >> name >> kilobytes;
+    if (name != first && name != second) continue;
+    known = known || name == first;
+    sum += kilobytes * 1024;
+  }
+  return known ? std::optional(sum) : std::nullopt;
+}
+
+/// What all heaps of this process were granted. The system gives pages as they are first written, and kills where there
+/// are none: so it is asked before, and devices that are threads must not all be promised the same.
+struct Grants {
+  std::mutex mutex;
+  std::size_t bytes = 0;
+
+  [[nodiscard]] std::size_t left() const {
+    const auto available = sum_of_lines("/proc/meminfo", "MemAvailable:", "SwapFree:");
+    const auto written = sum_of_lines("/proc/self/status", "RssAnon:", "VmSwap:");
+    return available && written ? left_of(*available, bytes, *written) : std::numeric_limits<std::size_t>::max();
+  }
+};
+inline Grants grants;
+
+SHARDLIB_INLINE std::size_t left_bytes() {
+  const std::lock_guard lock(grants.mutex);
+  return grants.left();
+}
+
+SHARDLIB_INLINE Mapping::Mapping(int file, std::size_t bytes) {
+  const int kind = file == -1 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+  void* const at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind | MAP_NORESERVE, file, 0);
+  if (at == MAP_FAILED) return;
+  data_ = static_cast<std::byte*>(at);
+  bytes_ = bytes;
+#ifdef MADV_HUGEPAGE
+  // A matrix product walks along columns, a page each. A pool that stays small would get a huge page for next to
+  // nothing, so the first pages remain as they are.
+  constexpr std::size_t small = std::size_t{16} << 20;
+  if (file == -1 && bytes > small) madvise(data_ + small, bytes - small, MADV_HUGEPAGE);
+#endif
+}
+
+SHARDLIB_INLINE Mapping::~Mapping() {
+  if (data_ != nullptr) munmap(data_, bytes_);
+}
+
+/// A process's own memory.
+class Heap final : public Region {
+ public:
+  ~Heap() override {
+    leave();
+    const std::lock_guard lock(grants.mutex);
+    grants.bytes -= granted_;
+  }
+
+ private:
+  bool grant(std::size_t bytes) override {
+    const std::lock_guard lock(grants.mutex);
+    if (bytes > small_grant && bytes > grants.left()) return false;
+    granted_ += bytes;
+    grants.bytes += bytes;
+    return true;
+  }
+  Addresses grow(std::size_t bytes) override {
+    // Addresses for all the memory there is: the blocks lie side by side. Where addresses count like memory (ulimit -v,
+    // vm.overcommit_memory=2), a few at a time have to do.
+    rlimit limit{};
+    const bool is_limited = getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+    const std::size_t pages = (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
+    // Addresses alone are never refused: a program that wants more than the machine has shall be told so, not killed.
+    std::size_t left = machine_bytes();
+    for (const Mapping& mapping : mappings_) left -= mapping.bytes();
+    for (const std::size_t wanted : {is_limited ? 0 : left, std::size_t{64} << 20, pages}) {
+      if (wanted < bytes || wanted > left) continue;
+      Mapping mapping(-1, wanted);
+      if (mapping.data() == nullptr) continue;
+      mappings_.push_back(std::move(mapping));
+      return {reinterpret_cast<std::uintptr_t>(mappings_.back().data()), wanted};
+    }
+    return {};
+  }
+  void discard(std::uintptr_t begin, std::size_t bytes) override {
+    madvise(reinterpret_cast<void*>(begin), bytes, MADV_DONTNEED);
+  }
+
+  std::vector<Mapping> mappings_;
+  std::size_t granted_ = 0;
+};
+
+/// What make_phantom returns.
+class Phantom final : public Region {
+ public:
+  [[nodiscard]] bool is_phantom() const override { return true; }
+
+ private:
+  bool grant(std::size_t) override { return true; }
+  Addresses grow(std::size_t) override { return {std::uintptr_t{1} << 62, std::exchange(left_, 0)}; }
+  void discard(std::uintptr_t, std::size_t) override {}
+
+  std::size_t left_ = std::size_t{1} << 62;
+};
+
+}  // namespace detail
+
+SHARDLIB_INLINE std::byte* Region::allocate(std::size_t bytes) {
+  const std::size_t size = block_bytes(bytes);
+  const std::lock_guard lock(mutex_);
+  auto begin = free_.take(size);
+  if (!begin) {
+    std::uintptr_t before = untouched_;
+    begin = take_untouched(size);
+    if (!begin) {
+      const Addresses more = grow(size);
+      if (more.second == 0) return nullptr;
+      if (end_ != untouched_) free_.give(untouched_, end_ - untouched_);
+      grown_.push_back(more);
+      before = untouched_ = more.first;
+      end_ = more.first + more.second;
+      begin = take_untouched(size);
+      if (!begin) return nullptr;
+    }
+    if (!grant(untouched_ - before)) {
+      if (*begin < before) free_.give(*begin, before - *begin);
+      untouched_ = before;
+      return nullptr;
+    }
+  }
+  if (!is_phantom()) {
+    detail::unpoison(*begin, size);
+    detail::poison(*begin + size - detail::guard_bytes, detail::guard_bytes);
+  }
+  return reinterpret_cast<std::byte*>(*begin);
+}
+
+SHARDLIB_INLINE std::size_t Region::block_bytes(std::size_t bytes) const {
+  return (std::max<std::size_t>(bytes, 1) + 63) / 64 * 64 + (is_phantom() ? 0 : detail::guard_bytes);
+}
+
+SHARDLIB_INLINE std::optional<std::uintptr_t> Region::take_untouched(std::size_t bytes) {
+  const std::size_t before = free_.take_before(untouched_);
+  const std::uintptr_t begin = untouched_ - before;
+  if (end_ - begin < bytes) {
+    if (before > 0) free_.give(begin, before);
+    return std::nullopt;
+  }
+  untouched_ = begin + bytes;
+  return begin;
+}
+
+SHARDLIB_INLINE void Region::free(std::byte* data, std::size_t bytes) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(data);
+  const std::size_t size = block_bytes(bytes);
+  const std::lock_guard lock(mutex_);
+  if (!is_phantom()) detail::poison(begin, size);
+  free_.give(begin, size);
+}
+
+SHARDLIB_INLINE void Region::trim() {
+  const std::lock_guard lock(mutex_);
+  const std::size_t page = detail::page_bytes();
+  for (const auto& [begin, bytes] : free_.ranges()) {
+    const std::uintptr_t first = (begin + page - 1) / page * page;
+    const std::uintptr_t last = (begin + bytes) / page * page;
+    if (first < last) discard(first, last - first);
+  }
+}
+
+SHARDLIB_INLINE std::size_t Region::reserved() const {
+  const std::lock_guard lock(mutex_);
+  std::size_t bytes = 0;
+  for (const Addresses& a : grown_) bytes += a.second;
+  return bytes - (end_ - untouched_);
+}
+
+SHARDLIB_INLINE void Region::leave() {
+  for (const auto& [begin, bytes] : grown_) {
+    detail::unpoison(begin, begin + bytes == end_ ? untouched_ - begin : bytes);
+  }
+}
+
+SHARDLIB_INLINE std::optional<std::uintptr_t> Region::Free::take(std::size_t bytes) {
+  auto fit = by_size_.lower_bound({bytes, 0});
+  if (fit == by_size_.end()) return std::nullopt;
+  for (auto other = fit; other != by_size_.end() && other->first / 4 <= bytes; ++other) {
+    if (other->second < fit->second) fit = other;
+  }
+  const auto [length, begin] = *fit;
+  // The nodes of the range go on as the rest of it: no memory is taken for them anew.
+  auto size = by_size_.extract(fit);
+  auto range = ranges_.extract(begin);
+  if (length > bytes) {
+    size.value() = {length - bytes, begin + bytes};
+    by_size_.insert(std::move(size));
+    range.key() = begin + bytes;
+    range.mapped() = length - bytes;
+    ranges_.insert(std::move(range));
+  }
+  return begin;
+}
+
+SHARDLIB_INLINE void Region::Free::give(std::uintptr_t begin, std::size_t bytes) {
+  const auto after = ranges_.lower_bound(begin);
+  if (after != ranges_.end() && after->first == begin + bytes) {
+    bytes += after->second;
+    remove(after);
+  }
+  const std::size_t before = take_before(begin);
+  begin -= before;
+  bytes += before;
+  ranges_.emplace(begin, bytes);
+  by_size_.emplace(bytes, begin);
+}
+
+SHARDLIB_INLINE std::size_t Region::Free::take_before(std::uintptr_t end) {
+  const auto next = ranges_.lower_bound(end);
+  if (next == ranges_.begin()) return 0;
+  const auto [begin, bytes] = *std::prev(next);
+  if (begin + bytes != end) return 0;
+  remove(std::prev(next));
+  return bytes;
+}
+
+SHARDLIB_INLINE void Region::Free::remove(Range range) {
+  by_size_.erase({range->second, range->first});
+  ranges_.erase(range);
+}
+
+SHARDLIB_INLINE std::shared_ptr<Region> Region::make() {
+  return std::make_shared<detail::Heap>();
+}
+SHARDLIB_INLINE std::shared_ptr<Region> Region::make_phantom() {
+  return std::make_shared<detail::Phantom>();
+}
+
+}  // namespace shardlib

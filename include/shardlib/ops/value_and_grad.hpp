@@ -1,0 +1,349 @@
+// value_and_grad, explicit_activation_checkpointing, save_for_backward, prefetch: what is differentiated, and what is kept
+// for that. The typed part walks the trees; autodiff/ has the tape and the backward pass.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "shardlib/ops/record.hpp"
+#include "shardlib/ops/result.hpp"
+#include "shardlib/support/function_ref.hpp"
+#include "shardlib/types/gradient.hpp"
+#include "shardlib/types/owned.hpp"
+#include "shardlib/types/signature.hpp"
+#include "shardlib/types/tree.hpp"
+
+namespace shardlib {
+
+/// A loss function that need not depend on all of its weights: `allow_unused(f)`.
+template <class F>
+struct AllowUnused {
+  F f;
+  template <class... Args>
+  auto operator()(const Args&... args) const -> std::invoke_result_t<const F&, const Args&...> {
+    return f(args...);
+  }
+};
+/// f, whose gradient is zero where its loss does not depend on a weight; without this word that is an error, since most
+/// often the function uses something else in the weight's place. `value_and_grad(mesh, allow_unused(loss), w, batch)`
+template <class F>
+AllowUnused<F> allow_unused(F f) {
+  return {std::move(f)};
+}
+
+namespace detail {
+
+template <class F>
+inline constexpr bool is_allow_unused = false;
+template <class F>
+inline constexpr bool is_allow_unused<AllowUnused<F>> = true;
+template <class F>
+struct written_function {
+  using type = F;
+};
+template <class F>
+struct written_function<AllowUnused<F>> : written_function<F> {};
+
+/// What stands for a result that an error, already given, leaves unknown.
+using Unknown = Tensor<f32, "?">;
+
+template <class M, class W, class L, class... Auxiliary>
+struct value_and_gradient {
+  static_assert(is_tensor<L>,
+                "value_and_grad: the function returns its loss, a Tensor, or std::pair(loss, what it returns besides)");
+  using type = std::pair<Unknown, W>;
+};
+template <class M, class W, class D, Spec S, class... Auxiliary>
+struct value_and_gradient<M, W, Tensor<D, S>, Auxiliary...> {
+  static_assert(checked<rules::loss, M::axes, dtype_v<D>, S>::ok);
+  static_assert(all_leaves<W>([]<class E, Spec T>(std::type_identity<Tensor<E, T>>) {
+    return checked<rules::weight, M::axes, dtype_v<E>, T>::ok;
+  }));
+  using type = std::conditional_t<sizeof...(Auxiliary) == 0, std::pair<Tensor<D, S>, gradient_t<M, W>>,
+                                  std::tuple<Tensor<D, S>, gradient_t<M, W>, Auxiliary...>>;
+};
+template <class M, class W, class L, class A>
+struct value_and_gradient<M, W, std::pair<L, A>> : value_and_gradient<M, W, L, A> {};
+
+/// The result of f(weights, args...), or a compile error of ours.
+template <bool Callable, class F, class W, class... Args>
+struct returned_by {
+  using type = std::remove_cvref_t<std::invoke_result_t<F&, const W&, const Args&...>>;
+};
+template <class F, class W, class... Args>
+struct returned_by<false, F, W, Args...> {
+  static constexpr Misfit wrong = misfit<typename written_function<F>::type, W, Args...>();
+  static_assert(checked<rules::callable, static_cast<int>(sizeof...(Args)), wrong.parameters, wrong.at, wrong.not_const,
+                        as_op(wrong.declared), as_op(wrong.given)>::ok);
+  using type = Unknown;
+};
+
+/// Stops at the first thing that is wrong, so that it is the only error.
+template <bool Tree, class M, class F, class W, class... Args>
+struct differentiated {
+  using type = std::pair<Unknown, W>;
+};
+template <class M, class F, class W, class... Args>
+struct differentiated<true, M, F, W, Args...> {
+  using returned =
+      typename returned_by<std::is_invocable_v<F&, const W&, const Args&...>, std::remove_cvref_t<F>, W, Args...>::type;
+  using type = typename value_and_gradient<M, W, returned>::type;
+};
+template <class M, class F, class W, class... Args>
+using value_and_grad_t = typename differentiated<checked_tree<"value_and_grad", W>, M, F, W, Args...>::type;
+
+/// A copy of an argument with each leaf replaced by f(leaf, path); what is no tree is copied. A leaf that holds nothing
+/// stays so, but is an error of the op `weights_of` where that is given.
+using LeafChange = FunctionRef<ValuePtr(const ValuePtr&, const Path&)>;
+template <class T>
+[[gnu::noinline]] T with_leaves(const T& x, LeafChange f, const char* weights_of = nullptr) {
+  T copy = x;
+  const auto change = [&]<class D, Spec S>(const Path& path, Tensor<D, S>& leaf) {
+    if (leaf)
+      leaf = Tensor<D, S>(f(leaf.value(), path));
+    else if (weights_of != nullptr)
+      fail_empty(dtype_v<D>, S, std::string(weights_of) + ": the weight `" + path.text() + "`, ");
+  };
+  if constexpr (is_tree<T>()) visit(change, {}, copy);
+  return copy;
+}
+
+template <class T>
+[[gnu::noinline]] void each_value(const T& x, FunctionRef<void(const ValuePtr&)> f) {
+  const auto call = [&f](const Path&, const auto& leaf) {
+    if (leaf) f(leaf.value());
+  };
+  if constexpr (is_tree<T>()) visit(call, {}, x);
+}
+
+/// The same value, of which nothing is differentiated, though that may be done by the one that it is a copy of.
+ValuePtr copy_without_slot(const ValuePtr& value);
+/// The value under the spec of T: a cotangent's maker may have known other axes.
+ValuePtr with_spec(const ValuePtr& value, const TensorSpec& spec);
+/// Zeros in the shape of the value.
+ValuePtr zeros_in_shape(const ValuePtr& like);
+
+/// One call of value_and_grad on this device, from the weights to their cotangents. Its errors are those of programs
+/// whose gradients would be zero, or wrong, without a word.
+class GradientCall {
+ public:
+  explicit GradientCall(const DevicePtr& device);
+  GradientCall(const GradientCall&) = delete;
+  GradientCall& operator=(const GradientCall&) = delete;
+  ~GradientCall();
+  /// The weight as a leaf of the tape.
+  ValuePtr weight(const ValuePtr& value, const Path& path);
+  void argument(const ValuePtr& value, std::size_t number);
+  /// The function begins; it has returned.
+  void begin();
+  void end();
+  /// The cotangents of the weights, null where the loss does not depend on one, which only `unused` allows.
+  std::vector<ValuePtr> backward(const ValuePtr& loss, bool unused);
+
+ private:
+  struct Parts;
+  Handle<Parts> parts_;
+};
+
+/// What a function returns beside its loss, of which nothing is differentiated any more: tensors, trees of them, tuples
+/// of those; other things as they are.
+template <class T>
+T stopped_parts(const T& x) {
+  if constexpr (requires { std::tuple_size<T>::value; })
+    return std::apply([](const auto&... parts) { return T{stopped_parts(parts)...}; }, x);
+  else
+    return with_leaves(x, [](const ValuePtr& value, const Path&) { return copy_without_slot(value); });
+}
+/// A function's result as (loss, what else it returns without its gradient).
+template <class D, Spec S>
+std::pair<Tensor<D, S>, std::nullptr_t> loss_and_auxiliary(const Tensor<D, S>& loss) {
+  return {loss, nullptr};
+}
+template <class L, class A>
+std::pair<L, A> loss_and_auxiliary(const std::pair<L, A>& result) {
+  return {result.first, stopped_parts(result.second)};
+}
+
+/// The cotangents of the leaves as the gradient of `weights`; zeros where none has arrived.
+template <class W, class G>
+void collect(const W& weights, G& grads, const std::vector<ValuePtr>& cotangents, std::size_t& i) {
+  if constexpr (is_tensor<W>) {
+    const ValuePtr& ct = cotangents[i++];
+    grads = G(with_spec(ct ? ct : zeros_in_shape(weights.value()), parsed<G::spec>));
+  } else if constexpr (is_array<W>) {
+    grads.resize(weights.size());
+    for (std::size_t k = 0; k < weights.size(); ++k) collect(weights[k], grads[k], cotangents, i);
+  } else {
+    [&]<std::size_t... I>(std::index_sequence<I...>) {
+      (collect(std::get<I>(fields(weights)), std::get<I>(fields(grads)), cotangents, i), ...);
+    }(std::make_index_sequence<tree_width<W>>{});
+  }
+}
+
+}  // namespace detail
+
+/// f(weights, args...) and its gradient by the weights. The loss is a scalar partial over every axis of the mesh, "+d
+/// +t"; gradients have the type Dual<leaf>. Within the call a name of a dim has one size. A weight that the loss does
+/// not depend on is an error. `auto [loss, grads] = value_and_grad(mesh, f, weights, batch);`, and of a function that
+/// returns std::pair(loss, accuracy): `auto [loss, grads, accuracy] = value_and_grad(mesh, f, weights, batch);`
+template <Spec A, class F, class W, class... Args>
+[[nodiscard]] auto value_and_grad(const Mesh<A>& mesh, F&& f, const W& weights, const Args&... args)
+    -> detail::value_and_grad_t<Mesh<A>, F, W, Args...> {
+  using Result = detail::value_and_grad_t<Mesh<A>, F, W, Args...>;
+  detail::GradientCall call(mesh.device());
+  const W tracked = detail::with_leaves(
+      weights, [&](const detail::ValuePtr& value, const detail::Path& path) { return call.weight(value, path); },
+      "value_and_grad");
+  std::size_t number = 0;
+  [[maybe_unused]] const auto look = [&](const auto& arg) {
+    ++number;
+    detail::each_value(arg, [&](const detail::ValuePtr& value) { call.argument(value, number); });
+  };
+  (look(args), ...);
+  call.begin();
+  const auto [loss, auxiliary] = detail::loss_and_auxiliary(f(tracked, args...));
+  call.end();
+  const auto cotangents = call.backward(loss.value(), detail::is_allow_unused<std::remove_cvref_t<F>>);
+  Result result{};
+  std::get<0>(result) = std::tuple_element_t<0, Result>(detail::copy_without_slot(loss.value()));
+  if constexpr (std::tuple_size_v<Result> == 3) std::get<2>(result) = auxiliary;
+  auto& grads = std::get<1>(result);
+  if constexpr (is_array<W>) grads.resize(weights.size());
+  std::size_t i = 0;
+  detail::collect(weights, grads, cotangents, i);
+  return result;
+}
+
+namespace detail {
+
+/// A call of a checkpointed function with its arguments, to be run again.
+struct CheckpointedCall : Counted {
+  /// Runs the function of its arguments with each leaf changed, and gives each leaf of the result to `take`.
+  virtual void run(LeafChange change, FunctionRef<void(const ValuePtr&)> take) const = 0;
+};
+template <class F, class... Args>
+struct CheckpointedCallOf final : CheckpointedCall {
+  F f;
+  std::tuple<Args...> inputs;
+  explicit CheckpointedCallOf(const F& function, const Args&... args)
+      : f(function),
+        inputs{with_leaves(args, [](const ValuePtr& value, const Path&) { return copy_without_slot(value); })...} {}
+  void run(LeafChange change, FunctionRef<void(const ValuePtr&)> take) const override {
+    const auto fresh = std::apply(
+        [&](const auto&... x) { return std::tuple<Args...>{with_leaves(x, change)...}; }, inputs);
+    each_value(std::apply(f, fresh), take);
+  }
+};
+
+/// The forward pass of a checkpointed call, and its node on the tape.
+class CheckpointForward {
+ public:
+  /// Not active where there is nothing to keep, or within another checkpointed call, of which this one is a part.
+  explicit CheckpointForward(std::vector<ValuePtr> inputs);
+  CheckpointForward(const CheckpointForward&) = delete;
+  CheckpointForward& operator=(const CheckpointForward&) = delete;
+  ~CheckpointForward();
+  [[nodiscard]] bool active() const { return bool(parts_); }
+  /// The function has run: false if nothing differentiates its arguments.
+  bool finish(Handle<const CheckpointedCall> call);
+  /// A leaf of the result, as an output of the node.
+  ValuePtr connect(const ValuePtr& value);
+
+ private:
+  struct Parts;
+  Handle<Parts> parts_;
+};
+
+}  // namespace detail
+
+/// What `explicit_activation_checkpointing(f)` returns: call it as `f`.
+template <class F>
+struct Checkpointed {
+  F f;
+  template <class... Args>
+  auto operator()(const Args&... args) const -> std::invoke_result_t<const F&, const Args&...> {
+    using R = std::invoke_result_t<const F&, const Args&...>;
+    static_assert((detail::owned_argument<"explicit_activation_checkpointing", Args> && ...));
+    static_assert(detail::is_tree<R>(),
+                  "explicit_activation_checkpointing: the function returns a tensor or a tree of tensors");
+    std::vector<detail::ValuePtr> values;
+    (detail::each_value(args, [&](const detail::ValuePtr& value) { values.push_back(value); }), ...);
+    detail::CheckpointForward forward(std::move(values));
+    if (!forward.active()) return f(args...);
+    const auto call = detail::Handle<detail::CheckpointedCallOf<F, Args...>>::make(f, args...);
+    const R out = std::apply(f, call->inputs);
+    if (!forward.finish(call)) return out;
+    return detail::with_leaves(
+        out, [&](const detail::ValuePtr& value, const detail::Path&) { return forward.connect(value); });
+  }
+};
+/// f, of which only the arguments and what passes through save_for_backward are kept for the backward pass; what else
+/// its derivatives need is computed again, and nothing that they do not need. f runs again in the backward pass, so it
+/// captures nothing, or numbers by value: tensors and configurations are arguments, of which a copy is kept.
+/// `explicit_activation_checkpointing(layer)(x, w, config)`
+template <class F>
+auto explicit_activation_checkpointing(F f)
+    -> std::enable_if_t<detail::owned_function<"explicit_activation_checkpointing", F>, Checkpointed<F>> {
+  return {std::move(f)};
+}
+
+namespace detail {
+ValuePtr saved_value(const OpInfo& op, const ValuePtr& x);
+}
+/// Keeps x for the backward pass inside explicit_activation_checkpointing; elsewhere everything is kept anyway.
+/// `save_for_backward(q)`
+template <dtype D, Spec S>
+auto save_for_backward(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<D, S> {
+  return Tensor<D, S>(detail::saved_value({"save_for_backward", {}, site}, x.value()));
+}
+
+namespace detail {
+
+/// Gathers of some layers, to be started.
+struct Gathers : Counted {
+  virtual void start() const = 0;
+};
+template <class F, class Layer>
+struct GathersOf final : Gathers {
+  F gathers;
+  std::vector<Layer> layers;
+  GathersOf(const F& f, std::vector<Layer> some) : gathers(f), layers(std::move(some)) {}
+  void start() const override {
+    for (const Layer& layer : layers) static_cast<void>(gathers(layer));
+  }
+};
+/// The identity: starts the gathers of `ahead` now, and those of `behind` in the backward pass.
+ValuePtr prefetched(const OpInfo& op, const ValuePtr& x, const Handle<const Gathers>& ahead,
+                    const Handle<const Gathers>& behind);
+[[noreturn]] void fail_next(const OpInfo& op, const ValuePtr& x, std::size_t next, std::size_t layers);
+
+}  // namespace detail
+
+/// x, before layer number `next` gets it (or none, behind the last layer). Forward it starts the all_gathers in
+/// `gathers(layer)` of that layer and of the one after it; the backward pass, when it comes back to this point, those
+/// of the two layers before. They run beside the computation until the layer itself calls all_gather for the same
+/// weights. Sums of gradients, the transposes of gathers, then run beside the backward pass too. `gathers` captures
+/// nothing, or numbers by value. `x = prefetch(x, gathers, w.layers, i)`
+template <dtype D, Spec S, class F, Spec N, class Layer>
+auto prefetch(const Tensor<D, S>& x, const F& gathers, const Array<N, Layer>& layers, std::size_t next,
+              Site site = Site::current()) -> std::enable_if_t<detail::owned_function<"prefetch", F>, Tensor<D, S>> {
+  using Some = detail::GathersOf<std::decay_t<F>, Layer>;
+  const detail::OpInfo op{"prefetch", {}, site};
+  if (next > layers.size()) detail::fail_next(op, x.value(), next, layers.size());
+  auto here = layers.begin() + static_cast<std::ptrdiff_t>(next);
+  const std::ptrdiff_t left = layers.end() - here, passed = here - layers.begin();
+  const std::ptrdiff_t ahead = left < 2 ? left : 2, behind = passed < 2 ? passed : 2;
+  // In the order in which they will be needed.
+  using Reverse = std::reverse_iterator<decltype(here)>;
+  return Tensor<D, S>(detail::prefetched(
+      op, x.value(), detail::Handle<Some>::make(gathers, std::vector<Layer>(here, here + ahead)),
+      detail::Handle<Some>::make(gathers, std::vector<Layer>(Reverse(here), Reverse(here - behind)))));
+}
+
+}  // namespace shardlib

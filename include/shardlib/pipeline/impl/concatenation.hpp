@@ -1,0 +1,56 @@
+// What the last stage gives of each microbatch, put together; for impl/ headers.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "shardlib/kernels/layout.hpp"
+#include "shardlib/kernels/strided.hpp"
+#include "shardlib/pipeline/program.hpp"
+#include "shardlib/runtime/value.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::pipeline::detail {
+
+/// One tensor of all microbatches. Each is copied to its place as it comes, in whatever order.
+class Concatenation {
+ public:
+  Concatenation(const OutputShape& shape, int microbatches) : shape_(shape), microbatches_(microbatches) {}
+
+  void add(int microbatch, const core::Value& part) {
+    const bool is_new = part.spec->rank() < shape_.spec->rank();  // the dim: first, and of size 1 in a part
+    core::GlobalSizes sizes;
+    if (is_new) sizes.push_back(DimSize(1));
+    for (int i = 0; i < part.global.size(); ++i) sizes.push_back(part.global[i]);
+    const DimSize one = sizes[shape_.dim];
+    if (one.is_padded())
+      throw Error("Concat: dim `" + std::string(shape_.spec->dims[shape_.dim].name) + "` is " + core::to_string(one) +
+                  ", and the padding of a microbatch would lie before the next one; choose a size that needs none");
+    sizes.set(shape_.dim, DimSize(one.size * microbatches_));
+    if (!whole_) {
+      whole_ = core::make_value({"concat", {}, {}}, part.device, part.dtype, *shape_.spec, sizes);
+      whole_->storage = std::make_shared<core::Storage>(core::Storage{core::allocate(*whole_), nullptr});
+    }
+    if (!(sizes.logical == whole_->global.logical && sizes.padded == whole_->global.padded))
+      throw Error("Concat: microbatch " + std::to_string(microbatch) +
+                  " has other sizes than those before it; all microbatches of a step have one shape (" +
+                  part.device->describe() + ")");
+    kernels::Dims strides, whole = kernels::row_major(core::view(whole_->local));
+    for (int i = is_new ? 1 : 0; i < whole.count; ++i) strides.push(whole[i]);
+    const std::size_t element = size_of(part.dtype);
+    const std::int64_t extent = whole_->local[shape_.dim] / microbatches_;
+    const auto offset = static_cast<std::size_t>(microbatch * extent * whole[shape_.dim]) * element;
+    kernels::copy_strided(part.device->exec(), element, core::view(part.local), part.data().data(),
+                          kernels::row_major(core::view(part.local)), whole_->storage->buffer.data() + offset, strides);
+  }
+  core::ValuePtr take() { return std::move(whole_); }
+
+ private:
+  OutputShape shape_;
+  int microbatches_;
+  core::Handle<core::Value> whole_;
+};
+
+}  // namespace shardlib::pipeline::detail

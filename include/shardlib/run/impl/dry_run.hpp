@@ -1,0 +1,72 @@
+// Definitions of dry_run.hpp.
+#pragma once
+
+#include "shardlib/run/dry_run.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shardlib/run/graph.hpp"
+#include "shardlib/run/plan.hpp"
+#include "shardlib/run/prediction.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::run {
+
+namespace detail {
+
+/// The machine that --plan-flops and the options beside it describe; nothing where there is none.
+inline std::optional<Machine> planned_machine(const Training& t, const std::vector<AxisSize>& mesh) {
+  if (t.plan_flops == 0) {
+    if (t.plan_efficiency != 1 || t.plan_memory > 0 || !t.plan_bandwidth.empty() || !t.plan_latency.empty())
+      throw UsageError(
+          "--plan-efficiency, --plan-memory, --plan-bandwidth and --plan-latency describe a device whose peak "
+          "is missing: give --plan-flops too");
+    return std::nullopt;
+  }
+  if (!t.plan) throw UsageError("--plan-flops predicts the time of a planned step: give --plan too");
+  if (t.plan_bandwidth.empty() && device_count(mesh) > 1)
+    throw UsageError(fmt::format(
+        "--plan-flops: a prediction for {} devices needs the B/s that each sends, as in --plan-bandwidth {}",
+        device_count(mesh), example(plan_bandwidth, mesh)));
+  Machine machine{t.plan_flops, t.plan_efficiency, t.plan_memory, mesh, std::vector<Link>(mesh.size())};
+  const auto values = [&](const AxisOption& option, const std::string& text) {
+    return text.empty() ? std::vector<double>(mesh.size()) : for_each_axis(option, text, mesh);
+  };
+  const auto bandwidths = values(plan_bandwidth, t.plan_bandwidth);
+  const auto latencies = values(plan_latency, t.plan_latency);
+  for (std::size_t i = 0; i < mesh.size(); ++i) machine.links[i] = {bandwidths[i], latencies[i]};
+  return machine;
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE bool dry_run(const Training& training, const std::vector<AxisSize>& mesh, const DeviceBody& body,
+                             const DeviceBody& layer, std::string_view stage_axis) {
+  // Under mpirun one rank is enough: nothing is sent.
+  const bool speaks = world_rank() == 0;
+  const std::optional<Machine> machine = detail::planned_machine(training, mesh);
+  if (machine && !stage_axis.empty() && std::ranges::find(mesh, stage_axis, &AxisSize::name)->size > 1)
+    throw UsageError(
+        fmt::format("--plan-flops predicts a step of one stage: a pipeline's waits are the simulator's (give "
+                    "--show-schedule), or a mesh of {}=1",
+                    stage_axis));
+  if (training.plan && speaks) {
+    const std::vector<Plan> plans =
+        stage_axis.empty() ? std::vector{plan(mesh, body)} : plan_along(stage_axis, mesh, body);
+    fmt::print("{}", to_string(stage_axis, plans));
+    if (machine) fmt::print("{}", to_string(predict(plans[0], *machine)));
+  }
+  if (!training.graph.empty() && speaks) {
+    write_svg(dot(mesh, layer), training.graph);
+    fmt::print("graph: {}\n", training.graph);
+  }
+  return training.plan || !training.graph.empty();
+}
+
+}  // namespace shardlib::run

@@ -1,0 +1,204 @@
+// Definitions of metrics.hpp.
+#pragma once
+
+#include "shardlib/run/metrics.hpp"
+
+#include <fmt/format.h>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <string_view>
+#include <system_error>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <utility>
+
+#include "shardlib/support/error.hpp"
+#include "shardlib/support/print.hpp"
+
+namespace shardlib::run {
+
+namespace detail {
+
+// ordered_json: the parts of a step keep the order in which they were written.
+
+/// The shortest text that reads back as the same number.
+inline std::string json_number(double x) {
+  return std::isfinite(x) ? fmt::format("{}", x) : "null";
+}
+
+inline std::string whole_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file || (file.peek(), file.bad())) throw UsageError("cannot read the file '" + path + "'");
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+/// Calls f(line, begin, number) for each whole line; what follows the last end of line is torn.
+template <class F>
+void for_each_line(const std::string& text, const F& f) {
+  std::int64_t number = 1;
+  for (std::size_t begin = 0, end = 0; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
+    f(text.substr(begin, end - begin), begin, number++);
+}
+
+inline double number_or_nan(const nlohmann::ordered_json& object, const char* key) {
+  const nlohmann::ordered_json& value = object.at(key);
+  return value.is_null() ? std::nan("") : value.get<double>();
+}
+
+template <class T>
+std::optional<T> maybe(const nlohmann::ordered_json& object, const char* key) {
+  const auto at = object.find(key);
+  return at == object.end() || at->is_null() ? std::nullopt : std::optional<T>(at->get<T>());
+}
+
+inline void read_object(const nlohmann::ordered_json& object, Record& record) {
+  record.step = object.at("step").get<std::int64_t>();
+  record.loss = number_or_nan(object, "loss");
+  record.learning_rate = number_or_nan(object, "learning_rate");
+  record.grad_norm = number_or_nan(object, "grad_norm");
+  record.tokens_per_second = number_or_nan(object, "tokens_per_second");
+  record.step_seconds = number_or_nan(object, "step_seconds");
+  record.mfu = maybe<double>(object, "mfu");
+  record.memory_bytes = maybe<std::int64_t>(object, "memory_bytes");
+  record.validation_loss = maybe<double>(object, "validation_loss");
+  if (const auto parts = object.find("seconds"); parts != object.end()) {
+    for (const auto& [name, value] : parts->items()) record.seconds.emplace_back(name, value.get<double>());
+  }
+}
+
+inline void read_object(const nlohmann::ordered_json& object, Sample& sample) {
+  sample.step = object.at("step").get<std::int64_t>();
+  sample.prompt = object.at("prompt").get<std::string>();
+  sample.text = object.at("text").get<std::string>();
+}
+
+template <class T>
+std::vector<T> read_objects(const std::string& path) {
+  std::vector<T> objects;
+  for_each_line(whole_file(path), [&](const std::string& line, std::size_t, std::int64_t number) {
+    try {
+      T object;
+      read_object(nlohmann::ordered_json::parse(line), object);
+      objects.push_back(std::move(object));
+    } catch (const nlohmann::json::exception&) {
+      throw Error(fmt::format("{}:{}: this is no record of a run: {}; remove the line or choose another run", path,
+                              number, line.substr(0, 60)));
+    }
+  });
+  return objects;
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE std::string to_json(const Record& r) {
+  const auto number = [](double x) { return detail::json_number(x); };
+  std::string out = fmt::format(
+      R"({{"step": {}, "loss": {}, "learning_rate": {}, "grad_norm": {}, "tokens_per_second": {}, "step_seconds": {})",
+      r.step, number(r.loss), number(r.learning_rate), number(r.grad_norm), number(r.tokens_per_second),
+      number(r.step_seconds));
+  if (r.mfu) out += ", \"mfu\": " + number(*r.mfu);
+  if (r.memory_bytes) out += ", \"memory_bytes\": " + std::to_string(*r.memory_bytes);
+  if (r.validation_loss) out += ", \"validation_loss\": " + number(*r.validation_loss);
+  for (std::size_t i = 0; i < r.seconds.size(); ++i) {
+    out +=
+        (i == 0 ? ", \"seconds\": {" : ", ") + detail::quote(r.seconds[i].first) + ": " + number(r.seconds[i].second);
+  }
+  return out + (r.seconds.empty() ? "}" : "}}");
+}
+
+SHARDLIB_INLINE std::string to_json(const Sample& s) {
+  return fmt::format(R"({{"step": {}, "prompt": {}, "text": {}}})", s.step, detail::quote(detail::as_utf8(s.prompt)),
+                     detail::quote(detail::as_utf8(s.text)));
+}
+
+SHARDLIB_INLINE std::vector<Record> read_records(const std::string& path) {
+  return detail::read_objects<Record>(path);
+}
+
+SHARDLIB_INLINE std::vector<Sample> read_samples(const std::string& path) {
+  return detail::read_objects<Sample>(path);
+}
+
+// ---- the file -------------------------------------------------------------------------------------------------------
+
+SHARDLIB_INLINE JsonLines::JsonLines(std::string path, Mode mode, const std::string& remedy) : path_(std::move(path)) {
+  const int flags = O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | (mode == Mode::overwrite ? O_TRUNC : 0);
+  file_ = ::open(path_.c_str(), flags, 0666);
+  if (file_ < 0)
+    throw UsageError("cannot write the file '" + path_ + "': " + std::strerror(errno) +
+                     (remedy.empty() ? "" : "; " + remedy));
+}
+
+SHARDLIB_INLINE JsonLines::JsonLines(JsonLines&& other) noexcept
+    : path_(std::move(other.path_)), file_(std::exchange(other.file_, -1)) {}
+
+SHARDLIB_INLINE JsonLines& JsonLines::operator=(JsonLines&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(file_, other.file_);
+  return *this;
+}
+
+SHARDLIB_INLINE JsonLines::~JsonLines() {
+  if (file_ >= 0) ::close(file_);
+}
+
+SHARDLIB_INLINE void JsonLines::fail(const char* what) const {
+  throw Error(std::string("cannot ") + what + " the file '" + path_ + "': " + std::strerror(errno));
+}
+
+SHARDLIB_INLINE bool JsonLines::lock() {
+  // Some file systems have no locks at all; there, two processes cannot be told apart and the run goes on.
+  return ::flock(file_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+}
+
+SHARDLIB_INLINE std::int64_t JsonLines::cut(std::int64_t step) {
+  constexpr std::string_view beginning = "{\"step\": ";
+  const std::string text = detail::whole_file(path_);
+  std::size_t keep = 0;
+  std::int64_t removed = 0;
+  detail::for_each_line(text, [&](const std::string& line, std::size_t begin, std::int64_t number) {
+    std::int64_t at = 0;
+    const char* const end = line.data() + line.size();
+    const bool ours = line.starts_with(beginning) &&
+                      std::from_chars(line.data() + beginning.size(), end, at).ec == std::errc() && line.back() == '}';
+    if (!ours)
+      throw Error(fmt::format("{}:{}: this is no record of a run: {}; remove the line or choose another run", path_,
+                              number, line.substr(0, 60)));
+    if (at >= step || removed > 0) {
+      ++removed;
+    } else {
+      keep = begin + line.size() + 1;
+    }
+  });
+  if (keep < text.size() && ::ftruncate(file_, static_cast<off_t>(keep)) != 0) fail("cut");
+  return removed;
+}
+
+SHARDLIB_INLINE void JsonLines::append(std::string line) {
+  if (file_ < 0) return;
+  line += '\n';
+  for (std::size_t done = 0; done < line.size();) {
+    const ssize_t wrote = ::write(file_, line.data() + done, line.size() - done);
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0) fail("write to");
+    done += static_cast<std::size_t>(wrote);
+  }
+}
+
+SHARDLIB_INLINE void JsonLines::sync() {
+  // Not every file can: a pipe answers EINVAL.
+  if (file_ >= 0 && ::fdatasync(file_) != 0 && errno != EINVAL) fail("write to");
+}
+
+}  // namespace shardlib::run

@@ -1,0 +1,196 @@
+// How option values are read, checked and written. TOML is read by toml++, which keeps types and lines.
+#pragma once
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdint>
+#include <fstream>
+#include <limits>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include <toml++/toml.h>
+
+#include "shardlib/run/rule.hpp"
+#include "shardlib/support/error.hpp"
+#include "shardlib/support/print.hpp"
+
+namespace shardlib::run::detail {
+
+/// "did you mean X?" behind a semicolon, or nothing.
+inline std::string hint(const std::string& nearest_name) {
+  return nearest_name.empty() ? "" : "; did you mean " + nearest_name + "?";
+}
+
+/// A bound as --help shows it: 1, 0.5, 16777216.
+inline std::string bound(double x) {
+  return std::abs(x) < 1e15 && x == std::floor(x) ? fmt::format("{:.0f}", x) : fmt::format("{}", x);
+}
+
+/// "at least 1", "from 1 to 8", "from 0 to below 1", "above 0" or nothing.
+inline std::string range_text(const Rule& rule) {
+  const bool least = std::isfinite(rule.least), most = std::isfinite(rule.most);
+  if (least && most)
+    return fmt::format("{} {} to {}{}", rule.exclusive ? "above" : "from", bound(rule.least),
+                       rule.exclusive_most ? "below " : "", bound(rule.most));
+  if (least) return (rule.exclusive ? "above " : "at least ") + bound(rule.least);
+  return most ? (rule.exclusive_most ? "below " : "at most ") + bound(rule.most) : "";
+}
+
+inline std::string expected_number(const char* kind, const Rule& rule) {
+  const std::string range = range_text(rule);
+  return fmt::format("{}{}{}", kind, range.starts_with("at ") ? " of " : range.empty() ? "" : " ", range);
+}
+
+inline bool in_range(double x, const Rule& rule) {
+  return (rule.exclusive ? x > rule.least : x >= rule.least) && (rule.exclusive_most ? x < rule.most : x <= rule.most);
+}
+
+/// The whole text as a number of type T; nothing else before or behind it, no overflow.
+template <class T>
+bool parse_number(const std::string& text, T& value) {
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  return error == std::errc() && rest == end;
+}
+
+/// A TOML value. 64-bit numbers beyond TOML's integers are quoted; numbers are the shortest that read back the same.
+struct TomlText {
+  std::string operator()(const std::int64_t* x) const { return fmt::format("{}", *x); }
+  std::string operator()(const std::uint64_t* x) const {
+    const bool fits = *x <= static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+    return fits ? fmt::format("{}", *x) : fmt::format("\"{}\"", *x);
+  }
+  std::string operator()(const double* x) const {
+    std::string text = fmt::format("{}", *x);
+    return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
+  }
+  std::string operator()(const std::string* x) const { return quote(*x); }
+  std::string operator()(const bool* x) const { return *x ? "true" : "false"; }
+  std::string operator()(const std::vector<std::string>* x) const {
+    std::vector<std::string> parts;
+    for (const std::string& one : *x) parts.push_back(quote(one));
+    return fmt::format("[{}]", fmt::join(parts, ", "));
+  }
+};
+
+/// What an option takes, for messages: "a whole number of at least 1".
+struct ExpectedText {
+  const Rule& rule;
+  std::string operator()(const std::int64_t*) const { return expected_number("a whole number", rule); }
+  std::string operator()(const std::uint64_t*) const {
+    Rule from_zero = rule;
+    from_zero.least = std::max(rule.least, 0.0);
+    return expected_number("a whole number", from_zero);
+  }
+  std::string operator()(const double*) const { return expected_number("a finite number", rule); }
+  std::string operator()(const bool*) const { return "true or false"; }
+  std::string operator()(const std::string*) const { return text(); }
+  std::string operator()(const std::vector<std::string>*) const { return text(); }
+  [[nodiscard]] std::string text() const {
+    return rule.choices.empty() ? "a text" : fmt::format("one of {}", fmt::join(rule.choices, ", "));
+  }
+};
+
+/// Sets the target from texts; false when one of them is no such value.
+struct Assign {
+  const std::vector<std::string>& texts;
+  const Rule& rule;
+  template <class T>
+  bool number(T* target) const {
+    T value{};
+    if (!parse_number(texts[0], value) || !std::isfinite(static_cast<double>(value))) return false;
+    if (!in_range(static_cast<double>(value), rule)) return false;
+    *target = value;
+    return true;
+  }
+  bool operator()(std::int64_t* target) const { return number(target); }
+  bool operator()(std::uint64_t* target) const { return number(target); }
+  bool operator()(double* target) const { return number(target); }
+  bool operator()(bool* target) const {
+    *target = texts[0] == "true";
+    return *target || texts[0] == "false";
+  }
+  bool operator()(std::string* target) const {
+    *target = texts[0];
+    return allowed(texts[0]);
+  }
+  bool operator()(std::vector<std::string>* target) const {
+    *target = texts;
+    return std::all_of(texts.begin(), texts.end(), [this](const std::string& x) { return allowed(x); });
+  }
+  [[nodiscard]] bool allowed(const std::string& x) const {
+    return rule.choices.empty() || std::find(rule.choices.begin(), rule.choices.end(), x) != rule.choices.end();
+  }
+};
+
+/// Parses; a syntax error becomes a UsageError with file and line.
+inline toml::table parse_toml(std::string_view text, const std::string& name) {
+  try {
+    return toml::parse(text, name);
+  } catch (const toml::parse_error& error) {
+    throw UsageError(fmt::format("{}:{}: this is no TOML: {}", name, error.source().begin.line, error.description()));
+  }
+}
+
+inline std::string read_config_file(const std::string& path, const std::string& remedy) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  // A folder opens, but its first byte cannot be read.
+  if (!file || (file.peek(), file.bad())) throw UsageError("cannot read the file '" + path + "'" + remedy);
+  text << file.rdbuf();
+  return text.str();
+}
+
+/// A value as command-line texts, if it has one of the TOML types that the target takes.
+struct FromToml {
+  const toml::node& node;
+  std::vector<std::string>& texts;
+  bool operator()(const std::int64_t*) const { return integer(); }
+  // The quoted form is what to_toml writes for numbers beyond TOML's integers.
+  bool operator()(const std::uint64_t*) const { return integer() || string(node); }
+  bool operator()(const double*) const {
+    if (const auto* x = node.as_floating_point()) return texts.push_back(fmt::format("{}", x->get())), true;
+    return integer();
+  }
+  bool operator()(const std::string*) const { return string(node); }
+  bool operator()(const bool*) const {
+    if (const auto* x = node.as_boolean()) return texts.emplace_back(x->get() ? "true" : "false"), true;
+    return false;
+  }
+  bool operator()(const std::vector<std::string>*) const {
+    const toml::array* const array = node.as_array();
+    return array != nullptr && std::all_of(array->begin(), array->end(), [this](const auto& x) { return string(x); });
+  }
+  [[nodiscard]] bool integer() const {
+    if (const auto* x = node.as_integer()) return texts.push_back(std::to_string(x->get())), true;
+    return false;
+  }
+  [[nodiscard]] bool string(const toml::node& one) const {
+    if (const auto* x = one.as_string()) return texts.push_back(x->get()), true;
+    return false;
+  }
+};
+
+/// A node as one line of TOML.
+inline std::string line_of(const toml::node& node) {
+  if (const auto* x = node.as_string()) return quote(x->get());
+  if (const auto* x = node.as_floating_point()) return TomlText()(&x->get());
+  if (const auto* array = node.as_array()) {
+    std::vector<std::string> parts;
+    for (const toml::node& one : *array) parts.push_back(line_of(one));
+    return fmt::format("[{}]", fmt::join(parts, ", "));
+  }
+  std::ostringstream out;
+  out << toml::node_view<const toml::node>(node);
+  return out.str();
+}
+
+}  // namespace shardlib::run::detail

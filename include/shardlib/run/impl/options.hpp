@@ -1,0 +1,278 @@
+// Definitions of options.hpp: declarations, --help and the stored configuration.
+#pragma once
+
+#include "shardlib/run/options.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "shardlib/run/impl/option_values.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::run {
+
+// ---- declarations ---------------------------------------------------------------------------------------------------
+
+SHARDLIB_INLINE Options::Options(std::string program, std::string purpose)
+    : program_(std::move(program)), purpose_(std::move(purpose)) {}
+
+SHARDLIB_INLINE Options& Options::group(std::string name) {
+  group_ = std::move(name);
+  return *this;
+}
+
+SHARDLIB_INLINE Options& Options::declare(std::string name, Target target, std::string help, const Rule& rule) {
+  std::string short_name;
+  if (const std::size_t comma = name.find(','); comma != std::string::npos) {
+    short_name = name.substr(0, comma);
+    name.erase(0, comma + 1);
+  }
+  if (!name.starts_with("--")) throw Error("Options: '" + name + "' must begin with --");
+  std::string key = name.substr(2);
+  std::replace(key.begin(), key.end(), '-', '_');
+  if (find(name, false) != none || name == "--help" || name == "--config" || name == "--preset")
+    throw Error("Options: " + name + " is declared twice");
+  options_.push_back({std::move(name), std::move(short_name), std::move(key), group_, std::move(help), rule, target,
+                      std::visit(detail::TomlText(), target)});
+  return *this;
+}
+
+SHARDLIB_INLINE Options& Options::argument(std::string name, std::string& value, std::string help) {
+  single_arguments_.push_back({std::move(name), std::move(help), &value});
+  return *this;
+}
+
+SHARDLIB_INLINE Options& Options::arguments(std::string name, std::vector<std::string>& values, std::string help,
+                                            bool required) {
+  arguments_name_ = std::move(name);
+  arguments_help_ = std::move(help);
+  arguments_ = &values;
+  arguments_required_ = required;
+  return *this;
+}
+
+SHARDLIB_INLINE Options& Options::preset(std::string name, std::vector<std::pair<std::string, std::string>> settings,
+                                         std::string help) {
+  presets_.push_back({std::move(name), std::move(help), std::move(settings)});
+  return *this;
+}
+
+SHARDLIB_INLINE std::size_t Options::find(std::string_view name, bool by_key) const {
+  for (std::size_t i = 0; i < options_.size() && !name.empty(); ++i) {
+    if (by_key ? options_[i].key == name : options_[i].name == name || options_[i].short_name == name) return i;
+  }
+  return none;
+}
+
+SHARDLIB_INLINE std::vector<std::string> Options::groups() const {
+  std::vector<std::string> names{""};
+  for (const Option& option : options_) {
+    if (std::find(names.begin(), names.end(), option.group) == names.end()) names.push_back(option.group);
+  }
+  return names;
+}
+
+SHARDLIB_INLINE bool Options::has_settings() const {
+  return std::any_of(options_.begin(), options_.end(), [](const Option& o) { return !o.rule.command_line_only; });
+}
+
+// ---- what is printed ------------------------------------------------------------------------------------------------
+
+namespace detail {
+
+/// "N", "FILE", "a|b": what stands behind the option's name in --help; nothing for a flag.
+struct ValueName {
+  const Rule& rule;
+  [[nodiscard]] std::string or_else(const char* other) const {
+    if (!rule.value_name.empty()) return " " + rule.value_name;
+    if (!rule.choices.empty()) return fmt::format(" {}", fmt::join(rule.choices, "|"));
+    return other;
+  }
+  std::string operator()(const std::int64_t*) const { return or_else(" N"); }
+  std::string operator()(const std::uint64_t*) const { return or_else(" N"); }
+  std::string operator()(const double*) const { return or_else(" X"); }
+  std::string operator()(const std::string*) const { return or_else(" TEXT"); }
+  std::string operator()(const std::vector<std::string>*) const { return or_else(" TEXT"); }
+  std::string operator()(const bool*) const { return ""; }
+};
+
+/// "(default 300 steps; at least 1)": only what says something.
+inline std::string facts(const Rule& rule, const std::string& default_text) {
+  std::string text;
+  const auto fact = [&](const std::string& one) {
+    if (!one.empty()) text += (text.empty() ? "" : "; ") + one;
+  };
+  const bool silent = default_text == "false" || default_text == "\"\"" || default_text == "[]";
+  if (rule.required) {
+    fact("required");
+  } else if (!silent) {
+    const bool plain = default_text.starts_with('"') && default_text.find(' ') == std::string::npos;
+    const std::string shown = plain ? default_text.substr(1, default_text.size() - 2) : default_text;
+    fact("default " + shown + (rule.unit.empty() ? "" : " " + rule.unit));
+  }
+  if (!rule.unit.empty() && (rule.required || silent)) fact("in " + rule.unit);
+  fact(range_text(rule));
+  return text.empty() ? "" : " (" + text + ")";
+}
+
+/// Two columns: the name, and the text wrapped beside it; below it where the name is too long.
+inline std::string two_columns(const std::string& left, const std::string& text, std::size_t width) {
+  constexpr std::size_t column = 30;
+  std::string out = "  " + left;
+  if (left.size() + 4 > column) {
+    out += "\n" + std::string(column, ' ');
+  } else {
+    out += std::string(column - out.size(), ' ');
+  }
+  std::size_t at = column;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find(' ', begin), text.size());
+    const std::size_t length = end - begin;
+    if (at > column && at + 1 + length > width) {
+      out += "\n" + std::string(column, ' ');
+      at = column;
+    } else if (at > column) {
+      out += " ";
+      ++at;
+    }
+    out += text.substr(begin, length);
+    at += length;
+    begin = end + 1;
+  }
+  return out + "\n";
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE std::string Options::help(int width) const {
+  const auto columns = static_cast<std::size_t>(std::max(width, 60));
+  const auto line = [&](const std::string& left, const std::string& text) {
+    return detail::two_columns(left, text, columns);
+  };
+  std::string out = program_ + ": " + purpose_ + "\n\nusage: " + program_;
+  for (const Option& option : options_) {
+    if (option.rule.required) out += " " + option.name + std::visit(detail::ValueName{option.rule}, option.target);
+  }
+  out += " [options]";
+  for (const Argument& argument : single_arguments_) out += " " + argument.name;
+  if (arguments_ != nullptr) out += " " + arguments_name_ + "...";
+  out += "\n";
+  if (arguments_ != nullptr || !single_arguments_.empty()) out += "\n";
+  for (const Argument& argument : single_arguments_) out += line(argument.name, argument.help);
+  if (arguments_ != nullptr) out += line(arguments_name_, arguments_help_);
+  for (const std::string& group : groups()) {
+    out += group.empty() ? "\n" : "\n" + group + ":\n";
+    for (const Option& option : options_) {
+      if (option.group != group) continue;
+      const std::string before = option.short_name.empty() ? "" : option.short_name + ", ";
+      const bool flag = std::holds_alternative<bool*>(option.target);
+      const std::string name = flag ? "--[no-]" + option.name.substr(2) : option.name;
+      out += line(before + name + std::visit(detail::ValueName{option.rule}, option.target),
+                  option.help + detail::facts(option.rule, option.default_text));
+    }
+    if (!group.empty()) continue;
+    if (has_settings())
+      out += line("--config FILE", std::string("TOML file of settings: keys are option names with _ for -") +
+                                       (groups().size() > 1 ? ", sections are the groups below" : ""));
+    if (!presets_.empty()) out += line("--preset NAME", "a named set of settings, listed below");
+    out += line("--help", "print this text");
+  }
+  if (!presets_.empty()) out += "\npresets:\n";
+  for (const Preset& preset : presets_) {
+    std::vector<std::string> settings;
+    for (const auto& [key, value] : preset.settings) settings.push_back(key + "=" + value);
+    out += line(preset.name,
+                preset.help + (preset.help.empty() ? "" : ": ") + fmt::format("{}", fmt::join(settings, " ")));
+  }
+  if (has_settings() && !presets_.empty()) out += "\nThe command line wins over --config, which wins over --preset.\n";
+  return out;
+}
+
+SHARDLIB_INLINE std::string Options::to_toml() const {
+  std::string out = preset_.empty() ? "" : "preset = " + detail::quote(preset_) + "\n";
+  for (const std::string& group : groups()) {
+    std::string section;
+    for (const Option& option : options_) {
+      if (option.group != group || option.rule.command_line_only) continue;
+      section += option.key + " = " + std::visit(detail::TomlText(), option.target) + "\n";
+    }
+    if (!group.empty() && !section.empty()) out += (out.empty() ? "[" : "\n[") + group + "]\n";
+    out += section;
+  }
+  return out;
+}
+
+SHARDLIB_INLINE std::string Options::describe() const {
+  std::string out;
+  for (const Option& option : options_) {
+    if (option.origin.empty()) continue;
+    out += fmt::format("{:<22} {}  ({})\n", option.name, std::visit(detail::TomlText(), option.target), option.origin);
+  }
+  return out;
+}
+
+// ---- configurations as entries --------------------------------------------------------------------------------------
+
+SHARDLIB_INLINE std::vector<ConfigEntry> config_entries(std::string_view toml, const std::string& name) {
+  struct Placed {
+    toml::source_position at;
+    ConfigEntry entry;
+  };
+  std::vector<Placed> placed;
+  const auto collect = [&](const auto& self, const toml::table& table, const std::string& prefix) -> void {
+    for (const auto& [key, node] : table) {
+      const std::string path = prefix + std::string(key.str());
+      if (const toml::table* inner = node.as_table()) {
+        self(self, *inner, path + ".");
+      } else {
+        placed.push_back({key.source().begin, {path, detail::line_of(node)}});
+      }
+    }
+  };
+  collect(collect, detail::parse_toml(toml, name), "");
+  // A table is sorted by name; the file's order says more.
+  std::sort(placed.begin(), placed.end(), [](const Placed& a, const Placed& b) { return a.at < b.at; });
+  std::vector<ConfigEntry> entries;
+  for (Placed& one : placed) entries.push_back(std::move(one.entry));
+  return entries;
+}
+
+SHARDLIB_INLINE std::vector<ConfigEntry> config_entries_of_file(const std::string& path) {
+  return config_entries(detail::read_config_file(path, ""), path);
+}
+
+SHARDLIB_INLINE std::vector<std::string> config_changes(const std::vector<ConfigEntry>& before,
+                                                        const std::vector<ConfigEntry>& after) {
+  const auto value_of = [](const std::vector<ConfigEntry>& entries, const std::string& key) {
+    const auto at = std::find_if(entries.begin(), entries.end(), [&](const ConfigEntry& e) { return e.key == key; });
+    return at == entries.end() ? std::string("(absent)") : at->value;
+  };
+  std::vector<std::string> changes;
+  for (const ConfigEntry& entry : before) {
+    const std::string now = value_of(after, entry.key);
+    if (now != entry.value) changes.push_back(entry.key + ": " + entry.value + " -> " + now);
+  }
+  for (const ConfigEntry& entry : after) {
+    if (value_of(before, entry.key) == "(absent)") changes.push_back(entry.key + ": (absent) -> " + entry.value);
+  }
+  return changes;
+}
+
+SHARDLIB_INLINE std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
+  std::string best;
+  // A third of the letters may be wrong; a beginning of the name counts as one mistake.
+  std::size_t least = std::max<std::size_t>(2, word.size() / 3) + 1;
+  for (const std::string& candidate : candidates) {
+    const bool begins = word.size() >= 4 && candidate.starts_with(word);
+    const std::size_t distance = begins ? 1 : detail::edit_distance(word, candidate);
+    if (distance < least && distance < word.size()) {
+      least = distance;
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+}  // namespace shardlib::run

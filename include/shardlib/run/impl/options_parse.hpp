@@ -1,0 +1,233 @@
+// Definitions of options.hpp: reading the command line, the file and the preset. The command line is split here and not
+// by a library: CLI11's checks let NaN through and clamp what overflows, and its help, files and errors would be
+// unused.
+#pragma once
+
+#include "shardlib/run/options.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstddef>
+
+#include "shardlib/run/impl/option_values.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::run {
+
+/// What the command line asks for.
+struct Options::Request {
+  bool help = false;
+  std::string config, preset, preset_place;  ///< empty: not given
+  std::vector<Setting> settings;
+  std::vector<std::string> arguments;
+};
+
+namespace detail {
+
+inline constexpr const char* see_help = " (see --help)";
+
+[[noreturn]] inline void bad_option(const std::string& message) {
+  throw UsageError(message + see_help);
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE Options::Request Options::read_command_line(int argc, const char* const* argv) const {
+  Request request;
+  const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+  request.help = std::find(words.begin(), words.end(), "--help") != words.end() ||
+                 std::find(words.begin(), words.end(), "-h") != words.end();
+  if (request.help) return request;
+
+  const auto unknown = [&](const std::string& name) {
+    std::vector<std::string> names{"--help"};
+    if (has_settings()) names.emplace_back("--config");
+    if (!presets_.empty()) names.emplace_back("--preset");
+    for (const Option& option : options_) {
+      names.push_back(option.name);
+      if (std::holds_alternative<bool*>(option.target)) names.push_back("--no-" + option.name.substr(2));
+    }
+    detail::bad_option("unknown option " + name + detail::hint(nearest(name, names)));
+  };
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    if (!word.starts_with("-") || word == "-") {
+      if (arguments_ == nullptr && request.arguments.size() == single_arguments_.size())
+        detail::bad_option("'" + word + "': every value here needs its option's name before it");
+      request.arguments.push_back(word);
+      continue;
+    }
+    const std::size_t equals = word.find('=');
+    const std::string name = word.substr(0, equals);
+    std::size_t index = find(name, false);
+    bool no = false;
+    if (index == none && name.starts_with("--no-")) {
+      index = find("--" + name.substr(5), false);
+      no = index != none && std::holds_alternative<bool*>(options_[index].target);
+    }
+    const bool is_config = name == "--config" && has_settings(), is_preset = name == "--preset" && !presets_.empty();
+    if (index == none ? !is_config && !is_preset : name.starts_with("--no-") && name != options_[index].name && !no)
+      unknown(name);
+    const bool is_flag = index != none && std::holds_alternative<bool*>(options_[index].target);
+    std::string value = no ? "false" : "true";
+    if (is_flag && equals != std::string::npos)
+      detail::bad_option(
+          fmt::format("{}: a flag takes no value; --no-{} switches it off", word, options_[index].name.substr(2)));
+    if (!is_flag && equals != std::string::npos) {
+      value = word.substr(equals + 1);
+    } else if (!is_flag) {
+      if (i + 1 == words.size() || words[i + 1].starts_with("--"))
+        detail::bad_option(name + " needs a value, as in " + name + "=VALUE");
+      value = words[++i];
+    }
+    if (detail::as_utf8(value) != value) detail::bad_option(name + ": the value is no valid UTF-8");
+    if (is_config || is_preset) {
+      std::string& target = is_config ? request.config : request.preset;
+      if (value.empty()) detail::bad_option(name + " needs a value, as in " + name + "=VALUE");
+      target = value;
+      if (is_preset) request.preset_place = "--preset";
+      continue;
+    }
+    const auto same = std::find_if(request.settings.begin(), request.settings.end(),
+                                   [&](const Setting& setting) { return setting.option == index; });
+    if (same == request.settings.end()) {
+      request.settings.push_back({index, name, "command line", detail::see_help, {value}});
+    } else if (std::holds_alternative<std::vector<std::string>*>(options_[index].target)) {
+      same->texts.push_back(value);
+    } else {
+      same->texts = {value};  // the later one wins: scripts put the user's options behind their own
+    }
+  }
+  return request;
+}
+
+SHARDLIB_INLINE std::vector<Options::Setting> Options::read_config(Request& request) const {
+  std::vector<Setting> settings;
+  if (request.config.empty()) return settings;
+  const std::string& file = request.config;
+  const toml::table root = detail::parse_toml(detail::read_config_file(file, ": check --config"), file);
+  const auto place = [&](const auto& at) { return fmt::format("{}:{}", file, at.source().begin.line); };
+  const auto section_name = [](const std::string& group) {
+    return group.empty() ? std::string("the beginning of the file") : "[" + group + "]";
+  };
+  std::vector<std::string> files_groups;
+  for (const std::string& group : groups()) files_groups.push_back(group);
+
+  const auto read_key = [&](const std::string& group, const toml::key& key, const toml::node& node) {
+    const std::string name(key.str());
+    const std::size_t index = find(name, true);
+    if (index == none || options_[index].rule.command_line_only) {
+      if (index != none)
+        throw UsageError(fmt::format("{}: '{}' is no setting of a file: give {} on the command line", place(key), name,
+                                     options_[index].name));
+      std::vector<std::string> keys;
+      for (const Option& option : options_) {
+        if (option.group == group && !option.rule.command_line_only) keys.push_back(option.key);
+      }
+      std::string near = nearest(name, keys);
+      for (const Option& option : options_) {
+        if (near.empty() && !option.rule.command_line_only) near = nearest(name, {option.key});
+      }
+      throw UsageError(fmt::format("{}: unknown key '{}' in {}{}", place(key), name, section_name(group),
+                                   detail::hint(near.empty() ? "" : "'" + near + "'")));
+    }
+    const Option& option = options_[index];
+    if (option.group != group)
+      throw UsageError(fmt::format("{}: the key '{}' belongs in {}, not in {}", place(key), name,
+                                   section_name(option.group), section_name(group)));
+    Setting setting{index, place(key) + ": " + name, place(key), "", {}};
+    if (!std::visit(detail::FromToml{node, setting.texts}, option.target)) {
+      const bool list = std::holds_alternative<std::vector<std::string>*>(option.target);
+      std::string expected = std::visit(detail::ExpectedText{option.rule}, option.target);
+      if (std::holds_alternative<std::string*>(option.target)) expected += " in quotes";
+      if (list) expected = "a list of texts in quotes, as in [\"a\", \"b\"]";
+      throw UsageError(fmt::format("{}: {} is not {}", setting.place, detail::line_of(node), expected));
+    }
+    settings.push_back(std::move(setting));
+  };
+
+  for (const auto& [key, node] : root) {
+    const std::string name(key.str());
+    if (const toml::table* section = node.as_table()) {
+      if (name.empty() || std::find(files_groups.begin(), files_groups.end(), name) == files_groups.end()) {
+        std::string near = nearest(name, files_groups);
+        if (!near.empty()) near = "[" + near + "]";
+        throw UsageError(fmt::format("{}: unknown section [{}]{}", place(key), name, detail::hint(near)));
+      }
+      for (const auto& [inner, value] : *section) read_key(name, inner, value);
+    } else if (name == "preset" && !presets_.empty()) {
+      const auto* text = node.as_string();
+      if (text == nullptr)
+        throw UsageError(
+            fmt::format("{}: preset: {} is not a preset's name in quotes", place(key), detail::line_of(node)));
+      if (!request.preset.empty() && request.preset != text->get())
+        throw UsageError(
+            fmt::format("--preset {}: {} has the preset '{}' already, and what a file sets wins over a "
+                        "preset; remove one of them",
+                        request.preset, place(key), text->get()));
+      request.preset = text->get();
+      if (request.preset_place.empty()) request.preset_place = place(key) + ": preset";
+    } else {
+      read_key("", key, node);
+    }
+  }
+  return settings;
+}
+
+SHARDLIB_INLINE std::vector<Options::Setting> Options::read_preset(const Request& request) const {
+  std::vector<Setting> settings;
+  if (request.preset.empty()) return settings;
+  const auto chosen = std::find_if(presets_.begin(), presets_.end(),
+                                   [&](const Preset& preset) { return preset.name == request.preset; });
+  if (chosen == presets_.end()) {
+    std::vector<std::string> names;
+    for (const Preset& preset : presets_) names.push_back(preset.name);
+    throw UsageError(fmt::format("{}: '{}' is not one of {}{}", request.preset_place, request.preset,
+                                 fmt::join(names, ", "), detail::hint(nearest(request.preset, names))));
+  }
+  for (const auto& [key, value] : chosen->settings) {
+    const std::size_t index = find(key, true);
+    if (index == none) throw Error("Options: the preset " + chosen->name + " sets the unknown key '" + key + "'");
+    const std::string place = "preset " + chosen->name;
+    settings.push_back({index, place + ": " + key, place, "", {value}});
+  }
+  return settings;
+}
+
+SHARDLIB_INLINE void Options::apply(const Setting& setting) {
+  Option& option = options_[setting.option];
+  if (!std::visit(detail::Assign{setting.texts, option.rule}, option.target)) {
+    std::vector<std::string> shown;
+    for (const std::string& text : setting.texts) shown.push_back("'" + text + "'");
+    const std::string near = setting.texts.size() == 1 ? nearest(setting.texts[0], option.rule.choices) : "";
+    throw UsageError(fmt::format("{}: {} is not {}{}{}", setting.place, fmt::join(shown, ", "),
+                                 std::visit(detail::ExpectedText{option.rule}, option.target), detail::hint(near),
+                                 setting.remedy));
+  }
+  option.origin = setting.origin;
+}
+
+SHARDLIB_INLINE bool Options::parse(int argc, const char* const* argv) {
+  Request request = read_command_line(argc, argv);
+  if (request.help) return false;
+  const std::vector<Setting> config = read_config(request);
+  for (const Setting& setting : read_preset(request)) apply(setting);
+  preset_ = request.preset;
+  for (const Setting& setting : config) apply(setting);
+  for (const Setting& setting : request.settings) apply(setting);
+  for (const Option& option : options_) {
+    if (option.rule.required && option.origin.empty()) detail::bad_option(option.name + " is required");
+  }
+  const std::vector<std::string>& given = request.arguments;
+  const std::size_t singles = single_arguments_.size();
+  if (given.size() < singles) detail::bad_option(single_arguments_[given.size()].name + " is required");
+  for (std::size_t i = 0; i < singles; ++i) *single_arguments_[i].value = given[i];
+  if (arguments_ == nullptr) return true;
+  if (given.size() == singles && arguments_required_) detail::bad_option(arguments_name_ + " is required");
+  arguments_->assign(given.begin() + static_cast<std::ptrdiff_t>(singles), given.end());
+  return true;
+}
+
+}  // namespace shardlib::run

@@ -1,0 +1,94 @@
+// Definitions of run_directory.hpp.
+#pragma once
+
+#include "shardlib/run/run_directory.hpp"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "shardlib/io/file.hpp"
+#include "shardlib/run/options.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::run {
+
+namespace detail {
+
+/// "config.toml" -> "config.1.toml": the first number that is free.
+inline std::string free_name(const std::filesystem::path& path) {
+  for (int i = 1;; ++i) {
+    std::filesystem::path name = path;
+    name.replace_extension("." + std::to_string(i) + path.extension().string());
+    if (!std::filesystem::exists(name)) return name.string();
+  }
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE RunDirectory::RunDirectory(std::string path, std::string config, Resume resume, bool writer)
+    : path_(std::move(path)), config_text_(std::move(config)), writer_(writer) {
+  namespace fs = std::filesystem;
+  if (path_.empty()) throw UsageError("the run directory has no name");
+  if (!writer_) return;
+  std::error_code error;
+  fs::create_directories(path_, error);
+  if (error)
+    throw UsageError("cannot create the run directory '" + path_ + "': " + error.message() + "; choose another one");
+  const bool has_config = fs::exists(this->config()), has_metrics = fs::exists(metrics());
+  if (!has_config && !has_metrics && !fs::is_empty(path_))
+    throw UsageError("the folder '" + path_ + "' holds other files and no run: choose another run directory");
+  metrics_ = JsonLines(metrics(), JsonLines::Mode::append);
+  if (!metrics_.lock())
+    throw UsageError("another process is writing to the run directory '" + path_ + "': choose another one");
+  // Asked again now that no other process can be creating it.
+  resumed_ = fs::exists(this->config());
+  if (!resumed_ && fs::file_size(metrics()) > 0)
+    throw UsageError("the run directory '" + path_ +
+                     "' holds metrics.jsonl but no config.toml: choose another one, or move the file away");
+  if (resumed_ && resume == Resume::never)
+    throw UsageError("the run directory '" + path_ + "' holds a run already: choose another one, or resume that run");
+  if (resumed_) {
+    changes_ = config_changes(config_entries_of_file(this->config()),
+                              config_entries(config_text_, "the present configuration"));
+  } else {
+    io::replace_file(this->config(), io::as_bytes(config_text_));
+  }
+}
+
+SHARDLIB_INLINE std::vector<std::string> RunDirectory::begin(std::int64_t step) {
+  std::vector<std::string> notes;
+  if (!writer_) return notes;
+  namespace fs = std::filesystem;
+  const auto keep_aside = [&](const std::string& path) {
+    const std::string aside = detail::free_name(path);
+    fs::copy_file(path, aside);
+    return fs::path(aside).filename().string();
+  };
+  const bool from_start = resumed_ && step == 0 && fs::file_size(metrics()) > 0;
+  if (from_start)
+    notes.push_back("the run in " + path_ + " has no checkpoint and starts again; its former records are in " +
+                    keep_aside(metrics()));
+  const std::int64_t removed = metrics_.cut(step);
+  if (removed > 0 && !from_start)
+    notes.push_back(fmt::format("{} record{} after the checkpoint removed from metrics.jsonl: going on from step {}",
+                                removed, removed == 1 ? "" : "s", step));
+  if (from_start && fs::exists(samples())) keep_aside(samples());
+  samples_ = JsonLines(samples(), JsonLines::Mode::append);
+  samples_.cut(step);
+  if (!changes_.empty()) {
+    notes.push_back("the configuration has changed (the former one is in " + keep_aside(config()) + "):");
+    for (const std::string& change : changes_) notes.push_back("  " + change);
+    io::replace_file(config(), io::as_bytes(config_text_));
+  }
+  return notes;
+}
+
+SHARDLIB_INLINE void RunDirectory::sync() {
+  metrics_.sync();
+  samples_.sync();
+}
+
+}  // namespace shardlib::run

@@ -1,0 +1,96 @@
+// Definitions of sampling.hpp.
+#pragma once
+
+#include "shardlib/run/sampling.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <numeric>
+
+#include "shardlib/kernels/random.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::run {
+
+SHARDLIB_INLINE std::int32_t draw_token(std::span<const float> logits, const SampleOptions& options,
+                                        std::int64_t position) {
+  if (logits.empty()) throw Error("sampling: the model gave no logits");
+  for (const float x : logits)
+    if (!std::isfinite(x))
+      throw Error("sampling: the logits at position " + std::to_string(position) + " are not finite");
+  if (options.temperature == 0)
+    return static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  std::vector<std::int32_t> ids(logits.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  const auto likelier = [&](std::int32_t a, std::int32_t b) {
+    const float x = logits[static_cast<std::size_t>(a)], y = logits[static_cast<std::size_t>(b)];
+    return x != y ? x > y : a < b;
+  };
+  if (options.top_k > 0 && options.top_k < static_cast<std::int64_t>(ids.size())) {
+    std::nth_element(ids.begin(), ids.begin() + options.top_k, ids.end(), likelier);
+    ids.resize(static_cast<std::size_t>(options.top_k));
+  }
+  std::ranges::sort(ids);  // one order of summation, whatever nth_element did
+  const auto logit = [&](std::int32_t id) { return static_cast<double>(logits[static_cast<std::size_t>(id)]); };
+  const double highest = logit(*std::ranges::min_element(ids, likelier));
+  double total = 0;
+  std::vector<double> sums;
+  for (const std::int32_t id : ids) sums.push_back(total += std::exp((logit(id) - highest) / options.temperature));
+  constexpr std::uint64_t stream = 0x73616d706c65;  // "sample": apart from the weights' and dropout's
+  const double u = kernels::uniform(options.seed, stream, static_cast<std::uint64_t>(position));
+  const auto at = std::upper_bound(sums.begin(), sums.end(), u * total) - sums.begin();
+  return ids[static_cast<std::size_t>(std::min<std::ptrdiff_t>(at, std::ssize(ids) - 1))];
+}
+
+namespace detail {
+
+/// The number of bytes at the end of `text` that begin a UTF-8 character without ending it.
+inline std::size_t incomplete(std::string_view text) {
+  for (std::size_t back = 1; back <= std::min<std::size_t>(3, text.size()); ++back) {
+    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
+    if ((byte & 0xC0U) == 0x80U) continue;
+    const std::size_t length = byte >= 0xF0U ? 4 : byte >= 0xE0U ? 3 : byte >= 0xC0U ? 2 : 1;
+    return length > back ? back : 0;
+  }
+  return 0;
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE std::string generate(const io::Tokenizer& tokenizer, std::string_view prompt, std::int64_t context,
+                                     const Decode& decode, const SampleOptions& options,
+                                     const std::function<void(std::string_view)>& show,
+                                     const std::function<bool()>& stop) {
+  std::vector<std::uint32_t> tokens = tokenizer.encode(prompt);
+  std::string text(prompt);
+  std::size_t shown = 0;
+  const auto flush = [&](std::size_t held) {
+    if (show && text.size() - held > shown) show(std::string_view(text).substr(shown, text.size() - held - shown));
+    shown = text.size() - held;
+  };
+  flush(0);
+  std::vector<std::int32_t> seen(tokens.begin(), tokens.end());
+  if (options.begin) seen.insert(seen.begin(), *options.begin);
+  if (seen.empty()) throw UsageError("the prompt is empty, and this model needs a first token: give --prompt");
+  std::size_t given = 0, begin = 0;  // of `seen`: what the model has been given, and where its context begins
+  for (std::int64_t i = 0; i < options.max_tokens && !(stop && stop()); ++i) {
+    if (std::ssize(seen) - static_cast<std::ptrdiff_t>(begin) > context) {
+      begin = seen.size() - static_cast<std::size_t>(std::max<std::int64_t>(1, context / 2));
+      given = begin;
+    }
+    const auto logits = decode(std::span(seen).subspan(given), static_cast<std::int64_t>(given - begin));
+    given = seen.size();
+    const auto known = std::min<std::size_t>(logits.size(), tokenizer.vocabulary_size());
+    const std::int32_t id = draw_token(std::span(logits).first(known), options, std::ssize(seen));
+    const auto drawn = static_cast<std::uint32_t>(id);
+    if (drawn == tokenizer.end_of_text()) break;
+    seen.push_back(id);
+    text += tokenizer.decode(std::span(&drawn, 1));
+    flush(detail::incomplete(text));
+  }
+  flush(0);
+  return text;
+}
+
+}  // namespace shardlib::run

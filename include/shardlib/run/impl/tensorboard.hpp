@@ -1,0 +1,118 @@
+// Definitions of tensorboard.hpp. The file is a row of TFRecords (length, its checksum, data, its checksum), each a
+// protobuf message tensorflow.Event; both formats are small enough to be spelled here.
+#pragma once
+
+#include "shardlib/run/tensorboard.hpp"
+
+#include <fmt/format.h>
+
+#include <unistd.h>
+
+#include <array>
+#include <bit>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <span>
+#include <system_error>
+
+#include "shardlib/support/crc32c.hpp"
+#include "shardlib/support/error.hpp"
+#include "shardlib/support/print.hpp"
+
+namespace shardlib::run {
+
+namespace detail {
+
+template <class T>
+std::string little_endian(T value) {
+  static_assert(std::endian::native == std::endian::little, "TFRecords are little-endian, and so are our machines");
+  std::string bytes(sizeof value, '\0');
+  std::memcpy(bytes.data(), &value, sizeof value);
+  return bytes;
+}
+
+/// A TFRecord's checksum: CRC-32C, rotated and shifted, so that a checksum of checksums is none by accident.
+inline std::uint32_t masked_crc(std::string_view bytes) {
+  const std::uint32_t crc = io::crc32c(std::as_bytes(std::span(bytes.data(), bytes.size())));
+  return std::rotr(crc, 15) + 0xa282ead8U;
+}
+
+inline std::string protobuf_varint(std::uint64_t value) {
+  std::string out;
+  for (; value >= 0x80; value >>= 7U) out += static_cast<char>(value | 0x80U);
+  return out + static_cast<char>(value);
+}
+
+/// Fields by wire type: varint (0), 8 bytes (1), a length and bytes (2), 4 bytes (5).
+inline std::string protobuf_key(unsigned field, unsigned wire_type) {
+  return protobuf_varint(field << 3U | wire_type);
+}
+inline std::string protobuf_bytes(unsigned field, std::string_view bytes) {
+  return protobuf_key(field, 2) + protobuf_varint(bytes.size()) + std::string(bytes);
+}
+
+/// Event: wall_time = 1 and step = 2, which every event has.
+inline std::string tensorboard_event(std::int64_t step) {
+  const double now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  return protobuf_key(1, 1) + little_endian(now) + protobuf_key(2, 0) +
+         protobuf_varint(static_cast<std::uint64_t>(step));
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE TensorBoard::TensorBoard(const std::string& folder, std::int64_t first_step) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  std::array<char, 256> host{};
+  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
+  const auto seconds = std::chrono::system_clock::now().time_since_epoch() / std::chrono::seconds(1);
+  // TensorBoard reads a folder's files in the order of their names: the time first, and a number for the same second.
+  for (int n = 0; path_.empty() || std::filesystem::exists(path_); ++n)
+    path_ = fmt::format("{}/events.out.tfevents.{:010}.{}.{}.{}", folder, seconds, host.data(), ::getpid(), n);
+  file_.open(path_, std::ios::binary);
+  if (!file_) throw Error("cannot write the event file '" + path_ + "': does its folder allow that?");
+  // Event: file_version = 3.
+  event(detail::tensorboard_event(0) + detail::protobuf_bytes(3, "brain.Event:2"));
+  // Event: session_log = 7 with status = 1, START = 1: TensorBoard then drops what was recorded from this step on.
+  if (first_step > 0)
+    event(detail::tensorboard_event(first_step) +
+          detail::protobuf_bytes(7, detail::protobuf_key(1, 0) + detail::protobuf_varint(1)));
+  flush();
+}
+
+SHARDLIB_INLINE void TensorBoard::scalar(std::string_view tag, std::int64_t step, double value) {
+  if (!on()) return;
+  // Event: summary = 5; Summary: value = 1; Value: tag = 1, simple_value = 2.
+  const std::string entry = detail::protobuf_bytes(1, detail::as_utf8(tag)) + detail::protobuf_key(2, 5) +
+                            detail::little_endian(static_cast<float>(value));
+  event(detail::tensorboard_event(step) + detail::protobuf_bytes(5, detail::protobuf_bytes(1, entry)));
+}
+
+SHARDLIB_INLINE void TensorBoard::write(const Record& r) {
+  if (!on()) return;
+  scalar("train/loss", r.step, r.loss);
+  scalar("train/learning_rate", r.step, r.learning_rate);
+  scalar("train/grad_norm", r.step, r.grad_norm);
+  scalar("speed/tokens_per_second", r.step, r.tokens_per_second);
+  scalar("speed/step_seconds", r.step, r.step_seconds);
+  if (r.mfu) scalar("speed/mfu", r.step, *r.mfu);
+  if (r.memory_bytes) scalar("memory/bytes", r.step, static_cast<double>(*r.memory_bytes));
+  if (r.validation_loss) scalar("validation/loss", r.step, *r.validation_loss);
+  for (const auto& [name, seconds] : r.seconds) scalar("time/" + name, r.step, seconds);
+  flush();
+}
+
+SHARDLIB_INLINE void TensorBoard::flush() {
+  if (!on()) return;
+  file_.flush();
+  if (!file_) throw Error("cannot write to the event file '" + path_ + "': is the disk full?");
+}
+
+SHARDLIB_INLINE void TensorBoard::event(const std::string& payload) {
+  const std::string length = detail::little_endian(static_cast<std::uint64_t>(payload.size()));
+  file_ << length << detail::little_endian(detail::masked_crc(length)) << payload
+        << detail::little_endian(detail::masked_crc(payload));
+}
+
+}  // namespace shardlib::run

@@ -1,0 +1,155 @@
+// Definitions of trace.hpp. The format is Chrome's "Trace Event Format" as JSON. A file has one event a line, so that
+// parts are joined without reading JSON.
+#pragma once
+
+#include "shardlib/run/trace.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <utility>
+
+#include "shardlib/io/file.hpp"
+#include "shardlib/support/error.hpp"
+#include "shardlib/support/print.hpp"
+
+namespace shardlib::run {
+
+namespace detail {
+
+inline constexpr std::string_view trace_begin = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [";
+inline constexpr std::string_view trace_end = "]}";
+
+inline std::string trace_text(std::string_view text) {
+  return quote(as_utf8(text));
+}
+
+/// Something said of a rank's row or of one of its tracks.
+inline std::string trace_metadata(const char* what, int rank, std::size_t track, const std::string& key,
+                                  const std::string& value) {
+  return fmt::format(R"({{"ph": "M", "name": "{}", "pid": {}, "tid": {}, "args": {{"{}": {}}}}})", what, rank, track,
+                     key, value);
+}
+
+/// Calls f with each event of a part, without its comma. Throws Error unless the part is whole.
+template <class F>
+void for_each_event_line(const std::string& path, const F& f) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw Error("cannot read the trace '" + path + "': has its rank written it?");
+  std::string line, last;
+  std::getline(file, line);
+  bool whole = line == trace_begin;
+  while (whole && std::getline(file, line) && line != trace_end) {
+    if (line.ends_with(',')) line.pop_back();
+    f(line);
+  }
+  whole = whole && line == trace_end;
+  if (!whole) throw Error("the trace '" + path + "' is damaged or was not written by shardlib");
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE Trace::Trace(int rank, std::string label, std::size_t most_events) : state_(std::make_shared<State>()) {
+  state_->rank = rank;
+  state_->label = std::move(label);
+  state_->most_events = most_events;
+  start();
+}
+
+SHARDLIB_INLINE std::int64_t Trace::now() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+SHARDLIB_INLINE void Trace::start() {
+  if (on()) state_->origin_ns = now();
+}
+
+SHARDLIB_INLINE void Trace::record(std::string_view name, std::string_view spec, std::string_view category,
+                                   std::int64_t bytes, std::int64_t begin_ns, std::int64_t duration_ns) {
+  State& state = *state_;
+  const std::lock_guard lock(state.mutex);
+  if (state.events.size() >= state.most_events) {
+    ++state.dropped;
+    return;
+  }
+  const auto number = [&](std::string_view text) {
+    const auto known = state.index.find(text);
+    if (known != state.index.end()) return known->second;
+    const auto next = static_cast<std::uint32_t>(state.texts.size());
+    state.texts.emplace_back(text);
+    state.index.emplace(std::string(text), next);
+    return next;
+  };
+  state.events.push_back({number(name), number(spec), number(category), bytes, begin_ns, duration_ns});
+}
+
+SHARDLIB_INLINE std::string Trace::json() const {
+  if (!on()) return {};
+  const State& state = *state_;
+  const std::lock_guard lock(state_->mutex);
+  std::vector<std::size_t> track(state.texts.size(), 0);
+  std::vector<std::string> lines;
+  const auto name_of_row = fmt::format("rank {}{}{}", state.rank, state.label.empty() ? "" : "  ", state.label);
+  lines.push_back(detail::trace_metadata("process_name", state.rank, 0, "name", detail::trace_text(name_of_row)));
+  lines.push_back(
+      detail::trace_metadata("process_sort_index", state.rank, 0, "sort_index", std::to_string(state.rank)));
+  std::size_t tracks = 0;
+  for (const Event& event : state.events) {
+    if (track[event.category] != 0) continue;
+    track[event.category] = ++tracks;
+    const std::string name = detail::trace_text(state.texts[event.category]);
+    lines.push_back(detail::trace_metadata("thread_name", state.rank, tracks, "name", name));
+    lines.push_back(
+        detail::trace_metadata("thread_sort_index", state.rank, tracks, "sort_index", std::to_string(tracks)));
+  }
+  const auto microseconds = [](std::int64_t ns) { return fmt::format("{:.3f}", static_cast<double>(ns) * 1e-3); };
+  std::int64_t end = 0;
+  for (const Event& event : state.events) {
+    std::string args;
+    if (!state.texts[event.spec].empty()) args = "\"spec\": " + detail::trace_text(state.texts[event.spec]);
+    if (event.bytes >= 0) args += fmt::format("{}\"bytes\": {}", args.empty() ? "" : ", ", event.bytes);
+    end = std::max(end, event.begin_ns + event.duration_ns - state.origin_ns);
+    lines.push_back(fmt::format(
+        R"({{"ph": "X", "name": {}, "cat": {}, "pid": {}, "tid": {}, "ts": {}, "dur": {}, "args": {{{}}}}})",
+        detail::trace_text(state.texts[event.name]), detail::trace_text(state.texts[event.category]), state.rank,
+        track[event.category], microseconds(event.begin_ns - state.origin_ns), microseconds(event.duration_ns), args));
+  }
+  if (state.dropped > 0) {
+    lines.push_back(fmt::format(
+        R"({{"ph": "i", "s": "p", "name": "trace full: {} later events left out", "pid": {}, "tid": 0, "ts": {}}})",
+        state.dropped, state.rank, microseconds(end)));
+  }
+  std::string text(detail::trace_begin);
+  for (std::size_t i = 0; i < lines.size(); ++i) text += (i == 0 ? "\n" : ",\n") + lines[i];
+  return text + "\n" + std::string(detail::trace_end) + "\n";
+}
+
+SHARDLIB_INLINE void Trace::write(const std::string& path) const {
+  if (on()) io::write_file(path, io::as_bytes(json()));
+}
+
+SHARDLIB_INLINE void merge_traces(const std::vector<std::string>& parts, const std::string& path) {
+  // Traces are large: some events in memory at a time, into a file beside, so that a damaged part leaves no half
+  // result.
+  constexpr std::size_t most_text = std::size_t{1} << 20;
+  io::OutputFile file(path);
+  std::string text = std::string(detail::trace_begin) + "\n";
+  bool first = true;
+  for (const std::string& part : parts) {
+    detail::for_each_event_line(part, [&](const std::string& line) {
+      text += std::exchange(first, false) ? "" : ",\n";
+      text += line;
+      if (text.size() < most_text) return;
+      file.write(io::as_bytes(text));
+      text.clear();
+    });
+  }
+  text += std::string(first ? "" : "\n") + std::string(detail::trace_end) + "\n";
+  file.write(io::as_bytes(text));
+  file.commit(false);
+}
+
+}  // namespace shardlib::run

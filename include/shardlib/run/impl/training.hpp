@@ -1,0 +1,273 @@
+// Definitions of training.hpp: settings, data, what does not fit together.
+#pragma once
+
+#include "shardlib/run/training.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+
+#include "shardlib/device/launch.hpp"
+#include "shardlib/io/data/token_files.hpp"
+#include "shardlib/io/file.hpp"
+#include "shardlib/io/formats/impl/zarr_json.hpp"
+#include "shardlib/rules/all.hpp"
+
+namespace shardlib::run {
+
+SHARDLIB_INLINE void declare(Options& o, Training& t) {
+  o.group("data");
+  o.add("--data", t.data, "tokens: a text file, a flat-tokens data set, llm.c's or nanoGPT's .bin files",
+        value_name("PATH"));
+  o.add("--validation-data", t.validation_data, "as --data (default: the validation split of --data, if it has one)",
+        value_name("PATH"));
+  o.add("--stream", t.stream, "train from the raw texts of this folder instead; a resumed run does not go on exactly",
+        value_name("DIR"));
+  o.add("--tokenizer", t.tokenizer, "\"bytes\", or a GPT-2 vocabulary: r50k_base.tiktoken, or a folder with vocab.bpe",
+        value_name("FILE"));
+  o.add("--rows", t.rows, "what a row of a batch holds: the next tokens, or one document, filled up",
+        one_of({"packed", "padded", "stories"}));
+  o.add("--batch", t.batch, "sequences a step, over all devices and microbatches", size());
+  o.add("--seq", t.seq, "tokens a sequence", size());
+
+  o.group("training");
+  o.add("--mesh", t.mesh,
+        "devices, as in d=4,t=2: threads of this process, or MPI ranks under mpirun; an axis left out has size 1 "
+        "(default: all ranks on d)",
+        value_name("AXES"));
+  o.add("--steps", t.steps, "training steps", size(0));
+  o.add("--microbatches", t.microbatches, "parts of a batch whose gradients are accumulated", size());
+  o.add("--seed", t.seed, "of weights, order of the data, dropout and samples");
+  o.add("--learning-rate", t.learning_rate, "peak learning rate", above(0));
+  o.add("--warmup", t.warmup, "steps of linear warmup; a cosine decay follows", size(0));
+  o.add("--final-learning-rate", t.final_learning_rate, "where the decay ends, as a fraction of the peak",
+        between(0, 1));
+  o.add("--weight-decay", t.weight_decay, "AdamW's decay", at_least(0));
+  o.add("--beta1", t.beta1, "AdamW's decay of the first moment", at_least(0) | below(1));
+  o.add("--beta2", t.beta2, "AdamW's decay of the second moment", at_least(0) | below(1));
+  o.add("--clip", t.clip, "largest global gradient norm (0: no clipping)", at_least(0));
+
+  o.group("run");
+  o.add("--run", t.directory,
+        "folder of the run: configuration, metrics, checkpoints, report; a run that is there goes on",
+        value_name("DIR") | command_line_only());
+  o.flag("--resume", t.resume, "go on from the run's newest whole checkpoint", command_line_only());
+  o.add("--save-every", t.save_every, "with --run: steps between checkpoints (0: at the end alone)", size(0));
+  o.add("--keep", t.keep, "checkpoints to keep", size());
+  o.add("--validate-every", t.validate_every, "steps between validations (0: none)", size(0));
+  o.add("--validation-batches", t.validation_batches, "batches of a validation, at most", size());
+  o.add("--metrics", t.metrics, "file for one JSON object a step, besides the run's",
+        value_name("FILE") | command_line_only());
+  o.flag("--trace", t.trace, "write trace.json into the run's folder: every op and collective of five steps");
+  o.flag("--plan", t.plan, "no training: what a step takes on the mesh, which need not be there", command_line_only());
+  o.add("--plan-flops", t.plan_flops,
+        "with --plan: predict the time of a step on devices whose peak this is (0: no prediction)",
+        at_least(0) | unit("FLOP/s") | command_line_only());
+  o.add("--plan-efficiency", t.plan_efficiency, "with --plan-flops: share of the peak that products reach",
+        between(0.01, 1) | command_line_only());
+  o.add("--plan-memory", t.plan_memory, "with --plan-flops: a device's memory bandwidth (0: memory takes no time)",
+        at_least(0) | unit("B/s") | command_line_only());
+  o.add("--plan-bandwidth", t.plan_bandwidth,
+        "with --plan-flops: B/s that a device sends, 300e9 or by axes, d=25e9,t=300e9",
+        value_name("B/S") | command_line_only());
+  o.add("--plan-latency", t.plan_latency,
+        "with --plan-flops: seconds of a message, 5e-6 or by axes, d=20e-6,t=5e-6 (default: none)",
+        value_name("SECONDS") | command_line_only());
+  o.add("--graph", t.graph, "no training: draws one layer, forward and backward, with specs and collectives",
+        value_name("FILE.svg") | command_line_only());
+  o.flag("--tensorboard", t.tensorboard, "write TensorBoard events into the run's folder");
+
+  o.group("sampling");
+  o.add("--sample-every", t.sample_every, "steps between samples (0: at the end alone)", size(0));
+  o.add("--max-tokens", t.sample.max_tokens, "tokens to sample (0: no sample)", size(0));
+  o.add("--prompt", t.prompt, "what the sample continues");
+  o.add("--top-k", t.sample.top_k, "draw among the k likeliest tokens only (0: all)", size(0));
+  o.add("--temperature", t.sample.temperature, "of the draw; 0 takes the likeliest token", at_least(0));
+}
+
+namespace detail {
+
+SHARDLIB_INLINE std::vector<std::string> batch_axes(const std::vector<AxisSize>& mesh, const Training& t) {
+  std::vector<std::string> axes;
+  std::istringstream words(t.batch_axes);
+  for (std::string axis; words >> axis;) {
+    std::string names;
+    bool there = false;
+    for (const AxisSize& a : mesh) {
+      there = there || a.name == axis;
+      names += (names.empty() ? "" : " ") + a.name;
+    }
+    if (!there)
+      throw UsageError(
+          fmt::format("the batch is sharded over `{}`, says run::Training::batch_axes, but the program's mesh "
+                      "has the axes `{}`: name those of them that shard the batch",
+                      t.batch_axes, names));
+    axes.push_back(axis);
+  }
+  if (axes.empty())
+    throw UsageError("run::Training::batch_axes is empty: name the axes of the mesh that shard the batch");
+  return axes;
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE std::vector<AxisSize> chosen_mesh(Training& training, std::string_view axes) {
+  const auto names = rules::mesh_axes(axes);
+  std::vector<AxisSize> every, mesh;
+  for (const auto name : names) every.push_back({std::string(name), 1});
+  std::vector<AxisSize> given{{detail::batch_axes(every, training).front(), world_size()}};
+  if (!training.mesh.empty()) given = parse_mesh(training.mesh);
+  auto next = given.begin();
+  for (const auto name : names) {
+    const bool has = next != given.end() && next->name == name;
+    mesh.push_back({std::string(name), has ? next->size : 1});
+    if (has) ++next;
+  }
+  if (next != given.end()) {
+    std::string example;
+    for (const auto name : names)
+      example += (example.empty() ? "" : ",") + std::string(name) + (example.empty() ? "=4" : "=2");
+    throw UsageError("--mesh " + training.mesh + ": this program's mesh has the axes " + std::string(axes) +
+                     ", in this order, as in --mesh " + example);
+  }
+  training.mesh = to_string(mesh);
+  return mesh;
+}
+
+SHARDLIB_INLINE void announce(const Options& options, const Training& t) {
+  if (t.directory.empty() || t.plan || !t.graph.empty() || world_rank() != 0) return;
+  fmt::print("settings that are no defaults (all of them go into {}/config.toml):\n{}", t.directory,
+             options.describe());
+}
+
+SHARDLIB_INLINE SampleOptions sample_options(const Training& t) {
+  SampleOptions options = t.sample;
+  options.seed = t.seed;
+  if (t.rows == "stories") options.begin.reset();
+  return options;
+}
+
+SHARDLIB_INLINE void note_padding(const std::vector<AxisSize>& mesh, const Sizes& sizes) {
+  std::string dims;
+  for (const NamedSize& dim : sizes)
+    if (dim.padded > dim.size + dim.size / 20)
+      dims += fmt::format("{}{} {} -> {}", dims.empty() ? "" : ", ", dim.name, dim.size, dim.padded);
+  if (dims.empty() || world_rank() != 0) return;
+  fmt::print("note: padded with zeros, so that mesh {} divides them: {}; that costs memory, bytes and time\n",
+             to_string(mesh), dims);
+}
+
+namespace detail {
+
+/// Sampling comes after the training, when it is too late to find that the model cannot take the prompt.
+inline void check_prompt(const Training& t, const Data& data) {
+  const SampleOptions options = sample_options(t);
+  if (options.max_tokens == 0) return;
+  const std::vector<std::uint32_t> ids = data.tokenizer->encode(t.prompt);
+  if (ids.empty() && !options.begin)
+    throw UsageError("--prompt is empty, and this model needs a first token: give a text, or --max-tokens 0");
+  for (const std::uint32_t id : ids)
+    if (static_cast<std::int64_t>(id) >= data.vocabulary)
+      throw UsageError(
+          fmt::format("--prompt has the token {}, but the model's vocabulary ends at {}: give another prompt, a "
+                      "larger --vocabulary, or --max-tokens 0",
+                      id, data.vocabulary - 1));
+}
+
+/// To another tokenizer than the one that made them, a data set's ids mean something else. `tokenize` stores which it
+/// was beside the splits, of which the path may name one.
+inline void check_tokenizer(const std::string& path, const std::string& chosen, const io::Tokenizer& tokenizer) {
+  for (const std::string& folder : {path, path + "/.."}) {
+    if (!io::file_exists(folder + "/.zgroup")) continue;
+    const auto attributes = io::ZarrGroup::open(folder).attributes();
+    const auto text = [&](const char* key) {
+      const auto found = attributes.find(key);
+      return found != attributes.end() && found->is_string() ? found->template get<std::string>() : std::string();
+    };
+    const std::string fingerprint = text("tokenizer_fingerprint");
+    if (fingerprint.empty() || fingerprint == tokenizer.fingerprint()) continue;
+    throw UsageError(
+        fmt::format("'{}' was made with the tokenizer {} (fingerprint {:.12}), but --tokenizer {} is {} "
+                    "(fingerprint {:.12}): give the tokenizer that made it, or tokenize its texts again",
+                    path, text("tokenizer"), fingerprint, chosen, tokenizer.name(), tokenizer.fingerprint()));
+  }
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE Data open_data(const Training& t, std::int64_t vocabulary) {
+  const bool dry = t.plan || !t.graph.empty(), none = t.data.empty() && t.stream.empty();
+  if (!dry && (none ? t.steps > 0 : !t.data.empty() && !t.stream.empty()))
+    throw UsageError("what to train on: give --data PATH, or --stream DIR, and not both (see --help)");
+  Data data;
+  data.tokenizer = io::load_tokenizer(t.tokenizer);
+  data.vocabulary = vocabulary > 0 ? vocabulary : static_cast<std::int64_t>(data.tokenizer->vocabulary_size());
+  if (dry) return data;
+  detail::check_prompt(t, data);
+  if (none) return data;
+  io::LoaderOptions rows;
+  rows.batch = t.batch;
+  rows.length = t.seq;
+  rows.seed = t.seed;
+  rows.vocabulary = static_cast<std::uint32_t>(data.vocabulary);
+  rows.rows = t.rows == "packed" ? io::Rows::packed : t.rows == "padded" ? io::Rows::padded : io::Rows::stories;
+  // A model of whole documents has to learn where they end, or its samples never do.
+  const io::TextOptions text{data.tokenizer, rows.rows != io::Rows::packed};
+  const auto open = [&](const std::string& path, io::Split split) {
+    auto source = io::open_tokens(path, split, text);
+    detail::check_tokenizer(path, t.tokenizer, *data.tokenizer);
+    return source;
+  };
+  if (t.stream.empty()) {
+    data.train = std::make_shared<io::Loader>(open(t.data, io::Split::train), rows);
+    if (rows.rows == io::Rows::packed && data.train->source().tokens() < t.seq)
+      throw UsageError(
+          fmt::format("'{}' has {} tokens, fewer than a row of --seq {}: choose a longer text or shorter rows", t.data,
+                      data.train->source().tokens(), t.seq));
+  } else if (rows.rows != io::Rows::packed) {
+    throw UsageError("--stream has packed rows only: give --data for --rows " + t.rows);
+  }
+  if (t.validate_every > 0 || !t.validation_data.empty()) {  // a file that is not there is an error in any case
+    if (t.validation_data.empty() && t.data.empty())
+      throw UsageError("--validate-every needs --validation-data where training streams texts");
+    rows.shuffle = rows.repeat = false;
+    const bool own = t.validation_data.empty();
+    const auto source = open(own ? t.data : t.validation_data, own ? io::Split::validation : io::Split::train);
+    data.validation = std::make_shared<io::Loader>(source, rows);
+  }
+  return data;
+}
+
+SHARDLIB_INLINE void batch_must_divide(const std::vector<AxisSize>& mesh, const Training& t) {
+  if (t.batch % t.microbatches != 0)
+    throw UsageError(fmt::format("--batch {} does not divide into --microbatches {}: choose a multiple of {}", t.batch,
+                                 t.microbatches, t.microbatches));
+  const std::string option =
+      t.microbatches == 1 ? "--batch" : fmt::format("--batch {} / --microbatches {} =", t.batch, t.microbatches);
+  const std::int64_t size = t.batch / t.microbatches;
+  std::int64_t parts = 1;
+  std::string axes;
+  for (const std::string& name : detail::batch_axes(mesh, t)) {
+    for (const AxisSize& axis : mesh)
+      if (axis.name == name) parts *= axis.size;
+    axes += (axes.empty() ? "" : " * ") + name;
+  }
+  if (size % parts == 0) return;
+  std::int64_t fewer = parts - 1;
+  while (size % fewer != 0) --fewer;
+  throw UsageError(
+      fmt::format("{} {} does not divide over {} = {} (mesh {}): choose a multiple of {}, or a mesh of {} = {}", option,
+                  size, axes, parts, to_string(mesh), parts, axes, fewer));
+}
+
+SHARDLIB_INLINE void check_finite(const StepResult& result, std::int64_t step) {
+  if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return;
+  throw Error(
+      fmt::format("step {}: loss {} and gradient norm {} are not finite; lower --learning-rate, or look at the "
+                  "data of this step. The last checkpoint is untouched",
+                  step, result.loss, result.grad_norm));
+}
+
+}  // namespace shardlib::run

@@ -1,0 +1,325 @@
+// Definitions of training.hpp: the loop around a program's step.
+#pragma once
+
+#include "shardlib/run/training.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <utility>
+
+#include "shardlib/device/launch.hpp"
+#include "shardlib/io/data/read_ahead.hpp"
+#include "shardlib/io/data/text_stream.hpp"
+#include "shardlib/io/file.hpp"
+#include "shardlib/optim/lr_schedule.hpp"
+#include "shardlib/run/impl/stop_on_signal.hpp"
+#include "shardlib/run/peak.hpp"
+#include "shardlib/run/plan.hpp"
+#include "shardlib/run/progress.hpp"
+#include "shardlib/run/report.hpp"
+#include "shardlib/run/run_directory.hpp"
+#include "shardlib/run/step_trace.hpp"
+#include "shardlib/run/tensorboard.hpp"
+
+namespace shardlib::run {
+
+namespace detail {
+
+/// The reduction of one number of each device, everywhere the same.
+inline double reduce(const std::shared_ptr<Device>& device, double value, Reduction op) {
+  if (device->count() == 1) return value;
+  Buffer send = device->pool()->allocate(sizeof(double)), received = device->pool()->allocate(sizeof(double));
+  *send.as<double>() = value;
+  device->everybody().all_reduce(send, received, DType::f64, op).wait();
+  return *received.as<double>();
+}
+
+/// Which of how many equal parts of a batch is this device's.
+struct BatchPlace {
+  std::int64_t index = 0, parts = 1;
+
+  BatchPlace(const Device& device, const Training& training) {
+    for (const std::string& axis : batch_axes(device.axes(), training)) {
+      index = index * device.size(axis) + device.coordinate(axis);
+      parts *= device.size(axis);
+    }
+  }
+};
+
+/// One run on one device.
+class Loop {
+  using Stopwatch = shardlib::detail::Stopwatch;
+
+ public:
+  Loop(const std::shared_ptr<Device>& device, const Training& training, const Data& data,
+       const std::string& configuration, const Program& program)
+      : device_(device),
+        training_(training),
+        place_(*device, training),
+        data_(data),
+        program_(program),
+        speaks_(device->index() == 0),
+        directory_(training.directory.empty()
+                       ? RunDirectory()
+                       : RunDirectory(training.directory, configuration,
+                                      training.resume ? Resume::automatic : Resume::never, speaks_)) {}
+
+  void run() {
+    if ((training_.trace || training_.tensorboard) && !directory_.exists())
+      throw UsageError(std::string(training_.trace ? "--trace" : "--tensorboard") +
+                       " writes into the folder of a run: give --run DIR too");
+    if (training_.trace && speaks_) {
+      const io::OutputFile tried(directory_.trace());  // an error now, not behind the traced steps
+    }
+    std::optional<Checkpoints::Loaded> found;
+    if (directory_.exists() && training_.resume) found = program_.checkpoints.load();
+    const std::int64_t first = found ? found->step : 0;
+    for (const std::string& sentence : directory_.begin(first)) say(sentence);
+    if (found) say(fmt::format("going on from step {} of {}", first, training_.steps));
+    // Read from the data: once, and only where a checkpoint will have it.
+    const std::string identity = !directory_.exists()       ? ""
+                                 : data_.train              ? fmt::format("{:016x}", data_.train->identity())
+                                 : training_.stream.empty() ? ""
+                                                            : "stream";
+    if (found && !found->data.empty() && !identity.empty() && found->data != identity)
+      say("note: the data, or the options that cut them into batches, are not those of the checkpoint");
+    if (speaks_ && !training_.metrics.empty())
+      metrics_ = JsonLines(training_.metrics, JsonLines::Mode::overwrite, "check --metrics");
+    if (speaks_ && training_.tensorboard) events_ = std::make_unique<TensorBoard>(directory_.tensorboard(), first);
+    describe();
+    // Devices that are threads of this process share its cores; ranks of one machine measure theirs together.
+    peak_ = reduce(device_,
+                   under_mpi() ? measured_peak_flops(device_->exec().threads)
+                   : speaks_   ? measured_peak_flops()
+                               : 0.0,
+                   Reduction::sum);
+    const StopOnSignal stop;  // before other threads are made, which do as this one does
+    const std::int64_t parts = training_.microbatches;
+    std::optional<io::Prefetcher> batches;
+    if (first < training_.steps) batches.emplace(reader(), first * parts);
+    std::unique_ptr<Progress> progress =
+        speaks_ ? std::make_unique<Progress>(first, training_.steps) : std::make_unique<Progress>();
+    device_->pool()->trim();  // holes that initialisation has left, for which no step may have a use
+    // A run's first step is not typical: memory comes from the system.
+    constexpr std::int64_t traced_steps = 5;
+    if (training_.trace)
+      trace_.emplace(device_, directory_.trace(), std::min(first + 1, training_.steps - 1), traced_steps);
+    for (std::int64_t step = first; step < training_.steps; ++step) {
+      const bool last = step + 1 == training_.steps;
+      Record record = train_step(*batches, step);
+      if (due(step, training_.validate_every) || (last && training_.validate_every > 0)) {
+        const double begin = now();
+        record.validation_loss = validation_loss();
+        record.seconds.emplace_back("validation", now() - begin);
+      }
+      // A record is written before its checkpoint, or a run could go on from there without it: the time is the next's.
+      if (checkpoint_seconds_ > 0) record.seconds.emplace_back("checkpoint", std::exchange(checkpoint_seconds_, 0));
+      const bool stopped = stopping();
+      if (speaks_) write(record);
+      progress->step(record);
+      if (directory_.exists() && (due(step, training_.save_every) || last || stopped)) {
+        const double begin = now();
+        directory_.sync();
+        program_.checkpoints.save(step + 1, identity);
+        checkpoint_seconds_ = now() - begin;
+        // What comes after the training takes time and may fail: it must not take the last checkpoint with it.
+        if (last || stopped) program_.checkpoints.flush();
+      } else if (directory_.exists()) {
+        program_.checkpoints.poll();
+      }
+      if (stopped && !last) {
+        progress->message(directory_.exists() ? "stopped by a signal; the same command goes on from here"
+                                              : "stopped by a signal; without --run nothing was kept");
+        break;
+      }
+      if (due(step, training_.sample_every) || last) {
+        progress->pause();
+        sample(step);
+      }
+    }
+    if (first < training_.steps && program_.finish) program_.finish();
+    if (trace_) {
+      trace_->finish();
+      say("trace: " + directory_.trace());
+    }
+    if (first >= training_.steps) {
+      if (directory_.exists() && !found) {
+        program_.checkpoints.save(0, identity);  // a conversion: weights, and no steps
+        program_.checkpoints.flush();
+      } else {
+        say(fmt::format("all {} steps are done", training_.steps));
+      }
+      sample(first - 1);
+    }
+    progress->finish();
+    if (speaks_ && directory_.exists() && first < training_.steps) {
+      write_report({directory_.path()}, directory_.report());
+      say("report: " + directory_.report());
+    }
+  }
+
+ private:
+  static double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+  /// Whether a signal asked any device to stop: the same answer on all of them, who ask together.
+  bool stopping() const { return reduce(device_, stop_signal != 0 ? 1 : 0, Reduction::max) > 0; }
+  static bool due(std::int64_t step, std::int64_t every) { return every > 0 && (step + 1) % every == 0; }
+  void say(const std::string& line) const {
+    if (speaks_) fmt::print("{}\n", line);
+    std::fflush(stdout);
+  }
+  void describe() const {
+    const std::string data = data_.train
+                                 ? fmt::format("{} tokens of data, seen {:.2f} times", data_.train->source().tokens(),
+                                               data_.train->epochs(training_.steps))
+                             : training_.stream.empty() ? "no data"
+                                                        : "texts of " + training_.stream;
+    say(fmt::format("{} parameters, mesh {}, {} tokens a step, {}", program_.parameters, to_string(device_->axes()),
+                    training_.batch * training_.seq, data));
+  }
+  /// This device's rows of one of `parts` parts of a batch.
+  io::TokenBatch rows(const io::Loader& loader, std::int64_t step, std::int64_t part, std::int64_t parts) const {
+    const std::int64_t mine = training_.batch / parts / place_.parts;
+    return loader.rows(step, part * training_.batch / parts + place_.index * mine, mine);
+  }
+  /// Microbatches of training, numbered through.
+  io::Prefetcher::Make reader() const {
+    const std::int64_t parts = training_.microbatches;
+    if (data_.train) return [this, parts](std::int64_t i) { return rows(*data_.train, i / parts, i % parts, parts); };
+    const std::int64_t size = training_.batch / parts, mine = size / place_.parts;
+    if (training_.stream.empty())
+      return [this, mine](std::int64_t) { return io::detail::empty_rows(mine, training_.seq); };
+    const auto stream = std::make_shared<io::TextStream>(
+        training_.stream,
+        io::StreamOptions{size, training_.seq, training_.seed, io::TextOptions{data_.tokenizer, false},
+                          static_cast<std::uint32_t>(data_.vocabulary)},
+        place_.index * mine, mine);
+    return [stream](std::int64_t) { return stream->next(); };
+  }
+
+  /// Turns the weights of a step's rows into shares of its loss: all of them, on all devices, then add up to 1. Returns
+  /// the number of tokens that count. Sums of whole numbers: the same on every mesh.
+  double share_loss(std::span<io::TokenBatch> parts) const {
+    double mine = 0;
+    for (const io::TokenBatch& rows : parts) mine += std::accumulate(rows.weights.begin(), rows.weights.end(), 0.0);
+    const std::int64_t copies = device_->count() / place_.parts;  // devices that have the same rows
+    const double tokens = reduce(device_, mine, Reduction::sum) / static_cast<double>(copies);
+    for (io::TokenBatch& rows : parts)
+      for (float& weight : rows.weights) weight = static_cast<float>(weight / tokens);
+    return tokens;
+  }
+
+  Record train_step(io::Prefetcher& batches, std::int64_t step) {
+    const double begin = now();
+    std::vector<io::TokenBatch> parts;
+    for (std::int64_t i = 0; i < training_.microbatches; ++i)
+      parts.push_back(batches.get(step * training_.microbatches + i));
+    if (data_.train || !training_.stream.empty()) share_loss(parts);
+    const double ready = now();
+    Record record;
+    record.step = step;
+    record.learning_rate =
+        warmup_cosine(step, training_.steps, training_.warmup, training_.learning_rate, training_.final_learning_rate);
+    if (trace_) trace_->before(step);
+    auto& stopwatch = shardlib::detail::state(device_).stopwatch;
+    stopwatch.reset();
+    const StepResult result = program_.step(parts, step, record.learning_rate);
+    stopwatch.change(Stopwatch::rest);
+    if (trace_) trace_->after(step);
+    record.loss = result.loss;
+    record.grad_norm = result.grad_norm;
+    record.seconds = {{"data", ready - begin},
+                      {"forward", stopwatch.seconds(Stopwatch::forward)},
+                      {"backward", stopwatch.seconds(Stopwatch::backward)},
+                      {"optimizer", stopwatch.seconds(Stopwatch::rest)},
+                      {"communication", stopwatch.seconds(Stopwatch::communication)}};
+    for (const auto& [part, seconds] : record.seconds) record.step_seconds += seconds;
+    record.tokens_per_second = static_cast<double>(training_.batch * training_.seq) / record.step_seconds;
+    record.mfu = record.tokens_per_second * program_.flops_per_token / peak_;
+    record.memory_bytes =
+        static_cast<std::int64_t>(reduce(device_, static_cast<double>(device_->pool()->stats().peak), Reduction::max));
+    return record;
+  }
+
+  double validation_loss() const {
+    const io::Loader& loader = *data_.validation;
+    const std::int64_t batches = std::min(training_.validation_batches, loader.steps_per_epoch());
+    double losses = 0, tokens = 0;
+    for (std::int64_t i = 0; i < batches; ++i) {
+      io::TokenBatch batch = rows(loader, i, 0, 1);
+      const double counted = share_loss({&batch, 1});  // the last batch may be filled up
+      losses += program_.validate(batch) * counted;
+      tokens += counted;
+    }
+    return losses / tokens;
+  }
+
+  void sample(std::int64_t step) {
+    if (training_.sample.max_tokens == 0 || !program_.decode) return;
+    const SampleOptions options = sample_options(training_);
+    say(fmt::format("\nA sample after step {} (temperature {}):\n", step + 1, options.temperature));
+    const auto show = [&](std::string_view piece) {
+      if (!speaks_) return;
+      fmt::print("{}", piece);
+      std::fflush(stdout);
+    };
+    bool stopped = false;
+    const auto stop = [&] { return stopped = stopping(); };
+    const std::string text =
+        generate(*data_.tokenizer, training_.prompt, program_.context, program_.decode, options, show, stop);
+    say(stopped ? "\nthe sample was stopped by a signal" : "\n");
+    if (speaks_ && !stopped) directory_.write(Sample{step, training_.prompt, text});
+  }
+
+  void write(const Record& record) {
+    directory_.write(record);
+    if (metrics_.is_open()) metrics_.write(record);
+    if (events_) events_->write(record);
+  }
+
+  std::shared_ptr<Device> device_;
+  const Training& training_;
+  const BatchPlace place_;
+  const Data& data_;
+  const Program& program_;
+  bool speaks_;
+  RunDirectory directory_;
+  JsonLines metrics_;
+  std::unique_ptr<TensorBoard> events_;
+  std::optional<StepTrace> trace_;
+  double peak_ = 0, checkpoint_seconds_ = 0;
+};
+
+/// What `train` reports in a dry run: one step, counted.
+inline Plan plan_step(const std::shared_ptr<Device>& device, const Training& t, const Program& program) {
+  const std::int64_t rows = t.batch / t.microbatches / BatchPlace(*device, t).parts;
+  const std::vector parts(static_cast<std::size_t>(t.microbatches), io::detail::empty_rows(rows, t.seq));
+  Plan plan = count_step(device, [&] { program.step(parts, 0, t.learning_rate); });
+  plan.parameters = program.parameters;
+  plan.weights = program.weight_bytes;
+  plan.copies = program.copy_bytes;
+  plan.gradients = program.gradient_bytes.value_or(program.weight_bytes);
+  plan.optimizer = program.optimizer_bytes;
+  plan.model_flops = program.flops_per_token * static_cast<double>(t.batch * t.seq);
+  return plan;
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE void train(const std::shared_ptr<Device>& device, const Training& training, const Data& data,
+                           const std::string& configuration, const Program& program) {
+  if (device->is_dry()) {
+    device->local<Plan>() = detail::plan_step(device, training, program);
+    return;
+  }
+  detail::Loop(device, training, data, configuration, program).run();
+}
+
+}  // namespace shardlib::run

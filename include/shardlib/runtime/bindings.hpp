@@ -1,0 +1,56 @@
+// What an op checks of its operands: the sizes behind the names of dims, and numbers beside tensors.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "shardlib/ops/record.hpp"
+#include "shardlib/runtime/value.hpp"
+#include "shardlib/support/inline.hpp"
+
+namespace shardlib::detail {
+
+/// A number as messages show it: "0.5".
+SHARDLIB_INLINE std::string show_number(double value);
+/// Refuses a number that the integers of a tensor's dtype do not hold exactly. Floating ones are rounded.
+[[gnu::cold]] SHARDLIB_INLINE void check_number(const OpInfo& op, const TensorSpec& spec, const Device& device,
+                                                DType dtype, double value);
+
+/// The sizes behind the names within one op call, and within the scopes that are open.
+class Bindings {
+ public:
+  Bindings(const OpInfo& op, const std::shared_ptr<Device>& device) : op_(op), device_(device) {}
+
+  [[gnu::cold]] void bind(std::string_view name, DimSize size);
+  [[gnu::cold]] void bind(const Value& x);
+  [[gnu::cold]] void bind(const NamedSize& given);
+  /// The size behind a name, if the op or the scope knows it.
+  [[nodiscard, gnu::cold]] std::optional<DimSize> find(std::string_view name) const;
+  [[nodiscard]] DimSize operator[](const Dim& dim) const {
+    if (dim.is_integer()) return dim.integer;
+    if (const auto known = find(dim.name)) return *known;
+    fail("the size of dim `" + std::string(dim.name) + "` is not known: give it, as in {{\"" + std::string(dim.name) +
+         "\", 8}}");
+  }
+  [[nodiscard, gnu::cold]] GlobalSizes sizes(const TensorSpec& spec) const;
+  [[noreturn, gnu::cold]] void fail(const std::string& why) const;
+
+ private:
+  void check(std::string_view name, DimSize known, DimSize size, const char* where) const;
+  /// The op with its operands, and the line of the call where it is known.
+  [[nodiscard]] std::string describe() const;
+  OpInfo op_;
+  std::shared_ptr<Device> device_;
+  Small<std::pair<std::string_view, DimSize>, 4 * max_dims> sizes_;
+  Small<const TensorSpec*, 4> operands_;
+};
+
+}  // namespace shardlib::detail
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/runtime/impl/bindings.hpp"
+#endif

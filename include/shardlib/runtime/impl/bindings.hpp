@@ -1,0 +1,137 @@
+// Definitions of bindings.hpp.
+#pragma once
+
+#include "shardlib/runtime/bindings.hpp"
+
+#include <charconv>
+#include <cmath>
+
+#include "shardlib/ops/elementwise.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::detail {
+
+SHARDLIB_INLINE std::string show_number(double value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, value).ptr};
+}
+
+SHARDLIB_INLINE void check_number(const OpInfo& op, const TensorSpec& spec, const Device& device, DType dtype,
+                                  double value) {
+  if (is_floating(dtype)) return;
+  const double least = dtype == DType::i32 ? -2147483648.0 : 0.0;
+  const double most = dtype == DType::i32   ? 2147483647.0
+                      : dtype == DType::u32 ? 4294967295.0
+                      : dtype == DType::u8  ? 255.0
+                                            : 1.0;
+  if (value >= least && value <= most && value == std::trunc(value)) return;
+  const std::string of = op.spec.empty() ? " of `" + std::string(to_string(spec).view()) + "`" : "";
+  throw Error(op.label() + of + op.at() + ": the number " + show_number(value) + " is no " + std::string(name(dtype)) +
+              ", and is not rounded silently; write a whole number from " + show_number(least) + " to " +
+              show_number(most) + ", or `cast<f32>` the tensor first (" + device.describe() + ")");
+}
+
+SHARDLIB_INLINE void Bindings::bind(std::string_view name, DimSize size) {
+  if (size.size < 0) fail("dim `" + std::string(name) + "` has the negative size " + std::to_string(size.size));
+  if (size.padded < size.size)
+    fail("dim `" + std::string(name) + "` of size " + std::to_string(size.size) + " cannot be padded to " +
+         std::to_string(size.padded) + ", which is less");
+  for (const auto& [known, value] : sizes_)
+    if (known == name) return check(name, value, size, "in another operand");
+  sizes_.push_back({name, size});
+  const auto& scopes = state(device_).scopes;
+  if (scopes.empty()) return;
+  const std::string why = scopes.back()->bind(name, size, [&] { return describe(); });
+  if (!why.empty()) fail(why);
+}
+
+SHARDLIB_INLINE void Bindings::bind(const Value& x) {
+  if (!operands_.full()) operands_.push_back(x.spec);
+  if (x.device != device_)
+    fail(x.device->describe() == device_->describe()
+             ? "its operands lie on two meshes of the same axes, each with devices of its own; make all tensors on one"
+             : "its operands lie on different meshes: " + x.device->describe() + " and " + device_->describe());
+  for (int i = 0; i < x.spec->rank(); ++i)
+    if (!x.spec->dims[i].is_integer()) bind(x.spec->dims[i].name, x.global[i]);
+}
+
+SHARDLIB_INLINE void Bindings::bind(const NamedSize& given) {
+  bind(given.name, {given.size, given.padded});
+}
+
+SHARDLIB_INLINE std::optional<DimSize> Bindings::find(std::string_view name) const {
+  for (const auto& [known, value] : sizes_)
+    if (known == name) return value;
+  const auto& scopes = state(device_).scopes;
+  return scopes.empty() ? std::nullopt : scopes.back()->find(name);
+}
+
+SHARDLIB_INLINE GlobalSizes Bindings::sizes(const TensorSpec& spec) const {
+  GlobalSizes global;
+  for (const Dim& dim : spec.dims) global.push_back((*this)[dim]);
+  return global;
+}
+
+SHARDLIB_INLINE std::string Bindings::describe() const {
+  // An op without a spec of its own is told by its operands: "+ of `B/d M` and `M`".
+  std::string op = op_.label();
+  for (int i = 0; op_.spec.empty() && i < operands_.size(); ++i)
+    op += (i == 0 ? " of `" : " and `") + std::string(to_string(*operands_[i]).view()) + "`";
+  return op + op_.at();
+}
+
+SHARDLIB_INLINE void Bindings::fail(const std::string& why) const {
+  throw Error(describe() + ": " + why + " (" + device_->describe() + ")");
+}
+
+SHARDLIB_INLINE void Bindings::check(std::string_view name, DimSize known, DimSize size, const char* where) const {
+  if (known != size)
+    fail("dim `" + std::string(name) + "` is " + to_string(size) + ", but " + to_string(known) + " " + where);
+}
+
+SHARDLIB_INLINE const GlobalSizes& sizes_of(const ValuePtr& x) {
+  return x->global;
+}
+SHARDLIB_INLINE GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x) {
+  Bindings names(op, x->device);
+  names.bind(*x);
+  return names.sizes(out);
+}
+SHARDLIB_INLINE GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x,
+                                          const ValuePtr& y) {
+  Bindings names(op, x->device);
+  names.bind(*x);
+  names.bind(*y);
+  return names.sizes(out);
+}
+SHARDLIB_INLINE GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x, const ValuePtr& y,
+                                          const ValuePtr& z) {
+  Bindings names(op, x->device);
+  names.bind(*x);
+  names.bind(*y);
+  names.bind(*z);
+  return names.sizes(out);
+}
+SHARDLIB_INLINE GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x,
+                                          const Sizes& given) {
+  Bindings names(op, x->device);
+  names.bind(*x);
+  for (const NamedSize& size : given) names.bind(size);
+  return names.sizes(out);
+}
+
+SHARDLIB_INLINE void require_no_gradient(const OpInfo& op, const ValuePtr& x, const char* what) {
+  if (x->slot)
+    throw Error(op.describe() + ": " + what + "; take stop_gradient of the operand first (" + x->device->describe() +
+                ")");
+}
+SHARDLIB_INLINE void check_number(const OpInfo& op, const ValuePtr& x, double value) {
+  check_number(op, *x->spec, *x->device, x->dtype, value);
+}
+SHARDLIB_INLINE void require_nonzero(const OpInfo& op, const ValuePtr& x, double divisor) {
+  if (divisor == 0)
+    throw Error("/ of `" + std::string(to_string(*x->spec).view()) + "`" + op.at() +
+                ": integers cannot be divided by zero (" + x->device->describe() + ")");
+}
+
+}  // namespace shardlib::detail

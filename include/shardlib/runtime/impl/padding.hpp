@@ -1,0 +1,47 @@
+// Definitions of padding.hpp.
+#pragma once
+
+#include "shardlib/runtime/padding.hpp"
+
+#include <cstddef>
+#include <string>
+
+#include "shardlib/kernels/layout.hpp"
+#include "shardlib/kernels/strided.hpp"
+
+namespace shardlib::detail {
+
+SHARDLIB_INLINE void fail_padded(const OpInfo& op, const Device& device, std::string_view dim, DimSize size,
+                                 const char* why) {
+  throw Error(op.describe() + ": dim `" + std::string(dim) + "` is " + to_string(size) + ", and " + why + " (" +
+              device.describe() + ")");
+}
+
+SHARDLIB_INLINE void for_each_padding(
+    const Value& shape,
+    const std::function<void(std::span<const std::int64_t>, std::int64_t, std::span<const std::int64_t>)>& f) {
+  if (!shape.global.is_padded()) return;
+  const Extents kept = true_extents(shape);
+  const kernels::Dims strides = kernels::row_major(view(shape.local));
+  // One box for each dim: all of the dims after it, and of those before it what no earlier box has.
+  Extents box = shape.local;
+  for (int i = 0; i < box.size(); ++i) {
+    box[i] = shape.local[i] - kept[i];
+    if (product(box) > 0) f(view(box), kept[i] * strides[i], strides.span());
+    box[i] = kept[i];
+  }
+}
+
+SHARDLIB_INLINE void zero_padding(const Value& shape, const Buffer& block) {
+  const std::size_t element = size_of(shape.dtype);
+  for_each_padding(shape, [&](auto extents, std::int64_t offset, auto strides) {
+    kernels::zero_strided(shape.device->exec(), element, extents,
+                          block.data() + static_cast<std::size_t>(offset) * element, strides);
+  });
+}
+
+SHARDLIB_INLINE void require_unpadded(const OpInfo& op, const ValuePtr& x, int at, const char* why) {
+  if (x->global[at].is_padded()) fail_padded(op, *x->device, x->spec->dims[at].name, x->global[at], why);
+}
+
+}  // namespace shardlib::detail

@@ -1,0 +1,152 @@
+// Definitions of value.hpp.
+#pragma once
+
+#include "shardlib/runtime/value.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::detail {
+
+SHARDLIB_INLINE void note_read(const Value& value) {
+  State& s = state(value.device);
+  if (!s.note_reads) return;
+  s.work.reads.push_back({value.storage->buffer.data(), value.label.empty() ? value.made_by.label() : value.label,
+                          value.spec, value.bytes()});
+}
+
+SHARDLIB_INLINE void fail_outside(const Value& value) {
+  throw Error(*value.storage->weight +
+              " comes from outside of the function that value_and_grad differentiates, so its gradient would miss "
+              "this use; use the function's parameter, or `stop_gradient` of the weight if no gradient is meant");
+}
+
+SHARDLIB_INLINE std::optional<DimSize> NameSizes::find(std::string_view name) const {
+  for (const Entry& entry : entries_)
+    if (entry.name == name) return entry.size;
+  return std::nullopt;
+}
+
+SHARDLIB_INLINE std::string NameSizes::bind(std::string_view name, DimSize size,
+                                            const std::function<std::string()>& where, std::string_view here) {
+  if (owner_ == nullptr) return {};
+  for (const Entry& entry : entries_) {
+    if (entry.name != name) continue;
+    if (entry.size == size) return {};
+    return "dim `" + std::string(name) + "` is " + to_string(size) + std::string(here) + ", but " +
+           to_string(entry.size) + " in " + entry.where + ", and a name has one size within " + owner_ +
+           "; `rename` one of the two, or open a `Scope` around the part that means another size";
+  }
+  entries_.push_back({std::string(name), size, where()});
+  return {};
+}
+
+SHARDLIB_INLINE std::shared_ptr<NameSizes> names_within(const State& state, const char* owner) {
+  return state.scopes.empty() ? std::make_shared<NameSizes>(owner) : state.scopes.back();
+}
+
+SHARDLIB_INLINE void bind_names(const OpInfo& op, const Value& value, const std::string& where) {
+  State& s = state(value.device);
+  if (s.scopes.empty()) return;
+  for (int i = 0; i < value.spec->rank(); ++i) {
+    const Dim& dim = value.spec->dims[i];
+    if (dim.is_integer()) continue;
+    const std::string why = s.scopes.back()->bind(
+        dim.name, value.global[i], [&] { return where.empty() ? op.describe() : where; },
+        where.empty() ? where : " in " + where);
+    if (!why.empty()) throw Error(op.describe() + ": " + why + " (" + value.device->describe() + ")");
+  }
+}
+
+SHARDLIB_INLINE std::int64_t blocks(const Device& device, const Axes& axes) {
+  std::int64_t n = 1;
+  for (auto axis : axes) n *= device.size(axis);
+  return n;
+}
+
+SHARDLIB_INLINE std::int64_t block_index(const Device& device, const Axes& axes) {
+  std::int64_t index = 0;
+  for (auto axis : axes) index = index * device.size(axis) + device.coordinate(axis);
+  return index;
+}
+
+SHARDLIB_INLINE Handle<Value> make_value(const OpInfo& op, const std::shared_ptr<Device>& device, DType dtype,
+                                         const TensorSpec& spec, const GlobalSizes& global) {
+  auto value = Handle<Value>::make();
+  value->device = device;
+  value->dtype = dtype;
+  value->spec = &spec;
+  value->global = global;
+  value->made_by = op;
+  value->storage = std::make_shared<Storage>();
+  const auto fail = [&](const std::string& why) {
+    throw Error(op.describe() + ": " + why + " (" + device->describe() + ")");
+  };
+  // The product of all extents has to fit the index types, also where some dim is empty.
+  std::int64_t room = std::numeric_limits<std::int64_t>::max() / 2 / static_cast<std::int64_t>(size_of(dtype));
+  for (const std::int64_t extent : global.padded) {
+    if (extent > room) {
+      std::string sizes;
+      for (int i = 0; i < spec.rank(); ++i)
+        sizes += (i == 0 ? "`" : ", `") + std::string(spec.dims[i].name) + "` = " + to_string(global[i]);
+      fail("the sizes " + sizes + " of `" + std::string(to_string(spec).view()) +
+           "` multiply to more bytes than can be counted; choose smaller ones");
+    }
+    room /= std::max<std::int64_t>(extent, 1);
+  }
+  try {
+    for (auto axis : spec.partial) static_cast<void>(device->size(axis));
+    for (int i = 0; i < spec.rank(); ++i) {
+      const Dim& dim = spec.dims[i];
+      const std::int64_t parts = blocks(*device, dim.axes);
+      if (dim.is_integer() && global[i] != DimSize(dim.integer))
+        fail("the integer dim `" + std::string(dim.name) + "` has size " + to_string(global[i]));
+      if (global[i].padded % parts != 0)
+        fail("dim `" + std::string(to_string(dim).view()) + "` of size " + to_string(global[i]) +
+             " does not divide evenly into " + std::to_string(parts) + " blocks; choose a multiple of " +
+             std::to_string(parts) + ", or pad it: {\"" + std::string(dim.name) + "\", " +
+             std::to_string(global[i].size) + ", " + std::to_string(round_up(global[i].padded, parts)) + "}");
+      value->local.push_back(global[i].padded / parts);
+    }
+  } catch (const Error& error) {
+    if (std::string_view(error.what()).starts_with("unknown axis"))
+      throw Error(op.describe() + ": `" + std::string(to_string(spec).view()) + "`: " + error.what() + " (" +
+                  device->describe() + ")");
+    throw;
+  }
+  return value;
+}
+
+SHARDLIB_INLINE Extents true_extents(const Value& x) {
+  Extents extents;
+  for (int i = 0; i < x.local.size(); ++i) {
+    const std::int64_t first = block_index(*x.device, x.spec->dims[i].axes) * x.local[i];
+    extents.push_back(std::clamp<std::int64_t>(x.global.logical[i] - first, 0, x.local[i]));
+  }
+  return extents;
+}
+
+SHARDLIB_INLINE Buffer allocate(const Value& value) {
+  return value.device->pool()->allocate(value.bytes());
+}
+
+SHARDLIB_INLINE Handle<Value> detached(const Value& value) {
+  auto copy = Handle<Value>::make(value);
+  copy->stopped = value.stopped || value.slot;
+  copy->slot = {};
+  return copy;
+}
+
+SHARDLIB_INLINE Handle<Value> stopped(const Value& value) {
+  auto copy = detached(value);
+  copy->stopped = true;
+  return copy;
+}
+
+SHARDLIB_INLINE State& state(const std::shared_ptr<Device>& device) {
+  return device->local<State>();
+}
+
+}  // namespace shardlib::detail

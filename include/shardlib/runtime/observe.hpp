@@ -1,0 +1,70 @@
+// Watching a device's ops as they run: for traces, for the report of a dry run, for the graph.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <utility>
+
+#include "shardlib/runtime/value.hpp"
+#include "shardlib/support/inline.hpp"
+
+namespace shardlib::detail {
+
+/// run(), and a record of it for the device's observer if there is one.
+[[gnu::cold]] SHARDLIB_INLINE Buffer observed(const Value& out, const std::function<Buffer()>& run);
+
+/// Whether an op whose reads were noted was no work: a new name for the same block.
+[[nodiscard]] inline bool only_named(const State::Ran& ran) {
+  return ran.work.bytes == 0 && !ran.work.in_place &&
+         std::ranges::find(ran.work.reads, ran.block, &State::Read::block) != ran.work.reads.end();
+}
+
+/// Tells `observer` of the device's ops while it lives, besides those who observe already.
+class Observing {
+ public:
+  Observing(const std::shared_ptr<Device>& device, std::function<void(const State::Ran&)> observer)
+      : state_(state(device)), before_(state_.observer) {
+    if (before_)
+      state_.observer = [before = before_, also = std::move(observer)](const State::Ran& ran) {
+        before(ran);
+        also(ran);
+      };
+    else
+      state_.observer = std::move(observer);
+    state_.work = {};
+  }
+  Observing(const Observing&) = delete;
+  Observing& operator=(const Observing&) = delete;
+  ~Observing() { state_.observer = std::move(before_); }
+
+ private:
+  State& state_;
+  std::function<void(const State::Ran&)> before_;
+};
+
+/// While it lives, ops tell what they read; `keep_blocks`: and what they tell of is not yet another op's block.
+class NoteReads {
+ public:
+  explicit NoteReads(State& state, bool keep_blocks = false)
+      : state_(state),
+        before_(std::exchange(state.note_reads, true)),
+        kept_before_(std::exchange(state.keep_blocks, keep_blocks)) {}
+  NoteReads(const NoteReads&) = delete;
+  NoteReads& operator=(const NoteReads&) = delete;
+  ~NoteReads() {
+    state_.note_reads = before_;
+    state_.keep_blocks = kept_before_;
+  }
+
+ private:
+  State& state_;
+  bool before_, kept_before_;
+};
+
+}  // namespace shardlib::detail
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/runtime/impl/observe.hpp"
+#endif

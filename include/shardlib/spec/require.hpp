@@ -1,0 +1,123 @@
+// Turns the verdict of a rule into the type of a result, or into one readable compile error.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include "shardlib/spec/spec.hpp"
+#include "shardlib/spec/text.hpp"
+
+namespace shardlib::detail {
+
+// How the text of a message reaches the user, once and first, by what each compiler prints whole:
+//   C++26 static_assert with a message object: clang >= 17 (-std=c++2c), g++ >= 14;
+//   g++ before: the line "In instantiation of" prints a char array among the template's arguments as text;
+//   clang before: the failed condition prints short char arrays as text, and cuts longer ones: so an array of lines.
+#if defined(__cpp_static_assert) && __cpp_static_assert >= 202306L
+template <text Message, bool Legal = false>
+struct require {
+  static_assert(Legal, Message);
+};
+#elif defined(__clang__)
+/// A part of a message as lines that are filled up with spaces: clang prints an array as text only if all its elements
+/// are given, up to 36 characters, and up to ten arrays in one.
+inline constexpr std::size_t line_size = 34, most_lines = 10;
+template <std::size_t Lines>
+struct lines {
+  char text[Lines][line_size + 1];
+};
+template <lines... Message>
+struct says {
+  static constexpr bool holds = false;
+};
+/// Where line number `line` begins; behind the last one, the end. Lines end behind a space where there is one.
+constexpr std::size_t line_start(std::string_view message, std::size_t line) {
+  std::size_t at = 0;
+  for (; line > 0 && at < message.size(); --line) {
+    std::size_t end = at + line_size;
+    if (end < message.size())
+      while (end > at + line_size / 2 && message[end - 1] != ' ') --end;
+    at = end > at + line_size / 2 ? end : at + line_size;
+  }
+  return at < message.size() ? at : message.size();
+}
+constexpr std::size_t count_lines(std::string_view message) {
+  std::size_t n = 0;
+  while (line_start(message, n) < message.size()) ++n;
+  return n;
+}
+template <text Message, std::size_t Part>
+constexpr auto lines_of() {
+  constexpr std::string_view message(Message.data(), Message.size());
+  constexpr std::size_t first = Part * most_lines, left = count_lines(message) - first;
+  lines<(left < most_lines ? left : most_lines)> part{};
+  for (std::size_t i = 0; i < sizeof part.text / sizeof part.text[0]; ++i) {
+    const std::size_t begin = line_start(message, first + i), end = line_start(message, first + i + 1);
+    for (std::size_t k = 0; k < line_size; ++k) part.text[i][k] = begin + k < end ? message[begin + k] : ' ';
+  }
+  return part;
+}
+template <text Message>
+inline constexpr std::size_t parts_of = (count_lines({Message.data(), Message.size()}) + most_lines - 1) / most_lines;
+template <text Message, class = std::make_index_sequence<parts_of<Message> > >
+struct require;
+template <text Message, std::size_t... Part>
+struct require<Message, std::index_sequence<Part...> > {
+  static_assert(says<lines_of<Message, Part>()...>::holds);
+};
+#else
+template <text Message>
+struct require {
+  static_assert(Message.size() == 0, "see above, where it says: In instantiation of");
+};
+#endif
+
+struct Outcome {
+  std::size_t complaint = 0;  ///< length of the message, 0 if legal
+  Spec result{""};
+};
+
+// The spec of a result after an error about it: it fits everywhere, so that one mistake makes one error.
+template <class T>
+constexpr bool unknown(const T& arg) {
+  if constexpr (std::is_same_v<T, Spec>) return std::string_view(arg) == "?";
+  return false;
+}
+
+template <auto Rule, auto... Args>
+constexpr Outcome outcome() {
+  if ((unknown(Args) || ...)) return {0, Spec(std::string_view("?"))};
+  const auto verdict = Rule(Args...);
+  const bool lost = !verdict.ok() && verdict.result.empty();
+  return {verdict.why.size(), Spec(lost ? std::string_view("?") : verdict.result.view())};
+}
+
+/// Applies a rule to its arguments: `result` is the spec of the result; a broken rule does not compile. `ok` is true
+/// even then, so that one mistake makes one error.
+template <auto Rule, auto... Args>
+struct checked {
+  static constexpr Outcome outcome = detail::outcome<Rule, Args...>();
+  static constexpr Spec result = outcome.result;
+  static constexpr bool ok = [] {
+    if constexpr (outcome.complaint > 0)
+      return sizeof(require<text<outcome.complaint>(Rule(Args...).why.view())>) > 0;
+    else
+      return true;
+  }();
+};
+
+/// The spec of a result, or a compile error. (`ok` is always true: naming it makes the check happen.)
+template <auto Rule, auto... Args>
+inline constexpr Spec result_of = checked<Rule, Args...>::ok ? checked<Rule, Args...>::result : Spec("");
+
+}  // namespace shardlib::detail
+
+namespace shardlib {
+
+/// True if the rule allows its arguments: `static_assert(!legal<rules::all_gather, Op("A -> A"), Spec("A")>)`.
+template <auto Rule, auto... Args>
+inline constexpr bool legal = detail::outcome<Rule, Args...>().complaint == 0;
+
+}  // namespace shardlib

@@ -1,0 +1,325 @@
+// The spec language: the one notation for tensor shapes, shardings and pending sums, parsed to plain values.
+//
+//   tensor spec :=  dim*  partial*                "batch/d hidden +t"       "" is a scalar
+//   dim         :=  name ('/' axis)*              "M/t/d": sharded over t, then each part over d
+//                |  integer                       "2": exact size, never sharded
+//   partial     :=  '+' axis                      "+t": a sum over t is still pending
+//   op spec     :=  tensor (',' tensor)* '->' tensor
+//   index spec  :=  one dim of the table in brackets: "[V/t] M, B/d L -> B/d L M +t"
+//
+// The order of '/' matters, the order of '+' does not. An axis stands at most once in a tensor spec.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "shardlib/spec/text.hpp"
+
+namespace shardlib {
+
+inline constexpr int max_dims = 10;  ///< the most dims of a spec
+inline constexpr int max_axes = 6;   ///< the most axes of a mesh
+
+/// A vector of fixed capacity that works in constant expressions. It has the functions of std::vector that the rules
+/// need: `items` and `count`, `size`, `full`, `empty`, `push_back`, `begin`, `end`, `contains` and `erase`, which takes
+/// a position.
+template <class T, int Capacity>
+struct Small {
+  T items[static_cast<std::size_t>(Capacity)]{};
+  int count = 0;
+
+  constexpr bool full() const { return count == Capacity; }
+  constexpr void push_back(const T& item) { items[count++] = item; }
+  constexpr int size() const { return count; }
+  constexpr bool empty() const { return count == 0; }
+  constexpr T& operator[](int i) { return items[i]; }
+  constexpr const T& operator[](int i) const { return items[i]; }
+  constexpr const T* begin() const { return items; }
+  constexpr const T* end() const { return items + count; }
+  constexpr T* begin() { return items; }
+  constexpr T* end() { return items + count; }
+  /// Position of the item, or -1.
+  constexpr int find(const T& item) const {
+    for (int i = 0; i < count; ++i)
+      if (items[i] == item) return i;
+    return -1;
+  }
+  constexpr bool contains(const T& item) const { return find(item) >= 0; }
+  constexpr void erase(int at) {
+    for (int i = at; i + 1 < count; ++i) items[i] = items[i + 1];
+    items[--count] = T{};
+  }
+  friend constexpr bool operator==(const Small& a, const Small& b) {
+    if (a.count != b.count) return false;
+    for (int i = 0; i < a.count; ++i)
+      if (!(a.items[i] == b.items[i])) return false;
+    return true;
+  }
+};
+
+/// Mesh axes in order: major first.
+using Axes = Small<std::string_view, max_axes>;
+
+/// One dim of a parsed spec: `V/t`, `2` or `[V/t]`. `is_integer` tells the second.
+struct Dim {
+  std::string_view name;      ///< for an integer dim its digits
+  std::int64_t integer = -1;  ///< the exact size of an integer dim, else -1
+  Axes axes;                  ///< the axes that shard it, major first
+  bool bracketed = false;     ///< `[V/t]`, the dim that index_unreduced looks up
+
+  constexpr bool is_integer() const { return integer >= 0; }
+  friend constexpr bool operator==(const Dim& a, const Dim& b) { return a.name == b.name && a.axes == b.axes; }
+};
+
+/// What one device holds along one mesh axis: a replica, a block of dim `dim`, or one summand. `kind` says which:
+/// `replicated`, `sharded` or `partial`, of `Kind`.
+struct State {
+  enum Kind { replicated, sharded, partial } kind = replicated;
+  int dim = -1;
+  friend constexpr bool operator==(State, State) = default;
+};
+
+/// A parsed tensor spec. Names are views into the text that it was parsed from. `rank` is the number of `dims`; `state`
+/// is what a device holds along an axis; `has` and `find` look for a dim; `add_partial` adds a pending sum.
+struct TensorSpec {
+  Small<Dim, max_dims> dims;
+  Axes partial;  ///< sorted
+
+  constexpr int rank() const { return dims.size(); }
+  /// Position of the named dim, or -1.
+  constexpr int find(std::string_view name) const {
+    for (int i = 0; i < dims.size(); ++i)
+      if (dims[i].name == name) return i;
+    return -1;
+  }
+  constexpr bool has(std::string_view name) const { return find(name) >= 0; }
+  constexpr State state(std::string_view axis) const {
+    if (partial.contains(axis)) return {State::partial, -1};
+    for (int i = 0; i < dims.size(); ++i)
+      if (dims[i].axes.contains(axis)) return {State::sharded, i};
+    return {};
+  }
+  constexpr void add_partial(std::string_view axis) {
+    int at = 0;
+    while (at < partial.size() && partial[at] < axis) ++at;
+    partial.push_back(axis);
+    for (int i = partial.size() - 1; i > at; --i) partial[i] = partial[i - 1];
+    partial[at] = axis;
+  }
+  friend constexpr bool operator==(const TensorSpec&, const TensorSpec&) = default;
+};
+
+/// The result of `parse_tensor`: a spec, or an error.
+struct ParsedTensor {
+  TensorSpec spec;
+  detail::Text error;  ///< empty when the text is a tensor spec
+};
+
+/// The result of `parse_op`: the operands `in`, the result `out`, or an error.
+struct OpParts {
+  Small<TensorSpec, 4> in;
+  TensorSpec out;
+  detail::Text error;  ///< empty when the text is an op spec
+};
+
+namespace detail {
+
+constexpr bool is_letter(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+}
+constexpr bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
+
+constexpr bool is_name(std::string_view s) {
+  if (s.empty() || !is_letter(s[0])) return false;
+  for (char c : s)
+    if (!is_letter(c) && !is_digit(c)) return false;
+  return true;
+}
+
+/// Whether the axis may be added to a spec of which one dim, still outside `so_far`, has the axes `current`.
+constexpr Text add_axis(const TensorSpec& so_far, const Axes& current, std::string_view axis, std::string_view token) {
+  if (!is_name(axis)) return "in " + quoted(token) + ": " + quoted(axis) + " is not an axis name (letters, digits, _)";
+  if (so_far.state(axis).kind != State::replicated || current.contains(axis))
+    return "axis " + quoted(axis) + " stands twice: a mesh axis can act once in a tensor";
+  int axes = current.size() + so_far.partial.size();
+  for (const Dim& dim : so_far.dims) axes += dim.axes.size();
+  if (axes == max_axes) return "axis " + quoted(axis) + " is one too many: a spec has at most " + number(max_axes);
+  return "";
+}
+
+constexpr Text parse_dim(std::string_view token, TensorSpec& spec) {
+  Dim dim;
+  std::string_view rest = token;
+  if (rest.size() >= 2 && rest.front() == '[' && rest.back() == ']') {
+    dim.bracketed = true;
+    rest = rest.substr(1, rest.size() - 2);
+  }
+  const auto slash = find(rest, "/");
+  dim.name = rest.substr(0, slash);
+  if (!dim.name.empty() && is_digit(dim.name[0])) {
+    dim.integer = 0;
+    for (char c : dim.name) {
+      if (!is_digit(c)) return quoted(token) + " is neither a name (it starts with a digit) nor an integer";
+      dim.integer = dim.integer * 10 + (c - '0');
+      if (dim.integer > 1'000'000'000) return "the integer dim " + quoted(token) + " is too large";
+    }
+    if (dim.name[0] == '0' && dim.name.size() > 1) return "the integer dim " + quoted(token) + " has a leading zero";
+    if (slash != npos) return "integer dim " + quoted(token) + " cannot be sharded: give the dim a name";
+  } else {
+    if (!is_name(dim.name))
+      return quoted(token) + " is not a dim: write a name, `name/axis`, an integer or `+axis`, separated by spaces";
+    if (spec.has(dim.name)) return "dim " + quoted(dim.name) + " stands twice: rename one of the two";
+  }
+  while (!dim.is_integer() && find(rest, "/") != npos) {
+    rest = rest.substr(find(rest, "/") + 1);
+    const auto axis = rest.substr(0, find(rest, "/"));
+    if (auto error = add_axis(spec, dim.axes, axis, token); !error.empty()) return error;
+    dim.axes.push_back(axis);
+  }
+  if (!spec.partial.empty()) return "dim " + quoted(token) + " stands after a `+axis`: dims come first";
+  if (spec.dims.full()) return "dim " + quoted(token) + " is one too many: a spec has at most " + number(max_dims);
+  spec.dims.push_back(dim);
+  return "";
+}
+
+}  // namespace detail
+
+/// Parses one tensor spec; brackets are accepted and marked.
+constexpr ParsedTensor parse_tensor(std::string_view text) {
+  ParsedTensor result;
+  std::size_t i = 0;
+  while (result.error.empty()) {
+    while (i < text.size() && text[i] == ' ') ++i;
+    if (i == text.size()) break;
+    std::size_t end = i;
+    while (end < text.size() && text[end] != ' ') ++end;
+    const auto token = text.substr(i, end - i);
+    i = end;
+    if (token[0] == '+') {
+      const auto axis = token.substr(1);
+      result.error = detail::add_axis(result.spec, {}, axis, token);
+      if (result.error.empty()) result.spec.add_partial(axis);
+    } else {
+      result.error = detail::parse_dim(token, result.spec);
+    }
+  }
+  return result;
+}
+
+constexpr detail::Text to_string(const Dim& dim) {
+  detail::Text s(dim.name);
+  for (auto axis : dim.axes) {
+    s += '/';
+    s += axis;
+  }
+  return dim.bracketed ? "[" + s + "]" : s;
+}
+
+/// The canonical text of a spec.
+constexpr detail::Text to_string(const TensorSpec& spec) {
+  detail::Text s;
+  for (const Dim& dim : spec.dims) {
+    if (!s.empty()) s += ' ';
+    s += to_string(dim);
+  }
+  for (auto axis : spec.partial) {
+    if (!s.empty()) s += ' ';
+    s += '+';
+    s += axis;
+  }
+  return s;
+}
+
+/// Splits and parses `tensor, tensor -> tensor`.
+constexpr OpParts parse_op(std::string_view text) {
+  OpParts op;
+  const auto arrow = detail::find(text, "->");
+  if (arrow == detail::npos || detail::find(text, "->", arrow + 2) != detail::npos) {
+    op.error = "an op spec has exactly one `->`: `operand, operand -> result`";
+    return op;
+  }
+  std::string_view left = text.substr(0, arrow);
+  if (detail::find(text, ",", arrow) != detail::npos) {
+    op.error = "an op has one result: commas stand between operands only";
+    return op;
+  }
+  const auto out = parse_tensor(text.substr(arrow + 2));
+  op.out = out.spec;
+  op.error = out.error;
+  while (op.error.empty()) {
+    const auto comma = detail::find(left, ",");
+    if (op.in.full()) {
+      op.error = "an op spec has at most " + detail::number(op.in.size()) + " operands";
+      break;
+    }
+    const auto part = parse_tensor(left.substr(0, comma));
+    op.in.push_back(part.spec);
+    op.error = part.error;
+    if (comma == detail::npos) break;
+    left = left.substr(comma + 1);
+  }
+  return op;
+}
+
+constexpr detail::Text to_string(const OpParts& op) {
+  detail::Text s;
+  for (int i = 0; i < op.in.size(); ++i) s += (i > 0 ? ", " : "") + to_string(op.in[i]);
+  return s + (s.empty() ? "-> " : " -> ") + to_string(op.out);
+}
+
+namespace detail {
+
+// Not constexpr on purpose: the compiler stops here and shows this name.
+inline void the_spec_is_longer_than_shardlib_allows() {}
+
+template <std::size_t N>
+constexpr void assign(char (&to)[N], std::string_view s) {
+  if (s.size() >= N) the_spec_is_longer_than_shardlib_allows();
+  for (std::size_t i = 0; i < s.size(); ++i) to[i] = s[i];
+}
+
+/// Writes the canonical text of a tensor or op spec; a text that is neither is kept, for the op's message to quote.
+template <std::size_t N>
+constexpr void assign_canonical(char (&to)[N], std::string_view s) {
+  if (find(s, "->") != npos) {
+    const auto op = parse_op(s);
+    assign(to, op.error.empty() ? to_string(op).view() : s);
+  } else {
+    const auto tensor = parse_tensor(s);
+    assign(to, tensor.error.empty() ? to_string(tensor.spec).view() : s);
+  }
+}
+
+}  // namespace detail
+
+/// A tensor spec as a template argument, in canonical form: equal specs make one C++ type. `text` is that form.
+struct Spec {
+  char text[96]{};
+
+  template <std::size_t N>
+  consteval Spec(const char (&literal)[N]) {  // NOLINT(google-explicit-constructor): a literal is a spec
+    detail::assign_canonical(text, {literal, N - 1});
+  }
+  constexpr explicit Spec(std::string_view canonical) { detail::assign(text, canonical); }
+  constexpr operator std::string_view() const { return text; }  // NOLINT(google-explicit-constructor)
+  friend constexpr bool operator==(const Spec&, const Spec&) = default;
+};
+
+/// An op spec, or names of dims or axes, as a template argument: `all_gather<"A/t -> A">`. `text` is its canonical
+/// form.
+struct Op {
+  char text[256]{};
+
+  template <std::size_t N>
+  consteval Op(const char (&literal)[N]) {  // NOLINT(google-explicit-constructor): a literal is an op spec
+    detail::assign_canonical(text, {literal, N - 1});
+  }
+  constexpr explicit Op(std::string_view canonical) { detail::assign(text, canonical); }
+  constexpr operator std::string_view() const { return text; }  // NOLINT(google-explicit-constructor)
+  friend constexpr bool operator==(const Op&, const Op&) = default;
+};
+
+}  // namespace shardlib

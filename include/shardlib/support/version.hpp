@@ -1,0 +1,9 @@
+// The version of the library. CMake and the pkg-config file read it from here.
+#pragma once
+
+// Until 1.0 a minor version may break programs; a patch never does. CHANGELOG.md says what has changed.
+#define SHARDLIB_VERSION_MAJOR 0
+#define SHARDLIB_VERSION_MINOR 1
+#define SHARDLIB_VERSION_PATCH 0
+/// For `#if SHARDLIB_VERSION >= 200`, which is 0.2.0.
+#define SHARDLIB_VERSION (SHARDLIB_VERSION_MAJOR * 10000 + SHARDLIB_VERSION_MINOR * 100 + SHARDLIB_VERSION_PATCH)

@@ -1,0 +1,106 @@
+// The types of gradients: the tree's own type where all leaves are fully sharded, Dual leaf by leaf otherwise.
+#pragma once
+
+#include <cstddef>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "shardlib/types/tree.hpp"
+
+namespace shardlib {
+
+template <class M, class W>
+class Gradient;
+
+namespace detail {
+
+template <class M, class W>
+inline constexpr bool self_dual = all_leaves<W>([]<class D, Spec S>(std::type_identity<Tensor<D, S>>) {
+  return dual_spec(S, M::axes) == S;
+});
+
+template <class M, class W>
+struct gradient_of {
+  using type = Gradient<M, W>;
+};
+template <class M, class W>
+requires self_dual<M, W>
+struct gradient_of<M, W> {
+  using type = W;
+};
+template <class M, class D, Spec S>
+requires(!self_dual<M, Tensor<D, S>>) struct gradient_of<M, Tensor<D, S>> {
+  using type = Dual<Tensor<D, S>, M::axes>;
+};
+
+template <class M, class Tuple>
+struct gradient_fields;
+template <class M, class... F>
+struct gradient_fields<M, std::tuple<F...>> {
+  using type = std::tuple<typename gradient_of<M, F>::type...>;
+};
+
+/// Which field of W the member pointer names.
+template <class W, class T, std::size_t I = 0>
+constexpr std::size_t field_index(T W::*member) {
+  using Field = std::tuple_element_t<I, field_types<W>>;
+  if constexpr (std::is_same_v<Field, T>) {
+    if (&std::get<I>(fields(phantom<W>())) == &(phantom<W>().*member)) return I;
+  }
+  if constexpr (I + 1 < tree_width<W>)
+    return field_index<W, T, I + 1>(member);
+  else
+    return I;
+}
+
+}  // namespace detail
+
+/// The gradient of a tree of weights on mesh M: W itself if every leaf is fully sharded (each leaf is then its own
+/// dual), a Dual for a single tensor, else a Gradient.
+template <class M, class W>
+using gradient_t = typename detail::gradient_of<M, W>::type;
+
+/// The gradient of a struct of which some leaf is replicated over some axis: there it is partial, and has to be reduced
+/// before an update. `gradient.get<&Weights::bias>()` is a `Tensor<f32, "M +d">`. Trees zip over it as over W, through
+/// `as_tuple`.
+template <class M, class W>
+class Gradient {
+ public:
+  /// The gradient of one member of W.
+  template <auto Member>
+  [[nodiscard]] const auto& get() const {
+    return std::get<detail::field_index(Member)>(fields_);
+  }
+  auto& as_tuple() { return fields_; }
+  const auto& as_tuple() const { return fields_; }
+
+ private:
+  typename detail::gradient_fields<M, detail::field_types<W>>::type fields_;
+};
+
+/// Layers with replicated leaves: a Gradient for each.
+template <class M, Spec N, class T>
+class Gradient<M, Array<N, T>> : public std::vector<gradient_t<M, T>> {
+ public:
+  using std::vector<gradient_t<M, T>>::vector;
+};
+
+template <class M, Spec N, class T>
+inline constexpr bool is_array<Gradient<M, Array<N, T>>> = true;
+
+namespace detail {
+
+template <class M, class W>
+struct named_as<Gradient<M, W>> {
+  using type = W;
+};
+
+template <class T>
+inline constexpr bool is_gradient = false;
+template <class M, class W>
+inline constexpr bool is_gradient<Gradient<M, W>> = true;
+
+}  // namespace detail
+}  // namespace shardlib

@@ -1,0 +1,292 @@
+// Tensor<dtype, "spec"> and Mesh<"axes">: the types, without anything that runs.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "shardlib/rules/all.hpp"
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/spec/require.hpp"
+#include "shardlib/spec/spec.hpp"
+#include "shardlib/support/error.hpp"
+#include "shardlib/support/handle.hpp"
+#include "shardlib/types/call_site.hpp"
+
+namespace shardlib {
+
+class DevicePtr;
+template <class D, Spec S>
+class Tensor;
+namespace detail {
+struct Value;
+struct MeshDevice;
+using ValuePtr = Handle<const Value>;
+
+template <Spec S>
+inline constexpr TensorSpec parsed = parse_tensor(S).spec;
+
+/// For a tensor that holds nothing: a default one, or one moved from. `where` names a leaf of the weights, if it is
+/// one.
+[[noreturn, gnu::noinline, gnu::cold]] inline void fail_empty(DType dtype, std::string_view spec,
+                                                              std::string_view where = {}) {
+  const Calling* op = where.empty() ? Calling::innermost : nullptr;
+  throw EmptyTensor((op != nullptr ? op->describe() + ": " : std::string(where)) + "a tensor `" +
+                    std::string(name(dtype)) + "[" + std::string(spec) +
+                    "]` was never given a value; make one with an op, as `zeros` or `place`, before it is used");
+}
+
+/// The result of an operator between tensors.
+template <Op Name, Spec S, Spec T>
+constexpr Spec arithmetic_spec() {
+  if constexpr (Name == Op("*"))
+    return result_of<rules::multiply, S, T>;
+  else if constexpr (Name == Op("/"))
+    return result_of<rules::divide, S, T>;
+  else
+    return result_of<rules::add, Name, S, T>;
+}
+template <Op Name, class D, Spec S, class E, Spec T>
+using arithmetic_t = Tensor<std::enable_if_t<checked<rules::same_dtype, Name, dtype_v<D>, dtype_v<E>>::ok, D>,
+                            arithmetic_spec<Name, S, T>()>;
+
+/// An operand of an operator, with the line of the call: an operator has no room for another argument, but the default
+/// one of a conversion is evaluated where the program calls.
+template <class T>
+struct Located {
+  const T& operand;
+  Site site;
+  Located(const T& x, Site where = Site::current())  // NOLINT(google-explicit-constructor): it is the operand
+      : operand(x), site(where) {}
+};
+using LocatedNumber = Located<double>;
+/// The tensor that a compound operator assigns to.
+template <class T>
+struct Target {
+  T& operand;
+  Site site;
+  Target(T& x, Site where = Site::current())  // NOLINT(google-explicit-constructor): it is the operand
+      : operand(x), site(where) {}
+};
+
+template <class D, Spec S, class E, Spec T>
+auto add(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"+", D, S, E, T>;
+template <class D, Spec S, class E, Spec T>
+auto subtract(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"-", D, S, E, T>;
+template <class D, Spec S, class E, Spec T>
+auto multiply(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"*", D, S, E, T>;
+template <class D, Spec S, class E, Spec T>
+auto divide(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"/", D, S, E, T>;
+template <class D, Spec S>
+auto negate(const Tensor<D, S>& x, const Site& site)
+    -> Tensor<std::enable_if_t<checked<rules::arithmetic_dtype, Op("-"), dtype_v<D>>::ok, D>, S>;
+}  // namespace detail
+
+/// The global size of a dim and the size that it is stored with, which the mesh divides: `{50257, 50304}`, or `8` where
+/// they are the same. The padding is at the end, holds zeros, and counts nowhere. `is_padded` says whether the sizes
+/// differ.
+struct DimSize {
+  std::int64_t size = 0;
+  std::int64_t padded = 0;
+
+  DimSize() = default;
+  /// `padded_to` 0: not padded.
+  constexpr DimSize(std::int64_t n,
+                    std::int64_t padded_to = 0)  // NOLINT(google-explicit-constructor): sizes are numbers
+      : size(n), padded(padded_to == 0 ? n : padded_to) {}
+  [[nodiscard]] constexpr bool is_padded() const { return padded != size; }
+  friend constexpr bool operator==(const DimSize&, const DimSize&) = default;
+};
+
+/// The size of a name, and what it is padded to if it is: `{{"batch", 32}, {"V", 50257, 50304}}`. Sizes are global,
+/// before sharding.
+struct NamedSize {
+  std::string name;
+  std::int64_t size = 0;
+  std::int64_t padded = 0;  ///< 0: not padded
+};
+/// Written in place, or put together at run time.
+using Sizes = std::vector<NamedSize>;
+
+/// The least multiple that is not below the size: `{"V", 50257, round_up(50257, 64)}`
+constexpr std::int64_t round_up(std::int64_t size, std::int64_t multiple) {
+  return (size + multiple - 1) / multiple * multiple;
+}
+
+/// A handle to one device's part of a global array: `Tensor<f32, "B/d L M +t">`. Copies share the values, which never
+/// change. Conversions between specs do not exist: an op has to be written down. `value_type` is the dtype, `spec` the
+/// spec, `device` the device that holds the part.
+template <class D, Spec S>
+class [[nodiscard("a tensor is never changed: an op returns another one")]] Tensor {
+  static_assert(dtype<D>, "Tensor: its element type is none of f32, bf16, f64, i32, u32, u8, bool_; use one of them");
+  static_assert(detail::checked<rules::tensor, S>::ok);
+
+ public:
+  using value_type = D;
+  static constexpr Spec spec = S;
+
+  Tensor() = default;
+  explicit Tensor(detail::ValuePtr value) : value_(std::move(value)) {}
+
+  /// A tensor of another type: never legal; says what differs and which op converts it. The check stands in the
+  /// noexcept since that is looked at in a decltype too, where no body is.
+  template <class D2, Spec S2>
+    requires(!(S2 == S && std::is_same_v<D, D2>))
+  Tensor(const Tensor<D2, S2>&)  // NOLINT(google-explicit-constructor): meant to catch implicit conversions
+      noexcept(detail::checked<rules::assign, dtype_v<D>, S, dtype_v<D2>, S2>::ok) {}
+
+  /// The global size of a dim, without padding.
+  [[nodiscard]] std::int64_t size(std::string_view dim) const;
+  /// The global size of a dim with its padding: what the blocks make up.
+  [[nodiscard]] std::int64_t padded_size(std::string_view dim) const;
+  /// The extents of this device's block as it is stored, padding included, in the order of the spec.
+  [[nodiscard]] std::span<const std::int64_t> local_extents() const;
+  /// The global sizes without padding, in the order of the spec.
+  [[nodiscard]] std::span<const std::int64_t> global_extents() const;
+  /// This device's block, row-major in the order of the spec, without a copy; padding is part of it, as zeros.
+  [[nodiscard]] std::span<const D> span() const;
+  [[nodiscard]] const DevicePtr& device() const;
+
+  /// True once the tensor holds something.
+  explicit operator bool() const { return value_ != nullptr; }
+  /// The erased value: for ops. An error where the tensor holds nothing, as of all members above.
+  [[nodiscard]] const detail::ValuePtr& value() const {
+    if (!value_) [[unlikely]]
+      detail::fail_empty(dtype_v<D>, S);
+    return value_;
+  }
+
+  // Elementwise arithmetic, broadcasting by name: the result has the dims of the widest operand, then what the others
+  // add; "M" and "B/d L M" make "B/d L M".
+  template <class E, Spec T>
+  friend auto operator+(detail::Located<Tensor> a, const Tensor<E, T>& b)->detail::arithmetic_t<"+", D, S, E, T> {
+    return detail::add(a.operand, b, a.site);
+  }
+  template <class E, Spec T>
+  friend auto operator-(detail::Located<Tensor> a, const Tensor<E, T>& b)->detail::arithmetic_t<"-", D, S, E, T> {
+    return detail::subtract(a.operand, b, a.site);
+  }
+  template <class E, Spec T>
+  friend auto operator*(detail::Located<Tensor> a, const Tensor<E, T>& b)->detail::arithmetic_t<"*", D, S, E, T> {
+    return detail::multiply(a.operand, b, a.site);
+  }
+  template <class E, Spec T>
+  friend auto operator/(detail::Located<Tensor> a, const Tensor<E, T>& b)->detail::arithmetic_t<"/", D, S, E, T> {
+    return detail::divide(a.operand, b, a.site);
+  }
+  friend auto operator-(detail::Located<Tensor> x) {
+    return detail::negate(x.operand, x.site);
+  }
+
+  /// `a += b` is `a = a + b`, where the result has the type of a; likewise the others.
+  template <class E, Spec T>
+  friend Tensor& operator+=(detail::Target<Tensor> a, const Tensor<E, T>& b) {
+    return a.operand = detail::add(a.operand, b, a.site);
+  }
+  template <class E, Spec T>
+  friend Tensor& operator-=(detail::Target<Tensor> a, const Tensor<E, T>& b) {
+    return a.operand = detail::subtract(a.operand, b, a.site);
+  }
+  template <class E, Spec T>
+  friend Tensor& operator*=(detail::Target<Tensor> a, const Tensor<E, T>& b) {
+    return a.operand = detail::multiply(a.operand, b, a.site);
+  }
+  template <class E, Spec T>
+  friend Tensor& operator/=(detail::Target<Tensor> a, const Tensor<E, T>& b) {
+    return a.operand = detail::divide(a.operand, b, a.site);
+  }
+  friend Tensor& operator+=(detail::Target<Tensor> a, double number) {
+    return a.operand = a.operand + detail::LocatedNumber(number, a.site);
+  }
+  friend Tensor& operator-=(detail::Target<Tensor> a, double number) {
+    return a.operand = a.operand - detail::LocatedNumber(number, a.site);
+  }
+  friend Tensor& operator*=(detail::Target<Tensor> a, double number) {
+    return a.operand = a.operand * detail::LocatedNumber(number, a.site);
+  }
+  friend Tensor& operator/=(detail::Target<Tensor> a, double number) {
+    return a.operand = a.operand / detail::LocatedNumber(number, a.site);
+  }
+
+ private:
+  detail::ValuePtr value_;
+};
+
+/// Whether the type is a Tensor.
+template <class T>
+inline constexpr bool is_tensor = false;
+template <class D, Spec S>
+inline constexpr bool is_tensor<Tensor<D, S>> = true;
+/// Any Tensor, whatever its dtype and spec.
+template <class T>
+concept tensor = is_tensor<std::remove_cvref_t<T>>;
+
+/// The names of the mesh's axes, in order, as a type; their sizes come at run time. `Mesh<"d t">` `axes` are those
+/// names, `size` is the number of devices along an axis, `device` this device.
+template <Spec Axes>
+class Mesh {
+  static_assert(detail::checked<rules::mesh, Axes>::ok);
+
+ public:
+  static constexpr Spec axes = Axes;
+
+  Mesh() = default;
+  /// One device's view of the mesh; the device's axes must be those of the type.
+  explicit Mesh(DevicePtr device);
+
+  [[nodiscard]] int size(std::string_view axis) const;
+  /// This device's place along the axis.
+  [[nodiscard]] int coordinate(std::string_view axis) const;
+  /// The number of devices; `index` is which of them this is (row-major, the last axis fastest).
+  [[nodiscard]] int count() const;
+  [[nodiscard]] int index() const;
+  [[nodiscard]] const DevicePtr& device() const;
+
+ private:
+  detail::Handle<const detail::MeshDevice> device_;
+};
+
+namespace detail {
+
+/// The axes that stand in any of the specs, as the text of a mesh.
+template <Spec... S>
+constexpr Spec axes_of() {
+  Small<std::string_view, 3 * max_axes> axes;
+  (rules::collect_axes(parsed<S>, axes), ...);
+  Text text;
+  for (auto axis : axes) text = text + (text.empty() ? "" : " ") + axis;
+  return Spec(text.view());
+}
+
+constexpr Op make_op(std::string_view in, std::string_view out) {
+  return Op((Text(in) + " -> " + out).view());
+}
+constexpr Op make_op(std::string_view a, std::string_view b, std::string_view out) {
+  return Op((Text(a) + ", " + b + " -> " + out).view());
+}
+
+constexpr Spec dual_spec(Spec s, Spec axes) {
+  return Spec(rules::dual(s, rules::mesh_axes(axes)).view());
+}
+
+template <class T, Spec Axes>
+struct dual;
+template <class D, Spec S, Spec Axes>
+struct dual<Tensor<D, S>, Axes> {
+  using type = Tensor<D, dual_spec(S, Axes)>;
+};
+
+}  // namespace detail
+
+/// The type of a cotangent on the axes of a mesh: replicated and partial swap, sharded stays.
+/// `Dual<Tensor<f32, "M/t">, "d t">` is `Tensor<f32, "M/t +d">`.
+template <class T, Spec Axes>
+using Dual = typename detail::dual<T, Axes>::type;
+
+}  // namespace shardlib

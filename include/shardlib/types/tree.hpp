@@ -1,0 +1,384 @@
+// Plain structs of tensors as trees: their leaves, the leaves' names, map and zip, without boilerplate in the struct.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "shardlib/support/error.hpp"
+#include "shardlib/types/signature.hpp"
+#include "shardlib/types/tensor.hpp"
+
+namespace shardlib {
+
+/// Layers that share one struct: `Array<"layers", Layer>`. `dim` is the name of the stacked dim; the number of layers
+/// comes at run time.
+template <Spec Name, class T>
+class Array : public std::vector<T> {
+ public:
+  static constexpr Spec dim = Name;
+  using std::vector<T>::vector;
+};
+
+/// Whether the type is an Array, or a Gradient of one.
+template <class T>
+inline constexpr bool is_array = false;
+template <Spec N, class T>
+inline constexpr bool is_array<Array<N, T>> = true;
+
+namespace detail {
+
+struct any_field {
+  template <class T>
+  operator T() const;
+};
+template <class T, std::size_t... I>
+constexpr bool constructible_from(std::index_sequence<I...>) {
+  return requires { T{(static_cast<void>(I), any_field{})...}; };
+}
+/// Fields of an aggregate: the most initialisers that it takes.
+template <class T, std::size_t N = 24>
+constexpr std::size_t field_count() {
+  if constexpr (N == 0 || constructible_from<T>(std::make_index_sequence<N>{}))
+    return N;
+  else
+    return field_count<T, N - 1>();
+}
+
+// A structured binding spells out its names, so each count needs a line of its own.
+#define SHARDLIB_FIELDS(n, ...)               \
+  else if constexpr (field_count<U>() == n) { \
+    auto& [__VA_ARGS__] = object;             \
+    return std::tie(__VA_ARGS__);             \
+  }
+template <class T>
+constexpr auto fields(T& object) {
+  using U = std::remove_const_t<T>;
+  if constexpr (requires { object.as_tuple(); })
+    return std::apply([](auto&... f) { return std::tie(f...); }, object.as_tuple());
+  SHARDLIB_FIELDS(1, a)
+  SHARDLIB_FIELDS(2, a, b)
+  SHARDLIB_FIELDS(3, a, b, c)
+  SHARDLIB_FIELDS(4, a, b, c, d)
+  SHARDLIB_FIELDS(5, a, b, c, d, e)
+  SHARDLIB_FIELDS(6, a, b, c, d, e, f)
+  SHARDLIB_FIELDS(7, a, b, c, d, e, f, g)
+  SHARDLIB_FIELDS(8, a, b, c, d, e, f, g, h)
+  SHARDLIB_FIELDS(9, a, b, c, d, e, f, g, h, i)
+  SHARDLIB_FIELDS(10, a, b, c, d, e, f, g, h, i, j)
+  SHARDLIB_FIELDS(11, a, b, c, d, e, f, g, h, i, j, k)
+  SHARDLIB_FIELDS(12, a, b, c, d, e, f, g, h, i, j, k, l)
+  SHARDLIB_FIELDS(13, a, b, c, d, e, f, g, h, i, j, k, l, m)
+  SHARDLIB_FIELDS(14, a, b, c, d, e, f, g, h, i, j, k, l, m, n)
+  SHARDLIB_FIELDS(15, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o)
+  SHARDLIB_FIELDS(16, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)
+  SHARDLIB_FIELDS(17, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q)
+  SHARDLIB_FIELDS(18, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r)
+  SHARDLIB_FIELDS(19, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s)
+  SHARDLIB_FIELDS(20, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t)
+  SHARDLIB_FIELDS(21, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u)
+  SHARDLIB_FIELDS(22, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v)
+  SHARDLIB_FIELDS(23, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w)
+  else static_assert(field_count<U>() > 0 && field_count<U>() < 24,
+                     "a struct of tensors has 1 to 23 fields; nest structs");
+}
+#undef SHARDLIB_FIELDS
+
+// The compiler spells a pointer to a member of this object, which never exists, with the member's name.
+template <class T>
+struct nowhere {
+  T object;
+};
+#if defined(__clang__)
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wundefined-var-template"
+#pragma clang diagnostic ignored "-Wundefined-internal"
+#endif
+template <class T>
+extern nowhere<T> somewhere;
+template <class T>
+constexpr T& phantom() {
+  return somewhere<T>.object;
+}
+#if defined(__clang__)
+#pragma clang diagnostic pop
+#endif
+template <class P>
+struct pointer {
+  P p;
+};
+template <pointer P>
+constexpr std::string_view spelled() {
+  return __PRETTY_FUNCTION__;
+}
+template <class T, std::size_t I>
+consteval std::string_view field_name() {
+  constexpr auto* p = &std::get<I>(fields(phantom<T>()));
+  constexpr std::string_view text = spelled<pointer<decltype(p)>{p}>();
+#if defined(__clang__)
+  constexpr std::string_view after = "}]";  // "...somewhere.object.w_q}]"
+#else
+  constexpr std::string_view after = ")}";  // "...object.Layer::w_q)}; std::string_view = ...]"
+#endif
+  constexpr std::size_t end = text.rfind(after);
+  constexpr std::size_t start = text.find_last_of(".:", end) + 1;
+  return text.substr(start, end - start);
+}
+template <class T>
+using fields_t = decltype(fields(std::declval<T&>()));
+template <class T>
+inline constexpr std::size_t tree_width = std::tuple_size_v<fields_t<T>>;
+
+/// Types of the fields, as a tuple.
+template <class Tuple>
+struct plain;
+template <class... F>
+struct plain<std::tuple<F&...>> {
+  using type = std::tuple<std::remove_const_t<F>...>;
+};
+template <class T>
+using field_types = typename plain<fields_t<T>>::type;
+
+/// The struct whose members name the fields of T.
+template <class T>
+struct named_as {
+  using type = T;
+};
+
+/// Where a part of a tree is: below another one, a field's name or a place in an Array. Becomes a text on demand.
+struct Path {
+  const Path* above = nullptr;
+  std::string_view field;
+  std::size_t index = 0;
+
+  [[nodiscard, gnu::noinline]] std::string text() const {
+    if (above == nullptr) return {};
+    const std::string before = above->text(), last = field.empty() ? std::to_string(index) : std::string(field);
+    return before.empty() ? last : before + "/" + last;
+  }
+};
+
+[[noreturn, gnu::noinline]] inline void fail_structure(const Path& path, std::string_view array, std::size_t size,
+                                                       std::size_t other) {
+  const std::string place = path.text();
+  throw Error("trees of different structure: the Array `" + (place.empty() ? std::string(array) : place) + "` has " +
+              std::to_string(size) + (size == 1 ? " entry" : " entries") + " in the first tree and " +
+              std::to_string(other) + " in another; build them from one configuration");
+}
+/// The name of an Array's stacked dim.
+template <class T>
+constexpr std::string_view array_name() {
+  if constexpr (requires { T::dim; })
+    return T::dim;
+  else
+    return {};
+}
+/// Calls f of a leaf; where the leaf holds nothing, the error has its name.
+template <class F, class... Leaf>
+decltype(auto) with_leaf(const Path& path, const F& f, Leaf&... leaf) {
+  try {
+    return f(leaf...);
+  } catch (const EmptyTensor& error) {
+    if (path.above == nullptr) throw;
+    throw EmptyTensor("the leaf `" + path.text() + "`: " + error.what());
+  }
+}
+
+/// Calls f(path, leaf, leaf of the second tree, ...).
+template <class F, class Tree, class... More>
+void visit(F& f, const Path& path, Tree& tree, More&... more) {
+  using T = std::remove_const_t<Tree>;
+  if constexpr (is_tensor<T>) {
+    f(path, tree, more...);
+  } else if constexpr (is_array<T>) {
+    const auto alike = [&](const auto& other) {
+      if (other.size() != tree.size()) fail_structure(path, array_name<T>(), tree.size(), other.size());
+    };
+    (alike(more), ...);
+    for (std::size_t i = 0; i < tree.size(); ++i) visit(f, Path{&path, {}, i}, tree[i], more[i]...);
+  } else {
+    [&]<std::size_t... I>(std::index_sequence<I...>) {
+      (visit_field<I>(f, path, tree, more...), ...);
+    }(std::make_index_sequence<tree_width<T>>{});
+  }
+}
+template <std::size_t I, class F, class Tree, class... More>
+void visit_field(F& f, const Path& path, Tree& tree, More&... more) {
+  constexpr std::string_view field = field_name<typename named_as<std::remove_const_t<Tree>>::type, I>();
+  visit(f, Path{&path, field, 0}, std::get<I>(fields(tree)), std::get<I>(fields(more))...);
+}
+
+/// Converts to the bases of T alone.
+template <class T>
+struct any_base {
+  template <class U>
+    requires(std::is_base_of_v<U, T> && !std::is_same_v<U, T>)
+  operator U() const;
+};
+/// Whether one may name its fields: if not, a compiler that is made to says so in its own words.
+template <class T>
+consteval bool has_fields() {
+  if constexpr (requires(T& object) { object.as_tuple(); })
+    return true;
+  else if constexpr (!std::is_class_v<T> || !std::is_aggregate_v<T> || requires { T{any_base<T>{}}; })
+    return false;
+  else
+    return field_count<T>() > 0 && field_count<T>() < 24;
+}
+/// Tensors, Arrays and structs of nothing else: what a function's argument may be differentiated by.
+template <class T>
+consteval bool is_tree() {
+  if constexpr (is_tensor<T>)
+    return true;
+  else if constexpr (is_array<T>)
+    return is_tree<typename T::value_type>();
+  else if constexpr (has_fields<T>())
+    return []<class... F>(std::type_identity<std::tuple<F...>>) {
+      return (is_tree<F>() && ...);
+    }(std::type_identity<field_types<T>>{});
+  else
+    return false;
+}
+/// A field that a tree may have: numbers, strings and the like have no place in it.
+template <class T>
+inline constexpr bool is_field = is_tensor<T> || is_array<T> || (std::is_class_v<T> && std::is_aggregate_v<T>) ||
+                                 requires(T& object) { object.as_tuple(); };
+
+template <class T, class P>
+constexpr bool all_leaves(P p);
+template <class T, std::size_t I, class P>
+constexpr bool all_leaves_of_field(P p) {
+  using Field = std::tuple_element_t<I, field_types<T>>;
+  if constexpr (is_field<Field>)
+    return all_leaves<Field>(p);
+  else
+    return checked<rules::no_tree_field, Op(field_name<typename named_as<T>::type, I>())>::ok;
+}
+
+/// What makes T no tree, itself or somewhere below.
+template <class T>
+consteval rules::NoTree no_tree() {
+  if constexpr (!std::is_class_v<T>)
+    return rules::NoTree::no_struct;
+  else if constexpr (!std::is_aggregate_v<T>)
+    return rules::NoTree::not_public;
+  else if constexpr (requires { T{any_base<T>{}}; })
+    return rules::NoTree::bases;
+  else
+    return rules::NoTree::fields;
+}
+template <Op Name, class T, std::size_t I>
+constexpr bool checked_field();
+/// Whether T is a tree; if not, a compile error says what is in the way: a field by its name, or a struct as a whole.
+template <Op Name, class T>
+constexpr bool check_tree() {
+  if constexpr (is_tensor<T>)
+    return true;
+  else if constexpr (is_array<T>)
+    return check_tree<Name, typename T::value_type>();
+  else if constexpr (has_fields<T>())
+    return []<std::size_t... I>(std::index_sequence<I...>) {
+      return (checked_field<Name, T, I>() && ...);
+    }
+  (std::make_index_sequence<tree_width<T>>{});
+  else return checked<rules::tree, Name, false, name_of_type<T>, no_tree<T>()>::ok && false;
+}
+template <Op Name, class T, std::size_t I>
+constexpr bool checked_field() {
+  using Field = std::tuple_element_t<I, field_types<T>>;
+  if constexpr (is_tensor<Field> || is_array<Field> || std::is_class_v<Field>)
+    return check_tree<Name, Field>();
+  else
+    return checked<rules::no_tree_field, Op(field_name<typename named_as<T>::type, I>())>::ok && false;
+}
+/// Stands at the beginning of what takes a tree, where the compiler's first lines are.
+template <Op Name, class Tree>
+inline constexpr bool checked_tree = check_tree<Name, std::remove_const_t<Tree>>();
+
+/// True if the predicate holds for the type of every leaf.
+template <class T, class P>
+constexpr bool all_leaves(P p) {
+  if constexpr (is_tensor<T>)
+    return p(std::type_identity<T>{});
+  else if constexpr (is_array<T>)
+    return all_leaves<typename T::value_type>(p);
+  else
+    return []<std::size_t... I>(std::index_sequence<I...>, P q) { return (all_leaves_of_field<T, I>(q) && ...); }(
+               std::make_index_sequence<tree_width<T>>{}, p);
+}
+
+}  // namespace detail
+
+/// Calls f(name, leaf, leaf of the second tree, ...) in the order of declaration. Names are paths: "layers/0/w_q".
+/// All trees have the structure of the first. `for_each_leaf([](std::string_view name, auto& leaf) { ... }, weights)`
+template <class F, class Tree, class... More>
+void for_each_leaf(F&& f, Tree& tree, More&... more) {
+  if constexpr (detail::checked_tree<"for_each_leaf", Tree>) {
+    const auto named = [&f](const detail::Path& path, auto&... leaves) {
+      const std::string name = path.text();
+      detail::with_leaf(
+          path, [&](auto&... l) { f(std::string_view(name), l...); }, leaves...);
+    };
+    detail::visit(named, {}, tree, more...);
+  }
+}
+
+/// A tree of the same type with f(leaf, leaf of the second tree, ...) for each leaf. `map_tree([](const auto& w, const
+/// auto& g) { return w - g * 0.1; }, weights, grads)`
+template <class F, class Tree, class... More>
+[[nodiscard]] Tree map_tree(F&& f, const Tree& tree, const More&... more) {
+  Tree result = tree;
+  if constexpr (detail::checked_tree<"map_tree", Tree>) {
+    const auto assign = [&f](const detail::Path& path, auto& out, const auto&... in) {
+      out = detail::with_leaf(path, f, in...);
+    };
+    detail::visit(assign, {}, result, tree, more...);
+  }
+  return result;
+}
+
+/// The names of the leaves, in order: "layers/0/w_q". `leaf_names(weights)`
+template <class Tree>
+[[nodiscard]] std::vector<std::string> leaf_names(const Tree& tree) {
+  std::vector<std::string> names;
+  for_each_leaf([&](std::string_view name, const auto&) { names.emplace_back(name); }, tree);
+  return names;
+}
+
+/// The specs of the leaves, in order: what a checkpoint or a placement needs. `shardings(weights)`
+template <class Tree>
+[[nodiscard]] std::vector<std::string> shardings(const Tree& tree) {
+  std::vector<std::string> specs;
+  for_each_leaf(
+      [&]<class D, Spec S>(std::string_view, const Tensor<D, S>&) { specs.emplace_back(std::string_view(S)); }, tree);
+  return specs;
+}
+
+/// The number of elements of all leaves, unsharded. `parameter_count(weights)`
+template <class Tree>
+[[nodiscard]] std::int64_t parameter_count(const Tree& tree) {
+  std::int64_t count = 0;
+  for_each_leaf(
+      [&](std::string_view, const auto& leaf) {
+        std::int64_t n = 1;
+        for (auto size : leaf.global_extents()) n *= size;
+        count += n;
+      },
+      tree);
+  return count;
+}
+
+/// Every axis of the mesh shards every leaf: no device keeps a second copy of anything.
+/// `static_assert(fully_sharded<Mesh<"d t">, Model>)` names the leaf that is not.
+template <class M, class Tree>
+inline constexpr bool fully_sharded = detail::all_leaves<Tree>([]<class D, Spec S>(std::type_identity<Tensor<D, S>>) {
+  return detail::checked<rules::fully_sharded, M::axes, S>::ok;
+});
+
+}  // namespace shardlib

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Builds the documentation as a site of plain HTML: README, docs/*.md and a page for each public name, with a search.
+#   scripts/docs.sh [FOLDER]   into FOLDER, else build/docs; then open its index.html, no server is needed
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+case ${1-} in
+  -*) misuse "unknown option '$1'; scripts/docs.sh [FOLDER]" ;;
+esac
+if [ $# -gt 1 ]; then misuse "one folder is enough"; fi
+exec python3 scripts/docs.py --site "${1:-build/docs}"

@@ -1,0 +1,106 @@
+// Ops of a user's own: values, gradients by operands and by the result, padding, recompute, and dry runs.
+#include <cmath>
+#include <memory>
+#include <shardlib/shardlib.hpp>
+#include <string>
+
+#include "shardlib/comm/dry.hpp"
+#include "support.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+// The example of docs/adding-an-op.md.
+template <Op Dim, dtype D, Spec S>
+auto cumsum(const Tensor<D, S>& x, bool reverse = false, Site site = Site::current())
+    -> Tensor<D, custom::result_of<rules::along, Op("cumsum"), Dim, S>> {
+  const auto kernel = [reverse](custom::Block<D> y, custom::Block<const D> x) {
+    x.for_each_row(Dim, [&](custom::Row row) {
+      D sum = 0;
+      for (std::int64_t i = 0; i < row.size; ++i) {
+        const std::int64_t at = row[reverse ? row.size - 1 - i : i];
+        y.data[at] = sum += x.data[at];
+      }
+    });
+  };
+  const auto vjp = [reverse](const auto& ct) { return cumsum<Dim>(ct, !reverse); };
+  return custom::record<"cumsum", Tensor<D, S>>({Dim, site}, kernel, custom::operands(x), custom::vjp(x, vjp));
+}
+
+/// sqrt(a^2 + b^2), whose VJPs need an operand and the result.
+template <Spec S>
+auto hypotenuse(const Tensor<f64, S>& a, const Tensor<f64, S>& b, Site site = Site::current()) -> Tensor<f64, S> {
+  const auto kernel = [](custom::Block<f64> y, custom::Block<const f64> p, custom::Block<const f64> q) {
+    for (std::int64_t i = 0; i < y.size(); ++i) y.data[i] = std::sqrt(p.data[i] * p.data[i] + q.data[i] * q.data[i]);
+  };
+  const auto f = [](const auto& ct, const auto& side, const auto& y) { return ct * side / y; };
+  return custom::record<"hypotenuse", Tensor<f64, S>>({{}, site}, kernel, custom::operands(a, b),
+                                                      custom::vjp_of_result(a, custom::save(a), f),
+                                                      custom::vjp_of_result(b, custom::save(b), f));
+}
+
+}  // namespace
+
+TEST_CASE("an op of one's own: values and gradients on meshes, with padding and recompute", "[custom]") {
+  for (const char* mesh_text : {"d=1", "d=2", "d=4"})
+    on_mesh(mesh_text, [](const std::shared_ptr<Device>& device) {
+      const Mesh<"d"> mesh(device);
+      struct Weights {
+        Tensor<f64, "B/d L"> x;
+      };
+      HostArray<f64> host({4, 3});
+      for (std::size_t i = 0; i < host.data.size(); ++i) host.data[i] = static_cast<double>(i + 1);
+      const Sizes padded{{"L", 3, 5}};
+      const Weights w{place<Tensor<f64, "B/d L">>(mesh, host, padded)};
+      const auto y = fetch(cumsum<"L">(w.x));
+      for (std::size_t b = 0; b < 4; ++b)
+        for (std::size_t l = 0, sum = 0; l < 3; ++l) {
+          sum += b * 3 + l + 1;
+          REQUIRE(y.data[b * 3 + l] == static_cast<double>(sum));
+        }
+      // d/dx of sum(cumsum(x)): element l counts in L - l sums.
+      const auto loss = [](const Weights& w) -> Tensor<f64, "+d"> { return sum(cumsum<"L">(w.x)); };
+      const auto recomputed = [](const Weights& w) -> Tensor<f64, "+d"> {
+        return sum(explicit_activation_checkpointing([](const Tensor<f64, "B/d L">& x) { return cumsum<"L">(x); })(w.x));
+      };
+      for (const auto& gradient : {value_and_grad(mesh, loss, w).second, value_and_grad(mesh, recomputed, w).second}) {
+        const auto g = fetch(gradient.x);
+        for (std::size_t i = 0; i < g.data.size(); ++i) REQUIRE(g.data[i] == static_cast<double>(3 - i % 3));
+      }
+    });
+}
+
+TEST_CASE("an op of one's own: a VJP takes operands and the result", "[custom]") {
+  on_mesh("d=2", [](const std::shared_ptr<Device>& device) {
+    const Mesh<"d"> mesh(device);
+    struct Weights {
+      Tensor<f64, "A/d"> a, b;
+    };
+    const Weights w{full<f64, "A/d">(mesh, {{"A", 4}}, 3.0), full<f64, "A/d">(mesh, {{"A", 4}}, 4.0)};
+    const auto loss = [](const Weights& w) -> Tensor<f64, "+d"> { return sum(hypotenuse(w.a, w.b)); };
+    const auto [l, g] = value_and_grad(mesh, loss, w);
+    REQUIRE(item(all_reduce<"+d -> ">(l)) == 20.0);
+    REQUIRE(fetch(g.a).data == std::vector<f64>(4, 0.6));
+    REQUIRE(fetch(g.b).data == std::vector<f64>(4, 0.8));
+  });
+}
+
+TEST_CASE("an op of one's own: its kernel does not run in a dry run, and errors name it", "[custom]") {
+  if (under_mpi()) return;
+  const auto dry = std::make_shared<Device>(parse_mesh("d=64"), 0, std::make_shared<DryWorld>());
+  const Mesh<"d"> mesh(dry);
+  const auto x = zeros<f64, "A/d L">(mesh, {{"A", std::int64_t{1} << 40}, {"L", 8}});
+  const auto y = cumsum<"L">(x);
+  REQUIRE(y.size("A") == std::int64_t{1} << 40);
+  REQUIRE(detail::state(dry).counts.at("cumsum").calls == 1);
+  dry->clear_local();
+
+  on_mesh("d=1", [](const std::shared_ptr<Device>& device) {
+    const Mesh<"d"> one(device);
+    const auto a = full<f64, "A/d">(one, {{"A", 4}}, 3.0), b = full<f64, "A/d">(one, {{"A", 5}}, 3.0);
+    REQUIRE_THROWS_WITH(hypotenuse(a, b),
+                        Catch::Contains("hypotenuse") && Catch::Contains("dim `A` is 5, but 4 in another operand"));
+  });
+}

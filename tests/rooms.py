@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""The rooms of include/shardlib, and that includes between them point one way.
+
+rooms.py [--root DIR]: fails on an include of a room further down the list, on a folder that is not in the list, and on
+a header at the top that is no umbrella. Needs nothing but Python's standard library.
+"""
+import argparse
+import pathlib
+import re
+import sys
+
+# Each room may include the rooms above it.
+ROOMS = {
+    "support": "errors, small helpers without a concept of the library",
+    "spec": "the spec language, dtypes, compile errors as sentences",
+    "rules": "what each op allows, as pure functions of specs",
+    "types": "Tensor, Mesh, trees, the types of gradients",
+    "ops": "every op: rule, result type, derivative; the standard library is enough",
+    "memory": "regions, pools, buffers",
+    "comm": "the erased communicator and its backends: threads, shared memory, MPI",
+    "device": "one device of a mesh, its cores, and launching a program on all of them",
+    "kernels": "local math, erased of specs",
+    "runtime": "what a tensor holds, names and sizes, padding, observers",
+    "autodiff": "tape, backward pass, value_and_grad, recompute, overlap",
+    "compute": "what each op does with a device's blocks, without specs",
+    "optim": "optimizers, learning rates, initialisation",
+    "interop": "host arrays, shard_map, Eigen, Kokkos, formatting",
+    "pipeline": "pipeline parallelism: stages, schedules, execution",
+    "io": "text, tokens, checkpoints, file formats",
+    "run": "what the trainers share: options, loop, plan, reports",
+}
+UMBRELLAS = {"shardlib.hpp", "shapes.hpp", "pipeline.hpp"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]shardlib/([^">]+)[">]', re.M)
+
+
+def mistakes(include):
+    order = list(ROOMS)
+    for folder in sorted(path for path in include.iterdir() if path.is_dir()):
+        if folder.name not in ROOMS:
+            yield f"{folder}: a room that {pathlib.Path(__file__).name} does not list"
+    for path in sorted(include.rglob("*.hpp")):
+        name = path.relative_to(include)
+        if len(name.parts) == 1:
+            if name.name not in UMBRELLAS:
+                yield f"{path}: only umbrellas stand at the top; put it into a room"
+            continue
+        text = path.read_text()
+        for match in INCLUDE.finditer(text):
+            there = pathlib.PurePosixPath(match[1]).parts
+            line = f"{path}:{text.count(chr(10), 0, match.start()) + 1}"
+            if len(there) == 1:
+                yield f"{line}: includes the umbrella {match[1]}; include what it uses"
+            elif there[0] in ROOMS and order.index(there[0]) > order.index(name.parts[0]):
+                yield f"{line}: {name.parts[0]}/ includes {match[1]}, of a room further down the list"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parents[1])
+    found = list(mistakes(parser.parse_args().root / "include" / "shardlib"))
+    print("\n".join(found))
+    sys.exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main()
