@@ -159,9 +159,9 @@ void step_figures(const Mesh<"d t">& mesh, double peak) {
   const auto ids = cast<i32>(random_uniform<f32, "B/d L">(mesh, sizes, {0, 99}) * 255.0);
   const gpt::Batch data{ids, ids, zeros<i32, "B/d L">(mesh, sizes),
                         full<f32, "B/d L">(mesh, sizes, 1 / static_cast<double>(batch * length))};
-  const auto step = [&] { value_and_grad(mesh, gpt::loss, w, data, gpt::Form{}); };
+  const auto step = [&] { value_and_grad(mesh, gpt::loss, w, data, gpt::ModelConfig{}); };
   step();
-  auto& counts = detail::state(mesh.device()).counts;
+  auto& counts = detail::program_state(mesh.device()).counts;
   counts.clear();
   step();
   const double flops = counts.at("einsum_unreduced").flops;
@@ -273,10 +273,10 @@ std::vector<double> slowest(std::vector<double> t) {
 }
 
 void collective_figures(const Mesh<"d">& mesh) {
-  const int n = mesh.count();
+  const int n = mesh.size();
   auto& group = mesh.device()->group({"d"});
   const auto& pool = mesh.device()->pool();
-  const bool speaks = mesh.index() == 0;
+  const bool speaks = mesh.rank() == 0;
   if (speaks) {
     fmt::print(
         "\nCollectives on {} ranks against the MPI library's own, in turn; bus bandwidth, GB/s, from the slowest "

@@ -77,7 +77,7 @@ def model_of(path):
 
 
 def optimizer_of(model, options):
-    # The leaves that decay are examples/gpt2's: all but biases and the gains of norms.
+    # The leaves that decay are examples/gpt2's: all but biases and the scales of norms.
     groups = [{"params": [p for p in model.parameters() if (p.dim() == 2) == decays], "weight_decay": decay}
               for decays, decay in ((True, options.weight_decay), (False, 0.0))]  # fmt: skip
     settings = {"lr": options.learning_rate, "betas": (0.9, 0.95), "eps": 1e-8}

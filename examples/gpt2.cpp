@@ -45,7 +45,7 @@ struct Setup {
   const Options& o;
   std::int64_t vocabulary;
 
-  [[nodiscard]] gpt2::Form form() const {
+  [[nodiscard]] gpt2::ModelConfig config() const {
     const std::map<std::string, gpt2::Recompute> policies{{"none", gpt2::Recompute::none},
                                                           {"seqax", gpt2::Recompute::seqax},
                                                           {"everything", gpt2::Recompute::everything}};
@@ -90,7 +90,7 @@ gpt2::Model<f32> initial_weights(const Setup& s) {
   };
   const auto constant = [&]<Spec S>(Tensor<f32, S>& w, double value) { w = full<f32, S>(s.mesh, sizes, value); };
   const auto norm = [&](gpt2::Norm<f32>& w) {
-    constant(w.gain, 1);
+    constant(w.scale, 1);
     constant(w.bias, 0);
   };
 
@@ -124,7 +124,7 @@ gpt2::Model<f32> initial_weights(const Setup& s) {
 
 // What checkpoints hold.
 struct TrainState {
-  gpt2::Model<f32> weights, mean, variance;
+  gpt2::Model<f32> weights, mu, nu;
 };
 
 // What is trained, and copies of the weights in the dtype of computation, which the layers read: in f32 the same tensors.
@@ -152,14 +152,14 @@ run::StepResult update(const Setup& s, Trained<C>& trained, const Tensor<f32, "+
   const run::StepResult result{item(all_reduce<"+d +t -> ">(loss)), norm};
   run::check_finite(result, step);
   const double scale = run::clip_factor(norm, t.clip);
-  // Matrices decay, biases and gains do not.
+  // Matrices decay, biases and scales do not.
   const auto decays = [](std::string_view name) {
     const auto field = name.substr(name.rfind('/') + 1);
     return field.starts_with("w") || field == "embed" || field == "positions";
   };
   const AdamW adamw{t.beta1, t.beta2, 1e-8, t.weight_decay};
-  auto& [weights, mean, variance] = trained.state;
-  adamw.update(weights, mean, variance, grads, learning_rate, scale, step, decays, trained.copies);
+  auto& [weights, mu, nu] = trained.state;
+  adamw.update(weights, mu, nu, grads, learning_rate, scale, step, decays, trained.copies);
   return result;
 }
 
@@ -172,8 +172,8 @@ run::StepResult train_step(const Setup& s, Trained<C>& trained, const std::vecto
   const auto differentiated = [&](std::size_t i) {
     const auto number = static_cast<std::uint64_t>(step) * microbatches.size() + i;
     const gpt2::Dropout dropout{s.o.dropout, {t.seed + 1, number * 1024}};
-    return value_and_grad(s.mesh, gpt2::loss<C>, trained.copies, place(s, microbatches[i]), causal, positions, s.form(),
-                          dropout);
+    return value_and_grad(s.mesh, gpt2::loss<C>, trained.copies, place(s, microbatches[i]), causal, positions,
+                          s.config(), dropout);
   };
   auto [loss, grads] = differentiated(0);
   if (microbatches.size() == 1) return update(s, trained, loss, grads, step, learning_rate);
@@ -191,7 +191,7 @@ template <dtype C>
 double validate(const Setup& s, const gpt2::Model<C>& w, const io::TokenBatch& rows) {
   const auto causal = s.causal();
   const auto positions = iota<"L">(s.mesh, s.o.training.seq);
-  return item(all_reduce<"+d +t -> ">(gpt2::loss<C>(w, place(s, rows), causal, positions, s.form(), {})));
+  return item(all_reduce<"+d +t -> ">(gpt2::loss<C>(w, place(s, rows), causal, positions, s.config(), {})));
 }
 
 // ---- sampling -------------------------------------------------------------------------------------------------------
@@ -214,14 +214,14 @@ class Decoder {
     }
     std::vector<i32> row(ids.begin(), ids.end()), places(ids.size());
     std::iota(places.begin(), places.end(), static_cast<i32>(position));
-    if (mesh.coordinate("d") != 0) std::ranges::fill(row, 0);
+    if (mesh.axis_index("d") != 0) std::ranges::fill(row, 0);
     const auto inputs = from_memory<i32, "B/d L">(mesh, {one, {"L", length}}, std::span<const i32>(row), nullptr);
     const auto positions = from_memory<i32, "L">(mesh, {{"L", length}}, std::span<const i32>(places), nullptr);
     const auto keys = iota<"Klen">(mesh, s_.o.context);
     const auto seen = greater_equal(rename<"L -> Qlen">(positions), keys);
     const gpt2::Mask mask{broadcast<"Qlen Klen -> B/d Qlen Klen">(seen, {one}), {}};
     const auto logits = gpt2::extend<C>(trained_.copies, caches_, inputs, positions, mask,
-                                        cast<C>(cast<f32>(equal(positions, keys))), s_.form());
+                                        cast<C>(cast<f32>(equal(positions, keys))), s_.config());
     const auto last = full<i32, "B/d">(mesh, {one}, static_cast<double>(length - 1));
     const auto whole =
         all_gather<"B/d V/t -> B V">(index_unreduced<"B/d [L] V/t, B/d -> B/d V/t">(logits, last));
@@ -243,12 +243,12 @@ io::StoredLeaf hugging_face(const std::string& leaf, const std::string& prefix) 
   const std::string name = leaf.starts_with("weights.") ? leaf.substr(8) : leaf;
   const std::map<std::string, io::StoredLeaf> whole{{"embed", {"wte.weight"}},
                                                     {"positions", {"wpe.weight"}},
-                                                    {"final_norm.0.gain", {"ln_f.weight"}},
+                                                    {"final_norm.0.scale", {"ln_f.weight"}},
                                                     {"final_norm.0.bias", {"ln_f.bias"}}};
   const std::map<std::string, io::StoredLeaf> in_layer{
-      {"norm1.gain", {"ln_1.weight"}},
+      {"norm1.scale", {"ln_1.weight"}},
       {"norm1.bias", {"ln_1.bias"}},
-      {"norm2.gain", {"ln_2.weight"}},
+      {"norm2.scale", {"ln_2.weight"}},
       {"norm2.bias", {"ln_2.bias"}},
       {"w_q", {"attn.c_attn.weight", {}, {1, 2}, 1, 0, 3}},
       {"w_k", {"attn.c_attn.weight", {}, {1, 2}, 1, 1, 3}},
@@ -305,7 +305,7 @@ void must_be_tied(const io::SafetensorsFile& file, const std::string& embedding)
 void load_hugging_face(const Setup& s, gpt2::Model<f32>& weights) {
   const std::string prefix = io::SafetensorsFile(s.o.load).find("wte.weight") != nullptr ? "" : "transformer.";
   io::together(*s.mesh.device(), "", [&] {
-    if (s.mesh.index() == 0) must_be_tied(io::SafetensorsFile(s.o.load), prefix + "wte.weight");
+    if (s.mesh.rank() == 0) must_be_tied(io::SafetensorsFile(s.o.load), prefix + "wte.weight");
   });
   // A tied output layer and the masks of older files.
   const auto may_be_left = [](const std::string& name) {
@@ -325,7 +325,7 @@ void write_logits(const Setup& s, const Trained<C>& trained, const io::Tokenizer
     const auto id = static_cast<std::int32_t>(tokens[i]);
     std::ranges::copy(decode(std::span(&id, 1), static_cast<std::int64_t>(i)), std::back_inserter(logits));
   }
-  if (s.mesh.index() != 0) return;
+  if (s.mesh.rank() != 0) return;
   const auto bytes = [](const auto& values) {
     const auto view = std::as_bytes(std::span(values));
     return io::Bytes(view.begin(), view.end());
@@ -389,8 +389,8 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   TrainState& state = trained.state;
   const bool dry = s.mesh.device()->is_dry();
   if (!o.load.empty() && !dry) load_hugging_face(s, state.weights);
-  state.mean = zeros_like(state.weights);
-  state.variance = zeros_like(state.weights);
+  state.mu = zeros_like(state.weights);
+  state.nu = zeros_like(state.weights);
   trained.copies = gpt2::cast_model<C>(state.weights);
   run::Program program;
   program.checkpoints = run::checkpoints_of(s.mesh, state, o.training);
@@ -407,11 +407,11 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   program.validate = [&](const io::TokenBatch& rows) { return validate(s, trained.copies, rows); };
   program.decode = Decoder<C>(s, trained);
   program.parameters = parameter_count(state.weights);
-  program.weight_bytes = run::block_bytes(state.weights);
+  program.weight_bytes = run::shard_bytes(state.weights);
   const std::int64_t in_c = program.weight_bytes * std::int64_t{sizeof(C)} / std::int64_t{sizeof(f32)};
   program.copy_bytes = std::same_as<C, f32> ? 0 : in_c;
   program.gradient_bytes = o.training.microbatches == 1 ? in_c : program.weight_bytes;
-  program.optimizer_bytes = run::block_bytes(state.mean) + run::block_bytes(state.variance);
+  program.optimizer_bytes = run::shard_bytes(state.mu) + run::shard_bytes(state.nu);
   program.context = o.context;
   const std::int64_t looked_up = o.context * o.d_model + (o.tied ? 0 : s.vocabulary * o.d_model);
   program.flops_per_token =
@@ -419,7 +419,7 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   run::train(s.mesh.device(), o.training, data, toml, program);
   if (dry) return;
   if (!o.logits.empty()) write_logits(s, trained, *data.tokenizer);
-  if (!o.save.empty() && s.mesh.index() == 0) {
+  if (!o.save.empty() && s.mesh.rank() == 0) {
     const auto newest = io::newest_whole(o.training.directory + "/checkpoints");
     if (!newest) throw UsageError("--export: the run has no checkpoint yet");
     io::export_safetensors(io::Checkpoint::open(*newest), o.save,

@@ -23,7 +23,7 @@ using namespace shardlib;
 
 template <dtype C>
 struct Norm {
-  Tensor<C, "M/t/d"> gain, bias;
+  Tensor<C, "M/t/d"> scale, bias;
 };
 
 template <dtype C>
@@ -72,7 +72,7 @@ Model<C> cast_model(const Model<D>& w) {
 
 enum class Recompute { none, seqax, everything };
 
-struct Form {
+struct ModelConfig {
   bool post_norm = false;  // normalise after adding a branch (miniGPT), not before the branch (GPT-2)
   bool relu = false;       // in place of GELU
   double epsilon = 1e-5;   // of the norms
@@ -95,8 +95,8 @@ auto drop(const Tensor<f32, S>& x, const Dropout& d) -> Tensor<f32, S> {
 
 /// seqax's choice of what a layer keeps for the backward pass; with Recompute::everything it keeps its input alone.
 template <dtype C, Spec S>
-auto keep(const Tensor<C, S>& x, const Form& form) -> Tensor<C, S> {
-  return form.recompute == Recompute::seqax ? save_for_backward(x) : x;
+auto keep(const Tensor<C, S>& x, const ModelConfig& config) -> Tensor<C, S> {
+  return config.recompute == Recompute::seqax ? save_for_backward(x) : x;
 }
 
 // One batch: a segment is a document, and attention does not leave it. `weights` are each token's share of the loss; those
@@ -127,46 +127,46 @@ template <dtype C, Spec S>
 auto gathered(const Tensor<C, S>& w) {
   return all_gather<over<"d">, backward_sum<f32>>(w);
 }
-// What prefetch begins to gather, in the order in which a layer asks for it: not gains, which are small, nor biases, which no
-// derivative needs.
+// What prefetch begins to gather, in the order in which a layer asks for it: not scales, which are small, nor biases,
+// which no derivative needs.
 template <dtype C>
 auto gathered_layer(const Layer<C>& w) {
   return std::tuple{gathered(w.w_q), gathered(w.w_k), gathered(w.w_v), gathered(w.w_o), gathered(w.w_up), gathered(w.w_down)};
 }
 
 template <dtype C>
-auto norm(const Tensor<C, "B/d L M">& x, const Norm<C>& w, const Form& form) -> Tensor<C, "B/d L M"> {
-  const auto gain = all_gather<"M", backward_sum<f32>>(w.gain), bias = all_gather<"M", backward_sum<f32>>(w.bias);
-  return cast<C>(layer_norm<"M">(cast<f32>(x), form.epsilon) * cast<f32>(gain) + cast<f32>(bias));
+auto norm(const Tensor<C, "B/d L M">& x, const Norm<C>& w, const ModelConfig& config) -> Tensor<C, "B/d L M"> {
+  const auto scale = all_gather<"M", backward_sum<f32>>(w.scale), bias = all_gather<"M", backward_sum<f32>>(w.bias);
+  return cast<C>(layer_norm<"M">(cast<f32>(x), config.epsilon) * cast<f32>(scale) + cast<f32>(bias));
 }
 
 // Gathers the residual stream over t; GPT-2 normalises it.
 template <dtype C>
-auto branch_input(const Residual& x, const Norm<C>& w, const Form& form) -> Tensor<C, "B/d L M"> {
+auto branch_input(const Residual& x, const Norm<C>& w, const ModelConfig& config) -> Tensor<C, "B/d L M"> {
   const auto whole = all_gather<"B/d L M/t -> B/d L M", backward_sum<f32>>(cast<C>(x));
-  return form.post_norm ? whole : norm<C>(whole, w, form);
+  return config.post_norm ? whole : norm<C>(whole, w, config);
 }
 
 // Adds a branch, whose sum over t is still pending, and its bias; miniGPT normalises the result.
 template <dtype C>
 auto add_branch(const Residual& x, const Tensor<C, "B/d L M +t">& y, const Tensor<C, "M/t/d">& bias, const Norm<C>& w,
-                const Form& form, const Dropout& dropout) -> Residual {
+                const ModelConfig& config, const Dropout& dropout) -> Residual {
   // bf16: half the bytes on the wire, summed in f32 and rounded once.
   const auto scattered = cast<f32>(reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(y));
   const auto sum = x + drop(scattered + cast<f32>(gathered(bias)), dropout);
-  if (!form.post_norm) return sum;
+  if (!config.post_norm) return sum;
   const auto whole = all_gather<"B/d L M/t -> B/d L M", backward_sum<f32>>(cast<C>(sum));
-  return slice<"B/d L M -> B/d L M/t">(cast<f32>(norm<C>(whole, w, form)));
+  return shard<"B/d L M -> B/d L M/t">(cast<f32>(norm<C>(whole, w, config)));
 }
 
 // `places` (position of each token in the sequence, one-hot) and `cache` are for sampling; training has none.
 template <dtype C>
-auto attention(const Tensor<C, "B/d L M">& x, const Mask& mask, const Layer<C>& w, const Form& form,
+auto attention(const Tensor<C, "B/d L M">& x, const Mask& mask, const Layer<C>& w, const ModelConfig& config,
                const Tensor<C, "L Klen">& places, Cache<C>* cache) -> Tensor<C, "B/d L M +t"> {
   // Heads are sharded over t: this is tensor parallelism.
   const auto project = [&](const Tensor<C, "M/d H/t D">& w_x, const Tensor<C, "E/t/d">& b_x) {
     const auto y = einsum_unreduced<"B/d L M, M H/t D -> B/d L H/t D">(x, gathered(w_x));
-    return keep(y + split<"E/t -> H/t D">(gathered(b_x), {{"D", w_x.size("D")}}), form);
+    return keep(y + split<"E/t -> H/t D">(gathered(b_x), {{"D", w_x.size("D")}}), config);
   };
   const auto q = project(w.w_q, w.b_q), new_k = project(w.w_k, w.b_k), new_v = project(w.w_v, w.b_v);
   const auto output = [&](const Tensor<C, "B/d L H/t D">& y) {
@@ -189,21 +189,22 @@ auto attention(const Tensor<C, "B/d L M">& x, const Mask& mask, const Layer<C>& 
 }
 
 template <dtype C>
-auto feed_forward(const Tensor<C, "B/d L M">& x, const Layer<C>& w, const Form& form) -> Tensor<C, "B/d L M +t"> {
+auto feed_forward(const Tensor<C, "B/d L M">& x, const Layer<C>& w, const ModelConfig& config)
+    -> Tensor<C, "B/d L M +t"> {
   const auto w_up = gathered(w.w_up);
   const auto b_up = gathered(w.b_up);
-  const auto up = keep(einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, w_up) + b_up, form);
-  const auto y = form.relu ? relu(up) : gelu(up);
+  const auto up = keep(einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, w_up) + b_up, config);
+  const auto y = config.relu ? relu(up) : gelu(up);
   return einsum_unreduced<"B/d L F/t, F/t M -> B/d L M +t">(y, gathered(w.w_down));
 }
 
 template <dtype C>
-auto layer(const Residual& x, const Mask& mask, const Layer<C>& w, const Form& form, const Dropout& dropout,
+auto layer(const Residual& x, const Mask& mask, const Layer<C>& w, const ModelConfig& config, const Dropout& dropout,
            const Tensor<C, "L Klen">& places, Cache<C>* cache) -> Residual {
-  const auto attended = attention<C>(branch_input<C>(x, w.norm1, form), mask, w, form, places, cache);
-  const auto y = add_branch<C>(x, attended, w.b_o, w.norm1, form, dropout.at(0));
-  const auto fed = feed_forward<C>(branch_input<C>(keep(y, form), w.norm2, form), w, form);
-  return add_branch<C>(y, fed, w.b_down, w.norm2, form, dropout.at(1));
+  const auto attended = attention<C>(branch_input<C>(x, w.norm1, config), mask, w, config, places, cache);
+  const auto y = add_branch<C>(x, attended, w.b_o, w.norm1, config, dropout.at(0));
+  const auto fed = feed_forward<C>(branch_input<C>(keep(y, config), w.norm2, config), w, config);
+  return add_branch<C>(y, fed, w.b_down, w.norm2, config, dropout.at(1));
 }
 
 // ---- the model ------------------------------------------------------------------------------------------------------
@@ -225,15 +226,15 @@ auto embedding(const Model<C>& w, const Tensor<C, "V/t M">& table, const Tensor<
 
 // What the output layer reads.
 template <dtype C>
-auto output_input(const Model<C>& w, const Residual& x, const Form& form) -> Tensor<C, "B/d L M"> {
+auto output_input(const Model<C>& w, const Residual& x, const ModelConfig& config) -> Tensor<C, "B/d L M"> {
   const auto y = all_gather<"B/d L M/t -> B/d L M", backward_sum<f32>>(cast<C>(x));
-  return w.final_norm.empty() ? y : norm<C>(y, w.final_norm[0], form);
+  return w.final_norm.empty() ? y : norm<C>(y, w.final_norm[0], config);
 }
 
 template <dtype C>
-auto unembedding(const Model<C>& w, const Tensor<C, "V/t M">& table, const Residual& x, const Form& form)
+auto unembedding(const Model<C>& w, const Tensor<C, "V/t M">& table, const Residual& x, const ModelConfig& config)
     -> Tensor<f32, "B/d L V/t"> {
-  const auto y = output_input<C>(w, x, form);
+  const auto y = output_input<C>(w, x, config);
   if (w.unembed.empty()) return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t", f32>(y, table);
   const auto w_out = gathered(w.unembed[0].w);
   return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t", f32>(y, w_out) + cast<f32>(gathered(w.unembed[0].b));
@@ -242,54 +243,54 @@ auto unembedding(const Model<C>& w, const Tensor<C, "V/t M">& table, const Resid
 // Embedding and layers.
 template <dtype C>
 auto trunk(const Model<C>& w, const Tensor<C, "V/t M">& table, const Tensor<i32, "B/d L">& inputs, const Mask& mask,
-           const Tensor<i32, "L">& positions, const Form& form, const Dropout& dropout) -> Residual {
-  Residual x = drop(embedding<C>(w, table, inputs, positions), form.post_norm ? Dropout{} : dropout.at(0));
+           const Tensor<i32, "L">& positions, const ModelConfig& config, const Dropout& dropout) -> Residual {
+  Residual x = drop(embedding<C>(w, table, inputs, positions), config.post_norm ? Dropout{} : dropout.at(0));
   for (std::uint64_t i = 0; i < w.layers.size(); ++i) {
-    const auto body = [](const Residual& r, const Mask& m, const Layer<C>& weights, const Form& f, const Dropout& d) {
-      return layer<C>(r, m, weights, f, d, {}, nullptr);
-    };
+    const auto body = [](const Residual& r, const Mask& m, const Layer<C>& weights, const ModelConfig& f,
+                         const Dropout& d) { return layer<C>(r, m, weights, f, d, {}, nullptr); };
     const auto d = dropout.at(i + 1);
-    if (form.prefetch) x = prefetch(x, gathered_layer<C>, w.layers, i);
-    x = form.recompute == Recompute::none ? body(x, mask, w.layers[i], form, d)
-                                          : explicit_activation_checkpointing(body)(x, mask, w.layers[i], form, d);
+    if (config.prefetch) x = prefetch(x, gathered_layer<C>, w.layers, i);
+    x = config.recompute == Recompute::none ? body(x, mask, w.layers[i], config, d)
+                                          : explicit_activation_checkpointing(body)(x, mask, w.layers[i], config, d);
   }
   return x;
 }
 
 template <dtype C>
 auto logits(const Model<C>& w, const Tensor<i32, "B/d L">& inputs, const Mask& mask, const Tensor<i32, "L">& positions,
-            const Form& form, const Dropout& dropout) -> Tensor<f32, "B/d L V/t"> {
+            const ModelConfig& config, const Dropout& dropout) -> Tensor<f32, "B/d L V/t"> {
   const auto table = gathered(w.embed);
-  return unembedding<C>(w, table, trunk<C>(w, table, inputs, mask, positions, form, dropout), form);
+  return unembedding<C>(w, table, trunk<C>(w, table, inputs, mask, positions, config, dropout), config);
 }
 
 // The mean loss of the tokens that count. Each device of the mesh holds a part of the sum: that is what value_and_grad
 // wants.
 template <dtype C>
 auto loss(const Model<C>& w, const Batch& batch, const Tensor<bool_, "Qlen Klen">& causal,
-          const Tensor<i32, "L">& positions, const Form& form, const Dropout& dropout) -> Tensor<f32, "+d +t"> {
+          const Tensor<i32, "L">& positions, const ModelConfig& config, const Dropout& dropout)
+    -> Tensor<f32, "+d +t"> {
   const auto table = gathered(w.embed);
-  const auto x = trunk<C>(w, table, batch.inputs, segment_mask(batch.segments, causal), positions, form, dropout);
+  const auto x = trunk<C>(w, table, batch.inputs, segment_mask(batch.segments, causal), positions, config, dropout);
   // Tied, many logits are not stored, but computed again.
   const auto losses = w.unembed.empty()
-                          ? linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(output_input<C>(w, x, form), table,
+                          ? linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(output_input<C>(w, x, config), table,
                                                                                 batch.targets)
-                          : cross_entropy(unembedding<C>(w, table, x, form), batch.targets);
+                          : cross_entropy(unembedding<C>(w, table, x, config), batch.targets);
   const auto total = sum<"B/d L +t -> +d +t">(losses * batch.weights);
   // The backward pass begins here: the last layers' weights come while it unembeds.
-  return form.prefetch ? prefetch(total, gathered_layer<C>, w.layers, w.layers.size()) : total;
+  return config.prefetch ? prefetch(total, gathered_layer<C>, w.layers, w.layers.size()) : total;
 }
 
 // Sampling: the logits of new tokens at `positions`, whose keys and values are added to the caches.
 template <dtype C>
 auto extend(const Model<C>& w, Array<"layers", Cache<C>>& caches, const Tensor<i32, "B/d L">& ids,
-            const Tensor<i32, "L">& positions, const Mask& mask, const Tensor<C, "L Klen">& places, const Form& form)
-    -> Tensor<f32, "B/d L V/t"> {
+            const Tensor<i32, "L">& positions, const Mask& mask, const Tensor<C, "L Klen">& places,
+            const ModelConfig& config) -> Tensor<f32, "B/d L V/t"> {
   const auto table = gathered(w.embed);
   Residual x = embedding<C>(w, table, ids, positions);
   for (std::size_t i = 0; i < w.layers.size(); ++i)
-    x = layer<C>(x, mask, w.layers[i], form, {}, places, &caches[i]);
-  return unembedding<C>(w, table, x, form);
+    x = layer<C>(x, mask, w.layers[i], config, {}, places, &caches[i]);
+  return unembedding<C>(w, table, x, config);
 }
 
 }  // namespace gpt2

@@ -33,19 +33,19 @@ struct Options : gpt::ModelOptions {
 // ---- weights --------------------------------------------------------------------------------------------------------
 
 gpt::Model initial_weights(const GptMesh& mesh, const Options& o) {
-  const gpt::FirstValues first{mesh, o, o.training.seed};
+  const gpt::Initializer first{mesh, o, o.training.seed};
   gpt::Model w;
   first.embed(w.embed);
   if (!o.tied) first.unembed(w.unembed.emplace_back());
   for (std::int64_t i = 0; i < o.layers; ++i) first.layer(w.layers.emplace_back(), i);
-  first.gain(w.final_norm);
+  first.scale(w.final_norm);
   return w;
 }
 
 // ---- AdamW ----------------------------------------------------------------------------------------------------------
 
 struct TrainState {
-  gpt::Model weights, mean, variance;
+  gpt::Model weights, mu, nu;
 };
 
 // The Euclidean norm of all gradients together. Each element stands on one device, so that none counts twice.
@@ -73,7 +73,7 @@ void adamw(TrainState& state, const gpt::Model& grads, const run::Training& t, s
         };
         weight = map(step, weight, mean, variance);
       },
-      state.weights, state.mean, state.variance, grads);
+      state.weights, state.mu, state.nu, grads);
 }
 
 // One step: loss, gradients (of the weights' own types, since all are fully sharded) summed over the microbatches,
@@ -84,7 +84,7 @@ run::StepResult train_step(const GptMesh& mesh, TrainState& state, const std::ve
   Tensor<f32, "+d +t"> loss;
   gpt::Model grads;
   for (const io::TokenBatch& rows : microbatches) {
-    const auto [l, g] = value_and_grad(mesh, gpt::loss, state.weights, gpt::place(mesh, rows, t.seq), o.form);
+    const auto [l, g] = value_and_grad(mesh, gpt::loss, state.weights, gpt::place(mesh, rows, t.seq), o.config);
     grads = loss ? map_tree([](const auto& a, const auto& b) { return a + b; }, grads, g) : g;
     loss = loss ? loss + l : l;
   }
@@ -110,12 +110,12 @@ run::Decode decoder(const GptMesh& mesh, const gpt::Model& weights, const Option
       caches.assign(weights.layers.size(), {empty, empty});
     }
     std::vector<i32> row(ids.size());
-    if (mesh.coordinate("d") == 0) row.assign(ids.begin(), ids.end());
+    if (mesh.axis_index("d") == 0) row.assign(ids.begin(), ids.end());
     const auto inputs = from_memory<i32, "B/d L">(mesh, {one, length}, std::span<const i32>(row));
     const auto positions = iota<"L">(mesh, length.size) + static_cast<double>(first);
     const auto keys = iota<"Klen">(mesh, context.size);
     const gpt::NewTokens tokens{inputs, first, cast<f32>(equal(positions, keys)), greater_equal(positions, keys)};
-    const auto logits = gpt::cached_logits(weights, caches, tokens, o.form);
+    const auto logits = gpt::cached_logits(weights, caches, tokens, o.config);
     const auto last = full<i32, "B/d">(mesh, {one}, static_cast<double>(length.size - 1));
     const auto whole = all_gather<"B/d V/t -> B V">(index_unreduced<"B/d [L] V/t, B/d -> B/d V/t">(logits, last));
     const auto numbers = whole.span().first(static_cast<std::size_t>(o.vocabulary));
@@ -154,21 +154,21 @@ void declare(run::Options& options, Options& o) {
 void train(const std::shared_ptr<Device>& device, const Options& o, const run::Data& data, const std::string& toml) {
   const GptMesh mesh(device);
   TrainState state{initial_weights(mesh, o), {}, {}};
-  state.mean = zeros_like(state.weights);
-  state.variance = zeros_like(state.weights);
+  state.mu = zeros_like(state.weights);
+  state.nu = zeros_like(state.weights);
   run::Program program;
   program.checkpoints = run::checkpoints_of(mesh, state, o.training);
   program.step = [&](const auto& microbatches, std::int64_t step, double rate) {
     return train_step(mesh, state, microbatches, o, step, rate);
   };
   program.validate = [&](const io::TokenBatch& rows) -> double {
-    const auto loss = gpt::loss(state.weights, gpt::place(mesh, rows, o.training.seq), o.form);
+    const auto loss = gpt::loss(state.weights, gpt::place(mesh, rows, o.training.seq), o.config);
     return item(all_reduce<"+d +t -> ">(loss));
   };
   program.decode = decoder(mesh, state.weights, o);
   program.parameters = parameter_count(state.weights);
-  program.weight_bytes = run::block_bytes(state.weights);
-  program.optimizer_bytes = run::block_bytes(state.mean) + run::block_bytes(state.variance);
+  program.weight_bytes = run::shard_bytes(state.weights);
+  program.optimizer_bytes = run::shard_bytes(state.mu) + run::shard_bytes(state.nu);
   program.flops_per_token = gpt::flops_per_token(o, program.parameters, o.training.seq);
   program.context = o.training.seq;
   run::train(device, o.training, data, toml, program);

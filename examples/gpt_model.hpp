@@ -35,7 +35,7 @@ struct Model {
 static_assert(fully_sharded<Mesh<"d t">, Model>);
 
 /// What is not a tensor.
-struct Form {
+struct ModelConfig {
   double rope_base = 10000;  ///< the longest wavelength of rotary positions, over 2 pi
 };
 
@@ -50,11 +50,11 @@ struct Batch {
 
 using Residual = Tensor<f32, "B/d L M/t">;
 
-// Gathers the residual stream over t, normalizes it and applies the gain. Communicates x once over t.
+// Gathers the residual stream over t, normalizes it and applies the scale. Communicates x once over t.
 inline auto gathered_norm(const Residual& x, const Tensor<f32, "M/t/d">& norm) -> Tensor<f32, "B/d L M"> {
   const auto whole = all_gather<"B/d L M/t -> B/d L M">(x);
-  const auto gain = all_gather<"M/t/d -> M">(norm);
-  return rms_norm<"M">(whole) * gain;
+  const auto scale = all_gather<"M/t/d -> M">(norm);
+  return rms_norm<"M">(whole) * scale;
 }
 
 struct Heads {
@@ -64,11 +64,13 @@ struct Heads {
 
 // Queries, keys and values of the tokens at positions `first`, `first` + 1, ... Heads are sharded over t: this is
 // tensor parallelism.
-inline auto projected(const Tensor<f32, "B/d L M">& x, const Layer& w, const Form& form, std::int64_t first) -> Heads {
+inline auto projected(const Tensor<f32, "B/d L M">& x, const Layer& w, const ModelConfig& config, std::int64_t first)
+    -> Heads {
   const auto w_q = all_gather<"M/d Q K/t D -> M Q K/t D">(w.w_q);
-  const auto q = rope<"L", "D">(einsum_unreduced<"B/d L M, M Q K/t D -> B/d L Q K/t D">(x, w_q), form.rope_base, first);
+  const auto q =
+      rope<"L", "D">(einsum_unreduced<"B/d L M, M Q K/t D -> B/d L Q K/t D">(x, w_q), config.rope_base, first);
   const auto w_k = all_gather<"M/d K/t D -> M K/t D">(w.w_k);
-  const auto k = rope<"L", "D">(einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_k), form.rope_base, first);
+  const auto k = rope<"L", "D">(einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_k), config.rope_base, first);
   const auto w_v = all_gather<"M/d K/t D -> M K/t D">(w.w_v);
   const auto v = einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_v);
   return {save_for_backward(q), save_for_backward(k), save_for_backward(v)};
@@ -76,8 +78,8 @@ inline auto projected(const Tensor<f32, "B/d L M">& x, const Layer& w, const For
 
 // A token sees those of its segment up to itself. The type of the result shows the pending sum over all heads, +t.
 inline auto attention(const Tensor<f32, "B/d L M">& x, const Tensor<i32, "B/d L">& segments, const Layer& w,
-                      const Form& form) -> Tensor<f32, "B/d L M +t"> {
-  const auto [q, k, v] = projected(x, w, form, 0);
+                      const ModelConfig& config) -> Tensor<f32, "B/d L M +t"> {
+  const auto [q, k, v] = projected(x, w, config, 0);
   const auto y = causal_attention<"L", "D">(q, k, v, segments);
   const auto w_o = all_gather<"M/d Q K/t D -> M Q K/t D">(w.w_o);
   return einsum_unreduced<"B/d L Q K/t D, M Q K/t D -> B/d L M +t">(y, w_o);
@@ -93,9 +95,9 @@ inline auto feed_forward(const Tensor<f32, "B/d L M">& x, const Layer& w) -> Ten
   return einsum_unreduced<"B/d L F/t, M F/t -> B/d L M +t">(y, w_down);
 }
 
-inline auto layer(const Residual& x, const Tensor<i32, "B/d L">& segments, const Layer& w, const Form& form)
+inline auto layer(const Residual& x, const Tensor<i32, "B/d L">& segments, const Layer& w, const ModelConfig& config)
     -> Residual {
-  const auto attended = attention(gathered_norm(x, w.norm1), segments, w, form);
+  const auto attended = attention(gathered_norm(x, w.norm1), segments, w, config);
   const auto y = save_for_backward(x + reduce_scatter<"B/d L M +t -> B/d L M/t">(attended));
   const auto fed = feed_forward(gathered_norm(y, w.norm2), w);
   return y + reduce_scatter<"B/d L M +t -> B/d L M/t">(fed);
@@ -113,10 +115,10 @@ inline auto unembedded(const Residual& x, const Tensor<f32, "M/t/d">& norm, cons
 }
 
 inline auto logits(const Model& w, const Tensor<i32, "B/d L">& inputs, const Tensor<i32, "B/d L">& segments,
-                   const Form& form) -> Tensor<f32, "B/d L V/t"> {
+                   const ModelConfig& config) -> Tensor<f32, "B/d L V/t"> {
   const auto embed = all_gather<"V/t M/d -> V/t M">(w.embed);
   Residual x = embedded(embed, inputs);
-  for (const Layer& weights : w.layers) x = explicit_activation_checkpointing(layer)(x, segments, weights, form);
+  for (const Layer& weights : w.layers) x = explicit_activation_checkpointing(layer)(x, segments, weights, config);
   const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M">(w.unembed[0]);
   return unembedded(x, w.final_norm, unembed);
 }
@@ -136,8 +138,8 @@ inline auto mean_loss(const Tensor<f32, "B/d L V/t">& logits, const Batch& batch
   return sum<"B/d L +t -> +d +t">(token_losses(logits, batch.targets) * batch.weights);
 }
 
-inline auto loss(const Model& w, const Batch& batch, const Form& form) -> Tensor<f32, "+d +t"> {
-  return mean_loss(logits(w, batch.inputs, batch.segments, form), batch);
+inline auto loss(const Model& w, const Batch& batch, const ModelConfig& config) -> Tensor<f32, "+d +t"> {
+  return mean_loss(logits(w, batch.inputs, batch.segments, config), batch);
 }
 
 // ---- decoding: attention to a cache of keys and values -------------------------------------------------------
@@ -156,8 +158,8 @@ struct NewTokens {
 
 // Adds the keys and values of the new tokens to the cache, then attends to all of it.
 inline auto cached_attention(const Tensor<f32, "B/d L M">& x, Cache& cache, const NewTokens& tokens, const Layer& w,
-                             const Form& form) -> Tensor<f32, "B/d L M +t"> {
-  const auto [q, k, v] = projected(x, w, form, tokens.first);
+                             const ModelConfig& config) -> Tensor<f32, "B/d L M +t"> {
+  const auto [q, k, v] = projected(x, w, config, tokens.first);
   cache.k = cache.k + einsum_unreduced<"L Klen, B/d L K/t D -> B/d Klen K/t D">(tokens.places, k);
   cache.v = cache.v + einsum_unreduced<"L Klen, B/d L K/t D -> B/d Klen K/t D">(tokens.places, v);
   const auto scores = einsum_unreduced<"B/d L Q K/t D, B/d Klen K/t D -> B/d Q K/t L Klen">(q, cache.k);
@@ -168,13 +170,13 @@ inline auto cached_attention(const Tensor<f32, "B/d L M">& x, Cache& cache, cons
   return einsum_unreduced<"B/d L Q K/t D, M Q K/t D -> B/d L M +t">(y, w_o);
 }
 
-inline auto cached_logits(const Model& w, Array<"layers", Cache>& caches, const NewTokens& tokens, const Form& form)
-    -> Tensor<f32, "B/d L V/t"> {
+inline auto cached_logits(const Model& w, Array<"layers", Cache>& caches, const NewTokens& tokens,
+                          const ModelConfig& config) -> Tensor<f32, "B/d L V/t"> {
   const auto embed = all_gather<"V/t M/d -> V/t M">(w.embed);
   Residual x = embedded(embed, tokens.ids);
   for (std::size_t i = 0; i < caches.size(); ++i) {
     const Layer& layer = w.layers[i];
-    const auto attended = cached_attention(gathered_norm(x, layer.norm1), caches[i], tokens, layer, form);
+    const auto attended = cached_attention(gathered_norm(x, layer.norm1), caches[i], tokens, layer, config);
     x = x + reduce_scatter<"B/d L M +t -> B/d L M/t">(attended);
     x = x + reduce_scatter<"B/d L M +t -> B/d L M/t">(feed_forward(gathered_norm(x, layer.norm2), layer));
   }

@@ -66,12 +66,12 @@ class Gpt : Layout {
 
   // The numbers that gpt_fsdp begins with, of what this rank holds: they are keyed by the place in the whole model.
   [[nodiscard]] Weights initial_weights() const {
-    const gpt::FirstValues first{mesh.stage(), o, o.training.seed};
+    const gpt::Initializer first{mesh.stage(), o, o.training.seed};
     Weights w = gpt::empty_stages(schedule, layer_map, mesh.rank(), o.tied);
     for (auto& embed : w.embed) first.embed(embed);
     for (auto& unembed : w.unembed) first.unembed(unembed);
     for (std::size_t i = 0; i < layers.size(); ++i) first.layer(w.layers[i], layers[i]);
-    for (auto& norm : w.final_norm) first.gain(norm);
+    for (auto& norm : w.final_norm) first.scale(norm);
     return w;
   }
   [[nodiscard]] Batches batches(const std::vector<io::TokenBatch>& microbatches) const {
@@ -80,7 +80,7 @@ class Gpt : Layout {
     return batches;
   }
   [[nodiscard]] gpt::Stages program(const Batches& batches) const {
-    return {layer_map, batches, o.form};
+    return {layer_map, batches, o.config};
   }
   [[nodiscard]] Sizes activation_sizes(const Batches& batches) const {
     Sizes sizes = gpt::sizes_of(o, mesh.stage().size("d"), mesh.stage().size("t"));
@@ -176,7 +176,7 @@ class Tutorial : Layout {
 
  private:
   [[nodiscard]] std::int64_t heads() const { return o.n_q_per_kv * o.n_kv; }
-  [[nodiscard]] Sizes model_sizes() const { return sizes_of(o, mesh.stage().count()); }
+  [[nodiscard]] Sizes model_sizes() const { return sizes_of(o, mesh.stage().size()); }
 };
 
 // ---- a training step ------------------------------------------------------------------------------------------------
@@ -187,15 +187,15 @@ class Trainer {
   Trainer(const Staged& mesh, const pipeline::Schedule& schedule, const Options& o)
       : model(mesh, schedule, o), mesh_(mesh), schedule_(schedule), o_(o) {
     state.weights = model.initial_weights();
-    state.mean = zeros_like(state.weights);
-    state.variance = zeros_like(state.weights);
+    state.mu = zeros_like(state.weights);
+    state.nu = zeros_like(state.weights);
   }
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
   const Model model;
   struct TrainState {
-    typename Model::Weights weights, mean, variance;
+    typename Model::Weights weights, mu, nu;
   };
   TrainState state;
 
@@ -213,7 +213,7 @@ class Trainer {
     const run::StepResult result{item(all_reduce<"+d +p +t -> ">(loss)), norm};
     run::check_finite(result, step);
     const AdamW optimizer{.beta1 = t.beta1, .beta2 = t.beta2, .weight_decay = t.weight_decay};
-    optimizer.update(state.weights, state.mean, state.variance, grads, learning_rate, run::clip_factor(norm, t.clip),
+    optimizer.update(state.weights, state.mu, state.nu, grads, learning_rate, run::clip_factor(norm, t.clip),
                      step, [](std::string_view) { return true; });
     return result;
   }
@@ -232,7 +232,7 @@ class Trainer {
     if (file.empty()) return;
     const auto lists = schedule_.tasks(static_cast<int>(o_.training.microbatches));
     const auto measured = pipeline::all_intervals(mesh_, lists, intervals_);
-    if (mesh_.whole().index() != 0) return;
+    if (mesh_.whole().rank() != 0) return;
     const auto plan = pipeline::simulate(lists, pipeline::measured_costs(measured));
     const std::string svg = pipeline::to_svg(
         {.title = schedule_.name() + ", mesh " + o_.training.mesh, .planned = plan.intervals, .measured = measured});
@@ -289,12 +289,12 @@ void check_tutorial(const Options& o) {
   const run::Training& t = o.training;
   const gpt::ModelOptions plain;
   for (const auto& [given, option] : {std::pair{!t.data.empty(), "--data"},
-                                      {!t.stream.empty(), "--stream"},
+                                      {!t.text_stream.empty(), "--stream"},
                                       {!t.validation_data.empty(), "--validation-data"},
                                       {t.validate_every > 0, "--validate-every"},
                                       {o.vocabulary != 0, "--vocabulary"},
                                       {o.tied, "--tied"},
-                                      {o.form.rope_base != plain.form.rope_base, "--rope-base"}})
+                                      {o.config.rope_base != plain.config.rope_base, "--rope-base"}})
     if (given)
       throw UsageError(
           fmt::format("{} does not go with --model jaxpp-tutorial, which has no tokens and makes up its "
@@ -322,8 +322,8 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const pipeli
   program.validate = [&](const io::TokenBatch& rows) { return trainer.validate(rows); };
   program.finish = [&] { trainer.draw(); };
   program.parameters = trainer.model.parameters();
-  program.weight_bytes = run::block_bytes(trainer.state.weights);
-  program.optimizer_bytes = run::block_bytes(trainer.state.mean) + run::block_bytes(trainer.state.variance);
+  program.weight_bytes = run::shard_bytes(trainer.state.weights);
+  program.optimizer_bytes = run::shard_bytes(trainer.state.mu) + run::shard_bytes(trainer.state.nu);
   program.flops_per_token = trainer.model.flops_per_token();
   program.context = o.training.seq;
   run::train(device, o.training, data, toml, program);

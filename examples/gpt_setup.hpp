@@ -21,7 +21,7 @@ namespace gpt {
 struct ModelOptions {
   std::int64_t layers = 4, d_model = 256, n_q_per_kv = 2, n_kv = 2, d_head = 64, d_ff = 768, vocabulary = 0;
   bool tied = false;
-  Form form;
+  ModelConfig config;
 };
 
 inline void declare(run::Options& options, ModelOptions& o) {
@@ -33,7 +33,7 @@ inline void declare(run::Options& options, ModelOptions& o) {
   options.add("--d-head", o.d_head, "width of a head", run::size());
   options.add("--d-ff", o.d_ff, "width of the feed-forward layer", run::size());
   options.add("--vocabulary", o.vocabulary, "token ids (0: the tokenizer's)", run::size(0));
-  options.add("--rope-base", o.form.rope_base, "base of rotary positions", run::above(1));
+  options.add("--rope-base", o.config.rope_base, "base of rotary positions", run::above(1));
   options.flag("--tied", o.tied, "use the embedding as the unembedding too");
 }
 
@@ -51,8 +51,8 @@ inline Sizes sizes_of(const ModelOptions& o, std::int64_t d, std::int64_t t) {
           dim("F", o.d_ff, t)};
 }
 
-// First values: truncated normal numbers of standard deviation 1/sqrt(fan in), and gains of 1. The same on every mesh.
-struct FirstValues {
+// First values: truncated normal numbers of standard deviation 1/sqrt(fan in), and scales of 1. The same on every mesh.
+struct Initializer {
   const Mesh<"d t">& mesh;
   const ModelOptions& o;
   std::uint64_t seed;
@@ -66,8 +66,8 @@ struct FirstValues {
   void layer(Layer& layer, std::int64_t number) const {
     std::uint64_t stream = (o.tied ? 1 : 2) + 7 * static_cast<std::uint64_t>(number);
     const std::int64_t branches = 2 * o.layers;
-    gain(layer.norm1);
-    gain(layer.norm2);
+    scale(layer.norm1);
+    scale(layer.norm2);
     draw(layer.w_q, stream++, o.d_model);
     draw(layer.w_k, stream++, o.d_model);
     draw(layer.w_v, stream++, o.d_model);
@@ -76,7 +76,7 @@ struct FirstValues {
     draw(layer.w_up, stream++, o.d_model);
     draw(layer.w_down, stream++, o.d_ff * branches);
   }
-  void gain(Tensor<f32, "M/t/d">& w) const { w = ones<f32, "M/t/d">(mesh, sizes); }
+  void scale(Tensor<f32, "M/t/d">& w) const { w = ones<f32, "M/t/d">(mesh, sizes); }
   template <Spec S>
   void draw(Tensor<f32, S>& w, std::uint64_t stream, std::int64_t fan_in) const {
     w = random_truncated_normal<f32, S>(mesh, sizes, {seed, stream}) / std::sqrt(static_cast<double>(fan_in));

@@ -25,26 +25,26 @@ static_assert(fully_sharded<Mesh<"d t">, StageModel>);
 struct Stages {
   const pipeline::LayerMap& layer_map;
   const std::vector<Batch>& batches;  // of each microbatch
-  Form form;
+  ModelConfig config;
 
-  [[nodiscard]] auto enter(const StageModel& w, const pipeline::Place& at) const -> Residual {
+  [[nodiscard]] auto enter(const StageModel& w, const pipeline::StagePlace& at) const -> Residual {
     return embedded(all_gather<"V/t M/d -> V/t M">(w.embed.at(0)), batch(at).inputs);
   }
-  [[nodiscard]] auto stage(const StageModel& w, Residual x, const pipeline::Place& at) const -> Residual {
+  [[nodiscard]] auto stage(const StageModel& w, Residual x, const pipeline::StagePlace& at) const -> Residual {
     const std::size_t first = layer_map.first_of_stage(at.stage),
                       count = static_cast<std::size_t>(layer_map.per_stage());
     for (std::size_t i = first; i < first + count; ++i)
-      x = explicit_activation_checkpointing(layer)(x, batch(at).segments, w.layers.at(i), form);
+      x = explicit_activation_checkpointing(layer)(x, batch(at).segments, w.layers.at(i), config);
     return x;
   }
-  [[nodiscard]] auto loss(const StageModel& w, const Residual& x, const pipeline::Place& at) const
+  [[nodiscard]] auto loss(const StageModel& w, const Residual& x, const pipeline::StagePlace& at) const
       -> Tensor<f32, "+d +t"> {
     const auto table = all_gather<"V/t M/d -> V/t M">(w.unembed.empty() ? w.embed.at(0) : w.unembed[0]);
     return mean_loss(unembedded(x, w.final_norm.at(0), table), batch(at));
   }
 
  private:
-  [[nodiscard]] const Batch& batch(const pipeline::Place& at) const {
+  [[nodiscard]] const Batch& batch(const pipeline::StagePlace& at) const {
     return batches.at(static_cast<std::size_t>(at.microbatch));
   }
 };

@@ -52,7 +52,7 @@ void train(const std::shared_ptr<Device>& device, const Settings& settings) {
   const Mesh<"d"> mesh(device);
   const std::int64_t in = 8, hidden1 = 8, hidden2 = 8, batch = 32;
 
-  // Weights from the host; the type of each says which block this device keeps.
+  // Weights from the host; the type of each says which shard this device keeps.
   const auto w = place<Weights>(
       mesh, std::vector{HostArray<f32>({in, hidden1}), HostArray<f32>({hidden1, hidden2}), HostArray<f32>({hidden2})});
   // spmd places host arrays by the types of the parameters and puts the result together by its type.
@@ -74,11 +74,11 @@ void train(const std::shared_ptr<Device>& device, const Settings& settings) {
   for (; step < settings.steps; ++step) {
     const auto [l, grads] = value_and_grad(mesh, loss, trained, x);
     const f32 value = item(all_reduce<"+d -> ">(l));
-    if (mesh.index() == 0 && step % 10 == 0) fmt::print("step {:2}  loss {:.4f}\n", step, value);
+    if (mesh.rank() == 0 && step % 10 == 0) fmt::print("step {:2}  loss {:.4f}\n", step, value);
     trained = map_tree([](const auto& p, const auto& g) { return p - g * 0.1; }, trained, grads);
   }
   if (!settings.run.empty()) io::save(mesh, checkpoints, step, trained);
-  if (mesh.index() == 0) fmt::print("\n{}\n{}", trained.w1, visualize_sharding(trained.w1));
+  if (mesh.rank() == 0) fmt::print("\n{}\n{}", trained.w1, visualize_sharding(trained.w1));
 }
 
 int main(int argc, char** argv) {

@@ -21,21 +21,21 @@ using result = decltype(f(std::declval<const Args&>()...));
 template <class Is, class Expected>
 inline constexpr bool same = std::is_same_v<Is, Expected>;
 
-using gpt::Batch, gpt::Cache, gpt::Form, gpt::Layer, gpt::Model, gpt::NewTokens, gpt::Residual;
+using gpt::Batch, gpt::Cache, gpt::ModelConfig, gpt::Layer, gpt::Model, gpt::NewTokens, gpt::Residual;
 using Hidden = Tensor<f32, "B/d L M">;
 using Ids = Tensor<i32, "B/d L">;
 using GptMesh = Mesh<"d t">;
 
 // Layers: what goes in, what comes out, and what is still to be summed over t.
 static_assert(same<result<gpt::gathered_norm, Residual, Tensor<f32, "M/t/d">>, Hidden>);
-static_assert(same<result<gpt::attention, Hidden, Ids, Layer, Form>, Tensor<f32, "B/d L M +t">>);
+static_assert(same<result<gpt::attention, Hidden, Ids, Layer, ModelConfig>, Tensor<f32, "B/d L M +t">>);
 static_assert(same<result<gpt::feed_forward, Hidden, Layer>, Tensor<f32, "B/d L M +t">>);
-static_assert(same<result<gpt::layer, Residual, Ids, Layer, Form>, Residual>);
+static_assert(same<result<gpt::layer, Residual, Ids, Layer, ModelConfig>, Residual>);
 
 // The model: logits sharded over the vocabulary, a loss that is a sum over the whole mesh.
-static_assert(same<result<gpt::logits, Model, Ids, Ids, Form>, Tensor<f32, "B/d L V/t">>);
+static_assert(same<result<gpt::logits, Model, Ids, Ids, ModelConfig>, Tensor<f32, "B/d L V/t">>);
 static_assert(same<result<gpt::token_losses, Tensor<f32, "B/d L V/t">, Ids>, Tensor<f32, "B/d L +t">>);
-static_assert(same<result<gpt::loss, Model, Batch, Form>, Tensor<f32, "+d +t">>);
+static_assert(same<result<gpt::loss, Model, Batch, ModelConfig>, Tensor<f32, "+d +t">>);
 
 // The library's cross_entropy fits where the spelled one stands.
 static_assert(same<decltype(cross_entropy(std::declval<Tensor<f32, "B/d L V/t">>(), std::declval<Ids>())),
@@ -43,13 +43,13 @@ static_assert(same<decltype(cross_entropy(std::declval<Tensor<f32, "B/d L V/t">>
 
 // Decoding: attention to a cache has the type of training's.
 using Cached = decltype(gpt::cached_attention(std::declval<Hidden>(), std::declval<Cache&>(), std::declval<NewTokens>(),
-                                              std::declval<Layer>(), Form{}));
-static_assert(same<Cached, result<gpt::attention, Hidden, Ids, Layer, Form>>);
+                                              std::declval<Layer>(), ModelConfig{}));
+static_assert(same<Cached, result<gpt::attention, Hidden, Ids, Layer, ModelConfig>>);
 
 // Training: every weight is fully sharded, so a gradient has its weight's own type and the update type-checks.
 static_assert(fully_sharded<GptMesh, Model>);
-using LossAndGradient =
-    decltype(value_and_grad(std::declval<GptMesh>(), gpt::loss, std::declval<Model>(), std::declval<Batch>(), Form{}));
+using LossAndGradient = decltype(value_and_grad(std::declval<GptMesh>(), gpt::loss, std::declval<Model>(),
+                                                std::declval<Batch>(), ModelConfig{}));
 static_assert(same<LossAndGradient, std::pair<Tensor<f32, "+d +t">, Model>>);
 
 // Pipelines: a stage returns what the next one takes, and layers lie on the ranks of the stage axis.
@@ -62,7 +62,7 @@ static_assert(same<Dual<Hidden, "d t">, Tensor<f32, "B/d L M +t">>);
 static_assert(same<Dual<Residual, "d t">, Residual>);
 
 // What must not compile can be tested too.
-static_assert(!legal<rules::all_gather, Op("M/t/d -> M/d"), Spec("M/t/d")>, "gathers act on the last axes");
-static_assert(!legal<rules::add, Op("+"), Spec("B/d L M/t"), Spec("B/d L M +t")>,
+static_assert(!legal<rules::all_gather, OpSpec("M/t/d -> M/d"), Spec("M/t/d")>, "gathers act on the last axes");
+static_assert(!legal<rules::add, OpName("+"), Spec("B/d L M/t"), Spec("B/d L M +t")>,
               "a residual needs the reduce_scatter");
 static_assert(!legal<rules::loss, Spec("d t"), DType::f32, Spec("+d")>, "a loss replicated over t would count twice");

@@ -61,17 +61,16 @@ void train(const Mesh<"d t">& mesh) {
   Classifier weights{random_normal<f32, "X H/t/d">(mesh, sizes, {0, 1}),
                      random_normal<f32, "H/t/d">(mesh, sizes, {0, 2}),
                      random_normal<f32, "H/t/d C">(mesh, sizes, {0, 3}) * 0.125, zeros<f32, "C/t/d">(mesh, sizes)};
-  Classifier mean = zeros_like(weights), variance = zeros_like(weights);
+  Classifier mu = zeros_like(weights), nu = zeros_like(weights);
   for (std::int64_t step = 0; step <= 500; ++step) {
     const Batch batch = draw(mesh, sizes, static_cast<std::uint64_t>(step));
     const auto [l, grads] = value_and_grad(mesh, loss, weights, batch);
     if (step % 100 == 0) {
       const float value = item(all_reduce<"+d +t -> ">(l)), right = item(accuracy(weights, batch));
-      if (mesh.index() == 0) fmt::print("step {:3}  loss {:.4f}  accuracy {:3.0f} %\n", step, value, 100 * right);
+      if (mesh.rank() == 0) fmt::print("step {:3}  loss {:.4f}  accuracy {:3.0f} %\n", step, value, 100 * right);
     }
     const double scale = std::min(1.0, 1.0 / global_norm(mesh, grads));
-    AdamW{.weight_decay = 0}.update(weights, mean, variance, grads, 0.01, scale, step,
-                                    [](std::string_view) { return false; });
+    AdamW{.weight_decay = 0}.update(weights, mu, nu, grads, 0.01, scale, step, [](std::string_view) { return false; });
   }
 }
 

@@ -82,20 +82,23 @@ struct Stages {
   const pipeline::LayerMap& layer_map;
   const std::vector<Batch>& batches;  // of each microbatch
 
-  [[nodiscard]] auto enter(const StageModel&, const pipeline::Place& at) const -> Hidden { return batch(at).inputs; }
+  [[nodiscard]] auto enter(const StageModel&, const pipeline::StagePlace& at) const -> Hidden {
+    return batch(at).inputs;
+  }
   // Where it returns, the notebook has its pipeline_yield.
-  [[nodiscard]] auto stage(const StageModel& w, Hidden x, const pipeline::Place& at) const -> Hidden {
+  [[nodiscard]] auto stage(const StageModel& w, Hidden x, const pipeline::StagePlace& at) const -> Hidden {
     const std::size_t first = layer_map.first_of_stage(at.stage),
                       count = static_cast<std::size_t>(layer_map.per_stage());
     for (std::size_t i = first; i < first + count; ++i) x = explicit_activation_checkpointing(block)(x, w.layers.at(i));
     return x;
   }
-  [[nodiscard]] auto loss(const StageModel&, const Hidden& x, const pipeline::Place& at) const -> Tensor<f32, "+d +t"> {
+  [[nodiscard]] auto loss(const StageModel&, const Hidden& x, const pipeline::StagePlace& at) const
+      -> Tensor<f32, "+d +t"> {
     return tutorial::loss(x, batch(at).targets);
   }
 
  private:
-  [[nodiscard]] const Batch& batch(const pipeline::Place& at) const {
+  [[nodiscard]] const Batch& batch(const pipeline::StagePlace& at) const {
     return batches.at(static_cast<std::size_t>(at.microbatch));
   }
 };

@@ -72,7 +72,7 @@ T numbered(const DT& mesh, std::vector<std::int64_t> shape, int salt) {
     else
       std::memcpy(static_cast<void*>(&value), &bits, sizeof value);
   }
-  const std::int64_t n = mesh.count();
+  const std::int64_t n = mesh.size();
   return place<T>(mesh, host, {{"V", V, round_up(V, n)}, {"M", M, round_up(M, n)}, {"F", F, round_up(F, n)}});
 }
 
@@ -97,7 +97,7 @@ Weights make_state(const DT& mesh, int salt) {
   return s;
 }
 
-/// Same bits in this device's blocks, padding included.
+/// Same bits in this device's shards, padding included.
 void expect_same(const Weights& a, const Weights& b) {
   for_each_leaf(
       [](std::string_view name, const auto& x, const auto& y) {
@@ -290,12 +290,12 @@ TEST_CASE("checkpoint: damage that one device finds is told to all", "[checkpoin
       io::save(mesh, folder, 2, state);
       const std::string newest = folder + "/step-00000002", file = newest + "/wide/0.1";
       io::together(*device, "", [&] {
-        if (device->index() == 0) put(file, contents(file).substr(1));
+        if (device->rank() == 0) put(file, contents(file).substr(1));
       });
       const std::string message = message_of([&] { io::load(mesh, newest, state); });
       expect(message.find("is damaged: 'wide/0.1' has ") != std::string::npos, message);
       const auto all = io::gather_texts(*device, message);
-      expect(std::ranges::count(all, message) == mesh.count(), "not the same message everywhere");
+      expect(std::ranges::count(all, message) == mesh.size(), "not the same message everywhere");
       expect(io::newest_whole(mesh, folder) == folder + "/step-00000001", "newest whole");
       io::load(mesh, folder + "/step-00000001", state, {.verify = false});
       expect_same(state, make_state(mesh, 5));
@@ -309,13 +309,13 @@ TEST_CASE("checkpoint: a write that fails on one device fails alike on all, and 
     on_mesh(axes, [&](const std::shared_ptr<Device>& device) {
       const DT mesh(device);
       io::save(mesh, scratch.path(), 1, make_state(mesh, 5));
-      const int last = mesh.count() - 1;
+      const int last = mesh.size() - 1;
       for (const std::string where : {"planned", "metadata", "chunk", "chunks", "manifest"}) {
         const int who = where == "manifest" ? 0 : last;
         {
           // All devices set the same hook, which threads share.
           io::together(*device, "", [&] {
-            if (device->index() == 0 || under_mpi())
+            if (device->rank() == 0 || under_mpi())
               io::detail::checkpoint_phase = [&, who](std::string_view phase, int d) {
                 if (phase == where && d == who) throw Error("no space left, says the test");
               };
@@ -323,13 +323,13 @@ TEST_CASE("checkpoint: a write that fails on one device fails alike on all, and 
           const std::string message = message_of([&] { io::save(mesh, scratch.path(), 2, make_state(mesh, 50)); });
           std::string expected =
               "checkpoint '" + scratch.path() + "/step-00000002' was not saved: no space left, says the test";
-          if (mesh.count() > 1) {
-            const std::string place = who == 0 ? "0 (d=0,t=0)" : mesh.count() == 2 ? "1 (d=1,t=0)" : "3 (d=1,t=1)";
+          if (mesh.size() > 1) {
+            const std::string place = who == 0 ? "0 (d=0,t=0)" : mesh.size() == 2 ? "1 (d=1,t=0)" : "3 (d=1,t=1)";
             expected += " (on device " + place + " of mesh " + axes + ")";
           }
           expect(message == expected, where + ": " + message);
           io::together(*device, "", [&] {
-            if (device->index() == 0 || under_mpi()) io::detail::checkpoint_phase = nullptr;
+            if (device->rank() == 0 || under_mpi()) io::detail::checkpoint_phase = nullptr;
           });
         }
         expect(io::newest_whole(mesh, scratch.path()) == scratch / "step-00000001", "the old one is gone");
@@ -359,7 +359,7 @@ TEST_CASE("checkpoint: the system's own errors", "[checkpoint]") {
                         "/file/step-00000003' was not saved: cannot make the folder") == 0,
            at_file);
     // One device may write no more than 100 bytes to a file (under mpirun; threads share the limit).
-    const bool limited = device->index() == 1;
+    const bool limited = device->rank() == 1;
     io::together(*device, "", [&] {
       const rlimit small{100, before.rlim_max};
       if (limited) setrlimit(RLIMIT_FSIZE, &small);
@@ -425,7 +425,7 @@ TEST_CASE("checkpoint: an asynchronous save holds the values of its moment", "[c
     on_mesh(axes, [&](const std::shared_ptr<Device>& device) {
       const DT mesh(device);
       io::together(*device, "", [&] {
-        if (device->index() == 0 || under_mpi())
+        if (device->rank() == 0 || under_mpi())
           io::detail::checkpoint_phase = [&](std::string_view phase, int) {
             while (phase == "chunk" && !go) usleep(100);
           };
@@ -462,9 +462,9 @@ TEST_CASE("checkpoint: an asynchronous save holds the values of its moment", "[c
       }
       // An error in the background comes with the next call, on all devices, and then the saver goes on.
       io::together(*device, "", [&] {
-        if (device->index() == 0 || under_mpi())
+        if (device->rank() == 0 || under_mpi())
           io::detail::checkpoint_phase = [&](std::string_view phase, int d) {
-            if (phase == "chunk" && d == mesh.count() - 1) throw Error("the disk is gone");
+            if (phase == "chunk" && d == mesh.size() - 1) throw Error("the disk is gone");
           };
       });
       io::AsyncSaver saver(mesh, scratch.path());
@@ -472,7 +472,7 @@ TEST_CASE("checkpoint: an asynchronous save holds the values of its moment", "[c
       const std::string message = message_of([&] { saver.flush(); });
       expect(message.find("step-00000003' was not saved: the disk is gone") != std::string::npos, message);
       io::together(*device, "", [&] {
-        if (device->index() == 0 || under_mpi()) io::detail::checkpoint_phase = nullptr;
+        if (device->rank() == 0 || under_mpi()) io::detail::checkpoint_phase = nullptr;
       });
       saver.save(4, make_state(mesh, 5));
       saver.flush();
@@ -490,7 +490,7 @@ TEST_CASE("checkpoint: a damaged one that was passed over does not count as kept
       Weights state = make_state(mesh, 5);
       for (const int step : {10, 15, 20}) io::save(mesh, folder, step, state, {}, {.keep = 2});
       io::together(*device, "", [&] {
-        if (device->index() == 0) put(folder + "/step-00000020/wide/0.0", "x");
+        if (device->rank() == 0) put(folder + "/step-00000020/wide/0.0", "x");
       });
       expect(io::newest_whole(mesh, folder) == folder + "/step-00000015", "goes back");
       io::save(mesh, folder, 24, state, {}, {.keep = 2});
@@ -599,7 +599,7 @@ TEST_CASE("checkpoint: pipeline stages save their own layers, and any layout loa
   const Scratch scratch = shared_folder();
   // Two stages of two layers each; each device's tree holds its own stage.
   const bool ran = on_mesh("p=2,d=1,t=1", [&](const std::shared_ptr<Device>& device) {
-    const int stage = device->coordinate("p");
+    const int stage = device->axis_index("p");
     const Mesh<"p d t"> mesh(device);
     const auto rename = [stage](const std::string& name) {
       return "layers." + std::to_string(2 * stage + (name[7] - '0')) + name.substr(8);
@@ -660,7 +660,7 @@ TEST_CASE("checkpoint: for the oracle", "[.zarr_oracle]") {
           const auto host = fetch(leaf);
           std::string file(name);
           std::replace(file.begin(), file.end(), '/', '.');
-          if (device->index() == 0)
+          if (device->rank() == 0)
             put(std::string(folder) + "/" + file + ".raw",
                 {reinterpret_cast<const char*>(host.data.data()), host.data.size() * sizeof(host.data[0])});
         },

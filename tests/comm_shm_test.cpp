@@ -185,7 +185,7 @@ TEST_CASE("collectives in shared memory give the bits that MPI gives", "[shm]") 
       std::vector<std::uint32_t> over_mpi;
       on_mesh(mesh, [&](const std::shared_ptr<Device>& device) { cached = results(*device, block); });
       {
-        const Temporarily lowered(detail::uncached_bytes, std::size_t{1});
+        const Temporarily lowered(tuning.nontemporal_from, std::size_t{1});
         on_mesh(mesh, [&](const std::shared_ptr<Device>& device) { streamed = results(*device, block); });
       }
       const Nodes apart(std::vector<int>(static_cast<std::size_t>(world_size()), -1));

@@ -212,17 +212,17 @@ TEST_CASE("parse_mesh says what is wrong") {
 
 TEST_CASE("a device knows its place") {
   on_mesh("d=2,t=2", [](const std::shared_ptr<Device>& device) {
-    expect(device->index() == device->coordinate("d") * 2 + device->coordinate("t"));
-    expect(device->count() == 4 && device->size("d") == 2);
+    expect(device->rank() == device->axis_index("d") * 2 + device->axis_index("t"));
+    expect(device->size() == 4 && device->size("d") == 2);
     expect_error<Error>([&] { return device->size("q"); }, "unknown axis 'q': the mesh is d=2,t=2");
     expect_error<Error>([&] { device->group({"d", "q"}); }, "unknown axis 'q': the mesh is d=2,t=2");
     expect_error<Error>([&] { device->group({"d", "d"}); }, "group over axis 'd' twice: name each axis once");
-    if (device->index() == 1) expect(device->describe() == "device 1 (d=0,t=1) of mesh d=2,t=2", device->describe());
+    if (device->rank() == 1) expect(device->describe() == "device 1 (d=0,t=1) of mesh d=2,t=2", device->describe());
     expect(&device->group({"d", "t"}) == &device->group({"d", "t"}));
   });
   on_mesh("", [](const std::shared_ptr<Device>& device) {
     expect(device->describe() == "device 0 of the mesh without axes", device->describe());
-    expect_error<Error>([&] { return device->coordinate("d"); }, "unknown axis 'd': the mesh has no axes");
+    expect_error<Error>([&] { return device->axis_index("d"); }, "unknown axis 'd': the mesh has no axes");
     expect(device->group({}).size() == 1);
   });
 }
@@ -242,7 +242,7 @@ TEST_CASE("local state is one per device and type, and ends with the launch") {
     all_of(*device).barrier();
     expect(device->local<Counter>().value == 1 && device->local<int>() == 5);
     device->local<Owner>().device = device;
-    seen[static_cast<std::size_t>(device->index())] = device;
+    seen[static_cast<std::size_t>(device->rank())] = device;
     ++devices;
   });
   const int here = !under_mpi() ? 2 : world_rank() < 2 ? 1 : 0;
@@ -263,9 +263,9 @@ TEST_CASE("groups rank their members in the order of the axes given") {
       };
       for (const auto& axes : ordered_sets(device->axes())) {
         std::map<std::vector<int>, i32> members;  // sorted by the coordinates, first axis first
-        for (int other = 0; other < device->count(); ++other) {
+        for (int other = 0; other < device->size(); ++other) {
           auto rest = coordinates(other);
-          auto mine = coordinates(device->index());
+          auto mine = coordinates(device->rank());
           std::vector<int> place;
           for (const auto axis : axes) {
             place.push_back(rest[axis]);
@@ -278,8 +278,8 @@ TEST_CASE("groups rank their members in the order of the axes given") {
         for (const auto& [place, index] : members) expected.push_back(index);
         Communicator& comm = device->group(axes);
         expect(comm.size() == static_cast<int>(expected.size()));
-        expect(expected[static_cast<std::size_t>(comm.rank())] == device->index());
-        expect_equal(all_gather<i32>(*device, comm, {device->index()}), expected);
+        expect(expected[static_cast<std::size_t>(comm.rank())] == device->rank());
+        expect_equal(all_gather<i32>(*device, comm, {device->rank()}), expected);
       }
     });
   }
@@ -383,7 +383,7 @@ TEST_CASE("requests may be waited for in any order on each device") {
             }
           }
           for (std::size_t k = 0; k < operations; ++k) {
-            requests[(k + round * static_cast<std::size_t>(device->index())) % operations].wait();
+            requests[(k + round * static_cast<std::size_t>(device->rank())) % operations].wait();
           }
           for (std::size_t k = 0; k < operations; ++k) {
             const auto last = static_cast<float>(device->group({k % 2 == 0 ? "a" : "b"}).size() - 1);
@@ -551,8 +551,8 @@ TEST_CASE("the blocks of a matrix's columns are gathered and scattered in place"
                         "reduce_scatter in 4 rows: a block has 8 bytes: they must split into as many equal pieces, of "
                         "4 bytes an element");
   };
-  for (const std::size_t streamed_from : {detail::uncached_bytes, std::size_t{1}}) {
-    const Temporarily streaming(detail::uncached_bytes, streamed_from);
+  for (const std::size_t from : {tuning.nontemporal_from, std::size_t{1}}) {
+    const Temporarily nontemporal(tuning.nontemporal_from, from);
     for (const std::string mesh : {"d=2", "d=4", "d=8"}) on_mesh(mesh, run);
   }
 }
@@ -593,16 +593,14 @@ TEST_CASE("buffers that do not fit are refused") {
 
 #if defined(SHARDLIB_WITH_MPI)
 TEST_CASE("long messages go in pieces") {
-  const std::size_t longest = std::exchange(detail::mpi::longest_message, 1000);
-  const std::size_t longest_piece = std::exchange(detail::mpi::longest_piece, 1000);
+  const Temporarily sends(tuning.send_piece, std::size_t{1000});
+  const Temporarily collectives(tuning.collective_piece, std::size_t{1000});
   for (const int n : group_sizes) {
     on_mesh(mesh_of(n), [](const std::shared_ptr<Device>& device) {
       for (const std::size_t block : {0U, 3U, 250U, 5001U}) check_moves(*device, block);
       check_reductions<f32>(*device);
     });
   }
-  detail::mpi::longest_message = longest;
-  detail::mpi::longest_piece = longest_piece;
 }
 #endif
 
@@ -624,7 +622,7 @@ TEST_CASE("when one device fails the others wake up, and its own error comes out
       std::atomic<int> aborted = 0;
       const auto body = [&](const std::shared_ptr<Device>& device) {
         Communicator& comm = all_of(*device);
-        if (device->index() == 3) {
+        if (device->rank() == 3) {
           if (late) std::this_thread::sleep_for(std::chrono::milliseconds(30));
           throw UsageError("no data for device 3");
         }
@@ -645,7 +643,7 @@ TEST_CASE("a failing device does not wait for the requests that it drops") {
   if (under_mpi()) return;
   const auto body = [](const std::shared_ptr<Device>& device) {
     Communicator& comm = all_of(*device);
-    if (device->index() == 1) {
+    if (device->rank() == 1) {
       const Request request = comm.all_gather(make_buffer<i32>(*device, 1), make_buffer<i32>(*device, 2));
       throw Error("mine");
     }
@@ -657,19 +655,19 @@ TEST_CASE("a failing device does not wait for the requests that it drops") {
 TEST_CASE("devices out of step get an error instead of hanging") {
   if (under_mpi()) return;
   const auto returns = [](const std::shared_ptr<Device>& device) {
-    if (device->index() != 1) all_of(*device).barrier();
+    if (device->rank() != 1) all_of(*device).barrier();
   };
   CHECK(error_of<Error>([&] { launch(parse_mesh("d=3"), returns); }) ==
         "barrier: device 1 (rank 1 of 3) has returned without taking part: every device of a group must make the same "
         "calls");
   const auto silent = [](const std::shared_ptr<Device>& device) {
-    if (device->index() == 0) all_of(*device).recv(make_buffer<i32>(*device, 1), 1).wait();
+    if (device->rank() == 0) all_of(*device).recv(make_buffer<i32>(*device, 1), 1).wait();
   };
   CHECK(error_of<Error>([&] { launch(parse_mesh("d=2"), silent); }) ==
         "recv: device 1 (rank 1 of 2) has returned without taking part: every device of a group must make the same "
         "calls");
   const auto differs = [](const std::shared_ptr<Device>& device) {
-    if (device->index() == 0) {
+    if (device->rank() == 0) {
       all_gather<i32>(*device, all_of(*device), {1});
     } else {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -684,19 +682,20 @@ TEST_CASE("devices out of step get an error instead of hanging") {
 #if defined(SHARDLIB_WITH_MPI)
 TEST_CASE("a rank that waits for one that has returned gets an error instead of hanging") {
   if (!under_mpi() || world_size() < 2) return;
-  const auto patience = std::exchange(detail::mpi::patience, std::chrono::milliseconds(50));
   const std::vector<AxisSize> mesh{{"d", world_size()}};
   const std::string absent = "device 1 (rank 1 of " + show(world_size()) +
                              ") has returned without taking part: every device of a group must make the same calls";
   // Rank 1 returns and the others wait for it; then all meet, where it tells those who ask.
   const auto outcome = [&](const DeviceBody& before, const DeviceBody& wait) {
     const std::string error = error_of<Error>([&] {
-      launch(mesh, [&](const std::shared_ptr<Device>& device) {
-        before(device);
-        if (device->index() != 1) wait(device);
-      });
+      launch(mesh,
+             [&](const std::shared_ptr<Device>& device) {
+               before(device);
+               if (device->rank() != 1) wait(device);
+             },
+             {.tuning = {.patience = std::chrono::milliseconds(50)}});
     });
-    detail::mpi::compare_failures(detail::mpi::Outcome::success, 0);
+    detail::mpi::compare_failures(detail::mpi::RankOutcome::success, 0);
     return error;
   };
   const DeviceBody nothing = [](const std::shared_ptr<Device>&) {};
@@ -716,13 +715,12 @@ TEST_CASE("a rank that waits for one that has returned gets an error instead of 
             [](const std::shared_ptr<Device>& device) {
               Communicator& comm = all_of(*device);
               const Buffer token = make_buffer<i32>(*device, 1);
-              if (device->index() == 1) comm.send(token, 0);
-              if (device->index() != 0) return;
+              if (device->rank() == 1) comm.send(token, 0);
+              if (device->rank() != 0) return;
               std::this_thread::sleep_for(std::chrono::milliseconds(500));
               comm.recv(token, 1).wait();
             },
             nothing) == "no error");
-  detail::mpi::patience = patience;
 }
 
 TEST_CASE("MPI must allow the threads that devices need") {
@@ -731,9 +729,6 @@ TEST_CASE("MPI must allow the threads that devices need") {
   CHECK(error_of<Error>([] { detail::mpi::check_threads(MPI_THREAD_FUNNELED); }) ==
         "MPI runs at thread level FUNNELED, but devices need MPI_THREAD_SERIALIZED: leave starting MPI to run_program, "
         "call MPI_Init_thread with that level, or use an MPI that was built with threads");
-  CHECK(error_of<Error>([] { detail::mpi::check_threads(MPI_THREAD_SERIALIZED, MPI_THREAD_MULTIPLE); }) ==
-        "MPI runs at thread level SERIALIZED, but SHARDLIB_PROGRESS_THREAD=1 needs MPI_THREAD_MULTIPLE: leave starting "
-        "MPI to run_program, call MPI_Init_thread with that level, or use an MPI that was built with threads");
 }
 #endif
 
@@ -769,7 +764,7 @@ TEST_CASE("too little memory is an error that says how much is in use") {
     CHECK(error(*pool, wanted).starts_with("out of memory: "));
   }
   CHECK(pool->stats().reserved == reserved);
-  CHECK(error(*Pool::make(Region::make_phantom()), std::numeric_limits<std::size_t>::max()) ==
+  CHECK(error(*Pool::make(Region::make_meta()), std::numeric_limits<std::size_t>::max()) ==
         "out of memory: 18446744073709551615 bytes wanted, 0 in use by this device's pool: use smaller sizes, or more "
         "machines");
 }
@@ -803,15 +798,17 @@ TEST_CASE("the same error on all devices is told from different ones") {
 
 TEST_CASE("launch refuses what cannot be") {
   const auto nothing = [](const std::shared_ptr<Device>&) {};
-  CHECK(error_of<UsageError>([&] { launch({{"d", 2}, {"d", 2}}, nothing); }) ==
-        "mesh \"d=2,d=2\", entry 2: axis 'd' stands there already: name each axis once");
+  CHECK(error_of<UsageError>([&] {
+          launch({{"d", 2}, {"d", 2}}, nothing);
+        }) == "mesh \"d=2,d=2\", entry 2: axis 'd' stands there already: name each axis once");
   CHECK(error_of<UsageError>([&] { launch({}, nothing, {.threads = -1}); }) ==
         "launch: threads must be positive, or 0 for a share of the cores");
   if (under_mpi()) {
     const int more = world_size() + 1;
-    CHECK(error_of<UsageError>([&] { launch({{"d", more}}, nothing); }) ==
-          "mesh d=" + show(more) + " has " + show(more) + " devices, but mpirun started " + show(world_size()) +
-              (world_size() == 1 ? " rank" : " ranks") + ": start " + show(more) + " or choose another mesh");
+    CHECK(error_of<UsageError>([&] {
+            launch({{"d", more}}, nothing);
+          }) == "mesh d=" + show(more) + " has " + show(more) + " devices, but mpirun started " + show(world_size()) +
+                    (world_size() == 1 ? " rank" : " ranks") + ": start " + show(more) + " or choose another mesh");
   }
   if (under_mpi() && world_size() > 1) {
     CHECK(error_of<UsageError>([&] { launch({}, nothing); }) ==

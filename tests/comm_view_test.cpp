@@ -18,7 +18,7 @@ TEST_CASE("a long block is gathered as a view, and is nobody's to write until al
   if (!under_mpi() || !detail::shm::node) return;
   const std::size_t count = Pool::long_block / sizeof(float);
   for (const bool may_map : {true, false}) {
-    const Temporarily mapping(detail::shm::Maps::may_map, may_map);
+    const Temporarily mapping(tuning.mapped_shards, may_map ? tuning.mapped_shards : std::size_t{0});
     for (const int n : {2, 4}) {
       on_mesh("d=" + show(n), [&](const std::shared_ptr<Device>& device) {
         Communicator& comm = device->group({"d"});
@@ -79,6 +79,8 @@ TEST_CASE("a long block is gathered as a view, and is nobody's to write until al
 
 TEST_CASE("views of the same places share their pages, and those of old ones make room", "[shm]") {
   if (!under_mpi() || !detail::shm::node || world_size() < 2) return;
+  // Room for three views.
+  const Temporarily room(tuning.mapped_shards, std::size_t{6});
   on_mesh("d=2", [](const std::shared_ptr<Device>& device) {
     Communicator& comm = device->group({"d"});
     const std::size_t count = Pool::long_block / sizeof(i32);
@@ -96,19 +98,21 @@ TEST_CASE("views of the same places share their pages, and those of old ones mak
     const void* const second = view(1)->data();
     const std::size_t before = detail::shm::maps.mapped();
     expect(view(1)->data() == second && detail::shm::maps.mapped() == before, "pages were mapped anew");
-    {
-      // Room for three views: what was used last stays, and what somebody holds.
-      const Temporarily room(detail::shm::Maps::most_mapped, std::size_t{6});
-      view(2);
-      view(1);
-      view(3);
-      expect(detail::shm::maps.mapped() == 6);
-      expect(view(1)->data() == second && view(0)->data() == first->data());
-      // None at all: copies.
-      const Temporarily none(detail::shm::Maps::most_mapped, std::size_t{1});
-      expect(view(4)->unique(), "a view beyond the most that may be mapped");
-    }
+    // What was used last stays, and what somebody holds.
+    view(2);
+    view(1);
+    view(3);
+    expect(detail::shm::maps.mapped() == 6);
+    expect(view(1)->data() == second && view(0)->data() == first->data());
     comm.barrier();
+  });
+  const Temporarily none(tuning.mapped_shards, std::size_t{1});
+  on_mesh("d=2", [](const std::shared_ptr<Device>& device) {
+    const Buffer block = make_buffer(*device, std::vector<i32>(Pool::long_block / sizeof(i32), 1));
+    const auto whole = std::make_shared<Buffer>();
+    device->group({"d"}).gather_view(block, whole).wait();
+    expect(whole->unique(), "a view beyond the most that may be mapped");
+    device->group({"d"}).barrier();
   });
 }
 
@@ -137,12 +141,12 @@ TEST_CASE("weights that are gathered as views are trained to the bits that MPI g
   const auto train = []<dtype C>(const std::shared_ptr<Device>& device, C /*computes*/) {
     const Mesh<"d t"> mesh(device);
     const Sizes sizes{{"M", 512}, {"F", 1024}, {"B", 8}};
-    Weights weights, mean, variance;
+    Weights weights, mu, nu;
     Array<"layers", Tensor<C, "M/d F/t">> copies;  // which peers view
     for (std::uint64_t i = 0; i < 3; ++i) {
       weights.push_back(random_normal<f32, "M/d F/t">(mesh, sizes, {1, i}) * 0.05);
-      mean.push_back(zeros_like(weights.back()));
-      variance.push_back(zeros_like(weights.back()));
+      mu.push_back(zeros_like(weights.back()));
+      nu.push_back(zeros_like(weights.back()));
       copies.push_back(cast<C>(weights.back()));
     }
     const auto x = cast<C>(random_normal<f32, "B/d M">(mesh, sizes, {2, 0}));
@@ -159,12 +163,12 @@ TEST_CASE("weights that are gathered as views are trained to the bits that MPI g
               const auto down = einsum_unreduced<"B/d F/t, M F/t -> B/d M +t">(up, whole);
               y = all_reduce<"B/d M +t -> B/d M", f32>(down);
             }
-            const auto mine = cast<f32>(slice<"B/d M -> B/d M/t">(y));
+            const auto mine = cast<f32>(shard<"B/d M -> B/d M/t">(y));
             return sum<"B/d M/t -> +d +t">(mine * mine);
           },
           copies);
       const double norm = global_norm(mesh, grads);
-      AdamW().update(weights, mean, variance, grads, 1e-3, 1 / norm, step, [](auto) { return true; }, copies);
+      AdamW().update(weights, mu, nu, grads, 1e-3, 1 / norm, step, [](auto) { return true; }, copies);
       bits.push_back(std::bit_cast<std::uint32_t>(static_cast<float>(item(all_reduce<"+d +t -> ">(loss)))));
       for (const auto& w : copies) places.push_back(w.span().data());
     }

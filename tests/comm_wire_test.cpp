@@ -61,7 +61,7 @@ struct Bytes {
 };
 template <class F>
 Bytes bytes_of(const std::shared_ptr<Device>& device, const std::string& op, const F& f) {
-  auto& counts = detail::state(device).counts;
+  auto& counts = detail::program_state(device).counts;
   counts.clear();
   sent = 0;
   f();

@@ -2,6 +2,7 @@
 // carries them out, and the comparison with whole arrays on every mesh.
 #pragma once
 
+#include <concepts>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -55,17 +56,21 @@ inline const TensorSpec& interned(std::string_view text) {
 inline std::string text_of(const TensorSpec& spec) {
   return std::string(to_string(spec).view());
 }
+template <std::same_as<TensorSpec> S>
+const TensorSpec& interned(const S& spec) {
+  return interned(std::string_view(text_of(spec)));
+}
 inline std::string text_of(const detail::ValuePtr& x) {
   return text_of(*x->spec);
 }
 /// The spec of x's cotangent on the axes, which are those of the whole op.
 inline const TensorSpec& dual_of(const TensorSpec& x, const Axes& axes) {
-  return interned(rules::dual(to_string(x), axes).view());
+  return interned(rules::dual(x, axes));
 }
 /// What a rule says the result is; a refusal fails the test. Lives as long as the program.
 inline const TensorSpec& accepted(const rules::Verdict& verdict) {
   expect(verdict.ok(), "refused: " + std::string(verdict.why.view()));
-  return interned(verdict.result.view());
+  return interned(verdict.result);
 }
 inline detail::GlobalSizes sizes_of(const TensorSpec& spec) {
   detail::GlobalSizes sizes;
@@ -88,7 +93,7 @@ inline detail::ValuePtr compute(const char* op, const detail::ValuePtr& x, const
 
 /// sum, under the rule of sum.
 inline detail::ValuePtr sum_to(const detail::ValuePtr& x, const TensorSpec& spec) {
-  static_cast<void>(accepted(rules::sum(arrow(text_of(x), text_of(spec)), text_of(x))));
+  static_cast<void>(accepted(rules::sum(arrow(text_of(x), text_of(spec)), *x->spec)));
   return compute("sum", x, spec, [&](const detail::Value& out) { return detail::sum_kernel<f32>(*x, out); });
 }
 /// The transpose of broadcasting: a cotangent of the result's dims as that of an operand with some of them.

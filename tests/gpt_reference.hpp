@@ -21,13 +21,13 @@ struct Tokens {
   std::vector<int> inputs, targets, segments;  ///< B x L
 };
 
-/// x / sqrt(mean(x^2) + 1e-6) * gain, for one row.
-inline std::vector<double> normed(const double* x, const std::vector<double>& gain) {
+/// x / sqrt(mean(x^2) + 1e-6) * scale, for one row.
+inline std::vector<double> normed(const double* x, const std::vector<double>& scale) {
   double squares = 0;
-  for (std::size_t m = 0; m < gain.size(); ++m) squares += x[m] * x[m];
-  const double scale = 1 / std::sqrt(squares / static_cast<double>(gain.size()) + 1e-6);
-  std::vector<double> y(gain.size());
-  for (std::size_t m = 0; m < gain.size(); ++m) y[m] = x[m] * scale * gain[m];
+  for (std::size_t m = 0; m < scale.size(); ++m) squares += x[m] * x[m];
+  const double inverse_rms = 1 / std::sqrt(squares / static_cast<double>(scale.size()) + 1e-6);
+  std::vector<double> y(scale.size());
+  for (std::size_t m = 0; m < scale.size(); ++m) y[m] = x[m] * inverse_rms * scale[m];
   return y;
 }
 
@@ -41,7 +41,7 @@ inline std::vector<double> times(const std::vector<double>& x, const std::vector
 }
 
 /// Turns each head (a run of D numbers): pair (i, i + D/2) by the angle position / 10000^(2i/D).
-inline void turn(std::vector<double>& heads, std::size_t D, std::size_t position) {
+inline void apply_rope(std::vector<double>& heads, std::size_t D, std::size_t position) {
   for (std::size_t head = 0; head < heads.size(); head += D)
     for (std::size_t i = 0; i < D / 2; ++i) {
       const double angle =
@@ -77,8 +77,8 @@ inline double loss(const Shape& s, const Weights& w, const Tokens& tokens) {
         q.push_back(times(y, weight("w_q")));
         k.push_back(times(y, weight("w_k")));
         v.push_back(times(y, weight("w_v")));
-        turn(q.back(), s.D, l);
-        turn(k.back(), s.D, l);
+        apply_rope(q.back(), s.D, l);
+        apply_rope(k.back(), s.D, l);
       }
       for (std::size_t l = 0; l < s.L; ++l) {
         for (std::size_t head = 0; head < s.Q * s.K; ++head) {

@@ -10,7 +10,7 @@
 namespace gpt_spelled {
 
 using namespace shardlib;
-using gpt::Form, gpt::Layer, gpt::Model, gpt::Residual;
+using gpt::ModelConfig, gpt::Layer, gpt::Model, gpt::Residual;
 using Mask = Tensor<bool_, "B/d Qlen Klen">;
 
 /// Which keys a query sees: those of its own segment up to itself.
@@ -18,9 +18,9 @@ inline auto segment_mask(const Tensor<i32, "B/d L">& segments, const Tensor<bool
   return logical_and(equal(rename<"L -> Qlen">(segments), rename<"L -> Klen">(segments)), causal);
 }
 
-inline auto attention(const Tensor<f32, "B/d L M">& x, const Mask& seen, const Layer& w, const Form& form)
+inline auto attention(const Tensor<f32, "B/d L M">& x, const Mask& seen, const Layer& w, const ModelConfig& config)
     -> Tensor<f32, "B/d L M +t"> {
-  const auto [q, new_k, new_v] = gpt::projected(x, w, form, 0);
+  const auto [q, new_k, new_v] = gpt::projected(x, w, config, 0);
   const auto k = rename<"L -> Klen">(new_k), v = rename<"L -> Klen">(new_v);
   const auto scores =
       einsum_unreduced<"B/d Qlen Q K/t D, B/d Klen K/t D -> B/d Q K/t Qlen Klen">(rename<"L -> Qlen">(q), k);
@@ -32,19 +32,19 @@ inline auto attention(const Tensor<f32, "B/d L M">& x, const Mask& seen, const L
   return einsum_unreduced<"B/d L Q K/t D, M Q K/t D -> B/d L M +t">(heads, w_o);
 }
 
-inline auto layer(const Residual& x, const Mask& seen, const Layer& w, const Form& form) -> Residual {
-  const auto attended = attention(gpt::gathered_norm(x, w.norm1), seen, w, form);
+inline auto layer(const Residual& x, const Mask& seen, const Layer& w, const ModelConfig& config) -> Residual {
+  const auto attended = attention(gpt::gathered_norm(x, w.norm1), seen, w, config);
   const auto y = save_for_backward(x + reduce_scatter<"B/d L M +t -> B/d L M/t">(attended));
   const auto fed = gpt::feed_forward(gpt::gathered_norm(y, w.norm2), w);
   return y + reduce_scatter<"B/d L M +t -> B/d L M/t">(fed);
 }
 
-inline auto logits(const Model& w, const gpt::Batch& batch, const Tensor<bool_, "Qlen Klen">& causal, const Form& form)
+inline auto logits(const Model& w, const gpt::Batch& batch, const Tensor<bool_, "Qlen Klen">& causal, const ModelConfig& config)
     -> Tensor<f32, "B/d L V/t"> {
   const auto seen = segment_mask(batch.segments, causal);
   const auto embed = all_gather<"V/t M/d -> V/t M">(w.embed);
   Residual x = gpt::embedded(embed, batch.inputs);
-  for (const Layer& weights : w.layers) x = explicit_activation_checkpointing(layer)(x, seen, weights, form);
+  for (const Layer& weights : w.layers) x = explicit_activation_checkpointing(layer)(x, seen, weights, config);
   const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M">(w.unembed[0]);
   return gpt::unembedded(x, w.final_norm, unembed);
 }

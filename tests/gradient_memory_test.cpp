@@ -47,7 +47,7 @@ Tensor<f32, "+d +t"> loss(const W& w, const Ids& ids, Logits* kept) {
 
 constexpr std::int64_t batch = 4, length = 8, vocabulary = 1000, padded = 1024, width = 32;
 Ids ids(const Grid& mesh) {
-  const std::int64_t rows = batch / mesh.size("d"), first = rows * mesh.coordinate("d") * length;
+  const std::int64_t rows = batch / mesh.size("d"), first = rows * mesh.axis_index("d") * length;
   const auto numbers = std::make_shared<std::vector<i32>>();
   for (std::int64_t i = 0; i < rows * length; ++i) numbers->push_back(static_cast<i32>((first + i) * 377 % 20 * 49));
   return from_memory<i32, "B/d L">(mesh, {{"B", batch}, {"L", length}}, std::span<const i32>(*numbers), numbers);
@@ -105,7 +105,7 @@ TEST_CASE("a backward pass makes neither a second table of zeros nor a second bl
       const detail::Observing observing(device, [&](const auto& ran) {
         if (!detail::only_named(ran)) work.insert(ran.op.name);
       });
-      const detail::NoteReads reading(detail::state(device));
+      const detail::NoteReads reading(detail::program_state(device));
       static_cast<void>(step());
     }
     expect(work.count("cross_entropy_backward") == 1 && work.count("scatter_add") == 1,

@@ -28,7 +28,7 @@ namespace k = shardlib::kernels;
 
 namespace {
 
-using Extents = std::vector<std::int64_t>;
+using Shape = std::vector<std::int64_t>;
 using Values = std::vector<double>;
 
 struct Fixture {
@@ -39,27 +39,27 @@ struct Fixture {
 std::size_t at(std::int64_t i) {
   return static_cast<std::size_t>(i);
 }
-std::int64_t count(const Extents& e) {
+std::int64_t count(const Shape& e) {
   return std::accumulate(e.begin(), e.end(), std::int64_t{1}, std::multiplies<>());
 }
 
 /// All multi-indices of an array, in row-major order.
-std::vector<Extents> indices(const Extents& extents) {
-  std::vector<Extents> all;
-  for (std::int64_t linear = 0; linear < count(extents); ++linear) {
-    Extents index(extents.size());
+std::vector<Shape> indices(const Shape& shape) {
+  std::vector<Shape> all;
+  for (std::int64_t linear = 0; linear < count(shape); ++linear) {
+    Shape index(shape.size());
     std::int64_t rest = linear;
-    for (std::size_t d = extents.size(); d-- > 0;) {
-      index[d] = rest % extents[d];
-      rest /= extents[d];
+    for (std::size_t d = shape.size(); d-- > 0;) {
+      index[d] = rest % shape[d];
+      rest /= shape[d];
     }
     all.push_back(index);
   }
   return all;
 }
-std::int64_t linear(const Extents& index, const Extents& extents) {
+std::int64_t linear(const Shape& index, const Shape& shape) {
   std::int64_t l = 0;
-  for (std::size_t d = 0; d < extents.size(); ++d) l = l * extents[d] + index[d];
+  for (std::size_t d = 0; d < shape.size(); ++d) l = l * shape[d] + index[d];
   return l;
 }
 
@@ -126,9 +126,9 @@ bool close(const std::vector<T>& got, const Values& want, double scale = 1) {
   return true;
 }
 
-Extents random_extents(std::mt19937& rng, std::size_t max_rank) {
+Shape random_shape(std::mt19937& rng, std::size_t max_rank) {
   static const std::int64_t choice[] = {0, 1, 1, 2, 3, 5, 33, 70};
-  Extents e(rng() % (max_rank + 1));
+  Shape e(rng() % (max_rank + 1));
   std::int64_t total = 1;
   for (auto& x : e) {
     x = choice[rng() % std::size(choice)];
@@ -244,21 +244,21 @@ TEST_CASE("kernels: strided copies and permutes move every element") {
   std::mt19937 rng(2);
   for (const std::size_t size : {std::size_t{1}, std::size_t{2}, std::size_t{4}, std::size_t{8}, std::size_t{12}}) {
     for (int round = 0; round < 80; ++round) {
-      const Extents extents = random_extents(rng, 4);
-      std::vector<int> perm(extents.size());
+      const Shape shape = random_shape(rng, 4);
+      std::vector<int> perm(shape.size());
       std::iota(perm.begin(), perm.end(), 0);
       std::shuffle(perm.begin(), perm.end(), rng);
-      const auto in = random_array<u8>(count(extents) * static_cast<std::int64_t>(size), rng);
+      const auto in = random_array<u8>(count(shape) * static_cast<std::int64_t>(size), rng);
       std::vector<u8> out(in.size(), 99);
-      k::permute(fx.exec, size, in.data(), extents, perm, out.data());
-      Extents out_extents;
-      for (const int d : perm) out_extents.push_back(extents[at(d)]);
+      k::permute(fx.exec, size, in.data(), shape, perm, out.data());
+      Shape out_shape;
+      for (const int d : perm) out_shape.push_back(shape[at(d)]);
       bool same = true;
-      for (const Extents& to : indices(out_extents)) {
-        Extents from(extents.size());
+      for (const Shape& to : indices(out_shape)) {
+        Shape from(shape.size());
         for (std::size_t d = 0; d < perm.size(); ++d) from[at(perm[d])] = to[d];
-        same = same && std::memcmp(out.data() + at(linear(to, out_extents)) * size,
-                                   in.data() + at(linear(from, extents)) * size, size) == 0;
+        same = same && std::memcmp(out.data() + at(linear(to, out_shape)) * size,
+                                   in.data() + at(linear(from, shape)) * size, size) == 0;
       }
       CHECK(same);
     }
@@ -266,7 +266,7 @@ TEST_CASE("kernels: strided copies and permutes move every element") {
   // A broadcast input, and a block of a larger output whose other elements stay.
   const std::vector<float> row{1, 2, 3};
   std::vector<float> out(20, -1);
-  k::copy_strided(fx.exec, 4, Extents{2, 3}, row.data(), Extents{0, 1}, out.data() + 6, Extents{5, 1});
+  k::copy_strided(fx.exec, 4, Shape{2, 3}, row.data(), Shape{0, 1}, out.data() + 6, Shape{5, 1});
   CHECK(out == std::vector<float>{-1, -1, -1, -1, -1, -1, 1, 2, 3, -1, -1, 1, 2, 3, -1, -1, -1, -1, -1, -1});
 }
 
@@ -275,11 +275,11 @@ TEST_CASE("kernels: elementwise loops broadcast, write several outputs and work 
   std::mt19937 rng(3);
   for_types<f32, f64, i32, u32>([&]<class T>(T) {
     for (int round = 0; round < 150; ++round) {
-      const Extents extents = random_extents(rng, 4);
-      const auto dense = k::row_major(extents);
+      const Shape shape = random_shape(rng, 4);
+      const auto dense = k::row_major(shape);
       // The second input lacks a random set of dims; the second output is laid out in reverse order.
-      Extents small = extents;
-      Extents reversed(extents.rbegin(), extents.rend());
+      Shape small = shape;
+      Shape reversed(shape.rbegin(), shape.rend());
       for (auto& e : small) {
         if (rng() % 2 == 0) e = 1;
       }
@@ -289,12 +289,12 @@ TEST_CASE("kernels: elementwise loops broadcast, write several outputs and work 
       for (int d = 0; d < small_strides.count; ++d) {
         if (small[at(d)] == 1) small_strides.at(d) = 0;
       }
-      auto a = random_array<T>(count(extents), rng);
+      auto a = random_array<T>(count(shape), rng);
       const auto b = random_array<T>(count(small), rng);
       std::vector<T> second(a.size());
       const std::vector<T> before = a;
       k::apply(
-          fx.exec, extents,
+          fx.exec, shape,
           [](T& x, const T& y, T& z) {
             z = x - y;
             x = x + y;
@@ -302,13 +302,13 @@ TEST_CASE("kernels: elementwise loops broadcast, write several outputs and work 
           k::Operand<T>(a.data(), dense), k::Operand<const T>(b.data(), small_strides),
           k::Operand<T>(second.data(), reversed_strides));
       bool same = true;
-      for (const Extents& i : indices(extents)) {
-        Extents j = i;
+      for (const Shape& i : indices(shape)) {
+        Shape j = i;
         for (std::size_t d = 0; d < j.size(); ++d) j[d] = small[d] == 1 ? 0 : j[d];
-        const T x = before[at(linear(i, extents))];
+        const T x = before[at(linear(i, shape))];
         const T y = b[at(linear(j, small))];
-        same = same && a[at(linear(i, extents))] == x + y &&
-               second[at(linear(Extents(i.rbegin(), i.rend()), reversed))] == x - y;
+        same = same && a[at(linear(i, shape))] == x + y &&
+               second[at(linear(Shape(i.rbegin(), i.rend()), reversed))] == x - y;
       }
       CHECK(same);
     }
@@ -325,33 +325,33 @@ TEST_CASE("kernels: sums and maxima over any dims") {
   std::mt19937 rng(4);
   for_types<f32, bf16, f64, i32, u32>([&]<class T>(T) {
     for (int round = 0; round < 150; ++round) {
-      const Extents extents = random_extents(rng, 4);
-      const auto summed = std::make_unique<bool[]>(extents.size() + 1);
-      Extents kept;
-      for (std::size_t d = 0; d < extents.size(); ++d) {
+      const Shape shape = random_shape(rng, 4);
+      const auto summed = std::make_unique<bool[]>(shape.size() + 1);
+      Shape kept;
+      for (std::size_t d = 0; d < shape.size(); ++d) {
         summed[d] = rng() % 2 == 0;
-        if (!summed[d]) kept.push_back(extents[d]);
+        if (!summed[d]) kept.push_back(shape[d]);
       }
-      const auto in = random_array<T>(count(extents), rng);
+      const auto in = random_array<T>(count(shape), rng);
       Values sums(at(count(kept)));
       constexpr bool infinite = std::is_floating_point_v<accumulator_t<T>>;
       const double lowest = infinite ? -std::numeric_limits<double>::infinity()
                                      : static_cast<double>(std::numeric_limits<accumulator_t<T>>::lowest());
       Values tops(sums.size(), lowest);
-      for (const Extents& i : indices(extents)) {
-        Extents o;
+      for (const Shape& i : indices(shape)) {
+        Shape o;
         for (std::size_t d = 0; d < i.size(); ++d) {
           if (!summed[d]) o.push_back(i[d]);
         }
-        const double x = number(in[at(linear(i, extents))]);
+        const double x = number(in[at(linear(i, shape))]);
         sums[at(linear(o, kept))] += x;
         tops[at(linear(o, kept))] = std::max(tops[at(linear(o, kept))], x);
       }
       std::vector<T> out(sums.size());
-      const std::span<const bool> mask(summed.get(), extents.size());
-      k::sum(fx.exec, dtype_v<T>, in.data(), extents, mask, out.data());
+      const std::span<const bool> mask(summed.get(), shape.size());
+      k::sum(fx.exec, dtype_v<T>, in.data(), shape, mask, out.data());
       CHECK(close(out, sums));
-      k::max(fx.exec, dtype_v<T>, in.data(), extents, mask, out.data());
+      k::max(fx.exec, dtype_v<T>, in.data(), shape, mask, out.data());
       CHECK(close(out, tops, 0));
     }
   });
@@ -361,9 +361,9 @@ TEST_CASE("kernels: sums and maxima over any dims") {
   float out[700];
   SECTION("a long f32 sum keeps its digits") {  // one running f32 sum would stop at 2^24
     const std::vector<float> ones(40'000'000, 1.0F);
-    k::sum(fx.exec, DType::f32, ones.data(), Extents{40'000, 1'000}, all, out);
+    k::sum(fx.exec, DType::f32, ones.data(), Shape{40'000, 1'000}, all, out);
     CHECK(out[0] == 4e7F);
-    k::sum(fx.exec, DType::f32, ones.data(), Extents{20'000'000, 2}, first, out);
+    k::sum(fx.exec, DType::f32, ones.data(), Shape{20'000'000, 2}, first, out);
     CHECK(out[0] == 2e7F);
     CHECK(out[1] == 2e7F);
   }
@@ -377,23 +377,23 @@ TEST_CASE("kernels: sums and maxima over any dims") {
       want[at(i % columns)] += double(x[at(i)]);
       across[at(i / columns)] += double(x[at(i)]);
     }
-    k::sum(fx.exec, DType::f32, x.data(), Extents{rows, columns}, first, out);
+    k::sum(fx.exec, DType::f32, x.data(), Shape{rows, columns}, first, out);
     CHECK(close(std::vector<float>(out, out + columns), want, 10));
     std::vector<float> sums(at(rows));
-    k::sum(fx.exec, DType::f32, x.data(), Extents{rows, columns}, last, sums.data());
+    k::sum(fx.exec, DType::f32, x.data(), Shape{rows, columns}, last, sums.data());
     CHECK(close(sums, across, 10));
   }
   SECTION("a NaN wins the maximum, wherever it stands") {
     for (std::size_t i = 0; i < 130; ++i) {
       std::vector<float> x(130, 1.0F);
       x[i] = std::numeric_limits<float>::quiet_NaN();
-      k::max(fx.exec, DType::f32, x.data(), Extents{130, 1}, all, out);
+      k::max(fx.exec, DType::f32, x.data(), Shape{130, 1}, all, out);
       CHECK(std::isnan(out[0]));
     }
   }
   SECTION("masks are not summed") {
     const u8 byte = 1;
-    CHECK_THROWS_WITH(k::sum(fx.exec, DType::u8, &byte, Extents{}, {}, out),
+    CHECK_THROWS_WITH(k::sum(fx.exec, DType::u8, &byte, Shape{}, {}, out),
                       "sum: no reduction of u8; cast to i32 first");
   }
 }
@@ -545,14 +545,14 @@ template <class T>
 std::pair<Values, double> naive_einsum(const Product& p, const std::map<int, std::int64_t>& sizes,
                                        const std::vector<T>& lhs, const std::vector<T>& rhs) {
   std::vector<int> ids;
-  Extents extents;
+  Shape shape;
   for (const auto& [id, extent] : sizes) {
     ids.push_back(id);
-    extents.push_back(extent);
+    shape.push_back(extent);
   }
   // Per tensor, the stride of every id.
   const auto strides = [&](const std::vector<int>& tensor) {
-    Extents s(ids.size());
+    Shape s(ids.size());
     std::int64_t stride = 1;
     for (std::size_t d = tensor.size(); d-- > 0;) {
       s[at(std::find(ids.begin(), ids.end(), tensor[d]) - ids.begin())] = stride;
@@ -560,13 +560,13 @@ std::pair<Values, double> naive_einsum(const Product& p, const std::map<int, std
     }
     return std::pair(s, stride);
   };
-  const Extents sl = strides(p.lhs).first;
-  const Extents sr = strides(p.rhs).first;
+  const Shape sl = strides(p.lhs).first;
+  const Shape sr = strides(p.rhs).first;
   const auto [so, outs] = strides(p.out);
   Values result(at(outs));
   Values magnitude(at(outs));
-  Extents index(ids.size());
-  for (std::int64_t l = 0; l < count(extents); ++l) {
+  Shape index(ids.size());
+  for (std::int64_t l = 0; l < count(shape); ++l) {
     std::int64_t a = 0;
     std::int64_t b = 0;
     std::int64_t o = 0;
@@ -579,7 +579,7 @@ std::pair<Values, double> naive_einsum(const Product& p, const std::map<int, std
     result[at(o)] += term;
     magnitude[at(o)] += std::abs(term);
     for (std::size_t d = ids.size(); d-- > 0;) {
-      if (++index[d] < extents[d]) break;
+      if (++index[d] < shape[d]) break;
       index[d] = 0;
     }
   }
@@ -588,8 +588,8 @@ std::pair<Values, double> naive_einsum(const Product& p, const std::map<int, std
   return {result, most};
 }
 
-Extents extents_of(const std::vector<int>& ids, const std::map<int, std::int64_t>& sizes) {
-  Extents e;
+Shape shape_of(const std::vector<int>& ids, const std::map<int, std::int64_t>& sizes) {
+  Shape e;
   for (const int id : ids) e.push_back(sizes.at(id));
   return e;
 }
@@ -601,11 +601,11 @@ bool check_einsum(const Fixture& fx, const Product& p, std::map<int, std::int64_
     return std::find(p.lhs.begin(), p.lhs.end(), s.first) == p.lhs.end() &&
            std::find(p.rhs.begin(), p.rhs.end(), s.first) == p.rhs.end();
   });
-  const Extents le = extents_of(p.lhs, sizes);
-  const Extents re = extents_of(p.rhs, sizes);
+  const Shape le = shape_of(p.lhs, sizes);
+  const Shape re = shape_of(p.rhs, sizes);
   const auto lhs = random_array<T>(count(le), rng);
   const auto rhs = random_array<T>(count(re), rng);
-  std::vector<Out> out(at(count(extents_of(p.out, sizes))), element<Out>(77));
+  std::vector<Out> out(at(count(shape_of(p.out, sizes))), element<Out>(77));
   const auto plan = k::plan_einsum(p.lhs, p.rhs, p.out);
   k::einsum(fx.exec, plan, dtype_v<T>, dtype_v<Out>, lhs.data(), le, rhs.data(), re, out.data());
   const auto [want, scale] = naive_einsum(p, sizes, lhs, rhs);
@@ -668,15 +668,15 @@ Product parse(const std::string& spec) {
   return p;
 }
 
-k::EinsumSchedule schedule(const std::string& spec, const std::map<int, std::int64_t>& sizes) {
+k::EinsumLoops loops_of(const std::string& spec, const std::map<int, std::int64_t>& sizes) {
   const Product p = parse(spec);
   const auto plan = k::plan_einsum(p.lhs, p.rhs, p.out);
-  Extents extents;
+  Shape shape;
   for (int i = 0; i < plan.count; ++i) {
     const auto& index = plan.at(i);
-    extents.push_back(sizes.at(index.lhs >= 0 ? p.lhs[at(index.lhs)] : p.rhs[at(index.rhs)]));
+    shape.push_back(sizes.at(index.lhs >= 0 ? p.lhs[at(index.lhs)] : p.rhs[at(index.rhs)]));
   }
-  return k::schedule_einsum(plan, extents, true);
+  return k::choose_einsum_loops(plan, shape, true);
 }
 
 }  // namespace
@@ -700,7 +700,7 @@ TEST_CASE("kernels: einsum of larger sizes takes every kind of inner kernel and 
   std::mt19937 rng(8);
   auto all = patterns(3);
   std::shuffle(all.begin(), all.end(), rng);
-  std::map<k::EinsumSchedule::Inner, int> inner;
+  std::map<k::EinsumLoops::Inner, int> inner;
   std::array<int, 3> moved{};
   int trailing = 0;
   std::size_t wrong = 0;
@@ -715,18 +715,18 @@ TEST_CASE("kernels: einsum of larger sizes takes every kind of inner kernel and 
     wrong += check_einsum<float>(fx, all[i], sizes, rng) ? 0U : 1U;
     if (i < 100) wrong += check_einsum<double>(fx, all[i], sizes, rng) ? 0U : 1U;
     const auto plan = k::plan_einsum(all[i].lhs, all[i].rhs, all[i].out);
-    Extents extents;
+    Shape shape;
     for (int j = 0; j < plan.count; ++j) {
       const auto& index = plan.at(j);
-      extents.push_back(sizes.at(index.lhs >= 0 ? all[i].lhs[at(index.lhs)] : all[i].rhs[at(index.rhs)]));
+      shape.push_back(sizes.at(index.lhs >= 0 ? all[i].lhs[at(index.lhs)] : all[i].rhs[at(index.rhs)]));
     }
-    const auto s = k::schedule_einsum(plan, extents, true);
+    const auto s = k::choose_einsum_loops(plan, shape, true);
     ++inner[s.inner];
     for (std::size_t t = 0; t < 3; ++t) moved[t] += s.moved[t] ? 1 : 0;
-    trailing += s.inner == k::EinsumSchedule::Inner::gemm && s.summed.depth > 0 ? 1 : 0;
+    trailing += s.inner == k::EinsumLoops::Inner::gemm && s.summed.depth > 0 ? 1 : 0;
   }
   CHECK(wrong == 0);
-  using Inner = k::EinsumSchedule::Inner;
+  using Inner = k::EinsumLoops::Inner;
   for (const Inner kind : {Inner::gemm, Inner::dot, Inner::scale}) CHECK(inner[kind] > 0);
   for (const int times : moved) CHECK(times > 0);
   CHECK(trailing > 0);  // an accumulating loop around matrix products
@@ -753,12 +753,12 @@ TEST_CASE("kernels: einsum in every type, and with empty sizes") {
   const std::vector<bf16> one(3, bf16(1.0F));
   bf16 sum;
   const auto plan = k::plan_einsum(std::vector{0}, std::vector{0}, std::vector<int>{});
-  k::einsum(fx.exec, plan, DType::bf16, DType::bf16, x.data(), Extents{3}, one.data(), Extents{3}, &sum);
+  k::einsum(fx.exec, plan, DType::bf16, DType::bf16, x.data(), Shape{3}, one.data(), Shape{3}, &sum);
   CHECK(float(sum) == 258.0F);
   CHECK_THROWS_WITH(
-      k::einsum(fx.exec, plan, DType::f32, DType::f64, x.data(), Extents{1}, one.data(), Extents{1}, &sum),
+      k::einsum(fx.exec, plan, DType::f32, DType::f64, x.data(), Shape{1}, one.data(), Shape{1}, &sum),
       "einsum: no product of f32 with result f64; cast the operands to the result's type first");
-  CHECK_THROWS_AS(k::einsum(fx.exec, plan, DType::f32, DType::f32, x.data(), Extents{1}, one.data(), Extents{2}, &sum),
+  CHECK_THROWS_AS(k::einsum(fx.exec, plan, DType::f32, DType::f32, x.data(), Shape{1}, one.data(), Shape{2}, &sum),
                   Error);
   CHECK_THROWS_AS(k::plan_einsum(std::vector{0}, std::vector{0}, std::vector{3}), Error);
 }
@@ -771,12 +771,12 @@ TEST_CASE("kernels: one-operand einsum sums away and permutes") {
   results({0, 1, 2, 3}, none, outs);
   const std::map<int, std::int64_t> sizes{{0, 3}, {1, 4}, {2, 1}, {3, 5}};
   const std::vector<int> ids{0, 1, 2, 3};
-  const Extents extents = extents_of(ids, sizes);
+  const Shape shape = shape_of(ids, sizes);
   for (const auto& out : outs) {
     const auto check = [&]<class T, class Out>(T, Out) {
-      const auto in = random_array<T>(count(extents), rng);
-      std::vector<Out> got(at(count(extents_of(out, sizes))));
-      k::einsum1(fx.exec, dtype_v<T>, dtype_v<Out>, ids, extents, out, in.data(), got.data());
+      const auto in = random_array<T>(count(shape), rng);
+      std::vector<Out> got(at(count(shape_of(out, sizes))));
+      k::einsum1(fx.exec, dtype_v<T>, dtype_v<Out>, ids, shape, out, in.data(), got.data());
       const auto [want, scale] = naive_einsum({ids, {}, out}, sizes, in, std::vector<T>{element<T>(1)});
       CHECK(close(got, want, scale));
     };
@@ -789,46 +789,46 @@ TEST_CASE("kernels: one-operand einsum sums away and permutes") {
   }
 }
 
-// Plans and schedules are constants where the sizes are.
-constexpr bool constant_schedule() {
+// Plans and loop nests are constants where the sizes are.
+constexpr bool constant_loops() {
   constexpr int lhs[] = {0, 1, 2};
   constexpr int rhs[] = {2, 3};
   constexpr int out[] = {0, 1, 3};
   constexpr auto plan = k::plan_einsum(lhs, rhs, out);
-  const std::int64_t extents[] = {4, 64, 768, 3072};
-  const auto s = k::schedule_einsum(plan, extents, true);
+  const std::int64_t shape[] = {4, 64, 768, 3072};
+  const auto s = k::choose_einsum_loops(plan, shape, true);
   return !s.permutes() && s.row.extent == 256 && s.column.extent == 3072 && s.depth.extent == 768;
 }
-static_assert(constant_schedule());
+static_assert(constant_loops());
 
 TEST_CASE("kernels: the products of a transformer need no permute and one large matrix product") {
   const std::map<int, std::int64_t> sizes{{'b', 4},  {'l', 128}, {'m', 768}, {'n', 1024}, {'q', 3},
                                           {'k', 12}, {'d', 64},  {'s', 128}, {'v', 5000}};
   for (const char* spec : {"blm,mn->bln", "bln,mn->blm", "blm,bln->mn", "blm,mqkd->blqkd", "blqkd,mqkd->blm",
                            "blm,blqkd->mqkd", "blqkd,qkdm->blm", "blm,vm->blv", "blv,vm->blm", "blv,blm->vm"}) {
-    const auto s = schedule(spec, sizes);
+    const auto s = loops_of(spec, sizes);
     INFO(spec);
     CHECK_FALSE(s.permutes());
-    CHECK(s.inner == k::EinsumSchedule::Inner::gemm);
+    CHECK(s.inner == k::EinsumLoops::Inner::gemm);
     CHECK(s.kept.depth + s.summed.depth == 0);
   }
   for (const char* spec : {"bkqld,bksd->bkqls", "bkqls,bksd->bkqld", "bkqls,bkqld->bksd", "bkqld,bkqls->bksd",
                            "blkqd,bskd->bklqs", "bklqs,bskd->blkqd"}) {
-    const auto s = schedule(spec, sizes);
+    const auto s = loops_of(spec, sizes);
     INFO(spec);
     CHECK_FALSE(s.permutes());
-    CHECK(s.inner == k::EinsumSchedule::Inner::gemm);
+    CHECK(s.inner == k::EinsumLoops::Inner::gemm);
     CHECK(s.depth.extent >= 64);
   }
   // Vector and outer products, and products without a sum.
-  using Inner = k::EinsumSchedule::Inner;
-  CHECK(schedule("vm,m->v", sizes).inner == Inner::gemm);
-  CHECK(schedule("bln,n->bl", sizes).row.extent == 512);
-  CHECK_FALSE(schedule("l,m->lm", sizes).permutes());
-  CHECK(schedule("blm,m->blm", sizes).inner == Inner::scale);
-  CHECK(schedule("blm,blm->bl", sizes).inner == Inner::dot);
+  using Inner = k::EinsumLoops::Inner;
+  CHECK(loops_of("vm,m->v", sizes).inner == Inner::gemm);
+  CHECK(loops_of("bln,n->bl", sizes).row.extent == 512);
+  CHECK_FALSE(loops_of("l,m->lm", sizes).permutes());
+  CHECK(loops_of("blm,m->blm", sizes).inner == Inner::scale);
+  CHECK(loops_of("blm,blm->bl", sizes).inner == Inner::dot);
   // Here the heads, innermost in the result, would leave products of one column: permutes pay.
-  CHECK(schedule("blqkd,bskd->blsqk", sizes).permutes());
+  CHECK(loops_of("blqkd,bskd->blsqk", sizes).permutes());
 }
 
 TEST_CASE("kernels: lookups in one shard of a table, and their transpose") {
@@ -837,66 +837,66 @@ TEST_CASE("kernels: lookups in one shard of a table, and their transpose") {
   const std::int64_t rows = 6;
   const std::int64_t global = 18;
   const std::int64_t first = 6;
-  const auto check = [&]<class T, class I>(T, I, const Extents& extents, const std::vector<bool>& in_table,
+  const auto check = [&]<class T, class I>(T, I, const Shape& shape, const std::vector<bool>& in_table,
                                            const std::vector<bool>& in_indices, std::size_t place) {
     // The table's dims: those of the result that it has, in order, with the looked-up dim before the place-th of them.
-    Extents table_extents;
-    Extents table_at(extents.size(), -1);
-    Extents index_extents;
+    Shape table_shape;
+    Shape table_at(shape.size(), -1);
+    Shape index_shape;
     std::size_t row_dim = 0;
     bool placed = false;
-    for (std::size_t d = 0; d <= extents.size(); ++d) {
-      if (!placed && (table_extents.size() == place || d == extents.size())) {
-        row_dim = table_extents.size();
-        table_extents.push_back(rows);
+    for (std::size_t d = 0; d <= shape.size(); ++d) {
+      if (!placed && (table_shape.size() == place || d == shape.size())) {
+        row_dim = table_shape.size();
+        table_shape.push_back(rows);
         placed = true;
       }
-      if (d == extents.size()) break;
+      if (d == shape.size()) break;
       if (in_table[d]) {
-        table_at[d] = static_cast<std::int64_t>(table_extents.size());
-        table_extents.push_back(extents[d]);
+        table_at[d] = static_cast<std::int64_t>(table_shape.size());
+        table_shape.push_back(shape[d]);
       }
-      if (in_indices[d]) index_extents.push_back(extents[d]);
+      if (in_indices[d]) index_shape.push_back(shape[d]);
     }
-    const k::Dims table_strides = k::row_major(table_extents);
-    const k::Dims dense_index = k::row_major(index_extents);
-    Extents strides(extents.size());
-    Extents index_strides(extents.size());
+    const k::Dims table_strides = k::row_major(table_shape);
+    const k::Dims dense_index = k::row_major(index_shape);
+    Shape strides(shape.size());
+    Shape index_strides(shape.size());
     int next = 0;
-    for (std::size_t d = 0; d < extents.size(); ++d) {
+    for (std::size_t d = 0; d < shape.size(); ++d) {
       if (in_table[d]) strides[d] = table_strides[static_cast<int>(table_at[d])];
       if (in_indices[d]) index_strides[d] = dense_index[next++];
     }
-    std::vector<I> ids(at(count(index_extents)));
+    std::vector<I> ids(at(count(index_shape)));
     for (I& id : ids) id = static_cast<I>(rng() % global);
-    const auto table = random_array<T>(count(table_extents), rng);
-    const k::Lookup lookup{extents, strides, index_strides, dtype_v<I>, table_strides[static_cast<int>(row_dim)],
+    const auto table = random_array<T>(count(table_shape), rng);
+    const k::Lookup lookup{shape, strides, index_strides, dtype_v<I>, table_strides[static_cast<int>(row_dim)],
                            rows,    first,   global};
-    const auto cotangent = random_array<T>(count(extents), rng);
-    Values want(at(count(extents)));
+    const auto cotangent = random_array<T>(count(shape), rng);
+    Values want(at(count(shape)));
     Values sums(table.size());
-    for (const Extents& i : indices(extents)) {
-      Extents j;
-      Extents t(table_extents.size());
+    for (const Shape& i : indices(shape)) {
+      Shape j;
+      Shape t(table_shape.size());
       for (std::size_t d = 0; d < i.size(); ++d) {
         if (in_indices[d]) j.push_back(i[d]);
         if (in_table[d]) t[at(table_at[d])] = i[d];
       }
-      t[row_dim] = static_cast<std::int64_t>(ids[at(linear(j, index_extents))]) - first;
+      t[row_dim] = static_cast<std::int64_t>(ids[at(linear(j, index_shape))]) - first;
       if (t[row_dim] < 0 || t[row_dim] >= rows) continue;
-      want[at(linear(i, extents))] = number(table[at(linear(t, table_extents))]);
-      sums[at(linear(t, table_extents))] += number(cotangent[at(linear(i, extents))]);
+      want[at(linear(i, shape))] = number(table[at(linear(t, table_shape))]);
+      sums[at(linear(t, table_shape))] += number(cotangent[at(linear(i, shape))]);
     }
     std::vector<T> out(want.size(), element<T>(1));
     k::gather(fx.exec, dtype_v<T>, lookup, table.data(), ids.data(), out.data());
     CHECK(close(out, want, 0));
     if constexpr (floating<T>) {
       std::vector<T> got(table.size(), element<T>(1));
-      k::scatter_add(fx.exec, dtype_v<T>, lookup, cotangent.data(), ids.data(), got.data(), count(table_extents));
+      k::scatter_add(fx.exec, dtype_v<T>, lookup, cotangent.data(), ids.data(), got.data(), count(table_shape));
       CHECK(close(got, sums, 4));
     }
   };
-  for (const Extents& extents : {Extents{2, 3, 5}, Extents{4, 1, 70}, Extents{2, 0, 3}, Extents{7, 2, 1}}) {
+  for (const Shape& shape : {Shape{2, 3, 5}, Shape{4, 1, 70}, Shape{2, 0, 3}, Shape{7, 2, 1}}) {
     for (unsigned mask = 0; mask < 64; ++mask) {
       std::vector<bool> in_table;
       std::vector<bool> in_indices;
@@ -905,17 +905,17 @@ TEST_CASE("kernels: lookups in one shard of a table, and their transpose") {
         in_indices.push_back((mask >> (d + 3) & 1U) != 0);
       }
       for (std::size_t place = 0; place < 3; ++place) {
-        check(f32{}, i32{}, extents, in_table, in_indices, place);
-        check(f32{}, u32{}, extents, in_table, in_indices, place);
-        check(bf16{}, i32{}, extents, in_table, in_indices, place);
-        check(f64{}, i32{}, extents, in_table, in_indices, place);
-        check(i32{}, i32{}, extents, in_table, in_indices, place);
-        check(u8{}, u32{}, extents, in_table, in_indices, place);
+        check(f32{}, i32{}, shape, in_table, in_indices, place);
+        check(f32{}, u32{}, shape, in_table, in_indices, place);
+        check(bf16{}, i32{}, shape, in_table, in_indices, place);
+        check(f64{}, i32{}, shape, in_table, in_indices, place);
+        check(i32{}, i32{}, shape, in_table, in_indices, place);
+        check(u8{}, u32{}, shape, in_table, in_indices, place);
       }
     }
   }
-  const Extents one{1};
-  const Extents zero{0};
+  const Shape one{1};
+  const Shape zero{0};
   const k::Lookup lookup{one, zero, one, DType::i32, 1, rows, first, global};
   float x = 0;
   for (const i32 id : {18, -1}) {
@@ -936,13 +936,13 @@ TEST_CASE("kernels: Philox gives the published words") {
 
 TEST_CASE("kernels: random numbers depend on the global place alone and have the right distribution") {
   Fixture fx;
-  const Extents global{6, 10, 7};
+  const Shape global{6, 10, 7};
   const k::Dims strides = k::row_major(global);
   std::vector<f32> whole(420);
-  const auto fill = [&](int kind, auto* out, const Extents& extents, const Extents& offsets) {
-    if (kind == 0) k::fill_uniform(fx.exec, out, extents, strides, offsets, 42, 7);
-    if (kind == 1) k::fill_normal(fx.exec, out, extents, strides, offsets, 42, 7);
-    if (kind == 2) k::fill_truncated_normal(fx.exec, out, extents, strides, offsets, 42, 7);
+  const auto fill = [&](int kind, auto* out, const Shape& shape, const Shape& offsets) {
+    if (kind == 0) k::fill_uniform(fx.exec, out, shape, strides, offsets, 42, 7);
+    if (kind == 1) k::fill_normal(fx.exec, out, shape, strides, offsets, 42, 7);
+    if (kind == 2) k::fill_truncated_normal(fx.exec, out, shape, strides, offsets, 42, 7);
   };
   for (const int kind : {0, 1, 2}) {
     fill(kind, whole.data(), global, {0, 0, 0});
@@ -952,18 +952,18 @@ TEST_CASE("kernels: random numbers depend on the global place alone and have the
                                     : k::truncated_normal(42, 7, i);
       CHECK(std::abs(whole[i] - one) <= 1e-6F);
     }
-    for (const auto& [extents, offsets] : std::vector<std::pair<Extents, Extents>>{
+    for (const auto& [shape, offsets] : std::vector<std::pair<Shape, Shape>>{
              {{2, 10, 7}, {4, 0, 0}}, {{6, 5, 7}, {0, 5, 0}}, {{6, 10, 1}, {0, 0, 3}}, {{1, 2, 3}, {5, 3, 2}}}) {
-      std::vector<f32> block(at(count(extents)));
+      std::vector<f32> block(at(count(shape)));
       std::vector<bf16> half(block.size());
-      fill(kind, block.data(), extents, offsets);
-      fill(kind, half.data(), extents, offsets);
+      fill(kind, block.data(), shape, offsets);
+      fill(kind, half.data(), shape, offsets);
       bool same = true;
-      for (const Extents& i : indices(extents)) {
-        Extents j = i;
+      for (const Shape& i : indices(shape)) {
+        Shape j = i;
         for (std::size_t d = 0; d < 3; ++d) j[d] += offsets[d];
         const float want = whole[at(linear(j, global))];
-        const auto l = at(linear(i, extents));
+        const auto l = at(linear(i, shape));
         same = same && block[l] == want && half[l] == bf16(want);
       }
       CHECK(same);
@@ -982,9 +982,9 @@ TEST_CASE("kernels: random numbers depend on the global place alone and have the
     }
     return std::array{mean, square, fourth};
   };
-  const Extents flat{n};
-  const Extents unit{1};
-  const Extents zero{0};
+  const Shape flat{n};
+  const Shape unit{1};
+  const Shape zero{0};
   k::fill_uniform(fx.exec, x.data(), flat, unit, zero, 1, 2);
   CHECK(*std::min_element(x.begin(), x.end()) >= 0);
   CHECK(*std::max_element(x.begin(), x.end()) < 1);
@@ -1036,7 +1036,7 @@ TEST_CASE("kernels: what is loaded ahead has the elements of a plain loop, at an
       Fixture fx;
       fx.exec.threads = threads;
       std::vector<float> w(at(n), 1), m(at(n), 2);
-      k::apply_streaming(fx.exec, n, step, w.data(), m.data(), g);
+      k::apply_nontemporal(fx.exec, n, step, w.data(), m.data(), g);
       CHECK(w == weights);
       CHECK(m == means);
       sums.push_back(k::sum_of_squares(fx.exec, n, g));
@@ -1046,7 +1046,7 @@ TEST_CASE("kernels: what is loaded ahead has the elements of a plain loop, at an
   }
   Fixture dry;
   dry.exec.dry = true;
-  k::apply_streaming(dry.exec, 1 << 20, step, static_cast<float*>(nullptr), static_cast<float*>(nullptr),
+  k::apply_nontemporal(dry.exec, 1 << 20, step, static_cast<float*>(nullptr), static_cast<float*>(nullptr),
                      static_cast<const float*>(nullptr));
   CHECK(k::sum_of_squares(dry.exec, 1 << 20, static_cast<const float*>(nullptr)) == 0);
 }
@@ -1066,13 +1066,13 @@ TEST_CASE("kernels: several threads at once, and any thread count, give the same
     std::vector<float> y(x.size());
     std::vector<float> z(x.size() + 50 * at(m) + at(m) + at(b * l * l));
     float* out = z.data();
-    const Extents xe{b, l, m};
+    const Shape xe{b, l, m};
     const auto product = k::plan_einsum(std::vector{0, 1, 2}, std::vector{2, 3}, std::vector{0, 1, 3});
-    k::einsum(fx.exec, product, DType::f32, DType::f32, x.data(), xe, w.data(), Extents{m, m}, y.data());
+    k::einsum(fx.exec, product, DType::f32, DType::f32, x.data(), xe, w.data(), Shape{m, m}, y.data());
     k::softmax(fx.exec, y.data(), out, b * l, m, 1);
-    const Extents strides{0, 1};
-    const Extents index_strides{1, 0};
-    const Extents result{b * l, m};
+    const Shape strides{0, 1};
+    const Shape index_strides{1, 0};
+    const Shape result{b * l, m};
     const k::Lookup lookup{result, strides, index_strides, DType::i32, m, 50, 0, 50};
     k::scatter_add(fx.exec, DType::f32, lookup, out, ids.data(), out + x.size(), 50 * m);
     const bool summed[] = {true, true, false};

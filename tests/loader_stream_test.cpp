@@ -12,8 +12,8 @@
 #include "support.hpp"
 
 using namespace shardlib;
-using io::StreamOptions;
 using io::TextStream;
+using io::TextStreamOptions;
 using io::TokenBatch;
 using shardlib::test::expect_error;
 using shardlib::test::Scratch;
@@ -36,7 +36,7 @@ std::string piece(int i) {
 }
 
 /// What each row of the batch reads, as text, with | before each document.
-std::vector<std::string> read_rows(const std::string& path, const StreamOptions& options, int steps) {
+std::vector<std::string> read_rows(const std::string& path, const TextStreamOptions& options, int steps) {
   TextStream stream(path, options, 0, options.batch);
   std::vector<std::string> rows(static_cast<std::size_t>(options.batch));
   for (int step = 0; step < steps; ++step) {
@@ -136,12 +136,12 @@ TEST_CASE("stream: the same batches on every mesh, and again", "[stream]") {
     for (int i = 0; i < 200; ++i) text += piece(200 * f + i) + (i % 3 == 0 ? separator : "\n");
     write(folder, "f" + std::to_string(f), text);
   }
-  const StreamOptions options{.batch = 4, .length = 33, .seed = 2};
+  const TextStreamOptions options{.batch = 4, .length = 33, .seed = 2};
   TextStream whole(folder.path(), options, 0, 4);
   std::vector<std::unique_ptr<TextStream>> halves, quarters;
   for (int i = 0; i < 2; ++i) halves.push_back(std::make_unique<TextStream>(folder.path(), options, 2 * i, 2));
   for (int i = 0; i < 4; ++i) quarters.push_back(std::make_unique<TextStream>(folder.path(), options, i, 1));
-  io::Prefetcher ahead([&](std::int64_t) { return halves[0]->next(); }, 0);
+  io::ReadAhead ahead([&](std::int64_t) { return halves[0]->next(); }, 0);
   for (int step = 0; step < 400; ++step) {
     const TokenBatch all = whole.next();
     const auto targets = [&](std::vector<TokenBatch> parts) {
@@ -161,7 +161,7 @@ TEST_CASE("stream: a long document is tokenized in pieces that lose and mark not
   while (text.size() < 1500000)
     text += piece(static_cast<int>(text.size() % 977)) + (text.size() % 5 == 0 ? " \n\n" : "\n");
   const std::string path = write(folder, "long", text);
-  StreamOptions options{.batch = 1, .length = 1000, .seed = 3};
+  TextStreamOptions options{.batch = 1, .length = 1000, .seed = 3};
   const auto tokenizer = std::make_shared<Recorder>();
   options.text = {tokenizer, true};
   TextStream stream(path, options, 0, 1);
@@ -192,10 +192,11 @@ TEST_CASE("stream: a long document is tokenized in pieces that lose and mark not
 
 TEST_CASE("stream: errors", "[stream]") {
   const Scratch folder;
-  const auto open = [](const std::string& path, StreamOptions options, std::int64_t first = 0, std::int64_t count = 1) {
+  const auto open = [](const std::string& path, TextStreamOptions options, std::int64_t first = 0,
+                       std::int64_t count = 1) {
     return [=] { static_cast<void>(TextStream(path, options, first, count).next()); };
   };
-  const StreamOptions one{.batch = 1, .length = 4};
+  const TextStreamOptions one{.batch = 1, .length = 4};
   expect_error<UsageError>(open(folder.path(), one), "'" + folder.path() + "' holds no text: check --stream");
   expect_error<UsageError>(open("/tmp/no such", one), "cannot read '/tmp/no such': No such file or directory");
   const std::string small = write(folder, "small/a", std::string(127, 'x'));
@@ -215,7 +216,7 @@ TEST_CASE("stream: errors", "[stream]") {
                            "'" + binary +
                                "' is no text: it has a zero byte at 70; keep other files out of the folder "
                                "of --stream");
-  StreamOptions narrow{.batch = 1, .length = 4, .text = {}, .vocabulary = 120};
+  TextStreamOptions narrow{.batch = 1, .length = 4, .text = {}, .vocabulary = 120};
   expect_error<UsageError>(open(small, narrow), "a text near byte 127 of '" + small +
                                                     "' has the token id 120, but the vocabulary has 120 tokens: choose "
                                                     "a larger vocabulary, or another tokenizer");

@@ -408,11 +408,11 @@ TEST_CASE("loader: errors", "[loader]") {
   CHECK(Loader(tokens, {.batch = 2, .length = 5, .vocabulary = 110}).batch(0).targets.size() == 10);
 }
 
-TEST_CASE("prefetcher: the same batches in the same order, never too far ahead", "[loader]") {
+TEST_CASE("read-ahead: the same batches in the same order, never too far ahead", "[loader]") {
   const Loader loader(source(numbered({5, 1, 17, 3})), {.batch = 2, .length = 7, .seed = 3});
   for (const std::size_t depth : std::vector<std::size_t>{1, 2, 5}) {
     std::atomic<std::int64_t> made = 0;
-    io::Prefetcher ahead(
+    io::ReadAhead ahead(
         [&](std::int64_t step) {
           made = step + 1;
           return loader.batch(step);
@@ -423,26 +423,26 @@ TEST_CASE("prefetcher: the same batches in the same order, never too far ahead",
       REQUIRE(alike(ahead.get(step), loader.batch(step)));
     }
     expect_error<Error>([&] { static_cast<void>(ahead.get(59)); },
-                        "Prefetcher: step 59 is asked for, but step 60 comes next: make a Prefetcher for each step "
+                        "ReadAhead: step 59 is asked for, but step 60 comes next: make a ReadAhead for each step "
                         "that one starts from");
   }
-  expect_error<UsageError>([&] { io::Prefetcher([&](std::int64_t s) { return loader.batch(s); }, 0, 0); },
-                           "Prefetcher: the depth is at least 1");
+  expect_error<UsageError>([&] { io::ReadAhead([&](std::int64_t s) { return loader.batch(s); }, 0, 0); },
+                           "ReadAhead: the depth is at least 1");
 }
 
-TEST_CASE("prefetcher: errors come out at their step, and again", "[loader]") {
+TEST_CASE("read-ahead: errors come out at their step, and again", "[loader]") {
   const Loader once(source(numbered({20})), {.batch = 2, .length = 4, .repeat = false});
-  io::Prefetcher ahead([&](std::int64_t step) { return once.batch(step); }, 0, 8);
+  io::ReadAhead ahead([&](std::int64_t step) { return once.batch(step); }, 0, 8);
   for (int step = 0; step < 3; ++step) CHECK(alike(ahead.get(step), once.batch(step)));
   for (int i = 0; i < 3; ++i)
     expect_error<Error>([&] { static_cast<void>(ahead.get(3)); },
                         "step 3 is asked for, but 'memory' lasts for steps 0 to 2");
 }
 
-TEST_CASE("prefetcher: ends in every state", "[loader]") {
+TEST_CASE("read-ahead: ends in every state", "[loader]") {
   const Loader loader(source(numbered({20})), {.batch = 2, .length = 4});
   for (int i = 0; i < 200; ++i) {
-    io::Prefetcher ahead(
+    io::ReadAhead ahead(
         [&](std::int64_t step) {
           if (i % 3 == 2 && step > 1) throw Error("enough");
           return loader.batch(step);
@@ -453,7 +453,7 @@ TEST_CASE("prefetcher: ends in every state", "[loader]") {
   // In the middle of a batch: the destructor waits for it.
   std::atomic<bool> begun = false, ended = false;
   {
-    const io::Prefetcher ahead(
+    const io::ReadAhead ahead(
         [&](std::int64_t step) {
           begun = true;
           std::this_thread::sleep_for(std::chrono::milliseconds(20));

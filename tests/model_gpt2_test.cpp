@@ -34,7 +34,7 @@ gpt2::Model<f32> random_model(const GptMesh& mesh, bool minigpt) {
   else
     model.final_norm.resize(1);
   initialize(mesh, model, sizes_on(mesh), 1,
-             [](std::string_view name) { return Normal{name.ends_with("gain") ? 1.0 : 0.0, 0.3}; });
+             [](std::string_view name) { return Normal{name.ends_with("scale") ? 1.0 : 0.0, 0.3}; });
   return model;
 }
 
@@ -81,10 +81,10 @@ using Causal = Tensor<bool_, "Qlen Klen">;
 
 template <dtype C>
 Result step(const GptMesh& mesh, const Variant& v) {
-  const gpt2::Form form{v.minigpt, v.minigpt, 1e-5, v.recompute, v.prefetch};
+  const gpt2::ModelConfig config{v.minigpt, v.minigpt, 1e-5, v.recompute, v.prefetch};
   const auto [loss, gradients] =
       value_and_grad(mesh, gpt2::loss<C>, gpt2::cast_model<C>(random_model(mesh, v.minigpt)), batch(mesh, v.filling),
-                     v.fused_attention ? Causal() : causal_mask<"Qlen Klen">(mesh, 8, 8), iota<"L">(mesh, 8), form,
+                     v.fused_attention ? Causal() : causal_mask<"Qlen Klen">(mesh, 8, 8), iota<"L">(mesh, 8), config,
                      gpt2::Dropout{v.dropout, {5, 6}});
   return {item(all_reduce<"+d +t -> ">(loss)), fetch(gpt2::cast_model<f32>(gradients))};
 }
@@ -143,9 +143,9 @@ TEST_CASE("gpt2: the loss is the mean over the tokens that count, whatever the f
       const GptMesh mesh(device);
       const gpt2::Batch b = batch(mesh, Filling::some);
       const auto mask = gpt2::segment_mask(b.segments, causal_mask<"Qlen Klen">(mesh, 8, 8));
-      const gpt2::Form form{minigpt, minigpt, 1e-5, v.recompute};
+      const gpt2::ModelConfig config{minigpt, minigpt, 1e-5, v.recompute};
       const auto logits =
-          gpt2::logits<f32>(random_model(mesh, minigpt), b.inputs, mask, iota<"L">(mesh, 8), form, gpt2::Dropout{});
+          gpt2::logits<f32>(random_model(mesh, minigpt), b.inputs, mask, iota<"L">(mesh, 8), config, gpt2::Dropout{});
       std::size_t tokens = 0;
       for (std::size_t i = 0; i < 32; ++i) {
         if (b.weights.span()[i] == 0) continue;
@@ -181,7 +181,7 @@ TEST_CASE("gpt2: prefetch changes no bit", "[model][prefetch]") {
         Variant ahead = v;
         ahead.prefetch = true;
         const auto in = [&]<dtype C>(C) {
-          auto& hooks = detail::state(device).hooks;
+          auto& hooks = detail::program_state(device).hooks;
           const std::uint64_t before = hooks;
           const Result plain = step<C>(mesh, v);
           const std::uint64_t of_plain = hooks - before;
@@ -213,8 +213,8 @@ TEST_CASE("gpt2: the library's causal_attention gives what the spelled attention
 
 TEST_CASE("gpt2: logits that are computed again, piece by piece, give what stored ones give", "[model]") {
   const Result stored = alone<f32>({.filling = Filling::some}), in_bf16 = alone<bf16>({.filling = Filling::some});
-  const Temporarily none(detail::most_logits, std::int64_t{0});
-  const Temporarily pieces(detail::logits_piece, std::int64_t{4096});
+  const Temporarily none(tuning.stored_logits, std::int64_t{0});
+  const Temporarily pieces(tuning.logits_piece, std::int64_t{4096});
   for (const auto recompute : {gpt2::Recompute::none, gpt2::Recompute::seqax})
     CHECK(apart(alone<f32>({.recompute = recompute, .filling = Filling::some}), stored) < 1e-5);
   CHECK(apart(alone<bf16>({.filling = Filling::some}), in_bf16) < 0.02);
@@ -236,7 +236,7 @@ TEST_CASE("gpt2: bf16 stays near f32, and halves the bytes of weights and gradie
   }
   on_mesh("d=2,t=1", [](const std::shared_ptr<Device>& device) {
     const GptMesh mesh(device);
-    auto& counts = detail::state(device).counts;
+    auto& counts = detail::program_state(device).counts;
     std::array<std::int64_t, 2> gathered{}, scattered{};
     const auto measure = [&](std::size_t i) {
       gathered[i] = counts["all_gather"].bytes;
@@ -259,9 +259,9 @@ TEST_CASE("gpt2: bf16 stays near f32, and halves the bytes of weights and gradie
 template <dtype C>
 std::vector<double> curve(const GptMesh& mesh) {
   constexpr std::int64_t rows = 16, length = 8;
-  gpt2::Model<f32> weights = random_model(mesh, false), mean, variance;
+  gpt2::Model<f32> weights = random_model(mesh, false), mu, nu;
   weights = map_tree([](const auto& w) { return w * 0.2; }, weights);
-  mean = variance = zeros_like(weights);
+  mu = nu = zeros_like(weights);
   gpt2::Model<C> computed = gpt2::cast_model<C>(weights);
   const auto causal = causal_mask<"Qlen Klen">(mesh, length, length);
   const auto positions = iota<"L">(mesh, length);
@@ -279,9 +279,9 @@ std::vector<double> curve(const GptMesh& mesh) {
                             zeros<i32, "B/d L">(mesh, {{"B", rows}, {"L", length}}),
                             full<f32, "B/d L">(mesh, {{"B", rows}, {"L", length}}, 1.0 / (rows * length))};
     const auto [loss, gradients] =
-        value_and_grad(mesh, gpt2::loss<C>, computed, batch, causal, positions, gpt2::Form{}, gpt2::Dropout{});
+        value_and_grad(mesh, gpt2::loss<C>, computed, batch, causal, positions, gpt2::ModelConfig{}, gpt2::Dropout{});
     AdamW().update(
-        weights, mean, variance, gradients, 1e-2, 1.0, step, [](std::string_view) { return false; }, computed);
+        weights, mu, nu, gradients, 1e-2, 1.0, step, [](std::string_view) { return false; }, computed);
     losses.push_back(static_cast<double>(item(all_reduce<"+d +t -> ">(loss))));
   }
   return losses;
@@ -321,18 +321,18 @@ TEST_CASE("gpt2: sampling with a cache sees what the whole forward pass sees", "
       on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
         const GptMesh mesh(device);
         const gpt2::Model<f32> w = random_model(mesh, minigpt);
-        const gpt2::Form form{minigpt, minigpt, 1e-5, gpt2::Recompute::none};
+        const gpt2::ModelConfig config{minigpt, minigpt, 1e-5, gpt2::Recompute::none};
         const NamedSize one{"B", 1, mesh.size("d")};
         const std::vector<i32> ids{7, 3, 28, 0, 11, 5, 19, 2};
         const auto rows = [&](std::int64_t first, std::int64_t count) {
           auto host = std::make_shared<std::vector<i32>>(ids.begin() + first, ids.begin() + first + count);
-          if (mesh.coordinate("d") != 0) std::fill(host->begin(), host->end(), 0);
+          if (mesh.axis_index("d") != 0) std::fill(host->begin(), host->end(), 0);
           return from_memory<i32, "B/d L">(mesh, {one, {"L", count}}, std::span<const i32>(*host), host);
         };
         const gpt2::Mask causal{broadcast<"Qlen Klen -> B/d Qlen Klen">(causal_mask<"Qlen Klen">(mesh, 8, 8), {one}),
                                 {}};
         const auto whole =
-            all_gather<"B/d L V/t -> B L V">(gpt2::logits<f32>(w, rows(0, 8), causal, iota<"L">(mesh, 8), form, {}));
+            all_gather<"B/d L V/t -> B L V">(gpt2::logits<f32>(w, rows(0, 8), causal, iota<"L">(mesh, 8), config, {}));
         Sizes sizes = sizes_on(mesh);
         sizes.insert(sizes.end(), {one, {"Klen", 12}});
         const auto zero = zeros<f32, "B/d Klen H/t D">(mesh, sizes);
@@ -347,7 +347,7 @@ TEST_CASE("gpt2: sampling with a cache sees what the whole forward pass sees", "
           const gpt2::Mask mask{
               broadcast<"Qlen Klen -> B/d Qlen Klen">(greater_equal(rename<"L -> Qlen">(positions), keys), {one}), {}};
           const auto now = all_gather<"B/d L V/t -> B L V">(gpt2::extend<f32>(
-              w, caches, rows(first, count), positions, mask, cast<f32>(equal(positions, keys)), form));
+              w, caches, rows(first, count), positions, mask, cast<f32>(equal(positions, keys)), config));
           const auto width = static_cast<std::size_t>(now.padded_size("V"));
           for (std::size_t i = 0; i < static_cast<std::size_t>(count) * width; ++i) {
             const f32 a = now.span()[i], b = whole.span()[static_cast<std::size_t>(first) * width + i];

@@ -30,7 +30,7 @@ constexpr auto sized(std::size_t n) {
 const Sizes sizes{{"B", sized(shape.B)}, {"L", sized(shape.L)}, {"M", sized(shape.M)}, {"Q", sized(shape.Q)},
                   {"K", sized(shape.K)}, {"D", sized(shape.D)}, {"F", sized(shape.F)}, {"V", sized(shape.V)}};
 
-/// Every leaf random, gains around 1; weights large enough for attention to be far from uniform.
+/// Every leaf random, scales around 1; weights large enough for attention to be far from uniform.
 gpt::Model random_model(const GptMesh& mesh, bool tied) {
   gpt::Model model;
   if (!tied) model.unembed.resize(1);
@@ -74,10 +74,10 @@ Tensor<bool_, "Qlen Klen"> causal(const GptMesh& mesh) {
 }
 
 /// gpt::logits with each layer called directly, so that everything is kept and nothing computed twice.
-Logits logits_without_recompute(const gpt::Model& w, const gpt::Batch& batch, const gpt::Form& form) {
+Logits logits_without_recompute(const gpt::Model& w, const gpt::Batch& batch, const gpt::ModelConfig& config) {
   const auto embed = all_gather<"V/t M/d -> V/t M">(w.embed);
   gpt::Residual x = gpt::embedded(embed, batch.inputs);
-  for (const gpt::Layer& weights : w.layers) x = gpt::layer(x, batch.segments, weights, form);
+  for (const gpt::Layer& weights : w.layers) x = gpt::layer(x, batch.segments, weights, config);
   const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M">(w.unembed[0]);
   return gpt::unembedded(x, w.final_norm, unembed);
 }
@@ -97,14 +97,15 @@ Result step(const GptMesh& mesh, Variant variant) {
   const auto model = random_model(mesh, variant.tied);
   const auto differentiated = [&]() -> std::pair<Tensor<f32, "+d +t">, gpt::Model> {
     if (!variant.library_loss && variant.recompute && !variant.spelled_attention)
-      return value_and_grad(mesh, gpt::loss, model, batch(mesh), gpt::Form{});
-    const auto loss = [&](const gpt::Model& w, const gpt::Batch& batch, const gpt::Form& form) -> Tensor<f32, "+d +t"> {
-      const Logits logits = variant.spelled_attention ? gpt_spelled::logits(w, batch, causal(mesh), form)
-                            : variant.recompute       ? gpt::logits(w, batch.inputs, batch.segments, form)
-                                                      : logits_without_recompute(w, batch, form);
+      return value_and_grad(mesh, gpt::loss, model, batch(mesh), gpt::ModelConfig{});
+    const auto loss = [&](const gpt::Model& w, const gpt::Batch& batch,
+                          const gpt::ModelConfig& config) -> Tensor<f32, "+d +t"> {
+      const Logits logits = variant.spelled_attention ? gpt_spelled::logits(w, batch, causal(mesh), config)
+                            : variant.recompute       ? gpt::logits(w, batch.inputs, batch.segments, config)
+                                                      : logits_without_recompute(w, batch, config);
       return variant.library_loss ? gpt_spelled::library_loss(logits, batch) : gpt::mean_loss(logits, batch);
     };
-    return value_and_grad(mesh, loss, model, batch(mesh), gpt::Form{});
+    return value_and_grad(mesh, loss, model, batch(mesh), gpt::ModelConfig{});
   };
   const auto [l, gradients] = differentiated();
   return {item(all_reduce<"+d +t -> ">(l)), fetch(gradients)};
@@ -118,7 +119,7 @@ auto on_threads(const std::string& mesh, const F& f) {
   const auto axes = parse_mesh(mesh);
   const DeviceBody body = [&](const std::shared_ptr<Device>& device) {
     auto mine = f(GptMesh(device));
-    if (device->index() == 0) result = std::move(mine);
+    if (device->rank() == 0) result = std::move(mine);
   };
   if (device_count(axes) == 1)
     detail::run_device(std::make_shared<Device>(axes, 0), 1, body);
@@ -290,14 +291,14 @@ struct LayerAndInput {
   gpt::Residual x;
 };
 
-using Counts = std::map<std::string, detail::State::Count>;
+using Counts = std::map<std::string, detail::ProgramState::Count>;
 
 /// How often each op ran in one step of one layer, and its multiply-adds. `loss(in, seen)`: the mean of the layer's
 /// result, as what it attends to says; that is a mask, or the segments.
 template <class Loss, class Seen>
 Counts counts(const GptMesh& mesh, const Loss& loss, const Seen& seen) {
   const LayerAndInput in{random_model(mesh, false).layers[0], random_normal<f32, "B/d L M/t">(mesh, sizes, {2, 0})};
-  auto& counts = detail::state(mesh.device()).counts;
+  auto& counts = detail::program_state(mesh.device()).counts;
   counts.clear();
   static_cast<void>(value_and_grad(mesh, loss, in, seen));
   return {counts.begin(), counts.end()};
@@ -306,8 +307,8 @@ Counts counts(const GptMesh& mesh, const Loss& loss, const Seen& seen) {
 Counts counts(const GptMesh& mesh, bool recompute, bool spelled) {
   const auto mean_of = [recompute](const auto& layer) {
     return [=](const LayerAndInput& in, const auto& seen) -> Tensor<f32, "+d +t"> {
-      const auto y = recompute ? explicit_activation_checkpointing(layer)(in.x, seen, in.weights, gpt::Form{})
-                               : layer(in.x, seen, in.weights, gpt::Form{});
+      const auto y = recompute ? explicit_activation_checkpointing(layer)(in.x, seen, in.weights, gpt::ModelConfig{})
+                               : layer(in.x, seen, in.weights, gpt::ModelConfig{});
       return mean<"B/d L M/t -> +d +t">(y);
     };
   };
@@ -337,9 +338,9 @@ TEST_CASE("gpt: a layer's backward computes again what it needs, and nothing els
   // q, k, v, the residual stream after attention, gate and up are kept. Again computed are:
   const std::map<std::string, std::int64_t> expected{
       // The two residual streams over t, for the norms' derivatives and as operands of the weights' gradients; the
-      // two gains; and the seven matrices over d, which FSDP does not keep: operands of their inputs' gradients.
+      // two scales; and the seven matrices over d, which FSDP does not keep: operands of their inputs' gradients.
       {"all_gather", 11},
-      // The norms times their gains, as operands of the gradients of w_q, w_k, w_v, w_gate, w_up.
+      // The norms times their scales, as operands of the gradients of w_q, w_k, w_v, w_gate, w_up.
       {"rms_norm", 2},
       {"*", 2},
       // Heads, an operand of the gradient of w_o, and what the derivative of attention needs.
@@ -382,7 +383,7 @@ TEST_CASE("gpt: with attention in einsums a layer's backward computes scores and
       // Of both products: B L^2 Q K D multiply-adds, on this device's share of batch and heads.
       const auto product = static_cast<double>(shape.B * shape.L * shape.L * shape.Q * shape.K * shape.D) * 2.0;
       const double more = with.at("einsum_unreduced").flops - without.at("einsum_unreduced").flops;
-      expect(more == 2 * product / device->count(), "FLOPs computed again: " + show(more));
+      expect(more == 2 * product / device->size(), "FLOPs computed again: " + show(more));
       // Forward 9 einsums; backward two for each.
       expect(without.at("einsum_unreduced").calls == 27, "einsums without recompute");
       // Forward 11 gathers and 2 scatters; backward each becomes the other.

@@ -128,7 +128,7 @@ inline Dot pair_up(const detail::Value& a, const detail::Value& b) {
 inline std::string dual_on(const Device& device, const TensorSpec& x) {
   Axes axes;
   for (const auto& axis : device.axes()) axes.push_back(axis.name);
-  return std::string(rules::dual(to_string(x), axes).view());
+  return std::string(to_string(rules::dual(x, axes)).view());
 }
 
 inline bool names_axes_of(const Device& device, const TensorSpec& spec) {
@@ -234,7 +234,7 @@ inline void check_cases_as_sized(std::vector<Case> cases, const std::vector<std:
     on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
       poison(*device);
       for (std::size_t i = 0; i < cases.size(); ++i)
-        if (check_case(device, cases[i]) && device->index() == 0) ++runs[i];
+        if (check_case(device, cases[i]) && device->rank() == 0) ++runs[i];
     });
   }
   // Ranks that are idle on a mesh count nothing, and few ranks have no mesh with three axes.

@@ -178,7 +178,7 @@ TEST_CASE("causal_attention is what the einsums give, over lengths around its bl
               const Mesh2 mesh(device);
               for (const std::int64_t length : {1, 31, 33, 64, 65, 129})
                 check_against_einsums<f32>(mesh, length, length == 64 ? 8 : 5, length % 2 == 1, length == 65, 1e-5);
-              if (mesh.count() == 1) return;  // the long ones once, shared out
+              if (mesh.size() == 1) return;  // the long ones once, shared out
               for (const std::int64_t length : {512, 513})
                 check_against_einsums<f32>(mesh, length, 4, length % 2 == 1, false, 1e-5);
               check_against_einsums<f64>(mesh, 530, 3, true, true, 1e-12);
@@ -223,10 +223,11 @@ TEST_CASE("causal_attention keeps no scores", "[ops]") {
             static_cast<void>(value_and_grad(mesh, loss, x));
             const auto after = device->pool()->stats();
             const std::size_t operand = static_cast<std::size_t>(n) * 8 * 4 * sizeof(f32);
-            expect(detail::state(device).kept < operand + static_cast<std::size_t>(n) * 8 * sizeof(f32) + 4096,
+            expect(detail::program_state(device).residual_bytes <
+                       operand + static_cast<std::size_t>(n) * 8 * sizeof(f32) + 4096,
                    "the result and one number for each query are kept");
             // Multiply-adds count as two, and only those of keys that a query sees.
-            const auto& counts = detail::state(device).counts;
+            const auto& counts = detail::program_state(device).counts;
             const double pairs = 8.0 * static_cast<double>(n * (n + 1) / 2);
             expect(counts.at("causal_attention").flops == 2 * 2 * 4 * pairs, "two products forward");
             expect(counts.at("causal_attention_backward").flops == 5 * 2 * 4 * pairs, "five backward");

@@ -21,7 +21,7 @@ namespace {
 /// The cases, in which pieces of rows are short, with copies in rank order and without.
 void check_rows(const std::vector<Case>& cases) {
   check_cases(cases);
-  const Temporarily in_place(detail::shortest_piece, std::size_t{1});
+  const Temporarily in_place(tuning.row_piece, std::size_t{1});
   check_cases(cases);
 }
 
@@ -89,18 +89,18 @@ TEST_CASE("all_to_all", "[ops]") {
   });
 }
 
-TEST_CASE("slice", "[ops]") {
+TEST_CASE("shard", "[ops]") {
   check_cases({
-      COLLECTIVE(slice, f32, "A B", "A/t B"),
-      COLLECTIVE(slice, f32, "B A", "B A/t"),
-      COLLECTIVE(slice, f32, "A/t B", "A/t/d B"),
-      COLLECTIVE(slice, f32, "A", "A/t/d"),
-      COLLECTIVE(slice, f32, "C A", "C A/d/t"),
-      COLLECTIVE(slice, f32, "A C B", "A/d C B/t"),
-      COLLECTIVE(slice, f32, "A B +d", "A/t B +d"),
-      COLLECTIVE(slice, f32, "A/d B", "A/d/p B/t"),
-      COLLECTIVE(slice, bf16, "A B", "A B/t"),
-      COLLECTIVE(slice, f64, "A/d B", "A/d B/t"),
+      COLLECTIVE(shard, f32, "A B", "A/t B"),
+      COLLECTIVE(shard, f32, "B A", "B A/t"),
+      COLLECTIVE(shard, f32, "A/t B", "A/t/d B"),
+      COLLECTIVE(shard, f32, "A", "A/t/d"),
+      COLLECTIVE(shard, f32, "C A", "C A/d/t"),
+      COLLECTIVE(shard, f32, "A C B", "A/d C B/t"),
+      COLLECTIVE(shard, f32, "A B +d", "A/t B +d"),
+      COLLECTIVE(shard, f32, "A/d B", "A/d/p B/t"),
+      COLLECTIVE(shard, bf16, "A B", "A B/t"),
+      COLLECTIVE(shard, f64, "A/d B", "A/d B/t"),
   });
 }
 
@@ -126,7 +126,7 @@ TEST_CASE("collectives of integers and truth values", "[ops]") {
       draws(COLLECTIVE(all_gather, u8, "B A/t", "B A"), Draw::naturals),
       draws(COLLECTIVE(all_gather, bool_, "A/d B/t", "A B"), Draw::naturals),
       draws(COLLECTIVE(all_to_all, u32, "A/t B", "A B/t"), Draw::naturals),
-      draws(COLLECTIVE(slice, bool_, "A B", "A/d B/t"), Draw::naturals),
+      draws(COLLECTIVE(shard, bool_, "A B", "A/d B/t"), Draw::naturals),
       draws(COLLECTIVE(reduce_scatter, i32, "A B +d +t", "A/t B/d"), Draw::integers),
       draws(COLLECTIVE(all_reduce, i32, "A +d +t", "A"), Draw::integers),
       draws(COLLECTIVE(to_partial, i32, "A", "A +t"), Draw::integers),
@@ -161,14 +161,14 @@ TEST_CASE("all_reduce_max", "[ops]") {
 #undef MAXIMUM
 }
 
-/// The blocks along dim 0, n of them in `groups` runs, each run turned by `by`.
+/// The shards along dim 0, n of them in `groups` runs, each run turned by `by`.
 Reference turned(std::int64_t groups, std::int64_t n, std::int64_t inner, std::int64_t by) {
   return [=](const std::vector<Global>& x, Global& y) {
     const auto row = static_cast<std::int64_t>(x[0].data.size()) / x[0].shape[0];
     const std::int64_t rows = x[0].shape[0] / (groups * n * inner);
     for (std::int64_t i = 0; i < x[0].shape[0]; ++i) {
-      const std::int64_t within = i % (rows * inner), block = i / (rows * inner) % n, group = i / (rows * inner * n);
-      const std::int64_t to = (group * n + ((block + by) % n + n) % n) * rows * inner + within;
+      const std::int64_t within = i % (rows * inner), shard = i / (rows * inner) % n, group = i / (rows * inner * n);
+      const std::int64_t to = (group * n + ((shard + by) % n + n) % n) * rows * inner + within;
       for (std::int64_t k = 0; k < row; ++k)
         y.data[static_cast<std::size_t>(to * row + k)] = x[0].data[static_cast<std::size_t>(i * row + k)];
     }
@@ -185,7 +185,7 @@ TEST_CASE("shift", "[ops]") {
         cases.push_back(make_case<X>("shift of " + std::string(std::string_view(X::spec)) + " by " + show(by), f,
                                      std::move(reference), {.padding = false}));
       };
-      // Blocks move along one axis; the other axis of the dim, major or minor, stays.
+      // Shards move along one axis; the other axis of the dim, major or minor, stays.
       add(
           std::type_identity<Tensor<f32, "A/t B">>{}, [by](const auto& x) { return shift<"A/t B", "t">(x, by); },
           turned(1, t, 1, by));
@@ -227,7 +227,7 @@ template <class D>
 void check_order(const std::string& text) {
   on_mesh(text, [&](const std::shared_ptr<Device>& device) {
     const auto& mesh = device->axes();
-    const Place here = place_of(mesh, device->index());
+    const Coordinates here = coordinates_of(mesh, device->rank());
     constexpr std::size_t n = 48;
     const Global whole{{"A"}, {n}, std::vector<double>(n)};
     static const TensorSpec both = parse_tensor("A +d +t").spec, one = parse_tensor("A +t").spec;
@@ -249,9 +249,9 @@ void check_order(const std::string& text) {
     const Tensor<D, "A +d +t"> x(rough_value(both));
     const Tensor<D, "A +t"> xt(rough_value(one));
     const auto expect_bits = [&](const auto& y, bool over_d) {
-      const Block block = block_of(mesh, here, *y.value()->spec, {n});
-      for (std::size_t i = 0; i < block.offsets.size(); ++i) {
-        const D expected = sum_at(block.offsets[i], over_d);
+      const Shard shard = shard_of(mesh, here, *y.value()->spec, {n});
+      for (std::size_t i = 0; i < shard.offsets.size(); ++i) {
+        const D expected = sum_at(shard.offsets[i], over_d);
         expect(std::memcmp(&y.span()[i], &expected, sizeof(D)) == 0,
                std::string(to_string(*y.value()->spec).view()) + " element " + show(i) + " is " + show(y.span()[i]) +
                    " instead of " + show(expected));

@@ -13,10 +13,10 @@ using namespace shardlib::test;
 namespace {
 
 // The example of docs/adding-an-op.md.
-template <Op Dim, dtype D, Spec S>
+template <DimName Dim, dtype D, Spec S>
 auto cumsum(const Tensor<D, S>& x, bool reverse = false, Site site = Site::current())
-    -> Tensor<D, custom::result_of<rules::along, Op("cumsum"), Dim, S>> {
-  const auto kernel = [reverse](custom::Block<D> y, custom::Block<const D> x) {
+    -> Tensor<D, custom::result_of<rules::along, OpName("cumsum"), Dim, S>> {
+  const auto kernel = [reverse](custom::Shard<D> y, custom::Shard<const D> x) {
     x.for_each_row(Dim, [&](custom::Row row) {
       D sum = 0;
       for (std::int64_t i = 0; i < row.size; ++i) {
@@ -32,7 +32,7 @@ auto cumsum(const Tensor<D, S>& x, bool reverse = false, Site site = Site::curre
 /// sqrt(a^2 + b^2), whose VJPs need an operand and the result.
 template <Spec S>
 auto hypotenuse(const Tensor<f64, S>& a, const Tensor<f64, S>& b, Site site = Site::current()) -> Tensor<f64, S> {
-  const auto kernel = [](custom::Block<f64> y, custom::Block<const f64> p, custom::Block<const f64> q) {
+  const auto kernel = [](custom::Shard<f64> y, custom::Shard<const f64> p, custom::Shard<const f64> q) {
     for (std::int64_t i = 0; i < y.size(); ++i) y.data[i] = std::sqrt(p.data[i] * p.data[i] + q.data[i] * q.data[i]);
   };
   const auto f = [](const auto& ct, const auto& side, const auto& y) { return ct * side / y; };
@@ -94,7 +94,7 @@ TEST_CASE("an op of one's own: its kernel does not run in a dry run, and errors 
   const auto x = zeros<f64, "A/d L">(mesh, {{"A", std::int64_t{1} << 40}, {"L", 8}});
   const auto y = cumsum<"L">(x);
   REQUIRE(y.size("A") == std::int64_t{1} << 40);
-  REQUIRE(detail::state(dry).counts.at("cumsum").calls == 1);
+  REQUIRE(detail::program_state(dry).counts.at("cumsum").calls == 1);
   dry->clear_local();
 
   on_mesh("d=1", [](const std::shared_ptr<Device>& device) {

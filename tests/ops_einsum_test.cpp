@@ -92,7 +92,7 @@ TEST_CASE("einsum and reduction have the bits of the tree over local products, o
       const Sizes sizes{{"B", 7}, {"A", 24}, {"C", 12}};
       const auto x = random_normal<f32, "B A">(mesh, sizes, {1, 1});
       const auto w = random_normal<f32, "A C">(mesh, sizes, {1, 2});
-      const auto y = einsum_unreduced<"B A/d, A/d C -> B C +d">(slice<"B A -> B A/d">(x), slice<"A C -> A/d C">(w));
+      const auto y = einsum_unreduced<"B A/d, A/d C -> B C +d">(shard<"B A -> B A/d">(x), shard<"A C -> A/d C">(w));
       const auto parts = static_cast<std::size_t>(mesh.size("d"));
       std::vector<std::vector<float>> summands;
       for (std::size_t d = 0; d < parts; ++d) {
@@ -110,7 +110,7 @@ TEST_CASE("einsum and reduction have the bits of the tree over local products, o
       }
       const auto whole = all_reduce<"B C +d -> B C">(y);
       const auto part = reduce_scatter<"B C +d -> B C/d">(y);
-      const std::size_t columns = 12 / parts, first = static_cast<std::size_t>(mesh.coordinate("d")) * columns;
+      const std::size_t columns = 12 / parts, first = static_cast<std::size_t>(mesh.axis_index("d")) * columns;
       for (std::size_t i = 0; i < 7 * 12; ++i) {
         const float expected = tree_sum(summands, 0, parts, i);
         expect(std::memcmp(&whole.span()[i], &expected, 4) == 0, "all_reduce: element " + show(i));

@@ -36,7 +36,7 @@ TEST_CASE("a collective that a device waits for in vain is named once", "[ops][e
   if (under_mpi()) return;
   const auto gathers = [](const std::shared_ptr<Device>& device) {
     const Mesh<"d"> mesh(device);
-    if (device->index() == 0) static_cast<void>(all_gather<"A/d -> A">(zeros<f32, "A/d">(mesh, {{"A", 4}})).span());
+    if (device->rank() == 0) static_cast<void>(all_gather<"A/d -> A">(zeros<f32, "A/d">(mesh, {{"A", 4}})).span());
   };
   expect_error<Error>([&] { launch(parse_mesh("d=2"), gathers); },
                       "all_gather<`A/d -> A`>: device 1 (rank 1 of 2) has returned without taking part: every device "
@@ -178,7 +178,7 @@ TEST_CASE("sizes that do not divide or are not there", "[ops][errors]") {
     expect_error<Error>([&] { HostArray<f32>({2, 2}, {1, 2, 3}); }, "HostArray: 3 values for a shape of 4");
     const std::vector<f32> memory(7);
     expect_error<Error>([&] { from_memory<f32, "B/d M">(mesh, {{"B", 4}, {"M", 2}}, std::span(memory)); },
-                        "from_memory<`B/d M`>: the block of this device has 8 elements, the memory 7" + on_one);
+                        "from_memory<`B/d M`>: the shard of this device has 8 elements, the memory 7" + on_one);
   });
   // Every device says so, under its own name, before anything is sent.
   on_mesh("d=2,t=2", [](const std::shared_ptr<Device>& device) {
@@ -186,29 +186,29 @@ TEST_CASE("sizes that do not divide or are not there", "[ops][errors]") {
     const std::string here = " (" + device->describe() + ")";
     expect_error<Error>(
         [&] { zeros<f32, "A/d B">(mesh, {{"A", 3}, {"B", 3}}); },
-        "zeros<`A/d B`>: dim `A/d` of size 3 does not divide evenly into 2 blocks; choose a multiple of 2, or pad it: "
+        "zeros<`A/d B`>: dim `A/d` of size 3 does not divide evenly into 2 shards; choose a multiple of 2, or pad it: "
         "{\"A\", 3, 4}" +
             here);
-    expect_error<Error>([&] { slice<"B -> B/t/d">(zero_of<Tensor<f32, "B">>(device, {6})); },
-                        "slice<`B -> B/t/d`>: dim `B/t/d` of size 6 does not divide evenly into 4 blocks; choose a "
+    expect_error<Error>([&] { shard<"B -> B/t/d">(zero_of<Tensor<f32, "B">>(device, {6})); },
+                        "shard<`B -> B/t/d`>: dim `B/t/d` of size 6 does not divide evenly into 4 shards; choose a "
                         "multiple of 4, or pad "
                         "it: {\"B\", 6, 8}" +
                             here);
     expect_error<Error>(
         [&] { reduce_scatter<"B C +d -> B C/d">(zero_of<Tensor<f32, "B C +d">>(device, {6, 5})); },
-        "reduce_scatter<`B C +d -> B C/d`>: dim `C/d` of size 5 does not divide evenly into 2 blocks; choose a "
+        "reduce_scatter<`B C +d -> B C/d`>: dim `C/d` of size 5 does not divide evenly into 2 shards; choose a "
         "multiple "
         "of 2, or pad it: {\"C\", 5, 6}" +
             here);
     expect_error<Error>(
         [&] { all_to_all<"B/d C -> B C/d">(zero_of<Tensor<f32, "B/d C">>(device, {6, 5})); },
-        "all_to_all<`B/d C -> B C/d`>: dim `C/d` of size 5 does not divide evenly into 2 blocks; choose a multiple of "
+        "all_to_all<`B/d C -> B C/d`>: dim `C/d` of size 5 does not divide evenly into 2 shards; choose a multiple of "
         "2, "
         "or pad it: {\"C\", 5, 6}" +
             here);
     expect_error<Error>(
         [&] { split<"A/d -> H/d K">(zero_of<Tensor<f32, "A/d">>(device, {6}), {{"K", 2}}); },
-        "split<`A/d -> H/d K`>: dim `H/d` of size 3 does not divide evenly into 2 blocks; choose a multiple of 2, or "
+        "split<`A/d -> H/d K`>: dim `H/d` of size 3 does not divide evenly into 2 shards; choose a multiple of 2, or "
         "pad "
         "it: {\"H\", 3, 4}" +
             here);
@@ -218,8 +218,8 @@ TEST_CASE("sizes that do not divide or are not there", "[ops][errors]") {
 TEST_CASE("axes that the mesh lacks", "[ops][errors]") {
   on_one_device([](const auto& device, const auto&) {
     const auto x = zero_of<Tensor<f32, "A">>(device, {12});
-    expect_error<Error>([&] { slice<"A -> A/q">(x); },
-                        "slice<`A -> A/q`>: `A/q`: unknown axis 'q': the mesh is d=1,t=1" + on_one);
+    expect_error<Error>([&] { shard<"A -> A/q">(x); },
+                        "shard<`A -> A/q`>: `A/q`: unknown axis 'q': the mesh is d=1,t=1" + on_one);
     expect_error<Error>([&] { to_partial<"A -> A +q">(x); },
                         "to_partial<`A -> A +q`>: `A +q`: unknown axis 'q': the mesh is d=1,t=1" + on_one);
     expect_error<UsageError>([&] { Mesh<"t d">{device}; },
@@ -355,7 +355,7 @@ TEST_CASE("division of integers by zero", "[ops][errors]") {
   on_one_device([](const auto& device, const auto& mesh) {
     const auto x = full<i32, "A">(mesh, {{"A", 3, 4}}, 7);
     expect_error<Error>([&] { x / zeros<i32, "A">(mesh, {{"A", 3, 4}}); },
-                        "/: the divisor `A` has a zero in this block, by which integers cannot be divided; replace it, "
+                        "/: the divisor `A` has a zero in this shard, by which integers cannot be divided; replace it, "
                         "e.g. with `where`" +
                             on_one);
     expect_error<Error>([&] { x / 0.0; }, "/ of `A`: integers cannot be divided by zero" + on_one);
@@ -439,14 +439,14 @@ TEST_CASE("tensors that hold nothing", "[ops][errors]") {
     expect_error<Error>([&] { x * 2.0; }, "*: " + message);
     expect_error<Error>([&] { sum(x); }, "sum<`A -> `>: " + message);
     expect_error<Error>([&] { zeros<f32, "A">(mesh, {{"A", 2}}) + x; }, "+: " + message);
-    expect_error<Error>([&] { slice<"A -> A/t">(x); }, "slice<`A -> A/t`>: " + message);
+    expect_error<Error>([&] { shard<"A -> A/t">(x); }, "shard<`A -> A/t`>: " + message);
     expect_error<Error>([&] { einsum_unreduced<"A, A -> ">(x, x); }, "einsum_unreduced<`A, A -> `>: " + message);
     expect_error<Error>([&] { fetch(x); }, "fetch: " + message);
     expect_error<Error>([&] { static_cast<void>(x.size("A")); }, message);
     expect_error<Error>([&] { static_cast<void>(x.padded_size("A")); }, message);
     expect_error<Error>([&] { static_cast<void>(x.span()); }, message);
-    expect_error<Error>([&] { static_cast<void>(x.local_extents()); }, message);
-    expect_error<Error>([&] { static_cast<void>(x.global_extents()); }, message);
+    expect_error<Error>([&] { static_cast<void>(x.local_shape()); }, message);
+    expect_error<Error>([&] { static_cast<void>(x.global_shape()); }, message);
     expect_error<Error>([&] { static_cast<void>(x.device()); }, message);
     const auto loss = [](const Pair& p) { return sum(p.given); };
     const Pair half{zeros<f32, "A/d B/t">(mesh, {{"A", 2}, {"B", 2}}), {}};

@@ -42,7 +42,7 @@ struct Elementwise {
   std::function<ValuePtr(const std::vector<ValuePtr>& x, const TensorSpec& out)> run;
   std::function<double(const std::vector<double>& x)> value;
   /// All cotangents, of the result's dims (null: not differentiable).
-  std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>& x, const ValuePtr& ct)> pull;
+  std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>& x, const ValuePtr& ct)> vjp;
   std::vector<std::function<double(const std::vector<double>& x)>> derivatives;
   double tolerance = 0;
 };
@@ -94,7 +94,7 @@ void check(const Elementwise& op, const std::vector<Legal>& legal) {
       const auto y = op.run(x, *c.out);
       expect_close(assemble(*y, *c.out), e.y, y->dtype, op.tolerance, "value");
       const auto ct = place(device, y->dtype, dual_of(*c.out, c.axes), e.ct, 7);
-      const auto cts = op.pull(x, ct);
+      const auto cts = op.vjp(x, ct);
       for (std::size_t k = 0; k < c.in.size(); ++k) {
         if (!cts[k]) continue;
         const TensorSpec& due = dual_of(*c.in[k], c.axes);
@@ -105,14 +105,14 @@ void check(const Elementwise& op, const std::vector<Legal>& legal) {
   });
 }
 
-using Rule2 = rules::Verdict (*)(std::string_view, std::string_view);
-rules::Verdict plus(std::string_view a, std::string_view b) {
+using Rule2 = rules::Verdict (*)(const TensorSpec&, const TensorSpec&);
+rules::Verdict plus(const TensorSpec& a, const TensorSpec& b) {
   return rules::add("+", a, b);
 }
-rules::Verdict mapped(std::string_view a, std::string_view b) {
+rules::Verdict mapped(const TensorSpec& a, const TensorSpec& b) {
   return rules::map2("map", a, b);
 }
-rules::Verdict masking(std::string_view c, std::string_view a) {
+rules::Verdict masking(const TensorSpec& c, const TensorSpec& a) {
   return rules::where(c, a, a);
 }
 
@@ -124,7 +124,7 @@ std::vector<Legal> legal_pairs(Rule2 rule, std::size_t states) {
   std::vector<Legal> legal;
   for (const auto& a : operands)
     for (const auto& b : operands)
-      if (const auto verdict = rule(a.text, b.text); verdict.ok())
+      if (const auto verdict = rule(a.spec, b.spec); verdict.ok())
         legal.emplace_back(std::vector{&interned(a.text), &interned(b.text)}, verdict);
   // An axis may also shard one of the n dims of the result: (states + n)^2 on two axes, and n more where both are on
   // one dim in the other order. Of the 16 pairs of dims, 1 has no dim, 6 have one, 9 have two.
@@ -136,7 +136,7 @@ std::vector<Legal> legal_pairs(Rule2 rule, std::size_t states) {
 /// a F b under its rule, as the typed operators carry it out.
 template <class F>
 ValuePtr apply(Rule2 rule, const ValuePtr& a, const ValuePtr& b) {
-  const rules::Verdict verdict = rule(text_of(a), text_of(b));
+  const rules::Verdict verdict = rule(*a->spec, *b->spec);
   const TensorSpec& spec = accepted(verdict);
   return compute("binary", a, spec, detail::Pointwise<F, f32>{a, b});
 }
@@ -220,7 +220,7 @@ TEST_CASE("map over every pair of specs", "[ops][exhaustive][slow]") {
                  {[](In v) { return v[0] < v[1] ? 0 : v[1]; }, [](In v) { return v[0] < v[1] ? 2 * v[1] : v[0]; }}};
   check(op, legal);
   op.name = "map, one cotangent at a time";
-  op.pull = [](const auto& x, const ValuePtr& ct) {
+  op.vjp = [](const auto& x, const ValuePtr& ct) {
     return std::vector{detail::map_pull(loops, 0, *ct, x), detail::map_pull(loops, 1, *ct, x)};
   };
   check(op, legal);
@@ -244,7 +244,7 @@ TEST_CASE("masked over every pair of specs", "[ops][exhaustive][slow]") {
          [](In v) { return v[0] != 0 ? v[1] : 0; },
          [](const auto& x, const ValuePtr& ct) {
            // The cotangent, masked in turn.
-           const rules::Verdict verdict = masking(text_of(x[0]), text_of(ct));
+           const rules::Verdict verdict = masking(*x[0]->spec, *ct->spec);
            const TensorSpec& spec = accepted(verdict);
            return std::vector<ValuePtr>{nullptr, compute("masked", ct, spec, [&](const detail::Value& shape) {
                                           return detail::map_forward(loops, {x[0], ct}, shape);
@@ -268,7 +268,7 @@ TEST_CASE("where over every triple of specs", "[ops][exhaustive][slow]") {
   for (const auto& c : operands)
     for (const auto& a : operands)
       for (const auto& b : operands) {
-        if (const auto verdict = rules::where(c.text, a.text, b.text); verdict.ok())
+        if (const auto verdict = rules::where(c.spec, a.spec, b.spec); verdict.ok())
           legal.emplace_back(std::vector{&interned(c.text), &interned(a.text), &interned(b.text)}, verdict);
         else
           ++refused;
@@ -297,10 +297,10 @@ TEST_CASE("functions of one operand over every spec", "[ops][exhaustive][slow]")
   std::vector<Legal> linear, nonlinear;
   for (const auto& x : layouts({{}, {"A"}, {"A", "B"}})) {
     const std::vector in{&interned(x.text)};
-    linear.emplace_back(in, rules::linear(x.text));
-    const auto verdict = rules::map1("exp", x.text);
+    linear.emplace_back(in, rules::linear(x.spec));
+    const auto verdict = rules::map1("exp", x.spec);
     CHECK(verdict.ok() == in[0]->partial.empty());
-    CHECK(rules::add_constant("+", x.text).ok() == verdict.ok());
+    CHECK(rules::add_constant("+", x.spec).ok() == verdict.ok());
     if (verdict.ok()) nonlinear.emplace_back(in, verdict);
   }
   CHECK(linear.size() == 32);

@@ -70,17 +70,19 @@ void check(const Linear& op, const std::vector<Pair>& legal) {
   });
 }
 
-using OpRule = rules::Verdict (*)(std::string_view, std::string_view);
+using OpRule = rules::Verdict (*)(std::string_view, const TensorSpec&);
 /// All pairs that the rule accepts, `count` of them.
 std::vector<Pair> legal_pairs(OpRule rule, const std::vector<Layout>& from, const std::vector<Layout>& to,
                               std::size_t count) {
   std::vector<Pair> legal;
   for (const auto& x : from)
-    for (const auto& z : to)
-      if (const auto verdict = rule(arrow(x.text, z.text), x.text); verdict.ok()) {
-        CHECK(verdict.result.view() == z.text);
+    for (const auto& z : to) {
+      const std::string op = arrow(x.text, z.text);
+      if (const auto verdict = rule(op, x.spec); verdict.ok()) {
+        CHECK(verdict.result == z.spec);
         legal.push_back({&interned(x.text), &interned(z.text)});
       }
+    }
   CHECK(legal.size() == count);
   return legal;
 }
@@ -94,7 +96,7 @@ void sum_or_repeat(const Global& x, Global& y) {
 }
 
 ValuePtr repeat_to(const ValuePtr& x, const TensorSpec& to) {
-  static_cast<void>(accepted(rules::broadcast(arrow(text_of(x), text_of(to)), text_of(x))));
+  static_cast<void>(accepted(rules::broadcast(arrow(text_of(x), text_of(to)), *x->spec)));
   return compute("broadcast", x, to, [&](const detail::Value& out) { return detail::repeat_kernel(*x, out); });
 }
 ValuePtr divided(const ValuePtr& x, std::int64_t n) {
@@ -146,7 +148,7 @@ TEST_CASE("broadcast over every pair of specs", "[ops][exhaustive][slow]") {
 }
 
 ValuePtr rearranged(const ValuePtr& x, const TensorSpec& to) {
-  static_cast<void>(accepted(rules::rearrange(arrow(text_of(x), text_of(to)), text_of(x))));
+  static_cast<void>(accepted(rules::rearrange(arrow(text_of(x), text_of(to)), *x->spec)));
   return compute("rearrange", x, to, [&](const detail::Value& out) {
     int order[max_dims];
     for (int i = 0; i < to.rank(); ++i) order[i] = x->spec->find(to.dims[i].name);
@@ -172,7 +174,7 @@ TEST_CASE("rearrange over every pair of specs", "[ops][exhaustive][slow]") {
 /// x's bytes as a value of the spec and sizes.
 ValuePtr relabelled(const ValuePtr& x, const TensorSpec& spec, const detail::GlobalSizes& global) {
   return compute("relabel", x->device, x->dtype, spec, global, [&](const detail::Value& out) {
-    expect(out.count() == x->count(), "the block has another size");
+    expect(out.count() == x->count(), "the shard has another size");
     return x->data();
   });
 }
@@ -204,22 +206,26 @@ TEST_CASE("rename, merge and split over every spec", "[ops][exhaustive][slow]") 
   };
   std::vector<Case> cases;
   for (const auto& x : layouts({{"B"}, {"A", "B"}, {"B", "V"}})) {
-    const auto verdict = rules::rename("B -> M", x.text);
+    const auto verdict = rules::rename("B -> M", x.spec);
     CHECK(verdict.ok());
     cases.push_back({"rename " + x.text, &interned(x.text), &accepted(verdict), false, false});
   }
   CHECK(cases.size() == 10 + 18 + 18);
   for (const auto& x : layouts({{"A", "K"}, {"A", "K", "B"}, {"B", "A", "K"}})) {
     const Dim a = x.spec.dims[x.spec.find("A")], k = x.spec.dims[x.spec.find("K")];
-    const std::string parts = text_of(TensorSpec{{{a, k}, 2}, {}});
+    TensorSpec of_parts;
+    of_parts.dims.push_back(a);
+    of_parts.dims.push_back(k);
+    const std::string parts = text_of(of_parts);
     std::string whole = "V";
     for (auto axis : a.axes) whole += "/" + std::string(axis);
-    const auto verdict = rules::merge(arrow(parts, whole), x.text);
+    const std::string merging = arrow(parts, whole), splitting = arrow(whole, parts);
+    const auto verdict = rules::merge(merging, x.spec);
     CHECK(verdict.ok() == k.axes.empty());
     if (!verdict.ok()) continue;
     const TensorSpec &from = interned(x.text), &to = accepted(verdict);
-    const auto back = rules::split(arrow(whole, parts), text_of(to));
-    CHECK((back.ok() && back.result.view() == x.text));
+    const auto back = rules::split(splitting, to);
+    CHECK((back.ok() && back.result == x.spec));
     cases.push_back({"merge " + x.text, &from, &to, true, false});
     cases.push_back({"split " + text_of(to), &to, &from, false, true});
   }

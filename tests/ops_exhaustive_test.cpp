@@ -37,7 +37,7 @@ Buffer summed(const detail::Value& in, const detail::Value& out) {
                         Reduction::sum);
 }
 
-using Rule = rules::Verdict (*)(std::string_view, std::string_view);
+using Rule = rules::Verdict (*)(std::string_view, const TensorSpec&);
 struct Collective {
   const char* name;
   Rule rule;
@@ -52,7 +52,7 @@ const std::vector<Collective>& collectives() {
       {"all_reduce", rules::all_reduce, rules::all_reduce, summed, 9},
       {"all_to_all", rules::all_to_all, rules::all_to_all, detail::exchange, 20},
       {"to_partial", rules::to_partial, rules::to_partial, detail::keep_on_first, 9},
-      {"slice", rules::slice, nullptr, detail::cut_block, 22},
+      {"shard", rules::shard, nullptr, detail::cut_shard, 22},
   };
   return all;
 }
@@ -69,13 +69,13 @@ TEST_CASE("every collective over two dims and two axes", "[ops][exhaustive]") {
     int accepted = 0, refused = 0;
     for (const auto& from : specs)
       for (const auto& to : specs) {
-        const bool ok = op.rule(arrow(from.text, to.text), from.text).ok();
+        const bool ok = op.rule(arrow(from.text, to.text), from.spec).ok();
         ++(ok ? accepted : refused);
         if (!ok) continue;
         legal.push_back({&op, &from, &to});
         if (op.transposed == nullptr) continue;
         const Axes axes = axes_of({&from.spec, &to.spec});
-        const std::string ct(rules::dual(to.text, axes).view()), due(rules::dual(from.text, axes).view());
+        const std::string ct = text_of(rules::dual(to.spec, axes)), due = text_of(rules::dual(from.spec, axes));
         INFO(op.name << " " << arrow(from.text, to.text) << ", transposed " << arrow(ct, due));
         CHECK(op.transposed(arrow(ct, due), ct).ok());
       }
@@ -97,10 +97,9 @@ TEST_CASE("every collective over two dims and two axes", "[ops][exhaustive]") {
         out->storage->buffer = op->run(*in, *out);
         expect_close(assemble(*out, to->spec), x, DType::f32, 0, what);
         if (op->transposed != nullptr) continue;
-        // Each device's block in zeros: S -> P.
+        // Each device's shard in zeros: S -> P.
         const Axes axes = axes_of({&from->spec, &to->spec});
-        const Layout ct(std::string(rules::dual(to->text, axes).view())),
-            due(std::string(rules::dual(from->text, axes).view()));
+        const Layout ct(text_of(rules::dual(to->spec, axes))), due(text_of(rules::dual(from->spec, axes)));
         // On the axes that the op does not name, the cotangent is what it is; here the same as the operand.
         const auto part = place(device, DType::f32, ct.spec, x);
         const auto whole = result_of("embed", *part, due.spec);
@@ -120,7 +119,7 @@ std::vector<int> ids(const TensorSpec& spec) {
   return all;
 }
 
-/// The einsum of two blocks as the erased core carries it out, with the plan made at run time.
+/// The einsum of two shards as the erased core carries it out, with the plan made at run time.
 detail::Handle<detail::Value> multiply(const detail::Value& x, const detail::Value& y, const TensorSpec& spec) {
   detail::GlobalSizes global;
   for (const Dim& dim : spec.dims)
@@ -138,14 +137,14 @@ detail::Handle<detail::Value> repeated(const detail::Value& x, const TensorSpec&
                                        const detail::GlobalSizes& global) {
   auto out = detail::make_value({"broadcast", {}, {}}, x.device, x.dtype, spec, global);
   out->storage->buffer = detail::allocate(*out);
-  const Global block{{}, Shape(out->local.begin(), out->local.end()), {}};
+  const Global shard{{}, Shape(out->local.begin(), out->local.end()), {}};
   Global from{{}, Shape(x.local.begin(), x.local.end()), {}};
   Names to;
   for (const Dim& dim : x.spec->dims) from.names.emplace_back(dim.name);
   for (const Dim& dim : spec.dims) to.emplace_back(dim.name);
   const Shape strides = strides_along(from, to);
   std::size_t i = 0;
-  for_each_index(block.shape, [&](const Shape& at) { out->as<f32>()[i++] = x.as<f32>()[offset(strides, at)]; });
+  for_each_index(shard.shape, [&](const Shape& at) { out->as<f32>()[i++] = x.as<f32>()[offset(strides, at)]; });
   detail::zero_padding(*out, out->data());
   return out;
 }
@@ -156,7 +155,8 @@ struct LegalEinsum {
 
 bool divides(const Device& device, const TensorSpec& spec) {
   bool even = true;
-  for (const Dim& dim : spec.dims) even = even && size_of_dim(dim.name).padded % detail::blocks(device, dim.axes) == 0;
+  for (const Dim& dim : spec.dims)
+    even = even && size_of_dim(dim.name).padded % detail::shard_count(device, dim.axes) == 0;
   return even;
 }
 
@@ -201,11 +201,11 @@ struct EinsumFamily {
         expect_close(assemble(*multiply(*vx, *vy, c->spec), c->spec), e.out, DType::f32, 0, what);
         // Transposed: the einsum of the cotangent with the other operand, then repeated along what was summed away.
         const Axes axes = axes_of({&a->spec, &b->spec, &c->spec});
-        const Layout ct(std::string(rules::dual(c->text, axes).view()));
+        const Layout ct(text_of(rules::dual(c->spec, axes)));
         const auto vct = place(device, DType::f32, ct.spec, e.ct, 3);
         const auto transposed = [&](const Layout& operand, const detail::Value& value, const Layout& other,
                                     const detail::Value& other_value, const Global& gradient, const char* which) {
-          const Layout due(std::string(rules::dual(operand.text, axes).view()));
+          const Layout due(text_of(rules::dual(operand.spec, axes)));
           const Layout kept(std::string(detail::reachable(Spec(due.text), Spec(ct.text), Spec(other.text))));
           const std::string op = arrow(ct.text + ", " + other.text, kept.text);
           expect(rules::einsum(op, ct.text, other.text).ok(), what + ": its transpose " + op + " is not legal");

@@ -37,7 +37,7 @@ void each(const F& f) {
 }
 
 /// "A/t B -> B": without the dims whose bit is not set.
-constexpr Op maximum_op(std::size_t from, std::size_t kept) {
+constexpr OpSpec maximum_op(std::size_t from, std::size_t kept) {
   TensorSpec out = parse_tensor(specs[from]).spec;
   for (int i = out.rank(); i-- > 0;)
     if ((kept >> i & 1U) == 0) out.dims.erase(i);
@@ -58,7 +58,7 @@ TEST_CASE("all_reduce_max over every spec and subset of dims", "[ops][exhaustive
   std::vector<Case> cases;
   each<specs.size()>([&](auto from) {
     each<3>([&](auto kept) {
-      static constexpr Op op = maximum_op(from, kept);
+      static constexpr OpSpec op = maximum_op(from, kept);
       static constexpr Spec spec{specs[from]};
       if constexpr (rules::all_reduce_max(op, spec).ok())
         cases.push_back(make_case<Tensor<f32, spec>>("all_reduce_max " + std::string(std::string_view(op)),
@@ -91,7 +91,7 @@ TEST_CASE("max and argmax over every spec and subset of dims", "[ops][exhaustive
   std::vector<Case> cases;
   each<specs.size()>([&](auto from) {
     each<3>([&](auto kept) {
-      static constexpr Op op = maximum_op(from, kept);
+      static constexpr OpSpec op = maximum_op(from, kept);
       static constexpr Spec spec{specs[from]};
       const std::string text(std::string_view{op});
       if constexpr (rules::local_max("max", op, spec).ok())
@@ -107,7 +107,7 @@ TEST_CASE("max and argmax over every spec and subset of dims", "[ops][exhaustive
   check_cases(cases);
 }
 
-/// The blocks of every dim, turned round the axis by `by` devices.
+/// The shards of every dim, turned round the axis by `by` devices.
 Reference turned(const TensorSpec& spec, const std::vector<AxisSize>& mesh, const std::string& axis, int by) {
   return [=](const std::vector<Global>& x, Global& y) {
     const Shape strides = strides_along(x[0], x[0].names);
@@ -115,26 +115,26 @@ Reference turned(const TensorSpec& spec, const std::vector<AxisSize>& mesh, cons
       Shape to = from;
       for (int i = 0; i < spec.rank(); ++i) {
         if (!spec.dims[i].axes.contains(axis)) continue;
-        // The axes after it number the blocks within one of its own.
+        // The axes after it number the shards within one of its own.
         const auto d = static_cast<std::size_t>(i);
-        std::int64_t block = x[0].shape[d];
+        std::int64_t shard = x[0].shape[d];
         const std::int64_t n = size_of_axis(mesh, axis);
         for (auto other : spec.dims[i].axes) {
-          block /= size_of_axis(mesh, other);
+          shard /= size_of_axis(mesh, other);
           if (other == axis) break;
         }
-        const std::int64_t coordinate = from[d] / block % n, turn = ((coordinate + by) % n + n) % n;
-        to[d] += (turn - coordinate) * block;
+        const std::int64_t coordinate = from[d] / shard % n, turn = ((coordinate + by) % n + n) % n;
+        to[d] += (turn - coordinate) * shard;
       }
       y.data[offset(strides, to)] = x[0].data[offset(strides, from)];
     });
   };
 }
 
-template <std::size_t I, Op Axis>
+template <std::size_t I, AxisName Axis>
 void add_shift(std::vector<Case>& cases, const std::vector<AxisSize>& mesh, int by) {
   static constexpr Spec spec{specs[I]};
-  static constexpr Op op{specs[I]};
+  static constexpr OpSpec op{specs[I]};
   if constexpr (rules::shift(spec, Axis, spec).ok())
     cases.push_back(make_case<Tensor<f32, spec>>(
         "shift " + std::string(specs[I]) + " round " + std::string(std::string_view(Axis)) + " by " + show(by),

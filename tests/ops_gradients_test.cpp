@@ -67,7 +67,7 @@ TEST_CASE("a loss of the weights outside, not of the parameter", "[ops][grad]") 
                     mesh, [&](const Weights& p) -> Loss { return sum(p.a * p.b * w.a); }, w),
                 says);
     const auto gathers = [&](const Weights& p) -> Loss {
-      return sum(p.b * slice<"M -> M/d">(all_gather<"M/d -> M">(w.a)));
+      return sum(p.b * shard<"M -> M/d">(all_gather<"M/d -> M">(w.a)));
     };
     expect_says(differentiate(mesh, gathers, w), {"all_gather<`M/d -> M`>", "the weight `a` comes from outside"});
     const Layers deep{{w, weights(mesh, 3)}};

@@ -23,9 +23,9 @@ TEST_CASE("span, Eigen and Kokkos see a tensor's own memory", "[ops][interop]") 
   on_mesh("d=2,t=1", [](const std::shared_ptr<Device>& device) {
     const Grid mesh(device);
     const auto x = place<Tensor<f32, "B/d L M">>(mesh, counting<f32>({4, 3, 5}));
-    const auto first = static_cast<float>(30 * mesh.coordinate("d"));
+    const auto first = static_cast<float>(30 * mesh.axis_index("d"));
     expect(x.span().size() == 30 && x.span()[0] == first && x.span()[29] == first + 29, "span");
-    expect(x.local_extents()[0] == 2 && x.global_extents()[0] == 4 && x.size("L") == 3, "sizes");
+    expect(x.local_shape()[0] == 2 && x.global_shape()[0] == 4 && x.size("L") == 3, "sizes");
     const auto matrix = as_eigen(x);
     expect(matrix.data() == x.span().data() && matrix.rows() == 6 && matrix.cols() == 5, "Eigen's map");
     expect(matrix(4, 2) == first + 22, "Eigen's element");
@@ -70,19 +70,19 @@ TEST_CASE("texts of specs, meshes and tensors", "[ops][interop]") {
     expect(fmt::format("{}", mesh) == "d=2,t=2", "Mesh");
     const std::string on = " on " + device->describe() + ": ";
     const auto x = place<Tensor<f32, "B/d L">>(mesh, counting<f32>({4, 3}));
-    const bool second = mesh.coordinate("d") == 1;
+    const bool second = mesh.axis_index("d") == 1;
     const auto is = [](const std::string& text, const std::string& expected) {
       expect(text == expected, "\"" + text + "\" instead of \"" + expected + "\"");
     };
     is(fmt::format("{}", x),
-       "f32[B/d=4 L=3]" + on + "block 2x3, min " + (second ? "6, max 11, mean 8.5" : "0, max 5, mean 2.5"));
+       "f32[B/d=4 L=3]" + on + "shard 2x3, min " + (second ? "6, max 11, mean 8.5" : "0, max 5, mean 2.5"));
     is(fmt::format("{}", to_partial<"B/d L -> B/d L +t">(x * 0.0)),
-       "f32[B/d=4 L=3 +t]" + on + "block 2x3, min 0, max 0, mean 0");
-    is(fmt::format("{}", log(x - 100.0)), "f32[B/d=4 L=3]" + on + "block 2x3, 6 not finite");
-    is(fmt::format("{}", full<i32, "">(mesh, {}, 7)), "i32[]" + on + "block of one, min 7, max 7, mean 7");
+       "f32[B/d=4 L=3 +t]" + on + "shard 2x3, min 0, max 0, mean 0");
+    is(fmt::format("{}", log(x - 100.0)), "f32[B/d=4 L=3]" + on + "shard 2x3, 6 not finite");
+    is(fmt::format("{}", full<i32, "">(mesh, {}, 7)), "i32[]" + on + "shard of one, min 7, max 7, mean 7");
     is(fmt::format("{}", full<bf16, "2 A/t">(mesh, {{"A", 2}}, 1)),
-       "bf16[2 A/t=2]" + on + "block 2x1, min 1, max 1, mean 1");
-    is(fmt::format("{}", zeros<u8, "A">(mesh, {{"A", 0}})), "u8[A=0]" + on + "block 0, empty");
+       "bf16[2 A/t=2]" + on + "shard 2x1, min 1, max 1, mean 1");
+    is(fmt::format("{}", zeros<u8, "A">(mesh, {{"A", 0}})), "u8[A=0]" + on + "shard 0, empty");
     is(fmt::format("{}", Tensor<f32, "A/t +d">()), "f32[A/t +d] (empty)");
   });
   SUCCEED();
@@ -127,11 +127,11 @@ TEST_CASE("pictures of shardings", "[ops][interop]") {
           "└─────────┘\n");
     shows(zeros<f32, "A/d B C/t">(mesh, sizes),
           "f32[A/d B C/t] on mesh d=2,t=2\n"
-          "A block 0:\n"
+          "A shard 0:\n"
           "┌───┬───┐\n"
           "│ 0 │ 1 │\n"
           "└───┴───┘\n"
-          "A block 1:\n"
+          "A shard 1:\n"
           "┌───┬───┐\n"
           "│ 2 │ 3 │\n"
           "└───┴───┘\n");
@@ -160,7 +160,7 @@ TEST_CASE("place and fetch", "[ops][interop]") {
       const auto host = counting<f32>({12, 6});
       const auto x = place<Tensor<f32, "A/t/d C">>(mesh, host);
       Global whole = assemble(*x.value(), parse_tensor("A/t/d C").spec);
-      expect(std::equal(host.data.begin(), host.data.end(), whole.data.begin()), "each device has its block");
+      expect(std::equal(host.data.begin(), host.data.end(), whole.data.begin()), "each device has its shard");
       same(fetch(x), host);
       same(fetch(place<Tensor<f32, "A/d C/t">>(mesh, host)), host);
       same(fetch(place<Tensor<bf16, "C A/t">>(mesh, counting<bf16>({6, 12}))), counting<bf16>({6, 12}));
@@ -199,10 +199,10 @@ void check_host_arrays(const Grid& mesh, D one, D other) {
     expect(back.shape == host.shape, "shape");
     expect_equal(back.data, host.data);
   };
-  using Blocks = Tensor<D, "A/d B/t">;
-  same(fetch(place<Blocks>(mesh, host)));
-  same(spmd(mesh, [](const Blocks& x) { return x; })(host));
-  same(spmd(mesh, [](Blocks x) noexcept { return x; })(host));
+  using Shards = Tensor<D, "A/d B/t">;
+  same(fetch(place<Shards>(mesh, host)));
+  same(spmd(mesh, [](const Shards& x) { return x; })(host));
+  same(spmd(mesh, [](Shards x) noexcept { return x; })(host));
 }
 
 TEST_CASE("host arrays of every dtype go in and out", "[ops][interop]") {

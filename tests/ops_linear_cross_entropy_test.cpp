@@ -56,7 +56,7 @@ std::vector<Case> cases() {
 TEST_CASE("linear_cross_entropy of logits that are made piece by piece", "[ops]") {
   for (const std::int64_t piece : {1, 64, 1 << 20}) {
     INFO(piece);
-    const Temporarily pieces(detail::logits_piece, piece);
+    const Temporarily pieces(tuning.logits_piece, piece);
     check_cases(cases<0>());
   }
 }
@@ -95,7 +95,7 @@ auto step(const Mesh2& mesh, const Weights& w, std::int64_t stored, bool recompu
 TEST_CASE("linear_cross_entropy: a replay gives the same bits, stored logits nearly so", "[ops]") {
   for (const char* text : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2"}) {
     INFO(text);
-    const Temporarily pieces(detail::logits_piece, std::int64_t{40000});
+    const Temporarily pieces(tuning.logits_piece, std::int64_t{40000});
     on_mesh(text, [](const std::shared_ptr<Device>& device) {
       const Mesh2 mesh(device);
       const Weights w = weights(mesh);
@@ -119,10 +119,10 @@ TEST_CASE("linear_cross_entropy: a replay gives the same bits, stored logits nea
 }
 
 TEST_CASE("linear_cross_entropy takes memory for a piece of the logits, and says what it computes", "[ops][memory]") {
-  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+  const std::size_t logits = std::size_t{4} * 64 * 1024 * sizeof(f32), piece = logits / 8;
+  const Temporarily pieces(tuning.logits_piece, static_cast<std::int64_t>(piece));
+  on_mesh("d=1,t=1", [&](const std::shared_ptr<Device>& device) {
     const Mesh2 mesh(device);
-    const std::size_t logits = std::size_t{4} * 64 * 1024 * sizeof(f32), piece = logits / 8;
-    const Temporarily pieces(detail::logits_piece, static_cast<std::int64_t>(piece));
     const auto taken = [](const std::shared_ptr<Device>& on, std::int64_t stored) {
       const Mesh2 there(on);
       const Weights w = weights(there);
@@ -132,10 +132,10 @@ TEST_CASE("linear_cross_entropy takes memory for a piece of the logits, and says
     const std::size_t in_pieces = taken(device, 0);
     expect(in_pieces > piece && in_pieces < piece + small, "in pieces: " + std::to_string(in_pieces) + " bytes");
     expect(taken(device, most) > logits, "stored");
-    const auto dry = std::make_shared<Device>(parse_mesh("d=1,t=1"), 0, std::make_shared<DryWorld>(Peers::threads));
+    const auto dry = std::make_shared<Device>(parse_mesh("d=1,t=1"), 0, std::make_shared<DryWorld>(Peers::threads), 1, tuning);
     expect(taken(dry, 0) == in_pieces, "a dry run takes the same memory");
 
-    auto& counts = detail::state(device).counts;
+    auto& counts = detail::program_state(device).counts;
     counts.clear();
     step(mesh, weights(mesh), 0, false);
     const double product = 2.0 * 4 * 64 * 1000 * 8;
@@ -150,9 +150,9 @@ TEST_CASE("linear_cross_entropy communicates as cross_entropy does, in ops of th
   on_mesh("d=1,t=2", [](const std::shared_ptr<Device>& device) {
     const Mesh2 mesh(device);
     const auto work = [&](std::int64_t stored) {
-      std::map<std::string, detail::State::Work> of;
-      const detail::Observing observing(device, [&](const detail::State::Ran& ran) {
-        detail::State::Work& sum = of[ran.op.label()];
+      std::map<std::string, detail::ProgramState::OpWork> of;
+      const detail::Observing observing(device, [&](const detail::ProgramState::Ran& ran) {
+        detail::ProgramState::OpWork& sum = of[ran.op.label()];
         sum.bytes += ran.work.bytes;
         sum.flops += ran.work.flops;
       });
@@ -165,7 +165,7 @@ TEST_CASE("linear_cross_entropy communicates as cross_entropy does, in ops of th
              std::string(op) + " sends other bytes");
     }
     const auto& loss = in_pieces.at("linear_cross_entropy<`B/d L M, V/t M -> B/d L V/t`>");
-    expect(loss.bytes == 0 && loss.flops == 2.0 * 4 * 64 * 8 * (mesh.index() == 0 ? 512 : 488),
+    expect(loss.bytes == 0 && loss.flops == 2.0 * 4 * 64 * 8 * (mesh.rank() == 0 ? 512 : 488),
            "the loss is local, of true ids");
   });
   SUCCEED();
@@ -177,7 +177,7 @@ TEST_CASE("linear_cross_entropy: padding counts nowhere, however low the logits 
     INFO(text);
     on_mesh(text, [](const std::shared_ptr<Device>& device) {
       const Mesh2 mesh(device);
-      const Sizes padded{{"B", 3, 4}, {"L", 5}, {"M", 6, 8}, {"V", 9, 16}};  // of t=4 the last block is all padding
+      const Sizes padded{{"B", 3, 4}, {"L", 5}, {"M", 6, 8}, {"V", 9, 16}};  // of t=4 the last shard is all padding
       const Weights w{full<f32, "B/d L M/t">(mesh, padded, 10), full<f32, "V/t M/d">(mesh, padded, -2)};
       const auto ids = full<i32, "B/d L">(mesh, padded, 3);
       const auto counts = cast<f32>(iota<"L">(mesh, 5)) + zeros<f32, "B/d L">(mesh, padded);

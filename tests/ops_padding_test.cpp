@@ -41,10 +41,10 @@ TEST_CASE("padded: sizes", "[ops][padding]") {
     const Grid mesh(device);
     const auto x = ones<f32, "A V/t">(mesh, {{"A", 2}, {"V", 7, 9}});
     expect(x.size("V") == 7 && x.padded_size("V") == 9 && x.size("A") == 2 && x.padded_size("A") == 2, "sizes");
-    expect(x.global_extents()[1] == 7 && x.local_extents()[1] == 3 && x.span().size() == 6, "extents");
-    const std::vector<std::vector<f32>> blocks{{1, 1, 1, 1, 1, 1}, {1, 1, 1, 1, 1, 1}, {1, 0, 0, 1, 0, 0}};
-    const auto& block = blocks[static_cast<std::size_t>(mesh.coordinate("t"))];
-    expect(std::equal(block.begin(), block.end(), x.span().begin()), "this device's block");
+    expect(x.global_shape()[1] == 7 && x.local_shape()[1] == 3 && x.span().size() == 6, "shape");
+    const std::vector<std::vector<f32>> shards{{1, 1, 1, 1, 1, 1}, {1, 1, 1, 1, 1, 1}, {1, 0, 0, 1, 0, 0}};
+    const auto& shard = shards[static_cast<std::size_t>(mesh.axis_index("t"))];
+    expect(std::equal(shard.begin(), shard.end(), x.span().begin()), "this device's shard");
     expect_error<Error>([&] { static_cast<void>(x.padded_size("B")); }, "padded_size: `A V/t` has no dim `B`");
     // Sizes go where names go.
     const auto y = rename<"V -> C">(rearrange<"A V/t -> V/t A">(x));
@@ -140,13 +140,13 @@ TEST_CASE("padded: host arrays in and out", "[ops][padding]") {
 TEST_CASE("padded: memory of the caller's is checked", "[ops][padding]") {
   on_mesh("d=1,t=2", [](const std::shared_ptr<Device>& device) {
     const Grid mesh(device);
-    const bool last = mesh.coordinate("t") == 1;
+    const bool last = mesh.axis_index("t") == 1;
     std::vector<f32> memory{1, 2, 3, 4, 5, 6};
     if (last) memory = {7, 8, 0, 9, 10, 0};
     const auto make = [&] {
       return from_memory<f32, "B V/t">(mesh, {{"B", 2}, {"V", 5, 6}}, std::span<const f32>(memory));
     };
-    expect(whole(make()).data == std::vector<double>{1, 2, 3, 7, 8, 4, 5, 6, 9, 10}, "the block");
+    expect(whole(make()).data == std::vector<double>{1, 2, 3, 7, 8, 4, 5, 6, 9, 10}, "the shard");
     expect(as_eigen(make())(1, 2) == (last ? 0 : 6), "Eigen sees the padding");
     memory[5] = 1;
     if (last)
@@ -164,11 +164,11 @@ TEST_CASE("padded: texts and pictures", "[ops][padding]") {
   on_mesh("d=1,t=2", [](const std::shared_ptr<Device>& device) {
     const Grid mesh(device);
     const auto x = place<Tensor<f32, "B/d V/t">>(mesh, counting<f32>({2, 5}), {{"V", 5, 8}});
-    const bool last = mesh.coordinate("t") == 1;
-    expect_text(fmt::format("{}", x), "f32[B/d=2 V/t=5 (padded to 8)] on " + device->describe() + ": block 2x4, min " +
+    const bool last = mesh.axis_index("t") == 1;
+    expect_text(fmt::format("{}", x), "f32[B/d=2 V/t=5 (padded to 8)] on " + device->describe() + ": shard 2x4, min " +
                                           (last ? "5, max 10, mean 7.5" : "1, max 9, mean 5"));
     expect_text(fmt::format("{}", zeros<f32, "V/t">(mesh, {{"V", 1, 4}})),
-                "f32[V/t=1 (padded to 4)] on " + device->describe() + ": block 2" +
+                "f32[V/t=1 (padded to 4)] on " + device->describe() + ": shard 2" +
                     (last ? ", empty" : ", min 0, max 0, mean 0"));
     expect_text(visualize_sharding(x),
                 "f32[B/d V/t] on mesh d=1,t=2, V=5 (padded to 8)\n"
@@ -185,7 +185,7 @@ TEST_CASE("padded: maxima do not see the padding", "[ops][padding]") {
     on_mesh(text, [](const std::shared_ptr<Device>& device) {
       const Grid mesh(device);
       poison(*device);
-      // All negative: the padding's zeros would win. On some meshes the last blocks are nothing but padding.
+      // All negative: the padding's zeros would win. On some meshes the last shards are nothing but padding.
       for (const std::int64_t n : {1, 5, 12})
         for (const std::int64_t padded : {12, 24}) {
           HostArray<f32> host({3, n});
@@ -291,7 +291,7 @@ TEST_CASE("padded: errors", "[ops][padding][errors]") {
         [&] {
           zeros<f32, "V/t">(mesh, {{"V", 250, 255}});
         },
-        "zeros<`V/t`>: dim `V/t` of size 250 (padded to 255) does not divide evenly into 2 blocks; choose a multiple "
+        "zeros<`V/t`>: dim `V/t` of size 250 (padded to 255) does not divide evenly into 2 shards; choose a multiple "
         "of 2, or pad it: {\"V\", 250, 256}");
     fails(
         [&] {
@@ -327,7 +327,7 @@ TEST_CASE("padded: errors", "[ops][padding][errors]") {
         [&] {
           shift<"V/t", "t">(of(std::type_identity<Tensor<f32, "V/t">>{}, {{"V", 5, 6}}), 1);
         },
-        "shift<`V/t`>: dim `V` is 5 (padded to 6), and a shift would bring its padding between the blocks; choose a "
+        "shift<`V/t`>: dim `V` is 5 (padded to 6), and a shift would bring its padding between the shards; choose a "
         "size that needs none");
     static_cast<void>(shift<"A/t V", "t">(of(std::type_identity<Tensor<f32, "A/t V">>{}, {{"A", 4}, {"V", 5, 6}}), 1));
     fails(

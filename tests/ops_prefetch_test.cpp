@@ -20,7 +20,7 @@ using Loss = Tensor<f32, "+d +t">;
 
 struct Weights {
   Tensor<f32, "M/d H/t"> in;
-  Tensor<f32, "H/t M/d"> out;  // whose blocks need another order once they are gathered
+  Tensor<f32, "H/t M/d"> out;  // whose shards need another order once they are gathered
 };
 struct Model {
   Tensor<f32, "M/t/d"> gain;  // before the layers, so that these have an input that is differentiated
@@ -88,15 +88,15 @@ void expect_same_bits(const A& a, const B& b, const std::string& what) {
       a, b);
 }
 
-std::size_t under_way(const detail::State& state, bool gathers) {
+std::size_t under_way(const detail::ProgramState& state, bool gathers) {
   return static_cast<std::size_t>(
-      std::ranges::count_if(state.started, [&](const auto& s) { return bool(s->gathered) == gathers; }));
+      std::ranges::count_if(state.pending, [&](const auto& s) { return bool(s->gathered) == gathers; }));
 }
 
 /// "all_gather 12 calls 3456 bytes, ..." of all collectives on this device during f.
 template <class F>
 std::string traffic(const std::shared_ptr<Device>& device, const F& f) {
-  auto& counts = detail::state(device).counts;
+  auto& counts = detail::program_state(device).counts;
   counts.clear();
   f();
   std::string text;
@@ -125,7 +125,7 @@ TEST_CASE("prefetch changes no bit, and each gather and sum is one collective", 
         expect_same_bits(plain.first, ahead.first, "loss");
         expect_same_bits(plain.second, ahead.second, "gradient");
         expect_same_bits(plain.first, loss(w, x, How::prefetch), "the loss alone");
-        expect(detail::state(device).started.empty(), "something is under way behind the end");
+        expect(detail::program_state(device).pending.empty(), "something is under way behind the end");
       }
     });
     SUCCEED();
@@ -137,11 +137,11 @@ TEST_CASE("the gathers of the next layer run beside each layer, and the gradient
     const Grid mesh(device);
     const Model w = model(mesh, 5);
     const X x = input(mesh);
-    const detail::State& state = detail::state(device);
+    const detail::ProgramState& state = detail::program_state(device);
     std::vector<std::size_t> forward, backward;
     std::size_t most_sums = 0, fewest_sums = 100;
     {
-      const detail::Observing watch(device, [&](const detail::State::Ran& ran) {
+      const detail::Observing watch(device, [&](const detail::ProgramState::Ran& ran) {
         const std::string_view op = ran.op.name;
         if (op == "reduce_scatter") expect(!ran.recomputed, "a gradient's sum is no recompute");
         if (op != "tanh") return;  // once a layer and pass
@@ -213,8 +213,8 @@ TEST_CASE("a dry run of prefetch counts and takes what a real one does", "[ops][
   std::string counted;
   Peaks planned{}, most{};
   {  // as `--plan` does
-    const detail::NoteReads noting(detail::state(dry));
-    const detail::Observing observing(dry, [](const detail::State::Ran&) {});
+    const detail::NoteReads noting(detail::program_state(dry));
+    const detail::Observing observing(dry, [](const detail::ProgramState::Ran&) {});
     counted = step(dry);
     planned = peaks(dry, 4, How::prefetch);
     most = peaks(received, 4, How::prefetch);
@@ -241,7 +241,7 @@ TEST_CASE("what the derivatives of a layer do not need is gathered for nothing, 
     const auto of_layers = [](const Array<"layers", Weights>& layers, const X& x, How how) {
       return mean_square(through(x, layers, how, layer<true>, gathered));
     };
-    auto& counts = detail::state(device).counts;
+    auto& counts = detail::program_state(device).counts;
     counts.clear();
     const auto plain = value_and_grad(mesh, of_layers, w.layers, x, How::plain);
     const auto without = counts["all_gather"];
@@ -271,7 +271,7 @@ TEST_CASE("prefetch says what is wrong", "[ops][prefetch]") {
         "with the same function that prefetch is given" +
         on;
     expect_error<Error>([&] { through(x, w.layers, How::prefetch, layer<false>, others); }, unused);
-    detail::state(device).started.clear();
+    detail::program_state(device).pending.clear();
     // Without a later prefetch the end of the forward pass notices.
     const auto one = [&](const Array<"layers", Weights>& layers) {
       return mean_square(layer<false>(prefetch(x, others, layers, 2), layers[2]));
@@ -291,7 +291,7 @@ TEST_CASE("prefetch says what is wrong", "[ops][prefetch]") {
                             ": inside explicit_activation_checkpointing it would start gathers that the backward pass "
                             "does not ask for; call it between the layers, outside" +
                             on);
-    expect(detail::state(device).started.empty(), "errors leave nothing under way");
+    expect(detail::program_state(device).pending.empty(), "errors leave nothing under way");
   });
   SUCCEED();
 }
@@ -308,7 +308,7 @@ TEST_CASE("an op that throws while gathers and sums are under way leaves none of
         int einsums = 0;
         bool thrown = false;
         {
-          const detail::Observing watch(device, [&](const detail::State::Ran& ran) {
+          const detail::Observing watch(device, [&](const detail::ProgramState::Ran& ran) {
             if (std::string_view(ran.op.name) == "einsum_unreduced" && ++einsums == fatal) throw Error("enough");
           });
           try {
@@ -318,7 +318,7 @@ TEST_CASE("an op that throws while gathers and sums are under way leaves none of
           }
         }
         expect(thrown, "nothing was thrown");
-        expect(detail::state(device).started.empty(), "something is still under way");
+        expect(detail::program_state(device).pending.empty(), "something is still under way");
       }
       // What the others still have to copy is theirs; the device goes on.
       const auto again = value_and_grad(mesh, loss, w, x, How::prefetch);
@@ -335,7 +335,7 @@ TEST_CASE("an op that throws while gathers and sums are under way leaves none of
                                 const Model w = model(mesh, 3);
                                 const auto failing = [&](const Model& v, const X& x) {
                                   const X y = prefetch(x, gathered, v.layers, 0);
-                                  if (mesh.coordinate("d") == 1) throw Error("enough");
+                                  if (mesh.axis_index("d") == 1) throw Error("enough");
                                   return loss(v, y, How::prefetch);
                                 };
                                 static_cast<void>(value_and_grad(mesh, failing, w, input(mesh)));

@@ -31,8 +31,8 @@ X layer(const X& x, const Weights& w) {
   const auto w_in = all_gather<"M/t/d H -> M H">(w.in);
   auto hidden = einsum_unreduced<"B/d M, M H -> B/d H">(whole, w_in);
   if constexpr (keep != Keep::nothing) hidden = save_for_backward(hidden);
-  const auto part = slice<"B/d H -> B/d H/t">(relu(hidden));
-  const auto w_out = slice<"H M -> H/t M">(all_gather<"H M/t/d -> H M">(w.out));
+  const auto part = shard<"B/d H -> B/d H/t">(relu(hidden));
+  const auto w_out = shard<"H M -> H/t M">(all_gather<"H M/t/d -> H M">(w.out));
   return reduce_scatter<"B/d M +t -> B/d M/t">(einsum_unreduced<"B/d H/t, H/t M -> B/d M +t">(part, w_out));
 }
 
@@ -58,7 +58,7 @@ void expect_same_bits(const A& a, const B& b, const std::string& what) {
 
 /// How often each op ran on this device during f.
 std::map<std::string, std::int64_t> calls(const Grid& mesh, const std::function<void()>& f) {
-  auto& counts = detail::state(mesh.device()).counts;
+  auto& counts = detail::program_state(mesh.device()).counts;
   counts.clear();
   f();
   std::map<std::string, std::int64_t> all;
@@ -144,7 +144,7 @@ TEST_CASE("the gradient through recompute is that of finite differences", "[ops]
     const auto f = [](const V& a) -> Loss64 {
       const auto g =
           explicit_activation_checkpointing([](const V& b) { return exp(all_gather<"A/d C/t -> A/d C">(b)); });
-      return sum(tanh(slice<"A/d C -> A/d C/t">(g(a))) * a);
+      return sum(tanh(shard<"A/d C -> A/d C/t">(g(a))) * a);
     };
     const auto [loss, gradient] = value_and_grad(mesh, f, v);
     const Global whole = assemble(*v.value(), detail::parsed<V::spec>);
@@ -204,12 +204,12 @@ TEST_CASE("recompute of nested calls and of several results", "[ops][recompute]"
   }
 }
 
-void expect_kept(const std::vector<Kept>& kept, const std::vector<Kept>& expected) {
+void expect_residuals(const std::vector<SavedResidual>& residuals, const std::vector<SavedResidual>& expected) {
   std::string all;
-  for (const Kept& k : kept) all += "\n" + k.what + " [" + k.spec + "] " + std::to_string(k.bytes);
-  expect(kept.size() == expected.size(), "kept:" + all);
-  for (std::size_t i = 0; i < kept.size(); ++i)
-    expect(kept[i].what == expected[i].what && kept[i].spec == expected[i].spec && kept[i].bytes == expected[i].bytes,
+  for (const SavedResidual& k : residuals) all += "\n" + k.what + " [" + k.spec + "] " + std::to_string(k.bytes);
+  expect(residuals.size() == expected.size(), "kept:" + all);
+  for (std::size_t i = 0; i < residuals.size(); ++i)
+    expect(residuals[i].what == expected[i].what && residuals[i].spec == expected[i].spec && residuals[i].bytes == expected[i].bytes,
            "entry " + std::to_string(i) + " of what is kept:" + all);
 }
 
@@ -221,29 +221,29 @@ TEST_CASE("the report of what is kept for the backward pass", "[ops][recompute]"
     const auto at = [](const std::string& op, int line) {
       return op + " at " + std::string(__FILE__) + ":" + std::to_string(layer_line + line);
     };
-    // Blocks of a 2 x 2 mesh at B=6, M=12, H=6. The gathered w.in of the first layer would make the gradient of x,
+    // Shards of a 2 x 2 mesh at B=6, M=12, H=6. The gathered w.in of the first layer would make the gradient of x,
     // which is no weight.
-    const Kept w_in{at("all_gather<`M/t/d H -> M H`>", 5), "M H", 288};
-    const Kept whole{at("all_gather<`B/d M/t -> B/d M`>", 3), "B/d M", 144};
-    const Kept w_out{at("slice<`H M -> H/t M`>", 9), "H/t M", 144};
-    const Kept hidden{at("einsum_unreduced<`B/d M, M H -> B/d H`>", 6), "B/d H", 72};
-    const Kept part{at("slice<`B/d H -> B/d H/t`>", 8), "B/d H/t", 36};
-    const Kept last{at("+", 48), "B/d M/t", 72};
-    expect_kept(kept_for_backward(two_layers(plain<Keep::nothing>(), x), w),
+    const SavedResidual w_in{at("all_gather<`M/t/d H -> M H`>", 5), "M H", 288};
+    const SavedResidual whole{at("all_gather<`B/d M/t -> B/d M`>", 3), "B/d M", 144};
+    const SavedResidual w_out{at("shard<`H M -> H/t M`>", 9), "H/t M", 144};
+    const SavedResidual hidden{at("einsum_unreduced<`B/d M, M H -> B/d H`>", 6), "B/d H", 72};
+    const SavedResidual part{at("shard<`B/d H -> B/d H/t`>", 8), "B/d H/t", 36};
+    const SavedResidual last{at("+", 48), "B/d M/t", 72};
+    expect_residuals(saved_residuals(two_layers(plain<Keep::nothing>(), x), w),
                 {w_in, whole, whole, w_out, w_out, last, hidden, hidden, part, part});
     // With recompute: the arguments of each call, and what is saved.
-    const Kept kept_hidden{at("save_for_backward", 7), "B/d H", 72};
-    const std::vector<Kept> arguments{last,
+    const SavedResidual saved_hidden{at("save_for_backward", 7), "B/d H", 72};
+    const std::vector<SavedResidual> arguments{last,
                                       last,
                                       {"0/in", "M/t/d H", 72},
                                       {"0/out", "H M/t/d", 72},
                                       {"1/in", "M/t/d H", 72},
                                       {"1/out", "H M/t/d", 72},
                                       {at("random_normal<`B/d M/t`>", 19), "B/d M/t", 72}};
-    expect_kept(kept_for_backward(two_layers(checkpointed<Keep::nothing>(), x), w), arguments);
+    expect_residuals(saved_residuals(two_layers(checkpointed<Keep::nothing>(), x), w), arguments);
     auto with_saved = arguments;
-    with_saved.insert(with_saved.end(), {kept_hidden, kept_hidden});
-    expect_kept(kept_for_backward(two_layers(checkpointed<Keep::hidden>(), x), w), with_saved);
+    with_saved.insert(with_saved.end(), {saved_hidden, saved_hidden});
+    expect_residuals(saved_residuals(two_layers(checkpointed<Keep::hidden>(), x), w), with_saved);
   });
   SUCCEED();
 }

@@ -27,7 +27,7 @@ TEST_CASE("AdamW against f64 on whole arrays", "[optim]") {
     INFO(text);
     on_mesh(text, [&](const std::shared_ptr<Device>& device) {
       const Mesh<"d t"> mesh(device);
-      Weights w = random_weights(mesh, 1), mean = zeros_like(w), variance = zeros_like(w);
+      Weights w = random_weights(mesh, 1), mu = zeros_like(w), nu = zeros_like(w);
       std::vector<Global> p{assemble(*w.gain.value(), detail::parsed<"M/t/d">),
                             assemble(*w.w.value(), detail::parsed<"A/d B/t">)};
       std::vector<std::vector<double>> m{std::vector<double>(p[0].data.size()), std::vector<double>(p[1].data.size())};
@@ -42,7 +42,7 @@ TEST_CASE("AdamW against f64 on whole arrays", "[optim]") {
         const double norm = global_norm(mesh, g);
         expect(std::abs(norm - std::sqrt(squares)) < 1e-5 * norm, "global norm");
         const double scale = 0.5 / norm;
-        adamw.update(w, mean, variance, g, 0.01, scale, step, [](std::string_view name) { return name == "w"; });
+        adamw.update(w, mu, nu, g, 0.01, scale, step, [](std::string_view name) { return name == "w"; });
         for (std::size_t k = 0; k < 2; ++k)
           for (std::size_t i = 0; i < p[k].data.size(); ++i) {
             const double e = scale * grad[k].data[i];
@@ -86,10 +86,10 @@ TEST_CASE("AdamW takes gradients in bf16, and its copies are what a cast of the 
   for (const char* name : {"d=1,t=1", "d=2,t=2"}) {
     on_mesh(name, [&](const std::shared_ptr<Device>& device) {
       const Mesh<"d t"> mesh(device);
-      const Sizes sizes{{"M", 1060}, {"A", 6}, {"B", 134}};  // blocks of some vectors and a rest
+      const Sizes sizes{{"M", 1060}, {"A", 6}, {"B", 134}};  // shards of some vectors and a rest
       const auto all = [](std::string_view) { return true; };
-      Weights w = random_weights(mesh, 1, sizes), mean = zeros_like(w), variance = zeros_like(w);
-      Weights w32 = w, mean32 = mean, variance32 = variance, same = w;
+      Weights w = random_weights(mesh, 1, sizes), mu = zeros_like(w), nu = zeros_like(w);
+      Weights w32 = w, mu32 = mu, nu32 = nu, same = w;
       HalfWeights copies = rounded(w);
       const HalfWeights before = copies;
       const void* place = nullptr;
@@ -99,16 +99,16 @@ TEST_CASE("AdamW takes gradients in bf16, and its copies are what a cast of the 
         expect(global_norm(mesh, g) == global_norm(mesh, wide), "the norm is that of the numbers in f32");
         // Copies beside gradients of either dtype, and either alone: the same bits.
         if (step == 1)
-          AdamW().update(w, mean, variance, wide, 0.01, 0.5, step, all, copies);
+          AdamW().update(w, mu, nu, wide, 0.01, 0.5, step, all, copies);
         else
-          AdamW().update(w, mean, variance, g, 0.01, 0.5, step, all, copies);
+          AdamW().update(w, mu, nu, g, 0.01, 0.5, step, all, copies);
         if (step == 2)
-          AdamW().update(w32, mean32, variance32, g, 0.01, 0.5, step, all);
+          AdamW().update(w32, mu32, nu32, g, 0.01, 0.5, step, all);
         else
-          AdamW().update(w32, mean32, variance32, wide, 0.01, 0.5, step, all, same);
+          AdamW().update(w32, mu32, nu32, wide, 0.01, 0.5, step, all, same);
         expect_same(w.w, w32.w, "weights");
-        expect_same(mean.w, mean32.w, "means");
-        expect_same(variance.gain, variance32.gain, "variances");
+        expect_same(mu.w, mu32.w, "means");
+        expect_same(nu.gain, nu32.gain, "variances");
         expect_same(copies.w, cast<bf16>(w.w), "copies");
         expect_same(copies.gain, cast<bf16>(w.gain), "copies");
         expect(step == 2 || same.w.value() == w32.w.value(), "in f32 the copy is the weight");
@@ -176,7 +176,7 @@ TEST_CASE("reduce_gradients: replicated weights under data parallelism, on every
             found.push_back(assemble(*g.value(), detail::parsed<S>).data);
           },
           reduced);
-      if (text == "d=1,t=1" && device->index() == 0) whole = found;
+      if (text == "d=1,t=1" && device->rank() == 0) whole = found;
       for (std::size_t i = 0; i < found.size() && i < whole.size(); ++i)
         for (std::size_t k = 0; k < found[i].size(); ++k)
           expect(std::abs(found[i][k] - whole[i][k]) <= (i == 6 ? 2e-2 : 1e-4) * (1 + std::abs(whole[i][k])),

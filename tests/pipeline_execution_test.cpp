@@ -40,7 +40,7 @@ void expect_unpipelined(const std::string& mesh, bool tied) {
       const std::string what = schedule.name() + " on " + mesh + (tied ? ", tied" : "");
       const Result result = staged<gpt::Stages>(device, schedule, whole.weights, tied);
       expect_close(result, whole, what);
-      const int rank = device->coordinate("p");
+      const int rank = device->axis_index("p");
       std::set<std::string> names;
       for (const auto& [name, gradient] : result.gradients) names.insert(name);
       expect(names == names_of_rank(schedule, rank, tied, whole), what + ": gradients of all weights of the rank");
@@ -73,7 +73,7 @@ TEST_CASE("pipeline: when which rank ran which task", "[pipeline]") {
       const Result result = staged<gpt::Stages>(device, schedule, whole.weights, false);
       const auto lists = schedule.tasks(microbatches);
       const auto& mine = result.step.intervals;
-      const int rank = device->coordinate("p");
+      const int rank = device->axis_index("p");
       expect(mine.size() == pipeline::parts_of(lists[static_cast<std::size_t>(rank)]).size(), "one for each task");
       const Staged mesh(device);
       const auto all = pipeline::all_intervals(mesh, lists, mine);

@@ -30,10 +30,10 @@ struct Wide {
   pipeline::LayerMap layer_map;
   std::shared_ptr<Device> device;
 
-  [[nodiscard]] X enter(const Weights&, const pipeline::Place&) const {
+  [[nodiscard]] X enter(const Weights&, const pipeline::StagePlace&) const {
     return ones<f32, "B">(Mesh<"d t">(device), sizes);
   }
-  [[nodiscard]] X stage(const Weights& w, X x, const pipeline::Place& at) const {
+  [[nodiscard]] X stage(const Weights& w, X x, const pipeline::StagePlace& at) const {
     const auto columns = full<f32, "M">(Mesh<"d t">(device), sizes, 0.1);
     const auto first = layer_map.first_of_stage(at.stage);
     for (std::size_t i = first; i < first + static_cast<std::size_t>(layer_map.per_stage()); ++i)
@@ -41,7 +41,7 @@ struct Wide {
                                           all_gather<"M/d/t -> M">(w.layers.at(i)));
     return x;
   }
-  [[nodiscard]] auto loss(const Weights&, const X& x, const pipeline::Place&) const -> Tensor<f32, "+d +t"> {
+  [[nodiscard]] auto loss(const Weights&, const X& x, const pipeline::StagePlace&) const -> Tensor<f32, "+d +t"> {
     return to_partial<" -> +d +t">(sum<"B -> ">(x));
   }
 };
@@ -60,7 +60,7 @@ std::vector<double> kept(const pipeline::Schedule& schedule, int microbatches) {
         const auto step = pipeline::value_and_grad(mesh, schedule, microbatches, program, w, sizes);
         constexpr double layer = rows * width * sizeof(f32);
         result[static_cast<std::size_t>(mesh.rank())] =
-            static_cast<double>(detail::state(device).kept) / (layer * layers / ranks);
+            static_cast<double>(detail::program_state(device).residual_bytes) / (layer * layers / ranks);
       },
       ranks, 1);
   return result;

@@ -70,18 +70,18 @@ inline Whole unpipelined(bool tied, const std::string& stage_mesh = "d=1,t=1") {
     const auto names = leaf_names(model);
     const auto put = [&](Host& host, const gpt::Model& tree) {
       const auto values = fetch(tree);
-      for (std::size_t i = 0; i < names.size() && mesh.index() == 0; ++i) host.insert_or_assign(names[i], values[i]);
+      for (std::size_t i = 0; i < names.size() && mesh.rank() == 0; ++i) host.insert_or_assign(names[i], values[i]);
     };
     put(whole.weights, model);
     gpt::Model sum = zeros_like(model);
     double total = 0;
     for (int m = 0; m < microbatches; ++m) {
-      const auto [loss, gradients] = value_and_grad(mesh, gpt::loss, model, batch(mesh, m), gpt::Form{});
+      const auto [loss, gradients] = value_and_grad(mesh, gpt::loss, model, batch(mesh, m), gpt::ModelConfig{});
       total += static_cast<double>(item(all_reduce<"+d +t -> ">(loss)));
       sum = map_tree([](const auto& a, const auto& b) { return a + b; }, sum, gradients);
     }
     put(whole.gradients, sum);
-    if (mesh.index() == 0) whole.loss = total;
+    if (mesh.rank() == 0) whole.loss = total;
   });
   return whole;
 }

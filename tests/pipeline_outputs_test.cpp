@@ -25,15 +25,15 @@ struct WithOutputs : gpt::Stages {
     const auto table = all_gather<"V/t M/d -> V/t M">(w.unembed.empty() ? w.embed.at(0) : w.unembed[0]);
     return gpt::unembedded(x, w.final_norm.at(0), table);
   }
-  [[nodiscard]] const gpt::Batch& at(const pipeline::Place& place) const {
+  [[nodiscard]] const gpt::Batch& at(const pipeline::StagePlace& place) const {
     return batches[static_cast<std::size_t>(place.microbatch)];
   }
-  [[nodiscard]] auto loss(const gpt::StageModel& w, const gpt::Residual& x, const pipeline::Place& place) const
+  [[nodiscard]] auto loss(const gpt::StageModel& w, const gpt::Residual& x, const pipeline::StagePlace& place) const
       -> std::tuple<Tensor<f32, "+d +t">, pipeline::Concat<"N", Logits>, pipeline::Concat<"B", Losses>> {
     const auto y = logits(w, x);
     return {gpt::mean_loss(y, at(place)), {y}, {losses_of(y, at(place))}};
   }
-  [[nodiscard]] auto outputs(const gpt::StageModel& w, const gpt::Residual& x, const pipeline::Place&) const
+  [[nodiscard]] auto outputs(const gpt::StageModel& w, const gpt::Residual& x, const pipeline::StagePlace&) const
       -> pipeline::Concat<"N", Logits> {
     return {logits(w, x)};
   }
@@ -57,9 +57,9 @@ Due due_on(const std::string& stage_mesh, const Whole& whole) {
         model);
     for (int m = 0; m < microbatches; ++m) {
       const auto of = batch(mesh, m);
-      const auto y = gpt::logits(model, of.inputs, of.segments, gpt::Form{});
+      const auto y = gpt::logits(model, of.inputs, of.segments, gpt::ModelConfig{});
       const auto put = [&](const HostArray<f32>& from, HostArray<f32>& to) {
-        if (mesh.index() == 0) std::ranges::copy(from.data, to.data.begin() + m * std::ssize(from.data));
+        if (mesh.rank() == 0) std::ranges::copy(from.data, to.data.begin() + m * std::ssize(from.data));
       };
       put(fetch(y), due.logits);
       put(fetch(losses_of(y, of)), due.losses);
@@ -124,12 +124,14 @@ namespace {
 /// No stages to speak of: a microbatch's number, in rows that are padded, or as many as its number.
 struct Odd {
   bool padded = false;
-  [[nodiscard]] auto enter(const Tensor<f32, "M">& w, const pipeline::Place&) const -> Tensor<f32, "M"> { return w; }
-  [[nodiscard]] auto stage(const Tensor<f32, "M">&, const Tensor<f32, "M">& x, const pipeline::Place&) const
+  [[nodiscard]] auto enter(const Tensor<f32, "M">& w, const pipeline::StagePlace&) const -> Tensor<f32, "M"> {
+    return w;
+  }
+  [[nodiscard]] auto stage(const Tensor<f32, "M">&, const Tensor<f32, "M">& x, const pipeline::StagePlace&) const
       -> Tensor<f32, "M"> {
     return x;
   }
-  [[nodiscard]] auto outputs(const Tensor<f32, "M">& w, const Tensor<f32, "M">&, const pipeline::Place& at) const
+  [[nodiscard]] auto outputs(const Tensor<f32, "M">& w, const Tensor<f32, "M">&, const pipeline::StagePlace& at) const
       -> pipeline::Concat<"R", Tensor<f32, "R">> {
     const NamedSize size{"R", 3 + (padded ? 0 : at.microbatch), padded ? 4 : 0};
     return {full<f32, "R">(Mesh<"d t">(w.device()), {size}, at.microbatch)};

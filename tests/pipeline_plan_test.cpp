@@ -17,8 +17,8 @@ TEST_CASE("a plan for each place along an axis", "[pipeline][plan]") {
   // A step multiplies as many matrices as its place along p, and one.
   const auto body = [&](const std::shared_ptr<Device>& device) {
     const Mesh<"d p t"> all(device);
-    const int place = all.coordinate("p");
-    REQUIRE((all.coordinate("d") == 0 && all.coordinate("t") == 0));
+    const int place = all.axis_index("p");
+    REQUIRE((all.axis_index("d") == 0 && all.axis_index("t") == 0));
     run::Program program;
     program.step = [&](const auto&, std::int64_t, double) {
       const auto x = ones<f32, "A B">(all, {{"A", 16}, {"B", 16}});

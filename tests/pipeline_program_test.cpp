@@ -24,13 +24,13 @@ struct PairStages {
   std::vector<std::size_t> first;  // layer of each stage
   std::size_t count = 1;
 
-  [[nodiscard]] Pair enter(const PairWeights& w, const pipeline::Place& at) const {
+  [[nodiscard]] Pair enter(const PairWeights& w, const pipeline::StagePlace& at) const {
     const Mesh<"d t"> mesh(w.gain.device());
     const Sizes sizes{{"B", 4}, {"M", 6}, {"N", 8}};
     const auto x = random_normal<f64, "B/d M">(mesh, sizes, {2, static_cast<std::uint64_t>(at.microbatch)});
     return {x * w.gain, zeros<f64, "B/d N/t">(mesh, sizes)};
   }
-  [[nodiscard]] Pair stage(const PairWeights& w, Pair z, const pipeline::Place& at) const {
+  [[nodiscard]] Pair stage(const PairWeights& w, Pair z, const pipeline::StagePlace& at) const {
     const std::size_t begin = first[static_cast<std::size_t>(at.stage)];
     for (std::size_t i = begin; i < begin + count; ++i) {
       const auto& layer = w.layers[i];
@@ -39,7 +39,8 @@ struct PairStages {
     }
     return z;
   }
-  [[nodiscard]] auto loss(const PairWeights&, const Pair& z, const pipeline::Place&) const -> Tensor<f64, "+d +t"> {
+  [[nodiscard]] auto loss(const PairWeights&, const Pair& z, const pipeline::StagePlace&) const
+      -> Tensor<f64, "+d +t"> {
     return sum<"B/d N/t -> +d +t">(square(z.y)) + to_partial<"+d -> +d +t">(sum<"B/d M -> +d">(tanh(z.x)));
   }
 };
@@ -58,12 +59,12 @@ struct ChainWeights {
 };
 struct Chain {
   using X = Tensor<f64, "B/d M">;
-  [[nodiscard]] X enter(const ChainWeights& w, const pipeline::Place& at) const {
+  [[nodiscard]] X enter(const ChainWeights& w, const pipeline::StagePlace& at) const {
     const Mesh<"d t"> mesh(w.gain.device());
     return random_normal<f64, "B/d M">(mesh, {{"B", 4}, {"M", 8}}, {2, static_cast<std::uint64_t>(at.microbatch)}) *
            all_gather<"M/d -> M">(w.gain);
   }
-  [[nodiscard]] X stage(const ChainWeights& w, X x, const pipeline::Place& at) const {
+  [[nodiscard]] X stage(const ChainWeights& w, X x, const pipeline::StagePlace& at) const {
     const std::size_t per_stage = w.layers.size() / static_cast<std::size_t>(at.num_stages);
     for (std::size_t i = 0; i < per_stage; ++i) {
       const auto layer = all_gather<"M/d N/t -> M N/t">(w.layers[static_cast<std::size_t>(at.stage) * per_stage + i]);
@@ -72,7 +73,7 @@ struct Chain {
     }
     return x;
   }
-  [[nodiscard]] auto loss(const ChainWeights&, const X& x, const pipeline::Place&) const -> Tensor<f64, "+d +t"> {
+  [[nodiscard]] auto loss(const ChainWeights&, const X& x, const pipeline::StagePlace&) const -> Tensor<f64, "+d +t"> {
     return to_partial<"+d -> +d +t">(sum<"B/d M -> +d">(square(x)));
   }
 };
@@ -94,7 +95,7 @@ TEST_CASE("pipeline: without a stage axis the loop accumulates gradients", "[pip
       Gradients due;
       for (int m = 0; m < 3; ++m) {
         const auto whole = [&](const ChainWeights& w) {
-          const pipeline::Place at{0, 1, m};
+          const pipeline::StagePlace at{0, 1, m};
           return chain.loss(w, chain.stage(w, chain.enter(w, at), at), at);
         };
         const auto [l, g] = value_and_grad(mesh.stage(), whole, weights);
@@ -131,7 +132,7 @@ TEST_CASE("pipeline: stages hand over structs, and replicated weights get partia
     const PairStages stages{{0}, 4};
     for (int m = 0; m < 4; ++m) {
       const auto whole = [&](const PairWeights& w) {
-        const pipeline::Place at{0, 1, m};
+        const pipeline::StagePlace at{0, 1, m};
         return stages.loss(w, stages.stage(w, stages.enter(w, at), at), at);
       };
       const auto [l, gradients] = value_and_grad(mesh, whole, pair_weights(mesh, {0, 1, 2, 3}));
@@ -187,12 +188,12 @@ struct FewStages {
   std::shared_ptr<Device> device;
 
   [[nodiscard]] static X scaled(const X& x, const OneWeight& w) { return x * all_gather<"M/d/t -> M">(w.at(0)); }
-  [[nodiscard]] X enter(const OneWeight& w, const pipeline::Place& at) const {
+  [[nodiscard]] X enter(const OneWeight& w, const pipeline::StagePlace& at) const {
     const auto x = full<f64, "B M">(Mesh<"d t">(device), {{"B", 2}, {"M", 4}}, at.microbatch + 1.0);
     return at_first ? scaled(x, w) : x;
   }
-  [[nodiscard]] X stage(const OneWeight&, const X& x, const pipeline::Place&) const { return x * 0.5; }
-  [[nodiscard]] auto loss(const OneWeight& w, const X& x, const pipeline::Place&) const -> Tensor<f64, "+d +t"> {
+  [[nodiscard]] X stage(const OneWeight&, const X& x, const pipeline::StagePlace&) const { return x * 0.5; }
+  [[nodiscard]] auto loss(const OneWeight& w, const X& x, const pipeline::StagePlace&) const -> Tensor<f64, "+d +t"> {
     const auto squares = square(at_first ? x : scaled(x, w));
     return to_partial<" -> +d +t">(sum<"B M -> ">(squares));
   }
@@ -230,7 +231,7 @@ TEST_CASE("pipeline: ranks without weights pass gradients on, or need none", "[p
 TEST_CASE("pipeline: messages of one's own, and a device's submesh", "[pipeline]") {
   on_mesh("p=2,d=2,t=1", [](const std::shared_ptr<Device>& device) {
     const Staged mesh(device);
-    expect(mesh.stage().count() == 2 && mesh.stage().index() == mesh.whole().coordinate("d"), "the stage's mesh");
+    expect(mesh.stage().size() == 2 && mesh.stage().rank() == mesh.whole().axis_index("d"), "the stage's mesh");
     expect(Device::submesh(device, "p") == mesh.stage().device(), "asked again, the same device");
     expect(mesh.stage().device()->describe() == device->describe(), "messages name the device of the whole mesh");
     const Sizes sizes{{"B", 4}, {"M", 6}};
@@ -249,7 +250,7 @@ TEST_CASE("pipeline: messages of one's own, and a device's submesh", "[pipeline]
   });
 }
 
-TEST_CASE("backward in halves: only the pulls that are needed run, and the sums are the same bits", "[pipeline]") {
+TEST_CASE("backward in halves: only the VJPs that are needed run, and the sums are the same bits", "[pipeline]") {
   on_mesh("d=2,t=1", [](const std::shared_ptr<Device>& device) {
     using X = Tensor<f32, "B/d M">;
     struct Weights {
@@ -271,7 +272,7 @@ TEST_CASE("backward in halves: only the pulls that are needed run, and the sums 
         for (int i = 0; i < 2; ++i) y = recompute ? explicit_activation_checkpointing(layer)(y, w) : layer(y, w);
         detail::Backward pass({{y.value()->slot, detail::detached(*x.value())}},
                               {x.value()->slot, w.a.value()->slot, w.b.value()->slot});
-        const auto scattered = [&] { return detail::state(device).counts["reduce_scatter"].calls; };
+        const auto scattered = [&] { return detail::program_state(device).counts["reduce_scatter"].calls; };
         const auto before = scattered();
         if (!halves) return pass.run();
         auto found = pass.run({true, false, false});
@@ -296,7 +297,7 @@ TEST_CASE("backward in halves: only the pulls that are needed run, and the sums 
 namespace {
 
 struct Throwing : gpt::Stages {
-  [[nodiscard]] auto stage(const gpt::StageModel& w, const gpt::Residual& x, const pipeline::Place& at) const
+  [[nodiscard]] auto stage(const gpt::StageModel& w, const gpt::Residual& x, const pipeline::StagePlace& at) const
       -> gpt::Residual {
     if (at.stage == 1 && at.microbatch == 3) throw Error("the disk is full");
     return gpt::Stages::stage(w, x, at);

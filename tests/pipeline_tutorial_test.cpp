@@ -136,7 +136,7 @@ TEST_CASE("pipeline: the tutorial's transformer has the loss and gradients of th
       }
       const auto names = leaf_names(sum);
       const auto values = fetch(sum);
-      if (mesh.index() != 0) return;
+      if (mesh.rank() != 0) return;
       for (std::size_t i = 0; i < names.size(); ++i) due.insert_or_assign(names[i], values[i]);
       due_loss = total;
     });

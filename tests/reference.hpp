@@ -263,9 +263,9 @@ inline double rounded(DType dtype, double value) {
 // ---------------------------------------------------------------------
 
 /// A device's coordinates, by axis.
-using Place = std::map<std::string, int, std::less<>>;
-inline Place place_of(const std::vector<AxisSize>& mesh, int device) {
-  Place place;
+using Coordinates = std::map<std::string, int, std::less<>>;
+inline Coordinates coordinates_of(const std::vector<AxisSize>& mesh, int device) {
+  Coordinates place;
   for (std::size_t i = mesh.size(); i-- > 0;) {
     place[mesh[i].name] = device % mesh[i].size;
     device /= mesh[i].size;
@@ -277,8 +277,8 @@ inline int size_of_axis(const std::vector<AxisSize>& mesh, std::string_view axis
     if (name == axis) return size;
   throw Failure("no axis " + std::string(axis));
 }
-/// Which of the blocks or summands over the axes a device holds, and how many there are: the first axis is the major.
-inline std::pair<std::int64_t, std::int64_t> part_of(const std::vector<AxisSize>& mesh, const Place& place,
+/// Which of the shards or summands over the axes a device holds, and how many there are: the first axis is the major.
+inline std::pair<std::int64_t, std::int64_t> part_of(const std::vector<AxisSize>& mesh, const Coordinates& place,
                                                      const Axes& axes) {
   std::int64_t at = 0, count = 1;
   for (const auto axis : axes) {
@@ -288,25 +288,25 @@ inline std::pair<std::int64_t, std::int64_t> part_of(const std::vector<AxisSize>
   return {at, count};
 }
 
-/// The local extents of a device's block and the offset of each of its elements in the whole array.
-struct Block {
-  Shape extents;
+/// The local shape of a device's shard and the offset of each of its elements in the whole array.
+struct Shard {
+  Shape shape;
   std::vector<std::size_t> offsets;
 };
-inline Block block_of(const std::vector<AxisSize>& mesh, const Place& place, const TensorSpec& spec,
+inline Shard shard_of(const std::vector<AxisSize>& mesh, const Coordinates& place, const TensorSpec& spec,
                       const Shape& shape) {
-  Block block;
+  Shard shard;
   Shape first;
   for (int i = 0; i < spec.rank(); ++i) {
     const auto [at, count] = part_of(mesh, place, spec.dims[i].axes);
     const std::int64_t extent = shape[static_cast<std::size_t>(i)] / count;
-    block.extents.push_back(extent);
+    shard.shape.push_back(extent);
     first.push_back(at * extent);
   }
   const Shape strides = strides_along({Names(shape.size()), shape, {}}, Names(shape.size()));
   const std::size_t start = offset(strides, first);
-  for_each_index(block.extents, [&](const Shape& index) { block.offsets.push_back(start + offset(strides, index)); });
-  return block;
+  for_each_index(shard.shape, [&](const Shape& index) { shard.offsets.push_back(start + offset(strides, index)); });
+  return shard;
 }
 
 /// This device's part of x. Of a partial spec, summands that differ and make up x in sum. `spec` must outlive the
@@ -320,13 +320,13 @@ inline detail::ValuePtr place(const std::shared_ptr<Device>& device, DType dtype
   const auto counts = resized(std::vector<double>(x.data.size(), 1), x.shape, padded);
   auto value = detail::make_value({"test", {}, {}}, device, dtype, spec, global);
   value->storage->buffer = detail::allocate(*value);
-  const Place here = place_of(device->axes(), device->index());
-  const Block block = block_of(device->axes(), here, spec, padded);
-  expect(Shape(value->local.begin(), value->local.end()) == block.extents, "local extents");
+  const Coordinates here = coordinates_of(device->axes(), device->rank());
+  const Shard shard = shard_of(device->axes(), here, spec, padded);
+  expect(Shape(value->local.begin(), value->local.end()) == shard.shape, "local shape");
   const auto [mine, summands] = part_of(device->axes(), here, spec.partial);
   const Draw kind = is_floating(dtype) ? Draw::odd : Draw::integers;
-  for (std::size_t i = 0; i < block.offsets.size(); ++i) {
-    const std::size_t at = block.offsets[i];
+  for (std::size_t i = 0; i < shard.offsets.size(); ++i) {
+    const std::size_t at = shard.offsets[i];
     const auto summand = [&, seed = seed](std::int64_t s) {
       return draw(kind, seed + 1000 + static_cast<std::uint64_t>(s), at);
     };
@@ -346,13 +346,13 @@ inline detail::ValuePtr place(const std::shared_ptr<Device>& device, DType dtype
 inline std::vector<std::byte> everybodys(Device& device, const void* mine, std::size_t bytes) {
   std::vector<std::string_view> axes;
   for (const auto& axis : device.axes()) axes.emplace_back(axis.name);
-  std::vector<std::byte> send(bytes), all(bytes * static_cast<std::size_t>(device.count()));
+  std::vector<std::byte> send(bytes), all(bytes * static_cast<std::size_t>(device.size()));
   std::memcpy(send.data(), mine, bytes);
   device.group(axes).all_gather(Buffer(send.data(), bytes, nullptr), Buffer(all.data(), all.size(), nullptr)).wait();
   return all;
 }
 
-/// The whole array put together by the spec: sharded blocks side by side, summands added, replicas the same bits; the
+/// The whole array put together by the spec: shards side by side, summands added, replicas the same bits; the
 /// padding, which must be zero, is cut off.
 inline Global assemble(const detail::Value& value, const TensorSpec& spec) {
   const auto& mesh = value.device->axes();
@@ -364,19 +364,19 @@ inline Global assemble(const detail::Value& value, const TensorSpec& spec) {
   const std::size_t element = size_of(value.dtype);
   expect(value.data().bytes() == value.bytes(), "the buffer's size");
   const auto all = everybodys(*value.device, value.data().data(), value.bytes());
-  const auto summands = static_cast<std::size_t>(part_of(mesh, place_of(mesh, 0), spec.partial).second);
+  const auto summands = static_cast<std::size_t>(part_of(mesh, coordinates_of(mesh, 0), spec.partial).second);
   std::vector<const std::byte*> seen(summands * x.data.size(), nullptr);
-  for (int r = 0; r < value.device->count(); ++r) {
-    const Place place = place_of(mesh, r);
-    const Block block = block_of(mesh, place, spec, x.shape);
-    expect(block.extents == Shape(value.local.begin(), value.local.end()), "local extents of the result");
+  for (int r = 0; r < value.device->size(); ++r) {
+    const Coordinates place = coordinates_of(mesh, r);
+    const Shard shard = shard_of(mesh, place, spec, x.shape);
+    expect(shard.shape == Shape(value.local.begin(), value.local.end()), "local shape of the result");
     const auto summand = static_cast<std::size_t>(part_of(mesh, place, spec.partial).first);
     const std::byte* data = all.data() + static_cast<std::size_t>(r) * value.bytes();
-    for (std::size_t i = 0; i < block.offsets.size(); ++i) {
-      const auto*& first = seen[summand * x.data.size() + block.offsets[i]];
+    for (std::size_t i = 0; i < shard.offsets.size(); ++i) {
+      const auto*& first = seen[summand * x.data.size() + shard.offsets[i]];
       if (first == nullptr) {
         first = data + i * element;
-        x.data[block.offsets[i]] += load_element(value.dtype, data, i);
+        x.data[shard.offsets[i]] += load_element(value.dtype, data, i);
       } else {
         expect(std::memcmp(first, data + i * element, element) == 0, "replicas differ in their bits");
       }

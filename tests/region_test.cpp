@@ -58,7 +58,7 @@ class Reference {
 }  // namespace
 
 TEST_CASE("a block comes from the lowest range of up to four times its size, else from the smallest") {
-  const auto region = Region::make_phantom();
+  const auto region = Region::make_meta();
   const auto take = [&](std::size_t units) { return region->allocate(units * 64); };
   std::byte* const twenty = take(20);
   take(1);
@@ -86,7 +86,7 @@ TEST_CASE("a block comes from the lowest range of up to four times its size, els
 TEST_CASE("freed neighbours are one range again, in whichever order they are freed") {
   std::vector<std::size_t> order{0, 1, 2, 3};
   do {
-    const auto region = Region::make_phantom();
+    const auto region = Region::make_meta();
     std::vector<std::byte*> blocks;
     for (std::size_t i = 0; i < 4; ++i) blocks.push_back(region->allocate((i + 1) * 64));
     const std::byte* const last = region->allocate(64);
@@ -98,7 +98,7 @@ TEST_CASE("freed neighbours are one range again, in whichever order they are fre
 }
 
 TEST_CASE("a block that no free range holds begins in the last one") {
-  const auto region = Region::make_phantom();
+  const auto region = Region::make_meta();
   region->allocate(64);
   std::byte* const block = region->allocate(100 * 64);
   region->free(block, 100 * 64);
@@ -107,7 +107,7 @@ TEST_CASE("a block that no free range holds begins in the last one") {
 }
 
 TEST_CASE("blocks lie where the rule puts them, over many steps") {
-  const auto region = Region::make_phantom();
+  const auto region = Region::make_meta();
   Reference reference;
   const std::byte* const first = region->allocate(64);
   reference.allocate(1);
@@ -164,7 +164,7 @@ TEST_CASE("blocks of any size are aligned, and none reaches into another") {
 }
 
 TEST_CASE("a region without room says so and goes on") {
-  for (const auto& region : {Region::make(), Region::make_phantom()}) {
+  for (const auto& region : {Region::make(), Region::make_meta()}) {
     std::byte* const block = region->allocate(1000);
     CHECK(region->allocate(std::size_t{1} << 62) == nullptr);
     CHECK(region->allocate(1000) != nullptr);

@@ -28,7 +28,7 @@ using Dims = std::vector<std::string>;     // names in order
 using Values = std::vector<std::int64_t>;  // row-major
 using Index = std::vector<int>;            // one per dim
 
-int coordinate(int device, std::string_view axis) {
+int axis_index(int device, std::string_view axis) {
   return axis == "d" ? device / 2 : device % 2;
 }
 
@@ -36,17 +36,17 @@ struct Layout {
   std::string text;
   TensorSpec spec;
   Dims dims;
-  Index extents;                         // of a device's block
-  std::array<Index, devices> offsets{};  // where each device's block begins
+  Index shape;                           // of a device's shard
+  std::array<Index, devices> offsets{};  // where each device's shard begins
 
   explicit Layout(std::string s) : text(std::move(s)), spec(parse_tensor(text).spec) {
     for (const Dim& dim : spec.dims) {
       dims.emplace_back(dim.name);
-      extents.push_back(extent >> dim.axes.size());
+      shape.push_back(extent >> dim.axes.size());
       for (int device = 0; device < devices; ++device) {
-        int block = 0;
-        for (auto axis : dim.axes) block = block * 2 + coordinate(device, axis);
-        offsets[static_cast<std::size_t>(device)].push_back(block * extents.back());
+        int shard = 0;
+        for (auto axis : dim.axes) shard = shard * 2 + axis_index(device, axis);
+        offsets[static_cast<std::size_t>(device)].push_back(shard * shape.back());
       }
     }
   }
@@ -55,41 +55,41 @@ struct Layout {
 };
 using Layouts = std::deque<Layout>;
 
-/// Calls f for every index below the extents.
-void for_each(const Index& extents, const std::function<void(const Index&)>& f) {
-  Index index(extents.size(), 0);
+/// Calls f for every index below the shape.
+void for_each(const Index& shape, const std::function<void(const Index&)>& f) {
+  Index index(shape.size(), 0);
   for (;;) {
     f(index);
-    std::size_t i = extents.size();
-    while (i > 0 && ++index[i - 1] == extents[i - 1]) index[--i] = 0;
+    std::size_t i = shape.size();
+    while (i > 0 && ++index[i - 1] == shape[i - 1]) index[--i] = 0;
     if (i == 0) return;
   }
 }
-std::size_t flat(const Index& index, const Index& extents) {
+std::size_t flat(const Index& index, const Index& shape) {
   std::size_t at = 0;
-  for (std::size_t i = 0; i < extents.size(); ++i)
-    at = at * static_cast<std::size_t>(extents[i]) + static_cast<std::size_t>(index[i]);
+  for (std::size_t i = 0; i < shape.size(); ++i)
+    at = at * static_cast<std::size_t>(shape[i]) + static_cast<std::size_t>(index[i]);
   return at;
 }
-std::size_t volume(const Index& extents) {
+std::size_t volume(const Index& shape) {
   std::size_t n = 1;
-  for (int e : extents) n *= static_cast<std::size_t>(e);
+  for (int e : shape) n *= static_cast<std::size_t>(e);
   return n;
 }
 
 /// An array with named dims, local or global.
 struct Array {
   Dims dims;
-  Index extents;
+  Index shape;
   Values values;
 
   Array() = default;
-  Array(Dims d, Index e) : dims(std::move(d)), extents(std::move(e)), values(volume(extents)) {}
+  Array(Dims d, Index e) : dims(std::move(d)), shape(std::move(e)), values(volume(shape)) {}
   [[nodiscard]] std::int64_t at(const Dims& names, const Index& index) const {
     Index own;
     for (const auto& dim : dims)
       own.push_back(index[static_cast<std::size_t>(std::find(names.begin(), names.end(), dim) - names.begin())]);
-    return values[flat(own, extents)];
+    return values[flat(own, shape)];
   }
 };
 
@@ -109,24 +109,24 @@ Array global_array(const Dims& dims, std::uint64_t seed, int below = 97) {
   return array;
 }
 
-/// The devices' parts of a global array: blocks of it, and where the spec is partial random summands.
+/// The devices' parts of a global array: shards of it, and where the spec is partial random summands.
 std::vector<Array> distribute(const Array& global, const Layout& x, std::uint64_t seed) {
   std::vector<Array> parts;
   for (int device = 0; device < devices; ++device) {
-    Array part(x.dims, x.extents);
-    for_each(x.extents, [&](const Index& index) {
+    Array part(x.dims, x.shape);
+    for_each(x.shape, [&](const Index& index) {
       Index where = index;
       for (std::size_t i = 0; i < where.size(); ++i) where[i] += x.offsets[static_cast<std::size_t>(device)][i];
       // Each pending axis splits v into r and v - r, where r depends on the place and on the split before.
       std::int64_t v = global.at(global.dims, where);
-      std::uint64_t key = seed + 1 + flat(where, global.extents);
+      std::uint64_t key = seed + 1 + flat(where, global.shape);
       for (auto axis : x.spec.partial) {
         const auto r = Random{key}(1000) + 7;
-        const int half = coordinate(device, axis);
+        const int half = axis_index(device, axis);
         v = half == 0 ? r : v - r;
         key = key * 31 + static_cast<std::uint64_t>(half) + 1;
       }
-      part.values[flat(index, x.extents)] = v;
+      part.values[flat(index, x.shape)] = v;
     });
     parts.push_back(part);
   }
@@ -139,23 +139,23 @@ std::optional<Array> assemble(const std::vector<Array>& parts, const Layout& z) 
   for (int device = 0; device < devices; ++device) {
     group[static_cast<std::size_t>(device)] = device;
     for (auto axis : z.spec.partial)
-      group[static_cast<std::size_t>(device)] -= coordinate(device, axis) * (axis == "d" ? 2 : 1);
+      group[static_cast<std::size_t>(device)] -= axis_index(device, axis) * (axis == "d" ? 2 : 1);
   }
   Array global(z.dims, Index(z.dims.size(), extent));
   bool consistent = true;
   Index local(z.dims.size());
-  for_each(global.extents, [&](const Index& index) {
+  for_each(global.shape, [&](const Index& index) {
     std::array<std::int64_t, devices> sums{};
     std::array<bool, devices> owners{};
     for (std::size_t device = 0; device < devices; ++device) {
       bool owner = true;
       for (std::size_t i = 0; i < index.size(); ++i) {
         local[i] = index[i] - z.offsets[device][i];
-        owner = owner && local[i] >= 0 && local[i] < z.extents[i];
+        owner = owner && local[i] >= 0 && local[i] < z.shape[i];
       }
       if (!owner) continue;
       owners[static_cast<std::size_t>(group[device])] = true;
-      sums[static_cast<std::size_t>(group[device])] += parts[device].values[flat(local, z.extents)];
+      sums[static_cast<std::size_t>(group[device])] += parts[device].values[flat(local, z.shape)];
     }
     // All groups that own the element have it, and have the same.
     std::optional<std::int64_t> value;
@@ -164,13 +164,13 @@ std::optional<Array> assemble(const std::vector<Array>& parts, const Layout& z) 
       if (value && *value != sums[device]) consistent = false;
       value = sums[device];
     }
-    global.values[flat(index, global.extents)] = value.value_or(-1);
+    global.values[flat(index, global.shape)] = value.value_or(-1);
   });
   if (!consistent) return {};
   return global;
 }
 
-/// An op on arrays with named dims; nothing where the extents do not fit. `device` is -1 for the global arrays.
+/// An op on arrays with named dims; nothing where the shape do not fit. `device` is -1 for the global arrays.
 using Arrays = std::vector<const Array*>;
 using Function = std::function<std::optional<Array>(const Arrays& in, const Dims& out, int device)>;
 
@@ -200,7 +200,7 @@ bool right(const Function& f, const Operands& in, const Layout& z, int below = 9
     Arrays local;
     for (const Sample* operand : samples) local.push_back(&operand->parts[device]);
     auto result = f(local, z.dims, static_cast<int>(device));
-    if (!result || result->extents != z.extents) return false;
+    if (!result || result->shape != z.shape) return false;
     results.push_back(std::move(*result));
   }
   const auto actual = assemble(results, z);
@@ -212,14 +212,14 @@ bool right(const Function& f, const Operands& in, const Layout& z, int below = 9
 }
 
 /// Extents of all dims of the operands; nothing if two operands disagree on one.
-bool join(const Arrays& in, Dims& names, Index& extents) {
+bool join(const Arrays& in, Dims& names, Index& shape) {
   for (const Array* x : in)
     for (std::size_t i = 0; i < x->dims.size(); ++i) {
       const auto it = std::find(names.begin(), names.end(), x->dims[i]);
       if (it == names.end()) {
         names.push_back(x->dims[i]);
-        extents.push_back(x->extents[i]);
-      } else if (extents[static_cast<std::size_t>(it - names.begin())] != x->extents[i]) {
+        shape.push_back(x->shape[i]);
+      } else if (shape[static_cast<std::size_t>(it - names.begin())] != x->shape[i]) {
         return false;
       }
     }
@@ -230,13 +230,13 @@ bool join(const Arrays& in, Dims& names, Index& extents) {
 Function combine(const std::function<std::int64_t(const std::vector<std::int64_t>&)>& g) {
   return [g](const Arrays& in, const Dims& out, int) -> std::optional<Array> {
     Dims names;
-    Index extents;
-    if (!join(in, names, extents)) return {};
-    Index out_extents;
+    Index shape;
+    if (!join(in, names, shape)) return {};
+    Index out_shape;
     for (const auto& dim : out) {
       const auto it = std::find(names.begin(), names.end(), dim);
       if (it == names.end()) return {};
-      out_extents.push_back(extents[static_cast<std::size_t>(it - names.begin())]);
+      out_shape.push_back(shape[static_cast<std::size_t>(it - names.begin())]);
     }
     // For each operand and the result, where an index of all dims leads.
     const auto strides = [&](const Dims& dims, const Index& sizes) {
@@ -247,16 +247,16 @@ Function combine(const std::function<std::int64_t(const std::vector<std::int64_t
       return steps;
     };
     std::vector<std::vector<std::size_t>> steps;
-    for (const Array* x : in) steps.push_back(strides(x->dims, x->extents));
-    steps.push_back(strides(out, out_extents));
+    for (const Array* x : in) steps.push_back(strides(x->dims, x->shape));
+    steps.push_back(strides(out, out_shape));
     const auto offset = [](const std::vector<std::size_t>& by, const Index& index) {
       std::size_t at = 0;
       for (std::size_t i = 0; i < by.size(); ++i) at += by[i] * static_cast<std::size_t>(index[i]);
       return at;
     };
-    Array result(out, out_extents);
+    Array result(out, out_shape);
     std::vector<std::int64_t> operands(in.size());
-    for_each(extents, [&](const Index& index) {
+    for_each(shape, [&](const Index& index) {
       for (std::size_t i = 0; i < in.size(); ++i) operands[i] = in[i]->values[offset(steps[i], index)];
       result.values[offset(steps.back(), index)] += g(operands);
     });
@@ -317,13 +317,13 @@ void agree_elementwise(const std::function<std::int64_t(const std::vector<std::i
       const rules::Verdict verdict = rule(x.text, y.text);
       Dims names = x.dims;
       if (verdict.ok())
-        names = Layout(std::string(verdict.result.view())).dims;
+        names = Layout(std::string(to_string(verdict.result).view())).dims;
       else
         for (const auto& dim : y.dims)
           if (std::find(names.begin(), names.end(), dim) == names.end()) names.push_back(dim);
       legal += verdict.ok() ? 1 : 0;
       for (const auto& z : layouts({names})) {
-        const bool is_result = verdict.ok() && verdict.result.view() == to_string(z.spec).view();
+        const bool is_result = verdict.ok() && verdict.result == z.spec;
         agree(f, {&x, &y}, z, is_result);
       }
     }
@@ -362,13 +362,13 @@ TEST_CASE("meaning of ops along a dim") {
     return [squares](const Arrays& in, const Dims& out, int) -> std::optional<Array> {
       const Array& x = *in[0];
       if (x.dims != out) return {};
-      Array result(out, x.extents);
-      for_each(x.extents, [&](const Index& index) {
+      Array result(out, x.shape);
+      for_each(x.shape, [&](const Index& index) {
         Index other = index;
         std::int64_t total = 0;
-        for (other[0] = 0; other[0] < x.extents[0]; ++other[0]) total += (other[0] + 1) * x.at(x.dims, other);
+        for (other[0] = 0; other[0] < x.shape[0]; ++other[0]) total += (other[0] + 1) * x.at(x.dims, other);
         const auto v = x.at(x.dims, index);
-        result.values[flat(index, x.extents)] = squares ? v * v + total : 3 * v + total;
+        result.values[flat(index, x.shape)] = squares ? v * v + total : 3 * v + total;
       });
       return result;
     };
@@ -387,29 +387,29 @@ TEST_CASE("meaning of index") {
       const Function f = [&](const Arrays& in, const Dims& out, int device) -> std::optional<Array> {
         const Array &rows = *in[0], &ids = *in[1];
         Dims names;
-        Index extents;
-        if (!join({&ids, &rows}, names, extents)) return {};
+        Index shape;
+        if (!join({&ids, &rows}, names, shape)) return {};
         Array result;
         for (const auto& dim : out) {
           const auto it = std::find(names.begin(), names.end(), dim);
           if (it == names.end() || dim == "V") return {};
           result.dims.push_back(dim);
-          result.extents.push_back(extents[static_cast<std::size_t>(it - names.begin())]);
+          result.shape.push_back(shape[static_cast<std::size_t>(it - names.begin())]);
         }
-        result.values.resize(volume(result.extents));
+        result.values.resize(volume(result.shape));
         const int offset = device < 0 ? 0 : table.offsets[static_cast<std::size_t>(device)][0];
         bool covers = true;  // every dim but V stands in the result
         for (const auto& dim : names)
           covers = covers && (dim == "V" || std::find(out.begin(), out.end(), dim) != out.end());
         if (!covers) return {};
-        for_each(result.extents, [&](const Index& index) {
+        for_each(result.shape, [&](const Index& index) {
           Dims all = out;
           Index where = index;
           const auto row = ids.at(out, index) - offset;
           all.push_back("V");
           where.push_back(static_cast<int>(row));
-          const bool here = row >= 0 && row < rows.extents[0];
-          result.values[flat(index, result.extents)] = here ? rows.at(all, where) : 0;
+          const bool here = row >= 0 && row < rows.shape[0];
+          result.values[flat(index, result.shape)] = here ? rows.at(all, where) : 0;
         });
         return result;
       };

@@ -2,6 +2,7 @@
 // the backward pass of a legal op is typed by the same rules, and advice is itself legal.
 #include "catch.hpp"
 
+#include <concepts>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,11 @@ namespace {
 
 std::string str(std::string_view s) {
   return std::string(s);
+}
+
+template <std::same_as<TensorSpec> S>
+std::string str(const S& spec) {
+  return str(to_string(spec).view());
 }
 
 void legal(const rules::Verdict& verdict, const std::string& result) {
@@ -70,7 +76,7 @@ TEST_CASE("rules: all_gather") {
           "(`A/x/y` can become `A/x`, not `A/y`)");
   illegal(rules::all_gather("A -> A/t", "A"),
           "all_gather<`A -> A/t`>: dim `A` is not sharded over t, and a gather adds no sharding; as the operand is "
-          "replicated over t, take `slice` (no traffic) for that");
+          "replicated over t, take `shard` (no traffic) for that");
   illegal(rules::all_gather("A/t B -> A B/t", "A/t B"),
           "all_gather<`A/t B -> A B/t`>: dim `B` is not sharded over t, and a gather adds no sharding; as the operand "
           "is sharded over t (dim `A/t`), take `all_to_all` (communicates) for that");
@@ -94,7 +100,7 @@ TEST_CASE("rules: reduce_scatter") {
   legal(rules::reduce_scatter("A +d +t -> A/t +d", "A +d +t"), "A/t +d");
   illegal(rules::reduce_scatter("A +t -> A/t", "A"),
           "reduce_scatter<`A +t -> A/t`>: the operand is `A`, but the op spec expects `A +t`: it has no pending sum "
-          "over t; instead of this op, take the block of each device with `slice<\"A -> A/t\">` (no traffic), or "
+          "over t; instead of this op, take the shard of each device with `shard<\"A -> A/t\">` (no traffic), or "
           "correct the op spec");
   illegal(rules::reduce_scatter("A +t -> A/t", "A/t"),
           "reduce_scatter<`A +t -> A/t`>: the operand already is what the result should be, `A/t`; drop the op");
@@ -103,13 +109,13 @@ TEST_CASE("rules: reduce_scatter") {
           "`A`; if both names mean one size, `rename<\"B -> A\">` (free), or correct the op spec");
   illegal(rules::reduce_scatter("A -> A/t", "A"),
           "reduce_scatter<`A -> A/t`>: the operand `A` is replicated over t, not partial: summing it again would "
-          "multiply it by the size of t; take `slice` for the block of each device without a sum (no traffic)");
+          "multiply it by the size of t; take `shard` for the shard of each device without a sum (no traffic)");
   illegal(rules::reduce_scatter("A/t B -> A B/t", "A/t B"),
           "reduce_scatter<`A/t B -> A B/t`>: dim `A/t` cannot become `A`: this op drops no sharding; take `all_gather` "
           "for that (communicates)");
   illegal(rules::reduce_scatter("A/t B -> A/t B/d", "A/t B"),
           "reduce_scatter<`A/t B -> A/t B/d`>: the operand `A/t B` is replicated over d, not partial: summing it again "
-          "would multiply it by the size of d; take `slice` for the block of each device without a sum (no traffic)");
+          "would multiply it by the size of d; take `shard` for the shard of each device without a sum (no traffic)");
   illegal(rules::reduce_scatter("A +t +d -> A/t", "A +d +t"),
           "reduce_scatter<`A +t +d -> A/t`>: the sum over d is neither scattered (no dim gains `/d`) nor kept (`+d`) "
           "in the result; take `all_reduce` for it (communicates)");
@@ -194,7 +200,7 @@ TEST_CASE("rules: all_to_all") {
           "all_to_all<`A/t B -> A B`>: the sharding over t leaves one dim, but no other dim gains it; take "
           "`all_gather` to drop a sharding (communicates)");
   illegal(rules::all_to_all("A B -> A B/t", "A B"),
-          "all_to_all<`A B -> A B/t`>: a dim gains the sharding over t that no other dim gives up; take `slice` to add "
+          "all_to_all<`A B -> A B/t`>: a dim gains the sharding over t that no other dim gives up; take `shard` to add "
           "a sharding (no traffic)");
   illegal(rules::all_to_all("A/t B -> A/t B", "A/t B"),
           "all_to_all<`A/t B -> A/t B`>: no axis moves; drop the all_to_all");
@@ -218,13 +224,13 @@ TEST_CASE("rules: shift") {
   legal(rules::shift("A/t", "t", "A/t"), "A/t");
   legal(rules::shift("A/t/d B +x", "d", "A/t/d B +x"), "A/t/d B +x");
   illegal(rules::shift("A", "t", "A"),
-          "shift<`A`, `t`>: the operand `A` is replicated over t; only the blocks of a dim that is sharded over t can "
+          "shift<`A`, `t`>: the operand `A` is replicated over t; only the shards of a dim that is sharded over t can "
           "be passed round its ring");
   illegal(rules::shift("A +t", "t", "A +t"),
-          "shift<`A +t`, `t`>: the operand `A +t` is partial over t; only the blocks of a dim that is sharded over t "
+          "shift<`A +t`, `t`>: the operand `A +t` is partial over t; only the shards of a dim that is sharded over t "
           "can be passed round its ring");
   illegal(rules::shift("A/t", "d", "A/t"),
-          "shift<`A/t`, `d`>: the operand `A/t` is replicated over d; only the blocks of a dim that is sharded over d "
+          "shift<`A/t`, `d`>: the operand `A/t` is replicated over d; only the shards of a dim that is sharded over d "
           "can be passed round its ring");
   illegal(rules::shift("A/t", "t", "A"),
           "shift<`A/t`, `t`>: the operand is `A`, but the op spec expects `A/t`: dim 1 is `A`, not `A/t`; correct the "
@@ -235,28 +241,28 @@ TEST_CASE("rules: shift") {
           "shift<`[A/t]`, `t`>: brackets belong in the op spec of index_unreduced only");
 }
 
-TEST_CASE("rules: slice") {
-  legal(rules::slice("A -> A/t", "A"), "A/t");
-  legal(rules::slice("A/d B -> A/d/t B", "A/d B"), "A/d/t B");
-  legal(rules::slice("A +d -> A/t +d", "A +d"), "A/t +d");
-  illegal(rules::slice("A -> A", "A"), "slice<`A -> A`>: no dim gains an axis; drop the slice");
-  illegal(rules::slice("A +t -> A/t", "A +t"),
-          "slice<`A +t -> A/t`>: the operand is partial over t, and only a replicated value can be sliced; take "
+TEST_CASE("rules: shard") {
+  legal(rules::shard("A -> A/t", "A"), "A/t");
+  legal(rules::shard("A/d B -> A/d/t B", "A/d B"), "A/d/t B");
+  legal(rules::shard("A +d -> A/t +d", "A +d"), "A/t +d");
+  illegal(rules::shard("A -> A", "A"), "shard<`A -> A`>: no dim gains an axis; drop the op");
+  illegal(rules::shard("A +t -> A/t", "A +t"),
+          "shard<`A +t -> A/t`>: the operand is partial over t, and only a replicated value can be sharded; take "
           "`reduce_scatter` (communicates)");
-  illegal(rules::slice("A/t B -> A/t B/d", "A B"),
-          "slice<`A/t B -> A/t B/d`>: the operand is `A B`, but the op spec expects `A/t B`: dim 1 is `A`, not `A/t`; "
-          "instead of this op, take the block of each device with `slice<\"A B -> A/t B/d\">` (no traffic), or correct "
+  illegal(rules::shard("A/t B -> A/t B/d", "A B"),
+          "shard<`A/t B -> A/t B/d`>: the operand is `A B`, but the op spec expects `A/t B`: dim 1 is `A`, not `A/t`; "
+          "instead of this op, take the shard of each device with `shard<\"A B -> A/t B/d\">` (no traffic), or correct "
           "the op spec");
-  illegal(rules::slice("A/t -> A", "A/t"),
-          "slice<`A/t -> A`>: dim `A/t` cannot become `A`: this op drops no sharding; take `all_gather` for that "
+  illegal(rules::shard("A/t -> A", "A/t"),
+          "shard<`A/t -> A`>: dim `A/t` cannot become `A`: this op drops no sharding; take `all_gather` for that "
           "(communicates)");
-  illegal(rules::slice("A/t B -> A B/t", "A/t B"),
-          "slice<`A/t B -> A B/t`>: dim `A/t` cannot become `A`: this op drops no sharding; take `all_gather` for that "
+  illegal(rules::shard("A/t B -> A B/t", "A/t B"),
+          "shard<`A/t B -> A B/t`>: dim `A/t` cannot become `A`: this op drops no sharding; take `all_gather` for that "
           "(communicates)");
-  illegal(rules::slice("A -> A/t", "A/t"),
-          "slice<`A -> A/t`>: the operand already is what the result should be, `A/t`; drop the op");
-  illegal(rules::slice("A +d -> A/t", "A +d"),
-          "slice<`A +d -> A/t`>: the sum over d is still pending in the operand, so the result must keep `+d`; take "
+  illegal(rules::shard("A -> A/t", "A/t"),
+          "shard<`A -> A/t`>: the operand already is what the result should be, `A/t`; drop the op");
+  illegal(rules::shard("A +d -> A/t", "A +d"),
+          "shard<`A +d -> A/t`>: the sum over d is still pending in the operand, so the result must keep `+d`; take "
           "`all_reduce` for it before or afterwards (communicates)");
 }
 
@@ -295,7 +301,7 @@ TEST_CASE("rules: einsum") {
   legal(rules::einsum(", A/t -> A/t", "", "A/t"), "A/t");
   illegal(rules::einsum("A B/t, B/t C -> A C", "A B/t", "B/t C"),
           "einsum_unreduced<`A B/t, B/t C -> A C`>: the result is partial over t (contracting `B/t` sees only the "
-          "block of this device), so its spec must say `+t`; reduce it afterwards with `reduce_scatter` or "
+          "shard of this device), so its spec must say `+t`; reduce it afterwards with `reduce_scatter` or "
           "`all_reduce` (communicate)");
   illegal(rules::einsum("A B +t, B C -> A C", "A B +t", "B C"),
           "einsum_unreduced<`A B +t, B C -> A C`>: the result is partial over t (a pending sum stays pending), so its "
@@ -304,37 +310,37 @@ TEST_CASE("rules: einsum") {
           "einsum_unreduced<`A B, B C -> A C +t`>: the result spec says `+t`, but no operand is partial over t, and no "
           "dim that the result lacks is sharded over it (likely an unsharded contraction); drop `+t`");
   illegal(rules::einsum("A/t B, A C -> A/t B C", "A/t B", "A C"),
-          "einsum_unreduced<`A/t B, A C -> A/t B C`>: dim `A` of `A C` is `A/t` in `A/t B`, so their blocks differ; "
-          "take `all_gather<\"A/t B -> A B\">` (communicates) or `slice<\"A C -> A/t C\">` (no traffic)");
+          "einsum_unreduced<`A/t B, A C -> A/t B C`>: dim `A` of `A C` is `A/t` in `A/t B`, so their shards differ; "
+          "take `all_gather<\"A/t B -> A B\">` (communicates) or `shard<\"A C -> A/t C\">` (no traffic)");
   illegal(
       rules::einsum("A/t B, B C/t -> A/t C", "A/t B", "B C/t"),
       "einsum_unreduced<`A/t B, B C/t -> A/t C`>: the first operand is sharded over t (dim `A/t`) and the second "
-      "sharded over t (dim `C/t`), so only diagonal blocks would be computed; `all_gather` one of them (communicates)");
+      "sharded over t (dim `C/t`), so only diagonal shards would be computed; `all_gather` one of them (communicates)");
   illegal(
       rules::einsum("A/t B, C/t B -> A C +t", "A/t B", "C/t B"),
       "einsum_unreduced<`A/t B, C/t B -> A C +t`>: the first operand is sharded over t (dim `A/t`) and the second "
-      "sharded over t (dim `C/t`), so only diagonal blocks would be computed; `all_gather` one of them (communicates)");
+      "sharded over t (dim `C/t`), so only diagonal shards would be computed; `all_gather` one of them (communicates)");
   illegal(rules::einsum("A B +t, B C +t -> A C +t", "A B +t", "B C +t"),
           "einsum_unreduced<`A B +t, B C +t -> A C +t`>: the first operand is partial over t and the second partial "
           "over t, and a product of sums is not the sum of the products; take `all_reduce` or `reduce_scatter` of one "
           "first (communicates)");
   illegal(rules::einsum("A B +t, B/t C -> A C +t", "A B +t", "B/t C"),
           "einsum_unreduced<`A B +t, B/t C -> A C +t`>: the first operand is partial over t and the second sharded "
-          "over t (dim `B/t`), so a summand would meet one block only; take `all_reduce` or `reduce_scatter` of the "
+          "over t (dim `B/t`), so a summand would meet one shard only; take `all_reduce` or `reduce_scatter` of the "
           "one, or `all_gather` of the other first (all communicate)");
   illegal(rules::einsum("A/t B, B C +t -> A/t C", "A/t B", "B C +t"),
           "einsum_unreduced<`A/t B, B C +t -> A/t C`>: the first operand is sharded over t (dim `A/t`) and the second "
-          "partial over t, so a summand would meet one block only; take `all_reduce` or `reduce_scatter` of the one, "
+          "partial over t, so a summand would meet one shard only; take `all_reduce` or `reduce_scatter` of the one, "
           "or `all_gather` of the other first (all communicate)");
   illegal(rules::einsum("M/t/d, M/d/t -> +d +t", "M/t/d", "M/d/t"),
-          "einsum_unreduced<`M/t/d, M/d/t -> +d +t`>: dim `M/t/d` of `M/t/d` is `M/d/t` in `M/d/t`, so their blocks "
-          "differ; `all_gather` one of them and `slice` it like the other (communicates)");
+          "einsum_unreduced<`M/t/d, M/d/t -> +d +t`>: dim `M/t/d` of `M/t/d` is `M/d/t` in `M/d/t`, so their shards "
+          "differ; `all_gather` one of them and `shard` it like the other (communicates)");
   illegal(rules::einsum("A/t B, B C -> A C", "A/t B", "B C"),
           "einsum_unreduced<`A/t B, B C -> A C`>: dim `A/t` cannot become `A` in the result, as nothing moves between "
           "devices; keep the sharding, or `all_gather` it first (communicates)");
   illegal(rules::einsum("A B, B C -> A/t C", "A B", "B C"),
           "einsum_unreduced<`A B, B C -> A/t C`>: dim `A` cannot become `A/t` in the result, as nothing moves between "
-          "devices; `slice` it before or afterwards (no traffic)");
+          "devices; `shard` it before or afterwards (no traffic)");
   illegal(rules::einsum("A B, B C -> A X", "A B", "B C"),
           "einsum_unreduced<`A B, B C -> A X`>: dim `X` of the result is in no operand");
   illegal(
@@ -362,7 +368,7 @@ TEST_CASE("rules: einsum") {
   legal(rules::einsum1("A B/t +d -> A +d +t", "A B/t +d"), "A +d +t");
   illegal(
       rules::einsum1("A B/t -> A", "A B/t"),
-      "einsum_unreduced<`A B/t -> A`>: the result is partial over t (contracting `B/t` sees only the block of this "
+      "einsum_unreduced<`A B/t -> A`>: the result is partial over t (contracting `B/t` sees only the shard of this "
       "device), so its spec must say `+t`; reduce it afterwards with `reduce_scatter` or `all_reduce` (communicate)");
   illegal(rules::einsum1("A B/t -> A B", "A B/t"),
           "einsum_unreduced<`A B/t -> A B`>: dim `B/t` cannot become `B` in the result, as nothing moves between "
@@ -384,7 +390,7 @@ TEST_CASE("rules: index") {
   legal(rules::index("[V/t/d] M, B -> M B +d +t", "V/t/d M", "B"), "M B +d +t");
   illegal(rules::index("[V/t] M, B/d L -> B/d L M", "V/t M", "B/d L"),
           "index_unreduced<`[V/t] M, B/d L -> B/d L M`>: the result is partial over t (looking up in `V/t` sees only "
-          "the block of this device), so its spec must say `+t`; reduce it afterwards with `reduce_scatter` or "
+          "the shard of this device), so its spec must say `+t`; reduce it afterwards with `reduce_scatter` or "
           "`all_reduce` (communicate)");
   illegal(rules::index("[V] M, B/d L -> B/d L M +t", "V M", "B/d L"),
           "index_unreduced<`[V] M, B/d L -> B/d L M +t`>: the result spec says `+t`, but no operand is partial over t, "
@@ -415,14 +421,14 @@ TEST_CASE("rules: index") {
           "index_unreduced<`[V] M, B L -> B M`>: dim `L` of the indices is missing in the result");
   illegal(rules::index("[V] M/t, B/t -> B/t M", "V M/t", "B/t"),
           "index_unreduced<`[V] M/t, B/t -> B/t M`>: the table is sharded over t (dim `M/t`) and the indices sharded "
-          "over t (dim `B/t`), so only diagonal blocks would be computed; `all_gather` one of them (communicates)");
+          "over t (dim `B/t`), so only diagonal shards would be computed; `all_gather` one of them (communicates)");
   illegal(rules::index("[V] M +t, B/t -> B/t M", "V M +t", "B/t"),
           "index_unreduced<`[V] M +t, B/t -> B/t M`>: the table is partial over t and the indices sharded over t (dim "
-          "`B/t`), so a summand would meet one block only; take `all_reduce` or `reduce_scatter` of the one, or "
+          "`B/t`), so a summand would meet one shard only; take `all_reduce` or `reduce_scatter` of the one, or "
           "`all_gather` of the other first (all communicate)");
   illegal(rules::index("[V] B, B/d -> B/d", "V B", "B/d"),
-          "index_unreduced<`[V] B, B/d -> B/d`>: dim `B` of `V B` is `B/d` in `B/d`, so their blocks differ; take "
-          "`all_gather<\"B/d -> B\">` (communicates) or `slice<\"V B -> V B/d\">` (no traffic)");
+          "index_unreduced<`[V] B, B/d -> B/d`>: dim `B` of `V B` is `B/d` in `B/d`, so their shards differ; take "
+          "`all_gather<\"B/d -> B\">` (communicates) or `shard<\"V B -> V B/d\">` (no traffic)");
   illegal(rules::index("[V] M, B -> B M", "V M/d", "B"),
           "index_unreduced<`[V] M, B -> B M`>: the table is `V M/d`, but the op spec expects `V M`: dim 2 is `M/d`, "
           "not `M`; gather it with `all_gather<\"V M/d -> V M\">` (communicates), or correct the op spec");
@@ -459,14 +465,14 @@ TEST_CASE("rules: + and -") {
           "+ of `M/t` and `M +t`: `M +t` is partial over t, but `M/t` is sharded over t (dim `M/t`); the former first "
           "needs its sum, with a `reduce_scatter` or `all_reduce<\"M +t -> M\">` (communicate)");
   illegal(rules::add("+", "A/t", "A"),
-          "+ of `A/t` and `A`: dim `A` of `A` is `A/t` in `A/t`, so their blocks differ; take `all_gather<\"A/t -> "
-          "A\">` (communicates) or `slice<\"A -> A/t\">` (no traffic)");
+          "+ of `A/t` and `A`: dim `A` of `A` is `A/t` in `A/t`, so their shards differ; take `all_gather<\"A/t -> "
+          "A\">` (communicates) or `shard<\"A -> A/t\">` (no traffic)");
   illegal(rules::add("+", "A/t B", "B/t"),
           "+ of `A/t B` and `B/t`: `A/t B` is sharded over t (dim `A/t`), but `B/t` is sharded over t (dim `B/t`), so "
-          "only diagonal blocks would meet; `all_gather` one of them (communicates)");
+          "only diagonal shards would meet; `all_gather` one of them (communicates)");
   illegal(rules::add("-", "M/t/d", "M/d/t"),
-          "- of `M/t/d` and `M/d/t`: dim `M/t/d` of `M/t/d` is `M/d/t` in `M/d/t`, so their blocks differ; "
-          "`all_gather` one of them and `slice` it like the other (communicates)");
+          "- of `M/t/d` and `M/d/t`: dim `M/t/d` of `M/t/d` is `M/d/t` in `M/d/t`, so their shards differ; "
+          "`all_gather` one of them and `shard` it like the other (communicates)");
   illegal(rules::add("+", "A B", "B A"),
           "+ of `A B` and `B A`: the dims of the result, `A B`, stand in another order in `B A`; `rearrange` one of "
           "the operands (a local copy)");
@@ -493,11 +499,11 @@ TEST_CASE("rules: *") {
           "* of `A/t` and `B +t`: `B +t` is partial over t, but `A/t` is sharded over t (dim `A/t`); the former first "
           "needs its sum, with a `reduce_scatter` or `all_reduce<\"B +t -> B\">` (communicate)");
   illegal(rules::multiply("A/t", "A"),
-          "* of `A/t` and `A`: dim `A` of `A` is `A/t` in `A/t`, so their blocks differ; take `all_gather<\"A/t -> "
-          "A\">` (communicates) or `slice<\"A -> A/t\">` (no traffic)");
+          "* of `A/t` and `A`: dim `A` of `A` is `A/t` in `A/t`, so their shards differ; take `all_gather<\"A/t -> "
+          "A\">` (communicates) or `shard<\"A -> A/t\">` (no traffic)");
   illegal(rules::multiply("A/t B", "A B/t"),
           "* of `A/t B` and `A B/t`: `A/t B` is sharded over t (dim `A/t`), but `A B/t` is sharded over t (dim `B/t`), "
-          "so only diagonal blocks would meet; `all_gather` one of them (communicates)");
+          "so only diagonal shards would meet; `all_gather` one of them (communicates)");
   illegal(rules::multiply("+a +b +c +d", "+e +f +g"),
           "* of `+a +b +c +d` and `+e +f +g`: the operands name more than 6 axes");
 }
@@ -516,8 +522,8 @@ TEST_CASE("rules: /") {
           "/ of `A +t` and `B/t`: `A +t` is partial over t, but `B/t` is sharded over t (dim `B/t`); the former first "
           "needs its sum, with a `reduce_scatter` or `all_reduce<\"A +t -> A\">` (communicate)");
   illegal(rules::divide("A/t", "A/d"),
-          "/ of `A/t` and `A/d`: dim `A/t` of `A/t` is `A/d` in `A/d`, so their blocks differ; `all_gather` one of "
-          "them and `slice` it like the other (communicates)");
+          "/ of `A/t` and `A/d`: dim `A/t` of `A/t` is `A/d` in `A/d`, so their shards differ; `all_gather` one of "
+          "them and `shard` it like the other (communicates)");
 }
 
 TEST_CASE("rules: map, and the functions of one operand") {
@@ -531,8 +537,8 @@ TEST_CASE("rules: map, and the functions of one operand") {
       "less: the operand `A +t` is partial over t, and less is not linear, so it has to see the sum, not the summand "
       "of one device; reduce it first, with a `reduce_scatter` or `all_reduce<\"A +t -> A\">` (communicate)");
   illegal(rules::map2("maximum", "A/t", "A"),
-          "maximum of `A/t` and `A`: dim `A` of `A` is `A/t` in `A/t`, so their blocks differ; take `all_gather<\"A/t "
-          "-> A\">` (communicates) or `slice<\"A -> A/t\">` (no traffic)");
+          "maximum of `A/t` and `A`: dim `A` of `A` is `A/t` in `A/t`, so their shards differ; take `all_gather<\"A/t "
+          "-> A\">` (communicates) or `shard<\"A -> A/t\">` (no traffic)");
   illegal(rules::map2("where", "A +t", "A"),
           "where: the operand `A +t` is partial over t, and where is not linear, so it has to see the sum, not the "
           "summand of one device; reduce it first, with a `reduce_scatter` or `all_reduce<\"A +t -> A\">` "
@@ -561,8 +567,8 @@ TEST_CASE("rules: where") {
           "where of `B +t` and `A/t`: `B +t` is partial over t, but `A/t` is sharded over t (dim `A/t`); the former "
           "first needs its sum, with a `reduce_scatter` or `all_reduce<\"B +t -> B\">` (communicate)");
   illegal(rules::where("A/t", "A", "A"),
-          "where of `A` and `A/t`: dim `A` of `A` is `A/t` in `A/t`, so their blocks differ; take `all_gather<\"A/t -> "
-          "A\">` (communicates) or `slice<\"A -> A/t\">` (no traffic)");
+          "where of `A` and `A/t`: dim `A` of `A` is `A/t` in `A/t`, so their shards differ; take `all_gather<\"A/t -> "
+          "A\">` (communicates) or `shard<\"A -> A/t\">` (no traffic)");
 }
 
 TEST_CASE("rules: constants, linear functions, casts") {
@@ -592,10 +598,10 @@ TEST_CASE("rules: sum and mean") {
   legal(rules::sum("2 2 -> ", "2 2"), "");
   legal(rules::mean("A/t B -> B +t", "A/t B"), "B +t");
   illegal(rules::sum("A/t B -> B", "A/t B"),
-          "sum<`A/t B -> B`>: the result is partial over t (summing over `A/t` sees only the block of this device), so "
+          "sum<`A/t B -> B`>: the result is partial over t (summing over `A/t` sees only the shard of this device), so "
           "its spec must say `+t`; reduce it afterwards with `reduce_scatter` or `all_reduce` (communicate)");
   illegal(rules::sum("2 A/t -> 2", "2 A/t"),
-          "sum<`2 A/t -> 2`>: the result is partial over t (summing over `A/t` sees only the block of this device), so "
+          "sum<`2 A/t -> 2`>: the result is partial over t (summing over `A/t` sees only the shard of this device), so "
           "its spec must say `+t`; reduce it afterwards with `reduce_scatter` or `all_reduce` (communicate)");
   illegal(rules::sum("A B -> B +t", "A B"),
           "sum<`A B -> B +t`>: the result spec says `+t`, but no operand is partial over t, and no dim that the result "
@@ -614,7 +620,7 @@ TEST_CASE("rules: sum and mean") {
           "sum<`2 2 A -> 2 A`>: integer dim `2` stands twice, and which one goes is not said; name one first, "
           "`rename<\"2 2 -> name1 name2\">`");
   illegal(rules::mean("A/t B -> B", "A/t B"),
-          "mean<`A/t B -> B`>: the result is partial over t (summing over `A/t` sees only the block of this device), "
+          "mean<`A/t B -> B`>: the result is partial over t (summing over `A/t` sees only the shard of this device), "
           "so its spec must say `+t`; reduce it afterwards with `reduce_scatter` or `all_reduce` (communicate)");
 }
 
@@ -623,10 +629,10 @@ TEST_CASE("rules: max, argmax") {
   legal(rules::local_max("max", "A/d B V -> A/d", "A/d B V"), "A/d");
   legal(rules::local_max("argmax", "A/d V -> A/d", "A/d V"), "A/d");
   illegal(rules::local_max("max", "A V/t -> A", "A V/t"),
-          "max<`A V/t -> A`>: dim `V/t` is sharded, so each device sees only its block of it; gather it first with "
+          "max<`A V/t -> A`>: dim `V/t` is sharded, so each device sees only its shard of it; gather it first with "
           "`all_gather<\"A V/t -> A V\">` (communicates), or take `all_reduce_max`, which sends the maxima only");
   illegal(rules::local_max("argmax", "A V/t -> A", "A V/t"),
-          "argmax<`A V/t -> A`>: dim `V/t` is sharded, so each device sees only its block of it; gather it first with "
+          "argmax<`A V/t -> A`>: dim `V/t` is sharded, so each device sees only its shard of it; gather it first with "
           "`all_gather<\"A V/t -> A V\">` (communicates)");
   illegal(rules::local_max("argmax", "A V", "A V"),
           "argmax<`A V -> A V`>: the result has every dim of the operand, so there is nothing to reduce");
@@ -645,7 +651,7 @@ TEST_CASE("rules: ops along a dim") {
   legal(rules::along("softmax", "Klen", "B/d Qlen Klen K/t"), "B/d Qlen Klen K/t");
   legal(rules::along("rms_norm", "M", "B/d L M"), "B/d L M");
   illegal(rules::along("rms_norm", "M", "B/d L M/t"),
-          "rms_norm<`M`>: dim `M/t` is sharded, so each device sees only its block of it; gather it first with "
+          "rms_norm<`M`>: dim `M/t` is sharded, so each device sees only its shard of it; gather it first with "
           "`all_gather<\"B/d L M/t -> B/d L M\">` (communicates)");
   illegal(rules::along("softmax", "V", "A V +t"),
           "softmax: the operand `A V +t` is partial over t, and softmax is not linear, so it has to see the sum, not "
@@ -658,7 +664,7 @@ TEST_CASE("rules: ops along a dim") {
   legal(rules::rope("L", "D", "L/t D"), "L/t D");
   legal(rules::rope("L", "D", "L D +t"), "L D +t");
   illegal(rules::rope("L", "D", "L D/t"),
-          "rope<`L`, `D`>: dim `D/t` is sharded, so each device sees only its block of it; gather it first with "
+          "rope<`L`, `D`>: dim `D/t` is sharded, so each device sees only its shard of it; gather it first with "
           "`all_gather<\"L D/t -> L D\">` (communicates)");
   illegal(rules::rope("L", "D", "B D"), "rope<`L`, `D`>: the operand `B D` has no dim `L` to take positions from");
   illegal(rules::rope("L", "D", "L B"), "rope<`L`, `D`>: the operand `L B` has no dim `D`");
@@ -743,11 +749,11 @@ TEST_CASE("rules: causal_attention") {
   const std::string title = "causal_attention<`L`, `D`>: ";
   illegal(attention("L/t D", "L/t D"),
           title +
-              "dim `L/t` is sharded, so each device sees only its block of it; gather it first with "
+              "dim `L/t` is sharded, so each device sees only its shard of it; gather it first with "
               "`all_gather<\"L/t D -> L D\">` (communicates)");
   illegal(attention("L D/t", "L D/t"),
           title +
-              "dim `D/t` is sharded, so each device sees only its block of it; gather it first with "
+              "dim `D/t` is sharded, so each device sees only its shard of it; gather it first with "
               "`all_gather<\"L D/t -> L D\">` (communicates)");
   illegal(attention("Qlen D", "Klen D"), title + "the operand `Qlen D` has no dim `L`");
   illegal(attention("L D", "Klen D"),
@@ -758,12 +764,12 @@ TEST_CASE("rules: causal_attention") {
   illegal(attention("B L D", "B L"), title + "the keys `B L` have no dim `D`, over which products are summed");
   illegal(attention("L K/t D", "L K D"),
           title +
-              "dim `K` of `L K D` is `K/t` in `L K/t D`, so their blocks differ; take `all_gather<\"L K/t D -> L K "
-              "D\">` (communicates) or `slice<\"L K D -> L K/t D\">` (no traffic)");
+              "dim `K` of `L K D` is `K/t` in `L K/t D`, so their shards differ; take `all_gather<\"L K/t D -> L K "
+              "D\">` (communicates) or `shard<\"L K D -> L K/t D\">` (no traffic)");
   illegal(attention("B/t L K D", "B L K/t D"),
           title +
               "`B/t L K D` is sharded over t (dim `B/t`), but `B L K/t D` is sharded over t (dim `K/t`), so only "
-              "diagonal blocks would meet; `all_gather` one of them (communicates)");
+              "diagonal shards would meet; `all_gather` one of them (communicates)");
   illegal(attention("L D", "L D", "D L"), title + "the values `D L` must have the spec of the keys `L D`");
   illegal(attention("2 2 L D", "L D"), title + "integer dim `2` stands twice; `rename` it first (free)");
   illegal(rules::causal_attention("L", "L", "L", "L", "L"),
@@ -780,8 +786,8 @@ TEST_CASE("rules: causal_attention") {
       "\">` (communicate)");
   illegal(in_segments("B/d L D", "B/d L D", "B L"),
           title +
-              "dim `B` of `B L` is `B/d` in `B/d L D`, so their blocks differ; take `all_gather<\"B/d L D -> B L "
-              "D\">` (communicates) or `slice<\"B L -> B/d L\">` (no traffic)");
+              "dim `B` of `B L` is `B/d` in `B/d L D`, so their shards differ; take `all_gather<\"B/d L D -> B L "
+              "D\">` (communicates) or `shard<\"B L -> B/d L\">` (no traffic)");
   illegal(in_segments("B L D", "B L D", "B"), title + "the segments `B` have no dim `L`, along which positions count");
   illegal(in_segments("B L D", "B L D", "L D"),
           title + "the segments `L D` have the dim `D`; all of a head is in one segment");
@@ -797,13 +803,13 @@ TEST_CASE("rules: layout") {
   illegal(
       rules::concat("P, L -> K", "B/d P", "B L"),
       "concat<`P, L -> K`>: the second operand, `B L`, must have the other dims of the first, `B/d P`: dim 1 is `B`, "
-      "not `B/d`; take the block of each device with `slice<\"B L -> B/d L\">` (no traffic)");
+      "not `B/d`; take the shard of each device with `shard<\"B L -> B/d L\">` (no traffic)");
   illegal(
       rules::concat("P, L -> K", "P +t", "L"),
       "concat<`P, L -> K`>: the second operand, `L`, must have the other dims of the first, `P +t`: it has no pending "
       "sum over t; take `to_partial<\"L -> L +t\">` (no traffic)");
   illegal(rules::concat("P, L -> K", "P/t", "L/t"),
-          "concat<`P, L -> K`>: dim `P/t` is sharded, so each device sees only its block of it; gather it first with "
+          "concat<`P, L -> K`>: dim `P/t` is sharded, so each device sees only its shard of it; gather it first with "
           "`all_gather<\"P/t -> P\">` (communicates)");
   illegal(rules::concat("X, L -> K", "L", "L"), "concat<`X, L -> K`>: the operand `L` has no dim `X`");
   illegal(rules::concat("2, L -> K", "2 A", "L A"),
@@ -821,8 +827,8 @@ TEST_CASE("rules: layout") {
   legal(rules::stack("S", "", ""), "S");
   illegal(
       rules::stack("S", "B/d", "B"),
-      "stack<`S`>: the operands are stacked as they are, but `B` is not `B/d`: dim 1 is `B`, not `B/d`; take the block "
-      "of each device with `slice<\"B -> B/d\">` (no traffic)");
+      "stack<`S`>: the operands are stacked as they are, but `B` is not `B/d`: dim 1 is `B`, not `B/d`; take the shard "
+      "of each device with `shard<\"B -> B/d\">` (no traffic)");
   illegal(rules::stack("B", "B", "B"), "stack<`B`>: the operand `B` already has a dim `B`");
   illegal(rules::stack("S/t", "B", "B"), "stack<`S/t`>: write the name of the new dim, without axes");
   legal(rules::transpose("A B/t 2 +d"), "2 B/t A +d");
@@ -970,7 +976,7 @@ TEST_CASE("rules: the mesh, the loss, weights, gradients") {
           "value_and_grad: the weight `M/x` uses axis `x`, which the mesh `d t` does not have; correct the spec, or "
           "add the axis to the Mesh");
   legal(rules::item(""), "");
-  illegal(rules::item("A"), "item: `A` is not a scalar; reduce it, or read the local block with span()");
+  illegal(rules::item("A"), "item: `A` is not a scalar; reduce it, or read the local shard with span()");
   illegal(rules::item("+d +t"),
           "item: `+d +t` is partial over d: devices would read different numbers and could diverge; reduce it first, "
           "with `all_reduce<\"+d +t -> \">` (communicates)");
@@ -1009,8 +1015,8 @@ TEST_CASE("rules: types") {
           "a tensor `f32[A/t]` does not fit the declared type `f32[A]`: dim 1 is `A/t`, not `A`; gather it with "
           "`all_gather<\"A/t -> A\">` (communicates)");
   illegal(rules::assign(DType::f32, "A/t", DType::f32, "A"),
-          "a tensor `f32[A]` does not fit the declared type `f32[A/t]`: dim 1 is `A`, not `A/t`; take the block of "
-          "each device with `slice<\"A -> A/t\">` (no traffic)");
+          "a tensor `f32[A]` does not fit the declared type `f32[A/t]`: dim 1 is `A`, not `A/t`; take the shard of "
+          "each device with `shard<\"A -> A/t\">` (no traffic)");
   illegal(rules::assign(DType::f32, "A +t", DType::f32, "A"),
           "a tensor `f32[A]` does not fit the declared type `f32[A +t]`: it has no pending sum over t; take "
           "`to_partial<\"A -> A +t\">` (no traffic)");
@@ -1121,7 +1127,7 @@ TEST_CASE("rules: op specs that the operand completes", "[rules]") {
   legal(rules::to_partial(over<"t">, "M"), "M +t");
   legal(rules::reduce_scatter("B/d M/t", "B/d M +t"), "B/d M/t");
   legal(rules::all_to_all("A B/t", "A/t B"), "A B/t");
-  legal(rules::slice("A/t", "A"), "A/t");
+  legal(rules::shard("A/t", "A"), "A/t");
   legal(rules::sum("B +t", "A/t B"), "B +t");
   legal(rules::mean("+d", "B/d"), "+d");
   legal(rules::local_max("max", "A", "A B"), "A");
@@ -1161,7 +1167,7 @@ TEST_CASE("rules: op specs that the operand completes", "[rules]") {
       "to_partial<over<t>> of `M/t`: the operand is sharded over t (dim `M/t`), and only a replicated value can become "
       "a summand");
   for (const auto& [name, rule] : {std::pair{"reduce_scatter", &rules::reduce_scatter},
-                                   {"slice", &rules::slice},
+                                   {"shard", &rules::shard},
                                    {"all_to_all", &rules::all_to_all},
                                    {"sum", &rules::sum}})
     illegal(rule(over<"t">, "M +d"),
@@ -1172,9 +1178,9 @@ TEST_CASE("rules: op specs that the operand completes", "[rules]") {
   illegal(rules::all_gather(over<"M/t">, "M/t"),
           "all_gather<over<M/t>> of `M/t`: write the names of axes, separated by spaces: `over<\"d t\">`");
   illegal(rules::shift_over("t", "A/t"),
-          "shift<`t`>: write the axis whose ring the blocks pass round, `shift<over<\"t\">>(x, k)`");
+          "shift<`t`>: write the axis whose ring the shards pass round, `shift<over<\"t\">>(x, k)`");
   illegal(rules::shift_over(over<"d">, "A/t"),
-          "shift<`A/t`, `d`>: the operand `A/t` is replicated over d; only the blocks of a dim that is sharded over d "
+          "shift<`A/t`, `d`>: the operand `A/t` is replicated over d; only the shards of a dim that is sharded over d "
           "can be "
           "passed round its ring");
 }
@@ -1257,7 +1263,8 @@ bool same_dims(const std::string& a, const std::string& b) {
 /// A cotangent brought to the dims of the operand it belongs to, as every VJP of a broadcasting op ends.
 std::string unbroadcast(const std::string& cotangent, const std::string& operand) {
   if (same_dims(cotangent, operand)) return cotangent;
-  const auto verdict = rules::sum(arrow(cotangent, dual(operand)), cotangent);
+  const std::string op = arrow(cotangent, dual(operand));
+  const auto verdict = rules::sum(op, cotangent);
   return verdict.ok() ? str(verdict.result) : "illegal: " + str(verdict.why);
 }
 
@@ -1266,16 +1273,16 @@ TEST_CASE("law: the dual of the dual is the spec itself, and sharded stays") {
     CHECK(dual(dual(x)) == str(to_string(parse_tensor(x).spec)));
     CHECK(rules::cotangent("op", dual(x), dual(x)).ok());
     for (const char* axis : {"d", "t"}) {
-      const auto a = parse_tensor(x).spec.state(axis);
+      const auto a = parse_tensor(x).spec.placement(axis);
       const std::string back = dual(x);
-      const auto b = parse_tensor(back).spec.state(axis);
-      CHECK((a.kind == State::sharded ? a == b : a.kind != b.kind && b.kind != State::sharded));
+      const auto b = parse_tensor(back).spec.placement(axis);
+      CHECK((a.kind == Placement::sharded ? a == b : a.kind != b.kind && b.kind != Placement::sharded));
     }
   }
 }
 
 TEST_CASE("law: a collective's transpose maps the dual of its result to the dual of its operand") {
-  using Rule = rules::Verdict (*)(std::string_view, std::string_view);
+  using Rule = rules::Verdict (*)(std::string_view, const TensorSpec&);
   struct Pair {
     const char* name;
     Rule forward, backward;
@@ -1292,30 +1299,32 @@ TEST_CASE("law: a collective's transpose maps the dual of its result to the dual
                   {"mean", rules::mean, rules::broadcast, 0},
                   {"broadcast", rules::broadcast, rules::sum, 0}};
   const auto specs = pairs_of_dims();
-  int slices = 0;
+  int shards = 0;
   for (const auto& x : specs)
     for (const auto& z : specs) {
       for (Pair& pair : pairs) {
-        const auto forward = pair.forward(arrow(x, z), x);
+        const std::string op = arrow(x, z);
+        const auto forward = pair.forward(op, x);
         if (!forward.ok()) continue;
         ++pair.legal;
         CHECK(str(forward.result) == str(to_string(parse_tensor(z).spec)));
-        const auto backward = pair.backward(arrow(dual(z), dual(x)), dual(z));
+        const std::string ct = dual(z), transposed = arrow(ct, dual(x));
+        const auto backward = pair.backward(transposed, ct);
         INFO(pair.name << " " << x << " -> " << z);
         CHECK(str(backward.why) == "");
         CHECK(str(backward.result) == dual(x));
       }
-      // The transpose of slice pads with zeros, S -> P: what a reduce_scatter takes back.
-      if (rules::slice(arrow(x, z), x).ok()) {
-        ++slices;
+      // The transpose of shard pads with zeros, S -> P: what a reduce_scatter takes back.
+      if (rules::shard(arrow(x, z), x).ok()) {
+        ++shards;
         CHECK(str(rules::reduce_scatter(arrow(dual(x), dual(z)), dual(x)).why) == "");
       }
     }
   std::string counts;
   for (const Pair& pair : pairs) counts += std::string(pair.name) + " " + std::to_string(pair.legal) + ", ";
-  CHECK(counts + "slice " + std::to_string(slices) ==
+  CHECK(counts + "shard " + std::to_string(shards) ==
         "all_gather 60, reduce_scatter 60, all_reduce 37, all_to_all 40, to_partial 37, rearrange 96, sum 128, "
-        "mean 128, broadcast 128, slice 60");
+        "mean 128, broadcast 128, shard 60");
 }
 
 TEST_CASE("law: a shift's transpose is a shift of the dual") {
@@ -1387,7 +1396,8 @@ TEST_CASE("law: the cotangents of elementwise ops have the duals of their operan
       }
       if (const auto z = rules::map2("map", a, b); z.ok()) {
         ++maps;
-        const auto ct = rules::multiply(dual(str(z.result)), z.result);  // the derivative has the result's spec
+        const std::string of_result = dual(str(z.result));
+        const auto ct = rules::multiply(of_result, z.result);  // the derivative has the result's spec
         CHECK(unbroadcast(str(ct.result), a) == dual(a));
         CHECK(unbroadcast(str(ct.result), b) == dual(b));
       }
@@ -1482,7 +1492,7 @@ rules::Verdict follow(const Advice& advice, const std::string& x) {
   if (advice.op == "reduce_scatter") return rules::reduce_scatter(advice.spec, x);
   if (advice.op == "all_reduce") return rules::all_reduce(advice.spec, x);
   if (advice.op == "all_to_all") return rules::all_to_all(advice.spec, x);
-  if (advice.op == "slice") return rules::slice(advice.spec, x);
+  if (advice.op == "shard") return rules::shard(advice.spec, x);
   if (advice.op == "to_partial") return rules::to_partial(advice.spec, x);
   if (advice.op == "rearrange") return rules::rearrange(advice.spec, x);
   if (advice.op == "rename") return rules::rename(advice.spec, x);
@@ -1529,7 +1539,7 @@ TEST_CASE("law: a conversion to the declared type is advised wherever one op doe
       if (parse_tensor(a).spec == parse_tensor(b).spec) continue;
       bool possible = false;
       for (const char* op :
-           {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "slice", "to_partial", "rearrange"})
+           {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "shard", "to_partial", "rearrange"})
         possible = possible || follow({op, arrow(a, b)}, a).ok();
       const auto advice = advice_in(str(rules::assign(DType::f32, b, DType::f32, a).why));
       INFO(a << " -> " << b);

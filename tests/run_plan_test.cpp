@@ -42,7 +42,7 @@ struct Subject {
   std::int64_t B = 8, L = 32, M = 64, Q = 2, K = 4, D = 16, F = 192, V = 500, padded_V = 512, layers = 2;
 
   struct TrainState {
-    gpt::Model weights, mean, variance;
+    gpt::Model weights, mu, nu;
   };
 
   [[nodiscard]] TrainState state(const GptMesh& mesh) const {
@@ -65,9 +65,9 @@ struct Subject {
       return from_memory<T, "B/d L">(mesh, {{"B", B}, {"L", L}}, std::span<const T>(values));
     };
     const gpt::Batch batch{tensor(rows.inputs), tensor(rows.targets), tensor(rows.segments), tensor(rows.weights)};
-    const auto [loss, grads] = value_and_grad(mesh, gpt::loss, state.weights, batch, gpt::Form{});
+    const auto [loss, grads] = value_and_grad(mesh, gpt::loss, state.weights, batch, gpt::ModelConfig{});
     const double norm = global_norm(mesh, grads);
-    AdamW().update(state.weights, state.mean, state.variance, grads, 1e-3, 1.0, 0, [](auto) { return true; });
+    AdamW().update(state.weights, state.mu, state.nu, grads, 1e-3, 1.0, 0, [](auto) { return true; });
     return {item(all_reduce<"+d +t -> ">(loss)), norm};
   }
 };
@@ -235,11 +235,11 @@ TEST_CASE("a plan of thousands of devices that are not there", "[plan]") {
       if (c.op == op && c.spec == spec) return c;
     throw Failure("no " + std::string(op) + " " + std::string(spec));
   };
-  const std::int64_t block = big.padded_V / 8 * (big.M / 512) * 4;
+  const std::int64_t shard = big.padded_V / 8 * (big.M / 512) * 4;
   const auto embed = find("all_gather", "V/t M/d -> V/t M");
   REQUIRE(embed.axes == "d");
   REQUIRE(embed.calls == 2);  // and the output layer
-  REQUIRE(embed.bytes == 2 * 511 * block);
+  REQUIRE(embed.bytes == 2 * 511 * shard);
   // Each layer gathers the keys' and values' weights in the forward pass and again in the backward pass.
   const auto keys = find("all_gather", "M/d K/t D -> M K/t D");
   REQUIRE(keys.calls == big.layers * 2 * 2);
@@ -269,8 +269,8 @@ TEST_CASE("in a plan for one node a long weight is gathered as a view, and a tem
           const std::size_t before = pool.stats().live;
           const auto whole = all_gather<"M/d F -> M F">(part);
           bytes = pool.stats().live - before;
-          const auto again = all_gather<"M/d F -> M F">(slice<"M F -> M/d F">(whole));
-          return sum<"M/d F -> +d">(slice<"M F -> M/d F">(again));
+          const auto again = all_gather<"M/d F -> M F">(shard<"M F -> M/d F">(whole));
+          return sum<"M/d F -> +d">(shard<"M F -> M/d F">(again));
         },
         weights));
     return bytes;
@@ -296,7 +296,7 @@ TEST_CASE("run::plan counts the step that a program gives to run::train", "[plan
       return subject.step(mesh, state, microbatches.at(0));
     };
     program.parameters = parameter_count(state.weights);
-    program.weight_bytes = run::block_bytes(state.weights);
+    program.weight_bytes = run::shard_bytes(state.weights);
     program.optimizer_bytes = 2 * program.weight_bytes;
     program.flops_per_token = 100;
     run::train(device, training, {}, "", program);
@@ -362,7 +362,7 @@ void one_layer(const std::shared_ptr<Device>& device) {
   LayerAndInput weights;
   for_each_leaf([&]<Spec S>(std::string_view, Tensor<f32, S>& w) { w = zeros<f32, S>(mesh, sizes); }, weights);
   const auto loss = [](const LayerAndInput& w, const Tensor<i32, "B/d L">& segments) -> Tensor<f32, "+d +t"> {
-    return sum(explicit_activation_checkpointing(gpt::layer)(w.x, segments, w.layer, gpt::Form{}));
+    return sum(explicit_activation_checkpointing(gpt::layer)(w.x, segments, w.layer, gpt::ModelConfig{}));
   };
   static_cast<void>(value_and_grad(mesh, loss, weights, zeros<i32, "B/d L">(mesh, sizes)));
 }
@@ -387,7 +387,7 @@ TEST_CASE("the graph of a layer has its weights, its collectives and what flows,
   REQUIRE(count(dot, "[label=\"einsum_unreduced\\nB/d L M, M F/t -> B/d L F/t\"") == 3);  // gate, up; y's cotangent
   REQUIRE(count(dot, "B/d L M, M F/t -> B/d L F/t\\n(recomputed)") == 0);
   REQUIRE(count(dot, "subgraph cluster_") == 3);
-  REQUIRE(count(dot, "\"axes ") == 3);  // d, t, and both for the gains
+  REQUIRE(count(dot, "\"axes ") == 3);  // d, t, and both for the scales
 
   // Every op reads something but the cotangent 1, and all that is computed is used but the loss and the gradients.
   std::set<std::string> nodes, from, to;

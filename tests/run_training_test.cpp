@@ -53,7 +53,7 @@ double over_devices(const std::shared_ptr<Device>& device, double mine) {
   const Buffer send = device->pool()->allocate(sizeof mine), sum = device->pool()->allocate(sizeof mine);
   *send.as<double>() = mine;
   device->everybody().all_reduce(send, sum, DType::f64, Reduction::sum).wait();
-  return *sum.as<double>() / static_cast<double>(device->count() / device->size("d"));
+  return *sum.as<double>() / static_cast<double>(device->size() / device->size("d"));
 }
 
 /// 21 documents of 1 to 9 tokens, some longer than a row: with batches of 8, a pass ends within the third.
@@ -301,7 +301,7 @@ TEST_CASE("training: the parts of a step add up, and what lies within another co
     const Mesh<"d"> mesh(device);
     Tensor<f32, "A/d"> weight = ones<f32, "A/d">(mesh, {{"A", 4}});
     const auto loss = [](const Tensor<f32, "A/d">& w) -> Tensor<f32, "+d"> {
-      return sum<"A/d -> +d">(slice<"A -> A/d">(square(all_gather<"A/d -> A">(w))));
+      return sum<"A/d -> +d">(shard<"A -> A/d">(square(all_gather<"A/d -> A">(w))));
     };
     run::Program program;
     program.checkpoints = run::checkpoints_of(mesh, weight, training);
@@ -371,7 +371,7 @@ TEST_CASE("training: a signal stops a run after its step, and is handled on no t
       run::Program program;
       program.step = [&](const auto&, std::int64_t step, double) {
         expect(blocked(), "signals do not come here");
-        if (step == 2 && device->index() == 0) {
+        if (step == 2 && device->rank() == 0) {
           kill(getpid(), SIGTERM);
           while (run::detail::stop_signal == 0) std::this_thread::yield();  // the handler runs elsewhere
         }

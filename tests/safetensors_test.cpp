@@ -224,7 +224,7 @@ struct Model {
 constexpr std::int64_t V = 5, M = 4, H = 2, D = 3;
 
 Model empty_model(const Grid& mesh) {
-  const std::int64_t n = mesh.count();
+  const std::int64_t n = mesh.size();
   const Sizes sizes{
       {"V", V, round_up(V, n)}, {"M", M, round_up(M, n)}, {"H", H, round_up(H, n)}, {"D", D, round_up(D, n)}};
   Model m;
@@ -288,7 +288,7 @@ TEST_CASE("safetensors: a tree loads from another layout on every mesh; its chec
 
       // Padding is zero after loading as before: the checkpoint holds the true sizes.
       io::save(mesh, scratch / "checkpoints", 3, m, {.data_hash = "h"});
-      if (device->index() == 0) {
+      if (device->rank() == 0) {
         const auto checkpoint = io::Checkpoint::open(scratch / "checkpoints/step-00000003");
         io::export_safetensors(checkpoint, scratch / "out.safetensors", place_in_file);
         const SafetensorsFile in(path), out(scratch / "out.safetensors");

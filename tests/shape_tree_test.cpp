@@ -20,8 +20,8 @@ static_assert(renamed<"B/d L", "L -> Qlen"> == Spec("B/d Qlen"));
 static_assert(has_dim<"B/d M", "M"> && !has_dim<"B/d M", "d">);
 static_assert(is_sharded<"B/d M", "d"> && !is_sharded<"B/d M +t", "t">);
 static_assert(is_partial<"B/d M +t", "t"> && !is_partial<"B/d M", "d">);
-static_assert(make_op<"M/d F", "M F"> == Op("M/d F -> M F"));
-static_assert(make_op2<"B/d M", "M F", "B/d F"> == Op("B/d M, M F -> B/d F"));
+static_assert(make_op<"M/d F", "M F"> == OpSpec("M/d F -> M F"));
+static_assert(make_op2<"B/d M", "M F", "B/d F"> == OpSpec("B/d M, M F -> B/d F"));
 template <dtype D, Spec S>
 auto gathered(const Tensor<D, S>& w) -> Tensor<D, without_axis<S, "d">> {
   return all_gather<over<"d">>(w);

@@ -15,14 +15,14 @@ namespace shardlib::test {
 class Nodes {
  public:
   explicit Nodes(const std::vector<int>& node_of) : kept_(detail::shm::node) {
-    detail::shm::node = std::make_shared<detail::shm::Node>(kept_->arena(), kept_->ranks(), node_of);
+    detail::shm::node = std::make_shared<detail::shm::NodeRanks>(kept_->arena(), kept_->ranks(), node_of);
   }
   Nodes(const Nodes&) = delete;
   Nodes& operator=(const Nodes&) = delete;
   ~Nodes() { detail::shm::node = std::move(kept_); }
 
  private:
-  std::shared_ptr<detail::shm::Node> kept_;
+  std::shared_ptr<detail::shm::NodeRanks> kept_;
 };
 
 inline std::vector<float> rough(int rank, std::size_t count) {

@@ -113,6 +113,9 @@ class Setting {
   std::string before_;
 };
 
+/// What `on_mesh` launches with. A test lowers a field with Temporarily.
+inline Tuning tuning;
+
 /// Gives a variable another value for as long as this lives.
 template <class T>
 class Temporarily {
@@ -136,6 +139,7 @@ inline bool on_mesh(const std::string& mesh, const DeviceBody& body, LaunchOptio
   detail::Ending ending;
   ending.idle = world_rank() >= device_count(axes);
   options.allow_idle_ranks = true;
+  options.tuning = tuning;
   try {
     launch(axes, body, options);
   } catch (...) {

@@ -84,7 +84,7 @@ std::vector<TextFile> find_files(const std::vector<std::string>& inputs) {
 }
 
 /// Where a document begins.
-struct Place {
+struct TextPlace {
   std::size_t file = 0;
   std::uint64_t offset = 0;
 };
@@ -92,14 +92,14 @@ struct Place {
 /// Documents that are encoded together, and where the next one begins.
 struct Batch {
   std::vector<std::string> documents;
-  Place next;
+  TextPlace next;
   std::uint64_t bytes_read;  ///< of all files, up to there
 };
 
 /// Reads the documents in order, a few at a time.
 class Reader {
  public:
-  Reader(const std::vector<TextFile>& files, bool document_per_file, Place begin)
+  Reader(const std::vector<TextFile>& files, bool document_per_file, TextPlace begin)
       : files_(files), document_per_file_(document_per_file), at_(begin) {
     for (std::size_t i = 0; i < at_.file; ++i) bytes_before_ += files_[i].size;
   }
@@ -158,7 +158,7 @@ class Reader {
 
   const std::vector<TextFile>& files_;
   bool document_per_file_;
-  Place at_;
+  TextPlace at_;
   std::uint64_t bytes_before_ = 0;  // of the files before
   std::unique_ptr<io::InputFile> file_;
   std::string buffer_;  // read of the file from at_.offset on
@@ -236,7 +236,8 @@ struct Totals {
 };
 
 /// Reads and encodes ahead on `jobs` threads; `write` gets the batches in order and returns the tokens so far.
-void for_each_batch(const std::vector<TextFile>& files, const io::Tokenizer& tokenizer, const Options& o, Place begin,
+void for_each_batch(const std::vector<TextFile>& files, const io::Tokenizer& tokenizer, const Options& o,
+                    TextPlace begin,
                     const std::function<std::int64_t(const std::vector<Document>&, const Batch&)>& write) {
   std::uint64_t total = 0, before = begin.offset;
   for (std::size_t i = 0; i < files.size(); ++i) {
@@ -272,9 +273,9 @@ std::string settings(const std::vector<TextFile>& files, const io::Tokenizer& to
   return io::hex(io::sha256(text));
 }
 
-Place resume_place(const std::string& note, const std::string& expected, const std::string& out) {
+TextPlace resume_place(const std::string& note, const std::string& expected, const std::string& out) {
   if (note.empty()) return {};
-  Place place;
+  TextPlace place;
   char digest[65] = "";
   if (std::sscanf(note.c_str(), "%64s %zu %lu", digest, &place.file, &place.offset) != 3 || digest != expected)
     throw UsageError("'" + out + ".partial' was begun with other files or options: give the same again, or remove it");
@@ -284,7 +285,7 @@ Place resume_place(const std::string& note, const std::string& expected, const s
 Totals write_flat_tokens(const std::vector<TextFile>& files, const io::Tokenizer& tokenizer, const Options& o) {
   io::FlatTokensWriter writer(o.out);
   const std::string same = settings(files, tokenizer, o);
-  const Place begin = resume_place(writer.note(), same, o.out);
+  const TextPlace begin = resume_place(writer.note(), same, o.out);
   const auto progress = [&](io::Split split) -> const io::FlatTokensProgress& { return writer.progress(split); };
   if (!writer.note().empty())
     fmt::print("going on after {} documents\n",

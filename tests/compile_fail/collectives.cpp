@@ -52,7 +52,7 @@ auto gathers_nothing(const Tensor<f32, "M/t H">& w) {
 #endif
 
 // expect: reduce_scatter<`M -> M/t`>: the operand `M` is replicated over t, not partial: summing it again would
-// expect: take `slice` for the block of each device without a sum \(no traffic\)
+// expect: take `shard` for the shard of each device without a sum \(no traffic\)
 #if SECTION == 7
 auto scatter_a_replica(const Tensor<f32, "M">& x) {
   return reduce_scatter<"M -> M/t">(x);
@@ -87,23 +87,23 @@ auto move_to_nowhere(const Tensor<f32, "A/t B">& x) {
 }
 #endif
 
-// expect: shift<`A`, `t`>: the operand `A` is replicated over t; only the blocks of a dim that is sharded over t can be
+// expect: shift<`A`, `t`>: the operand `A` is replicated over t; only the shards of a dim that is sharded over t can be
 #if SECTION == 12
 auto shift_replicas(const Tensor<f32, "A">& x) {
   return shift<"A", "t">(x, 1);
 }
 #endif
 
-// expect: slice<`A B/t -> A/t B`>: dim `B/t` cannot become `B`: this op drops no sharding|the operand is sharded over t
+// expect: shard<`A B/t -> A/t B`>: dim `B/t` cannot become `B`: this op drops no sharding|the operand is sharded over t
 #if SECTION == 13
-auto slice_what_is_sharded(const Tensor<f32, "A B/t">& x) {
-  return slice<"A B/t -> A/t B">(x);
+auto shard_what_is_sharded(const Tensor<f32, "A B/t">& x) {
+  return shard<"A B/t -> A/t B">(x);
 }
 #endif
 
 // expect: to_partial<`A -> A \+t`>: the operand is `A/t`, but the op spec expects `A`: dim 1 is `A/t`, not `A`; gather
 #if SECTION == 14
-auto blocks_as_summands(const Tensor<f32, "A/t">& x) {
+auto shards_as_summands(const Tensor<f32, "A/t">& x) {
   return to_partial<"A -> A +t">(x);
 }
 #endif

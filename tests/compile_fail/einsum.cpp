@@ -7,7 +7,7 @@ auto project(const Tensor<f32, "B/d M/t">& x, const Tensor<f32, "M/t H">& w) {
   return einsum_unreduced<"B/d M/t, M/t H -> B/d H +t">(x, w);
 }
 
-// expect: the result is partial over t \(contracting `M/t` sees only the block of this device\), so its spec must say
+// expect: the result is partial over t \(contracting `M/t` sees only the shard of this device\), so its spec must say
 // expect: reduce it afterwards with `reduce_scatter` or `all_reduce` \(communicate\)
 #if SECTION == 1
 auto contraction_not_spelled(const Tensor<f32, "B/d M/t">& x, const Tensor<f32, "M/t H">& w) {
@@ -36,8 +36,8 @@ auto weights_not_gathered(const Tensor<f32, "B/d M/t">& x, const Tensor<f32, "M/
 }
 #endif
 
-// expect: dim `M` of `M H` is `M/t` in `B/d M/t`, so their blocks differ; take `all_gather<..?B/d M/t -> B/d M..?>`
-// expect: or `slice<..?M H -> M/t H..?>` \(no traffic\)
+// expect: dim `M` of `M H` is `M/t` in `B/d M/t`, so their shards differ; take `all_gather<..?B/d M/t -> B/d M..?>`
+// expect: or `shard<..?M H -> M/t H..?>` \(no traffic\)
 #if SECTION == 5
 auto sharded_in_one_only(const Tensor<f32, "B/d M/t">& x, const Tensor<f32, "M H">& w) {
   return einsum_unreduced<"B/d M/t, M H -> B/d H +t">(x, w);
@@ -46,7 +46,7 @@ auto sharded_in_one_only(const Tensor<f32, "B/d M/t">& x, const Tensor<f32, "M H
 
 // expect: the first operand is sharded over t \(dim `B/t`\) and the second sharded over t \(dim `H/t`\), so only
 #if SECTION == 6
-auto diagonal_blocks(const Tensor<f32, "B/t M">& x, const Tensor<f32, "M H/t">& w) {
+auto diagonal_shards(const Tensor<f32, "B/t M">& x, const Tensor<f32, "M H/t">& w) {
   return einsum_unreduced<"B/t M, M H/t -> B/t H">(x, w);
 }
 #endif
@@ -60,12 +60,12 @@ auto product_of_sums(const Tensor<f32, "B M +t">& x, const Tensor<f32, "M H +t">
 
 // expect: the first operand is partial over t and the second sharded over t \(dim `H/t`\), so a summand would meet one
 #if SECTION == 8
-auto summand_and_block(const Tensor<f32, "B M +t">& x, const Tensor<f32, "M H/t">& w) {
+auto summand_and_shard(const Tensor<f32, "B M +t">& x, const Tensor<f32, "M H/t">& w) {
   return einsum_unreduced<"B M +t, M H/t -> B H +t">(x, w);
 }
 #endif
 
-// expect: dim `M/t/d` of `M/t/d` is `M/d/t` in `M/d/t`, so their blocks differ; `all_gather` one of them and `slice` it
+// expect: dim `M/t/d` of `M/t/d` is `M/d/t` in `M/d/t`, so their shards differ; `all_gather` one of them and `shard` it
 #if SECTION == 9
 auto order_of_axes(const Tensor<f32, "M/t/d">& a, const Tensor<f32, "M/d/t">& b) {
   return einsum_unreduced<"M/t/d, M/d/t -> +d +t">(a, b);
@@ -101,7 +101,7 @@ auto integer_index(const Tensor<f32, "2 A">& a, const Tensor<f32, "A B">& b) {
 }
 #endif
 
-// expect: the result is partial over t \(looking up in `V/t` sees only the block of this device\), so its spec must
+// expect: the result is partial over t \(looking up in `V/t` sees only the shard of this device\), so its spec must
 #if SECTION == 14
 auto lookup_not_spelled(const Tensor<f32, "V/t M">& table, const Tensor<u32, "B/d L">& ids) {
   return index_unreduced<"[V/t] M, B/d L -> B/d L M">(table, ids);

@@ -7,9 +7,9 @@ auto normed(const Tensor<f32, "B/d M">& x, const Tensor<f32, "M">& gain) {
   return rms_norm<"M">(x) * gain;
 }
 
-// expect: \+ of `A/t` and `A`: dim `A` of `A` is `A/t` in `A/t`, so their blocks differ; take `all_gather<
+// expect: \+ of `A/t` and `A`: dim `A` of `A` is `A/t` in `A/t`, so their shards differ; take `all_gather<
 #if SECTION == 1
-auto add_block_and_whole(const Tensor<f32, "A/t">& a, const Tensor<f32, "A">& b) {
+auto add_shard_and_whole(const Tensor<f32, "A/t">& a, const Tensor<f32, "A">& b) {
   return a + b;
 }
 #endif
@@ -91,24 +91,24 @@ auto numbers_as_truth(const Tensor<f32, "A">& a) {
 }
 #endif
 
-// expect: sum<`B/d L -> L`>: the result is partial over d \(summing over `B/d` sees only the block of this device\),
+// expect: sum<`B/d L -> L`>: the result is partial over d \(summing over `B/d` sees only the shard of this device\),
 #if SECTION == 13
-auto sum_of_a_block(const Tensor<f32, "B/d L">& x) {
+auto sum_of_a_shard(const Tensor<f32, "B/d L">& x) {
   return sum<"B/d L -> L">(x);
 }
 #endif
 
-// expect: max<`L V/t -> L`>: dim `V/t` is sharded, so each device sees only its block of it; gather it first with
+// expect: max<`L V/t -> L`>: dim `V/t` is sharded, so each device sees only its shard of it; gather it first with
 // expect: or take `all_reduce_max`, which sends the maxima only
 #if SECTION == 14
-auto max_of_a_block(const Tensor<f32, "L V/t">& x) {
+auto max_of_a_shard(const Tensor<f32, "L V/t">& x) {
   return max<"L V/t -> L">(x);
 }
 #endif
 
-// expect: softmax<`Klen`>: dim `Klen/t` is sharded, so each device sees only its block of it; gather it first with
+// expect: softmax<`Klen`>: dim `Klen/t` is sharded, so each device sees only its shard of it; gather it first with
 #if SECTION == 15
-auto softmax_of_a_block(const Tensor<f32, "Qlen Klen/t">& x) {
+auto softmax_of_a_shard(const Tensor<f32, "Qlen Klen/t">& x) {
   return softmax<"Klen">(x);
 }
 #endif
@@ -148,9 +148,9 @@ auto merge_the_minor_part(const Tensor<f32, "H D/t">& x) {
 }
 #endif
 
-// expect: concat<`L, L -> N`>: dim `L/t` is sharded, so each device sees only its block of it; gather it first
+// expect: concat<`L, L -> N`>: dim `L/t` is sharded, so each device sees only its shard of it; gather it first
 #if SECTION == 21
-auto concat_blocks(const Tensor<f32, "L/t">& a, const Tensor<f32, "L/t">& b) {
+auto concat_shards(const Tensor<f32, "L/t">& a, const Tensor<f32, "L/t">& b) {
   return concat<"L, L -> N">(a, b);
 }
 #endif
@@ -190,14 +190,14 @@ auto map_of_too_few(const Tensor<f32, "A">& x) {
 }
 #endif
 
-// expect: causal_attention<`L`, `D`>: dim `L/d` is sharded, so each device sees only its block of it; gather it first
+// expect: causal_attention<`L`, `D`>: dim `L/d` is sharded, so each device sees only its shard of it; gather it first
 #if SECTION == 27
-auto attention_of_a_block(const Tensor<f32, "L/d H/t D">& q) {
+auto attention_of_a_shard(const Tensor<f32, "L/d H/t D">& q) {
   return causal_attention<"L", "D">(q, q, q);
 }
 #endif
 
-// expect: causal_attention<`L`, `D`>: dim `K` of `B L K D` is `K/t` in `B L K/t D`, so their blocks differ
+// expect: causal_attention<`L`, `D`>: dim `K` of `B L K D` is `K/t` in `B L K/t D`, so their shards differ
 #if SECTION == 28
 auto heads_sharded_in_one(const Tensor<f32, "B L K/t D">& q, const Tensor<f32, "B L K D">& k) {
   return causal_attention<"L", "D">(q, k, k);
@@ -211,7 +211,7 @@ auto keys_under_another_name(const Tensor<f32, "B L D">& q, const Tensor<f32, "B
 }
 #endif
 
-// expect: causal_attention<`L`, `D`>: dim `B` of `B L` is `B/d` in `B/d L D`, so their blocks differ
+// expect: causal_attention<`L`, `D`>: dim `B` of `B L` is `B/d` in `B/d L D`, so their shards differ
 #if SECTION == 30
 auto segments_of_all(const Tensor<f32, "B/d L D">& q, const Tensor<i32, "B L">& segments) {
   return causal_attention<"L", "D">(q, q, q, segments);
@@ -263,7 +263,7 @@ auto longer_by_one_name(const Tensor<f32, "L">& a, const Tensor<f32, "N">& b) {
 }
 #endif
 
-// expect: stack<`S`>: the operands are stacked as they are, but `B` is not `B/d`: dim 1 is `B`, not `B/d`; take the block
+// expect: stack<`S`>: the operands are stacked as they are, but `B` is not `B/d`: dim 1 is `B`, not `B/d`; take the shard
 #if SECTION == 37
 auto stack_of_two(const Tensor<f32, "B/d">& a, const Tensor<f32, "B">& b) {
   return stack<"S">(a, b);

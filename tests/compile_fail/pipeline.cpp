@@ -3,7 +3,7 @@
 #include "shardlib/pipeline/program.hpp"
 
 using namespace shardlib;
-using pipeline::Place;
+using pipeline::StagePlace;
 
 using Staged = pipeline::StagedMesh<"p", "p d t">;
 using X = Tensor<f32, "B/d M/t">;
@@ -14,14 +14,14 @@ struct Weights {
 };
 
 struct Right {
-  X enter(const Weights&, const Place&) const;
-  X stage(const Weights&, const X&, const Place&) const;
-  Loss loss(const Weights&, const X&, const Place&) const;
+  X enter(const Weights&, const StagePlace&) const;
+  X stage(const Weights&, const X&, const StagePlace&) const;
+  Loss loss(const Weights&, const X&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, Right, Weights>);
 struct RightOutputs : Right {
   std::tuple<Loss, pipeline::Concat<"N", X>, pipeline::Concat<"M", Tensor<f32, "B/d M">>> loss(const Weights&, const X&,
-                                                                                               const Place&) const;
+                                                                                               const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, RightOutputs, Weights>);
 struct Pair {
@@ -29,9 +29,9 @@ struct Pair {
   Tensor<f32, "B/d"> y;
 };
 struct RightPair {
-  Pair enter(const Weights&, const Place&) const;
-  Pair stage(const Weights&, const Pair&, const Place&) const;
-  Loss loss(const Weights&, const Pair&, const Place&) const;
+  Pair enter(const Weights&, const StagePlace&) const;
+  Pair stage(const Weights&, const Pair&, const StagePlace&) const;
+  Loss loss(const Weights&, const Pair&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, RightPair, Weights>);
 
@@ -39,7 +39,7 @@ static_assert(pipeline::valid_program<Staged, RightPair, Weights>);
 // expect: reduce_scatter<..?B/d M \+t -> B/d M/t..?>`
 #if SECTION == 1
 struct ForgetsItsSum : Right {
-  Tensor<f32, "B/d M +t"> stage(const Weights&, const X&, const Place&) const;
+  Tensor<f32, "B/d M +t"> stage(const Weights&, const X&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, ForgetsItsSum, Weights>);
 #endif
@@ -47,7 +47,7 @@ static_assert(pipeline::valid_program<Staged, ForgetsItsSum, Weights>);
 // expect: pipeline: `stage` takes `f32\[B/d M/t\]`, but returns `bf16\[B/d M/t\]`; the next stage takes what this one
 #if SECTION == 2
 struct ChangesItsDtype : Right {
-  Tensor<bf16, "B/d M/t"> stage(const Weights&, const X&, const Place&) const;
+  Tensor<bf16, "B/d M/t"> stage(const Weights&, const X&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, ChangesItsDtype, Weights>);
 #endif
@@ -55,7 +55,7 @@ static_assert(pipeline::valid_program<Staged, ChangesItsDtype, Weights>);
 // expect: pipeline: `stage` returns another type than it takes; the next stage takes what this one returns
 #if SECTION == 3
 struct DropsOne : RightPair {
-  X stage(const Weights&, const Pair&, const Place&) const;
+  X stage(const Weights&, const Pair&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, DropsOne, Weights>);
 #endif
@@ -63,7 +63,7 @@ static_assert(pipeline::valid_program<Staged, DropsOne, Weights>);
 // expect: value_and_grad: the loss `\+d` is replicated over t: each device of t would count it again
 #if SECTION == 4
 struct CountsTwice : Right {
-  Tensor<f32, "+d"> loss(const Weights&, const X&, const Place&) const;
+  Tensor<f32, "+d"> loss(const Weights&, const X&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, CountsTwice, Weights>);
 #endif
@@ -71,7 +71,7 @@ static_assert(pipeline::valid_program<Staged, CountsTwice, Weights>);
 // expect: value_and_grad: the loss `B/d \+t` has dims; `sum` it to a scalar whose sum over the devices is pending
 #if SECTION == 5
 struct LossPerRow : Right {
-  Tensor<f32, "B/d +t"> loss(const Weights&, const X&, const Place&) const;
+  Tensor<f32, "B/d +t"> loss(const Weights&, const X&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, LossPerRow, Weights>);
 #endif
@@ -79,8 +79,8 @@ static_assert(pipeline::valid_program<Staged, LossPerRow, Weights>);
 // expect: pipeline: the program has no `enter\(weights, place\) -> X` that is const and takes these weights
 #if SECTION == 6
 struct NoEnter {
-  X stage(const Weights&, const X&, const Place&) const;
-  Loss loss(const Weights&, const X&, const Place&) const;
+  X stage(const Weights&, const X&, const StagePlace&) const;
+  Loss loss(const Weights&, const X&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, NoEnter, Weights>);
 #endif
@@ -88,7 +88,7 @@ static_assert(pipeline::valid_program<Staged, NoEnter, Weights>);
 // expect: pipeline: the program has no `stage\(weights, X, place\) -> X` that is const and takes these weights and what
 #if SECTION == 7
 struct StageNotConst : Right {
-  X stage(const Weights&, const X&, const Place&);
+  X stage(const Weights&, const X&, const StagePlace&);
 };
 static_assert(pipeline::valid_program<Staged, StageNotConst, Weights>);
 #endif
@@ -106,9 +106,9 @@ static_assert(pipeline::valid_program<Staged, LossOfOtherArguments, Weights>);
 #if SECTION == 9
 using Many = Array<"x", X>;
 struct HandsOverMany {
-  Many enter(const Weights&, const Place&) const;
-  Many stage(const Weights&, const Many&, const Place&) const;
-  Loss loss(const Weights&, const Many&, const Place&) const;
+  Many enter(const Weights&, const StagePlace&) const;
+  Many stage(const Weights&, const Many&, const StagePlace&) const;
+  Loss loss(const Weights&, const Many&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, HandsOverMany, Weights>);
 #endif
@@ -121,9 +121,9 @@ struct Elsewhere {
   Array<"layers/d", Tensor<f32, "M/t/d">> layers;
 };
 struct OnElsewhere {
-  X enter(const Elsewhere&, const Place&) const;
-  X stage(const Elsewhere&, const X&, const Place&) const;
-  Loss loss(const Elsewhere&, const X&, const Place&) const;
+  X enter(const Elsewhere&, const StagePlace&) const;
+  X stage(const Elsewhere&, const X&, const StagePlace&) const;
+  Loss loss(const Elsewhere&, const X&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, OnElsewhere, Elsewhere>);
 #endif
@@ -134,19 +134,19 @@ static_assert(pipeline::valid_program<Staged, OnElsewhere, Elsewhere>);
 static_assert(pipeline::valid_program<pipeline::StagedMesh<"s", "s d t">, Right, Weights>);
 #endif
 
-// expect: Concat<`B`>: dim `B/d` is sharded, so each device sees only its block of it; gather it first
+// expect: Concat<`B`>: dim `B/d` is sharded, so each device sees only its shard of it; gather it first
 // expect: or keep the microbatches apart along a dim that the tensor has not
 #if SECTION == 12
-struct ConcatenatesBlocks : Right {
-  std::tuple<Loss, pipeline::Concat<"B", X>> loss(const Weights&, const X&, const Place&) const;
+struct ConcatenatesShards : Right {
+  std::tuple<Loss, pipeline::Concat<"B", X>> loss(const Weights&, const X&, const StagePlace&) const;
 };
-static_assert(pipeline::valid_program<Staged, ConcatenatesBlocks, Weights>);
+static_assert(pipeline::valid_program<Staged, ConcatenatesShards, Weights>);
 #endif
 
 // expect: pipeline: `loss` returns its loss, or a tuple of the loss and what to concatenate, each a `pipeline::Concat
 #if SECTION == 13
 struct SaysNotHow : Right {
-  std::tuple<Loss, X> loss(const Weights&, const X&, const Place&) const;
+  std::tuple<Loss, X> loss(const Weights&, const X&, const StagePlace&) const;
 };
 static_assert(pipeline::valid_program<Staged, SaysNotHow, Weights>);
 #endif

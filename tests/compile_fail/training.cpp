@@ -15,7 +15,7 @@ Tensor<f32, "B/d M/t"> block(const Weights& weights, const Batch& x) {
   const auto w = all_gather<"M/d F/t -> M F/t">(weights.w);
   const auto hidden = relu(einsum_unreduced<"B/d M, M F/t -> B/d F/t">(x, w));
   const auto y = einsum_unreduced<"B/d F/t, M F/t -> B/d M +t">(hidden, w);
-  return reduce_scatter<"B/d M +t -> B/d M/t">(y) + slice<"M -> M/t">(weights.bias);
+  return reduce_scatter<"B/d M +t -> B/d M/t">(y) + shard<"M -> M/t">(weights.bias);
 }
 Tensor<f32, "+d +t"> loss(const Weights& weights, const Batch& x) {
   return sum<"B/d M/t -> +d +t">(square(block(weights, x)));
@@ -156,14 +156,14 @@ auto unknown_axis(const M2& mesh, const Elsewhere& weights) {
 }
 #endif
 
-// expect: a tensor `f32\[B M\]` does not fit the declared type `f32\[B/d M\]`: dim 1 is `B`, not `B/d`; take the block
+// expect: a tensor `f32\[B M\]` does not fit the declared type `f32\[B/d M\]`: dim 1 is `B`, not `B/d`; take the shard
 #if SECTION == 16
 auto batch_not_sharded(const M2& mesh, const Weights& weights, const Tensor<f32, "B M">& x) {
   return value_and_grad(mesh, loss, weights, x);
 }
 #endif
 
-// expect: a tensor `f32\[B M\]` does not fit the declared type `f32\[B/d M\]`: dim 1 is `B`, not `B/d`; take the block
+// expect: a tensor `f32\[B M\]` does not fit the declared type `f32\[B/d M\]`: dim 1 is `B`, not `B/d`; take the shard
 #if SECTION == 17
 auto checkpointed(const Weights& weights, const Tensor<f32, "B M">& x) {
   return explicit_activation_checkpointing(block)(weights, x);

@@ -18,7 +18,7 @@ Residual wrong_return(const Tensor<f32, "B/d L M +t">& x) {
 #endif
 
 // expect: a tensor `f32\[B/d L M\]` does not fit the declared type `f32\[B/d L M/t\]`: dim 3 is `M`, not `M/t`; take
-// expect: `slice<..?B/d L M -> B/d L M/t..?>` \(no traffic\)
+// expect: `shard<..?B/d L M -> B/d L M/t..?>` \(no traffic\)
 #if SECTION == 2
 auto wrong_argument(const Tensor<f32, "B/d L M">& x) {
   return layer(x);

@@ -11,7 +11,7 @@
 
 namespace shardlib::detail {
 
-/// Copies a block, from or to the f32 that bf16 is summed in.
+/// Copies a shard, from or to the f32 that bf16 is summed in.
 inline void convert(const Value& from, const Value& to) {
   const Exec exec = from.device->exec();
   if (from.dtype == to.dtype)
@@ -26,23 +26,23 @@ inline void convert(const Value& from, const Value& to) {
         to.storage->buffer.as<bf16>());
 }
 
-/// Sums the cotangents of the uses of one value: in f32, rounded once; in place where nobody else sees the buffer.
+/// Sums the cotangents of the uses of one value: in f32, rounded once; in place if the buffer has no other handle.
 class Accumulator {
  public:
   void add(ValuePtr ct) {
     if (!sum_) {
-      if (ct->storage->add_to) ct->storage->settle();  // the first: there is no sum yet that it could be added to
+      if (ct->storage->add_to) ct->storage->materialize();  // the first: there is no sum yet that it could be added to
       sum_ = std::move(ct);
       return;
     }
-    if (!state(ct->device).observer) return add_to_sum(ct);
+    if (!program_state(ct->device).observer) return add_to_sum(ct);
     Value shape = *sum_;
     shape.made_by = ct->storage->add_to ? ct->made_by : OpInfo{"accumulate", {}, {}};
     shape.storage = std::make_shared<Storage>();  // its own, or the sum would seem to be in use
     observed(shape, [&] {
       static_cast<void>(sum_->data());
       add_to_sum(ct);
-      state(ct->device).work.in_place = true;
+      program_state(ct->device).work.in_place = true;
       return sum_->storage->buffer;
     });
   }

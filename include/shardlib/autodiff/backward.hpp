@@ -11,15 +11,15 @@
 namespace shardlib::detail {
 
 /// A backward pass from `roots` (slots and their cotangents) down to `leaves`, in the same order on every device. Nodes
-/// are emptied as their pulls run, which frees their residuals. A pass may stop once some leaves have their cotangents,
-/// and go on later; it then keeps what the other pulls need, and sums come out the same, bit for bit.
+/// are emptied as their VJPs run, which frees their residuals. A pass may stop once some leaves have their cotangents,
+/// and go on later; it then keeps what the other VJPs need, and sums come out the same, bit for bit.
 class Backward {
  public:
   Backward(const std::vector<std::pair<Slot, ValuePtr>>& roots, std::vector<Slot> leaves);
 
   /// The cotangents of all leaves that have not had theirs yet; null where none arrived, or where it was given before.
   std::vector<ValuePtr> run();
-  /// The cotangents of the leaves that are `wanted`. Only the pulls on the way to them run.
+  /// The cotangents of the leaves that are `wanted`. Only the VJPs on the way to them run.
   std::vector<ValuePtr> run(const std::vector<bool>& wanted);
   /// Whether the program has said, with stop_gradient, that it wants no gradient of some use of a leaf.
   [[nodiscard]] bool stopped(std::size_t leaf) const;

@@ -1,4 +1,4 @@
-// Communication beside computation: collectives that have started, and where the program waits for them.
+// Overlap of communication and computation: pending collectives, and where the program waits for them.
 #pragma once
 
 #include <functional>
@@ -11,16 +11,17 @@
 namespace shardlib::detail {
 
 /// Moves on what has started, between two ops: MPI makes no progress by itself.
-[[gnu::cold]] SHARDLIB_INLINE void make_progress(State& state);
+[[gnu::cold]] SHARDLIB_INLINE void make_progress(ProgramState& state);
 
 /// The gather that makes `out` of `in`, if it is under way; otherwise null.
-[[gnu::cold]] SHARDLIB_INLINE std::shared_ptr<Started> find_started(const Value& in, const Value& out);
+[[gnu::cold]] SHARDLIB_INLINE std::shared_ptr<PendingCollective> find_pending(const Value& in, const Value& out);
 
 template <class Ct>
-class SumBeside {
+class AsyncSum {
  public:
-  explicit SumBeside(const std::shared_ptr<Device>& device)
-      : mode_(state(device), state(device).overlaps ? State::Mode::start : state(device).mode) {}
+  explicit AsyncSum(const std::shared_ptr<Device>& device)
+      : mode_(program_state(device),
+              program_state(device).overlaps ? ProgramState::Mode::start : program_state(device).mode) {}
 
  private:
   WithMode mode_;
@@ -39,7 +40,7 @@ class OverlapScope {
   [[gnu::cold]] SHARDLIB_INLINE void end_backward();
 
  private:
-  State& state_;
+  ProgramState& state_;
 };
 
 }  // namespace shardlib::detail

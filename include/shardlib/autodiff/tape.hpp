@@ -25,7 +25,7 @@ struct Residuals {
   std::vector<ValuePtr> values;
   GlobalSizes sizes;  ///< the operand's
 };
-using Pull = std::function<ValuePtr(const ValuePtr& cotangent, const Residuals&)>;
+using VjpFunction = std::function<ValuePtr(const ValuePtr& cotangent, const Residuals&)>;
 
 class Backward;  // backward.hpp
 
@@ -37,21 +37,21 @@ struct Node {
   struct Edge {
     Slot input;
     Residuals saved;
-    Pull vjp;
+    VjpFunction vjp;
   };
   std::vector<Edge> edges;
   int outputs = 1;
   bool stopped = false;  ///< stop_gradient has been taken of it, or of what was computed from it
   /// All VJPs at once where that is cheaper (a fused loop).
-  std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>& cotangents)> joint;
+  std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>& cotangents)> fused_vjp;
   /// The backward pass of a replayed function, of which the edges' inputs are the leaves.
-  std::function<std::shared_ptr<Backward>(const std::vector<ValuePtr>& cotangents)> nested;
+  std::function<std::shared_ptr<Backward>(const std::vector<ValuePtr>& cotangents)> remat;
 };
 
 /// A place for the gradient of a value that is differentiated by: a node without operands.
 SHARDLIB_INLINE Handle<Value> as_leaf(const Value& value);
 
-/// Notes that the program wants no gradient of what stands here, nor of what it was computed from: by this use.
+/// Records that this use of the value needs no gradient, neither of the value nor of its operands.
 SHARDLIB_INLINE void stop_below(const Slot& slot);
 
 /// The value under the spec of T: a cotangent's maker may have known other axes.
@@ -63,7 +63,7 @@ T typed(const ValuePtr& value) {
 
 /// The typed VJP as an erased one. Its cotangents are checked here: result's dual in, operand's dual out.
 // Cold, like `record`: this is glue around the kernels, and compilers spend less time on code that need not be fast.
-template <Op Name, class Out, class X, class F, class... Saved>
+template <OpName Name, class Out, class X, class F, class... Saved>
 struct ErasedVjp {
   static constexpr Spec axes = axes_of<Out::spec, X::spec, Saved::spec...>();
   using Cotangent = Dual<Out, axes>;
@@ -71,12 +71,12 @@ struct ErasedVjp {
   static constexpr bool with_sizes =
       std::is_invocable_v<const F&, const Cotangent&, const Saved&..., const GlobalSizes&>;
 
-  [[gnu::cold]] static ValuePtr pull(const F& f, const ValuePtr& ct, const Residuals& saved) {
-    return pull(f, ct, saved, std::index_sequence_for<Saved...>{});
+  [[gnu::cold]] static ValuePtr vjp(const F& f, const ValuePtr& ct, const Residuals& saved) {
+    return vjp(f, ct, saved, std::index_sequence_for<Saved...>{});
   }
   template <std::size_t... I>
-  [[gnu::cold]] static ValuePtr pull(const F& f, const ValuePtr& ct, const Residuals& saved,
-                                     std::index_sequence<I...> /*saved*/) {
+  [[gnu::cold]] static ValuePtr vjp(const F& f, const ValuePtr& ct, const Residuals& saved,
+                                    std::index_sequence<I...> /*saved*/) {
     const auto call = [&] {
       if constexpr (with_sizes)
         return f(typed<Cotangent>(ct), Saved(saved.values[I])..., saved.sizes);
@@ -89,12 +89,12 @@ struct ErasedVjp {
                   "a cotangent has its primal's dtype");
     return call().value();
   }
-  [[gnu::cold]] static Pull make(F f) {
+  [[gnu::cold]] static VjpFunction make(F f) {
     // Functions without state share one type.
     if constexpr (std::is_empty_v<F> && std::is_default_constructible_v<F>)
-      return +[](const ValuePtr& ct, const Residuals& saved) { return pull(F{}, ct, saved); };
+      return +[](const ValuePtr& ct, const Residuals& saved) { return vjp(F{}, ct, saved); };
     else
-      return [f = std::move(f)](const ValuePtr& ct, const Residuals& saved) { return pull(f, ct, saved); };
+      return [f = std::move(f)](const ValuePtr& ct, const Residuals& saved) { return vjp(f, ct, saved); };
   }
 };
 
@@ -103,18 +103,18 @@ struct EdgeSource {
   const ValuePtr* x;
   std::array<const ValuePtr*, 4> saved;
   bool of_result;
-  Pull pull;
+  VjpFunction vjp;
 };
-template <Op Name, class Out, class X, class F, class... Saved>
+template <OpName Name, class Out, class X, class F, class... Saved>
 EdgeSource erased(const Vjp<X, F, Saved...>& v) {
   static_assert(sizeof...(Saved) <= 4);
   EdgeSource source{v.x, {}, false, nullptr};
   // Integers have no derivative, so the op that their cotangent would need may not exist.
-  if constexpr (floating<typename X::value_type>) source.pull = ErasedVjp<Name, Out, X, F, Saved...>::make(v.f);
+  if constexpr (floating<typename X::value_type>) source.vjp = ErasedVjp<Name, Out, X, F, Saved...>::make(v.f);
   std::copy(v.saved.begin(), v.saved.end(), source.saved.begin());
   return source;
 }
-template <Op Name, class Out, class X, class F, class... Saved>
+template <OpName Name, class Out, class X, class F, class... Saved>
 EdgeSource erased(const VjpOfResult<X, F, Saved...>& v) {
   static_assert(sizeof...(Saved) <= 4);
   EdgeSource source{v.x, {}, true, ErasedVjp<Name, Out, X, F, Saved..., Out>::make(v.f)};
@@ -123,7 +123,7 @@ EdgeSource erased(const VjpOfResult<X, F, Saved...>& v) {
 }
 
 /// Counts one execution of an op on this device.
-[[gnu::cold]] SHARDLIB_INLINE State::Count& count(const Value& value);
+[[gnu::cold]] SHARDLIB_INLINE ProgramState::Count& count(const Value& value);
 
 /// Counts floating-point operations of the op that makes the value, which runs: `count` has been called.
 [[gnu::cold]] SHARDLIB_INLINE void add_flops(const Value& value, double flops);
@@ -131,11 +131,11 @@ EdgeSource erased(const VjpOfResult<X, F, Saved...>& v) {
 /// Makes the node of an op if anything differentiates one of its operands.
 [[gnu::cold]] SHARDLIB_INLINE void attach(
     const Handle<Value>& out, std::vector<Node::Edge>&& edges,
-    std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>&)> joint = nullptr);
+    std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>&)> fused_vjp = nullptr);
 
 /// Cotangents of several operands that one kernel makes, an op of its own in counts and traces: `fill` writes the
-/// blocks. Null for operands that are not `wanted`; at least one is. `due`: the cotangents' specs.
-[[gnu::cold]] SHARDLIB_INLINE std::vector<ValuePtr> joint_cotangents(
+/// shards. Null for operands that are not `wanted`; at least one is. `due`: the cotangents' specs.
+[[gnu::cold]] SHARDLIB_INLINE std::vector<ValuePtr> fused_cotangents(
     const OpInfo& op, std::span<const ValuePtr> operands, std::span<const bool> wanted,
     std::span<const TensorSpec* const> due,
     const std::function<void(const Value& first, std::span<const ValuePtr> cotangents)>& fill);
@@ -147,8 +147,8 @@ using Kernel = std::function<Buffer(const Value& out)>;
 /// zero, whatever the op made of it; so sums, einsums and collectives need not know of padding.
 [[gnu::cold]] SHARDLIB_INLINE Buffer run(const Kernel& kernel, const Value& out);
 
-/// Leaves the value for when somebody asks.
-[[gnu::cold]] SHARDLIB_INLINE void put_off(const ValuePtr& out, Kernel kernel);
+/// Computes the value on demand, not now.
+[[gnu::cold]] SHARDLIB_INLINE void defer(const ValuePtr& out, Kernel kernel);
 
 /// Computes the value now, or leaves it for later: in a replay.
 [[gnu::cold]] SHARDLIB_INLINE void evaluate(const Handle<Value>& out, Kernel kernel);
@@ -158,7 +158,7 @@ using Kernel = std::function<Buffer(const Value& out)>;
                                                      DType dtype, const TensorSpec& spec, const GlobalSizes& global,
                                                      Kernel&& kernel, std::span<EdgeSource> sources);
 
-template <Op Name, class Out, class K, class... V>
+template <OpName Name, class Out, class K, class... V>
 [[gnu::noinline, gnu::cold]] Out record(const OpInfo& op, const DevicePtr& device, const GlobalSizes& global,
                                         const K& kernel, const V&... vjps) {
   std::array<EdgeSource, sizeof...(V)> sources{erased<Name, Out>(vjps)...};
@@ -194,7 +194,7 @@ UnaryKernel erased_kernel(const K& kernel) {
     return kernel;
 }
 
-template <Op Name, class Out, class X, class K, class... V>
+template <OpName Name, class Out, class X, class K, class... V>
 Out record_unary(const OpInfo& op, const X& x, const GlobalSizes& global, const K& kernel, const V&... vjps) {
   return record<Name, Out>(op, x.device(), global, bind_operand(x.value(), erased_kernel(kernel)), vjps...);
 }

@@ -33,7 +33,7 @@ class Differentiation {
   /// Looks at a tensor of argument `number` alike.
   [[gnu::cold]] SHARDLIB_INLINE void argument(const ValuePtr& value, std::size_t number);
   [[nodiscard]] const std::vector<Slot>& leaves() const { return leaves_; }
-  /// The function has returned: whoever uses the weights from here on is not differentiated.
+  /// The function has returned: later uses of the weights are not differentiated.
   [[gnu::cold]] SHARDLIB_INLINE void end_forward();
   /// The cotangents of the weights, given the loss and its cotangent. A weight that the loss does not depend on, and
   /// that the function takes no stop_gradient of, is an error, or null if weights may be `unused`.
@@ -44,8 +44,8 @@ class Differentiation {
 
   OpInfo op_;
   std::shared_ptr<Device> device_;
-  State& state_;
-  State::Pass outer_;               ///< other than `none`: within a function that is differentiated
+  ProgramState& state_;
+  ProgramState::Pass outer_;        ///< other than `none`: within a function that is differentiated
   const std::uint64_t first_;       ///< nodes up to this number are of the function outside
   std::optional<WithNames> names_;  ///< while the function runs
   std::vector<Slot> leaves_;
@@ -57,32 +57,32 @@ class Differentiation {
 }  // namespace detail
 
 /// One tensor that waits for the backward pass.
-struct Kept {
-  std::string what;  ///< the leaf's name, or the op that made it and the line of the call
-  std::string spec;  ///< spec of the tensor
+struct SavedResidual {
+  std::string what;       ///< the leaf's name, or the op that made it and the line of the call
+  std::string spec;       ///< spec of the tensor
   std::size_t bytes = 0;  ///< on this device
 };
 
 namespace detail {
 
 /// What the nodes below `root` keep.
-SHARDLIB_INLINE std::vector<Kept> kept_below(const Node* root);
+SHARDLIB_INLINE std::vector<SavedResidual> residuals_below(const Node* root);
 
 }  // namespace detail
 
 /// What differentiating f(weights, args...) keeps for the backward pass on this device, each buffer once, largest
-/// first; weights that some VJP needs are there too, under their names. Runs f forward once. `kept_for_backward(loss,
+/// first; weights that some VJP needs are there too, under their names. Runs f forward once. `saved_residuals(loss,
 /// weights, batch)`
 template <class F, class W, class... Args>
-std::vector<Kept> kept_for_backward(F&& f, const W& weights, const Args&... args) {
+std::vector<SavedResidual> saved_residuals(F&& f, const W& weights, const Args&... args) {
   std::optional<detail::Differentiation> call;
   const W tracked = detail::with_leaves(weights, [&](const detail::ValuePtr& value, const detail::Path& path) {
-    if (!call) call.emplace("kept_for_backward", value->device);
+    if (!call) call.emplace("saved_residuals", value->device);
     return call->weight(value, path);
   });
   const auto loss = f(tracked, args...);
   detail::OverlapScope(loss.value()->device).end_forward();
-  return detail::kept_below(loss.value()->slot.node.get());
+  return detail::residuals_below(loss.value()->slot.node.get());
 }
 
 }  // namespace shardlib

@@ -20,7 +20,7 @@ class Backend {
   [[nodiscard]] virtual bool is_dry() const { return false; }
   /// A device's memory.
   [[nodiscard]] virtual std::shared_ptr<Pool> make_pool() const {
-    return Pool::make(is_dry() ? Region::make_phantom() : Region::make());
+    return Pool::make(is_dry() ? Region::make_meta() : Region::make());
   }
 };
 

@@ -18,6 +18,7 @@
 #include "shardlib/memory/nontemporal.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/tuning.hpp"
 
 namespace shardlib::detail {
 
@@ -30,31 +31,29 @@ constexpr std::string_view name(Collective c) {
 }
 
 /// What a member asks of its group; all members must ask for the same.
-struct Call {
+struct CollectiveCall {
   Collective kind = Collective::barrier;
   std::size_t bytes = 0;  ///< of the send buffer
   DType dtype = DType::u8;
   Reduction op = Reduction::sum;
   std::size_t rows = 1;   ///< Communicator::takes_rows
   std::size_t nodes = 1;  ///< over which the group spreads evenly; what follows is then one node's share
-  friend bool operator==(const Call&, const Call&) = default;
+  friend bool operator==(const CollectiveCall&, const CollectiveCall&) = default;
 };
 
-inline std::string to_string(const Call& call) {
+inline std::string to_string(const CollectiveCall& call) {
   const bool reduces = call.kind == Collective::reduce_scatter || call.kind == Collective::all_reduce;
   return std::string(name(call.kind)) + " of " + std::to_string(call.bytes) + " bytes" +
          (call.rows == 1 ? "" : " in " + std::to_string(call.rows) + " rows") +
          (reduces ? " (" + std::string(name(call.dtype)) + (call.op == Reduction::sum ? " sum)" : " max)") : "");
 }
 
-[[noreturn]] inline void fail_call(int rank, std::size_t size, const Call& mine, const Call& theirs) {
+[[noreturn]] inline void fail_call(int rank, std::size_t size, const CollectiveCall& mine,
+                                   const CollectiveCall& theirs) {
   throw Error("rank " + std::to_string(rank) + " of " + std::to_string(size) + " calls " + to_string(mine) +
               " where another device calls " + to_string(theirs) +
               ": every device of a group must make the same calls in the same order");
 }
-
-/// A member that receives as many bytes bypasses its caches, for they would not stay there anyway. Tests lower it.
-inline std::size_t uncached_bytes = std::size_t{8} << 20;
 
 /// A call's work: for each member a part, which is what that member receives, in chunks that any member may do once all
 /// have posted their buffers.
@@ -62,9 +61,10 @@ inline std::size_t uncached_bytes = std::size_t{8} << 20;
 /// Of a group on several nodes, with the ranks B * members + i on node B, this is the work inside one node. all_gather:
 /// member i has the blocks of the i-th ranks of all nodes in its recv already, and the others copy them from there.
 /// reduce_scatter: member i's recv gets, for each node's i-th rank, the sum over this node's members.
-class Work {
+class CollectiveWork {
  public:
-  Work(const Call& call, std::size_t members) : call_(call), members_(members) {
+  CollectiveWork(const CollectiveCall& call, std::size_t members, const Tuning& tuning)
+      : call_(call), members_(members) {
     const std::size_t ranks = members * call.nodes;
     // For an all_reduce a block is a slice of the vector, otherwise it is the communication's unit.
     block_ = call.kind == Collective::all_gather ? call.bytes : (call.bytes + ranks - 1) / ranks;
@@ -72,12 +72,12 @@ class Work {
     per_block_ = (block_ + chunk - 1) / chunk;
     const bool moves = call.kind == Collective::all_gather || call.kind == Collective::all_to_all;
     if (call.kind != Collective::gather_view) chunks_ = (moves ? ranks : call.nodes) * per_block_;
-    streams_ = (call.kind == Collective::reduce_scatter ? call.nodes : ranks) * block_ >= uncached_bytes;
+    nontemporal_ = (call.kind == Collective::reduce_scatter ? call.nodes : ranks) * block_ >= tuning.nontemporal_from;
     piece_ = block_ / call.rows;
     row_ = ranks * piece_;
   }
 
-  [[nodiscard]] const Call& call() const { return call_; }
+  [[nodiscard]] const CollectiveCall& call() const { return call_; }
   [[nodiscard]] std::size_t chunks() const { return chunks_; }  ///< of each part
 
   /// Does chunk c of member `part`'s part; send(i) and recv(i) are where member i's buffers begin.
@@ -125,7 +125,7 @@ class Work {
       case Collective::barrier:
         break;
     }
-    if (streams_) end_stream();
+    if (nontemporal_) nontemporal_fence();
   }
 
   /// Does all that member `part` receives into `out`, and nothing for the others.
@@ -135,7 +135,7 @@ class Work {
       std::vector<const std::byte*> in(members_);
       for (std::size_t i = 0; i < members_; ++i) in[i] = send(i);
       reduce(call_.bytes, in, {&out, 1});
-      if (streams_) end_stream();
+      if (nontemporal_) nontemporal_fence();
     } else {
       for (std::size_t c = 0; c < chunks_; ++c) run(part, c, send, [out](std::size_t) { return out; });
     }
@@ -154,16 +154,16 @@ class Work {
     }
   }
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) const {
-    streams_ ? stream_bytes(to, from, bytes) : copy_bytes(to, from, bytes);
+    nontemporal_ ? nontemporal_copy(to, from, bytes) : copy_bytes(to, from, bytes);
   }
   /// The same sum of `bytes` to each of `out`; moves all of the pointers on.
   void reduce(std::size_t bytes, std::span<const std::byte*> in, std::span<std::byte*> out) const {
     constexpr std::size_t strip = 4096;
-    const std::size_t step = streams_ ? strip : bytes;
+    const std::size_t step = nontemporal_ ? strip : bytes;
     for (std::size_t done = 0; done < bytes; done += step) {
       const std::size_t now = std::min(step, bytes - done);
       alignas(64) std::array<std::byte, strip> cached;
-      std::byte* const result = streams_ ? cached.data() : out[0];
+      std::byte* const result = nontemporal_ ? cached.data() : out[0];
       reduce_tree(call_.dtype, call_.op, in, result, now / size_of(call_.dtype));
       for (std::byte*& to : out) {
         if (to != result) copy(to, result, now);
@@ -173,14 +173,14 @@ class Work {
     }
   }
 
-  Call call_;
+  CollectiveCall call_;
   std::size_t members_;
   std::size_t block_ = 0;
   std::size_t per_block_ = 0;
   std::size_t chunks_ = 0;
   std::size_t row_ = 0;    ///< bytes of a row of the whole
   std::size_t piece_ = 0;  ///< of a rank's piece of it
-  bool streams_ = false;
+  bool nontemporal_ = false;
 };
 
 }  // namespace shardlib::detail

@@ -19,27 +19,27 @@ enum class Reduction { sum, max };
 class Request {
  public:
   /// What a backend implements.
-  struct State {
-    virtual ~State() = default;
+  struct Pending {
+    virtual ~Pending() = default;
     virtual void wait() = 0;  ///< blocks; may be called once
     virtual bool test() = 0;  ///< makes progress; true when `wait` would not block
   };
   Request() = default;
-  explicit Request(std::unique_ptr<State> state) : state_(std::move(state)) {}
+  explicit Request(std::unique_ptr<Pending> pending) : pending_(std::move(pending)) {}
   Request(Request&&) noexcept = default;
   Request& operator=(Request&&) = delete;
   ~Request() noexcept(false) {
     if (std::uncaught_exceptions() <= exceptions_) wait();
   }
   void wait() {
-    if (auto state = std::move(state_)) state->wait();
+    if (auto pending = std::move(pending_)) pending->wait();
   }
-  bool test() { return !state_ || state_->test(); }  ///< makes progress; true when `wait` would not block
+  bool test() { return !pending_ || pending_->test(); }  ///< makes progress; true when `wait` would not block
   /// Waits for it no more, and leaves it to itself; its buffers stay alive as long as the other devices need them.
-  void drop() { state_.reset(); }
+  void drop() { pending_.reset(); }
 
  private:
-  std::unique_ptr<State> state_;
+  std::unique_ptr<Pending> pending_;
   int exceptions_ = std::uncaught_exceptions();
 };
 
@@ -61,16 +61,16 @@ class Communicator {
   /// Whether blocks of so many bytes can be gathered as a view.
   [[nodiscard]] virtual bool has_views(std::size_t bytes) const = 0;
   /// all_gather without a copy: once complete, `*whole` is a view of the blocks where the devices have them, for as
-  /// long as somebody holds it; to write there is a fault. While there is a view of it, on whatever device, a `send` is
-  /// not `unique`.
+  /// long as a handle to it exists; writing to it is a fault. While any device has a view of a `send`, that is not
+  /// `unique`.
   virtual Request gather_view(Buffer send, std::shared_ptr<Buffer> whole) = 0;
   /// Block j of `send` goes to rank j; block i of `recv` comes from rank i. Both hold size() equal blocks.
   virtual Request all_to_all(Buffer send, Buffer recv) = 0;
-  /// `send` holds size() blocks; `recv` gets the reduction of everybody's block rank(). Sums follow the balanced binary
-  /// tree over ranks: sum(lo, hi) = sum(lo, mid) + sum(mid, hi), mid = lo + bit_floor(hi - lo - 1), the same on every
-  /// backend. bf16 has bf16 on the wire, an f32 sum and one rounding.
+  /// `send` holds size() blocks; `recv` gets the reduction of block rank() of all members. Sums follow the balanced
+  /// binary tree over ranks: sum(lo, hi) = sum(lo, mid) + sum(mid, hi), mid = lo + bit_floor(hi - lo - 1), the same on
+  /// every backend. bf16 has bf16 on the wire, an f32 sum and one rounding.
   virtual Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction op, std::size_t rows = 1) = 0;
-  /// `recv` gets the reduction of everybody's `send`, the same bits on every rank (same tree as reduce_scatter).
+  /// `recv` gets the reduction of all members' `send`, the same bits on every rank (same tree as reduce_scatter).
   virtual Request all_reduce(Buffer send, Buffer recv, DType dtype, Reduction op) = 0;
   /// Sends to `to` and receives from `from` (ranks of the group) at once; messages of a pair stay in order.
   Request send_recv(Buffer send, int to, Buffer recv, int from) {

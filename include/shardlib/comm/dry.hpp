@@ -77,7 +77,7 @@ class DryCommunicator final : public Communicator {
 
  private:
   /// Holds its memory until it is waited for.
-  struct Scratch final : Request::State {
+  struct Scratch final : Request::Pending {
     Buffer buffer;
     explicit Scratch(Buffer b) : buffer(std::move(b)) {}
     void wait() override {}

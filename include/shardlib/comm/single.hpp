@@ -145,7 +145,7 @@ class SingleCommunicator final : public Communicator {
  private:
   using Mail = std::map<std::uint64_t, Buffer>;
 
-  struct Receive final : Request::State {
+  struct Receive final : Request::Pending {
     std::shared_ptr<Mail> mail;
     std::uint64_t number;
     Buffer buffer;

@@ -1,4 +1,4 @@
-// Devices as threads of one process: groups meet in shared memory, and whoever waits first does the copying.
+// Devices as threads of one process: groups meet in shared memory, and the members that wait do the copying.
 #pragma once
 
 #include <algorithm>
@@ -30,10 +30,10 @@ namespace detail {
 /// wait for another one to reach its own `wait`, so requests may be waited for in any order.
 class Round {
  public:
-  Round(const Call& call, std::size_t members)
-      : work_(call, members), send_(members), recv_(members), posted_(members), next_(members) {}
+  Round(const CollectiveCall& call, std::size_t members, const Tuning& tuning)
+      : work_(call, members, tuning), send_(members), recv_(members), posted_(members), next_(members) {}
 
-  [[nodiscard]] const Call& call() const { return work_.call(); }
+  [[nodiscard]] const CollectiveCall& call() const { return work_.call(); }
   [[nodiscard]] bool has_posted(int rank) const { return posted_[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] bool ready() const { return waiting_for_ == 0; }
   [[nodiscard]] bool done() const { return left_.load(std::memory_order_acquire) == 0; }
@@ -46,7 +46,7 @@ class Round {
     posted_[r] = true;
     --waiting_for_;
   }
-  /// Once ready: does the chunks that nobody has claimed, one's own part first. True if it did the last one.
+  /// Once ready: does the unclaimed chunks, those of its own part first. True if it did the last one.
   bool help(int rank) {
     bool last = false;
     const std::size_t n = send_.size();
@@ -67,25 +67,26 @@ class Round {
   }
 
  private:
-  Work work_;
+  CollectiveWork work_;
   std::vector<Buffer> send_;
   std::vector<Buffer> recv_;
   std::vector<bool> posted_;
   std::size_t waiting_for_ = send_.size();
-  std::vector<std::atomic<std::size_t>> next_;  ///< of each part, the first chunk that nobody has claimed
+  std::vector<std::atomic<std::size_t>> next_;  ///< of each part, the first unclaimed chunk
   std::atomic<std::size_t> left_ = work_.chunks() * send_.size();
 };
 
 /// What the members of a group share. All fields are guarded by `mutex`, the waiters' spinning on `events` apart.
 struct ThreadGroup {
   std::vector<int> members;
+  Tuning tuning;
   std::mutex mutex;
   std::condition_variable wake;
   std::atomic<std::uint64_t> events = 0;
-  std::map<std::uint64_t, std::shared_ptr<Round>> rounds;      ///< not everybody has posted yet
+  std::map<std::uint64_t, std::shared_ptr<Round>> rounds;      ///< some member has not posted yet
   std::map<std::tuple<int, int, std::uint64_t>, Buffer> mail;  ///< (from, to, number): sent, not yet received
 
-  explicit ThreadGroup(std::vector<int> m) : members(std::move(m)) {}
+  ThreadGroup(std::vector<int> m, const Tuning& t) : members(std::move(m)), tuning(t) {}
   /// With the mutex held.
   void signal() {
     ++events;
@@ -95,10 +96,11 @@ struct ThreadGroup {
 
 }  // namespace detail
 
-/// The devices of one process: their groups, and who has failed or finished.
+/// The devices of one process: their groups, and which of them have failed or finished.
 class ThreadWorld final : public Backend, public std::enable_shared_from_this<ThreadWorld> {
  public:
-  explicit ThreadWorld(int devices) : finished_(static_cast<std::size_t>(devices)) {
+  explicit ThreadWorld(int devices, const Tuning& tuning = {})
+      : finished_(static_cast<std::size_t>(devices)), tuning_(tuning) {
     // Spinning pays only while every device has a core.
     spins_ = static_cast<unsigned>(devices) <= std::thread::hardware_concurrency() ? 200 : 2;
   }
@@ -112,7 +114,7 @@ class ThreadWorld final : public Backend, public std::enable_shared_from_this<Th
     signal_all();
   }
   [[nodiscard]] bool aborted() const { return aborted_; }  ///< whether `abort` has been called
-  /// The device will not communicate any more, so whoever waits for it gets an Error.
+  /// The device will not communicate any more. A device that waits for it gets an Error.
   void finish(int device) {
     finished_[static_cast<std::size_t>(device)] = true;
     signal_all();
@@ -134,6 +136,7 @@ class ThreadWorld final : public Backend, public std::enable_shared_from_this<Th
   std::map<std::vector<int>, std::shared_ptr<detail::ThreadGroup>> groups_;
   std::atomic<bool> aborted_ = false;
   std::vector<std::atomic<bool>> finished_;
+  Tuning tuning_;
   int spins_;
 };
 
@@ -168,7 +171,7 @@ struct ThreadMember {
   }
 };
 
-class RoundRequest final : public Request::State {
+class RoundRequest final : public Request::Pending {
  public:
   RoundRequest(ThreadMember me, std::shared_ptr<Round> round) : me_(std::move(me)), round_(std::move(round)) {}
 
@@ -185,12 +188,14 @@ class RoundRequest final : public Request::State {
   void wait() override {
     const auto op = name(round_->call().kind);
     std::unique_lock lock(me_.group->mutex);
-    me_.wait(lock, op, [&] { return round_->ready(); }, [&](int r) { return !round_->has_posted(r); });
+    me_.wait(
+        lock, op, [&] { return round_->ready(); }, [&](int r) { return !round_->has_posted(r); });
     lock.unlock();
     help();
     lock.lock();
     // A chunk under way in another thread ends by itself, so this waits for no device in particular.
-    me_.wait(lock, op, [&] { return round_->done(); }, [](int) { return false; });
+    me_.wait(
+        lock, op, [&] { return round_->done(); }, [](int) { return false; });
     lock.unlock();
     round_->release(me_.rank);
   }
@@ -206,7 +211,7 @@ class RoundRequest final : public Request::State {
   std::shared_ptr<Round> round_;
 };
 
-class MailRequest final : public Request::State {
+class MailRequest final : public Request::Pending {
  public:
   MailRequest(ThreadMember me, Buffer buffer, int from, std::uint64_t number)
       : me_(std::move(me)), buffer_(std::move(buffer)), from_(from), number_(number) {}
@@ -219,7 +224,8 @@ class MailRequest final : public Request::State {
   }
   void wait() override {
     std::unique_lock lock(me_.group->mutex);
-    me_.wait(lock, "recv", [&] { return sent(); }, [&](int r) { return r == from_; });
+    me_.wait(
+        lock, "recv", [&] { return sent(); }, [&](int r) { return r == from_; });
     const Buffer message = std::move(me_.group->mail.extract({from_, me_.rank, number_}).mapped());
     lock.unlock();
     if (message.bytes() != buffer_.bytes()) fail_recv(from_, buffer_.bytes(), message.bytes());
@@ -285,11 +291,11 @@ class ThreadCommunicator final : public Communicator {
   void barrier() override { post({detail::Collective::barrier}, {}, {}).wait(); }
 
  private:
-  Request post(const detail::Call& call, const Buffer& send, const Buffer& recv) {
+  Request post(const detail::CollectiveCall& call, const Buffer& send, const Buffer& recv) {
     me_.check_aborted();
     const std::lock_guard lock(me_.group->mutex);
     const auto it = me_.group->rounds.try_emplace(calls_++).first;
-    if (!it->second) it->second = std::make_shared<detail::Round>(call, me_.group->members.size());
+    if (!it->second) it->second = std::make_shared<detail::Round>(call, me_.group->members.size(), me_.group->tuning);
     const auto round = it->second;
     if (round->call() != call) detail::fail_call(me_.rank, me_.group->members.size(), call, round->call());
     round->post(me_.rank, send, recv);
@@ -310,7 +316,7 @@ inline std::unique_ptr<Communicator> ThreadWorld::group(const std::vector<int>& 
                                                         const std::shared_ptr<Pool>&) {
   const std::lock_guard lock(mutex_);
   auto& shared = groups_[members];
-  if (!shared) shared = std::make_shared<detail::ThreadGroup>(members);
+  if (!shared) shared = std::make_shared<detail::ThreadGroup>(members, tuning_);
   return std::make_unique<ThreadCommunicator>(detail::ThreadMember{shared_from_this(), shared, rank});
 }
 

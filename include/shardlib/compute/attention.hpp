@@ -1,4 +1,4 @@
-// What causal_attention does with a device's blocks.
+// What causal_attention does with a device's shards.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@ struct AttentionKernels : Attention {
                    std::span<const ValuePtr> grads) = nullptr;
 };
 
-/// The loops over the operands' blocks; the log-sum-exps lie as the queries without their width.
+/// The loops over the operands' shards; the log-sum-exps lie as the queries without their width.
 [[nodiscard]] SHARDLIB_INLINE kernels::AttentionLoops attention_loops(const AttentionKernels& a);
 
 [[nodiscard]] SHARDLIB_INLINE ValuePtr record_attention_erased(AttentionKernels a, std::optional<double> scale,
@@ -45,11 +45,11 @@ struct AttentionOf {
   }
   static void backward(const AttentionKernels& a, const Value& out, const Value& sums, const Value& ct,
                        std::span<const ValuePtr> grads) {
-    const auto block = [](const ValuePtr& x) { return x == nullptr ? nullptr : x->storage->buffer.template as<D>(); };
+    const auto shard = [](const ValuePtr& x) { return x == nullptr ? nullptr : x->storage->buffer.template as<D>(); };
     const D* const result = out.as<const D>();  // before its sums, which a replay computes with it
     kernels::causal_attention_backward(out.device->exec(), attention_loops(a), a.q->as<const D>(), a.k->as<const D>(),
                                        a.v->as<const D>(), segments_of(a), result, sums.as<const A>(), ct.as<const D>(),
-                                       block(grads[0]), block(grads[1]), block(grads[2]));
+                                       shard(grads[0]), shard(grads[1]), shard(grads[2]));
   }
 };
 

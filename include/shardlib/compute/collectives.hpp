@@ -1,4 +1,4 @@
-// What collectives do with the blocks of a device.
+// What collectives do with the shards of a device.
 #pragma once
 
 #include <cstddef>
@@ -29,18 +29,14 @@ SHARDLIB_INLINE void complete(const Value& shape, const std::function<Request()>
 
 SHARDLIB_INLINE void add_traffic(const Value& shape, std::size_t bytes, const AxisList& axes);
 
-/// Bytes of a device's piece of a row, from which on rows are read and written where they stand: to move many shorter
-/// pieces takes longer than to put all in rank order. Tests lower it.
-inline std::size_t shortest_piece = 64;
-
 SHARDLIB_INLINE Buffer reduce(const Value& in, const Value& out, const AxisList& axes, Reduction op);
 
-/// The maximum of the blocks `local`, whose padding is zeroed first, over the axes of the dims that `out` lacks.
-SHARDLIB_INLINE Buffer max_of_blocks(const Value& in, const Value& out, Buffer local);
+/// The maximum of the shards `local`, whose padding is zeroed first, over the axes of the dims that `out` lacks.
+SHARDLIB_INLINE Buffer max_of_shards(const Value& in, const Value& out, Buffer local);
 
 template <class D>
 Buffer max_over_devices(const Value& in, const Value& out) {
-  return max_of_blocks(in, out, max_kernel<D>(in, out));
+  return max_of_shards(in, out, max_kernel<D>(in, out));
 }
 
 }  // namespace detail

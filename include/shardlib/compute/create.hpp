@@ -1,4 +1,4 @@
-// What makes the blocks of arrays from nothing.
+// What makes the shards of arrays from nothing.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +20,11 @@ namespace shardlib::detail {
 /// The global index of this device's first element along a dim.
 [[nodiscard]] SHARDLIB_INLINE std::int64_t first_index(const Value& x, int dim);
 
-/// Calls fill(local extents, global strides, global index of the first element per dim): what keys a number by its
+/// Calls fill(local shape, global strides, global index of the first element per dim): what keys a number by its
 /// global place in the array without padding.
 template <class F>
 void with_global_index(const Value& out, F fill) {
-  Extents offsets;
+  Shape offsets;
   for (int i = 0; i < out.spec->rank(); ++i) offsets.push_back(first_index(out, i));
   fill(view(out.local), kernels::row_major(view(out.global.logical)).span(), view(offsets));
 }

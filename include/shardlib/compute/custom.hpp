@@ -1,4 +1,4 @@
-// Ops of one's own, outside of the library: a kernel over this device's blocks, and one VJP per operand.
+// Ops of one's own, outside of the library: a kernel over this device's shards, and one VJP per operand.
 #pragma once
 
 #include <array>
@@ -28,34 +28,35 @@ struct Call {
 };
 
 /// The spec that a rule gives, or the rule's sentence as a compile error. A rule is a constexpr function that returns a
-/// `rules::Verdict`; those of the library stand in `shardlib::rules`. `result_of<rules::along, Op("cumsum"), Dim, S>`
+/// `rules::Verdict`; those of the library stand in `shardlib::rules`. `result_of<rules::along, OpName("cumsum"), Dim,
+/// S>`
 template <auto Rule, auto... Args>
 inline constexpr Spec result_of = detail::result_of<Rule, Args...>;
 
-/// Where the elements of one row lie in a block: `data[row[i]]` for i in [0, row.size).
+/// Where the elements of one row lie in a shard: `data[row[i]]` for i in [0, row.size).
 struct Row {
   std::int64_t first = 0;   ///< offset of element 0
   std::int64_t stride = 1;  ///< between neighbours
   std::int64_t size = 0;    ///< elements, padding not counted
-  /// The offset of element `i` in the block.
+  /// The offset of element `i` in the shard.
   constexpr std::int64_t operator[](std::int64_t i) const { return first + i * stride; }
 };
 
-/// This device's block of an operand (`Block<const f32>`) or of the result (`Block<f32>`): row-major in the order of
+/// This device's shard of an operand (`Shard<const f32>`) or of the result (`Shard<f32>`): row-major in the order of
 /// the spec.
 template <class D>
-class Block {
+class Shard {
  public:
   D* data = nullptr;  ///< the first element
 
-  Block(const detail::Value& value, D* elements) : data(elements), value_(&value) {}
+  Shard(const detail::Value& value, D* elements) : data(elements), value_(&value) {}
 
-  /// The extents, padding included, in the order of the spec.
+  /// The shape, padding included, in the order of the spec.
   [[nodiscard]] std::span<const std::int64_t> shape() const { return detail::view(value_->local); }
   /// The number of elements, padding included.
   [[nodiscard]] std::int64_t size() const { return value_->count(); }
-  /// Calls f(row) for each row along a dim, which no axis shards. Rows run on the device's threads: f writes only to its
-  /// own. `x.for_each_row("L", [&](Row row) { ... })`
+  /// Calls f(row) for each row along a dim, which no axis shards. Rows run on the device's threads: f writes only to
+  /// its own. `x.for_each_row("L", [&](Row row) { ... })`
   template <class F>
   void for_each_row(std::string_view dim, const F& f) const {
     const int at = value_->spec->find(dim);
@@ -72,7 +73,7 @@ class Block {
   const detail::Value* value_;
 };
 
-/// The operands of an op, in the order in which its kernel takes their blocks. `operands(x, w)`
+/// The operands of an op, in the order in which its kernel takes their shards. `operands(x, w)`
 template <class... X>
 std::tuple<const X&...> operands(const X&... x) {
   return {x...};
@@ -99,15 +100,15 @@ auto vjp_of_result(const X& x, std::tuple<const Saved&...> saved, const F& f) {
   return detail::vjp_of_result(x, saved, f);
 }
 
-/// Records an op: `kernel(result's block, operands' blocks...)` writes all of the result's block, and each operand
+/// Records an op: `kernel(result's shard, operands' shards...)` writes all of the result's shard, and each operand
 /// that may be differentiated has a `vjp`. Names of dims have one size in all operands; `sizes` gives those that only
 /// the result has. Padding of operands is zero; that of the result is set to zero afterwards. In a dry run, as `--plan`
 /// makes, the kernel does not run. Kernels run on several devices' threads at once.
 /// `record<"cumsum", Tensor<D, S>>({Dim, site}, kernel, operands(x), vjp(x, f))`
-template <Op Name, class Out, class Kernel, class... X, class... V>
+template <OpName Name, class Out, class Kernel, class... X, class... V>
 Out record(const Call& call, const Sizes& sizes, const Kernel& kernel, std::tuple<const X&...> operands,
-                 const V&... vjps) {
-  static constexpr Op name = Name;
+           const V&... vjps) {
+  static constexpr OpName name = Name;
   static_assert(sizeof...(X) > 0, "custom::record: an op has one operand at least");
   const detail::Calling op{name.text, call.spec, call.site};
   const std::array<detail::ValuePtr, sizeof...(X)> values =
@@ -120,15 +121,17 @@ Out record(const Call& call, const Sizes& sizes, const Kernel& kernel, std::tupl
     for (const detail::ValuePtr& value : values) static_cast<void>(value->data());
     if (out.device->is_dry()) return result;
     [&]<std::size_t... I>(std::index_sequence<I...>) {
-      kernel(Block<typename Out::value_type>(out, result.template as<typename Out::value_type>()),
-             Block<const typename X::value_type>(*values[I], values[I]->template as<const typename X::value_type>())...);
-    }(std::index_sequence_for<X...>{});
+      kernel(
+          Shard<typename Out::value_type>(out, result.template as<typename Out::value_type>()),
+          Shard<const typename X::value_type>(*values[I], values[I]->template as<const typename X::value_type>())...);
+    }
+    (std::index_sequence_for<X...>{});
     return result;
   };
   return detail::record<Name, Out>(op, std::get<0>(operands).device(), names.sizes(detail::parsed<Out::spec>), run,
                                    vjps...);
 }
-template <Op Name, class Out, class Kernel, class... X, class... V>
+template <OpName Name, class Out, class Kernel, class... X, class... V>
 Out record(const Call& call, const Kernel& kernel, std::tuple<const X&...> operands, const V&... vjps) {
   return custom::record<Name, Out>(call, Sizes{}, kernel, operands, vjps...);
 }

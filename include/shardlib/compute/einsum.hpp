@@ -1,4 +1,4 @@
-// What einsum_unreduced does with a device's blocks: a batched product.
+// What einsum_unreduced does with a device's shards: a batched product.
 #pragma once
 
 #include "shardlib/autodiff/tape.hpp"
@@ -12,7 +12,7 @@ namespace shardlib::detail {
 /// Multiply-adds of an einsum, two operations each.
 [[nodiscard]] SHARDLIB_INLINE double einsum_flops(const Value& x, const Value& y);
 
-template <Op O>
+template <OpSpec O>
 const kernels::EinsumPlan& einsum_plan() {
   using Ids = EinsumIds<O>;
   static constexpr auto plan =
@@ -24,12 +24,12 @@ template <class D, class R>
 Buffer Einsum<D, R>::operator()(const Value& out) const {
   Buffer result = allocate(out);
   add_flops(out, einsum_flops(*a, *b));
-  kernels::einsum(out.device->exec(), *plan, dtype_c<D>, dtype_c<R>, a->data().data(), view(a->local),
-                  b->data().data(), view(b->local), result.data());
+  kernels::einsum(out.device->exec(), *plan, dtype_c<D>, dtype_c<R>, a->data().data(), view(a->local), b->data().data(),
+                  view(b->local), result.data());
   return result;
 }
 
-template <Op O, class D, class R>
+template <OpSpec O, class D, class R>
 Buffer einsum_of_one(const Value& in, const Value& out) {
   using Ids = EinsumIds<O>;
   Buffer result = allocate(out);

@@ -1,4 +1,4 @@
-// What index_unreduced does with a device's blocks.
+// What index_unreduced does with a device's shards.
 #pragma once
 
 #include <cstddef>
@@ -13,15 +13,15 @@ namespace shardlib::detail {
 
 /// Strides of a lookup: one per dim of the result, 0 where the table or the indices lack it.
 struct LookupLoops {
-  Extents table_strides, index_strides;
+  Shape table_strides, index_strides;
   kernels::Lookup lookup;
 
-  LookupLoops(const Value& table, int row_dim, const Value& indices, const Extents& extents, const TensorSpec& result);
+  LookupLoops(const Value& table, int row_dim, const Value& indices, const Shape& shape, const TensorSpec& result);
   LookupLoops(const LookupLoops&) = delete;
   LookupLoops& operator=(const LookupLoops&) = delete;
 
  private:
-  Extents extents_;
+  Shape shape_;
 };
 
 template <class D>

@@ -1,4 +1,4 @@
-// What layout ops do with a device's blocks.
+// What layout ops do with a device's shards.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What the losses do with a device's blocks.
+// What the losses do with a device's shards.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace shardlib::detail {
 
 /// How many ids of this device's part of the vocabulary, the last dim, are no padding.
 inline std::int64_t true_vocabulary(const Value& logits) {
-  return true_extents(logits)[logits.local.size() - 1];
+  return true_shape(logits)[logits.local.size() - 1];
 }
 
 template <class D>
@@ -33,21 +33,17 @@ Buffer SumExp<D>::operator()(const Value& out) const {
 template <class D, class I>
 Buffer CrossEntropyBackward<D, I>::operator()(const Value& out) const {
   const D* const from = x->template as<const D>();
-  // The largest block of a step: it becomes the cotangent where no other value shares it.
+  // The largest shard of a step: it becomes the cotangent where no other value shares it.
   const bool last_use = use_count(x->storage) == 1 && x->storage->buffer.unique();
-  state(out.device).work.in_place = last_use;
+  program_state(out.device).work.in_place = last_use;
   Buffer result = last_use ? std::move(x->storage->buffer) : allocate(out);
   const int last = x->local.size() - 1;
   const std::int64_t n = x->local[last];
   kernels::cross_entropy_backward(out.device->exec(), from, shift->template as<const D>(), sum->template as<const D>(),
                                   ids->template as<const I>(), ct->template as<const D>(), result.as<D>(), ct->count(),
-                                  n, block_index(*out.device, x->spec->dims[last].axes) * n);
+                                  n, shard_index(*out.device, x->spec->dims[last].axes) * n);
   return result;
 }
-
-/// Bytes of logits that are there at a time: enough rows for a good product, and for few passes over the sum of the
-/// table's cotangent. Tests lower it.
-inline std::int64_t logits_piece = std::int64_t{1} << 27;
 
 }  // namespace shardlib::detail
 

@@ -1,4 +1,4 @@
-// Broadcast loops over the blocks of a device.
+// Broadcast loops over the shards of a device.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 namespace shardlib::detail {
 
 /// Strides of an operand as a loop over the dims of the result sees it: 0 along the dims that it lacks.
-[[gnu::cold]] SHARDLIB_INLINE Extents broadcast_strides(const Value& x, const TensorSpec& result);
+[[gnu::cold]] SHARDLIB_INLINE Shape broadcast_strides(const Value& x, const TensorSpec& result);
 template <class D>
 kernels::Operand<D> broadcast_operand(const Value& x, const TensorSpec& result) {
   return {x.as<D>(), view(broadcast_strides(x, result))};

@@ -1,4 +1,4 @@
-// What ops along one whole dim do with a device's block.
+// What ops along one whole dim do with a device's shard.
 #pragma once
 
 #include <cmath>
@@ -27,10 +27,10 @@ Buffer Softmax<D>::operator()(const Value& in, const Value& out) const {
 template <class D>
 Buffer SoftmaxBackward<D>::operator()(const Value& out) const {
   const Along a = along(out, dim);
-  Buffer block = allocate(out);
+  Buffer shard = allocate(out);
   kernels::softmax_backward(out.device->exec(), result->template as<const D>(), ct->template as<const D>(),
-                            block.as<D>(), a.outer, a.n, a.inner);
-  return block;
+                            shard.as<D>(), a.outer, a.n, a.inner);
+  return shard;
 }
 
 template <Norm kind, class D>
@@ -61,7 +61,7 @@ Buffer NormalizeBackward<kind, D>::operator()(const Value& out) const {
 template <class D>
 Buffer Rotate<D>::operator()(const Value& in, const Value& out) const {
   const std::int64_t n = in.local[dim], half = n / 2, positions = in.local[length];
-  const std::int64_t first = offset + block_index(*in.device, in.spec->dims[length].axes) * positions;
+  const std::int64_t first = offset + shard_index(*in.device, in.spec->dims[length].axes) * positions;
   const auto strides = kernels::row_major(view(in.local));
   using T = scalar_of<D>;
   Buffer tables = in.device->pool()->allocate(static_cast<std::size_t>(2 * positions * half) * sizeof(T));
@@ -77,7 +77,7 @@ Buffer Rotate<D>::operator()(const Value& in, const Value& out) const {
     }
   Buffer result = allocate(out);
   // The loop runs over the first halves; each step turns one pair.
-  Extents halves = in.local;
+  Shape halves = in.local;
   halves[dim] = half;
   kernels::Dims along, table;
   for (int i = 0; i < in.local.size(); ++i) {

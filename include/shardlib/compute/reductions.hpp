@@ -1,4 +1,4 @@
-// What reductions do with a device's block.
+// What reductions do with a device's shard.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace shardlib::detail {
 /// Which dims of `in` the result lacks.
 SHARDLIB_INLINE std::array<bool, max_dims> removed_dims(const TensorSpec& in, const TensorSpec& out);
 
-/// A block seen along one dim, which is not sharded: `outer` x `n` x `inner`; the last `padding` of the n are padding.
+/// A shard seen along one dim, which is not sharded: `outer` x `n` x `inner`; the last `padding` of the n are padding.
 struct Along {
   std::int64_t outer = 1, n = 1, inner = 1, padding = 0;
 };
@@ -28,14 +28,14 @@ inline Along along(const Value& x, int dim) {
   return a;
 }
 
-/// The maxima over the dims that `out` lacks, of this device's block.
+/// The maxima over the dims that `out` lacks, of this device's shard.
 template <class D>
 Buffer max_kernel(const Value& in, const Value& out) {
   const auto removed = removed_dims(*in.spec, *out.spec);
   Buffer result = allocate(out);
   kernels::max(out.device->exec(), dtype_c<D>, in.data().data(), view(in.local),
                std::span(removed.data(), static_cast<std::size_t>(in.spec->rank())), result.data(),
-               view(true_extents(in)));
+               view(true_shape(in)));
   return result;
 }
 

@@ -18,6 +18,7 @@
 #include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/memory/buffer.hpp"
 #include "shardlib/support/inline.hpp"
+#include "shardlib/support/tuning.hpp"
 
 namespace shardlib {
 
@@ -25,7 +26,8 @@ namespace shardlib {
 class Device {
  public:
   /// Programs get theirs from `launch`. Without a backend a device cannot communicate: groups of several throw Error.
-  Device(std::vector<AxisSize> axes, int index, std::shared_ptr<Backend> backend = nullptr, int threads = 1);
+  Device(std::vector<AxisSize> axes, int rank, std::shared_ptr<Backend> backend = nullptr, int threads = 1,
+         const Tuning& tuning = {});
   /// The same device as one of a smaller mesh: of the devices that have its coordinate along `axis`, without that axis.
   /// It has the memory, communicators and local state of `whole`, which it keeps alive; asked again while it lives, it
   /// is the same one. Throws Error for an axis that is not there.
@@ -39,25 +41,26 @@ class Device {
 
   [[nodiscard]] const std::vector<AxisSize>& axes() const { return axes_; }
   /// Which of the `count` devices this is, row-major over the axes: the last one varies fastest.
-  [[nodiscard]] int index() const { return index_; }
-  [[nodiscard]] int count() const { return count_; }
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] int size() const { return size_; }
   /// The number of devices along the axis.
   [[nodiscard]] int size(std::string_view axis) const { return axes_[find(axis)].size; }
   /// Its place along the axis.
-  [[nodiscard]] int coordinate(std::string_view axis) const { return coordinates_[find(axis)]; }
+  [[nodiscard]] int axis_index(std::string_view axis) const { return coordinates_[find(axis)]; }
 
   /// The devices that differ from this one along `axes` only. Ranks are row-major in the order given: the first axis is
   /// the major one. Made at first use, by the members alone.
   Communicator& group(std::span<const std::string_view> axes);
   Communicator& group(std::initializer_list<std::string_view> axes);
-  /// All devices of the mesh, by index.
+  /// All devices of the mesh, by rank.
   Communicator& everybody();
 
   [[nodiscard]] const std::shared_ptr<Pool>& pool() const { return pool_; }  ///< the device's memory
   /// What its kernels are called with.
   [[nodiscard]] Exec exec() const { return {.pool = pool_.get(), .threads = threads_, .dry = is_dry()}; }
+  [[nodiscard]] const Tuning& tuning() const { return tuning_; }  ///< as LaunchOptions gave it
   /// A device of a dry run: all is counted, nothing computed, and tensors have no elements to look at.
-  [[nodiscard]] bool is_dry() const { return pool_->is_phantom(); }
+  [[nodiscard]] bool is_dry() const { return pool_->is_meta(); }
 
   /// "device 3 (d=1,t=1) of mesh d=4,t=2"
   [[nodiscard]] std::string describe() const;
@@ -88,9 +91,10 @@ class Device {
 
   std::vector<AxisSize> axes_;
   std::vector<int> coordinates_;
-  int index_;
-  int count_;
+  int rank_;
+  int size_;
   int threads_;
+  Tuning tuning_;
   std::shared_ptr<Pool> pool_;
   std::shared_ptr<Backend> backend_;
   std::map<std::vector<int>, std::unique_ptr<Communicator>> groups_;

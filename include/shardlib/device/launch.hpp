@@ -7,6 +7,7 @@
 
 #include "shardlib/device/device.hpp"
 #include "shardlib/support/inline.hpp"
+#include "shardlib/support/tuning.hpp"
 
 namespace shardlib {
 
@@ -23,6 +24,7 @@ namespace shardlib {
 struct LaunchOptions {
   bool allow_idle_ranks = false;  ///< under mpirun: ranks beyond the mesh do nothing
   int threads = 0;                ///< CPU threads per device; 0: the cores shared out among the devices
+  Tuning tuning = {};             ///< sizes that tests lower
 };
 
 /// The program of one device.

@@ -29,19 +29,19 @@ struct pointers<T, 0> {
 
 }  // namespace detail
 
-// All of these see a block as it is stored: padding is part of it.
+// All of these see a shard as it is stored: padding is part of it.
 
-/// This device's block as a row-major Eigen matrix: the last dim makes the columns, all others the rows. `as_eigen(x)`
+/// This device's shard as a row-major Eigen matrix: the last dim makes the columns, all others the rows. `as_eigen(x)`
 template <dtype D, Spec S>
 auto as_eigen(const Tensor<D, S>& x) {
   using Matrix = Eigen::Matrix<D, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-  const auto local = x.local_extents();
+  const auto local = x.local_shape();
   const Eigen::Index columns = local.empty() ? 1 : local.back();
   const Eigen::Index rows = columns == 0 ? 0 : static_cast<Eigen::Index>(x.span().size()) / columns;
   return Eigen::Map<const Matrix>(x.span().data(), rows, columns);
 }
 
-/// This device's block as an unmanaged Kokkos::View of the spec's rank (at most 8), LayoutRight. `as_kokkos(x)`
+/// This device's shard as an unmanaged Kokkos::View of the spec's rank (at most 8), LayoutRight. `as_kokkos(x)`
 template <dtype D, Spec S>
 auto as_kokkos(const Tensor<D, S>& x) {
   constexpr int rank = detail::parsed<S>.rank();
@@ -49,35 +49,35 @@ auto as_kokkos(const Tensor<D, S>& x) {
   using View = Kokkos::View<typename detail::pointers<const D, rank>::type, Kokkos::LayoutRight, Kokkos::HostSpace,
                             Kokkos::MemoryTraits<Kokkos::Unmanaged>>;
   return [&]<std::size_t... I>(std::index_sequence<I...>) {
-    return View(x.span().data(), static_cast<std::size_t>(x.local_extents()[I])...);
+    return View(x.span().data(), static_cast<std::size_t>(x.local_shape()[I])...);
   }
   (std::make_index_sequence<static_cast<std::size_t>(rank)>{});
 }
 
-/// A tensor over memory that the caller owns: this device's block, row-major. The memory must stay, unchanged, as long
-/// as the tensor and what was computed from it are used; `owner` can see to that. Padding is part of the block and must
-/// be zero, which is checked. `from_memory<f32, "B/d M">(mesh, {{"B", 8}, {"M", 4}}, block)`
+/// A tensor over memory that the caller owns: this device's shard, row-major. The memory must stay, unchanged, as long
+/// as the tensor and what was computed from it are used; `owner` can see to that. Padding is part of the shard and must
+/// be zero, which is checked. `from_memory<f32, "B/d M">(mesh, {{"B", 8}, {"M", 4}}, shard)`
 template <dtype D, Spec S, Spec A>
-Tensor<D, S> from_memory(const Mesh<A>& mesh, Sizes sizes, std::span<const D> block,
+Tensor<D, S> from_memory(const Mesh<A>& mesh, Sizes sizes, std::span<const D> shard,
                          std::shared_ptr<void> owner = nullptr, Site site = Site::current()) {
   static_assert(detail::checked<rules::on_mesh, A, S>::ok);
   const detail::OpInfo op{"from_memory", S, site};
   const auto global = detail::given_sizes(op, mesh.device(), detail::parsed<S>, sizes);
   auto value = detail::make_value(op, mesh.device(), dtype_v<D>, detail::parsed<S>, global);
-  if (value->count() != static_cast<std::int64_t>(block.size()))
-    throw Error(op.describe() + ": the block of this device has " + std::to_string(value->count()) +
-                " elements, the memory " + std::to_string(block.size()) + " (" + mesh.device()->describe() + ")");
-  detail::for_each_padding(*value, [&](auto extents, std::int64_t offset, auto strides) {
+  if (value->count() != static_cast<std::int64_t>(shard.size()))
+    throw Error(op.describe() + ": the shard of this device has " + std::to_string(value->count()) +
+                " elements, the memory " + std::to_string(shard.size()) + " (" + mesh.device()->describe() + ")");
+  detail::for_each_padding(*value, [&](auto shape, std::int64_t offset, auto strides) {
     kernels::Nest<1> nest;
-    for (std::size_t i = 0; i < extents.size(); ++i) nest.push(extents[i], {strides[i]});
+    for (std::size_t i = 0; i < shape.size(); ++i) nest.push(shape[i], {strides[i]});
     kernels::Walk<1> walk(nest, 0);
     for (std::int64_t i = 0; i < nest.count(); ++i, walk.next())
-      if (const auto at = offset + walk.offsets[0]; !(block[static_cast<std::size_t>(at)] == D{}))
+      if (const auto at = offset + walk.offsets[0]; !(shard[static_cast<std::size_t>(at)] == D{}))
         throw Error(op.describe() + ": element " + std::to_string(at) +
                     " of the memory is padding, but not zero; clear the padding first (" + mesh.device()->describe() +
                     ")");
   });
-  value->storage->buffer = Buffer(const_cast<D*>(block.data()), block.size_bytes(), std::move(owner));
+  value->storage->buffer = Buffer(const_cast<D*>(shard.data()), shard.size_bytes(), std::move(owner));
   return Tensor<D, S>(std::move(value));
 }
 

@@ -1,4 +1,4 @@
-// fmt formatters for specs, meshes and tensors, and visualize_sharding: which device holds which block.
+// fmt formatters for specs, meshes and tensors, and visualize_sharding: which device holds which shard.
 #pragma once
 
 #include <fmt/format.h>
@@ -24,17 +24,17 @@ namespace detail {
 /// This device's elements without padding.
 template <dtype D, Spec S>
 std::vector<D> true_values(const Tensor<D, S>& x) {
-  const Extents extents = true_extents(*x.value());
-  std::vector<D> values(static_cast<std::size_t>(product(extents)));
-  kernels::copy_strided(x.device()->exec(), sizeof(D), view(extents), x.span().data(),
-                        kernels::row_major(view(x.value()->local)), values.data(), kernels::row_major(view(extents)));
+  const Shape shape = true_shape(*x.value());
+  std::vector<D> values(static_cast<std::size_t>(product(shape)));
+  kernels::copy_strided(x.device()->exec(), sizeof(D), view(shape), x.span().data(),
+                        kernels::row_major(view(x.value()->local)), values.data(), kernels::row_major(view(shape)));
   return values;
 }
 
 }  // namespace detail
 
-/// A tensor as one line of text: "f32[B/d=8 L=16 +t] on device 3 (d=1,t=1) of mesh d=4,t=2: block 2x16, min -1.2, max
-/// 3.4, mean 0.1"; a padded dim is "V/t=50257 (padded to 50304)". The block's extents are those stored; what the
+/// A tensor as one line of text: "f32[B/d=8 L=16 +t] on device 3 (d=1,t=1) of mesh d=4,t=2: shard 2x16, min -1.2, max
+/// 3.4, mean 0.1"; a padded dim is "V/t=50257 (padded to 50304)". The shard's shape is that stored; what the
 /// padding holds is not looked at. `describe(x)`
 template <dtype D, Spec S>
 std::string describe(const Tensor<D, S>& x) {
@@ -48,8 +48,8 @@ std::string describe(const Tensor<D, S>& x) {
   for (auto axis : spec.partial) text += fmt::format("{}+{}", text.back() == '[' ? "" : " ", axis);
   text += ']';
   if (!x) return text + " (empty)";
-  text += fmt::format(" on {}: block {}", x.device()->describe(),
-                      spec.rank() == 0 ? std::string("of one") : fmt::format("{}", fmt::join(x.local_extents(), "x")));
+  text += fmt::format(" on {}: shard {}", x.device()->describe(),
+                      spec.rank() == 0 ? std::string("of one") : fmt::format("{}", fmt::join(x.local_shape(), "x")));
   const auto values = detail::true_values(x);
   if (values.empty()) return text + ", empty";
   double low = std::numeric_limits<double>::infinity(), high = -low, sum = 0;
@@ -77,17 +77,17 @@ std::string describe(const Tensor<D, S>& x) {
 
 namespace detail {
 
-/// Which devices hold each block along the dims, in row-major order of the blocks.
+/// Which devices hold each shard along the dims, in row-major order of the shards.
 inline std::vector<std::string> holders(const Device& device, const TensorSpec& spec,
                                         const std::vector<std::int64_t>& parts) {
   std::int64_t cells = 1;
   for (auto n : parts) cells *= n;
   std::vector<std::string> labels(static_cast<std::size_t>(cells));
-  for (int index = 0; index < device.count(); ++index) {
+  for (int index = 0; index < device.size(); ++index) {
     const Device other(device.axes(), index);
     std::int64_t cell = 0;
     for (int i = 0; i < spec.rank(); ++i)
-      cell = cell * parts[static_cast<std::size_t>(i)] + block_index(other, spec.dims[i].axes);
+      cell = cell * parts[static_cast<std::size_t>(i)] + shard_index(other, spec.dims[i].axes);
     auto& label = labels[static_cast<std::size_t>(cell)];
     // Summands are joined by +, replicas by commas.
     if (!label.empty()) label += spec.partial.empty() ? "," : "+";
@@ -98,14 +98,14 @@ inline std::vector<std::string> holders(const Device& device, const TensorSpec& 
 
 }  // namespace detail
 
-/// A picture of which device holds which block, as text: rows and columns are the blocks of the sharded dims (the last
+/// A picture of which device holds which shard, as text: rows and columns are the shards of the sharded dims (the last
 /// two; further sharded dims make further pictures). "0,4" are replicas, "0+4" hold summands. `visualize_sharding(x)`
 template <dtype D, Spec S>
 std::string visualize_sharding(const Tensor<D, S>& x) {
   const TensorSpec& spec = detail::parsed<S>;
   const Device& device = *x.device();
   std::vector<std::int64_t> parts;
-  for (const Dim& dim : spec.dims) parts.push_back(detail::blocks(device, dim.axes));
+  for (const Dim& dim : spec.dims) parts.push_back(detail::shard_count(device, dim.axes));
   const auto labels = detail::holders(device, spec, parts);
   const std::size_t rank = parts.size();
   const std::int64_t columns = rank > 0 ? parts[rank - 1] : 1;
@@ -132,7 +132,7 @@ std::string visualize_sharding(const Tensor<D, S>& x) {
       std::string where;
       std::int64_t rest = p;
       for (std::size_t i = rank - 2; i-- > 0; rest /= parts[i])
-        where = fmt::format("{} block {}{}{}", spec.dims[static_cast<int>(i)].name, rest % parts[i],
+        where = fmt::format("{} shard {}{}{}", spec.dims[static_cast<int>(i)].name, rest % parts[i],
                             where.empty() ? "" : ", ", where);
       text += where + ":\n";
     }

@@ -53,7 +53,7 @@ struct place_one<Tensor<D, S>> {
   template <Spec A>
   static Tensor<D, S> run(const Mesh<A>& mesh, const HostArray<D>& host, std::span<const NamedSize> sizes,
                           const Site& site = {}) {
-    static_assert(checked<rules::create, Op("place"), A, S>::ok);
+    static_assert(checked<rules::create, OpName("place"), A, S>::ok);
     const OpInfo op{"place", S, site};
     Bindings names(op, mesh.device());
     const TensorSpec& spec = parsed<S>;
@@ -74,26 +74,26 @@ struct place_one<Tensor<D, S>> {
       global.push_back(size);
     }
     return record<"place", Tensor<D, S>>(op, mesh.device(), global, [&host](const Value& out) {
-      Buffer block = allocate(out);
-      const Extents part = true_extents(out);
-      if (product(part) == 0) return block;
+      Buffer shard = allocate(out);
+      const Shape part = true_shape(out);
+      if (product(part) == 0) return shard;
       with_global_index(out, [&](auto local, auto strides, auto offsets) {
         std::int64_t first = 0;
         for (std::size_t i = 0; i < offsets.size(); ++i) first += offsets[i] * strides[i];
         kernels::copy_strided(out.device->exec(), sizeof(D), view(part), host.data.data() + first, strides,
-                              block.data(), kernels::row_major(local));
+                              shard.data(), kernels::row_major(local));
       });
-      return block;
+      return shard;
     });
   }
 };
 
-/// The global array on every device: sharded blocks side by side, partial ones summed.
+/// The global array on every device: shards side by side, partial values summed.
 SHARDLIB_INLINE ValuePtr gathered(const Value& x);
 
 }  // namespace detail
 
-/// The host array as a tensor: each device keeps its block. Padding is what `sizes` or the scope say, and becomes zero.
+/// The host array as a tensor: each device keeps its shard. Padding is what `sizes` or the scope say, and becomes zero.
 /// `place<Tensor<f32, "batch/d in">>(mesh, host)`, `place<Tensor<f32, "V/t M">>(mesh, host, {{"V", 50257, 50304}})`
 template <tensor T, Spec A>
 T place(const Mesh<A>& mesh, const HostArray<typename T::value_type>& host, Sizes sizes = {},
@@ -129,14 +129,14 @@ requires(!is_tensor<W>) W
   return detail::place_tree(mesh, leaves, std::move(structure), sizes);
 }
 
-/// The whole array, on every device: blocks are put together, pending sums are taken, padding is cut off. `fetch(x)` of
+/// The whole array, on every device: shards are put together, pending sums are taken, padding is cut off. `fetch(x)` of
 /// "B/d M" is a HostArray of B x M.
 template <dtype D, Spec S>
 HostArray<D> fetch(const Tensor<D, S>& x, Site site = Site::current()) {
   const detail::Calling op{"fetch", {}, site};
   if constexpr (!detail::parsed<S>.partial.empty()) static_assert(detail::is_reduced<"fetch", D>);
   const auto whole = detail::gathered(*x.value());
-  const detail::Extents& sizes = whole->global.logical;
+  const detail::Shape& sizes = whole->global.logical;
   HostArray<D> host(std::vector<std::int64_t>(sizes.begin(), sizes.end()));
   kernels::copy_strided(x.device()->exec(), sizeof(D), detail::view(sizes), whole->data().data(),
                         kernels::row_major(detail::view(whole->local)), host.data.data(),
@@ -179,7 +179,7 @@ auto spmd(const Mesh<A>& mesh, F f, Sizes sizes = {}) {
   return [mesh, f = std::move(f), sizes = std::move(sizes)](const auto&... args) {
     using Parameters = typename detail::signature<F>::parameters;
     static_assert(std::tuple_size_v<Parameters> == sizeof...(args), "spmd: as many arguments as the function takes");
-    detail::State& state = detail::state(mesh.device());
+    detail::ProgramState& state = detail::program_state(mesh.device());
     const detail::WithNames names(state, detail::names_within(state, "spmd"));
     return [&]<std::size_t... I>(std::index_sequence<I...>) {
       return fetch(f(detail::placed<std::tuple_element_t<I, Parameters>>(mesh, args, sizes)...));

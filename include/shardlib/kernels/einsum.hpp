@@ -14,7 +14,7 @@ namespace shardlib::kernels {
 /// result = einsum(lhs, rhs), all dense and row-major. bf16 accumulates in f32 and is rounded once.
 template <class AnyIn, class AnyOut>
 void einsum(const Exec& exec, const EinsumPlan& plan, AnyIn in, AnyOut out, const void* lhs,
-            std::span<const std::int64_t> lhs_extents, const void* rhs, std::span<const std::int64_t> rhs_extents,
+            std::span<const std::int64_t> lhs_shape, const void* rhs, std::span<const std::int64_t> rhs_shape,
             void* result);
 
 /// result = einsum(operand): sums away the ids that `out` lacks, permutes the others.

@@ -50,7 +50,7 @@ using UnitLoop = void (*)(const void* f, std::int64_t n, std::byte* const* data)
 
 /// Walks the loops; a row that is contiguous in every operand goes to `loop` in place, others through tiles. Not
 /// inlined, and free of f's type, so that each further f costs the compiler one loop.
-SHARDLIB_INLINE void apply_erased(const Exec& exec, std::span<const std::int64_t> extents,
+SHARDLIB_INLINE void apply_erased(const Exec& exec, std::span<const std::int64_t> shape,
                                   std::span<ErasedOperand> operands, UnitLoop loop, const void* f);
 
 /// The one loop in which f is compiled.
@@ -73,13 +73,13 @@ struct Loop {
 /// Calls f(x...) with one reference into each operand, for every index. Outputs may be the same array as an input
 /// (with the same strides), and must not broadcast. f must not depend on the order of calls.
 template <class F, class... T>
-void apply(const Exec& exec, std::span<const std::int64_t> extents, const F& f, const Operand<T>&... operands) {
+void apply(const Exec& exec, std::span<const std::int64_t> shape, const F& f, const Operand<T>&... operands) {
   static_assert(sizeof...(T) <= detail::max_operands);
   static_assert(((sizeof(T) <= 8) && ...));
   std::array<detail::ErasedOperand, sizeof...(T)> erased{
       detail::ErasedOperand{const_cast<std::byte*>(reinterpret_cast<const std::byte*>(operands.data)), sizeof(T),
                             !std::is_const_v<T>, &operands.strides}...};
-  detail::apply_erased(exec, extents, erased, &detail::Loop<F, T...>::run, &f);
+  detail::apply_erased(exec, shape, erased, &detail::Loop<F, T...>::run, &f);
 }
 
 /// The same over n contiguous elements.
@@ -92,7 +92,7 @@ void apply_flat(const Exec& exec, std::int64_t n, const F& f, T*... data) {
 /// The same for what comes from memory, as weights and their moments do: it is loaded ahead of the loop, which is a
 /// waste of time where the caches have it.
 template <class F, class... T>
-void apply_streaming(const Exec& exec, std::int64_t n, const F& f, T*... data) {
+void apply_nontemporal(const Exec& exec, std::int64_t n, const F& f, T*... data) {
   constexpr std::int64_t grain = 1 << 14, block = 128;  // longer blocks would push each other out of the first cache
   const detail::UnitLoop loop = &detail::Loop<F, T...>::run;
   exec.for_each((n + grain - 1) / grain, [&, loop](std::int64_t item) {

@@ -14,7 +14,7 @@ namespace shardlib::kernels {
 /// One lookup: result[i...] = table[indices[i...], i...]. Strides in elements, one per result dim, 0 where the table or
 /// the indices lack the dim.
 struct Lookup {
-  std::span<const std::int64_t> extents;        ///< of the result
+  std::span<const std::int64_t> shape;          ///< of the result
   std::span<const std::int64_t> table_strides;  ///< without the looked-up dim
   std::span<const std::int64_t> index_strides;
   DType index_dtype = DType::i32;  ///< i32 or u32

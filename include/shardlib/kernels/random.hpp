@@ -84,18 +84,18 @@ inline float truncated_normal(std::uint64_t seed, std::uint64_t stream, std::uin
   return detail::to_truncated_normal(bits(seed, stream, index));
 }
 
-/// Fills a dense local block of a global array: `global_strides` are the global array's, `offsets` the block's place in
+/// Fills a dense local shard of a global array: `global_strides` are the global array's, `offsets` the shard's place in
 /// it, both per dim. Element values depend on the global place alone.
 template <class T>
-void fill_uniform(const Exec& exec, T* out, std::span<const std::int64_t> extents,
+void fill_uniform(const Exec& exec, T* out, std::span<const std::int64_t> shape,
                   std::span<const std::int64_t> global_strides, std::span<const std::int64_t> offsets,
                   std::uint64_t seed, std::uint64_t stream);
 template <class T>
-void fill_normal(const Exec& exec, T* out, std::span<const std::int64_t> extents,
+void fill_normal(const Exec& exec, T* out, std::span<const std::int64_t> shape,
                  std::span<const std::int64_t> global_strides, std::span<const std::int64_t> offsets,
                  std::uint64_t seed, std::uint64_t stream);
 template <class T>
-void fill_truncated_normal(const Exec& exec, T* out, std::span<const std::int64_t> extents,
+void fill_truncated_normal(const Exec& exec, T* out, std::span<const std::int64_t> shape,
                            std::span<const std::int64_t> global_strides, std::span<const std::int64_t> offsets,
                            std::uint64_t seed, std::uint64_t stream);
 

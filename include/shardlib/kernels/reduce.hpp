@@ -13,7 +13,7 @@ namespace shardlib::kernels {
 
 /// Sums a dense array over the marked dims; the result is dense over the others, in order. bf16 sums in f32.
 template <class AnyDType>
-void sum(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> extents,
+void sum(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
          std::span<const bool> summed, void* out);
 
 /// The sum of the squares of n numbers, in one pass; summed as `sum` does, by pieces of one size.
@@ -23,7 +23,7 @@ accumulator_t<T> sum_of_squares(const Exec& exec, std::int64_t n, const T* in);
 /// Maximum over the marked dims: a NaN wins, nothing at all gives -inf (the lowest integer). `part`, if given: of a
 /// marked dim d only the first part[d] elements count.
 template <class AnyDType>
-void max(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> extents,
+void max(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
          std::span<const bool> reduced, void* out, std::span<const std::int64_t> part = {});
 
 /// Index of the first greatest element (or of the first NaN) along the middle dim of (outer, n, inner), of which the

@@ -37,19 +37,19 @@ struct Dims {
 };
 
 /// The number of elements.
-constexpr std::int64_t product(std::span<const std::int64_t> extents) {
+constexpr std::int64_t product(std::span<const std::int64_t> shape) {
   std::int64_t n = 1;
-  for (const std::int64_t e : extents) n *= e;
+  for (const std::int64_t e : shape) n *= e;
   return n;
 }
 
 /// Strides of a dense row-major array.
-constexpr Dims row_major(std::span<const std::int64_t> extents) {
-  Dims strides(extents);
+constexpr Dims row_major(std::span<const std::int64_t> shape) {
+  Dims strides(shape);
   std::int64_t stride = 1;
   for (int d = strides.count; d-- > 0;) {
     strides.at(d) = stride;
-    stride *= extents[static_cast<std::size_t>(d)];
+    stride *= shape[static_cast<std::size_t>(d)];
   }
   return strides;
 }

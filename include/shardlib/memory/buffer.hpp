@@ -34,9 +34,7 @@ class Buffer {
   explicit operator bool() const { return block_ != nullptr; }
   [[nodiscard]] bool is_read_only() const { return block_ && block_->read_only; }
   /// True when no other handle sees this block, so that an op may overwrite it.
-  [[nodiscard]] bool unique() const {
-    return detail::use_count(block_) == 1 && !block_->read_only;
-  }
+  [[nodiscard]] bool unique() const { return detail::use_count(block_) == 1 && !block_->read_only; }
 
  private:
   struct Block {
@@ -75,8 +73,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   /// Uninitialised memory. Throws Error when there is not enough.
   Buffer allocate(std::size_t bytes);
 
-  /// True for memory that is not there: nobody may read or write what this hands out. For dry runs.
-  [[nodiscard]] bool is_phantom() const { return region_->is_phantom(); }
+  /// True for a pool of addresses without memory, for dry runs: its blocks must not be read or written.
+  [[nodiscard]] bool is_meta() const { return region_->is_meta(); }
   [[nodiscard]] Stats stats() const;  ///< the numbers of this moment
   void reset_peak();                  ///< lets the peak begin at what is live now
   /// Returns the pages that lie in no block to the system.

@@ -12,9 +12,9 @@
 
 namespace shardlib::detail {
 
-/// As memcpy, but past the caches: the processor does not first read the lines that it is to overwrite. Slower for
-/// whoever reads them next while they would still fit into a cache. `end_stream` has to follow.
-inline void stream_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
+/// memcpy past the caches: the processor does not first read the lines that it overwrites. The next read of them is
+/// slower if they would have fitted into a cache. `nontemporal_fence` has to follow.
+inline void nontemporal_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
 #if defined(__SSE2__)
   constexpr std::size_t line = 64;
   const std::size_t head = std::min(bytes, (line - reinterpret_cast<std::uintptr_t>(to) % line) % line);
@@ -37,7 +37,7 @@ inline void stream_bytes(std::byte* to, const std::byte* from, std::size_t bytes
 }
 
 /// Before another processor is told that what has been streamed is there: these stores keep no order of their own.
-inline void end_stream() {
+inline void nontemporal_fence() {
 #if defined(__SSE2__)
   _mm_sfence();
 #endif

@@ -17,8 +17,8 @@
 
 namespace shardlib {
 
-/// Memory to cut blocks from. What is known about blocks stands beside them and not in them, so that a dry run's region
-/// can have addresses alone. Thread-safe: any thread may free what another has allocated.
+/// Memory to cut blocks from. Its records lie outside of the blocks, so a dry run's region needs addresses alone.
+/// Thread-safe: any thread may free what another has allocated.
 class Region {
  public:
   Region(const Region&) = delete;
@@ -28,7 +28,7 @@ class Region {
   /// This process's own memory, of which pages are taken as they are first written.
   static std::shared_ptr<Region> make();
   /// Addresses where no program has memory: an access is a fault. For dry runs.
-  static std::shared_ptr<Region> make_phantom();
+  static std::shared_ptr<Region> make_meta();
 
   /// Uninitialised memory, aligned to 64 bytes; null when the region has no more addresses or the machine has not the
   /// memory.
@@ -40,7 +40,7 @@ class Region {
   /// Bytes that blocks have been cut from so far. Beside the most that were in blocks at once it tells what
   /// fragmentation costs.
   [[nodiscard]] std::size_t reserved() const;
-  [[nodiscard]] virtual bool is_phantom() const { return false; }  ///< whether its memory is not there
+  [[nodiscard]] virtual bool is_meta() const { return false; }  ///< whether its memory is not there
   /// Where a pool's long blocks begin: at multiples of so many bytes.
   [[nodiscard]] virtual std::size_t alignment() const { return 64; }
 
@@ -54,7 +54,7 @@ class Region {
   virtual Addresses grow(std::size_t bytes) = 0;
   /// Gives whole pages back to the system; where this fails they stay.
   virtual void discard(std::uintptr_t begin, std::size_t bytes) = 0;
-  /// To be called before the addresses go: whoever gets them next may use them all.
+  /// Call it before the addresses are unmapped: their next user may use all of them.
   void leave();
 
  private:
@@ -127,7 +127,7 @@ constexpr std::size_t left_of(std::size_t available, std::size_t granted, std::s
 }
 /// The memory that the machine has left for this process, swap included; a very large number where Linux does not say.
 std::size_t left_bytes();
-/// Of less nothing is asked: that would take longer than writing it.
+/// Smaller grants are not checked: the check would take longer than writing the memory.
 inline constexpr std::size_t small_grant = std::size_t{1} << 20;
 
 }  // namespace detail

@@ -33,13 +33,13 @@ constexpr Spec without_dim(Spec s, std::string_view dim) {
   return Spec(to_string(spec).view());
 }
 
-template <Op Length, Op Dim, class Out, class Keys>
+template <DimName Length, DimName Dim, class Out, class Keys>
 Out causal_attention_op(const OpInfo& op, const Out& q, const Keys& k, const Keys& v, ValuePtr segments,
                         std::optional<double> scale) {
   constexpr Spec axes = axes_of<Out::spec>();  // the other operands have no further ones
   constexpr Spec ct = dual_spec(Out::spec, axes), key_ct = dual_spec(Keys::spec, axes);
   constexpr Spec sums = without_dim(Out::spec, Dim);
-  static constexpr Op transpose = make_op(ct, Out::spec, key_ct);
+  static constexpr OpSpec transpose = make_op(ct, Out::spec, key_ct);
   static constexpr OpParts parts = parse_op(transpose);
   static_assert(rules::detail_::einsum(parts).empty(),
                 "the cotangent of the keys is summed over the query heads that share them");
@@ -55,7 +55,7 @@ Out causal_attention_op(const OpInfo& op, const Out& q, const Keys& k, const Key
 /// and scale 1/sqrt(|Dim|) unless given. Scores are in f32 (f64 for f64) and never stored for all positions; both dims
 /// are whole on each device, all others are batch. Keys and values may lack dims of the queries: query heads that share
 /// a head of keys. `causal_attention<"L", "D">(q, k, v)` of q "B/d L Q K/t D", k and v "B/d L K/t D"
-template <Op Length, Op Dim, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V>
+template <DimName Length, DimName Dim, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V>
 auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v,
                       std::optional<double> scale = {}, Site site = Site::current())
     -> Tensor<detail::after_t<detail::attention_dtypes<D, E, F>, D>,
@@ -65,7 +65,7 @@ auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor
 }
 /// The same, where a position sees those of its own segment alone. `causal_attention<"L", "D">(q, k, v, segments)` with
 /// segments "B/d L"
-template <Op Length, Op Dim, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V, dtype I, Spec S>
+template <DimName Length, DimName Dim, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V, dtype I, Spec S>
 auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v, const Tensor<I, S>& segments,
                       std::optional<double> scale = {}, Site site = Site::current())
     -> Tensor<

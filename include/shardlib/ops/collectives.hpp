@@ -17,18 +17,18 @@ namespace shardlib {
 
 namespace detail {
 Buffer gather(const Value& in, const Value& out);
-/// Where a program prefetches: begins what `gather` will complete.
+/// In a program that prefetches: starts the gather that `gather` completes.
 void gather_ahead(const ValuePtr& in, const ValuePtr& out);
 template <class Out, class X>
 inline constexpr auto all_gather_vjp = [](const auto& ct) {
-  const SumBeside<std::remove_cvref_t<decltype(ct)>> beside(ct.device());
+  const AsyncSum<std::remove_cvref_t<decltype(ct)>> beside(ct.device());
   return reduce_scatter<transpose_op<Out, X>(), sum_of<typename X::value_type>>(ct);
 };
 }  // namespace detail
 
-/// Concatenates the blocks of the last axes of one or several dims. Backward: reduce_scatter; the dtype in which that
+/// Concatenates the shards of the last axes of one or several dims. Backward: reduce_scatter; the dtype in which that
 /// sums may be stated, `all_gather<"M/t/d H -> M/t H", backward_sum<f32>>(w)`. `all_gather<"M/t/d H -> M/t H">(w)`
-template <Op O, class Sum = void, dtype D, Spec S>
+template <OpSpec O, class Sum = void, dtype D, Spec S>
 auto all_gather(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::after_t<detail::backward_sums_in<D, Sum>, D>, detail::result_of<rules::all_gather, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::all_gather, O, S>>;
@@ -43,15 +43,15 @@ auto all_gather(const Tensor<D, S>& x) -> detail::needs_op_spec<"all_gather", D,
 
 namespace detail {
 Buffer scatter(const Value& in, const Value& out);
-/// Where the sum of a gradient runs beside what follows: begins it, and leaves waiting for it to who asks for `out`.
+/// If sums of gradients run asynchronously: starts this one. The first read of `out` waits for it.
 void scatter_ahead(const ValuePtr& in, const ValuePtr& out);
 template <class Out, class X>
 inline constexpr auto reduce_scatter_vjp = [](const auto& ct) { return all_gather<transpose_op<Out, X>()>(ct); };
 }  // namespace detail
 
-/// Takes the pending sum and leaves each device its block. Backward: all_gather.
+/// Takes the pending sum and leaves each device its shard. Backward: all_gather.
 /// `reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(y)`, of f32 without the dtype
-template <Op O, class Sum = void, dtype D, Spec S>
+template <OpSpec O, class Sum = void, dtype D, Spec S>
 auto reduce_scatter(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_summed<"reduce_scatter", D, Sum>, D>,
               detail::result_of<rules::reduce_scatter, O, S>> {
@@ -70,14 +70,13 @@ namespace detail {
 /// Sums over the axes that are partial in `in` and no longer in `out`.
 Buffer sum_pending(const Value& in, const Value& out);
 template <class Out, class X>
-inline constexpr auto all_reduce_vjp = [](const auto& ct) {
-  return all_reduce<transpose_op<Out, X>(), sum_of<typename X::value_type>>(ct);
-};
+inline constexpr auto all_reduce_vjp =
+    [](const auto& ct) { return all_reduce<transpose_op<Out, X>(), sum_of<typename X::value_type>>(ct); };
 }  // namespace detail
 
 /// Takes the pending sum and gives it to every device. Backward: all_reduce.
 /// `all_reduce<"+d +t -> ">(loss)`
-template <Op O, class Sum = void, dtype D, Spec S>
+template <OpSpec O, class Sum = void, dtype D, Spec S>
 auto all_reduce(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_summed<"all_reduce", D, Sum>, D>, detail::result_of<rules::all_reduce, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::all_reduce, O, S>>;
@@ -89,14 +88,14 @@ template <dtype D, Spec S>
 auto all_reduce(const Tensor<D, S>& x) -> detail::needs_op_spec<"all_reduce", D, S>;
 
 namespace detail {
-/// The maximum over the dims that `out` lacks, of this device's block, then over devices.
+/// The maximum over the dims that `out` lacks, of this device's shard, then over devices.
 template <class D>
 Buffer max_over_devices(const Value& in, const Value& out);
 }  // namespace detail
 
 /// Maximum over the dims that the result lacks, over all devices that share them. No derivative: take stop_gradient of
 /// the operand first. `all_reduce_max<"B/d L V/t -> B/d L">(logits)`
-template <Op O, dtype D, Spec S>
+template <OpSpec O, dtype D, Spec S>
 auto all_reduce_max(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_reduced<"all_reduce_max", D>, D>,
               detail::result_of<rules::all_reduce_max, O, S>> {
@@ -116,7 +115,7 @@ inline constexpr auto all_to_all_vjp = [](const auto& ct) { return all_to_all<tr
 }  // namespace detail
 
 /// Moves the last axes of one dim to another. Backward: the inverse all_to_all. `all_to_all<"A/t B -> A B/t">(x)`
-template <Op O, dtype D, Spec S>
+template <OpSpec O, dtype D, Spec S>
 auto all_to_all(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::all_to_all, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::all_to_all, O, S>>;
@@ -128,68 +127,68 @@ template <dtype D, Spec S>
 auto all_to_all(const Tensor<D, S>& x) -> detail::needs_op_spec<"all_to_all", D, S>;
 
 namespace detail {
-/// Sends the block `by` places up the ring of an axis.
+/// Sends the shard `by` places up the ring of an axis.
 struct Shift {
   std::string_view axis;
   int by;
   Buffer operator()(const Value& in, const Value& out) const;
 };
-template <Op Axis>
+template <AxisName Axis>
 struct ShiftVjp {
   int by;
   template <class Ct>
   auto operator()(const Ct& ct) const {
-    return shift<Op{std::string_view(Ct::spec)}, Axis>(ct, -by);
+    return shift<OpSpec{std::string_view(Ct::spec)}, Axis>(ct, -by);
   }
 };
 }  // namespace detail
 
-/// Passes blocks round the ring of an axis: device i's block goes to device (i + by) mod n. A dim that the axis shards
+/// Passes shards round the ring of an axis: device i's shard goes to device (i + by) mod n. A dim that the axis shards
 /// may not be padded. Backward: shift by -by. `shift<"A/t", "t">(x, 1)`
-template <Op O, Op Axis, dtype D, Spec S>
+template <OpSpec O, AxisName Axis, dtype D, Spec S>
 auto shift(const Tensor<D, S>& x, int by, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::shift, O, Axis, S>> {
   const detail::Calling op{"shift", O, site};
   for (int i = 0; i < detail::parsed<S>.rank(); ++i)
     if (detail::parsed<S>.dims[i].axes.contains(std::string_view(Axis)))
       detail::require_unpadded(op, x.value(), i,
-                               "a shift would bring its padding between the blocks; choose a size that needs none");
+                               "a shift would bring its padding between the shards; choose a size that needs none");
   return detail::record_unary<"shift", Tensor<D, S>>(op, x, detail::sizes_of(x.value()), detail::Shift{Axis, by},
                                                      detail::vjp(x, detail::ShiftVjp<Axis>{by}));
 }
 /// The same of the one dim that the axis shards. `shift<over<"t">>(x, 1)`
-template <Op O, dtype D, Spec S>
+template <OpSpec O, dtype D, Spec S>
 auto shift(const Tensor<D, S>& x, int by, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::shift_over, O, S>> {
-  return shift<Op{std::string_view(S)}, Op{rules::over_axes(O)}>(x, by, site);
+  return shift<OpSpec{std::string_view(S)}, AxisName{rules::over_axes(O)}>(x, by, site);
 }
 
 namespace detail {
-/// Copies this device's block out of a replicated value.
-Buffer cut_block(const Value& in, const Value& out);
-/// This device's block in zeros.
+/// Copies this device's shard out of a replicated value.
+Buffer cut_shard(const Value& in, const Value& out);
+/// This device's shard in zeros.
 Buffer embed_block(const Value& in, const Value& out);
-/// The transpose of slice, S -> P. "A/t -> A +t"
+/// The transpose of shard, S -> P. "A/t -> A +t"
 template <class Out, class X>
 inline constexpr auto slice_vjp = [](const auto& ct) {
   using Ct = std::remove_cvref_t<decltype(ct)>;
-  static constexpr Op O = transpose_op<Out, X>();
+  static constexpr OpSpec O = transpose_op<Out, X>();
   static constexpr Spec whole{to_string(parse_op(O).out).view()};
-  return record_unary<"embed", Tensor<typename Ct::value_type, whole>>(OpInfo{"embed", O, {}}, ct,
-                                                                       sizes_of(ct.value()), embed_block);
+  return record_unary<"embed", Tensor<typename Ct::value_type, whole>>(OpInfo{"embed", O, {}}, ct, sizes_of(ct.value()),
+                                                                       embed_block);
 };
 }  // namespace detail
 
-/// Each device keeps its block of a replicated value; no traffic. Backward: zeros elsewhere. `slice<"A -> A/t">(x)`
-template <Op O, dtype D, Spec S>
-auto slice(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<D, detail::result_of<rules::slice, O, S>> {
-  using Out = Tensor<D, detail::result_of<rules::slice, O, S>>;
-  const detail::Calling op{"slice", detail::full_op<"slice", O, S>, site};
-  return detail::record_unary<"slice", Out>(op, x, detail::sizes_of(x.value()), detail::cut_block,
+/// Each device keeps its shard of a replicated value; no traffic. Backward: zeros elsewhere. `shard<"A -> A/t">(x)`
+template <OpSpec O, dtype D, Spec S>
+auto shard(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<D, detail::result_of<rules::shard, O, S>> {
+  using Out = Tensor<D, detail::result_of<rules::shard, O, S>>;
+  const detail::Calling op{"shard", detail::full_op<"shard", O, S>, site};
+  return detail::record_unary<"shard", Out>(op, x, detail::sizes_of(x.value()), detail::cut_shard,
                                             detail::vjp(x, detail::slice_vjp<Out, Tensor<D, S>>));
 }
 template <dtype D, Spec S>
-auto slice(const Tensor<D, S>& x) -> detail::needs_op_spec<"slice", D, S>;
+auto shard(const Tensor<D, S>& x) -> detail::needs_op_spec<"shard", D, S>;
 
 namespace detail {
 /// The value itself on the first device of the axes that become partial, zeros on the others.
@@ -200,7 +199,7 @@ inline constexpr auto to_partial_vjp = [](const auto& ct) { return to_partial<tr
 
 /// A replicated value as a sum: the first device of the axis keeps it, the others hold zero. Backward: to_partial.
 /// `to_partial<"A -> A +t">(b)`
-template <Op O, dtype D, Spec S>
+template <OpSpec O, dtype D, Spec S>
 auto to_partial(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::to_partial, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::to_partial, O, S>>;

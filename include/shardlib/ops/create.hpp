@@ -27,21 +27,21 @@ enum class Distribution { normal, truncated_normal, uniform };
 /// An array of one value. `full<f32, "B/d L">(mesh, {{"B", 8}, {"L", 16}}, 1.0)`
 template <dtype D, Spec S, Spec A>
 auto full(const Mesh<A>& mesh, Sizes sizes, double value, Site site = Site::current())
-    -> Tensor<D, detail::result_of<rules::create, Op("full"), A, S>> {
+    -> Tensor<D, detail::result_of<rules::create, OpName("full"), A, S>> {
   return Tensor<D, S>(
       detail::create_constant({"full", S, site}, mesh.device(), dtype_v<D>, detail::parsed<S>, sizes, value));
 }
 /// An array of zeros. `zeros<f32, "B/d L">(mesh, {{"B", 8}, {"L", 16}})`
 template <dtype D, Spec S, Spec A>
 auto zeros(const Mesh<A>& mesh, Sizes sizes, Site site = Site::current())
-    -> Tensor<D, detail::result_of<rules::create, Op("zeros"), A, S>> {
+    -> Tensor<D, detail::result_of<rules::create, OpName("zeros"), A, S>> {
   return Tensor<D, S>(
       detail::create_constant({"zeros", S, site}, mesh.device(), dtype_v<D>, detail::parsed<S>, sizes, 0));
 }
 /// An array of ones. `ones<f32, "B/d L">(mesh, {{"B", 8}, {"L", 16}})`
 template <dtype D, Spec S, Spec A>
 auto ones(const Mesh<A>& mesh, Sizes sizes, Site site = Site::current())
-    -> Tensor<D, detail::result_of<rules::create, Op("ones"), A, S>> {
+    -> Tensor<D, detail::result_of<rules::create, OpName("ones"), A, S>> {
   return Tensor<D, S>(
       detail::create_constant({"ones", S, site}, mesh.device(), dtype_v<D>, detail::parsed<S>, sizes, 1));
 }
@@ -55,7 +55,7 @@ auto iota(const Mesh<A>& mesh, DimSize size, Site site = Site::current())
 /// True where the row may see the column: row >= column. `causal_mask<"Qlen Klen">(mesh, 128, 128)`
 template <Spec S, Spec A>
 auto causal_mask(const Mesh<A>& mesh, DimSize rows, DimSize columns, Site site = Site::current())
-    -> Tensor<bool_, detail::result_of<rules::create, Op("causal_mask"), A, S>> {
+    -> Tensor<bool_, detail::result_of<rules::create, OpName("causal_mask"), A, S>> {
   static_assert(detail::parsed<S>.rank() == 2, "causal_mask: write two dims, rows and columns");
   return Tensor<bool_, S>(
       detail::create_causal_mask({"causal_mask", S, site}, mesh.device(), detail::parsed<S>, rows, columns));
@@ -78,7 +78,7 @@ ValuePtr create_random(const OpInfo& op, const DevicePtr& device, const TensorSp
 template <dtype D, Spec S, Spec A>
 auto random_normal(const Mesh<A>& mesh, Sizes sizes, RandomKey key, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"random_normal", D>, D>,
-              detail::result_of<rules::create, Op("random_normal"), A, S>> {
+              detail::result_of<rules::create, OpName("random_normal"), A, S>> {
   return Tensor<D, S>(detail::create_random<D>({"random_normal", S, site}, mesh.device(), detail::parsed<S>, sizes, key,
                                                detail::Distribution::normal));
 }
@@ -86,7 +86,7 @@ auto random_normal(const Mesh<A>& mesh, Sizes sizes, RandomKey key, Site site = 
 template <dtype D, Spec S, Spec A>
 auto random_truncated_normal(const Mesh<A>& mesh, Sizes sizes, RandomKey key, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"random_truncated_normal", D>, D>,
-              detail::result_of<rules::create, Op("random_truncated_normal"), A, S>> {
+              detail::result_of<rules::create, OpName("random_truncated_normal"), A, S>> {
   return Tensor<D, S>(detail::create_random<D>({"random_truncated_normal", S, site}, mesh.device(), detail::parsed<S>,
                                                sizes, key, detail::Distribution::truncated_normal));
 }
@@ -94,13 +94,13 @@ auto random_truncated_normal(const Mesh<A>& mesh, Sizes sizes, RandomKey key, Si
 template <dtype D, Spec S, Spec A>
 auto random_uniform(const Mesh<A>& mesh, Sizes sizes, RandomKey key, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"random_uniform", D>, D>,
-              detail::result_of<rules::create, Op("random_uniform"), A, S>> {
+              detail::result_of<rules::create, OpName("random_uniform"), A, S>> {
   return Tensor<D, S>(detail::create_random<D>({"random_uniform", S, site}, mesh.device(), detail::parsed<S>, sizes,
                                                key, detail::Distribution::uniform));
 }
 
 namespace detail {
-/// Element 0 of the block; 1 in a dry run, which has none.
+/// Element 0 of the shard; 1 in a dry run, which has none.
 template <class D>
 D first_element(const ValuePtr& x);
 }  // namespace detail

@@ -19,7 +19,7 @@ struct EinsumPlan;
 namespace detail {
 
 /// The dims of the operands and the result as small numbers, one per name.
-template <Op O>
+template <OpSpec O>
 struct EinsumIds {
   static constexpr OpParts op = parse_op(O);
   using Ids = Small<int, max_dims>;
@@ -45,7 +45,7 @@ struct EinsumIds {
 };
 
 /// How the dims of the op become batches, rows, columns and the sum of a product.
-template <Op O>
+template <OpSpec O>
 const kernels::EinsumPlan& einsum_plan();
 /// The product of two operands of D, with result R.
 template <class D, class R>
@@ -55,7 +55,7 @@ struct Einsum {
   Buffer operator()(const Value& out) const;
 };
 /// One operand of D, summed and transposed, with result R.
-template <Op O, class D, class R>
+template <OpSpec O, class D, class R>
 Buffer einsum_of_one(const Value& in, const Value& out);
 
 /// The spec of an operand's cotangent without the dims that neither the result nor the other operand has: they were
@@ -69,7 +69,7 @@ constexpr Spec reachable(Spec due, Spec ct, Spec other) {
 }
 
 /// The op without VJPs, as a backward pass wants it, which is not differentiated again.
-template <Op O, class R, class X, class Y>
+template <OpSpec O, class R, class X, class Y>
 auto multiply_only(const OpInfo& op, const X& x, const Y& y) {
   using Result = Tensor<R, result_of<rules::einsum, O, X::spec, Y::spec>>;
   return record<"einsum_unreduced", Result>(op, x.device(),
@@ -94,9 +94,8 @@ inline constexpr auto einsum_vjp = [](const auto& ct, const auto& other, const G
   constexpr Spec axes = axes_of<Ct::spec, Other::spec, X::spec>();
   constexpr Spec due = dual_spec(X::spec, axes);
   constexpr Spec kept = reachable(due, Ct::spec, Other::spec);
-  static constexpr Op transpose = make_op(Ct::spec, Other::spec, kept);
-  const auto grad =
-      multiply_only<transpose, D>(OpInfo{"einsum_unreduced", transpose, {}}, narrowed<D>(ct), other);
+  static constexpr OpSpec transpose = make_op(Ct::spec, Other::spec, kept);
+  const auto grad = multiply_only<transpose, D>(OpInfo{"einsum_unreduced", transpose, {}}, narrowed<D>(ct), other);
   if constexpr (kept == due)
     return grad;
   else
@@ -106,8 +105,9 @@ inline constexpr auto einsum_vjp = [](const auto& ct, const auto& other, const G
 }  // namespace detail
 
 /// Multiplies and sums on each device; what has to be summed over devices stays pending. Accumulates in f32 (f64 for
-/// f64), returns the operands' dtype or `Out`. Backward: two einsums. `einsum_unreduced<"B/d L M/t, M/t H -> B/d L H +t">(x, w)`
-template <Op O, class Out = void, dtype D, Spec S, dtype E, Spec T>
+/// f64), returns the operands' dtype or `Out`. Backward: two einsums. `einsum_unreduced<"B/d L M/t, M/t H -> B/d L H
+/// +t">(x, w)`
+template <OpSpec O, class Out = void, dtype D, Spec S, dtype E, Spec T>
 auto einsum_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& y, Site site = Site::current()) -> Tensor<
     detail::after_t<detail::one_dtype<"einsum_unreduced", D, E> && detail::einsum_dtypes<D, detail::dtype_or<Out, D>>,
                     detail::dtype_or<Out, D>>,
@@ -138,7 +138,7 @@ inline constexpr auto einsum_of_one_vjp = [](const auto& ct, const GlobalSizes& 
 }  // namespace detail
 
 /// One operand: sums away the dims that the result lacks and orders the others. `einsum_unreduced<"A B/t -> A +t">(x)`
-template <Op O, class Out = void, dtype D, Spec S>
+template <OpSpec O, class Out = void, dtype D, Spec S>
 auto einsum_unreduced(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::after_t<detail::einsum_dtypes<D, detail::dtype_or<Out, D>>, detail::dtype_or<Out, D>>,
               detail::result_of<rules::einsum1, O, S>> {
@@ -154,10 +154,10 @@ auto einsum_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& y)
     -> detail::needs_op_spec<"einsum_unreduced", D, S, T>;
 
 /// A compile error that names `einsum_unreduced`: no einsum communicates by itself.
-template <Op O, dtype D, Spec S, dtype E, Spec T>
+template <OpSpec O, dtype D, Spec S, dtype E, Spec T>
 auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y) -> Tensor<D, detail::result_of<rules::no_einsum, O, S, T>>;
 template <dtype D, Spec S, dtype E, Spec T>
 auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y)
-    -> Tensor<D, detail::result_of<rules::no_einsum, Op("..."), S, T>>;
+    -> Tensor<D, detail::result_of<rules::no_einsum, OpSpec("..."), S, T>>;
 
 }  // namespace shardlib

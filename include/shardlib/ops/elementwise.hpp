@@ -70,9 +70,8 @@ auto multiply(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) ->
 template <class X>
 inline constexpr auto dividend_vjp = [](const auto& ct, const auto& other) { return unbroadcast<X>(ct / other); };
 template <class X>
-inline constexpr auto divisor_vjp = [](const auto& ct, const auto& x, const auto& y) {
-  return unbroadcast<X>(-(ct * x / (y * y)));
-};
+inline constexpr auto divisor_vjp =
+    [](const auto& ct, const auto& x, const auto& y) { return unbroadcast<X>(-(ct * x / (y * y))); };
 template <class D, Spec S, class E, Spec T>
 auto divide(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"/", D, S, E, T> {
   using Out = arithmetic_t<"/", D, S, E, T>;
@@ -89,14 +88,14 @@ struct Linear {
   F f;
   Buffer operator()(const Value& in, const Value& out) const;
 };
-template <Op Name, class F>
+template <OpName Name, class F>
 struct LinearVjp;
-template <Op Name, class X, class F>
+template <OpName Name, class X, class F>
 X linear(const OpInfo& op, const X& x, const F& f) {
   return record_unary<Name, X>(op, x, sizes_of(x.value()), Linear<F, typename X::value_type>{f},
                                vjp(x, LinearVjp<Name, F>{op.name, f}));
 }
-template <Op Name, class F>
+template <OpName Name, class F>
 struct LinearVjp {
   const char* name;
   F f;
@@ -114,7 +113,7 @@ struct Negate {
 };
 template <class D, Spec S>
 auto negate(const Tensor<D, S>& x, const Site& site)
-    -> Tensor<std::enable_if_t<checked<rules::arithmetic_dtype, Op("-"), dtype_v<D>>::ok, D>, S> {
+    -> Tensor<std::enable_if_t<checked<rules::arithmetic_dtype, OpName("-"), dtype_v<D>>::ok, D>, S> {
   return linear<"negate">(Calling{"negate", {}, site}, x, Negate{});
 }
 
@@ -123,7 +122,7 @@ auto negate(const Tensor<D, S>& x, const Site& site)
 /// Refuses a number that the integers of a tensor's dtype do not hold exactly. Floating ones are rounded.
 void check_number(const OpInfo& op, const ValuePtr& x, double value);
 void require_nonzero(const OpInfo& op, const ValuePtr& x, double divisor);
-/// A number beside the elements of x.
+/// A binary op of the elements of x and a number.
 template <class D, Spec S>
 scalar_of<D> beside(const OpInfo& op, const Tensor<D, S>& x, double value) {
   check_number(op, x.value(), value);
@@ -178,7 +177,7 @@ auto operator/(const Tensor<D, S>& x, detail::LocatedNumber divisor)
 /// Each element plus a number. The operand may not be partial: every device would add the number. `x + 1.0`
 template <dtype D, Spec S>
 auto operator+(const Tensor<D, S>& x, detail::LocatedNumber constant)
-    -> Tensor<detail::after_t<detail::is_number<"+", D>, D>, detail::result_of<rules::add_constant, Op("+"), S>> {
+    -> Tensor<detail::after_t<detail::is_number<"+", D>, D>, detail::result_of<rules::add_constant, OpName("+"), S>> {
   using F = detail::WithNumber<detail::WrappingSum, detail::scalar_of<D>>;
   const detail::Calling op{"+", {}, constant.site};
   return detail::map_as<"+", Tensor<D, S>>(op, F{detail::beside(op, x, constant.operand)}, x);
@@ -186,26 +185,26 @@ auto operator+(const Tensor<D, S>& x, detail::LocatedNumber constant)
 /// Each element minus a number, or a number minus each element; the operand may not be partial. `1.0 - x`
 template <dtype D, Spec S>
 auto operator-(const Tensor<D, S>& x, detail::LocatedNumber constant)
-    -> Tensor<detail::after_t<detail::is_number<"-", D>, D>, detail::result_of<rules::add_constant, Op("-"), S>> {
+    -> Tensor<detail::after_t<detail::is_number<"-", D>, D>, detail::result_of<rules::add_constant, OpName("-"), S>> {
   using F = detail::WithNumber<detail::WrappingDifference, detail::scalar_of<D>>;
   const detail::Calling op{"-", {}, constant.site};
   return detail::map_as<"-", Tensor<D, S>>(op, F{detail::beside(op, x, constant.operand)}, x);
 }
 template <dtype D, Spec S>
 auto operator+(detail::LocatedNumber constant, const Tensor<D, S>& x)
-    -> Tensor<detail::after_t<detail::is_number<"+", D>, D>, detail::result_of<rules::add_constant, Op("+"), S>> {
+    -> Tensor<detail::after_t<detail::is_number<"+", D>, D>, detail::result_of<rules::add_constant, OpName("+"), S>> {
   return x + constant;
 }
 template <dtype D, Spec S>
 auto operator-(detail::LocatedNumber constant, const Tensor<D, S>& x)
-    -> Tensor<detail::after_t<detail::is_number<"-", D>, D>, detail::result_of<rules::add_constant, Op("-"), S>> {
+    -> Tensor<detail::after_t<detail::is_number<"-", D>, D>, detail::result_of<rules::add_constant, OpName("-"), S>> {
   using F = detail::NumberWith<detail::WrappingDifference, detail::scalar_of<D>>;
   const detail::Calling op{"-", {}, constant.site};
   return detail::map_as<"-", Tensor<D, S>>(op, F{detail::beside(op, x, constant.operand)}, x);
 }
 template <dtype D, Spec S>
 auto operator/(detail::LocatedNumber constant, const Tensor<D, S>& x)
-    -> Tensor<detail::after_t<detail::is_float<"/", D>, D>, detail::result_of<rules::map1, Op("/"), S>> {
+    -> Tensor<detail::after_t<detail::is_float<"/", D>, D>, detail::result_of<rules::map1, OpName("/"), S>> {
   using F = detail::NumberWith<detail::Divide, detail::scalar_of<D>>;
   return detail::map_as<"/", Tensor<D, S>>(detail::Calling{"/", {}, constant.site},
                                            F{static_cast<detail::scalar_of<D>>(constant.operand)}, x);
@@ -215,16 +214,16 @@ auto operator/(detail::LocatedNumber constant, const Tensor<D, S>& x)
 
 // Functions of one operand, which may not be partial: exp, relu, ... of a sum is not the sum of theirs. Each is a named
 // type, so that tensors of all specs share its loop.
-#define SHARDLIB_UNARY(name)                                                                                    \
-  namespace detail {                                                                                            \
-  struct name##_function {                                                                                      \
-    auto operator()(auto v) const { return name(v); }                                                           \
-  };                                                                                                            \
-  }                                                                                                             \
-  template <dtype D, Spec S>                                                                                    \
-  auto name(const Tensor<D, S>& x, Site site = Site::current())                                                 \
-      ->Tensor<detail::after_t<detail::is_float<#name, D>, D>, detail::result_of<rules::map1, Op(#name), S>> {  \
-    return detail::map_as<#name, Tensor<D, S>>(detail::Calling{#name, {}, site}, detail::name##_function{}, x); \
+#define SHARDLIB_UNARY(name)                                                                                       \
+  namespace detail {                                                                                               \
+  struct name##_function {                                                                                         \
+    auto operator()(auto v) const { return name(v); }                                                              \
+  };                                                                                                               \
+  }                                                                                                                \
+  template <dtype D, Spec S>                                                                                       \
+  auto name(const Tensor<D, S>& x, Site site = Site::current())                                                    \
+      ->Tensor<detail::after_t<detail::is_float<#name, D>, D>, detail::result_of<rules::map1, OpName(#name), S>> { \
+    return detail::map_as<#name, Tensor<D, S>>(detail::Calling{#name, {}, site}, detail::name##_function{}, x);    \
   }
 /// The exponential of each element. `exp(x)`
 SHARDLIB_UNARY(exp)
@@ -259,18 +258,18 @@ SHARDLIB_UNARY(swish)
   template <dtype D, Spec S, dtype E, Spec T>                                                             \
   auto name(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site::current())                    \
       ->Tensor<detail::after_t<detail::one_dtype<#name, D, E>, Result>,                                   \
-               detail::result_of<rules::map2, Op(#name), S, T>> {                                         \
-    using Out = Tensor<Result, detail::result_of<rules::map2, Op(#name), S, T>>;                          \
+               detail::result_of<rules::map2, OpName(#name), S, T>> {                                     \
+    using Out = Tensor<Result, detail::result_of<rules::map2, OpName(#name), S, T>>;                      \
     return detail::map_as<#name, Out>(detail::Calling{#name, {}, site}, detail::name##_function{}, a, b); \
   }
 // The second operand may be a number: `greater(x, 0.0)`.
-#define SHARDLIB_BINARY_WITH_NUMBER(name, Result, expression)                             \
-  SHARDLIB_BINARY(name, Result, expression)                                               \
-  template <dtype D, Spec S>                                                              \
-  auto name(const Tensor<D, S>& a, double b, Site site = Site::current())                 \
-      ->Tensor<Result, detail::result_of<rules::map1, Op(#name), S>> {                    \
-    using F = detail::WithNumber<detail::name##_function, detail::scalar_of<D>>;          \
-    const detail::Calling op{#name, {}, site};                                            \
+#define SHARDLIB_BINARY_WITH_NUMBER(name, Result, expression)                            \
+  SHARDLIB_BINARY(name, Result, expression)                                              \
+  template <dtype D, Spec S>                                                             \
+  auto name(const Tensor<D, S>& a, double b, Site site = Site::current())                \
+      ->Tensor<Result, detail::result_of<rules::map1, OpName(#name), S>> {               \
+    using F = detail::WithNumber<detail::name##_function, detail::scalar_of<D>>;         \
+    const detail::Calling op{#name, {}, site};                                           \
     return detail::map_as<#name, Tensor<Result, S>>(op, F{detail::beside(op, a, b)}, a); \
   }
 /// The larger of two elements; operands broadcast by name. `maximum(a, b)`, or with a number `maximum(x, 0.0)`
@@ -329,17 +328,18 @@ auto masked(const Tensor<B, C>& c, const Tensor<D, S>& a, Site site = Site::curr
     -> Tensor<detail::after_t<detail::is_condition<"masked", B>, D>, detail::result_of<rules::where, C, S, S>> {
   using Out = Tensor<D, detail::result_of<rules::where, C, S, S>>;
   const detail::Calling op{"masked", {}, site};
-  return detail::record<"masked", Out>(
-      op, a.device(), detail::sizes_by_name(op, detail::parsed<Out::spec>, a.value(), c.value()),
-      detail::WhereElseNumber<D>{c.value(), a.value(), D{}},
-      detail::vjp(a, detail::save(c), detail::masked_vjp<Tensor<D, S>>));
+  return detail::record<"masked", Out>(op, a.device(),
+                                       detail::sizes_by_name(op, detail::parsed<Out::spec>, a.value(), c.value()),
+                                       detail::WhereElseNumber<D>{c.value(), a.value(), D{}},
+                                       detail::vjp(a, detail::save(c), detail::masked_vjp<Tensor<D, S>>));
 }
 
 /// Elements of a where c holds, else the constant; a partial `a` has masked(). `where(seen, scores, -1e30)`
 template <dtype B, Spec C, dtype D, Spec S>
 auto where(const Tensor<B, C>& c, const Tensor<D, S>& a, double otherwise, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::is_condition<"where", B>, D>, detail::result_of<rules::map2, Op("where"), S, C>> {
-  using Out = Tensor<D, detail::result_of<rules::map2, Op("where"), S, C>>;
+    -> Tensor<detail::after_t<detail::is_condition<"where", B>, D>,
+              detail::result_of<rules::map2, OpName("where"), S, C>> {
+  using Out = Tensor<D, detail::result_of<rules::map2, OpName("where"), S, C>>;
   const detail::Calling op{"where", {}, site};
   return detail::record<"where", Out>(
       op, a.device(), detail::sizes_by_name(op, detail::parsed<Out::spec>, a.value(), c.value()),
@@ -385,7 +385,7 @@ auto cast(const Tensor<D, S>& x, Site site = Site::current())
 }
 
 namespace detail {
-/// Notes that the program wants no gradient of the value, nor of what it was computed from: by this use.
+/// Records that this use of the value needs no gradient, neither of the value nor of its operands.
 void stop_below(const ValuePtr& x);
 }  // namespace detail
 

@@ -12,7 +12,7 @@ namespace shardlib {
 namespace detail {
 
 /// The place of the bracketed dim among the table's dims.
-template <Op O>
+template <OpSpec O>
 constexpr int looked_up_dim() {
   const OpParts op = parse_op(O);
   for (int i = 0; i < op.in[0].rank(); ++i)
@@ -39,9 +39,9 @@ struct ScatterAddTo : ScatterAdd<D> {
   void operator()(const Value& out, std::byte* sum) const;
 };
 
-/// The lookup as the einsum that it stands for: cotangent times one-hot rows gives the table's cotangent.
-template <Op O, Spec Ct, Spec Indices, Spec Due>
-constexpr Op scatter_op() {
+/// The lookup as an einsum with one-hot rows: the result's cotangent times those rows is the table's cotangent.
+template <OpSpec O, Spec Ct, Spec Indices, Spec Due>
+constexpr OpSpec scatter_op() {
   const OpParts op = parse_op(O);
   Dim row = op.in[0].dims[looked_up_dim<O>()];
   row.bracketed = false;
@@ -50,12 +50,12 @@ constexpr Op scatter_op() {
   return make_op(Ct, to_string(one_hot), Due);
 }
 
-template <Op O, class Table, class Indices, class Out>
+template <OpSpec O, class Table, class Indices, class Out>
 inline constexpr auto lookup_vjp = [](const auto& ct, const auto& ids, const GlobalSizes& global) {
   using Ct = std::remove_cvref_t<decltype(ct)>;
   using D = typename Table::value_type;
   using Due = Dual<Table, axes_of<Table::spec, Indices::spec, Out::spec>()>;
-  static constexpr Op scatter = scatter_op<O, Ct::spec, Indices::spec, Due::spec>();
+  static constexpr OpSpec scatter = scatter_op<O, Ct::spec, Indices::spec, Due::spec>();
   static constexpr OpParts parts = parse_op(scatter);
   static_assert(rules::detail_::einsum(parts).empty(),
                 "the transpose of index_unreduced is the einsum with one-hot rows");
@@ -65,7 +65,7 @@ inline constexpr auto lookup_vjp = [](const auto& ct, const auto& ids, const Glo
 };
 
 /// The op, under the name of the one that the user called.
-template <Op O, dtype D, Spec S, dtype I, Spec T>
+template <OpSpec O, dtype D, Spec S, dtype I, Spec T>
 auto lookup(const OpInfo& op, const Tensor<D, S>& table, const Tensor<I, T>& indices) {
   using Out = Tensor<D, result_of<rules::index, O, S, T>>;
   const Lookup<D> kernel{table.value(), indices.value(), looked_up_dim<O>()};
@@ -82,7 +82,7 @@ auto lookup(const OpInfo& op, const Tensor<D, S>& table, const Tensor<I, T>& ind
 /// Rows of the table by index along the bracketed dim; a row that lies on another device is 0, so the result is
 /// partial. Indices are global. An index outside the dim is an error. Backward: the rows of the cotangent are added.
 /// `index_unreduced<"[V/t] M, B/d L -> B/d L M +t">(table, ids)`
-template <Op O, dtype D, Spec S, dtype I, Spec T>
+template <OpSpec O, dtype D, Spec S, dtype I, Spec T>
 auto index_unreduced(const Tensor<D, S>& table, const Tensor<I, T>& indices, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_index<"index_unreduced", I>, D>, detail::result_of<rules::index, O, S, T>> {
   return detail::lookup<O>(detail::Calling{"index_unreduced", O, site}, table, indices);

@@ -14,14 +14,14 @@ namespace shardlib {
 namespace detail {
 /// The operand's own bytes.
 Buffer same_bytes(const Value& in, const Value& out);
-template <Op Name, class Out, class X>
+template <OpName Name, class Out, class X>
 struct RelabelVjp;
 /// The same bytes under another spec of the same local size; nothing is copied, and the transpose is the same.
-template <Op Name, class Out, class X>
+template <OpName Name, class Out, class X>
 Out relabel(const OpInfo& op, const X& x, const GlobalSizes& global) {
   return record_unary<Name, Out>(op, x, global, same_bytes, vjp(x, RelabelVjp<Name, Out, X>{op}));
 }
-template <Op Name, class Out, class X>
+template <OpName Name, class Out, class X>
 struct RelabelVjp {
   OpInfo op;
   template <class Ct>
@@ -32,7 +32,7 @@ struct RelabelVjp {
 }  // namespace detail
 
 /// New names for dims; free. `rename<"L -> Klen">(k)`
-template <Op Names, dtype D, Spec S>
+template <OpSpec Names, dtype D, Spec S>
 auto rename(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::rename, Names, S>> {
   using Out = Tensor<D, detail::result_of<rules::rename, Names, S>>;
@@ -49,7 +49,7 @@ inline constexpr auto rearrange_vjp = [](const auto& ct) { return rearrange<tran
 }  // namespace detail
 
 /// The dims in another order; a local copy. `rearrange<"A B/t -> B/t A">(x)`
-template <Op O, dtype D, Spec S>
+template <OpSpec O, dtype D, Spec S>
 auto rearrange(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::rearrange, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::rearrange, O, S>>;
@@ -68,7 +68,7 @@ auto transpose(const Tensor<D, S>& x, Site site = Site::current())
   return rearrange<detail::make_op(S, detail::result_of<rules::transpose, S>)>(x, site);
 }
 /// Two dims in each other's place; a local copy. `transpose<"A", "B">(x)`
-template <Op A, Op B, dtype D, Spec S>
+template <DimName A, DimName B, dtype D, Spec S>
 auto transpose(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::transpose2, A, B, S>> {
   return rearrange<detail::make_op(S, detail::result_of<rules::transpose2, A, B, S>)>(x, site);
@@ -81,7 +81,7 @@ GlobalSizes split_sizes(const OpInfo& op, const OpParts& parts, const TensorSpec
 }  // namespace detail
 
 /// Adjacent dims as one, of which only the first may be padded; free. `merge<"H/t D -> E/t">(x)`
-template <Op O, dtype D, Spec S>
+template <OpSpec O, dtype D, Spec S>
 auto merge(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<D, detail::result_of<rules::merge, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::merge, O, S>>;
   static constexpr OpParts parts = parse_op(O);
@@ -93,7 +93,7 @@ auto merge(const Tensor<D, S>& x) -> detail::needs_op_spec<"merge", D, S>;
 
 /// One dim as several; all but one of the new sizes are given; padding goes to the first, and must be a whole number of
 /// its elements; free. `split<"E/t -> H/t D">(x, {{"H", 8}})`
-template <Op O, dtype D, Spec S>
+template <OpSpec O, dtype D, Spec S>
 auto split(const Tensor<D, S>& x, Sizes sizes, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::split, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::split, O, S>>;
@@ -139,7 +139,7 @@ struct ConcatVjp {
 
 /// Two arrays one after the other along an unsharded dim, which may be padded in the second. A name has one size, so
 /// each of the three lengths has a name of its own. `concat<"Past, L -> Klen">(cache, k)`
-template <Op O, dtype D, Spec S, dtype E, Spec T>
+template <OpSpec O, dtype D, Spec S, dtype E, Spec T>
 auto concat(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site::current())
     -> Tensor<detail::after_t<detail::one_dtype<"concat", D, E>, D>, detail::result_of<rules::concat, O, S, T>> {
   using Out = Tensor<D, detail::result_of<rules::concat, O, S, T>>;
@@ -161,7 +161,7 @@ struct TakePart {
   Buffer operator()(const Value& in, const Value& out) const;
 };
 GlobalSizes sizes_of_part(const ValuePtr& x);
-/// Block number `at` of the first dim, without it: the transpose of stack.
+/// Element `at` along the first dim, without it: the transpose of stack.
 template <class Due>
 struct StackVjp {
   std::int64_t at;
@@ -178,14 +178,14 @@ Out record_stack(const OpInfo& op, const std::vector<X>& parts);
 }  // namespace detail
 
 /// Arrays of one type along a new dim, the first of the result. `stack<"layer">(std::vector{a, b, c})`
-template <Op Dim, dtype D, Spec S>
+template <DimName Dim, dtype D, Spec S>
 auto stack(const std::vector<Tensor<D, S>>& parts, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::stack, Dim, S, S>> {
   const detail::Calling op{"stack", Dim, site};
   return detail::record_stack<Tensor<D, detail::result_of<rules::stack, Dim, S, S>>>(op, parts);
 }
 /// `stack<"part">(a, b)`
-template <Op Dim, dtype D, Spec S, dtype E, Spec T>
+template <DimName Dim, dtype D, Spec S, dtype E, Spec T>
 auto stack(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site::current())
     -> Tensor<detail::after_t<detail::one_dtype<"stack", D, E>, D>, detail::result_of<rules::stack, Dim, S, T>> {
   return stack<Dim>(std::vector{a, b}, site);

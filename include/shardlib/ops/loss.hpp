@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <type_traits>
 
@@ -20,11 +21,11 @@ namespace detail {
 
 /// The op specs of cross_entropy for logits "lead V/axes".
 struct CrossEntropySpecs {
-  Op reduce{""};   ///< "lead V/axes -> lead", the maximum
-  Op sum{""};      ///< "lead V/axes -> lead +axes"
-  Op finish{""};   ///< "lead +axes -> lead"
-  Op partial{""};  ///< "lead -> lead +axes"
-  Op pick{""};     ///< "lead [V/axes], lead -> lead +axes"
+  OpSpec reduce{""};   ///< "lead V/axes -> lead", the maximum
+  OpSpec sum{""};      ///< "lead V/axes -> lead +axes"
+  OpSpec finish{""};   ///< "lead +axes -> lead"
+  OpSpec partial{""};  ///< "lead -> lead +axes"
+  OpSpec pick{""};     ///< "lead [V/axes], lead -> lead +axes"
   bool sharded = false;
 };
 constexpr CrossEntropySpecs cross_entropy_specs(Spec logits) {
@@ -50,7 +51,7 @@ struct SumExp {
   ValuePtr x, shift;
   Buffer operator()(const Value& out) const;
 };
-template <Op O, class X, class Shift>
+template <OpSpec O, class X, class Shift>
 auto sum_exp(const X& x, const Shift& shift) {
   using D = typename X::value_type;
   using Out = Tensor<D, result_of<rules::sum, O, X::spec>>;
@@ -65,14 +66,14 @@ struct CrossEntropyBackward {
   Buffer operator()(const Value& out) const;
 };
 template <class X, class Ids, class Out>
-inline constexpr auto cross_entropy_vjp =
-    [](const auto& ct, const auto& x, const auto& ids, const auto& shift, const auto& sum) {
-      using Due = Dual<X, axes_of<X::spec, Ids::spec, Out::spec>()>;
-      return record<"cross_entropy_backward", Due>(
-          OpInfo{"cross_entropy_backward", {}, {}}, ct.device(), sizes_of(x.value()),
-          CrossEntropyBackward<typename X::value_type, typename Ids::value_type>{ct.value(), x.value(), ids.value(),
-                                                                                shift.value(), sum.value()});
-    };
+inline constexpr auto cross_entropy_vjp = [](const auto& ct, const auto& x, const auto& ids, const auto& shift,
+                                             const auto& sum) {
+  using Due = Dual<X, axes_of<X::spec, Ids::spec, Out::spec>()>;
+  return record<"cross_entropy_backward", Due>(OpInfo{"cross_entropy_backward", {}, {}}, ct.device(),
+                                               sizes_of(x.value()),
+                                               CrossEntropyBackward<typename X::value_type, typename Ids::value_type>{
+                                                   ct.value(), x.value(), ids.value(), shift.value(), sum.value()});
+};
 /// A value that is there already.
 struct Given {
   ValuePtr value;
@@ -83,9 +84,9 @@ struct Given {
 template <class X, class Ids, class R, class Out>
 Out cross_entropy_of(const OpInfo& op, const X& logits, const Ids& targets, const R& highest, const R& total,
                      const Out& loss) {
-  return record<"cross_entropy", Out>(op, logits.device(), sizes_of(loss.value()), Given{loss.value()},
-                                      vjp(logits, save(logits, targets, highest, total),
-                                          cross_entropy_vjp<X, Ids, Out>));
+  return record<"cross_entropy", Out>(
+      op, logits.device(), sizes_of(loss.value()), Given{loss.value()},
+      vjp(logits, save(logits, targets, highest, total), cross_entropy_vjp<X, Ids, Out>));
 }
 
 struct LogSumExp {
@@ -130,13 +131,11 @@ struct LinearCrossEntropy {
   ValuePtr x, table, targets;
   std::string_view highest, sum;  ///< the op specs of the reductions over the vocabulary's axes
 };
-/// Bytes of a device's logits.
-std::int64_t logits_bytes(const LinearCrossEntropy& l, DType dtype);
+/// Whether a device's logits take at most `most` bytes; without `most`, Tuning::stored_logits.
+bool stores_logits(const LinearCrossEntropy& l, DType dtype, std::optional<std::int64_t> most);
 /// Records the op: "lead V/axes" is nowhere whole. `out`: the spec of the loss. `due`: those of the cotangents.
 ValuePtr record_linear_cross_entropy(const LinearCrossEntropy& l, const TensorSpec& out,
                                      const std::array<const TensorSpec*, 2>& due);
-/// Bytes of a device's logits up to which linear_cross_entropy stores them. Tests lower it.
-inline std::int64_t most_logits = std::int64_t{256} << 20;
 
 }  // namespace detail
 
@@ -145,9 +144,9 @@ inline std::int64_t most_logits = std::int64_t{256} << 20;
 /// made once more in the backward pass, which is one product more; operands of bf16 are copied as f32 then.
 /// Communicates as cross_entropy does. `linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(x, table, targets)`
 /// with targets "B/d L" -> "B/d L +t"
-template <Op O, dtype D, Spec S, dtype E, Spec T, dtype I, Spec R>
+template <OpSpec O, dtype D, Spec S, dtype E, Spec T, dtype I, Spec R>
 auto linear_cross_entropy(const Tensor<D, S>& x, const Tensor<E, T>& table, const Tensor<I, R>& targets,
-                          std::int64_t stored = detail::most_logits, Site site = Site::current())
+                          std::optional<std::int64_t> stored = {}, Site site = Site::current())
     -> Tensor<
         detail::after_t<detail::one_dtype<"linear_cross_entropy", D, E> &&
                             detail::is_float<"linear_cross_entropy", D> && detail::is_index<"linear_cross_entropy", I>,
@@ -157,7 +156,7 @@ auto linear_cross_entropy(const Tensor<D, S>& x, const Tensor<E, T>& table, cons
   static constexpr auto specs = detail::cross_entropy_specs(detail::result_of<rules::einsum, O, S, T>);
   const detail::LinearCrossEntropy l{
       {"linear_cross_entropy", O, site}, x.value(), table.value(), targets.value(), specs.reduce, specs.finish};
-  if (detail::logits_bytes(l, dtype_v<A>) <= stored) {
+  if (detail::stores_logits(l, dtype_v<A>, stored)) {
     return cross_entropy(einsum_unreduced<O, A>(x, table, site), targets, site);
   } else if constexpr (!std::is_same_v<D, A>) {
     return linear_cross_entropy<O>(cast<A>(x), cast<A>(table), targets, stored, site);

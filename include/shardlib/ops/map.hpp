@@ -27,9 +27,9 @@ struct MapFunction : Counted {
   const void* f = nullptr;
   std::size_t operands = 0;
   DType result{};
-  Loop forward = nullptr;                   ///< operands..., result
-  std::array<Loop, most_mapped> pull = {};  ///< result's cotangent, operands..., cotangent of one; null: it has none
-  Loop pull_all = nullptr;                  ///< result's cotangent, operands..., all cotangents; null: one lacks it
+  Loop forward = nullptr;                  ///< operands..., result
+  std::array<Loop, most_mapped> vjp = {};  ///< result's cotangent, operands..., cotangent of one; null: it has none
+  Loop vjp_all = nullptr;                  ///< result's cotangent, operands..., all cotangents; null: one lacks it
 };
 /// Brings an operand's cotangent from the result's shape to its own.
 using UnbroadcastFn = ValuePtr (*)(const ValuePtr&);
@@ -39,7 +39,7 @@ ValuePtr record_map(const OpInfo& op, const TensorSpec& spec, const TensorSpec& 
                     const Handle<const MapFunction>& function, const std::array<ValuePtr, most_mapped>& operands,
                     const std::array<UnbroadcastFn, most_mapped>& sums);
 
-/// An element as the number that stands for it.
+/// An element as a number of the function.
 template <class D>
 scalar_of<D> load(const D& x) {
   return static_cast<scalar_of<D>>(x);
@@ -75,15 +75,16 @@ struct MapLoops : MapFunction {
     if constexpr (floating<R>) {
       [&]<std::size_t... I>(std::index_sequence<I...>) {
         (set_pull<I, D>(), ...);
-      }(std::make_index_sequence<N>{});
-      if constexpr (N > 1 && (floating<D> && ...)) pull_all = &MapLoop<PullAll, const R, const D..., D...>::run;
+      }
+      (std::make_index_sequence<N>{});
+      if constexpr (N > 1 && (floating<D> && ...)) vjp_all = &MapLoop<VjpAll, const R, const D..., D...>::run;
     }
   }
 
  private:
   template <std::size_t I, class DI>
   void set_pull() {
-    if constexpr (floating<DI>) pull[I] = &MapLoop<PullOne<I, DI>, const R, const D..., DI>::run;
+    if constexpr (floating<DI>) vjp[I] = &MapLoop<VjpOne<I, DI>, const R, const D..., DI>::run;
   }
   /// Input I of the function: a dual number that carries d/dx at place `At`, or a plain number.
   template <std::size_t Size, int At, class X>
@@ -110,7 +111,7 @@ struct MapLoops : MapFunction {
     void operator()(const D&... in, R& y) const { y = static_cast<R>(f(load(in)...)); }
   };
   template <std::size_t I, class DI>
-  struct PullOne {
+  struct VjpOne {
     F f;
     void operator()(const R& c, const D&... in, DI& g) const {
       g = static_cast<DI>(load(c) * slope(dual<1>(std::index_sequence_for<D...>{}, in...), 0));
@@ -120,7 +121,7 @@ struct MapLoops : MapFunction {
       return f(dual_input < One, K == I ? 0 : -1 > (in)...);
     }
   };
-  struct PullAll {
+  struct VjpAll {
     F f;
     void operator()(const R& c, const D&... in, D&... g) const { run(std::index_sequence_for<D...>{}, c, in..., g...); }
     template <std::size_t... K>
@@ -144,7 +145,7 @@ auto unbroadcast(const Ct& ct) {
 }
 
 /// Brings a cotangent of type Ct to the operand X of the map, whose rules are checked here.
-template <Op Name, class X, class Ct>
+template <OpName Name, class X, class Ct>
 ValuePtr unbroadcast_value(const ValuePtr& ct) {
   using Full = Tensor<typename X::value_type, Ct::spec>;
   using Returned = decltype(unbroadcast<X>(std::declval<Full>()));
@@ -154,7 +155,7 @@ ValuePtr unbroadcast_value(const ValuePtr& ct) {
   else
     return unbroadcast<X>(Full(ct)).value();
 }
-template <Op Name, class X, class Ct>
+template <OpName Name, class X, class Ct>
 constexpr UnbroadcastFn unbroadcast_fn() {
   if constexpr (floating<typename X::value_type>)
     return &unbroadcast_value<Name, X, Ct>;
@@ -162,7 +163,7 @@ constexpr UnbroadcastFn unbroadcast_fn() {
     return nullptr;
 }
 
-template <Op Name, class Out, class F, class... X>
+template <OpName Name, class Out, class F, class... X>
 Out map_as(const OpInfo& op, const F& f, const X&... x) {
   using R = typename Out::value_type;
   using Ct = Dual<Out, axes_of<Out::spec, X::spec...>()>;

@@ -35,14 +35,15 @@ struct SoftmaxVjp {
 }  // namespace detail
 
 /// exp(x) / sum(exp(x)) along an unsharded dim. Backward: one kernel. `softmax<"Klen">(logits)`
-template <Op Dim, dtype D, Spec S>
+template <DimName Dim, dtype D, Spec S>
 auto softmax(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"softmax", D>, D>,
-              detail::result_of<rules::along, Op("softmax"), Dim, S>> {
+              detail::result_of<rules::along, OpName("softmax"), Dim, S>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"softmax", Dim, site};
-  return detail::record_unary<"softmax", Tensor<D, S>>(op, x, detail::sizes_of(x.value()), detail::Softmax<D>{dim},
-                                                       detail::vjp_of_result(x, detail::save(), detail::SoftmaxVjp{op, dim}));
+  return detail::record_unary<"softmax", Tensor<D, S>>(
+      op, x, detail::sizes_of(x.value()), detail::Softmax<D>{dim},
+      detail::vjp_of_result(x, detail::save(), detail::SoftmaxVjp{op, dim}));
 }
 
 namespace detail {
@@ -67,18 +68,18 @@ struct NormalizeVjp {
   double epsilon;
   template <class Ct, class X>
   auto operator()(const Ct& ct, const X& x) const {
-    return record<kind == Norm::rms ? Op("rms_norm") : Op("layer_norm"), Ct>(
-        op, ct.device(), sizes_of(ct.value()),
-        NormalizeBackward<kind, typename Ct::value_type>{ct.value(), x.value(), dim, epsilon});
+    return record < kind == Norm::rms ? OpName("rms_norm") : OpName("layer_norm"),
+           Ct > (op, ct.device(), sizes_of(ct.value()),
+                 NormalizeBackward<kind, typename Ct::value_type>{ct.value(), x.value(), dim, epsilon});
   }
 };
 }  // namespace detail
 
 /// x / sqrt(mean(x^2) + epsilon) along an unsharded dim (Zhang and Sennrich 2019), no scale. `rms_norm<"M">(x)`
-template <Op Dim, dtype D, Spec S>
+template <DimName Dim, dtype D, Spec S>
 auto rms_norm(const Tensor<D, S>& x, double epsilon = 1e-6, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"rms_norm", D>, D>,
-              detail::result_of<rules::along, Op("rms_norm"), Dim, S>> {
+              detail::result_of<rules::along, OpName("rms_norm"), Dim, S>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"rms_norm", Dim, site};
   return detail::record_unary<"rms_norm", Tensor<D, S>>(
@@ -87,10 +88,10 @@ auto rms_norm(const Tensor<D, S>& x, double epsilon = 1e-6, Site site = Site::cu
 }
 /// (x - mean) / sqrt(variance + epsilon) along an unsharded dim (Ba et al. 2016), no scale, no bias.
 /// `layer_norm<"M">(x)`
-template <Op Dim, dtype D, Spec S>
+template <DimName Dim, dtype D, Spec S>
 auto layer_norm(const Tensor<D, S>& x, double epsilon = 1e-5, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"layer_norm", D>, D>,
-              detail::result_of<rules::along, Op("layer_norm"), Dim, S>> {
+              detail::result_of<rules::along, OpName("layer_norm"), Dim, S>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"layer_norm", Dim, site};
   return detail::record_unary<"layer_norm", Tensor<D, S>>(
@@ -126,7 +127,7 @@ void require_pairs(const OpInfo& op, const ValuePtr& x, int dim);
 /// Rotary position embedding (Su et al. 2021): element i of the first half of `Dim` is turned against element i of the
 /// second half by position / base^(2i/|Dim|); the position is `offset` + the global index along `Length`. `Dim` may not
 /// be padded. `rope<"L", "D">(q)`
-template <Op Length, Op Dim, dtype D, Spec S>
+template <DimName Length, DimName Dim, dtype D, Spec S>
 auto rope(const Tensor<D, S>& x, double base = 10000.0, std::int64_t offset = 0, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"rope", D>, D>, detail::result_of<rules::rope, Length, Dim, S>> {
   constexpr int length = detail::parsed<S>.find(Length), dim = detail::parsed<S>.find(Dim);

@@ -23,11 +23,11 @@ namespace detail {
 
 /// Records one op: the result's sizes, the kernel (`Buffer kernel(const Value& out)`), and one `vjp(...)` per operand
 /// that has a derivative.
-template <Op Name, class Out, class K, class... V>
+template <OpName Name, class Out, class K, class... V>
 Out record(const OpInfo& op, const DevicePtr& device, const GlobalSizes& global, const K& kernel, const V&... vjps);
 
 /// The same of an op of one operand, whose kernel is `Buffer kernel(const Value& in, const Value& out)`.
-template <Op Name, class Out, class X, class K, class... V>
+template <OpName Name, class Out, class X, class K, class... V>
 Out record_unary(const OpInfo& op, const X& x, const GlobalSizes& global, const K& kernel, const V&... vjps);
 
 /// A cotangent that is zero but for few elements: left for later, so that `add(out, sum)` can add it to a sum of its
@@ -66,13 +66,16 @@ struct VjpOfResult {
 };
 template <class X, class... Saved, class F>
 auto vjp_of_result(const X& x, std::tuple<const Saved&...> saved, const F& f) {
-  return std::apply([&](const auto&... s) { return VjpOfResult<X, F, Saved...>{&x.value(), {&s.value()...}, f}; },
-                    saved);
+  return std::apply(
+      [&](const auto&... s) {
+        return VjpOfResult<X, F, Saved...>{&x.value(), {&s.value()...}, f};
+      },
+      saved);
 }
 
 /// The op spec of a transpose: from the result's cotangent to the operand's.
 template <class Out, class X>
-constexpr Op transpose_op() {
+constexpr OpSpec transpose_op() {
   constexpr Spec axes = axes_of<Out::spec, X::spec>();
   return make_op(dual_spec(Out::spec, axes), dual_spec(X::spec, axes));
 }
@@ -97,9 +100,9 @@ void require_no_gradient(const OpInfo& op, const ValuePtr& x, const char* what);
 /// For ops that would bring the padding of dim number `at` between its elements: the error that says so, if it has any.
 void require_unpadded(const OpInfo& op, const ValuePtr& x, int at, const char* why);
 
-/// Keeps a reduce_scatter beside what follows, for the sum of a gradient, while it lives.
+/// While it lives, a reduce_scatter of a gradient runs asynchronously.
 template <class Ct>
-class SumBeside;
+class AsyncSum;
 
 }  // namespace detail
 }  // namespace shardlib

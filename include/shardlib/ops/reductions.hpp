@@ -13,7 +13,7 @@ namespace shardlib {
 namespace detail {
 /// The sizes of the dims that `out` keeps.
 GlobalSizes kept_sizes(const ValuePtr& x, const TensorSpec& out);
-/// The global number of elements that one of `out` stands for.
+/// The global number of elements of the operand that reduce to one element of `out`.
 std::int64_t count_removed(const ValuePtr& x, const TensorSpec& out);
 template <class D>
 Buffer sum_kernel(const Value& in, const Value& out);
@@ -34,14 +34,14 @@ template <class Out, class X>
 inline constexpr auto sum_vjp = [](const auto& ct, const GlobalSizes& global) {
   using Ct = std::remove_cvref_t<decltype(ct)>;
   using Due = Dual<X, axes_of<X::spec, Out::spec>()>;
-  static constexpr Op repeated = make_op(Ct::spec, Due::spec);
+  static constexpr OpSpec repeated = make_op(Ct::spec, Due::spec);
   return repeat<Due>(OpInfo{"broadcast", repeated, {}}, ct, global);
 };
 }  // namespace detail
 
 /// Sum over the dims that the result lacks; over a sharded one it stays pending. Backward: broadcast.
 /// `sum<"B/d L -> L +d">(x)`
-template <Op O, dtype D, Spec S>
+template <OpSpec O, dtype D, Spec S>
 auto sum(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_reduced<"sum", D>, D>, detail::result_of<rules::sum, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::sum, O, S>>;
@@ -60,7 +60,7 @@ auto sum(const Tensor<D, S>& x, Site site = Site::current())
 }
 
 /// sum, divided by the global number of elements summed, padding not counted. `mean<"B/d L -> L +d">(x)`
-template <Op O, dtype D, Spec S>
+template <OpSpec O, dtype D, Spec S>
 auto mean(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"mean", D>, D>, detail::result_of<rules::mean, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::mean, O, S>>;
@@ -71,10 +71,11 @@ template <dtype D, Spec S>
 auto mean(const Tensor<D, S>& x) -> detail::needs_op_spec<"mean", D, S>;
 
 /// Maximum over unsharded dims; no derivative (take stop_gradient of the operand). `max<"B/d V -> B/d">(x)`
-template <Op O, dtype D, Spec S>
+template <OpSpec O, dtype D, Spec S>
 auto max(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::is_reduced<"max", D>, D>, detail::result_of<rules::local_max, Op("max"), O, S>> {
-  using Out = Tensor<D, detail::result_of<rules::local_max, Op("max"), O, S>>;
+    -> Tensor<detail::after_t<detail::is_reduced<"max", D>, D>,
+              detail::result_of<rules::local_max, OpName("max"), O, S>> {
+  using Out = Tensor<D, detail::result_of<rules::local_max, OpName("max"), O, S>>;
   const detail::Calling op{"max", detail::full_op<"max", O, S>, site};
   detail::require_no_gradient(op, x.value(), "a maximum has no derivative here");
   return detail::record_unary<"max", Out>(op, x, detail::kept_sizes(x.value(), detail::parsed<Out::spec>),
@@ -84,10 +85,10 @@ template <dtype D, Spec S>
 auto max(const Tensor<D, S>& x) -> detail::needs_op_spec<"max", D, S>;
 
 /// Index of the first maximum along one unsharded dim. `argmax<"B/d V -> B/d">(x)`
-template <Op O, dtype D, Spec S>
+template <OpSpec O, dtype D, Spec S>
 auto argmax(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<i32, detail::result_of<rules::local_max, Op("argmax"), O, S>> {
-  using Out = Tensor<i32, detail::result_of<rules::local_max, Op("argmax"), O, S>>;
+    -> Tensor<i32, detail::result_of<rules::local_max, OpName("argmax"), O, S>> {
+  using Out = Tensor<i32, detail::result_of<rules::local_max, OpName("argmax"), O, S>>;
   const detail::Calling op{"argmax", detail::full_op<"argmax", O, S>, site};
   return detail::record_unary<"argmax", Out>(op, x, detail::kept_sizes(x.value(), detail::parsed<Out::spec>),
                                              detail::argmax_kernel<D>);
@@ -96,7 +97,7 @@ template <dtype D, Spec S>
 auto argmax(const Tensor<D, S>& x) -> detail::needs_op_spec<"argmax", D, S>;
 
 /// The value repeated along new dims, whose sizes are given. Backward: sum. `broadcast<"M -> B/d M">(x, {{"B", 8}})`
-template <Op O, dtype D, Spec S>
+template <OpSpec O, dtype D, Spec S>
 auto broadcast(const Tensor<D, S>& x, Sizes sizes, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::broadcast, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::broadcast, O, S>>;

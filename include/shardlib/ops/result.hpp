@@ -59,13 +59,13 @@ template <class F, class... D>
 using mapped_t = typename mapped<std::remove_cvref_t<typename mapped_by<F, D...>::type::type>, D...>::type;
 
 /// The op spec in full, of an op of one operand whose spec is written as its result or as the axes alone.
-template <Op Name, Op O, Spec S>
-inline constexpr Op full_op = Op(rules::completed(Name, O, S).view());
+template <OpName Name, OpSpec O, Spec S>
+inline constexpr OpSpec full_op = OpSpec(rules::completed(Name, O, parsed<S>).view());
 
 template <class Out, class D>
 using dtype_or = std::conditional_t<std::is_void_v<Out>, D, Out>;
 
-template <Op Name, Spec... S>
+template <OpName Name, Spec... S>
 constexpr Spec map_result() {
   if constexpr (sizeof...(S) == 1)
     return result_of<rules::map1, Name, S...>;
@@ -77,16 +77,16 @@ constexpr Spec map_result() {
     return result_of<rules::map4, Name, S...>;
 }
 
-template <Op Name, dtype D>
+template <OpName Name, dtype D>
 inline constexpr bool is_float = checked<rules::floating_dtype, Name, dtype_v<D>>::ok;
-template <Op Name, dtype D>
+template <OpName Name, dtype D>
 inline constexpr bool is_number = checked<rules::arithmetic_dtype, Name, dtype_v<D>>::ok;
-template <Op Name, dtype D>
+template <OpName Name, dtype D>
 inline constexpr bool is_reduced = checked<rules::reduced_dtype, Name, dtype_v<D>>::ok;
 /// The dtype of sums over devices.
 template <dtype D>
 using sum_of = std::conditional_t<std::is_same_v<D, bf16>, f32, D>;
-template <Op Name, dtype D, class Sum>
+template <OpName Name, dtype D, class Sum>
 inline constexpr bool sums_in = checked<rules::sum_dtype, Name, dtype_v<D>, dtype_v<Sum>>::ok;
 template <class Sum>
 struct backward_sum_of {
@@ -107,26 +107,26 @@ inline constexpr bool backward_sums_in = [] {
     return checked<rules::backward_sum_dtype, backward_sum_of<Sum>::named, dtype_v<D>,
                    dtype_v<typename backward_sum_of<Sum>::type>>::ok;
 }();
-template <Op Name, dtype D, class Sum>
-inline constexpr bool is_summed = is_reduced<Name, D> && sums_in<Name, D, dtype_or<Sum, D>>;
-template <Op Name, dtype D>
+template <OpName Name, dtype D, class Sum>
+inline constexpr bool is_summed = is_reduced<Name, D>&& sums_in<Name, D, dtype_or<Sum, D>>;
+template <OpName Name, dtype D>
 inline constexpr bool is_index = checked<rules::index_dtype, Name, dtype_v<D>>::ok;
-template <Op Name, dtype D>
+template <OpName Name, dtype D>
 inline constexpr bool is_condition = checked<rules::condition_dtype, Name, dtype_v<D>>::ok;
 template <dtype D, dtype Out>
 inline constexpr bool einsum_dtypes = checked<rules::einsum_dtype, dtype_v<D>, dtype_v<Out>>::ok;
-template <Op Name, dtype D, dtype E>
+template <OpName Name, dtype D, dtype E>
 inline constexpr bool one_dtype = checked<rules::same_dtype, Name, dtype_v<D>, dtype_v<E>>::ok;
 template <dtype D, dtype E, dtype F>
 inline constexpr bool attention_dtypes =
-    is_float<"causal_attention", D> && one_dtype<"causal_attention", D, E> && one_dtype<"causal_attention", D, F>;
+    is_float<"causal_attention", D>&& one_dtype<"causal_attention", D, E>&& one_dtype<"causal_attention", D, F>;
 
 /// A function that runs again in the backward pass owns all that it uses.
-template <Op Name, class F>
+template <OpName Name, class F>
 inline constexpr bool owned_function =
     checked<rules::owned_function, Name, self_contained<F>, std::is_trivially_copyable_v<F>>::ok;
-/// So do its arguments, as far as that can be told: of what is no trivial copy its type takes care.
-template <Op Name, class T>
+/// So do its arguments. A type that is not trivially copyable is trusted to own what it holds.
+template <OpName Name, class T>
 inline constexpr bool owned_argument =
     checked<rules::owned_argument, Name, self_contained<T> || !std::is_trivially_copyable_v<T>, name_of_type<T>>::ok;
 
@@ -141,17 +141,17 @@ constexpr Spec sum_all_result() {
 }
 
 /// The result of an op that is called without its op spec: an error that says so.
-template <Op Name, class D, Spec... S>
+template <OpName Name, class D, Spec... S>
 struct without_op_spec;
-template <Op Name, class D, Spec S>
+template <OpName Name, class D, Spec S>
 struct without_op_spec<Name, D, S> {
   using type = Tensor<D, result_of<rules::no_op_spec, Name, S>>;
 };
-template <Op Name, class D, Spec S, Spec T>
+template <OpName Name, class D, Spec S, Spec T>
 struct without_op_spec<Name, D, S, T> {
   using type = Tensor<D, result_of<rules::no_op_spec2, Name, S, T>>;
 };
-template <Op Name, class D, Spec... S>
+template <OpName Name, class D, Spec... S>
 using needs_op_spec = typename without_op_spec<Name, D, S...>::type;
 
 /// A type alias that makes a check before it names the type.

@@ -1,5 +1,5 @@
-// value_and_grad, explicit_activation_checkpointing, save_for_backward, prefetch: what is differentiated, and what is kept
-// for that. The typed part walks the trees; autodiff/ has the tape and the backward pass.
+// value_and_grad, explicit_activation_checkpointing, save_for_backward, prefetch: what is differentiated, and what is
+// kept for that. The typed part walks the trees; autodiff/ has the tape and the backward pass.
 #pragma once
 
 #include <cstddef>
@@ -50,7 +50,7 @@ struct written_function {
 template <class F>
 struct written_function<AllowUnused<F>> : written_function<F> {};
 
-/// What stands for a result that an error, already given, leaves unknown.
+/// The type of a result that is unknown after an error.
 using Unknown = Tensor<f32, "?">;
 
 template <class M, class W, class L, class... Auxiliary>
@@ -80,7 +80,7 @@ template <class F, class W, class... Args>
 struct returned_by<false, F, W, Args...> {
   static constexpr Misfit wrong = misfit<typename written_function<F>::type, W, Args...>();
   static_assert(checked<rules::callable, static_cast<int>(sizeof...(Args)), wrong.parameters, wrong.at, wrong.not_const,
-                        as_op(wrong.declared), as_op(wrong.given)>::ok);
+                        as_literal(wrong.declared), as_literal(wrong.given)>::ok);
   using type = Unknown;
 };
 
@@ -151,8 +151,8 @@ class GradientCall {
   Handle<Parts> parts_;
 };
 
-/// What a function returns beside its loss, of which nothing is differentiated any more: tensors, trees of them, tuples
-/// of those; other things as they are.
+/// The auxiliary result of a function without its tape: tensors, trees of tensors, tuples of those; other types are
+/// returned unchanged.
 template <class T>
 T stopped_parts(const T& x) {
   if constexpr (requires { std::tuple_size<T>::value; })
@@ -182,7 +182,8 @@ void collect(const W& weights, G& grads, const std::vector<ValuePtr>& cotangents
   } else {
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       (collect(std::get<I>(fields(weights)), std::get<I>(fields(grads)), cotangents, i), ...);
-    }(std::make_index_sequence<tree_width<W>>{});
+    }
+    (std::make_index_sequence<tree_width<W>>{});
   }
 }
 
@@ -232,11 +233,12 @@ struct CheckpointedCallOf final : CheckpointedCall {
   F f;
   std::tuple<Args...> inputs;
   explicit CheckpointedCallOf(const F& function, const Args&... args)
-      : f(function),
-        inputs{with_leaves(args, [](const ValuePtr& value, const Path&) { return copy_without_slot(value); })...} {}
+      : f(function), inputs{with_leaves(args, [](const ValuePtr& value, const Path&) {
+          return copy_without_slot(value);
+        })...} {}
   void run(LeafChange change, FunctionRef<void(const ValuePtr&)> take) const override {
-    const auto fresh = std::apply(
-        [&](const auto&... x) { return std::tuple<Args...>{with_leaves(x, change)...}; }, inputs);
+    const auto fresh =
+        std::apply([&](const auto&... x) { return std::tuple<Args...>{with_leaves(x, change)...}; }, inputs);
     each_value(std::apply(f, fresh), take);
   }
 };
@@ -325,11 +327,11 @@ ValuePtr prefetched(const OpInfo& op, const ValuePtr& x, const Handle<const Gath
 
 }  // namespace detail
 
-/// x, before layer number `next` gets it (or none, behind the last layer). Forward it starts the all_gathers in
-/// `gathers(layer)` of that layer and of the one after it; the backward pass, when it comes back to this point, those
-/// of the two layers before. They run beside the computation until the layer itself calls all_gather for the same
-/// weights. Sums of gradients, the transposes of gathers, then run beside the backward pass too. `gathers` captures
-/// nothing, or numbers by value. `x = prefetch(x, gathers, w.layers, i)`
+/// Returns x, and starts the all_gathers that later layers will need. Call it before layer number `next`, and once
+/// after the last layer. Forward it starts those of `gathers(layer)` for that layer and the one after it; in the
+/// backward pass, those of the two layers before. They overlap with computation until the layer itself calls all_gather
+/// for the same weights. Sums of gradients overlap with the backward pass. `gathers` captures nothing, or numbers by
+/// value. `x = prefetch(x, gathers, w.layers, i)`
 template <dtype D, Spec S, class F, Spec N, class Layer>
 auto prefetch(const Tensor<D, S>& x, const F& gathers, const Array<N, Layer>& layers, std::size_t next,
               Site site = Site::current()) -> std::enable_if_t<detail::owned_function<"prefetch", F>, Tensor<D, S>> {

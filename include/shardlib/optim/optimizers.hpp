@@ -19,20 +19,20 @@
 namespace shardlib {
 namespace detail {
 
-/// The sum of the squares of this device's block, as a scalar of the given spec; 0 on a device that does not count,
+/// The sum of the squares of this device's shard, as a scalar of the given spec; 0 on a device that does not count,
 /// since it holds a copy of what another one counts.
 [[nodiscard]] SHARDLIB_INLINE ValuePtr sum_of_squares(const Value& x, const TensorSpec& spec, bool counts);
 
-/// What an update of AdamW needs to know of a leaf, beside the leaf.
+/// What an update of AdamW needs to know about a leaf.
 struct AdamWNumbers {
   float beta1, beta2, epsilon, decay, rate;
   float correct1, correct2;  ///< of the moments' bias towards zero
   float clip;                ///< multiplies the gradient
 };
-/// One pass over a leaf: in place in those blocks that nobody else sees, in new ones of the others. `grad` is f32 or
+/// One pass over a leaf: in place in shards without another handle, in new shards otherwise. `grad` is f32 or
 /// bf16; `copy`, unless it is null, holds the weight in either and becomes the new one: in f32 the same value.
-SHARDLIB_INLINE void adamw(const AdamWNumbers& numbers, ValuePtr& weight, ValuePtr& mean, ValuePtr& variance,
-                           const Value& grad, ValuePtr* copy);
+SHARDLIB_INLINE void adamw(const AdamWNumbers& numbers, ValuePtr& weight, ValuePtr& mu, ValuePtr& nu, const Value& grad,
+                           ValuePtr* copy);
 
 /// This device's part of the sum of a leaf's squares, pending over the axes. A leaf that an axis does not shard is the
 /// first device's there.
@@ -42,8 +42,8 @@ template <Spec Axes, dtype D, Spec S>
   using Out = Tensor<f32, dual_spec("", Axes)>;  // "+d +t"
   bool counts = true;
   for (auto axis : rules::mesh_axes(Axes))
-    if (parsed<S>.state(axis).kind == shardlib::State::replicated)
-      counts = counts && leaf.device()->coordinate(axis) == 0;
+    if (parsed<S>.placement(axis).kind == shardlib::Placement::replicated)
+      counts = counts && leaf.device()->axis_index(axis) == 0;
   return Out(sum_of_squares(*leaf.value(), parsed<Out::spec>, counts));
 }
 
@@ -124,9 +124,9 @@ struct AdamW {
   /// `decays(leaf name)` says which leaves weight_decay applies to. Weights and moments are f32, gradients f32 or bf16.
   /// `copies`, if given, are the weights in the dtype that the program computes in: bf16, made in the same pass, or
   /// f32, where they become the weights themselves.
-  template <class Tree, class Mean, class Variance, class Grads, class Decays, class... Copies>
-  void update(Tree& weights, Mean& mean, Variance& variance, const Grads& grads, double learning_rate, double scale,
-              std::int64_t step, const Decays& decays, Copies&... copies) const {
+  template <class Tree, class Mu, class Nu, class Grads, class Decays, class... Copies>
+  void update(Tree& weights, Mu& mu, Nu& nu, const Grads& grads, double learning_rate, double scale, std::int64_t step,
+              const Decays& decays, Copies&... copies) const {
     static_assert(sizeof...(Copies) <= 1, "AdamW: one tree of copies at most");
     const auto f = [](double x) { return static_cast<float>(x); };
     const auto correction = [&](double beta) { return f(1 / (1 - std::pow(beta, static_cast<double>(step + 1)))); };
@@ -140,7 +140,7 @@ struct AdamW {
             const detail::AdamWNumbers numbers{
                 f(beta1),         f(beta2),          f(epsilon),        decays(name) ? f(weight_decay) : 0.0F,
                 f(learning_rate), correction(beta1), correction(beta2), f(scale)};
-            // The tensors let go of their values, so that nobody else sees them.
+            // The tensors release their values, so that these have no other handle.
             const auto released = []<class X>(X& x) {
               detail::ValuePtr value = x.value();
               x = {};
@@ -148,15 +148,15 @@ struct AdamW {
             };
             detail::ValuePtr copied;
             ((copied = released(copy)), ...);
-            detail::ValuePtr weight = released(p), mean_of = released(m), variance_of = released(v);
-            detail::adamw(numbers, weight, mean_of, variance_of, *g.value(), copied ? &copied : nullptr);
+            detail::ValuePtr weight = released(p), mu_of = released(m), nu_of = released(v);
+            detail::adamw(numbers, weight, mu_of, nu_of, *g.value(), copied ? &copied : nullptr);
             p = Tensor<P, S>(weight);
-            m = Tensor<P, S>(mean_of);
-            v = Tensor<P, S>(variance_of);
+            m = Tensor<P, S>(mu_of);
+            v = Tensor<P, S>(nu_of);
             ((copy = C(copied)), ...);
           }
         },
-        weights, mean, variance, grads, copies...);
+        weights, mu, nu, grads, copies...);
   }
 };
 

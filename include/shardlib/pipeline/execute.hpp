@@ -69,7 +69,7 @@ struct StageProgram {
   int microbatches = 1;
   /// From what the stage before handed over (the first one: nothing) to what this one does; of the last one the loss
   /// and the outputs.
-  std::function<std::vector<ValuePtr>(const Place&, const std::vector<ValuePtr>&)> forward;
+  std::function<std::vector<ValuePtr>(const StagePlace&, const std::vector<ValuePtr>&)> forward;
   bool differentiate = false;
 };
 struct StepValues {
@@ -109,18 +109,18 @@ StageProgram erased(const StagedMesh<P, A>& mesh, int microbatches, const Progra
   stages.microbatches = microbatches;
   {
     // What stages make is compared with these shapes, stage by stage: not their names beforehand.
-    const core::WithNames unchecked(core::state(stages.device), std::make_shared<core::NameSizes>());
+    const core::WithNames unchecked(core::program_state(stages.device), std::make_shared<core::NameSizes>());
     stages.activations = shapes_of<Activation>(mesh.stage(), sizes, false);
     stages.cotangents = shapes_of<Activation>(mesh.stage(), sizes, true);
   }
-  using End = as_tuple_t<decltype(last(weights, std::declval<const Activation&>(), Place{}))>;
+  using End = as_tuple_t<decltype(last(weights, std::declval<const Activation&>(), StagePlace{}))>;
   [&]<class... R>(std::type_identity<std::tuple<R...>>) {
     const auto add = [&]<class O>(std::type_identity<O> output) {
       if constexpr (is_concat<O>) stages.outputs.push_back(output_shape(output));
     };
     (add(std::type_identity<R>{}), ...);
   }(std::type_identity<End>{});
-  stages.forward = [&program, &weights, last](const Place& at, const std::vector<ValuePtr>& received) {
+  stages.forward = [&program, &weights, last](const StagePlace& at, const std::vector<ValuePtr>& received) {
     Activation x = at.is_first() ? program.enter(weights, at) : tree_of<Activation>(received);
     x = program.stage(weights, x, at);
     if (!at.is_last()) return values_of(x);
@@ -140,7 +140,7 @@ StageProgram with_loss(const StagedMesh<P, A>& mesh, int microbatches, const Pro
                        const Sizes& sizes) {
   auto stages = erased<typename Types::activation>(
       mesh, microbatches, program, weights, sizes,
-      [&program](const W& w, const auto& x, const Place& at) { return program.loss(w, x, at); });
+      [&program](const W& w, const auto& x, const StagePlace& at) { return program.loss(w, x, at); });
   stages.seed = shardlib::detail::cotangent_of_loss(mesh.stage().device(), dtype_v<typename Types::loss::value_type>);
   return stages;
 }
@@ -188,7 +188,7 @@ auto part_of_loss(const StagedMesh<P, A>& mesh, const ValuePtr& loss) {
 ///
 /// X, a tensor or a struct of tensors, is what stages send each other; `sizes` has the sizes of its names. `loss` may
 /// return a tuple of the loss and of Concats: these come as StepAndOutputs::outputs. The tape of a (stage, microbatch)
-/// lives from `fwd` to `bwd` or `bwdW`; `bwdA` runs the pulls that X needs, `bwdW` the others. Throws UsageError for a
+/// lives from `fwd` to `bwd` or `bwdW`; `bwdA` runs the VJPs that X needs, `bwdW` the others. Throws UsageError for a
 /// schedule that is not for this mesh or number. `auto [loss, gradients, intervals, peak] = value_and_grad(mesh,
 /// schedule, 8, program, weights, sizes)`
 template <Spec P, Spec A, class Program, class W>
@@ -249,11 +249,11 @@ template <Spec P, Spec A, class Program, class W>
     -> std::optional<typename detail::output_program<P, Program, W>::outputs> {
   using Types = detail::output_program<P, Program, W>;
   must_fit(schedule, P, mesh.ranks());
-  const auto values =
-      detail::run(detail::erased<typename Types::activation>(
-                      mesh, microbatches, program, weights, sizes,
-                      [&program](const W& w, const auto& x, const Place& at) { return program.outputs(w, x, at); }),
-                  detail::forward_lists(schedule, microbatches));
+  const auto values = detail::run(
+      detail::erased<typename Types::activation>(
+          mesh, microbatches, program, weights, sizes,
+          [&program](const W& w, const auto& x, const StagePlace& at) { return program.outputs(w, x, at); }),
+      detail::forward_lists(schedule, microbatches));
   return detail::outputs_of_rank<typename Types::outputs>(values.outputs);
 }
 

@@ -23,7 +23,7 @@ class StagedMesh;
 
 /// Which part of the model a program is asked for, stage `stage` of `num_stages`, and for which microbatch. `is_first`
 /// and `is_last` tell the stages at both ends.
-struct Place {
+struct StagePlace {
   int stage = 0, num_stages = 1, microbatch = 0;
   [[nodiscard]] bool is_first() const { return stage == 0; }
   [[nodiscard]] bool is_last() const { return stage + 1 == num_stages; }
@@ -53,7 +53,7 @@ SHARDLIB_INLINE void must_fit(const Schedule& schedule, std::string_view axis, i
 /// What the last stage gives of one microbatch, to be concatenated in their order along `Dim`: a dim that the tensor
 /// has, unsharded, or a new one, which comes first. `Concat<"N", Tensor<f32, "B/d L">>` becomes `Tensor<f32, "N B/d
 /// L">`, where N is the number of microbatches.
-template <Spec Dim, class T>
+template <DimName Dim, class T>
 struct Concat {
   static_assert(is_tensor<T>, "Concat: it takes one Tensor; return a tuple of several Concats");
   T value;  ///< of one microbatch
@@ -65,7 +65,7 @@ namespace detail {
 
 template <class T>
 inline constexpr bool is_concat = false;
-template <Spec Dim, class T>
+template <DimName Dim, class T>
 inline constexpr bool is_concat<Concat<Dim, T>> = true;
 
 /// What becomes of one of the last stage's outputs.
@@ -73,7 +73,7 @@ struct OutputShape {
   const TensorSpec* spec = nullptr;  ///< of all microbatches together
   int dim = 0;                       ///< which of its dims they are concatenated along
 };
-template <Spec Dim, class T>
+template <DimName Dim, class T>
 constexpr OutputShape output_shape(std::type_identity<Concat<Dim, T>>) {
   const TensorSpec& spec = core::parsed<Concat<Dim, T>::result::spec>;
   return {&spec, spec.find(Dim)};
@@ -89,7 +89,8 @@ constexpr bool holds_array() {
   } else {
     return []<std::size_t... I>(std::index_sequence<I...>) {
       return (holds_array<std::remove_cvref_t<decltype(std::get<I>(core::fields(std::declval<T&>())))>>() || ...);
-    }(std::make_index_sequence<core::tree_width<T>>{});
+    }
+    (std::make_index_sequence<core::tree_width<T>>{});
   }
 }
 
@@ -97,7 +98,9 @@ constexpr bool holds_array() {
 template <Spec P, class T>
 constexpr bool labels_fit() {
   if constexpr (is_array<T>) {
-    return core::checked<rules::stage_label, P, T::dim>::ok && labels_fit<P, typename T::value_type>();
+    return core::checked<rules::stage_label, core::Literal{std::string_view(P)},
+                         core::Literal{std::string_view(T::dim)}>::ok &&
+           labels_fit<P, typename T::value_type>();
   } else if constexpr (is_tensor<T> || !core::is_tree<T>()) {
     return true;
   } else {
@@ -113,17 +116,19 @@ using Unknown = Tensor<f32, "?">;
 template <class T>
 inline constexpr bool is_there = false;
 
-#define SHARDLIB_STAGE_FUNCTION(name, function, sentence)                                                        \
-  template <class Program, class W, class... X>                                                                  \
-  struct name {                                                                                                  \
-    static_assert(is_there<Program>, sentence);                                                                  \
-    using type = Unknown;                                                                                        \
-  };                                                                                                             \
-  template <class Program, class W, class... X>                                                                  \
-    requires requires(const Program& p, const W& w, const Place& at, const X&... x) { p.function(w, x..., at); } \
-  struct name<Program, W, X...> {                                                                                \
-    using type = std::decay_t<decltype(std::declval<const Program&>().function(                                  \
-        std::declval<const W&>(), std::declval<const X&>()..., std::declval<const Place&>()))>;                  \
+#define SHARDLIB_STAGE_FUNCTION(name, function, sentence)                                            \
+  template <class Program, class W, class... X>                                                      \
+  struct name {                                                                                      \
+    static_assert(is_there<Program>, sentence);                                                      \
+    using type = Unknown;                                                                            \
+  };                                                                                                 \
+  template <class Program, class W, class... X>                                                      \
+  requires requires(const Program& p, const W& w, const StagePlace& at, const X&... x) {             \
+    p.function(w, x..., at);                                                                         \
+  }                                                                                                  \
+  struct name<Program, W, X...> {                                                                    \
+    using type = std::decay_t<decltype(std::declval<const Program&>().function(                      \
+        std::declval<const W&>(), std::declval<const X&>()..., std::declval<const StagePlace&>()))>; \
   };
 SHARDLIB_STAGE_FUNCTION(enter_of, enter,
                         "pipeline: the program has no `enter(weights, place) -> X` that is const and takes these "
@@ -160,7 +165,7 @@ struct output_types {
                 "pipeline: `outputs` returns a `pipeline::Concat<\"dim\", Tensor>`, or a tuple of them");
   using type = std::tuple<>;
 };
-template <Spec Dim, class T>
+template <DimName Dim, class T>
 struct output_types<Concat<Dim, T>> {
   using type = std::tuple<typename Concat<Dim, T>::result>;
 };

@@ -56,7 +56,7 @@ struct Std1F1B : Schedule {
   SHARDLIB_INLINE explicit Std1F1B(int num_stages);
 };
 
-/// 1F1B with twice as many forward passes ahead, so that transfers in both directions run beside tasks (Zhuang et al.
+/// 1F1B with twice as many forward passes ahead, so that transfers in both directions overlap with tasks (Zhuang et al.
 /// 2022).
 struct Eager1F1B : Schedule {
   SHARDLIB_INLINE explicit Eager1F1B(int num_stages);

@@ -1,4 +1,4 @@
-// A pipeline schedule in virtual time: how long a training step takes, who waits how long, what lies in memory.
+// A pipeline schedule in virtual time: the length of a training step, the waits of each rank, the memory.
 #pragma once
 
 #include <limits>
@@ -17,8 +17,8 @@ struct TaskTimes {
   [[nodiscard]] SHARDLIB_INLINE double of(TaskKind kind) const;
 };
 
-/// What the simulator assumes. A transfer runs beside the tasks of both ranks. Each direction between two ranks carries
-/// one message at a time, for bytes / bandwidth; a message arrives `latency` after that.
+/// What the simulator assumes. A transfer overlaps with the tasks of both ranks. Each direction between two ranks
+/// carries one message at a time, for bytes / bandwidth; a message arrives `latency` after that.
 struct Costs {
   std::vector<TaskTimes> stages = {TaskTimes{}};  ///< of each stage; a single one is that of every stage
   double latency = 0;

@@ -105,7 +105,7 @@ class StagedMesh {
 
   [[nodiscard]] const Mesh<A>& whole() const { return whole_; }
   [[nodiscard]] const Stage& stage() const { return stage_; }
-  [[nodiscard]] int rank() const { return has_axis ? whole_.coordinate(P) : 0; }
+  [[nodiscard]] int rank() const { return has_axis ? whole_.axis_index(P) : 0; }
   [[nodiscard]] int ranks() const { return has_axis ? whole_.size(P) : 1; }
 
   /// Sends a tensor or tree of this stage to the same place of rank `to`. Does not wait for the receiver.

@@ -3,7 +3,7 @@
 //   fwd_2__0     stage 2 takes microbatch 0 forward
 //   bwd_2__0     and backward: gradients of its activations and of its weights
 //   bwdA_2__0    the first half of the backward pass alone: gradients of the activations, which stage 1 waits for
-//   bwdW_2__0    the second half: gradients of the weights, which nobody waits for
+//   bwdW_2__0    the second half: gradients of the weights, which no other task waits for
 //   FusedTask(fwd_3__0, bwd_3__0)      several tasks that run one right after the other
 #pragma once
 

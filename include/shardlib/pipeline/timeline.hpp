@@ -1,4 +1,4 @@
-// A drawing of who ran which task when: a schedule as planned, or planned above measured.
+// A drawing of the tasks of each rank over time: a schedule as planned, or planned above measured.
 #pragma once
 
 #include <string>

@@ -28,13 +28,13 @@ constexpr Text other_dims(const TensorSpec& in, const TensorSpec& out) {
          quoted(to_string(in)) + ", in the same order";
 }
 
-/// Which op shards a dim over the axis, given the operand's state on it.
+/// Which op shards a dim over the axis, given the operand's placement on it.
 constexpr Text sharding_op(const TensorSpec& in, std::string_view axis) {
-  const auto kind = in.state(axis).kind;
+  const auto kind = in.placement(axis).kind;
   return "as the operand is " + describe(in, axis) + ", take " +
-         (kind == State::replicated ? "`slice` (no traffic)"
-          : kind == State::partial  ? "`reduce_scatter` (communicates)"
-                                    : "`all_to_all` (communicates)") +
+         (kind == Placement::replicated ? "`shard` (no traffic)"
+          : kind == Placement::partial  ? "`reduce_scatter` (communicates)"
+                                        : "`all_to_all` (communicates)") +
          " for that";
 }
 
@@ -47,8 +47,8 @@ constexpr Text list(const Axes& axes) {
 }  // namespace detail_
 
 /// all_gather<"A/t -> A">: S -> R. Removes the last axes of one or several dims.
-constexpr Verdict all_gather(std::string_view op, std::string_view x) {
-  const Call call = parse_call("all_gather", op, x);
+constexpr Verdict all_gather(std::string_view op, const TensorSpec& x) {
+  const OpCall call = parse_call("all_gather", op, x);
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;
   if (!same_names(in, out)) return call.fail(detail_::other_dims(in, out));
@@ -68,9 +68,9 @@ constexpr Verdict all_gather(std::string_view op, std::string_view x) {
   return call.accept();
 }
 
-/// reduce_scatter<"A +t -> A/t">: P -> S. Takes the pending sum and leaves each device its block.
-constexpr Verdict reduce_scatter(std::string_view op, std::string_view x) {
-  const Call call = parse_call("reduce_scatter", op, x);
+/// reduce_scatter<"A +t -> A/t">: P -> S. Takes the pending sum and leaves each device its shard.
+constexpr Verdict reduce_scatter(std::string_view op, const TensorSpec& x) {
+  const OpCall call = parse_call("reduce_scatter", op, x);
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;
   if (!same_names(in, out)) return call.fail(detail_::other_dims(in, out));
@@ -83,9 +83,9 @@ constexpr Verdict reduce_scatter(std::string_view op, std::string_view x) {
       const int at = rest.find(axis);
       if (at < 0)
         return call.fail("the operand " + quoted(to_string(in)) + " is " + describe(in, axis) + ", not partial" +
-                         (in.state(axis).kind == State::replicated
+                         (in.placement(axis).kind == Placement::replicated
                               ? ": summing it again would multiply it by the size of " + Text(axis) +
-                                    "; take `slice` for the block of each device without a sum (no traffic)"
+                                    "; take `shard` for the shard of each device without a sum (no traffic)"
                               : Text("; take `all_to_all` to move the sharding to another dim (communicates)")));
       rest.erase(at);
     }
@@ -104,8 +104,8 @@ constexpr Verdict reduce_scatter(std::string_view op, std::string_view x) {
 }
 
 /// all_reduce<"A +t -> A">: P -> R. The sum of all devices' values, on each of them.
-constexpr Verdict all_reduce(std::string_view op, std::string_view x) {
-  const Call call = parse_call("all_reduce", op, x);
+constexpr Verdict all_reduce(std::string_view op, const TensorSpec& x) {
+  const OpCall call = parse_call("all_reduce", op, x);
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;
   if (!(in.dims == out.dims)) return call.fail(detail_::other_dims(in, out) + " and with the same sharding");
@@ -122,8 +122,8 @@ constexpr Verdict all_reduce(std::string_view op, std::string_view x) {
 
 /// all_reduce_max<"A V/t -> A">: local maximum over the dims that the result lacks, then over the devices of their
 /// axes.
-constexpr Verdict all_reduce_max(std::string_view op, std::string_view x) {
-  const Call call = parse_call("all_reduce_max", op, x);
+constexpr Verdict all_reduce_max(std::string_view op, const TensorSpec& x) {
+  const OpCall call = parse_call("all_reduce_max", op, x);
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;
   if (!in.partial.empty())
@@ -136,8 +136,8 @@ constexpr Verdict all_reduce_max(std::string_view op, std::string_view x) {
 }
 
 /// all_to_all<"A/t B -> A B/t">: S -> S. The last axes of one dim become the last axes of another.
-constexpr Verdict all_to_all(std::string_view op, std::string_view x) {
-  const Call call = parse_call("all_to_all", op, x);
+constexpr Verdict all_to_all(std::string_view op, const TensorSpec& x) {
+  const OpCall call = parse_call("all_to_all", op, x);
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;
   if (!same_names(in, out)) return call.fail(detail_::other_dims(in, out));
@@ -161,61 +161,65 @@ constexpr Verdict all_to_all(std::string_view op, std::string_view x) {
   for (const Axes& axes : added)
     if (!removed.contains(axes))
       return call.fail("a dim gains the sharding over " + detail_::list(axes) +
-                       " that no other dim gives up; take `slice` to add a sharding (no traffic)");
+                       " that no other dim gives up; take `shard` to add a sharding (no traffic)");
   if (removed.empty()) return call.fail("no axis moves; drop the all_to_all");
   return call.accept();
 }
 
-/// shift<"A/t", "t">(x, k): S -> S. Device i's block goes to device (i + k) mod n of axis t.
-constexpr Verdict shift(std::string_view spec, std::string_view axis, std::string_view x) {
+namespace detail_ {
+constexpr Verdict shift(const Text& title, const TensorSpec& spec, std::string_view axis, const TensorSpec& x) {
+  if (const Text why = check_operand(x, spec, "the operand", false); !why.empty()) return {spec, title + ": " + why};
+  if (spec.placement(axis).kind != Placement::sharded)
+    return {x, title + ": the operand " + quoted(x) + " is " + describe(spec, axis) +
+                   "; only the shards of a dim that is sharded over " + axis + " can be passed round its ring"};
+  return {spec, {}};
+}
+}  // namespace detail_
+
+/// shift<"A/t", "t">(x, k): S -> S. Device i's shard goes to device (i + k) mod n of axis t.
+constexpr Verdict shift(std::string_view spec, std::string_view axis, const TensorSpec& x) {
   const Text title = Text("shift<") + quoted(spec) + ", " + quoted(axis) + ">";
-  const auto parsed = parse_tensor(spec);
-  if (!parsed.error.empty()) return {Text(x), title + ": " + parsed.error};
+  const ParsedTensor parsed = parse_tensor(spec);
+  if (!parsed.error.empty()) return {x, title + ": " + parsed.error};
   if (detail::find(spec, "[") != detail::npos)
-    return {Text(x), title + ": brackets belong in the op spec of index_unreduced only"};
-  if (const Text why = check_operand(parse_tensor(x).spec, parsed.spec, "the operand", false); !why.empty())
-    return {to_string(parsed.spec), title + ": " + why};
-  if (parsed.spec.state(axis).kind != State::sharded)
-    return {Text(x), title + ": the operand " + quoted(x) + " is " + describe(parsed.spec, axis) +
-                         "; only the blocks of a dim that is sharded over " + axis + " can be passed round its ring"};
-  return {to_string(parsed.spec), {}};
+    return {x, title + ": brackets belong in the op spec of index_unreduced only"};
+  return detail_::shift(title, parsed.spec, axis, x);
 }
 
 /// shift<over<"t">>(x, k): the axis alone.
-constexpr Verdict shift_over(std::string_view op, std::string_view x) {
+constexpr Verdict shift_over(std::string_view op, const TensorSpec& x) {
   const auto axis = over_axes(op);
   if (axis.empty())
-    return {Text(x),
-            title_of("shift", op) + ": write the axis whose ring the blocks pass round, `shift<over<\"t\">>(x, k)`"};
-  return shift(x, axis, x);
+    return {x, title_of("shift", op) + ": write the axis whose ring the shards pass round, `shift<over<\"t\">>(x, k)`"};
+  return detail_::shift(Text("shift<") + quoted(x) + ", " + quoted(axis) + ">", x, axis, x);
 }
 
-/// slice<"A -> A/t">: R -> S. Each device keeps its block; no traffic.
-constexpr Verdict slice(std::string_view op, std::string_view x) {
-  const Call call = parse_call("slice", op, x);
+/// shard<"A -> A/t">: R -> S. Each device keeps its shard; no traffic.
+constexpr Verdict shard(std::string_view op, const TensorSpec& x) {
+  const OpCall call = parse_call("shard", op, x);
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;
   if (!same_names(in, out)) return call.fail(detail_::other_dims(in, out));
-  bool slices = false;
+  bool shards = false;
   for (int i = 0; i < in.rank(); ++i) {
     const Dim &from = in.dims[i], &to = out.dims[i];
     if (from.axes == to.axes) continue;
     if (!is_prefix(from.axes, to.axes)) return call.fail(detail_::not_last(from, to));
     for (auto axis : detail_::suffix(to.axes, from.axes))
-      if (in.state(axis).kind != State::replicated)
-        return call.fail("the operand is " + describe(in, axis) + ", and only a replicated value can be sliced; take " +
-                         (in.state(axis).kind == State::partial ? "`reduce_scatter`" : "`all_to_all`") +
-                         " (communicates)");
-    slices = true;
+      if (in.placement(axis).kind != Placement::replicated)
+        return call.fail(
+            "the operand is " + describe(in, axis) + ", and only a replicated value can be sharded; take " +
+            (in.placement(axis).kind == Placement::partial ? "`reduce_scatter`" : "`all_to_all`") + " (communicates)");
+    shards = true;
   }
   if (!(in.partial == out.partial)) return call.fail(other_sums(in, out));
-  if (!slices) return call.fail("no dim gains an axis; drop the slice");
+  if (!shards) return call.fail("no dim gains an axis; drop the op");
   return call.accept();
 }
 
 /// to_partial<"A -> A +t">: R -> P. The first device of the axis keeps the value, the others hold zero.
-constexpr Verdict to_partial(std::string_view op, std::string_view x) {
-  const Call call = parse_call("to_partial", op, x);
+constexpr Verdict to_partial(std::string_view op, const TensorSpec& x) {
+  const OpCall call = parse_call("to_partial", op, x);
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;
   if (!(in.dims == out.dims)) return call.fail(detail_::other_dims(in, out) + " and with the same sharding");
@@ -224,7 +228,7 @@ constexpr Verdict to_partial(std::string_view op, std::string_view x) {
       return call.fail("the pending sum over " + Text(axis) +
                        " cannot be dropped; take `all_reduce` for it (communicates)");
   for (auto axis : out.partial)
-    if (!in.partial.contains(axis) && in.state(axis).kind != State::replicated)
+    if (!in.partial.contains(axis) && in.placement(axis).kind != Placement::replicated)
       return call.fail("the operand is " + describe(in, axis) + ", and only a replicated value can become a summand");
   if (in.partial == out.partial) return call.fail("the result has no new `+axis`; drop the to_partial");
   return call.accept();

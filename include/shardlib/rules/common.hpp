@@ -14,23 +14,23 @@ using detail::Text;
 
 /// The answer of a rule: the canonical spec of the result, or why there is none.
 struct Verdict {
-  Text result;  ///< with a `why`: what the user meant, empty if that is not known
-  Text why;     ///< empty when the operation is legal
+  TensorSpec result;  ///< with a `why`: what the user meant, empty if that is not known
+  Text why;           ///< empty when the operation is legal
 
   constexpr bool ok() const { return why.empty(); }
 };
 
 /// Parsed operands of one op application, with the op's name for its messages.
-struct Call {
+struct OpCall {
   Text title;  ///< "all_gather<`A/t -> A`>"
   OpParts op;
   Text why;
 
   /// The spelled result goes along, so that one mistake makes one error.
-  constexpr Verdict fail(const Text& reason) const { return {to_string(op.out), title + ": " + reason}; }
+  constexpr Verdict fail(const Text& reason) const { return {op.out, title + ": " + reason}; }
   /// Why the call itself, before any rule of the op, is wrong.
-  constexpr Verdict fail() const { return {op.error.empty() ? to_string(op.out) : Text(), why}; }
-  constexpr Verdict accept() const { return {to_string(op.out), {}}; }
+  constexpr Verdict fail() const { return {op.error.empty() ? op.out : TensorSpec(), why}; }
+  constexpr Verdict accept() const { return {op.out, {}}; }
 };
 
 constexpr Text title_of(std::string_view name, std::string_view spec) {
@@ -42,15 +42,15 @@ constexpr std::string_view over_axes(std::string_view op) {
   return op.starts_with("over<") && op.ends_with(">") ? op.substr(5, op.size() - 6) : std::string_view();
 }
 
-constexpr const char* describe(State::Kind kind) {
-  return kind == State::replicated ? "replicated" : kind == State::sharded ? "sharded" : "partial";
+constexpr const char* describe(Placement::Kind kind) {
+  return kind == Placement::replicated ? "replicated" : kind == Placement::sharded ? "sharded" : "partial";
 }
 
 /// "replicated over t", "sharded over t (dim `M/t`)", "partial over t"
 constexpr Text describe(const TensorSpec& spec, std::string_view axis) {
-  const State s = spec.state(axis);
+  const Placement s = spec.placement(axis);
   Text text = Text(describe(s.kind)) + " over " + axis;
-  if (s.kind == State::sharded) text = text + " (dim " + quoted(to_string(spec.dims[s.dim])) + ")";
+  if (s.kind == Placement::sharded) text = text + " (dim " + quoted(to_string(spec.dims[s.dim])) + ")";
   return text;
 }
 
@@ -89,14 +89,14 @@ constexpr Text suggestion(const char* op, const TensorSpec& from, const TensorSp
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Wundefined-inline"
 #endif
-constexpr Verdict all_gather(std::string_view op, std::string_view x);
-constexpr Verdict reduce_scatter(std::string_view op, std::string_view x);
-constexpr Verdict all_reduce(std::string_view op, std::string_view x);
-constexpr Verdict all_to_all(std::string_view op, std::string_view x);
-constexpr Verdict slice(std::string_view op, std::string_view x);
-constexpr Verdict to_partial(std::string_view op, std::string_view x);
-constexpr Verdict rearrange(std::string_view op, std::string_view x);
-constexpr Verdict rename(std::string_view names, std::string_view x);
+constexpr Verdict all_gather(std::string_view op, const TensorSpec& x);
+constexpr Verdict reduce_scatter(std::string_view op, const TensorSpec& x);
+constexpr Verdict all_reduce(std::string_view op, const TensorSpec& x);
+constexpr Verdict all_to_all(std::string_view op, const TensorSpec& x);
+constexpr Verdict shard(std::string_view op, const TensorSpec& x);
+constexpr Verdict to_partial(std::string_view op, const TensorSpec& x);
+constexpr Verdict rearrange(std::string_view op, const TensorSpec& x);
+constexpr Verdict rename(std::string_view names, const TensorSpec& x);
 #if defined(__clang__)
 #pragma clang diagnostic pop
 #endif
@@ -104,13 +104,14 @@ constexpr Verdict rename(std::string_view names, std::string_view x);
 /// Which op turns `from` into `to`, and what it costs; empty when no single op does. Layout casts that need no traffic
 /// undo a collective, so they are left out where one is about to follow.
 constexpr Text conversion(const TensorSpec& from, const TensorSpec& to, bool casts = true) {
-  const Text x = to_string(from), op = x + " -> " + to_string(to);
+  const TensorSpec& x = from;
+  const Text op = to_string(from) + " -> " + to_string(to);
   if (all_gather(op, x).ok()) return "gather it with " + suggestion("all_gather", from, to) + " (communicates)";
   if (reduce_scatter(op, x).ok()) return "take " + suggestion("reduce_scatter", from, to) + " (communicates)";
   if (all_reduce(op, x).ok()) return "take " + suggestion("all_reduce", from, to) + " (communicates)";
   if (all_to_all(op, x).ok()) return "move the sharding with " + suggestion("all_to_all", from, to) + " (communicates)";
-  if (casts && slice(op, x).ok())
-    return "take the block of each device with " + suggestion("slice", from, to) + " (no traffic)";
+  if (casts && shard(op, x).ok())
+    return "take the shard of each device with " + suggestion("shard", from, to) + " (no traffic)";
   if (casts && to_partial(op, x).ok()) return "take " + suggestion("to_partial", from, to) + " (no traffic)";
   if (rearrange(op, x).ok()) return "reorder the dims with " + suggestion("rearrange", from, to) + " (a local copy)";
   if (from.rank() != to.rank()) return {};
@@ -121,7 +122,7 @@ constexpr Text conversion(const TensorSpec& from, const TensorSpec& to, bool cas
     new_names = new_names + (new_names.empty() ? "" : " ") + to.dims[i].name;
   }
   const Text names = old_names + " -> " + new_names;
-  if (const Verdict renamed = rename(names, x); !renamed.ok() || !(renamed.result == to_string(to))) return {};
+  if (const Verdict renamed = rename(names, x); !renamed.ok() || !(renamed.result == to)) return {};
   return "if both names mean one size, " + quoted("rename<\"" + names + "\">") + " (free)";
 }
 
@@ -152,8 +153,8 @@ constexpr Text check_operand(const TensorSpec& is, const TensorSpec& wanted, con
 }
 
 /// Parses an op spec of `operands` operands. Brackets are the business of index_unreduced.
-constexpr Call parse_call(std::string_view name, std::string_view op, int operands) {
-  Call call{title_of(name, op), parse_op(op), {}};
+constexpr OpCall parse_call(std::string_view name, std::string_view op, int operands) {
+  OpCall call{title_of(name, op), parse_op(op), {}};
   if (!call.op.error.empty()) {
     call.why = call.title + ": " + call.op.error;
   } else if (call.op.in.size() != operands) {
@@ -171,10 +172,10 @@ struct Completed {
   OpParts op;  ///< of views into `op` and `x`
   Text why;
 };
-constexpr Completed complete(std::string_view name, std::string_view op, std::string_view x) {
+constexpr Completed complete(std::string_view name, std::string_view op, const TensorSpec& x) {
   if (detail::find(op, "->") != detail::npos) return {parse_op(op), {}};
   const auto over = over_axes(op);
-  const TensorSpec in = parse_tensor(x).spec, axes = parse_tensor(over).spec;
+  const TensorSpec &in = x, axes = parse_tensor(over).spec;
   Completed result;
   result.op.in.push_back(in);
   if (over.empty()) {
@@ -193,17 +194,17 @@ constexpr Completed complete(std::string_view name, std::string_view op, std::st
     if (dim.is_integer() || !dim.axes.empty() || dim.bracketed || !axes.partial.empty())
       return fail("write the names of axes, separated by spaces: `over<\"d t\">`");
   for (const Dim& axis : axes.dims) {
-    const State state = in.state(axis.name);
+    const Placement placement = in.placement(axis.name);
     const Text is = "the operand is " + describe(in, axis.name);
-    if (name == "all_gather" && state.kind != State::sharded)
+    if (name == "all_gather" && placement.kind != Placement::sharded)
       return fail(is + ", so there is nothing to gather over it" +
-                  (state.kind == State::partial ? "; take `all_reduce` for a pending sum (communicates)"
-                                                : "; drop the gather"));
-    if (name == "all_reduce" && state.kind != State::partial)
+                  (placement.kind == Placement::partial ? "; take `all_reduce` for a pending sum (communicates)"
+                                                        : "; drop the gather"));
+    if (name == "all_reduce" && placement.kind != Placement::partial)
       return fail(is +
                   ": no sum over it is pending, and to reduce a value twice multiplies it by the size of the axis; "
                   "drop the all_reduce");
-    if (name == "to_partial" && state.kind != State::replicated)
+    if (name == "to_partial" && placement.kind != Placement::replicated)
       return fail(is + ", and only a replicated value can become a summand");
     if (name == "all_reduce") out.partial.erase(out.partial.find(axis.name));
     if (name == "to_partial") out.add_partial(axis.name);
@@ -224,14 +225,14 @@ constexpr Completed complete(std::string_view name, std::string_view op, std::st
   return result;
 }
 /// The op spec in full, as a text.
-constexpr Text completed(std::string_view name, std::string_view op, std::string_view x) {
+constexpr Text completed(std::string_view name, std::string_view op, const TensorSpec& x) {
   const Completed full = complete(name, op, x);
   return full.op.error.empty() ? to_string(full.op) : Text(op);
 }
 
 /// Parses the op spec of an op of one operand and checks the operand against it.
-constexpr Call parse_call(std::string_view name, std::string_view op, std::string_view x) {
-  Call call;
+constexpr OpCall parse_call(std::string_view name, std::string_view op, const TensorSpec& x) {
+  OpCall call;
   if (detail::find(op, "->") != detail::npos) {
     call = parse_call(name, op, 1);
   } else {
@@ -245,7 +246,7 @@ constexpr Call parse_call(std::string_view name, std::string_view op, std::strin
       call.why = call.title + ": brackets belong in the op spec of index_unreduced only";
   }
   if (!call.why.empty()) return call;
-  const TensorSpec is = parse_tensor(x).spec, &in = call.op.in[0], &out = call.op.out;
+  const TensorSpec &is = x, &in = call.op.in[0], &out = call.op.out;
   if (is == in) return call;
   if (is == out) {
     call.why = call.title + ": the operand already is what the result should be, " + quoted(x) + "; drop the op";
@@ -265,39 +266,39 @@ constexpr Verdict tensor(std::string_view spec) {
   for (const Dim& dim : parsed.spec.dims)
     if (dim.bracketed)
       return {{}, "tensor spec " + quoted(spec) + ": brackets belong in the op spec of index_unreduced only"};
-  return {to_string(parsed.spec), {}};
+  return {parsed.spec, {}};
 }
 
 /// A tensor of one type where another is declared: a return type, a parameter, a variable.
-constexpr Verdict assign(DType to_dtype, std::string_view to, DType from_dtype, std::string_view from) {
-  if (from == to && from_dtype == to_dtype) return {};
+constexpr Verdict assign(DType to_dtype, const TensorSpec& to, DType from_dtype, const TensorSpec& from) {
+  const bool same = from == to;
+  if (same && from_dtype == to_dtype) return {};
   Text why = "a tensor " + quoted(Text(name(from_dtype)) + "[" + from + "]") + " does not fit the declared type " +
              quoted(Text(name(to_dtype)) + "[" + to + "]");
-  if (from != to) {
-    const auto a = parse_tensor(from).spec, b = parse_tensor(to).spec;
-    why = why + ": " + difference(a, b);
-    if (const Text advice = conversion(a, b); !advice.empty()) why = why + "; " + advice;
+  if (!same) {
+    why = why + ": " + difference(from, to);
+    if (const Text advice = conversion(from, to); !advice.empty()) why = why + "; " + advice;
   }
   if (from_dtype != to_dtype)
-    why = why + (from != to ? "; and the dtype is " : ": the dtype is ") + name(from_dtype) + ", so write " +
+    why = why + (!same ? "; and the dtype is " : ": the dtype is ") + name(from_dtype) + ", so write " +
           quoted(Text("cast<") + name(to_dtype) + ">");
   return {{}, why};
 }
 
 /// An op of one operand, or of two, that was called without its op spec.
-constexpr Verdict no_op_spec(std::string_view op, std::string_view x) {
+constexpr Verdict no_op_spec(std::string_view op, const TensorSpec& x) {
   return {{},
           Text(op) + ": the op spec is missing: write what goes in and what comes out, " +
               quoted(Text(op) + "<\"" + x + " -> result\">(x)")};
 }
-constexpr Verdict no_op_spec2(std::string_view op, std::string_view x, std::string_view y) {
+constexpr Verdict no_op_spec2(std::string_view op, const TensorSpec& x, const TensorSpec& y) {
   return {{},
           Text(op) + ": the op spec is missing: write what goes in and what comes out, " +
               quoted(Text(op) + "<\"" + x + ", " + y + " -> result\">(x, y)")};
 }
 
 /// einsum<"...">(x, y), which other libraries have.
-constexpr Verdict no_einsum(std::string_view op, std::string_view, std::string_view) {
+constexpr Verdict no_einsum(std::string_view op, const TensorSpec&, const TensorSpec&) {
   return {
       {},
       "einsum: the product is " + quoted(Text("einsum_unreduced<\"") + op + "\">(x, y)") +
@@ -344,17 +345,17 @@ constexpr Text removed_dims(const TensorSpec& in, const TensorSpec& out, Small<D
 }
 
 /// What is wrong, and what helps, where dim `a` of x is the dim `b` of y, sharded otherwise.
-constexpr Text blocks_differ(const TensorSpec& x, const Dim& a, const TensorSpec& y, const Dim& b) {
-  if (a.axes.size() > b.axes.size()) return blocks_differ(y, b, x, a);
+constexpr Text shards_differ(const TensorSpec& x, const Dim& a, const TensorSpec& y, const Dim& b) {
+  if (a.axes.size() > b.axes.size()) return shards_differ(y, b, x, a);
   const Text why = "dim " + quoted(to_string(a)) + " of " + quoted(to_string(x)) + " is " + quoted(to_string(b)) +
-                   " in " + quoted(to_string(y)) + ", so their blocks differ; ";
-  if (!is_prefix(a.axes, b.axes)) return why + "`all_gather` one of them and `slice` it like the other (communicates)";
-  TensorSpec gathered = y, sliced = x;
+                   " in " + quoted(to_string(y)) + ", so their shards differ; ";
+  if (!is_prefix(a.axes, b.axes)) return why + "`all_gather` one of them and `shard` it like the other (communicates)";
+  TensorSpec gathered = y, sharded = x;
   gathered.dims[y.find(b.name)].axes = a.axes;
-  sliced.dims[x.find(a.name)].axes = b.axes;
+  sharded.dims[x.find(a.name)].axes = b.axes;
   Text remedy = "take " + suggestion("all_gather", y, gathered) + " (communicates)";
-  if (slice(to_string(x) + " -> " + to_string(sliced), to_string(x)).ok())
-    remedy = remedy + " or " + suggestion("slice", x, sliced) + " (no traffic)";
+  if (shard(to_string(x) + " -> " + to_string(sharded), x).ok())
+    remedy = remedy + " or " + suggestion("shard", x, sharded) + " (no traffic)";
   return why + remedy;
 }
 

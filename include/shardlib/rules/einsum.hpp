@@ -26,32 +26,37 @@ struct Words {
 
 /// Two operands that may not meet on an axis.
 constexpr Text einsum_conflict(const OpParts& op, std::string_view axis, const Words& words) {
-  const State a = op.in[0].state(axis), b = op.in[1].state(axis);
-  const Text states =
+  const Placement a = op.in[0].placement(axis), b = op.in[1].placement(axis);
+  const Text placements =
       Text(words.first) + " is " + describe(op.in[0], axis) + " and " + words.second + " " + describe(op.in[1], axis);
-  if (a.kind == State::partial && b.kind == State::partial)
-    return states + ", and a product of sums is not the sum of the products; take `all_reduce` or `reduce_scatter` " +
+  if (a.kind == Placement::partial && b.kind == Placement::partial)
+    return placements +
+           ", and a product of sums is not the sum of the products; take `all_reduce` or `reduce_scatter` " +
            "of one first (communicates)";
-  if ((a.kind == State::partial && b.kind == State::sharded) || (a.kind == State::sharded && b.kind == State::partial))
-    return states + ", so a summand would meet one block only; take `all_reduce` or `reduce_scatter` of the one, or " +
+  if ((a.kind == Placement::partial && b.kind == Placement::sharded) ||
+      (a.kind == Placement::sharded && b.kind == Placement::partial))
+    return placements +
+           ", so a summand would meet one shard only; take `all_reduce` or `reduce_scatter` of the one, or " +
            "`all_gather` of the other first (all communicate)";
-  if (a.kind == State::sharded && b.kind == State::sharded && op.in[0].dims[a.dim].name != op.in[1].dims[b.dim].name)
-    return states + ", so only diagonal blocks would be computed; `all_gather` one of them (communicates)";
+  if (a.kind == Placement::sharded && b.kind == Placement::sharded &&
+      op.in[0].dims[a.dim].name != op.in[1].dims[b.dim].name)
+    return placements + ", so only diagonal shards would be computed; `all_gather` one of them (communicates)";
   return {};
 }
 
-/// The state of the result on one axis, as the table of einsum_unreduced has it.
+/// The placement of the result on one axis, as the table of einsum_unreduced has it.
 constexpr Text einsum_pending(const OpParts& op, std::string_view axis, const Words& words) {
   bool pending = false;
   Text reason;
   for (const TensorSpec& x : op.in) {
-    const State state = x.state(axis);
-    if (state.kind == State::partial) {
+    const Placement placement = x.placement(axis);
+    if (placement.kind == Placement::partial) {
       pending = true;
       reason = "a pending sum stays pending";
-    } else if (state.kind == State::sharded && !op.out.has(x.dims[state.dim].name)) {
+    } else if (placement.kind == Placement::sharded && !op.out.has(x.dims[placement.dim].name)) {
       pending = true;
-      reason = Text(words.acting) + " " + quoted(to_string(x.dims[state.dim])) + " sees only the block of this device";
+      reason =
+          Text(words.acting) + " " + quoted(to_string(x.dims[placement.dim])) + " sees only the shard of this device";
     }
   }
   const bool spelled = op.out.partial.contains(axis);
@@ -80,7 +85,7 @@ constexpr Text einsum(const OpParts& op, const Words& words = {}) {
       if (const Text why = einsum_conflict(op, axis, words); !why.empty()) return why;
     for (const Dim& a : op.in[0].dims)
       if (const int j = op.in[1].find(a.name); j >= 0 && !(op.in[1].dims[j].axes == a.axes))
-        return blocks_differ(op.in[0], a, op.in[1], op.in[1].dims[j]);
+        return shards_differ(op.in[0], a, op.in[1], op.in[1].dims[j]);
   }
   for (const Dim& dim : op.out.dims)
     for (const TensorSpec& x : op.in)
@@ -88,7 +93,7 @@ constexpr Text einsum(const OpParts& op, const Words& words = {}) {
         return "dim " + quoted(to_string(x.dims[i])) + " cannot become " + quoted(to_string(dim)) +
                " in the result, as nothing moves between devices; " +
                (x.dims[i].axes.size() > dim.axes.size() ? "keep the sharding, or `all_gather` it first (communicates)"
-                                                        : "`slice` it before or afterwards (no traffic)");
+                                                        : "`shard` it before or afterwards (no traffic)");
   for (auto axis : axes)
     if (const Text why = einsum_pending(op, axis, words); !why.empty()) return why;
   return {};
@@ -105,14 +110,13 @@ constexpr Text integer_dims(const OpParts& op) {
 namespace detail_ {
 
 /// The einsum of two operands, by whatever op.
-constexpr Verdict product(const Call& call, std::string_view x, std::string_view y) {
+constexpr Verdict product(const OpCall& call, const TensorSpec& x, const TensorSpec& y) {
   if (!call.why.empty()) return call.fail();
-  const TensorSpec first = parse_tensor(x).spec, second = parse_tensor(y).spec;
-  if (!(first == second) && first == call.op.in[1] && second == call.op.in[0])
+  if (!(x == y) && x == call.op.in[1] && y == call.op.in[0])
     return call.fail("the operands are swapped: the first is " + quoted(x) + ", the second " + quoted(y) +
                      "; swap them in the call or in the op spec");
-  if (const Text why = check_operand(first, call.op.in[0], "the first operand"); !why.empty()) return call.fail(why);
-  if (const Text why = check_operand(second, call.op.in[1], "the second operand"); !why.empty()) return call.fail(why);
+  if (const Text why = check_operand(x, call.op.in[0], "the first operand"); !why.empty()) return call.fail(why);
+  if (const Text why = check_operand(y, call.op.in[1], "the second operand"); !why.empty()) return call.fail(why);
   if (const Text why = integer_dims(call.op); !why.empty()) return call.fail(why);
   if (const Text why = einsum(call.op); !why.empty()) return call.fail(why);
   return call.accept();
@@ -121,22 +125,22 @@ constexpr Verdict product(const Call& call, std::string_view x, std::string_view
 }  // namespace detail_
 
 /// einsum_unreduced<"a b, b c -> a c">: multiply and sum on each device, never across devices.
-constexpr Verdict einsum(std::string_view op, std::string_view x, std::string_view y) {
+constexpr Verdict einsum(std::string_view op, const TensorSpec& x, const TensorSpec& y) {
   return detail_::product(parse_call("einsum_unreduced", op, 2), x, y);
 }
 
 /// einsum_unreduced<"a b -> b">: one operand, summed and permuted.
-constexpr Verdict einsum1(std::string_view op, std::string_view x) {
-  const Call call = parse_call("einsum_unreduced", op, x);
+constexpr Verdict einsum1(std::string_view op, const TensorSpec& x) {
+  const OpCall call = parse_call("einsum_unreduced", op, x);
   if (!call.why.empty()) return call.fail();
   if (const Text why = detail_::integer_dims(call.op); !why.empty()) return call.fail(why);
   if (const Text why = detail_::einsum(call.op); !why.empty()) return call.fail(why);
   return call.accept();
 }
 
-/// index_unreduced<"[V/t] M, B/d L -> B/d L M +t">: rows of the table; rows of other devices' blocks are 0.
-constexpr Verdict index(std::string_view op, std::string_view table, std::string_view indices) {
-  const Call call = parse_call("index_unreduced", op, 2);
+/// index_unreduced<"[V/t] M, B/d L -> B/d L M +t">: rows of the table; rows of other devices' shards are 0.
+constexpr Verdict index(std::string_view op, const TensorSpec& table, const TensorSpec& indices) {
+  const OpCall call = parse_call("index_unreduced", op, 2);
   if (!call.why.empty()) return call.fail();
   OpParts parts = call.op;
   int bracket = -1;
@@ -150,10 +154,8 @@ constexpr Verdict index(std::string_view op, std::string_view table, std::string
     for (const Dim& dim : spec->dims)
       if (dim.bracketed) return {{}, call.title + ": brackets belong to the table, the first operand"};
   if (bracket < 0) return call.fail("no dim of the table stands in brackets: write `[V/t] M` for a lookup along V");
-  if (const Text why = check_operand(parse_tensor(table).spec, parts.in[0], "the table"); !why.empty())
-    return call.fail(why);
-  if (const Text why = check_operand(parse_tensor(indices).spec, parts.in[1], "the index tensor"); !why.empty())
-    return call.fail(why);
+  if (const Text why = check_operand(table, parts.in[0], "the table"); !why.empty()) return call.fail(why);
+  if (const Text why = check_operand(indices, parts.in[1], "the index tensor"); !why.empty()) return call.fail(why);
   if (const Text why = detail_::integer_dims(parts); !why.empty()) return call.fail(why);
   const Dim v = parts.in[0].dims[bracket];
   if (!parts.in[1].partial.empty())
@@ -163,7 +165,7 @@ constexpr Verdict index(std::string_view op, std::string_view table, std::string
     return call.fail("the looked-up dim " + quoted(v.name) + " is also a dim of the indices");
   if (parts.out.has(v.name)) return call.fail("the looked-up dim " + quoted(v.name) + " must not be in the result");
   for (auto axis : v.axes)
-    if (parts.in[1].state(axis).kind != State::replicated)
+    if (parts.in[1].placement(axis).kind != Placement::replicated)
       return call.fail("the indices are " + describe(parts.in[1], axis) + ", over which the looked-up dim " +
                        quoted(to_string(v)) +
                        " is sharded too: each device would look up only its own indices in "
@@ -176,7 +178,7 @@ constexpr Verdict index(std::string_view op, std::string_view table, std::string
       return call.fail("dim " + quoted(dim.name) + " of the indices is missing in the result");
   for (const Dim& dim : parts.in[0].dims)
     if (const int at = parts.in[1].find(dim.name); at >= 0 && !(parts.in[1].dims[at].axes == dim.axes))
-      return call.fail(blocks_differ(parts.in[0], dim, parts.in[1], parts.in[1].dims[at]));
+      return call.fail(shards_differ(parts.in[0], dim, parts.in[1], parts.in[1].dims[at]));
   if (parts.in[1].dims.full()) return call.fail("the indices have too many dims");
   // An index stands for a one-hot row over the looked-up dim, so the rest is an einsum.
   parts.in[1].dims.push_back(v);

@@ -9,22 +9,22 @@
 namespace shardlib::rules {
 
 /// The spec of the cotangent of `x`: replicated and partial swap on each of the axes, sharded stays.
-constexpr Text dual(std::string_view x, const Axes& axes) {
-  TensorSpec spec = parse_tensor(x).spec;
+constexpr TensorSpec dual(const TensorSpec& x, const Axes& axes) {
+  TensorSpec spec = x;
   for (auto axis : axes) {
-    const State s = spec.state(axis);
-    if (s.kind == State::partial)
+    const Placement s = spec.placement(axis);
+    if (s.kind == Placement::partial)
       spec.partial.erase(spec.partial.find(axis));
-    else if (s.kind == State::replicated && !spec.partial.full())
+    else if (s.kind == Placement::replicated && !spec.partial.full())
       spec.add_partial(axis);
   }
-  return to_string(spec);
+  return spec;
 }
 
 /// The axes named in "d t".
-constexpr Axes mesh_axes(std::string_view mesh) {
+constexpr Axes mesh_axes(const TensorSpec& mesh) {
   Axes axes;
-  for (const Dim& dim : parse_tensor(mesh).spec.dims)
+  for (const Dim& dim : mesh.dims)
     if (!axes.full()) axes.push_back(dim.name);
   return axes;
 }
@@ -48,43 +48,43 @@ constexpr Verdict mesh(std::string_view axes) {
     return {{}, "mesh " + quoted(axes) + ": write the names of the axes, separated by spaces; sizes come at run time"};
   if (parsed.spec.rank() > max_axes)
     return {{}, "mesh " + quoted(axes) + ": a mesh has at most " + number(max_axes) + " axes"};
-  return {Text(axes), {}};
+  return {parsed.spec, {}};
 }
 
 /// Every axis of the spec is an axis of the mesh.
-constexpr Verdict on_mesh(std::string_view mesh, std::string_view x) {
+constexpr Verdict on_mesh(const TensorSpec& mesh, const TensorSpec& x) {
   const auto axes = mesh_axes(mesh);
   Small<std::string_view, 3 * max_axes> used;
-  collect_axes(parse_tensor(x).spec, used);
+  collect_axes(x, used);
   for (auto axis : used)
     if (!axes.contains(axis))
-      return {Text(x), quoted(x) + " uses axis " + quoted(axis) + ", which the mesh " + quoted(mesh) +
-                           " does not have; correct the spec, or add the axis to the Mesh"};
-  return {Text(x), {}};
+      return {x, quoted(x) + " uses axis " + quoted(axis) + ", which the mesh " + quoted(mesh) +
+                     " does not have; correct the spec, or add the axis to the Mesh"};
+  return {x, {}};
 }
 
 /// Arrays made from nothing (constants, iota, random numbers): every axis on the mesh, nothing partial.
-constexpr Verdict create(std::string_view op, std::string_view mesh, std::string_view x) {
-  const TensorSpec spec = parse_tensor(x).spec;
+constexpr Verdict create(std::string_view op, const TensorSpec& mesh, const TensorSpec& x) {
+  const TensorSpec& spec = x;
   if (!spec.partial.empty())
-    return {Text(x), Text(op) + ": " + quoted(x) +
-                         " is partial, and what each summand should be is not said; make it without `+" +
-                         spec.partial[0] + "` and take `to_partial` (no traffic)"};
+    return {x, Text(op) + ": " + quoted(x) +
+                   " is partial, and what each summand should be is not said; make it without `+" + spec.partial[0] +
+                   "` and take `to_partial` (no traffic)"};
   if (op == "causal_mask" && spec.rank() != 2)
-    return {Text(x), Text(op) + ": " + quoted(x) + " must have two dims, rows and columns: `Qlen Klen`"};
+    return {x, Text(op) + ": " + quoted(x) + " must have two dims, rows and columns: `Qlen Klen`"};
   Verdict verdict = on_mesh(mesh, x);
   if (!verdict.ok()) verdict.why = Text(op) + ": " + verdict.why;
   return verdict;
 }
 
-constexpr Verdict iota(std::string_view mesh, std::string_view x) {
-  if (parse_tensor(x).spec.rank() != 1) return {Text(x), "iota<" + quoted(x) + ">: write exactly one dim"};
+constexpr Verdict iota(const TensorSpec& mesh, const TensorSpec& x) {
+  if (x.rank() != 1) return {x, "iota<" + quoted(x) + ">: write exactly one dim"};
   return create("iota", mesh, x);
 }
 
 /// value_and_grad: the loss is a scalar, partial over every axis of the mesh.
-constexpr Verdict loss(std::string_view mesh, DType dtype, std::string_view x) {
-  const TensorSpec spec = parse_tensor(x).spec;
+constexpr Verdict loss(const TensorSpec& mesh, DType dtype, const TensorSpec& x) {
+  const TensorSpec& spec = x;
   const Text title = "value_and_grad: the loss " + quoted(x);
   Text wanted;
   for (auto axis : mesh_axes(mesh)) wanted = wanted + (wanted.empty() ? "+" : " +") + axis;
@@ -92,7 +92,7 @@ constexpr Verdict loss(std::string_view mesh, DType dtype, std::string_view x) {
   if (spec.rank() != 0)
     return {{}, title + " has dims; `sum` it to a scalar whose sum over the devices is pending, " + quoted(wanted)};
   for (auto axis : mesh_axes(mesh))
-    if (spec.state(axis).kind != State::partial)
+    if (spec.placement(axis).kind != Placement::partial)
       return {{},
               title + " is replicated over " + axis + ": each device of " + axis +
                   " would count it again, so the gradients would be too large by the size of the axis; leave the sum "
@@ -104,8 +104,8 @@ constexpr Verdict loss(std::string_view mesh, DType dtype, std::string_view x) {
 }
 
 /// value_and_grad: a weight is a floating tensor on the mesh, not a pending sum.
-constexpr Verdict weight(std::string_view mesh, DType dtype, std::string_view x) {
-  const TensorSpec spec = parse_tensor(x).spec;
+constexpr Verdict weight(const TensorSpec& mesh, DType dtype, const TensorSpec& x) {
+  const TensorSpec& spec = x;
   const Text title = "value_and_grad: the weight " + quoted(Text(name(dtype)) + "[" + x + "]");
   if (!is_floating(dtype)) return {{}, title + " is not floating, so it has no gradient; pass it as an argument"};
   if (!spec.partial.empty()) return {{}, title + " is partial over " + spec.partial[0] + "; " + reduce_first(spec)};
@@ -205,8 +205,8 @@ constexpr Verdict no_tree_field(std::string_view field) {
 }
 
 /// AdamW: the gradient of a weight, in the weight's spec; both moments have the weight's type.
-constexpr Verdict update(DType weight_dtype, std::string_view weight, bool moments_fit, DType gradient_dtype,
-                         std::string_view gradient) {
+constexpr Verdict update(DType weight_dtype, const TensorSpec& weight, bool moments_fit, DType gradient_dtype,
+                         const TensorSpec& gradient) {
   const Text p = quoted(Text(name(weight_dtype)) + "[" + weight + "]");
   const Text g = quoted(Text(name(gradient_dtype)) + "[" + gradient + "]");
   if (weight_dtype != DType::f32)
@@ -215,7 +215,7 @@ constexpr Verdict update(DType weight_dtype, std::string_view weight, bool momen
   if (!moments_fit) return {{}, "AdamW: a moment of the weight " + p + " has another type; make it with `zeros_like`"};
   if (gradient_dtype != DType::f32 && gradient_dtype != DType::bf16)
     return {{}, "AdamW: the gradient " + g + " of the weight " + p + " is neither f32 nor bf16; `cast` it"};
-  const TensorSpec is = parse_tensor(gradient).spec, due = parse_tensor(weight).spec;
+  const TensorSpec &is = gradient, &due = weight;
   if (is == due) return {};
   const Text why = "AdamW: the gradient " + g + " of the weight " + p + " ";
   if (is.dims == due.dims && due.partial.empty())
@@ -227,8 +227,8 @@ constexpr Verdict update(DType weight_dtype, std::string_view weight, bool momen
 }
 
 /// global_norm: each element of a leaf counts once.
-constexpr Verdict norm_leaf(DType dtype, std::string_view x) {
-  const TensorSpec spec = parse_tensor(x).spec;
+constexpr Verdict norm_leaf(DType dtype, const TensorSpec& x) {
+  const TensorSpec& spec = x;
   const Text leaf = "global_norm: the leaf " + quoted(Text(name(dtype)) + "[" + x + "]");
   if (dtype != DType::f32 && dtype != DType::bf16) return {{}, leaf + " is neither f32 nor bf16; `cast` it"};
   if (!spec.partial.empty())
@@ -240,22 +240,22 @@ constexpr Verdict norm_leaf(DType dtype, std::string_view x) {
 }
 
 /// item(x): a scalar, the same on every device.
-constexpr Verdict item(std::string_view x) {
-  const TensorSpec spec = parse_tensor(x).spec;
+constexpr Verdict item(const TensorSpec& x) {
+  const TensorSpec& spec = x;
   if (spec.rank() != 0)
-    return {{}, "item: " + quoted(x) + " is not a scalar; reduce it, or read the local block with span()"};
+    return {{}, "item: " + quoted(x) + " is not a scalar; reduce it, or read the local shard with span()"};
   if (!spec.partial.empty())
     return {{},
             "item: " + quoted(x) + " is partial over " + spec.partial[0] +
                 ": devices would read different numbers and could diverge; " + reduce_first(spec)};
-  return {Text(x), {}};
+  return {x, {}};
 }
 
 /// fully_sharded: every axis of the mesh shards some dim.
-constexpr Verdict fully_sharded(std::string_view mesh, std::string_view x) {
-  const TensorSpec spec = parse_tensor(x).spec;
+constexpr Verdict fully_sharded(const TensorSpec& mesh, const TensorSpec& x) {
+  const TensorSpec& spec = x;
   for (auto axis : mesh_axes(mesh))
-    if (spec.state(axis).kind != State::sharded)
+    if (spec.placement(axis).kind != Placement::sharded)
       return {{},
               "fully_sharded: " + quoted(x) + " is not sharded over " + axis + ", so every device of " + axis +
                   " keeps a copy; shard one of its dims, e.g. `dim/" + axis + "`"};
@@ -265,11 +265,11 @@ constexpr Verdict fully_sharded(std::string_view mesh, std::string_view x) {
 }
 
 /// A vector-Jacobian product must have its operand's dual type.
-constexpr Verdict cotangent(std::string_view op, std::string_view is, std::string_view wanted) {
-  if (is == wanted) return {Text(is), {}};
+constexpr Verdict cotangent(std::string_view op, const TensorSpec& is, const TensorSpec& wanted) {
+  if (is == wanted) return {is, {}};
   return {{},
           Text(op) + ": its VJP returns a cotangent " + quoted(is) + " where " + quoted(wanted) +
-              " is due: " + difference(parse_tensor(is).spec, parse_tensor(wanted).spec)};
+              " is due: " + difference(is, wanted)};
 }
 
 }  // namespace shardlib::rules

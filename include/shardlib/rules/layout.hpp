@@ -20,16 +20,16 @@ constexpr Text concat_dim(const TensorSpec& x, std::string_view dim) {
 
 /// concat<"L1, L2 -> L">(a, b): linear; the dim unsharded, the other dims equal. Each of the three has a name of its
 /// own, since a name has one size.
-constexpr Verdict concat(std::string_view op, std::string_view a, std::string_view b) {
+constexpr Verdict concat(std::string_view op, const TensorSpec& a, const TensorSpec& b) {
   const Text form = "write the dim's name in each operand and in the result, `concat<\"L1, L2 -> L\">(a, b)`";
   if (detail::find(op, "->") == detail::npos) return {{}, title_of("concat", op) + ": " + form};
-  const Call call = parse_call("concat", op, 2);
+  const OpCall call = parse_call("concat", op, 2);
   if (!call.why.empty()) return {{}, call.why};
   const auto fail = [&](const Text& why) { return Verdict{{}, call.title + ": " + why}; };
   for (const TensorSpec* side : {&call.op.in[0], &call.op.in[1], &call.op.out})
     if (side->rank() != 1 || !side->partial.empty() || !side->dims[0].axes.empty())
       return fail(form + ", without axes");
-  TensorSpec in[2] = {parse_tensor(a).spec, parse_tensor(b).spec};
+  TensorSpec in[2] = {a, b};
   const std::string_view to = call.op.out.dims[0].name;
   for (int i = 0; i < 2; ++i) {
     const std::string_view from = call.op.in[i].dims[0].name;
@@ -49,38 +49,39 @@ constexpr Verdict concat(std::string_view op, std::string_view a, std::string_vi
   if (!(in[0] == in[1])) {
     TensorSpec wanted = in[0];
     wanted.dims[wanted.find(to)] = call.op.in[1].dims[0];
-    const Text advice = conversion(parse_tensor(b).spec, wanted);
+    const Text advice = conversion(b, wanted);
     return fail("the second operand, " + quoted(b) + ", must have the other dims of the first, " + quoted(a) + ": " +
                 difference(in[1], in[0]) + (advice.empty() ? "" : "; ") + advice);
   }
-  return {to_string(in[0]), {}};
+  return {in[0], {}};
 }
 
 /// transpose(x): the dims in reverse order. transpose<"A", "B">(x): two dims in each other's place.
-constexpr Verdict transpose(std::string_view x) {
-  TensorSpec out = parse_tensor(x).spec;
+constexpr Verdict transpose(const TensorSpec& x) {
+  TensorSpec out = x;
   const TensorSpec in = out;
   for (int i = 0; i < in.rank(); ++i) out.dims[i] = in.dims[in.rank() - 1 - i];
-  if (in.rank() < 2) return {Text(x), "transpose: `" + Text(x) + "` has fewer than two dims; drop the op"};
-  return {to_string(out), {}};
+  if (in.rank() < 2) return {x, "transpose: " + quoted(x) + " has fewer than two dims; drop the op"};
+  return {out, {}};
 }
-constexpr Verdict transpose2(std::string_view a, std::string_view b, std::string_view x) {
+constexpr Verdict transpose2(std::string_view a, std::string_view b, const TensorSpec& x) {
   const Text title = Text("transpose<") + quoted(a) + ", " + quoted(b) + ">: ";
-  TensorSpec out = parse_tensor(x).spec;
+  TensorSpec out = x;
   const TensorSpec in = out;
   for (auto name : {a, b})
-    if (!in.has(name)) return {Text(x), title + "the operand " + quoted(x) + " has no dim " + quoted(name)};
-  if (a == b) return {Text(x), title + "write two dims"};
+    if (!in.has(name)) return {x, title + "the operand " + quoted(x) + " has no dim " + quoted(name)};
+  if (a == b) return {x, title + "write two dims"};
   out.dims[in.find(a)] = in.dims[in.find(b)];
   out.dims[in.find(b)] = in.dims[in.find(a)];
-  return {to_string(out), {}};
+  return {out, {}};
 }
 
 /// stack<"S">(a, b): operands of one spec along a new dim, the first of the result.
-constexpr Verdict stack(std::string_view dim, std::string_view a, std::string_view b) {
+constexpr Verdict stack(std::string_view dim, const TensorSpec& a, const TensorSpec& b) {
   const Text title = title_of("stack", dim) + ": ";
-  const TensorSpec in = parse_tensor(a).spec, other = parse_tensor(b).spec, name = parse_tensor(dim).spec;
-  if (!parse_tensor(dim).error.empty() || name.rank() != 1 || name.dims[0].is_integer() || !name.dims[0].axes.empty() ||
+  const ParsedTensor parsed = parse_tensor(dim);
+  const TensorSpec &in = a, &other = b, &name = parsed.spec;
+  if (!parsed.error.empty() || name.rank() != 1 || name.dims[0].is_integer() || !name.dims[0].axes.empty() ||
       name.dims[0].bracketed)
     return {{}, title + "write the name of the new dim, without axes"};
   if (!(in == other)) {
@@ -91,15 +92,19 @@ constexpr Verdict stack(std::string_view dim, std::string_view a, std::string_vi
   }
   if (in.has(dim)) return {{}, title + "the operand " + quoted(a) + " already has a dim " + quoted(dim)};
   if (in.dims.full()) return {{}, title + "the result has more than " + number(max_dims) + " dims"};
-  return {Text(dim) + (a.empty() ? "" : " ") + a, {}};
+  TensorSpec out;
+  out.dims.push_back(name.dims[0]);
+  for (const Dim& each : in.dims) out.dims.push_back(each);
+  out.partial = in.partial;
+  return {out, {}};
 }
 
 /// rename<"L -> Klen">, rename<"A B -> C D">: free.
-constexpr Verdict rename(std::string_view names, std::string_view x) {
-  const Call call = parse_call("rename", names, 1);
+constexpr Verdict rename(std::string_view names, const TensorSpec& x) {
+  const OpCall call = parse_call("rename", names, 1);
   if (!call.why.empty()) return {{}, call.why};
   const auto fail = [&](const Text& why) { return Verdict{{}, call.title + ": " + why}; };
-  const TensorSpec before = parse_tensor(x).spec;
+  const TensorSpec& before = x;
   const TensorSpec &from = call.op.in[0], &to = call.op.out;
   if (from.rank() != to.rank()) return fail("write as many names on the right as on the left");
   for (const TensorSpec* side : {&from, &to}) {
@@ -126,12 +131,12 @@ constexpr Verdict rename(std::string_view names, std::string_view x) {
   for (int i = 0; i < out.rank(); ++i)
     if (out.find(out.dims[i].name) != i && !out.dims[i].is_integer())
       return fail("the operand " + quoted(x) + " already has a dim " + quoted(out.dims[i].name));
-  return {to_string(out), {}};
+  return {out, {}};
 }
 
 /// rearrange<"A B/t -> B/t A">: the same dims in another order (a local copy).
-constexpr Verdict rearrange(std::string_view op, std::string_view x) {
-  const Call call = parse_call("rearrange", op, x);
+constexpr Verdict rearrange(std::string_view op, const TensorSpec& x) {
+  const OpCall call = parse_call("rearrange", op, x);
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;
   if (in.rank() != out.rank()) return call.fail("the result must have exactly the dims of the operand");
@@ -152,11 +157,11 @@ constexpr Verdict rearrange(std::string_view op, std::string_view x) {
 
 namespace detail_ {
 /// Replaces the adjacent dims `from` by `to`; axes stand on the major one only.
-constexpr Verdict regroup(const char* op_name, std::string_view op, std::string_view x) {
-  const Call call = parse_call(op_name, op, 1);
+constexpr Verdict regroup(const char* op_name, std::string_view op, const TensorSpec& x) {
+  const OpCall call = parse_call(op_name, op, 1);
   if (!call.why.empty()) return {{}, call.why};
   const auto fail = [&](const Text& why) { return Verdict{{}, call.title + ": " + why}; };
-  const TensorSpec in = parse_tensor(x).spec;
+  const TensorSpec& in = x;
   const TensorSpec &from = call.op.in[0], &to = call.op.out;
   const bool merging = std::string_view(op_name) == "merge";
   const TensorSpec &many = merging ? from : to, &one = merging ? to : from;
@@ -205,24 +210,24 @@ constexpr Verdict regroup(const char* op_name, std::string_view op, std::string_
                        : i < at + to.rank() ? to.dims[i - at]
                                             : in.dims[i - to.rank() + from.rank()]);
   }
-  const Text text = to_string(out);
-  if (const auto parsed = parse_tensor(text); !parsed.error.empty()) return fail(parsed.error);
-  return {text, {}};
+  // A name may stand twice now.
+  if (const auto parsed = parse_tensor(to_string(out)); !parsed.error.empty()) return fail(parsed.error);
+  return {out, {}};
 }
 }  // namespace detail_
 
 /// merge<"H/t D -> E/t">: adjacent dims become one.
-constexpr Verdict merge(std::string_view op, std::string_view x) {
+constexpr Verdict merge(std::string_view op, const TensorSpec& x) {
   return detail_::regroup("merge", op, x);
 }
 /// split<"E/t -> H/t D">: its inverse; the sizes of the new names are given at run time.
-constexpr Verdict split(std::string_view op, std::string_view x) {
+constexpr Verdict split(std::string_view op, const TensorSpec& x) {
   return detail_::regroup("split", op, x);
 }
 
 /// broadcast<"M -> B/d M">: a replicated value repeated along new dims.
-constexpr Verdict broadcast(std::string_view op, std::string_view x) {
-  const Call call = parse_call("broadcast", op, x);
+constexpr Verdict broadcast(std::string_view op, const TensorSpec& x) {
+  const OpCall call = parse_call("broadcast", op, x);
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;
   int last = -1;

@@ -66,26 +66,26 @@ constexpr Text align(const Small<TensorSpec, 4>& in) {
     for (const Dim& dim : x.dims)
       for (auto axis : dim.axes)
         for (const TensorSpec& y : in) {
-          const State s = y.state(axis);
-          if (s.kind == State::partial)
+          const Placement s = y.placement(axis);
+          if (s.kind == Placement::partial)
             return quoted(to_string(y)) + " is partial over " + axis + ", but " + quoted(to_string(x)) + " is " +
                    describe(x, axis) + "; the former first needs its sum, with " + reduction(y);
-          if (s.kind == State::sharded && y.dims[s.dim].name != dim.name)
+          if (s.kind == Placement::sharded && y.dims[s.dim].name != dim.name)
             return quoted(to_string(x)) + " is " + describe(x, axis) + ", but " + quoted(to_string(y)) + " is " +
-                   describe(y, axis) + ", so only diagonal blocks would meet; `all_gather` one of them (communicates)";
+                   describe(y, axis) + ", so only diagonal shards would meet; `all_gather` one of them (communicates)";
         }
   for (const TensorSpec& x : in)
     for (const TensorSpec& y : in)
       for (const Dim& dim : x.dims)
         if (const int at = y.find(dim.name); at >= 0 && !(y.dims[at].axes == dim.axes))
-          return blocks_differ(x, dim, y, y.dims[at]);
+          return shards_differ(x, dim, y, y.dims[at]);
   return {};
 }
 
-constexpr Small<TensorSpec, 4> parse_all(std::string_view a, std::string_view b) {
+constexpr Small<TensorSpec, 4> both(const TensorSpec& a, const TensorSpec& b) {
   Small<TensorSpec, 4> in;
-  in.push_back(parse_tensor(a).spec);
-  in.push_back(parse_tensor(b).spec);
+  in.push_back(a);
+  in.push_back(b);
   return in;
 }
 
@@ -94,10 +94,10 @@ constexpr Text alike(const Small<TensorSpec, 4>& in) {
   for (const TensorSpec& x : in)
     for (auto axis : x.partial)
       for (const TensorSpec& y : in)
-        if (const State s = y.state(axis); s.kind == State::replicated) {
+        if (const Placement s = y.placement(axis); s.kind == Placement::replicated) {
           TensorSpec summand = y;
           for (auto pending : x.partial)
-            if (summand.state(pending).kind == State::replicated && !summand.partial.full())
+            if (summand.placement(pending).kind == Placement::replicated && !summand.partial.full())
               summand.add_partial(pending);
           return quoted(to_string(x)) + " is partial over " + axis + ", but " + quoted(to_string(y)) +
                  " is replicated over " + axis + ", so the pending sum would count the latter once per device; " +
@@ -107,8 +107,8 @@ constexpr Text alike(const Small<TensorSpec, 4>& in) {
   return {};
 }
 
-constexpr Verdict sum_like(const char* name, std::string_view op, std::string_view x) {
-  const Call call = parse_call(name, op, x);
+constexpr Verdict sum_like(const char* name, std::string_view op, const TensorSpec& x) {
+  const OpCall call = parse_call(name, op, x);
   if (!call.why.empty()) return call.fail();
   Small<Dim, max_dims> removed;
   if (const Text why = removed_dims(call.op.in[0], call.op.out, removed); !why.empty()) return call.fail(why);
@@ -131,32 +131,32 @@ constexpr Text unsharded(const TensorSpec& x, std::string_view dim) {
   TensorSpec gathered = x;
   gathered.dims[at].axes = {};
   return "dim " + quoted(to_string(x.dims[at])) +
-         " is sharded, so each device sees only its block of it; gather it first with " +
+         " is sharded, so each device sees only its shard of it; gather it first with " +
          suggestion("all_gather", x, gathered) + " (communicates)";
 }
 
 }  // namespace detail_
 
 /// +, -, where's branches: all operands partial on an axis, or none.
-constexpr Verdict add(std::string_view name, std::string_view a, std::string_view b) {
-  const auto in = detail_::parse_all(a, b);
+constexpr Verdict add(std::string_view name, const TensorSpec& a, const TensorSpec& b) {
+  const auto in = detail_::both(a, b);
   const auto fail = [&](const Text& why) { return Verdict{{}, detail_::of(name, in) + ": " + why}; };
   TensorSpec out;
   if (const Text why = detail_::broadcast(in, out); !why.empty()) return fail(why);
   if (const Text why = detail_::align(in); !why.empty()) return fail(why);
   if (const Text why = detail_::alike(in); !why.empty()) return fail(why);
   out.partial = in[0].partial;
-  return {to_string(out), {}};
+  return {out, {}};
 }
 
 /// *: at most one operand partial on an axis, the other replicated there.
-constexpr Verdict multiply(std::string_view a, std::string_view b) {
-  const auto in = detail_::parse_all(a, b);
+constexpr Verdict multiply(const TensorSpec& a, const TensorSpec& b) {
+  const auto in = detail_::both(a, b);
   const auto fail = [&](const Text& why) { return Verdict{{}, detail_::of("*", in) + ": " + why}; };
   TensorSpec out;
   if (const Text why = detail_::broadcast(in, out); !why.empty()) return fail(why);
   for (auto axis : in[0].partial)
-    if (in[1].state(axis).kind == State::partial)
+    if (in[1].placement(axis).kind == Placement::partial)
       return fail(
           "both are partial over " + Text(axis) +
           ", and a product of sums is not the sum of the products; take `all_reduce` or `reduce_scatter` of one "
@@ -164,12 +164,12 @@ constexpr Verdict multiply(std::string_view a, std::string_view b) {
   if (const Text why = detail_::align(in); !why.empty()) return fail(why);
   for (const TensorSpec& x : in)
     for (auto axis : x.partial) out.add_partial(axis);
-  return {to_string(out), {}};
+  return {out, {}};
 }
 
 /// /: partial only in the numerator.
-constexpr Verdict divide(std::string_view a, std::string_view b) {
-  const auto in = detail_::parse_all(a, b);
+constexpr Verdict divide(const TensorSpec& a, const TensorSpec& b) {
+  const auto in = detail_::both(a, b);
   const auto fail = [&](const Text& why) { return Verdict{{}, detail_::of("/", in) + ": " + why}; };
   if (!in[1].partial.empty())
     return fail("the divisor is partial over " + Text(in[1].partial[0]) +
@@ -178,7 +178,7 @@ constexpr Verdict divide(std::string_view a, std::string_view b) {
   if (const Text why = detail_::broadcast(in, out); !why.empty()) return fail(why);
   if (const Text why = detail_::align(in); !why.empty()) return fail(why);
   out.partial = in[0].partial;
-  return {to_string(out), {}};
+  return {out, {}};
 }
 
 /// Any op that is not linear, of one or more operands: none may be partial.
@@ -188,80 +188,80 @@ constexpr Verdict map(std::string_view name, const Small<TensorSpec, 4>& in) {
   TensorSpec out;
   if (const Text why = detail_::broadcast(in, out); !why.empty()) return {{}, detail_::of(name, in) + ": " + why};
   if (const Text why = detail_::align(in); !why.empty()) return {{}, detail_::of(name, in) + ": " + why};
-  return {to_string(out), {}};
+  return {out, {}};
 }
-constexpr Verdict map1(std::string_view name, std::string_view a) {
+constexpr Verdict map1(std::string_view name, const TensorSpec& a) {
   Small<TensorSpec, 4> in;
-  in.push_back(parse_tensor(a).spec);
+  in.push_back(a);
   return map(name, in);
 }
-constexpr Verdict map2(std::string_view name, std::string_view a, std::string_view b) {
-  Verdict verdict = map(name, detail_::parse_all(a, b));
-  if (name == "where" && !parse_tensor(a).spec.partial.empty())
+constexpr Verdict map2(std::string_view name, const TensorSpec& a, const TensorSpec& b) {
+  Verdict verdict = map(name, detail_::both(a, b));
+  if (name == "where" && !a.partial.empty())
     verdict.why = verdict.why + "; where the constant is 0, `masked` takes a partial operand as it is";
   return verdict;
 }
-constexpr Verdict map3(std::string_view name, std::string_view a, std::string_view b, std::string_view c) {
-  auto in = detail_::parse_all(a, b);
-  in.push_back(parse_tensor(c).spec);
+constexpr Verdict map3(std::string_view name, const TensorSpec& a, const TensorSpec& b, const TensorSpec& c) {
+  auto in = detail_::both(a, b);
+  in.push_back(c);
   return map(name, in);
 }
-constexpr Verdict map4(std::string_view name, std::string_view a, std::string_view b, std::string_view c,
-                       std::string_view d) {
-  auto in = detail_::parse_all(a, b);
-  in.push_back(parse_tensor(c).spec);
-  in.push_back(parse_tensor(d).spec);
+constexpr Verdict map4(std::string_view name, const TensorSpec& a, const TensorSpec& b, const TensorSpec& c,
+                       const TensorSpec& d) {
+  auto in = detail_::both(a, b);
+  in.push_back(c);
+  in.push_back(d);
   return map(name, in);
 }
 
 /// where(c, a, b): c never partial, a and b as for +; a literal 0 is whatever the other branch is.
-constexpr Verdict where(std::string_view c, std::string_view a, std::string_view b) {
-  if (const Text why = detail_::nonlinear("where", parse_tensor(c).spec); !why.empty()) return {{}, why};
+constexpr Verdict where(const TensorSpec& c, const TensorSpec& a, const TensorSpec& b) {
+  if (const Text why = detail_::nonlinear("where", c); !why.empty()) return {{}, why};
   const Verdict branches = add("where", a, b);
   if (!branches.ok()) return branches;
-  const auto in = detail_::parse_all(branches.result, c);
+  const auto in = detail_::both(branches.result, c);
   TensorSpec out;
   if (const Text why = detail_::broadcast(in, out); !why.empty()) return {{}, detail_::of("where", in) + ": " + why};
   if (const Text why = detail_::align(in); !why.empty()) return {{}, detail_::of("where", in) + ": " + why};
   out.partial = in[0].partial;
-  return {to_string(out), {}};
+  return {out, {}};
 }
 
 /// x + constant, and where with a literal other than 0.
-constexpr Verdict add_constant(std::string_view name, std::string_view a) {
-  const auto x = parse_tensor(a).spec;
+constexpr Verdict add_constant(std::string_view name, const TensorSpec& a) {
+  const TensorSpec& x = a;
   if (!x.partial.empty())
     return {{},
             Text(name) + " of " + quoted(a) + " and a constant: the operand is partial over " + x.partial[0] +
                 ", and each device would count the constant again; " + reduce_first(x)};
-  return {to_string(x), {}};
+  return {x, {}};
 }
 
 /// Linear in its one operand: negation, scaling, float casts, stop_gradient.
-constexpr Verdict linear(std::string_view x) {
-  return {Text(x), {}};
+constexpr Verdict linear(const TensorSpec& x) {
+  return {x, {}};
 }
 
-constexpr Verdict cast(bool to_float, bool from_float, std::string_view x) {
+constexpr Verdict cast(bool to_float, bool from_float, const TensorSpec& x) {
   if (to_float && from_float) return linear(x);
   return map1("a cast between float and integer", x);
 }
 
 /// sum<"A/t B -> B +t">: a sum over a sharded dim stays pending over its axes, spelled.
-constexpr Verdict sum(std::string_view op, std::string_view x) {
+constexpr Verdict sum(std::string_view op, const TensorSpec& x) {
   return detail_::sum_like("sum", op, x);
 }
 /// mean<"A/t B -> B +t">: the sum divided by the global size.
-constexpr Verdict mean(std::string_view op, std::string_view x) {
+constexpr Verdict mean(std::string_view op, const TensorSpec& x) {
   return detail_::sum_like("mean", op, x);
 }
 
 /// max<"A B -> A">, argmax alike, of one dim: the dims that go must be unsharded, and nothing partial.
-constexpr Verdict local_max(std::string_view name, std::string_view op, std::string_view x) {
-  const Call call = parse_call(name, op, x);
+constexpr Verdict local_max(std::string_view name, std::string_view op, const TensorSpec& x) {
+  const OpCall call = parse_call(name, op, x);
   if (!call.why.empty()) return call.fail();
   Small<Dim, max_dims> removed;
-  if (const Text why = detail_::nonlinear(name, call.op.in[0]); !why.empty()) return {to_string(call.op.out), why};
+  if (const Text why = detail_::nonlinear(name, call.op.in[0]); !why.empty()) return {call.op.out, why};
   if (const Text why = removed_dims(call.op.in[0], call.op.out, removed); !why.empty()) return call.fail(why);
   if (name == "argmax" && removed.size() != 1) return call.fail("an index is one along one dim: leave out exactly one");
   for (const Dim& dim : removed)
@@ -273,28 +273,28 @@ constexpr Verdict local_max(std::string_view name, std::string_view op, std::str
 }
 
 /// softmax, rms_norm, layer_norm along one named dim: it must be whole on each device, and nothing partial.
-constexpr Verdict along(std::string_view name, std::string_view dim, std::string_view x) {
-  const auto in = parse_tensor(x).spec;
-  if (const Text why = detail_::nonlinear(name, in); !why.empty()) return {Text(x), why};
-  if (const Text why = detail_::unsharded(in, dim); !why.empty()) return {Text(x), title_of(name, dim) + ": " + why};
-  return {Text(x), {}};
+constexpr Verdict along(std::string_view name, std::string_view dim, const TensorSpec& x) {
+  const TensorSpec& in = x;
+  if (const Text why = detail_::nonlinear(name, in); !why.empty()) return {x, why};
+  if (const Text why = detail_::unsharded(in, dim); !why.empty()) return {x, title_of(name, dim) + ": " + why};
+  return {x, {}};
 }
 
 /// rope<"L", "D">: a rotation along D, which must be whole; L may be sharded, its global index is known. Linear, so the
 /// operand may be partial.
-constexpr Verdict rope(std::string_view length, std::string_view dim, std::string_view x) {
+constexpr Verdict rope(std::string_view length, std::string_view dim, const TensorSpec& x) {
   const Text title = Text("rope<") + quoted(length) + ", " + quoted(dim) + ">: ";
-  const TensorSpec in = parse_tensor(x).spec;
+  const TensorSpec& in = x;
   if (!in.has(length))
-    return {Text(x), title + "the operand " + quoted(x) + " has no dim " + quoted(length) + " to take positions from"};
-  if (length == dim) return {Text(x), title + "positions come from another dim than the one that is rotated"};
-  if (const Text why = detail_::unsharded(in, dim); !why.empty()) return {Text(x), title + why};
-  return {Text(x), {}};
+    return {x, title + "the operand " + quoted(x) + " has no dim " + quoted(length) + " to take positions from"};
+  if (length == dim) return {x, title + "positions come from another dim than the one that is rotated"};
+  if (const Text why = detail_::unsharded(in, dim); !why.empty()) return {x, title + why};
+  return {x, {}};
 }
 
 namespace detail_ {
 
-/// What attention asks of an operand that stands beside the queries: only their dims, with their sharding, and L.
+/// The check of an operand of attention other than the queries: it has only their dims, sharded alike, and L.
 constexpr Text beside_queries(std::string_view what, const TensorSpec& x, const TensorSpec& q,
                               std::string_view length) {
   for (const Dim& dim : x.dims)
@@ -313,16 +313,15 @@ constexpr Text beside_queries(std::string_view what, const TensorSpec& x, const 
 
 /// causal_attention<"L", "D">(q, k, v): positions along L and the width D of a head are whole on each device, and all
 /// else is batch: k and v have the dims of q, or lack those of query heads that share a head of keys.
-constexpr Verdict causal_attention(std::string_view length, std::string_view width, std::string_view queries,
-                                   std::string_view keys, std::string_view values) {
-  const auto in = detail_::parse_all(queries, keys);
+constexpr Verdict causal_attention(std::string_view length, std::string_view width, const TensorSpec& queries,
+                                   const TensorSpec& keys, const TensorSpec& values) {
+  const auto in = detail_::both(queries, keys);
   const TensorSpec& q = in[0];
   const auto fail = [&](const Text& why) {
-    return Verdict{Text(queries), Text("causal_attention<") + quoted(length) + ", " + quoted(width) + ">: " + why};
+    return Verdict{queries, Text("causal_attention<") + quoted(length) + ", " + quoted(width) + ">: " + why};
   };
-  for (auto x : {queries, keys, values})
-    if (const Text why = detail_::nonlinear("causal_attention", parse_tensor(x).spec); !why.empty())
-      return {Text(queries), why};
+  for (const TensorSpec* x : {&queries, &keys, &values})
+    if (const Text why = detail_::nonlinear("causal_attention", *x); !why.empty()) return {queries, why};
   if (length == width) return fail("positions count along another dim than the one that products are summed over");
   for (auto dim : {length, width})
     if (const Text why = detail_::unsharded(q, dim); !why.empty()) return fail(why);
@@ -333,19 +332,19 @@ constexpr Verdict causal_attention(std::string_view length, std::string_view wid
   if (const Text why = detail_::beside_queries("the keys", in[1], q, length); !why.empty()) return fail(why);
   if (!in[1].has(width))
     return fail("the keys " + quoted(keys) + " have no dim " + quoted(width) + ", over which products are summed");
-  if (!(parse_tensor(values).spec == in[1]))
+  if (!(values == in[1]))
     return fail("the values " + quoted(values) + " must have the spec of the keys " + quoted(keys));
-  return {Text(queries), {}};
+  return {queries, {}};
 }
 
 /// The same with the segments of the positions, of which a query sees its own.
 constexpr Verdict causal_attention_in_segments(std::string_view length, std::string_view width,
-                                               std::string_view queries, std::string_view keys, std::string_view values,
-                                               std::string_view segments) {
+                                               const TensorSpec& queries, const TensorSpec& keys,
+                                               const TensorSpec& values, const TensorSpec& segments) {
   Verdict verdict = causal_attention(length, width, queries, keys, values);
   if (!verdict.ok()) return verdict;
-  const TensorSpec q = parse_tensor(queries).spec, s = parse_tensor(segments).spec;
-  if (Text why = detail_::nonlinear("causal_attention", s); !why.empty()) return {Text(queries), why};
+  const TensorSpec &q = queries, &s = segments;
+  if (Text why = detail_::nonlinear("causal_attention", s); !why.empty()) return {queries, why};
   Text why = detail_::beside_queries("the segments", s, q, length);
   if (why.empty() && s.has(width))
     why = "the segments " + quoted(segments) + " have the dim " + quoted(width) + "; all of a head is in one segment";

@@ -19,23 +19,23 @@ constexpr Verdict losses(std::string_view name, const Text& call, const TensorSp
   if (logits.rank() == 0 || !(lead == targets))
     return {{}, call + ": the targets must have the dims of the logits without the last one (the vocabulary)"};
   for (auto axis : logits.dims[logits.rank() - 1].axes) lead.add_partial(axis);
-  return {to_string(lead), {}};
+  return {lead, {}};
 }
 
 }  // namespace detail_
 
 /// cross_entropy(logits, targets): logits are the targets' dims and the vocabulary last, which may be sharded.
-constexpr Verdict cross_entropy(std::string_view logits, std::string_view targets) {
-  const auto in = detail_::parse_all(logits, targets);
+constexpr Verdict cross_entropy(const TensorSpec& logits, const TensorSpec& targets) {
+  const auto in = detail_::both(logits, targets);
   return detail_::losses("cross_entropy", "cross_entropy of " + quoted(logits) + " and " + quoted(targets), in[0],
                          in[1]);
 }
 
 /// linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(x, table, targets): cross_entropy of this einsum, which makes
 /// whole rows of logits of whole rows of x and of the table.
-constexpr Verdict linear_cross_entropy(std::string_view op, std::string_view x, std::string_view table,
-                                       std::string_view targets) {
-  const Call call = parse_call("linear_cross_entropy", op, 2);
+constexpr Verdict linear_cross_entropy(std::string_view op, const TensorSpec& x, const TensorSpec& table,
+                                       const TensorSpec& targets) {
+  const OpCall call = parse_call("linear_cross_entropy", op, 2);
   if (const Verdict product = detail_::product(call, x, table); !product.ok()) return {{}, product.why};
   const TensorSpec &rows = call.op.in[0], &vocabulary = call.op.in[1], &logits = call.op.out;
   bool whole = logits.rank() > 0 && vocabulary.rank() > 0 &&
@@ -54,8 +54,7 @@ constexpr Verdict linear_cross_entropy(std::string_view op, std::string_view x, 
         "the logits would be partial over " + Text(logits.partial[0]) +
         ", and a loss is of their sum; make the operands whole first, with `all_gather` or `all_reduce`, or "
         "reduce the `einsum_unreduced` and take its `cross_entropy` (all communicate)");
-  return detail_::losses("linear_cross_entropy", call.title + " with targets " + quoted(targets), logits,
-                         parse_tensor(targets).spec);
+  return detail_::losses("linear_cross_entropy", call.title + " with targets " + quoted(targets), logits, targets);
 }
 
 }  // namespace shardlib::rules

@@ -8,7 +8,7 @@
 namespace shardlib::rules {
 
 /// A stage begins with what the one before it hands over, so it returns the type that it takes.
-constexpr Verdict stage_result(DType begin_dtype, std::string_view begin, DType end_dtype, std::string_view end) {
+constexpr Verdict stage_result(DType begin_dtype, const TensorSpec& begin, DType end_dtype, const TensorSpec& end) {
   if (begin == end && begin_dtype == end_dtype) return {};
   const Text begins = quoted(Text(name(begin_dtype)) + "[" + begin + "]"),
              ends = quoted(Text(name(end_dtype)) + "[" + end + "]");
@@ -37,19 +37,22 @@ constexpr Verdict stage_label(std::string_view stage_axis, std::string_view labe
 
 /// Concat<"N", Tensor<f32, "B/d L">>: the spec of all microbatches together. A dim that the tensor has not is new, and
 /// first; one that it has is whole on each device, as for `concat`.
-constexpr Verdict concat_microbatches(std::string_view dim, std::string_view x) {
-  const TensorSpec spec = parse_tensor(x).spec;
+constexpr Verdict concat_microbatches(std::string_view dim, const TensorSpec& x) {
+  const TensorSpec& spec = x;
   if (spec.has(dim)) {
-    Verdict verdict{Text(x), detail_::concat_dim(spec, dim)};
+    Verdict verdict{x, detail_::concat_dim(spec, dim)};
     if (!verdict.ok())
       verdict.why = "Concat<" + quoted(dim) + ">: " + verdict.why +
                     "; or keep the microbatches apart along a dim that the tensor has not, " +
                     quoted("Concat<\"microbatch\", ...>");
     return verdict;
   }
-  Verdict verdict = tensor(Text(dim) + (x.empty() ? "" : " ") + x);
-  if (!verdict.ok()) verdict.why = "Concat<" + quoted(dim) + ">: " + verdict.why;
-  return verdict;
+  const Text all = Text(dim) + " " + to_string(x);
+  if (const Verdict whole = tensor(all); !whole.ok()) return {{}, "Concat<" + quoted(dim) + ">: " + whole.why};
+  TensorSpec out = parse_tensor(dim).spec;
+  for (const Dim& each : x.dims) out.dims.push_back(each);
+  for (auto axis : x.partial) out.add_partial(axis);
+  return {out, {}};
 }
 
 }  // namespace shardlib::rules

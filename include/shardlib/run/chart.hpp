@@ -17,20 +17,20 @@ struct Series {
   bool marked = false;  ///< few values: drawn as they are, with marks, and dashed
 };
 
-/// Curves in one picture: its `id` in the page, its `title`, the `quantity` of `y`, and the `series`.
+/// Curves in one picture: its `id` in the page, its `title`, the `unit` of `y`, and the `series`.
 struct Chart {
   std::string id, title;
-  Quantity quantity = Quantity::number;
+  Unit unit = Unit::number;
   std::vector<Series> series = {};
   bool starts_at_zero = false;  ///< the linear scale does
   bool robust = false;          ///< smoothed by the median: for times and speeds, where single outliers say nothing
 };
 
-/// Parts of a whole over time, the first at the bottom: `id` and `title` as of a Chart, the `quantity` of the parts,
+/// Parts of a whole over time, the first at the bottom: `id` and `title` as of a Chart, the `unit` of the parts,
 /// their `names`, and `x`.
 struct StackedChart {
   std::string id, title;
-  Quantity quantity = Quantity::seconds;
+  Unit unit = Unit::seconds;
   std::vector<double> x;
   std::vector<std::string> names;
   std::vector<std::vector<double>> parts;  ///< of names.size() rows

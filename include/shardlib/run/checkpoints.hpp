@@ -13,8 +13,8 @@ namespace shardlib::run {
 
 /// How `train` saves and loads `state`, which must outlive the result. Its leaves must be there, with their sizes, when
 /// a checkpoint is loaded. `rename`: as in io::SaveOptions. `checkpoints_of(mesh, state, training)`
-template <Spec A, class State>
-[[nodiscard]] Checkpoints checkpoints_of(const Mesh<A>& mesh, State& state, const Training& training,
+template <Spec A, class Tree>
+[[nodiscard]] Checkpoints checkpoints_of(const Mesh<A>& mesh, Tree& state, const Training& training,
                                          const io::Rename& rename = {}) {
   if (training.directory.empty() || mesh.device()->is_dry()) return {};
   const std::string folder = training.directory + "/checkpoints";

@@ -27,14 +27,14 @@ class Options {
   /// Declares "--name" or "-n,--name"; `value` holds the default and must outlive this object. T: int64_t, uint64_t,
   /// double, string or vector<string>, which takes --name once for each element.
   template <class T>
-  Options& add(std::string name, T& value, std::string help, const Rule& rule = {}) {
+  Options& add(std::string name, T& value, std::string help, const Validator& validator = {}) {
     static_assert(std::is_constructible_v<Target, T*> && !std::is_same_v<T, bool>,
                   "an option is an int64_t, uint64_t, double, string or vector<string>; a bool is a flag()");
-    return declare(std::move(name), &value, std::move(help), rule);
+    return declare(std::move(name), &value, std::move(help), validator);
   }
   /// Declares "--name", which sets `value`, and "--no-name", which clears it.
-  Options& flag(std::string name, bool& value, std::string help, const Rule& rule = {}) {
-    return declare(std::move(name), &value, std::move(help), rule);
+  Options& flag(std::string name, bool& value, std::string help, const Validator& validator = {}) {
+    return declare(std::move(name), &value, std::move(help), validator);
   }
   /// A value without a name before it, as in `tool FILE`; `name` is what --help calls it. Several come in this order.
   Options& argument(std::string name, std::string& value, std::string help);
@@ -57,7 +57,7 @@ class Options {
   using Target = std::variant<std::int64_t*, std::uint64_t*, double*, std::string*, bool*, std::vector<std::string>*>;
   struct Option {
     std::string name, short_name, key, group, help;
-    Rule rule;
+    Validator validator;
     Target target;
     std::string default_text;  ///< as TOML
     std::string origin = {};   ///< empty: the default
@@ -74,7 +74,7 @@ class Options {
   };
   struct Request;
 
-  Options& declare(std::string name, Target target, std::string help, const Rule& rule);
+  Options& declare(std::string name, Target target, std::string help, const Validator& validator);
   [[nodiscard]] Request read_command_line(int argc, const char* const* argv) const;
   [[nodiscard]] std::vector<Setting> read_config(Request& request) const;
   [[nodiscard]] std::vector<Setting> read_preset(const Request& request) const;

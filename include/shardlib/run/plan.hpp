@@ -38,7 +38,7 @@ struct Plan {
   struct Local {
     std::string op, spec;    ///< "einsum_unreduced", and the spec of the result
     double flops = 0;        ///< of all its calls
-    std::int64_t bytes = 0;  ///< of the blocks that it reads and writes, in all calls
+    std::int64_t bytes = 0;  ///< of the shards that it reads and writes, in all calls
   };
   std::vector<Local> local;  ///< the other ops of a step; not the optimizer's, which is one pass over what is at rest
   double flops = 0;          ///< of all products of a step, a multiply-add counting as two
@@ -69,9 +69,9 @@ struct Plan {
 /// `count_step(device, [&] { step(); })`
 [[nodiscard]] SHARDLIB_INLINE Plan count_step(const std::shared_ptr<Device>& device, const std::function<void()>& step);
 
-/// The bytes of this device's blocks of all leaves. `block_bytes(weights)`
+/// The bytes of this device's shards of all leaves. `shard_bytes(weights)`
 template <class Tree>
-[[nodiscard]] std::int64_t block_bytes(const Tree& tree) {
+[[nodiscard]] std::int64_t shard_bytes(const Tree& tree) {
   std::int64_t bytes = 0;
   for_each_leaf([&](std::string_view, const auto& leaf) { bytes += static_cast<std::int64_t>(leaf.value()->bytes()); },
                 tree);

@@ -9,10 +9,10 @@ namespace shardlib::run {
 
 /// How a chart's values are written: a `number` 3.142; a `count` 12.3 k; a `percent` 41 %; `bytes` 1.5 GiB; `seconds`
 /// 250 ms.
-enum class Quantity { number, count, percent, bytes, seconds };
+enum class Unit { number, count, percent, bytes, seconds };
 
-/// The value as a text. `quantity_text(Quantity::bytes, 1.5e9)`
-[[nodiscard]] SHARDLIB_INLINE std::string quantity_text(Quantity quantity, double value);
+/// The value as a text. `unit_text(Unit::bytes, 1.5e9)`
+[[nodiscard]] SHARDLIB_INLINE std::string unit_text(Unit unit, double value);
 
 }  // namespace shardlib::run
 

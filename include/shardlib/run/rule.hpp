@@ -11,8 +11,9 @@
 
 namespace shardlib::run {
 
-/// What an option's value must satisfy, and how --help speaks of it. Rules join with |, as in at_least(1) | unit("s").
-struct Rule {
+/// What an option's value must satisfy, and how --help speaks of it. Validators join with |, as in at_least(1) |
+/// unit("s").
+struct Validator {
   double least = -std::numeric_limits<double>::infinity();  ///< the least value allowed
   double most = std::numeric_limits<double>::infinity();    ///< the largest value allowed
   bool exclusive = false;            ///< `least` itself is not allowed
@@ -25,31 +26,31 @@ struct Rule {
 };
 
 /// Both rules together.
-[[nodiscard]] SHARDLIB_INLINE Rule operator|(Rule a, const Rule& b);
+[[nodiscard]] SHARDLIB_INLINE Validator operator|(Validator a, const Validator& b);
 
 /// Sizes end here, so that products of a few of them fit 64 bits.
 inline constexpr std::int64_t largest_size = std::int64_t{1} << 24;
 
 /// Numbers from `least` on.
-[[nodiscard]] SHARDLIB_INLINE Rule at_least(double least);
+[[nodiscard]] SHARDLIB_INLINE Validator at_least(double least);
 /// Numbers larger than the bound.
-[[nodiscard]] SHARDLIB_INLINE Rule above(double bound);
+[[nodiscard]] SHARDLIB_INLINE Validator above(double bound);
 /// Numbers smaller than the bound.
-[[nodiscard]] SHARDLIB_INLINE Rule below(double bound);
+[[nodiscard]] SHARDLIB_INLINE Validator below(double bound);
 /// Numbers from `least` to `most`. `between(0, 1)`
-[[nodiscard]] SHARDLIB_INLINE Rule between(double least, double most);
+[[nodiscard]] SHARDLIB_INLINE Validator between(double least, double most);
 /// A number of things that gets multiplied with others: from `least` to largest_size.
-[[nodiscard]] SHARDLIB_INLINE Rule size(std::int64_t least = 1);
+[[nodiscard]] SHARDLIB_INLINE Validator size(std::int64_t least = 1);
 /// One of these words. `one_of({"f32", "bf16"})`
-[[nodiscard]] SHARDLIB_INLINE Rule one_of(std::initializer_list<const char*> choices);
+[[nodiscard]] SHARDLIB_INLINE Validator one_of(std::initializer_list<const char*> choices);
 /// The unit that --help shows beside the default: "tokens".
-[[nodiscard]] SHARDLIB_INLINE Rule unit(std::string name);
+[[nodiscard]] SHARDLIB_INLINE Validator unit(std::string name);
 /// What stands for the value in --help: "FILE".
-[[nodiscard]] SHARDLIB_INLINE Rule value_name(std::string name);
+[[nodiscard]] SHARDLIB_INLINE Validator value_name(std::string name);
 /// The option must be given.
-[[nodiscard]] SHARDLIB_INLINE Rule required();
+[[nodiscard]] SHARDLIB_INLINE Validator required();
 /// The option is no setting of the run: it is neither read from a file nor stored.
-[[nodiscard]] SHARDLIB_INLINE Rule command_line_only();
+[[nodiscard]] SHARDLIB_INLINE Validator command_line_only();
 
 }  // namespace shardlib::run
 

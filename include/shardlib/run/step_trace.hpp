@@ -33,12 +33,12 @@ class StepTrace {
     if (step < first_ || step >= end_) return;
     if (!trace_.on()) {
       auto place = device_->axes();
-      for (auto& axis : place) axis.size = device_->coordinate(axis.name);
-      trace_ = Trace(device_->index(), to_string(place));
+      for (auto& axis : place) axis.size = device_->axis_index(axis.name);
+      trace_ = Trace(device_->rank(), to_string(place));
       device_->everybody().barrier();
       trace_.start();
     }
-    observing_.emplace(device_, [this](const State::Ran& ran) { add(ran); });
+    observing_.emplace(device_, [this](const ProgramState::Ran& ran) { add(ran); });
   }
   void after(std::int64_t step) {
     observing_.reset();
@@ -50,7 +50,7 @@ class StepTrace {
     if (!trace_.on()) return;
     const std::string mine = std::exchange(trace_, Trace()).json();
     std::exception_ptr error;
-    if (device_->index() != 0) {
+    if (device_->rank() != 0) {
       const std::uint64_t size = mine.size();
       send(&size, sizeof size);
       send(mine.data(), mine.size());
@@ -61,9 +61,9 @@ class StepTrace {
   }
 
  private:
-  using State = shardlib::detail::State;
+  using ProgramState = shardlib::detail::ProgramState;
 
-  void add(const State::Ran& ran) {
+  void add(const ProgramState::Ran& ran) {
     const bool communicates = ran.work.bytes > 0;
     const auto spec = ran.op.spec.empty() ? shardlib::to_string(ran.spec) : shardlib::detail::Text();
     trace_.event(ran.op.name, ran.op.spec.empty() ? spec.view() : ran.op.spec, communicates ? "collectives" : "ops",
@@ -81,7 +81,7 @@ class StepTrace {
     return message;
   }
   /// The parts of all devices, one after the other, as files beside `path`, then joined and removed. An error is kept
-  /// until everybody has been heard, or the others would wait for ever.
+  /// until all devices have reported, or the others would wait for ever.
   std::exception_ptr collect(const std::string& mine) {
     std::exception_ptr error;
     const auto attempt = [&](const auto& f) {
@@ -93,7 +93,7 @@ class StepTrace {
       }
     };
     std::vector<std::string> parts;
-    for (int rank = 0; rank < device_->count(); ++rank) {
+    for (int rank = 0; rank < device_->size(); ++rank) {
       Buffer message;
       std::string_view text = mine;
       if (rank > 0) {

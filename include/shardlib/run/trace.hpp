@@ -23,7 +23,7 @@ class Trace {
   /// fill the memory (40 bytes each).
   Trace(int rank, std::string label, std::size_t most_events = 1'000'000);
 
-  [[nodiscard]] bool on() const { return state_ != nullptr; }  ///< whether it keeps events
+  [[nodiscard]] bool on() const { return recording_ != nullptr; }  ///< whether it keeps events
 
   /// The clock of events, in nanoseconds. It is the same for all processes of a machine.
   [[nodiscard]] static SHARDLIB_INLINE std::int64_t now();
@@ -48,7 +48,7 @@ class Trace {
     std::uint32_t name = 0, spec = 0, category = 0;
     std::int64_t bytes = 0, begin_ns = 0, duration_ns = 0;
   };
-  struct State {
+  struct Recording {
     int rank = 0;
     std::string label;
     std::size_t most_events = 0, dropped = 0;
@@ -61,7 +61,7 @@ class Trace {
   void record(std::string_view name, std::string_view spec, std::string_view category, std::int64_t bytes,
               std::int64_t begin_ns, std::int64_t duration_ns);
 
-  std::shared_ptr<State> state_;
+  std::shared_ptr<Recording> recording_;
 };
 
 /// Joins the files of all ranks (Trace::write) into one. Throws Error when a part is missing or damaged, before `path`

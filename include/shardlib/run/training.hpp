@@ -23,7 +23,7 @@ namespace shardlib::run {
 /// The settings of a run that do not depend on the model. Members hold the defaults until `declare` and parse.
 struct Training {
   /// --data, --validation-data, --stream, --tokenizer, --rows.
-  std::string data, validation_data, stream, tokenizer = "bytes", rows = "packed";
+  std::string data, validation_data, text_stream, tokenizer = "bytes", rows = "packed";
   std::string mesh;              ///< --mesh, "d=4,t=2"; empty: all ranks on the first of batch_axes
   std::string batch_axes = "d";  ///< of the program's mesh, those that shard the batch: "d" of "B/d", "x y" of "B/x/y"
   /// The steps of training, the rows of the global batch, the tokens of a row, and the parts of a batch.
@@ -77,9 +77,9 @@ SHARDLIB_INLINE void batch_must_divide(const std::vector<AxisSize>& mesh, const 
 /// of weight 0, and make up inputs of their own.
 struct Data {
   std::shared_ptr<const io::Tokenizer> tokenizer;  ///< of prompts and samples
-  std::shared_ptr<const io::Loader> train;       ///< null with --stream, and with --steps 0 without data
-  std::shared_ptr<const io::Loader> validation;  ///< null without validation
-  std::int64_t vocabulary = 0;                   ///< ids are below it
+  std::shared_ptr<const io::Loader> train;         ///< null with --stream, and with --steps 0 without data
+  std::shared_ptr<const io::Loader> validation;    ///< null without validation
+  std::int64_t vocabulary = 0;                     ///< ids are below it
 };
 /// Opens the tokenizer and the data of a run; `vocabulary` 0 stands for the tokenizer's. Throws UsageError for what
 /// cannot be read or does not fit together: data that another tokenizer made and a prompt that the model cannot take,
@@ -111,7 +111,7 @@ SHARDLIB_INLINE void check_finite(const StepResult& result, std::int64_t step);
 
 /// The state to and from the run's folder; see run/checkpoints.hpp. All empty: the run keeps nothing.
 struct Checkpoints {
-  /// Takes a snapshot, which is written beside the training. `data` identifies what the steps read.
+  /// Takes a snapshot, which a thread writes during training. `data` identifies what the steps read.
   std::function<void(std::int64_t step, const std::string& data)> save;
   /// Which checkpoint was loaded: its step, and what its steps read.
   struct Loaded {
@@ -133,13 +133,13 @@ struct Program {
   std::function<double(const io::TokenBatch& rows)> validate;
   /// Behind the last step, also of a run that a signal has stopped, on all devices; may be empty.
   std::function<void()> finish;
-  Decode decode;  ///< for sampling
+  Decode decode;            ///< for sampling
   Checkpoints checkpoints;  ///< how the state is saved and loaded
 
   std::int64_t parameters = 0;  ///< of the whole model
-  double flops_per_token = 0;  ///< of forward and backward without recomputation, for the utilisation
-  std::int64_t context = 0;    ///< most tokens of a text that the model can take
-  /// On this device (block_bytes), for --plan. Copies are the weights in the dtype of computation, where that is
+  double flops_per_token = 0;   ///< of forward and backward without recomputation, for the utilisation
+  std::int64_t context = 0;     ///< most tokens of a text that the model can take
+  /// On this device (shard_bytes), for --plan. Copies are the weights in the dtype of computation, where that is
   /// another.
   std::int64_t weight_bytes = 0, copy_bytes = 0, optimizer_bytes = 0;
   std::optional<std::int64_t> gradient_bytes;  ///< none: the weights', whose types are dual

@@ -1,4 +1,4 @@
-// What an op checks of its operands: the sizes behind the names of dims, and numbers beside tensors.
+// The checks of operands: the sizes behind the names of dims, and numbers that ops take with tensors.
 #pragma once
 
 #include <cstdint>

@@ -15,19 +15,19 @@ namespace shardlib::detail {
 /// run(), and a record of it for the device's observer if there is one.
 [[gnu::cold]] SHARDLIB_INLINE Buffer observed(const Value& out, const std::function<Buffer()>& run);
 
-/// Whether an op whose reads were noted was no work: a new name for the same block.
-[[nodiscard]] inline bool only_named(const State::Ran& ran) {
+/// Whether an op whose reads were noted was no work: a new name for the same shard.
+[[nodiscard]] inline bool only_named(const ProgramState::Ran& ran) {
   return ran.work.bytes == 0 && !ran.work.in_place &&
-         std::ranges::find(ran.work.reads, ran.block, &State::Read::block) != ran.work.reads.end();
+         std::ranges::find(ran.work.reads, ran.shard, &ProgramState::Read::shard) != ran.work.reads.end();
 }
 
-/// Tells `observer` of the device's ops while it lives, besides those who observe already.
+/// While it lives, calls `observer` after each op of the device, in addition to earlier observers.
 class Observing {
  public:
-  Observing(const std::shared_ptr<Device>& device, std::function<void(const State::Ran&)> observer)
-      : state_(state(device)), before_(state_.observer) {
+  Observing(const std::shared_ptr<Device>& device, std::function<void(const ProgramState::Ran&)> observer)
+      : state_(program_state(device)), before_(state_.observer) {
     if (before_)
-      state_.observer = [before = before_, also = std::move(observer)](const State::Ran& ran) {
+      state_.observer = [before = before_, also = std::move(observer)](const ProgramState::Ran& ran) {
         before(ran);
         also(ran);
       };
@@ -40,26 +40,27 @@ class Observing {
   ~Observing() { state_.observer = std::move(before_); }
 
  private:
-  State& state_;
-  std::function<void(const State::Ran&)> before_;
+  ProgramState& state_;
+  std::function<void(const ProgramState::Ran&)> before_;
 };
 
-/// While it lives, ops tell what they read; `keep_blocks`: and what they tell of is not yet another op's block.
+/// While it lives, ops record which shards they read. `keep_shards`: these shards stay alive, so no later op reuses
+/// their memory.
 class NoteReads {
  public:
-  explicit NoteReads(State& state, bool keep_blocks = false)
+  explicit NoteReads(ProgramState& state, bool keep_shards = false)
       : state_(state),
         before_(std::exchange(state.note_reads, true)),
-        kept_before_(std::exchange(state.keep_blocks, keep_blocks)) {}
+        kept_before_(std::exchange(state.keep_shards, keep_shards)) {}
   NoteReads(const NoteReads&) = delete;
   NoteReads& operator=(const NoteReads&) = delete;
   ~NoteReads() {
     state_.note_reads = before_;
-    state_.keep_blocks = kept_before_;
+    state_.keep_shards = kept_before_;
   }
 
  private:
-  State& state_;
+  ProgramState& state_;
   bool before_, kept_before_;
 };
 

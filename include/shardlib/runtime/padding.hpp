@@ -1,4 +1,4 @@
-// Where the padding of a block lies, and how it becomes zero.
+// Where the padding of a shard lies, and how it becomes zero.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@ namespace shardlib::detail {
 [[noreturn, gnu::cold]] SHARDLIB_INLINE void fail_padded(const OpInfo& op, const Device& device, std::string_view dim,
                                                          DimSize size, const char* why);
 
-/// Calls f(extents, offset, strides), in elements, for each of the boxes that make up the padding of a block.
+/// Calls f(shape, offset, strides), in elements, for each of the boxes that make up the padding of a shard.
 [[gnu::cold]] SHARDLIB_INLINE void for_each_padding(
     const Value& shape,
     const std::function<void(std::span<const std::int64_t>, std::int64_t, std::span<const std::int64_t>)>& f);
 
-/// Sets the padding of a block to zero, on the devices whose block has some. Touches nothing else.
-[[gnu::cold]] SHARDLIB_INLINE void zero_padding(const Value& shape, const Buffer& block);
+/// Sets the padding of a shard to zero, on the devices whose shard has some. Touches nothing else.
+[[gnu::cold]] SHARDLIB_INLINE void zero_padding(const Value& shape, const Buffer& shard);
 
 }  // namespace shardlib::detail
 

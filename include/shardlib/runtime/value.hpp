@@ -1,4 +1,4 @@
-// What a Tensor holds at run time: one device's block of a global array, erased of its type.
+// What a Tensor holds at run time: one device's shard of a global array, erased of its type.
 #pragma once
 
 #include <cstddef>
@@ -32,8 +32,8 @@ struct Slot {
   explicit operator bool() const { return node != nullptr; }
 };
 
-/// The bytes of a value, or how to compute them when somebody asks (in a replay). Shared by all values that differ only
-/// in spec or in whether they are differentiated.
+/// The bytes of a value, or the function that computes them on demand (in a replay). Shared by all values that differ
+/// only in spec or in whether they are differentiated.
 struct Storage {
   Buffer buffer;
   std::function<Buffer()> compute;
@@ -43,7 +43,7 @@ struct Storage {
   const std::string* weight = nullptr;
 
   /// Computes now what was left for later.
-  void settle() {
+  void materialize() {
     if (!compute) return;
     const auto how = std::exchange(compute, nullptr);
     add_to = nullptr;
@@ -62,22 +62,22 @@ struct Value : Counted {
   DType dtype = DType::f32;
   const TensorSpec* spec = nullptr;  ///< of static storage: belongs to the tensor's type
   GlobalSizes global;
-  Extents local;  ///< of this device's block, padding included; the padding holds zeros, always
+  Shape local;  ///< of this device's shard, padding included; the padding holds zeros, always
   OpInfo made_by;
   std::string label;  ///< the name of a leaf in its tree; of other values empty
   Slot slot;
   bool stopped = false;  ///< it has no slot on purpose: it is a copy of one that has, or stop_gradient has been taken
   std::shared_ptr<Storage> storage;
 
-  /// Whether this is what a function is differentiated by: then its block outlives the function's run.
+  /// Whether this is what a function is differentiated by: then its shard outlives the function's run.
   [[nodiscard]] bool is_leaf() const { return !label.empty(); }
   [[nodiscard]] std::int64_t count() const { return product(local); }
   [[nodiscard]] std::size_t bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype); }
-  /// The block, computed now if that was left for later.
+  /// The shard, computed now if that was left for later.
   [[nodiscard]] const Buffer& data() const {
     if (storage->weight != nullptr && !slot && !stopped) [[unlikely]]
       fail_outside(*this);
-    storage->settle();
+    storage->materialize();
     note_read(*this);
     return storage->buffer;
   }
@@ -93,24 +93,24 @@ struct MeshDevice : Counted {
   DevicePtr device;
 };
 
-/// A collective that runs beside the ops which follow it, until an op asks for its result. Dropped, it is left to
-/// itself, since a device that fails must not wait for the others.
-struct Started {
+/// A collective that overlaps with the following ops, until an op asks for its result. If it is dropped, nothing waits
+/// for it, because a device that fails must not wait for the others.
+struct PendingCollective {
   Request request;
   std::shared_ptr<Buffer> result;  ///< there once `request` is complete
-  std::uint64_t hook;              ///< State::hooks when it was started, or asked for once more
+  std::uint64_t hook;              ///< ProgramState::hooks when it was started, or asked for once more
   bool done = false;
 
-  ValuePtr operand;                 ///< of a gather, or while State::keep_blocks is set
+  ValuePtr operand;                 ///< of a gather, or while ProgramState::keep_shards is set
   ValuePtr gathered;                ///< of a gather: takes the result when it is read
   std::weak_ptr<Storage> gradient;  ///< of the sum of a gradient: the same
   Buffer sent;  ///< what is summed, until then: so memory does not depend on when peers have read it
 
-  Started(Request r, std::shared_ptr<Buffer> b, std::uint64_t h)
+  PendingCollective(Request r, std::shared_ptr<Buffer> b, std::uint64_t h)
       : request(std::move(r)), result(std::move(b)), hook(h) {}
-  Started(const Started&) = delete;
-  Started& operator=(const Started&) = delete;
-  ~Started() { request.drop(); }
+  PendingCollective(const PendingCollective&) = delete;
+  PendingCollective& operator=(const PendingCollective&) = delete;
+  ~PendingCollective() { request.drop(); }
 };
 
 /// The sizes behind names, and where each was seen first: what a Scope, value_and_grad or spmd holds a name to.
@@ -136,7 +136,7 @@ class NameSizes {
 };
 
 /// State of one device's program.
-struct State {
+struct ProgramState {
   enum class Mode {
     eager,       ///< compute, and record what differentiation needs
     checkpoint,  ///< inside explicit_activation_checkpointing, forward: compute, record nothing
@@ -146,10 +146,10 @@ struct State {
   Mode mode = Mode::eager;
   std::vector<ValuePtr> saved;  ///< what save_for_backward keeps (checkpoint) or gives back (replay)
   std::size_t next_saved = 0;
-  std::uint64_t sequence = 0;  ///< numbers the nodes of the tape
-  std::vector<std::shared_ptr<NameSizes>> scopes;  ///< the innermost counts; shared with what will be replayed
-  std::vector<std::shared_ptr<Started>> started;  ///< in this order
-  bool overlaps = false;    ///< the function that is differentiated prefetches: its gradients are summed beside it
+  std::uint64_t sequence = 0;                               ///< numbers the nodes of the tape
+  std::vector<std::shared_ptr<NameSizes>> scopes;           ///< the innermost counts; shared with what will be replayed
+  std::vector<std::shared_ptr<PendingCollective>> pending;  ///< in this order
+  bool overlaps = false;    ///< the differentiated function prefetches, so its gradients are summed asynchronously
   std::uint64_t hooks = 0;  ///< that `prefetch` has run, forward or backward
 
   struct Count {
@@ -159,47 +159,47 @@ struct State {
   };
   std::map<std::string, Count, std::less<>> counts;
 
-  /// A block that an op has asked for: its operands', and its own where it writes through a Value.
+  /// A shard that an op has asked for: its operands', and its own where it writes through a Value.
   struct Read {
-    const void* block;
+    const void* shard;
     std::string what;  ///< the leaf's name, or the op that made it
     const TensorSpec* spec;
     std::size_t bytes;
   };
   /// What one op has done.
-  struct Work {
+  struct OpWork {
     std::int64_t bytes = 0;  ///< sent by this device
     double flops = 0;
     Axes axes;                ///< that it communicated over
     std::vector<Read> reads;  ///< while note_reads is set
-    bool in_place = false;    ///< the result's block is one that was read, written anew
+    bool in_place = false;    ///< the result's shard is one that was read, written anew
   };
   /// One execution of an op, by the steady clock.
   struct Ran {
     const OpInfo& op;
     const TensorSpec& spec;  ///< of the result
-    const void* block;       ///< of the result
-    std::size_t bytes;       ///< of the result's block
+    const void* shard;       ///< of the result
+    std::size_t bytes;       ///< of the result's shard
     bool recomputed;         ///< a replay has left it out, and it was asked for
-    Work work;
+    OpWork work;
     std::int64_t begin_ns, end_ns;
   };
-  Work work;                                 ///< of the op that runs now, while somebody observes
+  OpWork work;                               ///< of the op that runs now, while there is an observer
   std::function<void(const Ran&)> observer;  ///< told of each op once it has run
   bool note_reads = false;
-  bool keep_blocks = false;  ///< an op's operands keep their blocks until the observer has been told of it
-  std::size_t kept = 0;      ///< bytes of the pool that the last value_and_grad kept for its backward pass
+  bool keep_shards = false;        ///< an op's operands keep their shards until the observer has been told of it
+  std::size_t residual_bytes = 0;  ///< bytes of the pool that the last value_and_grad kept for its backward pass
   enum class Pass { none, forward, backward };
   Pass pass = Pass::none;  ///< of value_and_grad
-  Stopwatch stopwatch;     ///< value_and_grad's passes and the collectives, since somebody has reset it
+  Stopwatch stopwatch;     ///< value_and_grad's passes and the collectives, since the last reset
 };
 
-[[gnu::cold]] SHARDLIB_INLINE State& state(const std::shared_ptr<Device>& device);
+[[gnu::cold]] SHARDLIB_INLINE ProgramState& program_state(const std::shared_ptr<Device>& device);
 
 /// Opens a scope of names, and closes it however the block is left.
 class WithNames {
  public:
-  WithNames(State& state, std::shared_ptr<NameSizes> names) : state_(state) {
+  WithNames(ProgramState& state, std::shared_ptr<NameSizes> names) : state_(state) {
     state_.scopes.push_back(std::move(names));
   }
   WithNames(const WithNames&) = delete;
@@ -207,11 +207,11 @@ class WithNames {
   ~WithNames() { state_.scopes.pop_back(); }
 
  private:
-  State& state_;
+  ProgramState& state_;
 };
 
 /// The scope that is open, or a new one of `owner`: the sizes of names hold for all that a function runs.
-[[gnu::cold]] SHARDLIB_INLINE std::shared_ptr<NameSizes> names_within(const State& state, const char* owner);
+[[gnu::cold]] SHARDLIB_INLINE std::shared_ptr<NameSizes> names_within(const ProgramState& state, const char* owner);
 
 /// Holds the names of a value's dims to their sizes in the scope that is open. The value is the result of `op`, or
 /// stands `where` in its call: "argument 2".
@@ -220,7 +220,7 @@ class WithNames {
 /// Sets the program's mode, and resets it however the block is left.
 class WithMode {
  public:
-  WithMode(State& state, State::Mode mode, std::vector<ValuePtr> saved = {})
+  WithMode(ProgramState& state, ProgramState::Mode mode, std::vector<ValuePtr> saved = {})
       : state_(state),
         mode_(std::exchange(state.mode, mode)),
         saved_(std::exchange(state.saved, std::move(saved))),
@@ -234,24 +234,24 @@ class WithMode {
   }
 
  private:
-  State& state_;
-  State::Mode mode_;
+  ProgramState& state_;
+  ProgramState::Mode mode_;
   std::vector<ValuePtr> saved_;
   std::size_t next_;
 };
 
 [[gnu::cold]] SHARDLIB_INLINE void note_read(const Value& value);
 
-/// The number of blocks along a dim, and which of them is this device's.
-SHARDLIB_INLINE std::int64_t blocks(const Device& device, const Axes& axes);
-SHARDLIB_INLINE std::int64_t block_index(const Device& device, const Axes& axes);
+/// The number of shards along a dim, and which of them is this device's.
+SHARDLIB_INLINE std::int64_t shard_count(const Device& device, const Axes& axes);
+SHARDLIB_INLINE std::int64_t shard_index(const Device& device, const Axes& axes);
 
-/// A value without data: sizes and local extents, which must divide evenly.
+/// A value without data: sizes and local shape, which must divide evenly.
 [[gnu::cold]] SHARDLIB_INLINE Handle<Value> make_value(const OpInfo& op, const std::shared_ptr<Device>& device,
                                                        DType dtype, const TensorSpec& spec, const GlobalSizes& global);
 
-/// How many elements of this device's block along each dim are no padding: the block's first ones.
-[[gnu::cold]] SHARDLIB_INLINE Extents true_extents(const Value& x);
+/// How many elements of this device's shard along each dim are no padding: the shard's first ones.
+[[gnu::cold]] SHARDLIB_INLINE Shape true_shape(const Value& x);
 
 [[gnu::cold]] SHARDLIB_INLINE Buffer allocate(const Value& value);
 
@@ -270,7 +270,8 @@ class Scope {
  public:
   template <Spec A>
   explicit Scope(const Mesh<A>& mesh)
-      : device_(mesh.device()), names_(detail::state(device_), std::make_shared<detail::NameSizes>("this Scope")) {}
+      : device_(mesh.device()),
+        names_(detail::program_state(device_), std::make_shared<detail::NameSizes>("this Scope")) {}
 
  private:
   std::shared_ptr<Device> device_;
@@ -291,11 +292,11 @@ std::int64_t Tensor<D, S>::padded_size(std::string_view dim) const {
   return value()->global.padded[at];
 }
 template <class D, Spec S>
-std::span<const std::int64_t> Tensor<D, S>::local_extents() const {
+std::span<const std::int64_t> Tensor<D, S>::local_shape() const {
   return detail::view(value()->local);
 }
 template <class D, Spec S>
-std::span<const std::int64_t> Tensor<D, S>::global_extents() const {
+std::span<const std::int64_t> Tensor<D, S>::global_shape() const {
   return detail::view(value()->global.logical);
 }
 template <class D, Spec S>
@@ -332,16 +333,16 @@ int Mesh<Axes>::size(std::string_view axis) const {
   return device()->size(axis);
 }
 template <Spec Axes>
-int Mesh<Axes>::coordinate(std::string_view axis) const {
-  return device()->coordinate(axis);
+int Mesh<Axes>::axis_index(std::string_view axis) const {
+  return device()->axis_index(axis);
 }
 template <Spec Axes>
-int Mesh<Axes>::count() const {
-  return device()->count();
+int Mesh<Axes>::size() const {
+  return device()->size();
 }
 template <Spec Axes>
-int Mesh<Axes>::index() const {
-  return device()->index();
+int Mesh<Axes>::rank() const {
+  return device()->rank();
 }
 
 }  // namespace shardlib

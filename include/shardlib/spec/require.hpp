@@ -16,7 +16,7 @@ namespace shardlib::detail {
 //   g++ before: the line "In instantiation of" prints a char array among the template's arguments as text;
 //   clang before: the failed condition prints short char arrays as text, and cuts longer ones: so an array of lines.
 #if defined(__cpp_static_assert) && __cpp_static_assert >= 202306L
-template <text Message, bool Legal = false>
+template <MessageText Message, bool Legal = false>
 struct require {
   static_assert(Legal, Message);
 };
@@ -48,7 +48,7 @@ constexpr std::size_t count_lines(std::string_view message) {
   while (line_start(message, n) < message.size()) ++n;
   return n;
 }
-template <text Message, std::size_t Part>
+template <MessageText Message, std::size_t Part>
 constexpr auto lines_of() {
   constexpr std::string_view message(Message.data(), Message.size());
   constexpr std::size_t first = Part * most_lines, left = count_lines(message) - first;
@@ -59,22 +59,22 @@ constexpr auto lines_of() {
   }
   return part;
 }
-template <text Message>
+template <MessageText Message>
 inline constexpr std::size_t parts_of = (count_lines({Message.data(), Message.size()}) + most_lines - 1) / most_lines;
-template <text Message, class = std::make_index_sequence<parts_of<Message> > >
+template <MessageText Message, class = std::make_index_sequence<parts_of<Message> > >
 struct require;
-template <text Message, std::size_t... Part>
+template <MessageText Message, std::size_t... Part>
 struct require<Message, std::index_sequence<Part...> > {
   static_assert(says<lines_of<Message, Part>()...>::holds);
 };
 #else
-template <text Message>
+template <MessageText Message>
 struct require {
   static_assert(Message.size() == 0, "see above, where it says: In instantiation of");
 };
 #endif
 
-struct Outcome {
+struct RuleOutcome {
   std::size_t complaint = 0;  ///< length of the message, 0 if legal
   Spec result{""};
 };
@@ -86,23 +86,35 @@ constexpr bool unknown(const T& arg) {
   return false;
 }
 
+/// What a rule gets for a template argument: of a Spec the parsed one, of another the argument itself.
+template <auto Arg>
+constexpr decltype(auto) rule_argument() {
+  using T = std::remove_cvref_t<decltype(Arg)>;
+  if constexpr (std::is_same_v<T, Spec>)
+    return (parsed<Arg>);
+  else if constexpr (std::is_class_v<T>)
+    return (Arg);  // not a copy: the verdict has views into its text
+  else
+    return Arg;
+}
+
 template <auto Rule, auto... Args>
-constexpr Outcome outcome() {
+constexpr RuleOutcome outcome() {
   if ((unknown(Args) || ...)) return {0, Spec(std::string_view("?"))};
-  const auto verdict = Rule(Args...);
-  const bool lost = !verdict.ok() && verdict.result.empty();
-  return {verdict.why.size(), Spec(lost ? std::string_view("?") : verdict.result.view())};
+  const auto verdict = Rule(rule_argument<Args>()...);
+  const bool lost = !verdict.ok() && verdict.result == TensorSpec();
+  return {verdict.why.size(), Spec(lost ? std::string_view("?") : to_string(verdict.result).view())};
 }
 
 /// Applies a rule to its arguments: `result` is the spec of the result; a broken rule does not compile. `ok` is true
 /// even then, so that one mistake makes one error.
 template <auto Rule, auto... Args>
 struct checked {
-  static constexpr Outcome outcome = detail::outcome<Rule, Args...>();
+  static constexpr RuleOutcome outcome = detail::outcome<Rule, Args...>();
   static constexpr Spec result = outcome.result;
   static constexpr bool ok = [] {
     if constexpr (outcome.complaint > 0)
-      return sizeof(require<text<outcome.complaint>(Rule(Args...).why.view())>) > 0;
+      return sizeof(require<MessageText<outcome.complaint>(Rule(rule_argument<Args>()...).why.view())>) > 0;
     else
       return true;
   }();
@@ -116,7 +128,7 @@ inline constexpr Spec result_of = checked<Rule, Args...>::ok ? checked<Rule, Arg
 
 namespace shardlib {
 
-/// True if the rule allows its arguments: `static_assert(!legal<rules::all_gather, Op("A -> A"), Spec("A")>)`.
+/// True if the rule allows its arguments: `static_assert(!legal<rules::all_gather, OpSpec("A -> A"), Spec("A")>)`.
 template <auto Rule, auto... Args>
 inline constexpr bool legal = detail::outcome<Rule, Args...>().complaint == 0;
 

@@ -10,8 +10,10 @@
 // The order of '/' matters, the order of '+' does not. An axis stands at most once in a tensor spec.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <string_view>
 
 #include "shardlib/spec/text.hpp"
@@ -72,12 +74,12 @@ struct Dim {
   friend constexpr bool operator==(const Dim& a, const Dim& b) { return a.name == b.name && a.axes == b.axes; }
 };
 
-/// What one device holds along one mesh axis: a replica, a block of dim `dim`, or one summand. `kind` says which:
+/// What one device holds along one mesh axis: a replica, a shard of dim `dim`, or one summand. `kind` says which:
 /// `replicated`, `sharded` or `partial`, of `Kind`.
-struct State {
+struct Placement {
   enum Kind { replicated, sharded, partial } kind = replicated;
   int dim = -1;
-  friend constexpr bool operator==(State, State) = default;
+  friend constexpr bool operator==(Placement, Placement) = default;
 };
 
 /// A parsed tensor spec. Names are views into the text that it was parsed from. `rank` is the number of `dims`; `state`
@@ -85,6 +87,12 @@ struct State {
 struct TensorSpec {
   Small<Dim, max_dims> dims;
   Axes partial;  ///< sorted
+
+  constexpr TensorSpec() = default;
+  /// Parses a text that is a tensor spec, as parse_tensor does; for one that is none, ends the program. The text has to
+  /// live as long. `TensorSpec("B/d M +t")`
+  template <std::convertible_to<std::string_view> T>
+  constexpr TensorSpec(const T& text);  // NOLINT(google-explicit-constructor): a spec is written as its text
 
   constexpr int rank() const { return dims.size(); }
   /// Position of the named dim, or -1.
@@ -94,10 +102,11 @@ struct TensorSpec {
     return -1;
   }
   constexpr bool has(std::string_view name) const { return find(name) >= 0; }
-  constexpr State state(std::string_view axis) const {
-    if (partial.contains(axis)) return {State::partial, -1};
+  /// How the axis holds the tensor: replicated, sharded along a dim, or partial.
+  constexpr Placement placement(std::string_view axis) const {
+    if (partial.contains(axis)) return {Placement::partial, -1};
     for (int i = 0; i < dims.size(); ++i)
-      if (dims[i].axes.contains(axis)) return {State::sharded, i};
+      if (dims[i].axes.contains(axis)) return {Placement::sharded, i};
     return {};
   }
   constexpr void add_partial(std::string_view axis) {
@@ -142,7 +151,7 @@ constexpr bool is_name(std::string_view s) {
 /// Whether the axis may be added to a spec of which one dim, still outside `so_far`, has the axes `current`.
 constexpr Text add_axis(const TensorSpec& so_far, const Axes& current, std::string_view axis, std::string_view token) {
   if (!is_name(axis)) return "in " + quoted(token) + ": " + quoted(axis) + " is not an axis name (letters, digits, _)";
-  if (so_far.state(axis).kind != State::replicated || current.contains(axis))
+  if (so_far.placement(axis).kind != Placement::replicated || current.contains(axis))
     return "axis " + quoted(axis) + " stands twice: a mesh axis can act once in a tensor";
   int axes = current.size() + so_far.partial.size();
   for (const Dim& dim : so_far.dims) axes += dim.axes.size();
@@ -209,6 +218,20 @@ constexpr ParsedTensor parse_tensor(std::string_view text) {
   return result;
 }
 
+namespace detail {
+// Not constexpr on purpose: the compiler stops here and shows this name.
+[[noreturn]] inline void the_text_is_no_tensor_spec() {
+  std::terminate();
+}
+}  // namespace detail
+
+template <std::convertible_to<std::string_view> T>
+constexpr TensorSpec::TensorSpec(const T& text) {
+  const ParsedTensor parsed = parse_tensor(text);
+  if (!parsed.error.empty()) detail::the_text_is_no_tensor_spec();
+  *this = parsed.spec;
+}
+
 constexpr detail::Text to_string(const Dim& dim) {
   detail::Text s(dim.name);
   for (auto axis : dim.axes) {
@@ -232,6 +255,20 @@ constexpr detail::Text to_string(const TensorSpec& spec) {
   }
   return s;
 }
+
+namespace detail {
+
+// Templates, so that no text becomes a spec here.
+template <std::same_as<TensorSpec> S>
+constexpr Text quoted(const S& spec) {
+  return quoted(to_string(spec).view());
+}
+template <std::same_as<TensorSpec> S>
+constexpr Text operator+(const Text& text, const S& spec) {
+  return text + to_string(spec);
+}
+
+}  // namespace detail
 
 /// Splits and parses `tensor, tensor -> tensor`.
 constexpr OpParts parse_op(std::string_view text) {
@@ -308,18 +345,45 @@ struct Spec {
   friend constexpr bool operator==(const Spec&, const Spec&) = default;
 };
 
-/// An op spec, or names of dims or axes, as a template argument: `all_gather<"A/t -> A">`. `text` is its canonical
-/// form.
-struct Op {
+namespace detail {
+
+/// A text as a template argument. Its `Kind` makes texts of different meaning different types.
+template <class Kind>
+struct TextOf {
   char text[256]{};
 
   template <std::size_t N>
-  consteval Op(const char (&literal)[N]) {  // NOLINT(google-explicit-constructor): a literal is an op spec
-    detail::assign_canonical(text, {literal, N - 1});
+  consteval TextOf(const char (&literal)[N]) {  // NOLINT(google-explicit-constructor): the literal is the argument
+    assign_canonical(text, {literal, N - 1});
   }
-  constexpr explicit Op(std::string_view canonical) { detail::assign(text, canonical); }
+  constexpr explicit TextOf(std::string_view canonical) { assign(text, canonical); }
   constexpr operator std::string_view() const { return text; }  // NOLINT(google-explicit-constructor)
-  friend constexpr bool operator==(const Op&, const Op&) = default;
+  friend constexpr bool operator==(const TextOf&, const TextOf&) = default;
 };
+/// What may be no spec: a rule has still to check it.
+using Literal = TextOf<class AnyText>;
+
+}  // namespace detail
+
+/// An op spec as a template argument, in canonical form: `all_gather<"A/t -> A">`
+using OpSpec = detail::TextOf<class OpSpecText>;
+/// The name of an op as a template argument: `OpName("all_gather")`
+using OpName = detail::TextOf<class OpNameText>;
+/// The name of a dim as a template argument: `softmax<"V">(x)`
+using DimName = detail::TextOf<class DimNameText>;
+/// The name of a mesh axis as a template argument, or several separated by spaces: `over<"d t">`
+using AxisName = detail::TextOf<class AxisNameText>;
+
+namespace detail {
+
+/// The spec, parsed once.
+template <Spec S>
+inline constexpr TensorSpec parsed = parse_tensor(S).spec;
+
+constexpr Spec spec_of(const TensorSpec& spec) {
+  return Spec(to_string(spec).view());
+}
+
+}  // namespace detail
 
 }  // namespace shardlib

@@ -68,9 +68,9 @@ constexpr Text quoted(std::string_view s) {
 
 /// A message of N characters as a template argument; compilers print it where they print the argument.
 template <std::size_t N>
-struct text {
+struct MessageText {
   char chars[N + 1]{};  // with a final NUL: g++ prints such an array as a string
-  constexpr explicit text(std::string_view s) {
+  constexpr explicit MessageText(std::string_view s) {
     for (std::size_t i = 0; i < N; ++i) chars[i] = s[i];
   }
   constexpr const char* data() const { return chars; }

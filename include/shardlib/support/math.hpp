@@ -1,5 +1,5 @@
 // Branch-free exp, log, tanh, sigmoid and erf on f32, written so that compilers vectorise loops over them.
-// The compilers' own names stand for those of <cmath>: to read that would take a seventh of the time of shapes.hpp.
+// The compilers' builtins replace <cmath>, which would take a seventh of the time of shapes.hpp to read.
 #pragma once
 
 #include <bit>

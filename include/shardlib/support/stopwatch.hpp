@@ -14,7 +14,7 @@ inline std::int64_t steady_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
 }
 
-/// One part has the clock at a time, so that what lies within another counts once: parts add up to the whole.
+/// One part has the clock at a time. Nested parts count once, so the parts add up to the whole.
 class Stopwatch {
  public:
   enum Part { rest, forward, backward, communication };

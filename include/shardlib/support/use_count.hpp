@@ -1,4 +1,4 @@
-// How many handles share something, for whoever wants to write to it because he is the only one.
+// How many handles share an object: the only handle may write to it.
 #pragma once
 
 #include <atomic>

@@ -39,7 +39,7 @@ class Calling : public OpInfo {
   Calling(const Calling&) = delete;
   Calling& operator=(const Calling&) = delete;
   ~Calling() { innermost = outer_; }
-  /// Of this thread; null outside of ops.
+  /// The innermost op of this thread; null outside of ops.
   static inline thread_local const Calling* innermost = nullptr;
 
  private:

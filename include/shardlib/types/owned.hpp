@@ -37,8 +37,8 @@ constexpr bool is_self_contained() {
 }  // namespace detail
 
 /// Whether a T is made of numbers alone, without pointers, references and unions, so that a copy refers to nothing
-/// else: `self_contained<double>`. So is a function pointer, and a lambda that captures nothing, or numbers by value. A
-/// specialisation may say so of a type of one's own that holds a union.
+/// else: `self_contained<double>`. A function pointer is one too, and a lambda that captures nothing, or numbers by
+/// value. A specialisation may say so of a type of one's own that holds a union.
 template <class T>
 inline constexpr bool self_contained = detail::is_self_contained<T>();
 

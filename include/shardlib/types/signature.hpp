@@ -59,11 +59,11 @@ constexpr Text type_name() {
 }
 
 /// A text as an argument of a rule; long ones are cut.
-constexpr Op as_op(const Text& text) {
-  return Op(text.view().substr(0, 100));
+constexpr Literal as_literal(const Text& text) {
+  return Literal(text.view().substr(0, 100));
 }
 template <class T>
-inline constexpr Op name_of_type = as_op(type_name<T>());
+inline constexpr Literal name_of_type = as_literal(type_name<T>());
 
 /// The first parameter of F that does not take what it is given.
 struct Misfit {

@@ -11,12 +11,12 @@
 
 namespace shardlib::detail {
 
-using Extents = Small<std::int64_t, max_dims>;
+using Shape = Small<std::int64_t, max_dims>;
 
-/// The global sizes of an array, without and with padding. Blocks divide the padded ones.
+/// The global sizes of an array, without and with padding. Shards divide the padded ones.
 struct GlobalSizes {
-  Extents logical;
-  Extents padded;
+  Shape logical;
+  Shape padded;
 
   void push_back(DimSize dim) {
     logical.push_back(dim.size);
@@ -36,10 +36,10 @@ inline std::string to_string(DimSize dim) {
   return std::to_string(dim.size) + (dim.is_padded() ? " (padded to " + std::to_string(dim.padded) + ")" : "");
 }
 
-inline std::span<const std::int64_t> view(const Extents& e) {
+inline std::span<const std::int64_t> view(const Shape& e) {
   return {e.begin(), static_cast<std::size_t>(e.size())};
 }
-inline std::int64_t product(const Extents& e) {
+inline std::int64_t product(const Shape& e) {
   std::int64_t n = 1;
   for (auto extent : e) n *= extent;
   return n;

@@ -11,81 +11,76 @@ namespace shardlib {
 namespace rules {
 
 /// A dim of a spec function.
-constexpr Verdict spec_has(std::string_view function, std::string_view x, std::string_view dim) {
-  if (parse_tensor(x).spec.has(dim)) return {Text(x), {}};
-  return {Text(x), Text(function) + ": " + quoted(x) + " has no dim " + quoted(dim)};
+constexpr Verdict spec_has(std::string_view function, const TensorSpec& x, std::string_view dim) {
+  if (x.has(dim)) return {x, {}};
+  return {x, Text(function) + ": " + quoted(x) + " has no dim " + quoted(dim)};
 }
 
 }  // namespace rules
 
 namespace detail {
 
-constexpr Spec spec_of(const TensorSpec& spec) {
-  return Spec(to_string(spec).view());
-}
-constexpr TensorSpec spec_without_axis(std::string_view s, std::string_view axis) {
-  TensorSpec spec = parse_tensor(s).spec;
+constexpr TensorSpec spec_without_axis(TensorSpec spec, std::string_view axis) {
   for (Dim& dim : spec.dims)
     if (const int at = dim.axes.find(axis); at >= 0) dim.axes.erase(at);
   return spec;
 }
-constexpr TensorSpec spec_without_dim(std::string_view s, std::string_view name) {
-  TensorSpec spec = parse_tensor(s).spec;
+constexpr TensorSpec spec_without_dim(TensorSpec spec, std::string_view name) {
   if (const int at = spec.find(name); at >= 0) spec.dims.erase(at);
   return spec;
 }
-constexpr TensorSpec spec_with_sum(std::string_view s, std::string_view axis, bool pending) {
-  TensorSpec spec = parse_tensor(s).spec;
+constexpr TensorSpec spec_with_sum(TensorSpec spec, std::string_view axis, bool pending) {
   const int at = spec.partial.find(axis);
   if (pending && at < 0) spec.add_partial(axis);
   if (!pending && at >= 0) spec.partial.erase(at);
   return spec;
 }
-constexpr Op op_of(std::string_view in, std::string_view out) {
-  return Op((Text(in) + " -> " + out).view());
+constexpr OpSpec op_of(std::string_view in, std::string_view out) {
+  return OpSpec((Text(in) + " -> " + out).view());
 }
 
 }  // namespace detail
 
 /// Whether the spec has the dim: `has_dim<"B/d M", "M">`
-template <Spec S, Op Dim>
-inline constexpr bool has_dim = parse_tensor(S).spec.has(Dim);
+template <Spec S, DimName Dim>
+inline constexpr bool has_dim = detail::parsed<S>.has(Dim);
 /// Whether some dim of the spec is sharded over the axis: `is_sharded<"B/d M", "d">`
-template <Spec S, Op Axis>
-inline constexpr bool is_sharded = parse_tensor(S).spec.state(Axis).kind == State::sharded;
+template <Spec S, AxisName Axis>
+inline constexpr bool is_sharded = detail::parsed<S>.placement(Axis).kind == Placement::sharded;
 /// Whether a sum over the axis is pending: `is_partial<"M +t", "t">`
-template <Spec S, Op Axis>
-inline constexpr bool is_partial = parse_tensor(S).spec.state(Axis).kind == State::partial;
+template <Spec S, AxisName Axis>
+inline constexpr bool is_partial = detail::parsed<S>.placement(Axis).kind == Placement::partial;
 
 /// The spec with no dim sharded over the axis; the same if none is. `without_axis<"M/t/d F", "d">` is "M/t F".
-template <Spec S, Op Axis>
-inline constexpr Spec without_axis = detail::spec_of(detail::spec_without_axis(S, Axis));
+template <Spec S, AxisName Axis>
+inline constexpr Spec without_axis = detail::spec_of(detail::spec_without_axis(detail::parsed<S>, Axis));
 /// The spec without the dim, which it has. `without_dim<"B/d L V/t", "V">` is "B/d L".
-template <Spec S, Op Dim>
-inline constexpr Spec without_dim = detail::checked<rules::spec_has, Op("without_dim"), S, Dim>::ok
-                                        ? detail::spec_of(detail::spec_without_dim(S, Dim))
+template <Spec S, DimName Dim>
+inline constexpr Spec without_dim = detail::checked<rules::spec_has, OpName("without_dim"), S, Dim>::ok
+                                        ? detail::spec_of(detail::spec_without_dim(detail::parsed<S>, Dim))
                                         : S;
 /// The spec with a pending sum over the axis, on which it is replicated, or partial already. `with_sum<"M", "t">` is
 /// "M +t".
-template <Spec S, Op Axis>
+template <Spec S, AxisName Axis>
 inline constexpr Spec with_sum =
-    Spec(std::string_view(detail::result_of<rules::tensor, detail::spec_of(detail::spec_with_sum(S, Axis, true))>));
+    detail::result_of<rules::tensor,
+                      detail::Literal(to_string(detail::spec_with_sum(detail::parsed<S>, Axis, true)).view())>;
 /// The spec without a pending sum over the axis. `without_sum<"M +t", "t">` is "M".
-template <Spec S, Op Axis>
-inline constexpr Spec without_sum = detail::spec_of(detail::spec_with_sum(S, Axis, false));
+template <Spec S, AxisName Axis>
+inline constexpr Spec without_sum = detail::spec_of(detail::spec_with_sum(detail::parsed<S>, Axis, false));
 /// The spec with other names of dims, as `rename` gives it. `renamed<"B/d L", "L -> Qlen">` is "B/d Qlen".
-template <Spec S, Op Names>
+template <Spec S, OpSpec Names>
 inline constexpr Spec renamed = detail::result_of<rules::rename, Names, S>;
 
 /// The op spec from an operand to a result: `all_gather<make_op<S, without_axis<S, "d">>>(w)`
 template <Spec In, Spec Out>
-inline constexpr Op make_op = detail::op_of(In, Out);
+inline constexpr OpSpec make_op = detail::op_of(In, Out);
 /// The op spec of two operands: `einsum_unreduced<make_op2<"B/d M", "M F", "B/d F">>(x, w)`
 template <Spec A, Spec B, Spec Out>
-inline constexpr Op make_op2 = detail::op_of((detail::Text(A) + ", " + std::string_view(B)).view(), Out);
+inline constexpr OpSpec make_op2 = detail::op_of((detail::Text(A) + ", " + std::string_view(B)).view(), Out);
 
 /// The axes that an op acts over, in place of its spec: `all_gather<over<"d">>(w)`, `all_reduce<over<"d t">>(y)`
-template <Op Axes>
-inline constexpr Op over = Op((detail::Text("over<") + std::string_view(Axes) + ">").view());
+template <AxisName Axes>
+inline constexpr OpSpec over = OpSpec((detail::Text("over<") + std::string_view(Axes) + ">").view());
 
 }  // namespace shardlib

@@ -29,9 +29,6 @@ struct Value;
 struct MeshDevice;
 using ValuePtr = Handle<const Value>;
 
-template <Spec S>
-inline constexpr TensorSpec parsed = parse_tensor(S).spec;
-
 /// For a tensor that holds nothing: a default one, or one moved from. `where` names a leaf of the weights, if it is
 /// one.
 [[noreturn, gnu::noinline, gnu::cold]] inline void fail_empty(DType dtype, std::string_view spec,
@@ -43,16 +40,16 @@ inline constexpr TensorSpec parsed = parse_tensor(S).spec;
 }
 
 /// The result of an operator between tensors.
-template <Op Name, Spec S, Spec T>
+template <OpName Name, Spec S, Spec T>
 constexpr Spec arithmetic_spec() {
-  if constexpr (Name == Op("*"))
+  if constexpr (Name == OpName("*"))
     return result_of<rules::multiply, S, T>;
-  else if constexpr (Name == Op("/"))
+  else if constexpr (Name == OpName("/"))
     return result_of<rules::divide, S, T>;
   else
     return result_of<rules::add, Name, S, T>;
 }
-template <Op Name, class D, Spec S, class E, Spec T>
+template <OpName Name, class D, Spec S, class E, Spec T>
 using arithmetic_t = Tensor<std::enable_if_t<checked<rules::same_dtype, Name, dtype_v<D>, dtype_v<E>>::ok, D>,
                             arithmetic_spec<Name, S, T>()>;
 
@@ -85,7 +82,7 @@ template <class D, Spec S, class E, Spec T>
 auto divide(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"/", D, S, E, T>;
 template <class D, Spec S>
 auto negate(const Tensor<D, S>& x, const Site& site)
-    -> Tensor<std::enable_if_t<checked<rules::arithmetic_dtype, Op("-"), dtype_v<D>>::ok, D>, S>;
+    -> Tensor<std::enable_if_t<checked<rules::arithmetic_dtype, OpName("-"), dtype_v<D>>::ok, D>, S>;
 }  // namespace detail
 
 /// The global size of a dim and the size that it is stored with, which the mesh divides: `{50257, 50304}`, or `8` where
@@ -111,7 +108,7 @@ struct NamedSize {
   std::int64_t size = 0;
   std::int64_t padded = 0;  ///< 0: not padded
 };
-/// Written in place, or put together at run time.
+/// A list in the source, or one that the program makes at run time.
 using Sizes = std::vector<NamedSize>;
 
 /// The least multiple that is not below the size: `{"V", 50257, round_up(50257, 64)}`
@@ -125,7 +122,7 @@ constexpr std::int64_t round_up(std::int64_t size, std::int64_t multiple) {
 template <class D, Spec S>
 class [[nodiscard("a tensor is never changed: an op returns another one")]] Tensor {
   static_assert(dtype<D>, "Tensor: its element type is none of f32, bf16, f64, i32, u32, u8, bool_; use one of them");
-  static_assert(detail::checked<rules::tensor, S>::ok);
+  static_assert(detail::checked<rules::tensor, detail::Literal{std::string_view(S)}>::ok);
 
  public:
   using value_type = D;
@@ -137,24 +134,26 @@ class [[nodiscard("a tensor is never changed: an op returns another one")]] Tens
   /// A tensor of another type: never legal; says what differs and which op converts it. The check stands in the
   /// noexcept since that is looked at in a decltype too, where no body is.
   template <class D2, Spec S2>
-    requires(!(S2 == S && std::is_same_v<D, D2>))
-  Tensor(const Tensor<D2, S2>&)  // NOLINT(google-explicit-constructor): meant to catch implicit conversions
-      noexcept(detail::checked<rules::assign, dtype_v<D>, S, dtype_v<D2>, S2>::ok) {}
+  requires(!(S2 == S && std::is_same_v<D, D2>))
+      Tensor(const Tensor<D2, S2>&)  // NOLINT(google-explicit-constructor): meant to catch implicit conversions
+  noexcept(detail::checked<rules::assign, dtype_v<D>, S, dtype_v<D2>, S2>::ok) {}
 
   /// The global size of a dim, without padding.
   [[nodiscard]] std::int64_t size(std::string_view dim) const;
-  /// The global size of a dim with its padding: what the blocks make up.
+  /// The global size of a dim with its padding: what the shards make up.
   [[nodiscard]] std::int64_t padded_size(std::string_view dim) const;
-  /// The extents of this device's block as it is stored, padding included, in the order of the spec.
-  [[nodiscard]] std::span<const std::int64_t> local_extents() const;
+  /// The shape of this device's shard as it is stored, padding included, in the order of the spec.
+  [[nodiscard]] std::span<const std::int64_t> local_shape() const;
   /// The global sizes without padding, in the order of the spec.
-  [[nodiscard]] std::span<const std::int64_t> global_extents() const;
-  /// This device's block, row-major in the order of the spec, without a copy; padding is part of it, as zeros.
+  [[nodiscard]] std::span<const std::int64_t> global_shape() const;
+  /// This device's shard, row-major in the order of the spec, without a copy; padding is part of it, as zeros.
   [[nodiscard]] std::span<const D> span() const;
   [[nodiscard]] const DevicePtr& device() const;
 
   /// True once the tensor holds something.
-  explicit operator bool() const { return value_ != nullptr; }
+  explicit operator bool() const {
+    return value_ != nullptr;
+  }
   /// The erased value: for ops. An error where the tensor holds nothing, as of all members above.
   [[nodiscard]] const detail::ValuePtr& value() const {
     if (!value_) [[unlikely]]
@@ -231,7 +230,7 @@ concept tensor = is_tensor<std::remove_cvref_t<T>>;
 /// names, `size` is the number of devices along an axis, `device` this device.
 template <Spec Axes>
 class Mesh {
-  static_assert(detail::checked<rules::mesh, Axes>::ok);
+  static_assert(detail::checked<rules::mesh, detail::Literal{std::string_view(Axes)}>::ok);
 
  public:
   static constexpr Spec axes = Axes;
@@ -241,11 +240,11 @@ class Mesh {
   explicit Mesh(DevicePtr device);
 
   [[nodiscard]] int size(std::string_view axis) const;
-  /// This device's place along the axis.
-  [[nodiscard]] int coordinate(std::string_view axis) const;
-  /// The number of devices; `index` is which of them this is (row-major, the last axis fastest).
-  [[nodiscard]] int count() const;
-  [[nodiscard]] int index() const;
+  /// This device's index along the axis.
+  [[nodiscard]] int axis_index(std::string_view axis) const;
+  /// The number of devices; `rank` is this device's number among them (row-major, the last axis fastest).
+  [[nodiscard]] int size() const;
+  [[nodiscard]] int rank() const;
   [[nodiscard]] const DevicePtr& device() const;
 
  private:
@@ -264,15 +263,18 @@ constexpr Spec axes_of() {
   return Spec(text.view());
 }
 
-constexpr Op make_op(std::string_view in, std::string_view out) {
-  return Op((Text(in) + " -> " + out).view());
+constexpr OpSpec make_op(std::string_view in, std::string_view out) {
+  return OpSpec((Text(in) + " -> " + out).view());
 }
-constexpr Op make_op(std::string_view a, std::string_view b, std::string_view out) {
-  return Op((Text(a) + ", " + b + " -> " + out).view());
+constexpr OpSpec make_op(std::string_view a, std::string_view b, std::string_view out) {
+  return OpSpec((Text(a) + ", " + b + " -> " + out).view());
 }
 
+constexpr Spec dual_spec(const TensorSpec& s, const TensorSpec& axes) {
+  return spec_of(rules::dual(s, rules::mesh_axes(axes)));
+}
 constexpr Spec dual_spec(Spec s, Spec axes) {
-  return Spec(rules::dual(s, rules::mesh_axes(axes)).view());
+  return dual_spec(parse_tensor(s).spec, parse_tensor(axes).spec);
 }
 
 template <class T, Spec Axes>

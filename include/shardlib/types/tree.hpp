@@ -40,7 +40,9 @@ struct any_field {
 };
 template <class T, std::size_t... I>
 constexpr bool constructible_from(std::index_sequence<I...>) {
-  return requires { T{(static_cast<void>(I), any_field{})...}; };
+  return requires {
+    T{(static_cast<void>(I), any_field{})...};
+  };
 }
 /// Fields of an aggregate: the most initialisers that it takes.
 template <class T, std::size_t N = 24>
@@ -205,7 +207,8 @@ void visit(F& f, const Path& path, Tree& tree, More&... more) {
   } else {
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       (visit_field<I>(f, path, tree, more...), ...);
-    }(std::make_index_sequence<tree_width<T>>{});
+    }
+    (std::make_index_sequence<tree_width<T>>{});
   }
 }
 template <std::size_t I, class F, class Tree, class... More>
@@ -218,13 +221,12 @@ void visit_field(F& f, const Path& path, Tree& tree, More&... more) {
 template <class T>
 struct any_base {
   template <class U>
-    requires(std::is_base_of_v<U, T> && !std::is_same_v<U, T>)
-  operator U() const;
+  requires(std::is_base_of_v<U, T> && !std::is_same_v<U, T>) operator U() const;
 };
 /// Whether one may name its fields: if not, a compiler that is made to says so in its own words.
 template <class T>
 consteval bool has_fields() {
-  if constexpr (requires(T& object) { object.as_tuple(); })
+  if constexpr (requires(T & object) { object.as_tuple(); })
     return true;
   else if constexpr (!std::is_class_v<T> || !std::is_aggregate_v<T> || requires { T{any_base<T>{}}; })
     return false;
@@ -248,7 +250,9 @@ consteval bool is_tree() {
 /// A field that a tree may have: numbers, strings and the like have no place in it.
 template <class T>
 inline constexpr bool is_field = is_tensor<T> || is_array<T> || (std::is_class_v<T> && std::is_aggregate_v<T>) ||
-                                 requires(T& object) { object.as_tuple(); };
+                                 requires(T& object) {
+  object.as_tuple();
+};
 
 template <class T, class P>
 constexpr bool all_leaves(P p);
@@ -258,7 +262,7 @@ constexpr bool all_leaves_of_field(P p) {
   if constexpr (is_field<Field>)
     return all_leaves<Field>(p);
   else
-    return checked<rules::no_tree_field, Op(field_name<typename named_as<T>::type, I>())>::ok;
+    return checked<rules::no_tree_field, Literal(field_name<typename named_as<T>::type, I>())>::ok;
 }
 
 /// What makes T no tree, itself or somewhere below.
@@ -273,10 +277,10 @@ consteval rules::NoTree no_tree() {
   else
     return rules::NoTree::fields;
 }
-template <Op Name, class T, std::size_t I>
+template <OpName Name, class T, std::size_t I>
 constexpr bool checked_field();
 /// Whether T is a tree; if not, a compile error says what is in the way: a field by its name, or a struct as a whole.
-template <Op Name, class T>
+template <OpName Name, class T>
 constexpr bool check_tree() {
   if constexpr (is_tensor<T>)
     return true;
@@ -289,16 +293,16 @@ constexpr bool check_tree() {
   (std::make_index_sequence<tree_width<T>>{});
   else return checked<rules::tree, Name, false, name_of_type<T>, no_tree<T>()>::ok && false;
 }
-template <Op Name, class T, std::size_t I>
+template <OpName Name, class T, std::size_t I>
 constexpr bool checked_field() {
   using Field = std::tuple_element_t<I, field_types<T>>;
   if constexpr (is_tensor<Field> || is_array<Field> || std::is_class_v<Field>)
     return check_tree<Name, Field>();
   else
-    return checked<rules::no_tree_field, Op(field_name<typename named_as<T>::type, I>())>::ok && false;
+    return checked<rules::no_tree_field, Literal(field_name<typename named_as<T>::type, I>())>::ok && false;
 }
 /// Stands at the beginning of what takes a tree, where the compiler's first lines are.
-template <Op Name, class Tree>
+template <OpName Name, class Tree>
 inline constexpr bool checked_tree = check_tree<Name, std::remove_const_t<Tree>>();
 
 /// True if the predicate holds for the type of every leaf.
@@ -309,8 +313,10 @@ constexpr bool all_leaves(P p) {
   else if constexpr (is_array<T>)
     return all_leaves<typename T::value_type>(p);
   else
-    return []<std::size_t... I>(std::index_sequence<I...>, P q) { return (all_leaves_of_field<T, I>(q) && ...); }(
-               std::make_index_sequence<tree_width<T>>{}, p);
+    return []<std::size_t... I>(std::index_sequence<I...>, P q) {
+      return (all_leaves_of_field<T, I>(q) && ...);
+    }
+  (std::make_index_sequence<tree_width<T>>{}, p);
 }
 
 }  // namespace detail
@@ -367,7 +373,7 @@ template <class Tree>
   for_each_leaf(
       [&](std::string_view, const auto& leaf) {
         std::int64_t n = 1;
-        for (auto size : leaf.global_extents()) n *= size;
+        for (auto size : leaf.global_shape()) n *= size;
         count += n;
       },
       tree);

@@ -15,7 +15,7 @@ int main(int argc, char** argv) {
       const f32 total = item(all_reduce<"+d -> ">(sum(z)));
       if (total != 4 * 3 * 5) throw Error("the sum of the product is " + std::to_string(total));
       // Counted by the ops of both units in one place.
-      const auto& counts = detail::state(device).counts;
+      const auto& counts = detail::program_state(device).counts;
       if (counts.at("ones").calls != 3) throw Error("the other unit has a state of its own");
     });
     return 0;

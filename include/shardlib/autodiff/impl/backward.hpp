@@ -31,12 +31,12 @@ class Backward::Pass {
   std::vector<ValuePtr> run(const std::vector<bool>& wanted) {
     // The names of dims have been checked forward; here ops of several scopes meet.
     std::optional<WithNames> unchecked;
-    if (device_) unchecked.emplace(state(device_), std::make_shared<NameSizes>());
+    if (device_) unchecked.emplace(program_state(device_), std::make_shared<NameSizes>());
     const auto towards = nodes_towards(wanted);
     std::map<Key, Pending> later;
     while (!pending_.empty()) {
       auto next = pending_.extract(std::prev(pending_.end()));
-      if (pull(next.mapped(), towards.get())) later.insert(std::move(next));
+      if (run_vjps(next.mapped(), towards.get())) later.insert(std::move(next));
     }
     pending_ = std::move(later);
     std::vector<ValuePtr> result(leaves_.size());
@@ -54,11 +54,11 @@ class Backward::Pass {
   using Nodes = std::set<const Node*>;
   struct Pending {
     std::shared_ptr<Node> node;
-    std::vector<Accumulator> outputs;   ///< until the first pull
+    std::vector<Accumulator> outputs;   ///< until the first VJP
     std::vector<ValuePtr> cotangents;   ///< from then on, as all below
     std::vector<Node::Edge> edges;      ///< those without input are done
-    std::vector<ValuePtr> inputs = {};  ///< what joint or nested VJPs have made for the edges
-    std::shared_ptr<Backward> nested = nullptr;
+    std::vector<ValuePtr> inputs = {};  ///< what fused or rematerialized VJPs have made for the edges
+    std::shared_ptr<Backward> remat = nullptr;
   };
 
   static Key key_of(const std::shared_ptr<Node>& node) { return {node->sequence, node.get()}; }
@@ -103,26 +103,26 @@ class Backward::Pass {
     return towards;
   }
 
-  /// Runs the node's pulls towards what is wanted (null: all). True if others are left.
-  bool pull(Pending& p, const Nodes* towards) {
+  /// Runs the node's VJPs towards what is wanted (null: all). True if others are left.
+  bool run_vjps(Pending& p, const Nodes* towards) {
     const auto due = [&](const Node* node) { return towards == nullptr || towards->contains(node); };
     if (!due(p.node.get())) return true;
     if (!p.outputs.empty()) {
       for (auto& output : p.outputs) p.cotangents.push_back(output.take());
       p.outputs.clear();
       p.edges = std::exchange(p.node->edges, {});
-      if (p.node->joint)
-        p.inputs = std::exchange(p.node->joint, nullptr)(p.cotangents);
-      else if (p.node->nested)
-        p.nested = std::exchange(p.node->nested, nullptr)(p.cotangents);
-      if (p.nested || !p.inputs.empty()) p.cotangents.clear();
+      if (p.node->fused_vjp)
+        p.inputs = std::exchange(p.node->fused_vjp, nullptr)(p.cotangents);
+      else if (p.node->remat)
+        p.remat = std::exchange(p.node->remat, nullptr)(p.cotangents);
+      if (p.remat || !p.inputs.empty()) p.cotangents.clear();
     }
-    if (p.nested) {
+    if (p.remat) {
       std::vector<bool> wanted;
       for (const auto& edge : p.edges) wanted.push_back(edge.input && due(edge.input.node.get()));
-      p.inputs = p.nested->run(wanted);
+      p.inputs = p.remat->run(wanted);
       for (std::size_t i = 0; i < p.edges.size(); ++i)
-        if (p.nested->stopped(i)) stop_below(p.edges[i].input);
+        if (p.remat->stopped(i)) stop_below(p.edges[i].input);
     }
     bool left = false;
     for (std::size_t i = 0; i < p.edges.size(); ++i) {

@@ -12,42 +12,42 @@
 
 namespace shardlib::detail {
 
-SHARDLIB_INLINE void make_progress(State& state) {
-  // The oldest is the next one that somebody waits for.
-  for (const auto& started : state.started) {
-    if (!started->done) started->done = started->request.test();
-    if (!started->done) return;
+SHARDLIB_INLINE void make_progress(ProgramState& state) {
+  // The program waits for the oldest one next.
+  for (const auto& pending : state.pending) {
+    if (!pending->done) pending->done = pending->request.test();
+    if (!pending->done) return;
   }
 }
 
-SHARDLIB_INLINE std::shared_ptr<Started> find_started(const Value& in, const Value& out) {
-  for (const auto& started : state(out.device).started) {
-    const ValuePtr& operand = started->operand;
-    if (started->gathered && operand->storage == in.storage && operand->spec == in.spec &&
-        started->gathered->spec == out.spec)
-      return started;
+SHARDLIB_INLINE std::shared_ptr<PendingCollective> find_pending(const Value& in, const Value& out) {
+  for (const auto& pending : program_state(out.device).pending) {
+    const ValuePtr& operand = pending->operand;
+    if (pending->gathered && operand->storage == in.storage && operand->spec == in.spec &&
+        pending->gathered->spec == out.spec)
+      return pending;
   }
   return nullptr;
 }
 
 /// Completes the gathers, or the gradients' sums, of before the hook of this number. No rank may leave one out.
-inline void settle(State& state, bool gathers, std::uint64_t hook) {
+inline void materialize_due(ProgramState& state, bool gathers, std::uint64_t hook) {
   for (;;) {
     const auto due = std::ranges::find_if(
-        state.started, [&](const auto& started) { return bool(started->gathered) == gathers && started->hook < hook; });
-    if (due == state.started.end()) return;
-    const auto started = *due;
+        state.pending, [&](const auto& pending) { return bool(pending->gathered) == gathers && pending->hook < hook; });
+    if (due == state.pending.end()) return;
+    const auto pending = *due;
     // What asks for the result takes it out of the list.
-    if (const auto storage = gathers ? started->gathered->storage : started->gradient.lock()) storage->settle();
-    if (std::erase(state.started, started) != 0) started->request.wait();
+    if (const auto storage = gathers ? pending->gathered->storage : pending->gradient.lock()) storage->materialize();
+    if (std::erase(state.pending, pending) != 0) pending->request.wait();
   }
 }
 
 /// Throws if the forward pass has left a gather of before the hook of this number to itself.
-inline void check_taken(const State& state, std::uint64_t hook) {
-  for (const auto& started : state.started) {
-    if (!started->gathered || started->hook >= hook) continue;
-    const Value& unused = *started->gathered;
+inline void check_taken(const ProgramState& state, std::uint64_t hook) {
+  for (const auto& pending : state.pending) {
+    if (!pending->gathered || pending->hook >= hook) continue;
+    const Value& unused = *pending->gathered;
     throw Error(unused.made_by.describe() +
                 ": prefetch has started it, but the layer has not asked for its result: let the layer gather the same "
                 "tensors with the same function that prefetch is given (" +
@@ -57,14 +57,14 @@ inline void check_taken(const State& state, std::uint64_t hook) {
 
 SHARDLIB_INLINE ValuePtr prefetched(const OpInfo& op, const ValuePtr& x, const Handle<const Gathers>& ahead,
                                     const Handle<const Gathers>& behind) {
-  State& s = state(x->device);
-  if (s.mode != State::Mode::eager)
+  ProgramState& s = program_state(x->device);
+  if (s.mode != ProgramState::Mode::eager)
     throw Error(op.describe() +
                 ": inside explicit_activation_checkpointing it would start gathers that the backward pass does not ask "
                 "for; call it between the layers, outside (" +
                 x->device->describe() + ")");
-  const auto start = [](State& state, const Gathers& gathers) {
-    const WithMode mode(state, State::Mode::start);
+  const auto start = [](ProgramState& state, const Gathers& gathers) {
+    const WithMode mode(state, ProgramState::Mode::start);
     gathers.start();
   };
   ++s.hooks;
@@ -72,25 +72,25 @@ SHARDLIB_INLINE ValuePtr prefetched(const OpInfo& op, const ValuePtr& x, const H
   check_taken(s, s.hooks);
   if (!x->slot) return x;
   s.overlaps = true;
-  const Pull pull = [start, behind](const ValuePtr& ct, const Residuals& /*none*/) {
-    State& here = state(ct->device);
+  const VjpFunction vjp_fn = [start, behind](const ValuePtr& ct, const Residuals& /*none*/) {
+    ProgramState& here = program_state(ct->device);
     // At most the sums of one layer are under way while the next one runs, which bounds their memory.
-    settle(here, false, here.hooks++);
+    materialize_due(here, false, here.hooks++);
     start(here, *behind);
-    settle(here, true, here.hooks);  // what the layer's derivatives did not need
+    materialize_due(here, true, here.hooks);  // what the layer's derivatives did not need
     return ct;
   };
   auto out = detached(*x);
-  attach(out, {{x->slot, {}, pull}});
+  attach(out, {{x->slot, {}, vjp_fn}});
   return out;
 }
 
-SHARDLIB_INLINE OverlapScope::OverlapScope(const std::shared_ptr<Device>& device) : state_(state(device)) {
+SHARDLIB_INLINE OverlapScope::OverlapScope(const std::shared_ptr<Device>& device) : state_(program_state(device)) {
   state_.overlaps = false;
 }
 
 SHARDLIB_INLINE OverlapScope::~OverlapScope() {
-  state_.started.clear();
+  state_.pending.clear();
   state_.overlaps = false;
 }
 
@@ -100,8 +100,8 @@ SHARDLIB_INLINE void OverlapScope::end_forward() {
 
 SHARDLIB_INLINE void OverlapScope::end_backward() {
   ++state_.hooks;
-  settle(state_, false, state_.hooks);
-  settle(state_, true, state_.hooks);
+  materialize_due(state_, false, state_.hooks);
+  materialize_due(state_, true, state_.hooks);
 }
 
 }  // namespace shardlib::detail

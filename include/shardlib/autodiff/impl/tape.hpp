@@ -45,21 +45,21 @@ SHARDLIB_INLINE ValuePtr with_spec(const ValuePtr& value, const TensorSpec& spec
   return copy;
 }
 
-SHARDLIB_INLINE State::Count& count(const Value& value) {
-  auto& counts = state(value.device).counts;
+SHARDLIB_INLINE ProgramState::Count& count(const Value& value) {
+  auto& counts = program_state(value.device).counts;
   auto it = counts.find(value.made_by.name);
-  if (it == counts.end()) it = counts.emplace(value.made_by.name, State::Count{}).first;
+  if (it == counts.end()) it = counts.emplace(value.made_by.name, ProgramState::Count{}).first;
   ++it->second.calls;
   return it->second;
 }
 
 SHARDLIB_INLINE void add_flops(const Value& value, double flops) {
-  State& s = state(value.device);
+  ProgramState& s = program_state(value.device);
   s.counts.find(value.made_by.name)->second.flops += flops;
   s.work.flops += flops;
 }
 
-SHARDLIB_INLINE std::vector<ValuePtr> joint_cotangents(
+SHARDLIB_INLINE std::vector<ValuePtr> fused_cotangents(
     const OpInfo& op, std::span<const ValuePtr> operands, std::span<const bool> wanted,
     std::span<const TensorSpec* const> due,
     const std::function<void(const Value& first, std::span<const ValuePtr> cotangents)>& fill) {
@@ -81,7 +81,7 @@ SHARDLIB_INLINE std::vector<ValuePtr> joint_cotangents(
     return first->storage->buffer;
   });
   for (const ValuePtr& made : cotangents)
-    if (made && made != first && state(first->device).note_reads)
+    if (made && made != first && program_state(first->device).note_reads)
       observed(*made, [&] {
         note_read(*first);
         return made->storage->buffer;
@@ -90,12 +90,12 @@ SHARDLIB_INLINE std::vector<ValuePtr> joint_cotangents(
 }
 
 SHARDLIB_INLINE void attach(const Handle<Value>& out, std::vector<Node::Edge>&& edges,
-                            std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>&)> joint) {
+                            std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>&)> fused_vjp) {
   bool any = false;
   for (const auto& edge : edges) any = any || edge.input;
-  State& s = state(out->device);
-  if (!any || s.mode == State::Mode::start) return;
-  if (s.mode == State::Mode::checkpoint) {
+  ProgramState& s = program_state(out->device);
+  if (!any || s.mode == ProgramState::Mode::start) return;
+  if (s.mode == ProgramState::Mode::checkpoint) {
     const auto outside = std::find_if(edges.begin(), edges.end(), [](const auto& e) { return bool(e.input); });
     const Node& maker = *outside->input.node;
     throw Error(out->made_by.describe() + " of result `" + std::string(to_string(*out->spec).view()) +
@@ -107,12 +107,12 @@ SHARDLIB_INLINE void attach(const Handle<Value>& out, std::vector<Node::Edge>&& 
   node->op = out->made_by;
   node->sequence = ++s.sequence;
   node->edges = std::move(edges);
-  node->joint = std::move(joint);
+  node->fused_vjp = std::move(fused_vjp);
   out->slot = {std::move(node), 0};
 }
 
 SHARDLIB_INLINE Buffer run(const Kernel& kernel, const Value& out) {
-  make_progress(state(out.device));
+  make_progress(program_state(out.device));
   count(out);
   try {
     Buffer result = observed(out, [&] { return kernel(out); });
@@ -131,18 +131,18 @@ SHARDLIB_INLINE Buffer run(const Kernel& kernel, const Value& out) {
   }
 }
 
-SHARDLIB_INLINE void put_off(const ValuePtr& out, Kernel kernel) {
+SHARDLIB_INLINE void defer(const ValuePtr& out, Kernel kernel) {
   // A copy without this storage and slot: the storage must not hold itself. What runs again has none at all: observers
   // know it by that.
   auto shape = detached(*out);
-  const bool again = state(out->device).mode == State::Mode::replay;
+  const bool again = program_state(out->device).mode == ProgramState::Mode::replay;
   shape->storage = again ? nullptr : std::make_shared<Storage>();
   out->storage->compute = [kernel = std::move(kernel), shape = std::move(shape)] { return run(kernel, *shape); };
 }
 
 SHARDLIB_INLINE void evaluate(const Handle<Value>& out, Kernel kernel) {
-  const State::Mode mode = state(out->device).mode;
-  if (mode == State::Mode::replay || mode == State::Mode::start) return put_off(out, std::move(kernel));
+  const ProgramState::Mode mode = program_state(out->device).mode;
+  if (mode == ProgramState::Mode::replay || mode == ProgramState::Mode::start) return defer(out, std::move(kernel));
   out->storage->buffer = run(kernel, *out);
 }
 
@@ -155,7 +155,7 @@ SHARDLIB_INLINE ValuePtr record_erased(const OpInfo& op, const std::shared_ptr<D
   for (EdgeSource& source : sources) {
     auto& edge = edges.emplace_back();
     if (!(*source.x)->slot) continue;  // an operand that nothing differentiates needs no residuals
-    edge = {(*source.x)->slot, {{}, (*source.x)->global}, std::move(source.pull)};
+    edge = {(*source.x)->slot, {{}, (*source.x)->global}, std::move(source.vjp)};
     for (const ValuePtr* saved : source.saved)
       if (saved != nullptr) edge.saved.values.push_back(detached(**saved));
     if (source.of_result) edge.saved.values.push_back(detached(*out));
@@ -169,7 +169,7 @@ SHARDLIB_INLINE ValuePtr record_addend_erased(const OpInfo& op, const std::share
                                               const TensorSpec& spec, const GlobalSizes& global, Kernel&& kernel,
                                               AddKernel&& add) {
   const auto out = make_value(op, device, dtype, spec, global);
-  put_off(out, std::move(kernel));
+  defer(out, std::move(kernel));
   auto shape = detached(*out);
   shape->storage = nullptr;  // the storage must not hold itself
   out->storage->add_to = [add = std::move(add), shape = std::move(shape)](std::byte* sum) {

@@ -25,8 +25,8 @@ SHARDLIB_INLINE ValuePtr zeros_in_shape(const ValuePtr& like) {
 }
 
 SHARDLIB_INLINE Differentiation::Differentiation(const char* op, const std::shared_ptr<Device>& device)
-    : op_{op, {}, {}}, device_(device), state_(state(device)), outer_(state_.pass), first_(state_.sequence) {
-  state_.pass = State::Pass::forward;
+    : op_{op, {}, {}}, device_(device), state_(program_state(device)), outer_(state_.pass), first_(state_.sequence) {
+  state_.pass = ProgramState::Pass::forward;
   names_.emplace(state_, names_within(state_, op));
 }
 
@@ -36,7 +36,7 @@ SHARDLIB_INLINE Differentiation::~Differentiation() {
 }
 
 SHARDLIB_INLINE void Differentiation::check_outside(const ValuePtr& value, const std::string& what) const {
-  if (outer_ == State::Pass::none || !value->slot) return;
+  if (outer_ == ProgramState::Pass::none || !value->slot) return;
   const Node& maker = *value->slot.node;
   throw Error(op_.describe() + ": " + what + " is " +
               (maker.sequence == 0 ? "a weight" : "the result of " + maker.op.describe()) +
@@ -67,7 +67,7 @@ SHARDLIB_INLINE void Differentiation::end_forward() {
   for (auto it = weights_.rbegin(); it != weights_.rend(); ++it) it->first->weight = it->second;
   weights_.clear();
   names_.reset();
-  state_.pass = State::Pass::backward;
+  state_.pass = ProgramState::Pass::backward;
 }
 
 /// A node that the loss is computed from and that was there before: of a function outside, which is differentiated too.
@@ -86,7 +86,7 @@ inline const Node* outside_below(const Node* root, std::uint64_t first, const st
 }
 
 SHARDLIB_INLINE std::vector<ValuePtr> Differentiation::backward(const Value& loss, const ValuePtr& one, bool unused) {
-  if (outer_ != State::Pass::none)
+  if (outer_ != ProgramState::Pass::none)
     if (const Node* node = outside_below(loss.slot.node.get(), first_, leaves_))
       throw Error(op_.describe() + ": its function uses " +
                   (node->sequence == 0 ? "a weight" : "the result of " + node->op.describe()) +
@@ -126,20 +126,20 @@ SHARDLIB_INLINE void GradientCall::argument(const ValuePtr& value, std::size_t n
 SHARDLIB_INLINE void GradientCall::begin() {
   parts_->overlap.emplace(parts_->device);
   parts_->before = parts_->live();
-  parts_->outside = state(parts_->device).stopwatch.change(Stopwatch::forward);
+  parts_->outside = program_state(parts_->device).stopwatch.change(Stopwatch::forward);
 }
 SHARDLIB_INLINE void GradientCall::end() {
   parts_->overlap->end_forward();
   parts_->differentiation.end_forward();
-  State& s = state(parts_->device);
-  s.kept = std::max(parts_->live(), parts_->before) - parts_->before;
+  ProgramState& s = program_state(parts_->device);
+  s.residual_bytes = std::max(parts_->live(), parts_->before) - parts_->before;
   s.stopwatch.change(Stopwatch::backward);
 }
 SHARDLIB_INLINE std::vector<ValuePtr> GradientCall::backward(const ValuePtr& loss, bool unused) {
   const ValuePtr one = cotangent_of_loss(parts_->device, loss->dtype);
   auto cotangents = parts_->differentiation.backward(*loss, one, unused);
   parts_->overlap->end_backward();
-  state(parts_->device).stopwatch.change(parts_->outside);
+  program_state(parts_->device).stopwatch.change(parts_->outside);
   return cotangents;
 }
 
@@ -159,8 +159,8 @@ inline std::shared_ptr<Backward> replay(const CheckpointedCall& call, const std:
   std::vector<std::pair<Slot, ValuePtr>> roots;
   const auto root = [&](const ValuePtr& value) { roots.emplace_back(value->slot, cotangents[roots.size()]); };
   {
-    const WithMode mode(state(device), State::Mode::replay, saved);
-    const WithNames scope(state(device), names);
+    const WithMode mode(program_state(device), ProgramState::Mode::replay, saved);
+    const WithNames scope(program_state(device), names);
     call.run(fresh, root);
   }
   return std::make_shared<Backward>(roots, leaves);
@@ -168,7 +168,7 @@ inline std::shared_ptr<Backward> replay(const CheckpointedCall& call, const std:
 
 struct CheckpointForward::Parts : Counted {
   explicit Parts(std::vector<ValuePtr> values) : inputs(std::move(values)), device(inputs.front()->device) {
-    mode.emplace(state(device), State::Mode::checkpoint);
+    mode.emplace(program_state(device), ProgramState::Mode::checkpoint);
   }
   std::vector<ValuePtr> inputs;
   std::shared_ptr<Device> device;
@@ -176,13 +176,13 @@ struct CheckpointForward::Parts : Counted {
   std::shared_ptr<Node> node;
 };
 SHARDLIB_INLINE CheckpointForward::CheckpointForward(std::vector<ValuePtr> inputs) {
-  if (!inputs.empty() && state(inputs.front()->device).mode == State::Mode::eager)
+  if (!inputs.empty() && program_state(inputs.front()->device).mode == ProgramState::Mode::eager)
     parts_ = Handle<Parts>::make(std::move(inputs));
 }
 SHARDLIB_INLINE CheckpointForward::~CheckpointForward() = default;
 SHARDLIB_INLINE bool CheckpointForward::finish(Handle<const CheckpointedCall> call) {
   auto& device = parts_->device;
-  const std::vector<ValuePtr> saved = std::move(state(device).saved);
+  const std::vector<ValuePtr> saved = std::move(program_state(device).saved);
   parts_->mode.reset();
   auto node = std::make_shared<Node>();
   node->op = {"explicit_activation_checkpointing", {}, {}};
@@ -192,13 +192,13 @@ SHARDLIB_INLINE bool CheckpointForward::finish(Handle<const CheckpointedCall> ca
     node->edges.push_back({value->slot, {{detached(*value)}, {}}, nullptr});
   }
   if (std::ranges::find(wanted, true) == wanted.end()) return false;
-  auto& kept = node->edges.front().saved.values;
-  kept.insert(kept.end(), saved.begin(), saved.end());
-  node->sequence = ++state(device).sequence;
+  auto& residuals = node->edges.front().saved.values;
+  residuals.insert(residuals.end(), saved.begin(), saved.end());
+  node->sequence = ++program_state(device).sequence;
   node->outputs = 0;
-  const auto& scopes = state(device).scopes;
+  const auto& scopes = program_state(device).scopes;
   const auto names = scopes.empty() ? std::make_shared<NameSizes>() : scopes.back();
-  node->nested = [call = std::move(call), wanted, saved, device, names](const std::vector<ValuePtr>& cotangents) {
+  node->remat = [call = std::move(call), wanted, saved, device, names](const std::vector<ValuePtr>& cotangents) {
     return replay(*call, wanted, saved, cotangents, device, names);
   };
   parts_->node = std::move(node);
@@ -211,12 +211,12 @@ SHARDLIB_INLINE ValuePtr CheckpointForward::connect(const ValuePtr& value) {
 }
 
 SHARDLIB_INLINE ValuePtr saved_value(const OpInfo& op, const ValuePtr& x) {
-  State& s = state(x->device);
-  if (s.mode == State::Mode::eager || s.mode == State::Mode::start) return x;
-  if (s.mode == State::Mode::checkpoint) {
-    auto kept = detached(*x);
-    kept->made_by = op;
-    s.saved.push_back(std::move(kept));
+  ProgramState& s = program_state(x->device);
+  if (s.mode == ProgramState::Mode::eager || s.mode == ProgramState::Mode::start) return x;
+  if (s.mode == ProgramState::Mode::checkpoint) {
+    auto residuals = detached(*x);
+    residuals->made_by = op;
+    s.saved.push_back(std::move(residuals));
     return x;
   }
   // Replay: the value that was kept, in the place of the one that would have to be computed.
@@ -225,8 +225,8 @@ SHARDLIB_INLINE ValuePtr saved_value(const OpInfo& op, const ValuePtr& x) {
   return known;
 }
 
-SHARDLIB_INLINE std::vector<Kept> kept_below(const Node* root) {
-  std::vector<Kept> kept;
+SHARDLIB_INLINE std::vector<SavedResidual> residuals_below(const Node* root) {
+  std::vector<SavedResidual> residuals;
   std::set<const Node*> seen;
   std::set<const void*> buffers;
   std::vector<const Node*> todo{root};
@@ -240,13 +240,14 @@ SHARDLIB_INLINE std::vector<Kept> kept_below(const Node* root) {
         if (value->storage->compute || !buffers.insert(value->storage->buffer.data()).second) continue;
         const auto& by = value->made_by;
         std::string what = value->label.empty() ? by.describe() : value->label;
-        kept.push_back({std::move(what), std::string(to_string(*value->spec).view()), value->bytes()});
+        residuals.push_back({std::move(what), std::string(to_string(*value->spec).view()), value->bytes()});
       }
     }
   }
-  std::sort(kept.begin(), kept.end(),
-            [](const Kept& a, const Kept& b) { return a.bytes != b.bytes ? a.bytes > b.bytes : a.what < b.what; });
-  return kept;
+  std::sort(residuals.begin(), residuals.end(), [](const SavedResidual& a, const SavedResidual& b) {
+    return a.bytes != b.bytes ? a.bytes > b.bytes : a.what < b.what;
+  });
+  return residuals;
 }
 
 }  // namespace shardlib::detail

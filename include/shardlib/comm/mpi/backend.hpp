@@ -55,9 +55,9 @@ class MpiCommunicator final : public Communicator {
     if (is_in_node())
       return share({.kind = detail::Collective::all_gather, .bytes = send.bytes(), .rows = rows}, send, recv);
     if (log_->shared) return all_gather_over_nodes(send, recv);
-    const auto op = make_op("all_gather", send, recv, next());
+    const auto op = make_mpi_op("all_gather", send, recv, next());
     const std::size_t block = send.bytes();
-    if (block <= detail::mpi::longest_piece) {
+    if (block <= log_->tuning.collective_piece) {
       const int count = detail::mpi::to_count(block);
       check(*op, MPI_Iallgather(send.data(), count, MPI_BYTE, recv.data(), count, MPI_BYTE, comm_, op->add()));
     } else {
@@ -73,17 +73,17 @@ class MpiCommunicator final : public Communicator {
   [[nodiscard]] bool has_views(std::size_t bytes) const override { return is_in_node() && detail::fits_view(bytes); }
   Request gather_view(Buffer send, std::shared_ptr<Buffer> whole) override {
     if (!has_views(send.bytes())) detail::fail_view();
-    const detail::Call call{.kind = detail::Collective::gather_view, .bytes = send.bytes()};
-    const auto op = make_op(detail::name(call.kind), send, {}, next());
+    const detail::CollectiveCall call{.kind = detail::Collective::gather_view, .bytes = send.bytes()};
+    const auto op = make_mpi_op(detail::name(call.kind), send, {}, next());
     op->shared = std::make_shared<detail::shm::SharedRound>(log_->shared, call, send, std::move(whole));
     return start(op);
   }
   Request all_to_all(Buffer send, Buffer recv) override {
     detail::check_all_to_all(size_, send, recv);
     if (is_in_node()) return share({detail::Collective::all_to_all, send.bytes()}, send, recv);
-    const auto op = make_op("all_to_all", send, recv, next());
+    const auto op = make_mpi_op("all_to_all", send, recv, next());
     const std::size_t block = send.bytes() / index(size_);
-    if (block <= detail::mpi::longest_piece) {
+    if (block <= log_->tuning.collective_piece) {
       const int count = detail::mpi::to_count(block);
       check(*op, MPI_Ialltoall(send.data(), count, MPI_BYTE, recv.data(), count, MPI_BYTE, comm_, op->add()));
     } else {
@@ -105,7 +105,7 @@ class MpiCommunicator final : public Communicator {
     if (log_->shared && std::has_single_bit(log_->shared->size()) && dtype != DType::bf16) {
       return reduce_scatter_over_nodes(send, recv, dtype, reduction);
     }
-    const auto op = make_op("reduce_scatter", send, recv, next());
+    const auto op = make_mpi_op("reduce_scatter", send, recv, next());
     const std::size_t block = recv.bytes();
     const auto slice = [block](int r) { return Slice{index(r) * block, block}; };
     exchange_and_reduce(*op, send, slice, recv.data(), dtype, reduction, tag_of(*op));
@@ -114,7 +114,7 @@ class MpiCommunicator final : public Communicator {
   Request all_reduce(Buffer send, Buffer recv, DType dtype, Reduction reduction) override {
     detail::check_reduction("all_reduce", size_, send, recv, detail::Fit::same, dtype);
     if (is_in_node()) return share({detail::Collective::all_reduce, send.bytes(), dtype, reduction}, send, recv);
-    const auto op = make_op("all_reduce", send, recv, next());
+    const auto op = make_mpi_op("all_reduce", send, recv, next());
     if (send.bytes() * index(size_) <= detail::mpi::small_all_reduce) {
       all_reduce_small(*op, send, recv, dtype, reduction);
     } else {
@@ -124,26 +124,26 @@ class MpiCommunicator final : public Communicator {
   }
   Request send(Buffer buffer, int to) override {
     detail::check_peer("send to", size_, to);
-    const auto op = make_op("send", buffer, {}, {Question::send, to, log_->sent[index(to)]++});
+    const auto op = make_mpi_op("send", buffer, {}, {Question::send, to, log_->sent[index(to)]++});
     op->send(comm_, buffer.data(), buffer.bytes(), to, message_tag);
     progress_->start(op);
     return {};
   }
   Request recv(Buffer buffer, int from) override {
     detail::check_peer("recv from", size_, from);
-    const auto op = make_op("recv", buffer, {}, {Question::recv, from, log_->received[index(from)]++});
+    const auto op = make_mpi_op("recv", buffer, {}, {Question::recv, from, log_->received[index(from)]++});
     op->recv(comm_, buffer.data(), buffer.bytes(), from, message_tag);
     return start(op);
   }
   void barrier() override {
     if (is_in_node()) return share({detail::Collective::barrier}, {}, {}).wait();
-    const auto op = make_op("barrier", {}, {}, next());
+    const auto op = make_mpi_op("barrier", {}, {}, next());
     check(*op, MPI_Ibarrier(comm_, op->add()));
     start(op).wait();
   }
 
  private:
-  using Op = detail::mpi::Op;
+  using MpiOp = detail::mpi::MpiOp;
   using Question = detail::mpi::Question;
   struct Slice {
     std::size_t begin;
@@ -152,24 +152,25 @@ class MpiCommunicator final : public Communicator {
   static constexpr int message_tag = 0;
 
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
-  static void check(const Op& op, int code) { detail::mpi::check(code, op.name, op.bytes); }
+  static void check(const MpiOp& op, int code) { detail::mpi::check(code, op.name, op.bytes); }
   /// Which communication of the group, or of this rank and a peer, an op is.
-  struct Place {
+  struct MessageId {
     Question::Kind kind;
     int peer;
     std::uint64_t number;
   };
-  Place next() { return {Question::collective, -1, log_->collectives++}; }
-  std::shared_ptr<Op> make_op(std::string_view name, const Buffer& send, const Buffer& recv, const Place& place) {
-    return std::make_shared<Op>(Op{.name = name,
-                                   .bytes = send.bytes(),
-                                   .buffers = {send, recv},
-                                   .group = log_,
-                                   .question = {launch_, log_->key(), place.kind, place.number},
-                                   .peer = place.peer});
+  MessageId next() { return {Question::collective, -1, log_->collectives++}; }
+  std::shared_ptr<MpiOp> make_mpi_op(std::string_view name, const Buffer& send, const Buffer& recv,
+                                     const MessageId& place) {
+    return std::make_shared<MpiOp>(MpiOp{.name = name,
+                                         .bytes = send.bytes(),
+                                         .buffers = {send, recv},
+                                         .group = log_,
+                                         .question = {launch_, log_->key(), place.kind, place.number},
+                                         .peer = place.peer});
   }
-  Request start(const std::shared_ptr<Op>& op) {
-    return Request(std::make_unique<detail::mpi::OpRequest>(progress_, progress_->start(op)));
+  Request start(const std::shared_ptr<MpiOp>& op) {
+    return Request(std::make_unique<detail::mpi::MpiOpRequest>(progress_, progress_->start(op)));
   }
   [[nodiscard]] bool is_in_node() const { return log_->shared && log_->shared->nodes() == 1; }
   /// The ranks on the other nodes that have this rank's place there.
@@ -180,10 +181,11 @@ class MpiCommunicator final : public Communicator {
   }
   /// A block goes to each node once, and is read there by its other ranks.
   Request all_gather_over_nodes(const Buffer& send, const Buffer& recv) {
-    const auto op = make_op("all_gather", send, recv, next());
+    const auto op = make_mpi_op("all_gather", send, recv, next());
     const int tag = tag_of(*op);
     const std::size_t block = send.bytes();
-    const detail::Call call{.kind = detail::Collective::all_gather, .bytes = block, .nodes = log_->shared->nodes()};
+    const detail::CollectiveCall call{
+        .kind = detail::Collective::all_gather, .bytes = block, .nodes = log_->shared->nodes()};
     const auto round = std::make_shared<detail::shm::SharedRound>(log_->shared, call, Buffer(), recv);
     std::byte* const to = round->recv().data();
     detail::copy_bytes(to + index(rank_) * block, send.data(), block);
@@ -191,24 +193,25 @@ class MpiCommunicator final : public Communicator {
       op->recv(comm_, to + index(peer) * block, block, peer, tag);
       op->send(comm_, send.data(), block, peer, tag);
     });
-    op->next = [round](Op& phase) { phase.shared = round; };
+    op->next = [round](MpiOp& phase) { phase.shared = round; };
     return start(op);
   }
   /// A node's ranks sum what they have for each rank, so that one block instead of theirs goes to each.
   Request reduce_scatter_over_nodes(const Buffer& send, const Buffer& recv, DType dtype, Reduction reduction) {
-    const auto op = make_op("reduce_scatter", send, recv, next());
+    const auto op = make_mpi_op("reduce_scatter", send, recv, next());
     const int tag = tag_of(*op);
     const std::size_t block = recv.bytes(), members = log_->shared->size(), nodes = log_->shared->nodes();
     const Buffer sums = pool_->allocate(nodes * block);
     const Buffer received = pool_->allocate((nodes - 1) * block);
-    op->shared = std::make_shared<detail::shm::SharedRound>(log_->shared,
-                                                            detail::Call{.kind = detail::Collective::reduce_scatter,
-                                                                         .bytes = send.bytes(),
-                                                                         .dtype = dtype,
-                                                                         .op = reduction,
-                                                                         .nodes = nodes},
-                                                            send, sums);
-    op->next = [=, this, out = recv.data()](Op& phase) {
+    op->shared =
+        std::make_shared<detail::shm::SharedRound>(log_->shared,
+                                                   detail::CollectiveCall{.kind = detail::Collective::reduce_scatter,
+                                                                          .bytes = send.bytes(),
+                                                                          .dtype = dtype,
+                                                                          .op = reduction,
+                                                                          .nodes = nodes},
+                                                   send, sums);
+    op->next = [=, this, out = recv.data()](MpiOp& phase) {
       const auto place = [&](int rank) { return index(rank) / members * block; };
       std::vector<const std::byte*> in(nodes, sums.data() + place(rank_));
       for_counterparts([&](int peer) {
@@ -217,7 +220,7 @@ class MpiCommunicator final : public Communicator {
         phase.recv(comm_, to, block, peer, tag);
         phase.send(comm_, sums.data() + place(peer), block, peer, tag);
       });
-      phase.next = [=, in = std::move(in)](Op&) {
+      phase.next = [=, in = std::move(in)](MpiOp&) {
         detail::reduce_tree(dtype, reduction, in, out, block / size_of(dtype));
       };
       phase.buffers.insert(phase.buffers.end(), {sums, received});
@@ -225,14 +228,14 @@ class MpiCommunicator final : public Communicator {
     return start(op);
   }
   /// A collective of a group that shares memory.
-  Request share(const detail::Call& call, const Buffer& send, const Buffer& recv) {
-    const auto op = make_op(detail::name(call.kind), send, recv, next());
+  Request share(const detail::CollectiveCall& call, const Buffer& send, const Buffer& recv) {
+    const auto op = make_mpi_op(detail::name(call.kind), send, recv, next());
     op->shared = std::make_shared<detail::shm::SharedRound>(log_->shared, call, send, recv);
     return start(op);
   }
   /// Messages of a collective have a tag of their own, because second phases start in any order. The standard promises
   /// tags up to 32767.
-  static int tag_of(const Op& op) { return static_cast<int>(op.question.number % 32767) + 1; }
+  static int tag_of(const MpiOp& op) { return static_cast<int>(op.question.number % 32767) + 1; }
   /// Everybody meets a different peer in each step.
   template <class F>
   void for_peers(const F& f) const {
@@ -241,7 +244,7 @@ class MpiCommunicator final : public Communicator {
 
   /// Sends slice(j) of `send` to rank j, then reduces what came for this rank into `out`.
   template <class SliceOf>
-  void exchange_and_reduce(Op& op, const Buffer& send, const SliceOf& slice, std::byte* out, DType dtype,
+  void exchange_and_reduce(MpiOp& op, const Buffer& send, const SliceOf& slice, std::byte* out, DType dtype,
                            Reduction reduction, int tag) {
     const Slice mine = slice(rank_);
     const Buffer received = pool_->allocate(index(size_ - 1) * mine.bytes);
@@ -253,11 +256,11 @@ class MpiCommunicator final : public Communicator {
       op.recv(comm_, place, mine.bytes, peer, tag);
       op.send(comm_, send.data() + slice(peer).begin, slice(peer).bytes, peer, tag);
     });
-    op.next = [=, in = std::move(in)](Op&) {
+    op.next = [=, in = std::move(in)](MpiOp&) {
       detail::reduce_tree(dtype, reduction, in, out, mine.bytes / size_of(dtype));
     };
   }
-  void all_reduce_sliced(Op& op, const Buffer& send, const Buffer& recv, DType dtype, Reduction reduction) {
+  void all_reduce_sliced(MpiOp& op, const Buffer& send, const Buffer& recv, DType dtype, Reduction reduction) {
     const std::size_t count = send.bytes() / size_of(dtype);
     const std::size_t step = (count + index(size_) - 1) / index(size_) * size_of(dtype);
     const auto slice = [step, bytes = send.bytes()](int r) {
@@ -266,7 +269,7 @@ class MpiCommunicator final : public Communicator {
     };
     const int tag = tag_of(op);
     exchange_and_reduce(op, send, slice, recv.data() + slice(rank_).begin, dtype, reduction, tag);
-    op.next = [=, this, reduce = std::move(op.next), out = recv.data()](Op& phase) {
+    op.next = [=, this, reduce = std::move(op.next), out = recv.data()](MpiOp& phase) {
       reduce(phase);
       for_peers([&](int peer) {
         phase.recv(comm_, out + slice(peer).begin, slice(peer).bytes, peer, tag);
@@ -274,7 +277,7 @@ class MpiCommunicator final : public Communicator {
       });
     };
   }
-  void all_reduce_small(Op& op, const Buffer& send, const Buffer& recv, DType dtype, Reduction reduction) {
+  void all_reduce_small(MpiOp& op, const Buffer& send, const Buffer& recv, DType dtype, Reduction reduction) {
     const std::size_t bytes = send.bytes();
     const Buffer all = pool_->allocate(index(size_) * bytes);
     op.buffers.push_back(all);
@@ -282,7 +285,7 @@ class MpiCommunicator final : public Communicator {
     check(op, MPI_Iallgather(send.data(), count, MPI_BYTE, all.data(), count, MPI_BYTE, comm_, op.add()));
     std::vector<const std::byte*> in;
     for (int r = 0; r < size_; ++r) in.push_back(all.data() + index(r) * bytes);
-    op.next = [=, in = std::move(in), out = recv.data()](Op&) {
+    op.next = [=, in = std::move(in), out = recv.data()](MpiOp&) {
       detail::reduce_tree(dtype, reduction, in, out, bytes / size_of(dtype));
     };
   }
@@ -299,12 +302,13 @@ class MpiCommunicator final : public Communicator {
 /// This process as one device of a mesh whose devices are the first ranks of MPI_COMM_WORLD.
 class MpiWorld final : public Backend {
  public:
-  explicit MpiWorld(std::uint64_t launch) : launch_(launch) {}
+  MpiWorld(std::uint64_t launch, const Tuning& tuning) : launch_(launch), tuning_(tuning) {}
 
   std::unique_ptr<Communicator> group(const std::vector<int>& members, int rank,
                                       const std::shared_ptr<Pool>& pool) override {
     using detail::mpi::check;
-    const auto log = std::make_shared<detail::mpi::GroupLog>(detail::mpi::GroupLog{.members = members});
+    const auto log =
+        std::make_shared<detail::mpi::GroupLog>(detail::mpi::GroupLog{.members = members, .tuning = tuning_});
     // Groups that form at the same time need distinct tags, and so does what a failed launch has left behind; the
     // standard promises tags up to 32767.
     const int tag = detail::mpi::Watch::first_free_tag + static_cast<int>((log->key() + launch_) % 32000);
@@ -319,14 +323,14 @@ class MpiWorld final : public Backend {
     MPI_Group_free(&world);
     log->collectives = 1;
     logs_.push_back(log);
-    if (detail::shm::node) log->shared = detail::shm::node->group(members, rank, comm, pool);
+    if (detail::shm::node) log->shared = detail::shm::node->group(members, rank, comm, pool, tuning_);
     return std::make_unique<MpiCommunicator>(comm, launch_, log, progress_, pool);
   }
   /// In memory that the node's ranks share, so that peers read tensors in place.
   [[nodiscard]] std::shared_ptr<Pool> make_pool() const override {
     return detail::shm::node ? Pool::make(detail::shm::node->arena()) : Pool::make();
   }
-  /// The body has returned: completes the sends that nobody waited for.
+  /// The body has returned: completes the sends without a wait.
   void leave() {
     progress_->drain();
     detail::mpi::watch.end_launch(launch_, logs_);
@@ -339,14 +343,14 @@ class MpiWorld final : public Backend {
 
  private:
   /// Waits for all members, for MPI's own making of a communicator blocks for ever where one has left. In step k
-  /// everybody hears of 2^k members, through the one 2^k places before.
+  /// each member learns of 2^k members, through the one 2^k places before.
   void meet(const std::shared_ptr<detail::mpi::GroupLog>& log, int rank, int tag) {
     const auto& members = log->members;
     const auto n = members.size();
     const auto mine = static_cast<std::size_t>(rank);
     for (std::size_t step = 1; step < n; step *= 2) {
-      const auto op = std::make_shared<detail::mpi::Op>(
-          detail::mpi::Op{.name = "group", .group = log, .question = {launch_, log->key()}});
+      const auto op = std::make_shared<detail::mpi::MpiOp>(
+          detail::mpi::MpiOp{.name = "group", .group = log, .question = {launch_, log->key()}});
       op->recv(detail::mpi::process.control, nullptr, 0, members[(mine + n - step) % n], tag);
       op->send(detail::mpi::process.control, nullptr, 0, members[(mine + step) % n], tag);
       progress_->wait(*progress_->start(op));
@@ -354,6 +358,7 @@ class MpiWorld final : public Backend {
   }
 
   std::uint64_t launch_;
+  Tuning tuning_;
   detail::mpi::Watch::Logs logs_;
   std::shared_ptr<detail::mpi::Progress> progress_ = std::make_shared<detail::mpi::Progress>();
 };

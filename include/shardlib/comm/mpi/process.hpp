@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/tuning.hpp"
 
 namespace shardlib::detail::mpi {
 
@@ -40,9 +41,6 @@ struct Process {
 };
 inline Process process;
 
-/// Asks for a thread of each rank that has MPI move messages.
-inline constexpr const char* progress_variable = "SHARDLIB_PROGRESS_THREAD";
-
 /// Whether an environment variable is 1; throws UsageError, saying what 0 and 1 mean, if it is neither.
 inline bool switched_on(const std::string& variable, std::string_view unset, std::string_view meaning) {
   const char* const value = std::getenv(variable.c_str());
@@ -52,29 +50,20 @@ inline bool switched_on(const std::string& variable, std::string_view unset, std
 }
 
 /// Between themselves the program's threads call MPI one at a time, but whichever drops the last handle of a device
-/// frees its communicators. The progress thread calls MPI whenever it likes.
-inline void check_threads(int provided, int needed = MPI_THREAD_SERIALIZED) {
-  if (provided >= needed) return;
-  const auto name = [](int level) -> std::string {
-    if (level == MPI_THREAD_SINGLE) return "SINGLE";
-    if (level == MPI_THREAD_FUNNELED) return "FUNNELED";
-    return level == MPI_THREAD_SERIALIZED ? "SERIALIZED" : "MULTIPLE";
-  };
-  throw Error("MPI runs at thread level " + name(provided) + ", but " +
-              (needed == MPI_THREAD_MULTIPLE ? "SHARDLIB_PROGRESS_THREAD=1 needs" : "devices need") + " MPI_THREAD_" +
-              name(needed) +
-              ": leave starting MPI to run_program, call MPI_Init_thread with that level, or use an MPI that was built "
-              "with threads");
+/// frees its communicators.
+inline void check_threads(int provided) {
+  if (provided >= MPI_THREAD_SERIALIZED) return;
+  const std::string level = provided == MPI_THREAD_SINGLE ? "SINGLE" : "FUNNELED";
+  throw Error("MPI runs at thread level " + level +
+              ", but devices need MPI_THREAD_SERIALIZED: leave starting MPI to run_program, call MPI_Init_thread with "
+              "that level, or use an MPI that was built with threads");
 }
-
-/// The longest message of a collective; what is longer goes in pieces. Tests lower it.
-inline std::size_t longest_piece = std::size_t{1} << 20;
 
 /// Makes Open MPI send a piece over TCP at once, unless mpirun or the environment says otherwise. It would announce a
 /// longer one, and say that it has arrived behind all that other messages have queued by then: of the gathers of a
 /// layer, none would be there before the last.
 inline void send_pieces_at_once() {
-  setenv("OMPI_MCA_btl_tcp_eager_limit", std::to_string(longest_piece + 4096).c_str(), 0);
+  setenv("OMPI_MCA_btl_tcp_eager_limit", std::to_string(Tuning().collective_piece + 4096).c_str(), 0);
 }
 
 /// Initialises MPI unless the program has; returns whether `stop` must finalise it.
@@ -83,10 +72,7 @@ inline bool start(int* argc, char*** argv) {
   int provided = 0;
   if (mine) {
     send_pieces_at_once();
-    // What it must be is said once MPI runs, by one rank for all.
-    const char* const progress = std::getenv(progress_variable);
-    const int wanted = progress != nullptr && *progress == '1' ? MPI_THREAD_MULTIPLE : MPI_THREAD_SERIALIZED;
-    check(MPI_Init_thread(argc, argv, wanted, &provided), "MPI_Init_thread", 0);
+    check(MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread", 0);
   } else {
     check(MPI_Query_thread(&provided), "MPI_Query_thread", 0);
   }

@@ -17,16 +17,13 @@
 
 #include "shardlib/comm/communicator.hpp"
 #include "shardlib/comm/mpi/process.hpp"
-#include "shardlib/comm/mpi/thread.hpp"
 #include "shardlib/comm/mpi/watch.hpp"
 #include "shardlib/comm/shm/group.hpp"
 #include "shardlib/comm/single.hpp"
 
 namespace shardlib::detail::mpi {
 
-/// The longest message of a `send`; what is longer goes in pieces, because MPI counts are ints. Tests lower it.
-inline std::size_t longest_message = std::size_t{1} << 30;
-/// Vectors whose copies from all ranks together stay below this are reduced by everybody: one step instead of two.
+/// Below this, for the copies of all ranks together, every rank reduces the whole vector: one step instead of two.
 inline constexpr std::size_t small_all_reduce = 32768;
 
 inline int to_count(std::size_t bytes) {
@@ -34,13 +31,13 @@ inline int to_count(std::size_t bytes) {
 }
 
 /// A communication under way: MPI requests, the buffers that they use, and what to do when they are done.
-struct Op {
+struct MpiOp {
   std::string_view name;
   std::size_t bytes = 0;
   std::vector<MPI_Request> requests = {};
   std::vector<Buffer> buffers = {};
   std::vector<std::size_t> expected = {};         ///< per request: bytes of a user's recv, `anything` otherwise
-  std::function<void(Op&)> next = {};             ///< the next phase; may add requests, or set `shared`
+  std::function<void(MpiOp&)> next = {};          ///< the next phase; may add requests, or set `shared`
   std::shared_ptr<shm::SharedRound> shared = {};  ///< what this phase does in shared memory, instead of requests
   std::vector<MPI_Status> statuses = {};
   bool done = false;
@@ -51,7 +48,9 @@ struct Op {
   static constexpr std::size_t anything = std::numeric_limits<std::size_t>::max();
 
   /// A `recv` of another size than what was sent must be noticed, so that these go whole.
-  [[nodiscard]] std::size_t longest() const { return peer < 0 ? longest_piece : longest_message; }
+  [[nodiscard]] std::size_t longest() const {
+    return peer < 0 ? group->tuning.collective_piece : group->tuning.send_piece;
+  }
   MPI_Request* add(std::size_t expect = anything) {
     expected.push_back(expect);
     return &requests.emplace_back(MPI_REQUEST_NULL);
@@ -131,7 +130,7 @@ struct Op {
 class Pause {
  public:
   void turn() {
-    // A yield is cheap to who has a core to himself, and spinning dear to who shares one.
+    // A yield is cheap on a core of its own; spinning is expensive on a shared core.
     static const unsigned spins = process.local_size <= sysconf(_SC_NPROCESSORS_ONLN) ? 20 : 0;
     if (turns_ < spins) {
       ++turns_;
@@ -153,30 +152,29 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
   /// What never completed still belongs to MPI, so its buffers must outlive us.
   ~Progress() {
-    static auto* const leaked = new std::list<std::shared_ptr<Op>>;
+    static auto* const leaked = new std::list<std::shared_ptr<MpiOp>>;
     leaked->splice(leaked->end(), pending_);
   }
 
-  std::shared_ptr<Op> start(std::shared_ptr<Op> op) {
+  std::shared_ptr<MpiOp> start(std::shared_ptr<MpiOp> op) {
     if (!op->advance()) pending_.push_back(op);
-    tell_thread();
     return op;
   }
   void advance() {
-    pending_.remove_if([](const std::shared_ptr<Op>& op) { return op->advance(); });
-    tell_thread();
+    pending_.remove_if([](const std::shared_ptr<MpiOp>& op) { return op->advance(); });
   }
-  void wait(const Op& op) {
+  void wait(const MpiOp& op) {
     Pause pause;
-    for (Impatience impatience; !op.done; advance()) {
+    for (Impatience impatience(op.group->tuning.patience); !op.done; advance()) {
       if (impatience.turn()) op.check_members();
       if (op.shared) pause.turn();
     }
   }
-  /// Completes what nobody waits for: sends, and collectives whose requests were dropped.
+  /// Completes ops without a wait: sends, and collectives whose requests were dropped.
   void drain() {
+    if (pending_.empty()) return;
     Pause pause;
-    for (Impatience impatience; !pending_.empty(); advance()) {
+    for (Impatience impatience(pending_.front()->group->tuning.patience); !pending_.empty(); advance()) {
       if (impatience.turn()) pending_.front()->check_members();
       if (std::ranges::any_of(pending_, [](const auto& op) { return op->shared != nullptr; })) pause.turn();
     }
@@ -186,18 +184,14 @@ class Progress {
   [[nodiscard]] bool may_free() const { return !failed_ && pending_.empty() && running(); }
 
  private:
-  void tell_thread() const {
-    if (progress_thread) progress_thread->set_busy(!pending_.empty());
-  }
-
   bool failed_ = false;
-  std::list<std::shared_ptr<Op>> pending_;
+  std::list<std::shared_ptr<MpiOp>> pending_;
 };
 
-struct OpRequest final : Request::State {
+struct MpiOpRequest final : Request::Pending {
   std::shared_ptr<Progress> progress;
-  std::shared_ptr<Op> op;
-  OpRequest(std::shared_ptr<Progress> p, std::shared_ptr<Op> o) : progress(std::move(p)), op(std::move(o)) {}
+  std::shared_ptr<MpiOp> op;
+  MpiOpRequest(std::shared_ptr<Progress> p, std::shared_ptr<MpiOp> o) : progress(std::move(p)), op(std::move(o)) {}
   bool test() override {
     progress->advance();
     return op->done;

@@ -1,4 +1,4 @@
-// Ranks that wait in vain: questions between ranks about who has left without taking part, and how the program ended.
+// Detects ranks that wait for a rank that has left: questions between ranks, and how the program ended.
 #pragma once
 
 #include <mpi.h>
@@ -23,12 +23,10 @@
 
 namespace shardlib::detail::mpi {
 
-/// How long a rank waits before it asks whether those that it waits for are still there. Tests lower it.
-inline std::chrono::milliseconds patience{2000};
-
 /// What this rank has done in one group: by these counts it can say later what it took part in.
 struct GroupLog {
-  std::vector<int> members;       ///< ranks of MPI_COMM_WORLD
+  std::vector<int> members;  ///< ranks of MPI_COMM_WORLD
+  Tuning tuning = {};
   std::uint64_t collectives = 0;  ///< forming the group is the first
   std::vector<std::uint64_t> sent = std::vector<std::uint64_t>(members.size());
   std::vector<std::uint64_t> received = std::vector<std::uint64_t>(members.size());
@@ -56,10 +54,11 @@ struct Question {
 struct Answer {
   Question question;
   std::uint64_t absent = 0;  ///< 1: the rank that answers has left the launch and took no part
-  std::int64_t missed = -1;  ///< the rank that it waited for in vain itself, which made it leave
+  std::int64_t missed = -1;  ///< the absent rank that it waited for itself, which made it leave
 };
 
-/// This rank's launches and its correspondence. Nothing is sent while nobody waits in vain.
+/// This rank's launches and its questions and answers. Nothing is sent unless a rank waits longer than
+/// Tuning::patience.
 class Watch {
  public:
   using Logs = std::vector<std::shared_ptr<const GroupLog>>;
@@ -72,7 +71,7 @@ class Watch {
     std::erase_if(missed_, [this](const auto& entry) { return entry.first < left_.begin()->first; });
   }
 
-  /// Answers what other ranks have asked; whoever may wait long must call it now and then.
+  /// Answers the questions of other ranks. Every loop that may wait long must call it now and then.
   void answer() {
     MPI_Status status;
     while (arrived(question_tag, status)) {
@@ -95,7 +94,7 @@ class Watch {
       receive(&reply, sizeof reply, status);
       asked_.erase(status.MPI_SOURCE);
       if (reply.absent == 0 || reply.question != question) continue;
-      // Of those that have left, the first one is to blame, not who left for want of it.
+      // The rank that left first is the cause, not a rank that left because it waited for the first.
       const auto first = std::ranges::find(ranks, static_cast<int>(reply.missed));
       found = first != ranks.end() ? *first : status.MPI_SOURCE;
     }
@@ -123,7 +122,7 @@ class Watch {
  private:
   [[nodiscard]] bool absent(const Question& question, int asker) const {
     const auto launch = left_.find(question.launch);
-    if (launch == left_.end()) return false;  // still there, or left so long ago that nobody knows
+    if (launch == left_.end()) return false;  // still there, or left so long ago that it is forgotten
     for (const auto& log : launch->second) {
       const auto place = std::ranges::find(log->members, asker);
       if (log->key() != question.group || place == log->members.end()) continue;
@@ -160,37 +159,39 @@ class Watch {
 
   std::uint64_t launches_ = 0;
   std::map<std::uint64_t, Logs> left_;
-  std::map<std::uint64_t, int> missed_;  ///< by launch, the rank that this one waited for in vain
+  std::map<std::uint64_t, int> missed_;  ///< by launch, the absent rank that this one waited for
   std::set<int> asked_;                  ///< ranks that owe an answer
 };
 inline Watch watch;
 
-/// Tells a waiting loop when to ask: after `patience`, then ten times in that span. Looks at the clock rarely.
+/// Tells a waiting loop when to ask: after Tuning::patience, then ten times in that span. Looks at the clock rarely.
 class Impatience {
  public:
+  explicit Impatience(std::chrono::milliseconds patience) : patience_(patience) {}
   bool turn() {
     if (++turns_ % 256 != 0) return false;
     const auto now = std::chrono::steady_clock::now();
-    if (turns_ == 256) next_ = now + patience;
+    if (turns_ == 256) next_ = now + patience_;
     if (now < next_) return false;
-    next_ = now + patience / 10;
+    next_ = now + patience_ / 10;
     return true;
   }
 
  private:
+  std::chrono::milliseconds patience_;
   std::uint64_t turns_ = 0;
   std::chrono::steady_clock::time_point next_;
 };
 
 /// How the ranks' outcomes compare; `some` also when the others do not answer.
 enum class Failures { none, all_alike, all, some };
-enum class Outcome { success, failure, idle };
+enum class RankOutcome { success, failure, idle };
 
-/// Meets all ranks. A rank that has failed waits at most two seconds for the others, who may be stuck waiting for it;
-/// one that has not tells those who wait for it in vain, so that they fail.
-inline Failures compare_failures(Outcome outcome, std::uint64_t hash) {
-  const bool failed = outcome == Outcome::failure;
-  const std::uint64_t mine[4] = {failed ? 1U : 0U, outcome == Outcome::success ? 1U : 0U, failed ? hash : 0,
+/// Compares the outcomes of all ranks. A failed rank waits at most two seconds for the others, which may wait for it. A
+/// rank that has not failed answers questions meanwhile, so that ranks that wait for it fail.
+inline Failures compare_failures(RankOutcome outcome, std::uint64_t hash) {
+  const bool failed = outcome == RankOutcome::failure;
+  const std::uint64_t mine[4] = {failed ? 1U : 0U, outcome == RankOutcome::success ? 1U : 0U, failed ? hash : 0,
                                  failed ? ~hash : 0};
   // Static, because after the two seconds MPI still owns it.
   static std::uint64_t all[4];

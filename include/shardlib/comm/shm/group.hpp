@@ -19,6 +19,7 @@
 #include "shardlib/comm/single.hpp"
 #include "shardlib/memory/buffer.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/tuning.hpp"
 
 namespace shardlib::detail::shm {
 
@@ -35,8 +36,8 @@ inline constexpr std::size_t eager_bytes = 8192;
 
 /// What a member says about its part in the slot's collective.
 struct Post {
-  alignas(64) Counter next;  ///< the first chunk of its part that nobody has claimed
-  alignas(64) Call call;
+  alignas(64) Counter next;  ///< the first unclaimed chunk of its part
+  alignas(64) CollectiveCall call;
   std::uint64_t send;  ///< offset in the member's arena
   std::uint64_t recv;
   std::uint64_t loan;                                   ///< Loans::lend of a view's block
@@ -74,14 +75,15 @@ class Group {
   /// `places` says where there, and `member` which of them this process is.
   /// `pool`: the device's, in the arena.
   Group(std::shared_ptr<Arena> arena, std::shared_ptr<Pool> pool, std::vector<int> places, std::size_t member,
-        std::byte* state, std::vector<int> devices, std::size_t first)
+        std::byte* state, std::vector<int> devices, std::size_t first, const Tuning& tuning)
       : arena_(std::move(arena)),
         pool_(std::move(pool)),
         places_(std::move(places)),
         member_(member),
         state_(state),
         devices_(std::move(devices)),
-        first_(first) {}
+        first_(first),
+        tuning_(tuning) {}
 
   [[nodiscard]] std::size_t member() const { return member_; }
   [[nodiscard]] std::size_t size() const { return places_.size(); }
@@ -93,16 +95,17 @@ class Group {
   [[nodiscard]] std::uint64_t lend(const Buffer& block) const { return loans.lend(arena_, block, size()); }
   /// A view of what the members have posted in a round.
   [[nodiscard]] std::shared_ptr<View> view(std::uint64_t round, std::size_t bytes) const {
-    std::vector<Place> places;
+    std::vector<ArenaPlace> places;
     std::vector<std::uint64_t> loans;
     for (std::size_t i = 0; i < size(); ++i) {
       const Post& theirs = post(round, i);
       places.push_back({places_[i], theirs.send});
       loans.push_back(theirs.loan);
     }
-    return std::make_shared<View>(arena_, std::move(places), std::move(loans), bytes);
+    return std::make_shared<View>(arena_, std::move(places), std::move(loans), bytes, tuning_.mapped_shards);
   }
   std::uint64_t next_round() { return rounds_++; }
+  [[nodiscard]] const Tuning& tuning() const { return tuning_; }
 
   [[nodiscard]] Slot& slot(std::uint64_t round) const { return *reinterpret_cast<Slot*>(slot_at(round)); }
   [[nodiscard]] Post& post(std::uint64_t round, std::size_t member) const {
@@ -122,7 +125,7 @@ class Group {
     }
   }
   /// Another member has called something else.
-  [[noreturn]] void fail_call(const Call& mine, const Call& theirs) const {
+  [[noreturn]] void fail_call(const CollectiveCall& mine, const CollectiveCall& theirs) const {
     detail::fail_call(static_cast<int>(first_ + member_), devices_.size(), mine, theirs);
   }
   /// This member is done with the group. Not called after a failure, when others may still be at work.
@@ -141,14 +144,19 @@ class Group {
   std::byte* state_;
   std::vector<int> devices_;
   std::size_t first_;
+  Tuning tuning_;
   std::uint64_t rounds_ = 0;
 };
 
 /// One member's view of a collective. Nothing here blocks: `advance` does what can be done now.
 class SharedRound {
  public:
-  SharedRound(std::shared_ptr<Group> group, const Call& call, const Buffer& send, const Buffer& recv)
-      : group_(std::move(group)), number_(group_->next_round()), work_(call, group_->size()), send_(send), recv_(recv) {
+  SharedRound(std::shared_ptr<Group> group, const CollectiveCall& call, const Buffer& send, const Buffer& recv)
+      : group_(std::move(group)),
+        number_(group_->next_round()),
+        work_(call, group_->size(), group_->tuning()),
+        send_(send),
+        recv_(recv) {
     if (is_short()) return;
     if (!reaches(send_)) {
       send_ = group_->pool().allocate(send.bytes());
@@ -161,7 +169,8 @@ class SharedRound {
   }
 
   /// For a view, which `*whole` will be.
-  SharedRound(std::shared_ptr<Group> group, const Call& call, const Buffer& send, std::shared_ptr<Buffer> whole)
+  SharedRound(std::shared_ptr<Group> group, const CollectiveCall& call, const Buffer& send,
+              std::shared_ptr<Buffer> whole)
       : SharedRound(std::move(group), call, send, Buffer()) {
     whole_ = std::move(whole);
   }
@@ -188,11 +197,12 @@ class SharedRound {
     if (stage_ == Stage::posted) {
       if (slot.posted.load(std::memory_order_acquire) != group_->size()) return false;
       for (std::size_t i = 0; i < group_->size(); ++i) {
-        const Call& call = group_->post(number_, i).call;
+        const CollectiveCall& call = group_->post(number_, i).call;
         if (call != work_.call()) group_->fail_call(work_.call(), call);
       }
       if (is_short()) {
-        work_.run_alone(me(), [&](std::size_t i) { return group_->post(number_, i).copy.data(); }, recv_.data());
+        work_.run_alone(
+            me(), [&](std::size_t i) { return group_->post(number_, i).copy.data(); }, recv_.data());
         release();
         return true;
       }
@@ -236,11 +246,11 @@ class SharedRound {
   [[nodiscard]] bool is_done() const {
     return group_->slot(number_).done.load(std::memory_order_acquire) == work_.chunks() * group_->size();
   }
-  /// Does the chunks of a member's part that nobody has claimed.
+  /// Does the unclaimed chunks of a member's part.
   void work(std::size_t part) {
     Counter& next = group_->post(number_, part).next;
     std::uint64_t done = 0;
-    // Reading first: a line that nobody writes stays with all who look at it.
+    // Reads first: a cache line that is only read stays in all readers' caches.
     while (next.load(std::memory_order_relaxed) < work_.chunks()) {
       const std::uint64_t c = next.fetch_add(1, std::memory_order_relaxed);
       if (c >= work_.chunks()) break;
@@ -264,7 +274,7 @@ class SharedRound {
 
   std::shared_ptr<Group> group_;
   std::uint64_t number_;
-  Work work_;
+  CollectiveWork work_;
   Buffer send_;
   Buffer recv_;
   Buffer outside_;                 ///< the caller's recv where it lies outside the arena

@@ -24,11 +24,11 @@
 namespace shardlib::detail::shm {
 
 /// The ranks that share memory with this one.
-class Node {
+class NodeRanks {
  public:
   /// `ranks`: of MPI_COMM_WORLD, by place on this node. `node_of`: of each rank of MPI_COMM_WORLD, which node it shares
   /// memory with; negative: none.
-  Node(std::shared_ptr<Arena> arena, std::vector<int> ranks, std::vector<int> node_of)
+  NodeRanks(std::shared_ptr<Arena> arena, std::vector<int> ranks, std::vector<int> node_of)
       : arena_(std::move(arena)), ranks_(std::move(ranks)), node_of_(std::move(node_of)) {}
 
   [[nodiscard]] const std::shared_ptr<Arena>& arena() const { return arena_; }
@@ -37,7 +37,7 @@ class Node {
   /// `comm`, which is theirs; `pool` is this process's, in the arena. Null unless there are as many of them on each
   /// node, at least two, next to each other.
   std::shared_ptr<Group> group(const std::vector<int>& members, int rank, MPI_Comm comm,
-                               const std::shared_ptr<Pool>& pool) {
+                               const std::shared_ptr<Pool>& pool, const Tuning& tuning = {}) {
     const auto node_at = [&](std::size_t i) { return node_of_[static_cast<std::size_t>(members[i])]; };
     std::size_t size = 1;
     while (size < members.size() && node_at(size) == node_at(0)) ++size;
@@ -60,7 +60,7 @@ class Node {
     mpi::check(MPI_Allgather(MPI_IN_PLACE, 1, MPI_UINT64_T, offsets.data(), 1, MPI_UINT64_T, comm), "group",
                sizeof offsets[0]);
     std::byte* const state = arena_->at(places[0], offsets[first]);
-    return std::make_shared<Group>(arena_, pool, std::move(places), mine - first, state, members, first);
+    return std::make_shared<Group>(arena_, pool, std::move(places), mine - first, state, members, first, tuning);
   }
 
  private:
@@ -80,7 +80,7 @@ class Node {
 };
 
 /// Null where ranks share no memory: one alone on its node, SHARDLIB_SHM=0, or a system that does not allow it.
-inline std::shared_ptr<Node> node;
+inline std::shared_ptr<NodeRanks> node;
 
 /// Throws UsageError unless the environment variable SHARDLIB_SHM is unset, 0 or 1.
 inline bool is_wanted() {
@@ -138,7 +138,7 @@ inline void start() {
   const int id = shares ? ranks[0] : -1;
   std::vector<int> node_of(static_cast<std::size_t>(mpi::process.size));
   mpi::check(MPI_Allgather(&id, 1, MPI_INT, node_of.data(), 1, MPI_INT, MPI_COMM_WORLD), "sharing memory", sizeof id);
-  if (shares) node = std::make_shared<Node>(std::move(arena), std::move(ranks), std::move(node_of));
+  if (shares) node = std::make_shared<NodeRanks>(std::move(arena), std::move(ranks), std::move(node_of));
 }
 
 }  // namespace shardlib::detail::shm

@@ -34,7 +34,7 @@ class Loans {
     loans_.push_back({arena, new (at) Counter(0), views, std::move(block)});
     return arena->offset(at);
   }
-  /// Lets go of what nobody views any more.
+  /// Releases blocks without views.
   void collect() {
     std::erase_if(loans_, [](const Loan& loan) {
       const bool is_back = loan.gone->load(std::memory_order_acquire) == loan.views;
@@ -57,48 +57,45 @@ class Loans {
 inline Loans loans;
 
 /// Where a block of a view lies.
-struct Place {
+struct ArenaPlace {
   int rank;  ///< of the node
   std::uint64_t offset;
-  auto operator<=>(const Place&) const = default;
+  auto operator<=>(const ArenaPlace&) const = default;
 };
 
 /// Pages of several arenas side by side, to be read. To map them takes as long as to copy them, so they are kept for
-/// the next view of the same places; what lies there meanwhile does not matter.
+/// the next view of the same places, whatever these hold by then.
 class Maps {
  public:
   using Pages = std::shared_ptr<std::byte>;
 
-  /// `bytes` of each place. Null where no more can be mapped.
-  Pages find(const Arena& arena, const std::vector<Place>& places, std::size_t bytes) {
-    if (!may_map) return nullptr;
+  /// `bytes` of each place; `most` places may be mapped at a time. Null where no more can be mapped.
+  Pages find(const Arena& arena, const std::vector<ArenaPlace>& places, std::size_t bytes, std::size_t most) {
+    if (places.size() > most) return nullptr;
     const Key key(arena.address().key, bytes, places);
     const auto known = kept_.find(key);
     if (known != kept_.end()) {
       known->second.last_use = ++uses_;
       return known->second.pages;
     }
-    if (!make_room(places.size())) return nullptr;
+    if (!make_room(places.size(), most)) return nullptr;
     Pages pages = map(arena, places, bytes);
     if (pages == nullptr) return nullptr;
     mapped_ += places.size();
-    kept_.emplace(key, Kept{pages, ++uses_});
+    kept_.emplace(key, MappedPages{pages, ++uses_});
     return pages;
   }
 
-  static inline bool may_map = true;  ///< tests clear it, as a system that maps no more
-  /// Places, of the 65530 that Linux lets a process map (vm.max_map_count). Tests lower it.
-  static inline std::size_t most_mapped = 16384;
   [[nodiscard]] std::size_t mapped() const { return mapped_; }
 
  private:
-  using Key = std::tuple<std::uint64_t, std::size_t, std::vector<Place>>;
-  struct Kept {
+  using Key = std::tuple<std::uint64_t, std::size_t, std::vector<ArenaPlace>>;
+  struct MappedPages {
     Pages pages;
     std::uint64_t last_use = 0;
   };
 
-  static Pages map(const Arena& arena, const std::vector<Place>& places, std::size_t bytes) {
+  static Pages map(const Arena& arena, const std::vector<ArenaPlace>& places, std::size_t bytes) {
     const std::size_t all = places.size() * bytes;
     void* const at = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED) return nullptr;
@@ -111,8 +108,8 @@ class Maps {
   }
   /// Unmaps what has not been used for longest, and is in no view, until there is room for so many places. False if
   /// what is in views leaves none.
-  bool make_room(std::size_t places) {
-    while (mapped_ + places > most_mapped) {
+  bool make_room(std::size_t places, std::size_t most) {
+    while (mapped_ + places > most) {
       auto oldest = kept_.end();
       for (auto at = kept_.begin(); at != kept_.end(); ++at) {
         const bool is_free = at->second.pages.use_count() == 1;
@@ -125,7 +122,7 @@ class Maps {
     return true;
   }
 
-  std::map<Key, Kept> kept_;
+  std::map<Key, MappedPages> kept_;
   std::uint64_t uses_ = 0;
   std::size_t mapped_ = 0;
 };
@@ -135,12 +132,13 @@ inline Maps maps;
 /// Blocks of several ranks side by side, each of so many bytes, which are whole pages.
 class View {
  public:
-  /// `loans`: of each block, Loans::lend.
-  View(std::shared_ptr<Arena> arena, std::vector<Place> places, std::vector<std::uint64_t> loans, std::size_t bytes)
+  /// `loans`: of each block, Loans::lend. `most`: as in Maps::find.
+  View(std::shared_ptr<Arena> arena, std::vector<ArenaPlace> places, std::vector<std::uint64_t> loans,
+       std::size_t bytes, std::size_t most)
       : arena_(std::move(arena)),
         places_(std::move(places)),
         loans_(std::move(loans)),
-        pages_(maps.find(*arena_, places_, bytes)) {}
+        pages_(maps.find(*arena_, places_, bytes, most)) {}
   View(const View&) = delete;
   View& operator=(const View&) = delete;
   ~View() {
@@ -155,7 +153,7 @@ class View {
 
  private:
   std::shared_ptr<Arena> arena_;
-  std::vector<Place> places_;
+  std::vector<ArenaPlace> places_;
   std::vector<std::uint64_t> loans_;
   Maps::Pages pages_;
 };

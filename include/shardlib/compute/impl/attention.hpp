@@ -22,7 +22,7 @@ SHARDLIB_INLINE kernels::AttentionLoops attention_loops(const AttentionKernels& 
   loops.length = a.q->local[a.length];
   loops.width = a.q->local[a.width];
   loops.scale = a.scale;
-  Extents rows = a.q->local;
+  Shape rows = a.q->local;
   rows[a.width] = 1;
   const auto row_strides = kernels::row_major(view(rows)), query_strides = kernels::row_major(view(a.q->local));
   const auto stride = [](const ValuePtr& x, std::string_view dim) {
@@ -81,7 +81,7 @@ SHARDLIB_INLINE ValuePtr record_attention_erased(AttentionKernels a, std::option
     if (plain.segments) edges[0].saved.values.push_back(plain.segments);
     attach(out, std::move(edges), [plain, wanted, due, result, sums](const std::vector<ValuePtr>& cts) {
       const std::array operands{plain.q, plain.k, plain.v};
-      return joint_cotangents({"causal_attention_backward", plain.op.spec, {}}, operands, wanted, due,
+      return fused_cotangents({"causal_attention_backward", plain.op.spec, {}}, operands, wanted, due,
                               [&](const Value& first, std::span<const ValuePtr> grads) {
                                 count_attention_flops(plain, first, 5);
                                 plain.backward(plain, *result, *sums, *cts[0], grads);

@@ -24,7 +24,7 @@ SHARDLIB_INLINE AxisList in_mesh_order(const Device& device, const Axes& axes) {
 }
 
 SHARDLIB_INLINE Request begin(const Value& shape, const std::function<Request()>& start) {
-  Stopwatch& stopwatch = state(shape.device).stopwatch;
+  Stopwatch& stopwatch = program_state(shape.device).stopwatch;
   const Stopwatch::Part outside = stopwatch.change(Stopwatch::communication);
   Request request = start();
   stopwatch.change(outside);
@@ -32,48 +32,48 @@ SHARDLIB_INLINE Request begin(const Value& shape, const std::function<Request()>
 }
 
 SHARDLIB_INLINE void complete(const Value& shape, const std::function<Request()>& start) {
-  Stopwatch& stopwatch = state(shape.device).stopwatch;
+  Stopwatch& stopwatch = program_state(shape.device).stopwatch;
   const Stopwatch::Part outside = stopwatch.change(Stopwatch::communication);
   start().wait();
   stopwatch.change(outside);
 }
 
 SHARDLIB_INLINE void add_traffic(const Value& shape, std::size_t bytes, const AxisList& axes) {
-  State& s = state(shape.device);
+  ProgramState& s = program_state(shape.device);
   s.counts.find(shape.made_by.name)->second.bytes += static_cast<std::int64_t>(bytes);
   s.work.bytes += static_cast<std::int64_t>(bytes);
   s.work.axes = {};
   for (const auto axis : axes) s.work.axes.push_back(axis);
 }
 
-/// A dim that the group's devices hold in `parts` blocks.
+/// A dim that the group's devices hold in `parts` shards.
 struct Cut {
   int dim;
   std::int64_t parts;
 };
 
-/// Copies between a whole block and a row of sub-blocks in rank order (the ranks are row-major over the cuts):
+/// Copies between a whole shard and a row of sub-shards in rank order (the ranks are row-major over the cuts):
 /// `to_rows` cuts, otherwise joins.
-inline void regroup(const Exec& exec, std::size_t element, const std::vector<Cut>& cuts, const Extents& whole,
+inline void regroup(const Exec& exec, std::size_t element, const std::vector<Cut>& cuts, const Shape& whole,
                     const std::byte* from, std::byte* to, bool to_rows) {
-  Extents part = whole;
+  Shape part = whole;
   for (const Cut& cut : cuts) part[cut.dim] /= cut.parts;
   const auto whole_strides = kernels::row_major(view(whole)), in_part = kernels::row_major(view(part));
-  std::vector<std::int64_t> extents, in_whole, in_rows;
+  std::vector<std::int64_t> shape, in_whole, in_rows;
   std::int64_t row = product(part);
   for (const Cut& cut : cuts) row *= cut.parts;
   for (const Cut& cut : cuts) {
     row /= cut.parts;
-    extents.push_back(cut.parts);
+    shape.push_back(cut.parts);
     in_rows.push_back(row);
     in_whole.push_back(part[cut.dim] * whole_strides[cut.dim]);
   }
   for (int i = 0; i < whole.size(); ++i) {
-    extents.push_back(part[i]);
+    shape.push_back(part[i]);
     in_rows.push_back(in_part[i]);
     in_whole.push_back(whole_strides[i]);
   }
-  kernels::copy_strided(exec, element, extents, from, to_rows ? in_whole : in_rows, to, to_rows ? in_rows : in_whole);
+  kernels::copy_strided(exec, element, shape, from, to_rows ? in_whole : in_rows, to, to_rows ? in_rows : in_whole);
 }
 
 /// The dims on which `more` has axes that `less` lacks: the group's axes in order, and the cuts.
@@ -94,8 +94,8 @@ inline Difference resharded(const Device& device, const TensorSpec& less, const 
   return d;
 }
 
-/// How many rows of the whole are cut, where the group reads and writes the blocks in them. Otherwise there have to be
-/// copies of the blocks in rank order.
+/// How many rows of the whole are cut, where the group reads and writes the shards in them. Otherwise there have to be
+/// copies of the shards in rank order.
 inline std::optional<std::size_t> rows_in_place(const Communicator& group, const Value& whole,
                                                 const std::vector<Cut>& cuts) {
   if (cuts.size() != 1) return std::nullopt;
@@ -103,19 +103,19 @@ inline std::optional<std::size_t> rows_in_place(const Communicator& group, const
   for (int i = 0; i < cuts[0].dim; ++i) rows *= static_cast<std::size_t>(whole.local[i]);
   if (rows <= 1) return 1;
   const std::size_t piece = whole.bytes() / rows / static_cast<std::size_t>(cuts[0].parts);
-  return group.takes_rows() && piece >= shortest_piece ? std::optional(rows) : std::nullopt;
+  return group.takes_rows() && piece >= whole.device->tuning().row_piece ? std::optional(rows) : std::nullopt;
 }
 
-/// The result of what runs beside.
-inline Buffer finish(const std::shared_ptr<Started>& started, const Value& out) {
-  std::erase(state(out.device).started, started);
-  complete(out, [&] { return std::move(started->request); });
-  started->sent = {};
-  return std::move(*started->result);
+/// Waits for a pending collective and returns its result.
+inline Buffer finish(const std::shared_ptr<PendingCollective>& pending, const Value& out) {
+  std::erase(program_state(out.device).pending, pending);
+  complete(out, [&] { return std::move(pending->request); });
+  pending->sent = {};
+  return std::move(*pending->result);
 }
 
 /// What starts an all_gather of `in`; `*whole` is the result once it is complete. Weights are viewed where the group
-/// can: a block that dies after its gather would have to stay until the slowest device has no view of it.
+/// can: a shard that dies after its gather would have to stay until the slowest device has no view of it.
 inline std::function<Request()> begin_gather(Communicator& group, const Value& in, const Value& out, std::size_t rows,
                                              const std::shared_ptr<Buffer>& whole) {
   const Buffer mine = in.data();
@@ -126,10 +126,10 @@ inline std::function<Request()> begin_gather(Communicator& group, const Value& i
 }
 
 SHARDLIB_INLINE void gather_ahead(const ValuePtr& in, const ValuePtr& out) {
-  State& s = state(out->device);
-  if (s.mode != State::Mode::start) return;
-  if (const auto started = find_started(*in, *out)) {
-    started->hook = s.hooks;
+  ProgramState& s = program_state(out->device);
+  if (s.mode != ProgramState::Mode::start) return;
+  if (const auto pending = find_pending(*in, *out)) {
+    pending->hook = s.hooks;
     return;
   }
   const Difference d = resharded(*out->device, *out->spec, *in->spec);
@@ -138,10 +138,10 @@ SHARDLIB_INLINE void gather_ahead(const ValuePtr& in, const ValuePtr& out) {
   const auto whole = std::make_shared<Buffer>();
   const std::size_t rows = rows_in_place(group, *out, d.cuts).value_or(1);
   const auto gather = begin_gather(group, *in, *out, rows, whole);
-  auto started = std::make_shared<Started>(begin(*out, gather), whole, s.hooks);
-  started->operand = in;
-  started->gathered = out;
-  s.started.push_back(std::move(started));
+  auto pending = std::make_shared<PendingCollective>(begin(*out, gather), whole, s.hooks);
+  pending->operand = in;
+  pending->gathered = out;
+  s.pending.push_back(std::move(pending));
 }
 
 SHARDLIB_INLINE Buffer gather(const Value& in, const Value& out) {
@@ -151,9 +151,9 @@ SHARDLIB_INLINE Buffer gather(const Value& in, const Value& out) {
   add_traffic(out, in.bytes() * static_cast<std::size_t>(group.size() - 1), d.axes);
   const auto rows = rows_in_place(group, out, d.cuts);
   auto gathered = std::make_shared<Buffer>();
-  if (const auto started = find_started(in, out)) {
+  if (const auto pending = find_pending(in, out)) {
     note_read(in);
-    *gathered = finish(started, out);
+    *gathered = finish(pending, out);
   } else {
     complete(out, begin_gather(group, in, out, rows.value_or(1), gathered));
   }
@@ -163,12 +163,12 @@ SHARDLIB_INLINE Buffer gather(const Value& in, const Value& out) {
   return whole;
 }
 
-/// What a reduce_scatter reads: the value itself, or its blocks in rank order.
+/// What a reduce_scatter reads: the value itself, or its shards in rank order.
 inline Buffer to_scatter(const Value& in, const std::vector<Cut>& cuts, bool in_place) {
   if (in_place) return in.data();
-  Buffer blocks = allocate(in);
-  regroup(in.device->exec(), size_of(in.dtype), cuts, in.local, in.data().data(), blocks.data(), true);
-  return blocks;
+  Buffer shards = allocate(in);
+  regroup(in.device->exec(), size_of(in.dtype), cuts, in.local, in.data().data(), shards.data(), true);
+  return shards;
 }
 
 SHARDLIB_INLINE Buffer scatter(const Value& in, const Value& out) {
@@ -183,28 +183,28 @@ SHARDLIB_INLINE Buffer scatter(const Value& in, const Value& out) {
 }
 
 SHARDLIB_INLINE void scatter_ahead(const ValuePtr& in, const ValuePtr& out) {
-  State& s = state(out->device);
-  if (s.mode != State::Mode::start) return;
+  ProgramState& s = program_state(out->device);
+  if (s.mode != ProgramState::Mode::start) return;
   const Difference d = resharded(*out->device, *in->spec, *out->spec);
   auto& group = out->device->group(d.axes);
-  if (group.size() == 1) return out->storage->settle();
+  if (group.size() == 1) return out->storage->materialize();
   // Observers are told of an op, and of what it has read, when it completes.
   auto outer = std::exchange(s.work.reads, {});
   const auto rows = rows_in_place(group, *in, d.cuts);
   const Buffer sent = to_scatter(*in, d.cuts, rows.has_value()), part = allocate(*out);
   auto reads = std::exchange(s.work.reads, std::move(outer));
-  const auto started = std::make_shared<Started>(
+  const auto pending = std::make_shared<PendingCollective>(
       begin(*out, [&] { return group.reduce_scatter(sent, part, out->dtype, Reduction::sum, rows.value_or(1)); }),
       std::make_shared<Buffer>(part), s.hooks);
-  started->gradient = out->storage;
-  started->sent = sent;
-  if (s.keep_blocks) started->operand = in;
-  s.started.push_back(started);
-  put_off(out, [started, d, reads = std::move(reads)](const Value& shape) {
-    State& now = state(shape.device);
+  pending->gradient = out->storage;
+  pending->sent = sent;
+  if (s.keep_shards) pending->operand = in;
+  s.pending.push_back(pending);
+  defer(out, [pending, d, reads = std::move(reads)](const Value& shape) {
+    ProgramState& now = program_state(shape.device);
     now.work.reads.insert(now.work.reads.end(), reads.begin(), reads.end());
     add_traffic(shape, shape.bytes() * static_cast<std::size_t>(shape.device->group(d.axes).size() - 1), d.axes);
-    return finish(started, shape);
+    return finish(pending, shape);
   });
 }
 
@@ -256,7 +256,7 @@ SHARDLIB_INLINE Buffer exchange(const Value& in, const Value& out) {
 SHARDLIB_INLINE Buffer keep_on_first(const Value& in, const Value& out) {
   bool first = true;
   for (auto axis : out.spec->partial)
-    if (!in.spec->partial.contains(axis)) first = first && out.device->coordinate(axis) == 0;
+    if (!in.spec->partial.contains(axis)) first = first && out.device->axis_index(axis) == 0;
   if (first) return in.data();
   Buffer zero = allocate(out);
   out.device->exec().zero(zero.data(), out.bytes());
@@ -272,7 +272,7 @@ inline Buffer copy_block(const Value& in, const Value& out, bool embed) {
     Axes extra;
     for (int k = whole.spec->dims[i].axes.size(); k < part.spec->dims[i].axes.size(); ++k)
       extra.push_back(part.spec->dims[i].axes[k]);
-    offset += block_index(*out.device, extra) * part.local[i] * strides[i];
+    offset += shard_index(*out.device, extra) * part.local[i] * strides[i];
   }
   Buffer result = allocate(out);
   const std::size_t element = size_of(out.dtype);
@@ -288,17 +288,17 @@ inline Buffer copy_block(const Value& in, const Value& out, bool embed) {
   return result;
 }
 
-SHARDLIB_INLINE Buffer cut_block(const Value& in, const Value& out) {
+SHARDLIB_INLINE Buffer cut_shard(const Value& in, const Value& out) {
   return copy_block(in, out, false);
 }
 SHARDLIB_INLINE Buffer embed_block(const Value& in, const Value& out) {
   return copy_block(in, out, true);
 }
 
-SHARDLIB_INLINE Buffer max_of_blocks(const Value& in, const Value& out, Buffer block) {
+SHARDLIB_INLINE Buffer max_of_shards(const Value& in, const Value& out, Buffer shard) {
   Value local = out;
-  local.made_by = {};  // scratch: no operand, for whoever observes
-  local.storage = std::make_shared<Storage>(Storage{std::move(block), nullptr});
+  local.made_by = {};  // scratch: observers must not see it as an operand
+  local.storage = std::make_shared<Storage>(Storage{std::move(shard), nullptr});
   Axes axes;
   for (const Dim& dim : in.spec->dims)
     if (!out.spec->has(dim.name))

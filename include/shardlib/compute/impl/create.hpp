@@ -19,10 +19,10 @@ SHARDLIB_INLINE GlobalSizes given_sizes(const OpInfo& op, const std::shared_ptr<
 }
 
 SHARDLIB_INLINE std::int64_t first_index(const Value& x, int dim) {
-  return block_index(*x.device, x.spec->dims[dim].axes) * x.local[dim];
+  return shard_index(*x.device, x.spec->dims[dim].axes) * x.local[dim];
 }
 
-/// Records an array that `fill(block, value)` fills.
+/// Records an array that `fill(shard, value)` fills.
 template <class F>
 ValuePtr create(const OpInfo& op, const DevicePtr& device, DType dtype, const TensorSpec& spec, const Sizes& sizes,
                 F fill) {
@@ -36,9 +36,9 @@ ValuePtr create(const OpInfo& op, const DevicePtr& device, DType dtype, const Te
 SHARDLIB_INLINE ValuePtr create_constant(const OpInfo& op, const DevicePtr& device, DType dtype, const TensorSpec& spec,
                                          const Sizes& sizes, double value) {
   check_number(op, spec, *device, dtype, value);
-  return create(op, device, dtype, spec, sizes, [value](const Buffer& block, const Value& out) {
+  return create(op, device, dtype, spec, sizes, [value](const Buffer& shard, const Value& out) {
     visit_dtype(out.dtype, [&]<class D>(D /*zero*/) {
-      std::fill_n(block.as<D>(), out.count(), static_cast<D>(static_cast<scalar_of<D>>(value)));
+      std::fill_n(shard.as<D>(), out.count(), static_cast<D>(static_cast<scalar_of<D>>(value)));
     });
   });
 }
@@ -48,9 +48,9 @@ SHARDLIB_INLINE ValuePtr create_iota(const OpInfo& op, const DevicePtr& device, 
     throw Error(op.describe() + ": the size " + to_string(size) + " is more than i32 counts (" + device->describe() +
                 ")");
   const NamedSize only{std::string(spec.dims[0].name), size.size, size.padded};
-  return create(op, device, DType::i32, spec, {only}, [](const Buffer& block, const Value& out) {
+  return create(op, device, DType::i32, spec, {only}, [](const Buffer& shard, const Value& out) {
     const std::int64_t first = first_index(out, 0);
-    for (std::int64_t i = 0; i < out.count(); ++i) block.as<i32>()[i] = static_cast<i32>(first + i);
+    for (std::int64_t i = 0; i < out.count(); ++i) shard.as<i32>()[i] = static_cast<i32>(first + i);
   });
 }
 
@@ -58,11 +58,11 @@ SHARDLIB_INLINE ValuePtr create_causal_mask(const OpInfo& op, const DevicePtr& d
                                             DimSize rows, DimSize columns) {
   const NamedSize row{std::string(spec.dims[0].name), rows.size, rows.padded};
   const NamedSize column{std::string(spec.dims[1].name), columns.size, columns.padded};
-  return create(op, device, DType::bool_, spec, {row, column}, [](const Buffer& block, const Value& out) {
+  return create(op, device, DType::bool_, spec, {row, column}, [](const Buffer& shard, const Value& out) {
     const std::int64_t first_row = first_index(out, 0), first_column = first_index(out, 1);
     for (std::int64_t i = 0; i < out.local[0]; ++i)
       for (std::int64_t j = 0; j < out.local[1]; ++j)
-        block.as<bool_>()[i * out.local[1] + j] = first_row + i >= first_column + j;
+        shard.as<bool_>()[i * out.local[1] + j] = first_row + i >= first_column + j;
   });
 }
 

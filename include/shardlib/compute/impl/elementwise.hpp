@@ -13,10 +13,10 @@
 namespace shardlib::detail {
 
 SHARDLIB_INLINE void check_divisor(const Value& divisor) {
-  const Extents extents = true_extents(divisor);
+  const Shape shape = true_shape(divisor);
   const auto strides = kernels::row_major(view(divisor.local));
   kernels::Nest<1> nest;
-  for (int i = 0; i < extents.size(); ++i) nest.push(extents[i], {strides[i]});
+  for (int i = 0; i < shape.size(); ++i) nest.push(shape[i], {strides[i]});
   kernels::Walk<1> walk(nest, 0);
   const std::size_t element = size_of(divisor.dtype);
   const std::byte* const data = divisor.data().data();
@@ -26,7 +26,7 @@ SHARDLIB_INLINE void check_divisor(const Value& divisor) {
       zero = zero && data[static_cast<std::size_t>(walk.offsets[0]) * element + k] == std::byte{0};
     if (zero)
       throw Error("the divisor `" + std::string(to_string(*divisor.spec).view()) +
-                  "` has a zero in this block, by which integers cannot be divided; replace it, e.g. with `where`");
+                  "` has a zero in this shard, by which integers cannot be divided; replace it, e.g. with `where`");
   }
 }
 

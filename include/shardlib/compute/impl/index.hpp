@@ -7,22 +7,22 @@
 
 namespace shardlib::detail {
 
-SHARDLIB_INLINE LookupLoops::LookupLoops(const Value& table, int row_dim, const Value& indices, const Extents& extents,
+SHARDLIB_INLINE LookupLoops::LookupLoops(const Value& table, int row_dim, const Value& indices, const Shape& shape,
                                          const TensorSpec& result)
-    : extents_(extents) {
+    : shape_(shape) {
   const auto table_all = kernels::row_major(view(table.local)), index_all = kernels::row_major(view(indices.local));
   for (const Dim& dim : result.dims) {
     const int t = table.spec->find(dim.name), i = indices.spec->find(dim.name);
     table_strides.push_back(t < 0 ? 0 : table_all[t]);
     index_strides.push_back(i < 0 ? 0 : index_all[i]);
   }
-  lookup.extents = view(extents_);
+  lookup.shape = view(shape_);
   lookup.table_strides = view(table_strides);
   lookup.index_strides = view(index_strides);
   lookup.index_dtype = indices.dtype;
   lookup.row_stride = table_all[row_dim];
   lookup.rows = table.local[row_dim];
-  lookup.first_row = block_index(*table.device, table.spec->dims[row_dim].axes) * lookup.rows;
+  lookup.first_row = shard_index(*table.device, table.spec->dims[row_dim].axes) * lookup.rows;
   lookup.global_rows = table.global.logical[row_dim];
 }
 

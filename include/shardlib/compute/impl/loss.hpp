@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -27,10 +28,10 @@ SHARDLIB_INLINE Buffer Given::operator()(const Value& /*out*/) const {
 struct LinearCrossEntropySizes : LinearCrossEntropy {
   [[nodiscard]] std::int64_t rows() const { return targets->count(); }
   /// Ids of this device. Padding is none: a zero may be far above all logits.
-  [[nodiscard]] std::int64_t vocabulary() const { return true_extents(*table)[0]; }
+  [[nodiscard]] std::int64_t vocabulary() const { return true_shape(*table)[0]; }
   /// The first of them, among all devices'.
   [[nodiscard]] std::int64_t first_id() const {
-    return block_index(*table->device, table->spec->dims[0].axes) * table->local[0];
+    return shard_index(*table->device, table->spec->dims[0].axes) * table->local[0];
   }
   [[nodiscard]] std::int64_t width() const {
     std::int64_t product = 1;
@@ -42,8 +43,9 @@ struct LinearCrossEntropySizes : LinearCrossEntropy {
   }
 };
 
-SHARDLIB_INLINE std::int64_t logits_bytes(const LinearCrossEntropy& l, DType dtype) {
-  return l.targets->count() * l.table->local[0] * static_cast<std::int64_t>(size_of(dtype));
+SHARDLIB_INLINE bool stores_logits(const LinearCrossEntropy& l, DType dtype, std::optional<std::int64_t> most) {
+  const std::int64_t bytes = l.targets->count() * l.table->local[0] * static_cast<std::int64_t>(size_of(dtype));
+  return bytes <= most.value_or(l.x->device->tuning().stored_logits);
 }
 
 /// What the backward pass needs of a row's logits: the highest over the whole vocabulary, and sum(exp(x - highest)).
@@ -58,10 +60,10 @@ void for_logits(const LinearCrossEntropySizes& l, const Exec& exec, const F& f) 
   const std::int64_t rows = l.rows(), n = l.vocabulary(), k = l.width();
   if (rows == 0) return;
   const std::int64_t row_bytes = std::max<std::int64_t>(1, n) * static_cast<std::int64_t>(sizeof(A));
-  const std::int64_t most = std::max<std::int64_t>(1, logits_piece / row_bytes);
+  const std::int64_t most = std::max<std::int64_t>(1, l.x->device->tuning().logits_piece / row_bytes);
   const std::int64_t pieces = (rows + most - 1) / most, step = (rows + pieces - 1) / pieces;
-  const Buffer block = exec.pool->allocate(static_cast<std::size_t>(step * row_bytes));
-  A* const logits = block.as<A>();
+  const Buffer piece = exec.pool->allocate(static_cast<std::size_t>(step * row_bytes));
+  A* const logits = piece.as<A>();
   const A *const x = l.x->as<const A>(), *const table = l.table->as<const A>();
   if (exec.dry) return f(0, step, logits);
   for (std::int64_t row = 0; row < rows; row += step) {
@@ -147,8 +149,8 @@ void linear_cross_entropy_backward(const LinearCrossEntropySizes& l, const RowSu
   const std::int64_t n = l.vocabulary(), k = l.width(), first = l.first_id();
   const A *const top = sums.highest->as<const A>(), *const total = sums.total->as<const A>();
   const A *const slope = ct.as<const A>(), *const x = l.x->as<const A>(), *const table = l.table->as<const A>();
-  const auto block = [&](std::size_t i) { return grads[i] ? grads[i]->storage->buffer.template as<A>() : nullptr; };
-  A *const dx = block(0), *const dtable = block(1);
+  const auto shard = [&](std::size_t i) { return grads[i] ? grads[i]->storage->buffer.template as<A>() : nullptr; };
+  A *const dx = shard(0), *const dtable = shard(1);
   if (l.rows() == 0 && dtable != nullptr) exec.zero(dtable, grads[1]->bytes());
   with_ids(*l.targets, [&](const auto* targets) {
     for_logits<A>(l, exec, [&](std::int64_t row, std::int64_t count, A* logits) {
@@ -187,7 +189,7 @@ SHARDLIB_INLINE ValuePtr record_linear_cross_entropy(const LinearCrossEntropy& l
     edges[0].saved.values = {plain.x, plain.table, plain.targets, result, sums.highest, sums.total};
     attach(out, std::move(edges), [plain, wanted, due, result, sums](const std::vector<ValuePtr>& cts) {
       const std::array operands{plain.x, plain.table};
-      return joint_cotangents({"linear_cross_entropy_backward", plain.op.spec, {}}, operands, wanted, due,
+      return fused_cotangents({"linear_cross_entropy_backward", plain.op.spec, {}}, operands, wanted, due,
                               [&](const Value& first, std::span<const ValuePtr> grads) {
                                 static_cast<void>(result->data());  // before its sums, which a replay computes with it
                                 add_flops(first, (1.0 + double(wanted[0]) + double(wanted[1])) * plain.product_flops());

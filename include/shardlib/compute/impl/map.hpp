@@ -18,8 +18,8 @@
 
 namespace shardlib::detail {
 
-SHARDLIB_INLINE Extents broadcast_strides(const Value& x, const TensorSpec& result) {
-  Extents strides;
+SHARDLIB_INLINE Shape broadcast_strides(const Value& x, const TensorSpec& result) {
+  Shape strides;
   for (int i = 0; i < result.rank(); ++i) {
     // Operands with integer dims are never broadcast; they match by position.
     const int at = x.spec->dims == result.dims ? i : x.spec->find(result.dims[i].name);
@@ -83,15 +83,15 @@ inline Handle<Value> cotangent_like(const Value& like, DType dtype) {
 
 SHARDLIB_INLINE ValuePtr map_pull(const MapFunction& function, std::size_t i, const Value& ct, const MapOperands& x) {
   auto grad = cotangent_like(ct, x[i]->dtype);
-  const Buffer& block = grad->storage->buffer;
+  const Buffer& shard = grad->storage->buffer;
   observed(*grad, [&] {
     MapArrays arrays(ct);
     arrays.read_whole(ct);
     for (const ValuePtr& operand : x) arrays.read(*operand);
-    arrays.write(block.data(), grad->dtype);
-    arrays.run(function.pull[i], function.f);
-    zero_padding(*grad, block);
-    return block;
+    arrays.write(shard.data(), grad->dtype);
+    arrays.run(function.vjp[i], function.f);
+    zero_padding(*grad, shard);
+    return shard;
   });
   return grad;
 }
@@ -104,11 +104,11 @@ SHARDLIB_INLINE MapOperands map_pull_all(const MapFunction& function, const Valu
     arrays.read_whole(ct);
     for (const ValuePtr& operand : x) arrays.read(*operand);
     for (const ValuePtr& grad : grads) arrays.write(grad->storage->buffer.data(), grad->dtype);
-    arrays.run(function.pull_all, function.f);
+    arrays.run(function.vjp_all, function.f);
     for (const ValuePtr& grad : grads) zero_padding(*grad, grad->storage->buffer);
     return grads[0]->storage->buffer;
   });
-  for (std::size_t k = 1; k < grads.size() && state(ct.device).note_reads; ++k)
+  for (std::size_t k = 1; k < grads.size() && program_state(ct.device).note_reads; ++k)
     observed(*grads[k], [&] {
       note_read(*grads[0]);
       return grads[k]->storage->buffer;
@@ -128,10 +128,10 @@ SHARDLIB_INLINE ValuePtr record_map(const OpInfo& op, const TensorSpec& spec, co
     std::vector<Node::Edge> edges(x.size());
     MapOperands saved;
     for (const ValuePtr& operand : x) saved.push_back(detached(*operand));
-    bool all = function->pull_all != nullptr;
+    bool all = function->vjp_all != nullptr;
     for (std::size_t i = 0; i < x.size(); ++i) {
       all = all && x[i]->slot;
-      if (function->pull[i] == nullptr) continue;
+      if (function->vjp[i] == nullptr) continue;
       edges[i].input = x[i]->slot;
       if (!x[i]->slot) continue;
       edges[i].saved.values = saved;

@@ -38,7 +38,7 @@ SHARDLIB_INLINE std::int64_t count_removed(const ValuePtr& x, const TensorSpec& 
 }
 
 SHARDLIB_INLINE Buffer repeat_kernel(const Value& in, const Value& out) {
-  Extents strides;
+  Shape strides;
   std::int64_t stride = product(in.local);
   const auto added = removed_dims(*out.spec, *in.spec);
   int at = 0;

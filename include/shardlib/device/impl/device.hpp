@@ -10,14 +10,16 @@
 
 namespace shardlib {
 
-SHARDLIB_INLINE Device::Device(std::vector<AxisSize> axes, int index, std::shared_ptr<Backend> backend, int threads)
+SHARDLIB_INLINE Device::Device(std::vector<AxisSize> axes, int rank, std::shared_ptr<Backend> backend, int threads,
+                               const Tuning& tuning)
     : axes_(std::move(axes)),
-      index_(index),
-      count_(device_count(axes_)),
+      rank_(rank),
+      size_(device_count(axes_)),
       threads_(threads),
+      tuning_(tuning),
       pool_(backend ? backend->make_pool() : Pool::make()),
       backend_(std::move(backend)) {
-  int rest = index;
+  int rest = rank;
   for (auto axis = axes_.rbegin(); axis != axes_.rend(); ++axis) {
     coordinates_.insert(coordinates_.begin(), rest % axis->size);
     rest /= axis->size;
@@ -34,7 +36,7 @@ SHARDLIB_INLINE std::shared_ptr<Device> Device::submesh(const std::shared_ptr<De
   coordinates.erase(coordinates.begin() + at);
   int index = 0;
   for (std::size_t i = 0; i < axes.size(); ++i) index = index * axes[i].size + coordinates[i];
-  auto device = std::make_shared<Device>(std::move(axes), index, nullptr, whole->threads_);
+  auto device = std::make_shared<Device>(std::move(axes), index, nullptr, whole->threads_, whole->tuning_);
   device->whole_ = whole;
   device->pool_ = whole->pool_;
   known = device;
@@ -82,7 +84,7 @@ SHARDLIB_INLINE std::string Device::describe() const {
   if (axes_.empty()) return "device 0 of the mesh without axes";
   auto place = axes_;
   for (std::size_t i = 0; i < place.size(); ++i) place[i].size = coordinates_[i];
-  return "device " + std::to_string(index_) + " (" + to_string(place) + ") of mesh " + to_string(axes_);
+  return "device " + std::to_string(rank_) + " (" + to_string(place) + ") of mesh " + to_string(axes_);
 }
 
 SHARDLIB_INLINE std::size_t Device::find(std::string_view axis) const {
@@ -97,7 +99,7 @@ SHARDLIB_INLINE std::size_t Device::find(std::string_view axis) const {
 SHARDLIB_INLINE std::pair<std::vector<int>, int> Device::members_along(std::span<const std::string_view> axes) const {
   std::vector<int> strides(axes_.size(), 1);
   for (std::size_t i = axes_.size(); i-- > 1;) strides[i - 1] = strides[i] * axes_[i].size;
-  std::vector<int> members{index_};
+  std::vector<int> members{rank_};
   int rank = 0;
   for (std::size_t k = 0; k < axes.size(); ++k) {
     const std::size_t i = find(axes[k]);

@@ -34,7 +34,6 @@
 #if defined(SHARDLIB_WITH_MPI)
 #include "shardlib/comm/mpi/backend.hpp"
 #include "shardlib/comm/mpi/process.hpp"
-#include "shardlib/comm/mpi/thread.hpp"
 #include "shardlib/comm/mpi/watch.hpp"
 #include "shardlib/comm/shm/node.hpp"
 #endif
@@ -139,9 +138,9 @@ inline void launch_rank(const std::vector<AxisSize>& mesh, const DeviceBody& bod
   }
   if (world_rank() >= count) return;
   const int threads = options.threads > 0 ? options.threads : threads_per_device(mpi::process.local_size);
-  const auto world = std::make_shared<MpiWorld>(number);
+  const auto world = std::make_shared<MpiWorld>(number, options.tuning);
   try {
-    run_device(std::make_shared<Device>(mesh, world_rank(), world, threads), threads, body);
+    run_device(std::make_shared<Device>(mesh, world_rank(), world, threads, options.tuning), threads, body);
     world->leave();
   } catch (...) {
     world->fail();
@@ -150,17 +149,17 @@ inline void launch_rank(const std::vector<AxisSize>& mesh, const DeviceBody& bod
 }
 #endif
 
-/// The environment variables for ranks change nothing without mpirun, but what is wrong in one is said there too.
-/// Under mpirun `start_progress_thread` and `shm::start` look at them.
+/// An environment variable for ranks changes nothing without mpirun, but a wrong value is an error there too. Under
+/// mpirun `shm::start` reads it.
 inline void check_settings() {
 #if defined(SHARDLIB_WITH_MPI)
-  static_cast<void>(mpi::wants_progress_thread());
   static_cast<void>(shm::is_wanted());
 #endif
 }
 
-SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const DeviceBody& body, int count, int threads) {
-  const auto world = std::make_shared<ThreadWorld>(count);
+SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const DeviceBody& body, int count, int threads,
+                                    const Tuning& tuning) {
+  const auto world = std::make_shared<ThreadWorld>(count, tuning);
   struct Result {
     std::exception_ptr error;
     bool aborted = false;
@@ -175,7 +174,7 @@ SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const Dev
     if (!go.get()) return;
     Result& result = results[static_cast<std::size_t>(i)];
     try {
-      run_device(std::make_shared<Device>(mesh, i, world), threads, body);
+      run_device(std::make_shared<Device>(mesh, i, world, 1, tuning), threads, body);
       world->finish(i);
       return;
     } catch (const Aborted&) {
@@ -215,9 +214,9 @@ SHARDLIB_INLINE void launch(const std::vector<AxisSize>& mesh, const DeviceBody&
   detail::check_settings();
   const int threads = options.threads > 0 ? options.threads : detail::threads_per_device(count);
   if (count == 1) {
-    detail::run_device(std::make_shared<Device>(mesh, 0, nullptr, threads), threads, body);
+    detail::run_device(std::make_shared<Device>(mesh, 0, nullptr, threads, options.tuning), threads, body);
   } else {
-    detail::launch_threads(mesh, body, count, threads);
+    detail::launch_threads(mesh, body, count, threads, options.tuning);
   }
 }
 
@@ -254,7 +253,9 @@ SHARDLIB_INLINE std::string settle(const Ending& ending) {
   if (under_mpi() && mpi::process.control != MPI_COMM_NULL) {
     using mpi::Failures;
     const bool failed = ending.status != 0;
-    const auto outcome = failed ? mpi::Outcome::failure : ending.idle ? mpi::Outcome::idle : mpi::Outcome::success;
+    const auto outcome = failed        ? mpi::RankOutcome::failure
+                         : ending.idle ? mpi::RankOutcome::idle
+                                       : mpi::RankOutcome::success;
     const Failures failures = mpi::compare_failures(outcome, std::hash<std::string>()(without_device(ending.message)));
     const std::string rank = "rank " + std::to_string(world_rank());
     if (failed && failures == Failures::some) {
@@ -280,8 +281,8 @@ inline void occupy_standard_streams() {
   }
 }
 
-/// Why standard output has not taken all that was printed; empty if it has. A reader who left early, as `| head`, has
-/// what he wanted.
+/// Why standard output did not accept everything that was printed; empty if it did. A reader that left early, as in
+/// `| head`, is no error.
 inline std::string output_error() {
   errno = 0;
   std::cout.flush();
@@ -318,7 +319,6 @@ SHARDLIB_INLINE int run_program([[maybe_unused]] int argc, [[maybe_unused]] char
 #if defined(SHARDLIB_WITH_MPI)
     if (under_mpi()) {
       finalize_mpi = detail::mpi::start(&argc, &argv);
-      detail::mpi::start_progress_thread();
       detail::shm::start();
     }
 #endif
@@ -340,7 +340,6 @@ SHARDLIB_INLINE int run_program([[maybe_unused]] int argc, [[maybe_unused]] char
   if (finalize_kokkos) Kokkos::finalize();
 #if defined(SHARDLIB_WITH_MPI)
   detail::shm::node.reset();
-  detail::mpi::progress_thread.reset();
   detail::mpi::stop(finalize_mpi);
 #endif
   return ending.status;

@@ -39,7 +39,7 @@ SHARDLIB_INLINE void run_device(const std::shared_ptr<Device>& device, int threa
 /// The body on `count` devices, each a thread of this process.
 SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh,
                                     const std::function<void(const std::shared_ptr<Device>&)>& body, int count,
-                                    int threads);
+                                    int threads, const Tuning& tuning = {});
 
 }  // namespace shardlib::detail
 

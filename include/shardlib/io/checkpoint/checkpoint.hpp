@@ -102,7 +102,7 @@ template <Spec A>
   return detail::newest_whole(*mesh.device(), directory);
 }
 
-/// Saves beside the training: `save` returns once it holds on to the values of this moment, and a thread writes them.
+/// Saves during training: `save` returns once it holds the values of this moment, and a thread writes them.
 /// At most one checkpoint is under way, so the memory it keeps alive is at most the tree's. Every call is collective,
 /// and what went wrong is thrown, on all devices alike, by the next one.
 class AsyncSaver {

@@ -19,10 +19,10 @@
 
 namespace shardlib::io {
 
-/// What a checkpoint says about the run, beside its arrays: the step, and more.
+/// What a checkpoint says about the run in addition to its arrays: the step, and more.
 struct CheckpointMeta {
   std::int64_t step = 0;
-  std::string data_hash = {};                    ///< of the data's configuration: whoever resumes compares it
+  std::string data_hash = {};                    ///< of the data's configuration; a resumed run compares it
   std::map<std::string, std::string> user = {};  ///< anything else, UTF-8
   friend bool operator==(const CheckpointMeta&, const CheckpointMeta&) = default;
 };
@@ -66,9 +66,9 @@ class Checkpoint {
   void read(const std::string& name, const Index& offset, const Index& shape, std::span<std::byte> out) const;
 
  private:
-  struct State;
-  explicit Checkpoint(std::shared_ptr<const State> state) : state_(std::move(state)) {}
-  std::shared_ptr<const State> state_;
+  struct Impl;
+  explicit Checkpoint(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+  std::shared_ptr<const Impl> impl_;
 };
 
 /// The folder of a step's checkpoint: "step-00000100".

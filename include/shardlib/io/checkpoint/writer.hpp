@@ -1,4 +1,4 @@
-// Saving checkpoints, erased of types: every device writes its own blocks, all agree, one renames.
+// Saving checkpoints, erased of types: every device writes its own shards, all agree, one renames.
 #pragma once
 
 #include <functional>

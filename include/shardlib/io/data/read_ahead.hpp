@@ -19,19 +19,19 @@ namespace shardlib::io {
 
 /// Makes the batches of steps first_step, first_step + 1, ... in a thread of its own, at most `depth` of them ahead. An
 /// error of `make` comes out of `get` at its own step. The destructor waits for the batch in the making.
-class Prefetcher {
+class ReadAhead {
  public:
   /// Makes the batch of a step.
   using Make = std::function<TokenBatch(std::int64_t step)>;
 
-  Prefetcher(Make make, std::int64_t first_step, std::size_t depth = 2)
+  ReadAhead(Make make, std::int64_t first_step, std::size_t depth = 2)
       : make_(std::move(make)), next_(first_step), depth_(depth) {
-    if (depth_ < 1) throw UsageError("Prefetcher: the depth is at least 1");
+    if (depth_ < 1) throw UsageError("ReadAhead: the depth is at least 1");
     thread_ = std::thread([this, first_step] { work(first_step); });
   }
-  Prefetcher(const Prefetcher&) = delete;
-  Prefetcher& operator=(const Prefetcher&) = delete;
-  ~Prefetcher() {
+  ReadAhead(const ReadAhead&) = delete;
+  ReadAhead& operator=(const ReadAhead&) = delete;
+  ~ReadAhead() {
     {
       const std::lock_guard lock(mutex_);
       stop_ = true;
@@ -44,8 +44,8 @@ class Prefetcher {
   [[nodiscard]] TokenBatch get(std::int64_t step) {
     std::unique_lock lock(mutex_);
     if (step != next_)
-      throw Error("Prefetcher: step " + std::to_string(step) + " is asked for, but step " + std::to_string(next_) +
-                  " comes next: make a Prefetcher for each step that one starts from");
+      throw Error("ReadAhead: step " + std::to_string(step) + " is asked for, but step " + std::to_string(next_) +
+                  " comes next: make a ReadAhead for each step that one starts from");
     changed_.wait(lock, [this] { return !ready_.empty() || error_; });
     if (ready_.empty()) std::rethrow_exception(error_);
     TokenBatch batch = std::move(ready_.front());

@@ -15,7 +15,7 @@
 namespace shardlib::io {
 
 /// Which rows a TextStream makes.
-struct StreamOptions {
+struct TextStreamOptions {
   std::int64_t batch = 1;   ///< rows of the global batch
   std::int64_t length = 1;  ///< tokens a row
   std::uint64_t seed = 0;   ///< of the order of the files and of the places where the rows begin
@@ -31,7 +31,7 @@ class TextStream {
   /// For rows [first, first + count) of each batch. `path` is a text file or a folder, which is searched through;
   /// names that begin with a dot are passed over. Throws UsageError where it holds no text, or less than 64 bytes a
   /// row.
-  TextStream(const std::string& path, StreamOptions options, std::int64_t first, std::int64_t count);
+  TextStream(const std::string& path, TextStreamOptions options, std::int64_t first, std::int64_t count);
   ~TextStream();
   TextStream(const TextStream&) = delete;
   TextStream& operator=(const TextStream&) = delete;
@@ -54,7 +54,7 @@ class TextStream {
   void tokenize_piece(Lane& lane) const;
   void put(Lane& lane, std::string_view piece, bool ends) const;
 
-  StreamOptions options_;
+  TextStreamOptions options_;
   std::vector<TextFile> files_;
   std::int64_t bytes_ = 0;
   std::vector<std::unique_ptr<Lane>> lanes_;

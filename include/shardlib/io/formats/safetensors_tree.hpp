@@ -45,7 +45,7 @@ namespace detail {
 }
 
 /// Replaces the leaves of `tree`, which must be there with the sizes expected, by those of the file; each device reads
-/// its own blocks. F32, F16 and BF16 become f32; other leaves need their own dtype. Leaves whose stored name is empty
+/// its own shards. F32, F16 and BF16 become f32; other leaves need their own dtype. Leaves whose stored name is empty
 /// stay. Collective; throws the same UsageError on all devices, listing all that does not fit, or Error for a damaged
 /// file. `load_safetensors(mesh, "model.safetensors", weights, table)`
 template <Spec A, class Tree>

@@ -96,15 +96,15 @@ class ZarrArray {
   void set_attributes(const nlohmann::json& attributes) const;
 
  private:
-  struct State;
-  explicit ZarrArray(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  struct Impl;
+  explicit ZarrArray(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
   void check_type(const std::string& dtype) const;
   const Bytes& fill_of(const Index& chunk) const;
   struct Piece;
   Piece cached(const Index& chunk, bool whole, std::size_t element) const;
   void copy_from_chunk(const Index& chunk, const Index& box, const Index& chunk_strides, std::size_t from,
                        const Index& out_strides, std::byte* to) const;
-  std::shared_ptr<State> state_;
+  std::shared_ptr<Impl> impl_;
 };
 
 /// A folder of groups and arrays, `path`. `array` and `group` open one below it; `has_array` looks for one.

@@ -27,9 +27,9 @@ namespace shardlib::kernels {
 
 namespace detail {
 
-/// One matrix product of a schedule, at the given offsets.
+/// One matrix product of a loop nest, at the given offsets.
 template <class T>
-void einsum_gemm(const Exec& exec, const EinsumSchedule& s, const T* lhs, const T* rhs, T* out, bool accumulate) {
+void einsum_gemm(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* rhs, T* out, bool accumulate) {
   // A matrix whose dims have strides (x, y): transposed where only x is contiguous.
   const auto flat = [](const Loops3::Loop& x, const Loops3::Loop& y, std::size_t t) {
     const bool trans = y.extent > 1 && y.strides[t] != 1;
@@ -64,13 +64,13 @@ void scale_row(std::int64_t n, T* out, std::int64_t stride, bool accumulate, con
 
 /// The inner kernel at the given offsets.
 template <class T>
-void einsum_inner(const Exec& exec, const EinsumSchedule& s, const T* lhs, const T* rhs, T* out, bool accumulate) {
+void einsum_inner(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* rhs, T* out, bool accumulate) {
   const std::int64_t n = s.row.extent;
   const auto [x, y, z] = s.row.strides;
   if constexpr (std::is_floating_point_v<T>) {
-    if (s.inner == EinsumSchedule::Inner::gemm) return einsum_gemm(exec, s, lhs, rhs, out, accumulate);
+    if (s.inner == EinsumLoops::Inner::gemm) return einsum_gemm(exec, s, lhs, rhs, out, accumulate);
   }
-  if (s.inner == EinsumSchedule::Inner::scale) {
+  if (s.inner == EinsumLoops::Inner::scale) {
     if (x == 1 && y == 1 && z == 1) {
       scale_row(n, out, 1, accumulate, [=](std::int64_t i) { return multiply(lhs[i], rhs[i]); });
     } else if (x + y == 1 && z == 1) {  // a row times a number
@@ -99,9 +99,9 @@ void einsum_inner(const Exec& exec, const EinsumSchedule& s, const T* lhs, const
   *out = accumulate ? SumOp::combine(*out, total) : total;
 }
 
-/// Runs the loops of a schedule on operands that have its order of dims.
+/// Runs the loop nest on operands that have its order of dims.
 template <class T>
-void einsum_loops(const Exec& exec, const EinsumSchedule& s, const T* lhs, const T* rhs, T* out) {
+void run_einsum_loops(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* rhs, T* out) {
   if (exec.dry) return;
   const std::int64_t outer = s.kept.count();
   const std::int64_t steps = s.summed.count();
@@ -171,10 +171,10 @@ inline void reorder(const Exec& exec, std::size_t element_size, std::span<const 
 
 template <class T, class In>
 void einsum_typed(const Exec& exec, const EinsumPlan& plan, std::span<const std::int64_t> extents, const void* lhs,
-                  std::span<const std::int64_t> lhs_extents, const void* rhs, std::span<const std::int64_t> rhs_extents,
+                  std::span<const std::int64_t> lhs_shape, const void* rhs, std::span<const std::int64_t> rhs_shape,
                   T* result) {
   std::array<Staged<T>, 2> operands;
-  const std::array<std::span<const std::int64_t>, 2> operand_extents{lhs_extents, rhs_extents};
+  const std::array<std::span<const std::int64_t>, 2> operand_shapes{lhs_shape, rhs_shape};
   std::array<Dims, 3> natural;
   for (std::size_t t = 0; t < 3; ++t) natural[t] = tensor_order(plan, static_cast<int>(t));
   const auto elements = [&](const Dims& order) {
@@ -182,10 +182,10 @@ void einsum_typed(const Exec& exec, const EinsumPlan& plan, std::span<const std:
     for (const std::int64_t i : order.span()) n *= extents[static_cast<std::size_t>(i)];
     return n;
   };
-  const EinsumSchedule s = schedule_einsum(plan, extents, std::is_floating_point_v<T>);
+  const EinsumLoops s = choose_einsum_loops(plan, extents, std::is_floating_point_v<T>);
   for (std::size_t t = 0; t < 2; ++t) {
     Staged<T>& operand = operands[t];
-    operand.template load<In>(exec, t == 0 ? lhs : rhs, product(operand_extents[t]));
+    operand.template load<In>(exec, t == 0 ? lhs : rhs, product(operand_shapes[t]));
     std::array<bool, max_rank> summed{};
     bool any = false;
     for (int i = 0; i < plan.count; ++i) {
@@ -195,7 +195,7 @@ void einsum_typed(const Exec& exec, const EinsumPlan& plan, std::span<const std:
       any = true;
     }
     if (any) {
-      operand.sum_away(exec, operand_extents[t], std::span<const bool>(summed.data(), operand_extents[t].size()),
+      operand.sum_away(exec, operand_shapes[t], std::span<const bool>(summed.data(), operand_shapes[t].size()),
                        elements(natural[t]));
     }
     if (s.moved[t]) {
@@ -204,9 +204,9 @@ void einsum_typed(const Exec& exec, const EinsumPlan& plan, std::span<const std:
       reorder(exec, sizeof(T), extents, natural[t], in, s.order[t], operand.fresh(exec, elements(natural[t])));
     }
   }
-  if (!s.moved[2]) return einsum_loops(exec, s, operands[0].data, operands[1].data, result);
+  if (!s.moved[2]) return run_einsum_loops(exec, s, operands[0].data, operands[1].data, result);
   Staged<T> out;
-  einsum_loops(exec, s, operands[0].data, operands[1].data, out.fresh(exec, elements(natural[2])));
+  run_einsum_loops(exec, s, operands[0].data, operands[1].data, out.fresh(exec, elements(natural[2])));
   reorder(exec, sizeof(T), extents, s.order[2], out.data, natural[2], result);
 }
 
@@ -240,19 +240,19 @@ void visit_einsum(StaticDType<In> in, StaticDType<Out> out, const F& f) {
 
 template <class AnyIn, class AnyOut>
 void einsum(const Exec& exec, const EinsumPlan& plan, AnyIn in, AnyOut out, const void* lhs,
-            std::span<const std::int64_t> lhs_extents, const void* rhs, std::span<const std::int64_t> rhs_extents,
+            std::span<const std::int64_t> lhs_shape, const void* rhs, std::span<const std::int64_t> rhs_shape,
             void* result) {
   std::array<std::int64_t, std::size_t{2} * max_rank> extents{};
   std::int64_t outs = 1;
   std::int64_t total = 1;
   for (int i = 0; i < plan.count; ++i) {
     const auto& index = plan.at(i);
-    const std::int64_t extent = index.lhs >= 0 ? lhs_extents[static_cast<std::size_t>(index.lhs)]
-                                               : rhs_extents[static_cast<std::size_t>(index.rhs)];
-    if (index.rhs >= 0 && rhs_extents[static_cast<std::size_t>(index.rhs)] != extent) {
+    const std::int64_t extent = index.lhs >= 0 ? lhs_shape[static_cast<std::size_t>(index.lhs)]
+                                               : rhs_shape[static_cast<std::size_t>(index.rhs)];
+    if (index.rhs >= 0 && rhs_shape[static_cast<std::size_t>(index.rhs)] != extent) {
       throw Error("einsum: dim " + std::to_string(index.lhs) + " of lhs has extent " + std::to_string(extent) +
                   ", but dim " + std::to_string(index.rhs) + " of rhs, the same index, has " +
-                  std::to_string(rhs_extents[static_cast<std::size_t>(index.rhs)]) + "; give them one size");
+                  std::to_string(rhs_shape[static_cast<std::size_t>(index.rhs)]) + "; give them one size");
     }
     extents[static_cast<std::size_t>(i)] = extent;
     total *= extent;
@@ -266,10 +266,10 @@ void einsum(const Exec& exec, const EinsumPlan& plan, AnyIn in, AnyOut out, cons
     }
     const std::span<const std::int64_t> sizes(extents.data(), static_cast<std::size_t>(plan.count));
     if constexpr (std::is_same_v<T, Out>) {
-      detail::einsum_typed<T, In>(exec, plan, sizes, lhs, lhs_extents, rhs, rhs_extents, static_cast<T*>(result));
+      detail::einsum_typed<T, In>(exec, plan, sizes, lhs, lhs_shape, rhs, rhs_shape, static_cast<T*>(result));
     } else {
       detail::Staged<T> wide;
-      detail::einsum_typed<T, In>(exec, plan, sizes, lhs, lhs_extents, rhs, rhs_extents, wide.fresh(exec, outs));
+      detail::einsum_typed<T, In>(exec, plan, sizes, lhs, lhs_shape, rhs, rhs_shape, wide.fresh(exec, outs));
       detail::convert(exec, outs, wide.data, static_cast<Out*>(result));
     }
   });

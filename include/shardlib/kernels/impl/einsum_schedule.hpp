@@ -12,7 +12,7 @@
 namespace shardlib::kernels {
 
 /// How an einsum runs at given sizes: permutes of whole tensors where they pay, outer loops, and an inner kernel.
-struct EinsumSchedule {
+struct EinsumLoops {
   enum class Inner : std::uint8_t {
     gemm,  ///< m x n x k matrix product
     dot,   ///< sum over one k loop
@@ -37,7 +37,7 @@ struct EinsumSchedule {
 namespace detail {
 
 using Role = EinsumPlan::Role;
-using Loops3 = EinsumSchedule::Loops;
+using Loops3 = EinsumLoops::Loops;
 
 struct RoleLoop {
   Role role = Role::batch;
@@ -115,8 +115,8 @@ struct MergedLoops {
 };
 
 /// Fills in loops and inner kernel for a given choice of the inner loops (indices into `loops`, -1 for none).
-constexpr EinsumSchedule build(MergedLoops& loops, EinsumSchedule::Inner inner, int row, int column, int depth) {
-  EinsumSchedule s;
+constexpr EinsumLoops build(MergedLoops& loops, EinsumLoops::Inner inner, int row, int column, int depth) {
+  EinsumLoops s;
   s.inner = inner;
   if (row >= 0) s.row = loops.at(row).loop;
   if (column >= 0) s.column = loops.at(column).loop;
@@ -142,10 +142,10 @@ constexpr EinsumSchedule build(MergedLoops& loops, EinsumSchedule::Inner inner, 
 }
 
 /// Estimated time in ns. The constants are those of one core with AVX-512 and oneDNN; only their ratios matter.
-constexpr double inner_cost(EinsumSchedule::Inner inner, const Loops3::Loop& row, const Loops3::Loop& column,
+constexpr double inner_cost(EinsumLoops::Inner inner, const Loops3::Loop& row, const Loops3::Loop& column,
                             const Loops3::Loop& depth) {
   const auto m = static_cast<double>(row.extent);
-  if (inner == EinsumSchedule::Inner::gemm) {
+  if (inner == EinsumLoops::Inner::gemm) {
     const auto n = static_cast<double>(column.extent);
     const auto k = static_cast<double>(depth.extent);
     return 150.0 + 2.0 * m * n * k / 150.0 + (m * k + k * n + 2.0 * m * n) * 0.1;
@@ -156,9 +156,9 @@ constexpr double inner_cost(EinsumSchedule::Inner inner, const Loops3::Loop& row
 }
 
 /// The cheapest inner kernel for the given orders of dims.
-constexpr EinsumSchedule choose_inner(const EinsumPlan& plan, std::span<const std::int64_t> extents,
-                                      const std::array<Dims, 3>& order, bool matrices) {
-  using Inner = EinsumSchedule::Inner;
+constexpr EinsumLoops choose_inner(const EinsumPlan& plan, std::span<const std::int64_t> extents,
+                                   const std::array<Dims, 3>& order, bool matrices) {
+  using Inner = EinsumLoops::Inner;
   MergedLoops loops(plan, extents, order);
   double total = 1;
   for (int i = 0; i < loops.count; ++i) total *= static_cast<double>(loops.at(i).loop.extent);
@@ -192,7 +192,7 @@ constexpr EinsumSchedule choose_inner(const EinsumPlan& plan, std::span<const st
       }
     }
   }
-  EinsumSchedule s = build(loops, inner, chosen[0], chosen[1], chosen[2]);
+  EinsumLoops s = build(loops, inner, chosen[0], chosen[1], chosen[2]);
   s.order = order;
   s.cost = best;
   return s;
@@ -200,19 +200,20 @@ constexpr EinsumSchedule choose_inner(const EinsumPlan& plan, std::span<const st
 
 }  // namespace detail
 
-/// The cheapest schedule for the given sizes, one extent (at least 1) per index of the plan. `matrices`: there is a
+/// The cheapest loop nest for the given sizes, one extent (at least 1) per index of the plan. `matrices`: there is a
 /// matrix product for the element type.
-constexpr EinsumSchedule schedule_einsum(const EinsumPlan& plan, std::span<const std::int64_t> extents, bool matrices) {
+constexpr EinsumLoops choose_einsum_loops(const EinsumPlan& plan, std::span<const std::int64_t> extents,
+                                          bool matrices) {
   using detail::Role;
   const std::array<Dims, 3> natural{detail::tensor_order(plan, 0), detail::tensor_order(plan, 1),
                                     detail::tensor_order(plan, 2)};
-  EinsumSchedule best = detail::choose_inner(plan, extents, natural, matrices);
+  EinsumLoops best = detail::choose_inner(plan, extents, natural, matrices);
   double flops = 2;
   for (int i = 0; i < plan.count; ++i) {
     const bool alone = plan.at(i).role == Role::lhs_only || plan.at(i).role == Role::rhs_only;
     flops *= alone ? 1.0 : static_cast<double>(extents[static_cast<std::size_t>(i)]);
   }
-  // Permuting cannot gain much over a plan that already runs near the arithmetic limit, nor where all is small.
+  // Permuting gains little if the plan already runs near the arithmetic limit, or if everything is small.
   if (best.cost < 1000 || best.cost < 1.3 * flops / 150.0) return best;
   for (unsigned moves = 1; moves < 8; ++moves) {
     std::array<Dims, 3> order = natural;
@@ -234,7 +235,7 @@ constexpr EinsumSchedule schedule_einsum(const EinsumPlan& plan, std::span<const
       detail::append(plan, order[2], order[0], Role::m);
       detail::append(plan, order[2], order[1], Role::n);
     }
-    EinsumSchedule candidate = detail::choose_inner(plan, extents, order, matrices);
+    EinsumLoops candidate = detail::choose_inner(plan, extents, order, matrices);
     for (std::size_t t = 0; t < 3; ++t) {
       if ((moves >> t & 1U) == 0) continue;
       candidate.moved[t] = true;

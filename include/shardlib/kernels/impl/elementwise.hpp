@@ -37,15 +37,15 @@ inline void copy_tile(const ErasedOperand& o, std::byte* row, std::byte* tile, s
     copy_tile<Word<1>>(row, o.stride, tile, n, to_tile);
 }
 
-SHARDLIB_INLINE void apply_erased(const Exec& exec, std::span<const std::int64_t> extents,
+SHARDLIB_INLINE void apply_erased(const Exec& exec, std::span<const std::int64_t> shape,
                                   std::span<ErasedOperand> operands, UnitLoop loop, const void* f) {
-  if (product(extents) == 0) return;
+  if (product(shape) == 0) return;
   const std::size_t count = operands.size();
   Nest<max_operands> nest;
-  for (std::size_t d = 0; d < extents.size(); ++d) {
+  for (std::size_t d = 0; d < shape.size(); ++d) {
     std::array<std::int64_t, max_operands> strides{};
     for (std::size_t k = 0; k < count; ++k) strides[k] = (*operands[k].strides)[d];
-    nest.push(extents[d], strides);
+    nest.push(shape[d], strides);
   }
   constexpr std::int64_t grain = 8192;
   const auto inner = nest.pop();

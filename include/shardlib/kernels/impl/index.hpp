@@ -24,9 +24,9 @@ namespace detail {
 /// The loops of a lookup over result, table and indices.
 inline Nest<3> lookup_nest(const Lookup& l) {
   Nest<3> nest;
-  const Dims out = row_major(l.extents);
-  for (std::size_t d = 0; d < l.extents.size(); ++d) {
-    nest.push(l.extents[d], {out[static_cast<int>(d)], l.table_strides[d], l.index_strides[d]});
+  const Dims out = row_major(l.shape);
+  for (std::size_t d = 0; d < l.shape.size(); ++d) {
+    nest.push(l.shape[d], {out[static_cast<int>(d)], l.table_strides[d], l.index_strides[d]});
   }
   return nest;
 }
@@ -34,8 +34,8 @@ inline Nest<3> lookup_nest(const Lookup& l) {
 template <class I>
 void check_ids(const Lookup& l, const I* indices, const char* op) {
   Nest<1> nest;  // every index once: dims that the indices lack are left out
-  for (std::size_t d = 0; d < l.extents.size(); ++d) {
-    if (l.index_strides[d] != 0) nest.push(l.extents[d], {l.index_strides[d]});
+  for (std::size_t d = 0; d < l.shape.size(); ++d) {
+    if (l.index_strides[d] != 0) nest.push(l.shape[d], {l.index_strides[d]});
   }
   const auto inner = nest.pop();
   const std::int64_t rows = nest.count();
@@ -52,7 +52,7 @@ void check_ids(const Lookup& l, const I* indices, const char* op) {
 
 template <class F>
 void visit_ids(const Exec& exec, const Lookup& l, const void* indices, const char* op, const F& f) {
-  if (product(l.extents) == 0) return;
+  if (product(l.shape) == 0) return;
   const auto run = [&]<class I>(const I* ids) {
     if (!exec.dry) check_ids(l, ids, op);
     f(ids);

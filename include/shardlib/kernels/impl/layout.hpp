@@ -83,16 +83,16 @@ void copy_nest(const Exec& exec, Nest<2> nest, const U* in, U* out) {
 
 }  // namespace detail
 
-SHARDLIB_INLINE void copy_strided(const Exec& exec, std::size_t element_size, std::span<const std::int64_t> extents,
+SHARDLIB_INLINE void copy_strided(const Exec& exec, std::size_t element_size, std::span<const std::int64_t> shape,
                                   const void* in, std::span<const std::int64_t> in_strides, void* out,
                                   std::span<const std::int64_t> out_strides) {
-  if (product(extents) == 0) return;
+  if (product(shape) == 0) return;
   const bool word = element_size == 1 || element_size == 2 || element_size == 4 || element_size == 8;
   const auto unit = word ? std::int64_t{1} : static_cast<std::int64_t>(element_size);
   // The loops run in the order of the output's memory: an insertion sort by its strides.
   Dims order;
   const auto stride = [&](std::int64_t d) { return out_strides[static_cast<std::size_t>(d)]; };
-  for (std::size_t d = 0; d < extents.size(); ++d) {
+  for (std::size_t d = 0; d < shape.size(); ++d) {
     order.push(static_cast<std::int64_t>(d));
     for (int i = order.count - 1; i > 0 && stride(order[i]) > stride(order[i - 1]); --i) {
       std::swap(order.at(i), order.at(i - 1));
@@ -101,7 +101,7 @@ SHARDLIB_INLINE void copy_strided(const Exec& exec, std::size_t element_size, st
   Nest<2> nest;
   for (const std::int64_t i : order.span()) {
     const auto d = static_cast<std::size_t>(i);
-    nest.push(extents[d], {in_strides[d] * unit, out_strides[d] * unit});
+    nest.push(shape[d], {in_strides[d] * unit, out_strides[d] * unit});
   }
   if (!word) nest.push(unit, {1, 1});  // an element is a run of bytes
   const auto run = [&]<class U>(U) { detail::copy_nest(exec, nest, static_cast<const U*>(in), static_cast<U*>(out)); };
@@ -117,24 +117,24 @@ SHARDLIB_INLINE void copy_strided(const Exec& exec, std::size_t element_size, st
   }
 }
 
-SHARDLIB_INLINE void zero_strided(const Exec& exec, std::size_t element_size, std::span<const std::int64_t> extents,
+SHARDLIB_INLINE void zero_strided(const Exec& exec, std::size_t element_size, std::span<const std::int64_t> shape,
                                   void* out, std::span<const std::int64_t> out_strides) {
   alignas(64) static constexpr std::byte zero[64]{};
   Dims repeat;
-  for (std::size_t d = 0; d < extents.size(); ++d) repeat.push(0);
-  copy_strided(exec, element_size, extents, zero, repeat, out, out_strides);
+  for (std::size_t d = 0; d < shape.size(); ++d) repeat.push(0);
+  copy_strided(exec, element_size, shape, zero, repeat, out, out_strides);
 }
 
 SHARDLIB_INLINE void permute(const Exec& exec, std::size_t element_size, const void* in,
-                             std::span<const std::int64_t> extents, std::span<const int> perm, void* out) {
-  const Dims strides = row_major(extents);
-  Dims out_extents;
+                             std::span<const std::int64_t> shape, std::span<const int> perm, void* out) {
+  const Dims strides = row_major(shape);
+  Dims out_shape;
   Dims in_strides;
   for (const int d : perm) {
-    out_extents.push(extents[static_cast<std::size_t>(d)]);
+    out_shape.push(shape[static_cast<std::size_t>(d)]);
     in_strides.push(strides[d]);
   }
-  copy_strided(exec, element_size, out_extents, in, in_strides, out, row_major(out_extents));
+  copy_strided(exec, element_size, out_shape, in, in_strides, out, row_major(out_shape));
 }
 
 }  // namespace shardlib::kernels

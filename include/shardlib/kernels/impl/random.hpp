@@ -11,17 +11,17 @@ namespace shardlib::kernels {
 
 namespace detail {
 
-/// Fills a local block of a global array; element i gets f(bits(seed, stream, its global linear index)).
+/// Fills a local shard of a global array; element i gets f(bits(seed, stream, its global linear index)).
 template <class T, class F>
-void fill(const Exec& exec, T* out, std::span<const std::int64_t> extents, std::span<const std::int64_t> global_strides,
+void fill(const Exec& exec, T* out, std::span<const std::int64_t> shape, std::span<const std::int64_t> global_strides,
           std::span<const std::int64_t> offsets, std::uint64_t seed, std::uint64_t stream, const F& f) {
-  if (product(extents) == 0) return;
+  if (product(shape) == 0) return;
   constexpr std::int64_t tile_length = 1024;
   Nest<2> nest;
-  const Dims strides = row_major(extents);
+  const Dims strides = row_major(shape);
   std::int64_t base = 0;
-  for (std::size_t d = 0; d < extents.size(); ++d) {
-    nest.push(extents[d], {strides[static_cast<int>(d)], global_strides[d]});
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    nest.push(shape[d], {strides[static_cast<int>(d)], global_strides[d]});
     base += offsets[d] * global_strides[d];
   }
   const auto inner = nest.pop();
@@ -53,24 +53,24 @@ void fill(const Exec& exec, T* out, std::span<const std::int64_t> extents, std::
 }  // namespace detail
 
 template <class T>
-void fill_uniform(const Exec& exec, T* out, std::span<const std::int64_t> extents,
+void fill_uniform(const Exec& exec, T* out, std::span<const std::int64_t> shape,
                   std::span<const std::int64_t> global_strides, std::span<const std::int64_t> offsets,
                   std::uint64_t seed, std::uint64_t stream) {
-  detail::fill(exec, out, extents, global_strides, offsets, seed, stream,
+  detail::fill(exec, out, shape, global_strides, offsets, seed, stream,
                [](std::uint32_t word) { return detail::to_uniform(word); });
 }
 template <class T>
-void fill_normal(const Exec& exec, T* out, std::span<const std::int64_t> extents,
+void fill_normal(const Exec& exec, T* out, std::span<const std::int64_t> shape,
                  std::span<const std::int64_t> global_strides, std::span<const std::int64_t> offsets,
                  std::uint64_t seed, std::uint64_t stream) {
-  detail::fill(exec, out, extents, global_strides, offsets, seed, stream,
+  detail::fill(exec, out, shape, global_strides, offsets, seed, stream,
                [](std::uint32_t word) { return detail::to_normal(word); });
 }
 template <class T>
-void fill_truncated_normal(const Exec& exec, T* out, std::span<const std::int64_t> extents,
+void fill_truncated_normal(const Exec& exec, T* out, std::span<const std::int64_t> shape,
                            std::span<const std::int64_t> global_strides, std::span<const std::int64_t> offsets,
                            std::uint64_t seed, std::uint64_t stream) {
-  detail::fill(exec, out, extents, global_strides, offsets, seed, stream,
+  detail::fill(exec, out, shape, global_strides, offsets, seed, stream,
                [](std::uint32_t word) { return detail::to_truncated_normal(word); });
 }
 

@@ -180,17 +180,17 @@ void reduce_part(const Exec& exec, const T* in, Nest<1> kept, Nest<1> reduced, b
 }
 
 template <class Op, class T>
-void reduce(const Exec& exec, const T* in, std::span<const std::int64_t> extents, std::span<const bool> reduced_dims,
+void reduce(const Exec& exec, const T* in, std::span<const std::int64_t> shape, std::span<const bool> reduced_dims,
             std::span<const std::int64_t> part, T* out) {
   using Acc = accumulator_t<T>;
-  const Dims strides = row_major(extents);
+  const Dims strides = row_major(shape);
   Nest<1> kept;
   Nest<1> reduced;
   bool rows_reduced = true;  // the innermost dim is a reduced one
   std::int64_t outs = 1;
   std::int64_t per_out = 1;
-  for (std::size_t d = 0; d < extents.size(); ++d) {
-    const std::int64_t extent = reduced_dims[d] && !part.empty() ? part[d] : extents[d];
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    const std::int64_t extent = reduced_dims[d] && !part.empty() ? part[d] : shape[d];
     (reduced_dims[d] ? reduced : kept).push(extent, {strides[static_cast<int>(d)]});
     if (extent != 1) rows_reduced = reduced_dims[d];
     (reduced_dims[d] ? per_out : outs) *= extent;
@@ -223,13 +223,13 @@ void reduce(const Exec& exec, const T* in, std::span<const std::int64_t> extents
 }
 
 template <class Op, class AnyDType>
-void reduce(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> extents,
+void reduce(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
             std::span<const bool> reduced_dims, std::span<const std::int64_t> part, void* out) {
   visit_dtype(dtype, [&]<class T>(T) {
     if constexpr (std::is_same_v<T, u8> || std::is_same_v<T, bool_>) {
       throw Error(std::string(Op::name) + ": no reduction of " + std::string(name(dtype_v<T>)) + "; cast to i32 first");
     } else {
-      reduce<Op>(exec, static_cast<const T*>(in), extents, reduced_dims, part, static_cast<T*>(out));
+      reduce<Op>(exec, static_cast<const T*>(in), shape, reduced_dims, part, static_cast<T*>(out));
     }
   });
 }
@@ -237,9 +237,9 @@ void reduce(const Exec& exec, AnyDType dtype, const void* in, std::span<const st
 }  // namespace detail
 
 template <class AnyDType>
-void sum(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> extents,
+void sum(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
          std::span<const bool> summed, void* out) {
-  detail::reduce<detail::SumOp>(exec, dtype, in, extents, summed, {}, out);
+  detail::reduce<detail::SumOp>(exec, dtype, in, shape, summed, {}, out);
 }
 
 template <class T>
@@ -270,9 +270,9 @@ accumulator_t<T> sum_of_squares(const Exec& exec, std::int64_t n, const T* in) {
 }
 
 template <class AnyDType>
-void max(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> extents,
+void max(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
          std::span<const bool> reduced, void* out, std::span<const std::int64_t> part) {
-  detail::reduce<detail::MaxOp>(exec, dtype, in, extents, reduced, part, out);
+  detail::reduce<detail::MaxOp>(exec, dtype, in, shape, reduced, part, out);
 }
 
 template <class AnyDType>

@@ -13,7 +13,8 @@
 namespace shardlib {
 
 SHARDLIB_INLINE Buffer Pool::allocate(std::size_t bytes) {
-  if (bytes > std::numeric_limits<std::size_t>::max() / 2) fail(bytes);  // no room to round up, nor in any machine
+  if (bytes > std::numeric_limits<std::size_t>::max() / 2)
+    fail(bytes);  // too large to round up, and larger than any memory
   const std::size_t rounded = round(bytes);
   // The region knows of 64 bytes only: a long block has room to begin later.
   const std::size_t alignment = rounded < long_block ? 64 : region_->alignment();
@@ -47,7 +48,7 @@ SHARDLIB_INLINE void Pool::reset_peak() {
 
 SHARDLIB_INLINE void Pool::fail(std::size_t bytes) const {
   // Else addresses are limited, or they are a dry run's.
-  const std::size_t left = region_->is_phantom() ? bytes : detail::left_bytes();
+  const std::size_t left = region_->is_meta() ? bytes : detail::left_bytes();
   throw Error("out of memory: " + std::to_string(bytes) + " bytes wanted, " + std::to_string(stats().live) +
               " in use by this device's pool" +
               (left < bytes ? ", " + std::to_string(left) + " left on this machine" : "") +
@@ -57,7 +58,7 @@ SHARDLIB_INLINE void Pool::fail(std::size_t bytes) const {
 SHARDLIB_INLINE void Pool::give(std::byte* p, std::size_t bytes, std::size_t taken) {
   {
     const std::lock_guard lock(mutex_);
-    stats_.live -= bytes;  // first: whom the block serves next counts it again
+    stats_.live -= bytes;  // before the free: the next owner of the block counts it again
   }
   region_->free(p, taken);
 }

@@ -152,10 +152,10 @@ class Heap final : public Region {
   std::size_t granted_ = 0;
 };
 
-/// What make_phantom returns.
-class Phantom final : public Region {
+/// What make_meta returns.
+class Meta final : public Region {
  public:
-  [[nodiscard]] bool is_phantom() const override { return true; }
+  [[nodiscard]] bool is_meta() const override { return true; }
 
  private:
   bool grant(std::size_t) override { return true; }
@@ -190,7 +190,7 @@ SHARDLIB_INLINE std::byte* Region::allocate(std::size_t bytes) {
       return nullptr;
     }
   }
-  if (!is_phantom()) {
+  if (!is_meta()) {
     detail::unpoison(*begin, size);
     detail::poison(*begin + size - detail::guard_bytes, detail::guard_bytes);
   }
@@ -198,7 +198,7 @@ SHARDLIB_INLINE std::byte* Region::allocate(std::size_t bytes) {
 }
 
 SHARDLIB_INLINE std::size_t Region::block_bytes(std::size_t bytes) const {
-  return (std::max<std::size_t>(bytes, 1) + 63) / 64 * 64 + (is_phantom() ? 0 : detail::guard_bytes);
+  return (std::max<std::size_t>(bytes, 1) + 63) / 64 * 64 + (is_meta() ? 0 : detail::guard_bytes);
 }
 
 SHARDLIB_INLINE std::optional<std::uintptr_t> Region::take_untouched(std::size_t bytes) {
@@ -216,7 +216,7 @@ SHARDLIB_INLINE void Region::free(std::byte* data, std::size_t bytes) {
   const auto begin = reinterpret_cast<std::uintptr_t>(data);
   const std::size_t size = block_bytes(bytes);
   const std::lock_guard lock(mutex_);
-  if (!is_phantom()) detail::poison(begin, size);
+  if (!is_meta()) detail::poison(begin, size);
   free_.give(begin, size);
 }
 
@@ -293,8 +293,8 @@ SHARDLIB_INLINE void Region::Free::remove(Range range) {
 SHARDLIB_INLINE std::shared_ptr<Region> Region::make() {
   return std::make_shared<detail::Heap>();
 }
-SHARDLIB_INLINE std::shared_ptr<Region> Region::make_phantom() {
-  return std::make_shared<detail::Phantom>();
+SHARDLIB_INLINE std::shared_ptr<Region> Region::make_meta() {
+  return std::make_shared<detail::Meta>();
 }
 
 }  // namespace shardlib

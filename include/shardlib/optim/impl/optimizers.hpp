@@ -29,8 +29,8 @@ SHARDLIB_INLINE ValuePtr sum_of_squares(const Value& x, const TensorSpec& spec, 
 
 enum class Contents { kept, overwritten };
 
-/// A value whose block may be written: itself, if nobody else sees it, else a new one, with the same contents if those
-/// are to be kept.
+/// A value whose shard may be written: itself if it has no other handle, else a new one, with the same contents if
+/// those are to be kept.
 inline Handle<Value> writable(ValuePtr& x, Contents contents) {
   static_cast<void>(x->data());
   auto value = detached(*x);
@@ -44,11 +44,11 @@ inline Handle<Value> writable(ValuePtr& x, Contents contents) {
   return value;
 }
 
-SHARDLIB_INLINE void adamw(const AdamWNumbers& numbers, ValuePtr& weight, ValuePtr& mean, ValuePtr& variance,
-                           const Value& grad, ValuePtr* copy) {
+SHARDLIB_INLINE void adamw(const AdamWNumbers& numbers, ValuePtr& weight, ValuePtr& mu, ValuePtr& nu, const Value& grad,
+                           ValuePtr* copy) {
   const OpInfo op{"adamw", {}, {}};
   Bindings sizes(op, grad.device);
-  for (const Value* x : {weight.get(), mean.get(), variance.get(), &grad}) sizes.bind(*x);
+  for (const Value* x : {weight.get(), mu.get(), nu.get(), &grad}) sizes.bind(*x);
   Handle<Value> c;
   if (copy != nullptr) {
     sizes.bind(**copy);
@@ -56,13 +56,13 @@ SHARDLIB_INLINE void adamw(const AdamWNumbers& numbers, ValuePtr& weight, ValueP
       c = writable(*copy, Contents::overwritten);
       c->made_by = op;
     }
-    *copy = nullptr;  // in f32 it is the weight, which nobody else may see
+    *copy = nullptr;  // in f32 it is the weight, which must have no other handle
   }
-  const auto p = writable(weight, Contents::kept), m = writable(mean, Contents::kept);
-  const auto v = writable(variance, Contents::kept);
+  const auto p = writable(weight, Contents::kept), m = writable(mu, Contents::kept);
+  const auto v = writable(nu, Contents::kept);
   p->made_by = op;
   static_cast<void>(observed(*p, [&] {
-    state(p->device).work.in_place = true;
+    program_state(p->device).work.in_place = true;
     const auto one = [n = numbers](f32& w, f32& m0, f32& v0, const auto& grad_of, auto&... copies) {
       const f32 g = static_cast<f32>(grad_of);
       m0 = n.beta1 * m0 + (1 - n.beta1) * n.clip * g;
@@ -71,7 +71,7 @@ SHARDLIB_INLINE void adamw(const AdamWNumbers& numbers, ValuePtr& weight, ValueP
       ((copies = bf16(w)), ...);
     };
     const auto all = [&](auto... rest) {
-      kernels::apply_streaming(p->device->exec(), p->count(), one, p->as<f32>(), m->as<f32>(), v->as<f32>(), rest...);
+      kernels::apply_nontemporal(p->device->exec(), p->count(), one, p->as<f32>(), m->as<f32>(), v->as<f32>(), rest...);
     };
     const bool from_bf16 = grad.dtype == DType::bf16;
     if (from_bf16 && c) all(grad.as<const bf16>(), c->as<bf16>());
@@ -81,8 +81,8 @@ SHARDLIB_INLINE void adamw(const AdamWNumbers& numbers, ValuePtr& weight, ValueP
     return p->storage->buffer;
   }));
   weight = p;
-  mean = m;
-  variance = v;
+  mu = m;
+  nu = v;
   if (copy != nullptr) *copy = c ? c : p;
 }
 

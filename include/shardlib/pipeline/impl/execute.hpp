@@ -49,7 +49,7 @@ SHARDLIB_INLINE Costs measured_costs(const std::vector<Interval>& intervals) {
 
 namespace detail {
 
-using core::State;
+using core::ProgramState;
 
 /// The sum of what a stage's microbatches add, in the order of the microbatches, whatever the order in which they come.
 class OrderedSum {
@@ -104,14 +104,14 @@ class Runner {
       : program_(program),
         lists_(lists),
         owners_(stage_owners(lists)),
-        rank_(program.axis.empty() ? 0 : program.device->whole()->coordinate(program.axis)),
-        state_(core::state(program.device)) {
+        rank_(program.axis.empty() ? 0 : program.device->whole()->axis_index(program.axis)),
+        state_(core::program_state(program.device)) {
     if (owners_.back() == rank_)
       for (const OutputShape& shape : program.outputs) outputs_.emplace_back(shape, program.microbatches);
   }
 
   StepValues run() {
-    state_.kept = 0;
+    state_.residual_bytes = 0;
     // Receives stand a task early: the message comes while that task runs.
     const std::vector<Operations> plan = communication_plan(lists_, 1);
     for (const Operation& operation : plan[static_cast<std::size_t>(rank_)]) {
@@ -172,7 +172,7 @@ class Runner {
       forward(task, std::move(input));
     else
       backward(task, std::move(input));
-    state_.pass = State::Pass::none;
+    state_.pass = ProgramState::Pass::none;
     state_.stopwatch.change(outside);
     intervals_.push_back({rank_, task, begin, now()});
   }
@@ -188,7 +188,7 @@ class Runner {
   }
 
   void forward(const Task& task, std::vector<ValuePtr> input) {
-    state_.pass = State::Pass::forward;
+    state_.pass = ProgramState::Pass::forward;
     const bool records = program_.differentiate;
     const std::int64_t others = live() - bytes_of(input);  // what was received is the tape's
     Tape tape;
@@ -217,7 +217,7 @@ class Runner {
     tape_bytes_ += tape.bytes;
     tapes_.emplace(std::pair(task.stage, task.microbatch), std::move(tape));
     peak_tapes_ = std::max(peak_tapes_, tapes_.size());
-    state_.kept = std::max(state_.kept, static_cast<std::size_t>(tape_bytes_));
+    state_.residual_bytes = std::max(state_.residual_bytes, static_cast<std::size_t>(tape_bytes_));
   }
   [[nodiscard]] std::int64_t live() const { return static_cast<std::int64_t>(program_.device->pool()->stats().live); }
   static std::int64_t bytes_of(const std::vector<ValuePtr>& values) {
@@ -241,7 +241,7 @@ class Runner {
   }
 
   void backward(const Task& task, std::vector<ValuePtr> cotangents) {
-    state_.pass = State::Pass::backward;
+    state_.pass = ProgramState::Pass::backward;
     const auto it = tapes_.find({task.stage, task.microbatch});
     Tape& tape = it->second;
     const std::size_t received = tape.received.size();
@@ -289,7 +289,7 @@ class Runner {
   const TaskLists& lists_;
   std::vector<int> owners_;
   int rank_;
-  State& state_;
+  ProgramState& state_;
   std::map<Message, Incoming> incoming_;
   std::map<Message, std::vector<ValuePtr>> made_;  ///< not sent or taken yet
   std::map<std::pair<int, int>, Tape> tapes_;      ///< by stage and microbatch

@@ -225,7 +225,7 @@ inline TaskList dual_pipe_v(int ranks, int rank, int microbatches) {
     both(back, there);
   }
   // The end: halves of the weights are put off, by odd ranks those of `back`, by even ranks those of `there`; but not
-  // on the first stage, for whose gradients nobody waits.
+  // on the first stage, whose gradients no other task needs.
   for (int i = 0; i <= rank; ++i) {
     const bool late = i >= (rank + 1) / 2;
     if (late && rank % 2 == 1)

@@ -180,7 +180,7 @@ class Replay {
         result.peak_in_flight[rank] = std::max(result.peak_in_flight[rank], in_flight / v);
         if (kind == TaskKind::bwd || kind == TaskKind::bwdW) --in_flight;
       }
-      // Sums of many times come out a little off; nobody waits for less than no time.
+      // Sums of many times are a little off; a wait is never negative.
       result.idle[rank] = std::max(0.0, result.makespan - busy);
       idle += result.idle[rank];
       result.intervals.insert(result.intervals.end(), intervals_[rank].begin(), intervals_[rank].end());

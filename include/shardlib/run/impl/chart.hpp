@@ -132,12 +132,12 @@ SHARDLIB_INLINE std::string to_html(const Chart& chart) {
     views.push_back({"log", detail::scale_of(all, true, false)});
   std::string svg, buttons;
   for (const auto& [name, scale] : views) {
-    svg += fmt::format("<g class=\"{}\">{}{}</g>", name, detail::grid(x, scale, chart.quantity),
+    svg += fmt::format("<g class=\"{}\">{}{}</g>", name, detail::grid(x, scale, chart.unit),
                        detail::draw_curves(curves, x, scale));
     buttons += fmt::format("<button type=\"button\" aria-pressed=\"{}\">{}</button>", buttons.empty(), name);
   }
   return detail::card(chart.id, chart.title, "<span class=\"views\">" + buttons + "</span>", x,
-                      detail::name_of(chart.quantity), svg, "{\"series\":[" + data + "]}");
+                      detail::name_of(chart.unit), svg, "{\"series\":[" + data + "]}");
 }
 
 SHARDLIB_INLINE std::string to_html(const StackedChart& chart) {
@@ -161,7 +161,7 @@ SHARDLIB_INLINE std::string to_html(const StackedChart& chart) {
   const detail::Scale y = detail::scale_of(edges.back(), false, true);
   for (std::size_t p = 0; p < means.size(); ++p) {
     legend += fmt::format("<span class=\"key\"><i class=\"p{}\"></i>{} {} ({:.0f} %)</span>", p % 8,
-                          detail::markup_escape(chart.names[p]), quantity_text(chart.quantity, means[p]),
+                          detail::markup_escape(chart.names[p]), unit_text(chart.unit, means[p]),
                           whole > 0 ? 100 * means[p] / whole : 0.0);
     const std::vector<std::size_t> back(each.rbegin(), each.rend());
     std::string lower = detail::svg_path(steps, edges[p], back, x, y);
@@ -171,8 +171,7 @@ SHARDLIB_INLINE std::string to_html(const StackedChart& chart) {
                        detail::svg_path(steps, edges[p + 1], each, x, y), lower);
   }
   return detail::card(chart.id, chart.title, "<span class=\"keys\">" + legend + "</span>", x,
-                      detail::name_of(chart.quantity), detail::grid(x, y, chart.quantity) + svg,
-                      "{\"series\":[" + data + "]}");
+                      detail::name_of(chart.unit), detail::grid(x, y, chart.unit) + svg, "{\"series\":[" + data + "]}");
 }
 
 }  // namespace shardlib::run

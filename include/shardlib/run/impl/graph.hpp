@@ -22,27 +22,27 @@ namespace shardlib::run {
 
 namespace detail {
 
-/// Collects the nodes and edges of a dry run. Blocks are known by their addresses; as those are used again, a block
+/// Collects the nodes and edges of a dry run. Shards are known by their addresses; as those are used again, a shard
 /// belongs to the op that wrote there last.
 class Graph {
  public:
-  void add(const shardlib::detail::State::Ran& ran, shardlib::detail::State::Pass pass) {
-    if (pass == shardlib::detail::State::Pass::none) return;
-    const bool backward = pass == shardlib::detail::State::Pass::backward;
-    using Read = shardlib::detail::State::Read;
+  void add(const shardlib::detail::ProgramState::Ran& ran, shardlib::detail::ProgramState::Pass pass) {
+    if (pass == shardlib::detail::ProgramState::Pass::none) return;
+    const bool backward = pass == shardlib::detail::ProgramState::Pass::backward;
+    using Read = shardlib::detail::ProgramState::Read;
     const auto& reads = ran.work.reads;
-    // Also where the op below turns out to be no work: its result would hide what the block was called before.
+    // Also where the op below turns out to be no work: its result would hide what the shard was called before.
     for (const Read& read : reads)
-      if (!read.what.empty() && !producers_.contains(read.block)) producers_[read.block] = input(read);
+      if (!read.what.empty() && !producers_.contains(read.shard)) producers_[read.shard] = input(read);
     if (shardlib::detail::only_named(ran)) return;
     const std::string id = fmt::format("n{}", count_++);
     std::vector<const void*> seen;
     for (const Read& read : reads) {
-      if (read.what.empty() || std::ranges::find(seen, read.block) != seen.end()) continue;
-      seen.push_back(read.block);
-      edges_ += fmt::format("  {} -> {} [label={}];\n", producers_.at(read.block), id, quote(spec_text(*read.spec)));
+      if (read.what.empty() || std::ranges::find(seen, read.shard) != seen.end()) continue;
+      seen.push_back(read.shard);
+      edges_ += fmt::format("  {} -> {} [label={}];\n", producers_.at(read.shard), id, quote(spec_text(*read.spec)));
     }
-    producers_[ran.block] = id;
+    producers_[ran.shard] = id;
     std::string label = ran.op.name;
     if (!ran.op.spec.empty()) label += "\n" + std::string(ran.op.spec);
     if (ran.recomputed) label += "\n(recomputed)";
@@ -73,13 +73,13 @@ class Graph {
 
  private:
   static std::string spec_text(const TensorSpec& spec) { return std::string(shardlib::to_string(spec).view()); }
-  std::string input(const shardlib::detail::State::Read& read) {
+  std::string input(const shardlib::detail::ProgramState::Read& read) {
     const std::string id = fmt::format("n{}", count_++);
     inputs_ += fmt::format("  {} [label={}, shape=box, style=filled, fillcolor=\"#ffffff\"];\n", id,
                            quote(read.what + "\n" + spec_text(*read.spec)));
     return id;
   }
-  std::string colour(const shardlib::detail::State::Work& work) {
+  std::string colour(const shardlib::detail::ProgramState::OpWork& work) {
     if (work.bytes == 0) return work.flops > 0 ? "#dddddd" : "#f6f6f6";
     constexpr const char* palette[] = {"#f4a582", "#92c5de", "#b8e186", "#d8b5e8", "#fee08b", "#8dd3c7"};
     std::string axes;
@@ -101,10 +101,10 @@ SHARDLIB_INLINE std::string dot(const std::vector<AxisSize>& mesh,
   const auto device = std::make_shared<Device>(mesh, 0, std::make_shared<DryWorld>());
   detail::Graph graph;
   {
-    auto& state = shardlib::detail::state(device);
+    auto& state = shardlib::detail::program_state(device);
     const shardlib::detail::NoteReads noting(state, true);
     const shardlib::detail::Observing observing(
-        device, [&](const shardlib::detail::State::Ran& ran) { graph.add(ran, state.pass); });
+        device, [&](const shardlib::detail::ProgramState::Ran& ran) { graph.add(ran, state.pass); });
     body(device);
   }
   device->clear_local();

@@ -35,22 +35,23 @@ inline std::string bound(double x) {
 }
 
 /// "at least 1", "from 1 to 8", "from 0 to below 1", "above 0" or nothing.
-inline std::string range_text(const Rule& rule) {
-  const bool least = std::isfinite(rule.least), most = std::isfinite(rule.most);
+inline std::string range_text(const Validator& validator) {
+  const bool least = std::isfinite(validator.least), most = std::isfinite(validator.most);
   if (least && most)
-    return fmt::format("{} {} to {}{}", rule.exclusive ? "above" : "from", bound(rule.least),
-                       rule.exclusive_most ? "below " : "", bound(rule.most));
-  if (least) return (rule.exclusive ? "above " : "at least ") + bound(rule.least);
-  return most ? (rule.exclusive_most ? "below " : "at most ") + bound(rule.most) : "";
+    return fmt::format("{} {} to {}{}", validator.exclusive ? "above" : "from", bound(validator.least),
+                       validator.exclusive_most ? "below " : "", bound(validator.most));
+  if (least) return (validator.exclusive ? "above " : "at least ") + bound(validator.least);
+  return most ? (validator.exclusive_most ? "below " : "at most ") + bound(validator.most) : "";
 }
 
-inline std::string expected_number(const char* kind, const Rule& rule) {
-  const std::string range = range_text(rule);
+inline std::string expected_number(const char* kind, const Validator& validator) {
+  const std::string range = range_text(validator);
   return fmt::format("{}{}{}", kind, range.starts_with("at ") ? " of " : range.empty() ? "" : " ", range);
 }
 
-inline bool in_range(double x, const Rule& rule) {
-  return (rule.exclusive ? x > rule.least : x >= rule.least) && (rule.exclusive_most ? x < rule.most : x <= rule.most);
+inline bool in_range(double x, const Validator& validator) {
+  return (validator.exclusive ? x > validator.least : x >= validator.least) &&
+         (validator.exclusive_most ? x < validator.most : x <= validator.most);
 }
 
 /// The whole text as a number of type T; nothing else before or behind it, no overflow.
@@ -83,31 +84,31 @@ struct TomlText {
 
 /// What an option takes, for messages: "a whole number of at least 1".
 struct ExpectedText {
-  const Rule& rule;
-  std::string operator()(const std::int64_t*) const { return expected_number("a whole number", rule); }
+  const Validator& validator;
+  std::string operator()(const std::int64_t*) const { return expected_number("a whole number", validator); }
   std::string operator()(const std::uint64_t*) const {
-    Rule from_zero = rule;
-    from_zero.least = std::max(rule.least, 0.0);
+    Validator from_zero = validator;
+    from_zero.least = std::max(validator.least, 0.0);
     return expected_number("a whole number", from_zero);
   }
-  std::string operator()(const double*) const { return expected_number("a finite number", rule); }
+  std::string operator()(const double*) const { return expected_number("a finite number", validator); }
   std::string operator()(const bool*) const { return "true or false"; }
   std::string operator()(const std::string*) const { return text(); }
   std::string operator()(const std::vector<std::string>*) const { return text(); }
   [[nodiscard]] std::string text() const {
-    return rule.choices.empty() ? "a text" : fmt::format("one of {}", fmt::join(rule.choices, ", "));
+    return validator.choices.empty() ? "a text" : fmt::format("one of {}", fmt::join(validator.choices, ", "));
   }
 };
 
 /// Sets the target from texts; false when one of them is no such value.
 struct Assign {
   const std::vector<std::string>& texts;
-  const Rule& rule;
+  const Validator& validator;
   template <class T>
   bool number(T* target) const {
     T value{};
     if (!parse_number(texts[0], value) || !std::isfinite(static_cast<double>(value))) return false;
-    if (!in_range(static_cast<double>(value), rule)) return false;
+    if (!in_range(static_cast<double>(value), validator)) return false;
     *target = value;
     return true;
   }
@@ -127,7 +128,8 @@ struct Assign {
     return std::all_of(texts.begin(), texts.end(), [this](const std::string& x) { return allowed(x); });
   }
   [[nodiscard]] bool allowed(const std::string& x) const {
-    return rule.choices.empty() || std::find(rule.choices.begin(), rule.choices.end(), x) != rule.choices.end();
+    return validator.choices.empty() ||
+           std::find(validator.choices.begin(), validator.choices.end(), x) != validator.choices.end();
   }
 };
 

@@ -23,7 +23,8 @@ SHARDLIB_INLINE Options& Options::group(std::string name) {
   return *this;
 }
 
-SHARDLIB_INLINE Options& Options::declare(std::string name, Target target, std::string help, const Rule& rule) {
+SHARDLIB_INLINE Options& Options::declare(std::string name, Target target, std::string help,
+                                          const Validator& validator) {
   std::string short_name;
   if (const std::size_t comma = name.find(','); comma != std::string::npos) {
     short_name = name.substr(0, comma);
@@ -34,8 +35,8 @@ SHARDLIB_INLINE Options& Options::declare(std::string name, Target target, std::
   std::replace(key.begin(), key.end(), '-', '_');
   if (find(name, false) != none || name == "--help" || name == "--config" || name == "--preset")
     throw Error("Options: " + name + " is declared twice");
-  options_.push_back({std::move(name), std::move(short_name), std::move(key), group_, std::move(help), rule, target,
-                      std::visit(detail::TomlText(), target)});
+  options_.push_back({std::move(name), std::move(short_name), std::move(key), group_, std::move(help), validator,
+                      target, std::visit(detail::TomlText(), target)});
   return *this;
 }
 
@@ -75,7 +76,7 @@ SHARDLIB_INLINE std::vector<std::string> Options::groups() const {
 }
 
 SHARDLIB_INLINE bool Options::has_settings() const {
-  return std::any_of(options_.begin(), options_.end(), [](const Option& o) { return !o.rule.command_line_only; });
+  return std::any_of(options_.begin(), options_.end(), [](const Option& o) { return !o.validator.command_line_only; });
 }
 
 // ---- what is printed ------------------------------------------------------------------------------------------------
@@ -84,10 +85,10 @@ namespace detail {
 
 /// "N", "FILE", "a|b": what stands behind the option's name in --help; nothing for a flag.
 struct ValueName {
-  const Rule& rule;
+  const Validator& validator;
   [[nodiscard]] std::string or_else(const char* other) const {
-    if (!rule.value_name.empty()) return " " + rule.value_name;
-    if (!rule.choices.empty()) return fmt::format(" {}", fmt::join(rule.choices, "|"));
+    if (!validator.value_name.empty()) return " " + validator.value_name;
+    if (!validator.choices.empty()) return fmt::format(" {}", fmt::join(validator.choices, "|"));
     return other;
   }
   std::string operator()(const std::int64_t*) const { return or_else(" N"); }
@@ -99,21 +100,21 @@ struct ValueName {
 };
 
 /// "(default 300 steps; at least 1)": only what says something.
-inline std::string facts(const Rule& rule, const std::string& default_text) {
+inline std::string facts(const Validator& validator, const std::string& default_text) {
   std::string text;
   const auto fact = [&](const std::string& one) {
     if (!one.empty()) text += (text.empty() ? "" : "; ") + one;
   };
   const bool silent = default_text == "false" || default_text == "\"\"" || default_text == "[]";
-  if (rule.required) {
+  if (validator.required) {
     fact("required");
   } else if (!silent) {
     const bool plain = default_text.starts_with('"') && default_text.find(' ') == std::string::npos;
     const std::string shown = plain ? default_text.substr(1, default_text.size() - 2) : default_text;
-    fact("default " + shown + (rule.unit.empty() ? "" : " " + rule.unit));
+    fact("default " + shown + (validator.unit.empty() ? "" : " " + validator.unit));
   }
-  if (!rule.unit.empty() && (rule.required || silent)) fact("in " + rule.unit);
-  fact(range_text(rule));
+  if (!validator.unit.empty() && (validator.required || silent)) fact("in " + validator.unit);
+  fact(range_text(validator));
   return text.empty() ? "" : " (" + text + ")";
 }
 
@@ -153,7 +154,8 @@ SHARDLIB_INLINE std::string Options::help(int width) const {
   };
   std::string out = program_ + ": " + purpose_ + "\n\nusage: " + program_;
   for (const Option& option : options_) {
-    if (option.rule.required) out += " " + option.name + std::visit(detail::ValueName{option.rule}, option.target);
+    if (option.validator.required)
+      out += " " + option.name + std::visit(detail::ValueName{option.validator}, option.target);
   }
   out += " [options]";
   for (const Argument& argument : single_arguments_) out += " " + argument.name;
@@ -169,8 +171,8 @@ SHARDLIB_INLINE std::string Options::help(int width) const {
       const std::string before = option.short_name.empty() ? "" : option.short_name + ", ";
       const bool flag = std::holds_alternative<bool*>(option.target);
       const std::string name = flag ? "--[no-]" + option.name.substr(2) : option.name;
-      out += line(before + name + std::visit(detail::ValueName{option.rule}, option.target),
-                  option.help + detail::facts(option.rule, option.default_text));
+      out += line(before + name + std::visit(detail::ValueName{option.validator}, option.target),
+                  option.help + detail::facts(option.validator, option.default_text));
     }
     if (!group.empty()) continue;
     if (has_settings())
@@ -195,7 +197,7 @@ SHARDLIB_INLINE std::string Options::to_toml() const {
   for (const std::string& group : groups()) {
     std::string section;
     for (const Option& option : options_) {
-      if (option.group != group || option.rule.command_line_only) continue;
+      if (option.group != group || option.validator.command_line_only) continue;
       section += option.key + " = " + std::visit(detail::TomlText(), option.target) + "\n";
     }
     if (!group.empty() && !section.empty()) out += (out.empty() ? "[" : "\n[") + group + "]\n";

@@ -118,17 +118,17 @@ SHARDLIB_INLINE std::vector<Options::Setting> Options::read_config(Request& requ
   const auto read_key = [&](const std::string& group, const toml::key& key, const toml::node& node) {
     const std::string name(key.str());
     const std::size_t index = find(name, true);
-    if (index == none || options_[index].rule.command_line_only) {
+    if (index == none || options_[index].validator.command_line_only) {
       if (index != none)
         throw UsageError(fmt::format("{}: '{}' is no setting of a file: give {} on the command line", place(key), name,
                                      options_[index].name));
       std::vector<std::string> keys;
       for (const Option& option : options_) {
-        if (option.group == group && !option.rule.command_line_only) keys.push_back(option.key);
+        if (option.group == group && !option.validator.command_line_only) keys.push_back(option.key);
       }
       std::string near = nearest(name, keys);
       for (const Option& option : options_) {
-        if (near.empty() && !option.rule.command_line_only) near = nearest(name, {option.key});
+        if (near.empty() && !option.validator.command_line_only) near = nearest(name, {option.key});
       }
       throw UsageError(fmt::format("{}: unknown key '{}' in {}{}", place(key), name, section_name(group),
                                    detail::hint(near.empty() ? "" : "'" + near + "'")));
@@ -140,7 +140,7 @@ SHARDLIB_INLINE std::vector<Options::Setting> Options::read_config(Request& requ
     Setting setting{index, place(key) + ": " + name, place(key), "", {}};
     if (!std::visit(detail::FromToml{node, setting.texts}, option.target)) {
       const bool list = std::holds_alternative<std::vector<std::string>*>(option.target);
-      std::string expected = std::visit(detail::ExpectedText{option.rule}, option.target);
+      std::string expected = std::visit(detail::ExpectedText{option.validator}, option.target);
       if (std::holds_alternative<std::string*>(option.target)) expected += " in quotes";
       if (list) expected = "a list of texts in quotes, as in [\"a\", \"b\"]";
       throw UsageError(fmt::format("{}: {} is not {}", setting.place, detail::line_of(node), expected));
@@ -198,12 +198,12 @@ SHARDLIB_INLINE std::vector<Options::Setting> Options::read_preset(const Request
 
 SHARDLIB_INLINE void Options::apply(const Setting& setting) {
   Option& option = options_[setting.option];
-  if (!std::visit(detail::Assign{setting.texts, option.rule}, option.target)) {
+  if (!std::visit(detail::Assign{setting.texts, option.validator}, option.target)) {
     std::vector<std::string> shown;
     for (const std::string& text : setting.texts) shown.push_back("'" + text + "'");
-    const std::string near = setting.texts.size() == 1 ? nearest(setting.texts[0], option.rule.choices) : "";
+    const std::string near = setting.texts.size() == 1 ? nearest(setting.texts[0], option.validator.choices) : "";
     throw UsageError(fmt::format("{}: {} is not {}{}{}", setting.place, fmt::join(shown, ", "),
-                                 std::visit(detail::ExpectedText{option.rule}, option.target), detail::hint(near),
+                                 std::visit(detail::ExpectedText{option.validator}, option.target), detail::hint(near),
                                  setting.remedy));
   }
   option.origin = setting.origin;
@@ -218,7 +218,7 @@ SHARDLIB_INLINE bool Options::parse(int argc, const char* const* argv) {
   for (const Setting& setting : config) apply(setting);
   for (const Setting& setting : request.settings) apply(setting);
   for (const Option& option : options_) {
-    if (option.rule.required && option.origin.empty()) detail::bad_option(option.name + " is required");
+    if (option.validator.required && option.origin.empty()) detail::bad_option(option.name + " is required");
   }
   const std::vector<std::string>& given = request.arguments;
   const std::size_t singles = single_arguments_.size();

@@ -31,14 +31,14 @@ inline std::string short_bytes(std::int64_t bytes) {
   return short_number(static_cast<double>(bytes)) + "B";
 }
 
-/// Bytes of the blocks that an op has read and written; a block that is read twice counts once.
-inline std::int64_t touched(const shardlib::detail::State::Ran& ran) {
+/// Bytes of the shards that an op has read and written; a shard that is read twice counts once.
+inline std::int64_t touched(const shardlib::detail::ProgramState::Ran& ran) {
   if (shardlib::detail::only_named(ran)) return 0;
   std::vector<const void*> seen;
   std::size_t bytes = ran.bytes;
   for (const auto& read : ran.work.reads) {
-    if (std::ranges::find(seen, read.block) != seen.end()) continue;
-    seen.push_back(read.block);
+    if (std::ranges::find(seen, read.shard) != seen.end()) continue;
+    seen.push_back(read.shard);
     bytes += read.bytes;
   }
   return static_cast<std::int64_t>(bytes);
@@ -100,10 +100,10 @@ SHARDLIB_INLINE Plan count_step(const std::shared_ptr<Device>& device, const std
   plan.mesh = device->axes();
   std::map<std::tuple<std::string, std::string, std::string>, Plan::Collective> collectives;
   std::map<std::pair<std::string, std::string>, Plan::Local> locals;
-  auto& state = shardlib::detail::state(device);
+  auto& state = shardlib::detail::program_state(device);
   {
     const shardlib::detail::NoteReads noting(state);
-    const shardlib::detail::Observing observing(device, [&](const shardlib::detail::State::Ran& ran) {
+    const shardlib::detail::Observing observing(device, [&](const shardlib::detail::ProgramState::Ran& ran) {
       plan.flops += ran.work.flops;
       if (ran.work.bytes == 0) {
         Plan::Local l{ran.op.name, std::string(ran.op.spec)};
@@ -126,7 +126,7 @@ SHARDLIB_INLINE Plan count_step(const std::shared_ptr<Device>& device, const std
   std::ranges::sort(plan.collectives, [](const auto& a, const auto& b) {
     return std::tie(b.bytes, a.op, a.spec, a.axes) < std::tie(a.bytes, b.op, b.spec, b.axes);
   });
-  plan.activations = static_cast<std::int64_t>(state.kept);
+  plan.activations = static_cast<std::int64_t>(state.residual_bytes);
   plan.peak = static_cast<std::int64_t>(device->pool()->stats().peak);
   return plan;
 }

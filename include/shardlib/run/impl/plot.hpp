@@ -37,7 +37,7 @@ inline double y_pixel(const Scale& y, double v) {
 }
 
 /// Numbers at which to draw lines: 1, 2 or 5 times a power of ten; powers of two for bytes.
-inline std::vector<double> ticks(const Scale& scale, int about, Quantity quantity) {
+inline std::vector<double> ticks(const Scale& scale, int about, Unit unit) {
   std::vector<double> values;
   if (scale.log) {
     const double decades = std::log10(scale.high / scale.low);
@@ -57,7 +57,7 @@ inline std::vector<double> ticks(const Scale& scale, int about, Quantity quantit
   const double raw = (scale.high - scale.low) / about;
   const double power = std::pow(10.0, std::floor(std::log10(raw)));
   double step = power * (raw / power < 1.5 ? 1 : raw / power < 3.5 ? 2 : raw / power < 7.5 ? 5 : 10);
-  if (quantity == Quantity::bytes) step = std::exp2(std::max(std::round(std::log2(raw)), 0.0));
+  if (unit == Unit::bytes) step = std::exp2(std::max(std::round(std::log2(raw)), 0.0));
   for (double k = std::ceil(scale.low / step - 1e-9); k * step <= scale.high + 1e-9 * step; ++k)
     values.push_back(k == 0 ? 0.0 : k * step);
   return values;
@@ -123,17 +123,17 @@ inline std::string svg_path(const std::vector<double>& xs, const std::vector<dou
   return path;
 }
 
-inline std::string grid(const Scale& x, const Scale& y, Quantity quantity) {
+inline std::string grid(const Scale& x, const Scale& y, Unit unit) {
   std::string out;
-  for (const double v : ticks(y, 5, quantity)) {
+  for (const double v : ticks(y, 5, unit)) {
     const double at = y_pixel(y, v);
     out += fmt::format(
         "<line class=\"grid\" x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>"
         "<text class=\"tick\" x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{}</text>",
-        plot_left, plot_right, at, at, plot_left - 7, at + 4, quantity_text(quantity, v));
+        plot_left, plot_right, at, at, plot_left - 7, at + 4, unit_text(unit, v));
   }
-  for (const double v : ticks(x, 6, Quantity::count)) {
-    const std::string text = x.high < 1e5 ? fmt::format("{:.10g}", v) : quantity_text(Quantity::count, v);
+  for (const double v : ticks(x, 6, Unit::count)) {
+    const std::string text = x.high < 1e5 ? fmt::format("{:.10g}", v) : unit_text(Unit::count, v);
     out += fmt::format("<text class=\"tick\" x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>", x_pixel(x, v),
                        plot_bottom + 18, text);
   }
@@ -167,30 +167,30 @@ inline std::string json_text(const std::string& text) {
 }
 
 inline std::string card(const std::string& id, const std::string& title, const std::string& beside, const Scale& x,
-                        const char* quantity, const std::string& svg, const std::string& data) {
+                        const char* unit, const std::string& svg, const std::string& data) {
   return fmt::format(
       "<figure class=\"card\" id=\"{}\" data-view=\"linear\" data-low=\"{}\" data-high=\"{}\" data-left=\"{}\" "
-      "data-right=\"{}\" data-quantity=\"{}\"><figcaption><b>{}</b>{}</figcaption><svg viewBox=\"0 0 {} {}\" "
+      "data-right=\"{}\" data-unit=\"{}\"><figcaption><b>{}</b>{}</figcaption><svg viewBox=\"0 0 {} {}\" "
       "role=\"img\" "
       "aria-label=\"{}\">{}<line class=\"cursor\" y1=\"{}\" y2=\"{}\" x1=\"-9\" x2=\"-9\"/><text class=\"tick\" "
       "x=\"{}\" "
       "y=\"{}\" text-anchor=\"middle\">step</text></svg><div class=\"readout\" hidden></div>"
       "<script type=\"application/json\">{}</script></figure>\n",
-      id, x.low, x.high, plot_left, plot_right, quantity, markup_escape(title), beside, plot_width, plot_height,
+      id, x.low, x.high, plot_left, plot_right, unit, markup_escape(title), beside, plot_width, plot_height,
       markup_escape(title), svg, plot_top, plot_bottom, (plot_left + plot_right) / 2, plot_height - 3, data);
 }
 
-inline const char* name_of(Quantity quantity) {
-  switch (quantity) {
-    case Quantity::number:
+inline const char* name_of(Unit unit) {
+  switch (unit) {
+    case Unit::number:
       return "number";
-    case Quantity::count:
+    case Unit::count:
       return "count";
-    case Quantity::percent:
+    case Unit::percent:
       return "percent";
-    case Quantity::bytes:
+    case Unit::bytes:
       return "bytes";
-    case Quantity::seconds:
+    case Unit::seconds:
       return "seconds";
   }
   return "";

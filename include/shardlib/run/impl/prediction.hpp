@@ -124,17 +124,17 @@ SHARDLIB_INLINE std::vector<double> for_each_axis(const AxisOption& option, cons
 SHARDLIB_INLINE std::string to_string(const Prediction& p) {
   std::string text = "\npredicted time of a step\n";
   const auto line = [&](const std::string& what, double seconds, const std::string& note = "") {
-    text += fmt::format("  {:<34}{:>12}{}\n", what, quantity_text(Quantity::seconds, seconds),
-                        note.empty() ? "" : "   " + note);
+    text +=
+        fmt::format("  {:<34}{:>12}{}\n", what, unit_text(Unit::seconds, seconds), note.empty() ? "" : "   " + note);
   };
   line("products", p.products);
   line("other ops and the optimizer", p.rest);
   for (const Prediction::Communication& c : p.communication)
-    line(fmt::format("communication over {}", c.axes), c.latency + c.bandwidth,
-         fmt::format("{} devices, {} calls, {} of it latency", c.devices, c.calls,
-                     quantity_text(Quantity::seconds, c.latency)));
+    line(
+        fmt::format("communication over {}", c.axes), c.latency + c.bandwidth,
+        fmt::format("{} devices, {} calls, {} of it latency", c.devices, c.calls, unit_text(Unit::seconds, c.latency)));
   const auto step = [&](const char* what, double seconds) {
-    line(what, seconds, fmt::format("MFU {}", quantity_text(Quantity::percent, p.peak_seconds / seconds)));
+    line(what, seconds, fmt::format("MFU {}", unit_text(Unit::percent, p.peak_seconds / seconds)));
   };
   step("a step, nothing overlapping", p.serial());
   step("a step, all overlapping", p.overlapped());

@@ -10,7 +10,7 @@
 
 namespace shardlib::run {
 
-SHARDLIB_INLINE std::string quantity_text(Quantity quantity, double v) {
+SHARDLIB_INLINE std::string unit_text(Unit unit, double v) {
   const auto scaled = [&](double base, std::initializer_list<const char*> units) {
     double x = v;
     auto unit = units.begin();
@@ -20,16 +20,16 @@ SHARDLIB_INLINE std::string quantity_text(Quantity quantity, double v) {
     }
     return fmt::format("{:.4g}{}", x, *unit);
   };
-  switch (quantity) {
-    case Quantity::number:
+  switch (unit) {
+    case Unit::number:
       return v != 0 && (std::abs(v) < 1e-3 || std::abs(v) >= 1e5) ? fmt::format("{:.3g}", v) : fmt::format("{:.4g}", v);
-    case Quantity::count:
+    case Unit::count:
       return scaled(1e3, {"", " k", " M", " G", " T"});
-    case Quantity::percent:
+    case Unit::percent:
       return fmt::format("{:.3g} %", 100 * v);
-    case Quantity::bytes:
+    case Unit::bytes:
       return scaled(1024, {" B", " KiB", " MiB", " GiB", " TiB"});
-    case Quantity::seconds:
+    case Unit::seconds:
       if (v == 0) return "0";
       if (std::abs(v) < 1e-3) return fmt::format("{:.3g} µs", 1e6 * v);
       return std::abs(v) < 1 ? fmt::format("{:.3g} ms", 1e3 * v) : fmt::format("{:.3g} s", v);

@@ -81,9 +81,9 @@ Series series_of(const RunData& run, const F& value) {
 }
 
 template <class F>
-std::string chart_of(const std::vector<RunData>& runs, const char* id, const char* title, Quantity quantity,
-                     bool from_zero, bool robust, const F& value) {
-  Chart chart{id, title, quantity, {}, from_zero, robust};
+std::string chart_of(const std::vector<RunData>& runs, const char* id, const char* title, Unit unit, bool from_zero,
+                     bool robust, const F& value) {
+  Chart chart{id, title, unit, {}, from_zero, robust};
   bool any = false;
   for (const RunData& run : runs) {
     chart.series.push_back(series_of(run, value));
@@ -97,7 +97,7 @@ inline std::string loss_chart(const std::vector<RunData>& runs) {
     return std::any_of(run.records.begin(), run.records.end(),
                        [](const Record& r) { return r.validation_loss.has_value(); });
   });
-  Chart chart{"loss", validated ? "Loss (dashed: validation)" : "Loss", Quantity::number, {}, false, false};
+  Chart chart{"loss", validated ? "Loss (dashed: validation)" : "Loss", Unit::number, {}, false, false};
   for (const RunData& run : runs) chart.series.push_back(series_of(run, [](const Record& r) { return r.loss; }));
   for (const RunData& run : runs) {
     // Alone, the run leaves the other colours free.
@@ -116,7 +116,7 @@ inline std::string loss_chart(const std::vector<RunData>& runs) {
 inline std::string breakdown_chart(const RunData& run, bool alone) {
   StackedChart chart{"breakdown" + std::to_string(run.color),
                      alone ? "Time of a step" : "Time of a step, " + run.name,
-                     Quantity::seconds,
+                     Unit::seconds,
                      {},
                      {},
                      {}};
@@ -169,7 +169,7 @@ inline std::string summary_table(const std::vector<RunData>& runs) {
                            "memory", "training time"})
     out += fmt::format("<th class=\"num\">{}</th>", head);
   out += "</tr>";
-  const auto shown = [](Quantity q, double v) { return std::isfinite(v) ? quantity_text(q, v) : std::string("–"); };
+  const auto shown = [](Unit q, double v) { return std::isfinite(v) ? unit_text(q, v) : std::string("–"); };
   for (const RunData& run : runs) {
     double tokens = 0, seconds = 0, best = std::nan(""), last_loss = 0, memory = std::nan("");
     std::int64_t best_step = 0;
@@ -189,13 +189,13 @@ inline std::string summary_table(const std::vector<RunData>& runs) {
     const auto median = [&](const auto& value) { return median_of(run.records, value); };
     std::vector<std::string> cells{
         std::to_string(run.records.back().step + 1),
-        shown(Quantity::number, last_loss),
-        shown(Quantity::number, best) + (std::isfinite(best) ? fmt::format(" at step {}", best_step) : ""),
-        shown(Quantity::count, tokens),
-        shown(Quantity::count, median([](const Record& r) { return r.tokens_per_second; })),
-        shown(Quantity::percent, median([](const Record& r) { return r.mfu.value_or(std::nan("")); })),
-        shown(Quantity::seconds, median([](const Record& r) { return r.step_seconds; })),
-        shown(Quantity::bytes, memory),
+        shown(Unit::number, last_loss),
+        shown(Unit::number, best) + (std::isfinite(best) ? fmt::format(" at step {}", best_step) : ""),
+        shown(Unit::count, tokens),
+        shown(Unit::count, median([](const Record& r) { return r.tokens_per_second; })),
+        shown(Unit::percent, median([](const Record& r) { return r.mfu.value_or(std::nan("")); })),
+        shown(Unit::seconds, median([](const Record& r) { return r.step_seconds; })),
+        shown(Unit::bytes, memory),
         duration_text(seconds)};
     out += "<tr><td>" + swatch(run) + "</td>";
     for (const std::string& cell : cells) out += "<td class=\"num\">" + cell + "</td>";
@@ -289,20 +289,20 @@ SHARDLIB_INLINE std::string report(const std::vector<std::string>& paths) {
   out += detail::summary_table(runs) + "<h2>Training</h2>";
   if (runs.size() > 1) out += "<p class=\"keys\">" + legend + "</p>";
   out += "<div class=\"grid2\">\n" + detail::loss_chart(runs);
-  const auto add = [&](const char* id, const char* name, Quantity quantity, bool robust, const auto& value) {
-    out += detail::chart_of(runs, id, name, quantity, true, robust, value);
+  const auto add = [&](const char* id, const char* name, Unit unit, bool robust, const auto& value) {
+    out += detail::chart_of(runs, id, name, unit, true, robust, value);
   };
-  add("grad_norm", "Gradient norm", Quantity::number, false, [](const Record& r) { return r.grad_norm; });
-  add("learning_rate", "Learning rate", Quantity::number, false, [](const Record& r) { return r.learning_rate; });
-  add("speed", "Tokens per second", Quantity::count, true, [](const Record& r) { return r.tokens_per_second; });
-  add("mfu", "MFU, of the machine's measured peak", Quantity::percent, true,
+  add("grad_norm", "Gradient norm", Unit::number, false, [](const Record& r) { return r.grad_norm; });
+  add("learning_rate", "Learning rate", Unit::number, false, [](const Record& r) { return r.learning_rate; });
+  add("speed", "Tokens per second", Unit::count, true, [](const Record& r) { return r.tokens_per_second; });
+  add("mfu", "MFU, of the machine's measured peak", Unit::percent, true,
       [](const Record& r) { return r.mfu.value_or(std::nan("")); });
-  add("memory", "Memory of the fullest device", Quantity::bytes, true,
+  add("memory", "Memory of the fullest device", Unit::bytes, true,
       [](const Record& r) { return r.memory_bytes ? static_cast<double>(*r.memory_bytes) : std::nan(""); });
   std::string parts;
   for (const detail::RunData& run : runs) parts += detail::breakdown_chart(run, runs.size() == 1);
   if (parts.empty())
-    add("step_seconds", "Time of a step", Quantity::seconds, true, [](const Record& r) { return r.step_seconds; });
+    add("step_seconds", "Time of a step", Unit::seconds, true, [](const Record& r) { return r.step_seconds; });
   out += parts + "</div>\n" + detail::samples_section(runs) + detail::config_table(runs);
   return out + "</main><script>" + detail::report_script + "</script></body></html>\n";
 }

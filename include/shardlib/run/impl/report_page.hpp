@@ -91,7 +91,7 @@ function nearest(xs, x) {
 const cards = [...document.querySelectorAll(".card")].map(card => ({
   card, svg: card.querySelector("figure > svg"), cursor: card.querySelector(".cursor"),
   readout: card.querySelector(".readout"), low: +card.dataset.low, high: +card.dataset.high,
-  left: +card.dataset.left, right: +card.dataset.right, format: text[card.dataset.quantity],
+  left: +card.dataset.left, right: +card.dataset.right, format: text[card.dataset.unit],
   series: JSON.parse(card.querySelector("script").textContent).series
 }));
 function element(name, parent, content) {

@@ -8,7 +8,7 @@
 
 namespace shardlib::run {
 
-SHARDLIB_INLINE Rule operator|(Rule a, const Rule& b) {
+SHARDLIB_INLINE Validator operator|(Validator a, const Validator& b) {
   const bool other_least = b.least > a.least, other_most = b.most < a.most;
   a.exclusive = other_least ? b.exclusive : a.exclusive;
   a.exclusive_most = other_most ? b.exclusive_most : a.exclusive_most;
@@ -22,54 +22,54 @@ SHARDLIB_INLINE Rule operator|(Rule a, const Rule& b) {
   return a;
 }
 
-SHARDLIB_INLINE Rule at_least(double least) {
-  Rule rule;
-  rule.least = least;
-  return rule;
+SHARDLIB_INLINE Validator at_least(double least) {
+  Validator validator;
+  validator.least = least;
+  return validator;
 }
-SHARDLIB_INLINE Rule above(double bound) {
-  Rule rule = at_least(bound);
-  rule.exclusive = true;
-  return rule;
+SHARDLIB_INLINE Validator above(double bound) {
+  Validator validator = at_least(bound);
+  validator.exclusive = true;
+  return validator;
 }
-SHARDLIB_INLINE Rule below(double bound) {
-  Rule rule;
-  rule.most = bound;
-  rule.exclusive_most = true;
-  return rule;
+SHARDLIB_INLINE Validator below(double bound) {
+  Validator validator;
+  validator.most = bound;
+  validator.exclusive_most = true;
+  return validator;
 }
-SHARDLIB_INLINE Rule between(double least, double most) {
-  Rule rule = at_least(least);
-  rule.most = most;
-  return rule;
+SHARDLIB_INLINE Validator between(double least, double most) {
+  Validator validator = at_least(least);
+  validator.most = most;
+  return validator;
 }
-SHARDLIB_INLINE Rule size(std::int64_t least) {
+SHARDLIB_INLINE Validator size(std::int64_t least) {
   return between(static_cast<double>(least), static_cast<double>(largest_size));
 }
-SHARDLIB_INLINE Rule one_of(std::initializer_list<const char*> choices) {
-  Rule rule;
-  rule.choices.assign(choices.begin(), choices.end());
-  return rule;
+SHARDLIB_INLINE Validator one_of(std::initializer_list<const char*> choices) {
+  Validator validator;
+  validator.choices.assign(choices.begin(), choices.end());
+  return validator;
 }
-SHARDLIB_INLINE Rule unit(std::string name) {
-  Rule rule;
-  rule.unit = std::move(name);
-  return rule;
+SHARDLIB_INLINE Validator unit(std::string name) {
+  Validator validator;
+  validator.unit = std::move(name);
+  return validator;
 }
-SHARDLIB_INLINE Rule value_name(std::string name) {
-  Rule rule;
-  rule.value_name = std::move(name);
-  return rule;
+SHARDLIB_INLINE Validator value_name(std::string name) {
+  Validator validator;
+  validator.value_name = std::move(name);
+  return validator;
 }
-SHARDLIB_INLINE Rule required() {
-  Rule rule;
-  rule.required = true;
-  return rule;
+SHARDLIB_INLINE Validator required() {
+  Validator validator;
+  validator.required = true;
+  return validator;
 }
-SHARDLIB_INLINE Rule command_line_only() {
-  Rule rule;
-  rule.command_line_only = true;
-  return rule;
+SHARDLIB_INLINE Validator command_line_only() {
+  Validator validator;
+  validator.command_line_only = true;
+  return validator;
 }
 
 }  // namespace shardlib::run

@@ -51,10 +51,11 @@ void for_each_event_line(const std::string& path, const F& f) {
 
 }  // namespace detail
 
-SHARDLIB_INLINE Trace::Trace(int rank, std::string label, std::size_t most_events) : state_(std::make_shared<State>()) {
-  state_->rank = rank;
-  state_->label = std::move(label);
-  state_->most_events = most_events;
+SHARDLIB_INLINE Trace::Trace(int rank, std::string label, std::size_t most_events)
+    : recording_(std::make_shared<Recording>()) {
+  recording_->rank = rank;
+  recording_->label = std::move(label);
+  recording_->most_events = most_events;
   start();
 }
 
@@ -64,63 +65,65 @@ SHARDLIB_INLINE std::int64_t Trace::now() {
 }
 
 SHARDLIB_INLINE void Trace::start() {
-  if (on()) state_->origin_ns = now();
+  if (on()) recording_->origin_ns = now();
 }
 
 SHARDLIB_INLINE void Trace::record(std::string_view name, std::string_view spec, std::string_view category,
                                    std::int64_t bytes, std::int64_t begin_ns, std::int64_t duration_ns) {
-  State& state = *state_;
-  const std::lock_guard lock(state.mutex);
-  if (state.events.size() >= state.most_events) {
-    ++state.dropped;
+  Recording& recording = *recording_;
+  const std::lock_guard lock(recording.mutex);
+  if (recording.events.size() >= recording.most_events) {
+    ++recording.dropped;
     return;
   }
   const auto number = [&](std::string_view text) {
-    const auto known = state.index.find(text);
-    if (known != state.index.end()) return known->second;
-    const auto next = static_cast<std::uint32_t>(state.texts.size());
-    state.texts.emplace_back(text);
-    state.index.emplace(std::string(text), next);
+    const auto known = recording.index.find(text);
+    if (known != recording.index.end()) return known->second;
+    const auto next = static_cast<std::uint32_t>(recording.texts.size());
+    recording.texts.emplace_back(text);
+    recording.index.emplace(std::string(text), next);
     return next;
   };
-  state.events.push_back({number(name), number(spec), number(category), bytes, begin_ns, duration_ns});
+  recording.events.push_back({number(name), number(spec), number(category), bytes, begin_ns, duration_ns});
 }
 
 SHARDLIB_INLINE std::string Trace::json() const {
   if (!on()) return {};
-  const State& state = *state_;
-  const std::lock_guard lock(state_->mutex);
-  std::vector<std::size_t> track(state.texts.size(), 0);
+  const Recording& recording = *recording_;
+  const std::lock_guard lock(recording_->mutex);
+  std::vector<std::size_t> track(recording.texts.size(), 0);
   std::vector<std::string> lines;
-  const auto name_of_row = fmt::format("rank {}{}{}", state.rank, state.label.empty() ? "" : "  ", state.label);
-  lines.push_back(detail::trace_metadata("process_name", state.rank, 0, "name", detail::trace_text(name_of_row)));
+  const auto name_of_row =
+      fmt::format("rank {}{}{}", recording.rank, recording.label.empty() ? "" : "  ", recording.label);
+  lines.push_back(detail::trace_metadata("process_name", recording.rank, 0, "name", detail::trace_text(name_of_row)));
   lines.push_back(
-      detail::trace_metadata("process_sort_index", state.rank, 0, "sort_index", std::to_string(state.rank)));
+      detail::trace_metadata("process_sort_index", recording.rank, 0, "sort_index", std::to_string(recording.rank)));
   std::size_t tracks = 0;
-  for (const Event& event : state.events) {
+  for (const Event& event : recording.events) {
     if (track[event.category] != 0) continue;
     track[event.category] = ++tracks;
-    const std::string name = detail::trace_text(state.texts[event.category]);
-    lines.push_back(detail::trace_metadata("thread_name", state.rank, tracks, "name", name));
+    const std::string name = detail::trace_text(recording.texts[event.category]);
+    lines.push_back(detail::trace_metadata("thread_name", recording.rank, tracks, "name", name));
     lines.push_back(
-        detail::trace_metadata("thread_sort_index", state.rank, tracks, "sort_index", std::to_string(tracks)));
+        detail::trace_metadata("thread_sort_index", recording.rank, tracks, "sort_index", std::to_string(tracks)));
   }
   const auto microseconds = [](std::int64_t ns) { return fmt::format("{:.3f}", static_cast<double>(ns) * 1e-3); };
   std::int64_t end = 0;
-  for (const Event& event : state.events) {
+  for (const Event& event : recording.events) {
     std::string args;
-    if (!state.texts[event.spec].empty()) args = "\"spec\": " + detail::trace_text(state.texts[event.spec]);
+    if (!recording.texts[event.spec].empty()) args = "\"spec\": " + detail::trace_text(recording.texts[event.spec]);
     if (event.bytes >= 0) args += fmt::format("{}\"bytes\": {}", args.empty() ? "" : ", ", event.bytes);
-    end = std::max(end, event.begin_ns + event.duration_ns - state.origin_ns);
+    end = std::max(end, event.begin_ns + event.duration_ns - recording.origin_ns);
     lines.push_back(fmt::format(
         R"({{"ph": "X", "name": {}, "cat": {}, "pid": {}, "tid": {}, "ts": {}, "dur": {}, "args": {{{}}}}})",
-        detail::trace_text(state.texts[event.name]), detail::trace_text(state.texts[event.category]), state.rank,
-        track[event.category], microseconds(event.begin_ns - state.origin_ns), microseconds(event.duration_ns), args));
+        detail::trace_text(recording.texts[event.name]), detail::trace_text(recording.texts[event.category]),
+        recording.rank, track[event.category], microseconds(event.begin_ns - recording.origin_ns),
+        microseconds(event.duration_ns), args));
   }
-  if (state.dropped > 0) {
+  if (recording.dropped > 0) {
     lines.push_back(fmt::format(
         R"({{"ph": "i", "s": "p", "name": "trace full: {} later events left out", "pid": {}, "tid": 0, "ts": {}}})",
-        state.dropped, state.rank, microseconds(end)));
+        recording.dropped, recording.rank, microseconds(end)));
   }
   std::string text(detail::trace_begin);
   for (std::size_t i = 0; i < lines.size(); ++i) text += (i == 0 ? "\n" : ",\n") + lines[i];

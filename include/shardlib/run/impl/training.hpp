@@ -23,8 +23,8 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
         value_name("PATH"));
   o.add("--validation-data", t.validation_data, "as --data (default: the validation split of --data, if it has one)",
         value_name("PATH"));
-  o.add("--stream", t.stream, "train from the raw texts of this folder instead; a resumed run does not go on exactly",
-        value_name("DIR"));
+  o.add("--stream", t.text_stream,
+        "train from the raw texts of this folder instead; a resumed run does not go on exactly", value_name("DIR"));
   o.add("--tokenizer", t.tokenizer, "\"bytes\", or a GPT-2 vocabulary: r50k_base.tiktoken, or a folder with vocab.bpe",
         value_name("FILE"));
   o.add("--rows", t.rows, "what a row of a batch holds: the next tokens, or one document, filled up",
@@ -198,8 +198,8 @@ inline void check_tokenizer(const std::string& path, const std::string& chosen, 
 }  // namespace detail
 
 SHARDLIB_INLINE Data open_data(const Training& t, std::int64_t vocabulary) {
-  const bool dry = t.plan || !t.graph.empty(), none = t.data.empty() && t.stream.empty();
-  if (!dry && (none ? t.steps > 0 : !t.data.empty() && !t.stream.empty()))
+  const bool dry = t.plan || !t.graph.empty(), none = t.data.empty() && t.text_stream.empty();
+  if (!dry && (none ? t.steps > 0 : !t.data.empty() && !t.text_stream.empty()))
     throw UsageError("what to train on: give --data PATH, or --stream DIR, and not both (see --help)");
   Data data;
   data.tokenizer = io::load_tokenizer(t.tokenizer);
@@ -220,7 +220,7 @@ SHARDLIB_INLINE Data open_data(const Training& t, std::int64_t vocabulary) {
     detail::check_tokenizer(path, t.tokenizer, *data.tokenizer);
     return source;
   };
-  if (t.stream.empty()) {
+  if (t.text_stream.empty()) {
     data.train = std::make_shared<io::Loader>(open(t.data, io::Split::train), rows);
     if (rows.rows == io::Rows::packed && data.train->source().tokens() < t.seq)
       throw UsageError(

@@ -33,7 +33,7 @@ namespace detail {
 
 /// The reduction of one number of each device, everywhere the same.
 inline double reduce(const std::shared_ptr<Device>& device, double value, Reduction op) {
-  if (device->count() == 1) return value;
+  if (device->size() == 1) return value;
   Buffer send = device->pool()->allocate(sizeof(double)), received = device->pool()->allocate(sizeof(double));
   *send.as<double>() = value;
   device->everybody().all_reduce(send, received, DType::f64, op).wait();
@@ -46,7 +46,7 @@ struct BatchPlace {
 
   BatchPlace(const Device& device, const Training& training) {
     for (const std::string& axis : batch_axes(device.axes(), training)) {
-      index = index * device.size(axis) + device.coordinate(axis);
+      index = index * device.size(axis) + device.axis_index(axis);
       parts *= device.size(axis);
     }
   }
@@ -64,7 +64,7 @@ class Loop {
         place_(*device, training),
         data_(data),
         program_(program),
-        speaks_(device->index() == 0),
+        speaks_(device->rank() == 0),
         directory_(training.directory.empty()
                        ? RunDirectory()
                        : RunDirectory(training.directory, configuration,
@@ -83,10 +83,10 @@ class Loop {
     for (const std::string& sentence : directory_.begin(first)) say(sentence);
     if (found) say(fmt::format("going on from step {} of {}", first, training_.steps));
     // Read from the data: once, and only where a checkpoint will have it.
-    const std::string identity = !directory_.exists()       ? ""
-                                 : data_.train              ? fmt::format("{:016x}", data_.train->identity())
-                                 : training_.stream.empty() ? ""
-                                                            : "stream";
+    const std::string identity = !directory_.exists()            ? ""
+                                 : data_.train                   ? fmt::format("{:016x}", data_.train->identity())
+                                 : training_.text_stream.empty() ? ""
+                                                                 : "stream";
     if (found && !found->data.empty() && !identity.empty() && found->data != identity)
       say("note: the data, or the options that cut them into batches, are not those of the checkpoint");
     if (speaks_ && !training_.metrics.empty())
@@ -101,7 +101,7 @@ class Loop {
                    Reduction::sum);
     const StopOnSignal stop;  // before other threads are made, which do as this one does
     const std::int64_t parts = training_.microbatches;
-    std::optional<io::Prefetcher> batches;
+    std::optional<io::ReadAhead> batches;
     if (first < training_.steps) batches.emplace(reader(), first * parts);
     std::unique_ptr<Progress> progress =
         speaks_ ? std::make_unique<Progress>(first, training_.steps) : std::make_unique<Progress>();
@@ -168,7 +168,7 @@ class Loop {
   static double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
-  /// Whether a signal asked any device to stop: the same answer on all of them, who ask together.
+  /// Whether a signal asked any device to stop. Collective: the same answer on all devices.
   bool stopping() const { return reduce(device_, stop_signal != 0 ? 1 : 0, Reduction::max) > 0; }
   static bool due(std::int64_t step, std::int64_t every) { return every > 0 && (step + 1) % every == 0; }
   void say(const std::string& line) const {
@@ -179,8 +179,8 @@ class Loop {
     const std::string data = data_.train
                                  ? fmt::format("{} tokens of data, seen {:.2f} times", data_.train->source().tokens(),
                                                data_.train->epochs(training_.steps))
-                             : training_.stream.empty() ? "no data"
-                                                        : "texts of " + training_.stream;
+                             : training_.text_stream.empty() ? "no data"
+                                                             : "texts of " + training_.text_stream;
     say(fmt::format("{} parameters, mesh {}, {} tokens a step, {}", program_.parameters, to_string(device_->axes()),
                     training_.batch * training_.seq, data));
   }
@@ -190,16 +190,16 @@ class Loop {
     return loader.rows(step, part * training_.batch / parts + place_.index * mine, mine);
   }
   /// Microbatches of training, numbered through.
-  io::Prefetcher::Make reader() const {
+  io::ReadAhead::Make reader() const {
     const std::int64_t parts = training_.microbatches;
     if (data_.train) return [this, parts](std::int64_t i) { return rows(*data_.train, i / parts, i % parts, parts); };
     const std::int64_t size = training_.batch / parts, mine = size / place_.parts;
-    if (training_.stream.empty())
+    if (training_.text_stream.empty())
       return [this, mine](std::int64_t) { return io::detail::empty_rows(mine, training_.seq); };
     const auto stream = std::make_shared<io::TextStream>(
-        training_.stream,
-        io::StreamOptions{size, training_.seq, training_.seed, io::TextOptions{data_.tokenizer, false},
-                          static_cast<std::uint32_t>(data_.vocabulary)},
+        training_.text_stream,
+        io::TextStreamOptions{size, training_.seq, training_.seed, io::TextOptions{data_.tokenizer, false},
+                              static_cast<std::uint32_t>(data_.vocabulary)},
         place_.index * mine, mine);
     return [stream](std::int64_t) { return stream->next(); };
   }
@@ -209,26 +209,26 @@ class Loop {
   double share_loss(std::span<io::TokenBatch> parts) const {
     double mine = 0;
     for (const io::TokenBatch& rows : parts) mine += std::accumulate(rows.weights.begin(), rows.weights.end(), 0.0);
-    const std::int64_t copies = device_->count() / place_.parts;  // devices that have the same rows
+    const std::int64_t copies = device_->size() / place_.parts;  // devices that have the same rows
     const double tokens = reduce(device_, mine, Reduction::sum) / static_cast<double>(copies);
     for (io::TokenBatch& rows : parts)
       for (float& weight : rows.weights) weight = static_cast<float>(weight / tokens);
     return tokens;
   }
 
-  Record train_step(io::Prefetcher& batches, std::int64_t step) {
+  Record train_step(io::ReadAhead& batches, std::int64_t step) {
     const double begin = now();
     std::vector<io::TokenBatch> parts;
     for (std::int64_t i = 0; i < training_.microbatches; ++i)
       parts.push_back(batches.get(step * training_.microbatches + i));
-    if (data_.train || !training_.stream.empty()) share_loss(parts);
+    if (data_.train || !training_.text_stream.empty()) share_loss(parts);
     const double ready = now();
     Record record;
     record.step = step;
     record.learning_rate =
         warmup_cosine(step, training_.steps, training_.warmup, training_.learning_rate, training_.final_learning_rate);
     if (trace_) trace_->before(step);
-    auto& stopwatch = shardlib::detail::state(device_).stopwatch;
+    auto& stopwatch = shardlib::detail::program_state(device_).stopwatch;
     stopwatch.reset();
     const StepResult result = program_.step(parts, step, record.learning_rate);
     stopwatch.change(Stopwatch::rest);

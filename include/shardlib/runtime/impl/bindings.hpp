@@ -39,7 +39,7 @@ SHARDLIB_INLINE void Bindings::bind(std::string_view name, DimSize size) {
   for (const auto& [known, value] : sizes_)
     if (known == name) return check(name, value, size, "in another operand");
   sizes_.push_back({name, size});
-  const auto& scopes = state(device_).scopes;
+  const auto& scopes = program_state(device_).scopes;
   if (scopes.empty()) return;
   const std::string why = scopes.back()->bind(name, size, [&] { return describe(); });
   if (!why.empty()) fail(why);
@@ -62,7 +62,7 @@ SHARDLIB_INLINE void Bindings::bind(const NamedSize& given) {
 SHARDLIB_INLINE std::optional<DimSize> Bindings::find(std::string_view name) const {
   for (const auto& [known, value] : sizes_)
     if (known == name) return value;
-  const auto& scopes = state(device_).scopes;
+  const auto& scopes = program_state(device_).scopes;
   return scopes.empty() ? std::nullopt : scopes.back()->find(name);
 }
 

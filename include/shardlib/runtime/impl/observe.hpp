@@ -8,14 +8,14 @@
 namespace shardlib::detail {
 
 SHARDLIB_INLINE Buffer observed(const Value& out, const std::function<Buffer()>& run) {
-  State& s = state(out.device);
+  ProgramState& s = program_state(out.device);
   if (!s.observer) return run();
   // In a replay the operands' ops run within this one: each has a record of its own.
-  State::Work outer = std::exchange(s.work, {});
+  ProgramState::OpWork outer = std::exchange(s.work, {});
   const std::int64_t begin = steady_ns();
   Buffer result = run();
   const std::int64_t end = steady_ns();
-  State::Work mine = std::exchange(s.work, std::move(outer));
+  ProgramState::OpWork mine = std::exchange(s.work, std::move(outer));
   // What `evaluate` puts off has no storage.
   s.observer({out.made_by, *out.spec, result.data(), out.bytes(), out.storage == nullptr, std::move(mine), begin, end});
   return result;

@@ -21,10 +21,10 @@ SHARDLIB_INLINE void for_each_padding(
     const Value& shape,
     const std::function<void(std::span<const std::int64_t>, std::int64_t, std::span<const std::int64_t>)>& f) {
   if (!shape.global.is_padded()) return;
-  const Extents kept = true_extents(shape);
+  const Shape kept = true_shape(shape);
   const kernels::Dims strides = kernels::row_major(view(shape.local));
   // One box for each dim: all of the dims after it, and of those before it what no earlier box has.
-  Extents box = shape.local;
+  Shape box = shape.local;
   for (int i = 0; i < box.size(); ++i) {
     box[i] = shape.local[i] - kept[i];
     if (product(box) > 0) f(view(box), kept[i] * strides[i], strides.span());
@@ -32,11 +32,11 @@ SHARDLIB_INLINE void for_each_padding(
   }
 }
 
-SHARDLIB_INLINE void zero_padding(const Value& shape, const Buffer& block) {
+SHARDLIB_INLINE void zero_padding(const Value& shape, const Buffer& shard) {
   const std::size_t element = size_of(shape.dtype);
-  for_each_padding(shape, [&](auto extents, std::int64_t offset, auto strides) {
-    kernels::zero_strided(shape.device->exec(), element, extents,
-                          block.data() + static_cast<std::size_t>(offset) * element, strides);
+  for_each_padding(shape, [&](auto box, std::int64_t offset, auto strides) {
+    kernels::zero_strided(shape.device->exec(), element, box, shard.data() + static_cast<std::size_t>(offset) * element,
+                          strides);
   });
 }
 

@@ -11,7 +11,7 @@
 namespace shardlib::detail {
 
 SHARDLIB_INLINE void note_read(const Value& value) {
-  State& s = state(value.device);
+  ProgramState& s = program_state(value.device);
   if (!s.note_reads) return;
   s.work.reads.push_back({value.storage->buffer.data(), value.label.empty() ? value.made_by.label() : value.label,
                           value.spec, value.bytes()});
@@ -43,12 +43,12 @@ SHARDLIB_INLINE std::string NameSizes::bind(std::string_view name, DimSize size,
   return {};
 }
 
-SHARDLIB_INLINE std::shared_ptr<NameSizes> names_within(const State& state, const char* owner) {
+SHARDLIB_INLINE std::shared_ptr<NameSizes> names_within(const ProgramState& state, const char* owner) {
   return state.scopes.empty() ? std::make_shared<NameSizes>(owner) : state.scopes.back();
 }
 
 SHARDLIB_INLINE void bind_names(const OpInfo& op, const Value& value, const std::string& where) {
-  State& s = state(value.device);
+  ProgramState& s = program_state(value.device);
   if (s.scopes.empty()) return;
   for (int i = 0; i < value.spec->rank(); ++i) {
     const Dim& dim = value.spec->dims[i];
@@ -60,15 +60,15 @@ SHARDLIB_INLINE void bind_names(const OpInfo& op, const Value& value, const std:
   }
 }
 
-SHARDLIB_INLINE std::int64_t blocks(const Device& device, const Axes& axes) {
+SHARDLIB_INLINE std::int64_t shard_count(const Device& device, const Axes& axes) {
   std::int64_t n = 1;
   for (auto axis : axes) n *= device.size(axis);
   return n;
 }
 
-SHARDLIB_INLINE std::int64_t block_index(const Device& device, const Axes& axes) {
+SHARDLIB_INLINE std::int64_t shard_index(const Device& device, const Axes& axes) {
   std::int64_t index = 0;
-  for (auto axis : axes) index = index * device.size(axis) + device.coordinate(axis);
+  for (auto axis : axes) index = index * device.size(axis) + device.axis_index(axis);
   return index;
 }
 
@@ -100,12 +100,12 @@ SHARDLIB_INLINE Handle<Value> make_value(const OpInfo& op, const std::shared_ptr
     for (auto axis : spec.partial) static_cast<void>(device->size(axis));
     for (int i = 0; i < spec.rank(); ++i) {
       const Dim& dim = spec.dims[i];
-      const std::int64_t parts = blocks(*device, dim.axes);
+      const std::int64_t parts = shard_count(*device, dim.axes);
       if (dim.is_integer() && global[i] != DimSize(dim.integer))
         fail("the integer dim `" + std::string(dim.name) + "` has size " + to_string(global[i]));
       if (global[i].padded % parts != 0)
         fail("dim `" + std::string(to_string(dim).view()) + "` of size " + to_string(global[i]) +
-             " does not divide evenly into " + std::to_string(parts) + " blocks; choose a multiple of " +
+             " does not divide evenly into " + std::to_string(parts) + " shards; choose a multiple of " +
              std::to_string(parts) + ", or pad it: {\"" + std::string(dim.name) + "\", " +
              std::to_string(global[i].size) + ", " + std::to_string(round_up(global[i].padded, parts)) + "}");
       value->local.push_back(global[i].padded / parts);
@@ -119,13 +119,13 @@ SHARDLIB_INLINE Handle<Value> make_value(const OpInfo& op, const std::shared_ptr
   return value;
 }
 
-SHARDLIB_INLINE Extents true_extents(const Value& x) {
-  Extents extents;
+SHARDLIB_INLINE Shape true_shape(const Value& x) {
+  Shape shape;
   for (int i = 0; i < x.local.size(); ++i) {
-    const std::int64_t first = block_index(*x.device, x.spec->dims[i].axes) * x.local[i];
-    extents.push_back(std::clamp<std::int64_t>(x.global.logical[i] - first, 0, x.local[i]));
+    const std::int64_t first = shard_index(*x.device, x.spec->dims[i].axes) * x.local[i];
+    shape.push_back(std::clamp<std::int64_t>(x.global.logical[i] - first, 0, x.local[i]));
   }
-  return extents;
+  return shape;
 }
 
 SHARDLIB_INLINE Buffer allocate(const Value& value) {
@@ -145,8 +145,8 @@ SHARDLIB_INLINE Handle<Value> stopped(const Value& value) {
   return copy;
 }
 
-SHARDLIB_INLINE State& state(const std::shared_ptr<Device>& device) {
-  return device->local<State>();
+SHARDLIB_INLINE ProgramState& program_state(const std::shared_ptr<Device>& device) {
+  return device->local<ProgramState>();
 }
 
 }  // namespace shardlib::detail

@@ -47,17 +47,17 @@ inline void compare(const Checkpoint& checkpoint, const NamedValues& leaves, con
   fail_unless_fitting("the checkpoint '" + checkpoint.path() + "'", wrong);
 }
 
-/// Reads this device's block of an array; padding becomes zeros.
+/// Reads this device's shard of an array; padding becomes zeros.
 inline shardlib::detail::ValuePtr load_value(const Checkpoint& checkpoint, const std::string& name,
                                              const shardlib::detail::Value& like) {
   namespace core = shardlib::detail;
   const std::size_t item = size_of(like.dtype);
-  const core::Extents part = core::true_extents(like);
+  const core::Shape part = core::true_shape(like);
   Buffer buffer = core::allocate(like);
   Index offset, shape(part.begin(), part.end()), local(like.local.begin(), like.local.end());
   for (int i = 0; i < part.size(); ++i)
     offset.push_back(
-        std::min(core::block_index(*like.device, like.spec->dims[i].axes) * like.local[i], like.global.logical[i]));
+        std::min(core::shard_index(*like.device, like.spec->dims[i].axes) * like.local[i], like.global.logical[i]));
   const std::span<std::byte> bytes(buffer.data(), buffer.bytes());
   if (shape == local) {
     checkpoint.read(name, offset, shape, bytes);
@@ -81,7 +81,7 @@ inline std::vector<std::string> damages_together(Device& device, const std::stri
   try {
     const Checkpoint checkpoint = Checkpoint::open(path);
     for (const std::string& damage :
-         checkpoint.damages(static_cast<std::size_t>(device.index()), static_cast<std::size_t>(device.count())))
+         checkpoint.damages(static_cast<std::size_t>(device.rank()), static_cast<std::size_t>(device.size())))
       mine += damage + "\n";
   } catch (const std::exception& e) {
     mine = '\0' + std::string(e.what());
@@ -126,7 +126,7 @@ SHARDLIB_INLINE std::optional<std::string> newest_whole(Device& device, const st
   // One device lists the directory, so that all try the same checkpoints in the same order.
   std::string list;
   together(device, "", [&] {
-    if (device.index() != 0) return;
+    if (device.rank() != 0) return;
     for (const std::string& path : list_checkpoints(directory)) list += path + "\n";
   });
   list = gather_texts(device, list)[0];
@@ -137,10 +137,10 @@ SHARDLIB_INLINE std::optional<std::string> newest_whole(Device& device, const st
     const auto damages = damages_together(device, path);
     if (damages.empty()) {
       // Left in place, they would count among the checkpoints to keep, and whole ones would go for them.
-      if (device.index() == 0) std::ranges::for_each(damaged, set_aside);
+      if (device.rank() == 0) std::ranges::for_each(damaged, set_aside);
       return path;
     }
-    if (device.index() == 0) warn_damaged(together_message(path, damages));
+    if (device.rank() == 0) warn_damaged(together_message(path, damages));
     damaged.push_back(path);
     begin = end + 1;
   }

@@ -73,7 +73,7 @@ SHARDLIB_INLINE void set_aside(const std::string& path) {
   try {
     replace_folder(path, aside);
     std::fprintf(stderr, "warning: the damaged checkpoint is now '%s': look at it, or remove it\n", aside.c_str());
-  } catch (const Error& e) {  // whoever only reads may lack the right to rename
+  } catch (const Error& e) {  // a reader may lack the right to rename
     std::fprintf(stderr, "warning: the damaged checkpoint still counts among those kept: %s\n", e.what());
   }
 }
@@ -112,7 +112,7 @@ inline std::vector<ManifestFile> read_manifest(const std::string& folder) {
   const std::string sum = hex(crc32c(as_bytes(text.substr(start))));
   if (text.substr(0, start) != std::string(manifest_start) + sum + std::string(manifest_break))
     fail("does not match its checksum " + sum);
-  // From here on the manifest is what somebody wrote, but that need not be us.
+  // From here on the manifest is as it was written, but another program may have written it.
   std::vector<ManifestFile> files;
   const json all = json::parse(text, nullptr, false);
   const auto entry = [&](const std::string& key) { return all.is_object() && all.contains(key) ? all[key] : json(); };
@@ -205,7 +205,7 @@ SHARDLIB_INLINE void prune_checkpoints(const std::string& directory, std::int64_
 
 }  // namespace detail
 
-struct Checkpoint::State {
+struct Checkpoint::Impl {
   std::string path;
   CheckpointMeta meta;
   std::vector<CheckpointArray> arrays;
@@ -259,53 +259,53 @@ SHARDLIB_INLINE Checkpoint Checkpoint::open(const std::string& path) {
     throw UsageError("'" + path + "' is no checkpoint: " +
                      (file_exists(path) ? "it has no manifest.json" : "there is no such folder"));
   }
-  auto state = std::make_shared<State>();
-  state->path = path;
-  state->files = detail::read_manifest(path);
+  auto impl = std::make_shared<Impl>();
+  impl->path = path;
+  impl->files = detail::read_manifest(path);
   constexpr std::string_view array_file = "/.zarray";
   std::vector<std::string> damages;
-  for (const ManifestFile& file : state->files)
+  for (const ManifestFile& file : impl->files)
     if (file.path.starts_with(".z") || file.path.find("/.z") != std::string::npos)
       if (auto damage = detail::damage_of(path, file)) damages.push_back(std::move(*damage));
   if (!damages.empty()) throw Error(detail::damage_message(path, damages));
-  state->meta = detail::read_meta(path);
-  for (const ManifestFile& file : state->files) {
+  impl->meta = detail::read_meta(path);
+  for (const ManifestFile& file : impl->files) {
     if (!file.path.ends_with(array_file)) continue;
     const std::string name = file.path.substr(0, file.path.size() - array_file.size());
     const ZarrArray array = ZarrArray::open(path + "/" + name, {.missing_is_error = true});
-    state->arrays.push_back(detail::describe_array(name, array));
-    state->zarr.emplace(name, array);
+    impl->arrays.push_back(detail::describe_array(name, array));
+    impl->zarr.emplace(name, array);
   }
-  std::sort(state->arrays.begin(), state->arrays.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
-  return Checkpoint(std::move(state));
+  std::sort(impl->arrays.begin(), impl->arrays.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  return Checkpoint(std::move(impl));
 }
 
 SHARDLIB_INLINE const std::string& Checkpoint::path() const {
-  return state_->path;
+  return impl_->path;
 }
 SHARDLIB_INLINE const CheckpointMeta& Checkpoint::meta() const {
-  return state_->meta;
+  return impl_->meta;
 }
 SHARDLIB_INLINE const std::vector<CheckpointArray>& Checkpoint::arrays() const {
-  return state_->arrays;
+  return impl_->arrays;
 }
 SHARDLIB_INLINE const std::vector<ManifestFile>& Checkpoint::files() const {
-  return state_->files;
+  return impl_->files;
 }
 SHARDLIB_INLINE const CheckpointArray* Checkpoint::find(const std::string& name) const {
-  const auto it = std::ranges::find(state_->arrays, name, &CheckpointArray::name);
-  return it == state_->arrays.end() ? nullptr : &*it;
+  const auto it = std::ranges::find(impl_->arrays, name, &CheckpointArray::name);
+  return it == impl_->arrays.end() ? nullptr : &*it;
 }
 SHARDLIB_INLINE std::vector<std::string> Checkpoint::damages(std::size_t first, std::size_t every) const {
   std::vector<std::string> found;
-  for (std::size_t i = first; i < state_->files.size(); i += every)
-    if (auto damage = detail::damage_of(state_->path, state_->files[i])) found.push_back(std::move(*damage));
+  for (std::size_t i = first; i < impl_->files.size(); i += every)
+    if (auto damage = detail::damage_of(impl_->path, impl_->files[i])) found.push_back(std::move(*damage));
   return found;
 }
 SHARDLIB_INLINE void Checkpoint::read(const std::string& name, const Index& offset, const Index& shape,
                                       std::span<std::byte> out) const {
-  const auto it = state_->zarr.find(name);
-  if (it == state_->zarr.end()) throw Error("checkpoint '" + state_->path + "' has no array '" + name + "'");
+  const auto it = impl_->zarr.find(name);
+  if (it == impl_->zarr.end()) throw Error("checkpoint '" + impl_->path + "' has no array '" + name + "'");
   it->second.read_bytes(offset, shape, out);
 }
 
@@ -319,7 +319,7 @@ SHARDLIB_INLINE std::vector<std::string> list_checkpoints(const std::string& dir
   for (const std::string& name : detail::names_in(directory))
     if (const auto step = detail::step_of(name)) steps.push_back(*step);
   std::sort(steps.begin(), steps.end(), std::greater<>());
-  // Steps after LATEST belong to a future that was given up: somebody resumed from before.
+  // Steps after LATEST are of an abandoned run: it was resumed from an earlier step.
   Bytes bytes;
   try {
     if (file_exists(directory + "/LATEST")) bytes = read_file(directory + "/LATEST");

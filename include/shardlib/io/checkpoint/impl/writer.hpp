@@ -77,39 +77,39 @@ SHARDLIB_INLINE CheckpointWriter::CheckpointWriter(std::shared_ptr<Device> devic
 SHARDLIB_INLINE CheckpointWriter::~CheckpointWriter() {
   if (!job_) return;
   if (job_->thread.joinable()) job_->thread.join();
-  if (std::uncaught_exceptions() == 0 && device_->index() == 0)
+  if (std::uncaught_exceptions() == 0 && device_->rank() == 0)
     std::fprintf(stderr, "warning: the checkpoint of step %lld in '%s' was never finished (AsyncSaver::flush)\n",
                  static_cast<long long>(job_->meta.step), directory_.c_str());
 }
 
-/// This device's block as one chunk of a zarr array.
-struct Block {
+/// This device's shard as one chunk of a zarr array.
+struct ShardChunk {
   CheckpointArray array;
   Index chunks;
-  std::string key;  ///< "" if the block is nothing but padding
+  std::string key;  ///< "" if the shard is nothing but padding
 };
 
-inline Block block_of(const std::string& name, const shardlib::detail::Value& x) {
-  Block block;
-  block.array = {name, x.dtype, {}, {}};
+inline ShardChunk shard_chunk(const std::string& name, const shardlib::detail::Value& x) {
+  ShardChunk shard;
+  shard.array = {name, x.dtype, {}, {}};
   Index place;
   for (int i = 0; i < x.spec->rank(); ++i) {
-    const std::int64_t index = shardlib::detail::block_index(*x.device, x.spec->dims[i].axes);
-    block.array.shape.push_back(x.global.logical[i]);
-    block.array.dims.emplace_back(x.spec->dims[i].name);
-    block.chunks.push_back(std::max<std::int64_t>(x.local[i], 1));
+    const std::int64_t index = shardlib::detail::shard_index(*x.device, x.spec->dims[i].axes);
+    shard.array.shape.push_back(x.global.logical[i]);
+    shard.array.dims.emplace_back(x.spec->dims[i].name);
+    shard.chunks.push_back(std::max<std::int64_t>(x.local[i], 1));
     place.push_back(index);
   }
-  if (shardlib::detail::product(shardlib::detail::true_extents(x)) == 0) return block;
-  for (const auto index : place) block.key += (block.key.empty() ? "" : ".") + std::to_string(index);
-  if (place.empty()) block.key = "0";
-  return block;
+  if (shardlib::detail::product(shardlib::detail::true_shape(x)) == 0) return shard;
+  for (const auto index : place) shard.key += (shard.key.empty() ? "" : ".") + std::to_string(index);
+  if (place.empty()) shard.key = "0";
+  return shard;
 }
 
-/// Finds out which arrays there are and who writes what. Devices may hold different leaves (pipeline stages); a block
-/// that several hold, because it is replicated, has one writer.
+/// Finds out which arrays there are and which device writes each shard. Devices may hold different leaves (pipeline
+/// stages); a shard that several hold, because it is replicated, has one writer.
 SHARDLIB_INLINE void CheckpointWriter::plan(Job& job, const NamedValues& leaves) const {
-  std::vector<Block> blocks;
+  std::vector<ShardChunk> shards;
   json mine = json::array();
   together(*device_, job.what, [&] {
     std::set<std::string> names;
@@ -121,8 +121,9 @@ SHARDLIB_INLINE void CheckpointWriter::plan(Job& job, const NamedValues& leaves)
       if (!names.insert(name).second) throw Error("two leaves have the name '" + name + "'");
       if (!value) throw Error("the leaf '" + name + "' is empty");
       // Pipeline stages have leaves on a submesh.
-      if (value->device != device_ && value->device->whole() != device_) throw Error("the leaf '" + name + "' lies on another mesh");
-      const Block& b = blocks.emplace_back(block_of(name, *value));
+      if (value->device != device_ && value->device->whole() != device_)
+        throw Error("the leaf '" + name + "' lies on another mesh");
+      const ShardChunk& b = shards.emplace_back(shard_chunk(name, *value));
       mine.push_back({name, static_cast<int>(b.array.dtype), b.array.shape, b.array.dims, b.chunks, b.key});
     }
   });
@@ -149,18 +150,18 @@ SHARDLIB_INLINE void CheckpointWriter::plan(Job& job, const NamedValues& leaves)
       }
       if (holders[name].size() != count)
         throw Error("the devices hold " + std::to_string(holders[name].size()) + " of the " + std::to_string(count) +
-                    " blocks of '" + name + "'");
+                    " shards of '" + name + "'");
     }
   });
   std::map<std::string, std::size_t> ordinal;
   for (const auto& [name, entry] : arrays) ordinal.emplace(name, ordinal.size());
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
+  for (std::size_t i = 0; i < shards.size(); ++i) {
     const auto& [name, value] = leaves[i];
-    if (blocks[i].key.empty()) continue;
+    if (shards[i].key.empty()) continue;
     // Replicas take turns over the leaves.
-    const std::vector<int>& who = holders[name][blocks[i].key];
-    if (who[ordinal[name] % who.size()] == device_->index())
-      job.mine.push_back({name + "/" + blocks[i].key, value->data()});
+    const std::vector<int>& who = holders[name][shards[i].key];
+    if (who[ordinal[name] % who.size()] == device_->rank())
+      job.mine.push_back({name + "/" + shards[i].key, value->data()});
   }
 }
 
@@ -172,7 +173,7 @@ SHARDLIB_INLINE void CheckpointWriter::write_metadata_files(Job& job) const {
     job.written.push_back(describe_file(job.temporary, path));
 }
 
-/// Removes the folder when an exception passes that all devices have agreed on: then nobody writes into it any more.
+/// Removes the folder when an exception passes that all devices have agreed on: no device writes into it any more.
 class Cleanup {
  public:
   Cleanup(bool mine, const std::string& folder) : mine_(mine), folder_(folder) {}
@@ -195,7 +196,7 @@ SHARDLIB_INLINE void CheckpointWriter::start(const CheckpointMeta& meta, const N
   auto job = std::make_unique<Job>();
   job->meta = meta;
   job->what = "checkpoint '" + directory_ + "/" + checkpoint_name(meta.step) + "' was not saved";
-  const int device = device_->index();
+  const int device = device_->rank();
   together(*device_, job->what, [&] {
     if (meta.step < 0) throw UsageError("the step " + std::to_string(meta.step) + " is negative");
     pass("planned", device);
@@ -229,7 +230,7 @@ SHARDLIB_INLINE void CheckpointWriter::finish() {
   if (!job_) return;
   const std::unique_ptr<Job> job = std::move(job_);
   if (job->thread.joinable()) job->thread.join();
-  const Cleanup cleanup(device_->index() == 0, job->temporary);
+  const Cleanup cleanup(device_->rank() == 0, job->temporary);
   agree(*device_, job->what, job->error);
   commit(*job);
 }
@@ -238,7 +239,7 @@ SHARDLIB_INLINE void CheckpointWriter::commit(Job& job) const {
   json mine = json::array();
   for (const ManifestFile& file : job.written) mine.push_back({file.path, file.bytes, file.crc32c});
   const std::vector<std::string> all = gather_texts(*device_, mine.dump());
-  const bool first = device_->index() == 0;
+  const bool first = device_->rank() == 0;
   together(*device_, job.what, [&] {
     if (!first) return;
     std::vector<ManifestFile> files;
@@ -261,7 +262,7 @@ SHARDLIB_INLINE void CheckpointWriter::commit(Job& job) const {
       pass("latest", 0);
       prune_checkpoints(directory_, job.meta.step, keep_);
     }
-    pass("pruned", device_->index());
+    pass("pruned", device_->rank());
   });
 }
 

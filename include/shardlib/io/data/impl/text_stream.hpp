@@ -16,8 +16,8 @@
 namespace shardlib::io {
 namespace detail {
 
-inline constexpr std::int64_t stream_block = 65536;                // bytes of one read
-inline constexpr std::size_t stream_piece = std::size_t{1} << 18;  // a longer document is tokenized in pieces
+inline constexpr std::int64_t text_stream_block = 65536;                // bytes of one read
+inline constexpr std::size_t text_stream_piece = std::size_t{1} << 18;  // a longer document is tokenized in pieces
 
 /// Where a text without a document's end may be cut so that its tokens stay the same: before a line's end between two
 /// letters or signs, the last one in [from, to); elsewhere at least not within a UTF-8 character.
@@ -45,7 +45,7 @@ struct TextStream::Lane {
 
 SHARDLIB_INLINE TextStream::~TextStream() = default;
 
-SHARDLIB_INLINE TextStream::TextStream(const std::string& path, StreamOptions options, std::int64_t first,
+SHARDLIB_INLINE TextStream::TextStream(const std::string& path, TextStreamOptions options, std::int64_t first,
                                        std::int64_t count)
     : options_(std::move(options)) {
   const auto [batch, length] = std::pair(options_.batch, options_.length);
@@ -132,7 +132,7 @@ SHARDLIB_INLINE void TextStream::read_more(Lane& lane) const {
   const TextFile& file = file_at(lane.place);
   if (!lane.file || lane.file->path() != file.path) lane.file = std::make_shared<const InputFile>(file.path);
   const std::int64_t at = lane.place % bytes_ - file.begin;
-  const std::int64_t count = std::min({detail::stream_block, file.end - file.begin - at, lane.end - lane.place});
+  const std::int64_t count = std::min({detail::text_stream_block, file.end - file.begin - at, lane.end - lane.place});
   const std::size_t before = lane.text.size();
   lane.text.resize(before + static_cast<std::size_t>(count));
   const std::span<char> block = std::span(lane.text).subspan(before);
@@ -181,7 +181,7 @@ SHARDLIB_INLINE void TextStream::tokenize_piece(Lane& lane) const {
       lane.text.clear();
       return;
     }
-    if (lane.text.size() >= detail::stream_piece) {
+    if (lane.text.size() >= detail::text_stream_piece) {
       const std::size_t end =
           detail::last_cut(lane.text, lane.text.size() / 2, lane.text.size() - end_of_text_mark.size());
       put(lane, std::string_view(lane.text).substr(0, end), false);

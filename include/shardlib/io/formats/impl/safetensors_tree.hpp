@@ -78,14 +78,14 @@ inline StoredPlace place_of(const std::string& leaf, const StoredLeaf& stored, s
   return place;
 }
 
-/// This device's block of a leaf; padding becomes zeros.
-inline shardlib::detail::ValuePtr load_block(const SafetensorsFile& file, const StoredLeaf& stored,
+/// This device's shard of a leaf; padding becomes zeros.
+inline shardlib::detail::ValuePtr load_shard(const SafetensorsFile& file, const StoredLeaf& stored,
                                              const std::string& leaf, const shardlib::detail::Value& like) {
   namespace core = shardlib::detail;
   const StoredPlace place = place_of(leaf, stored, core::view(like.global.logical));
   const SafetensorsEntry& entry = *file.find(stored.name);
-  const core::Extents extents = core::true_extents(like);
-  const Index part(extents.begin(), extents.end()), local(like.local.begin(), like.local.end());
+  const core::Shape shape = core::true_shape(like);
+  const Index part(shape.begin(), shape.end()), local(like.local.begin(), like.local.end());
   // What the file has side by side is read side by side: in its order of dims, then sorted into the leaf's.
   std::vector<std::size_t> order(part.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -99,7 +99,7 @@ inline shardlib::detail::ValuePtr load_block(const SafetensorsFile& file, const 
     box.push_back(part[i]);
     from_strides.push_back(place.strides[i]);
     to_strides.push_back(local_strides[i]);
-    first += core::block_index(*like.device, like.spec->dims[static_cast<int>(i)].axes) * local[i] * place.strides[i];
+    first += core::shard_index(*like.device, like.spec->dims[static_cast<int>(i)].axes) * local[i] * place.strides[i];
   }
   Bytes values = volume(box) == 0 ? Bytes{} : read_strided(file, entry, first, from_strides, box);
   if (like.dtype == DType::f32 && entry.dtype != "F32") {
@@ -161,7 +161,7 @@ SHARDLIB_INLINE std::vector<shardlib::detail::ValuePtr> load_stored(const std::s
     compare(file, leaves, used, table, options);
     for (const auto& [name, value] : leaves) {
       const StoredLeaf stored = table(name);
-      values.push_back(stored.name.empty() ? value : load_block(file, stored, name, *value));
+      values.push_back(stored.name.empty() ? value : load_shard(file, stored, name, *value));
     }
   });
   return values;
@@ -225,7 +225,7 @@ SHARDLIB_INLINE void export_safetensors(const Checkpoint& checkpoint, const std:
 
 SHARDLIB_INLINE void import_safetensors(const SafetensorsFile& file, const std::string& directory, std::int64_t step) {
   namespace core = shardlib::detail;
-  // A mesh of one device, on which each tensor is one block.
+  // A mesh of one device, on which each tensor is one shard.
   const auto device = std::make_shared<Device>(std::vector<AxisSize>{}, 0);
   std::list<TensorSpec> specs;  // values point to their specs
   std::list<std::string> dims;

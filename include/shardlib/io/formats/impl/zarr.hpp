@@ -18,7 +18,7 @@
 
 namespace shardlib::io {
 
-struct ZarrArray::State {
+struct ZarrArray::Impl {
   std::string path;
   ZarrInfo info;
   ZarrOpen options;
@@ -29,7 +29,7 @@ struct ZarrArray::State {
   static constexpr std::size_t unknown = ~std::size_t{0};
   std::atomic<std::size_t> block = unknown;
 
-  State(std::string folder, ZarrInfo what, ZarrOpen how, bool write)
+  Impl(std::string folder, ZarrInfo what, ZarrOpen how, bool write)
       : path(std::move(folder)), info(std::move(what)), options(how) {
     const std::string where = "'" + path + "/.zarray'";
     detail::check_zarr_codec(info, write, where);
@@ -61,32 +61,32 @@ SHARDLIB_INLINE ZarrArray ZarrArray::open(const std::string& path, ZarrOpen opti
                       : file_exists(path + "/.zgroup") ? "it is a group"
                       : file_exists(path)              ? "it has no .zarray"
                                                        : "there is no such folder"));
-  return ZarrArray(std::make_shared<State>(path, detail::read_info(file), options, false));
+  return ZarrArray(std::make_shared<Impl>(path, detail::read_info(file), options, false));
 }
 
 SHARDLIB_INLINE ZarrArray ZarrArray::create(const std::string& path, const ZarrInfo& info) {
-  auto state = std::make_shared<State>(path, info, ZarrOpen{}, true);
+  auto impl = std::make_shared<Impl>(path, info, ZarrOpen{}, true);
   if (file_exists(path + "/.zarray"))
     throw UsageError("'" + path + "' is a zarr array already: remove it first, or write elsewhere");
   make_folders(path);
   detail::write_json(path + "/.zarray", detail::to_json(info));
-  return ZarrArray(std::move(state));
+  return ZarrArray(std::move(impl));
 }
 
 SHARDLIB_INLINE const std::string& ZarrArray::path() const {
-  return state_->path;
+  return impl_->path;
 }
 SHARDLIB_INLINE const ZarrInfo& ZarrArray::info() const {
-  return state_->info;
+  return impl_->info;
 }
 SHARDLIB_INLINE std::size_t ZarrArray::item_bytes() const {
-  return state_->type.bytes;
+  return impl_->type.bytes;
 }
 SHARDLIB_INLINE std::int64_t ZarrArray::size() const {
-  return volume(state_->info.shape);
+  return volume(impl_->info.shape);
 }
 SHARDLIB_INLINE std::int64_t ZarrArray::chunk_size() const {
-  return volume(state_->info.chunks);
+  return volume(impl_->info.chunks);
 }
 SHARDLIB_INLINE Index ZarrArray::grid() const {
   Index grid;
@@ -108,10 +108,10 @@ SHARDLIB_INLINE Bytes ZarrArray::read_chunk(const Index& chunk) const {
   const Index last = grid();
   bool inside = chunk.size() == last.size();
   for (std::size_t i = 0; inside && i < chunk.size(); ++i) inside = chunk[i] >= 0 && chunk[i] < last[i];
-  if (!inside) throw Error(state_->where(key) + " is outside the grid " + detail::show(last));
+  if (!inside) throw Error(impl_->where(key) + " is outside the grid " + detail::show(last));
   if (file_exists(path() + "/" + key))
     return detail::decode_chunk(info(), read_file(path() + "/" + key), static_cast<std::size_t>(chunk_size()),
-                                state_->where(key));
+                                impl_->where(key));
   const Bytes& fill = fill_of(chunk);
   Bytes values;
   values.reserve(static_cast<std::size_t>(chunk_size()) * fill.size());
@@ -121,10 +121,10 @@ SHARDLIB_INLINE Bytes ZarrArray::read_chunk(const Index& chunk) const {
 
 /// The element that a chunk without a file consists of.
 SHARDLIB_INLINE const Bytes& ZarrArray::fill_of(const Index& chunk) const {
-  const std::string where = state_->where(chunk_key(chunk)) + " is missing";
-  if (state_->options.missing_is_error) throw Error(where);
-  if (state_->fill.empty()) throw Error(where + ", and the array has no fill_value to stand for it");
-  return state_->fill;
+  const std::string where = impl_->where(chunk_key(chunk)) + " is missing";
+  if (impl_->options.missing_is_error) throw Error(where);
+  if (impl_->fill.empty()) throw Error(where + ", and the array has no fill_value to stand for it");
+  return impl_->fill;
 }
 
 /// Decoded elements of a chunk that begin with number `first`; null for a chunk without a file.
@@ -135,10 +135,10 @@ struct ZarrArray::Piece {
 
 /// The whole chunk, or where less will do and its blocks can be decoded alone, the block that has `element`.
 SHARDLIB_INLINE ZarrArray::Piece ZarrArray::cached(const Index& chunk, bool whole, std::size_t element) const {
-  State& s = *state_;
+  Impl& s = *impl_;
   const auto file = [&] { return path() + "/" + chunk_key(chunk); };
   const auto all = static_cast<std::size_t>(chunk_size());
-  if (!whole && s.block == State::unknown && file_exists(file()))
+  if (!whole && s.block == Impl::unknown && file_exists(file()))
     s.block = detail::block_elements(info(), InputFile(file()));
   const std::size_t block = s.block;
   whole = whole || block == 0 || block >= all;
@@ -220,7 +220,7 @@ SHARDLIB_INLINE void ZarrArray::copy_from_chunk(const Index& chunk, const Index&
     const InputFile input(file);
     const auto expected = static_cast<std::uint64_t>(chunk_size()) * item;
     if (input.size() != expected)
-      throw Error(state_->where(chunk_key(chunk)) + ": it has " + std::to_string(input.size()) + " bytes instead of " +
+      throw Error(impl_->where(chunk_key(chunk)) + ": it has " + std::to_string(input.size()) + " bytes instead of " +
                   std::to_string(expected) + ": it is damaged");
     std::int64_t span = 0, shortest = std::numeric_limits<std::int64_t>::max();
     for_each_run(box, chunk_strides, out_strides, [&](std::int64_t a, std::int64_t, std::int64_t n) {
@@ -252,16 +252,16 @@ SHARDLIB_INLINE void ZarrArray::write_chunk_bytes(const Index& chunk, std::span<
   const Index last = grid();
   for (std::size_t i = 0; i < rank; ++i) {
     if (chunk.size() != rank || chunk[i] < 0 || chunk[i] >= last[i])
-      throw Error(state_->where(key) + " is outside the grid " + detail::show(last));
+      throw Error(impl_->where(key) + " is outside the grid " + detail::show(last));
     inside[i] = std::min(info().chunks[i], info().shape[i] - chunk[i] * info().chunks[i]);
   }
   Bytes padded;
   if (values.size() != whole) {
     if (values.size() != static_cast<std::size_t>(volume(inside)) * item)
-      throw Error(state_->where(key) + ": it has " + std::to_string(whole) + " bytes, but " +
+      throw Error(impl_->where(key) + ": it has " + std::to_string(whole) + " bytes, but " +
                   std::to_string(values.size()) + " were given");
     padded.resize(whole);
-    for (std::size_t i = 0; !state_->fill.empty() && i < whole; ++i) padded[i] = state_->fill[i % item];
+    for (std::size_t i = 0; !impl_->fill.empty() && i < whole; ++i) padded[i] = impl_->fill[i % item];
     for_each_run(inside, row_major_strides(info().chunks), row_major_strides(inside),
                  [&](std::int64_t a, std::int64_t b, std::int64_t n) {
                    std::memcpy(padded.data() + static_cast<std::size_t>(a) * item,
@@ -272,7 +272,7 @@ SHARDLIB_INLINE void ZarrArray::write_chunk_bytes(const Index& chunk, std::span<
   const std::string file = path() + "/" + key;
   if (info().separator == "/") make_folders(std::filesystem::path(file).parent_path().string());
   if (detail::is_raw(info())) return replace_file(file, values);
-  replace_file(file, detail::encode_chunk(info(), values, state_->where(key)));
+  replace_file(file, detail::encode_chunk(info(), values, impl_->where(key)));
 }
 
 SHARDLIB_INLINE void ZarrArray::write_all_bytes(std::span<const std::byte> values) const {
@@ -302,9 +302,9 @@ SHARDLIB_INLINE void ZarrArray::write_all_bytes(std::span<const std::byte> value
 SHARDLIB_INLINE void ZarrArray::resize(const Index& shape) {
   ZarrInfo changed = info();
   changed.shape = shape;
-  auto state = std::make_shared<State>(path(), changed, state_->options, true);
+  auto impl = std::make_shared<Impl>(path(), changed, impl_->options, true);
   detail::write_json(path() + "/.zarray", detail::to_json(changed));
-  state_ = std::move(state);
+  impl_ = std::move(impl);
 }
 
 SHARDLIB_INLINE nlohmann::json ZarrArray::attributes() const {

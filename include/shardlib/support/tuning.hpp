@@ -1,0 +1,34 @@
+// Sizes and times at which the library takes another way.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+namespace shardlib {
+
+/// Sizes and times at which the library takes another way; bytes where nothing else is said. Programs keep the
+/// defaults. Tests lower them, to take every way with small tensors.
+/// `launch(mesh, body, {.tuning = {.logits_piece = 4096}})`
+struct Tuning {
+  /// A member of a collective that receives at least so much bypasses its caches: it would not stay in them anyway.
+  std::size_t nontemporal_from = std::size_t{8} << 20;
+  /// The longest message of a collective over MPI. A longer one goes in pieces.
+  std::size_t collective_piece = std::size_t{1} << 20;
+  /// The longest message of a `send` over MPI. A longer one goes in pieces, because MPI counts are ints.
+  std::size_t send_piece = std::size_t{1} << 30;
+  /// How long an MPI rank waits before it asks whether the ranks that it waits for are still there.
+  std::chrono::milliseconds patience{2000};
+  /// How many shards in views a process may have mapped, of the 65530 maps that Linux allows it (vm.max_map_count).
+  /// At 0 a gather is always a copy.
+  std::size_t mapped_shards = 16384;
+  /// Rows of a gathered dim at least so long are gathered in place. Copying them one by one would take longer than to
+  /// put all in rank order.
+  std::size_t row_piece = 64;
+  /// linear_cross_entropy makes the logits in pieces of at most this size.
+  std::int64_t logits_piece = std::int64_t{1} << 27;
+  /// linear_cross_entropy stores a device's logits up to this size for its backward pass.
+  std::int64_t stored_logits = std::int64_t{256} << 20;
+};
+
+}  // namespace shardlib
