@@ -1496,7 +1496,7 @@ rules::Verdict follow(const Advice& advice, const std::string& x) {
   if (advice.op == "to_partial") return rules::to_partial(advice.spec, x);
   if (advice.op == "rearrange") return rules::rearrange(advice.spec, x);
   if (advice.op == "rename") return rules::rename(advice.spec, x);
-  return {{}, rules::Text("no such op: ") + advice.op};
+  return {{}, "no such op: " + rules::Text(advice.op)};
 }
 
 TEST_CASE("law: a suggested op is legal on one of the operands") {

@@ -1,11 +1,11 @@
-// Types only: specs, rules, Tensor, and every op with the type of its result. Needs the standard library alone. Checks
-// the shapes of a whole model at compile time; shardlib.hpp makes it run.
+// Types only: specs, rules, Tensor, and every op with the type of its result. It needs only the standard library and
+// checks the shapes of a whole model at compile time. Include shardlib.hpp to run the program.
 #pragma once
 
 #include "shardlib/spec/spec.hpp"  // the spec language
 
 #include "shardlib/ops/attention.hpp"       // causal_attention
-#include "shardlib/ops/collectives.hpp"     // all_gather, reduce_scatter, all_reduce, all_to_all, shift, slice
+#include "shardlib/ops/collectives.hpp"     // all_gather, reduce_scatter, all_reduce, all_to_all, shift, shard
 #include "shardlib/ops/create.hpp"          // full, zeros, iota, random numbers; item
 #include "shardlib/ops/dropout.hpp"         // dropout
 #include "shardlib/ops/einsum.hpp"          // einsum_unreduced
@@ -13,9 +13,9 @@
 #include "shardlib/ops/index.hpp"           // index_unreduced
 #include "shardlib/ops/layout.hpp"          // rename, rearrange, transpose, merge, split, concat, stack
 #include "shardlib/ops/loss.hpp"            // cross_entropy, linear_cross_entropy
-#include "shardlib/ops/map.hpp"             // any function of numbers
+#include "shardlib/ops/map.hpp"             // map, for any function of numbers
 #include "shardlib/ops/norms.hpp"           // softmax, rms_norm, layer_norm, rope
 #include "shardlib/ops/reductions.hpp"      // sum, mean, max, argmax, broadcast
-#include "shardlib/ops/value_and_grad.hpp"  // value_and_grad, recompute, prefetch
+#include "shardlib/ops/value_and_grad.hpp"  // value_and_grad, explicit_activation_checkpointing, prefetch
 #include "shardlib/support/version.hpp"
-#include "shardlib/types/spec_functions.hpp"  // specs made from specs, for generic code
+#include "shardlib/types/spec_functions.hpp"  // functions from specs to specs, for generic code

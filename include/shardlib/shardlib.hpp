@@ -1,38 +1,38 @@
-// shardlib: typed sharding, explicit communication, autodiff. The rooms in reading order; each includes only those
-// before it. Not included here: shardlib/pipeline.hpp (stages and schedules), and the rooms shardlib/io (text, tokens,
-// checkpoints) and shardlib/run (a trainer's options, metrics, reports).
+// shardlib: typed sharding, explicit communication, autodiff. The folders are in reading order, and each includes
+// only those before it. This header does not include shardlib/pipeline.hpp (stages and schedules), shardlib/io (text,
+// tokens, checkpoints) and shardlib/run (a trainer's options, metrics, reports).
 #pragma once
 
 #include "shardlib/support/version.hpp"  // SHARDLIB_VERSION
 
-// Types, standard library only. shapes.hpp alone checks shapes at compile time.
+// Types, which need only the standard library. shapes.hpp alone checks shapes at compile time.
 #include "shardlib/spec/dtype.hpp"            // f32, bf16, f64, i32, u32, u8, bool_
 #include "shardlib/spec/spec.hpp"             // the spec language
-#include "shardlib/rules/all.hpp"             // what each op allows, as pure functions
+#include "shardlib/rules/all.hpp"             // the rules of each op, as pure functions
 #include "shardlib/types/tensor.hpp"          // Tensor<f32, "batch/d in">, Mesh<"d t">, Dual
 #include "shardlib/types/tree.hpp"            // structs of tensors
 #include "shardlib/types/gradient.hpp"        // the types of gradients
-#include "shardlib/types/spec_functions.hpp"  // specs made from specs, for generic code
+#include "shardlib/types/spec_functions.hpp"  // functions from specs to specs, for generic code
 #include "shardlib/shapes.hpp"                // every op, with the type of its result
 
 // Devices.
 #include "shardlib/support/error.hpp"
-#include "shardlib/memory/region.hpp"      // memory to cut blocks from
+#include "shardlib/memory/region.hpp"      // the memory from which pools allocate blocks
 #include "shardlib/memory/buffer.hpp"      // pooled memory
-#include "shardlib/comm/communicator.hpp"  // the erased communicator
+#include "shardlib/comm/communicator.hpp"  // the type-erased communicator
 #include "shardlib/comm/backend.hpp"       // threads, shared memory or MPI
 #include "shardlib/device/device.hpp"      // one device of a mesh
 #include "shardlib/device/launch.hpp"      // threads of one process, or MPI ranks
 
-// What runs.
-#include "shardlib/runtime/value.hpp"            // what a tensor holds
-#include "shardlib/autodiff/tape.hpp"            // reverse-mode differentiation: what ops record
-#include "shardlib/autodiff/backward.hpp"        // and running it backward
-#include "shardlib/autodiff/value_and_grad.hpp"  // loss and gradients; recompute
-#include "shardlib/compute/attention.hpp"         // what ops do with a device's blocks, in the order of ops/
+// Execution.
+#include "shardlib/runtime/value.hpp"            // the run-time value of a tensor
+#include "shardlib/autodiff/tape.hpp"            // reverse-mode differentiation: the tape
+#include "shardlib/autodiff/backward.hpp"        // the backward pass
+#include "shardlib/autodiff/value_and_grad.hpp"  // loss and gradients; activation checkpointing
+#include "shardlib/compute/attention.hpp"         // kernels for a device's shards, in the order of ops/
 #include "shardlib/compute/collectives.hpp"
 #include "shardlib/compute/create.hpp"
-#include "shardlib/compute/custom.hpp"             // ops of one's own
+#include "shardlib/compute/custom.hpp"             // ops defined outside the library
 #include "shardlib/compute/dropout.hpp"
 #include "shardlib/compute/einsum.hpp"
 #include "shardlib/compute/elementwise.hpp"
@@ -43,10 +43,10 @@
 #include "shardlib/compute/norms.hpp"
 #include "shardlib/compute/reductions.hpp"
 
-// What programs need besides.
-#include "shardlib/optim/initialize.hpp"   // first values of a tree
+// Other parts of a program.
+#include "shardlib/optim/initialize.hpp"   // initial values of a tree
 #include "shardlib/optim/optimizers.hpp"   // AdamW, global norm
-#include "shardlib/optim/lr_schedule.hpp"  // learning rates
+#include "shardlib/optim/lr_schedule.hpp"  // learning-rate schedules
 #include "shardlib/interop/shard_map.hpp"  // host arrays in and out; spmd
 #include "shardlib/interop/arrays.hpp"     // Eigen, Kokkos, the user's memory
 #include "shardlib/interop/format.hpp"     // fmt, visualize_sharding

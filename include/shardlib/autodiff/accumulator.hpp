@@ -1,4 +1,4 @@
-// Sums of cotangents; for impl/ headers.
+// Sums of cotangents, for impl/ headers.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace shardlib::detail {
 
-/// Copies a shard, from or to the f32 that bf16 is summed in.
+/// Copies a shard and converts it, between bf16 and the f32 in which bf16 accumulates.
 inline void convert(const Value& from, const Value& to) {
   const Exec exec = from.device->exec();
   if (from.dtype == to.dtype)
@@ -26,19 +26,20 @@ inline void convert(const Value& from, const Value& to) {
         to.storage->buffer.as<bf16>());
 }
 
-/// Sums the cotangents of the uses of one value: in f32, rounded once; in place if the buffer has no other handle.
+/// Sums the cotangents of all uses of one value. It sums in f32, rounds once, and works in place if the buffer has no
+/// other owner.
 class Accumulator {
  public:
   void add(ValuePtr ct) {
     if (!sum_) {
-      if (ct->storage->add_to) ct->storage->materialize();  // the first: there is no sum yet that it could be added to
+      if (ct->storage->add_to) ct->storage->materialize();  // the first cotangent: there is no sum yet to add it to
       sum_ = std::move(ct);
       return;
     }
     if (!program_state(ct->device).observer) return add_to_sum(ct);
     Value shape = *sum_;
     shape.made_by = ct->storage->add_to ? ct->made_by : OpInfo{"accumulate", {}, {}};
-    shape.storage = std::make_shared<Storage>();  // its own, or the sum would seem to be in use
+    shape.storage = std::make_shared<Storage>();  // its own storage, because otherwise the sum would count as in use
     observed(shape, [&] {
       static_cast<void>(sum_->data());
       add_to_sum(ct);

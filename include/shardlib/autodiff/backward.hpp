@@ -1,4 +1,4 @@
-// Running the tape backward: all at once, or for some of the leaves first and for the others later.
+// Runs the tape backward, for all leaves at once or for some leaves first.
 #pragma once
 
 #include <memory>
@@ -10,18 +10,19 @@
 
 namespace shardlib::detail {
 
-/// A backward pass from `roots` (slots and their cotangents) down to `leaves`, in the same order on every device. Nodes
-/// are emptied as their VJPs run, which frees their residuals. A pass may stop once some leaves have their cotangents,
-/// and go on later; it then keeps what the other VJPs need, and sums come out the same, bit for bit.
+/// A backward pass from `roots` (slots and their cotangents) to `leaves`, in the same order on every device. A node
+/// drops its residuals when its VJPs have run. A pass may stop when some leaves have their cotangents and continue
+/// later. It then keeps the residuals of the remaining VJPs, and the sums are the same, bit for bit.
 class Backward {
  public:
   Backward(const std::vector<std::pair<Slot, ValuePtr>>& roots, std::vector<Slot> leaves);
 
-  /// The cotangents of all leaves that have not had theirs yet; null where none arrived, or where it was given before.
+  /// The cotangents of all leaves that have not been returned yet. One is null if none arrived or an earlier call
+  /// returned it.
   std::vector<ValuePtr> run();
-  /// The cotangents of the leaves that are `wanted`. Only the VJPs on the way to them run.
+  /// The cotangents of the `wanted` leaves. Runs only the VJPs on the paths to them.
   std::vector<ValuePtr> run(const std::vector<bool>& wanted);
-  /// Whether the program has said, with stop_gradient, that it wants no gradient of some use of a leaf.
+  /// Whether the program called stop_gradient on some use of the leaf.
   [[nodiscard]] bool stopped(std::size_t leaf) const;
 
  private:
@@ -29,11 +30,11 @@ class Backward {
   std::shared_ptr<Pass> pass_;
 };
 
-/// The whole pass at once.
+/// Runs the whole pass at once.
 SHARDLIB_INLINE std::vector<ValuePtr> backward(const std::vector<std::pair<Slot, ValuePtr>>& roots,
                                                const std::vector<Slot>& leaves);
 
-/// The cotangent of a scalar loss by itself: 1.
+/// The cotangent of a scalar loss with respect to itself: 1.
 SHARDLIB_INLINE ValuePtr cotangent_of_loss(const std::shared_ptr<Device>& device, DType dtype);
 
 }  // namespace shardlib::detail

@@ -1,4 +1,4 @@
-// Overlap of communication and computation: pending collectives, and where the program waits for them.
+// Asynchronous communication: the collectives that have started, and the points where the program waits for them.
 #pragma once
 
 #include <functional>
@@ -10,10 +10,10 @@
 
 namespace shardlib::detail {
 
-/// Moves on what has started, between two ops: MPI makes no progress by itself.
+/// Advances the started collectives between two ops, because MPI makes no progress by itself.
 [[gnu::cold]] SHARDLIB_INLINE void make_progress(ProgramState& state);
 
-/// The gather that makes `out` of `in`, if it is under way; otherwise null.
+/// The gather of `in` to `out`, if it has started; else null.
 [[gnu::cold]] SHARDLIB_INLINE std::shared_ptr<PendingCollective> find_pending(const Value& in, const Value& out);
 
 template <class Ct>
@@ -27,14 +27,15 @@ class AsyncSum {
   WithMode mode_;
 };
 
-/// The time in which a function is differentiated. Whatever ends it, nothing that it has started outlives it.
+/// Lives while a function is differentiated. On every exit, including an exception, it drops the collectives that are
+/// still pending.
 class OverlapScope {
  public:
   [[gnu::cold]] SHARDLIB_INLINE explicit OverlapScope(const std::shared_ptr<Device>& device);
   OverlapScope(const OverlapScope&) = delete;
   OverlapScope& operator=(const OverlapScope&) = delete;
   [[gnu::cold]] SHARDLIB_INLINE ~OverlapScope();
-  /// Throws Error if a gather is under way that the forward pass has not asked for.
+  /// Throws Error if the forward pass did not read a gather that has started.
   [[gnu::cold]] SHARDLIB_INLINE void end_forward();
   /// Waits for all gradients.
   [[gnu::cold]] SHARDLIB_INLINE void end_backward();

@@ -1,4 +1,4 @@
-// Reverse-mode differentiation, define-by-run: an op leaves a node with one VJP per operand, each callable alone.
+// Reverse-mode differentiation, define-by-run. Each op records a node with one VJP per operand.
 #pragma once
 
 #include <algorithm>
@@ -20,20 +20,21 @@
 
 namespace shardlib::detail {
 
-/// What an operand's VJP needs of the forward pass.
+/// The values of the forward pass that an operand's VJP needs.
 struct Residuals {
   std::vector<ValuePtr> values;
-  GlobalSizes sizes;  ///< the operand's
+  GlobalSizes sizes;  ///< the operand's sizes
 };
 using VjpFunction = std::function<ValuePtr(const ValuePtr& cotangent, const Residuals&)>;
 
 class Backward;  // backward.hpp
 
-/// One op of the program: where the cotangents of its operands go, and how to get them from that of its result. The
-/// nodes hold each other, from the loss down to the leaves; there is no global list.
+/// One op on the tape: the destinations of its operands' cotangents, and the VJPs that compute them from the result's
+/// cotangent. Each node owns the nodes of its operands, down to the leaves. There is no global list.
 struct Node {
   OpInfo op;
-  std::uint64_t sequence = 0;  ///< 0 for leaves; operands have smaller numbers: descending is a valid backward order
+  /// 0 for leaves. An op's operands have smaller numbers, so descending order is a valid backward order.
+  std::uint64_t sequence = 0;
   struct Edge {
     Slot input;
     Residuals saved;
@@ -41,28 +42,28 @@ struct Node {
   };
   std::vector<Edge> edges;
   int outputs = 1;
-  bool stopped = false;  ///< stop_gradient has been taken of it, or of what was computed from it
-  /// All VJPs at once where that is cheaper (a fused loop).
+  bool stopped = false;  ///< the program called stop_gradient on this value or on a value computed from it
+  /// Computes all VJPs at once, where that is cheaper (a fused loop).
   std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>& cotangents)> fused_vjp;
-  /// The backward pass of a replayed function, of which the edges' inputs are the leaves.
+  /// The backward pass of a replayed function. Its leaves are the edges' inputs.
   std::function<std::shared_ptr<Backward>(const std::vector<ValuePtr>& cotangents)> remat;
 };
 
-/// A place for the gradient of a value that is differentiated by: a node without operands.
+/// A copy of the value with a slot that collects its gradient: a node without operands.
 SHARDLIB_INLINE Handle<Value> as_leaf(const Value& value);
 
-/// Records that this use of the value needs no gradient, neither of the value nor of its operands.
+/// Records that the program wants no gradient of this value through this use, nor of the values behind it.
 SHARDLIB_INLINE void stop_below(const Slot& slot);
 
-/// The value under the spec of T: a cotangent's maker may have known other axes.
+/// The value under the spec of T. The code that computed a cotangent may have known other axes of the mesh.
 ValuePtr with_spec(const ValuePtr& value, const TensorSpec& spec);
 template <class T>
 T typed(const ValuePtr& value) {
   return T(with_spec(value, parsed<T::spec>));
 }
 
-/// The typed VJP as an erased one. Its cotangents are checked here: result's dual in, operand's dual out.
-// Cold, like `record`: this is glue around the kernels, and compilers spend less time on code that need not be fast.
+/// Type-erases a VJP. It checks the types of the cotangents: the result's dual in, the operand's dual out.
+// Cold, like `record`: this code only surrounds the kernels, and compilers compile cold code faster.
 template <OpName Name, class Out, class X, class F, class... Saved>
 struct ErasedVjp {
   static constexpr Spec axes = axes_of<Out::spec, X::spec, Saved::spec...>();
@@ -90,7 +91,7 @@ struct ErasedVjp {
     return call().value();
   }
   [[gnu::cold]] static VjpFunction make(F f) {
-    // Functions without state share one type.
+    // All functions without state share one type.
     if constexpr (std::is_empty_v<F> && std::is_default_constructible_v<F>)
       return +[](const ValuePtr& ct, const Residuals& saved) { return vjp(F{}, ct, saved); };
     else
@@ -98,7 +99,7 @@ struct ErasedVjp {
   }
 };
 
-/// One operand of an op, where the cotangent goes: a Vjp without types. `of_result`: the result is saved.
+/// A type-erased Vjp of one operand. `of_result` says that the VJP also needs the op's result.
 struct EdgeSource {
   const ValuePtr* x;
   std::array<const ValuePtr*, 4> saved;
@@ -109,7 +110,7 @@ template <OpName Name, class Out, class X, class F, class... Saved>
 EdgeSource erased(const Vjp<X, F, Saved...>& v) {
   static_assert(sizeof...(Saved) <= 4);
   EdgeSource source{v.x, {}, false, nullptr};
-  // Integers have no derivative, so the op that their cotangent would need may not exist.
+  // Integers have no derivative. The op that computes their cotangent may not exist, so do not instantiate it.
   if constexpr (floating<typename X::value_type>) source.vjp = ErasedVjp<Name, Out, X, F, Saved...>::make(v.f);
   std::copy(v.saved.begin(), v.saved.end(), source.saved.begin());
   return source;
@@ -125,35 +126,36 @@ EdgeSource erased(const VjpOfResult<X, F, Saved...>& v) {
 /// Counts one execution of an op on this device.
 [[gnu::cold]] SHARDLIB_INLINE ProgramState::Count& count(const Value& value);
 
-/// Counts floating-point operations of the op that makes the value, which runs: `count` has been called.
+/// Counts floating-point operations of the op that computes the value. Call it while the op runs, after `count`.
 [[gnu::cold]] SHARDLIB_INLINE void add_flops(const Value& value, double flops);
 
-/// Makes the node of an op if anything differentiates one of its operands.
+/// Creates the op's node if the tape tracks one of the operands.
 [[gnu::cold]] SHARDLIB_INLINE void attach(
     const Handle<Value>& out, std::vector<Node::Edge>&& edges,
     std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>&)> fused_vjp = nullptr);
 
-/// Cotangents of several operands that one kernel makes, an op of its own in counts and traces: `fill` writes the
-/// shards. Null for operands that are not `wanted`; at least one is. `due`: the cotangents' specs.
+/// Computes the cotangents of several operands with one kernel, which counts and traces show as one op. `fill` writes
+/// the shards. The result is null for operands that are not `wanted`; at least one is wanted. `due` holds the
+/// cotangents' specs.
 [[gnu::cold]] SHARDLIB_INLINE std::vector<ValuePtr> fused_cotangents(
     const OpInfo& op, std::span<const ValuePtr> operands, std::span<const bool> wanted,
     std::span<const TensorSpec* const> due,
     const std::function<void(const Value& first, std::span<const ValuePtr> cotangents)>& fill);
 
-/// Makes the bytes of a value: a kernel of the result's shape.
+/// Computes a value's shard.
 using Kernel = std::function<Buffer(const Value& out)>;
 
-/// Runs a kernel; what it throws gets the op's name and the device. This is where the padding of every result becomes
-/// zero, whatever the op made of it; so sums, einsums and collectives need not know of padding.
+/// Runs a kernel, adds the op's name and the device to its errors, and sets the padding of the result to zero. Sums,
+/// einsums and collectives can therefore ignore padding.
 [[gnu::cold]] SHARDLIB_INLINE Buffer run(const Kernel& kernel, const Value& out);
 
-/// Computes the value on demand, not now.
+/// Defers the value until something reads it.
 [[gnu::cold]] SHARDLIB_INLINE void defer(const ValuePtr& out, Kernel kernel);
 
-/// Computes the value now, or leaves it for later: in a replay.
+/// Computes the value now, or defers it in a replay.
 [[gnu::cold]] SHARDLIB_INLINE void evaluate(const Handle<Value>& out, Kernel kernel);
 
-/// `record` without types: what all ops share.
+/// The type-erased part of `record`, shared by all ops.
 [[gnu::cold]] SHARDLIB_INLINE ValuePtr record_erased(const OpInfo& op, const std::shared_ptr<Device>& device,
                                                      DType dtype, const TensorSpec& spec, const GlobalSizes& global,
                                                      Kernel&& kernel, std::span<EdgeSource> sources);
@@ -166,9 +168,9 @@ template <OpName Name, class Out, class K, class... V>
       record_erased(op, device, dtype_v<typename Out::value_type>, parsed<Out::spec>, global, Kernel(kernel), sources));
 }
 
-/// Adds the value to a sum of its shape, in the accumulator's type.
+/// Adds the value to a sum of the same shape, in the accumulator's type.
 using AddKernel = std::function<void(const Value& out, std::byte* sum)>;
-/// A cotangent that is zero but for few elements: left for later, so that it can be added to a sum without being made.
+/// Records a deferred cotangent that is zero except in a few elements. A sum can add it without materializing it.
 [[gnu::cold]] SHARDLIB_INLINE ValuePtr record_addend_erased(const OpInfo& op, const std::shared_ptr<Device>& device,
                                                             DType dtype, const TensorSpec& spec,
                                                             const GlobalSizes& global, Kernel&& kernel,
@@ -180,11 +182,11 @@ Out record_addend(const OpInfo& op, const DevicePtr& device, const GlobalSizes& 
                                   Kernel(kernel), AddKernel(add)));
 }
 
-/// The kernel of an op of one operand: (in, out) -> the bytes of out.
+/// The kernel of an op of one operand: (in, out) -> the shard of out.
 using UnaryKernel = std::function<Buffer(const Value& in, const Value& out)>;
 [[gnu::cold]] SHARDLIB_INLINE Kernel bind_operand(const ValuePtr& in, UnaryKernel&& kernel);
 
-/// Kernels without state become function pointers: one type of std::function for all of them.
+/// Kernels without state become function pointers, so that they all share one type of std::function.
 template <class K>
 UnaryKernel erased_kernel(const K& kernel) {
   using Function = Buffer (*)(const Value&, const Value&);

@@ -1,4 +1,4 @@
-// What runs behind value_and_grad and explicit_activation_checkpointing, and the report of what is kept.
+// The implementation behind value_and_grad and explicit_activation_checkpointing, and the report of residuals.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@
 namespace shardlib {
 namespace detail {
 
-/// One call of value_and_grad on this device: the weights as leaves of its tape, and what it sets in the program's
-/// state while it runs. Its errors are those of programs whose gradients would be zero, or wrong, without a word.
+/// One call of value_and_grad on this device. It holds the weights as leaves of the tape and sets the program's state
+/// during the call. It throws where a gradient would otherwise silently be zero or wrong.
 class Differentiation {
  public:
   [[gnu::cold]] SHARDLIB_INLINE Differentiation(const char* op, const std::shared_ptr<Device>& device);
@@ -28,15 +28,16 @@ class Differentiation {
   Differentiation& operator=(const Differentiation&) = delete;
   [[gnu::cold]] SHARDLIB_INLINE ~Differentiation();
 
-  /// The weight as a leaf. Throws Error if a function that contains this call is differentiated by it.
+  /// Registers the weight as a leaf. Throws Error if an enclosing function is differentiated by the same weight.
   [[gnu::cold]] SHARDLIB_INLINE ValuePtr weight(const ValuePtr& value, const Path& path);
-  /// Looks at a tensor of argument `number` alike.
+  /// Checks a tensor of argument number `number` in the same way.
   [[gnu::cold]] SHARDLIB_INLINE void argument(const ValuePtr& value, std::size_t number);
   [[nodiscard]] const std::vector<Slot>& leaves() const { return leaves_; }
-  /// The function has returned: later uses of the weights are not differentiated.
+  /// Call it after the function has returned. Later uses of the weights do not contribute to the gradient.
   [[gnu::cold]] SHARDLIB_INLINE void end_forward();
-  /// The cotangents of the weights, given the loss and its cotangent. A weight that the loss does not depend on, and
-  /// that the function takes no stop_gradient of, is an error, or null if weights may be `unused`.
+  /// The cotangents of the weights, given the loss and its cotangent. If the loss does not depend on a weight and the
+  /// function does not call stop_gradient on it, that is an error. If weights may be `unused`, the weight's cotangent
+  /// is null instead.
   [[gnu::cold]] SHARDLIB_INLINE std::vector<ValuePtr> backward(const Value& loss, const ValuePtr& one, bool unused);
 
  private:
@@ -45,34 +46,33 @@ class Differentiation {
   OpInfo op_;
   std::shared_ptr<Device> device_;
   ProgramState& state_;
-  ProgramState::Pass outer_;        ///< other than `none`: within a function that is differentiated
-  const std::uint64_t first_;       ///< nodes up to this number are of the function outside
-  std::optional<WithNames> names_;  ///< while the function runs
+  ProgramState::Pass outer_;        ///< other than `none`: inside a function that is differentiated
+  const std::uint64_t first_;       ///< nodes up to this number belong to the enclosing function
+  std::optional<WithNames> names_;  ///< set while the function runs
   std::vector<Slot> leaves_;
-  std::deque<std::string> titles_;  ///< of the weights: "the weight `layers/0/w`"
+  std::deque<std::string> titles_;  ///< names of the weights: "the weight `layers/0/w`"
   std::vector<std::pair<std::shared_ptr<Storage>, const std::string*>>
-      weights_;  ///< and what their storage said before
+      weights_;  ///< and the previous `weight` of their storage
 };
 
 }  // namespace detail
 
-/// One tensor that waits for the backward pass.
+/// One tensor that the tape keeps for the backward pass.
 struct SavedResidual {
-  std::string what;       ///< the leaf's name, or the op that made it and the line of the call
-  std::string spec;       ///< spec of the tensor
+  std::string what;  ///< the leaf's name, or the op that made the tensor, with the line of the call
+  std::string spec;  ///< spec of the tensor
   std::size_t bytes = 0;  ///< on this device
 };
 
 namespace detail {
 
-/// What the nodes below `root` keep.
+/// The residuals of the nodes below `root`.
 SHARDLIB_INLINE std::vector<SavedResidual> residuals_below(const Node* root);
 
 }  // namespace detail
 
-/// What differentiating f(weights, args...) keeps for the backward pass on this device, each buffer once, largest
-/// first; weights that some VJP needs are there too, under their names. Runs f forward once. `saved_residuals(loss,
-/// weights, batch)`
+/// The residuals of f(weights, args...) on this device, each buffer once, the largest first. Weights that a VJP needs
+/// are listed under their names. Runs the forward pass of f once. `saved_residuals(loss, weights, batch)`
 template <class F, class W, class... Args>
 std::vector<SavedResidual> saved_residuals(F&& f, const W& weights, const Args&... args) {
   std::optional<detail::Differentiation> call;

@@ -1,4 +1,4 @@
-// What causal_attention does with a device's shards.
+// Kernels of causal_attention for a device's shards.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace shardlib::detail {
 
-/// An attention with the kernels for its operands' dtype.
+/// The arguments of an attention, with the kernels for the operands' dtype.
 struct AttentionKernels : Attention {
   double scale = 1;
   Buffer (*forward)(const AttentionKernels& a, const Value& out, const Handle<Value>& sums) = nullptr;
@@ -22,7 +22,7 @@ struct AttentionKernels : Attention {
                    std::span<const ValuePtr> grads) = nullptr;
 };
 
-/// The loops over the operands' shards; the log-sum-exps lie as the queries without their width.
+/// The loops over the operands' shards. The log-sum-exps have the layout of the queries without the width dim.
 [[nodiscard]] SHARDLIB_INLINE kernels::AttentionLoops attention_loops(const AttentionKernels& a);
 
 [[nodiscard]] SHARDLIB_INLINE ValuePtr record_attention_erased(AttentionKernels a, std::optional<double> scale,
@@ -46,7 +46,7 @@ struct AttentionOf {
   static void backward(const AttentionKernels& a, const Value& out, const Value& sums, const Value& ct,
                        std::span<const ValuePtr> grads) {
     const auto shard = [](const ValuePtr& x) { return x == nullptr ? nullptr : x->storage->buffer.template as<D>(); };
-    const D* const result = out.as<const D>();  // before its sums, which a replay computes with it
+    const D* const result = out.as<const D>();  // first, because in a replay this also computes the sums
     kernels::causal_attention_backward(out.device->exec(), attention_loops(a), a.q->as<const D>(), a.k->as<const D>(),
                                        a.v->as<const D>(), segments_of(a), result, sums.as<const A>(), ct.as<const D>(),
                                        shard(grads[0]), shard(grads[1]), shard(grads[2]));

@@ -1,4 +1,4 @@
-// What collectives do with the shards of a device.
+// Kernels of the collectives for a device's shards.
 #pragma once
 
 #include <cstddef>
@@ -18,20 +18,20 @@ namespace detail {
 
 using AxisList = std::vector<std::string_view>;
 
-/// The axes in the order of the mesh, which fixes the order of a sum over them.
+/// The axes in the order of the mesh, which determines the order of a sum over them.
 SHARDLIB_INLINE AxisList in_mesh_order(const Device& device, const Axes& axes);
 
-/// Starts an operation of a communicator. The device's stopwatch counts it as communication.
+/// Starts an operation of a communicator. The device's stopwatch counts the time as communication.
 SHARDLIB_INLINE Request begin(const Value& shape, const std::function<Request()>& start);
 
-/// Starts and completes an operation; waiting for the others is communication too.
+/// Starts and completes an operation. The wait for other devices counts as communication as well.
 SHARDLIB_INLINE void complete(const Value& shape, const std::function<Request()>& start);
 
 SHARDLIB_INLINE void add_traffic(const Value& shape, std::size_t bytes, const AxisList& axes);
 
 SHARDLIB_INLINE Buffer reduce(const Value& in, const Value& out, const AxisList& axes, Reduction op);
 
-/// The maximum of the shards `local`, whose padding is zeroed first, over the axes of the dims that `out` lacks.
+/// The maximum of the shards `local` over the axes of the dims that `out` lacks. Sets their padding to zero first.
 SHARDLIB_INLINE Buffer max_of_shards(const Value& in, const Value& out, Buffer local);
 
 template <class D>

@@ -1,4 +1,4 @@
-// What makes the shards of arrays from nothing.
+// Kernels of the ops that create arrays.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,15 @@
 
 namespace shardlib::detail {
 
-/// The sizes of an array's dims, given by name. Sizes of other names are welcome: one list serves a whole model.
+/// The sizes of an array's dims, looked up by name. The list may contain other names, so that one list serves a whole
+/// model.
 [[nodiscard]] SHARDLIB_INLINE GlobalSizes given_sizes(const OpInfo& op, const std::shared_ptr<Device>& device,
                                                       const TensorSpec& spec, const Sizes& sizes);
 /// The global index of this device's first element along a dim.
 [[nodiscard]] SHARDLIB_INLINE std::int64_t first_index(const Value& x, int dim);
 
-/// Calls fill(local shape, global strides, global index of the first element per dim): what keys a number by its
-/// global place in the array without padding.
+/// Calls fill(local shape, global strides, global index of the first element per dim). Together they give each
+/// element a key: its position in the global array without padding.
 template <class F>
 void with_global_index(const Value& out, F fill) {
   Shape offsets;

@@ -1,4 +1,4 @@
-// Ops of one's own, outside of the library: a kernel over this device's shards, and one VJP per operand.
+// Ops defined outside the library: a kernel for this device's shards, and one VJP for each operand.
 #pragma once
 
 #include <array>
@@ -20,29 +20,29 @@
 
 namespace shardlib::custom {
 
-/// What a call of an op is, for messages and reports: its op spec, which may be empty, and the line of the call.
+/// Describes the call of an op, for messages and reports: the op spec, which may be empty, and the line of the call.
 /// `Call{Dim, site}`
 struct Call {
   std::string_view spec;
   Site site;
 };
 
-/// The spec that a rule gives, or the rule's sentence as a compile error. A rule is a constexpr function that returns a
-/// `rules::Verdict`; those of the library stand in `shardlib::rules`. `result_of<rules::along, OpName("cumsum"), Dim,
-/// S>`
+/// The spec that a rule gives, or the rule's message as a compile error. A rule is a constexpr function that returns
+/// a `rules::Verdict`. The library's rules are in `shardlib::rules`.
+/// `result_of<rules::along, OpName("cumsum"), Dim, S>`
 template <auto Rule, auto... Args>
 inline constexpr Spec result_of = detail::result_of<Rule, Args...>;
 
-/// Where the elements of one row lie in a shard: `data[row[i]]` for i in [0, row.size).
+/// The positions of one row's elements in a shard: `data[row[i]]` for i in [0, row.size).
 struct Row {
   std::int64_t first = 0;   ///< offset of element 0
-  std::int64_t stride = 1;  ///< between neighbours
-  std::int64_t size = 0;    ///< elements, padding not counted
+  std::int64_t stride = 1;  ///< offset between neighbors
+  std::int64_t size = 0;    ///< number of elements, without padding
   /// The offset of element `i` in the shard.
   constexpr std::int64_t operator[](std::int64_t i) const { return first + i * stride; }
 };
 
-/// This device's shard of an operand (`Shard<const f32>`) or of the result (`Shard<f32>`): row-major in the order of
+/// This device's shard of an operand (`Shard<const f32>`) or of the result (`Shard<f32>`), row-major in the order of
 /// the spec.
 template <class D>
 class Shard {
@@ -55,8 +55,8 @@ class Shard {
   [[nodiscard]] std::span<const std::int64_t> shape() const { return detail::view(value_->local); }
   /// The number of elements, padding included.
   [[nodiscard]] std::int64_t size() const { return value_->count(); }
-  /// Calls f(row) for each row along a dim, which no axis shards. Rows run on the device's threads: f writes only to
-  /// its own. `x.for_each_row("L", [&](Row row) { ... })`
+  /// Calls f(row) for each row along an unsharded dim. The device's threads run the rows in parallel, so f may write
+  /// only to its own row. `x.for_each_row("L", [&](Row row) { ... })`
   template <class F>
   void for_each_row(std::string_view dim, const F& f) const {
     const int at = value_->spec->find(dim);
@@ -73,18 +73,18 @@ class Shard {
   const detail::Value* value_;
 };
 
-/// The operands of an op, in the order in which its kernel takes their shards. `operands(x, w)`
+/// The operands of an op, in the order in which its kernel receives their shards. `operands(x, w)`
 template <class... X>
 std::tuple<const X&...> operands(const X&... x) {
   return {x...};
 }
-/// What a VJP needs besides the cotangent, in the order in which it takes it. `save(x, w)`
+/// The residuals of a VJP, in the order in which it receives them after the cotangent. `save(x, w)`
 template <class... X>
 std::tuple<const X&...> save(const X&... x) {
   return {x...};
 }
-/// How the cotangent of operand x comes from the result's: f(cotangent, saved...), a function of tensors. What it
-/// returns is checked against the dual of x. `vjp(x, save(w), [](const auto& ct, const auto& w) { return ct * w; })`
+/// The VJP of operand x: f(cotangent, saved...), a function of tensors. The type of its result is checked against the
+/// dual of x. `vjp(x, save(w), [](const auto& ct, const auto& w) { return ct * w; })`
 template <class X, class F>
 auto vjp(const X& x, const F& f) {
   return detail::vjp(x, f);
@@ -93,18 +93,18 @@ template <class X, class... Saved, class F>
 auto vjp(const X& x, std::tuple<const Saved&...> saved, const F& f) {
   return detail::vjp(x, saved, f);
 }
-/// The same for a derivative that needs the op's result, which f takes last.
-/// `vjp_of_result(x, save(), [](const auto& ct, const auto& y) { return ct * y; })` of exp
+/// A VJP that needs the op's result, which is the last argument of f. For exp:
+/// `vjp_of_result(x, save(), [](const auto& ct, const auto& y) { return ct * y; })`
 template <class X, class... Saved, class F>
 auto vjp_of_result(const X& x, std::tuple<const Saved&...> saved, const F& f) {
   return detail::vjp_of_result(x, saved, f);
 }
 
-/// Records an op: `kernel(result's shard, operands' shards...)` writes all of the result's shard, and each operand
-/// that may be differentiated has a `vjp`. Names of dims have one size in all operands; `sizes` gives those that only
-/// the result has. Padding of operands is zero; that of the result is set to zero afterwards. In a dry run, as `--plan`
-/// makes, the kernel does not run. Kernels run on several devices' threads at once.
-/// `record<"cumsum", Tensor<D, S>>({Dim, site}, kernel, operands(x), vjp(x, f))`
+/// Records an op. `kernel(result's shard, operands' shards...)` writes the whole shard of the result. Each operand
+/// that may need a gradient has a `vjp`. A name of a dim has one size in all operands; `sizes` gives the sizes of
+/// dims that only the result has. The padding of operands is zero, and the padding of the result is set to zero after
+/// the kernel. The kernel does not run in a dry run, such as `--plan`. Several devices' threads may run kernels at
+/// the same time. `record<"cumsum", Tensor<D, S>>({Dim, site}, kernel, operands(x), vjp(x, f))`
 template <OpName Name, class Out, class Kernel, class... X, class... V>
 Out record(const Call& call, const Sizes& sizes, const Kernel& kernel, std::tuple<const X&...> operands,
            const V&... vjps) {

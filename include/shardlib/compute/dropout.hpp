@@ -1,4 +1,4 @@
-// What dropout does with a device's shard.
+// The kernel of dropout for a device's shard.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What einsum_unreduced does with a device's shards: a batched product.
+// The kernel of einsum_unreduced for a device's shards: a batched matrix product.
 #pragma once
 
 #include "shardlib/autodiff/tape.hpp"
@@ -9,7 +9,7 @@
 
 namespace shardlib::detail {
 
-/// Multiply-adds of an einsum, two operations each.
+/// The floating-point operations of an einsum, two for each multiply-add.
 [[nodiscard]] SHARDLIB_INLINE double einsum_flops(const Value& x, const Value& y);
 
 template <OpSpec O>

@@ -1,4 +1,4 @@
-// What elementwise ops do with a device's shards.
+// Kernels of elementwise ops for a device's shards.
 #pragma once
 
 #include "shardlib/autodiff/tape.hpp"
@@ -22,7 +22,7 @@ Buffer Pointwise<F, D>::operator()(const Value& out) const {
   return result;
 }
 
-/// Throws if the divisor has a zero in this shard.
+/// Throws if the divisor's shard contains a zero.
 SHARDLIB_INLINE void check_divisor(const Value& divisor);
 
 template <class D>

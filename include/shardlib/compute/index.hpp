@@ -1,4 +1,4 @@
-// What index_unreduced does with a device's shards.
+// Kernels of index_unreduced for a device's shards.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace shardlib::detail {
 
-/// Strides of a lookup: one per dim of the result, 0 where the table or the indices lack it.
+/// Strides of a lookup: one for each dim of the result, and 0 where the table or the indices lack the dim.
 struct LookupLoops {
   Shape table_strides, index_strides;
   kernels::Lookup lookup;

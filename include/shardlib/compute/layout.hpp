@@ -1,4 +1,4 @@
-// What layout ops do with a device's shards.
+// Kernels of layout ops for a device's shards.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@
 
 namespace shardlib::detail {
 
-/// Sizes of two operands that agree but for dim `at` of each.
+/// Checks that two operands have the same sizes, except along dim `at` of each.
 SHARDLIB_INLINE void check_same_sizes(const OpInfo& op, const Value& a, const Value& b, int at);
-/// Records a stack of the parts; `sources`: one VJP each.
+/// Records a stack of the parts. `sources` holds one VJP for each part.
 SHARDLIB_INLINE ValuePtr record_stack_erased(const OpInfo& op, const std::vector<ValuePtr>& parts,
                                              const TensorSpec& spec, std::vector<EdgeSource>& sources);
 

@@ -1,4 +1,4 @@
-// What the losses do with a device's shards.
+// Kernels of the losses for a device's shards.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace shardlib::detail {
 
-/// How many ids of this device's part of the vocabulary, the last dim, are no padding.
+/// The number of ids without padding in this device's shard of the vocabulary, the last dim.
 inline std::int64_t true_vocabulary(const Value& logits) {
   return true_shape(logits)[logits.local.size() - 1];
 }
@@ -33,7 +33,7 @@ Buffer SumExp<D>::operator()(const Value& out) const {
 template <class D, class I>
 Buffer CrossEntropyBackward<D, I>::operator()(const Value& out) const {
   const D* const from = x->template as<const D>();
-  // The largest shard of a step: it becomes the cotangent where no other value shares it.
+  // The logits are the largest shard of a step. If no other value shares the memory, the cotangent reuses it.
   const bool last_use = use_count(x->storage) == 1 && x->storage->buffer.unique();
   program_state(out.device).work.in_place = last_use;
   Buffer result = last_use ? std::move(x->storage->buffer) : allocate(out);

@@ -1,4 +1,4 @@
-// What ops along one whole dim do with a device's shard.
+// Kernels of ops along one unsharded dim, for a device's shard.
 #pragma once
 
 #include <cmath>
@@ -67,7 +67,7 @@ Buffer Rotate<D>::operator()(const Value& in, const Value& out) const {
   Buffer tables = in.device->pool()->allocate(static_cast<std::size_t>(2 * positions * half) * sizeof(T));
   T* cosine = tables.as<T>();
   T* sine = cosine + positions * half;
-  // A dry run has no table to fill.
+  // In a dry run the table has no memory.
   for (std::int64_t p = 0; p < positions && !in.device->is_dry(); ++p)
     for (std::int64_t i = 0; i < half; ++i) {
       const double angle =
@@ -76,7 +76,7 @@ Buffer Rotate<D>::operator()(const Value& in, const Value& out) const {
       sine[p * half + i] = static_cast<T>(sign * std::sin(angle));
     }
   Buffer result = allocate(out);
-  // The loop runs over the first halves; each step turns one pair.
+  // The loop runs over the first half of the dim; each step rotates one pair.
   Shape halves = in.local;
   halves[dim] = half;
   kernels::Dims along, table;

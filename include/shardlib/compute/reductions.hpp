@@ -1,4 +1,4 @@
-// What reductions do with a device's shard.
+// Kernels of reductions for a device's shard.
 #pragma once
 
 #include <algorithm>
@@ -14,10 +14,10 @@
 
 namespace shardlib::detail {
 
-/// Which dims of `in` the result lacks.
+/// The dims of `in` that the result lacks.
 SHARDLIB_INLINE std::array<bool, max_dims> removed_dims(const TensorSpec& in, const TensorSpec& out);
 
-/// A shard seen along one dim, which is not sharded: `outer` x `n` x `inner`; the last `padding` of the n are padding.
+/// A shard viewed along an unsharded dim: `outer` x `n` x `inner`. The last `padding` of the n elements are padding.
 struct Along {
   std::int64_t outer = 1, n = 1, inner = 1, padding = 0;
 };
@@ -28,7 +28,7 @@ inline Along along(const Value& x, int dim) {
   return a;
 }
 
-/// The maxima over the dims that `out` lacks, of this device's shard.
+/// The maximum over the dims that `out` lacks, within this device's shard.
 template <class D>
 Buffer max_kernel(const Value& in, const Value& out) {
   const auto removed = removed_dims(*in.spec, *out.spec);
@@ -50,7 +50,7 @@ Buffer sum_kernel(const Value& in, const Value& out) {
 
 template <class D>
 Buffer argmax_kernel(const Value& in, const Value& out) {
-  const auto removed = removed_dims(*in.spec, *out.spec);  // exactly one, by the rule
+  const auto removed = removed_dims(*in.spec, *out.spec);  // the rule allows exactly one
   const auto dim = std::ranges::find(removed, true) - removed.begin();
   const Along a = along(in, static_cast<int>(dim));
   Buffer result = allocate(out);

@@ -1,5 +1,4 @@
-// Tensors and other libraries' arrays, without copies: Eigen::Map, Kokkos::View, and a tensor over the user's own
-// memory.
+// Tensors as other libraries' arrays, without copies: Eigen::Map, Kokkos::View, and tensors over the user's memory.
 #pragma once
 
 #include <Eigen/Core>
@@ -29,9 +28,9 @@ struct pointers<T, 0> {
 
 }  // namespace detail
 
-// All of these see a shard as it is stored: padding is part of it.
+// All of these views include the padding of a shard.
 
-/// This device's shard as a row-major Eigen matrix: the last dim makes the columns, all others the rows. `as_eigen(x)`
+/// This device's shard as a row-major Eigen matrix: columns are the last dim, rows all other dims. `as_eigen(x)`
 template <dtype D, Spec S>
 auto as_eigen(const Tensor<D, S>& x) {
   using Matrix = Eigen::Matrix<D, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
@@ -54,9 +53,9 @@ auto as_kokkos(const Tensor<D, S>& x) {
   (std::make_index_sequence<static_cast<std::size_t>(rank)>{});
 }
 
-/// A tensor over memory that the caller owns: this device's shard, row-major. The memory must stay, unchanged, as long
-/// as the tensor and what was computed from it are used; `owner` can see to that. Padding is part of the shard and must
-/// be zero, which is checked. `from_memory<f32, "B/d M">(mesh, {{"B", 8}, {"M", 4}}, shard)`
+/// A tensor over memory that the caller owns: this device's shard, row-major. The memory must stay valid and
+/// unchanged while the tensor, or anything computed from it, is in use; `owner` can keep it alive. Padding is part of
+/// the shard and must be zero. *Throws* if it is not. `from_memory<f32, "B/d M">(mesh, {{"B", 8}, {"M", 4}}, shard)`
 template <dtype D, Spec S, Spec A>
 Tensor<D, S> from_memory(const Mesh<A>& mesh, Sizes sizes, std::span<const D> shard,
                          std::shared_ptr<void> owner = nullptr, Site site = Site::current()) {

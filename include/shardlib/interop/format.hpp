@@ -1,4 +1,4 @@
-// fmt formatters for specs, meshes and tensors, and visualize_sharding: which device holds which shard.
+// fmt formatters for specs, meshes and tensors. visualize_sharding shows which device holds which shard.
 #pragma once
 
 #include <fmt/format.h>
@@ -21,7 +21,7 @@ namespace shardlib {
 
 namespace detail {
 
-/// This device's elements without padding.
+/// This device's elements, without padding.
 template <dtype D, Spec S>
 std::vector<D> true_values(const Tensor<D, S>& x) {
   const Shape shape = true_shape(*x.value());
@@ -33,9 +33,9 @@ std::vector<D> true_values(const Tensor<D, S>& x) {
 
 }  // namespace detail
 
-/// A tensor as one line of text: "f32[B/d=8 L=16 +t] on device 3 (d=1,t=1) of mesh d=4,t=2: shard 2x16, min -1.2, max
-/// 3.4, mean 0.1"; a padded dim is "V/t=50257 (padded to 50304)". The shard's shape is that stored; what the
-/// padding holds is not looked at. `describe(x)`
+/// Describes a tensor in one line: "f32[B/d=8 L=16 +t] on device 3 (d=1,t=1) of mesh d=4,t=2: shard 2x16, min -1.2,
+/// max 3.4, mean 0.1". A padded dim is "V/t=50257 (padded to 50304)". The shape of the shard includes the padding;
+/// min, max and mean do not. `describe(x)`
 template <dtype D, Spec S>
 std::string describe(const Tensor<D, S>& x) {
   const TensorSpec& spec = detail::parsed<S>;
@@ -77,7 +77,7 @@ std::string describe(const Tensor<D, S>& x) {
 
 namespace detail {
 
-/// Which devices hold each shard along the dims, in row-major order of the shards.
+/// The devices that hold each shard along the dims, in row-major order of the shards.
 inline std::vector<std::string> holders(const Device& device, const TensorSpec& spec,
                                         const std::vector<std::int64_t>& parts) {
   std::int64_t cells = 1;
@@ -89,7 +89,7 @@ inline std::vector<std::string> holders(const Device& device, const TensorSpec& 
     for (int i = 0; i < spec.rank(); ++i)
       cell = cell * parts[static_cast<std::size_t>(i)] + shard_index(other, spec.dims[i].axes);
     auto& label = labels[static_cast<std::size_t>(cell)];
-    // Summands are joined by +, replicas by commas.
+    // A + joins summands, a comma joins replicas.
     if (!label.empty()) label += spec.partial.empty() ? "," : "+";
     label += std::to_string(index);
   }
@@ -98,8 +98,8 @@ inline std::vector<std::string> holders(const Device& device, const TensorSpec& 
 
 }  // namespace detail
 
-/// A picture of which device holds which shard, as text: rows and columns are the shards of the sharded dims (the last
-/// two; further sharded dims make further pictures). "0,4" are replicas, "0+4" hold summands. `visualize_sharding(x)`
+/// Draws, as text, which device holds which shard. Rows and columns are the shards of the last two sharded dims;
+/// further sharded dims give several pictures. "0,4" are replicas, "0+4" hold summands. `visualize_sharding(x)`
 template <dtype D, Spec S>
 std::string visualize_sharding(const Tensor<D, S>& x) {
   const TensorSpec& spec = detail::parsed<S>;

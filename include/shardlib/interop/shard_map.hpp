@@ -1,4 +1,5 @@
-// Host arrays in and out: placement, fetching, and spmd(mesh, f), which places by the types in f's signature.
+// Host arrays as input and output: place, fetch, and spmd(mesh, f), which places arguments by the types in f's
+// signature.
 #pragma once
 
 #include <algorithm>
@@ -21,14 +22,14 @@
 
 namespace shardlib {
 
-/// A whole array in host memory: `shape`, and `data` row-major.
+/// A whole array in host memory. `shape` is its shape, and `data` its elements, row-major.
 template <dtype D>
 struct HostArray {
   std::vector<std::int64_t> shape;
   std::vector<D> data;
 
   HostArray() = default;
-  /// Zeros.
+  /// An array of zeros.
   explicit HostArray(std::vector<std::int64_t> sizes) : HostArray(std::move(sizes), {}) {}
   HostArray(std::vector<std::int64_t> sizes, std::vector<D> values) : shape(std::move(sizes)), data(std::move(values)) {
     std::int64_t n = 1;
@@ -66,7 +67,7 @@ struct place_one<Tensor<D, S>> {
     for (int i = 0; i < spec.rank(); ++i) {
       DimSize size = host.shape[static_cast<std::size_t>(i)];
       if (!spec.dims[i].is_integer()) {
-        // The host array has no padding: the sizes given, or the scope, say what it becomes.
+        // The host array has no padding. The given sizes, or the open scope, determine the padded size.
         const auto known = names.find(spec.dims[i].name);
         if (known && known->size == size.size) size = *known;
         names.bind(spec.dims[i].name, size);
@@ -88,13 +89,14 @@ struct place_one<Tensor<D, S>> {
   }
 };
 
-/// The global array on every device: shards side by side, partial values summed.
+/// The global array on every device: gathers shards and sums partial values.
 SHARDLIB_INLINE ValuePtr gathered(const Value& x);
 
 }  // namespace detail
 
-/// The host array as a tensor: each device keeps its shard. Padding is what `sizes` or the scope say, and becomes zero.
-/// `place<Tensor<f32, "batch/d in">>(mesh, host)`, `place<Tensor<f32, "V/t M">>(mesh, host, {{"V", 50257, 50304}})`
+/// Makes a tensor from a host array: each device keeps its shard. `sizes` or the open scope determine the padding,
+/// which is zero. `place<Tensor<f32, "batch/d in">>(mesh, host)`,
+/// `place<Tensor<f32, "V/t M">>(mesh, host, {{"V", 50257, 50304}})`
 template <tensor T, Spec A>
 T place(const Mesh<A>& mesh, const HostArray<typename T::value_type>& host, Sizes sizes = {},
         Site site = Site::current()) {
@@ -121,16 +123,16 @@ W place_tree(const Mesh<A>& mesh, const std::vector<HostArray<D>>& leaves, W str
 
 }  // namespace detail
 
-/// A struct of tensors of one dtype from host arrays in the order of its leaves. Arrays in `structure` fix their
-/// lengths.
+/// Makes a struct of tensors of one dtype from host arrays, in the order of its leaves. `structure` gives the lengths
+/// of its Arrays.
 template <class W, Spec A, dtype D>
 requires(!is_tensor<W>) W
     place(const Mesh<A>& mesh, const std::vector<HostArray<D>>& leaves, W structure = {}, Sizes sizes = {}) {
   return detail::place_tree(mesh, leaves, std::move(structure), sizes);
 }
 
-/// The whole array, on every device: shards are put together, pending sums are taken, padding is cut off. `fetch(x)` of
-/// "B/d M" is a HostArray of B x M.
+/// The whole array, on every device. It gathers shards, sums partial values and removes padding. `fetch(x)` of "B/d
+/// M" is a HostArray of B x M.
 template <dtype D, Spec S>
 HostArray<D> fetch(const Tensor<D, S>& x, Site site = Site::current()) {
   const detail::Calling op{"fetch", {}, site};
@@ -143,7 +145,7 @@ HostArray<D> fetch(const Tensor<D, S>& x, Site site = Site::current()) {
                         kernels::row_major(detail::view(sizes)));
   return host;
 }
-/// All leaves of a tree of one dtype, in order.
+/// The whole arrays of all leaves of a tree of one dtype, in order.
 template <dtype D = f32, class W>
 requires(!is_tensor<W>) std::vector<HostArray<D>> fetch(const W& tree) {
   std::vector<HostArray<D>> leaves;
@@ -167,10 +169,11 @@ decltype(auto) placed(const M& mesh, const Arg& arg, std::span<const NamedSize> 
 
 }  // namespace detail
 
-/// seqax's typed_shard_map: a function that takes host arrays (or what f itself takes), places each by the type of f's
-/// parameter, padded as `sizes` say, runs f on this device, and puts the result together by its type, without padding.
-/// Within the call a name of a dim has one size; a part of f whose names mean other sizes opens a Scope of its own.
-/// Call it on every device of the mesh. `auto y = spmd(mesh, forward_pass)(x, weights);`
+/// Wraps f in a function of host arrays, like typed_shard_map in seqax. It places each argument by the type of f's
+/// parameter, padded by `sizes`, runs f on this device, and assembles the result by its type, without padding. An
+/// argument may also have the type of f's parameter. Within the call, a dim's name has one size. If a part of f uses
+/// the names for other sizes, it opens its own Scope. Call it on every device of the mesh.
+/// `auto y = spmd(mesh, forward_pass)(x, weights);`
 template <Spec A, class F>
 auto spmd(const Mesh<A>& mesh, F f, Sizes sizes = {}) {
   static_assert(detail::has_signature<F>,

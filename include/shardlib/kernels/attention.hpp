@@ -1,6 +1,6 @@
-// Causal attention with an online softmax, forward and backward, in blocks of queries and keys: scores are never stored
-// for all queries (Milakov and Gimelshein 2018, Rabe and Staats 2021; the backward pass as in FlashAttention, Dao
-// 2022).
+// Causal attention with an online softmax, forward and backward, in blocks of queries and keys. It never stores the
+// scores of all queries (Milakov and Gimelshein 2018, Rabe and Staats 2021; the backward pass as in FlashAttention,
+// Dao 2022).
 #pragma once
 
 #include <array>
@@ -13,27 +13,28 @@
 
 namespace shardlib::kernels {
 
-/// The loops of an attention. Strides in elements, of four arrays: queries (results lie as they do), keys (values lie
-/// as they do), log-sum-exps, segments; 0 along the dims that an array lacks.
+/// The loops of an attention. Strides are in elements, for four arrays: queries (results have the same layout), keys
+/// (values have the same layout), log-sum-exps, segments. A stride is 0 along a dim that the array lacks.
 struct AttentionLoops {
   using Strides = std::array<std::int64_t, 4>;
   static constexpr std::size_t query = 0, key = 1, sum = 2, segment = 3;
 
-  Nest<4> heads;            ///< over the dims of the keys: these iterations are independent
+  Nest<4> heads;            ///< over the dims of the keys; these iterations are independent
   Nest<4> groups;           ///< over the query heads that share a head of keys
-  std::int64_t length = 0;  ///< of queries and keys: query i sees keys 0 .. i
-  std::int64_t width = 0;   ///< of a head
+  std::int64_t length = 0;  ///< number of queries and of keys; query i sees keys 0 .. i
+  std::int64_t width = 0;   ///< width of a head
   Strides along_length{}, along_width{};
-  double scale = 1;  ///< of the scores
+  double scale = 1;  ///< factor of the scores
 };
 
-/// out = softmax(scale q k') v, where query i sees the keys 0 .. i of its own segment (`segments` null: of all).
-/// `sums`, unless null, gets each query's log-sum-exp of its scores, for the backward pass.
+/// out = softmax(scale q k') v, where query i sees the keys 0 .. i of its own segment. If `segments` is null, it sees
+/// all of them. If `sums` is not null, it receives the log-sum-exp of each query's scores, for the backward pass.
 template <class T>
 void causal_attention(const Exec& exec, const AttentionLoops& loops, const T* q, const T* k, const T* v,
                       const i32* segments, T* out, accumulator_t<T>* sums);
 
-/// The cotangents of q, k and v (null: not wanted) from that of the result, the result itself and its log-sum-exps.
+/// Computes the cotangents of q, k and v from the result's cotangent, the result and its log-sum-exps. A null output
+/// is not computed.
 template <class T>
 void causal_attention_backward(const Exec& exec, const AttentionLoops& loops, const T* q, const T* k, const T* v,
                                const i32* segments, const T* out, const accumulator_t<T>* sums, const T* ct, T* dq,

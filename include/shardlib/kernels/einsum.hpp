@@ -1,4 +1,4 @@
-// Einsum of one or two dense arrays, on top of matrix products.
+// Einsum of one or two dense arrays, based on matrix products.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@
 
 namespace shardlib::kernels {
 
-// A dtype is a DType, or a dtype_c<T> where the type is known.
+// The type of `dtype` is DType, or that of dtype_c<T> if the dtype is known at compile time.
 
-/// result = einsum(lhs, rhs), all dense and row-major. bf16 accumulates in f32 and is rounded once.
+/// result = einsum(lhs, rhs). All arrays are dense and row-major. bf16 accumulates in f32 and is rounded once.
 template <class AnyIn, class AnyOut>
 void einsum(const Exec& exec, const EinsumPlan& plan, AnyIn in, AnyOut out, const void* lhs,
             std::span<const std::int64_t> lhs_shape, const void* rhs, std::span<const std::int64_t> rhs_shape,
             void* result);
 
-/// result = einsum(operand): sums away the ids that `out` lacks, permutes the others.
+/// result = einsum(operand): sums over the ids that `out` lacks and permutes the others.
 template <class AnyIn, class AnyOut>
 void einsum1(const Exec& exec, AnyIn in, AnyOut out, std::span<const int> in_ids, std::span<const std::int64_t> extents,
              std::span<const int> out_ids, const void* operand, void* result);

@@ -1,4 +1,4 @@
-// What a two-operand einsum does with each index, and the loops, matrix products and permutes that carry it out.
+// The role of each index in an einsum of two operands.
 #pragma once
 
 #include <array>
@@ -11,15 +11,15 @@
 
 namespace shardlib::kernels {
 
-/// An einsum by the role of each index. Known at compile time: sizes are not part of it.
+/// An einsum as the role of each index. It is known at compile time, because it does not depend on sizes.
 struct EinsumPlan {
   enum class Role : std::int8_t {
     batch,     ///< in both operands and the result
     m,         ///< in lhs and the result
     n,         ///< in rhs and the result
     k,         ///< in both operands, summed
-    lhs_only,  ///< in lhs alone, summed
-    rhs_only   ///< in rhs alone, summed
+    lhs_only,  ///< only in lhs, summed
+    rhs_only   ///< only in rhs, summed
   };
   struct Index {
     Role role = Role::batch;
@@ -36,7 +36,7 @@ struct EinsumPlan {
   [[nodiscard]] constexpr const Index& at(int i) const { return indices[static_cast<std::size_t>(i)]; }
 };
 
-/// Sorts the ids of an einsum (one per dim, unique within a tensor) by their roles.
+/// Determines the roles of an einsum's ids. There is one id per dim, unique within a tensor.
 constexpr EinsumPlan plan_einsum(std::span<const int> lhs, std::span<const int> rhs, std::span<const int> out) {
   const auto find = [](std::span<const int> ids, int id) {
     for (std::size_t i = 0; i < ids.size(); ++i) {

@@ -1,4 +1,4 @@
-// Elementwise loops: one user function over any number of strided, broadcasting arrays.
+// Elementwise loops: one function over any number of strided, broadcasting arrays.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ using Strides = std::array<std::int64_t, max_rank>;
 SHARDLIB_INLINE Strides padded(std::span<const std::int64_t> strides);
 }  // namespace detail
 
-/// One array of an elementwise op: const elements for an input. Strides in elements; 0 broadcasts.
+/// One array of an elementwise op. An input has const elements. Strides are in elements; 0 broadcasts.
 template <class T>
 struct Operand {
   T* data = nullptr;
@@ -36,24 +36,25 @@ namespace detail {
 inline constexpr std::size_t max_operands = 10;
 inline constexpr std::int64_t tile_size = 256;
 
-/// An operand without its type.
+/// A type-erased operand.
 struct ErasedOperand {
   std::byte* data = nullptr;
-  std::size_t element = 0;  ///< bytes
+  std::size_t element = 0;  ///< size of an element in bytes
   bool output = false;
   const Strides* strides = nullptr;
-  std::int64_t stride = 0;  ///< along the innermost loop
+  std::int64_t stride = 0;  ///< stride of the innermost loop
 };
 
-/// f over n contiguous elements of each operand.
+/// Applies f to n contiguous elements of each operand.
 using UnitLoop = void (*)(const void* f, std::int64_t n, std::byte* const* data);
 
-/// Walks the loops; a row that is contiguous in every operand goes to `loop` in place, others through tiles. Not
-/// inlined, and free of f's type, so that each further f costs the compiler one loop.
+/// Runs the loops. A row that is contiguous in every operand goes to `loop` in place; others are copied through
+/// tiles. This function is not inlined and does not depend on f's type, so that each f costs the compiler only one
+/// loop.
 SHARDLIB_INLINE void apply_erased(const Exec& exec, std::span<const std::int64_t> shape,
                                   std::span<ErasedOperand> operands, UnitLoop loop, const void* f);
 
-/// The one loop in which f is compiled.
+/// The only loop that contains f.
 template <class F, class... T>
 struct Loop {
   static void run(const void* f, std::int64_t n, std::byte* const* data) {
@@ -64,14 +65,14 @@ struct Loop {
     unit(n, f, reinterpret_cast<T*>(data[I])...);
   }
   static void unit(std::int64_t n, const F& f, T*... p) {
-    independent(n, [f, p...](std::int64_t i) { f(p[i]...); });  // a copy of f, which the stores cannot change
+    independent(n, [f, p...](std::int64_t i) { f(p[i]...); });  // copies f, so that stores cannot change it
   }
 };
 
 }  // namespace detail
 
-/// Calls f(x...) with one reference into each operand, for every index. Outputs may be the same array as an input
-/// (with the same strides), and must not broadcast. f must not depend on the order of calls.
+/// Calls f(x...) for every index, with one reference into each operand. An output may be the same array as an input,
+/// with the same strides. It must not broadcast. f must not depend on the order of calls.
 template <class F, class... T>
 void apply(const Exec& exec, std::span<const std::int64_t> shape, const F& f, const Operand<T>&... operands) {
   static_assert(sizeof...(T) <= detail::max_operands);
@@ -82,18 +83,19 @@ void apply(const Exec& exec, std::span<const std::int64_t> shape, const F& f, co
   detail::apply_erased(exec, shape, erased, &detail::Loop<F, T...>::run, &f);
 }
 
-/// The same over n contiguous elements.
+/// As above, over n contiguous elements.
 template <class F, class... T>
 void apply_flat(const Exec& exec, std::int64_t n, const F& f, T*... data) {
   static constexpr std::array<std::int64_t, 1> unit{1};
   apply(exec, std::span<const std::int64_t>(&n, 1), f, Operand<T>(data, unit)...);
 }
 
-/// The same for what comes from memory, as weights and their moments do: it is loaded ahead of the loop, which is a
-/// waste of time where the caches have it.
+/// As above, for data that is not in the caches, such as weights and their moments. It loads the data into the caches
+/// ahead of the loop, which costs time if the data is there already.
 template <class F, class... T>
 void apply_nontemporal(const Exec& exec, std::int64_t n, const F& f, T*... data) {
-  constexpr std::int64_t grain = 1 << 14, block = 128;  // longer blocks would push each other out of the first cache
+  // longer blocks would evict each other from the first-level cache
+  constexpr std::int64_t grain = 1 << 14, block = 128;
   const detail::UnitLoop loop = &detail::Loop<F, T...>::run;
   exec.for_each((n + grain - 1) / grain, [&, loop](std::int64_t item) {
     const std::int64_t end = std::min(n, (item + 1) * grain);

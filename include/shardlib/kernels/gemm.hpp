@@ -1,12 +1,13 @@
-// Matrix product on the host: oneDNN for f32 where the build has it, Eigen otherwise.
+// Matrix product on the host: oneDNN for f32 if the build has it, else Eigen.
 #pragma once
 
 #ifndef EIGEN_DONT_PARALLELIZE
-#define EIGEN_DONT_PARALLELIZE  // threads are the caller's affair
+#define EIGEN_DONT_PARALLELIZE  // the caller creates the threads
 #endif
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12's own AVX-512 header, inlined into Eigen
+// a false warning from g++ 12's AVX-512 header, inlined into Eigen
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 #include <Eigen/Core>
@@ -28,7 +29,7 @@
 
 namespace shardlib::kernels {
 
-/// Multiplications from which on a product is shared out among the threads.
+/// The number of multiplications from which a product runs on several threads.
 inline constexpr std::int64_t large_gemm = 1 << 21;
 
 namespace detail {
@@ -53,10 +54,10 @@ void eigen_gemm(bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std:
   }
 }
 
-/// How many parts the rows and the columns of C fall into, one part a thread: so that the largest part is smallest, and
-/// then that the parts read least.
+/// Divides the rows and the columns of C into parts, one per thread. First it minimizes the largest part, then the
+/// data that the parts read.
 struct GemmGrid {
-  static constexpr std::int64_t tile_rows = 8, tile_columns = 48;  ///< of the library's kernels
+  static constexpr std::int64_t tile_rows = 8, tile_columns = 48;  ///< tile size of oneDNN's kernels
   std::int64_t rows = 1, columns = 1;
 
   GemmGrid(std::int64_t threads, std::int64_t m, std::int64_t n) {
@@ -74,8 +75,8 @@ struct GemmGrid {
       columns = c;
     }
   }
-  /// Where part i begins: whole tiles, as even as they can be; what is left over goes to the last one, since a row or a
-  /// column alone would be rounded in another way.
+  /// The start of part i. Parts are whole tiles, as equal as possible. The remainder belongs to the last part,
+  /// because the library would round a single row or column differently.
   static std::int64_t begin(std::int64_t size, std::int64_t tile, std::int64_t parts, std::int64_t i) {
     return i == parts ? size : tiles(size, tile) * i / parts * tile;
   }
@@ -84,7 +85,8 @@ struct GemmGrid {
   static std::int64_t tiles(std::int64_t size, std::int64_t tile) { return std::max<std::int64_t>(1, size / tile); }
 };
 
-/// C = op(A) op(B), plus C where `accumulate`; row-major, op transposes where its flag says so. op(A) is m x k.
+/// C = op(A) op(B), plus C if `accumulate` is set. Matrices are row-major; op transposes if its flag is set. op(A) is
+/// m x k.
 template <class T>
 struct Gemm {
   bool trans_a, trans_b;
@@ -97,7 +99,7 @@ struct Gemm {
   std::int64_t ldc;
   bool accumulate;
 
-  /// The part that makes rows [row, row + rows) and columns [column, column + columns) of C.
+  /// The part that computes rows [row, row + rows) and columns [column, column + columns) of C.
   [[nodiscard]] Gemm part(std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns) const {
     Gemm g = *this;
     g.m = rows;
@@ -107,9 +109,9 @@ struct Gemm {
     g.c += row * ldc + column;
     return g;
   }
-  /// In panels of columns: the library copies a whole one before it multiplies, 384 rows at a time of up to 9984
-  /// columns if it may. Those 15 MB of each thread the heap would keep; a panel of this length takes 2, and no more
-  /// time.
+  /// Runs in panels of columns, to save memory. The library copies a panel before it multiplies: 384 rows at a time
+  /// and up to 9984 columns. Each thread's heap would keep these 15 MB. A panel of the length below takes 2 MB and no
+  /// more time.
   void run() const {
     constexpr std::int64_t longest_panel = 1536;
     const std::int64_t panels = (n + longest_panel - 1) / longest_panel;
@@ -141,7 +143,8 @@ struct Gemm {
 
 }  // namespace detail
 
-/// C = op(A) op(B), plus C where `accumulate`; row-major, op transposes where its flag says so. op(A) is m x k.
+/// C = op(A) op(B), plus C if `accumulate` is set. Matrices are row-major; op transposes if its flag is set. op(A) is
+/// m x k.
 template <class T>
 void gemm(const Exec& exec, bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std::int64_t k, const T* a,
           std::int64_t lda, const T* b, std::int64_t ldb, T* c, std::int64_t ldc, bool accumulate) {
@@ -155,8 +158,8 @@ void gemm(const Exec& exec, bool trans_a, bool trans_b, std::int64_t m, std::int
   const detail::Gemm<T> whole{trans_a, trans_b, m, n, k, a, lda, b, ldb, c, ldc, accumulate};
   const std::int64_t threads = m * n * k < large_gemm ? 1 : exec.available_threads();
   if (threads == 1) return whole.run();
-  // Each thread multiplies by itself: the library's own threads get parts that differ by a sixth, and wait for each
-  // other where they pack.
+  // Each thread runs its own product. The library's threads would get parts that differ in size by a sixth, and would
+  // wait for each other while they pack.
   const detail::GemmGrid grid(threads, m, n);
   exec.for_each(threads, [&](std::int64_t i) {
     const auto row = [&](std::int64_t j) { return detail::GemmGrid::begin(m, grid.tile_rows, grid.rows, j); };

@@ -1,4 +1,4 @@
-// Lookup of table rows by integer indices, and its transpose; the table may be one shard of a larger one.
+// Lookup of table rows by integer indices, and its transpose. The table may be a shard of a larger one.
 #pragma once
 
 #include <cstdint>
@@ -9,31 +9,31 @@
 
 namespace shardlib::kernels {
 
-// A dtype is a DType, or a dtype_c<T> where the type is known.
+// The type of `dtype` is DType, or that of dtype_c<T> if the dtype is known at compile time.
 
-/// One lookup: result[i...] = table[indices[i...], i...]. Strides in elements, one per result dim, 0 where the table or
-/// the indices lack the dim.
+/// One lookup: result[i...] = table[indices[i...], i...]. Strides are in elements, one for each dim of the result,
+/// and 0 where the table or the indices lack the dim.
 struct Lookup {
-  std::span<const std::int64_t> shape;          ///< of the result
+  std::span<const std::int64_t> shape;          ///< shape of the result
   std::span<const std::int64_t> table_strides;  ///< without the looked-up dim
   std::span<const std::int64_t> index_strides;
   DType index_dtype = DType::i32;  ///< i32 or u32
   std::int64_t row_stride = 0;     ///< the table's stride along the looked-up dim
-  std::int64_t rows = 0;           ///< extent of that dim in this shard
+  std::int64_t rows = 0;           ///< size of that dim in this shard
   std::int64_t first_row = 0;      ///< global id of this shard's row 0
-  std::int64_t global_rows = 0;    ///< extent of the whole dim; ids outside of it are an error
+  std::int64_t global_rows = 0;    ///< global size of the dim; other ids are an error
 };
 
-/// The lookup; ids of other shards give 0, ids of no shard an Error.
+/// The lookup. An id of another shard gives 0. *Throws* Error on an id outside the dim.
 template <class AnyDType>
 void gather(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* table, const void* indices, void* out);
 
-/// The transpose of gather in its table: table_out, of `table_elements` elements, becomes the sum of the cotangent's
-/// rows by id. Sums are taken in f32 for bf16, in an order that depends on the sizes alone.
+/// The transpose of gather for its table. It sets table_out, of `table_elements` elements, to the sum of the
+/// cotangent's rows for each id. bf16 accumulates in f32. The order of the additions depends only on the sizes.
 template <class AnyDType>
 void scatter_add(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* cotangent, const void* indices,
                  void* table_out, std::int64_t table_elements);
-/// The same, added to `sums`, which are f32 for bf16.
+/// As above, but adds to `sums`, which are f32 for bf16.
 template <class AnyDType>
 void scatter_add_to(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* cotangent, const void* indices,
                     void* sums);

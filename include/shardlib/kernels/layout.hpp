@@ -10,7 +10,7 @@
 
 namespace shardlib::kernels {
 
-/// Copies every element of a strided array to another one; strides in elements, an input stride of 0 repeats.
+/// Copies every element of a strided array to another one. Strides are in elements; an input stride of 0 repeats.
 SHARDLIB_INLINE void copy_strided(const Exec& exec, std::size_t element_size, std::span<const std::int64_t> shape,
                                   const void* in, std::span<const std::int64_t> in_strides, void* out,
                                   std::span<const std::int64_t> out_strides);

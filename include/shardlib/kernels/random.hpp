@@ -1,4 +1,4 @@
-// Counter-based random numbers: a pure function of (seed, stream, global index), the same on every mesh.
+// Counter-based random numbers: a pure function of (seed, stream, global index), so they are the same on every mesh.
 #pragma once
 
 #include <Random123/philox.h>
@@ -27,32 +27,33 @@ inline std::array<std::uint32_t, 4> philox(std::uint64_t key, std::uint64_t coun
   return {words[0], words[1], words[2], words[3]};
 }
 
-/// 32 random bits for one element. `stream` tells apart uses of one seed (a parameter, a step's dropout).
+/// 32 random bits for one element. `stream` separates the uses of one seed (a parameter, the dropout of a step).
 inline std::uint32_t bits(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
   return philox(seed, index >> 2, stream)[index & 3U];
 }
 
 namespace detail {
 
-/// The upper 24 bits, so that every value is exact and below 1.
+/// Converts the upper 24 bits, so that every value is exact and below 1.
 inline float to_uniform(std::uint32_t word) {
   return static_cast<float>(word >> 8) * 0x1p-24F;
 }
 
-/// The normal deviate whose upper tail has probability p, for p in (0, 1/2]; accurate to about 1e-6.
+/// The normal number whose upper tail has probability p, for p in (0, 1/2]. Accurate to about 1e-6.
 inline float normal_tail(float p) {
-  // erfinv(x) = x * f(w), x = 1 - 2p and w = -log(1 - x^2), by one polynomial below w = 5 and one in sqrt(w) above.
+  // erfinv(x) = x * f(w) with x = 1 - 2p and w = -log(1 - x^2). f is one polynomial for w < 5, and one in sqrt(w)
+  // above.
   const float w = -fast_log(4.0F * p * (1.0F - p));
   const float centre = polynomial(w - 2.5F, 2.260597774e-8F, 3.422247090e-7F, -3.454779514e-6F, -4.380346714e-6F,
                                   2.183129798e-4F, -0.001253758885F, -0.004177346517F, 0.2466407663F, 1.501409351F);
-  // std::sqrt sets errno, which would keep loops over this function scalar.
+  // std::sqrt sets errno, which would prevent the vectorization of loops over this function.
   const float root = fast_exp(0.5F * fast_log(select(w < 5.0F, 5.0F, w)));
   const float tail = polynomial(root - 3.0F, 1.517725849e-5F, -2.345881995e-4F, 0.001226635368F, -0.003319975827F,
                                 0.005715541456F, -0.007732029328F, 0.009453946010F, 1.001683077F, 2.832976294F);
   return 1.41421356F * (1.0F - 2.0F * p) * select(w < 5.0F, centre, tail);
 }
 
-/// The low bit is the sign, the others are the tail's probability: both tails are resolved down to 2^-32.
+/// The low bit is the sign. The other bits are the tail's probability, which resolves both tails down to 2^-32.
 inline float to_normal(std::uint32_t word, float probability, float offset) {
   const float p = offset + probability * (static_cast<float>(word >> 1) + 0.5F) * 0x1p-32F;
   const float z = normal_tail(p);
@@ -62,7 +63,7 @@ inline float to_normal(std::uint32_t word) {
   return to_normal(word, 1.0F, 0.0F);
 }
 
-/// A normal deviate given that |z| <= 2: the tail probability runs from P(z > 2) to 1/2 instead of from 0.
+/// A normal number given |z| <= 2. The tail's probability is in the range from P(z > 2) to 1/2, instead of from 0.
 inline float to_truncated_normal(std::uint32_t word) {
   constexpr float beyond = 0.0227501319F;
   const float z = to_normal(word, 1.0F - 2.0F * beyond, beyond);
@@ -71,21 +72,21 @@ inline float to_truncated_normal(std::uint32_t word) {
 
 }  // namespace detail
 
-/// An f32 in [0, 1).
+/// A uniform f32 in [0, 1).
 inline float uniform(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
   return detail::to_uniform(bits(seed, stream, index));
 }
-/// A standard normal deviate, at most about 6.3 in size.
+/// A standard normal number. Its absolute value is at most about 6.3.
 inline float normal(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
   return detail::to_normal(bits(seed, stream, index));
 }
-/// A standard normal deviate conditioned on |z| <= 2 (its standard deviation is 0.8796).
+/// A standard normal number given |z| <= 2 (its standard deviation is 0.8796).
 inline float truncated_normal(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
   return detail::to_truncated_normal(bits(seed, stream, index));
 }
 
-/// Fills a dense local shard of a global array: `global_strides` are the global array's, `offsets` the shard's place in
-/// it, both per dim. Element values depend on the global place alone.
+/// Fills a dense local shard of a global array. For each dim, `global_strides` are the strides of the global array,
+/// and `offsets` the position of the shard. An element depends only on its global position.
 template <class T>
 void fill_uniform(const Exec& exec, T* out, std::span<const std::int64_t> shape,
                   std::span<const std::int64_t> global_strides, std::span<const std::int64_t> offsets,

@@ -7,46 +7,46 @@
 
 namespace shardlib::kernels {
 
-// T: f32, bf16 or f64. Of each row the last `padding` elements do not count, as if they were -inf in softmax and
-// were not there in the norms; results are 0 there.
+// T is f32, bf16 or f64. The last `padding` elements of each row do not count: softmax treats them as -inf, and the
+// norms ignore them. Their results are 0.
 
-/// y = softmax(x) along n; y may be x. A row of nothing but -inf gives NaN.
+/// y = softmax(x) along n. y may be x. A row that contains only -inf gives NaN.
 template <class T>
 void softmax(const Exec& exec, const T* x, T* y, std::int64_t outer, std::int64_t n, std::int64_t inner,
              std::int64_t padding = 0);
 
-/// dx = y * (dy - sum(y * dy)) along n, y being the forward result; dx may be dy.
+/// dx = y * (dy - sum(y * dy)) along n, where y is the forward result. dx may be dy.
 template <class T>
 void softmax_backward(const Exec& exec, const T* y, const T* dy, T* dx, std::int64_t outer, std::int64_t n,
                       std::int64_t inner);
 
-/// out = sum(exp(x - shift)) of each of `rows` contiguous rows, of which the first `counted` elements count.
+/// out = sum(exp(x - shift)) for each of `rows` contiguous rows. Only the first `counted` elements of a row count.
 template <class T>
 void sum_exp(const Exec& exec, const T* x, const T* shift, T* out, std::int64_t rows, std::int64_t n,
              std::int64_t counted);
 
-/// dx = dy * (exp(x - shift) / total - (1 at the target)) of rows of n, `total` being the sum over the whole
-/// vocabulary, of which the rows hold the ids from `first` on. dx may be x.
+/// dx = dy * (exp(x - shift) / total - (1 at the target)) for rows of n. `total` is the sum over the whole
+/// vocabulary. The rows hold the ids from `first` on. dx may be x.
 template <class T, class I>
 void cross_entropy_backward(const Exec& exec, const T* x, const T* shift, const T* total, const I* targets, const T* dy,
                             T* dx, std::int64_t rows, std::int64_t n, std::int64_t first);
 
-/// y = x / sqrt(mean(x^2) + eps) along n; y may be x.
+/// y = x / sqrt(mean(x^2) + eps) along n. y may be x.
 template <class T>
 void rms_norm(const Exec& exec, const T* x, T* y, std::int64_t outer, std::int64_t n, std::int64_t inner, double eps,
               std::int64_t padding = 0);
 
-/// The cotangent of rms_norm's x; dx may be dy.
+/// The cotangent of rms_norm's x. dx may be dy.
 template <class T>
 void rms_norm_backward(const Exec& exec, const T* x, const T* dy, T* dx, std::int64_t outer, std::int64_t n,
                        std::int64_t inner, double eps, std::int64_t padding = 0);
 
-/// y = (x - mean(x)) / sqrt(variance(x) + eps) along n; y may be x.
+/// y = (x - mean(x)) / sqrt(variance(x) + eps) along n. y may be x.
 template <class T>
 void layer_norm(const Exec& exec, const T* x, T* y, std::int64_t outer, std::int64_t n, std::int64_t inner, double eps,
                 std::int64_t padding = 0);
 
-/// The cotangent of layer_norm's x; dx may be dy.
+/// The cotangent of layer_norm's x. dx may be dy.
 template <class T>
 void layer_norm_backward(const Exec& exec, const T* x, const T* dy, T* dx, std::int64_t outer, std::int64_t n,
                          std::int64_t inner, double eps, std::int64_t padding = 0);

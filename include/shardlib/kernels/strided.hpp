@@ -1,4 +1,4 @@
-// Loop nests over several strided arrays at once: merging of dims, and walking in chunks.
+// Loop nests over several strided arrays at once: merges dims, and walks in chunks.
 #pragma once
 
 #include <array>
@@ -12,10 +12,10 @@
 
 namespace shardlib::kernels {
 
-/// The most dims that a tensor may have.
+/// The maximum number of dims of a tensor.
 inline constexpr int max_rank = 12;
 
-/// A short list of extents, strides or positions.
+/// A short list of sizes, strides or positions.
 struct Dims {
   std::array<std::int64_t, max_rank> values{};
   int count = 0;
@@ -54,7 +54,7 @@ constexpr Dims row_major(std::span<const std::int64_t> shape) {
   return strides;
 }
 
-/// Nested loops over K arrays. Dims of extent 1 vanish and dims that every array lays out as one are merged.
+/// Nested loops over K arrays. Removes dims of size 1, and merges dims that are contiguous in every array.
 template <std::size_t K>
 struct Nest {
   struct Loop {
@@ -64,7 +64,7 @@ struct Nest {
   std::array<Loop, max_rank + 1> loops{};
   int depth = 0;
 
-  /// Adds a loop inside the ones so far.
+  /// Adds a loop inside the existing ones.
   constexpr void push(std::int64_t extent, const std::array<std::int64_t, K>& strides) {
     if (extent == 1) return;
     if (depth > 0 && merges(loop(depth - 1), extent, strides)) {
@@ -81,7 +81,7 @@ struct Nest {
     for (int d = 0; d < depth; ++d) n *= loop(d).extent;
     return n;
   }
-  /// Takes out the innermost loop (extent 1 where there is none).
+  /// Removes the innermost loop and returns it (a loop of size 1 if there is none).
   constexpr Loop pop() { return depth > 0 ? loop(--depth) : Loop{}; }
 
  private:
@@ -93,7 +93,7 @@ struct Nest {
   }
 };
 
-/// Walks a nest in order from a given iteration; `offsets` are the arrays' current ones, in elements.
+/// Walks a nest in order, from a given iteration. `offsets` are the current offsets in the arrays, in elements.
 template <std::size_t K>
 class Walk {
  public:
@@ -126,8 +126,8 @@ class Walk {
   std::array<std::int64_t, max_rank + 1> position_{};
 };
 
-/// An element of which only the bytes matter. Unlike std::uint32_t it may stand for a float without breaking the
-/// aliasing rules, on which compilers rely once such code is inlined next to the code that wrote the float.
+/// An element as plain bytes. Unlike std::uint32_t, it may alias a float. Compilers rely on the aliasing rules when
+/// they inline such code next to the code that wrote the float.
 template <std::size_t Bytes>
 struct Word;
 template <>
@@ -147,11 +147,11 @@ struct [[gnu::may_alias]] Word<8> {
   std::uint64_t bits;
 };
 
-/// Has the elements [begin, begin + n) loaded into the caches, if they are there at all: by itself a core is late at
-/// the start of every page.
+/// Loads the elements [begin, begin + n) into the caches ahead of use. Some may be outside the array. The hardware
+/// alone is late at the start of every page.
 template <class T>
 inline void load_ahead(const T* data, std::int64_t begin, std::int64_t n) {
-  const auto at = [data](std::int64_t i) {  // no pointer, as it may lie behind the array
+  const auto at = [data](std::int64_t i) {  // an integer and not a pointer, because it may be outside the array
     return reinterpret_cast<std::uintptr_t>(data) + static_cast<std::uintptr_t>(i) * sizeof(T);
   };
   constexpr std::uintptr_t line = 64;

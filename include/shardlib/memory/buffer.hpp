@@ -1,4 +1,4 @@
-// Device memory: shared handles to blocks, from a per-device pool that counts what is alive.
+// Device memory: shared handles to blocks, from a per-device pool that counts allocated bytes.
 #pragma once
 
 #include <algorithm>
@@ -14,14 +14,14 @@
 
 namespace shardlib {
 
-/// A shared handle to a block of bytes; copies share the block, the last one returns it to its pool. `data` is its
-/// first byte, `bytes` its size, `as` the same as a pointer to another type; nobody may write to one that
-/// `is_read_only`.
+/// A shared handle to a block of memory. Copies share the block, and the last copy returns it to its pool. `data`
+/// points to the first byte, `bytes` is the size, and `as` is the same pointer with another type. A block that
+/// `is_read_only` must not be written.
 class Buffer {
  public:
   Buffer() = default;
-  /// Memory that somebody else owns; `owner` keeps it alive (null: the caller promises to). What is `read_only` is
-  /// never unique.
+  /// A handle to memory from elsewhere. `owner` keeps it alive; if it is null, the caller guarantees that. A
+  /// `read_only` block is never unique.
   Buffer(void* data, std::size_t bytes, std::shared_ptr<void> owner, bool read_only = false)
       : block_(std::make_shared<Block>(static_cast<std::byte*>(data), bytes, std::move(owner), read_only)) {}
 
@@ -33,8 +33,10 @@ class Buffer {
   }
   explicit operator bool() const { return block_ != nullptr; }
   [[nodiscard]] bool is_read_only() const { return block_ && block_->read_only; }
-  /// True when no other handle sees this block, so that an op may overwrite it.
-  [[nodiscard]] bool unique() const { return detail::use_count(block_) == 1 && !block_->read_only; }
+  /// True if no other handle shares this block, so that an op may overwrite it.
+  [[nodiscard]] bool unique() const {
+    return detail::use_count(block_) == 1 && !block_->read_only;
+  }
 
  private:
   struct Block {
@@ -48,19 +50,19 @@ class Buffer {
   std::shared_ptr<Block> block_;
 };
 
-/// A device's memory: blocks of a region, and how many bytes they are. Freed ones serve the next requests, of whatever
-/// size, so that a steady training step takes nothing from the system. Thread-safe: a peer's pending communication may
-/// drop the last handle.
+/// A device's memory: allocates blocks of a region and counts their bytes. Later requests of any size reuse freed
+/// blocks, so a training step in steady state requests no memory from the system. Thread-safe: a peer's pending
+/// communication may drop the last handle.
 class Pool : public std::enable_shared_from_this<Pool> {
  public:
-  /// What the pool has handed out.
+  /// The pool's memory use.
   struct Stats {
-    std::size_t live = 0;      ///< bytes handed out now
-    std::size_t peak = 0;      ///< most bytes handed out at once since `reset_peak`
-    std::size_t reserved = 0;  ///< bytes of the region that have been in blocks, its other pools' too
+    std::size_t live = 0;      ///< bytes allocated now
+    std::size_t peak = 0;      ///< maximum of `live` since `reset_peak`
+    std::size_t reserved = 0;  ///< bytes of the region that have been in blocks, including those of other pools
   };
 
-  /// A pool of its own region, or of one shared with other pools.
+  /// A pool with its own region, or with a region shared with other pools.
   static std::shared_ptr<Pool> make(std::shared_ptr<Region> region = Region::make()) {
     return std::shared_ptr<Pool>(new Pool(std::move(region)));
   }
@@ -68,16 +70,16 @@ class Pool : public std::enable_shared_from_this<Pool> {
   Pool& operator=(const Pool&) = delete;
   ~Pool() { trim(); }
 
-  /// From so many bytes on a block has the region's alignment; all have 64 bytes.
+  /// Blocks of at least this size have the region's alignment. Smaller ones have 64 bytes.
   static constexpr std::size_t long_block = std::size_t{1} << 18;
-  /// Uninitialised memory. Throws Error when there is not enough.
+  /// Uninitialized memory. *Throws* Error if there is not enough memory.
   Buffer allocate(std::size_t bytes);
 
-  /// True for a pool of addresses without memory, for dry runs: its blocks must not be read or written.
+  /// True for meta memory, as in a dry run: nothing may read or write these blocks.
   [[nodiscard]] bool is_meta() const { return region_->is_meta(); }
-  [[nodiscard]] Stats stats() const;  ///< the numbers of this moment
-  void reset_peak();                  ///< lets the peak begin at what is live now
-  /// Returns the pages that lie in no block to the system.
+  [[nodiscard]] Stats stats() const;  ///< the current numbers
+  void reset_peak();                  ///< resets the peak to the bytes that are live now
+  /// Returns the pages outside of all blocks to the system.
   void trim() { region_->trim(); }
 
  private:
@@ -87,7 +89,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
     return std::max<std::size_t>(unit, (bytes + unit - 1) / unit * unit);
   }
   [[noreturn]] void fail(std::size_t bytes) const;
-  /// `taken`: of the region, for a block that counts `bytes`.
+  /// `taken` is the size in the region of a block that counts as `bytes`.
   void give(std::byte* p, std::size_t bytes, std::size_t taken);
 
   mutable std::mutex mutex_;

@@ -1,4 +1,4 @@
-// Copying what is too long to stay in a cache.
+// Copies of data that is too large to stay in a cache.
 #pragma once
 
 #if defined(__SSE2__)
@@ -12,8 +12,8 @@
 
 namespace shardlib::detail {
 
-/// memcpy past the caches: the processor does not first read the lines that it overwrites. The next read of them is
-/// slower if they would have fitted into a cache. `nontemporal_fence` has to follow.
+/// Like memcpy, but bypasses the caches: the processor does not read the cache lines before it overwrites them. A
+/// later read is slower if the data would still be in a cache. Call `nontemporal_fence` afterwards.
 inline void nontemporal_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
 #if defined(__SSE2__)
   constexpr std::size_t line = 64;
@@ -36,7 +36,8 @@ inline void nontemporal_copy(std::byte* to, const std::byte* from, std::size_t b
 #endif
 }
 
-/// Before another processor is told that what has been streamed is there: these stores keep no order of their own.
+/// Call it before telling another processor that the data is there. Non-temporal stores have no order relative to
+/// other stores.
 inline void nontemporal_fence() {
 #if defined(__SSE2__)
   _mm_sfence();

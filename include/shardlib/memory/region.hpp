@@ -1,4 +1,5 @@
-// Where pools cut their blocks from: ranges of addresses that fit, the lowest first, freed neighbours joined again.
+// The memory from which pools allocate blocks: the lowest free range of addresses that fits. Adjacent free ranges are
+// merged.
 #pragma once
 
 #include <cstddef>
@@ -17,56 +18,57 @@
 
 namespace shardlib {
 
-/// Memory to cut blocks from. Its records lie outside of the blocks, so a dry run's region needs addresses alone.
-/// Thread-safe: any thread may free what another has allocated.
+/// Memory to allocate blocks from. The data about blocks is outside of them, so that a dry run's region needs only
+/// addresses. Thread-safe: any thread may free a block that another thread allocated.
 class Region {
  public:
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
   virtual ~Region() = default;
 
-  /// This process's own memory, of which pages are taken as they are first written.
+  /// This process's own memory. The system assigns pages at the first write.
   static std::shared_ptr<Region> make();
-  /// Addresses where no program has memory: an access is a fault. For dry runs.
+  /// Meta memory, for dry runs: addresses that no program can use. An access is a fault.
   static std::shared_ptr<Region> make_meta();
 
-  /// Uninitialised memory, aligned to 64 bytes; null when the region has no more addresses or the machine has not the
-  /// memory.
+  /// Uninitialized memory, aligned to 64 bytes. Null if the region has no addresses left or the machine has no memory
+  /// left.
   std::byte* allocate(std::size_t bytes);
-  /// `bytes`: as they were allocated.
+  /// `bytes` must be the allocated size.
   void free(std::byte* data, std::size_t bytes);
-  /// Returns the pages that lie in no block to the system.
+  /// Returns the pages outside of all blocks to the system.
   void trim();
-  /// Bytes that blocks have been cut from so far. Beside the most that were in blocks at once it tells what
-  /// fragmentation costs.
+  /// The number of bytes that have been part of a block at any time. The difference to the peak of bytes in blocks is
+  /// the cost of fragmentation.
   [[nodiscard]] std::size_t reserved() const;
-  [[nodiscard]] virtual bool is_meta() const { return false; }  ///< whether its memory is not there
-  /// Where a pool's long blocks begin: at multiples of so many bytes.
+  [[nodiscard]] virtual bool is_meta() const { return false; }  ///< whether this is meta memory
+  /// The alignment of a pool's long blocks, in bytes.
   [[nodiscard]] virtual std::size_t alignment() const { return 64; }
 
  protected:
-  using Addresses = std::pair<std::uintptr_t, std::size_t>;  ///< the first and how many
+  using Addresses = std::pair<std::uintptr_t, std::size_t>;  ///< the first address and the number of addresses
 
   Region() = default;
-  /// Whether so many bytes more may be written.
+  /// Whether the process may write `bytes` more bytes.
   virtual bool grant(std::size_t bytes) = 0;
-  /// More addresses, for a block of `bytes`; 0 of them when there are none.
+  /// Reserves more addresses, for a block of `bytes`. Returns 0 addresses if there are none.
   virtual Addresses grow(std::size_t bytes) = 0;
-  /// Gives whole pages back to the system; where this fails they stay.
+  /// Returns whole pages to the system. If that fails, the pages stay.
   virtual void discard(std::uintptr_t begin, std::size_t bytes) = 0;
-  /// Call it before the addresses are unmapped: their next user may use all of them.
+  /// Call it before the addresses are released: it removes the AddressSanitizer marks, because the next owner may use
+  /// all of them.
   void leave();
 
  private:
-  /// Free ranges, no two of which touch.
+  /// Free ranges. No two of them are adjacent.
   class Free {
    public:
-    /// The first address of `bytes` that are free no more. They come from the lowest of the ranges that have up to four
-    /// times as many, so that blocks lie close together; else from the smallest range, the lowest of equal ones, so
-    /// that large ranges remain for large blocks.
+    /// Takes `bytes` and returns their first address. Candidates are the ranges of `bytes` up to four times `bytes`,
+    /// and the lowest of them is used, so that blocks are close together. If there is none, it uses the smallest
+    /// larger range, and the lowest of equal ones, which preserves large ranges for large blocks.
     std::optional<std::uintptr_t> take(std::size_t bytes);
     void give(std::uintptr_t begin, std::size_t bytes);
-    /// Takes the range that ends at `end`; returns its bytes.
+    /// Takes the range that ends at `end` and returns its size in bytes.
     std::size_t take_before(std::uintptr_t end);
     [[nodiscard]] const std::map<std::uintptr_t, std::size_t>& ranges() const { return ranges_; }
 
@@ -74,29 +76,31 @@ class Region {
     using Range = std::map<std::uintptr_t, std::size_t>::iterator;
     void remove(Range range);
 
-    std::map<std::uintptr_t, std::size_t> ranges_;              ///< where they begin, and their bytes
-    std::set<std::pair<std::size_t, std::uintptr_t>> by_size_;  ///< the same, bytes first
+    std::map<std::uintptr_t, std::size_t> ranges_;              ///< by first address, with their sizes
+    std::set<std::pair<std::size_t, std::uintptr_t>> by_size_;  ///< the same ranges, by size
   };
 
-  /// What a block of `bytes` takes.
+  /// The bytes that a block for `bytes` occupies.
   [[nodiscard]] std::size_t block_bytes(std::size_t bytes) const;
-  /// The lowest addresses of which no byte has been in a block, after what is free just before them.
+  /// Takes `bytes` at the lowest address that was never part of a block. A free range directly before that address is
+  /// used first.
   std::optional<std::uintptr_t> take_untouched(std::size_t bytes);
 
   mutable std::mutex mutex_;
   Free free_;
   std::vector<Addresses> grown_;
-  std::uintptr_t untouched_ = 0;  ///< from here to the end of the last of `grown_` no block has been yet
+  /// No block has used the addresses from here to the end of the last range in `grown_`.
+  std::uintptr_t untouched_ = 0;
   std::uintptr_t end_ = 0;
 };
 
 namespace detail {
 
-/// Pages of memory, this process's own or a file's. `data` is null where the system refuses them.
+/// Mapped pages, private to this process or of a file. `data` is null if the system refuses the mapping.
 class Mapping {
  public:
   Mapping() = default;
-  /// `file`: -1 for memory of this process alone.
+  /// A `file` of -1 means private memory.
   Mapping(int file, std::size_t bytes);
   Mapping(Mapping&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
@@ -115,19 +119,22 @@ class Mapping {
 };
 
 std::size_t page_bytes();
-/// The memory that this machine has.
+/// The physical memory of this machine.
 std::size_t machine_bytes();
-/// The sum of such lines of a file as /proc/meminfo, in bytes; nothing where the first of them is not there.
+/// The sum of the two named lines in a file like /proc/meminfo, in bytes. Returns nothing if the file lacks the first
+/// line.
 std::optional<std::size_t> sum_of_lines(const std::string& path, std::string_view first, std::string_view second);
-/// What is left of `available` bytes of memory for a process whose heaps were granted `granted` bytes and that has
-/// written `written`, which may be other memory in part: what is granted will be written.
+/// The part of `available` bytes that is left for a process. Its heaps were granted `granted` bytes, all of which it
+/// will write. It has written `written` bytes so far, some of them perhaps to other memory.
 constexpr std::size_t left_of(std::size_t available, std::size_t granted, std::size_t written) {
-  const std::size_t kept = (granted > written ? granted - written : 0) + granted / 64;  // and for page tables
+  // the second term is for page tables
+  const std::size_t kept = (granted > written ? granted - written : 0) + granted / 64;
   return available > kept ? available - kept : 0;
 }
-/// The memory that the machine has left for this process, swap included; a very large number where Linux does not say.
+/// The memory that is left for this process on this machine, swap included. A very large number if Linux does not
+/// report it.
 std::size_t left_bytes();
-/// Smaller grants are not checked: the check would take longer than writing the memory.
+/// Up to this size, a region grants memory without reading /proc: the check would take longer than the writes.
 inline constexpr std::size_t small_grant = std::size_t{1} << 20;
 
 }  // namespace detail

@@ -1,4 +1,5 @@
-// causal_attention: softmax(q k') v without storing the scores, as one op with all cotangents in one pass.
+// causal_attention: softmax(q k') v as one op, which does not store the scores and computes all cotangents in one
+// pass.
 #pragma once
 
 #include <array>
@@ -14,15 +15,16 @@ namespace shardlib {
 
 namespace detail {
 
-/// An attention without the specs of its operands.
+/// The arguments of an attention, without the specs of the operands.
 struct Attention {
   OpInfo op;
   ValuePtr q, k, v;
-  ValuePtr segments;  ///< null: all positions are in one
-  int length = 0;     ///< the dim of q along which positions count
-  int width = 0;      ///< the one over which products are summed
+  ValuePtr segments;  ///< null: all positions belong to one segment
+  int length = 0;     ///< the dim of q that holds the positions
+  int width = 0;      ///< the dim of q that the products q k' sum over
 };
-/// Records the op. `sums`: the spec of the log-sum-exps, one number for each query. `due`: those of the cotangents.
+/// Records the op. `sums` is the spec of the log-sum-exps, one number for each query. `due` holds the specs of the
+/// cotangents.
 template <class D>
 ValuePtr record_attention(Attention a, std::optional<double> scale, const TensorSpec& sums,
                           const std::array<const TensorSpec*, 3>& due);
@@ -36,7 +38,7 @@ constexpr Spec without_dim(Spec s, std::string_view dim) {
 template <DimName Length, DimName Dim, class Out, class Keys>
 Out causal_attention_op(const OpInfo& op, const Out& q, const Keys& k, const Keys& v, ValuePtr segments,
                         std::optional<double> scale) {
-  constexpr Spec axes = axes_of<Out::spec>();  // the other operands have no further ones
+  constexpr Spec axes = axes_of<Out::spec>();  // the other operands have no axes beyond these
   constexpr Spec ct = dual_spec(Out::spec, axes), key_ct = dual_spec(Keys::spec, axes);
   constexpr Spec sums = without_dim(Out::spec, Dim);
   static constexpr OpSpec transpose = make_op(ct, Out::spec, key_ct);
@@ -51,10 +53,11 @@ Out causal_attention_op(const OpInfo& op, const Out& q, const Keys& k, const Key
 
 }  // namespace detail
 
-/// softmax(scale q k') v along `Length`, each position seeing itself and those before it; `Dim` is the width of a head,
-/// and scale 1/sqrt(|Dim|) unless given. Scores are in f32 (f64 for f64) and never stored for all positions; both dims
-/// are whole on each device, all others are batch. Keys and values may lack dims of the queries: query heads that share
-/// a head of keys. `causal_attention<"L", "D">(q, k, v)` of q "B/d L Q K/t D", k and v "B/d L K/t D"
+/// Computes softmax(scale q k') v along `Length`, where each position sees itself and those before it. `Dim` is the
+/// width of a head. The default of `scale` is 1/sqrt(|Dim|). Scores are in f32 (f64 for f64), and the op never stores
+/// the scores of all positions. Each device must hold both dims whole; all other dims are batch dims. Keys and values
+/// may lack dims of the queries: the query heads along such a dim share one head of keys.
+/// `causal_attention<"L", "D">(q, k, v)` of q "B/d L Q K/t D", k and v "B/d L K/t D"
 template <DimName Length, DimName Dim, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V>
 auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v,
                       std::optional<double> scale = {}, Site site = Site::current())
@@ -63,8 +66,8 @@ auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor
   return detail::causal_attention_op<Length, Dim>(detail::Calling{"causal_attention", Dim, site}, q, k, v, nullptr,
                                                   scale);
 }
-/// The same, where a position sees those of its own segment alone. `causal_attention<"L", "D">(q, k, v, segments)` with
-/// segments "B/d L"
+/// As above, but a position sees only positions of its own segment. `causal_attention<"L", "D">(q, k, v, segments)`
+/// with segments "B/d L"
 template <DimName Length, DimName Dim, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V, dtype I, Spec S>
 auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v, const Tensor<I, S>& segments,
                       std::optional<double> scale = {}, Site site = Site::current())

@@ -1,9 +1,9 @@
 // Collectives and layout casts, each with its transpose.
 //
-// The op spec of an op of one operand may be its result alone, `all_gather<"M F/t">(w)`, or the axes that it acts over,
-// `all_gather<over<"d">>(w)`, where the operand says the rest. `Sum` is the dtype in which devices' parts are summed:
-// f32 for bf16, which stays bf16 on the wire and is rounded once, otherwise the operand's. The sum of bf16 has to state
-// it.
+// An op of one operand takes one of three op specs: the full one, the result alone, `all_gather<"M F/t">(w)`, or the
+// axes that it acts over, `all_gather<over<"d">>(w)`. The operand's type gives the rest. `Sum` is the dtype in which
+// the op adds the values of different devices. For bf16 it is f32: the values travel as bf16 and the op rounds the
+// sum once. For other dtypes it is the operand's dtype. A sum of bf16 has to state `Sum`.
 #pragma once
 
 #include <string_view>
@@ -17,7 +17,7 @@ namespace shardlib {
 
 namespace detail {
 Buffer gather(const Value& in, const Value& out);
-/// In a program that prefetches: starts the gather that `gather` completes.
+/// Inside prefetch: starts the transfer that `gather` later completes. Elsewhere it does nothing.
 void gather_ahead(const ValuePtr& in, const ValuePtr& out);
 template <class Out, class X>
 inline constexpr auto all_gather_vjp = [](const auto& ct) {
@@ -26,8 +26,8 @@ inline constexpr auto all_gather_vjp = [](const auto& ct) {
 };
 }  // namespace detail
 
-/// Concatenates the shards of the last axes of one or several dims. Backward: reduce_scatter; the dtype in which that
-/// sums may be stated, `all_gather<"M/t/d H -> M/t H", backward_sum<f32>>(w)`. `all_gather<"M/t/d H -> M/t H">(w)`
+/// Concatenates the shards over the last axes of one or several dims. Backward: reduce_scatter. `backward_sum` states
+/// the dtype of that sum: `all_gather<"M/t/d H -> M/t H", backward_sum<f32>>(w)`. `all_gather<"M/t/d H -> M/t H">(w)`
 template <OpSpec O, class Sum = void, dtype D, Spec S>
 auto all_gather(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::after_t<detail::backward_sums_in<D, Sum>, D>, detail::result_of<rules::all_gather, O, S>> {
@@ -43,14 +43,14 @@ auto all_gather(const Tensor<D, S>& x) -> detail::needs_op_spec<"all_gather", D,
 
 namespace detail {
 Buffer scatter(const Value& in, const Value& out);
-/// If sums of gradients run asynchronously: starts this one. The first read of `out` waits for it.
+/// Where the sum of a gradient is asynchronous: starts it. The first read of `out` waits for it.
 void scatter_ahead(const ValuePtr& in, const ValuePtr& out);
 template <class Out, class X>
 inline constexpr auto reduce_scatter_vjp = [](const auto& ct) { return all_gather<transpose_op<Out, X>()>(ct); };
 }  // namespace detail
 
-/// Takes the pending sum and leaves each device its shard. Backward: all_gather.
-/// `reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(y)`, of f32 without the dtype
+/// Completes the partial sum and leaves each device its shard. Backward: all_gather.
+/// `reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(y)`; an operand of f32 needs no dtype.
 template <OpSpec O, class Sum = void, dtype D, Spec S>
 auto reduce_scatter(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_summed<"reduce_scatter", D, Sum>, D>,
@@ -74,8 +74,7 @@ inline constexpr auto all_reduce_vjp =
     [](const auto& ct) { return all_reduce<transpose_op<Out, X>(), sum_of<typename X::value_type>>(ct); };
 }  // namespace detail
 
-/// Takes the pending sum and gives it to every device. Backward: all_reduce.
-/// `all_reduce<"+d +t -> ">(loss)`
+/// Completes the partial sum on every device. Backward: all_reduce. `all_reduce<"+d +t -> ">(loss)`
 template <OpSpec O, class Sum = void, dtype D, Spec S>
 auto all_reduce(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_summed<"all_reduce", D, Sum>, D>, detail::result_of<rules::all_reduce, O, S>> {
@@ -88,13 +87,13 @@ template <dtype D, Spec S>
 auto all_reduce(const Tensor<D, S>& x) -> detail::needs_op_spec<"all_reduce", D, S>;
 
 namespace detail {
-/// The maximum over the dims that `out` lacks, of this device's shard, then over devices.
+/// The maximum over the dims that `out` lacks: first of this device's shard, then over devices.
 template <class D>
 Buffer max_over_devices(const Value& in, const Value& out);
 }  // namespace detail
 
-/// Maximum over the dims that the result lacks, over all devices that share them. No derivative: take stop_gradient of
-/// the operand first. `all_reduce_max<"B/d L V/t -> B/d L">(logits)`
+/// The maximum over the dims that the result lacks, across all devices that share them. It has no derivative: pass it
+/// `stop_gradient(x)`. `all_reduce_max<"B/d L V/t -> B/d L">(logits)`
 template <OpSpec O, dtype D, Spec S>
 auto all_reduce_max(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_reduced<"all_reduce_max", D>, D>,
@@ -114,7 +113,7 @@ template <class Out, class X>
 inline constexpr auto all_to_all_vjp = [](const auto& ct) { return all_to_all<transpose_op<Out, X>()>(ct); };
 }  // namespace detail
 
-/// Moves the last axes of one dim to another. Backward: the inverse all_to_all. `all_to_all<"A/t B -> A B/t">(x)`
+/// Moves the last axes of one dim to another dim. Backward: the inverse all_to_all. `all_to_all<"A/t B -> A B/t">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto all_to_all(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::all_to_all, O, S>> {
@@ -127,7 +126,7 @@ template <dtype D, Spec S>
 auto all_to_all(const Tensor<D, S>& x) -> detail::needs_op_spec<"all_to_all", D, S>;
 
 namespace detail {
-/// Sends the shard `by` places up the ring of an axis.
+/// Sends the shard to the device `by` places further along the ring of an axis.
 struct Shift {
   std::string_view axis;
   int by;
@@ -143,8 +142,8 @@ struct ShiftVjp {
 };
 }  // namespace detail
 
-/// Passes shards round the ring of an axis: device i's shard goes to device (i + by) mod n. A dim that the axis shards
-/// may not be padded. Backward: shift by -by. `shift<"A/t", "t">(x, 1)`
+/// Sends shards along the ring of an axis: device i's shard goes to device (i + by) mod n. If the axis shards a dim,
+/// that dim may not be padded. Backward: shift by -by. `shift<"A/t", "t">(x, 1)`
 template <OpSpec O, AxisName Axis, dtype D, Spec S>
 auto shift(const Tensor<D, S>& x, int by, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::shift, O, Axis, S>> {
@@ -156,7 +155,7 @@ auto shift(const Tensor<D, S>& x, int by, Site site = Site::current())
   return detail::record_unary<"shift", Tensor<D, S>>(op, x, detail::sizes_of(x.value()), detail::Shift{Axis, by},
                                                      detail::vjp(x, detail::ShiftVjp<Axis>{by}));
 }
-/// The same of the one dim that the axis shards. `shift<over<"t">>(x, 1)`
+/// As above, of an operand that the axis shards along one dim. `shift<over<"t">>(x, 1)`
 template <OpSpec O, dtype D, Spec S>
 auto shift(const Tensor<D, S>& x, int by, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::shift_over, O, S>> {
@@ -166,7 +165,7 @@ auto shift(const Tensor<D, S>& x, int by, Site site = Site::current())
 namespace detail {
 /// Copies this device's shard out of a replicated value.
 Buffer cut_shard(const Value& in, const Value& out);
-/// This device's shard in zeros.
+/// Puts this device's shard into an array of zeros.
 Buffer embed_block(const Value& in, const Value& out);
 /// The transpose of shard, S -> P. "A/t -> A +t"
 template <class Out, class X>
@@ -179,7 +178,8 @@ inline constexpr auto slice_vjp = [](const auto& ct) {
 };
 }  // namespace detail
 
-/// Each device keeps its shard of a replicated value; no traffic. Backward: zeros elsewhere. `shard<"A -> A/t">(x)`
+/// Each device keeps its shard of a replicated value, without communication. Backward: zeros elsewhere.
+/// `shard<"A -> A/t">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto shard(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<D, detail::result_of<rules::shard, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::shard, O, S>>;
@@ -191,14 +191,14 @@ template <dtype D, Spec S>
 auto shard(const Tensor<D, S>& x) -> detail::needs_op_spec<"shard", D, S>;
 
 namespace detail {
-/// The value itself on the first device of the axes that become partial, zeros on the others.
+/// The value on the first device of the axes that become partial, and zeros on the others.
 Buffer keep_on_first(const Value& in, const Value& out);
 template <class Out, class X>
 inline constexpr auto to_partial_vjp = [](const auto& ct) { return to_partial<transpose_op<Out, X>()>(ct); };
 }  // namespace detail
 
-/// A replicated value as a sum: the first device of the axis keeps it, the others hold zero. Backward: to_partial.
-/// `to_partial<"A -> A +t">(b)`
+/// Turns a replicated value into a partial sum: the first device of the axis keeps it, the others hold zero.
+/// Backward: to_partial. `to_partial<"A -> A +t">(b)`
 template <OpSpec O, dtype D, Spec S>
 auto to_partial(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::to_partial, O, S>> {

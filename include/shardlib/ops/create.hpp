@@ -1,4 +1,4 @@
-// Arrays from nothing: constants, indices, masks, random numbers; and a scalar back on the host.
+// Ops that create arrays: constants, indices, masks, random numbers. `item` reads a scalar back on the host.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@
 
 namespace shardlib {
 
-// Sizes are global, before sharding; padding is zero.
+// Sizes are global, before sharding. Padding is zero.
 
 namespace detail {
-/// Records an array whose elements `Kernel` makes, of the sizes behind the names of its spec.
+/// Records an array with every element equal to `value`. `sizes` gives the size of each dim in the spec.
 ValuePtr create_constant(const OpInfo& op, const DevicePtr& device, DType dtype, const TensorSpec& spec,
                          const Sizes& sizes, double value);
 ValuePtr create_iota(const OpInfo& op, const DevicePtr& device, const TensorSpec& spec, DimSize size);
@@ -45,7 +45,7 @@ auto ones(const Mesh<A>& mesh, Sizes sizes, Site site = Site::current())
   return Tensor<D, S>(
       detail::create_constant({"ones", S, site}, mesh.device(), dtype_v<D>, detail::parsed<S>, sizes, 1));
 }
-/// 0, 1, 2, ... along one dim: global indices, whatever the sharding. `iota<"L/t">(mesh, 128)`, padded
+/// 0, 1, 2, ... along one dim. The elements are global indices under every sharding. `iota<"L/t">(mesh, 128)`, padded
 /// `iota<"L/t">(mesh, {125, 128})`
 template <Spec S, Spec A>
 auto iota(const Mesh<A>& mesh, DimSize size, Site site = Site::current())
@@ -61,7 +61,7 @@ auto causal_mask(const Mesh<A>& mesh, DimSize rows, DimSize columns, Site site =
       detail::create_causal_mask({"causal_mask", S, site}, mesh.device(), detail::parsed<S>, rows, columns));
 }
 
-/// Names a sequence of random numbers by a seed and a stream: each array takes a stream of its own.
+/// Identifies a sequence of random numbers by a seed and a stream. Use a different stream for each array.
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
@@ -73,8 +73,9 @@ ValuePtr create_random(const OpInfo& op, const DevicePtr& device, const TensorSp
                        RandomKey key, Distribution distribution);
 }
 
-/// Normal numbers of mean 0 and deviation 1. They are keyed by the global index of the element, as those of the two ops
-/// below: the same array on every mesh, and with any padding. `random_normal<f32, "M/t F">(mesh, sizes, {seed, 0})`
+/// Normal numbers of mean 0 and standard deviation 1. This op and the next two derive each number from the key and
+/// the element's global index, so the array is the same on every mesh and with any padding.
+/// `random_normal<f32, "M/t F">(mesh, sizes, {seed, 0})`
 template <dtype D, Spec S, Spec A>
 auto random_normal(const Mesh<A>& mesh, Sizes sizes, RandomKey key, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"random_normal", D>, D>,
@@ -100,12 +101,12 @@ auto random_uniform(const Mesh<A>& mesh, Sizes sizes, RandomKey key, Site site =
 }
 
 namespace detail {
-/// Element 0 of the shard; 1 in a dry run, which has none.
+/// Element 0 of the shard. Returns 1 in a dry run, where shards have no memory.
 template <class D>
 D first_element(const ValuePtr& x);
 }  // namespace detail
 
-/// A scalar as a number on the host: only where every device reads the same one. `item(loss)` of ""
+/// A scalar as a number on the host. Its spec must be "", so that every device reads the same number. `item(loss)`
 template <dtype D, Spec S>
 auto item(const Tensor<D, S>& x, Site site = Site::current())
     -> std::enable_if_t<detail::checked<rules::item, S>::ok, D> {

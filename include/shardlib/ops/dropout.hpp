@@ -1,4 +1,5 @@
-// Dropout whose mask is a pure function of a key and the global index, so that it need not be kept.
+// Dropout with a mask that depends only on a key and the global index, so that the backward pass can compute it
+// again.
 #pragma once
 
 #include "shardlib/ops/create.hpp"
@@ -26,8 +27,9 @@ struct DropoutVjp {
 };
 }  // namespace detail
 
-/// Each element is zero with probability `rate`, else x / (1 - rate) (Srivastava et al. 2014). Keyed by the global
-/// index: the same elements on every mesh, and nothing is kept for the backward pass. `dropout(x, 0.1, {seed, step})`
+/// Sets each element to zero with probability `rate`, else to x / (1 - rate) (Srivastava et al. 2014). The mask
+/// depends on the key and the global index: it is the same on every mesh, and the op keeps nothing for the backward
+/// pass. `dropout(x, 0.1, {seed, step})`
 template <dtype D, Spec S>
 auto dropout(const Tensor<D, S>& x, double rate, RandomKey key, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"dropout", D>, D>, detail::result_of<rules::cast, true, true, S>> {

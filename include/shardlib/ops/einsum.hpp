@@ -1,4 +1,4 @@
-// einsum_unreduced: multiply and sum on one device; what has to be summed over devices stays pending.
+// einsum_unreduced: multiplies and sums on each device. A sum over devices stays partial.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ struct EinsumPlan;
 }
 namespace detail {
 
-/// The dims of the operands and the result as small numbers, one per name.
+/// Numbers the names of dims: the dims of the operands and of the result as small integers.
 template <OpSpec O>
 struct EinsumIds {
   static constexpr OpParts op = parse_op(O);
@@ -44,22 +44,22 @@ struct EinsumIds {
   }
 };
 
-/// How the dims of the op become batches, rows, columns and the sum of a product.
+/// The roles of the op's dims in a matrix product: batch, row, column or summed.
 template <OpSpec O>
 const kernels::EinsumPlan& einsum_plan();
-/// The product of two operands of D, with result R.
+/// The product of two operands of dtype D. The result has dtype R.
 template <class D, class R>
 struct Einsum {
   const kernels::EinsumPlan* plan;
   ValuePtr a, b;
   Buffer operator()(const Value& out) const;
 };
-/// One operand of D, summed and transposed, with result R.
+/// Sums and transposes one operand of dtype D. The result has dtype R.
 template <OpSpec O, class D, class R>
 Buffer einsum_of_one(const Value& in, const Value& out);
 
-/// The spec of an operand's cotangent without the dims that neither the result nor the other operand has: they were
-/// summed away, and are repeated again afterwards.
+/// The spec of an operand's cotangent without the dims that both the result and the other operand lack. The op summed
+/// over those dims, so the VJP repeats them afterwards.
 constexpr Spec reachable(Spec due, Spec ct, Spec other) {
   TensorSpec spec = parse_tensor(due).spec;
   const TensorSpec a = parse_tensor(ct).spec, b = parse_tensor(other).spec;
@@ -68,7 +68,7 @@ constexpr Spec reachable(Spec due, Spec ct, Spec other) {
   return Spec(to_string(spec).view());
 }
 
-/// The op without VJPs, as a backward pass wants it, which is not differentiated again.
+/// The op without VJPs. A backward pass calls it, because no second derivative follows.
 template <OpSpec O, class R, class X, class Y>
 auto multiply_only(const OpInfo& op, const X& x, const Y& y) {
   using Result = Tensor<R, result_of<rules::einsum, O, X::spec, Y::spec>>;
@@ -76,7 +76,7 @@ auto multiply_only(const OpInfo& op, const X& x, const Y& y) {
                                             sizes_by_name(op, parsed<Result::spec>, x.value(), y.value()),
                                             Einsum<typename X::value_type, R>{&einsum_plan<O>(), x.value(), y.value()});
 }
-/// The cotangent in the operands' dtype: that of the result may be wider.
+/// The cotangent in the operands' dtype. The result's dtype may be wider.
 template <class D, class Ct>
 auto narrowed(const Ct& ct) {
   if constexpr (std::is_same_v<typename Ct::value_type, D>)
@@ -104,9 +104,8 @@ inline constexpr auto einsum_vjp = [](const auto& ct, const auto& other, const G
 
 }  // namespace detail
 
-/// Multiplies and sums on each device; what has to be summed over devices stays pending. Accumulates in f32 (f64 for
-/// f64), returns the operands' dtype or `Out`. Backward: two einsums. `einsum_unreduced<"B/d L M/t, M/t H -> B/d L H
-/// +t">(x, w)`
+/// Multiplies and sums on each device; a sum over devices stays partial. Accumulates in f32 (f64 for f64) and returns
+/// the operands' dtype or `Out`. Backward: two einsums. `einsum_unreduced<"B/d L M/t, M/t H -> B/d L H +t">(x, w)`
 template <OpSpec O, class Out = void, dtype D, Spec S, dtype E, Spec T>
 auto einsum_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& y, Site site = Site::current()) -> Tensor<
     detail::after_t<detail::one_dtype<"einsum_unreduced", D, E> && detail::einsum_dtypes<D, detail::dtype_or<Out, D>>,
@@ -137,7 +136,8 @@ inline constexpr auto einsum_of_one_vjp = [](const auto& ct, const GlobalSizes& 
 };
 }  // namespace detail
 
-/// One operand: sums away the dims that the result lacks and orders the others. `einsum_unreduced<"A B/t -> A +t">(x)`
+/// One operand: sums over the dims that the result lacks and orders the others.
+/// `einsum_unreduced<"A B/t -> A +t">(x)`
 template <OpSpec O, class Out = void, dtype D, Spec S>
 auto einsum_unreduced(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::after_t<detail::einsum_dtypes<D, detail::dtype_or<Out, D>>, detail::dtype_or<Out, D>>,
@@ -153,7 +153,7 @@ template <dtype D, Spec S, dtype E, Spec T>
 auto einsum_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& y)
     -> detail::needs_op_spec<"einsum_unreduced", D, S, T>;
 
-/// A compile error that names `einsum_unreduced`: no einsum communicates by itself.
+/// A compile error that points to `einsum_unreduced`, because an einsum never communicates.
 template <OpSpec O, dtype D, Spec S, dtype E, Spec T>
 auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y) -> Tensor<D, detail::result_of<rules::no_einsum, O, S, T>>;
 template <dtype D, Spec S, dtype E, Spec T>

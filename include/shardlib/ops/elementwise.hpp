@@ -1,4 +1,4 @@
-// Elementwise arithmetic and functions, broadcasting by name; casts.
+// Elementwise arithmetic and functions, which broadcast by name; casts.
 #pragma once
 
 #include <type_traits>
@@ -12,11 +12,12 @@
 namespace shardlib {
 
 // ---- between tensors -----------------------------------------------------------------------------------------------
-// The operators + - * / are Tensor's own (types/tensor.hpp), and call these. Integers divide by no zero.
+// The operators + - * / belong to Tensor (types/tensor.hpp) and call these functions. Integer division by zero is an
+// error.
 
 namespace detail {
 
-/// A broadcast loop without a derivative of its own: the kernel of + - * /, and of / between integers.
+/// A broadcast loop for + - * and for floating-point /. Its op supplies the VJPs.
 template <class F, class D>
 struct Pointwise {
   ValuePtr a, b;
@@ -82,7 +83,7 @@ auto divide(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> a
                           vjp(b, save(a, b), divisor_vjp<Tensor<E, T>>));
 }
 
-/// A linear op of one operand: the same function of the cotangent, P -> P and R -> R.
+/// A linear op of one operand. Its VJP applies the same function to the cotangent. P -> P and R -> R.
 template <class F, class D>
 struct Linear {
   F f;
@@ -119,10 +120,10 @@ auto negate(const Tensor<D, S>& x, const Site& site)
 
 // ---- with a number -------------------------------------------------------------------------------------------------
 
-/// Refuses a number that the integers of a tensor's dtype do not hold exactly. Floating ones are rounded.
+/// Throws if an integer tensor's dtype cannot represent the number exactly. Floating dtypes round it.
 void check_number(const OpInfo& op, const ValuePtr& x, double value);
 void require_nonzero(const OpInfo& op, const ValuePtr& x, double divisor);
-/// A binary op of the elements of x and a number.
+/// Converts a number to the dtype in which the op computes with the elements of x.
 template <class D, Spec S>
 scalar_of<D> beside(const OpInfo& op, const Tensor<D, S>& x, double value) {
   check_number(op, x.value(), value);
@@ -138,7 +139,7 @@ struct OverNumber {
   T k;
   constexpr T operator()(const T& v) const { return Quotient{}(v, k); }
 };
-/// F of an element and a number, in this order, or of the number and the element.
+/// F(element, number). NumberWith below is F(number, element).
 template <class F, class T>
 struct WithNumber {
   T k;
@@ -165,7 +166,7 @@ auto operator*(detail::LocatedNumber factor, const Tensor<D, S>& x)
     -> Tensor<detail::after_t<detail::is_number<"*", D>, D>, S> {
   return x * factor;
 }
-/// Each element divided by a number. `x / 2.0`, and a number divided by each element: `1.0 / x`
+/// Each element divided by a number: `x / 2.0`. A number divided by each element: `1.0 / x`
 template <dtype D, Spec S>
 auto operator/(const Tensor<D, S>& x, detail::LocatedNumber divisor)
     -> Tensor<detail::after_t<detail::is_number<"/", D>, D>, S> {
@@ -174,7 +175,7 @@ auto operator/(const Tensor<D, S>& x, detail::LocatedNumber divisor)
   const detail::OverNumber<detail::scalar_of<D>> f{detail::beside(op, x, divisor.operand)};
   return detail::linear<"scale">(detail::OpInfo{"scale", {}, divisor.site}, x, f);
 }
-/// Each element plus a number. The operand may not be partial: every device would add the number. `x + 1.0`
+/// Each element plus a number. The operand may not be partial, because every device would add the number. `x + 1.0`
 template <dtype D, Spec S>
 auto operator+(const Tensor<D, S>& x, detail::LocatedNumber constant)
     -> Tensor<detail::after_t<detail::is_number<"+", D>, D>, detail::result_of<rules::add_constant, OpName("+"), S>> {
@@ -182,7 +183,7 @@ auto operator+(const Tensor<D, S>& x, detail::LocatedNumber constant)
   const detail::Calling op{"+", {}, constant.site};
   return detail::map_as<"+", Tensor<D, S>>(op, F{detail::beside(op, x, constant.operand)}, x);
 }
-/// Each element minus a number, or a number minus each element; the operand may not be partial. `1.0 - x`
+/// Each element minus a number, or a number minus each element. The operand may not be partial. `1.0 - x`
 template <dtype D, Spec S>
 auto operator-(const Tensor<D, S>& x, detail::LocatedNumber constant)
     -> Tensor<detail::after_t<detail::is_number<"-", D>, D>, detail::result_of<rules::add_constant, OpName("-"), S>> {
@@ -212,7 +213,7 @@ auto operator/(detail::LocatedNumber constant, const Tensor<D, S>& x)
 
 // ---- functions of one and two operands -----------------------------------------------------------------------------
 
-// Functions of one operand, which may not be partial: exp, relu, ... of a sum is not the sum of theirs. Each is a named
+// Functions of one operand, which may not be partial, because f(a + b) is not f(a) + f(b). Each function is a named
 // type, so that tensors of all specs share its loop.
 #define SHARDLIB_UNARY(name)                                                                                       \
   namespace detail {                                                                                               \
@@ -272,9 +273,9 @@ SHARDLIB_UNARY(swish)
     const detail::Calling op{#name, {}, site};                                           \
     return detail::map_as<#name, Tensor<Result, S>>(op, F{detail::beside(op, a, b)}, a); \
   }
-/// The larger of two elements; operands broadcast by name. `maximum(a, b)`, or with a number `maximum(x, 0.0)`
+/// The larger of two elements. Operands broadcast by name. `maximum(a, b)`, or with a number `maximum(x, 0.0)`
 SHARDLIB_BINARY_WITH_NUMBER(maximum, D, (p < q ? q : p))
-/// The smaller of two elements; operands broadcast by name. `minimum(a, b)`, or with a number `minimum(x, 1.0)`
+/// The smaller of two elements. Operands broadcast by name. `minimum(a, b)`, or with a number `minimum(x, 1.0)`
 SHARDLIB_BINARY_WITH_NUMBER(minimum, D, (q < p ? q : p))
 /// True where both elements are equal. `equal(a, b)`
 SHARDLIB_BINARY_WITH_NUMBER(equal, bool_, p == q)
@@ -290,7 +291,7 @@ SHARDLIB_BINARY_WITH_NUMBER(greater, bool_, p > q)
 SHARDLIB_BINARY_WITH_NUMBER(greater_equal, bool_, p >= q)
 /// True where both bool_ elements are true. `logical_and(causal, same_segment)`
 SHARDLIB_BINARY(logical_and, bool_, p&& q)
-/// True where one of the bool_ elements is true. `logical_or(causal, is_prefix)`
+/// True where at least one of the bool_ elements is true. `logical_or(causal, is_prefix)`
 SHARDLIB_BINARY(logical_or, bool_, p || q)
 #undef SHARDLIB_BINARY_WITH_NUMBER
 #undef SHARDLIB_BINARY
@@ -298,7 +299,7 @@ SHARDLIB_BINARY(logical_or, bool_, p || q)
 // ---- where ---------------------------------------------------------------------------------------------------------
 
 namespace detail {
-/// a where the condition c holds, and a number elsewhere: the kernel of masked, and of where with a number.
+/// a where the condition c holds, else a number. Masked, and where with a number, use this kernel.
 template <class D>
 struct WhereElseNumber {
   ValuePtr c, a;
@@ -322,7 +323,7 @@ inline constexpr auto not_masked_vjp = [](const auto& ct, const auto& m) {
 };
 }  // namespace detail
 
-/// Elements of a where c holds, else 0, which may be a summand: `a` may be partial. `masked(seen, scores)`
+/// Elements of a where c holds, else 0. `a` may be partial, because zeros do not change a sum. `masked(seen, scores)`
 template <dtype B, Spec C, dtype D, Spec S>
 auto masked(const Tensor<B, C>& c, const Tensor<D, S>& a, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_condition<"masked", B>, D>, detail::result_of<rules::where, C, S, S>> {
@@ -334,7 +335,7 @@ auto masked(const Tensor<B, C>& c, const Tensor<D, S>& a, Site site = Site::curr
                                        detail::vjp(a, detail::save(c), detail::masked_vjp<Tensor<D, S>>));
 }
 
-/// Elements of a where c holds, else the constant; a partial `a` has masked(). `where(seen, scores, -1e30)`
+/// Elements of a where c holds, else the constant. For a partial `a`, use masked(). `where(seen, scores, -1e30)`
 template <dtype B, Spec C, dtype D, Spec S>
 auto where(const Tensor<B, C>& c, const Tensor<D, S>& a, double otherwise, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_condition<"where", B>, D>,
@@ -346,8 +347,8 @@ auto where(const Tensor<B, C>& c, const Tensor<D, S>& a, double otherwise, Site 
       detail::WhereElseNumber<D>{c.value(), a.value(), static_cast<D>(detail::beside(op, a, otherwise))},
       detail::vjp(a, detail::save(c), detail::masked_vjp<Tensor<D, S>>));
 }
-/// Elements of a where c holds, else of b. c is never partial; a and b are both partial on an axis, or neither.
-/// `where(greater(x, 0.0), x, y)`
+/// Elements of a where c holds, else of b. c may not be partial. On each axis, a and b are either both partial or
+/// neither. `where(greater(x, 0.0), x, y)`
 template <dtype B, Spec C, dtype D, Spec S, dtype E, Spec T>
 auto where(const Tensor<B, C>& c, const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_condition<"where", B> && detail::one_dtype<"where", D, E>, D>,
@@ -385,11 +386,11 @@ auto cast(const Tensor<D, S>& x, Site site = Site::current())
 }
 
 namespace detail {
-/// Records that this use of the value needs no gradient, neither of the value nor of its operands.
+/// Records that the program wants no gradient of the value through this use, nor of the values behind it.
 void stop_below(const ValuePtr& x);
 }  // namespace detail
 
-/// The same values, of which nothing is differentiated. `stop_gradient(x)`
+/// The same values, without a gradient. `stop_gradient(x)`
 template <dtype D, Spec S>
 auto stop_gradient(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<D, S> {
   const detail::Calling op{"stop_gradient", {}, site};

@@ -1,4 +1,4 @@
-// index_unreduced: rows of a table by index, the table possibly sharded along the looked-up dim.
+// index_unreduced: looks up rows of a table by index. The table may be sharded along the looked-up dim.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 namespace shardlib {
 namespace detail {
 
-/// The place of the bracketed dim among the table's dims.
+/// The position of the bracketed dim among the table's dims.
 template <OpSpec O>
 constexpr int looked_up_dim() {
   const OpParts op = parse_op(O);
@@ -26,7 +26,8 @@ struct Lookup {
   int row;  ///< the looked-up dim
   Buffer operator()(const Value& out) const;
 };
-/// Adds rows of the cotangent, whose spec is `ct_spec`, to rows of the table's, whose others are zero.
+/// Adds rows of the result's cotangent to rows of the table's cotangent, where all other rows are zero. `ct_spec` is
+/// the spec of the result's cotangent.
 template <class D>
 struct ScatterAdd {
   ValuePtr ct, indices;
@@ -39,7 +40,7 @@ struct ScatterAddTo : ScatterAdd<D> {
   void operator()(const Value& out, std::byte* sum) const;
 };
 
-/// The lookup as an einsum with one-hot rows: the result's cotangent times those rows is the table's cotangent.
+/// The equivalent einsum: the result's cotangent times one-hot rows gives the table's cotangent.
 template <OpSpec O, Spec Ct, Spec Indices, Spec Due>
 constexpr OpSpec scatter_op() {
   const OpParts op = parse_op(O);
@@ -59,12 +60,12 @@ inline constexpr auto lookup_vjp = [](const auto& ct, const auto& ids, const Glo
   static constexpr OpParts parts = parse_op(scatter);
   static_assert(rules::detail_::einsum(parts).empty(),
                 "the transpose of index_unreduced is the einsum with one-hot rows");
-  // A table that is also multiplied by has a dense cotangent already: rows are added to that.
+  // If the table is also an operand of an einsum, its cotangent is dense already: add the rows to that.
   const ScatterAdd<D> add{ct.value(), ids.value(), looked_up_dim<O>(), &parsed<Out::spec>};
   return record_addend<Due>(OpInfo{"scatter_add", scatter, {}}, ct.device(), global, add, ScatterAddTo<D>{add});
 };
 
-/// The op, under the name of the one that the user called.
+/// The op, recorded under the name of the op that the user called.
 template <OpSpec O, dtype D, Spec S, dtype I, Spec T>
 auto lookup(const OpInfo& op, const Tensor<D, S>& table, const Tensor<I, T>& indices) {
   using Out = Tensor<D, result_of<rules::index, O, S, T>>;
@@ -79,8 +80,8 @@ auto lookup(const OpInfo& op, const Tensor<D, S>& table, const Tensor<I, T>& ind
 
 }  // namespace detail
 
-/// Rows of the table by index along the bracketed dim; a row that lies on another device is 0, so the result is
-/// partial. Indices are global. An index outside the dim is an error. Backward: the rows of the cotangent are added.
+/// Looks up rows of the table by index along the bracketed dim. A row that lies on another device is 0, so the result
+/// is partial. Indices are global. *Throws* on an index outside the dim. Backward: adds the rows of the cotangent.
 /// `index_unreduced<"[V/t] M, B/d L -> B/d L M +t">(table, ids)`
 template <OpSpec O, dtype D, Spec S, dtype I, Spec T>
 auto index_unreduced(const Tensor<D, S>& table, const Tensor<I, T>& indices, Site site = Site::current())

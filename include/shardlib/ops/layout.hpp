@@ -1,4 +1,4 @@
-// Names and order of dims: rename, rearrange, transpose, merge, split; and arrays put together: concat, stack.
+// Names and order of dims: rename, rearrange, transpose, merge, split. Joining of arrays: concat, stack.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@
 namespace shardlib {
 
 namespace detail {
-/// The operand's own bytes.
+/// Returns the operand's buffer itself.
 Buffer same_bytes(const Value& in, const Value& out);
 template <OpName Name, class Out, class X>
 struct RelabelVjp;
-/// The same bytes under another spec of the same local size; nothing is copied, and the transpose is the same.
+/// The same bytes under another spec of the same local size, without a copy. Its transpose is a relabel as well.
 template <OpName Name, class Out, class X>
 Out relabel(const OpInfo& op, const X& x, const GlobalSizes& global) {
   return record_unary<Name, Out>(op, x, global, same_bytes, vjp(x, RelabelVjp<Name, Out, X>{op}));
@@ -31,7 +31,7 @@ struct RelabelVjp {
 };
 }  // namespace detail
 
-/// New names for dims; free. `rename<"L -> Klen">(k)`
+/// Renames dims, without a copy. `rename<"L -> Klen">(k)`
 template <OpSpec Names, dtype D, Spec S>
 auto rename(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::rename, Names, S>> {
@@ -48,7 +48,7 @@ template <class Out, class X>
 inline constexpr auto rearrange_vjp = [](const auto& ct) { return rearrange<transpose_op<Out, X>()>(ct); };
 }  // namespace detail
 
-/// The dims in another order; a local copy. `rearrange<"A B/t -> B/t A">(x)`
+/// Changes the order of the dims, as a local copy. `rearrange<"A B/t -> B/t A">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto rearrange(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::rearrange, O, S>> {
@@ -61,13 +61,13 @@ auto rearrange(const Tensor<D, S>& x, Site site = Site::current())
 template <dtype D, Spec S>
 auto rearrange(const Tensor<D, S>& x) -> detail::needs_op_spec<"rearrange", D, S>;
 
-/// The dims in reverse order, as numpy's .T; a local copy. `transpose(x)` of "A B/t" is "B/t A"
+/// Reverses the order of the dims, like numpy's .T, as a local copy. `transpose(x)` of "A B/t" is "B/t A"
 template <dtype D, Spec S>
 auto transpose(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::transpose, S>> {
   return rearrange<detail::make_op(S, detail::result_of<rules::transpose, S>)>(x, site);
 }
-/// Two dims in each other's place; a local copy. `transpose<"A", "B">(x)`
+/// Exchanges two dims, as a local copy. `transpose<"A", "B">(x)`
 template <DimName A, DimName B, dtype D, Spec S>
 auto transpose(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::transpose2, A, B, S>> {
@@ -80,7 +80,7 @@ GlobalSizes split_sizes(const OpInfo& op, const OpParts& parts, const TensorSpec
                         const Sizes& sizes);
 }  // namespace detail
 
-/// Adjacent dims as one, of which only the first may be padded; free. `merge<"H/t D -> E/t">(x)`
+/// Merges adjacent dims into one, without a copy. Only the first may be padded. `merge<"H/t D -> E/t">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto merge(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<D, detail::result_of<rules::merge, O, S>> {
   using Out = Tensor<D, detail::result_of<rules::merge, O, S>>;
@@ -91,8 +91,8 @@ auto merge(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<D, deta
 template <dtype D, Spec S>
 auto merge(const Tensor<D, S>& x) -> detail::needs_op_spec<"merge", D, S>;
 
-/// One dim as several; all but one of the new sizes are given; padding goes to the first, and must be a whole number of
-/// its elements; free. `split<"E/t -> H/t D">(x, {{"H", 8}})`
+/// Splits one dim into several, without a copy. Give all but one of the new sizes. The padding goes to the first new
+/// dim and must be a whole number of its elements. `split<"E/t -> H/t D">(x, {{"H", 8}})`
 template <OpSpec O, dtype D, Spec S>
 auto split(const Tensor<D, S>& x, Sizes sizes, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::split, O, S>> {
@@ -105,7 +105,8 @@ auto split(const Tensor<D, S>& x, Sizes sizes, Site site = Site::current())
 
 namespace detail {
 
-/// Sizes along dim `at` of a concat's operands. Those of the others must agree.
+/// The sizes of a concat: of the operands along dim `at`, and of the result. The other dims of both operands must
+/// agree.
 struct Joined {
   DimSize first, second;
   GlobalSizes global;  ///< of the result
@@ -122,7 +123,7 @@ struct TakeRange {
   Buffer operator()(const Value& in, const Value& out) const;
 };
 GlobalSizes with_size(const ValuePtr& x, int at, DimSize size);
-/// The part [begin, begin + size) along dim `at`, under the names of Due: the transpose of concat.
+/// The part [begin, begin + size) along dim `at`, with the dims' names from Due: the transpose of concat.
 template <class Due>
 struct ConcatVjp {
   int at;
@@ -137,8 +138,8 @@ struct ConcatVjp {
 
 }  // namespace detail
 
-/// Two arrays one after the other along an unsharded dim, which may be padded in the second. A name has one size, so
-/// each of the three lengths has a name of its own. `concat<"Past, L -> Klen">(cache, k)`
+/// Concatenates two arrays along an unsharded dim, which may be padded only in the second. A name has one size, so
+/// each of the three lengths has its own name. `concat<"Past, L -> Klen">(cache, k)`
 template <OpSpec O, dtype D, Spec S, dtype E, Spec T>
 auto concat(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site::current())
     -> Tensor<detail::after_t<detail::one_dtype<"concat", D, E>, D>, detail::result_of<rules::concat, O, S, T>> {
@@ -161,7 +162,7 @@ struct TakePart {
   Buffer operator()(const Value& in, const Value& out) const;
 };
 GlobalSizes sizes_of_part(const ValuePtr& x);
-/// Element `at` along the first dim, without it: the transpose of stack.
+/// Takes element `at` along the first dim and drops that dim: the transpose of stack.
 template <class Due>
 struct StackVjp {
   std::int64_t at;
@@ -171,13 +172,14 @@ struct StackVjp {
                                           TakePart{at});
   }
 };
-/// Records a stack of any number of operands, in autodiff's words one VJP each.
+/// Records a stack of any number of operands, with one VJP for each operand.
 template <class Out, class X>
 Out record_stack(const OpInfo& op, const std::vector<X>& parts);
 
 }  // namespace detail
 
-/// Arrays of one type along a new dim, the first of the result. `stack<"layer">(std::vector{a, b, c})`
+/// Stacks arrays of one type along a new dim, which is the first of the result.
+/// `stack<"layer">(std::vector{a, b, c})`
 template <DimName Dim, dtype D, Spec S>
 auto stack(const std::vector<Tensor<D, S>>& parts, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::stack, Dim, S, S>> {

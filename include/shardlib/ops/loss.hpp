@@ -59,28 +59,28 @@ auto sum_exp(const X& x, const Shift& shift) {
                             SumExp<D>{x.value(), shift.value()});
 }
 
-/// The cotangent of the logits, in one pass that reads them.
+/// The cotangent of the logits, in one pass over the logits.
 template <class D, class I>
 struct CrossEntropyBackward {
   ValuePtr ct, x, ids, shift, sum;
   Buffer operator()(const Value& out) const;
 };
 template <class X, class Ids, class Out>
-inline constexpr auto cross_entropy_vjp = [](const auto& ct, const auto& x, const auto& ids, const auto& shift,
-                                             const auto& sum) {
-  using Due = Dual<X, axes_of<X::spec, Ids::spec, Out::spec>()>;
-  return record<"cross_entropy_backward", Due>(OpInfo{"cross_entropy_backward", {}, {}}, ct.device(),
-                                               sizes_of(x.value()),
-                                               CrossEntropyBackward<typename X::value_type, typename Ids::value_type>{
-                                                   ct.value(), x.value(), ids.value(), shift.value(), sum.value()});
-};
-/// A value that is there already.
+inline constexpr auto cross_entropy_vjp =
+    [](const auto& ct, const auto& x, const auto& ids, const auto& shift, const auto& sum) {
+      using Due = Dual<X, axes_of<X::spec, Ids::spec, Out::spec>()>;
+      return record<"cross_entropy_backward", Due>(
+          OpInfo{"cross_entropy_backward", {}, {}}, ct.device(), sizes_of(x.value()),
+          CrossEntropyBackward<typename X::value_type, typename Ids::value_type>{ct.value(), x.value(), ids.value(),
+                                                                                shift.value(), sum.value()});
+    };
+/// Returns a value that the op has already computed.
 struct Given {
   ValuePtr value;
   Buffer operator()(const Value& out) const;
 };
-/// The loss, computed already, with its derivative in the logits. `total`: the sum of exp(logits - highest) over the
-/// whole vocabulary.
+/// Records the loss, which is already computed, with its derivative by the logits. `total` is the sum of exp(logits -
+/// highest) over the whole vocabulary.
 template <class X, class Ids, class R, class Out>
 Out cross_entropy_of(const OpInfo& op, const X& logits, const Ids& targets, const R& highest, const R& total,
                      const Out& loss) {
@@ -95,9 +95,10 @@ struct LogSumExp {
 
 }  // namespace detail
 
-/// -log softmax(logits)[target] over a vocabulary that may be sharded (the last dim), without gathering it: two
-/// all_reduces of the targets' size. The result is partial over the vocabulary's axes: sum it to the loss.
-/// `cross_entropy(logits, targets)` of logits "B/d L V/t", targets "B/d L" is "B/d L +t"
+/// -log softmax(logits)[target] over a vocabulary (the last dim) that may be sharded. It does not gather the
+/// vocabulary: it communicates two all_reduces of the targets' size. The result is partial over the vocabulary's
+/// axes; sum its elements to get the loss. `cross_entropy(logits, targets)` of logits "B/d L V/t", targets "B/d L" is
+/// "B/d L +t"
 template <dtype D, Spec S, dtype I, Spec T>
 auto cross_entropy(const Tensor<D, S>& logits, const Tensor<I, T>& targets, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"cross_entropy", D> && detail::is_index<"cross_entropy", I>, D>,
@@ -105,7 +106,7 @@ auto cross_entropy(const Tensor<D, S>& logits, const Tensor<I, T>& targets, Site
   static constexpr auto specs = detail::cross_entropy_specs(S);
   using Out = Tensor<D, detail::result_of<rules::cross_entropy, S, T>>;
   const detail::Calling op{"cross_entropy", specs.pick, site};
-  // The derivative is that of the whole, below.
+  // No gradient flows through the single steps: cross_entropy_of records the derivative of the whole op.
   const Tensor<D, S> x(detail::without_gradient(logits.value()));
   const auto highest = all_reduce_max<specs.reduce>(x, site);
   const auto part = detail::sum_exp<specs.sum>(x, highest);
@@ -124,8 +125,7 @@ auto cross_entropy(const Tensor<D, S>& logits, const Tensor<I, T>& targets, Site
 
 namespace detail {
 
-/// linear_cross_entropy without the specs of its operands: `x` "lead M", `table` "V/axes M", both of f32 or both of
-/// f64.
+/// The arguments of linear_cross_entropy without the specs: `x` "lead M", `table` "V/axes M", both f32 or both f64.
 struct LinearCrossEntropy {
   OpInfo op;
   ValuePtr x, table, targets;
@@ -133,17 +133,18 @@ struct LinearCrossEntropy {
 };
 /// Whether a device's logits take at most `most` bytes; without `most`, Tuning::stored_logits.
 bool stores_logits(const LinearCrossEntropy& l, DType dtype, std::optional<std::int64_t> most);
-/// Records the op: "lead V/axes" is nowhere whole. `out`: the spec of the loss. `due`: those of the cotangents.
+/// Records the op without ever storing all logits. `out` is the spec of the loss. `due` holds the specs of the
+/// cotangents.
 ValuePtr record_linear_cross_entropy(const LinearCrossEntropy& l, const TensorSpec& out,
                                      const std::array<const TensorSpec*, 2>& due);
 
 }  // namespace detail
 
-/// cross_entropy of the logits einsum_unreduced<O>(x, table), which are in f32 (f64 of f64). Where they take more than
-/// `stored` bytes of a device, 256 MiB unless given, they are never all there: each piece of them is made, used, and
-/// made once more in the backward pass, which is one product more; operands of bf16 are copied as f32 then.
-/// Communicates as cross_entropy does. `linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(x, table, targets)`
-/// with targets "B/d L" -> "B/d L +t"
+/// cross_entropy of the logits einsum_unreduced<O>(x, table), which are in f32 (f64 for f64). If a device's logits
+/// take more than `stored` bytes (by default 256 MiB), the op never stores all of them. It then computes them piece
+/// by piece, and again in the backward pass, which costs one more matrix product. It also copies operands of bf16 to
+/// f32 then. Communicates like cross_entropy.
+/// `linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(x, table, targets)` with targets "B/d L" -> "B/d L +t"
 template <OpSpec O, dtype D, Spec S, dtype E, Spec T, dtype I, Spec R>
 auto linear_cross_entropy(const Tensor<D, S>& x, const Tensor<E, T>& table, const Tensor<I, R>& targets,
                           std::optional<std::int64_t> stored = {}, Site site = Site::current())

@@ -1,6 +1,6 @@
-// map: any function of numbers over broadcast operands, one fused loop forward and one backward through dual numbers.
-// The loops over contiguous elements stand here, because only here is the function's type known; everything around
-// them is erased.
+// map: any function of numbers over broadcast operands, as one fused loop forward and one backward through dual
+// numbers. The loops over contiguous elements are in this header, because only here the function's type is known. All
+// other code of map is type-erased.
 #pragma once
 
 #include <array>
@@ -21,31 +21,33 @@ namespace detail {
 
 inline constexpr std::size_t most_mapped = 4;
 
-/// A function of numbers without its type. A loop goes over n contiguous elements of each array in `data`.
+/// A type-erased function of numbers. A loop runs over n contiguous elements of each array in `data`.
 struct MapFunction : Counted {
   using Loop = void (*)(const void* f, std::int64_t n, std::byte* const* data);
   const void* f = nullptr;
   std::size_t operands = 0;
   DType result{};
-  Loop forward = nullptr;                  ///< operands..., result
-  std::array<Loop, most_mapped> vjp = {};  ///< result's cotangent, operands..., cotangent of one; null: it has none
-  Loop vjp_all = nullptr;                  ///< result's cotangent, operands..., all cotangents; null: one lacks it
+  Loop forward = nullptr;                   ///< operands..., result
+  /// Loops over the result's cotangent, operands..., cotangent of one operand. Null: no derivative.
+  std::array<Loop, most_mapped> vjp = {};
+  /// Loops over the result's cotangent, operands..., all cotangents. Null: an operand has no derivative.
+  Loop vjp_all = nullptr;
 };
-/// Brings an operand's cotangent from the result's shape to its own.
+/// Sums an operand's cotangent from the result's shape to the operand's shape.
 using UnbroadcastFn = ValuePtr (*)(const ValuePtr&);
 
-/// Records a map; `ct_spec`: the spec of the result's cotangent.
+/// Records a map. `ct_spec` is the spec of the result's cotangent.
 ValuePtr record_map(const OpInfo& op, const TensorSpec& spec, const TensorSpec& ct_spec,
                     const Handle<const MapFunction>& function, const std::array<ValuePtr, most_mapped>& operands,
                     const std::array<UnbroadcastFn, most_mapped>& sums);
 
-/// An element as a number of the function.
+/// Converts an element to the number type that the loop computes with.
 template <class D>
 scalar_of<D> load(const D& x) {
   return static_cast<scalar_of<D>>(x);
 }
 
-/// f over contiguous elements of arrays of types T...
+/// Applies f to contiguous elements of arrays of types T...
 template <class F, class... T>
 struct MapLoop {
   static void run(const void* f, std::int64_t n, std::byte* const* data) {
@@ -56,11 +58,11 @@ struct MapLoop {
     unit(n, f, reinterpret_cast<T*>(data[I])...);
   }
   static void unit(std::int64_t n, const F& f, T*... p) {
-    kernels::independent(n, [f, p...](std::int64_t i) { f(p[i]...); });  // a copy of f, which stores cannot change
+    kernels::independent(n, [f, p...](std::int64_t i) { f(p[i]...); });  // copies f, so that stores cannot change it
   }
 };
 
-/// The loops of F: numbers of types D... with results of type R. Free of specs, so that tensors of many share them.
+/// The loops of F for operands of dtypes D... and a result of dtype R. Tensors of all specs share them.
 template <class F, class R, class... D>
 struct MapLoops : MapFunction {
   static constexpr std::size_t N = sizeof...(D);
@@ -86,7 +88,7 @@ struct MapLoops : MapFunction {
   void set_pull() {
     if constexpr (floating<DI>) vjp[I] = &MapLoop<VjpOne<I, DI>, const R, const D..., DI>::run;
   }
-  /// Input I of the function: a dual number that carries d/dx at place `At`, or a plain number.
+  /// Input I of the function: a dual number with the derivative 1 at index `At`, or a plain number.
   template <std::size_t Size, int At, class X>
   static auto dual_input(const X& x) {
     if constexpr (floating<X>) {
@@ -97,7 +99,7 @@ struct MapLoops : MapFunction {
       return load(x);
     }
   }
-  /// The derivative by input `at`; of a result that depends on none, such as `1.0`, zero.
+  /// The derivative by input `at`. It is zero for a result that depends on no input, such as `1.0`.
   template <class Y>
   static scalar_of<R> slope(const Y& y, std::size_t at) {
     if constexpr (is_jet<Y>)
@@ -105,7 +107,7 @@ struct MapLoops : MapFunction {
     else
       return 0;
   }
-  // Functors, not lambdas: g++ 12 loses parameter packs that lambdas capture. Each is the function alone.
+  // Functors, not lambdas: g++ 12 loses parameter packs that lambdas capture. Each functor holds only the function.
   struct Forward {
     F f;
     void operator()(const D&... in, R& y) const { y = static_cast<R>(f(load(in)...)); }
@@ -133,7 +135,8 @@ struct MapLoops : MapFunction {
   static_assert(sizeof(Forward) == sizeof(F));
 };
 
-/// A cotangent of the result's shape as one of the operand's: summed over what the broadcast repeated.
+/// Sums a cotangent of the result's shape over the dims that the broadcast repeated. The result has the operand's
+/// shape.
 template <class X, class Ct>
 auto unbroadcast(const Ct& ct) {
   constexpr Spec axes = axes_of<X::spec, Ct::spec>();
@@ -144,7 +147,7 @@ auto unbroadcast(const Ct& ct) {
     return sum<make_op(Ct::spec, due)>(ct);
 }
 
-/// Brings a cotangent of type Ct to the operand X of the map, whose rules are checked here.
+/// Sums a cotangent of type Ct to the shape of the map's operand X, and checks the rules for it.
 template <OpName Name, class X, class Ct>
 ValuePtr unbroadcast_value(const ValuePtr& ct) {
   using Full = Tensor<typename X::value_type, Ct::spec>;
@@ -173,7 +176,7 @@ Out map_as(const OpInfo& op, const F& f, const X&... x) {
                         Handle<MapLoops<F, R, typename X::value_type...>>::make(f), {x.value()...}, sums));
 }
 
-/// A user's function, which sees numbers of ours also where there is no derivative: `exp` is then never that of C.
+/// Calls a user's function with a Jet in both passes, so that `exp` in its body never means the C function.
 template <class F>
 struct OnNumbers {
   F f;
@@ -188,7 +191,7 @@ struct OnNumbers {
     if constexpr (real<X>)
       return Jet<X, 0>(x);
     else
-      return x;  // with a derivative, or no floating number
+      return x;  // a Jet already, or not a floating-point number
   }
   template <class T>
   static T plain(const Jet<T, 0>& y) {
@@ -211,9 +214,10 @@ map_t<F, X...> mapped_by_user(const F& f, const Site& site, const X&... x) {
 
 }  // namespace detail
 
-/// Any function of one to four operands, one fused loop forward and one backward (through dual numbers). It is a
-/// generic one of numbers, whose functions (exp, pow, ...) it calls without std::, and captures nothing, or numbers by
-/// value: `map([](auto g, auto u) { return swish(g) * u; }, gate, up)`. f32 stands in for bf16.
+/// Applies any function to one to four operands, as one fused loop forward and one backward (through dual numbers).
+/// The function is generic over its number types and calls `exp`, `pow` and the like without std::. It captures
+/// nothing, or numbers by value: `map([](auto g, auto u) { return swish(g) * u; }, gate, up)`. Elements of bf16 are
+/// computed in f32.
 template <class F, tensor X>
 auto map(F f, const X& x, Site site = Site::current()) -> detail::map_t<F, X> {
   return detail::mapped_by_user(f, site, x);

@@ -1,4 +1,4 @@
-// Ops along one whole dim: softmax, rms_norm, layer_norm, rope.
+// Ops along one unsharded dim: softmax, rms_norm, layer_norm, rope.
 #pragma once
 
 #include <cstdint>
@@ -75,7 +75,8 @@ struct NormalizeVjp {
 };
 }  // namespace detail
 
-/// x / sqrt(mean(x^2) + epsilon) along an unsharded dim (Zhang and Sennrich 2019), no scale. `rms_norm<"M">(x)`
+/// x / sqrt(mean(x^2) + epsilon) along an unsharded dim (Zhang and Sennrich 2019), without a scale.
+/// `rms_norm<"M">(x)`
 template <DimName Dim, dtype D, Spec S>
 auto rms_norm(const Tensor<D, S>& x, double epsilon = 1e-6, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"rms_norm", D>, D>,
@@ -86,7 +87,7 @@ auto rms_norm(const Tensor<D, S>& x, double epsilon = 1e-6, Site site = Site::cu
       op, x, detail::sizes_of(x.value()), detail::Normalize<detail::Norm::rms, D>{dim, epsilon},
       detail::vjp(x, detail::save(x), detail::NormalizeVjp<detail::Norm::rms>{op, dim, epsilon}));
 }
-/// (x - mean) / sqrt(variance + epsilon) along an unsharded dim (Ba et al. 2016), no scale, no bias.
+/// (x - mean) / sqrt(variance + epsilon) along an unsharded dim (Ba et al. 2016), without scale and bias.
 /// `layer_norm<"M">(x)`
 template <DimName Dim, dtype D, Spec S>
 auto layer_norm(const Tensor<D, S>& x, double epsilon = 1e-5, Site site = Site::current())
@@ -100,8 +101,8 @@ auto layer_norm(const Tensor<D, S>& x, double epsilon = 1e-5, Site site = Site::
 }
 
 namespace detail {
-/// Turns each pair (i, i + n/2) of the dim by position * base^(-2i/n), or back (`sign` -1): an orthogonal map, so its
-/// transpose is the turn back.
+/// Rotates each pair (i, i + n/2) of the dim by the angle position * base^(-2i/n), or by its negative (`sign` -1).
+/// The map is orthogonal, so its transpose is the rotation back.
 template <class D>
 struct Rotate {
   int length, dim;
@@ -124,9 +125,9 @@ struct RotateVjp {
 void require_pairs(const OpInfo& op, const ValuePtr& x, int dim);
 }  // namespace detail
 
-/// Rotary position embedding (Su et al. 2021): element i of the first half of `Dim` is turned against element i of the
-/// second half by position / base^(2i/|Dim|); the position is `offset` + the global index along `Length`. `Dim` may not
-/// be padded. `rope<"L", "D">(q)`
+/// Rotary position embedding (Su et al. 2021): rotates the pair of element i in the first half of `Dim` and element i
+/// in the second half by the angle position / base^(2i/|Dim|). The position is `offset` + the global index along
+/// `Length`. `Dim` may not be padded. `rope<"L", "D">(q)`
 template <DimName Length, DimName Dim, dtype D, Spec S>
 auto rope(const Tensor<D, S>& x, double base = 10000.0, std::int64_t offset = 0, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"rope", D>, D>, detail::result_of<rules::rope, Length, Dim, S>> {

@@ -1,5 +1,5 @@
-// The numbers that the functions of map see, with derivatives (dual numbers, forward mode) or without, and what can be
-// done with them.
+// The numbers that functions of map receive, with derivatives (dual numbers, forward mode) or without, and the
+// functions of these numbers.
 #pragma once
 
 #include <array>
@@ -71,7 +71,7 @@ template <real T>
 T erf(T x) {
   return kernels::fast_erf(x);
 }
-/// x to a power, for functions of `map`: `map([](auto v) { return pow(v, 3.0); }, x)`
+/// x to the power of `exponent`, for functions of `map`: `map([](auto v) { return pow(v, 3.0); }, x)`
 template <real T>
 T pow(T x, T exponent) {
   if constexpr (std::is_same_v<T, float>) {
@@ -80,7 +80,7 @@ T pow(T x, T exponent) {
     return __builtin_pow(x, exponent);
   }
 }
-/// log(1 + x) without loss for small x, for functions of `map`.
+/// log(1 + x), accurate for small x, for functions of `map`.
 template <real T>
 T log1p(T x) {
   if constexpr (std::is_same_v<T, float>) {
@@ -89,7 +89,7 @@ T log1p(T x) {
     return __builtin_log1p(x);
   }
 }
-/// exp(x) - 1 without loss for small x, for functions of `map`.
+/// exp(x) - 1, accurate for small x, for functions of `map`.
 template <real T>
 T expm1(T x) {
   if constexpr (std::is_same_v<T, float>) {
@@ -108,7 +108,7 @@ T minimum(T a, T b) {
 }
 
 namespace detail {
-/// A number and one of another type, such as a constant: they convert as for +.
+/// Two numbers of different types, such as a float and an integer constant. They convert like the operands of +.
 template <class A, class B>
 concept mixed_numbers =
     std::is_arithmetic_v<A> && std::is_arithmetic_v<B> && !std::is_same_v<A, B> && (is_real<A> || is_real<B>);
@@ -137,9 +137,9 @@ template <class T>
 struct Slopes<T, 0> {};
 }  // namespace detail
 
-/// A value and its derivatives by N inputs. A function of map sees numbers of this class, forward without derivatives,
-/// Jet<T, 0>, which is as large as T: so the same functions are found for it in both passes. `value` is the value, `by`
-/// the derivatives.
+/// A dual number: a value and its derivatives by N inputs. In the forward pass a function of map receives Jet<T, 0>,
+/// which has no derivatives and is as large as T. Both passes therefore find the same overloads. `value` is the value
+/// and `by` holds the derivatives.
 template <class T, std::size_t N>
 struct Jet {
   T value{};
@@ -150,8 +150,8 @@ struct Jet {
   template <class U>
   requires(std::is_arithmetic_v<U> && !std::is_same_v<U, T>) Jet(U v)
       : value(static_cast<T>(v)) {}  // NOLINT(google-explicit-constructor)
-  /// To no plain number. The implicit conversion is what std::exp and its like choose, for they take a long double; the
-  /// explicit ones are those of casts and conditions.
+  /// A compile error: a Jet does not convert to a plain number. std::exp and similar functions take a long double and
+  /// would choose the implicit conversion. Casts and conditions would choose the explicit ones.
   template <class U>
   requires std::is_arithmetic_v<U>
   explicit(!std::is_same_v<U, long double>) operator U() const {
@@ -211,7 +211,7 @@ struct Jet {
     return *this = *this / b;
   }
 
-  /// f(a), given f's value and its derivative there.
+  /// f(a), given the value and the derivative of f at a.
   friend Jet chain(const Jet& a, T value, T slope) {
     Jet r(value);
     if constexpr (N > 0)
@@ -255,7 +255,7 @@ struct Jet {
     const T e = shardlib::expm1(a.value);
     return chain(a, e, e + T(1));
   }
-  /// The exponent as a number that nothing is differentiated by, also for a base that is not positive.
+  /// A constant exponent has no derivative, so the base may be negative or zero.
   template <class U>
   requires std::is_arithmetic_v<U>
   friend Jet pow(const Jet& a, U exponent) {
@@ -275,7 +275,7 @@ template <class T>
 inline constexpr bool is_jet = false;
 template <class T, std::size_t N>
 inline constexpr bool is_jet<Jet<T, N>> = true;
-/// What a function of `map` is called with: a `real` number or a Jet of one.
+/// The type of argument that a function of `map` receives: a `real` number or a Jet of one.
 template <class T>
 concept scalar = real<T> || is_jet<T>;
 

@@ -1,8 +1,8 @@
-// What ops are written with: an op records its kernel and, for each operand, how the cotangent comes back. Declared
-// here, for the types alone; autodiff/tape.hpp and runtime/ define it.
+// The functions with which ops are written. An op records its kernel and, for each operand, the VJP. This header only
+// declares them for the types; autodiff/tape.hpp and runtime/ define them.
 //
-// Kernels and VJPs have names (functions, structs, variable templates), since a program that includes shapes.hpp alone
-// never sees `record`'s body, and a lambda inside of an op would be a type that no other file can know.
+// Kernels and VJPs have names (functions, structs, variable templates). A program that includes only shapes.hpp never
+// sees the body of `record`, and no other file could name the type of a lambda inside an op.
 #pragma once
 
 #include <array>
@@ -21,23 +21,23 @@ class Buffer;
 
 namespace detail {
 
-/// Records one op: the result's sizes, the kernel (`Buffer kernel(const Value& out)`), and one `vjp(...)` per operand
-/// that has a derivative.
+/// Records one op: the result's sizes, the kernel (`Buffer kernel(const Value& out)`), and one `vjp(...)` for each
+/// operand that has a derivative.
 template <OpName Name, class Out, class K, class... V>
 Out record(const OpInfo& op, const DevicePtr& device, const GlobalSizes& global, const K& kernel, const V&... vjps);
 
-/// The same of an op of one operand, whose kernel is `Buffer kernel(const Value& in, const Value& out)`.
+/// As above, for an op of one operand, whose kernel is `Buffer kernel(const Value& in, const Value& out)`.
 template <OpName Name, class Out, class X, class K, class... V>
 Out record_unary(const OpInfo& op, const X& x, const GlobalSizes& global, const K& kernel, const V&... vjps);
 
-/// A cotangent that is zero but for few elements: left for later, so that `add(out, sum)` can add it to a sum of its
-/// shape without making it.
+/// Records a cotangent that is zero except in a few elements, as a deferred op. `add(out, sum)` can add it to a sum
+/// of the same shape without materializing it.
 template <class Out, class K, class Add>
 Out record_addend(const OpInfo& op, const DevicePtr& device, const GlobalSizes& global, const K& kernel,
                   const Add& add);
 
-/// How one operand's cotangent comes from the result's: f(cotangent, saved...), a typed function, with what it needs;
-/// or f(cotangent, saved..., global sizes of the operand). Lives as long as the call of `record` that it is made for.
+/// The VJP of one operand, a typed function f(cotangent, saved...) with its residuals. Also accepts f(cotangent,
+/// saved..., global sizes of the operand). A Vjp is valid during the call of `record` that it is an argument of.
 template <class X, class F, class... Saved>
 struct Vjp {
   const ValuePtr* x;
@@ -57,7 +57,7 @@ auto vjp(const X& x, const F& f) {
   return Vjp<X, F>{&x.value(), {}, f};
 }
 
-/// A VJP that needs the op's own result: f(cotangent, saved..., result).
+/// A VJP that needs the op's result: f(cotangent, saved..., result).
 template <class X, class F, class... Saved>
 struct VjpOfResult {
   const ValuePtr* x;
@@ -73,7 +73,7 @@ auto vjp_of_result(const X& x, std::tuple<const Saved&...> saved, const F& f) {
       saved);
 }
 
-/// The op spec of a transpose: from the result's cotangent to the operand's.
+/// The op spec of the transpose, which maps the result's cotangent to the operand's.
 template <class Out, class X>
 constexpr OpSpec transpose_op() {
   constexpr Spec axes = axes_of<Out::spec, X::spec>();
@@ -83,24 +83,24 @@ constexpr OpSpec transpose_op() {
 // ---- sizes and checks ----------------------------------------------------------------------------------------------
 
 const GlobalSizes& sizes_of(const ValuePtr& x);
-/// The sizes of `out`, whose names are those of the operands.
+/// The sizes of `out`. All its names are names of the operands.
 GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x);
 GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x, const ValuePtr& y);
 GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x, const ValuePtr& y,
                           const ValuePtr& z);
-/// The same, where the names that the operand lacks are given.
+/// As above, with `given` for the names that the operand lacks.
 GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x, const Sizes& given);
 
-/// Whether anything differentiates the value.
+/// Whether the tape tracks the value.
 bool is_differentiated(const ValuePtr& x);
-/// The same value, of which nothing is differentiated: the program means it so.
+/// The same value without a gradient, where the program asks for that.
 ValuePtr without_gradient(const ValuePtr& x);
-/// For an op without a derivative: the error that says so, if its operand is differentiated.
+/// For an op without a derivative: throws if the tape tracks the operand.
 void require_no_gradient(const OpInfo& op, const ValuePtr& x, const char* what);
-/// For ops that would bring the padding of dim number `at` between its elements: the error that says so, if it has any.
+/// For an op that would move the padding of dim number `at` between elements: throws if the dim is padded.
 void require_unpadded(const OpInfo& op, const ValuePtr& x, int at, const char* why);
 
-/// While it lives, a reduce_scatter of a gradient runs asynchronously.
+/// While it lives, a reduce_scatter that sums a gradient is asynchronous.
 template <class Ct>
 class AsyncSum;
 

@@ -1,4 +1,4 @@
-// Sums, means and maxima over named dims, and the broadcast that is the transpose of a sum.
+// Sums, means and maxima over named dims, and broadcast, the transpose of sum.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace shardlib {
 namespace detail {
 /// The sizes of the dims that `out` keeps.
 GlobalSizes kept_sizes(const ValuePtr& x, const TensorSpec& out);
-/// The global number of elements of the operand that reduce to one element of `out`.
+/// The global number of elements that the op reduces to one element of `out`.
 std::int64_t count_removed(const ValuePtr& x, const TensorSpec& out);
 template <class D>
 Buffer sum_kernel(const Value& in, const Value& out);
@@ -25,7 +25,7 @@ Buffer repeat_kernel(const Value& in, const Value& out);
 
 template <class Out, class X>
 inline constexpr auto repeat_vjp = [](const auto& ct) { return sum<transpose_op<Out, X>()>(ct); };
-/// Repeats a value along the dims that it lacks (sizes known): R -> S or R. The transpose of sum.
+/// Repeats a value along the dims that it lacks (their sizes are known): R -> S or R. The transpose of sum.
 template <class Out, class X>
 Out repeat(const OpInfo& op, const X& x, const GlobalSizes& global) {
   return record_unary<"broadcast", Out>(op, x, global, repeat_kernel, vjp(x, repeat_vjp<Out, X>));
@@ -39,7 +39,7 @@ inline constexpr auto sum_vjp = [](const auto& ct, const GlobalSizes& global) {
 };
 }  // namespace detail
 
-/// Sum over the dims that the result lacks; over a sharded one it stays pending. Backward: broadcast.
+/// Sums over the dims that the result lacks. A sum over a sharded dim stays partial. Backward: broadcast.
 /// `sum<"B/d L -> L +d">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto sum(const Tensor<D, S>& x, Site site = Site::current())
@@ -49,7 +49,7 @@ auto sum(const Tensor<D, S>& x, Site site = Site::current())
   return detail::record_unary<"sum", Out>(op, x, detail::kept_sizes(x.value(), detail::parsed<Out::spec>),
                                           detail::sum_kernel<D>, detail::vjp(x, detail::sum_vjp<Out, Tensor<D, S>>));
 }
-/// Sum of all elements, pending over every axis that shards a dim. `sum(square(g))` of "M/t/d" is "+d +t"
+/// The sum of all elements, partial over every axis that shards a dim. `sum(square(g))` of "M/t/d" is "+d +t"
 template <dtype D, Spec S>
 auto sum(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_reduced<"sum", D>, D>, detail::sum_all_result<S>()> {
@@ -59,7 +59,7 @@ auto sum(const Tensor<D, S>& x, Site site = Site::current())
     return sum<detail::make_op(S, detail::sum_all_result<S>())>(x, site);
 }
 
-/// sum, divided by the global number of elements summed, padding not counted. `mean<"B/d L -> L +d">(x)`
+/// The sum divided by the global number of summed elements. Padding does not count. `mean<"B/d L -> L +d">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto mean(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"mean", D>, D>, detail::result_of<rules::mean, O, S>> {
@@ -70,7 +70,7 @@ auto mean(const Tensor<D, S>& x, Site site = Site::current())
 template <dtype D, Spec S>
 auto mean(const Tensor<D, S>& x) -> detail::needs_op_spec<"mean", D, S>;
 
-/// Maximum over unsharded dims; no derivative (take stop_gradient of the operand). `max<"B/d V -> B/d">(x)`
+/// The maximum over unsharded dims. It has no derivative: pass it `stop_gradient(x)`. `max<"B/d V -> B/d">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto max(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_reduced<"max", D>, D>,
@@ -84,7 +84,7 @@ auto max(const Tensor<D, S>& x, Site site = Site::current())
 template <dtype D, Spec S>
 auto max(const Tensor<D, S>& x) -> detail::needs_op_spec<"max", D, S>;
 
-/// Index of the first maximum along one unsharded dim. `argmax<"B/d V -> B/d">(x)`
+/// The index of the first maximum along one unsharded dim. `argmax<"B/d V -> B/d">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto argmax(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<i32, detail::result_of<rules::local_max, OpName("argmax"), O, S>> {
@@ -96,7 +96,7 @@ auto argmax(const Tensor<D, S>& x, Site site = Site::current())
 template <dtype D, Spec S>
 auto argmax(const Tensor<D, S>& x) -> detail::needs_op_spec<"argmax", D, S>;
 
-/// The value repeated along new dims, whose sizes are given. Backward: sum. `broadcast<"M -> B/d M">(x, {{"B", 8}})`
+/// Repeats the value along new dims of the given sizes. Backward: sum. `broadcast<"M -> B/d M">(x, {{"B", 8}})`
 template <OpSpec O, dtype D, Spec S>
 auto broadcast(const Tensor<D, S>& x, Sizes sizes, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::broadcast, O, S>> {

@@ -1,4 +1,4 @@
-// What the declarations of all ops share: checks of dtypes, the types of results, and hooks for ops with a body.
+// Code that the declarations of all ops share: checks of dtypes, and the types of results.
 #pragma once
 
 #include <concepts>
@@ -21,8 +21,8 @@ template <class D>
 using scalar_of =
     std::conditional_t<std::is_same_v<D, bf16>, f32, std::conditional_t<std::is_same_v<D, bool_>, bool, D>>;
 
-/// The dtype of a map over D...: a lambda that returns a floating number, of whatever width its literals make it,
-/// returns the widest floating dtype among the operands.
+/// The dtype of a map over operands of D... If the function returns a floating-point number of any width, the result
+/// has the widest floating dtype among the operands. The literals in the function do not change it.
 template <class Returned, class... D>
 struct mapped {
   using type = Returned;
@@ -40,7 +40,7 @@ struct mapped<Returned, D...> {
 };
 template <class T, class... D>
 struct mapped<Jet<T, 0>, D...> : mapped<T, D...> {};
-/// What the function of a map sees of an element.
+/// The number type that the function of a map receives for an element.
 template <class D>
 using number_of = std::conditional_t<floating<D>, Jet<scalar_of<D>, 0>, scalar_of<D>>;
 template <class F, class... D>
@@ -48,7 +48,7 @@ struct mapped_by {
   static constexpr bool takes_them = std::is_invocable_v<const F&, number_of<D>...>;
   static constexpr bool takes_plain_ones = [] {
     if constexpr (takes_them)
-      return false;  // not tried: its body may be for numbers of ours alone
+      return false;  // skips the check, because the function's body may compile only with Jets
     else
       return std::is_invocable_v<const F&, scalar_of<D>...>;
   }();
@@ -58,7 +58,7 @@ struct mapped_by {
 template <class F, class... D>
 using mapped_t = typename mapped<std::remove_cvref_t<typename mapped_by<F, D...>::type::type>, D...>::type;
 
-/// The op spec in full, of an op of one operand whose spec is written as its result or as the axes alone.
+/// The full op spec of an op of one operand, for which the user gave only the result or the axes.
 template <OpName Name, OpSpec O, Spec S>
 inline constexpr OpSpec full_op = OpSpec(rules::completed(Name, O, parsed<S>).view());
 
@@ -83,7 +83,7 @@ template <OpName Name, dtype D>
 inline constexpr bool is_number = checked<rules::arithmetic_dtype, Name, dtype_v<D>>::ok;
 template <OpName Name, dtype D>
 inline constexpr bool is_reduced = checked<rules::reduced_dtype, Name, dtype_v<D>>::ok;
-/// The dtype of sums over devices.
+/// The dtype in which an op adds the values of different devices.
 template <dtype D>
 using sum_of = std::conditional_t<std::is_same_v<D, bf16>, f32, D>;
 template <OpName Name, dtype D, class Sum>
@@ -98,7 +98,7 @@ struct backward_sum_of<backward_sum<Sum>> {
   static constexpr bool named = true;
   using type = Sum;
 };
-/// Checks the dtype that an all_gather states for its backward pass; `void`: none.
+/// Checks the dtype that an all_gather states for its backward pass. `void` states none.
 template <dtype D, class Sum>
 inline constexpr bool backward_sums_in = [] {
   if constexpr (std::is_void_v<Sum>)
@@ -121,11 +121,12 @@ template <dtype D, dtype E, dtype F>
 inline constexpr bool attention_dtypes =
     is_float<"causal_attention", D>&& one_dtype<"causal_attention", D, E>&& one_dtype<"causal_attention", D, F>;
 
-/// A function that runs again in the backward pass owns all that it uses.
+/// A function that runs again in the backward pass must own everything that it uses.
 template <OpName Name, class F>
 inline constexpr bool owned_function =
     checked<rules::owned_function, Name, self_contained<F>, std::is_trivially_copyable_v<F>>::ok;
-/// So do its arguments. A type that is not trivially copyable is trusted to own what it holds.
+/// The arguments of such a function must own their data as well. This check covers trivially copyable types only;
+/// other types own their data by their copy constructors.
 template <OpName Name, class T>
 inline constexpr bool owned_argument =
     checked<rules::owned_argument, Name, self_contained<T> || !std::is_trivially_copyable_v<T>, name_of_type<T>>::ok;
@@ -140,7 +141,7 @@ constexpr Spec sum_all_result() {
   return Spec(to_string(out).view());
 }
 
-/// The result of an op that is called without its op spec: an error that says so.
+/// The result type of an op that is called without its op spec. It is a compile error that asks for the op spec.
 template <OpName Name, class D, Spec... S>
 struct without_op_spec;
 template <OpName Name, class D, Spec S>
@@ -154,7 +155,7 @@ struct without_op_spec<Name, D, S, T> {
 template <OpName Name, class D, Spec... S>
 using needs_op_spec = typename without_op_spec<Name, D, S...>::type;
 
-/// A type alias that makes a check before it names the type.
+/// A type alias that evaluates a check before it gives the type.
 template <bool, class T>
 struct after {
   using type = T;

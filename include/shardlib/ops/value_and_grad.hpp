@@ -1,5 +1,5 @@
-// value_and_grad, explicit_activation_checkpointing, save_for_backward, prefetch: what is differentiated, and what is
-// kept for that. The typed part walks the trees; autodiff/ has the tape and the backward pass.
+// value_and_grad, explicit_activation_checkpointing, save_for_backward, prefetch: differentiation, and the control of
+// residuals. This typed part walks the trees. autodiff/ has the tape and the backward pass.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@
 
 namespace shardlib {
 
-/// A loss function that need not depend on all of its weights: `allow_unused(f)`.
+/// The type of `allow_unused(f)`: a loss function that need not depend on all of its weights.
 template <class F>
 struct AllowUnused {
   F f;
@@ -30,8 +30,9 @@ struct AllowUnused {
     return f(args...);
   }
 };
-/// f, whose gradient is zero where its loss does not depend on a weight; without this word that is an error, since most
-/// often the function uses something else in the weight's place. `value_and_grad(mesh, allow_unused(loss), w, batch)`
+/// Allows the loss of `f` not to depend on a weight, whose gradient is then zero. Without `allow_unused` that is an
+/// error, because most often the function uses a wrong tensor in place of the weight.
+/// `value_and_grad(mesh, allow_unused(loss), w, batch)`
 template <class F>
 AllowUnused<F> allow_unused(F f) {
   return {std::move(f)};
@@ -50,7 +51,7 @@ struct written_function {
 template <class F>
 struct written_function<AllowUnused<F>> : written_function<F> {};
 
-/// The type of a result that is unknown after an error.
+/// The placeholder for a result that is unknown after a compile error.
 using Unknown = Tensor<f32, "?">;
 
 template <class M, class W, class L, class... Auxiliary>
@@ -71,7 +72,7 @@ struct value_and_gradient<M, W, Tensor<D, S>, Auxiliary...> {
 template <class M, class W, class L, class A>
 struct value_and_gradient<M, W, std::pair<L, A>> : value_and_gradient<M, W, L, A> {};
 
-/// The result of f(weights, args...), or a compile error of ours.
+/// The result of f(weights, args...), or a compile error of this library.
 template <bool Callable, class F, class W, class... Args>
 struct returned_by {
   using type = std::remove_cvref_t<std::invoke_result_t<F&, const W&, const Args&...>>;
@@ -84,7 +85,7 @@ struct returned_by<false, F, W, Args...> {
   using type = Unknown;
 };
 
-/// Stops at the first thing that is wrong, so that it is the only error.
+/// Stops at the first mistake, so that the compiler reports only one error.
 template <bool Tree, class M, class F, class W, class... Args>
 struct differentiated {
   using type = std::pair<Unknown, W>;
@@ -98,8 +99,8 @@ struct differentiated<true, M, F, W, Args...> {
 template <class M, class F, class W, class... Args>
 using value_and_grad_t = typename differentiated<checked_tree<"value_and_grad", W>, M, F, W, Args...>::type;
 
-/// A copy of an argument with each leaf replaced by f(leaf, path); what is no tree is copied. A leaf that holds nothing
-/// stays so, but is an error of the op `weights_of` where that is given.
+/// Copies an argument and replaces each leaf with f(leaf, path). An argument that is not a tree is copied unchanged.
+/// An empty leaf stays empty; where `weights_of` names an op, it is an error of that op.
 using LeafChange = FunctionRef<ValuePtr(const ValuePtr&, const Path&)>;
 template <class T>
 [[gnu::noinline]] T with_leaves(const T& x, LeafChange f, const char* weights_of = nullptr) {
@@ -122,28 +123,29 @@ template <class T>
   if constexpr (is_tree<T>()) visit(call, {}, x);
 }
 
-/// The same value, of which nothing is differentiated, though that may be done by the one that it is a copy of.
+/// The same value, untracked by the tape, also if the tape tracks the original.
 ValuePtr copy_without_slot(const ValuePtr& value);
-/// The value under the spec of T: a cotangent's maker may have known other axes.
+/// The value under the spec of T. The code that computed a cotangent may have known other axes of the mesh.
 ValuePtr with_spec(const ValuePtr& value, const TensorSpec& spec);
 /// Zeros in the shape of the value.
 ValuePtr zeros_in_shape(const ValuePtr& like);
 
-/// One call of value_and_grad on this device, from the weights to their cotangents. Its errors are those of programs
-/// whose gradients would be zero, or wrong, without a word.
+/// One call of value_and_grad on this device, from the weights to their cotangents. It throws where a gradient would
+/// otherwise silently be zero or wrong.
 class GradientCall {
  public:
   explicit GradientCall(const DevicePtr& device);
   GradientCall(const GradientCall&) = delete;
   GradientCall& operator=(const GradientCall&) = delete;
   ~GradientCall();
-  /// The weight as a leaf of the tape.
+  /// Registers the weight as a leaf of the tape.
   ValuePtr weight(const ValuePtr& value, const Path& path);
   void argument(const ValuePtr& value, std::size_t number);
-  /// The function begins; it has returned.
+  /// `begin` marks the start of the function, `end` its return.
   void begin();
   void end();
-  /// The cotangents of the weights, null where the loss does not depend on one, which only `unused` allows.
+  /// The cotangents of the weights. One is null where the loss does not depend on the weight, which only `unused`
+  /// allows.
   std::vector<ValuePtr> backward(const ValuePtr& loss, bool unused);
 
  private:
@@ -151,8 +153,8 @@ class GradientCall {
   Handle<Parts> parts_;
 };
 
-/// The auxiliary result of a function without its tape: tensors, trees of tensors, tuples of those; other types are
-/// returned unchanged.
+/// The auxiliary results of a function, without their gradients: tensors, trees of tensors, and tuples of those.
+/// Other types stay as they are.
 template <class T>
 T stopped_parts(const T& x) {
   if constexpr (requires { std::tuple_size<T>::value; })
@@ -160,7 +162,7 @@ T stopped_parts(const T& x) {
   else
     return with_leaves(x, [](const ValuePtr& value, const Path&) { return copy_without_slot(value); });
 }
-/// A function's result as (loss, what else it returns without its gradient).
+/// Splits a function's result into (loss, auxiliary results without gradients).
 template <class D, Spec S>
 std::pair<Tensor<D, S>, std::nullptr_t> loss_and_auxiliary(const Tensor<D, S>& loss) {
   return {loss, nullptr};
@@ -170,7 +172,7 @@ std::pair<L, A> loss_and_auxiliary(const std::pair<L, A>& result) {
   return {result.first, stopped_parts(result.second)};
 }
 
-/// The cotangents of the leaves as the gradient of `weights`; zeros where none has arrived.
+/// Collects the leaves' cotangents into the gradient of `weights`. A leaf without a cotangent gets zeros.
 template <class W, class G>
 void collect(const W& weights, G& grads, const std::vector<ValuePtr>& cotangents, std::size_t& i) {
   if constexpr (is_tensor<W>) {
@@ -189,10 +191,11 @@ void collect(const W& weights, G& grads, const std::vector<ValuePtr>& cotangents
 
 }  // namespace detail
 
-/// f(weights, args...) and its gradient by the weights. The loss is a scalar partial over every axis of the mesh, "+d
-/// +t"; gradients have the type Dual<leaf>. Within the call a name of a dim has one size. A weight that the loss does
-/// not depend on is an error. `auto [loss, grads] = value_and_grad(mesh, f, weights, batch);`, and of a function that
-/// returns std::pair(loss, accuracy): `auto [loss, grads, accuracy] = value_and_grad(mesh, f, weights, batch);`
+/// Computes f(weights, args...) and its gradient by the weights. The loss is a scalar that is partial over every axis
+/// of the mesh, "+d +t". Gradients have the type Dual<leaf>. Within the call, a dim's name has one size. *Throws* if
+/// the loss does not depend on a weight. `auto [loss, grads] = value_and_grad(mesh, f, weights, batch);`, and for a
+/// function that returns std::pair(loss, accuracy):
+/// `auto [loss, grads, accuracy] = value_and_grad(mesh, f, weights, batch);`
 template <Spec A, class F, class W, class... Args>
 [[nodiscard]] auto value_and_grad(const Mesh<A>& mesh, F&& f, const W& weights, const Args&... args)
     -> detail::value_and_grad_t<Mesh<A>, F, W, Args...> {
@@ -223,9 +226,9 @@ template <Spec A, class F, class W, class... Args>
 
 namespace detail {
 
-/// A call of a checkpointed function with its arguments, to be run again.
+/// A call of a checkpointed function with its arguments, which the backward pass runs again.
 struct CheckpointedCall : Counted {
-  /// Runs the function of its arguments with each leaf changed, and gives each leaf of the result to `take`.
+  /// Calls the function with each leaf of its arguments changed, and passes each leaf of the result to `take`.
   virtual void run(LeafChange change, FunctionRef<void(const ValuePtr&)> take) const = 0;
 };
 template <class F, class... Args>
@@ -246,13 +249,13 @@ struct CheckpointedCallOf final : CheckpointedCall {
 /// The forward pass of a checkpointed call, and its node on the tape.
 class CheckpointForward {
  public:
-  /// Not active where there is nothing to keep, or within another checkpointed call, of which this one is a part.
+  /// Not active if there are no residuals to keep, or inside another checkpointed call, which then covers this one.
   explicit CheckpointForward(std::vector<ValuePtr> inputs);
   CheckpointForward(const CheckpointForward&) = delete;
   CheckpointForward& operator=(const CheckpointForward&) = delete;
   ~CheckpointForward();
   [[nodiscard]] bool active() const { return bool(parts_); }
-  /// The function has run: false if nothing differentiates its arguments.
+  /// Call it after the function has run. Returns false if the tape tracks none of the arguments.
   bool finish(Handle<const CheckpointedCall> call);
   /// A leaf of the result, as an output of the node.
   ValuePtr connect(const ValuePtr& value);
@@ -264,7 +267,7 @@ class CheckpointForward {
 
 }  // namespace detail
 
-/// What `explicit_activation_checkpointing(f)` returns: call it as `f`.
+/// The type of `explicit_activation_checkpointing(f)`. Call it like `f`.
 template <class F>
 struct Checkpointed {
   F f;
@@ -285,10 +288,10 @@ struct Checkpointed {
         out, [&](const detail::ValuePtr& value, const detail::Path&) { return forward.connect(value); });
   }
 };
-/// f, of which only the arguments and what passes through save_for_backward are kept for the backward pass; what else
-/// its derivatives need is computed again, and nothing that they do not need. f runs again in the backward pass, so it
-/// captures nothing, or numbers by value: tensors and configurations are arguments, of which a copy is kept.
-/// `explicit_activation_checkpointing(layer)(x, w, config)`
+/// Wraps f so that its residuals are only the arguments and the values that pass through save_for_backward. The
+/// backward pass recomputes the other values that the derivatives need, and nothing else. f runs again in the
+/// backward pass, so it may capture nothing, or numbers by value. Pass tensors and configurations as arguments: the
+/// call keeps a copy of them. `explicit_activation_checkpointing(layer)(x, w, config)`
 template <class F>
 auto explicit_activation_checkpointing(F f)
     -> std::enable_if_t<detail::owned_function<"explicit_activation_checkpointing", F>, Checkpointed<F>> {
@@ -298,8 +301,8 @@ auto explicit_activation_checkpointing(F f)
 namespace detail {
 ValuePtr saved_value(const OpInfo& op, const ValuePtr& x);
 }
-/// Keeps x for the backward pass inside explicit_activation_checkpointing; elsewhere everything is kept anyway.
-/// `save_for_backward(q)`
+/// Keeps x as a residual inside explicit_activation_checkpointing. Elsewhere it changes nothing, because all
+/// residuals are kept. `save_for_backward(q)`
 template <dtype D, Spec S>
 auto save_for_backward(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<D, S> {
   return Tensor<D, S>(detail::saved_value({"save_for_backward", {}, site}, x.value()));
@@ -307,7 +310,7 @@ auto save_for_backward(const Tensor<D, S>& x, Site site = Site::current()) -> Te
 
 namespace detail {
 
-/// Gathers of some layers, to be started.
+/// The all_gathers of some layers, not yet started.
 struct Gathers : Counted {
   virtual void start() const = 0;
 };
@@ -327,10 +330,11 @@ ValuePtr prefetched(const OpInfo& op, const ValuePtr& x, const Handle<const Gath
 
 }  // namespace detail
 
-/// Returns x, and starts the all_gathers that later layers will need. Call it before layer number `next`, and once
-/// after the last layer. Forward it starts those of `gathers(layer)` for that layer and the one after it; in the
-/// backward pass, those of the two layers before. They overlap with computation until the layer itself calls all_gather
-/// for the same weights. Sums of gradients overlap with the backward pass. `gathers` captures nothing, or numbers by
+/// Returns x and prefetches weights. Call it before layer number `next`, and with `next` equal to the number of
+/// layers after the last one. In the forward pass it starts the all_gathers in `gathers(layer)` of layer `next` and
+/// of the one after it. When the backward pass comes back to this point, it starts those of the two layers before.
+/// The gathers are asynchronous until the layer itself calls all_gather for the same weights. The transposes, which
+/// sum gradients, are then asynchronous in the backward pass as well. `gathers` captures nothing, or numbers by
 /// value. `x = prefetch(x, gathers, w.layers, i)`
 template <dtype D, Spec S, class F, Spec N, class Layer>
 auto prefetch(const Tensor<D, S>& x, const F& gathers, const Array<N, Layer>& layers, std::size_t next,
@@ -341,7 +345,7 @@ auto prefetch(const Tensor<D, S>& x, const F& gathers, const Array<N, Layer>& la
   auto here = layers.begin() + static_cast<std::ptrdiff_t>(next);
   const std::ptrdiff_t left = layers.end() - here, passed = here - layers.begin();
   const std::ptrdiff_t ahead = left < 2 ? left : 2, behind = passed < 2 ? passed : 2;
-  // In the order in which they will be needed.
+  // In the order in which the backward pass needs them.
   using Reverse = std::reverse_iterator<decltype(here)>;
   return Tensor<D, S>(detail::prefetched(
       op, x.value(), detail::Handle<Some>::make(gathers, std::vector<Layer>(here, here + ahead)),

@@ -1,4 +1,4 @@
-// The first values of a tree of tensors.
+// Initial values of a tree of tensors.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,15 @@
 
 namespace shardlib {
 
-/// The distribution of a leaf's first values; with deviation 0 they are all the mean.
+/// The distribution of a leaf's initial values. With a deviation of 0 all values equal the mean.
 struct Normal {
   double mean = 0;
   double deviation = 0;
 };
 
-/// Gives every leaf of `tree`, whose Arrays have their lengths already, normal numbers as `distribution(name)` says, each
-/// leaf from a stream of its own: the same on every mesh. `sizes` has those of all names.
-/// `initialize(mesh, model, sizes, seed, [](std::string_view name) { return Normal{0, 0.02}; })`
+/// Fills every leaf of `tree` with normal numbers from `distribution(name)`. Each leaf uses its own stream, and the
+/// values are the same on every mesh. The Arrays must have their lengths already. `sizes` gives the sizes of all
+/// names. `initialize(mesh, model, sizes, seed, [](std::string_view name) { return Normal{0, 0.02}; })`
 template <Spec A, class Tree, class F>
 void initialize(const Mesh<A>& mesh, Tree& tree, const Sizes& sizes, std::uint64_t seed, const F& distribution) {
   std::uint64_t stream = 0;

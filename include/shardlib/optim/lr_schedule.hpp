@@ -8,7 +8,7 @@
 namespace shardlib {
 
 /// Linear warmup to `peak` over `warmup` steps, then a cosine decay to `final_fraction * peak` at the last of `steps`
-/// (Loshchilov and Hutter 2016). Steps count from 0. `warmup_cosine(step, 1000, 100, 3e-3)`
+/// steps (Loshchilov and Hutter 2016). Steps count from 0. `warmup_cosine(step, 1000, 100, 3e-3)`
 inline double warmup_cosine(std::int64_t step, std::int64_t steps, std::int64_t warmup, double peak,
                             double final_fraction = 0.1) {
   if (step < warmup) return peak * static_cast<double>(step + 1) / static_cast<double>(warmup);

@@ -1,4 +1,4 @@
-// AdamW, the global norm that clipping needs, and the sums of replicated weights' gradients, over trees of tensors.
+// AdamW, the global norm for clipping, and the sums of replicated weights' gradients, over trees of tensors.
 #pragma once
 
 #include <cmath>
@@ -19,23 +19,24 @@
 namespace shardlib {
 namespace detail {
 
-/// The sum of the squares of this device's shard, as a scalar of the given spec; 0 on a device that does not count,
-/// since it holds a copy of what another one counts.
+/// The sum of the squares of this device's shard, as a scalar of the given spec. It is 0 if `counts` is false,
+/// because another device counts the same shard.
 [[nodiscard]] SHARDLIB_INLINE ValuePtr sum_of_squares(const Value& x, const TensorSpec& spec, bool counts);
 
-/// What an update of AdamW needs to know about a leaf.
+/// The parameters of an AdamW update of one leaf.
 struct AdamWNumbers {
   float beta1, beta2, epsilon, decay, rate;
-  float correct1, correct2;  ///< of the moments' bias towards zero
-  float clip;                ///< multiplies the gradient
+  float correct1, correct2;  ///< correct the moments' bias towards zero
+  float clip;                ///< factor of the gradient
 };
-/// One pass over a leaf: in place in shards without another handle, in new shards otherwise. `grad` is f32 or
-/// bf16; `copy`, unless it is null, holds the weight in either and becomes the new one: in f32 the same value.
+/// Updates a leaf in one pass. It writes in place into shards without other owners, and else into new ones. `grad` is
+/// f32 or bf16. If `copy` is not null, it holds the weight in f32 or bf16 and receives the new weight; in f32 it
+/// shares the weight's value.
 SHARDLIB_INLINE void adamw(const AdamWNumbers& numbers, ValuePtr& weight, ValuePtr& mu, ValuePtr& nu, const Value& grad,
                            ValuePtr* copy);
 
-/// This device's part of the sum of a leaf's squares, pending over the axes. A leaf that an axis does not shard is the
-/// first device's there.
+/// This device's part of the sum of a leaf's squares, partial over the axes. On an axis that does not shard the leaf,
+/// only the first device counts it.
 template <Spec Axes, dtype D, Spec S>
 [[nodiscard]] auto sum_of_squares(const Tensor<D, S>& leaf) {
   static_assert(checked<rules::norm_leaf, dtype_v<D>, S>::ok);
@@ -83,9 +84,10 @@ void reduce_into(W& out, const G& grads) {
 
 }  // namespace detail
 
-/// The gradients of weights that are replicated over some axes of the mesh, where they are partial: their sums over
-/// these axes, one all_reduce a leaf, as a tree of the weights' types. Leaves without a pending sum stay as they are.
-/// Call it once a step, after the sums over microbatches. `reduce_gradients(mesh, grads)` of "M +d" is "M"
+/// Sums the gradients of weights that are replicated over some axes of the mesh, where these gradients are partial.
+/// It performs one all_reduce per leaf and returns a tree of the weights' types. Leaves that are not partial stay as
+/// they are. Call it once per step, after the sums over microbatches. `reduce_gradients(mesh, grads)` of "M +d" is
+/// "M"
 template <Spec A, class G>
 [[nodiscard]] auto reduce_gradients(const Mesh<A>& /*mesh*/, const G& grads) ->
     typename detail::reduced_gradient<Mesh<A>, G>::type {
@@ -94,14 +96,14 @@ template <Spec A, class G>
   return out;
 }
 
-/// A tree of zeros with the types and sizes of another one: the first moments of AdamW. `zeros_like(weights)`
+/// A tree of zeros with the types and sizes of another tree, for AdamW's initial moments. `zeros_like(weights)`
 template <class Tree>
 [[nodiscard]] Tree zeros_like(const Tree& tree) {
   return map_tree([](const auto& x) { return x * 0.0; }, tree);
 }
 
 /// The Euclidean norm of all leaves together, f32 or bf16, over all devices. Each element counts once: a leaf that is
-/// replicated over an axis counts on that axis' first device. `global_norm(mesh, grads)`
+/// replicated over an axis counts on the first device of that axis. `global_norm(mesh, grads)`
 template <Spec A, class Tree>
 [[nodiscard]] double global_norm(const Mesh<A>& /*mesh*/, const Tree& tree) {
   constexpr Spec everywhere = detail::dual_spec("", A);  // "+d +t"
@@ -115,15 +117,15 @@ template <Spec A, class Tree>
   return std::sqrt(static_cast<double>(item(all_reduce<make_op<everywhere, "">>(total))));
 }
 
-/// AdamW (Loshchilov and Hutter 2017); with weight_decay 0 it is Adam (Kingma and Ba 2014). beta1, beta2 and epsilon
+/// AdamW (Loshchilov and Hutter 2017). With weight_decay 0 it is Adam (Kingma and Ba 2014). beta1, beta2 and epsilon
 /// are the constants of these papers.
 struct AdamW {
   double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, weight_decay = 0.1;
 
-  /// One update of `weights`, in place. `scale` multiplies the gradients (clipping), `step` counts from 0, and
-  /// `decays(leaf name)` says which leaves weight_decay applies to. Weights and moments are f32, gradients f32 or bf16.
-  /// `copies`, if given, are the weights in the dtype that the program computes in: bf16, made in the same pass, or
-  /// f32, where they become the weights themselves.
+  /// Updates `weights` in place. `scale` multiplies the gradients (for clipping), and `step` counts from 0.
+  /// `decays(leaf name)` says whether weight_decay applies to a leaf. Weights and moments are f32, gradients f32 or
+  /// bf16. `copies` are optional: the weights in the dtype in which the program computes. Copies in bf16 are written
+  /// in the same pass. Copies in f32 become the weights themselves.
   template <class Tree, class Mu, class Nu, class Grads, class Decays, class... Copies>
   void update(Tree& weights, Mu& mu, Nu& nu, const Grads& grads, double learning_rate, double scale, std::int64_t step,
               const Decays& decays, Copies&... copies) const {
@@ -140,7 +142,7 @@ struct AdamW {
             const detail::AdamWNumbers numbers{
                 f(beta1),         f(beta2),          f(epsilon),        decays(name) ? f(weight_decay) : 0.0F,
                 f(learning_rate), correction(beta1), correction(beta2), f(scale)};
-            // The tensors release their values, so that these have no other handle.
+            // The tensors release their values, so that the update is their only owner.
             const auto released = []<class X>(X& x) {
               detail::ValuePtr value = x.value();
               x = {};

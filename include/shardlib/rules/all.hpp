@@ -1,5 +1,5 @@
-// The typing rules: one pure constexpr function per op, from specs to the result's spec or to why there is none.
-// The op, its compile error, the run-time check and the tests all call these.
+// The typing rules: one pure constexpr function per op. It maps specs to the result's spec or to the reason for an
+// error. The op, its compile error, the run-time check and the tests all call these functions.
 #pragma once
 
 #include "shardlib/rules/collectives.hpp"

@@ -9,7 +9,7 @@ namespace shardlib::rules {
 
 namespace detail_ {
 
-/// The axes of `longer` that `shorter` lacks, if `shorter` is its prefix.
+/// The axes that `longer` has after its prefix `shorter`.
 constexpr Axes suffix(const Axes& longer, const Axes& shorter) {
   Axes rest;
   for (int i = shorter.size(); i < longer.size(); ++i) rest.push_back(longer[i]);
@@ -28,7 +28,7 @@ constexpr Text other_dims(const TensorSpec& in, const TensorSpec& out) {
          quoted(to_string(in)) + ", in the same order";
 }
 
-/// Which op shards a dim over the axis, given the operand's placement on it.
+/// Names the op that shards a dim over the axis, given the operand's placement on the axis.
 constexpr Text sharding_op(const TensorSpec& in, std::string_view axis) {
   const auto kind = in.placement(axis).kind;
   return "as the operand is " + describe(in, axis) + ", take " +
@@ -68,7 +68,7 @@ constexpr Verdict all_gather(std::string_view op, const TensorSpec& x) {
   return call.accept();
 }
 
-/// reduce_scatter<"A +t -> A/t">: P -> S. Takes the pending sum and leaves each device its shard.
+/// reduce_scatter<"A +t -> A/t">: P -> S. Completes the partial sum and leaves each device its shard.
 constexpr Verdict reduce_scatter(std::string_view op, const TensorSpec& x) {
   const OpCall call = parse_call("reduce_scatter", op, x);
   if (!call.why.empty()) return call.fail();
@@ -103,7 +103,7 @@ constexpr Verdict reduce_scatter(std::string_view op, const TensorSpec& x) {
   return call.accept();
 }
 
-/// all_reduce<"A +t -> A">: P -> R. The sum of all devices' values, on each of them.
+/// all_reduce<"A +t -> A">: P -> R. Every device gets the sum of all devices' values.
 constexpr Verdict all_reduce(std::string_view op, const TensorSpec& x) {
   const OpCall call = parse_call("all_reduce", op, x);
   if (!call.why.empty()) return call.fail();
@@ -120,8 +120,8 @@ constexpr Verdict all_reduce(std::string_view op, const TensorSpec& x) {
   return call.accept();
 }
 
-/// all_reduce_max<"A V/t -> A">: local maximum over the dims that the result lacks, then over the devices of their
-/// axes.
+/// all_reduce_max<"A V/t -> A">: the local maximum over the dims that the result lacks, then the maximum over the
+/// devices along their axes.
 constexpr Verdict all_reduce_max(std::string_view op, const TensorSpec& x) {
   const OpCall call = parse_call("all_reduce_max", op, x);
   if (!call.why.empty()) return call.fail();
@@ -186,7 +186,7 @@ constexpr Verdict shift(std::string_view spec, std::string_view axis, const Tens
   return detail_::shift(title, parsed.spec, axis, x);
 }
 
-/// shift<over<"t">>(x, k): the axis alone.
+/// shift<over<"t">>(x, k): only the axis is given.
 constexpr Verdict shift_over(std::string_view op, const TensorSpec& x) {
   const auto axis = over_axes(op);
   if (axis.empty())
@@ -194,7 +194,7 @@ constexpr Verdict shift_over(std::string_view op, const TensorSpec& x) {
   return detail_::shift(Text("shift<") + quoted(x) + ", " + quoted(axis) + ">", x, axis, x);
 }
 
-/// shard<"A -> A/t">: R -> S. Each device keeps its shard; no traffic.
+/// shard<"A -> A/t">: R -> S. Each device keeps its shard, without communication.
 constexpr Verdict shard(std::string_view op, const TensorSpec& x) {
   const OpCall call = parse_call("shard", op, x);
   if (!call.why.empty()) return call.fail();

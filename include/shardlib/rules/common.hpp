@@ -1,4 +1,5 @@
-// What every typing rule shares: the verdict, the check of an operand against an op spec, and advice on conversions.
+// Code that all typing rules share: the verdict, the check of an operand against an op spec, and advice on
+// conversions.
 #pragma once
 
 #include <string_view>
@@ -12,23 +13,23 @@ using detail::number;
 using detail::quoted;
 using detail::Text;
 
-/// The answer of a rule: the canonical spec of the result, or why there is none.
+/// The result of a rule: the canonical spec of the op's result, or the reason for an error.
 struct Verdict {
-  TensorSpec result;  ///< with a `why`: what the user meant, empty if that is not known
-  Text why;           ///< empty when the operation is legal
+  TensorSpec result;  ///< after an error: the spec that the user meant, or empty if unknown
+  Text why;           ///< the reason for the error; empty if the operation is legal
 
   constexpr bool ok() const { return why.empty(); }
 };
 
-/// Parsed operands of one op application, with the op's name for its messages.
+/// The parsed operands of one op call, with the op's name for messages.
 struct OpCall {
   Text title;  ///< "all_gather<`A/t -> A`>"
   OpParts op;
   Text why;
 
-  /// The spelled result goes along, so that one mistake makes one error.
+  /// The verdict also carries the result that the user wrote, so that one mistake gives one error.
   constexpr Verdict fail(const Text& reason) const { return {op.out, title + ": " + reason}; }
-  /// Why the call itself, before any rule of the op, is wrong.
+  /// The error in the call itself, before the op's own rules.
   constexpr Verdict fail() const { return {op.error.empty() ? op.out : TensorSpec(), why}; }
   constexpr Verdict accept() const { return {op.out, {}}; }
 };
@@ -37,7 +38,7 @@ constexpr Text title_of(std::string_view name, std::string_view spec) {
   return Text(name) + "<" + quoted(spec) + ">";
 }
 
-/// The axes of `over<"d t">`, whose text is "over<d t>", as no spec is; empty for other texts.
+/// The axes of `over<"d t">`, which arrives as the text "over<d t>" (never a valid spec). Empty for other texts.
 constexpr std::string_view over_axes(std::string_view op) {
   return op.starts_with("over<") && op.ends_with(">") ? op.substr(5, op.size() - 6) : std::string_view();
 }
@@ -54,7 +55,7 @@ constexpr Text describe(const TensorSpec& spec, std::string_view axis) {
   return text;
 }
 
-/// Every axis that stands in the spec, in order of appearance.
+/// Collects the axes of the spec, in order of appearance.
 template <int N>
 constexpr void collect_axes(const TensorSpec& spec, Small<std::string_view, N>& axes) {
   for (const Dim& dim : spec.dims)
@@ -78,13 +79,13 @@ constexpr bool is_prefix(const Axes& prefix, const Axes& of) {
   return true;
 }
 
-/// `name<"from -> to">` as a remedy.
+/// A call `name<"from -> to">` that a message recommends.
 constexpr Text suggestion(const char* op, const TensorSpec& from, const TensorSpec& to) {
   return quoted(Text(op) + "<\"" + to_string(from) + " -> " + to_string(to) + "\">");
 }
 
-// The ops that advice may name. Their rules stand in other parts of rules.hpp; a part alone is not used, so it need not
-// define them.
+// Declarations of the ops that advice may name. Their rules are in other headers of rules/. No program includes one
+// of these headers alone, so this header need not define them.
 #if defined(__clang__)
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Wundefined-inline"
@@ -101,8 +102,8 @@ constexpr Verdict rename(std::string_view names, const TensorSpec& x);
 #pragma clang diagnostic pop
 #endif
 
-/// Which op turns `from` into `to`, and what it costs; empty when no single op does. Layout casts that need no traffic
-/// undo a collective, so they are left out where one is about to follow.
+/// Names the op that turns `from` into `to`, and its cost. Empty if no single op does. `casts` allows layout casts
+/// without communication. Before a collective they are left out, because they would undo it.
 constexpr Text conversion(const TensorSpec& from, const TensorSpec& to, bool casts = true) {
   const TensorSpec& x = from;
   const Text op = to_string(from) + " -> " + to_string(to);
@@ -126,7 +127,7 @@ constexpr Text conversion(const TensorSpec& from, const TensorSpec& to, bool cas
   return "if both names mean one size, " + quoted("rename<\"" + names + "\">") + " (free)";
 }
 
-/// The first thing in which two specs differ, in words.
+/// Describes the first difference between two specs.
 constexpr Text difference(const TensorSpec& is, const TensorSpec& wanted) {
   for (int i = 0; i < wanted.rank() || i < is.rank(); ++i) {
     if (i >= is.rank()) return "dim " + quoted(to_string(wanted.dims[i])) + " is missing";
@@ -142,7 +143,7 @@ constexpr Text difference(const TensorSpec& is, const TensorSpec& wanted) {
   return {};
 }
 
-/// Checks one operand against its place in the op spec.
+/// Checks one operand against its spec in the op spec.
 constexpr Text check_operand(const TensorSpec& is, const TensorSpec& wanted, const char* which, bool casts = true) {
   const Text diff = difference(is, wanted);
   if (diff.empty()) return {};
@@ -152,7 +153,7 @@ constexpr Text check_operand(const TensorSpec& is, const TensorSpec& wanted, con
   return why + "; " + advice + (advice.empty() ? "correct the op spec" : ", or correct the op spec");
 }
 
-/// Parses an op spec of `operands` operands. Brackets are the business of index_unreduced.
+/// Parses an op spec of `operands` operands. Only index_unreduced handles brackets.
 constexpr OpCall parse_call(std::string_view name, std::string_view op, int operands) {
   OpCall call{title_of(name, op), parse_op(op), {}};
   if (!call.op.error.empty()) {
@@ -166,10 +167,10 @@ constexpr OpCall parse_call(std::string_view name, std::string_view op, int oper
   return call;
 }
 
-/// The op spec of an op of one operand that is written as its result alone, "M F/t", or as the axes that it acts over,
-/// "over<d>"; one that is written in full stays as it is. `why`: the axes do not say the result of this operand.
+/// The op spec of an op of one operand, completed from its result alone, "M F/t", or from the axes alone, "over<d>".
+/// A full op spec stays unchanged. `why` is the error where the axes do not determine the result for this operand.
 struct Completed {
-  OpParts op;  ///< of views into `op` and `x`
+  OpParts op;  ///< views into `op` and `x`
   Text why;
 };
 constexpr Completed complete(std::string_view name, std::string_view op, const TensorSpec& x) {
@@ -212,7 +213,7 @@ constexpr Completed complete(std::string_view name, std::string_view op, const T
   if (name != "all_gather" && name != "all_reduce" && name != "to_partial")
     return fail("the axis does not say which dims the result has; write the result, " +
                 quoted(Text(name) + "<\"...\">(x)"));
-  // A gather takes the last axes of a dim.
+  // A gather removes the last axes of a dim.
   for (int i = 0; name == "all_gather" && i < out.rank(); ++i) {
     Dim& dim = out.dims[i];
     while (!dim.axes.empty() && axes.has(dim.axes[dim.axes.size() - 1])) dim.axes.erase(dim.axes.size() - 1);
@@ -224,7 +225,7 @@ constexpr Completed complete(std::string_view name, std::string_view op, const T
   result.op.out = out;
   return result;
 }
-/// The op spec in full, as a text.
+/// The completed op spec as a text.
 constexpr Text completed(std::string_view name, std::string_view op, const TensorSpec& x) {
   const Completed full = complete(name, op, x);
   return full.op.error.empty() ? to_string(full.op) : Text(op);
@@ -259,7 +260,7 @@ constexpr OpCall parse_call(std::string_view name, std::string_view op, const Te
   return call;
 }
 
-/// The grammar of a tensor spec: what Tensor<D, "..."> itself checks.
+/// Checks the grammar of a tensor spec, for Tensor<D, "...">.
 constexpr Verdict tensor(std::string_view spec) {
   const auto parsed = parse_tensor(spec);
   if (!parsed.error.empty()) return {{}, "tensor spec " + quoted(spec) + ": " + parsed.error};
@@ -269,7 +270,7 @@ constexpr Verdict tensor(std::string_view spec) {
   return {parsed.spec, {}};
 }
 
-/// A tensor of one type where another is declared: a return type, a parameter, a variable.
+/// Reports a tensor whose type differs from the declared type of a return value, a parameter or a variable.
 constexpr Verdict assign(DType to_dtype, const TensorSpec& to, DType from_dtype, const TensorSpec& from) {
   const bool same = from == to;
   if (same && from_dtype == to_dtype) return {};
@@ -285,7 +286,7 @@ constexpr Verdict assign(DType to_dtype, const TensorSpec& to, DType from_dtype,
   return {{}, why};
 }
 
-/// An op of one operand, or of two, that was called without its op spec.
+/// Reports a call of an op with one or two operands without its op spec.
 constexpr Verdict no_op_spec(std::string_view op, const TensorSpec& x) {
   return {{},
           Text(op) + ": the op spec is missing: write what goes in and what comes out, " +
@@ -297,7 +298,7 @@ constexpr Verdict no_op_spec2(std::string_view op, const TensorSpec& x, const Te
               quoted(Text(op) + "<\"" + x + ", " + y + " -> result\">(x, y)")};
 }
 
-/// einsum<"...">(x, y), which other libraries have.
+/// Reports a call of einsum<"...">(x, y), which other libraries have.
 constexpr Verdict no_einsum(std::string_view op, const TensorSpec&, const TensorSpec&) {
   return {
       {},
@@ -306,7 +307,7 @@ constexpr Verdict no_einsum(std::string_view op, const TensorSpec&, const Tensor
           "`all_reduce` afterwards (communicate)"};
 }
 
-/// Why the pending sums of a result differ from the operand's, in an op that leaves them alone.
+/// Explains why the partial axes of the result differ from those of the operand, for an op that may not change them.
 constexpr Text other_sums(const TensorSpec& in, const TensorSpec& out) {
   for (auto axis : in.partial)
     if (!out.partial.contains(axis))
@@ -319,7 +320,7 @@ constexpr Text other_sums(const TensorSpec& in, const TensorSpec& out) {
   return {};
 }
 
-/// The dims that the result lacks; the kept ones must stand unchanged and in order.
+/// Collects the dims that the result lacks. The kept dims must be unchanged and in order.
 constexpr Text removed_dims(const TensorSpec& in, const TensorSpec& out, Small<Dim, max_dims>& removed) {
   int at = 0;
   for (const Dim& dim : in.dims) {
@@ -344,7 +345,7 @@ constexpr Text removed_dims(const TensorSpec& in, const TensorSpec& out, Small<D
   return {};
 }
 
-/// What is wrong, and what helps, where dim `a` of x is the dim `b` of y, sharded otherwise.
+/// The error, and its remedy, if dim `a` of x and dim `b` of y are the same dim with different shardings.
 constexpr Text shards_differ(const TensorSpec& x, const Dim& a, const TensorSpec& y, const Dim& b) {
   if (a.axes.size() > b.axes.size()) return shards_differ(y, b, x, a);
   const Text why = "dim " + quoted(to_string(a)) + " of " + quoted(to_string(x)) + " is " + quoted(to_string(b)) +
@@ -370,7 +371,7 @@ constexpr Text reduction(const TensorSpec& x) {
   return x.rank() == 0 ? all_reduce + " (communicates)" : "a `reduce_scatter` or " + all_reduce + " (communicate)";
 }
 
-/// The remedy for an op that takes no partial operand.
+/// The remedy for an op that accepts no partial operand.
 constexpr Text reduce_first(const TensorSpec& x) {
   return "reduce it first, with " + reduction(x);
 }

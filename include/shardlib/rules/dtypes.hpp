@@ -1,4 +1,4 @@
-// Which dtypes an op takes, and in which it sums.
+// The dtypes that ops accept, and the dtypes in which they sum.
 #pragma once
 
 #include "shardlib/rules/common.hpp"
@@ -7,7 +7,7 @@
 
 namespace shardlib::rules {
 
-/// One dtype in all operands, of a kind that the op computes with: nothing is promoted silently.
+/// All operands must have one dtype, of a kind that the op computes with. There is no implicit promotion.
 constexpr Verdict same_dtype(std::string_view op, DType a, DType b) {
   if (a == b) {
     const bool logical = op.starts_with("logical_"), arithmetic = op.size() == 1;
@@ -23,7 +23,7 @@ constexpr Verdict same_dtype(std::string_view op, DType a, DType b) {
               " of the second or " + quoted(Text("cast<") + name(b) + ">") + " of the first"};
 }
 
-/// The dtype of an op that computes with floating numbers only.
+/// The dtype of an op that computes only with floating-point numbers.
 constexpr Verdict floating_dtype(std::string_view op, DType x) {
   if (is_floating(x)) return {};
   if (op.starts_with("random_"))
@@ -37,13 +37,14 @@ constexpr Verdict arithmetic_dtype(std::string_view op, DType x) {
   return {{}, Text(op) + ": the operand is bool_, which has no arithmetic; write `cast<f32>` of it first"};
 }
 
-/// The dtype of what is summed, or otherwise reduced, on a device or over devices.
+/// The dtype of a reduction on one device or over devices.
 constexpr Verdict reduced_dtype(std::string_view op, DType x) {
   if (x != DType::bool_ && x != DType::u8) return {};
   return {{}, Text(op) + ": the operand is " + name(x) + ", which is not reduced; write `cast<i32>` of it first"};
 }
 
-/// The dtype in which reduce_scatter and all_reduce sum over devices: the operand's, but f32 for bf16, which is stated.
+/// The dtype in which reduce_scatter and all_reduce sum over devices. It is the operand's; for bf16 it is f32, and
+/// the program has to state it.
 constexpr Verdict sum_dtype(std::string_view op, DType x, DType sum) {
   const DType right = x == DType::bf16 ? DType::f32 : x;
   if (sum == right) return {};
@@ -53,7 +54,7 @@ constexpr Verdict sum_dtype(std::string_view op, DType x, DType sum) {
               (x == DType::bf16 ? "`: bf16 on the wire, an f32 sum, one rounding" : "`, or leave the dtype out")};
 }
 
-/// The dtype in which the backward pass of all_gather sums, which is stated by name.
+/// The dtype in which the backward pass of all_gather sums. The program states it as backward_sum.
 constexpr Verdict backward_sum_dtype(bool is_named, DType x, DType sum) {
   const DType right = x == DType::bf16 ? DType::f32 : x;
   const Text form = quoted(Text("all_gather<\"...\", backward_sum<") + name(right) + ">>");
@@ -80,7 +81,7 @@ constexpr Verdict condition_dtype(std::string_view op, DType condition) {
           Text(op) + ": the condition is " + name(condition) + ", not bool_; compare it first, e.g. `greater(x, 0.0)`"};
 }
 
-/// The dtypes of an einsum: floating operands; the result is theirs, or bf16 for f32 (in which bf16 is summed too).
+/// The dtypes of an einsum: floating-point operands. For bf16 and f32 the result is either; for f64 it is f64.
 constexpr Verdict einsum_dtype(DType operands, DType result) {
   const Text title("einsum_unreduced: ");
   if (!is_floating(operands))

@@ -17,14 +17,14 @@ constexpr Text integer_dim(const TensorSpec& spec) {
   return {};
 }
 
-/// How an op that follows the rules of einsum speaks of itself.
+/// The words with which an op that follows the einsum rules describes itself in messages.
 struct Words {
   const char* first = "the first operand";
   const char* second = "the second";
   const char* acting = "contracting";
 };
 
-/// Two operands that may not meet on an axis.
+/// The error about two operands whose placements on an axis conflict.
 constexpr Text einsum_conflict(const OpParts& op, std::string_view axis, const Words& words) {
   const Placement a = op.in[0].placement(axis), b = op.in[1].placement(axis);
   const Text placements =
@@ -44,7 +44,7 @@ constexpr Text einsum_conflict(const OpParts& op, std::string_view axis, const W
   return {};
 }
 
-/// The placement of the result on one axis, as the table of einsum_unreduced has it.
+/// Checks the result's placement on one axis against the table of einsum_unreduced.
 constexpr Text einsum_pending(const OpParts& op, std::string_view axis, const Words& words) {
   bool pending = false;
   Text reason;
@@ -70,7 +70,7 @@ constexpr Text einsum_pending(const OpParts& op, std::string_view axis, const Wo
   return {};
 }
 
-/// Dims agree by name, one dim has one ordered list of axes everywhere, and every axis follows the table.
+/// Dims agree by name, a dim has the same ordered list of axes everywhere, and every axis follows the table.
 constexpr Text einsum(const OpParts& op, const Words& words = {}) {
   Small<std::string_view, 3 * max_axes> axes;
   for (const TensorSpec& x : op.in) collect_axes(x, axes);
@@ -109,7 +109,7 @@ constexpr Text integer_dims(const OpParts& op) {
 
 namespace detail_ {
 
-/// The einsum of two operands, by whatever op.
+/// Checks the einsum of two operands, for any op that follows its rules.
 constexpr Verdict product(const OpCall& call, const TensorSpec& x, const TensorSpec& y) {
   if (!call.why.empty()) return call.fail();
   if (!(x == y) && x == call.op.in[1] && y == call.op.in[0])
@@ -124,12 +124,12 @@ constexpr Verdict product(const OpCall& call, const TensorSpec& x, const TensorS
 
 }  // namespace detail_
 
-/// einsum_unreduced<"a b, b c -> a c">: multiply and sum on each device, never across devices.
+/// einsum_unreduced<"a b, b c -> a c">: multiplies and sums on each device, never over devices.
 constexpr Verdict einsum(std::string_view op, const TensorSpec& x, const TensorSpec& y) {
   return detail_::product(parse_call("einsum_unreduced", op, 2), x, y);
 }
 
-/// einsum_unreduced<"a b -> b">: one operand, summed and permuted.
+/// einsum_unreduced<"a b -> b">: sums and permutes one operand.
 constexpr Verdict einsum1(std::string_view op, const TensorSpec& x) {
   const OpCall call = parse_call("einsum_unreduced", op, x);
   if (!call.why.empty()) return call.fail();
@@ -138,7 +138,7 @@ constexpr Verdict einsum1(std::string_view op, const TensorSpec& x) {
   return call.accept();
 }
 
-/// index_unreduced<"[V/t] M, B/d L -> B/d L M +t">: rows of the table; rows of other devices' shards are 0.
+/// index_unreduced<"[V/t] M, B/d L -> B/d L M +t">: looks up rows of the table. Rows in other devices' shards are 0.
 constexpr Verdict index(std::string_view op, const TensorSpec& table, const TensorSpec& indices) {
   const OpCall call = parse_call("index_unreduced", op, 2);
   if (!call.why.empty()) return call.fail();
@@ -180,7 +180,7 @@ constexpr Verdict index(std::string_view op, const TensorSpec& table, const Tens
     if (const int at = parts.in[1].find(dim.name); at >= 0 && !(parts.in[1].dims[at].axes == dim.axes))
       return call.fail(shards_differ(parts.in[0], dim, parts.in[1], parts.in[1].dims[at]));
   if (parts.in[1].dims.full()) return call.fail("the indices have too many dims");
-  // An index stands for a one-hot row over the looked-up dim, so the rest is an einsum.
+  // An index stands for a one-hot row over the looked-up dim, so the lookup follows the einsum rules.
   parts.in[1].dims.push_back(v);
   if (const Text why = detail_::einsum(parts, {"the table", "the indices", "looking up in"}); !why.empty())
     return call.fail(why);

@@ -8,7 +8,7 @@
 
 namespace shardlib::rules {
 
-/// The spec of the cotangent of `x`: replicated and partial swap on each of the axes, sharded stays.
+/// The spec of x's cotangent: on each of the axes, replicated and partial swap, and sharded stays.
 constexpr TensorSpec dual(const TensorSpec& x, const Axes& axes) {
   TensorSpec spec = x;
   for (auto axis : axes) {
@@ -21,7 +21,7 @@ constexpr TensorSpec dual(const TensorSpec& x, const Axes& axes) {
   return spec;
 }
 
-/// The axes named in "d t".
+/// Parses the axes of "d t".
 constexpr Axes mesh_axes(const TensorSpec& mesh) {
   Axes axes;
   for (const Dim& dim : mesh.dims)
@@ -31,7 +31,7 @@ constexpr Axes mesh_axes(const TensorSpec& mesh) {
 
 constexpr Verdict mesh(std::string_view axes) {
   const auto parsed = parse_tensor(axes);
-  for (std::size_t from = 0; from < axes.size();) {  // an axis stands here as a dim, and would be called one
+  for (std::size_t from = 0; from < axes.size();) {  // the parser reads an axis as a dim, so its error would say dim
     const auto space = detail::find(axes, " ", from);
     const auto end = space == detail::npos ? axes.size() : space;
     const auto axis = axes.substr(from, end - from);
@@ -63,7 +63,7 @@ constexpr Verdict on_mesh(const TensorSpec& mesh, const TensorSpec& x) {
   return {x, {}};
 }
 
-/// Arrays made from nothing (constants, iota, random numbers): every axis on the mesh, nothing partial.
+/// Ops that create arrays (constants, iota, random numbers): every axis is on the mesh, and nothing is partial.
 constexpr Verdict create(std::string_view op, const TensorSpec& mesh, const TensorSpec& x) {
   const TensorSpec& spec = x;
   if (!spec.partial.empty())
@@ -82,7 +82,7 @@ constexpr Verdict iota(const TensorSpec& mesh, const TensorSpec& x) {
   return create("iota", mesh, x);
 }
 
-/// value_and_grad: the loss is a scalar, partial over every axis of the mesh.
+/// value_and_grad: the loss is a scalar that is partial over every axis of the mesh.
 constexpr Verdict loss(const TensorSpec& mesh, DType dtype, const TensorSpec& x) {
   const TensorSpec& spec = x;
   const Text title = "value_and_grad: the loss " + quoted(x);
@@ -103,7 +103,7 @@ constexpr Verdict loss(const TensorSpec& mesh, DType dtype, const TensorSpec& x)
   return verdict;
 }
 
-/// value_and_grad: a weight is a floating tensor on the mesh, not a pending sum.
+/// value_and_grad: a weight is a floating-point tensor on the mesh and is not partial.
 constexpr Verdict weight(const TensorSpec& mesh, DType dtype, const TensorSpec& x) {
   const TensorSpec& spec = x;
   const Text title = "value_and_grad: the weight " + quoted(Text(name(dtype)) + "[" + x + "]");
@@ -114,8 +114,9 @@ constexpr Verdict weight(const TensorSpec& mesh, DType dtype, const TensorSpec& 
   return verdict;
 }
 
-/// value_and_grad: why the function does not take the weights and `args` more arguments. It has `parameters` of them
-/// (-1: that cannot be told), of which number `at` (-1: none) is declared otherwise than what it is given.
+/// value_and_grad: the reason why the function does not accept the weights and `args` more arguments. The function
+/// has `parameters` parameters (-1: unknown). Parameter number `at` (-1: none) has a declared type that does not
+/// accept its argument.
 constexpr Verdict callable(int args, int parameters, int at, bool not_const, std::string_view declared,
                            std::string_view given) {
   const Text title("value_and_grad: "),
@@ -147,7 +148,7 @@ constexpr Verdict map_function(bool takes_numbers, bool takes_plain_numbers) {
               : "map: the function does not take one number for each operand, in their order"};
 }
 
-/// A number that the function of a map makes a plain one.
+/// A Jet that the function of a map converts to a plain number.
 constexpr Verdict plain_number(bool is_plain) {
   if (!is_plain) return {};
   return {
@@ -156,7 +157,7 @@ constexpr Verdict plain_number(bool is_plain) {
       "and the like without std::, write `x > 0` in place of `if (x)`, and cast no number"};
 }
 
-/// A function that is called again in the backward pass.
+/// A function that runs again in the backward pass.
 constexpr Verdict owned_function(std::string_view op, bool is_plain, bool is_trivial) {
   if (is_plain) return {};
   const Text why = Text(op) + (is_trivial ? ": the function captures by reference, or holds a pointer"
@@ -181,7 +182,7 @@ constexpr Verdict owned_argument(std::string_view op, bool is_owned, std::string
               "it refers to may be gone; pass a type that owns what it needs"};
 }
 
-/// What should be a tree of tensors, and why it is none.
+/// The reasons why a type is not a tree of tensors.
 enum class NoTree { no_struct, not_public, bases, fields };
 constexpr Verdict tree(std::string_view op, bool is_tree, std::string_view type, NoTree why) {
   if (is_tree) return {};
@@ -196,7 +197,7 @@ constexpr Verdict tree(std::string_view op, bool is_tree, std::string_view type,
           "public"};
 }
 
-/// A field of a struct of tensors that is none, and holds none.
+/// A field of a struct of tensors that is not a tensor and holds none.
 constexpr Verdict no_tree_field(std::string_view field) {
   return {{},
           "the field " + quoted(field) +
@@ -204,7 +205,7 @@ constexpr Verdict no_tree_field(std::string_view field) {
               "its own"};
 }
 
-/// AdamW: the gradient of a weight, in the weight's spec; both moments have the weight's type.
+/// AdamW: the gradient has the weight's spec, and both moments have the weight's type.
 constexpr Verdict update(DType weight_dtype, const TensorSpec& weight, bool moments_fit, DType gradient_dtype,
                          const TensorSpec& gradient) {
   const Text p = quoted(Text(name(weight_dtype)) + "[" + weight + "]");
@@ -226,7 +227,7 @@ constexpr Verdict update(DType weight_dtype, const TensorSpec& weight, bool mome
   return {{}, why + "has another spec: " + difference(is, due)};
 }
 
-/// global_norm: each element of a leaf counts once.
+/// global_norm: each element of a leaf must count once.
 constexpr Verdict norm_leaf(DType dtype, const TensorSpec& x) {
   const TensorSpec& spec = x;
   const Text leaf = "global_norm: the leaf " + quoted(Text(name(dtype)) + "[" + x + "]");
@@ -239,7 +240,7 @@ constexpr Verdict norm_leaf(DType dtype, const TensorSpec& x) {
   return {};
 }
 
-/// item(x): a scalar, the same on every device.
+/// item(x): a scalar that is the same on every device.
 constexpr Verdict item(const TensorSpec& x) {
   const TensorSpec& spec = x;
   if (spec.rank() != 0)
@@ -264,7 +265,7 @@ constexpr Verdict fully_sharded(const TensorSpec& mesh, const TensorSpec& x) {
   return verdict;
 }
 
-/// A vector-Jacobian product must have its operand's dual type.
+/// The result of a VJP must have the operand's dual type.
 constexpr Verdict cotangent(std::string_view op, const TensorSpec& is, const TensorSpec& wanted) {
   if (is == wanted) return {is, {}};
   return {{},

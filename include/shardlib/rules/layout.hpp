@@ -1,4 +1,5 @@
-// Typing rules of what moves or names elements without computing: rename, rearrange, merge, split, broadcast, concat.
+// Typing rules of ops that move or rename elements without computing: rename, rearrange, merge, split, broadcast,
+// concat.
 #pragma once
 
 #include "shardlib/rules/local.hpp"
@@ -9,7 +10,7 @@
 namespace shardlib::rules {
 
 namespace detail_ {
-/// The dim along which concat puts an operand: whole on each device, and named.
+/// Checks an operand's concat dim, which must be named and unsharded.
 constexpr Text concat_dim(const TensorSpec& x, std::string_view dim) {
   if (const Text why = unsharded(x, dim); !why.empty()) return why;
   if (x.dims[x.find(dim)].is_integer())
@@ -18,8 +19,8 @@ constexpr Text concat_dim(const TensorSpec& x, std::string_view dim) {
 }
 }  // namespace detail_
 
-/// concat<"L1, L2 -> L">(a, b): linear; the dim unsharded, the other dims equal. Each of the three has a name of its
-/// own, since a name has one size.
+/// concat<"L1, L2 -> L">(a, b): a linear op. The dim is unsharded and the other dims are equal. All three specs use
+/// different names for the dim, because a name has one size.
 constexpr Verdict concat(std::string_view op, const TensorSpec& a, const TensorSpec& b) {
   const Text form = "write the dim's name in each operand and in the result, `concat<\"L1, L2 -> L\">(a, b)`";
   if (detail::find(op, "->") == detail::npos) return {{}, title_of("concat", op) + ": " + form};
@@ -56,7 +57,7 @@ constexpr Verdict concat(std::string_view op, const TensorSpec& a, const TensorS
   return {in[0], {}};
 }
 
-/// transpose(x): the dims in reverse order. transpose<"A", "B">(x): two dims in each other's place.
+/// transpose(x) reverses the order of the dims. transpose<"A", "B">(x) exchanges two dims.
 constexpr Verdict transpose(const TensorSpec& x) {
   TensorSpec out = x;
   const TensorSpec in = out;
@@ -76,7 +77,7 @@ constexpr Verdict transpose2(std::string_view a, std::string_view b, const Tenso
   return {out, {}};
 }
 
-/// stack<"S">(a, b): operands of one spec along a new dim, the first of the result.
+/// stack<"S">(a, b): operands of one spec along a new dim, which is the first of the result.
 constexpr Verdict stack(std::string_view dim, const TensorSpec& a, const TensorSpec& b) {
   const Text title = title_of("stack", dim) + ": ";
   const ParsedTensor parsed = parse_tensor(dim);
@@ -99,7 +100,7 @@ constexpr Verdict stack(std::string_view dim, const TensorSpec& a, const TensorS
   return {out, {}};
 }
 
-/// rename<"L -> Klen">, rename<"A B -> C D">: free.
+/// rename<"L -> Klen">, rename<"A B -> C D">: copies nothing.
 constexpr Verdict rename(std::string_view names, const TensorSpec& x) {
   const OpCall call = parse_call("rename", names, 1);
   if (!call.why.empty()) return {{}, call.why};
@@ -156,7 +157,7 @@ constexpr Verdict rearrange(std::string_view op, const TensorSpec& x) {
 }
 
 namespace detail_ {
-/// Replaces the adjacent dims `from` by `to`; axes stand on the major one only.
+/// Replaces the adjacent dims `from` with `to`. Only the major dim may be sharded.
 constexpr Verdict regroup(const char* op_name, std::string_view op, const TensorSpec& x) {
   const OpCall call = parse_call(op_name, op, 1);
   if (!call.why.empty()) return {{}, call.why};
@@ -183,7 +184,7 @@ constexpr Verdict regroup(const char* op_name, std::string_view op, const Tensor
     return fail(quoted(to_string(one.dims[0])) + " must have the axes of the major part " +
                 quoted(to_string(many.dims[0])));
   if (one.dims[0].is_integer()) {
-    constexpr std::int64_t large = 2'000'000'000;  // beyond any integer dim
+    constexpr std::int64_t large = 2'000'000'000;  // larger than any integer dim
     std::int64_t product = 1;
     bool named = false;
     for (const Dim& dim : many.dims) {
@@ -216,16 +217,16 @@ constexpr Verdict regroup(const char* op_name, std::string_view op, const Tensor
 }
 }  // namespace detail_
 
-/// merge<"H/t D -> E/t">: adjacent dims become one.
+/// merge<"H/t D -> E/t">: merges adjacent dims into one.
 constexpr Verdict merge(std::string_view op, const TensorSpec& x) {
   return detail_::regroup("merge", op, x);
 }
-/// split<"E/t -> H/t D">: its inverse; the sizes of the new names are given at run time.
+/// split<"E/t -> H/t D">: the inverse of merge. The sizes of the new dims are known at run time.
 constexpr Verdict split(std::string_view op, const TensorSpec& x) {
   return detail_::regroup("split", op, x);
 }
 
-/// broadcast<"M -> B/d M">: a replicated value repeated along new dims.
+/// broadcast<"M -> B/d M">: repeats a replicated value along new dims.
 constexpr Verdict broadcast(std::string_view op, const TensorSpec& x) {
   const OpCall call = parse_call("broadcast", op, x);
   if (!call.why.empty()) return call.fail();

@@ -1,4 +1,4 @@
-// Typing rules of local operations: elementwise, reductions, ops along a dim.
+// Typing rules of ops without communication: elementwise ops, reductions, ops along a dim.
 #pragma once
 
 #include "shardlib/rules/einsum.hpp"
@@ -23,8 +23,8 @@ constexpr Text of(std::string_view name, const Small<TensorSpec, 4>& in) {
   return text;
 }
 
-/// The dims of the result of a broadcast by name: those of the first operand, then what the others add.
-/// Shared dims must stand in one order.
+/// The dims of a broadcast's result: those of the first operand, then the dims that the others add. Shared dims must
+/// be in the same order.
 constexpr Text broadcast(const Small<TensorSpec, 4>& in, TensorSpec& out) {
   int widest = 0;
   for (int i = 1; i < in.size(); ++i) {
@@ -59,8 +59,8 @@ constexpr Text broadcast(const Small<TensorSpec, 4>& in, TensorSpec& out) {
   return {};
 }
 
-/// If an axis shards a dim in one operand, every other operand has that dim sharded alike, or lacks it and is
-/// replicated on the axis.
+/// If an axis shards a dim in one operand, every other operand has that dim with the same sharding, or lacks it and
+/// is replicated on the axis.
 constexpr Text align(const Small<TensorSpec, 4>& in) {
   for (const TensorSpec& x : in)
     for (const Dim& dim : x.dims)
@@ -89,7 +89,7 @@ constexpr Small<TensorSpec, 4> both(const TensorSpec& a, const TensorSpec& b) {
   return in;
 }
 
-/// All operands partial on an axis, or none.
+/// On each axis, all operands are partial or none is.
 constexpr Text alike(const Small<TensorSpec, 4>& in) {
   for (const TensorSpec& x : in)
     for (auto axis : x.partial)
@@ -137,7 +137,7 @@ constexpr Text unsharded(const TensorSpec& x, std::string_view dim) {
 
 }  // namespace detail_
 
-/// +, -, where's branches: all operands partial on an axis, or none.
+/// +, -, and where's branches: on each axis, all operands are partial or none is.
 constexpr Verdict add(std::string_view name, const TensorSpec& a, const TensorSpec& b) {
   const auto in = detail_::both(a, b);
   const auto fail = [&](const Text& why) { return Verdict{{}, detail_::of(name, in) + ": " + why}; };
@@ -149,7 +149,7 @@ constexpr Verdict add(std::string_view name, const TensorSpec& a, const TensorSp
   return {out, {}};
 }
 
-/// *: at most one operand partial on an axis, the other replicated there.
+/// *: on each axis, at most one operand is partial and the other is replicated.
 constexpr Verdict multiply(const TensorSpec& a, const TensorSpec& b) {
   const auto in = detail_::both(a, b);
   const auto fail = [&](const Text& why) { return Verdict{{}, detail_::of("*", in) + ": " + why}; };
@@ -167,7 +167,7 @@ constexpr Verdict multiply(const TensorSpec& a, const TensorSpec& b) {
   return {out, {}};
 }
 
-/// /: partial only in the numerator.
+/// /: only the numerator may be partial.
 constexpr Verdict divide(const TensorSpec& a, const TensorSpec& b) {
   const auto in = detail_::both(a, b);
   const auto fail = [&](const Text& why) { return Verdict{{}, detail_::of("/", in) + ": " + why}; };
@@ -181,7 +181,7 @@ constexpr Verdict divide(const TensorSpec& a, const TensorSpec& b) {
   return {out, {}};
 }
 
-/// Any op that is not linear, of one or more operands: none may be partial.
+/// Any nonlinear op of one or more operands: none may be partial.
 constexpr Verdict map(std::string_view name, const Small<TensorSpec, 4>& in) {
   for (const TensorSpec& x : in)
     if (const Text why = detail_::nonlinear(name, x); !why.empty()) return {{}, why};
@@ -214,7 +214,7 @@ constexpr Verdict map4(std::string_view name, const TensorSpec& a, const TensorS
   return map(name, in);
 }
 
-/// where(c, a, b): c never partial, a and b as for +; a literal 0 is whatever the other branch is.
+/// where(c, a, b): c is never partial, and a and b follow the rule of +. A literal 0 has any placement.
 constexpr Verdict where(const TensorSpec& c, const TensorSpec& a, const TensorSpec& b) {
   if (const Text why = detail_::nonlinear("where", c); !why.empty()) return {{}, why};
   const Verdict branches = add("where", a, b);
@@ -237,7 +237,7 @@ constexpr Verdict add_constant(std::string_view name, const TensorSpec& a) {
   return {x, {}};
 }
 
-/// Linear in its one operand: negation, scaling, float casts, stop_gradient.
+/// A linear op of one operand: negation, scaling, float casts, stop_gradient.
 constexpr Verdict linear(const TensorSpec& x) {
   return {x, {}};
 }
@@ -247,7 +247,7 @@ constexpr Verdict cast(bool to_float, bool from_float, const TensorSpec& x) {
   return map1("a cast between float and integer", x);
 }
 
-/// sum<"A/t B -> B +t">: a sum over a sharded dim stays pending over its axes, spelled.
+/// sum<"A/t B -> B +t">: a sum over a sharded dim stays partial over its axes, and the op spec says so.
 constexpr Verdict sum(std::string_view op, const TensorSpec& x) {
   return detail_::sum_like("sum", op, x);
 }
@@ -256,7 +256,7 @@ constexpr Verdict mean(std::string_view op, const TensorSpec& x) {
   return detail_::sum_like("mean", op, x);
 }
 
-/// max<"A B -> A">, argmax alike, of one dim: the dims that go must be unsharded, and nothing partial.
+/// max<"A B -> A">, and argmax for one dim: the removed dims must be unsharded, and nothing may be partial.
 constexpr Verdict local_max(std::string_view name, std::string_view op, const TensorSpec& x) {
   const OpCall call = parse_call(name, op, x);
   if (!call.why.empty()) return call.fail();
@@ -272,7 +272,7 @@ constexpr Verdict local_max(std::string_view name, std::string_view op, const Te
   return call.accept();
 }
 
-/// softmax, rms_norm, layer_norm along one named dim: it must be whole on each device, and nothing partial.
+/// softmax, rms_norm, layer_norm along one named dim: the dim must be unsharded, and nothing may be partial.
 constexpr Verdict along(std::string_view name, std::string_view dim, const TensorSpec& x) {
   const TensorSpec& in = x;
   if (const Text why = detail_::nonlinear(name, in); !why.empty()) return {x, why};
@@ -280,8 +280,8 @@ constexpr Verdict along(std::string_view name, std::string_view dim, const Tenso
   return {x, {}};
 }
 
-/// rope<"L", "D">: a rotation along D, which must be whole; L may be sharded, its global index is known. Linear, so the
-/// operand may be partial.
+/// rope<"L", "D">: a rotation along D, which must be unsharded. L may be sharded, because the global index is known.
+/// The op is linear, so the operand may be partial.
 constexpr Verdict rope(std::string_view length, std::string_view dim, const TensorSpec& x) {
   const Text title = Text("rope<") + quoted(length) + ", " + quoted(dim) + ">: ";
   const TensorSpec& in = x;
@@ -294,7 +294,7 @@ constexpr Verdict rope(std::string_view length, std::string_view dim, const Tens
 
 namespace detail_ {
 
-/// The check of an operand of attention other than the queries: it has only their dims, sharded alike, and L.
+/// Checks an operand of attention against the queries: it has L and only dims of the queries, with the same sharding.
 constexpr Text beside_queries(std::string_view what, const TensorSpec& x, const TensorSpec& q,
                               std::string_view length) {
   for (const Dim& dim : x.dims)
@@ -311,8 +311,8 @@ constexpr Text beside_queries(std::string_view what, const TensorSpec& x, const 
 
 }  // namespace detail_
 
-/// causal_attention<"L", "D">(q, k, v): positions along L and the width D of a head are whole on each device, and all
-/// else is batch: k and v have the dims of q, or lack those of query heads that share a head of keys.
+/// causal_attention<"L", "D">(q, k, v): L (the positions) and D (the width of a head) are unsharded. All other dims
+/// are batch dims. k and v have the dims of q, but may lack dims of query heads that share a head of keys.
 constexpr Verdict causal_attention(std::string_view length, std::string_view width, const TensorSpec& queries,
                                    const TensorSpec& keys, const TensorSpec& values) {
   const auto in = detail_::both(queries, keys);
@@ -337,7 +337,7 @@ constexpr Verdict causal_attention(std::string_view length, std::string_view wid
   return {queries, {}};
 }
 
-/// The same with the segments of the positions, of which a query sees its own.
+/// As above, with the segments of the positions. A query sees only its own segment.
 constexpr Verdict causal_attention_in_segments(std::string_view length, std::string_view width,
                                                const TensorSpec& queries, const TensorSpec& keys,
                                                const TensorSpec& values, const TensorSpec& segments) {

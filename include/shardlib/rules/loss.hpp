@@ -10,7 +10,7 @@ namespace shardlib::rules {
 
 namespace detail_ {
 
-/// The losses of logits whose last dim, the vocabulary, may be sharded. `call` is what an error begins with.
+/// The losses of logits whose last dim, the vocabulary, may be sharded. An error begins with `call`.
 constexpr Verdict losses(std::string_view name, const Text& call, const TensorSpec& logits, const TensorSpec& targets) {
   for (const TensorSpec* x : {&logits, &targets})
     if (const Text why = nonlinear(name, *x); !why.empty()) return {{}, why};
@@ -24,15 +24,15 @@ constexpr Verdict losses(std::string_view name, const Text& call, const TensorSp
 
 }  // namespace detail_
 
-/// cross_entropy(logits, targets): logits are the targets' dims and the vocabulary last, which may be sharded.
+/// cross_entropy(logits, targets): the logits have the targets' dims and then the vocabulary, which may be sharded.
 constexpr Verdict cross_entropy(const TensorSpec& logits, const TensorSpec& targets) {
   const auto in = detail_::both(logits, targets);
   return detail_::losses("cross_entropy", "cross_entropy of " + quoted(logits) + " and " + quoted(targets), in[0],
                          in[1]);
 }
 
-/// linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(x, table, targets): cross_entropy of this einsum, which makes
-/// whole rows of logits of whole rows of x and of the table.
+/// linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(x, table, targets): cross_entropy of this einsum. It computes
+/// whole rows of logits from whole rows of x and of the table.
 constexpr Verdict linear_cross_entropy(std::string_view op, const TensorSpec& x, const TensorSpec& table,
                                        const TensorSpec& targets) {
   const OpCall call = parse_call("linear_cross_entropy", op, 2);

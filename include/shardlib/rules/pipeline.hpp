@@ -1,4 +1,4 @@
-// Typing rules of pipelines: what stages hand over, what is kept of microbatches, where layers lie.
+// Typing rules of pipelines: the values between stages, the results of microbatches, the placement of layers.
 #pragma once
 
 #include "shardlib/rules/all.hpp"
@@ -7,7 +7,7 @@
 
 namespace shardlib::rules {
 
-/// A stage begins with what the one before it hands over, so it returns the type that it takes.
+/// A stage receives the previous stage's result, so it must return the type that it accepts.
 constexpr Verdict stage_result(DType begin_dtype, const TensorSpec& begin, DType end_dtype, const TensorSpec& end) {
   if (begin == end && begin_dtype == end_dtype) return {};
   const Text begins = quoted(Text(name(begin_dtype)) + "[" + begin + "]"),
@@ -18,7 +18,7 @@ constexpr Verdict stage_result(DType begin_dtype, const TensorSpec& begin, DType
               assign(begin_dtype, begin, end_dtype, end).why};
 }
 
-/// Layers that are spread over ranks, `layers/p`, are spread over the ranks of the stage axis.
+/// Layers that are sharded over stages, `layers/p`, must use the mesh's stage axis.
 constexpr Verdict stage_label(std::string_view stage_axis, std::string_view label) {
   const auto parsed = parse_tensor(label);
   const Text title = "pipeline: the label " + quoted(label) + " of an Array among the weights ";
@@ -35,8 +35,8 @@ constexpr Verdict stage_label(std::string_view stage_axis, std::string_view labe
   return {};
 }
 
-/// Concat<"N", Tensor<f32, "B/d L">>: the spec of all microbatches together. A dim that the tensor has not is new, and
-/// first; one that it has is whole on each device, as for `concat`.
+/// Concat<"N", Tensor<f32, "B/d L">>: the spec of all microbatches together. If the tensor lacks the dim, it becomes
+/// a new first dim. If the tensor has it, it must be unsharded, as for `concat`.
 constexpr Verdict concat_microbatches(std::string_view dim, const TensorSpec& x) {
   const TensorSpec& spec = x;
   if (spec.has(dim)) {

@@ -1,4 +1,4 @@
-// The checks of operands: the sizes behind the names of dims, and numbers that ops take with tensors.
+// Checks of an op's operands: the sizes of named dims, and the values of number operands.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@
 
 namespace shardlib::detail {
 
-/// A number as messages show it: "0.5".
+/// A number as messages print it: "0.5".
 SHARDLIB_INLINE std::string show_number(double value);
-/// Refuses a number that the integers of a tensor's dtype do not hold exactly. Floating ones are rounded.
+/// Throws if an integer tensor's dtype cannot represent the number exactly. Floating dtypes round it.
 [[gnu::cold]] SHARDLIB_INLINE void check_number(const OpInfo& op, const TensorSpec& spec, const Device& device,
                                                 DType dtype, double value);
 
-/// The sizes behind the names within one op call, and within the scopes that are open.
+/// The sizes of named dims, within one op call and within the open scopes.
 class Bindings {
  public:
   Bindings(const OpInfo& op, const std::shared_ptr<Device>& device) : op_(op), device_(device) {}
@@ -28,7 +28,7 @@ class Bindings {
   [[gnu::cold]] void bind(std::string_view name, DimSize size);
   [[gnu::cold]] void bind(const Value& x);
   [[gnu::cold]] void bind(const NamedSize& given);
-  /// The size behind a name, if the op or the scope knows it.
+  /// The size of a named dim, if the op or an open scope knows it.
   [[nodiscard, gnu::cold]] std::optional<DimSize> find(std::string_view name) const;
   [[nodiscard]] DimSize operator[](const Dim& dim) const {
     if (dim.is_integer()) return dim.integer;
@@ -41,7 +41,7 @@ class Bindings {
 
  private:
   void check(std::string_view name, DimSize known, DimSize size, const char* where) const;
-  /// The op with its operands, and the line of the call where it is known.
+  /// The op with its operands, and the line of the call if known.
   [[nodiscard]] std::string describe() const;
   OpInfo op_;
   std::shared_ptr<Device> device_;

@@ -1,4 +1,4 @@
-// Watching a device's ops as they run: for traces, for the report of a dry run, for the graph.
+// Observes a device's ops as they run: for traces, for the report of a dry run, for the graph.
 #pragma once
 
 #include <algorithm>
@@ -12,16 +12,16 @@
 
 namespace shardlib::detail {
 
-/// run(), and a record of it for the device's observer if there is one.
+/// Calls run() and reports it to the device's observer, if there is one.
 [[gnu::cold]] SHARDLIB_INLINE Buffer observed(const Value& out, const std::function<Buffer()>& run);
 
-/// Whether an op whose reads were noted was no work: a new name for the same shard.
+/// Whether an op with recorded reads did no work, because its result is the shard of an operand under another name.
 [[nodiscard]] inline bool only_named(const ProgramState::Ran& ran) {
   return ran.work.bytes == 0 && !ran.work.in_place &&
          std::ranges::find(ran.work.reads, ran.shard, &ProgramState::Read::shard) != ran.work.reads.end();
 }
 
-/// While it lives, calls `observer` after each op of the device, in addition to earlier observers.
+/// While it lives, reports the device's ops to `observer`, in addition to existing observers.
 class Observing {
  public:
   Observing(const std::shared_ptr<Device>& device, std::function<void(const ProgramState::Ran&)> observer)
@@ -44,8 +44,8 @@ class Observing {
   std::function<void(const ProgramState::Ran&)> before_;
 };
 
-/// While it lives, ops record which shards they read. `keep_shards`: these shards stay alive, so no later op reuses
-/// their memory.
+/// While it lives, ops record which shards they read. With `keep_shards`, a shard's address stays unique until the
+/// observer has the report: no other op reuses its memory.
 class NoteReads {
  public:
   explicit NoteReads(ProgramState& state, bool keep_shards = false)

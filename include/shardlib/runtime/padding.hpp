@@ -1,4 +1,4 @@
-// Where the padding of a shard lies, and how it becomes zero.
+// The padding of a shard: its position, and how it is set to zero.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,16 @@
 
 namespace shardlib::detail {
 
-/// For ops that would bring the padding of a dim between its elements: the error that says so.
+/// The error of an op that would move the padding of a dim between elements.
 [[noreturn, gnu::cold]] SHARDLIB_INLINE void fail_padded(const OpInfo& op, const Device& device, std::string_view dim,
                                                          DimSize size, const char* why);
 
-/// Calls f(shape, offset, strides), in elements, for each of the boxes that make up the padding of a shard.
+/// Calls f(shape, offset, strides), in elements, for each box of a shard's padding.
 [[gnu::cold]] SHARDLIB_INLINE void for_each_padding(
     const Value& shape,
     const std::function<void(std::span<const std::int64_t>, std::int64_t, std::span<const std::int64_t>)>& f);
 
-/// Sets the padding of a shard to zero, on the devices whose shard has some. Touches nothing else.
+/// Sets the padding of a shard to zero, on the devices whose shard has padding. Other elements stay unchanged.
 [[gnu::cold]] SHARDLIB_INLINE void zero_padding(const Value& shape, const Buffer& shard);
 
 }  // namespace shardlib::detail

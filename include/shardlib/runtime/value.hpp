@@ -1,4 +1,4 @@
-// What a Tensor holds at run time: one device's shard of a global array, erased of its type.
+// The run-time value of a Tensor: one device's shard of a global array, type-erased.
 #pragma once
 
 #include <cstddef>
@@ -25,24 +25,26 @@
 namespace shardlib::detail {
 
 struct Node;
-/// Where a value's cotangent goes: an output of the node that made it. Empty if nothing is differentiated.
+/// The destination of a value's cotangent: an output of the node that made it. Empty if the tape does not track the
+/// value.
 struct Slot {
   std::shared_ptr<Node> node;
   int output = 0;
   explicit operator bool() const { return node != nullptr; }
 };
 
-/// The bytes of a value, or the function that computes them on demand (in a replay). Shared by all values that differ
-/// only in spec or in whether they are differentiated.
+/// The buffer of a value or, for a deferred value, the function that computes it. Values that differ only in spec or
+/// in slot share it.
 struct Storage {
   Buffer buffer;
   std::function<Buffer()> compute;
-  /// Adds what `compute` would make to a sum in the accumulator's type, without making it. For a few values only.
+  /// Adds the result of `compute` to a sum in the accumulator's type, without materializing it. Only few values have
+  /// it.
   std::function<void(std::byte* sum)> add_to = nullptr;
-  /// "the weight `w1`", while value_and_grad runs the function that it differentiates by it.
+  /// "the weight `w1`", while value_and_grad runs the function that it differentiates by this weight.
   const std::string* weight = nullptr;
 
-  /// Computes now what was left for later.
+  /// Computes the value if it is deferred.
   void materialize() {
     if (!compute) return;
     const auto how = std::exchange(compute, nullptr);
@@ -52,28 +54,28 @@ struct Storage {
 };
 
 struct Value;
-/// For the device's observer, where it wants to know what ops read.
+/// Reports a read to the device's observer, if it wants reads.
 void note_read(const Value& value);
-/// An op reads a weight, but not as the function's parameter: the gradient would miss it.
+/// The error if an op reads a weight that is not the function's parameter, because the gradient would miss it.
 [[noreturn, gnu::cold]] void fail_outside(const Value& value);
 
 struct Value : Counted {
   DevicePtr device;
   DType dtype = DType::f32;
-  const TensorSpec* spec = nullptr;  ///< of static storage: belongs to the tensor's type
+  const TensorSpec* spec = nullptr;  ///< static storage; belongs to the tensor's type
   GlobalSizes global;
-  Shape local;  ///< of this device's shard, padding included; the padding holds zeros, always
+  Shape local;  ///< of this device's shard, padding included; the padding always holds zeros
   OpInfo made_by;
-  std::string label;  ///< the name of a leaf in its tree; of other values empty
+  std::string label;  ///< the name of a leaf in its tree; empty for other values
   Slot slot;
-  bool stopped = false;  ///< it has no slot on purpose: it is a copy of one that has, or stop_gradient has been taken
+  bool stopped = false;  ///< has no slot on purpose: a copy of a value with a slot, or the result of stop_gradient
   std::shared_ptr<Storage> storage;
 
-  /// Whether this is what a function is differentiated by: then its shard outlives the function's run.
+  /// Whether a function is differentiated by this value. The shard of such a value outlives the function's call.
   [[nodiscard]] bool is_leaf() const { return !label.empty(); }
   [[nodiscard]] std::int64_t count() const { return product(local); }
   [[nodiscard]] std::size_t bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype); }
-  /// The shard, computed now if that was left for later.
+  /// The shard; computes it now if it is deferred.
   [[nodiscard]] const Buffer& data() const {
     if (storage->weight != nullptr && !slot && !stopped) [[unlikely]]
       fail_outside(*this);
@@ -87,24 +89,25 @@ struct Value : Counted {
   }
 };
 
-/// What a Mesh holds: in tensor.hpp a DevicePtr is only declared.
+/// The content of a Mesh. tensor.hpp only declares DevicePtr.
 struct MeshDevice : Counted {
   explicit MeshDevice(DevicePtr d) : device(std::move(d)) {}
   DevicePtr device;
 };
 
-/// A collective that overlaps with the following ops, until an op asks for its result. If it is dropped, nothing waits
-/// for it, because a device that fails must not wait for the others.
+/// An asynchronous collective. The first op that reads its result waits for it. The destructor does not wait, because a
+/// failing device must not wait for the others.
 struct PendingCollective {
   Request request;
-  std::shared_ptr<Buffer> result;  ///< there once `request` is complete
-  std::uint64_t hook;              ///< ProgramState::hooks when it was started, or asked for once more
+  std::shared_ptr<Buffer> result;  ///< set once `request` is complete
+  std::uint64_t hook;              ///< ProgramState::hooks at its start, or at the latest request for it
   bool done = false;
 
-  ValuePtr operand;                 ///< of a gather, or while ProgramState::keep_shards is set
-  ValuePtr gathered;                ///< of a gather: takes the result when it is read
-  std::weak_ptr<Storage> gradient;  ///< of the sum of a gradient: the same
-  Buffer sent;  ///< what is summed, until then: so memory does not depend on when peers have read it
+  ValuePtr operand;                 ///< for a gather, or while ProgramState::keep_shards is set
+  ValuePtr gathered;                ///< for a gather: receives the result at the first read
+  std::weak_ptr<Storage> gradient;  ///< for the sum of a gradient: likewise
+  /// The operand of a sum, held until `request` is complete, so that memory use does not depend on when peers read it.
+  Buffer sent;
 
   PendingCollective(Request r, std::shared_ptr<Buffer> b, std::uint64_t h)
       : request(std::move(r)), result(std::move(b)), hook(h) {}
@@ -113,15 +116,15 @@ struct PendingCollective {
   ~PendingCollective() { request.drop(); }
 };
 
-/// The sizes behind names, and where each was seen first: what a Scope, value_and_grad or spmd holds a name to.
+/// The sizes of named dims, with the place where each occurred first. A Scope, value_and_grad and spmd each have one.
 class NameSizes {
  public:
-  /// `owner`: "value_and_grad". Without one nothing is held to its first size: a backward pass, whose ops have been
-  /// checked when they ran forward.
+  /// `owner` is for example "value_and_grad". Without an owner, sizes are not checked: in a backward pass the forward
+  /// pass has checked the ops.
   explicit NameSizes(const char* owner = nullptr) : owner_(owner) {}
   [[nodiscard, gnu::cold]] std::optional<DimSize> find(std::string_view name) const;
-  /// Why the name cannot have this size, or nothing. `where` it has it is noted of a new name; `here` is said of one
-  /// that differs: " in argument 2".
+  /// Returns the reason why the name cannot have this size, or nothing. For a new name it stores `where` the size
+  /// occurred. For a conflict the error contains `here`: " in argument 2".
   [[nodiscard, gnu::cold]] std::string bind(std::string_view name, DimSize size,
                                             const std::function<std::string()>& where, std::string_view here = {});
 
@@ -138,65 +141,66 @@ class NameSizes {
 /// State of one device's program.
 struct ProgramState {
   enum class Mode {
-    eager,       ///< compute, and record what differentiation needs
-    checkpoint,  ///< inside explicit_activation_checkpointing, forward: compute, record nothing
-    replay,      ///< the same function in the backward pass: record, compute on demand
-    start        ///< start gathers and scatters, compute on demand, record nothing
+    eager,       ///< compute, and record for differentiation
+    checkpoint,  ///< forward pass inside explicit_activation_checkpointing: compute, record nothing
+    replay,      ///< the same function in the backward pass: record, compute when read
+    start        ///< start gathers and scatters, compute when read, record nothing
   };
   Mode mode = Mode::eager;
-  std::vector<ValuePtr> saved;  ///< what save_for_backward keeps (checkpoint) or gives back (replay)
+  std::vector<ValuePtr> saved;  ///< the values that save_for_backward keeps (checkpoint) or returns (replay)
   std::size_t next_saved = 0;
-  std::uint64_t sequence = 0;                               ///< numbers the nodes of the tape
-  std::vector<std::shared_ptr<NameSizes>> scopes;           ///< the innermost counts; shared with what will be replayed
-  std::vector<std::shared_ptr<PendingCollective>> pending;  ///< in this order
-  bool overlaps = false;    ///< the differentiated function prefetches, so its gradients are summed asynchronously
-  std::uint64_t hooks = 0;  ///< that `prefetch` has run, forward or backward
+  std::uint64_t sequence = 0;  ///< numbers the nodes of the tape
+  std::vector<std::shared_ptr<NameSizes>> scopes;  ///< the innermost one applies; a replay shares it
+  std::vector<std::shared_ptr<PendingCollective>> pending;  ///< in the order of their start
+  bool overlaps = false;    ///< the differentiated function calls prefetch, so sums of gradients are asynchronous
+  std::uint64_t hooks = 0;  ///< number of times that `prefetch` has run, forward or backward
 
   struct Count {
     std::int64_t calls = 0;
-    std::int64_t bytes = 0;  ///< sent by this device, for collectives
-    double flops = 0;        ///< multiply-adds count as two, of products
+    std::int64_t bytes = 0;  ///< sent by this device in collectives
+    double flops = 0;        ///< of products; a multiply-add counts as two
   };
   std::map<std::string, Count, std::less<>> counts;
 
-  /// A shard that an op has asked for: its operands', and its own where it writes through a Value.
+  /// A shard that an op has read: an operand's, or its own result's if it writes through a Value.
   struct Read {
     const void* shard;
     std::string what;  ///< the leaf's name, or the op that made it
     const TensorSpec* spec;
     std::size_t bytes;
   };
-  /// What one op has done.
+  /// The work of one op.
   struct OpWork {
     std::int64_t bytes = 0;  ///< sent by this device
     double flops = 0;
-    Axes axes;                ///< that it communicated over
+    Axes axes;                ///< the axes that it communicated over
     std::vector<Read> reads;  ///< while note_reads is set
-    bool in_place = false;    ///< the result's shard is one that was read, written anew
+    bool in_place = false;    ///< the op wrote its result into a shard that it read
   };
-  /// One execution of an op, by the steady clock.
+  /// One execution of an op, in times of the steady clock.
   struct Ran {
     const OpInfo& op;
     const TensorSpec& spec;  ///< of the result
     const void* shard;       ///< of the result
     std::size_t bytes;       ///< of the result's shard
-    bool recomputed;         ///< a replay has left it out, and it was asked for
+    /// The op ran in the backward pass, because something read a value that the replay had deferred.
+    bool recomputed;
     OpWork work;
     std::int64_t begin_ns, end_ns;
   };
   OpWork work;                               ///< of the op that runs now, while there is an observer
-  std::function<void(const Ran&)> observer;  ///< told of each op once it has run
+  std::function<void(const Ran&)> observer;  ///< called after each op
   bool note_reads = false;
-  bool keep_shards = false;        ///< an op's operands keep their shards until the observer has been told of it
+  bool keep_shards = false;  ///< an op's operands keep their shards until the observer has the op's report
   std::size_t residual_bytes = 0;  ///< bytes of the pool that the last value_and_grad kept for its backward pass
   enum class Pass { none, forward, backward };
   Pass pass = Pass::none;  ///< of value_and_grad
-  Stopwatch stopwatch;     ///< value_and_grad's passes and the collectives, since the last reset
+  Stopwatch stopwatch;     ///< times of value_and_grad's passes and of the collectives, since the last reset
 };
 
 [[gnu::cold]] SHARDLIB_INLINE ProgramState& program_state(const std::shared_ptr<Device>& device);
 
-/// Opens a scope of names, and closes it however the block is left.
+/// Opens a scope of names and closes it on every exit from the C++ block.
 class WithNames {
  public:
   WithNames(ProgramState& state, std::shared_ptr<NameSizes> names) : state_(state) {
@@ -210,14 +214,14 @@ class WithNames {
   ProgramState& state_;
 };
 
-/// The scope that is open, or a new one of `owner`: the sizes of names hold for all that a function runs.
+/// The open scope, or a new one for `owner`. Sizes of names apply to all ops that a function runs.
 [[gnu::cold]] SHARDLIB_INLINE std::shared_ptr<NameSizes> names_within(const ProgramState& state, const char* owner);
 
-/// Holds the names of a value's dims to their sizes in the scope that is open. The value is the result of `op`, or
-/// stands `where` in its call: "argument 2".
+/// Checks the names of a value's dims against their sizes in the open scope. The value is the result of `op`, or an
+/// operand of its call at `where`: "argument 2".
 [[gnu::cold]] SHARDLIB_INLINE void bind_names(const OpInfo& op, const Value& value, const std::string& where = {});
 
-/// Sets the program's mode, and resets it however the block is left.
+/// Sets the program's mode and resets it on every exit from the C++ block.
 class WithMode {
  public:
   WithMode(ProgramState& state, ProgramState::Mode mode, std::vector<ValuePtr> saved = {})
@@ -242,30 +246,30 @@ class WithMode {
 
 [[gnu::cold]] SHARDLIB_INLINE void note_read(const Value& value);
 
-/// The number of shards along a dim, and which of them is this device's.
+/// The number of shards along a dim, and the index of this device's shard.
 SHARDLIB_INLINE std::int64_t shard_count(const Device& device, const Axes& axes);
 SHARDLIB_INLINE std::int64_t shard_index(const Device& device, const Axes& axes);
 
-/// A value without data: sizes and local shape, which must divide evenly.
+/// A value without data: its sizes and local shape. Throws if the axes do not divide a size evenly.
 [[gnu::cold]] SHARDLIB_INLINE Handle<Value> make_value(const OpInfo& op, const std::shared_ptr<Device>& device,
                                                        DType dtype, const TensorSpec& spec, const GlobalSizes& global);
 
-/// How many elements of this device's shard along each dim are no padding: the shard's first ones.
+/// The number of elements along each dim of this device's shard that are not padding. They come first in the shard.
 [[gnu::cold]] SHARDLIB_INLINE Shape true_shape(const Value& x);
 
 [[gnu::cold]] SHARDLIB_INLINE Buffer allocate(const Value& value);
 
-/// The same value, of which nothing is differentiated.
+/// The same value without a slot.
 [[gnu::cold]] SHARDLIB_INLINE Handle<Value> detached(const Value& value);
-/// The same, where the program means it so, also of a weight from outside.
+/// The same value without a slot, on the program's request. Also accepts a weight from outside the function.
 [[gnu::cold]] SHARDLIB_INLINE Handle<Value> stopped(const Value& value);
 }  // namespace shardlib::detail
 
 namespace shardlib {
 
-/// A guard within which a name keeps one size across calls on this device (seqax's Scope). All that a call of
-/// value_and_grad or spmd runs is within one already; a part of it whose names mean other sizes opens a Scope of its
-/// own, since scopes nest and the innermost counts. `const Scope scope(mesh);`
+/// While it lives, a name has one size across calls on this device (seqax's Scope). A call of value_and_grad or spmd
+/// opens one for all its ops. If a part of the program uses the names for other sizes, it opens its own Scope: scopes
+/// nest, and the innermost one applies. `const Scope scope(mesh);`
 class Scope {
  public:
   template <Spec A>

@@ -16,7 +16,7 @@ using i32 = std::int32_t;   ///< signed 32-bit integer: token ids and indices
 using u32 = std::uint32_t;  ///< unsigned 32-bit integer
 using u8 = std::uint8_t;    ///< unsigned 8-bit integer
 
-/// The upper half of an f32. Conversion from f32 rounds to nearest even; a NaN stays a NaN. `bits` holds them.
+/// The upper half of an f32, in `bits`. Conversion from f32 rounds to nearest even and keeps NaNs.
 struct bf16 {
   std::uint16_t bits = 0;
 
@@ -30,12 +30,12 @@ struct bf16 {
   friend constexpr bool operator==(bf16 a, bf16 b) { return float(a) == float(b); }
 };
 
-/// A truth value of one byte, distinct from u8 so that a mask is not mistaken for data. `byte` is 0 or 1.
+/// A truth value of one byte, in `byte` as 0 or 1. It is not u8, so that a mask cannot be used as data by mistake.
 struct bool_ {
   std::uint8_t byte = 0;
 
   constexpr bool_() = default;
-  /// From bool alone: pointers and numbers would convert to bool first.
+  /// Accepts only bool, because pointers and numbers convert to bool implicitly.
   template <std::same_as<bool> B>
   constexpr bool_(B value) : byte(value ? 1 : 0) {}      // NOLINT(google-explicit-constructor): `true` is a bool_
   constexpr operator bool() const { return byte != 0; }  // NOLINT(google-explicit-constructor)
@@ -74,17 +74,17 @@ template <>
 struct dtype_of<bool_> {
   static constexpr DType value = DType::bool_;
 };
-/// The run-time value of a dtype: `dtype_v<f32>` is DType::f32.
+/// The dtype as a run-time value: `dtype_v<f32>` is DType::f32.
 template <class T>
 inline constexpr DType dtype_v = dtype_of<T>::value;
 
-/// The name of a dtype as specs and messages print it: "bf16".
+/// The name of a dtype in specs and messages: "bf16".
 constexpr std::string_view name(DType d) {
   constexpr std::string_view names[] = {"f32", "bf16", "f64", "i32", "u32", "u8", "bool_"};
   return names[static_cast<std::size_t>(d)];
 }
 
-/// Bytes of one element.
+/// The size of one element in bytes.
 constexpr std::size_t size_of(DType d) {
   constexpr std::size_t sizes[] = {4, 2, 8, 4, 4, 1, 1};
   return sizes[static_cast<std::size_t>(d)];
@@ -104,11 +104,11 @@ concept dtype = requires {
 template <class T>
 concept floating = dtype<T> && is_floating(dtype_of<T>::value);
 
-/// The type sums are taken in: f32 for bf16, the type itself otherwise.
+/// The type in which sums of T accumulate: f32 for bf16, else T.
 template <dtype T>
 using accumulator_t = std::conditional_t<std::is_same_v<T, bf16>, f32, T>;
 
-/// Calls f with a value-initialised element of the run-time type: the bridge from erased to typed kernels.
+/// Calls f with a value-initialized element of the run-time dtype, for type-erased code that calls typed kernels.
 /// `visit_dtype(dtype, [&]<class T>(T) { ... })`
 template <class F>
 constexpr decltype(auto) visit_dtype(DType d, F&& f) {
@@ -134,8 +134,8 @@ constexpr decltype(auto) visit_dtype(DType d, F&& f) {
 /// The type of `dtype_c<f32>`: a dtype known at compile time.
 template <DType D>
 using StaticDType = std::integral_constant<DType, D>;
-#ifdef SHARDLIB_COMPILED  // then the library has the kernels, for every dtype
-/// A dtype known at compile time, for kernels without the code of the other types: `dtype_c<f32>`.
+#ifdef SHARDLIB_COMPILED  // the compiled library has the kernels of every dtype
+/// A dtype known at compile time, for kernels without the code of other dtypes: `dtype_c<f32>`.
 template <class T>
 inline constexpr DType dtype_c = dtype_v<T>;
 #else

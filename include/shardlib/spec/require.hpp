@@ -1,4 +1,4 @@
-// Turns the verdict of a rule into the type of a result, or into one readable compile error.
+// Turns the verdict of a rule into the type of a result or into one readable compile error.
 #pragma once
 
 #include <cstddef>
@@ -11,18 +11,18 @@
 
 namespace shardlib::detail {
 
-// How the text of a message reaches the user, once and first, by what each compiler prints whole:
+// The message should reach the user once, as the first error. Each compiler prints a different thing in full:
 //   C++26 static_assert with a message object: clang >= 17 (-std=c++2c), g++ >= 14;
-//   g++ before: the line "In instantiation of" prints a char array among the template's arguments as text;
-//   clang before: the failed condition prints short char arrays as text, and cuts longer ones: so an array of lines.
+//   earlier g++: the line "In instantiation of" prints a char array among the template's arguments as text;
+//   earlier clang: the failed condition prints short char arrays as text and cuts longer ones, hence an array of lines.
 #if defined(__cpp_static_assert) && __cpp_static_assert >= 202306L
 template <MessageText Message, bool Legal = false>
 struct require {
   static_assert(Legal, Message);
 };
 #elif defined(__clang__)
-/// A part of a message as lines that are filled up with spaces: clang prints an array as text only if all its elements
-/// are given, up to 36 characters, and up to ten arrays in one.
+/// A part of a message as lines, padded with spaces. clang prints an array as text only if all its elements are
+/// initialized, up to 36 characters, and at most ten arrays in one.
 inline constexpr std::size_t line_size = 34, most_lines = 10;
 template <std::size_t Lines>
 struct lines {
@@ -32,7 +32,7 @@ template <lines... Message>
 struct says {
   static constexpr bool holds = false;
 };
-/// Where line number `line` begins; behind the last one, the end. Lines end behind a space where there is one.
+/// The start of line number `line`, or the message's end after the last line. Lines end after a space if possible.
 constexpr std::size_t line_start(std::string_view message, std::size_t line) {
   std::size_t at = 0;
   for (; line > 0 && at < message.size(); --line) {
@@ -75,27 +75,27 @@ struct require {
 #endif
 
 struct RuleOutcome {
-  std::size_t complaint = 0;  ///< length of the message, 0 if legal
+  std::size_t complaint = 0;  ///< length of the message; 0 if the operation is legal
   Spec result{""};
 };
 
-// The spec of a result after an error about it: it fits everywhere, so that one mistake makes one error.
+// "?" is the spec of a result after an error. It fits everywhere, so that one mistake gives one error.
 template <class T>
 constexpr bool unknown(const T& arg) {
   if constexpr (std::is_same_v<T, Spec>) return std::string_view(arg) == "?";
   return false;
 }
 
-/// What a rule gets for a template argument: of a Spec the parsed one, of another the argument itself.
+/// A template argument with an address: a verdict has views into its text. (To g++ 16 `Arg` itself is a temporary.)
 template <auto Arg>
-constexpr decltype(auto) rule_argument() {
-  using T = std::remove_cvref_t<decltype(Arg)>;
-  if constexpr (std::is_same_v<T, Spec>)
-    return (parsed<Arg>);
-  else if constexpr (std::is_class_v<T>)
-    return (Arg);  // not a copy: the verdict has views into its text
+inline constexpr auto held = Arg;
+/// The argument that a rule gets for a template argument: for a Spec the parsed one, otherwise the argument itself.
+template <auto Arg>
+constexpr const auto& rule_argument() {
+  if constexpr (std::is_same_v<std::remove_cvref_t<decltype(Arg)>, Spec>)
+    return parsed<Arg>;
   else
-    return Arg;
+    return held<Arg>;
 }
 
 template <auto Rule, auto... Args>
@@ -106,8 +106,8 @@ constexpr RuleOutcome outcome() {
   return {verdict.why.size(), Spec(lost ? std::string_view("?") : to_string(verdict.result).view())};
 }
 
-/// Applies a rule to its arguments: `result` is the spec of the result; a broken rule does not compile. `ok` is true
-/// even then, so that one mistake makes one error.
+/// Applies a rule to its arguments. `result` is the spec of the result; a violation is a compile error. `ok` is true
+/// even then, so that one mistake gives one error.
 template <auto Rule, auto... Args>
 struct checked {
   static constexpr RuleOutcome outcome = detail::outcome<Rule, Args...>();
@@ -120,7 +120,7 @@ struct checked {
   }();
 };
 
-/// The spec of a result, or a compile error. (`ok` is always true: naming it makes the check happen.)
+/// The spec of a result, or a compile error. (`ok` is always true; its use triggers the check.)
 template <auto Rule, auto... Args>
 inline constexpr Spec result_of = checked<Rule, Args...>::ok ? checked<Rule, Args...>::result : Spec("");
 

@@ -1,13 +1,13 @@
-// The spec language: the one notation for tensor shapes, shardings and pending sums, parsed to plain values.
+// The spec language: one notation for tensor shapes, shardings and partial sums, parsed to plain values.
 //
 //   tensor spec :=  dim*  partial*                "batch/d hidden +t"       "" is a scalar
-//   dim         :=  name ('/' axis)*              "M/t/d": sharded over t, then each part over d
+//   dim         :=  name ('/' axis)*              "M/t/d": sharded over t, then each shard over d
 //                |  integer                       "2": exact size, never sharded
-//   partial     :=  '+' axis                      "+t": a sum over t is still pending
+//   partial     :=  '+' axis                      "+t": partial over t; the sum over t is not yet complete
 //   op spec     :=  tensor (',' tensor)* '->' tensor
 //   index spec  :=  one dim of the table in brackets: "[V/t] M, B/d L -> B/d L M +t"
 //
-// The order of '/' matters, the order of '+' does not. An axis stands at most once in a tensor spec.
+// The order of '/' matters, the order of '+' does not. An axis occurs at most once in a tensor spec.
 #pragma once
 
 #include <concepts>
@@ -20,12 +20,12 @@
 
 namespace shardlib {
 
-inline constexpr int max_dims = 10;  ///< the most dims of a spec
-inline constexpr int max_axes = 6;   ///< the most axes of a mesh
+inline constexpr int max_dims = 10;  ///< the maximum number of dims of a spec
+inline constexpr int max_axes = 6;   ///< the maximum number of axes of a mesh
 
-/// A vector of fixed capacity that works in constant expressions. It has the functions of std::vector that the rules
-/// need: `items` and `count`, `size`, `full`, `empty`, `push_back`, `begin`, `end`, `contains` and `erase`, which takes
-/// a position.
+/// A vector of fixed capacity for constant expressions. It has the functions of std::vector that the rules need:
+/// `items` and `count`, `size`, `full`, `empty`, `push_back`, `begin`, `end`, `contains` and `erase`, which takes a
+/// position.
 template <class T, int Capacity>
 struct Small {
   T items[static_cast<std::size_t>(Capacity)]{};
@@ -60,30 +60,30 @@ struct Small {
   }
 };
 
-/// Mesh axes in order: major first.
+/// Mesh axes in order, major first.
 using Axes = Small<std::string_view, max_axes>;
 
-/// One dim of a parsed spec: `V/t`, `2` or `[V/t]`. `is_integer` tells the second.
+/// One dim of a parsed spec: `V/t`, `2` or `[V/t]`. `is_integer` is true for the second.
 struct Dim {
-  std::string_view name;      ///< for an integer dim its digits
+  std::string_view name;      ///< the digits, for an integer dim
   std::int64_t integer = -1;  ///< the exact size of an integer dim, else -1
   Axes axes;                  ///< the axes that shard it, major first
-  bool bracketed = false;     ///< `[V/t]`, the dim that index_unreduced looks up
+  bool bracketed = false;     ///< true for `[V/t]`, the dim that index_unreduced looks up
 
   constexpr bool is_integer() const { return integer >= 0; }
   friend constexpr bool operator==(const Dim& a, const Dim& b) { return a.name == b.name && a.axes == b.axes; }
 };
 
-/// What one device holds along one mesh axis: a replica, a shard of dim `dim`, or one summand. `kind` says which:
-/// `replicated`, `sharded` or `partial`, of `Kind`.
+/// What one device holds along one mesh axis: a replica, a shard of dim `dim`, or one summand of a partial sum.
+/// `kind` is `replicated`, `sharded` or `partial`, of type `Kind`.
 struct Placement {
   enum Kind { replicated, sharded, partial } kind = replicated;
   int dim = -1;
   friend constexpr bool operator==(Placement, Placement) = default;
 };
 
-/// A parsed tensor spec. Names are views into the text that it was parsed from. `rank` is the number of `dims`; `state`
-/// is what a device holds along an axis; `has` and `find` look for a dim; `add_partial` adds a pending sum.
+/// A parsed tensor spec. Its names are views into the parsed text. `rank` is the number of `dims`. `placement` is the
+/// placement on an axis. `has` and `find` look for a dim. `add_partial` makes the spec partial over an axis.
 struct TensorSpec {
   Small<Dim, max_dims> dims;
   Axes partial;  ///< sorted
@@ -95,7 +95,7 @@ struct TensorSpec {
   constexpr TensorSpec(const T& text);  // NOLINT(google-explicit-constructor): a spec is written as its text
 
   constexpr int rank() const { return dims.size(); }
-  /// Position of the named dim, or -1.
+  /// The position of the named dim, or -1.
   constexpr int find(std::string_view name) const {
     for (int i = 0; i < dims.size(); ++i)
       if (dims[i].name == name) return i;
@@ -122,14 +122,14 @@ struct TensorSpec {
 /// The result of `parse_tensor`: a spec, or an error.
 struct ParsedTensor {
   TensorSpec spec;
-  detail::Text error;  ///< empty when the text is a tensor spec
+  detail::Text error;  ///< empty if the text is a tensor spec
 };
 
 /// The result of `parse_op`: the operands `in`, the result `out`, or an error.
 struct OpParts {
   Small<TensorSpec, 4> in;
   TensorSpec out;
-  detail::Text error;  ///< empty when the text is an op spec
+  detail::Text error;  ///< empty if the text is an op spec
 };
 
 namespace detail {
@@ -148,7 +148,8 @@ constexpr bool is_name(std::string_view s) {
   return true;
 }
 
-/// Whether the axis may be added to a spec of which one dim, still outside `so_far`, has the axes `current`.
+/// Checks that the axis may be added to a dim that has the axes `current` and is not yet part of `so_far`. Returns
+/// the error, or nothing.
 constexpr Text add_axis(const TensorSpec& so_far, const Axes& current, std::string_view axis, std::string_view token) {
   if (!is_name(axis)) return "in " + quoted(token) + ": " + quoted(axis) + " is not an axis name (letters, digits, _)";
   if (so_far.placement(axis).kind != Placement::replicated || current.contains(axis))
@@ -196,7 +197,7 @@ constexpr Text parse_dim(std::string_view token, TensorSpec& spec) {
 
 }  // namespace detail
 
-/// Parses one tensor spec; brackets are accepted and marked.
+/// Parses one tensor spec. It accepts brackets and marks the dim.
 constexpr ParsedTensor parse_tensor(std::string_view text) {
   ParsedTensor result;
   std::size_t i = 0;
@@ -309,7 +310,7 @@ constexpr detail::Text to_string(const OpParts& op) {
 
 namespace detail {
 
-// Not constexpr on purpose: the compiler stops here and shows this name.
+// Not constexpr on purpose: the compile error at this call shows the function's name.
 inline void the_spec_is_longer_than_shardlib_allows() {}
 
 template <std::size_t N>
@@ -318,7 +319,8 @@ constexpr void assign(char (&to)[N], std::string_view s) {
   for (std::size_t i = 0; i < s.size(); ++i) to[i] = s[i];
 }
 
-/// Writes the canonical text of a tensor or op spec; a text that is neither is kept, for the op's message to quote.
+/// Writes the canonical text of a tensor or op spec. A text that is neither stays unchanged, so that the op's error
+/// can quote it.
 template <std::size_t N>
 constexpr void assign_canonical(char (&to)[N], std::string_view s) {
   if (find(s, "->") != npos) {
@@ -332,7 +334,8 @@ constexpr void assign_canonical(char (&to)[N], std::string_view s) {
 
 }  // namespace detail
 
-/// A tensor spec as a template argument, in canonical form: equal specs make one C++ type. `text` is that form.
+/// A tensor spec as a template argument, in canonical form, so that equal specs give one C++ type. `text` is that
+/// form.
 struct Spec {
   char text[96]{};
 
@@ -347,7 +350,8 @@ struct Spec {
 
 namespace detail {
 
-/// A text as a template argument. Its `Kind` makes texts of different meaning different types.
+/// An op spec, or names of dims or axes, as a template argument: `all_gather<"A/t -> A">`. `text` is the canonical
+/// form.
 template <class Kind>
 struct TextOf {
   char text[256]{};

@@ -8,15 +8,15 @@ namespace shardlib::detail {
 
 inline constexpr std::size_t npos = std::string_view::npos;
 
-/// Where the pattern begins. (std::string_view::find compares pointers with null, which g++ does not take for a
-/// constant under -fsanitize=undefined where the text is a template argument.)
+/// The start of the pattern, or npos. (std::string_view::find compares pointers with null. With -fsanitize=undefined,
+/// g++ does not accept that as a constant expression if the text is a template argument.)
 constexpr std::size_t find(std::string_view s, std::string_view pattern, std::size_t from = 0) {
   for (std::size_t i = from; i + pattern.size() <= s.size(); ++i)
     if (s.substr(i, pattern.size()) == pattern) return i;
   return npos;
 }
 
-/// The text of specs and messages while they are put together; what does not fit ends in "...".
+/// A buffer in which specs and messages are built. A text that is too long ends in "...".
 class Text {
  public:
   constexpr Text() = default;
@@ -58,7 +58,7 @@ constexpr Text number(long long n) {
   return s;
 }
 
-/// A part of a message, quoted the way all messages quote specs. The spec of a scalar is shown as it is written: `""`.
+/// A part of a message, quoted as in all messages that show specs. The spec of a scalar is shown as `""`.
 constexpr Text quoted(std::string_view s) {
   Text text("`");
   text += s.empty() ? "\"\"" : s;
@@ -69,7 +69,7 @@ constexpr Text quoted(std::string_view s) {
 /// A message of N characters as a template argument; compilers print it where they print the argument.
 template <std::size_t N>
 struct MessageText {
-  char chars[N + 1]{};  // with a final NUL: g++ prints such an array as a string
+  char chars[N + 1]{};  // with a final NUL, so that g++ prints the array as a string
   constexpr explicit MessageText(std::string_view s) {
     for (std::size_t i = 0; i < N; ++i) chars[i] = s[i];
   }

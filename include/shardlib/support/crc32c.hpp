@@ -14,7 +14,7 @@
 namespace shardlib::io {
 namespace detail {
 
-/// Tables for eight bytes at a time (Kounavis and Berry 2005): row k advances a byte by k more bytes of zeros.
+/// Tables for eight bytes at a time (Kounavis and Berry 2005): row k advances a byte by k additional zero bytes.
 constexpr auto crc32c_tables() {
   std::array<std::array<std::uint32_t, 256>, 8> t{};
   for (std::uint32_t i = 0; i < 256; ++i) {
@@ -57,7 +57,8 @@ inline std::uint32_t crc32c_by_table(std::uint32_t crc, const std::byte* p, std:
 
 }  // namespace detail
 
-/// The checksum of `bytes`, or of what `before` is the checksum of followed by `bytes`. `crc32c(as_bytes("abc"))`
+/// The checksum of `bytes`. `before` is the checksum of preceding bytes, to compute the checksum of both together.
+/// `crc32c(as_bytes("abc"))`
 inline std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0) {
 #if defined(__x86_64__)
   static const bool hardware = __builtin_cpu_supports("sse4.2") != 0;

@@ -6,22 +6,22 @@
 
 namespace shardlib {
 
-/// A program that cannot go on: conflicting sizes, a failed collective, a damaged file. Exit status 1.
+/// An error that stops the program: conflicting sizes, a failed collective, a damaged file. Exit status 1.
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// An op on a tensor that holds nothing.
+/// An op on an empty tensor.
 struct EmptyTensor : Error {
   using Error::Error;
 };
 
-/// A request that makes no sense: a wrong option, a missing file, a batch that the mesh does not divide. Exit status 2.
+/// An invalid request: a wrong option, a missing file, a batch that the mesh does not divide. Exit status 2.
 struct UsageError : Error {
   using Error::Error;
 };
 
-/// Thrown on a device that waits for another one that has failed; the failed one's own error is what gets reported.
+/// Thrown on a device that waits for a failed device. The failed device's own error is the one that is reported.
 struct Aborted : Error {
   Aborted() : Error("another device failed") {}
 };

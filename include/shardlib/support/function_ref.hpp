@@ -1,4 +1,4 @@
-// A reference to something callable, for a parameter: `FunctionRef<int(double)>`.
+// A reference to a callable object, for parameters: `FunctionRef<int(double)>`.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +8,7 @@ namespace shardlib::detail {
 
 template <class Signature>
 class FunctionRef;
-/// Lives no longer than what it refers to.
+/// Must not outlive the object that it refers to.
 template <class R, class... Args>
 class FunctionRef<R(Args...)> {
  public:

@@ -1,5 +1,5 @@
-// Handle<T>: a shared pointer to what tensors and meshes hold. With std::shared_ptr, shapes.hpp would take a sixth
-// longer to compile, which is what <memory> adds to it.
+// Handle<T>: a shared pointer for the contents of tensors and meshes. With std::shared_ptr, shapes.hpp would take a
+// sixth longer to compile, because of <memory>.
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,7 @@
 
 namespace shardlib::detail {
 
-/// What counts the handles to it, and goes with the last. A copy has its own count.
+/// An object with a count of its handles. It is deleted with the last handle. A copy has its own count.
 class Counted {
  protected:
   Counted() = default;
@@ -20,8 +20,9 @@ class Counted {
  private:
   template <class T>
   friend class Handle;
-  // Copying and dropping a handle are calls: done in place, they would be most of every op's code. Only `release`
-  // leaves it to the caller to look for null, since a handle that has been moved from is known to hold nothing.
+  // Copying and dropping a handle are function calls, because inline they would be most of an op's code. Only
+  // `release` requires a non-null pointer: the caller checks, because the compiler knows that a moved-from handle is
+  // empty.
   [[gnu::noinline]] static void retain(const Counted* x) noexcept {
     if (x != nullptr) x->handles_.fetch_add(1, std::memory_order_relaxed);
   }
@@ -31,8 +32,8 @@ class Counted {
   mutable std::atomic<std::ptrdiff_t> handles_ = 0;
 };
 
-/// Shares a T, which derives from Counted. T may be incomplete for all but `make`, `get`, `*` and `->`, and what
-/// converts a handle of a base or compares with one. Threads may share the T, not one handle.
+/// Shares a T, which derives from Counted. T may be incomplete, except for `make`, `get`, `*` and `->`, and for
+/// conversions from, and comparisons with, handles of a base class. Threads may share the T, but not one handle.
 template <class T>
 class Handle {
  public:
@@ -64,7 +65,7 @@ class Handle {
   T& operator*() const noexcept { return *get(); }
   T* operator->() const noexcept { return get(); }
   explicit operator bool() const noexcept { return counted_ != nullptr; }
-  /// Once it is 1, what other threads did with their handles before they dropped them is seen.
+  /// Once it returns 1, writes that other threads made before they dropped their handles are visible.
   [[nodiscard]] std::ptrdiff_t use_count() const noexcept {
     return counted_ == nullptr ? 0 : counted_->handles_.load(std::memory_order_acquire);
   }

@@ -1,5 +1,6 @@
-// Header-only by default. What is no template (kernels, tape, communicators, files) has its definitions in impl/ folders; a
-// program that defines SHARDLIB_COMPILED and links shardlib::compiled has those compiled once, in that library.
+// Header-only by default. Code that is not a template (kernels, tape, communicators, files) is defined in impl/
+// folders. A program that defines SHARDLIB_COMPILED and links shardlib::compiled uses the definitions compiled in
+// that library.
 #pragma once
 
 #ifdef SHARDLIB_COMPILED

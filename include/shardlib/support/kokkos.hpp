@@ -1,8 +1,8 @@
-// Kokkos, whose headers the library includes here only.
+// Includes Kokkos. The library includes its headers only here.
 #pragma once
 
-// C++26 has no arithmetic between two enums, which Kokkos 4 does to lay out its teams' scratch memory. An operator of
-// its own namespace does the same; later releases of Kokkos have no use for it.
+// C++26 has no arithmetic between two enums, but Kokkos 4 uses it to lay out its teams' scratch memory. This operator
+// in its namespace does the same. Later releases of Kokkos do not need it.
 #if __cplusplus > 202302L
 #include <concepts>
 #include <type_traits>

@@ -1,13 +1,13 @@
-// A loop whose iterations are independent.
+// A loop with independent iterations.
 #pragma once
 
 #include <cstdint>
 
 namespace shardlib::kernels {
 
-/// Calls f(i) for i in [0, n). Iterations are independent even where pointers are equal (in-place operation): g++ is
-/// told so and vectorises without comparing them; clang's way of saying it would warn wherever a body does not
-/// vectorise.
+/// Calls f(i) for i in [0, n). The iterations are independent even if pointers are equal (in-place operation). A
+/// pragma tells g++ so, which then vectorizes without comparing pointers. clang's pragma would warn about each body
+/// that it cannot vectorize.
 template <class F>
 inline void independent(std::int64_t n, const F& f) {
 #if defined(__GNUC__) && !defined(__clang__)

@@ -1,4 +1,4 @@
-// Any bytes as UTF-8, and as text of HTML and SVG.
+// Converts bytes to valid UTF-8, and text to HTML and SVG.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace shardlib::detail {
 
-/// The length in bytes of the UTF-8 character at the beginning, 0 where there is none (Unicode 15, table 3-7).
+/// The length in bytes of the UTF-8 character at the start, or 0 if it is invalid (Unicode 15, table 3-7).
 inline std::size_t utf8_character(std::string_view text) {
   const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
   const auto within = [&](std::size_t i, unsigned low, unsigned high) { return byte(i) >= low && byte(i) <= high; };
@@ -24,7 +24,7 @@ inline std::size_t utf8_character(std::string_view text) {
   return within(0, 0xf0, 0xf4) && within(1, low, high) && within(2, 0x80, 0xbf) && within(3, 0x80, 0xbf) ? 4 : 0;
 }
 
-/// The text with U+FFFD for each byte that is no UTF-8; a model that samples bytes makes such.
+/// The text with U+FFFD in place of each invalid byte. Samples of a byte-level model may contain invalid bytes.
 inline std::string as_utf8(std::string_view text) {
   std::string out;
   while (!text.empty()) {
@@ -35,7 +35,7 @@ inline std::string as_utf8(std::string_view text) {
   return out;
 }
 
-/// The text as HTML and SVG show it, in elements and in quoted attributes.
+/// Escapes the text for HTML and SVG, in elements and in quoted attributes.
 inline std::string markup_escape(const std::string& text) {
   std::string out;
   for (const char c : as_utf8(text)) {
@@ -50,7 +50,7 @@ inline std::string markup_escape(const std::string& text) {
     } else if (c == '\'') {
       out += "&#39;";
     } else {
-      // Markup has no control characters; a sampled text may.
+      // HTML and SVG allow no control characters, but a sampled text may contain them.
       const bool control = static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t';
       out += control || c == 0x7f ? ' ' : c;
     }

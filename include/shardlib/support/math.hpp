@@ -1,5 +1,5 @@
-// Branch-free exp, log, tanh, sigmoid and erf on f32, written so that compilers vectorise loops over them.
-// The compilers' builtins replace <cmath>, which would take a seventh of the time of shapes.hpp to read.
+// Branch-free exp, log, tanh, sigmoid and erf on f32, written so that compilers vectorize loops over them. Compiler
+// builtins replace the functions of <cmath>, because parsing <cmath> would take a seventh of the time of shapes.hpp.
 #pragma once
 
 #include <bit>
@@ -18,12 +18,12 @@ inline float polynomial(float x, float head, C... rest) {
   return sum;
 }
 
-/// 2^n for n in [-126, 127], assembled from its bits.
+/// 2^n for n in [-126, 127], built from its bits.
 inline float exp2_int(std::uint32_t n) {
   return std::bit_cast<float>((n + 127U) << 23);
 }
 
-/// c ? a : b as a mask: g++ 12 turns chained conditions into branches and stays scalar.
+/// c ? a : b as a mask. g++ 12 turns chained conditions into branches and then does not vectorize.
 inline float select(bool c, float a, float b) {
   const std::uint32_t mask = 0U - static_cast<std::uint32_t>(c);
   return std::bit_cast<float>((std::bit_cast<std::uint32_t>(a) & mask) | (std::bit_cast<std::uint32_t>(b) & ~mask));
@@ -31,29 +31,29 @@ inline float select(bool c, float a, float b) {
 
 }  // namespace detail
 
-/// e^x within 2 ulp; exactly 0 from -104 down, inf from 89 up.
+/// e^x within 2 ulp. Exactly 0 for x <= -104, inf for x >= 89.
 inline float fast_exp(float x) {
-  constexpr float shifter = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer, found in the low bits
+  constexpr float shifter = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
   x = x < -104.0F ? -104.0F : x;
   x = x > 89.0F ? 89.0F : x;
   const float shifted = x * 1.44269504F + shifter;
   const float n = shifted - shifter;
-  const float r = (x - n * 0.693359375F) - n * -2.12194440e-4F;  // ln 2 in two parts, the first one exact
+  const float r = (x - n * 0.693359375F) - n * -2.12194440e-4F;  // ln 2 in two parts, of which the first is exact
   const float p = detail::polynomial(r, 1.989108046e-4F, 1.393373072e-3F, 8.333310845e-3F, 4.166646420e-2F,
                                      0.1666666668F, 0.5000000014F);
   const float e = p * r * r + r + 1.0F;
-  // 2^n in two factors: n reaches below and above what one f32 exponent holds.
+  // 2^n as two factors, because n can exceed the exponent range of one f32 on both sides.
   const auto bits = std::bit_cast<std::uint32_t>(shifted) - std::bit_cast<std::uint32_t>(shifter);
   const auto half = static_cast<std::uint32_t>(static_cast<std::int32_t>(bits) >> 1);
   return e * detail::exp2_int(half) * detail::exp2_int(bits - half);
 }
 
-/// Natural logarithm within a few ulp, subnormals included; -inf at 0, NaN below.
+/// Natural logarithm within a few ulp, including subnormals; -inf at 0, NaN for negative x.
 inline float fast_log(float x) {
   const auto input = std::bit_cast<std::uint32_t>(x);
   const std::uint32_t tiny = (input - 0x00800000U) >> 31;
   const float scaled = x * detail::exp2_int(tiny * 23U);
-  // Split into 2^e * m with m in [sqrt(1/2), sqrt(2)): the subtraction moves the border of the exponent to sqrt(1/2).
+  // Splits x into 2^e * m with m in [sqrt(1/2), sqrt(2)). The subtraction moves the exponent's boundary to sqrt(1/2).
   const auto bits = std::bit_cast<std::uint32_t>(scaled) - 0x3f3504f3U;
   const auto exponent = (static_cast<std::int32_t>(bits) >> 23) - static_cast<std::int32_t>(tiny * 23U);
   const auto e = static_cast<float>(exponent);
@@ -78,7 +78,7 @@ inline float fast_tanh(float x) {
   return a < 0.64F ? small : __builtin_copysignf(large, x);
 }
 
-/// 1 / (1 + e^-x) within a few ulp, also where it underflows.
+/// 1 / (1 + e^-x) within a few ulp, including the range where it underflows.
 inline float fast_sigmoid(float x) {
   const float a = x < 0.0F ? x : -x;
   const float e = fast_exp(a);

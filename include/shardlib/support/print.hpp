@@ -1,4 +1,4 @@
-// Texts of the run's files: TOML strings, the distance between words.
+// Helpers for the texts of a run's files: TOML strings, edit distance.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace shardlib::run::detail {
 using shardlib::detail::as_utf8;
 using shardlib::detail::markup_escape;
 
-/// A TOML basic string, which is a JSON string too.
+/// A TOML basic string, which is also a JSON string.
 inline std::string quote(std::string_view text) {
   constexpr char digits[] = "0123456789abcdef";
   std::string out = "\"";
@@ -41,7 +41,8 @@ inline std::string quote(std::string_view text) {
   return out + "\"";
 }
 
-/// Insertions, deletions, replacements and swaps of neighbours from `a` to `b` (optimal string alignment).
+/// The number of insertions, deletions, replacements and swaps of neighbors from `a` to `b` (optimal string
+/// alignment).
 inline std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::vector<std::size_t>> d(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
   for (std::size_t i = 0; i <= a.size(); ++i) d[i][0] = i;

@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4): vocabularies are known by it, and it deals documents out to the splits.
+// SHA-256 (FIPS 180-4). It identifies vocabularies and assigns documents to the splits.
 #pragma once
 
 #include <array>
@@ -64,7 +64,7 @@ inline Sha256 sha256(std::string_view bytes) {
   const std::size_t whole = bytes.size() / 64 * 64;
   for (std::size_t i = 0; i < whole; i += 64)
     detail::sha256_block(state, reinterpret_cast<const unsigned char*>(bytes.data() + i));
-  // The rest, a 1 bit, zeros, and the length in bits.
+  // The remaining bytes, a 1 bit, zeros, and the length in bits.
   std::string tail(bytes.substr(whole));
   tail += '\x80';
   while (tail.size() % 64 != 56) tail += '\0';

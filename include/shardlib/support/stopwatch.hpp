@@ -1,4 +1,4 @@
-// Where a device's time goes: parts that take turns.
+// Measures the parts of a device's time, one part at a time.
 #pragma once
 
 #include <array>
@@ -14,23 +14,23 @@ inline std::int64_t steady_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
 }
 
-/// One part has the clock at a time. Nested parts count once, so the parts add up to the whole.
+/// Only one part's clock runs at a time. Nested time counts for the inner part only, so the parts sum to the total.
 class Stopwatch {
  public:
   enum Part { rest, forward, backward, communication };
 
-  /// Forgets all times; `rest` has the clock.
+  /// Sets all times to zero and starts the clock of `rest`.
   void reset(std::int64_t now = steady_ns()) {
     ns_ = {};
     part_ = rest;
     since_ = now;
   }
-  /// Gives the clock to `next` and returns the part that had it.
+  /// Starts the clock of `next` and returns the previous part.
   Part change(Part next, std::int64_t now = steady_ns()) {
     ns_[part_] += now - std::exchange(since_, now);
     return std::exchange(part_, next);
   }
-  /// Of a part, up to the last change.
+  /// The time of a part, up to the last change.
   [[nodiscard]] double seconds(Part part) const { return static_cast<double>(ns_[part]) * 1e-9; }
 
  private:

@@ -1,4 +1,4 @@
-// How many handles share an object: the only handle may write to it.
+// The number of handles that share an object, for code that writes to the object if it holds the only handle.
 #pragma once
 
 #include <atomic>
@@ -18,12 +18,14 @@ inline constexpr bool under_thread_sanitizer = false;
 inline constexpr bool under_thread_sanitizer = false;
 #endif
 
-/// The number of handles; what other threads did with theirs before they dropped them is seen from here on.
+/// The number of handles. Writes that other threads made before they dropped their handles are visible after this
+/// call.
 template <class T>
 long use_count(const std::shared_ptr<T>& x) {
   const long count = x.use_count();  // a relaxed read
   if constexpr (under_thread_sanitizer) {
-    [[maybe_unused]] const std::shared_ptr<T> one_more = x;  // the sanitizer knows no fences, but atomic additions
+    // ThreadSanitizer does not support fences, but sees this atomic increment
+    [[maybe_unused]] const std::shared_ptr<T> one_more = x;
   } else {
     std::atomic_thread_fence(std::memory_order_acquire);
   }

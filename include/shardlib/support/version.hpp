@@ -1,7 +1,7 @@
 // The version of the library. CMake and the pkg-config file read it from here.
 #pragma once
 
-// Until 1.0 a minor version may break programs; a patch never does. CHANGELOG.md says what has changed.
+// Until 1.0 a minor version may break programs; a patch version never does. CHANGELOG.md lists the changes.
 #define SHARDLIB_VERSION_MAJOR 0
 #define SHARDLIB_VERSION_MINOR 1
 #define SHARDLIB_VERSION_PATCH 0

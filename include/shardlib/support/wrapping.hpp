@@ -1,4 +1,4 @@
-// Arithmetic of integers that is defined for all of them.
+// Integer arithmetic that is defined for all operands.
 #pragma once
 
 #include <limits>
@@ -6,7 +6,7 @@
 
 namespace shardlib::detail {
 
-/// F of two values; integers wrap around, as in NumPy and XLA, where C++ leaves it undefined.
+/// F of two values. Integers wrap around, as in NumPy and XLA, where C++ has undefined behavior.
 template <class F, class T>
 constexpr T wrapping(const F& f, const T& a, const T& b) {
   if constexpr (std::is_integral_v<T>) {
@@ -35,8 +35,8 @@ struct WrappingProduct {
   }
 };
 
-/// A quotient that traps nowhere: by zero (in the padding; elsewhere it is refused before), or of the least integer by
-/// -1, which wraps.
+/// A quotient that never traps. Division by zero gives 0: it occurs only in the padding, because ops reject it
+/// elsewhere. The smallest integer divided by -1 wraps around.
 struct Quotient {
   template <class T>
   constexpr T operator()(T p, T q) const {
@@ -49,12 +49,12 @@ struct Quotient {
   }
 };
 
-/// A number as another type. A floating number beyond an integer's range becomes its nearest bound and a NaN 0, as in
-/// XLA, where C++ leaves it undefined; integers keep their low bits.
+/// Converts a number to another type. Floating-point numbers outside an integer's range become its nearest bound, and
+/// a NaN becomes 0, as in XLA, where C++ has undefined behavior. Integers keep their low bits.
 template <class To, class From>
 constexpr To converted(From x) {
   if constexpr (std::is_integral_v<To> && !std::is_same_v<To, bool> && std::is_floating_point_v<From>) {
-    // Bounds that are powers of two: the greatest integer itself is no f32.
+    // These bounds are powers of two, because an f32 cannot represent the largest integer.
     constexpr From below = static_cast<From>(std::numeric_limits<To>::min());
     constexpr From above = static_cast<From>(std::numeric_limits<To>::max() / 2 + 1) * 2;
     if (!(x > below)) return x != x ? To{0} : std::numeric_limits<To>::min();

@@ -1,4 +1,4 @@
-// The call of an op: its name, its spec and its line, for messages.
+// The call of an op, for messages: its name, its op spec and its line.
 #pragma once
 
 #include <source_location>
@@ -8,30 +8,30 @@
 
 namespace shardlib {
 
-/// Where an op was called: for messages and for the report of what is kept for the backward pass.
+/// The line of a call, for messages and for the report of residuals.
 using Site = std::source_location;
 
 namespace detail {
 
-/// What is being done, for messages, counters and reports.
+/// An op or another operation, for messages, counters and reports.
 struct OpInfo {
   const char* name = "";
   std::string_view spec;
   Site site;
 
-  /// "all_gather<`A/d -> A`>", for traces and counts.
+  /// "all_gather<`A/d -> A`>", for traces and counters.
   [[nodiscard]] std::string label() const {
     return spec.empty() ? std::string(name) : std::string(name) + "<`" + std::string(spec) + "`>";
   }
-  /// With the line of the call, where it is known: " at trainer.cpp:12".
+  /// The line of the call, " at trainer.cpp:12", or nothing if it is unknown.
   [[nodiscard]] std::string at() const {
     return site.line() == 0 ? "" : std::string(" at ") + site.file_name() + ":" + std::to_string(site.line());
   }
   [[nodiscard]] std::string describe() const { return label() + at(); }
 };
 
-/// The op that is being called, for the error of an operand that holds nothing. Ops name themselves so before they look
-/// at their operands: `const Calling op{"all_gather", O, site};`
+/// The current op, which the error about an empty operand names. Ops create one before they read their operands:
+/// `const Calling op{"all_gather", O, site};`
 class Calling : public OpInfo {
  public:
   Calling(const char* name, std::string_view spec, const Site& site)

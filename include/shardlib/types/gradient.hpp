@@ -1,4 +1,4 @@
-// The types of gradients: the tree's own type where all leaves are fully sharded, Dual leaf by leaf otherwise.
+// The types of gradients: the tree's own type if all leaves are fully sharded, else the Dual of each leaf.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +42,7 @@ struct gradient_fields<M, std::tuple<F...>> {
   using type = std::tuple<typename gradient_of<M, F>::type...>;
 };
 
-/// Which field of W the member pointer names.
+/// The index of the field of W that the member pointer selects.
 template <class W, class T, std::size_t I = 0>
 constexpr std::size_t field_index(T W::*member) {
   using Field = std::tuple_element_t<I, field_types<W>>;
@@ -62,9 +62,9 @@ constexpr std::size_t field_index(T W::*member) {
 template <class M, class W>
 using gradient_t = typename detail::gradient_of<M, W>::type;
 
-/// The gradient of a struct of which some leaf is replicated over some axis: there it is partial, and has to be reduced
-/// before an update. `gradient.get<&Weights::bias>()` is a `Tensor<f32, "M +d">`. Trees zip over it as over W, through
-/// `as_tuple`.
+/// The gradient of a struct with a leaf that is replicated over some axis. The gradient of that leaf is partial
+/// there, and the program has to reduce it before an update. `gradient.get<&Weights::bias>()` is a
+/// `Tensor<f32, "M +d">`. Through `as_tuple`, functions of trees accept it together with W.
 template <class M, class W>
 class Gradient {
  public:
@@ -80,7 +80,7 @@ class Gradient {
   typename detail::gradient_fields<M, detail::field_types<W>>::type fields_;
 };
 
-/// Layers with replicated leaves: a Gradient for each.
+/// The gradient of layers with replicated leaves: one Gradient for each layer.
 template <class M, Spec N, class T>
 class Gradient<M, Array<N, T>> : public std::vector<gradient_t<M, T>> {
  public:

@@ -1,5 +1,5 @@
-// Functions that run again in the backward pass, when what they refer to may be gone: what can be told of their
-// captures.
+// Checks the captures of functions that run again in the backward pass. By then, objects that such a function refers
+// to may be gone.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ template <std::size_t N>
 struct zero_bytes {
   unsigned char bytes[N];
 };
-// A constant expression makes no references and no pointers out of bytes.
+// A constant expression cannot make a reference or a pointer from bytes.
 template <class T, bool = (static_cast<void>(__builtin_bit_cast(T, zero_bytes<sizeof(T)>{})), true)>
 constexpr bool made_of_bytes(int) {
   return true;
@@ -36,9 +36,9 @@ constexpr bool is_self_contained() {
 
 }  // namespace detail
 
-/// Whether a T is made of numbers alone, without pointers, references and unions, so that a copy refers to nothing
-/// else: `self_contained<double>`. A function pointer is one too, and a lambda that captures nothing, or numbers by
-/// value. A specialisation may say so of a type of one's own that holds a union.
+/// Whether a T consists of numbers only, without pointers, references and unions, so that a copy refers to nothing
+/// else: `self_contained<double>`. It is also true for a function pointer, and for a lambda that captures nothing, or
+/// numbers by value. A program may specialize it for its own type that holds a union.
 template <class T>
 inline constexpr bool self_contained = detail::is_self_contained<T>();
 

@@ -1,4 +1,4 @@
-// The parameters of a function, as far as it has one signature; and what is wrong with them for the arguments given.
+// The parameters of a function that has exactly one signature, and their mismatches with the given arguments.
 #pragma once
 
 #include <cstddef>
@@ -45,7 +45,7 @@ template <class T>
 constexpr std::string_view spelled_type() {
   return __PRETTY_FUNCTION__;
 }
-/// The name of a type as the compiler spells it: "Weights"; of a tensor "f32[B/d M]".
+/// The name of a type as the compiler prints it: "Weights". For a tensor: "f32[B/d M]".
 template <class T>
 constexpr Text type_name() {
   if constexpr (is_tensor<T>) {
@@ -58,17 +58,17 @@ constexpr Text type_name() {
   }
 }
 
-/// A text as an argument of a rule; long ones are cut.
+/// A text as an argument of a rule, cut to 100 characters.
 constexpr Literal as_literal(const Text& text) {
   return Literal(text.view().substr(0, 100));
 }
 template <class T>
 inline constexpr Literal name_of_type = as_literal(type_name<T>());
 
-/// The first parameter of F that does not take what it is given.
+/// The first parameter of F that does not accept its argument.
 struct Misfit {
-  int parameters = -1;  ///< how many F has; -1: that cannot be told
-  int at = -1;          ///< which one, from 0; -1: the number is wrong, or it cannot be told
+  int parameters = -1;  ///< the number of parameters of F; -1: unknown
+  int at = -1;          ///< the index of the parameter, from 0; -1: unknown, or the number of arguments is wrong
   bool not_const = false;
   Text declared, given;
 };

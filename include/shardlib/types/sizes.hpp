@@ -13,7 +13,7 @@ namespace shardlib::detail {
 
 using Shape = Small<std::int64_t, max_dims>;
 
-/// The global sizes of an array, without and with padding. Shards divide the padded ones.
+/// The global sizes of an array, without and with padding. Shards divide the padded sizes.
 struct GlobalSizes {
   Shape logical;
   Shape padded;

@@ -1,4 +1,4 @@
-// Specs from specs, for code that is generic over them.
+// Functions from specs to specs, for code that is generic over specs.
 #pragma once
 
 #include <string_view>
@@ -10,7 +10,7 @@
 namespace shardlib {
 namespace rules {
 
-/// A dim of a spec function.
+/// Checks that the spec has the dim that a spec function names.
 constexpr Verdict spec_has(std::string_view function, const TensorSpec& x, std::string_view dim) {
   if (x.has(dim)) return {x, {}};
   return {x, Text(function) + ": " + quoted(x) + " has no dim " + quoted(dim)};
@@ -47,28 +47,28 @@ inline constexpr bool has_dim = detail::parsed<S>.has(Dim);
 /// Whether some dim of the spec is sharded over the axis: `is_sharded<"B/d M", "d">`
 template <Spec S, AxisName Axis>
 inline constexpr bool is_sharded = detail::parsed<S>.placement(Axis).kind == Placement::sharded;
-/// Whether a sum over the axis is pending: `is_partial<"M +t", "t">`
+/// Whether the spec is partial over the axis: `is_partial<"M +t", "t">`
 template <Spec S, AxisName Axis>
 inline constexpr bool is_partial = detail::parsed<S>.placement(Axis).kind == Placement::partial;
 
-/// The spec with no dim sharded over the axis; the same if none is. `without_axis<"M/t/d F", "d">` is "M/t F".
+/// The spec without the axis in its dims, or the spec itself if no dim has it. `without_axis<"M/t/d F", "d">` is "M/t
+/// F".
 template <Spec S, AxisName Axis>
 inline constexpr Spec without_axis = detail::spec_of(detail::spec_without_axis(detail::parsed<S>, Axis));
-/// The spec without the dim, which it has. `without_dim<"B/d L V/t", "V">` is "B/d L".
+/// The spec without the dim, which must be there. `without_dim<"B/d L V/t", "V">` is "B/d L".
 template <Spec S, DimName Dim>
 inline constexpr Spec without_dim = detail::checked<rules::spec_has, OpName("without_dim"), S, Dim>::ok
                                         ? detail::spec_of(detail::spec_without_dim(detail::parsed<S>, Dim))
                                         : S;
-/// The spec with a pending sum over the axis, on which it is replicated, or partial already. `with_sum<"M", "t">` is
-/// "M +t".
+/// The spec made partial over the axis, which may not shard a dim. `with_sum<"M", "t">` is "M +t".
 template <Spec S, AxisName Axis>
 inline constexpr Spec with_sum =
     detail::result_of<rules::tensor,
                       detail::Literal(to_string(detail::spec_with_sum(detail::parsed<S>, Axis, true)).view())>;
-/// The spec without a pending sum over the axis. `without_sum<"M +t", "t">` is "M".
+/// The spec without the partial sum over the axis. `without_sum<"M +t", "t">` is "M".
 template <Spec S, AxisName Axis>
 inline constexpr Spec without_sum = detail::spec_of(detail::spec_with_sum(detail::parsed<S>, Axis, false));
-/// The spec with other names of dims, as `rename` gives it. `renamed<"B/d L", "L -> Qlen">` is "B/d Qlen".
+/// The spec with renamed dims, like the result of `rename`. `renamed<"B/d L", "L -> Qlen">` is "B/d Qlen".
 template <Spec S, OpSpec Names>
 inline constexpr Spec renamed = detail::result_of<rules::rename, Names, S>;
 
@@ -79,7 +79,7 @@ inline constexpr OpSpec make_op = detail::op_of(In, Out);
 template <Spec A, Spec B, Spec Out>
 inline constexpr OpSpec make_op2 = detail::op_of((detail::Text(A) + ", " + std::string_view(B)).view(), Out);
 
-/// The axes that an op acts over, in place of its spec: `all_gather<over<"d">>(w)`, `all_reduce<over<"d t">>(y)`
+/// The axes that an op acts over, instead of an op spec: `all_gather<over<"d">>(w)`, `all_reduce<over<"d t">>(y)`
 template <AxisName Axes>
 inline constexpr OpSpec over = OpSpec((detail::Text("over<") + std::string_view(Axes) + ">").view());
 

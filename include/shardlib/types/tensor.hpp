@@ -1,4 +1,4 @@
-// Tensor<dtype, "spec"> and Mesh<"axes">: the types, without anything that runs.
+// Tensor<dtype, "spec"> and Mesh<"axes">: the types only, without code that runs.
 #pragma once
 
 #include <concepts>
@@ -29,8 +29,8 @@ struct Value;
 struct MeshDevice;
 using ValuePtr = Handle<const Value>;
 
-/// For a tensor that holds nothing: a default one, or one moved from. `where` names a leaf of the weights, if it is
-/// one.
+/// The error about an empty tensor: default-constructed, or moved from. If the tensor is a leaf of the weights,
+/// `where` names it.
 [[noreturn, gnu::noinline, gnu::cold]] inline void fail_empty(DType dtype, std::string_view spec,
                                                               std::string_view where = {}) {
   const Calling* op = where.empty() ? Calling::innermost : nullptr;
@@ -53,8 +53,8 @@ template <OpName Name, class D, Spec S, class E, Spec T>
 using arithmetic_t = Tensor<std::enable_if_t<checked<rules::same_dtype, Name, dtype_v<D>, dtype_v<E>>::ok, D>,
                             arithmetic_spec<Name, S, T>()>;
 
-/// An operand of an operator, with the line of the call: an operator has no room for another argument, but the default
-/// one of a conversion is evaluated where the program calls.
+/// An operand of an operator, with the line of the call. An operator cannot have an extra parameter for the line. The
+/// default argument of this conversion is evaluated at the operator's call instead.
 template <class T>
 struct Located {
   const T& operand;
@@ -85,15 +85,15 @@ auto negate(const Tensor<D, S>& x, const Site& site)
     -> Tensor<std::enable_if_t<checked<rules::arithmetic_dtype, OpName("-"), dtype_v<D>>::ok, D>, S>;
 }  // namespace detail
 
-/// The global size of a dim and the size that it is stored with, which the mesh divides: `{50257, 50304}`, or `8` where
-/// they are the same. The padding is at the end, holds zeros, and counts nowhere. `is_padded` says whether the sizes
+/// The global size of a dim and its padded size, which the mesh divides: `{50257, 50304}`, or `8` if both are the
+/// same. The padding is at the end, holds zeros, and does not count in results. `is_padded` says whether the sizes
 /// differ.
 struct DimSize {
   std::int64_t size = 0;
   std::int64_t padded = 0;
 
   DimSize() = default;
-  /// `padded_to` 0: not padded.
+  /// A `padded_to` of 0 means no padding.
   constexpr DimSize(std::int64_t n,
                     std::int64_t padded_to = 0)  // NOLINT(google-explicit-constructor): sizes are numbers
       : size(n), padded(padded_to == 0 ? n : padded_to) {}
@@ -101,24 +101,24 @@ struct DimSize {
   friend constexpr bool operator==(const DimSize&, const DimSize&) = default;
 };
 
-/// The size of a name, and what it is padded to if it is: `{{"batch", 32}, {"V", 50257, 50304}}`. Sizes are global,
-/// before sharding.
+/// The size of the dim `name`, optionally with its padded size: `{{"batch", 32}, {"V", 50257, 50304}}`. Sizes are
+/// global, before sharding.
 struct NamedSize {
   std::string name;
   std::int64_t size = 0;
-  std::int64_t padded = 0;  ///< 0: not padded
+  std::int64_t padded = 0;  ///< 0: no padding
 };
-/// A list in the source, or one that the program makes at run time.
+/// A list of sizes, written at the call or built at run time.
 using Sizes = std::vector<NamedSize>;
 
-/// The least multiple that is not below the size: `{"V", 50257, round_up(50257, 64)}`
+/// The smallest multiple that is at least the size: `{"V", 50257, round_up(50257, 64)}`
 constexpr std::int64_t round_up(std::int64_t size, std::int64_t multiple) {
   return (size + multiple - 1) / multiple * multiple;
 }
 
-/// A handle to one device's part of a global array: `Tensor<f32, "B/d L M +t">`. Copies share the values, which never
-/// change. Conversions between specs do not exist: an op has to be written down. `value_type` is the dtype, `spec` the
-/// spec, `device` the device that holds the part.
+/// A handle to one device's shard of a global array: `Tensor<f32, "B/d L M +t">`. Copies share the values, which are
+/// immutable. Specs never convert implicitly: the program calls an op. `value_type` is the dtype, `spec` the spec,
+/// `device` the device that holds the shard.
 template <class D, Spec S>
 class [[nodiscard("a tensor is never changed: an op returns another one")]] Tensor {
   static_assert(dtype<D>, "Tensor: its element type is none of f32, bf16, f64, i32, u32, u8, bool_; use one of them");
@@ -131,8 +131,8 @@ class [[nodiscard("a tensor is never changed: an op returns another one")]] Tens
   Tensor() = default;
   explicit Tensor(detail::ValuePtr value) : value_(std::move(value)) {}
 
-  /// A tensor of another type: never legal; says what differs and which op converts it. The check stands in the
-  /// noexcept since that is looked at in a decltype too, where no body is.
+  /// A tensor of another type never converts. The error says what differs and which op converts it. The check is in
+  /// the noexcept specifier, because a decltype evaluates that as well, but not the body.
   template <class D2, Spec S2>
   requires(!(S2 == S && std::is_same_v<D, D2>))
       Tensor(const Tensor<D2, S2>&)  // NOLINT(google-explicit-constructor): meant to catch implicit conversions
@@ -140,29 +140,27 @@ class [[nodiscard("a tensor is never changed: an op returns another one")]] Tens
 
   /// The global size of a dim, without padding.
   [[nodiscard]] std::int64_t size(std::string_view dim) const;
-  /// The global size of a dim with its padding: what the shards make up.
+  /// The global size of a dim with its padding: the sum of the shards' sizes.
   [[nodiscard]] std::int64_t padded_size(std::string_view dim) const;
-  /// The shape of this device's shard as it is stored, padding included, in the order of the spec.
+  /// The shape of this device's shard in memory, padding included, in the order of the spec.
   [[nodiscard]] std::span<const std::int64_t> local_shape() const;
   /// The global sizes without padding, in the order of the spec.
   [[nodiscard]] std::span<const std::int64_t> global_shape() const;
-  /// This device's shard, row-major in the order of the spec, without a copy; padding is part of it, as zeros.
+  /// This device's shard, row-major in the order of the spec, without a copy. It includes the padding, as zeros.
   [[nodiscard]] std::span<const D> span() const;
   [[nodiscard]] const DevicePtr& device() const;
 
-  /// True once the tensor holds something.
-  explicit operator bool() const {
-    return value_ != nullptr;
-  }
-  /// The erased value: for ops. An error where the tensor holds nothing, as of all members above.
+  /// True if the tensor holds a value.
+  explicit operator bool() const { return value_ != nullptr; }
+  /// The type-erased value, for ops. This and all members above throw if the tensor is empty.
   [[nodiscard]] const detail::ValuePtr& value() const {
     if (!value_) [[unlikely]]
       detail::fail_empty(dtype_v<D>, S);
     return value_;
   }
 
-  // Elementwise arithmetic, broadcasting by name: the result has the dims of the widest operand, then what the others
-  // add; "M" and "B/d L M" make "B/d L M".
+  // Elementwise arithmetic, which broadcasts by name. The result has the dims of the operand with the most dims, then
+  // the dims that only the other operand has: "M" and "B/d L M" give "B/d L M".
   template <class E, Spec T>
   friend auto operator+(detail::Located<Tensor> a, const Tensor<E, T>& b)->detail::arithmetic_t<"+", D, S, E, T> {
     return detail::add(a.operand, b, a.site);
@@ -183,7 +181,7 @@ class [[nodiscard("a tensor is never changed: an op returns another one")]] Tens
     return detail::negate(x.operand, x.site);
   }
 
-  /// `a += b` is `a = a + b`, where the result has the type of a; likewise the others.
+  /// `a += b` is `a = a + b`, where the result must have the type of a. The other operators are alike.
   template <class E, Spec T>
   friend Tensor& operator+=(detail::Target<Tensor> a, const Tensor<E, T>& b) {
     return a.operand = detail::add(a.operand, b, a.site);
@@ -222,12 +220,12 @@ template <class T>
 inline constexpr bool is_tensor = false;
 template <class D, Spec S>
 inline constexpr bool is_tensor<Tensor<D, S>> = true;
-/// Any Tensor, whatever its dtype and spec.
+/// Any Tensor, of any dtype and spec.
 template <class T>
 concept tensor = is_tensor<std::remove_cvref_t<T>>;
 
-/// The names of the mesh's axes, in order, as a type; their sizes come at run time. `Mesh<"d t">` `axes` are those
-/// names, `size` is the number of devices along an axis, `device` this device.
+/// The names of the mesh's axes, in order, as a type. Their sizes are known at run time. For a `Mesh<"d t">`, `axes`
+/// are these names, `size` is the number of devices along an axis, and `device` is this device.
 template <Spec Axes>
 class Mesh {
   static_assert(detail::checked<rules::mesh, detail::Literal{std::string_view(Axes)}>::ok);
@@ -236,13 +234,13 @@ class Mesh {
   static constexpr Spec axes = Axes;
 
   Mesh() = default;
-  /// One device's view of the mesh; the device's axes must be those of the type.
+  /// One device's view of the mesh. The device's axes must be those of the type.
   explicit Mesh(DevicePtr device);
 
   [[nodiscard]] int size(std::string_view axis) const;
   /// This device's index along the axis.
   [[nodiscard]] int axis_index(std::string_view axis) const;
-  /// The number of devices; `rank` is this device's number among them (row-major, the last axis fastest).
+  /// The number of devices. `rank` is this device's number among them (row-major, the last axis fastest).
   [[nodiscard]] int size() const;
   [[nodiscard]] int rank() const;
   [[nodiscard]] const DevicePtr& device() const;
@@ -253,7 +251,7 @@ class Mesh {
 
 namespace detail {
 
-/// The axes that stand in any of the specs, as the text of a mesh.
+/// All axes of the specs, as the spec of a mesh.
 template <Spec... S>
 constexpr Spec axes_of() {
   Small<std::string_view, 3 * max_axes> axes;
@@ -286,8 +284,8 @@ struct dual<Tensor<D, S>, Axes> {
 
 }  // namespace detail
 
-/// The type of a cotangent on the axes of a mesh: replicated and partial swap, sharded stays.
-/// `Dual<Tensor<f32, "M/t">, "d t">` is `Tensor<f32, "M/t +d">`.
+/// The type of a cotangent on the axes of a mesh: replicated becomes partial, partial becomes replicated, and sharded
+/// stays. `Dual<Tensor<f32, "M/t">, "d t">` is `Tensor<f32, "M/t +d">`.
 template <class T, Spec Axes>
 using Dual = typename detail::dual<T, Axes>::type;
 

@@ -1,4 +1,4 @@
-// Plain structs of tensors as trees: their leaves, the leaves' names, map and zip, without boilerplate in the struct.
+// Plain structs of tensors as trees: their leaves, the leaves' names, map and zip. The struct needs no extra code.
 #pragma once
 
 #include <array>
@@ -17,8 +17,8 @@
 
 namespace shardlib {
 
-/// Layers that share one struct: `Array<"layers", Layer>`. `dim` is the name of the stacked dim; the number of layers
-/// comes at run time.
+/// A list of layers with the same struct: `Array<"layers", Layer>`. `dim` is the name of the stacked dim. The number
+/// of layers is known at run time.
 template <Spec Name, class T>
 class Array : public std::vector<T> {
  public:
@@ -44,7 +44,7 @@ constexpr bool constructible_from(std::index_sequence<I...>) {
     T{(static_cast<void>(I), any_field{})...};
   };
 }
-/// Fields of an aggregate: the most initialisers that it takes.
+/// The number of fields of an aggregate: the largest number of initializers that it accepts.
 template <class T, std::size_t N = 24>
 constexpr std::size_t field_count() {
   if constexpr (N == 0 || constructible_from<T>(std::make_index_sequence<N>{}))
@@ -53,7 +53,7 @@ constexpr std::size_t field_count() {
     return field_count<T, N - 1>();
 }
 
-// A structured binding spells out its names, so each count needs a line of its own.
+// A structured binding lists its names, so each number of fields needs its own line.
 #define SHARDLIB_FIELDS(n, ...)               \
   else if constexpr (field_count<U>() == n) { \
     auto& [__VA_ARGS__] = object;             \
@@ -92,7 +92,8 @@ constexpr auto fields(T& object) {
 }
 #undef SHARDLIB_FIELDS
 
-// The compiler spells a pointer to a member of this object, which never exists, with the member's name.
+// An object that is declared but never defined. The compiler prints a pointer to one of its members with the member's
+// name.
 template <class T>
 struct nowhere {
   T object;
@@ -137,7 +138,7 @@ using fields_t = decltype(fields(std::declval<T&>()));
 template <class T>
 inline constexpr std::size_t tree_width = std::tuple_size_v<fields_t<T>>;
 
-/// Types of the fields, as a tuple.
+/// The types of the fields, as a tuple.
 template <class Tuple>
 struct plain;
 template <class... F>
@@ -153,7 +154,8 @@ struct named_as {
   using type = T;
 };
 
-/// Where a part of a tree is: below another one, a field's name or a place in an Array. Becomes a text on demand.
+/// The path of a node in a tree: its parent's path and a field's name or an index in an Array. It becomes text only
+/// on demand.
 struct Path {
   const Path* above = nullptr;
   std::string_view field;
@@ -181,7 +183,7 @@ constexpr std::string_view array_name() {
   else
     return {};
 }
-/// Calls f of a leaf; where the leaf holds nothing, the error has its name.
+/// Calls f with a leaf. If the leaf is empty, the error gives its path.
 template <class F, class... Leaf>
 decltype(auto) with_leaf(const Path& path, const F& f, Leaf&... leaf) {
   try {
@@ -192,7 +194,8 @@ decltype(auto) with_leaf(const Path& path, const F& f, Leaf&... leaf) {
   }
 }
 
-/// Calls f(path, leaf, leaf of the second tree, ...).
+/// Calls f(path, leaf, leaf of the second tree, ...) for each leaf. *Throws* if Arrays at the same path have
+/// different sizes.
 template <class F, class Tree, class... More>
 void visit(F& f, const Path& path, Tree& tree, More&... more) {
   using T = std::remove_const_t<Tree>;
@@ -217,13 +220,14 @@ void visit_field(F& f, const Path& path, Tree& tree, More&... more) {
   visit(f, Path{&path, field, 0}, std::get<I>(fields(tree)), std::get<I>(fields(more))...);
 }
 
-/// Converts to the bases of T alone.
+/// Converts only to base classes of T.
 template <class T>
 struct any_base {
   template <class U>
   requires(std::is_base_of_v<U, T> && !std::is_same_v<U, T>) operator U() const;
 };
-/// Whether one may name its fields: if not, a compiler that is made to says so in its own words.
+/// Whether `fields` works for T. Where it does not, calling it would give a compile error from the compiler, not from
+/// here.
 template <class T>
 consteval bool has_fields() {
   if constexpr (requires(T & object) { object.as_tuple(); })
@@ -233,7 +237,8 @@ consteval bool has_fields() {
   else
     return field_count<T>() > 0 && field_count<T>() < 24;
 }
-/// Tensors, Arrays and structs of nothing else: what a function's argument may be differentiated by.
+/// Whether T is a Tensor, an Array of trees or a struct of trees. Only such arguments of a function can have
+/// gradients.
 template <class T>
 consteval bool is_tree() {
   if constexpr (is_tensor<T>)
@@ -247,7 +252,7 @@ consteval bool is_tree() {
   else
     return false;
 }
-/// A field that a tree may have: numbers, strings and the like have no place in it.
+/// Whether a field's type may be part of a tree. Numbers, strings and the like may not.
 template <class T>
 inline constexpr bool is_field = is_tensor<T> || is_array<T> || (std::is_class_v<T> && std::is_aggregate_v<T>) ||
                                  requires(T& object) {
@@ -265,7 +270,7 @@ constexpr bool all_leaves_of_field(P p) {
     return checked<rules::no_tree_field, Literal(field_name<typename named_as<T>::type, I>())>::ok;
 }
 
-/// What makes T no tree, itself or somewhere below.
+/// The reason why T is not a tree.
 template <class T>
 consteval rules::NoTree no_tree() {
   if constexpr (!std::is_class_v<T>)
@@ -279,7 +284,7 @@ consteval rules::NoTree no_tree() {
 }
 template <OpName Name, class T, std::size_t I>
 constexpr bool checked_field();
-/// Whether T is a tree; if not, a compile error says what is in the way: a field by its name, or a struct as a whole.
+/// Whether T is a tree. If not, a compile error names the cause: a field, or a whole struct.
 template <OpName Name, class T>
 constexpr bool check_tree() {
   if constexpr (is_tensor<T>)
@@ -301,7 +306,7 @@ constexpr bool checked_field() {
   else
     return checked<rules::no_tree_field, Literal(field_name<typename named_as<T>::type, I>())>::ok && false;
 }
-/// Stands at the beginning of what takes a tree, where the compiler's first lines are.
+/// Functions of trees evaluate it first, so that its error comes first in the compiler's output.
 template <OpName Name, class Tree>
 inline constexpr bool checked_tree = check_tree<Name, std::remove_const_t<Tree>>();
 
@@ -321,8 +326,9 @@ constexpr bool all_leaves(P p) {
 
 }  // namespace detail
 
-/// Calls f(name, leaf, leaf of the second tree, ...) in the order of declaration. Names are paths: "layers/0/w_q".
-/// All trees have the structure of the first. `for_each_leaf([](std::string_view name, auto& leaf) { ... }, weights)`
+/// Calls f(name, leaf, leaf of the second tree, ...) for each leaf, in the order of declaration. Names are paths:
+/// "layers/0/w_q". All trees have the structure of the first.
+/// `for_each_leaf([](std::string_view name, auto& leaf) { ... }, weights)`
 template <class F, class Tree, class... More>
 void for_each_leaf(F&& f, Tree& tree, More&... more) {
   if constexpr (detail::checked_tree<"for_each_leaf", Tree>) {
@@ -335,8 +341,8 @@ void for_each_leaf(F&& f, Tree& tree, More&... more) {
   }
 }
 
-/// A tree of the same type with f(leaf, leaf of the second tree, ...) for each leaf. `map_tree([](const auto& w, const
-/// auto& g) { return w - g * 0.1; }, weights, grads)`
+/// Returns a tree of the same type with f(leaf, leaf of the second tree, ...) in place of each leaf.
+/// `map_tree([](const auto& w, const auto& g) { return w - g * 0.1; }, weights, grads)`
 template <class F, class Tree, class... More>
 [[nodiscard]] Tree map_tree(F&& f, const Tree& tree, const More&... more) {
   Tree result = tree;
@@ -357,7 +363,7 @@ template <class Tree>
   return names;
 }
 
-/// The specs of the leaves, in order: what a checkpoint or a placement needs. `shardings(weights)`
+/// The specs of the leaves, in order, for example for a checkpoint. `shardings(weights)`
 template <class Tree>
 [[nodiscard]] std::vector<std::string> shardings(const Tree& tree) {
   std::vector<std::string> specs;
@@ -366,7 +372,7 @@ template <class Tree>
   return specs;
 }
 
-/// The number of elements of all leaves, unsharded. `parameter_count(weights)`
+/// The global number of elements of all leaves. `parameter_count(weights)`
 template <class Tree>
 [[nodiscard]] std::int64_t parameter_count(const Tree& tree) {
   std::int64_t count = 0;
@@ -380,8 +386,8 @@ template <class Tree>
   return count;
 }
 
-/// Every axis of the mesh shards every leaf: no device keeps a second copy of anything.
-/// `static_assert(fully_sharded<Mesh<"d t">, Model>)` names the leaf that is not.
+/// True if every axis of the mesh shards every leaf, so that no device holds a second copy of a shard.
+/// `static_assert(fully_sharded<Mesh<"d t">, Model>)` names the leaf for which this is not so.
 template <class M, class Tree>
 inline constexpr bool fully_sharded = detail::all_leaves<Tree>([]<class D, Spec S>(std::type_identity<Tensor<D, S>>) {
   return detail::checked<rules::fully_sharded, M::axes, S>::ok;

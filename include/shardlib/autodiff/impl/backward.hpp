@@ -29,7 +29,8 @@ class Backward::Pass {
   [[nodiscard]] std::size_t leaves() const { return leaves_.size(); }
 
   std::vector<ValuePtr> run(const std::vector<bool>& wanted) {
-    // The names of dims have been checked forward; here ops of several scopes meet.
+    // The forward pass has checked the names of dims. Here, ops of several scopes run together, so nothing is
+    // checked.
     std::optional<WithNames> unchecked;
     if (device_) unchecked.emplace(program_state(device_), std::make_shared<NameSizes>());
     const auto towards = nodes_towards(wanted);
@@ -49,15 +50,15 @@ class Backward::Pass {
   }
 
  private:
-  /// Operands have smaller numbers, so descending is a valid order; leaves all have 0 and are told apart by address.
+  /// Operands have smaller numbers, so descending order is valid. All leaves have 0 and differ by their addresses.
   using Key = std::pair<std::uint64_t, Node*>;
   using Nodes = std::set<const Node*>;
   struct Pending {
     std::shared_ptr<Node> node;
-    std::vector<Accumulator> outputs;   ///< until the first VJP
-    std::vector<ValuePtr> cotangents;   ///< from then on, as all below
-    std::vector<Node::Edge> edges;      ///< those without input are done
-    std::vector<ValuePtr> inputs = {};  ///< what fused or rematerialized VJPs have made for the edges
+    std::vector<Accumulator> outputs;   ///< until the first VJP runs
+    std::vector<ValuePtr> cotangents;   ///< after that, as are all fields below
+    std::vector<Node::Edge> edges;      ///< edges without an input are done
+    std::vector<ValuePtr> inputs = {};  ///< cotangents that fused or rematerialized VJPs have computed for the edges
     std::shared_ptr<Backward> remat = nullptr;
   };
 
@@ -73,8 +74,8 @@ class Backward::Pass {
     p.outputs[static_cast<std::size_t>(slot.output)].add(std::move(ct));
   }
 
-  /// The nodes from which a wanted leaf can be reached; null if no leaf is left out. The cotangents of such a node come
-  /// from such nodes alone, so they are complete before the others run.
+  /// The nodes that lead to a wanted leaf; null if no leaf is left out. Cotangents of such a node come only from such
+  /// nodes, so they are complete before the other nodes run.
   [[nodiscard]] std::unique_ptr<Nodes> nodes_towards(const std::vector<bool>& wanted) const {
     auto towards = std::make_unique<Nodes>();
     bool all = true;
@@ -85,7 +86,7 @@ class Backward::Pass {
         all = all && !leaves_[i];
     }
     if (all) return nullptr;
-    std::map<Key, const std::vector<Node::Edge>*> below;  // everything that may still run, operands first
+    std::map<Key, const std::vector<Node::Edge>*> below;  // all nodes that may still run, operands first
     std::vector<const std::vector<Node::Edge>*> todo;
     const auto add = [&](const std::shared_ptr<Node>& node, const std::vector<Node::Edge>& edges) {
       if (below.emplace(key_of(node), &edges).second) todo.push_back(&edges);
@@ -103,7 +104,7 @@ class Backward::Pass {
     return towards;
   }
 
-  /// Runs the node's VJPs towards what is wanted (null: all). True if others are left.
+  /// Runs the node's VJPs towards the nodes in `towards` (null: all). Returns true if VJPs remain.
   bool run_vjps(Pending& p, const Nodes* towards) {
     const auto due = [&](const Node* node) { return towards == nullptr || towards->contains(node); };
     if (!due(p.node.get())) return true;
@@ -140,7 +141,7 @@ class Backward::Pass {
   }
 
   std::vector<Slot> leaves_;
-  std::vector<std::shared_ptr<const Node>> nodes_;  ///< of the leaves
+  std::vector<std::shared_ptr<const Node>> nodes_;  ///< nodes of the leaves
   DevicePtr device_;
   std::map<Key, Pending> pending_;
   std::unordered_map<Node*, Pending> arrived_;

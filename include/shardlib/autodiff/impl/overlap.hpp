@@ -13,7 +13,7 @@
 namespace shardlib::detail {
 
 SHARDLIB_INLINE void make_progress(ProgramState& state) {
-  // The program waits for the oldest one next.
+  // The program waits for the oldest one first.
   for (const auto& pending : state.pending) {
     if (!pending->done) pending->done = pending->request.test();
     if (!pending->done) return;
@@ -30,20 +30,20 @@ SHARDLIB_INLINE std::shared_ptr<PendingCollective> find_pending(const Value& in,
   return nullptr;
 }
 
-/// Completes the gathers, or the gradients' sums, of before the hook of this number. No rank may leave one out.
+/// Completes the gathers, or the sums of gradients, that started before hook number `hook`. Every rank must do so.
 inline void materialize_due(ProgramState& state, bool gathers, std::uint64_t hook) {
   for (;;) {
     const auto due = std::ranges::find_if(
         state.pending, [&](const auto& pending) { return bool(pending->gathered) == gathers && pending->hook < hook; });
     if (due == state.pending.end()) return;
     const auto pending = *due;
-    // What asks for the result takes it out of the list.
+    // The read of the result removes it from the list.
     if (const auto storage = gathers ? pending->gathered->storage : pending->gradient.lock()) storage->materialize();
     if (std::erase(state.pending, pending) != 0) pending->request.wait();
   }
 }
 
-/// Throws if the forward pass has left a gather of before the hook of this number to itself.
+/// Throws if the forward pass never read a gather that started before hook number `hook`.
 inline void check_taken(const ProgramState& state, std::uint64_t hook) {
   for (const auto& pending : state.pending) {
     if (!pending->gathered || pending->hook >= hook) continue;
@@ -74,10 +74,10 @@ SHARDLIB_INLINE ValuePtr prefetched(const OpInfo& op, const ValuePtr& x, const H
   s.overlaps = true;
   const VjpFunction vjp_fn = [start, behind](const ValuePtr& ct, const Residuals& /*none*/) {
     ProgramState& here = program_state(ct->device);
-    // At most the sums of one layer are under way while the next one runs, which bounds their memory.
+    // At most the sums of one layer are in progress while the next layer runs, which bounds their memory.
     materialize_due(here, false, here.hooks++);
     start(here, *behind);
-    materialize_due(here, true, here.hooks);  // what the layer's derivatives did not need
+    materialize_due(here, true, here.hooks);  // gathers that no derivative of the layer has read
     return ct;
   };
   auto out = detached(*x);

@@ -116,14 +116,15 @@ SHARDLIB_INLINE Buffer run(const Kernel& kernel, const Value& out) {
   count(out);
   try {
     Buffer result = observed(out, [&] { return kernel(out); });
-    // A buffer that others hold too is an operand's, passed on, or a collective's: its padding is zero already.
+    // A buffer with other owners is an operand's, passed on unchanged, or a collective's. Its padding is zero
+    // already.
     if (out.global.is_padded() && result.unique()) zero_padding(out, result);
     return result;
   } catch (const Error& error) {
     const std::string where = " (" + out.device->describe() + ")";
-    // In a replay the operands' ops run within this one, and have said their names.
+    // In a replay, the operands' ops run inside this one and have already added their names.
     if (typeid(error) != typeid(Error) || std::string_view(error.what()).ends_with(where)) throw;
-    // A collective's communicator has named it too.
+    // A collective's communicator has added the name already.
     const std::string named = std::string(out.made_by.name) + ": ";
     std::string_view reason = error.what();
     if (reason.starts_with(named)) reason.remove_prefix(named.size());
@@ -132,8 +133,8 @@ SHARDLIB_INLINE Buffer run(const Kernel& kernel, const Value& out) {
 }
 
 SHARDLIB_INLINE void defer(const ValuePtr& out, Kernel kernel) {
-  // A copy without this storage and slot: the storage must not hold itself. What runs again has none at all: observers
-  // know it by that.
+  // A copy without this storage and slot, because the storage must not own itself. A replayed value has no storage at
+  // all, by which observers recognize it.
   auto shape = detached(*out);
   const bool again = program_state(out->device).mode == ProgramState::Mode::replay;
   shape->storage = again ? nullptr : std::make_shared<Storage>();
@@ -154,7 +155,7 @@ SHARDLIB_INLINE ValuePtr record_erased(const OpInfo& op, const std::shared_ptr<D
   std::vector<Node::Edge> edges;
   for (EdgeSource& source : sources) {
     auto& edge = edges.emplace_back();
-    if (!(*source.x)->slot) continue;  // an operand that nothing differentiates needs no residuals
+    if (!(*source.x)->slot) continue;  // the tape does not track this operand, so it needs no residuals
     edge = {(*source.x)->slot, {{}, (*source.x)->global}, std::move(source.vjp)};
     for (const ValuePtr* saved : source.saved)
       if (saved != nullptr) edge.saved.values.push_back(detached(**saved));
@@ -171,7 +172,7 @@ SHARDLIB_INLINE ValuePtr record_addend_erased(const OpInfo& op, const std::share
   const auto out = make_value(op, device, dtype, spec, global);
   defer(out, std::move(kernel));
   auto shape = detached(*out);
-  shape->storage = nullptr;  // the storage must not hold itself
+  shape->storage = nullptr;  // the storage must not own itself
   out->storage->add_to = [add = std::move(add), shape = std::move(shape)](std::byte* sum) {
     count(*shape);
     add(*shape, sum);

@@ -70,7 +70,8 @@ SHARDLIB_INLINE void Differentiation::end_forward() {
   state_.pass = ProgramState::Pass::backward;
 }
 
-/// A node that the loss is computed from and that was there before: of a function outside, which is differentiated too.
+/// A node below `root` that existed before this call: it belongs to an enclosing function that is differentiated as
+/// well.
 inline const Node* outside_below(const Node* root, std::uint64_t first, const std::vector<Slot>& leaves) {
   std::set<const Node*> seen;
   for (const Slot& leaf : leaves) seen.insert(leaf.node.get());
@@ -112,7 +113,7 @@ struct GradientCall::Parts : Counted {
   std::shared_ptr<Device> device;
   Differentiation differentiation;
   std::optional<OverlapScope> overlap;
-  std::size_t before = 0;  ///< bytes of the pool that were in use when the function began
+  std::size_t before = 0;  ///< bytes of the pool in use when the function began
   Stopwatch::Part outside{};
 };
 SHARDLIB_INLINE GradientCall::GradientCall(const DevicePtr& device) : parts_(Handle<Parts>::make(device)) {}
@@ -143,8 +144,8 @@ SHARDLIB_INLINE std::vector<ValuePtr> GradientCall::backward(const ValuePtr& los
   return cotangents;
 }
 
-/// The backward pass of a checkpointed call: runs it again lazily from its arguments and what it saved, to
-/// differentiate that by the arguments that are `wanted`. Ops compute their value only if a VJP asks for it. `names`:
+/// The backward pass of a checkpointed call. It runs the function again from its arguments and its saved values, and
+/// differentiates it by the `wanted` arguments. Ops are deferred and run only if a VJP reads their value. `names` is
 /// the scope of names that was open in the forward pass.
 inline std::shared_ptr<Backward> replay(const CheckpointedCall& call, const std::vector<bool>& wanted,
                                         const std::vector<ValuePtr>& saved, const std::vector<ValuePtr>& cotangents,
@@ -172,7 +173,7 @@ struct CheckpointForward::Parts : Counted {
   }
   std::vector<ValuePtr> inputs;
   std::shared_ptr<Device> device;
-  std::optional<WithMode> mode;  ///< while the function runs
+  std::optional<WithMode> mode;  ///< set while the function runs
   std::shared_ptr<Node> node;
 };
 SHARDLIB_INLINE CheckpointForward::CheckpointForward(std::vector<ValuePtr> inputs) {
@@ -219,7 +220,7 @@ SHARDLIB_INLINE ValuePtr saved_value(const OpInfo& op, const ValuePtr& x) {
     s.saved.push_back(std::move(residuals));
     return x;
   }
-  // Replay: the value that was kept, in the place of the one that would have to be computed.
+  // In a replay, use the saved value instead of computing it.
   auto known = Handle<Value>::make(*x);
   known->storage = s.saved.at(s.next_saved++)->storage;
   return known;

@@ -43,7 +43,8 @@ SHARDLIB_INLINE kernels::AttentionLoops attention_loops(const AttentionKernels& 
   return loops;
 }
 
-/// Counts the multiply-adds of `products` matrix products over the pairs of positions that see each other.
+/// Counts the floating-point operations of `products` matrix products over all pairs of positions that see each
+/// other.
 inline void count_attention_flops(const Attention& a, const Value& made, double products) {
   const auto length = static_cast<double>(a.q->local[a.length]);
   add_flops(made, products * static_cast<double>(a.q->count()) * (length + 1));
@@ -68,7 +69,7 @@ SHARDLIB_INLINE ValuePtr record_attention_erased(AttentionKernels a, std::option
     wanted[i] = bool(inputs[i]->slot);
     any = any || wanted[i];
   }
-  // The log-sum-exps are a second result, which only the backward pass sees.
+  // The log-sum-exps are a second result for the backward pass only.
   Handle<Value> sums;
   AttentionKernels plain = a;
   for (ValuePtr* operand : {&plain.q, &plain.k, &plain.v, &plain.segments})

@@ -52,8 +52,8 @@ struct Cut {
   std::int64_t parts;
 };
 
-/// Copies between a whole shard and a row of sub-shards in rank order (the ranks are row-major over the cuts):
-/// `to_rows` cuts, otherwise joins.
+/// Copies between a whole shard and a row of sub-shards in rank order (ranks are row-major over the cuts). `to_rows`
+/// splits the shard; else it joins the sub-shards.
 inline void regroup(const Exec& exec, std::size_t element, const std::vector<Cut>& cuts, const Shape& whole,
                     const std::byte* from, std::byte* to, bool to_rows) {
   Shape part = whole;
@@ -76,7 +76,7 @@ inline void regroup(const Exec& exec, std::size_t element, const std::vector<Cut
   kernels::copy_strided(exec, element, shape, from, to_rows ? in_whole : in_rows, to, to_rows ? in_rows : in_whole);
 }
 
-/// The dims on which `more` has axes that `less` lacks: the group's axes in order, and the cuts.
+/// The dims on which `more` has axes that `less` lacks: the axes of the group, in order, and the cuts.
 struct Difference {
   AxisList axes;
   std::vector<Cut> cuts;
@@ -94,8 +94,8 @@ inline Difference resharded(const Device& device, const TensorSpec& less, const 
   return d;
 }
 
-/// How many rows of the whole are cut, where the group reads and writes the shards in them. Otherwise there have to be
-/// copies of the shards in rank order.
+/// The number of rows that the cut splits, if the group can access the shards in place. Else it needs copies of the
+/// shards in rank order.
 inline std::optional<std::size_t> rows_in_place(const Communicator& group, const Value& whole,
                                                 const std::vector<Cut>& cuts) {
   if (cuts.size() != 1) return std::nullopt;
@@ -106,7 +106,7 @@ inline std::optional<std::size_t> rows_in_place(const Communicator& group, const
   return group.takes_rows() && piece >= whole.device->tuning().row_piece ? std::optional(rows) : std::nullopt;
 }
 
-/// Waits for a pending collective and returns its result.
+/// Waits for an asynchronous collective and returns its result.
 inline Buffer finish(const std::shared_ptr<PendingCollective>& pending, const Value& out) {
   std::erase(program_state(out.device).pending, pending);
   complete(out, [&] { return std::move(pending->request); });
@@ -114,8 +114,9 @@ inline Buffer finish(const std::shared_ptr<PendingCollective>& pending, const Va
   return std::move(*pending->result);
 }
 
-/// What starts an all_gather of `in`; `*whole` is the result once it is complete. Weights are viewed where the group
-/// can: a shard that dies after its gather would have to stay until the slowest device has no view of it.
+/// Returns the function that starts an all_gather of `in`. `*whole` holds the result once that is complete. Leaves
+/// are gathered as views if the group supports it. Other shards are not: a shard that is dropped after its gather
+/// would keep its memory until the slowest device drops its view.
 inline std::function<Request()> begin_gather(Communicator& group, const Value& in, const Value& out, std::size_t rows,
                                              const std::shared_ptr<Buffer>& whole) {
   const Buffer mine = in.data();
@@ -163,7 +164,7 @@ SHARDLIB_INLINE Buffer gather(const Value& in, const Value& out) {
   return whole;
 }
 
-/// What a reduce_scatter reads: the value itself, or its shards in rank order.
+/// The memory that a reduce_scatter reads: the value itself, or a copy with its shards in rank order.
 inline Buffer to_scatter(const Value& in, const std::vector<Cut>& cuts, bool in_place) {
   if (in_place) return in.data();
   Buffer shards = allocate(in);
@@ -188,7 +189,7 @@ SHARDLIB_INLINE void scatter_ahead(const ValuePtr& in, const ValuePtr& out) {
   const Difference d = resharded(*out->device, *in->spec, *out->spec);
   auto& group = out->device->group(d.axes);
   if (group.size() == 1) return out->storage->materialize();
-  // Observers are told of an op, and of what it has read, when it completes.
+  // The observer receives an op and its reads when the op completes.
   auto outer = std::exchange(s.work.reads, {});
   const auto rows = rows_in_place(group, *in, d.cuts);
   const Buffer sent = to_scatter(*in, d.cuts, rows.has_value()), part = allocate(*out);
@@ -226,7 +227,7 @@ SHARDLIB_INLINE Buffer sum_pending(const Value& in, const Value& out) {
 }
 
 SHARDLIB_INLINE Buffer exchange(const Value& in, const Value& out) {
-  // Pair the dims that lose axes with those that gain them; ranks are row-major over the pairs.
+  // Pairs the dims that lose axes with the dims that gain them. Ranks are row-major over the pairs.
   AxisList axes;
   std::vector<Cut> lose, gain;
   for (int i = 0; i < in.spec->rank(); ++i) {
@@ -297,13 +298,13 @@ SHARDLIB_INLINE Buffer embed_block(const Value& in, const Value& out) {
 
 SHARDLIB_INLINE Buffer max_of_shards(const Value& in, const Value& out, Buffer shard) {
   Value local = out;
-  local.made_by = {};  // scratch: observers must not see it as an operand
+  local.made_by = {};  // scratch memory: observers must not see it as an operand
   local.storage = std::make_shared<Storage>(Storage{std::move(shard), nullptr});
   Axes axes;
   for (const Dim& dim : in.spec->dims)
     if (!out.spec->has(dim.name))
       for (auto axis : dim.axes) axes.push_back(axis);
-  zero_padding(local, local.storage->buffer);  // of the dims that stay
+  zero_padding(local, local.storage->buffer);  // padding of the dims that stay
   return reduce(local, out, in_mesh_order(*out.device, axes), Reduction::max);
 }
 

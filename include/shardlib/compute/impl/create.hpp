@@ -22,7 +22,7 @@ SHARDLIB_INLINE std::int64_t first_index(const Value& x, int dim) {
   return shard_index(*x.device, x.spec->dims[dim].axes) * x.local[dim];
 }
 
-/// Records an array that `fill(shard, value)` fills.
+/// Records an array. `fill(shard, value)` writes its shard.
 template <class F>
 ValuePtr create(const OpInfo& op, const DevicePtr& device, DType dtype, const TensorSpec& spec, const Sizes& sizes,
                 F fill) {

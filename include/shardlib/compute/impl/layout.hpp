@@ -55,7 +55,7 @@ SHARDLIB_INLINE GlobalSizes split_sizes(const OpInfo& op, const OpParts& parts, 
   names.bind(*x);
   for (const NamedSize& given : sizes) names.bind(given);
   const Dim& whole = parts.in[0].dims[0];
-  // Padding stays at the end if it is a whole number of the first part's elements: the first part takes it.
+  // If the padding is a whole number of the first new dim's elements, that dim gets it, and it stays at the end.
   DimSize rest = names[whole];
   const Dim* open = nullptr;
   for (const Dim& dim : parts.out.dims) {

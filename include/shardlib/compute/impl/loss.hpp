@@ -24,12 +24,12 @@ SHARDLIB_INLINE Buffer Given::operator()(const Value& /*out*/) const {
   return value->data();
 }
 
-/// The operands' sizes on this device.
+/// The sizes of the operands on this device.
 struct LinearCrossEntropySizes : LinearCrossEntropy {
   [[nodiscard]] std::int64_t rows() const { return targets->count(); }
-  /// Ids of this device. Padding is none: a zero may be far above all logits.
+  /// The number of ids in this device's shard. Padding is excluded, because a zero may exceed all logits.
   [[nodiscard]] std::int64_t vocabulary() const { return true_shape(*table)[0]; }
-  /// The first of them, among all devices'.
+  /// The global index of this device's first id.
   [[nodiscard]] std::int64_t first_id() const {
     return shard_index(*table->device, table->spec->dims[0].axes) * table->local[0];
   }
@@ -48,13 +48,13 @@ SHARDLIB_INLINE bool stores_logits(const LinearCrossEntropy& l, DType dtype, std
   return bytes <= most.value_or(l.x->device->tuning().stored_logits);
 }
 
-/// What the backward pass needs of a row's logits: the highest over the whole vocabulary, and sum(exp(x - highest)).
+/// The residuals of a row's logits: the maximum over the whole vocabulary, and sum(exp(x - maximum)).
 struct RowSums {
   Handle<Value> highest, total;
 };
 
-/// Makes the logits piece by piece, and gives each to f(first row, rows, logits). In a dry run there is one piece, of
-/// which f takes its scratch.
+/// Computes the logits piece by piece and calls f(first row, rows, logits) with each. In a dry run there is one
+/// piece, so that f allocates its scratch memory.
 template <class A, class F>
 void for_logits(const LinearCrossEntropySizes& l, const Exec& exec, const F& f) {
   const std::int64_t rows = l.rows(), n = l.vocabulary(), k = l.width();
@@ -73,7 +73,7 @@ void for_logits(const LinearCrossEntropySizes& l, const Exec& exec, const F& f) 
   }
 }
 
-/// Calls f with the targets as numbers of their type.
+/// Calls f with the targets as a pointer to their integer type.
 template <class F>
 void with_ids(const Value& targets, const F& f) {
   targets.dtype == DType::i32 ? f(targets.as<const i32>()) : f(targets.as<const u32>());
@@ -89,7 +89,7 @@ inline void check_targets(const LinearCrossEntropySizes& l) {
   });
 }
 
-/// One number of each row reduced over the devices that share the vocabulary: an op of its own in counts and traces.
+/// Reduces one number per row over the devices that share the vocabulary. Counts and traces show it as a separate op.
 inline Buffer reduced_rows(const LinearCrossEntropySizes& l, const Buffer& mine, Reduction reduction) {
   const auto& device = l.x->device;
   const AxisList axes = in_mesh_order(*device, l.table->spec->dims[0].axes);
@@ -108,7 +108,7 @@ inline Buffer reduced_rows(const LinearCrossEntropySizes& l, const Buffer& mine,
   });
 }
 
-/// The loss of each row, and its sums.
+/// Computes the loss of each row, and the row sums.
 template <class A>
 Buffer linear_cross_entropy_kernel(const LinearCrossEntropySizes& l, const Value& out, const RowSums& sums) {
   const Exec exec = out.device->exec();
@@ -132,7 +132,7 @@ Buffer linear_cross_entropy_kernel(const LinearCrossEntropySizes& l, const Value
   exec.for_each(rows, [&](std::int64_t r) { sum[r] *= kernels::fast_exp(highest[r] - top[r]); });
   const Buffer total = reduced_rows(l, partial, Reduction::sum);
   const A* const whole = total.as<A>();
-  // On one of the devices that share the vocabulary: the losses are a pending sum over them.
+  // Only one of the devices that share the vocabulary adds this, because the loss is partial over them.
   if (first == 0) exec.for_each(rows, [&](std::int64_t r) { loss[r] += kernels::fast_log(whole[r]) + top[r]; });
   if (sums.highest) {
     sums.highest->storage->buffer = everywhere;
@@ -141,7 +141,7 @@ Buffer linear_cross_entropy_kernel(const LinearCrossEntropySizes& l, const Value
   return result;
 }
 
-/// The cotangents of x and of the table, either of which may be null, from that of the loss.
+/// Computes the cotangents of x and of the table from the loss's cotangent. Either may be null.
 template <class A>
 void linear_cross_entropy_backward(const LinearCrossEntropySizes& l, const RowSums& sums, const Value& ct,
                                    std::span<const ValuePtr> grads) {
@@ -175,7 +175,7 @@ SHARDLIB_INLINE ValuePtr record_linear_cross_entropy(const LinearCrossEntropy& l
   LinearCrossEntropySizes plain{l};
   for (ValuePtr* operand : {&plain.x, &plain.table, &plain.targets}) *operand = detached(**operand);
   const std::array<bool, 2> wanted{bool(l.x->slot), bool(l.table->slot)};
-  // The rows' sums are further results, which only the backward pass sees.
+  // The row sums are additional results for the backward pass only.
   RowSums sums;
   if (wanted[0] || wanted[1]) {
     const auto per_row = [&](const char* what) {
@@ -191,7 +191,8 @@ SHARDLIB_INLINE ValuePtr record_linear_cross_entropy(const LinearCrossEntropy& l
       const std::array operands{plain.x, plain.table};
       return fused_cotangents({"linear_cross_entropy_backward", plain.op.spec, {}}, operands, wanted, due,
                               [&](const Value& first, std::span<const ValuePtr> grads) {
-                                static_cast<void>(result->data());  // before its sums, which a replay computes with it
+                                // first, because in a replay this also computes the sums
+                                static_cast<void>(result->data());
                                 add_flops(first, (1.0 + double(wanted[0]) + double(wanted[1])) * plain.product_flops());
                                 first.dtype == DType::f64
                                     ? linear_cross_entropy_backward<f64>(plain, sums, *cts[0], grads)

@@ -1,4 +1,4 @@
-// Definitions of map.hpp: maps without the type of their function.
+// Definitions of map.hpp: type-erased maps.
 #pragma once
 
 #include "shardlib/compute/map.hpp"
@@ -21,7 +21,7 @@ namespace shardlib::detail {
 SHARDLIB_INLINE Shape broadcast_strides(const Value& x, const TensorSpec& result) {
   Shape strides;
   for (int i = 0; i < result.rank(); ++i) {
-    // Operands with integer dims are never broadcast; they match by position.
+    // Operands with integer dims never broadcast. Their dims match by position.
     const int at = x.spec->dims == result.dims ? i : x.spec->find(result.dims[i].name);
     std::int64_t stride = at < 0 ? 0 : 1;
     for (int k = at + 1; at >= 0 && k < x.local.size(); ++k) stride *= x.local[k];
@@ -30,20 +30,22 @@ SHARDLIB_INLINE Shape broadcast_strides(const Value& x, const TensorSpec& result
   return strides;
 }
 
-/// The arrays of one loop of a map.
+/// The arrays that one loop of a map reads and writes.
 class MapArrays {
  public:
-  explicit MapArrays(const Value& shape) : shape_(shape), whole_(strides_of(kernels::row_major(view(shape.local)).span())) {}
-  /// An operand, broadcast to the loop's shape.
+  explicit MapArrays(const Value& shape)
+      : shape_(shape), whole_(strides_of(kernels::row_major(view(shape.local)).span())) {}
+  /// Adds an operand, broadcast to the loop's shape.
   void read(const Value& x) {
     add(x.data().data(), x.dtype, false, strides_of(view(broadcast_strides(x, *shape_.spec))));
   }
-  /// An array of the loop's shape.
+  /// Adds an array of the loop's shape.
   void read_whole(const Value& x) { add(x.data().data(), x.dtype, false, whole_); }
   void write(std::byte* data, DType dtype) { add(data, dtype, true, whole_); }
   void run(MapFunction::Loop loop, const void* f) {
     for (std::size_t i = 0; i < count_; ++i) arrays_[i].strides = &strides_[i];
-    kernels::detail::apply_erased(shape_.device->exec(), view(shape_.local), std::span(arrays_.data(), count_), loop, f);
+    kernels::detail::apply_erased(shape_.device->exec(), view(shape_.local), std::span(arrays_.data(), count_), loop,
+                                  f);
   }
 
  private:
@@ -72,7 +74,7 @@ SHARDLIB_INLINE Buffer map_forward(const MapFunction& function, const MapOperand
   return result;
 }
 
-/// A cotangent of the result's shape, with data of its own.
+/// A cotangent of the result's shape, with its own memory.
 inline Handle<Value> cotangent_like(const Value& like, DType dtype) {
   auto value = detached(like);
   value->made_by = {"map_backward", {}, {}};

@@ -27,7 +27,7 @@ SHARDLIB_INLINE ValuePtr gathered(const Value& x) {
   whole->local = x.global.padded;
   whole->storage = std::make_shared<Storage>();
   whole->storage->buffer = gather(*summed, *whole);
-  whole->spec = nullptr;  // the specs end with this function
+  whole->spec = nullptr;  // the specs are local to this function
   return whole;
 }
 

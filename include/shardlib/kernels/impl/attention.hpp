@@ -18,22 +18,22 @@ namespace shardlib::kernels {
 
 namespace detail {
 
-/// One head's rows as they lie in memory.
+/// One head's rows in memory.
 template <class T>
 struct HeadRows {
   T* first;
-  std::int64_t stride;   ///< from row to row
-  std::int64_t element;  ///< within a row
+  std::int64_t stride;   ///< between rows
+  std::int64_t element;  ///< between elements of a row
 };
 
-/// Dense copies of the rows [begin, end) in the accumulator type, times a factor; and back.
+/// Copies the rows [begin, end), times a factor, to a dense array in the accumulator type. store_rows copies back.
 template <class T, class A>
 void load_rows(const HeadRows<const T>& from, std::int64_t begin, std::int64_t end, std::int64_t width, A factor,
                A* to) {
   for (std::int64_t r = begin; r < end; ++r, to += width) {
     const T* row = from.first + r * from.stride;
     if (from.element == 1) {
-      // Rows of a head lie on pages of their own, where the hardware does not see the next one coming.
+      // Rows of a head are on different pages, so the hardware does not load the next row in advance.
       if (r + 8 < end)
         for (std::int64_t c = 0; c < width; c += 64 / static_cast<std::int64_t>(sizeof(T)))
           __builtin_prefetch(row + 8 * from.stride + c);
@@ -55,11 +55,11 @@ void store_rows(const A* from, std::int64_t begin, std::int64_t end, std::int64_
   }
 }
 
-/// Rows of scores are processed in whole groups of lanes, which compilers turn into vectors without being asked to
-/// reorder sums; what fills a group up is -inf.
+/// Rows of scores are processed in whole groups of lanes, so that compilers vectorize sums without permission to
+/// reorder them. -inf fills the last group.
 inline constexpr std::int64_t attention_lanes = 32;
 
-/// The greatest of `start` and a row of whole groups. A NaN may go unseen: its exponential will not.
+/// The maximum of `start` and a row of whole groups. It may miss a NaN, but the row's exponentials then contain it.
 template <class A>
 A row_maximum(const A* row, std::int64_t n, A start) {
   A lanes[attention_lanes];
@@ -71,7 +71,7 @@ A row_maximum(const A* row, std::int64_t n, A start) {
   return lanes[0];
 }
 
-/// row = exp(row - shift) over whole groups; returns the sum.
+/// Sets row = exp(row - shift) over whole groups and returns the sum.
 template <class A>
 A row_exponentials(A* row, std::int64_t n, A shift) {
   A lanes[attention_lanes] = {};
@@ -86,19 +86,19 @@ A row_exponentials(A* row, std::int64_t n, A shift) {
   return lanes[0];
 }
 
-/// A block of scores: the queries [query, query + m) and the keys [key, key + n); its rows are `stride` apart.
+/// A block of scores: the queries [query, query + m) and the keys [key, key + n). Its rows are `stride` apart.
 struct ScoreBlock {
   std::int64_t query, m, key, n, stride;
-  bool first;  ///< of these queries
+  bool first;  ///< whether it is the first block of these queries
 
-  /// How many keys of the block the query of a row may see: those at its front.
+  /// The number of the block's keys, counted from its start, that the query of a row may see.
   [[nodiscard]] std::int64_t seen(std::int64_t row) const {
     return std::clamp<std::int64_t>(query + row + 1 - key, 0, n);
   }
 };
 
-/// The blocks of one head. Queries are few, so that the part of a block above the diagonal is small; keys are many, so
-/// that most rows need one pass. A block of scores stays in the second-level cache.
+/// The blocks of one head. A block has few queries, so that its part above the diagonal is small, and many keys, so
+/// that most rows need one pass. A block of scores fits the second-level cache.
 template <class A>
 class AttentionBlocks {
  public:
@@ -112,20 +112,20 @@ class AttentionBlocks {
         length_(length),
         width_(width) {}
 
-  const std::int64_t rows;  ///< of a block
-  const std::int64_t area;  ///< numbers of a block of scores
+  const std::int64_t rows;  ///< rows of a block
+  const std::int64_t area;  ///< number of scores in a block
 
-  /// Bytes for `matrices` of [length x width], `tiles` of [rows x width] and `scores` blocks.
+  /// The bytes of `matrices` of [length x width], `tiles` of [rows x width] and `scores` blocks.
   [[nodiscard]] std::size_t bytes(std::int64_t matrices, std::int64_t tiles, std::int64_t scores) const {
     const std::int64_t numbers = (matrices * length_ + tiles * rows) * width_ + scores * area + 2 * rows;
     return static_cast<std::size_t>(numbers) * sizeof(A) + static_cast<std::size_t>(length_) * sizeof(i32);
   }
 
-  /// Calls f(block) for the blocks of keys that some query of [begin, end) may see.
+  /// Calls f(block) for each block of keys that some query of [begin, end) may see.
   template <class F>
   void for_keys(std::int64_t begin, std::int64_t end, const i32* segments, const F& f) const {
     std::int64_t key = 0;
-    if (segments != nullptr) {  // whole documents before the queries' first one are passed over
+    if (segments != nullptr) {  // skips the documents before those of the queries
       const auto [low, high] = std::minmax_element(segments + begin, segments + end);
       while (segments[key] < *low || segments[key] > *high) ++key;
     }
@@ -135,7 +135,7 @@ class AttentionBlocks {
     }
   }
 
-  /// The scores of a block; -inf for keys that a query does not see, up to a whole group in each row.
+  /// The scores of a block, with -inf for keys that a query does not see. Each row is filled to a whole group.
   void scores(const ScoreBlock& b, const A* queries, const A* keys, const i32* segments, A* out) const {
     gemm<A>(exec_, false, true, b.m, b.n, width_, queries, width_, keys + b.key * width_, width_, out, b.stride, false);
     for (std::int64_t r = 0; r < b.m; ++r) {
@@ -150,7 +150,7 @@ class AttentionBlocks {
       if (whole(seen) < b.n) std::fill(row + whole(seen), row + b.n, A(0));
     }
   }
-  /// n, filled up to whole groups of lanes.
+  /// n rounded up to whole groups of lanes.
   static std::int64_t whole(std::int64_t n) { return (n + attention_lanes - 1) / attention_lanes * attention_lanes; }
 
  private:
@@ -158,7 +158,7 @@ class AttentionBlocks {
   std::int64_t length_, width_;
 };
 
-/// Hands out parts of a scratch buffer.
+/// Allocates parts of a scratch buffer.
 template <class A>
 struct Parts {
   A* next;
@@ -169,13 +169,13 @@ struct Parts {
   }
 };
 
-/// The rows of the head at `at` in one of the operands.
+/// The rows of the head at `at`, in one of the operands.
 template <class T>
 HeadRows<T> head_rows(const AttentionLoops& loops, T* x, std::size_t operand, const AttentionLoops::Strides& at) {
   return {x + at[operand], loops.along_length[operand], loops.along_width[operand]};
 }
 
-/// The segments of one head's positions, contiguous; null where there are none.
+/// The segments of one head's positions, contiguous. Null if there are none.
 inline const i32* dense_segments(const AttentionLoops& loops, const i32* segments, const AttentionLoops::Strides& at,
                                  i32* scratch) {
   if (segments == nullptr) return nullptr;
@@ -186,7 +186,7 @@ inline const i32* dense_segments(const AttentionLoops& loops, const i32* segment
   return scratch;
 }
 
-/// Calls f(offsets of a query head) for all that share the keys at `head`.
+/// Calls f(offsets of a query head) for each query head that shares the keys at `head`.
 template <class F>
 void for_groups(const AttentionLoops& loops, const AttentionLoops::Strides& head, const F& f) {
   Walk<4> walk(loops.groups, 0);
@@ -232,7 +232,7 @@ void causal_attention(const Exec& exec, const AttentionLoops& loops, const T* q,
       for (std::int64_t begin = 0; begin < length; begin += blocks.rows) {
         const std::int64_t end = std::min(length, begin + blocks.rows), m = end - begin;
         detail::load_rows(rows(q, L::query, at), begin, end, width, static_cast<A>(loops.scale), queries);
-        // Finite, so that rows which see nothing of a block stay numbers.
+        // A finite value, so that a row that sees no key of a block does not become NaN.
         std::fill_n(tops, m, std::numeric_limits<A>::lowest() / 4);
         std::fill_n(totals, m, A(0));
         blocks.for_keys(begin, end, mine, [&](const detail::ScoreBlock& b) {
@@ -305,7 +305,7 @@ void causal_attention_backward(const Exec& exec, const AttentionLoops& loops, co
         detail::load_rows(rows(q, L::query, at), begin, end, width, scale, queries);
         detail::load_rows(rows(ct, L::query, at), begin, end, width, A(1), cts);
         detail::load_rows(rows(out, L::query, at), begin, end, width, A(1), query_cts);
-        for (std::int64_t r = 0; r < m; ++r) {  // the part of the softmax's backward that is one number a row
+        for (std::int64_t r = 0; r < m; ++r) {  // the term of the softmax's backward pass that is one number per row
           A* const product = query_cts + r * width;
           const A* const other = cts + r * width;
           independent(width, [=](std::int64_t c) { product[c] *= other[c]; });

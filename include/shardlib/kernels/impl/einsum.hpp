@@ -27,10 +27,10 @@ namespace shardlib::kernels {
 
 namespace detail {
 
-/// One matrix product of a loop nest, at the given offsets.
+/// One matrix product of a loop nest at the given offsets.
 template <class T>
 void einsum_gemm(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* rhs, T* out, bool accumulate) {
-  // A matrix whose dims have strides (x, y): transposed where only x is contiguous.
+  // A matrix with the strides (x, y) of its dims is transposed if only x is contiguous.
   const auto flat = [](const Loops3::Loop& x, const Loops3::Loop& y, std::size_t t) {
     const bool trans = y.extent > 1 && y.strides[t] != 1;
     const std::int64_t columns = trans ? x.extent : y.extent;
@@ -52,7 +52,8 @@ void einsum_gemm(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* 
 
 inline constexpr shardlib::detail::WrappingProduct multiply;
 
-/// out[i] (+)= product(i); `product` reads its operands with strides that the compiler knows where they are 0 or 1.
+/// out[i] (+)= product(i). `product` reads its operands with strides that are compile-time constants if they are 0 or
+/// 1.
 template <class T, class F>
 void scale_row(std::int64_t n, T* out, std::int64_t stride, bool accumulate, const F& product) {
   if (accumulate) {
@@ -99,7 +100,7 @@ void einsum_inner(const Exec& exec, const EinsumLoops& s, const T* lhs, const T*
   *out = accumulate ? SumOp::combine(*out, total) : total;
 }
 
-/// Runs the loop nest on operands that have its order of dims.
+/// Runs the loop nest on operands whose dims are in its order.
 template <class T>
 void run_einsum_loops(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* rhs, T* out) {
   if (exec.dry) return;
@@ -115,7 +116,7 @@ void run_einsum_loops(const Exec& exec, const EinsumLoops& s, const T* lhs, cons
       }
     }
   };
-  // Large products share out their own parts; many small ones are shared out here.
+  // A large product divides its own work among threads. Many small products are divided among threads here.
   const std::int64_t work = s.row.extent * s.column.extent * s.depth.extent * steps;
   if (work >= large_gemm) return run(0, outer);
   const std::int64_t group = std::max<std::int64_t>(1, 65536 / work);
@@ -128,7 +129,7 @@ void convert(const Exec& exec, std::int64_t n, const From* in, To* out) {
   apply_flat(exec, n, [](const From& x, To& y) { y = static_cast<To>(static_cast<accumulator_t<From>>(x)); }, in, out);
 }
 
-/// A dense operand on its way to the kernels: converted, summed and permuted as needed, in scratch memory.
+/// A dense operand, converted, summed and permuted in scratch memory as the kernels need it.
 template <class T>
 struct Staged {
   const T* data = nullptr;
@@ -155,7 +156,7 @@ struct Staged {
   }
 };
 
-/// Copies dims from one order of indices to another (both name the same ones).
+/// Copies from one order of dims to another. Both orders have the same indices.
 inline void reorder(const Exec& exec, std::size_t element_size, std::span<const std::int64_t> index_extents,
                     const Dims& from, const void* in, const Dims& to, void* out) {
   Dims extents;
@@ -210,7 +211,7 @@ void einsum_typed(const Exec& exec, const EinsumPlan& plan, std::span<const std:
   reorder(exec, sizeof(T), extents, s.order[2], out.data, natural[2], result);
 }
 
-/// Calls f with the element types of input, accumulation and result, or throws.
+/// Calls f with the element types of input, accumulation and result. Throws if the combination is not supported.
 template <class F>
 void visit_einsum(DType in, DType out, const F& f) {
   const auto same = [&]<class T>(T zero) { return f(zero, accumulator_t<T>{}, accumulator_t<T>{}); };

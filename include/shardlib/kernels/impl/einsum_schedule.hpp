@@ -1,4 +1,4 @@
-// How an einsum runs at given sizes: which operands are permuted, the outer loops, the inner kernel.
+// The einsum loops for given sizes: permutes of operands, outer loops, and an inner kernel.
 #pragma once
 
 #include <array>
@@ -11,24 +11,24 @@
 
 namespace shardlib::kernels {
 
-/// How an einsum runs at given sizes: permutes of whole tensors where they pay, outer loops, and an inner kernel.
+/// The einsum loops for given sizes: permutes of whole tensors if they save time, outer loops, and an inner kernel.
 struct EinsumLoops {
   enum class Inner : std::uint8_t {
-    gemm,  ///< m x n x k matrix product
+    gemm,  ///< matrix product of m x n x k
     dot,   ///< sum over one k loop
     scale  ///< product along one kept loop
   };
-  /// Strides in lhs, rhs and the result; 0 where a tensor lacks the index.
+  /// Strides in lhs, rhs and the result, and 0 where a tensor lacks the index.
   using Loops = Nest<3>;
 
   Inner inner = Inner::dot;
   Loops kept;                   ///< outer loops over the result's indices
-  Loops summed;                 ///< outer loops over contracted ones, inside `kept`
+  Loops summed;                 ///< outer loops over summed indices, inside `kept`
   Loops::Loop row;              ///< gemm: m; dot and scale: the inner loop
   Loops::Loop column;           ///< gemm: n
   Loops::Loop depth;            ///< gemm: k
-  std::array<Dims, 3> order;    ///< the indices of lhs, rhs and result, as the inner kernels see them
-  std::array<bool, 3> moved{};  ///< which of the three are permuted to get that order
+  std::array<Dims, 3> order;    ///< the order of the indices of lhs, rhs and result for the inner kernel
+  std::array<bool, 3> moved{};  ///< whether each of the three is permuted to get that order
   double cost = 0;              ///< estimated ns
 
   [[nodiscard]] constexpr bool permutes() const { return moved[0] || moved[1] || moved[2]; }
@@ -44,7 +44,7 @@ struct RoleLoop {
   Loops3::Loop loop;
 };
 
-/// The indices of tensor t (0 lhs, 1 rhs, 2 result) in the order of its dims, without those summed beforehand.
+/// The indices of tensor t (0 lhs, 1 rhs, 2 result) in the order of its dims, without those that were summed before.
 constexpr Dims tensor_order(const EinsumPlan& plan, int t) {
   Dims order;
   const int rank = t == 0 ? plan.lhs_rank : t == 1 ? plan.rhs_rank : plan.out_rank;
@@ -64,12 +64,12 @@ constexpr void append(const EinsumPlan& plan, Dims& to, const Dims& from, Role r
   }
 }
 
-/// True where a matrix with these strides is row-major or its transpose is.
+/// True if a matrix with these strides, or its transpose, is row-major.
 constexpr bool is_matrix(const Loops3::Loop& x, const Loops3::Loop& y, std::size_t t) {
   return x.extent == 1 || y.extent == 1 || x.strides[t] == 1 || y.strides[t] == 1;
 }
 
-/// The loops of the plan for the given orders of dims: those of extent 1 dropped, adjacent ones merged.
+/// The loops of the plan for the given orders of dims. Loops of size 1 are removed and adjacent ones merged.
 struct MergedLoops {
   std::array<RoleLoop, std::size_t{2} * max_rank> items{};
   int count = 0;
@@ -114,14 +114,14 @@ struct MergedLoops {
   }
 };
 
-/// Fills in loops and inner kernel for a given choice of the inner loops (indices into `loops`, -1 for none).
+/// Builds the loops and the inner kernel for a given choice of inner loops (indices into `loops`, -1 for none).
 constexpr EinsumLoops build(MergedLoops& loops, EinsumLoops::Inner inner, int row, int column, int depth) {
   EinsumLoops s;
   s.inner = inner;
   if (row >= 0) s.row = loops.at(row).loop;
   if (column >= 0) s.column = loops.at(column).loop;
   if (depth >= 0) s.depth = loops.at(depth).loop;
-  // Outer loops go by the result's memory, then by the left operand's.
+  // Outer loops are in the memory order of the result, then of the left operand.
   std::array<bool, std::size_t{2} * max_rank> used{};
   for (int round = 0; round < loops.count; ++round) {
     int best = -1;
@@ -141,7 +141,8 @@ constexpr EinsumLoops build(MergedLoops& loops, EinsumLoops::Inner inner, int ro
   return s;
 }
 
-/// Estimated time in ns. The constants are those of one core with AVX-512 and oneDNN; only their ratios matter.
+/// The estimated time in ns. The constants were measured on one core with AVX-512 and oneDNN; only their ratios
+/// matter.
 constexpr double inner_cost(EinsumLoops::Inner inner, const Loops3::Loop& row, const Loops3::Loop& column,
                             const Loops3::Loop& depth) {
   const auto m = static_cast<double>(row.extent);
@@ -200,8 +201,8 @@ constexpr EinsumLoops choose_inner(const EinsumPlan& plan, std::span<const std::
 
 }  // namespace detail
 
-/// The cheapest loop nest for the given sizes, one extent (at least 1) per index of the plan. `matrices`: there is a
-/// matrix product for the element type.
+/// The cheapest loop nest for the given sizes, one size (at least 1) for each index of the plan. `matrices` says
+/// whether the element type has a matrix product.
 constexpr EinsumLoops choose_einsum_loops(const EinsumPlan& plan, std::span<const std::int64_t> extents,
                                           bool matrices) {
   using detail::Role;
@@ -213,7 +214,7 @@ constexpr EinsumLoops choose_einsum_loops(const EinsumPlan& plan, std::span<cons
     const bool alone = plan.at(i).role == Role::lhs_only || plan.at(i).role == Role::rhs_only;
     flops *= alone ? 1.0 : static_cast<double>(extents[static_cast<std::size_t>(i)]);
   }
-  // Permuting gains little if the plan already runs near the arithmetic limit, or if everything is small.
+  // A permute cannot gain much if the loops already run near the arithmetic limit, or if the problem is small.
   if (best.cost < 1000 || best.cost < 1.3 * flops / 150.0) return best;
   for (unsigned moves = 1; moves < 8; ++moves) {
     std::array<Dims, 3> order = natural;

@@ -74,7 +74,7 @@ SHARDLIB_INLINE void apply_erased(const Exec& exec, std::span<const std::int64_t
         };
         for (std::size_t k = 0; k < count; ++k) {
           data[k] = operands[k].stride == 1 ? place(k) : tiles[k];
-          // A repeated element fills its tile once for the whole row.
+          // A broadcast element fills its tile once for the whole row.
           if (operands[k].stride != 1 && (operands[k].stride != 0 || begin == 0))
             copy_tile(operands[k], place(k), tiles[k], length, true);
         }

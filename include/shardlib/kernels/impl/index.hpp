@@ -21,7 +21,7 @@ namespace shardlib::kernels {
 
 namespace detail {
 
-/// The loops of a lookup over result, table and indices.
+/// The loops of a lookup over the result, the table and the indices.
 inline Nest<3> lookup_nest(const Lookup& l) {
   Nest<3> nest;
   const Dims out = row_major(l.shape);
@@ -33,7 +33,7 @@ inline Nest<3> lookup_nest(const Lookup& l) {
 
 template <class I>
 void check_ids(const Lookup& l, const I* indices, const char* op) {
-  Nest<1> nest;  // every index once: dims that the indices lack are left out
+  Nest<1> nest;  // each index once: skips the dims that the indices lack
   for (std::size_t d = 0; d < l.shape.size(); ++d) {
     if (l.index_strides[d] != 0) nest.push(l.shape[d], {l.index_strides[d]});
   }
@@ -96,8 +96,8 @@ void gather_rows(const Exec& exec, const Lookup& l, const U* table, const I* ind
   });
 }
 
-/// Adds in the order of the result's elements. Threads share out the innermost dim, so that each table element has one
-/// writer and the order is the same for any number of threads.
+/// Adds in the order of the result's elements. Threads divide the innermost dim, so that each element of the table
+/// has one writer, and the order is the same for any number of threads.
 template <class T, class A, class I>
 void scatter_rows(const Exec& exec, const Lookup& l, const T* cotangent, const I* indices, A* table) {
   Nest<3> nest = lookup_nest(l);
@@ -138,7 +138,7 @@ template <class AnyDType>
 void gather(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* table, const void* indices, void* out) {
   detail::visit_ids(exec, lookup, indices, "gather", [&](const auto* ids) {
     visit_dtype(dtype, [&]<class T>(T) {
-      // Only bytes move, so that types of one size share their code.
+      // Only bytes move, so types of the same size share code.
       using U = Word<sizeof(T)>;
       detail::gather_rows(exec, lookup, static_cast<const U*>(table), ids, static_cast<U*>(out));
     });

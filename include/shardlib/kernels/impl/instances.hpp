@@ -1,4 +1,4 @@
-// The kernels' templates for every dtype: what shardlib::compiled holds of them.
+// Instances of the kernels' templates for every dtype, compiled into shardlib::compiled.
 #pragma once
 
 #include <cstdint>

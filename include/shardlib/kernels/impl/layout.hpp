@@ -13,7 +13,7 @@ namespace shardlib::kernels {
 
 namespace detail {
 
-/// One run of n elements.
+/// Copies one run of n elements.
 template <class U>
 void copy_run(std::int64_t n, const U* in, std::int64_t in_stride, U* out, std::int64_t out_stride) {
   if (in_stride == 1 && out_stride == 1) {
@@ -25,14 +25,14 @@ void copy_run(std::int64_t n, const U* in, std::int64_t in_stride, U* out, std::
   }
 }
 
-/// A block of at most transpose_block rows (unit stride in `in`) by as many columns (unit stride in `out`).
+/// A block has at most transpose_block rows (unit stride in `in`) and as many columns (unit stride in `out`).
 inline constexpr std::int64_t transpose_block = 32;
 
 template <class U>
 void transpose(std::int64_t rows, std::int64_t columns, const U* in, std::int64_t in_stride, U* out,
                std::int64_t out_stride) {
-  // Through a dense tile in the L1 cache: reads of `in` and writes of `out` are then whole lines, whose strides (often
-  // a power of two) would otherwise throw each other out.
+  // Copies through a dense tile in the L1 cache, so that reads of `in` and writes of `out` use whole cache lines.
+  // Their strides are often a power of two, and the lines would otherwise evict each other.
   U tile[transpose_block * transpose_block];
   for (std::int64_t c = 0; c < columns; ++c) {
     for (std::int64_t r = 0; r < rows; ++r) tile[r * transpose_block + c] = in[c * in_stride + r];
@@ -46,7 +46,7 @@ template <class U>
 void copy_nest(const Exec& exec, Nest<2> nest, const U* in, U* out) {
   constexpr std::int64_t grain = 16384;
   const auto inner = nest.pop();
-  int fastest = -1;  // the loop along which `in` is contiguous, where it is not the innermost one
+  int fastest = -1;  // the loop along which `in` is contiguous, if it is not the innermost one
   for (int d = 0; d < nest.depth; ++d) {
     if (nest.loop(d).strides[0] == 1 && inner.strides[0] > 1 && inner.strides[1] == 1) fastest = d;
   }
@@ -89,7 +89,7 @@ SHARDLIB_INLINE void copy_strided(const Exec& exec, std::size_t element_size, st
   if (product(shape) == 0) return;
   const bool word = element_size == 1 || element_size == 2 || element_size == 4 || element_size == 8;
   const auto unit = word ? std::int64_t{1} : static_cast<std::int64_t>(element_size);
-  // The loops run in the order of the output's memory: an insertion sort by its strides.
+  // Sorts the loops by the output's strides (insertion sort), so that they run in the order of its memory.
   Dims order;
   const auto stride = [&](std::int64_t d) { return out_strides[static_cast<std::size_t>(d)]; };
   for (std::size_t d = 0; d < shape.size(); ++d) {
@@ -103,7 +103,7 @@ SHARDLIB_INLINE void copy_strided(const Exec& exec, std::size_t element_size, st
     const auto d = static_cast<std::size_t>(i);
     nest.push(shape[d], {in_strides[d] * unit, out_strides[d] * unit});
   }
-  if (!word) nest.push(unit, {1, 1});  // an element is a run of bytes
+  if (!word) nest.push(unit, {1, 1});  // an element without a matching word type is a run of bytes
   const auto run = [&]<class U>(U) { detail::copy_nest(exec, nest, static_cast<const U*>(in), static_cast<U*>(out)); };
   switch (element_size) {
     case 2:

@@ -11,7 +11,7 @@ namespace shardlib::kernels {
 
 namespace detail {
 
-/// Fills a local shard of a global array; element i gets f(bits(seed, stream, its global linear index)).
+/// Fills a local shard of a global array. Element i is f(bits(seed, stream, its global linear index)).
 template <class T, class F>
 void fill(const Exec& exec, T* out, std::span<const std::int64_t> shape, std::span<const std::int64_t> global_strides,
           std::span<const std::int64_t> offsets, std::uint64_t seed, std::uint64_t stream, const F& f) {

@@ -44,12 +44,12 @@ struct MaxOp {
   }
   template <class T>
   static T combine(T a, T b) {
-    return b > a || b != b ? b : a;  // a NaN wins
+    return b > a || b != b ? b : a;  // a NaN is the maximum
   }
 };
 
-/// Combines rows of W columns. Every 32 rows of one level make one row of the next, which keeps the rounding error of
-/// long sums close to that of a pairwise sum.
+/// Combines rows of W columns. Every 32 rows of one level give one row of the next level. The rounding error of long
+/// sums is then close to that of a pairwise sum.
 template <class Op, class Acc, std::size_t W>
 class Cascade {
  public:
@@ -64,7 +64,7 @@ class Cascade {
     ++counts_[0];
     for (std::size_t l = 0; l + 1 < depth && counts_[l] == 32; ++l) carry(l, width);
   }
-  /// The combined row, valid until the next call; at least one row must have been added.
+  /// The combined row, valid until the next call. At least one row must have been added.
   Acc* finish(std::size_t width) {
     Acc* result = nullptr;
     for (std::size_t l = 0; l < depth; ++l) {
@@ -114,7 +114,7 @@ Acc fold_lanes(Cascade<Op, Acc, 64>& cascade) {
   return lanes[0];
 }
 
-/// One contiguous row.
+/// Reduces one contiguous row.
 template <class Op, class Acc, class T>
 Acc reduce_row(const T* x, std::int64_t n) {
   if (n == 0) return Op::template identity<Acc>();
@@ -123,17 +123,17 @@ Acc reduce_row(const T* x, std::int64_t n) {
   return fold_lanes(cascade);
 }
 
-/// Takes out the innermost loop if it is over contiguous elements.
+/// Removes the innermost loop if its elements are contiguous, and returns its size.
 inline std::int64_t pop_contiguous(Nest<1>& nest) {
   return nest.depth > 0 && nest.loop(nest.depth - 1).strides[0] == 1 ? nest.pop().extent : 1;
 }
 
-/// Reduces the rows [first, last) of the nest `reduced` for every element of `kept`, whose results are dense.
+/// Reduces the rows [first, last) of the nest `reduced` for every element of `kept`. The results are dense.
 template <class Op, class Acc, class T, class Store>
 void reduce_part(const Exec& exec, const T* in, Nest<1> kept, Nest<1> reduced, bool rows_reduced, std::int64_t pieces,
                  const Store& store) {
   constexpr std::int64_t width = 256;
-  if (rows_reduced) {  // contiguous runs vanish into one value each
+  if (rows_reduced) {  // reduces each contiguous run to one value
     constexpr std::int64_t chunk = 4096;
     const std::int64_t n = pop_contiguous(reduced);
     const std::int64_t chunks = (n + chunk - 1) / chunk;
@@ -186,7 +186,7 @@ void reduce(const Exec& exec, const T* in, std::span<const std::int64_t> shape, 
   const Dims strides = row_major(shape);
   Nest<1> kept;
   Nest<1> reduced;
-  bool rows_reduced = true;  // the innermost dim is a reduced one
+  bool rows_reduced = true;  // whether the innermost dim is reduced
   std::int64_t outs = 1;
   std::int64_t per_out = 1;
   for (std::size_t d = 0; d < shape.size(); ++d) {
@@ -204,7 +204,8 @@ void reduce(const Exec& exec, const T* in, std::span<const std::int64_t> shape, 
   const auto write = [&](std::int64_t /*piece*/, std::int64_t first, const Acc* values, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) out[first + i] = T(values[i]);
   };
-  // Few results of much data: split each reduction into pieces, by size alone so that the bits do not change.
+  // If there are few results and much data, splits each reduction into pieces. The number of pieces depends only on
+  // sizes, so that results are the same bit for bit.
   constexpr std::int64_t piece_size = 1 << 17;
   const std::int64_t rows = rows_reduced ? (per_out + 4095) / 4096 : per_out;
   const std::int64_t pieces =
@@ -253,7 +254,7 @@ accumulator_t<T> sum_of_squares(const Exec& exec, std::int64_t n, const T* in) {
     detail::Cascade<detail::SumOp, Acc, row> cascade;
     const std::int64_t end = std::min(n, (item + 1) * piece);
     for (std::int64_t begin = item * piece; begin < end; begin += rows * row) {
-      // What the cascade would add one by one, without its stores.
+      // Sums like the cascade's first level, but without its stores.
       Acc squares[row] = {};
       for (std::int64_t r = begin; r < std::min(end, begin + rows * row); r += row) {
         const auto add = [&, x = in + r](std::int64_t i) {

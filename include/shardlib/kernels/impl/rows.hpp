@@ -35,13 +35,13 @@ A row_sum(std::int64_t n, const F& term) {
   return fold_lanes(cascade);
 }
 
-/// Runs f(input rows, output row) on every row. Rows of f32 and f64 that are contiguous stay in place; others go
-/// through dense scratch in the accumulator type.
+/// Calls f(input rows, output row) for every row. Contiguous rows of f32 and f64 stay in place. Others are copied to
+/// dense scratch memory in the accumulator type.
 template <class T, std::size_t In, class F>
 void for_rows(const Exec& exec, const std::array<const T*, In>& in, T* out, std::int64_t outer, std::int64_t n,
               std::int64_t inner, const F& f) {
   using A = accumulator_t<T>;
-  // One problem for both layouts: slabs of `columns` rows, which are contiguous or have a stride.
+  // Treats both layouts alike: slabs of `columns` rows, which are contiguous or strided.
   const bool flat = inner == 1;
   const std::int64_t columns = flat ? outer : inner;
   const std::int64_t slabs = flat ? 1 : outer;
@@ -94,7 +94,7 @@ void for_rows(const Exec& exec, const std::array<const T*, In>& in, T* out, std:
   });
 }
 
-/// What a normalised row needs: its mean (0 for RMS norm) and 1 / sqrt(variance + eps).
+/// The statistics of a row: its mean (0 for RMS norm) and 1 / sqrt(variance + eps).
 template <class A>
 struct Moments {
   A mean;

@@ -13,10 +13,10 @@
 namespace shardlib {
 
 SHARDLIB_INLINE Buffer Pool::allocate(std::size_t bytes) {
-  if (bytes > std::numeric_limits<std::size_t>::max() / 2)
-    fail(bytes);  // too large to round up, and larger than any memory
+  if (bytes > std::numeric_limits<std::size_t>::max() / 2) fail(bytes);  // too large to round up, and for any machine
   const std::size_t rounded = round(bytes);
-  // The region knows of 64 bytes only: a long block has room to begin later.
+  // The region aligns to 64 bytes only. A long block gets extra bytes, so that its data can start at an aligned
+  // address.
   const std::size_t alignment = rounded < long_block ? 64 : region_->alignment();
   const std::size_t taken = rounded + alignment - 64;
   std::byte* const begin = region_->allocate(taken);
@@ -47,7 +47,7 @@ SHARDLIB_INLINE void Pool::reset_peak() {
 }
 
 SHARDLIB_INLINE void Pool::fail(std::size_t bytes) const {
-  // Else addresses are limited, or they are a dry run's.
+  // If enough memory is left, the limit is on addresses, or this is a dry run.
   const std::size_t left = region_->is_meta() ? bytes : detail::left_bytes();
   throw Error("out of memory: " + std::to_string(bytes) + " bytes wanted, " + std::to_string(stats().live) +
               " in use by this device's pool" +
@@ -58,7 +58,7 @@ SHARDLIB_INLINE void Pool::fail(std::size_t bytes) const {
 SHARDLIB_INLINE void Pool::give(std::byte* p, std::size_t bytes, std::size_t taken) {
   {
     const std::lock_guard lock(mutex_);
-    stats_.live -= bytes;  // before the free: the next owner of the block counts it again
+    stats_.live -= bytes;  // before the free, because the next owner of the block counts its bytes again
   }
   region_->free(p, taken);
 }

@@ -31,7 +31,7 @@ namespace shardlib {
 
 namespace detail {
 
-// AddressSanitizer sees a use of what is in no block, and of the bytes that then lie between two of them.
+// AddressSanitizer reports accesses outside of blocks and to the guard bytes after each block.
 #ifdef SHARDLIB_ASAN
 inline constexpr std::size_t guard_bytes = 64;
 inline void poison(std::uintptr_t begin, std::size_t bytes) {
@@ -72,8 +72,9 @@ SHARDLIB_INLINE std::optional<std::size_t> sum_of_lines(const std::string& path,
   return known ? std::optional(sum) : std::nullopt;
 }
 
-/// What all heaps of this process were granted. The system gives pages as they are first written, and kills where there
-/// are none: so it is asked before, and devices that are threads must not all be promised the same.
+/// The bytes granted to all heaps of this process. Linux assigns pages at the first write and kills the process if
+/// there are none left, so a heap asks before. The total is per process, because devices that are threads share the
+/// memory.
 struct Grants {
   std::mutex mutex;
   std::size_t bytes = 0;
@@ -98,8 +99,8 @@ SHARDLIB_INLINE Mapping::Mapping(int file, std::size_t bytes) {
   data_ = static_cast<std::byte*>(at);
   bytes_ = bytes;
 #ifdef MADV_HUGEPAGE
-  // A matrix product walks along columns, a page each. A pool that stays small would get a huge page for next to
-  // nothing, so the first pages remain as they are.
+  // A matrix product that walks along columns touches one page per element, so huge pages help. In a small pool, a
+  // huge page would be mostly unused, so the first 16 MiB keep normal pages.
   constexpr std::size_t small = std::size_t{16} << 20;
   if (file == -1 && bytes > small) madvise(data_ + small, bytes - small, MADV_HUGEPAGE);
 #endif
@@ -109,7 +110,7 @@ SHARDLIB_INLINE Mapping::~Mapping() {
   if (data_ != nullptr) munmap(data_, bytes_);
 }
 
-/// A process's own memory.
+/// This process's own memory.
 class Heap final : public Region {
  public:
   ~Heap() override {
@@ -127,12 +128,13 @@ class Heap final : public Region {
     return true;
   }
   Addresses grow(std::size_t bytes) override {
-    // Addresses for all the memory there is: the blocks lie side by side. Where addresses count like memory (ulimit -v,
-    // vm.overcommit_memory=2), a few at a time have to do.
+    // Reserves addresses for all memory of the machine, so that the blocks are adjacent. Where addresses count as
+    // memory (ulimit -v, vm.overcommit_memory=2), it reserves smaller ranges.
     rlimit limit{};
     const bool is_limited = getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
     const std::size_t pages = (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
-    // Addresses alone are never refused: a program that wants more than the machine has shall be told so, not killed.
+    // Linux always grants addresses alone. This limit makes the allocation fail with an error, where the program
+    // would otherwise be killed.
     std::size_t left = machine_bytes();
     for (const Mapping& mapping : mappings_) left -= mapping.bytes();
     for (const std::size_t wanted : {is_limited ? 0 : left, std::size_t{64} << 20, pages}) {
@@ -152,7 +154,7 @@ class Heap final : public Region {
   std::size_t granted_ = 0;
 };
 
-/// What make_meta returns.
+/// The region that make_meta returns.
 class Meta final : public Region {
  public:
   [[nodiscard]] bool is_meta() const override { return true; }
@@ -250,7 +252,7 @@ SHARDLIB_INLINE std::optional<std::uintptr_t> Region::Free::take(std::size_t byt
     if (other->second < fit->second) fit = other;
   }
   const auto [length, begin] = *fit;
-  // The nodes of the range go on as the rest of it: no memory is taken for them anew.
+  // Reuses the range's tree nodes for its remainder, which saves allocations.
   auto size = by_size_.extract(fit);
   auto range = ranges_.extract(begin);
   if (length > bytes) {

@@ -29,8 +29,8 @@ SHARDLIB_INLINE ValuePtr sum_of_squares(const Value& x, const TensorSpec& spec, 
 
 enum class Contents { kept, overwritten };
 
-/// A value whose shard may be written: itself if it has no other handle, else a new one, with the same contents if
-/// those are to be kept.
+/// A value whose shard may be written: x itself if it has no other owner, else a new value, with the same contents if
+/// `contents` asks for them.
 inline Handle<Value> writable(ValuePtr& x, Contents contents) {
   static_cast<void>(x->data());
   auto value = detached(*x);
@@ -56,7 +56,7 @@ SHARDLIB_INLINE void adamw(const AdamWNumbers& numbers, ValuePtr& weight, ValueP
       c = writable(*copy, Contents::overwritten);
       c->made_by = op;
     }
-    *copy = nullptr;  // in f32 it is the weight, which must have no other handle
+    *copy = nullptr;  // in f32 it is the weight, which must have no other owner
   }
   const auto p = writable(weight, Contents::kept), m = writable(mu, Contents::kept);
   const auto v = writable(nu, Contents::kept);

@@ -73,7 +73,7 @@ SHARDLIB_INLINE GlobalSizes Bindings::sizes(const TensorSpec& spec) const {
 }
 
 SHARDLIB_INLINE std::string Bindings::describe() const {
-  // An op without a spec of its own is told by its operands: "+ of `B/d M` and `M`".
+  // An op without an op spec is described by its operands: "+ of `B/d M` and `M`".
   std::string op = op_.label();
   for (int i = 0; op_.spec.empty() && i < operands_.size(); ++i)
     op += (i == 0 ? " of `" : " and `") + std::string(to_string(*operands_[i]).view()) + "`";

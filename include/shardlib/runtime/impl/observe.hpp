@@ -10,13 +10,13 @@ namespace shardlib::detail {
 SHARDLIB_INLINE Buffer observed(const Value& out, const std::function<Buffer()>& run) {
   ProgramState& s = program_state(out.device);
   if (!s.observer) return run();
-  // In a replay the operands' ops run within this one: each has a record of its own.
+  // In a replay, the operands' ops run inside this one. Each has its own record.
   ProgramState::OpWork outer = std::exchange(s.work, {});
   const std::int64_t begin = steady_ns();
   Buffer result = run();
   const std::int64_t end = steady_ns();
   ProgramState::OpWork mine = std::exchange(s.work, std::move(outer));
-  // What `evaluate` puts off has no storage.
+  // A value that `evaluate` deferred has no storage.
   s.observer({out.made_by, *out.spec, result.data(), out.bytes(), out.storage == nullptr, std::move(mine), begin, end});
   return result;
 }

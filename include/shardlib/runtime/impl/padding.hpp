@@ -23,7 +23,7 @@ SHARDLIB_INLINE void for_each_padding(
   if (!shape.global.is_padded()) return;
   const Shape kept = true_shape(shape);
   const kernels::Dims strides = kernels::row_major(view(shape.local));
-  // One box for each dim: all of the dims after it, and of those before it what no earlier box has.
+  // One box for each dim: the full size of the later dims, and of the earlier dims only the part without padding.
   Shape box = shape.local;
   for (int i = 0; i < box.size(); ++i) {
     box[i] = shape.local[i] - kept[i];

@@ -84,7 +84,7 @@ SHARDLIB_INLINE Handle<Value> make_value(const OpInfo& op, const std::shared_ptr
   const auto fail = [&](const std::string& why) {
     throw Error(op.describe() + ": " + why + " (" + device->describe() + ")");
   };
-  // The product of all extents has to fit the index types, also where some dim is empty.
+  // The product of all sizes must fit the index types, even if some dim is empty.
   std::int64_t room = std::numeric_limits<std::int64_t>::max() / 2 / static_cast<std::int64_t>(size_of(dtype));
   for (const std::int64_t extent : global.padded) {
     if (extent > room) {
