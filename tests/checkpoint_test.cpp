@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <random>
@@ -341,6 +342,36 @@ TEST_CASE("checkpoint: a write that fails on one device fails alike on all, and 
       Weights state = make_state(mesh, 0);
       io::load(mesh, scratch / "step-00000002", state);
       expect_same(state, make_state(mesh, 50));
+    });
+  }
+}
+
+TEST_CASE("checkpoint: values that are not finite are refused where the program says so, and nothing is lost",
+          "[checkpoint]") {
+  struct State {
+    Tensor<f32, "M/d"> good, bad;
+  };
+  for (const std::string axes : {"d=1,t=1", "d=2,t=1"}) {
+    const Scratch scratch = shared_folder();
+    on_mesh(axes, [&](const std::shared_ptr<Device>& device) {
+      const DT mesh(device);
+      const auto state = [&](double value) {
+        const auto ones_of = [&](double x) { return full<f32, "M/d">(mesh, {{"M", 8}}, x); };
+        return State{ones_of(1), ones_of(value)};
+      };
+      io::save(mesh, scratch.path(), 1, state(2), {}, {.keep = 1, .finite = true});
+      for (const double value : {std::numeric_limits<double>::quiet_NaN(), -std::numeric_limits<double>::infinity()}) {
+        const std::string message =
+            message_of([&] { io::save(mesh, scratch.path(), 2, state(value), {}, {.keep = 1, .finite = true}); });
+        expect(message == "checkpoint '" + scratch.path() + "/step-00000002' was not saved: the leaf 'bad' has " +
+                              (mesh.size() == 1 ? "8" : "4") +
+                              " values that are not finite, so the training has diverged; the checkpoints before this "
+                              "one stay",
+               message);
+        expect(io::newest_whole(mesh, scratch.path()) == scratch / "step-00000001", "the old one is gone");
+      }
+      io::save(mesh, scratch.path(), 2, state(std::numeric_limits<double>::quiet_NaN()));
+      expect(io::newest_whole(mesh, scratch.path()) == scratch / "step-00000002", "a program may save what it likes");
     });
   }
 }

@@ -522,6 +522,16 @@ def mistakes(p):
     p.gpt("--learning-rate=1e30", "--steps=20").fails(1, "step ", "not finite", "--learning-rate")
     for ranks in (0, 2) if p.mpiexec else ():  # without MPI nobody reads it
         p.gpt(ranks=ranks, limits=["env", "SHARDLIB_SHM=2"]).fails(2, "SHARDLIB_SHM=2: write ", "0", "1")
+    if p.mpiexec:
+        one, other = (["-n", "1", *p.gpt_command("--mesh=d=2", f"--learning-rate={rate}")] for rate in ("1e-3", "1e-1"))
+        Run([*p.mpiexec, *one, ":", *other], "ranks with two learning rates").fails(2, "different programs", "learning_rate")
+    # A reader that leaves: the run goes on to its end.
+    folder = os.path.join(p.folder, "unread")
+    with subprocess.Popen(p.gpt_command("--steps=200", f"--run={folder}"), stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        status = process.wait(timeout=TIMEOUT)
+    check(status == 0 and "step-00000200" in os.listdir(f"{folder}/checkpoints"), f"a reader that leaves ends no run ({status})")
     # Address space for some of the threads' stacks, not for all of them.
     limited = ["sh", "-c", 'ulimit -s 8192; ulimit -v 3000000; MALLOC_ARENA_MAX=1 exec "$@"', "sh"]
     many = ["--mesh=d=512,t=1", "--batch=512", "--d-model=512", "--seq=4"]

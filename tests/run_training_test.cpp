@@ -355,6 +355,24 @@ TEST_CASE("training: the holes that initialisation leaves have gone back to the 
   SUCCEED();
 }
 
+TEST_CASE("training: ranks with other settings are found before the first step", "[run][training]") {
+  const run::Data tokens = data(io::Rows::packed);
+  const run::Training training = of_steps(3);
+  bool stepped = false;
+  on_mesh("d=2", [&](const std::shared_ptr<Device>& device) {
+    run::Program program;
+    program.step = [&](const auto&, std::int64_t, double) {
+      stepped = true;
+      return run::StepResult{1, 1};
+    };
+    const std::string settings = "steps = 3\nlearning_rate = " + std::string(device->rank() == 0 ? "1e-3" : "1e-1") + "\n";
+    expect_error<UsageError>([&] { run::train(device, training, tokens, settings, program); },
+                             "the ranks run different programs: rank 0 has `learning_rate = 1e-3`, but rank 1 has "
+                             "`learning_rate = 1e-1`; start all ranks with the same settings, data and program");
+  });
+  CHECK(!stepped);
+}
+
 TEST_CASE("training: a signal stops a run after its step, and is handled on no thread that computes",
           "[run][training]") {
   const run::Data tokens = data(io::Rows::packed);
@@ -362,17 +380,20 @@ TEST_CASE("training: a signal stops a run after its step, and is handled on no t
   const auto blocked = [] {
     sigset_t mask;
     pthread_sigmask(SIG_BLOCK, nullptr, &mask);
-    return sigismember(&mask, SIGTERM) == 1 && sigismember(&mask, SIGINT) == 1;
+    bool all = true;
+    for (const int signal : run::detail::stop_signals) all = all && sigismember(&mask, signal) == 1;
+    return all;
   };
-  for (const char* mesh : {"d=1", "d=2"}) {
-    INFO(mesh);
+  for (const int signal : run::detail::stop_signals) {
+    const char* const mesh = signal == SIGTERM ? "d=1" : "d=2";
+    INFO(mesh << ", signal " << signal);
     on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
       std::int64_t steps_done = 0;
       run::Program program;
       program.step = [&](const auto&, std::int64_t step, double) {
         expect(blocked(), "signals do not come here");
         if (step == 2 && device->rank() == 0) {
-          kill(getpid(), SIGTERM);
+          kill(getpid(), signal);
           while (run::detail::stop_signal == 0) std::this_thread::yield();  // the handler runs elsewhere
         }
         ++steps_done;

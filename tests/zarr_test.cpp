@@ -279,6 +279,12 @@ TEST_CASE("zarr: wrong requests and metadata get a message that names file and k
   put(file, "{\"shape\": [");
   expect_error<Error>([&] { static_cast<void>(ZarrArray::open(p)); },
                       "'" + file + "' is no JSON (at byte 12): it is damaged");
+  put(file, "{\"shape\": " + std::string(100'000, '['));
+  expect_error<Error>([&] { static_cast<void>(ZarrArray::open(p)); },
+                      "'" + file + "': it nests deeper than 32 levels: it is damaged");
+  put(file, R"({"shape": [1e999]})");
+  expect_error<Error>([&] { static_cast<void>(ZarrArray::open(p)); },
+                      "'" + file + "' has a number that is too large: it is damaged");
 }
 
 TEST_CASE("zarr: damaged files never crash", "[zarr]") {

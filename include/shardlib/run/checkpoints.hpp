@@ -18,8 +18,8 @@ template <Spec A, class Tree>
                                          const io::Rename& rename = {}) {
   if (training.directory.empty() || mesh.device()->is_dry()) return {};
   const std::string folder = training.directory + "/checkpoints";
-  const auto saver =
-      std::make_shared<io::AsyncSaver>(mesh, folder, io::SaveOptions{static_cast<int>(training.keep), rename});
+  const auto saver = std::make_shared<io::AsyncSaver>(
+      mesh, folder, io::SaveOptions{.keep = static_cast<int>(training.keep), .finite = true, .rename = rename});
   Checkpoints c;
   c.save = [saver, &state](std::int64_t step, const std::string& data) { saver->save(step, state, {step, data, {}}); };
   c.load = [mesh, folder, rename, &state]() -> std::optional<Checkpoints::Loaded> {

@@ -4,6 +4,7 @@
 #include "shardlib/device/launch.hpp"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
@@ -281,9 +282,31 @@ inline void occupy_standard_streams() {
   }
 }
 
-/// Why standard output did not accept everything that was printed; empty if it did. A reader that left early, as in
-/// `| head`, is no error.
+/// Set when the reader of standard output has left, as in `| head`.
+inline volatile std::sig_atomic_t reader_left = 0;
+
+/// A reader of standard output that leaves does not end the program: what is printed later goes nowhere. A file that
+/// reaches the limit of its size (ulimit -f) is an error of the write, not a signal.
+inline void keep_running_without_reader() {
+  if (std::signal(SIGPIPE, SIG_IGN) == SIG_DFL) {
+    std::signal(SIGPIPE, [](int) {
+      const int before = errno;
+      pollfd output{STDOUT_FILENO, POLLOUT, 0};
+      if (poll(&output, 1, 0) == 1 && (output.revents & POLLERR) != 0) {
+        const int nowhere = open("/dev/null", O_WRONLY);
+        if (nowhere >= 0 && dup2(nowhere, STDOUT_FILENO) >= 0) reader_left = 1;
+        if (nowhere >= 0) close(nowhere);
+      }
+      errno = before;
+    });
+  }
+  std::signal(SIGXFSZ, SIG_IGN);
+}
+
+/// Why standard output did not accept everything that was printed; empty if it did. A reader that left early is no
+/// error.
 inline std::string output_error() {
+  if (reader_left != 0) return {};
   errno = 0;
   std::cout.flush();
   const bool failed = std::fflush(stdout) != 0 || std::ferror(stdout) != 0 || !std::cout;
@@ -309,6 +332,7 @@ inline void refuse_copies() {
 SHARDLIB_INLINE int run_program([[maybe_unused]] int argc, [[maybe_unused]] char** argv,
                                 const std::function<int()>& program) {
   detail::occupy_standard_streams();
+  detail::keep_running_without_reader();
   bool finalize_kokkos = false;
   detail::Ending ending;
 #if defined(SHARDLIB_WITH_MPI)

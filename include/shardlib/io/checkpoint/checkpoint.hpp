@@ -29,6 +29,8 @@ using Rename = std::function<std::string(const std::string&)>;
 /// How `save` writes: how many checkpoints it keeps, and how `rename` names the leaves.
 struct SaveOptions {
   int keep = 0;  ///< checkpoints to keep in the directory, this one included; 0: all
+  /// Refuses a leaf with a value that is not finite, before the checkpoint is complete and older ones are removed.
+  bool finite = false;
   Rename rename = {};
 };
 
@@ -71,7 +73,7 @@ template <Spec A, class Tree>
 void save(const Mesh<A>& mesh, const std::string& directory, std::int64_t step, const Tree& tree,
           CheckpointMeta meta = {}, const SaveOptions& options = {}) {
   meta.step = step;
-  detail::CheckpointWriter writer(mesh.device(), directory, options.keep);
+  detail::CheckpointWriter writer(mesh.device(), directory, options.keep, options.finite);
   writer.start(meta, detail::named_values(tree, options.rename), false);
   writer.finish();
 }
@@ -109,7 +111,7 @@ class AsyncSaver {
  public:
   template <Spec A>
   AsyncSaver(const Mesh<A>& mesh, const std::string& directory, SaveOptions options = {})
-      : writer_(std::make_unique<detail::CheckpointWriter>(mesh.device(), directory, options.keep)),
+      : writer_(std::make_unique<detail::CheckpointWriter>(mesh.device(), directory, options.keep, options.finite)),
         rename_(std::move(options.rename)) {}
 
   /// Waits for the one under way, if any.

@@ -18,17 +18,25 @@
 
 #include "shardlib/io/impl/posix.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/regular_file.hpp"
 
 namespace shardlib::io {
 
 SHARDLIB_INLINE InputFile::InputFile(std::string path) : path_(std::move(path)) {
-  descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  // Without O_NONBLOCK, opening a pipe would wait for its writer.
+  descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor_ < 0) detail::fail_file("read", path_, errno);
   struct stat status{};
   const int failed = ::fstat(descriptor_, &status) != 0 ? errno : S_ISDIR(status.st_mode) ? EISDIR : 0;
   if (failed != 0) {
     ::close(descriptor_);
     detail::fail_file("read", path_, failed);
+  }
+  try {
+    shardlib::detail::require_regular_file(path_, status);
+  } catch (...) {
+    ::close(descriptor_);
+    throw;
   }
   size_ = static_cast<std::uint64_t>(status.st_size);
 }
@@ -78,7 +86,7 @@ SHARDLIB_INLINE OutputFile::OutputFile(const std::string& path) : path_(path) {
                      "': what is there is no regular file; move it away, or choose another path");
   static std::atomic<unsigned> files = 0;
   temporary_ = path + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(files++);
-  descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  descriptor_ = detail::create_file(temporary_);
   if (descriptor_ < 0) detail::fail_file("write", path_, errno);
 }
 SHARDLIB_INLINE OutputFile::~OutputFile() {

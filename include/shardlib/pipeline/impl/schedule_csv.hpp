@@ -12,6 +12,7 @@
 #include "shardlib/pipeline/impl/text.hpp"
 #include "shardlib/pipeline/validate.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/regular_file.hpp"
 
 namespace shardlib::pipeline {
 
@@ -90,6 +91,7 @@ SHARDLIB_INLINE Schedule parse_csv(std::string_view text, const std::string& nam
 }
 
 SHARDLIB_INLINE Schedule read_csv(const std::string& path) {
+  shardlib::detail::require_regular_file(path);
   std::ifstream file(path, std::ios::binary);
   std::string text;
   char block[4096];

@@ -14,6 +14,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <exception>
 #include <fstream>
 #include <string_view>
 #include <system_error>
@@ -21,8 +22,10 @@
 #include <sstream>
 #include <utility>
 
+#include "shardlib/io/impl/json.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/print.hpp"
+#include "shardlib/support/regular_file.hpp"
 
 namespace shardlib::run {
 
@@ -36,6 +39,7 @@ inline std::string json_number(double x) {
 }
 
 inline std::string whole_file(const std::string& path) {
+  shardlib::detail::require_regular_file(path);
   std::ifstream file(path, std::ios::binary);
   if (!file || (file.peek(), file.bad())) throw UsageError("cannot read the file '" + path + "'");
   std::ostringstream text;
@@ -89,9 +93,9 @@ std::vector<T> read_objects(const std::string& path) {
   for_each_line(whole_file(path), [&](const std::string& line, std::size_t, std::int64_t number) {
     try {
       T object;
-      read_object(nlohmann::ordered_json::parse(line), object);
+      read_object(io::detail::parse_json<nlohmann::ordered_json>(line), object);
       objects.push_back(std::move(object));
-    } catch (const nlohmann::json::exception&) {
+    } catch (const std::exception&) {
       throw Error(fmt::format("{}:{}: this is no record of a run: {}; remove the line or choose another run", path,
                               number, line.substr(0, 60)));
     }

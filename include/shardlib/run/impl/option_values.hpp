@@ -21,6 +21,7 @@
 #include "shardlib/run/rule.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/print.hpp"
+#include "shardlib/support/regular_file.hpp"
 
 namespace shardlib::run::detail {
 
@@ -143,6 +144,7 @@ inline toml::table parse_toml(std::string_view text, const std::string& name) {
 }
 
 inline std::string read_config_file(const std::string& path, const std::string& remedy) {
+  shardlib::detail::require_regular_file(path);
   std::ifstream file(path, std::ios::binary);
   std::ostringstream text;
   // A folder opens, but its first byte cannot be read.

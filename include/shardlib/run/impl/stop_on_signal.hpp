@@ -1,8 +1,9 @@
-// Stopping a run by SIGTERM or SIGINT.
+// Stopping a run by a signal.
 #pragma once
 
 #include <pthread.h>
 
+#include <array>
 #include <atomic>
 #include <csignal>
 #include <future>
@@ -14,11 +15,13 @@ namespace shardlib::run::detail {
 
 inline std::atomic<int> stop_signal = 0;
 
-/// The signals that ask a run to stop.
-inline sigset_t stop_signals() {
+/// The signals that ask a run to stop: of users, of a terminal that closes, and those that batch systems send before a
+/// job's time is over.
+inline constexpr std::array stop_signals{SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
+inline sigset_t stop_signal_set() {
   sigset_t set;
   sigemptyset(&set);
-  for (const int signal : {SIGTERM, SIGINT}) sigaddset(&set, signal);
+  for (const int signal : stop_signals) sigaddset(&set, signal);
   return set;
 }
 
@@ -35,13 +38,15 @@ class SignalThread {
   }
   SignalThread() {
     stop_signal = 0;
-    for (const int signal : {SIGTERM, SIGINT})
-      std::signal(signal, [](int s) {
+    for (const int signal : stop_signals) {
+      const auto before = std::signal(signal, [](int s) {
         stop_signal = s;
         std::signal(s, SIG_DFL);
       });
+      if (before == SIG_IGN) std::signal(signal, SIG_IGN);  // nohup
+    }
     thread_ = std::thread([end = end_.get_future()] {
-      const sigset_t signals = stop_signals();
+      const sigset_t signals = stop_signal_set();
       pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
       end.wait();
     });
@@ -51,7 +56,9 @@ class SignalThread {
   ~SignalThread() {
     end_.set_value();
     thread_.join();
-    for (const int signal : {SIGTERM, SIGINT}) std::signal(signal, SIG_DFL);
+    for (const int signal : stop_signals) {
+      if (std::signal(signal, SIG_DFL) == SIG_IGN) std::signal(signal, SIG_IGN);
+    }
   }
 
  private:
@@ -59,13 +66,13 @@ class SignalThread {
   std::thread thread_;
 };
 
-/// While it lives, the first SIGTERM or SIGINT asks the run to stop after its step; the second one kills as usual.
+/// While it lives, the first of these signals asks the run to stop after its step; the second one kills as usual.
 /// Neither reaches this thread: a handler that runs inside a GEMM of oneDNN 2.6 corrupts the heap (seen, its cause is
 /// not known).
 class StopOnSignal {
  public:
   StopOnSignal() {
-    const sigset_t signals = stop_signals();
+    const sigset_t signals = stop_signal_set();
     pthread_sigmask(SIG_BLOCK, &signals, &before_);
   }
   StopOnSignal(const StopOnSignal&) = delete;

@@ -14,6 +14,7 @@
 #include "shardlib/io/file.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/print.hpp"
+#include "shardlib/support/regular_file.hpp"
 
 namespace shardlib::run {
 
@@ -36,6 +37,7 @@ inline std::string trace_metadata(const char* what, int rank, std::size_t track,
 /// Calls f with each event of a part, without its comma. Throws Error unless the part is whole.
 template <class F>
 void for_each_event_line(const std::string& path, const F& f) {
+  shardlib::detail::require_regular_file(path);
   std::ifstream file(path, std::ios::binary);
   if (!file) throw Error("cannot read the trace '" + path + "': has its rank written it?");
   std::string line, last;

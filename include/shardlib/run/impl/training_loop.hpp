@@ -6,14 +6,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <memory>
 #include <numeric>
 #include <span>
+#include <sstream>
+#include <string>
 #include <utility>
 
 #include "shardlib/device/launch.hpp"
+#include "shardlib/io/agree.hpp"
 #include "shardlib/io/data/read_ahead.hpp"
 #include "shardlib/io/data/text_stream.hpp"
 #include "shardlib/io/file.hpp"
@@ -26,6 +30,7 @@
 #include "shardlib/run/run_directory.hpp"
 #include "shardlib/run/step_trace.hpp"
 #include "shardlib/run/tensorboard.hpp"
+#include "shardlib/support/version.hpp"
 
 namespace shardlib::run {
 
@@ -51,6 +56,40 @@ struct BatchPlace {
     }
   }
 };
+
+/// The first line of a resolved configuration in which two devices differ, or nothing.
+inline std::optional<std::array<std::string, 2>> difference(const std::string& a, const std::string& b) {
+  std::istringstream mine(a), theirs(b);
+  for (std::string x, y; !mine.eof() || !theirs.eof();) {
+    if (!std::getline(mine, x)) x.clear();
+    if (!std::getline(theirs, y)) y.clear();
+    if (x != y) return std::array{x, y};
+  }
+  return std::nullopt;
+}
+
+/// Throws UsageError, the same on all devices, unless they run the same program on the same data: ranks that were
+/// started with other settings would train without a word, each its own model.
+inline void require_one_run(const std::shared_ptr<Device>& device, const std::string& configuration, const Data& data) {
+  if (device->size() == 1) return;
+  const std::string mine = fmt::format("shardlib {}\n{}\ndata = {}\n", SHARDLIB_VERSION, configuration,
+                                       data.train ? fmt::format("{:016x}", data.train->identity()) : "none");
+  const std::vector<std::string> all = io::gather_texts(*device, mine);
+  std::string others;
+  std::optional<std::array<std::string, 2>> first;
+  for (std::size_t i = 1; i < all.size(); ++i) {
+    const auto differs = difference(all[0], all[i]);
+    if (!differs || (first && *differs != *first)) continue;
+    first = differs;
+    others += (others.empty() ? "" : ", ") + std::to_string(i);
+  }
+  if (!first) return;
+  const auto shown = [](const std::string& line) { return line.empty() ? "nothing" : "`" + line + "`"; };
+  throw UsageError(
+      fmt::format("the ranks run different programs: rank 0 has {}, but rank {} has {}; start all ranks with "
+                  "the same settings, data and program",
+                  shown((*first)[0]), others, shown((*first)[1])));
+}
 
 /// One run on one device.
 class Loop {
@@ -319,6 +358,7 @@ SHARDLIB_INLINE void train(const std::shared_ptr<Device>& device, const Training
     device->local<Plan>() = detail::plan_step(device, training, program);
     return;
   }
+  detail::require_one_run(device, configuration, data);
   detail::Loop(device, training, data, configuration, program).run();
 }
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <exception>
 #include <filesystem>
 #include <functional>
 #include <string_view>
@@ -16,6 +17,7 @@
 
 #include "shardlib/io/formats/impl/zarr_json.hpp"
 #include "shardlib/io/formats/zarr.hpp"
+#include "shardlib/io/impl/json.hpp"
 #include "shardlib/support/crc32c.hpp"
 #include "shardlib/support/error.hpp"
 
@@ -114,11 +116,15 @@ inline std::vector<ManifestFile> read_manifest(const std::string& folder) {
     fail("does not match its checksum " + sum);
   // From here on the manifest is as it was written, but another program may have written it.
   std::vector<ManifestFile> files;
-  const json all = json::parse(text, nullptr, false);
+  json all;
+  try {
+    all = parse_json(text);
+  } catch (const std::exception&) {  // then it lacks the keys below
+  }
   const auto entry = [&](const std::string& key) { return all.is_object() && all.contains(key) ? all[key] : json(); };
   if (entry("format") != checkpoint_format) fail("is not of a " + std::string(checkpoint_format));
   if (entry("version") != checkpoint_version)
-    fail("has version " + entry("version").dump() + ", but this program reads version " +
+    fail("has version " + entry("version").dump().substr(0, 60) + ", but this program reads version " +
          std::to_string(checkpoint_version));
   const json listed = entry("files");
   for (const auto& [name, file] : listed.items()) {

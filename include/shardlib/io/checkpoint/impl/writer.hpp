@@ -28,11 +28,33 @@ namespace shardlib::io::detail {
 
 using nlohmann::json;
 
+/// The numbers of a type whose exponent has all bits set: infinities and NaNs.
+template <class Bits>
+std::size_t count_not_finite(const Buffer& buffer, Bits exponent) {
+  const std::span<const Bits> values(buffer.as<const Bits>(), buffer.bytes() / sizeof(Bits));
+  std::size_t count = 0;
+  for (const Bits value : values) count += (value & exponent) == exponent ? 1 : 0;
+  return count;
+}
+
+/// Throws Error if a value of this device's shard of the leaf is not finite.
+inline void require_finite(const std::string& leaf, DType dtype, const Buffer& buffer) {
+  const std::size_t count = dtype == DType::f32    ? count_not_finite<std::uint32_t>(buffer, 0x7f800000U)
+                            : dtype == DType::bf16 ? count_not_finite<std::uint16_t>(buffer, 0x7f80U)
+                            : dtype == DType::f64 ? count_not_finite<std::uint64_t>(buffer, std::uint64_t{0x7ff} << 52U)
+                                                  : 0;
+  if (count != 0)
+    throw Error("the leaf '" + leaf + "' has " + std::to_string(count) +
+                (count == 1 ? " value that is" : " values that are") +
+                " not finite, so the training has diverged; the checkpoints before this one stay");
+}
+
 /// What this device writes of the checkpoint under way.
 struct CheckpointWriter::Job {
   struct Chunk {
     std::string path;
     Buffer buffer;
+    DType dtype;
   };
   CheckpointMeta meta;
   std::string what;       ///< begins every error: "checkpoint 'runs/a/step-00000100' was not saved"
@@ -44,9 +66,12 @@ struct CheckpointWriter::Job {
   std::exception_ptr error;
   std::atomic<bool> done = false;
   std::thread thread;
+  bool finite = false;  ///< SaveOptions::finite
 
   void write(int device) {
     try {
+      for (const Chunk& chunk : mine)
+        if (finite) require_finite(chunk.path.substr(0, chunk.path.rfind('/')), chunk.dtype, chunk.buffer);
       std::set<std::string> folders;
       for (Chunk& chunk : mine) {
         const std::string file = temporary + "/" + chunk.path;
@@ -69,8 +94,9 @@ struct CheckpointWriter::Job {
   }
 };
 
-SHARDLIB_INLINE CheckpointWriter::CheckpointWriter(std::shared_ptr<Device> device, std::string directory, int keep)
-    : device_(std::move(device)), directory_(std::move(directory)), keep_(keep) {
+SHARDLIB_INLINE CheckpointWriter::CheckpointWriter(std::shared_ptr<Device> device, std::string directory, int keep,
+                                                   bool finite)
+    : device_(std::move(device)), directory_(std::move(directory)), keep_(keep), finite_(finite) {
   if (keep_ < 0) throw UsageError("checkpoints: keep " + std::to_string(keep_) + " is negative; 0 keeps all");
 }
 
@@ -161,7 +187,7 @@ SHARDLIB_INLINE void CheckpointWriter::plan(Job& job, const NamedValues& leaves)
     // Replicas take turns over the leaves.
     const std::vector<int>& who = holders[name][shards[i].key];
     if (who[ordinal[name] % who.size()] == device_->rank())
-      job.mine.push_back({name + "/" + shards[i].key, value->data()});
+      job.mine.push_back({name + "/" + shards[i].key, value->data(), value->dtype});
   }
 }
 
@@ -195,6 +221,7 @@ SHARDLIB_INLINE void CheckpointWriter::start(const CheckpointMeta& meta, const N
   finish();
   auto job = std::make_unique<Job>();
   job->meta = meta;
+  job->finite = finite_;
   job->what = "checkpoint '" + directory_ + "/" + checkpoint_name(meta.step) + "' was not saved";
   const int device = device_->rank();
   together(*device_, job->what, [&] {

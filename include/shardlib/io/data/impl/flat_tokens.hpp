@@ -183,7 +183,7 @@ SHARDLIB_INLINE FlatTokensWriter::FlatTokensWriter(std::string path, FlatTokensO
   if (file_exists(partial()) && !file_exists(lock) && !std::filesystem::is_empty(partial()))
     throw UsageError("'" + partial() + "' is no unfinished data set: remove it, or write elsewhere");
   make_folders(partial());
-  lock_ = ::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  lock_ = ::open(lock.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
   if (lock_ < 0) detail::fail_file("write", lock, errno);
   try {
     if (::flock(lock_, LOCK_EX | LOCK_NB) != 0)

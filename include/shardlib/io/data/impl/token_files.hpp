@@ -148,7 +148,7 @@ SHARDLIB_INLINE BinWriter::BinWriter(std::string path, std::uint32_t end_of_text
   if (end_of_text >> 16 != 0)
     throw UsageError("the end of text " + std::to_string(end_of_text) + " does not fit the 2 bytes of a .bin");
   if (file_exists(path_)) throw UsageError("'" + path_ + "' exists already: remove it first, or write elsewhere");
-  file_ = ::open((path_ + ".partial").c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  file_ = detail::create_file(path_ + ".partial");
   if (file_ < 0) detail::fail_file("write", path_ + ".partial", errno);
 }
 

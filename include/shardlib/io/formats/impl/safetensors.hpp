@@ -8,10 +8,12 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <exception>
 #include <set>
 #include <tuple>
 #include <utility>
 
+#include "shardlib/io/impl/json.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::io {
@@ -42,8 +44,8 @@ inline json parse_header(const Bytes& text, const std::string& path) {
   };
   json header;
   try {
-    header = json::parse(as_text(text), watch);
-  } catch (const json::exception&) {
+    header = parse_json(as_text(text), watch);
+  } catch (const std::exception&) {
     throw Error("'" + path + "': its header is no JSON: it is no safetensors file, or it is damaged");
   }
   if (!twice.empty()) throw Error("'" + path + "': the header has '" + twice + "' twice");

@@ -13,6 +13,7 @@
 
 #include "shardlib/io/formats/zarr_codec.hpp"
 #include "shardlib/io/formats/zarr_info.hpp"
+#include "shardlib/io/impl/json.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::io {
@@ -25,9 +26,13 @@ inline json read_json(const std::string& path) {
   const Bytes bytes = read_file(path);
   json value;
   try {
-    value = json::parse(as_text(bytes));
+    value = parse_json(as_text(bytes));
   } catch (const json::parse_error& e) {
     throw Error("'" + path + "' is no JSON (at byte " + std::to_string(e.byte) + "): it is damaged");
+  } catch (const json::out_of_range&) {
+    throw Error("'" + path + "' has a number that is too large: it is damaged");
+  } catch (const DeepJson& e) {
+    throw Error("'" + path + "': " + e.what() + ": it is damaged");
   }
   if (!value.is_object()) throw Error("'" + path + "' holds no JSON object: it is damaged");
   return value;

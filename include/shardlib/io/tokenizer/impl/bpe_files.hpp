@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "shardlib/io/file.hpp"
+#include "shardlib/io/impl/json.hpp"
 #include "shardlib/io/tokenizer/impl/bpe_digest.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/sha256.hpp"
@@ -96,14 +97,16 @@ inline std::unordered_map<std::string, std::uint32_t> read_ids(const std::string
   const Bytes bytes = read_file(path);
   std::unordered_map<std::string, std::uint32_t> ids;
   try {
-    const auto all = nlohmann::json::parse(as_text(bytes));
+    const auto all = parse_json(as_text(bytes));
     for (const auto& [token, id] : all.get_ref<const nlohmann::json::object_t&>()) {
       if (!id.is_number_unsigned() || id.get<std::uint64_t>() >= no_token)
-        throw Error("'" + path + "': \"" + token + "\" has " + id.dump() + " instead of an id");
+        throw Error("'" + path + "': \"" + token + "\" has " + id.dump().substr(0, 60) + " instead of an id");
       ids.emplace(token, id.get<std::uint32_t>());
     }
   } catch (const nlohmann::json::exception& error) {
     throw Error("'" + path + "' is no JSON object of ids: it is damaged; get it again (" + error.what() + ")");
+  } catch (const DeepJson& error) {
+    throw Error("'" + path + "' is no JSON object of ids: " + error.what() + ": it is damaged; get it again");
   }
   return ids;
 }

@@ -1,0 +1,28 @@
+// Which paths may be opened for reading.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <string>
+
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::detail {
+
+/// Throws UsageError for a pipe, a socket or a device: reading one may block for ever. `status` is that of `path`.
+inline void require_regular_file(const std::string& path, const struct stat& status) {
+  const char* const kind = S_ISFIFO(status.st_mode)                             ? "a pipe"
+                           : S_ISSOCK(status.st_mode)                           ? "a socket"
+                           : S_ISCHR(status.st_mode) || S_ISBLK(status.st_mode) ? "a device"
+                                                                                : nullptr;
+  if (kind != nullptr)
+    throw UsageError("cannot read '" + path + "': it is " + kind +
+                     ", and reading that could wait for ever; give the path of a regular file");
+}
+/// The same, of what the path names now. A path that names nothing passes: opening it says so.
+inline void require_regular_file(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) == 0) require_regular_file(path, status);
+}
+
+}  // namespace shardlib::detail
