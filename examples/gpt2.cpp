@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <shardlib/io/agree.hpp>
+#include <shardlib/io/file.hpp>
 #include <shardlib/io/formats/safetensors_tree.hpp>
 #include <shardlib/run/checkpoints.hpp>
 #include <shardlib/run/dry_run.hpp>
@@ -338,6 +339,7 @@ void write_logits(const Setup& s, const Trained<C>& trained, const io::Tokenizer
 
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
+  o.training.may_change = {"attention", "recompute", "prefetch"};  // the same numbers, but for rounding
   options.group("model");
   options.add("--layers", o.layers, "layers", run::size());
   options.add("--d-model", o.d_model, "width of the residual stream", run::size());
@@ -458,7 +460,10 @@ int program(int argc, char** argv) {
   };
   Options single = o;  // --graph draws one layer
   single.layers = 1;
-  if (!run::dry_run(o.training, mesh, body(o), body(single))) launch(mesh, body(o));
+  if (run::dry_run(o.training, mesh, body(o), body(single))) return 0;
+  if (!o.save.empty()) io::require_writable(o.save, "--export");
+  if (!o.logits.empty()) io::require_writable(o.logits, "--logits");
+  launch(mesh, body(o));
   return 0;
 }
 

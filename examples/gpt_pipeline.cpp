@@ -22,12 +22,9 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -250,6 +247,7 @@ class Trainer {
 
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
+  o.training.may_change = {"schedule", "stages"};  // where and when the layers run, not what they compute
   options.group("pipeline");
   options.add("--schedule", o.schedule,
               "gpipe, 1f1b, eager-1f1b, interleaved-1f1b, zero-bubble, dualpipe-v, or a file that ends in .csv");
@@ -384,13 +382,7 @@ int program(int argc, char** argv) {
   run::Training planned = o.training;
   planned.graph = "";
   if (run::dry_run(planned, mesh, body(o, schedule), {}, "p") || !o.training.graph.empty()) return 0;
-  if (!o.timeline.empty()) {
-    const bool was_there = std::filesystem::exists(o.timeline);
-    if (!std::ofstream(o.timeline, std::ios::app))
-      throw UsageError(fmt::format("cannot write the file '{}': check --timeline", o.timeline));
-    std::error_code ignored;  // another rank may have removed it
-    if (!was_there) std::filesystem::remove(o.timeline, ignored);
-  }
+  if (!o.timeline.empty()) io::require_writable(o.timeline, "--timeline");
   launch(mesh, body(o, schedule));
   return 0;
 }

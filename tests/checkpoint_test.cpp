@@ -1,13 +1,16 @@
 // Checkpoints: any mesh loads what any mesh has saved, bit for bit; nothing but whole ones is ever taken for whole;
 // failures end alike on every device. On threads and under mpirun.
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -15,11 +18,12 @@
 #include <map>
 #include <mutex>
 #include <random>
+#include <shardlib/interop/shard_map.hpp>
 #include <shardlib/io/agree.hpp>
 #include <shardlib/io/checkpoint/checkpoint.hpp>
-#include <shardlib/support/crc32c.hpp>
+#include <shardlib/io/impl/temporary.hpp>
 #include <shardlib/shardlib.hpp>
-#include <shardlib/interop/shard_map.hpp>
+#include <shardlib/support/crc32c.hpp>
 #include <string>
 #include <vector>
 
@@ -532,6 +536,51 @@ TEST_CASE("checkpoint: a damaged one that was passed over does not count as kept
   }
 }
 
+TEST_CASE("checkpoint: an old one that cannot be removed is a warning, and goes with a later save", "[checkpoint]") {
+  if (under_mpi()) return;
+  const Scratch scratch;
+  const std::string folder = scratch / "checkpoints", errors = scratch / "stderr";
+  const DT mesh = alone();
+  const Weights state = make_state(mesh, 5);
+  std::filesystem::create_directories(folder);
+  // The rights of files mean nothing to root.
+  constexpr uid_t nobody = 65534;
+  const bool root = geteuid() == 0;
+  if (root) REQUIRE(chown(scratch.path().c_str(), nobody, nobody) == 0);
+  if (root) REQUIRE(chown(folder.c_str(), nobody, nobody) == 0);
+  std::fflush(stderr);
+  const int before = dup(STDERR_FILENO);
+  if (root) REQUIRE(seteuid(nobody) == 0);
+  const int file = open(errors.c_str(), O_RDWR | O_CREAT | O_TRUNC, 0600);
+  dup2(file, STDERR_FILENO);
+  std::string said;
+  try {
+    io::save(mesh, folder, 1, state);
+    chmod((folder + "/step-00000001/wide").c_str(), 0500);
+    io::save(mesh, folder, 2, state, {}, {.keep = 1});
+    std::fflush(stderr);
+    said = contents(errors);
+    chmod((folder + "/step-00000001.old-pruned/wide").c_str(), 0700);
+    io::save(mesh, folder, 3, state, {}, {.keep = 1});
+  } catch (const Error& error) {
+    said += error.what();
+  }
+  std::fflush(stderr);
+  dup2(before, STDERR_FILENO);
+  close(before);
+  close(file);
+  if (root) REQUIRE(seteuid(0) == 0);
+  CHECK(said == "warning: '" + folder +
+                    "/step-00000001' is not needed any more, but was not removed: cannot remove the folder '" + folder +
+                    "/step-00000001.old-pruned': Permission denied; the next save tries again\n");
+  CHECK(contents(errors) == said);
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
+  CHECK(names == std::vector<std::string>{"LATEST", "step-00000003"});
+}
+
 TEST_CASE("checkpoint: retention, LATEST, and a step saved again", "[checkpoint]") {
   if (world_rank() != 0) return;
   const Scratch scratch;
@@ -566,8 +615,13 @@ TEST_CASE("checkpoint: retention, LATEST, and a step saved again", "[checkpoint]
   CHECK(io::newest_whole(mesh, scratch.path()) == scratch / "step-00000040");
   std::filesystem::remove(scratch / "LATEST");
   std::filesystem::create_directories(scratch / "step-00000090.tmp-x");
+  const std::string saved_now = io::detail::temporary_name(scratch / "step-00000091");  // by a living process
+  std::filesystem::create_directories(saved_now);
   std::filesystem::create_directories(scratch / "step-best");
   CHECK(steps().size() == 2);
+  io::save(mesh, scratch.path(), 35, state, {}, {.keep = 1});
+  CHECK(std::filesystem::exists(saved_now));
+  CHECK(!std::filesystem::exists(scratch / "step-00000090.tmp-x"));
   CHECK(io::checkpoint_name(123456789012) == "step-123456789012");
   expect_error<UsageError>([&] { io::save(mesh, scratch.path(), 1, state, {}, {.keep = -1}); },
                            "checkpoints: keep -1 is negative; 0 keeps all");

@@ -172,16 +172,6 @@ std::string usage_error(const std::string& mesh) {
   return "no error";
 }
 
-template <class E, class F>
-std::string error_of(const F& f) {
-  try {
-    f();
-  } catch (const E& e) {
-    return e.what();
-  }
-  return "no error";
-}
-
 }  // namespace
 
 TEST_CASE("parse_mesh reads axes in order") {
@@ -674,9 +664,10 @@ TEST_CASE("devices out of step get an error instead of hanging") {
       all_reduce<float>(*device, all_of(*device), {1, 2}, Reduction::max);
     }
   };
-  CHECK(error_of<Error>([&] { launch(parse_mesh("d=2"), differs); }) ==
-        "rank 1 of 2 calls all_reduce of 8 bytes (f32 max) where another device calls all_gather of 4 bytes: every "
-        "device of a group must make the same calls in the same order");
+  const std::string error = error_of([&] { launch(parse_mesh("d=2"), differs); });
+  CHECK(error.starts_with("rank 1 of 2 calls all_reduce of 8 bytes (f32 max) at "));
+  CHECK(error.find(" where rank 0 calls all_gather of 4 bytes at ") != std::string::npos);
+  CHECK(error.ends_with(": every device of a group must make the same calls in the same order"));
 }
 
 #if defined(SHARDLIB_WITH_MPI)

@@ -125,6 +125,7 @@ def main():
                 check(numpy.array_equal(numpy.unique(theirs["seq_starts"][:]), ours["seq_starts"][:]),
                       f"{split}: the starts")
                 check(dict(theirs.attrs) == dict(ours.attrs), f"{split}: the attributes")
+                check(ours["encoded_tokens"].compressor.codec_id == "crc32", f"{split}: checksums, which zarr checks")
             data = open(os.path.join(root, "ours.bin"), "rb").read()
             header, ids = numpy.frombuffer(data[:1024], "<i4"), numpy.frombuffer(data[1024:], "<u2")
             encoded = zarr.open_group(made, mode="r")["train/encoded_tokens"][:]

@@ -234,6 +234,43 @@ TEST_CASE("flat-tokens: damage is named", "[data]") {
                            "'" + split + "' is one split of a flat-tokens data set: name the data set instead");
 }
 
+TEST_CASE("flat-tokens: a flipped bit of the writer's files is an error when its chunk is first read", "[data]") {
+  const Scratch folder;
+  const std::string path = folder / "data.zarr", split = path + "/train";
+  {
+    FlatTokensWriter writer(path, {1 << 16, 64});
+    Ids ids(1000);
+    for (int i = 0; i < 200; ++i) {
+      for (std::size_t k = 0; k < ids.size(); ++k)
+        ids[k] = static_cast<std::uint32_t>(i * 31 + static_cast<int>(k * k % 997));
+      writer.add(Split::train, ids);
+    }
+    writer.finish();
+  }
+  const auto read = [&](std::int64_t first) {  // a row of the second chunk, of which a block is decoded
+    std::vector<EncodedToken> row(500);
+    FlatTokens(split).read(first, row);
+  };
+  const auto flipped = [&](const std::string& name, std::size_t at, const auto& reads) {
+    const std::string file = split + "/" + name, whole = contents(file);
+    std::string bytes = whole;
+    bytes[at] = static_cast<char>(bytes[at] ^ 4);
+    put(file, bytes);
+    CHECK_THROWS_WITH(reads(), Catch::Matchers::StartsWith("zarr chunk '" + file + "': its bytes have the checksum ") &&
+                                   Catch::Matchers::EndsWith(" was written with them: it is damaged; copy the file "
+                                                             "again, or make the data again"));
+    put(file, whole);
+    reads();
+  };
+  const std::size_t size = contents(split + "/encoded_tokens/1").size();
+  for (const std::size_t at : {std::size_t{0}, std::size_t{5}, size / 3, size - 1}) {
+    flipped("encoded_tokens/1", at, [&] { read(70'000); });
+    flipped("encoded_tokens/1", at, [&] { read(65'400); });  // across the beginning of the chunk
+  }
+  flipped("seq_starts/1", 40, [&] { static_cast<void>(FlatTokens(split).documents()); });
+  flipped("encoded_tokens/0", 100, [&] { static_cast<void>(FlatTokens(split)); });
+}
+
 TEST_CASE("flat-tokens: empty documents of other writers are left out", "[data]") {
   const Scratch folder;
   const auto source = open_tokens(make_group(folder, {3, 4, 7, 8, 10, 13}, {0, 0, 0, 2, 2, 5, 5, 5, 6, 6}));

@@ -1,12 +1,16 @@
 // Files that are no files, and what stands in the way of writing one.
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <string>
 
 #include <shardlib/io/file.hpp>
 #include <shardlib/io/impl/posix.hpp>
+#include <shardlib/io/impl/temporary.hpp>
 #include <shardlib/pipeline/schedule.hpp>
 #include <shardlib/run/metrics.hpp>
 #include <shardlib/run/options.hpp>
@@ -54,4 +58,68 @@ TEST_CASE("a temporary file follows no link, and takes the place of a dead proce
   REQUIRE(file >= 0);
   ::close(file);
   CHECK(contents(temporary).empty());
+}
+
+TEST_CASE("temporaries of dead processes are removed, those of living ones and other files stay", "[io]") {
+  if (under_mpi()) return;  // a rank must not fork
+  namespace fs = std::filesystem;
+  const Scratch scratch;
+  /// A process that is in the middle of a file and a folder until it is killed.
+  const auto writer = [&](const std::string& name) {
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      const io::OutputFile file(scratch / name);
+      fs::create_directories(io::detail::temporary_name(scratch / name) + "/inner");
+      put(scratch / (name + ".ready"), "");
+      for (;;) ::pause();
+    }
+    while (!io::file_exists(scratch / (name + ".ready"))) ::usleep(1000);
+    return child;
+  };
+  const auto count = [&](const std::string& begin) {
+    int found = 0;
+    for (const auto& entry : fs::directory_iterator(scratch.path()))
+      found += entry.path().filename().string().starts_with(begin + ".tmp-") ? 1 : 0;
+    return found;
+  };
+  const pid_t dead = writer("dead"), living = writer("living"), zombie = writer("zombie");
+  for (const pid_t child : {dead, zombie}) kill(child, SIGKILL);
+  REQUIRE(waitpid(dead, nullptr, 0) == dead);
+  siginfo_t ended{};
+  REQUIRE(waitid(P_PID, static_cast<id_t>(zombie), &ended, WEXITED | WNOWAIT) == 0);
+  const io::OutputFile mine(scratch / "mine");
+  // Another process had this one's number before, and another machine has it too.
+  const auto owner = io::detail::this_process();
+  const auto name = [&](const std::string& begin, const std::string& machine, std::int64_t start) {
+    const std::string path = scratch / (begin + ".tmp-" + machine + "-" + std::to_string(owner.process) + "-" +
+                                        std::to_string(start) + "-0");
+    put(path, "");
+    return path;
+  };
+  name("before", owner.machine, owner.start + 1);
+  name("elsewhere", "00000000", 1);
+  const std::string old = name("old", "00000000", 1);
+  fs::last_write_time(old, fs::file_time_type::clock::now() - std::chrono::hours(25));
+  const std::vector<std::string> others{"notes.tmp-", "a.tmp-4000000-0", "b.tmp-12345678-x-1-0",
+                                        "c.tmp-123-4000000-1-0"};
+  for (const std::string& other : others) put(scratch / other, "");
+  CHECK((count("dead") == 2 && count("living") == 2 && count("zombie") == 2 && count("mine") == 1));
+
+  io::remove_stale_temporaries(scratch.path());
+  CHECK(count("dead") == 0);
+  CHECK(count("zombie") == 0);
+  CHECK(count("before") == 0);
+  CHECK(count("old") == 0);
+  CHECK(count("living") == 2);
+  CHECK(count("mine") == 1);
+  CHECK(count("elsewhere") == 1);
+  for (const std::string& other : others) CHECK(io::file_exists(scratch / other));
+  io::remove_stale_temporaries(scratch / "nowhere");
+
+  kill(living, SIGKILL);
+  REQUIRE(waitpid(living, nullptr, 0) == living);
+  REQUIRE(waitpid(zombie, nullptr, 0) == zombie);
+  io::remove_stale_temporaries(scratch.path());
+  CHECK(count("living") == 0);
 }

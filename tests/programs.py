@@ -265,6 +265,12 @@ def resuming(p):
     run.check(len(records("whole")) == 70, "one record a step")
     run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=70", f"--run={p.folder}/whole", "--max-tokens=5")
     run.check("all 70 steps are done" in run.out and "And God said" in run.out, "a finished run samples")
+    for changed, name in [("--learning-rate=0.5", "learning_rate"), ("--seed=3", "seed"), ("--batch=16", "batch")]:
+        run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=72", f"--run={p.folder}/whole", changed)
+        run.fails(2, f"{name} is", "in the checkpoint", f"--allow-change {name}")
+    run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=71", f"--run={p.folder}/whole", "--seed=3", "--allow-change=seed")
+    run.succeeds()
+    run.check("allowed by --allow-change: seed is 0 in the checkpoint, but 3 now" in run.out, "an allowed change is said")
     p.gpt(*common, f"--run={p.folder}/whole", "--no-resume").fails(2, "whole", "resume")
     run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=70", f"--run={p.folder}/whole", "--d-model=32")
     run.check(run.status == 2 and "weights.embed' is [256, 16] in the checkpoint, but [256, 32]" in run.err, "all that differs is listed")
@@ -332,6 +338,12 @@ def gpt2(p):
     run.succeeds()
     run.check("no data" in run.out and "\n\nOnce upon" in run.out, "loaded weights sample without data")
     p.run("gpt2", [*small, f"--load={weights}", "--prompt="]).fails(2, "--prompt is empty")
+    for option in ["--export", "--logits"]:
+        for ranks in [0, 2] if p.mpiexec else [0]:
+            steps = [*small, "--steps=3", f"--data={p.text}", f"--run={p.folder}/unwritable", "--prompt=Once"]
+            run = p.run("gpt2", [*steps, f"{option}={p.folder}/nowhere/file"], ranks)
+            run.fails(2, option, "nowhere/file")
+            run.check("loss" not in run.out, "before the first step")
     p.run("gpt2", [*small, "--steps=1"]).fails(2, "--data", "--help")
     p.run("gpt2", [*small, "--prefetch", "--recompute=none"]).fails(2, "--prefetch", "--recompute none", "seqax")
 

@@ -1,9 +1,14 @@
 // Records, samples and the run directory: torn and damaged files, resuming, refusals, changed configurations.
+#include <signal.h>
 #include <sys/file.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmath>
+#include <filesystem>
 #include <limits>
+#include <shardlib/io/file.hpp>
+#include <shardlib/io/impl/temporary.hpp>
 #include <shardlib/run/run_directory.hpp>
 #include <string>
 #include <vector>
@@ -100,7 +105,7 @@ TEST_CASE("records: torn and damaged files", "[run]") {
     put(path, two + third.substr(0, length));
     CHECK(run::read_records(path).size() == 2);
     JsonLines file(path, JsonLines::Mode::append);
-    CHECK(file.cut(100) == 0);
+    CHECK(file.cut(100) == JsonLines::Cut{0, length > 0});
     CHECK(contents(path) == two);
     file.write(record(2));
     CHECK(run::read_records(path).size() == 3);
@@ -109,13 +114,19 @@ TEST_CASE("records: torn and damaged files", "[run]") {
   CHECK(run::read_records(path).size() == 2);
 
   const std::string text = ": this is no record of a run: ", remedy = "; remove the line or choose another run";
-  for (const std::string bad : {"{\"step\": 2, \"lo", "", "hello", "{\"step\": x}", "[]", "{\"loss\": 3}"}) {
+  for (const std::string& bad : std::vector<std::string>{"{\"step\": 2, \"lo", "", "hello", "{\"step\": x}", "[]",
+                                                        "{\"loss\": 3}", "{\"step\": 2, \"lo" + third}) {
     put(path, two + bad + "\n" + third + "\n");
     INFO(bad);
-    expect_error<Error>([&] { static_cast<void>(run::read_records(path)); }, path + ":3" + text + bad + remedy);
+    expect_error<Error>([&] { static_cast<void>(run::read_records(path)); },
+                        path + ":3" + text + bad.substr(0, 60) + remedy);
     JsonLines file(path, JsonLines::Mode::append);
-    expect_error<Error>([&] { file.cut(1); }, path + ":3" + text + bad + remedy);
+    expect_error<Error>([&] { file.cut(1); }, path + ":3" + text + bad.substr(0, 60) + remedy);
     CHECK(contents(path) == two + bad + "\n" + third + "\n");
+    // As the last line it stops no run: whatever a crash has left of it.
+    put(path, two + bad + "\n");
+    CHECK(file.cut(2) == JsonLines::Cut{0, true});
+    CHECK(contents(path) == two);
   }
   expect_error<UsageError>([&] { static_cast<void>(run::read_records(folder / "none")); },
                            "cannot read the file '" + (folder / "none") + "'");
@@ -129,7 +140,7 @@ TEST_CASE("records: cut back to a step", "[run]") {
     const std::string path = folder / std::to_string(step);
     JsonLines file(path, JsonLines::Mode::overwrite);
     for (int i = 0; i < 5; ++i) file.write(record(i));
-    CHECK(file.cut(step) == std::max<std::int64_t>(0, 5 - step));
+    CHECK(file.cut(step) == JsonLines::Cut{std::max<std::int64_t>(0, 5 - step), false});
     const std::vector<Record> left = run::read_records(path);
     CHECK(left.size() == static_cast<std::size_t>(std::min<std::int64_t>(step, 5)));
     file.write(record(step));
@@ -162,11 +173,22 @@ TEST_CASE("run directory: going on from a checkpoint", "[run]") {
   const std::string path = folder / "run";
   make_run(path, 7);
   put(path + "/metrics.jsonl", contents(path + "/metrics.jsonl") + "{\"step\": 7, \"lo");
+  const std::string middle = "{\"step\": 0, \"lo\n" + contents(path + "/metrics.jsonl");
+  std::filesystem::create_directory(folder / "middle");
+  put(folder / "middle/config.toml", config);
+  put(folder / "middle/metrics.jsonl", middle);
+  expect_error<Error>([&] { RunDirectory(folder / "middle", config, Resume::automatic, true).begin(4); },
+                      folder / "middle" +
+                          "/metrics.jsonl:1: this is no record of a run: {\"step\": 0, \"lo; remove the "
+                          "line or choose another run");
+  CHECK(contents(folder / "middle/metrics.jsonl") == middle);
   RunDirectory run(path, config, Resume::automatic, true);
   CHECK(run.resumed());
   CHECK(run.changes().empty());
   CHECK(run.begin(4) ==
-        std::vector<std::string>{"3 records after the checkpoint removed from metrics.jsonl: going on from step 4"});
+        std::vector<std::string>{"the last line of metrics.jsonl was torn, as the run ended while it wrote it: it is "
+                                 "dropped",
+                                 "3 records after the checkpoint removed from metrics.jsonl: going on from step 4"});
   CHECK(run::read_records(run.metrics()).size() == 4);
   CHECK(run::read_samples(run.samples()).size() == 1);
   for (int i = 4; i < 10; ++i) run.write(record(i));
@@ -236,6 +258,27 @@ TEST_CASE("run directory: refusals leave everything as it was", "[run]") {
   put(path + "/config.toml", "steps = \n");
   CHECK_THROWS_WITH(RunDirectory(path, config, Resume::automatic, true),
                     Catch::Matchers::StartsWith(path + "/config.toml:1: this is no TOML: "));
+}
+
+TEST_CASE("run directory: the temporaries of a killed process are gone when the run goes on", "[run]") {
+  if (under_mpi()) return;  // a rank must not fork
+  const Scratch folder;
+  const std::string path = folder / "run", checkpoints = path + "/checkpoints";
+  make_run(path, 1);
+  std::filesystem::create_directories(checkpoints);
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    const io::OutputFile config(path + "/config.toml"), latest(checkpoints + "/LATEST");
+    std::filesystem::create_directories(io::detail::temporary_name(checkpoints + "/step-00000001") + "/weights");
+    kill(getpid(), SIGKILL);
+  }
+  REQUIRE(waitpid(child, nullptr, 0) == child);
+  CHECK(files_below(path).size() == 5);
+  RunDirectory run(path, config, Resume::automatic, true);
+  run.begin(0);
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(path))
+    CHECK(entry.path().string().find(".tmp-") == std::string::npos);
 }
 
 TEST_CASE("run directory: one process at a time", "[run]") {

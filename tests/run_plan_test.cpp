@@ -109,33 +109,36 @@ class CountingWorld final : public Backend {
     [[nodiscard]] int size() const override { return group->size(); }
     [[nodiscard]] std::size_t others() const { return static_cast<std::size_t>(size() - 1); }
     [[nodiscard]] bool takes_rows() const override { return group->takes_rows(); }
-    Request all_gather(Buffer send, Buffer recv, std::size_t rows) override {
-      sent += others() * send.bytes();
-      return group->all_gather(send, recv, rows);
-    }
     [[nodiscard]] bool has_views(std::size_t bytes) const override { return group->has_views(bytes); }
-    Request gather_view(Buffer send, std::shared_ptr<Buffer> whole) override {
-      sent += others() * send.bytes();
-      return group->gather_view(send, whole);
+    Request start_collective(const shardlib::detail::CollectiveCall& call, const shardlib::detail::OpInfo&,
+                             const Operands& o) override {
+      using shardlib::detail::Collective;
+      switch (call.kind) {
+        case Collective::all_gather:
+          sent += others() * call.bytes;
+          return group->all_gather(o.send, o.recv, call.rows);
+        case Collective::gather_view:
+          sent += others() * call.bytes;
+          return group->gather_view(o.send, o.whole);
+        case Collective::all_to_all:
+          sent += others() * (call.bytes / (others() + 1));
+          return group->all_to_all(o.send, o.recv);
+        case Collective::reduce_scatter:
+          sent += others() * o.recv.bytes();
+          return group->reduce_scatter(o.send, o.recv, call.dtype, call.op, call.rows);
+        case Collective::all_reduce:
+          sent += 2 * others() * call.bytes / (others() + 1);
+          return group->all_reduce(o.send, o.recv, call.dtype, call.op);
+        case Collective::barrier:
+          group->barrier();
+      }
+      return {};
     }
-    Request all_to_all(Buffer send, Buffer recv) override {
-      sent += others() * (send.bytes() / (others() + 1));
-      return group->all_to_all(send, recv);
-    }
-    Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction op, std::size_t rows) override {
-      sent += others() * recv.bytes();
-      return group->reduce_scatter(send, recv, dtype, op, rows);
-    }
-    Request all_reduce(Buffer send, Buffer recv, DType dtype, Reduction op) override {
-      sent += 2 * others() * send.bytes() / (others() + 1);
-      return group->all_reduce(send, recv, dtype, op);
-    }
-    Request send(Buffer buffer, int to) override {
+    Request start_send(const Buffer& buffer, int to) override {
       sent += buffer.bytes();
       return group->send(buffer, to);
     }
-    Request recv(Buffer buffer, int from) override { return group->recv(buffer, from); }
-    void barrier() override { group->barrier(); }
+    Request start_recv(const Buffer& buffer, int from) override { return group->recv(buffer, from); }
   };
   std::shared_ptr<Backend> world_;
 };

@@ -7,6 +7,7 @@
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -353,6 +354,154 @@ TEST_CASE("training: the holes that initialisation leaves have gone back to the 
     run::train(device, training, tokens, "", program);
   });
   SUCCEED();
+}
+
+TEST_CASE("training: a run goes on with other data or settings only where --allow-change names them",
+          "[run][training]") {
+  if (under_mpi()) return;
+  const Scratch folder;
+  run::Training training = of_steps(2);
+  training.directory = folder / "run";
+  std::int64_t done = 0;
+  const auto ids = [](std::uint32_t first) {
+    std::vector<std::uint32_t> document(60);
+    for (auto& id : document) id = first++;
+    const auto source = std::make_shared<io::MemoryTokens>("tokens " + std::to_string(first), std::vector<std::vector<std::uint32_t>>{document});
+    const io::LoaderOptions options{.batch = batch, .length = length, .seed = 1, .vocabulary = 256};
+    return run::Data{std::make_shared<io::ByteTokenizer>(), std::make_shared<io::Loader>(source, options), nullptr,
+                     256};
+  };
+  /// Trains to training.steps, and gives the error that all devices have, or nothing.
+  const auto train = [&](const std::string& mesh_text, const std::string& settings, const run::Data& tokens) {
+    std::string said;
+    done = 0;
+    on_mesh(mesh_text, [&](const std::shared_ptr<Device>& device) {
+      const Mesh<"d"> mesh(device);
+      Tensor<f32, "A"> weight = ones<f32, "A">(mesh, {{"A", 4}});
+      run::Program program;
+      program.checkpoints = run::checkpoints_of(mesh, weight, training);
+      program.step = [&](const auto&, std::int64_t, double) {
+        if (device->rank() == 0) ++done;
+        return run::StepResult{1, 1};
+      };
+      try {
+        run::train(device, training, tokens, settings, program);
+      } catch (const UsageError& error) {
+        if (device->rank() == device->size() - 1) said = error.what();
+      }
+    });
+    return said;
+  };
+  const auto settings = [](double rate, int heads, const char* free = "save_every = 10\nprefetch = false\n") {
+    return fmt::format("{}[training]\nlearning_rate = {}\n[model]\nheads = {}\n", free, rate, heads);
+  };
+  training.may_change = {"prefetch"};
+  const run::Data first = ids(1), other = ids(2);
+  CHECK(train("d=1", settings(0.5, 4), first).empty());
+  CHECK(done == 2);
+
+  training.steps = 4;
+  const std::string before = contents(training.directory + "/metrics.jsonl");
+  const auto hash = [](const run::Data& d) { return fmt::format("{:016x}", d.train->source().identity()); };
+  const std::string begin = "the run in '" + training.directory + "' would go on from step 2 with another curve: ";
+  const std::string end =
+      "; give the checkpoint's values, choose another --run, or allow the change with --allow-change ";
+  CHECK(train("d=2", settings(0.25, 8), other) ==
+        begin + "data is 'tokens 61' with 60 tokens of hash " + hash(first) +
+            " in the checkpoint, but 'tokens 62' with 60 tokens of hash " + hash(other) +
+            " now; heads is 4 in the checkpoint, but 8 now; learning_rate is 0.5 in the checkpoint, but 0.25 now" +
+            end + "data,heads,learning_rate");
+  training.allow_change = "data,--learning-rate";
+  CHECK(train("d=1", settings(0.25, 8), other) == begin + "heads is 4 in the checkpoint, but 8 now" + end + "heads");
+  CHECK(done == 0);
+  CHECK(contents(training.directory + "/metrics.jsonl") == before);
+  training.allow_change = "hads";
+  CHECK(
+      train("d=1", settings(0.25, 8), other) ==
+      "--allow-change: 'hads' is no setting that is compared with the checkpoint; did you mean heads?; those are data, "
+      "heads, learning_rate");
+  training.allow_change = "data,heads,learning_rate";
+  CHECK(train("d=2", settings(0.25, 8), other).empty());
+  CHECK(done == 2);
+
+  // The new checkpoint has the new values; the mesh, free settings and new ones need no leave.
+  training.steps = 6;
+  training.allow_change = "";
+  CHECK(train("d=1", settings(0.25, 8, "save_every = 1\nprefetch = true\nnew = 1\n"), other).empty());
+  CHECK(done == 2);
+  CHECK(train("d=1", settings(0.75, 8), first).empty());  // no step is left: nothing to compare
+
+  // A checkpoint without a record, as older versions have saved it.
+  training.steps = 8;
+  on_mesh("d=1", [&](const std::shared_ptr<Device>& device) {
+    const Mesh<"d"> mesh(device);
+    const Tensor<f32, "A"> weight = ones<f32, "A">(mesh, {{"A", 4}});
+    io::save(mesh, training.directory + "/checkpoints", 6, weight, {6, "0123456789abcdef", {{"who", "someone"}}});
+  });
+  CHECK(train("d=1", settings(0.75, 2), first).empty());
+  CHECK(done == 2);
+}
+
+TEST_CASE("training: an output that cannot be written is refused before the first step", "[run][training]") {
+  if (under_mpi()) return;  // one folder for each mesh below
+  const run::Data tokens = data(io::Rows::packed);
+  for (const char* mesh : {"d=1", "d=2"}) {
+    const Scratch folder;
+    const auto refused = [&](run::Training training, const std::string& words) {
+      training.directory = training.directory.empty() ? "" : folder / training.directory;
+      bool stepped = false;
+      std::string said;
+      on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+        run::Program program;
+        program.step = [&](const auto&, std::int64_t, double) {
+          stepped = true;
+          return run::StepResult{1, 1};
+        };
+        try {
+          run::train(device, training, tokens, "", program);
+        } catch (const UsageError& error) {
+          if (device->rank() == device->size() - 1) said = error.what();  // not the one that looks
+        }
+      });
+      CAPTURE(said, words);
+      CHECK(said.starts_with(words));
+      CHECK(!stepped);
+    };
+    run::Training with = of_steps(2);
+    put(folder / "file", "");
+    with.metrics = folder / "file/metrics.jsonl";
+    refused(with, "cannot write the file '" + with.metrics + "': Not a directory; check --metrics");
+    with = of_steps(2);
+    with.directory = "a";
+    const auto blocked = [&](const std::string& name) {
+      const std::string path = folder / ("a/" + name);
+      std::filesystem::remove_all(folder / "a");
+      std::filesystem::create_directories(path);
+      put(folder / "a/config.toml", "");
+      put(folder / "a/metrics.jsonl", "");
+      return "cannot write '" + path +
+             "': what is there is no regular file; move it away, or choose another path; nothing has been computed "
+             "yet: "
+             "check ";
+    };
+    refused(with, "--run: " + blocked("report.html") + "--run");
+    refused(with, "--run: " + blocked("checkpoints/LATEST") + "--run");
+    refused(with, "--run: " + blocked("samples.jsonl") + "--run");
+    with.trace = true;
+    refused(with, "--trace: " + blocked("trace.json") + "--trace");
+    with.trace = false;
+    blocked("");
+    put(folder / "a/checkpoints", "");
+    refused(with, "--run: cannot make the folder '" + folder / "a/checkpoints" +
+                      "': Not a directory; move what is there away, or choose another folder");
+    with.tensorboard = true;
+    blocked("");
+    put(folder / "a/tensorboard", "");
+    refused(with, "--run: cannot make the folder '" + folder / "a/tensorboard" +
+                      "': Not a directory; move what is there away, or choose another folder");
+    blocked("");
+    CHECK(contents(folder / "a/metrics.jsonl").empty());
+  }
 }
 
 TEST_CASE("training: ranks with other settings are found before the first step", "[run][training]") {

@@ -113,6 +113,17 @@ class Setting {
   std::string before_;
 };
 
+/// The message with which f fails, or "no error".
+template <class E = Error, class F>
+std::string error_of(const F& f) {
+  try {
+    f();
+  } catch (const E& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
 /// What `on_mesh` launches with. A test lowers a field with Temporarily.
 inline Tuning tuning;
 

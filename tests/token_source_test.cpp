@@ -334,6 +334,65 @@ TEST_CASE("token sources: the writers refuse what does not fit", "[data]") {
                            "nothing to write to '" + folder / "z" + "': no document for training has tokens");
 }
 
+TEST_CASE("token sources: a flipped bit of a .bin is an error where checksums stand beside it", "[data]") {
+  const Scratch folder;
+  const std::string path = folder / "x_train_0.bin", sums = path + ".crc32c";
+  const Documents documents = marked(random_documents(6, 300));
+  {
+    BinWriter writer(path);
+    for (const auto& document : random_documents(6, 300)) writer.add(document);
+    writer.finish();
+  }
+  const std::string whole = contents(path), whole_sums = contents(sums);
+  REQUIRE(whole.size() > 1024 + 3 * 65536);
+  check_source(*open_tokens(path), documents);
+  check_source(*open_tokens(folder / "x_train_*"), documents);  // which names the checksums too
+  const auto read = [&](std::int64_t first, std::size_t count) {
+    std::vector<EncodedToken> tokens(count);
+    open_tokens(path)->read(first, tokens);
+  };
+  const auto last = static_cast<std::int64_t>((whole.size() - 1024) / 2 - 1);
+  for (const std::size_t at :
+       {std::size_t{1024}, std::size_t{1024 + 65536}, std::size_t{1024 + 2 * 65536 - 1}, whole.size() - 1}) {
+    std::string bytes = whole;
+    bytes[at] = static_cast<char>(bytes[at] ^ 1);
+    put(path, bytes);
+    const std::size_t chunk = (at - 1024) / 65536, first = 1024 + chunk * 65536;
+    const auto touched = static_cast<std::int64_t>(chunk * 32768);
+    CHECK_THROWS_WITH(read(std::min(touched + 7, last), 1),  // another token of the chunk
+                      Catch::Matchers::StartsWith(
+                          "'" + path + "': chunk " + std::to_string(chunk) + ", bytes " + std::to_string(first) +
+                          " to " + std::to_string(std::min(first + 65536, whole.size()) - 1) + ", has the checksum ") &&
+                          Catch::Matchers::EndsWith(
+                              ": it is damaged; copy the file again, or make the data again; if it was changed on "
+                              "purpose, remove '" +
+                              sums + "'"));
+    if (chunk > 0) CHECK_THROWS_AS(read(touched - 5, 10), Error);  // across its beginning
+    if (chunk > 0) read(touched - 5, 5);
+  }
+  put(path, whole);
+  const auto refused = [&](const std::string& text, const std::string& why) {
+    put(sums, text);
+    expect_error<Error>([&] { read(0, 1); },
+                        "'" + sums + "' " + why +
+                            ": one of the two files is damaged or was replaced; copy both again, or "
+                            "remove '" +
+                            sums + "' to read without checksums");
+  };
+  refused("{}", "holds no checksums of version 1");
+  refused(R"({"format": "shardlib-bin-checksums", "version": 1})", "has no list of them");
+  const std::string head = R"({"format": "shardlib-bin-checksums", "version": 1, "chunk_bytes": 65536, "begin": )";
+  refused(head + "0, \"crc32c\": []}",
+          "says that the tokens of '" + path + "' begin at byte 0, but they begin at byte 1024");
+  refused(head + "1024, \"crc32c\": [\"0g000000\"]}", "has \"0g000000\" in the place of a checksum");
+  refused(
+      head + "1024, \"crc32c\": [\"00000000\"]}",
+      "has 1 checksums, but '" + path + "' has " + std::to_string((whole.size() - 1024 + 65535) / 65536) + " chunks");
+  std::filesystem::remove(sums);
+  put(path, whole.substr(0, whole.size() - 1) + "x");
+  read(last, 1);  // as before
+}
+
 TEST_CASE("token sources: many threads read one source", "[data]") {
   const Scratch folder;
   const Documents documents = random_documents(5, 200);

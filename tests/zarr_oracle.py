@@ -46,6 +46,8 @@ def write_foreign(root, dataset):
         "zlib": {"compressor": numcodecs.Zlib(6)},
         "gzip": {"compressor": numcodecs.GZip(6)},
         "nested": {"compressor": None, "dimension_separator": "/"},
+        "sum": {"compressor": numcodecs.CRC32()},
+        "sumblosc": {"compressor": numcodecs.CRC32(), "filters": [blosc("lz4", 5, blosc.BITSHUFFLE)]},
     }
     group = zarr.open_group(root, mode="w")
     for dtype in ("<f4", "<f8", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "|b1", ">f4", ">i8", ">u2"):
@@ -59,6 +61,9 @@ def write_foreign(root, dataset):
         for name, compressor in (("none", None), ("blosc", blosc("lz4", 5, blosc.BITSHUFFLE))):
             group.create_dataset(f"delta_{dtype[1:]}{'be' if dtype[0] == '>' else ''}_{astype[1:]}_{name}", data=values,
                                  chunks=(64,), compressor=compressor, filters=[numcodecs.Delta(dtype, astype)])
+            group.create_dataset(f"delta_sum_{dtype[1:]}{'be' if dtype[0] == '>' else ''}_{astype[1:]}_{name}",
+                                 data=values, chunks=(64,), compressor=numcodecs.CRC32(),
+                                 filters=[numcodecs.Delta(dtype, astype), *([compressor] if compressor else [])])
     # As seqax writes its datasets: u8 under a delta of i8.
     starts = numpy.cumsum(numpy.arange(100)).astype("<u8")
     group.create_dataset("seq_starts", data=starts, chunks=(65536,), filters=[numcodecs.Delta("<i8")],
@@ -88,6 +93,18 @@ def read_ours(root):
         check(array.dtype == numpy.dtype(dtype) and array.chunks == (10, 4), f"the metadata of {name}")
         check(numpy.array_equal(array[:], expected.astype(dtype)), f"the values of {name}")
     check(group["holes"][:].tolist() == [7, 7, 1, 2, 7, 7], "missing chunks")
+    for name in ("raw_sum", "blosc_sum"):
+        check(numpy.array_equal(group[name][:], expected.astype("u2")), f"the values of {name}")
+        path = os.path.join(root, name, "1.1")
+        damaged = bytearray(contents(path))
+        damaged[-1] ^= 1
+        with open(path, "wb") as out:
+            out.write(damaged)
+        try:
+            group[name][:]
+            check(False, f"{name}: a flipped bit is read")
+        except RuntimeError:
+            pass
 
 
 def crc32c(data):

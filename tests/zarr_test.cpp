@@ -120,6 +120,11 @@ TEST_CASE("zarr: compressors and the delta filter", "[zarr]") {
   round_trip<std::uint32_t>({100}, {33}, with({"zlib"}, ZarrDelta{"<u4", "<u4"}));
   round_trip<std::int16_t>({100}, {33}, with({}, ZarrDelta{"<i2", "<i2"}));
   round_trip<std::uint8_t>({100}, {33}, with({}, ZarrDelta{"|u1", "|i1"}));
+  for (ZarrInfo info : {with({}), with({"zlib"}), with({"blosc"}), with({"blosc"}, ZarrDelta{"<u4", "<u4"})}) {
+    info.checksum = true;
+    round_trip<std::uint32_t>({100}, {33}, info);
+    if (!info.delta) round_trip<float>({50, 7}, {20, 3}, info);
+  }
 
   // A narrower astype, where the differences fit; where they do not, the writer says so.
   const Scratch scratch;
@@ -322,6 +327,50 @@ TEST_CASE("zarr: damaged files never crash", "[zarr]") {
   }
 }
 
+TEST_CASE("zarr: a chunk with a checksum shows every flipped bit, read whole or in part", "[zarr]") {
+  if (world_rank() != 0) return;
+  std::mt19937 random(11);
+  const std::vector<std::uint32_t> values = counting<std::uint32_t>(40'000);
+  for (ZarrInfo info :
+       {with({}), with({"zlib"}), with({"blosc", "lz4", 5, 2, 1 << 12}), with({"blosc"}, ZarrDelta{"<u4", "<u4"})}) {
+    INFO(info.compressor.id << (info.delta ? ", delta" : ""));
+    const Scratch scratch;
+    info.shape = {40'000};
+    info.chunks = {20'000};
+    info.dtype = "<u4";
+    info.checksum = true;
+    ZarrArray::create(scratch / "a", info).write_all<std::uint32_t>(values);
+    const std::string whole = contents(scratch / "a/1"), where = "zarr chunk '" + scratch.path() + "/a/1': ";
+    const auto error_of = [&](std::int64_t begin, std::int64_t count) {
+      std::vector<std::uint32_t> part(static_cast<std::size_t>(count));
+      try {
+        ZarrArray::open(scratch / "a").read<std::uint32_t>({begin}, {count}, part);
+      } catch (const Error& error) {
+        return std::string(error.what());
+      }
+      CHECK(std::equal(part.begin(), part.end(), values.begin() + begin));
+      return std::string();
+    };
+    CHECK(error_of(0, 40'000).empty());
+    for (int i = 0; i < 60; ++i) {
+      std::string bytes = whole;
+      bytes[i < 20 ? static_cast<std::size_t>(i) : random() % bytes.size()] ^= static_cast<char>(1 << random() % 8);
+      put(scratch / "a/1", bytes);
+      for (const auto& [begin, count] : {std::pair<std::int64_t, std::int64_t>{20'000, 20'000}, {25'000, 3}}) {
+        const std::string said = error_of(begin, count);
+        CAPTURE(said);
+        CHECK(said.starts_with(where + "its bytes have the checksum "));
+        CHECK(said.ends_with(" was written with them: it is damaged; copy the file again, or make the data again"));
+      }
+      CHECK(error_of(3, 15'000).empty());  // the other chunk
+    }
+    put(scratch / "a/1", whole.substr(0, 3));
+    CHECK(error_of(39'999, 1) ==
+          where +
+              "it has 3 bytes, too few for its checksum: it is damaged; copy the file again, or make the data again");
+  }
+}
+
 TEST_CASE("zarr: a part of a chunk is decoded alone", "[zarr]") {
   if (world_rank() != 0) return;
   std::mt19937 random(3);
@@ -335,6 +384,7 @@ TEST_CASE("zarr: a part of a chunk is decoded alone", "[zarr]") {
         for (const std::size_t cache : {std::size_t{0}, std::size_t{100'000}, std::size_t{10'000'000}}) {
           const Scratch scratch;
           ZarrInfo info = with(compressor);
+          info.checksum = cache == 100'000;  // decoding knows where it stands
           info.shape = {100'000};
           info.chunks = {60'000};
           info.dtype = "<u4";
@@ -474,6 +524,10 @@ TEST_CASE("zarr: the oracle's half", "[.zarr_oracle]") {
   nested.separator = "/";
   nested.fill_value = "\"NaN\"";
   write("nested", float{}, nested);
+  for (auto [name, info] : {std::pair{"raw_sum", with({})}, {"blosc_sum", with({"blosc"}, ZarrDelta{"<u2", "<u2"})}}) {
+    info.checksum = true;
+    write(name, std::uint16_t{}, info);
+  }
   const ZarrArray holes = ZarrArray::create(root + "/ours/holes", {.shape = {6}, .chunks = {2}, .fill_value = "7"});
   holes.write_chunk<float>({1}, std::vector<float>{1, 2});
 }

@@ -319,7 +319,7 @@ Totals write_llmc(const std::vector<TextFile>& files, const io::Tokenizer& token
   for (const auto& entry : io::file_exists(partial) ? std::filesystem::directory_iterator(partial)
                                                     : std::filesystem::directory_iterator()) {
     const std::string name = entry.path().filename().string();
-    if (name != "train.bin" && name != "val.bin" && name != "train.bin.partial" && name != "val.bin.partial")
+    if (!name.starts_with("train.bin") && !name.starts_with("val.bin"))
       throw UsageError("'" + partial + "' is not from an interrupted run, as it has '" + name +
                        "': remove it, or write elsewhere");
   }

@@ -22,39 +22,6 @@
 
 namespace shardlib::detail {
 
-enum class Collective : std::uint8_t { all_gather, gather_view, all_to_all, reduce_scatter, all_reduce, barrier };
-
-constexpr std::string_view name(Collective c) {
-  constexpr std::string_view names[] = {"all_gather",     "all_gather as a view", "all_to_all",
-                                        "reduce_scatter", "all_reduce",           "barrier"};
-  return names[static_cast<std::size_t>(c)];
-}
-
-/// What a member asks of its group; all members must ask for the same.
-struct CollectiveCall {
-  Collective kind = Collective::barrier;
-  std::size_t bytes = 0;  ///< of the send buffer
-  DType dtype = DType::u8;
-  Reduction op = Reduction::sum;
-  std::size_t rows = 1;   ///< Communicator::takes_rows
-  std::size_t nodes = 1;  ///< over which the group spreads evenly; what follows is then one node's share
-  friend bool operator==(const CollectiveCall&, const CollectiveCall&) = default;
-};
-
-inline std::string to_string(const CollectiveCall& call) {
-  const bool reduces = call.kind == Collective::reduce_scatter || call.kind == Collective::all_reduce;
-  return std::string(name(call.kind)) + " of " + std::to_string(call.bytes) + " bytes" +
-         (call.rows == 1 ? "" : " in " + std::to_string(call.rows) + " rows") +
-         (reduces ? " (" + std::string(name(call.dtype)) + (call.op == Reduction::sum ? " sum)" : " max)") : "");
-}
-
-[[noreturn]] inline void fail_call(int rank, std::size_t size, const CollectiveCall& mine,
-                                   const CollectiveCall& theirs) {
-  throw Error("rank " + std::to_string(rank) + " of " + std::to_string(size) + " calls " + to_string(mine) +
-              " where another device calls " + to_string(theirs) +
-              ": every device of a group must make the same calls in the same order");
-}
-
 /// A call's work: for each member a part, which is what that member receives, in chunks that any member may do once all
 /// have posted their buffers.
 ///

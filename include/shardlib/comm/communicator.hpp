@@ -6,13 +6,14 @@
 #include <memory>
 #include <utility>
 
+#include "shardlib/comm/checks.hpp"
+#include "shardlib/comm/collective_call.hpp"
+#include "shardlib/comm/flight_recorder.hpp"
 #include "shardlib/memory/buffer.hpp"
 #include "shardlib/spec/dtype.hpp"
+#include "shardlib/types/call_site.hpp"
 
 namespace shardlib {
-
-/// How a collective reduces: `sum` adds, `max` takes the largest.
-enum class Reduction { sum, max };
 
 /// A communication under way. `wait` completes it; a Request that is dropped without `wait` is waited for, unless an
 /// exception drops it: a failing device must not wait for the others.
@@ -32,20 +33,28 @@ class Request {
     if (std::uncaught_exceptions() <= exceptions_) wait();
   }
   void wait() {
-    if (auto pending = std::move(pending_)) pending->wait();
+    if (auto pending = std::move(pending_)) {
+      const detail::FlightRecord record = std::move(record_);
+      record.waits();
+      pending->wait();
+      record.ends();
+    }
   }
   bool test() { return !pending_ || pending_->test(); }  ///< makes progress; true when `wait` would not block
   /// Waits for it no more, and leaves it to itself; its buffers stay alive as long as the other devices need them.
   void drop() { pending_.reset(); }
 
  private:
+  friend class Communicator;
   std::unique_ptr<Pending> pending_;
+  detail::FlightRecord record_;
   int exceptions_ = std::uncaught_exceptions();
 };
 
 /// One group of devices, seen from one member, number `rank` of `size`. Every member calls the same operations in the
-/// same order. Blocks are in rank order. Nonblocking operations keep handles to their buffers until they complete; the
-/// receive buffer is defined, and the send buffer may be overwritten, only after `wait`.
+/// same order: a call carries the op, the op spec and the line that it is from, and the members compare them. Blocks
+/// are in rank order. Nonblocking operations keep handles to their buffers until they complete; the receive buffer is
+/// defined, and the send buffer may be overwritten, only after `wait`.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -57,29 +66,99 @@ class Communicator {
   [[nodiscard]] virtual bool takes_rows() const = 0;
 
   /// Every device contributes `send` (s bytes); `recv` holds size() * s bytes.
-  virtual Request all_gather(Buffer send, Buffer recv, std::size_t rows = 1) = 0;
+  Request all_gather(const Buffer& send, const Buffer& recv, std::size_t rows = 1, Site site = Site::current()) {
+    detail::check_fit("all_gather", size(), send, recv, detail::Fit::recv_n_times);
+    detail::check_rows("all_gather", send.bytes(), 1, rows, takes_rows());
+    return start({.kind = detail::Collective::all_gather, .bytes = send.bytes(), .rows = rows}, site, {send, recv});
+  }
   /// Whether blocks of so many bytes can be gathered as a view.
   [[nodiscard]] virtual bool has_views(std::size_t bytes) const = 0;
   /// all_gather without a copy: once complete, `*whole` is a view of the blocks where the devices have them, for as
   /// long as a handle to it exists; writing to it is a fault. While any device has a view of a `send`, that is not
   /// `unique`.
-  virtual Request gather_view(Buffer send, std::shared_ptr<Buffer> whole) = 0;
+  Request gather_view(const Buffer& send, std::shared_ptr<Buffer> whole, Site site = Site::current()) {
+    if (!has_views(send.bytes())) detail::fail_view();
+    return start({.kind = detail::Collective::gather_view, .bytes = send.bytes()}, site,
+                 {send, Buffer(), std::move(whole)});
+  }
   /// Block j of `send` goes to rank j; block i of `recv` comes from rank i. Both hold size() equal blocks.
-  virtual Request all_to_all(Buffer send, Buffer recv) = 0;
+  Request all_to_all(const Buffer& send, const Buffer& recv, Site site = Site::current()) {
+    detail::check_all_to_all(size(), send, recv);
+    return start({.kind = detail::Collective::all_to_all, .bytes = send.bytes()}, site, {send, recv});
+  }
   /// `send` holds size() blocks; `recv` gets the reduction of block rank() of all members. Sums follow the balanced
   /// binary tree over ranks: sum(lo, hi) = sum(lo, mid) + sum(mid, hi), mid = lo + bit_floor(hi - lo - 1), the same on
   /// every backend. bf16 has bf16 on the wire, an f32 sum and one rounding.
-  virtual Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction op, std::size_t rows = 1) = 0;
-  /// `recv` gets the reduction of all members' `send`, the same bits on every rank (same tree as reduce_scatter).
-  virtual Request all_reduce(Buffer send, Buffer recv, DType dtype, Reduction op) = 0;
-  /// Sends to `to` and receives from `from` (ranks of the group) at once; messages of a pair stay in order.
-  Request send_recv(Buffer send, int to, Buffer recv, int from) {
-    this->send(std::move(send), to);
-    return this->recv(std::move(recv), from);
+  Request reduce_scatter(const Buffer& send, const Buffer& recv, DType dtype, Reduction op, std::size_t rows = 1,
+                         Site site = Site::current()) {
+    detail::check_reduction("reduce_scatter", size(), send, recv, detail::Fit::send_n_times, dtype);
+    detail::check_rows("reduce_scatter", recv.bytes(), size_of(dtype), rows, takes_rows());
+    return start(
+        {.kind = detail::Collective::reduce_scatter, .bytes = send.bytes(), .dtype = dtype, .op = op, .rows = rows},
+        site, {send, recv});
   }
-  virtual Request send(Buffer buffer, int to) = 0;
-  virtual Request recv(Buffer buffer, int from) = 0;
-  virtual void barrier() = 0;  ///< returns once every member has called it
+  /// `recv` gets the reduction of all members' `send`, the same bits on every rank (same tree as reduce_scatter).
+  Request all_reduce(const Buffer& send, const Buffer& recv, DType dtype, Reduction op, Site site = Site::current()) {
+    detail::check_reduction("all_reduce", size(), send, recv, detail::Fit::same, dtype);
+    return start({.kind = detail::Collective::all_reduce, .bytes = send.bytes(), .dtype = dtype, .op = op}, site,
+                 {send, recv});
+  }
+  /// Returns once every member has called it.
+  void barrier(Site site = Site::current()) { start({.kind = detail::Collective::barrier}, site, {}).wait(); }
+
+  /// Sends to `to` and receives from `from` (ranks of the group) at once; messages of a pair stay in order.
+  Request send_recv(const Buffer& send, int to, const Buffer& recv, int from, Site site = Site::current()) {
+    this->send(send, to, site);
+    return this->recv(recv, from, site);
+  }
+  Request send(const Buffer& buffer, int to, Site site = Site::current()) {
+    detail::check_peer("send to", size(), to);
+    return recorded(recorder_.sends(caller("send", site), buffer.bytes(), to), [&] { return start_send(buffer, to); });
+  }
+  Request recv(const Buffer& buffer, int from, Site site = Site::current()) {
+    detail::check_peer("recv from", size(), from);
+    return recorded(recorder_.receives(caller("recv", site), buffer.bytes(), from),
+                    [&] { return start_recv(buffer, from); });
+  }
+
+  /// From now on a device's flight recorder has what it starts in this group.
+  void record(detail::GroupRecorder recorder) { recorder_ = std::move(recorder); }
+
+ protected:
+  /// A collective's memory.
+  struct Operands {
+    Buffer send = {};
+    Buffer recv = {};
+    std::shared_ptr<Buffer> whole = {};  ///< of gather_view
+  };
+  /// Starts a collective whose arguments fit. Throws Error where it sees that another member has started another one.
+  virtual Request start_collective(const detail::CollectiveCall& call, const detail::OpInfo& op,
+                                   const Operands& operands) = 0;
+  virtual Request start_send(const Buffer& buffer, int to) = 0;
+  virtual Request start_recv(const Buffer& buffer, int from) = 0;
+
+ private:
+  /// The op that communicates, or else the line that called the communicator.
+  static detail::OpInfo caller(const char* name, const Site& site) {
+    if (const detail::OpInfo* const op = detail::Calling::innermost) return *op;
+    return {name, {}, site};
+  }
+  template <class F>
+  static Request recorded(detail::FlightRecord record, const F& f) {
+    Request request = f();
+    if (request.pending_)
+      request.record_ = std::move(record);
+    else
+      record.ends();
+    return request;
+  }
+  Request start(detail::CollectiveCall call, const Site& site, const Operands& operands) {
+    const detail::OpInfo op = caller("", site);
+    call.caller = detail::fingerprint(op);
+    return recorded(recorder_.starts(call, op), [&] { return start_collective(call, op, operands); });
+  }
+
+  detail::GroupRecorder recorder_;
 };
 
 }  // namespace shardlib

@@ -33,48 +33,9 @@ class DryCommunicator final : public Communicator {
 
   [[nodiscard]] bool takes_rows() const override { return peers_ != Peers::mpi; }
 
-  Request all_gather(Buffer send, Buffer recv, std::size_t rows) override {
-    detail::check_fit("all_gather", size_, send, recv, detail::Fit::recv_n_times);
-    detail::check_rows("all_gather", send.bytes(), 1, rows, takes_rows());
-    return with(send, 0);
-  }
   [[nodiscard]] bool has_views(std::size_t bytes) const override {
     return peers_ == Peers::node && detail::fits_view(bytes);
   }
-  Request gather_view(Buffer send, std::shared_ptr<Buffer> whole) override {
-    if (!has_views(send.bytes())) detail::fail_view();
-    // Addresses of its own, where nothing is; the block stays as long as the view.
-    static std::atomic<std::uintptr_t> next = std::uintptr_t{1} << 61;
-    const std::size_t bytes = static_cast<std::size_t>(size_) * send.bytes();
-    if (send.is_read_only()) send = pool_->allocate(send.bytes());  // lent in a copy
-    const auto owner = std::make_shared<Buffer>(std::move(send));
-    *whole = Buffer(reinterpret_cast<void*>(next.fetch_add(bytes)), bytes, owner, true);
-    return {};
-  }
-  Request all_to_all(Buffer send, Buffer recv) override {
-    detail::check_all_to_all(size_, send, recv);
-    return with(send, 0);
-  }
-  Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction /*op*/, std::size_t rows) override {
-    detail::check_reduction("reduce_scatter", size_, send, recv, detail::Fit::send_n_times, dtype);
-    detail::check_rows("reduce_scatter", recv.bytes(), size_of(dtype), rows, takes_rows());
-    return with(send, recv.bytes());
-  }
-  Request all_reduce(Buffer send, Buffer recv, DType dtype, Reduction /*op*/) override {
-    detail::check_reduction("all_reduce", size_, send, recv, detail::Fit::same, dtype);
-    const std::size_t count = send.bytes() / size_of(dtype), n = static_cast<std::size_t>(size_);
-    return with(send, (count + n - 1) / n * size_of(dtype));
-  }
-  Request send(Buffer /*buffer*/, int to) override {
-    detail::check_peer("send to", size_, to);
-    return {};
-  }
-  Request recv(Buffer /*buffer*/, int from) override {
-    detail::check_peer("recv from", size_, from);
-    return {};
-  }
-  void barrier() override {}
-
  private:
   /// Holds its memory until it is waited for.
   struct Scratch final : Request::Pending {
@@ -83,6 +44,29 @@ class DryCommunicator final : public Communicator {
     void wait() override {}
     bool test() override { return true; }
   };
+  Request start_collective(const detail::CollectiveCall& call, const detail::OpInfo&, const Operands& operands) override {
+    using detail::Collective;
+    if (call.kind == Collective::gather_view) {
+      *operands.whole = view(operands.send);
+      return {};
+    }
+    if (call.kind == Collective::barrier) return {};
+    const std::size_t n = static_cast<std::size_t>(size_), count = call.bytes / size_of(call.dtype);
+    return with(operands.send, call.kind == Collective::reduce_scatter ? operands.recv.bytes()
+                               : call.kind == Collective::all_reduce   ? (count + n - 1) / n * size_of(call.dtype)
+                                                                       : 0);
+  }
+  Request start_send(const Buffer&, int) override { return {}; }
+  Request start_recv(const Buffer&, int) override { return {}; }
+
+  /// Addresses of its own, where nothing is; the block stays as long as the view.
+  [[nodiscard]] Buffer view(Buffer send) const {
+    static std::atomic<std::uintptr_t> next = std::uintptr_t{1} << 61;
+    const std::size_t bytes = static_cast<std::size_t>(size_) * send.bytes();
+    if (send.is_read_only()) send = pool_->allocate(send.bytes());  // lent in a copy
+    const auto owner = std::make_shared<Buffer>(std::move(send));
+    return {reinterpret_cast<void*>(next.fetch_add(bytes)), bytes, owner, true};
+  }
   /// The memory that a collective takes: of MPI's reductions what comes from the peers, `block` of each; within a node
   /// a copy of what lies in no rank's arena, as a view does.
   Request with(const Buffer& send, std::size_t block) {

@@ -10,7 +10,7 @@
 #include <string>
 #include <type_traits>
 
-#include "shardlib/comm/communicator.hpp"
+#include "shardlib/comm/collective_call.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/wrapping.hpp"

@@ -1,4 +1,4 @@
-// The communicator of one device alone, and the argument checks that all backends share.
+// The communicator of one device alone.
 #pragma once
 
 #include <cstddef>
@@ -16,90 +16,6 @@
 
 namespace shardlib {
 
-namespace detail {
-
-inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
-  if (bytes != 0) std::memcpy(to, from, bytes);
-}
-
-/// The pairs of buffer sizes that a collective over n devices accepts.
-enum class Fit { same, recv_n_times, send_n_times };
-
-inline void check_fit(std::string_view op, int n, const Buffer& send, const Buffer& recv, Fit fit) {
-  const auto fail = [&](const std::string& why) {
-    throw Error(std::string(op) + " over " + std::to_string(n) + " devices: send has " + std::to_string(send.bytes()) +
-                " bytes, recv has " + std::to_string(recv.bytes()) + " bytes: " + why);
-  };
-  const std::size_t times = static_cast<std::size_t>(n);
-  const std::string n_times = std::to_string(n) + " times the bytes of ";
-  if (fit == Fit::same && send.bytes() != recv.bytes()) fail("make them equal");
-  if (fit == Fit::recv_n_times && recv.bytes() != times * send.bytes()) fail("recv must have " + n_times + "send");
-  if (fit == Fit::send_n_times && send.bytes() != times * recv.bytes()) fail("send must have " + n_times + "recv");
-  if (send.data() == recv.data() && send.bytes() != 0) fail("they are the same memory: give recv its own");
-}
-
-/// `block`: one rank's bytes, and `element` those of an element, of a whole with `rows` rows.
-inline void check_rows(std::string_view op, std::size_t block, std::size_t element, std::size_t rows, bool takes_rows) {
-  if (rows == 1) return;
-  const std::string call = std::string(op) + " in " + std::to_string(rows) + " rows: ";
-  if (!takes_rows)
-    throw Error(call + "these devices share no memory: put the blocks in rank order, and leave out rows");
-  if (rows == 0 || block % (rows * element) != 0) {
-    throw Error(call + "a block has " + std::to_string(block) +
-                " bytes: they must split into as many equal pieces, of " + std::to_string(element) +
-                " bytes an element");
-  }
-}
-
-/// A view is made of whole pages, and pays where a copy takes longer than changing page tables.
-inline bool fits_view(std::size_t bytes) {
-  return bytes >= Pool::long_block && bytes % page_bytes() == 0;
-}
-[[noreturn]] inline void fail_view() {
-  throw Error("gather_view: has_views says that this group has none for these bytes: take all_gather");
-}
-
-inline void check_all_to_all(int n, const Buffer& send, const Buffer& recv) {
-  check_fit("all_to_all", n, send, recv, Fit::same);
-  if (send.bytes() % static_cast<std::size_t>(n) != 0) {
-    throw Error("all_to_all over " + std::to_string(n) + " devices: send has " + std::to_string(send.bytes()) +
-                " bytes: they must split into " + std::to_string(n) + " equal blocks");
-  }
-}
-
-inline void check_reduction(std::string_view op, int n, const Buffer& send, const Buffer& recv, Fit fit, DType dtype) {
-  check_fit(op, n, send, recv, fit);
-  if (!is_reducible(dtype)) {
-    throw Error(std::string(op) + " of " + std::string(name(dtype)) +
-                ": only f32, bf16, f64, i32 and u32 can be reduced: convert first");
-  }
-  if (recv.bytes() % size_of(dtype) != 0) {
-    throw Error(std::string(op) + " of " + std::string(name(dtype)) + ": recv has " + std::to_string(recv.bytes()) +
-                " bytes: they must be a multiple of " + std::to_string(size_of(dtype)));
-  }
-}
-
-inline void check_peer(std::string_view op, int n, int peer) {
-  if (peer < 0 || peer >= n) {
-    throw Error(std::string(op) + " rank " + std::to_string(peer) + ": the group has the ranks 0 to " +
-                std::to_string(n - 1));
-  }
-}
-
-[[noreturn]] inline void fail_recv(int from, std::size_t expected, std::size_t sent) {
-  throw Error("recv from rank " + std::to_string(from) + ": " + std::to_string(sent) + " bytes were sent, but " +
-              std::to_string(expected) + " were expected: send and recv must agree on the size");
-}
-
-/// `device` is rank `rank` of the n members of the group.
-[[noreturn]] inline void fail_absent(std::string_view op, int device, int rank, int n) {
-  throw Error(std::string(op) + ": device " + std::to_string(device) + " (rank " + std::to_string(rank) + " of " +
-              std::to_string(n) + ") has returned without taking part: every device of a group must make the same " +
-              "calls");
-}
-
-}  // namespace detail
-
 /// A group of one: collectives copy, and messages to oneself queue up.
 class SingleCommunicator final : public Communicator {
  public:
@@ -108,39 +24,7 @@ class SingleCommunicator final : public Communicator {
 
   [[nodiscard]] bool takes_rows() const override { return true; }
 
-  Request all_gather(Buffer send, Buffer recv, std::size_t rows) override {
-    detail::check_fit("all_gather", 1, send, recv, detail::Fit::same);
-    detail::check_rows("all_gather", send.bytes(), 1, rows, takes_rows());
-    return copy(send, recv);
-  }
   [[nodiscard]] bool has_views(std::size_t /*bytes*/) const override { return true; }
-  Request gather_view(Buffer send, std::shared_ptr<Buffer> whole) override {
-    *whole = std::move(send);
-    return {};
-  }
-  Request all_to_all(Buffer send, Buffer recv) override {
-    detail::check_all_to_all(1, send, recv);
-    return copy(send, recv);
-  }
-  Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction, std::size_t rows) override {
-    detail::check_reduction("reduce_scatter", 1, send, recv, detail::Fit::same, dtype);
-    detail::check_rows("reduce_scatter", recv.bytes(), size_of(dtype), rows, takes_rows());
-    return copy(send, recv);
-  }
-  Request all_reduce(Buffer send, Buffer recv, DType dtype, Reduction) override {
-    detail::check_reduction("all_reduce", 1, send, recv, detail::Fit::same, dtype);
-    return copy(send, recv);
-  }
-  Request send(Buffer buffer, int to) override {
-    detail::check_peer("send to", 1, to);
-    mail_->emplace(sent_++, std::move(buffer));
-    return {};
-  }
-  Request recv(Buffer buffer, int from) override {
-    detail::check_peer("recv from", 1, from);
-    return Request(std::make_unique<Receive>(mail_, received_++, std::move(buffer)));
-  }
-  void barrier() override {}
 
  private:
   using Mail = std::map<std::uint64_t, Buffer>;
@@ -159,9 +43,19 @@ class SingleCommunicator final : public Communicator {
     }
   };
 
-  static Request copy(const Buffer& from, const Buffer& to) {
-    detail::copy_bytes(to.data(), from.data(), from.bytes());
+  Request start_collective(const detail::CollectiveCall& call, const detail::OpInfo&, const Operands& operands) override {
+    if (call.kind == detail::Collective::gather_view)
+      *operands.whole = operands.send;
+    else
+      detail::copy_bytes(operands.recv.data(), operands.send.data(), operands.send.bytes());
     return {};
+  }
+  Request start_send(const Buffer& buffer, int) override {
+    mail_->emplace(sent_++, buffer);
+    return {};
+  }
+  Request start_recv(const Buffer& buffer, int) override {
+    return Request(std::make_unique<Receive>(mail_, received_++, buffer));
   }
 
   std::shared_ptr<Mail> mail_ = std::make_shared<Mail>();

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -30,10 +31,19 @@ namespace detail {
 /// wait for another one to reach its own `wait`, so requests may be waited for in any order.
 class Round {
  public:
-  Round(const CollectiveCall& call, std::size_t members, const Tuning& tuning)
-      : work_(call, members, tuning), send_(members), recv_(members), posted_(members), next_(members) {}
+  /// `op`: as `first`, the member that comes first, calls it.
+  Round(const CollectiveCall& call, const OpInfo& op, int first, std::size_t members, const Tuning& tuning)
+      : work_(call, members, tuning),
+        op_(op),
+        first_(first),
+        send_(members),
+        recv_(members),
+        posted_(members),
+        next_(members) {}
 
   [[nodiscard]] const CollectiveCall& call() const { return work_.call(); }
+  [[nodiscard]] int first() const { return first_; }
+  [[nodiscard]] std::string describe() const { return detail::describe(call(), op_); }
   [[nodiscard]] bool has_posted(int rank) const { return posted_[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] bool ready() const { return waiting_for_ == 0; }
   [[nodiscard]] bool done() const { return left_.load(std::memory_order_acquire) == 0; }
@@ -68,6 +78,8 @@ class Round {
 
  private:
   CollectiveWork work_;
+  OpInfo op_;
+  int first_;
   std::vector<Buffer> send_;
   std::vector<Buffer> recv_;
   std::vector<bool> posted_;
@@ -99,14 +111,29 @@ struct ThreadGroup {
 /// The devices of one process: their groups, and which of them have failed or finished.
 class ThreadWorld final : public Backend, public std::enable_shared_from_this<ThreadWorld> {
  public:
-  explicit ThreadWorld(int devices, const Tuning& tuning = {})
-      : finished_(static_cast<std::size_t>(devices)), tuning_(tuning) {
+  explicit ThreadWorld(int devices, const Tuning& tuning = {}, const Watchdog& watchdog = {})
+      : finished_(static_cast<std::size_t>(devices)), tuning_(tuning), watchdog_(watchdog) {
+    for (int i = 0; i < devices; ++i) recorders_.push_back(std::make_shared<detail::FlightRecorder>(i, watchdog));
     // Spinning pays only while every device has a core.
     spins_ = static_cast<unsigned>(devices) <= std::thread::hardware_concurrency() ? 200 : 2;
   }
 
   std::unique_ptr<Communicator> group(const std::vector<int>& members, int rank,
                                       const std::shared_ptr<Pool>& pool) override;
+  [[nodiscard]] std::shared_ptr<detail::FlightRecorder> recorder(int device) override {
+    return recorders_[static_cast<std::size_t>(device)];
+  }
+
+  [[nodiscard]] std::chrono::milliseconds timeout() const { return watchdog_.timeout; }  ///< 0: never
+  /// A device has waited longer than that. The first that says so throws the table of all devices.
+  [[noreturn]] void fail_timeout() {
+    if (timed_out_.exchange(true)) throw Aborted();
+    std::vector<detail::DeviceRecord> devices;
+    for (const auto& recorder : recorders_) devices.push_back(recorder->record());
+    throw Error(detail::wait_table(devices, watchdog_) + detail::write_recordings(devices, watchdog_));
+  }
+  /// Whether some device has waited too long. Another one may then never end.
+  [[nodiscard]] bool timed_out() const { return timed_out_; }
 
   /// Wakes every waiting device; it, and every later communication, throws Aborted.
   void abort() {
@@ -136,7 +163,10 @@ class ThreadWorld final : public Backend, public std::enable_shared_from_this<Th
   std::map<std::vector<int>, std::shared_ptr<detail::ThreadGroup>> groups_;
   std::atomic<bool> aborted_ = false;
   std::vector<std::atomic<bool>> finished_;
+  std::atomic<bool> timed_out_ = false;
   Tuning tuning_;
+  Watchdog watchdog_;
+  std::vector<std::shared_ptr<detail::FlightRecorder>> recorders_;
   int spins_;
 };
 
@@ -153,6 +183,8 @@ struct ThreadMember {
   /// Sleeps, after a short spin, until ready() holds; needs(r) says that this takes rank r. Both run under `lock`.
   template <class Ready, class Needs>
   void wait(std::unique_lock<std::mutex>& lock, std::string_view op, const Ready& ready, const Needs& needs) const {
+    const auto timeout = world->timeout();
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
     while (!ready()) {
       check_aborted();
       for (int r = 0; r < size(); ++r) {
@@ -163,7 +195,13 @@ struct ThreadMember {
       lock.unlock();
       for (int i = 0; i < world->spins() && group->events == seen; ++i) std::this_thread::yield();
       lock.lock();
-      group->wake.wait(lock, [&] { return group->events != seen; });
+      const auto changed = [&] { return group->events != seen; };
+      if (timeout.count() == 0) {
+        group->wake.wait(lock, changed);
+      } else if (!group->wake.wait_until(lock, deadline, changed)) {
+        lock.unlock();
+        world->fail_timeout();
+      }
     }
   }
   void check_aborted() const {
@@ -255,55 +293,35 @@ class ThreadCommunicator final : public Communicator {
 
   [[nodiscard]] bool takes_rows() const override { return true; }
 
-  Request all_gather(Buffer send, Buffer recv, std::size_t rows) override {
-    detail::check_fit("all_gather", size(), send, recv, detail::Fit::recv_n_times);
-    detail::check_rows("all_gather", send.bytes(), 1, rows, takes_rows());
-    return post({.kind = detail::Collective::all_gather, .bytes = send.bytes(), .rows = rows}, send, recv);
-  }
   [[nodiscard]] bool has_views(std::size_t /*bytes*/) const override { return false; }
-  Request gather_view(Buffer /*send*/, std::shared_ptr<Buffer> /*whole*/) override { detail::fail_view(); }
-  Request all_to_all(Buffer send, Buffer recv) override {
-    detail::check_all_to_all(size(), send, recv);
-    return post({detail::Collective::all_to_all, send.bytes()}, send, recv);
-  }
-  Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction op, std::size_t rows) override {
-    detail::check_reduction("reduce_scatter", size(), send, recv, detail::Fit::send_n_times, dtype);
-    detail::check_rows("reduce_scatter", recv.bytes(), size_of(dtype), rows, takes_rows());
-    return post({detail::Collective::reduce_scatter, send.bytes(), dtype, op, rows}, send, recv);
-  }
-  Request all_reduce(Buffer send, Buffer recv, DType dtype, Reduction op) override {
-    detail::check_reduction("all_reduce", size(), send, recv, detail::Fit::same, dtype);
-    return post({detail::Collective::all_reduce, send.bytes(), dtype, op}, send, recv);
-  }
-  Request send(Buffer buffer, int to) override {
-    detail::check_peer("send to", size(), to);
-    me_.check_aborted();
-    const std::lock_guard lock(me_.group->mutex);
-    me_.group->mail.emplace(std::tuple(me_.rank, to, sent_[static_cast<std::size_t>(to)]++), std::move(buffer));
-    me_.group->signal();
-    return {};
-  }
-  Request recv(Buffer buffer, int from) override {
-    detail::check_peer("recv from", size(), from);
-    const std::uint64_t number = received_[static_cast<std::size_t>(from)]++;
-    return Request(std::make_unique<detail::MailRequest>(me_, std::move(buffer), from, number));
-  }
-  void barrier() override { post({detail::Collective::barrier}, {}, {}).wait(); }
-
  private:
-  Request post(const detail::CollectiveCall& call, const Buffer& send, const Buffer& recv) {
+  Request start_collective(const detail::CollectiveCall& call, const detail::OpInfo& op,
+                           const Operands& operands) override {
     me_.check_aborted();
     const std::lock_guard lock(me_.group->mutex);
     const auto it = me_.group->rounds.try_emplace(calls_++).first;
-    if (!it->second) it->second = std::make_shared<detail::Round>(call, me_.group->members.size(), me_.group->tuning);
+    if (!it->second)
+      it->second = std::make_shared<detail::Round>(call, op, me_.rank, me_.group->members.size(), me_.group->tuning);
     const auto round = it->second;
-    if (round->call() != call) detail::fail_call(me_.rank, me_.group->members.size(), call, round->call());
-    round->post(me_.rank, send, recv);
+    if (round->call() != call)
+      detail::fail_call(me_.rank, me_.group->members.size(), describe(call, op), round->first(), round->describe());
+    round->post(me_.rank, operands.send, operands.recv);
     if (round->ready()) {
       me_.group->rounds.erase(it);
       me_.group->signal();
     }
     return Request(std::make_unique<detail::RoundRequest>(me_, round));
+  }
+  Request start_send(const Buffer& buffer, int to) override {
+    me_.check_aborted();
+    const std::lock_guard lock(me_.group->mutex);
+    me_.group->mail.emplace(std::tuple(me_.rank, to, sent_[static_cast<std::size_t>(to)]++), buffer);
+    me_.group->signal();
+    return {};
+  }
+  Request start_recv(const Buffer& buffer, int from) override {
+    const std::uint64_t number = received_[static_cast<std::size_t>(from)]++;
+    return Request(std::make_unique<detail::MailRequest>(me_, buffer, from, number));
   }
 
   detail::ThreadMember me_;

@@ -14,6 +14,7 @@
 
 #include "shardlib/comm/backend.hpp"
 #include "shardlib/comm/communicator.hpp"
+#include "shardlib/comm/flight_recorder.hpp"
 #include "shardlib/device/exec.hpp"
 #include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/memory/buffer.hpp"
@@ -97,6 +98,7 @@ class Device {
   Tuning tuning_;
   std::shared_ptr<Pool> pool_;
   std::shared_ptr<Backend> backend_;
+  std::shared_ptr<detail::FlightRecorder> recorder_;
   std::map<std::vector<int>, std::unique_ptr<Communicator>> groups_;
   std::vector<std::pair<std::vector<std::string>, Communicator*>> by_axes_;
   std::vector<std::shared_ptr<void>> locals_;

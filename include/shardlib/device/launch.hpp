@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "shardlib/comm/flight_recorder.hpp"
 #include "shardlib/device/device.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/support/tuning.hpp"
@@ -25,6 +26,7 @@ struct LaunchOptions {
   bool allow_idle_ranks = false;  ///< under mpirun: ranks beyond the mesh do nothing
   int threads = 0;                ///< CPU threads per device; 0: the cores shared out among the devices
   Tuning tuning = {};             ///< sizes that tests lower
+  Watchdog watchdog = {};         ///< how long a device may wait for others
 };
 
 /// The program of one device.

@@ -46,7 +46,8 @@ class InputFile {
   std::uint64_t size_ = 0;
 };
 
-/// A file that is written bit by bit under a temporary name beside its own, and takes its place only at `commit`.
+/// A file that is written bit by bit under a temporary name beside its own, and takes its place only at `commit`. The
+/// temporary file of a process that dies before stays: see remove_stale_temporaries.
 class OutputFile {
  public:
   /// Throws UsageError where a folder, a device or a pipe stands there.
@@ -85,6 +86,13 @@ void rename_path(const std::string& from, const std::string& to);
 void replace_folder(const std::string& from, const std::string& to);
 /// Removes a folder with all that is in it.
 void remove_folder(const std::string& path);
+/// Throws UsageError, which begins with the option, unless a file can be written at `path`; what is there stays as it
+/// is. For outputs of which a program knows long before it writes them. `require_writable("out.svg", "--timeline")`
+void require_writable(const std::string& path, const std::string& option);
+/// Removes the temporary files and folders directly in `folder` that dead processes of this machine have left. Those of
+/// living processes stay, and those of other machines too, until nothing in them has changed for a day. What cannot be
+/// removed stays without an error. `remove_stale_temporaries("runs/first")`
+void remove_stale_temporaries(const std::string& folder);
 
 }  // namespace shardlib::io
 

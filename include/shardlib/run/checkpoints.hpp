@@ -21,7 +21,9 @@ template <Spec A, class Tree>
   const auto saver = std::make_shared<io::AsyncSaver>(
       mesh, folder, io::SaveOptions{.keep = static_cast<int>(training.keep), .finite = true, .rename = rename});
   Checkpoints c;
-  c.save = [saver, &state](std::int64_t step, const std::string& data) { saver->save(step, state, {step, data, {}}); };
+  c.save = [saver, &state](std::int64_t step, const RunIdentity& identity) {
+    saver->save(step, state, {step, identity.data, identity.settings});
+  };
   c.load = [mesh, folder, rename, &state]() -> std::optional<Checkpoints::Loaded> {
     const auto path = io::newest_whole(mesh, folder);
     if (!path) return std::nullopt;
@@ -29,7 +31,7 @@ template <Spec A, class Tree>
     verified.verify = false;
     verified.rename = rename;
     const io::CheckpointMeta meta = io::load(mesh, *path, state, verified);
-    return Checkpoints::Loaded{meta.step, meta.data_hash};
+    return Checkpoints::Loaded{meta.step, {meta.data_hash, meta.user}};
   };
   c.poll = [saver] { saver->poll(); };
   c.flush = [saver] { saver->flush(); };

@@ -55,9 +55,15 @@ class JsonLines {
   [[nodiscard]] bool is_open() const { return file_ >= 0; }  ///< whether there is a file
   /// Takes the file for this process, until it is closed; false when another process has it.
   [[nodiscard]] bool lock();
-  /// Removes what a run that goes on from `step` will write again: lines of that step and later, and a torn last line.
-  /// Returns the number of whole lines removed.
-  std::int64_t cut(std::int64_t step);
+  /// What `cut` has removed.
+  struct Cut {
+    std::int64_t lines = 0;  ///< whole ones
+    bool torn = false;       ///< a last line that is no whole record
+    friend bool operator==(const Cut&, const Cut&) = default;
+  };
+  /// Removes what a run that goes on from `step` will write again: lines of that step and later, and a last line that a
+  /// crash has torn. Throws Error for any other line that is no record, and removes nothing then.
+  Cut cut(std::int64_t step);
   /// Appends a line. Throws Error when the file cannot take it.
   void write(const Record& record) { append(to_json(record)); }
   void write(const Sample& sample) { append(to_json(sample)); }

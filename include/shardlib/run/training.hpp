@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,6 +41,9 @@ struct Training {
   std::int64_t save_every = 1000, keep = 2, validate_every = 0, validation_batches = 8, sample_every = 0;
   /// Set by the options --resume, --trace, --plan and --tensorboard.
   bool resume = true, trace = false, plan = false, tensorboard = false;
+  std::string allow_change;  ///< --allow-change: what may differ from the checkpoint that a run goes on from
+  /// The program's own settings that a run may change when it goes on, as the steps compute the same: "schedule".
+  std::vector<std::string> may_change;
   std::string prompt = "And God said";                                      ///< what samples begin with
   SampleOptions sample{.max_tokens = 200, .top_k = 0, .temperature = 0.7};  ///< how tokens of samples are drawn
 };
@@ -109,14 +113,21 @@ SHARDLIB_INLINE void check_finite(const StepResult& result, std::int64_t step);
          12.0 * static_cast<double>(layers) * static_cast<double>(width) * static_cast<double>(length);
 }
 
+/// What decides the curve of a run besides its program and its state, as its checkpoints hold it: `data` is
+/// Loader::identity, `settings` are texts by names that begin with "setting.", and others for messages.
+struct RunIdentity {
+  std::string data;
+  std::map<std::string, std::string> settings;
+};
+
 /// The state to and from the run's folder; see run/checkpoints.hpp. All empty: the run keeps nothing.
 struct Checkpoints {
-  /// Takes a snapshot, which a thread writes during training. `data` identifies what the steps read.
-  std::function<void(std::int64_t step, const std::string& data)> save;
-  /// Which checkpoint was loaded: its step, and what its steps read.
+  /// Takes a snapshot, which a thread writes during training, and keeps the identity with it.
+  std::function<void(std::int64_t step, const RunIdentity& identity)> save;
+  /// Which checkpoint was loaded: its step, and the identity of the run that saved it.
   struct Loaded {
     std::int64_t step = 0;
-    std::string data;
+    RunIdentity identity;
   };
   std::function<std::optional<Loaded>()> load;  ///< the newest whole one; nothing where there is none
   std::function<void()> poll;                   ///< once a step

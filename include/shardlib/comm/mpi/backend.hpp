@@ -34,6 +34,7 @@ class MpiCommunicator final : public Communicator {
       : comm_(comm), launch_(launch), log_(std::move(log)), progress_(std::move(progress)), pool_(std::move(pool)) {
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &size_);
+    if (!is_in_node()) detail::mpi::check(MPI_Comm_dup(comm_, &check_), "group", 0);
   }
   MpiCommunicator(const MpiCommunicator&) = delete;
   MpiCommunicator& operator=(const MpiCommunicator&) = delete;
@@ -41,6 +42,7 @@ class MpiCommunicator final : public Communicator {
     const auto shared = std::exchange(log_->shared, nullptr);  // the log stays
     if (!progress_->may_free()) return;
     MPI_Comm_free(&comm_);
+    if (check_ != MPI_COMM_NULL) MPI_Comm_free(&check_);
     if (shared) shared->leave();
   }
 
@@ -49,98 +51,7 @@ class MpiCommunicator final : public Communicator {
 
   [[nodiscard]] bool takes_rows() const override { return is_in_node(); }
 
-  Request all_gather(Buffer send, Buffer recv, std::size_t rows) override {
-    detail::check_fit("all_gather", size_, send, recv, detail::Fit::recv_n_times);
-    detail::check_rows("all_gather", send.bytes(), 1, rows, takes_rows());
-    if (is_in_node())
-      return share({.kind = detail::Collective::all_gather, .bytes = send.bytes(), .rows = rows}, send, recv);
-    if (log_->shared) return all_gather_over_nodes(send, recv);
-    const auto op = make_mpi_op("all_gather", send, recv, next());
-    const std::size_t block = send.bytes();
-    if (block <= log_->tuning.collective_piece) {
-      const int count = detail::mpi::to_count(block);
-      check(*op, MPI_Iallgather(send.data(), count, MPI_BYTE, recv.data(), count, MPI_BYTE, comm_, op->add()));
-    } else {
-      const int tag = tag_of(*op);
-      detail::copy_bytes(recv.data() + index(rank_) * block, send.data(), block);
-      for_peers([&](int peer) {
-        op->recv(comm_, recv.data() + index(peer) * block, block, peer, tag);
-        op->send(comm_, send.data(), block, peer, tag);
-      });
-    }
-    return start(op);
-  }
   [[nodiscard]] bool has_views(std::size_t bytes) const override { return is_in_node() && detail::fits_view(bytes); }
-  Request gather_view(Buffer send, std::shared_ptr<Buffer> whole) override {
-    if (!has_views(send.bytes())) detail::fail_view();
-    const detail::CollectiveCall call{.kind = detail::Collective::gather_view, .bytes = send.bytes()};
-    const auto op = make_mpi_op(detail::name(call.kind), send, {}, next());
-    op->shared = std::make_shared<detail::shm::SharedRound>(log_->shared, call, send, std::move(whole));
-    return start(op);
-  }
-  Request all_to_all(Buffer send, Buffer recv) override {
-    detail::check_all_to_all(size_, send, recv);
-    if (is_in_node()) return share({detail::Collective::all_to_all, send.bytes()}, send, recv);
-    const auto op = make_mpi_op("all_to_all", send, recv, next());
-    const std::size_t block = send.bytes() / index(size_);
-    if (block <= log_->tuning.collective_piece) {
-      const int count = detail::mpi::to_count(block);
-      check(*op, MPI_Ialltoall(send.data(), count, MPI_BYTE, recv.data(), count, MPI_BYTE, comm_, op->add()));
-    } else {
-      const int tag = tag_of(*op);
-      detail::copy_bytes(recv.data() + index(rank_) * block, send.data() + index(rank_) * block, block);
-      for_peers([&](int peer) {
-        op->recv(comm_, recv.data() + index(peer) * block, block, peer, tag);
-        op->send(comm_, send.data() + index(peer) * block, block, peer, tag);
-      });
-    }
-    return start(op);
-  }
-  Request reduce_scatter(Buffer send, Buffer recv, DType dtype, Reduction reduction, std::size_t rows) override {
-    detail::check_reduction("reduce_scatter", size_, send, recv, detail::Fit::send_n_times, dtype);
-    detail::check_rows("reduce_scatter", recv.bytes(), size_of(dtype), rows, takes_rows());
-    if (is_in_node())
-      return share({detail::Collective::reduce_scatter, send.bytes(), dtype, reduction, rows}, send, recv);
-    // Sums of a node's ranks are whole branches of the tree only then, and have the type of the elements.
-    if (log_->shared && std::has_single_bit(log_->shared->size()) && dtype != DType::bf16) {
-      return reduce_scatter_over_nodes(send, recv, dtype, reduction);
-    }
-    const auto op = make_mpi_op("reduce_scatter", send, recv, next());
-    const std::size_t block = recv.bytes();
-    const auto slice = [block](int r) { return Slice{index(r) * block, block}; };
-    exchange_and_reduce(*op, send, slice, recv.data(), dtype, reduction, tag_of(*op));
-    return start(op);
-  }
-  Request all_reduce(Buffer send, Buffer recv, DType dtype, Reduction reduction) override {
-    detail::check_reduction("all_reduce", size_, send, recv, detail::Fit::same, dtype);
-    if (is_in_node()) return share({detail::Collective::all_reduce, send.bytes(), dtype, reduction}, send, recv);
-    const auto op = make_mpi_op("all_reduce", send, recv, next());
-    if (send.bytes() * index(size_) <= detail::mpi::small_all_reduce) {
-      all_reduce_small(*op, send, recv, dtype, reduction);
-    } else {
-      all_reduce_sliced(*op, send, recv, dtype, reduction);
-    }
-    return start(op);
-  }
-  Request send(Buffer buffer, int to) override {
-    detail::check_peer("send to", size_, to);
-    const auto op = make_mpi_op("send", buffer, {}, {Question::send, to, log_->sent[index(to)]++});
-    op->send(comm_, buffer.data(), buffer.bytes(), to, message_tag);
-    progress_->start(op);
-    return {};
-  }
-  Request recv(Buffer buffer, int from) override {
-    detail::check_peer("recv from", size_, from);
-    const auto op = make_mpi_op("recv", buffer, {}, {Question::recv, from, log_->received[index(from)]++});
-    op->recv(comm_, buffer.data(), buffer.bytes(), from, message_tag);
-    return start(op);
-  }
-  void barrier() override {
-    if (is_in_node()) return share({detail::Collective::barrier}, {}, {}).wait();
-    const auto op = make_mpi_op("barrier", {}, {}, next());
-    check(*op, MPI_Ibarrier(comm_, op->add()));
-    start(op).wait();
-  }
 
  private:
   using MpiOp = detail::mpi::MpiOp;
@@ -172,6 +83,91 @@ class MpiCommunicator final : public Communicator {
   Request start(const std::shared_ptr<MpiOp>& op) {
     return Request(std::make_unique<detail::mpi::MpiOpRequest>(progress_, progress_->start(op)));
   }
+
+  Request start_collective(const detail::CollectiveCall& call, const detail::OpInfo& op,
+                           const Operands& operands) override {
+    using detail::Collective;
+    const auto work = make_mpi_op(detail::name(call.kind), operands.send, operands.recv, next());
+    if (is_in_node()) {
+      // The round compares the calls.
+      work->shared = call.kind == Collective::gather_view
+                         ? std::make_shared<detail::shm::SharedRound>(log_->shared, call, op, operands.send, operands.whole)
+                         : std::make_shared<detail::shm::SharedRound>(log_->shared, call, op, operands.send, operands.recv);
+      return start(work);
+    }
+    work->compare_calls(check_, rank_, call, op);
+    switch (call.kind) {
+      case Collective::all_gather:
+      case Collective::gather_view:
+        all_gather(*work, call, op, operands.send, operands.recv);
+        break;
+      case Collective::all_to_all:
+        all_to_all(*work, operands.send, operands.recv);
+        break;
+      case Collective::reduce_scatter:
+        reduce_scatter(*work, call, op, operands.send, operands.recv);
+        break;
+      case Collective::all_reduce:
+        if (operands.send.bytes() * index(size_) <= detail::mpi::small_all_reduce)
+          all_reduce_small(*work, operands.send, operands.recv, call.dtype, call.op);
+        else
+          all_reduce_sliced(*work, operands.send, operands.recv, call.dtype, call.op);
+        break;
+      case Collective::barrier:
+        check(*work, MPI_Ibarrier(comm_, work->add()));
+        break;
+    }
+    return start(work);
+  }
+  Request start_send(const Buffer& buffer, int to) override {
+    const auto op = make_mpi_op("send", buffer, {}, {Question::send, to, log_->sent[index(to)]++});
+    op->send(comm_, buffer.data(), buffer.bytes(), to, message_tag);
+    progress_->start(op);
+    return {};
+  }
+  Request start_recv(const Buffer& buffer, int from) override {
+    const auto op = make_mpi_op("recv", buffer, {}, {Question::recv, from, log_->received[index(from)]++});
+    op->recv(comm_, buffer.data(), buffer.bytes(), from, message_tag);
+    return start(op);
+  }
+
+  void all_gather(MpiOp& op, const detail::CollectiveCall& call, const detail::OpInfo& caller, const Buffer& send,
+                  const Buffer& recv) {
+    if (log_->shared) return all_gather_over_nodes(op, call, caller, send, recv);
+    const std::size_t block = send.bytes();
+    if (block <= log_->tuning.collective_piece) {
+      const int count = detail::mpi::to_count(block);
+      return check(op, MPI_Iallgather(send.data(), count, MPI_BYTE, recv.data(), count, MPI_BYTE, comm_, op.add()));
+    }
+    const int tag = tag_of(op);
+    detail::copy_bytes(recv.data() + index(rank_) * block, send.data(), block);
+    for_peers([&](int peer) {
+      op.recv(comm_, recv.data() + index(peer) * block, block, peer, tag);
+      op.send(comm_, send.data(), block, peer, tag);
+    });
+  }
+  void all_to_all(MpiOp& op, const Buffer& send, const Buffer& recv) {
+    const std::size_t block = send.bytes() / index(size_);
+    if (block <= log_->tuning.collective_piece) {
+      const int count = detail::mpi::to_count(block);
+      return check(op, MPI_Ialltoall(send.data(), count, MPI_BYTE, recv.data(), count, MPI_BYTE, comm_, op.add()));
+    }
+    const int tag = tag_of(op);
+    detail::copy_bytes(recv.data() + index(rank_) * block, send.data() + index(rank_) * block, block);
+    for_peers([&](int peer) {
+      op.recv(comm_, recv.data() + index(peer) * block, block, peer, tag);
+      op.send(comm_, send.data() + index(peer) * block, block, peer, tag);
+    });
+  }
+  void reduce_scatter(MpiOp& op, const detail::CollectiveCall& call, const detail::OpInfo& caller, const Buffer& send,
+                      const Buffer& recv) {
+    // Sums of a node's ranks are whole branches of the tree only then, and have the type of the elements.
+    if (log_->shared && std::has_single_bit(log_->shared->size()) && call.dtype != DType::bf16)
+      return reduce_scatter_over_nodes(op, call, caller, send, recv);
+    const std::size_t block = recv.bytes();
+    const auto slice = [block](int r) { return Slice{index(r) * block, block}; };
+    exchange_and_reduce(op, send, slice, recv.data(), call.dtype, call.op, tag_of(op));
+  }
   [[nodiscard]] bool is_in_node() const { return log_->shared && log_->shared->nodes() == 1; }
   /// The ranks on the other nodes that have this rank's place there.
   template <class F>
@@ -180,38 +176,30 @@ class MpiCommunicator final : public Communicator {
     for (int peer = (rank_ + members) % size_; peer != rank_; peer = (peer + members) % size_) f(peer);
   }
   /// A block goes to each node once, and is read there by its other ranks.
-  Request all_gather_over_nodes(const Buffer& send, const Buffer& recv) {
-    const auto op = make_mpi_op("all_gather", send, recv, next());
-    const int tag = tag_of(*op);
+  void all_gather_over_nodes(MpiOp& op, detail::CollectiveCall call, const detail::OpInfo& caller, const Buffer& send,
+                             const Buffer& recv) {
+    const int tag = tag_of(op);
     const std::size_t block = send.bytes();
-    const detail::CollectiveCall call{
-        .kind = detail::Collective::all_gather, .bytes = block, .nodes = log_->shared->nodes()};
-    const auto round = std::make_shared<detail::shm::SharedRound>(log_->shared, call, Buffer(), recv);
+    call.nodes = log_->shared->nodes();
+    const auto round = std::make_shared<detail::shm::SharedRound>(log_->shared, call, caller, Buffer(), recv);
     std::byte* const to = round->recv().data();
     detail::copy_bytes(to + index(rank_) * block, send.data(), block);
     for_counterparts([&](int peer) {
-      op->recv(comm_, to + index(peer) * block, block, peer, tag);
-      op->send(comm_, send.data(), block, peer, tag);
+      op.recv(comm_, to + index(peer) * block, block, peer, tag);
+      op.send(comm_, send.data(), block, peer, tag);
     });
-    op->next = [round](MpiOp& phase) { phase.shared = round; };
-    return start(op);
+    op.next = [round](MpiOp& phase) { phase.shared = round; };
   }
   /// A node's ranks sum what they have for each rank, so that one block instead of theirs goes to each.
-  Request reduce_scatter_over_nodes(const Buffer& send, const Buffer& recv, DType dtype, Reduction reduction) {
-    const auto op = make_mpi_op("reduce_scatter", send, recv, next());
-    const int tag = tag_of(*op);
+  void reduce_scatter_over_nodes(MpiOp& op, detail::CollectiveCall call, const detail::OpInfo& caller,
+                                 const Buffer& send, const Buffer& recv) {
+    const int tag = tag_of(op);
     const std::size_t block = recv.bytes(), members = log_->shared->size(), nodes = log_->shared->nodes();
     const Buffer sums = pool_->allocate(nodes * block);
     const Buffer received = pool_->allocate((nodes - 1) * block);
-    op->shared =
-        std::make_shared<detail::shm::SharedRound>(log_->shared,
-                                                   detail::CollectiveCall{.kind = detail::Collective::reduce_scatter,
-                                                                          .bytes = send.bytes(),
-                                                                          .dtype = dtype,
-                                                                          .op = reduction,
-                                                                          .nodes = nodes},
-                                                   send, sums);
-    op->next = [=, this, out = recv.data()](MpiOp& phase) {
+    call.nodes = nodes;
+    op.shared = std::make_shared<detail::shm::SharedRound>(log_->shared, call, caller, send, sums);
+    op.next = [=, this, out = recv.data()](MpiOp& phase) {
       const auto place = [&](int rank) { return index(rank) / members * block; };
       std::vector<const std::byte*> in(nodes, sums.data() + place(rank_));
       for_counterparts([&](int peer) {
@@ -221,17 +209,10 @@ class MpiCommunicator final : public Communicator {
         phase.send(comm_, sums.data() + place(peer), block, peer, tag);
       });
       phase.next = [=, in = std::move(in)](MpiOp&) {
-        detail::reduce_tree(dtype, reduction, in, out, block / size_of(dtype));
+        detail::reduce_tree(call.dtype, call.op, in, out, block / size_of(call.dtype));
       };
       phase.buffers.insert(phase.buffers.end(), {sums, received});
     };
-    return start(op);
-  }
-  /// A collective of a group that shares memory.
-  Request share(const detail::CollectiveCall& call, const Buffer& send, const Buffer& recv) {
-    const auto op = make_mpi_op(detail::name(call.kind), send, recv, next());
-    op->shared = std::make_shared<detail::shm::SharedRound>(log_->shared, call, send, recv);
-    return start(op);
   }
   /// Messages of a collective have a tag of their own, because second phases start in any order. The standard promises
   /// tags up to 32767.
@@ -291,6 +272,7 @@ class MpiCommunicator final : public Communicator {
   }
 
   MPI_Comm comm_;
+  MPI_Comm check_ = MPI_COMM_NULL;  ///< for the comparison of calls; none where the members share memory
   int rank_ = 0;
   int size_ = 1;
   std::uint64_t launch_;
@@ -302,7 +284,14 @@ class MpiCommunicator final : public Communicator {
 /// This process as one device of a mesh whose devices are the first ranks of MPI_COMM_WORLD.
 class MpiWorld final : public Backend {
  public:
-  MpiWorld(std::uint64_t launch, const Tuning& tuning) : launch_(launch), tuning_(tuning) {}
+  /// Of a launch on the ranks 0 to `ranks` - 1.
+  MpiWorld(std::uint64_t launch, int ranks, const Tuning& tuning, std::shared_ptr<detail::FlightRecorder> recorder)
+      : launch_(launch),
+        tuning_(tuning),
+        recorder_(std::move(recorder)),
+        progress_(std::make_shared<detail::mpi::Progress>(ranks, recorder_->watchdog().timeout)) {}
+
+  [[nodiscard]] std::shared_ptr<detail::FlightRecorder> recorder(int) override { return recorder_; }
 
   std::unique_ptr<Communicator> group(const std::vector<int>& members, int rank,
                                       const std::shared_ptr<Pool>& pool) override {
@@ -359,8 +348,9 @@ class MpiWorld final : public Backend {
 
   std::uint64_t launch_;
   Tuning tuning_;
+  std::shared_ptr<detail::FlightRecorder> recorder_;
+  std::shared_ptr<detail::mpi::Progress> progress_;
   detail::mpi::Watch::Logs logs_;
-  std::shared_ptr<detail::mpi::Progress> progress_ = std::make_shared<detail::mpi::Progress>();
 };
 
 }  // namespace shardlib

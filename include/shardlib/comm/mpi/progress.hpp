@@ -5,16 +5,21 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <limits>
 #include <list>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "shardlib/comm/collective_call.hpp"
 #include "shardlib/comm/communicator.hpp"
 #include "shardlib/comm/mpi/process.hpp"
 #include "shardlib/comm/mpi/watch.hpp"
@@ -30,6 +35,62 @@ inline int to_count(std::size_t bytes) {
   return static_cast<int>(bytes);
 }
 
+/// The calls of a collective's members, compared: a fingerprint of each goes to all, in a message that always fits.
+struct CallComparison {
+  MPI_Comm comm = MPI_COMM_NULL;
+  MPI_Request request = MPI_REQUEST_NULL;
+  std::uint64_t mine = 0;
+  std::vector<std::uint64_t> all;
+  int rank = 0;
+  CollectiveCall call;
+  OpInfo op;
+
+  /// True once all members' calls have been seen to be the same. Throws Error where they are not.
+  bool advance(const GroupLog& group) {
+    int done = 0;
+    check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "comparing calls", sizeof mine);
+    if (done == 0) return false;
+    const auto other = std::ranges::find_if(all, [this](std::uint64_t theirs) { return theirs != mine; });
+    if (other != all.end()) fail(group, static_cast<int>(other - all.begin()));
+    return true;
+  }
+
+ private:
+  using Text = std::array<char, 448>;
+  /// All members know all fingerprints, so that those that differ exchange what they have called.
+  [[noreturn]] void fail(const GroupLog& group, int other) const {
+    const std::string text = describe(call, op);
+    struct Exchange {  // what MPI still has when the wait ends must stay
+      Text mine{}, theirs{};
+      std::vector<MPI_Request> requests;
+    };
+    auto* const exchange = new Exchange;
+    const std::size_t n = std::min(text.size(), exchange->mine.size() - 1);
+    std::copy_n(text.data(), n, exchange->mine.begin());
+    const int bytes = static_cast<int>(sizeof(Text));
+    const auto place = [&](int r) { return group.members[static_cast<std::size_t>(r)]; };
+    MPI_Irecv(exchange->theirs.data(), bytes, MPI_BYTE, place(other), Watch::call_tag, process.control,
+              &exchange->requests.emplace_back(MPI_REQUEST_NULL));
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      // Member r waits for the first one that differs from it.
+      const auto first = std::ranges::find_if(all, [&](std::uint64_t f) { return f != all[r]; });
+      if (static_cast<int>(first - all.begin()) != rank) continue;
+      MPI_Request sent = MPI_REQUEST_NULL;
+      MPI_Isend(exchange->mine.data(), bytes, MPI_BYTE, place(static_cast<int>(r)), Watch::call_tag, process.control,
+                &sent);
+      exchange->requests.push_back(sent);
+    }
+    int done = 0;
+    const auto end = std::chrono::steady_clock::now() + group.tuning.patience;
+    while (done == 0 && std::chrono::steady_clock::now() < end) {
+      MPI_Testall(static_cast<int>(exchange->requests.size()), exchange->requests.data(), &done, MPI_STATUSES_IGNORE);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    const std::string theirs(exchange->theirs.begin(), std::ranges::find(exchange->theirs, '\0'));
+    fail_call(rank, all.size(), text, other, theirs.empty() ? "something else" : theirs);
+  }
+};
+
 /// A communication under way: MPI requests, the buffers that they use, and what to do when they are done.
 struct MpiOp {
   std::string_view name;
@@ -44,6 +105,7 @@ struct MpiOp {
   std::shared_ptr<const GroupLog> group = {};
   Question question = {};
   int peer = -1;  ///< the rank of the group that the other end is; -1: all members take part
+  std::shared_ptr<CallComparison> comparison = {};
 
   static constexpr std::size_t anything = std::numeric_limits<std::size_t>::max();
 
@@ -71,6 +133,19 @@ struct MpiOp {
       received += piece;
     } while (received < size);
   }
+  /// Compares the call with the other members', in a group that does not share memory. Over a communicator of its own:
+  /// its messages meet whatever the members have called.
+  void compare_calls(MPI_Comm comm, int rank, const CollectiveCall& call, const OpInfo& op) {
+    comparison = std::make_shared<CallComparison>();
+    CallComparison& c = *comparison;
+    c.comm = comm;
+    c.mine = call.fingerprint();
+    c.all.resize(group->members.size());
+    c.rank = rank;
+    c.call = call;
+    c.op = op;
+    check(MPI_Iallgather(&c.mine, 1, MPI_UINT64_T, c.all.data(), 1, MPI_UINT64_T, comm, &c.request), name, bytes);
+  }
   /// Throws if a rank without which this cannot complete says that it has left, or has died.
   void check_members() const {
     const auto& members = group->members;
@@ -84,6 +159,20 @@ struct MpiOp {
   /// True when complete.
   bool advance() {
     if (done) return true;
+    if (comparison && comparison->advance(*group)) comparison.reset();
+    try {
+      return advance_phase();
+    } catch (const Error&) {
+      // Calls that differ make MPI fail, too; then the comparison says more.
+      const auto end = std::chrono::steady_clock::now() + group->tuning.patience;
+      while (comparison && std::chrono::steady_clock::now() < end)
+        if (comparison->advance(*group)) comparison.reset();
+      throw;
+    }
+  }
+
+ private:
+  bool advance_phase() {
     if (shared) {
       if (!shared->advance()) return false;
       shared.reset();
@@ -100,16 +189,14 @@ struct MpiOp {
     check(code, name, bytes);
     if (all == 0) return false;
     requests.clear();
-    done = true;  // for good if what came does not fit
     const auto sizes = std::exchange(expected, {});
+    done = !sizes.empty();  // for good if what came does not fit
     for (std::size_t i = 0; i < sizes.size(); ++i) check_size(statuses[i], sizes[i]);
     return end_phase();
   }
-
- private:
   bool end_phase() {
     if (next) std::exchange(next, nullptr)(*this);
-    done = requests.empty() && !shared && !next;
+    done = requests.empty() && !shared && !next && !comparison;
     if (done) {
       buffers.clear();
       shm::loans.collect();
@@ -147,7 +234,10 @@ class Pause {
 /// second phase, so waiting for one request moves all of them on; that is what allows any order of waits.
 class Progress {
  public:
-  Progress() = default;
+  /// Of a launch on the ranks 0 to `ranks` - 1.
+  Progress(int ranks, std::chrono::milliseconds timeout) : timeout_(timeout) {
+    for (int i = 0; i < ranks; ++i) ranks_.push_back(i);
+  }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
   /// What never completed still belongs to MPI, so its buffers must outlive us.
@@ -166,7 +256,7 @@ class Progress {
   void wait(const MpiOp& op) {
     Pause pause;
     for (Impatience impatience(op.group->tuning.patience); !op.done; advance()) {
-      if (impatience.turn()) op.check_members();
+      check_patience(impatience, op);
       if (op.shared) pause.turn();
     }
   }
@@ -175,7 +265,7 @@ class Progress {
     if (pending_.empty()) return;
     Pause pause;
     for (Impatience impatience(pending_.front()->group->tuning.patience); !pending_.empty(); advance()) {
-      if (impatience.turn()) pending_.front()->check_members();
+      check_patience(impatience, *pending_.front());
       if (std::ranges::any_of(pending_, [](const auto& op) { return op->shared != nullptr; })) pause.turn();
     }
   }
@@ -184,6 +274,14 @@ class Progress {
   [[nodiscard]] bool may_free() const { return !failed_ && pending_.empty() && running(); }
 
  private:
+  void check_patience(Impatience& impatience, const MpiOp& op) const {
+    if (impatience.turn()) op.check_members();
+    if (impatience.exceeds(timeout_) || watch.others_have_timed_out())
+      watch.fail_timeout(ranks_, op.group->tuning.patience);
+  }
+
+  std::vector<int> ranks_;
+  std::chrono::milliseconds timeout_;  ///< 0: never
   bool failed_ = false;
   std::list<std::shared_ptr<MpiOp>> pending_;
 };

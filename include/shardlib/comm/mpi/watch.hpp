@@ -8,15 +8,18 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <list>
 #include <map>
 #include <memory>
 #include <set>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "shardlib/comm/flight_recorder.hpp"
 #include "shardlib/comm/mpi/process.hpp"
 #include "shardlib/comm/shm/group.hpp"
 #include "shardlib/comm/single.hpp"
@@ -63,7 +66,11 @@ class Watch {
  public:
   using Logs = std::vector<std::shared_ptr<const GroupLog>>;
 
-  std::uint64_t begin_launch() { return ++launches_; }
+  std::uint64_t begin_launch(std::shared_ptr<const FlightRecorder> recorder) {
+    recorder_ = std::move(recorder);
+    others_have_timed_out_ = false;
+    return ++launches_;
+  }
   void end_launch(std::uint64_t launch, Logs logs) {
     constexpr std::size_t remembered = 64;
     left_[launch] = std::move(logs);
@@ -73,6 +80,7 @@ class Watch {
 
   /// Answers the questions of other ranks. Every loop that may wait long must call it now and then.
   void answer() {
+    answer_states();
     MPI_Status status;
     while (arrived(question_tag, status)) {
       Answer reply;
@@ -100,10 +108,55 @@ class Watch {
     }
     if (found >= 0) missed_[question.launch] = found;
     for (const int rank : ranks) {
-      if (found < 0 && rank != process.rank && asked_.insert(rank).second) post(Answer{question}, rank, question_tag);
+      if (found < 0 && rank != process.rank && asked_.insert(rank).second) post(question, rank, question_tag);
     }
     return found;
   }
+  /// Answers those who have waited too long with what this rank has recorded.
+  void answer_states() {
+    MPI_Status status;
+    while (arrived(state_question_tag, status)) {
+      std::uint64_t launch = 0;
+      receive(&launch, sizeof launch, status);
+      if (launch != launches_ || !recorder_) continue;
+      others_have_timed_out_ = true;
+      post(to_json(recorder_->record(1)), status.MPI_SOURCE, state_answer_tag);
+    }
+  }
+  /// Whether another rank of this launch has waited too long: then this one, if it waits, ends as well.
+  [[nodiscard]] bool others_have_timed_out() const { return others_have_timed_out_; }
+
+  /// This rank has waited too long. Says so, and collects what the other ranks of the launch have recorded. The lowest
+  /// rank that answers throws the table of all, the others Aborted.
+  [[noreturn]] void fail_timeout(const std::vector<int>& ranks, std::chrono::milliseconds patience) {
+    std::vector<DeviceRecord> devices;
+    std::size_t mine = 0;
+    for (const int rank : ranks) {
+      if (rank == process.rank) mine = devices.size();
+      devices.push_back(rank == process.rank ? recorder_->record() : DeviceRecord{.device = rank, .answers = false});
+      if (rank != process.rank) post(launches_, rank, state_question_tag);
+    }
+    const auto all_answer = [&] { return std::ranges::all_of(devices, &DeviceRecord::answers); };
+    const auto end = std::chrono::steady_clock::now() + patience;
+    while (!all_answer() && std::chrono::steady_clock::now() < end) {
+      answer();
+      MPI_Status status;
+      while (arrived(state_answer_tag, status)) {
+        const DeviceRecord record = device_record(receive_text(status));
+        if (const auto it = std::ranges::find(devices, record.device, &DeviceRecord::device); it != devices.end())
+          *it = record;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    const std::string wait = "rank " + std::to_string(process.rank) + ": " + describe_wait(devices, mine) + "\n";
+    std::fputs(wait.c_str(), stderr);
+    const std::string where = write_recordings({recorder_->record()}, recorder_->watchdog());
+    if (std::ranges::find_if(devices, &DeviceRecord::answers)->device == process.rank)
+      throw Error(wait_table(devices, recorder_->watchdog()) + where);
+    std::this_thread::sleep_for(patience / 4);  // the first to fail ends the job
+    throw Aborted();
+  }
+
   /// Takes what is still on its way to us, when all ranks have stopped asking.
   void clear() {
     answer();
@@ -112,12 +165,17 @@ class Watch {
       Answer reply;
       receive(&reply, sizeof reply, status);
     }
+    while (arrived(state_answer_tag, status)) receive_text(status);
     asked_.clear();
+    others_have_timed_out_ = false;
   }
 
   static constexpr int question_tag = 1;
   static constexpr int answer_tag = 2;
-  static constexpr int first_free_tag = 3;
+  static constexpr int call_tag = 3;
+  static constexpr int state_question_tag = 4;
+  static constexpr int state_answer_tag = 5;
+  static constexpr int first_free_tag = 6;
 
  private:
   [[nodiscard]] bool absent(const Question& question, int asker) const {
@@ -146,41 +204,66 @@ class Watch {
                    MPI_STATUS_IGNORE),
           "asking other ranks", bytes);
   }
+  static std::string receive_text(const MPI_Status& status) {
+    int bytes = 0;
+    MPI_Get_count(&status, MPI_BYTE, &bytes);
+    std::string text(static_cast<std::size_t>(bytes), '\0');
+    receive(text.data(), text.size(), status);
+    return text;
+  }
   /// Nobody waits for these few bytes to leave, so they stay where they are for good.
-  static void post(const Answer& message, int to, int tag) {
-    static auto* const sent = new std::list<Answer>;
-    const Answer& kept = sent->emplace_back(message);
-    const std::size_t bytes = tag == question_tag ? sizeof kept.question : sizeof kept;
+  static void post(const std::string& message, int to, int tag) {
+    static auto* const sent = new std::list<std::string>;
+    const std::string& kept = sent->emplace_back(message);
     MPI_Request request = MPI_REQUEST_NULL;
-    check(MPI_Isend(&kept, static_cast<int>(bytes), MPI_BYTE, to, tag, process.control, &request), "asking other ranks",
-          bytes);
+    check(MPI_Isend(kept.data(), static_cast<int>(kept.size()), MPI_BYTE, to, tag, process.control, &request),
+          "asking other ranks", kept.size());
     MPI_Request_free(&request);
+  }
+  template <class T>
+  static void post(const T& message, int to, int tag) {
+    post(std::string(reinterpret_cast<const char*>(&message), sizeof message), to, tag);
   }
 
   std::uint64_t launches_ = 0;
   std::map<std::uint64_t, Logs> left_;
   std::map<std::uint64_t, int> missed_;  ///< by launch, the absent rank that this one waited for
   std::set<int> asked_;                  ///< ranks that owe an answer
+  std::shared_ptr<const FlightRecorder> recorder_;
+  bool others_have_timed_out_ = false;
 };
 inline Watch watch;
 
-/// Tells a waiting loop when to ask: after Tuning::patience, then ten times in that span. Looks at the clock rarely.
+/// Tells a waiting loop when to ask: after Tuning::patience, then ten times in that span. Looks at the clock rarely. In
+/// a long wait it leaves the core to others, for a thousandth of the time so far and at most a millisecond a turn.
 class Impatience {
  public:
   explicit Impatience(std::chrono::milliseconds patience) : patience_(patience) {}
   bool turn() {
-    if (++turns_ % 256 != 0) return false;
-    const auto now = std::chrono::steady_clock::now();
-    if (turns_ == 256) next_ = now + patience_;
+    using std::chrono::milliseconds;
+    if (++turns_ % 256 != 0 && waited_ < milliseconds(50)) return false;
+    auto now = std::chrono::steady_clock::now();
+    if (turns_ == 256) {
+      began_ = now;
+      next_ = now + patience_;
+    }
+    waited_ = now - began_;
+    if (waited_ >= milliseconds(50)) std::this_thread::sleep_for(std::min<Clock::duration>(waited_ / 1000, milliseconds(1)));
     if (now < next_) return false;
     next_ = now + patience_ / 10;
     return true;
   }
+  /// Whether this has lasted longer than the timeout; 0: never.
+  [[nodiscard]] bool exceeds(std::chrono::milliseconds timeout) const {
+    return timeout.count() != 0 && waited_ > timeout;
+  }
 
  private:
+  using Clock = std::chrono::steady_clock;
   std::chrono::milliseconds patience_;
   std::uint64_t turns_ = 0;
-  std::chrono::steady_clock::time_point next_;
+  Clock::time_point began_, next_;
+  Clock::duration waited_{};
 };
 
 /// How the ranks' outcomes compare; `some` also when the others do not answer.
@@ -206,7 +289,7 @@ inline Failures compare_failures(RankOutcome outcome, std::uint64_t hash) {
     check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "compare_failures", sizeof sent);
     if (done != 0) break;
     if (failed && std::chrono::steady_clock::now() > deadline) return Failures::some;
-    if (!failed) watch.answer();
+    failed ? watch.answer_states() : watch.answer();
     std::this_thread::sleep_for(nap);
     nap = std::min(2 * nap, std::chrono::microseconds(1000));
   }

@@ -2,14 +2,17 @@
 // and do the work together once all have.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <new>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -40,7 +43,10 @@ struct Post {
   alignas(64) CollectiveCall call;
   std::uint64_t send;  ///< offset in the member's arena
   std::uint64_t recv;
-  std::uint64_t loan;                                   ///< Loans::lend of a view's block
+  std::uint64_t loan;  ///< Loans::lend of a view's block
+  /// What the member has called, written only where calls differ: then `described` is the round's number + 1.
+  alignas(64) Counter described;
+  std::array<char, 448> description;
   alignas(64) std::array<std::byte, eager_bytes> copy;  ///< of a short send
 };
 
@@ -124,9 +130,23 @@ class Group {
                   "from the last checkpoint if there is one");
     }
   }
-  /// Another member has called something else.
-  [[noreturn]] void fail_call(const CollectiveCall& mine, const CollectiveCall& theirs) const {
-    detail::fail_call(static_cast<int>(first_ + member_), devices_.size(), mine, theirs);
+  /// Member `other` has called something else than `mine`, which this one has.
+  [[noreturn]] void fail_call(std::uint64_t round, const std::string& mine, std::size_t other) const {
+    Post& own = post(round, member_);
+    const std::size_t n = std::min(mine.size(), own.description.size() - 1);
+    std::copy_n(mine.data(), n, own.description.begin());
+    own.description[n] = '\0';
+    own.described.store(round + 1, std::memory_order_release);
+    // The other one describes its call when it looks at this round itself; it may be late, or dead.
+    Post& theirs = post(round, other);
+    std::string text = to_string(theirs.call);
+    const auto end = std::chrono::steady_clock::now() + tuning_.patience;
+    while (theirs.described.load(std::memory_order_acquire) != round + 1 && std::chrono::steady_clock::now() < end)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (theirs.described.load(std::memory_order_acquire) == round + 1)
+      text.assign(theirs.description.begin(), std::ranges::find(theirs.description, '\0'));
+    detail::fail_call(static_cast<int>(first_ + member_), devices_.size(), mine, static_cast<int>(first_ + other),
+                      text);
   }
   /// This member is done with the group. Not called after a failure, when others may still be at work.
   void leave() { reinterpret_cast<Header*>(state_)->attached.fetch_sub(1, std::memory_order_acq_rel); }
@@ -151,9 +171,11 @@ class Group {
 /// One member's view of a collective. Nothing here blocks: `advance` does what can be done now.
 class SharedRound {
  public:
-  SharedRound(std::shared_ptr<Group> group, const CollectiveCall& call, const Buffer& send, const Buffer& recv)
+  SharedRound(std::shared_ptr<Group> group, const CollectiveCall& call, const OpInfo& op, const Buffer& send,
+              const Buffer& recv)
       : group_(std::move(group)),
         number_(group_->next_round()),
+        op_(op),
         work_(call, group_->size(), group_->tuning()),
         send_(send),
         recv_(recv) {
@@ -169,9 +191,9 @@ class SharedRound {
   }
 
   /// For a view, which `*whole` will be.
-  SharedRound(std::shared_ptr<Group> group, const CollectiveCall& call, const Buffer& send,
+  SharedRound(std::shared_ptr<Group> group, const CollectiveCall& call, const OpInfo& op, const Buffer& send,
               std::shared_ptr<Buffer> whole)
-      : SharedRound(std::move(group), call, send, Buffer()) {
+      : SharedRound(std::move(group), call, op, send, Buffer()) {
     whole_ = std::move(whole);
   }
 
@@ -197,8 +219,7 @@ class SharedRound {
     if (stage_ == Stage::posted) {
       if (slot.posted.load(std::memory_order_acquire) != group_->size()) return false;
       for (std::size_t i = 0; i < group_->size(); ++i) {
-        const CollectiveCall& call = group_->post(number_, i).call;
-        if (call != work_.call()) group_->fail_call(work_.call(), call);
+        if (group_->post(number_, i).call != work_.call()) group_->fail_call(number_, describe(work_.call(), op_), i);
       }
       if (is_short()) {
         work_.run_alone(
@@ -274,6 +295,7 @@ class SharedRound {
 
   std::shared_ptr<Group> group_;
   std::uint64_t number_;
+  OpInfo op_;
   CollectiveWork work_;
   Buffer send_;
   Buffer recv_;

@@ -18,7 +18,8 @@ SHARDLIB_INLINE Device::Device(std::vector<AxisSize> axes, int rank, std::shared
       threads_(threads),
       tuning_(tuning),
       pool_(backend ? backend->make_pool() : Pool::make()),
-      backend_(std::move(backend)) {
+      backend_(std::move(backend)),
+      recorder_(backend_ ? backend_->recorder(rank) : nullptr) {
   int rest = rank;
   for (auto axis = axes_.rbegin(); axis != axes_.rend(); ++axis) {
     coordinates_.insert(coordinates_.begin(), rest % axis->size);
@@ -62,8 +63,18 @@ SHARDLIB_INLINE Communicator& Device::group(std::span<const std::string_view> ax
                   " devices: this device was made without a backend, so " + "it cannot communicate (" + describe() +
                   "): devices that do come from launch");
     }
-    communicator = members.size() == 1 && !is_dry() ? std::make_unique<SingleCommunicator>()
-                                                    : backend_->group(members, rank, pool_);
+    if (members.size() == 1 && !is_dry()) {
+      communicator = std::make_unique<SingleCommunicator>();
+    } else {
+      std::string names;
+      for (const std::string_view axis : axes) names += (names.empty() ? "" : ",") + std::string(axis);
+      const detail::GroupRecorder recorder(recorder_, names, members);
+      const detail::FlightRecord forms = recorder.forms();
+      forms.waits();
+      communicator = backend_->group(members, rank, pool_);
+      forms.ends();
+      communicator->record(recorder);
+    }
   }
   by_axes_.emplace_back(std::vector<std::string>(axes.begin(), axes.end()), communicator.get());
   return *communicator;

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <condition_variable>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -23,6 +24,7 @@
 #include <initializer_list>
 #include <iostream>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -128,7 +130,8 @@ SHARDLIB_INLINE void run_device(const std::shared_ptr<Device>& device, int threa
 
 #if defined(SHARDLIB_WITH_MPI)
 inline void launch_rank(const std::vector<AxisSize>& mesh, const DeviceBody& body, const LaunchOptions& options) {
-  const std::uint64_t number = mpi::watch.begin_launch();
+  const auto recorder = std::make_shared<FlightRecorder>(world_rank(), options.watchdog);
+  const std::uint64_t number = mpi::watch.begin_launch(recorder);
   const int count = device_count(mesh);
   const std::string text = mesh.empty() ? "the mesh without axes" : "mesh " + to_string(mesh);
   if (mpi::process.control == MPI_COMM_NULL) throw Error("launch under mpirun: call it inside run_program");
@@ -139,7 +142,7 @@ inline void launch_rank(const std::vector<AxisSize>& mesh, const DeviceBody& bod
   }
   if (world_rank() >= count) return;
   const int threads = options.threads > 0 ? options.threads : threads_per_device(mpi::process.local_size);
-  const auto world = std::make_shared<MpiWorld>(number, options.tuning);
+  const auto world = std::make_shared<MpiWorld>(number, count, options.tuning, recorder);
   try {
     run_device(std::make_shared<Device>(mesh, world_rank(), world, threads, options.tuning), threads, body);
     world->leave();
@@ -158,9 +161,16 @@ inline void check_settings() {
 #endif
 }
 
+inline void print_error(const std::string& message) {
+  std::cout.flush();
+  std::fflush(stdout);
+  std::fputs(("error: " + message + "\n").c_str(), stderr);
+  std::fflush(stderr);
+}
+
 SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const DeviceBody& body, int count, int threads,
-                                    const Tuning& tuning) {
-  const auto world = std::make_shared<ThreadWorld>(count, tuning);
+                                    const Tuning& tuning, const Watchdog& watchdog) {
+  const auto world = std::make_shared<ThreadWorld>(count, tuning, watchdog);
   struct Result {
     std::exception_ptr error;
     bool aborted = false;
@@ -171,19 +181,32 @@ SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const Dev
   // No device begins before all have a thread: what one allocates may be what another's stack needed.
   std::promise<bool> all_started;
   const std::shared_future<bool> go = all_started.get_future().share();
+  std::mutex mutex;
+  std::condition_variable changed;
+  int ended = 0;  // guarded by the mutex, as the results are
   const auto run = [&, go](int i) {
     if (!go.get()) return;
-    Result& result = results[static_cast<std::size_t>(i)];
+    Result result;
     try {
       run_device(std::make_shared<Device>(mesh, i, world, 1, tuning), threads, body);
       world->finish(i);
-      return;
     } catch (const Aborted&) {
       result = {std::current_exception(), true};
     } catch (...) {
       result = {std::current_exception(), false};
     }
-    world->abort();
+    if (result.error) world->abort();
+    const std::lock_guard lock(mutex);
+    results[static_cast<std::size_t>(i)] = std::move(result);
+    ++ended;
+    changed.notify_all();
+  };
+  // The error of the lowest device that failed by itself, or else of the lowest that failed with another.
+  const auto first_error = [&]() -> std::exception_ptr {
+    for (const bool aborted : {false, true})
+      for (const Result& result : results)
+        if (result.error && result.aborted == aborted) return result.error;
+    return nullptr;
   };
   bool started = true;
   try {
@@ -192,16 +215,22 @@ SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const Dev
     started = false;
   }
   all_started.set_value(started);
+  if (started) {
+    const auto all_ended = [&] { return ended == count; };
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return all_ended() || (ended > 0 && world->timed_out()); });
+    // A device that is stuck outside of communication never ends, and there is no way to end its thread alone.
+    if (!changed.wait_for(lock, 5 * tuning.patience, all_ended)) {
+      print_error(ending_of(first_error()).message);
+      std::_Exit(1);
+    }
+  }
   for (std::thread& device : devices) device.join();
   if (!started) {
     throw UsageError("mesh " + to_string(mesh) + ": the system allows no more than " + std::to_string(devices.size()) +
                      " threads, one for each device: choose a smaller mesh");
   }
-  for (const bool aborted : {false, true}) {
-    for (const Result& result : results) {
-      if (result.error && result.aborted == aborted) std::rethrow_exception(result.error);
-    }
-  }
+  if (const std::exception_ptr error = first_error()) std::rethrow_exception(error);
 }
 
 }  // namespace detail
@@ -217,7 +246,7 @@ SHARDLIB_INLINE void launch(const std::vector<AxisSize>& mesh, const DeviceBody&
   if (count == 1) {
     detail::run_device(std::make_shared<Device>(mesh, 0, nullptr, threads, options.tuning), threads, body);
   } else {
-    detail::launch_threads(mesh, body, count, threads, options.tuning);
+    detail::launch_threads(mesh, body, count, threads, options.tuning, options.watchdog);
   }
 }
 
@@ -233,13 +262,6 @@ SHARDLIB_INLINE Ending ending_of(const std::exception_ptr& error) {
   } catch (...) {
     return {1, "unknown exception"};
   }
-}
-
-inline void print_error(const std::string& message) {
-  std::cout.flush();
-  std::fflush(stdout);
-  std::fputs(("error: " + message + "\n").c_str(), stderr);
-  std::fflush(stderr);
 }
 
 SHARDLIB_INLINE std::string without_device(const std::string& message) {

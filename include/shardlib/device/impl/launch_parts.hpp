@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "shardlib/comm/flight_recorder.hpp"
 #include "shardlib/device/device.hpp"
 #include "shardlib/support/inline.hpp"
 
@@ -36,10 +37,11 @@ struct Ending {
 SHARDLIB_INLINE void run_device(const std::shared_ptr<Device>& device, int threads,
                                 const std::function<void(const std::shared_ptr<Device>&)>& body);
 
-/// The body on `count` devices, each a thread of this process.
+/// The body on `count` devices, each a thread of this process. Where a device has waited too long and another one does
+/// not end, it prints the error and ends the process with status 1.
 SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh,
                                     const std::function<void(const std::shared_ptr<Device>&)>& body, int count,
-                                    int threads, const Tuning& tuning = {});
+                                    int threads, const Tuning& tuning = {}, const Watchdog& watchdog = {});
 
 }  // namespace shardlib::detail
 

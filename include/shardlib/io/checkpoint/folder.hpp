@@ -98,7 +98,8 @@ std::vector<std::string> write_metadata(const std::string& folder, const Checkpo
                                         const std::vector<CheckpointArray>& arrays, const std::vector<Index>& chunks);
 /// Writes manifest.json, durable.
 void write_manifest(const std::string& folder, std::vector<ManifestFile> files);
-/// Removes what crashed savers have left, and checkpoints before `step` beyond the newest `keep` (0: keeps all).
+/// Removes what crashed savers have left, and checkpoints before `step` beyond the newest `keep` (0: keeps all). What
+/// cannot be removed is named on stderr.
 void prune_checkpoints(const std::string& directory, std::int64_t step, int keep);
 
 }  // namespace detail

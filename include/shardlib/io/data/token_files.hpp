@@ -17,11 +17,17 @@
 
 namespace shardlib::io {
 
+namespace detail {
+class BinChecksums;
+class BinChecksumWriter;
+}  // namespace detail
+
 /// GPT-2's end of text, which separates the documents of `.bin` files.
 inline constexpr std::uint32_t gpt2_end_of_text = 50256;
 
 /// uint16 ids in one or more files, read as one: with llm.c's header (256 int32: 20240520, 1, the number of ids; a
-/// document begins with the end of text), or bare as nanoGPT writes them (it ends with it).
+/// document begins with the end of text), or bare as nanoGPT writes them (it ends with it). Where a file has checksums
+/// beside it (BinWriter), each of its chunks is compared with them when it is first read.
 class BinTokens final : public TokenSource {
  public:
   /// Throws UsageError where there are no files or some have a header and others have none, Error where a size does not
@@ -33,6 +39,7 @@ class BinTokens final : public TokenSource {
     std::shared_ptr<const InputFile> file;
     std::int64_t first, end;  ///< its tokens among all
     std::uint64_t offset;     ///< of the first id in the file
+    std::shared_ptr<detail::BinChecksums> checksums;  ///< null: it has none
   };
   BinTokens(std::vector<Shard> shards, std::uint32_t end_of_text);
   static std::vector<Shard> open(const std::vector<std::string>& paths);
@@ -48,7 +55,8 @@ class BinTokens final : public TokenSource {
   mutable std::vector<std::int64_t> starts_before_;  // each block of tokens; found at first need
 };
 
-/// Writes one llm.c `.bin`. Everything goes to `path`.partial, which `finish` renames to `path`.
+/// Writes one llm.c `.bin`, and the checksums of its chunks to `path`.crc32c. Everything goes to `path`.partial, which
+/// `finish` renames to `path`.
 class BinWriter {
  public:
   /// Throws UsageError where `path` exists.
@@ -73,6 +81,7 @@ class BinWriter {
   int file_ = -1;
   std::int64_t tokens_ = 0, written_ = 0;
   std::vector<std::uint16_t> pending_;
+  std::unique_ptr<detail::BinChecksumWriter> checksums_;
 };
 
 /// Opens what `path` is, by its contents: a flat-tokens data set or one split of it, an llm.c or nanoGPT `.bin`, a

@@ -1,4 +1,4 @@
-// What stands between a zarr chunk's file and its elements: compressor, delta filter, byte order.
+// What stands between a zarr chunk's file and its elements: checksum, compressor, delta filter, byte order.
 #pragma once
 
 #include <cstddef>
@@ -28,12 +28,16 @@ void check_zarr_codec(const ZarrInfo& info, bool write, const std::string& where
 /// True if a chunk's file holds the elements as they are in memory.
 [[nodiscard]] bool is_raw(const ZarrInfo& info);
 
-/// The `count` elements of a chunk in this machine's byte order. Throws Error, beginning with `where`, if damaged.
+/// The `count` elements of a chunk in this machine's byte order, compared with its checksum if it has one. Throws
+/// Error, beginning with `where`, if damaged.
 [[nodiscard]] Bytes decode_chunk(const ZarrInfo& info, Bytes file, std::size_t count, const std::string& where);
+/// Reads all of a chunk's file and compares it with its checksum (ZarrInfo::checksum). Throws as decode_chunk does.
+void verify_chunk(const InputFile& file, const std::string& where);
 /// The number of elements that are compressed together, in a chunk's file of which a part can be decoded; else 0.
 [[nodiscard]] std::size_t block_elements(const ZarrInfo& info, const InputFile& file);
 /// Elements [first, first + count) of a chunk of `elements`, where block_elements gives a number. Reads and decodes
-/// their blocks alone, so that damage elsewhere in the file goes unnoticed. Throws as decode_chunk does.
+/// their blocks alone, so that damage elsewhere in the file goes unnoticed: see verify_chunk. Throws as decode_chunk
+/// does.
 [[nodiscard]] Bytes decode_part(const ZarrInfo& info, const InputFile& file, std::size_t elements, std::size_t first,
                                 std::size_t count, const std::string& where);
 [[nodiscard]] Bytes encode_chunk(const ZarrInfo& info, std::span<const std::byte> values, const std::string& where);

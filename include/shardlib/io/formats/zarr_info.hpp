@@ -32,6 +32,7 @@ struct ZarrInfo {
   ZarrCompressor compressor = {};                 ///< of each chunk
   std::string fill_value = "0";  ///< JSON: a number, "NaN" in quotes, or null (then a missing chunk has no value)
   std::string separator = ".";   ///< between the places of a chunk in its file's name: "." or "/"
+  bool checksum = false;         ///< a chunk's file begins with the CRC-32 of its other bytes: numcodecs' "crc32"
 };
 
 }  // namespace shardlib::io

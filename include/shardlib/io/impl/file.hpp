@@ -8,15 +8,16 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "shardlib/io/impl/posix.hpp"
+#include "shardlib/io/impl/temporary.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/regular_file.hpp"
 
@@ -84,8 +85,7 @@ SHARDLIB_INLINE OutputFile::OutputFile(const std::string& path) : path_(path) {
   if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
     throw UsageError("cannot write '" + path +
                      "': what is there is no regular file; move it away, or choose another path");
-  static std::atomic<unsigned> files = 0;
-  temporary_ = path + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(files++);
+  temporary_ = detail::temporary_name(path);
   descriptor_ = detail::create_file(temporary_);
   if (descriptor_ < 0) detail::fail_file("write", path_, errno);
 }
@@ -127,7 +127,7 @@ SHARDLIB_INLINE void replace_folder(const std::string& from, const std::string& 
   if (errno != EEXIST && errno != ENOTEMPTY) detail::fail_file("rename '" + from + "' to", to, errno);
   // Where the file system can swap the two, there is no moment without either.
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) != 0) {
-    const std::string aside = to + ".old-" + std::to_string(::getpid());
+    const std::string aside = detail::temporary_name(to + ".old");
     rename_path(to, aside);
     rename_path(from, to);
     return remove_folder(aside);
@@ -139,6 +139,24 @@ SHARDLIB_INLINE void remove_folder(const std::string& path) {
   std::error_code error;
   std::filesystem::remove_all(path, error);
   if (error) detail::fail_file("remove the folder", path, error.value());
+}
+
+SHARDLIB_INLINE void require_writable(const std::string& path, const std::string& option) {
+  try {
+    const OutputFile tried(path);
+  } catch (const Error& error) {
+    throw UsageError(option + ": " + error.what() + "; nothing has been computed yet: check " + option);
+  }
+}
+
+SHARDLIB_INLINE void remove_stale_temporaries(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::vector<fs::path> stale;
+  std::error_code ignored;  // the next start or save tries again
+  for (fs::directory_iterator it(folder.empty() ? "." : folder, ignored), end; !ignored && it != end;
+       it.increment(ignored))
+    if (detail::is_stale_temporary(it->path().string())) stale.push_back(it->path());
+  for (const fs::path& path : stale) fs::remove_all(path, ignored);
 }
 
 SHARDLIB_INLINE void rename_path(const std::string& from, const std::string& to) {

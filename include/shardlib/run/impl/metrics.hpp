@@ -166,27 +166,34 @@ SHARDLIB_INLINE bool JsonLines::lock() {
   return ::flock(file_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
 }
 
-SHARDLIB_INLINE std::int64_t JsonLines::cut(std::int64_t step) {
+SHARDLIB_INLINE JsonLines::Cut JsonLines::cut(std::int64_t step) {
   constexpr std::string_view beginning = "{\"step\": ";
   const std::string text = detail::whole_file(path_);
-  std::size_t keep = 0;
-  std::int64_t removed = 0;
+  std::size_t keep = 0, end = 0;
+  Cut cut;
   detail::for_each_line(text, [&](const std::string& line, std::size_t begin, std::int64_t number) {
+    end = begin + line.size() + 1;
     std::int64_t at = 0;
-    const char* const end = line.data() + line.size();
-    const bool ours = line.starts_with(beginning) &&
-                      std::from_chars(line.data() + beginning.size(), end, at).ec == std::errc() && line.back() == '}';
+    const bool ours =
+        line.starts_with(beginning) &&
+        std::from_chars(line.data() + beginning.size(), line.data() + line.size(), at).ec == std::errc() &&
+        nlohmann::json::accept(line);
+    if (!ours && end == text.size()) {
+      cut.torn = true;
+      return;
+    }
     if (!ours)
       throw Error(fmt::format("{}:{}: this is no record of a run: {}; remove the line or choose another run", path_,
                               number, line.substr(0, 60)));
-    if (at >= step || removed > 0) {
-      ++removed;
+    if (at >= step || cut.lines > 0) {
+      ++cut.lines;
     } else {
-      keep = begin + line.size() + 1;
+      keep = end;
     }
   });
+  cut.torn = cut.torn || end < text.size();
   if (keep < text.size() && ::ftruncate(file_, static_cast<off_t>(keep)) != 0) fail("cut");
-  return removed;
+  return cut;
 }
 
 SHARDLIB_INLINE void JsonLines::append(std::string line) {

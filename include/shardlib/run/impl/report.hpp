@@ -309,6 +309,7 @@ SHARDLIB_INLINE std::string report(const std::vector<std::string>& paths) {
 
 SHARDLIB_INLINE void write_report(const std::vector<std::string>& runs, const std::string& file) {
   const std::string page = report(runs);
+  io::remove_stale_temporaries(std::filesystem::path(file).parent_path().string());
   io::replace_file(file, io::as_bytes(page));
 }
 

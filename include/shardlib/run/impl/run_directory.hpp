@@ -62,6 +62,7 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::begin(std::int64_t step) 
   std::vector<std::string> notes;
   if (!writer_) return notes;
   namespace fs = std::filesystem;
+  for (const std::string& folder : {path_, checkpoints()}) io::remove_stale_temporaries(folder);
   const auto keep_aside = [&](const std::string& path) {
     const std::string aside = detail::free_name(path);
     fs::copy_file(path, aside);
@@ -71,13 +72,17 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::begin(std::int64_t step) 
   if (from_start)
     notes.push_back("the run in " + path_ + " has no checkpoint and starts again; its former records are in " +
                     keep_aside(metrics()));
-  const std::int64_t removed = metrics_.cut(step);
+  const auto [removed, torn] = metrics_.cut(step);
+  const auto note_torn = [&](const std::string& file) {
+    notes.push_back("the last line of " + file + " was torn, as the run ended while it wrote it: it is dropped");
+  };
+  if (torn) note_torn("metrics.jsonl");
   if (removed > 0 && !from_start)
     notes.push_back(fmt::format("{} record{} after the checkpoint removed from metrics.jsonl: going on from step {}",
                                 removed, removed == 1 ? "" : "s", step));
   if (from_start && fs::exists(samples())) keep_aside(samples());
   samples_ = JsonLines(samples(), JsonLines::Mode::append);
-  samples_.cut(step);
+  if (samples_.cut(step).torn) note_torn("samples.jsonl");
   if (!changes_.empty()) {
     notes.push_back("the configuration has changed (the former one is in " + keep_aside(config()) + "):");
     for (const std::string& change : changes_) notes.push_back("  " + change);

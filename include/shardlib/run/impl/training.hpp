@@ -54,6 +54,9 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
         "folder of the run: configuration, metrics, checkpoints, report; a run that is there goes on",
         value_name("DIR") | command_line_only());
   o.flag("--resume", t.resume, "go on from the run's newest whole checkpoint", command_line_only());
+  o.add("--allow-change", t.allow_change,
+        "settings in which the run may differ from the checkpoint that it goes on from, as in learning_rate,data",
+        value_name("NAMES") | command_line_only());
   o.add("--save-every", t.save_every, "with --run: steps between checkpoints (0: at the end alone)", size(0));
   o.add("--keep", t.keep, "checkpoints to keep", size());
   o.add("--validate-every", t.validate_every, "steps between validations (0: none)", size(0));

@@ -22,6 +22,7 @@
 #include "shardlib/io/data/text_stream.hpp"
 #include "shardlib/io/file.hpp"
 #include "shardlib/optim/lr_schedule.hpp"
+#include "shardlib/run/impl/run_identity.hpp"
 #include "shardlib/run/impl/stop_on_signal.hpp"
 #include "shardlib/run/peak.hpp"
 #include "shardlib/run/plan.hpp"
@@ -72,8 +73,8 @@ inline std::optional<std::array<std::string, 2>> difference(const std::string& a
 /// started with other settings would train without a word, each its own model.
 inline void require_one_run(const std::shared_ptr<Device>& device, const std::string& configuration, const Data& data) {
   if (device->size() == 1) return;
-  const std::string mine = fmt::format("shardlib {}\n{}\ndata = {}\n", SHARDLIB_VERSION, configuration,
-                                       data.train ? fmt::format("{:016x}", data.train->identity()) : "none");
+  const std::string mine =
+      fmt::format("shardlib {}\n{}\ndata = {}\n", SHARDLIB_VERSION, configuration, data_hash(data, "none"));
   const std::vector<std::string> all = io::gather_texts(*device, mine);
   std::string others;
   std::optional<std::array<std::string, 2>> first;
@@ -103,6 +104,7 @@ class Loop {
         place_(*device, training),
         data_(data),
         program_(program),
+        configuration_(configuration),
         speaks_(device->rank() == 0),
         directory_(training.directory.empty()
                        ? RunDirectory()
@@ -110,24 +112,24 @@ class Loop {
                                       training.resume ? Resume::automatic : Resume::never, speaks_)) {}
 
   void run() {
+    check_allowed(training_, configuration_);
     if ((training_.trace || training_.tensorboard) && !directory_.exists())
       throw UsageError(std::string(training_.trace ? "--trace" : "--tensorboard") +
                        " writes into the folder of a run: give --run DIR too");
-    if (training_.trace && speaks_) {
-      const io::OutputFile tried(directory_.trace());  // an error now, not behind the traced steps
-    }
+    io::together(*device_, "", [this] {
+      if (speaks_) require_outputs();
+    });
     std::optional<Checkpoints::Loaded> found;
     if (directory_.exists() && training_.resume) found = program_.checkpoints.load();
     const std::int64_t first = found ? found->step : 0;
+    // Read from the data: once, and only where a checkpoint will have it.
+    const RunIdentity identity = directory_.exists() ? run_identity(training_, data_, configuration_) : RunIdentity();
+    // Before anything in the folder changes. Where no step is left, only a sample depends on the settings.
+    std::vector<std::string> changes;
+    if (found && first < training_.steps) changes = require_same_run(*found, identity, training_);
     for (const std::string& sentence : directory_.begin(first)) say(sentence);
     if (found) say(fmt::format("going on from step {} of {}", first, training_.steps));
-    // Read from the data: once, and only where a checkpoint will have it.
-    const std::string identity = !directory_.exists()            ? ""
-                                 : data_.train                   ? fmt::format("{:016x}", data_.train->identity())
-                                 : training_.text_stream.empty() ? ""
-                                                                 : "stream";
-    if (found && !found->data.empty() && !identity.empty() && found->data != identity)
-      say("note: the data, or the options that cut them into batches, are not those of the checkpoint");
+    for (const std::string& change : changes) say(change);
     if (speaks_ && !training_.metrics.empty())
       metrics_ = JsonLines(training_.metrics, JsonLines::Mode::overwrite, "check --metrics");
     if (speaks_ && training_.tensorboard) events_ = std::make_unique<TensorBoard>(directory_.tensorboard(), first);
@@ -204,6 +206,22 @@ class Loop {
   }
 
  private:
+  /// Throws UsageError if an output that an option names cannot be written: now, not behind the steps.
+  void require_outputs() const {
+    if (!training_.metrics.empty())
+      const JsonLines tried(training_.metrics, JsonLines::Mode::append, "check --metrics");
+    if (!directory_.exists()) return;
+    try {
+      io::make_folders(directory_.checkpoints());
+      if (training_.tensorboard) io::make_folders(directory_.tensorboard());
+    } catch (const Error& error) {
+      throw UsageError(fmt::format("--run: {}; move what is there away, or choose another folder", error.what()));
+    }
+    for (const std::string& path : {directory_.checkpoints() + "/LATEST", directory_.samples(), directory_.report()})
+      io::require_writable(path, "--run");
+    if (training_.trace) io::require_writable(directory_.trace(), "--trace");
+    if (training_.tensorboard) io::require_writable(directory_.tensorboard() + "/events", "--tensorboard");
+  }
   static double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
@@ -328,6 +346,7 @@ class Loop {
   const BatchPlace place_;
   const Data& data_;
   const Program& program_;
+  const std::string& configuration_;
   bool speaks_;
   RunDirectory directory_;
   JsonLines metrics_;

@@ -18,6 +18,7 @@
 #include "shardlib/io/formats/impl/zarr_json.hpp"
 #include "shardlib/io/formats/zarr.hpp"
 #include "shardlib/io/impl/json.hpp"
+#include "shardlib/io/impl/temporary.hpp"
 #include "shardlib/support/crc32c.hpp"
 #include "shardlib/support/error.hpp"
 
@@ -193,10 +194,21 @@ inline std::vector<std::string> names_in(const std::string& directory) {
 
 SHARDLIB_INLINE void prune_checkpoints(const std::string& directory, std::int64_t step, int keep) {
   std::vector<std::int64_t> before;
+  // The checkpoint stands, and the next save tries again.
+  const auto or_warn = [](const std::string& path, const auto& remove) {
+    try {
+      remove();
+    } catch (const Error& e) {
+      std::fprintf(stderr, "warning: '%s' is not needed any more, but was not removed: %s; the next save tries again\n",
+                   path.c_str(), e.what());
+    }
+  };
+  remove_stale_temporaries(directory);
   for (const std::string& name : names_in(directory)) {
+    const std::string path = directory + "/" + name;
     const bool left = name.starts_with("step-") &&
                       (name.find(".tmp-") != std::string::npos || name.find(".old-") != std::string::npos);
-    if (left) remove_folder(directory + "/" + name);
+    if (left && !owner_of(name)) or_warn(path, [&] { remove_folder(path); });
     if (const auto other = step_of(name); other && *other < step) before.push_back(*other);
   }
   if (keep < 1) return;
@@ -204,8 +216,10 @@ SHARDLIB_INLINE void prune_checkpoints(const std::string& directory, std::int64_
   for (std::size_t i = static_cast<std::size_t>(keep - 1); i < before.size(); ++i) {
     // Renamed first, so that one half removed is not taken for a damaged one.
     const std::string path = directory + "/" + checkpoint_name(before[i]), dying = path + ".old-pruned";
-    rename_path(path, dying);
-    remove_folder(dying);
+    or_warn(path, [&] {
+      rename_path(path, dying);
+      remove_folder(dying);
+    });
   }
 }
 

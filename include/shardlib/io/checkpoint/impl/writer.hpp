@@ -13,13 +13,13 @@
 #include <exception>
 #include <filesystem>
 #include <map>
-#include <random>
 #include <set>
 #include <span>
 #include <system_error>
 #include <thread>
 
 #include "shardlib/io/agree.hpp"
+#include "shardlib/io/impl/temporary.hpp"
 #include "shardlib/runtime/padding.hpp"
 #include "shardlib/support/crc32c.hpp"
 #include "shardlib/support/error.hpp"
@@ -192,7 +192,7 @@ SHARDLIB_INLINE void CheckpointWriter::plan(Job& job, const NamedValues& leaves)
 }
 
 SHARDLIB_INLINE void CheckpointWriter::write_metadata_files(Job& job) const {
-  job.temporary = directory_ + "/" + checkpoint_name(job.meta.step) + ".tmp-" + hex(std::random_device()());
+  job.temporary = temporary_name(directory_ + "/" + checkpoint_name(job.meta.step));
   make_folders(job.temporary);
   sync_path(std::filesystem::path(directory_).parent_path().string());
   for (const std::string& path : write_metadata(job.temporary, job.meta, job.arrays, job.chunk_shapes))
@@ -282,7 +282,7 @@ SHARDLIB_INLINE void CheckpointWriter::commit(Job& job) const {
     sync_path(directory_);
     pass("renamed", 0);
   });
-  // The checkpoint stands; should LATEST fail or old ones not go away, the error says so.
+  // The checkpoint stands; should LATEST fail, the error says so.
   together(*device_, "checkpoint '" + directory_ + "/" + checkpoint_name(job.meta.step) + "' is saved, but", [&] {
     if (first) {
       replace_file(directory_ + "/LATEST", as_bytes(checkpoint_name(job.meta.step) + "\n"), true);

@@ -135,10 +135,10 @@ struct FlatTokensWriter::Output {
   /// Blocks of 64 KiB (16 KiB times the item), the smallest that blosc makes: a shuffled row decodes one or two of
   /// them.
   static ZarrInfo tokens_info(std::int64_t chunk) {
-    return {{0}, {chunk}, "<u4", std::nullopt, {"blosc", "lz4", 5, 2, 1 << 14}, "null"};
+    return {{0}, {chunk}, "<u4", std::nullopt, {"blosc", "lz4", 5, 2, 1 << 14}, "null", ".", true};
   }
   static ZarrInfo starts_info(std::int64_t chunk) {
-    return {{0}, {chunk}, "<u8", ZarrDelta{"<i8", "<i8"}, {"blosc", "lz4", 5, 2}, "0"};
+    return {{0}, {chunk}, "<u8", ZarrDelta{"<i8", "<i8"}, {"blosc", "lz4", 5, 2}, "0", ".", true};
   }
 
   /// Writes what is pending of an array with `size` elements; keeps it pending unless it fills its chunk.

@@ -16,6 +16,7 @@
 #include <system_error>
 #include <utility>
 
+#include "shardlib/io/data/impl/bin_checksums.hpp"
 #include "shardlib/io/impl/posix.hpp"
 #include "shardlib/support/error.hpp"
 
@@ -66,7 +67,8 @@ SHARDLIB_INLINE std::vector<BinTokens::Shard> BinTokens::open(const std::vector<
       throw UsageError("'" + paths.front() + "' and '" + path +
                        "' are token files of different kinds (llm.c and nanoGPT): use those of one kind");
     const std::int64_t end = first + static_cast<std::int64_t>((size - offset) / 2);
-    if (end > first) shards.push_back({std::move(file), first, end, offset});
+    auto checksums = detail::BinChecksums::open(*file, offset);
+    if (end > first) shards.push_back({std::move(file), first, end, offset, std::move(checksums)});
     first = end;
   }
   if (shards.empty()) throw UsageError("'" + paths.front() + "' has no tokens: " + std::string(other_data));
@@ -86,8 +88,10 @@ SHARDLIB_INLINE void BinTokens::read_ids(std::int64_t first, std::span<std::uint
                                 [](std::int64_t token, const Shard& s) { return token < s.end; });
   for (; !out.empty(); ++shard) {
     const auto count = std::min(out.size(), static_cast<std::size_t>(shard->end - first));
-    shard->file->read(shard->offset + 2 * static_cast<std::uint64_t>(first - shard->first),
-                      std::as_writable_bytes(out.first(count)));
+    const auto bytes = std::as_writable_bytes(out.first(count));
+    const std::uint64_t at = shard->offset + 2 * static_cast<std::uint64_t>(first - shard->first);
+    if (shard->checksums) shard->checksums->verify(*shard->file, at, at + bytes.size());
+    shard->file->read(at, bytes);
     out = out.subspan(count);
     first += static_cast<std::int64_t>(count);
   }
@@ -144,7 +148,9 @@ SHARDLIB_INLINE TokenRange BinTokens::find_document(std::int64_t index) const {
 // ---- the writer -----------------------------------------------------------------------------------------------------
 
 SHARDLIB_INLINE BinWriter::BinWriter(std::string path, std::uint32_t end_of_text)
-    : path_(std::move(path)), end_of_text_(static_cast<std::uint16_t>(end_of_text)) {
+    : path_(std::move(path)),
+      end_of_text_(static_cast<std::uint16_t>(end_of_text)),
+      checksums_(std::make_unique<detail::BinChecksumWriter>()) {
   if (end_of_text >> 16 != 0)
     throw UsageError("the end of text " + std::to_string(end_of_text) + " does not fit the 2 bytes of a .bin");
   if (file_exists(path_)) throw UsageError("'" + path_ + "' exists already: remove it first, or write elsewhere");
@@ -168,7 +174,9 @@ SHARDLIB_INLINE void BinWriter::write(std::uint64_t offset, std::span<const std:
 }
 
 SHARDLIB_INLINE void BinWriter::flush() {
-  write(sizeof(detail::BinHeader) + 2 * static_cast<std::uint64_t>(written_), std::as_bytes(std::span(pending_)));
+  const auto bytes = std::as_bytes(std::span(pending_));
+  write(sizeof(detail::BinHeader) + 2 * static_cast<std::uint64_t>(written_), bytes);
+  checksums_->add(bytes);
   written_ = tokens_;
   pending_.clear();
 }
@@ -195,6 +203,7 @@ SHARDLIB_INLINE void BinWriter::finish() {
   write(0, std::as_bytes(std::span(header)));
   if (::fsync(file_) != 0) detail::fail_file("write", path_ + ".partial", errno);
   if (::close(std::exchange(file_, -1)) != 0) detail::fail_file("write", path_ + ".partial", errno);
+  replace_file(detail::bin_checksums_path(path_), as_bytes(checksums_->finish(sizeof header)), true);
   rename_path(path_ + ".partial", path_);
   sync_path(std::filesystem::path(path_).parent_path().string());
 }
@@ -223,6 +232,7 @@ inline std::vector<std::string> matches(const std::string& pattern) {
   if (::glob(pattern.c_str(), GLOB_ERR, nullptr, &found) == 0)
     paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
   ::globfree(&found);
+  std::erase_if(paths, [](const std::string& path) { return path.ends_with(".bin.crc32c"); });
   return paths;
 }
 

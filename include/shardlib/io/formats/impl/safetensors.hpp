@@ -9,6 +9,7 @@
 #include <bit>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -239,6 +240,7 @@ SHARDLIB_INLINE void write_safetensors(const std::string& path, std::vector<Safe
   text.append((8 - text.size() % 8) % 8, ' ');
   if (text.size() > detail::largest_safetensors_header) throw Error("cannot write '" + path + "': too many tensors");
   const std::uint64_t length = text.size();
+  remove_stale_temporaries(std::filesystem::path(path).parent_path().string());
   OutputFile file(path);
   file.write(std::as_bytes(std::span(&length, 1)));
   file.write(as_bytes(text));

@@ -8,8 +8,10 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <mutex>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "shardlib/io/formats/impl/zarr_cache.hpp"
 #include "shardlib/io/formats/impl/zarr_json.hpp"
@@ -28,6 +30,8 @@ struct ZarrArray::Impl {
   /// The elements of a chunk that can be decoded alone; 0: none but the whole. As its first file has it.
   static constexpr std::size_t unknown = ~std::size_t{0};
   std::atomic<std::size_t> block = unknown;
+  std::mutex mutex;
+  std::vector<bool> verified;  ///< the chunks of an array of one dim that were compared with their checksums
 
   Impl(std::string folder, ZarrInfo what, ZarrOpen how, bool write)
       : path(std::move(folder)), info(std::move(what)), options(how) {
@@ -48,6 +52,20 @@ struct ZarrArray::Impl {
             __builtin_mul_overflow(bytes, std::max<std::int64_t>(size, 1), &bytes))
           throw Error(where + ": " + detail::show(*sizes) + " are no sizes of an array");
     }
+  }
+
+  /// Compares a chunk of which a part is to be decoded with its checksum, where it has one: once, at its first part.
+  void verify(const ZarrArray& array, std::int64_t chunk, const InputFile& file) {
+    if (!info.checksum) return;
+    const auto place = static_cast<std::size_t>(chunk);
+    {
+      const std::lock_guard lock(mutex);
+      verified.resize(static_cast<std::size_t>(array.grid()[0]));
+      if (verified[place]) return;
+    }
+    detail::verify_chunk(file, where(array.chunk_key({chunk})));
+    const std::lock_guard lock(mutex);
+    verified[place] = true;
   }
 
   [[nodiscard]] std::string where(const std::string& key) const { return "zarr chunk '" + path + "/" + key + "'"; }
@@ -138,18 +156,23 @@ SHARDLIB_INLINE ZarrArray::Piece ZarrArray::cached(const Index& chunk, bool whol
   Impl& s = *impl_;
   const auto file = [&] { return path() + "/" + chunk_key(chunk); };
   const auto all = static_cast<std::size_t>(chunk_size());
-  if (!whole && s.block == Impl::unknown && file_exists(file()))
-    s.block = detail::block_elements(info(), InputFile(file()));
+  if (!whole && s.block == Impl::unknown && file_exists(file())) {
+    const InputFile input(file());
+    s.verify(*this, chunk[0], input);  // before its header is believed
+    s.block = detail::block_elements(info(), input);
+  }
   const std::size_t block = s.block;
   whole = whole || block == 0 || block >= all;
   const std::size_t first = whole ? 0 : element / block * block;
   const detail::DecodedCache::Key place{chunk, whole ? all : first};  // no block begins at `all`
   if (auto values = s.cache.find(place)) return {values, first};
   if (!file_exists(file())) return {};
-  auto values = std::make_shared<const Bytes>(whole ? read_chunk(chunk)
-                                                    : detail::decode_part(info(), InputFile(file()), all, first,
-                                                                          std::min(block, all - first),
-                                                                          s.where(chunk_key(chunk))));
+  const auto part = [&] {
+    const InputFile input(file());
+    s.verify(*this, chunk[0], input);
+    return detail::decode_part(info(), input, all, first, std::min(block, all - first), s.where(chunk_key(chunk)));
+  };
+  auto values = std::make_shared<const Bytes>(whole ? read_chunk(chunk) : part());
   s.cache.keep(place, values, s.options.cache_bytes);
   return {values, first};
 }

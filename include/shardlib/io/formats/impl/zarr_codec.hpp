@@ -16,6 +16,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "shardlib/support/crc32c.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::io::detail {
@@ -38,7 +39,7 @@ SHARDLIB_INLINE ZarrType zarr_type(std::string_view text, const std::string& whe
 }
 
 SHARDLIB_INLINE bool is_raw(const ZarrInfo& info) {
-  return info.compressor.id.empty() && !info.delta && info.dtype[0] != '>';
+  return info.compressor.id.empty() && !info.checksum && !info.delta && info.dtype[0] != '>';
 }
 
 SHARDLIB_INLINE void check_zarr_codec(const ZarrInfo& info, bool write, const std::string& where) {
@@ -63,7 +64,41 @@ SHARDLIB_INLINE void check_zarr_codec(const ZarrInfo& info, bool write, const st
                      info.delta->stored + "\" do not fit the array's \"" + info.dtype + "\"");
 }
 
-inline Bytes unblosc(const Bytes& file, std::size_t expected, const std::string& where) {
+/// What stands before a chunk's bytes: their CRC-32, little-endian.
+inline constexpr std::size_t checksum_bytes = sizeof(std::uint32_t);
+
+inline std::uint32_t crc32_of(std::span<const std::byte> bytes) {
+  uLong sum = crc32(0, nullptr, 0);
+  while (!bytes.empty()) {  // zlib counts in 32 bits
+    const auto piece = bytes.first(std::min<std::size_t>(bytes.size(), 1U << 30));
+    sum = crc32(sum, reinterpret_cast<const Bytef*>(piece.data()), static_cast<uInt>(piece.size()));
+    bytes = bytes.subspan(piece.size());
+  }
+  return static_cast<std::uint32_t>(sum);
+}
+
+/// A chunk's bytes behind their checksum. Throws Error if the two differ.
+inline std::span<const std::byte> checked(std::span<const std::byte> file, const std::string& where) {
+  const auto restore = [&](const std::string& why) {
+    return Error(where + ": " + why + ": it is damaged; copy the file again, or make the data again");
+  };
+  if (file.size() < checksum_bytes)
+    throw restore("it has " + std::to_string(file.size()) + " bytes, too few for its checksum");
+  std::uint32_t expected = 0;
+  std::memcpy(&expected, file.data(), sizeof expected);
+  const auto bytes = file.subspan(checksum_bytes);
+  if (const std::uint32_t found = crc32_of(bytes); found != expected)
+    throw restore("its bytes have the checksum " + hex(found) + ", but " + hex(expected) + " was written with them");
+  return bytes;
+}
+
+SHARDLIB_INLINE void verify_chunk(const InputFile& file, const std::string& where) {
+  Bytes all(file.size());
+  file.read(0, all);
+  static_cast<void>(checked(all, where));
+}
+
+inline Bytes unblosc(std::span<const std::byte> file, std::size_t expected, const std::string& where) {
   std::size_t bytes = 0;
   if (blosc_cbuffer_validate(file.data(), file.size(), &bytes) < 0)
     throw Error(where + ": it holds no valid blosc data: it is damaged");
@@ -81,7 +116,7 @@ inline Bytes unblosc(const Bytes& file, std::size_t expected, const std::string&
 }
 
 /// zlib or gzip, which its header tells.
-inline Bytes inflated(const Bytes& file, std::size_t expected, const std::string& where) {
+inline Bytes inflated(std::span<const std::byte> file, std::size_t expected, const std::string& where) {
   // deflate shrinks by no more than 1032: a damaged size must not allocate without bound.
   if (expected / 1032 > file.size())
     throw Error(where + ": " + std::to_string(file.size()) + " bytes cannot hold a chunk of " +
@@ -156,11 +191,14 @@ SHARDLIB_INLINE Bytes decode_chunk(const ZarrInfo& info, Bytes file, std::size_t
   const ZarrType type = zarr_type(info.dtype, where);
   const ZarrType stored = info.delta ? zarr_type(info.delta->stored, where) : type;
   const std::size_t expected = count * stored.bytes;
+  const std::span<const std::byte> bytes = info.checksum ? checked(file, where) : std::span<const std::byte>(file);
   if (info.compressor.id == "blosc")
-    file = unblosc(file, expected, where);
+    file = unblosc(bytes, expected, where);
   else if (!info.compressor.id.empty())
-    file = inflated(file, expected, where);
-  else if (file.size() != expected)
+    file = inflated(bytes, expected, where);
+  else if (info.checksum)
+    file = Bytes(bytes.begin(), bytes.end());
+  if (file.size() != expected)
     throw Error(where + ": it has " + std::to_string(file.size()) + " bytes instead of " + std::to_string(expected) +
                 ": it is damaged");
   if (stored.big_endian) swap_bytes(file, stored.bytes);
@@ -170,20 +208,23 @@ SHARDLIB_INLINE Bytes decode_chunk(const ZarrInfo& info, Bytes file, std::size_t
   return narrowed(wide, type);
 }
 
-/// What a blosc file begins with.
+/// What blosc's part of a file begins with.
 struct BloscHeader {
   std::array<std::byte, BLOSC_MIN_HEADER_LENGTH> bytes{};
+  std::size_t begin = 0, size = 0;  ///< of that part in the file
   std::size_t decompressed = 0, compressed = 0, block = 0, item = 0;
   bool stored = false;  ///< not compressed at all
 };
 
 /// Nothing where the file does not begin so.
-inline std::optional<BloscHeader> blosc_header(const InputFile& file) {
+inline std::optional<BloscHeader> blosc_header(const ZarrInfo& info, const InputFile& file) {
   BloscHeader h;
-  if (file.size() < h.bytes.size()) return std::nullopt;
-  file.read(0, h.bytes);
+  h.begin = info.checksum ? checksum_bytes : 0;
+  if (file.size() < h.begin + h.bytes.size()) return std::nullopt;
+  h.size = file.size() - h.begin;
+  file.read(h.begin, h.bytes);
   int flags = 0;
-  if (blosc_cbuffer_validate(h.bytes.data(), file.size(), &h.decompressed) < 0) return std::nullopt;
+  if (blosc_cbuffer_validate(h.bytes.data(), h.size, &h.decompressed) < 0) return std::nullopt;
   blosc_cbuffer_sizes(h.bytes.data(), &h.decompressed, &h.compressed, &h.block);
   blosc_cbuffer_metainfo(h.bytes.data(), &h.item, &flags);
   h.stored = (flags & BLOSC_MEMCPYED) != 0;
@@ -192,7 +233,7 @@ inline std::optional<BloscHeader> blosc_header(const InputFile& file) {
 
 SHARDLIB_INLINE std::size_t block_elements(const ZarrInfo& info, const InputFile& file) {
   if (info.compressor.id != "blosc" || info.delta) return 0;  // a delta needs all that stands before
-  const auto header = blosc_header(file);
+  const auto header = blosc_header(info, file);
   const std::size_t item = zarr_type(info.dtype, file.path()).bytes;
   return header && header->item == item && header->block % item == 0 ? header->block / item : 0;
 }
@@ -201,31 +242,31 @@ SHARDLIB_INLINE Bytes decode_part(const ZarrInfo& info, const InputFile& file, s
                                   std::size_t count, const std::string& where) {
   const auto damaged = [&](const std::string& why) -> Error { return Error(where + ": " + why + ": it is damaged"); };
   const ZarrType type = zarr_type(info.dtype, where);
-  const auto header = blosc_header(file);
+  const auto header = blosc_header(info, file);
   if (!header || header->item != type.bytes || header->block == 0) throw damaged("it holds no valid blosc data");
   if (header->decompressed != elements * type.bytes)
     throw damaged("it decompresses to " + std::to_string(header->decompressed) + " bytes instead of " +
                   std::to_string(elements * type.bytes));
   Bytes out(count * type.bytes);
   if (header->stored) {
-    file.read(header->bytes.size() + first * type.bytes, out);
+    file.read(header->begin + header->bytes.size() + first * type.bytes, out);
   } else {
     // blosc_getitem takes the whole file, but looks at the header, the blocks' places and the blocks it needs: only
     // these are read, the rest stays zero.
     const std::size_t blocks = (header->decompressed + header->block - 1) / header->block;
     std::vector<std::int32_t> places(blocks);
     const std::size_t begin = header->bytes.size() + blocks * sizeof(std::int32_t);
-    if (begin > file.size()) throw damaged("it is too short for its blocks");
-    file.read(header->bytes.size(), std::as_writable_bytes(std::span(places)));
-    Bytes sparse(file.size());
+    if (begin > header->size) throw damaged("it is too short for its blocks");
+    file.read(header->begin + header->bytes.size(), std::as_writable_bytes(std::span(places)));
+    Bytes sparse(header->size);
     std::ranges::copy(header->bytes, sparse.begin());
     std::ranges::copy(std::as_bytes(std::span(places)), sparse.begin() + BLOSC_MIN_HEADER_LENGTH);
     for (std::size_t b = first * type.bytes / header->block; b * header->block < (first + count) * type.bytes; ++b) {
       const auto from = static_cast<std::int64_t>(places[b]);
-      auto to = static_cast<std::int64_t>(file.size());  // blocks need not stand in their order
+      auto to = static_cast<std::int64_t>(header->size);  // blocks need not stand in their order
       if (from < static_cast<std::int64_t>(begin) || from >= to) throw damaged("a block lies outside of it");
       for (const std::int64_t place : places) to = place > from ? std::min(to, place) : to;
-      file.read(static_cast<std::uint64_t>(from),
+      file.read(header->begin + static_cast<std::uint64_t>(from),
                 std::span(sparse).subspan(static_cast<std::size_t>(from), static_cast<std::size_t>(to - from)));
     }
     const int n = blosc_getitem(sparse.data(), static_cast<int>(first), static_cast<int>(count), out.data());
@@ -235,7 +276,8 @@ SHARDLIB_INLINE Bytes decode_part(const ZarrInfo& info, const InputFile& file, s
   return out;
 }
 
-SHARDLIB_INLINE Bytes encode_chunk(const ZarrInfo& info, std::span<const std::byte> values, const std::string& where) {
+/// A chunk's bytes without their checksum.
+inline Bytes compressed(const ZarrInfo& info, std::span<const std::byte> values, const std::string& where) {
   Bytes bytes(values.begin(), values.end());
   std::size_t width = zarr_type(info.dtype, where).bytes;
   if (info.delta) {
@@ -271,6 +313,16 @@ SHARDLIB_INLINE Bytes encode_chunk(const ZarrInfo& info, std::span<const std::by
     throw Error(where + ": zlib cannot compress it");
   out.resize(size);
   return out;
+}
+
+SHARDLIB_INLINE Bytes encode_chunk(const ZarrInfo& info, std::span<const std::byte> values, const std::string& where) {
+  Bytes bytes = compressed(info, values, where);
+  if (!info.checksum) return bytes;
+  const std::uint32_t sum = crc32_of(bytes);
+  Bytes file(checksum_bytes + bytes.size());
+  std::memcpy(file.data(), &sum, checksum_bytes);
+  std::ranges::copy(bytes, file.begin() + checksum_bytes);
+  return file;
 }
 
 }  // namespace shardlib::io::detail

@@ -151,9 +151,12 @@ inline json to_json(const ZarrInfo& info) {
         {"id", c.id}, {"cname", c.codec}, {"clevel", c.level}, {"shuffle", c.shuffle}, {"blocksize", c.block}};
   else if (!c.id.empty())
     compressor = {{"id", c.id}, {"level", c.level}};
-  json filters;
-  if (info.delta)
-    filters = json::array({{{"id", "delta"}, {"dtype", info.delta->dtype}, {"astype", info.delta->stored}}});
+  json filters = json::array();
+  if (info.delta) filters.push_back({{"id", "delta"}, {"dtype", info.delta->dtype}, {"astype", info.delta->stored}});
+  // The checksum is of a file's bytes, so it is the last step: the compressor is the filter before it.
+  if (info.checksum && !compressor.is_null()) filters.push_back(std::exchange(compressor, json()));
+  if (info.checksum) compressor = {{"id", "crc32"}};
+  if (filters.empty()) filters = json();
   json array = {
       {"zarr_format", 2},    {"shape", info.shape},      {"chunks", info.chunks},
       {"dtype", info.dtype}, {"compressor", compressor}, {"fill_value", json::parse(info.fill_value, nullptr, false)},
@@ -175,15 +178,27 @@ inline ZarrInfo read_info(const std::string& path) {
   info.dtype = meta.at("dtype").get<std::string>();
   info.fill_value = meta.at("fill_value").dump();
   info.separator = meta.text(meta.all(), "dimension_separator", ".");
-  if (const json& c = meta.at("compressor"); c.is_object())
-    info.compressor = {meta.text(c, "id", "without a name"), meta.text(c, "cname", "lz4"),
-                       meta.number(c, "clevel", meta.number(c, "level", 5)), meta.number(c, "shuffle", 1),
-                       meta.number(c, "blocksize", 0)};
-  else if (!c.is_null())
+  const auto compressor_of = [&](const json& c) -> ZarrCompressor {
+    return {meta.text(c, "id", "without a name"), meta.text(c, "cname", "lz4"),
+            meta.number(c, "clevel", meta.number(c, "level", 5)), meta.number(c, "shuffle", 1),
+            meta.number(c, "blocksize", 0)};
+  };
+  if (const json& c = meta.at("compressor"); c.is_object()) {
+    info.checksum = meta.text(c, "id", "") == "crc32";
+    if (!info.checksum) info.compressor = compressor_of(c);
+    if (const std::string place = meta.text(c, "location", "start"); info.checksum && place != "start")
+      meta.fail("compressor",
+                "the location \"" + place + "\" of a crc32 is not supported: \"start\" is; rewrite the array");
+  } else if (!c.is_null()) {
     meta.fail("compressor", "must be null or an object, not " + c.dump());
+  }
   if (const json& filters = meta.at("filters"); filters.is_array()) {
     for (const json& filter : filters) {
       const std::string id = filter.is_object() ? meta.text(filter, "id", "") : filter.dump();
+      if (info.checksum && &filter == &filters.back() && (id == "blosc" || id == "zlib" || id == "gzip")) {
+        info.compressor = compressor_of(filter);
+        continue;
+      }
       if (id != "delta" || info.delta)
         meta.fail("filters", "\"" + id + "\" is not supported: at most one \"delta\" is; rewrite the array");
       const std::string dtype = meta.text(filter, "dtype", info.dtype);

@@ -1,0 +1,95 @@
+// What a member of a group asks for in one collective, as data that the members compare.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/error.hpp"
+#include "shardlib/types/call_site.hpp"
+
+namespace shardlib {
+
+/// How a collective reduces: `sum` adds, `max` takes the largest.
+enum class Reduction { sum, max };
+
+namespace detail {
+
+enum class Collective : std::uint8_t { all_gather, gather_view, all_to_all, reduce_scatter, all_reduce, barrier };
+
+constexpr std::string_view name(Collective c) {
+  constexpr std::string_view names[] = {"all_gather",     "all_gather as a view", "all_to_all",
+                                        "reduce_scatter", "all_reduce",           "barrier"};
+  return names[static_cast<std::size_t>(c)];
+}
+
+/// A hash of texts and numbers that is the same in all processes (64-bit FNV-1a).
+class Fingerprint {
+ public:
+  Fingerprint& add(std::string_view text) {
+    for (const char c : text) add_byte(static_cast<unsigned char>(c));
+    return add(text.size());
+  }
+  Fingerprint& add(std::uint64_t number) {
+    for (int i = 0; i < 8; ++i) add_byte((number >> (8 * i)) & 255U);
+    return *this;
+  }
+  [[nodiscard]] std::uint64_t value() const { return hash_; }
+
+ private:
+  void add_byte(std::uint64_t byte) { hash_ = (hash_ ^ byte) * 1099511628211U; }
+  std::uint64_t hash_ = 14695981039346656037U;
+};
+
+/// What a member asks of its group; all members must ask for the same. Plain data, for other processes to read.
+struct CollectiveCall {
+  Collective kind = Collective::barrier;
+  std::size_t bytes = 0;  ///< of the send buffer
+  DType dtype = DType::u8;
+  Reduction op = Reduction::sum;
+  std::size_t rows = 1;      ///< Communicator::takes_rows
+  std::size_t nodes = 1;     ///< over which the group spreads evenly; what follows is then one node's share
+  std::uint64_t caller = 0;  ///< fingerprint of the op, its op spec and the line of its call
+  friend bool operator==(const CollectiveCall&, const CollectiveCall&) = default;
+
+  [[nodiscard]] std::uint64_t fingerprint() const {
+    return Fingerprint()
+        .add(static_cast<std::uint64_t>(kind))
+        .add(bytes)
+        .add(static_cast<std::uint64_t>(dtype))
+        .add(static_cast<std::uint64_t>(op))
+        .add(rows)
+        .add(caller)
+        .value();
+  }
+};
+
+/// Of an op's call: its name, op spec and line.
+inline std::uint64_t fingerprint(const OpInfo& op) {
+  return Fingerprint().add(op.name).add(op.spec).add(op.site.file_name()).add(op.site.line()).add(op.site.column()).value();
+}
+
+inline std::string to_string(const CollectiveCall& call) {
+  const bool reduces = call.kind == Collective::reduce_scatter || call.kind == Collective::all_reduce;
+  return std::string(name(call.kind)) + " of " + std::to_string(call.bytes) + " bytes" +
+         (call.rows == 1 ? "" : " in " + std::to_string(call.rows) + " rows") +
+         (reduces ? " (" + std::string(name(call.dtype)) + (call.op == Reduction::sum ? " sum)" : " max)") : "");
+}
+
+/// "all_reduce of 64 bytes (f32 sum) in all_reduce<`A +d -> A`> at trainer.cpp:12"
+inline std::string describe(const CollectiveCall& call, const OpInfo& op) {
+  return to_string(call) + (*op.name == '\0' ? "" : " in " + op.label()) + op.at();
+}
+
+/// `mine` and `theirs` as `describe` gives them.
+[[noreturn]] inline void fail_call(int rank, std::size_t size, const std::string& mine, int other,
+                                   const std::string& theirs) {
+  throw Error("rank " + std::to_string(rank) + " of " + std::to_string(size) + " calls " + mine + " where rank " +
+              std::to_string(other) + " calls " + theirs +
+              ": every device of a group must make the same calls in the same order");
+}
+
+}  // namespace detail
+}  // namespace shardlib

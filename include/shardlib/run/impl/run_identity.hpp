@@ -1,0 +1,131 @@
+// What a checkpoint says about the run that saved it, and whether a run may go on from there.
+#pragma once
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "shardlib/run/options.hpp"
+#include "shardlib/run/training.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::run::detail {
+
+inline constexpr std::string_view setting_mark = "setting.";
+
+/// The identity of a run's batches, or `none`.
+inline std::string data_hash(const Data& data, const std::string& none) {
+  return data.train ? fmt::format("{:016x}", data.train->identity()) : none;
+}
+
+/// Settings of `declare` that a run may change when it goes on: they leave the steps as they are, but for the order of
+/// sums. What --data and the options beside it name is compared by its contents. --steps moves the end of the learning
+/// rate's schedule, and asking for more steps is how a run goes on.
+// clang-format off
+inline constexpr std::string_view free_settings[] = {
+    "preset", "data", "validation_data", "stream", "tokenizer", "mesh", "steps", "microbatches", "save_every", "keep",
+    "validate_every", "validation_batches", "trace", "tensorboard", "sample_every", "max_tokens", "prompt", "top_k",
+    "temperature"};
+// clang-format on
+
+/// The settings that decide the curve, by their names without their sections: the program's own as well.
+inline std::map<std::string, std::string> curve_settings(const Training& training, const std::string& configuration) {
+  std::map<std::string, std::string> settings;
+  for (const ConfigEntry& entry : config_entries(configuration, "the present configuration")) {
+    const std::string name = entry.key.substr(entry.key.rfind('.') + 1);
+    if (std::ranges::find(free_settings, name) == std::end(free_settings) &&
+        std::ranges::find(training.may_change, name) == training.may_change.end())
+      settings[name] = entry.value;
+  }
+  return settings;
+}
+
+inline RunIdentity run_identity(const Training& training, const Data& data, const std::string& configuration) {
+  const bool streams = !data.train && !training.text_stream.empty();
+  RunIdentity identity{data_hash(data, streams ? "stream" : ""), {}};
+  for (const auto& [name, value] : curve_settings(training, configuration))
+    identity.settings[std::string(setting_mark) + name] = value;
+  std::string& about = identity.settings[std::string(setting_mark) + "data"];
+  if (data.train)
+    about = fmt::format("{} tokens of hash {:016x}", data.train->source().tokens(), data.train->source().identity());
+  else if (streams)
+    about = fmt::format("a stream of {}, tokenizer {:.12}", training.text_stream, data.tokenizer->fingerprint());
+  else
+    identity.settings.erase(std::string(setting_mark) + "data");
+  if (data.train) identity.settings["data.name"] = data.train->source().name();
+  return identity;
+}
+
+/// The names that --allow-change gives, with _ for -.
+inline std::vector<std::string> allowed_changes(const Training& training) {
+  std::vector<std::string> names;
+  std::istringstream list(training.allow_change);
+  for (std::string name; std::getline(list, name, ',');) {
+    if (name.starts_with("--")) name.erase(0, 2);
+    std::replace(name.begin(), name.end(), '-', '_');
+    names.push_back(name);
+  }
+  return names;
+}
+
+/// Throws UsageError for a name of --allow-change that stands for no setting.
+inline void check_allowed(const Training& training, const std::string& configuration) {
+  if (training.allow_change.empty()) return;
+  std::vector<std::string> known{"data"};
+  for (const auto& [name, value] : curve_settings(training, configuration)) known.push_back(name);
+  for (const std::string& name : allowed_changes(training)) {
+    if (std::ranges::find(known, name) != known.end()) continue;
+    const std::string near = nearest(name, known);
+    throw UsageError(
+        fmt::format("--allow-change: '{}' is no setting that is compared with the checkpoint{}; those are {}", name,
+                    near.empty() ? "" : "; did you mean " + near + "?", fmt::join(known, ", ")));
+  }
+}
+
+/// Throws UsageError, the same on all devices, where the run would go on from the checkpoint with another curve, unless
+/// --allow-change names what differs. A sentence for each change that it does name. A checkpoint without a record of
+/// settings says whether the batches are others, as it always did; a setting that only one of the two knows is none.
+inline std::vector<std::string> require_same_run(const Checkpoints::Loaded& found, const RunIdentity& now,
+                                                 const Training& training) {
+  std::vector<std::string> notes, differing, names;
+  const auto& before = found.identity.settings;
+  const auto value_of = [](const std::map<std::string, std::string>& settings, const std::string& key) {
+    const auto name = settings.find("data.name");
+    const bool named = key == std::string(setting_mark) + "data" && name != settings.end();
+    return named ? "'" + name->second + "' with " + settings.at(key) : settings.at(key);
+  };
+  const std::vector<std::string> allowed = allowed_changes(training);
+  bool recorded = false;
+  for (const auto& [key, value] : now.settings) {
+    const auto at = before.find(key);
+    if (!key.starts_with(setting_mark) || at == before.end()) continue;
+    recorded = true;
+    if (at->second == value) continue;
+    const std::string name = key.substr(setting_mark.size());
+    const std::string change =
+        fmt::format("{} is {} in the checkpoint, but {} now", name, value_of(before, key), value_of(now.settings, key));
+    if (std::ranges::find(allowed, name) != allowed.end()) {
+      notes.push_back("allowed by --allow-change: " + change);
+      continue;
+    }
+    differing.push_back(change);
+    names.push_back(name);
+  }
+  if (!differing.empty())
+    throw UsageError(fmt::format(
+        "the run in '{}' would go on from step {} with another curve: {}; give the checkpoint's values, choose another "
+        "--run, or allow the change with --allow-change {}",
+        training.directory, found.step, fmt::join(differing, "; "), fmt::join(names, ",")));
+  if (!recorded && !found.identity.data.empty() && !now.data.empty() && found.identity.data != now.data)
+    notes.emplace_back("note: the data, or the options that cut them into batches, are not those of the checkpoint");
+  return notes;
+}
+
+}  // namespace shardlib::run::detail
