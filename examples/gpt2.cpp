@@ -1,4 +1,4 @@
-// Trains the GPTs of gpt2_model.hpp: GPT-2 and miniGPT, fully sharded over mesh axis d, tensor parallel over mesh axis t.
+// Trains the GPTs of gpt2_model.hpp, GPT-2 and miniGPT: fully sharded over mesh axis d, tensor parallel over axis t.
 //
 //   gpt2 --preset gpt2-124m --data tokens.zarr --tokenizer r50k_base.tiktoken --run runs/first --mesh d=4,t=2
 //   mpirun -n 2 gpt2 --preset minigpt --data stories.txt --tokenizer r50k_base.tiktoken
@@ -35,7 +35,8 @@ using Mesh2 = Mesh<"d t">;
 struct Options {
   run::Training training;
   std::int64_t layers = 4, d_model = 256, heads = 4, d_ff = 1024, context = 256, vocabulary = 0;
-  std::string norm = "pre", activation = "gelu", dtype = "f32", recompute = "seqax", attention = "fused", load, save, logits;
+  std::string norm = "pre", activation = "gelu", dtype = "f32", recompute = "seqax", attention = "fused", load, save,
+              logits;
   bool tied = true, prefetch = false;
   double dropout = 0, epsilon = 1e-5;
 };
@@ -66,10 +67,17 @@ Sizes sizes_of(const Options& o, std::int64_t vocabulary, std::int64_t d, std::i
   };
   const std::int64_t head = o.d_model / o.heads;
   const NamedSize heads = dim("E", o.d_model, t * std::lcm(d, head));  // whole heads, sharded as biases are
-  return {dim("V", vocabulary, std::lcm<std::int64_t>(64, d * t)), {"P", o.context}, dim("M", o.d_model, d * t), heads,
-          {"H", o.heads, heads.padded / head}, {"D", head}, dim("F", o.d_ff, d * t)};
+  return {dim("V", vocabulary, std::lcm<std::int64_t>(64, d * t)),
+          {"P", o.context},
+          dim("M", o.d_model, d * t),
+          heads,
+          {"H", o.heads, heads.padded / head},
+          {"D", head},
+          dim("F", o.d_ff, d * t)};
 }
-Sizes sizes_of(const Setup& s) { return sizes_of(s.o, s.vocabulary, s.mesh.size("d"), s.mesh.size("t")); }
+Sizes sizes_of(const Setup& s) {
+  return sizes_of(s.o, s.vocabulary, s.mesh.size("d"), s.mesh.size("t"));
+}
 
 // ---- weights --------------------------------------------------------------------------------------------------------
 
@@ -128,7 +136,7 @@ struct TrainState {
   gpt2::Model<f32> weights, mu, nu;
 };
 
-// What is trained, and copies of the weights in the dtype of computation, which the layers read: in f32 the same tensors.
+// What is trained, and copies of the weights in the dtype of computation, which the layers read: in f32 the same.
 template <dtype C>
 struct Trained {
   TrainState state;
@@ -224,8 +232,7 @@ class Decoder {
     const auto logits = gpt2::extend<C>(trained_.copies, caches_, inputs, positions, mask,
                                         cast<C>(cast<f32>(equal(positions, keys))), s_.config());
     const auto last = full<i32, "B/d">(mesh, {one}, static_cast<double>(length - 1));
-    const auto whole =
-        all_gather<"B/d V/t -> B V">(index_unreduced<"B/d [L] V/t, B/d -> B/d V/t">(logits, last));
+    const auto whole = all_gather<"B/d V/t -> B V">(index_unreduced<"B/d [L] V/t, B/d -> B/d V/t">(logits, last));
     const auto numbers = whole.span().first(static_cast<std::size_t>(s_.vocabulary));
     return {numbers.begin(), numbers.end()};
   }
@@ -246,23 +253,22 @@ io::StoredLeaf hugging_face(const std::string& leaf, const std::string& prefix) 
                                                     {"positions", {"wpe.weight"}},
                                                     {"final_norm.0.scale", {"ln_f.weight"}},
                                                     {"final_norm.0.bias", {"ln_f.bias"}}};
-  const std::map<std::string, io::StoredLeaf> in_layer{
-      {"norm1.scale", {"ln_1.weight"}},
-      {"norm1.bias", {"ln_1.bias"}},
-      {"norm2.scale", {"ln_2.weight"}},
-      {"norm2.bias", {"ln_2.bias"}},
-      {"w_q", {"attn.c_attn.weight", {}, {1, 2}, 1, 0, 3}},
-      {"w_k", {"attn.c_attn.weight", {}, {1, 2}, 1, 1, 3}},
-      {"w_v", {"attn.c_attn.weight", {}, {1, 2}, 1, 2, 3}},
-      {"b_q", {"attn.c_attn.bias", {}, {}, 0, 0, 3}},
-      {"b_k", {"attn.c_attn.bias", {}, {}, 0, 1, 3}},
-      {"b_v", {"attn.c_attn.bias", {}, {}, 0, 2, 3}},
-      {"w_o", {"attn.c_proj.weight", {}, {2, 1}}},
-      {"b_o", {"attn.c_proj.bias"}},
-      {"w_up", {"mlp.c_fc.weight"}},
-      {"b_up", {"mlp.c_fc.bias"}},
-      {"w_down", {"mlp.c_proj.weight"}},
-      {"b_down", {"mlp.c_proj.bias"}}};
+  const std::map<std::string, io::StoredLeaf> in_layer{{"norm1.scale", {"ln_1.weight"}},
+                                                       {"norm1.bias", {"ln_1.bias"}},
+                                                       {"norm2.scale", {"ln_2.weight"}},
+                                                       {"norm2.bias", {"ln_2.bias"}},
+                                                       {"w_q", {"attn.c_attn.weight", {}, {1, 2}, 1, 0, 3}},
+                                                       {"w_k", {"attn.c_attn.weight", {}, {1, 2}, 1, 1, 3}},
+                                                       {"w_v", {"attn.c_attn.weight", {}, {1, 2}, 1, 2, 3}},
+                                                       {"b_q", {"attn.c_attn.bias", {}, {}, 0, 0, 3}},
+                                                       {"b_k", {"attn.c_attn.bias", {}, {}, 0, 1, 3}},
+                                                       {"b_v", {"attn.c_attn.bias", {}, {}, 0, 2, 3}},
+                                                       {"w_o", {"attn.c_proj.weight", {}, {2, 1}}},
+                                                       {"b_o", {"attn.c_proj.bias"}},
+                                                       {"w_up", {"mlp.c_fc.weight"}},
+                                                       {"b_up", {"mlp.c_fc.bias"}},
+                                                       {"w_down", {"mlp.c_proj.weight"}},
+                                                       {"b_down", {"mlp.c_proj.bias"}}};
   if (const auto found = whole.find(name); found != whole.end()) {
     io::StoredLeaf stored = found->second;
     stored.name = prefix + stored.name;
@@ -279,12 +285,13 @@ io::StoredLeaf hugging_face(const std::string& leaf, const std::string& prefix) 
 void must_be_gpt2(const Options& o) {
   if (o.load.empty() && o.save.empty()) return;
   std::string wrong;
-  for (const auto& [is, option] : {std::pair(o.norm != "pre", "--norm pre"), {o.activation != "gelu", "--activation gelu"},
-                                   {!o.tied, "--tied"}})
+  for (const auto& [is, option] :
+       {std::pair(o.norm != "pre", "--norm pre"), {o.activation != "gelu", "--activation gelu"}, {!o.tied, "--tied"}})
     if (is) wrong += (wrong.empty() ? "" : ", ") + std::string(option);
   if (!wrong.empty())
-    throw UsageError(fmt::format("{}: Hugging Face's layout of GPT-2 has no place for this form of the model: it needs {}",
-                                 o.load.empty() ? "--export" : "--load", wrong));
+    throw UsageError(
+        fmt::format("{}: Hugging Face's layout of GPT-2 has no place for this form of the model: it needs {}",
+                    o.load.empty() ? "--export" : "--load", wrong));
 }
 
 // An output layer of its own would be lost, as the model's is the embedding.
@@ -299,8 +306,10 @@ void must_be_tied(const io::SafetensorsFile& file, const std::string& embedding)
     same = a == b;
   }
   if (!same)
-    throw UsageError(fmt::format("--load: in '{}', 'lm_head.weight' differs from '{}', but this model's output layer is "
-                                 "its embedding: it cannot hold both", file.path(), embedding));
+    throw UsageError(
+        fmt::format("--load: in '{}', 'lm_head.weight' differs from '{}', but this model's output layer is "
+                    "its embedding: it cannot hold both",
+                    file.path(), embedding));
 }
 
 void load_hugging_face(const Setup& s, gpt2::Model<f32>& weights) {
@@ -331,8 +340,9 @@ void write_logits(const Setup& s, const Trained<C>& trained, const io::Tokenizer
     const auto view = std::as_bytes(std::span(values));
     return io::Bytes(view.begin(), view.end());
   };
-  io::write_safetensors(s.o.logits, {{"tokens", "U32", {std::ssize(tokens)}, [&] { return bytes(tokens); }},
-                                     {"logits", "F32", {std::ssize(tokens), s.vocabulary}, [&] { return bytes(logits); }}});
+  io::write_safetensors(s.o.logits,
+                        {{"tokens", "U32", {std::ssize(tokens)}, [&] { return bytes(tokens); }},
+                         {"logits", "F32", {std::ssize(tokens), s.vocabulary}, [&] { return bytes(logits); }}});
 }
 
 // ---- the program ----------------------------------------------------------------------------------------------------
@@ -347,7 +357,8 @@ void declare(run::Options& options, Options& o) {
   options.add("--d-ff", o.d_ff, "width of the feed-forward layer", run::size());
   options.add("--context", o.context, "learned positions: the longest text", run::size());
   options.add("--vocabulary", o.vocabulary, "token ids (0: the tokenizer's)", run::size(0));
-  options.add("--norm", o.norm, "LayerNorm before each branch (GPT-2) or after it (miniGPT)", run::one_of({"pre", "post"}));
+  options.add("--norm", o.norm, "LayerNorm before each branch (GPT-2) or after it (miniGPT)",
+              run::one_of({"pre", "post"}));
   options.add("--activation", o.activation, "of the feed-forward layer", run::one_of({"gelu", "relu"}));
   options.flag("--tied", o.tied, "the embedding is the output layer too");
   options.add("--epsilon", o.epsilon, "of LayerNorm", run::above(0));
@@ -358,7 +369,8 @@ void declare(run::Options& options, Options& o) {
               run::one_of({"fused", "einsum"}));
   options.add("--recompute", o.recompute, "what the backward pass computes again: none, seqax's choice, everything",
               run::one_of({"none", "seqax", "everything"}));
-  options.flag("--prefetch", o.prefetch, "gather the next layer's weights while a layer runs; not with --recompute none");
+  options.flag("--prefetch", o.prefetch,
+               "gather the next layer's weights while a layer runs; not with --recompute none");
   options.add("--load", o.load, "initial weights: a safetensors file with Hugging Face's names of GPT-2",
               run::value_name("FILE") | run::command_line_only());
   options.add("--export", o.save, "write the weights of the run's last checkpoint as such a file",
@@ -368,20 +380,42 @@ void declare(run::Options& options, Options& o) {
               run::value_name("FILE") | run::command_line_only());
 
   const auto gpt2 = [&](const char* name, const char* layers, const char* width, const char* heads, const char* ff) {
-    options.preset(name, {{"layers", layers}, {"d_model", width}, {"heads", heads}, {"d_ff", ff}, {"context", "1024"},
-                          {"seq", "1024"}, {"learning_rate", "6e-4"}});
+    options.preset(name, {{"layers", layers},
+                          {"d_model", width},
+                          {"heads", heads},
+                          {"d_ff", ff},
+                          {"context", "1024"},
+                          {"seq", "1024"},
+                          {"learning_rate", "6e-4"}});
   };
   gpt2("gpt2-124m", "12", "768", "12", "3072");
   gpt2("gpt2-350m", "24", "1024", "16", "4096");
   gpt2("gpt2-774m", "36", "1280", "20", "5120");
   gpt2("gpt2-1558m", "48", "1600", "25", "6400");
   // The model of the JAX tutorial "Pretraining an LLM": rows are stories filled up with 0, Adam at a constant rate.
-  options.preset("minigpt", {{"layers", "4"}, {"d_model", "256"}, {"heads", "8"}, {"d_ff", "256"}, {"context", "256"},
-                             {"norm", "post"}, {"activation", "relu"}, {"tied", "false"}, {"dropout", "0.1"},
-                             {"epsilon", "1e-6"}, {"rows", "stories"}, {"batch", "256"}, {"seq", "256"},
-                             {"learning_rate", "1e-3"}, {"warmup", "0"}, {"final_learning_rate", "1"},
-                             {"weight_decay", "0"}, {"beta2", "0.999"}, {"clip", "0"}, {"sample_every", "200"},
-                             {"prompt", "Once upon a time"}, {"top_k", "10"}, {"temperature", "1"}});
+  options.preset("minigpt", {{"layers", "4"},
+                             {"d_model", "256"},
+                             {"heads", "8"},
+                             {"d_ff", "256"},
+                             {"context", "256"},
+                             {"norm", "post"},
+                             {"activation", "relu"},
+                             {"tied", "false"},
+                             {"dropout", "0.1"},
+                             {"epsilon", "1e-6"},
+                             {"rows", "stories"},
+                             {"batch", "256"},
+                             {"seq", "256"},
+                             {"learning_rate", "1e-3"},
+                             {"warmup", "0"},
+                             {"final_learning_rate", "1"},
+                             {"weight_decay", "0"},
+                             {"beta2", "0.999"},
+                             {"clip", "0"},
+                             {"sample_every", "200"},
+                             {"prompt", "Once upon a time"},
+                             {"top_k", "10"},
+                             {"temperature", "1"}});
 }
 
 template <dtype C>
@@ -440,11 +474,14 @@ int program(int argc, char** argv) {
   const auto mesh = run::chosen_mesh(o.training, "d t");
   run::batch_must_divide(mesh, o.training);
   if (o.d_model % o.heads != 0)
-    throw UsageError(fmt::format("--d-model {} does not divide into --heads {}: choose a multiple", o.d_model, o.heads));
+    throw UsageError(
+        fmt::format("--d-model {} does not divide into --heads {}: choose a multiple", o.d_model, o.heads));
   if (o.training.seq > o.context)
-    throw UsageError(fmt::format("--seq {} is longer than --context {}, the number of positions", o.training.seq, o.context));
+    throw UsageError(
+        fmt::format("--seq {} is longer than --context {}, the number of positions", o.training.seq, o.context));
   if (o.prefetch && o.recompute == "none")
-    throw UsageError("--prefetch needs a backward pass that recomputes, not --recompute none: choose seqax or everything");
+    throw UsageError(
+        "--prefetch needs a backward pass that recomputes, not --recompute none: choose seqax or everything");
   if (!o.save.empty() && o.training.directory.empty())
     throw UsageError("--export writes the weights of a run's checkpoint: give --run too");
   if (!o.load.empty()) o.training.sample.begin.reset();  // nothing stood before the texts that those models have learnt
@@ -463,7 +500,7 @@ int program(int argc, char** argv) {
   if (run::dry_run(o.training, mesh, body(o), body(single))) return 0;
   if (!o.save.empty()) io::require_writable(o.save, "--export");
   if (!o.logits.empty()) io::require_writable(o.logits, "--logits");
-  launch(mesh, body(o));
+  launch(mesh, body(o), run::launch_options(o.training));
   return 0;
 }
 

@@ -1,10 +1,10 @@
-// The GPTs of gpt2.cpp: GPT-2 (pre-norm, GELU, tied embedding) and miniGPT (post-norm, ReLU, an output layer of its own),
-// with all partitioning and communication spelled out. It needs the types alone (shardlib/shapes.hpp).
+// The GPTs of gpt2.cpp: GPT-2 (pre-norm, GELU, tied embedding) and miniGPT (post-norm, ReLU, an output layer of its
+// own), with all partitioning and communication spelled out. It needs the types alone (shardlib/shapes.hpp).
 //
-// C is the dtype of computation, f32 or bf16: of products, of the weights that the layers read, of their gradients and of what
-// goes over the wire. Sums over devices are taken in f32; norms, softmax, the residual stream and the loss are f32.
-// Dims: B batch, L length, M model, H heads, D head, E all heads' (H * D), F feed-forward, V vocabulary, P positions.
-// Mesh: d data parallel (FSDP), t tensor parallel.
+// C is the dtype of computation, f32 or bf16: of products, of the weights that the layers read, of their gradients and
+// of what goes over the wire. Sums over devices are taken in f32; norms, softmax, the residual stream and the loss are
+// f32. Dims: B batch, L length, M model, H heads, D head, E all heads' (H * D), F feed-forward, V vocabulary, P
+// positions. Mesh: d data parallel (FSDP), t tensor parallel.
 #pragma once
 
 #include <shardlib/shapes.hpp>
@@ -99,8 +99,8 @@ auto keep(const Tensor<C, S>& x, const ModelConfig& config) -> Tensor<C, S> {
   return config.recompute == Recompute::seqax ? save_for_backward(x) : x;
 }
 
-// One batch: a segment is a document, and attention does not leave it. `weights` are each token's share of the loss; those
-// of a step, over all devices and microbatches, add up to 1.
+// One batch: a segment is a document, and attention does not leave it. `weights` are each token's share of the loss;
+// those of a step, over all devices and microbatches, add up to 1.
 struct Batch {
   Tensor<i32, "B/d L"> inputs, targets, segments;
   Tensor<f32, "B/d L"> weights;
@@ -113,8 +113,8 @@ struct Cache {
 };
 
 using Residual = Tensor<f32, "B/d L M/t">;
-/// Which keys a query sees, those of its own segment up to itself: as a mask for attention that is spelled, as segments for
-/// the library's. Only one of the two is there.
+/// Which keys a query sees, those of its own segment up to itself: as a mask for attention that is spelled, as segments
+/// for the library's. Only one of the two is there.
 struct Mask {
   Tensor<bool_, "B/d Qlen Klen"> seen;
   Tensor<i32, "B/d L"> segments;
@@ -131,7 +131,8 @@ auto gathered(const Tensor<C, S>& w) {
 // which no derivative needs.
 template <dtype C>
 auto gathered_layer(const Layer<C>& w) {
-  return std::tuple{gathered(w.w_q), gathered(w.w_k), gathered(w.w_v), gathered(w.w_o), gathered(w.w_up), gathered(w.w_down)};
+  return std::tuple{gathered(w.w_q), gathered(w.w_k),  gathered(w.w_v),
+                    gathered(w.w_o), gathered(w.w_up), gathered(w.w_down)};
 }
 
 template <dtype C>
@@ -179,8 +180,8 @@ auto attention(const Tensor<C, "B/d L M">& x, const Mask& mask, const Layer<C>& 
     k = cache->k = cache->k + einsum_unreduced<"L Klen, B/d L H/t D -> B/d Klen H/t D">(places, new_k);
     v = cache->v = cache->v + einsum_unreduced<"L Klen, B/d L H/t D -> B/d Klen H/t D">(places, new_v);
   }
-  const auto logits = einsum_unreduced<"B/d Qlen H/t D, B/d Klen H/t D -> B/d H/t Qlen Klen", f32>(
-      rename<"L -> Qlen">(q), k);
+  const auto logits =
+      einsum_unreduced<"B/d Qlen H/t D, B/d Klen H/t D -> B/d H/t Qlen Klen", f32>(rename<"L -> Qlen">(q), k);
   const double scale = 1.0 / std::sqrt(static_cast<double>(w.w_q.size("D")));
   const auto probabilities = cast<C>(softmax<"Klen">(where(mask.seen, logits * scale, -1e30)));
   const auto heads =
@@ -251,7 +252,7 @@ auto trunk(const Model<C>& w, const Tensor<C, "V/t M">& table, const Tensor<i32,
     const auto d = dropout.at(i + 1);
     if (config.prefetch) x = prefetch(x, gathered_layer<C>, w.layers, i);
     x = config.recompute == Recompute::none ? body(x, mask, w.layers[i], config, d)
-                                          : explicit_activation_checkpointing(body)(x, mask, w.layers[i], config, d);
+                                            : explicit_activation_checkpointing(body)(x, mask, w.layers[i], config, d);
   }
   return x;
 }
@@ -272,10 +273,9 @@ auto loss(const Model<C>& w, const Batch& batch, const Tensor<bool_, "Qlen Klen"
   const auto table = gathered(w.embed);
   const auto x = trunk<C>(w, table, batch.inputs, segment_mask(batch.segments, causal), positions, config, dropout);
   // Tied, many logits are not stored, but computed again.
-  const auto losses = w.unembed.empty()
-                          ? linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(output_input<C>(w, x, config), table,
-                                                                                batch.targets)
-                          : cross_entropy(unembedding<C>(w, table, x, config), batch.targets);
+  const auto losses = w.unembed.empty() ? linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(
+                                              output_input<C>(w, x, config), table, batch.targets)
+                                        : cross_entropy(unembedding<C>(w, table, x, config), batch.targets);
   const auto total = sum<"B/d L +t -> +d +t">(losses * batch.weights);
   // The backward pass begins here: the last layers' weights come while it unembeds.
   return config.prefetch ? prefetch(total, gathered_layer<C>, w.layers, w.layers.size()) : total;
@@ -288,8 +288,7 @@ auto extend(const Model<C>& w, Array<"layers", Cache<C>>& caches, const Tensor<i
             const ModelConfig& config) -> Tensor<f32, "B/d L V/t"> {
   const auto table = gathered(w.embed);
   Residual x = embedding<C>(w, table, ids, positions);
-  for (std::size_t i = 0; i < w.layers.size(); ++i)
-    x = layer<C>(x, mask, w.layers[i], config, {}, places, &caches[i]);
+  for (std::size_t i = 0; i < w.layers.size(); ++i) x = layer<C>(x, mask, w.layers[i], config, {}, places, &caches[i]);
   return unembedding<C>(w, table, x, config);
 }
 

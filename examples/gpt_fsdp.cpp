@@ -194,7 +194,7 @@ int program(int argc, char** argv) {
   };
   Options single = o;  // --graph draws one layer
   single.layers = 1;
-  if (!run::dry_run(o.training, mesh, body(o), body(single))) launch(mesh, body(o));
+  if (!run::dry_run(o.training, mesh, body(o), body(single))) launch(mesh, body(o), run::launch_options(o.training));
   return 0;
 }
 

@@ -76,9 +76,7 @@ class Gpt : Layout {
     for (const io::TokenBatch& rows : microbatches) batches.push_back(gpt::place(mesh.stage(), rows, o.training.seq));
     return batches;
   }
-  [[nodiscard]] gpt::Stages program(const Batches& batches) const {
-    return {layer_map, batches, o.config};
-  }
+  [[nodiscard]] gpt::Stages program(const Batches& batches) const { return {layer_map, batches, o.config}; }
   [[nodiscard]] Sizes activation_sizes(const Batches& batches) const {
     Sizes sizes = gpt::sizes_of(o, mesh.stage().size("d"), mesh.stage().size("t"));
     sizes.insert(sizes.end(), {{"B", batches[0].inputs.size("B")}, {"L", o.training.seq}});
@@ -210,8 +208,8 @@ class Trainer {
     const run::StepResult result{item(all_reduce<"+d +p +t -> ">(loss)), norm};
     run::check_finite(result, step);
     const AdamW optimizer{.beta1 = t.beta1, .beta2 = t.beta2, .weight_decay = t.weight_decay};
-    optimizer.update(state.weights, state.mu, state.nu, grads, learning_rate, run::clip_factor(norm, t.clip),
-                     step, [](std::string_view) { return true; });
+    optimizer.update(state.weights, state.mu, state.nu, grads, learning_rate, run::clip_factor(norm, t.clip), step,
+                     [](std::string_view) { return true; });
     return result;
   }
 
@@ -383,7 +381,7 @@ int program(int argc, char** argv) {
   planned.graph = "";
   if (run::dry_run(planned, mesh, body(o, schedule), {}, "p") || !o.training.graph.empty()) return 0;
   if (!o.timeline.empty()) io::require_writable(o.timeline, "--timeline");
-  launch(mesh, body(o, schedule));
+  launch(mesh, body(o, schedule), run::launch_options(o.training));
   return 0;
 }
 

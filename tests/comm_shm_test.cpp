@@ -93,7 +93,7 @@ TEST_CASE("an arena gives its pages back", "[shm]") {
   Arena arena(1);
   const std::size_t bytes = std::size_t{8} << 20;
   const auto blocks = [&] {
-    struct stat info{};
+    struct stat info {};
     const std::string path = "/proc/self/fd/" + std::to_string(arena.address().file);
     REQUIRE(stat(path.c_str(), &info) == 0);
     return static_cast<std::size_t>(info.st_blocks) * 512;
@@ -111,14 +111,13 @@ TEST_CASE("an arena gives its pages back", "[shm]") {
   CHECK(error_of([&] { pool->allocate(std::size_t{1} << 60); }).starts_with("out of memory: "));
 }
 
-TEST_CASE("an arena refuses a file that is not the peer's, and sees that a peer has died", "[shm]") {
+TEST_CASE("an arena refuses a file that is not the peer's", "[shm]") {
   Arena mine(2);
   Arena other(2);
   auto address = other.address();
   mine.attach(1, address);
   other.allocate(100)[0] = std::byte{7};
   CHECK(mine.at(1, 4096)[0] == std::byte{7});
-  CHECK(mine.alive(1));
   address.key += 1;
   const std::string path = "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(address.file);
   CHECK(error_of([&] { mine.attach(1, address); }) == path + ": not the rank's memory");
@@ -128,10 +127,11 @@ TEST_CASE("an arena refuses a file that is not the peer's, and sees that a peer 
   address = other.address();
   address.file = 1 << 20;
   CHECK(error_of([&] { mine.attach(1, address); }).ends_with("/fd/1048576: No such file or directory"));
+}
 
+TEST_CASE("a watched process is seen to end", "[shm]") {
   int hold[2];
   REQUIRE(pipe(hold) == 0);
-  address = other.address();
   const pid_t child = fork();
   if (child == 0) {
     char byte = 0;
@@ -139,15 +139,14 @@ TEST_CASE("an arena refuses a file that is not the peer's, and sees that a peer 
     [[maybe_unused]] const auto got = read(hold[0], &byte, 1);
     _exit(0);
   }
-  address.process = static_cast<std::uint64_t>(child);
-  Arena third(2);
-  third.attach(1, address);
-  CHECK(third.alive(1));
+  const detail::WatchedProcess watched(child);
+  CHECK(!watched.has_ended());
   close(hold[1]);
   close(hold[0]);
   int status = 0;
   waitpid(child, &status, 0);
-  CHECK(!third.alive(1));
+  CHECK(watched.has_ended());
+  CHECK(!detail::WatchedProcess().has_ended());
 }
 
 TEST_CASE("SHARDLIB_SHM is 0 or 1", "[shm]") {
@@ -404,7 +403,8 @@ TEST_CASE("ranks out of step get an error that names both calls", "[shm]") {
   const std::string bytes = show(world_size() * 32) + " bytes";
   const std::string move = "all_to_all of " + bytes + " at ", sum = "all_reduce of " + bytes + " (f32 sum) at ";
   const bool moves = world_rank() == 0;
-  CHECK(error.starts_with("rank " + show(world_rank()) + " of " + show(world_size()) + " calls " + (moves ? move : sum)));
+  CHECK(
+      error.starts_with("rank " + show(world_rank()) + " of " + show(world_size()) + " calls " + (moves ? move : sum)));
   CHECK(error.find(" where rank " + show(moves ? 1 : 0) + " calls " + (moves ? sum : move)) != std::string::npos);
   CHECK(error.ends_with(": every device of a group must make the same calls in the same order"));
 }
@@ -426,7 +426,7 @@ TEST_CASE("groups come and go without filling the arena", "[shm]") {
   CHECK(room() <= most);
 }
 
-// For shm_fault.py, which kills a rank of it.
+// For rank_faults.py, which kills a rank of it.
 TEST_CASE("endless collectives", "[.endless]") {
   on_mesh("d=" + show(world_size()), [](const std::shared_ptr<Device>& device) {
     Communicator& comm = device->group({"d"});

@@ -128,15 +128,15 @@ TEST_CASE("a recorder keeps the last communications, and what a device waits in"
   const detail::OpInfo op{"all_reduce", "A +d -> A", Site::current()};
   const detail::CollectiveCall call{
       .kind = detail::Collective::all_reduce, .bytes = 64, .dtype = DType::f32, .op = Reduction::sum};
-  for (std::size_t i = 0; i < detail::FlightRecorder::capacity + 5; ++i) group.starts(call, op).ends();
+  for (std::size_t i = 0; i < detail::FlightRing::capacity + 5; ++i) group.starts(call, op).ends();
   const auto waits = group.starts(call, op);
   waits.waits();
   const DeviceRecord record = recorder->record();
-  CHECK(record.last.size() == detail::FlightRecorder::capacity);
+  CHECK(record.last.size() == detail::FlightRing::capacity);
   REQUIRE(record.waiting.has_value());
-  CHECK(record.waiting->sequence == detail::FlightRecorder::capacity + 5);
+  CHECK(record.waiting->sequence == detail::FlightRing::capacity + 5);
   CHECK(record.waiting->text == "all_reduce of 64 bytes (f32 sum) in all_reduce<`A +d -> A`>" + op.at());
-  CHECK(record.groups[0].started == detail::FlightRecorder::capacity + 6);
+  CHECK(record.groups[0].started == detail::FlightRing::capacity + 6);
   CHECK(recorder->record(2).last.size() == 2);
   waits.ends();
   CHECK(!recorder->record().waiting.has_value());
@@ -176,7 +176,8 @@ TEST_CASE("collectives of one size in another order are an error that names both
     CHECK(error.find(" where rank ") != std::string::npos);
     CHECK(error.find(call, error.find(" where rank ")) != std::string::npos);
     if (under_mpi()) continue;
-    CHECK((error.find(":" + show(first_line)) != std::string::npos && error.find(":" + show(second_line)) != std::string::npos));
+    CHECK((error.find(":" + show(first_line)) != std::string::npos &&
+           error.find(":" + show(second_line)) != std::string::npos));
   }
   CHECK(named >= 1);
 }
@@ -216,15 +217,14 @@ TEST_CASE("a device that never comes is named when the timeout is over", "[watch
 TEST_CASE("axes that are waited for in a cycle are named", "[watchdog]") {
   if (!fits(4)) return;
   // Devices 0 and 3 begin with d, 1 and 2 with t.
-  const std::string error = outcome(
-      "d=2,t=2",
-      [](const std::shared_ptr<Device>& device) {
-        Communicator &d = device->group({"d"}), &t = device->group({"t"});
-        const bool first = device->rank() == 0 || device->rank() == 3;
-        (first ? d : t).barrier();
-        (first ? t : d).barrier();
-      },
-      {.timeout = std::chrono::milliseconds(300)});
+  const std::string error = outcome("d=2,t=2",
+                                    [](const std::shared_ptr<Device>& device) {
+                                      Communicator &d = device->group({"d"}), &t = device->group({"t"});
+                                      const bool first = device->rank() == 0 || device->rank() == 3;
+                                      (first ? d : t).barrier();
+                                      (first ? t : d).barrier();
+                                    },
+                                    {.timeout = std::chrono::milliseconds(300)});
   INFO(error);
   if (world_rank() == 0)
     CHECK(error.find("\n  a cycle: device 0 waits over d for device 2, which waits over t for device 3, which waits "

@@ -39,8 +39,8 @@ inline auto layer(const Residual& x, const Mask& seen, const Layer& w, const Mod
   return y + reduce_scatter<"B/d L M +t -> B/d L M/t">(fed);
 }
 
-inline auto logits(const Model& w, const gpt::Batch& batch, const Tensor<bool_, "Qlen Klen">& causal, const ModelConfig& config)
-    -> Tensor<f32, "B/d L V/t"> {
+inline auto logits(const Model& w, const gpt::Batch& batch, const Tensor<bool_, "Qlen Klen">& causal,
+                   const ModelConfig& config) -> Tensor<f32, "B/d L V/t"> {
   const auto seen = segment_mask(batch.segments, causal);
   const auto embed = all_gather<"V/t M/d -> V/t M">(w.embed);
   Residual x = gpt::embedded(embed, batch.inputs);

@@ -61,9 +61,12 @@ TEST_CASE("an op of one's own: values and gradients on meshes, with padding and 
           REQUIRE(y.data[b * 3 + l] == static_cast<double>(sum));
         }
       // d/dx of sum(cumsum(x)): element l counts in L - l sums.
-      const auto loss = [](const Weights& w) -> Tensor<f64, "+d"> { return sum(cumsum<"L">(w.x)); };
+      const auto loss = [](const Weights& w) -> Tensor<f64, "+d"> {
+        return sum(cumsum<"L">(w.x));
+      };
       const auto recomputed = [](const Weights& w) -> Tensor<f64, "+d"> {
-        return sum(explicit_activation_checkpointing([](const Tensor<f64, "B/d L">& x) { return cumsum<"L">(x); })(w.x));
+        return sum(
+            explicit_activation_checkpointing([](const Tensor<f64, "B/d L">& x) { return cumsum<"L">(x); })(w.x));
       };
       for (const auto& gradient : {value_and_grad(mesh, loss, w).second, value_and_grad(mesh, recomputed, w).second}) {
         const auto g = fetch(gradient.x);
@@ -79,7 +82,9 @@ TEST_CASE("an op of one's own: a VJP takes operands and the result", "[custom]")
       Tensor<f64, "A/d"> a, b;
     };
     const Weights w{full<f64, "A/d">(mesh, {{"A", 4}}, 3.0), full<f64, "A/d">(mesh, {{"A", 4}}, 4.0)};
-    const auto loss = [](const Weights& w) -> Tensor<f64, "+d"> { return sum(hypotenuse(w.a, w.b)); };
+    const auto loss = [](const Weights& w) -> Tensor<f64, "+d"> {
+      return sum(hypotenuse(w.a, w.b));
+    };
     const auto [l, g] = value_and_grad(mesh, loss, w);
     REQUIRE(item(all_reduce<"+d -> ">(l)) == 20.0);
     REQUIRE(fetch(g.a).data == std::vector<f64>(4, 0.6));

@@ -158,7 +158,9 @@ TEST_CASE("+ and - over every pair of specs", "[ops][exhaustive][slow]") {
          two_f32,
          run_of<std::plus<>>(plus),
          [](In v) { return v[0] + v[1]; },
-         [](const auto&, const ValuePtr& ct) { return std::vector{ct, ct}; },
+         [](const auto&, const ValuePtr& ct) {
+           return std::vector{ct, ct};
+         },
          {[](In) { return 1.0; }, [](In) { return 1.0; }}},
         legal);
   check({"-",
@@ -166,7 +168,9 @@ TEST_CASE("+ and - over every pair of specs", "[ops][exhaustive][slow]") {
          two_f32,
          run_of<std::minus<>>(plus),
          [](In v) { return v[0] - v[1]; },
-         [](const auto&, const ValuePtr& ct) { return std::vector{ct, negative(ct)}; },
+         [](const auto&, const ValuePtr& ct) {
+           return std::vector{ct, negative(ct)};
+         },
          {[](In) { return 1.0; }, [](In) { return -1.0; }}},
         legal);
 }
@@ -277,19 +281,20 @@ TEST_CASE("where over every triple of specs", "[ops][exhaustive][slow]") {
   // none, 7 have one, 19 have two.
   CHECK(legal.size() == 4 + 7 * 10 + 19 * 18);
   CHECK(legal.size() + refused == 32 * 32 * 32);
-  check({"where",
-         {Draw::truth, Draw::odd, Draw::even},
-         {DType::bool_, DType::f32, DType::f32},
-         [](const auto& x, const TensorSpec& out) {
-           return compute("where", x[1], out, [&](const detail::Value& shape) { return detail::map_forward(loops, x, shape); });
-         },
-         [](In v) { return v[0] != 0 ? v[1] : v[2]; },
-         [](const auto& x, const ValuePtr& ct) {
-           return std::vector<ValuePtr>{nullptr, detail::map_pull(loops, 1, *ct, x),
-                                        detail::map_pull(loops, 2, *ct, x)};
-         },
-         {nullptr, [](In v) { return v[0]; }, [](In v) { return 1 - v[0]; }}},
-        legal);
+  check(
+      {"where",
+       {Draw::truth, Draw::odd, Draw::even},
+       {DType::bool_, DType::f32, DType::f32},
+       [](const auto& x, const TensorSpec& out) {
+         return compute("where", x[1], out,
+                        [&](const detail::Value& shape) { return detail::map_forward(loops, x, shape); });
+       },
+       [](In v) { return v[0] != 0 ? v[1] : v[2]; },
+       [](const auto& x, const ValuePtr& ct) {
+         return std::vector<ValuePtr>{nullptr, detail::map_pull(loops, 1, *ct, x), detail::map_pull(loops, 2, *ct, x)};
+       },
+       {nullptr, [](In v) { return v[0]; }, [](In v) { return 1 - v[0]; }}},
+      legal);
 }
 
 TEST_CASE("functions of one operand over every spec", "[ops][exhaustive][slow]") {
@@ -317,7 +322,8 @@ TEST_CASE("functions of one operand over every spec", "[ops][exhaustive][slow]")
          {Draw::odd},
          {DType::f32},
          [](const auto& x, const TensorSpec& out) {
-           return compute("exp", x[0], out, [&](const detail::Value& shape) { return detail::map_forward(loops, x, shape); });
+           return compute("exp", x[0], out,
+                          [&](const detail::Value& shape) { return detail::map_forward(loops, x, shape); });
          },
          [](In v) { return std::exp(v[0]); },
          [](const auto& x, const ValuePtr& ct) { return std::vector{detail::map_pull(loops, 0, *ct, x)}; },

@@ -132,7 +132,8 @@ TEST_CASE("linear_cross_entropy takes memory for a piece of the logits, and says
     const std::size_t in_pieces = taken(device, 0);
     expect(in_pieces > piece && in_pieces < piece + small, "in pieces: " + std::to_string(in_pieces) + " bytes");
     expect(taken(device, most) > logits, "stored");
-    const auto dry = std::make_shared<Device>(parse_mesh("d=1,t=1"), 0, std::make_shared<DryWorld>(Peers::threads), 1, tuning);
+    const auto dry =
+        std::make_shared<Device>(parse_mesh("d=1,t=1"), 0, std::make_shared<DryWorld>(Peers::threads), 1, tuning);
     expect(taken(dry, 0) == in_pieces, "a dry run takes the same memory");
 
     auto& counts = detail::program_state(device).counts;

@@ -209,7 +209,8 @@ void expect_residuals(const std::vector<SavedResidual>& residuals, const std::ve
   for (const SavedResidual& k : residuals) all += "\n" + k.what + " [" + k.spec + "] " + std::to_string(k.bytes);
   expect(residuals.size() == expected.size(), "kept:" + all);
   for (std::size_t i = 0; i < residuals.size(); ++i)
-    expect(residuals[i].what == expected[i].what && residuals[i].spec == expected[i].spec && residuals[i].bytes == expected[i].bytes,
+    expect(residuals[i].what == expected[i].what && residuals[i].spec == expected[i].spec &&
+               residuals[i].bytes == expected[i].bytes,
            "entry " + std::to_string(i) + " of what is kept:" + all);
 }
 
@@ -230,16 +231,16 @@ TEST_CASE("the report of what is kept for the backward pass", "[ops][recompute]"
     const SavedResidual part{at("shard<`B/d H -> B/d H/t`>", 8), "B/d H/t", 36};
     const SavedResidual last{at("+", 48), "B/d M/t", 72};
     expect_residuals(saved_residuals(two_layers(plain<Keep::nothing>(), x), w),
-                {w_in, whole, whole, w_out, w_out, last, hidden, hidden, part, part});
+                     {w_in, whole, whole, w_out, w_out, last, hidden, hidden, part, part});
     // With recompute: the arguments of each call, and what is saved.
     const SavedResidual saved_hidden{at("save_for_backward", 7), "B/d H", 72};
     const std::vector<SavedResidual> arguments{last,
-                                      last,
-                                      {"0/in", "M/t/d H", 72},
-                                      {"0/out", "H M/t/d", 72},
-                                      {"1/in", "M/t/d H", 72},
-                                      {"1/out", "H M/t/d", 72},
-                                      {at("random_normal<`B/d M/t`>", 19), "B/d M/t", 72}};
+                                               last,
+                                               {"0/in", "M/t/d H", 72},
+                                               {"0/out", "H M/t/d", 72},
+                                               {"1/in", "M/t/d H", 72},
+                                               {"1/out", "H M/t/d", 72},
+                                               {at("random_normal<`B/d M/t`>", 19), "B/d M/t", 72}};
     expect_residuals(saved_residuals(two_layers(checkpointed<Keep::nothing>(), x), w), arguments);
     auto with_saved = arguments;
     with_saved.insert(with_saved.end(), {saved_hidden, saved_hidden});

@@ -25,7 +25,8 @@ def small(p):
     """A model of 8 layers, for up to 8 stages; the same options do for gpt_fsdp. Constant learning rate: runs of
     different lengths compare."""
     options = {"--batch": 16, "--seq": 16, "--layers": 8, "--d-model": 16, "--n-kv": 2, "--d-head": 4, "--d-ff": 16}
-    options |= {"--steps": 4, "--warmup": 0, "--final-learning-rate": 1, "--learning-rate": 0.01, "--max-tokens": 0}
+    options |= {"--steps": 4, "--warmup": 0, "--final-learning-rate": 1, "--learning-rate": 0.01, "--max-tokens": 0,
+                "--check-replicas": 1}
     options |= {"--microbatches": 8, "--data": p.text}
     return [f"{option}={value}" for option, value in options.items()]
 

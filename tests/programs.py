@@ -83,7 +83,7 @@ class Programs:
 
     def small(self, data=True):
         small = {"--batch": 8, "--seq": 16, "--layers": 2, "--d-model": 16, "--n-kv": 2, "--d-head": 4, "--d-ff": 16}
-        small |= {"--steps": 2, "--warmup": 2, "--max-tokens": 0}
+        small |= {"--steps": 2, "--warmup": 2, "--max-tokens": 0, "--check-replicas": 1}
         small |= {"--data": self.text} if data else {}
         return [f"{option}={value}" for option, value in small.items()]
 

@@ -366,7 +366,8 @@ TEST_CASE("training: a run goes on with other data or settings only where --allo
   const auto ids = [](std::uint32_t first) {
     std::vector<std::uint32_t> document(60);
     for (auto& id : document) id = first++;
-    const auto source = std::make_shared<io::MemoryTokens>("tokens " + std::to_string(first), std::vector<std::vector<std::uint32_t>>{document});
+    const auto source = std::make_shared<io::MemoryTokens>("tokens " + std::to_string(first),
+                                                           std::vector<std::vector<std::uint32_t>>{document});
     const io::LoaderOptions options{.batch = batch, .length = length, .seed = 1, .vocabulary = 256};
     return run::Data{std::make_shared<io::ByteTokenizer>(), std::make_shared<io::Loader>(source, options), nullptr,
                      256};
@@ -514,7 +515,8 @@ TEST_CASE("training: ranks with other settings are found before the first step",
       stepped = true;
       return run::StepResult{1, 1};
     };
-    const std::string settings = "steps = 3\nlearning_rate = " + std::string(device->rank() == 0 ? "1e-3" : "1e-1") + "\n";
+    const std::string settings =
+        "steps = 3\nlearning_rate = " + std::string(device->rank() == 0 ? "1e-3" : "1e-1") + "\n";
     expect_error<UsageError>([&] { run::train(device, training, tokens, settings, program); },
                              "the ranks run different programs: rank 0 has `learning_rate = 1e-3`, but rank 1 has "
                              "`learning_rate = 1e-1`; start all ranks with the same settings, data and program");

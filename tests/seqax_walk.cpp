@@ -70,7 +70,7 @@ static_assert(!legal<rules::reduce_scatter, OpSpec("B/d L M +t -> B/d L M/t"), S
 
 OP("M", all_gather<"M/t/d -> M">(x<"M/t/d">()));
 DUAL("M +d +t", "M");
-OP("M/t/d", reduce_scatter<"M +d +t -> M/t/d">(x<"M +d +t">()));            // backward, one collective over both axes
+OP("M/t/d", reduce_scatter<"M +d +t -> M/t/d">(x<"M +d +t">()));  // backward, one collective over both axes
 static_assert(!legal<rules::all_gather, OpSpec("M/t/d -> M"), Spec("M/d/t")>);  // seqax's final_layer_norm
 static_assert(!legal<rules::all_gather, OpSpec("M/t/d -> M/d"), Spec("M/t/d")>);
 static_assert(!legal<rules::reduce_scatter, OpSpec("M +d -> M/t/d"), Spec("M +d")>);
@@ -80,15 +80,17 @@ DUAL("B/d L M +t", "B/d L M");
 OP("B/d L M/t", reduce_scatter<"B/d L M +t -> B/d L M/t">(x<"B/d L M +t">()));  // backward
 
 OP("B/d L M", rms_norm<"M">(x<"B/d L M">()));
-static_assert(!legal<rules::along, OpName("rms_norm"), DimName("M"), Spec("B/d L M/t")>);   // a shard's norm is not the norm
+static_assert(
+    !legal<rules::along, OpName("rms_norm"), DimName("M"), Spec("B/d L M/t")>);  // a shard's norm is not the norm
 static_assert(!legal<rules::along, OpName("rms_norm"), DimName("M"), Spec("B/d L M +t")>);  // nor is a summand's
-OP("B/d L M +t", x<"B/d L M +t">() * x<"B/d L M">());                              // backward: ct * derivative
+OP("B/d L M +t", x<"B/d L M +t">() * x<"B/d L M">());                                       // backward: ct * derivative
 
-OP("B/d L M", x<"B/d L M">() * x<"M">());                                         // the gain, broadcast by name
-OP("B/d L M +t", x<"B/d L M +t">() * x<"B/d L M">());                             // backward to the gain: ct * normed,
-OP("M +d +t", sum<"B/d L M +t -> M +d +t">(x<"B/d L M +t">()));                   // summed over what the gain lacks
-static_assert(!legal<rules::multiply, Spec("B/d L M"), Spec("M/t/d")>);           // not gathered
-static_assert(!legal<rules::sum, OpSpec("B/d L M +t -> M +t"), Spec("B/d L M +t")>);  // the forgotten sum over the batch
+OP("B/d L M", x<"B/d L M">() * x<"M">());                                // the gain, broadcast by name
+OP("B/d L M +t", x<"B/d L M +t">() * x<"B/d L M">());                    // backward to the gain: ct * normed,
+OP("M +d +t", sum<"B/d L M +t -> M +d +t">(x<"B/d L M +t">()));          // summed over what the gain lacks
+static_assert(!legal<rules::multiply, Spec("B/d L M"), Spec("M/t/d")>);  // not gathered
+static_assert(
+    !legal<rules::sum, OpSpec("B/d L M +t -> M +t"), Spec("B/d L M +t")>);  // the forgotten sum over the batch
 
 // ---- queries, keys, values -----------------------------------------------------------------------------------------
 
@@ -118,7 +120,8 @@ OP("B/d L M +t", x<"B/d L M +t">() + x<"B/d L M +t">());  // backward: q, k and 
 static_assert(!legal<rules::add, OpName("+"), Spec("B/d L M +t"), Spec("B/d L M")>);
 
 OP("B/d L Q K/t D", rope<"L", "D">(x<"B/d L Q K/t D">()));
-static_assert(!legal<rules::rope, DimName("L"), DimName("K"), Spec("B/d L Q K/t D")>);  // turns among heads that lie elsewhere
+static_assert(
+    !legal<rules::rope, DimName("L"), DimName("K"), Spec("B/d L Q K/t D")>);  // turns among heads that lie elsewhere
 static_assert(!legal<rules::rope, DimName("Qlen"), DimName("D"), Spec("B/d L Q K/t D")>);
 
 OP("B/d Qlen Q K/t D", rename<"L -> Qlen">(x<"B/d L Q K/t D">()));
@@ -181,7 +184,7 @@ static_assert(!legal<rules::einsum, OpSpec("B/d Qlen Q K/t D, M Q K/t D -> B/d Q
 
 OP("B/d L M +t", rename<"Qlen -> L">(x<"B/d Qlen M +t">()));
 OP("B/d L M/t", reduce_scatter<"B/d L M +t -> B/d L M/t">(x<"B/d L M +t">()));
-OP("B/d L M/t", x<"B/d L M/t">() + x<"B/d L M/t">());                               // the residual
+OP("B/d L M/t", x<"B/d L M/t">() + x<"B/d L M/t">());                                   // the residual
 static_assert(!legal<rules::add, OpName("+"), Spec("B/d L M/t"), Spec("B/d L M +t")>);  // before the reduce_scatter
 static_assert(!legal<rules::add, OpName("+"), Spec("B/d L M +t"), Spec("M")>);  // torchtitan #2106: a bias per device
 static_assert(!legal<rules::map1, OpName("gelu"), Spec("B/d L M +t")>);         // pytorch #163193
@@ -288,7 +291,8 @@ OP("+d +t", sum(square(x<"M/t/d">())));
 OP("+d +t", sum(square(x<"V/t M/d">())));
 OP("+d +t", x<"+d +t">() + x<"+d +t">());
 OP("", sqrt(all_reduce<"+d +t -> ">(x<"+d +t">())));
-static_assert(!legal<rules::all_reduce, OpSpec("+d +t -> "), Spec("")>);  // Megatron-LM #5916: a norm that counts replicas
+static_assert(
+    !legal<rules::all_reduce, OpSpec("+d +t -> "), Spec("")>);  // Megatron-LM #5916: a norm that counts replicas
 static_assert(!legal<rules::add, OpName("+"), Spec("+d +t"), Spec("+d")>);  // of a leaf replicated over t
 static_assert(!legal<rules::map1, OpName("square"), Spec("M F/t +d")>);     // of a gradient not yet summed
 static_assert(!legal<rules::map1, OpName("sqrt"), Spec("+d +t")>);
@@ -298,7 +302,7 @@ OP("M/d F/t", x<"M/d F/t">() * 0.9 + x<"M/d F/t">() * 0.1);            // the fi
 OP("M/d F/t", x<"M/d F/t">() * 0.99 + square(x<"M/d F/t">()) * 0.01);  // the second
 OP("M/d F/t", x<"M/d F/t">() / (sqrt(x<"M/d F/t">()) + 1e-8));         // the step
 OP("M/d F/t", x<"M/d F/t">() - (x<"M/d F/t">() + x<"M/d F/t">() * 0.1) * 3e-4);
-OP("M", x<"M">() - all_reduce<"M +d -> M">(x<"M +d">()) * 3e-4);      // a replicated weight, reduced once
+OP("M", x<"M">() - all_reduce<"M +d -> M">(x<"M +d">()) * 3e-4);          // a replicated weight, reduced once
 static_assert(!legal<rules::add, OpName("-"), Spec("M"), Spec("M +d")>);  // Megatron-LM #1446, not reduced at all
 static_assert(!legal<rules::add, OpName("-"), Spec("M/d F/t"), Spec("M F/t")>);
 static_assert(!legal<rules::add, OpName("-"), Spec("M/d F/t"), Spec("M F/t +d")>);

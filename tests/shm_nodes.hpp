@@ -15,7 +15,8 @@ namespace shardlib::test {
 class Nodes {
  public:
   explicit Nodes(const std::vector<int>& node_of) : kept_(detail::shm::node) {
-    detail::shm::node = std::make_shared<detail::shm::NodeRanks>(kept_->arena(), kept_->ranks(), node_of);
+    detail::shm::node =
+        std::make_shared<detail::shm::NodeRanks>(kept_->arena(), kept_->ranks(), node_of, kept_->rings());
   }
   Nodes(const Nodes&) = delete;
   Nodes& operator=(const Nodes&) = delete;

@@ -93,4 +93,13 @@ inline void check_peer(std::string_view op, int n, int peer) {
               "calls");
 }
 
+/// The process of `device` has ended; `last`: the last communication that it began, if that is known.
+[[noreturn]] inline void fail_died(std::string_view op, int device, std::size_t rank, std::size_t n,
+                                   const std::string& last) {
+  throw Error(std::string(op) + ": device " + std::to_string(device) + " (rank " + std::to_string(rank) + " of " +
+              std::to_string(n) + ") has died" + (last.empty() ? "" : ", after it began " + last) +
+              ": its output or the system log may say why (killed for want of memory?); start again, from the last " +
+              "checkpoint if there is one");
+}
+
 }  // namespace shardlib::detail

@@ -68,7 +68,13 @@ struct CollectiveCall {
 
 /// Of an op's call: its name, op spec and line.
 inline std::uint64_t fingerprint(const OpInfo& op) {
-  return Fingerprint().add(op.name).add(op.spec).add(op.site.file_name()).add(op.site.line()).add(op.site.column()).value();
+  return Fingerprint()
+      .add(op.name)
+      .add(op.spec)
+      .add(op.site.file_name())
+      .add(op.site.line())
+      .add(op.site.column())
+      .value();
 }
 
 inline std::string to_string(const CollectiveCall& call) {

@@ -36,6 +36,7 @@ class DryCommunicator final : public Communicator {
   [[nodiscard]] bool has_views(std::size_t bytes) const override {
     return peers_ == Peers::node && detail::fits_view(bytes);
   }
+
  private:
   /// Holds its memory until it is waited for.
   struct Scratch final : Request::Pending {
@@ -44,7 +45,8 @@ class DryCommunicator final : public Communicator {
     void wait() override {}
     bool test() override { return true; }
   };
-  Request start_collective(const detail::CollectiveCall& call, const detail::OpInfo&, const Operands& operands) override {
+  Request start_collective(const detail::CollectiveCall& call, const detail::OpInfo&,
+                           const Operands& operands) override {
     using detail::Collective;
     if (call.kind == Collective::gather_view) {
       *operands.whole = view(operands.send);

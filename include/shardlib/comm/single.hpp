@@ -43,7 +43,8 @@ class SingleCommunicator final : public Communicator {
     }
   };
 
-  Request start_collective(const detail::CollectiveCall& call, const detail::OpInfo&, const Operands& operands) override {
+  Request start_collective(const detail::CollectiveCall& call, const detail::OpInfo&,
+                           const Operands& operands) override {
     if (call.kind == detail::Collective::gather_view)
       *operands.whole = operands.send;
     else

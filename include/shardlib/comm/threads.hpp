@@ -20,6 +20,7 @@
 #include "shardlib/comm/backend.hpp"
 #include "shardlib/comm/collective_work.hpp"
 #include "shardlib/comm/communicator.hpp"
+#include "shardlib/comm/recordings.hpp"
 #include "shardlib/comm/single.hpp"
 #include "shardlib/support/error.hpp"
 
@@ -294,6 +295,7 @@ class ThreadCommunicator final : public Communicator {
   [[nodiscard]] bool takes_rows() const override { return true; }
 
   [[nodiscard]] bool has_views(std::size_t /*bytes*/) const override { return false; }
+
  private:
   Request start_collective(const detail::CollectiveCall& call, const detail::OpInfo& op,
                            const Operands& operands) override {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "shardlib/io/checkpoint/checkpoint.hpp"
+#include "shardlib/run/check_replicas.hpp"
 #include "shardlib/run/training.hpp"
 
 namespace shardlib::run {
@@ -16,11 +17,15 @@ namespace shardlib::run {
 template <Spec A, class Tree>
 [[nodiscard]] Checkpoints checkpoints_of(const Mesh<A>& mesh, Tree& state, const Training& training,
                                          const io::Rename& rename = {}) {
-  if (training.directory.empty() || mesh.device()->is_dry()) return {};
+  Checkpoints c;
+  if (mesh.device()->is_dry()) return c;
+  c.check_replicas = [mesh, rename, &state](const std::string& when, const ReplicatedNumbers& numbers) {
+    check_replicas(mesh, state, when, numbers, rename);
+  };
+  if (training.directory.empty()) return c;
   const std::string folder = training.directory + "/checkpoints";
   const auto saver = std::make_shared<io::AsyncSaver>(
       mesh, folder, io::SaveOptions{.keep = static_cast<int>(training.keep), .finite = true, .rename = rename});
-  Checkpoints c;
   c.save = [saver, &state](std::int64_t step, const RunIdentity& identity) {
     saver->save(step, state, {step, identity.data, identity.settings});
   };

@@ -9,9 +9,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "shardlib/device/device.hpp"
+#include "shardlib/device/launch.hpp"
 #include "shardlib/io/data/loader.hpp"
 #include "shardlib/io/tokenizer/tokenizer.hpp"
 #include "shardlib/run/options.hpp"
@@ -39,6 +41,8 @@ struct Training {
   std::string plan_bandwidth, plan_latency;  ///< of links, for each axis of the mesh; empty: not given
   /// save_every, validate_every and sample_every count steps, keep counts checkpoints, validation_batches batches.
   std::int64_t save_every = 1000, keep = 2, validate_every = 0, validation_batches = 8, sample_every = 0;
+  std::int64_t check_replicas = 0;  ///< steps between comparisons of what is replicated; 0: none
+  double collective_timeout = 600;  ///< seconds that a device waits for others; 0: for ever
   /// Set by the options --resume, --trace, --plan and --tensorboard.
   bool resume = true, trace = false, plan = false, tensorboard = false;
   std::string allow_change;  ///< --allow-change: what may differ from the checkpoint that a run goes on from
@@ -50,6 +54,10 @@ struct Training {
 
 /// Declares the options of a run: --data, --steps, --mesh, --run and the others. `declare(options, training)`
 SHARDLIB_INLINE void declare(Options& options, Training& training);
+
+/// How `launch` starts the run: with its --collective-timeout, and recordings of a wait that lasts longer in its
+/// folder. `launch(mesh, body, launch_options(training))`
+[[nodiscard]] SHARDLIB_INLINE LaunchOptions launch_options(const Training& training);
 
 /// The mesh that was asked for, and without --mesh all ranks on the first of training.batch_axes; axes that are left
 /// out have size 1. It becomes training.mesh, so that the stored configuration names it. Throws UsageError for axes
@@ -120,6 +128,9 @@ struct RunIdentity {
   std::map<std::string, std::string> settings;
 };
 
+/// Numbers of a program that are the same on all devices, by names for messages: {{"step", 7}}.
+using ReplicatedNumbers = std::vector<std::pair<std::string, std::uint64_t>>;
+
 /// The state to and from the run's folder; see run/checkpoints.hpp. All empty: the run keeps nothing.
 struct Checkpoints {
   /// Takes a snapshot, which a thread writes during training, and keeps the identity with it.
@@ -132,6 +143,8 @@ struct Checkpoints {
   std::function<std::optional<Loaded>()> load;  ///< the newest whole one; nothing where there is none
   std::function<void()> poll;                   ///< once a step
   std::function<void()> flush;                  ///< waits for what is being written
+  /// run::check_replicas of the state, with these numbers; there also where the run keeps nothing.
+  std::function<void(const std::string& when, const ReplicatedNumbers& numbers)> check_replicas;
 };
 
 /// What the loop asks of a program, on each device. Functions are called by all devices alike.

@@ -35,7 +35,9 @@ struct OpInfo {
 class Calling : public OpInfo {
  public:
   Calling(const char* name, std::string_view spec, const Site& site)
-      : OpInfo{name, spec, site}, outer_(std::exchange(innermost, this)) {}
+      : Calling(OpInfo{name, spec, transposed == nullptr ? site : *transposed}) {}
+  /// An op that was called before, and is computed now.
+  explicit Calling(const OpInfo& op) : OpInfo(op), outer_(std::exchange(innermost, this)) {}
   Calling(const Calling&) = delete;
   Calling& operator=(const Calling&) = delete;
   ~Calling() { innermost = outer_; }
@@ -43,7 +45,21 @@ class Calling : public OpInfo {
   static inline thread_local const Calling* innermost = nullptr;
 
  private:
+  friend class TransposeOf;
+  static inline thread_local const Site* transposed = nullptr;
   const Calling* outer_;
+};
+
+/// While it lives, the ops that this thread calls carry the line of the op whose VJP they are, not one of the library.
+class TransposeOf {
+ public:
+  explicit TransposeOf(const Site& site) : outer_(std::exchange(Calling::transposed, &site)) {}
+  TransposeOf(const TransposeOf&) = delete;
+  TransposeOf& operator=(const TransposeOf&) = delete;
+  ~TransposeOf() { Calling::transposed = outer_; }
+
+ private:
+  const Site* outer_;
 };
 
 }  // namespace detail

@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "shardlib/autodiff/accumulator.hpp"
+#include "shardlib/types/call_site.hpp"
 
 namespace shardlib::detail {
 
@@ -134,6 +135,7 @@ class Backward::Pass {
         continue;
       }
       const Slot input = std::exchange(edge.input, {});
+      const TransposeOf line(p.node->op.site);
       deliver(input, p.inputs.empty() ? edge.vjp(p.cotangents[0], edge.saved) : std::move(p.inputs[i]));
       edge.saved.values.clear();
     }

@@ -90,9 +90,10 @@ class MpiCommunicator final : public Communicator {
     const auto work = make_mpi_op(detail::name(call.kind), operands.send, operands.recv, next());
     if (is_in_node()) {
       // The round compares the calls.
-      work->shared = call.kind == Collective::gather_view
-                         ? std::make_shared<detail::shm::SharedRound>(log_->shared, call, op, operands.send, operands.whole)
-                         : std::make_shared<detail::shm::SharedRound>(log_->shared, call, op, operands.send, operands.recv);
+      work->shared =
+          call.kind == Collective::gather_view
+              ? std::make_shared<detail::shm::SharedRound>(log_->shared, call, op, operands.send, operands.whole)
+              : std::make_shared<detail::shm::SharedRound>(log_->shared, call, op, operands.send, operands.recv);
       return start(work);
     }
     work->compare_calls(check_, rank_, call, op);

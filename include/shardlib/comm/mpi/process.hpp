@@ -3,11 +3,17 @@
 
 #include <mpi.h>
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "shardlib/comm/process_file.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/tuning.hpp"
 
@@ -37,9 +43,33 @@ struct Process {
   int size = 1;
   int local_size = 1;  ///< ranks on this node
   MPI_Comm control = MPI_COMM_NULL;
-  MPI_Comm node = MPI_COMM_NULL;  ///< the ranks on this node
+  MPI_Comm node = MPI_COMM_NULL;               ///< the ranks on this node
+  std::vector<WatchedProcess> neighbors = {};  ///< by rank: the others on this node
+
+  /// Always false for this rank and those of other nodes.
+  [[nodiscard]] bool has_died(int other) const {
+    return static_cast<std::size_t>(other) < neighbors.size() && neighbors[static_cast<std::size_t>(other)].has_ended();
+  }
 };
 inline Process process;
+
+/// Watches the other ranks of this node, whether they share memory or not.
+inline void watch_neighbors() {
+  struct Place {
+    std::int64_t rank = 0, process = 0;
+    std::uint64_t names = 0;  ///< the PID namespace: numbers of another one say nothing here
+  };
+  struct stat names {};
+  Place mine{process.rank, getpid(), stat("/proc/self/ns/pid", &names) == 0 ? names.st_ino : 0};
+  std::vector<Place> places(static_cast<std::size_t>(process.local_size));
+  check(MPI_Allgather(&mine, sizeof mine, MPI_BYTE, places.data(), sizeof mine, MPI_BYTE, process.node),
+        "watching neighbors", sizeof mine);
+  process.neighbors.resize(static_cast<std::size_t>(process.size));
+  for (const Place& place : places) {
+    if (place.rank != mine.rank && place.names == mine.names)
+      process.neighbors[static_cast<std::size_t>(place.rank)] = WatchedProcess(static_cast<pid_t>(place.process));
+  }
+}
 
 /// Whether an environment variable is 1; throws UsageError, saying what 0 and 1 mean, if it is neither.
 inline bool switched_on(const std::string& variable, std::string_view unset, std::string_view meaning) {
@@ -84,6 +114,7 @@ inline bool start(int* argc, char*** argv) {
   check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &process.node),
         "MPI_Comm_split_type", 0);
   MPI_Comm_size(process.node, &process.local_size);
+  watch_neighbors();
   return mine;
 }
 

@@ -149,7 +149,9 @@ struct MpiOp {
   /// Throws if a rank without which this cannot complete says that it has left, or has died.
   void check_members() const {
     const auto& members = group->members;
-    if (group->shared) group->shared->check_alive(name);
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      if (process.has_died(members[i])) fail_died(name, members[i], i, members.size(), last_of(members[i]));
+    }
     const auto rank = static_cast<std::size_t>(peer);
     const int absent = watch.ask(question, peer < 0 ? members : std::vector{members[rank]});
     if (absent < 0) return;

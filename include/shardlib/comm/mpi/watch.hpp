@@ -19,9 +19,10 @@
 #include <utility>
 #include <vector>
 
-#include "shardlib/comm/flight_recorder.hpp"
 #include "shardlib/comm/mpi/process.hpp"
+#include "shardlib/comm/recordings.hpp"
 #include "shardlib/comm/shm/group.hpp"
+#include "shardlib/comm/shm/node.hpp"
 #include "shardlib/comm/single.hpp"
 
 namespace shardlib::detail::mpi {
@@ -148,11 +149,18 @@ class Watch {
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
+    for (DeviceRecord& device : devices) {
+      const FlightRing* const ring = !device.answers && shm::node ? shm::node->ring(device.device) : nullptr;
+      if (ring != nullptr) device = record_of_silent(device.device, *ring);
+    }
     const std::string wait = "rank " + std::to_string(process.rank) + ": " + describe_wait(devices, mine) + "\n";
     std::fputs(wait.c_str(), stderr);
-    const std::string where = write_recordings({recorder_->record()}, recorder_->watchdog());
-    if (std::ranges::find_if(devices, &DeviceRecord::answers)->device == process.rank)
-      throw Error(wait_table(devices, recorder_->watchdog()) + where);
+    const bool first = std::ranges::find_if(devices, &DeviceRecord::answers)->device == process.rank;
+    const std::string table = wait_table(devices, recorder_->watchdog());
+    // Each writes its own, and the first those of the silent ones of its node.
+    std::erase_if(devices, [&](const DeviceRecord& d) { return d.device != process.rank && (!first || d.answers); });
+    const std::string where = write_recordings(devices, recorder_->watchdog());
+    if (first) throw Error(table + where);
     std::this_thread::sleep_for(patience / 4);  // the first to fail ends the job
     throw Aborted();
   }
@@ -234,6 +242,13 @@ class Watch {
 };
 inline Watch watch;
 
+/// What a rank of this node began last, if that can be known.
+inline std::string last_of(int rank) {
+  const FlightRing* const ring = shm::node ? shm::node->ring(rank) : nullptr;
+  const auto last = ring == nullptr ? std::vector<Communication>() : record_of_silent(rank, *ring).last;
+  return last.empty() ? "" : last.back().text;
+}
+
 /// Tells a waiting loop when to ask: after Tuning::patience, then ten times in that span. Looks at the clock rarely. In
 /// a long wait it leaves the core to others, for a thousandth of the time so far and at most a millisecond a turn.
 class Impatience {
@@ -248,7 +263,8 @@ class Impatience {
       next_ = now + patience_;
     }
     waited_ = now - began_;
-    if (waited_ >= milliseconds(50)) std::this_thread::sleep_for(std::min<Clock::duration>(waited_ / 1000, milliseconds(1)));
+    if (waited_ >= milliseconds(50))
+      std::this_thread::sleep_for(std::min<Clock::duration>(waited_ / 1000, milliseconds(1)));
     if (now < next_) return false;
     next_ = now + patience_ / 10;
     return true;
@@ -267,8 +283,12 @@ class Impatience {
 };
 
 /// How the ranks' outcomes compare; `some` also when the others do not answer.
-enum class Failures { none, all_alike, all, some };
+enum class Failures { none, all_alike, all, some, one_has_died };
 enum class RankOutcome { success, failure, idle };
+
+inline bool any_has_died() {
+  return std::ranges::any_of(process.neighbors, &WatchedProcess::has_ended);
+}
 
 /// Compares the outcomes of all ranks. A failed rank waits at most two seconds for the others, which may wait for it. A
 /// rank that has not failed answers questions meanwhile, so that ranks that wait for it fail.
@@ -285,10 +305,13 @@ inline Failures compare_failures(RankOutcome outcome, std::uint64_t hash) {
         sizeof sent);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
   auto nap = std::chrono::microseconds(1);
+  int dead_for = 0;  // naps
   for (int done = 0;;) {
     check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "compare_failures", sizeof sent);
     if (done != 0) break;
     if (failed && std::chrono::steady_clock::now() > deadline) return Failures::some;
+    // A rank that ends without an outcome, killed or by std::exit. One that has ended well has let us through before.
+    if (!failed && any_has_died() && ++dead_for > 2000) return Failures::one_has_died;
     failed ? watch.answer_states() : watch.answer();
     std::this_thread::sleep_for(nap);
     nap = std::min(2 * nap, std::chrono::microseconds(1000));

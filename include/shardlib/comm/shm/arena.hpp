@@ -2,12 +2,10 @@
 #pragma once
 
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "shardlib/comm/process_file.hpp"
 #include "shardlib/memory/region.hpp"
 #include "shardlib/support/error.hpp"
 
@@ -31,30 +30,13 @@ namespace shardlib::detail::shm {
   throw Error(what + ": " + std::strerror(errno));
 }
 
-/// A file descriptor that closes itself; -1: none.
-class File {
- public:
-  explicit File(int number = -1) : number_(number) {}
-  File(File&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-  File& operator=(File&& other) noexcept {
-    std::swap(number_, other.number_);
-    return *this;
-  }
-  ~File() {
-    if (number_ != -1) close(number_);
-  }
-  [[nodiscard]] int number() const { return number_; }
-
- private:
-  int number_;
-};
-
 /// How a peer finds an arena: plain data, for the ranks to exchange.
 struct Address {
   std::uint64_t process = 0;
   std::int64_t file = -1;
   std::uint64_t bytes = 0;
-  std::uint64_t key = 0;  ///< also written into the arena: tells it from another file with this number
+  std::uint64_t key = 0;   ///< also written into the arena: tells it from another file with this number
+  std::uint64_t ring = 0;  ///< offset of the rank's flight recorder
 };
 
 /// A rank's arena and its peers'. A memfd has no name, so nothing can stay behind in /dev/shm, and its size is limited
@@ -62,8 +44,7 @@ struct Address {
 class Arena final : public Region {
  public:
   /// This rank's own, for `ranks` ranks on the node. Throws Error where the system does not allow it.
-  explicit Arena(int ranks)
-      : peers_(static_cast<std::size_t>(ranks)), files_(peers_.size()), processes_(peers_.size()) {
+  explicit Arena(int ranks) : peers_(static_cast<std::size_t>(ranks)), files_(peers_.size()) {
     // Every rank maps all arenas, and an address has 47 bits.
     const std::size_t bytes =
         std::min(machine_bytes(), (std::size_t{1} << 45) / peers_.size() / page_bytes() * page_bytes());
@@ -71,7 +52,7 @@ class Arena final : public Region {
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < bytes) {
       throw Error("files are limited to " + std::to_string(limit.rlim_cur) + " bytes (ulimit -f)");
     }
-    file_ = File(memfd_create("shardlib", MFD_CLOEXEC));
+    file_ = OwnedFile(memfd_create("shardlib", MFD_CLOEXEC));
     if (file_.number() == -1) fail_system("memfd_create");
     if (ftruncate(file_.number(), static_cast<off_t>(bytes)) != 0) fail_system("ftruncate");
     own_ = map(file_, bytes);
@@ -93,9 +74,9 @@ class Arena final : public Region {
     std::array<char, 64> target{};
     if (readlink(path.c_str(), target.data(), target.size() - 1) == -1) fail_system(path);
     if (!std::string_view(target.data()).starts_with("/memfd:shardlib")) throw Error(path + ": not the rank's memory");
-    File file(open(path.c_str(), O_RDWR | O_CLOEXEC));
+    OwnedFile file(open(path.c_str(), O_RDWR | O_CLOEXEC));
     if (file.number() == -1) fail_system(path);
-    struct stat info{};
+    struct stat info {};
     if (fstat(file.number(), &info) != 0) fail_system(path);
     if (static_cast<std::uint64_t>(info.st_size) != address.bytes) throw Error(path + ": not the rank's memory");
     peers_[i] = map(file, address.bytes);
@@ -104,14 +85,7 @@ class Arena final : public Region {
     }
     madvise(peers_[i].data(), peers_[i].bytes(), MADV_DONTDUMP);
     files_[i] = std::move(file);
-    processes_[i] = File(static_cast<int>(syscall(SYS_pidfd_open, process, 0)));  // if it fails, mpirun alone watches
   }
-  /// False when the node's rank `peer` has died.
-  [[nodiscard]] bool alive(int peer) const {
-    pollfd process{.fd = processes_[static_cast<std::size_t>(peer)].number(), .events = POLLIN, .revents = 0};
-    return process.fd == -1 || poll(&process, 1, 0) <= 0;
-  }
-
   [[nodiscard]] bool contains(const std::byte* data, std::size_t bytes) const {
     return std::less_equal<>()(own_.data(), data) && std::less_equal<>()(data + bytes, own_.data() + own_.bytes());
   }
@@ -123,14 +97,14 @@ class Arena final : public Region {
   }
   /// Maps whole pages of an arena to `to`, to be read; false where the system refuses.
   [[nodiscard]] bool map_at(std::byte* to, int rank, std::size_t offset, std::size_t bytes) const {
-    const File& peer = files_[static_cast<std::size_t>(rank)];
+    const OwnedFile& peer = files_[static_cast<std::size_t>(rank)];
     return mmap(to, bytes, PROT_READ, MAP_SHARED | MAP_FIXED | MAP_POPULATE,
                 (peer.number() != -1 ? peer : file_).number(), static_cast<off_t>(offset)) != MAP_FAILED;
   }
   [[nodiscard]] std::size_t alignment() const override { return page_bytes(); }
 
  private:
-  static Mapping map(const File& file, std::size_t bytes) {
+  static Mapping map(const OwnedFile& file, std::size_t bytes) {
     Mapping result(file.number(), bytes);
     if (result.data() == nullptr) fail_system("mapping " + std::to_string(bytes) + " bytes");
     return result;
@@ -146,12 +120,11 @@ class Arena final : public Region {
               static_cast<off_t>(offset(reinterpret_cast<std::byte*>(begin))), static_cast<off_t>(bytes));
   }
 
-  File file_;
+  OwnedFile file_;
   std::uint64_t key_ = 0;
   Mapping own_;
   std::vector<Mapping> peers_;
-  std::vector<File> files_;
-  std::vector<File> processes_;  ///< pidfds
+  std::vector<OwnedFile> files_;
   bool is_grown_ = false;
 };
 

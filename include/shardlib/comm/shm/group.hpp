@@ -120,16 +120,6 @@ class Group {
   [[nodiscard]] std::byte* at(std::size_t member, std::uint64_t offset) const {
     return arena_->at(places_[member], offset);
   }
-  /// Throws Error if a member on this node has died.
-  void check_alive(std::string_view op) const {
-    for (std::size_t i = 0; i < size(); ++i) {
-      if (arena_->alive(places_[i])) continue;
-      throw Error(std::string(op) + ": device " + std::to_string(devices_[first_ + i]) + " (rank " +
-                  std::to_string(first_ + i) + " of " + std::to_string(devices_.size()) +
-                  ") has died: its output or the system log may say why (killed for want of memory?); start again, " +
-                  "from the last checkpoint if there is one");
-    }
-  }
   /// Member `other` has called something else than `mine`, which this one has.
   [[noreturn]] void fail_call(std::uint64_t round, const std::string& mine, std::size_t other) const {
     Post& own = post(round, member_);

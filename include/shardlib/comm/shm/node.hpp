@@ -9,7 +9,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <iterator>
 #include <memory>
+#include <new>
 #include <set>
 #include <string>
 #include <string_view>
@@ -17,6 +19,7 @@
 #include <vector>
 
 #include "shardlib/comm/mpi/process.hpp"
+#include "shardlib/comm/recordings.hpp"
 #include "shardlib/comm/shm/arena.hpp"
 #include "shardlib/comm/shm/group.hpp"
 #include "shardlib/support/error.hpp"
@@ -28,11 +31,20 @@ class NodeRanks {
  public:
   /// `ranks`: of MPI_COMM_WORLD, by place on this node. `node_of`: of each rank of MPI_COMM_WORLD, which node it shares
   /// memory with; negative: none.
-  NodeRanks(std::shared_ptr<Arena> arena, std::vector<int> ranks, std::vector<int> node_of)
-      : arena_(std::move(arena)), ranks_(std::move(ranks)), node_of_(std::move(node_of)) {}
+  /// `rings`: offsets of the ranks' flight recorders in their arenas, by place on this node.
+  NodeRanks(std::shared_ptr<Arena> arena, std::vector<int> ranks, std::vector<int> node_of,
+            std::vector<std::uint64_t> rings)
+      : arena_(std::move(arena)), ranks_(std::move(ranks)), node_of_(std::move(node_of)), rings_(std::move(rings)) {}
 
   [[nodiscard]] const std::shared_ptr<Arena>& arena() const { return arena_; }
   [[nodiscard]] const std::vector<int>& ranks() const { return ranks_; }
+  [[nodiscard]] const std::vector<std::uint64_t>& rings() const { return rings_; }
+  /// Where a rank of MPI_COMM_WORLD records what it communicates; null if it is on another node.
+  [[nodiscard]] FlightRing* ring(int rank) const {
+    const auto place = std::ranges::find(ranks_, rank) - ranks_.begin();
+    if (place == std::ssize(ranks_)) return nullptr;
+    return reinterpret_cast<FlightRing*>(arena_->at(static_cast<int>(place), rings_[static_cast<std::size_t>(place)]));
+  }
   /// The group of these ranks of MPI_COMM_WORLD, of which this process is number `rank`. They alone take part, over
   /// `comm`, which is theirs; `pool` is this process's, in the arena. Null unless there are as many of them on each
   /// node, at least two, next to each other.
@@ -76,6 +88,7 @@ class NodeRanks {
   std::shared_ptr<Arena> arena_;
   std::vector<int> ranks_;
   std::vector<int> node_of_;
+  std::vector<std::uint64_t> rings_;
   std::vector<std::pair<std::byte*, std::size_t>> states_{};  ///< of groups whose first member this is; their sizes
 };
 
@@ -112,6 +125,9 @@ inline void start() {
   attempt([&] {
     arena = std::make_shared<Arena>(size);
     mine = arena->address();
+    std::byte* const ring = arena->allocate(sizeof(FlightRing));
+    if (ring == nullptr) throw Error("out of memory: no room for the flight recorder");
+    mine.ring = arena->offset(reinterpret_cast<std::byte*>(new (ring) FlightRing));
   });
   std::vector<Address> addresses(static_cast<std::size_t>(size));
   std::vector<int> ranks(addresses.size());
@@ -138,7 +154,10 @@ inline void start() {
   const int id = shares ? ranks[0] : -1;
   std::vector<int> node_of(static_cast<std::size_t>(mpi::process.size));
   mpi::check(MPI_Allgather(&id, 1, MPI_INT, node_of.data(), 1, MPI_INT, MPI_COMM_WORLD), "sharing memory", sizeof id);
-  if (shares) node = std::make_shared<NodeRanks>(std::move(arena), std::move(ranks), std::move(node_of));
+  if (!shares) return;
+  std::vector<std::uint64_t> rings;
+  for (const Address& address : addresses) rings.push_back(address.ring);
+  node = std::make_shared<NodeRanks>(std::move(arena), std::move(ranks), std::move(node_of), std::move(rings));
 }
 
 }  // namespace shardlib::detail::shm

@@ -24,7 +24,7 @@ SHARDLIB_INLINE AxisList in_mesh_order(const Device& device, const Axes& axes) {
 }
 
 SHARDLIB_INLINE Request begin(const Value& shape, const std::function<Request()>& start) {
-  const Calling op(shape.made_by.name, shape.made_by.spec, shape.made_by.site);
+  const Calling op(shape.made_by);
   Stopwatch& stopwatch = program_state(shape.device).stopwatch;
   const Stopwatch::Part outside = stopwatch.change(Stopwatch::communication);
   Request request = start();
@@ -33,7 +33,7 @@ SHARDLIB_INLINE Request begin(const Value& shape, const std::function<Request()>
 }
 
 SHARDLIB_INLINE void complete(const Value& shape, const std::function<Request()>& start) {
-  const Calling op(shape.made_by.name, shape.made_by.spec, shape.made_by.site);
+  const Calling op(shape.made_by);
   Stopwatch& stopwatch = program_state(shape.device).stopwatch;
   const Stopwatch::Part outside = stopwatch.change(Stopwatch::communication);
   start().wait();

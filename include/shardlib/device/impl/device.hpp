@@ -67,7 +67,8 @@ SHARDLIB_INLINE Communicator& Device::group(std::span<const std::string_view> ax
       communicator = std::make_unique<SingleCommunicator>();
     } else {
       std::string names;
-      for (const std::string_view axis : axes) names += (names.empty() ? "" : ",") + std::string(axis);
+      for (const std::string_view axis : axes)
+        if (size(axis) > 1) names += (names.empty() ? "" : ",") + std::string(axis);
       const detail::GroupRecorder recorder(recorder_, names, members);
       const detail::FlightRecord forms = recorder.forms();
       forms.waits();

@@ -30,6 +30,7 @@
 #include <thread>
 #include <vector>
 
+#include "shardlib/comm/recordings.hpp"
 #include "shardlib/comm/threads.hpp"
 #include "shardlib/device/impl/launch_parts.hpp"
 #include "shardlib/support/error.hpp"
@@ -130,7 +131,8 @@ SHARDLIB_INLINE void run_device(const std::shared_ptr<Device>& device, int threa
 
 #if defined(SHARDLIB_WITH_MPI)
 inline void launch_rank(const std::vector<AxisSize>& mesh, const DeviceBody& body, const LaunchOptions& options) {
-  const auto recorder = std::make_shared<FlightRecorder>(world_rank(), options.watchdog);
+  FlightRing* const ring = shm::node ? shm::node->ring(world_rank()) : nullptr;
+  const auto recorder = std::make_shared<FlightRecorder>(world_rank(), options.watchdog, ring);
   const std::uint64_t number = mpi::watch.begin_launch(recorder);
   const int count = device_count(mesh);
   const std::string text = mesh.empty() ? "the mesh without axes" : "mesh " + to_string(mesh);
@@ -285,6 +287,12 @@ SHARDLIB_INLINE std::string settle(const Ending& ending) {
       const std::string status = rank + " has returned status " + std::to_string(ending.status);
       print_error(ending.message.empty() ? status : rank + ": " + ending.message);
       mpi::abort(ending.status);
+    }
+    if (!failed && failures == Failures::one_has_died) {
+      print_error(rank +
+                  ": another rank of this node has ended without its outcome: its output or the system log may " +
+                  "say why; start again, from the last checkpoint if there is one");
+      mpi::abort(1);
     }
     if (ending.idle && failures != Failures::none) return "the devices of the mesh have failed";
     if (failures == Failures::all && !ending.message.empty()) return rank + ": " + ending.message;

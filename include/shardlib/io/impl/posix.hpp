@@ -25,8 +25,8 @@ inline std::string reason(int error) {
   throw Error(message);
 }
 
-/// Creates a temporary file and returns its descriptor, or -1 with errno. A file that a dead process has left under this
-/// name is removed first; a symbolic link is never followed, so nothing outside of the folder is overwritten.
+/// Creates a temporary file and returns its descriptor, or -1 with errno. A file that a dead process has left under
+/// this name is removed first; a symbolic link is never followed, so nothing outside of the folder is overwritten.
 inline int create_file(const std::string& path) {
   constexpr int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
   const int file = ::open(path.c_str(), flags, 0666);

@@ -31,8 +31,8 @@ inline std::string data_hash(const Data& data, const std::string& none) {
 // clang-format off
 inline constexpr std::string_view free_settings[] = {
     "preset", "data", "validation_data", "stream", "tokenizer", "mesh", "steps", "microbatches", "save_every", "keep",
-    "validate_every", "validation_batches", "trace", "tensorboard", "sample_every", "max_tokens", "prompt", "top_k",
-    "temperature"};
+    "validate_every", "validation_batches", "check_replicas", "collective_timeout", "trace", "tensorboard",
+    "sample_every", "max_tokens", "prompt", "top_k", "temperature"};
 // clang-format on
 
 /// The settings that decide the curve, by their names without their sections: the program's own as well.

@@ -6,10 +6,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <sstream>
 
-#include "shardlib/device/launch.hpp"
 #include "shardlib/io/data/token_files.hpp"
 #include "shardlib/io/file.hpp"
 #include "shardlib/io/formats/impl/zarr_json.hpp"
@@ -63,6 +63,11 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
   o.add("--validation-batches", t.validation_batches, "batches of a validation, at most", size());
   o.add("--metrics", t.metrics, "file for one JSON object a step, besides the run's",
         value_name("FILE") | command_line_only());
+  o.add("--check-replicas", t.check_replicas,
+        "steps between comparisons of the weights and moments that several devices hold (0: none)", size(0));
+  o.add("--collective-timeout", t.collective_timeout,
+        "a device that waits longer for others ends the run with a table of who waits for whom (0: never)",
+        at_least(0) | unit("s"));
   o.flag("--trace", t.trace, "write trace.json into the run's folder: every op and collective of five steps");
   o.flag("--plan", t.plan, "no training: what a step takes on the mesh, which need not be there", command_line_only());
   o.add("--plan-flops", t.plan_flops,
@@ -88,6 +93,11 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
   o.add("--prompt", t.prompt, "what the sample continues");
   o.add("--top-k", t.sample.top_k, "draw among the k likeliest tokens only (0: all)", size(0));
   o.add("--temperature", t.sample.temperature, "of the draw; 0 takes the likeliest token", at_least(0));
+}
+
+SHARDLIB_INLINE LaunchOptions launch_options(const Training& t) {
+  const std::chrono::duration<double> timeout(std::min(t.collective_timeout, 1e9));
+  return {.watchdog = {.timeout = std::chrono::ceil<std::chrono::milliseconds>(timeout), .folder = t.directory}};
 }
 
 namespace detail {

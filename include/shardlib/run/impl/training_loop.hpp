@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -154,6 +155,7 @@ class Loop {
     for (std::int64_t step = first; step < training_.steps; ++step) {
       const bool last = step + 1 == training_.steps;
       Record record = train_step(*batches, step);
+      if (due(step, training_.check_replicas)) check_replicas(record);
       if (due(step, training_.validate_every) || (last && training_.validate_every > 0)) {
         const double begin = now();
         record.validation_loss = validation_loss();
@@ -240,6 +242,17 @@ class Loop {
                                                              : "texts of " + training_.text_stream;
     say(fmt::format("{} parameters, mesh {}, {} tokens a step, {}", program_.parameters, to_string(device_->axes()),
                     training_.batch * training_.seq, data));
+  }
+  /// Throws Error where devices have drifted apart in what all of them should have alike.
+  void check_replicas(const Record& record) const {
+    if (!program_.checkpoints.check_replicas) return;
+    const std::int64_t before = record.step + 1 - training_.check_replicas;
+    const std::string when = fmt::format("after step {}{}", record.step,
+                                         before > 0 ? fmt::format(" (after step {} all was alike)", before - 1) : "");
+    program_.checkpoints.check_replicas(when, {{"step", static_cast<std::uint64_t>(record.step)},
+                                               {"seed", training_.seed},
+                                               {"loss", std::bit_cast<std::uint64_t>(record.loss)},
+                                               {"grad_norm", std::bit_cast<std::uint64_t>(record.grad_norm)}});
   }
   /// This device's rows of one of `parts` parts of a batch.
   io::TokenBatch rows(const io::Loader& loader, std::int64_t step, std::int64_t part, std::int64_t parts) const {

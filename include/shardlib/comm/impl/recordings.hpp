@@ -1,12 +1,15 @@
-// Definitions of flight_recorder.hpp.
+// Definitions of flight_recorder.hpp and recordings.hpp.
 #pragma once
 
-#include "shardlib/comm/flight_recorder.hpp"
+#include "shardlib/comm/recordings.hpp"
 
+#include <chrono>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <system_error>
 
@@ -26,53 +29,104 @@ SHARDLIB_INLINE std::string FlightEntry::describe() const {
   return result;
 }
 
-SHARDLIB_INLINE std::uint64_t FlightRecorder::start(std::uint32_t group, FlightEntry::Kind kind, int peer,
+/// Since 1970.
+inline double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+struct FlightRecorder::State {
+  State(int d, FlightRing* given)
+      : device(d), own(given == nullptr ? std::make_unique<FlightRing>() : nullptr), ring(own ? *own : *given) {
+    ring.count = 0;
+  }
+
+  int device;
+  mutable std::mutex mutex = {};
+  std::vector<GroupRecord> groups = {};
+  std::unique_ptr<FlightRing> own;
+  FlightRing& ring;
+
+  void change(std::uint64_t number, FlightEntry::State state) {
+    const std::lock_guard lock(mutex);
+    FlightEntry& entry = ring.entries[number % FlightRing::capacity];
+    if (entry.number != number) return;  // overwritten by later ones
+    entry.state = state;
+    (state == FlightEntry::State::ended ? entry.ended : entry.waited_from) = seconds_now();
+  }
+};
+
+SHARDLIB_INLINE FlightRecorder::FlightRecorder(int device, Watchdog watchdog, FlightRing* ring)
+    : watchdog_(std::move(watchdog)), state_(std::make_unique<State>(device, ring)) {}
+SHARDLIB_INLINE FlightRecorder::~FlightRecorder() = default;
+
+SHARDLIB_INLINE std::uint32_t FlightRecorder::add_group(std::string axes, std::vector<int> members) {
+  const std::lock_guard lock(state_->mutex);
+  state_->groups.push_back({.axes = std::move(axes), .members = std::move(members)});
+  return static_cast<std::uint32_t>(state_->groups.size() - 1);
+}
+
+SHARDLIB_INLINE std::uint64_t FlightRecorder::start(std::uint32_t group, CommunicationKind kind, int peer,
                                                     const CollectiveCall& call, const OpInfo& op) {
-  const std::lock_guard lock(mutex_);
-  GroupRecord& record = groups_[group];
+  const std::lock_guard lock(state_->mutex);
+  GroupRecord& record = state_->groups[group];
+  FlightRing& ring = state_->ring;
   const auto at = static_cast<std::size_t>(peer);
-  FlightEntry& entry = ring_[count_ % capacity];
-  entry.number = count_;
+  const std::uint64_t number = ring.count.load(std::memory_order_relaxed);
+  FlightEntry& entry = ring.entries[number % FlightRing::capacity];
+  entry.number = number;
   entry.kind = kind;
   entry.state = FlightEntry::State::started;
   entry.peer = peer;
   entry.group = group;
-  entry.sequence = kind == FlightEntry::Kind::collective ? record.started++
-                   : kind == FlightEntry::Kind::send     ? record.sent[at]++
-                   : kind == FlightEntry::Kind::recv     ? record.received[at]++
+  entry.sequence = kind == CommunicationKind::collective ? record.started++
+                   : kind == CommunicationKind::send     ? record.sent[at]++
+                   : kind == CommunicationKind::recv     ? record.received[at]++
                                                          : 0;
-  entry.began = now();
+  entry.began = seconds_now();
   entry.waited_from = entry.ended = 0;
   entry.call = call;
   entry.op.assign(op.name);
   entry.spec.assign(op.spec);
   entry.file.assign(op.site.file_name());
   entry.line = op.site.line();
-  return count_++;
+  ring.count.store(number + 1, std::memory_order_release);
+  return number;
 }
 
-SHARDLIB_INLINE void FlightRecorder::change(std::uint64_t number, FlightEntry::State state) {
-  const std::lock_guard lock(mutex_);
-  FlightEntry& entry = ring_[number % capacity];
-  if (entry.number != number) return;  // overwritten by later ones
-  entry.state = state;
-  (state == FlightEntry::State::ended ? entry.ended : entry.waited_from) = now();
+SHARDLIB_INLINE void FlightRecorder::wait(std::uint64_t number) {
+  state_->change(number, FlightEntry::State::waiting);
+}
+SHARDLIB_INLINE void FlightRecorder::end(std::uint64_t number) {
+  state_->change(number, FlightEntry::State::ended);
+}
+
+/// Oldest first.
+inline std::vector<Communication> communications(const FlightRing& ring) {
+  std::vector<Communication> result;
+  const std::uint64_t count = ring.count.load(std::memory_order_acquire);
+  for (std::uint64_t number = count - std::min<std::uint64_t>(count, FlightRing::capacity); number < count; ++number) {
+    const FlightEntry& e = ring.entries[number % FlightRing::capacity];
+    result.push_back(
+        {e.number, e.kind, e.state, e.peer, e.group, e.sequence, e.began, e.waited_from, e.ended, e.describe()});
+  }
+  return result;
 }
 
 SHARDLIB_INLINE DeviceRecord FlightRecorder::record(std::size_t last) const {
-  const std::lock_guard lock(mutex_);
-  DeviceRecord result{.device = device_, .groups = groups_};
-  const std::uint64_t first = count_ - std::min<std::uint64_t>(count_, capacity);
-  for (std::uint64_t number = first; number < count_; ++number) {
-    const FlightEntry& e = ring_[number % capacity];
-    Communication c{e.number,   e.kind,  e.state,       e.peer,  e.group,
-                    e.sequence, e.began, e.waited_from, e.ended, e.describe()};
+  const std::lock_guard lock(state_->mutex);
+  DeviceRecord result{.device = state_->device, .groups = state_->groups, .last = communications(state_->ring)};
+  for (const Communication& c : result.last) {
     // A device that waits in one may complete others meanwhile; the last that it began to wait for is the innermost.
-    if (e.state == FlightEntry::State::waiting && (!result.waiting || result.waiting->waited_from <= c.waited_from))
+    if (c.state == FlightEntry::State::waiting && (!result.waiting || result.waiting->waited_from <= c.waited_from))
       result.waiting = c;
-    if (count_ - number <= last) result.last.push_back(std::move(c));
   }
+  if (result.last.size() > last)
+    result.last.erase(result.last.begin(), result.last.end() - static_cast<std::ptrdiff_t>(last));
   return result;
+}
+
+SHARDLIB_INLINE DeviceRecord record_of_silent(int device, const FlightRing& ring) {
+  return {.device = device, .answers = false, .last = communications(ring)};
 }
 
 // ---- who waits for whom --------------------------------------------------------------------------------------------
@@ -160,10 +214,6 @@ inline std::string seconds(double s) {
   return text.data();
 }
 
-inline double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 inline std::string list(const std::vector<int>& devices) {
   std::string text = devices.size() == 1 ? "device " : "devices ";
   constexpr std::size_t most = 8;
@@ -177,7 +227,9 @@ SHARDLIB_INLINE std::string describe_wait(const std::vector<DeviceRecord>& devic
   const std::string who = "device " + std::to_string(device.device);
   if (!device.answers)
     return who + " does not answer: it is stopped, dead or busy outside of communication" +
-           (device.last.empty() ? "" : "; it last began " + device.last.back().text);
+           (device.last.empty() ? ""
+                                : "; " + seconds(seconds_now() - device.last.back().began) + " ago it began " +
+                                      device.last.back().text);
   if (!device.waiting) {
     if (device.last.empty()) return who + " has not communicated yet";
     const Communication& last = device.last.back();
@@ -185,10 +237,11 @@ SHARDLIB_INLINE std::string describe_wait(const std::vector<DeviceRecord>& devic
   }
   const Communication& wait = *device.waiting;
   const std::vector<int> absent = missing(devices, i);
-  const std::string what = wait.kind == FlightEntry::Kind::collective ? "collective " + std::to_string(wait.sequence) + ", "
-                           : wait.kind == FlightEntry::Kind::recv     ? "the receipt of "
-                           : wait.kind == FlightEntry::Kind::send     ? "the sending of "
-                                                                      : "";
+  const std::string what = wait.kind == FlightEntry::Kind::collective
+                               ? "collective " + std::to_string(wait.sequence) + ", "
+                           : wait.kind == FlightEntry::Kind::recv ? "the receipt of "
+                           : wait.kind == FlightEntry::Kind::send ? "the sending of "
+                                                                  : "";
   return who + " has waited " + seconds(seconds_now() - wait.waited_from) + over(device) +
          (absent.empty() ? ", though all have begun," : " for " + list(absent)) + " in " + what + wait.text;
 }

@@ -1,0 +1,130 @@
+// Definitions of check_replicas.hpp.
+#pragma once
+
+#include "shardlib/run/check_replicas.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "shardlib/comm/collective_call.hpp"
+#include "shardlib/device/device.hpp"
+#include "shardlib/io/agree.hpp"
+#include "shardlib/support/crc32c.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::run::detail {
+
+/// What a device says of one leaf or number: plain data, for the other devices to read.
+struct Checksum {
+  std::uint64_t name = 0, value = 0;
+};
+
+inline std::uint64_t checksum_of(const shardlib::detail::Value& leaf) {
+  return io::crc32c(std::span(leaf.data().data(), leaf.bytes()));
+}
+
+/// Of the device `rank`, by the mesh's axes.
+inline std::vector<int> coordinates(const Device& device, int rank) {
+  std::vector<int> result(device.axes().size());
+  for (std::size_t i = result.size(); i-- > 0; rank /= device.axes()[i].size) result[i] = rank % device.axes()[i].size;
+  return result;
+}
+
+/// Whether devices along the axis hold the same of a leaf. A number has no spec: it is the same on all.
+inline bool is_replicated(const TensorSpec* spec, std::string_view axis) {
+  return spec == nullptr || spec->placement(axis).kind == Placement::replicated;
+}
+
+/// "devices 0, 2, 3 hold one value, device 1 another"; nothing where all hold one.
+inline std::string disagreement(const std::vector<std::pair<int, std::uint64_t>>& copies) {
+  std::vector<std::pair<std::uint64_t, std::vector<int>>> by_value;
+  for (const auto& [rank, value] : copies) {
+    auto same = std::ranges::find(by_value, value, [](const auto& entry) { return entry.first; });
+    if (same == by_value.end()) same = by_value.insert(same, {value, {}});
+    same->second.push_back(rank);
+  }
+  if (by_value.size() < 2) return {};
+  std::ranges::stable_sort(by_value, std::greater<>(), [](const auto& entry) { return entry.second.size(); });
+  std::string text;
+  for (const auto& [value, ranks] : by_value)
+    text += fmt::format("{}{} {} {}", text.empty() ? "" : ", ", ranks.size() == 1 ? "device" : "devices",
+                        fmt::join(ranks, ", "),
+                        text.empty() ? (ranks.size() == 1 ? "holds one value" : "hold one value") : "another");
+  return text;
+}
+
+SHARDLIB_INLINE void check_replicas(Device& device, const io::detail::NamedValues& leaves,
+                                    const ReplicatedNumbers& numbers, const std::string& when) {
+  if (device.size() == 1 || device.is_dry()) return;
+  const auto name_of = [](const std::string& name) { return shardlib::detail::Fingerprint().add(name).value(); };
+  std::vector<Checksum> mine;
+  for (const auto& [name, number] : numbers) mine.push_back({name_of(name), number});
+  for (const auto& [name, leaf] : leaves) mine.push_back({name_of(name), leaf ? checksum_of(*leaf) : 0});
+  std::string text(mine.size() * sizeof(Checksum), '\0');
+  if (!mine.empty()) std::memcpy(text.data(), mine.data(), text.size());
+  const std::vector<std::string> texts = io::gather_texts(device, text);
+
+  const auto find = [&](std::size_t rank, std::uint64_t name) -> std::optional<std::uint64_t> {
+    const std::string& from = texts[rank];
+    Checksum entry;
+    for (std::size_t at = 0; at < from.size(); at += sizeof entry) {
+      std::memcpy(&entry, from.data() + at, sizeof entry);
+      if (entry.name == name) return entry.value;
+    }
+    return std::nullopt;
+  };
+  // How the copies of what this device has differ; nothing if they do not.
+  const auto differs = [&](const std::string& name, const TensorSpec* spec) {
+    const std::vector<int> here = coordinates(device, device.rank());
+    std::vector<std::pair<int, std::uint64_t>> copies;
+    std::vector<bool> along(here.size());
+    for (int rank = 0; rank < device.size(); ++rank) {
+      const std::vector<int> there = coordinates(device, rank);
+      bool same_shard = true;
+      for (std::size_t i = 0; i < here.size(); ++i)
+        same_shard = same_shard && (there[i] == here[i] || is_replicated(spec, device.axes()[i].name));
+      const auto value = same_shard ? find(static_cast<std::size_t>(rank), name_of(name)) : std::nullopt;
+      if (!value) continue;
+      copies.emplace_back(rank, *value);
+      for (std::size_t i = 0; i < here.size(); ++i) along[i] = along[i] || there[i] != here[i];
+    }
+    std::vector<std::string> over;
+    for (std::size_t i = 0; i < along.size(); ++i)
+      if (along[i]) over.push_back(device.axes()[i].name);
+    const std::string how = disagreement(copies);
+    return how.empty() ? how : fmt::format("is replicated over {}, but {}", fmt::join(over, ","), how);
+  };
+  std::string found;
+  int more = 0;
+  const auto note = [&](const std::string& what, const std::string& how) {
+    if (how.empty()) return;
+    found.empty() ? static_cast<void>(found = what + " " + how) : static_cast<void>(++more);
+  };
+  for (const auto& [name, number] : numbers) note("`" + name + "`", differs(name, nullptr));
+  for (const auto& [name, leaf] : leaves) {
+    if (!leaf) continue;
+    note(fmt::format("the leaf `{}` of spec `{}`", name, std::string_view(to_string(*leaf->spec))),
+         differs(name, leaf->spec));
+  }
+  if (more > 0) found += fmt::format("; {} more differ{}", more, more == 1 ? "s" : "");
+  // A device sees the copies of what it holds itself; all throw what the first of them has seen.
+  for (const std::string& difference : io::gather_texts(device, found)) {
+    if (!difference.empty())
+      throw Error(fmt::format(
+          "check_replicas {}: {}: a device has computed something else, or a program has changed its copy alone", when,
+          difference));
+  }
+}
+
+}  // namespace shardlib::run::detail

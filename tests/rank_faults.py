@@ -1,0 +1,198 @@
+"""Ranks that are killed or stopped in the middle of collectives: the others end, with a message, and nothing is left.
+
+Killed ranks are of `mpirun ... shardlib_tests "[.endless]"`, which prints each rank's process and goes on until it is
+killed. Once as mpirun would have it, which then ends the job itself; and with a launcher that leaves the others alone
+(Open MPI 4's --enable-recovery), where they must notice by themselves: in shared memory, and over MPI alone. Stopped
+ranks are of a trainer. And ranks that are not allowed to share memory.
+"""
+import argparse
+import glob
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+
+def shared_memory():
+    return set(os.listdir("/dev/shm"))
+
+
+def fields(pid):
+    """The process's /proc/PID/stat from the state on; nothing if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()
+    except OSError:
+        return []
+
+
+def running(pid):
+    return bool(fields(pid)) and fields(pid)[0] not in "ZX"
+
+
+def cpu_seconds(pid):
+    return sum(map(int, fields(pid)[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+class Job:
+    """A command under mpirun, and what is wrong with how it ends."""
+
+    def __init__(self, name, mpiexec, ranks, command, variables):
+        self.name = f"{name}, {ranks} ranks" + "".join(f", {k}={v}" for k, v in variables.items())
+        self.before = shared_memory()
+        self.pids = {}
+        self.text = ""
+        self.wrong = []
+        self.process = subprocess.Popen([*mpiexec, "-n", str(ranks), *command], stdout=subprocess.PIPE,
+                                        stderr=subprocess.STDOUT, text=True, env=os.environ | variables)
+
+    def fails(self, why):
+        self.wrong.append(f"{self.name}: {why}")
+
+    def ends(self, seconds, expected, has_status=True):
+        """Waits for the end, which must come with a status and with texts that match the expressions."""
+        began = time.monotonic()
+        try:
+            self.text += self.process.communicate(timeout=seconds)[0]
+        except subprocess.TimeoutExpired:
+            self.fails(f"still there after {seconds} s")
+            for pid in self.pids.values():
+                if running(pid):
+                    os.kill(pid, signal.SIGKILL)
+            self.process.kill()
+            self.text += self.process.communicate()[0]
+        if has_status and self.process.returncode == 0:
+            self.fails("status 0")
+        for expression in expected:
+            if not re.search(expression, self.text):
+                self.fails(f"no message like /{expression}/ in:\n{self.text}")
+        time.sleep(0.2)
+        for rank, pid in self.pids.items():
+            if running(pid):
+                self.fails(f"rank {rank} is still there")
+        for name in shared_memory() - self.before:
+            self.fails(f"{name} is left in /dev/shm")
+        print(f"{self.name}: over {time.monotonic() - began:.1f} s later", flush=True)
+        return self.wrong
+
+
+def kill_one(mpiexec, tests, ranks, expected, variables, has_status=True):
+    """Kills rank 1 after its first collectives; returns what is wrong."""
+    job = Job("killed", mpiexec, ranks, [tests, "[.endless]"], variables)
+    while len(job.pids) < ranks:
+        line = job.process.stdout.readline()
+        if not line:
+            job.fails("ended too early")
+            break
+        job.text += line
+        if found := re.search(r"rank (\d+) is process (\d+)", line):
+            job.pids[int(found[1])] = int(found[2])
+    time.sleep(0.5)
+    if 1 in job.pids:
+        os.kill(job.pids[1], signal.SIGKILL)
+    return job.ends(20, [expected], has_status)
+
+
+def rank_processes(job):
+    """By rank, the processes that mpirun has started."""
+    found = {}
+    for stat in glob.glob("/proc/[0-9]*/stat"):
+        pid = int(stat.split("/")[2])
+        try:
+            with open(f"/proc/{pid}/environ") as environ:
+                rank = re.search(r"(?:^|\0)OMPI_COMM_WORLD_RANK=(\d+)", environ.read())
+        except OSError:
+            continue
+        if rank and fields(pid)[1:2] == [str(job.process.pid)]:
+            found[int(rank[1])] = pid
+    return found
+
+
+def stop_one(mpiexec, trainer, ranks, variables):
+    """Stops rank 1 of a run: rank 0 names it after the timeout, and its last call where memory is shared."""
+    timeout = 2
+    with tempfile.TemporaryDirectory() as folder:
+        run, text = os.path.join(folder, "run"), os.path.join(folder, "text.txt")
+        with open(text, "w") as file:
+            file.write("In the beginning was the word. " * 400)
+        options = ["--batch=8", "--seq=16", "--layers=2", "--d-model=16", "--n-kv=2", "--d-head=4", "--d-ff=16",
+                   "--steps=10000000", "--max-tokens=0", f"--data={text}", f"--run={run}", f"--mesh=d={ranks},t=1",
+                   f"--collective-timeout={timeout}"]
+        job = Job("stopped", mpiexec, ranks, [trainer, *options], variables)
+        end = time.monotonic() + 30
+        while len(job.pids) < ranks or not os.path.exists(os.path.join(run, "metrics.jsonl")):
+            if time.monotonic() > end or job.process.poll() is not None:
+                job.fails("no step within 30 s")
+                break
+            job.pids = rank_processes(job)
+            time.sleep(0.1)
+        time.sleep(0.5)
+        if 1 in job.pids:
+            os.kill(job.pids[1], signal.SIGSTOP)
+            time.sleep(0.2)
+            before = cpu_seconds(job.pids[0])
+            time.sleep(timeout - 0.4)
+            if cpu_seconds(job.pids[0]) - before > timeout / 2:
+                job.fails("a waiting rank keeps its core busy")
+        call = r"(all_gather|all_reduce|reduce_scatter|all_to_all|barrier) of \d+ bytes"
+        last = rf"; \d+\.\d s ago it began {call}" if variables["SHARDLIB_SHM"] == "1" else ""
+        job.ends(15, [rf"rank 0: device 0 has waited \d\.\d s over d for device 1 in collective \d+, {call}",
+                      rf"longer than the collective timeout of {timeout}\.0 s",
+                      r"device 1 does not answer: it is stopped, dead or busy outside of communication" + last,
+                      rf"the last communications of the devices: {run}/flight_recorder/rank_\*\.json"])
+        written = {0, *range(1 if last else 2, ranks)}
+        for rank in written:
+            try:
+                with open(os.path.join(run, "flight_recorder", f"rank_{rank}.json")) as file:
+                    recording = json.load(file)
+                if recording["device"] != rank or len(recording["last"]) < 10:
+                    job.fails(f"the recording of rank {rank} is {recording}")
+            except (OSError, ValueError, KeyError) as error:
+                job.fails(f"the recording of rank {rank}: {error}")
+        return job.wrong
+
+
+def cannot_share(mpiexec, tests):
+    """Where the system forbids an arena the ranks say so, once, and communicate over MPI."""
+    command = shlex.join([*mpiexec, "-n", "2", tests, "collectives and messages move the right blocks"])
+    # A file of a gigabyte is more than MPI needs, and less than an arena.
+    job = subprocess.run(["bash", "-c", f"ulimit -f 1000000; {command}"], capture_output=True, text=True, timeout=60)
+    notes = re.findall(r"note: the ranks of this node cannot share memory \(files are limited to", job.stderr)
+    if job.returncode == 0 and len(notes) == 1:
+        return []
+    return [f"without room for an arena: status {job.returncode}, {len(notes)} notes:\n{job.stdout}{job.stderr}"]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tests", required=True)
+    parser.add_argument("--trainer", help="gpt_fsdp; without it no rank is stopped")
+    parser.add_argument("--mpiexec", required=True, help="mpirun and its flags")
+    args = parser.parse_args()
+    mpiexec = shlex.split(args.mpiexec)
+    wrong = []
+    for ranks in (2, 4):
+        wrong += kill_one(mpiexec, args.tests, ranks, "[Kk]illed|signal 9|has died", {"SHARDLIB_SHM": "1"})
+    # With --enable-recovery mpirun returns 0 whatever the ranks do.
+    version = subprocess.run([mpiexec[0], "--version"], capture_output=True, text=True).stdout
+    if re.search(r"\(Open MPI\) 4\.", version):
+        for ranks, shared in ((2, "1"), (4, "1"), (2, "0"), (4, "0")):
+            last = ", after it began all_gather of 200000 bytes at .*comm_shm_test.cpp:[0-9]+" if shared == "1" else ""
+            wrong += kill_one([*mpiexec, "--enable-recovery"], args.tests, ranks,
+                              rf"all_gather: device 1 \(rank 1 of {ranks}\) has died{last}: .*; start again, from the "
+                              "last checkpoint", {"SHARDLIB_SHM": shared}, has_status=False)
+    if args.trainer:
+        for ranks, shared in ((2, "1"), (4, "1"), (2, "0")):
+            wrong += stop_one(mpiexec, args.trainer, ranks, {"SHARDLIB_SHM": shared})
+    wrong += cannot_share(mpiexec, args.tests)
+    print("\n".join(wrong))
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
