@@ -155,11 +155,11 @@ gpt2::Batch place(const Setup& s, const io::TokenBatch& rows) {
 // Clipping by the global norm, and AdamW.
 template <dtype C, class Grads>
 run::StepResult update(const Setup& s, Trained<C>& trained, const Tensor<f32, "+d +t">& loss, const Grads& grads,
-                       std::int64_t step, double learning_rate) {
+                       const run::Step& step) {
   const run::Training& t = s.o.training;
   const double norm = global_norm(s.mesh, grads);
   const run::StepResult result{item(all_reduce<"+d +t -> ">(loss)), norm};
-  run::check_finite(result, step);
+  if (!step.accepts(result)) return result;
   const double scale = run::clip_factor(norm, t.clip);
   // Matrices decay, biases and scales do not.
   const auto decays = [](std::string_view name) {
@@ -168,24 +168,24 @@ run::StepResult update(const Setup& s, Trained<C>& trained, const Tensor<f32, "+
   };
   const AdamW adamw{t.beta1, t.beta2, 1e-8, t.weight_decay};
   auto& [weights, mu, nu] = trained.state;
-  adamw.update(weights, mu, nu, grads, learning_rate, scale, step, decays, trained.copies);
+  adamw.update(weights, mu, nu, grads, step.learning_rate, scale, step.number, decays, trained.copies);
   return result;
 }
 
 template <dtype C>
-run::StepResult train_step(const Setup& s, Trained<C>& trained, const std::vector<io::TokenBatch>& microbatches,
-                           std::int64_t step, double learning_rate) {
+run::StepResult train_step(const Setup& s, Trained<C>& trained, const run::Step& step) {
+  const auto& microbatches = step.microbatches;
   const run::Training& t = s.o.training;
   const auto causal = s.causal();
   const auto positions = iota<"L">(s.mesh, t.seq);
   const auto differentiated = [&](std::size_t i) {
-    const auto number = static_cast<std::uint64_t>(step) * microbatches.size() + i;
+    const auto number = static_cast<std::uint64_t>(step.number) * microbatches.size() + i;
     const gpt2::Dropout dropout{s.o.dropout, {t.seed + 1, number * 1024}};
     return value_and_grad(s.mesh, gpt2::loss<C>, trained.copies, place(s, microbatches[i]), causal, positions,
                           s.config(), dropout);
   };
   auto [loss, grads] = differentiated(0);
-  if (microbatches.size() == 1) return update(s, trained, loss, grads, step, learning_rate);
+  if (microbatches.size() == 1) return update(s, trained, loss, grads, step);
   // Sums of more than one are taken in f32.
   auto sums = gpt2::cast_model<f32>(std::exchange(grads, {}));
   for (std::size_t i = 1; i < microbatches.size(); ++i) {
@@ -193,7 +193,7 @@ run::StepResult train_step(const Setup& s, Trained<C>& trained, const std::vecto
     loss = loss + l;
     for_each_leaf([](std::string_view, auto& sum, const auto& x) { sum = sum + cast<f32>(x); }, sums, g);
   }
-  return update(s, trained, loss, sums, step, learning_rate);
+  return update(s, trained, loss, sums, step);
 }
 
 template <dtype C>
@@ -351,7 +351,7 @@ void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
   o.training.may_change = {"attention", "recompute", "prefetch"};  // the same numbers, but for rounding
   options.group("model");
-  options.add("--layers", o.layers, "layers", run::size());
+  options.add("--layers", o.layers, "layers", run::size(1, run::most_layers));
   options.add("--d-model", o.d_model, "width of the residual stream", run::size());
   options.add("--heads", o.heads, "attention heads; each is d-model / heads wide", run::size());
   options.add("--d-ff", o.d_ff, "width of the feed-forward layer", run::size());
@@ -431,15 +431,13 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   run::Program program;
   program.checkpoints = run::checkpoints_of(s.mesh, state, o.training);
   if (const auto load = program.checkpoints.load)
-    program.checkpoints.load = [&trained, load] {
+    program.checkpoints.load = [&trained, load](std::int64_t before) {
       trained.copies = {};  // one set less in memory: what is loaded stands beside what was there until it is whole
-      const auto found = load();
+      const auto found = load(before);
       trained.copies = gpt2::cast_model<C>(trained.state.weights);
       return found;
     };
-  program.step = [&](const auto& microbatches, std::int64_t step, double rate) {
-    return train_step(s, trained, microbatches, step, rate);
-  };
+  program.step = [&](const run::Step& step) { return train_step(s, trained, step); };
   program.validate = [&](const io::TokenBatch& rows) { return validate(s, trained.copies, rows); };
   program.decode = Decoder<C>(s, trained);
   program.parameters = parameter_count(state.weights);

@@ -78,20 +78,19 @@ void adamw(TrainState& state, const gpt::Model& grads, const run::Training& t, s
 
 // One step: loss, gradients (of the weights' own types, since all are fully sharded) summed over the microbatches,
 // clipping by the global norm, AdamW. Metrics are reduced outside the differentiated function.
-run::StepResult train_step(const GptMesh& mesh, TrainState& state, const std::vector<io::TokenBatch>& microbatches,
-                           const Options& o, std::int64_t step, double learning_rate) {
+run::StepResult train_step(const GptMesh& mesh, TrainState& state, const Options& o, const run::Step& step) {
   const run::Training& t = o.training;
   Tensor<f32, "+d +t"> loss;
   gpt::Model grads;
-  for (const io::TokenBatch& rows : microbatches) {
+  for (const io::TokenBatch& rows : step.microbatches) {
     const auto [l, g] = value_and_grad(mesh, gpt::loss, state.weights, gpt::place(mesh, rows, t.seq), o.config);
     grads = loss ? map_tree([](const auto& a, const auto& b) { return a + b; }, grads, g) : g;
     loss = loss ? loss + l : l;
   }
   const double norm = gradient_norm(mesh, grads);
   const run::StepResult result{item(all_reduce<"+d +t -> ">(loss)), norm};
-  run::check_finite(result, step);
-  adamw(state, grads, t, step, learning_rate, run::clip_factor(norm, t.clip));
+  if (!step.accepts(result)) return result;
+  adamw(state, grads, t, step.number, step.learning_rate, run::clip_factor(norm, t.clip));
   return result;
 }
 
@@ -158,9 +157,7 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const run::D
   state.nu = zeros_like(state.weights);
   run::Program program;
   program.checkpoints = run::checkpoints_of(mesh, state, o.training);
-  program.step = [&](const auto& microbatches, std::int64_t step, double rate) {
-    return train_step(mesh, state, microbatches, o, step, rate);
-  };
+  program.step = [&](const run::Step& step) { return train_step(mesh, state, o, step); };
   program.validate = [&](const io::TokenBatch& rows) -> double {
     const auto loss = gpt::loss(state.weights, gpt::place(mesh, rows, o.training.seq), o.config);
     return item(all_reduce<"+d +t -> ">(loss));

@@ -196,9 +196,9 @@ class Trainer {
 
   // Loss and gradients of all microbatches under the schedule, clipping by the norm over all ranks, AdamW on each
   // rank's own weights.
-  run::StepResult step(const std::vector<io::TokenBatch>& microbatches, std::int64_t step, double learning_rate) {
+  run::StepResult step(const run::Step& step) {
     const run::Training& t = o_.training;
-    const auto batches = model.batches(microbatches);
+    const auto batches = model.batches(step.microbatches);
     auto [loss, grads, intervals, in_flight] =
         pipeline::value_and_grad(mesh_, schedule_, static_cast<int>(t.microbatches), model.program(batches),
                                  state.weights, model.activation_sizes(batches));
@@ -206,10 +206,10 @@ class Trainer {
     model.sum_shared(grads);
     const double norm = pipeline::global_norm(mesh_, grads, [&](std::string_view name) { return model.counts(name); });
     const run::StepResult result{item(all_reduce<"+d +p +t -> ">(loss)), norm};
-    run::check_finite(result, step);
+    if (!step.accepts(result)) return result;
     const AdamW optimizer{.beta1 = t.beta1, .beta2 = t.beta2, .weight_decay = t.weight_decay};
-    optimizer.update(state.weights, state.mu, state.nu, grads, learning_rate, run::clip_factor(norm, t.clip), step,
-                     [](std::string_view) { return true; });
+    optimizer.update(state.weights, state.mu, state.nu, grads, step.learning_rate, run::clip_factor(norm, t.clip),
+                     step.number, [](std::string_view) { return true; });
     return result;
   }
 
@@ -312,9 +312,7 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const pipeli
   Trainer<Model> trainer(mesh, schedule, o);
   run::Program program;
   program.checkpoints = run::checkpoints_of(mesh.whole(), trainer.state, o.training, trainer.model.names_in_model());
-  program.step = [&](const auto& microbatches, std::int64_t step, double rate) {
-    return trainer.step(microbatches, step, rate);
-  };
+  program.step = [&](const run::Step& step) { return trainer.step(step); };
   program.validate = [&](const io::TokenBatch& rows) { return trainer.validate(rows); };
   program.finish = [&] { trainer.draw(); };
   program.parameters = trainer.model.parameters();

@@ -26,7 +26,7 @@ struct ModelOptions {
 
 inline void declare(run::Options& options, ModelOptions& o) {
   options.group("model");
-  options.add("--layers", o.layers, "layers", run::size());
+  options.add("--layers", o.layers, "layers", run::size(1, run::most_layers));
   options.add("--d-model", o.d_model, "width of the residual stream", run::size());
   options.add("--n-q-per-kv", o.n_q_per_kv, "query heads per key-value head", run::size());
   options.add("--n-kv", o.n_kv, "key-value heads", run::size());

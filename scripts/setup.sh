@@ -13,7 +13,7 @@ packages="g++ cmake ninja-build libkokkos-dev|libtrilinos-kokkos-dev libeigen3-d
 list=no
 for option in "$@"; do
   case $option in
-    --test) packages="$packages catch2 graphviz python3 python3-zarr python3-markdown-it ccache clang-19" ;;
+    --test) packages="$packages catch2 graphviz python3 python3-zarr python3-markdown-it ccache clang-19 libclang-rt-19-dev" ;;
     --list) list=yes ;;
     *) misuse "unknown option '$option'; there are --test and --list" ;;
   esac

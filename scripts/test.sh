@@ -72,6 +72,7 @@ built() { # a build that fails counts as one failure
 release() { built release all && run_tests release; }
 asan() { built asan shardlib_tests && run_tests asan -R '^(threads|mpi_2)$'; }
 tsan() { built tsan shardlib_tests && run_tests tsan -R '^threads$'; }
+fuzz() { check build/log/fuzz.log "fuzzing the readers" scripts/fuzz.sh --seconds 4; }
 # Warnings and errors are the point, not speed. The gallery has been through clang in the release stage.
 clang() {
   check build/log/clang-configure.log "configuring clang" cmake --preset clang -DSHARDLIB_BUILD_TESTS=OFF \
@@ -87,6 +88,7 @@ if [ $quick = no ]; then
   stage "asan: address and undefined-behaviour sanitizers" asan
   stage "tsan: thread sanitizer over the threads backend" tsan
   stage "clang 19: headers and examples" clang
+  stage "fuzz: every reader for a few seconds" fuzz
 fi
 
 echo

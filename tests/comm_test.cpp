@@ -10,6 +10,7 @@
 
 #include "shardlib/comm/collective_work.hpp"
 #include "shardlib/comm/single.hpp"
+#include "shardlib/memory/system.hpp"
 #if defined(SHARDLIB_WITH_MPI)
 #include "shardlib/comm/mpi/backend.hpp"
 #include "shardlib/comm/mpi/process.hpp"

@@ -20,7 +20,7 @@ TEST_CASE("a plan for each place along an axis", "[pipeline][plan]") {
     const int place = all.axis_index("p");
     REQUIRE((all.axis_index("d") == 0 && all.axis_index("t") == 0));
     run::Program program;
-    program.step = [&](const auto&, std::int64_t, double) {
+    program.step = [&](const run::Step&) {
       const auto x = ones<f32, "A B">(all, {{"A", 16}, {"B", 16}});
       for (int i = 0; i <= place; ++i) (void)einsum_unreduced<"A B, A B -> A">(x, x);
       return run::StepResult{};

@@ -10,6 +10,8 @@ import json
 import os
 import re
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -483,6 +485,76 @@ def output_errors(p):
     run.check(len(lines) == 2 and all(line.startswith("{") for line in lines), "--metrics holds JSON alone")
 
 
+def full_disk(p):
+    """Saves that a full disk refuses are tried again; a run that cannot save ends, and goes on when there is room."""
+    disk = os.path.join(p.folder, "disk")
+    os.makedirs(disk)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "none", disk], capture_output=True).returncode:
+        print("full_disk: left out, as no file system can be mounted here")
+        return
+    filler = os.path.join(disk, "filler")
+
+    def fill(spare):
+        with open(filler, "wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(4096))
+            except OSError:
+                file.truncate(file.tell() - spare)
+
+    def steps(folder):
+        with open(f"{folder}/metrics.jsonl") as file:
+            return [json.loads(line)["step"] for line in file]
+
+    def saved(folder):
+        return sorted(n for n in os.listdir(f"{folder}/checkpoints") if n[5:].isdigit())
+
+    def room_again(folder, ranks):
+        """The disk is full for a while in the middle of a run. Its status, and what it has printed."""
+        command = p.gpt_command("--mesh=d=2,t=1", "--save-every=400", "--steps=100000", f"--run={folder}")
+        command = [*p.mpiexec, "-n", str(ranks), *command] if ranks else command
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            said = []
+            for line in process.stdout:
+                said.append(line)
+                if len(said) == 40:
+                    fill(0)
+                if "the next save tries again" in line:
+                    os.remove(filler)
+                    break
+            for line in process.stdout:
+                said.append(line)
+                if saved(folder):
+                    break
+            with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
+                os.kill(int(file.read().split()[0]) if ranks else process.pid, signal.SIGTERM)
+            said.append(process.stdout.read())
+            return process.wait(timeout=TIMEOUT), "".join(said)[-2000:]
+
+    try:
+        for ranks in (0, 2) if p.mpiexec else (0,):
+            folder = os.path.join(disk, str(ranks))
+            options = ["--mesh=d=2,t=1", "--save-every=3", "--steps=12", f"--run={folder}"]
+            fill(40960)
+            run = p.gpt(*options, ranks=ranks)
+            run.fails(1, "3 checkpoints in a row could not be saved", "No space left on device", "make room")
+            run.check((run.out + run.err).count("the next save tries again (") == 2, "two warnings before")
+            os.remove(filler)
+            run = p.gpt(*options, ranks=ranks)
+            run.succeeds()
+            run.check(steps(folder) == list(range(12)), "a record of each step")
+            shutil.rmtree(folder)
+
+            status, shown = room_again(folder, ranks)
+            check(status == 0, f"full disk, {ranks} ranks: the run goes on when there is room ({status})", shown)
+            done = steps(folder)
+            check(done == list(range(len(done))), f"full disk, {ranks} ranks: no record is lost", shown)
+            check(saved(folder)[-1] == f"step-{len(done):08}", f"full disk, {ranks} ranks: the last step is saved", shown)
+            shutil.rmtree(folder)
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
 def mistakes(p):
     nowhere = os.path.join(p.folder, "nowhere", "file")
     # Options, and what the one error line must say: the option at fault and what to do.
@@ -509,7 +581,7 @@ def mistakes(p):
         ([f"--metrics={nowhere}"], ["nowhere/file", "--metrics"]),
         (["--seq=1000000"], ["text.txt", "--seq", "longer text"]),
         (["--seq=9223372036854775807"], ["--seq", "16777216", "--help"]),
-        (["--batch=16777216", "--seq=16777216"], ["--batch", "--seq", "2^31"]),
+        (["--batch=16777216", "--seq=16777216"], ["--batch 16777216", "--seq 16777216", "host memory"]),
         (["--batch=6", "--mesh=d=4,t=1"], ["--batch 6", "d = 4", "choose a multiple of 4, or a mesh of d = 3"]),
         (["--batch=8", "--microbatches=3"], ["--batch 8", "--microbatches 3", "multiple of 3"]),
         (["--batch=8", "--microbatches=4", "--mesh=d=4,t=1"], ["--microbatches 4", "d = 4", "multiple of 4"]),
@@ -566,6 +638,9 @@ def mistakes(p):
     p.gpt("--mesh=d=4,t=1", ranks=2).fails(2, "mesh", "4 devices", "mpirun started 2 ranks", "choose another mesh")
     p.gpt("--mesh=d=1,t=1", ranks=2).fails(2, "mesh", "1 device", "mpirun started 2 ranks", "choose another mesh")
     p.gpt("--learning-rate=1e30", "--steps=20", ranks=2).fails(1, "step ", "not finite", "--learning-rate")
+    skipping = p.gpt("--learning-rate=1e30", "--steps=20", "--on-spike=skip", ranks=2)
+    skipping.fails(1, "not finite", "10 steps in a row were skipped", "--on-spike rewind")
+    p.gpt("--on-spike=rewind").fails(2, "--on-spike rewind", "--run")
 
 
 def main(parts, description):
@@ -591,4 +666,4 @@ def main(parts, description):
 
 
 if __name__ == "__main__":
-    sys.exit(main([training, resuming, other_options, plans, gpt2, mlp, tutorial, mistakes], __doc__))
+    sys.exit(main([training, resuming, other_options, plans, gpt2, mlp, tutorial, full_disk, mistakes], __doc__))

@@ -20,6 +20,7 @@
 #include "resident.hpp"
 #include "scratch.hpp"
 #include "shardlib/memory/buffer.hpp"
+#include "shardlib/memory/system.hpp"
 
 using namespace shardlib;
 
@@ -271,6 +272,29 @@ TEST_CASE("what is left for a process is what is available, less what it may wri
   CHECK(sum("MemAvailable:  30 kB\n") == 30 * 1024);
   CHECK(sum("MemTotal:  100 kB\nSwapFree:  5 kB\n") == std::nullopt);
   CHECK(detail::sum_of_lines(folder / "nothing", "MemAvailable:", "SwapFree:") == std::nullopt);
+
+  // Control groups: the least of the groups around a process, without what can be dropped.
+  const std::string groups = folder / "cgroup", root = folder / "fs";
+  const auto group = [&](const std::string& path, const std::string& files) {
+    std::filesystem::create_directories(root + path);
+    std::istringstream each(files);
+    for (std::string name, value; each >> name && std::getline(each, value, ';');) test::put(root + path + "/" + name, value);
+  };
+  test::put(groups, "0::/jobs/one\n");
+  CHECK(detail::control_group_left(groups, root) == std::nullopt);
+  group("/jobs/one", "memory.max max; memory.current 50;");
+  CHECK(detail::control_group_left(groups, root) == std::nullopt);
+  group("/jobs", "memory.max 1000; memory.current 700; memory.stat anon 1\ninactive_file 300\n;");
+  CHECK(detail::control_group_left(groups, root) == 600);
+  group("/jobs/one", "memory.max 100; memory.current 150;");
+  CHECK(detail::control_group_left(groups, root) == 0);
+  group("/jobs/one", "memory.max 900; memory.current 150;");
+  CHECK(detail::control_group_left(groups, root) == 600);
+  test::put(groups, "3:cpuset:/\n4:cpu,memory:/outside/container\n0::/\n");
+  CHECK(detail::control_group_left(groups, root) == std::nullopt);
+  group("/memory", "memory.limit_in_bytes 5000; memory.usage_in_bytes 1000; memory.stat total_inactive_file 10\n;");
+  CHECK(detail::control_group_left(groups, root) == 4010);
+  CHECK(detail::control_group_left(folder / "nothing", root) == std::nullopt);
 
   // What is written is pending no more.
   constexpr std::size_t bytes = std::size_t{64} << 20;

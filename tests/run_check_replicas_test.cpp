@@ -90,7 +90,7 @@ TEST_CASE("training: --check-replicas names the first step that shows a differen
       std::int64_t done = 0;
       run::Program program;
       program.checkpoints = run::checkpoints_of(mesh, state, training);
-      program.step = [&](const auto&, const auto&, auto) {
+      program.step = [&](const run::Step&) {
         ++done;
         // As if an update were missed: nothing communicates the weights again.
         if (done == 4 && device->rank() == 1) state.w = filled<"M/d">(mesh, 2);
@@ -120,7 +120,7 @@ TEST_CASE("training: a loss that differs among devices is found", "[run][replica
     Model state = model(mesh, 1, 1, 1);
     run::Program program;
     program.checkpoints = run::checkpoints_of(mesh, state, training);
-    program.step = [&](const auto&, const auto&, auto) { return run::StepResult{device->rank() == 0 ? 1.0 : 1.5, 1}; };
+    program.step = [&](const run::Step&) { return run::StepResult{device->rank() == 0 ? 1.0 : 1.5, 1}; };
     const std::string said = error_of([&] { run::train(device, training, run::Data{}, "", program); });
     expect(said == std::string("check_replicas after step 0: `loss` is replicated over d, but device 0 holds one "
                                "value, device 1 another") +

@@ -152,7 +152,8 @@ TEST_CASE("records: files that cannot be written", "[run]") {
   expect_error<UsageError>([] { JsonLines("/nowhere/file", JsonLines::Mode::overwrite, "check --metrics"); },
                            "cannot write the file '/nowhere/file': No such file or directory; check --metrics");
   JsonLines full("/dev/full", JsonLines::Mode::overwrite);
-  expect_error<Error>([&] { full.write(record(0)); }, "cannot write to the file '/dev/full': No space left on device");
+  full.write(record(0));  // waits for room
+  expect_error<StorageError>([&] { full.sync(); }, "cannot write to the file '/dev/full': No space left on device");
   JsonLines nowhere;
   nowhere.write(record(0));
   CHECK_FALSE(nowhere.is_open());

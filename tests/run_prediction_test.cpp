@@ -143,7 +143,7 @@ TEST_CASE("a plan predicts from what it counts", "[prediction]") {
     const auto x = random_normal<f32, "B/d M">(mesh, sizes, {0, 1});
     const auto w = random_normal<f32, "M/d N">(mesh, sizes, {0, 2});
     run::Program program;
-    program.step = [&](const auto&, std::int64_t, double) {
+    program.step = [&](const run::Step&) {
       const auto y = einsum_unreduced<"B/d M, M N -> B/d N">(x, all_gather<"M/d N -> M N">(w));
       static_cast<void>(rename<"N -> K">(y) + 1.0);
       return run::StepResult{};

@@ -209,6 +209,29 @@ TEST_CASE("report: odd records are drawn too", "[run]") {
   }
 }
 
+TEST_CASE("report: what a run has done out of turn is marked and listed", "[run]") {
+  const Scratch folder;
+  const std::string path = folder / "metrics.jsonl";
+  {
+    run::JsonLines lines(path, run::JsonLines::Mode::append);
+    for (std::int64_t step = 0; step < 80; ++step) {
+      Record r = record(step, true);
+      r.skipped = step % 2 == 1;
+      if (step % 2 == 1) r.events = {fmt::format("step {}: a \"spike\" <b>", step), "and more"};
+      lines.write(r);
+    }
+  }
+  const auto records = run::read_records(path);
+  CHECK((records[3].skipped && !records[4].skipped));
+  CHECK(records[3].events == std::vector<std::string>{"step 3: a \"spike\" <b>", "and more"});
+  CHECK(records[4].events.empty());
+  const std::string page = run::report({path});
+  CHECK(page.find("<title>step 3: a &quot;spike&quot; &lt;b&gt;</title>") != std::string::npos);
+  CHECK(page.find("the last 50 of 80") != std::string::npos);
+  CHECK(page.find("<td class=\"num\">29</td>") == std::string::npos);
+  CHECK(page.find("<td class=\"num\">31</td><td>step 31: a &quot;spike&quot; &lt;b&gt;</td>") != std::string::npos);
+}
+
 TEST_CASE("report: a long run stays small", "[run]") {
   const Scratch folder;
   for (const char* name : {"a", "b"}) {

@@ -117,10 +117,10 @@ TEST_CASE("training: a program's mesh has axes of its own names", "[run][trainin
       program.checkpoints = run::checkpoints_of(mesh, state, training);
       program.parameters = 256;
       program.flops_per_token = 1;
-      program.step = [&](const std::vector<io::TokenBatch>& parts, std::int64_t step, double rate) {
+      program.step = [&](const run::Step& step) {
         Loss total;
         gradient_t<Mesh<"replica shard model">, Table> sums;
-        for (const io::TokenBatch& part : parts) {
+        for (const io::TokenBatch& part : step.microbatches) {
           const auto [targets, shares] = place(part);
           const auto [l, g] = value_and_grad(mesh, loss, state.weights, targets, shares);
           sums = total ? map_tree([](const auto& a, const auto& b) { return a + b; }, sums, g) : g;
@@ -128,7 +128,7 @@ TEST_CASE("training: a program's mesh has axes of its own names", "[run][trainin
         }
         const Table grads = reduce_gradients(mesh, sums);
         const double norm = global_norm(mesh, grads);
-        AdamW().update(state.weights, state.mu, state.nu, grads, rate, 1.0, step,
+        AdamW().update(state.weights, state.mu, state.nu, grads, step.learning_rate, 1.0, step.number,
                        [](std::string_view) { return false; });
         return run::StepResult{item(all_reduce<"">(total)), norm};
       };
@@ -190,7 +190,8 @@ TEST_CASE("training: a loss is the mean over the tokens that count, on every mes
           run::Program program;
           program.parameters = 1;
           program.flops_per_token = 1;
-          program.step = [&](const std::vector<io::TokenBatch>& parts, std::int64_t, double) {
+          program.step = [&](const run::Step& step) {
+            const std::vector<io::TokenBatch>& parts = step.microbatches;
             expect(std::ssize(parts) == microbatches, "as many parts as microbatches");
             double loss = 0, shares = 0;
             for (const io::TokenBatch& part : parts) {
@@ -306,7 +307,7 @@ TEST_CASE("training: the parts of a step add up, and what lies within another co
     };
     run::Program program;
     program.checkpoints = run::checkpoints_of(mesh, weight, training);
-    program.step = [&](const auto&, std::int64_t, double) {
+    program.step = [&](const run::Step&) {
       const auto [l, g] = value_and_grad(mesh, loss, weight);
       weight = weight - g * 0.1;
       return run::StepResult{item(all_reduce<"+d -> ">(l)), 0};
@@ -347,7 +348,7 @@ TEST_CASE("training: the holes that initialisation leaves have gone back to the 
     block = Buffer();
     expect(resident_pages(hole, bytes) == pages, "pages stay until then");
     run::Program program;
-    program.step = [&](const auto&, std::int64_t, double) {
+    program.step = [&](const run::Step&) {
       expect(resident_pages(hole, bytes) < pages / 8, "but for what the loop itself has taken");
       return run::StepResult{1, 1};
     };
@@ -381,7 +382,7 @@ TEST_CASE("training: a run goes on with other data or settings only where --allo
       Tensor<f32, "A"> weight = ones<f32, "A">(mesh, {{"A", 4}});
       run::Program program;
       program.checkpoints = run::checkpoints_of(mesh, weight, training);
-      program.step = [&](const auto&, std::int64_t, double) {
+      program.step = [&](const run::Step&) {
         if (device->rank() == 0) ++done;
         return run::StepResult{1, 1};
       };
@@ -454,7 +455,7 @@ TEST_CASE("training: an output that cannot be written is refused before the firs
       std::string said;
       on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
         run::Program program;
-        program.step = [&](const auto&, std::int64_t, double) {
+        program.step = [&](const run::Step&) {
           stepped = true;
           return run::StepResult{1, 1};
         };
@@ -511,7 +512,7 @@ TEST_CASE("training: ranks with other settings are found before the first step",
   bool stepped = false;
   on_mesh("d=2", [&](const std::shared_ptr<Device>& device) {
     run::Program program;
-    program.step = [&](const auto&, std::int64_t, double) {
+    program.step = [&](const run::Step&) {
       stepped = true;
       return run::StepResult{1, 1};
     };
@@ -541,9 +542,9 @@ TEST_CASE("training: a signal stops a run after its step, and is handled on no t
     on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
       std::int64_t steps_done = 0;
       run::Program program;
-      program.step = [&](const auto&, std::int64_t step, double) {
+      program.step = [&](const run::Step& step) {
         expect(blocked(), "signals do not come here");
-        if (step == 2 && device->rank() == 0) {
+        if (step.number == 2 && device->rank() == 0) {
           kill(getpid(), signal);
           while (run::detail::stop_signal == 0) std::this_thread::yield();  // the handler runs elsewhere
         }

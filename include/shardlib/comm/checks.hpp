@@ -8,6 +8,7 @@
 
 #include "shardlib/comm/reduce_tree.hpp"
 #include "shardlib/memory/buffer.hpp"
+#include "shardlib/memory/system.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
 

@@ -9,8 +9,6 @@
 #include <mutex>
 #include <optional>
 #include <set>
-#include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -118,22 +116,6 @@ class Mapping {
   std::size_t bytes_ = 0;
 };
 
-std::size_t page_bytes();
-/// The physical memory of this machine.
-std::size_t machine_bytes();
-/// The sum of the two named lines in a file like /proc/meminfo, in bytes. Returns nothing if the file lacks the first
-/// line.
-std::optional<std::size_t> sum_of_lines(const std::string& path, std::string_view first, std::string_view second);
-/// The part of `available` bytes that is left for a process. Its heaps were granted `granted` bytes, all of which it
-/// will write. It has written `written` bytes so far, some of them perhaps to other memory.
-constexpr std::size_t left_of(std::size_t available, std::size_t granted, std::size_t written) {
-  // the second term is for page tables
-  const std::size_t kept = (granted > written ? granted - written : 0) + granted / 64;
-  return available > kept ? available - kept : 0;
-}
-/// The memory that is left for this process on this machine, swap included. A very large number if Linux does not
-/// report it.
-std::size_t left_bytes();
 /// Up to this size, a region grants memory without reading /proc: the check would take longer than the writes.
 inline constexpr std::size_t small_grant = std::size_t{1} << 20;
 

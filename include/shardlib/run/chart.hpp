@@ -17,13 +17,22 @@ struct Series {
   bool marked = false;  ///< few values: drawn as they are, with marks, and dashed
 };
 
-/// Curves in one picture: its `id` in the page, its `title`, the `unit` of `y`, and the `series`.
+/// A moment at which something happened: at `x`, what the `text` says; `color` as of a Series.
+struct Event {
+  double x = 0;
+  std::string text;
+  int color = 0;
+};
+
+/// Curves in one picture: its `id` in the page, its `title`, the `unit` of `y`, the `series`, and
+/// `events` as upright lines.
 struct Chart {
   std::string id, title;
   Unit unit = Unit::number;
   std::vector<Series> series = {};
   bool starts_at_zero = false;  ///< the linear scale does
   bool robust = false;          ///< smoothed by the median: for times and speeds, where single outliers say nothing
+  std::vector<Event> events = {};
 };
 
 /// Parts of a whole over time, the first at the bottom: `id` and `title` as of a Chart, the `unit` of the parts,

@@ -12,6 +12,14 @@
 
 namespace shardlib::run {
 
+namespace detail {
+/// What a checkpoint says about its run, and back.
+[[nodiscard]] io::CheckpointMeta meta_of(const Checkpoints::Saved& saved);
+[[nodiscard]] Checkpoints::Saved saved_of(const io::CheckpointMeta& meta);
+/// Renames the checkpoint of a step, on one device for all.
+void set_aside_diverged(Device& device, const std::string& folder, std::int64_t step);
+}  // namespace detail
+
 /// How `train` saves and loads `state`, which must outlive the result. Its leaves must be there, with their sizes, when
 /// a checkpoint is loaded. `rename`: as in io::SaveOptions. `checkpoints_of(mesh, state, training)`
 template <Spec A, class Tree>
@@ -24,23 +32,36 @@ template <Spec A, class Tree>
   };
   if (training.directory.empty()) return c;
   const std::string folder = training.directory + "/checkpoints";
-  const auto saver = std::make_shared<io::AsyncSaver>(
-      mesh, folder, io::SaveOptions{.keep = static_cast<int>(training.keep), .finite = true, .rename = rename});
-  c.save = [saver, &state](std::int64_t step, const RunIdentity& identity) {
-    saver->save(step, state, {step, identity.data, identity.settings});
-  };
-  c.load = [mesh, folder, rename, &state]() -> std::optional<Checkpoints::Loaded> {
-    const auto path = io::newest_whole(mesh, folder);
+  const auto saver = std::make_shared<io::AsyncSaver>(mesh, folder,
+                                                      io::SaveOptions{.keep = static_cast<int>(training.keep),
+                                                                      .keep_every = training.keep_every,
+                                                                      .keep_best = static_cast<int>(training.keep_best),
+                                                                      .finite = true,
+                                                                      .rename = rename});
+  c.save = [saver, &state](const Checkpoints::Saved& saved) { saver->save(saved.step, state, detail::meta_of(saved)); };
+  c.load = [mesh, folder, rename, &state](std::int64_t before) -> std::optional<Checkpoints::Saved> {
+    const auto path = io::newest_whole(mesh, folder, before);
     if (!path) return std::nullopt;
     io::LoadOptions verified;  // newest_whole has compared all files with the manifest
     verified.verify = false;
     verified.rename = rename;
-    const io::CheckpointMeta meta = io::load(mesh, *path, state, verified);
-    return Checkpoints::Loaded{meta.step, {meta.data_hash, meta.user}};
+    return detail::saved_of(io::load(mesh, *path, state, verified));
   };
-  c.poll = [saver] { saver->poll(); };
-  c.flush = [saver] { saver->flush(); };
+  c.set_aside = [mesh, folder](std::int64_t step) { detail::set_aside_diverged(*mesh.device(), folder, step); };
+  const auto completes = [saver](const auto& f) {
+    return [saver, f] {
+      const bool before = saver->in_flight();
+      f(*saver);
+      return before && !saver->in_flight();
+    };
+  };
+  c.poll = completes([](io::AsyncSaver& s) { s.poll(); });
+  c.flush = completes([](io::AsyncSaver& s) { s.flush(); });
   return c;
 }
 
 }  // namespace shardlib::run
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/run/impl/checkpoints.hpp"
+#endif

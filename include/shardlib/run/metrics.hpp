@@ -18,6 +18,8 @@ struct Record {
   std::optional<double> mfu = {};                 ///< model FLOPs utilisation, 1 is the machine's measured peak
   std::optional<std::int64_t> memory_bytes = {};  ///< of the fullest device
   std::optional<double> validation_loss = {};     ///< after this step
+  bool skipped = false;                           ///< the step has made no update
+  std::vector<std::string> events = {};           ///< what the run has done out of turn, before or in this step
   /// Where the first device's time went: {"forward", 0.2}, ... In a training run the parts of a step add up to
   /// step_seconds; "validation" and "checkpoint" come on top.
   std::vector<std::pair<std::string, double>> seconds = {};
@@ -40,6 +42,7 @@ struct Sample {
 [[nodiscard]] SHARDLIB_INLINE std::vector<Sample> read_samples(const std::string& path);
 
 /// A file of JSON objects, one a line, each beginning with its "step". A line is written whole, with one system call.
+/// Lines that the storage does not take wait in memory, with a warning, and are tried again with the next.
 class JsonLines {
  public:
   /// What becomes of a file that is there: `overwrite` empties it, `append` goes on.
@@ -64,17 +67,19 @@ class JsonLines {
   /// Removes what a run that goes on from `step` will write again: lines of that step and later, and a last line that a
   /// crash has torn. Throws Error for any other line that is no record, and removes nothing then.
   Cut cut(std::int64_t step);
-  /// Appends a line. Throws Error when the file cannot take it.
+  /// Appends a line. Throws StorageError where more than 16 MiB wait.
   void write(const Record& record) { append(to_json(record)); }
   void write(const Sample& sample) { append(to_json(sample)); }
-  /// What was written survives a crash of the machine from here on.
+  /// What was written survives a crash of the machine from here on. Throws StorageError if lines still wait.
   void sync();
 
  private:
-  void append(std::string line);
+  void append(const std::string& line);
+  /// Whether the file has all lines; else errno says why not.
+  bool write_waiting();
   [[noreturn]] void fail(const char* what) const;
 
-  std::string path_;
+  std::string path_, waiting_;
   int file_ = -1;
 };
 

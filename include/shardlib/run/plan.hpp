@@ -30,7 +30,7 @@ struct Plan {
   struct Collective {
     std::string op, spec, axes;  ///< "all_gather", "M/d F/t -> M F/t", "d"
     std::int64_t calls = 0;      ///< in a step
-    std::int64_t bytes = 0;  ///< sent by this device in all calls
+    std::int64_t bytes = 0;      ///< sent by this device in all calls
     friend bool operator==(const Collective&, const Collective&) = default;
   };
   std::vector<Collective> collectives;  ///< of a step, most bytes first

@@ -21,11 +21,11 @@ struct Link {
 
 /// A device, and its links along each axis of the mesh.
 struct Machine {
-  double flops = 0;       ///< FLOP/s at its peak, what MFU is measured against
-  double efficiency = 1;  ///< share of the peak that products reach
-  double memory = 0;      ///< bytes/s, read and written; 0: memory takes no time
+  double flops = 0;            ///< FLOP/s at its peak, what MFU is measured against
+  double efficiency = 1;       ///< share of the peak that products reach
+  double memory = 0;           ///< bytes/s, read and written; 0: memory takes no time
   std::vector<AxisSize> mesh;  ///< that the device belongs to
-  std::vector<Link> links;  ///< in the order of `mesh`
+  std::vector<Link> links;     ///< in the order of `mesh`
 };
 
 /// Seconds of a step, by what they are spent on.
@@ -34,10 +34,10 @@ struct Prediction {
   double rest = 0;      ///< other local ops and the optimizer, by memory
   /// Seconds of the collectives over the same axes.
   struct Communication {
-    std::string axes;      ///< "d t"
-    int devices = 1;       ///< of a group
-    double latency = 0;    ///< seconds
-    double bandwidth = 0;  ///< seconds
+    std::string axes;        ///< "d t"
+    int devices = 1;         ///< of a group
+    double latency = 0;      ///< seconds
+    double bandwidth = 0;    ///< seconds
     std::int64_t calls = 0;  ///< of a step
   };
   std::vector<Communication> communication;  ///< for each set of axes
@@ -45,8 +45,8 @@ struct Prediction {
 
   [[nodiscard]] SHARDLIB_INLINE double computing() const;      ///< products and the rest
   [[nodiscard]] SHARDLIB_INLINE double communicating() const;  ///< latency and bandwidth of all axes
-  [[nodiscard]] SHARDLIB_INLINE double serial() const;      ///< where nothing overlaps
-  [[nodiscard]] SHARDLIB_INLINE double overlapped() const;  ///< where all communication overlaps with computing
+  [[nodiscard]] SHARDLIB_INLINE double serial() const;         ///< where nothing overlaps
+  [[nodiscard]] SHARDLIB_INLINE double overlapped() const;     ///< where all communication overlaps with computing
 };
 
 /// The messages that follow one another in a collective of n devices, by its best algorithms (Thakur, Rabenseifner and

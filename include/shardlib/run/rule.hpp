@@ -16,13 +16,13 @@ namespace shardlib::run {
 struct Validator {
   double least = -std::numeric_limits<double>::infinity();  ///< the least value allowed
   double most = std::numeric_limits<double>::infinity();    ///< the largest value allowed
-  bool exclusive = false;            ///< `least` itself is not allowed
-  bool exclusive_most = false;       ///< `most` itself is not allowed
-  std::vector<std::string> choices;  ///< not empty: one of these
-  std::string unit;                  ///< shown beside the default: "tokens"
-  std::string value_name;            ///< stands for the value in --help: "FILE"
-  bool required = false;             ///< must be given, on the command line or in a file
-  bool command_line_only = false;    ///< no setting of the run: neither read from a file nor stored
+  bool exclusive = false;                                   ///< `least` itself is not allowed
+  bool exclusive_most = false;                              ///< `most` itself is not allowed
+  std::vector<std::string> choices;                         ///< not empty: one of these
+  std::string unit;                                         ///< shown beside the default: "tokens"
+  std::string value_name;                                   ///< stands for the value in --help: "FILE"
+  bool required = false;                                    ///< must be given, on the command line or in a file
+  bool command_line_only = false;  ///< no setting of the run: neither read from a file nor stored
 };
 
 /// Both rules together.
@@ -30,6 +30,8 @@ struct Validator {
 
 /// Sizes end here, so that products of a few of them fit 64 bits.
 inline constexpr std::int64_t largest_size = std::int64_t{1} << 24;
+/// Layers end here: even a dry run notes down a few ten KB for each.
+inline constexpr std::int64_t most_layers = std::int64_t{1} << 16;
 
 /// Numbers from `least` on.
 [[nodiscard]] SHARDLIB_INLINE Validator at_least(double least);
@@ -39,8 +41,8 @@ inline constexpr std::int64_t largest_size = std::int64_t{1} << 24;
 [[nodiscard]] SHARDLIB_INLINE Validator below(double bound);
 /// Numbers from `least` to `most`. `between(0, 1)`
 [[nodiscard]] SHARDLIB_INLINE Validator between(double least, double most);
-/// A number of things that gets multiplied with others: from `least` to largest_size.
-[[nodiscard]] SHARDLIB_INLINE Validator size(std::int64_t least = 1);
+/// A number of things that gets multiplied with others: from `least` to `most`. `size()`
+[[nodiscard]] SHARDLIB_INLINE Validator size(std::int64_t least = 1, std::int64_t most = largest_size);
 /// One of these words. `one_of({"f32", "bf16"})`
 [[nodiscard]] SHARDLIB_INLINE Validator one_of(std::initializer_list<const char*> choices);
 /// The unit that --help shows beside the default: "tokens".

@@ -35,6 +35,9 @@ class RunDirectory {
   /// one kept in config.N.toml. Returns a sentence to print for each thing done.
   std::vector<std::string> begin(std::int64_t step);
 
+  /// A run that goes back to a checkpoint, in its middle: removes the records of `step` and later.
+  void go_back(std::int64_t step);
+
   /// Appends a record to `metrics`, or a sample to `samples`.
   void write(const Record& record) { metrics_.write(record); }
   void write(const Sample& sample) { samples_.write(sample); }

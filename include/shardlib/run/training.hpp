@@ -39,8 +39,15 @@ struct Training {
   std::string directory, metrics, graph;
   double plan_flops = 0, plan_efficiency = 1, plan_memory = 0;  ///< of a device; 0: not given
   std::string plan_bandwidth, plan_latency;  ///< of links, for each axis of the mesh; empty: not given
-  /// save_every, validate_every and sample_every count steps, keep counts checkpoints, validation_batches batches.
-  std::int64_t save_every = 1000, keep = 2, validate_every = 0, validation_batches = 8, sample_every = 0;
+  /// save_every, validate_every and sample_every count steps, validation_batches batches.
+  std::int64_t save_every = 1000, validate_every = 0, validation_batches = 8, sample_every = 0;
+  /// Checkpoints to keep: the newest, those of steps that keep_every divides, and the best.
+  std::int64_t keep = 2, keep_every = 0, keep_best = 1;
+  /// --on-spike: what to do about a step that SpikeWindow(spike_window, spike_deviations) finds: none, stop, skip or
+  /// rewind.
+  std::string on_spike = "none";
+  std::int64_t spike_window = 100;
+  double spike_deviations = 6;
   std::int64_t check_replicas = 0;  ///< steps between comparisons of what is replicated; 0: none
   double collective_timeout = 600;  ///< seconds that a device waits for others; 0: for ever
   /// Set by the options --resume, --trace, --plan and --tensorboard.
@@ -81,7 +88,8 @@ SHARDLIB_INLINE void announce(const Options& options, const Training& training);
 /// `note_padding(mesh, sizes)`
 SHARDLIB_INLINE void note_padding(const std::vector<AxisSize>& mesh, const Sizes& sizes);
 
-/// Throws UsageError unless the batch divides into microbatches, and each of them over training.batch_axes.
+/// Throws UsageError unless the batch divides into microbatches, each of them over training.batch_axes, and the host has
+/// memory for a step's rows.
 /// `batch_must_divide(mesh, training)`
 SHARDLIB_INLINE void batch_must_divide(const std::vector<AxisSize>& mesh, const Training& training);
 
@@ -103,9 +111,18 @@ struct StepResult {
   double loss = 0, grad_norm = 0;
 };
 
-/// Throws Error where a step's loss or gradient norm is not finite. Call it before the update: nothing is lost then.
-/// `check_finite(result, step)`
-SHARDLIB_INLINE void check_finite(const StepResult& result, std::int64_t step);
+/// One training step, as the loop asks a program for it.
+struct Step {
+  std::int64_t number = 0;   ///< from 0
+  double learning_rate = 0;  ///< of the optimizer
+  /// This device's rows of each microbatch. Their weights, of all microbatches on all devices, add up to 1, so that the
+  /// loss is the weighted sum of the tokens' losses.
+  const std::vector<io::TokenBatch>& microbatches;
+  /// Whether to make the update. Ask it once, with the loss and the norm of the gradients, before the state changes;
+  /// if it is false, leave the state as it is. Throws Error if one of the two is not finite or is a spike, unless the
+  /// run has something else to do then (--on-spike). `if (!step.accepts(result)) return result;`
+  std::function<bool(const StepResult&)> accepts;
+};
 
 /// The factor that brings a gradient norm down to `clip` (0: no clipping). `clip_factor(norm, 1.0)`
 [[nodiscard]] inline double clip_factor(double norm, double clip) {
@@ -133,26 +150,29 @@ using ReplicatedNumbers = std::vector<std::pair<std::string, std::uint64_t>>;
 
 /// The state to and from the run's folder; see run/checkpoints.hpp. All empty: the run keeps nothing.
 struct Checkpoints {
-  /// Takes a snapshot, which a thread writes during training, and keeps the identity with it.
-  std::function<void(std::int64_t step, const RunIdentity& identity)> save;
-  /// Which checkpoint was loaded: its step, and the identity of the run that saved it.
-  struct Loaded {
-    std::int64_t step = 0;
-    RunIdentity identity;
+  /// What a checkpoint holds besides the program's state.
+  struct Saved {
+    std::int64_t step = 0;  ///< the next to do
+    RunIdentity identity;   ///< of the run that has saved it
+    /// How many batches of the data the run has passed over: step s trains on batch s + skipped_batches.
+    std::int64_t skipped_batches = 0;
+    std::optional<double> validation_loss = {};  ///< the last one since the checkpoint before
   };
-  std::function<std::optional<Loaded>()> load;  ///< the newest whole one; nothing where there is none
-  std::function<void()> poll;                   ///< once a step
-  std::function<void()> flush;                  ///< waits for what is being written
+  /// Takes a snapshot, which a thread writes during training.
+  std::function<void(const Saved&)> save;
+  /// The newest whole one of a step below `before`, or nothing.
+  std::function<std::optional<Saved>(std::int64_t before)> load;
+  /// The checkpoint of a step is of a run that has diverged: renames it, so that no run goes on from it.
+  std::function<void(std::int64_t step)> set_aside;
+  std::function<bool()> poll;   ///< once a step; whether a checkpoint has become complete
+  std::function<bool()> flush;  ///< waits for what is being written; whether a checkpoint has become complete
   /// run::check_replicas of the state, with these numbers; there also where the run keeps nothing.
   std::function<void(const std::string& when, const ReplicatedNumbers& numbers)> check_replicas;
 };
 
 /// What the loop asks of a program, on each device. Functions are called by all devices alike.
 struct Program {
-  /// One training step on this device's rows of a microbatch each, at a learning rate. Updates the state. The weights
-  /// of all microbatches on all devices add up to 1, so that the loss is the weighted sum of the tokens' losses.
-  std::function<StepResult(const std::vector<io::TokenBatch>& microbatches, std::int64_t step, double learning_rate)>
-      step;
+  std::function<StepResult(const Step& step)> step;  ///< computes a step, and updates the state if it is accepted
   /// The mean loss of a batch; these are this device's rows, with weights that add up to 1 over all devices.
   std::function<double(const io::TokenBatch& rows)> validate;
   /// Behind the last step, also of a run that a signal has stopped, on all devices; may be empty.

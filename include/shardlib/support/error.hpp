@@ -21,6 +21,11 @@ struct UsageError : Error {
   using Error::Error;
 };
 
+/// Storage that does not take or give what it is asked to: a full disk, a failing device. A later try may succeed.
+struct StorageError : Error {
+  using Error::Error;
+};
+
 /// Thrown on a device that waits for a failed device. The failed device's own error is the one that is reported.
 struct Aborted : Error {
   Aborted() : Error("another device failed") {}

@@ -22,6 +22,7 @@
 
 #include "shardlib/comm/process_file.hpp"
 #include "shardlib/memory/region.hpp"
+#include "shardlib/memory/system.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::detail::shm {

@@ -21,6 +21,7 @@
 #include "shardlib/comm/shm/view.hpp"
 #include "shardlib/comm/single.hpp"
 #include "shardlib/memory/buffer.hpp"
+#include "shardlib/memory/system.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/tuning.hpp"
 

@@ -37,6 +37,7 @@
 #include "shardlib/support/kokkos.hpp"
 #if defined(SHARDLIB_WITH_MPI)
 #include "shardlib/comm/mpi/backend.hpp"
+#include "shardlib/comm/mpi/deadline.hpp"
 #include "shardlib/comm/mpi/process.hpp"
 #include "shardlib/comm/mpi/watch.hpp"
 #include "shardlib/comm/shm/node.hpp"
@@ -160,6 +161,7 @@ inline void launch_rank(const std::vector<AxisSize>& mesh, const DeviceBody& bod
 inline void check_settings() {
 #if defined(SHARDLIB_WITH_MPI)
   static_cast<void>(shm::is_wanted());
+  static_cast<void>(mpi::start_timeout());
 #endif
 }
 
@@ -372,6 +374,7 @@ SHARDLIB_INLINE int run_program([[maybe_unused]] int argc, [[maybe_unused]] char
     detail::refuse_copies();
 #if defined(SHARDLIB_WITH_MPI)
     if (under_mpi()) {
+      const detail::mpi::Deadline deadline("the start of MPI");
       finalize_mpi = detail::mpi::start(&argc, &argv);
       detail::shm::start();
     }
@@ -394,7 +397,12 @@ SHARDLIB_INLINE int run_program([[maybe_unused]] int argc, [[maybe_unused]] char
   if (finalize_kokkos) Kokkos::finalize();
 #if defined(SHARDLIB_WITH_MPI)
   detail::shm::node.reset();
-  detail::mpi::stop(finalize_mpi);
+  if (finalize_mpi) {
+    const detail::mpi::Deadline deadline("the end of MPI");
+    detail::mpi::stop(true);
+  } else {
+    detail::mpi::stop(false);
+  }
 #endif
   return ending.status;
 }

@@ -26,12 +26,16 @@ namespace shardlib::io {
 /// layer 0 is another one on each device, and for trees that have been rearranged. Empty: the same name.
 using Rename = std::function<std::string(const std::string&)>;
 
-/// How `save` writes: how many checkpoints it keeps, and how `rename` names the leaves.
+/// How `save` writes: which checkpoints of the directory it keeps, and how `rename` names the leaves.
 struct SaveOptions {
-  int keep = 0;  ///< checkpoints to keep in the directory, this one included; 0: all
+  int keep = 0;                 ///< the newest so many, this one included; 0: all
+  std::int64_t keep_every = 0;  ///< also those of steps that this divides; 0: none
+  int keep_best = 0;            ///< also those so many of the lowest CheckpointMeta::validation_loss
   /// Refuses a leaf with a value that is not finite, before the checkpoint is complete and older ones are removed.
   bool finite = false;
   Rename rename = {};
+  /// The three numbers as one.
+  [[nodiscard]] Retention retention() const { return {keep, keep_every, keep_best}; }
 };
 
 /// How `load` reads: what it verifies, and how `rename` names the leaves.
@@ -73,7 +77,7 @@ template <Spec A, class Tree>
 void save(const Mesh<A>& mesh, const std::string& directory, std::int64_t step, const Tree& tree,
           CheckpointMeta meta = {}, const SaveOptions& options = {}) {
   meta.step = step;
-  detail::CheckpointWriter writer(mesh.device(), directory, options.keep, options.finite);
+  detail::CheckpointWriter writer(mesh.device(), directory, options.retention(), options.finite);
   writer.start(meta, detail::named_values(tree, options.rename), false);
   writer.finish();
 }
@@ -93,15 +97,17 @@ CheckpointMeta load(const Mesh<A>& mesh, const std::string& path, Tree& tree, co
 }
 
 namespace detail {
-[[nodiscard]] std::optional<std::string> newest_whole(Device& device, const std::string& directory);
+[[nodiscard]] std::optional<std::string> newest_whole(Device& device, const std::string& directory,
+                                                      std::int64_t before);
 }
 
-/// newest_whole(directory), agreed on and checked by all devices together. `load` need not verify it again. The damaged
-/// ones passed over are renamed, step-00000100.damaged, so that retention does not count them. `newest_whole(mesh,
-/// "runs/first/checkpoints")`
+/// newest_whole(directory), agreed on and checked by all devices together; of steps below `before` alone. `load` need
+/// not verify it again. The damaged ones passed over are renamed, step-00000100.damaged, so that retention does not
+/// count them. `newest_whole(mesh, "runs/first/checkpoints")`
 template <Spec A>
-[[nodiscard]] std::optional<std::string> newest_whole(const Mesh<A>& mesh, const std::string& directory) {
-  return detail::newest_whole(*mesh.device(), directory);
+[[nodiscard]] std::optional<std::string> newest_whole(const Mesh<A>& mesh, const std::string& directory,
+                                                      std::int64_t before = INT64_MAX) {
+  return detail::newest_whole(*mesh.device(), directory, before);
 }
 
 /// Saves during training: `save` returns once it holds the values of this moment, and a thread writes them.
@@ -111,7 +117,8 @@ class AsyncSaver {
  public:
   template <Spec A>
   AsyncSaver(const Mesh<A>& mesh, const std::string& directory, SaveOptions options = {})
-      : writer_(std::make_unique<detail::CheckpointWriter>(mesh.device(), directory, options.keep, options.finite)),
+      : writer_(
+            std::make_unique<detail::CheckpointWriter>(mesh.device(), directory, options.retention(), options.finite)),
         rename_(std::move(options.rename)) {}
 
   /// Waits for the one under way, if any.

@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -24,6 +25,7 @@ struct CheckpointMeta {
   std::int64_t step = 0;
   std::string data_hash = {};                    ///< of the data's configuration; a resumed run compares it
   std::map<std::string, std::string> user = {};  ///< anything else, UTF-8
+  std::optional<double> validation_loss = {};    ///< of its weights
   friend bool operator==(const CheckpointMeta&, const CheckpointMeta&) = default;
 };
 
@@ -43,6 +45,13 @@ struct ManifestFile {
   std::string path;
   std::uint64_t bytes = 0;
   std::uint32_t crc32c = 0;
+};
+
+/// Which checkpoints of a directory stay when one is saved. The others before it are removed.
+struct Retention {
+  int newest = 0;          ///< the newest so many, the saved one included; 0: all
+  std::int64_t every = 0;  ///< those of steps that this divides; 0: none
+  int best = 0;            ///< those so many of the lowest CheckpointMeta::validation_loss
 };
 
 /// A checkpoint open for reading: `path` is its folder, `meta` what it says about the run, `files` its manifest.
@@ -82,12 +91,15 @@ class Checkpoint {
 
 namespace detail {
 
+/// Of the folder "step-00000100"; nothing for other names.
+[[nodiscard]] std::optional<std::int64_t> step_of(std::string_view name);
 /// "x; y; z and 4 more", and the error for a damaged checkpoint.
 [[nodiscard]] std::string damage_message(const std::string& path, const std::vector<std::string>& damages);
 /// Names a damaged checkpoint on stderr.
 void warn_damaged(const std::string& message);
-/// Renames a damaged checkpoint to "step-00000100.damaged", which is no checkpoint any more, and says so on stderr.
-void set_aside(const std::string& path);
+/// Renames a checkpoint that is `what`, "damaged", to "step-00000100.damaged", which is no checkpoint any more, and
+/// says so on stderr.
+void set_aside(const std::string& path, const std::string& what);
 /// What stands behind newest_whole once it is known that none is.
 [[noreturn]] void fail_none_whole(const std::string& directory, std::size_t count);
 
@@ -98,9 +110,9 @@ std::vector<std::string> write_metadata(const std::string& folder, const Checkpo
                                         const std::vector<CheckpointArray>& arrays, const std::vector<Index>& chunks);
 /// Writes manifest.json, durable.
 void write_manifest(const std::string& folder, std::vector<ManifestFile> files);
-/// Removes what crashed savers have left, and checkpoints before `step` beyond the newest `keep` (0: keeps all). What
-/// cannot be removed is named on stderr.
-void prune_checkpoints(const std::string& directory, std::int64_t step, int keep);
+/// Removes what crashed savers have left, and checkpoints before `step` that need not stay. What cannot be removed is
+/// named on stderr.
+void prune_checkpoints(const std::string& directory, std::int64_t step, const Retention& keep);
 
 }  // namespace detail
 }  // namespace shardlib::io

@@ -29,7 +29,7 @@ inline void pass(std::string_view phase, int device) {
 /// on all devices.
 class CheckpointWriter {
  public:
-  CheckpointWriter(std::shared_ptr<Device> device, std::string directory, int keep, bool finite = false);
+  CheckpointWriter(std::shared_ptr<Device> device, std::string directory, const Retention& keep, bool finite = false);
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
   /// Waits for the files, but commits nothing: without `finish` the checkpoint is given up, with a warning.
@@ -53,7 +53,7 @@ class CheckpointWriter {
 
   std::shared_ptr<Device> device_;
   std::string directory_;
-  int keep_;
+  Retention keep_;
   bool finite_;
   std::unique_ptr<Job> job_;
 };

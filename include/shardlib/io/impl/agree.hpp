@@ -35,13 +35,15 @@ SHARDLIB_INLINE std::vector<std::string> gather_texts(Device& device, const std:
 }
 
 SHARDLIB_INLINE void agree(Device& device, const std::string& what, const std::exception_ptr& error) {
-  // 'u' or 'e' for the kind of the error, its message, and which device this is.
+  // 'u', 's' or 'e' for the kind of the error, its message, and which device this is.
   std::string mine;
   if (error) {
     try {
       std::rethrow_exception(error);
     } catch (const UsageError& e) {
       mine = std::string("u") + e.what();
+    } catch (const StorageError& e) {
+      mine = std::string("s") + e.what();
     } catch (const std::exception& e) {
       mine = std::string("e") + e.what();
     } catch (...) {
@@ -67,6 +69,7 @@ SHARDLIB_INLINE void agree(Device& device, const std::string& what, const std::e
     message += " (on " + first->substr(kind_and_message.size() + 1) +
                (failed > 1 ? ", and " + std::to_string(failed - 1) + " more failed" : "") + ")";
   if (kind_and_message[0] == 'u') throw UsageError(message);
+  if (kind_and_message[0] == 's') throw StorageError(message);
   throw Error(message);
 }
 

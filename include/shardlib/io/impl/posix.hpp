@@ -22,7 +22,7 @@ inline std::string reason(int error) {
 [[noreturn]] inline void fail_file(const std::string& what, const std::string& path, int error) {
   const std::string message = "cannot " + what + " '" + path + "': " + reason(error);
   if (error == ENOENT || error == ENOTDIR) throw UsageError(message);
-  throw Error(message);
+  throw StorageError(message);
 }
 
 /// Creates a temporary file and returns its descriptor, or -1 with errno. A file that a dead process has left under

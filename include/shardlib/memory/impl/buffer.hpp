@@ -8,6 +8,7 @@
 #include <limits>
 #include <string>
 
+#include "shardlib/memory/system.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib {
@@ -47,11 +48,14 @@ SHARDLIB_INLINE void Pool::reset_peak() {
 }
 
 SHARDLIB_INLINE void Pool::fail(std::size_t bytes) const {
+  const std::size_t left = detail::left_bytes();
+  if (region_->is_meta() && left < (std::size_t{1} << 30))
+    throw Error("out of memory: a dry run notes down each of its tensors, and " + std::to_string(left) +
+                " bytes are left on this machine: use fewer layers or microbatches");
   // If enough memory is left, the limit is on addresses, or this is a dry run.
-  const std::size_t left = region_->is_meta() ? bytes : detail::left_bytes();
   throw Error("out of memory: " + std::to_string(bytes) + " bytes wanted, " + std::to_string(stats().live) +
               " in use by this device's pool" +
-              (left < bytes ? ", " + std::to_string(left) + " left on this machine" : "") +
+              (left < bytes && !region_->is_meta() ? ", " + std::to_string(left) + " left on this machine" : "") +
               ": use smaller sizes, or more machines");
 }
 

@@ -13,13 +13,14 @@
 #include <cerrno>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <fstream>
-#include <string_view>
-#include <system_error>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "shardlib/io/impl/json.hpp"
@@ -76,6 +77,8 @@ inline void read_object(const nlohmann::ordered_json& object, Record& record) {
   record.mfu = maybe<double>(object, "mfu");
   record.memory_bytes = maybe<std::int64_t>(object, "memory_bytes");
   record.validation_loss = maybe<double>(object, "validation_loss");
+  record.skipped = maybe<bool>(object, "skipped").value_or(false);
+  record.events = maybe<std::vector<std::string>>(object, "events").value_or(std::vector<std::string>());
   if (const auto parts = object.find("seconds"); parts != object.end()) {
     for (const auto& [name, value] : parts->items()) record.seconds.emplace_back(name, value.get<double>());
   }
@@ -114,6 +117,10 @@ SHARDLIB_INLINE std::string to_json(const Record& r) {
   if (r.mfu) out += ", \"mfu\": " + number(*r.mfu);
   if (r.memory_bytes) out += ", \"memory_bytes\": " + std::to_string(*r.memory_bytes);
   if (r.validation_loss) out += ", \"validation_loss\": " + number(*r.validation_loss);
+  if (r.skipped) out += ", \"skipped\": true";
+  for (std::size_t i = 0; i < r.events.size(); ++i)
+    out += (i == 0 ? ", \"events\": [" : ", ") + detail::quote(detail::as_utf8(r.events[i])) +
+           (i + 1 == r.events.size() ? "]" : "");
   for (std::size_t i = 0; i < r.seconds.size(); ++i) {
     out +=
         (i == 0 ? ", \"seconds\": {" : ", ") + detail::quote(r.seconds[i].first) + ": " + number(r.seconds[i].second);
@@ -145,10 +152,11 @@ SHARDLIB_INLINE JsonLines::JsonLines(std::string path, Mode mode, const std::str
 }
 
 SHARDLIB_INLINE JsonLines::JsonLines(JsonLines&& other) noexcept
-    : path_(std::move(other.path_)), file_(std::exchange(other.file_, -1)) {}
+    : path_(std::move(other.path_)), waiting_(std::move(other.waiting_)), file_(std::exchange(other.file_, -1)) {}
 
 SHARDLIB_INLINE JsonLines& JsonLines::operator=(JsonLines&& other) noexcept {
   std::swap(path_, other.path_);
+  std::swap(waiting_, other.waiting_);
   std::swap(file_, other.file_);
   return *this;
 }
@@ -158,7 +166,7 @@ SHARDLIB_INLINE JsonLines::~JsonLines() {
 }
 
 SHARDLIB_INLINE void JsonLines::fail(const char* what) const {
-  throw Error(std::string("cannot ") + what + " the file '" + path_ + "': " + std::strerror(errno));
+  throw StorageError(std::string("cannot ") + what + " the file '" + path_ + "': " + std::strerror(errno));
 }
 
 SHARDLIB_INLINE bool JsonLines::lock() {
@@ -166,26 +174,36 @@ SHARDLIB_INLINE bool JsonLines::lock() {
   return ::flock(file_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
 }
 
-SHARDLIB_INLINE JsonLines::Cut JsonLines::cut(std::int64_t step) {
+namespace detail {
+
+/// The step of a line that JsonLines has written; nothing for any other text.
+inline std::optional<std::int64_t> step_of_line(const std::string& line) {
   constexpr std::string_view beginning = "{\"step\": ";
+  std::int64_t step = 0;
+  const bool ours =
+      line.starts_with(beginning) &&
+      std::from_chars(line.data() + beginning.size(), line.data() + line.size(), step).ec == std::errc() &&
+      nlohmann::json::accept(line);
+  return ours ? std::optional(step) : std::nullopt;
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE JsonLines::Cut JsonLines::cut(std::int64_t step) {
   const std::string text = detail::whole_file(path_);
   std::size_t keep = 0, end = 0;
   Cut cut;
   detail::for_each_line(text, [&](const std::string& line, std::size_t begin, std::int64_t number) {
     end = begin + line.size() + 1;
-    std::int64_t at = 0;
-    const bool ours =
-        line.starts_with(beginning) &&
-        std::from_chars(line.data() + beginning.size(), line.data() + line.size(), at).ec == std::errc() &&
-        nlohmann::json::accept(line);
-    if (!ours && end == text.size()) {
+    const auto at = detail::step_of_line(line);
+    if (!at && end == text.size()) {
       cut.torn = true;
       return;
     }
-    if (!ours)
+    if (!at)
       throw Error(fmt::format("{}:{}: this is no record of a run: {}; remove the line or choose another run", path_,
                               number, line.substr(0, 60)));
-    if (at >= step || cut.lines > 0) {
+    if (*at >= step || cut.lines > 0) {
       ++cut.lines;
     } else {
       keep = end;
@@ -193,23 +211,53 @@ SHARDLIB_INLINE JsonLines::Cut JsonLines::cut(std::int64_t step) {
   });
   cut.torn = cut.torn || end < text.size();
   if (keep < text.size() && ::ftruncate(file_, static_cast<off_t>(keep)) != 0) fail("cut");
+  std::size_t waits = 0;
+  detail::for_each_line(waiting_, [&](const std::string& line, std::size_t begin, std::int64_t) {
+    if (begin == waits && detail::step_of_line(line) < step) waits += line.size() + 1;
+  });
+  waiting_.erase(waits);
   return cut;
 }
 
-SHARDLIB_INLINE void JsonLines::append(std::string line) {
-  if (file_ < 0) return;
-  line += '\n';
-  for (std::size_t done = 0; done < line.size();) {
-    const ssize_t wrote = ::write(file_, line.data() + done, line.size() - done);
+SHARDLIB_INLINE bool JsonLines::write_waiting() {
+  struct stat status {};
+  const bool regular = ::fstat(file_, &status) == 0 && S_ISREG(status.st_mode);
+  for (std::size_t done = 0; done < waiting_.size();) {
+    const ssize_t wrote = ::write(file_, waiting_.data() + done, waiting_.size() - done);
     if (wrote < 0 && errno == EINTR) continue;
-    if (wrote < 0) fail("write to");
+    if (wrote < 0) {
+      const int error = errno;
+      // Lines that the file has in full stay; of one that it has in part, nothing.
+      const std::size_t whole = done == 0 ? std::string::npos : waiting_.rfind('\n', done - 1);
+      const std::size_t kept = whole == std::string::npos ? 0 : whole + 1;
+      if (regular && ::ftruncate(file_, status.st_size + static_cast<off_t>(kept)) != 0) fail("cut");
+      waiting_.erase(0, regular ? kept : done);
+      errno = error;
+      return false;
+    }
     done += static_cast<std::size_t>(wrote);
   }
+  waiting_.clear();
+  return true;
+}
+
+SHARDLIB_INLINE void JsonLines::append(const std::string& line) {
+  if (file_ < 0) return;
+  constexpr std::size_t most = std::size_t{16} << 20;
+  const bool first = waiting_.empty();
+  waiting_ += line + '\n';
+  if (write_waiting()) return;
+  if (waiting_.size() > most) fail("write to");
+  if (first)
+    fmt::print(stderr, "warning: cannot write to the file '{}': {}; its lines wait in memory and are tried again\n",
+               path_, std::strerror(errno));
 }
 
 SHARDLIB_INLINE void JsonLines::sync() {
+  if (file_ < 0) return;
+  if (!write_waiting()) fail("write to");
   // Not every file can: a pipe answers EINVAL.
-  if (file_ >= 0 && ::fdatasync(file_) != 0 && errno != EINVAL) fail("write to");
+  if (::fdatasync(file_) != 0 && errno != EINVAL) fail("write to");
 }
 
 }  // namespace shardlib::run

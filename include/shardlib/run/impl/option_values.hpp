@@ -20,6 +20,7 @@
 
 #include "shardlib/run/rule.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/excerpt.hpp"
 #include "shardlib/support/print.hpp"
 #include "shardlib/support/regular_file.hpp"
 
@@ -139,7 +140,8 @@ inline toml::table parse_toml(std::string_view text, const std::string& name) {
   try {
     return toml::parse(text, name);
   } catch (const toml::parse_error& error) {
-    throw UsageError(fmt::format("{}:{}: this is no TOML: {}", name, error.source().begin.line, error.description()));
+    throw UsageError(fmt::format("{}:{}: this is no TOML: {}", name, error.source().begin.line,
+                                 shardlib::detail::excerpt(error.description(), 200)));
   }
 }
 

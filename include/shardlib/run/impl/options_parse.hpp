@@ -13,6 +13,7 @@
 
 #include "shardlib/run/impl/option_values.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/excerpt.hpp"
 
 namespace shardlib::run {
 
@@ -110,7 +111,7 @@ SHARDLIB_INLINE std::vector<Options::Setting> Options::read_config(Request& requ
   const toml::table root = detail::parse_toml(detail::read_config_file(file, ": check --config"), file);
   const auto place = [&](const auto& at) { return fmt::format("{}:{}", file, at.source().begin.line); };
   const auto section_name = [](const std::string& group) {
-    return group.empty() ? std::string("the beginning of the file") : "[" + group + "]";
+    return group.empty() ? std::string("the beginning of the file") : "[" + shardlib::detail::excerpt(group) + "]";
   };
   std::vector<std::string> files_groups;
   for (const std::string& group : groups()) files_groups.push_back(group);
@@ -120,8 +121,8 @@ SHARDLIB_INLINE std::vector<Options::Setting> Options::read_config(Request& requ
     const std::size_t index = find(name, true);
     if (index == none || options_[index].validator.command_line_only) {
       if (index != none)
-        throw UsageError(fmt::format("{}: '{}' is no setting of a file: give {} on the command line", place(key), name,
-                                     options_[index].name));
+        throw UsageError(fmt::format("{}: '{}' is no setting of a file: give {} on the command line", place(key),
+                                     shardlib::detail::excerpt(name), options_[index].name));
       std::vector<std::string> keys;
       for (const Option& option : options_) {
         if (option.group == group && !option.validator.command_line_only) keys.push_back(option.key);
@@ -130,20 +131,21 @@ SHARDLIB_INLINE std::vector<Options::Setting> Options::read_config(Request& requ
       for (const Option& option : options_) {
         if (near.empty() && !option.validator.command_line_only) near = nearest(name, {option.key});
       }
-      throw UsageError(fmt::format("{}: unknown key '{}' in {}{}", place(key), name, section_name(group),
-                                   detail::hint(near.empty() ? "" : "'" + near + "'")));
+      throw UsageError(fmt::format("{}: unknown key '{}' in {}{}", place(key), shardlib::detail::excerpt(name),
+                                   section_name(group), detail::hint(near.empty() ? "" : "'" + near + "'")));
     }
     const Option& option = options_[index];
     if (option.group != group)
-      throw UsageError(fmt::format("{}: the key '{}' belongs in {}, not in {}", place(key), name,
-                                   section_name(option.group), section_name(group)));
+      throw UsageError(fmt::format("{}: the key '{}' belongs in {}, not in {}", place(key),
+                                   shardlib::detail::excerpt(name), section_name(option.group), section_name(group)));
     Setting setting{index, place(key) + ": " + name, place(key), "", {}};
     if (!std::visit(detail::FromToml{node, setting.texts}, option.target)) {
       const bool list = std::holds_alternative<std::vector<std::string>*>(option.target);
       std::string expected = std::visit(detail::ExpectedText{option.validator}, option.target);
       if (std::holds_alternative<std::string*>(option.target)) expected += " in quotes";
       if (list) expected = "a list of texts in quotes, as in [\"a\", \"b\"]";
-      throw UsageError(fmt::format("{}: {} is not {}", setting.place, detail::line_of(node), expected));
+      throw UsageError(
+          fmt::format("{}: {} is not {}", setting.place, shardlib::detail::excerpt(detail::line_of(node)), expected));
     }
     settings.push_back(std::move(setting));
   };
@@ -154,19 +156,20 @@ SHARDLIB_INLINE std::vector<Options::Setting> Options::read_config(Request& requ
       if (name.empty() || std::find(files_groups.begin(), files_groups.end(), name) == files_groups.end()) {
         std::string near = nearest(name, files_groups);
         if (!near.empty()) near = "[" + near + "]";
-        throw UsageError(fmt::format("{}: unknown section [{}]{}", place(key), name, detail::hint(near)));
+        throw UsageError(
+            fmt::format("{}: unknown section [{}]{}", place(key), shardlib::detail::excerpt(name), detail::hint(near)));
       }
       for (const auto& [inner, value] : *section) read_key(name, inner, value);
     } else if (name == "preset" && !presets_.empty()) {
       const auto* text = node.as_string();
       if (text == nullptr)
-        throw UsageError(
-            fmt::format("{}: preset: {} is not a preset's name in quotes", place(key), detail::line_of(node)));
+        throw UsageError(fmt::format("{}: preset: {} is not a preset's name in quotes", place(key),
+                                     shardlib::detail::excerpt(detail::line_of(node))));
       if (!request.preset.empty() && request.preset != text->get())
         throw UsageError(
             fmt::format("--preset {}: {} has the preset '{}' already, and what a file sets wins over a "
                         "preset; remove one of them",
-                        request.preset, place(key), text->get()));
+                        request.preset, place(key), shardlib::detail::excerpt(text->get())));
       request.preset = text->get();
       if (request.preset_place.empty()) request.preset_place = place(key) + ": preset";
     } else {
@@ -184,8 +187,9 @@ SHARDLIB_INLINE std::vector<Options::Setting> Options::read_preset(const Request
   if (chosen == presets_.end()) {
     std::vector<std::string> names;
     for (const Preset& preset : presets_) names.push_back(preset.name);
-    throw UsageError(fmt::format("{}: '{}' is not one of {}{}", request.preset_place, request.preset,
-                                 fmt::join(names, ", "), detail::hint(nearest(request.preset, names))));
+    throw UsageError(fmt::format("{}: '{}' is not one of {}{}", request.preset_place,
+                                 shardlib::detail::excerpt(request.preset), fmt::join(names, ", "),
+                                 detail::hint(nearest(request.preset, names))));
   }
   for (const auto& [key, value] : chosen->settings) {
     const std::size_t index = find(key, true);
@@ -200,7 +204,7 @@ SHARDLIB_INLINE void Options::apply(const Setting& setting) {
   Option& option = options_[setting.option];
   if (!std::visit(detail::Assign{setting.texts, option.validator}, option.target)) {
     std::vector<std::string> shown;
-    for (const std::string& text : setting.texts) shown.push_back("'" + text + "'");
+    for (const std::string& text : setting.texts) shown.push_back("'" + shardlib::detail::excerpt(text) + "'");
     const std::string near = setting.texts.size() == 1 ? nearest(setting.texts[0], option.validator.choices) : "";
     throw UsageError(fmt::format("{}: {} is not {}{}{}", setting.place, fmt::join(shown, ", "),
                                  std::visit(detail::ExpectedText{option.validator}, option.target), detail::hint(near),

@@ -108,6 +108,9 @@ inline std::string loss_chart(const std::vector<RunData>& runs) {
       validation.y.push_back(*record.validation_loss);
     }
     if (!validation.x.empty()) chart.series.push_back(std::move(validation));
+    for (const Record& record : run.records)
+      for (const std::string& event : record.events)
+        chart.events.push_back({static_cast<double>(record.step), event, run.color});
   }
   return to_html(chart);
 }
@@ -202,6 +205,26 @@ inline std::string summary_table(const std::vector<RunData>& runs) {
     out += "</tr>";
   }
   return out + "</table></div>\n";
+}
+
+/// What runs have done out of turn: resumed, skipped a step, gone back. The newest of many.
+inline std::string events_section(const std::vector<RunData>& runs) {
+  constexpr std::size_t most = 50;
+  std::string out;
+  for (const RunData& run : runs) {
+    std::vector<std::string> rows;
+    for (const Record& record : run.records)
+      for (const std::string& event : record.events)
+        rows.push_back(fmt::format("<tr><td class=\"num\">{}</td><td>{}</td></tr>", record.step, markup_escape(event)));
+    if (rows.empty()) continue;
+    const std::size_t first = rows.size() - std::min(rows.size(), most);
+    out += "<div class=\"box\">" + (runs.size() > 1 ? "<p class=\"sub\">" + swatch(run) + "</p>" : std::string()) +
+           (first > 0 ? fmt::format("<p class=\"sub\">the last {} of {}</p>", most, rows.size()) : "") +
+           "<table><tr><th class=\"num\">step</th><th>what happened</th></tr>";
+    for (std::size_t i = first; i < rows.size(); ++i) out += rows[i];
+    out += "</table></div>\n";
+  }
+  return out.empty() ? "" : "<h2>Events</h2>" + out;
 }
 
 inline std::string samples_section(const std::vector<RunData>& runs) {
@@ -303,7 +326,7 @@ SHARDLIB_INLINE std::string report(const std::vector<std::string>& paths) {
   for (const detail::RunData& run : runs) parts += detail::breakdown_chart(run, runs.size() == 1);
   if (parts.empty())
     add("step_seconds", "Time of a step", Unit::seconds, true, [](const Record& r) { return r.step_seconds; });
-  out += parts + "</div>\n" + detail::samples_section(runs) + detail::config_table(runs);
+  out += parts + "</div>\n" + detail::events_section(runs) + detail::samples_section(runs) + detail::config_table(runs);
   return out + "</main><script>" + detail::report_script + "</script></body></html>\n";
 }
 

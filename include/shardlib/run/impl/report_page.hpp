@@ -32,6 +32,7 @@ path{fill:none;stroke-linejoin:round;stroke-linecap:round}
 .smooth{stroke-width:2}
 .marked{stroke-width:1.6;stroke-dasharray:6 4}
 .mark{stroke:var(--card);stroke-width:1}
+.event{stroke-width:1.2;stroke-dasharray:2 3}
 .area{stroke:none}
 .cursor{stroke:var(--dim);stroke-width:1;stroke-dasharray:3 3}
 .zoom,.log,[data-view=zoom] .linear,[data-view=log] .linear{display:none}

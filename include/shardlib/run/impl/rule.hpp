@@ -43,8 +43,8 @@ SHARDLIB_INLINE Validator between(double least, double most) {
   validator.most = most;
   return validator;
 }
-SHARDLIB_INLINE Validator size(std::int64_t least) {
-  return between(static_cast<double>(least), static_cast<double>(largest_size));
+SHARDLIB_INLINE Validator size(std::int64_t least, std::int64_t most) {
+  return between(static_cast<double>(least), static_cast<double>(most));
 }
 SHARDLIB_INLINE Validator one_of(std::initializer_list<const char*> choices) {
   Validator validator;

@@ -91,6 +91,12 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::begin(std::int64_t step) 
   return notes;
 }
 
+SHARDLIB_INLINE void RunDirectory::go_back(std::int64_t step) {
+  if (!writer_) return;
+  metrics_.cut(step);
+  samples_.cut(step);
+}
+
 SHARDLIB_INLINE void RunDirectory::sync() {
   metrics_.sync();
   samples_.sync();

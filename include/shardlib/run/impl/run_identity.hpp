@@ -31,7 +31,7 @@ inline std::string data_hash(const Data& data, const std::string& none) {
 // clang-format off
 inline constexpr std::string_view free_settings[] = {
     "preset", "data", "validation_data", "stream", "tokenizer", "mesh", "steps", "microbatches", "save_every", "keep",
-    "validate_every", "validation_batches", "check_replicas", "collective_timeout", "trace", "tensorboard",
+    "keep_every", "keep_best", "on_spike", "spike_window", "spike_deviations", "validate_every", "validation_batches", "check_replicas", "collective_timeout", "trace", "tensorboard",
     "sample_every", "max_tokens", "prompt", "top_k", "temperature"};
 // clang-format on
 
@@ -92,7 +92,7 @@ inline void check_allowed(const Training& training, const std::string& configura
 /// Throws UsageError, the same on all devices, where the run would go on from the checkpoint with another curve, unless
 /// --allow-change names what differs. A sentence for each change that it does name. A checkpoint without a record of
 /// settings says whether the batches are others, as it always did; a setting that only one of the two knows is none.
-inline std::vector<std::string> require_same_run(const Checkpoints::Loaded& found, const RunIdentity& now,
+inline std::vector<std::string> require_same_run(const Checkpoints::Saved& found, const RunIdentity& now,
                                                  const Training& training) {
   std::vector<std::string> notes, differing, names;
   const auto& before = found.identity.settings;

@@ -106,7 +106,9 @@ SHARDLIB_INLINE void TensorBoard::write(const Record& r) {
 SHARDLIB_INLINE void TensorBoard::flush() {
   if (!on()) return;
   file_.flush();
-  if (!file_) throw Error("cannot write to the event file '" + path_ + "': is the disk full?");
+  if (file_) return;
+  fmt::print(stderr, "warning: cannot write to the event file '{}': is the disk full? It gets no more events\n", path_);
+  file_.close();
 }
 
 SHARDLIB_INLINE void TensorBoard::event(const std::string& payload) {

@@ -7,12 +7,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <sstream>
 
 #include "shardlib/io/data/token_files.hpp"
 #include "shardlib/io/file.hpp"
 #include "shardlib/io/formats/impl/zarr_json.hpp"
+#include "shardlib/memory/system.hpp"
 #include "shardlib/rules/all.hpp"
 
 namespace shardlib::run {
@@ -58,11 +58,19 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
         "settings in which the run may differ from the checkpoint that it goes on from, as in learning_rate,data",
         value_name("NAMES") | command_line_only());
   o.add("--save-every", t.save_every, "with --run: steps between checkpoints (0: at the end alone)", size(0));
-  o.add("--keep", t.keep, "checkpoints to keep", size());
+  o.add("--keep", t.keep, "the newest checkpoints to keep", size());
+  o.add("--keep-every", t.keep_every, "keep also the checkpoints of steps that this divides (0: none)", size(0));
+  o.add("--keep-best", t.keep_best, "keep also so many checkpoints of the lowest validation loss", size(0));
   o.add("--validate-every", t.validate_every, "steps between validations (0: none)", size(0));
   o.add("--validation-batches", t.validation_batches, "batches of a validation, at most", size());
   o.add("--metrics", t.metrics, "file for one JSON object a step, besides the run's",
         value_name("FILE") | command_line_only());
+  o.add("--on-spike", t.on_spike,
+        "if the loss or the gradient norm leaps: stop the run, skip the update, or rewind to the last checkpoint and "
+        "go on with later data",
+        one_of({"none", "stop", "skip", "rewind"}));
+  o.add("--spike-window", t.spike_window, "the steps before, to which --on-spike compares", size(2));
+  o.add("--spike-deviations", t.spike_deviations, "standard deviations above their mean that make a spike", above(0));
   o.add("--check-replicas", t.check_replicas,
         "steps between comparisons of the weights and moments that several devices hold (0: none)", size(0));
   o.add("--collective-timeout", t.collective_timeout,
@@ -267,20 +275,19 @@ SHARDLIB_INLINE void batch_must_divide(const std::vector<AxisSize>& mesh, const 
       if (axis.name == name) parts *= axis.size;
     axes += (axes.empty() ? "" : " * ") + name;
   }
+  // Four numbers of a token, of this step and the next; as processes that share a machine are not known, of one alone.
+  const double rows = 2.0 * 16.0 * static_cast<double>(t.batch) * static_cast<double>(t.seq) + 512.0 * static_cast<double>(t.microbatches);
+  const double mine = rows / (under_mpi() || t.plan ? static_cast<double>(parts) : 1.0);
+  if (const auto left = static_cast<double>(shardlib::detail::left_bytes()); mine > left)
+    throw UsageError(fmt::format("--batch {} of --seq {} in --microbatches {}: the rows of a step take {:.1f} GB of host "
+                                 "memory, but {:.1f} are left: choose smaller ones",
+                                 t.batch, t.seq, t.microbatches, mine * 1e-9, left * 1e-9));
   if (size % parts == 0) return;
   std::int64_t fewer = parts - 1;
   while (size % fewer != 0) --fewer;
   throw UsageError(
       fmt::format("{} {} does not divide over {} = {} (mesh {}): choose a multiple of {}, or a mesh of {} = {}", option,
                   size, axes, parts, to_string(mesh), parts, axes, fewer));
-}
-
-SHARDLIB_INLINE void check_finite(const StepResult& result, std::int64_t step) {
-  if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return;
-  throw Error(
-      fmt::format("step {}: loss {} and gradient norm {} are not finite; lower --learning-rate, or look at the "
-                  "data of this step. The last checkpoint is untouched",
-                  step, result.loss, result.grad_norm));
 }
 
 }  // namespace shardlib::run

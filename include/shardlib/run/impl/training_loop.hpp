@@ -6,24 +6,26 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <iterator>
 #include <memory>
-#include <numeric>
-#include <span>
-#include <sstream>
 #include <string>
 #include <utility>
 
 #include "shardlib/device/launch.hpp"
 #include "shardlib/io/agree.hpp"
-#include "shardlib/io/data/read_ahead.hpp"
-#include "shardlib/io/data/text_stream.hpp"
 #include "shardlib/io/file.hpp"
 #include "shardlib/optim/lr_schedule.hpp"
+#include "shardlib/run/impl/batches.hpp"
+#include "shardlib/run/impl/judge.hpp"
+#include "shardlib/run/impl/one_run.hpp"
 #include "shardlib/run/impl/run_identity.hpp"
+#include "shardlib/run/impl/saving.hpp"
 #include "shardlib/run/impl/stop_on_signal.hpp"
 #include "shardlib/run/peak.hpp"
 #include "shardlib/run/plan.hpp"
@@ -32,66 +34,10 @@
 #include "shardlib/run/run_directory.hpp"
 #include "shardlib/run/step_trace.hpp"
 #include "shardlib/run/tensorboard.hpp"
-#include "shardlib/support/version.hpp"
 
 namespace shardlib::run {
 
 namespace detail {
-
-/// The reduction of one number of each device, everywhere the same.
-inline double reduce(const std::shared_ptr<Device>& device, double value, Reduction op) {
-  if (device->size() == 1) return value;
-  Buffer send = device->pool()->allocate(sizeof(double)), received = device->pool()->allocate(sizeof(double));
-  *send.as<double>() = value;
-  device->everybody().all_reduce(send, received, DType::f64, op).wait();
-  return *received.as<double>();
-}
-
-/// Which of how many equal parts of a batch is this device's.
-struct BatchPlace {
-  std::int64_t index = 0, parts = 1;
-
-  BatchPlace(const Device& device, const Training& training) {
-    for (const std::string& axis : batch_axes(device.axes(), training)) {
-      index = index * device.size(axis) + device.axis_index(axis);
-      parts *= device.size(axis);
-    }
-  }
-};
-
-/// The first line of a resolved configuration in which two devices differ, or nothing.
-inline std::optional<std::array<std::string, 2>> difference(const std::string& a, const std::string& b) {
-  std::istringstream mine(a), theirs(b);
-  for (std::string x, y; !mine.eof() || !theirs.eof();) {
-    if (!std::getline(mine, x)) x.clear();
-    if (!std::getline(theirs, y)) y.clear();
-    if (x != y) return std::array{x, y};
-  }
-  return std::nullopt;
-}
-
-/// Throws UsageError, the same on all devices, unless they run the same program on the same data: ranks that were
-/// started with other settings would train without a word, each its own model.
-inline void require_one_run(const std::shared_ptr<Device>& device, const std::string& configuration, const Data& data) {
-  if (device->size() == 1) return;
-  const std::string mine =
-      fmt::format("shardlib {}\n{}\ndata = {}\n", SHARDLIB_VERSION, configuration, data_hash(data, "none"));
-  const std::vector<std::string> all = io::gather_texts(*device, mine);
-  std::string others;
-  std::optional<std::array<std::string, 2>> first;
-  for (std::size_t i = 1; i < all.size(); ++i) {
-    const auto differs = difference(all[0], all[i]);
-    if (!differs || (first && *differs != *first)) continue;
-    first = differs;
-    others += (others.empty() ? "" : ", ") + std::to_string(i);
-  }
-  if (!first) return;
-  const auto shown = [](const std::string& line) { return line.empty() ? "nothing" : "`" + line + "`"; };
-  throw UsageError(
-      fmt::format("the ranks run different programs: rank 0 has {}, but rank {} has {}; start all ranks with "
-                  "the same settings, data and program",
-                  shown((*first)[0]), others, shown((*first)[1])));
-}
 
 /// One run on one device.
 class Loop {
@@ -102,7 +48,6 @@ class Loop {
        const std::string& configuration, const Program& program)
       : device_(device),
         training_(training),
-        place_(*device, training),
         data_(data),
         program_(program),
         configuration_(configuration),
@@ -110,24 +55,29 @@ class Loop {
         directory_(training.directory.empty()
                        ? RunDirectory()
                        : RunDirectory(training.directory, configuration,
-                                      training.resume ? Resume::automatic : Resume::never, speaks_)) {}
+                                      training.resume ? Resume::automatic : Resume::never, speaks_)),
+        batches_(device, training, data),
+        judge_(training),
+        saving_(device, program.checkpoints, directory_, [this](const std::string& text) { message(text); }) {}
 
   void run() {
     check_allowed(training_, configuration_);
     if ((training_.trace || training_.tensorboard) && !directory_.exists())
       throw UsageError(std::string(training_.trace ? "--trace" : "--tensorboard") +
                        " writes into the folder of a run: give --run DIR too");
+    if (training_.on_spike == "rewind" && !directory_.exists())
+      throw UsageError("--on-spike rewind goes back to a checkpoint, and without --run DIR there is none: give it too");
     io::together(*device_, "", [this] {
       if (speaks_) require_outputs();
     });
-    std::optional<Checkpoints::Loaded> found;
-    if (directory_.exists() && training_.resume) found = program_.checkpoints.load();
+    std::optional<Checkpoints::Saved> found;
+    if (directory_.exists() && training_.resume) found = program_.checkpoints.load(INT64_MAX);
     const std::int64_t first = found ? found->step : 0;
     // Read from the data: once, and only where a checkpoint will have it.
-    const RunIdentity identity = directory_.exists() ? run_identity(training_, data_, configuration_) : RunIdentity();
+    if (directory_.exists()) identity_ = run_identity(training_, data_, configuration_);
     // Before anything in the folder changes. Where no step is left, only a sample depends on the settings.
     std::vector<std::string> changes;
-    if (found && first < training_.steps) changes = require_same_run(*found, identity, training_);
+    if (found && first < training_.steps) changes = require_same_run(*found, identity_, training_);
     for (const std::string& sentence : directory_.begin(first)) say(sentence);
     if (found) say(fmt::format("going on from step {} of {}", first, training_.steps));
     for (const std::string& change : changes) say(change);
@@ -142,49 +92,54 @@ class Loop {
                                : 0.0,
                    Reduction::sum);
     const StopOnSignal stop;  // before other threads are made, which do as this one does
-    const std::int64_t parts = training_.microbatches;
-    std::optional<io::ReadAhead> batches;
-    if (first < training_.steps) batches.emplace(reader(), first * parts);
-    std::unique_ptr<Progress> progress =
-        speaks_ ? std::make_unique<Progress>(first, training_.steps) : std::make_unique<Progress>();
+    if (found) {
+      skipped_batches_ = found->skipped_batches;
+      resumed_at_ = first;
+      events_of_next_.push_back(fmt::format("resumed at step {} on mesh {}", first, to_string(device_->axes())));
+    }
+    judge_.begin(first, shared_records(), found.has_value());
+    if (first < training_.steps) read_from(first);
     device_->pool()->trim();  // holes that initialisation has left, for which no step may have a use
     // A run's first step is not typical: memory comes from the system.
     constexpr std::int64_t traced_steps = 5;
     if (training_.trace)
       trace_.emplace(device_, directory_.trace(), std::min(first + 1, training_.steps - 1), traced_steps);
-    for (std::int64_t step = first; step < training_.steps; ++step) {
+    for (std::int64_t step = first; step < training_.steps;) {
       const bool last = step + 1 == training_.steps;
-      Record record = train_step(*batches, step);
+      Record record = train_step(step);
+      if (judge_.verdict() == Judge::Verdict::rewind || judge_.verdict() == Judge::Verdict::distrust_checkpoint) {
+        step = go_back(step);
+        continue;
+      }
       if (due(step, training_.check_replicas)) check_replicas(record);
       if (due(step, training_.validate_every) || (last && training_.validate_every > 0)) {
         const double begin = now();
-        record.validation_loss = validation_loss();
+        record.validation_loss = last_validation_ = batches_.validation_loss(program_.validate);
         record.seconds.emplace_back("validation", now() - begin);
       }
       // A record is written before its checkpoint, or a run could go on from there without it: the time is the next's.
       if (checkpoint_seconds_ > 0) record.seconds.emplace_back("checkpoint", std::exchange(checkpoint_seconds_, 0));
       const bool stopped = stopping();
       if (speaks_) write(record);
-      progress->step(record);
+      progress_->step(record);
       if (directory_.exists() && (due(step, training_.save_every) || last || stopped)) {
         const double begin = now();
-        directory_.sync();
-        program_.checkpoints.save(step + 1, identity);
-        checkpoint_seconds_ = now() - begin;
         // What comes after the training takes time and may fail: it must not take the last checkpoint with it.
-        if (last || stopped) program_.checkpoints.flush();
+        saving_.save({step + 1, identity_, skipped_batches_, std::exchange(last_validation_, {})}, last || stopped);
+        checkpoint_seconds_ = now() - begin;
       } else if (directory_.exists()) {
-        program_.checkpoints.poll();
+        saving_.poll();
       }
       if (stopped && !last) {
-        progress->message(directory_.exists() ? "stopped by a signal; the same command goes on from here"
-                                              : "stopped by a signal; without --run nothing was kept");
+        progress_->message(directory_.exists() ? "stopped by a signal; the same command goes on from here"
+                                               : "stopped by a signal; without --run nothing was kept");
         break;
       }
       if (due(step, training_.sample_every) || last) {
-        progress->pause();
+        progress_->pause();
         sample(step);
       }
+      ++step;
     }
     if (first < training_.steps && program_.finish) program_.finish();
     if (trace_) {
@@ -193,14 +148,14 @@ class Loop {
     }
     if (first >= training_.steps) {
       if (directory_.exists() && !found) {
-        program_.checkpoints.save(0, identity);  // a conversion: weights, and no steps
-        program_.checkpoints.flush();
+        saving_.save({0, identity_}, true);  // a conversion: weights, and no steps
       } else {
         say(fmt::format("all {} steps are done", training_.steps));
       }
       sample(first - 1);
     }
-    progress->finish();
+    if (progress_) progress_->finish();
+    if (speaks_ && metrics_.is_open()) metrics_.sync();
     if (speaks_ && directory_.exists() && first < training_.steps) {
       write_report({directory_.path()}, directory_.report());
       say("report: " + directory_.report());
@@ -234,6 +189,8 @@ class Loop {
     if (speaks_) fmt::print("{}\n", line);
     std::fflush(stdout);
   }
+  /// Above the live line of progress, if there is one.
+  void message(const std::string& line) const { progress_ ? progress_->message(line) : say(line); }
   void describe() const {
     const std::string data = data_.train
                                  ? fmt::format("{} tokens of data, seen {:.2f} times", data_.train->source().tokens(),
@@ -254,44 +211,75 @@ class Loop {
                                                {"loss", std::bit_cast<std::uint64_t>(record.loss)},
                                                {"grad_norm", std::bit_cast<std::uint64_t>(record.grad_norm)}});
   }
-  /// This device's rows of one of `parts` parts of a batch.
-  io::TokenBatch rows(const io::Loader& loader, std::int64_t step, std::int64_t part, std::int64_t parts) const {
-    const std::int64_t mine = training_.batch / parts / place_.parts;
-    return loader.rows(step, part * training_.batch / parts + place_.index * mine, mine);
+  /// The last records of the run so far, on all devices: the window that finds spikes has to be the one that an
+  /// undisturbed run would have.
+  std::vector<Judge::Step> shared_records() const {
+    if (!judge_.watches() || !directory_.exists()) return {};
+    std::vector<Judge::Step> steps;
+    io::together(*device_, "", [&] {
+      if (!speaks_) return;
+      for (const Record& record : read_records(directory_.metrics()))
+        if (!record.skipped) steps.push_back({record.step, record.loss, record.grad_norm});
+      steps.erase(steps.begin(), steps.end() - std::min(std::ssize(steps), training_.spike_window));
+    });
+    std::string bytes(steps.size() * sizeof(Judge::Step), '\0');
+    std::memcpy(bytes.data(), steps.data(), bytes.size());
+    bytes = io::gather_texts(*device_, bytes)[0];
+    steps.resize(bytes.size() / sizeof(Judge::Step));
+    std::memcpy(steps.data(), bytes.data(), bytes.size());
+    return steps;
   }
-  /// Microbatches of training, numbered through.
-  io::ReadAhead::Make reader() const {
-    const std::int64_t parts = training_.microbatches;
-    if (data_.train) return [this, parts](std::int64_t i) { return rows(*data_.train, i / parts, i % parts, parts); };
-    const std::int64_t size = training_.batch / parts, mine = size / place_.parts;
-    if (training_.text_stream.empty())
-      return [this, mine](std::int64_t) { return io::detail::empty_rows(mine, training_.seq); };
-    const auto stream = std::make_shared<io::TextStream>(
-        training_.text_stream,
-        io::TextStreamOptions{size, training_.seq, training_.seed, io::TextOptions{data_.tokenizer, false},
-                              static_cast<std::uint32_t>(data_.vocabulary)},
-        place_.index * mine, mine);
-    return [stream](std::int64_t) { return stream->next(); };
+  /// From now on batches are those of `step` and later.
+  void read_from(std::int64_t step) {
+    batches_.seek(step, skipped_batches_);
+    progress_ = speaks_ ? std::make_unique<Progress>(step, training_.steps) : std::make_unique<Progress>();
   }
-
-  /// Turns the weights of a step's rows into shares of its loss: all of them, on all devices, then add up to 1. Returns
-  /// the number of tokens that count. Sums of whole numbers: the same on every mesh.
-  double share_loss(std::span<io::TokenBatch> parts) const {
-    double mine = 0;
-    for (const io::TokenBatch& rows : parts) mine += std::accumulate(rows.weights.begin(), rows.weights.end(), 0.0);
-    const std::int64_t copies = device_->size() / place_.parts;  // devices that have the same rows
-    const double tokens = reduce(device_, mine, Reduction::sum) / static_cast<double>(copies);
-    for (io::TokenBatch& rows : parts)
-      for (float& weight : rows.weights) weight = static_cast<float>(weight / tokens);
-    return tokens;
+  /// Loads an earlier checkpoint after a step that was not accepted. Returns the step to go on from.
+  std::int64_t go_back(std::int64_t step) {
+    const bool distrusts = judge_.verdict() == Judge::Verdict::distrust_checkpoint;
+    saving_.settle();
+    const std::optional<Checkpoints::Saved> found = program_.checkpoints.load(distrusts ? resumed_at_ : INT64_MAX);
+    if (!found) judge_.fail(step);
+    if (distrusts) {
+      judge_.trust();
+      program_.checkpoints.set_aside(resumed_at_);
+      skipped_batches_ = found->skipped_batches;
+    } else {
+      judge_.rewinds(step, found->step);
+      skipped_batches_ += step + 1 - found->step;
+    }
+    io::together(*device_, "", [&] {
+      if (!speaks_) return;
+      for (const Record& record : read_records(directory_.metrics()))  // the steps are forgotten, what was done is not
+        if (record.step >= found->step) std::ranges::copy(record.events, std::back_inserter(events_of_next_));
+      directory_.go_back(found->step);
+      if (metrics_.is_open() && std::filesystem::is_regular_file(training_.metrics)) metrics_.cut(found->step);
+      if (events_) events_ = std::make_unique<TensorBoard>(directory_.tensorboard(), found->step);
+    });
+    judge_.begin(found->step, shared_records(), false);
+    last_validation_.reset();
+    events_of_next_.push_back(
+        distrusts ? fmt::format("step {}: {}; the checkpoint of step {} is set aside as diverged, and the run goes on "
+                                "from the one of step {}",
+                                step, judge_.why(), resumed_at_, found->step)
+                  : fmt::format("step {}: {}; the run goes back to the checkpoint of step {}, and from there on with "
+                                "the batches after this one",
+                                step, judge_.why(), found->step));
+    message(events_of_next_.back());
+    read_from(found->step);
+    return found->step;
   }
-
-  Record train_step(io::ReadAhead& batches, std::int64_t step) {
+  bool accepts(const StepResult& result, std::int64_t step) {
+    try {
+      return judge_.accepts(result, step);
+    } catch (const Error&) {
+      saving_.settle();  // a checkpoint that is under way is good
+      throw;
+    }
+  }
+  Record train_step(std::int64_t step) {
     const double begin = now();
-    std::vector<io::TokenBatch> parts;
-    for (std::int64_t i = 0; i < training_.microbatches; ++i)
-      parts.push_back(batches.get(step * training_.microbatches + i));
-    if (data_.train || !training_.text_stream.empty()) share_loss(parts);
+    const std::vector<io::TokenBatch> parts = batches_.microbatches(step);
     const double ready = now();
     Record record;
     record.step = step;
@@ -300,11 +288,24 @@ class Loop {
     if (trace_) trace_->before(step);
     auto& stopwatch = shardlib::detail::program_state(device_).stopwatch;
     stopwatch.reset();
-    const StepResult result = program_.step(parts, step, record.learning_rate);
+    bool asked = false;
+    const StepResult result = program_.step({step, record.learning_rate, parts, [&](const StepResult& r) {
+                                               asked = true;
+                                               return accepts(r, step);
+                                             }});
+    if (!asked && training_.on_spike != "none")
+      throw UsageError("--on-spike " + training_.on_spike +
+                       ": this program does not ask before it updates: it has to " + "call run::Step::accepts");
     stopwatch.change(Stopwatch::rest);
     if (trace_) trace_->after(step);
     record.loss = result.loss;
     record.grad_norm = result.grad_norm;
+    record.skipped = judge_.verdict() == Judge::Verdict::skipped;
+    if (record.skipped) {
+      events_of_next_.push_back(fmt::format("step {}: {}; its update is skipped", step, judge_.why()));
+      message(events_of_next_.back());
+    }
+    if (judge_.verdict() == Judge::Verdict::accepted || record.skipped) record.events.swap(events_of_next_);
     record.seconds = {{"data", ready - begin},
                       {"forward", stopwatch.seconds(Stopwatch::forward)},
                       {"backward", stopwatch.seconds(Stopwatch::backward)},
@@ -316,19 +317,6 @@ class Loop {
     record.memory_bytes =
         static_cast<std::int64_t>(reduce(device_, static_cast<double>(device_->pool()->stats().peak), Reduction::max));
     return record;
-  }
-
-  double validation_loss() const {
-    const io::Loader& loader = *data_.validation;
-    const std::int64_t batches = std::min(training_.validation_batches, loader.steps_per_epoch());
-    double losses = 0, tokens = 0;
-    for (std::int64_t i = 0; i < batches; ++i) {
-      io::TokenBatch batch = rows(loader, i, 0, 1);
-      const double counted = share_loss({&batch, 1});  // the last batch may be filled up
-      losses += program_.validate(batch) * counted;
-      tokens += counted;
-    }
-    return losses / tokens;
   }
 
   void sample(std::int64_t step) {
@@ -356,7 +344,6 @@ class Loop {
 
   std::shared_ptr<Device> device_;
   const Training& training_;
-  const BatchPlace place_;
   const Data& data_;
   const Program& program_;
   const std::string& configuration_;
@@ -365,6 +352,15 @@ class Loop {
   JsonLines metrics_;
   std::unique_ptr<TensorBoard> events_;
   std::optional<StepTrace> trace_;
+  RunIdentity identity_ = {};
+  Batches batches_;
+  Judge judge_;
+  Saving saving_;
+  std::unique_ptr<Progress> progress_;
+  std::vector<std::string> events_of_next_;  ///< of the next record
+  std::int64_t skipped_batches_ = 0;         ///< Checkpoints::Saved::skipped_batches
+  std::int64_t resumed_at_ = 0;
+  std::optional<double> last_validation_;
   double peak_ = 0, checkpoint_seconds_ = 0;
 };
 
@@ -372,7 +368,9 @@ class Loop {
 inline Plan plan_step(const std::shared_ptr<Device>& device, const Training& t, const Program& program) {
   const std::int64_t rows = t.batch / t.microbatches / BatchPlace(*device, t).parts;
   const std::vector parts(static_cast<std::size_t>(t.microbatches), io::detail::empty_rows(rows, t.seq));
-  Plan plan = count_step(device, [&] { program.step(parts, 0, t.learning_rate); });
+  Plan plan = count_step(device, [&] {
+    program.step({0, t.learning_rate, parts, [](const StepResult&) { return true; }});
+  });
   plan.parameters = program.parameters;
   plan.weights = program.weight_bytes;
   plan.copies = program.copy_bytes;

@@ -122,12 +122,14 @@ SHARDLIB_INLINE std::vector<shardlib::detail::ValuePtr> load_values(const std::s
   return values;
 }
 
-SHARDLIB_INLINE std::optional<std::string> newest_whole(Device& device, const std::string& directory) {
+SHARDLIB_INLINE std::optional<std::string> newest_whole(Device& device, const std::string& directory,
+                                                        std::int64_t before) {
   // One device lists the directory, so that all try the same checkpoints in the same order.
   std::string list;
   together(device, "", [&] {
     if (device.rank() != 0) return;
-    for (const std::string& path : list_checkpoints(directory)) list += path + "\n";
+    for (const std::string& path : list_checkpoints(directory))
+      if (*step_of(path.substr(path.rfind('/') + 1)) < before) list += path + "\n";
   });
   list = gather_texts(device, list)[0];
   std::vector<std::string> damaged;
@@ -137,7 +139,7 @@ SHARDLIB_INLINE std::optional<std::string> newest_whole(Device& device, const st
     const auto damages = damages_together(device, path);
     if (damages.empty()) {
       // Left in place, they would count among the checkpoints to keep, and whole ones would go for them.
-      if (device.rank() == 0) std::ranges::for_each(damaged, set_aside);
+      if (device.rank() == 0) std::ranges::for_each(damaged, [](const std::string& p) { set_aside(p, "damaged"); });
       return path;
     }
     if (device.rank() == 0) warn_damaged(together_message(path, damages));

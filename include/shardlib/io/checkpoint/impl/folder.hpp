@@ -7,10 +7,12 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
 #include <functional>
+#include <set>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -71,13 +73,14 @@ SHARDLIB_INLINE std::string damage_message(const std::string& path, const std::v
 SHARDLIB_INLINE void warn_damaged(const std::string& message) {
   std::fprintf(stderr, "warning: %s; going back to an older one\n", message.c_str());
 }
-SHARDLIB_INLINE void set_aside(const std::string& path) {
-  const std::string aside = path + ".damaged";
+SHARDLIB_INLINE void set_aside(const std::string& path, const std::string& what) {
+  const std::string aside = path + "." + what;
   try {
     replace_folder(path, aside);
-    std::fprintf(stderr, "warning: the damaged checkpoint is now '%s': look at it, or remove it\n", aside.c_str());
+    std::fprintf(stderr, "warning: the %s checkpoint is now '%s': look at it, or remove it\n", what.c_str(),
+                 aside.c_str());
   } catch (const Error& e) {  // a reader may lack the right to rename
-    std::fprintf(stderr, "warning: the damaged checkpoint still counts among those kept: %s\n", e.what());
+    std::fprintf(stderr, "warning: the %s checkpoint still counts among those kept: %s\n", what.c_str(), e.what());
   }
 }
 SHARDLIB_INLINE void fail_none_whole(const std::string& directory, std::size_t count) {
@@ -148,11 +151,14 @@ SHARDLIB_INLINE std::vector<std::string> write_metadata(const std::string& folde
                                                         const std::vector<CheckpointArray>& arrays,
                                                         const std::vector<Index>& chunks) {
   const ZarrGroup group = ZarrGroup::create(folder);
-  group.set_attributes({{"format", checkpoint_format},
-                        {"version", checkpoint_version},
-                        {"step", meta.step},
-                        {"data_hash", meta.data_hash},
-                        {"user", meta.user}});
+  json attributes = {{"format", checkpoint_format},
+                     {"version", checkpoint_version},
+                     {"step", meta.step},
+                     {"data_hash", meta.data_hash},
+                     {"user", meta.user}};
+  if (meta.validation_loss && std::isfinite(*meta.validation_loss))
+    attributes["validation_loss"] = *meta.validation_loss;
+  group.set_attributes(attributes);
   std::vector<std::string> files{".zgroup", ".zattrs"};
   for (std::size_t i = 0; i < arrays.size(); ++i) {
     const CheckpointArray& a = arrays[i];
@@ -162,9 +168,9 @@ SHARDLIB_INLINE std::vector<std::string> write_metadata(const std::string& folde
     info.dtype = zarr_dtype_of(a.dtype);
     if (a.dtype == DType::bool_) info.fill_value = "false";
     const ZarrArray array = ZarrArray::create(folder + "/" + a.name, info);
-    json attributes = {{"_ARRAY_DIMENSIONS", a.dims}};  // xarray's name for them
-    if (a.dtype == DType::bf16) attributes["dtype"] = "bfloat16";
-    array.set_attributes(attributes);
+    json about = {{"_ARRAY_DIMENSIONS", a.dims}};  // xarray's name for them
+    if (a.dtype == DType::bf16) about["dtype"] = "bfloat16";
+    array.set_attributes(about);
     files.push_back(a.name + "/.zarray");
     files.push_back(a.name + "/.zattrs");
   }
@@ -172,7 +178,7 @@ SHARDLIB_INLINE std::vector<std::string> write_metadata(const std::string& folde
 }
 
 /// The step of a checkpoint's folder, or nothing for other names.
-inline std::optional<std::int64_t> step_of(std::string_view name) {
+SHARDLIB_INLINE std::optional<std::int64_t> step_of(std::string_view name) {
   constexpr std::string_view prefix = "step-";
   std::int64_t step = 0;
   if (!name.starts_with(prefix)) return std::nullopt;
@@ -192,7 +198,49 @@ inline std::vector<std::string> names_in(const std::string& directory) {
   return names;
 }
 
-SHARDLIB_INLINE void prune_checkpoints(const std::string& directory, std::int64_t step, int keep) {
+inline CheckpointMeta read_meta(const std::string& path) {
+  const json all = read_attributes(path);
+  const auto fail = [&](const std::string& key) {
+    throw Error("'" + path + "/.zattrs': key \"" + key + "\" is missing or of a wrong type");
+  };
+  CheckpointMeta meta;
+  if (!all.contains("step") || !all["step"].is_number_integer()) fail("step");
+  meta.step = all["step"].get<std::int64_t>();
+  if (!all.contains("data_hash") || !all["data_hash"].is_string()) fail("data_hash");
+  meta.data_hash = all["data_hash"].get<std::string>();
+  if (!all.contains("user") || !all["user"].is_object()) fail("user");
+  for (const auto& [key, value] : all["user"].items()) {
+    if (!value.is_string()) fail("user");
+    meta.user[key] = value.get<std::string>();
+  }
+  if (const auto loss = all.find("validation_loss"); loss != all.end()) {
+    if (!loss->is_number()) fail("validation_loss");
+    meta.validation_loss = loss->get<double>();
+  }
+  return meta;
+}
+
+/// The steps of the `count` checkpoints of the lowest validation losses, among the steps before and this one. Of equal
+/// ones the newest.
+inline std::set<std::int64_t> best_checkpoints(const std::string& directory, std::vector<std::int64_t> steps,
+                                               std::int64_t step, std::size_t count) {
+  steps.push_back(step);
+  std::vector<std::pair<double, std::int64_t>> losses;
+  for (const std::int64_t other : count == 0 ? std::vector<std::int64_t>() : steps) {
+    try {
+      const auto loss = read_meta(directory + "/" + checkpoint_name(other)).validation_loss;
+      if (loss && std::isfinite(*loss)) losses.emplace_back(*loss, -other);
+    } catch (const Error&) {  // a damaged one is not the best
+    }
+  }
+  std::sort(losses.begin(), losses.end());
+  losses.resize(std::min(losses.size(), count));
+  std::set<std::int64_t> best;
+  for (const auto& [loss, negative] : losses) best.insert(-negative);
+  return best;
+}
+
+SHARDLIB_INLINE void prune_checkpoints(const std::string& directory, std::int64_t step, const Retention& keep) {
   std::vector<std::int64_t> before;
   // The checkpoint stands, and the next save tries again.
   const auto or_warn = [](const std::string& path, const auto& remove) {
@@ -211,9 +259,12 @@ SHARDLIB_INLINE void prune_checkpoints(const std::string& directory, std::int64_
     if (left && !owner_of(name)) or_warn(path, [&] { remove_folder(path); });
     if (const auto other = step_of(name); other && *other < step) before.push_back(*other);
   }
-  if (keep < 1) return;
+  const auto newest = static_cast<std::size_t>(std::max(keep.newest, 1));
+  if (keep.newest < 1 || before.size() < newest) return;
   std::sort(before.begin(), before.end(), std::greater<>());
-  for (std::size_t i = static_cast<std::size_t>(keep - 1); i < before.size(); ++i) {
+  const std::set<std::int64_t> best = best_checkpoints(directory, before, step, static_cast<std::size_t>(keep.best));
+  for (std::size_t i = newest - 1; i < before.size(); ++i) {
+    if (best.contains(before[i]) || (keep.every > 0 && before[i] % keep.every == 0)) continue;
     // Renamed first, so that one half removed is not taken for a damaged one.
     const std::string path = directory + "/" + checkpoint_name(before[i]), dying = path + ".old-pruned";
     or_warn(path, [&] {
@@ -234,24 +285,6 @@ struct Checkpoint::Impl {
 };
 
 namespace detail {
-
-inline CheckpointMeta read_meta(const std::string& path) {
-  const json all = read_attributes(path);
-  const auto fail = [&](const std::string& key) {
-    throw Error("'" + path + "/.zattrs': key \"" + key + "\" is missing or of a wrong type");
-  };
-  CheckpointMeta meta;
-  if (!all.contains("step") || !all["step"].is_number_integer()) fail("step");
-  meta.step = all["step"].get<std::int64_t>();
-  if (!all.contains("data_hash") || !all["data_hash"].is_string()) fail("data_hash");
-  meta.data_hash = all["data_hash"].get<std::string>();
-  if (!all.contains("user") || !all["user"].is_object()) fail("user");
-  for (const auto& [key, value] : all["user"].items()) {
-    if (!value.is_string()) fail("user");
-    meta.user[key] = value.get<std::string>();
-  }
-  return meta;
-}
 
 inline CheckpointArray describe_array(const std::string& name, const ZarrArray& array) {
   const json attributes = array.attributes();

@@ -94,10 +94,17 @@ struct CheckpointWriter::Job {
   }
 };
 
-SHARDLIB_INLINE CheckpointWriter::CheckpointWriter(std::shared_ptr<Device> device, std::string directory, int keep,
-                                                   bool finite)
+SHARDLIB_INLINE CheckpointWriter::CheckpointWriter(std::shared_ptr<Device> device, std::string directory,
+                                                   const Retention& keep, bool finite)
     : device_(std::move(device)), directory_(std::move(directory)), keep_(keep), finite_(finite) {
-  if (keep_ < 0) throw UsageError("checkpoints: keep " + std::to_string(keep_) + " is negative; 0 keeps all");
+  const auto not_negative = [](const char* name, std::int64_t number, const char* zero) {
+    if (number < 0)
+      throw UsageError(std::string("checkpoints: ") + name + " " + std::to_string(number) + " is negative; 0 keeps " +
+                       zero);
+  };
+  not_negative("keep", keep_.newest, "all");
+  not_negative("keep_every", keep_.every, "none for its step");
+  not_negative("keep_best", keep_.best, "none for its loss");
 }
 
 SHARDLIB_INLINE CheckpointWriter::~CheckpointWriter() {
@@ -140,10 +147,10 @@ SHARDLIB_INLINE void CheckpointWriter::plan(Job& job, const NamedValues& leaves)
   together(*device_, job.what, [&] {
     std::set<std::string> names;
     for (const auto& [name, value] : leaves) {
-      if (name.empty() || name[0] == '.' ||
+      if (name.empty() || name[0] == '.' || name.find("..") != std::string::npos ||  // as readers see it
           name.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-") !=
               std::string::npos)
-        throw Error("'" + name + "' is no name for an array: use letters, digits, _, - and .");
+        throw Error("'" + name + "' is no name for an array: use letters, digits, _, - and single dots");
       if (!names.insert(name).second) throw Error("two leaves have the name '" + name + "'");
       if (!value) throw Error("the leaf '" + name + "' is empty");
       // Pipeline stages have leaves on a submesh.

@@ -16,9 +16,12 @@
 
 #include "shardlib/io/impl/json.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/excerpt.hpp"
 
 namespace shardlib::io {
 namespace detail {
+
+using shardlib::detail::excerpt;
 
 using nlohmann::json;
 
@@ -49,14 +52,16 @@ inline json parse_header(const Bytes& text, const std::string& path) {
   } catch (const std::exception&) {
     throw Error("'" + path + "': its header is no JSON: it is no safetensors file, or it is damaged");
   }
-  if (!twice.empty()) throw Error("'" + path + "': the header has '" + twice + "' twice");
+  if (!twice.empty()) throw Error("'" + path + "': the header has '" + excerpt(twice) + "' twice");
   if (!header.is_object() || text.front() != std::byte{'{'})
     throw Error("'" + path + "': its header is no JSON object: it is no safetensors file, or it is damaged");
   return header;
 }
 
 inline SafetensorsEntry parse_entry(const std::string& name, const json& value, const std::string& path) {
-  const auto fail = [&](const std::string& why) { throw Error("'" + path + "': tensor '" + name + "': " + why); };
+  const auto fail = [&](const std::string& why) {
+    throw Error("'" + path + "': tensor '" + excerpt(name) + "': " + excerpt(why, 400));
+  };
   if (!value.is_object() || value.size() != 3 || !value.contains("dtype") || !value.contains("shape") ||
       !value.contains("data_offsets"))
     fail("its entry must have dtype, shape and data_offsets, and nothing else");
@@ -164,7 +169,8 @@ SHARDLIB_INLINE SafetensorsFile::SafetensorsFile(const std::string& path)
     }
     if (!value.is_object()) fail("its __metadata__ must be an object of texts");
     for (const auto& [key, about] : value.items()) {
-      if (!about.is_string()) fail("its __metadata__ must be an object of texts, but '" + key + "' is none");
+      if (!about.is_string())
+        fail("its __metadata__ must be an object of texts, but '" + detail::excerpt(key) + "' is none");
       metadata_[key] = about.get<std::string>();
     }
   }
@@ -174,8 +180,8 @@ SHARDLIB_INLINE SafetensorsFile::SafetensorsFile(const std::string& path)
   std::uint64_t end = 0;
   for (const SafetensorsEntry& entry : entries_) {
     if (entry.begin != end)
-      fail("tensor '" + entry.name + "' begins at byte " + std::to_string(entry.begin) + " of the data, but the one " +
-           "before it ends at " + std::to_string(end) + ": the file is damaged");
+      fail("tensor '" + detail::excerpt(entry.name) + "' begins at byte " + std::to_string(entry.begin) +
+           " of the data, but the one " + "before it ends at " + std::to_string(end) + ": the file is damaged");
     end = entry.end;
   }
   if (end != file_->size() - data_)

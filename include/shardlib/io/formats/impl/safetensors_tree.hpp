@@ -262,7 +262,7 @@ SHARDLIB_INLINE void import_safetensors(const SafetensorsFile& file, const std::
   CheckpointMeta meta;
   meta.step = step;
   meta.user = file.metadata();
-  detail::CheckpointWriter writer(device, directory, 0);
+  detail::CheckpointWriter writer(device, directory, {});
   writer.start(meta, leaves, false);
   writer.finish();
 }

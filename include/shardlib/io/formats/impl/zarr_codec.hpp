@@ -18,6 +18,7 @@
 
 #include "shardlib/support/crc32c.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/excerpt.hpp"
 
 namespace shardlib::io::detail {
 
@@ -25,7 +26,7 @@ static_assert(std::endian::native == std::endian::little, "chunks are written as
 
 SHARDLIB_INLINE ZarrType zarr_type(std::string_view text, const std::string& where) {
   const auto fail = [&]() {
-    throw UsageError(where + ": the dtype \"" + std::string(text) +
+    throw UsageError(where + ": the dtype \"" + shardlib::detail::excerpt(text) +
                      "\" is not supported: f4, f8, i1 to i8, u1 to u8 and b1 are, each after <, > or |");
   };
   if (text.size() != 3 || std::string_view("<>|").find(text[0]) == std::string_view::npos) fail();

@@ -15,6 +15,7 @@
 #include "shardlib/io/formats/zarr_info.hpp"
 #include "shardlib/io/impl/json.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/excerpt.hpp"
 
 namespace shardlib::io {
 namespace detail {
@@ -57,7 +58,7 @@ class Metadata {
   explicit Metadata(std::string path) : path_(std::move(path)), json_(read_json(path_)) {}
 
   [[noreturn]] void fail(const std::string& key, const std::string& why) const {
-    throw Error("'" + path_ + "': key \"" + key + "\": " + why);
+    throw Error("'" + path_ + "': key \"" + key + "\": " + shardlib::detail::excerpt(why, 400));
   }
   [[nodiscard]] const json& at(const std::string& key) const {
     const auto found = json_.find(key);

@@ -1,0 +1,121 @@
+// This device's rows of the batches of a run, and the shares that their tokens have in the loss.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "shardlib/device/device.hpp"
+#include "shardlib/io/data/loader.hpp"
+#include "shardlib/io/data/read_ahead.hpp"
+#include "shardlib/io/data/text_stream.hpp"
+#include "shardlib/io/data/token_batch.hpp"
+#include "shardlib/run/training.hpp"
+
+namespace shardlib::run::detail {
+
+/// The reduction of one number of each device, everywhere the same.
+inline double reduce(const std::shared_ptr<Device>& device, double value, Reduction op) {
+  if (device->size() == 1) return value;
+  Buffer send = device->pool()->allocate(sizeof(double)), received = device->pool()->allocate(sizeof(double));
+  *send.as<double>() = value;
+  device->everybody().all_reduce(send, received, DType::f64, op).wait();
+  return *received.as<double>();
+}
+
+/// Which of how many equal parts of a batch is this device's.
+struct BatchPlace {
+  std::int64_t index = 0, parts = 1;
+
+  BatchPlace(const Device& device, const Training& training) {
+    for (const std::string& axis : batch_axes(device.axes(), training)) {
+      index = index * device.size(axis) + device.axis_index(axis);
+      parts *= device.size(axis);
+    }
+  }
+};
+
+/// The batches of one run, read ahead. `Batches(device, training, data)`
+class Batches {
+ public:
+  Batches(const std::shared_ptr<Device>& device, const Training& training, const Data& data)
+      : device_(device), training_(training), data_(data), place_(*device, training) {}
+
+  /// From now on `microbatches` is asked for `step` and those after it; step s trains on batch s + skipped.
+  void seek(std::int64_t step, std::int64_t skipped) {
+    ahead_.reset();
+    ahead_.emplace(reader(skipped), step * training_.microbatches);
+  }
+  /// The parts of a step's batch. Weights, of all parts on all devices, add up to 1.
+  [[nodiscard]] std::vector<io::TokenBatch> microbatches(std::int64_t step) {
+    std::vector<io::TokenBatch> parts;
+    for (std::int64_t i = 0; i < training_.microbatches; ++i)
+      parts.push_back(ahead_->get(step * training_.microbatches + i));
+    if (data_.train || !training_.text_stream.empty()) share_loss(parts);
+    return parts;
+  }
+  /// The mean loss of the tokens of validation.
+  [[nodiscard]] double validation_loss(const std::function<double(const io::TokenBatch&)>& loss_of) const {
+    const io::Loader& loader = *data_.validation;
+    const std::int64_t batches = std::min(training_.validation_batches, loader.steps_per_epoch());
+    double losses = 0, tokens = 0;
+    for (std::int64_t i = 0; i < batches; ++i) {
+      io::TokenBatch batch = rows(loader, i, 0, 1);
+      const double counted = share_loss({&batch, 1});  // the last batch may be filled up
+      losses += loss_of(batch) * counted;
+      tokens += counted;
+    }
+    return losses / tokens;
+  }
+
+ private:
+  /// This device's rows of one of `parts` parts of a batch.
+  io::TokenBatch rows(const io::Loader& loader, std::int64_t step, std::int64_t part, std::int64_t parts) const {
+    const std::int64_t mine = training_.batch / parts / place_.parts;
+    return loader.rows(step, part * training_.batch / parts + place_.index * mine, mine);
+  }
+  /// Microbatches of training, numbered through.
+  io::ReadAhead::Make reader(std::int64_t skipped) {
+    const std::int64_t parts = training_.microbatches;
+    if (data_.train)
+      return
+          [this, parts, skipped](std::int64_t i) { return rows(*data_.train, i / parts + skipped, i % parts, parts); };
+    const std::int64_t size = training_.batch / parts, mine = size / place_.parts;
+    if (training_.text_stream.empty())
+      return [this, mine](std::int64_t) { return io::detail::empty_rows(mine, training_.seq); };
+    if (!stream_)
+      stream_ = std::make_shared<io::TextStream>(
+          training_.text_stream,
+          io::TextStreamOptions{size, training_.seq, training_.seed, io::TextOptions{data_.tokenizer, false},
+                                static_cast<std::uint32_t>(data_.vocabulary)},
+          place_.index * mine, mine);
+    return [stream = stream_](std::int64_t) { return stream->next(); };
+  }
+
+  /// Turns the weights of a step's rows into shares of its loss: all of them, on all devices, then add up to 1. Returns
+  /// the number of tokens that count. Sums of whole numbers: the same on every mesh.
+  double share_loss(std::span<io::TokenBatch> parts) const {
+    double mine = 0;
+    for (const io::TokenBatch& rows : parts) mine += std::accumulate(rows.weights.begin(), rows.weights.end(), 0.0);
+    const std::int64_t copies = device_->size() / place_.parts;  // devices that have the same rows
+    const double tokens = reduce(device_, mine, Reduction::sum) / static_cast<double>(copies);
+    for (io::TokenBatch& rows : parts)
+      for (float& weight : rows.weights) weight = static_cast<float>(weight / tokens);
+    return tokens;
+  }
+
+  std::shared_ptr<Device> device_;
+  const Training& training_;
+  const Data& data_;
+  BatchPlace place_;
+  std::shared_ptr<io::TextStream> stream_;  ///< goes on where the run does not
+  std::optional<io::ReadAhead> ahead_;
+};
+
+}  // namespace shardlib::run::detail

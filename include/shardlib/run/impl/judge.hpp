@@ -1,0 +1,100 @@
+// What becomes of a step whose loss or gradient norm is not finite, or leaps.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "shardlib/run/spikes.hpp"
+#include "shardlib/run/training.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::run::detail {
+
+/// Decides whether a step may update. The loss and the gradient norm are the same on all devices, so the devices decide
+/// alike without a word.
+class Judge {
+ public:
+  /// What the loop has to do after a step.
+  enum class Verdict { accepted, skipped, rewind, distrust_checkpoint };
+  static constexpr int most_skips = 10, most_rewinds = 3;
+  static constexpr std::int64_t first_steps = 10;  ///< after a checkpoint, in which its state shows whether it is good
+
+  /// A step that was accepted.
+  struct Step {
+    std::int64_t number = 0;
+    double loss = 0, grad_norm = 0;
+  };
+
+  explicit Judge(const Training& training)
+      : training_(training), window_(training.spike_window, training.spike_deviations) {}
+
+  /// The run goes on from this step, after those. `resumed`: from a checkpoint of an earlier process.
+  void begin(std::int64_t step, std::span<const Step> before, bool resumed) {
+    window_.clear();
+    for (const Step& other : before)
+      if (other.number < step) window_.add(other.loss, other.grad_norm);
+    skips_ = 0;
+    if (resumed) resumed_at_ = step;
+  }
+  [[nodiscard]] bool watches() const { return training_.on_spike != "none"; }
+
+  /// Step::accepts. Throws Error where nothing else is to be done.
+  bool accepts(const StepResult& result, std::int64_t step) {
+    const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
+    const std::string spike = finite && watches() ? window_.spike(result.loss, result.grad_norm) : "";
+    why_ = finite ? spike : fmt::format("loss {} and gradient norm {} are not finite", result.loss, result.grad_norm);
+    if (why_.empty()) {
+      window_.add(result.loss, result.grad_norm);
+      skips_ = 0;
+      return decide(Verdict::accepted);
+    }
+    if (training_.on_spike == "skip" && ++skips_ <= most_skips) return decide(Verdict::skipped);
+    if (!finite && resumed_at_ && step < *resumed_at_ + first_steps + skips_)
+      return decide(Verdict::distrust_checkpoint);
+    if (training_.on_spike == "rewind") return decide(Verdict::rewind);
+    fail(step);
+  }
+  [[noreturn]] void fail(std::int64_t step) const {
+    throw Error(
+        fmt::format("step {}: {}{}; lower --learning-rate, look at the data of this step, or go on with "
+                    "--on-spike {}rewind. The last checkpoint is untouched",
+                    step, why_, skips_ > 0 ? fmt::format(", and {} steps in a row were skipped", most_skips) : "",
+                    skips_ > 0 ? "" : "skip or "));
+  }
+
+  [[nodiscard]] Verdict verdict() const { return verdict_; }
+  [[nodiscard]] const std::string& why() const { return why_; }
+  /// The checkpoint of an earlier process is trusted once: what follows from the one before it is the run's own.
+  void trust() { resumed_at_.reset(); }
+  /// Notes that the run goes back to this checkpoint. Throws Error where that has not helped before.
+  void rewinds(std::int64_t step, std::int64_t to) {
+    rewinds_ = to == rewound_to_ ? rewinds_ + 1 : 1;
+    rewound_to_ = to;
+    if (rewinds_ > most_rewinds)
+      throw Error(
+          fmt::format("step {}: {}; {} times the run has gone back to the checkpoint of step {}, each time with "
+                      "later data: lower --learning-rate, or start from an older checkpoint",
+                      step, why_, most_rewinds, to));
+  }
+
+ private:
+  bool decide(Verdict verdict) {
+    verdict_ = verdict;
+    return verdict == Verdict::accepted;
+  }
+
+  const Training& training_;
+  SpikeWindow window_;
+  Verdict verdict_ = Verdict::accepted;
+  std::string why_;
+  int skips_ = 0, rewinds_ = 0;
+  std::int64_t rewound_to_ = -1;
+  std::optional<std::int64_t> resumed_at_;
+};
+
+}  // namespace shardlib::run::detail

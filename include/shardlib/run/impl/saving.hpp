@@ -1,0 +1,83 @@
+// When a run saves, and what it does where the storage refuses.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "shardlib/io/agree.hpp"
+#include "shardlib/run/run_directory.hpp"
+#include "shardlib/run/training.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::run::detail {
+
+/// Saves the checkpoints of one run. All calls are collective. A save that the storage refuses is a warning, and the
+/// next one tries again; several in a row are an error, as is the last one of a run.
+class Saving {
+ public:
+  static constexpr int most_failures = 3;
+
+  Saving(const std::shared_ptr<Device>& device, const Checkpoints& checkpoints, RunDirectory& directory,
+         std::function<void(const std::string&)> say)
+      : device_(device), checkpoints_(checkpoints), directory_(directory), say_(std::move(say)) {}
+
+  /// Begins a checkpoint; `complete`: and returns when it is complete.
+  void save(const Checkpoints::Saved& saved, bool complete) {
+    settle();
+    for (int attempt = 1;; ++attempt) {
+      try {
+        // Records up to the checkpoint are there before it is.
+        io::together(*device_, "", [this] { directory_.sync(); });
+        checkpoints_.save(saved);
+        if (complete) checkpoints_.flush();
+        return;
+      } catch (const StorageError& error) {
+        if (!complete) return note(error);
+        if (attempt == most_failures) throw;
+        say_(fmt::format("warning: {}; this is the run's last checkpoint, so it is tried again in {} s", error.what(),
+                         attempt));
+        std::this_thread::sleep_for(std::chrono::seconds(attempt));
+      }
+    }
+  }
+  /// Completes a checkpoint that all devices have written; once a step.
+  void poll() {
+    tolerate([this] { return checkpoints_.poll(); });
+  }
+  /// Completes the one under way.
+  void settle() {
+    if (checkpoints_.flush) tolerate([this] { return checkpoints_.flush(); });
+  }
+
+ private:
+  void tolerate(const std::function<bool()>& completes) {
+    try {
+      if (completes()) failures_ = 0;
+    } catch (const StorageError& error) {
+      note(error);
+    }
+  }
+  void note(const StorageError& error) {
+    if (++failures_ == most_failures)
+      throw Error(
+          fmt::format("{} checkpoints in a row could not be saved; the last error: {}; make room, and give the "
+                      "same command to go on from the last checkpoint that is complete",
+                      failures_, error.what()));
+    say_(fmt::format("warning: {}; the next save tries again ({} of {} failures in a row that end the run)",
+                     error.what(), failures_, most_failures));
+  }
+
+  std::shared_ptr<Device> device_;
+  const Checkpoints& checkpoints_;
+  RunDirectory& directory_;
+  std::function<void(const std::string&)> say_;
+  int failures_ = 0;
+};
+
+}  // namespace shardlib::run::detail

@@ -1,0 +1,159 @@
+#!/usr/bin/env bash
+# Runs a trainer under mpirun and starts it again when a rank dies: the run goes on from its newest whole checkpoint.
+#
+#   scripts/train.sh [--ranks N,M,...] [--hosts HOST:SLOTS,...] [--restarts N] [--mpirun "COMMAND"] -- PROGRAM OPTION...
+#
+#   --ranks N,M,...  how many ranks (default 1). Of several numbers the first that --hosts has room for; and the next
+#                    one after two starts in a row that came to no new checkpoint. "{ranks}" in an option of the program
+#                    stands for the number: --mesh d={ranks},t=1. Any mesh goes on from any checkpoint.
+#   --hosts ...      where ranks run. Before each start, hosts that do not answer (TRAIN_PROBE, default "ssh -o
+#                    BatchMode=yes -o ConnectTimeout=5", then the host and "true") are left out.
+#   --restarts N     restarts in a row without a new checkpoint before it gives up (default 5). Between them it waits 1,
+#                    2, 4 ... seconds, at most 60.
+#   --mpirun "..."   the launcher and its flags (default mpirun)
+#
+# The program has to have --run DIR. Status 0 and 2 (a wrong option) end the script with the same status. SIGTERM, SIGINT
+# and SIGUSR1 ask the run to save and stop; the script then ends with 0, or with 143 if the run does not end well.
+set -uo pipefail
+
+misuse() {
+  echo "train.sh: $*; see the head of $0" >&2
+  exit 2
+}
+say() { echo "train.sh: $*" >&2; }
+
+ranks=(1) hosts=() restarts=5 launcher=(mpirun)
+while [ $# -gt 0 ]; do
+  option=$1
+  [ "$option" = -- ] && shift && break
+  [[ $option == --* ]] || misuse "'$option' stands before --"
+  [ $# -gt 1 ] || misuse "$option needs a value"
+  case $option in
+    --ranks) IFS=, read -r -a ranks <<<"$2" ;;
+    --hosts) IFS=, read -r -a hosts <<<"$2" ;;
+    --restarts) restarts=$2 ;;
+    --mpirun) read -r -a launcher <<<"$2" ;;
+    *) misuse "unknown option '$option'" ;;
+  esac
+  shift 2
+done
+for number in "${ranks[@]}"; do
+  [[ $number =~ ^[1-9][0-9]*$ ]] || misuse "--ranks: '$number' is no number of ranks"
+done
+[[ $restarts =~ ^[0-9]+$ ]] || misuse "--restarts: '$restarts' is no number"
+for host in "${hosts[@]}"; do
+  [[ $host =~ ^[^:]+:[1-9][0-9]*$ ]] || misuse "--hosts: '$host' is not HOST:SLOTS"
+done
+[ $# -gt 0 ] || misuse "no program behind --"
+command -v "${launcher[0]}" >/dev/null || misuse "there is no command '${launcher[0]}'"
+
+run=
+previous=
+for word in "$@"; do
+  [ "$previous" = --run ] && run=$word
+  [[ $word == --run=* ]] && run=${word#--run=}
+  previous=$word
+done
+[ -n "$run" ] || misuse "the program has no --run DIR, and without its checkpoints it would start anew"
+
+# The newest complete checkpoint, or nothing.
+newest() { cat "$run/checkpoints/LATEST" 2>/dev/null; }
+
+# Sets `at` to the hosts that answer, and `slots` to their room.
+find_hosts() {
+  local probe host
+  read -r -a probe <<<"${TRAIN_PROBE:-ssh -o BatchMode=yes -o ConnectTimeout=5}"
+  at=() slots=0
+  for host in "${hosts[@]}"; do
+    if "${probe[@]}" "${host%:*}" true </dev/null >/dev/null 2>&1; then
+      at+=("$host")
+      slots=$((slots + ${host##*:}))
+    else
+      say "host ${host%:*} does not answer: it is left out"
+    fi
+  done
+}
+
+# The ranks that a process has started on this machine, directly or through another one.
+local_ranks() {
+  local pid child
+  for pid in "$1" $(cat "/proc/$1/task/$1/children" 2>/dev/null); do
+    for child in $(cat "/proc/$pid/task/$pid/children" 2>/dev/null); do
+      grep -qsz '^OMPI_COMM_WORLD_RANK=' "/proc/$child/environ" && echo "$child"
+    done
+  done
+}
+
+# Open MPI 4's mpirun may wait for ever after its ranks here have ended: for nodes that it cannot reach, or after a rank
+# that died while it connected. Ends it then, after 10 seconds. Elsewhere than here, ranks are not seen.
+mind() {
+  local had_ranks=no alone=0 most=30
+  if [ ${#hosts[@]} = 0 ]; then had_ranks=yes; fi
+  while kill -0 "$1" 2>/dev/null; do
+    if [ -n "$(local_ranks "$1")" ]; then
+      had_ranks=yes alone=0 most=10
+    elif [ $had_ranks = yes ] && [ $((alone += 2)) -ge $most ]; then
+      say "no rank is left here, but ${launcher[0]} still waits: it is killed"
+      kill -KILL "$1"
+    fi
+    sleep 2
+  done
+}
+
+stopped=no
+child=
+stop() {
+  stopped=yes
+  # mpirun passes SIGUSR1 on to the ranks, which save and stop; other signals would make it kill them.
+  [ -n "$child" ] && kill -USR1 "$child" 2>/dev/null
+}
+trap stop TERM INT USR1
+
+choice=0  # of ranks
+failed=0  # starts in a row without a new checkpoint
+while :; do
+  where=()
+  if [ ${#hosts[@]} -gt 0 ]; then
+    find_hosts
+    while [ "$choice" -lt ${#ranks[@]} ] && [ "${ranks[$choice]}" -gt "$slots" ]; do choice=$((choice + 1)); done
+    if [ "$choice" = ${#ranks[@]} ]; then
+      say "the hosts that answer have room for $slots ranks, and --ranks has no smaller number than ${ranks[-1]}"
+      exit 1
+    fi
+    where=(--host "$(IFS=,; echo "${at[*]}")")
+  fi
+  count=${ranks[$choice]}
+  before=$(newest)
+  started=$SECONDS
+  "${launcher[@]}" -n "$count" "${where[@]}" "${@//\{ranks\}/$count}" &
+  child=$!
+  mind "$child" &
+  minder=$!
+  wait "$child"
+  status=$?
+  while [ "$status" -gt 128 ] && kill -0 "$child" 2>/dev/null; do # a trap has interrupted the wait
+    wait "$child"
+    status=$?
+  done
+  child=
+  kill "$minder" 2>/dev/null
+  wait "$minder" 2>/dev/null
+  if [ $status = 0 ] || [ $status = 2 ]; then exit $status; fi
+  if [ $stopped = yes ]; then
+    say "stopped by a signal, and the run ended with status $status"
+    exit 143
+  fi
+  after=$(newest)
+  if [ "$after" != "$before" ]; then failed=0; fi
+  failed=$((failed + 1))
+  if [ $failed -gt "$restarts" ]; then
+    say "status $status after $((SECONDS - started)) s; $failed starts in a row came to no new checkpoint: it gives up"
+    exit 1
+  fi
+  if [ $failed -ge 2 ] && [ $((failed % 2)) = 0 ] && [ $((choice + 1)) -lt ${#ranks[@]} ]; then choice=$((choice + 1)); fi
+  delay=$((failed < 7 ? 1 << (failed - 1) : 60))
+  say "status $status after $((SECONDS - started)) s; starting again from ${after:-the beginning} in $delay s with ${ranks[$choice]} ranks"
+  sleep "$delay" &
+  wait $!
+  if [ $stopped = yes ]; then exit 143; fi
+done

@@ -1,0 +1,254 @@
+// Every reader of the library, as a function of bytes that may be anything: it returns, or throws an Error whose text
+// is short and printable. fuzz.cpp drives it with libFuzzer, fuzz_corpus_test.cpp with the files of corpus/.
+#pragma once
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "shardlib/io/checkpoint/folder.hpp"
+#include "shardlib/io/data/token_files.hpp"
+#include "shardlib/io/formats/safetensors.hpp"
+#include "shardlib/io/formats/zarr.hpp"
+#include "shardlib/io/tokenizer/bpe.hpp"
+#include "shardlib/io/tokenizer/tokenizer.hpp"
+#include "shardlib/pipeline/schedule.hpp"
+#include "shardlib/run/metrics.hpp"
+#include "shardlib/run/options.hpp"
+#include "shardlib/spec/spec.hpp"
+#include "shardlib/support/crc32c.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::fuzz {
+
+/// What a target must not do: an error of the library's own, but a bad one.
+struct Defect : std::logic_error {
+  using std::logic_error::logic_error;
+};
+inline void require(bool holds, const std::string& what) {
+  if (!holds) throw Defect(what);
+}
+
+/// A folder in memory for the files of this process.
+class Folder {
+ public:
+  Folder() : path_(fmt::format("/dev/shm/shardlib_fuzz_{}", ::getpid())) { std::filesystem::create_directories(path_); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  /// Writes the file, and gives its path.
+  std::string put(const std::string& name, std::string_view bytes) const {
+    const std::filesystem::path path = std::filesystem::path(path_) / name;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    return path.string();
+  }
+  void remove(const std::string& name) const {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_ + "/" + name, ignored);
+  }
+  [[nodiscard]] std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+/// The input at the first line that is "---": two files in one.
+inline std::array<std::string_view, 2> halves(std::string_view input) {
+  const std::size_t at = input.find("\n---\n");
+  if (at == std::string_view::npos) return {input, {}};
+  return {input.substr(0, at), input.substr(at + 5)};
+}
+
+inline constexpr std::size_t most_elements = 1 << 16;
+
+inline void safetensors(const Folder& folder, std::string_view input) {
+  const io::SafetensorsFile file(folder.put("file.safetensors", input));
+  for (const io::SafetensorsEntry& entry : file.entries()) {
+    require(file.find(entry.name) != nullptr, "an entry is found by its name");
+    std::vector<std::byte> bytes(static_cast<std::size_t>(entry.end - entry.begin));
+    require(bytes.size() <= input.size(), "a tensor is no longer than its file");
+    file.read_bytes(entry, 0, bytes);
+    std::vector<float> values(static_cast<std::size_t>(io::volume(entry.shape)));
+    if (entry.dtype == "F32" || entry.dtype == "F16" || entry.dtype == "BF16")
+      file.read_f32(entry, io::Index(entry.shape.size(), 0), entry.shape, values);
+  }
+}
+
+/// `.zarray`, and behind "---" the file of the first chunk.
+inline void zarr(const Folder& folder, std::string_view input) {
+  const auto [metadata, chunk] = halves(input);
+  folder.remove("array");
+  folder.put("array/.zarray", metadata);
+  const io::ZarrArray array = io::ZarrArray::open(folder / "array");
+  const io::Index first(array.info().shape.size(), 0);
+  if (!chunk.empty()) folder.put("array/" + array.chunk_key(first), chunk);
+  const io::Index& shape = array.info().shape;
+  if (static_cast<std::size_t>(array.chunk_size()) > most_elements) return;
+  if (array.size() > 0) static_cast<void>(array.read_chunk(first));
+  if (static_cast<std::size_t>(array.size()) > most_elements) return;
+  std::vector<std::byte> all(static_cast<std::size_t>(array.size()) * array.item_bytes());
+  array.read_bytes(first, shape, all);
+}
+
+/// A folder of flat tokens: attributes of the group, and behind "---" those of its array.
+inline void flat_tokens(const Folder& folder, std::string_view input) {
+  const auto [attributes, array] = halves(input);
+  folder.remove("tokens");
+  folder.put("tokens/.zgroup", R"({"zarr_format": 2})");
+  folder.put("tokens/train/.zgroup", R"({"zarr_format": 2})");
+  folder.put("tokens/train/.zattrs", attributes);
+  const std::string_view whole = R"({"zarr_format": 2, "shape": [8], "chunks": [8], "dtype": "<u4", "compressor": null,
+                                     "fill_value": 0, "order": "C", "filters": null})";
+  folder.put("tokens/train/encoded_tokens/.zarray", array.empty() ? whole : array);
+  std::string tokens(32, '\0');
+  for (std::size_t i = 0; i < tokens.size(); i += 4) tokens[i] = i == 0 ? '\3' : '\2';  // the first begins a document
+  folder.put("tokens/train/encoded_tokens/0", tokens);
+  folder.put("tokens/train/seq_starts/.zarray", R"({"zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "<u8",
+                             "compressor": null, "fill_value": 0, "order": "C", "filters": null})");
+  folder.put("tokens/train/seq_starts/0", std::string(8, '\0') + '\10' + std::string(7, '\0'));
+  const auto source = io::open_tokens(folder / "tokens");
+  require(source->tokens() < 1 << 30, "as many tokens as the array has");
+}
+
+/// A .bin file of llm.c or nanoGPT.
+inline void token_file(const Folder& folder, std::string_view input) {
+  const auto source = io::open_tokens(folder.put("tokens.bin", input));
+  require(source->tokens() <= std::ssize(input), "no more tokens than bytes");
+}
+
+inline void bpe(const Folder& folder, std::string_view input) {
+  const auto tokenizer = io::load_tokenizer(folder.put("ranks.tiktoken", input));
+  const std::string text = "the theory\xff \xe2\x82\xac 12";
+  require(tokenizer->decode(tokenizer->encode(text)) == text, "decoding undoes encoding");
+}
+
+/// vocab.bpe, and behind "---" encoder.json.
+inline void bpe_folder(const Folder& folder, std::string_view input) {
+  const auto [merges, encoder] = halves(input);
+  folder.remove("vocabulary");
+  folder.put("vocabulary/vocab.bpe", merges);
+  if (!encoder.empty()) folder.put("vocabulary/encoder.json", encoder);
+  static_cast<void>(io::load_tokenizer(folder / "vocabulary"));
+}
+
+/// Any text, with a small vocabulary of every byte and some pairs.
+inline void text(const Folder&, std::string_view input) {
+  static const io::BpeTokenizer tokenizer = [] {
+    std::vector<std::string> tokens;
+    for (int byte = 0; byte < 256; ++byte) tokens.emplace_back(1, static_cast<char>(byte));
+    for (const char* pair : {"th", "he", "the", " t", " the", "  ", "\xc3\xa9", "12", "'s", "\r\n"})
+      tokens.emplace_back(pair);
+    return io::BpeTokenizer(tokens);
+  }();
+  const std::string whole(input);
+  require(tokenizer.decode(tokenizer.encode(whole)) == whole, "decoding undoes encoding");
+}
+
+inline void config(const Folder& folder, std::string_view input) {
+  const std::string path = folder.put("config.toml", input);
+  std::int64_t steps = 1;
+  std::uint64_t seed = 0;
+  double rate = 1;
+  bool tied = false;
+  std::string dtype = "f32";
+  std::vector<std::string> names;
+  run::Options options("fuzz", "Reads a file.");
+  options.add("--steps", steps, "steps", run::size(0)).add("--seed", seed, "seed");
+  options.group("model").add("--rate", rate, "rate", run::above(0)).flag("--tied", tied, "tied");
+  options.add("--dtype", dtype, "dtype", run::one_of({"f32", "bf16"})).add("--names", names, "names");
+  options.preset("small", {{"steps", "2"}}, "a small one");
+  const char* const arguments[] = {"fuzz", "--config", path.c_str()};
+  static_cast<void>(run::config_entries(input, "fuzz"));
+  if (!options.parse(3, arguments)) return;
+  // What was read and is written again says the same.
+  const std::string written = options.to_toml();
+  const auto entries = run::config_entries(written, "written");
+  require(std::ranges::any_of(entries, [&](const auto& e) { return e.key == "seed"; }), "a setting is written");
+}
+
+inline void schedule(const Folder&, std::string_view input) {
+  const pipeline::Schedule schedule = pipeline::parse_csv(input, "fuzz");
+  require(schedule.num_stages() > 0, "a schedule has stages");
+}
+
+inline void spec(const Folder&, std::string_view input) {
+  const ParsedTensor tensor = parse_tensor(input);
+  if (tensor.error.empty()) {
+    const auto printed = to_string(tensor.spec);
+    const ParsedTensor again = parse_tensor(std::string_view(printed));
+    require(again.error.empty() && again.spec == tensor.spec, "a printed spec is the same spec");
+  }
+  require(tensor.error.size() < 2000, "a short error");
+  static_cast<void>(parse_op(input));
+}
+
+/// A checkpoint's manifest behind its checksum, and behind "---" the attributes of its group.
+inline void checkpoint(const Folder& folder, std::string_view input) {
+  const auto [files, attributes] = halves(input);
+  folder.remove("step");
+  folder.put("step/.zgroup", R"({"zarr_format": 2})");
+  if (!attributes.empty()) folder.put("step/.zattrs", attributes);
+  folder.put("step/manifest.json",
+             fmt::format("{{\"crc32c\": \"{:08x}\",\n{}",
+                         io::crc32c(std::as_bytes(std::span(files.data(), files.size()))), files));
+  const io::Checkpoint found = io::Checkpoint::open(folder / "step");
+  static_cast<void>(found.damages());
+}
+
+inline void records(const Folder& folder, std::string_view input) {
+  const std::string path = folder.put("metrics.jsonl", input);
+  for (const run::Record& record : run::read_records(path)) static_cast<void>(run::to_json(record));
+  static_cast<void>(run::read_samples(path));
+}
+
+struct Target {
+  const char* name;
+  void (*run)(const Folder&, std::string_view);
+};
+inline constexpr Target targets[] = {
+    {"safetensors", safetensors},
+    {"zarr", zarr},
+    {"flat_tokens", flat_tokens},
+    {"token_file", token_file},
+    {"bpe", bpe},
+    {"bpe_folder", bpe_folder},
+    {"text", text},
+    {"config", config},
+    {"schedule", schedule},
+    {"spec", spec},
+    {"checkpoint", checkpoint},
+    {"records", records},
+};
+
+/// Calls the target. Throws Defect for an error that is not the library's, too long to read, or not printable.
+inline void run_target(const Target& target, const Folder& folder, std::string_view input) {
+  std::string message;
+  try {
+    return target.run(folder, input);
+  } catch (const Defect&) {
+    throw;
+  } catch (const Error& error) {
+    message = error.what();
+  } catch (const std::exception& error) {
+    throw Defect(std::string("an error of another library: ") + error.what());
+  }
+  require(!message.empty() && message.size() < 1500,
+          fmt::format("a message of {} characters: {}", message.size(), message.substr(0, 300)));
+}
+
+}  // namespace shardlib::fuzz

@@ -1,0 +1,223 @@
+"""scripts/train.sh: a run whose ranks are killed and stopped at random ends with the curve of an undisturbed one.
+
+restarts.py --trainer GPT_FSDP --mpiexec "mpirun FLAGS" [--kills N]   N kills for each backend (default 6)
+The same mesh has the same bits; fewer ranks have the same losses to rounding. And what the script refuses, when it gives
+up, and that a signal makes the run save and stop.
+"""
+import argparse
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+wrong = []
+
+
+def check(ok, what, detail=""):
+    if not ok:
+        wrong.append(f"{what}\n{detail[-3000:]}" if detail else what)
+    return ok
+
+
+class Trainer:
+    def __init__(self, trainer, mpiexec, folder):
+        self.trainer, self.mpiexec, self.folder = trainer, mpiexec, folder
+        self.text = os.path.join(folder, "text.txt")
+        with open(self.text, "w") as file:
+            file.write("".join(f"{i} is the number of {i * i % 97}. " for i in range(3000)))
+
+    def command(self, run, *options):
+        return [self.trainer, "--batch=8", "--seq=16", "--layers=2", "--d-model=16", "--n-kv=2", "--d-head=4",
+                "--d-ff=16", "--steps=2500", "--save-every=40", "--max-tokens=0", "--collective-timeout=2",
+                "--check-replicas=10", f"--data={self.text}", f"--run={self.folder}/{run}", *options]
+
+    def script(self, *options):
+        """train.sh with these of its options."""
+        here = os.path.dirname(os.path.abspath(__file__))
+        return [os.path.join(here, "..", "scripts", "train.sh"), "--mpirun", shlex.join(self.mpiexec), *options, "--"]
+
+    def curve(self, run):
+        with open(f"{self.folder}/{run}/metrics.jsonl") as file:
+            return [(s["step"], s["loss"], s["grad_norm"]) for s in map(json.loads, file)]
+
+
+def is_rank(pid):
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return b"OMPI_COMM_WORLD_RANK=" in file.read()
+    except OSError:
+        return False
+
+
+def ranks_of(script):
+    """The processes that the script's mpirun has started."""
+    found = [script]
+    for _ in range(2):  # the script, mpirun, ranks
+        children = []
+        for pid in found:
+            try:
+                with open(f"/proc/{pid}/task/{pid}/children") as file:
+                    children += map(int, file.read().split())
+            except OSError:
+                pass
+        found = children
+    return [pid for pid in found if is_rank(pid)]
+
+
+def disturbed(trainer, name, kills, shared, undisturbed):
+    """Kills or stops a rank every second or so, and compares the curve with that of a run in peace."""
+    luck = random.Random(17)
+    log = open(os.path.join(trainer.folder, name + ".log"), "w+")
+    process = subprocess.Popen([*trainer.script("--ranks", "2"), *trainer.command(name, "--mesh=d={ranks},t=1")],
+                               stdout=log, stderr=log, env=os.environ | {"SHARDLIB_SHM": shared, "SHARDLIB_START_TIMEOUT": "5"})
+    done = 0
+    while done < kills and process.poll() is None:
+        time.sleep(luck.uniform(1, 2))
+        ranks = ranks_of(process.pid)
+        if len(ranks) != 2:
+            continue  # between two starts
+        # A stopped rank is noticed after --collective-timeout, and takes as long.
+        os.kill(luck.choice(ranks), signal.SIGSTOP if done % 3 == 2 else signal.SIGKILL)
+        done += 1
+    try:
+        status = process.wait(timeout=120)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        status = "none: it hangs"
+    log.seek(0)
+    text = log.read()
+    check(status == 0, f"{name}: ends with status 0, not {status}", text)
+    check(done == kills, f"{name}: {done} of {kills} kills before the end")
+    restarts = text.count("starting again from step-")
+    check(restarts >= done // 2, f"{name}: {restarts} restarts from a checkpoint", text)
+    curve = trainer.curve(name)
+    check(curve == undisturbed, f"{name}: {len(curve)} steps with the same bits as {len(undisturbed)} undisturbed ones")
+    print(f"{name}: {done} kills, {restarts} restarts from a checkpoint, {len(curve)} steps of the same bits", flush=True)
+
+
+def fewer_ranks(trainer, undisturbed):
+    """A host that goes away for good: the run goes on with one rank."""
+    down, probe = os.path.join(trainer.folder, "down"), os.path.join(trainer.folder, "probe.sh")
+    with open(probe, "w") as file:
+        file.write(f'test "$1" = localhost || test ! -e {down}\n')
+    log = open(os.path.join(trainer.folder, "fewer.log"), "w+")
+    process = subprocess.Popen(
+        [*trainer.script("--ranks", "2,1", "--hosts", "localhost:1,127.0.0.1:1"),
+         *trainer.command("fewer", "--mesh=d={ranks},t=1")],
+        stdout=log, stderr=log, env=os.environ | {"TRAIN_PROBE": f"sh {probe}"})
+    checkpoints = f"{trainer.folder}/fewer/checkpoints"
+    while process.poll() is None and not (os.path.isdir(checkpoints) and "LATEST" in os.listdir(checkpoints)):
+        time.sleep(0.01)
+    open(down, "w").close()
+    ranks = ranks_of(process.pid)
+    if check(len(ranks) == 2, f"fewer: {len(ranks)} ranks run"):
+        os.kill(ranks[1], signal.SIGKILL)
+    status = process.wait(timeout=120)
+    log.seek(0)
+    text = log.read()
+    check(status == 0, f"fewer: ends with status 0, not {status}", text)
+    check("host 127.0.0.1 does not answer: it is left out" in text, "fewer: the host is named", text)
+    curve = trainer.curve("fewer")
+    check([s[0] for s in curve] == [s[0] for s in undisturbed], "fewer: every step once")
+    # Sums in another order: training magnifies the difference of the last bits.
+    apart = max(abs(a[1] - b[1]) / b[1] for a, b in zip(curve[:500], undisturbed))
+    check(apart < 1e-3, f"fewer: losses stay within rounding ({apart:.1e})")
+    print(f"fewer: 500 losses within {apart:.1e}", flush=True)
+
+
+def refusals(trainer):
+    def run(*command):
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    plain = trainer.script()
+    for command, words in [(plain, "no program behind --"), ([*plain, trainer.trainer], "no --run DIR"),
+                           (trainer.script("--ranks", "two"), "--ranks: 'two'"),
+                           (trainer.script("--hosts", "a"), "--hosts: 'a' is not HOST:SLOTS"),
+                           (trainer.script("--what", "1"), "unknown option '--what'")]:
+        done = run(*command)
+        check(done.returncode == 2 and words in done.stderr, f"refused with {words!r}", done.stderr)
+    done = run(*plain, *trainer.command("refused", "--data=/nowhere"))
+    check(done.returncode == 2 and "train.sh: " not in done.stderr, "a wrong option ends it at once", done.stderr)
+    done = run(*trainer.script("--restarts", "1"), *trainer.command("diverged", "--learning-rate=1e30"))
+    check(done.returncode == 1 and "2 starts in a row came to no new checkpoint: it gives up" in done.stderr,
+          "it gives up", done.stderr)
+
+
+def slurm(folder):
+    """scripts/train.sbatch with stand-ins for srun and scontrol: when a job is queued again."""
+    here, tools = os.path.dirname(os.path.abspath(__file__)), os.path.join(folder, "tools")
+    os.makedirs(tools)
+    for name, body in [("srun", 'shift; exec "$@"'), ("scontrol", f'echo "$@" >> {folder}/requeued')]:
+        with open(os.path.join(tools, name), "w") as file:
+            file.write(f"#!/bin/sh\n{body}\n")
+        os.chmod(file.name, 0o755)
+
+    def job(program, restarts=0, usr1=False):
+        process = subprocess.Popen(["bash", os.path.join(here, "..", "scripts", "train.sbatch"), "sh", "-c", program],
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                   env=os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "7",
+                                                     "SLURM_RESTART_COUNT": str(restarts)})
+        if usr1:
+            process.stdout.readline()
+            process.send_signal(signal.SIGUSR1)
+        text = process.communicate(timeout=30)[0]
+        queued = os.path.exists(f"{folder}/requeued")
+        if queued:
+            with open(f"{folder}/requeued") as file:
+                check(file.read() == "requeue 7\n", "slurm: scontrol requeue 7")
+            os.remove(f"{folder}/requeued")
+        return process.returncode, queued, text
+
+    for what, case, expected in [("the end", job("exit 0"), (0, False)), ("a wrong option", job("exit 2"), (2, False)),
+                                 ("a fault", job("exit 1"), (0, True)), ("too many faults", job("exit 1", 10), (1, False)),
+                                 ("the time limit", job("trap 'exit 0' USR1; echo x; while :; do sleep 0.1; done", 12, True),
+                                  (0, True))]:
+        check(case[:2] == expected, f"slurm: {what} gives {case[:2]}, not {expected}", case[2])
+
+
+def stopping(trainer):
+    """A signal to the script: the run saves and stops."""
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        name = f"stopped_{int(number)}"
+        process = subprocess.Popen([*trainer.script("--ranks", "2"), *trainer.command(name, "--steps=1000000")],
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for line in process.stdout:
+            if line.startswith("step   101/"):
+                break
+        process.send_signal(number)
+        text = process.stdout.read()
+        status = process.wait(timeout=60)
+        check(status == 0 and "stopped by a signal" in text, f"{name}: saves and stops ({status})", text)
+        last = trainer.curve(name)[-1][0] + 1
+        check(f"step-{last:08}" in os.listdir(f"{trainer.folder}/{name}/checkpoints"), f"{name}: step {last} is saved")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trainer", required=True)
+    parser.add_argument("--mpiexec", required=True, help="mpirun and its flags")
+    parser.add_argument("--kills", type=int, default=6)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(args.trainer, shlex.split(args.mpiexec), folder)
+        done = subprocess.run([*trainer.mpiexec, "-n", "2", *trainer.command("peace", "--mesh=d=2,t=1")],
+                              capture_output=True, text=True, timeout=120)
+        check(done.returncode == 0, "a run in peace", done.stdout + done.stderr)
+        undisturbed = trainer.curve("peace")
+        disturbed(trainer, "shared_memory", args.kills, "1", undisturbed)
+        disturbed(trainer, "mpi_alone", args.kills, "0", undisturbed)
+        fewer_ranks(trainer, undisturbed)
+        stopping(trainer)
+        refusals(trainer)
+        slurm(folder)
+    print("\n".join(wrong))
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
