@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""The rooms of include/shardlib, and that includes between them point one way.
+"""The rooms of include/shardlib, that includes between them point one way, and that any header can be read first.
 
-rooms.py [--root DIR]: fails on an include of a room further down the list, on a folder that is not in the list, and on
-a header at the top that is no umbrella. Needs nothing but Python's standard library.
+rooms.py [--root DIR]: fails on an include of a room further down the list, on a folder that is not in the list, on a
+header at the top that is no umbrella, and on a header that, read first, has the definitions of another read before that
+other's declarations. Needs nothing but Python's standard library.
 """
 import argparse
 import pathlib
@@ -31,6 +32,7 @@ ROOMS = {
 }
 UMBRELLAS = {"shardlib.hpp", "shapes.hpp", "pipeline.hpp"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]shardlib/([^">]+)[">]', re.M)
+CODE = re.compile(r"^(?!\s*#|\s*//|\s*$)", re.M)
 
 
 def mistakes(include):
@@ -54,10 +56,34 @@ def mistakes(include):
                 yield f"{line}: {name.parts[0]}/ includes {match[1]}, of a room further down the list"
 
 
+def read_too_early(include):
+    """The headers of impl/ that are read while the header they include is only begun, with each header read first."""
+    texts = {path.relative_to(include).as_posix(): path.read_text() for path in include.rglob("*.hpp")}
+
+    def read(name, begun, finished):
+        if name in begun:
+            return
+        begun.append(name)
+        for match in INCLUDE.finditer(texts[name]):
+            if not CODE.search(texts[name], match.start()):
+                finished.add(name)  # only its definitions are left
+            unfinished = match[1] in begun and match[1] not in finished
+            if unfinished and "/impl/" in name and "/impl/" not in match[1]:
+                yield f"{include / begun[0]}: read first, {name} is read before {match[1]} is"
+            if match[1] in texts:
+                yield from read(match[1], begun, finished)
+        finished.add(name)
+
+    for name in sorted(texts):
+        if "/impl/" not in name:
+            yield from read(name, [], set())
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parents[1])
-    found = list(mistakes(parser.parse_args().root / "include" / "shardlib"))
+    include = parser.parse_args().root / "include" / "shardlib"
+    found = [*mistakes(include), *read_too_early(include)]
     print("\n".join(found))
     sys.exit(1 if found else 0)
 

@@ -107,5 +107,5 @@ class GroupRecorder {
 }  // namespace shardlib
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/comm/impl/recordings.hpp"
+#include "shardlib/comm/recordings.hpp"
 #endif

@@ -55,7 +55,9 @@ inline std::string disagreement(const std::vector<std::pair<int, std::uint64_t>>
     same->second.push_back(rank);
   }
   if (by_value.size() < 2) return {};
-  std::ranges::stable_sort(by_value, std::greater<>(), [](const auto& entry) { return entry.second.size(); });
+  std::ranges::sort(by_value, {}, [](const auto& entry) {  // the majority first
+    return std::pair(-static_cast<std::int64_t>(entry.second.size()), entry.second.front());
+  });
   std::string text;
   for (const auto& [value, ranks] : by_value)
     text += fmt::format("{}{} {} {}", text.empty() ? "" : ", ", ranks.size() == 1 ? "device" : "devices",
