@@ -4,6 +4,7 @@
 // benchmarks/run.sh builds and runs all three.
 #include <fmt/format.h>
 
+#include <shardlib/comm/flight_recorder.hpp>
 #include <shardlib/kernels/gemm.hpp>
 #include <shardlib/run/options.hpp>
 #include <shardlib/run/peak.hpp>
@@ -17,6 +18,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -364,12 +366,44 @@ void collective_figures(const Mesh<"d">& mesh) {
     }
   }
 }
+
+// What every communication pays to be found when it hangs or differs; benchmarks/always_on.py makes a share of it.
+void safeguard_figures(const Mesh<"d">& mesh) {
+  const int n = mesh.size(), calls = 20000;
+  const auto recorder = std::make_shared<detail::FlightRecorder>(mesh.rank());
+  std::vector<int> members(static_cast<std::size_t>(n));
+  std::iota(members.begin(), members.end(), 0);
+  const detail::GroupRecorder group(recorder, "d", members);
+  const detail::OpInfo op{"all_gather", "V/t M/d -> V/t M"};
+  std::uint64_t all = 0;  // printed, so that no fingerprint is left out
+  const double record = seconds_of([&] {
+    for (int i = 0; i < calls; ++i) {
+      const detail::CollectiveCall call{.bytes = static_cast<std::size_t>(i), .caller = detail::fingerprint(op)};
+      const detail::FlightRecord one = group.starts(call, op);
+      one.waits();
+      one.ends();
+      all ^= call.fingerprint();
+    }
+  });
+  const double compare = seconds_of([&] {
+    std::vector<std::uint64_t> theirs(static_cast<std::size_t>(n));
+    for (int i = 0; i < calls; ++i)
+      MPI_Allgather(&all, 1, MPI_UINT64_T, theirs.data(), 1, MPI_UINT64_T, MPI_COMM_WORLD);
+  });
+  if (mesh.rank() == 0)
+    fmt::print("\nA communication is recorded in {:.3f} us; over MPI itself its call is compared in {:.3f} us more ({:x})\n",
+               1e6 * record / calls, 1e6 * compare / calls, all & 15U);
+}
 #endif
 
-int figures() {
+int figures(bool safeguards_only) {
   if (under_mpi() && world_size() > 1) {
 #if defined(SHARDLIB_WITH_MPI)
-    launch({{"d", world_size()}}, [](const std::shared_ptr<Device>& device) { collective_figures(Mesh<"d">(device)); });
+    launch({{"d", world_size()}}, [&](const std::shared_ptr<Device>& device) {
+      const Mesh<"d"> mesh(device);
+      if (!safeguards_only) collective_figures(mesh);
+      safeguard_figures(mesh);
+    });
 #endif
     return 0;
   }
@@ -394,7 +428,9 @@ int figures() {
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
     run::Options options("figures", "Measures kernels, and under mpirun collectives instead, for a minute.");
-    if (options.parse(argc, argv)) return figures();
+    bool safeguards = false;
+    options.flag("--safeguards", safeguards, "under mpirun: what records and comparisons of calls cost, alone");
+    if (options.parse(argc, argv)) return figures(safeguards);
     if (world_rank() == 0) fmt::print("{}", options.help());
     return 0;
   });

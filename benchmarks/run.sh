@@ -101,6 +101,7 @@ say "" "# A training step of GPT-2 124M"
 measure /usr/bin/python3 benchmarks/gpt2_step.py --plot "$plot" "${peers[@]}"
 if [ -f "$plot" ]; then say "" "![milliseconds a step](gpt2_step.svg)"; fi
 measure benchmarks/step_profile.py
+measure benchmarks/always_on.py
 say "" "# Memory"
 measure benchmarks/memory.py
 say "" "# Pipelines"

@@ -308,6 +308,21 @@ TEST_CASE("checkpoint: damage that one device finds is told to all", "[checkpoin
   }
 }
 
+TEST_CASE("checkpoint: devices that would load different ones are found", "[checkpoint]") {
+  const Scratch scratch = shared_folder();
+  on_mesh("d=2,t=1", [&](const std::shared_ptr<Device>& device) {
+    const DT mesh(device);
+    Weights state = make_state(mesh, 5), other = make_state(mesh, 6);
+    io::save(mesh, scratch / "a", 1, state);
+    io::save(mesh, scratch / "b", 1, other);
+    const std::string mine = scratch / (device->rank() == 0 ? "a/step-00000001" : "b/step-00000001");
+    expect_error<Error>([&] { io::load(mesh, mine, state); },
+                        "device 1 reads another checkpoint under '" + mine +
+                            "' than device 0: give all of them the same folder, on a file system that all nodes share");
+    expect_same(state, make_state(mesh, 5));
+  });
+}
+
 TEST_CASE("checkpoint: a write that fails on one device fails alike on all, and nothing is lost", "[checkpoint]") {
   for (const std::string axes : {"d=1,t=1", "d=2,t=1", "d=2,t=2"}) {
     const Scratch scratch = shared_folder();

@@ -157,6 +157,14 @@ def stop_one(mpiexec, trainer, ranks, variables):
         return job.wrong
 
 
+def stop_at_start(mpiexec, tests):
+    """Stops rank 1 before it starts MPI: rank 0 gives up."""
+    stopped = 'test "$OMPI_COMM_WORLD_RANK" = 1 && kill -STOP $$; exec "$@"'
+    job = Job("stopped at the start", mpiexec, 2, ["sh", "-c", stopped, "sh", tests, "[.endless]"],
+              {"SHARDLIB_START_TIMEOUT": "3"})
+    return job.ends(20, [r"error: rank 0: the start of MPI has lasted longer than 3 s \(SHARDLIB_START_TIMEOUT\): another rank has not come so far"])
+
+
 def cannot_share(mpiexec, tests):
     """Where the system forbids an arena the ranks say so, once, and communicate over MPI."""
     command = shlex.join([*mpiexec, "-n", "2", tests, "collectives and messages move the right blocks"])
@@ -189,6 +197,7 @@ def main():
     if args.trainer:
         for ranks, shared in ((2, "1"), (4, "1"), (2, "0")):
             wrong += stop_one(mpiexec, args.trainer, ranks, {"SHARDLIB_SHM": shared})
+    wrong += stop_at_start(mpiexec, args.tests)
     wrong += cannot_share(mpiexec, args.tests)
     print("\n".join(wrong))
     sys.exit(1 if wrong else 0)

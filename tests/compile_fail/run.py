@@ -108,6 +108,7 @@ def main():
     parser.add_argument("--include", default=str(pathlib.Path(__file__).resolve().parents[2] / "include"))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--list", action="store_true", help="count the sections and compile nothing")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="of each file the first section and every Nth after it")
     parser.add_argument("--show", action="store_true", help="print the top of every output, also of what passes")
     parser.add_argument("--runtime", default="", help="flags for files that say `needs: runtime`; none: left out")
     parser.add_argument("files", nargs="*", type=pathlib.Path, help="default: all *.cpp beside this script")
@@ -134,7 +135,7 @@ def main():
     # The compiler's own folder in this list would come before those that include_next looks through.
     runtime = options.runtime.replace("-isystem /usr/include ", "")
     more = {path: runtime.split() if path in needy else [] for path in files}
-    jobs = [(path, *job) for path, sections, _ in parsed for job in [(None, 0, [])] + sections]
+    jobs = [(path, *job) for path, sections, _ in parsed for job in [(None, 0, [])] + sections[:: options.every]]
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         for name, wrong, output in pool.map(lambda job: judge(command + more[job[0]], *job), jobs):
             lines = output.splitlines()

@@ -388,7 +388,7 @@ SHARDLIB_INLINE void train(const std::shared_ptr<Device>& device, const Training
     device->local<Plan>() = detail::plan_step(device, training, program);
     return;
   }
-  detail::require_one_run(device, configuration, data);
+  detail::require_one_run(device, training, configuration, data);
   detail::Loop(device, training, data, configuration, program).run();
 }
 

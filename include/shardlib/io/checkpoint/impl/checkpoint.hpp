@@ -3,14 +3,18 @@
 
 #include "shardlib/io/checkpoint/checkpoint.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 #include <set>
 #include <span>
 
+#include "shardlib/comm/collective_call.hpp"
 #include "shardlib/io/agree.hpp"
 #include "shardlib/io/checkpoint/impl/load.hpp"
 #include "shardlib/runtime/padding.hpp"
@@ -75,20 +79,32 @@ inline shardlib::detail::ValuePtr load_value(const Checkpoint& checkpoint, const
   return with_buffer(like, std::move(buffer));
 }
 
-/// Every device checks its share of the files; all get to know of all damage.
+/// Every device checks its share of the files; all get to know of all damage. Throws Error if devices have read
+/// different manifests.
 inline std::vector<std::string> damages_together(Device& device, const std::string& path) {
   std::string mine;
+  std::uint64_t manifest = 0;
   try {
     const Checkpoint checkpoint = Checkpoint::open(path);
+    shardlib::detail::Fingerprint files;
+    for (const ManifestFile& file : checkpoint.files()) files.add(file.path).add(file.bytes).add(file.crc32c);
+    manifest = files.value();
     for (const std::string& damage :
          checkpoint.damages(static_cast<std::size_t>(device.rank()), static_cast<std::size_t>(device.size())))
       mine += damage + "\n";
   } catch (const std::exception& e) {
     mine = '\0' + std::string(e.what());
   }
+  const std::vector<std::string> all = gather_texts(device, mine);
+  const std::vector<std::string> manifests = gather_texts(device, std::to_string(manifest));
+  for (std::size_t i = 1; i < all.size(); ++i)
+    if (manifests[i] != manifests[0] && !all[i].starts_with('\0') && !all[0].starts_with('\0'))
+      throw Error(fmt::format("device {} reads another checkpoint under '{}' than device 0: give all of them the same "
+                              "folder, on a file system that all nodes share",
+                              i, path));
   std::vector<std::string> found;
-  for (const std::string& text : gather_texts(device, mine)) {
-    if (!text.empty() && text[0] == '\0') return {text};
+  for (const std::string& text : all) {
+    if (text.starts_with('\0')) return {text};
     for (std::size_t begin = 0; begin < text.size();) {
       const std::size_t end = text.find('\n', begin);
       found.push_back(text.substr(begin, end - begin));

@@ -1,0 +1,41 @@
+#!/usr/bin/env python3
+"""What the safeguards that no option turns off cost of a training step: GPT-2 124M, FSDP on two ranks of this machine.
+
+Every communication writes a record (the flight recorder) and a fingerprint of its call. Over shared memory the fingerprint
+goes with the call; over MPI itself it is a message of its own, which may wait for the slowest rank while the communication
+itself is on its way. Their times are measured alone, in a loop, and multiplied by the communications of a step, as --plan
+counts them; so a cost that hides behind others counts too.
+
+  benchmarks/always_on.py --build build/benchmarks
+"""
+import argparse
+import os
+import re
+
+from common import ROOT, add_data, built, count, ran
+from gpt2_step import VOCABULARY
+from overlap import median, steps
+
+RANKS = ["mpirun", "-n", "2", "--oversubscribe", "--bind-to", "none"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="build folder")
+    add_data(parser)
+    parser.add_argument("--steps", type=count(3), default=6, help="of the run; the first two do not count")
+    options = parser.parse_args()
+    said = ran(RANKS + [built(options.build, "benchmarks/figures"), "--safeguards"])
+    record, compare = (float(us) for us in re.search(r"recorded in ([\d.]+) us.* in ([\d.]+) us more", said).groups())
+    command = [built(options.build, "examples/gpt2"), "--preset=gpt2-124m", f"--vocabulary={VOCABULARY}", "--mesh=d=2,t=1",
+               f"--data={options.data}", "--batch=4", "--seq=64", "--recompute=none", "--max-tokens=0",
+               f"--steps={options.steps}"]  # fmt: skip
+    calls = int(re.search(r"^  all +(\d+) ", ran(command + ["--plan"]), re.M).group(1))
+    step = 1e6 * median(steps(RANKS + command))
+    print(f"a step of B=4 T=64: {step / 1e3:.0f} ms, with {calls} communications a rank")
+    print(f"a record and a fingerprint: {record:.2f} us, {100 * calls * record / step:.4f} % of the step")
+    print(f"with a comparison over MPI itself: {record + compare:.2f} us, {100 * calls * (record + compare) / step:.4f} %")
+
+
+if __name__ == "__main__":
+    main()
