@@ -202,7 +202,8 @@ void attention_figures(const Mesh<"d t">& mesh) {
                                                                                rename<"L -> Klen">(h.v));
     };
     const auto step = [&](const auto& f) {
-      static_cast<void>(value_and_grad(mesh, [&](const Heads& h) { return sum(f(h) * ct); }, heads));
+      static_cast<void>(value_and_grad(
+          mesh, [&](const Heads& h) { return sum(f(h) * ct); }, heads));
     };
     const std::int64_t keys = (length + 1) / 2;
     const Buffer scores = mesh.device()->pool()->allocate(static_cast<std::size_t>(length * keys) * sizeof(f32));
@@ -391,8 +392,9 @@ void safeguard_figures(const Mesh<"d">& mesh) {
       MPI_Allgather(&all, 1, MPI_UINT64_T, theirs.data(), 1, MPI_UINT64_T, MPI_COMM_WORLD);
   });
   if (mesh.rank() == 0)
-    fmt::print("\nA communication is recorded in {:.3f} us; over MPI itself its call is compared in {:.3f} us more ({:x})\n",
-               1e6 * record / calls, 1e6 * compare / calls, all & 15U);
+    fmt::print(
+        "\nA communication is recorded in {:.3f} us; over MPI itself its call is compared in {:.3f} us more ({:x})\n",
+        1e6 * record / calls, 1e6 * compare / calls, all & 15U);
 }
 #endif
 

@@ -395,9 +395,7 @@ TEST_CASE("test makes progress, and a dropped request is waited for") {
     Request request = comm.all_reduce(make_buffer(*device, mine), polled, DType::f32, Reduction::sum);
     while (!request.test()) std::this_thread::yield();
     request.wait();
-    {
-      const Request r = comm.all_reduce(make_buffer(*device, mine), dropped, DType::f32, Reduction::max);
-    }
+    { const Request r = comm.all_reduce(make_buffer(*device, mine), dropped, DType::f32, Reduction::max); }
     expect_equal(values_of<float>(polled), std::vector<float>(mine.size(), 3));
     expect_equal(values_of<float>(dropped), std::vector<float>(mine.size(), 2));
   });

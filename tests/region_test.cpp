@@ -278,7 +278,8 @@ TEST_CASE("what is left for a process is what is available, less what it may wri
   const auto group = [&](const std::string& path, const std::string& files) {
     std::filesystem::create_directories(root + path);
     std::istringstream each(files);
-    for (std::string name, value; each >> name && std::getline(each, value, ';');) test::put(root + path + "/" + name, value);
+    for (std::string name, value; each >> name && std::getline(each, value, ';');)
+      test::put(root + path + "/" + name, value);
   };
   test::put(groups, "0::/jobs/one\n");
   CHECK(detail::control_group_left(groups, root) == std::nullopt);

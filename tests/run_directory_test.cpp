@@ -115,7 +115,7 @@ TEST_CASE("records: torn and damaged files", "[run]") {
 
   const std::string text = ": this is no record of a run: ", remedy = "; remove the line or choose another run";
   for (const std::string& bad : std::vector<std::string>{"{\"step\": 2, \"lo", "", "hello", "{\"step\": x}", "[]",
-                                                        "{\"loss\": 3}", "{\"step\": 2, \"lo" + third}) {
+                                                         "{\"loss\": 3}", "{\"step\": 2, \"lo" + third}) {
     put(path, two + bad + "\n" + third + "\n");
     INFO(bad);
     expect_error<Error>([&] { static_cast<void>(run::read_records(path)); },

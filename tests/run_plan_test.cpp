@@ -295,9 +295,7 @@ TEST_CASE("run::plan counts the step that a program gives to run::train", "[plan
     const GptMesh mesh(device);
     auto state = subject.state(mesh);
     run::Program program;
-    program.step = [&](const run::Step& step) {
-      return subject.step(mesh, state, step.microbatches.at(0));
-    };
+    program.step = [&](const run::Step& step) { return subject.step(mesh, state, step.microbatches.at(0)); };
     program.parameters = parameter_count(state.weights);
     program.weight_bytes = run::shard_bytes(state.weights);
     program.optimizer_bytes = 2 * program.weight_bytes;

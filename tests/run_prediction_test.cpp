@@ -170,7 +170,12 @@ TEST_CASE("a prediction asks for what it needs", "[prediction]") {
   run::Training training;
   const std::vector<AxisSize> mesh{{"d", 4}};
   const auto fails = [&](const std::string& message) {
-    expect_error<UsageError>([&] { run::dry_run(training, mesh, [](const auto&) {}, [](const auto&) {}); }, message);
+    expect_error<UsageError>(
+        [&] {
+          run::dry_run(
+              training, mesh, [](const auto&) {}, [](const auto&) {});
+        },
+        message);
   };
   training.plan_memory = 1e12;
   fails(

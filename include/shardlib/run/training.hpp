@@ -88,9 +88,8 @@ SHARDLIB_INLINE void announce(const Options& options, const Training& training);
 /// `note_padding(mesh, sizes)`
 SHARDLIB_INLINE void note_padding(const std::vector<AxisSize>& mesh, const Sizes& sizes);
 
-/// Throws UsageError unless the batch divides into microbatches, each of them over training.batch_axes, and the host has
-/// memory for a step's rows.
-/// `batch_must_divide(mesh, training)`
+/// Throws UsageError unless the batch divides into microbatches, each of them over training.batch_axes, and the host
+/// has memory for a step's rows. `batch_must_divide(mesh, training)`
 SHARDLIB_INLINE void batch_must_divide(const std::vector<AxisSize>& mesh, const Training& training);
 
 /// What a run reads: made once in each process, and shared by its devices. With all empty, a program's steps get rows

@@ -264,8 +264,8 @@ NLOHMANN_JSON_SERIALIZE_ENUM(FlightEntry::Kind, {{FlightEntry::Kind::collective,
 NLOHMANN_JSON_SERIALIZE_ENUM(FlightEntry::State, {{FlightEntry::State::started, "started"},
                                                   {FlightEntry::State::waiting, "waiting"},
                                                   {FlightEntry::State::ended, "ended"}})
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Communication, number, kind, state, peer, group, sequence, began, waited_from,
-                                   ended, text)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Communication, number, kind, state, peer, group, sequence, began, waited_from, ended,
+                                   text)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GroupRecord, axes, members, started, sent, received)
 
 SHARDLIB_INLINE std::string to_json(const DeviceRecord& device) {

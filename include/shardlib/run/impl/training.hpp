@@ -276,12 +276,14 @@ SHARDLIB_INLINE void batch_must_divide(const std::vector<AxisSize>& mesh, const 
     axes += (axes.empty() ? "" : " * ") + name;
   }
   // Four numbers of a token, of this step and the next; as processes that share a machine are not known, of one alone.
-  const double rows = 2.0 * 16.0 * static_cast<double>(t.batch) * static_cast<double>(t.seq) + 512.0 * static_cast<double>(t.microbatches);
+  const double rows = 2.0 * 16.0 * static_cast<double>(t.batch) * static_cast<double>(t.seq) +
+                      512.0 * static_cast<double>(t.microbatches);
   const double mine = rows / (under_mpi() || t.plan ? static_cast<double>(parts) : 1.0);
   if (const auto left = static_cast<double>(shardlib::detail::left_bytes()); mine > left)
-    throw UsageError(fmt::format("--batch {} of --seq {} in --microbatches {}: the rows of a step take {:.1f} GB of host "
-                                 "memory, but {:.1f} are left: choose smaller ones",
-                                 t.batch, t.seq, t.microbatches, mine * 1e-9, left * 1e-9));
+    throw UsageError(
+        fmt::format("--batch {} of --seq {} in --microbatches {}: the rows of a step take {:.1f} GB of host "
+                    "memory, but {:.1f} are left: choose smaller ones",
+                    t.batch, t.seq, t.microbatches, mine * 1e-9, left * 1e-9));
   if (size % parts == 0) return;
   std::int64_t fewer = parts - 1;
   while (size % fewer != 0) --fewer;

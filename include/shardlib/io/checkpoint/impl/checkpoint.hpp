@@ -99,9 +99,10 @@ inline std::vector<std::string> damages_together(Device& device, const std::stri
   const std::vector<std::string> manifests = gather_texts(device, std::to_string(manifest));
   for (std::size_t i = 1; i < all.size(); ++i)
     if (manifests[i] != manifests[0] && !all[i].starts_with('\0') && !all[0].starts_with('\0'))
-      throw Error(fmt::format("device {} reads another checkpoint under '{}' than device 0: give all of them the same "
-                              "folder, on a file system that all nodes share",
-                              i, path));
+      throw Error(
+          fmt::format("device {} reads another checkpoint under '{}' than device 0: give all of them the same "
+                      "folder, on a file system that all nodes share",
+                      i, path));
   std::vector<std::string> found;
   for (const std::string& text : all) {
     if (text.starts_with('\0')) return {text};
