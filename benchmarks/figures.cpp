@@ -375,7 +375,7 @@ void safeguard_figures(const Mesh<"d">& mesh) {
   std::vector<int> members(static_cast<std::size_t>(n));
   std::iota(members.begin(), members.end(), 0);
   const detail::GroupRecorder group(recorder, "d", members);
-  const detail::OpInfo op{"all_gather", "V/t M/d -> V/t M"};
+  const detail::OpInfo op{.name = "all_gather", .spec = "V/t M/d -> V/t M", .site = {}};
   std::uint64_t all = 0;  // printed, so that no fingerprint is left out
   const double record = seconds_of([&] {
     for (int i = 0; i < calls; ++i) {
