@@ -582,7 +582,7 @@ def mistakes(p):
         (["--seq=1000000"], ["text.txt", "--seq", "longer text"]),
         (["--seq=9223372036854775807"], ["--seq", "16777216", "--help"]),
         (["--plan", "--layers=1000000"], ["--layers", "65536", "--help"]),
-        (["--plan", "--microbatches=16777216"], ["--batch 16", "--microbatches 16777216"]),
+        (["--plan", "--microbatches=16777216"], ["--batch 8", "--microbatches 16777216"]),
         (["--batch=16777216", "--seq=16777216"], ["--batch 16777216", "--seq 16777216", "host memory"]),
         (["--batch=6", "--mesh=d=4,t=1"], ["--batch 6", "d = 4", "choose a multiple of 4, or a mesh of d = 3"]),
         (["--batch=8", "--microbatches=3"], ["--batch 8", "--microbatches 3", "multiple of 3"]),
@@ -613,7 +613,6 @@ def mistakes(p):
         Run([*p.mpiexec, *one, ":", *other], "ranks with two learning rates").fails(2, "different programs", "learning_rate")
         one, other = (["-n", "1", *p.gpt_command("--mesh=d=2", f"--run={p.folder}/{run}")] for run in ("one", "other"))
         Run([*p.mpiexec, *one, ":", *other], "ranks with two folders").fails(2, "different programs", "--run", "/other")
-        check(not os.path.exists(f"{p.folder}/other"), "ranks with two folders make none")
     # A reader that leaves: the run goes on to its end.
     folder = os.path.join(p.folder, "unread")
     with subprocess.Popen(p.gpt_command("--steps=200", f"--run={folder}"), stdout=subprocess.PIPE) as process:
