@@ -17,13 +17,14 @@
 #include "shardlib/io/impl/json.hpp"
 #include "shardlib/io/tokenizer/impl/bpe_digest.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/excerpt.hpp"
 #include "shardlib/support/sha256.hpp"
 
 namespace shardlib::io {
 namespace detail {
 
 [[noreturn]] inline void fail_vocabulary(const std::string& path, std::size_t line, const std::string& why) {
-  throw Error("'" + path + "', line " + std::to_string(line) + ": " + why +
+  throw Error("'" + path + "', line " + std::to_string(line) + ": " + shardlib::detail::excerpt(why, 400) +
               ": the file is damaged or no vocabulary; get it again (scripts/vocabulary.sh)");
 }
 
