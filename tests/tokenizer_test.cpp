@@ -310,7 +310,7 @@ TEST_CASE("vocabularies: errors", "[tokenizer]") {
   for (const std::string wrong : {"AA=", "AA", "AB==", "A", "=", "", "AA=A"})
     fails(wrong + " 0\n", ", line 1: \"" + wrong + "\" is not base64" + again);
   fails("AA== 0\nAQ== 2\n", ", line 2: the rank is \"2\" instead of 1" + again);
-  fails("AA== 0\nAQ== 1\r\n", ", line 2: the rank is \"1\r\" instead of 1" + again);
+  fails("AA== 0\nAQ== 1\r\n", ", line 2: the rank is \"1 \" instead of 1" + again);
   fails("", " has no token for the byte 0, so not every text can be encoded");
   std::vector<std::string> tokens = small_vocabulary();
   tokens.push_back("the");
