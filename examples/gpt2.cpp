@@ -12,6 +12,7 @@
 #include <shardlib/run/dry_run.hpp>
 #include <shardlib/run/plan.hpp>
 #include <shardlib/shardlib.hpp>
+#include <shardlib/support/crc32c.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -294,6 +295,18 @@ void must_be_gpt2(const Options& o) {
                     o.load.empty() ? "--export" : "--load", wrong));
 }
 
+// What ranks compare: the file's name, and a checksum of the names and first numbers of its tensors.
+std::string describe_weights(const std::string& path) {
+  const io::SafetensorsFile file(path);
+  std::string text;
+  for (const io::SafetensorsEntry& entry : file.entries()) {
+    std::string first(std::min<std::uint64_t>(entry.end - entry.begin, 4096), '\0');
+    file.read_bytes(entry, 0, std::as_writable_bytes(std::span(first)));
+    text += entry.name + first;
+  }
+  return fmt::format("{}, {} tensors, crc32c {:08x}", path, file.entries().size(), io::crc32c(io::as_bytes(text)));
+}
+
 // An output layer of its own would be lost, as the model's is the embedding.
 void must_be_tied(const io::SafetensorsFile& file, const std::string& embedding) {
   const io::SafetensorsEntry *output = file.find("lm_head.weight"), *embed = file.find(embedding);
@@ -484,6 +497,7 @@ int program(int argc, char** argv) {
     throw UsageError("--export writes the weights of a run's checkpoint: give --run too");
   if (!o.load.empty()) o.training.sample.begin.reset();  // nothing stood before the texts that those models have learnt
   must_be_gpt2(o);
+  if (!o.load.empty() && !o.training.plan) o.training.initial_weights = describe_weights(o.load);
   const run::Data data = run::open_data(o.training, o.vocabulary);
   run::note_padding(mesh, sizes_of(o, data.vocabulary, mesh[0].size, mesh[1].size));
   run::announce(options, o.training);

@@ -33,8 +33,12 @@ failed=0
 fuzz() { # TARGET
   local folder=build/fuzz/found/$1
   mkdir -p "$folder/corpus"
-  if SHARDLIB_FUZZ_TARGET=$1 build/fuzz/tests/fuzz/shardlib_fuzz -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2000 \
-    -max_len=20000 -artifact_prefix="$folder/" "$folder/corpus" "tests/fuzz/corpus/$1" >"build/log/fuzz-$1.log" 2>&1; then
+  SHARDLIB_FUZZ_TARGET=$1 build/fuzz/tests/fuzz/shardlib_fuzz -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2000 \
+    -max_len=20000 -artifact_prefix="$folder/" "$folder/corpus" "tests/fuzz/corpus/$1" >"build/log/fuzz-$1.log" 2>&1 &
+  local process=$! status=0
+  wait $process || status=$?
+  rm -rf "/dev/shm/shardlib_fuzz_$process"
+  if [ $status = 0 ]; then
     echo "fuzz.sh: $1: $(grep -oE 'Done [0-9]+ runs in [0-9]+ second' "build/log/fuzz-$1.log")s"
   else
     echo "fuzz.sh: $1: FAILED; the end of build/log/fuzz-$1.log:"

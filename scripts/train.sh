@@ -12,8 +12,8 @@
 #                    2, 4 ... seconds, at most 60.
 #   --mpirun "..."   the launcher and its flags (default mpirun)
 #
-# The program has to have --run DIR. Status 0 and 2 (a wrong option) end the script with the same status. SIGTERM, SIGINT
-# and SIGUSR1 ask the run to save and stop; the script then ends with 0, or with 143 if the run does not end well.
+# The program has to have --run DIR. Status 0 and 2 (a wrong option) end the script with the same status. SIGTERM, SIGINT,
+# SIGHUP and SIGUSR1 ask the run to save and stop; the script then ends with 0, or with 143 if the run does not end well.
 set -uo pipefail
 
 misuse() {
@@ -100,14 +100,29 @@ mind() {
   done
 }
 
-stopped=no
+stopped=no told=no
 child=
+# mpirun passes SIGUSR1 on to the ranks, which save and stop; other signals would make it kill them. It forgets a signal
+# that comes before it has started them.
+pass_on() {
+  local waited
+  for waited in {1..50}; do
+    [ -n "$(local_ranks "$1")" ] && break
+    sleep 0.1
+  done
+  [ "$waited" = 1 ] || sleep 1
+  kill -USR1 "$1" 2>/dev/null
+}
+tell() {
+  if [ $stopped = no ] || [ -z "$child" ] || [ $told = yes ]; then return; fi
+  told=yes
+  pass_on "$child" &
+}
 stop() {
   stopped=yes
-  # mpirun passes SIGUSR1 on to the ranks, which save and stop; other signals would make it kill them.
-  [ -n "$child" ] && kill -USR1 "$child" 2>/dev/null
+  tell
 }
-trap stop TERM INT USR1
+trap stop TERM INT HUP USR1
 
 choice=0  # of ranks
 failed=0  # starts in a row without a new checkpoint
@@ -122,11 +137,14 @@ while :; do
     fi
     where=(--host "$(IFS=,; echo "${at[*]}")")
   fi
+  if [ $stopped = yes ]; then exit 143; fi
   count=${ranks[$choice]}
   before=$(newest)
   started=$SECONDS
-  "${launcher[@]}" -n "$count" "${where[@]}" "${@//\{ranks\}/$count}" &
+  # In a session of its own: the terminal's Ctrl-C is for this script.
+  setsid "${launcher[@]}" -n "$count" "${where[@]}" "${@//\{ranks\}/$count}" &
   child=$!
+  tell
   mind "$child" &
   minder=$!
   wait "$child"

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -437,5 +438,11 @@ TEST_CASE("endless collectives", "[.endless]") {
     std::fflush(stdout);
     for (;;) comm.all_gather(send, recv).wait();
   });
+}
+
+// For rank_faults.py: a rank that does not come to the end of the program.
+TEST_CASE("stopped after the last collective", "[.stopped]") {
+  on_mesh("d=" + show(world_size()), [](const std::shared_ptr<Device>& device) { device->group({"d"}).barrier(); });
+  if (world_rank() == 1) std::raise(SIGSTOP);
 }
 #endif

@@ -628,6 +628,12 @@ def mistakes(p):
     blocked = os.path.join(p.folder, "blocked")
     p.gpt(f"--run={blocked}").succeeds()
     os.mkdir(os.path.join(blocked, "trace.json"))
+    kept, records = os.path.join(p.folder, "kept"), os.path.join(p.folder, "kept.jsonl")
+    for steps in (2, 4):
+        p.gpt(f"--run={kept}", f"--metrics={records}", f"--steps={steps}").succeeds()
+    with open(records) as file:
+        check([json.loads(line)["step"] for line in file] == [0, 1, 2, 3], "--metrics keeps what a resumed run has behind it")
+    p.gpt(f"--run={kept}", f"--metrics={kept}/metrics.jsonl").fails(2, "--metrics", "the run writes this file itself")
     late = p.gpt(f"--run={blocked}", "--trace", "--steps=3")
     late.fails(2, "trace.json", "no regular file")
     late.check("going on from" not in late.out, "--trace fails before the run goes on")

@@ -165,6 +165,12 @@ def stop_at_start(mpiexec, tests):
     return job.ends(20, [r"error: rank 0: the start of MPI has lasted longer than 3 s \(SHARDLIB_START_TIMEOUT\): another rank has not come so far"])
 
 
+def stop_at_end(mpiexec, tests, variables):
+    """Rank 1 stops itself after the last collective: rank 0 gives up."""
+    job = Job("stopped at the end", mpiexec, 2, [tests, "[.stopped]"], variables | {"SHARDLIB_START_TIMEOUT": "3"})
+    return job.ends(20, [r"error: rank 0: the end of the program has lasted longer than 3 s"])
+
+
 def cannot_share(mpiexec, tests):
     """Where the system forbids an arena the ranks say so, once, and communicate over MPI."""
     command = shlex.join([*mpiexec, "-n", "2", tests, "collectives and messages move the right blocks"])
@@ -198,6 +204,8 @@ def main():
         for ranks, shared in ((2, "1"), (4, "1"), (2, "0")):
             wrong += stop_one(mpiexec, args.trainer, ranks, {"SHARDLIB_SHM": shared})
     wrong += stop_at_start(mpiexec, args.tests)
+    for shared in ("1", "0"):
+        wrong += stop_at_end(mpiexec, args.tests, {"SHARDLIB_SHM": shared})
     wrong += cannot_share(mpiexec, args.tests)
     print("\n".join(wrong))
     sys.exit(1 if wrong else 0)

@@ -82,7 +82,7 @@ def disturbed(trainer, name, kills, shared, undisturbed):
         if len(ranks) != 2:
             continue  # between two starts
         # A stopped rank is noticed after --collective-timeout, and takes as long.
-        os.kill(luck.choice(ranks), signal.SIGSTOP if done % 3 == 2 else signal.SIGKILL)
+        os.kill(luck.choice(ranks), signal.SIGSTOP if done % 3 == 1 else signal.SIGKILL)
         done += 1
     try:
         status = process.wait(timeout=120)
@@ -182,6 +182,12 @@ def slurm(folder):
 
 def stopping(trainer):
     """A signal to the script: the run saves and stops."""
+    early = subprocess.Popen([*trainer.script("--ranks", "2"), *trainer.command("stopped_early", "--steps=1000000")],
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    time.sleep(0.3)
+    early.send_signal(signal.SIGTERM)
+    text = early.communicate(timeout=60)[0]
+    check(early.returncode in (0, 143), f"a signal right after the start ends the run ({early.returncode})", text)
     for number in (signal.SIGTERM, signal.SIGUSR1):
         name = f"stopped_{int(number)}"
         process = subprocess.Popen([*trainer.script("--ranks", "2"), *trainer.command(name, "--steps=1000000")],

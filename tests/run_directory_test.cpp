@@ -288,8 +288,9 @@ TEST_CASE("run directory: one process at a time", "[run]") {
   make_run(path, 1);
   {
     const RunDirectory first(path, config, Resume::automatic, true);
-    expect_error<UsageError>([&] { RunDirectory(path, config, Resume::automatic, true); },
-                             "another process is writing to the run directory '" + path + "': choose another one");
+    expect_error<Error>(
+        [&] { RunDirectory(path, config, Resume::automatic, true); },
+        "another process is writing to the run directory '" + path + "': wait until it ends, or choose another one");
   }
   CHECK(RunDirectory(path, config, Resume::automatic, true).resumed());
 }

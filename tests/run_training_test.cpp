@@ -521,6 +521,11 @@ TEST_CASE("training: ranks with other settings are found before the first step",
     expect_error<UsageError>([&] { run::train(device, training, tokens, settings, program); },
                              "the ranks run different programs: rank 0 has `learning_rate = 1e-3`, but rank 1 has "
                              "`learning_rate = 1e-1`; start all ranks with the same settings, data and program");
+    run::Training loaded = training;
+    loaded.initial_weights = device->rank() == 0 ? "a" : "b";
+    expect_error<UsageError>([&] { run::train(device, loaded, tokens, "", program); },
+                             "the ranks run different programs: rank 0 has `initial weights: a`, but rank 1 has "
+                             "`initial weights: b`; start all ranks with the same settings, data and program");
     run::Training elsewhere = training;
     if (device->rank() == 1) elsewhere.resume = false;
     expect_error<UsageError>([&] { run::train(device, elsewhere, tokens, "", program); },

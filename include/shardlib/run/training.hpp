@@ -53,6 +53,8 @@ struct Training {
   /// Set by the options --resume, --trace, --plan and --tensorboard.
   bool resume = true, trace = false, plan = false, tensorboard = false;
   std::string allow_change;  ///< --allow-change: what may differ from the checkpoint that a run goes on from
+  /// What the program has loaded before the run, as a text that the ranks compare: a file's name and checksum.
+  std::string initial_weights;
   /// The program's own settings that a run may change when it goes on, as the steps compute the same: "schedule".
   std::vector<std::string> may_change;
   std::string prompt = "And God said";                                      ///< what samples begin with

@@ -25,6 +25,7 @@
 #include <iostream>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -388,10 +389,18 @@ SHARDLIB_INLINE int run_program([[maybe_unused]] int argc, [[maybe_unused]] char
   } catch (...) {
     ending = detail::ending_of(std::current_exception());
   }
-  if (const std::string message = detail::settle(ending); !message.empty()) detail::print_error(message);
+  std::string message;
+  {
+#if defined(SHARDLIB_WITH_MPI)
+    std::optional<detail::mpi::Deadline> deadline;
+    if (finalize_mpi) deadline.emplace("the end of the program");
+#endif
+    message = detail::settle(ending);
+  }
+  if (!message.empty()) detail::print_error(message);
   // After the ranks have met: one of them alone may fail here, and none waits for it any more.
-  if (const std::string message = detail::output_error(); !message.empty() && ending.status == 0) {
-    detail::print_error(message);
+  if (const std::string output = detail::output_error(); !output.empty() && ending.status == 0) {
+    detail::print_error(output);
     ending.status = 1;
   }
   if (finalize_kokkos) Kokkos::finalize();

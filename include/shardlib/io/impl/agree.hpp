@@ -12,7 +12,7 @@
 
 namespace shardlib::io {
 
-SHARDLIB_INLINE std::vector<std::string> gather_texts(Device& device, const std::string& mine) {
+SHARDLIB_INLINE std::vector<std::string> gather_texts(Device& device, const std::string& mine, Site site) {
   Communicator& all = device.everybody();
   const auto n = static_cast<std::size_t>(all.size());
   Pool& pool = *device.pool();
@@ -20,7 +20,7 @@ SHARDLIB_INLINE std::vector<std::string> gather_texts(Device& device, const std:
   const std::uint64_t length = mine.size();
   const Buffer my_length = pool.allocate(sizeof length), lengths = pool.allocate(n * sizeof length);
   std::memcpy(my_length.data(), &length, sizeof length);
-  all.all_gather(my_length, lengths).wait();
+  all.all_gather(my_length, lengths, 1, site).wait();
   const auto* sizes = lengths.as<std::uint64_t>();
   const std::uint64_t longest = *std::max_element(sizes, sizes + n);
   if (longest == 0) return std::vector<std::string>(n);
@@ -28,13 +28,13 @@ SHARDLIB_INLINE std::vector<std::string> gather_texts(Device& device, const std:
   const Buffer text = pool.allocate(longest), texts = pool.allocate(n * longest);
   std::memset(text.data(), 0, longest);
   std::memcpy(text.data(), mine.data(), mine.size());
-  all.all_gather(text, texts).wait();
+  all.all_gather(text, texts, 1, site).wait();
   std::vector<std::string> result;
   for (std::size_t i = 0; i < n; ++i) result.emplace_back(texts.as<char>() + i * longest, sizes[i]);
   return result;
 }
 
-SHARDLIB_INLINE void agree(Device& device, const std::string& what, const std::exception_ptr& error) {
+SHARDLIB_INLINE void agree(Device& device, const std::string& what, const std::exception_ptr& error, Site site) {
   // 'u', 's' or 'e' for the kind of the error, its message, and which device this is.
   std::string mine;
   if (error) {
@@ -51,7 +51,7 @@ SHARDLIB_INLINE void agree(Device& device, const std::string& what, const std::e
     }
     mine += '\0' + device.describe();
   }
-  const std::vector<std::string> all = gather_texts(device, mine);
+  const std::vector<std::string> all = gather_texts(device, mine, site);
   std::size_t failed = 0;
   bool alike = true;
   const std::string* first = nullptr;

@@ -21,11 +21,11 @@
 namespace shardlib::run::detail {
 
 /// The reduction of one number of each device, everywhere the same.
-inline double reduce(const std::shared_ptr<Device>& device, double value, Reduction op) {
+inline double reduce(const std::shared_ptr<Device>& device, double value, Reduction op, Site site = Site::current()) {
   if (device->size() == 1) return value;
   Buffer send = device->pool()->allocate(sizeof(double)), received = device->pool()->allocate(sizeof(double));
   *send.as<double>() = value;
-  device->everybody().all_reduce(send, received, DType::f64, op).wait();
+  device->everybody().all_reduce(send, received, DType::f64, op, site).wait();
   return *received.as<double>();
 }
 

@@ -35,8 +35,10 @@ inline std::optional<std::array<std::string, 2>> difference(const std::string& a
 inline void require_one_run(const std::shared_ptr<Device>& device, const Training& training,
                             const std::string& configuration, const Data& data) {
   if (device->size() == 1) return;
-  const std::string mine = fmt::format("shardlib {}\n--run {}\n--resume {}\n{}\ndata = {}\n", SHARDLIB_VERSION,
-                                       training.directory, training.resume, configuration, data_hash(data, "none"));
+  const std::string mine =
+      fmt::format("shardlib {}\n--run {}\n--resume {}\ninitial weights: {}\n{}\ndata = {}\nvalidation data = {}\n",
+                  SHARDLIB_VERSION, training.directory, training.resume, training.initial_weights, configuration,
+                  loader_hash(data.train.get(), "none"), loader_hash(data.validation.get(), "none"));
   const std::vector<std::string> all = io::gather_texts(*device, mine);
   std::string others;
   std::optional<std::array<std::string, 2>> first;

@@ -42,7 +42,8 @@ SHARDLIB_INLINE RunDirectory::RunDirectory(std::string path, std::string config,
     throw UsageError("the folder '" + path_ + "' holds other files and no run: choose another run directory");
   metrics_ = JsonLines(metrics(), JsonLines::Mode::append);
   if (!metrics_.lock())
-    throw UsageError("another process is writing to the run directory '" + path_ + "': choose another one");
+    throw Error("another process is writing to the run directory '" + path_ +
+                "': wait until it ends, or choose another one");
   // Asked again now that no other process can be creating it.
   resumed_ = fs::exists(this->config());
   if (!resumed_ && fs::file_size(metrics()) > 0)

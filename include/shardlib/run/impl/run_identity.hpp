@@ -20,9 +20,9 @@ namespace shardlib::run::detail {
 
 inline constexpr std::string_view setting_mark = "setting.";
 
-/// The identity of a run's batches, or `none`.
-inline std::string data_hash(const Data& data, const std::string& none) {
-  return data.train ? fmt::format("{:016x}", data.train->identity()) : none;
+/// The identity of a loader's batches, or `none`.
+inline std::string loader_hash(const io::Loader* loader, const std::string& none) {
+  return loader != nullptr ? fmt::format("{:016x}", loader->identity()) : none;
 }
 
 /// Settings of `declare` that a run may change when it goes on: they leave the steps as they are, but for the order of
@@ -49,7 +49,7 @@ inline std::map<std::string, std::string> curve_settings(const Training& trainin
 
 inline RunIdentity run_identity(const Training& training, const Data& data, const std::string& configuration) {
   const bool streams = !data.train && !training.text_stream.empty();
-  RunIdentity identity{data_hash(data, streams ? "stream" : ""), {}};
+  RunIdentity identity{loader_hash(data.train.get(), streams ? "stream" : ""), {}};
   for (const auto& [name, value] : curve_settings(training, configuration))
     identity.settings[std::string(setting_mark) + name] = value;
   std::string& about = identity.settings[std::string(setting_mark) + "data"];

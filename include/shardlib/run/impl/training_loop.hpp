@@ -15,6 +15,7 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "shardlib/device/launch.hpp"
@@ -81,8 +82,12 @@ class Loop {
     for (const std::string& sentence : directory_.begin(first)) say(sentence);
     if (found) say(fmt::format("going on from step {} of {}", first, training_.steps));
     for (const std::string& change : changes) say(change);
-    if (speaks_ && !training_.metrics.empty())
-      metrics_ = JsonLines(training_.metrics, JsonLines::Mode::overwrite, "check --metrics");
+    io::together(*device_, "", [&] {
+      if (!speaks_ || training_.metrics.empty()) return;
+      metrics_ =
+          JsonLines(training_.metrics, found ? JsonLines::Mode::append : JsonLines::Mode::overwrite, "check --metrics");
+      cut_metrics(first);
+    });
     if (speaks_ && training_.tensorboard) events_ = std::make_unique<TensorBoard>(directory_.tensorboard(), first);
     describe();
     // Devices that are threads of this process share its cores; ranks of one machine measure theirs together.
@@ -168,6 +173,9 @@ class Loop {
     if (!training_.metrics.empty())
       const JsonLines tried(training_.metrics, JsonLines::Mode::append, "check --metrics");
     if (!directory_.exists()) return;
+    std::error_code none;
+    if (!training_.metrics.empty() && std::filesystem::equivalent(training_.metrics, directory_.metrics(), none))
+      throw UsageError("--metrics '" + training_.metrics + "': the run writes this file itself; leave the option out");
     try {
       io::make_folders(directory_.checkpoints());
       if (training_.tensorboard) io::make_folders(directory_.tensorboard());
@@ -178,6 +186,10 @@ class Loop {
       io::require_writable(path, "--run");
     if (training_.trace) io::require_writable(directory_.trace(), "--trace");
     if (training_.tensorboard) io::require_writable(directory_.tensorboard() + "/events", "--tensorboard");
+  }
+  /// From --metrics goes what a checkpoint before it forgets. A pipe or a device keeps it.
+  void cut_metrics(std::int64_t step) {
+    if (metrics_.is_open() && std::filesystem::is_regular_file(training_.metrics)) metrics_.cut(step);
   }
   static double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -239,7 +251,11 @@ class Loop {
     const bool distrusts = judge_.verdict() == Judge::Verdict::distrust_checkpoint;
     saving_.settle();
     const std::optional<Checkpoints::Saved> found = program_.checkpoints.load(distrusts ? resumed_at_ : INT64_MAX);
-    if (!found) judge_.fail(step);
+    if (!found)
+      throw Error(
+          fmt::format("step {}: {}; there is no checkpoint to go back to: start again with other settings, and "
+                      "with --save-every for an earlier one",
+                      step, judge_.why()));
     if (distrusts) {
       judge_.trust();
       program_.checkpoints.set_aside(resumed_at_);
@@ -253,7 +269,7 @@ class Loop {
       for (const Record& record : read_records(directory_.metrics()))  // the steps are forgotten, what was done is not
         if (record.step >= found->step) std::ranges::copy(record.events, std::back_inserter(events_of_next_));
       directory_.go_back(found->step);
-      if (metrics_.is_open() && std::filesystem::is_regular_file(training_.metrics)) metrics_.cut(found->step);
+      cut_metrics(found->step);
       if (events_) events_ = std::make_unique<TensorBoard>(directory_.tensorboard(), found->step);
     });
     judge_.begin(found->step, shared_records(), false);
