@@ -1,6 +1,7 @@
 # The target check_headers compiles every header on its own: each must include what it uses. The definitions of impl/ are
 # left out, as with shardlib::compiled: they cost ten times as much, and tests/rooms.py checks their order. It also
-# compiles all of it, definitions included, as C++23 and C++26, as far as the compiler has these.
+# compiles all of it, definitions included, as C++23 and C++26, as far as the compiler has these. The target check_examples
+# compiles the examples. Nothing is generated: errors and warnings are the point.
 file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/include"
      "${PROJECT_SOURCE_DIR}/include/shardlib/*.hpp")
 list(FILTER headers EXCLUDE REGEX "/impl/")
@@ -18,6 +19,12 @@ if(sources)
   add_library(check_headers OBJECT EXCLUDE_FROM_ALL ${sources})
   target_link_libraries(check_headers PRIVATE shardlib shardlib_own_flags)
   target_compile_definitions(check_headers PRIVATE SHARDLIB_COMPILED)
+  target_compile_options(check_headers PRIVATE -fsyntax-only)
+  file(GLOB examples CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/examples/*.cpp" "${PROJECT_SOURCE_DIR}/examples/tools/*.cpp")
+  add_library(check_examples OBJECT EXCLUDE_FROM_ALL ${examples})
+  target_link_libraries(check_examples PRIVATE shardlib shardlib_own_flags)
+  target_compile_definitions(check_examples PRIVATE SHARDLIB_COMPILED)
+  target_compile_options(check_examples PRIVATE -fsyntax-only)
   list(TRANSFORM headers REPLACE ".+" "#include \"\\0\"\n" OUTPUT_VARIABLE all)
   list(JOIN all "" all)
   include(CheckCXXCompilerFlag)
@@ -31,6 +38,7 @@ if(sources)
     set_source_files_properties("${source}" PROPERTIES COMPILE_OPTIONS "-std=c++${standard}")
     add_library(check_headers_cxx${standard} OBJECT EXCLUDE_FROM_ALL "${source}")
     target_link_libraries(check_headers_cxx${standard} PRIVATE shardlib shardlib_own_flags)
+    target_compile_options(check_headers_cxx${standard} PRIVATE -fsyntax-only)
     add_dependencies(check_headers check_headers_cxx${standard})
   endforeach()
 endif()

@@ -700,6 +700,13 @@ TEST_CASE("a rank that waits for one that has returned gets an error instead of 
   CHECK(outcome(barrier, [](const std::shared_ptr<Device>& device) {
           all_of(*device).send(make_buffer<i32>(*device, 1 << 20), 1);
         }) == (me ? "no error" : "send: " + absent));
+  // A rank that launches nothing and waits at the program's end.
+  if (me) {
+    detail::mpi::compare_failures(detail::mpi::RankOutcome::success, 0);
+    detail::mpi::watch.begin_launch(nullptr);  // as many launches as the others
+  } else {
+    CHECK(outcome(nothing, barrier) == "group: " + absent);
+  }
   // Who has taken part may leave, however long the others wait for each other.
   CHECK(outcome(
             [](const std::shared_ptr<Device>& device) {

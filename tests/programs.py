@@ -581,7 +581,7 @@ def mistakes(p):
         ([f"--metrics={nowhere}"], ["nowhere/file", "--metrics"]),
         (["--seq=1000000"], ["text.txt", "--seq", "longer text"]),
         (["--seq=9223372036854775807"], ["--seq", "16777216", "--help"]),
-        (["--plan", "--layers=1000000"], ["--layers", "65536", "--help"]),
+        (["--plan", "--layers=1000000"], ["--layers", "4096", "--help"]),
         (["--plan", "--microbatches=16777216"], ["--batch 8", "--microbatches 16777216"]),
         (["--batch=16777216", "--seq=16777216"], ["--batch 16777216", "--seq 16777216", "host memory"]),
         (["--batch=6", "--mesh=d=4,t=1"], ["--batch 6", "d = 4", "choose a multiple of 4, or a mesh of d = 3"]),

@@ -162,12 +162,27 @@ def parse_safetensors(path):
     }
 
 
+def not_finite(run, root):
+    """Weights that are not finite are named when they are imported, and verify does not call them whole."""
+    weights = {"a": struct.pack("<4f", 1, float("inf"), float("nan"), 2), "b": struct.pack("<4f", 1, 2, 3, 4)}
+    header = json.dumps({name: {"dtype": "F32", "shape": [2, 2], "data_offsets": [16 * i, 16 * i + 16]}
+                         for i, name in enumerate(weights)}).encode()
+    file, made = os.path.join(root, "diverged.safetensors"), os.path.join(root, "diverged")
+    with open(file, "wb") as out:
+        out.write(struct.pack("<Q", len(header)) + header + b"".join(weights.values()))
+    warned = f"warning: the leaf 'a' has 2 values that are not finite in '{file}'\n"
+    run(0, "from-safetensors", file, made, stderr=warned)
+    shown = run(1, "verify", os.path.join(made, "step-00000000"))
+    check("the leaf 'a' has 2 values that are not finite\n" in shown and "'b'" not in shown and "has 1 of 2 leaves" in shown,
+          "verify names the leaf that is not finite:\n" + shown)
+
+
 def run_tool(tool, root, folder):
-    def run(status, *arguments):
+    def run(status, *arguments, stderr=""):
         done = subprocess.run([tool, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
         what = "shardlib-checkpoint " + " ".join(arguments)
         check(done.returncode == status, f"{what}: status {done.returncode} instead of {status}\n{done.stderr}")
-        check((done.stderr.count("\n") == 1 and done.stderr.startswith("error: ")) if status else not done.stderr,
+        check((done.stderr.count("\n") == 1 and done.stderr.startswith("error: ")) if status else done.stderr == stderr,
               f"{what}: stderr {done.stderr!r}")
         return done.stdout if status == 0 else done.stdout + done.stderr
 
@@ -179,6 +194,7 @@ def run_tool(tool, root, folder):
     shown = run(0, "inspect", folder)
     check("embed" in shown and "10 x 13" in shown and "bf16" in shown and "13 arrays" in shown, "inspect:\n" + shown)
     check("all checksums agree" in run(0, "verify", folder), "verify")
+    not_finite(run, root)
 
     file = os.path.join(root, "out.safetensors")
     run(0, "to-safetensors", folder, file)

@@ -115,6 +115,12 @@ int verify(const std::string& path) {
   for (const io::ManifestFile& file : checkpoint.files()) bytes += file.bytes;
   for (const std::string& damage : damages) fmt::print("{}\n", damage);
   if (damages.empty()) {
+    if (const std::vector<std::string> leaves = checkpoint.not_finite(); !leaves.empty()) {
+      for (const std::string& leaf : leaves) fmt::print("{}\n", leaf);
+      throw Error(fmt::format("checkpoint '{}' has {} of {} leaves with values that are not finite: all checksums agree, "
+                              "but its training had diverged; go back to an older one",
+                              path, leaves.size(), checkpoint.arrays().size()));
+    }
     fmt::print("{} is whole: {} files, {}, all checksums agree\n", path, checkpoint.files().size(), show_bytes(bytes));
     return 0;
   }
@@ -142,6 +148,8 @@ int from_safetensors(const std::string& path, const std::string& directory, std:
   if (io::file_exists(made)) throw UsageError("'" + made + "' is there already: choose another --step or directory");
   io::import_safetensors(file, directory, step);
   fmt::print("wrote {} ({} arrays)\n", made, file.entries().size());
+  for (const std::string& leaf : io::Checkpoint::open(made).not_finite())
+    fmt::print(stderr, "warning: {} in '{}'\n", leaf, path);
   return 0;
 }
 
@@ -167,7 +175,7 @@ const Command commands[] = {{"list", "The checkpoints of a directory, the first 
                                o.argument("CKPT", a.path, "one checkpoint, as in runs/a/checkpoints/step-00000100");
                                return [&a] { return inspect(a.path); };
                              }},
-                            {"verify", "Reads every file and compares its checksum.",
+                            {"verify", "Reads every file, compares its checksum, and looks for values that are not finite.",
                              [](run::Options& o, Arguments& a) -> std::function<int()> {
                                o.argument("CKPT", a.path, "one checkpoint");
                                return [&a] { return verify(a.path); };

@@ -78,6 +78,8 @@ void write_file(const std::string& path, std::span<const std::byte> bytes, bool 
 void replace_file(const std::string& path, std::span<const std::byte> bytes, bool durable = false);
 /// Makes a folder and those that it lies in; one that is there already is no error.
 void make_folders(const std::string& path);
+/// Makes one folder; where something has its name already, even a symbolic link, this is an error.
+void make_new_folder(const std::string& path);
 /// Makes the file's bytes, or the folder's entries, durable (fsync).
 void sync_path(const std::string& path);
 /// Renames a file or folder, in one step. `rename_path("all.partial", "all")`

@@ -31,7 +31,7 @@ struct Validator {
 /// Sizes end here, so that products of a few of them fit 64 bits.
 inline constexpr std::int64_t largest_size = std::int64_t{1} << 24;
 /// Layers end here: even a dry run notes down a few ten KB for each.
-inline constexpr std::int64_t most_layers = std::int64_t{1} << 16;
+inline constexpr std::int64_t most_layers = std::int64_t{1} << 12;
 
 /// Numbers from `least` on.
 [[nodiscard]] SHARDLIB_INLINE Validator at_least(double least);

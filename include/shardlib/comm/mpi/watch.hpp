@@ -79,14 +79,15 @@ class Watch {
     std::erase_if(missed_, [this](const auto& entry) { return entry.first < left_.begin()->first; });
   }
 
-  /// Answers the questions of other ranks. Every loop that may wait long must call it now and then.
-  void answer() {
+  /// Answers the questions of other ranks. Every loop that may wait long must call it now and then. `launches_over`:
+  /// this rank begins no launch before the ranks that ask have come to where it waits.
+  void answer(bool launches_over = false) {
     answer_states();
     MPI_Status status;
     while (arrived(question_tag, status)) {
       Answer reply;
       receive(&reply.question, sizeof reply.question, status);
-      reply.absent = absent(reply.question, status.MPI_SOURCE) ? 1 : 0;
+      reply.absent = absent(reply.question, status.MPI_SOURCE, launches_over) ? 1 : 0;
       if (const auto missed = missed_.find(reply.question.launch); missed != missed_.end())
         reply.missed = missed->second;
       post(reply, status.MPI_SOURCE, answer_tag);
@@ -186,9 +187,10 @@ class Watch {
   static constexpr int first_free_tag = 6;
 
  private:
-  [[nodiscard]] bool absent(const Question& question, int asker) const {
+  [[nodiscard]] bool absent(const Question& question, int asker, bool launches_over) const {
     const auto launch = left_.find(question.launch);
-    if (launch == left_.end()) return false;  // still there, or left so long ago that it is forgotten
+    // Still there, not yet there, or left so long ago that it is forgotten.
+    if (launch == left_.end()) return launches_over && question.launch > launches_;
     for (const auto& log : launch->second) {
       const auto place = std::ranges::find(log->members, asker);
       if (log->key() != question.group || place == log->members.end()) continue;
@@ -312,7 +314,7 @@ inline Failures compare_failures(RankOutcome outcome, std::uint64_t hash) {
     if (failed && std::chrono::steady_clock::now() > deadline) return Failures::some;
     // A rank that ends without an outcome, killed or by std::exit. One that has ended well has let us through before.
     if (!failed && any_has_died() && ++dead_for > 2000) return Failures::one_has_died;
-    failed ? watch.answer_states() : watch.answer();
+    failed ? watch.answer_states() : watch.answer(true);
     std::this_thread::sleep_for(nap);
     nap = std::min(2 * nap, std::chrono::microseconds(1000));
   }

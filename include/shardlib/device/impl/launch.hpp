@@ -3,26 +3,20 @@
 
 #include "shardlib/device/launch.hpp"
 
-#include <fcntl.h>
-#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <condition_variable>
 #include <csignal>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <exception>
 #include <functional>
 #include <future>
 #include <initializer_list>
-#include <iostream>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -33,7 +27,9 @@
 
 #include "shardlib/comm/recordings.hpp"
 #include "shardlib/comm/threads.hpp"
+#include "shardlib/device/impl/ending.hpp"
 #include "shardlib/device/impl/launch_parts.hpp"
+#include "shardlib/device/impl/standard_streams.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/kokkos.hpp"
 #if defined(SHARDLIB_WITH_MPI)
@@ -166,13 +162,6 @@ inline void check_settings() {
 #endif
 }
 
-inline void print_error(const std::string& message) {
-  std::cout.flush();
-  std::fflush(stdout);
-  std::fputs(("error: " + message + "\n").c_str(), stderr);
-  std::fflush(stderr);
-}
-
 SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const DeviceBody& body, int count, int threads,
                                     const Tuning& tuning, const Watchdog& watchdog) {
   const auto world = std::make_shared<ThreadWorld>(count, tuning, watchdog);
@@ -257,96 +246,6 @@ SHARDLIB_INLINE void launch(const std::vector<AxisSize>& mesh, const DeviceBody&
 
 namespace detail {
 
-SHARDLIB_INLINE Ending ending_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const UsageError& e) {
-    return {2, e.what()};
-  } catch (const std::exception& e) {
-    return {1, e.what()};
-  } catch (...) {
-    return {1, "unknown exception"};
-  }
-}
-
-SHARDLIB_INLINE std::string without_device(const std::string& message) {
-  const std::size_t begin = message.find(" (device ");
-  const std::size_t mesh = begin == std::string::npos ? begin : message.find(" of mesh ", begin);
-  const std::size_t end = mesh == std::string::npos ? mesh : message.find(')', mesh);
-  return end == std::string::npos ? message : message.substr(0, begin) + message.substr(end + 1);
-}
-
-SHARDLIB_INLINE std::string settle(const Ending& ending) {
-#if defined(SHARDLIB_WITH_MPI)
-  if (under_mpi() && mpi::process.control != MPI_COMM_NULL) {
-    using mpi::Failures;
-    const bool failed = ending.status != 0;
-    const auto outcome = failed        ? mpi::RankOutcome::failure
-                         : ending.idle ? mpi::RankOutcome::idle
-                                       : mpi::RankOutcome::success;
-    const Failures failures = mpi::compare_failures(outcome, std::hash<std::string>()(without_device(ending.message)));
-    const std::string rank = "rank " + std::to_string(world_rank());
-    if (failed && failures == Failures::some) {
-      const std::string status = rank + " has returned status " + std::to_string(ending.status);
-      print_error(ending.message.empty() ? status : rank + ": " + ending.message);
-      mpi::abort(ending.status);
-    }
-    if (!failed && failures == Failures::one_has_died) {
-      print_error(rank +
-                  ": another rank of this node has ended without its outcome: its output or the system log may " +
-                  "say why; start again, from the last checkpoint if there is one");
-      mpi::abort(1);
-    }
-    if (ending.idle && failures != Failures::none) return "the devices of the mesh have failed";
-    if (failures == Failures::all && !ending.message.empty()) return rank + ": " + ending.message;
-    return world_rank() == 0 ? ending.message : "";
-  }
-#endif
-  return ending.message;
-}
-
-/// Where 0, 1 or 2 are closed, files opened later would take their place and receive what the program prints. Opened
-/// for the wrong direction, so that using them fails as before.
-inline void occupy_standard_streams() {
-  for (const int stream : {0, 1, 2}) {
-    if (fcntl(stream, F_GETFD) != -1 || errno != EBADF) continue;
-    const int opened = open("/dev/null", stream == 0 ? O_WRONLY : O_RDONLY);
-    if (opened != -1 && opened != stream) close(opened);
-  }
-}
-
-/// Set when the reader of standard output has left, as in `| head`.
-inline volatile std::sig_atomic_t reader_left = 0;
-
-/// A reader of standard output that leaves does not end the program: what is printed later goes nowhere. A file that
-/// reaches the limit of its size (ulimit -f) is an error of the write, not a signal.
-inline void keep_running_without_reader() {
-  if (std::signal(SIGPIPE, SIG_IGN) == SIG_DFL) {
-    std::signal(SIGPIPE, [](int) {
-      const int before = errno;
-      pollfd output{STDOUT_FILENO, POLLOUT, 0};
-      if (poll(&output, 1, 0) == 1 && (output.revents & POLLERR) != 0) {
-        const int nowhere = open("/dev/null", O_WRONLY);
-        if (nowhere >= 0 && dup2(nowhere, STDOUT_FILENO) >= 0) reader_left = 1;
-        if (nowhere >= 0) close(nowhere);
-      }
-      errno = before;
-    });
-  }
-  std::signal(SIGXFSZ, SIG_IGN);
-}
-
-/// Why standard output did not accept everything that was printed; empty if it did. A reader that left early is no
-/// error.
-inline std::string output_error() {
-  if (reader_left != 0) return {};
-  errno = 0;
-  std::cout.flush();
-  const bool failed = std::fflush(stdout) != 0 || std::ferror(stdout) != 0 || !std::cout;
-  if (!failed || errno == EPIPE) return {};
-  return "cannot write to standard output" + (errno == 0 ? std::string() : ": " + std::string(std::strerror(errno)));
-}
-
 /// Without MPI, copies that mpirun started would all do the same work and overwrite each other's files.
 inline void refuse_copies() {
 #if !defined(SHARDLIB_WITH_MPI)
@@ -370,14 +269,16 @@ SHARDLIB_INLINE int run_program([[maybe_unused]] int argc, [[maybe_unused]] char
   detail::Ending ending;
 #if defined(SHARDLIB_WITH_MPI)
   bool finalize_mpi = false;
+  std::optional<detail::mpi::Deadline> deadline;  // for what waits for other ranks
 #endif
   try {
     detail::refuse_copies();
 #if defined(SHARDLIB_WITH_MPI)
     if (under_mpi()) {
-      const detail::mpi::Deadline deadline("the start of MPI");
+      deadline.emplace("the start of MPI");
       finalize_mpi = detail::mpi::start(&argc, &argv);
       detail::shm::start();
+      deadline.reset();
     }
 #endif
     if (!under_mpi()) detail::check_settings();
@@ -389,14 +290,14 @@ SHARDLIB_INLINE int run_program([[maybe_unused]] int argc, [[maybe_unused]] char
   } catch (...) {
     ending = detail::ending_of(std::current_exception());
   }
-  std::string message;
-  {
 #if defined(SHARDLIB_WITH_MPI)
-    std::optional<detail::mpi::Deadline> deadline;
-    if (finalize_mpi) deadline.emplace("the end of the program");
+  deadline.reset();
+  if (finalize_mpi) deadline.emplace("the end of the program");
 #endif
-    message = detail::settle(ending);
-  }
+  const std::string message = detail::settle(ending);
+#if defined(SHARDLIB_WITH_MPI)
+  deadline.reset();
+#endif
   if (!message.empty()) detail::print_error(message);
   // After the ranks have met: one of them alone may fail here, and none waits for it any more.
   if (const std::string output = detail::output_error(); !output.empty() && ending.status == 0) {
@@ -406,12 +307,8 @@ SHARDLIB_INLINE int run_program([[maybe_unused]] int argc, [[maybe_unused]] char
   if (finalize_kokkos) Kokkos::finalize();
 #if defined(SHARDLIB_WITH_MPI)
   detail::shm::node.reset();
-  if (finalize_mpi) {
-    const detail::mpi::Deadline deadline("the end of MPI");
-    detail::mpi::stop(true);
-  } else {
-    detail::mpi::stop(false);
-  }
+  if (finalize_mpi) deadline.emplace("the end of MPI");
+  detail::mpi::stop(finalize_mpi);
 #endif
   return ending.status;
 }

@@ -71,6 +71,8 @@ class Checkpoint {
 
   /// Reads every `every`th file from `first` on and compares size and checksum; one sentence for each damaged file.
   [[nodiscard]] std::vector<std::string> damages(std::size_t first = 0, std::size_t every = 1) const;
+  /// Reads all floating arrays; one sentence for each that holds infinities or NaNs.
+  [[nodiscard]] std::vector<std::string> not_finite() const;
   /// The hyper-rectangle of `shape` at `offset` of an array, row-major. Sizes are checked, checksums are not.
   void read(const std::string& name, const Index& offset, const Index& shape, std::span<std::byte> out) const;
 

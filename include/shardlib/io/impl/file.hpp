@@ -24,10 +24,11 @@
 namespace shardlib::io {
 
 SHARDLIB_INLINE InputFile::InputFile(std::string path) : path_(std::move(path)) {
-  // Without O_NONBLOCK, opening a pipe would wait for its writer.
+  shardlib::detail::require_regular_file(path_);  // opening a device may already do something
+  // Without O_NONBLOCK, opening a pipe that has come since would wait for its writer.
   descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor_ < 0) detail::fail_file("read", path_, errno);
-  struct stat status{};
+  struct stat status {};
   const int failed = ::fstat(descriptor_, &status) != 0 ? errno : S_ISDIR(status.st_mode) ? EISDIR : 0;
   if (failed != 0) {
     ::close(descriptor_);
@@ -59,7 +60,7 @@ SHARDLIB_INLINE void InputFile::read(std::uint64_t offset, std::span<std::byte> 
 }
 
 SHARDLIB_INLINE bool file_exists(const std::string& path) {
-  struct stat status{};
+  struct stat status {};
   if (::stat(path.c_str(), &status) == 0) return true;
   if (errno != ENOENT && errno != ENOTDIR) detail::fail_file("look for", path, errno);
   return false;
@@ -80,7 +81,7 @@ SHARDLIB_INLINE void write_file(const std::string& path, std::span<const std::by
 }
 
 SHARDLIB_INLINE OutputFile::OutputFile(const std::string& path) : path_(path) {
-  struct stat status{};
+  struct stat status {};
   // Its place is taken by renaming, which would replace a device too.
   if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
     throw UsageError("cannot write '" + path +
@@ -114,6 +115,10 @@ SHARDLIB_INLINE void make_folders(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
   if (error) detail::fail_file("make the folder", path, error.value());
+}
+
+SHARDLIB_INLINE void make_new_folder(const std::string& path) {
+  if (::mkdir(path.c_str(), 0777) != 0) detail::fail_file("make the folder", path, errno);
 }
 
 SHARDLIB_INLINE void sync_path(const std::string& path) {

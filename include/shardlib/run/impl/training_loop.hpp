@@ -25,6 +25,7 @@
 #include "shardlib/run/impl/batches.hpp"
 #include "shardlib/run/impl/judge.hpp"
 #include "shardlib/run/impl/one_run.hpp"
+#include "shardlib/run/impl/plan_step.hpp"
 #include "shardlib/run/impl/run_identity.hpp"
 #include "shardlib/run/impl/saving.hpp"
 #include "shardlib/run/impl/stop_on_signal.hpp"
@@ -379,22 +380,6 @@ class Loop {
   std::optional<double> last_validation_;
   double peak_ = 0, checkpoint_seconds_ = 0;
 };
-
-/// What `train` reports in a dry run: one step, counted.
-inline Plan plan_step(const std::shared_ptr<Device>& device, const Training& t, const Program& program) {
-  const std::int64_t rows = t.batch / t.microbatches / BatchPlace(*device, t).parts;
-  const std::vector parts(static_cast<std::size_t>(t.microbatches), io::detail::empty_rows(rows, t.seq));
-  Plan plan = count_step(device, [&] {
-    program.step({0, t.learning_rate, parts, [](const StepResult&) { return true; }});
-  });
-  plan.parameters = program.parameters;
-  plan.weights = program.weight_bytes;
-  plan.copies = program.copy_bytes;
-  plan.gradients = program.gradient_bytes.value_or(program.weight_bytes);
-  plan.optimizer = program.optimizer_bytes;
-  plan.model_flops = program.flops_per_token * static_cast<double>(t.batch * t.seq);
-  return plan;
-}
 
 }  // namespace detail
 

@@ -83,12 +83,11 @@ inline shardlib::detail::ValuePtr load_value(const Checkpoint& checkpoint, const
 /// different manifests.
 inline std::vector<std::string> damages_together(Device& device, const std::string& path) {
   std::string mine;
-  std::uint64_t manifest = 0;
   try {
     const Checkpoint checkpoint = Checkpoint::open(path);
     shardlib::detail::Fingerprint files;
     for (const ManifestFile& file : checkpoint.files()) files.add(file.path).add(file.bytes).add(file.crc32c);
-    manifest = files.value();
+    mine = std::to_string(files.value()) + "\n";
     for (const std::string& damage :
          checkpoint.damages(static_cast<std::size_t>(device.rank()), static_cast<std::size_t>(device.size())))
       mine += damage + "\n";
@@ -96,17 +95,19 @@ inline std::vector<std::string> damages_together(Device& device, const std::stri
     mine = '\0' + std::string(e.what());
   }
   const std::vector<std::string> all = gather_texts(device, mine);
-  const std::vector<std::string> manifests = gather_texts(device, std::to_string(manifest));
+  if (const auto unread = std::ranges::find_if(all, [](const auto& text) { return text.starts_with('\0'); });
+      unread != all.end())
+    return {*unread};
+  const auto manifest = [](const std::string& text) { return text.substr(0, text.find('\n')); };
   for (std::size_t i = 1; i < all.size(); ++i)
-    if (manifests[i] != manifests[0] && !all[i].starts_with('\0') && !all[0].starts_with('\0'))
+    if (manifest(all[i]) != manifest(all[0]))
       throw Error(
           fmt::format("device {} reads another checkpoint under '{}' than device 0: give all of them the same "
                       "folder, on a file system that all nodes share",
                       i, path));
   std::vector<std::string> found;
   for (const std::string& text : all) {
-    if (text.starts_with('\0')) return {text};
-    for (std::size_t begin = 0; begin < text.size();) {
+    for (std::size_t begin = text.find('\n') + 1; begin < text.size();) {
       const std::size_t end = text.find('\n', begin);
       found.push_back(text.substr(begin, end - begin));
       begin = end + 1;

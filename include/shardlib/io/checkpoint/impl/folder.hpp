@@ -17,6 +17,8 @@
 #include <system_error>
 #include <utility>
 
+#include "shardlib/io/checkpoint/impl/finite.hpp"
+#include "shardlib/io/checkpoint/impl/manifest.hpp"
 #include "shardlib/io/formats/impl/zarr_json.hpp"
 #include "shardlib/io/formats/zarr.hpp"
 #include "shardlib/io/impl/json.hpp"
@@ -27,41 +29,9 @@
 namespace shardlib::io {
 namespace detail {
 
-inline constexpr std::string_view checkpoint_format = "shardlib-checkpoint";
-inline constexpr int checkpoint_version = 1;
-
 SHARDLIB_INLINE std::string zarr_dtype_of(DType dtype) {
   constexpr const char* names[] = {"<f4", "<u2", "<f8", "<i4", "<u4", "|u1", "|b1"};
   return names[static_cast<std::size_t>(dtype)];
-}
-
-SHARDLIB_INLINE ManifestFile describe_file(const std::string& folder, const std::string& path) {
-  const InputFile file(folder + "/" + path);
-  ManifestFile entry{path, file.size(), 0};
-  Bytes piece(static_cast<std::size_t>(std::min<std::uint64_t>(file.size(), 1U << 22)));
-  for (std::uint64_t at = 0; at < file.size(); at += piece.size()) {
-    const std::span<std::byte> part(piece.data(),
-                                    static_cast<std::size_t>(std::min<std::uint64_t>(piece.size(), file.size() - at)));
-    file.read(at, part);
-    entry.crc32c = crc32c(part, entry.crc32c);
-  }
-  return entry;
-}
-
-/// What is wrong with a file, or nothing.
-inline std::optional<std::string> damage_of(const std::string& folder, const ManifestFile& expected) {
-  const std::string name = "'" + expected.path + "' ";
-  try {
-    if (!file_exists(folder + "/" + expected.path)) return name + "is missing";
-    if (const InputFile file(folder + "/" + expected.path); file.size() != expected.bytes)
-      return name + "has " + std::to_string(file.size()) + " bytes instead of " + std::to_string(expected.bytes);
-    const ManifestFile found = describe_file(folder, expected.path);
-    if (found.crc32c != expected.crc32c)
-      return name + "has the checksum " + hex(found.crc32c) + " instead of " + hex(expected.crc32c);
-  } catch (const Error& e) {
-    return name + "cannot be read (" + e.what() + ")";
-  }
-  return std::nullopt;
 }
 
 SHARDLIB_INLINE std::string damage_message(const std::string& path, const std::vector<std::string>& damages) {
@@ -86,65 +56,6 @@ SHARDLIB_INLINE void set_aside(const std::string& path, const std::string& what)
 SHARDLIB_INLINE void fail_none_whole(const std::string& directory, std::size_t count) {
   throw Error("none of the " + std::to_string(count) + " checkpoints in '" + directory +
               "' is whole: restore one, or start afresh in another directory");
-}
-
-// The first line of manifest.json holds the checksum of the bytes after it, so that damage to the manifest itself
-// shows.
-inline constexpr std::string_view manifest_start = "{\"crc32c\": \"";
-inline constexpr std::string_view manifest_break = "\",\n";
-
-SHARDLIB_INLINE void write_manifest(const std::string& folder, std::vector<ManifestFile> files) {
-  std::sort(files.begin(), files.end(), [](const auto& a, const auto& b) { return a.path < b.path; });
-  std::string rest = " \"format\": " + json(checkpoint_format).dump() +
-                     ",\n \"version\": " + std::to_string(checkpoint_version) + ",\n \"files\": {\n";
-  for (std::size_t i = 0; i < files.size(); ++i)
-    rest += "  " + json(files[i].path).dump() + ": {\"bytes\": " + std::to_string(files[i].bytes) + ", \"crc32c\": \"" +
-            hex(files[i].crc32c) + "\"}" + (i + 1 < files.size() ? ",\n" : "\n");
-  rest += " }\n}\n";
-  const std::string text =
-      std::string(manifest_start) + hex(crc32c(as_bytes(rest))) + std::string(manifest_break) + rest;
-  write_file(folder + "/manifest.json", as_bytes(text), true);
-}
-
-inline std::vector<ManifestFile> read_manifest(const std::string& folder) {
-  const std::string path = folder + "/manifest.json";
-  const auto fail = [&](const std::string& why) -> void {
-    throw Error("checkpoint '" + folder + "' is damaged: 'manifest.json' " + why);
-  };
-  const Bytes bytes = read_file(path);
-  const std::string_view text = as_text(bytes);
-  const std::size_t start = manifest_start.size() + 8 + manifest_break.size();
-  if (text.size() < start) fail("is truncated");
-  const std::string sum = hex(crc32c(as_bytes(text.substr(start))));
-  if (text.substr(0, start) != std::string(manifest_start) + sum + std::string(manifest_break))
-    fail("does not match its checksum " + sum);
-  // From here on the manifest is as it was written, but another program may have written it.
-  std::vector<ManifestFile> files;
-  json all;
-  try {
-    all = parse_json(text);
-  } catch (const std::exception&) {  // then it lacks the keys below
-  }
-  const auto entry = [&](const std::string& key) { return all.is_object() && all.contains(key) ? all[key] : json(); };
-  if (entry("format") != checkpoint_format) fail("is not of a " + std::string(checkpoint_format));
-  if (entry("version") != checkpoint_version)
-    fail("has version " + entry("version").dump().substr(0, 60) + ", but this program reads version " +
-         std::to_string(checkpoint_version));
-  const json listed = entry("files");
-  for (const auto& [name, file] : listed.items()) {
-    ManifestFile one{name, 0, 0};
-    const auto wrong = [&] { fail("describes '" + name + "' wrongly"); };
-    if (!file.is_object() || !file.contains("bytes") || !file.contains("crc32c") ||
-        !file["bytes"].is_number_unsigned() || !file["crc32c"].is_string() || name.empty() || name[0] == '/' ||
-        name.find("..") != std::string::npos)
-      wrong();
-    one.bytes = file["bytes"].get<std::uint64_t>();
-    const std::string digits = file["crc32c"].get<std::string>();
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), one.crc32c, 16);
-    if (error != std::errc() || end != digits.data() + digits.size() || digits.size() != 8) wrong();
-    files.push_back(std::move(one));
-  }
-  return files;
 }
 
 SHARDLIB_INLINE std::vector<std::string> write_metadata(const std::string& folder, const CheckpointMeta& meta,
@@ -353,6 +264,27 @@ SHARDLIB_INLINE std::vector<std::string> Checkpoint::damages(std::size_t first, 
   std::vector<std::string> found;
   for (std::size_t i = first; i < impl_->files.size(); i += every)
     if (auto damage = detail::damage_of(impl_->path, impl_->files[i])) found.push_back(std::move(*damage));
+  return found;
+}
+SHARDLIB_INLINE std::vector<std::string> Checkpoint::not_finite() const {
+  std::vector<std::string> found;
+  for (const CheckpointArray& array : impl_->arrays) {
+    if (!is_floating(array.dtype)) continue;
+    // Rows of the first dim, so many at a time that a piece is 64 MB or one row.
+    const std::int64_t rows = array.shape.empty() ? 1 : array.shape[0];
+    const std::int64_t row_bytes = static_cast<std::int64_t>(array.bytes()) / std::max<std::int64_t>(rows, 1);
+    const std::int64_t step = std::max<std::int64_t>((1 << 26) / std::max<std::int64_t>(row_bytes, 1), 1);
+    Index offset(array.shape.size()), shape = array.shape;
+    std::size_t count = 0;
+    for (std::int64_t row = 0; row < rows; row += step) {
+      const std::int64_t n = std::min(step, rows - row);
+      if (!shape.empty()) offset[0] = row, shape[0] = n;
+      Bytes piece(static_cast<std::size_t>(n * row_bytes));
+      read(array.name, offset, shape, piece);
+      count += detail::count_not_finite(piece, array.dtype);
+    }
+    if (count != 0) found.push_back(detail::not_finite_message(array.name, count));
+  }
   return found;
 }
 SHARDLIB_INLINE void Checkpoint::read(const std::string& name, const Index& offset, const Index& shape,

@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "shardlib/io/agree.hpp"
+#include "shardlib/io/checkpoint/impl/finite.hpp"
 #include "shardlib/io/impl/temporary.hpp"
 #include "shardlib/runtime/padding.hpp"
 #include "shardlib/support/crc32c.hpp"
@@ -28,25 +29,12 @@ namespace shardlib::io::detail {
 
 using nlohmann::json;
 
-/// The numbers of a type whose exponent has all bits set: infinities and NaNs.
-template <class Bits>
-std::size_t count_not_finite(const Buffer& buffer, Bits exponent) {
-  const std::span<const Bits> values(buffer.as<const Bits>(), buffer.bytes() / sizeof(Bits));
-  std::size_t count = 0;
-  for (const Bits value : values) count += (value & exponent) == exponent ? 1 : 0;
-  return count;
-}
-
 /// Throws Error if a value of this device's shard of the leaf is not finite.
 inline void require_finite(const std::string& leaf, DType dtype, const Buffer& buffer) {
-  const std::size_t count = dtype == DType::f32    ? count_not_finite<std::uint32_t>(buffer, 0x7f800000U)
-                            : dtype == DType::bf16 ? count_not_finite<std::uint16_t>(buffer, 0x7f80U)
-                            : dtype == DType::f64 ? count_not_finite<std::uint64_t>(buffer, std::uint64_t{0x7ff} << 52U)
-                                                  : 0;
+  const std::size_t count = count_not_finite({buffer.data(), buffer.bytes()}, dtype);
   if (count != 0)
-    throw Error("the leaf '" + leaf + "' has " + std::to_string(count) +
-                (count == 1 ? " value that is" : " values that are") +
-                " not finite, so the training has diverged; the checkpoints before this one stay");
+    throw Error(not_finite_message(leaf, count) +
+                ", so the training has diverged; the checkpoints before this one stay");
 }
 
 /// What this device writes of the checkpoint under way.
@@ -200,7 +188,8 @@ SHARDLIB_INLINE void CheckpointWriter::plan(Job& job, const NamedValues& leaves)
 
 SHARDLIB_INLINE void CheckpointWriter::write_metadata_files(Job& job) const {
   job.temporary = temporary_name(directory_ + "/" + checkpoint_name(job.meta.step));
-  make_folders(job.temporary);
+  make_folders(directory_);
+  make_new_folder(job.temporary);
   sync_path(std::filesystem::path(directory_).parent_path().string());
   for (const std::string& path : write_metadata(job.temporary, job.meta, job.arrays, job.chunk_shapes))
     job.written.push_back(describe_file(job.temporary, path));

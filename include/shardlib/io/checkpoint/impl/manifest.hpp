@@ -1,0 +1,119 @@
+// The manifest of a checkpoint: what it lists, how it is written and read, and how files are compared with it.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "shardlib/io/checkpoint/folder.hpp"
+#include "shardlib/io/impl/json.hpp"
+#include "shardlib/support/crc32c.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::io::detail {
+
+using nlohmann::json;
+
+inline constexpr std::string_view checkpoint_format = "shardlib-checkpoint";
+inline constexpr int checkpoint_version = 1;
+
+SHARDLIB_INLINE ManifestFile describe_file(const std::string& folder, const std::string& path) {
+  const InputFile file(folder + "/" + path);
+  ManifestFile entry{path, file.size(), 0};
+  Bytes piece(static_cast<std::size_t>(std::min<std::uint64_t>(file.size(), 1U << 22)));
+  for (std::uint64_t at = 0; at < file.size(); at += piece.size()) {
+    const std::span<std::byte> part(piece.data(),
+                                    static_cast<std::size_t>(std::min<std::uint64_t>(piece.size(), file.size() - at)));
+    file.read(at, part);
+    entry.crc32c = crc32c(part, entry.crc32c);
+  }
+  return entry;
+}
+
+/// What is wrong with a file, or nothing.
+inline std::optional<std::string> damage_of(const std::string& folder, const ManifestFile& expected) {
+  const std::string name = "'" + expected.path + "' ";
+  try {
+    if (!file_exists(folder + "/" + expected.path)) return name + "is missing";
+    if (const InputFile file(folder + "/" + expected.path); file.size() != expected.bytes)
+      return name + "has " + std::to_string(file.size()) + " bytes instead of " + std::to_string(expected.bytes);
+    const ManifestFile found = describe_file(folder, expected.path);
+    if (found.crc32c != expected.crc32c)
+      return name + "has the checksum " + hex(found.crc32c) + " instead of " + hex(expected.crc32c);
+  } catch (const Error& e) {
+    return name + "cannot be read (" + e.what() + ")";
+  }
+  return std::nullopt;
+}
+
+// The first line of manifest.json holds the checksum of the bytes after it, so that damage to the manifest itself
+// shows.
+inline constexpr std::string_view manifest_start = "{\"crc32c\": \"";
+inline constexpr std::string_view manifest_break = "\",\n";
+
+SHARDLIB_INLINE void write_manifest(const std::string& folder, std::vector<ManifestFile> files) {
+  std::sort(files.begin(), files.end(), [](const auto& a, const auto& b) { return a.path < b.path; });
+  std::string rest = " \"format\": " + json(checkpoint_format).dump() +
+                     ",\n \"version\": " + std::to_string(checkpoint_version) + ",\n \"files\": {\n";
+  for (std::size_t i = 0; i < files.size(); ++i)
+    rest += "  " + json(files[i].path).dump() + ": {\"bytes\": " + std::to_string(files[i].bytes) + ", \"crc32c\": \"" +
+            hex(files[i].crc32c) + "\"}" + (i + 1 < files.size() ? ",\n" : "\n");
+  rest += " }\n}\n";
+  const std::string text =
+      std::string(manifest_start) + hex(crc32c(as_bytes(rest))) + std::string(manifest_break) + rest;
+  write_file(folder + "/manifest.json", as_bytes(text), true);
+}
+
+inline std::vector<ManifestFile> read_manifest(const std::string& folder) {
+  const std::string path = folder + "/manifest.json";
+  const auto fail = [&](const std::string& why) -> void {
+    throw Error("checkpoint '" + folder + "' is damaged: 'manifest.json' " + why);
+  };
+  const Bytes bytes = read_file(path);
+  const std::string_view text = as_text(bytes);
+  const std::size_t start = manifest_start.size() + 8 + manifest_break.size();
+  if (text.size() < start) fail("is truncated");
+  const std::string sum = hex(crc32c(as_bytes(text.substr(start))));
+  if (text.substr(0, start) != std::string(manifest_start) + sum + std::string(manifest_break))
+    fail("does not match its checksum " + sum);
+  // From here on the manifest is as it was written, but another program may have written it.
+  std::vector<ManifestFile> files;
+  json all;
+  try {
+    all = parse_json(text);
+  } catch (const std::exception&) {  // then it lacks the keys below
+  }
+  const auto entry = [&](const std::string& key) { return all.is_object() && all.contains(key) ? all[key] : json(); };
+  if (entry("format") != checkpoint_format) fail("is not of a " + std::string(checkpoint_format));
+  if (entry("version") != checkpoint_version)
+    fail("has version " + entry("version").dump().substr(0, 60) + ", but this program reads version " +
+         std::to_string(checkpoint_version));
+  const json listed = entry("files");
+  for (const auto& [name, file] : listed.items()) {
+    ManifestFile one{name, 0, 0};
+    const auto wrong = [&] { fail("describes '" + name + "' wrongly"); };
+    if (!file.is_object() || !file.contains("bytes") || !file.contains("crc32c") ||
+        !file["bytes"].is_number_unsigned() || !file["crc32c"].is_string() || name.empty() || name[0] == '/' ||
+        name.find("..") != std::string::npos)
+      wrong();
+    one.bytes = file["bytes"].get<std::uint64_t>();
+    const std::string digits = file["crc32c"].get<std::string>();
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), one.crc32c, 16);
+    if (error != std::errc() || end != digits.data() + digits.size() || digits.size() != 8) wrong();
+    files.push_back(std::move(one));
+  }
+  return files;
+}
+
+}  // namespace shardlib::io::detail
