@@ -1,4 +1,4 @@
-// Matrix product on the host: oneDNN for f32 if the build has it, else Eigen.
+// Matrix product on the host: oneDNN for f32 and bf16 if the build has it, else Eigen.
 #pragma once
 
 #ifndef EIGEN_DONT_PARALLELIZE
@@ -25,6 +25,8 @@
 #endif
 
 #include "shardlib/device/exec.hpp"
+#include "shardlib/kernels/bf16_gemm.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::kernels {
@@ -86,8 +88,8 @@ struct GemmGrid {
 };
 
 /// C = op(A) op(B), plus C if `accumulate` is set. Matrices are row-major; op transposes if its flag is set. op(A) is
-/// m x k.
-template <class T>
+/// m x k. T is the type of A and B, C that of the result.
+template <class T, class C = T>
 struct Gemm {
   bool trans_a, trans_b;
   std::int64_t m, n, k;
@@ -95,7 +97,7 @@ struct Gemm {
   std::int64_t lda;
   const T* b;
   std::int64_t ldb;
-  T* c;
+  C* c;
   std::int64_t ldc;
   bool accumulate;
 
@@ -111,20 +113,28 @@ struct Gemm {
   }
   /// Runs in panels of columns, to save memory. The library copies a panel before it multiplies: 384 rows at a time
   /// and up to 9984 columns. Each thread's heap would keep these 15 MB. A panel of the length below takes 2 MB and no
-  /// more time.
+  /// more time. A result in bf16 runs in panels of rows too, because the library holds a panel's f32 sums.
   void run() const {
     constexpr std::int64_t longest_panel = 1536;
+    constexpr std::int64_t highest_panel = std::is_same_v<C, bf16> ? 384 : std::int64_t{1} << 62;
     const std::int64_t panels = (n + longest_panel - 1) / longest_panel;
-    for (std::int64_t i = 0; i < panels; ++i) {
+    const std::int64_t row_panels = 1 + (m - 1) / highest_panel;
+    for (std::int64_t i = 0; i < panels * row_panels; ++i) {
       const auto column = [&](std::int64_t j) { return GemmGrid::begin(n, GemmGrid::tile_columns, panels, j); };
-      part(0, m, column(i), column(i + 1) - column(i)).run_panel();
+      const auto row = [&](std::int64_t j) { return GemmGrid::begin(m, GemmGrid::tile_rows, row_panels, j); };
+      const std::int64_t top = row(i % row_panels), left = column(i / row_panels);
+      part(top, row(i % row_panels + 1) - top, left, column(i / row_panels + 1) - left).run_panel();
     }
   }
 
  private:
   void run_panel() const {
+    if constexpr (std::is_same_v<T, bf16>) {
+      Bf16Gemm{trans_a, trans_b, m, n, k, lda, ldb, ldc, accumulate, std::is_same_v<C, bf16>}.run(a, b, c);
+      return;
+    } else
 #if defined(SHARDLIB_WITH_DNNL)
-    if constexpr (std::is_same_v<T, float>) {
+        if constexpr (std::is_same_v<T, float>) {
       const auto status = dnnl_sgemm(trans_a ? 'T' : 'N', trans_b ? 'T' : 'N', m, n, k, 1.0F, a, lda, b, ldb,
                                      accumulate ? 1.0F : 0.0F, c, ldc);
       if (status != dnnl_success) {
@@ -144,18 +154,20 @@ struct Gemm {
 }  // namespace detail
 
 /// C = op(A) op(B), plus C if `accumulate` is set. Matrices are row-major; op transposes if its flag is set. op(A) is
-/// m x k.
-template <class T>
+/// m x k. A and B are f32, f64, or, where has_bf16_gemm(), bf16: then sums are f32, and C is f32, or bf16 without
+/// `accumulate`.
+template <class T, class C>
 void gemm(const Exec& exec, bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std::int64_t k, const T* a,
-          std::int64_t lda, const T* b, std::int64_t ldb, T* c, std::int64_t ldc, bool accumulate) {
-  static_assert(std::is_same_v<T, float> || std::is_same_v<T, double>);
+          std::int64_t lda, const T* b, std::int64_t ldb, C* c, std::int64_t ldc, bool accumulate) {
+  static_assert(std::is_same_v<T, bf16> ? std::is_same_v<C, float> || std::is_same_v<C, bf16>
+                                        : std::is_same_v<T, C> && std::is_floating_point_v<T>);
   if (m == 0 || n == 0) return;
   if (k == 0) {
     if (accumulate) return;
-    for (std::int64_t i = 0; i < m; ++i) std::fill_n(c + i * ldc, n, T(0));
+    for (std::int64_t i = 0; i < m; ++i) std::fill_n(c + i * ldc, n, C(0));
     return;
   }
-  const detail::Gemm<T> whole{trans_a, trans_b, m, n, k, a, lda, b, ldb, c, ldc, accumulate};
+  const detail::Gemm<T, C> whole{trans_a, trans_b, m, n, k, a, lda, b, ldb, c, ldc, accumulate};
   const std::int64_t threads = m * n * k < large_gemm ? 1 : exec.available_threads();
   if (threads == 1) return whole.run();
   // Each thread runs its own product. The library's threads would get parts that differ in size by a sixth, and would

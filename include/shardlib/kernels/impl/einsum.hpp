@@ -28,8 +28,8 @@ namespace shardlib::kernels {
 namespace detail {
 
 /// One matrix product of a loop nest at the given offsets.
-template <class T>
-void einsum_gemm(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* rhs, T* out, bool accumulate) {
+template <class T, class Out>
+void einsum_gemm(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* rhs, Out* out, bool accumulate) {
   // A matrix with the strides (x, y) of its dims is transposed if only x is contiguous.
   const auto flat = [](const Loops3::Loop& x, const Loops3::Loop& y, std::size_t t) {
     const bool trans = y.extent > 1 && y.strides[t] != 1;
@@ -100,9 +100,9 @@ void einsum_inner(const Exec& exec, const EinsumLoops& s, const T* lhs, const T*
   *out = accumulate ? SumOp::combine(*out, total) : total;
 }
 
-/// Runs the loop nest on operands whose dims are in its order.
-template <class T>
-void run_einsum_loops(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* rhs, T* out) {
+/// Runs the loop nest on operands whose dims are in its order. Operands of bf16 have matrix products only.
+template <class T, class Out>
+void run_einsum_loops(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* rhs, Out* out) {
   if (exec.dry) return;
   const std::int64_t outer = s.kept.count();
   const std::int64_t steps = s.summed.count();
@@ -111,8 +111,13 @@ void run_einsum_loops(const Exec& exec, const EinsumLoops& s, const T* lhs, cons
     for (std::int64_t i = first; i < last; ++i, kept.next()) {
       Walk<3> summed(s.summed, 0);
       for (std::int64_t j = 0; j < steps; ++j, summed.next()) {
-        einsum_inner(exec, s, lhs + kept.offsets[0] + summed.offsets[0], rhs + kept.offsets[1] + summed.offsets[1],
-                     out + kept.offsets[2], j > 0);
+        const T* const x = lhs + kept.offsets[0] + summed.offsets[0];
+        const T* const y = rhs + kept.offsets[1] + summed.offsets[1];
+        if constexpr (std::is_same_v<T, bf16>) {
+          einsum_gemm(exec, s, x, y, out + kept.offsets[2], j > 0);
+        } else {
+          einsum_inner(exec, s, x, y, out + kept.offsets[2], j > 0);
+        }
       }
     }
   };
@@ -126,7 +131,8 @@ void run_einsum_loops(const Exec& exec, const EinsumLoops& s, const T* lhs, cons
 
 template <class From, class To>
 void convert(const Exec& exec, std::int64_t n, const From* in, To* out) {
-  apply_flat(exec, n, [](const From& x, To& y) { y = static_cast<To>(static_cast<accumulator_t<From>>(x)); }, in, out);
+  apply_flat(
+      exec, n, [](const From& x, To& y) { y = static_cast<To>(static_cast<accumulator_t<From>>(x)); }, in, out);
 }
 
 /// A dense operand, converted, summed and permuted in scratch memory as the kernels need it.
@@ -170,10 +176,11 @@ inline void reorder(const Exec& exec, std::size_t element_size, std::span<const 
   permute(exec, element_size, in, extents, std::span<const int>(perm.data(), static_cast<std::size_t>(to.count)), out);
 }
 
-template <class T, class In>
-void einsum_typed(const Exec& exec, const EinsumPlan& plan, std::span<const std::int64_t> extents, const void* lhs,
-                  std::span<const std::int64_t> lhs_shape, const void* rhs, std::span<const std::int64_t> rhs_shape,
-                  T* result) {
+/// Runs the loop nest on operands that are converted from In to T.
+template <class T, class In, class Out>
+void einsum_typed(const Exec& exec, const EinsumPlan& plan, const EinsumLoops& s, std::span<const std::int64_t> extents,
+                  const void* lhs, std::span<const std::int64_t> lhs_shape, const void* rhs,
+                  std::span<const std::int64_t> rhs_shape, Out* result) {
   std::array<Staged<T>, 2> operands;
   const std::array<std::span<const std::int64_t>, 2> operand_shapes{lhs_shape, rhs_shape};
   std::array<Dims, 3> natural;
@@ -183,7 +190,6 @@ void einsum_typed(const Exec& exec, const EinsumPlan& plan, std::span<const std:
     for (const std::int64_t i : order.span()) n *= extents[static_cast<std::size_t>(i)];
     return n;
   };
-  const EinsumLoops s = choose_einsum_loops(plan, extents, std::is_floating_point_v<T>);
   for (std::size_t t = 0; t < 2; ++t) {
     Staged<T>& operand = operands[t];
     operand.template load<In>(exec, t == 0 ? lhs : rhs, product(operand_shapes[t]));
@@ -206,9 +212,18 @@ void einsum_typed(const Exec& exec, const EinsumPlan& plan, std::span<const std:
     }
   }
   if (!s.moved[2]) return run_einsum_loops(exec, s, operands[0].data, operands[1].data, result);
-  Staged<T> out;
+  Staged<Out> out;
   run_einsum_loops(exec, s, operands[0].data, operands[1].data, out.fresh(exec, elements(natural[2])));
-  reorder(exec, sizeof(T), extents, s.order[2], out.data, natural[2], result);
+  reorder(exec, sizeof(Out), extents, s.order[2], out.data, natural[2], result);
+}
+
+/// Whether the loop nest multiplies operands of bf16 as they are. Small products are not worth the library's calls.
+inline bool multiplies_bf16(const EinsumPlan& plan, const EinsumLoops& s) {
+  constexpr std::int64_t least = 1 << 18;
+  if (s.inner != EinsumLoops::Inner::gemm || s.row.extent * s.column.extent * s.depth.extent < least) return false;
+  for (int i = 0; i < plan.count; ++i)
+    if (plan.at(i).role == Role::lhs_only || plan.at(i).role == Role::rhs_only) return false;  // are summed first
+  return has_bf16_gemm();
 }
 
 /// Calls f with the element types of input, accumulation and result. Throws if the combination is not supported.
@@ -266,11 +281,22 @@ void einsum(const Exec& exec, const EinsumPlan& plan, AnyIn in, AnyOut out, cons
       return;
     }
     const std::span<const std::int64_t> sizes(extents.data(), static_cast<std::size_t>(plan.count));
+    const EinsumLoops s = choose_einsum_loops(plan, sizes, std::is_floating_point_v<T>);
+    const auto run = [&]<class Operand, class To>(Operand, To* to) {
+      detail::einsum_typed<Operand, In>(exec, plan, s, sizes, lhs, lhs_shape, rhs, rhs_shape, to);
+    };
+    bool narrow = false;
+    if constexpr (std::is_same_v<In, bf16>) {
+      narrow = detail::multiplies_bf16(plan, s);
+      if (narrow && (std::is_same_v<T, Out> || s.summed.count() == 1)) return run(In(), static_cast<Out*>(result));
+    }
     if constexpr (std::is_same_v<T, Out>) {
-      detail::einsum_typed<T, In>(exec, plan, sizes, lhs, lhs_shape, rhs, rhs_shape, static_cast<T*>(result));
+      run(T(), static_cast<T*>(result));
     } else {
       detail::Staged<T> wide;
-      detail::einsum_typed<T, In>(exec, plan, sizes, lhs, lhs_shape, rhs, rhs_shape, wide.fresh(exec, outs));
+      T* const sums = wide.fresh(exec, outs);
+      if constexpr (std::is_same_v<In, bf16>) narrow ? run(In(), sums) : run(T(), sums);
+      if constexpr (!std::is_same_v<In, bf16>) run(T(), sums);
       detail::convert(exec, outs, wide.data, static_cast<Out*>(result));
     }
   });
