@@ -144,8 +144,8 @@ void shell_figures(const Mesh<"d t">& mesh) {
              times[0].high / times[1].low);
 }
 
-gpt::Model random_model(const Mesh<"d t">& mesh, const Sizes& sizes, int layers) {
-  gpt::Model w;
+gpt::Model<f32> random_model(const Mesh<"d t">& mesh, const Sizes& sizes, int layers) {
+  gpt::Model<f32> w;
   w.unembed.resize(1);
   w.layers.resize(static_cast<std::size_t>(layers));
   initialize(mesh, w, sizes, 0, [](std::string_view) { return Normal{0, 0.05}; });
@@ -161,7 +161,7 @@ void step_figures(const Mesh<"d t">& mesh, double peak) {
   const auto ids = cast<i32>(random_uniform<f32, "B/d L">(mesh, sizes, {0, 99}) * 255.0);
   const gpt::Batch data{ids, ids, zeros<i32, "B/d L">(mesh, sizes),
                         full<f32, "B/d L">(mesh, sizes, 1 / static_cast<double>(batch * length))};
-  const auto step = [&] { value_and_grad(mesh, gpt::loss, w, data, gpt::ModelConfig{}); };
+  const auto step = [&] { value_and_grad(mesh, gpt::loss<f32>, w, data, gpt::ModelConfig{}); };
   step();
   auto& counts = detail::program_state(mesh.device()).counts;
   counts.clear();

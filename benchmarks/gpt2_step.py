@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A training step of GPT-2 124M in f32 with AdamW: ours and its peers on this machine, taking turns.
+"""A training step of GPT-2 124M in f32 and bf16 with AdamW: ours and its peers on this machine, taking turns.
 
 The model has 12 layers of width 768, 12 heads and a vocabulary padded to 50304; the tokens are random, the same batch in
 every step. All begin with the same weights; all but llm.c decay the same ones and clip the gradient norm to 1, and llm.c
@@ -10,7 +10,7 @@ measured before each turn, and "of the peak" is the median of the turns' shares.
 parameter that multiplies (all but the table of positions), and 6 * layers * width * T.
 
 Peers: PyTorch in this system (python3-torch) and in each --torch-root, in one process with two threads, and in two
-processes with one thread each over gloo, by DDP and by FSDP2; OpenBLAS is told its core type. llm.c's train_gpt2.c where
+processes with one thread each over gloo, by DDP and by FSDP2; OpenBLAS is told its core type. In bf16 it runs under autocast. llm.c's train_gpt2.c where
 --llmc names a checkout of it, for B=4 T=64, the batch that it has; it needs no starter pack.
 
   benchmarks/gpt2_step.py                                        ours, and the system's PyTorch
@@ -39,7 +39,8 @@ import gpt2_oracle  # noqa: E402
 LAYERS, HEADS, WIDTH, CONTEXT, VOCABULARY = 12, 12, 768, 1024, 50304
 PARAMETERS = VOCABULARY * WIDTH + LAYERS * (12 * WIDTH**2 + 13 * WIDTH) + 2 * WIDTH  # those that multiply
 END_OF_TEXT = 50256
-LOSSES_APART = 1e-3  # rounding grows from step to step
+LOSSES_APART = {"f32": 1e-3, "bf16": 1e-2}  # rounding grows from step to step
+NARROW = ("--dtype=bf16",)
 # llm.c's. At GPT-2's 6e-4 without warmup the loss of one batch soon jumps, and differences in rounding with it.
 LEARNING_RATE = 1e-4
 PYTHON = "/usr/bin/python3"  # the one that has the system's packages
@@ -119,17 +120,16 @@ class Torch:
 
 
 class TorchRun:
-    settings = ()
-
-    def __init__(self, options, torch, how):
-        self.options, self.torch, self.how = options, torch, how
+    def __init__(self, options, torch, how, dtype="f32"):
+        self.options, self.torch, self.how, self.dtype = options, torch, how, dtype
+        self.settings = NARROW if dtype == "bf16" else ()
 
     def turn(self, batch, length, scratch):
         ranks = 1 if self.how == "none" else 2
         threads = max(1, os.cpu_count() // ranks)
         out = self.torch.run(threads, scratch, ["--tokens={}/tokens.bin", "--weights={}/weights.safetensors",
             f"--batch={batch}", f"--length={length}", f"--steps={self.options.warmup + self.options.steps}",
-            f"--learning-rate={LEARNING_RATE}", f"--parallel={self.how}", f"--ranks={ranks}", f"--threads={threads}"])  # fmt: skip
+            f"--learning-rate={LEARNING_RATE}", f"--parallel={self.how}", f"--ranks={ranks}", f"--threads={threads}", f"--dtype={self.dtype}"])  # fmt: skip
         return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 
@@ -211,10 +211,13 @@ def pytorches(options):
 def systems(options, torches, batch, length):
     """(name, what runs it, the name of ours that it is compared with)."""
     one, two, plain = "shardlib, 1 process", "shardlib, 2 ranks", "shardlib, 1 process, llm.c's AdamW"
+    narrow = f"{one}, bf16"
     yield one, Ours(options, "d=1,t=1"), one
+    yield narrow, Ours(options, "d=1,t=1", settings=NARROW), one
     yield "shardlib, 1 process, t=2", Ours(options, "d=1,t=2"), one
     for version, torch in torches.items():
         yield f"PyTorch {version}, 1 process", TorchRun(options, torch, "none"), one
+        yield f"PyTorch {version}, 1 process, bf16", TorchRun(options, torch, "none", "bf16"), narrow
     if batch % 2 == 0:
         yield "shardlib, 1 process, d=2", Ours(options, "d=2,t=1"), one
         yield two, Ours(options, "d=2,t=1", ranks=2), one
@@ -277,13 +280,15 @@ def measure(options, torches, batch, length):
     for name, reason in failures.items():
         print(f"{name} did not run: {reason}")
     if losses:
-        apart = 0
-        for settings in {chosen[name][0].settings for name in losses}:
-            alike = [steps for name, steps in losses.items() if chosen[name][0].settings == settings]
-            apart = max(apart, *(max(step) - min(step) for step in zip(*alike)))
-        print(f"losses of all systems with the same settings, step by step: at most {apart:.1e} apart")
-        if apart > LOSSES_APART:
-            sys.exit(f"gpt2_step.py: not the same model: {losses}")
+        for dtype, most in LOSSES_APART.items():
+            apart = 0
+            for settings in {chosen[name][0].settings for name in losses}:
+                alike = [steps for name, steps in losses.items() if chosen[name][0].settings == settings]
+                if (settings == NARROW) == (dtype == "bf16"):
+                    apart = max(apart, *(max(step) - min(step) for step in zip(*alike)))
+            print(f"losses of all systems with the same settings in {dtype}, step by step: at most {apart:.1e} apart")
+            if apart > most:
+                sys.exit(f"gpt2_step.py: not the same model: {losses}")
     return list(medians.items())
 
 

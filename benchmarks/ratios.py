@@ -18,6 +18,7 @@ import sys
 
 NUMBER, SPREAD = r"(\d+(?:\.\d+)?)", r"\((\d+(?:\.\d+)?) \.\. (\d+(?:\.\d+)?)\)"
 ONE, TWO, LLMC = "shardlib, 1 process", "shardlib, 2 ranks", "shardlib, 1 process, llm.c's AdamW"
+NARROW = f"{ONE}, bf16"
 
 
 class Part:
@@ -78,7 +79,8 @@ def over(found, peer, ours=ONE):
 def step(part):
     (share, short), (long_share, long) = (systems(part, batch) for batch in ("B=4 T=64", "B=1 T=1024"))
     return [share, long_share, over(short, r"PyTorch \S+, 1 process"), over(long, r"PyTorch \S+, 1 process"),
-            over(short, r"llm\.c", LLMC), over(short, "PyTorch .*, FSDP2", TWO)]  # fmt: skip
+            over(short, r"llm\.c", LLMC), over(short, "PyTorch .*, FSDP2", TWO), over(short, ONE, NARROW),
+            over(short, r"PyTorch \S+, 1 process, bf16", NARROW)]  # fmt: skip
 
 
 def collectives(part, chosen):
@@ -110,7 +112,9 @@ GOALS = [  # patterns of commands, of which the first that was measured counts; 
     ([STEP], step, [
         "step of GPT-2 124M, of the FMA peak, B=4 T=64 | >= 0.65", "the same, B=1 T=1024 | >= 0.70",
         "step over PyTorch's, B=4 T=64 | >= 1.4", "the same, B=1 T=1024 | >= 1.4",
-        "step over llm.c's, B=4 T=64 | >= 8", "two ranks over FSDP2 on gloo, B=4 T=64 | >= 4"]),
+        "step over llm.c's, B=4 T=64 | >= 8", "two ranks over FSDP2 on gloo, B=4 T=64 | >= 4",
+        "step in bf16 over f32, B=4 T=64, CPU with fast bf16 | >= 1.5",
+        "step in bf16 over PyTorch's under bf16 autocast, B=4 T=64 | >= 1.4"]),
     ([r"gpt2_step\.py.* --only", STEP], lambda part: [over(systems(part, "B=4 T=64")[1], f"{ONE}(, [dt]=2)?", TWO)],
      ["two ranks over the fastest one process, B=4 T=64 | >= 0.92"]),
     ([r"^mpirun -n 2 .*figures$"], lambda part: collectives(part, COLLECTIVES), [

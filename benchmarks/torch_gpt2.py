@@ -116,7 +116,8 @@ def train(rank, options):
     for step in range(options.steps):
         begin = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
-        loss = model(inputs, rows)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=options.dtype == "bf16"):
+            loss = model(inputs, rows)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), options.clip)
         optimizer.step()
@@ -134,6 +135,7 @@ def main():
     parser.add_argument("--tokens", metavar="FILE", help="batch * length uint16")
     parser.add_argument("--weights", metavar="FILE", help="the initial ones: safetensors with Hugging Face's names")
     parser.add_argument("--parallel", default="none", choices=["none", "ddp", "fsdp2"])
+    parser.add_argument("--dtype", default="f32", choices=["f32", "bf16"], help="bf16: under autocast")
     for name, default in (("batch", 4), ("length", 64), ("steps", 8), ("ranks", 1), ("threads", 2)):
         parser.add_argument(f"--{name}", type=int, default=default, help="(default %(default)s)")
     for name, default in (("learning-rate", 6e-4), ("weight-decay", 0.1), ("clip", 1.0)):

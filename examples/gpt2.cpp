@@ -11,6 +11,7 @@
 #include <shardlib/run/checkpoints.hpp>
 #include <shardlib/run/dry_run.hpp>
 #include <shardlib/run/plan.hpp>
+#include <shardlib/run/token_tensors.hpp>
 #include <shardlib/shardlib.hpp>
 #include <shardlib/support/crc32c.hpp>
 
@@ -145,12 +146,7 @@ struct Trained {
 };
 
 gpt2::Batch place(const Setup& s, const io::TokenBatch& rows) {
-  const auto host = std::make_shared<io::TokenBatch>(rows);
-  const std::int64_t batch = std::ssize(rows.inputs) / s.o.training.seq * s.mesh.size("d");
-  const auto tensor = [&]<class T>(const std::vector<T>& values) {
-    return from_memory<T, "B/d L">(s.mesh, {{"B", batch}, {"L", s.o.training.seq}}, std::span<const T>(values), host);
-  };
-  return {tensor(host->inputs), tensor(host->targets), tensor(host->segments), tensor(host->weights)};
+  return run::token_tensors<gpt2::Batch>(s.mesh, rows, s.o.training.seq);
 }
 
 // Clipping by the global norm, and AdamW.
@@ -188,7 +184,7 @@ run::StepResult train_step(const Setup& s, Trained<C>& trained, const run::Step&
   auto [loss, grads] = differentiated(0);
   if (microbatches.size() == 1) return update(s, trained, loss, grads, step);
   // Sums of more than one are taken in f32.
-  auto sums = gpt2::cast_model<f32>(std::exchange(grads, {}));
+  auto sums = cast_tree<gpt2::Model<f32>>(std::exchange(grads, {}));
   for (std::size_t i = 1; i < microbatches.size(); ++i) {
     const auto [l, g] = differentiated(i);
     loss = loss + l;
@@ -440,16 +436,10 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   if (!o.load.empty() && !dry) load_hugging_face(s, state.weights);
   state.mu = zeros_like(state.weights);
   state.nu = zeros_like(state.weights);
-  trained.copies = gpt2::cast_model<C>(state.weights);
+  const auto copied = [&] { return cast_tree<gpt2::Model<C>>(state.weights); };
+  trained.copies = copied();
   run::Program program;
-  program.checkpoints = run::checkpoints_of(s.mesh, state, o.training);
-  if (const auto load = program.checkpoints.load)
-    program.checkpoints.load = [&trained, load](std::int64_t before) {
-      trained.copies = {};  // one set less in memory: what is loaded stands beside what was there until it is whole
-      const auto found = load(before);
-      trained.copies = gpt2::cast_model<C>(trained.state.weights);
-      return found;
-    };
+  program.checkpoints = run::renewing(run::checkpoints_of(s.mesh, state, o.training), trained.copies, copied);
   program.step = [&](const run::Step& step) { return train_step(s, trained, step); };
   program.validate = [&](const io::TokenBatch& rows) { return validate(s, trained.copies, rows); };
   program.decode = Decoder<C>(s, trained);

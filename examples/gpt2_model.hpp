@@ -57,17 +57,6 @@ struct Model {
 
 static_assert(fully_sharded<Mesh<"d t">, Model<f32>>);
 
-/// The same model in another dtype; the same tensors where it is not another.
-template <dtype C, dtype D>
-Model<C> cast_model(const Model<D>& w) {
-  Model<C> result;
-  result.layers.resize(w.layers.size());
-  result.final_norm.resize(w.final_norm.size());
-  result.unembed.resize(w.unembed.size());
-  for_each_leaf([](std::string_view, auto& to, const auto& from) { to = cast<C>(from); }, result, w);
-  return result;
-}
-
 // ---- what is not a tensor -------------------------------------------------------------------------------------------
 
 enum class Recompute { none, seqax, everything };

@@ -1,6 +1,8 @@
-// The GPT of gpt_fsdp.cpp: weights, layers and loss, with all partitioning and communication spelled out. It needs the
+// The GPT of gpt_fsdp: weights, layers and loss, with all partitioning and communication spelled out. It needs the
 // types alone (shardlib/shapes.hpp), so that shape_tests.cpp can check it with nothing installed.
 //
+// C is the dtype of computation, f32 or bf16: of products, of the weights that the layers read, of their gradients and
+// of what is sent. Sums over devices, norms, softmax, the residual stream and the loss are f32.
 // Dims: B batch, L length, M model, Q query heads per key-value head, K key-value heads, D head, F feed-forward,
 // V vocabulary. Mesh: d data parallel (FSDP), t tensor parallel.
 #pragma once
@@ -17,22 +19,24 @@ using namespace shardlib;
 
 // ---- weights: at rest, every tensor is sharded over the whole mesh --------------------------------------------------
 
+template <dtype C>
 struct Layer {
-  Tensor<f32, "M/t/d"> norm1, norm2;
-  Tensor<f32, "M/d Q K/t D"> w_q;
-  Tensor<f32, "M/d K/t D"> w_k, w_v;
-  Tensor<f32, "M/d Q K/t D"> w_o;
-  Tensor<f32, "M/d F/t"> w_gate, w_up, w_down;
+  Tensor<C, "M/t/d"> norm1, norm2;
+  Tensor<C, "M/d Q K/t D"> w_q;
+  Tensor<C, "M/d K/t D"> w_k, w_v;
+  Tensor<C, "M/d Q K/t D"> w_o;
+  Tensor<C, "M/d F/t"> w_gate, w_up, w_down;
 };
 
+template <dtype C>
 struct Model {
-  Tensor<f32, "V/t M/d"> embed;
-  Array<"unembed", Tensor<f32, "V/t M/d">> unembed;  // empty: tied to embed
-  Array<"layers", Layer> layers;
-  Tensor<f32, "M/t/d"> final_norm;
+  Tensor<C, "V/t M/d"> embed;
+  Array<"unembed", Tensor<C, "V/t M/d">> unembed;  // empty: tied to embed
+  Array<"layers", Layer<C>> layers;
+  Tensor<C, "M/t/d"> final_norm;
 };
 
-static_assert(fully_sharded<Mesh<"d t">, Model>);
+static_assert(fully_sharded<Mesh<"d t">, Model<f32>>);
 
 /// What is not a tensor.
 struct ModelConfig {
@@ -50,76 +54,93 @@ struct Batch {
 
 using Residual = Tensor<f32, "B/d L M/t">;
 
-// Gathers the residual stream over t, normalizes it and applies the scale. Communicates x once over t.
-inline auto gathered_norm(const Residual& x, const Tensor<f32, "M/t/d">& norm) -> Tensor<f32, "B/d L M"> {
-  const auto whole = all_gather<"B/d L M/t -> B/d L M">(x);
-  const auto scale = all_gather<"M/t/d -> M">(norm);
-  return rms_norm<"M">(whole) * scale;
+// The backward pass sums the gradient over the devices, in f32.
+template <OpSpec O, dtype C, Spec S>
+auto gathered(const Tensor<C, S>& x, Site site = Site::current()) {
+  return all_gather<O, backward_sum<f32>>(x, site);
 }
 
+// Gathers the residual stream over t, normalizes it and applies the scale. Communicates x once over t.
+template <dtype C>
+auto gathered_norm(const Residual& x, const Tensor<C, "M/t/d">& norm) -> Tensor<C, "B/d L M"> {
+  const auto whole = gathered<"B/d L M/t -> B/d L M">(cast<C>(x));
+  const auto scale = gathered<"M/t/d -> M">(norm);
+  return cast<C>(rms_norm<"M">(cast<f32>(whole)) * cast<f32>(scale));
+}
+
+template <dtype C>
 struct Heads {
-  Tensor<f32, "B/d L Q K/t D"> q;
-  Tensor<f32, "B/d L K/t D"> k, v;
+  Tensor<C, "B/d L Q K/t D"> q;
+  Tensor<C, "B/d L K/t D"> k, v;
 };
 
 // Queries, keys and values of the tokens at positions `first`, `first` + 1, ... Heads are sharded over t: this is
 // tensor parallelism.
-inline auto projected(const Tensor<f32, "B/d L M">& x, const Layer& w, const ModelConfig& config, std::int64_t first)
-    -> Heads {
-  const auto w_q = all_gather<"M/d Q K/t D -> M Q K/t D">(w.w_q);
+template <dtype C>
+auto projected(const Tensor<C, "B/d L M">& x, const Layer<C>& w, const ModelConfig& config, std::int64_t first)
+    -> Heads<C> {
+  const auto w_q = gathered<"M/d Q K/t D -> M Q K/t D">(w.w_q);
   const auto q =
       rope<"L", "D">(einsum_unreduced<"B/d L M, M Q K/t D -> B/d L Q K/t D">(x, w_q), config.rope_base, first);
-  const auto w_k = all_gather<"M/d K/t D -> M K/t D">(w.w_k);
+  const auto w_k = gathered<"M/d K/t D -> M K/t D">(w.w_k);
   const auto k = rope<"L", "D">(einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_k), config.rope_base, first);
-  const auto w_v = all_gather<"M/d K/t D -> M K/t D">(w.w_v);
+  const auto w_v = gathered<"M/d K/t D -> M K/t D">(w.w_v);
   const auto v = einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_v);
   return {save_for_backward(q), save_for_backward(k), save_for_backward(v)};
 }
 
 // A token sees those of its segment up to itself. The type of the result shows the pending sum over all heads, +t.
-inline auto attention(const Tensor<f32, "B/d L M">& x, const Tensor<i32, "B/d L">& segments, const Layer& w,
-                      const ModelConfig& config) -> Tensor<f32, "B/d L M +t"> {
+template <dtype C>
+auto attention(const Tensor<C, "B/d L M">& x, const Tensor<i32, "B/d L">& segments, const Layer<C>& w,
+               const ModelConfig& config) -> Tensor<C, "B/d L M +t"> {
   const auto [q, k, v] = projected(x, w, config, 0);
   const auto y = causal_attention<"L", "D">(q, k, v, segments);
-  const auto w_o = all_gather<"M/d Q K/t D -> M Q K/t D">(w.w_o);
+  const auto w_o = gathered<"M/d Q K/t D -> M Q K/t D">(w.w_o);
   return einsum_unreduced<"B/d L Q K/t D, M Q K/t D -> B/d L M +t">(y, w_o);
 }
 
-inline auto feed_forward(const Tensor<f32, "B/d L M">& x, const Layer& w) -> Tensor<f32, "B/d L M +t"> {
-  const auto w_gate = all_gather<"M/d F/t -> M F/t">(w.w_gate);
+template <dtype C>
+auto feed_forward(const Tensor<C, "B/d L M">& x, const Layer<C>& w) -> Tensor<C, "B/d L M +t"> {
+  const auto w_gate = gathered<"M/d F/t -> M F/t">(w.w_gate);
   const auto gate = save_for_backward(einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, w_gate));
-  const auto w_up = all_gather<"M/d F/t -> M F/t">(w.w_up);
+  const auto w_up = gathered<"M/d F/t -> M F/t">(w.w_up);
   const auto up = save_for_backward(einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, w_up));
   const auto y = map([](auto g, auto u) { return swish(g) * u; }, gate, up);
-  const auto w_down = all_gather<"M/d F/t -> M F/t">(w.w_down);
+  const auto w_down = gathered<"M/d F/t -> M F/t">(w.w_down);
   return einsum_unreduced<"B/d L F/t, M F/t -> B/d L M +t">(y, w_down);
 }
 
-inline auto layer(const Residual& x, const Tensor<i32, "B/d L">& segments, const Layer& w, const ModelConfig& config)
+template <dtype C>
+auto layer(const Residual& x, const Tensor<i32, "B/d L">& segments, const Layer<C>& w, const ModelConfig& config)
     -> Residual {
   const auto attended = attention(gathered_norm(x, w.norm1), segments, w, config);
-  const auto y = save_for_backward(x + reduce_scatter<"B/d L M +t -> B/d L M/t">(attended));
+  const auto y = save_for_backward(x + cast<f32>(reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(attended)));
   const auto fed = feed_forward(gathered_norm(y, w.norm2), w);
-  return y + reduce_scatter<"B/d L M +t -> B/d L M/t">(fed);
+  return y + cast<f32>(reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(fed));
 }
 
 // ---- the model ------------------------------------------------------------------------------------------------------
 
 // Before the layers and after them; the tables are gathered over d.
-inline auto embedded(const Tensor<f32, "V/t M">& table, const Tensor<i32, "B/d L">& inputs) -> Residual {
-  return reduce_scatter<"B/d L M +t -> B/d L M/t">(index_unreduced<"[V/t] M, B/d L -> B/d L M +t">(table, inputs));
+template <dtype C>
+auto embedded(const Tensor<C, "V/t M">& table, const Tensor<i32, "B/d L">& inputs) -> Residual {
+  return cast<f32>(
+      reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(index_unreduced<"[V/t] M, B/d L -> B/d L M +t">(table, inputs)));
 }
-inline auto unembedded(const Residual& x, const Tensor<f32, "M/t/d">& norm, const Tensor<f32, "V/t M">& table)
+template <dtype C>
+auto unembedded(const Residual& x, const Tensor<C, "M/t/d">& norm, const Tensor<C, "V/t M">& table)
     -> Tensor<f32, "B/d L V/t"> {
-  return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t">(gathered_norm(x, norm), table);
+  return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t", f32>(gathered_norm(x, norm), table);
 }
 
-inline auto logits(const Model& w, const Tensor<i32, "B/d L">& inputs, const Tensor<i32, "B/d L">& segments,
-                   const ModelConfig& config) -> Tensor<f32, "B/d L V/t"> {
-  const auto embed = all_gather<"V/t M/d -> V/t M">(w.embed);
+template <dtype C>
+auto logits(const Model<C>& w, const Tensor<i32, "B/d L">& inputs, const Tensor<i32, "B/d L">& segments,
+            const ModelConfig& config) -> Tensor<f32, "B/d L V/t"> {
+  const auto embed = gathered<"V/t M/d -> V/t M">(w.embed);
   Residual x = embedded(embed, inputs);
-  for (const Layer& weights : w.layers) x = explicit_activation_checkpointing(layer)(x, segments, weights, config);
-  const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M">(w.unembed[0]);
+  for (const Layer<C>& weights : w.layers)
+    x = explicit_activation_checkpointing(layer<C>)(x, segments, weights, config);
+  const auto unembed = w.unembed.empty() ? embed : gathered<"V/t M/d -> V/t M">(w.unembed[0]);
   return unembedded(x, w.final_norm, unembed);
 }
 
@@ -138,50 +159,9 @@ inline auto mean_loss(const Tensor<f32, "B/d L V/t">& logits, const Batch& batch
   return sum<"B/d L +t -> +d +t">(token_losses(logits, batch.targets) * batch.weights);
 }
 
-inline auto loss(const Model& w, const Batch& batch, const ModelConfig& config) -> Tensor<f32, "+d +t"> {
+template <dtype C>
+auto loss(const Model<C>& w, const Batch& batch, const ModelConfig& config) -> Tensor<f32, "+d +t"> {
   return mean_loss(logits(w, batch.inputs, batch.segments, config), batch);
-}
-
-// ---- decoding: attention to a cache of keys and values -------------------------------------------------------
-
-// The keys and values of one layer. Positions that decoding has not reached hold zeros.
-struct Cache {
-  Tensor<f32, "B/d Klen K/t D"> k, v;
-};
-// The tokens that a text grows by.
-struct NewTokens {
-  Tensor<i32, "B/d L"> ids;
-  std::int64_t first = 0;        // the position of the first one
-  Tensor<f32, "L Klen"> places;  // the position of each one, one-hot
-  Tensor<bool_, "L Klen"> seen;  // the positions that each one attends to
-};
-
-// Adds the keys and values of the new tokens to the cache, then attends to all of it.
-inline auto cached_attention(const Tensor<f32, "B/d L M">& x, Cache& cache, const NewTokens& tokens, const Layer& w,
-                             const ModelConfig& config) -> Tensor<f32, "B/d L M +t"> {
-  const auto [q, k, v] = projected(x, w, config, tokens.first);
-  cache.k = cache.k + einsum_unreduced<"L Klen, B/d L K/t D -> B/d Klen K/t D">(tokens.places, k);
-  cache.v = cache.v + einsum_unreduced<"L Klen, B/d L K/t D -> B/d Klen K/t D">(tokens.places, v);
-  const auto scores = einsum_unreduced<"B/d L Q K/t D, B/d Klen K/t D -> B/d Q K/t L Klen">(q, cache.k);
-  const double scale = 1 / std::sqrt(static_cast<double>(q.size("D")));
-  const auto probabilities = softmax<"Klen">(where(tokens.seen, scores * scale, -1e30));
-  const auto y = einsum_unreduced<"B/d Q K/t L Klen, B/d Klen K/t D -> B/d L Q K/t D">(probabilities, cache.v);
-  const auto w_o = all_gather<"M/d Q K/t D -> M Q K/t D">(w.w_o);
-  return einsum_unreduced<"B/d L Q K/t D, M Q K/t D -> B/d L M +t">(y, w_o);
-}
-
-inline auto cached_logits(const Model& w, Array<"layers", Cache>& caches, const NewTokens& tokens,
-                          const ModelConfig& config) -> Tensor<f32, "B/d L V/t"> {
-  const auto embed = all_gather<"V/t M/d -> V/t M">(w.embed);
-  Residual x = embedded(embed, tokens.ids);
-  for (std::size_t i = 0; i < caches.size(); ++i) {
-    const Layer& layer = w.layers[i];
-    const auto attended = cached_attention(gathered_norm(x, layer.norm1), caches[i], tokens, layer, config);
-    x = x + reduce_scatter<"B/d L M +t -> B/d L M/t">(attended);
-    x = x + reduce_scatter<"B/d L M +t -> B/d L M/t">(feed_forward(gathered_norm(x, layer.norm2), layer));
-  }
-  const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M">(w.unembed[0]);
-  return unembedded(x, w.final_norm, unembed);
 }
 
 }  // namespace gpt

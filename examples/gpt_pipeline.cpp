@@ -55,9 +55,12 @@ struct Layout {
 
 // ---- the GPT --------------------------------------------------------------------------------------------------------
 
+// C is the dtype of computation.
+template <dtype C>
 class Gpt : Layout {
  public:
-  using Weights = gpt::StageModel;
+  using Weights = gpt::StageModel<f32>;
+  using Copies = gpt::StageModel<C>;
   using Batches = std::vector<gpt::Batch>;
   using Layout::Layout;
 
@@ -73,17 +76,18 @@ class Gpt : Layout {
   }
   [[nodiscard]] Batches batches(const std::vector<io::TokenBatch>& microbatches) const {
     Batches batches;
-    for (const io::TokenBatch& rows : microbatches) batches.push_back(gpt::place(mesh.stage(), rows, o.training.seq));
+    for (const io::TokenBatch& rows : microbatches)
+      batches.push_back(run::token_tensors<gpt::Batch>(mesh.stage(), rows, o.training.seq));
     return batches;
   }
-  [[nodiscard]] gpt::Stages program(const Batches& batches) const { return {layer_map, batches, o.config}; }
+  [[nodiscard]] gpt::Stages<C> program(const Batches& batches) const { return {layer_map, batches, o.config}; }
   [[nodiscard]] Sizes activation_sizes(const Batches& batches) const {
     Sizes sizes = gpt::sizes_of(o, mesh.stage().size("d"), mesh.stage().size("t"));
     sizes.insert(sizes.end(), {{"B", batches[0].inputs.size("B")}, {"L", o.training.seq}});
     return sizes;
   }
   // A tied embedding stands on two ranks: both get the sum of what they have found, and update alike. One counts it.
-  void sum_shared(Weights& grads) const {
+  void sum_shared(Copies& grads) const {
     const auto owners = gpt::embedding_owners(schedule, o.tied);
     for (auto& embed : grads.embed) embed = mesh.sum_over(owners, embed);
   }
@@ -105,9 +109,11 @@ class Gpt : Layout {
 
 // ---- the transformer of JaxPP's tutorial ----------------------------------------------------------------------------
 
+template <dtype C>
 class Tutorial : Layout {
  public:
-  using Weights = tutorial::StageModel;
+  using Weights = tutorial::StageModel<f32>;
+  using Copies = tutorial::StageModel<C>;
   using Batches = std::vector<tutorial::Batch>;
   using Layout::Layout;
 
@@ -150,13 +156,13 @@ class Tutorial : Layout {
     const auto numbers = ones<f32, "B/d L M">(mesh.stage(), sizes);
     return Batches(microbatches.size(), {numbers, numbers});
   }
-  [[nodiscard]] tutorial::Stages program(const Batches& batches) const { return {layer_map, batches}; }
+  [[nodiscard]] tutorial::Stages<C> program(const Batches& batches) const { return {layer_map, batches}; }
   [[nodiscard]] Sizes activation_sizes(const Batches& batches) const {
     Sizes sizes = model_sizes();
     sizes.insert(sizes.end(), {{"B", batches[0].inputs.size("B")}, {"L", o.training.seq}});
     return sizes;
   }
-  void sum_shared(Weights&) const {}  // no two ranks hold the same weight
+  void sum_shared(Copies&) const {}  // no two ranks hold the same weight
   [[nodiscard]] bool counts(std::string_view) const { return true; }
   [[nodiscard]] io::Rename names_in_model() const {
     return [held = layers](const std::string& name) { return gpt::name_in_model(name, held); };
@@ -184,6 +190,7 @@ class Trainer {
     state.weights = model.initial_weights();
     state.mu = zeros_like(state.weights);
     state.nu = zeros_like(state.weights);
+    copies = copied();
   }
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
@@ -193,6 +200,9 @@ class Trainer {
     typename Model::Weights weights, mu, nu;
   };
   TrainState state;
+  typename Model::Copies copies;  // of the weights, in the dtype of computation: in f32 the same tensors
+
+  [[nodiscard]] auto copied() const { return cast_tree<typename Model::Copies>(state.weights); }
 
   // Loss and gradients of all microbatches under the schedule, clipping by the norm over all ranks, AdamW on each
   // rank's own weights.
@@ -200,16 +210,17 @@ class Trainer {
     const run::Training& t = o_.training;
     const auto batches = model.batches(step.microbatches);
     auto [loss, grads, intervals, in_flight] =
-        pipeline::value_and_grad(mesh_, schedule_, static_cast<int>(t.microbatches), model.program(batches),
-                                 state.weights, model.activation_sizes(batches));
+        pipeline::value_and_grad(mesh_, schedule_, static_cast<int>(t.microbatches), model.program(batches), copies,
+                                 model.activation_sizes(batches));
     intervals_ = std::move(intervals);
     model.sum_shared(grads);
     const double norm = pipeline::global_norm(mesh_, grads, [&](std::string_view name) { return model.counts(name); });
     const run::StepResult result{item(all_reduce<"+d +p +t -> ">(loss)), norm};
     if (!step.accepts(result)) return result;
     const AdamW optimizer{.beta1 = t.beta1, .beta2 = t.beta2, .weight_decay = t.weight_decay};
-    optimizer.update(state.weights, state.mu, state.nu, grads, step.learning_rate, run::clip_factor(norm, t.clip),
-                     step.number, [](std::string_view) { return true; });
+    optimizer.update(
+        state.weights, state.mu, state.nu, grads, step.learning_rate, run::clip_factor(norm, t.clip), step.number,
+        [](std::string_view) { return true; }, copies);
     return result;
   }
 
@@ -217,7 +228,7 @@ class Trainer {
     const auto microbatches = static_cast<int>(o_.training.microbatches);
     const auto batches = model.batches(io::split_rows(rows, microbatches));
     return item(all_reduce<"+d +p +t -> ">(pipeline::value(mesh_, schedule_, microbatches, model.program(batches),
-                                                           state.weights, model.activation_sizes(batches))));
+                                                           copies, model.activation_sizes(batches))));
   }
 
   // What was measured of the last step, below what the simulator makes of its task times.
@@ -311,16 +322,25 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const pipeli
   const Staged mesh(device);
   Trainer<Model> trainer(mesh, schedule, o);
   run::Program program;
-  program.checkpoints = run::checkpoints_of(mesh.whole(), trainer.state, o.training, trainer.model.names_in_model());
+  program.checkpoints =
+      run::renewing(run::checkpoints_of(mesh.whole(), trainer.state, o.training, trainer.model.names_in_model()),
+                    trainer.copies, [&] { return trainer.copied(); });
   program.step = [&](const run::Step& step) { return trainer.step(step); };
   program.validate = [&](const io::TokenBatch& rows) { return trainer.validate(rows); };
   program.finish = [&] { trainer.draw(); };
   program.parameters = trainer.model.parameters();
   program.weight_bytes = run::shard_bytes(trainer.state.weights);
+  program.copy_bytes = o.dtype == "f32" ? 0 : run::shard_bytes(trainer.copies);
+  program.gradient_bytes = run::shard_bytes(trainer.copies);
   program.optimizer_bytes = run::shard_bytes(trainer.state.mu) + run::shard_bytes(trainer.state.nu);
   program.flops_per_token = trainer.model.flops_per_token();
   program.context = o.training.seq;
   run::train(device, o.training, data, toml, program);
+}
+
+auto chosen_training(const Options& o) {
+  if (o.model == "jaxpp-tutorial") return o.dtype == "bf16" ? train<Tutorial<bf16>> : train<Tutorial<f32>>;
+  return o.dtype == "bf16" ? train<Gpt<bf16>> : train<Gpt<f32>>;
 }
 
 int program(int argc, char** argv) {
@@ -351,7 +371,7 @@ int program(int argc, char** argv) {
   run::Data data;
   if (is_tutorial) {
     check_tutorial(o);
-    run::note_padding(mesh, Tutorial::sizes_of(o, mesh[1].size * mesh[2].size));
+    run::note_padding(mesh, Tutorial<f32>::sizes_of(o, mesh[1].size * mesh[2].size));
   } else {
     gpt::check_head(o);
     data = run::open_data(o.training, o.vocabulary);
@@ -360,7 +380,7 @@ int program(int argc, char** argv) {
   }
   run::announce(options, o.training);
   const auto body = [&](const Options& used, const pipeline::Schedule& under) -> DeviceBody {
-    return [&, run = is_tutorial ? train<Tutorial> : train<Gpt>](const std::shared_ptr<Device>& device) {
+    return [&, run = chosen_training(o)](const std::shared_ptr<Device>& device) {
       run(device, used, under, data, options.to_toml());
     };
   };

@@ -1,18 +1,16 @@
-// What gpt_fsdp.cpp and gpt_pipeline.cpp share around the model of gpt_model.hpp: its options, sizes and first values,
-// and batches as tensors.
+// What gpt_fsdp and gpt_pipeline share around the model of gpt_model.hpp: its options, sizes and first values.
 #pragma once
 
 #include <fmt/format.h>
 
+#include <shardlib/run/token_tensors.hpp>
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 
 #include <cmath>
 #include <cstdint>
-#include <memory>
 #include <numeric>
-#include <span>
-#include <vector>
+#include <string>
 
 #include "gpt_model.hpp"
 
@@ -21,6 +19,7 @@ namespace gpt {
 struct ModelOptions {
   std::int64_t layers = 4, d_model = 256, n_q_per_kv = 2, n_kv = 2, d_head = 64, d_ff = 768, vocabulary = 0;
   bool tied = false;
+  std::string dtype = "f32";
   ModelConfig config;
 };
 
@@ -34,6 +33,7 @@ inline void declare(run::Options& options, ModelOptions& o) {
   options.add("--d-ff", o.d_ff, "width of the feed-forward layer", run::size());
   options.add("--vocabulary", o.vocabulary, "token ids (0: the tokenizer's)", run::size(0));
   options.add("--rope-base", o.config.rope_base, "base of rotary positions", run::above(1));
+  options.add("--dtype", o.dtype, "of products, and of what is sent", run::one_of({"f32", "bf16"}));
   options.flag("--tied", o.tied, "use the embedding as the unembedding too");
 }
 
@@ -63,7 +63,7 @@ struct Initializer {
   void unembed(Tensor<f32, "V/t M/d">& table) const { draw(table, 1, o.d_model); }
   // The layer of this number in the model. Two branches a layer add to the residual stream: their outputs are scaled
   // down (GPT-2).
-  void layer(Layer& layer, std::int64_t number) const {
+  void layer(Layer<f32>& layer, std::int64_t number) const {
     std::uint64_t stream = (o.tied ? 1 : 2) + 7 * static_cast<std::uint64_t>(number);
     const std::int64_t branches = 2 * o.layers;
     scale(layer.norm1);
@@ -82,16 +82,6 @@ struct Initializer {
     w = random_truncated_normal<f32, S>(mesh, sizes, {seed, stream}) / std::sqrt(static_cast<double>(fan_in));
   }
 };
-
-// This device's rows as tensors.
-inline Batch place(const Mesh<"d t">& mesh, const io::TokenBatch& rows, std::int64_t length) {
-  const auto host = std::make_shared<io::TokenBatch>(rows);
-  const Sizes sizes{{"B", std::ssize(rows.inputs) / length * mesh.size("d")}, {"L", length}};
-  const auto tensor = [&]<class T>(const std::vector<T>& values) {
-    return from_memory<T, "B/d L">(mesh, sizes, std::span<const T>(values), host);
-  };
-  return {tensor(host->inputs), tensor(host->targets), tensor(host->segments), tensor(host->weights)};
-}
 
 // FLOPs of training by one token; an unembedding of its own is no second look-up.
 inline double flops_per_token(const ModelOptions& o, std::int64_t parameters, std::int64_t length) {

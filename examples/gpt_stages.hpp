@@ -12,34 +12,36 @@
 namespace gpt {
 
 // The weights of one pipeline rank: its layers, and what lies before and behind them where it has those ends.
+template <dtype C>
 struct StageModel {
-  Array<"embed", Tensor<f32, "V/t M/d">> embed;      // of the first stage; of the last one too where it is tied
-  Array<"unembed", Tensor<f32, "V/t M/d">> unembed;  // of the last stage, if not tied
-  Array<"layers/p", Layer> layers;
-  Array<"final_norm", Tensor<f32, "M/t/d">> final_norm;  // of the last stage
+  Array<"embed", Tensor<C, "V/t M/d">> embed;      // of the first stage; of the last one too where it is tied
+  Array<"unembed", Tensor<C, "V/t M/d">> unembed;  // of the last stage, if not tied
+  Array<"layers/p", Layer<C>> layers;
+  Array<"final_norm", Tensor<C, "M/t/d">> final_norm;  // of the last stage
 };
 
-static_assert(fully_sharded<Mesh<"d t">, StageModel>);
+static_assert(fully_sharded<Mesh<"d t">, StageModel<f32>>);
 
 // What pipeline::value_and_grad asks for.
+template <dtype C>
 struct Stages {
   const pipeline::LayerMap& layer_map;
   const std::vector<Batch>& batches;  // of each microbatch
   ModelConfig config;
 
-  [[nodiscard]] auto enter(const StageModel& w, const pipeline::StagePlace& at) const -> Residual {
-    return embedded(all_gather<"V/t M/d -> V/t M">(w.embed.at(0)), batch(at).inputs);
+  [[nodiscard]] auto enter(const StageModel<C>& w, const pipeline::StagePlace& at) const -> Residual {
+    return embedded(gathered<"V/t M/d -> V/t M">(w.embed.at(0)), batch(at).inputs);
   }
-  [[nodiscard]] auto stage(const StageModel& w, Residual x, const pipeline::StagePlace& at) const -> Residual {
+  [[nodiscard]] auto stage(const StageModel<C>& w, Residual x, const pipeline::StagePlace& at) const -> Residual {
     const std::size_t first = layer_map.first_of_stage(at.stage),
                       count = static_cast<std::size_t>(layer_map.per_stage());
     for (std::size_t i = first; i < first + count; ++i)
-      x = explicit_activation_checkpointing(layer)(x, batch(at).segments, w.layers.at(i), config);
+      x = explicit_activation_checkpointing(layer<C>)(x, batch(at).segments, w.layers.at(i), config);
     return x;
   }
-  [[nodiscard]] auto loss(const StageModel& w, const Residual& x, const pipeline::StagePlace& at) const
+  [[nodiscard]] auto loss(const StageModel<C>& w, const Residual& x, const pipeline::StagePlace& at) const
       -> Tensor<f32, "+d +t"> {
-    const auto table = all_gather<"V/t M/d -> V/t M">(w.unembed.empty() ? w.embed.at(0) : w.unembed[0]);
+    const auto table = gathered<"V/t M/d -> V/t M">(w.unembed.empty() ? w.embed.at(0) : w.unembed[0]);
     return mean_loss(unembedded(x, w.final_norm.at(0), table), batch(at));
   }
 
@@ -50,10 +52,10 @@ struct Stages {
 };
 
 // The weights that a rank has, still without values.
-inline StageModel empty_stages(const pipeline::Schedule& schedule, const pipeline::LayerMap& layers, int rank,
-                               bool tied) {
+inline StageModel<f32> empty_stages(const pipeline::Schedule& schedule, const pipeline::LayerMap& layers, int rank,
+                                    bool tied) {
   const bool first = schedule.rank_of(0) == rank, last = schedule.rank_of(schedule.num_stages() - 1) == rank;
-  StageModel w;
+  StageModel<f32> w;
   w.embed.resize(first || (last && tied) ? 1 : 0);
   w.unembed.resize(last && !tied ? 1 : 0);
   w.layers.resize(layers.of_rank(rank).size());

@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "gpt_decoding.hpp"
 #include "gpt_stages.hpp"
 #include "tutorial_stages.hpp"
 
@@ -21,21 +22,29 @@ using result = decltype(f(std::declval<const Args&>()...));
 template <class Is, class Expected>
 inline constexpr bool same = std::is_same_v<Is, Expected>;
 
-using gpt::Batch, gpt::Cache, gpt::ModelConfig, gpt::Layer, gpt::Model, gpt::NewTokens, gpt::Residual;
+using gpt::Batch, gpt::ModelConfig, gpt::NewTokens, gpt::Residual;
+using Layer = gpt::Layer<f32>;
+using Model = gpt::Model<f32>;
+using Cache = gpt::Cache<f32>;
 using Hidden = Tensor<f32, "B/d L M">;
 using Ids = Tensor<i32, "B/d L">;
 using GptMesh = Mesh<"d t">;
 
 // Layers: what goes in, what comes out, and what is still to be summed over t.
-static_assert(same<result<gpt::gathered_norm, Residual, Tensor<f32, "M/t/d">>, Hidden>);
-static_assert(same<result<gpt::attention, Hidden, Ids, Layer, ModelConfig>, Tensor<f32, "B/d L M +t">>);
-static_assert(same<result<gpt::feed_forward, Hidden, Layer>, Tensor<f32, "B/d L M +t">>);
-static_assert(same<result<gpt::layer, Residual, Ids, Layer, ModelConfig>, Residual>);
+static_assert(same<result<gpt::gathered_norm<f32>, Residual, Tensor<f32, "M/t/d">>, Hidden>);
+static_assert(same<result<gpt::attention<f32>, Hidden, Ids, Layer, ModelConfig>, Tensor<f32, "B/d L M +t">>);
+static_assert(same<result<gpt::feed_forward<f32>, Hidden, Layer>, Tensor<f32, "B/d L M +t">>);
+static_assert(same<result<gpt::layer<f32>, Residual, Ids, Layer, ModelConfig>, Residual>);
 
 // The model: logits sharded over the vocabulary, a loss that is a sum over the whole mesh.
-static_assert(same<result<gpt::logits, Model, Ids, Ids, ModelConfig>, Tensor<f32, "B/d L V/t">>);
+static_assert(same<result<gpt::logits<f32>, Model, Ids, Ids, ModelConfig>, Tensor<f32, "B/d L V/t">>);
 static_assert(same<result<gpt::token_losses, Tensor<f32, "B/d L V/t">, Ids>, Tensor<f32, "B/d L +t">>);
-static_assert(same<result<gpt::loss, Model, Batch, ModelConfig>, Tensor<f32, "+d +t">>);
+static_assert(same<result<gpt::loss<f32>, Model, Batch, ModelConfig>, Tensor<f32, "+d +t">>);
+
+// In bf16 products and gradients are bf16, and the residual stream and the loss stay f32.
+static_assert(same<result<gpt::attention<bf16>, Tensor<bf16, "B/d L M">, Ids, gpt::Layer<bf16>, ModelConfig>,
+                   Tensor<bf16, "B/d L M +t">>);
+static_assert(same<result<gpt::layer<bf16>, Residual, Ids, gpt::Layer<bf16>, ModelConfig>, Residual>);
 
 // The library's cross_entropy fits where the spelled one stands.
 static_assert(same<decltype(cross_entropy(std::declval<Tensor<f32, "B/d L V/t">>(), std::declval<Ids>())),
@@ -44,18 +53,18 @@ static_assert(same<decltype(cross_entropy(std::declval<Tensor<f32, "B/d L V/t">>
 // Decoding: attention to a cache has the type of training's.
 using Cached = decltype(gpt::cached_attention(std::declval<Hidden>(), std::declval<Cache&>(), std::declval<NewTokens>(),
                                               std::declval<Layer>(), ModelConfig{}));
-static_assert(same<Cached, result<gpt::attention, Hidden, Ids, Layer, ModelConfig>>);
+static_assert(same<Cached, result<gpt::attention<f32>, Hidden, Ids, Layer, ModelConfig>>);
 
 // Training: every weight is fully sharded, so a gradient has its weight's own type and the update type-checks.
 static_assert(fully_sharded<GptMesh, Model>);
-using LossAndGradient = decltype(value_and_grad(std::declval<GptMesh>(), gpt::loss, std::declval<Model>(),
+using LossAndGradient = decltype(value_and_grad(std::declval<GptMesh>(), gpt::loss<f32>, std::declval<Model>(),
                                                 std::declval<Batch>(), ModelConfig{}));
 static_assert(same<LossAndGradient, std::pair<Tensor<f32, "+d +t">, Model>>);
 
 // Pipelines: a stage returns what the next one takes, and layers lie on the ranks of the stage axis.
 using Staged = pipeline::StagedMesh<"p", "p d t">;
-static_assert(pipeline::valid_program<Staged, gpt::Stages, gpt::StageModel>);
-static_assert(pipeline::valid_program<Staged, tutorial::Stages, tutorial::StageModel>);
+static_assert(pipeline::valid_program<Staged, gpt::Stages<f32>, gpt::StageModel<f32>>);
+static_assert(pipeline::valid_program<Staged, tutorial::Stages<f32>, tutorial::StageModel<f32>>);
 
 // Cotangents: replicated and partial swap, sharded stays.
 static_assert(same<Dual<Hidden, "d t">, Tensor<f32, "B/d L M +t">>);

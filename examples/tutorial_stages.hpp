@@ -14,62 +14,76 @@ namespace tutorial {
 
 using namespace shardlib;
 
+template <dtype C>
 struct Norm {
-  Tensor<f32, "M/t/d"> scale, bias;
+  Tensor<C, "M/t/d"> scale, bias;
 };
+template <dtype C>
 struct Block {
-  Tensor<f32, "M/d H/t D"> w_q, w_k, w_v;
-  Tensor<f32, "H/t/d D"> b_q, b_k, b_v;
-  Tensor<f32, "H/t D M/d"> w_o;
-  Tensor<f32, "M/t/d"> b_o;
-  Norm norm1;
-  Tensor<f32, "M/d F/t"> w_up;
-  Tensor<f32, "F/t/d"> b_up;
-  Tensor<f32, "F/t M/d"> w_down;
-  Tensor<f32, "M/t/d"> b_down;
-  Norm norm2;
+  Tensor<C, "M/d H/t D"> w_q, w_k, w_v;
+  Tensor<C, "H/t/d D"> b_q, b_k, b_v;
+  Tensor<C, "H/t D M/d"> w_o;
+  Tensor<C, "M/t/d"> b_o;
+  Norm<C> norm1;
+  Tensor<C, "M/d F/t"> w_up;
+  Tensor<C, "F/t/d"> b_up;
+  Tensor<C, "F/t M/d"> w_down;
+  Tensor<C, "M/t/d"> b_down;
+  Norm<C> norm2;
 };
 /// The weights of one pipeline rank; on one rank they are the whole model's.
+template <dtype C>
 struct StageModel {
-  Array<"layers/p", Block> layers;
+  Array<"layers/p", Block<C>> layers;
 };
-static_assert(fully_sharded<Mesh<"d t">, StageModel>);
+static_assert(fully_sharded<Mesh<"d t">, StageModel<f32>>);
 
+// Between the branches all is f32. C is the dtype of products, of the weights that they read and of what is sent.
 using Hidden = Tensor<f32, "B/d L M">;
 struct Batch {
   Hidden inputs, targets;
 };
 
-inline auto norm(const Hidden& x, const Norm& w) -> Hidden {
-  return layer_norm<"M">(x, 1e-6) * all_gather<"M/t/d -> M">(w.scale) + all_gather<"M/t/d -> M">(w.bias);
+// The backward pass sums the gradient over the devices, in f32.
+template <OpSpec O, dtype C, Spec S>
+auto gathered(const Tensor<C, S>& x, Site site = Site::current()) {
+  return all_gather<O, backward_sum<f32>>(x, site);
 }
 
-inline auto attention(const Hidden& x, const Block& w) -> Hidden {
-  const auto project = [&](const Tensor<f32, "M/d H/t D">& kernel, const Tensor<f32, "H/t/d D">& bias) {
-    const auto y = einsum_unreduced<"B/d L M, M H/t D -> B/d L H/t D">(x, all_gather<"M/d H/t D -> M H/t D">(kernel));
-    return y + all_gather<"H/t/d D -> H/t D">(bias);
+template <dtype C>
+auto norm(const Hidden& x, const Norm<C>& w) -> Hidden {
+  const auto scale = cast<f32>(gathered<"M/t/d -> M">(w.scale)), bias = cast<f32>(gathered<"M/t/d -> M">(w.bias));
+  return layer_norm<"M">(x, 1e-6) * scale + bias;
+}
+
+template <dtype C>
+auto attention(const Tensor<C, "B/d L M">& x, const Block<C>& w) -> Hidden {
+  const auto project = [&](const Tensor<C, "M/d H/t D">& kernel, const Tensor<C, "H/t/d D">& bias) {
+    const auto y = einsum_unreduced<"B/d L M, M H/t D -> B/d L H/t D">(x, gathered<"M/d H/t D -> M H/t D">(kernel));
+    return y + gathered<"H/t/d D -> H/t D">(bias);
   };
   const double scale = 1.0 / std::sqrt(static_cast<double>(w.w_q.size("D")));
   const auto q = rename<"L -> Qlen">(project(w.w_q, w.b_q) * scale);
   const auto k = rename<"L -> Klen">(project(w.w_k, w.b_k)), v = rename<"L -> Klen">(project(w.w_v, w.b_v));
-  const auto logits = einsum_unreduced<"B/d Qlen H/t D, B/d Klen H/t D -> B/d H/t Qlen Klen">(q, k);
+  const auto logits = einsum_unreduced<"B/d Qlen H/t D, B/d Klen H/t D -> B/d H/t Qlen Klen", f32>(q, k);
   const auto heads = einsum_unreduced<"B/d H/t L Klen, B/d Klen H/t D -> B/d L H/t D">(
-      rename<"Qlen -> L">(softmax<"Klen">(logits)), v);
-  const auto y =
-      einsum_unreduced<"B/d L H/t D, H/t D M -> B/d L M +t">(heads, all_gather<"H/t D M/d -> H/t D M">(w.w_o));
-  return all_reduce<"B/d L M +t -> B/d L M">(y) + all_gather<"M/t/d -> M">(w.b_o);
+      rename<"Qlen -> L">(cast<C>(softmax<"Klen">(logits))), v);
+  const auto y = einsum_unreduced<"B/d L H/t D, H/t D M -> B/d L M +t">(heads, gathered<"H/t D M/d -> H/t D M">(w.w_o));
+  return cast<f32>(all_reduce<"B/d L M +t -> B/d L M", f32>(y)) + cast<f32>(gathered<"M/t/d -> M">(w.b_o));
 }
 
-inline auto feed_forward(const Hidden& x, const Block& w) -> Hidden {
-  const auto up = einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, all_gather<"M/d F/t -> M F/t">(w.w_up));
-  const auto hidden = gelu(up + all_gather<"F/t/d -> F/t">(w.b_up));
-  const auto y = einsum_unreduced<"B/d L F/t, F/t M -> B/d L M +t">(hidden, all_gather<"F/t M/d -> F/t M">(w.w_down));
-  return all_reduce<"B/d L M +t -> B/d L M">(y) + all_gather<"M/t/d -> M">(w.b_down);
+template <dtype C>
+auto feed_forward(const Tensor<C, "B/d L M">& x, const Block<C>& w) -> Hidden {
+  const auto up = einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, gathered<"M/d F/t -> M F/t">(w.w_up));
+  const auto hidden = gelu(up + gathered<"F/t/d -> F/t">(w.b_up));
+  const auto y = einsum_unreduced<"B/d L F/t, F/t M -> B/d L M +t">(hidden, gathered<"F/t M/d -> F/t M">(w.w_down));
+  return cast<f32>(all_reduce<"B/d L M +t -> B/d L M", f32>(y)) + cast<f32>(gathered<"M/t/d -> M">(w.b_down));
 }
 
-inline auto block(const Hidden& x, const Block& w) -> Hidden {
-  const auto y = norm(x + attention(x, w), w.norm1);
-  return norm(y + feed_forward(y, w), w.norm2);
+template <dtype C>
+auto block(const Hidden& x, const Block<C>& w) -> Hidden {
+  const auto y = norm(x + attention(cast<C>(x), w), w.norm1);
+  return norm(y + feed_forward(cast<C>(y), w), w.norm2);
 }
 
 // The mean of a microbatch. The notebook sums these over the microbatches, and so do gradients.
@@ -78,21 +92,23 @@ inline auto loss(const Hidden& predictions, const Hidden& targets) -> Tensor<f32
 }
 
 // What pipeline::value_and_grad asks for.
+template <dtype C>
 struct Stages {
   const pipeline::LayerMap& layer_map;
   const std::vector<Batch>& batches;  // of each microbatch
 
-  [[nodiscard]] auto enter(const StageModel&, const pipeline::StagePlace& at) const -> Hidden {
+  [[nodiscard]] auto enter(const StageModel<C>&, const pipeline::StagePlace& at) const -> Hidden {
     return batch(at).inputs;
   }
   // Where it returns, the notebook has its pipeline_yield.
-  [[nodiscard]] auto stage(const StageModel& w, Hidden x, const pipeline::StagePlace& at) const -> Hidden {
+  [[nodiscard]] auto stage(const StageModel<C>& w, Hidden x, const pipeline::StagePlace& at) const -> Hidden {
     const std::size_t first = layer_map.first_of_stage(at.stage),
                       count = static_cast<std::size_t>(layer_map.per_stage());
-    for (std::size_t i = first; i < first + count; ++i) x = explicit_activation_checkpointing(block)(x, w.layers.at(i));
+    for (std::size_t i = first; i < first + count; ++i)
+      x = explicit_activation_checkpointing(block<C>)(x, w.layers.at(i));
     return x;
   }
-  [[nodiscard]] auto loss(const StageModel&, const Hidden& x, const pipeline::StagePlace& at) const
+  [[nodiscard]] auto loss(const StageModel<C>&, const Hidden& x, const pipeline::StagePlace& at) const
       -> Tensor<f32, "+d +t"> {
     return tutorial::loss(x, batch(at).targets);
   }

@@ -10,7 +10,9 @@
 namespace gpt_spelled {
 
 using namespace shardlib;
-using gpt::ModelConfig, gpt::Layer, gpt::Model, gpt::Residual;
+using gpt::ModelConfig, gpt::Residual;
+using Layer = gpt::Layer<f32>;
+using Model = gpt::Model<f32>;
 using Mask = Tensor<bool_, "B/d Qlen Klen">;
 
 /// Which keys a query sees: those of its own segment up to itself.

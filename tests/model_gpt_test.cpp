@@ -31,8 +31,8 @@ const Sizes sizes{{"B", sized(shape.B)}, {"L", sized(shape.L)}, {"M", sized(shap
                   {"K", sized(shape.K)}, {"D", sized(shape.D)}, {"F", sized(shape.F)}, {"V", sized(shape.V)}};
 
 /// Every leaf random, scales around 1; weights large enough for attention to be far from uniform.
-gpt::Model random_model(const GptMesh& mesh, bool tied) {
-  gpt::Model model;
+gpt::Model<f32> random_model(const GptMesh& mesh, bool tied) {
+  gpt::Model<f32> model;
   if (!tied) model.unembed.resize(1);
   model.layers.resize(shape.layers);
   initialize(mesh, model, sizes, 1, [](std::string_view name) {
@@ -74,10 +74,10 @@ Tensor<bool_, "Qlen Klen"> causal(const GptMesh& mesh) {
 }
 
 /// gpt::logits with each layer called directly, so that everything is kept and nothing computed twice.
-Logits logits_without_recompute(const gpt::Model& w, const gpt::Batch& batch, const gpt::ModelConfig& config) {
+Logits logits_without_recompute(const gpt::Model<f32>& w, const gpt::Batch& batch, const gpt::ModelConfig& config) {
   const auto embed = all_gather<"V/t M/d -> V/t M">(w.embed);
   gpt::Residual x = gpt::embedded(embed, batch.inputs);
-  for (const gpt::Layer& weights : w.layers) x = gpt::layer(x, batch.segments, weights, config);
+  for (const gpt::Layer<f32>& weights : w.layers) x = gpt::layer(x, batch.segments, weights, config);
   const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M">(w.unembed[0]);
   return gpt::unembedded(x, w.final_norm, unembed);
 }
@@ -95,10 +95,10 @@ struct Result {
 
 Result step(const GptMesh& mesh, Variant variant) {
   const auto model = random_model(mesh, variant.tied);
-  const auto differentiated = [&]() -> std::pair<Tensor<f32, "+d +t">, gpt::Model> {
+  const auto differentiated = [&]() -> std::pair<Tensor<f32, "+d +t">, gpt::Model<f32>> {
     if (!variant.library_loss && variant.recompute && !variant.spelled_attention)
-      return value_and_grad(mesh, gpt::loss, model, batch(mesh), gpt::ModelConfig{});
-    const auto loss = [&](const gpt::Model& w, const gpt::Batch& batch,
+      return value_and_grad(mesh, gpt::loss<f32>, model, batch(mesh), gpt::ModelConfig{});
+    const auto loss = [&](const gpt::Model<f32>& w, const gpt::Batch& batch,
                           const gpt::ModelConfig& config) -> Tensor<f32, "+d +t"> {
       const Logits logits = variant.spelled_attention ? gpt_spelled::logits(w, batch, causal(mesh), config)
                             : variant.recompute       ? gpt::logits(w, batch.inputs, batch.segments, config)
@@ -287,7 +287,7 @@ TEST_CASE("gpt: every gradient is that of an independent f64 model, by finite di
 namespace {
 
 struct LayerAndInput {
-  gpt::Layer weights;
+  gpt::Layer<f32> weights;
   gpt::Residual x;
 };
 
@@ -314,7 +314,7 @@ Counts counts(const GptMesh& mesh, bool recompute, bool spelled) {
   };
   const auto segments = batch(mesh).segments;
   if (spelled) return counts(mesh, mean_of(gpt_spelled::layer), gpt_spelled::segment_mask(segments, causal(mesh)));
-  return counts(mesh, mean_of(gpt::layer), segments);
+  return counts(mesh, mean_of(gpt::layer<f32>), segments);
 }
 
 /// What recomputing adds to the calls of each op.

@@ -394,7 +394,7 @@ Step step(const Grid& mesh, const std::vector<NamedSize>& named, bool other) {
   std::map<std::string_view, NamedSize> size;
   for (const NamedSize& s : named) size[s.name] = s;
   const Sizes sizes{size["B"], size["L"], size["M"], size["Q"], size["K"], size["D"], size["F"], size["V"]};
-  gpt::Model model;
+  gpt::Model<f32> model;
   if (!other) model.unembed.resize(1);
   model.layers.resize(2);
   std::uint64_t stream = 0;
@@ -418,7 +418,7 @@ Step step(const Grid& mesh, const std::vector<NamedSize>& named, bool other) {
   const gpt::Batch batch{put(tokens(1, size["V"].size)), put(tokens(2, size["V"].size)), put(segments),
                          full<f32, "B/d L">(mesh, sizes, 1 / static_cast<double>(rows * length))};
   const DimSize positions{length, size["L"].padded};
-  const auto loss = [&](const gpt::Model& w) {
+  const auto loss = [&](const gpt::Model<f32>& w) {
     if (!other) return gpt::loss(w, batch, {});
     const auto causal = causal_mask<"Qlen Klen">(mesh, positions, positions);
     return gpt_spelled::library_loss(gpt_spelled::logits(w, batch, causal, {}), batch);

@@ -38,7 +38,7 @@ void expect_unpipelined(const std::string& mesh, bool tied) {
   for (const pipeline::Schedule& schedule : every_schedule(parse_mesh(mesh)[0].size))
     on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
       const std::string what = schedule.name() + " on " + mesh + (tied ? ", tied" : "");
-      const Result result = staged<gpt::Stages>(device, schedule, whole.weights, tied);
+      const Result result = staged<gpt::Stages<f32>>(device, schedule, whole.weights, tied);
       expect_close(result, whole, what);
       const int rank = device->axis_index("p");
       std::set<std::string> names;
@@ -70,7 +70,7 @@ TEST_CASE("pipeline: when which rank ran which task", "[pipeline]") {
   const Whole whole = unpipelined(false);
   for (const pipeline::Schedule& schedule : main_schedules(2))
     on_mesh("p=2,d=1,t=1", [&](const std::shared_ptr<Device>& device) {
-      const Result result = staged<gpt::Stages>(device, schedule, whole.weights, false);
+      const Result result = staged<gpt::Stages<f32>>(device, schedule, whole.weights, false);
       const auto lists = schedule.tasks(microbatches);
       const auto& mine = result.step.intervals;
       const int rank = device->axis_index("p");
@@ -103,7 +103,7 @@ TEST_CASE("pipeline: a weight's gradient has the same bits under all schedules t
           "[pipeline]") {
   const Whole whole = unpipelined(false);
   on_mesh("p=2,d=1,t=1", [&](const std::shared_ptr<Device>& device) {
-    const Result first = staged<gpt::Stages>(device, pipeline::GPipe(2), whole.weights, false);
+    const Result first = staged<gpt::Stages<f32>>(device, pipeline::GPipe(2), whole.weights, false);
     for (const pipeline::Schedule& schedule :
          {pipeline::Schedule(pipeline::Std1F1B(2)), pipeline::Schedule(pipeline::Eager1F1B(2)),
           pipeline::Schedule(pipeline::ZeroBubble(2)),
@@ -112,7 +112,7 @@ TEST_CASE("pipeline: a weight's gradient has the same bits under all schedules t
                               "fwd_1__7,fwd_1__6,fwd_1__5,fwd_1__4,fwd_1__3,fwd_1__2,fwd_1__1,fwd_1__0,bwd_1__7,"
                               "bwdA_1__6,bwd_1__5,bwd_1__4,bwd_1__3,bwd_1__2,bwd_1__1,bwd_1__0,bwdW_1__6\n",
                               "microbatches in reverse")}) {
-      const Result result = staged<gpt::Stages>(device, schedule, whole.weights, false);
+      const Result result = staged<gpt::Stages<f32>>(device, schedule, whole.weights, false);
       expect(result.loss == first.loss, schedule.name() + ": the loss's bits");
       for (const auto& [name, gradient] : first.gradients)
         expect(std::memcmp(gradient.data.data(), result.gradients.at(name).data.data(),

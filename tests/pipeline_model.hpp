@@ -15,7 +15,7 @@
 namespace shardlib::test {
 
 using Staged = pipeline::StagedMesh<"p", "p d t">;
-using Host = std::map<std::string, HostArray<f32>>;  // by the names of gpt::Model's leaves
+using Host = std::map<std::string, HostArray<f32>>;  // by the names of gpt::Model<f32>'s leaves
 
 inline constexpr int microbatches = 8, layers = 8;
 inline constexpr std::int64_t rows = 2, length = 6, vocabulary = 32;
@@ -61,22 +61,22 @@ inline Whole unpipelined(bool tied, const std::string& stage_mesh = "d=1,t=1") {
   Whole whole;
   on_threads(stage_mesh, [&](const std::shared_ptr<Device>& device) {
     const Mesh<"d t"> mesh(device);
-    gpt::Model model;
+    gpt::Model<f32> model;
     model.unembed.resize(tied ? 0 : 1);
     model.layers.resize(layers);
     initialize(mesh, model, model_sizes, 1, [](std::string_view name) {
       return Normal{name.find("norm") != std::string_view::npos ? 1.0 : 0.0, 0.3};
     });
     const auto names = leaf_names(model);
-    const auto put = [&](Host& host, const gpt::Model& tree) {
+    const auto put = [&](Host& host, const gpt::Model<f32>& tree) {
       const auto values = fetch(tree);
       for (std::size_t i = 0; i < names.size() && mesh.rank() == 0; ++i) host.insert_or_assign(names[i], values[i]);
     };
     put(whole.weights, model);
-    gpt::Model sum = zeros_like(model);
+    gpt::Model<f32> sum = zeros_like(model);
     double total = 0;
     for (int m = 0; m < microbatches; ++m) {
-      const auto [loss, gradients] = value_and_grad(mesh, gpt::loss, model, batch(mesh, m), gpt::ModelConfig{});
+      const auto [loss, gradients] = value_and_grad(mesh, gpt::loss<f32>, model, batch(mesh, m), gpt::ModelConfig{});
       total += static_cast<double>(item(all_reduce<"+d +t -> ">(loss)));
       sum = map_tree([](const auto& a, const auto& b) { return a + b; }, sum, gradients);
     }
@@ -106,10 +106,10 @@ struct Staging {
   [[nodiscard]] std::string name_in_model(std::string_view name) const {
     return gpt::name_in_model(std::string(name), mine);
   }
-  /// `Program` is gpt::Stages, or spoils it.
+  /// `Program` is gpt::Stages<f32>, or spoils it.
   template <class Program>
   [[nodiscard]] Program program() const {
-    if constexpr (std::is_same_v<Program, gpt::Stages>)
+    if constexpr (std::is_same_v<Program, gpt::Stages<f32>>)
       return {layer_map, batches, {}};
     else
       return {{layer_map, batches, {}}};
@@ -118,14 +118,14 @@ struct Staging {
   Staged mesh;
   pipeline::LayerMap layer_map;
   std::vector<int> mine;
-  gpt::StageModel model;
+  gpt::StageModel<f32> model;
   std::vector<gpt::Batch> batches;
 };
 
 struct Result {
   double loss = 0, value = 0;
   Host gradients;  ///< of this rank's weights
-  pipeline::Step<Tensor<f32, "+d +p +t">, gpt::StageModel> step;
+  pipeline::Step<Tensor<f32, "+d +p +t">, gpt::StageModel<f32>> step;
 };
 
 /// A step of the model in stages, as this device sees it.

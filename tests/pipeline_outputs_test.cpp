@@ -20,20 +20,21 @@ Losses losses_of(const Logits& logits, const gpt::Batch& batch) {
   return all_gather<"B/d L -> B L">(losses);
 }
 
-struct WithOutputs : gpt::Stages {
-  [[nodiscard]] Logits logits(const gpt::StageModel& w, const gpt::Residual& x) const {
+struct WithOutputs : gpt::Stages<f32> {
+  [[nodiscard]] Logits logits(const gpt::StageModel<f32>& w, const gpt::Residual& x) const {
     const auto table = all_gather<"V/t M/d -> V/t M">(w.unembed.empty() ? w.embed.at(0) : w.unembed[0]);
     return gpt::unembedded(x, w.final_norm.at(0), table);
   }
   [[nodiscard]] const gpt::Batch& at(const pipeline::StagePlace& place) const {
     return batches[static_cast<std::size_t>(place.microbatch)];
   }
-  [[nodiscard]] auto loss(const gpt::StageModel& w, const gpt::Residual& x, const pipeline::StagePlace& place) const
+  [[nodiscard]] auto loss(const gpt::StageModel<f32>& w, const gpt::Residual& x,
+                          const pipeline::StagePlace& place) const
       -> std::tuple<Tensor<f32, "+d +t">, pipeline::Concat<"N", Logits>, pipeline::Concat<"B", Losses>> {
     const auto y = logits(w, x);
     return {gpt::mean_loss(y, at(place)), {y}, {losses_of(y, at(place))}};
   }
-  [[nodiscard]] auto outputs(const gpt::StageModel& w, const gpt::Residual& x, const pipeline::StagePlace&) const
+  [[nodiscard]] auto outputs(const gpt::StageModel<f32>& w, const gpt::Residual& x, const pipeline::StagePlace&) const
       -> pipeline::Concat<"N", Logits> {
     return {logits(w, x)};
   }
@@ -47,7 +48,7 @@ Due due_on(const std::string& stage_mesh, const Whole& whole) {
   Due due;
   on_threads(stage_mesh, [&](const std::shared_ptr<Device>& device) {
     const Mesh<"d t"> mesh(device);
-    gpt::Model model;
+    gpt::Model<f32> model;
     model.unembed.resize(1);
     model.layers.resize(layers);
     for_each_leaf(
@@ -105,8 +106,8 @@ TEST_CASE("pipeline: outputs of all microbatches are those of the model that is 
         if (alone) expect_same(fetch(std::get<0>(*alone)), due.logits, what + ": the logits alone");
 
         // What is kept beside it leaves the loss and the gradients as they were, to the bit.
-        const auto plain = pipeline::value_and_grad(mesh, schedule, microbatches, staging.program<gpt::Stages>(), model,
-                                                    activation_sizes);
+        const auto plain = pipeline::value_and_grad(mesh, schedule, microbatches, staging.program<gpt::Stages<f32>>(),
+                                                    model, activation_sizes);
         expect(std::memcmp(plain.loss.value()->data().data(), step.loss.value()->data().data(), sizeof(f32)) == 0,
                what + ": the bits of the loss");
         for_each_leaf(
@@ -158,7 +159,10 @@ TEST_CASE("pipeline: outputs that cannot be concatenated are refused", "[pipelin
   on_threads("p=1,d=1,t=1", [](const std::shared_ptr<Device>& device) {
     const Staged mesh(device);
     const auto w = ones<f32, "M">(mesh.stage(), {{"M", 2}});
-    expect_error<UsageError>([&] { (void)pipeline::outputs(mesh, pipeline::GPipe(1), 0, Odd{}, w, {{"M", 2}}); },
-                             "GPipe(num_stages=1): 0 microbatches; a forward pass needs at least 1");
+    expect_error<UsageError>(
+        [&] {
+          (void)pipeline::outputs(mesh, pipeline::GPipe(1), 0, Odd{}, w, {{"M", 2}});
+        },
+        "GPipe(num_stages=1): 0 microbatches; a forward pass needs at least 1");
   });
 }

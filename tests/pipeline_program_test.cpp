@@ -296,11 +296,11 @@ TEST_CASE("backward in halves: only the VJPs that are needed run, and the sums a
 
 namespace {
 
-struct Throwing : gpt::Stages {
-  [[nodiscard]] auto stage(const gpt::StageModel& w, const gpt::Residual& x, const pipeline::StagePlace& at) const
+struct Throwing : gpt::Stages<f32> {
+  [[nodiscard]] auto stage(const gpt::StageModel<f32>& w, const gpt::Residual& x, const pipeline::StagePlace& at) const
       -> gpt::Residual {
     if (at.stage == 1 && at.microbatch == 3) throw Error("the disk is full");
-    return gpt::Stages::stage(w, x, at);
+    return gpt::Stages<f32>::stage(w, x, at);
   }
 };
 
@@ -322,7 +322,7 @@ TEST_CASE("pipeline: what fails ends all ranks with one message", "[pipeline]") 
   expect_error<UsageError>(
       [&] {
         run("p=2,d=1,t=1", [&](const std::shared_ptr<Device>& device) {
-          (void)staged<gpt::Stages>(device, pipeline::Std1F1B(4), whole.weights, false);
+          (void)staged<gpt::Stages<f32>>(device, pipeline::Std1F1B(4), whole.weights, false);
         });
       },
       "Std1F1B(num_stages=4) is for 4 ranks, but the mesh has p=2; choose p=4, or a schedule for 2 ranks");
@@ -333,8 +333,8 @@ TEST_CASE("pipeline: what fails ends all ranks with one message", "[pipeline]") 
   expect_error<Error>(
       [&] {
         run("p=2,d=1,t=1", [&](const std::shared_ptr<Device>& device) {
-          (void)staged<gpt::Stages>(device, pipeline::Std1F1B(2), whole.weights, false,
-                                    {{"B", rows}, {"L", length + 1}, {"M", 16}});
+          (void)staged<gpt::Stages<f32>>(device, pipeline::Std1F1B(2), whole.weights, false,
+                                         {{"B", rows}, {"L", length + 1}, {"M", 16}});
         });
       },
       "fwd_0__0: stage 0 hands over `B/d L M/t` with L = 6, but the sizes given for the pipeline say 7; give what a "

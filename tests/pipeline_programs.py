@@ -74,6 +74,34 @@ def layouts(p):
     check(header.startswith(parameters + " parameters, mesh p=2,d=1,t=1,"), "all parameters are counted", header)
 
 
+def dtypes(p):
+    """bf16: near f32 in both models; the same bits on threads and MPI, and in two parts as at once."""
+    bf16 = ["--dtype=bf16", "--mesh=p=2", "--steps=6"]
+    wide = curve(p, "--mesh=p=2", "--steps=6")[1]
+    done, steps = curve(p, *bf16)
+    if done.check(len(steps) == len(wide) == 6, "one object a step"):
+        done.check(steps[-1]["loss"] < steps[0]["loss"] - 0.1, "the loss falls")
+        done.check(0 < apart(steps, wide) < 0.01, f"losses near those of f32 ({apart(steps, wide):.1e})")
+    if p.mpiexec:
+        done, steps_of_mpi = curve(p, *bf16, ranks=2)
+        done.check(numbers(steps_of_mpi) == numbers(steps), "the same bits as on threads")
+    run(p, *bf16, "--steps=3", f"--run={p.folder}/bf16").succeeds()
+    run(p, *bf16, f"--run={p.folder}/bf16").succeeds()
+    check(numbers(records(f"{p.folder}/bf16/metrics.jsonl")) == numbers(steps), "the second part goes on")
+    alone = ["--dtype=bf16", "--mesh=d=2,t=2", "--steps=6"]
+    done, unstaged = curve(p, *alone, program="gpt_fsdp")
+    done.check(len(unstaged) == 6 and apart(unstaged, steps) < 0.01, "losses near gpt_fsdp's")
+    sizes = ["--preset=jaxpp-tutorial", "--seq=8", "--d-model=16", "--d-ff=32", "--d-head=4", "--mesh=p=2"]
+    path = f"{p.folder}/tutorial_bf16.jsonl"
+    losses = {}
+    for dtype in "f32", "bf16":
+        p.run("gpt_pipeline", [*sizes, f"--dtype={dtype}", f"--metrics={path}"]).succeeds()
+        losses[dtype] = records(path)
+    difference = apart(losses["bf16"][:1], losses["f32"][:1])
+    check(0 < difference < 0.01 and losses["bf16"][-1]["loss"] < losses["bf16"][0]["loss"],
+          f"the tutorial's model: near f32 at first ({difference:.1e}), and the loss falls")
+
+
 def checkpoints(p):
     """One run goes through layouts, unpipelined ones too, as if it had never stopped."""
     whole = curve(p, "--mesh=d=1,t=1", "--steps=20", program="gpt_fsdp")[1]
@@ -243,4 +271,4 @@ def tutorial(p):
 
 
 if __name__ == "__main__":
-    sys.exit(programs.main([layouts, checkpoints, pictures, mistakes, stopped, tutorial], __doc__))
+    sys.exit(programs.main([layouts, dtypes, checkpoints, pictures, mistakes, stopped, tutorial], __doc__))

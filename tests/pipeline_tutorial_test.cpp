@@ -18,8 +18,8 @@ constexpr std::int64_t B = 2, L = 5, M = 8, H = 4, D = 3, F = 16;
 const Sizes tutorial_sizes{{"B", B}, {"L", L}, {"M", M}, {"H", H}, {"D", D}, {"F", F}};
 
 /// Weights of these blocks of the model, the same numbers whoever holds them.
-tutorial::StageModel weights_of(const Mesh<"d t">& mesh, const std::vector<int>& numbers) {
-  tutorial::StageModel model;
+tutorial::StageModel<f32> weights_of(const Mesh<"d t">& mesh, const std::vector<int>& numbers) {
+  tutorial::StageModel<f32> model;
   for (const int number : numbers) {
     std::uint64_t stream = 100 * static_cast<std::uint64_t>(number);
     for_each_leaf(
@@ -126,7 +126,7 @@ TEST_CASE("pipeline: the tutorial's transformer has the loss and gradients of th
       double total = 0;
       for (int m = 0; m < parts; ++m) {
         const auto [inputs, targets] = batch_of(mesh, m);
-        const auto whole = [](const tutorial::StageModel& w, tutorial::Hidden x, const tutorial::Hidden& y) {
+        const auto whole = [](const tutorial::StageModel<f32>& w, tutorial::Hidden x, const tutorial::Hidden& y) {
           for (const auto& block : w.layers) x = tutorial::block(x, block);
           return tutorial::loss(x, y);
         };
@@ -148,7 +148,7 @@ TEST_CASE("pipeline: the tutorial's transformer has the loss and gradients of th
         const auto mine = layer_map.of_rank(mesh.rank());
         std::vector<tutorial::Batch> batches;
         for (int m = 0; m < parts; ++m) batches.push_back(batch_of(mesh.stage(), m));
-        const auto step = pipeline::value_and_grad(mesh, schedule, parts, tutorial::Stages{layer_map, batches},
+        const auto step = pipeline::value_and_grad(mesh, schedule, parts, tutorial::Stages<f32>{layer_map, batches},
                                                    weights_of(mesh.stage(), mine), tutorial_sizes);
         const auto loss = static_cast<double>(item(all_reduce<"+d +p +t -> ">(step.loss)));
         expect(std::abs(loss - due_loss) < 1e-6 * due_loss, what + ": loss " + show(loss) + ", due " + show(due_loss));

@@ -382,6 +382,27 @@ def gpt2(p):
         run.check(losses == [s["validation_loss"] for s in rest if "validation_loss" in s], "and validates alike")
 
 
+def dtypes(p):
+    """gpt_fsdp in bf16: near f32, on every mesh, and in two parts as at once."""
+    length = ["--steps=12", "--warmup=2", "--final-learning-rate=1", "--learning-rate=0.01", "--dtype=bf16"]
+    for parts in [[], ["--microbatches=2"]]:
+        _, wide = p.metrics(*length, "--dtype=f32", *parts)
+        for mesh in ["d=1,t=1", "d=2,t=2"]:
+            run, steps = p.metrics(*length, f"--mesh={mesh}", *parts)
+            if run.check(len(steps) == len(wide) == 12, "a record for each step"):
+                run.check(steps[-1]["loss"] < steps[0]["loss"] - 0.3, "the loss falls")
+                run.check(0 < apart(steps, wide) < 0.01, f"losses near those of f32 ({apart(steps, wide):.1e})")
+    folder = os.path.join(p.folder, "bf16")
+    p.metrics(*length, "--mesh=d=2,t=2", *parts, f"--run={folder}", "--steps=5")
+    more = [*p.small(), *length, "--mesh=d=2,t=2", *parts, f"--run={folder}"]
+    run, rest = p.measured("gpt_fsdp", more, first=5)
+    run.check(numbers(rest) == numbers(steps)[5:], "the second part goes on")
+    run = p.run("gpt_fsdp", ["--preset=84m", "--mesh=d=1,t=1", "--plan", "--dtype=bf16"])
+    found = {what: float(mb) for what, mb in re.findall(r"^  (\S.*?) +(\S+) MB$", run.out, re.M)}
+    planned = {"weights": 402.7, "their copies for computation": 201.3, "gradients": 201.3}
+    run.check(all(found.get(what) == mb for what, mb in planned.items()), f"the plan has {planned}")
+
+
 def plans(p):
     """Meshes of thousands that are not there, whatever their sizes: what does not divide is padded, and said."""
     for program, preset, mesh, devices, notes in [
@@ -676,4 +697,4 @@ def main(parts, description):
 
 
 if __name__ == "__main__":
-    sys.exit(main([training, resuming, other_options, plans, gpt2, mlp, tutorial, full_disk, mistakes], __doc__))
+    sys.exit(main([training, dtypes, resuming, other_options, plans, gpt2, mlp, tutorial, full_disk, mistakes], __doc__))

@@ -42,12 +42,12 @@ struct Subject {
   std::int64_t B = 8, L = 32, M = 64, Q = 2, K = 4, D = 16, F = 192, V = 500, padded_V = 512, layers = 2;
 
   struct TrainState {
-    gpt::Model weights, mu, nu;
+    gpt::Model<f32> weights, mu, nu;
   };
 
   [[nodiscard]] TrainState state(const GptMesh& mesh) const {
     const Sizes sizes{{"V", V, padded_V}, {"M", M}, {"Q", Q}, {"K", K}, {"D", D}, {"F", F}};
-    gpt::Model model;
+    gpt::Model<f32> model;
     model.unembed.resize(1);
     model.layers.resize(static_cast<std::size_t>(layers));
     std::uint64_t stream = 0;
@@ -65,7 +65,7 @@ struct Subject {
       return from_memory<T, "B/d L">(mesh, {{"B", B}, {"L", L}}, std::span<const T>(values));
     };
     const gpt::Batch batch{tensor(rows.inputs), tensor(rows.targets), tensor(rows.segments), tensor(rows.weights)};
-    const auto [loss, grads] = value_and_grad(mesh, gpt::loss, state.weights, batch, gpt::ModelConfig{});
+    const auto [loss, grads] = value_and_grad(mesh, gpt::loss<f32>, state.weights, batch, gpt::ModelConfig{});
     const double norm = global_norm(mesh, grads);
     AdamW().update(state.weights, state.mu, state.nu, grads, 1e-3, 1.0, 0, [](auto) { return true; });
     return {item(all_reduce<"+d +t -> ">(loss)), norm};
@@ -353,7 +353,7 @@ namespace {
 
 /// What a layer is differentiated by.
 struct LayerAndInput {
-  gpt::Layer layer;
+  gpt::Layer<f32> layer;
   gpt::Residual x;
 };
 
@@ -363,7 +363,7 @@ void one_layer(const std::shared_ptr<Device>& device) {
   LayerAndInput weights;
   for_each_leaf([&]<Spec S>(std::string_view, Tensor<f32, S>& w) { w = zeros<f32, S>(mesh, sizes); }, weights);
   const auto loss = [](const LayerAndInput& w, const Tensor<i32, "B/d L">& segments) -> Tensor<f32, "+d +t"> {
-    return sum(explicit_activation_checkpointing(gpt::layer)(w.x, segments, w.layer, gpt::ModelConfig{}));
+    return sum(explicit_activation_checkpointing(gpt::layer<f32>)(w.x, segments, w.layer, gpt::ModelConfig{}));
   };
   static_cast<void>(value_and_grad(mesh, loss, weights, zeros<i32, "B/d L">(mesh, sizes)));
 }

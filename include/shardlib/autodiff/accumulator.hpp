@@ -27,7 +27,8 @@ inline void convert(const Value& from, const Value& to) {
 }
 
 /// Sums the cotangents of all uses of one value. It sums in f32, rounds once, and works in place if the buffer has no
-/// other owner.
+/// other owner. What a value adds by itself (add_to) is rounded apart: an f32 copy of a table, for the few rows that a
+/// lookup reads, would be more than all else that a step adds to the weights' memory.
 class Accumulator {
  public:
   void add(ValuePtr ct) {
@@ -56,17 +57,17 @@ class Accumulator {
 
  private:
   void add_to_sum(const ValuePtr& ct) {
-    if (!owned_) {
-      dtype_ = sum_->dtype;
-      const DType wide = dtype_ == DType::bf16 ? DType::f32 : dtype_;
-      if (wide != dtype_ || sum_.use_count() > 1 || use_count(sum_->storage) > 1 || !sum_->data().unique()) {
-        auto copy = fresh(*sum_, wide);
-        convert(*sum_, *copy);
-        sum_ = std::move(copy);
-      }
-      owned_ = true;
+    if (!owned_) dtype_ = sum_->dtype;
+    const bool adds_itself = ct->storage->add_to && sum_->dtype == dtype_;
+    const DType wide = !adds_itself && dtype_ == DType::bf16 ? DType::f32 : dtype_;
+    const auto shared = [&] { return sum_.use_count() > 1 || use_count(sum_->storage) > 1 || !sum_->data().unique(); };
+    if (wide != sum_->dtype || (!owned_ && shared())) {
+      auto copy = fresh(*sum_, wide);
+      convert(*sum_, *copy);
+      sum_ = std::move(copy);
     }
-    if (ct->storage->add_to) return ct->storage->add_to(sum_->storage->buffer.data());
+    owned_ = true;
+    if (adds_itself) return ct->storage->add_to(sum_->storage->buffer.data());
     visit_dtype(ct->dtype, [&](auto zero) {
       using T = decltype(zero);
       using A = accumulator_t<T>;

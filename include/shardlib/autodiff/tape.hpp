@@ -168,7 +168,7 @@ template <OpName Name, class Out, class K, class... V>
       record_erased(op, device, dtype_v<typename Out::value_type>, parsed<Out::spec>, global, Kernel(kernel), sources));
 }
 
-/// Adds the value to a sum of the same shape, in the accumulator's type.
+/// Adds the value to a sum of the same shape and dtype.
 using AddKernel = std::function<void(const Value& out, std::byte* sum)>;
 /// Records a deferred cotangent that is zero except in a few elements. A sum can add it without materializing it.
 [[gnu::cold]] SHARDLIB_INLINE ValuePtr record_addend_erased(const OpInfo& op, const std::shared_ptr<Device>& device,

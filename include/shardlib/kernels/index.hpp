@@ -29,11 +29,12 @@ template <class AnyDType>
 void gather(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* table, const void* indices, void* out);
 
 /// The transpose of gather for its table. It sets table_out, of `table_elements` elements, to the sum of the
-/// cotangent's rows for each id. bf16 accumulates in f32. The order of the additions depends only on the sizes.
+/// cotangent's rows for each id. Sums of bf16 are taken in f32 and rounded once. The order of the additions depends
+/// only on the sizes.
 template <class AnyDType>
 void scatter_add(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* cotangent, const void* indices,
                  void* table_out, std::int64_t table_elements);
-/// As above, but adds to `sums`, which are f32 for bf16.
+/// As above, but adds to `sums`.
 template <class AnyDType>
 void scatter_add_to(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* cotangent, const void* indices,
                     void* sums);

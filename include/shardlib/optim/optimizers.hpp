@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -83,6 +84,27 @@ void reduce_into(W& out, const G& grads) {
 }
 
 }  // namespace detail
+
+/// The tree in another dtype; the same tensors where it is not another. `cast_tree<Model<bf16>>(weights)`
+template <class To, class From>
+[[nodiscard]] To cast_tree(const From& from) {
+  To to;
+  if constexpr (is_tensor<To>) {
+    to = cast<typename To::value_type>(from);
+  } else if constexpr (is_array<To>) {
+    for (const auto& entry : from) to.push_back(cast_tree<typename To::value_type>(entry));
+  } else {
+    [&]<std::size_t... I>(std::index_sequence<I...>) {
+      const auto cast_field = [&]<std::size_t N>() {
+        using Field = std::tuple_element_t<N, detail::field_types<To>>;
+        std::get<N>(detail::fields(to)) = cast_tree<Field>(std::get<N>(detail::fields(from)));
+      };
+      (cast_field.template operator()<I>(), ...);
+    }
+    (std::make_index_sequence<detail::tree_width<To>>{});
+  }
+  return to;
+}
 
 /// Sums the gradients of weights that are replicated over some axes of the mesh, where these gradients are partial.
 /// It performs one all_reduce per leaf and returns a tree of the weights' types. Leaves that are not partial stay as

@@ -60,6 +60,20 @@ template <Spec A, class Tree>
   return c;
 }
 
+/// The same checkpoints for a program that computes by copies of its state, which `renew` makes after each load.
+/// `renewing(checkpoints_of(mesh, state, training), copies, [&] { return cast_tree<Model<bf16>>(state.weights); })`
+template <class Copies, class Renew>
+[[nodiscard]] Checkpoints renewing(Checkpoints checkpoints, Copies& copies, const Renew& renew) {
+  if (const auto load = checkpoints.load)
+    checkpoints.load = [load, &copies, renew](std::int64_t before) {
+      copies = {};  // one set less in memory: what is loaded stands beside what was there until it is whole
+      const auto found = load(before);
+      copies = renew();
+      return found;
+    };
+  return checkpoints;
+}
+
 }  // namespace shardlib::run
 
 #ifndef SHARDLIB_COMPILED

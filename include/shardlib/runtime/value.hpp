@@ -38,8 +38,7 @@ struct Slot {
 struct Storage {
   Buffer buffer;
   std::function<Buffer()> compute;
-  /// Adds the result of `compute` to a sum in the accumulator's type, without materializing it. Only few values have
-  /// it.
+  /// Adds the result of `compute` to a sum of the value's dtype, without materializing it. Only few values have it.
   std::function<void(std::byte* sum)> add_to = nullptr;
   /// "the weight `w1`", while value_and_grad runs the function that it differentiates by this weight.
   const std::string* weight = nullptr;

@@ -4,12 +4,13 @@
 #include "shardlib/kernels/index.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
 #include <string>
-#include <type_traits>
+#include <vector>
 
 #include "shardlib/device/exec.hpp"
 #include "shardlib/kernels/elementwise.hpp"
@@ -98,8 +99,8 @@ void gather_rows(const Exec& exec, const Lookup& l, const U* table, const I* ind
 
 /// Adds in the order of the result's elements. Threads divide the innermost dim, so that each element of the table
 /// has one writer, and the order is the same for any number of threads.
-template <class T, class A, class I>
-void scatter_rows(const Exec& exec, const Lookup& l, const T* cotangent, const I* indices, A* table) {
+template <class T, class I>
+void scatter_rows(const Exec& exec, const Lookup& l, const T* cotangent, const I* indices, T* table) {
   Nest<3> nest = lookup_nest(l);
   const auto inner = nest.pop();
   const auto [in_stride, table_stride, index_stride] = inner.strides;
@@ -113,21 +114,62 @@ void scatter_rows(const Exec& exec, const Lookup& l, const T* cotangent, const I
     Walk<3> walk(nest, 0);
     for (std::int64_t r = 0; r < rows; ++r, walk.next()) {
       const T* from = cotangent + walk.offsets[0];
-      A* to = table + walk.offsets[1];
+      T* to = table + walk.offsets[1];
       const I* id = indices + walk.offsets[2];
       if (index_stride == 0 && table_stride == 1 && in_stride == 1) {
         const std::int64_t row = static_cast<std::int64_t>(*id) - l.first_row;
         if (row < 0 || row >= l.rows) continue;
-        A* sums = to + row * l.row_stride + begin;
+        T* sums = to + row * l.row_stride + begin;
         from += begin;
-        independent(end - begin, [=](std::int64_t i) { sums[i] += static_cast<A>(from[i]); });
+        independent(end - begin, [=](std::int64_t i) { sums[i] += from[i]; });
         continue;
       }
       for (std::int64_t i = begin; i < end; ++i) {
         const std::int64_t row = static_cast<std::int64_t>(id[i * index_stride]) - l.first_row;
         if (row < 0 || row >= l.rows) continue;
-        to[i * table_stride + row * l.row_stride] += static_cast<A>(from[i * in_stride]);
+        to[i * table_stride + row * l.row_stride] += from[i * in_stride];
       }
+    }
+  });
+}
+
+/// As above for bf16, which is rounded once: the sum of an element is taken as a whole, in f32 and in the same order.
+template <class I>
+void scatter_rows(const Exec& exec, const Lookup& l, const bf16* cotangent, const I* indices, bf16* table) {
+  if (exec.dry) return;
+  Nest<3> nest = lookup_nest(l);
+  Nest<3>::Loop inner;
+  if (nest.depth > 0 && nest.loop(nest.depth - 1).strides == std::array<std::int64_t, 3>{1, 1, 0}) inner = nest.pop();
+  struct Addition {
+    std::int64_t to, from;  // offsets of rows
+  };
+  std::vector<Addition> additions;
+  const std::int64_t rows = nest.count();
+  Walk<3> walk(nest, 0);
+  for (std::int64_t r = 0; r < rows; ++r, walk.next()) {
+    const std::int64_t row = static_cast<std::int64_t>(indices[walk.offsets[2]]) - l.first_row;
+    if (row >= 0 && row < l.rows) additions.push_back({walk.offsets[1] + row * l.row_stride, walk.offsets[0]});
+  }
+  std::ranges::stable_sort(additions, {}, &Addition::to);
+  std::vector<std::span<const Addition>> sums;
+  for (auto begin = additions.cbegin(); begin != additions.cend();) {
+    const auto end = std::find_if(begin, additions.cend(), [&](const Addition& a) { return a.to != begin->to; });
+    sums.emplace_back(begin, end);
+    begin = end;
+  }
+  exec.for_each(std::ssize(sums), [&](std::int64_t item) {
+    const auto& sum = sums[static_cast<std::size_t>(item)];
+    bf16* const row = table + sum.front().to;
+    constexpr std::int64_t piece = 64;
+    for (std::int64_t begin = 0; begin < inner.extent; begin += piece) {
+      const std::int64_t n = std::min(piece, inner.extent - begin);
+      f32 wide[piece];
+      for (std::int64_t i = 0; i < n; ++i) wide[i] = static_cast<f32>(row[begin + i]);
+      for (const Addition& a : sum) {
+        const bf16* const from = cotangent + a.from + begin;
+        for (std::int64_t i = 0; i < n; ++i) wide[i] += static_cast<f32>(from[i]);
+      }
+      for (std::int64_t i = 0; i < n; ++i) row[begin + i] = bf16(wide[i]);
     }
   });
 }
@@ -149,10 +191,9 @@ template <class AnyDType>
 void scatter_add_to(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* cotangent, const void* indices,
                     void* sums) {
   visit_dtype(dtype, [&]<class T>(T) {
-    using A = accumulator_t<T>;
-    if constexpr (std::is_floating_point_v<A>) {
+    if constexpr (floating<T>) {
       detail::visit_ids(exec, lookup, indices, "scatter_add", [&](const auto* ids) {
-        detail::scatter_rows(exec, lookup, static_cast<const T*>(cotangent), ids, static_cast<A*>(sums));
+        detail::scatter_rows(exec, lookup, static_cast<const T*>(cotangent), ids, static_cast<T*>(sums));
       });
     } else {
       throw Error("scatter_add: no gradient of " + std::string(name(dtype)) + "; use f32, bf16 or f64");
@@ -163,22 +204,8 @@ void scatter_add_to(const Exec& exec, AnyDType dtype, const Lookup& lookup, cons
 template <class AnyDType>
 void scatter_add(const Exec& exec, AnyDType dtype, const Lookup& lookup, const void* cotangent, const void* indices,
                  void* table_out, std::int64_t table_elements) {
-  visit_dtype(dtype, [&]<class T>(T) {
-    using A = accumulator_t<T>;
-    Buffer scratch;
-    void* sums = table_out;
-    if constexpr (!std::is_same_v<A, T>) {
-      scratch = exec.pool->allocate(static_cast<std::size_t>(table_elements) * sizeof(A));
-      sums = scratch.data();
-    }
-    exec.zero(sums, static_cast<std::size_t>(table_elements) * sizeof(A));
-    scatter_add_to(exec, dtype, lookup, cotangent, indices, sums);
-    if constexpr (!std::is_same_v<A, T>) {
-      apply_flat(
-          exec, table_elements, [](const A& x, T& y) { y = T(x); }, static_cast<const A*>(sums),
-          static_cast<T*>(table_out));
-    }
-  });
+  visit_dtype(dtype, [&]<class T>(T) { exec.zero(table_out, static_cast<std::size_t>(table_elements) * sizeof(T)); });
+  scatter_add_to(exec, dtype, lookup, cotangent, indices, table_out);
 }
 
 }  // namespace shardlib::kernels
