@@ -24,6 +24,7 @@ using GptMesh = Mesh<"d t">;
 
 struct Options : gpt::ModelOptions {
   run::Training training;
+  std::string gather = "per-microbatch";
 };
 
 // ---- weights --------------------------------------------------------------------------------------------------------
@@ -94,22 +95,50 @@ run::StepResult update(const GptMesh& mesh, Trained<C>& trained, const Options& 
   return result;
 }
 
-// One step: loss and gradients, of the weights' own types, since all are fully sharded. Sums over microbatches are f32.
-template <dtype C>
-run::StepResult train_step(const GptMesh& mesh, Trained<C>& trained, const Options& o, const run::Step& step) {
+// Loss and gradients of the microbatches, by weights at rest or gathered over d. Sums of more than one are f32, and lie
+// as the gradients do: of gathered weights, whose gradients are partial over d, nothing is sent.
+template <dtype C, bool Whole, class Then>
+run::StepResult accumulated(const GptMesh& mesh, const gpt::Model<C, Whole>& w, const Options& o, const run::Step& step,
+                            const Then& then) {
   const auto differentiated = [&](const io::TokenBatch& rows) {
     const auto batch = run::token_tensors<gpt::Batch>(mesh, rows, o.training.seq);
-    return value_and_grad(mesh, gpt::loss<C>, trained.copies, batch, o.config);
+    return value_and_grad(mesh, gpt::loss<C, Whole>, w, batch, o.config);
   };
   auto [loss, grads] = differentiated(step.microbatches[0]);
-  if (step.microbatches.size() == 1) return update(mesh, trained, o, step, loss, grads);
-  auto sums = cast_tree<gpt::Model<f32>>(std::exchange(grads, {}));
+  if (step.microbatches.size() == 1) return then(loss, grads);
+  auto sums = cast_tree<gradient_t<GptMesh, gpt::Model<f32, Whole>>>(std::exchange(grads, {}));
   for (std::size_t i = 1; i < step.microbatches.size(); ++i) {
     const auto [l, g] = differentiated(step.microbatches[i]);
     loss = loss + l;
     for_each_leaf([](std::string_view, auto& sum, const auto& x) { sum = sum + cast<f32>(x); }, sums, g);
   }
-  return update(mesh, trained, o, step, loss, sums);
+  return then(loss, sums);
+}
+
+// --gather per-step: weights are gathered once, before the microbatches, and gradients scattered once, behind them.
+template <dtype C>
+run::StepResult gather_once(const GptMesh& mesh, Trained<C>& trained, const Options& o, const run::Step& step) {
+  auto whole = same_structure<gpt::Model<C, true>>(trained.copies);
+  for_each_leaf([](std::string_view, auto& to, const auto& w) { to = all_gather<over<"d">>(w); }, whole,
+                trained.copies);
+  return accumulated(mesh, whole, o, step, [&](const auto& loss, auto& sums) {
+    whole = {};
+    auto grads = trained.copies;  // their structure
+    for_each_leaf(
+        []<Spec R, class G>(std::string_view, Tensor<C, R>& to, G& sum) {
+          to = reduce_scatter<make_op<G::spec, R>, f32>(cast<C>(std::exchange(sum, {})));
+        },
+        grads, sums);
+    return update(mesh, trained, o, step, loss, grads);
+  });
+}
+
+// One step. Without --gather per-step each microbatch gathers and scatters, layer by layer.
+template <dtype C>
+run::StepResult train_step(const GptMesh& mesh, Trained<C>& trained, const Options& o, const run::Step& step) {
+  if (o.gather == "per-step") return gather_once(mesh, trained, o, step);
+  return accumulated(mesh, trained.copies, o, step,
+                     [&](const auto& loss, const auto& grads) { return update(mesh, trained, o, step, loss, grads); });
 }
 
 // ---- sampling -------------------------------------------------------------------------------------------------------
@@ -162,12 +191,17 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const run::D
   program.decode = decoder(mesh, copies, o);
   program.parameters = parameter_count(state.weights);
   program.weight_bytes = run::shard_bytes(state.weights);
-  program.copy_bytes = o.dtype == "f32" ? 0 : run::shard_bytes(copies);
-  program.gradient_bytes = o.training.microbatches == 1 ? run::shard_bytes(copies) : program.weight_bytes;
+  const std::int64_t gathered = o.gather == "per-step" ? mesh.size("d") : 0;  // times as large, beside those at rest
+  const std::int64_t c_bytes = run::shard_bytes(copies);
+  program.copy_bytes = (o.dtype == "f32" ? 0 : c_bytes) + gathered * c_bytes;
+  program.gradient_bytes =
+      (gathered > 0 ? gathered : 1) * (o.training.microbatches == 1 ? c_bytes : program.weight_bytes);
   program.optimizer_bytes = run::shard_bytes(state.mu) + run::shard_bytes(state.nu);
   program.flops_per_token = gpt::flops_per_token(o, program.parameters, o.training.seq);
   program.context = o.training.seq;
   run::train(device, o.training, data, toml, program);
 }
 
+// Each is compiled in a file of its own.
 extern template void train<bf16>(const std::shared_ptr<Device>&, const Options&, const run::Data&, const std::string&);
+extern template run::StepResult gather_once(const GptMesh&, Trained<f32>&, const Options&, const run::Step&);

@@ -19,21 +19,25 @@ using namespace shardlib;
 
 // ---- weights: at rest, every tensor is sharded over the whole mesh --------------------------------------------------
 
-template <dtype C>
+/// With `Whole` a weight is gathered over d before the microbatches: "M F/t" for "M/d F/t".
+template <dtype C, Spec S, bool Whole>
+using Weight = Tensor<C, Whole ? without_axis<S, "d"> : S>;
+
+template <dtype C, bool Whole = false>
 struct Layer {
-  Tensor<C, "M/t/d"> norm1, norm2;
-  Tensor<C, "M/d Q K/t D"> w_q;
-  Tensor<C, "M/d K/t D"> w_k, w_v;
-  Tensor<C, "M/d Q K/t D"> w_o;
-  Tensor<C, "M/d F/t"> w_gate, w_up, w_down;
+  Weight<C, "M/t/d", Whole> norm1, norm2;
+  Weight<C, "M/d Q K/t D", Whole> w_q;
+  Weight<C, "M/d K/t D", Whole> w_k, w_v;
+  Weight<C, "M/d Q K/t D", Whole> w_o;
+  Weight<C, "M/d F/t", Whole> w_gate, w_up, w_down;
 };
 
-template <dtype C>
+template <dtype C, bool Whole = false>
 struct Model {
-  Tensor<C, "V/t M/d"> embed;
-  Array<"unembed", Tensor<C, "V/t M/d">> unembed;  // empty: tied to embed
-  Array<"layers", Layer<C>> layers;
-  Tensor<C, "M/t/d"> final_norm;
+  Weight<C, "V/t M/d", Whole> embed;
+  Array<"unembed", Weight<C, "V/t M/d", Whole>> unembed;  // empty: tied to embed
+  Array<"layers", Layer<C, Whole>> layers;
+  Weight<C, "M/t/d", Whole> final_norm;
 };
 
 static_assert(fully_sharded<Mesh<"d t">, Model<f32>>);
@@ -54,17 +58,18 @@ struct Batch {
 
 using Residual = Tensor<f32, "B/d L M/t">;
 
-// The backward pass sums the gradient over the devices, in f32.
-template <OpSpec O, dtype C, Spec S>
-auto gathered(const Tensor<C, S>& x, Site site = Site::current()) {
-  return all_gather<O, backward_sum<f32>>(x, site);
+// Gathers what is not whole yet. The backward pass sums the gradient over the devices, in f32.
+template <Spec R, dtype C, Spec S>
+auto gathered(const Tensor<C, S>& x, Site site = Site::current()) -> Tensor<C, R> {
+  if constexpr (S == R) return x;
+  if constexpr (S != R) return all_gather<make_op<S, R>, backward_sum<f32>>(x, site);
 }
 
 // Gathers the residual stream over t, normalizes it and applies the scale. Communicates x once over t.
-template <dtype C>
-auto gathered_norm(const Residual& x, const Tensor<C, "M/t/d">& norm) -> Tensor<C, "B/d L M"> {
-  const auto whole = gathered<"B/d L M/t -> B/d L M">(cast<C>(x));
-  const auto scale = gathered<"M/t/d -> M">(norm);
+template <dtype C, Spec S = "M/t/d">
+auto gathered_norm(const Residual& x, const Tensor<C, S>& norm) -> Tensor<C, "B/d L M"> {
+  const auto whole = gathered<"B/d L M">(cast<C>(x));
+  const auto scale = gathered<"M">(norm);
   return cast<C>(rms_norm<"M">(cast<f32>(whole)) * cast<f32>(scale));
 }
 
@@ -76,42 +81,42 @@ struct Heads {
 
 // Queries, keys and values of the tokens at positions `first`, `first` + 1, ... Heads are sharded over t: this is
 // tensor parallelism.
-template <dtype C>
-auto projected(const Tensor<C, "B/d L M">& x, const Layer<C>& w, const ModelConfig& config, std::int64_t first)
+template <dtype C, bool Whole = false>
+auto projected(const Tensor<C, "B/d L M">& x, const Layer<C, Whole>& w, const ModelConfig& config, std::int64_t first)
     -> Heads<C> {
-  const auto w_q = gathered<"M/d Q K/t D -> M Q K/t D">(w.w_q);
+  const auto w_q = gathered<"M Q K/t D">(w.w_q);
   const auto q =
       rope<"L", "D">(einsum_unreduced<"B/d L M, M Q K/t D -> B/d L Q K/t D">(x, w_q), config.rope_base, first);
-  const auto w_k = gathered<"M/d K/t D -> M K/t D">(w.w_k);
+  const auto w_k = gathered<"M K/t D">(w.w_k);
   const auto k = rope<"L", "D">(einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_k), config.rope_base, first);
-  const auto w_v = gathered<"M/d K/t D -> M K/t D">(w.w_v);
+  const auto w_v = gathered<"M K/t D">(w.w_v);
   const auto v = einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_v);
   return {save_for_backward(q), save_for_backward(k), save_for_backward(v)};
 }
 
 // A token sees those of its segment up to itself. The type of the result shows the pending sum over all heads, +t.
-template <dtype C>
-auto attention(const Tensor<C, "B/d L M">& x, const Tensor<i32, "B/d L">& segments, const Layer<C>& w,
+template <dtype C, bool Whole = false>
+auto attention(const Tensor<C, "B/d L M">& x, const Tensor<i32, "B/d L">& segments, const Layer<C, Whole>& w,
                const ModelConfig& config) -> Tensor<C, "B/d L M +t"> {
   const auto [q, k, v] = projected(x, w, config, 0);
   const auto y = causal_attention<"L", "D">(q, k, v, segments);
-  const auto w_o = gathered<"M/d Q K/t D -> M Q K/t D">(w.w_o);
+  const auto w_o = gathered<"M Q K/t D">(w.w_o);
   return einsum_unreduced<"B/d L Q K/t D, M Q K/t D -> B/d L M +t">(y, w_o);
 }
 
-template <dtype C>
-auto feed_forward(const Tensor<C, "B/d L M">& x, const Layer<C>& w) -> Tensor<C, "B/d L M +t"> {
-  const auto w_gate = gathered<"M/d F/t -> M F/t">(w.w_gate);
+template <dtype C, bool Whole = false>
+auto feed_forward(const Tensor<C, "B/d L M">& x, const Layer<C, Whole>& w) -> Tensor<C, "B/d L M +t"> {
+  const auto w_gate = gathered<"M F/t">(w.w_gate);
   const auto gate = save_for_backward(einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, w_gate));
-  const auto w_up = gathered<"M/d F/t -> M F/t">(w.w_up);
+  const auto w_up = gathered<"M F/t">(w.w_up);
   const auto up = save_for_backward(einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, w_up));
   const auto y = map([](auto g, auto u) { return swish(g) * u; }, gate, up);
-  const auto w_down = gathered<"M/d F/t -> M F/t">(w.w_down);
+  const auto w_down = gathered<"M F/t">(w.w_down);
   return einsum_unreduced<"B/d L F/t, M F/t -> B/d L M +t">(y, w_down);
 }
 
-template <dtype C>
-auto layer(const Residual& x, const Tensor<i32, "B/d L">& segments, const Layer<C>& w, const ModelConfig& config)
+template <dtype C, bool Whole = false>
+auto layer(const Residual& x, const Tensor<i32, "B/d L">& segments, const Layer<C, Whole>& w, const ModelConfig& config)
     -> Residual {
   const auto attended = attention(gathered_norm(x, w.norm1), segments, w, config);
   const auto y = save_for_backward(x + cast<f32>(reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(attended)));
@@ -127,20 +132,20 @@ auto embedded(const Tensor<C, "V/t M">& table, const Tensor<i32, "B/d L">& input
   return cast<f32>(
       reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(index_unreduced<"[V/t] M, B/d L -> B/d L M +t">(table, inputs)));
 }
-template <dtype C>
-auto unembedded(const Residual& x, const Tensor<C, "M/t/d">& norm, const Tensor<C, "V/t M">& table)
+template <dtype C, Spec S>
+auto unembedded(const Residual& x, const Tensor<C, S>& norm, const Tensor<C, "V/t M">& table)
     -> Tensor<f32, "B/d L V/t"> {
   return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t", f32>(gathered_norm(x, norm), table);
 }
 
-template <dtype C>
-auto logits(const Model<C>& w, const Tensor<i32, "B/d L">& inputs, const Tensor<i32, "B/d L">& segments,
+template <dtype C, bool Whole = false>
+auto logits(const Model<C, Whole>& w, const Tensor<i32, "B/d L">& inputs, const Tensor<i32, "B/d L">& segments,
             const ModelConfig& config) -> Tensor<f32, "B/d L V/t"> {
-  const auto embed = gathered<"V/t M/d -> V/t M">(w.embed);
+  const auto embed = gathered<"V/t M">(w.embed);
   Residual x = embedded(embed, inputs);
-  for (const Layer<C>& weights : w.layers)
-    x = explicit_activation_checkpointing(layer<C>)(x, segments, weights, config);
-  const auto unembed = w.unembed.empty() ? embed : gathered<"V/t M/d -> V/t M">(w.unembed[0]);
+  for (const Layer<C, Whole>& weights : w.layers)
+    x = explicit_activation_checkpointing(layer<C, Whole>)(x, segments, weights, config);
+  const auto unembed = w.unembed.empty() ? embed : gathered<"V/t M">(w.unembed[0]);
   return unembedded(x, w.final_norm, unembed);
 }
 
@@ -159,8 +164,8 @@ inline auto mean_loss(const Tensor<f32, "B/d L V/t">& logits, const Batch& batch
   return sum<"B/d L +t -> +d +t">(token_losses(logits, batch.targets) * batch.weights);
 }
 
-template <dtype C>
-auto loss(const Model<C>& w, const Batch& batch, const ModelConfig& config) -> Tensor<f32, "+d +t"> {
+template <dtype C, bool Whole = false>
+auto loss(const Model<C, Whole>& w, const Batch& batch, const ModelConfig& config) -> Tensor<f32, "+d +t"> {
   return mean_loss(logits(w, batch.inputs, batch.segments, config), batch);
 }
 

@@ -403,6 +403,27 @@ def dtypes(p):
     run.check(all(found.get(what) == mb for what, mb in planned.items()), f"the plan has {planned}")
 
 
+def gathers(p):
+    """--gather per-step: the same training, and the bytes of one microbatch for any number of them."""
+    train = ["--steps=6", "--learning-rate=0.01", "--mesh=d=2,t=2", "--tied"]
+    for options in [[], ["--microbatches=4"], ["--microbatches=2", "--dtype=bf16"]]:
+        _, often = p.metrics(*train, *options)
+        run, once = p.metrics(*train, *options, "--gather=per-step")
+        close = 0.01 if "--dtype=bf16" in options else 1e-5
+        run.check(len(once) == 6 and apart(once, often) < close, f"trains as per-microbatch ({apart(once, often):.1e})")
+    ranks = p.metrics(*train, *options, "--gather=per-step", ranks=4)[1] if p.mpiexec else once
+    run.check(numbers(ranks) == numbers(once), "the same bits on threads and ranks")
+
+    def sent(*options):
+        run = p.run("gpt_fsdp", ["--preset=84m", "--mesh=d=8,t=1", "--plan", *options])
+        run.succeeds()
+        return re.findall(r"^  (?:all_gather|reduce_scatter) .* d +\d+ .*$", run.out, re.M)
+
+    plans = [sent("--gather=per-step", f"--microbatches={k}") for k in (1, 8)]
+    check(plans[0] == plans[1] and len(plans[0]) > 8, "--gather per-step sends the same bytes with 1 and 8 microbatches")
+    check(sent("--microbatches=8") != plans[1], "and fewer than per-microbatch")
+
+
 def plans(p):
     """Meshes of thousands that are not there, whatever their sizes: what does not divide is padded, and said."""
     for program, preset, mesh, devices, notes in [
@@ -697,4 +718,4 @@ def main(parts, description):
 
 
 if __name__ == "__main__":
-    sys.exit(main([training, dtypes, resuming, other_options, plans, gpt2, mlp, tutorial, full_disk, mistakes], __doc__))
+    sys.exit(main([training, dtypes, gathers, resuming, other_options, plans, gpt2, mlp, tutorial, full_disk, mistakes], __doc__))

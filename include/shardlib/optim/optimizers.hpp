@@ -85,24 +85,31 @@ void reduce_into(W& out, const G& grads) {
 
 }  // namespace detail
 
-/// The tree in another dtype; the same tensors where it is not another. `cast_tree<Model<bf16>>(weights)`
+/// A tree of empty tensors whose Arrays have the sizes of another tree's. `same_structure<Model<bf16>>(weights)`
 template <class To, class From>
-[[nodiscard]] To cast_tree(const From& from) {
+[[nodiscard]] To same_structure(const From& from) {
   To to;
-  if constexpr (is_tensor<To>) {
-    to = cast<typename To::value_type>(from);
-  } else if constexpr (is_array<To>) {
-    for (const auto& entry : from) to.push_back(cast_tree<typename To::value_type>(entry));
-  } else {
+  if constexpr (is_array<To>) {
+    for (const auto& entry : from) to.push_back(same_structure<typename To::value_type>(entry));
+  } else if constexpr (!is_tensor<To>) {
     [&]<std::size_t... I>(std::index_sequence<I...>) {
-      const auto cast_field = [&]<std::size_t N>() {
+      const auto field = [&]<std::size_t N>() {
         using Field = std::tuple_element_t<N, detail::field_types<To>>;
-        std::get<N>(detail::fields(to)) = cast_tree<Field>(std::get<N>(detail::fields(from)));
+        std::get<N>(detail::fields(to)) = same_structure<Field>(std::get<N>(detail::fields(from)));
       };
-      (cast_field.template operator()<I>(), ...);
+      (field.template operator()<I>(), ...);
     }
     (std::make_index_sequence<detail::tree_width<To>>{});
   }
+  return to;
+}
+
+/// The tree in another dtype; the same tensors where it is not another. `cast_tree<Model<bf16>>(weights)`
+template <class To, class From>
+[[nodiscard]] To cast_tree(const From& from) {
+  To to = same_structure<To>(from);
+  for_each_leaf([]<dtype D, Spec S>(std::string_view, Tensor<D, S>& leaf, const auto& other) { leaf = cast<D>(other); },
+                to, from);
   return to;
 }
 
