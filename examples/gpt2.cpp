@@ -37,8 +37,8 @@ using Mesh2 = Mesh<"d t">;
 struct Options {
   run::Training training;
   std::int64_t layers = 4, d_model = 256, heads = 4, d_ff = 1024, context = 256, vocabulary = 0;
-  std::string norm = "pre", activation = "gelu", dtype = "f32", recompute = "seqax", attention = "fused", load, save,
-              logits;
+  std::string norm = "pre", activation = "gelu", dtype = "f32", recompute = "seqax", attention = "fused",
+              gather = "per-microbatch", load, save, logits;
   bool tied = true, prefetch = false;
   double dropout = 0, epsilon = 1e-5;
 };
@@ -169,8 +169,10 @@ run::StepResult update(const Setup& s, Trained<C>& trained, const Tensor<f32, "+
   return result;
 }
 
-template <dtype C>
-run::StepResult train_step(const Setup& s, Trained<C>& trained, const run::Step& step) {
+// Loss and gradients of the microbatches, by weights at rest or gathered over d. Sums of more than one are f32, and lie
+// as the gradients do.
+template <dtype C, bool Whole, class Then>
+run::StepResult accumulated(const Setup& s, const gpt2::Model<C, Whole>& w, const run::Step& step, const Then& then) {
   const auto& microbatches = step.microbatches;
   const run::Training& t = s.o.training;
   const auto causal = s.causal();
@@ -178,19 +180,37 @@ run::StepResult train_step(const Setup& s, Trained<C>& trained, const run::Step&
   const auto differentiated = [&](std::size_t i) {
     const auto number = static_cast<std::uint64_t>(step.number) * microbatches.size() + i;
     const gpt2::Dropout dropout{s.o.dropout, {t.seed + 1, number * 1024}};
-    return value_and_grad(s.mesh, gpt2::loss<C>, trained.copies, place(s, microbatches[i]), causal, positions,
-                          s.config(), dropout);
+    return value_and_grad(s.mesh, gpt2::loss<C, Whole>, w, place(s, microbatches[i]), causal, positions, s.config(),
+                          dropout);
   };
   auto [loss, grads] = differentiated(0);
-  if (microbatches.size() == 1) return update(s, trained, loss, grads, step);
-  // Sums of more than one are taken in f32.
-  auto sums = cast_tree<gpt2::Model<f32>>(std::exchange(grads, {}));
+  if (microbatches.size() == 1) return then(loss, grads);
+  auto sums = cast_tree<gradient_t<Mesh2, gpt2::Model<f32, Whole>>>(std::exchange(grads, {}));
   for (std::size_t i = 1; i < microbatches.size(); ++i) {
     const auto [l, g] = differentiated(i);
     loss = loss + l;
     for_each_leaf([](std::string_view, auto& sum, const auto& x) { sum = sum + cast<f32>(x); }, sums, g);
   }
-  return update(s, trained, loss, sums, step);
+  return then(loss, sums);
+}
+
+template <dtype C>
+run::StepResult train_step(const Setup& s, Trained<C>& trained, const run::Step& step) {
+  const auto finish = [&](const auto& loss, const auto& grads) { return update(s, trained, loss, grads, step); };
+  if (s.o.gather == "per-microbatch") return accumulated(s, trained.copies, step, finish);
+  auto whole = same_structure<gpt2::Model<C, true>>(trained.copies);
+  for_each_leaf([](std::string_view, auto& to, const auto& w) { to = all_gather<over<"d">>(w); }, whole,
+                trained.copies);
+  return accumulated(s, whole, step, [&](const auto& loss, auto& sums) {
+    whole = {};
+    auto grads = trained.copies;  // their structure
+    for_each_leaf(
+        []<Spec R, class G>(std::string_view, Tensor<C, R>& to, G& sum) {
+          to = reduce_scatter<make_op<G::spec, R>, f32>(cast<C>(std::exchange(sum, {})));
+        },
+        grads, sums);
+    return finish(loss, grads);
+  });
 }
 
 template <dtype C>
@@ -358,7 +378,7 @@ void write_logits(const Setup& s, const Trained<C>& trained, const io::Tokenizer
 
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
-  o.training.may_change = {"attention", "recompute", "prefetch"};  // the same numbers, but for rounding
+  o.training.may_change = {"attention", "recompute", "prefetch", "gather"};  // the same numbers, but for rounding
   options.group("model");
   options.add("--layers", o.layers, "layers", run::size(1, run::most_layers));
   options.add("--d-model", o.d_model, "width of the residual stream", run::size());
@@ -380,6 +400,8 @@ void declare(run::Options& options, Options& o) {
               run::one_of({"none", "seqax", "everything"}));
   options.flag("--prefetch", o.prefetch,
                "gather the next layer's weights while a layer runs; not with --recompute none");
+  options.add("--gather", o.gather, "when weights are gathered and gradients scattered: per-step needs more memory",
+              run::one_of({"per-microbatch", "per-step"}));
   options.add("--load", o.load, "initial weights: a safetensors file with Hugging Face's names of GPT-2",
               run::value_name("FILE") | run::command_line_only());
   options.add("--export", o.save, "write the weights of the run's last checkpoint as such a file",
@@ -446,8 +468,10 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   program.parameters = parameter_count(state.weights);
   program.weight_bytes = run::shard_bytes(state.weights);
   const std::int64_t in_c = program.weight_bytes * std::int64_t{sizeof(C)} / std::int64_t{sizeof(f32)};
-  program.copy_bytes = std::same_as<C, f32> ? 0 : in_c;
-  program.gradient_bytes = o.training.microbatches == 1 ? in_c : program.weight_bytes;
+  const std::int64_t gathered = o.gather == "per-step" ? s.mesh.size("d") : 0;  // times as large, beside those at rest
+  program.copy_bytes = (std::same_as<C, f32> ? 0 : in_c) + gathered * in_c;
+  program.gradient_bytes =
+      std::max<std::int64_t>(1, gathered) * (o.training.microbatches == 1 ? in_c : program.weight_bytes);
   program.optimizer_bytes = run::shard_bytes(state.mu) + run::shard_bytes(state.nu);
   program.context = o.context;
   const std::int64_t looked_up = o.context * o.d_model + (o.tied ? 0 : s.vocabulary * o.d_model);
@@ -483,6 +507,8 @@ int program(int argc, char** argv) {
   if (o.prefetch && o.recompute == "none")
     throw UsageError(
         "--prefetch needs a backward pass that recomputes, not --recompute none: choose seqax or everything");
+  if (o.prefetch && o.gather == "per-step")
+    throw UsageError("--prefetch gathers weights layer by layer: leave it out, or choose --gather per-microbatch");
   if (!o.save.empty() && o.training.directory.empty())
     throw UsageError("--export writes the weights of a run's checkpoint: give --run too");
   if (!o.load.empty()) o.training.sample.begin.reset();  // nothing stood before the texts that those models have learnt

@@ -21,38 +21,42 @@ using namespace shardlib;
 
 // ---- weights: at rest, every tensor is sharded over the whole mesh --------------------------------------------------
 
-template <dtype C>
+/// With `Whole` a weight is gathered over d before the microbatches: "M F/t" for "M/d F/t".
+template <dtype C, Spec S, bool Whole>
+using Weight = Tensor<C, Whole ? without_axis<S, "d"> : S>;
+
+template <dtype C, bool Whole = false>
 struct Norm {
-  Tensor<C, "M/t/d"> scale, bias;
+  Weight<C, "M/t/d", Whole> scale, bias;
 };
 
-template <dtype C>
+template <dtype C, bool Whole = false>
 struct Layer {
-  Norm<C> norm1, norm2;
-  Tensor<C, "M/d H/t D"> w_q, w_k, w_v;
-  Tensor<C, "E/t/d"> b_q, b_k, b_v;
-  Tensor<C, "H/t D M/d"> w_o;
-  Tensor<C, "M/t/d"> b_o;
-  Tensor<C, "M/d F/t"> w_up;
-  Tensor<C, "F/t/d"> b_up;
-  Tensor<C, "F/t/d M"> w_down;
-  Tensor<C, "M/t/d"> b_down;
+  Norm<C, Whole> norm1, norm2;
+  Weight<C, "M/d H/t D", Whole> w_q, w_k, w_v;
+  Weight<C, "E/t/d", Whole> b_q, b_k, b_v;
+  Weight<C, "H/t D M/d", Whole> w_o;
+  Weight<C, "M/t/d", Whole> b_o;
+  Weight<C, "M/d F/t", Whole> w_up;
+  Weight<C, "F/t/d", Whole> b_up;
+  Weight<C, "F/t/d M", Whole> w_down;
+  Weight<C, "M/t/d", Whole> b_down;
 };
 
 /// The output layer, where it is not the embedding.
-template <dtype C>
+template <dtype C, bool Whole = false>
 struct Unembed {
-  Tensor<C, "V/t/d M"> w;
-  Tensor<C, "V/t/d"> b;
+  Weight<C, "V/t/d M", Whole> w;
+  Weight<C, "V/t/d", Whole> b;
 };
 
-template <dtype C>
+template <dtype C, bool Whole = false>
 struct Model {
-  Tensor<C, "V/t/d M"> embed;
-  Tensor<C, "P M/t/d"> positions;
-  Array<"layers", Layer<C>> layers;
-  Array<"final_norm", Norm<C>> final_norm;  // one in GPT-2, none in miniGPT
-  Array<"unembed", Unembed<C>> unembed;     // none in GPT-2: tied to embed
+  Weight<C, "V/t/d M", Whole> embed;
+  Weight<C, "P M/t/d", Whole> positions;
+  Array<"layers", Layer<C, Whole>> layers;
+  Array<"final_norm", Norm<C, Whole>> final_norm;  // one in GPT-2, none in miniGPT
+  Array<"unembed", Unembed<C, Whole>> unembed;     // none in GPT-2: tied to embed
 };
 
 static_assert(fully_sharded<Mesh<"d t">, Model<f32>>);
@@ -114,7 +118,8 @@ struct Mask {
 // Weights are gathered over d just before their use, or, with prefetch, while the layer before runs: this is FSDP.
 template <dtype C, Spec S>
 auto gathered(const Tensor<C, S>& w) {
-  return all_gather<over<"d">, backward_sum<f32>>(w);
+  if constexpr (is_sharded<S, "d">) return all_gather<over<"d">, backward_sum<f32>>(w);
+  if constexpr (!is_sharded<S, "d">) return w;
 }
 // What prefetch begins to gather, in the order in which a layer asks for it: not scales, which are small, nor biases,
 // which no derivative needs.
@@ -124,23 +129,23 @@ auto gathered_layer(const Layer<C>& w) {
                     gathered(w.w_o), gathered(w.w_up), gathered(w.w_down)};
 }
 
-template <dtype C>
-auto norm(const Tensor<C, "B/d L M">& x, const Norm<C>& w, const ModelConfig& config) -> Tensor<C, "B/d L M"> {
+template <dtype C, bool Whole = false>
+auto norm(const Tensor<C, "B/d L M">& x, const Norm<C, Whole>& w, const ModelConfig& config) -> Tensor<C, "B/d L M"> {
   const auto scale = all_gather<"M", backward_sum<f32>>(w.scale), bias = all_gather<"M", backward_sum<f32>>(w.bias);
   return cast<C>(layer_norm<"M">(cast<f32>(x), config.epsilon) * cast<f32>(scale) + cast<f32>(bias));
 }
 
 // Gathers the residual stream over t; GPT-2 normalises it.
-template <dtype C>
-auto branch_input(const Residual& x, const Norm<C>& w, const ModelConfig& config) -> Tensor<C, "B/d L M"> {
+template <dtype C, bool Whole = false>
+auto branch_input(const Residual& x, const Norm<C, Whole>& w, const ModelConfig& config) -> Tensor<C, "B/d L M"> {
   const auto whole = all_gather<"B/d L M/t -> B/d L M", backward_sum<f32>>(cast<C>(x));
   return config.post_norm ? whole : norm<C>(whole, w, config);
 }
 
 // Adds a branch, whose sum over t is still pending, and its bias; miniGPT normalises the result.
-template <dtype C>
-auto add_branch(const Residual& x, const Tensor<C, "B/d L M +t">& y, const Tensor<C, "M/t/d">& bias, const Norm<C>& w,
-                const ModelConfig& config, const Dropout& dropout) -> Residual {
+template <dtype C, bool Whole = false>
+auto add_branch(const Residual& x, const Tensor<C, "B/d L M +t">& y, const Weight<C, "M/t/d", Whole>& bias,
+                const Norm<C, Whole>& w, const ModelConfig& config, const Dropout& dropout) -> Residual {
   // bf16: half the bytes on the wire, summed in f32 and rounded once.
   const auto scattered = cast<f32>(reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(y));
   const auto sum = x + drop(scattered + cast<f32>(gathered(bias)), dropout);
@@ -150,11 +155,11 @@ auto add_branch(const Residual& x, const Tensor<C, "B/d L M +t">& y, const Tenso
 }
 
 // `places` (position of each token in the sequence, one-hot) and `cache` are for sampling; training has none.
-template <dtype C>
-auto attention(const Tensor<C, "B/d L M">& x, const Mask& mask, const Layer<C>& w, const ModelConfig& config,
+template <dtype C, bool Whole = false>
+auto attention(const Tensor<C, "B/d L M">& x, const Mask& mask, const Layer<C, Whole>& w, const ModelConfig& config,
                const Tensor<C, "L Klen">& places, Cache<C>* cache) -> Tensor<C, "B/d L M +t"> {
   // Heads are sharded over t: this is tensor parallelism.
-  const auto project = [&](const Tensor<C, "M/d H/t D">& w_x, const Tensor<C, "E/t/d">& b_x) {
+  const auto project = [&](const auto& w_x, const auto& b_x) {
     const auto y = einsum_unreduced<"B/d L M, M H/t D -> B/d L H/t D">(x, gathered(w_x));
     return keep(y + split<"E/t -> H/t D">(gathered(b_x), {{"D", w_x.size("D")}}), config);
   };
@@ -178,8 +183,8 @@ auto attention(const Tensor<C, "B/d L M">& x, const Mask& mask, const Layer<C>& 
   return output(heads);
 }
 
-template <dtype C>
-auto feed_forward(const Tensor<C, "B/d L M">& x, const Layer<C>& w, const ModelConfig& config)
+template <dtype C, bool Whole = false>
+auto feed_forward(const Tensor<C, "B/d L M">& x, const Layer<C, Whole>& w, const ModelConfig& config)
     -> Tensor<C, "B/d L M +t"> {
   const auto w_up = gathered(w.w_up);
   const auto b_up = gathered(w.b_up);
@@ -188,9 +193,9 @@ auto feed_forward(const Tensor<C, "B/d L M">& x, const Layer<C>& w, const ModelC
   return einsum_unreduced<"B/d L F/t, F/t M -> B/d L M +t">(y, gathered(w.w_down));
 }
 
-template <dtype C>
-auto layer(const Residual& x, const Mask& mask, const Layer<C>& w, const ModelConfig& config, const Dropout& dropout,
-           const Tensor<C, "L Klen">& places, Cache<C>* cache) -> Residual {
+template <dtype C, bool Whole = false>
+auto layer(const Residual& x, const Mask& mask, const Layer<C, Whole>& w, const ModelConfig& config,
+           const Dropout& dropout, const Tensor<C, "L Klen">& places, Cache<C>* cache) -> Residual {
   const auto attended = attention<C>(branch_input<C>(x, w.norm1, config), mask, w, config, places, cache);
   const auto y = add_branch<C>(x, attended, w.b_o, w.norm1, config, dropout.at(0));
   const auto fed = feed_forward<C>(branch_input<C>(keep(y, config), w.norm2, config), w, config);
@@ -205,8 +210,8 @@ inline auto segment_mask(const Tensor<i32, "B/d L">& segments, const Tensor<bool
   return {logical_and(equal(rename<"L -> Qlen">(segments), rename<"L -> Klen">(segments)), causal), {}};
 }
 
-template <dtype C>
-auto embedding(const Model<C>& w, const Tensor<C, "V/t M">& table, const Tensor<i32, "B/d L">& ids,
+template <dtype C, bool Whole = false>
+auto embedding(const Model<C, Whole>& w, const Tensor<C, "V/t M">& table, const Tensor<i32, "B/d L">& ids,
                const Tensor<i32, "L">& positions) -> Residual {
   const auto tokens =
       reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(index_unreduced<"[V/t] M, B/d L -> B/d L M +t">(table, ids));
@@ -215,15 +220,15 @@ auto embedding(const Model<C>& w, const Tensor<C, "V/t M">& table, const Tensor<
 }
 
 // What the output layer reads.
-template <dtype C>
-auto output_input(const Model<C>& w, const Residual& x, const ModelConfig& config) -> Tensor<C, "B/d L M"> {
+template <dtype C, bool Whole = false>
+auto output_input(const Model<C, Whole>& w, const Residual& x, const ModelConfig& config) -> Tensor<C, "B/d L M"> {
   const auto y = all_gather<"B/d L M/t -> B/d L M", backward_sum<f32>>(cast<C>(x));
   return w.final_norm.empty() ? y : norm<C>(y, w.final_norm[0], config);
 }
 
-template <dtype C>
-auto unembedding(const Model<C>& w, const Tensor<C, "V/t M">& table, const Residual& x, const ModelConfig& config)
-    -> Tensor<f32, "B/d L V/t"> {
+template <dtype C, bool Whole = false>
+auto unembedding(const Model<C, Whole>& w, const Tensor<C, "V/t M">& table, const Residual& x,
+                 const ModelConfig& config) -> Tensor<f32, "B/d L V/t"> {
   const auto y = output_input<C>(w, x, config);
   if (w.unembed.empty()) return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t", f32>(y, table);
   const auto w_out = gathered(w.unembed[0].w);
@@ -231,32 +236,35 @@ auto unembedding(const Model<C>& w, const Tensor<C, "V/t M">& table, const Resid
 }
 
 // Embedding and layers.
-template <dtype C>
-auto trunk(const Model<C>& w, const Tensor<C, "V/t M">& table, const Tensor<i32, "B/d L">& inputs, const Mask& mask,
-           const Tensor<i32, "L">& positions, const ModelConfig& config, const Dropout& dropout) -> Residual {
+template <dtype C, bool Whole = false>
+auto trunk(const Model<C, Whole>& w, const Tensor<C, "V/t M">& table, const Tensor<i32, "B/d L">& inputs,
+           const Mask& mask, const Tensor<i32, "L">& positions, const ModelConfig& config, const Dropout& dropout)
+    -> Residual {
   Residual x = drop(embedding<C>(w, table, inputs, positions), config.post_norm ? Dropout{} : dropout.at(0));
   for (std::uint64_t i = 0; i < w.layers.size(); ++i) {
-    const auto body = [](const Residual& r, const Mask& m, const Layer<C>& weights, const ModelConfig& f,
+    const auto body = [](const Residual& r, const Mask& m, const Layer<C, Whole>& weights, const ModelConfig& f,
                          const Dropout& d) { return layer<C>(r, m, weights, f, d, {}, nullptr); };
     const auto d = dropout.at(i + 1);
-    if (config.prefetch) x = prefetch(x, gathered_layer<C>, w.layers, i);
+    if constexpr (!Whole)
+      if (config.prefetch) x = prefetch(x, gathered_layer<C>, w.layers, i);
     x = config.recompute == Recompute::none ? body(x, mask, w.layers[i], config, d)
                                             : explicit_activation_checkpointing(body)(x, mask, w.layers[i], config, d);
   }
   return x;
 }
 
-template <dtype C>
-auto logits(const Model<C>& w, const Tensor<i32, "B/d L">& inputs, const Mask& mask, const Tensor<i32, "L">& positions,
-            const ModelConfig& config, const Dropout& dropout) -> Tensor<f32, "B/d L V/t"> {
+template <dtype C, bool Whole = false>
+auto logits(const Model<C, Whole>& w, const Tensor<i32, "B/d L">& inputs, const Mask& mask,
+            const Tensor<i32, "L">& positions, const ModelConfig& config, const Dropout& dropout)
+    -> Tensor<f32, "B/d L V/t"> {
   const auto table = gathered(w.embed);
   return unembedding<C>(w, table, trunk<C>(w, table, inputs, mask, positions, config, dropout), config);
 }
 
 // The mean loss of the tokens that count. Each device of the mesh holds a part of the sum: that is what value_and_grad
 // wants.
-template <dtype C>
-auto loss(const Model<C>& w, const Batch& batch, const Tensor<bool_, "Qlen Klen">& causal,
+template <dtype C, bool Whole = false>
+auto loss(const Model<C, Whole>& w, const Batch& batch, const Tensor<bool_, "Qlen Klen">& causal,
           const Tensor<i32, "L">& positions, const ModelConfig& config, const Dropout& dropout)
     -> Tensor<f32, "+d +t"> {
   const auto table = gathered(w.embed);
@@ -267,7 +275,9 @@ auto loss(const Model<C>& w, const Batch& batch, const Tensor<bool_, "Qlen Klen"
                                         : cross_entropy(unembedding<C>(w, table, x, config), batch.targets);
   const auto total = sum<"B/d L +t -> +d +t">(losses * batch.weights);
   // The backward pass begins here: the last layers' weights come while it unembeds.
-  return config.prefetch ? prefetch(total, gathered_layer<C>, w.layers, w.layers.size()) : total;
+  if constexpr (!Whole)
+    if (config.prefetch) return prefetch(total, gathered_layer<C>, w.layers, w.layers.size());
+  return total;
 }
 
 // Sampling: the logits of new tokens at `positions`, whose keys and values are added to the caches.

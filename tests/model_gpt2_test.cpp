@@ -33,8 +33,9 @@ gpt2::Model<f32> random_model(const GptMesh& mesh, bool minigpt) {
     model.unembed.resize(1);
   else
     model.final_norm.resize(1);
-  initialize(mesh, model, sizes_on(mesh), 1,
-             [](std::string_view name) { return Normal{name.ends_with("scale") ? 1.0 : 0.0, 0.3}; });
+  initialize(mesh, model, sizes_on(mesh), 1, [](std::string_view name) {
+    return Normal{name.ends_with("scale") ? 1.0 : 0.0, 0.3};
+  });
   return model;
 }
 
@@ -83,10 +84,10 @@ template <dtype C>
 Result step(const GptMesh& mesh, const Variant& v) {
   const gpt2::ModelConfig config{v.minigpt, v.minigpt, 1e-5, v.recompute, v.prefetch};
   const auto [loss, gradients] =
-      value_and_grad(mesh, gpt2::loss<C>, gpt2::cast_model<C>(random_model(mesh, v.minigpt)), batch(mesh, v.filling),
-                     v.fused_attention ? Causal() : causal_mask<"Qlen Klen">(mesh, 8, 8), iota<"L">(mesh, 8), config,
-                     gpt2::Dropout{v.dropout, {5, 6}});
-  return {item(all_reduce<"+d +t -> ">(loss)), fetch(gpt2::cast_model<f32>(gradients))};
+      value_and_grad(mesh, gpt2::loss<C>, cast_tree<gpt2::Model<C>>(random_model(mesh, v.minigpt)),
+                     batch(mesh, v.filling), v.fused_attention ? Causal() : causal_mask<"Qlen Klen">(mesh, 8, 8),
+                     iota<"L">(mesh, 8), config, gpt2::Dropout{v.dropout, {5, 6}});
+  return {item(all_reduce<"+d +t -> ">(loss)), fetch(cast_tree<gpt2::Model<f32>>(gradients))};
 }
 
 /// The largest difference of a gradient, in units of its leaf's largest element, and of the loss. A bias of all keys
@@ -262,7 +263,7 @@ std::vector<double> curve(const GptMesh& mesh) {
   gpt2::Model<f32> weights = random_model(mesh, false), mu, nu;
   weights = map_tree([](const auto& w) { return w * 0.2; }, weights);
   mu = nu = zeros_like(weights);
-  gpt2::Model<C> computed = gpt2::cast_model<C>(weights);
+  gpt2::Model<C> computed = cast_tree<gpt2::Model<C>>(weights);
   const auto causal = causal_mask<"Qlen Klen">(mesh, length, length);
   const auto positions = iota<"L">(mesh, length);
   std::vector<double> losses;

@@ -347,6 +347,7 @@ def gpt2(p):
             run.fails(2, option, "nowhere/file")
             run.check("loss" not in run.out, "before the first step")
     p.run("gpt2", [*small, "--steps=1"]).fails(2, "--data", "--help")
+    p.run("gpt2", [*small, "--prefetch", "--gather=per-step"]).fails(2, "--prefetch", "per-microbatch")
     p.run("gpt2", [*small, "--prefetch", "--recompute=none"]).fails(2, "--prefetch", "--recompute none", "seqax")
 
     train = [*small, "--batch=8", "--steps=6", "--warmup=0", "--final-learning-rate=1", "--mesh=d=2,t=2", "--max-tokens=0",
@@ -373,6 +374,8 @@ def gpt2(p):
         run.check(numbers(ahead) == numbers(whole), "--prefetch changes no bit")
         run, parts = steps(dtype, "--microbatches=2")
         run.check(apart(parts, whole) < 1e-2, "two microbatches train as one batch")
+        run, once = steps(dtype, "--microbatches=2", "--gather=per-step")
+        run.check(apart(once, parts) < (1e-2 if "bf16" in dtype else 1e-4), f"as per-microbatch ({apart(once, parts):.1e})")
         # In two parts as at once: what is resumed makes its copies of the weights in the checkpoint.
         folder = os.path.join(p.folder, "gpt2" + dtype)
         steps(dtype, f"--run={folder}", "--steps=3")
