@@ -89,8 +89,12 @@ struct Bf16Gemm {
 #endif
       // The library prefers other kernels for some strides, which sum in another order. With one kind of kernel a
       // part of C has the bits of the whole, so that results do not depend on the number of threads.
-      while (!std::string_view(chosen.impl_info_str()).starts_with("gemm") && chosen.next_impl()) {
-      }
+      auto other = chosen;
+      do {
+        if (!std::string_view(other.impl_info_str()).starts_with("gemm")) continue;
+        chosen = other;
+        break;
+      } while (other.next_impl());
       product_ = dnnl::matmul(chosen);
       operands_ = {dnnl::memory(a, engine(), nullptr), dnnl::memory(b, engine(), nullptr),
                    dnnl::memory(c, engine(), nullptr)};
