@@ -40,6 +40,7 @@ using GptMesh = Mesh<"d t">;
 /// A GPT of two layers and one training step of it, AdamW included.
 struct Subject {
   std::int64_t B = 8, L = 32, M = 64, Q = 2, K = 4, D = 16, F = 192, V = 500, padded_V = 512, layers = 2;
+  bool in_bf16 = false;
 
   struct TrainState {
     gpt::Model<f32> weights, mu, nu;
@@ -65,10 +66,15 @@ struct Subject {
       return from_memory<T, "B/d L">(mesh, {{"B", B}, {"L", L}}, std::span<const T>(values));
     };
     const gpt::Batch batch{tensor(rows.inputs), tensor(rows.targets), tensor(rows.segments), tensor(rows.weights)};
-    const auto [loss, grads] = value_and_grad(mesh, gpt::loss<f32>, state.weights, batch, gpt::ModelConfig{});
-    const double norm = global_norm(mesh, grads);
-    AdamW().update(state.weights, state.mu, state.nu, grads, 1e-3, 1.0, 0, [](auto) { return true; });
-    return {item(all_reduce<"+d +t -> ">(loss)), norm};
+    const auto with = [&]<class C>(C) -> run::StepResult {
+      auto copies = cast_tree<gpt::Model<C>>(state.weights);
+      const auto [loss, grads] = value_and_grad(mesh, gpt::loss<C>, copies, batch, gpt::ModelConfig{});
+      const double norm = global_norm(mesh, grads);
+      AdamW().update(
+          state.weights, state.mu, state.nu, grads, 1e-3, 1.0, 0, [](auto) { return true; }, copies);
+      return {item(all_reduce<"+d +t -> ">(loss)), norm};
+    };
+    return in_bf16 ? with(bf16()) : with(f32());
   }
 };
 
@@ -187,8 +193,10 @@ void expect_planned(const run::Plan& plan, const run::Plan& measured) {
 }  // namespace
 
 TEST_CASE("a plan's communication is what threads send, and its peak is within 1 % of theirs", "[plan]") {
-  for (const std::string mesh : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2", "d=4,t=1"}) {
-    const Subject subject;
+  for (const std::string where : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2", "d=4,t=1", "d=2,t=2 bf16"}) {
+    const std::string mesh = where.substr(0, 7);
+    Subject subject;
+    subject.in_bf16 = where != mesh;
     const run::Plan plan = dry(mesh, subject);
     on_counted_threads(mesh, [&](const std::shared_ptr<Device>& device, const std::size_t& sent) {
       const GptMesh m(device);
