@@ -1,4 +1,5 @@
 // Ops of a user's own: values, gradients by operands and by the result, padding, recompute, and dry runs.
+#include <array>
 #include <cmath>
 #include <memory>
 #include <shardlib/shardlib.hpp>
@@ -14,19 +15,19 @@ namespace {
 
 // The example of docs/adding-an-op.md.
 template <DimName Dim, dtype D, Spec S>
-auto cumsum(const Tensor<D, S>& x, bool reverse = false, Site site = Site::current())
-    -> Tensor<D, custom::result_of<rules::along, OpName("cumsum"), Dim, S>> {
-  const auto kernel = [reverse](custom::Shard<D> y, custom::Shard<const D> x) {
+auto ewma(const Tensor<D, S>& x, D decay, bool reverse = false, Site site = Site::current())
+    -> Tensor<D, custom::result_of<rules::along, OpName("ewma"), Dim, S>> {
+  const auto kernel = [decay, reverse](custom::Shard<D> y, custom::Shard<const D> x) {
     x.for_each_row(Dim, [&](custom::Row row) {
-      D sum = 0;
+      D mean = 0;
       for (std::int64_t i = 0; i < row.size; ++i) {
         const std::int64_t at = row[reverse ? row.size - 1 - i : i];
-        y.data[at] = sum += x.data[at];
+        y.data[at] = mean = decay * mean + (1 - decay) * x.data[at];
       }
     });
   };
-  const auto vjp = [reverse](const auto& ct) { return cumsum<Dim>(ct, !reverse); };
-  return custom::record<"cumsum", Tensor<D, S>>({Dim, site}, kernel, custom::operands(x), custom::vjp(x, vjp));
+  const auto vjp = [decay, reverse](const auto& ct) { return ewma<Dim>(ct, decay, !reverse); };
+  return custom::record<"ewma", Tensor<D, S>>({Dim, site}, kernel, custom::operands(x), custom::vjp(x, vjp));
 }
 
 /// sqrt(a^2 + b^2), whose VJPs need an operand and the result.
@@ -54,23 +55,23 @@ TEST_CASE("an op of one's own: values and gradients on meshes, with padding and 
       for (std::size_t i = 0; i < host.data.size(); ++i) host.data[i] = static_cast<double>(i + 1);
       const Sizes padded{{"L", 3, 5}};
       const Weights w{place<Tensor<f64, "B/d L">>(mesh, host, padded)};
-      const auto y = fetch(cumsum<"L">(w.x));
+      const auto y = fetch(ewma<"L">(w.x, 0.25));
       for (std::size_t b = 0; b < 4; ++b)
-        for (std::size_t l = 0, sum = 0; l < 3; ++l) {
-          sum += b * 3 + l + 1;
-          REQUIRE(y.data[b * 3 + l] == static_cast<double>(sum));
+        for (std::size_t l = 0; l < 3; ++l) {
+          const double before = l == 0 ? 0 : y.data[b * 3 + l - 1];
+          REQUIRE(y.data[b * 3 + l] == 0.25 * before + 0.75 * host.data[b * 3 + l]);
         }
-      // d/dx of sum(cumsum(x)): element l counts in L - l sums.
+      // d/dx of sum(ewma(x)): element l counts in the averages l to 2.
       const auto loss = [](const Weights& w) -> Tensor<f64, "+d"> {
-        return sum(cumsum<"L">(w.x));
+        return sum(ewma<"L">(w.x, 0.25));
       };
       const auto recomputed = [](const Weights& w) -> Tensor<f64, "+d"> {
         return sum(
-            explicit_activation_checkpointing([](const Tensor<f64, "B/d L">& x) { return cumsum<"L">(x); })(w.x));
+            explicit_activation_checkpointing([](const Tensor<f64, "B/d L">& x) { return ewma<"L">(x, 0.25); })(w.x));
       };
       for (const auto& gradient : {value_and_grad(mesh, loss, w).second, value_and_grad(mesh, recomputed, w).second}) {
         const auto g = fetch(gradient.x);
-        for (std::size_t i = 0; i < g.data.size(); ++i) REQUIRE(g.data[i] == static_cast<double>(3 - i % 3));
+        for (std::size_t i = 0; i < g.data.size(); ++i) REQUIRE(g.data[i] == std::array{0.984375, 0.9375, 0.75}[i % 3]);
       }
     });
 }
@@ -97,9 +98,9 @@ TEST_CASE("an op of one's own: its kernel does not run in a dry run, and errors 
   const auto dry = std::make_shared<Device>(parse_mesh("d=64"), 0, std::make_shared<DryWorld>());
   const Mesh<"d"> mesh(dry);
   const auto x = zeros<f64, "A/d L">(mesh, {{"A", std::int64_t{1} << 40}, {"L", 8}});
-  const auto y = cumsum<"L">(x);
+  const auto y = ewma<"L">(x, 0.25);
   REQUIRE(y.size("A") == std::int64_t{1} << 40);
-  REQUIRE(detail::program_state(dry).counts.at("cumsum").calls == 1);
+  REQUIRE(detail::program_state(dry).counts.at("ewma").calls == 1);
   dry->clear_local();
 
   on_mesh("d=1", [](const std::shared_ptr<Device>& device) {

@@ -660,6 +660,24 @@ TEST_CASE("rules: ops along a dim") {
   illegal(rules::along("softmax", "X", "A V"), "softmax<`X`>: the operand `A V` has no dim `X`");
   illegal(rules::along("softmax", "V/t", "A V/t"), "softmax<`V/t`>: name the dim only, without axes: `V`");
   illegal(rules::along("softmax", "2", "2 2"), "softmax<`2`>: integer dim `2` stands twice; `rename` it first (free)");
+  legal(rules::linear_along("cumsum", "L", "B/d L +t"), "B/d L +t");
+  illegal(rules::linear_along("cumsum", "L", "B L/t"),
+          "cumsum<`L`>: dim `L/t` is sharded, so each device sees only its shard of it; gather it first with "
+          "`all_gather<\"B L/t -> B L\">` (communicates)");
+  legal(rules::linear_scan("L", "B/d L", "B/d L"), "B/d L");
+  illegal(rules::linear_scan("L", "B L", "B L/t"),
+          "linear_scan<`L`>: dim `L/t` is sharded, so each device sees only its shard of it; gather it first with "
+          "`all_gather<\"B L/t -> B L\">` (communicates)");
+  illegal(rules::linear_scan("L", "B L", "B/d L"),
+          "linear_scan<`L`>: the factors `B L` must have the spec of the summands `B/d L`: dim 1 is `B`, not `B/d`; "
+          "take the shard of each device with `shard<\"B L -> B/d L\">` (no traffic)");
+  illegal(rules::linear_scan("L", "L", "B L"),
+          "linear_scan<`L`>: the factors `L` must have the spec of the summands `B L`: dim 1 is `L`, not `B`");
+  for (const char* partial : {"a", "b"})
+    illegal(rules::linear_scan("L", *partial == 'a' ? "L +t" : "L", *partial == 'b' ? "L +t" : "L"),
+            "linear_scan: the operand `L +t` is partial over t, and linear_scan is not linear, so it has to see the "
+            "sum, not the summand of one device; reduce it first, with a `reduce_scatter` or `all_reduce<\"L +t -> "
+            "L\">` (communicate)");
   legal(rules::rope("L", "D", "B/d L Q K/t D"), "B/d L Q K/t D");
   legal(rules::rope("L", "D", "L/t D"), "L/t D");
   legal(rules::rope("L", "D", "L D +t"), "L D +t");

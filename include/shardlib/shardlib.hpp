@@ -42,6 +42,7 @@
 #include "shardlib/compute/map.hpp"
 #include "shardlib/compute/norms.hpp"
 #include "shardlib/compute/reductions.hpp"
+#include "shardlib/compute/scans.hpp"
 
 // Other parts of a program.
 #include "shardlib/optim/initialize.hpp"   // initial values of a tree

@@ -283,3 +283,17 @@ void widened(Tensor<f32, "M">& total, const Tensor<f32, "B/d M">& x) {
   total += x;
 }
 #endif
+
+// expect: cumsum<`L`>: dim `L/t` is sharded, so each device sees only its shard of it; gather it first with
+#if SECTION == 40
+auto sums_of_a_shard(const Tensor<f32, "B L/t">& x) {
+  return cumsum<"L">(x);
+}
+#endif
+
+// expect: linear_scan<`L`>: the factors `L` must have the spec of the summands `B L`
+#if SECTION == 41
+auto scan_by_shared_factors(const Tensor<f32, "L">& a, const Tensor<f32, "B L">& b) {
+  return linear_scan<"L">(a, b);
+}
+#endif

@@ -272,12 +272,28 @@ constexpr Verdict local_max(std::string_view name, std::string_view op, const Te
   return call.accept();
 }
 
+/// cumsum along one named dim: the dim must be unsharded. The op is linear, so the operand may be partial.
+constexpr Verdict linear_along(std::string_view name, std::string_view dim, const TensorSpec& x) {
+  const TensorSpec& in = x;
+  if (const Text why = detail_::unsharded(in, dim); !why.empty()) return {x, title_of(name, dim) + ": " + why};
+  return {x, {}};
+}
 /// softmax, rms_norm, layer_norm along one named dim: the dim must be unsharded, and nothing may be partial.
 constexpr Verdict along(std::string_view name, std::string_view dim, const TensorSpec& x) {
   const TensorSpec& in = x;
   if (const Text why = detail_::nonlinear(name, in); !why.empty()) return {x, why};
-  if (const Text why = detail_::unsharded(in, dim); !why.empty()) return {x, title_of(name, dim) + ": " + why};
-  return {x, {}};
+  return linear_along(name, dim, in);
+}
+
+/// linear_scan<"L">(a, b): operands of one spec. It is not linear in both together, so nothing may be partial.
+constexpr Verdict linear_scan(std::string_view dim, const TensorSpec& a, const TensorSpec& b) {
+  const TensorSpec &factors = a, &summands = b;
+  if (const Text why = detail_::nonlinear("linear_scan", factors); !why.empty()) return {a, why};
+  const Verdict verdict = along("linear_scan", dim, summands);
+  if (!verdict.ok() || factors == summands) return verdict;
+  const Text advice = conversion(factors, summands);
+  return {a, title_of("linear_scan", dim) + ": the factors " + quoted(a) + " must have the spec of the summands " +
+                 quoted(b) + ": " + difference(factors, summands) + (advice.empty() ? "" : "; ") + advice};
 }
 
 /// rope<"L", "D">: a rotation along D, which must be unsharded. L may be sharded, because the global index is known.

@@ -12,6 +12,7 @@
 #include "shardlib/kernels/impl/random.hpp"
 #include "shardlib/kernels/impl/reduce.hpp"
 #include "shardlib/kernels/impl/rows.hpp"
+#include "shardlib/kernels/impl/scans.hpp"
 
 namespace shardlib::kernels {
 
@@ -25,6 +26,11 @@ template void max(const Exec&, DType, const void*, std::span<const std::int64_t>
 template f32 sum_of_squares(const Exec&, std::int64_t, const f32*);
 template f32 sum_of_squares(const Exec&, std::int64_t, const bf16*);
 template void argmax(const Exec&, DType, const void*, std::int64_t, std::int64_t, std::int64_t, i32*, std::int64_t);
+template void cumsum(const Exec&, DType, const void*, void*, std::int64_t, std::int64_t, std::int64_t, bool);
+template void linear_scan(const Exec&, DType, const void*, const void*, void*, std::int64_t, std::int64_t,
+                          std::int64_t);
+template void linear_scan_backward(const Exec&, DType, const void*, const void*, const void*, void*, std::int64_t,
+                                   std::int64_t, std::int64_t);
 template void gather(const Exec&, DType, const Lookup&, const void*, const void*, void*);
 template void scatter_add_to(const Exec&, DType, const Lookup&, const void*, const void*, void*);
 template void scatter_add(const Exec&, DType, const Lookup&, const void*, const void*, void*, std::int64_t);

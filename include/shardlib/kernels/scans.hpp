@@ -1,0 +1,32 @@
+// Cumulative sums and linear recurrences along the middle dim of (outer, n, inner).
+#pragma once
+
+#include <cstdint>
+
+#include "shardlib/device/exec.hpp"
+
+namespace shardlib::kernels {
+
+// bf16 accumulates in f32. The results of the arrays' padding are finite, but of no meaning.
+
+/// y_i = x_0 + ... + x_i, or x_i + ... + x_(n-1) if `reverse`. Integers wrap around.
+template <class AnyDType>
+void cumsum(const Exec& exec, AnyDType dtype, const void* x, void* y, std::int64_t outer, std::int64_t n,
+            std::int64_t inner, bool reverse);
+
+/// h_i = a_i * h_(i-1) + b_i, where h_(-1) is 0.
+template <class AnyDType>
+void linear_scan(const Exec& exec, AnyDType dtype, const void* a, const void* b, void* h, std::int64_t outer,
+                 std::int64_t n, std::int64_t inner);
+
+/// The cotangent of b, s_i = ct_i + a_(i+1) * s_(i+1). If `h`, the result of the scan, is given: the cotangent of a,
+/// s_i * h_(i-1).
+template <class AnyDType>
+void linear_scan_backward(const Exec& exec, AnyDType dtype, const void* a, const void* h, const void* ct, void* out,
+                          std::int64_t outer, std::int64_t n, std::int64_t inner);
+
+}  // namespace shardlib::kernels
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/kernels/impl/scans.hpp"
+#endif

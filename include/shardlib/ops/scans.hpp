@@ -1,0 +1,92 @@
+// Scans along one unsharded dim: cumsum, linear_scan.
+#pragma once
+
+#include <type_traits>
+
+#include "shardlib/ops/record.hpp"
+#include "shardlib/ops/result.hpp"
+#include "shardlib/rules/all.hpp"
+
+namespace shardlib {
+
+namespace detail {
+template <class D>
+struct Cumsum {
+  int dim;
+  bool reverse;
+  Buffer operator()(const Value& in, const Value& out) const;
+};
+template <DimName Dim>
+struct CumsumVjp {
+  bool reverse;
+  template <class Ct>
+  auto operator()(const Ct& ct) const {
+    return cumsum<Dim>(ct, !reverse);
+  }
+};
+}  // namespace detail
+
+/// Running sums along an unsharded dim, from its end if `reverse`. Backward: the same from the other end.
+/// `cumsum<"L">(x)`
+template <DimName Dim, dtype D, Spec S>
+auto cumsum(const Tensor<D, S>& x, bool reverse = false, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::is_reduced<"cumsum", D>, D>,
+              detail::result_of<rules::linear_along, OpName("cumsum"), Dim, S>> {
+  constexpr int dim = detail::parsed<S>.find(Dim);
+  const detail::Calling op{"cumsum", Dim, site};
+  return detail::record_unary<"cumsum", Tensor<D, S>>(op, x, detail::sizes_of(x.value()),
+                                                      detail::Cumsum<D>{dim, reverse},
+                                                      detail::vjp(x, detail::CumsumVjp<Dim>{reverse}));
+}
+
+namespace detail {
+template <class D>
+struct LinearScan {
+  ValuePtr a, b;
+  int dim;
+  Buffer operator()(const Value& out) const;
+};
+/// The cotangent of `a` if it has the result, else that of `b`.
+template <class D>
+struct LinearScanBackward {
+  ValuePtr a, result, ct;
+  int dim;
+  Buffer operator()(const Value& out) const;
+};
+struct LinearScanVjp {
+  OpInfo op;
+  int dim;
+  template <class Ct, class A>
+  auto operator()(const Ct& ct, const A& a) const {
+    return of<Ct>(ct, a, {});
+  }
+  template <class Ct, class A, dtype D, Spec S>
+  auto operator()(const Ct& ct, const A& a, const Tensor<D, S>& h) const {
+    return of<Ct>(ct, a, h.value());
+  }
+
+ private:
+  template <class Ct, class A>
+  Ct of(const Ct& ct, const A& a, const ValuePtr& result) const {
+    return record<"linear_scan", Ct>(op, ct.device(), sizes_of(ct.value()),
+                                     LinearScanBackward<typename Ct::value_type>{a.value(), result, ct.value(), dim});
+  }
+};
+}  // namespace detail
+
+/// The linear recurrence h_t = a_t * h_(t-1) + b_t along an unsharded dim, from h_(-1) = 0. Both operands have one
+/// spec. Backward: the recurrence from the other end. `linear_scan<"L">(decay, x)`
+template <DimName Dim, dtype D, Spec S, dtype E, Spec T>
+auto linear_scan(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::is_float<"linear_scan", D> && detail::one_dtype<"linear_scan", D, E>, D>,
+              detail::result_of<rules::linear_scan, Dim, S, T>> {
+  constexpr int dim = detail::parsed<S>.find(Dim);
+  const detail::Calling op{"linear_scan", Dim, site};
+  return detail::record<"linear_scan", Tensor<D, S>>(
+      op, a.device(), detail::sizes_by_name(op, detail::parsed<S>, a.value(), b.value()),
+      detail::LinearScan<D>{a.value(), b.value(), dim},
+      detail::vjp_of_result(a, detail::save(a), detail::LinearScanVjp{op, dim}),
+      detail::vjp(b, detail::save(a), detail::LinearScanVjp{op, dim}));
+}
+
+}  // namespace shardlib
