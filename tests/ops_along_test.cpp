@@ -1,5 +1,7 @@
-// Ops along a dim that keep or select its elements in order: cumsum, linear_scan, with their VJPs.
+// Ops along a dim that keep or select its elements in order: cumsum, linear_scan, argsort, sort, top_k, with their
+// VJPs.
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <numeric>
 
@@ -60,6 +62,60 @@ TEST_CASE("linear_scan", "[ops]") {
       SCAN(bf16, "B/d/t L", 0.05),
   });
 #undef SCAN
+}
+
+/// The indices of the row's elements in order; of equal ones the lower comes first. Elements are compared as they were
+/// drawn, in sixteenths, so that differences of the reference keep the order.
+std::vector<std::size_t> order_of(const Row& row, bool descending) {
+  std::vector<std::size_t> order(row.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    const double first = std::round(16 * row[a]), second = std::round(16 * row[b]);
+    return descending ? first > second : first < second;
+  });
+  return order;
+}
+/// The first k elements, or their indices. Other k: all.
+std::function<void(Row&)> ordered(bool descending, bool indices, std::size_t k = 1000) {
+  return [=](Row& row) {
+    const Row all = row;
+    row.clear();
+    for (const std::size_t i : order_of(all, descending))
+      if (row.size() < k) row.push_back(indices ? static_cast<double>(i) : all[i]);
+  };
+}
+/// Rows along V of the operand as rows along K of the result.
+Reference rows_to_k(const std::function<void(Row&)>& f) {
+  return [f](std::vector<Global> x, Global& y) {
+    std::replace(y.names.begin(), y.names.end(), std::string("K"), std::string("V"));
+    rows("V", f)(x, y);
+    std::replace(y.names.begin(), y.names.end(), std::string("V"), std::string("K"));
+  };
+}
+
+TEST_CASE("argsort, sort and top_k", "[ops]") {
+  check_cases({
+      ONE(f32, "B/d V", argsort<"V">(x), rows("V", ordered(false, true)), .gradient = false),
+      ONE(bf16, "V C/t", (argsort<"V">(x, true)), rows("V", ordered(true, true)), .gradient = false),
+      ONE(f32, "B/d V", sort<"V">(x), rows("V", ordered(false, false)), .law = Law::none, .tolerance = 1e-6),
+      ONE(f64, "V C/t", (sort<"V">(x, true)), rows("V", ordered(true, false)), .law = Law::none, .tolerance = 1e-6),
+      ONE(i32, "B/d V", sort<"V">(x), rows("V", ordered(false, false)), .draws = {Draw::integers}),
+      ONE(f32, "B/d V", (top_k<"V", "K">(x, 4).values), rows_to_k(ordered(true, false, 4)), .law = Law::none,
+          .tolerance = 1e-6),
+      ONE(bf16, "V A/t/d", (top_k<"V", "K">(x, 4).values), rows_to_k(ordered(true, false, 4)), .law = Law::none,
+          .tolerance = 0.01),
+      ONE(f32, "V C/t", (top_k<"V", "K">(x, 4).indices), rows_to_k(ordered(true, true, 4)), .gradient = false),
+  });
+}
+
+TEST_CASE("top_k rejects a wrong k", "[ops]") {
+  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+    const Mesh<"d t"> mesh(device);
+    const auto x = zeros<f32, "V">(mesh, {{"V", 5, 8}});
+    for (const std::int64_t k : {0, 6})
+      REQUIRE_THROWS_WITH((top_k<"V", "K">(x, k)),
+                          Catch::Contains("top_k<`V`>") && Catch::Contains("but dim `V` has 5 elements"));
+  });
 }
 
 }  // namespace

@@ -678,6 +678,18 @@ TEST_CASE("rules: ops along a dim") {
             "linear_scan: the operand `L +t` is partial over t, and linear_scan is not linear, so it has to see the "
             "sum, not the summand of one device; reduce it first, with a `reduce_scatter` or `all_reduce<\"L +t -> "
             "L\">` (communicate)");
+  legal(rules::top_k("V", "K", "V B/d"), "K B/d");
+  illegal(rules::top_k("V", "K", "B V/t"),
+          "top_k<`V`, `K`>: dim `V/t` is sharded, so each device sees only its shard of it; gather it first with "
+          "`all_gather<\"B V/t -> B V\">` (communicates)");
+  illegal(rules::top_k("V", "K/t", "B V"), "top_k<`V`, `K/t`>: write the name of the result's dim, without axes");
+  illegal(rules::top_k("V", "V", "B V"),
+          "top_k<`V`, `V`>: the operand `B V` already has a dim `V`, and a name has one size; write another name for "
+          "the result's dim");
+  illegal(rules::top_k("V", "K", "V +t"),
+          "top_k: the operand `V +t` is partial over t, and top_k is not linear, so it has to see the sum, not the "
+          "summand of one device; reduce it first, with a `reduce_scatter` or `all_reduce<\"V +t -> V\">` "
+          "(communicate)");
   legal(rules::rope("L", "D", "B/d L Q K/t D"), "B/d L Q K/t D");
   legal(rules::rope("L", "D", "L/t D"), "L/t D");
   legal(rules::rope("L", "D", "L D +t"), "L D +t");

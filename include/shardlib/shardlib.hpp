@@ -41,6 +41,7 @@
 #include "shardlib/compute/loss.hpp"
 #include "shardlib/compute/map.hpp"
 #include "shardlib/compute/norms.hpp"
+#include "shardlib/compute/ordering.hpp"
 #include "shardlib/compute/reductions.hpp"
 #include "shardlib/compute/scans.hpp"
 

@@ -297,3 +297,24 @@ auto scan_by_shared_factors(const Tensor<f32, "L">& a, const Tensor<f32, "B L">&
   return linear_scan<"L">(a, b);
 }
 #endif
+
+// expect: top_k<`V`, `K`>: dim `V/t` is sharded, so each device sees only its shard of it; gather it first with
+#if SECTION == 42
+auto largest_of_a_shard(const Tensor<f32, "B V/t">& x) {
+  return top_k<"V", "K">(x, 4);
+}
+#endif
+
+// expect: top_k<`V`, `V`>: the operand `B V` already has a dim `V`, and a name has one size; write another name
+#if SECTION == 43
+auto largest_by_one_name(const Tensor<f32, "B V">& x) {
+  return top_k<"V", "V">(x, 4);
+}
+#endif
+
+// expect: sort: the operand `V \+t` is partial over t, and sort is not linear, so it has to see the sum
+#if SECTION == 44
+auto sorted_summands(const Tensor<f32, "V +t">& x) {
+  return sort<"V">(x);
+}
+#endif

@@ -77,14 +77,36 @@ constexpr Verdict transpose2(std::string_view a, std::string_view b, const Tenso
   return {out, {}};
 }
 
+namespace detail_ {
+/// Whether the text is the name of one dim, without axes.
+constexpr bool is_name(const ParsedTensor& text) {
+  return text.error.empty() && text.spec.rank() == 1 && text.spec.partial.empty() && !text.spec.dims[0].is_integer() &&
+         text.spec.dims[0].axes.empty() && !text.spec.dims[0].bracketed;
+}
+}  // namespace detail_
+
+/// top_k<"V", "K">(x, k): along an unsharded dim V. K stands in its place.
+constexpr Verdict top_k(std::string_view dim, std::string_view into, const TensorSpec& x) {
+  const Text title = Text("top_k<") + quoted(dim) + ", " + quoted(into) + ">: ";
+  const TensorSpec& in = x;
+  if (const Text why = detail_::nonlinear("top_k", in); !why.empty()) return {x, why};
+  if (const Text why = detail_::unsharded(in, dim); !why.empty()) return {x, title + why};
+  const ParsedTensor name = parse_tensor(into);
+  if (!detail_::is_name(name)) return {x, title + "write the name of the result's dim, without axes"};
+  if (in.has(into))
+    return {x, title + "the operand " + quoted(x) + " already has a dim " + quoted(into) +
+                   ", and a name has one size; write another name for the result's dim"};
+  TensorSpec out = in;
+  out.dims[in.find(dim)] = name.spec.dims[0];
+  return {out, {}};
+}
+
 /// stack<"S">(a, b): operands of one spec along a new dim, which is the first of the result.
 constexpr Verdict stack(std::string_view dim, const TensorSpec& a, const TensorSpec& b) {
   const Text title = title_of("stack", dim) + ": ";
-  const ParsedTensor parsed = parse_tensor(dim);
-  const TensorSpec &in = a, &other = b, &name = parsed.spec;
-  if (!parsed.error.empty() || name.rank() != 1 || name.dims[0].is_integer() || !name.dims[0].axes.empty() ||
-      name.dims[0].bracketed)
-    return {{}, title + "write the name of the new dim, without axes"};
+  const TensorSpec &in = a, &other = b;
+  const ParsedTensor name = parse_tensor(dim);
+  if (!detail_::is_name(name)) return {{}, title + "write the name of the new dim, without axes"};
   if (!(in == other)) {
     const Text advice = conversion(other, in);
     return {{},
@@ -94,7 +116,7 @@ constexpr Verdict stack(std::string_view dim, const TensorSpec& a, const TensorS
   if (in.has(dim)) return {{}, title + "the operand " + quoted(a) + " already has a dim " + quoted(dim)};
   if (in.dims.full()) return {{}, title + "the result has more than " + number(max_dims) + " dims"};
   TensorSpec out;
-  out.dims.push_back(name.dims[0]);
+  out.dims.push_back(name.spec.dims[0]);
   for (const Dim& each : in.dims) out.dims.push_back(each);
   out.partial = in.partial;
   return {out, {}};

@@ -13,7 +13,8 @@ SHARDLIB_INLINE LookupLoops::LookupLoops(const Value& table, int row_dim, const 
   const auto table_all = kernels::row_major(view(table.local)), index_all = kernels::row_major(view(indices.local));
   for (const Dim& dim : result.dims) {
     const int t = table.spec->find(dim.name), i = indices.spec->find(dim.name);
-    table_strides.push_back(t < 0 ? 0 : table_all[t]);
+    // Along the looked-up dim, the index alone chooses the row.
+    table_strides.push_back(t < 0 || t == row_dim ? 0 : table_all[t]);
     index_strides.push_back(i < 0 ? 0 : index_all[i]);
   }
   lookup.shape = view(shape_);

@@ -9,6 +9,7 @@
 #include "shardlib/kernels/impl/attention.hpp"
 #include "shardlib/kernels/impl/einsum.hpp"
 #include "shardlib/kernels/impl/index.hpp"
+#include "shardlib/kernels/impl/ordering.hpp"
 #include "shardlib/kernels/impl/random.hpp"
 #include "shardlib/kernels/impl/reduce.hpp"
 #include "shardlib/kernels/impl/rows.hpp"
@@ -26,6 +27,8 @@ template void max(const Exec&, DType, const void*, std::span<const std::int64_t>
 template f32 sum_of_squares(const Exec&, std::int64_t, const f32*);
 template f32 sum_of_squares(const Exec&, std::int64_t, const bf16*);
 template void argmax(const Exec&, DType, const void*, std::int64_t, std::int64_t, std::int64_t, i32*, std::int64_t);
+template void argsort(const Exec&, DType, const void*, std::int64_t, std::int64_t, std::int64_t, std::int64_t, bool,
+                      std::int64_t, i32*, std::int64_t);
 template void cumsum(const Exec&, DType, const void*, void*, std::int64_t, std::int64_t, std::int64_t, bool);
 template void linear_scan(const Exec&, DType, const void*, const void*, void*, std::int64_t, std::int64_t,
                           std::int64_t);

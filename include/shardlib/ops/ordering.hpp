@@ -1,0 +1,91 @@
+// Ops that order the elements along one unsharded dim: argsort, sort, top_k. NaN is greater than all numbers.
+#pragma once
+
+#include <type_traits>
+
+#include "shardlib/ops/index.hpp"
+#include "shardlib/ops/record.hpp"
+#include "shardlib/ops/result.hpp"
+#include "shardlib/rules/all.hpp"
+
+namespace shardlib {
+
+namespace detail {
+template <class D>
+struct Argsort {
+  int dim;
+  bool descending;
+  Buffer operator()(const Value& in, const Value& out) const;
+};
+/// Adds the cotangent of each picked element to that of the element.
+template <class X>
+struct PickVjp {
+  int dim;
+  template <class Ct, class I>
+  auto operator()(const Ct& ct, const I& indices, const GlobalSizes& global) const {
+    return record<"scatter_add", Dual<X, axes_of<X::spec>()>>(
+        OpInfo{"scatter_add", Ct::spec, {}}, ct.device(), global,
+        ScatterAdd<typename X::value_type>{ct.value(), indices.value(), dim, &parsed<Ct::spec>});
+  }
+};
+/// The elements of `x` at the indices along dim number `dim`.
+template <OpName Name, class X, Spec S>
+auto pick(const OpInfo& op, const X& x, const Tensor<i32, S>& indices, int dim) {
+  using D = typename X::value_type;
+  using Out = Tensor<D, S>;
+  const Lookup<D> kernel{x.value(), indices.value(), dim};
+  const GlobalSizes& sizes = sizes_of(indices.value());
+  if constexpr (floating<D>)
+    return record<Name, Out>(op, x.device(), sizes, kernel, vjp(x, save(indices), PickVjp<X>{dim}));
+  else
+    return record<Name, Out>(op, x.device(), sizes, kernel);
+}
+}  // namespace detail
+
+/// The indices that sort the elements along an unsharded dim. Of equal elements the lower index comes first.
+/// `argsort<"V">(x)`
+template <DimName Dim, dtype D, Spec S>
+auto argsort(const Tensor<D, S>& x, bool descending = false, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::is_reduced<"argsort", D>, i32>,
+              detail::result_of<rules::along, OpName("argsort"), Dim, S>> {
+  constexpr int dim = detail::parsed<S>.find(Dim);
+  const detail::Calling op{"argsort", Dim, site};
+  return detail::record_unary<"argsort", Tensor<i32, S>>(op, x, detail::sizes_of(x.value()),
+                                                         detail::Argsort<D>{dim, descending});
+}
+
+/// The elements along an unsharded dim in ascending or descending order. Backward: each cotangent goes to its
+/// element. `sort<"V">(x)`
+template <DimName Dim, dtype D, Spec S>
+auto sort(const Tensor<D, S>& x, bool descending = false, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::is_reduced<"sort", D>, D>,
+              detail::result_of<rules::along, OpName("sort"), Dim, S>> {
+  constexpr int dim = detail::parsed<S>.find(Dim);
+  return detail::pick<"sort">(detail::Calling{"sort", Dim, site}, x, argsort<Dim>(x, descending, site), dim);
+}
+
+/// The values and indices of the k largest elements. `const auto [values, indices] = top_k<"V", "K">(x, 4)`
+template <dtype D, Spec S>
+struct TopK {
+  Tensor<D, S> values;
+  Tensor<i32, S> indices;
+};
+namespace detail {
+/// The sizes of `out`, whose dim number `dim` has size k. Throws if `x` has fewer elements there.
+GlobalSizes top_k_sizes(const OpInfo& op, const TensorSpec& out, const ValuePtr& x, int dim, DimSize k);
+}  // namespace detail
+/// The k largest elements along an unsharded dim, in descending order, as dim K in its place. Of equal elements the
+/// lower index comes first. *Throws* if k is not in [1, size]. Backward: each cotangent goes to its element.
+/// `top_k<"V", "K">(x, 4)` of "B/d V" is "B/d K"
+template <DimName Dim, DimName K, dtype D, Spec S>
+auto top_k(const Tensor<D, S>& x, DimSize k, Site site = Site::current())
+    -> TopK<detail::after_t<detail::is_reduced<"top_k", D>, D>, detail::result_of<rules::top_k, Dim, K, S>> {
+  constexpr Spec out = detail::result_of<rules::top_k, Dim, K, S>;
+  constexpr int dim = detail::parsed<S>.find(Dim);
+  const detail::Calling op{"top_k", Dim, site};
+  const auto indices = detail::record_unary<"top_k", Tensor<i32, out>>(
+      op, x, detail::top_k_sizes(op, detail::parsed<out>, x.value(), dim, k), detail::Argsort<D>{dim, true});
+  return {detail::pick<"top_k">(op, x, indices, dim), indices};
+}
+
+}  // namespace shardlib
