@@ -1,5 +1,5 @@
-// Ops along a dim that keep or select its elements in order: cumsum, linear_scan, argsort, sort, top_k, with their
-// VJPs.
+// Ops along a dim that keep or select its elements in order: cumsum, linear_scan, argsort, sort, top_k, narrow, pad,
+// with their VJPs.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -84,12 +84,12 @@ std::function<void(Row&)> ordered(bool descending, bool indices, std::size_t k =
       if (row.size() < k) row.push_back(indices ? static_cast<double>(i) : all[i]);
   };
 }
-/// Rows along V of the operand as rows along K of the result.
-Reference rows_to_k(const std::function<void(Row&)>& f) {
-  return [f](std::vector<Global> x, Global& y) {
-    std::replace(y.names.begin(), y.names.end(), std::string("K"), std::string("V"));
-    rows("V", f)(x, y);
-    std::replace(y.names.begin(), y.names.end(), std::string("V"), std::string("K"));
+/// Rows along one dim of the operand as rows along another of the result.
+Reference rows_as(const std::string& from, const std::string& to, const std::function<void(Row&)>& f) {
+  return [=](const std::vector<Global>& x, Global& y) {
+    std::replace(y.names.begin(), y.names.end(), to, from);
+    rows(from, f)(x, y);
+    std::replace(y.names.begin(), y.names.end(), from, to);
   };
 }
 
@@ -100,11 +100,11 @@ TEST_CASE("argsort, sort and top_k", "[ops]") {
       ONE(f32, "B/d V", sort<"V">(x), rows("V", ordered(false, false)), .law = Law::none, .tolerance = 1e-6),
       ONE(f64, "V C/t", (sort<"V">(x, true)), rows("V", ordered(true, false)), .law = Law::none, .tolerance = 1e-6),
       ONE(i32, "B/d V", sort<"V">(x), rows("V", ordered(false, false)), .draws = {Draw::integers}),
-      ONE(f32, "B/d V", (top_k<"V", "K">(x, 4).values), rows_to_k(ordered(true, false, 4)), .law = Law::none,
+      ONE(f32, "B/d V", (top_k<"V", "K">(x, 4).values), rows_as("V", "K", ordered(true, false, 4)), .law = Law::none,
           .tolerance = 1e-6),
-      ONE(bf16, "V A/t/d", (top_k<"V", "K">(x, 4).values), rows_to_k(ordered(true, false, 4)), .law = Law::none,
+      ONE(bf16, "V A/t/d", (top_k<"V", "K">(x, 4).values), rows_as("V", "K", ordered(true, false, 4)), .law = Law::none,
           .tolerance = 0.01),
-      ONE(f32, "V C/t", (top_k<"V", "K">(x, 4).indices), rows_to_k(ordered(true, true, 4)), .gradient = false),
+      ONE(f32, "V C/t", (top_k<"V", "K">(x, 4).indices), rows_as("V", "K", ordered(true, true, 4)), .gradient = false),
   });
 }
 
@@ -115,6 +115,49 @@ TEST_CASE("top_k rejects a wrong k", "[ops]") {
     for (const std::int64_t k : {0, 6})
       REQUIRE_THROWS_WITH((top_k<"V", "K">(x, k)),
                           Catch::Contains("top_k<`V`>") && Catch::Contains("but dim `V` has 5 elements"));
+  });
+}
+
+Reference surrounded(const std::string& from, const std::string& to, std::size_t before, std::size_t after,
+                     double value) {
+  return rows_as(from, to, [=](Row& row) {
+    row.insert(row.begin(), before, value);
+    row.insert(row.end(), after, value);
+  });
+}
+
+TEST_CASE("narrow and pad", "[ops]") {
+  const Reference middle = rows_as("V", "K", [](Row& row) { row = Row(row.begin() + 3, row.begin() + 7); });
+  check_cases({
+      ONE(f32, "B/d V", (narrow<"V -> K">(x, 3, 4)), middle),
+      ONE(bf16, "V C/t +d", (narrow<"V -> K">(x, 3, 4)), middle),
+      ONE(i32, "B V C/t", (narrow<"V -> K">(x, 3, 4)), middle, .draws = {Draw::integers}),
+      ONE(f32, "B/d K", (pad<"K -> D">(x, 1, 0)), surrounded("K", "D", 1, 0, 0)),
+      ONE(f64, "2 C/t +d", (pad<"2 -> D">(x, 1, 2)), surrounded("2", "D", 1, 2, 0)),
+      ONE(bf16, "two C/t", (pad<"two -> D">(x, 2, 1, -1.5)), surrounded("two", "D", 2, 1, -1.5), .law = Law::none,
+          .tolerance = 0.01),
+      ONE(i32, "K C/t", (pad<"K -> D">(x, 0, 1, 3.0)), surrounded("K", "D", 0, 1, 3), .draws = {Draw::integers}),
+  });
+}
+
+TEST_CASE("pad takes a padded operand, narrow no range outside the dim", "[ops]") {
+  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+    const Mesh<"d t"> mesh(device);
+    HostArray<f64> host({3});
+    host.data = {1, 2, 3};
+    struct Weights {
+      Tensor<f64, "L"> x;
+    };
+    const Weights w{place<Tensor<f64, "L">>(mesh, host, {{"L", 3, 8}})};
+    REQUIRE(fetch(pad<"L -> N">(w.x, 1, 2, 9.0)).data == std::vector<f64>{9, 1, 2, 3, 9, 9});
+    const auto loss = [](const Weights& w) -> Tensor<f64, "+d +t"> {
+      return to_partial<" -> +d +t">(sum(square(pad<"L -> N">(w.x, 1, 0))));
+    };
+    REQUIRE(fetch(reduce_gradients(mesh, value_and_grad(mesh, loss, w).second).x).data == std::vector<f64>{2, 4, 6});
+    REQUIRE_THROWS_WITH((narrow<"L -> N">(w.x, 1, 3)),
+                        Catch::Contains("the range of 3 indices from 1 on is not inside dim `L` of size 3"));
+    REQUIRE_THROWS_WITH((narrow<"L -> N">(w.x, -1, 2)), Catch::Contains("from -1 on is not inside dim `L`"));
+    REQUIRE_THROWS_WITH((pad<"L -> N">(w.x, -1, 2)), Catch::Contains("take `narrow` to drop elements"));
   });
 }
 

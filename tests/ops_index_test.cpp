@@ -1,4 +1,4 @@
-// index_unreduced and cross_entropy: lookups in tables that may be sharded along the looked-up dim.
+// index_unreduced, scatter_add and cross_entropy: lookups in tables that may be sharded along the looked-up dim.
 #include "op_case.hpp"
 #include "shardlib/shardlib.hpp"
 
@@ -40,6 +40,33 @@ TEST_CASE("index_unreduced", "[ops]") {
       INDEX(f64, i32, "V/t K", "[V/t] K", "B/d L", "B/d L K +t"),
       INDEX(i32, i32, "V/t K", "[V/t] K", "B/d", "B/d K +t"),
   });
+}
+
+/// Rows added along V by index, summed over the dims that the result lacks.
+void added(const std::vector<Global>& x, Global& y) {
+  const Shape ids = strides_along(x[1], x[0].names), from = strides_along(x[0], x[0].names),
+              to = strides_along(y, x[0].names);
+  const auto row = static_cast<std::size_t>(strides_along(y, {"V"})[0]);
+  std::fill(y.data.begin(), y.data.end(), 0.0);
+  for_each_index(x[0].shape, [&](const Shape& i) {
+    y.data[offset(to, i) + static_cast<std::size_t>(x[1].data[offset(ids, i)]) * row] += x[0].data[offset(from, i)];
+  });
+}
+
+TEST_CASE("scatter_add", "[ops]") {
+#define SCATTER(dtype, itype, rows, ids, bracketed)                                                                 \
+  make_case<Tensor<dtype, rows>, Tensor<itype, ids>>(                                                               \
+      "scatter_add " rows ", " ids " -> " bracketed,                                                                \
+      [](const auto& x, const auto& i) { return scatter_add<rows ", " ids " -> " bracketed>(x, i, {sized("V")}); }, \
+      added, {.law = Law::joint, .draws = {Draw::odd, Draw::index}})
+  check_cases({
+      SCATTER(f32, i32, "B/d L M", "B/d L", "[V] M +d"),
+      SCATTER(f32, i32, "B/d L M", "B/d L", "[V/t] M +d"),
+      SCATTER(f32, u32, "B/d L", "B/d L", "B/d [V]"),
+      SCATTER(f64, i32, "L M/t +d", "L", "[V] +d +t"),
+      SCATTER(bf16, i32, "K M/t", "K", "[V] M/t"),
+  });
+#undef SCATTER
 }
 
 /// -log softmax(logits)[target] along V, the logits' last dim.

@@ -43,7 +43,7 @@ TEST_CASE("rules: all_gather") {
   illegal(rules::all_gather("A/t, B -> A", "A/t"),
           "all_gather<`A/t, B -> A`>: the op spec has 2 operands, the call has 1");
   illegal(rules::all_gather("[A/t] -> A", "A/t"),
-          "all_gather<`[A/t] -> A`>: brackets belong in the op spec of index_unreduced only");
+          "all_gather<`[A/t] -> A`>: brackets belong in the op spec of index_unreduced and scatter_add only");
   illegal(rules::all_gather("A/t -> A", "A"),
           "all_gather<`A/t -> A`>: the operand already is what the result should be, `A`; drop the op");
   illegal(rules::all_gather("A/t B -> A B", "B A/t"),
@@ -238,7 +238,7 @@ TEST_CASE("rules: shift") {
   illegal(rules::shift("A//t", "t", "A/t"),
           "shift<`A//t`, `t`>: in `A//t`: `\"\"` is not an axis name (letters, digits, _)");
   illegal(rules::shift("[A/t]", "t", "A/t"),
-          "shift<`[A/t]`, `t`>: brackets belong in the op spec of index_unreduced only");
+          "shift<`[A/t]`, `t`>: brackets belong in the op spec of index_unreduced and scatter_add only");
 }
 
 TEST_CASE("rules: shard") {
@@ -647,6 +647,44 @@ TEST_CASE("rules: max, argmax") {
           "max<`A V -> A V`>: the result has every dim of the operand, so there is nothing to reduce");
 }
 
+TEST_CASE("rules: narrow, pad, scatter_add") {
+  legal(rules::resize("narrow", "L -> N", "B/d L +t"), "B/d N +t");
+  legal(rules::resize("pad", "2 -> N", "2 M/t"), "N M/t");
+  illegal(rules::resize("narrow", "L", "L"),
+          "narrow<`L`>: write the dim's name in the operand and in the result, `narrow<\"L -> N\">`");
+  illegal(rules::resize("pad", "L/t -> N", "L/t"),
+          "pad<`L/t -> N`>: write the dim's name in the operand and in the result, `pad<\"L -> N\">`, without axes");
+  illegal(rules::resize("narrow", "L -> N", "B L/t"),
+          "narrow<`L -> N`>: dim `L/t` is sharded, so each device sees only its shard of it; gather it first with "
+          "`all_gather<\"B L/t -> B L\">` (communicates)");
+  illegal(
+      rules::resize("narrow", "L -> L", "L"),
+      "narrow<`L -> L`>: the result's dim has another size, and a name has one size; give it another name than `L`");
+  illegal(rules::resize("pad", "L -> 8", "L"),
+          "pad<`L -> 8`>: the size of the result's dim is a number in the call; name the dim");
+  illegal(rules::resize("pad", "L -> B", "B L"), "pad<`L -> B`>: the operand `B L` already has a dim `B`");
+  legal(rules::pad_with("L -> N", "L M/t"), "N M/t");
+  illegal(rules::pad_with("L -> N", "L +t"),
+          "pad of `L +t` and a constant: the operand is partial over t, and each device would count the constant "
+          "again; reduce it first, with a `reduce_scatter` or `all_reduce<\"L +t -> L\">` (communicate)");
+
+  legal(rules::scatter_add("B/d L M, B/d L -> [V/t] M +d", "B/d L M", "B/d L"), "V/t M +d");
+  const auto scatter = [](const std::string& op, const char* rows, const char* ids, const std::string& why) {
+    illegal(rules::scatter_add(op, rows, ids), "scatter_add<`" + op + "`>: " + why);
+  };
+  scatter("L M, L -> V M", "L M", "L", "no dim of the result stands in brackets: write `[V] M` to add rows along V");
+  scatter("L M, L -> [V] [M]", "L M", "L", "two dims stand in brackets: an index counts along exactly one dim");
+  scatter("[L] M, L -> [V] M", "L M", "L", "brackets belong to the result");
+  scatter("L V, L -> [V]", "L V", "L", "the dim in brackets, `V`, is also a dim of an operand");
+  scatter("M, L -> [V] M", "M", "L", "dim `L` of the indices is missing in the rows");
+  scatter("L/t, L/t -> [V/t]", "L/t", "L/t",
+          "an operand is sharded over t (dim `L/t`), over which the dim in brackets `V/t` is sharded too: each device "
+          "would add only its own rows to its own shard; change the sharding of one of them (communicates)");
+  scatter("L, L +t -> [V]", "L", "L +t",
+          "the indices `L +t` are partial over t, and a summand is not an index; reduce it first, with a "
+          "`reduce_scatter` or `all_reduce<\"L +t -> L\">` (communicate)");
+}
+
 TEST_CASE("rules: ops along a dim") {
   legal(rules::along("softmax", "Klen", "B/d Qlen Klen K/t"), "B/d Qlen Klen K/t");
   legal(rules::along("rms_norm", "M", "B/d L M"), "B/d L M");
@@ -886,7 +924,8 @@ TEST_CASE("rules: layout") {
   illegal(rules::rename("2 -> a", "2 2"),
           "rename<`2 -> a`>: integer dim `2` stands more than once in `2 2`; rename all of them");
   illegal(rules::rename("L, B -> K", "L"), "rename<`L, B -> K`>: the op spec has 2 operands, the call has 1");
-  illegal(rules::rename("[L] -> K", "L"), "rename<`[L] -> K`>: brackets belong in the op spec of index_unreduced only");
+  illegal(rules::rename("[L] -> K", "L"),
+          "rename<`[L] -> K`>: brackets belong in the op spec of index_unreduced and scatter_add only");
   legal(rules::rearrange("A B/t -> B/t A", "A B/t"), "B/t A");
   legal(rules::rearrange("A B 2 +d -> 2 A B +d", "A B 2 +d"), "2 A B +d");
   illegal(rules::rearrange("A B/t -> B A/t", "A B/t"),
@@ -1030,7 +1069,8 @@ TEST_CASE("rules: types") {
   illegal(rules::tensor("B/d L +t +d"),
           "tensor spec `B/d L +t +d`: axis `d` stands twice: a mesh axis can act once in a tensor");
   legal(rules::tensor(""), "");
-  illegal(rules::tensor("[V]"), "tensor spec `[V]`: brackets belong in the op spec of index_unreduced only");
+  illegal(rules::tensor("[V]"),
+          "tensor spec `[V]`: brackets belong in the op spec of index_unreduced and scatter_add only");
   illegal(rules::tensor("A//t"), "tensor spec `A//t`: in `A//t`: `\"\"` is not an axis name (letters, digits, _)");
   legal(rules::assign(DType::f32, "A", DType::f32, "A"), "");
   illegal(rules::assign(DType::f32, "A", DType::bf16, "A"),

@@ -318,3 +318,24 @@ auto sorted_summands(const Tensor<f32, "V +t">& x) {
   return sort<"V">(x);
 }
 #endif
+
+// expect: narrow<`L -> L`>: the result.{1,2}s dim has another size, and a name has one size; give it another name than `L`
+#if SECTION == 45
+auto range_by_one_name(const Tensor<f32, "L">& x) {
+  return narrow<"L -> L">(x, 0, 4);
+}
+#endif
+
+// expect: pad of `L \+t` and a constant: the operand is partial over t, and each device would count the constant again
+#if SECTION == 46
+auto ones_around_summands(const Tensor<f32, "L +t">& x) {
+  return pad<"L -> N">(x, 1, 1, 1.0);
+}
+#endif
+
+// expect: scatter_add<`B/d M, B/d -> \[V\] M`>: the result is partial over d \(adding `B/d` sees only the shard of
+#if SECTION == 47
+auto added_on_one_device(const Tensor<f32, "B/d M">& x, const Tensor<i32, "B/d">& ids) {
+  return scatter_add<"B/d M, B/d -> [V] M">(x, ids, {{"V", 8}});
+}
+#endif

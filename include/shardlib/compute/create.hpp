@@ -21,6 +21,9 @@ namespace shardlib::detail {
 /// The global index of this device's first element along a dim.
 [[nodiscard]] SHARDLIB_INLINE std::int64_t first_index(const Value& x, int dim);
 
+/// Sets every element of the shard to the number.
+SHARDLIB_INLINE void fill_constant(const Buffer& shard, const Value& out, double value);
+
 /// Calls fill(local shape, global strides, global index of the first element per dim). Together they give each
 /// element a key: its position in the global array without padding.
 template <class F>

@@ -1,4 +1,4 @@
-// index_unreduced: looks up rows of a table by index. The table may be sharded along the looked-up dim.
+// Rows by index, along a dim that may be sharded: index_unreduced looks them up, scatter_add adds to them.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,15 @@
 namespace shardlib {
 namespace detail {
 
+constexpr int bracketed_dim(const TensorSpec& x) {
+  for (int i = 0; i < x.rank(); ++i)
+    if (x.dims[i].bracketed) return i;
+  return -1;
+}
 /// The position of the bracketed dim among the table's dims.
 template <OpSpec O>
 constexpr int looked_up_dim() {
-  const OpParts op = parse_op(O);
-  for (int i = 0; i < op.in[0].rank(); ++i)
-    if (op.in[0].dims[i].bracketed) return i;
-  return -1;
+  return bracketed_dim(parse_op(O).in[0]);
 }
 
 template <class D>
@@ -91,5 +93,36 @@ auto index_unreduced(const Tensor<D, S>& table, const Tensor<I, T>& indices, Sit
 template <dtype D, Spec S, dtype E, Spec T>
 auto index_unreduced(const Tensor<D, S>& table, const Tensor<E, T>& indices)
     -> detail::needs_op_spec<"index_unreduced", D, S, T>;
+
+namespace detail {
+/// Looks up the row of the cotangent that each row of the operand was added to.
+template <class Due>
+struct ScatterAddVjp {
+  int row;
+  template <class Ct, class I>
+  auto operator()(const Ct& ct, const I& indices, const GlobalSizes& global) const {
+    return record<"index_unreduced", Due>(OpInfo{"index_unreduced", Due::spec, {}}, ct.device(), global,
+                                          Lookup<typename Ct::value_type>{ct.value(), indices.value(), row});
+  }
+};
+}  // namespace detail
+
+/// Adds rows by index along the bracketed dim of the result, whose size is given; where no row is added it is 0. The
+/// transpose of index_unreduced. Indices are global. *Throws* on an index outside the dim. Backward: index_unreduced.
+/// `scatter_add<"B/d L M, B/d L -> [V] M +d">(rows, ids, {{"V", 8}})`
+template <OpSpec O, dtype D, Spec S, dtype I, Spec T>
+auto scatter_add(const Tensor<D, S>& rows, const Tensor<I, T>& indices, Sizes sizes, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::is_float<"scatter_add", D> && detail::is_index<"scatter_add", I>, D>,
+              detail::result_of<rules::scatter_add, O, S, T>> {
+  using Out = Tensor<D, detail::result_of<rules::scatter_add, O, S, T>>;
+  using Due = Dual<Tensor<D, S>, detail::axes_of<S, T, Out::spec>()>;
+  constexpr int row = detail::bracketed_dim(parse_op(O).out);
+  const detail::Calling op{"scatter_add", O, site};
+  static_cast<void>(detail::sizes_by_name(op, detail::parsed<S>, rows.value(), indices.value()));
+  return detail::record<"scatter_add", Out>(
+      op, rows.device(), detail::sizes_by_name(op, detail::parsed<Out::spec>, rows.value(), sizes),
+      detail::ScatterAdd<D>{rows.value(), indices.value(), row, &detail::parsed<S>},
+      detail::vjp(rows, detail::save(indices), detail::ScatterAddVjp<Due>{row}));
+}
 
 }  // namespace shardlib

@@ -1,4 +1,5 @@
-// Names and order of dims: rename, rearrange, transpose, merge, split. Joining of arrays: concat, stack.
+// Names and order of dims: rename, rearrange, transpose, merge, split. Joining of arrays: concat, stack. Ranges:
+// narrow, pad.
 #pragma once
 
 #include <cstdint>
@@ -117,22 +118,23 @@ struct Concat {
   int at;
   Buffer operator()(const Value& out) const;
 };
-struct TakeRange {
+/// Copies `size` indices along dim `at`, those from `from` on to those from `to` on. All other elements become `fill`.
+struct CopyRange {
   int at;
-  std::int64_t begin;
+  std::int64_t from, to, size;
+  double fill = 0;
   Buffer operator()(const Value& in, const Value& out) const;
 };
 GlobalSizes with_size(const ValuePtr& x, int at, DimSize size);
-/// The part [begin, begin + size) along dim `at`, with the dims' names from Due: the transpose of concat.
+/// A range of the cotangent, as an array of `size` along dim `at`, with the dims' names from Due.
 template <class Due>
-struct ConcatVjp {
-  int at;
-  std::int64_t begin;
+struct RangeVjp {
+  CopyRange range;
   DimSize size;
   template <class Ct>
   auto operator()(const Ct& ct) const {
-    return record_unary<"take_range", Due>(OpInfo{"take_range", Due::spec, {}}, ct, with_size(ct.value(), at, size),
-                                           TakeRange{at, begin});
+    return record_unary<"copy_range", Due>(OpInfo{"copy_range", Due::spec, {}}, ct,
+                                           with_size(ct.value(), range.at, size), range);
   }
 };
 
@@ -151,8 +153,61 @@ auto concat(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site::curr
   const detail::Joined sizes = detail::joined_sizes(op, a.value(), b.value(), at);
   return detail::record<"concat", Out>(
       op, a.device(), sizes.global, detail::Concat{a.value(), b.value(), at},
-      detail::vjp(a, detail::ConcatVjp<Dual<Tensor<D, S>, axes>>{at, 0, sizes.first}),
-      detail::vjp(b, detail::ConcatVjp<Dual<Tensor<E, T>, axes>>{at, sizes.first.size, sizes.second}));
+      detail::vjp(a, detail::RangeVjp<Dual<Tensor<D, S>, axes>>{{at, 0, 0, sizes.first.size}, sizes.first}),
+      detail::vjp(
+          b, detail::RangeVjp<Dual<Tensor<E, T>, axes>>{{at, sizes.first.size, 0, sizes.second.size}, sizes.second}));
+}
+
+namespace detail {
+/// The size of `x` along dim `at`, if it has the indices [begin, begin + size). Throws if not.
+DimSize size_around(const OpInfo& op, const ValuePtr& x, int at, std::int64_t begin, std::int64_t size);
+/// The sizes of `out`, whose dim number `at` has this size.
+GlobalSizes resized(const OpInfo& op, const TensorSpec& out, const ValuePtr& x, int at, std::int64_t size);
+/// Checks the numbers of elements that `pad` adds. Returns the size of `x` along dim `at`.
+DimSize size_inside(const OpInfo& op, const ValuePtr& x, int at, std::int64_t before, std::int64_t after, double value);
+
+template <OpSpec O, class Out, class X>
+Out pad(const OpInfo& op, const X& x, std::int64_t before, std::int64_t after, double value) {
+  static constexpr OpParts parts = parse_op(O);
+  constexpr int at = parsed<X::spec>.find(parts.in[0].dims[0].name);
+  const DimSize own = size_inside(op, x.value(), at, before, after, value);
+  using Due = Dual<X, axes_of<X::spec, Out::spec>()>;
+  return record_unary<"pad", Out>(op, x, resized(op, parsed<Out::spec>, x.value(), at, before + own.size + after),
+                                  CopyRange{at, 0, before, own.size, value},
+                                  vjp(x, RangeVjp<Due>{{at, before, 0, own.size}, own}));
+}
+}  // namespace detail
+
+/// The range of `size` indices from `begin` on along an unsharded dim. A name has one size, so the result's dim has a
+/// name of its own. *Throws* on a range outside the dim. Backward: zeros around it. `narrow<"L -> N">(x, 2, 4)`
+template <OpSpec O, dtype D, Spec S>
+auto narrow(const Tensor<D, S>& x, std::int64_t begin, std::int64_t size, Site site = Site::current())
+    -> Tensor<D, detail::result_of<rules::resize, OpName("narrow"), O, S>> {
+  using Out = Tensor<D, detail::result_of<rules::resize, OpName("narrow"), O, S>>;
+  static constexpr OpParts parts = parse_op(O);
+  constexpr int at = detail::parsed<S>.find(parts.in[0].dims[0].name);
+  const detail::Calling op{"narrow", O, site};
+  const DimSize own = detail::size_around(op, x.value(), at, begin, size);
+  using Due = Dual<Tensor<D, S>, detail::axes_of<S, Out::spec>()>;
+  return detail::record_unary<"narrow", Out>(op, x, detail::resized(op, detail::parsed<Out::spec>, x.value(), at, size),
+                                             detail::CopyRange{at, begin, 0, size},
+                                             detail::vjp(x, detail::RangeVjp<Due>{{at, 0, begin, size}, own}));
+}
+
+/// Adds zeros before and after the elements along an unsharded dim. The result's dim has a name of its own. Backward:
+/// narrow. `pad<"L -> N">(x, 1, 2)`
+template <OpSpec O, dtype D, Spec S>
+auto pad(const Tensor<D, S>& x, std::int64_t before, std::int64_t after, Site site = Site::current())
+    -> Tensor<D, detail::result_of<rules::resize, OpName("pad"), O, S>> {
+  using Out = Tensor<D, detail::result_of<rules::resize, OpName("pad"), O, S>>;
+  return detail::pad<O, Out>(detail::Calling{"pad", O, site}, x, before, after, 0);
+}
+/// As above, with another number than 0, so the operand may not be partial. `pad<"L -> N">(x, 1, 2, -1.0)`
+template <OpSpec O, dtype D, Spec S>
+auto pad(const Tensor<D, S>& x, std::int64_t before, std::int64_t after, double value, Site site = Site::current())
+    -> Tensor<D, detail::result_of<rules::pad_with, O, S>> {
+  using Out = Tensor<D, detail::result_of<rules::pad_with, O, S>>;
+  return detail::pad<O, Out>(detail::Calling{"pad", O, site}, x, before, after, value);
 }
 
 namespace detail {

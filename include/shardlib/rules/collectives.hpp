@@ -182,7 +182,7 @@ constexpr Verdict shift(std::string_view spec, std::string_view axis, const Tens
   const ParsedTensor parsed = parse_tensor(spec);
   if (!parsed.error.empty()) return {x, title + ": " + parsed.error};
   if (detail::find(spec, "[") != detail::npos)
-    return {x, title + ": brackets belong in the op spec of index_unreduced only"};
+    return {x, title + ": brackets belong in the op spec of index_unreduced and scatter_add only"};
   return detail_::shift(title, parsed.spec, axis, x);
 }
 

@@ -153,7 +153,7 @@ constexpr Text check_operand(const TensorSpec& is, const TensorSpec& wanted, con
   return why + "; " + advice + (advice.empty() ? "correct the op spec" : ", or correct the op spec");
 }
 
-/// Parses an op spec of `operands` operands. Only index_unreduced handles brackets.
+/// Parses an op spec of `operands` operands. Only index_unreduced and scatter_add handle brackets.
 constexpr OpCall parse_call(std::string_view name, std::string_view op, int operands) {
   OpCall call{title_of(name, op), parse_op(op), {}};
   if (!call.op.error.empty()) {
@@ -161,8 +161,8 @@ constexpr OpCall parse_call(std::string_view name, std::string_view op, int oper
   } else if (call.op.in.size() != operands) {
     call.why = call.title + ": the op spec has " + number(call.op.in.size()) +
                (call.op.in.size() == 1 ? " operand" : " operands") + ", the call has " + number(operands);
-  } else if (name != "index_unreduced" && detail::find(op, "[") != detail::npos) {
-    call.why = call.title + ": brackets belong in the op spec of index_unreduced only";
+  } else if (name != "index_unreduced" && name != "scatter_add" && detail::find(op, "[") != detail::npos) {
+    call.why = call.title + ": brackets belong in the op spec of index_unreduced and scatter_add only";
   }
   return call;
 }
@@ -244,7 +244,7 @@ constexpr OpCall parse_call(std::string_view name, std::string_view op, const Te
     if (call.why.empty() && !full.op.error.empty())
       call.why = call.title + ": " + full.op.error;
     else if (call.why.empty() && detail::find(op, "[") != detail::npos)
-      call.why = call.title + ": brackets belong in the op spec of index_unreduced only";
+      call.why = call.title + ": brackets belong in the op spec of index_unreduced and scatter_add only";
   }
   if (!call.why.empty()) return call;
   const TensorSpec &is = x, &in = call.op.in[0], &out = call.op.out;
@@ -266,7 +266,7 @@ constexpr Verdict tensor(std::string_view spec) {
   if (!parsed.error.empty()) return {{}, "tensor spec " + quoted(spec) + ": " + parsed.error};
   for (const Dim& dim : parsed.spec.dims)
     if (dim.bracketed)
-      return {{}, "tensor spec " + quoted(spec) + ": brackets belong in the op spec of index_unreduced only"};
+      return {{}, "tensor spec " + quoted(spec) + ": brackets belong in the op spec of index_unreduced and scatter_add only"};
   return {parsed.spec, {}};
 }
 

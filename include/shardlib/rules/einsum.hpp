@@ -187,4 +187,47 @@ constexpr Verdict index(std::string_view op, const TensorSpec& table, const Tens
   return call.accept();
 }
 
+/// scatter_add<"B/d L M, B/d L -> [V] M +d">: adds rows along V by index, the transpose of index_unreduced.
+constexpr Verdict scatter_add(std::string_view op, const TensorSpec& rows, const TensorSpec& indices) {
+  const OpCall call = parse_call("scatter_add", op, 2);
+  if (!call.why.empty()) return call.fail();
+  OpParts parts = call.op;
+  int bracket = -1;
+  for (int i = 0; i < parts.out.rank(); ++i) {
+    if (!parts.out.dims[i].bracketed) continue;
+    if (bracket >= 0) return call.fail("two dims stand in brackets: an index counts along exactly one dim");
+    bracket = i;
+    parts.out.dims[i].bracketed = false;
+  }
+  for (const TensorSpec& spec : parts.in)
+    for (const Dim& dim : spec.dims)
+      if (dim.bracketed) return {{}, call.title + ": brackets belong to the result"};
+  if (bracket < 0) return call.fail("no dim of the result stands in brackets: write `[V] M` to add rows along V");
+  if (const Text why = check_operand(rows, parts.in[0], "the tensor of rows"); !why.empty()) return call.fail(why);
+  if (const Text why = check_operand(indices, parts.in[1], "the index tensor"); !why.empty()) return call.fail(why);
+  if (const Text why = detail_::integer_dims(parts); !why.empty()) return call.fail(why);
+  if (!parts.in[1].partial.empty())
+    return call.fail("the indices " + quoted(indices) + " are partial over " + parts.in[1].partial[0] +
+                     ", and a summand is not an index; " + reduce_first(parts.in[1]));
+  const Dim v = parts.out.dims[bracket];
+  for (const TensorSpec& spec : parts.in) {
+    if (spec.has(v.name)) return call.fail("the dim in brackets, " + quoted(v.name) + ", is also a dim of an operand");
+    for (auto axis : v.axes)
+      if (spec.placement(axis).kind != Placement::replicated)
+        return call.fail("an operand is " + describe(spec, axis) + ", over which the dim in brackets " +
+                         quoted(to_string(v)) +
+                         " is sharded too: each device would add only its own rows to its own shard; change the "
+                         "sharding of one of them (communicates)");
+  }
+  for (const Dim& dim : parts.in[1].dims)
+    if (!parts.in[0].has(dim.name))
+      return call.fail("dim " + quoted(dim.name) + " of the indices is missing in the rows");
+  if (parts.in[1].dims.full()) return call.fail("the indices have too many dims");
+  // An index stands for a one-hot row over the dim in brackets, as in index_unreduced.
+  parts.in[1].dims.push_back(v);
+  if (const Text why = detail_::einsum(parts, {"the rows", "the indices", "adding"}); !why.empty())
+    return call.fail(why);
+  return {parts.out, {}};
+}
+
 }  // namespace shardlib::rules

@@ -57,6 +57,34 @@ constexpr Verdict concat(std::string_view op, const TensorSpec& a, const TensorS
   return {in[0], {}};
 }
 
+/// narrow<"L -> N">(x, begin, size), pad<"L -> N">(x, before, after): linear ops along an unsharded dim. The result's
+/// dim has another name, because a name has one size.
+constexpr Verdict resize(std::string_view name, std::string_view op, const TensorSpec& x) {
+  const Text form = "write the dim's name in the operand and in the result, " + quoted(Text(name) + "<\"L -> N\">");
+  if (detail::find(op, "->") == detail::npos) return {{}, title_of(name, op) + ": " + form};
+  const OpCall call = parse_call(name, op, 1);
+  if (!call.why.empty()) return {{}, call.why};
+  const auto fail = [&](const Text& why) { return Verdict{{}, call.title + ": " + why}; };
+  for (const TensorSpec* side : {&call.op.in[0], &call.op.out})
+    if (side->rank() != 1 || !side->partial.empty() || !side->dims[0].axes.empty())
+      return fail(form + ", without axes");
+  const std::string_view from = call.op.in[0].dims[0].name, to = call.op.out.dims[0].name;
+  TensorSpec out = x;
+  if (const Text why = detail_::unsharded(out, from); !why.empty()) return fail(why);
+  if (from == to)
+    return fail("the result's dim has another size, and a name has one size; give it another name than " + quoted(to));
+  if (call.op.out.dims[0].is_integer())
+    return fail("the size of the result's dim is a number in the call; name the dim");
+  if (out.has(to)) return fail("the operand " + quoted(x) + " already has a dim " + quoted(to));
+  out.dims[out.find(from)] = call.op.out.dims[0];
+  return {out, {}};
+}
+/// pad with a number other than 0: as adding a constant, not of a partial operand.
+constexpr Verdict pad_with(std::string_view op, const TensorSpec& x) {
+  const Verdict verdict = add_constant("pad", x);
+  return verdict.ok() ? resize("pad", op, x) : verdict;
+}
+
 /// transpose(x) reverses the order of the dims. transpose<"A", "B">(x) exchanges two dims.
 constexpr Verdict transpose(const TensorSpec& x) {
   TensorSpec out = x;

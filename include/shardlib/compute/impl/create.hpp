@@ -26,21 +26,26 @@ SHARDLIB_INLINE std::int64_t first_index(const Value& x, int dim) {
 template <class F>
 ValuePtr create(const OpInfo& op, const DevicePtr& device, DType dtype, const TensorSpec& spec, const Sizes& sizes,
                 F fill) {
-  return record_erased(op, device, dtype, spec, given_sizes(op, device, spec, sizes), [fill](const Value& out) {
-    Buffer result = allocate(out);
-    if (!out.device->is_dry()) fill(result, out);
-    return result;
-  }, {});
+  return record_erased(op, device, dtype, spec, given_sizes(op, device, spec, sizes),
+                       [fill](const Value& out) {
+                         Buffer result = allocate(out);
+                         if (!out.device->is_dry()) fill(result, out);
+                         return result;
+                       },
+                       {});
 }
 
+SHARDLIB_INLINE void fill_constant(const Buffer& shard, const Value& out, double value) {
+  if (out.device->is_dry()) return;
+  visit_dtype(out.dtype, [&]<class D>(D /*zero*/) {
+    std::fill_n(shard.as<D>(), out.count(), static_cast<D>(static_cast<scalar_of<D>>(value)));
+  });
+}
 SHARDLIB_INLINE ValuePtr create_constant(const OpInfo& op, const DevicePtr& device, DType dtype, const TensorSpec& spec,
                                          const Sizes& sizes, double value) {
   check_number(op, spec, *device, dtype, value);
-  return create(op, device, dtype, spec, sizes, [value](const Buffer& shard, const Value& out) {
-    visit_dtype(out.dtype, [&]<class D>(D /*zero*/) {
-      std::fill_n(shard.as<D>(), out.count(), static_cast<D>(static_cast<scalar_of<D>>(value)));
-    });
-  });
+  return create(op, device, dtype, spec, sizes,
+                [value](const Buffer& shard, const Value& out) { fill_constant(shard, out, value); });
 }
 
 SHARDLIB_INLINE ValuePtr create_iota(const OpInfo& op, const DevicePtr& device, const TensorSpec& spec, DimSize size) {

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "shardlib/compute/create.hpp"
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/runtime/bindings.hpp"
@@ -118,14 +119,43 @@ SHARDLIB_INLINE GlobalSizes with_size(const ValuePtr& x, int at, DimSize size) {
   global.set(at, size);
   return global;
 }
-SHARDLIB_INLINE Buffer TakeRange::operator()(const Value& in, const Value& out) const {
-  const auto strides = kernels::row_major(view(in.local));
+SHARDLIB_INLINE Buffer CopyRange::operator()(const Value& in, const Value& out) const {
   Buffer result = allocate(out);
-  const auto skip = static_cast<std::size_t>(begin * strides[at]);
-  kernels::copy_strided(out.device->exec(), size_of(out.dtype), view(out.local),
-                        in.data().data() + skip * size_of(out.dtype), strides, result.data(),
-                        kernels::row_major(view(out.local)));
+  if (size != out.local[at]) fill_constant(result, out, fill);
+  const auto in_strides = kernels::row_major(view(in.local)), out_strides = kernels::row_major(view(out.local));
+  const auto skip = [&](std::int64_t elements) { return static_cast<std::size_t>(elements) * size_of(out.dtype); };
+  Shape range = in.local;
+  range[at] = size;
+  kernels::copy_strided(out.device->exec(), size_of(out.dtype), view(range),
+                        in.data().data() + skip(from * in_strides[at]), in_strides,
+                        result.data() + skip(to * out_strides[at]), out_strides);
   return result;
+}
+SHARDLIB_INLINE GlobalSizes resized(const OpInfo& op, const TensorSpec& out, const ValuePtr& x, int at,
+                                    std::int64_t size) {
+  Bindings names(op, x->device);
+  names.bind(*x);
+  names.bind(out.dims[at].name, size);
+  return names.sizes(out);
+}
+SHARDLIB_INLINE DimSize size_around(const OpInfo& op, const ValuePtr& x, int at, std::int64_t begin,
+                                    std::int64_t size) {
+  const DimSize own = x->global[at];
+  if (begin < 0 || size < 0 || begin > own.size || size > own.size - begin)
+    Bindings(op, x->device)
+        .fail("the range of " + std::to_string(size) + " indices from " + std::to_string(begin) +
+              " on is not inside dim `" + std::string(x->spec->dims[at].name) + "` of size " +
+              std::to_string(own.size));
+  return own;
+}
+SHARDLIB_INLINE DimSize size_inside(const OpInfo& op, const ValuePtr& x, int at, std::int64_t before,
+                                    std::int64_t after, double value) {
+  if (before < 0 || after < 0)
+    Bindings(op, x->device)
+        .fail("it would add " + std::to_string(before) + " elements before and " + std::to_string(after) +
+              " after; take `narrow` to drop elements");
+  check_number(op, *x->spec, *x->device, x->dtype, value);
+  return x->global[at];
 }
 
 SHARDLIB_INLINE GlobalSizes sizes_of_part(const ValuePtr& x) {
