@@ -202,6 +202,8 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const run::D
   run::train(device, o.training, data, toml, program);
 }
 
-// Each is compiled in a file of its own.
+// CMake compiles these in files of their own, at the same time. Without the macro gpt_fsdp.cpp is the whole program.
+#ifdef GPT_FSDP_PARTS
 extern template void train<bf16>(const std::shared_ptr<Device>&, const Options&, const run::Data&, const std::string&);
 extern template run::StepResult gather_once(const GptMesh&, Trained<f32>&, const Options&, const run::Step&);
+#endif
