@@ -21,7 +21,6 @@ void declare(run::Options& options, Options& o) {
   gpt::declare(options, o);
   options.add("--gather", o.gather, "when weights are gathered and gradients scattered: per-step needs more memory",
               run::one_of({"per-microbatch", "per-step"}));
-
   // clang-format off
   // The models of seqax's configurations for C4 with the Llama tokenizer.
   const auto seqax = [&](const char* name, const char* width, const char* heads, const char* ff, const char* rate,

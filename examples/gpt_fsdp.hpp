@@ -1,4 +1,4 @@
-// The training step of gpt_fsdp.cpp: gradients, AdamW and sampling, in the dtype of computation C.
+// The training step of gpt_fsdp.cpp: gradients and AdamW, in the dtype of computation C.
 #pragma once
 
 #include <shardlib/run/checkpoints.hpp>
@@ -6,17 +6,13 @@
 #include <shardlib/run/token_tensors.hpp>
 #include <shardlib/shardlib.hpp>
 
-#include <cmath>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
-#include "gpt_decoding.hpp"
+#include "gpt_sampling.hpp"
 #include "gpt_setup.hpp"
 
 using namespace shardlib;
@@ -26,8 +22,6 @@ struct Options : gpt::ModelOptions {
   run::Training training;
   std::string gather = "per-microbatch";
 };
-
-// ---- weights --------------------------------------------------------------------------------------------------------
 
 inline gpt::Model<f32> initial_weights(const GptMesh& mesh, const Options& o) {
   const gpt::Initializer first{mesh, o, o.training.seed};
@@ -39,7 +33,7 @@ inline gpt::Model<f32> initial_weights(const GptMesh& mesh, const Options& o) {
   return w;
 }
 
-// ---- AdamW ----------------------------------------------------------------------------------------------------------
+// ---- the step -------------------------------------------------------------------------------------------------------
 
 struct TrainState {
   gpt::Model<f32> weights, mu, nu;
@@ -52,46 +46,19 @@ struct Trained {
   gpt::Model<C> copies;
 };
 
-// The Euclidean norm of all gradients together. Each element stands on one device, so that none counts twice.
-template <dtype C>
-double gradient_norm(const GptMesh& mesh, const gpt::Model<C>& grads) {
-  auto squares = to_partial<" -> +d +t">(zeros<f32, "">(mesh, {}));
-  for_each_leaf([&](std::string_view, const auto& g) { squares = squares + sum(square(cast<f32>(g))); }, grads);
-  return std::sqrt(item(all_reduce<"+d +t -> ">(squares)));
-}
-
-// AdamW (Loshchilov and Hutter 2017) of gradients that are scaled by `clip`. Without communication: weights, gradients
-// and moments are sharded alike.
+// Clipping by the global norm, and AdamW. Metrics are reduced outside the differentiated function. The update
+// communicates nothing: weights, gradients and moments are sharded alike.
 template <dtype C, dtype G>
-void adamw(Trained<C>& trained, const gpt::Model<G>& grads, const run::Training& t, std::int64_t step,
-           double learning_rate, double clip) {
-  const auto f = [](double x) { return static_cast<float>(x); };
-  const float rate = f(learning_rate), scale = f(clip), decay = f(t.weight_decay);
-  const float beta1 = f(t.beta1), beta2 = f(t.beta2);
-  const float correct1 = f(1 / (1 - std::pow(t.beta1, static_cast<double>(step + 1))));
-  const float correct2 = f(1 / (1 - std::pow(t.beta2, static_cast<double>(step + 1))));
-  for_each_leaf(
-      [&](std::string_view, auto& weight, auto& mean, auto& variance, auto& copy, const auto& gradient) {
-        const auto grad = cast<f32>(gradient);
-        mean = map([=](auto m, auto g) { return beta1 * m + (1 - beta1) * scale * g; }, mean, grad);
-        variance = map([=](auto v, auto g) { return beta2 * v + (1 - beta2) * scale * scale * g * g; }, variance, grad);
-        const auto step = [=](auto w, auto m, auto v) {
-          return w - rate * (m * correct1 / (sqrt(v * correct2) + 1e-8F) + decay * w);
-        };
-        weight = map(step, weight, mean, variance);
-        copy = cast<C>(weight);
-      },
-      trained.state.weights, trained.state.mu, trained.state.nu, trained.copies, grads);
-}
-
-// Clipping by the global norm, and AdamW. Metrics are reduced outside the differentiated function.
-template <dtype C, dtype G>
-run::StepResult update(const GptMesh& mesh, Trained<C>& trained, const Options& o, const run::Step& step,
+run::StepResult update(const GptMesh& mesh, Trained<C>& trained, const run::Training& t, const run::Step& step,
                        const Tensor<f32, "+d +t">& loss, const gpt::Model<G>& grads) {
-  const double norm = gradient_norm(mesh, grads);
+  const double norm = global_norm(mesh, grads);
   const run::StepResult result{item(all_reduce<"+d +t -> ">(loss)), norm};
   if (!step.accepts(result)) return result;
-  adamw(trained, grads, o.training, step.number, step.learning_rate, run::clip_factor(norm, o.training.clip));
+  auto& [weights, mu, nu] = trained.state;
+  const AdamW adamw{.beta1 = t.beta1, .beta2 = t.beta2, .weight_decay = t.weight_decay};
+  adamw.update(
+      weights, mu, nu, grads, step.learning_rate, run::clip_factor(norm, t.clip), step.number,
+      [](std::string_view) { return true; }, trained.copies);
   return result;
 }
 
@@ -129,7 +96,7 @@ run::StepResult gather_once(const GptMesh& mesh, Trained<C>& trained, const Opti
           to = reduce_scatter<make_op<G::spec, R>, f32>(cast<C>(std::exchange(sum, {})));
         },
         grads, sums);
-    return update(mesh, trained, o, step, loss, grads);
+    return update(mesh, trained, o.training, step, loss, grads);
   });
 }
 
@@ -137,37 +104,9 @@ run::StepResult gather_once(const GptMesh& mesh, Trained<C>& trained, const Opti
 template <dtype C>
 run::StepResult train_step(const GptMesh& mesh, Trained<C>& trained, const Options& o, const run::Step& step) {
   if (o.gather == "per-step") return gather_once(mesh, trained, o, step);
-  return accumulated(mesh, trained.copies, o, step,
-                     [&](const auto& loss, const auto& grads) { return update(mesh, trained, o, step, loss, grads); });
-}
-
-// ---- sampling -------------------------------------------------------------------------------------------------------
-
-// Decodes one text, a batch of 1 that is padded to the devices of d. `weights`, `o` and the mesh must outlive the
-// result.
-template <dtype C>
-run::Decode decoder(const GptMesh& mesh, const gpt::Model<C>& weights, const Options& o) {
-  Array<"layers", gpt::Cache<C>> caches;
-  return [=, &mesh, &weights, &o](std::span<const std::int32_t> ids, std::int64_t first) mutable {
-    const NamedSize one{"B", 1, mesh.size("d")}, length{"L", std::ssize(ids)}, context{"Klen", o.training.seq};
-    if (first == 0) {
-      Sizes sizes = gpt::sizes_of(o, mesh.size("d"), mesh.size("t"));
-      sizes.insert(sizes.end(), {one, context});
-      const auto empty = zeros<C, "B/d Klen K/t D">(mesh, sizes);
-      caches.assign(weights.layers.size(), {empty, empty});
-    }
-    std::vector<i32> row(ids.size());
-    if (mesh.axis_index("d") == 0) row.assign(ids.begin(), ids.end());
-    const auto inputs = from_memory<i32, "B/d L">(mesh, {one, length}, std::span<const i32>(row));
-    const auto positions = iota<"L">(mesh, length.size) + static_cast<double>(first);
-    const auto keys = iota<"Klen">(mesh, context.size);
-    const gpt::NewTokens tokens{inputs, first, cast<f32>(equal(positions, keys)), greater_equal(positions, keys)};
-    const auto logits = gpt::cached_logits(weights, caches, tokens, o.config);
-    const auto last = full<i32, "B/d">(mesh, {one}, static_cast<double>(length.size - 1));
-    const auto whole = all_gather<"B/d V/t -> B V">(index_unreduced<"B/d [L] V/t, B/d -> B/d V/t">(logits, last));
-    const auto numbers = whole.span().first(static_cast<std::size_t>(o.vocabulary));
-    return std::vector<float>(numbers.begin(), numbers.end());
-  };
+  return accumulated(mesh, trained.copies, o, step, [&](const auto& loss, const auto& grads) {
+    return update(mesh, trained, o.training, step, loss, grads);
+  });
 }
 
 // ---- a run ----------------------------------------------------------------------------------------------------------
@@ -188,7 +127,7 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const run::D
     const auto batch = run::token_tensors<gpt::Batch>(mesh, rows, o.training.seq);
     return item(all_reduce<"+d +t -> ">(gpt::loss<C>(trained.copies, batch, o.config)));
   };
-  program.decode = decoder(mesh, copies, o);
+  program.decode = gpt::decoder(mesh, copies, o, o.training.seq);
   program.parameters = parameter_count(state.weights);
   program.weight_bytes = run::shard_bytes(state.weights);
   const std::int64_t gathered = o.gather == "per-step" ? mesh.size("d") : 0;  // times as large, beside those at rest
@@ -202,7 +141,7 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const run::D
   run::train(device, o.training, data, toml, program);
 }
 
-// CMake compiles these in files of their own, at the same time. Without the macro gpt_fsdp.cpp is the whole program.
+// CMake compiles these in gpt_fsdp_parts.cpp, at the same time. Without the macro gpt_fsdp.cpp is the whole program.
 #ifdef GPT_FSDP_PARTS
 extern template void train<bf16>(const std::shared_ptr<Device>&, const Options&, const run::Data&, const std::string&);
 extern template run::StepResult gather_once(const GptMesh&, Trained<f32>&, const Options&, const run::Step&);
