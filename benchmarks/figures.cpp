@@ -433,7 +433,7 @@ int main(int argc, char** argv) {
     bool safeguards = false;
     options.flag("--safeguards", safeguards, "under mpirun: what records and comparisons of calls cost, alone");
     if (options.parse(argc, argv)) return figures(safeguards);
-    if (world_rank() == 0) fmt::print("{}", options.help());
+    if (world_rank() == 0) fmt::print("{}", options.answer());
     return 0;
   });
 }

@@ -48,7 +48,7 @@ int program(int argc, char** argv) {
   run::Options options("gpt_fsdp", "Trains a GPT, fully sharded and tensor parallel over a mesh of devices.");
   declare(options, o);
   if (!options.parse(argc, argv)) {
-    if (world_rank() == 0) fmt::print("{}", options.help());
+    if (world_rank() == 0) fmt::print("{}", options.answer());
     return 0;
   }
   const auto mesh = run::chosen_mesh(o.training, "d t");

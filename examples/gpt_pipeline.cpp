@@ -349,7 +349,7 @@ int program(int argc, char** argv) {
                        "Trains a model in pipeline stages. It does not sample: gpt_fsdp does, from the same run.");
   declare(options, o);
   if (!options.parse(argc, argv)) {
-    if (world_rank() == 0) fmt::print("{}", options.help());
+    if (world_rank() == 0) fmt::print("{}", options.answer());
     return 0;
   }
   if (o.training.prompt != run::Training{}.prompt || o.training.sample_every > 0)

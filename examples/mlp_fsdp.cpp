@@ -91,7 +91,7 @@ int main(int argc, char** argv) {
     options.add("--run", settings.run, "folder of the run's checkpoints; a run that is there goes on",
                 run::value_name("DIR"));
     if (!options.parse(argc, argv)) {
-      if (world_rank() == 0) fmt::print("{}", options.help());
+      if (world_rank() == 0) fmt::print("{}", options.answer());
       return 0;
     }
     launch(parse_mesh(settings.mesh), [&](const std::shared_ptr<Device>& device) { train(device, settings); });

@@ -53,6 +53,32 @@ void make_run(const std::string& path, int steps) {
 
 }  // namespace
 
+TEST_CASE("run directory: run.json lists the starts", "[run]") {
+  const Scratch folder;
+  const std::string path = folder / "run";
+  const auto start = [&](std::int64_t step) {
+    RunDirectory run(path, config, Resume::automatic, true);
+    run.begin(step);
+    return run.note_start(step, {{"d", 2}, {"t", 1}});
+  };
+  CHECK(start(0).empty());
+  CHECK(start(4).empty());
+  const auto all = nlohmann::json::parse(contents(path + "/run.json"));
+  REQUIRE(all.size() == 2);
+  CHECK(all[0]["step"] == 0);
+  CHECK(all[1]["step"] == 4);
+  CHECK(all[1]["mesh"] == "d=2,t=1");
+  CHECK(all[1]["devices"] == (under_mpi() ? "ranks" : "threads"));
+  CHECK(all[1]["start"].get<std::string>().size() == 20);
+  CHECK(all[1]["command"][0].get<std::string>().find("shardlib_tests") != std::string::npos);
+  // A damaged one does not stop the run.
+  put(path + "/run.json", "{");
+  const auto notes = start(5);
+  REQUIRE(notes.size() == 1);
+  CHECK(notes[0] == "run.json is no list of starts any more: it is now " + path + "/run.1.json, and a new one begins");
+  CHECK(nlohmann::json::parse(contents(path + "/run.json")).size() == 1);
+}
+
 TEST_CASE("records: the line of a step, and back", "[run]") {
   CHECK(to_json(record(3)) ==
         R"({"step": 3, "loss": 5.497, "learning_rate": 0.0003, "grad_norm": 0.1, "tokens_per_second": 12345.678, )"
@@ -62,12 +88,14 @@ TEST_CASE("records: the line of a step, and back", "[run]") {
   full.grad_norm = std::numeric_limits<double>::infinity();
   full.mfu = 0.5;
   full.memory_bytes = std::int64_t{1} << 40;
+  full.time = 1764067890.5;
   full.validation_loss = 1.0 / 3;
   full.seconds = {{"forward", 0.1}, {"back\"ward", 0.2}, {"all_gather", 0.3}};
-  CHECK(to_json(full) ==
-        R"({"step": 4, "loss": null, "learning_rate": 0.0003, "grad_norm": null, "tokens_per_second": 12345.678, )"
-        R"("step_seconds": 0.25, "mfu": 0.5, "memory_bytes": 1099511627776, "validation_loss": 0.3333333333333333, )"
-        R"("seconds": {"forward": 0.1, "back\"ward": 0.2, "all_gather": 0.3}})");
+  CHECK(
+      to_json(full) ==
+      R"({"step": 4, "loss": null, "learning_rate": 0.0003, "grad_norm": null, "tokens_per_second": 12345.678, )"
+      R"("step_seconds": 0.25, "time": 1764067890.500, "mfu": 0.5, "memory_bytes": 1099511627776, "validation_loss": 0.3333333333333333, )"
+      R"("seconds": {"forward": 0.1, "back\"ward": 0.2, "all_gather": 0.3}})");
   const Scratch folder;
   const std::string path = folder / "metrics.jsonl";
   JsonLines file(path, JsonLines::Mode::overwrite);

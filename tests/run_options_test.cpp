@@ -228,7 +228,15 @@ TEST_CASE("options: defaults, preset, file and command line, in this order", "[r
   CHECK(parsed({"--d-model=4", config.c_str(), "--preset=large"}).d_model == 4);
   CHECK(parsed({config.c_str(), "--preset=large", "--d-model=4"}).d_model == 4);
 
-  const Config own("preset = \"small\"\nsteps = 40\n");
+  const Config other("steps = 50\n");
+  CHECK(parsed({config.c_str(), other.option().c_str()}).steps == 50);
+  CHECK(parsed({other.option().c_str(), config.c_str()}).steps == 40);
+  CHECK(parsed({config.c_str(), other.option().c_str()}).d_model == 40);
+
+  const Config own("preset = \"small\"\nsteps = 40\n"), large("preset = \"large\"\n");
+  fails({own.option().c_str(), large.option().c_str()},
+        own.path() + ":1: preset small: " + large.path() +
+            ":1 has the preset 'large' already, and what a file sets wins over a preset; remove one of them");
   CHECK(parsed({own.option().c_str()}).d_model == 128);
   CHECK(parsed({own.option().c_str(), "--preset=small"}).d_model == 128);
   fails({own.option().c_str(), "--preset=large"},
@@ -271,8 +279,11 @@ TEST_CASE("options: arguments without a name", "[run]") {
   expect_error<UsageError>([&] { static_cast<void>(parse(none, {})); }, "RUN is required (see --help)");
   // Where no option can stand in a file, there is none to give.
   CHECK(one.help().find("--config") == std::string::npos);
-  expect_error<UsageError>([&] { static_cast<void>(parse(none, {"--config=x", "a"})); },
-                           "unknown option --config (see --help)");
+  expect_error<UsageError>(
+      [&] {
+        static_cast<void>(parse(none, {"--config=x", "a"}));
+      },
+      "unknown option --config (see --help)");
 
   // Single ones come first, in their order.
   std::string from, to;
@@ -287,10 +298,14 @@ TEST_CASE("options: arguments without a name", "[run]") {
   CHECK(two.help() ==
         "mv: Moves.\n\nusage: mv [options] FROM TO\n\n"
         "  FROM                        a file\n  TO                          another\n\n"
-        "  --help                      print this text\n");
+        "  --help                      print this text\n"
+        "  --version                   print the version of shardlib, and what the program was built with\n");
   expect_error<UsageError>([&] { static_cast<void>(parse(few, {"a"})); }, "TO is required (see --help)");
-  expect_error<UsageError>([&] { static_cast<void>(parse(many, {"a", "b", "c"})); },
-                           "'c': every value here needs its option's name before it (see --help)");
+  expect_error<UsageError>(
+      [&] {
+        static_cast<void>(parse(many, {"a", "b", "c"}));
+      },
+      "'c': every value here needs its option's name before it (see --help)");
   Options both = mover();
   both.arguments("MORE", files, "more", false);
   CHECK(parse(both, {"a", "b"}));
@@ -356,6 +371,10 @@ TEST_CASE("options: --help", "[run]") {
   Options o = declared(s);
   CHECK_FALSE(parse(o, {"--steps=wrong", "--help"}));
   CHECK_FALSE(parse(o, {"-h"}));
+  CHECK(o.answer() == o.help());
+  CHECK_FALSE(parse(o, {"--version", "--steps=wrong"}));
+  CHECK(o.answer().starts_with("trainer: shardlib " + std::to_string(SHARDLIB_VERSION_MAJOR) + "."));
+  CHECK(o.answer().find(", with Kokkos ") != std::string::npos);
   CHECK(o.help(80) == R"(trainer: Trains.
 
 usage: trainer [options]
@@ -365,9 +384,12 @@ usage: trainer [options]
   --seed N                    of everything (default 0)
   -o, --output TEXT           the file
   --config FILE               TOML file of settings: keys are option names with
-                              _ for -, sections are the groups below
+                              _ for -, sections are the groups below; of several
+                              files the later one wins
   --preset NAME               a named set of settings, listed below
   --help                      print this text
+  --version                   print the version of shardlib, and what the
+                              program was built with
 
 model:
   --d-model N                 width (default 256; from 1 to 16777216)

@@ -217,7 +217,7 @@ int tool(int argc, char** argv) {
     run::Options options("shardlib-checkpoint " + word, command.purpose);
     const auto run = command.declare(options, arguments);
     if (options.parse(argc - 1, argv + 1)) return run();
-    fmt::print("{}", options.help());
+    fmt::print("{}", options.answer());
     return 0;
   }
   if (word.empty()) throw UsageError(fmt::format("give a command: {} (see --help)", fmt::join(names, ", ")));

@@ -25,7 +25,7 @@ int program(int argc, char** argv) {
               "the page (default: report.html in the run's folder; for several runs in this one)",
               run::value_name("FILE") | run::command_line_only());
   if (!options.parse(argc, argv)) {
-    fmt::print("{}", options.help());
+    fmt::print("{}", options.answer());
     return 0;
   }
   if (output.empty()) {

@@ -366,7 +366,7 @@ int tool(int argc, char** argv) {
   options.add("--commit-seconds", o.commit_seconds, "flat-tokens: an interruption costs at most this much work",
               run::at_least(0));
   if (!options.parse(argc, argv)) {
-    fmt::print("{}", options.help());
+    fmt::print("{}", options.answer());
     return 0;
   }
   while (o.out.size() > 1 && o.out.back() == '/') o.out.pop_back();

@@ -14,6 +14,7 @@ namespace shardlib::run {
 /// One training step: its loss, learning_rate and grad_norm; tokens_per_second and step_seconds.
 struct Record {
   std::int64_t step = 0;  ///< from 0
+  double time = 0;        ///< of the step's end, in seconds since 1970; 0: not known
   double loss = 0, learning_rate = 0, grad_norm = 0, tokens_per_second = 0, step_seconds = 0;
   std::optional<double> mfu = {};                 ///< model FLOPs utilisation, 1 is the machine's measured peak
   std::optional<std::int64_t> memory_bytes = {};  ///< of the fullest device

@@ -14,7 +14,8 @@
 
 namespace shardlib::run {
 
-/// Values win in this order: defaults < --preset < --config < the command line, whatever their order there. An option
+/// Values win in this order: defaults < --preset < --config < the command line, whatever their order there. Of several
+/// --config the later one wins. An option
 /// --d-model of the group `model` is the key d_model of the section [model] of a file. Every mistake of the user is a
 /// UsageError that names the place, what is expected and the nearest known name.
 class Options {
@@ -43,11 +44,15 @@ class Options {
   /// --preset `name` sets these options: keys as in the file, values as on the command line.
   Options& preset(std::string name, std::vector<std::pair<std::string, std::string>> settings, std::string help = "");
 
-  /// Sets the values. False: --help was asked for, so print help() on one rank and leave.
+  /// Sets the values. False: --help or --version was asked for, so print answer() on one rank and leave.
   [[nodiscard]] bool parse(int argc, const char* const* argv);
+  /// What --help or --version prints, whichever was asked for.
+  [[nodiscard]] std::string answer() const { return asks_version_ ? version() : help(); }
 
   /// What --help prints, in lines of at most `width` characters.
   [[nodiscard]] std::string help(int width = 100) const;
+  /// What --version prints: the version of the library, and what the program was built with.
+  [[nodiscard]] std::string version() const;
   /// The resolved configuration. Given back as --config it gives the same.
   [[nodiscard]] std::string to_toml() const;
   /// The settings that are no defaults, a line each, with where each comes from.
@@ -76,7 +81,7 @@ class Options {
 
   Options& declare(std::string name, Target target, std::string help, const Validator& validator);
   [[nodiscard]] Request read_command_line(int argc, const char* const* argv) const;
-  [[nodiscard]] std::vector<Setting> read_config(Request& request) const;
+  [[nodiscard]] std::vector<Setting> read_config(const std::string& file, Request& request) const;
   [[nodiscard]] std::vector<Setting> read_preset(const Request& request) const;
   void apply(const Setting& setting);
   [[nodiscard]] std::size_t find(std::string_view name, bool by_key) const;
@@ -89,6 +94,7 @@ class Options {
   std::vector<Option> options_;
   std::vector<Preset> presets_;
   std::string preset_;  ///< the chosen one
+  bool asks_version_ = false;
   struct Argument {
     std::string name, help;
     std::string* value;

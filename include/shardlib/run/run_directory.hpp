@@ -1,10 +1,12 @@
-// The folder of a training run: config.toml, metrics.jsonl, samples.jsonl, checkpoints/, trace.json, report.html.
+// The folder of a training run: config.toml, run.json, metrics.jsonl, samples.jsonl, checkpoints/, trace.json,
+// report.html.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/run/metrics.hpp"
 #include "shardlib/support/inline.hpp"
 
@@ -35,6 +37,10 @@ class RunDirectory {
   /// one kept in config.N.toml. Returns a sentence to print for each thing done.
   std::vector<std::string> begin(std::int64_t step);
 
+  /// Adds to run.json that the run starts, or goes on, from `step` on devices of the mesh `axes`: when, where, by which
+  /// command and which version of the library. Returns sentences to print.
+  std::vector<std::string> note_start(std::int64_t step, const std::vector<AxisSize>& axes);
+
   /// A run that goes back to a checkpoint, in its middle: removes the records of `step` and later.
   void go_back(std::int64_t step);
 
@@ -44,12 +50,13 @@ class RunDirectory {
   /// Call it before a checkpoint is saved: records up to it then survive what the checkpoint survives.
   void sync();
 
-  /// The paths of what the folder holds: `checkpoints`, `metrics`, `samples`, `config`, `trace`, `report`,
+  /// The paths of what the folder holds: `checkpoints`, `metrics`, `samples`, `config`, `starts`, `trace`, `report`,
   /// `tensorboard`.
   [[nodiscard]] std::string checkpoints() const { return file("checkpoints"); }
   [[nodiscard]] std::string metrics() const { return file("metrics.jsonl"); }
   [[nodiscard]] std::string samples() const { return file("samples.jsonl"); }
   [[nodiscard]] std::string config() const { return file("config.toml"); }
+  [[nodiscard]] std::string starts() const { return file("run.json"); }
   [[nodiscard]] std::string trace() const { return file("trace.json"); }
   [[nodiscard]] std::string report() const { return file("report.html"); }
   [[nodiscard]] std::string tensorboard() const { return file("tensorboard"); }

@@ -74,6 +74,7 @@ inline void read_object(const nlohmann::ordered_json& object, Record& record) {
   record.grad_norm = number_or_nan(object, "grad_norm");
   record.tokens_per_second = number_or_nan(object, "tokens_per_second");
   record.step_seconds = number_or_nan(object, "step_seconds");
+  record.time = maybe<double>(object, "time").value_or(0);
   record.mfu = maybe<double>(object, "mfu");
   record.memory_bytes = maybe<std::int64_t>(object, "memory_bytes");
   record.validation_loss = maybe<double>(object, "validation_loss");
@@ -114,6 +115,7 @@ SHARDLIB_INLINE std::string to_json(const Record& r) {
       R"({{"step": {}, "loss": {}, "learning_rate": {}, "grad_norm": {}, "tokens_per_second": {}, "step_seconds": {})",
       r.step, number(r.loss), number(r.learning_rate), number(r.grad_norm), number(r.tokens_per_second),
       number(r.step_seconds));
+  if (r.time != 0) out += fmt::format(", \"time\": {:.3f}", r.time);
   if (r.mfu) out += ", \"mfu\": " + number(*r.mfu);
   if (r.memory_bytes) out += ", \"memory_bytes\": " + std::to_string(*r.memory_bytes);
   if (r.validation_loss) out += ", \"validation_loss\": " + number(*r.validation_loss);

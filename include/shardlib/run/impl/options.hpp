@@ -10,6 +10,8 @@
 
 #include "shardlib/run/impl/option_values.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/kokkos.hpp"
+#include "shardlib/support/version.hpp"
 
 namespace shardlib::run {
 
@@ -33,7 +35,7 @@ SHARDLIB_INLINE Options& Options::declare(std::string name, Target target, std::
   if (!name.starts_with("--")) throw Error("Options: '" + name + "' must begin with --");
   std::string key = name.substr(2);
   std::replace(key.begin(), key.end(), '-', '_');
-  if (find(name, false) != none || name == "--help" || name == "--config" || name == "--preset")
+  if (find(name, false) != none || name == "--help" || name == "--version" || name == "--config" || name == "--preset")
     throw Error("Options: " + name + " is declared twice");
   options_.push_back({std::move(name), std::move(short_name), std::move(key), group_, std::move(help), validator,
                       target, std::visit(detail::TomlText(), target)});
@@ -177,9 +179,11 @@ SHARDLIB_INLINE std::string Options::help(int width) const {
     if (!group.empty()) continue;
     if (has_settings())
       out += line("--config FILE", std::string("TOML file of settings: keys are option names with _ for -") +
-                                       (groups().size() > 1 ? ", sections are the groups below" : ""));
+                                       (groups().size() > 1 ? ", sections are the groups below" : "") +
+                                       "; of several files the later one wins");
     if (!presets_.empty()) out += line("--preset NAME", "a named set of settings, listed below");
     out += line("--help", "print this text");
+    out += line("--version", "print the version of shardlib, and what the program was built with");
   }
   if (!presets_.empty()) out += "\npresets:\n";
   for (const Preset& preset : presets_) {
@@ -190,6 +194,21 @@ SHARDLIB_INLINE std::string Options::help(int width) const {
   }
   if (has_settings() && !presets_.empty()) out += "\nThe command line wins over --config, which wins over --preset.\n";
   return out;
+}
+
+SHARDLIB_INLINE std::string Options::version() const {
+  std::string with =
+      fmt::format("Kokkos {}.{}.{}", KOKKOS_VERSION / 10000, KOKKOS_VERSION / 100 % 100, KOKKOS_VERSION % 100);
+#if defined(SHARDLIB_WITH_MPI)
+  with += ", MPI";
+#endif
+#if defined(SHARDLIB_WITH_DNNL)
+  with += ", oneDNN";
+#endif
+#if defined(SHARDLIB_WITH_OPENMP)
+  with += ", OpenMP";
+#endif
+  return fmt::format("{}: shardlib {}, with {}\n", program_, shardlib::detail::version_text(), with);
 }
 
 SHARDLIB_INLINE std::string Options::to_toml() const {

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 
 #include "shardlib/run/impl/option_values.hpp"
 #include "shardlib/support/error.hpp"
@@ -19,8 +20,9 @@ namespace shardlib::run {
 
 /// What the command line asks for.
 struct Options::Request {
-  bool help = false;
-  std::string config, preset, preset_place;  ///< empty: not given
+  bool help = false, version = false;
+  std::vector<std::string> configs;
+  std::string preset, preset_place;  ///< empty: not given
   std::vector<Setting> settings;
   std::vector<std::string> arguments;
 };
@@ -40,10 +42,11 @@ SHARDLIB_INLINE Options::Request Options::read_command_line(int argc, const char
   const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
   request.help = std::find(words.begin(), words.end(), "--help") != words.end() ||
                  std::find(words.begin(), words.end(), "-h") != words.end();
-  if (request.help) return request;
+  request.version = std::find(words.begin(), words.end(), "--version") != words.end();
+  if (request.help || request.version) return request;
 
   const auto unknown = [&](const std::string& name) {
-    std::vector<std::string> names{"--help"};
+    std::vector<std::string> names{"--help", "--version"};
     if (has_settings()) names.emplace_back("--config");
     if (!presets_.empty()) names.emplace_back("--preset");
     for (const Option& option : options_) {
@@ -85,10 +88,9 @@ SHARDLIB_INLINE Options::Request Options::read_command_line(int argc, const char
     }
     if (detail::as_utf8(value) != value) detail::bad_option(name + ": the value is no valid UTF-8");
     if (is_config || is_preset) {
-      std::string& target = is_config ? request.config : request.preset;
       if (value.empty()) detail::bad_option(name + " needs a value, as in " + name + "=VALUE");
-      target = value;
-      if (is_preset) request.preset_place = "--preset";
+      if (is_config) request.configs.push_back(value);
+      if (is_preset) request.preset = value, request.preset_place = "--preset";
       continue;
     }
     const auto same = std::find_if(request.settings.begin(), request.settings.end(),
@@ -104,10 +106,8 @@ SHARDLIB_INLINE Options::Request Options::read_command_line(int argc, const char
   return request;
 }
 
-SHARDLIB_INLINE std::vector<Options::Setting> Options::read_config(Request& request) const {
+SHARDLIB_INLINE std::vector<Options::Setting> Options::read_config(const std::string& file, Request& request) const {
   std::vector<Setting> settings;
-  if (request.config.empty()) return settings;
-  const std::string& file = request.config;
   const toml::table root = detail::parse_toml(detail::read_config_file(file, ": check --config"), file);
   const auto place = [&](const auto& at) { return fmt::format("{}:{}", file, at.source().begin.line); };
   const auto section_name = [](const std::string& group) {
@@ -167,9 +167,9 @@ SHARDLIB_INLINE std::vector<Options::Setting> Options::read_config(Request& requ
                                      shardlib::detail::excerpt(detail::line_of(node))));
       if (!request.preset.empty() && request.preset != text->get())
         throw UsageError(
-            fmt::format("--preset {}: {} has the preset '{}' already, and what a file sets wins over a "
-                        "preset; remove one of them",
-                        request.preset, place(key), shardlib::detail::excerpt(text->get())));
+            fmt::format("{} {}: {} has the preset '{}' already, and what a file sets wins over a preset; remove one "
+                        "of them",
+                        request.preset_place, request.preset, place(key), shardlib::detail::excerpt(text->get())));
       request.preset = text->get();
       if (request.preset_place.empty()) request.preset_place = place(key) + ": preset";
     } else {
@@ -215,8 +215,11 @@ SHARDLIB_INLINE void Options::apply(const Setting& setting) {
 
 SHARDLIB_INLINE bool Options::parse(int argc, const char* const* argv) {
   Request request = read_command_line(argc, argv);
-  if (request.help) return false;
-  const std::vector<Setting> config = read_config(request);
+  asks_version_ = request.version && !request.help;
+  if (request.help || request.version) return false;
+  std::vector<Setting> config;
+  for (const std::string& file : request.configs)
+    std::ranges::move(read_config(file, request), std::back_inserter(config));
   for (const Setting& setting : read_preset(request)) apply(setting);
   preset_ = request.preset;
   for (const Setting& setting : config) apply(setting);

@@ -3,15 +3,26 @@
 
 #include "shardlib/run/run_directory.hpp"
 
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 
+#include <unistd.h>
+
+#include <ctime>
+#include <exception>
 #include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
 
+#include "shardlib/device/launch.hpp"
 #include "shardlib/io/file.hpp"
+#include "shardlib/io/impl/json.hpp"
 #include "shardlib/run/options.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/print.hpp"
+#include "shardlib/support/version.hpp"
 
 namespace shardlib::run {
 
@@ -24,6 +35,19 @@ inline std::string free_name(const std::filesystem::path& path) {
     name.replace_extension("." + std::to_string(i) + path.extension().string());
     if (!std::filesystem::exists(name)) return name.string();
   }
+}
+
+inline std::string host_name() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 ? as_utf8(name) : "";
+}
+
+/// The words of this process's command line.
+inline std::vector<std::string> command_line() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> words;
+  for (std::string word; std::getline(file, word, '\0');) words.push_back(as_utf8(word));
+  return words;
 }
 
 }  // namespace detail
@@ -89,6 +113,34 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::begin(std::int64_t step) 
     for (const std::string& change : changes_) notes.push_back("  " + change);
     io::replace_file(config(), io::as_bytes(config_text_));
   }
+  return notes;
+}
+
+SHARDLIB_INLINE std::vector<std::string> RunDirectory::note_start(std::int64_t step,
+                                                                  const std::vector<AxisSize>& axes) {
+  std::vector<std::string> notes;
+  if (!writer_) return notes;
+  using json = nlohmann::ordered_json;
+  json all = json::array();
+  if (std::filesystem::exists(starts())) {
+    try {
+      all = io::detail::parse_json<json>(detail::whole_file(starts()));
+      if (!all.is_array()) throw Error("not a list");
+    } catch (const std::exception&) {  // it says where the run has been; the run does not need it
+      const std::string aside = detail::free_name(starts());
+      io::rename_path(starts(), aside);
+      notes.push_back("run.json is no list of starts any more: it is now " + aside + ", and a new one begins");
+      all = json::array();
+    }
+  }
+  all.push_back({{"start", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
+                 {"step", step},
+                 {"host", detail::host_name()},
+                 {"command", detail::command_line()},
+                 {"shardlib", shardlib::detail::version_text()},
+                 {"mesh", to_string(axes)},
+                 {"devices", under_mpi() ? "ranks" : "threads"}});
+  io::replace_file(starts(), io::as_bytes(all.dump(1) + "\n"));
   return notes;
 }
 

@@ -81,6 +81,8 @@ class Loop {
     std::vector<std::string> changes;
     if (found && first < training_.steps) changes = require_same_run(*found, identity_, training_);
     for (const std::string& sentence : directory_.begin(first)) say(sentence);
+    if (first < training_.steps)
+      for (const std::string& sentence : directory_.note_start(first, device_->axes())) say(sentence);
     if (found) say(fmt::format("going on from step {} of {}", first, training_.steps));
     for (const std::string& change : changes) say(change);
     io::together(*device_, "", [&] {
@@ -331,6 +333,7 @@ class Loop {
     for (const auto& [part, seconds] : record.seconds) record.step_seconds += seconds;
     record.tokens_per_second = static_cast<double>(training_.batch * training_.seq) / record.step_seconds;
     record.mfu = record.tokens_per_second * program_.flops_per_token / peak_;
+    record.time = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
     record.memory_bytes =
         static_cast<std::int64_t>(reduce(device_, static_cast<double>(device_->pool()->stats().peak), Reduction::max));
     return record;
