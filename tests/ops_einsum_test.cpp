@@ -47,6 +47,20 @@ TEST_CASE("einsum: each row of the table", "[ops]") {
   });
 }
 
+#define EINSUM_SUMMED(lhs, rhs, out)             \
+  make_case<Tensor<f32, lhs>, Tensor<f32, rhs>>( \
+      "einsum, summed " lhs ", " rhs " -> " out, \
+      [](const auto& x, const auto& y) { return einsum<lhs ", " rhs " -> " out>(x, y); }, products())
+
+TEST_CASE("einsum with the sum over devices that its result implies", "[ops]") {
+  check_cases({
+      EINSUM_SUMMED("B/d M/t", "M/t H", "B/d H/t"),
+      EINSUM_SUMMED("B/d M/t", "M/t H", "B/d H"),
+      EINSUM_SUMMED("B/d L", "B/d H/t", "L H/t/d"),
+      EINSUM_SUMMED("B/d M/t", "M/t H", "H +d"),
+  });
+}
+
 TEST_CASE("einsum of one operand", "[ops]") {
   check_cases({
       EINSUM1(f32, "A B/t", "A +t"),

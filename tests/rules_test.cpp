@@ -1255,7 +1255,7 @@ TEST_CASE("rules: op specs that the operand completes", "[rules]") {
           "passed round its ring");
 }
 
-TEST_CASE("rules: what a backward sum states, and einsum by its name", "[rules]") {
+TEST_CASE("rules: what a backward sum states, and einsum by one name", "[rules]") {
   CHECK(rules::backward_sum_dtype(true, DType::bf16, DType::f32).ok());
   CHECK(rules::backward_sum_dtype(true, DType::f32, DType::f32).ok());
   illegal(rules::backward_sum_dtype(true, DType::bf16, DType::bf16),
@@ -1265,10 +1265,22 @@ TEST_CASE("rules: what a backward sum states, and einsum by its name", "[rules]"
   illegal(rules::backward_sum_dtype(false, DType::f32, DType::f32),
           "all_gather: f32 would be the dtype of what its backward pass sums; write `all_gather<\"...\", "
           "backward_sum<f32>>`, or leave it out");
-  illegal(
-      rules::no_einsum("B M, M F -> B F", "B M", "M F"),
-      "einsum: the product is `einsum_unreduced<\"B M, M F -> B F\">(x, y)`, which leaves sums over devices pending, "
-      "spelled `+axis` in its result; take them with `reduce_scatter` or `all_reduce` afterwards (communicate)");
+  CHECK(rules::einsum_reduced("B/d M/t, M/t H -> B/d H/t", "B/d M/t", "M/t H").ok());
+  CHECK(rules::einsum_reduced("B/d M/t, M/t H -> B/d H", "B/d M/t", "M/t H").ok());
+  CHECK(rules::einsum_reduced("B/d L, B/d H/t -> L H/t/d", "B/d L", "B/d H/t").ok());
+  CHECK(rules::einsum_reduced("B/d M/t, M/t H -> H +d", "B/d M/t", "M/t H").ok());
+  illegal(rules::einsum_reduced("B/d M, M F -> B/d F", "B/d M", "M F"),
+          "einsum<`B/d M, M F -> B/d F`>: no sum over devices is completed in `B/d F`, so nothing would be "
+          "communicated; write `einsum_unreduced`");
+  illegal(rules::einsum_reduced("B/d M/t, M/t F -> B F", "B/d M/t", "M/t F"),
+          "einsum<`B/d M/t, M/t F -> B F`>: each device's products are `B/d F +t`, and no single `reduce_scatter` or "
+          "`all_reduce` turns that into `B F`; write `einsum_unreduced`, and then each collective");
+  illegal(rules::einsum_reduced("B/d M/t, M/t F -> F/t", "B/d M/t", "M/t F"),
+          "einsum<`B/d M/t, M/t F -> F/t`>: each device's products are `F +d +t`, and no single `reduce_scatter` or "
+          "`all_reduce` turns that into `F/t`; write `einsum_unreduced`, and then each collective");
+  illegal(rules::einsum_reduced("B M/t, M F -> B F", "B M/t", "M F"),
+          "einsum<`B M/t, M F -> B F`>: dim `M` of `M F` is `M/t` in `B M/t`, so their shards differ; take "
+          "`all_gather<\"B M/t -> B M\">` (communicates) or `shard<\"M F -> M/t F\">` (no traffic)");
 }
 
 TEST_CASE("functions that run again, and trees", "[rules]") {

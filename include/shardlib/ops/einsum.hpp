@@ -1,4 +1,4 @@
-// einsum_unreduced: multiplies and sums on each device. A sum over devices stays partial.
+// einsum_unreduced: multiplies and sums on each device. A sum over devices stays partial. einsum: completes it.
 #pragma once
 
 #include <cstddef>
@@ -6,6 +6,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "shardlib/ops/collectives.hpp"
 #include "shardlib/ops/record.hpp"
 #include "shardlib/ops/reductions.hpp"
 #include "shardlib/ops/result.hpp"
@@ -153,11 +154,26 @@ template <dtype D, Spec S, dtype E, Spec T>
 auto einsum_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& y)
     -> detail::needs_op_spec<"einsum_unreduced", D, S, T>;
 
-/// A compile error that points to `einsum_unreduced`, because an einsum never communicates.
-template <OpSpec O, dtype D, Spec S, dtype E, Spec T>
-auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y) -> Tensor<D, detail::result_of<rules::no_einsum, O, S, T>>;
+/// einsum_unreduced and the one collective that its result needs: reduce_scatter where a dim gains the axis of a
+/// pending sum, all_reduce where the result lacks it. `Sum` as for these. `einsum<"B/d M/t, M/t H -> B/d H/t">(x, w)`
+template <OpSpec O, class Sum = void, dtype D, Spec S, dtype E, Spec T>
+auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::one_dtype<"einsum", D, E> && detail::is_summed<"einsum", D, Sum>, D>,
+              detail::result_of<rules::einsum_reduced, O, S, T>> {
+  if constexpr (!legal<rules::einsum_reduced, O, S, T>) {
+    return {};
+  } else {
+    static constexpr Spec products = detail::spec_of(rules::unreduced(parse_op(O)));
+    static constexpr Spec result = detail::result_of<rules::einsum_reduced, O, S, T>;
+    static constexpr OpSpec sum = detail::make_op(products, result);
+    const auto local = einsum_unreduced<detail::make_op(S, T, products)>(x, y, site);
+    if constexpr (rules::all_reduce(sum, detail::parsed<products>).ok())
+      return all_reduce<sum, Sum>(local, site);
+    else
+      return reduce_scatter<sum, Sum>(local, site);
+  }
+}
 template <dtype D, Spec S, dtype E, Spec T>
-auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y)
-    -> Tensor<D, detail::result_of<rules::no_einsum, OpSpec("..."), S, T>>;
+auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y) -> detail::needs_op_spec<"einsum", D, S, T>;
 
 }  // namespace shardlib

@@ -298,15 +298,6 @@ constexpr Verdict no_op_spec2(std::string_view op, const TensorSpec& x, const Te
               quoted(Text(op) + "<\"" + x + ", " + y + " -> result\">(x, y)")};
 }
 
-/// Reports a call of einsum<"...">(x, y), which other libraries have.
-constexpr Verdict no_einsum(std::string_view op, const TensorSpec&, const TensorSpec&) {
-  return {
-      {},
-      "einsum: the product is " + quoted(Text("einsum_unreduced<\"") + op + "\">(x, y)") +
-          ", which leaves sums over devices pending, spelled `+axis` in its result; take them with `reduce_scatter` or "
-          "`all_reduce` afterwards (communicate)"};
-}
-
 /// Explains why the partial axes of the result differ from those of the operand, for an op that may not change them.
 constexpr Text other_sums(const TensorSpec& in, const TensorSpec& out) {
   for (auto axis : in.partial)

@@ -129,6 +129,47 @@ constexpr Verdict einsum(std::string_view op, const TensorSpec& x, const TensorS
   return detail_::product(parse_call("einsum_unreduced", op, 2), x, y);
 }
 
+/// What the products of `op` are on each device: the result's dims with the operands' shards, and all sums pending.
+constexpr TensorSpec unreduced(const OpParts& op) {
+  TensorSpec products = op.out;
+  products.partial = {};
+  Small<std::string_view, 3 * max_axes> axes;
+  for (const TensorSpec& x : op.in) {
+    collect_axes(x, axes);
+    for (Dim& dim : products.dims)
+      if (const int i = x.find(dim.name); i >= 0) dim.axes = x.dims[i].axes;
+  }
+  for (auto axis : axes) {
+    bool pending = false;
+    for (const TensorSpec& x : op.in) {
+      const Placement at = x.placement(axis);
+      pending = pending || at.kind == Placement::partial ||
+                (at.kind == Placement::sharded && !op.out.has(x.dims[at.dim].name));
+    }
+    if (pending) products.partial.push_back(axis);
+  }
+  return products;
+}
+
+/// einsum<"a b/t, b/t c -> a c/t">: einsum_unreduced, and the one reduce_scatter or all_reduce that makes the result.
+constexpr Verdict einsum_reduced(std::string_view op, const TensorSpec& x, const TensorSpec& y) {
+  OpCall call = parse_call("einsum", op, 2);
+  if (!call.why.empty()) return call.fail();
+  const TensorSpec result = call.op.out;
+  call.op.out = unreduced(call.op);
+  const TensorSpec products = call.op.out;
+  if (const Verdict product = detail_::product(call, x, y); !product.ok()) return {result, product.why};
+  call.op.out = result;
+  if (products == result)
+    return call.fail("no sum over devices is completed in " + quoted(result) +
+                     ", so nothing would be communicated; write `einsum_unreduced`");
+  const Text sum = to_string(products) + " -> " + to_string(result);
+  if (reduce_scatter(sum, products).ok() || all_reduce(sum, products).ok()) return call.accept();
+  return call.fail("each device's products are " + quoted(products) +
+                   ", and no single `reduce_scatter` or `all_reduce` turns that into " + quoted(result) +
+                   "; write `einsum_unreduced`, and then each collective");
+}
+
 /// einsum_unreduced<"a b -> b">: sums and permutes one operand.
 constexpr Verdict einsum1(std::string_view op, const TensorSpec& x) {
   const OpCall call = parse_call("einsum_unreduced", op, x);
