@@ -69,10 +69,8 @@ TEST_CASE("linear_scan", "[ops]") {
 std::vector<std::size_t> order_of(const Row& row, bool descending) {
   std::vector<std::size_t> order(row.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    const double first = std::round(16 * row[a]), second = std::round(16 * row[b]);
-    return descending ? first > second : first < second;
-  });
+  std::ranges::sort(order, {},
+                    [&](std::size_t i) { return std::pair((descending ? -1 : 1) * std::round(16 * row[i]), i); });
   return order;
 }
 /// The first k elements, or their indices. Other k: all.

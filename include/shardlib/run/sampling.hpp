@@ -18,12 +18,15 @@ namespace shardlib::run {
 struct SampleOptions {
   std::int64_t max_tokens = 200;
   std::int64_t top_k = 0;    ///< only the k likeliest; 0: all
+  double top_p = 1;          ///< of these only the fewest likeliest whose probabilities add up to this
   double temperature = 1.0;  ///< 0: always the likeliest
   std::uint64_t seed = 0;
+  std::vector<std::string> stops = {};    ///< texts that end the sample, which does not include them
   std::optional<std::int32_t> begin = 0;  ///< the token that stands before a document's first; packed rows have 0
 };
 
-/// The next token: softmax(logits / temperature) over the top_k likeliest, drawn by a number that is a pure function of
+/// The next token: softmax(logits / temperature) over the top_k likeliest and the top_p of them (Holtzman
+/// et al. 2019), drawn by a number that is a pure function of
 /// (seed, position), so that every device draws the same one. Throws Error where logits are not finite.
 /// `draw_token(logits, options, position)`
 [[nodiscard]] SHARDLIB_INLINE std::int32_t draw_token(std::span<const float> logits, const SampleOptions& options,
@@ -33,8 +36,8 @@ struct SampleOptions {
 /// before (position 0 begins a new text), and returns the logits of what comes after the last of them.
 using Decode = std::function<std::vector<float>(std::span<const std::int32_t> ids, std::int64_t position)>;
 
-/// Continues the prompt until max_tokens or an end-of-text token. Where prompt and text outgrow `context` tokens, the
-/// model is given the last half of them anew and goes on from there. `show` is given each piece
+/// Continues the prompt until max_tokens, an end-of-text token or one of options.stops. Where prompt and text outgrow
+/// `context` tokens, the model is given the last half of them anew and goes on from there. `show` is given each piece
 /// of text as soon as its UTF-8 is whole, the prompt first. Only tokens that the tokenizer has are drawn: the model's
 /// vocabulary may be larger. Returns prompt and continuation, up to the token before which `stop`, which must say the
 /// same on every device, was true. Every device calls it. `generate(*tokenizer, "Once", 1024, decode, {.top_k = 40})`

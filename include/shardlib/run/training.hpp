@@ -58,6 +58,7 @@ struct Training {
   /// The program's own settings that a run may change when it goes on, as the steps compute the same: "schedule".
   std::vector<std::string> may_change;
   std::string prompt = "And God said";                                      ///< what samples begin with
+  std::int64_t samples = 1;                                                 ///< texts at a time, each of its own seed
   SampleOptions sample{.max_tokens = 200, .top_k = 0, .temperature = 0.7};  ///< how tokens of samples are drawn
 };
 

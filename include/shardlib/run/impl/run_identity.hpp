@@ -32,7 +32,7 @@ inline std::string loader_hash(const io::Loader* loader, const std::string& none
 inline constexpr std::string_view free_settings[] = {
     "preset", "data", "validation_data", "stream", "tokenizer", "mesh", "steps", "microbatches", "save_every", "keep",
     "keep_every", "keep_best", "on_spike", "spike_window", "spike_deviations", "validate_every", "validation_batches", "check_replicas", "collective_timeout", "trace", "tensorboard",
-    "sample_every", "max_tokens", "prompt", "top_k", "temperature"};
+    "sample_every", "max_tokens", "prompt", "top_k", "top_p", "stop", "samples", "temperature"};
 // clang-format on
 
 /// The settings that decide the curve, by their names without their sections: the program's own as well.

@@ -31,15 +31,27 @@ SHARDLIB_INLINE std::int32_t draw_token(std::span<const float> logits, const Sam
     std::nth_element(ids.begin(), ids.begin() + options.top_k, ids.end(), likelier);
     ids.resize(static_cast<std::size_t>(options.top_k));
   }
-  std::ranges::sort(ids);  // one order of summation, whatever nth_element did
-  const auto logit = [&](std::int32_t id) { return static_cast<double>(logits[static_cast<std::size_t>(id)]); };
-  const double highest = logit(*std::ranges::min_element(ids, likelier));
-  double total = 0;
-  std::vector<double> sums;
-  for (const std::int32_t id : ids) sums.push_back(total += std::exp((logit(id) - highest) / options.temperature));
+  const double highest = logits[static_cast<std::size_t>(*std::ranges::min_element(ids, likelier))];
+  const auto weight = [&](std::int32_t id) {
+    return std::exp((static_cast<double>(logits[static_cast<std::size_t>(id)]) - highest) / options.temperature);
+  };
+  // Always in one order of summation, whatever nth_element did.
+  const auto running_sums = [&] {
+    std::vector<double> sums;
+    for (double total = 0; const std::int32_t id : ids) sums.push_back(total += weight(id));
+    return sums;
+  };
+  if (options.top_p < 1) {
+    std::ranges::sort(ids, likelier);
+    const std::vector<double> sums = running_sums();
+    const auto enough = std::ranges::lower_bound(sums, options.top_p * sums.back()) - sums.begin();
+    ids.resize(static_cast<std::size_t>(std::min<std::ptrdiff_t>(enough + 1, std::ssize(ids))));
+  }
+  std::ranges::sort(ids);
+  const std::vector<double> sums = running_sums();
   constexpr std::uint64_t stream = 0x73616d706c65;  // "sample": apart from the weights' and dropout's
   const double u = kernels::uniform(options.seed, stream, static_cast<std::uint64_t>(position));
-  const auto at = std::upper_bound(sums.begin(), sums.end(), u * total) - sums.begin();
+  const auto at = std::upper_bound(sums.begin(), sums.end(), u * sums.back()) - sums.begin();
   return ids[static_cast<std::size_t>(std::min<std::ptrdiff_t>(at, std::ssize(ids) - 1))];
 }
 
@@ -54,6 +66,15 @@ inline std::size_t incomplete(std::string_view text) {
     return length > back ? back : 0;
   }
   return 0;
+}
+
+/// The number of bytes at the end of `text` that may become one of the stops.
+inline std::size_t begun(std::string_view text, const std::vector<std::string>& stops) {
+  std::size_t longest = 0;
+  for (const std::string& stop : stops)
+    for (std::size_t n = std::min(stop.size(), text.size()); n > longest; --n)
+      if (text.ends_with(std::string_view(stop).substr(0, n))) longest = n;
+  return longest;
 }
 
 }  // namespace detail
@@ -87,7 +108,13 @@ SHARDLIB_INLINE std::string generate(const io::Tokenizer& tokenizer, std::string
     if (drawn == tokenizer.end_of_text()) break;
     seen.push_back(id);
     text += tokenizer.decode(std::span(&drawn, 1));
-    flush(detail::incomplete(text));
+    std::size_t end = std::string::npos;  // a stop may have begun in what was held back, not in the prompt
+    for (const std::string& one : options.stops) end = std::min(end, text.find(one, shown));
+    if (end != std::string::npos) {
+      text.resize(end);
+      break;
+    }
+    flush(std::max(detail::incomplete(text), detail::begun(std::string_view(text).substr(shown), options.stops)));
   }
   flush(0);
   return text;

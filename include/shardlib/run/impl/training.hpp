@@ -100,6 +100,9 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
   o.add("--max-tokens", t.sample.max_tokens, "tokens to sample (0: no sample)", size(0));
   o.add("--prompt", t.prompt, "what the sample continues");
   o.add("--top-k", t.sample.top_k, "draw among the k likeliest tokens only (0: all)", size(0));
+  o.add("--top-p", t.sample.top_p, "of these among the fewest whose probabilities add up to it", between(0, 1));
+  o.add("--stop", t.sample.stops, "ends a sample before this text; may be given several times");
+  o.add("--samples", t.samples, "texts at a time, each drawn anew", size(1));
   o.add("--temperature", t.sample.temperature, "of the draw; 0 takes the likeliest token", at_least(0));
 }
 
@@ -186,6 +189,8 @@ namespace detail {
 inline void check_prompt(const Training& t, const Data& data) {
   const SampleOptions options = sample_options(t);
   if (options.max_tokens == 0) return;
+  if (std::ranges::any_of(options.stops, &std::string::empty))
+    throw UsageError("--stop is empty, and that text is everywhere: give a text, or leave the option out");
   const std::vector<std::uint32_t> ids = data.tokenizer->encode(t.prompt);
   if (ids.empty() && !options.begin)
     throw UsageError("--prompt is empty, and this model needs a first token: give a text, or --max-tokens 0");

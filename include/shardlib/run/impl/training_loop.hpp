@@ -341,19 +341,19 @@ class Loop {
 
   void sample(std::int64_t step) {
     if (training_.sample.max_tokens == 0 || !program_.decode) return;
-    const SampleOptions options = sample_options(training_);
-    say(fmt::format("\nA sample after step {} (temperature {}):\n", step + 1, options.temperature));
+    SampleOptions options = sample_options(training_);
     const auto show = [&](std::string_view piece) {
-      if (!speaks_) return;
-      fmt::print("{}", piece);
-      std::fflush(stdout);
+      if (speaks_) fmt::print("{}", piece), std::fflush(stdout);
     };
     bool stopped = false;
     const auto stop = [&] { return stopped = stopping(); };
-    const std::string text =
-        generate(*data_.tokenizer, training_.prompt, program_.context, program_.decode, options, show, stop);
-    say(stopped ? "\nthe sample was stopped by a signal" : "\n");
-    if (speaks_ && !stopped) directory_.write(Sample{step, training_.prompt, text});
+    for (std::int64_t i = 0; i < training_.samples && !stopped; ++i, ++options.seed) {
+      say(fmt::format("\nA sample after step {} (temperature {}):\n", step + 1, options.temperature));
+      const auto text =
+          generate(*data_.tokenizer, training_.prompt, program_.context, program_.decode, options, show, stop);
+      say(stopped ? "\nthe sample was stopped by a signal" : "\n");
+      if (speaks_ && !stopped) directory_.write(Sample{step, training_.prompt, text});
+    }
   }
 
   void write(const Record& record) {
