@@ -163,7 +163,7 @@ run::StepResult update(const Setup& s, Trained<C>& trained, const Tensor<f32, "+
     const auto field = name.substr(name.rfind('/') + 1);
     return field.starts_with("w") || field == "embed" || field == "positions";
   };
-  const AdamW adamw{t.beta1, t.beta2, 1e-8, t.weight_decay};
+  const AdamW adamw{t.beta1, t.beta2, t.adam_epsilon, t.weight_decay};
   auto& [weights, mu, nu] = trained.state;
   adamw.update(weights, mu, nu, grads, step.learning_rate, scale, step.number, decays, trained.copies);
   return result;

@@ -55,7 +55,7 @@ run::StepResult update(const GptMesh& mesh, Trained<C>& trained, const run::Trai
   const run::StepResult result{item(all_reduce<"+d +t -> ">(loss)), norm};
   if (!step.accepts(result)) return result;
   auto& [weights, mu, nu] = trained.state;
-  const AdamW adamw{.beta1 = t.beta1, .beta2 = t.beta2, .weight_decay = t.weight_decay};
+  const AdamW adamw{t.beta1, t.beta2, t.adam_epsilon, t.weight_decay};
   adamw.update(
       weights, mu, nu, grads, step.learning_rate, run::clip_factor(norm, t.clip), step.number,
       [](std::string_view) { return true; }, trained.copies);

@@ -217,7 +217,7 @@ class Trainer {
     const double norm = pipeline::global_norm(mesh_, grads, [&](std::string_view name) { return model.counts(name); });
     const run::StepResult result{item(all_reduce<"+d +p +t -> ">(loss)), norm};
     if (!step.accepts(result)) return result;
-    const AdamW optimizer{.beta1 = t.beta1, .beta2 = t.beta2, .weight_decay = t.weight_decay};
+    const AdamW optimizer{t.beta1, t.beta2, t.adam_epsilon, t.weight_decay};
     optimizer.update(
         state.weights, state.mu, state.nu, grads, step.learning_rate, run::clip_factor(norm, t.clip), step.number,
         [](std::string_view) { return true; }, copies);

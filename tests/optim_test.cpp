@@ -3,8 +3,8 @@
 
 #include "reference.hpp"
 #include "shardlib/autodiff/value_and_grad.hpp"
-#include "shardlib/optim/optimizers.hpp"
 #include "shardlib/optim/lr_schedule.hpp"
+#include "shardlib/optim/optimizers.hpp"
 
 using namespace shardlib;
 using namespace shardlib::test;
@@ -121,14 +121,45 @@ TEST_CASE("AdamW takes gradients in bf16, and its copies are what a cast of the 
   }
 }
 
-TEST_CASE("warmup and cosine", "[optim]") {
-  CHECK(warmup_cosine(0, 100, 10, 1.0) == 0.1);
-  CHECK(warmup_cosine(9, 100, 10, 1.0) == 1.0);
-  CHECK(warmup_cosine(10, 100, 10, 1.0) == 1.0);
-  CHECK(warmup_cosine(99, 100, 10, 1.0) == Approx(0.1));
-  CHECK(warmup_cosine(54, 100, 10, 1.0, 0.0) == Approx(0.5).margin(0.01));
-  CHECK(warmup_cosine(200, 100, 10, 1.0) == Approx(0.1));  // beyond the end it stays
-  CHECK(warmup_cosine(0, 1, 0, 2.0, 1.0) == 2.0);
+TEST_CASE("learning-rate schedules at their edges", "[optim]") {
+  using Kind = LrSchedule::Kind;
+  struct Row {
+    std::int64_t step;
+    double constant, linear, cosine, wsd;
+  };
+  // Ten steps of warmup, a peak of 2, and from it to 0.2 in the steps 10 to 50; of wsd in the steps 40 to 50.
+  const double eighth = std::sqrt(0.5);                                                 // cosine of an eighth of a turn
+  for (const Row& row : {Row{0, 0.2, 0.2, 0.2, 0.2},                                    // peak / warmup
+                         Row{8, 1.8, 1.8, 1.8, 1.8},                                    //
+                         Row{9, 2, 2, 2, 2}, Row{10, 2, 2, 2, 2},                       // the end of the warmup
+                         Row{20, 2, 1.55, 0.2 + 0.9 * (1 + eighth), 2},                 // a quarter of the decay
+                         Row{30, 2, 1.1, 1.1, 2},                                       //
+                         Row{40, 2, 0.65, 0.2 + 0.9 * (1 - eighth), 2},                 //
+                         Row{45, 2, 0.425, 0.2 + 0.9 * (1 - std::cos(M_PI / 8)), 1.1},  //
+                         Row{50, 2, 0.2, 0.2, 0.2}, Row{51, 2, 0.2, 0.2, 0.2}, Row{1'000'000, 2, 0.2, 0.2, 0.2}}) {
+    INFO(row.step);
+    LrSchedule rate{.peak = 2, .warmup = 10, .decay_steps = 51, .decay_fraction = 0.2};
+    for (const auto& [kind, expected] : {std::pair{Kind::constant, row.constant}, std::pair{Kind::linear, row.linear},
+                                         std::pair{Kind::cosine, row.cosine}, std::pair{Kind::wsd, row.wsd}}) {
+      rate.kind = kind;
+      rate.warmup_from = LrSchedule::WarmupFrom::peak_share;
+      CHECK(rate(row.step) == Approx(expected).epsilon(1e-14));
+      // From 0 the peak is reached a step later, and what follows is the same.
+      rate.warmup_from = LrSchedule::WarmupFrom::zero;
+      CHECK(rate(row.step) == (row.step < 10 ? Approx(expected - 0.2).margin(1e-14) : Approx(expected).epsilon(1e-14)));
+    }
+  }
+  for (const Kind kind : {Kind::constant, Kind::linear, Kind::cosine, Kind::wsd}) {
+    // Without a warmup step 0 has the peak, and the one step of a run too, if nothing is to decay.
+    CHECK(LrSchedule{.kind = kind, .peak = 3, .warmup_from = LrSchedule::WarmupFrom::zero, .decay_steps = 9}(0) == 3);
+    CHECK(LrSchedule{.kind = kind, .peak = 3, .decay_steps = 1, .final_fraction = 1}(0) == 3);
+    // A run that ends within its warmup.
+    CHECK(LrSchedule{.kind = kind, .peak = 3, .warmup = 30, .decay_steps = 2}(1) == 0.2);
+  }
+  // wsd's decay begins no earlier than the warmup's end.
+  CHECK(LrSchedule{.kind = Kind::wsd, .warmup = 4, .decay_steps = 9, .final_fraction = 0, .decay_fraction = 1}(6) ==
+        0.5);
+  CHECK(LrSchedule{.kind = Kind::wsd, .decay_steps = 9, .final_fraction = 0, .decay_fraction = 0}(8) == 1);
 }
 
 struct Replicated {

@@ -305,7 +305,7 @@ def other_options(p):
             "gpt_fsdp",
             ["--help"],
             "--data --mesh --steps --batch --seq --layers --d-model --n-q-per-kv --n-kv --d-head --d-ff --tied "
-            "--learning-rate --warmup --weight-decay --clip --seed --metrics --max-tokens --prompt --temperature "
+            "--learning-rate --lr-schedule --warmup --warmup-from --decay-steps --decay-fraction --final-learning-rate --adam-epsilon --weight-decay --clip --seed --metrics --max-tokens --prompt --temperature "
             "--run --tokenizer --preset --config",
         ),
     ]:
@@ -614,6 +614,9 @@ def mistakes(p):
         (["--max-tokens=-1"], ["--max-tokens", "--help"]),
         (["--learning-rate=0"], ["--learning-rate", "--help"]),
         (["--learning-rate=nan"], ["--learning-rate", "finite"]),
+        (["--lr-schedule=cosin"], ["--lr-schedule", "cosin", "constant", "wsd", "--help"]),
+        (["--decay-steps=5", "--warmup=5"], ["--decay-steps 5", "--warmup 5", "choose more than 5"]),
+        (["--adam-epsilon=0"], ["--adam-epsilon", "from 1e-30 to 1", "--help"]),
         (["--clip=nan"], ["--clip", "finite"]),
         (["--max-tokens=99999999999999999999"], ["--max-tokens", "--help"]),
         (["--temperature=inf"], ["--temperature", "finite"]),

@@ -170,6 +170,49 @@ TEST_CASE("training: a program's mesh has axes of its own names", "[run][trainin
       "or a mesh of data * model = 1");
 }
 
+TEST_CASE("training: a longer run keeps its learning rates with --decay-steps", "[run][training]") {
+  run::Training training;
+  // The rates of the steps of a run with a peak of 1 and two steps of warmup.
+  const auto rates = [&](std::vector<const char*> line) {
+    training = of_steps(0);
+    run::Options options("trainer", "Trains.");
+    run::declare(options, training);
+    line.insert(line.begin(), {"trainer", "--warmup=2", "--learning-rate=1"});
+    REQUIRE(options.parse(static_cast<int>(line.size()), line.data()));
+    const LrSchedule rate = run::lr_schedule(training);
+    std::vector<double> found;
+    for (std::int64_t step = 0; step < training.steps; ++step) found.push_back(rate(step));
+    return found;
+  };
+  const char *linear = "--lr-schedule=linear", *half = "--final-learning-rate=0.5";
+  using Rates = std::vector<double>;
+  CHECK(rates({"--steps=3"}) == Rates{0.5, 1, 0.1});  // the default: a cosine until --steps
+  CHECK(rates({"--steps=7", linear, half}) == Rates{0.5, 1, 1, 0.875, 0.75, 0.625, 0.5});
+  CHECK(rates({"--steps=4", linear, half, "--decay-steps=7"}) == Rates{0.5, 1, 1, 0.875});
+  CHECK(rates({"--steps=4", "--lr-schedule=constant", "--warmup-from=0", "--decay-steps=1"}) == Rates{0, 0.5, 1, 1});
+  CHECK(rates({"--steps=7", "--lr-schedule=wsd", "--decay-fraction=0.3", "--final-learning-rate=0"}) ==
+        Rates{0.5, 1, 1, 1, 1, 0.5, 0});
+  const Rates longer = rates({"--steps=9", linear, half, "--decay-steps=7"});
+  CHECK(longer == Rates{0.5, 1, 1, 0.875, 0.75, 0.625, 0.5, 0.5, 0.5});
+
+  // The loop gives them to the program.
+  on_mesh("d=1", [&](const std::shared_ptr<Device>& device) {
+    Rates found;
+    run::Program program;
+    program.step = [&](const run::Step& step) {
+      found.push_back(step.learning_rate);
+      return run::StepResult{1, 1};
+    };
+    run::train(device, training, data(io::Rows::packed), "", program);
+    expect(found == longer, "the rates of the steps");
+  });
+
+  training.decay_steps = training.warmup = 20;
+  expect_error<UsageError>([&] { static_cast<void>(run::lr_schedule(training)); },
+                           "--decay-steps 20 counts the steps of --warmup 20 too, so that none is left for the decay: "
+                           "choose more than 20, or a shorter --warmup");
+}
+
 TEST_CASE("training: a loss is the mean over the tokens that count, on every mesh, in microbatches, in validation",
           "[run][training]") {
   const Scratch folder = Scratch::shared(under_mpi(), world_rank());

@@ -1,21 +1,49 @@
 // Learning-rate schedules.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <numbers>
 
 namespace shardlib {
 
-/// Linear warmup to `peak` over `warmup` steps, then a cosine decay to `final_fraction * peak` at the last of `steps`
-/// steps (Loshchilov and Hutter 2016). Steps count from 0. `warmup_cosine(step, 1000, 100, 3e-3)`
-inline double warmup_cosine(std::int64_t step, std::int64_t steps, std::int64_t warmup, double peak,
-                            double final_fraction = 0.1) {
-  if (step < warmup) return peak * static_cast<double>(step + 1) / static_cast<double>(warmup);
-  const double progress =
-      steps - 1 > warmup ? static_cast<double>(step - warmup) / static_cast<double>(steps - 1 - warmup) : 1.0;
-  const double cosine = 0.5 * (1.0 + std::cos(std::numbers::pi * std::fmin(progress, 1.0)));
-  return peak * (final_fraction + (1.0 - final_fraction) * cosine);
-}
+/// The learning rate of each step, counted from 0: linear warmup to the peak, then what `kind` says.
+/// `LrSchedule{.peak = 3e-3, .warmup = 100, .decay_steps = 1000}(step)`
+struct LrSchedule {
+  /// What follows the warmup.
+  enum class Kind {
+    constant,  ///< the peak
+    linear,    ///< a linear decay
+    cosine,    ///< half a cosine (Loshchilov and Hutter 2016)
+    wsd        ///< warmup, stable, decay (Hu et al. 2024): the peak, then a linear decay
+  };
+  /// The rate of step 0, from which the warmup rises.
+  enum class WarmupFrom {
+    zero,       ///< step `warmup` is the first with the peak
+    peak_share  ///< peak / warmup; step `warmup - 1` is the first with the peak
+  };
+
+  Kind kind = Kind::cosine;
+  double peak = 1;
+  std::int64_t warmup = 0;                          ///< steps
+  WarmupFrom warmup_from = WarmupFrom::peak_share;  ///< where the warmup begins
+  /// The decay ends with the last of so many steps, those of the warmup included; later steps keep the final rate.
+  std::int64_t decay_steps = 0;
+  double final_fraction = 0.1;  ///< the final rate is this times the peak
+  double decay_fraction = 0.1;  ///< of wsd: the decay takes this share of decay_steps, if the warmup leaves so many
+
+  [[nodiscard]] double operator()(std::int64_t step) const {
+    const auto f = [](std::int64_t x) { return static_cast<double>(x); };
+    if (step < warmup) return peak * f(warmup_from == WarmupFrom::zero ? step : step + 1) / f(warmup);
+    const std::int64_t last = decay_steps - 1;
+    std::int64_t first = warmup;  // the last step with the peak
+    if (kind == Kind::wsd) first = std::max<std::int64_t>(first, last - std::llround(decay_fraction * f(decay_steps)));
+    if (kind == Kind::constant || (kind == Kind::wsd && step <= first)) return peak;
+    const double progress = std::fmin(last > first ? f(step - first) / f(last - first) : 1.0, 1.0);
+    const double left = kind == Kind::cosine ? 0.5 * (1.0 + std::cos(std::numbers::pi * progress)) : 1.0 - progress;
+    return peak * (final_fraction + (1.0 - final_fraction) * left);
+  }
+};
 
 }  // namespace shardlib

@@ -16,6 +16,7 @@
 #include "shardlib/device/launch.hpp"
 #include "shardlib/io/data/loader.hpp"
 #include "shardlib/io/tokenizer/tokenizer.hpp"
+#include "shardlib/optim/lr_schedule.hpp"
 #include "shardlib/run/options.hpp"
 #include "shardlib/run/sampling.hpp"
 #include "shardlib/support/inline.hpp"
@@ -33,8 +34,11 @@ struct Training {
   std::int64_t steps = 300, batch = 16, seq = 128, microbatches = 1;
   std::uint64_t seed = 0;  ///< of the weights, of the order of the data and of samples
   /// Of AdamW; `clip` is the largest gradient norm, 0 for none.
-  double learning_rate = 3e-3, final_learning_rate = 0.1, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, clip = 1.0;
-  std::int64_t warmup = 20;  ///< steps until the learning rate has its peak
+  double learning_rate = 3e-3, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, adam_epsilon = 1e-8, clip = 1.0;
+  /// Of the learning rate, as LrSchedule has them; its peak is learning_rate.
+  std::string lr_schedule = "cosine", warmup_from = "peak/warmup";
+  std::int64_t warmup = 20, decay_steps = 0;               ///< decay_steps 0: `steps`
+  double final_learning_rate = 0.1, decay_fraction = 0.1;  ///< the first as a fraction of the peak
   /// --run, --metrics, --graph: where the run's folder, its records and its graph go.
   std::string directory, metrics, graph;
   double plan_flops = 0, plan_efficiency = 1, plan_memory = 0;  ///< of a device; 0: not given
@@ -83,6 +87,10 @@ namespace detail {
 /// Prints the settings that are no defaults (Options::describe) where a run with a folder begins: by the first rank.
 /// `announce(options, training)`
 SHARDLIB_INLINE void announce(const Options& options, const Training& training);
+
+/// The learning rates of the run's steps. Throws UsageError where --decay-steps ends the decay within the warmup.
+/// `lr_schedule(training)(step)`
+[[nodiscard]] SHARDLIB_INLINE LrSchedule lr_schedule(const Training& training);
 
 /// How to sample: --seed, and no token before the first where rows are stories.
 [[nodiscard]] SHARDLIB_INLINE SampleOptions sample_options(const Training& training);

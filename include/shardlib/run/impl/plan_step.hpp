@@ -17,7 +17,7 @@ inline Plan plan_step(const std::shared_ptr<Device>& device, const Training& t, 
   const std::int64_t rows = t.batch / t.microbatches / BatchPlace(*device, t).parts;
   const std::vector parts(static_cast<std::size_t>(t.microbatches), io::detail::empty_rows(rows, t.seq));
   Plan plan = count_step(device, [&] {
-    program.step({0, t.learning_rate, parts, [](const StepResult&) { return true; }});
+    program.step({0, lr_schedule(t)(0), parts, [](const StepResult&) { return true; }});
   });
   plan.parameters = program.parameters;
   plan.weights = program.weight_bytes;

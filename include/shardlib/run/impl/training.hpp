@@ -41,12 +41,21 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
   o.add("--microbatches", t.microbatches, "parts of a batch whose gradients are accumulated", size());
   o.add("--seed", t.seed, "of weights, order of the data, dropout and samples");
   o.add("--learning-rate", t.learning_rate, "peak learning rate", above(0));
-  o.add("--warmup", t.warmup, "steps of linear warmup; a cosine decay follows", size(0));
+  o.add("--lr-schedule", t.lr_schedule, "the learning rate after the warmup; wsd: the peak, then a linear decay",
+        one_of({"constant", "linear", "cosine", "wsd"}));
+  o.add("--warmup", t.warmup, "steps of linear warmup; --lr-schedule follows", size(0));
+  o.add("--warmup-from", t.warmup_from, "the learning rate of step 0, where the warmup begins",
+        one_of({"0", "peak/warmup"}));
+  o.add("--decay-steps", t.decay_steps,
+        "steps until the decay ends, with the warmup; later steps keep the final rate (0: --steps)", size(0));
+  o.add("--decay-fraction", t.decay_fraction, "of wsd: the share of --decay-steps that the decay takes", between(0, 1));
   o.add("--final-learning-rate", t.final_learning_rate, "where the decay ends, as a fraction of the peak",
         between(0, 1));
   o.add("--weight-decay", t.weight_decay, "AdamW's decay", at_least(0));
   o.add("--beta1", t.beta1, "AdamW's decay of the first moment", at_least(0) | below(1));
   o.add("--beta2", t.beta2, "AdamW's decay of the second moment", at_least(0) | below(1));
+  // Below that, f32 has no normal number for it, and a gradient of zero would divide zero by zero.
+  o.add("--adam-epsilon", t.adam_epsilon, "AdamW's addend to the root of the second moment", between(1e-30, 1));
   o.add("--clip", t.clip, "largest global gradient norm (0: no clipping)", at_least(0));
 
   o.group("run");
@@ -164,6 +173,26 @@ SHARDLIB_INLINE void announce(const Options& options, const Training& t) {
   if (t.directory.empty() || t.plan || !t.graph.empty() || world_rank() != 0) return;
   fmt::print("settings that are no defaults (all of them go into {}/config.toml):\n{}", t.directory,
              options.describe());
+}
+
+SHARDLIB_INLINE LrSchedule lr_schedule(const Training& t) {
+  // Without --decay-steps, a run may be shorter than its warmup.
+  if (t.decay_steps > 0 && t.decay_steps <= t.warmup && t.lr_schedule != "constant")
+    throw UsageError(
+        fmt::format("--decay-steps {} counts the steps of --warmup {} too, so that none is left for the decay: choose "
+                    "more than {}, or a shorter --warmup",
+                    t.decay_steps, t.warmup, t.warmup));
+  using Kind = LrSchedule::Kind;
+  return {.kind = t.lr_schedule == "constant" ? Kind::constant
+                  : t.lr_schedule == "linear" ? Kind::linear
+                  : t.lr_schedule == "cosine" ? Kind::cosine
+                                              : Kind::wsd,
+          .peak = t.learning_rate,
+          .warmup = t.warmup,
+          .warmup_from = t.warmup_from == "0" ? LrSchedule::WarmupFrom::zero : LrSchedule::WarmupFrom::peak_share,
+          .decay_steps = t.decay_steps > 0 ? t.decay_steps : t.steps,
+          .final_fraction = t.final_learning_rate,
+          .decay_fraction = t.decay_fraction};
 }
 
 SHARDLIB_INLINE SampleOptions sample_options(const Training& t) {

@@ -21,7 +21,6 @@
 #include "shardlib/device/launch.hpp"
 #include "shardlib/io/agree.hpp"
 #include "shardlib/io/file.hpp"
-#include "shardlib/optim/lr_schedule.hpp"
 #include "shardlib/run/impl/batches.hpp"
 #include "shardlib/run/impl/judge.hpp"
 #include "shardlib/run/impl/one_run.hpp"
@@ -53,6 +52,7 @@ class Loop {
         data_(data),
         program_(program),
         configuration_(configuration),
+        lr_schedule_(lr_schedule(training)),
         speaks_(device->rank() == 0),
         directory_(training.directory.empty()
                        ? RunDirectory()
@@ -302,8 +302,7 @@ class Loop {
     const double ready = now();
     Record record;
     record.step = step;
-    record.learning_rate =
-        warmup_cosine(step, training_.steps, training_.warmup, training_.learning_rate, training_.final_learning_rate);
+    record.learning_rate = lr_schedule_(step);
     if (trace_) trace_->before(step);
     auto& stopwatch = shardlib::detail::program_state(device_).stopwatch;
     stopwatch.reset();
@@ -367,6 +366,7 @@ class Loop {
   const Data& data_;
   const Program& program_;
   const std::string& configuration_;
+  LrSchedule lr_schedule_;
   bool speaks_;
   RunDirectory directory_;
   JsonLines metrics_;
