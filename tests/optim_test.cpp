@@ -1,9 +1,12 @@
-// Schedules, the global norm and AdamW.
+// Schedules, the global norm and the optimizers.
 #include <algorithm>
+#include <array>
 
 #include "reference.hpp"
 #include "shardlib/autodiff/value_and_grad.hpp"
+#include "shardlib/compute/einsum.hpp"
 #include "shardlib/optim/lr_schedule.hpp"
+#include "shardlib/optim/muon.hpp"
 #include "shardlib/optim/optimizers.hpp"
 
 using namespace shardlib;
@@ -21,48 +24,96 @@ Weights random_weights(const Mesh<"d t">& mesh, std::uint64_t seed,
   return {random_normal<f32, "M/t/d">(mesh, sizes, {seed, 0}), random_normal<f32, "A/d B/t">(mesh, sizes, {seed, 1})};
 }
 
-TEST_CASE("AdamW against f64 on whole arrays", "[optim]") {
-  const AdamW adamw{.beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
+/// What an optimizer does to a leaf, in f64: weights, moments, the gradient after clipping, whether the leaf decays,
+/// and the step from 1.
+struct Leaf {
+  std::vector<double> w, mu, nu, g;
+  Shape shape;
+  bool decays;
+  double step;
+};
+constexpr double rate = 0.01;
+
+/// Three steps on every mesh, of shards and in f32, against whole arrays in f64. Only `w` decays.
+template <class O>
+void check_steps(const O& optimizer, const std::function<void(Leaf&)>& reference, double tolerance = 2e-6,
+                 const Sizes& sizes = {{"M", 8}, {"A", 4}, {"B", 12}}) {
+  static_assert(Optimizer<O, Weights>);
   for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2"}) {
     INFO(text);
     on_mesh(text, [&](const std::shared_ptr<Device>& device) {
       const Mesh<"d t"> mesh(device);
-      Weights w = random_weights(mesh, 1), mu = zeros_like(w), nu = zeros_like(w);
-      std::vector<Global> p{assemble(*w.gain.value(), detail::parsed<"M/t/d">),
-                            assemble(*w.w.value(), detail::parsed<"A/d B/t">)};
-      std::vector<std::vector<double>> m{std::vector<double>(p[0].data.size()), std::vector<double>(p[1].data.size())};
-      auto v = m;
+      const auto leaves = [](const Weights& w) {
+        return std::array{assemble(*w.gain.value(), detail::parsed<"M/t/d">),
+                          assemble(*w.w.value(), detail::parsed<"A/d B/t">)};
+      };
+      Weights w = random_weights(mesh, 1, sizes);
+      auto moments = optimizer.init(w);
+      std::array<Leaf, 2> expected;
+      for (std::size_t k = 0; k < 2; ++k) {
+        const Global first = leaves(w)[k];
+        const std::vector<double> zeros(first.data.size());
+        expected[k] = {first.data, zeros, zeros, {}, first.shape, k == 1, 0};
+      }
       for (std::int64_t step = 0; step < 3; ++step) {
-        const Weights g = random_weights(mesh, 10 + static_cast<std::uint64_t>(step));
-        const std::vector<Global> grad{assemble(*g.gain.value(), detail::parsed<"M/t/d">),
-                                       assemble(*g.w.value(), detail::parsed<"A/d B/t">)};
+        const Weights g = random_weights(mesh, 10 + static_cast<std::uint64_t>(step), sizes);
+        const auto grad = leaves(g);
         double squares = 0;
         for (const Global& x : grad)
           for (const double e : x.data) squares += e * e;
         const double norm = global_norm(mesh, g);
         expect(std::abs(norm - std::sqrt(squares)) < 1e-5 * norm, "global norm");
         const double scale = 0.5 / norm;
-        adamw.update(w, mu, nu, g, 0.01, scale, step, [](std::string_view name) { return name == "w"; });
-        for (std::size_t k = 0; k < 2; ++k)
-          for (std::size_t i = 0; i < p[k].data.size(); ++i) {
-            const double e = scale * grad[k].data[i];
-            m[k][i] = 0.9 * m[k][i] + 0.1 * e;
-            v[k][i] = 0.95 * v[k][i] + 0.05 * e * e;
-            const double t = static_cast<double>(step + 1);
-            const double update =
-                m[k][i] / (1 - std::pow(0.9, t)) / (std::sqrt(v[k][i] / (1 - std::pow(0.95, t))) + 1e-8);
-            p[k].data[i] -= 0.01 * (update + (k == 1 ? 0.1 : 0) * p[k].data[i]);
-          }
-        const std::vector<Global> now{assemble(*w.gain.value(), detail::parsed<"M/t/d">),
-                                      assemble(*w.w.value(), detail::parsed<"A/d B/t">)};
-        for (std::size_t k = 0; k < 2; ++k)
-          for (std::size_t i = 0; i < p[k].data.size(); ++i)
-            expect(std::abs(now[k].data[i] - p[k].data[i]) < 2e-6,
-                   "weight " + show(i) + " is " + show(now[k].data[i]) + " instead of " + show(p[k].data[i]));
+        optimizer.update(w, moments, g, rate, scale, step, [](std::string_view name) { return name == "w"; });
+        const auto now = leaves(w);
+        for (std::size_t k = 0; k < 2; ++k) {
+          Leaf& leaf = expected[k];
+          leaf.g = grad[k].data;
+          for (double& e : leaf.g) e *= scale;
+          leaf.step = static_cast<double>(step + 1);
+          reference(leaf);
+          for (std::size_t i = 0; i < leaf.w.size(); ++i)
+            expect(std::abs(now[k].data[i] - leaf.w[i]) < tolerance,
+                   "weight " + show(i) + " is " + show(now[k].data[i]) + " instead of " + show(leaf.w[i]));
+        }
       }
     });
     SUCCEED();
   }
+}
+
+void adamw_step(Leaf& x) {
+  for (std::size_t i = 0; i < x.w.size(); ++i) {
+    x.mu[i] = 0.9 * x.mu[i] + 0.1 * x.g[i];
+    x.nu[i] = 0.95 * x.nu[i] + 0.05 * x.g[i] * x.g[i];
+    const double mean = x.mu[i] / (1 - std::pow(0.9, x.step)), square = x.nu[i] / (1 - std::pow(0.95, x.step));
+    x.w[i] -= rate * (mean / (std::sqrt(square) + 1e-8) + (x.decays ? 0.1 : 0) * x.w[i]);
+  }
+}
+
+TEST_CASE("AdamW against f64 on whole arrays", "[optim]") {
+  check_steps(AdamW{.beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1}, adamw_step);
+}
+
+TEST_CASE("SGD with momentum, and Nesterov's, against f64 on whole arrays", "[optim]") {
+  for (const bool nesterov : {false, true})
+    check_steps(SGD{.momentum = 0.8, .weight_decay = 0.2, .nesterov = nesterov}, [&](Leaf& x) {
+      for (std::size_t i = 0; i < x.w.size(); ++i) {
+        const double g = x.g[i] + (x.decays ? 0.2 : 0) * x.w[i];
+        x.mu[i] = 0.8 * x.mu[i] + g;
+        x.w[i] -= rate * (nesterov ? g + 0.8 * x.mu[i] : x.mu[i]);
+      }
+    });
+}
+
+TEST_CASE("Lion against f64 on whole arrays", "[optim]") {
+  check_steps(Lion{.beta1 = 0.7, .beta2 = 0.95, .weight_decay = 0.5}, [](Leaf& x) {
+    for (std::size_t i = 0; i < x.w.size(); ++i) {
+      const double mean = 0.7 * x.mu[i] + 0.3 * x.g[i];
+      x.mu[i] = 0.95 * x.mu[i] + 0.05 * x.g[i];
+      x.w[i] -= rate * ((mean > 0 ? 1 : -1) + (x.decays ? 0.5 : 0) * x.w[i]);
+    }
+  });
 }
 
 struct HalfWeights {
@@ -80,6 +131,88 @@ Weights widened(const HalfWeights& w) {
 template <dtype D, Spec S>
 void expect_same(const Tensor<D, S>& a, const Tensor<D, S>& b, const std::string& what) {
   expect(std::ranges::equal(a.span(), b.span()), what);
+}
+
+/// x y, or with `transposed` x times the transpose of y.
+std::vector<double> product(const std::vector<double>& x, const std::vector<double>& y, std::size_t rows,
+                            std::size_t cols, bool transposed) {
+  const std::size_t inner = x.size() / rows;
+  std::vector<double> out(rows * cols);
+  for (std::size_t i = 0; i < rows; ++i)
+    for (std::size_t j = 0; j < cols; ++j)
+      for (std::size_t k = 0; k < inner; ++k)
+        out[i * cols + j] += x[i * inner + k] * (transposed ? y[j * inner + k] : y[k * cols + j]);
+  return out;
+}
+
+TEST_CASE("Muon against f64 on whole arrays: wide and tall matrices, AdamW for other leaves", "[optim]") {
+  const auto step = [](Leaf& x) {
+    if (x.shape.size() < 2) return adamw_step(x);
+    const auto rows = static_cast<std::size_t>(x.shape[0]), cols = static_cast<std::size_t>(x.shape[1]);
+    std::vector<double> y(x.g.size());
+    double squares = 0;
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      x.mu[i] = 0.9 * x.mu[i] + x.g[i];
+      y[i] = x.g[i] + 0.9 * x.mu[i];
+      squares += y[i] * y[i];
+    }
+    for (double& e : y) e /= std::sqrt(squares);
+    for (int iteration = 0; iteration < 5; ++iteration) {  // (a + b Y Y' + c (Y Y')^2) Y
+      const auto gram = product(y, y, rows, rows, true);
+      const auto cubic = product(gram, y, rows, cols, false), quintic = product(gram, cubic, rows, cols, false);
+      for (std::size_t i = 0; i < y.size(); ++i) y[i] = 3.4445 * y[i] - 4.775 * cubic[i] + 2.0315 * quintic[i];
+    }
+    const double size = 0.2 * std::sqrt(static_cast<double>(std::max(rows, cols)));
+    for (std::size_t i = 0; i < y.size(); ++i) x.w[i] -= rate * (size * y[i] + 0.1 * x.w[i]);
+  };
+  check_steps(Muon{.momentum = 0.9}, step);
+  check_steps(Muon{.momentum = 0.9}, step, 2e-6, {{"M", 8}, {"A", 14}, {"B", 4}});
+  const auto none = [](std::string_view) { return false; };
+  check_steps(Muon{.adamw = {}, .matrix = none}, adamw_step);
+}
+
+/// The mean square of the errors of a linear map, summed over devices.
+Tensor<f32, "+d +t"> squared_error(const Weights& w, const Tensor<f32, "N A/d">& x, const Tensor<f32, "N B/t">& y) {
+  const auto guess = all_reduce<over<"d">>(einsum_unreduced<"N A/d, A/d B/t -> N B/t +d">(x, w.w));
+  return to_partial<over<"d">>(sum(square(guess - y))) * (1.0 / 64) + sum(square(w.gain));
+}
+
+/// The loss of a regression before and after some steps.
+template <class O>
+void check_regression(const char* name, const O& optimizer, double peak) {
+  static constexpr std::int64_t steps = 80;
+  const LrSchedule learning_rate{
+      .kind = LrSchedule::Kind::linear, .peak = peak, .decay_steps = steps, .final_fraction = 0};
+  on_mesh("d=2,t=1", [&](const std::shared_ptr<Device>& device) {
+    const Mesh<"d t"> mesh(device);
+    const Sizes sizes{{"N", 64}, {"M", 4}, {"A", 4}, {"B", 6}};
+    const auto x = random_normal<f32, "N A/d">(mesh, sizes, {7, 0});
+    const auto y =
+        all_reduce<over<"d">>(einsum_unreduced<"N A/d, A/d B/t -> N B/t +d">(x, random_weights(mesh, 3, sizes).w));
+    Weights w = random_weights(mesh, 1, sizes);
+    auto moments = optimizer.init(w);
+    // Copies in bf16 are those of the new weights, with every optimizer.
+    HalfWeights copies = rounded(w);
+    double first = 0, last = 0;
+    for (std::int64_t step = 0; step < steps; ++step) {
+      const auto [loss, grads] = value_and_grad(mesh, squared_error, w, x, y);
+      last = item(all_reduce<"">(loss));
+      if (step == 0) first = last;
+      optimizer.update(
+          w, moments, grads, learning_rate(step), 1.0, step, [](std::string_view) { return false; }, copies);
+    }
+    expect(last < 0.02 * first, std::string(name) + ": a loss of " + show(first) + " falls to " + show(last));
+    expect_same(copies.w, cast<bf16>(w.w), "copies");
+  });
+  SUCCEED();
+}
+
+TEST_CASE("a regression's loss falls with every optimizer", "[optim]") {
+  check_regression("AdamW", AdamW{}, 0.1);
+  check_regression("SGD", SGD{}, 0.02);
+  check_regression("SGD", SGD{.nesterov = true}, 0.02);
+  check_regression("Lion", Lion{}, 0.1);
+  check_regression("Muon", Muon{}, 0.4);
 }
 
 TEST_CASE("AdamW takes gradients in bf16, and its copies are what a cast of the new weights is", "[optim]") {

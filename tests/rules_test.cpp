@@ -991,6 +991,23 @@ TEST_CASE("rules: layout") {
   illegal(rules::broadcast("A B -> B C", "A B"), "broadcast<`A B -> B C`>: the result lacks dim `A` of the operand");
 }
 
+TEST_CASE("rules: an optimizer's update") {
+  const auto update = [](DType weight, bool fit, DType gradient, const char* spec) {
+    return rules::update("Lion", weight, "M", fit, gradient, spec);
+  };
+  legal(update(DType::f32, true, DType::f32, "M"), "");
+  legal(update(DType::f32, true, DType::bf16, "M"), "");
+  illegal(update(DType::bf16, true, DType::f32, "M"),
+          "Lion: the weight `bf16[M]` is not f32; keep the weights in f32, and give Lion copies in another dtype");
+  illegal(update(DType::f32, false, DType::f32, "M"),
+          "Lion: a moment of the weight `f32[M]` has another type; make it with `zeros_like`");
+  illegal(update(DType::f32, true, DType::i32, "M"),
+          "Lion: the gradient `i32[M]` of the weight `f32[M]` is neither f32 nor bf16; `cast` it");
+  illegal(update(DType::f32, true, DType::f32, "M +d"),
+          "Lion: the gradient `f32[M +d]` of the weight `f32[M]` is partial over d; take the sums with "
+          "`reduce_gradients(mesh, grads)`, once, after those over microbatches (communicates)");
+}
+
 TEST_CASE("rules: the mesh, the loss, weights, gradients") {
   legal(rules::mesh("d t"), "d t");
   legal(rules::mesh("d"), "d");

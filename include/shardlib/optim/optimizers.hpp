@@ -1,7 +1,10 @@
-// AdamW, the global norm for clipping, and the sums of replicated weights' gradients, over trees of tensors.
+// Optimizers, the global norm for clipping, and the sums of replicated weights' gradients, over trees of tensors.
 #pragma once
 
+#include <array>
 #include <cmath>
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <tuple>
@@ -24,17 +27,28 @@ namespace detail {
 /// because another device counts the same shard.
 [[nodiscard]] SHARDLIB_INLINE ValuePtr sum_of_squares(const Value& x, const TensorSpec& spec, bool counts);
 
-/// The parameters of an AdamW update of one leaf.
+/// The parameters of an update of one leaf.
 struct AdamWNumbers {
   float beta1, beta2, epsilon, decay, rate;
   float correct1, correct2;  ///< correct the moments' bias towards zero
   float clip;                ///< factor of the gradient
 };
+struct SgdNumbers {
+  float momentum, decay, rate, clip;
+  bool nesterov;
+};
+struct LionNumbers {
+  float beta1, beta2, decay, rate, clip;
+};
 /// Updates a leaf in one pass. It writes in place into shards without other owners, and else into new ones. `grad` is
 /// f32 or bf16. If `copy` is not null, it holds the weight in f32 or bf16 and receives the new weight; in f32 it
 /// shares the weight's value.
-SHARDLIB_INLINE void adamw(const AdamWNumbers& numbers, ValuePtr& weight, ValuePtr& mu, ValuePtr& nu, const Value& grad,
-                           ValuePtr* copy);
+SHARDLIB_INLINE void update_in_place(const AdamWNumbers& numbers, ValuePtr& weight, std::array<ValuePtr, 2>& moments,
+                                     const Value& grad, ValuePtr* copy);
+SHARDLIB_INLINE void update_in_place(const SgdNumbers& numbers, ValuePtr& weight, std::array<ValuePtr, 1>& moments,
+                                     const Value& grad, ValuePtr* copy);
+SHARDLIB_INLINE void update_in_place(const LionNumbers& numbers, ValuePtr& weight, std::array<ValuePtr, 1>& moments,
+                                     const Value& grad, ValuePtr* copy);
 
 /// This device's part of the sum of a leaf's squares, partial over the axes. On an axis that does not shard the leaf,
 /// only the first device counts it.
@@ -146,48 +160,149 @@ template <Spec A, class Tree>
   return std::sqrt(static_cast<double>(item(all_reduce<make_op<everywhere, "">>(total))));
 }
 
+namespace detail {
+
+/// Updates a leaf and its moments; messages call the optimizer by its name.
+template <OpName Optimizer, class Numbers, dtype P, Spec S, dtype G, Spec T, class... M, class... C>
+void update_leaf(const Numbers& numbers, Tensor<P, S>& p, const Tensor<G, T>& g, std::tuple<M&...> moments,
+                 C&... copy) {
+  constexpr bool fit = (std::is_same_v<M, Tensor<P, S>> && ...);
+  static_assert(checked<rules::update, Optimizer, dtype_v<P>, S, fit, dtype_v<G>, T>::ok);
+  static_assert((is_copy_of<C, S> && ...), "an optimizer's copies are f32 or bf16, sharded as the weights");
+  if constexpr (legal<rules::update, Optimizer, dtype_v<P>, S, fit, dtype_v<G>, T>) {
+    // The tensors release their values, so that the update is their only owner.
+    const auto released = []<class X>(X& x) {
+      ValuePtr value = x.value();
+      x = {};
+      return value;
+    };
+    ValuePtr copied;
+    ((copied = released(copy)), ...);
+    ValuePtr weight = released(p);
+    auto values = std::apply([&](auto&... m) { return std::array{released(m)...}; }, moments);
+    update_in_place(numbers, weight, values, *g.value(), copied ? &copied : nullptr);
+    p = Tensor<P, S>(weight);
+    std::size_t i = 0;
+    std::apply([&](auto&... m) { ((m = Tensor<P, S>(values[i++])), ...); }, moments);
+    ((copy = C(copied)), ...);
+  }
+}
+
+/// Updates the leaves of a tree; numbers_of(name) are the parameters of a leaf.
+template <OpName Optimizer, class Weights, class... Moments, class Grads, class F, class... Copies>
+void update_leaves(Weights& weights, std::tuple<Moments&...> moments, const Grads& grads, const F& numbers_of,
+                   Copies&... copies) {
+  static_assert(sizeof...(Copies) <= 1, "an optimizer writes one tree of copies at most");
+  const auto one = [&](std::string_view name, auto& p, const auto& g, auto&... rest) {
+    [&]<std::size_t... M, std::size_t... C>(std::index_sequence<M...>, std::index_sequence<C...>) {
+      const auto all = std::tie(rest...);  // moments, then copies
+      update_leaf<Optimizer>(numbers_of(name), p, g, std::tie(std::get<M>(all)...), std::get<sizeof...(M) + C>(all)...);
+    }
+    (std::index_sequence_for<Moments...>{}, std::index_sequence_for<Copies...>{});
+  };
+  std::apply([&](auto&... m) { for_each_leaf(one, weights, grads, m..., copies...); }, moments);
+}
+
+}  // namespace detail
+
+/// An optimizer of a tree of weights. `init(weights)` makes the moments, sharded as the weights are. `update(weights,
+/// moments, grads, learning_rate, scale, step, decays, copies...)` writes weights and moments in place. `scale`
+/// multiplies the gradients (for clipping), and `step` counts from 0. `decays(leaf name)` says whether weight_decay
+/// applies to a leaf. Weights and moments are f32, gradients f32 or bf16. `copies` are optional: the weights in the
+/// dtype in which the program computes. Copies in bf16 are written in the same pass. Copies in f32 become the weights
+/// themselves. `static_assert(Optimizer<Lion, Weights>)`
+template <class O, class Tree>
+concept Optimizer = requires(const O& o, Tree& w, typename O::template Moments<Tree>& m,
+                             bool (*decays)(std::string_view)) {
+  { o.init(w) } -> std::same_as<typename O::template Moments<Tree>>;
+  o.update(w, m, w, 1e-3, 1.0, std::int64_t{0}, decays);
+};
+
 /// AdamW (Loshchilov and Hutter 2017). With weight_decay 0 it is Adam (Kingma and Ba 2014). beta1, beta2 and epsilon
-/// are the constants of these papers.
+/// are the constants of these papers. `init` and `update` are those of an Optimizer, with `Moments` `mu` and `nu`.
+/// `AdamW().update(weights, mu, nu, grads, 1e-3, scale, step, decays)`
 struct AdamW {
   double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, weight_decay = 0.1;
 
-  /// Updates `weights` in place. `scale` multiplies the gradients (for clipping), and `step` counts from 0.
-  /// `decays(leaf name)` says whether weight_decay applies to a leaf. Weights and moments are f32, gradients f32 or
-  /// bf16. `copies` are optional: the weights in the dtype in which the program computes. Copies in bf16 are written
-  /// in the same pass. Copies in f32 become the weights themselves.
+  template <class Tree>
+  struct Moments {
+    Tree mu, nu;
+  };
+  template <class Tree>
+  [[nodiscard]] static Moments<Tree> init(const Tree& weights) {
+    return {zeros_like(weights), zeros_like(weights)};
+  }
+  template <class Tree, class Grads, class Decays, class... Copies>
+  void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
+              std::int64_t step, const Decays& decays, Copies&... copies) const {
+    update(weights, moments.mu, moments.nu, grads, learning_rate, scale, step, decays, copies...);
+  }
+  /// The same, with moments that are no Moments.
   template <class Tree, class Mu, class Nu, class Grads, class Decays, class... Copies>
   void update(Tree& weights, Mu& mu, Nu& nu, const Grads& grads, double learning_rate, double scale, std::int64_t step,
               const Decays& decays, Copies&... copies) const {
-    static_assert(sizeof...(Copies) <= 1, "AdamW: one tree of copies at most");
+    detail::update_leaves<"AdamW">(
+        weights, std::tie(mu, nu), grads,
+        [&](std::string_view name) { return numbers(learning_rate, scale, step, decays(name)); }, copies...);
+  }
+
+  /// The parameters of a leaf's update.
+  [[nodiscard]] detail::AdamWNumbers numbers(double learning_rate, double scale, std::int64_t step, bool decays) const {
     const auto f = [](double x) { return static_cast<float>(x); };
     const auto correction = [&](double beta) { return f(1 / (1 - std::pow(beta, static_cast<double>(step + 1)))); };
-    for_each_leaf(
-        [&]<dtype P, Spec S, class M, class V, dtype G, Spec T, class... C>(
-            std::string_view name, Tensor<P, S> & p, M & m, V & v, const Tensor<G, T>& g, C&... copy) {
-          constexpr bool moments = std::is_same_v<M, Tensor<P, S>> && std::is_same_v<V, Tensor<P, S>>;
-          static_assert(detail::checked<rules::update, dtype_v<P>, S, moments, dtype_v<G>, T>::ok);
-          static_assert((detail::is_copy_of<C, S> && ...), "AdamW: copies are f32 or bf16, sharded as the weights");
-          if constexpr (legal<rules::update, dtype_v<P>, S, moments, dtype_v<G>, T>) {
-            const detail::AdamWNumbers numbers{
-                f(beta1),         f(beta2),          f(epsilon),        decays(name) ? f(weight_decay) : 0.0F,
-                f(learning_rate), correction(beta1), correction(beta2), f(scale)};
-            // The tensors release their values, so that the update is their only owner.
-            const auto released = []<class X>(X& x) {
-              detail::ValuePtr value = x.value();
-              x = {};
-              return value;
-            };
-            detail::ValuePtr copied;
-            ((copied = released(copy)), ...);
-            detail::ValuePtr weight = released(p), mu_of = released(m), nu_of = released(v);
-            detail::adamw(numbers, weight, mu_of, nu_of, *g.value(), copied ? &copied : nullptr);
-            p = Tensor<P, S>(weight);
-            m = Tensor<P, S>(mu_of);
-            v = Tensor<P, S>(nu_of);
-            ((copy = C(copied)), ...);
-          }
-        },
-        weights, mu, nu, grads, copies...);
+    return {f(beta1),         f(beta2),          f(epsilon),        decays ? f(weight_decay) : 0.0F,
+            f(learning_rate), correction(beta1), correction(beta2), f(scale)};
+  }
+};
+
+/// Stochastic gradient descent with `momentum`, with `nesterov` Nesterov's (Sutskever et al. 2013). `weight_decay`
+/// times the weight is added to the gradient. `init` and `update` are those of an Optimizer, with `Moments` `mu`.
+/// `SGD{.nesterov = true}.update(weights, moments, grads, 1e-2, scale, step, decays)`
+struct SGD {
+  double momentum = 0.9, weight_decay = 0;
+  bool nesterov = false;
+
+  template <class Tree>
+  struct Moments {
+    Tree mu;
+  };
+  template <class Tree>
+  [[nodiscard]] static Moments<Tree> init(const Tree& weights) {
+    return {zeros_like(weights)};
+  }
+  template <class Tree, class Grads, class Decays, class... Copies>
+  void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
+              std::int64_t /*step*/, const Decays& decays, Copies&... copies) const {
+    const auto f = [](double x) { return static_cast<float>(x); };
+    const auto numbers = [&](std::string_view name) {
+      return detail::SgdNumbers{f(momentum), decays(name) ? f(weight_decay) : 0.0F, f(learning_rate), f(scale),
+                                nesterov};
+    };
+    detail::update_leaves<"SGD">(weights, std::tie(moments.mu), grads, numbers, copies...);
+  }
+};
+
+/// Lion (Chen et al. 2023): steps of the size of the learning rate, along the sign of a mean of gradients. It wants a
+/// learning rate 3 to 10 times smaller than AdamW's, and a `weight_decay` larger by as much. `beta1` and `beta2` are
+/// the paper's. `init` and `update` are those of an Optimizer, with the `Moments` of SGD. `Lion().update(weights,
+/// moments, grads, 1e-4, scale, step, decays)`
+struct Lion {
+  double beta1 = 0.9, beta2 = 0.99, weight_decay = 0.3;
+
+  template <class Tree>
+  using Moments = SGD::Moments<Tree>;
+  template <class Tree>
+  [[nodiscard]] static Moments<Tree> init(const Tree& weights) {
+    return SGD::init(weights);
+  }
+  template <class Tree, class Grads, class Decays, class... Copies>
+  void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
+              std::int64_t /*step*/, const Decays& decays, Copies&... copies) const {
+    const auto f = [](double x) { return static_cast<float>(x); };
+    const auto numbers = [&](std::string_view name) {
+      return detail::LionNumbers{f(beta1), f(beta2), decays(name) ? f(weight_decay) : 0.0F, f(learning_rate), f(scale)};
+    };
+    detail::update_leaves<"Lion">(weights, std::tie(moments.mu), grads, numbers, copies...);
   }
 };
 

@@ -205,20 +205,22 @@ constexpr Verdict no_tree_field(std::string_view field) {
               "its own"};
 }
 
-/// AdamW: the gradient has the weight's spec, and both moments have the weight's type.
-constexpr Verdict update(DType weight_dtype, const TensorSpec& weight, bool moments_fit, DType gradient_dtype,
-                         const TensorSpec& gradient) {
+/// An optimizer's update: the gradient has the weight's spec, and the moments have the weight's type.
+constexpr Verdict update(std::string_view optimizer, DType weight_dtype, const TensorSpec& weight, bool moments_fit,
+                         DType gradient_dtype, const TensorSpec& gradient) {
   const Text p = quoted(Text(name(weight_dtype)) + "[" + weight + "]");
   const Text g = quoted(Text(name(gradient_dtype)) + "[" + gradient + "]");
+  const Text title = Text(optimizer) + ": ";
   if (weight_dtype != DType::f32)
     return {{},
-            "AdamW: the weight " + p + " is not f32; keep the weights in f32, and give AdamW copies in another dtype"};
-  if (!moments_fit) return {{}, "AdamW: a moment of the weight " + p + " has another type; make it with `zeros_like`"};
+            title + "the weight " + p + " is not f32; keep the weights in f32, and give " + optimizer +
+                " copies in another dtype"};
+  if (!moments_fit) return {{}, title + "a moment of the weight " + p + " has another type; make it with `zeros_like`"};
   if (gradient_dtype != DType::f32 && gradient_dtype != DType::bf16)
-    return {{}, "AdamW: the gradient " + g + " of the weight " + p + " is neither f32 nor bf16; `cast` it"};
+    return {{}, title + "the gradient " + g + " of the weight " + p + " is neither f32 nor bf16; `cast` it"};
   const TensorSpec &is = gradient, &due = weight;
   if (is == due) return {};
-  const Text why = "AdamW: the gradient " + g + " of the weight " + p + " ";
+  const Text why = title + "the gradient " + g + " of the weight " + p + " ";
   if (is.dims == due.dims && due.partial.empty())
     return {
         {},

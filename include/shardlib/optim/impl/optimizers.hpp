@@ -3,7 +3,9 @@
 
 #include "shardlib/optim/optimizers.hpp"
 
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <memory>
 #include <utility>
 
@@ -44,11 +46,15 @@ inline Handle<Value> writable(ValuePtr& x, Contents contents) {
   return value;
 }
 
-SHARDLIB_INLINE void adamw(const AdamWNumbers& numbers, ValuePtr& weight, ValuePtr& mu, ValuePtr& nu, const Value& grad,
-                           ValuePtr* copy) {
-  const OpInfo op{"adamw", {}, {}};
+/// Updates a leaf in one pass by one(weight, moments..., gradient, copies...), as update_in_place says.
+template <std::size_t N, class One>
+void update_by(const char* name, const One& one, ValuePtr& weight, std::array<ValuePtr, N>& moments, const Value& grad,
+               ValuePtr* copy) {
+  const OpInfo op{name, {}, {}};
   Bindings sizes(op, grad.device);
-  for (const Value* x : {weight.get(), mu.get(), nu.get(), &grad}) sizes.bind(*x);
+  sizes.bind(*weight);
+  for (const ValuePtr& moment : moments) sizes.bind(*moment);
+  sizes.bind(grad);
   Handle<Value> c;
   if (copy != nullptr) {
     sizes.bind(**copy);
@@ -58,32 +64,65 @@ SHARDLIB_INLINE void adamw(const AdamWNumbers& numbers, ValuePtr& weight, ValueP
     }
     *copy = nullptr;  // in f32 it is the weight, which must have no other owner
   }
-  const auto p = writable(weight, Contents::kept), m = writable(mu, Contents::kept);
-  const auto v = writable(nu, Contents::kept);
+  const auto p = writable(weight, Contents::kept);
+  std::array<Handle<Value>, N> m;
+  for (std::size_t i = 0; i < N; ++i) m[i] = writable(moments[i], Contents::kept);
   p->made_by = op;
   static_cast<void>(observed(*p, [&] {
     program_state(p->device).work.in_place = true;
-    const auto one = [n = numbers](f32& w, f32& m0, f32& v0, const auto& grad_of, auto&... copies) {
-      const f32 g = static_cast<f32>(grad_of);
-      m0 = n.beta1 * m0 + (1 - n.beta1) * n.clip * g;
-      v0 = n.beta2 * v0 + (1 - n.beta2) * n.clip * n.clip * g * g;
-      w -= n.rate * (m0 * n.correct1 / (std::sqrt(v0 * n.correct2) + n.epsilon) + n.decay * w);
-      ((copies = bf16(w)), ...);
-    };
     const auto all = [&](auto... rest) {
-      kernels::apply_nontemporal(p->device->exec(), p->count(), one, p->as<f32>(), m->as<f32>(), v->as<f32>(), rest...);
+      [&]<std::size_t... I>(std::index_sequence<I...>) {
+        kernels::apply_nontemporal(p->device->exec(), p->count(), one, p->template as<f32>(),
+                                   m[I]->template as<f32>()..., rest...);
+      }
+      (std::make_index_sequence<N>{});
     };
     const bool from_bf16 = grad.dtype == DType::bf16;
-    if (from_bf16 && c) all(grad.as<const bf16>(), c->as<bf16>());
+    if (from_bf16 && c) all(grad.as<const bf16>(), c->template as<bf16>());
     if (from_bf16 && !c) all(grad.as<const bf16>());
-    if (!from_bf16 && c) all(grad.as<const f32>(), c->as<bf16>());
+    if (!from_bf16 && c) all(grad.as<const f32>(), c->template as<bf16>());
     if (!from_bf16 && !c) all(grad.as<const f32>());
     return p->storage->buffer;
   }));
   weight = p;
-  mu = m;
-  nu = v;
+  for (std::size_t i = 0; i < N; ++i) moments[i] = m[i];
   if (copy != nullptr) *copy = c ? c : p;
+}
+
+SHARDLIB_INLINE void update_in_place(const AdamWNumbers& numbers, ValuePtr& weight, std::array<ValuePtr, 2>& moments,
+                                     const Value& grad, ValuePtr* copy) {
+  const auto one = [n = numbers](f32& w, f32& m0, f32& v0, const auto& grad_of, auto&... copies) {
+    const f32 g = static_cast<f32>(grad_of);
+    m0 = n.beta1 * m0 + (1 - n.beta1) * n.clip * g;
+    v0 = n.beta2 * v0 + (1 - n.beta2) * n.clip * n.clip * g * g;
+    w -= n.rate * (m0 * n.correct1 / (std::sqrt(v0 * n.correct2) + n.epsilon) + n.decay * w);
+    ((copies = bf16(w)), ...);
+  };
+  update_by("adamw", one, weight, moments, grad, copy);
+}
+
+SHARDLIB_INLINE void update_in_place(const SgdNumbers& numbers, ValuePtr& weight, std::array<ValuePtr, 1>& moments,
+                                     const Value& grad, ValuePtr* copy) {
+  const auto one = [n = numbers](f32& w, f32& m, const auto& grad_of, auto&... copies) {
+    const f32 g = n.clip * static_cast<f32>(grad_of) + n.decay * w;
+    m = n.momentum * m + g;
+    w -= n.rate * (n.nesterov ? g + n.momentum * m : m);
+    ((copies = bf16(w)), ...);
+  };
+  update_by("sgd", one, weight, moments, grad, copy);
+}
+
+SHARDLIB_INLINE void update_in_place(const LionNumbers& numbers, ValuePtr& weight, std::array<ValuePtr, 1>& moments,
+                                     const Value& grad, ValuePtr* copy) {
+  const auto one = [n = numbers](f32& w, f32& m, const auto& grad_of, auto&... copies) {
+    const f32 g = n.clip * static_cast<f32>(grad_of);
+    const f32 mean = n.beta1 * m + (1 - n.beta1) * g;
+    const f32 sign = mean > 0 ? 1.0F : mean < 0 ? -1.0F : 0.0F;
+    m = n.beta2 * m + (1 - n.beta2) * g;
+    w -= n.rate * (sign + n.decay * w);
+    ((copies = bf16(w)), ...);
+  };
+  update_by("lion", one, weight, moments, grad, copy);
 }
 
 }  // namespace shardlib::detail
