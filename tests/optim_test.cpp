@@ -215,6 +215,50 @@ TEST_CASE("a regression's loss falls with every optimizer", "[optim]") {
   check_regression("Muon", Muon{}, 0.4);
 }
 
+TEST_CASE("patterns of leaf names", "[optim]") {
+  for (const char* pattern : {"layers/3/b_up", "*", "layers/*", "*b_up", "*/b_*", "l*3*p", "layers/3/b_up*", "**up"}) {
+    INFO(pattern);
+    CHECK(leaf_matches(pattern, "layers/3/b_up"));
+  }
+  for (const char* pattern : {"", "b_up", "layers", "layers/*/w_*", "*b_u", "layers/3/b_up/*", "*3*3*"}) {
+    INFO(pattern);
+    CHECK(!leaf_matches(pattern, "layers/3/b_up"));
+  }
+  const LeafRules rules{{{"*", {.rate = 2}}, {"*/b_*", {.decay = 0}}}};
+  CHECK(rules("embed").rate == 2);
+  CHECK(rules("layers/3/b_up").rate == 1);  // the last pattern that fits
+  CHECK(rules("layers/3/b_up").decay == 0);
+  CHECK(LeafRules{}("embed").decay == 1);
+}
+
+template <class O>
+void check_rules(const O& optimizer) {
+  on_mesh("d=1,t=1", [&](const std::shared_ptr<Device>& device) {
+    const Mesh<"d t"> mesh(device);
+    const Weights first = random_weights(mesh, 1), g = random_weights(mesh, 2);
+    const auto after = [&](double learning_rate, const auto& decays) {
+      Weights w = first;
+      auto moments = optimizer.init(w);
+      optimizer.update(w, moments, g, learning_rate, 1.0, 0, decays);
+      return w;
+    };
+    const Weights ruled = after(0.5, LeafRules{{{"*", {.decay = 0}}, {"w", {.rate = 0.25}}}});
+    const Weights plain = after(0.5, [](std::string_view) { return false; });
+    const Weights slow = after(0.125, [](std::string_view) { return true; });
+    expect_same(ruled.gain, plain.gain, "a leaf without decay");
+    expect_same(ruled.w, slow.w, "a leaf at a quarter of the rate");
+    expect(!std::ranges::equal(slow.gain.span(), plain.gain.span()), "the rules matter");
+  });
+  SUCCEED();
+}
+
+TEST_CASE("every optimizer takes factors of a leaf's learning rate and decay", "[optim]") {
+  check_rules(AdamW{});
+  check_rules(SGD{.weight_decay = 0.1});
+  check_rules(Lion{});
+  check_rules(Muon{});
+}
+
 TEST_CASE("AdamW takes gradients in bf16, and its copies are what a cast of the new weights is", "[optim]") {
   for (const char* name : {"d=1,t=1", "d=2,t=2"}) {
     on_mesh(name, [&](const std::shared_ptr<Device>& device) {

@@ -12,6 +12,7 @@
 #include "shardlib/compute/collectives.hpp"
 #include "shardlib/compute/elementwise.hpp"
 #include "shardlib/compute/layout.hpp"
+#include "shardlib/optim/leaf_rules.hpp"
 #include "shardlib/optim/optimizers.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/types/spec_functions.hpp"
@@ -70,6 +71,7 @@ struct Muon {
               std::int64_t step, const Decays& decays, Copies&... copies) const {
     const auto one = [&]<dtype P, Spec S, dtype G, Spec T>(std::string_view name, Tensor<P, S>& p, auto& mu, auto& nu,
                                                            const Tensor<G, T>& g, auto&... copy) {
+      const LeafFactors leaf = detail::leaf_factors(decays, name);
       if constexpr (detail::is_matrix<S> && legal<rules::update, OpName("Muon"), dtype_v<P>, S, true, dtype_v<G>, T>) {
         if (matrix(name)) {
           const auto clipped = cast<f32>(g) * scale;
@@ -77,14 +79,13 @@ struct Muon {
           const auto along = detail::orthogonalized_leaf(nesterov ? clipped + mu * momentum : mu, iterations);
           const auto shape = p.global_shape();
           auto change = along * (0.2 * std::sqrt(static_cast<double>(std::max(shape[0], shape[1]))));
-          if (decays(name)) change = change + p * adamw.weight_decay;
-          p = p - change * learning_rate;
+          if (leaf.decay != 0) change = change + p * (adamw.weight_decay * leaf.decay);
+          p = p - change * (learning_rate * leaf.rate);
           ((copy = cast<typename std::remove_cvref_t<decltype(copy)>::value_type>(p)), ...);
           return;
         }
       }
-      detail::update_leaf<"Muon">(adamw.numbers(learning_rate, scale, step, decays(name)), p, g, std::tie(mu, nu),
-                                  copy...);
+      detail::update_leaf<"Muon">(adamw.numbers(learning_rate, scale, step, leaf), p, g, std::tie(mu, nu), copy...);
     };
     for_each_leaf(one, weights, moments.mu, moments.nu, grads, copies...);
   }

@@ -14,6 +14,7 @@
 #include "shardlib/compute/collectives.hpp"
 #include "shardlib/compute/create.hpp"
 #include "shardlib/compute/elementwise.hpp"
+#include "shardlib/optim/leaf_rules.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/types/gradient.hpp"
@@ -208,9 +209,9 @@ void update_leaves(Weights& weights, std::tuple<Moments&...> moments, const Grad
 /// An optimizer of a tree of weights. `init(weights)` makes the moments, sharded as the weights are. `update(weights,
 /// moments, grads, learning_rate, scale, step, decays, copies...)` writes weights and moments in place. `scale`
 /// multiplies the gradients (for clipping), and `step` counts from 0. `decays(leaf name)` says whether weight_decay
-/// applies to a leaf. Weights and moments are f32, gradients f32 or bf16. `copies` are optional: the weights in the
-/// dtype in which the program computes. Copies in bf16 are written in the same pass. Copies in f32 become the weights
-/// themselves. `static_assert(Optimizer<Lion, Weights>)`
+/// applies to a leaf, or gives its LeafFactors. Weights and moments are f32, gradients f32 or bf16. `copies` are
+/// optional: the weights in the dtype in which the program computes. Copies in bf16 are written in the same pass.
+/// Copies in f32 become the weights themselves. `static_assert(Optimizer<Lion, Weights>)`
 template <class O, class Tree>
 concept Optimizer = requires(const O& o, Tree& w, typename O::template Moments<Tree>& m,
                              bool (*decays)(std::string_view)) {
@@ -243,15 +244,18 @@ struct AdamW {
               const Decays& decays, Copies&... copies) const {
     detail::update_leaves<"AdamW">(
         weights, std::tie(mu, nu), grads,
-        [&](std::string_view name) { return numbers(learning_rate, scale, step, decays(name)); }, copies...);
+        [&](std::string_view name) { return numbers(learning_rate, scale, step, detail::leaf_factors(decays, name)); },
+        copies...);
   }
 
   /// The parameters of a leaf's update.
-  [[nodiscard]] detail::AdamWNumbers numbers(double learning_rate, double scale, std::int64_t step, bool decays) const {
+  [[nodiscard]] detail::AdamWNumbers numbers(double learning_rate, double scale, std::int64_t step,
+                                             LeafFactors leaf) const {
     const auto f = [](double x) { return static_cast<float>(x); };
     const auto correction = [&](double beta) { return f(1 / (1 - std::pow(beta, static_cast<double>(step + 1)))); };
-    return {f(beta1),         f(beta2),          f(epsilon),        decays ? f(weight_decay) : 0.0F,
-            f(learning_rate), correction(beta1), correction(beta2), f(scale)};
+    return {
+        f(beta1),          f(beta2),          f(epsilon), f(weight_decay * leaf.decay), f(learning_rate * leaf.rate),
+        correction(beta1), correction(beta2), f(scale)};
   }
 };
 
@@ -275,7 +279,8 @@ struct SGD {
               std::int64_t /*step*/, const Decays& decays, Copies&... copies) const {
     const auto f = [](double x) { return static_cast<float>(x); };
     const auto numbers = [&](std::string_view name) {
-      return detail::SgdNumbers{f(momentum), decays(name) ? f(weight_decay) : 0.0F, f(learning_rate), f(scale),
+      const LeafFactors leaf = detail::leaf_factors(decays, name);
+      return detail::SgdNumbers{f(momentum), f(weight_decay * leaf.decay), f(learning_rate * leaf.rate), f(scale),
                                 nesterov};
     };
     detail::update_leaves<"SGD">(weights, std::tie(moments.mu), grads, numbers, copies...);
@@ -300,7 +305,9 @@ struct Lion {
               std::int64_t /*step*/, const Decays& decays, Copies&... copies) const {
     const auto f = [](double x) { return static_cast<float>(x); };
     const auto numbers = [&](std::string_view name) {
-      return detail::LionNumbers{f(beta1), f(beta2), decays(name) ? f(weight_decay) : 0.0F, f(learning_rate), f(scale)};
+      const LeafFactors leaf = detail::leaf_factors(decays, name);
+      return detail::LionNumbers{f(beta1), f(beta2), f(weight_decay * leaf.decay), f(learning_rate * leaf.rate),
+                                 f(scale)};
     };
     detail::update_leaves<"Lion">(weights, std::tie(moments.mu), grads, numbers, copies...);
   }

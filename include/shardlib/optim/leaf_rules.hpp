@@ -1,0 +1,51 @@
+// Factors of the learning rate and of the weight decay for the leaves of a tree, by patterns of their names.
+#pragma once
+
+#include <concepts>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace shardlib {
+
+/// What multiplies an optimizer's learning rate and its weight_decay for a leaf.
+struct LeafFactors {
+  double rate = 1, decay = 1;  ///< of the learning rate, of the weight decay
+};
+
+/// Whether the name has the pattern; a `*` stands for any text. `leaf_matches("layers/*/b_*", "layers/3/b_up")`
+[[nodiscard]] constexpr bool leaf_matches(std::string_view pattern, std::string_view name) {
+  const auto star = pattern.find('*');
+  if (star == std::string_view::npos) return pattern == name;
+  if (!name.starts_with(pattern.substr(0, star))) return false;
+  for (std::size_t i = star; i <= name.size(); ++i)
+    if (leaf_matches(pattern.substr(star + 1), name.substr(i))) return true;
+  return false;
+}
+
+/// The factors of leaves, for `update` in the place of `decays`: those of the last pattern that a name has, else 1.
+/// `LeafRules{{{"*/b_*", {.decay = 0}}, {"embed", {.rate = 0.1}}}}`
+struct LeafRules {
+  std::vector<std::pair<std::string, LeafFactors>> rules;  ///< patterns and factors
+
+  [[nodiscard]] LeafFactors operator()(std::string_view name) const {
+    LeafFactors factors;
+    for (const auto& [pattern, of] : rules)
+      if (leaf_matches(pattern, name)) factors = of;
+    return factors;
+  }
+};
+
+namespace detail {
+/// What decays(name) says of a leaf: LeafFactors, or whether it decays.
+template <class F>
+[[nodiscard]] LeafFactors leaf_factors(const F& decays, std::string_view name) {
+  if constexpr (std::same_as<decltype(decays(name)), LeafFactors>)
+    return decays(name);
+  else
+    return {.decay = decays(name) ? 1.0 : 0.0};
+}
+}  // namespace detail
+
+}  // namespace shardlib
