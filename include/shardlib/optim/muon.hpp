@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <string_view>
-#include <tuple>
 #include <type_traits>
 
 #include "shardlib/compute/collectives.hpp"
@@ -85,7 +84,7 @@ struct Muon {
           return;
         }
       }
-      detail::update_leaf<"Muon">(adamw.numbers(learning_rate, scale, step, leaf), p, g, std::tie(mu, nu), copy...);
+      detail::update_leaf<"Muon", 2>(adamw.numbers(learning_rate, scale, step, leaf), p, g, mu, nu, copy...);
     };
     for_each_leaf(one, weights, moments.mu, moments.nu, grads, copies...);
   }

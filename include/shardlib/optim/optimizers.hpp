@@ -163,45 +163,42 @@ template <Spec A, class Tree>
 
 namespace detail {
 
-/// Updates a leaf and its moments; messages call the optimizer by its name.
-template <OpName Optimizer, class Numbers, dtype P, Spec S, dtype G, Spec T, class... M, class... C>
-void update_leaf(const Numbers& numbers, Tensor<P, S>& p, const Tensor<G, T>& g, std::tuple<M&...> moments,
-                 C&... copy) {
-  constexpr bool fit = (std::is_same_v<M, Tensor<P, S>> && ...);
+/// Updates a leaf; `rest` are its N moments, then its copy, if there is one. Messages call the optimizer by its name.
+template <OpName Optimizer, std::size_t N, class Numbers, dtype P, Spec S, dtype G, Spec T, class... R>
+void update_leaf(const Numbers& numbers, Tensor<P, S>& p, const Tensor<G, T>& g, R&... rest) {
+  constexpr auto all = [](bool moments, auto... holds) {
+    std::size_t i = 0;
+    return (((i++ < N) != moments || holds) && ...);
+  };
+  constexpr bool fit = all(true, std::is_same_v<R, Tensor<P, S>>...);
   static_assert(checked<rules::update, Optimizer, dtype_v<P>, S, fit, dtype_v<G>, T>::ok);
-  static_assert((is_copy_of<C, S> && ...), "an optimizer's copies are f32 or bf16, sharded as the weights");
+  static_assert(all(false, is_copy_of<R, S>...), "an optimizer's copies are f32 or bf16, sharded as the weights");
   if constexpr (legal<rules::update, Optimizer, dtype_v<P>, S, fit, dtype_v<G>, T>) {
     // The tensors release their values, so that the update is their only owner.
-    const auto released = []<class X>(X& x) {
+    const auto released = [](auto& x) {
       ValuePtr value = x.value();
       x = {};
       return value;
     };
-    ValuePtr copied;
-    ((copied = released(copy)), ...);
-    ValuePtr weight = released(p);
-    auto values = std::apply([&](auto&... m) { return std::array{released(m)...}; }, moments);
-    update_in_place(numbers, weight, values, *g.value(), copied ? &copied : nullptr);
-    p = Tensor<P, S>(weight);
+    ValuePtr weight = released(p), copy;
+    std::array<ValuePtr, N> moments;
     std::size_t i = 0;
-    std::apply([&](auto&... m) { ((m = Tensor<P, S>(values[i++])), ...); }, moments);
-    ((copy = C(copied)), ...);
+    (((i < N ? moments[i] : copy) = released(rest), ++i), ...);
+    update_in_place(numbers, weight, moments, *g.value(), copy ? &copy : nullptr);
+    p = Tensor<P, S>(weight);
+    i = 0;
+    ((rest = R(i < N ? moments[i] : copy), ++i), ...);
   }
 }
 
-/// Updates the leaves of a tree; numbers_of(name) are the parameters of a leaf.
-template <OpName Optimizer, class Weights, class... Moments, class Grads, class F, class... Copies>
-void update_leaves(Weights& weights, std::tuple<Moments&...> moments, const Grads& grads, const F& numbers_of,
-                   Copies&... copies) {
-  static_assert(sizeof...(Copies) <= 1, "an optimizer writes one tree of copies at most");
-  const auto one = [&](std::string_view name, auto& p, const auto& g, auto&... rest) {
-    [&]<std::size_t... M, std::size_t... C>(std::index_sequence<M...>, std::index_sequence<C...>) {
-      const auto all = std::tie(rest...);  // moments, then copies
-      update_leaf<Optimizer>(numbers_of(name), p, g, std::tie(std::get<M>(all)...), std::get<sizeof...(M) + C>(all)...);
-    }
-    (std::index_sequence_for<Moments...>{}, std::index_sequence_for<Copies...>{});
-  };
-  std::apply([&](auto&... m) { for_each_leaf(one, weights, grads, m..., copies...); }, moments);
+/// Updates the leaves of `trees`: weights, gradients, N trees of moments, copies; numbers_of(name) are a leaf's
+/// numbers.
+template <OpName Optimizer, std::size_t N, class F, class... Trees>
+void update_leaves(const F& numbers_of, Trees&... trees) {
+  static_assert(sizeof...(Trees) <= N + 3, "an optimizer writes one tree of copies at most");
+  for_each_leaf([&](std::string_view name, auto& p, const auto& g,
+                    auto&... rest) { update_leaf<Optimizer, N>(numbers_of(name), p, g, rest...); },
+                trees...);
 }
 
 }  // namespace detail
@@ -242,10 +239,10 @@ struct AdamW {
   template <class Tree, class Mu, class Nu, class Grads, class Decays, class... Copies>
   void update(Tree& weights, Mu& mu, Nu& nu, const Grads& grads, double learning_rate, double scale, std::int64_t step,
               const Decays& decays, Copies&... copies) const {
-    detail::update_leaves<"AdamW">(
-        weights, std::tie(mu, nu), grads,
-        [&](std::string_view name) { return numbers(learning_rate, scale, step, detail::leaf_factors(decays, name)); },
-        copies...);
+    const auto numbers_of = [&](std::string_view name) {
+      return numbers(learning_rate, scale, step, detail::leaf_factors(decays, name));
+    };
+    detail::update_leaves<"AdamW", 2>(numbers_of, weights, grads, mu, nu, copies...);
   }
 
   /// The parameters of a leaf's update.
@@ -283,7 +280,7 @@ struct SGD {
       return detail::SgdNumbers{f(momentum), f(weight_decay * leaf.decay), f(learning_rate * leaf.rate), f(scale),
                                 nesterov};
     };
-    detail::update_leaves<"SGD">(weights, std::tie(moments.mu), grads, numbers, copies...);
+    detail::update_leaves<"SGD", 1>(numbers, weights, grads, moments.mu, copies...);
   }
 };
 
@@ -309,7 +306,7 @@ struct Lion {
       return detail::LionNumbers{f(beta1), f(beta2), f(weight_decay * leaf.decay), f(learning_rate * leaf.rate),
                                  f(scale)};
     };
-    detail::update_leaves<"Lion">(weights, std::tie(moments.mu), grads, numbers, copies...);
+    detail::update_leaves<"Lion", 1>(numbers, weights, grads, moments.mu, copies...);
   }
 };
 
