@@ -124,7 +124,7 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::note_start(std::int64_t s
   json all = json::array();
   if (std::filesystem::exists(starts())) {
     try {
-      all = io::detail::parse_json<json>(detail::whole_file(starts()));
+      all = io::detail::parse_json<json>(io::as_text(io::read_file(starts())));
       if (!all.is_array()) throw Error("not a list");
     } catch (const std::exception&) {  // it says where the run has been; the run does not need it
       const std::string aside = detail::free_name(starts());
