@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <shardlib/io/file.hpp>
 #include <shardlib/io/impl/temporary.hpp>
 #include <shardlib/run/run_directory.hpp>

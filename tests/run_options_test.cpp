@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 #include <shardlib/run/options.hpp>
+#include <shardlib/support/version.hpp>
 #include <string>
 #include <vector>
 
@@ -373,7 +374,7 @@ TEST_CASE("options: --help", "[run]") {
   CHECK_FALSE(parse(o, {"-h"}));
   CHECK(o.answer() == o.help());
   CHECK_FALSE(parse(o, {"--version", "--steps=wrong"}));
-  CHECK(o.answer().starts_with("trainer: shardlib " + std::to_string(SHARDLIB_VERSION_MAJOR) + "."));
+  CHECK(o.answer().starts_with("trainer: shardlib " + shardlib::detail::version_text()));
   CHECK(o.answer().find(", with Kokkos ") != std::string::npos);
   CHECK(o.help(80) == R"(trainer: Trains.
 
