@@ -47,13 +47,13 @@ auto cached_logits(const Model<C>& w, Array<"layers", Cache<C>>& caches, const N
   Residual x = embedded(embed, tokens.ids);
   for (std::size_t i = 0; i < caches.size(); ++i) {
     const Layer<C>& layer = w.layers[i];
-    const auto attended = cached_attention(gathered_norm(x, layer.norm1), caches[i], tokens, layer, config);
+    const auto attended = cached_attention(gathered_norm(x, layer.norm1, config), caches[i], tokens, layer, config);
     x = x + cast<f32>(reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(attended));
-    x = x +
-        cast<f32>(reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(feed_forward(gathered_norm(x, layer.norm2), layer)));
+    const auto fed = feed_forward(gathered_norm(x, layer.norm2, config), layer);
+    x = x + cast<f32>(reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(fed));
   }
   const auto unembed = w.unembed.empty() ? embed : gathered<"V/t M">(w.unembed[0]);
-  return unembedded(x, w.final_norm, unembed);
+  return unembedded(x, w.final_norm, unembed, config);
 }
 
 }  // namespace gpt

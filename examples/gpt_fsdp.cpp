@@ -53,7 +53,7 @@ int program(int argc, char** argv) {
   }
   const auto mesh = run::chosen_mesh(o.training, "d t");
   run::batch_must_divide(mesh, o.training);
-  gpt::check_head(o);
+  run::check_rope(o.config.rope, o.d_head);
   const run::Data data = run::open_data(o.training, o.vocabulary);
   o.vocabulary = data.vocabulary;
   run::note_padding(mesh, gpt::sizes_of(o, mesh[0].size, mesh[1].size));

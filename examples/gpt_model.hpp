@@ -44,7 +44,8 @@ static_assert(fully_sharded<Mesh<"d t">, Model<f32>>);
 
 /// What is not a tensor.
 struct ModelConfig {
-  double rope_base = 10000;  ///< the longest wavelength of rotary positions, over 2 pi
+  RopeAngles rope;  ///< of rotary positions
+  double norm_epsilon = 1e-6;
 };
 
 // One batch: a segment is a document, and attention does not leave it. `weights` are each token's share of the loss;
@@ -67,10 +68,10 @@ auto gathered(const Tensor<C, S>& x, Site site = Site::current()) -> Tensor<C, R
 
 // Gathers the residual stream over t, normalizes it and applies the scale. Communicates x once over t.
 template <dtype C, Spec S = "M/t/d">
-auto gathered_norm(const Residual& x, const Tensor<C, S>& norm) -> Tensor<C, "B/d L M"> {
+auto gathered_norm(const Residual& x, const Tensor<C, S>& norm, const ModelConfig& config) -> Tensor<C, "B/d L M"> {
   const auto whole = gathered<"B/d L M">(cast<C>(x));
   const auto scale = gathered<"M">(norm);
-  return cast<C>(rms_norm<"M">(cast<f32>(whole)) * cast<f32>(scale));
+  return cast<C>(rms_norm<"M">(cast<f32>(whole), config.norm_epsilon) * cast<f32>(scale));
 }
 
 template <dtype C>
@@ -85,10 +86,9 @@ template <dtype C, bool Whole = false>
 auto projected(const Tensor<C, "B/d L M">& x, const Layer<C, Whole>& w, const ModelConfig& config, std::int64_t first)
     -> Heads<C> {
   const auto w_q = gathered<"M Q K/t D">(w.w_q);
-  const auto q =
-      rope<"L", "D">(einsum_unreduced<"B/d L M, M Q K/t D -> B/d L Q K/t D">(x, w_q), config.rope_base, first);
+  const auto q = rope<"L", "D">(einsum_unreduced<"B/d L M, M Q K/t D -> B/d L Q K/t D">(x, w_q), config.rope, first);
   const auto w_k = gathered<"M K/t D">(w.w_k);
-  const auto k = rope<"L", "D">(einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_k), config.rope_base, first);
+  const auto k = rope<"L", "D">(einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_k), config.rope, first);
   const auto w_v = gathered<"M K/t D">(w.w_v);
   const auto v = einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_v);
   return {save_for_backward(q), save_for_backward(k), save_for_backward(v)};
@@ -118,9 +118,9 @@ auto feed_forward(const Tensor<C, "B/d L M">& x, const Layer<C, Whole>& w) -> Te
 template <dtype C, bool Whole = false>
 auto layer(const Residual& x, const Tensor<i32, "B/d L">& segments, const Layer<C, Whole>& w, const ModelConfig& config)
     -> Residual {
-  const auto attended = attention(gathered_norm(x, w.norm1), segments, w, config);
+  const auto attended = attention(gathered_norm(x, w.norm1, config), segments, w, config);
   const auto y = save_for_backward(x + cast<f32>(reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(attended)));
-  const auto fed = feed_forward(gathered_norm(y, w.norm2), w);
+  const auto fed = feed_forward(gathered_norm(y, w.norm2, config), w);
   return y + cast<f32>(reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(fed));
 }
 
@@ -133,9 +133,9 @@ auto embedded(const Tensor<C, "V/t M">& table, const Tensor<i32, "B/d L">& input
       reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(index_unreduced<"[V/t] M, B/d L -> B/d L M +t">(table, inputs)));
 }
 template <dtype C, Spec S>
-auto unembedded(const Residual& x, const Tensor<C, S>& norm, const Tensor<C, "V/t M">& table)
+auto unembedded(const Residual& x, const Tensor<C, S>& norm, const Tensor<C, "V/t M">& table, const ModelConfig& config)
     -> Tensor<f32, "B/d L V/t"> {
-  return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t", f32>(gathered_norm(x, norm), table);
+  return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t", f32>(gathered_norm(x, norm, config), table);
 }
 
 template <dtype C, bool Whole = false>
@@ -146,7 +146,7 @@ auto logits(const Model<C, Whole>& w, const Tensor<i32, "B/d L">& inputs, const 
   for (const Layer<C, Whole>& weights : w.layers)
     x = explicit_activation_checkpointing(layer<C, Whole>)(x, segments, weights, config);
   const auto unembed = w.unembed.empty() ? embed : gathered<"V/t M">(w.unembed[0]);
-  return unembedded(x, w.final_norm, unembed);
+  return unembedded(x, w.final_norm, unembed, config);
 }
 
 // Cross-entropy over a vocabulary that is sharded over t, without gathering it. Per token and still partial over t.

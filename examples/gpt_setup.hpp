@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <shardlib/run/rope_options.hpp>
 #include <shardlib/run/token_tensors.hpp>
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
@@ -32,7 +33,8 @@ inline void declare(run::Options& options, ModelOptions& o) {
   options.add("--d-head", o.d_head, "width of a head", run::size());
   options.add("--d-ff", o.d_ff, "width of the feed-forward layer", run::size());
   options.add("--vocabulary", o.vocabulary, "token ids (0: the tokenizer's)", run::size(0));
-  options.add("--rope-base", o.config.rope_base, "base of rotary positions", run::above(1));
+  options.add("--norm-epsilon", o.config.norm_epsilon, "of RMSNorm", run::above(0));
+  run::declare(options, o.config.rope);
   options.add("--dtype", o.dtype, "of products, and of what is sent", run::one_of({"f32", "bf16"}));
   options.flag("--tied", o.tied, "use the embedding as the unembedding too");
 }
@@ -87,12 +89,6 @@ struct Initializer {
 inline double flops_per_token(const ModelOptions& o, std::int64_t parameters, std::int64_t length) {
   return run::training_flops_per_token(parameters - (o.tied ? 0 : o.vocabulary * o.d_model), o.layers,
                                        o.n_q_per_kv * o.n_kv * o.d_head, length);
-}
-
-// What rotary positions ask of the options.
-inline void check_head(const ModelOptions& o) {
-  if (o.d_head % 2 != 0)
-    throw UsageError(fmt::format("--d-head {}: rotary positions turn pairs; choose a multiple of 2", o.d_head));
 }
 
 }  // namespace gpt

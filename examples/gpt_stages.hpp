@@ -42,7 +42,7 @@ struct Stages {
   [[nodiscard]] auto loss(const StageModel<C>& w, const Residual& x, const pipeline::StagePlace& at) const
       -> Tensor<f32, "+d +t"> {
     const auto table = gathered<"V/t M">(w.unembed.empty() ? w.embed.at(0) : w.unembed[0]);
-    return mean_loss(unembedded(x, w.final_norm.at(0), table), batch(at));
+    return mean_loss(unembedded(x, w.final_norm.at(0), table, config), batch(at));
   }
 
  private:

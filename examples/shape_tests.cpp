@@ -31,7 +31,7 @@ using Ids = Tensor<i32, "B/d L">;
 using GptMesh = Mesh<"d t">;
 
 // Layers: what goes in, what comes out, and what is still to be summed over t.
-static_assert(same<result<gpt::gathered_norm<f32>, Residual, Tensor<f32, "M/t/d">>, Hidden>);
+static_assert(same<result<gpt::gathered_norm<f32>, Residual, Tensor<f32, "M/t/d">, ModelConfig>, Hidden>);
 static_assert(same<result<gpt::attention<f32>, Hidden, Ids, Layer, ModelConfig>, Tensor<f32, "B/d L M +t">>);
 static_assert(same<result<gpt::feed_forward<f32>, Hidden, Layer>, Tensor<f32, "B/d L M +t">>);
 static_assert(same<result<gpt::layer<f32>, Residual, Ids, Layer, ModelConfig>, Residual>);

@@ -35,9 +35,9 @@ inline auto attention(const Tensor<f32, "B/d L M">& x, const Mask& seen, const L
 }
 
 inline auto layer(const Residual& x, const Mask& seen, const Layer& w, const ModelConfig& config) -> Residual {
-  const auto attended = attention(gpt::gathered_norm(x, w.norm1), seen, w, config);
+  const auto attended = attention(gpt::gathered_norm(x, w.norm1, config), seen, w, config);
   const auto y = save_for_backward(x + reduce_scatter<"B/d L M +t -> B/d L M/t">(attended));
-  const auto fed = gpt::feed_forward(gpt::gathered_norm(y, w.norm2), w);
+  const auto fed = gpt::feed_forward(gpt::gathered_norm(y, w.norm2, config), w);
   return y + reduce_scatter<"B/d L M +t -> B/d L M/t">(fed);
 }
 
@@ -48,7 +48,7 @@ inline auto logits(const Model& w, const gpt::Batch& batch, const Tensor<bool_, 
   Residual x = gpt::embedded(embed, batch.inputs);
   for (const Layer& weights : w.layers) x = explicit_activation_checkpointing(layer)(x, seen, weights, config);
   const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M">(w.unembed[0]);
-  return gpt::unembedded(x, w.final_norm, unembed);
+  return gpt::unembedded(x, w.final_norm, unembed, config);
 }
 
 /// As gpt::mean_loss, with the library's cross_entropy.

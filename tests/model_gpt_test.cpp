@@ -79,7 +79,7 @@ Logits logits_without_recompute(const gpt::Model<f32>& w, const gpt::Batch& batc
   gpt::Residual x = gpt::embedded(embed, batch.inputs);
   for (const gpt::Layer<f32>& weights : w.layers) x = gpt::layer(x, batch.segments, weights, config);
   const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M">(w.unembed[0]);
-  return gpt::unembedded(x, w.final_norm, unembed);
+  return gpt::unembedded(x, w.final_norm, unembed, config);
 }
 
 /// Where a step differs from gpt::loss.

@@ -126,7 +126,7 @@ void rotate(const std::vector<Global>& x, Global& y) {
 
 TEST_CASE("rope", "[ops]") {
 #define ROPE(dtype, from, tolerance_) \
-  ONE(dtype, from, (rope<"L", "K">(x, 100)), rotate, .law = Law::each, .tolerance = tolerance_)
+  ONE(dtype, from, (rope<"L", "K">(x, {100})), rotate, .law = Law::each, .tolerance = tolerance_)
   check_cases({
       ROPE(f32, "B/d L H/t K", 1e-6),
       ROPE(f32, "L/t K B", 1e-6),
@@ -135,6 +135,36 @@ TEST_CASE("rope", "[ops]") {
       ROPE(bf16, "B/d L K", 0.02),
   });
 #undef ROPE
+}
+
+/// Llama 3.1's apply_scaling, by wavelengths.
+double llama_frequency(double base, std::int64_t pair, std::int64_t width) {
+  const double frequency = std::pow(base, -2.0 * static_cast<double>(pair) / static_cast<double>(width));
+  const double wavelength = 2 * std::acos(-1.0) / frequency;
+  if (wavelength < 8192 / 4.0) return frequency;
+  if (wavelength > 8192 / 1.0) return frequency / 8;
+  const double smooth = (8192 / wavelength - 1) / (4.0 - 1);
+  return (1 - smooth) * frequency / 8 + smooth * frequency;
+}
+
+TEST_CASE("rope: angles, plain, linear and as Llama 3.1 stretches them", "[ops]") {
+  const RopeAngles plain{.base = 500000}, linear{.base = 500000, .factor = 4},
+      llama{.base = 500000, .factor = 8, .context = 8192};
+  int kept = 0, divided = 0;
+  for (std::int64_t pair = 0; pair < 64; ++pair) {
+    const double frequency = std::pow(500000.0, -static_cast<double>(pair) / 64);
+    for (const std::int64_t position : {0, 1, 77, 131071}) {
+      const auto at = static_cast<double>(position);
+      CHECK(std::abs(plain(position, pair, 128) - at * frequency) <= 1e-15 * at);
+      CHECK(std::abs(linear(position, pair, 128) - at * frequency / 4) <= 1e-15 * at);
+      CHECK(std::abs(llama(position, pair, 128) - at * llama_frequency(500000, pair, 128)) <= 1e-14 * at);
+    }
+    kept += llama(1, pair, 128) == plain(1, pair, 128) ? 1 : 0;
+    divided += std::abs(llama(1, pair, 128) * 8 - plain(1, pair, 128)) < 1e-20 ? 1 : 0;
+  }
+  CHECK(kept > 20);  // all three cases are met
+  CHECK(divided > 20);
+  CHECK(kept + divided < 64);
 }
 
 }  // namespace

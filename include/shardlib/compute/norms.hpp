@@ -70,8 +70,7 @@ Buffer Rotate<D>::operator()(const Value& in, const Value& out) const {
   // In a dry run the table has no memory.
   for (std::int64_t p = 0; p < positions && !in.device->is_dry(); ++p)
     for (std::int64_t i = 0; i < half; ++i) {
-      const double angle =
-          static_cast<double>(first + p) * std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(n));
+      const double angle = angles(first + p, i, n);
       cosine[p * half + i] = static_cast<T>(std::cos(angle));
       sine[p * half + i] = static_cast<T>(sign * std::sin(angle));
     }

@@ -100,13 +100,28 @@ auto layer_norm(const Tensor<D, S>& x, double epsilon = 1e-5, Site site = Site::
       detail::vjp(x, detail::save(x), detail::NormalizeVjp<detail::Norm::layer>{op, dim, epsilon}));
 }
 
+/// The angles of rotary positions: pair i of n/2 turns by position * base^(-2i/n) (Su et al. 2021). A `factor` above 1
+/// stretches them to longer texts: with a `context` of 0 each angle is divided by it (Chen et al. 2023), otherwise as
+/// Llama 3.1 does: those whose wavelength is more than context / low_freq_factor are divided, those of less than
+/// context / high_freq_factor stay, and between the two the frequency is interpolated. `RopeAngles{.base = 500000}`
+struct RopeAngles {
+  double base = 10000;
+  double factor = 1;                                 ///< by how much texts become longer; 1: not
+  double low_freq_factor = 1, high_freq_factor = 4;  ///< wavelengths that fit so often into `context`
+  std::int64_t context = 0;                          ///< the texts' length before they were made longer; 0: linear
+
+  /// How far the pair of a dim of `width` elements turns at a position. `angles(3, 0, 64)`
+  [[nodiscard]] double operator()(std::int64_t position, std::int64_t pair, std::int64_t width) const;
+  friend bool operator==(const RopeAngles&, const RopeAngles&) = default;
+};
+
 namespace detail {
-/// Rotates each pair (i, i + n/2) of the dim by the angle position * base^(-2i/n), or by its negative (`sign` -1).
-/// The map is orthogonal, so its transpose is the rotation back.
+/// Rotates each pair (i, i + n/2) of the dim by its angle, or by its negative (`sign` -1). The map is orthogonal, so
+/// its transpose is the rotation back.
 template <class D>
 struct Rotate {
   int length, dim;
-  double base;
+  RopeAngles angles;
   std::int64_t offset;
   double sign;
   Buffer operator()(const Value& in, const Value& out) const;
@@ -126,15 +141,15 @@ void require_pairs(const OpInfo& op, const ValuePtr& x, int dim);
 }  // namespace detail
 
 /// Rotary position embedding (Su et al. 2021): rotates the pair of element i in the first half of `Dim` and element i
-/// in the second half by the angle position / base^(2i/|Dim|). The position is `offset` + the global index along
-/// `Length`. `Dim` may not be padded. `rope<"L", "D">(q)`
+/// in the second half by the angle of `angles`. The position is `offset` + the global index along `Length`. `Dim` may
+/// not be padded. `rope<"L", "D">(q)`
 template <DimName Length, DimName Dim, dtype D, Spec S>
-auto rope(const Tensor<D, S>& x, double base = 10000.0, std::int64_t offset = 0, Site site = Site::current())
+auto rope(const Tensor<D, S>& x, const RopeAngles& angles = {}, std::int64_t offset = 0, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"rope", D>, D>, detail::result_of<rules::rope, Length, Dim, S>> {
   constexpr int length = detail::parsed<S>.find(Length), dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"rope", Dim, site};
   detail::require_pairs(op, x.value(), dim);
-  const detail::Rotate<D> rotate{length, dim, base, offset, 1.0};
+  const detail::Rotate<D> rotate{length, dim, angles, offset, 1.0};
   return detail::record_unary<"rope", Tensor<D, S>>(op, x, detail::sizes_of(x.value()), rotate,
                                                     detail::vjp(x, detail::RotateVjp<D>{op, rotate}));
 }

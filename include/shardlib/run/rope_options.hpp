@@ -1,0 +1,23 @@
+// The options of rotary positions.
+#pragma once
+
+#include <cstdint>
+
+#include "shardlib/ops/norms.hpp"
+#include "shardlib/run/options.hpp"
+#include "shardlib/support/inline.hpp"
+
+namespace shardlib::run {
+
+/// Declares --rope-base, --rope-factor, --rope-context, --rope-low and --rope-high. `declare(options, config.rope)`
+SHARDLIB_INLINE void declare(Options& options, RopeAngles& rope);
+
+/// Throws UsageError for heads that have no pairs (--d-head), and unless --rope-low is below --rope-high.
+/// `check_rope(config.rope, 64)`
+SHARDLIB_INLINE void check_rope(const RopeAngles& rope, std::int64_t d_head);
+
+}  // namespace shardlib::run
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/run/impl/rope_options.hpp"
+#endif
