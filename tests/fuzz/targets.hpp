@@ -20,10 +20,12 @@
 #include "shardlib/io/checkpoint/folder.hpp"
 #include "shardlib/io/data/token_files.hpp"
 #include "shardlib/io/formats/safetensors.hpp"
+#include "shardlib/io/formats/safetensors_files.hpp"
 #include "shardlib/io/formats/zarr.hpp"
 #include "shardlib/io/tokenizer/bpe.hpp"
 #include "shardlib/io/tokenizer/tokenizer.hpp"
 #include "shardlib/pipeline/schedule.hpp"
+#include "shardlib/run/hugging_face.hpp"
 #include "shardlib/run/metrics.hpp"
 #include "shardlib/run/options.hpp"
 #include "shardlib/spec/spec.hpp"
@@ -87,6 +89,27 @@ inline void safetensors(const Folder& folder, std::string_view input) {
     if (entry.dtype == "F32" || entry.dtype == "F16" || entry.dtype == "BF16")
       file.read_f32(entry, io::Index(entry.shape.size(), 0), entry.shape, values);
   }
+}
+
+/// The index of a folder with one shard, which holds the tensor `a`.
+inline void safetensors_index(const Folder& folder, std::string_view input) {
+  const std::string header = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
+  folder.put("model/model-00001-of-00001.safetensors",
+             std::string(1, static_cast<char>(header.size())) + std::string(7, '\0') + header + std::string(8, '\1'));
+  folder.put("model/model.safetensors.index.json", input);
+  const io::SafetensorsFiles files(folder / "model");
+  require(files.find("a").entry != nullptr, "the shard's tensor is found");
+  require(!files.describe().empty(), "the tensors have a checksum");
+}
+
+/// A config.json.
+inline void hugging_face(const Folder& folder, std::string_view input) {
+  folder.put("config/config.json", input);
+  run::HuggingFaceConfig config(folder / "config");
+  static_cast<void>(config.integer("layers", 1));
+  config.require("act", {"\"silu\""});
+  if (config.has("rope_scaling.factor")) require(!config.value("rope_scaling.factor").empty(), "a value has a text");
+  config.finish({"harmless"});
 }
 
 /// `.zarray`, and behind "---" the file of the first chunk.
@@ -222,6 +245,8 @@ struct Target {
 };
 inline constexpr Target targets[] = {
     {"safetensors", safetensors},
+    {"safetensors_index", safetensors_index},
+    {"hugging_face", hugging_face},
     {"zarr", zarr},
     {"flat_tokens", flat_tokens},
     {"token_file", token_file},

@@ -46,6 +46,9 @@ class Options {
 
   /// Sets the values. False: --help or --version was asked for, so print answer() on one rank and leave.
   [[nodiscard]] bool parse(int argc, const char* const* argv);
+  /// Behind `parse`: gives an option the value that follows from something else, such as a model's file, which `origin`
+  /// names. Throws UsageError where the user has given another one. `options.imply("--layers", "12", "'config.json'")`
+  void imply(const std::string& name, const std::string& value, const std::string& origin);
   /// What --help or --version prints, whichever was asked for.
   [[nodiscard]] std::string answer() const { return asks_version_ ? version() : help(); }
 

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "shardlib/device/device.hpp"
 #include "shardlib/io/tokenizer/tokenizer.hpp"
 #include "shardlib/support/inline.hpp"
 
@@ -45,6 +46,12 @@ SHARDLIB_INLINE std::string generate(const io::Tokenizer& tokenizer, std::string
                                      const Decode& decode, const SampleOptions& options,
                                      const std::function<void(std::string_view)>& show = nullptr,
                                      const std::function<bool()>& stop = nullptr);
+
+/// Writes the prompt's tokens and, for each of them, the logits of what follows, as a safetensors file: for comparison
+/// with other implementations. Throws UsageError for a prompt of more than `context` tokens. Every device calls it.
+/// `write_logits(device, *tokenizer, "Once", 1024, decode, "logits.safetensors")`
+SHARDLIB_INLINE void write_logits(Device& device, const io::Tokenizer& tokenizer, std::string_view prompt,
+                                  std::int64_t context, const Decode& decode, const std::string& path);
 
 }  // namespace shardlib::run
 

@@ -1,9 +1,10 @@
-// Trees of sharded tensors from safetensors files, and safetensors files from checkpoints, by a table from the leaves'
+// Trees of sharded tensors from safetensors files and folders, and these from checkpoints, by a table from the leaves'
 // names to the file's names and layout.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -12,6 +13,7 @@
 
 #include "shardlib/io/checkpoint/checkpoint.hpp"
 #include "shardlib/io/formats/safetensors.hpp"
+#include "shardlib/io/formats/safetensors_files.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib::io {
@@ -30,6 +32,10 @@ struct StoredLeaf {
 };
 /// From a leaf's name, "layers.0.w_q", to its place in the file.
 using StoredTable = std::function<StoredLeaf(const std::string& leaf)>;
+/// The table of these leaves; * stands for a number, which a stored name repeats: "layers.*.w_q" is
+/// "h.*.attn.c_attn.weight". Leaves of a checkpoint's member `weights`, "weights.embed", are found too, and others have
+/// no place. `table_of({{"embed", {"wte.weight"}}})`
+[[nodiscard]] StoredTable table_of(std::map<std::string, StoredLeaf> leaves);
 
 /// What `load_safetensors` does not insist on.
 struct SafetensorsOptions {
@@ -44,10 +50,10 @@ namespace detail {
                                                                   const SafetensorsOptions& options);
 }
 
-/// Replaces the leaves of `tree`, which must be there with the sizes expected, by those of the file; each device reads
-/// its own shards. F32, F16 and BF16 become f32; other leaves need their own dtype. Leaves whose stored name is empty
-/// stay. Collective; throws the same UsageError on all devices, listing all that does not fit, or Error for a damaged
-/// file. `load_safetensors(mesh, "model.safetensors", weights, table)`
+/// Replaces the leaves of `tree`, which must be there with the sizes expected, by those of the file, or of a folder's
+/// files (SafetensorsFiles); each device reads its own shards. F32, F16 and BF16 become f32; other leaves need their
+/// own dtype. Leaves whose stored name is empty stay. Collective; throws the same UsageError on all devices, listing
+/// all that does not fit, or Error for a damaged file. `load_safetensors(mesh, "model.safetensors", weights, table)`
 template <Spec A, class Tree>
 void load_safetensors(const Mesh<A>& mesh, const std::string& path, Tree& tree, const StoredTable& table,
                       const SafetensorsOptions& options = {}) {
@@ -59,6 +65,10 @@ void load_safetensors(const Mesh<A>& mesh, const std::string& path, Tree& tree, 
 /// Writes a checkpoint's arrays as a safetensors file; those whose stored name is empty are left out. Not collective.
 /// `export_safetensors(checkpoint, "model.safetensors", table)`
 void export_safetensors(const Checkpoint& checkpoint, const std::string& path, const StoredTable& table);
+/// Writes them as a folder: one file, or above `most_bytes` several with an index. Not collective.
+/// `export_safetensors_folder(checkpoint, "exported", table)`
+void export_safetensors_folder(const Checkpoint& checkpoint, const std::string& folder, const StoredTable& table,
+                               std::uint64_t most_bytes = safetensors_shard_bytes);
 
 /// Makes a checkpoint of all tensors of a file, names and shapes as they are; F16 becomes f32. Not collective. Throws
 /// UsageError for dtypes that a checkpoint does not have. `import_safetensors(file, "checkpoints", 0)`

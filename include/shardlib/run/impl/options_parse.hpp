@@ -213,6 +213,20 @@ SHARDLIB_INLINE void Options::apply(const Setting& setting) {
   option.origin = setting.origin;
 }
 
+SHARDLIB_INLINE void Options::imply(const std::string& name, const std::string& value, const std::string& origin) {
+  const std::size_t index = find(name, false);
+  if (index == none) throw Error("Options: there is no " + name + " that " + origin + " could give a value");
+  Option& option = options_[index];
+  const std::string given_by = option.origin, before = std::visit(detail::TomlText(), option.target);
+  apply({index, origin, origin, "", {value}});
+  if (given_by.empty()) return;
+  const std::string now = std::visit(detail::TomlText(), option.target);
+  if (now != before)
+    throw UsageError(fmt::format("{} is {} ({}), but {} is {}: leave the option out", name, before, given_by, origin,
+                                 shardlib::detail::excerpt(now)));
+  option.origin = given_by;
+}
+
 SHARDLIB_INLINE bool Options::parse(int argc, const char* const* argv) {
   Request request = read_command_line(argc, argv);
   asks_version_ = request.version && !request.help;

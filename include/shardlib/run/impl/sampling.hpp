@@ -6,8 +6,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <iterator>
 #include <numeric>
 
+#include "shardlib/io/agree.hpp"
+#include "shardlib/io/formats/safetensors.hpp"
 #include "shardlib/kernels/random.hpp"
 #include "shardlib/support/error.hpp"
 
@@ -118,6 +121,29 @@ SHARDLIB_INLINE std::string generate(const io::Tokenizer& tokenizer, std::string
   }
   flush(0);
   return text;
+}
+
+SHARDLIB_INLINE void write_logits(Device& device, const io::Tokenizer& tokenizer, std::string_view prompt,
+                                  std::int64_t context, const Decode& decode, const std::string& path) {
+  const std::vector<std::uint32_t> tokens = tokenizer.encode(prompt);
+  if (std::ssize(tokens) > context)
+    throw UsageError("the logits' prompt has " + std::to_string(tokens.size()) + " tokens, but the model takes " +
+                     std::to_string(context) + ": give a shorter one");
+  std::vector<float> logits;
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const auto id = static_cast<std::int32_t>(tokens[i]);
+    std::ranges::copy(decode(std::span(&id, 1), static_cast<std::int64_t>(i)), std::back_inserter(logits));
+  }
+  const auto bytes = [](const auto& values) {
+    const auto view = std::as_bytes(std::span(values));
+    return io::Bytes(view.begin(), view.end());
+  };
+  const std::int64_t count = std::ssize(tokens), vocabulary = count == 0 ? 0 : std::ssize(logits) / count;
+  io::together(device, "", [&] {
+    if (device.rank() != 0) return;
+    io::write_safetensors(path, {{"tokens", "U32", {count}, [&] { return bytes(tokens); }},
+                                 {"logits", "F32", {count, vocabulary}, [&] { return bytes(logits); }}});
+  });
 }
 
 }  // namespace shardlib::run

@@ -79,11 +79,12 @@ inline StoredPlace place_of(const std::string& leaf, const StoredLeaf& stored, s
 }
 
 /// This device's shard of a leaf; padding becomes zeros.
-inline shardlib::detail::ValuePtr load_shard(const SafetensorsFile& file, const StoredLeaf& stored,
+inline shardlib::detail::ValuePtr load_shard(const SafetensorsFiles& files, const StoredLeaf& stored,
                                              const std::string& leaf, const shardlib::detail::Value& like) {
   namespace core = shardlib::detail;
   const StoredPlace place = place_of(leaf, stored, core::view(like.global.logical));
-  const SafetensorsEntry& entry = *file.find(stored.name);
+  const SafetensorsFiles::Found found = files.find(stored.name);
+  const SafetensorsEntry& entry = *found.entry;
   const core::Shape shape = core::true_shape(like);
   const Index part(shape.begin(), shape.end()), local(like.local.begin(), like.local.end());
   // What the file has side by side is read side by side: in its order of dims, then sorted into the leaf's.
@@ -101,7 +102,7 @@ inline shardlib::detail::ValuePtr load_shard(const SafetensorsFile& file, const 
     to_strides.push_back(local_strides[i]);
     first += core::shard_index(*like.device, like.spec->dims[static_cast<int>(i)].axes) * local[i] * place.strides[i];
   }
-  Bytes values = volume(box) == 0 ? Bytes{} : read_strided(file, entry, first, from_strides, box);
+  Bytes values = volume(box) == 0 ? Bytes{} : read_strided(*found.file, entry, first, from_strides, box);
   if (like.dtype == DType::f32 && entry.dtype != "F32") {
     Bytes wide(static_cast<std::size_t>(volume(box)) * sizeof(float));
     to_f32(entry.dtype, values, {reinterpret_cast<float*>(wide.data()), wide.size() / sizeof(float)}, stored.name);
@@ -118,34 +119,37 @@ inline shardlib::detail::ValuePtr load_shard(const SafetensorsFile& file, const 
 }
 
 /// Lists everything in which the tree and the file differ; throws if that is not empty.
-inline void compare(const SafetensorsFile& file, const NamedValues& leaves, const std::set<std::string>& used,
+inline void compare(const SafetensorsFiles& files, const NamedValues& leaves, const std::set<std::string>& used,
                     const StoredTable& table, const SafetensorsOptions& options) {
   std::vector<std::string> wrong;
   std::set<std::string> left;
-  for (const SafetensorsEntry& entry : file.entries())
-    if (!used.contains(entry.name)) left.insert(entry.name);
+  for (const SafetensorsFile& file : files.files())
+    for (const SafetensorsEntry& entry : file.entries())
+      if (!used.contains(entry.name)) left.insert(entry.name);
+  const std::string whole = files.is_folder() ? "the folder" : "the file";
   for (const auto& [name, value] : leaves) {
     const StoredLeaf stored = table(name);
     if (stored.name.empty()) continue;
-    const SafetensorsEntry* entry = file.find(stored.name);
+    const auto [file, entry] = files.find(stored.name);
     const StoredPlace place = place_of(name, stored, shardlib::detail::view(value->global.logical));
     const std::string what = "'" + stored.name + "' (leaf '" + name + "') ";
     if (entry == nullptr) {
-      wrong.push_back(what + "is not in the file" + did_you_mean(stored.name, left));
+      wrong.push_back(what + "is not in " + whole + did_you_mean(stored.name, left));
       continue;
     }
+    const std::string there = files.is_folder() ? "'" + file->path() + "'" : whole;
     if (entry->shape != place.shape)
-      wrong.push_back(what + "is " + show_shape(entry->shape) + " in the file, but " + show_shape(place.shape) +
+      wrong.push_back(what + "is " + show_shape(entry->shape) + " in " + there + ", but " + show_shape(place.shape) +
                       " in the program");
     const bool to_single = value->dtype == DType::f32 && (entry->dtype == "F16" || entry->dtype == "BF16");
     if (entry->dtype != safetensors_dtype(value->dtype) && !to_single)
-      wrong.push_back(what + "is " + entry->dtype + " in the file, but " + std::string(shardlib::name(value->dtype)) +
-                      " in the program");
+      wrong.push_back(what + "is " + entry->dtype + " in " + there + ", but " +
+                      std::string(shardlib::name(value->dtype)) + " in the program");
   }
   for (const std::string& name : left)
     if (!options.may_be_left || !options.may_be_left(name))
-      wrong.push_back("'" + name + "' is in the file, but not in the program");
-  fail_unless_fitting("the file '" + file.path() + "'", wrong);
+      wrong.push_back("'" + name + "' is in " + whole + ", but not in the program");
+  fail_unless_fitting(whole + " '" + files.path() + "'", wrong);
 }
 
 SHARDLIB_INLINE std::vector<shardlib::detail::ValuePtr> load_stored(const std::shared_ptr<Device>& device,
@@ -157,30 +161,31 @@ SHARDLIB_INLINE std::vector<shardlib::detail::ValuePtr> load_stored(const std::s
       names_together(*device, leaves, [&](const std::string& leaf) { return table(leaf).name; });
   std::vector<shardlib::detail::ValuePtr> values;
   together(*device, "", [&] {
-    const SafetensorsFile file(path);
-    compare(file, leaves, used, table, options);
+    const SafetensorsFiles files(path);
+    compare(files, leaves, used, table, options);
     for (const auto& [name, value] : leaves) {
       const StoredLeaf stored = table(name);
-      values.push_back(stored.name.empty() ? value : load_shard(file, stored, name, *value));
+      values.push_back(stored.name.empty() ? value : load_shard(files, stored, name, *value));
     }
   });
   return values;
 }
 
-}  // namespace detail
+/// A leaf of a checkpoint, which is a stored tensor or a part of one.
+struct StoredPiece {
+  const CheckpointArray* array;
+  StoredLeaf stored;
+  StoredPlace place;
+};
 
-SHARDLIB_INLINE void export_safetensors(const Checkpoint& checkpoint, const std::string& path,
-                                        const StoredTable& table) {
-  struct Piece {
-    const CheckpointArray* array;
-    StoredLeaf stored;
-    detail::StoredPlace place;
-  };
+/// The stored tensors of a checkpoint, which must outlive the result.
+inline std::vector<SafetensorsTensor> stored_tensors(const Checkpoint& checkpoint, const StoredTable& table) {
+  using Piece = StoredPiece;
   std::map<std::string, std::vector<Piece>> by_name;
   for (const CheckpointArray& array : checkpoint.arrays()) {
     StoredLeaf stored = table(array.name);
     if (stored.name.empty()) continue;
-    detail::StoredPlace place = detail::place_of(array.name, stored, array.shape);
+    StoredPlace place = place_of(array.name, stored, array.shape);
     by_name[stored.name].push_back({&array, std::move(stored), std::move(place)});
   }
   std::vector<SafetensorsTensor> tensors;
@@ -196,7 +201,7 @@ SHARDLIB_INLINE void export_safetensors(const Checkpoint& checkpoint, const std:
     if (static_cast<int>(pieces.size()) != one.stored.parts)
       throw UsageError("the table gives " + std::to_string(pieces.size()) + " of the " +
                        std::to_string(one.stored.parts) + " parts of '" + name + "'");
-    const auto bytes = [&checkpoint, &pieces = pieces] {
+    const auto bytes = [&checkpoint, pieces = pieces] {
       const Piece& any = pieces.front();
       const std::size_t item = size_of(any.array->dtype);
       Bytes whole(static_cast<std::size_t>(volume(any.place.shape)) * item);
@@ -215,12 +220,47 @@ SHARDLIB_INLINE void export_safetensors(const Checkpoint& checkpoint, const std:
     };
     tensors.push_back({name, safetensors_dtype(one.array->dtype), one.place.shape, bytes});
   }
+  return tensors;
+}
+
+inline std::map<std::string, std::string> stored_metadata(const Checkpoint& checkpoint) {
   const CheckpointMeta& meta = checkpoint.meta();
   std::map<std::string, std::string> about = meta.user;
   about["step"] = std::to_string(meta.step);
   about["data_hash"] = meta.data_hash;
   about["format"] = "pt";  // what Hugging Face's loaders look for: tensors as PyTorch lays them out
-  write_safetensors(path, std::move(tensors), about);
+  return about;
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE StoredTable table_of(std::map<std::string, StoredLeaf> leaves) {
+  return [leaves = std::move(leaves)](const std::string& leaf) -> StoredLeaf {
+    std::string name, number;  // the leaf's with * for its first number, and that
+    for (std::size_t begin = leaf.starts_with("weights.") ? 8 : 0, end = 0; end != std::string::npos; begin = end + 1) {
+      end = leaf.find('.', begin);
+      std::string part = leaf.substr(begin, end - begin);
+      if (number.empty() && part.find_first_not_of("0123456789") == std::string::npos)
+        number = std::exchange(part, "*");
+      name += (name.empty() ? "" : ".") + part;
+    }
+    const auto found = leaves.find(name);
+    if (found == leaves.end()) return {};
+    StoredLeaf stored = found->second;
+    if (const std::size_t star = stored.name.find('*'); star != std::string::npos) stored.name.replace(star, 1, number);
+    return stored;
+  };
+}
+
+SHARDLIB_INLINE void export_safetensors(const Checkpoint& checkpoint, const std::string& path,
+                                        const StoredTable& table) {
+  write_safetensors(path, detail::stored_tensors(checkpoint, table), detail::stored_metadata(checkpoint));
+}
+
+SHARDLIB_INLINE void export_safetensors_folder(const Checkpoint& checkpoint, const std::string& folder,
+                                               const StoredTable& table, std::uint64_t most_bytes) {
+  write_safetensors_folder(folder, detail::stored_tensors(checkpoint, table), detail::stored_metadata(checkpoint),
+                           most_bytes);
 }
 
 SHARDLIB_INLINE void import_safetensors(const SafetensorsFile& file, const std::string& directory, std::int64_t step) {
