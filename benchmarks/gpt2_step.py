@@ -95,7 +95,7 @@ class Ours:
         """A record of each step: loss, step_seconds."""
         metrics = os.path.join(scratch, "metrics.jsonl")
         run([*self.command, f"--batch={batch}", f"--seq={length}", f"--data={scratch}/tokens.bin", *self.settings,
-             f"--load={scratch}/weights.safetensors", f"--metrics={metrics}"])  # fmt: skip
+             f"--load={scratch}/weights/model.safetensors", f"--metrics={metrics}"])  # fmt: skip
         with open(metrics) as lines:
             return [json.loads(line) for line in lines]
 
@@ -127,7 +127,7 @@ class TorchRun:
     def turn(self, batch, length, scratch):
         ranks = 1 if self.how == "none" else 2
         threads = max(1, os.cpu_count() // ranks)
-        out = self.torch.run(threads, scratch, ["--tokens={}/tokens.bin", "--weights={}/weights.safetensors",
+        out = self.torch.run(threads, scratch, ["--tokens={}/tokens.bin", "--weights={}/weights/model.safetensors",
             f"--batch={batch}", f"--length={length}", f"--steps={self.options.warmup + self.options.steps}",
             f"--learning-rate={LEARNING_RATE}", f"--parallel={self.how}", f"--ranks={ranks}", f"--threads={threads}", f"--dtype={self.dtype}"])  # fmt: skip
         return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
@@ -144,7 +144,7 @@ class Llmc:
 
     def files(self, scratch):
         """What it reads in its working directory."""
-        tensors = gpt2_oracle.read(os.path.join(scratch, "weights.safetensors"))
+        tensors = gpt2_oracle.read(os.path.join(scratch, "weights/model.safetensors"))
 
         def rows_of_outputs(name):
             _, shape, data = tensors[name]
@@ -240,7 +240,7 @@ def measure(options, torches, batch, length):
                 file.write(struct.pack(f"<{length}H", *(numbers.randrange(END_OF_TEXT) for _ in range(length - 1)), 0))
         run([os.path.join(options.build, "examples/gpt2"), "--preset=gpt2-124m", f"--vocabulary={VOCABULARY}",
              f"--data={tokens}", f"--seq={length}", f"--batch={batch}", "--steps=0", "--max-tokens=0",
-             f"--run={scratch}/initial", f"--export={scratch}/weights.safetensors"])  # fmt: skip
+             f"--run={scratch}/initial", f"--export={scratch}/weights"])  # fmt: skip
         chosen = {name: (system, base) for name, system, base in systems(options, torches, batch, length)
                   if re.search(options.only, name)}  # fmt: skip
         if not chosen:

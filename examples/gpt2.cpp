@@ -2,7 +2,7 @@
 //
 //   gpt2 --preset gpt2-124m --data tokens.zarr --tokenizer r50k_base.tiktoken --run runs/first --mesh d=4,t=2
 //   mpirun -n 2 gpt2 --preset minigpt --data stories.txt --tokenizer r50k_base.tiktoken
-//   gpt2 --preset gpt2-124m --load model.safetensors --steps 0 --prompt "Once upon"     weights of Hugging Face's GPT-2
+//   gpt2 --preset gpt2-124m --load models/gpt2 --steps 0 --prompt "Once upon"     weights of Hugging Face's GPT-2
 #include <fmt/format.h>
 
 #include <shardlib/io/agree.hpp>
@@ -10,15 +10,16 @@
 #include <shardlib/io/formats/safetensors_tree.hpp>
 #include <shardlib/run/checkpoints.hpp>
 #include <shardlib/run/dry_run.hpp>
+#include <shardlib/run/hugging_face.hpp>
 #include <shardlib/run/plan.hpp>
 #include <shardlib/run/token_tensors.hpp>
 #include <shardlib/shardlib.hpp>
-#include <shardlib/support/crc32c.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <concepts>
 #include <cstdint>
+#include <filesystem>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -26,6 +27,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -262,40 +264,31 @@ class Decoder {
 
 // ---- Hugging Face's GPT-2 -------------------------------------------------------------------------------------------
 
-// Where a leaf ("weights.layers.0.w_q" in a checkpoint) lies in the file. Kernels are stored [in, out]; those of
-// queries, keys and values stand side by side in one tensor.
-io::StoredLeaf hugging_face(const std::string& leaf, const std::string& prefix) {
-  const std::string name = leaf.starts_with("weights.") ? leaf.substr(8) : leaf;
-  const std::map<std::string, io::StoredLeaf> whole{{"embed", {"wte.weight"}},
-                                                    {"positions", {"wpe.weight"}},
-                                                    {"final_norm.0.scale", {"ln_f.weight"}},
-                                                    {"final_norm.0.bias", {"ln_f.bias"}}};
-  const std::map<std::string, io::StoredLeaf> in_layer{{"norm1.scale", {"ln_1.weight"}},
-                                                       {"norm1.bias", {"ln_1.bias"}},
-                                                       {"norm2.scale", {"ln_2.weight"}},
-                                                       {"norm2.bias", {"ln_2.bias"}},
-                                                       {"w_q", {"attn.c_attn.weight", {}, {1, 2}, 1, 0, 3}},
-                                                       {"w_k", {"attn.c_attn.weight", {}, {1, 2}, 1, 1, 3}},
-                                                       {"w_v", {"attn.c_attn.weight", {}, {1, 2}, 1, 2, 3}},
-                                                       {"b_q", {"attn.c_attn.bias", {}, {}, 0, 0, 3}},
-                                                       {"b_k", {"attn.c_attn.bias", {}, {}, 0, 1, 3}},
-                                                       {"b_v", {"attn.c_attn.bias", {}, {}, 0, 2, 3}},
-                                                       {"w_o", {"attn.c_proj.weight", {}, {2, 1}}},
-                                                       {"b_o", {"attn.c_proj.bias"}},
-                                                       {"w_up", {"mlp.c_fc.weight"}},
-                                                       {"b_up", {"mlp.c_fc.bias"}},
-                                                       {"w_down", {"mlp.c_proj.weight"}},
-                                                       {"b_down", {"mlp.c_proj.bias"}}};
-  if (const auto found = whole.find(name); found != whole.end()) {
-    io::StoredLeaf stored = found->second;
-    stored.name = prefix + stored.name;
-    return stored;
-  }
-  if (!name.starts_with("layers.")) return {};  // moments
-  const std::size_t dot = name.find('.', 7);
-  io::StoredLeaf stored = in_layer.at(name.substr(dot + 1));
-  stored.name = prefix + "h." + name.substr(7, dot - 7) + "." + stored.name;
-  return stored;
+// Where the leaves lie. Kernels are stored [in, out]; those of queries, keys and values stand side by side in one
+// tensor.
+io::StoredTable stored_table(const std::string& prefix) {
+  std::map<std::string, io::StoredLeaf> leaves{{"embed", {"wte.weight"}},
+                                               {"positions", {"wpe.weight"}},
+                                               {"final_norm.*.scale", {"ln_f.weight"}},
+                                               {"final_norm.*.bias", {"ln_f.bias"}},
+                                               {"layers.*.norm1.scale", {"h.*.ln_1.weight"}},
+                                               {"layers.*.norm1.bias", {"h.*.ln_1.bias"}},
+                                               {"layers.*.norm2.scale", {"h.*.ln_2.weight"}},
+                                               {"layers.*.norm2.bias", {"h.*.ln_2.bias"}},
+                                               {"layers.*.w_q", {"h.*.attn.c_attn.weight", {}, {1, 2}, 1, 0, 3}},
+                                               {"layers.*.w_k", {"h.*.attn.c_attn.weight", {}, {1, 2}, 1, 1, 3}},
+                                               {"layers.*.w_v", {"h.*.attn.c_attn.weight", {}, {1, 2}, 1, 2, 3}},
+                                               {"layers.*.b_q", {"h.*.attn.c_attn.bias", {}, {}, 0, 0, 3}},
+                                               {"layers.*.b_k", {"h.*.attn.c_attn.bias", {}, {}, 0, 1, 3}},
+                                               {"layers.*.b_v", {"h.*.attn.c_attn.bias", {}, {}, 0, 2, 3}},
+                                               {"layers.*.w_o", {"h.*.attn.c_proj.weight", {}, {2, 1}}},
+                                               {"layers.*.b_o", {"h.*.attn.c_proj.bias"}},
+                                               {"layers.*.w_up", {"h.*.mlp.c_fc.weight"}},
+                                               {"layers.*.b_up", {"h.*.mlp.c_fc.bias"}},
+                                               {"layers.*.w_down", {"h.*.mlp.c_proj.weight"}},
+                                               {"layers.*.b_down", {"h.*.mlp.c_proj.bias"}}};
+  for (auto& [leaf, stored] : leaves) stored.name.insert(0, prefix);
+  return io::table_of(std::move(leaves));
 }
 
 // The layout has no place for other forms: weights would be left out, or mean something else to who reads them.
@@ -311,67 +304,91 @@ void must_be_gpt2(const Options& o) {
                     o.load.empty() ? "--export" : "--load", wrong));
 }
 
-// What ranks compare: the file's name, and a checksum of the names and first numbers of its tensors.
-std::string describe_weights(const std::string& path) {
-  const io::SafetensorsFile file(path);
-  std::string text;
-  for (const io::SafetensorsEntry& entry : file.entries()) {
-    std::string first(std::min<std::uint64_t>(entry.end - entry.begin, 4096), '\0');
-    file.read_bytes(entry, 0, std::as_writable_bytes(std::span(first)));
-    text += entry.name + first;
-  }
-  return fmt::format("{}, {} tensors, crc32c {:08x}", path, file.entries().size(), io::crc32c(io::as_bytes(text)));
-}
-
-// An output layer of its own would be lost, as the model's is the embedding.
-void must_be_tied(const io::SafetensorsFile& file, const std::string& embedding) {
-  const io::SafetensorsEntry *output = file.find("lm_head.weight"), *embed = file.find(embedding);
-  if (output == nullptr || embed == nullptr) return;
-  bool same = output->shape == embed->shape && embed->shape.size() == 2;
-  for (std::int64_t row = 0; same && row < embed->shape[0]; ++row) {
-    std::vector<float> a(static_cast<std::size_t>(embed->shape[1])), b(a.size());
-    file.read_f32(*output, {row, 0}, {1, embed->shape[1]}, a);
-    file.read_f32(*embed, {row, 0}, {1, embed->shape[1]}, b);
-    same = a == b;
-  }
-  if (!same)
-    throw UsageError(
-        fmt::format("--load: in '{}', 'lm_head.weight' differs from '{}', but this model's output layer is "
-                    "its embedding: it cannot hold both",
-                    file.path(), embedding));
+// --load of a folder: the options take what config.json says. What this model does not compute exactly is refused.
+void read_config(run::Options& options, Options& o) {
+  if (o.load.empty()) return;
+  o.training.sample.begin.reset();  // nothing stood before the texts that those models have learnt
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(o.load, ignored)) return;
+  run::HuggingFaceConfig config(o.load);
+  config.require("architectures", {R"(["GPT2LMHeadModel"])"});
+  if (!config.has("model_type")) config.refuse("model_type", "\"gpt2\"");
+  config.require("model_type", {"\"gpt2\""});
+  config.require("activation_function", {"\"gelu_new\""});
+  for (const char* key : {"scale_attn_weights", "tie_word_embeddings"}) config.require(key, {"true"});
+  for (const char* key : {"scale_attn_by_inverse_layer_idx", "add_cross_attention"}) config.require(key, {"false"});
+  config.imply(options, "--layers", "n_layer");
+  config.imply(options, "--heads", "n_head");
+  config.imply(options, "--d-model", "n_embd");
+  config.imply(options, "--d-ff", "n_inner", std::to_string(4 * config.integer("n_embd")));
+  config.imply(options, "--context", "n_positions");
+  config.imply(options, "--vocabulary", "vocab_size");
+  config.imply(options, "--epsilon", "layer_norm_epsilon", "1e-5");
+  config.finish({"_name_or_path",
+                 "attn_pdrop",
+                 "bos_token_id",
+                 "dtype",
+                 "embd_pdrop",
+                 "eos_token_id",
+                 "initializer_range",
+                 "n_ctx",
+                 "pad_token_id",
+                 "reorder_and_upcast_attn",
+                 "resid_pdrop",
+                 "summary_activation",
+                 "summary_first_dropout",
+                 "summary_proj_to_labels",
+                 "summary_type",
+                 "summary_use_proj",
+                 "task_specific_params.text-generation",
+                 "torch_dtype",
+                 "transformers_version",
+                 "use_cache"});
 }
 
 void load_hugging_face(const Setup& s, gpt2::Model<f32>& weights) {
-  const std::string prefix = io::SafetensorsFile(s.o.load).find("wte.weight") != nullptr ? "" : "transformer.";
-  io::together(*s.mesh.device(), "", [&] {
-    if (s.mesh.rank() == 0) must_be_tied(io::SafetensorsFile(s.o.load), prefix + "wte.weight");
+  const io::SafetensorsFiles files(s.o.load);
+  const std::string prefix = files.find("wte.weight").entry != nullptr ? "" : "transformer.";
+  io::together(*s.mesh.device(), "--load", [&] {
+    if (s.mesh.rank() == 0) run::require_tied(files, "lm_head.weight", prefix + "wte.weight");
   });
   // A tied output layer and the masks of older files.
   const auto may_be_left = [](const std::string& name) {
     return name == "lm_head.weight" || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
   };
-  io::load_safetensors(s.mesh, s.o.load, weights, [&](const std::string& leaf) { return hugging_face(leaf, prefix); },
-                       {may_be_left});
+  io::load_safetensors(s.mesh, s.o.load, weights, stored_table(prefix), {may_be_left});
 }
 
-// The prompt's tokens and, token by token, the logits of what follows: for comparison with other implementations.
-template <dtype C>
-void write_logits(const Setup& s, const Trained<C>& trained, const io::Tokenizer& tokenizer) {
-  const std::vector<std::uint32_t> tokens = tokenizer.encode(s.o.training.prompt);
-  std::vector<float> logits;
-  Decoder<C> decode(s, trained);
-  for (std::size_t i = 0; i < tokens.size(); ++i) {
-    const auto id = static_cast<std::int32_t>(tokens[i]);
-    std::ranges::copy(decode(std::span(&id, 1), static_cast<std::int64_t>(i)), std::back_inserter(logits));
-  }
-  if (s.mesh.rank() != 0) return;
-  const auto bytes = [](const auto& values) {
-    const auto view = std::as_bytes(std::span(values));
-    return io::Bytes(view.begin(), view.end());
-  };
-  io::write_safetensors(s.o.logits,
-                        {{"tokens", "U32", {std::ssize(tokens)}, [&] { return bytes(tokens); }},
-                         {"logits", "F32", {std::ssize(tokens), s.vocabulary}, [&] { return bytes(logits); }}});
+// --export, by one device.
+void write_hugging_face(const Setup& s, const io::Tokenizer& tokenizer) {
+  const Options& o = s.o;
+  const auto newest = io::newest_whole(o.training.directory + "/checkpoints");
+  if (!newest) throw UsageError("--export: the run has no checkpoint yet");
+  io::export_safetensors_folder(io::Checkpoint::open(*newest), o.save, stored_table(""));
+  const std::string config = fmt::format(
+      R"({{
+  "architectures": ["GPT2LMHeadModel"],
+  "model_type": "gpt2",
+  "torch_dtype": "float32",
+  "n_layer": {},
+  "n_head": {},
+  "n_embd": {},
+  "n_inner": {},
+  "n_positions": {},
+  "vocab_size": {},
+  "activation_function": "gelu_new",
+  "layer_norm_epsilon": {},
+  "resid_pdrop": {},
+  "embd_pdrop": {},
+  "attn_pdrop": 0.0,
+  "bos_token_id": {},
+  "eos_token_id": {},
+  "tie_word_embeddings": true
+}}
+)",
+      o.layers, o.heads, o.d_model, o.d_ff, o.context, s.vocabulary, o.epsilon, o.dropout, o.dropout,
+      tokenizer.end_of_text(), tokenizer.end_of_text());
+  io::replace_file(o.save + "/config.json", io::as_bytes(config), true);
 }
 
 // ---- the program ----------------------------------------------------------------------------------------------------
@@ -402,11 +419,11 @@ void declare(run::Options& options, Options& o) {
                "gather the next layer's weights while a layer runs; not with --recompute none");
   options.add("--gather", o.gather, "when weights are gathered and gradients scattered: per-step needs more memory",
               run::one_of({"per-microbatch", "per-step"}));
-  options.add("--load", o.load, "initial weights: a safetensors file with Hugging Face's names of GPT-2",
-              run::value_name("FILE") | run::command_line_only());
-  options.add("--export", o.save, "write the weights of the run's last checkpoint as such a file",
-              run::value_name("FILE") | run::command_line_only());
-
+  options.add("--load", o.load,
+              "initial weights: a folder of Hugging Face's GPT-2, which gives the sizes too, or its safetensors file",
+              run::value_name("PATH") | run::command_line_only());
+  options.add("--export", o.save, "write the weights of the run's last checkpoint as such a folder",
+              run::value_name("DIR") | run::command_line_only());
   options.add("--logits", o.logits, "write the logits of the prompt's tokens as a safetensors file, at the end",
               run::value_name("FILE") | run::command_line_only());
 
@@ -479,13 +496,9 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
       run::training_flops_per_token(program.parameters - looked_up, o.layers, o.d_model, o.training.seq);
   run::train(s.mesh.device(), o.training, data, toml, program);
   if (dry) return;
-  if (!o.logits.empty()) write_logits(s, trained, *data.tokenizer);
-  if (!o.save.empty() && s.mesh.rank() == 0) {
-    const auto newest = io::newest_whole(o.training.directory + "/checkpoints");
-    if (!newest) throw UsageError("--export: the run has no checkpoint yet");
-    io::export_safetensors(io::Checkpoint::open(*newest), o.save,
-                           [](const std::string& leaf) { return hugging_face(leaf, ""); });
-  }
+  if (!o.logits.empty())
+    run::write_logits(*s.mesh.device(), *data.tokenizer, o.training.prompt, o.context, program.decode, o.logits);
+  if (!o.save.empty() && s.mesh.rank() == 0) write_hugging_face(s, *data.tokenizer);
 }
 
 int program(int argc, char** argv) {
@@ -496,6 +509,7 @@ int program(int argc, char** argv) {
     if (world_rank() == 0) fmt::print("{}", options.answer());
     return 0;
   }
+  read_config(options, o);
   const auto mesh = run::chosen_mesh(o.training, "d t");
   run::batch_must_divide(mesh, o.training);
   if (o.d_model % o.heads != 0)
@@ -511,9 +525,8 @@ int program(int argc, char** argv) {
     throw UsageError("--prefetch gathers weights layer by layer: leave it out, or choose --gather per-microbatch");
   if (!o.save.empty() && o.training.directory.empty())
     throw UsageError("--export writes the weights of a run's checkpoint: give --run too");
-  if (!o.load.empty()) o.training.sample.begin.reset();  // nothing stood before the texts that those models have learnt
   must_be_gpt2(o);
-  if (!o.load.empty() && !o.training.plan) o.training.initial_weights = describe_weights(o.load);
+  if (!o.load.empty() && !o.training.plan) o.training.initial_weights = io::SafetensorsFiles(o.load).describe();
   const run::Data data = run::open_data(o.training, o.vocabulary);
   run::note_padding(mesh, sizes_of(o, data.vocabulary, mesh[0].size, mesh[1].size));
   run::announce(options, o.training);
@@ -526,7 +539,7 @@ int program(int argc, char** argv) {
   Options single = o;  // --graph draws one layer
   single.layers = 1;
   if (run::dry_run(o.training, mesh, body(o), body(single))) return 0;
-  if (!o.save.empty()) io::require_writable(o.save, "--export");
+  if (!o.save.empty()) run::require_writable_folder(o.save, "--export");
   if (!o.logits.empty()) io::require_writable(o.logits, "--logits");
   launch(mesh, body(o), run::launch_options(o.training));
   return 0;

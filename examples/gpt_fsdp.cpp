@@ -19,6 +19,7 @@ void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
   o.training.may_change = {"gather"};  // sums in another order
   gpt::declare(options, o);
+  gpt::declare(options, o.files);
   options.add("--gather", o.gather, "when weights are gathered and gradients scattered: per-step needs more memory",
               run::one_of({"per-microbatch", "per-step"}));
   // clang-format off
@@ -51,6 +52,7 @@ int program(int argc, char** argv) {
     if (world_rank() == 0) fmt::print("{}", options.answer());
     return 0;
   }
+  gpt::read_config(options, o.files, o.training);
   const auto mesh = run::chosen_mesh(o.training, "d t");
   run::batch_must_divide(mesh, o.training);
   run::check_rope(o.config.rope, o.d_head);

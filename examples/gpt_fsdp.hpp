@@ -12,6 +12,7 @@
 #include <string_view>
 #include <utility>
 
+#include "gpt_hugging_face.hpp"
 #include "gpt_sampling.hpp"
 #include "gpt_setup.hpp"
 
@@ -20,6 +21,7 @@ using GptMesh = Mesh<"d t">;
 
 struct Options : gpt::ModelOptions {
   run::Training training;
+  gpt::HuggingFace files;
   std::string gather = "per-microbatch";
 };
 
@@ -116,6 +118,7 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const run::D
   const GptMesh mesh(device);
   Trained<C> trained{{initial_weights(mesh, o), {}, {}}, {}};
   auto& [state, copies] = trained;
+  gpt::load_weights(mesh, o, o.files, state.weights);
   state.mu = zeros_like(state.weights);
   state.nu = zeros_like(state.weights);
   const auto copied = [&s = state] { return cast_tree<gpt::Model<C>>(s.weights); };
@@ -139,6 +142,7 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const run::D
   program.flops_per_token = gpt::flops_per_token(o, program.parameters, o.training.seq);
   program.context = o.training.seq;
   run::train(device, o.training, data, toml, program);
+  gpt::write_outputs(device, o, o.files, o.training, data, program);
 }
 
 // CMake compiles these in gpt_fsdp_parts.cpp, at the same time. Without the macro gpt_fsdp.cpp is the whole program.

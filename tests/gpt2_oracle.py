@@ -122,7 +122,25 @@ def compare(program):
             check(got["logits"][1] == [len(PROMPT.encode()), SIZES["vocabulary"]], f"{mesh}: shape of the logits")
             apart = max(abs(a - b) for a, b in zip(floats(got["logits"]), expected))
             check(apart < 1e-4, f"{mesh}: logits as PyTorch's ({apart:.1e} apart, the largest is {max(expected):.1f})")
-            check(read(again) == read(WEIGHTS), f"{mesh}: the exported weights are the same bits")
+            check(read(again + "/model.safetensors") == read(WEIGHTS), f"{mesh}: the exported weights are the same bits")
+        # The folder gives the sizes too.
+        bare = [option for option in common if option not in sizes]
+        subprocess.run([*bare, f"--load={again}", f"--logits={out}"], check=True, stdout=subprocess.DEVNULL)
+        apart = max(abs(a - b) for a, b in zip(floats(read(out)["logits"]), expected))
+        check(apart < 1e-4, f"the exported folder: logits as PyTorch's ({apart:.1e} apart)")
+        with open(again + "/config.json") as file:
+            config = json.load(file)
+        check((config["n_layer"], config["n_head"], config["n_inner"]) == (2, 4, 96), "config.json has the sizes")
+        for key, value in {"activation_function": "relu", "scale_attn_weights": False, "model_type": "gpt_neo",
+                           "vocab_size": 300.5, "unheard_of": 1}.items():  # fmt: skip
+            with open(again + "/config.json", "w") as file:
+                json.dump({**config, key: value}, file)
+            run = subprocess.run([*bare, f"--load={again}"], capture_output=True, text=True)
+            check(run.returncode == 2 and key in run.stderr, f"config.json with {key} {value} is refused")
+        with open(again + "/config.json", "w") as file:
+            json.dump(config, file)
+        run = subprocess.run([*bare, f"--load={again}", "--heads=3"], capture_output=True, text=True)
+        check(run.returncode == 2 and "--heads is 3 (command line)" in run.stderr, "another number of heads is refused")
         out = os.path.join(folder, "bf16")
         subprocess.run([*common, f"--load={WEIGHTS}", f"--logits={out}", "--dtype=bf16"], check=True,
                        stdout=subprocess.DEVNULL)  # fmt: skip

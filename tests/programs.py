@@ -333,19 +333,20 @@ def other_options(p):
 def gpt2(p):
     """Sampling needs no data; loaded weights need a prompt, since nothing stands before the first token there."""
     small = "--batch=2 --seq=16 --layers=1 --d-model=16 --heads=2 --d-ff=16 --context=16 --steps=0 --max-tokens=5".split()
-    weights = os.path.join(p.folder, "model.safetensors")
+    weights = os.path.join(p.folder, "gpt2-exported")
     run = p.run("gpt2", [*small, f"--run={p.folder}/gpt2", f"--export={weights}", "--prompt="])
     run.succeeds()
     run = p.run("gpt2", [*small, f"--load={weights}", "--prompt=Once upon"])
     run.succeeds()
     run.check("no data" in run.out and "\n\nOnce upon" in run.out, "loaded weights sample without data")
     p.run("gpt2", [*small, f"--load={weights}", "--prompt="]).fails(2, "--prompt is empty")
-    for option in ["--export", "--logits"]:
+    for option, path in [("--export", f"{p.text}/model"), ("--logits", f"{p.folder}/nowhere/file")]:
         for ranks in [0, 2] if p.mpiexec else [0]:
-            steps = [*small, "--steps=3", f"--data={p.text}", f"--run={p.folder}/unwritable", "--prompt=Once"]
-            run = p.run("gpt2", [*steps, f"{option}={p.folder}/nowhere/file"], ranks)
-            run.fails(2, option, "nowhere/file")
-            run.check("loss" not in run.out, "before the first step")
+            for program, sizes in [("gpt2", small), ("gpt_fsdp", ["--batch=2", "--seq=16", "--d-model=16", "--d-head=8"])]:
+                steps = [*sizes, "--steps=3", f"--data={p.text}", f"--run={p.folder}/unwritable", "--prompt=Once"]
+                run = p.run(program, [*steps, f"{option}={path}"], ranks)
+                run.fails(2, option, path)
+                run.check("loss" not in run.out, "before the first step")
     p.run("gpt2", [*small, "--steps=1"]).fails(2, "--data", "--help")
     p.run("gpt2", [*small, "--prefetch", "--gather=per-step"]).fails(2, "--prefetch", "per-microbatch")
     p.run("gpt2", [*small, "--prefetch", "--recompute=none"]).fails(2, "--prefetch", "--recompute none", "seqax")

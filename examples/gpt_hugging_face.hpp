@@ -1,0 +1,202 @@
+// Folders of Hugging Face's transformers with models of the Llama architecture (Llama, Mistral), for the model of
+// gpt_model.hpp: --load, --export and --logits of gpt_fsdp.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <shardlib/io/agree.hpp>
+#include <shardlib/io/file.hpp>
+#include <shardlib/io/formats/safetensors_tree.hpp>
+#include <shardlib/run/checkpoints.hpp>
+#include <shardlib/run/hugging_face.hpp>
+#include <shardlib/run/sampling.hpp>
+#include <shardlib/run/training.hpp>
+#include <shardlib/shardlib.hpp>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "gpt_setup.hpp"
+
+namespace gpt {
+
+struct HuggingFace {
+  std::string load, save, logits;
+  std::map<std::string, std::string> kept;  // keys of a loaded config.json, as JSON, that an export repeats
+};
+
+inline void declare(run::Options& options, HuggingFace& o) {
+  options.add("--load", o.load, "initial weights and sizes: a folder of a Llama or Mistral model by Hugging Face",
+              run::value_name("DIR") | run::command_line_only());
+  options.add("--export", o.save, "write the weights of the run's last checkpoint as such a folder",
+              run::value_name("DIR") | run::command_line_only());
+  options.add("--logits", o.logits, "write the logits of the prompt's tokens as a safetensors file, at the end",
+              run::value_name("FILE") | run::command_line_only());
+}
+
+// Where the leaves lie. Kernels are stored [out, in]. The query heads of a key-value head follow each other, and rotary
+// positions pair the halves of a head, as they do here: nothing else is reordered.
+inline io::StoredTable stored_table(bool tied) {
+  std::map<std::string, io::StoredLeaf> leaves{
+      {"embed", {"model.embed_tokens.weight"}},
+      {"final_norm", {"model.norm.weight"}},
+      {"layers.*.norm1", {"model.layers.*.input_layernorm.weight"}},
+      {"layers.*.norm2", {"model.layers.*.post_attention_layernorm.weight"}},
+      {"layers.*.w_q", {"model.layers.*.self_attn.q_proj.weight", {2, 1, 3, 0}, {3, 1}}},
+      {"layers.*.w_k", {"model.layers.*.self_attn.k_proj.weight", {1, 2, 0}, {2, 1}}},
+      {"layers.*.w_v", {"model.layers.*.self_attn.v_proj.weight", {1, 2, 0}, {2, 1}}},
+      {"layers.*.w_o", {"model.layers.*.self_attn.o_proj.weight", {0, 2, 1, 3}, {1, 3}}},
+      {"layers.*.w_gate", {"model.layers.*.mlp.gate_proj.weight", {1, 0}}},
+      {"layers.*.w_up", {"model.layers.*.mlp.up_proj.weight", {1, 0}}},
+      {"layers.*.w_down", {"model.layers.*.mlp.down_proj.weight"}}};
+  if (!tied) leaves["unembed.*"] = {"lm_head.weight"};
+  return io::table_of(std::move(leaves));
+}
+
+// ---- reading --------------------------------------------------------------------------------------------------------
+
+// Rotary positions: `rope_theta` and the object `rope_scaling`, or, as transformers 5 writes them, both in
+// `rope_parameters`.
+inline void imply_rope(run::Options& options, run::HuggingFaceConfig& config) {
+  const std::string scaling = config.has("rope_parameters.rope_theta") ? "rope_parameters." : "rope_scaling.";
+  config.imply(options, "--rope-base", scaling == "rope_scaling." ? "rope_theta" : scaling + "rope_theta", "10000");
+  // Older versions say `type`; those in between both.
+  const bool older = config.has(scaling + "type"), newer = config.has(scaling + "rope_type");
+  const std::string type = scaling + (newer ? "rope_type" : "type");
+  config.require(type, {"\"default\"", "\"linear\"", "\"llama3\""});
+  if (older && newer) config.require(scaling + "type", {config.value(type)});
+  const std::string kind = config.has(type) ? config.value(type) : "\"default\"";
+  const auto imply = [&](const char* option, const char* key) { config.imply(options, option, scaling + key); };
+  if (kind == "\"default\"") return options.imply("--rope-factor", "1", fmt::format("'{}': {}", config.path(), type));
+  imply("--rope-factor", "factor");
+  if (kind == "\"linear\"") return options.imply("--rope-context", "0", fmt::format("'{}': {}", config.path(), type));
+  imply("--rope-low", "low_freq_factor");
+  imply("--rope-high", "high_freq_factor");
+  imply("--rope-context", "original_max_position_embeddings");
+}
+
+// --load: the options take what config.json says. What this model does not compute exactly is refused.
+inline void read_config(run::Options& options, HuggingFace& o, run::Training& training) {
+  if (!o.save.empty() && training.directory.empty())
+    throw UsageError("--export writes the weights of a run's checkpoint: give --run too");
+  if (o.load.empty()) return;
+  run::HuggingFaceConfig config(o.load);
+  config.require("architectures", {R"(["LlamaForCausalLM"])", R"(["MistralForCausalLM"])"});
+  if (!config.has("model_type")) config.refuse("model_type", "\"llama\" or \"mistral\"");
+  config.require("model_type", {"\"llama\"", "\"mistral\""});
+  config.require("hidden_act", {"\"silu\"", "\"swish\""});
+  for (const char* bias : {"attention_bias", "mlp_bias"}) config.require(bias, {"false"});
+  config.imply(options, "--layers", "num_hidden_layers");
+  config.imply(options, "--d-model", "hidden_size");
+  config.imply(options, "--d-ff", "intermediate_size");
+  config.imply(options, "--vocabulary", "vocab_size");
+  config.imply(options, "--norm-epsilon", "rms_norm_eps", "1e-6");
+  config.imply(options, "--tied", "tie_word_embeddings", "false");
+  const bool mistral = config.value("model_type") == "\"mistral\"";
+  const std::int64_t heads = config.integer("num_attention_heads"), width = config.integer("hidden_size");
+  // Mistral's transformers class has another default than Llama's.
+  const auto default_kv = mistral ? std::optional<std::int64_t>() : heads;
+  const std::int64_t kv = config.integer("num_key_value_heads", default_kv);
+  if (heads == 0 || kv == 0 || heads % kv != 0)
+    config.refuse("num_key_value_heads", fmt::format("a divisor of the {} of 'num_attention_heads'", heads));
+  options.imply("--n-kv", std::to_string(kv), fmt::format("'{}': num_key_value_heads", config.path()));
+  options.imply("--n-q-per-kv", std::to_string(heads / kv), fmt::format("'{}': num_attention_heads", config.path()));
+  if (!config.has("head_dim") && width % heads != 0)
+    config.refuse("head_dim", fmt::format("given, as {} heads do not divide 'hidden_size', {}", heads, width));
+  config.imply(options, "--d-head", "head_dim", std::to_string(width / heads));
+  imply_rope(options, config);
+  if (mistral && !config.has("sliding_window") && training.seq > 4096)
+    config.refuse("sliding_window", fmt::format("null or at least --seq {}: an absent one is 4096", training.seq));
+  if (config.has("sliding_window") && config.integer("sliding_window") < training.seq)
+    config.refuse("sliding_window", fmt::format("null or at least --seq {}", training.seq));
+  const char* const tokens[] = {"bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings"};
+  for (const char* key : tokens) o.kept[key] = config.has(key) ? config.value(key) : "null";
+  training.sample.begin.reset();
+  if (config.has("bos_token_id")) {
+    const std::int64_t begin = config.integer("bos_token_id");
+    if (begin >= config.integer("vocab_size")) config.refuse("bos_token_id", "below 'vocab_size'");
+    training.sample.begin = static_cast<std::int32_t>(begin);
+  }
+  config.finish({"_name_or_path", "attention_dropout", "dtype", "initializer_range", "pretraining_tp", "torch_dtype",
+                 "transformers_version", "use_cache"});
+  if (!training.plan) training.initial_weights = io::SafetensorsFiles(o.load).describe();
+}
+
+// Before the first step: tries the outputs, and loads the weights.
+inline void load_weights(const Mesh<"d t">& mesh, const ModelOptions& o, const HuggingFace& files, Model<f32>& w) {
+  if (mesh.device()->is_dry()) return;
+  io::together(*mesh.device(), "", [&] {
+    if (mesh.rank() != 0) return;
+    if (!files.save.empty()) run::require_writable_folder(files.save, "--export");
+    if (!files.logits.empty()) io::require_writable(files.logits, "--logits");
+    if (!files.load.empty() && o.tied)
+      run::require_tied(io::SafetensorsFiles(files.load), "lm_head.weight", "model.embed_tokens.weight");
+  });
+  if (files.load.empty()) return;
+  // A tied output layer, and the frequencies that older versions of transformers stored.
+  const auto may_be_left = [&](const std::string& name) {
+    return (o.tied && name == "lm_head.weight") || name.ends_with(".self_attn.rotary_emb.inv_freq");
+  };
+  io::load_safetensors(mesh, files.load, w, stored_table(o.tied), {may_be_left});
+}
+
+// ---- writing --------------------------------------------------------------------------------------------------------
+
+inline std::string config_json(const ModelOptions& o, const std::map<std::string, std::string>& kept) {
+  const RopeAngles& rope = o.config.rope;
+  std::string scaling = "null";
+  if (rope.factor != 1) scaling = fmt::format(R"({{"rope_type": "linear", "factor": {}}})", rope.factor);
+  if (rope.factor != 1 && rope.context > 0)
+    scaling = fmt::format(R"({{"rope_type": "llama3", "factor": {}, "low_freq_factor": {}, "high_freq_factor": {},
+                   "original_max_position_embeddings": {}}})",
+                          rope.factor, rope.low_freq_factor, rope.high_freq_factor, rope.context);
+  std::string text = fmt::format(R"({{
+  "architectures": ["LlamaForCausalLM"],
+  "model_type": "llama",
+  "torch_dtype": "float32",
+  "hidden_size": {},
+  "num_hidden_layers": {},
+  "num_attention_heads": {},
+  "num_key_value_heads": {},
+  "head_dim": {},
+  "intermediate_size": {},
+  "vocab_size": {},
+  "hidden_act": "silu",
+  "attention_bias": false,
+  "mlp_bias": false,
+  "rms_norm_eps": {},
+  "rope_theta": {},
+  "rope_scaling": {},
+  "tie_word_embeddings": {})",
+                                 o.d_model, o.layers, o.n_q_per_kv * o.n_kv, o.n_kv, o.d_head, o.d_ff, o.vocabulary,
+                                 o.config.norm_epsilon, rope.base, scaling, o.tied);
+  for (const auto& [key, value] : kept) text += fmt::format(",\n  \"{}\": {}", key, value);
+  return text + "\n}\n";
+}
+
+// --export and --logits, behind the run.
+inline void write_outputs(const std::shared_ptr<Device>& device, const ModelOptions& o, const HuggingFace& files,
+                          const run::Training& training, const run::Data& data, const run::Program& program) {
+  if (device->is_dry()) return;
+  if (!files.logits.empty())
+    run::write_logits(*device, *data.tokenizer, training.prompt, program.context, program.decode, files.logits);
+  io::together(*device, "--export", [&] {
+    if (files.save.empty() || device->rank() != 0) return;
+    const auto newest = io::newest_whole(training.directory + "/checkpoints");
+    if (!newest) throw UsageError("the run has no checkpoint yet");
+    io::export_safetensors_folder(io::Checkpoint::open(*newest), files.save, stored_table(o.tied));
+    auto kept = files.kept;
+    const auto begin = run::sample_options(training).begin;
+    kept.try_emplace("bos_token_id", begin ? std::to_string(*begin) : "null");
+    kept.try_emplace("eos_token_id", std::to_string(data.tokenizer->end_of_text()));
+    const auto [length, fresh] = kept.try_emplace("max_position_embeddings", "null");
+    if (length->second == "null") length->second = std::to_string(training.seq);
+    io::replace_file(files.save + "/config.json", io::as_bytes(config_json(o, kept)), true);
+  });
+}
+
+}  // namespace gpt
