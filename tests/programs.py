@@ -306,7 +306,7 @@ def other_options(p):
             ["--help"],
             "--data --mesh --steps --batch --seq --layers --d-model --n-q-per-kv --n-kv --d-head --d-ff --tied "
             "--learning-rate --lr-schedule --warmup --warmup-from --decay-steps --decay-fraction --final-learning-rate --adam-epsilon --weight-decay --clip --seed --metrics --max-tokens --prompt --temperature "
-            "--run --tokenizer --preset --config",
+            "--run --tokenizer --preset --config --load --export --logits --rope-factor --norm-epsilon",
         ),
     ]:
         for ranks in [0, 2] if p.mpiexec else [0]:
