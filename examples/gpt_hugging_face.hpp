@@ -146,14 +146,21 @@ inline void load_weights(const Mesh<"d t">& mesh, const ModelOptions& o, const H
 
 // ---- writing --------------------------------------------------------------------------------------------------------
 
+// With a point, as transformers wants its floats.
+inline std::string decimal(double x) {
+  const std::string text = fmt::format("{}", x);
+  return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
+}
+
 inline std::string config_json(const ModelOptions& o, const std::map<std::string, std::string>& kept) {
   const RopeAngles& rope = o.config.rope;
   std::string scaling = "null";
-  if (rope.factor != 1) scaling = fmt::format(R"({{"rope_type": "linear", "factor": {}}})", rope.factor);
+  if (rope.factor != 1) scaling = fmt::format(R"({{"rope_type": "linear", "factor": {}}})", decimal(rope.factor));
   if (rope.factor != 1 && rope.context > 0)
-    scaling = fmt::format(R"({{"rope_type": "llama3", "factor": {}, "low_freq_factor": {}, "high_freq_factor": {},
+    scaling =
+        fmt::format(R"({{"rope_type": "llama3", "factor": {}, "low_freq_factor": {}, "high_freq_factor": {},
                    "original_max_position_embeddings": {}}})",
-                          rope.factor, rope.low_freq_factor, rope.high_freq_factor, rope.context);
+                    decimal(rope.factor), decimal(rope.low_freq_factor), decimal(rope.high_freq_factor), rope.context);
   std::string text = fmt::format(R"({{
   "architectures": ["LlamaForCausalLM"],
   "model_type": "llama",
@@ -173,7 +180,7 @@ inline std::string config_json(const ModelOptions& o, const std::map<std::string
   "rope_scaling": {},
   "tie_word_embeddings": {})",
                                  o.d_model, o.layers, o.n_q_per_kv * o.n_kv, o.n_kv, o.d_head, o.d_ff, o.vocabulary,
-                                 o.config.norm_epsilon, rope.base, scaling, o.tied);
+                                 decimal(o.config.norm_epsilon), decimal(rope.base), scaling, o.tied);
   for (const auto& [key, value] : kept) text += fmt::format(",\n  \"{}\": {}", key, value);
   return text + "\n}\n";
 }

@@ -207,6 +207,10 @@ def compare(program):
             check(distance(out, expected) < 1e-5, f"{name}: what was exported has the same logits")
             same = {k: v for k, v in config.items() if k in back and not k.startswith(("rope", "model_type", "architectures"))}
             check(same and all(back[k] == v for k, v in same.items()) and back["bos_token_id"] == 1, f"{name}: config.json")
+            scaling = {k: v for k, v in (config.get("rope_scaling") or {}).items() if k != "type"}
+            written = [back["rope_theta"], back["rms_norm_eps"], (back["rope_scaling"] or {}).get("factor", 1.0)]
+            check((back["rope_scaling"] or {}) == scaling and all(isinstance(x, float) for x in written),
+                  f"{name}: rotary positions, in floats as transformers wants them")  # fmt: skip
 
         folder, config = os.path.join(scratch, "llama"), MODELS["llama"]
         tensors = read(folder + "/model.safetensors")
