@@ -332,7 +332,7 @@ TEST_CASE("kernels: elementwise loops broadcast, write several outputs and work 
   CHECK(y == std::vector<f32>{3, -4});
 }
 
-TEST_CASE("kernels: sums and maxima over any dims") {
+TEST_CASE("kernels: sums, maxima and minima over any dims") {
   Fixture fx;
   std::mt19937 rng(4);
   for_types<f32, bf16, f64, i32, u32>([&]<class T>(T) {
@@ -349,7 +349,8 @@ TEST_CASE("kernels: sums and maxima over any dims") {
       constexpr bool infinite = std::is_floating_point_v<accumulator_t<T>>;
       const double lowest = infinite ? -std::numeric_limits<double>::infinity()
                                      : static_cast<double>(std::numeric_limits<accumulator_t<T>>::lowest());
-      Values tops(sums.size(), lowest);
+      const double greatest = infinite ? -lowest : static_cast<double>(std::numeric_limits<accumulator_t<T>>::max());
+      Values tops(sums.size(), lowest), bottoms(sums.size(), greatest);
       for (const Shape& i : indices(shape)) {
         Shape o;
         for (std::size_t d = 0; d < i.size(); ++d) {
@@ -358,6 +359,7 @@ TEST_CASE("kernels: sums and maxima over any dims") {
         const double x = number(in[at(linear(i, shape))]);
         sums[at(linear(o, kept))] += x;
         tops[at(linear(o, kept))] = std::max(tops[at(linear(o, kept))], x);
+        bottoms[at(linear(o, kept))] = std::min(bottoms[at(linear(o, kept))], x);
       }
       std::vector<T> out(sums.size());
       const std::span<const bool> mask(summed.get(), shape.size());
@@ -365,6 +367,8 @@ TEST_CASE("kernels: sums and maxima over any dims") {
       CHECK(close(out, sums));
       k::max(fx.exec, dtype_v<T>, in.data(), shape, mask, out.data());
       CHECK(close(out, tops, 0));
+      k::min(fx.exec, dtype_v<T>, in.data(), shape, mask, out.data());
+      CHECK(close(out, bottoms, 0));
     }
   });
   const bool all[] = {true, true};
@@ -402,6 +406,25 @@ TEST_CASE("kernels: sums and maxima over any dims") {
       k::max(fx.exec, DType::f32, x.data(), Shape{130, 1}, all, out);
       CHECK(std::isnan(out[0]));
     }
+  }
+  SECTION("the cotangent of an extremum goes to the first of equals, and to a NaN") {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    const float x[] = {1, 3, nan, 3, 0, 2, 3, nan}, ct[] = {5, 7, 9, 11};
+    const auto check = [&](const Shape& shape, const bool* mask, const std::vector<float>& want) {
+      k::max(fx.exec, DType::f32, x, shape, {mask, shape.size()}, out);
+      std::vector<float> dx(8, -1);
+      k::extremum_backward(fx.exec, DType::f32, x, shape, {mask, shape.size()}, out, ct, dx.data());
+      CHECK(dx == want);
+    };
+    check({2, 4}, last, {0, 0, 5, 0, 0, 0, 0, 7});
+    check({2, 4}, first, {5, 7, 9, 0, 0, 0, 0, 11});
+    check({4, 2}, first, {0, 0, 5, 0, 0, 0, 0, 7});
+    check({2, 4}, all, {0, 0, 5, 0, 0, 0, 0, 0});
+    const std::vector<std::int64_t> part{2, 2};  // without the NaNs
+    k::max(fx.exec, DType::f32, x, Shape{2, 4}, all, out, part);
+    float dx[8] = {};
+    k::extremum_backward(fx.exec, DType::f32, x, Shape{2, 4}, all, out, ct, dx, part);
+    CHECK(std::vector<float>(dx, dx + 8) == std::vector<float>{0, 5, 0, 0, 0, 0, 0, 0});
   }
   SECTION("masks are not summed") {
     const u8 byte = 1;

@@ -43,14 +43,9 @@ constexpr OpSpec maximum_op(std::size_t from, std::size_t kept) {
     if ((kept >> i & 1U) == 0) out.dims.erase(i);
   return detail::make_op(Spec(specs[from]), Spec(to_string(out).view()));
 }
-Reference maxima() {
-  return [](const std::vector<Global>& x, Global& y) {
-    const Shape from = strides_along(x[0], x[0].names), to = strides_along(y, x[0].names);
-    std::fill(y.data.begin(), y.data.end(), -1e9);
-    for_each_index(x[0].shape, [&](const Shape& i) {
-      double& highest = y.data[offset(to, i)];
-      highest = std::max(highest, x[0].data[offset(from, i)]);
-    });
+Reference extrema(bool least) {
+  return [least](const std::vector<Global>& x, Global& y) {
+    first_extrema(x[0], y.names, least, [&](std::size_t to, std::size_t from) { y.data[to] = x[0].data[from]; });
   };
 }
 
@@ -62,8 +57,8 @@ TEST_CASE("all_reduce_max over every spec and subset of dims", "[ops][exhaustive
       static constexpr Spec spec{specs[from]};
       if constexpr (rules::all_reduce_max(op, spec).ok())
         cases.push_back(make_case<Tensor<f32, spec>>("all_reduce_max " + std::string(std::string_view(op)),
-                                                     [](const auto& x) { return all_reduce_max<op>(x); }, maxima(),
-                                                     {.gradient = false}));
+                                                     [](const auto& x) { return all_reduce_max<op>(x); },
+                                                     extrema(false), {.gradient = false}));
     });
   });
   // 3 states on each axis, in two orders where both are on one dim; nothing partial.
@@ -87,23 +82,27 @@ Reference first_maxima() {
   };
 }
 
-TEST_CASE("max and argmax over every spec and subset of dims", "[ops][exhaustive]") {
+TEST_CASE("max, min and argmax over every spec and subset of dims", "[ops][exhaustive]") {
   std::vector<Case> cases;
   each<specs.size()>([&](auto from) {
     each<3>([&](auto kept) {
       static constexpr OpSpec op = maximum_op(from, kept);
       static constexpr Spec spec{specs[from]};
       const std::string text(std::string_view{op});
-      if constexpr (rules::local_max("max", op, spec).ok())
-        cases.push_back(make_case<Tensor<f32, spec>>("max " + text, [](const auto& x) { return max<op>(x); }, maxima(),
-                                                     {.gradient = false}));
+      if constexpr (rules::local_max("max", op, spec).ok()) {
+        const Options options{.law = Law::none, .tolerance = 1e-6};
+        cases.push_back(make_case<Tensor<f32, spec>>(
+            "max " + text, [](const auto& x) { return max<op>(x); }, extrema(false), options));
+        cases.push_back(make_case<Tensor<f32, spec>>(
+            "min " + text, [](const auto& x) { return min<op>(x); }, extrema(true), options));
+      }
       if constexpr (rules::local_max("argmax", op, spec).ok())
         cases.push_back(make_case<Tensor<f32, spec>>("argmax " + text, [](const auto& x) { return argmax<op>(x); },
                                                      first_maxima(), {.gradient = false}));
     });
   });
   // The dim that stays is sharded or not; both go only where neither is; argmax takes one.
-  CHECK(cases.size() == (5 + 5 + 1) + (5 + 5));
+  CHECK(cases.size() == 2 * (5 + 5 + 1) + (5 + 5));
   check_cases(cases);
 }
 

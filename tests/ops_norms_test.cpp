@@ -41,25 +41,26 @@ TEST_CASE("sum and mean", "[ops]") {
   });
 }
 
-/// The largest of what is reduced.
-void maxima(const std::vector<Global>& x, Global& y) {
-  const Shape from = strides_along(x[0], x[0].names), to = strides_along(y, x[0].names);
-  std::fill(y.data.begin(), y.data.end(), -1e9);
-  for_each_index(x[0].shape, [&](const Shape& i) {
-    double& highest = y.data[offset(to, i)];
-    highest = std::max(highest, x[0].data[offset(from, i)]);
-  });
+/// The greatest of what is reduced, or the least.
+Reference extrema(bool least) {
+  return [least](const std::vector<Global>& x, Global& y) {
+    first_extrema(x[0], y.names, least, [&](std::size_t to, std::size_t from) { y.data[to] = x[0].data[from]; });
+  };
 }
 void first_maximum(Row& row) {
   row = {static_cast<double>(std::max_element(row.begin(), row.end()) - row.begin())};
 }
 
-TEST_CASE("max and argmax", "[ops]") {
+TEST_CASE("max, min and argmax", "[ops]") {
+  const Reference maxima = extrema(false), minima = extrema(true);
   check_cases({
-      ONE(f32, "B/d V", (max<"B/d V -> B/d">(x)), maxima, .gradient = false),
-      ONE(f32, "B V C/t", (max<"B V C/t -> C/t">(x)), maxima, .gradient = false),
+      ONE(f32, "B/d V", (max<"B/d V -> B/d">(x)), maxima, .law = Law::none, .tolerance = 1e-6),
+      ONE(f32, "B V C/t", (max<"B V C/t -> C/t">(x)), maxima, .law = Law::none, .tolerance = 1e-6),
+      ONE(f32, "B C/t V", (min<"B C/t V -> C/t">(x)), minima, .law = Law::none, .tolerance = 1e-6),
+      ONE(f64, "V", (min<"V -> ">(x)), minima, .law = Law::none, .tolerance = 1e-6),
       ONE(i32, "B/d V", (max<"B/d V -> B/d">(x)), maxima, .draws = {Draw::integers}),
-      ONE(bf16, "B/d V", (max<"B/d V -> B/d">(x)), maxima, .gradient = false),
+      ONE(i32, "V B/d", (min<"V B/d -> B/d">(x)), minima, .draws = {Draw::integers}),
+      ONE(bf16, "B/d V", (max<"B/d V -> B/d">(x)), maxima, .law = Law::none, .tolerance = 0.01),
       ONE(f32, "B/d V", (argmax<"B/d V -> B/d">(x)), rows("V", first_maximum)),
       ONE(f32, "B V C/t", (argmax<"B V C/t -> B C/t">(x)), rows("V", first_maximum)),
       ONE(i32, "V B/d", (argmax<"V B/d -> B/d">(x)), rows("V", first_maximum), .draws = {Draw::integers}),

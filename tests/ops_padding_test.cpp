@@ -210,6 +210,9 @@ TEST_CASE("padded: maxima do not see the padding", "[ops][padding]") {
                          .data == std::vector<double>{all[0], all[0]},
                  "max of padded dims");
           expect(whole(max<"B/d V -> B/d">(cast<i32>(y))).data == highest, "max of integers");
+          for (double& top : highest) top = -top;
+          expect(whole(min<"B/d V -> B/d">(-y)).data == highest, "min");
+          expect(whole(min<"B/d V -> B/d">(-cast<i32>(y))).data == highest, "min of integers");
           expect(whole(argmax<"B/d V -> B/d">(y)).data == where, "argmax");
           expect(whole(argmax<"V B/d -> B/d">(rearrange<"B/d V -> V B/d">(y))).data == where, "argmax of columns");
           const auto p = softmax<"V">(y);

@@ -145,6 +145,26 @@ inline Reference rows(const std::string& dim, const std::function<void(std::vect
   };
 }
 
+/// Calls f(offset in y, offset in x) for the greatest element of x, or the least, behind each element of y, which has
+/// some of x's dims. Of equal ones the first. Elements are compared as they were drawn, in sixteenths, so that
+/// differences of a reference choose the same.
+inline void first_extrema(const Global& x, const Names& y, bool least,
+                          const std::function<void(std::size_t, std::size_t)>& f) {
+  Global kept{y, {}, {}};
+  for (const auto& name : y)
+    kept.shape.push_back(
+        x.shape[static_cast<std::size_t>(std::find(x.names.begin(), x.names.end(), name) - x.names.begin())]);
+  const Shape from = strides_along(x, x.names), to = strides_along(kept, x.names);
+  std::map<std::size_t, std::pair<double, std::size_t>> best;
+  for_each_index(x.shape, [&](const Shape& i) {
+    const std::size_t at = offset(from, i);
+    const double element = (least ? -1 : 1) * std::round(16 * x.data[at]);
+    const auto [it, first] = best.try_emplace(offset(to, i), element, at);
+    if (!first && element > it->second.first) it->second = {element, at};
+  });
+  for (const auto& [out, element] : best) f(out, element.second);
+}
+
 // ---- values
 // ----------------------------------------------------------------------------------------------------------
 

@@ -339,3 +339,10 @@ auto added_on_one_device(const Tensor<f32, "B/d M">& x, const Tensor<i32, "B/d">
   return scatter_add<"B/d M, B/d -> [V] M">(x, ids, {{"V", 8}});
 }
 #endif
+
+// expect: min: the operand `B V \+t` is partial over t, and min is not linear, so it has to see the sum
+#if SECTION == 48
+auto least_of_summands(const Tensor<f32, "B V +t">& x) {
+  return min<"B V +t -> B">(x);
+}
+#endif

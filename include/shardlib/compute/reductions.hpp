@@ -40,6 +40,25 @@ Buffer max_kernel(const Value& in, const Value& out) {
 }
 
 template <class D>
+Buffer min_kernel(const Value& in, const Value& out) {
+  const auto removed = removed_dims(*in.spec, *out.spec);
+  Buffer result = allocate(out);
+  kernels::min(out.device->exec(), dtype_c<D>, in.data().data(), view(in.local),
+               std::span(removed.data(), static_cast<std::size_t>(in.spec->rank())), result.data(),
+               view(true_shape(in)));
+  return result;
+}
+template <class D>
+Buffer ExtremumBackward<D>::operator()(const Value& out) const {
+  const auto removed = removed_dims(*x->spec, *extrema->spec);
+  Buffer shard = allocate(out);
+  kernels::extremum_backward(out.device->exec(), dtype_c<D>, x->data().data(), view(x->local),
+                             std::span(removed.data(), static_cast<std::size_t>(x->spec->rank())),
+                             extrema->data().data(), ct->data().data(), shard.data(), view(true_shape(*x)));
+  return shard;
+}
+
+template <class D>
 Buffer sum_kernel(const Value& in, const Value& out) {
   const auto removed = removed_dims(*in.spec, *out.spec);
   Buffer result = allocate(out);

@@ -1,4 +1,4 @@
-// Sums, means and maxima over named dims, and broadcast, the transpose of sum.
+// Sums, means, maxima and minima over named dims, and broadcast, the transpose of sum.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,8 @@ template <class D>
 Buffer sum_kernel(const Value& in, const Value& out);
 template <class D>
 Buffer max_kernel(const Value& in, const Value& out);
+template <class D>
+Buffer min_kernel(const Value& in, const Value& out);
 template <class D>
 Buffer argmax_kernel(const Value& in, const Value& out);
 Buffer repeat_kernel(const Value& in, const Value& out);
@@ -70,19 +72,56 @@ auto mean(const Tensor<D, S>& x, Site site = Site::current())
 template <dtype D, Spec S>
 auto mean(const Tensor<D, S>& x) -> detail::needs_op_spec<"mean", D, S>;
 
-/// The maximum over unsharded dims. It has no derivative: pass it `stop_gradient(x)`. `max<"B/d V -> B/d">(x)`
+namespace detail {
+template <class D>
+struct ExtremumBackward {
+  ValuePtr x, extrema, ct;
+  Buffer operator()(const Value& out) const;
+};
+/// Gives each cotangent to the first element that equals the extremum.
+template <OpName Name, class X>
+struct ExtremumVjp {
+  OpInfo op;
+  template <class Ct, class Out>
+  auto operator()(const Ct& ct, const X& x, const Out& extrema) const {
+    using Due = Dual<X, axes_of<X::spec, Out::spec>()>;
+    return record<Name, Due>(op, ct.device(), sizes_of(x.value()),
+                             ExtremumBackward<typename X::value_type>{x.value(), extrema.value(), ct.value()});
+  }
+};
+template <OpName Name, OpSpec O, class D, Spec S>
+using extremum_t = Tensor<after_t<is_reduced<Name, D>, D>, result_of<rules::local_max, Name, O, S>>;
+template <OpName Name, OpSpec O, class D, Spec S>
+auto extremum(const Tensor<D, S>& x, Buffer (*kernel)(const Value&, const Value&), const Site& site)
+    -> extremum_t<Name, O, D, S> {
+  using Out = extremum_t<Name, O, D, S>;
+  const Calling op{Name.text, full_op<Name, O, S>, site};
+  const GlobalSizes sizes = kept_sizes(x.value(), parsed<Out::spec>);
+  if constexpr (floating<D>)
+    return record_unary<Name, Out>(op, x, sizes, kernel,
+                                   vjp_of_result(x, save(x), ExtremumVjp<Name, Tensor<D, S>>{op}));
+  else
+    return record_unary<Name, Out>(op, x, sizes, kernel);
+}
+}  // namespace detail
+
+/// The maximum over unsharded dims. Backward: the cotangent goes to the first of the elements that are equal to the
+/// maximum. `max<"B/d V -> B/d">(x)`
 template <OpSpec O, dtype D, Spec S>
-auto max(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::is_reduced<"max", D>, D>,
-              detail::result_of<rules::local_max, OpName("max"), O, S>> {
-  using Out = Tensor<D, detail::result_of<rules::local_max, OpName("max"), O, S>>;
-  const detail::Calling op{"max", detail::full_op<"max", O, S>, site};
-  detail::require_no_gradient(op, x.value(), "a maximum has no derivative here");
-  return detail::record_unary<"max", Out>(op, x, detail::kept_sizes(x.value(), detail::parsed<Out::spec>),
-                                          detail::max_kernel<D>);
+auto max(const Tensor<D, S>& x, Site site = Site::current()) -> detail::extremum_t<"max", O, D, S> {
+  return detail::extremum<"max", O>(x, detail::max_kernel<D>, site);
 }
 template <dtype D, Spec S>
 auto max(const Tensor<D, S>& x) -> detail::needs_op_spec<"max", D, S>;
+
+/// The minimum over unsharded dims. Backward: the cotangent goes to the first of the elements that are equal to the
+/// minimum. `min<"B/d V -> B/d">(x)`
+template <OpSpec O, dtype D, Spec S>
+auto min(const Tensor<D, S>& x, Site site = Site::current()) -> detail::extremum_t<"min", O, D, S> {
+  return detail::extremum<"min", O>(x, detail::min_kernel<D>, site);
+}
+template <dtype D, Spec S>
+auto min(const Tensor<D, S>& x) -> detail::needs_op_spec<"min", D, S>;
 
 /// The index of the first maximum along one unsharded dim. `argmax<"B/d V -> B/d">(x)`
 template <OpSpec O, dtype D, Spec S>

@@ -24,6 +24,10 @@ template void einsum1(const Exec&, DType, DType, std::span<const int>, std::span
 template void sum(const Exec&, DType, const void*, std::span<const std::int64_t>, std::span<const bool>, void*);
 template void max(const Exec&, DType, const void*, std::span<const std::int64_t>, std::span<const bool>, void*,
                   std::span<const std::int64_t>);
+template void min(const Exec&, DType, const void*, std::span<const std::int64_t>, std::span<const bool>, void*,
+                  std::span<const std::int64_t>);
+template void extremum_backward(const Exec&, DType, const void*, std::span<const std::int64_t>, std::span<const bool>,
+                                const void*, const void*, void*, std::span<const std::int64_t>);
 template f32 sum_of_squares(const Exec&, std::int64_t, const f32*);
 template f32 sum_of_squares(const Exec&, std::int64_t, const bf16*);
 template void argmax(const Exec&, DType, const void*, std::int64_t, std::int64_t, std::int64_t, i32*, std::int64_t);

@@ -48,6 +48,19 @@ struct MaxOp {
   }
 };
 
+struct MinOp {
+  static constexpr const char* name = "min";
+  template <class T>
+  static constexpr T identity() {
+    if constexpr (std::is_floating_point_v<T>) return std::numeric_limits<T>::infinity();
+    return std::numeric_limits<T>::max();
+  }
+  template <class T>
+  static T combine(T a, T b) {
+    return b < a || b != b ? b : a;  // a NaN is the minimum, too
+  }
+};
+
 /// Combines rows of W columns. Every 32 rows of one level give one row of the next level. The rounding error of long
 /// sums is then close to that of a pairwise sum.
 template <class Op, class Acc, std::size_t W>
@@ -274,6 +287,52 @@ template <class AnyDType>
 void max(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
          std::span<const bool> reduced, void* out, std::span<const std::int64_t> part) {
   detail::reduce<detail::MaxOp>(exec, dtype, in, shape, reduced, part, out);
+}
+template <class AnyDType>
+void min(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
+         std::span<const bool> reduced, void* out, std::span<const std::int64_t> part) {
+  detail::reduce<detail::MinOp>(exec, dtype, in, shape, reduced, part, out);
+}
+
+template <class AnyDType>
+void extremum_backward(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
+                       std::span<const bool> reduced, const void* extrema, const void* ct, void* out,
+                       std::span<const std::int64_t> part) {
+  constexpr std::int64_t width = 64;
+  const Dims strides = row_major(shape);
+  Nest<1> kept;
+  Nest<1> taken;
+  for (std::size_t d = 0; d < shape.size(); ++d)
+    (reduced[d] ? taken : kept).push(reduced[d] && !part.empty() ? part[d] : shape[d], {strides[static_cast<int>(d)]});
+  const std::int64_t rows = taken.count();
+  if (rows == 0) return;
+  const std::int64_t columns = detail::pop_contiguous(kept);
+  const std::int64_t tiles = (columns + width - 1) / width;
+  visit_dtype(dtype, [&]<class T>(T) {
+    if constexpr (!floating<T>) {
+      throw Error("max: integers have no derivative");
+    } else {
+      exec.for_each(kept.count() * tiles, [&](std::int64_t item) {
+        const std::int64_t outer = item / tiles, start = item % tiles * width, n = std::min(width, columns - start);
+        const T* const best = static_cast<const T*>(extrema) + outer * columns + start;
+        const T* const cts = static_cast<const T*>(ct) + outer * columns + start;
+        const Walk<1> first(kept, outer);
+        Walk<1> row(taken, 0);
+        bool found[width] = {};
+        for (std::int64_t r = 0; r < rows; ++r, row.next()) {
+          const std::int64_t at = first.offsets[0] + row.offsets[0] + start;
+          const T* const x = static_cast<const T*>(in) + at;
+          T* const dx = static_cast<T*>(out) + at;
+          for (std::int64_t c = 0; c < n; ++c) {
+            const auto v = static_cast<accumulator_t<T>>(x[c]), e = static_cast<accumulator_t<T>>(best[c]);
+            const bool here = !found[c] && (v == e || (v != v && e != e));
+            dx[c] = here ? cts[c] : T(0);
+            found[c] = found[c] || here;
+          }
+        }
+      });
+    }
+  });
 }
 
 template <class AnyDType>
