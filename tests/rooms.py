@@ -25,7 +25,7 @@ ROOMS = {
     "autodiff": "tape, backward pass, value_and_grad, recompute, overlap",
     "compute": "what each op does with a device's blocks, without specs",
     "optim": "optimizers, learning rates, initialisation",
-    "interop": "host arrays, shard_map, Eigen, Kokkos, formatting",
+    "interop": "host arrays, shard_map, gradient checks, Eigen, Kokkos, formatting",
     "pipeline": "pipeline parallelism: stages, schedules, execution",
     "io": "text, tokens, checkpoints, file formats",
     "run": "what the trainers share: options, loop, plan, reports",

@@ -52,5 +52,6 @@
 #include "shardlib/optim/leaf_rules.hpp"   // learning rates and weight decay by patterns of leaf names
 #include "shardlib/optim/lr_schedule.hpp"  // learning-rate schedules
 #include "shardlib/interop/shard_map.hpp"  // host arrays in and out; spmd
+#include "shardlib/interop/check_gradients.hpp"  // gradients against finite differences, in tests
 #include "shardlib/interop/arrays.hpp"     // Eigen, Kokkos, the user's memory
 #include "shardlib/interop/format.hpp"     // fmt, visualize_sharding

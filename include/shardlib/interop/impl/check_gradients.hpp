@@ -1,0 +1,136 @@
+// Definitions of check_gradients.hpp.
+#pragma once
+
+#include "shardlib/interop/check_gradients.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "shardlib/compute/create.hpp"
+
+namespace shardlib::detail {
+
+/// The number as the dtype stores it, and the distance from 1 to the next number.
+inline double rounded_to(DType dtype, double number) {
+  return visit_dtype(dtype, [&]<class T>(T) {
+    return static_cast<double>(static_cast<scalar_of<T>>(static_cast<T>(static_cast<scalar_of<T>>(number))));
+  });
+}
+inline double epsilon_of(DType dtype) {
+  return dtype == DType::f64 ? 0x1p-52 : dtype == DType::bf16 ? 0x1p-7 : 0x1p-23;
+}
+
+inline std::string six_digits(double number) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, number, std::chars_format::general, 6).ptr};
+}
+
+/// A whole array on this device, as `gathered` returns it.
+struct WholeArray {
+  ValuePtr value;
+  explicit WholeArray(const Value& x) : value(gathered(x)) {}
+  [[nodiscard]] double operator[](std::int64_t i) const {
+    return visit_dtype(value->dtype, [&]<class T>(T) {
+      return static_cast<double>(static_cast<scalar_of<T>>(value->as<const T>()[i]));
+    });
+  }
+  /// The place of an element in memory, padding included.
+  [[nodiscard]] std::int64_t offset(const Shape& index) const {
+    std::int64_t at = 0;
+    for (int i = 0; i < index.size(); ++i) at = at * value->local[i] + index[i];
+    return at;
+  }
+};
+
+/// The value with another number at a global index, on each device that holds the element.
+inline ValuePtr with_number(const Value& x, const Shape& index, double number) {
+  auto changed = detached(x);
+  changed->storage = std::make_shared<Storage>(Storage{allocate(*changed), nullptr});
+  std::memcpy(changed->data().data(), x.data().data(), x.bytes());
+  std::int64_t at = 0;
+  for (int i = 0; i < index.size(); ++i) {
+    const std::int64_t here = index[i] - first_index(x, i);
+    if (here < 0 || here >= x.local[i]) return changed;
+    at = at * x.local[i] + here;
+  }
+  visit_dtype(x.dtype, [&]<class T>(T) {
+    changed->template as<T>()[at] = static_cast<T>(static_cast<scalar_of<T>>(number));
+  });
+  return changed;
+}
+
+/// Element number `i` of `count`, spread over n elements: one in each part of n, at a place that does not repeat itself
+/// from row to row.
+constexpr std::int64_t spread(std::int64_t i, std::int64_t count, std::int64_t n) {
+  const std::int64_t first = n / count * i + std::min(i, n % count), part = n / count + (i < n % count ? 1 : 0);
+  return first + static_cast<std::int64_t>(static_cast<std::uint64_t>(i) * 0x9e3779b97f4a7c15U >> 33) % part;
+}
+
+SHARDLIB_INLINE std::int64_t compare_gradients(const GradientCheck& how, std::span<const LeafGradient> leaves,
+                                               DType loss_dtype,
+                                               FunctionRef<double(const std::vector<ValuePtr>&)> loss) {
+  std::vector<ValuePtr> at;
+  for (const LeafGradient& leaf : leaves) at.push_back(leaf.value);
+  std::int64_t compared = 0;
+  std::string wrong;
+  for (std::size_t k = 0; k < leaves.size(); ++k) {
+    const Value& x = *leaves[k].value;
+    const WholeArray numbers(x), gradients(*leaves[k].gradient);
+    const double epsilon = std::max(epsilon_of(x.dtype), epsilon_of(loss_dtype));
+    const double step = how.step > 0 ? how.step : std::cbrt(epsilon);
+    const double tolerance = how.tolerance > 0 ? how.tolerance : 2 * step;
+    double largest = 0;
+    for (std::int64_t i = 0; i < product(gradients.value->local); ++i)
+      largest = std::max(largest, std::abs(gradients[i]));
+    const std::int64_t n = product(x.global.logical), count = std::min(n, std::max<std::int64_t>(how.elements, 1));
+    std::int64_t differ = 0;
+    double worst = 0;
+    std::string where;
+    for (std::int64_t i = 0; i < count; ++i) {
+      Shape index = x.global.logical;
+      std::int64_t rest = spread(i, count, n);
+      for (int d = index.size(); d-- > 0;) {
+        index[d] = rest % x.global.logical[d];
+        rest /= x.global.logical[d];
+      }
+      const double here = numbers[numbers.offset(index)], gradient = gradients[gradients.offset(index)];
+      const double h = step * std::max(1.0, std::abs(here));
+      const double above = rounded_to(x.dtype, here + h), below = rounded_to(x.dtype, here - h);
+      at[k] = with_number(x, index, above);
+      const double up = loss(at);
+      at[k] = with_number(x, index, below);
+      const double down = loss(at);
+      at[k] = leaves[k].value;
+      const double slope = (up - down) / (above - below);
+      // The loss is rounded as well.
+      const double noise = 4 * epsilon * std::max(std::abs(up), std::abs(down)) / (above - below);
+      const double allowed = tolerance * std::max(largest, std::abs(slope)) + noise;
+      const double excess = std::abs(gradient - slope) / allowed;
+      if (gradient == slope || excess <= 1) continue;
+      ++differ;
+      if (differ > 1 && !(excess > worst)) continue;
+      worst = excess;
+      std::string place;
+      for (const std::int64_t position : index) place += (place.empty() ? "" : ", ") + std::to_string(position);
+      where = "[" + place + "], is " + six_digits(gradient) + ", but the loss changes by " + six_digits(slope) +
+              " per unit (allowed is a difference of " + six_digits(allowed) + ")";
+    }
+    compared += count;
+    if (differ == 0) continue;
+    wrong += (wrong.empty() ? "" : "; ") + std::string("the gradient of ") +
+             (leaves[k].name.empty() ? "the weight" : "`" + leaves[k].name + "`") + " is wrong at " +
+             std::to_string(differ) + " of " + std::to_string(count) + " elements; its worst, at " + where;
+  }
+  if (!wrong.empty())
+    throw Error("check_gradients: " + wrong +
+                "; check the VJPs of the ops from there to the loss. Where the loss has a kink, no gradient fits: move "
+                "the values away from it");
+  return compared;
+}
+
+}  // namespace shardlib::detail

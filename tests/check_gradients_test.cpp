@@ -1,0 +1,121 @@
+// check_gradients: right gradients pass, of leaves in any placement; wrong ones are named with leaf and place.
+#include <shardlib/shardlib.hpp>
+#include <string>
+#include <vector>
+
+#include "support.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+template <class D>
+struct Layer {
+  Tensor<D, "A/d B/t"> w;
+  Tensor<D, "B/t/d"> scale;
+};
+template <class D>
+struct Weights {
+  Array<"layers", Layer<D>> layers;
+  Tensor<D, "B"> bias;
+  Tensor<D, ""> factor;
+};
+
+template <class D>
+Tensor<D, "+d +t"> loss_of(const Weights<D>& w, const Tensor<D, "A/d">& x) {
+  auto y = x;
+  for (const Layer<D>& layer : w.layers) {
+    const auto scale = all_gather<"B/t/d -> B/t">(layer.scale) + shard<"B -> B/t">(w.bias);
+    y = all_reduce<"A/d +t -> A/d">(sum<"A/d B/t -> A/d +t">(tanh(layer.w * scale) * y));
+  }
+  return to_partial<"+d -> +d +t">(sum(y * y * w.factor));
+}
+
+template <class D, Spec A>
+Weights<D> weights(const Mesh<A>& mesh) {
+  const Sizes sizes{{"A", 3, 4}, {"B", 3, 4}};
+  Weights<D> w;
+  w.layers.resize(2);
+  initialize(mesh, w, sizes, 7, [](std::string_view) { return Normal{0, 0.5}; });
+  return w;
+}
+
+/// y = x^2. The factor scales the VJP; where it is not 1, the VJP is wrong.
+template <class D, Spec S>
+auto squared(const Tensor<D, S>& x, const Tensor<D, S>& factor, Site site = Site::current()) -> Tensor<D, S> {
+  const auto kernel = [](custom::Shard<D> y, custom::Shard<const D> in) {
+    for (std::int64_t i = 0; i < y.size(); ++i) y.data[i] = in.data[i] * in.data[i];
+  };
+  const auto vjp = [](const auto& ct, const auto& in, const auto& f) { return ct * in * f * 2.0; };
+  return custom::record<"squared", Tensor<D, S>>({{}, site}, kernel, custom::operands(x),
+                                                 custom::vjp(x, custom::save(x, factor), vjp));
+}
+
+const std::vector<const char*> meshes{"d=1,t=1", "d=2,t=1", "d=2,t=2"};
+
+TEST_CASE("check_gradients: a right gradient passes, of every leaf", "[grad]") {
+  for (const char* text : meshes)
+    on_mesh(text, [](const std::shared_ptr<Device>& device) {
+      const Mesh<"d t"> mesh(device);
+      const auto run = [&]<class D>(D, std::int64_t elements) {
+        const auto x = random_normal<D, "A/d">(mesh, {{"A", 3, 4}}, {7, 99});
+        return check_gradients(mesh, GradientCheck{.elements = elements}, loss_of<D>, weights<D>(mesh), x);
+      };
+      expect(run(f64{}, 0) == 6, "one of each leaf");
+      expect(run(f64{}, 100) == 2 * (9 + 3) + 3 + 1, "all elements");
+      expect(run(f32{}, 5) == 2 * (5 + 3) + 3 + 1, "some of a larger leaf");
+      // With what it returns besides, and a leaf alone.
+      const auto pair = [](const Tensor<f64, "A/d">& p) {
+        const auto y = exp(p);
+        return std::pair(to_partial<"+d -> +d +t">(sum(y)), y);
+      };
+      expect(check_gradients(mesh, pair, random_normal<f64, "A/d">(mesh, {{"A", 3, 4}}, {7, 3})) == 3, "a leaf alone");
+    });
+  SUCCEED();
+}
+
+TEST_CASE("check_gradients: a wrong gradient is named", "[grad]") {
+  struct Two {
+    Tensor<f64, "A/d B/t"> right, wrong;
+  };
+  const auto loss = [](const Two& w, const Tensor<f64, "A/d B/t">& ones, const Tensor<f64, "A/d B/t">& factor) {
+    return sum(squared(w.right, ones) + squared(w.wrong, factor));
+  };
+  for (const char* text : meshes)
+    on_mesh(text, [&](const std::shared_ptr<Device>& device) {
+      const Mesh<"d t"> mesh(device);
+      const Sizes sizes{{"A", 2}, {"B", 3, 4}};
+      const auto of = [&](std::vector<f64> values) {
+        return place<Tensor<f64, "A/d B/t">>(mesh, HostArray<f64>({2, 3}, std::move(values)), sizes);
+      };
+      const Two w{of({1, 2, 3, 4, 5, 6}), of({1, 2, 3, 4, 5, 6})};
+      const auto ones = of({1, 1, 1, 1, 1, 1});
+      const GradientCheck exact{.step = 0x1p-7, .tolerance = 1e-3};
+      expect(check_gradients(mesh, exact, loss, w, ones, ones) == 12, "the right ones");
+      expect_error<Error>(
+          [&] {
+            check_gradients(mesh, exact, loss, w, ones, of({1, 1, 1.25, 1, 1, 0}));
+          },
+          "check_gradients: the gradient of `wrong` is wrong at 2 of 6 elements; its worst, at [1, 2], "
+          "is 0, but the loss changes by 12 per unit (allowed is a difference of 0.012); check the VJPs "
+          "of the ops from there to the loss. Where the loss has a kink, no gradient fits: move the "
+          "values away from it");
+      const f64 nan = std::numeric_limits<f64>::quiet_NaN();
+      expect(error_of([&] {
+               check_gradients(mesh, exact, loss, w, ones, of({1, nan, 1, 1, 1, 1}));
+             }).find("`wrong` is wrong at") != std::string::npos,
+             "a NaN");
+      // A wrong factor of all is found with the default step, too, and in f32.
+      const auto halved = [&](const Tensor<f32, "A/d B/t">& x) {
+        return sum(squared(x, full<f32, "A/d B/t">(mesh, sizes, 0.5)));
+      };
+      expect(error_of([&] { check_gradients(mesh, halved, cast<f32>(w.wrong)); })
+                 .starts_with(
+                     "check_gradients: the gradient of the weight is wrong at 6 of 6 elements; its worst, at [1, 2]"),
+             "a leaf alone");
+    });
+  SUCCEED();
+}
+
+}  // namespace
