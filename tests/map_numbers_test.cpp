@@ -42,6 +42,11 @@ TEST_CASE("functions inside map are ours without a using", "[ops][map]") {
   check([](auto v) { return pow(v, 3); }, [](double v) { return v * v * v; }, [](double v) { return 3 * v * v; });
   check([](auto v) { return pow(v, v); }, [](double v) { return std::pow(v, v); },
         [](double v) { return std::pow(v, v) * (std::log(v) + 1); });
+  check(
+      [](auto v) {
+        return softplus(v) * sign(v) + mod(v, 8) - clamp(v, 0.5, 1) * (floor(v) - floor(v)) + round(0 * v);
+      },
+      [](double v) { return std::log1p(std::exp(v)) + v; }, [&](double v) { return logistic(v) + 1; });
   check([](auto v) { return log1p(v) + expm1(v); }, [](double v) { return std::log1p(v) + std::expm1(v); },
         [](double v) { return 1 / (1 + v) + std::exp(v); });
   check([](auto v) { return sin(v) * cos(v) + sqrt(v) - rsqrt(v) + erf(v) + abs(-v) + tanh(v) + log(v); },

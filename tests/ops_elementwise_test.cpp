@@ -128,6 +128,19 @@ TEST_CASE("functions of one operand", "[ops]") {
             any),
       UNARY(f32, "A/t", swish(x), x * sigmoid_of(x), any),
       UNARY(f64, "A/t", swish(x), x * sigmoid_of(x), any),
+      UNARY(f32, "A/t", sin(x), std::sin(x), any),
+      UNARY(f64, "A/d B/t", cos(x), std::cos(x), any),
+      UNARY(f32, "A/t", erf(x), std::erf(x), any),
+      UNARY(f32, "A/t", log1p(x), std::log1p(x), above),
+      UNARY(f32, "A/t", expm1(x), std::expm1(x), any),
+      UNARY(f32, "A/t", softplus(x), std::log1p(std::exp(x)), any),
+      UNARY(f32, "A/t", sign(x), x > 0 ? 1 : -1, {.gradient = false}),
+      UNARY(f32, "A/t", floor(x), std::floor(x), {.gradient = false}),
+      UNARY(f64, "A/t", round(x), std::nearbyint(x), {.gradient = false}),
+      UNARY(f32, "A/t", (clamp(x, -0.5, 0.75)), std::clamp(x, -0.5, 0.75), any),
+      UNARY(i32, "A/d", (clamp(x, -3.0, 4.0)), std::clamp(x, -3.0, 4.0), {.draws = {Draw::integers}}),
+      UNARY(f32, "A/t", (pow(x, 3.0)), x * x * x, {.law = Law::none, .tolerance = 1e-5}),
+      UNARY(f64, "A/t", (pow(2.0, x)), std::exp2(x), any),
   };
   Case half = UNARY(bf16, "B/d M", gelu(x),
                     0.5 * x * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x))), any);
@@ -156,6 +169,36 @@ TEST_CASE("functions of two operands", "[ops]") {
       TWO(u8, "L", "L", not_equal, x != y, Draw::naturals, Draw::naturals),
       TWO(bool_, "B/d L", "L", logical_and, x != 0 && y != 0, Draw::truth, Draw::truth),
       TWO(bool_, "L/t", "L/t", logical_or, x != 0 || y != 0, Draw::truth, Draw::truth),
+  });
+#undef TWO
+}
+
+double python_quotient(double a, double b) {
+  return std::floor(std::round(16 * a) / std::round(16 * b));  // as drawn: not moved over a step by a difference
+}
+
+TEST_CASE("pow, floor_divide and mod", "[ops]") {
+#define TWO(dtype, a, b, op, reference, ...)                                                                  \
+  make_case<Tensor<dtype, a>, Tensor<dtype, b>>(                                                              \
+      #op " of " #dtype " " a ", " b, [](const auto& x, const auto& y) { return op; }, elementwise([](In v) { \
+        const double x = v[0], y = v[1];                                                                      \
+        return static_cast<double>(reference);                                                                \
+      }),                                                                                                     \
+      {.law = Law::none, __VA_ARGS__})
+  check_cases({
+      TWO(f32, "B/d M", "M", pow(x, y), std::pow(x, y), .tolerance = 1e-5, .draws = {Draw::positive, Draw::odd}),
+      TWO(f64, "M/t", "B/d M/t", pow(x, y), std::pow(x, y), .tolerance = 1e-6, .draws = {Draw::positive, Draw::odd}),
+      TWO(f32, "B/d M", "M", mod(x, y), x - python_quotient(x, y) * y, .tolerance = 1e-5,
+          .draws = {Draw::odd, Draw::odd}),
+      TWO(f32, "B/d", "M/t", floor_divide(x, y), python_quotient(x, y), .gradient = false),
+      TWO(i32, "B/d M", "M", (mod(x, y * 2.0 + 1.0)), x - std::floor(x / (2 * y + 1)) * (2 * y + 1),
+          .draws = {Draw::integers, Draw::integers}),
+      TWO(i32, "M/t", "M/t", (floor_divide(x, y * 2.0 + 1.0)), std::floor(x / (2 * y + 1)),
+          .draws = {Draw::integers, Draw::integers}),
+      TWO(u8, "M/t", "M/t", (mod(x, y + 1.0)), std::fmod(x, y + 1), .draws = {Draw::naturals, Draw::naturals}),
+      UNARY(f32, "A/t", (mod(x, 0.5)), x - std::floor(x / 0.5) * 0.5, {.law = Law::none, .tolerance = 1e-6}),
+      UNARY(i32, "A/t", (mod(x, -3.0)), x + std::floor(-x / 3) * 3, {.draws = {Draw::integers}}),
+      UNARY(i32, "A/t", (floor_divide(x, -3.0)), std::floor(-x / 3), {.draws = {Draw::integers}}),
   });
 #undef TWO
 }
@@ -272,6 +315,62 @@ TEST_CASE("integers at their bounds", "[ops]") {
     expect_equal(fetch(x * 2.0).data, std::vector<i32>{-2, 0, 131074});
     expect_equal(fetch(sum<"A -> ">(x)).data, std::vector<i32>{65536});
   });
+}
+
+TEST_CASE("functions where they have limits, steps or poles", "[ops]") {
+  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+    const Mesh<"d t"> mesh(device);
+    constexpr f64 infinity = std::numeric_limits<f64>::infinity();
+    const auto of = [&](std::vector<f64> values) { return place<Tensor<f64, "A">>(mesh, vector_of<f64>(values)); };
+    expect_equal(fetch(softplus(of({1000, -1000, infinity, -infinity}))).data, std::vector<f64>{1000, 0, infinity, 0});
+    expect_equal(fetch(round(of({0.5, 1.5, 2.5, -0.5, -1.5}))).data, std::vector<f64>{0, 2, 2, 0, -2});
+    expect_equal(fetch(sign(of({0, -3, 5}))).data, std::vector<f64>{0, -1, 1});
+    expect_equal(fetch(floor(of({-0.5, 2, 2.75}))).data, std::vector<f64>{-1, 2, 2});
+    // As Python has it.
+    const auto p = of({7.5, -7.5, 7.5, -7.5, 1.0, -5.0, 3.0}), q = of({2, 2, -2, -2, 0.1, infinity, 0.0});
+    expect_equal(fetch(floor_divide(p, q)).data, std::vector<f64>{3, -4, -4, 3, 9, -1, infinity});
+    const auto rests = fetch(mod(p, q)).data;
+    expect_equal(std::vector<f64>(rests.begin(), rests.end() - 1),
+                 std::vector<f64>{1.5, 0.5, -0.5, -1.5, 0.09999999999999995, infinity});
+    constexpr i32 least = std::numeric_limits<i32>::min();
+    const auto a = place<Tensor<i32, "A">>(mesh, vector_of<i32>({7, -7, 7, -7, least, least}));
+    const auto b = place<Tensor<i32, "A">>(mesh, vector_of<i32>({2, 2, -2, -2, -1, 3}));
+    expect_equal(fetch(floor_divide(a, b)).data, std::vector<i32>{3, -4, -4, 3, least, -715827883});
+    expect_equal(fetch(mod(a, b)).data, std::vector<i32>{1, 1, -1, -1, 0, 1});
+    expect(error_of([&] { mod(a, b - b); }).find("by which integers cannot be divided") != std::string::npos, "mod");
+    expect(error_of([&] { floor_divide(a, 0.0); }).starts_with("floor_divide of `A` at "), "floor_divide by a number");
+    expect(error_of([&] { clamp(a, 2.0, 1.0); }).find("the lower bound 2 is not below the upper bound 1") !=
+               std::string::npos,
+           "clamp");
+
+    struct Powers {
+      Tensor<f64, "A"> base, exponent;
+    };
+    const auto slopes = [&](std::vector<f64> base, std::vector<f64> exponent) {
+      const auto loss = [](const Powers& w) { return to_partial<" -> +d +t">(sum(pow(w.base, w.exponent))); };
+      const auto g = value_and_grad(mesh, loss, Powers{of(std::move(base)), of(std::move(exponent))}).second;
+      return std::pair(fetch(g.get<&Powers::base>()).data, fetch(g.get<&Powers::exponent>()).data);
+    };
+    const auto [by_base, by_exponent] = slopes({0, 0, 0, 0, 2}, {2, 1, 0, 0.5, 0});
+    expect_equal(by_base, std::vector<f64>{0, 1, 0, infinity, 0});
+    expect_equal(std::vector<f64>(by_exponent.begin(), by_exponent.end() - 1), std::vector<f64>{0, 0, 0, 0});
+    const auto cubes = [&](const Tensor<f64, "A">& x) {
+      return to_partial<" -> +d +t">(sum(pow(x, 3.0) + pow(x, of({2, 2, 2}))));
+    };
+    expect_equal(fetch(value_and_grad(mesh, cubes, of({-2, 0, 1})).second).data, std::vector<f64>{8, 0, 5});
+    for (const auto& steps : {std::function([](const Tensor<f64, "A">& x) { return floor(x); }),
+                              std::function([](const Tensor<f64, "A">& x) { return round(x); }),
+                              std::function([](const Tensor<f64, "A">& x) { return sign(x); }),
+                              std::function([](const Tensor<f64, "A">& x) { return floor_divide(x, 2.0); })}) {
+      const auto loss = [&](const Tensor<f64, "A">& x) { return to_partial<" -> +d +t">(sum(steps(x))); };
+      expect(error_of([&] {
+               value_and_grad(mesh, loss, of({1, 2}));
+             }).find("its derivative is zero wherever it has one; take stop_gradient of the operand first") !=
+                 std::string::npos,
+             "a step has no gradient");
+    }
+  });
+  SUCCEED();
 }
 
 TEST_CASE("stop_gradient cuts the tape", "[ops]") {

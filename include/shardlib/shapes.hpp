@@ -4,12 +4,13 @@
 
 #include "shardlib/spec/spec.hpp"  // the spec language
 
+#include "shardlib/ops/arithmetic.hpp"      // + - * /, floor_divide, mod
 #include "shardlib/ops/attention.hpp"       // causal_attention
 #include "shardlib/ops/collectives.hpp"     // all_gather, reduce_scatter, all_reduce, all_to_all, shift, shard
 #include "shardlib/ops/create.hpp"          // full, zeros, iota, random numbers; item
 #include "shardlib/ops/dropout.hpp"         // dropout
 #include "shardlib/ops/einsum.hpp"          // einsum_unreduced
-#include "shardlib/ops/elementwise.hpp"     // + - * /, exp, relu, where, cast, stop_gradient
+#include "shardlib/ops/elementwise.hpp"     // exp, relu, pow, maximum, where, cast, stop_gradient
 #include "shardlib/ops/index.hpp"           // index_unreduced, scatter_add
 #include "shardlib/ops/layout.hpp"          // rename, rearrange, transpose, merge, split, concat, narrow, pad, stack
 #include "shardlib/ops/loss.hpp"            // cross_entropy, linear_cross_entropy

@@ -346,3 +346,31 @@ auto least_of_summands(const Tensor<f32, "B V +t">& x) {
   return min<"B V +t -> B">(x);
 }
 #endif
+
+// expect: softplus: the operand `A \+t` is partial over t, and softplus is not linear, so it has to see the sum
+#if SECTION == 49
+auto softplus_of_a_summand(const Tensor<f32, "A +t">& a) {
+  return softplus(a);
+}
+#endif
+
+// expect: pow: the operand `A \+t` is partial over t, and pow is not linear, so it has to see the sum
+#if SECTION == 50
+auto power_of_a_summand(const Tensor<f32, "A +t">& a) {
+  return pow(a, 2.0);
+}
+#endif
+
+// expect: mod of `A/t` and `A`: dim `A` of `A` is `A/t` in `A/t`, so their shards differ
+#if SECTION == 51
+auto rest_of_shard_and_whole(const Tensor<i32, "A/t">& a, const Tensor<i32, "A">& b) {
+  return mod(a, b);
+}
+#endif
+
+// expect: floor: the operand is i32, not floating; write `cast<f32>` of it first
+#if SECTION == 52
+auto floor_of_integers(const Tensor<i32, "A">& a) {
+  return floor(a);
+}
+#endif

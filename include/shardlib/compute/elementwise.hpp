@@ -4,6 +4,7 @@
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/compute/map.hpp"
 #include "shardlib/kernels/elementwise.hpp"
+#include "shardlib/ops/arithmetic.hpp"
 #include "shardlib/ops/elementwise.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/inline.hpp"
@@ -25,10 +26,10 @@ Buffer Pointwise<F, D>::operator()(const Value& out) const {
 /// Throws if the divisor's shard contains a zero.
 SHARDLIB_INLINE void check_divisor(const Value& divisor);
 
-template <class D>
-Buffer IntegerDivide<D>::operator()(const Value& out) const {
+template <class F, class D>
+Buffer IntegerDivide<F, D>::operator()(const Value& out) const {
   check_divisor(*b);
-  return Pointwise<Quotient, D>{a, b}(out);
+  return Pointwise<F, D>{a, b}(out);
 }
 
 template <class F, class D>

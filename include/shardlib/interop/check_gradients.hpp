@@ -76,8 +76,8 @@ std::int64_t check_gradients(const Mesh<A>& mesh, const GradientCheck& how, cons
 }
 /// As above, with the defaults. `check_gradients(mesh, loss, weights, batch)`
 template <Spec A, class F, class W, class... Args>
-  requires(!std::is_same_v<F, GradientCheck>)
-std::int64_t check_gradients(const Mesh<A>& mesh, const F& f, const W& weights, const Args&... args) {
+requires(!std::is_same_v<F, GradientCheck>) std::int64_t
+    check_gradients(const Mesh<A>& mesh, const F& f, const W& weights, const Args&... args) {
   return check_gradients(mesh, GradientCheck{}, f, weights, args...);
 }
 

@@ -1,215 +1,15 @@
-// Elementwise arithmetic and functions, which broadcast by name; casts.
+// Elementwise functions, which broadcast by name; where, casts.
 #pragma once
 
 #include <type_traits>
 
+#include "shardlib/ops/arithmetic.hpp"
 #include "shardlib/ops/map.hpp"
 #include "shardlib/ops/record.hpp"
 #include "shardlib/ops/result.hpp"
 #include "shardlib/rules/all.hpp"
-#include "shardlib/support/wrapping.hpp"
 
 namespace shardlib {
-
-// ---- between tensors -----------------------------------------------------------------------------------------------
-// The operators + - * / belong to Tensor (types/tensor.hpp) and call these functions. Integer division by zero is an
-// error.
-
-namespace detail {
-
-/// A broadcast loop for + - * and for floating-point /. Its op supplies the VJPs.
-template <class F, class D>
-struct Pointwise {
-  ValuePtr a, b;
-  Buffer operator()(const Value& out) const;
-};
-struct Divide {
-  template <class T>
-  constexpr T operator()(const T& a, const T& b) const {
-    return a / b;
-  }
-};
-template <class D>
-struct IntegerDivide {
-  ValuePtr a, b;
-  Buffer operator()(const Value& out) const;
-};
-
-template <class X>
-inline constexpr auto add_vjp = [](const auto& ct) { return unbroadcast<X>(ct); };
-template <class D, Spec S, class E, Spec T>
-auto add(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"+", D, S, E, T> {
-  using Out = arithmetic_t<"+", D, S, E, T>;
-  const Calling op{"+", {}, site};
-  return record<"+", Out>(op, a.device(), sizes_by_name(op, parsed<Out::spec>, a.value(), b.value()),
-                          Pointwise<WrappingSum, D>{a.value(), b.value()}, vjp(a, add_vjp<Tensor<D, S>>),
-                          vjp(b, add_vjp<Tensor<E, T>>));
-}
-
-template <class X>
-inline constexpr auto subtract_vjp = [](const auto& ct) { return unbroadcast<X>(-ct); };
-template <class D, Spec S, class E, Spec T>
-auto subtract(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"-", D, S, E, T> {
-  using Out = arithmetic_t<"-", D, S, E, T>;
-  const Calling op{"-", {}, site};
-  return record<"-", Out>(op, a.device(), sizes_by_name(op, parsed<Out::spec>, a.value(), b.value()),
-                          Pointwise<WrappingDifference, D>{a.value(), b.value()}, vjp(a, add_vjp<Tensor<D, S>>),
-                          vjp(b, subtract_vjp<Tensor<E, T>>));
-}
-
-template <class X>
-inline constexpr auto multiply_vjp = [](const auto& ct, const auto& other) { return unbroadcast<X>(ct * other); };
-template <class D, Spec S, class E, Spec T>
-auto multiply(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"*", D, S, E, T> {
-  using Out = arithmetic_t<"*", D, S, E, T>;
-  const Calling op{"*", {}, site};
-  return record<"*", Out>(op, a.device(), sizes_by_name(op, parsed<Out::spec>, a.value(), b.value()),
-                          Pointwise<WrappingProduct, D>{a.value(), b.value()},
-                          vjp(a, save(b), multiply_vjp<Tensor<D, S>>), vjp(b, save(a), multiply_vjp<Tensor<E, T>>));
-}
-
-template <class X>
-inline constexpr auto dividend_vjp = [](const auto& ct, const auto& other) { return unbroadcast<X>(ct / other); };
-template <class X>
-inline constexpr auto divisor_vjp =
-    [](const auto& ct, const auto& x, const auto& y) { return unbroadcast<X>(-(ct * x / (y * y))); };
-template <class D, Spec S, class E, Spec T>
-auto divide(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"/", D, S, E, T> {
-  using Out = arithmetic_t<"/", D, S, E, T>;
-  using Kernel = std::conditional_t<floating<D>, Pointwise<Divide, D>, IntegerDivide<D>>;
-  const Calling op{"/", {}, site};
-  return record<"/", Out>(op, a.device(), sizes_by_name(op, parsed<Out::spec>, a.value(), b.value()),
-                          Kernel{a.value(), b.value()}, vjp(a, save(b), dividend_vjp<Tensor<D, S>>),
-                          vjp(b, save(a, b), divisor_vjp<Tensor<E, T>>));
-}
-
-/// A linear op of one operand. Its VJP applies the same function to the cotangent. P -> P and R -> R.
-template <class F, class D>
-struct Linear {
-  F f;
-  Buffer operator()(const Value& in, const Value& out) const;
-};
-template <OpName Name, class F>
-struct LinearVjp;
-template <OpName Name, class X, class F>
-X linear(const OpInfo& op, const X& x, const F& f) {
-  return record_unary<Name, X>(op, x, sizes_of(x.value()), Linear<F, typename X::value_type>{f},
-                               vjp(x, LinearVjp<Name, F>{op.name, f}));
-}
-template <OpName Name, class F>
-struct LinearVjp {
-  const char* name;
-  F f;
-  template <class Ct>
-  auto operator()(const Ct& ct) const {
-    return linear<Name>(OpInfo{name, {}, {}}, ct, f);
-  }
-};
-
-struct Negate {
-  template <class T>
-  constexpr T operator()(const T& v) const {
-    return WrappingDifference{}(T{0}, v);
-  }
-};
-template <class D, Spec S>
-auto negate(const Tensor<D, S>& x, const Site& site)
-    -> Tensor<std::enable_if_t<checked<rules::arithmetic_dtype, OpName("-"), dtype_v<D>>::ok, D>, S> {
-  return linear<"negate">(Calling{"negate", {}, site}, x, Negate{});
-}
-
-// ---- with a number -------------------------------------------------------------------------------------------------
-
-/// Throws if an integer tensor's dtype cannot represent the number exactly. Floating dtypes round it.
-void check_number(const OpInfo& op, const ValuePtr& x, double value);
-void require_nonzero(const OpInfo& op, const ValuePtr& x, double divisor);
-/// Converts a number to the dtype in which the op computes with the elements of x.
-template <class D, Spec S>
-scalar_of<D> beside(const OpInfo& op, const Tensor<D, S>& x, double value) {
-  check_number(op, x.value(), value);
-  return static_cast<scalar_of<D>>(value);
-}
-template <class T>
-struct TimesNumber {
-  T k;
-  constexpr T operator()(const T& v) const { return WrappingProduct{}(v, k); }
-};
-template <class T>
-struct OverNumber {
-  T k;
-  constexpr T operator()(const T& v) const { return Quotient{}(v, k); }
-};
-/// F(element, number). NumberWith below is F(number, element).
-template <class F, class T>
-struct WithNumber {
-  T k;
-  auto operator()(auto v) const { return F{}(v, decltype(v)(k)); }
-};
-template <class F, class T>
-struct NumberWith {
-  T k;
-  auto operator()(auto v) const { return F{}(decltype(v)(k), v); }
-};
-
-}  // namespace detail
-
-/// Each element times a number. A partial operand stays partial. `x * 0.5`
-template <dtype D, Spec S>
-auto operator*(const Tensor<D, S>& x, detail::LocatedNumber factor)
-    -> Tensor<detail::after_t<detail::is_number<"*", D>, D>, S> {
-  const detail::Calling op{"*", {}, factor.site};
-  const detail::TimesNumber<detail::scalar_of<D>> f{detail::beside(op, x, factor.operand)};
-  return detail::linear<"scale">(detail::OpInfo{"scale", {}, factor.site}, x, f);
-}
-template <dtype D, Spec S>
-auto operator*(detail::LocatedNumber factor, const Tensor<D, S>& x)
-    -> Tensor<detail::after_t<detail::is_number<"*", D>, D>, S> {
-  return x * factor;
-}
-/// Each element divided by a number: `x / 2.0`. A number divided by each element: `1.0 / x`
-template <dtype D, Spec S>
-auto operator/(const Tensor<D, S>& x, detail::LocatedNumber divisor)
-    -> Tensor<detail::after_t<detail::is_number<"/", D>, D>, S> {
-  const detail::Calling op{"/", {}, divisor.site};
-  if constexpr (!floating<D>) detail::require_nonzero(op, x.value(), divisor.operand);
-  const detail::OverNumber<detail::scalar_of<D>> f{detail::beside(op, x, divisor.operand)};
-  return detail::linear<"scale">(detail::OpInfo{"scale", {}, divisor.site}, x, f);
-}
-/// Each element plus a number. The operand may not be partial, because every device would add the number. `x + 1.0`
-template <dtype D, Spec S>
-auto operator+(const Tensor<D, S>& x, detail::LocatedNumber constant)
-    -> Tensor<detail::after_t<detail::is_number<"+", D>, D>, detail::result_of<rules::add_constant, OpName("+"), S>> {
-  using F = detail::WithNumber<detail::WrappingSum, detail::scalar_of<D>>;
-  const detail::Calling op{"+", {}, constant.site};
-  return detail::map_as<"+", Tensor<D, S>>(op, F{detail::beside(op, x, constant.operand)}, x);
-}
-/// Each element minus a number, or a number minus each element. The operand may not be partial. `1.0 - x`
-template <dtype D, Spec S>
-auto operator-(const Tensor<D, S>& x, detail::LocatedNumber constant)
-    -> Tensor<detail::after_t<detail::is_number<"-", D>, D>, detail::result_of<rules::add_constant, OpName("-"), S>> {
-  using F = detail::WithNumber<detail::WrappingDifference, detail::scalar_of<D>>;
-  const detail::Calling op{"-", {}, constant.site};
-  return detail::map_as<"-", Tensor<D, S>>(op, F{detail::beside(op, x, constant.operand)}, x);
-}
-template <dtype D, Spec S>
-auto operator+(detail::LocatedNumber constant, const Tensor<D, S>& x)
-    -> Tensor<detail::after_t<detail::is_number<"+", D>, D>, detail::result_of<rules::add_constant, OpName("+"), S>> {
-  return x + constant;
-}
-template <dtype D, Spec S>
-auto operator-(detail::LocatedNumber constant, const Tensor<D, S>& x)
-    -> Tensor<detail::after_t<detail::is_number<"-", D>, D>, detail::result_of<rules::add_constant, OpName("-"), S>> {
-  using F = detail::NumberWith<detail::WrappingDifference, detail::scalar_of<D>>;
-  const detail::Calling op{"-", {}, constant.site};
-  return detail::map_as<"-", Tensor<D, S>>(op, F{detail::beside(op, x, constant.operand)}, x);
-}
-template <dtype D, Spec S>
-auto operator/(detail::LocatedNumber constant, const Tensor<D, S>& x)
-    -> Tensor<detail::after_t<detail::is_float<"/", D>, D>, detail::result_of<rules::map1, OpName("/"), S>> {
-  using F = detail::NumberWith<detail::Divide, detail::scalar_of<D>>;
-  return detail::map_as<"/", Tensor<D, S>>(detail::Calling{"/", {}, constant.site},
-                                           F{static_cast<detail::scalar_of<D>>(constant.operand)}, x);
-}
 
 // ---- functions of one and two operands -----------------------------------------------------------------------------
 
@@ -248,7 +48,96 @@ SHARDLIB_UNARY(relu)
 SHARDLIB_UNARY(gelu)
 /// x * sigmoid(x) of each element, also called SiLU (Ramachandran et al. 2017). `swish(x)`
 SHARDLIB_UNARY(swish)
+/// The sine of each element. `sin(x)`
+SHARDLIB_UNARY(sin)
+/// The cosine of each element. `cos(x)`
+SHARDLIB_UNARY(cos)
+/// The error function of each element. `erf(x)`
+SHARDLIB_UNARY(erf)
+/// log(1 + x) of each element, accurate for small x. `log1p(x)`
+SHARDLIB_UNARY(log1p)
+/// exp(x) - 1 of each element, accurate for small x. `expm1(x)`
+SHARDLIB_UNARY(expm1)
+/// log(1 + exp(x)) of each element, which does not overflow. `softplus(x)`
+SHARDLIB_UNARY(softplus)
 #undef SHARDLIB_UNARY
+
+// Functions that are constant between their steps. A gradient would silently be zero, so they reject it.
+#define SHARDLIB_STEPS(name)                                                                                       \
+  namespace detail {                                                                                               \
+  struct name##_function {                                                                                         \
+    auto operator()(auto v) const { return name(v); }                                                              \
+  };                                                                                                               \
+  }                                                                                                                \
+  template <dtype D, Spec S>                                                                                       \
+  auto name(const Tensor<D, S>& x, Site site = Site::current())                                                    \
+      ->Tensor<detail::after_t<detail::is_float<#name, D>, D>, detail::result_of<rules::map1, OpName(#name), S>> { \
+    const detail::Calling op{#name, {}, site};                                                                     \
+    detail::require_no_gradient(op, x.value(), detail::zero_derivative);                                           \
+    return detail::map_as<#name, Tensor<D, S>>(op, detail::name##_function{}, x);                                  \
+  }
+/// -1, 0 or 1 by the sign of each element. It has no derivative: pass it `stop_gradient(x)`. `sign(x)`
+SHARDLIB_STEPS(sign)
+/// The largest whole number that is not above each element. It has no derivative: pass it `stop_gradient(x)`.
+/// `floor(x)`
+SHARDLIB_STEPS(floor)
+/// The nearest whole number to each element; of two, the even one, like numpy. It has no derivative: pass it
+/// `stop_gradient(x)`. `round(x)`
+SHARDLIB_STEPS(round)
+#undef SHARDLIB_STEPS
+
+namespace detail {
+struct pow_function {
+  template <class T>
+  T operator()(const T& base, const T& exponent) const {
+    return pow(base, exponent);
+  }
+};
+template <class T>
+struct Clamp {
+  T low, high;
+  auto operator()(auto v) const {
+    using V = decltype(v);
+    return v < V(low) ? V(low) : V(high) < v ? V(high) : v;
+  }
+};
+void check_bounds(const OpInfo& op, const ValuePtr& x, double low, double high);
+}  // namespace detail
+
+/// Each element to a power. Operands broadcast by name. Either may be a number. The derivative by the exponent is 0
+/// where the base is 0. `pow(a, b)`, `pow(x, 3.0)`, `pow(2.0, x)`
+template <dtype D, Spec S, dtype E, Spec T>
+auto pow(const Tensor<D, S>& base, const Tensor<E, T>& exponent, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::is_float<"pow", D> && detail::one_dtype<"pow", D, E>, D>,
+              detail::result_of<rules::map2, OpName("pow"), S, T>> {
+  using Out = Tensor<D, detail::result_of<rules::map2, OpName("pow"), S, T>>;
+  return detail::map_as<"pow", Out>(detail::Calling{"pow", {}, site}, detail::pow_function{}, base, exponent);
+}
+template <dtype D, Spec S>
+auto pow(const Tensor<D, S>& base, double exponent, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::is_float<"pow", D>, D>, detail::result_of<rules::map1, OpName("pow"), S>> {
+  using F = detail::WithNumber<detail::pow_function, detail::scalar_of<D>>;
+  const detail::Calling op{"pow", {}, site};
+  return detail::map_as<"pow", Tensor<D, S>>(op, F{detail::beside(op, base, exponent)}, base);
+}
+template <dtype D, Spec S>
+auto pow(double base, const Tensor<D, S>& exponent, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::is_float<"pow", D>, D>, detail::result_of<rules::map1, OpName("pow"), S>> {
+  using F = detail::NumberWith<detail::pow_function, detail::scalar_of<D>>;
+  const detail::Calling op{"pow", {}, site};
+  return detail::map_as<"pow", Tensor<D, S>>(op, F{detail::beside(op, exponent, base)}, exponent);
+}
+
+/// Each element, or the nearest bound if it is outside of [low, high]. There the derivative is 0. *Throws* if low is
+/// above high. `clamp(x, -1.0, 1.0)`
+template <dtype D, Spec S>
+auto clamp(const Tensor<D, S>& x, double low, double high, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::is_number<"clamp", D>, D>, detail::result_of<rules::map1, OpName("clamp"), S>> {
+  const detail::Calling op{"clamp", {}, site};
+  detail::check_bounds(op, x.value(), low, high);
+  const detail::Clamp<detail::scalar_of<D>> f{detail::beside(op, x, low), detail::beside(op, x, high)};
+  return detail::map_as<"clamp", Tensor<D, S>>(op, f, x);
+}
 
 #define SHARDLIB_BINARY(name, Result, expression)                                                         \
   namespace detail {                                                                                      \

@@ -98,6 +98,64 @@ T expm1(T x) {
     return __builtin_expm1(x);
   }
 }
+/// log(1 + exp(x)), for functions of `map`.
+template <real T>
+T softplus(T x) {
+  return (x < T(0) ? T(0) : x) + log1p(exp(-abs(x)));
+}
+/// -1, 0 or 1 by the sign, for functions of `map`.
+template <real T>
+T sign(T x) {
+  return x > T(0) ? T(1) : x < T(0) ? T(-1) : x;
+}
+/// The largest whole number that is not above x, for functions of `map`.
+template <real T>
+T floor(T x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return __builtin_floorf(x);
+  } else {
+    return __builtin_floor(x);
+  }
+}
+/// The nearest whole number, of two the even one, for functions of `map`.
+template <real T>
+T round(T x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return __builtin_rintf(x);
+  } else {
+    return __builtin_rint(x);
+  }
+}
+namespace detail {
+/// The remainder of a division that rounds towards 0, and whether one that rounds down has the next lower quotient.
+template <real T>
+struct Remainder {
+  T rest;
+  bool lower;
+  Remainder(T a, T b) {
+    if constexpr (std::is_same_v<T, float>) {
+      rest = __builtin_fmodf(a, b);
+    } else {
+      rest = __builtin_fmod(a, b);
+    }
+    lower = rest != T(0) && (rest < T(0)) != (b < T(0));
+  }
+};
+}  // namespace detail
+/// The remainder with the sign of the divisor, like % in Python, for functions of `map`.
+template <real T>
+T mod(T a, T b) {
+  const detail::Remainder<T> r(a, b);
+  return r.lower ? r.rest + b : r.rest;
+}
+/// The quotient rounded down, like // in Python, for functions of `map`.
+template <real T>
+T floor_divide(T a, T b) {
+  if (b == T(0)) return a / b;
+  // floor(a / b) would be 1 too large where the quotient is rounded up to a whole number.
+  const detail::Remainder<T> r(a, b);
+  return round((a - r.rest) / b) - (r.lower ? T(1) : T(0));
+}
 template <real T>
 T maximum(T a, T b) {
   return a < b ? b : a;
@@ -259,15 +317,43 @@ struct Jet {
   template <class U>
   requires std::is_arithmetic_v<U>
   friend Jet pow(const Jet& a, U exponent) {
-    const T k = static_cast<T>(exponent);
-    return chain(a, shardlib::pow(a.value, k), k * shardlib::pow(a.value, k - T(1)));
+    return pow(a, Jet(static_cast<T>(exponent)));
   }
   friend Jet pow(const Jet& a, const Jet& b) {
-    const T p = shardlib::pow(a.value, b.value);
-    return combine(p, a, b.value * shardlib::pow(a.value, b.value - T(1)), b, p * shardlib::log(a.value));
+    Jet r(shardlib::pow(a.value, b.value));
+    if constexpr (N > 0) {
+      // Where a derivative would be 0 times infinity, it is 0, its limit: at the exponent 0, and by the exponent at
+      // the base 0. An operand without a derivative contributes none, whatever the slope.
+      const T by_a = b.value == T(0) ? T(0) : b.value * shardlib::pow(a.value, b.value - T(1));
+      const T by_b = a.value == T(0) && b.value >= T(0) ? T(0) : r.value * shardlib::log(a.value);
+      for (std::size_t i = 0; i < N; ++i)
+        r.by[i] = (a.by[i] == T(0) ? T(0) : by_a * a.by[i]) + (b.by[i] == T(0) ? T(0) : by_b * b.by[i]);
+    }
+    return r;
+  }
+  friend Jet softplus(const Jet& a) {
+    return chain(a, shardlib::softplus(a.value), shardlib::sigmoid(a.value));
+  }
+  friend Jet sign(const Jet& a) {
+    return Jet(shardlib::sign(a.value));
+  }
+  friend Jet floor(const Jet& a) {
+    return Jet(shardlib::floor(a.value));
+  }
+  friend Jet round(const Jet& a) {
+    return Jet(shardlib::round(a.value));
+  }
+  friend Jet floor_divide(const Jet& a, const Jet& b) {
+    return Jet(shardlib::floor_divide(a.value, b.value));
+  }
+  friend Jet mod(const Jet& a, const Jet& b) {
+    return combine(shardlib::mod(a.value, b.value), a, T(1), b, -shardlib::floor_divide(a.value, b.value));
   }
   friend Jet maximum(const Jet& a, const Jet& b) { return a.value < b.value ? b : a; }
   friend Jet minimum(const Jet& a, const Jet& b) { return b.value < a.value ? b : a; }
+  friend Jet clamp(const Jet& a, const Jet& low, const Jet& high) {
+    return minimum(maximum(a, low), high);
+  }
 };
 
 /// Whether the type is a Jet.

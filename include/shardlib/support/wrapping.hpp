@@ -49,6 +49,25 @@ struct Quotient {
   }
 };
 
+/// The quotient rounded down, and its remainder, which has the sign of the divisor. Zero as a divisor gives 0, as
+/// above.
+struct FloorQuotient {
+  template <class T>
+  constexpr T operator()(T p, T q) const {
+    const T quotient = Quotient{}(p, q);
+    if (q == 0 || q == static_cast<T>(-1) || p % q == 0 || (p < 0) == (q < 0)) return quotient;
+    return static_cast<T>(quotient - 1);
+  }
+};
+struct FloorRemainder {
+  template <class T>
+  constexpr T operator()(T p, T q) const {
+    if (q == 0 || (std::is_signed_v<T> && q == static_cast<T>(-1))) return 0;
+    const T rest = static_cast<T>(p % q);
+    return rest == 0 || (rest < 0) == (q < 0) ? rest : static_cast<T>(rest + q);
+  }
+};
+
 /// Converts a number to another type. Floating-point numbers outside an integer's range become its nearest bound, and
 /// a NaN becomes 0, as in XLA, where C++ has undefined behavior. Integers keep their low bits.
 template <class To, class From>

@@ -58,9 +58,8 @@ inline ValuePtr with_number(const Value& x, const Shape& index, double number) {
     if (here < 0 || here >= x.local[i]) return changed;
     at = at * x.local[i] + here;
   }
-  visit_dtype(x.dtype, [&]<class T>(T) {
-    changed->template as<T>()[at] = static_cast<T>(static_cast<scalar_of<T>>(number));
-  });
+  visit_dtype(x.dtype,
+              [&]<class T>(T) { changed->template as<T>()[at] = static_cast<T>(static_cast<scalar_of<T>>(number)); });
   return changed;
 }
 

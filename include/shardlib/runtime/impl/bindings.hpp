@@ -130,8 +130,13 @@ SHARDLIB_INLINE void check_number(const OpInfo& op, const ValuePtr& x, double va
 }
 SHARDLIB_INLINE void require_nonzero(const OpInfo& op, const ValuePtr& x, double divisor) {
   if (divisor == 0)
-    throw Error("/ of `" + std::string(to_string(*x->spec).view()) + "`" + op.at() +
+    throw Error(std::string(op.name) + " of `" + std::string(to_string(*x->spec).view()) + "`" + op.at() +
                 ": integers cannot be divided by zero (" + x->device->describe() + ")");
+}
+SHARDLIB_INLINE void check_bounds(const OpInfo& op, const ValuePtr& x, double low, double high) {
+  if (!(low <= high))
+    throw Error(op.describe() + ": the lower bound " + show_number(low) + " is not below the upper bound " +
+                show_number(high) + "; the lower one comes first (" + x->device->describe() + ")");
 }
 
 }  // namespace shardlib::detail
