@@ -3,6 +3,7 @@
 // ways, with its cotangent and the adjoint law.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -82,7 +83,7 @@ Reference first_maxima() {
   };
 }
 
-TEST_CASE("max, min and argmax over every spec and subset of dims", "[ops][exhaustive]") {
+TEST_CASE("max, min, prod, logsumexp and argmax over every spec and subset of dims", "[ops][exhaustive]") {
   std::vector<Case> cases;
   each<specs.size()>([&](auto from) {
     each<3>([&](auto kept) {
@@ -95,6 +96,21 @@ TEST_CASE("max, min and argmax over every spec and subset of dims", "[ops][exhau
             "max " + text, [](const auto& x) { return max<op>(x); }, extrema(false), options));
         cases.push_back(make_case<Tensor<f32, spec>>(
             "min " + text, [](const auto& x) { return min<op>(x); }, extrema(true), options));
+        // Of numbers near 1, so that the products stay in range.
+        cases.push_back(make_case<Tensor<f64, spec>>(
+            "prod " + text, [](const auto& x) { return prod<op>(x * 0.125 + 1.0); }, folded([](const auto& row) {
+              double product = 1;
+              for (const double v : row) product *= v / 8 + 1;
+              return product;
+            }),
+            options));
+        cases.push_back(make_case<Tensor<f32, spec>>(
+            "logsumexp " + text, [](const auto& x) { return logsumexp<op>(x); }, folded([](const auto& row) {
+              double sum = 0;
+              for (const double v : row) sum += std::exp(v);
+              return std::log(sum);
+            }),
+            {.law = Law::none, .tolerance = 4e-6}));
       }
       if constexpr (rules::local_max("argmax", op, spec).ok())
         cases.push_back(make_case<Tensor<f32, spec>>("argmax " + text, [](const auto& x) { return argmax<op>(x); },
@@ -102,7 +118,7 @@ TEST_CASE("max, min and argmax over every spec and subset of dims", "[ops][exhau
     });
   });
   // The dim that stays is sharded or not; both go only where neither is; argmax takes one.
-  CHECK(cases.size() == 2 * (5 + 5 + 1) + (5 + 5));
+  CHECK(cases.size() == 4 * (5 + 5 + 1) + (5 + 5));
   check_cases(cases);
 }
 

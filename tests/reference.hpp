@@ -145,6 +145,16 @@ inline Reference rows(const std::string& dim, const std::function<void(std::vect
   };
 }
 
+/// f of the elements of the one operand that one element of the result is made of.
+inline Reference folded(const std::function<double(const std::vector<double>&)>& f) {
+  return [f](const std::vector<Global>& x, Global& y) {
+    const Shape from = strides_along(x[0], x[0].names), to = strides_along(y, x[0].names);
+    std::vector<std::vector<double>> parts(y.data.size());
+    for_each_index(x[0].shape, [&](const Shape& i) { parts[offset(to, i)].push_back(x[0].data[offset(from, i)]); });
+    for (std::size_t i = 0; i < parts.size(); ++i) y.data[i] = f(parts[i]);
+  };
+}
+
 /// Calls f(offset in y, offset in x) for the greatest element of x, or the least, behind each element of y, which has
 /// some of x's dims. Of equal ones the first. Elements are compared as they were drawn, in sixteenths, so that
 /// differences of a reference choose the same.

@@ -643,7 +643,8 @@ TEST_CASE("rules: max, argmax") {
       "max: the operand `A V +t` is partial over t, and max is not linear, so it has to see the sum, not the summand "
       "of one device; reduce it first, with a `reduce_scatter` or `all_reduce<\"A V +t -> A V\">` (communicate)");
   illegal(rules::local_max("max", "A V -> A +t", "A V"), "max<`A V -> A +t`>: a maximum has no pending sum; drop `+t`");
-  illegal(rules::local_max("min", "A V -> A +t", "A V"), "min<`A V -> A +t`>: a minimum has no pending sum; drop `+t`");
+  illegal(rules::local_max("min", "A V -> A +t", "A V"),
+          "min<`A V -> A +t`>: the result of min has no pending sum; drop `+t`");
   illegal(rules::local_max("min", "A V/t -> A", "A V/t"),
           "min<`A V/t -> A`>: dim `V/t` is sharded, so each device sees only its shard of it; gather it first with "
           "`all_gather<\"A V/t -> A V\">` (communicates)");

@@ -17,8 +17,9 @@
 #include "shardlib/ops/map.hpp"             // map, for any function of numbers
 #include "shardlib/ops/norms.hpp"           // softmax, rms_norm, layer_norm, rope
 #include "shardlib/ops/ordering.hpp"        // argsort, sort, top_k
-#include "shardlib/ops/reductions.hpp"      // sum, mean, max, min, argmax, broadcast
+#include "shardlib/ops/reductions.hpp"      // sum, mean, max, min, prod, argmax, broadcast
 #include "shardlib/ops/scans.hpp"           // cumsum, linear_scan
+#include "shardlib/ops/statistics.hpp"      // logsumexp, var, vector_norm, any, all
 #include "shardlib/ops/value_and_grad.hpp"  // value_and_grad, explicit_activation_checkpointing, prefetch
 #include "shardlib/support/version.hpp"
 #include "shardlib/types/spec_functions.hpp"  // functions from specs to specs, for generic code

@@ -374,3 +374,24 @@ auto floor_of_integers(const Tensor<i32, "A">& a) {
   return floor(a);
 }
 #endif
+
+// expect: logsumexp<`B V/t -> B`>: dim `V/t` is sharded, so each device sees only its shard of it; gather it first with
+#if SECTION == 53
+auto log_of_the_sum_of_a_shard(const Tensor<f32, "B V/t">& x) {
+  return logsumexp<"B V/t -> B">(x);
+}
+#endif
+
+// expect: prod: the operand `B V \+t` is partial over t, and prod is not linear, so it has to see the sum
+#if SECTION == 54
+auto product_of_summands(const Tensor<f32, "B V +t">& x) {
+  return prod<"B V +t -> B">(x);
+}
+#endif
+
+// expect: any: the condition is f32, not bool_
+#if SECTION == 55
+auto any_of_numbers(const Tensor<f32, "B V">& x) {
+  return any<"B V -> B">(x);
+}
+#endif

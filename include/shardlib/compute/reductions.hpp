@@ -8,6 +8,7 @@
 
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/kernels/reduce.hpp"
+#include "shardlib/kernels/reduce_backward.hpp"
 #include "shardlib/ops/reductions.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/inline.hpp"
@@ -55,6 +56,25 @@ Buffer ExtremumBackward<D>::operator()(const Value& out) const {
   kernels::extremum_backward(out.device->exec(), dtype_c<D>, x->data().data(), view(x->local),
                              std::span(removed.data(), static_cast<std::size_t>(x->spec->rank())),
                              extrema->data().data(), ct->data().data(), shard.data(), view(true_shape(*x)));
+  return shard;
+}
+
+template <class D>
+Buffer prod_kernel(const Value& in, const Value& out) {
+  const auto removed = removed_dims(*in.spec, *out.spec);
+  Buffer result = allocate(out);
+  kernels::prod(out.device->exec(), dtype_c<D>, in.data().data(), view(in.local),
+                std::span(removed.data(), static_cast<std::size_t>(in.spec->rank())), result.data(),
+                view(true_shape(in)));
+  return result;
+}
+template <class D>
+Buffer ProdBackward<D>::operator()(const Value& out) const {
+  const auto removed = removed_dims(*x->spec, *ct->spec);
+  Buffer shard = allocate(out);
+  kernels::prod_backward(out.device->exec(), dtype_c<D>, x->data().data(), view(x->local),
+                         std::span(removed.data(), static_cast<std::size_t>(x->spec->rank())), ct->data().data(),
+                         shard.data(), view(true_shape(*x)));
   return shard;
 }
 

@@ -1,4 +1,5 @@
-// Sums, maxima, minima and argmax over any set of dims. The order of the operations depends only on the sizes.
+// Sums, products, maxima, minima and argmax over any set of dims. The order of the operations depends only on the
+// sizes.
 #pragma once
 
 #include <cstdint>
@@ -31,13 +32,10 @@ template <class AnyDType>
 void min(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
          std::span<const bool> reduced, void* out, std::span<const std::int64_t> part = {});
 
-/// The cotangent of the operand of max or min, whose result is `extrema`. Of the elements that were reduced to one,
-/// the first that equals it (in row-major order; a NaN equals a NaN) gets the cotangent of the result, the others 0.
-/// It does not write the elements that do not count.
+/// The product over the marked dims, as `max`. Without elements it is 1. Integers wrap around.
 template <class AnyDType>
-void extremum_backward(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
-                       std::span<const bool> reduced, const void* extrema, const void* ct, void* out,
-                       std::span<const std::int64_t> part = {});
+void prod(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
+          std::span<const bool> reduced, void* out, std::span<const std::int64_t> part = {});
 
 /// The index of the first maximum (or of the first NaN) along the middle dim of (outer, n, inner). The last `padding`
 /// elements of that dim do not count.

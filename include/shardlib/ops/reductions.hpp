@@ -1,4 +1,4 @@
-// Sums, means, maxima and minima over named dims, and broadcast, the transpose of sum.
+// Sums, means, products, maxima and minima over named dims, and broadcast, the transpose of sum.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +21,8 @@ template <class D>
 Buffer max_kernel(const Value& in, const Value& out);
 template <class D>
 Buffer min_kernel(const Value& in, const Value& out);
+template <class D>
+Buffer prod_kernel(const Value& in, const Value& out);
 template <class D>
 Buffer argmax_kernel(const Value& in, const Value& out);
 Buffer repeat_kernel(const Value& in, const Value& out);
@@ -90,11 +92,11 @@ struct ExtremumVjp {
   }
 };
 template <OpName Name, OpSpec O, class D, Spec S>
-using extremum_t = Tensor<after_t<is_reduced<Name, D>, D>, result_of<rules::local_max, Name, O, S>>;
+using local_reduction_t = Tensor<after_t<is_reduced<Name, D>, D>, result_of<rules::local_max, Name, O, S>>;
 template <OpName Name, OpSpec O, class D, Spec S>
 auto extremum(const Tensor<D, S>& x, Buffer (*kernel)(const Value&, const Value&), const Site& site)
-    -> extremum_t<Name, O, D, S> {
-  using Out = extremum_t<Name, O, D, S>;
+    -> local_reduction_t<Name, O, D, S> {
+  using Out = local_reduction_t<Name, O, D, S>;
   const Calling op{Name.text, full_op<Name, O, S>, site};
   const GlobalSizes sizes = kept_sizes(x.value(), parsed<Out::spec>);
   if constexpr (floating<D>)
@@ -108,7 +110,7 @@ auto extremum(const Tensor<D, S>& x, Buffer (*kernel)(const Value&, const Value&
 /// The maximum over unsharded dims. Backward: the cotangent goes to the first of the elements that are equal to the
 /// maximum. `max<"B/d V -> B/d">(x)`
 template <OpSpec O, dtype D, Spec S>
-auto max(const Tensor<D, S>& x, Site site = Site::current()) -> detail::extremum_t<"max", O, D, S> {
+auto max(const Tensor<D, S>& x, Site site = Site::current()) -> detail::local_reduction_t<"max", O, D, S> {
   return detail::extremum<"max", O>(x, detail::max_kernel<D>, site);
 }
 template <dtype D, Spec S>
@@ -117,11 +119,40 @@ auto max(const Tensor<D, S>& x) -> detail::needs_op_spec<"max", D, S>;
 /// The minimum over unsharded dims. Backward: the cotangent goes to the first of the elements that are equal to the
 /// minimum. `min<"B/d V -> B/d">(x)`
 template <OpSpec O, dtype D, Spec S>
-auto min(const Tensor<D, S>& x, Site site = Site::current()) -> detail::extremum_t<"min", O, D, S> {
+auto min(const Tensor<D, S>& x, Site site = Site::current()) -> detail::local_reduction_t<"min", O, D, S> {
   return detail::extremum<"min", O>(x, detail::min_kernel<D>, site);
 }
 template <dtype D, Spec S>
 auto min(const Tensor<D, S>& x) -> detail::needs_op_spec<"min", D, S>;
+
+namespace detail {
+template <class D>
+struct ProdBackward {
+  ValuePtr x, ct;
+  Buffer operator()(const Value& out) const;
+};
+template <class Out>
+struct ProdVjp {
+  OpInfo op;
+  template <class Ct, class X>
+  auto operator()(const Ct& ct, const X& x) const {
+    return record<"prod", Dual<X, axes_of<X::spec, Out::spec>()>>(
+        op, ct.device(), sizes_of(x.value()), ProdBackward<typename X::value_type>{x.value(), ct.value()});
+  }
+};
+}  // namespace detail
+
+/// The product over unsharded dims. Backward: the products of the other elements. `prod<"B/d V -> B/d">(x)`
+template <OpSpec O, dtype D, Spec S>
+auto prod(const Tensor<D, S>& x, Site site = Site::current()) -> detail::local_reduction_t<"prod", O, D, S> {
+  using Out = detail::local_reduction_t<"prod", O, D, S>;
+  const detail::Calling op{"prod", detail::full_op<"prod", O, S>, site};
+  return detail::record_unary<"prod", Out>(op, x, detail::kept_sizes(x.value(), detail::parsed<Out::spec>),
+                                           detail::prod_kernel<D>,
+                                           detail::vjp(x, detail::save(x), detail::ProdVjp<Out>{op}));
+}
+template <dtype D, Spec S>
+auto prod(const Tensor<D, S>& x) -> detail::needs_op_spec<"prod", D, S>;
 
 /// The index of the first maximum along one unsharded dim. `argmax<"B/d V -> B/d">(x)`
 template <OpSpec O, dtype D, Spec S>

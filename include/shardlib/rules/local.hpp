@@ -256,7 +256,8 @@ constexpr Verdict mean(std::string_view op, const TensorSpec& x) {
   return detail_::sum_like("mean", op, x);
 }
 
-/// max<"A B -> A">, min, and argmax for one dim: the removed dims must be unsharded, and nothing may be partial.
+/// max<"A B -> A">, min, prod and the like, and argmax for one dim: the removed dims must be unsharded, and nothing may
+/// be partial.
 constexpr Verdict local_max(std::string_view name, std::string_view op, const TensorSpec& x) {
   const OpCall call = parse_call(name, op, x);
   if (!call.why.empty()) return call.fail();
@@ -268,8 +269,8 @@ constexpr Verdict local_max(std::string_view name, std::string_view op, const Te
     if (const Text why = detail_::unsharded(call.op.in[0], dim.name); !why.empty())
       return call.fail(why + (name == "max" ? ", or take `all_reduce_max`, which sends the maxima only" : ""));
   if (!call.op.out.partial.empty())
-    return call.fail(Text(name == "min" ? "a minimum" : "a maximum") + " has no pending sum; drop `+" +
-                     Text(call.op.out.partial[0]) + "`");
+    return call.fail((name == "max" || name == "argmax" ? Text("a maximum") : Text("the result of ") + name) +
+                     " has no pending sum; drop `+" + Text(call.op.out.partial[0]) + "`");
   return call.accept();
 }
 

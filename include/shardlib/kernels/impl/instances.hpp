@@ -12,6 +12,7 @@
 #include "shardlib/kernels/impl/ordering.hpp"
 #include "shardlib/kernels/impl/random.hpp"
 #include "shardlib/kernels/impl/reduce.hpp"
+#include "shardlib/kernels/impl/reduce_backward.hpp"
 #include "shardlib/kernels/impl/rows.hpp"
 #include "shardlib/kernels/impl/scans.hpp"
 
@@ -28,6 +29,10 @@ template void min(const Exec&, DType, const void*, std::span<const std::int64_t>
                   std::span<const std::int64_t>);
 template void extremum_backward(const Exec&, DType, const void*, std::span<const std::int64_t>, std::span<const bool>,
                                 const void*, const void*, void*, std::span<const std::int64_t>);
+template void prod(const Exec&, DType, const void*, std::span<const std::int64_t>, std::span<const bool>, void*,
+                   std::span<const std::int64_t>);
+template void prod_backward(const Exec&, DType, const void*, std::span<const std::int64_t>, std::span<const bool>,
+                            const void*, void*, std::span<const std::int64_t>);
 template f32 sum_of_squares(const Exec&, std::int64_t, const f32*);
 template f32 sum_of_squares(const Exec&, std::int64_t, const bf16*);
 template void argmax(const Exec&, DType, const void*, std::int64_t, std::int64_t, std::int64_t, i32*, std::int64_t);

@@ -35,6 +35,18 @@ struct SumOp {
   }
 };
 
+struct ProdOp {
+  static constexpr const char* name = "prod";
+  template <class T>
+  static constexpr T identity() {
+    return T(1);
+  }
+  template <class T>
+  static T combine(T a, T b) {
+    return shardlib::detail::WrappingProduct{}(a, b);
+  }
+};
+
 struct MaxOp {
   static constexpr const char* name = "max";
   template <class T>
@@ -295,44 +307,9 @@ void min(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::
 }
 
 template <class AnyDType>
-void extremum_backward(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
-                       std::span<const bool> reduced, const void* extrema, const void* ct, void* out,
-                       std::span<const std::int64_t> part) {
-  constexpr std::int64_t width = 64;
-  const Dims strides = row_major(shape);
-  Nest<1> kept;
-  Nest<1> taken;
-  for (std::size_t d = 0; d < shape.size(); ++d)
-    (reduced[d] ? taken : kept).push(reduced[d] && !part.empty() ? part[d] : shape[d], {strides[static_cast<int>(d)]});
-  const std::int64_t rows = taken.count();
-  if (rows == 0) return;
-  const std::int64_t columns = detail::pop_contiguous(kept);
-  const std::int64_t tiles = (columns + width - 1) / width;
-  visit_dtype(dtype, [&]<class T>(T) {
-    if constexpr (!floating<T>) {
-      throw Error("max: integers have no derivative");
-    } else {
-      exec.for_each(kept.count() * tiles, [&](std::int64_t item) {
-        const std::int64_t outer = item / tiles, start = item % tiles * width, n = std::min(width, columns - start);
-        const T* const best = static_cast<const T*>(extrema) + outer * columns + start;
-        const T* const cts = static_cast<const T*>(ct) + outer * columns + start;
-        const Walk<1> first(kept, outer);
-        Walk<1> row(taken, 0);
-        bool found[width] = {};
-        for (std::int64_t r = 0; r < rows; ++r, row.next()) {
-          const std::int64_t at = first.offsets[0] + row.offsets[0] + start;
-          const T* const x = static_cast<const T*>(in) + at;
-          T* const dx = static_cast<T*>(out) + at;
-          for (std::int64_t c = 0; c < n; ++c) {
-            const auto v = static_cast<accumulator_t<T>>(x[c]), e = static_cast<accumulator_t<T>>(best[c]);
-            const bool here = !found[c] && (v == e || (v != v && e != e));
-            dx[c] = here ? cts[c] : T(0);
-            found[c] = found[c] || here;
-          }
-        }
-      });
-    }
-  });
+void prod(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
+          std::span<const bool> reduced, void* out, std::span<const std::int64_t> part) {
+  detail::reduce<detail::ProdOp>(exec, dtype, in, shape, reduced, part, out);
 }
 
 template <class AnyDType>

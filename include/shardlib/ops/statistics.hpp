@@ -1,0 +1,125 @@
+// Reductions over unsharded dims that are made of other ops: logsumexp, var, vector_norm, any, all.
+#pragma once
+
+#include <type_traits>
+
+#include "shardlib/ops/elementwise.hpp"
+#include "shardlib/ops/layout.hpp"
+#include "shardlib/ops/map.hpp"
+#include "shardlib/ops/record.hpp"
+#include "shardlib/ops/reductions.hpp"
+#include "shardlib/ops/result.hpp"
+#include "shardlib/rules/all.hpp"
+
+namespace shardlib {
+
+namespace detail {
+
+template <OpName Name, OpSpec O, class D, Spec S>
+using statistic_t = Tensor<after_t<is_float<Name, D>, D>, result_of<rules::local_max, Name, O, S>>;
+
+/// Multiplies the cotangent by Slope(x, result), a function of numbers.
+template <OpName Name, class Slope, class X>
+struct SlopeVjp {
+  OpInfo op;
+  template <class Ct, class Out>
+  auto operator()(const Ct& ct, const X& x, const Out& y) const {
+    return map_as<Name, X>(op, Slope{}, x, y) * ct;
+  }
+};
+/// The value `y` as the result of an op of x, whose derivative by x is Slope(x, y).
+template <OpName Name, class Slope, class Out, class X>
+Out with_slope(const OpInfo& op, const X& x, const Out& y) {
+  return record_unary<Name, Out>(op, y, sizes_of(y.value()), same_bytes,
+                                 vjp_of_result(x, save(x), SlopeVjp<Name, Slope, X>{op}));
+}
+
+/// m, or 0 where it is infinite, so that differences from it are not NaN.
+template <class T>
+T finite_or_zero(const T& m) {
+  return m - m == T(0) ? m : T(0);
+}
+struct ExpAbove {
+  auto operator()(auto x, auto m) const { return exp(x - finite_or_zero(m)); }
+};
+struct LogAbove {
+  auto operator()(auto sum, auto m) const { return log(sum) + finite_or_zero(m); }
+};
+struct LogsumexpSlope {
+  template <class T>
+  T operator()(const T& x, const T& y) const {
+    // All of them may be -inf, and none of these has a share.
+    return x == y ? (finite_or_zero(y) == y || y > T(0) ? T(1) : T(0)) : exp(x - y);
+  }
+};
+struct NormSlope {
+  template <class T>
+  T operator()(const T& x, const T& y) const {
+    return y == T(0) ? T(0) : x / y;
+  }
+};
+
+}  // namespace detail
+
+/// log(sum(exp(x))) over unsharded dims, which does not overflow. It is -inf where all elements are, and inf where one
+/// is. Backward: softmax. `logsumexp<"B/d V -> B/d">(logits)`
+template <OpSpec O, dtype D, Spec S>
+auto logsumexp(const Tensor<D, S>& x, Site site = Site::current()) -> detail::statistic_t<"logsumexp", O, D, S> {
+  using X = Tensor<D, S>;
+  using Out = detail::statistic_t<"logsumexp", O, D, S>;
+  const detail::Calling op{"logsumexp", detail::full_op<"logsumexp", O, S>, site};
+  const X value(detail::without_gradient(x.value()));
+  const Out most = max<O>(value, site);
+  const Out total = sum<O>(detail::map_as<"logsumexp", X>(op, detail::ExpAbove{}, value, most), site);
+  return detail::with_slope<"logsumexp", detail::LogsumexpSlope>(
+      op, x, detail::map_as<"logsumexp", Out>(op, detail::LogAbove{}, total, most));
+}
+template <dtype D, Spec S>
+auto logsumexp(const Tensor<D, S>& x) -> detail::needs_op_spec<"logsumexp", D, S>;
+
+/// The mean square of the differences from the mean, over unsharded dims. `var<"B/d M -> B/d">(x)`
+template <OpSpec O, dtype D, Spec S>
+auto var(const Tensor<D, S>& x, Site site = Site::current()) -> detail::statistic_t<"var", O, D, S> {
+  const detail::Calling op{"var", detail::full_op<"var", O, S>, site};
+  using X = Tensor<D, S>;
+  // The derivative by the mean is the sum of the differences, which is 0.
+  const auto center = mean<O>(X(detail::without_gradient(x.value())), site);
+  const X differences = detail::subtract(x, center, site);
+  return mean<O>(square(differences, site), site);
+}
+template <dtype D, Spec S>
+auto var(const Tensor<D, S>& x) -> detail::needs_op_spec<"var", D, S>;
+
+/// The root of the sum of squares over unsharded dims. Where it is 0, so is its derivative.
+/// `vector_norm<"B/d M -> B/d">(x)`
+template <OpSpec O, dtype D, Spec S>
+auto vector_norm(const Tensor<D, S>& x, Site site = Site::current()) -> detail::statistic_t<"vector_norm", O, D, S> {
+  using X = Tensor<D, S>;
+  using Out = detail::statistic_t<"vector_norm", O, D, S>;
+  const detail::Calling op{"vector_norm", detail::full_op<"vector_norm", O, S>, site};
+  const Out root = sqrt(sum<O>(square(X(detail::without_gradient(x.value())), site), site), site);
+  return detail::with_slope<"vector_norm", detail::NormSlope>(op, x, root);
+}
+template <dtype D, Spec S>
+auto vector_norm(const Tensor<D, S>& x) -> detail::needs_op_spec<"vector_norm", D, S>;
+
+namespace detail {
+template <OpName Name, OpSpec O, class B, Spec S>
+using truth_t = Tensor<after_t<is_condition<Name, B>, B>, result_of<rules::local_max, Name, O, S>>;
+}
+/// True where at least one element over unsharded dims is true. `any<"B/d V -> B/d">(greater(x, 0.0))`
+template <OpSpec O, dtype B, Spec S>
+auto any(const Tensor<B, S>& x, Site site = Site::current()) -> detail::truth_t<"any", O, B, S> {
+  return greater(max<O>(cast<i32>(x, site), site), 0.0, site);
+}
+template <dtype B, Spec S>
+auto any(const Tensor<B, S>& x) -> detail::needs_op_spec<"any", B, S>;
+/// True where every element over unsharded dims is true. `all<"B/d V -> B/d">(greater(x, 0.0))`
+template <OpSpec O, dtype B, Spec S>
+auto all(const Tensor<B, S>& x, Site site = Site::current()) -> detail::truth_t<"all", O, B, S> {
+  return greater(min<O>(cast<i32>(x, site), site), 0.0, site);
+}
+template <dtype B, Spec S>
+auto all(const Tensor<B, S>& x) -> detail::needs_op_spec<"all", B, S>;
+
+}  // namespace shardlib

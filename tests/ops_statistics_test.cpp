@@ -1,0 +1,113 @@
+// Reductions other than sums and maxima: prod, logsumexp, var, vector_norm, any, all, with their VJPs.
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "op_case.hpp"
+#include "shardlib/shardlib.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+#define ONE(dtype, from, expression, reference, ...)                                                           \
+  make_case<Tensor<dtype, from>>(#expression " of " #dtype " " from, [](const auto& x) { return expression; }, \
+                                 folded(reference), {.law = Law::none, __VA_ARGS__})
+
+double product_of(const std::vector<double>& x) {
+  double product = 1;
+  for (const double v : x) product *= v;
+  return product;
+}
+double variance_of(const std::vector<double>& x) {
+  double mean = 0, sum = 0;
+  for (const double v : x) mean += v / static_cast<double>(x.size());
+  for (const double v : x) sum += (v - mean) * (v - mean);
+  return sum / static_cast<double>(x.size());
+}
+double norm_of(const std::vector<double>& x) {
+  double sum = 0;
+  for (const double v : x) sum += v * v;
+  return std::sqrt(sum);
+}
+double log_of_sum(const std::vector<double>& x) {
+  double sum = 0;
+  for (const double v : x) sum += std::exp(v);
+  return std::log(sum);
+}
+double some(const std::vector<double>& x) {
+  for (const double v : x)
+    if (v != 0) return 1;
+  return 0;
+}
+double every(const std::vector<double>& x) {
+  for (const double v : x)
+    if (v == 0) return 0;
+  return 1;
+}
+
+TEST_CASE("prod, logsumexp, var and vector_norm", "[ops]") {
+  check_cases({
+      ONE(f32, "B/d D", (prod<"B/d D -> B/d">(x)), product_of, .tolerance = 1e-5),
+      ONE(f64, "D B/t K", (prod<"D B/t K -> B/t">(x)), product_of, .tolerance = 1e-6, .draws = {Draw::even}),
+      ONE(i32, "L B/d", (prod<"L B/d -> B/d">(x)), product_of, .draws = {Draw::integers}),
+      ONE(bf16, "D C/t", (prod<"D C/t -> C/t">(x)), product_of, .tolerance = 0.02),
+      ONE(f32, "B/d V", (logsumexp<"B/d V -> B/d">(x)), log_of_sum, .tolerance = 4e-6),
+      ONE(f64, "B C/t V", (logsumexp<"C/t">(x)), log_of_sum, .tolerance = 1e-6),
+      ONE(bf16, "V B/d/t", (logsumexp<"V B/d/t -> B/d/t">(x)), log_of_sum, .tolerance = 0.02),
+      ONE(f32, "B/d M", (var<"B/d M -> B/d">(x)), variance_of, .tolerance = 4e-6),
+      ONE(f64, "B C/t V", (var<"C/t">(x)), variance_of, .tolerance = 1e-6),
+      ONE(f32, "B/d M", (vector_norm<"B/d M -> B/d">(x)), norm_of, .tolerance = 4e-6),
+      ONE(f64, "B M C/t", (vector_norm<"C/t">(x)), norm_of, .tolerance = 1e-6),
+  });
+}
+
+TEST_CASE("any and all", "[ops]") {
+  check_cases({
+      ONE(bool_, "B/d K", (any<"B/d K -> B/d">(x)), some, .draws = {Draw::truth}),
+      ONE(bool_, "two A/t", (all<"two A/t -> A/t">(x)), every, .draws = {Draw::truth}),
+      ONE(bool_, "B V", (any<"">(x)), some, .draws = {Draw::truth}),
+      ONE(bool_, "A/d/t two", (all<"A/d/t">(x)), every, .draws = {Draw::truth}),
+  });
+}
+
+// The placements above are those of dims; here are the values that formulas get wrong.
+TEST_CASE("reductions of zeros, infinities and nothing", "[ops]") {
+  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+    const Mesh<"d t"> mesh(device);
+    constexpr f64 inf = std::numeric_limits<f64>::infinity();
+    using X = Tensor<f64, "V">;
+    const auto of = [&](std::vector<f64> values) {
+      return place<X>(mesh, HostArray<f64>({static_cast<std::int64_t>(values.size())}, values),
+                      {{"V", static_cast<std::int64_t>(values.size()), 8}});
+    };
+    const auto check = [&](const auto& f, std::vector<f64> x, f64 value, std::vector<f64> gradient) {
+      const auto loss = [&](const X& v) { return to_partial<" -> +d +t">(f(v)); };
+      const auto [l, g] = value_and_grad(mesh, loss, of(std::move(x)));
+      expect_equal(fetch(l).data, std::vector<f64>{value});
+      expect_equal(fetch(g).data, gradient);
+    };
+    const auto product = [](const X& v) { return prod<"V -> ">(v); };
+    check(product, {2, 3, 5}, 30, {15, 10, 6});
+    check(product, {2, 0, 5}, 0, {0, 10, 0});
+    check(product, {0, 3, 0}, 0, {0, 0, 0});
+    const auto log_sum = [](const X& v) { return logsumexp<"V -> ">(v); };
+    check(log_sum, {-inf, -inf}, -inf, {0, 0});
+    check(log_sum, {inf, 0, -inf}, inf, {1, 0, 0});
+    check(log_sum, {-inf, 3, -inf}, 3, {0, 1, 0});
+    check(log_sum, {1000, -1000}, 1000, {1, 0});
+    check([](const X& v) { return vector_norm<"V -> ">(v); }, {0, 0}, 0, {0, 0});
+    check([](const X& v) { return vector_norm<"V -> ">(v); }, {3, 4}, 5, {0.6, 0.8});
+    check([](const X& v) { return var<"V -> ">(v); }, {7, 7, 7}, 0, {0, 0, 0});
+    check([](const X& v) { return max<"V -> ">(v); }, {1, 4, 4}, 4, {0, 1, 0});
+    check([](const X& v) { return min<"V -> ">(v); }, {1, 4, 1}, 1, {1, 0, 0});
+    const auto nothing = zeros<bool_, "V">(mesh, {{"V", 0, 8}});
+    expect(!item(any<"V -> ">(nothing)) && item(all<"V -> ">(nothing)), "of nothing");
+    expect(item(prod<"V -> ">(zeros<f32, "V">(mesh, {{"V", 0, 8}}))) == 1, "the product of nothing");
+  });
+  SUCCEED();
+}
+
+}  // namespace
