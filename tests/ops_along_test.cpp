@@ -1,5 +1,5 @@
-// Ops along a dim that keep or select its elements in order: cumsum, linear_scan, argsort, sort, top_k, narrow, pad,
-// with their VJPs.
+// Ops along a dim that keep, select or order its elements: cumsum, cumprod, cummax, linear_scan, argsort, sort, top_k,
+// narrow, pad, flip, roll, one_hot, tril, triu, with their VJPs.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -36,6 +36,29 @@ TEST_CASE("cumsum", "[ops]") {
       ONE(bf16, "B/d L", cumsum<"L">(x), rows("L", sums)),
       ONE(f64, "A/d/t L C", cumsum<"L">(x), rows("L", sums)),
       ONE(i32, "B/d L", cumsum<"L">(x), rows("L", sums), .draws = {Draw::integers}),
+  });
+}
+
+void products_so_far(Row& row) {
+  std::partial_sum(row.begin(), row.end(), row.begin(), std::multiplies<>());
+}
+/// Elements are compared as they were drawn, in sixteenths, so that differences of the reference choose the same.
+void maxima_so_far(Row& row) {
+  for (std::size_t i = 1; i < row.size(); ++i)
+    if (std::round(16 * row[i]) <= std::round(16 * row[i - 1])) row[i] = row[i - 1];
+}
+
+TEST_CASE("cumprod and cummax", "[ops]") {
+  check_cases({
+      ONE(f32, "B/d L", cumprod<"L">(x), rows("L", products_so_far), .law = Law::none, .tolerance = 1e-5),
+      ONE(f64, "L C/t", cumprod<"L">(x), rows("L", products_so_far), .law = Law::none, .tolerance = 1e-6,
+          .draws = {Draw::even}),
+      ONE(bf16, "B/d/t K", cumprod<"K">(x), rows("K", products_so_far), .law = Law::none, .tolerance = 0.03),
+      ONE(i32, "K B/d", cumprod<"K">(x), rows("K", products_so_far), .draws = {Draw::integers}),
+      ONE(f32, "B/d V", cummax<"V">(x), rows("V", maxima_so_far), .law = Law::none, .tolerance = 1e-6),
+      ONE(f64, "V C/t", cummax<"V">(x), rows("V", maxima_so_far), .law = Law::none, .tolerance = 1e-6),
+      ONE(bf16, "V", cummax<"V">(x), rows("V", maxima_so_far), .law = Law::none, .tolerance = 0.02),
+      ONE(i32, "V B/d", cummax<"V">(x), rows("V", maxima_so_far), .draws = {Draw::integers}),
   });
 }
 
@@ -156,6 +179,62 @@ TEST_CASE("pad takes a padded operand, narrow no range outside the dim", "[ops]"
                         Catch::Contains("the range of 3 indices from 1 on is not inside dim `L` of size 3"));
     REQUIRE_THROWS_WITH((narrow<"L -> N">(w.x, -1, 2)), Catch::Contains("from -1 on is not inside dim `L`"));
     REQUIRE_THROWS_WITH((pad<"L -> N">(w.x, -1, 2)), Catch::Contains("take `narrow` to drop elements"));
+  });
+}
+
+TEST_CASE("flip and roll", "[ops]") {
+  const auto rolled = [](std::int64_t by) {
+    return rows("L", [by](Row& row) {
+      const auto n = static_cast<std::int64_t>(row.size());
+      std::rotate(row.begin(), row.end() - (by % n + n) % n, row.end());
+    });
+  };
+  const Reference reversed = rows("L", [](Row& row) { std::reverse(row.begin(), row.end()); });
+  check_cases({
+      ONE(f32, "B/d L", flip<"L">(x), reversed),
+      ONE(bf16, "L C/t +d", flip<"L">(x), reversed),
+      ONE(i32, "A/d/t L K", flip<"L">(x), reversed, .draws = {Draw::integers}),
+      ONE(bool_, "L", flip<"L">(x), reversed, .draws = {Draw::truth}),
+      ONE(f32, "B/d L", (roll<"L">(x, 2)), rolled(2)),
+      ONE(f64, "L C/t +d", (roll<"L">(x, -1)), rolled(-1)),
+      ONE(u8, "A/d L K", (roll<"L">(x, 13)), rolled(13), .draws = {Draw::naturals}),
+      ONE(f32, "L", (roll<"L">(x, 0)), rolled(0)),
+  });
+}
+
+/// Keeps the elements whose position along the columns is at most, or at least, `diagonal` to the right of that along
+/// the rows.
+Reference triangle(const std::string& rows, const std::string& columns, std::int64_t diagonal, bool lower) {
+  return [=](const std::vector<Global>& x, Global& y) {
+    const auto of = [&](const std::string& dim) {
+      return std::find(y.names.begin(), y.names.end(), dim) - y.names.begin();
+    };
+    const auto r = static_cast<std::size_t>(of(rows)), c = static_cast<std::size_t>(of(columns));
+    const Shape strides = strides_along(y, y.names);
+    for_each_index(y.shape, [&](const Shape& i) {
+      const std::size_t at = offset(strides, i);
+      y.data[at] = (lower ? i[c] - i[r] <= diagonal : i[c] - i[r] >= diagonal) ? x[0].data[at] : 0;
+    });
+  };
+}
+/// 1 where the index along the last dim of the result is the operand's element.
+void hot(const std::vector<Global>& x, Global& y) {
+  const Shape from = strides_along(x[0], y.names), to = strides_along(y, y.names);
+  for_each_index(y.shape, [&](const Shape& i) {
+    y.data[offset(to, i)] = static_cast<double>(i.back()) == x[0].data[offset(from, i)] ? 1 : 0;
+  });
+}
+
+TEST_CASE("tril, triu and one_hot", "[ops]") {
+  check_cases({
+      ONE(f32, "B/d L", (tril<"B", "L">(x)), triangle("B", "L", 0, true)),
+      ONE(f32, "L/t D A/d", (tril<"A", "L">(x, 2)), triangle("A", "L", 2, true)),
+      ONE(bf16, "L V +t", (triu<"L", "V">(x, 1)), triangle("L", "V", 1, false)),
+      ONE(f64, "A/d/t M", (triu<"M", "A">(x, -3)), triangle("M", "A", -3, false)),
+      ONE(i32, "V/t L", (triu<"V", "L">(x)), triangle("V", "L", 0, false), .draws = {Draw::integers}),
+      ONE(i32, "B/d L", (one_hot<"V/t">(x, size_of_dim("V"))), hot, .draws = {Draw::index}, .gradient = false),
+      ONE(u32, "L/t", (one_hot<"V", bf16>(x, size_of_dim("V"))), hot, .draws = {Draw::naturals}, .gradient = false),
+      ONE(i32, "", (one_hot<"A/t/d", i32>(x, size_of_dim("A"))), hot, .draws = {Draw::integers}),
   });
 }
 

@@ -204,7 +204,7 @@ void apply_all(std::string_view op, std::string_view x, std::string_view y) {
     static_cast<void>(rule(op, a));
     static_cast<void>(rule(x, b));
   }
-  for (auto rule : {multiply, divide, cross_entropy, on_mesh, iota, rules::fully_sharded}) {
+  for (auto rule : {multiply, divide, cross_entropy, on_mesh, iota, one_hot, rules::fully_sharded}) {
     static_cast<void>(rule(o, a));
     static_cast<void>(rule(a, b));
   }
@@ -212,6 +212,7 @@ void apply_all(std::string_view op, std::string_view x, std::string_view y) {
   for (auto rule : {shift, local_max, along, rope}) static_cast<void>(rule(op, x, b));
   static_cast<void>(where(o, a, b));
   static_cast<void>(create(op, a, b));
+  static_cast<void>(triangle("tril", op, x, b));
   static_cast<void>(map1("exp", a));
   static_cast<void>(map3("map", o, a, b));
   static_cast<void>(map4("map", o, a, b, a));

@@ -652,6 +652,26 @@ TEST_CASE("rules: max, argmax") {
           "max<`A V -> A V`>: the result has every dim of the operand, so there is nothing to reduce");
 }
 
+TEST_CASE("rules: one_hot, tril, triu") {
+  legal(rules::one_hot("V/t", "B/d L"), "B/d L V/t");
+  legal(rules::one_hot("V", ""), "V");
+  illegal(rules::one_hot("V X", "B"), "one_hot<`V X`>: write the new dim, with the axes that shard it, as in `V/t`");
+  illegal(
+      rules::one_hot("B/t", "B/d"),
+      "one_hot<`B/t`>: the indices `B/d` already have a dim `B`, and a name has one size; write another name for the "
+      "new one");
+  illegal(
+      rules::one_hot("V/d", "B/d"),
+      "one_hot<`V/d`>: the indices `B/d` are sharded over d (dim `B/d`), so `V/d` cannot be sharded over d as well; "
+      "take another axis or none");
+  legal(rules::triangle("tril", "L", "K", "B/d K/t L +p"), "B/d K/t L +p");
+  illegal(rules::triangle("tril", "L", "X", "L K"), "tril<`L`, `X`>: the operand `L K` has no dim `X`");
+  illegal(rules::triangle("triu", "L", "L", "L K"),
+          "triu<`L`, `L`>: a triangle has two dims; write that of the rows, then that of the columns");
+  illegal(rules::triangle("triu", "L", "2", "L 2"),
+          "triu<`L`, `2`>: integer dim `2` has no name; `rename` it first (free)");
+}
+
 TEST_CASE("rules: narrow, pad, scatter_add") {
   legal(rules::resize("narrow", "L -> N", "B/d L +t"), "B/d N +t");
   legal(rules::resize("pad", "2 -> N", "2 M/t"), "N M/t");

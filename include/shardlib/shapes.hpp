@@ -17,8 +17,9 @@
 #include "shardlib/ops/map.hpp"             // map, for any function of numbers
 #include "shardlib/ops/norms.hpp"           // softmax, rms_norm, layer_norm, rope
 #include "shardlib/ops/ordering.hpp"        // argsort, sort, top_k
+#include "shardlib/ops/positions.hpp"       // flip, roll, one_hot, tril, triu
 #include "shardlib/ops/reductions.hpp"      // sum, mean, max, min, prod, argmax, broadcast
-#include "shardlib/ops/scans.hpp"           // cumsum, linear_scan
+#include "shardlib/ops/scans.hpp"           // cumsum, cumprod, cummax, linear_scan
 #include "shardlib/ops/statistics.hpp"      // logsumexp, var, vector_norm, any, all
 #include "shardlib/ops/value_and_grad.hpp"  // value_and_grad, explicit_activation_checkpointing, prefetch
 #include "shardlib/support/version.hpp"

@@ -42,6 +42,7 @@
 #include "shardlib/compute/map.hpp"
 #include "shardlib/compute/norms.hpp"
 #include "shardlib/compute/ordering.hpp"
+#include "shardlib/compute/positions.hpp"
 #include "shardlib/compute/reductions.hpp"
 #include "shardlib/compute/scans.hpp"
 
@@ -52,6 +53,6 @@
 #include "shardlib/optim/leaf_rules.hpp"   // learning rates and weight decay by patterns of leaf names
 #include "shardlib/optim/lr_schedule.hpp"  // learning-rate schedules
 #include "shardlib/interop/shard_map.hpp"  // host arrays in and out; spmd
-#include "shardlib/interop/check_gradients.hpp"  // gradients against finite differences, in tests
 #include "shardlib/interop/arrays.hpp"     // Eigen, Kokkos, the user's memory
+#include "shardlib/interop/check_gradients.hpp"  // gradients against finite differences, in tests
 #include "shardlib/interop/format.hpp"     // fmt, visualize_sharding

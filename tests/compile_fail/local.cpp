@@ -395,3 +395,31 @@ auto any_of_numbers(const Tensor<f32, "B V">& x) {
   return any<"B V -> B">(x);
 }
 #endif
+
+// expect: roll<`L`>: dim `L/t` is sharded, so each device sees only its shard of it; gather it first with
+#if SECTION == 56
+auto roll_of_a_shard(const Tensor<f32, "B L/t">& x) {
+  return roll<"L">(x, 1);
+}
+#endif
+
+// expect: one_hot<`V/d`>: the indices `B/d` are sharded over d \(dim `B/d`\), so `V/d` cannot be sharded over d as well
+#if SECTION == 57
+auto one_hot_over_one_axis(const Tensor<i32, "B/d">& ids) {
+  return one_hot<"V/d">(ids, 8);
+}
+#endif
+
+// expect: tril<`L`, `K`>: the operand `B L` has no dim `K`
+#if SECTION == 58
+auto triangle_of_one_dim(const Tensor<f32, "B L">& x) {
+  return tril<"L", "K">(x);
+}
+#endif
+
+// expect: cumprod: the operand `L \+t` is partial over t, and cumprod is not linear, so it has to see the sum
+#if SECTION == 59
+auto products_of_summands(const Tensor<f32, "L +t">& x) {
+  return cumprod<"L">(x);
+}
+#endif

@@ -17,6 +17,36 @@ Buffer Cumsum<D>::operator()(const Value& in, const Value& out) const {
   return result;
 }
 template <class D>
+Buffer Cumprod<D>::operator()(const Value& in, const Value& out) const {
+  const Along a = along(in, dim);
+  Buffer result = allocate(out);
+  kernels::cumprod(out.device->exec(), dtype_c<D>, in.data().data(), result.data(), a.outer, a.n, a.inner);
+  return result;
+}
+template <class D>
+Buffer CumprodBackward<D>::operator()(const Value& out) const {
+  const Along a = along(out, dim);
+  Buffer shard = allocate(out);
+  kernels::cumprod_backward(out.device->exec(), dtype_c<D>, x->data().data(), result->data().data(), ct->data().data(),
+                            shard.data(), a.outer, a.n, a.inner);
+  return shard;
+}
+template <class D>
+Buffer Cummax<D>::operator()(const Value& in, const Value& out) const {
+  const Along a = along(in, dim);
+  Buffer result = allocate(out);
+  kernels::cummax(out.device->exec(), dtype_c<D>, in.data().data(), result.data(), a.outer, a.n, a.inner);
+  return result;
+}
+template <class D>
+Buffer CummaxBackward<D>::operator()(const Value& out) const {
+  const Along a = along(out, dim);
+  Buffer shard = allocate(out);
+  kernels::cummax_backward(out.device->exec(), dtype_c<D>, x->data().data(), ct->data().data(), shard.data(), a.outer,
+                           a.n, a.inner);
+  return shard;
+}
+template <class D>
 Buffer LinearScan<D>::operator()(const Value& out) const {
   const Along d = along(out, dim);
   Buffer h = allocate(out);

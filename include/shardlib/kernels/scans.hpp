@@ -1,4 +1,4 @@
-// Cumulative sums and linear recurrences along the middle dim of (outer, n, inner).
+// Cumulative sums, products and maxima, and linear recurrences along the middle dim of (outer, n, inner).
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,24 @@ namespace shardlib::kernels {
 template <class AnyDType>
 void cumsum(const Exec& exec, AnyDType dtype, const void* x, void* y, std::int64_t outer, std::int64_t n,
             std::int64_t inner, bool reverse);
+
+/// y_i = x_0 * ... * x_i. Integers wrap around.
+template <class AnyDType>
+void cumprod(const Exec& exec, AnyDType dtype, const void* x, void* y, std::int64_t outer, std::int64_t n,
+             std::int64_t inner);
+/// The cotangent of x, s_i * y_(i-1), where s_i = ct_i + x_(i+1) * s_(i+1) and y_(-1) is 1.
+template <class AnyDType>
+void cumprod_backward(const Exec& exec, AnyDType dtype, const void* x, const void* y, const void* ct, void* out,
+                      std::int64_t outer, std::int64_t n, std::int64_t inner);
+
+/// y_i is the maximum of x_0 to x_i; behind a NaN it is NaN.
+template <class AnyDType>
+void cummax(const Exec& exec, AnyDType dtype, const void* x, void* y, std::int64_t outer, std::int64_t n,
+            std::int64_t inner);
+/// The cotangent of x: each ct_i goes to the first element that equals y_i.
+template <class AnyDType>
+void cummax_backward(const Exec& exec, AnyDType dtype, const void* x, const void* ct, void* out, std::int64_t outer,
+                     std::int64_t n, std::int64_t inner);
 
 /// h_i = a_i * h_(i-1) + b_i, where h_(-1) is 0.
 template <class AnyDType>

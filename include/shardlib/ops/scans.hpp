@@ -1,4 +1,4 @@
-// Scans along one unsharded dim: cumsum, linear_scan.
+// Scans along one unsharded dim: cumsum, cumprod, cummax, linear_scan.
 #pragma once
 
 #include <type_traits>
@@ -37,6 +37,75 @@ auto cumsum(const Tensor<D, S>& x, bool reverse = false, Site site = Site::curre
   return detail::record_unary<"cumsum", Tensor<D, S>>(op, x, detail::sizes_of(x.value()),
                                                       detail::Cumsum<D>{dim, reverse},
                                                       detail::vjp(x, detail::CumsumVjp<Dim>{reverse}));
+}
+
+namespace detail {
+template <class D>
+struct Cumprod {
+  int dim;
+  Buffer operator()(const Value& in, const Value& out) const;
+};
+template <class D>
+struct CumprodBackward {
+  ValuePtr x, result, ct;
+  int dim;
+  Buffer operator()(const Value& out) const;
+};
+struct CumprodVjp {
+  OpInfo op;
+  int dim;
+  template <class Ct, class X>
+  Ct operator()(const Ct& ct, const X& x, const auto& y) const {
+    return record<"cumprod", Ct>(op, ct.device(), sizes_of(ct.value()),
+                                 CumprodBackward<typename Ct::value_type>{x.value(), y.value(), ct.value(), dim});
+  }
+};
+template <class D>
+struct Cummax {
+  int dim;
+  Buffer operator()(const Value& in, const Value& out) const;
+};
+template <class D>
+struct CummaxBackward {
+  ValuePtr x, ct;
+  int dim;
+  Buffer operator()(const Value& out) const;
+};
+struct CummaxVjp {
+  OpInfo op;
+  int dim;
+  template <class Ct, class X>
+  Ct operator()(const Ct& ct, const X& x) const {
+    return record<"cummax", Ct>(op, ct.device(), sizes_of(ct.value()),
+                                CummaxBackward<typename Ct::value_type>{x.value(), ct.value(), dim});
+  }
+};
+template <OpName Name, DimName Dim, class D, Spec S>
+using scanned_t = Tensor<after_t<is_reduced<Name, D>, D>, result_of<rules::along, Name, Dim, S>>;
+}  // namespace detail
+
+/// Running products along an unsharded dim. The derivative is right where elements are 0, too. `cumprod<"L">(x)`
+template <DimName Dim, dtype D, Spec S>
+auto cumprod(const Tensor<D, S>& x, Site site = Site::current()) -> detail::scanned_t<"cumprod", Dim, D, S> {
+  constexpr int dim = detail::parsed<S>.find(Dim);
+  const detail::Calling op{"cumprod", Dim, site};
+  const detail::GlobalSizes& sizes = detail::sizes_of(x.value());
+  const detail::Cumprod<D> kernel{dim};
+  if constexpr (floating<D>)
+    return detail::record_unary<"cumprod", Tensor<D, S>>(
+        op, x, sizes, kernel, detail::vjp_of_result(x, detail::save(x), detail::CumprodVjp{op, dim}));
+  else
+    return detail::record_unary<"cumprod", Tensor<D, S>>(op, x, sizes, kernel);
+}
+
+/// Running maxima along an unsharded dim. Backward: each cotangent goes to the first of the elements that equal the
+/// maximum. `cummax<"L">(x)`
+template <DimName Dim, dtype D, Spec S>
+auto cummax(const Tensor<D, S>& x, Site site = Site::current()) -> detail::scanned_t<"cummax", Dim, D, S> {
+  constexpr int dim = detail::parsed<S>.find(Dim);
+  const detail::Calling op{"cummax", Dim, site};
+  return detail::record_unary<"cummax", Tensor<D, S>>(op, x, detail::sizes_of(x.value()), detail::Cummax<D>{dim},
+                                                      detail::vjp(x, detail::save(x), detail::CummaxVjp{op, dim}));
 }
 
 namespace detail {

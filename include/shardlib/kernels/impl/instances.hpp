@@ -39,6 +39,12 @@ template void argmax(const Exec&, DType, const void*, std::int64_t, std::int64_t
 template void argsort(const Exec&, DType, const void*, std::int64_t, std::int64_t, std::int64_t, std::int64_t, bool,
                       std::int64_t, i32*, std::int64_t);
 template void cumsum(const Exec&, DType, const void*, void*, std::int64_t, std::int64_t, std::int64_t, bool);
+template void cumprod(const Exec&, DType, const void*, void*, std::int64_t, std::int64_t, std::int64_t);
+template void cumprod_backward(const Exec&, DType, const void*, const void*, const void*, void*, std::int64_t,
+                               std::int64_t, std::int64_t);
+template void cummax(const Exec&, DType, const void*, void*, std::int64_t, std::int64_t, std::int64_t);
+template void cummax_backward(const Exec&, DType, const void*, const void*, void*, std::int64_t, std::int64_t,
+                              std::int64_t);
 template void linear_scan(const Exec&, DType, const void*, const void*, void*, std::int64_t, std::int64_t,
                           std::int64_t);
 template void linear_scan_backward(const Exec&, DType, const void*, const void*, const void*, void*, std::int64_t,

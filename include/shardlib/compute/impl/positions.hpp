@@ -1,0 +1,47 @@
+// Definitions of positions.hpp.
+#pragma once
+
+#include "shardlib/compute/positions.hpp"
+
+#include <cstddef>
+#include <cstdint>
+
+#include "shardlib/kernels/layout.hpp"
+#include "shardlib/kernels/strided.hpp"
+
+namespace shardlib::detail {
+
+/// Copies `size` positions along a dim, from `from` on to those from `to` on; backwards if `step` is -1.
+inline void copy_positions(const Value& in, const Value& out, std::byte* result, int dim, std::int64_t from,
+                           std::int64_t to, std::int64_t size, std::int64_t step) {
+  auto strides = kernels::row_major(view(in.local));
+  const auto out_strides = strides;
+  Shape range = in.local;
+  range[dim] = size;
+  if (product(range) == 0) return;
+  const std::size_t element = size_of(in.dtype);
+  const auto skip = [&](std::int64_t position) {
+    return static_cast<std::size_t>(position * out_strides[dim]) * element;
+  };
+  strides.at(dim) *= step;
+  kernels::copy_strided(out.device->exec(), element, view(range), in.data().data() + skip(from), strides,
+                        result + skip(to), out_strides);
+}
+
+SHARDLIB_INLINE Buffer Flip::operator()(const Value& in, const Value& out) const {
+  Buffer result = allocate(out);
+  const std::int64_t n = in.global.logical[dim];
+  copy_positions(in, out, result.data(), dim, n - 1, 0, n, -1);
+  return result;
+}
+SHARDLIB_INLINE Buffer Roll::operator()(const Value& in, const Value& out) const {
+  Buffer result = allocate(out);
+  const std::int64_t n = in.global.logical[dim];
+  if (n == 0) return result;
+  const std::int64_t first = (by % n + n) % n;  // where position 0 goes
+  copy_positions(in, out, result.data(), dim, 0, first, n - first, 1);
+  copy_positions(in, out, result.data(), dim, n - first, 0, first, 1);
+  return result;
+}
+
+}  // namespace shardlib::detail

@@ -1,0 +1,129 @@
+// Ops by the positions of elements along dims: flip, roll, one_hot, tril, triu.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "shardlib/ops/create.hpp"
+#include "shardlib/ops/elementwise.hpp"
+#include "shardlib/ops/map.hpp"
+#include "shardlib/ops/record.hpp"
+#include "shardlib/ops/result.hpp"
+#include "shardlib/rules/all.hpp"
+
+namespace shardlib {
+
+namespace detail {
+struct Flip {
+  int dim;
+  Buffer operator()(const Value& in, const Value& out) const;
+};
+struct Roll {
+  int dim;
+  std::int64_t by;
+  Buffer operator()(const Value& in, const Value& out) const;
+};
+template <DimName Dim>
+inline constexpr auto flip_vjp = [](const auto& ct) { return flip<Dim>(ct); };
+template <DimName Dim>
+struct RollVjp {
+  std::int64_t by;
+  template <class Ct>
+  auto operator()(const Ct& ct) const {
+    return roll<Dim>(ct, -by);
+  }
+};
+}  // namespace detail
+
+/// The elements in reverse order along an unsharded dim. Backward: flip. `flip<"L">(x)`
+template <DimName Dim, dtype D, Spec S>
+auto flip(const Tensor<D, S>& x, Site site = Site::current())
+    -> Tensor<D, detail::result_of<rules::linear_along, OpName("flip"), Dim, S>> {
+  constexpr int dim = detail::parsed<S>.find(Dim);
+  const detail::Calling op{"flip", Dim, site};
+  return detail::record_unary<"flip", Tensor<D, S>>(op, x, detail::sizes_of(x.value()), detail::Flip{dim},
+                                                    detail::vjp(x, detail::flip_vjp<Dim>));
+}
+
+/// Moves the elements by `by` places along an unsharded dim, and those beyond its end to its beginning. Backward: roll
+/// by -by. `roll<"L">(x, 1)`
+template <DimName Dim, dtype D, Spec S>
+auto roll(const Tensor<D, S>& x, std::int64_t by, Site site = Site::current())
+    -> Tensor<D, detail::result_of<rules::linear_along, OpName("roll"), Dim, S>> {
+  constexpr int dim = detail::parsed<S>.find(Dim);
+  const detail::Calling op{"roll", Dim, site};
+  return detail::record_unary<"roll", Tensor<D, S>>(op, x, detail::sizes_of(x.value()), detail::Roll{dim, by},
+                                                    detail::vjp(x, detail::RollVjp<Dim>{by}));
+}
+
+namespace detail {
+template <class D>
+struct OneAt {
+  template <class I>
+  auto operator()(const I& id, const i32& position) const {
+    return static_cast<scalar_of<D>>(id == static_cast<I>(position) ? 1 : 0);
+  }
+};
+}  // namespace detail
+
+/// 1 at each index along a new dim of the given size, which is the last of the result and may be sharded; 0 elsewhere,
+/// and for an index outside of the dim. `one_hot<"V/t">(ids, 8)` of "B/d L" is "B/d L V/t", in f32 or another dtype,
+/// `one_hot<"V", bf16>(ids, 8)`
+template <Spec V, dtype To = f32, dtype I, Spec S>
+auto one_hot(const Tensor<I, S>& indices, DimSize size, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::is_index<"one_hot", I>, To>, detail::result_of<rules::one_hot, V, S>> {
+  using Out = Tensor<To, detail::result_of<rules::one_hot, V, S>>;
+  const detail::Calling op{"one_hot", V, site};
+  const Tensor<i32, V> positions(detail::create_iota(op, indices.device(), detail::parsed<V>, size));
+  return detail::map_as<"one_hot", Out>(op, detail::OneAt<To>{}, indices, positions);
+}
+
+namespace detail {
+
+/// The spec of one dim, or of two, of x.
+template <Spec S, int... Dims>
+constexpr Spec only_dims() {
+  TensorSpec spec;
+  (spec.dims.push_back(parsed<S>.dims[Dims]), ...);
+  return spec_of(spec);
+}
+/// Whether an element is kept, by its positions along two dims in the order of the operand.
+struct InTriangle {
+  std::int64_t diagonal;
+  bool lower, rows_first;
+  bool operator()(const i32& a, const i32& b) const {
+    const std::int64_t right = rows_first ? std::int64_t{b} - a : std::int64_t{a} - b;
+    return lower ? right <= diagonal : right >= diagonal;
+  }
+};
+template <OpName Name, DimName Rows, DimName Columns, class D, Spec S>
+Tensor<D, S> triangle(const OpInfo& op, const Tensor<D, S>& x, std::int64_t diagonal, bool lower) {
+  constexpr int rows = parsed<S>.find(Rows), columns = parsed<S>.find(Columns);
+  constexpr int a = rows < columns ? rows : columns, b = rows < columns ? columns : rows;
+  constexpr Spec first = only_dims<S, a>(), second = only_dims<S, b>(), both = only_dims<S, a, b>();
+  const auto along = [&](const TensorSpec& spec) {
+    const auto name = spec.dims[0].name;
+    return create_iota(op, x.device(), spec, {x.size(name), x.padded_size(name)});
+  };
+  const Tensor<i32, first> i(along(parsed<first>));
+  const Tensor<i32, second> j(along(parsed<second>));
+  return masked(map_as<Name, Tensor<bool_, both>>(op, InTriangle{diagonal, lower, rows < columns}, i, j), x, op.site);
+}
+
+}  // namespace detail
+
+/// Keeps the elements on and below a diagonal of two dims, which may be sharded; the others become 0. A diagonal of 1
+/// is above the main one. Backward: tril. `tril<"Qlen", "Klen">(x)`
+template <DimName Rows, DimName Columns, dtype D, Spec S>
+auto tril(const Tensor<D, S>& x, std::int64_t diagonal = 0, Site site = Site::current())
+    -> Tensor<D, detail::result_of<rules::triangle, OpName("tril"), Rows, Columns, S>> {
+  return detail::triangle<"tril", Rows, Columns>(detail::Calling{"tril", {}, site}, x, diagonal, true);
+}
+/// Keeps the elements on and above a diagonal of two dims, as tril those below it. `triu<"Qlen", "Klen">(x, 1)`
+template <DimName Rows, DimName Columns, dtype D, Spec S>
+auto triu(const Tensor<D, S>& x, std::int64_t diagonal = 0, Site site = Site::current())
+    -> Tensor<D, detail::result_of<rules::triangle, OpName("triu"), Rows, Columns, S>> {
+  return detail::triangle<"triu", Rows, Columns>(detail::Calling{"triu", {}, site}, x, diagonal, false);
+}
+
+}  // namespace shardlib
