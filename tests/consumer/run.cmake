@@ -1,5 +1,6 @@
 # cmake -DWAY=add_subdirectory|find_package -DSOURCE=... -DBUILD=... -DSCRATCH=... -DCXX=... -P run.cmake
-# Installs the library where needed, then configures, builds and runs the consumer project beside this file.
+# Installs the library where needed, then configures, builds and runs the consumer project beside this file, or the one in
+# examples/template.
 set(prefix "${SCRATCH}/prefix")
 set(build "${SCRATCH}/build")
 
@@ -22,9 +23,19 @@ string(REPLACE ";" "\\;" launcher "${LAUNCHER}")
 run("Configuring the consumer" "${CMAKE_COMMAND}" -S "${CMAKE_CURRENT_LIST_DIR}" -B "${build}" -G "${GENERATOR}"
     "-DCMAKE_CXX_COMPILER=${CXX}" "-DCMAKE_CXX_COMPILER_LAUNCHER=${launcher}" -DCMAKE_BUILD_TYPE=Debug
     "-DCMAKE_CXX_FLAGS=-Wall -Wextra" ${where})
-run("Building the consumer" "${CMAKE_COMMAND}" --build "${build}")
-run("Running the consumer" "${build}/consumer")
-if(WAY STREQUAL "find_package")
+if(WAY STREQUAL "add_subdirectory")
+  run("Building the consumer" "${CMAKE_COMMAND}" --build "${build}")
+  run("Running the consumer" "${build}/consumer")
+else()
+  # Here the project that users copy includes the whole library, in the place of the consumer, as that takes long.
+  run("Building the consumer's shapes" "${CMAKE_COMMAND}" --build "${build}" --target consumer_shapes)
+  set(template "${SCRATCH}/template")
+  run("Configuring examples/template" "${CMAKE_COMMAND}" -S "${SOURCE}/examples/template" -B "${template}" -G
+      "${GENERATOR}" "-DCMAKE_CXX_COMPILER=${CXX}" "-DCMAKE_CXX_COMPILER_LAUNCHER=${launcher}" -DCMAKE_BUILD_TYPE=Debug
+      "-DCMAKE_CXX_FLAGS=-Wall -Wextra" ${where})
+  run("Building examples/template" "${CMAKE_COMMAND}" --build "${template}")
+  run("Testing examples/template" "${CMAKE_CTEST_COMMAND}" --test-dir "${template}" --output-on-failure)
+  run("Training examples/template" "${template}/train" "${SOURCE}/README.md" 3)
   find_program(pkg_config pkg-config)
   file(GLOB_RECURSE pc "${prefix}/shardlib.pc")
   if(pkg_config AND pc)
