@@ -19,13 +19,14 @@
 
 namespace shardlib {
 
-/// What check_gradients compares, and how closely. A field that is 0 has its default.
+/// What check_gradients compares, and how closely. `GradientCheck{.elements = 8}`
 struct GradientCheck {
-  /// The step at x is this times max(1, |x|). Default: the cube root of the dtype's epsilon (f64 6e-6, f32 5e-3).
+  /// The step at x is this times max(1, |x|). 0: the cube root of the dtype's epsilon (f64 6e-6, f32 5e-3).
   double step = 0;
-  /// The difference that is allowed, as a part of the leaf's largest gradient. Default: twice the step.
+  /// The difference that is allowed, as a part of the leaf's largest gradient. 0: twice the step.
   double tolerance = 0;
-  /// How many elements of a leaf are compared. Of a larger leaf these are spread over it, the same in each run.
+  /// How many elements of a leaf are compared, at least 1. Of a larger leaf these are spread over it, the same in each
+  /// run.
   std::int64_t elements = 64;
 };
 
