@@ -41,6 +41,7 @@ struct Options {
   std::int64_t layers = 4, d_model = 256, heads = 4, d_ff = 1024, context = 256, vocabulary = 0;
   std::string norm = "pre", activation = "gelu", dtype = "f32", recompute = "seqax", attention = "fused",
               gather = "per-microbatch", load, save, logits;
+  std::map<std::string, std::string> kept;  // keys of a loaded config.json, as JSON, that an export repeats
   bool tied = true, prefetch = false;
   double dropout = 0, epsilon = 1e-5;
 };
@@ -307,6 +308,7 @@ void must_be_gpt2(const Options& o) {
 // --load of a folder: the options take what config.json says. What this model does not compute exactly is refused.
 void read_config(run::Options& options, Options& o) {
   if (o.load.empty()) return;
+  run::require_other_folder(o.save, o.load);
   o.training.sample.begin.reset();  // nothing stood before the texts that those models have learnt
   std::error_code ignored;
   if (!std::filesystem::is_directory(o.load, ignored)) return;
@@ -320,19 +322,26 @@ void read_config(run::Options& options, Options& o) {
   config.imply(options, "--layers", "n_layer");
   config.imply(options, "--heads", "n_head");
   config.imply(options, "--d-model", "n_embd");
+  if (o.d_model % o.heads != 0) config.refuse("n_head", fmt::format("a divisor of the {} of 'n_embd'", o.d_model));
   config.imply(options, "--d-ff", "n_inner", std::to_string(4 * config.integer("n_embd")));
   config.imply(options, "--context", "n_positions");
   config.imply(options, "--vocabulary", "vocab_size");
   config.imply(options, "--epsilon", "layer_norm_epsilon", "1e-5");
+  // Where keys are absent, the defaults of transformers' class.
+  for (const char* key : {"bos_token_id", "eos_token_id"}) o.kept[key] = config.json(key, "50256");
   config.finish({"_name_or_path",
+                 "_num_labels",
                  "attn_pdrop",
-                 "bos_token_id",
                  "dtype",
                  "embd_pdrop",
-                 "eos_token_id",
+                 "id2label",
                  "initializer_range",
+                 "label2id",
                  "n_ctx",
+                 "n_special",
+                 "output_past",
                  "pad_token_id",
+                 "predict_special_tokens",
                  "reorder_and_upcast_attn",
                  "resid_pdrop",
                  "summary_activation",
@@ -359,13 +368,13 @@ void load_hugging_face(const Setup& s, gpt2::Model<f32>& weights) {
   io::load_safetensors(s.mesh, s.o.load, weights, stored_table(prefix), {may_be_left});
 }
 
-// --export, by one device.
-void write_hugging_face(const Setup& s, const io::Tokenizer& tokenizer) {
+// config.json of --export.
+std::string config_json(const Setup& s, const io::Tokenizer& tokenizer) {
   const Options& o = s.o;
-  const auto newest = io::newest_whole(o.training.directory + "/checkpoints");
-  if (!newest) throw UsageError("--export: the run has no checkpoint yet");
-  io::export_safetensors_folder(io::Checkpoint::open(*newest), o.save, stored_table(""));
-  const std::string config = fmt::format(
+  auto kept = o.kept;
+  for (const char* key : {"bos_token_id", "eos_token_id"})
+    kept.try_emplace(key, std::to_string(tokenizer.end_of_text()));
+  return fmt::format(
       R"({{
   "architectures": ["GPT2LMHeadModel"],
   "model_type": "gpt2",
@@ -386,9 +395,8 @@ void write_hugging_face(const Setup& s, const io::Tokenizer& tokenizer) {
   "tie_word_embeddings": true
 }}
 )",
-      o.layers, o.heads, o.d_model, o.d_ff, o.context, s.vocabulary, o.epsilon, o.dropout, o.dropout,
-      tokenizer.end_of_text(), tokenizer.end_of_text());
-  io::replace_file(o.save + "/config.json", io::as_bytes(config), true);
+      o.layers, o.heads, o.d_model, o.d_ff, o.context, s.vocabulary, run::json_float(o.epsilon),
+      run::json_float(o.dropout), run::json_float(o.dropout), kept.at("bos_token_id"), kept.at("eos_token_id"));
 }
 
 // ---- the program ----------------------------------------------------------------------------------------------------
@@ -496,9 +504,11 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
       run::training_flops_per_token(program.parameters - looked_up, o.layers, o.d_model, o.training.seq);
   run::train(s.mesh.device(), o.training, data, toml, program);
   if (dry) return;
+  if (!o.save.empty())
+    run::export_folder(*s.mesh.device(), o.training.directory, o.save, stored_table(""),
+                       config_json(s, *data.tokenizer));
   if (!o.logits.empty())
-    run::write_logits(*s.mesh.device(), *data.tokenizer, o.training.prompt, o.context, program.decode, o.logits);
-  if (!o.save.empty() && s.mesh.rank() == 0) write_hugging_face(s, *data.tokenizer);
+    run::write_logits(*s.mesh.device(), *data.tokenizer, o.training.prompt, program.decode, o.logits);
 }
 
 int program(int argc, char** argv) {
@@ -539,6 +549,8 @@ int program(int argc, char** argv) {
   Options single = o;  // --graph draws one layer
   single.layers = 1;
   if (run::dry_run(o.training, mesh, body(o), body(single))) return 0;
+  run::note_loaded(o.training, data, o.load);
+  if (!o.logits.empty()) run::require_logits(*data.tokenizer, o.training.prompt, o.context, data.vocabulary);
   if (!o.save.empty()) run::require_writable_folder(o.save, "--export");
   if (!o.logits.empty()) io::require_writable(o.logits, "--logits");
   launch(mesh, body(o), run::launch_options(o.training));

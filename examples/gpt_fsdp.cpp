@@ -52,12 +52,13 @@ int program(int argc, char** argv) {
     if (world_rank() == 0) fmt::print("{}", options.answer());
     return 0;
   }
-  gpt::read_config(options, o.files, o.training);
+  gpt::read_config(options, o, o.files, o.training);
   const auto mesh = run::chosen_mesh(o.training, "d t");
   run::batch_must_divide(mesh, o.training);
   run::check_rope(o.config.rope, o.d_head);
   const run::Data data = run::open_data(o.training, o.vocabulary);
   o.vocabulary = data.vocabulary;
+  gpt::check_files(o.files, o.training, data);
   run::note_padding(mesh, gpt::sizes_of(o, mesh[0].size, mesh[1].size));
   run::announce(options, o.training);
   const auto body = [&](const Options& used) -> DeviceBody {

@@ -7,17 +7,19 @@
 #include <shardlib/io/agree.hpp>
 #include <shardlib/io/file.hpp>
 #include <shardlib/io/formats/safetensors_tree.hpp>
-#include <shardlib/run/checkpoints.hpp>
 #include <shardlib/run/hugging_face.hpp>
 #include <shardlib/run/sampling.hpp>
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 
+#include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "gpt_setup.hpp"
@@ -26,7 +28,9 @@ namespace gpt {
 
 struct HuggingFace {
   std::string load, save, logits;
-  std::map<std::string, std::string> kept;  // keys of a loaded config.json, as JSON, that an export repeats
+  // Keys of config.json, as JSON, that an export repeats from the loaded one.
+  std::map<std::string, std::string> kept{{"architectures", R"(["LlamaForCausalLM"])"}, {"model_type", "\"llama\""}};
+  std::int64_t positions = 0;  // max_position_embeddings of the loaded one
 };
 
 inline void declare(run::Options& options, HuggingFace& o) {
@@ -60,70 +64,106 @@ inline io::StoredTable stored_table(bool tied) {
 // ---- reading --------------------------------------------------------------------------------------------------------
 
 // Rotary positions: `rope_theta` and the object `rope_scaling`, or, as transformers 5 writes them, both in
-// `rope_parameters`.
-inline void imply_rope(run::Options& options, run::HuggingFaceConfig& config) {
-  const std::string scaling = config.has("rope_parameters.rope_theta") ? "rope_parameters." : "rope_scaling.";
-  config.imply(options, "--rope-base", scaling == "rope_scaling." ? "rope_theta" : scaling + "rope_theta", "10000");
+// `rope_parameters`. A file may have both forms.
+inline void imply_rope(run::Options& options, run::HuggingFaceConfig& config, const ModelOptions& o) {
+  config.imply(options, "--rope-base",
+               config.first_of({"rope_theta", "rope_parameters.rope_theta", "rope_scaling.rope_theta"}), "10000");
+  const auto key = [&](const std::string& name) {
+    return config.first_of({"rope_scaling." + name, "rope_parameters." + name});
+  };
   // Older versions say `type`; those in between both.
-  const bool older = config.has(scaling + "type"), newer = config.has(scaling + "rope_type");
-  const std::string type = scaling + (newer ? "rope_type" : "type");
+  const std::string type = config.first_of(
+      {"rope_scaling.rope_type", "rope_scaling.type", "rope_parameters.rope_type", "rope_parameters.type"});
   config.require(type, {"\"default\"", "\"linear\"", "\"llama3\""});
-  if (older && newer) config.require(scaling + "type", {config.value(type)});
   const std::string kind = config.has(type) ? config.value(type) : "\"default\"";
-  const auto imply = [&](const char* option, const char* key) { config.imply(options, option, scaling + key); };
+  const auto imply = [&](const char* option, const char* name) { config.imply(options, option, key(name)); };
   if (kind == "\"default\"") return options.imply("--rope-factor", "1", fmt::format("'{}': {}", config.path(), type));
   imply("--rope-factor", "factor");
   if (kind == "\"linear\"") return options.imply("--rope-context", "0", fmt::format("'{}': {}", config.path(), type));
   imply("--rope-low", "low_freq_factor");
   imply("--rope-high", "high_freq_factor");
   imply("--rope-context", "original_max_position_embeddings");
+  const RopeAngles& rope = o.config.rope;
+  if (rope.low_freq_factor >= rope.high_freq_factor)
+    config.refuse(key("low_freq_factor"), fmt::format("below the {} of 'high_freq_factor'", rope.high_freq_factor));
 }
 
-// --load: the options take what config.json says. What this model does not compute exactly is refused.
-inline void read_config(run::Options& options, HuggingFace& o, run::Training& training) {
-  if (!o.save.empty() && training.directory.empty())
+// Heads, their width, and how far they look back.
+inline void imply_heads(run::Options& options, run::HuggingFaceConfig& config, bool mistral, std::int64_t seq) {
+  const std::int64_t heads = config.integer("num_attention_heads"), width = config.integer("hidden_size");
+  if (heads == 0) config.refuse("num_attention_heads", "at least 1");
+  // An absent one is 8 in Mistral's transformers class; null is the heads' number in both.
+  const bool given = mistral && !config.is_null("num_key_value_heads");
+  const std::int64_t kv = config.integer("num_key_value_heads", given ? std::optional<std::int64_t>() : heads);
+  if (kv == 0 || heads % kv != 0)
+    config.refuse("num_key_value_heads", fmt::format("a divisor of the {} of 'num_attention_heads'", heads));
+  options.imply("--n-kv", std::to_string(kv), fmt::format("'{}': num_key_value_heads", config.path()));
+  options.imply("--n-q-per-kv", std::to_string(heads / kv), fmt::format("'{}': num_attention_heads", config.path()));
+  if (!config.has("head_dim") && width % heads != 0)
+    config.refuse("head_dim", fmt::format("given, as {} heads do not divide 'hidden_size', {}", heads, width));
+  const std::int64_t head = config.integer("head_dim", width / heads);
+  if (head % 2 != 0) config.refuse("head_dim", fmt::format("even, as rotary positions turn pairs: {} is not", head));
+  options.imply("--d-head", std::to_string(head), fmt::format("'{}': head_dim", config.path()));
+  const bool whole = !mistral || config.is_null("sliding_window");  // null: no window, whatever the class
+  if (!whole && !config.has("sliding_window") && seq > 4096)
+    config.refuse("sliding_window", fmt::format("null or at least --seq {}: an absent one is 4096", seq));
+  if (config.has("sliding_window") && config.integer("sliding_window") < seq)
+    config.refuse("sliding_window", fmt::format("null or at least --seq {}", seq));
+}
+
+// --load: the options, among them those of `o`, take what config.json says. What this model does not compute exactly is
+// refused.
+inline void read_config(run::Options& options, const ModelOptions& o, HuggingFace& files, run::Training& training) {
+  if (!files.save.empty() && training.directory.empty())
     throw UsageError("--export writes the weights of a run's checkpoint: give --run too");
-  if (o.load.empty()) return;
-  run::HuggingFaceConfig config(o.load);
+  if (files.load.empty()) return;
+  std::error_code ignored;
+  if (io::file_exists(files.load) && !std::filesystem::is_directory(files.load, ignored))
+    throw UsageError(fmt::format(
+        "--load '{}' is no folder: give the folder of the model, which has its config.json too", files.load));
+  run::require_other_folder(files.save, files.load);
+  run::HuggingFaceConfig config(files.load);
   config.require("architectures", {R"(["LlamaForCausalLM"])", R"(["MistralForCausalLM"])"});
   if (!config.has("model_type")) config.refuse("model_type", "\"llama\" or \"mistral\"");
   config.require("model_type", {"\"llama\"", "\"mistral\""});
+  const bool mistral = config.value("model_type") == "\"mistral\"";
   config.require("hidden_act", {"\"silu\"", "\"swish\""});
-  for (const char* bias : {"attention_bias", "mlp_bias"}) config.require(bias, {"false"});
+  for (const char* key : {"attention_bias", "mlp_bias", "rope_interleaved"}) config.require(key, {"false"});
   config.imply(options, "--layers", "num_hidden_layers");
   config.imply(options, "--d-model", "hidden_size");
   config.imply(options, "--d-ff", "intermediate_size");
   config.imply(options, "--vocabulary", "vocab_size");
   config.imply(options, "--norm-epsilon", "rms_norm_eps", "1e-6");
   config.imply(options, "--tied", "tie_word_embeddings", "false");
-  const bool mistral = config.value("model_type") == "\"mistral\"";
-  const std::int64_t heads = config.integer("num_attention_heads"), width = config.integer("hidden_size");
-  // Mistral's transformers class has another default than Llama's.
-  const auto default_kv = mistral ? std::optional<std::int64_t>() : heads;
-  const std::int64_t kv = config.integer("num_key_value_heads", default_kv);
-  if (heads == 0 || kv == 0 || heads % kv != 0)
-    config.refuse("num_key_value_heads", fmt::format("a divisor of the {} of 'num_attention_heads'", heads));
-  options.imply("--n-kv", std::to_string(kv), fmt::format("'{}': num_key_value_heads", config.path()));
-  options.imply("--n-q-per-kv", std::to_string(heads / kv), fmt::format("'{}': num_attention_heads", config.path()));
-  if (!config.has("head_dim") && width % heads != 0)
-    config.refuse("head_dim", fmt::format("given, as {} heads do not divide 'hidden_size', {}", heads, width));
-  config.imply(options, "--d-head", "head_dim", std::to_string(width / heads));
-  imply_rope(options, config);
-  if (mistral && !config.has("sliding_window") && training.seq > 4096)
-    config.refuse("sliding_window", fmt::format("null or at least --seq {}: an absent one is 4096", training.seq));
-  if (config.has("sliding_window") && config.integer("sliding_window") < training.seq)
-    config.refuse("sliding_window", fmt::format("null or at least --seq {}", training.seq));
-  const char* const tokens[] = {"bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings"};
-  for (const char* key : tokens) o.kept[key] = config.has(key) ? config.value(key) : "null";
+  imply_heads(options, config, mistral, training.seq);
+  imply_rope(options, config, o);
+  // Where keys are absent, the defaults of transformers' classes.
+  const char* const architectures = mistral ? R"(["MistralForCausalLM"])" : R"(["LlamaForCausalLM"])";
+  files.kept = {{"architectures", config.json("architectures", architectures)},
+                {"model_type", config.value("model_type")},
+                {"bos_token_id", config.json("bos_token_id", "1")},
+                {"eos_token_id", config.json("eos_token_id", "2")},
+                {"pad_token_id", config.json("pad_token_id", "null")}};
+  files.positions = config.integer("max_position_embeddings", mistral ? 131072 : 2048);
+  if (config.has("sliding_window") || config.is_null("sliding_window"))
+    files.kept["sliding_window"] = config.json("sliding_window", "");
   training.sample.begin.reset();
-  if (config.has("bos_token_id")) {
-    const std::int64_t begin = config.integer("bos_token_id");
-    if (begin >= config.integer("vocab_size")) config.refuse("bos_token_id", "below 'vocab_size'");
+  if (!config.is_null("bos_token_id")) {
+    const std::int64_t begin = config.integer("bos_token_id", 1);
+    if (begin >= config.integer("vocab_size")) config.refuse("bos_token_id", "below 'vocab_size' (an absent one is 1)");
     training.sample.begin = static_cast<std::int32_t>(begin);
   }
-  config.finish({"_name_or_path", "attention_dropout", "dtype", "initializer_range", "pretraining_tp", "torch_dtype",
-                 "transformers_version", "use_cache"});
-  if (!training.plan) training.initial_weights = io::SafetensorsFiles(o.load).describe();
+  config.finish({"_attn_implementation_autoset", "_name_or_path", "attention_dropout", "dtype", "initializer_range",
+                 "is_llama_config", "pretraining_tp", "torch_dtype", "transformers.js_config", "transformers_version",
+                 "use_cache"});
+  if (!training.plan) training.initial_weights = io::SafetensorsFiles(files.load).describe();
+}
+
+// Before the devices start: what --load and --logits ask for.
+inline void check_files(const HuggingFace& files, const run::Training& training, const run::Data& data) {
+  run::note_loaded(training, data, files.load);
+  if (!files.logits.empty() && !training.plan && training.graph.empty())
+    run::require_logits(*data.tokenizer, training.prompt, training.seq, data.vocabulary);
 }
 
 // Before the first step: tries the outputs, and loads the weights.
@@ -146,24 +186,17 @@ inline void load_weights(const Mesh<"d t">& mesh, const ModelOptions& o, const H
 
 // ---- writing --------------------------------------------------------------------------------------------------------
 
-// With a point, as transformers wants its floats.
-inline std::string decimal(double x) {
-  const std::string text = fmt::format("{}", x);
-  return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
-}
-
 inline std::string config_json(const ModelOptions& o, const std::map<std::string, std::string>& kept) {
   const RopeAngles& rope = o.config.rope;
   std::string scaling = "null";
-  if (rope.factor != 1) scaling = fmt::format(R"({{"rope_type": "linear", "factor": {}}})", decimal(rope.factor));
+  if (rope.factor != 1)
+    scaling = fmt::format(R"({{"rope_type": "linear", "factor": {}}})", run::json_float(rope.factor));
   if (rope.factor != 1 && rope.context > 0)
-    scaling =
-        fmt::format(R"({{"rope_type": "llama3", "factor": {}, "low_freq_factor": {}, "high_freq_factor": {},
+    scaling = fmt::format(R"({{"rope_type": "llama3", "factor": {}, "low_freq_factor": {}, "high_freq_factor": {},
                    "original_max_position_embeddings": {}}})",
-                    decimal(rope.factor), decimal(rope.low_freq_factor), decimal(rope.high_freq_factor), rope.context);
+                          run::json_float(rope.factor), run::json_float(rope.low_freq_factor),
+                          run::json_float(rope.high_freq_factor), rope.context);
   std::string text = fmt::format(R"({{
-  "architectures": ["LlamaForCausalLM"],
-  "model_type": "llama",
   "torch_dtype": "float32",
   "hidden_size": {},
   "num_hidden_layers": {},
@@ -180,7 +213,7 @@ inline std::string config_json(const ModelOptions& o, const std::map<std::string
   "rope_scaling": {},
   "tie_word_embeddings": {})",
                                  o.d_model, o.layers, o.n_q_per_kv * o.n_kv, o.n_kv, o.d_head, o.d_ff, o.vocabulary,
-                                 decimal(o.config.norm_epsilon), decimal(rope.base), scaling, o.tied);
+                                 run::json_float(o.config.norm_epsilon), run::json_float(rope.base), scaling, o.tied);
   for (const auto& [key, value] : kept) text += fmt::format(",\n  \"{}\": {}", key, value);
   return text + "\n}\n";
 }
@@ -189,21 +222,15 @@ inline std::string config_json(const ModelOptions& o, const std::map<std::string
 inline void write_outputs(const std::shared_ptr<Device>& device, const ModelOptions& o, const HuggingFace& files,
                           const run::Training& training, const run::Data& data, const run::Program& program) {
   if (device->is_dry()) return;
-  if (!files.logits.empty())
-    run::write_logits(*device, *data.tokenizer, training.prompt, program.context, program.decode, files.logits);
-  io::together(*device, "--export", [&] {
-    if (files.save.empty() || device->rank() != 0) return;
-    const auto newest = io::newest_whole(training.directory + "/checkpoints");
-    if (!newest) throw UsageError("the run has no checkpoint yet");
-    io::export_safetensors_folder(io::Checkpoint::open(*newest), files.save, stored_table(o.tied));
+  if (!files.save.empty()) {
     auto kept = files.kept;
     const auto begin = run::sample_options(training).begin;
     kept.try_emplace("bos_token_id", begin ? std::to_string(*begin) : "null");
     kept.try_emplace("eos_token_id", std::to_string(data.tokenizer->end_of_text()));
-    const auto [length, fresh] = kept.try_emplace("max_position_embeddings", "null");
-    if (length->second == "null") length->second = std::to_string(training.seq);
-    io::replace_file(files.save + "/config.json", io::as_bytes(config_json(o, kept)), true);
-  });
+    kept["max_position_embeddings"] = std::to_string(std::max(training.seq, files.positions));
+    run::export_folder(*device, training.directory, files.save, stored_table(o.tied), config_json(o, kept));
+  }
+  if (!files.logits.empty()) run::write_logits(*device, *data.tokenizer, training.prompt, program.decode, files.logits);
 }
 
 }  // namespace gpt

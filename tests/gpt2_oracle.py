@@ -131,8 +131,28 @@ def compare(program):
         with open(again + "/config.json") as file:
             config = json.load(file)
         check((config["n_layer"], config["n_head"], config["n_inner"]) == (2, 4, 96), "config.json has the sizes")
+        check(all(isinstance(config[key], float) for key in ("resid_pdrop", "embd_pdrop", "layer_norm_epsilon")), "and floats")
+        kept, unchanged = {"bos_token_id": 7, "eos_token_id": None}, {"n_special": 0, "predict_special_tokens": True}
+        unchanged |= {"output_past": True, "_num_labels": 1, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+        with open(again + "/config.json", "w") as file:
+            json.dump({**config, **kept, **unchanged}, file)
+        run = subprocess.run([*bare, f"--load={again}", f"--run={folder}/kept-run", f"--export={folder}/kept"],
+                             capture_output=True, text=True)  # fmt: skip
+        check(run.returncode == 0 and "bytes has 256 ids and the loaded model 301" in run.stdout, "a note of the tokenizer")
+        with open(folder + "/kept/config.json") as file:
+            back = json.load(file)
+        check({key: back[key] for key in kept} == kept, "an export keeps the ids of beginning and end")
+        for load in (f"{folder}/kept", f"{folder}/kept/model.safetensors"):
+            run = subprocess.run([*common, f"--load={load}", f"--run={folder}/kept-run", f"--export={folder}/kept"],
+                                 capture_output=True, text=True)  # fmt: skip
+            check(run.returncode == 2 and "--export" in run.stderr and "--load" in run.stderr, "--export over --load is refused")
+        run = subprocess.run([*bare, f"--load={folder}/kept", f"--run={folder}/kept-run"], capture_output=True, text=True)
+        check(run.returncode == 0 and "note: the run in" in run.stdout, "a run that goes on says that it uses its checkpoint")
+        run = subprocess.run([*bare, f"--load={again}", "--logits=never", f"--prompt={PROMPT * 2}"], capture_output=True,
+                             text=True)  # fmt: skip
+        check(run.returncode == 2 and "--logits" in run.stderr and "takes 20" in run.stderr, "a long prompt is refused")
         for key, value in {"activation_function": "relu", "scale_attn_weights": False, "model_type": "gpt_neo",
-                           "vocab_size": 300.5, "unheard_of": 1}.items():  # fmt: skip
+                           "vocab_size": 300.5, "unheard_of": 1, "n_head": 5}.items():  # fmt: skip
             with open(again + "/config.json", "w") as file:
                 json.dump({**config, key: value}, file)
             run = subprocess.run([*bare, f"--load={again}"], capture_output=True, text=True)

@@ -34,8 +34,12 @@ MODELS = {
     "llama": {**BASE, "rope_scaling": LLAMA3},
     "mistral": {**BASE, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "head_dim": 8, "sliding_window": None,
                 "tie_word_embeddings": True, "rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2.5}},
-    "one_kv_head": {**{k: v for k, v in BASE.items() if k != "rope_theta"}, "num_key_value_heads": 1, "num_hidden_layers": 1,
-                    "rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}},
+    # Without a bos_token_id it is 1. The keys at the end change nothing.
+    "one_kv_head": {**{k: v for k, v in BASE.items() if k not in ("rope_theta", "bos_token_id")}, "num_key_value_heads": 1,
+                    "num_hidden_layers": 1, "rope_parameters": {"rope_theta": 500.0, "rope_type": "default"},
+                    "eos_token_id": None, "max_position_embeddings": 10, "is_llama_config": True, "rope_interleaved": False,
+                    "_attn_implementation_autoset": True,
+                    "transformers.js_config": {"dtype": "q4", "kv_cache_dtype": {"q4f16": "float16"}}},
 }  # fmt: skip
 
 
@@ -205,8 +209,11 @@ def compare(program):
                 back = json.load(file)
             gpt("--seq=20", "--steps=0", f"--load={again}", f"--logits={out}")
             check(distance(out, expected) < 1e-5, f"{name}: what was exported has the same logits")
-            same = {k: v for k, v in config.items() if k in back and not k.startswith(("rope", "model_type", "architectures"))}
-            check(same and all(back[k] == v for k, v in same.items()) and back["bos_token_id"] == 1, f"{name}: config.json")
+            same = {k: v for k, v in config.items() if k in back and not k.startswith("rope")}
+            same |= {"bos_token_id": 1, "max_position_embeddings": max(20, config["max_position_embeddings"])}
+            wrong = {k: back[k] for k, v in same.items() if back[k] != v}
+            check({"architectures", "model_type"} <= set(same) and not wrong, f"{name}: config.json {wrong}")
+            check(("sliding_window" in back) == ("sliding_window" in config), f"{name}: a sliding_window where there was one")
             scaling = {k: v for k, v in (config.get("rope_scaling") or {}).items() if k != "type"}
             written = [back["rope_theta"], back["rms_norm_eps"], (back["rope_scaling"] or {}).get("factor", 1.0)]
             check((back["rope_scaling"] or {}) == scaling and all(isinstance(x, float) for x in written),
@@ -219,9 +226,22 @@ def compare(program):
             file.write("In the beginning " * 20)
         gpt("--seq=20", "--steps=2", "--mesh=d=2,t=2", f"--data={text}", f"--load={folder}", f"--logits={out}",
             f"--run={scratch}/training", f"--export={trained}")  # fmt: skip
+        again = gpt("--seq=20", "--steps=2", "--mesh=d=2,t=2", f"--data={text}", f"--load={folder}", f"--run={scratch}/training")
+        check("note: the run in" in again.stdout, "a run that goes on says that it uses its checkpoint")
+        check("--tokenizer bytes has 256 ids and the loaded model 301" in again.stdout, "and that bytes are not its tokens")
         changed = read(trained + "/model.safetensors")
         check(all(changed[name] != tensors[name] for name in tensors), "training changes every tensor")
         check(distance(out, logits(config, changed)) < 1e-5, "what is exported after training has the run's logits")
+
+        gpt("--seq=5000", "--steps=0", f"--load={scratch}/mistral")  # null is no window, where an absent one is 4096
+        one = {k: v for k, v in MODELS["one_kv_head"].items() if k != "rope_parameters"}
+        w = read(scratch + "/one_kv_head/model.safetensors")
+        for form in [{"rope_theta": 300.0, "rope_parameters": {"rope_type": "default"}}, {"rope_parameters": {"type": "default"}},
+                     {"rope_theta": 300, "rope_parameters": {"rope_type": "default", "rope_theta": 300.0}}]:  # fmt: skip
+            write_folder(scratch + "/rope", {**one, **form}, w)
+            gpt("--seq=20", "--steps=0", f"--load={scratch}/rope", f"--logits={out}-rope")
+            expected = logits({**one, "rope_theta": form.get("rope_theta", 10000.0), "rope_parameters": {}}, w)
+            check(distance(out + "-rope", expected) < 1e-5, f"the base of {form}")
 
         number = 0
 
@@ -237,13 +257,18 @@ def compare(program):
 
         for key, value in {"attention_bias": True, "mlp_bias": True, "model_type": "qwen2", "hidden_act": "gelu",
                            "sliding_window": 19, "num_key_value_heads": 3, "bos_token_id": 301, "hidden_size": 24.5,
-                           "partial_rotary_factor": 0.5, "quantization_config": {"bits": 4}}.items():  # fmt: skip
+                           "partial_rotary_factor": 0.5, "quantization_config": {"bits": 4}, "num_attention_heads": 0,
+                           "head_dim": 5, "rope_interleaved": True}.items():  # fmt: skip
             shown = "bits" if isinstance(value, dict) else json.dumps(value)
             refused(f"{key} {value}", "config.json", key, shown, change={key: value})
         for key, scaling in [("rope_type", {"rope_type": "yarn", "factor": 4.0}), ("factor", {"factor": 2.0}),
                              ("type", {"type": "longrope", "short_factor": [1.0]}),
                              ("type", {"rope_type": "linear", "type": "llama3", "factor": 4.0})]:  # fmt: skip
             refused(f"scaling {scaling}", "config.json", f"'rope_scaling.{key}'", change={"rope_scaling": scaling})
+        refused("frequencies the wrong way round", "config.json", "'rope_scaling.low_freq_factor' is 4.0", "high_freq_factor",
+                change={"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}})  # fmt: skip
+        refused("two bases", "'rope_parameters.rope_theta' is 7.5", "10000.0, as 'rope_theta'",
+                change={"rope_parameters": {"rope_theta": 7.5}})  # fmt: skip
         refused("no hidden_size", "config.json", "no 'hidden_size'", remove=["hidden_size"])
         refused("a long context", "sliding_window", "4096", "--seq 5000", options=["--seq=5000"],
                 change={"model_type": "mistral", "architectures": ["MistralForCausalLM"]})  # fmt: skip
@@ -256,6 +281,15 @@ def compare(program):
         refused("a missing tensor", "model.layers.1.mlp.up_proj.weight", weights=some)
         refused("wrong shapes", "model.layers.0.mlp.up_proj.weight", "[40, 24]", "[48, 24]", change={"intermediate_size": 48})
 
+        refused("a long prompt", "--logits", "17 tokens", "takes 10", options=["--seq=10", f"--logits={scratch}/never"])
+        check("--logits: --prompt has the token 110" in gpt("--steps=0", "--vocabulary=110", f"--logits={scratch}/never",
+                                                            status=2).stderr, "a prompt beyond the vocabulary")  # fmt: skip
+        check("is no folder" in gpt("--steps=0", f"--load={folder}/model.safetensors", status=2).stderr, "--load FILE")
+        os.symlink(folder, scratch + "/link")
+        for at in (folder, folder + "/../llama", scratch + "/link"):
+            check("--export" in gpt("--seq=20", "--steps=0", f"--load={folder}", f"--run={scratch}/never", f"--export={at}",
+                                    status=2).stderr, f"--export {at} over --load")  # fmt: skip
+        check(read(folder + "/model.safetensors") == tensors and os.path.exists(folder + "/config.json"), "which stays as it is")
         at = os.path.join(scratch, "mistral")
         os.remove(at + "/model-00002-of-00003.safetensors")
         check("model-00002-of-00003.safetensors" in gpt("--seq=20", "--steps=0", f"--load={at}", status=2).stderr,

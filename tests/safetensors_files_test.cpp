@@ -227,13 +227,22 @@ TEST_CASE("config.json: its keys, used or not", "[run]") {
     return run::HuggingFaceConfig(scratch.path());
   };
   auto config = with(R"({"layers": 3, "act": "silu", "eps": 1e-5, "odd": -1, "nothing": null,
-                         "rope_scaling": {"factor": 8.0, "type": null}, "empty": {}})");
+                         "rope_scaling": {"factor": 8.0, "type": null}, "empty": {}, "labels": {"0": 1}, "8": 8})");
   CHECK(config.path() == path);
   CHECK(config.integer("layers") == 3);
   CHECK(config.integer("absent", 7) == 7);
   CHECK(config.value("act") == "\"silu\"");
   CHECK_FALSE(config.has("nothing"));
   CHECK_FALSE(config.has("rope_scaling.type"));
+  CHECK(config.is_null("nothing"));
+  CHECK(config.is_null("rope_scaling.type"));
+  CHECK_FALSE(config.is_null("absent"));
+  CHECK_FALSE(config.is_null("layers"));
+  CHECK(config.json("nothing", "1") == "null");
+  CHECK(config.json("absent", "1") == "1");
+  CHECK(config.json("layers", "1") == "3");
+  CHECK(config.first_of({"absent", "8", "rope_scaling.factor"}) == "8");
+  CHECK(config.first_of({"absent", "nothing"}) == "absent");
   CHECK(config.has("rope_scaling.factor"));
   config.require("act", {"\"gelu\"", "\"silu\""});
   config.require("absent", {"1"});
@@ -250,10 +259,26 @@ TEST_CASE("config.json: its keys, used or not", "[run]") {
           ": 'odd' is -1, but this program computes models where it is a whole number");
   refused([&] { static_cast<void>(config.integer("rope_scaling.factor")); },
           ": 'rope_scaling.factor' is 8.0, but this program computes models where it is a whole number");
-  refused([&] { config.finish({"eps"}); },
-          " has 'empty' ({}), and this program does not know whether that changes what the model computes: remove what "
-          "does not");
-  config.finish({"eps", "empty"});
+  refused(
+      [&] {
+        static_cast<void>(config.first_of({"layers", "8"}));
+      },
+      ": '8' is 8, but this program computes models where it is 3, as 'layers'");
+  refused([&] { config.refuse("nothing", "3"); },
+          ": 'nothing' is null, but this program computes models where it is 3");
+  refused(
+      [&] {
+        config.finish({"eps", "labels"});
+      },
+      " has 'empty' ({}), and this program does not know whether that changes what the model computes: remove what "
+      "does not");
+  refused(
+      [&] {
+        config.finish({"eps", "empty", "label"});
+      },
+      " has 'labels.0' (1), and this program does not know whether that changes what the model computes: remove what "
+      "does not");
+  config.finish({"eps", "empty", "labels"});
   const auto bad = [&](const std::string& text, const std::string& why) {
     expect_error<Error>([&] { with(text); }, "'" + path + "': " + why);
   };

@@ -1,5 +1,6 @@
 // What a trainer needs for folders of Hugging Face's transformers beside their tensors
-// (io/formats/safetensors_files.hpp): config.json, read so that what is not understood is refused by its key.
+// (io/formats/safetensors_files.hpp): config.json, read so that what is not understood is refused by its key, and the
+// folder that a run exports.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +10,18 @@
 #include <string>
 #include <vector>
 
+#include "shardlib/device/device.hpp"
 #include "shardlib/io/formats/safetensors_files.hpp"
+#include "shardlib/io/formats/safetensors_tree.hpp"
 #include "shardlib/run/options.hpp"
+#include "shardlib/run/training.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib::run {
 
 /// The config.json of a model's folder, its `path`, and which of its keys a program has used. "rope_scaling.factor" is
-/// a key of the object `rope_scaling`; a key whose value is null counts as absent. Whatever a program cannot compute is
-/// a UsageError that names the file, the key, its value and what is expected. `HuggingFaceConfig
+/// a key of the object `rope_scaling`; a key whose value is null counts as absent, but for is_null. Whatever a program
+/// cannot compute is a UsageError that names the file, the key, its value and what is expected. `HuggingFaceConfig
 /// config("models/llama")`
 class HuggingFaceConfig {
  public:
@@ -27,8 +31,15 @@ class HuggingFaceConfig {
   [[nodiscard]] const std::string& path() const { return path_; }
   /// Whether the key is there; it counts as used from then on, as by all that follows.
   [[nodiscard]] bool has(const std::string& key);
+  /// Whether the key is there with the value null, where an absent key would stand for another value.
+  [[nodiscard]] bool is_null(const std::string& key);
   /// The value as JSON: `"silu"` with its quotes, `4096`. Throws UsageError for an absent key.
   [[nodiscard]] const std::string& value(const std::string& key);
+  /// The value as JSON, of which null is one, or `otherwise` for an absent key.
+  [[nodiscard]] std::string json(const std::string& key, const std::string& otherwise);
+  /// Which of these keys, names of one setting, is the first that is there; the first of all where none is. Throws
+  /// UsageError if another one has a different value.
+  [[nodiscard]] std::string first_of(const std::vector<std::string>& keys);
   /// A whole number of at least 0; an absent key has the value `otherwise`, and without one throws UsageError.
   [[nodiscard]] std::int64_t integer(const std::string& key, std::optional<std::int64_t> otherwise = {});
   /// Throws UsageError unless the key is absent, or its value, as JSON, is one of these.
@@ -39,13 +50,13 @@ class HuggingFaceConfig {
   void imply(Options& options, const std::string& option, const std::string& key,
              const std::optional<std::string>& otherwise = {});
   /// Throws UsageError, which lists them, for keys that were not used and are not among `harmless`, which do not change
-  /// what the model computes.
+  /// what the model computes. The name of an object there stands for all its keys.
   void finish(const std::set<std::string>& harmless) const;
 
  private:
   std::string path_;
   std::map<std::string, std::string> values_;  ///< JSON by key, without nulls
-  std::set<std::string> used_;
+  std::set<std::string> nulls_, used_;
 };
 
 /// Throws UsageError if the tensor `output` is there and differs from `embedding`: in the model they are one.
@@ -56,6 +67,23 @@ SHARDLIB_INLINE void require_tied(const io::SafetensorsFiles& files, const std::
 /// Throws UsageError, which begins with the option, unless a model's folder can be written at this path, which is made
 /// if need be. For programs that know of it long before they write. `require_writable_folder("exported", "--export")`
 SHARDLIB_INLINE void require_writable_folder(const std::string& folder, const std::string& option);
+
+/// Throws UsageError if an export into `folder` would replace what --load reads: that folder, or a file in it.
+/// `require_other_folder("models/tuned", "models/llama")`
+SHARDLIB_INLINE void require_other_folder(const std::string& folder, const std::string& loaded);
+
+/// Prints, on the first rank, what a user of --load may not expect: that the run's checkpoint is used in place of the
+/// loaded weights, and that the tokenizer of bytes is not the model's. `note_loaded(training, data, "models/llama")`
+SHARDLIB_INLINE void note_loaded(const Training& training, const Data& data, const std::string& loaded);
+
+/// --export: the weights of the run's newest whole checkpoint as a folder, and then its config.json with this text. An
+/// earlier config.json goes first, so that a folder with a part of the weights is no model. The first device writes,
+/// and every device calls it. `export_folder(device, "runs/tuned", "models/tuned", table, json)`
+SHARDLIB_INLINE void export_folder(Device& device, const std::string& run, const std::string& folder,
+                                   const io::StoredTable& table, const std::string& config);
+
+/// A number with a point or an exponent, as transformers wants its floats. `json_float(2) == "2.0"`
+[[nodiscard]] SHARDLIB_INLINE std::string json_float(double x);
 
 }  // namespace shardlib::run
 

@@ -47,11 +47,16 @@ SHARDLIB_INLINE std::string generate(const io::Tokenizer& tokenizer, std::string
                                      const std::function<void(std::string_view)>& show = nullptr,
                                      const std::function<bool()>& stop = nullptr);
 
+/// Throws UsageError if `write_logits` cannot take the prompt: it has more than `context` tokens, or ids beyond the
+/// model's vocabulary. For programs that know of it long before. `require_logits(*tokenizer, "Once", 1024, 50257)`
+SHARDLIB_INLINE void require_logits(const io::Tokenizer& tokenizer, std::string_view prompt, std::int64_t context,
+                                    std::int64_t vocabulary);
+
 /// Writes the prompt's tokens and, for each of them, the logits of what follows, as a safetensors file: for comparison
-/// with other implementations. Throws UsageError for a prompt of more than `context` tokens. Every device calls it.
-/// `write_logits(device, *tokenizer, "Once", 1024, decode, "logits.safetensors")`
+/// with other implementations. The prompt must be one that `require_logits` accepts. Every device calls it.
+/// `write_logits(device, *tokenizer, "Once", decode, "logits.safetensors")`
 SHARDLIB_INLINE void write_logits(Device& device, const io::Tokenizer& tokenizer, std::string_view prompt,
-                                  std::int64_t context, const Decode& decode, const std::string& path);
+                                  const Decode& decode, const std::string& path);
 
 }  // namespace shardlib::run
 

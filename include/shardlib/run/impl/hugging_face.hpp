@@ -7,12 +7,16 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <charconv>
 #include <cstddef>
 #include <exception>
 #include <filesystem>
 #include <system_error>
 
+#include "shardlib/device/launch.hpp"
+#include "shardlib/io/agree.hpp"
+#include "shardlib/io/checkpoint/checkpoint.hpp"
 #include "shardlib/io/file.hpp"
 #include "shardlib/io/impl/json.hpp"
 #include "shardlib/support/error.hpp"
@@ -46,6 +50,7 @@ SHARDLIB_INLINE HuggingFaceConfig::HuggingFaceConfig(const std::string& folder) 
   if (!config.is_object()) fail("it must be a JSON object");
   if (!twice.empty()) fail("it has '" + shardlib::detail::excerpt(twice) + "' twice");
   const auto keep = [&](const std::string& key, const json& one) {
+    if (one.is_null()) nulls_.insert(key);
     if (!one.is_null()) values_[key] = one.dump(-1, ' ', true);
   };
   for (const auto& [key, one] : config.items()) {
@@ -63,6 +68,27 @@ SHARDLIB_INLINE bool HuggingFaceConfig::has(const std::string& key) {
 SHARDLIB_INLINE const std::string& HuggingFaceConfig::value(const std::string& key) {
   if (!has(key)) throw UsageError(fmt::format("'{}' has no '{}', which the model needs", path_, key));
   return values_.at(key);
+}
+
+SHARDLIB_INLINE bool HuggingFaceConfig::is_null(const std::string& key) {
+  used_.insert(key);
+  return nulls_.contains(key);
+}
+
+SHARDLIB_INLINE std::string HuggingFaceConfig::json(const std::string& key, const std::string& otherwise) {
+  return has(key) ? values_.at(key) : is_null(key) ? "null" : otherwise;
+}
+
+SHARDLIB_INLINE std::string HuggingFaceConfig::first_of(const std::vector<std::string>& keys) {
+  const std::string* first = nullptr;
+  for (const std::string& key : keys) {
+    if (!has(key)) continue;
+    if (first == nullptr) first = &key;
+    // 10000 and 10000.0 are one value.
+    if (nlohmann::json::parse(values_.at(key)) != nlohmann::json::parse(values_.at(*first)))
+      refuse(key, fmt::format("{}, as '{}'", shardlib::detail::excerpt(values_.at(*first)), *first));
+  }
+  return first == nullptr ? keys.at(0) : *first;
 }
 
 SHARDLIB_INLINE std::int64_t HuggingFaceConfig::integer(const std::string& key, std::optional<std::int64_t> otherwise) {
@@ -86,7 +112,10 @@ SHARDLIB_INLINE void HuggingFaceConfig::refuse(const std::string& key, const std
   const auto at = values_.find(key);
   throw UsageError(fmt::format("'{}': '{}' is {}, but this program computes models where it is {}", path_,
                                shardlib::detail::excerpt(key),
-                               at == values_.end() ? "absent" : shardlib::detail::excerpt(at->second), expected));
+                               at != values_.end()    ? shardlib::detail::excerpt(at->second)
+                               : nulls_.contains(key) ? "null"
+                                                      : "absent",
+                               expected));
 }
 
 SHARDLIB_INLINE void HuggingFaceConfig::imply(Options& options, const std::string& option, const std::string& key,
@@ -97,8 +126,11 @@ SHARDLIB_INLINE void HuggingFaceConfig::imply(Options& options, const std::strin
 SHARDLIB_INLINE void HuggingFaceConfig::finish(const std::set<std::string>& harmless) const {
   std::vector<std::string> left;
   constexpr std::size_t most = 8;
+  const auto is_harmless = [&](const std::string& key) {
+    return std::ranges::any_of(harmless, [&](const std::string& h) { return key == h || key.starts_with(h + "."); });
+  };
   for (const auto& [key, text] : values_)
-    if (!used_.contains(key) && !harmless.contains(key) && left.size() < most)
+    if (!used_.contains(key) && !is_harmless(key) && left.size() < most)
       left.push_back(fmt::format("'{}' ({})", shardlib::detail::excerpt(key, 40), shardlib::detail::excerpt(text, 40)));
   if (!left.empty())
     throw UsageError(
@@ -137,6 +169,50 @@ SHARDLIB_INLINE void require_writable_folder(const std::string& folder, const st
     throw UsageError(fmt::format("{}: {}; nothing has been computed yet: check {}", option, error.what(), option));
   }
   io::require_writable(folder + "/config.json", option);
+}
+
+SHARDLIB_INLINE void require_other_folder(const std::string& folder, const std::string& loaded) {
+  namespace fs = std::filesystem;
+  if (folder.empty() || loaded.empty()) return;
+  std::error_code ignored;
+  const fs::path path(loaded), its = fs::is_directory(path, ignored) ? path : fs::absolute(path).parent_path();
+  if (fs::equivalent(folder, its, ignored))
+    throw UsageError(
+        fmt::format("--export '{}' would replace the weights of --load '{}': choose another folder", folder, loaded));
+}
+
+SHARDLIB_INLINE void note_loaded(const Training& training, const Data& data, const std::string& loaded) {
+  if (loaded.empty() || training.plan || !training.graph.empty() || world_rank() != 0) return;
+  const std::string& run = training.directory;
+  if (!run.empty() && io::file_exists(run) && !io::list_checkpoints(run + "/checkpoints").empty())
+    fmt::print("note: the run in '{}' has a checkpoint, and its weights are used: those of --load '{}' are not\n", run,
+               loaded);
+  const auto ids = static_cast<std::int64_t>(data.tokenizer->vocabulary_size());
+  if (training.tokenizer == Training().tokenizer && ids != data.vocabulary)
+    fmt::print(
+        "note: --tokenizer {} has {} ids and the loaded model {}: without the model's own tokenizer, prompts, "
+        "samples and texts mean nothing to it\n",
+        training.tokenizer, ids, data.vocabulary);
+}
+
+SHARDLIB_INLINE void export_folder(Device& device, const std::string& run, const std::string& folder,
+                                   const io::StoredTable& table, const std::string& config) {
+  io::together(device, "--export", [&] {
+    if (device.rank() != 0) return;
+    const auto newest = io::newest_whole(run + "/checkpoints");
+    if (!newest) throw UsageError("the run has no checkpoint yet");
+    const std::string path = folder + "/config.json";
+    std::error_code error;
+    std::filesystem::remove(path, error);
+    if (error) throw Error("cannot remove '" + path + "' of an earlier model: " + error.message());
+    io::export_safetensors_folder(io::Checkpoint::open(*newest), folder, table);
+    io::replace_file(path, io::as_bytes(config), true);
+  });
+}
+
+SHARDLIB_INLINE std::string json_float(double x) {
+  const std::string text = fmt::format("{}", x);
+  return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
 }
 
 }  // namespace shardlib::run

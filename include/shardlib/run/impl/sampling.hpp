@@ -123,12 +123,22 @@ SHARDLIB_INLINE std::string generate(const io::Tokenizer& tokenizer, std::string
   return text;
 }
 
-SHARDLIB_INLINE void write_logits(Device& device, const io::Tokenizer& tokenizer, std::string_view prompt,
-                                  std::int64_t context, const Decode& decode, const std::string& path) {
+SHARDLIB_INLINE void require_logits(const io::Tokenizer& tokenizer, std::string_view prompt, std::int64_t context,
+                                    std::int64_t vocabulary) {
   const std::vector<std::uint32_t> tokens = tokenizer.encode(prompt);
   if (std::ssize(tokens) > context)
-    throw UsageError("the logits' prompt has " + std::to_string(tokens.size()) + " tokens, but the model takes " +
+    throw UsageError("--logits: --prompt has " + std::to_string(tokens.size()) + " tokens, but the model takes " +
                      std::to_string(context) + ": give a shorter one");
+  for (const std::uint32_t id : tokens)
+    if (static_cast<std::int64_t>(id) >= vocabulary)
+      throw UsageError("--logits: --prompt has the token " + std::to_string(id) +
+                       ", but the model's vocabulary ends at " + std::to_string(vocabulary - 1) +
+                       ": give another prompt, or the model's --tokenizer");
+}
+
+SHARDLIB_INLINE void write_logits(Device& device, const io::Tokenizer& tokenizer, std::string_view prompt,
+                                  const Decode& decode, const std::string& path) {
+  const std::vector<std::uint32_t> tokens = tokenizer.encode(prompt);
   std::vector<float> logits;
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     const auto id = static_cast<std::int32_t>(tokens[i]);
