@@ -486,6 +486,18 @@ def mlp(p):
         p.run("mlp_fsdp", [], ranks=3).fails(1, *words)
 
 
+def context_parallel(p):
+    """Attention over a sharded length. The program itself fails where ring or Ulysses differ from attention to all."""
+    for options, ranks in [([], 0), (["--mesh=s=3", "--length=12", "--heads=6"], 0), ([], 2)]:
+        if ranks and not p.mpiexec:
+            continue
+        run = p.run("context_parallel", ["--length=64", *options], ranks=ranks)
+        run.succeeds()
+        run.check(re.findall(r"^(\w+) +differs by", run.out, re.M) == ["ring", "ulysses"], "both are compared")
+    p.run("context_parallel", ["--mesh=s=4", "--length=30"]).fails(1, "L/s", "does not divide evenly into 4 shards")
+    p.run("context_parallel", ["--mesh=s=4", "--heads=2"]).fails(1, "H/s", "does not divide evenly into 4 shards")
+
+
 def tutorial(p):
     """The program of docs/tutorial.md: the same losses on each mesh, and those that the page shows."""
     line = r"^step +(\d+)  loss (\d+\.\d+)  accuracy +\d+ %$"
@@ -725,4 +737,4 @@ def main(parts, description):
 
 
 if __name__ == "__main__":
-    sys.exit(main([training, dtypes, gathers, resuming, other_options, plans, gpt2, mlp, tutorial, full_disk, mistakes], __doc__))
+    sys.exit(main([training, dtypes, gathers, resuming, other_options, plans, gpt2, mlp, tutorial, context_parallel, full_disk, mistakes], __doc__))

@@ -1,0 +1,139 @@
+// Causal attention over a sequence whose length is sharded, in two ways: ring attention, where keys and values travel
+// around the ring of devices (Liu et al., 2023, arXiv:2310.01889), and Ulysses, where the heads take over the length's
+// axis (Jacobs et al., 2023, arXiv:2309.14509). Both are compared with causal_attention over the whole sequence.
+//
+//   context_parallel                             four devices as threads of this process
+//   context_parallel --mesh s=2 --length 512     two, and another length
+//   mpirun -n 4 context_parallel                 four devices as MPI ranks
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+
+#include <shardlib/run/options.hpp>
+#include <shardlib/shardlib.hpp>
+
+using namespace shardlib;
+
+using Heads = Tensor<f32, "B L/s H D">;
+struct Operands {
+  Heads q, k, v;
+};
+
+// ---- ring attention --------------------------------------------------------------------------------------------------
+
+// Two sharded lengths cannot stand in one product. So the length is split into R, the places in the ring, and the
+// positions of one place: C of queries, J of keys. Each device has one place.
+struct Keys {
+  Tensor<f32, "B R/s J H D"> k, v;
+  Tensor<i32, "R/s J"> positions;
+};
+
+// The softmax of the keys seen so far: the largest score, the sum of exp(score - highest), and that of the values.
+struct Seen {
+  Tensor<f32, "B R/s C H"> highest, total;
+  Tensor<f32, "B R/s C H D"> values;
+};
+
+// Attention to the keys that are here now. Nothing is communicated.
+auto attend(const Seen& seen, const Tensor<f32, "B R/s C H D">& q, const Tensor<i32, "R/s C">& positions,
+            const Keys& keys) -> Seen {
+  const auto products = einsum_unreduced<"B R/s C H D, B R/s J H D -> B R/s C H J">(q, keys.k);
+  const auto sees = greater_equal(positions, keys.positions);
+  const auto scores = where(sees, products, -std::numeric_limits<double>::infinity());
+  // The result does not depend on `highest`, which only keeps exp from overflowing: it needs no derivative.
+  const auto highest = maximum(seen.highest, max<"B R/s C H J -> B R/s C H">(stop_gradient(scores)));
+  const auto share = exp(scores - highest);
+  const auto kept = exp(seen.highest - highest);
+  return {highest, seen.total * kept + sum<"B R/s C H J -> B R/s C H">(share),
+          seen.values * kept + einsum_unreduced<"B R/s C H J, B R/s J H D -> B R/s C H D">(share, keys.v)};
+}
+
+auto ring_attention(const Operands& x, double scale) -> Heads {
+  const Mesh<"s"> mesh(x.q.device());
+  const Sizes places{{"R", mesh.size("s")}};
+  const auto q = split<"L/s -> R/s C">(x.q * scale, places);
+  const auto positions = split<"L/s -> R/s C">(iota<"L/s">(mesh, x.q.size("L")), places);
+  Keys keys{split<"L/s -> R/s J">(x.k, places), split<"L/s -> R/s J">(x.v, places), rename<"C -> J">(positions)};
+  // A position sees itself, so that the first block, the device's own, makes `highest` finite.
+  const auto none = sum<"B R/s C H D -> B R/s C H">(q) * 0.0;
+  Seen seen{stop_gradient(none - std::numeric_limits<double>::infinity()), none, q * 0.0};
+  for (int step = 0; step < mesh.size("s"); ++step) {
+    if (step > 0) keys = map_tree([](const auto& part) { return shift<over<"s">>(part, 1); }, keys);
+    seen = explicit_activation_checkpointing(attend)(seen, q, positions, keys);
+  }
+  return merge<"R/s C -> L/s">(seen.values / seen.total);
+}
+
+// ---- Ulysses ---------------------------------------------------------------------------------------------------------
+
+// Each device attends with some of the heads, over the whole length.
+auto ulysses_attention(const Operands& x, double scale) -> Heads {
+  const auto by_heads = [](const Heads& part) { return all_to_all<"B L/s H D -> B L H/s D">(part); };
+  const auto y = causal_attention<"L", "D">(by_heads(x.q), by_heads(x.k), by_heads(x.v), scale);
+  return all_to_all<"B L H/s D -> B L/s H D">(y);
+}
+
+// ---- the comparison --------------------------------------------------------------------------------------------------
+
+// Every device attends to everything.
+auto whole_attention(const Operands& x, double scale) -> Heads {
+  const auto whole = [](const Heads& part) { return all_gather<"B L/s H D -> B L H D">(part); };
+  return shard<"B L H D -> B L/s H D">(causal_attention<"L", "D">(whole(x.q), whole(x.k), whole(x.v), scale));
+}
+
+using Attention = Heads (*)(const Operands&, double);
+
+auto loss(const Operands& x, const Heads& weights, double scale, Attention attention) -> Tensor<f32, "+s"> {
+  return sum<"B L/s H D -> +s">(attention(x, scale) * weights);
+}
+
+// The largest difference between two tensors, as a part of the largest element of the second.
+double difference(const Heads& a, const Heads& b) {
+  const auto largest = [](const Heads& x) {
+    return item(all_reduce_max<"L/s -> ">(max<"B L/s H D -> L/s">(abs(x))));
+  };
+  return static_cast<double>(largest(a - b)) / static_cast<double>(largest(b));
+}
+
+void compare(const std::shared_ptr<Device>& device, std::int64_t length, std::int64_t heads) {
+  const Mesh<"s"> mesh(device);
+  const Sizes sizes{{"B", 2}, {"L", length}, {"H", heads}, {"D", 32}};
+  const auto random = [&](std::uint32_t stream) { return random_normal<f32, "B L/s H D">(mesh, sizes, {0, stream}); };
+  const Operands x{random(1), random(2), random(3)};
+  const Heads weights = random(4);
+  const double scale = 0.25;
+  const auto expected = whole_attention(x, scale);
+  const auto [expected_loss, expected_grads] = value_and_grad(mesh, loss, x, weights, scale, whole_attention);
+  const auto check = [&](const char* name, Attention attention) {
+    const auto [value, grads] = value_and_grad(mesh, loss, x, weights, scale, attention);
+    const double output = difference(attention(x, scale), expected);
+    const double gradient = std::max({difference(grads.q, expected_grads.q), difference(grads.k, expected_grads.k),
+                                      difference(grads.v, expected_grads.v)});
+    if (mesh.rank() == 0) fmt::print("{:8} differs by {:.1e}, its gradients by {:.1e}\n", name, output, gradient);
+    if (!(output < 1e-4 && gradient < 1e-4))
+      throw Error(fmt::format("{} attention differs from attention over the whole sequence", name));
+  };
+  check("ring", ring_attention);
+  check("ulysses", ulysses_attention);
+}
+
+int main(int argc, char** argv) {
+  return run_program(argc, argv, [&] {
+    std::string mesh = under_mpi() ? fmt::format("s={}", world_size()) : "s=4";
+    std::int64_t length = 256, heads = 4;
+    run::Options options("context_parallel", "Compares two ways of attention over a length that is sharded over axis s.");
+    options.add("--mesh", mesh, "devices: threads of this process, or MPI ranks under mpirun", run::value_name("s=N"));
+    options.add("--length", length, "positions; a multiple of the devices", run::size(1));
+    options.add("--heads", heads, "heads; a multiple of the devices", run::size(1));
+    if (!options.parse(argc, argv)) {
+      if (world_rank() == 0) fmt::print("{}", options.answer());
+      return 0;
+    }
+    launch(parse_mesh(mesh), [&](const std::shared_ptr<Device>& device) { compare(device, length, heads); });
+    return 0;
+  });
+}
