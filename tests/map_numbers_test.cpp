@@ -1,5 +1,6 @@
 // map in a program without `using namespace shardlib`: its functions are found by the numbers that they are called
 // with.
+#include <algorithm>
 #include <cmath>
 
 #include "op_case.hpp"
@@ -42,11 +43,14 @@ TEST_CASE("functions inside map are ours without a using", "[ops][map]") {
   check([](auto v) { return pow(v, 3); }, [](double v) { return v * v * v; }, [](double v) { return 3 * v * v; });
   check([](auto v) { return pow(v, v); }, [](double v) { return std::pow(v, v); },
         [](double v) { return std::pow(v, v) * (std::log(v) + 1); });
-  check(
-      [](auto v) {
-        return softplus(v) * sign(v) + mod(v, 8) - clamp(v, 0.5, 1) * (floor(v) - floor(v)) + round(0 * v);
-      },
-      [](double v) { return std::log1p(std::exp(v)) + v; }, [&](double v) { return logistic(v) + 1; });
+  check([](auto v) { return softplus(v) * sign(v - 1); },
+        [](double v) { return std::log1p(std::exp(v)) * (v > 1 ? 1 : -1); },
+        [&](double v) { return logistic(v) * (v > 1 ? 1 : -1); });
+  check([](auto v) { return floor(v) + 2 * round(v) + 3 * clamp(v, 0.5, 1) + mod(v, 0.7); },
+        [](double v) {
+          return std::floor(v) + 2 * std::nearbyint(v) + 3 * std::clamp(v, 0.5, 1.0) + v - 0.7 * std::floor(v / 0.7);
+        },
+        [](double v) { return v > 0.5 && v < 1 ? 4.0 : 1.0; });
   check([](auto v) { return log1p(v) + expm1(v); }, [](double v) { return std::log1p(v) + std::expm1(v); },
         [](double v) { return 1 / (1 + v) + std::exp(v); });
   check([](auto v) { return sin(v) * cos(v) + sqrt(v) - rsqrt(v) + erf(v) + abs(-v) + tanh(v) + log(v); },

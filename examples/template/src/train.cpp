@@ -58,6 +58,7 @@ int main(int argc, char** argv) {
     if (text.size() < 2 * static_cast<std::size_t>(length))
       throw UsageError(std::string(argv[1]) + ": no text of at least " + std::to_string(2 * length) + " bytes");
     const std::int64_t steps = argc > 2 ? std::atoll(argv[2]) : 300;
+    if (steps < 1) throw UsageError(std::string("STEPS is '") + argv[2] + "'; give a number of at least 1");
     launch({{"d", under_mpi() ? world_size() : 2}},
            [&](const std::shared_ptr<Device>& device) { train(Mesh<"d">(device), text, steps); });
     return 0;

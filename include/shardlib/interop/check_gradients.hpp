@@ -23,7 +23,8 @@ namespace shardlib {
 struct GradientCheck {
   /// The step at x is this times max(1, |x|). 0: the cube root of the dtype's epsilon (f64 6e-6, f32 5e-3).
   double step = 0;
-  /// The difference that is allowed, as a part of the leaf's largest gradient. 0: twice the step.
+  /// The difference that is allowed, as a part of the leaf's largest gradient; the rounding of the loss is allowed too.
+  /// 0: twice the step.
   double tolerance = 0;
   /// How many elements of a leaf are compared, at least 1. Of a larger leaf these are spread over it, the same in each
   /// run.
@@ -46,7 +47,7 @@ SHARDLIB_INLINE std::int64_t compare_gradients(const GradientCheck& how, std::sp
 
 /// Compares the gradients of `value_and_grad(mesh, f, weights, args...)` with central differences of the loss, element
 /// by element. *Throws* Error, the same on every device, that names each leaf whose gradient is wrong, the global index
-/// where it differs most, and both numbers there. Returns the number of compared elements. Collective: f runs twice for
+/// where it differs most, and both numbers there; also where the loss is so large that its rounding hides errors. Returns the number of compared elements. Collective: f runs twice for
 /// each of them. `check_gradients(mesh, GradientCheck{.elements = 8}, loss, weights, batch)`
 template <Spec A, class F, class W, class... Args>
 std::int64_t check_gradients(const Mesh<A>& mesh, const GradientCheck& how, const F& f, const W& weights,

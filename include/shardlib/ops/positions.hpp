@@ -24,7 +24,12 @@ struct Roll {
   Buffer operator()(const Value& in, const Value& out) const;
 };
 template <DimName Dim>
-inline constexpr auto flip_vjp = [](const auto& ct) { return flip<Dim>(ct); };
+struct FlipVjp {
+  template <class Ct>
+  auto operator()(const Ct& ct) const {
+    return flip<Dim>(ct);
+  }
+};
 template <DimName Dim>
 struct RollVjp {
   std::int64_t by;
@@ -42,7 +47,7 @@ auto flip(const Tensor<D, S>& x, Site site = Site::current())
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"flip", Dim, site};
   return detail::record_unary<"flip", Tensor<D, S>>(op, x, detail::sizes_of(x.value()), detail::Flip{dim},
-                                                    detail::vjp(x, detail::flip_vjp<Dim>));
+                                                    detail::vjp(x, detail::FlipVjp<Dim>{}));
 }
 
 /// Moves the elements by `by` places along an unsharded dim, and those beyond its end to its beginning. Backward: roll

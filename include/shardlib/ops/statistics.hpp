@@ -34,22 +34,32 @@ Out with_slope(const OpInfo& op, const X& x, const Out& y) {
                                  vjp_of_result(x, save(x), SlopeVjp<Name, Slope, X>{op}));
 }
 
-/// m, or 0 where it is infinite, so that differences from it are not NaN.
-template <class T>
-T finite_or_zero(const T& m) {
-  return m - m == T(0) ? m : T(0);
-}
+/// exp(x - m) of an element and the maximum. Where that is infinite, so are the elements that count: each is 1.
 struct ExpAbove {
-  auto operator()(auto x, auto m) const { return exp(x - finite_or_zero(m)); }
+  template <class T>
+  T operator()(const T& x, const T& m) const {
+    return m - m == T(0) ? exp(x - m) : m > T(0) && x == m ? T(1) : T(0);
+  }
 };
 struct LogAbove {
-  auto operator()(auto sum, auto m) const { return log(sum) + finite_or_zero(m); }
-};
-struct LogsumexpSlope {
   template <class T>
-  T operator()(const T& x, const T& y) const {
-    // All of them may be -inf, and none of these has a share.
-    return x == y ? (finite_or_zero(y) == y || y > T(0) ? T(1) : T(0)) : exp(x - y);
+  T operator()(const T& total, const T& m) const {
+    return log(total) + (m < T(0) && m - m != T(0) ? T(0) : m);
+  }
+};
+/// An element's part of the total, which is 0 where all elements are -inf.
+struct SoftmaxShare {
+  template <class T>
+  T operator()(const T& x, const T& m, const T& total) const {
+    return total == T(0) ? T(0) : ExpAbove{}(x, m) / total;
+  }
+};
+template <class X>
+struct LogsumexpVjp {
+  OpInfo op;
+  template <class Ct, class Out>
+  auto operator()(const Ct& ct, const X& x, const Out& most, const Out& total) const {
+    return map_as<"logsumexp", X>(op, SoftmaxShare{}, x, most, total) * ct;
   }
 };
 struct NormSlope {
@@ -68,11 +78,17 @@ auto logsumexp(const Tensor<D, S>& x, Site site = Site::current()) -> detail::st
   using X = Tensor<D, S>;
   using Out = detail::statistic_t<"logsumexp", O, D, S>;
   const detail::Calling op{"logsumexp", detail::full_op<"logsumexp", O, S>, site};
-  const X value(detail::without_gradient(x.value()));
-  const Out most = max<O>(value, site);
-  const Out total = sum<O>(detail::map_as<"logsumexp", X>(op, detail::ExpAbove{}, value, most), site);
-  return detail::with_slope<"logsumexp", detail::LogsumexpSlope>(
-      op, x, detail::map_as<"logsumexp", Out>(op, detail::LogAbove{}, total, most));
+  if constexpr (std::is_same_v<D, bf16>) {
+    return cast<D>(logsumexp<O>(cast<f32>(x, site), site), site);
+  } else {
+    const X value(detail::without_gradient(x.value()));
+    const Out most = max<O>(value, site);
+    const Out total = sum<O>(detail::map_as<"logsumexp", X>(op, detail::ExpAbove{}, value, most), site);
+    const Out y = detail::map_as<"logsumexp", Out>(op, detail::LogAbove{}, total, most);
+    return detail::record_unary<"logsumexp", Out>(
+        op, y, detail::sizes_of(y.value()), detail::same_bytes,
+        detail::vjp(x, detail::save(x, most, total), detail::LogsumexpVjp<X>{op}));
+  }
 }
 template <dtype D, Spec S>
 auto logsumexp(const Tensor<D, S>& x) -> detail::needs_op_spec<"logsumexp", D, S>;
@@ -82,23 +98,32 @@ template <OpSpec O, dtype D, Spec S>
 auto var(const Tensor<D, S>& x, Site site = Site::current()) -> detail::statistic_t<"var", O, D, S> {
   const detail::Calling op{"var", detail::full_op<"var", O, S>, site};
   using X = Tensor<D, S>;
-  // The derivative by the mean is the sum of the differences, which is 0.
-  const auto center = mean<O>(X(detail::without_gradient(x.value())), site);
-  const X differences = detail::subtract(x, center, site);
-  return mean<O>(square(differences, site), site);
+  if constexpr (std::is_same_v<D, bf16>) {  // in bf16, the rounding of the mean would be a part of the differences
+    return cast<D>(var<O>(cast<f32>(x, site), site), site);
+  } else {
+    // The derivative by the mean is the sum of the differences, which is 0.
+    const auto center = mean<O>(X(detail::without_gradient(x.value())), site);
+    const X differences = detail::subtract(x, center, site);
+    return mean<O>(square(differences, site), site);
+  }
 }
 template <dtype D, Spec S>
 auto var(const Tensor<D, S>& x) -> detail::needs_op_spec<"var", D, S>;
 
-/// The root of the sum of squares over unsharded dims. Where it is 0, so is its derivative.
+/// The root of the sum of squares over unsharded dims. Where it is 0, so is its derivative. The
+/// squares may overflow.
 /// `vector_norm<"B/d M -> B/d">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto vector_norm(const Tensor<D, S>& x, Site site = Site::current()) -> detail::statistic_t<"vector_norm", O, D, S> {
   using X = Tensor<D, S>;
   using Out = detail::statistic_t<"vector_norm", O, D, S>;
   const detail::Calling op{"vector_norm", detail::full_op<"vector_norm", O, S>, site};
-  const Out root = sqrt(sum<O>(square(X(detail::without_gradient(x.value())), site), site), site);
-  return detail::with_slope<"vector_norm", detail::NormSlope>(op, x, root);
+  if constexpr (std::is_same_v<D, bf16>) {
+    return cast<D>(vector_norm<O>(cast<f32>(x, site), site), site);
+  } else {
+    const Out root = sqrt(sum<O>(square(X(detail::without_gradient(x.value())), site), site), site);
+    return detail::with_slope<"vector_norm", detail::NormSlope>(op, x, root);
+  }
 }
 template <dtype D, Spec S>
 auto vector_norm(const Tensor<D, S>& x) -> detail::needs_op_spec<"vector_norm", D, S>;

@@ -75,17 +75,31 @@ SHARDLIB_INLINE std::int64_t compare_gradients(const GradientCheck& how, std::sp
                                                FunctionRef<double(const std::vector<ValuePtr>&)> loss) {
   std::vector<ValuePtr> at;
   for (const LeafGradient& leaf : leaves) at.push_back(leaf.value);
+  const auto largest_of = [](const LeafGradient& leaf) {
+    const WholeArray gradients(*leaf.gradient);
+    double largest = 0;
+    for (std::int64_t i = 0; i < product(gradients.value->local); ++i)
+      if (!(std::abs(gradients[i]) <= largest)) largest = std::abs(gradients[i]);  // a NaN stays
+    return largest;
+  };
+  std::vector<double> maxima;
+  for (const LeafGradient& leaf : leaves) maxima.push_back(largest_of(leaf));
+  const double largest_of_all = maxima.empty() ? 0 : *std::max_element(maxima.begin(), maxima.end());
   std::int64_t compared = 0;
   std::string wrong;
+  double too_coarse = 0;  // what rounding changes a difference by, where that hides an error
   for (std::size_t k = 0; k < leaves.size(); ++k) {
     const Value& x = *leaves[k].value;
     const WholeArray numbers(x), gradients(*leaves[k].gradient);
     const double epsilon = std::max(epsilon_of(x.dtype), epsilon_of(loss_dtype));
     const double step = how.step > 0 ? how.step : std::cbrt(epsilon);
     const double tolerance = how.tolerance > 0 ? how.tolerance : 2 * step;
-    double largest = 0;
-    for (std::int64_t i = 0; i < product(gradients.value->local); ++i)
-      largest = std::max(largest, std::abs(gradients[i]));
+    const double largest = maxima[k];
+    const std::string name = leaves[k].name.empty() ? "the weight" : "`" + leaves[k].name + "`";
+    if (!std::isfinite(largest)) {
+      wrong += (wrong.empty() ? "" : "; ") + std::string("the gradient of ") + name + " is not finite everywhere";
+      continue;
+    }
     const std::int64_t n = product(x.global.logical), count = std::min(n, std::max<std::int64_t>(how.elements, 1));
     std::int64_t differ = 0;
     double worst = 0;
@@ -108,9 +122,13 @@ SHARDLIB_INLINE std::int64_t compare_gradients(const GradientCheck& how, std::sp
       const double slope = (up - down) / (above - below);
       // The loss is rounded as well.
       const double noise = 4 * epsilon * std::max(std::abs(up), std::abs(down)) / (above - below);
-      const double allowed = tolerance * std::max(largest, std::abs(slope)) + noise;
+      const double wanted = tolerance * std::max(largest, std::abs(slope)), allowed = wanted + noise;
       const double excess = std::abs(gradient - slope) / allowed;
-      if (gradient == slope || excess <= 1) continue;
+      if (gradient == slope || excess <= 1) {
+        const bool hides = noise > tolerance * std::max(largest_of_all, std::abs(slope));
+        if (hides && std::abs(gradient - slope) > wanted) too_coarse = std::max(too_coarse, noise);
+        continue;
+      }
       ++differ;
       if (differ > 1 && !(excess > worst)) continue;
       worst = excess;
@@ -121,14 +139,16 @@ SHARDLIB_INLINE std::int64_t compare_gradients(const GradientCheck& how, std::sp
     }
     compared += count;
     if (differ == 0) continue;
-    wrong += (wrong.empty() ? "" : "; ") + std::string("the gradient of ") +
-             (leaves[k].name.empty() ? "the weight" : "`" + leaves[k].name + "`") + " is wrong at " +
+    wrong += (wrong.empty() ? "" : "; ") + std::string("the gradient of ") + name + " is wrong at " +
              std::to_string(differ) + " of " + std::to_string(count) + " elements; its worst, at " + where;
   }
   if (!wrong.empty())
     throw Error("check_gradients: " + wrong +
                 "; check the VJPs of the ops from there to the loss. Where the loss has a kink, no gradient fits: move "
                 "the values away from it");
+  if (too_coarse > 0)
+    throw Error("check_gradients: the loss is too large for its dtype: rounding changes a difference by up to " +
+                six_digits(too_coarse) + " per unit, more than a wrong gradient might; use f64, or a mean in place of a sum");
   return compared;
 }
 

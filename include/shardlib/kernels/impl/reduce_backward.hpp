@@ -28,8 +28,8 @@ void visit_reduced(AnyDType dtype, const char* op, const F& f) {
 
 inline constexpr std::int64_t results_at_once = 64;
 /// Calls f(first, n, for_rows) for pieces of the results of a reduction: n neighboring ones from `first` on.
-/// for_rows(g) calls g(at) in order for each element that the first of them reduces, where `at` is its offset. That of
-/// the next result is behind it.
+/// for_rows(g) calls g(at) in order for each element that the first of them reduces, where `at` is its offset, or from
+/// the last to the first one if `backwards`. That of the next result is behind it.
 template <class F>
 void for_results(const Exec& exec, std::span<const std::int64_t> shape, std::span<const bool> reduced,
                  std::span<const std::int64_t> part, const F& f) {
@@ -46,9 +46,12 @@ void for_results(const Exec& exec, std::span<const std::int64_t> shape, std::spa
   exec.for_each(kept.count() * tiles, [&](std::int64_t item) {
     const std::int64_t outer = item / tiles, start = item % tiles * results_at_once;
     const Walk<1> first(kept, outer);
-    f(outer * columns + start, std::min(results_at_once, columns - start), [&](const auto& g) {
+    f(outer * columns + start, std::min(results_at_once, columns - start), [&](const auto& g, bool backwards = false) {
       Walk<1> row(taken, 0);
-      for (std::int64_t r = 0; r < rows; ++r, row.next()) g(first.offsets[0] + row.offsets[0] + start);
+      for (std::int64_t r = 0; r < rows; ++r, row.next()) {
+        const std::int64_t offset = backwards ? Walk<1>(taken, rows - 1 - r).offsets[0] : row.offsets[0];
+        g(first.offsets[0] + offset + start);
+      }
     });
   });
 }
@@ -86,28 +89,29 @@ void prod_backward(const Exec& exec, AnyDType dtype, const void* in, std::span<c
     using Acc = accumulator_t<T>;
     detail::for_results(exec, shape, reduced, part, [&](std::int64_t first, std::int64_t n, const auto& for_rows) {
       const T* const cts = static_cast<const T*>(ct) + first;
-      Acc product[detail::results_at_once];  // of the elements that are not 0
-      std::int64_t zeros[detail::results_at_once] = {};
+      // The product of the elements before, then times that of the elements behind: nothing is divided.
+      Acc product[detail::results_at_once];
       std::fill_n(product, n, Acc(1));
-      for_rows([&](std::int64_t at) {
-        const T* const x = static_cast<const T*>(in) + at;
-        for (std::int64_t c = 0; c < n; ++c) {
-          const auto v = static_cast<Acc>(x[c]);
-          if (v == Acc(0))
-            ++zeros[c];
-          else
-            product[c] *= v;
-        }
-      });
       for_rows([&](std::int64_t at) {
         const T* const x = static_cast<const T*>(in) + at;
         T* const dx = static_cast<T*>(out) + at;
         for (std::int64_t c = 0; c < n; ++c) {
-          const auto v = static_cast<Acc>(x[c]), scaled = static_cast<Acc>(cts[c]) * product[c];
-          const bool others_zero = zeros[c] > (v == Acc(0) ? 1 : 0);
-          dx[c] = static_cast<T>(others_zero ? Acc(0) : v == Acc(0) ? scaled : scaled / v);
+          dx[c] = static_cast<T>(product[c]);
+          product[c] *= static_cast<Acc>(x[c]);
         }
       });
+      for (std::int64_t c = 0; c < n; ++c) product[c] = static_cast<Acc>(cts[c]);
+      const bool backwards = true;
+      for_rows(
+          [&](std::int64_t at) {
+            const T* const x = static_cast<const T*>(in) + at;
+            T* const dx = static_cast<T*>(out) + at;
+            for (std::int64_t c = 0; c < n; ++c) {
+              dx[c] = static_cast<T>(static_cast<Acc>(dx[c]) * product[c]);
+              product[c] *= static_cast<Acc>(x[c]);
+            }
+          },
+          backwards);
     });
   });
 }

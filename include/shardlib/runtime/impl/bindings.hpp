@@ -134,9 +134,11 @@ SHARDLIB_INLINE void require_nonzero(const OpInfo& op, const ValuePtr& x, double
                 ": integers cannot be divided by zero (" + x->device->describe() + ")");
 }
 SHARDLIB_INLINE void check_bounds(const OpInfo& op, const ValuePtr& x, double low, double high) {
-  if (!(low <= high))
-    throw Error(op.describe() + ": the lower bound " + show_number(low) + " is not below the upper bound " +
-                show_number(high) + "; the lower one comes first (" + x->device->describe() + ")");
+  if (low <= high) return;
+  throw Error(op.describe() + ": the lower bound " + show_number(low) + (low > high ? " is above" : " or") +
+              " the upper bound " + show_number(high) +
+              (low > high ? "; the lower one comes first (" : " is no number; give two numbers (") +
+              x->device->describe() + ")");
 }
 
 }  // namespace shardlib::detail
