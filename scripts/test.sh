@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up, builds and tests everything: release with g++ (threads, MPI, the gallery of compile errors, a consumer
 # project), the tests under AddressSanitizer + UndefinedBehaviorSanitizer and under ThreadSanitizer, and a compile of
-# every header and example with clang 19.
+# every header and example with clang 19. Where nvcc is installed, it compiles headers and an example too.
 #   scripts/test.sh           all of it
 #   scripts/test.sh --quick   release only
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -81,12 +81,15 @@ clang() {
       cmake --build build/clang -j "$jobs" --target check_headers check_examples
 }
 
+cuda() { check build/log/cuda.log "compiling with nvcc" scripts/test-cuda.sh --quick && tail -n 1 build/log/cuda.log; }
+
 stage "release: g++, all tests" release
 if [ $quick = no ]; then
   stage "asan: address and undefined-behaviour sanitizers" asan
   stage "tsan: thread sanitizer over the threads backend" tsan
   stage "clang 19: headers and examples" clang
   stage "fuzz: every reader for a few seconds" fuzz
+  stage "nvcc: headers and an example" cuda
 fi
 
 echo

@@ -161,8 +161,7 @@ using Kernel = std::function<Buffer(const Value& out)>;
                                                      Kernel&& kernel, std::span<EdgeSource> sources);
 
 template <OpName Name, class Out, class K, class... V>
-[[gnu::noinline, gnu::cold]] Out record(const OpInfo& op, const DevicePtr& device, const GlobalSizes& global,
-                                        const K& kernel, const V&... vjps) {
+Out record(const OpInfo& op, const DevicePtr& device, const GlobalSizes& global, const K& kernel, const V&... vjps) {
   std::array<EdgeSource, sizeof...(V)> sources{erased<Name, Out>(vjps)...};
   return Out(
       record_erased(op, device, dtype_v<typename Out::value_type>, parsed<Out::spec>, global, Kernel(kernel), sources));

@@ -3,6 +3,7 @@
 
 #include <Eigen/Core>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -68,7 +69,8 @@ Tensor<D, S> from_memory(const Mesh<A>& mesh, Sizes sizes, std::span<const D> sh
                 " elements, the memory " + std::to_string(shard.size()) + " (" + mesh.device()->describe() + ")");
   detail::for_each_padding(*value, [&](auto shape, std::int64_t offset, auto strides) {
     kernels::Nest<1> nest;
-    for (std::size_t i = 0; i < shape.size(); ++i) nest.push(shape[i], {strides[i]});
+    // The array by name, as nvcc 13 drops bare braces here.
+    for (std::size_t i = 0; i < shape.size(); ++i) nest.push(shape[i], std::array<std::int64_t, 1>{strides[i]});
     kernels::Walk<1> walk(nest, 0);
     for (std::int64_t i = 0; i < nest.count(); ++i, walk.next())
       if (const auto at = offset + walk.offsets[0]; !(shard[static_cast<std::size_t>(at)] == D{}))

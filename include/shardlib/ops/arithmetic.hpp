@@ -14,6 +14,8 @@ namespace shardlib {
 // ---- between tensors -----------------------------------------------------------------------------------------------
 // The operators + - * / belong to Tensor (types/tensor.hpp) and call these functions. Integer division by zero is an
 // error.
+//
+// Their bodies name the result by decltype: the host code that nvcc 13 writes loses the "+" of an alias.
 
 namespace detail {
 
@@ -40,7 +42,7 @@ template <class X>
 inline constexpr auto add_vjp = [](const auto& ct) { return unbroadcast<X>(ct); };
 template <class D, Spec S, class E, Spec T>
 auto add(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"+", D, S, E, T> {
-  using Out = arithmetic_t<"+", D, S, E, T>;
+  using Out = decltype(add(a, b, site));
   const Calling op{"+", {}, site};
   return record<"+", Out>(op, a.device(), sizes_by_name(op, parsed<Out::spec>, a.value(), b.value()),
                           Pointwise<WrappingSum, D>{a.value(), b.value()}, vjp(a, add_vjp<Tensor<D, S>>),
@@ -51,7 +53,7 @@ template <class X>
 inline constexpr auto subtract_vjp = [](const auto& ct) { return unbroadcast<X>(-ct); };
 template <class D, Spec S, class E, Spec T>
 auto subtract(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"-", D, S, E, T> {
-  using Out = arithmetic_t<"-", D, S, E, T>;
+  using Out = decltype(subtract(a, b, site));
   const Calling op{"-", {}, site};
   return record<"-", Out>(op, a.device(), sizes_by_name(op, parsed<Out::spec>, a.value(), b.value()),
                           Pointwise<WrappingDifference, D>{a.value(), b.value()}, vjp(a, add_vjp<Tensor<D, S>>),
@@ -62,7 +64,7 @@ template <class X>
 inline constexpr auto multiply_vjp = [](const auto& ct, const auto& other) { return unbroadcast<X>(ct * other); };
 template <class D, Spec S, class E, Spec T>
 auto multiply(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"*", D, S, E, T> {
-  using Out = arithmetic_t<"*", D, S, E, T>;
+  using Out = decltype(multiply(a, b, site));
   const Calling op{"*", {}, site};
   return record<"*", Out>(op, a.device(), sizes_by_name(op, parsed<Out::spec>, a.value(), b.value()),
                           Pointwise<WrappingProduct, D>{a.value(), b.value()},
@@ -76,7 +78,7 @@ inline constexpr auto divisor_vjp =
     [](const auto& ct, const auto& x, const auto& y) { return unbroadcast<X>(-(ct * x / (y * y))); };
 template <class D, Spec S, class E, Spec T>
 auto divide(const Tensor<D, S>& a, const Tensor<E, T>& b, const Site& site) -> arithmetic_t<"/", D, S, E, T> {
-  using Out = arithmetic_t<"/", D, S, E, T>;
+  using Out = decltype(divide(a, b, site));
   using Kernel = std::conditional_t<floating<D>, Pointwise<Divide, D>, IntegerDivide<Quotient, D>>;
   const Calling op{"/", {}, site};
   return record<"/", Out>(op, a.device(), sizes_by_name(op, parsed<Out::spec>, a.value(), b.value()),

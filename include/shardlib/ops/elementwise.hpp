@@ -104,8 +104,8 @@ struct Clamp {
 void check_bounds(const OpInfo& op, const ValuePtr& x, double low, double high);
 }  // namespace detail
 
-/// Each element to a power. Operands broadcast by name. Either may be a number. The derivative by the exponent is 0
-/// where the base is 0. `pow(a, b)`, `pow(x, 3.0)`, `pow(2.0, x)`
+/// Each element to a power. Operands broadcast by name. Either may be a number. The derivative by an exponent
+/// that is not negative is 0 where the base is 0. `pow(a, b)`, `pow(x, 3.0)`, `pow(2.0, x)`
 template <dtype D, Spec S, dtype E, Spec T>
 auto pow(const Tensor<D, S>& base, const Tensor<E, T>& exponent, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"pow", D> && detail::one_dtype<"pow", D, E>, D>,
@@ -258,12 +258,14 @@ template <class To, class D>
 Buffer cast_kernel(const Value& in, const Value& out);
 template <class D>
 inline constexpr auto cast_vjp = [](const auto& ct) { return cast<D>(ct); };
+// A variable, as nvcc 13 deduces nothing from concepts that stand in a result type.
+template <class To, class D, Spec S>
+inline constexpr Spec cast_spec = result_of<rules::cast, floating<To>, floating<D>, S>;
 }  // namespace detail
 
 /// The same values in another dtype. `cast<bf16>(w)`
 template <dtype To, dtype D, Spec S>
-auto cast(const Tensor<D, S>& x, Site site = Site::current())
-    -> Tensor<To, detail::result_of<rules::cast, floating<To>, floating<D>, S>> {
+auto cast(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<To, detail::cast_spec<To, D, S>> {
   const detail::Calling op{"cast", {}, site};
   if constexpr (std::is_same_v<To, D>)
     return x;

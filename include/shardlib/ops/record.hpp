@@ -24,7 +24,8 @@ namespace detail {
 /// Records one op: the result's sizes, the kernel (`Buffer kernel(const Value& out)`), and one `vjp(...)` for each
 /// operand that has a derivative.
 template <OpName Name, class Out, class K, class... V>
-Out record(const OpInfo& op, const DevicePtr& device, const GlobalSizes& global, const K& kernel, const V&... vjps);
+[[gnu::noinline, gnu::cold]] Out record(const OpInfo& op, const DevicePtr& device, const GlobalSizes& global,
+                                        const K& kernel, const V&... vjps);
 
 /// As above, for an op of one operand, whose kernel is `Buffer kernel(const Value& in, const Value& out)`.
 template <OpName Name, class Out, class X, class K, class... V>

@@ -145,7 +145,7 @@ struct ProdVjp {
 /// The product over unsharded dims. Backward: the products of the other elements. `prod<"B/d V -> B/d">(x)`
 template <OpSpec O, dtype D, Spec S>
 auto prod(const Tensor<D, S>& x, Site site = Site::current()) -> detail::local_reduction_t<"prod", O, D, S> {
-  using Out = detail::local_reduction_t<"prod", O, D, S>;
+  using Out = decltype(prod<O>(x, site));  // nvcc 13 loses the "prod" of an alias
   const detail::Calling op{"prod", detail::full_op<"prod", O, S>, site};
   return detail::record_unary<"prod", Out>(op, x, detail::kept_sizes(x.value(), detail::parsed<Out::spec>),
                                            detail::prod_kernel<D>,

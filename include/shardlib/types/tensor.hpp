@@ -116,6 +116,11 @@ constexpr std::int64_t round_up(std::int64_t size, std::int64_t multiple) {
   return (size + multiple - 1) / multiple * multiple;
 }
 
+#if defined(__NVCC__)
+// nvcc 13 takes `y = f(x)` for a discarded result; its other warning, 3005, is right.
+#pragma nv_diag_suppress 3001
+#endif
+
 /// A handle to one device's shard of a global array: `Tensor<f32, "B/d L M +t">`. Copies share the values, which are
 /// immutable. Specs never convert implicitly: the program calls an op. `value_type` is the dtype, `spec` the spec,
 /// `device` the device that holds the shard.

@@ -1,0 +1,58 @@
+# The target check_cuda compiles with nvcc, as CUDA sources: every header but the definitions of impl/, tests of ops, and
+# the trainers, which are linked too. Their definitions come from shardlib::compiled, which the C++ compiler makes.
+# check_cuda_quick is the part of it that fits into a test run.
+include(CheckLanguage)
+check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER)
+  message(FATAL_ERROR "SHARDLIB_CHECK_CUDA needs nvcc; set -DCMAKE_CUDA_COMPILER=/path/to/nvcc")
+endif()
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real)
+endif()
+enable_language(CUDA)
+
+add_library(shardlib_own_cuda_flags INTERFACE)
+target_compile_options(shardlib_own_cuda_flags INTERFACE -std=c++20 -Werror=all-warnings -Xcompiler=-Wall,-Wextra)
+# The warnings that shardlib_own_flags leaves out for g++ 12.
+target_compile_options(
+  shardlib_own_cuda_flags
+  INTERFACE -Xcompiler=-Wno-maybe-uninitialized,-Wno-uninitialized,-Wno-stringop-overflow,-Wno-restrict,-Wno-array-bounds)
+target_link_libraries(shardlib_own_cuda_flags INTERFACE shardlib_compiled)
+
+add_custom_target(check_cuda)
+add_custom_target(check_cuda_quick)
+
+file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/include"
+     "${PROJECT_SOURCE_DIR}/include/shardlib/*.hpp")
+list(FILTER headers EXCLUDE REGEX "/impl/")
+if(NOT SHARDLIB_USE_MPI)
+  list(FILTER headers EXCLUDE REGEX "^shardlib/comm/(mpi/.*|shm/node)\\.hpp$")
+endif()
+# Only definitions read these; the C++ header of oneDNN 2 stops nvcc with an internal error.
+list(FILTER headers EXCLUDE REGEX "^shardlib/kernels/(bf16_)?gemm\\.hpp$")
+list(TRANSFORM headers REPLACE ".+" "#include \"\\0\"\n")
+list(JOIN headers "" text)
+file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/check_cuda/headers.cu" CONTENT "${text}")
+add_library(check_cuda_headers OBJECT EXCLUDE_FROM_ALL "${PROJECT_BINARY_DIR}/check_cuda/headers.cu")
+target_link_libraries(check_cuda_headers PRIVATE shardlib_own_cuda_flags)
+
+foreach(program mlp_fsdp gpt_fsdp gpt2 gpt_pipeline)
+  set(source "${PROJECT_SOURCE_DIR}/examples/${program}.cpp")
+  set_source_files_properties("${source}" PROPERTIES LANGUAGE CUDA)
+  add_executable(${program}_cuda EXCLUDE_FROM_ALL "${source}")
+  target_link_libraries(${program}_cuda PRIVATE shardlib_own_cuda_flags)
+  add_dependencies(check_cuda ${program}_cuda)
+endforeach()
+
+set(tests "")
+foreach(test ops_along ops_norms ops_statistics)
+  list(APPEND tests "${PROJECT_SOURCE_DIR}/tests/${test}_test.cpp")
+endforeach()
+set_source_files_properties(${tests} PROPERTIES LANGUAGE CUDA)
+add_library(check_cuda_tests OBJECT EXCLUDE_FROM_ALL ${tests})
+target_include_directories(check_cuda_tests PRIVATE "${PROJECT_SOURCE_DIR}/tests")
+target_compile_options(check_cuda_tests PRIVATE -Xcompiler=-Wno-unused-result)
+target_link_libraries(check_cuda_tests PRIVATE shardlib_own_cuda_flags)
+
+add_dependencies(check_cuda_quick check_cuda_headers mlp_fsdp_cuda)
+add_dependencies(check_cuda check_cuda_headers check_cuda_tests)
