@@ -25,6 +25,6 @@ quietly build/log/cuda-configure.log "configuring with nvcc" cmake --preset rele
   -DSHARDLIB_CHECK_CUDA=ON -DCMAKE_CUDA_COMPILER="$nvcc" "-DCMAKE_CUDA_ARCHITECTURES=$architectures" \
   -DSHARDLIB_BUILD_TESTS=OFF -DSHARDLIB_BUILD_EXAMPLES=OFF -DSHARDLIB_BUILD_BENCHMARKS=OFF
 quietly build/log/cuda-build.log "compiling with nvcc" cmake --build build/cuda -j "$jobs" --target $target
-quietly build/log/cuda-run.log "mlp_fsdp compiled by nvcc" build/cuda/mlp_fsdp_cuda --mesh d=2,t=2
+quietly build/log/cuda-run.log "mlp_fsdp compiled by nvcc" build/cuda/mlp_fsdp_cuda --mesh d=2
 version=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
 echo "test-cuda.sh: $target passed with nvcc $version for $architectures"
