@@ -73,7 +73,7 @@ release() { built release all && run_tests release; }
 # Over MPI without shared memory, which takes other ways than threads do.
 asan() { built asan shardlib_tests && run_tests asan -R '^(threads|mpi_without_shm)$'; }
 tsan() { built tsan shardlib_tests && run_tests tsan -R '^threads$'; }
-fuzz() { check build/log/fuzz.log "fuzzing the readers" scripts/fuzz.sh --seconds 4; }
+fuzz() { check build/log/fuzz.log "fuzzing the readers" scripts/fuzz.sh --seconds 2; }
 # The gallery has been through clang in the release stage, and the library's definitions in that of asan.
 clang() {
   check build/log/clang-configure.log "configuring clang" cmake --preset clang -DSHARDLIB_BUILD_TESTS=OFF &&

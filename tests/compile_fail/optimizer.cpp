@@ -11,18 +11,18 @@ struct Weights {
   Tensor<f32, "M/d F"> w;
 };
 using Gradients = gradient_t<Data, Weights>;
-constexpr auto all = [](std::string_view) { return true; };
+constexpr auto every_leaf = [](std::string_view) { return true; };
 
 void step(const Data& mesh, Weights& w, Weights& mu, Weights& nu, const Gradients& partial) {
   const Weights grads = reduce_gradients(mesh, partial);
-  AdamW().update(w, mu, nu, grads, 1e-3, 1 / global_norm(mesh, grads), 0, all);
+  AdamW().update(w, mu, nu, grads, 1e-3, 1 / global_norm(mesh, grads), 0, every_leaf);
 }
 
 // expect: AdamW: the gradient `f32\[M \+d\]` of the weight `f32\[M\]` is partial over d; take the sums with
 // expect: `reduce_gradients\(mesh, grads\)`, once, after those over microbatches \(communicates\)
 #if SECTION == 1
 void unreduced(Weights& w, Weights& mu, Weights& nu, const Gradients& partial) {
-  AdamW().update(w, mu, nu, partial, 1e-3, 1.0, 0, all);
+  AdamW().update(w, mu, nu, partial, 1e-3, 1.0, 0, every_leaf);
 }
 #endif
 
@@ -42,7 +42,7 @@ struct One {
   Tensor<f32, "M"> bias;
 };
 void half_moments(One& w, Half& mu, Half& nu, const One& grads) {
-  AdamW().update(w, mu, nu, grads, 1e-3, 1.0, 0, all);
+  AdamW().update(w, mu, nu, grads, 1e-3, 1.0, 0, every_leaf);
 }
 #endif
 
@@ -55,6 +55,6 @@ struct Whole {
   Tensor<f32, "M"> bias;
 };
 void other_spec(Whole& w, Whole& mu, Whole& nu, const Sharded& grads) {
-  AdamW().update(w, mu, nu, grads, 1e-3, 1.0, 0, all);
+  AdamW().update(w, mu, nu, grads, 1e-3, 1.0, 0, every_leaf);
 }
 #endif
