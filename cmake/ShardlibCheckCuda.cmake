@@ -45,7 +45,7 @@ foreach(program mlp_fsdp gpt_fsdp gpt2 gpt_pipeline)
 endforeach()
 
 set(tests "")
-foreach(test ops_along ops_norms ops_statistics)
+foreach(test ops_norms ops_statistics)
   list(APPEND tests "${PROJECT_SOURCE_DIR}/tests/${test}_test.cpp")
 endforeach()
 set_source_files_properties(${tests} PROPERTIES LANGUAGE CUDA)
