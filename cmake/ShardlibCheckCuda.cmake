@@ -22,12 +22,7 @@ target_link_libraries(shardlib_own_cuda_flags INTERFACE shardlib_compiled)
 add_custom_target(check_cuda)
 add_custom_target(check_cuda_quick)
 
-file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/include"
-     "${PROJECT_SOURCE_DIR}/include/shardlib/*.hpp")
-list(FILTER headers EXCLUDE REGEX "/impl/")
-if(NOT SHARDLIB_USE_MPI)
-  list(FILTER headers EXCLUDE REGEX "^shardlib/comm/(mpi/.*|shm/node)\\.hpp$")
-endif()
+include("${CMAKE_CURRENT_LIST_DIR}/ShardlibPublicHeaders.cmake")
 # Only definitions read these; the C++ header of oneDNN 2 stops nvcc with an internal error.
 list(FILTER headers EXCLUDE REGEX "^shardlib/kernels/(bf16_)?gemm\\.hpp$")
 list(TRANSFORM headers REPLACE ".+" "#include \"\\0\"\n")

@@ -2,12 +2,7 @@
 # left out, as with shardlib::compiled: they cost ten times as much, and tests/rooms.py checks their order. It also
 # compiles all of it, definitions included, as C++23 and C++26, as far as the compiler has these. The target check_examples
 # compiles the examples. Nothing is generated: errors and warnings are the point.
-file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/include"
-     "${PROJECT_SOURCE_DIR}/include/shardlib/*.hpp")
-list(FILTER headers EXCLUDE REGEX "/impl/")
-if(NOT SHARDLIB_USE_MPI)
-  list(FILTER headers EXCLUDE REGEX "^shardlib/comm/(mpi/.*|shm/node)\\.hpp$")
-endif()
+include("${CMAKE_CURRENT_LIST_DIR}/ShardlibPublicHeaders.cmake")
 set(sources "")
 foreach(header IN LISTS headers)
   string(MAKE_C_IDENTIFIER "${header}" name)

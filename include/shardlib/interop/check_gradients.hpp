@@ -47,8 +47,9 @@ SHARDLIB_INLINE std::int64_t compare_gradients(const GradientCheck& how, std::sp
 
 /// Compares the gradients of `value_and_grad(mesh, f, weights, args...)` with central differences of the loss, element
 /// by element. *Throws* Error, the same on every device, that names each leaf whose gradient is wrong, the global index
-/// where it differs most, and both numbers there; also where the loss is so large that its rounding hides errors. Returns the number of compared elements. Collective: f runs twice for
-/// each of them. `check_gradients(mesh, GradientCheck{.elements = 8}, loss, weights, batch)`
+/// where it differs most, and both numbers there; also where the loss is so large that its rounding hides errors.
+/// Returns the number of compared elements. Collective: f runs twice for each of them.
+/// `check_gradients(mesh, GradientCheck{.elements = 8}, loss, weights, batch)`
 template <Spec A, class F, class W, class... Args>
 std::int64_t check_gradients(const Mesh<A>& mesh, const GradientCheck& how, const F& f, const W& weights,
                              const Args&... args) {

@@ -75,22 +75,22 @@ SHARDLIB_INLINE std::int64_t compare_gradients(const GradientCheck& how, std::sp
                                                FunctionRef<double(const std::vector<ValuePtr>&)> loss) {
   std::vector<ValuePtr> at;
   for (const LeafGradient& leaf : leaves) at.push_back(leaf.value);
-  const auto largest_of = [](const LeafGradient& leaf) {
-    const WholeArray gradients(*leaf.gradient);
-    double largest = 0;
+  std::vector<WholeArray> all_gradients;
+  std::vector<double> maxima;
+  for (const LeafGradient& leaf : leaves) {
+    const WholeArray& gradients = all_gradients.emplace_back(*leaf.gradient);
+    double& largest = maxima.emplace_back(0);
     for (std::int64_t i = 0; i < product(gradients.value->local); ++i)
       if (!(std::abs(gradients[i]) <= largest)) largest = std::abs(gradients[i]);  // a NaN stays
-    return largest;
-  };
-  std::vector<double> maxima;
-  for (const LeafGradient& leaf : leaves) maxima.push_back(largest_of(leaf));
+  }
   const double largest_of_all = maxima.empty() ? 0 : *std::max_element(maxima.begin(), maxima.end());
   std::int64_t compared = 0;
   std::string wrong;
   double too_coarse = 0;  // what rounding changes a difference by, where that hides an error
   for (std::size_t k = 0; k < leaves.size(); ++k) {
     const Value& x = *leaves[k].value;
-    const WholeArray numbers(x), gradients(*leaves[k].gradient);
+    const WholeArray numbers(x);
+    const WholeArray& gradients = all_gradients[k];
     const double epsilon = std::max(epsilon_of(x.dtype), epsilon_of(loss_dtype));
     const double step = how.step > 0 ? how.step : std::cbrt(epsilon);
     const double tolerance = how.tolerance > 0 ? how.tolerance : 2 * step;

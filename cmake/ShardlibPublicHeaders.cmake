@@ -1,0 +1,7 @@
+# Sets `headers` to every header but the definitions of impl/, and those of MPI in a build without it.
+file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/include"
+     "${PROJECT_SOURCE_DIR}/include/shardlib/*.hpp")
+list(FILTER headers EXCLUDE REGEX "/impl/")
+if(NOT SHARDLIB_USE_MPI)
+  list(FILTER headers EXCLUDE REGEX "^shardlib/comm/(mpi/.*|shm/node)\\.hpp$")
+endif()
