@@ -206,6 +206,18 @@ def training(p):
     run.check(tied and tied[-1]["loss"] < 3.0, "the loss falls")
 
 
+def simulated(p):
+    """On the simulated device, programs compute the same bits, on threads and under mpirun."""
+    gpt2_sizes = "--batch=8 --seq=16 --layers=1 --d-model=16 --heads=2 --d-ff=16 --context=16 --max-tokens=0 --warmup=2".split()
+    for program, sizes in [("gpt_fsdp", p.small()), ("gpt2", [*gpt2_sizes, f"--data={p.text}"])]:
+        for mesh, ranks in [("d=1,t=1", 0), ("d=2,t=2", 0)] + ([("d=2,t=1", 2)] if p.mpiexec else []):
+            both = [*sizes, f"--mesh={mesh}", "--steps=4"]
+            run, cpu = p.measured(program, both, ranks)
+            run, steps = p.measured(program, [*both, "--device=simulated"], ranks)
+            run.check(len(steps) == 4 and numbers(steps) == numbers(cpu), f"{mesh}: the CPU's bits")
+    p.gpt("--device=gpu").fails(2, "--device gpu", "cpu", "simulated")
+
+
 def tree(folder):
     """All files below a folder with their contents."""
     files = {}
@@ -737,4 +749,4 @@ def main(parts, description):
 
 
 if __name__ == "__main__":
-    sys.exit(main([training, dtypes, gathers, resuming, other_options, plans, gpt2, mlp, tutorial, context_parallel, full_disk, mistakes], __doc__))
+    sys.exit(main([training, simulated, dtypes, gathers, resuming, other_options, plans, gpt2, mlp, tutorial, context_parallel, full_disk, mistakes], __doc__))

@@ -17,10 +17,10 @@
 #include <utility>
 #include <vector>
 
-#include "shardlib/device/impl/launch_parts.hpp"
 #include "shardlib/device/device.hpp"
-#include "shardlib/support/error.hpp"
+#include "shardlib/device/impl/launch_parts.hpp"
 #include "shardlib/device/launch.hpp"
+#include "shardlib/support/error.hpp"
 
 namespace shardlib::test {
 
@@ -127,6 +127,14 @@ std::string error_of(const F& f) {
 /// What `on_mesh` launches with. A test lowers a field with Temporarily.
 inline Tuning tuning;
 
+/// What runs the kernels of `on_mesh` where the test does not say it: SHARDLIB_TEST_DEVICE=simulated, or else the CPU.
+inline DeviceKind device_kind() {
+  const char* const name = std::getenv("SHARDLIB_TEST_DEVICE");
+  if (name == nullptr) return DeviceKind::cpu;
+  if (std::string_view(name) == "simulated") return DeviceKind::simulated;
+  throw std::invalid_argument("SHARDLIB_TEST_DEVICE is '" + std::string(name) + "'; there is simulated");
+}
+
 /// Gives a variable another value for as long as this lives.
 template <class T>
 class Temporarily {
@@ -151,6 +159,7 @@ inline bool on_mesh(const std::string& mesh, const DeviceBody& body, LaunchOptio
   ending.idle = world_rank() >= device_count(axes);
   options.allow_idle_ranks = true;
   options.tuning = tuning;
+  if (options.kind == DeviceKind::cpu) options.kind = device_kind();
   try {
     launch(axes, body, options);
   } catch (...) {
@@ -166,7 +175,7 @@ inline bool on_mesh(const std::string& mesh, const DeviceBody& body, LaunchOptio
 
 template <class T>
 Buffer make_buffer(const Device& device, const std::vector<T>& values) {
-  Buffer buffer = device.pool()->allocate(values.size() * sizeof(T));
+  Buffer buffer = device.host_pool()->allocate(values.size() * sizeof(T));
   if (!values.empty()) std::memcpy(buffer.data(), values.data(), buffer.bytes());
   return buffer;
 }

@@ -120,6 +120,7 @@ Out record(const Call& call, const Sizes& sizes, const Kernel& kernel, std::tupl
     Buffer result = detail::allocate(out);
     for (const detail::ValuePtr& value : values) static_cast<void>(value->data());
     if (out.device->is_dry()) return result;
+    const MemoryAccess open = out.device->exec().access();
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       kernel(
           Shard<typename Out::value_type>(out, result.template as<typename Out::value_type>()),

@@ -67,13 +67,13 @@ Buffer Rotate<D>::operator()(const Value& in, const Value& out) const {
   Buffer tables = in.device->pool()->allocate(static_cast<std::size_t>(2 * positions * half) * sizeof(T));
   T* cosine = tables.as<T>();
   T* sine = cosine + positions * half;
-  // In a dry run the table has no memory.
-  for (std::int64_t p = 0; p < positions && !in.device->is_dry(); ++p)
+  in.device->exec().for_each(positions, [=, angles = angles, sign = sign](std::int64_t p) {
     for (std::int64_t i = 0; i < half; ++i) {
       const double angle = angles(first + p, i, n);
       cosine[p * half + i] = static_cast<T>(std::cos(angle));
       sine[p * half + i] = static_cast<T>(sign * std::sin(angle));
     }
+  });
   Buffer result = allocate(out);
   // The loop runs over the first half of the dim; each step rotates one pair.
   Shape halves = in.local;
@@ -94,8 +94,8 @@ Buffer Rotate<D>::operator()(const Value& in, const Value& out) const {
         q = static_cast<D>(x1 * c + x0 * s);
       },
       kernels::Operand<const D>(a, along), kernels::Operand<const D>(a + skip, along),
-      kernels::Operand<const T>(cosine, table), kernels::Operand<const T>(sine, table),
-      kernels::Operand<D>(b, along), kernels::Operand<D>(b + skip, along));
+      kernels::Operand<const T>(cosine, table), kernels::Operand<const T>(sine, table), kernels::Operand<D>(b, along),
+      kernels::Operand<D>(b + skip, along));
   return result;
 }
 

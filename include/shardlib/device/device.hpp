@@ -23,12 +23,18 @@
 
 namespace shardlib {
 
+/// What runs a program's kernels.
+enum class DeviceKind {
+  cpu,       ///< the host's cores, in host memory
+  simulated  ///< the host's cores, in memory that only kernels and copies can access; see docs/devices.md
+};
+
 /// One device of a mesh, used by one thread at a time. Lives as long as any tensor on it.
 class Device {
  public:
   /// Programs get theirs from `launch`. Without a backend a device cannot communicate: groups of several throw Error.
   Device(std::vector<AxisSize> axes, int rank, std::shared_ptr<Backend> backend = nullptr, int threads = 1,
-         const Tuning& tuning = {});
+         const Tuning& tuning = {}, DeviceKind kind = DeviceKind::cpu);
   /// The same device as one of a smaller mesh: of the devices that have its coordinate along `axis`, without that axis.
   /// It has the memory, communicators and local state of `whole`, which it keeps alive; asked again while it lives, it
   /// is the same one. Throws Error for an axis that is not there.
@@ -57,8 +63,15 @@ class Device {
   Communicator& everybody();
 
   [[nodiscard]] const std::shared_ptr<Pool>& pool() const { return pool_; }  ///< the device's memory
+  /// Memory of the process that holds the device: `pool` itself, where kernels run in host memory.
+  [[nodiscard]] const std::shared_ptr<Pool>& host_pool() const { return host_pool_; }
+  /// The buffer in host memory, or in the device's: itself, if it is there already, or else a copy.
+  [[nodiscard]] Buffer to_host(const Buffer& buffer) const;
+  [[nodiscard]] Buffer to_device(const Buffer& buffer) const;
   /// What its kernels are called with.
   [[nodiscard]] Exec exec() const { return {.pool = pool_.get(), .threads = threads_, .dry = is_dry()}; }
+  /// The same for loops over host memory.
+  [[nodiscard]] Exec host_exec() const { return {.pool = host_pool_.get(), .threads = threads_, .dry = is_dry()}; }
   [[nodiscard]] const Tuning& tuning() const { return tuning_; }  ///< as LaunchOptions gave it
   /// A device of a dry run: all is counted, nothing computed, and tensors have no elements to look at.
   [[nodiscard]] bool is_dry() const { return pool_->is_meta(); }
@@ -96,6 +109,7 @@ class Device {
   int size_;
   int threads_;
   Tuning tuning_;
+  std::shared_ptr<Pool> host_pool_;
   std::shared_ptr<Pool> pool_;
   std::shared_ptr<Backend> backend_;
   std::shared_ptr<detail::FlightRecorder> recorder_;

@@ -22,11 +22,14 @@ struct Exec {
   /// touch nothing. All their loops go through the functions below or ask this first.
   bool dry = false;
 
+  /// Opens the device's memory while the result lives. `for_each`, `zero` and `copy` do so by themselves.
+  [[nodiscard]] MemoryAccess access() const { return MemoryAccess(pool == nullptr ? nullptr : pool->device_memory()); }
   /// Runs f(i) for i in [0, n), on `threads` threads where the build has OpenMP. Iterations must be independent: the
   /// result does not depend on their order. Rethrows what one of them throws.
   template <class F>
   void for_each(std::int64_t n, F&& f) const {
     if (dry) return;
+    const MemoryAccess open = access();
 #if defined(SHARDLIB_WITH_OPENMP)
     if (threads > 1 && n > 1) return for_each_in_parallel(n, f);
 #endif
@@ -51,7 +54,8 @@ struct Exec {
     for (std::int64_t i = 0; dry && i < std::min<std::int64_t>(n, threads); ++i)
       blocks.push_back(pool->allocate(bytes));
   }
-  /// Clears the bytes. `copy` copies bytes that do not overlap.
+  /// Clears the bytes. `copy` copies bytes that do not overlap, within the device's memory, or between it and the
+  /// host's.
   // Nothing may lie at a null pointer, which these functions of C must not be given.
   void zero(void* to, std::size_t bytes) const {
     for_pieces(bytes, [to](std::size_t at, std::size_t n) { std::memset(static_cast<std::byte*>(to) + at, 0, n); });

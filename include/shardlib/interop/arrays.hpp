@@ -55,8 +55,9 @@ auto as_kokkos(const Tensor<D, S>& x) {
 }
 
 /// A tensor over memory that the caller owns: this device's shard, row-major. The memory must stay valid and
-/// unchanged while the tensor, or anything computed from it, is in use; `owner` can keep it alive. Padding is part of
-/// the shard and must be zero. *Throws* if it is not. `from_memory<f32, "B/d M">(mesh, {{"B", 8}, {"M", 4}}, shard)`
+/// unchanged while the tensor, or anything computed from it, is in use; `owner` can keep it alive. A device with its
+/// own memory takes a copy. Padding is part of the shard and must be zero. *Throws* if it is not. `from_memory<f32,
+/// "B/d M">(mesh, {{"B", 8}, {"M", 4}}, shard)`
 template <dtype D, Spec S, Spec A>
 Tensor<D, S> from_memory(const Mesh<A>& mesh, Sizes sizes, std::span<const D> shard,
                          std::shared_ptr<void> owner = nullptr, Site site = Site::current()) {
@@ -78,7 +79,8 @@ Tensor<D, S> from_memory(const Mesh<A>& mesh, Sizes sizes, std::span<const D> sh
                     " of the memory is padding, but not zero; clear the padding first (" + mesh.device()->describe() +
                     ")");
   });
-  value->storage->buffer = Buffer(const_cast<D*>(shard.data()), shard.size_bytes(), std::move(owner));
+  value->storage->buffer =
+      mesh.device()->to_device(Buffer(const_cast<D*>(shard.data()), shard.size_bytes(), std::move(owner)));
   return Tensor<D, S>(std::move(value));
 }
 

@@ -26,7 +26,7 @@ template <dtype D, Spec S>
 std::vector<D> true_values(const Tensor<D, S>& x) {
   const Shape shape = true_shape(*x.value());
   std::vector<D> values(static_cast<std::size_t>(product(shape)));
-  kernels::copy_strided(x.device()->exec(), sizeof(D), view(shape), x.span().data(),
+  kernels::copy_strided(x.device()->host_exec(), sizeof(D), view(shape), x.span().data(),
                         kernels::row_major(view(x.value()->local)), values.data(), kernels::row_major(view(shape)));
   return values;
 }

@@ -75,16 +75,16 @@ struct place_one<Tensor<D, S>> {
       global.push_back(size);
     }
     return record<"place", Tensor<D, S>>(op, mesh.device(), global, [&host](const Value& out) {
-      Buffer shard = allocate(out);
+      const Buffer shard = out.device->host_pool()->allocate(out.bytes());
       const Shape part = true_shape(out);
-      if (product(part) == 0) return shard;
+      if (product(part) == 0) return out.device->to_device(shard);
       with_global_index(out, [&](auto local, auto strides, auto offsets) {
         std::int64_t first = 0;
         for (std::size_t i = 0; i < offsets.size(); ++i) first += offsets[i] * strides[i];
-        kernels::copy_strided(out.device->exec(), sizeof(D), view(part), host.data.data() + first, strides,
+        kernels::copy_strided(out.device->host_exec(), sizeof(D), view(part), host.data.data() + first, strides,
                               shard.data(), kernels::row_major(local));
       });
-      return shard;
+      return out.device->to_device(shard);
     });
   }
 };
@@ -140,7 +140,7 @@ HostArray<D> fetch(const Tensor<D, S>& x, Site site = Site::current()) {
   const auto whole = detail::gathered(*x.value());
   const detail::Shape& sizes = whole->global.logical;
   HostArray<D> host(std::vector<std::int64_t>(sizes.begin(), sizes.end()));
-  kernels::copy_strided(x.device()->exec(), sizeof(D), detail::view(sizes), whole->data().data(),
+  kernels::copy_strided(x.device()->host_exec(), sizeof(D), detail::view(sizes), whole->on_host().data(),
                         kernels::row_major(detail::view(whole->local)), host.data.data(),
                         kernels::row_major(detail::view(sizes)));
   return host;

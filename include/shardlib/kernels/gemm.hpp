@@ -162,6 +162,7 @@ void gemm(const Exec& exec, bool trans_a, bool trans_b, std::int64_t m, std::int
   static_assert(std::is_same_v<T, bf16> ? std::is_same_v<C, float> || std::is_same_v<C, bf16>
                                         : std::is_same_v<T, C> && std::is_floating_point_v<T>);
   if (m == 0 || n == 0) return;
+  const MemoryAccess open = exec.access();
   if (k == 0) {
     if (accumulate) return;
     for (std::int64_t i = 0; i < m; ++i) std::fill_n(c + i * ldc, n, C(0));

@@ -21,9 +21,9 @@ class Buffer {
  public:
   Buffer() = default;
   /// A handle to memory from elsewhere. `owner` keeps it alive; if it is null, the caller guarantees that. A
-  /// `read_only` block is never unique.
-  Buffer(void* data, std::size_t bytes, std::shared_ptr<void> owner, bool read_only = false)
-      : block_(std::make_shared<Block>(static_cast<std::byte*>(data), bytes, std::move(owner), read_only)) {}
+  /// `read_only` block is never unique. `device` is the region of a block of device memory.
+  Buffer(void* data, std::size_t bytes, std::shared_ptr<void> owner, bool read_only = false, Region* device = nullptr)
+      : block_(std::make_shared<Block>(static_cast<std::byte*>(data), bytes, std::move(owner), read_only, device)) {}
 
   [[nodiscard]] std::byte* data() const { return block_ ? block_->data : nullptr; }
   [[nodiscard]] std::size_t bytes() const { return block_ ? block_->bytes : 0; }
@@ -33,10 +33,10 @@ class Buffer {
   }
   explicit operator bool() const { return block_ != nullptr; }
   [[nodiscard]] bool is_read_only() const { return block_ && block_->read_only; }
+  /// The region of a block that only kernels and copies may access; null for host memory.
+  [[nodiscard]] Region* device_memory() const { return block_ ? block_->device : nullptr; }
   /// True if no other handle shares this block, so that an op may overwrite it.
-  [[nodiscard]] bool unique() const {
-    return detail::use_count(block_) == 1 && !block_->read_only;
-  }
+  [[nodiscard]] bool unique() const { return detail::use_count(block_) == 1 && !block_->read_only; }
 
  private:
   struct Block {
@@ -44,11 +44,15 @@ class Buffer {
     std::size_t bytes;
     std::shared_ptr<void> owner;
     bool read_only;
-    Block(std::byte* d, std::size_t b, std::shared_ptr<void> o, bool r)
-        : data(d), bytes(b), owner(std::move(o)), read_only(r) {}
+    Region* device;
+    Block(std::byte* d, std::size_t b, std::shared_ptr<void> o, bool r, Region* m)
+        : data(d), bytes(b), owner(std::move(o)), read_only(r), device(m) {}
   };
   std::shared_ptr<Block> block_;
 };
+
+/// Copies the bytes of `from` to `to`, of the same size, from any memory to any other.
+SHARDLIB_INLINE void copy(const Buffer& to, const Buffer& from);
 
 /// A device's memory: allocates blocks of a region and counts their bytes. Later requests of any size reuse freed
 /// blocks, so a training step in steady state requests no memory from the system. Thread-safe: a peer's pending
@@ -77,13 +81,16 @@ class Pool : public std::enable_shared_from_this<Pool> {
 
   /// True for meta memory, as in a dry run: nothing may read or write these blocks.
   [[nodiscard]] bool is_meta() const { return region_->is_meta(); }
+  /// The region, if it is device memory: kernels open it. Null for host memory.
+  [[nodiscard]] Region* device_memory() const { return device_; }
   [[nodiscard]] Stats stats() const;  ///< the current numbers
   void reset_peak();                  ///< resets the peak to the bytes that are live now
   /// Returns the pages outside of all blocks to the system.
   void trim() { region_->trim(); }
 
  private:
-  explicit Pool(std::shared_ptr<Region> region) : region_(std::move(region)) {}
+  explicit Pool(std::shared_ptr<Region> region)
+      : region_(std::move(region)), device_(region_->is_device() ? region_.get() : nullptr) {}
   static std::size_t round(std::size_t bytes) {
     const std::size_t unit = bytes > 65536 ? 4096 : 64;
     return std::max<std::size_t>(unit, (bytes + unit - 1) / unit * unit);
@@ -95,6 +102,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   mutable std::mutex mutex_;
   Stats stats_;
   std::shared_ptr<Region> region_;
+  Region* device_;
 };
 
 }  // namespace shardlib

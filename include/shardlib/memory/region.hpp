@@ -28,6 +28,9 @@ class Region {
   static std::shared_ptr<Region> make();
   /// Meta memory, for dry runs: addresses that no program can use. An access is a fault.
   static std::shared_ptr<Region> make_meta();
+  /// Memory of the simulated device. Kernels and copies may access it, between `open` and `close`; any other access is
+  /// a fault. A freed block is overwritten with NaN.
+  static std::shared_ptr<Region> make_simulated();
 
   /// Uninitialized memory, aligned to 64 bytes. Null if the region has no addresses left or the machine has no memory
   /// left.
@@ -40,6 +43,11 @@ class Region {
   /// the cost of fragmentation.
   [[nodiscard]] std::size_t reserved() const;
   [[nodiscard]] virtual bool is_meta() const { return false; }  ///< whether this is meta memory
+  /// Whether this is a device's own memory: kernels and copies access it, and the program's other code does not.
+  [[nodiscard]] virtual bool is_device() const { return false; }
+  /// Opens device memory for a kernel or a copy, until `close` has been called as often. Use MemoryAccess.
+  virtual void open() {}
+  virtual void close() {}
   /// The alignment of a pool's long blocks, in bytes.
   [[nodiscard]] virtual std::size_t alignment() const { return 64; }
 
@@ -53,6 +61,8 @@ class Region {
   virtual Addresses grow(std::size_t bytes) = 0;
   /// Returns whole pages to the system. If that fails, the pages stay.
   virtual void discard(std::uintptr_t begin, std::size_t bytes) = 0;
+  /// Called before a block becomes free.
+  virtual void overwrite(std::uintptr_t /*begin*/, std::size_t /*bytes*/) {}
   /// Call it before the addresses are released: it removes the AddressSanitizer marks, because the next owner may use
   /// all of them.
   void leave();
@@ -92,6 +102,22 @@ class Region {
   std::uintptr_t end_ = 0;
 };
 
+/// Keeps a device's memory open while it lives. Host memory, given as null, is always open.
+class MemoryAccess {
+ public:
+  explicit MemoryAccess(Region* device) : device_(device) {
+    if (device_ != nullptr) device_->open();
+  }
+  MemoryAccess(const MemoryAccess&) = delete;
+  MemoryAccess& operator=(const MemoryAccess&) = delete;
+  ~MemoryAccess() {
+    if (device_ != nullptr) device_->close();
+  }
+
+ private:
+  Region* device_;
+};
+
 namespace detail {
 
 /// Mapped pages, private to this process or of a file. `data` is null if the system refuses the mapping.
@@ -125,4 +151,5 @@ inline constexpr std::size_t small_grant = std::size_t{1} << 20;
 
 #ifndef SHARDLIB_COMPILED
 #include "shardlib/memory/impl/region.hpp"
+#include "shardlib/memory/impl/simulated.hpp"
 #endif

@@ -71,12 +71,12 @@ class StepTrace {
                  ran.end_ns - ran.begin_ns);
   }
   void send(const void* data, std::size_t bytes) {
-    const Buffer message = device_->pool()->allocate(bytes);
+    const Buffer message = device_->host_pool()->allocate(bytes);
     std::memcpy(message.data(), data, bytes);
     device_->everybody().send(message, 0).wait();
   }
   Buffer receive(int from, std::size_t bytes) {
-    Buffer message = device_->pool()->allocate(bytes);
+    Buffer message = device_->host_pool()->allocate(bytes);
     device_->everybody().recv(message, from).wait();
     return message;
   }

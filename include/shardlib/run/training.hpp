@@ -53,6 +53,7 @@ struct Training {
   std::int64_t spike_window = 100;
   double spike_deviations = 6;
   std::int64_t check_replicas = 0;  ///< steps between comparisons of what is replicated; 0: none
+  std::string device = "cpu";       ///< --device: what runs the kernels
   double collective_timeout = 600;  ///< seconds that a device waits for others; 0: for ever
   /// Set by the options --resume, --trace, --plan and --tensorboard.
   bool resume = true, trace = false, plan = false, tensorboard = false;
@@ -69,8 +70,8 @@ struct Training {
 /// Declares the options of a run: --data, --steps, --mesh, --run and the others. `declare(options, training)`
 SHARDLIB_INLINE void declare(Options& options, Training& training);
 
-/// How `launch` starts the run: with its --collective-timeout, and recordings of a wait that lasts longer in its
-/// folder. `launch(mesh, body, launch_options(training))`
+/// How `launch` starts the run: on its --device, with its --collective-timeout, and recordings of a wait that lasts
+/// longer in its folder. `launch(mesh, body, launch_options(training))`
 [[nodiscard]] SHARDLIB_INLINE LaunchOptions launch_options(const Training& training);
 
 /// The mesh that was asked for, and without --mesh all ranks on the first of training.batch_axes; axes that are left

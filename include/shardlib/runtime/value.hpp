@@ -42,6 +42,7 @@ struct Storage {
   std::function<void(std::byte* sum)> add_to = nullptr;
   /// "the weight `w1`", while value_and_grad runs the function that it differentiates by this weight.
   const std::string* weight = nullptr;
+  Buffer mirror = {};  ///< a copy of device memory in host memory, for `span`
 
   /// Computes the value if it is deferred.
   void materialize() {
@@ -86,6 +87,8 @@ struct Value : Counted {
   [[nodiscard]] T* as() const {
     return data().template as<T>();
   }
+  /// The shard as host code can read it.
+  [[nodiscard]] Buffer on_host() const { return device->to_host(data()); }
 };
 
 /// The content of a Mesh. tensor.hpp only declares DevicePtr.
@@ -148,8 +151,8 @@ struct ProgramState {
   Mode mode = Mode::eager;
   std::vector<ValuePtr> saved;  ///< the values that save_for_backward keeps (checkpoint) or returns (replay)
   std::size_t next_saved = 0;
-  std::uint64_t sequence = 0;  ///< numbers the nodes of the tape
-  std::vector<std::shared_ptr<NameSizes>> scopes;  ///< the innermost one applies; a replay shares it
+  std::uint64_t sequence = 0;                               ///< numbers the nodes of the tape
+  std::vector<std::shared_ptr<NameSizes>> scopes;           ///< the innermost one applies; a replay shares it
   std::vector<std::shared_ptr<PendingCollective>> pending;  ///< in the order of their start
   bool overlaps = false;    ///< the differentiated function calls prefetch, so sums of gradients are asynchronous
   std::uint64_t hooks = 0;  ///< number of times that `prefetch` has run, forward or backward
@@ -190,7 +193,7 @@ struct ProgramState {
   OpWork work;                               ///< of the op that runs now, while there is an observer
   std::function<void(const Ran&)> observer;  ///< called after each op
   bool note_reads = false;
-  bool keep_shards = false;  ///< an op's operands keep their shards until the observer has the op's report
+  bool keep_shards = false;        ///< an op's operands keep their shards until the observer has the op's report
   std::size_t residual_bytes = 0;  ///< bytes of the pool that the last value_and_grad kept for its backward pass
   enum class Pass { none, forward, backward };
   Pass pass = Pass::none;  ///< of value_and_grad
@@ -258,6 +261,9 @@ SHARDLIB_INLINE std::int64_t shard_index(const Device& device, const Axes& axes)
 
 [[gnu::cold]] SHARDLIB_INLINE Buffer allocate(const Value& value);
 
+/// The shard in host memory, for as long as the value's storage lives.
+[[nodiscard]] SHARDLIB_INLINE const std::byte* host_data(const Value& value);
+
 /// The same value without a slot.
 [[gnu::cold]] SHARDLIB_INLINE Handle<Value> detached(const Value& value);
 /// The same value without a slot, on the program's request. Also accepts a weight from outside the function.
@@ -306,7 +312,7 @@ template <class D, Spec S>
 std::span<const D> Tensor<D, S>::span() const {
   if (value()->device->is_dry())
     throw Error("span: in a dry run the elements of tensors are not there (" + value()->device->describe() + ")");
-  return {value()->template as<const D>(), static_cast<std::size_t>(value()->count())};
+  return {reinterpret_cast<const D*>(detail::host_data(*value())), static_cast<std::size_t>(value()->count())};
 }
 template <class D, Spec S>
 const DevicePtr& Tensor<D, S>::device() const {

@@ -151,7 +151,8 @@ class [[nodiscard("a tensor is never changed: an op returns another one")]] Tens
   [[nodiscard]] std::span<const std::int64_t> local_shape() const;
   /// The global sizes without padding, in the order of the spec.
   [[nodiscard]] std::span<const std::int64_t> global_shape() const;
-  /// This device's shard, row-major in the order of the spec, without a copy. It includes the padding, as zeros.
+  /// This device's shard, row-major in the order of the spec. It includes the padding, as zeros. It is the shard itself
+  /// in host memory, or a copy of device memory, which the next call renews.
   [[nodiscard]] std::span<const D> span() const;
   [[nodiscard]] const DevicePtr& device() const;
 

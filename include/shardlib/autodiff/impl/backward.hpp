@@ -173,10 +173,11 @@ SHARDLIB_INLINE ValuePtr cotangent_of_loss(const std::shared_ptr<Device>& device
   static constexpr TensorSpec scalar;
   const Kernel fill = [](const Value& out) {
     Buffer result = allocate(out);
-    if (!out.device->is_dry())
-      visit_dtype(out.dtype, [&]<class D>(D /*zero*/) {
-        if constexpr (floating<D>) *result.as<D>() = static_cast<D>(1.0F);
-      });
+    visit_dtype(out.dtype, [&]<class D>(D /*zero*/) {
+      if constexpr (!floating<D>) return;
+      const auto one = static_cast<D>(static_cast<scalar_of<D>>(1));
+      out.device->exec().copy(result.data(), &one, sizeof one);
+    });
     return result;
   };
   return record_erased({"full", {}, {}}, device, dtype, scalar, {}, Kernel(fill), {});

@@ -75,7 +75,7 @@ class Arena final : public Region {
     std::array<char, 64> target{};
     if (readlink(path.c_str(), target.data(), target.size() - 1) == -1) fail_system(path);
     if (!std::string_view(target.data()).starts_with("/memfd:shardlib")) throw Error(path + ": not the rank's memory");
-    OwnedFile file(open(path.c_str(), O_RDWR | O_CLOEXEC));
+    OwnedFile file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
     if (file.number() == -1) fail_system(path);
     struct stat info {};
     if (fstat(file.number(), &info) != 0) fail_system(path);

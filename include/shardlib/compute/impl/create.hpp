@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <string>
 
+#include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::detail {
@@ -29,16 +30,17 @@ ValuePtr create(const OpInfo& op, const DevicePtr& device, DType dtype, const Te
   return record_erased(op, device, dtype, spec, given_sizes(op, device, spec, sizes),
                        [fill](const Value& out) {
                          Buffer result = allocate(out);
-                         if (!out.device->is_dry()) fill(result, out);
+                         fill(result, out);
                          return result;
                        },
                        {});
 }
 
 SHARDLIB_INLINE void fill_constant(const Buffer& shard, const Value& out, double value) {
-  if (out.device->is_dry()) return;
   visit_dtype(out.dtype, [&]<class D>(D /*zero*/) {
-    std::fill_n(shard.as<D>(), out.count(), static_cast<D>(static_cast<scalar_of<D>>(value)));
+    kernels::apply_flat(
+        out.device->exec(), out.count(), [v = static_cast<D>(static_cast<scalar_of<D>>(value))](D& y) { y = v; },
+        shard.as<D>());
   });
 }
 SHARDLIB_INLINE ValuePtr create_constant(const OpInfo& op, const DevicePtr& device, DType dtype, const TensorSpec& spec,
@@ -54,8 +56,11 @@ SHARDLIB_INLINE ValuePtr create_iota(const OpInfo& op, const DevicePtr& device, 
                 ")");
   const NamedSize only{std::string(spec.dims[0].name), size.size, size.padded};
   return create(op, device, DType::i32, spec, {only}, [](const Buffer& shard, const Value& out) {
-    const std::int64_t first = first_index(out, 0);
-    for (std::int64_t i = 0; i < out.count(); ++i) shard.as<i32>()[i] = static_cast<i32>(first + i);
+    constexpr std::int64_t piece = 4096;
+    const std::int64_t first = first_index(out, 0), n = out.count();
+    out.device->exec().for_each((n + piece - 1) / piece, [=, to = shard.as<i32>()](std::int64_t item) {
+      for (std::int64_t i = item * piece; i < std::min(n, (item + 1) * piece); ++i) to[i] = static_cast<i32>(first + i);
+    });
   });
 }
 
@@ -64,10 +69,10 @@ SHARDLIB_INLINE ValuePtr create_causal_mask(const OpInfo& op, const DevicePtr& d
   const NamedSize row{std::string(spec.dims[0].name), rows.size, rows.padded};
   const NamedSize column{std::string(spec.dims[1].name), columns.size, columns.padded};
   return create(op, device, DType::bool_, spec, {row, column}, [](const Buffer& shard, const Value& out) {
-    const std::int64_t first_row = first_index(out, 0), first_column = first_index(out, 1);
-    for (std::int64_t i = 0; i < out.local[0]; ++i)
-      for (std::int64_t j = 0; j < out.local[1]; ++j)
-        shard.as<bool_>()[i * out.local[1] + j] = first_row + i >= first_column + j;
+    const std::int64_t ahead = first_index(out, 0) - first_index(out, 1), n = out.local[1];
+    out.device->exec().for_each(out.local[0], [=, to = shard.as<bool_>()](std::int64_t i) {
+      for (std::int64_t j = 0; j < n; ++j) to[i * n + j] = ahead + i >= j;
+    });
   });
 }
 

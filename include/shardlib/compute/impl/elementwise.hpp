@@ -20,6 +20,7 @@ SHARDLIB_INLINE void check_divisor(const Value& divisor) {
   kernels::Walk<1> walk(nest, 0);
   const std::size_t element = size_of(divisor.dtype);
   const std::byte* const data = divisor.data().data();
+  const MemoryAccess open = divisor.device->exec().access();
   for (std::int64_t i = 0; i < nest.count(); ++i, walk.next()) {
     bool zero = true;
     for (std::size_t k = 0; k < element; ++k)

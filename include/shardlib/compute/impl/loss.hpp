@@ -81,6 +81,7 @@ void with_ids(const Value& targets, const F& f) {
 
 inline void check_targets(const LinearCrossEntropySizes& l) {
   const std::int64_t ids = l.table->global.logical[0];
+  const MemoryAccess open = l.x->device->exec().access();
   with_ids(*l.targets, [&](const auto* targets) {
     for (std::int64_t r = 0; r < l.rows(); ++r)
       if (const auto id = static_cast<std::int64_t>(targets[r]); id < 0 || id >= ids)

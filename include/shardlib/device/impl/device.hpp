@@ -6,18 +6,20 @@
 #include <algorithm>
 
 #include "shardlib/comm/single.hpp"
+#include "shardlib/comm/staged.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib {
 
 SHARDLIB_INLINE Device::Device(std::vector<AxisSize> axes, int rank, std::shared_ptr<Backend> backend, int threads,
-                               const Tuning& tuning)
+                               const Tuning& tuning, DeviceKind kind)
     : axes_(std::move(axes)),
       rank_(rank),
       size_(device_count(axes_)),
       threads_(threads),
       tuning_(tuning),
-      pool_(backend ? backend->make_pool() : Pool::make()),
+      host_pool_(backend ? backend->make_pool() : Pool::make()),
+      pool_(kind == DeviceKind::cpu || host_pool_->is_meta() ? host_pool_ : Pool::make(Region::make_simulated())),
       backend_(std::move(backend)),
       recorder_(backend_ ? backend_->recorder(rank) : nullptr) {
   int rest = rank;
@@ -39,6 +41,7 @@ SHARDLIB_INLINE std::shared_ptr<Device> Device::submesh(const std::shared_ptr<De
   for (std::size_t i = 0; i < axes.size(); ++i) index = index * axes[i].size + coordinates[i];
   auto device = std::make_shared<Device>(std::move(axes), index, nullptr, whole->threads_, whole->tuning_);
   device->whole_ = whole;
+  device->host_pool_ = whole->host_pool_;
   device->pool_ = whole->pool_;
   known = device;
   return device;
@@ -65,6 +68,7 @@ SHARDLIB_INLINE Communicator& Device::group(std::span<const std::string_view> ax
     }
     if (members.size() == 1 && !is_dry()) {
       communicator = std::make_unique<SingleCommunicator>();
+      if (pool_ != host_pool_) communicator = std::make_unique<StagedCommunicator>(std::move(communicator), host_pool_);
     } else {
       std::string names;
       for (const std::string_view axis : axes)
@@ -72,8 +76,9 @@ SHARDLIB_INLINE Communicator& Device::group(std::span<const std::string_view> ax
       const detail::GroupRecorder recorder(recorder_, names, members);
       const detail::FlightRecord forms = recorder.forms();
       forms.waits();
-      communicator = backend_->group(members, rank, pool_);
+      communicator = backend_->group(members, rank, host_pool_);
       forms.ends();
+      if (pool_ != host_pool_) communicator = std::make_unique<StagedCommunicator>(std::move(communicator), host_pool_);
       communicator->record(recorder);
     }
   }
@@ -89,6 +94,20 @@ SHARDLIB_INLINE Communicator& Device::everybody() {
   std::vector<std::string_view> axes;
   for (const AxisSize& axis : axes_) axes.push_back(axis.name);
   return group(axes);
+}
+
+SHARDLIB_INLINE Buffer Device::to_host(const Buffer& buffer) const {
+  if (buffer.device_memory() == nullptr) return buffer;
+  Buffer there = host_pool_->allocate(buffer.bytes());
+  copy(there, buffer);
+  return there;
+}
+
+SHARDLIB_INLINE Buffer Device::to_device(const Buffer& buffer) const {
+  if (buffer.device_memory() == pool_->device_memory()) return buffer;
+  Buffer there = pool_->allocate(buffer.bytes());
+  copy(there, buffer);
+  return there;
 }
 
 SHARDLIB_INLINE std::string Device::describe() const {

@@ -144,7 +144,8 @@ inline void launch_rank(const std::vector<AxisSize>& mesh, const DeviceBody& bod
   const int threads = options.threads > 0 ? options.threads : threads_per_device(mpi::process.local_size);
   const auto world = std::make_shared<MpiWorld>(number, count, options.tuning, recorder);
   try {
-    run_device(std::make_shared<Device>(mesh, world_rank(), world, threads, options.tuning), threads, body);
+    run_device(std::make_shared<Device>(mesh, world_rank(), world, threads, options.tuning, options.kind), threads,
+               body);
     world->leave();
   } catch (...) {
     world->fail();
@@ -163,7 +164,7 @@ inline void check_settings() {
 }
 
 SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const DeviceBody& body, int count, int threads,
-                                    const Tuning& tuning, const Watchdog& watchdog) {
+                                    const Tuning& tuning, const Watchdog& watchdog, DeviceKind kind) {
   const auto world = std::make_shared<ThreadWorld>(count, tuning, watchdog);
   struct Result {
     std::exception_ptr error;
@@ -182,7 +183,7 @@ SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const Dev
     if (!go.get()) return;
     Result result;
     try {
-      run_device(std::make_shared<Device>(mesh, i, world, 1, tuning), threads, body);
+      run_device(std::make_shared<Device>(mesh, i, world, 1, tuning, kind), threads, body);
       world->finish(i);
     } catch (const Aborted&) {
       result = {std::current_exception(), true};
@@ -238,9 +239,10 @@ SHARDLIB_INLINE void launch(const std::vector<AxisSize>& mesh, const DeviceBody&
   detail::check_settings();
   const int threads = options.threads > 0 ? options.threads : detail::threads_per_device(count);
   if (count == 1) {
-    detail::run_device(std::make_shared<Device>(mesh, 0, nullptr, threads, options.tuning), threads, body);
+    detail::run_device(std::make_shared<Device>(mesh, 0, nullptr, threads, options.tuning, options.kind), threads,
+                       body);
   } else {
-    detail::launch_threads(mesh, body, count, threads, options.tuning, options.watchdog);
+    detail::launch_threads(mesh, body, count, threads, options.tuning, options.watchdog, options.kind);
   }
 }
 

@@ -41,7 +41,8 @@ SHARDLIB_INLINE void run_device(const std::shared_ptr<Device>& device, int threa
 /// not end, it prints the error and ends the process with status 1.
 SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh,
                                     const std::function<void(const std::shared_ptr<Device>&)>& body, int count,
-                                    int threads, const Tuning& tuning = {}, const Watchdog& watchdog = {});
+                                    int threads, const Tuning& tuning = {}, const Watchdog& watchdog = {},
+                                    DeviceKind kind = DeviceKind::cpu);
 
 }  // namespace shardlib::detail
 

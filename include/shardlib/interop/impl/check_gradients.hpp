@@ -33,10 +33,11 @@ inline std::string six_digits(double number) {
 /// A whole array on this device, as `gathered` returns it.
 struct WholeArray {
   ValuePtr value;
-  explicit WholeArray(const Value& x) : value(gathered(x)) {}
+  Buffer elements;
+  explicit WholeArray(const Value& x) : value(gathered(x)), elements(value->on_host()) {}
   [[nodiscard]] double operator[](std::int64_t i) const {
     return visit_dtype(value->dtype, [&]<class T>(T) {
-      return static_cast<double>(static_cast<scalar_of<T>>(value->as<const T>()[i]));
+      return static_cast<double>(static_cast<scalar_of<T>>(elements.as<const T>()[i]));
     });
   }
   /// The place of an element in memory, padding included.
@@ -51,15 +52,18 @@ struct WholeArray {
 inline ValuePtr with_number(const Value& x, const Shape& index, double number) {
   auto changed = detached(x);
   changed->storage = std::make_shared<Storage>(Storage{allocate(*changed), nullptr});
-  std::memcpy(changed->data().data(), x.data().data(), x.bytes());
+  const Buffer& shard = changed->storage->buffer;
+  copy(shard, x.data());
   std::int64_t at = 0;
   for (int i = 0; i < index.size(); ++i) {
     const std::int64_t here = index[i] - first_index(x, i);
     if (here < 0 || here >= x.local[i]) return changed;
     at = at * x.local[i] + here;
   }
-  visit_dtype(x.dtype,
-              [&]<class T>(T) { changed->template as<T>()[at] = static_cast<T>(static_cast<scalar_of<T>>(number)); });
+  visit_dtype(x.dtype, [&]<class T>(T) {
+    const auto stored = static_cast<T>(static_cast<scalar_of<T>>(number));
+    x.device->exec().copy(shard.as<T>() + at, &stored, sizeof stored);
+  });
   return changed;
 }
 
@@ -148,7 +152,8 @@ SHARDLIB_INLINE std::int64_t compare_gradients(const GradientCheck& how, std::sp
                 "the values away from it");
   if (too_coarse > 0)
     throw Error("check_gradients: the loss is too large for its dtype: rounding changes a difference by up to " +
-                six_digits(too_coarse) + " per unit, more than a wrong gradient might; use f64, or a mean in place of a sum");
+                six_digits(too_coarse) +
+                " per unit, more than a wrong gradient might; use f64, or a mean in place of a sum");
   return compared;
 }
 

@@ -15,7 +15,7 @@ namespace shardlib::io {
 SHARDLIB_INLINE std::vector<std::string> gather_texts(Device& device, const std::string& mine, Site site) {
   Communicator& all = device.everybody();
   const auto n = static_cast<std::size_t>(all.size());
-  Pool& pool = *device.pool();
+  Pool& pool = *device.host_pool();
 
   const std::uint64_t length = mine.size();
   const Buffer my_length = pool.allocate(sizeof length), lengths = pool.allocate(n * sizeof length);

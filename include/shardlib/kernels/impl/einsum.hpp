@@ -104,6 +104,7 @@ void einsum_inner(const Exec& exec, const EinsumLoops& s, const T* lhs, const T*
 template <class T, class Out>
 void run_einsum_loops(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* rhs, Out* out) {
   if (exec.dry) return;
+  const MemoryAccess open = exec.access();
   const std::int64_t outer = s.kept.count();
   const std::int64_t steps = s.summed.count();
   const auto run = [&](std::int64_t first, std::int64_t last) {

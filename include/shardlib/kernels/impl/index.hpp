@@ -55,7 +55,10 @@ template <class F>
 void visit_ids(const Exec& exec, const Lookup& l, const void* indices, const char* op, const F& f) {
   if (product(l.shape) == 0) return;
   const auto run = [&]<class I>(const I* ids) {
-    if (!exec.dry) check_ids(l, ids, op);
+    if (!exec.dry) {
+      const MemoryAccess open = exec.access();
+      check_ids(l, ids, op);
+    }
     f(ids);
   };
   if (l.index_dtype == DType::i32) return run(static_cast<const i32*>(indices));
@@ -137,6 +140,7 @@ void scatter_rows(const Exec& exec, const Lookup& l, const T* cotangent, const I
 template <class I>
 void scatter_rows(const Exec& exec, const Lookup& l, const bf16* cotangent, const I* indices, bf16* table) {
   if (exec.dry) return;
+  const MemoryAccess open = exec.access();
   Nest<3> nest = lookup_nest(l);
   Nest<3>::Loop inner;
   if (nest.depth > 0 && nest.loop(nest.depth - 1).strides == std::array<std::int64_t, 3>{1, 1, 0}) inner = nest.pop();

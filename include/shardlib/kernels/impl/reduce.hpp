@@ -273,7 +273,7 @@ accumulator_t<T> sum_of_squares(const Exec& exec, std::int64_t n, const T* in) {
   using Acc = accumulator_t<T>;
   constexpr std::int64_t piece = 1 << 16, row = 64, rows = 32, ahead = 512;
   const std::int64_t pieces = (n + piece - 1) / piece;
-  const Buffer scratch = exec.pool->allocate(static_cast<std::size_t>(pieces) * sizeof(Acc));
+  const Buffer scratch = exec.pool->allocate(static_cast<std::size_t>(pieces + 1) * sizeof(Acc));
   Acc* const sums = scratch.as<Acc>();
   exec.for_each(pieces, [=](std::int64_t item) {
     detail::Cascade<detail::SumOp, Acc, row> cascade;
@@ -292,7 +292,10 @@ accumulator_t<T> sum_of_squares(const Exec& exec, std::int64_t n, const T* in) {
     }
     sums[item] = detail::fold_lanes(cascade);
   });
-  return exec.dry ? 0 : detail::reduce_row<detail::SumOp, Acc>(sums, pieces);
+  exec.for_each(1, [=](std::int64_t) { sums[pieces] = detail::reduce_row<detail::SumOp, Acc>(sums, pieces); });
+  Acc sum = 0;
+  exec.copy(&sum, sums + pieces, sizeof sum);
+  return sum;
 }
 
 template <class AnyDType>

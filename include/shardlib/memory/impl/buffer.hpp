@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <string>
 
@@ -12,6 +13,11 @@
 #include "shardlib/support/error.hpp"
 
 namespace shardlib {
+
+SHARDLIB_INLINE void copy(const Buffer& to, const Buffer& from) {
+  const MemoryAccess open_to(to.device_memory()), open_from(from.device_memory());
+  if (from.bytes() > 0) std::memcpy(to.data(), from.data(), from.bytes());  // which must not be given null pointers
+}
 
 SHARDLIB_INLINE Buffer Pool::allocate(std::size_t bytes) {
   if (bytes > std::numeric_limits<std::size_t>::max() / 2) fail(bytes);  // too large to round up, and for any machine
@@ -32,7 +38,7 @@ SHARDLIB_INLINE Buffer Pool::allocate(std::size_t bytes) {
   auto lease = std::shared_ptr<void>(begin, [pool = shared_from_this(), rounded, taken](void* p) {
     pool->give(static_cast<std::byte*>(p), rounded, taken);
   });
-  return Buffer(data, bytes, std::move(lease));
+  return Buffer(data, bytes, std::move(lease), false, device_);
 }
 
 SHARDLIB_INLINE Pool::Stats Pool::stats() const {

@@ -64,7 +64,7 @@ SHARDLIB_INLINE Mapping::~Mapping() {
 }
 
 /// This process's own memory.
-class Heap final : public Region {
+class Heap : public Region {
  public:
   ~Heap() override {
     leave();
@@ -72,7 +72,7 @@ class Heap final : public Region {
     grants.bytes -= granted_;
   }
 
- private:
+ protected:
   bool grant(std::size_t bytes) override {
     const std::lock_guard lock(grants.mutex);
     if (bytes > small_grant && bytes > grants.left()) return false;
@@ -103,6 +103,7 @@ class Heap final : public Region {
     madvise(reinterpret_cast<void*>(begin), bytes, MADV_DONTNEED);
   }
 
+ private:
   std::vector<Mapping> mappings_;
   std::size_t granted_ = 0;
 };
@@ -174,6 +175,7 @@ SHARDLIB_INLINE std::optional<std::uintptr_t> Region::take_untouched(std::size_t
 SHARDLIB_INLINE void Region::free(std::byte* data, std::size_t bytes) {
   const auto begin = reinterpret_cast<std::uintptr_t>(data);
   const std::size_t size = block_bytes(bytes);
+  overwrite(begin, bytes);
   const std::lock_guard lock(mutex_);
   if (!is_meta()) detail::poison(begin, size);
   free_.give(begin, size);

@@ -318,8 +318,8 @@ SHARDLIB_INLINE std::vector<Interval> all_intervals(const std::shared_ptr<Device
   std::size_t most = 0;
   for (const TaskList& list : lists) most = std::max(most, parts_of(list).size());
   const std::size_t count = 2 + 2 * most;  // whose clock, its time now, and the tasks' times before now
-  const Buffer sent = device->pool()->allocate(count * sizeof(double));
-  const Buffer all = device->pool()->allocate(lists.size() * sent.bytes());
+  const Buffer sent = device->host_pool()->allocate(count * sizeof(double));
+  const Buffer all = device->host_pool()->allocate(lists.size() * sent.bytes());
   std::fill_n(sent.as<double>(), count, 0.0);
   group.barrier();
   sent.as<double>()[0] = clock_id();

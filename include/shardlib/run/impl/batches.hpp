@@ -23,7 +23,8 @@ namespace shardlib::run::detail {
 /// The reduction of one number of each device, everywhere the same.
 inline double reduce(const std::shared_ptr<Device>& device, double value, Reduction op, Site site = Site::current()) {
   if (device->size() == 1) return value;
-  Buffer send = device->pool()->allocate(sizeof(double)), received = device->pool()->allocate(sizeof(double));
+  Pool& pool = *device->host_pool();
+  const Buffer send = pool.allocate(sizeof(double)), received = pool.allocate(sizeof(double));
   *send.as<double>() = value;
   device->everybody().all_reduce(send, received, DType::f64, op, site).wait();
   return *received.as<double>();

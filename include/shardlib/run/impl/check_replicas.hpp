@@ -31,7 +31,8 @@ struct Checksum {
 };
 
 inline std::uint64_t checksum_of(const shardlib::detail::Value& leaf) {
-  return io::crc32c(std::span(leaf.data().data(), leaf.bytes()));
+  const Buffer shard = leaf.on_host();
+  return io::crc32c(std::span(shard.data(), leaf.bytes()));
 }
 
 /// Of the device `rank`, by the mesh's axes.

@@ -31,7 +31,7 @@ inline std::string loader_hash(const io::Loader* loader, const std::string& none
 // clang-format off
 inline constexpr std::string_view free_settings[] = {
     "preset", "data", "validation_data", "stream", "tokenizer", "mesh", "steps", "microbatches", "save_every", "keep",
-    "keep_every", "keep_best", "on_spike", "spike_window", "spike_deviations", "validate_every", "validation_batches", "check_replicas", "collective_timeout", "trace", "tensorboard",
+    "keep_every", "keep_best", "on_spike", "spike_window", "spike_deviations", "validate_every", "validation_batches", "check_replicas", "device", "collective_timeout", "trace", "tensorboard",
     "sample_every", "max_tokens", "prompt", "top_k", "top_p", "stop", "samples", "temperature"};
 // clang-format on
 

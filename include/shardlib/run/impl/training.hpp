@@ -85,6 +85,10 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
   o.add("--collective-timeout", t.collective_timeout,
         "a device that waits longer for others ends the run with a table of who waits for whom (0: never)",
         at_least(0) | unit("s"));
+  o.add("--device", t.device,
+        "what runs the kernels; the simulated device is the CPU with memory of its own, to find code that no "
+        "accelerator could run",
+        one_of({"cpu", "simulated"}));
   o.flag("--trace", t.trace, "write trace.json into the run's folder: every op and collective of five steps");
   o.flag("--plan", t.plan, "no training: what a step takes on the mesh, which need not be there", command_line_only());
   o.add("--plan-flops", t.plan_flops,
@@ -117,7 +121,8 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
 
 SHARDLIB_INLINE LaunchOptions launch_options(const Training& t) {
   const std::chrono::duration<double> timeout(std::min(t.collective_timeout, 1e9));
-  return {.watchdog = {.timeout = std::chrono::ceil<std::chrono::milliseconds>(timeout), .folder = t.directory}};
+  return {.kind = t.device == "simulated" ? DeviceKind::simulated : DeviceKind::cpu,
+          .watchdog = {.timeout = std::chrono::ceil<std::chrono::milliseconds>(timeout), .folder = t.directory}};
 }
 
 namespace detail {

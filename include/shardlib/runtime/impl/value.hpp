@@ -132,6 +132,17 @@ SHARDLIB_INLINE Buffer allocate(const Value& value) {
   return value.device->pool()->allocate(value.bytes());
 }
 
+SHARDLIB_INLINE const std::byte* host_data(const Value& value) {
+  const Buffer& shard = value.data();
+  if (shard.device_memory() == nullptr) return shard.data();
+  Buffer& mirror = value.storage->mirror;
+  if (mirror.bytes() == shard.bytes() && mirror)
+    copy(mirror, shard);  // earlier results of this function stay valid
+  else
+    mirror = value.device->to_host(shard);
+  return mirror.data();
+}
+
 SHARDLIB_INLINE Handle<Value> detached(const Value& value) {
   auto copy = Handle<Value>::make(value);
   copy->stopped = value.stopped || value.slot;

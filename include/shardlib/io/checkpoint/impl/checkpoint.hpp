@@ -57,7 +57,7 @@ inline shardlib::detail::ValuePtr load_value(const Checkpoint& checkpoint, const
   namespace core = shardlib::detail;
   const std::size_t item = size_of(like.dtype);
   const core::Shape part = core::true_shape(like);
-  Buffer buffer = core::allocate(like);
+  const Buffer buffer = like.device->host_pool()->allocate(like.bytes());
   Index offset, shape(part.begin(), part.end()), local(like.local.begin(), like.local.end());
   for (int i = 0; i < part.size(); ++i)
     offset.push_back(
@@ -76,7 +76,7 @@ inline shardlib::detail::ValuePtr load_value(const Checkpoint& checkpoint, const
                                static_cast<std::size_t>(n) * item);
                  });
   }
-  return with_buffer(like, std::move(buffer));
+  return with_buffer(like, like.device->to_device(buffer));
 }
 
 /// Every device checks its share of the files; all get to know of all damage. Throws Error if devices have read

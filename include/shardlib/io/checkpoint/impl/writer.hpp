@@ -182,7 +182,7 @@ SHARDLIB_INLINE void CheckpointWriter::plan(Job& job, const NamedValues& leaves)
     // Replicas take turns over the leaves.
     const std::vector<int>& who = holders[name][shards[i].key];
     if (who[ordinal[name] % who.size()] == device_->rank())
-      job.mine.push_back({name + "/" + shards[i].key, value->data(), value->dtype});
+      job.mine.push_back({name + "/" + shards[i].key, value->on_host(), value->dtype});
   }
 }
 

@@ -109,13 +109,13 @@ inline shardlib::detail::ValuePtr load_shard(const SafetensorsFiles& files, cons
     values = std::move(wide);
   }
   const std::size_t item = size_of(like.dtype);
-  Buffer buffer = core::allocate(like);
+  const Buffer buffer = like.device->host_pool()->allocate(like.bytes());
   if (part != local && buffer.bytes() > 0) std::memset(buffer.data(), 0, buffer.bytes());
   for_each_run(box, row_major_strides(box), to_strides, [&](std::int64_t from, std::int64_t to, std::int64_t n) {
     std::memcpy(buffer.data() + static_cast<std::size_t>(to) * item,
                 values.data() + static_cast<std::size_t>(from) * item, static_cast<std::size_t>(n) * item);
   });
-  return with_buffer(like, std::move(buffer));
+  return with_buffer(like, like.device->to_device(buffer));
 }
 
 /// Lists everything in which the tree and the file differ; throws if that is not empty.

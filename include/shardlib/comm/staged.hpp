@@ -1,0 +1,86 @@
+// Communication of memory that only the device can access: through copies in host memory.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "shardlib/comm/communicator.hpp"
+#include "shardlib/memory/buffer.hpp"
+
+namespace shardlib {
+
+/// A group whose members' buffers are in device memory: `inner` communicates copies of them in host memory. Buffers
+/// in host memory go to `inner` as they are.
+class StagedCommunicator final : public Communicator {
+ public:
+  StagedCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<Pool> host)
+      : inner_(std::move(inner)), host_(std::move(host)) {}
+
+  [[nodiscard]] int rank() const override { return inner_->rank(); }
+  [[nodiscard]] int size() const override { return inner_->size(); }
+  [[nodiscard]] bool takes_rows() const override { return inner_->takes_rows(); }
+  [[nodiscard]] bool has_views(std::size_t /*bytes*/) const override { return false; }
+
+ private:
+  /// The buffer, or a copy of it, in host memory.
+  [[nodiscard]] Buffer staged(const Buffer& buffer) const {
+    const Buffer place = place_for(buffer);
+    if (place.data() != buffer.data()) copy(place, buffer);
+    return place;
+  }
+  /// Where in host memory a result for `buffer` can be received.
+  [[nodiscard]] Buffer place_for(const Buffer& buffer) const {
+    return buffer.device_memory() == nullptr ? buffer : host_->allocate(buffer.bytes());
+  }
+  /// A result that is received in host memory.
+  struct Arriving final : Request::Pending {
+    Request request;
+    Buffer received, result;
+    Arriving(Request r, Buffer from, Buffer to)
+        : request(std::move(r)), received(std::move(from)), result(std::move(to)) {}
+    ~Arriving() noexcept override { request.drop(); }  // and so its destructor does not wait
+    bool test() override { return request.test(); }
+    void wait() override {
+      request.wait();
+      if (result.data() != received.data()) copy(result, received);
+    }
+  };
+
+  Request start_collective(const detail::CollectiveCall& call, const detail::OpInfo& op,
+                           const Operands& operands) override {
+    using detail::Collective;
+    const detail::Calling calling(op);
+    const Buffer send = staged(operands.send), recv = place_for(operands.recv);
+    const auto start = [&]() -> Request {
+      switch (call.kind) {
+        case Collective::all_gather:
+          return inner_->all_gather(send, recv, call.rows, op.site);
+        case Collective::all_to_all:
+          return inner_->all_to_all(send, recv, op.site);
+        case Collective::reduce_scatter:
+          return inner_->reduce_scatter(send, recv, call.dtype, call.op, call.rows, op.site);
+        case Collective::all_reduce:
+          return inner_->all_reduce(send, recv, call.dtype, call.op, op.site);
+        case Collective::gather_view:
+          return inner_->gather_view(send, operands.whole, op.site);
+        case Collective::barrier:
+          break;
+      }
+      inner_->barrier(op.site);
+      return {};
+    };
+    return Request(std::make_unique<Arriving>(start(), recv, operands.recv));
+  }
+  Request start_send(const Buffer& buffer, int to) override { return inner_->send(staged(buffer), to); }
+  Request start_recv(const Buffer& buffer, int from) override {
+    const Buffer received = place_for(buffer);
+    return Request(std::make_unique<Arriving>(inner_->recv(received, from), received, buffer));
+  }
+
+  std::unique_ptr<Communicator> inner_;
+  std::shared_ptr<Pool> host_;
+};
+
+}  // namespace shardlib

@@ -1,0 +1,125 @@
+// The simulated device's memory.
+#pragma once
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "shardlib/memory/impl/region.hpp"
+#include "shardlib/memory/region.hpp"
+
+namespace shardlib {
+
+namespace detail {
+
+/// The addresses of all simulated memory of this process, which a signal handler reads. Where there are more ranges
+/// than entries, a fault in the others has the system's message only.
+class SimulatedAddresses {
+ public:
+  void add(std::uintptr_t begin, std::size_t bytes) {
+    for (Range& range : ranges_) {
+      std::uintptr_t none = 0;
+      if (!range.begin.compare_exchange_strong(none, begin)) continue;
+      range.end = begin + bytes;
+      return;
+    }
+  }
+  void remove(std::uintptr_t begin) {
+    for (Range& range : ranges_) {
+      if (range.begin != begin) continue;
+      range.end = 0;
+      range.begin = 0;
+      return;
+    }
+  }
+  [[nodiscard]] bool contain(std::uintptr_t address) const {
+    for (const Range& range : ranges_)
+      if (address >= range.begin && address < range.end) return true;
+    return false;
+  }
+
+ private:
+  struct Range {
+    std::atomic<std::uintptr_t> begin = 0, end = 0;
+  };
+  std::array<Range, 64> ranges_;
+};
+inline SimulatedAddresses simulated_addresses;
+
+/// Explains a fault in simulated memory, and leaves every fault to the handler that was there before.
+inline void explain_simulated_faults() {
+  static struct sigaction before;
+  static const bool installed = [] {
+    struct sigaction action {};
+    action.sa_flags = SA_SIGINFO;
+    action.sa_sigaction = [](int, siginfo_t* info, void*) {
+      constexpr const char* text =
+          "error: host code accessed memory of the simulated device, outside of a kernel and of a copy; read tensors "
+          "with span, item or fetch, and run your own loops with Exec::for_each\n";
+      if (simulated_addresses.contain(reinterpret_cast<std::uintptr_t>(info->si_addr)))
+        static_cast<void>(!write(STDERR_FILENO, text, std::strlen(text)));
+      sigaction(SIGSEGV, &before, nullptr);  // the access runs again, under that handler
+    };
+    return sigaction(SIGSEGV, &action, &before) == 0;
+  }();
+  static_cast<void>(installed);
+}
+
+/// The region that make_simulated returns: host memory that is inaccessible while it is closed.
+class Simulated final : public Heap {
+ public:
+  Simulated() { explain_simulated_faults(); }
+  ~Simulated() override {
+    protect(PROT_READ | PROT_WRITE);
+    for (const Addresses& range : ranges_) simulated_addresses.remove(range.first);
+  }
+  [[nodiscard]] bool is_device() const override { return true; }
+  void open() override {
+    const std::lock_guard lock(mutex_);
+    if (openings_++ == 0) protect(PROT_READ | PROT_WRITE);
+  }
+  void close() override {
+    const std::lock_guard lock(mutex_);
+    if (--openings_ == 0) protect(PROT_NONE);
+  }
+
+ private:
+  Addresses grow(std::size_t bytes) override {
+    const Addresses more = Heap::grow(bytes);
+    if (more.second == 0) return more;
+    const std::lock_guard lock(mutex_);
+    ranges_.push_back(more);
+    simulated_addresses.add(more.first, more.second);
+    if (openings_ == 0) protect(PROT_NONE);
+    return more;
+  }
+  void overwrite(std::uintptr_t begin, std::size_t bytes) override {
+    const MemoryAccess access(this);
+    std::memset(reinterpret_cast<void*>(begin), 0xff, bytes);  // NaN in every floating dtype
+  }
+  void protect(int access) const {
+    for (const auto& [begin, bytes] : ranges_) mprotect(reinterpret_cast<void*>(begin), bytes, access);
+  }
+
+  std::mutex mutex_;
+  std::vector<Addresses> ranges_;
+  int openings_ = 0;
+};
+
+}  // namespace detail
+
+SHARDLIB_INLINE std::shared_ptr<Region> Region::make_simulated() {
+  return std::make_shared<detail::Simulated>();
+}
+
+}  // namespace shardlib
