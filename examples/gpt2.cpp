@@ -3,6 +3,7 @@
 //   gpt2 --preset gpt2-124m --data tokens.zarr --tokenizer r50k_base.tiktoken --run runs/first --mesh d=4,t=2
 //   mpirun -n 2 gpt2 --preset minigpt --data stories.txt --tokenizer r50k_base.tiktoken
 //   gpt2 --preset gpt2-124m --load models/gpt2 --steps 0 --prompt "Once upon"     weights of Hugging Face's GPT-2
+//   gpt2 --load models/gpt2 --data text.txt --lora 8 --run runs/tuned --export models/tuned     fine-tunes adapters
 #include <fmt/format.h>
 
 #include <shardlib/io/agree.hpp>
@@ -43,7 +44,8 @@ struct Options {
               gather = "per-microbatch", load, save, logits;
   std::map<std::string, std::string> kept;  // keys of a loaded config.json, as JSON, that an export repeats
   bool tied = true, prefetch = false;
-  double dropout = 0, epsilon = 1e-5;
+  double dropout = 0, epsilon = 1e-5, lora_alpha = 16;
+  std::int64_t lora = 0;
 };
 
 // What the functions below share: the mesh, the options and the number of tokens.
@@ -56,7 +58,9 @@ struct Setup {
     const std::map<std::string, gpt2::Recompute> policies{{"none", gpt2::Recompute::none},
                                                           {"seqax", gpt2::Recompute::seqax},
                                                           {"everything", gpt2::Recompute::everything}};
-    return {o.norm == "post", o.activation == "relu", o.epsilon, policies.at(o.recompute), o.prefetch};
+    return {o.norm == "post", o.activation == "relu",
+            o.epsilon,        policies.at(o.recompute),
+            o.prefetch,       o.lora == 0 ? 0 : o.lora_alpha / static_cast<double>(o.lora)};
   }
   // The mask of attention that is spelled; the library's needs none.
   [[nodiscard]] auto causal() const -> Tensor<bool_, "Qlen Klen"> {
@@ -78,7 +82,8 @@ Sizes sizes_of(const Options& o, std::int64_t vocabulary, std::int64_t d, std::i
           heads,
           {"H", o.heads, heads.padded / head},
           {"D", head},
-          dim("F", o.d_ff, d * t)};
+          dim("F", o.d_ff, d * t),
+          dim("R", o.lora, d)};
 }
 Sizes sizes_of(const Setup& s) {
   return sizes_of(s.o, s.vocabulary, s.mesh.size("d"), s.mesh.size("t"));
@@ -134,18 +139,38 @@ gpt2::Model<f32> initial_weights(const Setup& s) {
   return w;
 }
 
+// Adapters that add nothing yet: b is 0, a uniform within 1 / sqrt(M), as Hugging Face's peft has it.
+gpt2::Adapters<f32> initial_adapters(const Setup& s) {
+  gpt2::Adapters<f32> adapters;
+  const Sizes sizes = sizes_of(s);
+  const double limit = 1 / std::sqrt(static_cast<double>(s.o.d_model));
+  for (std::int64_t i = 0; i < (s.o.lora > 0 ? s.o.layers : 0); ++i) {
+    gpt2::Adapter<f32>& adapter = adapters.layers.emplace_back();
+    const RandomKey key{s.o.training.seed + 2, static_cast<std::uint64_t>(i)};
+    adapter.a = (random_uniform<f32, "M/t/d R">(s.mesh, sizes, key) * 2.0 - 1.0) * limit;
+    for (auto* b : {&adapter.b_q, &adapter.b_k, &adapter.b_v}) *b = zeros<f32, "R/d H/t D">(s.mesh, sizes);
+  }
+  return adapters;
+}
+
 // ---- a step ---------------------------------------------------------------------------------------------------------
 
-// What checkpoints hold.
+// What checkpoints hold: a model and its moments, or adapters and theirs.
+template <class W>
 struct TrainState {
-  gpt2::Model<f32> weights, mu, nu;
+  W weights, mu, nu;
 };
 
-// What is trained, and copies of the weights in the dtype of computation, which the layers read: in f32 the same.
+// What is trained, and copies of the weights in the dtype of computation, which the layers read: in f32 the same. With
+// --lora the model stays as it is, without moments.
 template <dtype C>
 struct Trained {
-  TrainState state;
+  TrainState<gpt2::Model<f32>> state;
   gpt2::Model<C> copies;
+  TrainState<gpt2::Adapters<f32>> lora;
+  gpt2::Adapters<C> lora_copies;
+
+  [[nodiscard]] gpt2::Model<C> model() const { return gpt2::adapted(copies, lora_copies); }
 };
 
 gpt2::Batch place(const Setup& s, const io::TokenBatch& rows) {
@@ -153,9 +178,9 @@ gpt2::Batch place(const Setup& s, const io::TokenBatch& rows) {
 }
 
 // Clipping by the global norm, and AdamW.
-template <dtype C, class Grads>
-run::StepResult update(const Setup& s, Trained<C>& trained, const Tensor<f32, "+d +t">& loss, const Grads& grads,
-                       const run::Step& step) {
+template <class W, class Copies, class Grads>
+run::StepResult update(const Setup& s, TrainState<W>& state, Copies& copies, const Tensor<f32, "+d +t">& loss,
+                       const Grads& grads, const run::Step& step) {
   const run::Training& t = s.o.training;
   const double norm = global_norm(s.mesh, grads);
   const run::StepResult result{item(all_reduce<"+d +t -> ">(loss)), norm};
@@ -167,15 +192,16 @@ run::StepResult update(const Setup& s, Trained<C>& trained, const Tensor<f32, "+
     return field.starts_with("w") || field == "embed" || field == "positions";
   };
   const AdamW adamw{t.beta1, t.beta2, t.adam_epsilon, t.weight_decay};
-  auto& [weights, mu, nu] = trained.state;
-  adamw.update(weights, mu, nu, grads, step.learning_rate, scale, step.number, decays, trained.copies);
+  auto& [weights, mu, nu] = state;
+  adamw.update(weights, mu, nu, grads, step.learning_rate, scale, step.number, decays, copies);
   return result;
 }
 
-// Loss and gradients of the microbatches, by weights at rest or gathered over d. Sums of more than one are f32, and lie
-// as the gradients do.
-template <dtype C, bool Whole, class Then>
-run::StepResult accumulated(const Setup& s, const gpt2::Model<C, Whole>& w, const run::Step& step, const Then& then) {
+// Loss and gradients of the microbatches by `f`, a function of W in the dtype of computation, and what comes before the
+// batch. Sums of more than one are f32, and lie as the gradients do.
+template <class W, class F, class Then, class... Before>
+run::StepResult accumulated(const Setup& s, const run::Step& step, const F& f, const Then& then,
+                            const Before&... before) {
   const auto& microbatches = step.microbatches;
   const run::Training& t = s.o.training;
   const auto causal = s.causal();
@@ -183,12 +209,11 @@ run::StepResult accumulated(const Setup& s, const gpt2::Model<C, Whole>& w, cons
   const auto differentiated = [&](std::size_t i) {
     const auto number = static_cast<std::uint64_t>(step.number) * microbatches.size() + i;
     const gpt2::Dropout dropout{s.o.dropout, {t.seed + 1, number * 1024}};
-    return value_and_grad(s.mesh, gpt2::loss<C, Whole>, w, place(s, microbatches[i]), causal, positions, s.config(),
-                          dropout);
+    return value_and_grad(s.mesh, f, before..., place(s, microbatches[i]), causal, positions, s.config(), dropout);
   };
   auto [loss, grads] = differentiated(0);
   if (microbatches.size() == 1) return then(loss, grads);
-  auto sums = cast_tree<gradient_t<Mesh2, gpt2::Model<f32, Whole>>>(std::exchange(grads, {}));
+  auto sums = cast_tree<gradient_t<Mesh2, W>>(std::exchange(grads, {}));
   for (std::size_t i = 1; i < microbatches.size(); ++i) {
     const auto [l, g] = differentiated(i);
     loss = loss + l;
@@ -199,12 +224,21 @@ run::StepResult accumulated(const Setup& s, const gpt2::Model<C, Whole>& w, cons
 
 template <dtype C>
 run::StepResult train_step(const Setup& s, Trained<C>& trained, const run::Step& step) {
-  const auto finish = [&](const auto& loss, const auto& grads) { return update(s, trained, loss, grads, step); };
-  if (s.o.gather == "per-microbatch") return accumulated(s, trained.copies, step, finish);
+  if (s.o.lora > 0) {
+    const auto then = [&](const auto& loss, const auto& grads) {
+      return update(s, trained.lora, trained.lora_copies, loss, grads, step);
+    };
+    return accumulated<gpt2::Adapters<f32>>(s, step, gpt2::adapted_loss<C>, then, trained.lora_copies, trained.copies);
+  }
+  const auto finish = [&](const auto& loss, const auto& grads) {
+    return update(s, trained.state, trained.copies, loss, grads, step);
+  };
+  if (s.o.gather == "per-microbatch")
+    return accumulated<gpt2::Model<f32>>(s, step, gpt2::loss<C>, finish, trained.copies);
   auto whole = same_structure<gpt2::Model<C, true>>(trained.copies);
   for_each_leaf([](std::string_view, auto& to, const auto& w) { to = all_gather<over<"d">>(w); }, whole,
                 trained.copies);
-  return accumulated(s, whole, step, [&](const auto& loss, auto& sums) {
+  const auto scatter = [&](const auto& loss, auto& sums) {
     whole = {};
     auto grads = trained.copies;  // their structure
     for_each_leaf(
@@ -213,7 +247,8 @@ run::StepResult train_step(const Setup& s, Trained<C>& trained, const run::Step&
         },
         grads, sums);
     return finish(loss, grads);
-  });
+  };
+  return accumulated<gpt2::Model<f32, true>>(s, step, gpt2::loss<C, true>, scatter, whole);
 }
 
 template <dtype C>
@@ -249,7 +284,7 @@ class Decoder {
     const auto keys = iota<"Klen">(mesh, s_.o.context);
     const auto seen = greater_equal(rename<"L -> Qlen">(positions), keys);
     const gpt2::Mask mask{broadcast<"Qlen Klen -> B/d Qlen Klen">(seen, {one}), {}};
-    const auto logits = gpt2::extend<C>(trained_.copies, caches_, inputs, positions, mask,
+    const auto logits = gpt2::extend<C>(trained_.model(), caches_, inputs, positions, mask,
                                         cast<C>(cast<f32>(equal(positions, keys))), s_.config());
     const auto last = full<i32, "B/d">(mesh, {one}, static_cast<double>(length - 1));
     const auto whole = all_gather<"B/d V/t -> B V">(index_unreduced<"B/d [L] V/t, B/d -> B/d V/t">(logits, last));
@@ -368,6 +403,21 @@ void load_hugging_face(const Setup& s, gpt2::Model<f32>& weights) {
   io::load_safetensors(s.mesh, s.o.load, weights, stored_table(prefix), {may_be_left});
 }
 
+// The model with its adapters multiplied into the weights, as a checkpoint in a folder of the run, which it returns.
+template <class State>
+std::string save_merged(const Setup& s, State& state, const gpt2::Adapters<f32>& adapters) {
+  for (std::size_t i = 0; i < adapters.layers.size(); ++i) {
+    gpt2::Layer<f32>& w = state.weights.layers[i];
+    const gpt2::Adapter<f32>& adapter = adapters.layers[i];
+    w.w_q = gpt2::merged(w.w_q, adapter.a, adapter.b_q, s.config());
+    w.w_k = gpt2::merged(w.w_k, adapter.a, adapter.b_k, s.config());
+    w.w_v = gpt2::merged(w.w_v, adapter.a, adapter.b_v, s.config());
+  }
+  const std::string folder = s.o.training.directory + "/merged";
+  io::save(s.mesh, folder + "/checkpoints", s.o.training.steps, state.weights);
+  return folder;
+}
+
 // config.json of --export.
 std::string config_json(const Setup& s, const io::Tokenizer& tokenizer) {
   const Options& o = s.o;
@@ -427,6 +477,9 @@ void declare(run::Options& options, Options& o) {
                "gather the next layer's weights while a layer runs; not with --recompute none");
   options.add("--gather", o.gather, "when weights are gathered and gradients scattered: per-step needs more memory",
               run::one_of({"per-microbatch", "per-step"}));
+  options.add("--lora", o.lora, "train low-rank adapters of this rank, not the weights (0: the weights)", run::size(0));
+  options.add("--lora-alpha", o.lora_alpha, "with --lora: what adapters add is multiplied by alpha / rank",
+              run::above(0));
   options.add("--load", o.load,
               "initial weights: a folder of Hugging Face's GPT-2, which gives the sizes too, or its safetensors file",
               run::value_name("PATH") | run::command_line_only());
@@ -477,36 +530,52 @@ void declare(run::Options& options, Options& o) {
 template <dtype C>
 void train(const Setup& s, const run::Data& data, const std::string& toml) {
   const Options& o = s.o;
-  Trained<C> trained{{initial_weights(s), {}, {}}, {}};
-  TrainState& state = trained.state;
+  Trained<C> trained;
+  auto& state = trained.state;
+  auto& lora = trained.lora;
+  state.weights = initial_weights(s);
+  lora.weights = initial_adapters(s);
   const bool dry = s.mesh.device()->is_dry();
   if (!o.load.empty() && !dry) load_hugging_face(s, state.weights);
-  state.mu = zeros_like(state.weights);
-  state.nu = zeros_like(state.weights);
   const auto copied = [&] { return cast_tree<gpt2::Model<C>>(state.weights); };
+  const auto lora_copied = [&] { return cast_tree<gpt2::Adapters<C>>(lora.weights); };
   trained.copies = copied();
+  trained.lora_copies = lora_copied();
   run::Program program;
-  program.checkpoints = run::renewing(run::checkpoints_of(s.mesh, state, o.training), trained.copies, copied);
+  const auto keep = [&](auto& trains, auto& copies, const auto& copy) {
+    trains.mu = zeros_like(trains.weights);
+    trains.nu = zeros_like(trains.weights);
+    program.optimizer_bytes = run::shard_bytes(trains.mu) + run::shard_bytes(trains.nu);
+    program.checkpoints = run::renewing(run::checkpoints_of(s.mesh, trains, o.training), copies, copy);
+    return run::shard_bytes(trains.weights);
+  };
+  const std::int64_t trained_bytes =
+      o.lora > 0 ? keep(lora, trained.lora_copies, lora_copied) : keep(state, trained.copies, copied);
   program.step = [&](const run::Step& step) { return train_step(s, trained, step); };
-  program.validate = [&](const io::TokenBatch& rows) { return validate(s, trained.copies, rows); };
+  program.validate = [&](const io::TokenBatch& rows) { return validate(s, trained.model(), rows); };
   program.decode = Decoder<C>(s, trained);
-  program.parameters = parameter_count(state.weights);
-  program.weight_bytes = run::shard_bytes(state.weights);
-  const std::int64_t in_c = program.weight_bytes * std::int64_t{sizeof(C)} / std::int64_t{sizeof(f32)};
+  program.parameters = parameter_count(state.weights) + parameter_count(lora.weights);
+  program.weight_bytes = run::shard_bytes(state.weights) + run::shard_bytes(lora.weights);
+  const auto in_compute = [](std::int64_t bytes) {
+    return bytes * std::int64_t{sizeof(C)} / std::int64_t{sizeof(f32)};
+  };
+  const std::int64_t in_c = in_compute(program.weight_bytes);
   const std::int64_t gathered = o.gather == "per-step" ? s.mesh.size("d") : 0;  // times as large, beside those at rest
   program.copy_bytes = (std::same_as<C, f32> ? 0 : in_c) + gathered * in_c;
   program.gradient_bytes =
-      std::max<std::int64_t>(1, gathered) * (o.training.microbatches == 1 ? in_c : program.weight_bytes);
-  program.optimizer_bytes = run::shard_bytes(state.mu) + run::shard_bytes(state.nu);
+      std::max<std::int64_t>(1, gathered) * (o.training.microbatches == 1 ? in_compute(trained_bytes) : trained_bytes);
   program.context = o.context;
   const std::int64_t looked_up = o.context * o.d_model + (o.tied ? 0 : s.vocabulary * o.d_model);
   program.flops_per_token =
       run::training_flops_per_token(program.parameters - looked_up, o.layers, o.d_model, o.training.seq);
+  // Of six FLOPs for each parameter, two make its gradient.
+  if (o.lora > 0) program.flops_per_token -= 2.0 * static_cast<double>(parameter_count(state.weights) - looked_up);
   run::train(s.mesh.device(), o.training, data, toml, program);
   if (dry) return;
   if (!o.save.empty())
-    run::export_folder(*s.mesh.device(), o.training.directory, o.save, stored_table(""),
-                       config_json(s, *data.tokenizer));
+    run::export_folder(*s.mesh.device(),
+                       o.lora > 0 ? save_merged(s, trained.state, lora.weights) : o.training.directory, o.save,
+                       stored_table(""), config_json(s, *data.tokenizer));
   if (!o.logits.empty())
     run::write_logits(*s.mesh.device(), *data.tokenizer, o.training.prompt, program.decode, o.logits);
 }
@@ -533,10 +602,15 @@ int program(int argc, char** argv) {
         "--prefetch needs a backward pass that recomputes, not --recompute none: choose seqax or everything");
   if (o.prefetch && o.gather == "per-step")
     throw UsageError("--prefetch gathers weights layer by layer: leave it out, or choose --gather per-microbatch");
+  if (o.lora > 0 && o.gather == "per-step")
+    throw UsageError("--lora gathers weights where they are used: leave it out, or choose --gather per-microbatch");
+  if (o.lora > o.d_model)
+    throw UsageError(fmt::format("--lora {} is no low rank: choose less than --d-model {}", o.lora, o.d_model));
   if (!o.save.empty() && o.training.directory.empty())
     throw UsageError("--export writes the weights of a run's checkpoint: give --run too");
   must_be_gpt2(o);
   if (!o.load.empty() && !o.training.plan) o.training.initial_weights = io::SafetensorsFiles(o.load).describe();
+  if (o.lora > 0) o.training.frozen_weights = o.load.empty() ? "those of the seed" : o.training.initial_weights;
   const run::Data data = run::open_data(o.training, o.vocabulary);
   run::note_padding(mesh, sizes_of(o, data.vocabulary, mesh[0].size, mesh[1].size));
   run::announce(options, o.training);

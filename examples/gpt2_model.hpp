@@ -4,7 +4,7 @@
 // C is the dtype of computation, f32 or bf16: of products, of the weights that the layers read, of their gradients and
 // of what goes over the wire. Sums over devices are taken in f32; norms, softmax, the residual stream and the loss are
 // f32. Dims: B batch, L length, M model, H heads, D head, E all heads' (H * D), F feed-forward, V vocabulary, P
-// positions. Mesh: d data parallel (FSDP), t tensor parallel.
+// positions, R rank of adapters. Mesh: d data parallel (FSDP), t tensor parallel.
 #pragma once
 
 #include <shardlib/shapes.hpp>
@@ -30,6 +30,14 @@ struct Norm {
   Weight<C, "M/t/d", Whole> scale, bias;
 };
 
+/// A low-rank adapter (Hu et al. 2021): x a b_q is added to a layer's queries, likewise to its keys and values. The
+/// three share `a`.
+template <dtype C>
+struct Adapter {
+  Tensor<C, "M/t/d R"> a;
+  Tensor<C, "R/d H/t D"> b_q, b_k, b_v;
+};
+
 template <dtype C, bool Whole = false>
 struct Layer {
   Norm<C, Whole> norm1, norm2;
@@ -41,6 +49,7 @@ struct Layer {
   Weight<C, "F/t/d", Whole> b_up;
   Weight<C, "F/t/d M", Whole> w_down;
   Weight<C, "M/t/d", Whole> b_down;
+  Array<"adapter", Adapter<C>> adapter;  // one with --lora, else none
 };
 
 /// The output layer, where it is not the embedding.
@@ -59,7 +68,13 @@ struct Model {
   Array<"unembed", Unembed<C, Whole>> unembed;     // none in GPT-2: tied to embed
 };
 
-static_assert(fully_sharded<Mesh<"d t">, Model<f32>>);
+/// What --lora trains, beside a model that stays as it is.
+template <dtype C>
+struct Adapters {
+  Array<"layers", Adapter<C>> layers;
+};
+
+static_assert(fully_sharded<Mesh<"d t">, Model<f32>> && fully_sharded<Mesh<"d t">, Adapters<f32>>);
 
 // ---- what is not a tensor -------------------------------------------------------------------------------------------
 
@@ -70,7 +85,8 @@ struct ModelConfig {
   bool relu = false;       // in place of GELU
   double epsilon = 1e-5;   // of the norms
   Recompute recompute = Recompute::seqax;
-  bool prefetch = false;  // gather the next layer's weights while a layer runs; not with Recompute::none
+  bool prefetch = false;     // gather the next layer's weights while a layer runs; not with Recompute::none
+  double adapter_scale = 0;  // what adapters add is multiplied by this
 };
 
 /// Where dropout stands in a step: every place draws from a stream of its own, keyed by global index, so that masks do
@@ -154,16 +170,29 @@ auto add_branch(const Residual& x, const Tensor<C, "B/d L M +t">& y, const Weigh
   return shard<"B/d L M -> B/d L M/t">(cast<f32>(norm<C>(whole, w, config)));
 }
 
+// What an adapter multiplies by its b_q, b_k and b_v; nothing without an adapter.
+template <dtype C>
+auto adapted_input(const Tensor<C, "B/d L M">& x, const Adapter<C>& adapter, const ModelConfig& config)
+    -> Tensor<C, "B/d L R"> {
+  if (!adapter.a) return {};
+  const auto a = all_gather<"M R", backward_sum<f32>>(adapter.a);
+  return einsum_unreduced<"B/d L M, M R -> B/d L R">(x, a) * config.adapter_scale;
+}
+
 // `places` (position of each token in the sequence, one-hot) and `cache` are for sampling; training has none.
 template <dtype C, bool Whole = false>
 auto attention(const Tensor<C, "B/d L M">& x, const Mask& mask, const Layer<C, Whole>& w, const ModelConfig& config,
                const Tensor<C, "L Klen">& places, Cache<C>* cache) -> Tensor<C, "B/d L M +t"> {
   // Heads are sharded over t: this is tensor parallelism.
-  const auto project = [&](const auto& w_x, const auto& b_x) {
-    const auto y = einsum_unreduced<"B/d L M, M H/t D -> B/d L H/t D">(x, gathered(w_x));
-    return keep(y + split<"E/t -> H/t D">(gathered(b_x), {{"D", w_x.size("D")}}), config);
+  const Adapter<C> adapter = w.adapter.empty() ? Adapter<C>{} : w.adapter[0];
+  const auto low = adapted_input(x, adapter, config);
+  const auto project = [&](const auto& w_x, const auto& b_x, const auto& adapter_b) {
+    const auto y = einsum_unreduced<"B/d L M, M H/t D -> B/d L H/t D">(x, gathered(w_x)) +
+                   split<"E/t -> H/t D">(gathered(b_x), {{"D", w_x.size("D")}});
+    return keep(low ? y + einsum_unreduced<"B/d L R, R H/t D -> B/d L H/t D">(low, gathered(adapter_b)) : y, config);
   };
-  const auto q = project(w.w_q, w.b_q), new_k = project(w.w_k, w.b_k), new_v = project(w.w_v, w.b_v);
+  const auto q = project(w.w_q, w.b_q, adapter.b_q), new_k = project(w.w_k, w.b_k, adapter.b_k),
+             new_v = project(w.w_v, w.b_v, adapter.b_v);
   const auto output = [&](const Tensor<C, "B/d L H/t D">& y) {
     return einsum_unreduced<"B/d L H/t D, H/t D M -> B/d L M +t">(y, gathered(w.w_o));
   };
@@ -278,6 +307,27 @@ auto loss(const Model<C, Whole>& w, const Batch& batch, const Tensor<bool_, "Qle
   if constexpr (!Whole)
     if (config.prefetch) return prefetch(total, gathered_layer<C>, w.layers, w.layers.size());
   return total;
+}
+
+/// The model with the adapters in its layers. It shares their tensors.
+template <dtype C, bool Whole = false>
+auto adapted(Model<C, Whole> w, const Adapters<C>& adapters) -> Model<C, Whole> {
+  for (std::size_t i = 0; i < adapters.layers.size(); ++i) w.layers[i].adapter = {adapters.layers[i]};
+  return w;
+}
+/// `loss` as a function of the adapters, by which it is differentiated. The model gets no gradient.
+template <dtype C, bool Whole = false>
+auto adapted_loss(const Adapters<C>& adapters, const Model<C, Whole>& w, const Batch& batch,
+                  const Tensor<bool_, "Qlen Klen">& causal, const Tensor<i32, "L">& positions,
+                  const ModelConfig& config, const Dropout& dropout) -> Tensor<f32, "+d +t"> {
+  return loss<C, Whole>(adapted(w, adapters), batch, causal, positions, config, dropout);
+}
+
+/// A layer's weight with the adapter's product added: the same model without an adapter.
+inline auto merged(const Tensor<f32, "M/d H/t D">& w, const Tensor<f32, "M/t/d R">& a,
+                   const Tensor<f32, "R/d H/t D">& b, const ModelConfig& config) -> Tensor<f32, "M/d H/t D"> {
+  const auto rows = shard<"M R -> M/d R">(all_gather<"M R">(a));
+  return w + einsum_unreduced<"M/d R, R H/t D -> M/d H/t D">(rows, gathered(b)) * config.adapter_scale;
 }
 
 // Sampling: the logits of new tokens at `positions`, whose keys and values are added to the caches.

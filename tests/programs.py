@@ -6,6 +6,7 @@ programs.py --examples DIR [--mpiexec "mpirun --oversubscribe"]
 Needs nothing but Python's standard library. Prints what failed; the exit status is 1 then.
 """
 import argparse
+import array
 import json
 import os
 import re
@@ -398,6 +399,51 @@ def gpt2(p):
         run.check(losses == [s["validation_loss"] for s in rest if "validation_loss" in s], "and validates alike")
 
 
+def lora(p):
+    """Adapters train beside weights that stay; merged, they are the same model; another base is refused."""
+    sizes = "--layers=2 --d-model=16 --heads=2 --d-ff=16 --context=16".split()
+    base, tuned, run_folder = (os.path.join(p.folder, name) for name in ["base", "tuned", "lora"])
+    p.run("gpt2", [*sizes, "--batch=2", "--seq=16", "--steps=0", "--max-tokens=0", f"--run={p.folder}/lora-base",
+                   f"--export={base}"]).succeeds()
+    train = [f"--load={base}", "--batch=8", "--seq=16", "--steps=6", "--warmup=0", "--final-learning-rate=1",
+             "--learning-rate=0.05", "--max-tokens=0", "--lora=4", f"--data={p.text}"]
+    for dtype, tolerance in [("f32", 1e-5), ("bf16", 0.01)]:
+        run, one = p.measured("gpt2", [*train, f"--dtype={dtype}", "--mesh=d=1,t=1"])
+        run.check(len(one) == 6 and one[-1]["loss"] < one[0]["loss"] - 0.02, "the loss falls")
+        for more in [["--mesh=d=2,t=2"], ["--mesh=d=3,t=2", "--batch=6"], ["--mesh=d=1,t=1", "--microbatches=2"]]:
+            if "--batch=6" in more:
+                one_of_six = p.measured("gpt2", [*train, f"--dtype={dtype}", "--mesh=d=1,t=1", "--batch=6"])[1]
+            run, other = p.measured("gpt2", [*train, f"--dtype={dtype}", *more])
+            same = one_of_six if "--batch=6" in more else one
+            run.check(other and apart(other, same) < tolerance, f"as on one device ({apart(other, same):.1e})")
+    logits = [os.path.join(p.folder, name) for name in ["adapted.safetensors", "merged.safetensors"]]
+    run = p.run("gpt2", [*train, f"--run={run_folder}", f"--export={tuned}", f"--logits={logits[0]}", "--prompt=And"])
+    run.succeeds()
+    p.run("gpt2", [f"--load={tuned}", "--seq=16", "--steps=0", "--max-tokens=0", "--prompt=And", f"--logits={logits[1]}"]).succeeds()
+    adapted, merged = (floats(path) for path in logits)
+    check(len(adapted) == len(merged) > 0 and max(abs(a - b) for a, b in zip(adapted, merged)) < 1e-4,
+          "a merged model has the logits of the adapted one")
+    moved = p.run("gpt2", [f"--load={base}", "--seq=16", "--steps=0", "--max-tokens=0", "--prompt=And", f"--logits={logits[1]}"])
+    moved.check(max(abs(a - b) for a, b in zip(adapted, floats(logits[1]))) > 1e-3, "and not those of its base")
+    run, rest = p.measured("gpt2", [*train, f"--run={run_folder}", "--steps=8"], first=6)
+    run.check(len(rest) == 2 and rest[0]["loss"] < one[0]["loss"], "the run goes on")
+    p.run("gpt2", [*train, f"--run={run_folder}", "--steps=9", f"--load={tuned}"]).fails(2, "frozen_weights", "--allow-change")
+    p.run("gpt2", [*train, "--gather=per-step"]).fails(2, "--lora", "--gather per-microbatch")
+    p.run("gpt2", [*train, "--lora=17"]).fails(2, "--lora 17", "--d-model 16")
+    plan = p.run("gpt2", ["--preset=gpt2-124m", "--mesh=d=1,t=1", "--lora=8", "--plan"])
+    plan.check(re.search(r"optimizer[^\n]* 3\.5 MB", plan.out), "the moments are the adapters'")
+
+
+def floats(path):
+    """The numbers of the one tensor of f32 in a safetensors file."""
+    if not os.path.exists(path):
+        return []
+    with open(path, "rb") as file:
+        data = file.read()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    return list(array.array("f", data[begin:]))
+
+
 def dtypes(p):
     """gpt_fsdp in bf16: near f32, on every mesh, and in two parts as at once."""
     length = ["--steps=12", "--warmup=2", "--final-learning-rate=1", "--learning-rate=0.01", "--dtype=bf16"]
@@ -749,4 +795,4 @@ def main(parts, description):
 
 
 if __name__ == "__main__":
-    sys.exit(main([training, simulated, dtypes, gathers, resuming, other_options, plans, gpt2, mlp, tutorial, context_parallel, full_disk, mistakes], __doc__))
+    sys.exit(main([training, simulated, dtypes, gathers, resuming, other_options, plans, gpt2, lora, mlp, tutorial, context_parallel, full_disk, mistakes], __doc__))

@@ -55,4 +55,5 @@
 #include "shardlib/interop/shard_map.hpp"  // host arrays in and out; spmd
 #include "shardlib/interop/arrays.hpp"     // Eigen, Kokkos, the user's memory
 #include "shardlib/interop/check_gradients.hpp"  // gradients against finite differences, in tests
+#include "shardlib/interop/find_nan.hpp"   // the op that makes the first NaN
 #include "shardlib/interop/format.hpp"     // fmt, visualize_sharding

@@ -55,11 +55,13 @@ struct Training {
   std::int64_t check_replicas = 0;  ///< steps between comparisons of what is replicated; 0: none
   std::string device = "cpu";       ///< --device: what runs the kernels
   double collective_timeout = 600;  ///< seconds that a device waits for others; 0: for ever
-  /// Set by the options --resume, --trace, --plan and --tensorboard.
-  bool resume = true, trace = false, plan = false, tensorboard = false;
+  /// Set by the options --resume, --trace, --plan, --tensorboard and --find-nan.
+  bool resume = true, trace = false, plan = false, tensorboard = false, find_nan = false;
   std::string allow_change;  ///< --allow-change: what may differ from the checkpoint that a run goes on from
   /// What the program has loaded before the run, as a text that the ranks compare: a file's name and checksum.
   std::string initial_weights;
+  /// Weights that the run reads and neither trains nor saves, in the same form: a run goes on only with the same ones.
+  std::string frozen_weights;
   /// The program's own settings that a run may change when it goes on, as the steps compute the same: "schedule".
   std::vector<std::string> may_change;
   std::string prompt = "And God said";                                      ///< what samples begin with

@@ -183,6 +183,7 @@ struct ProgramState {
   struct Ran {
     const OpInfo& op;
     const TensorSpec& spec;  ///< of the result
+    DType dtype;             ///< of the result
     const void* shard;       ///< of the result
     std::size_t bytes;       ///< of the result's shard
     /// The op ran in the backward pass, because something read a value that the replay had deferred.

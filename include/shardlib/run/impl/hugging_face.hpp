@@ -184,7 +184,8 @@ SHARDLIB_INLINE void require_other_folder(const std::string& folder, const std::
 SHARDLIB_INLINE void note_loaded(const Training& training, const Data& data, const std::string& loaded) {
   if (loaded.empty() || training.plan || !training.graph.empty() || world_rank() != 0) return;
   const std::string& run = training.directory;
-  if (!run.empty() && io::file_exists(run) && !io::list_checkpoints(run + "/checkpoints").empty())
+  const bool trains_them = training.frozen_weights.empty();
+  if (trains_them && !run.empty() && io::file_exists(run) && !io::list_checkpoints(run + "/checkpoints").empty())
     fmt::print("note: the run in '{}' has a checkpoint, and its weights are used: those of --load '{}' are not\n", run,
                loaded);
   const auto ids = static_cast<std::int64_t>(data.tokenizer->vocabulary_size());

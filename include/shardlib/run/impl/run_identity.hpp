@@ -31,7 +31,7 @@ inline std::string loader_hash(const io::Loader* loader, const std::string& none
 // clang-format off
 inline constexpr std::string_view free_settings[] = {
     "preset", "data", "validation_data", "stream", "tokenizer", "mesh", "steps", "microbatches", "save_every", "keep",
-    "keep_every", "keep_best", "on_spike", "spike_window", "spike_deviations", "validate_every", "validation_batches", "check_replicas", "device", "collective_timeout", "trace", "tensorboard",
+    "keep_every", "keep_best", "on_spike", "spike_window", "spike_deviations", "validate_every", "validation_batches", "check_replicas", "device", "collective_timeout", "trace", "tensorboard", "find_nan",
     "sample_every", "max_tokens", "prompt", "top_k", "top_p", "stop", "samples", "temperature"};
 // clang-format on
 
@@ -60,6 +60,8 @@ inline RunIdentity run_identity(const Training& training, const Data& data, cons
   else
     identity.settings.erase(std::string(setting_mark) + "data");
   if (data.train) identity.settings["data.name"] = data.train->source().name();
+  if (!training.frozen_weights.empty())
+    identity.settings[std::string(setting_mark) + "frozen_weights"] = training.frozen_weights;
   return identity;
 }
 
@@ -80,6 +82,7 @@ inline void check_allowed(const Training& training, const std::string& configura
   if (training.allow_change.empty()) return;
   std::vector<std::string> known{"data"};
   for (const auto& [name, value] : curve_settings(training, configuration)) known.push_back(name);
+  if (!training.frozen_weights.empty()) known.emplace_back("frozen_weights");
   for (const std::string& name : allowed_changes(training)) {
     if (std::ranges::find(known, name) != known.end()) continue;
     const std::string near = nearest(name, known);

@@ -89,6 +89,8 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
         "what runs the kernels; the simulated device is the CPU with memory of its own, to find code that no "
         "accelerator could run",
         one_of({"cpu", "simulated"}));
+  o.flag("--find-nan", t.find_nan,
+         "end the run at the first op whose result has a NaN, and name it; every op reads its result again");
   o.flag("--trace", t.trace, "write trace.json into the run's folder: every op and collective of five steps");
   o.flag("--plan", t.plan, "no training: what a step takes on the mesh, which need not be there", command_line_only());
   o.add("--plan-flops", t.plan_flops,

@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "shardlib/device/launch.hpp"
+#include "shardlib/interop/find_nan.hpp"
 #include "shardlib/io/agree.hpp"
 #include "shardlib/io/file.hpp"
 #include "shardlib/run/impl/batches.hpp"
@@ -304,6 +305,8 @@ class Loop {
     record.step = step;
     record.learning_rate = lr_schedule_(step);
     if (trace_) trace_->before(step);
+    std::optional<FindNan> guard;
+    if (training_.find_nan) guard.emplace(device_);
     auto& stopwatch = shardlib::detail::program_state(device_).stopwatch;
     stopwatch.reset();
     bool asked = false;
@@ -315,6 +318,7 @@ class Loop {
       throw UsageError("--on-spike " + training_.on_spike +
                        ": this program does not ask before it updates: it has to " + "call run::Step::accepts");
     stopwatch.change(Stopwatch::rest);
+    guard.reset();
     if (trace_) trace_->after(step);
     record.loss = result.loss;
     record.grad_norm = result.grad_norm;

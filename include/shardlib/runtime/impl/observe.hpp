@@ -17,7 +17,8 @@ SHARDLIB_INLINE Buffer observed(const Value& out, const std::function<Buffer()>&
   const std::int64_t end = steady_ns();
   ProgramState::OpWork mine = std::exchange(s.work, std::move(outer));
   // A value that `evaluate` deferred has no storage.
-  s.observer({out.made_by, *out.spec, result.data(), out.bytes(), out.storage == nullptr, std::move(mine), begin, end});
+  s.observer({out.made_by, *out.spec, out.dtype, result.data(), out.bytes(), out.storage == nullptr, std::move(mine),
+              begin, end});
   return result;
 }
 

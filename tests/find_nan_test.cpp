@@ -1,0 +1,52 @@
+// The op that makes the first NaN: named with its line, forward and backward, on one device of several.
+#include "catch.hpp"
+
+#include <limits>
+#include <memory>
+#include <string>
+
+#include "shardlib/interop/find_nan.hpp"
+#include "shardlib/interop/shard_map.hpp"
+#include "shardlib/shardlib.hpp"
+#include "support.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+TEST_CASE("FindNan names the first op whose result has a NaN", "[interop]") {
+  on_mesh("d=2", [](const std::shared_ptr<Device>& device) {
+    const Mesh<"d"> mesh(device);
+    HostArray<f32> host({4, 2}, {1, 2, 3, 4, 5, -6, -7, 8});
+    const auto x = place<Tensor<f32, "B/d L">>(mesh, host);
+    expect(std::isnan(log(x).span()[1]) == (device->rank() == 1), "without it nothing happens");
+    const FindNan guard(mesh);
+    static_cast<void>(exp(x));
+    static_cast<void>(x / (x - x) * x);  // infinities are numbers
+    if (device->rank() == 0) {
+      static_cast<void>(log(x));
+      return;
+    }
+    const int line = __LINE__ + 1;
+    const std::string error = error_of([&] { static_cast<void>(log(x)); });
+    expect(error == "log at " + std::string(__FILE__) + ":" + std::to_string(line) +
+                        " makes a NaN, the first of this program: element 1 of the shard of `B/d L`, and 2 of its 4 "
+                        "elements (device 1 (d=1) of mesh d=2)",
+           error);
+  });
+}
+
+TEST_CASE("FindNan looks at the backward pass and at bf16, not at integers", "[interop]") {
+  on_mesh("d=1", [](const std::shared_ptr<Device>& device) {
+    const Mesh<"d"> mesh(device);
+    const auto x = place<Tensor<f32, "L">>(mesh, HostArray<f32>({2}, {0, 1}));
+    const FindNan guard(mesh);
+    // sqrt's derivative at 0 is infinite, and 0 times that is a NaN.
+    const auto loss = [](const Tensor<f32, "L">& w) { return sum(sqrt(w) * 0.0); };
+    const std::string error = error_of([&] { static_cast<void>(value_and_grad(mesh, loss, x)); });
+    expect(error.find(" makes a NaN, the first of this program: element 0 of the shard of `L`") != std::string::npos,
+           error);
+    static_cast<void>(cast<i32>(x));
+    const std::string narrow = error_of([&] { static_cast<void>(log(cast<bf16>(x) - 2.0)); });
+    expect(narrow.starts_with("log at "), narrow);
+  });
+}
