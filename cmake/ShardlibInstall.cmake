@@ -4,6 +4,12 @@ set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/shardlib")
 
 set_target_properties(shardlib_shapes PROPERTIES EXPORT_NAME shapes)
 install(TARGETS shardlib shardlib_shapes EXPORT shardlibTargets)
+set(compatibility ARCH_INDEPENDENT)
+if(SHARDLIB_INSTALL_COMPILED)
+  set(compatibility "")
+  set_target_properties(shardlib_compiled PROPERTIES EXPORT_NAME compiled EXCLUDE_FROM_ALL OFF)
+  install(TARGETS shardlib_compiled EXPORT shardlibTargets ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+endif()
 install(EXPORT shardlibTargets NAMESPACE shardlib:: DESTINATION "${package_dir}")
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/shardlib" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 
@@ -12,7 +18,7 @@ file(RELATIVE_PATH SHARDLIB_CONFIG_TO_INCLUDE "${CMAKE_INSTALL_PREFIX}/${package
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/shardlibConfig.cmake.in"
                               "${PROJECT_BINARY_DIR}/shardlibConfig.cmake" INSTALL_DESTINATION "${package_dir}")
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/shardlibConfigVersion.cmake" COMPATIBILITY SameMinorVersion
-                                 ARCH_INDEPENDENT)
+                                 ${compatibility})
 include("${CMAKE_CURRENT_LIST_DIR}/ShardlibPkgConfig.cmake")
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
 install(FILES "${PROJECT_BINARY_DIR}/shardlibConfig.cmake" "${PROJECT_BINARY_DIR}/shardlibConfigVersion.cmake"

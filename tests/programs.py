@@ -343,6 +343,9 @@ def other_options(p):
     check(one == four, "the sample is the same on every mesh", one + four)
 
 
+GPT2_SMALL = ("--batch=8 --seq=16 --layers=1 --d-model=16 --heads=2 --d-ff=16 --max-tokens=0 --warmup=2").split()
+
+
 def gpt2(p):
     """Sampling needs no data; loaded weights need a prompt, since nothing stands before the first token there."""
     small = "--batch=2 --seq=16 --layers=1 --d-model=16 --heads=2 --d-ff=16 --context=16 --steps=0 --max-tokens=5".split()
@@ -432,6 +435,31 @@ def lora(p):
     p.run("gpt2", [*train, "--lora=17"]).fails(2, "--lora 17", "--d-model 16")
     plan = p.run("gpt2", ["--preset=gpt2-124m", "--mesh=d=1,t=1", "--lora=8", "--plan"])
     plan.check(re.search(r"optimizer[^\n]* 3\.5 MB", plan.out), "the moments are the adapters'")
+
+
+def sampling_from_a_run(p):
+    """shardlib-sample needs the folder alone, on one device, and writes nothing."""
+    folder = os.path.join(p.folder, "to-sample")
+    for program, sizes in [("gpt_fsdp", p.small()), ("gpt2", [*GPT2_SMALL, "--context=32", f"--data={p.text}"])]:
+        shutil.rmtree(folder, ignore_errors=True)
+        run = p.run(program, [*sizes, "--mesh=d=2,t=2", "--steps=3", f"--run={folder}", "--find-nan", "--max-tokens=12",
+                              "--prompt=And God", "--temperature=0"])
+        run.succeeds()
+        text = run.out.split("A sample")[-1]
+        before = tree(folder)
+        run = p.run("shardlib-sample", [folder, "--samples=2"])
+        run.succeeds()
+        run.check(run.out.split("A sample")[1].split() == text.split("\nreport:")[0].split(), "the run's own sample")
+        run.check(run.out.count("A sample after step 3") == 2, "two samples")
+        run = p.run("shardlib-sample", [folder, "--prompt=In the", "--mesh=d=1,t=2"])
+        run.check("In the" in run.out and run.succeeds(), "another prompt on another mesh")
+        check(tree(folder) == before, f"{program}: the folder is as before")
+    p.run("shardlib-sample", [p.folder]).fails(2, "config.toml")
+    p.run("shardlib-sample", []).fails(2, "shardlib-sample RUN")
+    p.run("shardlib-sample", [folder, "--max-tokens=0"]).fails(2, "--max-tokens 0")
+    p.run("shardlib-sample", [folder, "--d-model=32"]).fails(1, "weights")
+    p.gpt("--sample-only").fails(2, "--sample-only", "--run DIR")
+    p.gpt("--sample-only", f"--run={p.folder}/nowhere").fails(2, "no checkpoint")
 
 
 def floats(path):
@@ -795,4 +823,4 @@ def main(parts, description):
 
 
 if __name__ == "__main__":
-    sys.exit(main([training, simulated, dtypes, gathers, resuming, other_options, plans, gpt2, lora, mlp, tutorial, context_parallel, full_disk, mistakes], __doc__))
+    sys.exit(main([training, simulated, dtypes, gathers, resuming, other_options, plans, gpt2, lora, sampling_from_a_run, mlp, tutorial, context_parallel, full_disk, mistakes], __doc__))

@@ -55,8 +55,8 @@ struct Training {
   std::int64_t check_replicas = 0;  ///< steps between comparisons of what is replicated; 0: none
   std::string device = "cpu";       ///< --device: what runs the kernels
   double collective_timeout = 600;  ///< seconds that a device waits for others; 0: for ever
-  /// Set by the options --resume, --trace, --plan, --tensorboard and --find-nan.
-  bool resume = true, trace = false, plan = false, tensorboard = false, find_nan = false;
+  /// Set by the options --resume, --trace, --plan, --tensorboard, --find-nan and --sample-only.
+  bool resume = true, trace = false, plan = false, tensorboard = false, find_nan = false, sample_only = false;
   std::string allow_change;  ///< --allow-change: what may differ from the checkpoint that a run goes on from
   /// What the program has loaded before the run, as a text that the ranks compare: a file's name and checksum.
   std::string initial_weights;

@@ -47,6 +47,11 @@ inline std::map<std::string, std::string> curve_settings(const Training& trainin
   return settings;
 }
 
+inline void add_frozen_weights(RunIdentity& identity, const Training& training) {
+  if (!training.frozen_weights.empty())
+    identity.settings[std::string(setting_mark) + "frozen_weights"] = training.frozen_weights;
+}
+
 inline RunIdentity run_identity(const Training& training, const Data& data, const std::string& configuration) {
   const bool streams = !data.train && !training.text_stream.empty();
   RunIdentity identity{loader_hash(data.train.get(), streams ? "stream" : ""), {}};
@@ -60,8 +65,7 @@ inline RunIdentity run_identity(const Training& training, const Data& data, cons
   else
     identity.settings.erase(std::string(setting_mark) + "data");
   if (data.train) identity.settings["data.name"] = data.train->source().name();
-  if (!training.frozen_weights.empty())
-    identity.settings[std::string(setting_mark) + "frozen_weights"] = training.frozen_weights;
+  add_frozen_weights(identity, training);
   return identity;
 }
 

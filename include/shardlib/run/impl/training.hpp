@@ -112,6 +112,9 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
 
   o.group("sampling");
   o.add("--sample-every", t.sample_every, "steps between samples (0: at the end alone)", size(0));
+  o.flag("--sample-only", t.sample_only,
+         "no training: sample from the newest checkpoint of --run, whose folder is only read (shardlib-sample)",
+         command_line_only());
   o.add("--max-tokens", t.sample.max_tokens, "tokens to sample (0: no sample)", size(0));
   o.add("--prompt", t.prompt, "what the sample continues");
   o.add("--top-k", t.sample.top_k, "draw among the k likeliest tokens only (0: all)", size(0));
@@ -177,7 +180,7 @@ SHARDLIB_INLINE std::vector<AxisSize> chosen_mesh(Training& training, std::strin
 }
 
 SHARDLIB_INLINE void announce(const Options& options, const Training& t) {
-  if (t.directory.empty() || t.plan || !t.graph.empty() || world_rank() != 0) return;
+  if (t.directory.empty() || t.plan || t.sample_only || !t.graph.empty() || world_rank() != 0) return;
   fmt::print("settings that are no defaults (all of them go into {}/config.toml):\n{}", t.directory,
              options.describe());
 }
@@ -260,8 +263,9 @@ inline void check_tokenizer(const std::string& path, const std::string& chosen, 
 }  // namespace detail
 
 SHARDLIB_INLINE Data open_data(const Training& t, std::int64_t vocabulary) {
-  const bool dry = t.plan || !t.graph.empty(), none = t.data.empty() && t.text_stream.empty();
-  if (!dry && (none ? t.steps > 0 : !t.data.empty() && !t.text_stream.empty()))
+  const bool dry = t.plan || !t.graph.empty();
+  const bool none = t.sample_only || (t.data.empty() && t.text_stream.empty());
+  if (!dry && (none ? t.steps > 0 && !t.sample_only : !t.data.empty() && !t.text_stream.empty()))
     throw UsageError("what to train on: give --data PATH, or --stream DIR, and not both (see --help)");
   Data data;
   data.tokenizer = io::load_tokenizer(t.tokenizer);

@@ -55,7 +55,7 @@ class Loop {
         configuration_(configuration),
         lr_schedule_(lr_schedule(training)),
         speaks_(device->rank() == 0),
-        directory_(training.directory.empty()
+        directory_(training.directory.empty() || training.sample_only
                        ? RunDirectory()
                        : RunDirectory(training.directory, configuration,
                                       training.resume ? Resume::automatic : Resume::never, speaks_)),
@@ -64,6 +64,7 @@ class Loop {
         saving_(device, program.checkpoints, directory_, [this](const std::string& text) { message(text); }) {}
 
   void run() {
+    if (training_.sample_only) return only_sample();
     check_allowed(training_, configuration_);
     if ((training_.trace || training_.tensorboard) && !directory_.exists())
       throw UsageError(std::string(training_.trace ? "--trace" : "--tensorboard") +
@@ -342,6 +343,24 @@ class Loop {
     return record;
   }
 
+  /// Samples from the run's newest checkpoint. Nothing is written.
+  void only_sample() {
+    if (training_.directory.empty()) throw UsageError("--sample-only reads the folder of a run: give --run DIR too");
+    if (!program_.decode || training_.sample.max_tokens == 0)
+      throw UsageError(program_.decode ? "--sample-only with --max-tokens 0 has nothing to do: choose more tokens"
+                                       : "--sample-only: this program cannot sample");
+    const std::optional<Checkpoints::Saved> found = program_.checkpoints.load(INT64_MAX);
+    if (!found)
+      throw UsageError(
+          fmt::format("--run '{}' has no checkpoint to sample from: give the folder of a run that has "
+                      "saved one",
+                      training_.directory));
+    RunIdentity frozen;  // of all settings, those of a checkpoint that the model's numbers need
+    add_frozen_weights(frozen, training_);
+    require_same_run(*found, frozen, training_);
+    const StopOnSignal stop;
+    sample(found->step - 1);
+  }
   void sample(std::int64_t step) {
     if (training_.sample.max_tokens == 0 || !program_.decode) return;
     SampleOptions options = sample_options(training_);

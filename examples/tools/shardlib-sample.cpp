@@ -1,0 +1,90 @@
+// Samples from a training run: finds its trainer, its settings, its tokenizer and its newest checkpoint in its folder,
+// which it only reads.
+//
+//   shardlib-sample runs/first --prompt "Once upon a time" --samples 3
+#include <shardlib/io/file.hpp>
+#include <shardlib/run/options.hpp>
+#include <shardlib/support/error.hpp>
+
+#include <fmt/format.h>
+#include <unistd.h>
+#include <nlohmann/json.hpp>
+
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <regex>
+#include <string>
+#include <vector>
+
+using namespace shardlib;
+namespace fs = std::filesystem;
+
+// The program that has trained the run, by the last command in its run.json.
+std::string trainer_of(const std::string& run) {
+  const std::string path = run + "/run.json";
+  std::string program;
+  try {
+    program = nlohmann::json::parse(io::as_text(io::read_file(path))).back().at("command").at(0);
+  } catch (const nlohmann::json::exception&) {
+    throw UsageError(
+        fmt::format("'{}' names no command that has trained the run: call its trainer with --config "
+                    "{}/config.toml --run {} --sample-only",
+                    path, run, run));
+  }
+  // The one beside this tool, which is of the same version, or else the one that has trained.
+  const fs::path beside = fs::read_symlink("/proc/self/exe").parent_path() / fs::path(program).filename();
+  for (const fs::path& found : {beside, fs::path(program)})
+    if (::access(found.c_str(), X_OK) == 0) return found.string();
+  throw UsageError(
+      fmt::format("the run's trainer '{}' is neither beside shardlib-sample nor at its place of then: build "
+                  "the examples",
+                  program));
+}
+
+// The mesh of the stored settings with one device: "d=4,t=2" becomes "d=1,t=1". Empty where there is none.
+std::string one_device(const std::string& config) {
+  for (const run::ConfigEntry& entry : run::config_entries_of_file(config)) {
+    if (!entry.key.ends_with("mesh")) continue;
+    const std::string mesh = std::regex_replace(entry.value, std::regex("=[0-9]+"), "=1");
+    return std::regex_replace(mesh, std::regex("\""), "");
+  }
+  return {};
+}
+
+int program(int argc, char** argv) {
+  const std::string usage =
+      "shardlib-sample RUN [OPTION...]: prints texts of a run's newest checkpoint, and only reads its folder.\n"
+      "The options are those of the run's trainer; these are for sampling:\n"
+      "  --prompt TEXT --max-tokens N --samples N --temperature X --top-k N --top-p X --stop TEXT --seed N\n"
+      "  --mesh d=2,t=1: devices (default: one); --load PATH: the weights beside which a run trained adapters\n";
+  const std::vector<std::string> given(argv + 1, argv + argc);
+  if (!given.empty() && (given[0] == "--help" || given[0] == "-h")) {
+    fmt::print("{}", usage);
+    return 0;
+  }
+  if (given.empty() || given[0].starts_with("-"))
+    throw UsageError("give the folder of a run first: shardlib-sample RUN [OPTION...] (see --help)");
+  const std::string run = given[0], config = run + "/config.toml";
+  if (!io::file_exists(config)) throw UsageError(fmt::format("'{}' is no folder of a run: it has no config.toml", run));
+  std::vector<std::string> words{trainer_of(run), "--config", config, "--run", run, "--sample-only"};
+  if (const std::string mesh = one_device(config); !mesh.empty()) words.insert(words.end(), {"--mesh", mesh});
+  words.insert(words.end(), given.begin() + 1, given.end());
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  ::execv(pointers[0], pointers.data());
+  throw Error(fmt::format("cannot start '{}'", words[0]));
+}
+
+int main(int argc, char** argv) {
+  try {
+    return program(argc, argv);
+  } catch (const UsageError& error) {
+    fmt::print(stderr, "error: {}\n", error.what());
+    return 2;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "error: {}\n", error.what());
+    return 1;
+  }
+}
