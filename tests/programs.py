@@ -454,6 +454,23 @@ def sampling_from_a_run(p):
         run = p.run("shardlib-sample", [folder, "--prompt=In the", "--mesh=d=1,t=2"])
         run.check("In the" in run.out and run.succeeds(), "another prompt on another mesh")
         check(tree(folder) == before, f"{program}: the folder is as before")
+    questions = os.path.join(p.folder, "questions.jsonl")
+    with open(questions, "w") as file:
+        for right, wrong in [("the LORD said", "qx zzkw vvq"), ("and the earth was", "0#~ }{ |^")] * 2:
+            endings = [right, wrong] if file.tell() % 2 else [wrong, right]
+            file.write(json.dumps({"ctx": "And", "endings": endings, "label": endings.index(right)}) + "\n")
+    scores = []
+    for mesh, ranks in [("d=1,t=1", 0), ("d=2,t=2", 0)] + ([("d=2,t=1", 2)] if p.mpiexec else []):
+        run = p.run("gpt2", [*GPT2_SMALL, "--context=32", "--seq=24", f"--data={p.text}", "--steps=30", f"--mesh={mesh}",
+                             "--learning-rate=0.01", f"--evaluate={questions}"], ranks)
+        run.succeeds()
+        scores.append(re.findall(r"^evaluated 4 questions of \S+: acc (\S+), acc_norm (\S+) \(chance 0.5000\)$", run.out, re.M))
+    check(scores[0] == [("1.0000", "1.0000")] and scores.count(scores[0]) == len(scores), f"the questions are answered {scores}")
+    run = p.run("shardlib-sample", [folder, f"--evaluate={questions}", "--max-tokens=0"])
+    run.check("evaluated 4 questions" in run.out and run.succeeds(), "a run is evaluated without being trained")
+    with open(questions, "a") as file:
+        file.write("{}\n")
+    p.run("gpt2", [*GPT2_SMALL, f"--data={p.text}", f"--evaluate={questions}"]).fails(2, "questions.jsonl:5", '"ctx"')
     p.run("shardlib-sample", [p.folder]).fails(2, "config.toml")
     p.run("shardlib-sample", []).fails(2, "shardlib-sample RUN")
     p.run("shardlib-sample", [folder, "--max-tokens=0"]).fails(2, "--max-tokens 0")

@@ -17,6 +17,7 @@
 #include "shardlib/io/data/loader.hpp"
 #include "shardlib/io/tokenizer/tokenizer.hpp"
 #include "shardlib/optim/lr_schedule.hpp"
+#include "shardlib/run/evaluate.hpp"
 #include "shardlib/run/options.hpp"
 #include "shardlib/run/sampling.hpp"
 #include "shardlib/support/inline.hpp"
@@ -64,8 +65,9 @@ struct Training {
   std::string frozen_weights;
   /// The program's own settings that a run may change when it goes on, as the steps compute the same: "schedule".
   std::vector<std::string> may_change;
-  std::string prompt = "And God said";                                      ///< what samples begin with
-  std::int64_t samples = 1;                                                 ///< texts at a time, each of its own seed
+  std::string evaluate;                 ///< --evaluate: a file of multiple-choice questions, asked at the end
+  std::string prompt = "And God said";  ///< what samples begin with
+  std::int64_t samples = 1;             ///< texts at a time, each of its own seed
   SampleOptions sample{.max_tokens = 200, .top_k = 0, .temperature = 0.7};  ///< how tokens of samples are drawn
 };
 
@@ -109,6 +111,7 @@ SHARDLIB_INLINE void batch_must_divide(const std::vector<AxisSize>& mesh, const 
 /// What a run reads: made once in each process, and shared by its devices. With all empty, a program's steps get rows
 /// of weight 0, and make up inputs of their own.
 struct Data {
+  std::vector<Question> questions;                 ///< of --evaluate
   std::shared_ptr<const io::Tokenizer> tokenizer;  ///< of prompts and samples
   std::shared_ptr<const io::Loader> train;         ///< null with --stream, and with --steps 0 without data
   std::shared_ptr<const io::Loader> validation;    ///< null without validation

@@ -122,6 +122,9 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
   o.add("--stop", t.sample.stops, "ends a sample before this text; may be given several times");
   o.add("--samples", t.samples, "texts at a time, each drawn anew", size(1));
   o.add("--temperature", t.sample.temperature, "of the draw; 0 takes the likeliest token", at_least(0));
+  o.add("--evaluate", t.evaluate,
+        "at the end: the share of a file's multiple-choice questions, as HellaSwag's, that the model answers right",
+        value_name("FILE.jsonl") | command_line_only());
 }
 
 SHARDLIB_INLINE LaunchOptions launch_options(const Training& t) {
@@ -271,6 +274,7 @@ SHARDLIB_INLINE Data open_data(const Training& t, std::int64_t vocabulary) {
   data.tokenizer = io::load_tokenizer(t.tokenizer);
   data.vocabulary = vocabulary > 0 ? vocabulary : static_cast<std::int64_t>(data.tokenizer->vocabulary_size());
   if (dry) return data;
+  if (!t.evaluate.empty()) data.questions = read_questions(t.evaluate);
   detail::check_prompt(t, data);
   if (none) return data;
   io::LoaderOptions rows;

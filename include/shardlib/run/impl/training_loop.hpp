@@ -165,6 +165,7 @@ class Loop {
       sample(first - 1);
     }
     if (progress_) progress_->finish();
+    evaluate();
     if (speaks_ && metrics_.is_open()) metrics_.sync();
     if (speaks_ && directory_.exists() && first < training_.steps) {
       write_report({directory_.path()}, directory_.report());
@@ -346,9 +347,10 @@ class Loop {
   /// Samples from the run's newest checkpoint. Nothing is written.
   void only_sample() {
     if (training_.directory.empty()) throw UsageError("--sample-only reads the folder of a run: give --run DIR too");
-    if (!program_.decode || training_.sample.max_tokens == 0)
-      throw UsageError(program_.decode ? "--sample-only with --max-tokens 0 has nothing to do: choose more tokens"
-                                       : "--sample-only: this program cannot sample");
+    if (data_.questions.empty() && (!program_.decode || training_.sample.max_tokens == 0))
+      throw UsageError(program_.decode
+                           ? "--sample-only with --max-tokens 0 has nothing to do: choose more tokens, or --evaluate"
+                           : "--sample-only: this program cannot sample");
     const std::optional<Checkpoints::Saved> found = program_.checkpoints.load(INT64_MAX);
     if (!found)
       throw UsageError(
@@ -360,6 +362,22 @@ class Loop {
     require_same_run(*found, frozen, training_);
     const StopOnSignal stop;
     sample(found->step - 1);
+    evaluate();
+  }
+  /// Asks --evaluate's questions. An ending is one row on one of the devices that share the batch; the others have
+  /// none.
+  void evaluate() {
+    if (data_.questions.empty()) return;
+    const bool mine = BatchPlace(*device_, training_).index == 0;
+    const io::TokenBatch none = io::detail::empty_rows(1, training_.seq);
+    const Evaluation result =
+        run::evaluate(data_.questions, *data_.tokenizer, training_.seq, sample_options(training_).begin,
+                      [&](const io::TokenBatch& row) { return program_.validate(mine ? row : none); });
+    const auto share = [&](std::int64_t right) {
+      return static_cast<double>(right) / static_cast<double>(result.questions);
+    };
+    say(fmt::format("evaluated {} questions of {}: acc {:.4f}, acc_norm {:.4f} (chance {:.4f})", result.questions,
+                    training_.evaluate, share(result.right), share(result.right_normalized), result.chance));
   }
   void sample(std::int64_t step) {
     if (training_.sample.max_tokens == 0 || !program_.decode) return;

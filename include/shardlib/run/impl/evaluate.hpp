@@ -1,0 +1,129 @@
+// Definitions of evaluate.hpp.
+#pragma once
+
+#include "shardlib/run/evaluate.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+#include <limits>
+#include <string_view>
+
+#include "shardlib/io/file.hpp"
+#include "shardlib/io/impl/json.hpp"
+#include "shardlib/support/error.hpp"
+#include "shardlib/support/excerpt.hpp"
+
+namespace shardlib::run {
+
+namespace detail {
+
+inline Question question_of(std::string_view line) {
+  using nlohmann::json;
+  const json object = io::detail::parse_json(line);
+  const auto at = [&](const char* key) -> const json& {
+    if (!object.is_object() || !object.contains(key)) throw Error(fmt::format("it has no \"{}\"", key));
+    return object.at(key);
+  };
+  Question question;
+  const json &context = at("ctx"), &endings = at("endings"), &label = at("label");
+  if (!context.is_string()) throw Error("\"ctx\" is no text");
+  question.context = context.get<std::string>();
+  if (!endings.is_array() || endings.size() < 2) throw Error("\"endings\" is no list of two texts or more");
+  for (const json& ending : endings) {
+    if (!ending.is_string() || ending.get_ref<const std::string&>().empty())
+      throw Error("\"endings\" has an entry that is no text, or an empty one");
+    question.endings.push_back(ending.get<std::string>());
+  }
+  // Some copies of HellaSwag have the number as a text.
+  const std::string number = label.is_string() ? label.get<std::string>() : label.dump();
+  const std::size_t digits = number.find_first_not_of("0123456789");
+  if (number.empty() || number.size() > 9 || digits != std::string::npos || std::stoul(number) >= endings.size())
+    throw Error(fmt::format("\"label\" is {}, but the endings have the numbers 0 to {}",
+                            shardlib::detail::excerpt(number), endings.size() - 1));
+  question.label = std::stoul(number);
+  return question;
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE std::vector<Question> read_questions(const std::string& path) {
+  const io::Bytes bytes = io::read_file(path);
+  std::string_view rest = io::as_text(bytes);
+  std::vector<Question> questions;
+  for (std::int64_t number = 1; !rest.empty(); ++number) {
+    const std::size_t end = std::min(rest.find('\n'), rest.size());
+    const std::string_view line = rest.substr(0, end);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    try {
+      questions.push_back(detail::question_of(line));
+    } catch (const Error& error) {
+      throw UsageError(fmt::format("{}:{}: {}", path, number, error.what()));
+    } catch (const std::exception&) {
+      throw UsageError(
+          fmt::format("{}:{}: the line is no JSON object: give a file with one question a line", path, number));
+    }
+  }
+  if (questions.empty()) throw UsageError(fmt::format("'{}' has no question", path));
+  return questions;
+}
+
+SHARDLIB_INLINE EndingRow row_of(const io::Tokenizer& tokenizer, const std::string& context, const std::string& ending,
+                                 std::int64_t length, std::optional<std::int32_t> begin) {
+  std::vector<std::int32_t> tokens;
+  if (begin) tokens.push_back(*begin);
+  const auto add = [&](const std::string& text) {
+    const auto ids = tokenizer.encode(text);
+    tokens.insert(tokens.end(), ids.begin(), ids.end());
+    return static_cast<std::int64_t>(ids.size());
+  };
+  add(context);
+  const bool has_space = std::string_view(" \t\n\r").find(ending.front()) != std::string_view::npos;
+  // A first token that nothing stands before has no likelihood.
+  const std::int64_t added = add((has_space ? "" : " ") + ending), count = std::min(added, std::ssize(tokens) - 1);
+  if (count > length)
+    throw UsageError(fmt::format("the ending '{}' has {} tokens, more than a row of {}: choose a longer --seq",
+                                 shardlib::detail::excerpt(ending, 40), count, length));
+  const auto extra = static_cast<std::ptrdiff_t>(std::max<std::int64_t>(0, std::ssize(tokens) - 1 - length));
+  tokens.erase(tokens.begin(), tokens.begin() + extra);
+
+  EndingRow result{io::detail::empty_rows(1, length), count};
+  const auto n = static_cast<std::size_t>(std::ssize(tokens) - 1);
+  std::copy_n(tokens.begin(), n, result.row.inputs.begin());
+  std::copy_n(tokens.begin() + 1, n, result.row.targets.begin());
+  std::fill(result.row.segments.begin() + static_cast<std::ptrdiff_t>(n), result.row.segments.end(), 1);
+  std::fill_n(result.row.weights.begin() + static_cast<std::ptrdiff_t>(n) - count, count,
+              1.0F / static_cast<float>(std::max<std::int64_t>(count, 1)));
+  return result;
+}
+
+SHARDLIB_INLINE Evaluation evaluate(const std::vector<Question>& questions, const io::Tokenizer& tokenizer,
+                                    std::int64_t length, std::optional<std::int32_t> begin,
+                                    const std::function<double(const io::TokenBatch& row)>& mean_loss) {
+  Evaluation result;
+  for (const Question& question : questions) {
+    struct Best {
+      double score = -std::numeric_limits<double>::infinity();
+      std::size_t at = 0;
+      void consider(double other, std::size_t i) {
+        if (other > score) *this = {other, i};
+      }
+    } plain, normalized;
+    for (std::size_t i = 0; i < question.endings.size(); ++i) {
+      const EndingRow ending = row_of(tokenizer, question.context, question.endings[i], length, begin);
+      const double likelihood = -mean_loss(ending.row) * static_cast<double>(ending.tokens);
+      plain.consider(likelihood, i);
+      normalized.consider(likelihood / static_cast<double>(question.endings[i].size()), i);
+    }
+    ++result.questions;
+    result.right += plain.at == question.label ? 1 : 0;
+    result.right_normalized += normalized.at == question.label ? 1 : 0;
+    result.chance += 1 / static_cast<double>(question.endings.size());
+  }
+  if (result.questions > 0) result.chance /= static_cast<double>(result.questions);
+  return result;
+}
+
+}  // namespace shardlib::run
