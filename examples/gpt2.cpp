@@ -21,6 +21,7 @@
 #include <concepts>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -41,10 +42,10 @@ struct Options {
   run::Training training;
   std::int64_t layers = 4, d_model = 256, heads = 4, d_ff = 1024, context = 256, vocabulary = 0;
   std::string norm = "pre", activation = "gelu", dtype = "f32", recompute = "seqax", attention = "fused",
-              gather = "per-microbatch", load, save, logits;
+              gather = "per-microbatch", optimizer = "adamw", load, save, logits;
   std::map<std::string, std::string> kept;  // keys of a loaded config.json, as JSON, that an export repeats
   bool tied = true, prefetch = false;
-  double dropout = 0, epsilon = 1e-5, lora_alpha = 16;
+  double dropout = 0, epsilon = 1e-5, lora_alpha = 16, ema = 0;
   std::int64_t lora = 0;
 };
 
@@ -155,22 +156,33 @@ gpt2::Adapters<f32> initial_adapters(const Setup& s) {
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
 
-// What checkpoints hold: a model and its moments, or adapters and theirs.
-template <class W>
+// What checkpoints hold: a model and its moments, or adapters and theirs. AdamW and Muon have two moments. With --ema
+// there is one moving average of the weights.
+template <class W, bool Two>
 struct TrainState {
   W weights, mu, nu;
+  Array<"ema", W> ema;
+};
+template <class W>
+struct TrainState<W, false> {
+  W weights, mu;
+  Array<"ema", W> ema;
 };
 
 // What is trained, and copies of the weights in the dtype of computation, which the layers read: in f32 the same. With
 // --lora the model stays as it is, without moments.
-template <dtype C>
+template <dtype C, bool Two>
 struct Trained {
-  TrainState<gpt2::Model<f32>> state;
+  TrainState<gpt2::Model<f32>, Two> state;
   gpt2::Model<C> copies;
-  TrainState<gpt2::Adapters<f32>> lora;
+  TrainState<gpt2::Adapters<f32>, Two> lora;
   gpt2::Adapters<C> lora_copies;
 
-  [[nodiscard]] gpt2::Model<C> model() const { return gpt2::adapted(copies, lora_copies); }
+  // What validation and sampling read: the averages, where there are some.
+  [[nodiscard]] gpt2::Model<C> model() const {
+    return gpt2::adapted(state.ema.empty() ? copies : cast_tree<gpt2::Model<C>>(state.ema[0]),
+                         lora.ema.empty() ? lora_copies : cast_tree<gpt2::Adapters<C>>(lora.ema[0]));
+  }
 };
 
 gpt2::Batch place(const Setup& s, const io::TokenBatch& rows) {
@@ -178,8 +190,8 @@ gpt2::Batch place(const Setup& s, const io::TokenBatch& rows) {
 }
 
 // Clipping by the global norm, and AdamW.
-template <class W, class Copies, class Grads>
-run::StepResult update(const Setup& s, TrainState<W>& state, Copies& copies, const Tensor<f32, "+d +t">& loss,
+template <class W, bool Two, class Copies, class Grads>
+run::StepResult update(const Setup& s, TrainState<W, Two>& state, Copies& copies, const Tensor<f32, "+d +t">& loss,
                        const Grads& grads, const run::Step& step) {
   const run::Training& t = s.o.training;
   const double norm = global_norm(s.mesh, grads);
@@ -191,9 +203,28 @@ run::StepResult update(const Setup& s, TrainState<W>& state, Copies& copies, con
     const auto field = name.substr(name.rfind('/') + 1);
     return field.starts_with("w") || field == "embed" || field == "positions";
   };
+  // The moments are moved, not copied, so that they are written in place.
+  const auto by = [&]<class O>(const O& optimizer, auto&... moments) {
+    typename O::template Moments<W> all{std::exchange(moments, {})...};
+    optimizer.update(state.weights, all, grads, step.learning_rate, scale, step.number, decays, copies);
+    return all;
+  };
   const AdamW adamw{t.beta1, t.beta2, t.adam_epsilon, t.weight_decay};
-  auto& [weights, mu, nu] = state;
-  adamw.update(weights, mu, nu, grads, step.learning_rate, scale, step.number, decays, copies);
+  if constexpr (Two) {
+    const Muon muon{.momentum = t.beta1, .adamw = adamw, .matrix = [](std::string_view name) {
+                      return name.starts_with("layers/");
+                    }};
+    auto [mu, nu] = s.o.optimizer == "muon" ? by(muon, state.mu, state.nu) : by(adamw, state.mu, state.nu);
+    state.mu = std::move(mu);
+    state.nu = std::move(nu);
+  } else {
+    const SGD sgd{.momentum = t.beta1, .weight_decay = t.weight_decay};
+    state.mu = s.o.optimizer == "sgd" ? by(sgd, state.mu).mu : by(Lion{t.beta1, t.beta2, t.weight_decay}, state.mu).mu;
+  }
+  const double kept = s.o.ema;
+  for (W& average : state.ema)
+    for_each_leaf([&](std::string_view, auto& mean, const auto& w) { mean = mean * kept + w * (1 - kept); }, average,
+                  state.weights);
   return result;
 }
 
@@ -222,8 +253,8 @@ run::StepResult accumulated(const Setup& s, const run::Step& step, const F& f, c
   return then(loss, sums);
 }
 
-template <dtype C>
-run::StepResult train_step(const Setup& s, Trained<C>& trained, const run::Step& step) {
+template <dtype C, bool Two>
+run::StepResult train_step(const Setup& s, Trained<C, Two>& trained, const run::Step& step) {
   if (s.o.lora > 0) {
     const auto then = [&](const auto& loss, const auto& grads) {
       return update(s, trained.lora, trained.lora_copies, loss, grads, step);
@@ -264,7 +295,7 @@ double validate(const Setup& s, const gpt2::Model<C>& w, const io::TokenBatch& r
 template <dtype C>
 class Decoder {
  public:
-  Decoder(const Setup& s, const Trained<C>& trained) : s_(s), trained_(trained) {}
+  Decoder(const Setup& s, std::function<gpt2::Model<C>()> model) : s_(s), model_(std::move(model)) {}
 
   std::vector<float> operator()(std::span<const std::int32_t> ids, std::int64_t position) {
     const Mesh2& mesh = s_.mesh;
@@ -274,7 +305,7 @@ class Decoder {
       Sizes sizes = sizes_of(s_);
       sizes.insert(sizes.end(), {one, {"Klen", s_.o.context}});
       const auto empty = zeros<C, "B/d Klen H/t D">(mesh, sizes);
-      caches_.assign(trained_.state.weights.layers.size(), {empty, empty});
+      caches_.assign(static_cast<std::size_t>(s_.o.layers), {empty, empty});
     }
     std::vector<i32> row(ids.begin(), ids.end()), places(ids.size());
     std::iota(places.begin(), places.end(), static_cast<i32>(position));
@@ -284,7 +315,7 @@ class Decoder {
     const auto keys = iota<"Klen">(mesh, s_.o.context);
     const auto seen = greater_equal(rename<"L -> Qlen">(positions), keys);
     const gpt2::Mask mask{broadcast<"Qlen Klen -> B/d Qlen Klen">(seen, {one}), {}};
-    const auto logits = gpt2::extend<C>(trained_.model(), caches_, inputs, positions, mask,
+    const auto logits = gpt2::extend<C>(model_(), caches_, inputs, positions, mask,
                                         cast<C>(cast<f32>(equal(positions, keys))), s_.config());
     const auto last = full<i32, "B/d">(mesh, {one}, static_cast<double>(length - 1));
     const auto whole = all_gather<"B/d V/t -> B V">(index_unreduced<"B/d [L] V/t, B/d -> B/d V/t">(logits, last));
@@ -294,7 +325,7 @@ class Decoder {
 
  private:
   const Setup& s_;
-  const Trained<C>& trained_;
+  std::function<gpt2::Model<C>()> model_;
   Array<"layers", gpt2::Cache<C>> caches_;
 };
 
@@ -403,18 +434,19 @@ void load_hugging_face(const Setup& s, gpt2::Model<f32>& weights) {
   io::load_safetensors(s.mesh, s.o.load, weights, stored_table(prefix), {may_be_left});
 }
 
-// The model with its adapters multiplied into the weights, as a checkpoint in a folder of the run, which it returns.
-template <class State>
-std::string save_merged(const Setup& s, State& state, const gpt2::Adapters<f32>& adapters) {
+// Which folder of a run has the checkpoint that --export writes. Averages, and weights with the adapters multiplied
+// into them, are in none yet: they are saved in a folder of the run.
+std::string folder_to_export(const Setup& s, gpt2::Model<f32> weights, const gpt2::Adapters<f32>& adapters) {
+  if (s.o.lora == 0 && s.o.ema == 0) return s.o.training.directory;
   for (std::size_t i = 0; i < adapters.layers.size(); ++i) {
-    gpt2::Layer<f32>& w = state.weights.layers[i];
+    gpt2::Layer<f32>& w = weights.layers[i];
     const gpt2::Adapter<f32>& adapter = adapters.layers[i];
     w.w_q = gpt2::merged(w.w_q, adapter.a, adapter.b_q, s.config());
     w.w_k = gpt2::merged(w.w_k, adapter.a, adapter.b_k, s.config());
     w.w_v = gpt2::merged(w.w_v, adapter.a, adapter.b_v, s.config());
   }
-  const std::string folder = s.o.training.directory + "/merged";
-  io::save(s.mesh, folder + "/checkpoints", s.o.training.steps, state.weights);
+  const std::string folder = s.o.training.directory + "/exported";
+  io::save(s.mesh, folder + "/checkpoints", s.o.training.steps, weights);
   return folder;
 }
 
@@ -477,6 +509,14 @@ void declare(run::Options& options, Options& o) {
                "gather the next layer's weights while a layer runs; not with --recompute none");
   options.add("--gather", o.gather, "when weights are gathered and gradients scattered: per-step needs more memory",
               run::one_of({"per-microbatch", "per-step"}));
+  options.add(
+      "--optimizer", o.optimizer,
+      "what updates the weights; --beta1 is the momentum of sgd and muon, and muon's matrices are w_up and w_down",
+      run::one_of({"adamw", "lion", "muon", "sgd"}));
+  options.add("--ema", o.ema,
+              "validate, sample and export a moving average of the weights, which keeps this share of itself each step "
+              "(0: the weights)",
+              run::between(0, 0.999999));
   options.add("--lora", o.lora, "train low-rank adapters of this rank, not the weights (0: the weights)", run::size(0));
   options.add("--lora-alpha", o.lora_alpha, "with --lora: what adapters add is multiplied by alpha / rank",
               run::above(0));
@@ -527,10 +567,10 @@ void declare(run::Options& options, Options& o) {
                              {"temperature", "1"}});
 }
 
-template <dtype C>
+template <dtype C, bool Two>
 void train(const Setup& s, const run::Data& data, const std::string& toml) {
   const Options& o = s.o;
-  Trained<C> trained;
+  Trained<C, Two> trained;
   auto& state = trained.state;
   auto& lora = trained.lora;
   state.weights = initial_weights(s);
@@ -544,8 +584,9 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   run::Program program;
   const auto keep = [&](auto& trains, auto& copies, const auto& copy) {
     trains.mu = zeros_like(trains.weights);
-    trains.nu = zeros_like(trains.weights);
-    program.optimizer_bytes = run::shard_bytes(trains.mu) + run::shard_bytes(trains.nu);
+    if constexpr (Two) trains.nu = zeros_like(trains.weights);
+    if (o.ema > 0) trains.ema = {trains.weights};
+    program.optimizer_bytes = ((Two ? 2 : 1) + (o.ema > 0 ? 1 : 0)) * run::shard_bytes(trains.mu);
     program.checkpoints = run::renewing(run::checkpoints_of(s.mesh, trains, o.training), copies, copy);
     return run::shard_bytes(trains.weights);
   };
@@ -553,7 +594,7 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
       o.lora > 0 ? keep(lora, trained.lora_copies, lora_copied) : keep(state, trained.copies, copied);
   program.step = [&](const run::Step& step) { return train_step(s, trained, step); };
   program.validate = [&](const io::TokenBatch& rows) { return validate(s, trained.model(), rows); };
-  program.decode = Decoder<C>(s, trained);
+  program.decode = Decoder<C>(s, [&] { return trained.model(); });
   program.parameters = parameter_count(state.weights) + parameter_count(lora.weights);
   program.weight_bytes = run::shard_bytes(state.weights) + run::shard_bytes(lora.weights);
   const auto in_compute = [](std::int64_t bytes) {
@@ -574,8 +615,9 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   if (dry) return;
   if (!o.save.empty())
     run::export_folder(*s.mesh.device(),
-                       o.lora > 0 ? save_merged(s, trained.state, lora.weights) : o.training.directory, o.save,
-                       stored_table(""), config_json(s, *data.tokenizer));
+                       folder_to_export(s, state.ema.empty() ? state.weights : state.ema[0],
+                                        lora.ema.empty() ? lora.weights : lora.ema[0]),
+                       o.save, stored_table(""), config_json(s, *data.tokenizer));
   if (!o.logits.empty())
     run::write_logits(*s.mesh.device(), *data.tokenizer, o.training.prompt, program.decode, o.logits);
 }
@@ -617,7 +659,10 @@ int program(int argc, char** argv) {
   const auto body = [&](const Options& used) -> DeviceBody {
     return [&](const std::shared_ptr<Device>& device) {
       const Setup setup{Mesh2(device), used, data.vocabulary};
-      used.dtype == "bf16" ? train<bf16>(setup, data, options.to_toml()) : train<f32>(setup, data, options.to_toml());
+      const bool two = used.optimizer == "adamw" || used.optimizer == "muon";
+      const auto run = used.dtype == "bf16" ? (two ? train<bf16, true> : train<bf16, false>)
+                                            : (two ? train<f32, true> : train<f32, false>);
+      run(setup, data, options.to_toml());
     };
   };
   Options single = o;  // --graph draws one layer

@@ -479,6 +479,55 @@ def sampling_from_a_run(p):
     p.gpt("--sample-only", f"--run={p.folder}/nowhere").fails(2, "no checkpoint")
 
 
+def averaged(p):
+    """--ema: validation and exports are the average's; the training itself is not."""
+    train = [*GPT2_SMALL, "--context=16", "--steps=8", f"--data={p.text}", "--validate-every=4", "--learning-rate=0.01",
+             "--prompt=And"]
+    folder, logits = os.path.join(p.folder, "averaged"), [os.path.join(p.folder, name) for name in ["ema-a", "ema-b"]]
+    run, plain = p.measured("gpt2", train)
+    for dtype in ["f32", "bf16"]:
+        run, steps = p.measured("gpt2", [*train, "--ema=0.9", f"--dtype={dtype}"])
+        one = p.measured("gpt2", [*train, "--ema=0.9", f"--dtype={dtype}", "--mesh=d=2,t=2"])[1]
+        run.check(apart(steps, one) < (1e-4 if dtype == "f32" else 1e-2), "as on other meshes")
+        if dtype == "f32":
+            run.check(numbers(steps) == numbers(plain), "the steps are those without averages")
+            gap = steps[-1]["validation_loss"] - plain[-1]["validation_loss"]
+            run.check(gap > 0.01, f"the average is behind ({gap})")
+    run = p.run("gpt2", [*train, "--ema=0.9", f"--run={folder}", f"--export={folder}-model", f"--logits={logits[0]}"])
+    run.succeeds()
+    p.run("gpt2", [f"--load={folder}-model", "--seq=16", "--steps=0", "--max-tokens=0", "--prompt=And",
+                   f"--logits={logits[1]}"]).succeeds()
+    a, b = (floats(path) for path in logits)
+    run.check(len(a) == len(b) > 0 and max(abs(x - y) for x, y in zip(a, b)) < 1e-5, "the average is exported")
+    run, rest = p.measured("gpt2", [*train, "--ema=0.9", f"--run={folder}", "--steps=12"], first=8)
+    run.check(len(rest) == 4, "the run goes on")
+
+
+def optimizers(p):
+    """Each optimizer trains, on a mesh as on one device, goes on from its checkpoint, and has its own moments."""
+    train = [*GPT2_SMALL, "--steps=8", "--final-learning-rate=1", f"--data={p.text}"]
+    rates = {"adamw": 0.01, "lion": 0.003, "muon": 0.02, "sgd": 0.5}
+    for name, rate in rates.items():
+        options = [*train, f"--optimizer={name}", f"--learning-rate={rate}"]
+        run, one = p.measured("gpt2", [*options, "--mesh=d=1,t=1"])
+        run.check(len(one) == 8 and one[-1]["loss"] < one[0]["loss"] - 0.2, "the loss falls")
+        run, mesh = p.measured("gpt2", [*options, "--mesh=d=2,t=2"])
+        run.check(mesh and apart(mesh, one) < 1e-4, f"as on one device ({apart(mesh, one):.1e})")
+        folder = os.path.join(p.folder, "optimizer-" + name)
+        p.measured("gpt2", [*options, f"--run={folder}", "--steps=5", "--mesh=d=1,t=1"])
+        run, rest = p.measured("gpt2", [*options, f"--run={folder}", "--mesh=d=1,t=1"], first=5)
+        run.check(numbers(rest) == numbers(one)[5:], "the second part goes on")
+        moments = {leaf.split(".")[0] for leaf in os.listdir(os.path.join(folder, "checkpoints", "step-00000008"))}
+        check(("nu" in moments) == (name in ("adamw", "muon")), f"{name}: a second moment where there is one", str(moments))
+    averaged(p)
+    p.run("gpt2", [*options, f"--run={folder}", "--optimizer=lion", "--steps=9"]).fails(2, "optimizer is", "--allow-change")
+    plans = {}
+    for name in rates:
+        plan = p.run("gpt2", ["--preset=gpt2-124m", "--mesh=d=1,t=1", "--plan", f"--optimizer={name}"])
+        plans[name] = re.findall(r"optimizer.*? ([0-9.]+) MB", plan.out)
+    check(plans["adamw"] == plans["muon"] != plans["lion"] == plans["sgd"] != [], f"the plans know the moments {plans}")
+
+
 def floats(path):
     """The numbers of the one tensor of f32 in a safetensors file."""
     if not os.path.exists(path):
@@ -840,4 +889,4 @@ def main(parts, description):
 
 
 if __name__ == "__main__":
-    sys.exit(main([training, simulated, dtypes, gathers, resuming, other_options, plans, gpt2, lora, sampling_from_a_run, mlp, tutorial, context_parallel, full_disk, mistakes], __doc__))
+    sys.exit(main([training, simulated, dtypes, gathers, resuming, other_options, plans, gpt2, optimizers, lora, sampling_from_a_run, mlp, tutorial, context_parallel, full_disk, mistakes], __doc__))
