@@ -6,9 +6,7 @@
 //   gpt2 --load models/gpt2 --data text.txt --lora 8 --run runs/tuned --export models/tuned     fine-tunes adapters
 #include <fmt/format.h>
 
-#include <shardlib/io/agree.hpp>
 #include <shardlib/io/file.hpp>
-#include <shardlib/io/formats/safetensors_tree.hpp>
 #include <shardlib/run/checkpoints.hpp>
 #include <shardlib/run/dry_run.hpp>
 #include <shardlib/run/hugging_face.hpp>
@@ -20,139 +18,18 @@
 #include <cmath>
 #include <concepts>
 #include <cstdint>
-#include <filesystem>
 #include <functional>
-#include <iterator>
-#include <map>
 #include <memory>
 #include <numeric>
 #include <span>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
+#include "gpt2_hugging_face.hpp"
 #include "gpt2_model.hpp"
-
-using namespace shardlib;
-using Mesh2 = Mesh<"d t">;
-
-struct Options {
-  run::Training training;
-  std::int64_t layers = 4, d_model = 256, heads = 4, d_ff = 1024, context = 256, vocabulary = 0;
-  std::string norm = "pre", activation = "gelu", dtype = "f32", recompute = "seqax", attention = "fused",
-              gather = "per-microbatch", optimizer = "adamw", load, save, logits;
-  std::map<std::string, std::string> kept;  // keys of a loaded config.json, as JSON, that an export repeats
-  bool tied = true, prefetch = false;
-  double dropout = 0, epsilon = 1e-5, lora_alpha = 16, ema = 0;
-  std::int64_t lora = 0;
-};
-
-// What the functions below share: the mesh, the options and the number of tokens.
-struct Setup {
-  Mesh2 mesh;
-  const Options& o;
-  std::int64_t vocabulary;
-
-  [[nodiscard]] gpt2::ModelConfig config() const {
-    const std::map<std::string, gpt2::Recompute> policies{{"none", gpt2::Recompute::none},
-                                                          {"seqax", gpt2::Recompute::seqax},
-                                                          {"everything", gpt2::Recompute::everything}};
-    return {o.norm == "post", o.activation == "relu",
-            o.epsilon,        policies.at(o.recompute),
-            o.prefetch,       o.lora == 0 ? 0 : o.lora_alpha / static_cast<double>(o.lora)};
-  }
-  // The mask of attention that is spelled; the library's needs none.
-  [[nodiscard]] auto causal() const -> Tensor<bool_, "Qlen Klen"> {
-    if (o.attention == "fused") return {};
-    return causal_mask<"Qlen Klen">(mesh, o.training.seq, o.training.seq);
-  }
-};
-
-// Sizes of the model's dims, padded so that the mesh divides them, and the vocabulary so that GEMMs have round shapes.
-Sizes sizes_of(const Options& o, std::int64_t vocabulary, std::int64_t d, std::int64_t t) {
-  const auto dim = [](const char* name, std::int64_t size, std::int64_t parts) {
-    return NamedSize{name, size, round_up(size, parts)};
-  };
-  const std::int64_t head = o.d_model / o.heads;
-  const NamedSize heads = dim("E", o.d_model, t * std::lcm(d, head));  // whole heads, sharded as biases are
-  return {dim("V", vocabulary, std::lcm<std::int64_t>(64, d * t)),
-          {"P", o.context},
-          dim("M", o.d_model, d * t),
-          heads,
-          {"H", o.heads, heads.padded / head},
-          {"D", head},
-          dim("F", o.d_ff, d * t),
-          dim("R", o.lora, d)};
-}
-Sizes sizes_of(const Setup& s) {
-  return sizes_of(s.o, s.vocabulary, s.mesh.size("d"), s.mesh.size("t"));
-}
-
-// ---- weights --------------------------------------------------------------------------------------------------------
-
-// GPT-2: normal numbers of standard deviation 0.02, those that end a branch scaled down by the number of branches.
-// miniGPT: Xavier's uniform numbers (Glorot and Bengio 2010), as its tutorial has it. The same on every mesh.
-gpt2::Model<f32> initial_weights(const Setup& s) {
-  const Options& o = s.o;
-  const Sizes sizes = sizes_of(s);
-  const double branch = 1 / std::sqrt(2.0 * static_cast<double>(o.layers));
-  const bool xavier = o.norm == "post";
-  std::uint64_t stream = 0;
-  const auto normal = [&]<Spec S>(Tensor<f32, S>& w, double deviation) {
-    w = random_normal<f32, S>(s.mesh, sizes, {o.training.seed, stream++}) * deviation;
-  };
-  const auto kernel = [&]<Spec S>(Tensor<f32, S>& w, std::int64_t in, std::int64_t out, double scale = 1) {
-    if (!xavier) return normal(w, 0.02 * scale);
-    const double limit = std::sqrt(6.0 / static_cast<double>(in + out));
-    w = (random_uniform<f32, S>(s.mesh, sizes, {o.training.seed, stream++}) * 2.0 - 1.0) * limit;
-  };
-  const auto constant = [&]<Spec S>(Tensor<f32, S>& w, double value) { w = full<f32, S>(s.mesh, sizes, value); };
-  const auto norm = [&](gpt2::Norm<f32>& w) {
-    constant(w.scale, 1);
-    constant(w.bias, 0);
-  };
-
-  gpt2::Model<f32> w;
-  const std::int64_t m = o.d_model, f = o.d_ff;
-  normal(w.embed, xavier ? 1 / std::sqrt(static_cast<double>(m)) : 0.02);
-  normal(w.positions, xavier ? 1 / std::sqrt(static_cast<double>(m)) : 0.02);
-  for (std::int64_t i = 0; i < o.layers; ++i) {
-    gpt2::Layer<f32>& layer = w.layers.emplace_back();
-    norm(layer.norm1);
-    norm(layer.norm2);
-    for (auto* w_x : {&layer.w_q, &layer.w_k, &layer.w_v}) kernel(*w_x, m, m);
-    for (auto* b_x : {&layer.b_q, &layer.b_k, &layer.b_v}) constant(*b_x, 0);
-    kernel(layer.w_o, m, m, branch);
-    constant(layer.b_o, 0);
-    kernel(layer.w_up, m, f);
-    constant(layer.b_up, 0);
-    kernel(layer.w_down, f, m, branch);
-    constant(layer.b_down, 0);
-  }
-  if (!xavier) norm(w.final_norm.emplace_back());
-  if (!o.tied) {
-    gpt2::Unembed<f32>& out = w.unembed.emplace_back();
-    kernel(out.w, m, s.vocabulary);
-    constant(out.b, 0);
-  }
-  return w;
-}
-
-// Adapters that add nothing yet: b is 0, a uniform within 1 / sqrt(M), as Hugging Face's peft has it.
-gpt2::Adapters<f32> initial_adapters(const Setup& s) {
-  gpt2::Adapters<f32> adapters;
-  const Sizes sizes = sizes_of(s);
-  const double limit = 1 / std::sqrt(static_cast<double>(s.o.d_model));
-  for (std::int64_t i = 0; i < (s.o.lora > 0 ? s.o.layers : 0); ++i) {
-    gpt2::Adapter<f32>& adapter = adapters.layers.emplace_back();
-    const RandomKey key{s.o.training.seed + 2, static_cast<std::uint64_t>(i)};
-    adapter.a = (random_uniform<f32, "M/t/d R">(s.mesh, sizes, key) * 2.0 - 1.0) * limit;
-    for (auto* b : {&adapter.b_q, &adapter.b_k, &adapter.b_v}) *b = zeros<f32, "R/d H/t D">(s.mesh, sizes);
-  }
-  return adapters;
-}
+#include "gpt2_setup.hpp"
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
 
@@ -328,158 +205,6 @@ class Decoder {
   std::function<gpt2::Model<C>()> model_;
   Array<"layers", gpt2::Cache<C>> caches_;
 };
-
-// ---- Hugging Face's GPT-2 -------------------------------------------------------------------------------------------
-
-// Where the leaves lie. Kernels are stored [in, out]; those of queries, keys and values stand side by side in one
-// tensor.
-io::StoredTable stored_table(const std::string& prefix) {
-  std::map<std::string, io::StoredLeaf> leaves{{"embed", {"wte.weight"}},
-                                               {"positions", {"wpe.weight"}},
-                                               {"final_norm.*.scale", {"ln_f.weight"}},
-                                               {"final_norm.*.bias", {"ln_f.bias"}},
-                                               {"layers.*.norm1.scale", {"h.*.ln_1.weight"}},
-                                               {"layers.*.norm1.bias", {"h.*.ln_1.bias"}},
-                                               {"layers.*.norm2.scale", {"h.*.ln_2.weight"}},
-                                               {"layers.*.norm2.bias", {"h.*.ln_2.bias"}},
-                                               {"layers.*.w_q", {"h.*.attn.c_attn.weight", {}, {1, 2}, 1, 0, 3}},
-                                               {"layers.*.w_k", {"h.*.attn.c_attn.weight", {}, {1, 2}, 1, 1, 3}},
-                                               {"layers.*.w_v", {"h.*.attn.c_attn.weight", {}, {1, 2}, 1, 2, 3}},
-                                               {"layers.*.b_q", {"h.*.attn.c_attn.bias", {}, {}, 0, 0, 3}},
-                                               {"layers.*.b_k", {"h.*.attn.c_attn.bias", {}, {}, 0, 1, 3}},
-                                               {"layers.*.b_v", {"h.*.attn.c_attn.bias", {}, {}, 0, 2, 3}},
-                                               {"layers.*.w_o", {"h.*.attn.c_proj.weight", {}, {2, 1}}},
-                                               {"layers.*.b_o", {"h.*.attn.c_proj.bias"}},
-                                               {"layers.*.w_up", {"h.*.mlp.c_fc.weight"}},
-                                               {"layers.*.b_up", {"h.*.mlp.c_fc.bias"}},
-                                               {"layers.*.w_down", {"h.*.mlp.c_proj.weight"}},
-                                               {"layers.*.b_down", {"h.*.mlp.c_proj.bias"}}};
-  for (auto& [leaf, stored] : leaves) stored.name.insert(0, prefix);
-  return io::table_of(std::move(leaves));
-}
-
-// The layout has no place for other forms: weights would be left out, or mean something else to who reads them.
-void must_be_gpt2(const Options& o) {
-  if (o.load.empty() && o.save.empty()) return;
-  std::string wrong;
-  for (const auto& [is, option] :
-       {std::pair(o.norm != "pre", "--norm pre"), {o.activation != "gelu", "--activation gelu"}, {!o.tied, "--tied"}})
-    if (is) wrong += (wrong.empty() ? "" : ", ") + std::string(option);
-  if (!wrong.empty())
-    throw UsageError(
-        fmt::format("{}: Hugging Face's layout of GPT-2 has no place for this form of the model: it needs {}",
-                    o.load.empty() ? "--export" : "--load", wrong));
-}
-
-// --load of a folder: the options take what config.json says. What this model does not compute exactly is refused.
-void read_config(run::Options& options, Options& o) {
-  if (o.load.empty()) return;
-  run::require_other_folder(o.save, o.load);
-  o.training.sample.begin.reset();  // nothing stood before the texts that those models have learnt
-  std::error_code ignored;
-  if (!std::filesystem::is_directory(o.load, ignored)) return;
-  run::HuggingFaceConfig config(o.load);
-  config.require("architectures", {R"(["GPT2LMHeadModel"])"});
-  if (!config.has("model_type")) config.refuse("model_type", "\"gpt2\"");
-  config.require("model_type", {"\"gpt2\""});
-  config.require("activation_function", {"\"gelu_new\""});
-  for (const char* key : {"scale_attn_weights", "tie_word_embeddings"}) config.require(key, {"true"});
-  for (const char* key : {"scale_attn_by_inverse_layer_idx", "add_cross_attention"}) config.require(key, {"false"});
-  config.imply(options, "--layers", "n_layer");
-  config.imply(options, "--heads", "n_head");
-  config.imply(options, "--d-model", "n_embd");
-  if (o.d_model % o.heads != 0) config.refuse("n_head", fmt::format("a divisor of the {} of 'n_embd'", o.d_model));
-  config.imply(options, "--d-ff", "n_inner", std::to_string(4 * config.integer("n_embd")));
-  config.imply(options, "--context", "n_positions");
-  config.imply(options, "--vocabulary", "vocab_size");
-  config.imply(options, "--epsilon", "layer_norm_epsilon", "1e-5");
-  // Where keys are absent, the defaults of transformers' class.
-  for (const char* key : {"bos_token_id", "eos_token_id"}) o.kept[key] = config.json(key, "50256");
-  config.finish({"_name_or_path",
-                 "_num_labels",
-                 "attn_pdrop",
-                 "dtype",
-                 "embd_pdrop",
-                 "id2label",
-                 "initializer_range",
-                 "label2id",
-                 "n_ctx",
-                 "n_special",
-                 "output_past",
-                 "pad_token_id",
-                 "predict_special_tokens",
-                 "reorder_and_upcast_attn",
-                 "resid_pdrop",
-                 "summary_activation",
-                 "summary_first_dropout",
-                 "summary_proj_to_labels",
-                 "summary_type",
-                 "summary_use_proj",
-                 "task_specific_params.text-generation",
-                 "torch_dtype",
-                 "transformers_version",
-                 "use_cache"});
-}
-
-void load_hugging_face(const Setup& s, gpt2::Model<f32>& weights) {
-  const io::SafetensorsFiles files(s.o.load);
-  const std::string prefix = files.find("wte.weight").entry != nullptr ? "" : "transformer.";
-  io::together(*s.mesh.device(), "--load", [&] {
-    if (s.mesh.rank() == 0) run::require_tied(files, "lm_head.weight", prefix + "wte.weight");
-  });
-  // A tied output layer and the masks of older files.
-  const auto may_be_left = [](const std::string& name) {
-    return name == "lm_head.weight" || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
-  };
-  io::load_safetensors(s.mesh, s.o.load, weights, stored_table(prefix), {may_be_left});
-}
-
-// Which folder of a run has the checkpoint that --export writes. Averages, and weights with the adapters multiplied
-// into them, are in none yet: they are saved in a folder of the run.
-std::string folder_to_export(const Setup& s, gpt2::Model<f32> weights, const gpt2::Adapters<f32>& adapters) {
-  if (s.o.lora == 0 && s.o.ema == 0) return s.o.training.directory;
-  for (std::size_t i = 0; i < adapters.layers.size(); ++i) {
-    gpt2::Layer<f32>& w = weights.layers[i];
-    const gpt2::Adapter<f32>& adapter = adapters.layers[i];
-    w.w_q = gpt2::merged(w.w_q, adapter.a, adapter.b_q, s.config());
-    w.w_k = gpt2::merged(w.w_k, adapter.a, adapter.b_k, s.config());
-    w.w_v = gpt2::merged(w.w_v, adapter.a, adapter.b_v, s.config());
-  }
-  const std::string folder = s.o.training.directory + "/exported";
-  io::save(s.mesh, folder + "/checkpoints", s.o.training.steps, weights);
-  return folder;
-}
-
-// config.json of --export.
-std::string config_json(const Setup& s, const io::Tokenizer& tokenizer) {
-  const Options& o = s.o;
-  auto kept = o.kept;
-  for (const char* key : {"bos_token_id", "eos_token_id"})
-    kept.try_emplace(key, std::to_string(tokenizer.end_of_text()));
-  return fmt::format(
-      R"({{
-  "architectures": ["GPT2LMHeadModel"],
-  "model_type": "gpt2",
-  "torch_dtype": "float32",
-  "n_layer": {},
-  "n_head": {},
-  "n_embd": {},
-  "n_inner": {},
-  "n_positions": {},
-  "vocab_size": {},
-  "activation_function": "gelu_new",
-  "layer_norm_epsilon": {},
-  "resid_pdrop": {},
-  "embd_pdrop": {},
-  "attn_pdrop": 0.0,
-  "bos_token_id": {},
-  "eos_token_id": {},
-  "tie_word_embeddings": true
-}}
-)",
-      o.layers, o.heads, o.d_model, o.d_ff, o.context, s.vocabulary, run::json_float(o.epsilon),
-      run::json_float(o.dropout), run::json_float(o.dropout), kept.at("bos_token_id"), kept.at("eos_token_id"));
-}
 
 // ---- the program ----------------------------------------------------------------------------------------------------
 
