@@ -118,7 +118,8 @@ EdgeSource erased(const Vjp<X, F, Saved...>& v) {
 template <OpName Name, class Out, class X, class F, class... Saved>
 EdgeSource erased(const VjpOfResult<X, F, Saved...>& v) {
   static_assert(sizeof...(Saved) <= 4);
-  EdgeSource source{v.x, {}, true, ErasedVjp<Name, Out, X, F, Saved..., Out>::make(v.f)};
+  EdgeSource source{v.x, {}, true, nullptr};
+  if constexpr (floating<typename X::value_type>) source.vjp = ErasedVjp<Name, Out, X, F, Saved..., Out>::make(v.f);
   std::copy(v.saved.begin(), v.saved.end(), source.saved.begin());
   return source;
 }

@@ -99,11 +99,7 @@ auto extremum(const Tensor<D, S>& x, Buffer (*kernel)(const Value&, const Value&
   using Out = local_reduction_t<Name, O, D, S>;
   const Calling op{Name.text, full_op<Name, O, S>, site};
   const GlobalSizes sizes = kept_sizes(x.value(), parsed<Out::spec>);
-  if constexpr (floating<D>)
-    return record_unary<Name, Out>(op, x, sizes, kernel,
-                                   vjp_of_result(x, save(x), ExtremumVjp<Name, Tensor<D, S>>{op}));
-  else
-    return record_unary<Name, Out>(op, x, sizes, kernel);
+  return record_unary<Name, Out>(op, x, sizes, kernel, vjp_of_result(x, save(x), ExtremumVjp<Name, Tensor<D, S>>{op}));
 }
 }  // namespace detail
 

@@ -89,13 +89,9 @@ template <DimName Dim, dtype D, Spec S>
 auto cumprod(const Tensor<D, S>& x, Site site = Site::current()) -> detail::scanned_t<"cumprod", Dim, D, S> {
   constexpr int dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"cumprod", Dim, site};
-  const detail::GlobalSizes& sizes = detail::sizes_of(x.value());
-  const detail::Cumprod<D> kernel{dim};
-  if constexpr (floating<D>)
-    return detail::record_unary<"cumprod", Tensor<D, S>>(
-        op, x, sizes, kernel, detail::vjp_of_result(x, detail::save(x), detail::CumprodVjp{op, dim}));
-  else
-    return detail::record_unary<"cumprod", Tensor<D, S>>(op, x, sizes, kernel);
+  return detail::record_unary<"cumprod", Tensor<D, S>>(
+      op, x, detail::sizes_of(x.value()), detail::Cumprod<D>{dim},
+      detail::vjp_of_result(x, detail::save(x), detail::CumprodVjp{op, dim}));
 }
 
 /// Running maxima along an unsharded dim. Backward: each cotangent goes to the first of the elements that equal the

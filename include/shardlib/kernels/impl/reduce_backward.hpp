@@ -8,23 +8,13 @@
 #include <span>
 #include <string>
 
+#include "shardlib/kernels/impl/floating.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::kernels {
 
 namespace detail {
-
-/// Calls f with an element of the dtype, which must be floating.
-template <class AnyDType, class F>
-void visit_reduced(AnyDType dtype, const char* op, const F& f) {
-  visit_dtype(dtype, [&]<class T>(T zero) {
-    if constexpr (floating<T>)
-      f(zero);
-    else
-      throw Error(std::string(op) + ": integers have no derivative");
-  });
-}
 
 inline constexpr std::int64_t results_at_once = 64;
 /// Calls f(first, n, for_rows) for pieces of the results of a reduction: n neighboring ones from `first` on.
@@ -62,7 +52,7 @@ template <class AnyDType>
 void extremum_backward(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
                        std::span<const bool> reduced, const void* extrema, const void* ct, void* out,
                        std::span<const std::int64_t> part) {
-  detail::visit_reduced(dtype, "max", [&]<class T>(T) {
+  detail::visit_floating(dtype, "max", [&]<class T>(T) {
     using Acc = accumulator_t<T>;
     detail::for_results(exec, shape, reduced, part, [&](std::int64_t first, std::int64_t n, const auto& for_rows) {
       const T* const best = static_cast<const T*>(extrema) + first;
@@ -85,7 +75,7 @@ void extremum_backward(const Exec& exec, AnyDType dtype, const void* in, std::sp
 template <class AnyDType>
 void prod_backward(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
                    std::span<const bool> reduced, const void* ct, void* out, std::span<const std::int64_t> part) {
-  detail::visit_reduced(dtype, "prod", [&]<class T>(T) {
+  detail::visit_floating(dtype, "prod", [&]<class T>(T) {
     using Acc = accumulator_t<T>;
     detail::for_results(exec, shape, reduced, part, [&](std::int64_t first, std::int64_t n, const auto& for_rows) {
       const T* const cts = static_cast<const T*>(ct) + first;

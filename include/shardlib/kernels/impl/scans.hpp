@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "shardlib/device/exec.hpp"
+#include "shardlib/kernels/impl/floating.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/wrapping.hpp"
@@ -32,17 +33,6 @@ void for_columns(const Exec& exec, std::int64_t outer, std::int64_t n, std::int6
       const std::int64_t row = (item / blocks * n + i) * inner + first;
       for (std::int64_t c = 0; c < columns; ++c) step(i, row + c, states[c]);
     }
-  });
-}
-
-/// Calls f with an element of the dtype, which must be floating.
-template <class AnyDType, class F>
-void visit_floating(AnyDType dtype, const char* op, const F& f) {
-  visit_dtype(dtype, [&]<class T>(T zero) {
-    if constexpr (floating<T>)
-      f(zero);
-    else
-      throw Error(std::string(op) + ": no scan of " + std::string(name(dtype)) + "; use f32, bf16 or f64");
   });
 }
 
