@@ -136,13 +136,14 @@ run::StepResult train_step(const Setup& s, Trained<C, Two>& trained, const run::
     const auto then = [&](const auto& loss, const auto& grads) {
       return update(s, trained.lora, trained.lora_copies, loss, grads, step);
     };
-    return accumulated<gpt2::Adapters<f32>>(s, step, gpt2::adapted_loss<C>, then, trained.lora_copies, trained.copies);
+    return accumulated<gpt2::Adapters<f32>>(s, step, gpt2::adapted_loss<C, false>, then, trained.lora_copies,
+                                            trained.copies);
   }
   const auto finish = [&](const auto& loss, const auto& grads) {
     return update(s, trained.state, trained.copies, loss, grads, step);
   };
   if (s.o.gather == "per-microbatch")
-    return accumulated<gpt2::Model<f32>>(s, step, gpt2::loss<C>, finish, trained.copies);
+    return accumulated<gpt2::Model<f32>>(s, step, gpt2::loss<C, false>, finish, trained.copies);
   auto whole = same_structure<gpt2::Model<C, true>>(trained.copies);
   for_each_leaf([](std::string_view, auto& to, const auto& w) { to = all_gather<over<"d">>(w); }, whole,
                 trained.copies);
@@ -385,9 +386,9 @@ int program(int argc, char** argv) {
     return [&](const std::shared_ptr<Device>& device) {
       const Setup setup{Mesh2(device), used, data.vocabulary};
       const bool two = used.optimizer == "adamw" || used.optimizer == "muon";
-      const auto run = used.dtype == "bf16" ? (two ? train<bf16, true> : train<bf16, false>)
-                                            : (two ? train<f32, true> : train<f32, false>);
-      run(setup, data, options.to_toml());
+      const auto chosen = used.dtype == "bf16" ? (two ? train<bf16, true> : train<bf16, false>)
+                                               : (two ? train<f32, true> : train<f32, false>);
+      chosen(setup, data, options.to_toml());
     };
   };
   Options single = o;  // --graph draws one layer
