@@ -23,6 +23,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <numeric>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -37,15 +39,31 @@ using Staged = pipeline::StagedMesh<"p", "p d t">;
 
 struct Options : gpt::ModelOptions {
   run::Training training;
-  std::string model = "gpt", schedule = "1f1b", timeline;
+  std::string model = "gpt", schedule = "1f1b", timeline, stage_layers;
   std::int64_t stages = 0;
   bool show_schedule = false;
 };
 
+// Where the layers lie: by --stage-layers, or else as evenly as they go.
+pipeline::LayerMap chosen_layers(const Options& o, const pipeline::Schedule& schedule) {
+  if (o.stage_layers.empty()) return {schedule, o.layers};
+  std::vector<int> counts;
+  std::istringstream list(o.stage_layers);
+  for (std::string word; std::getline(list, word, ',');) {
+    if (word.empty() || word.size() > 6 || word.find_first_not_of("0123456789") != std::string::npos)
+      throw UsageError(fmt::format("--stage-layers {}: '{}' is no number; give one for each stage, as in 2,3,3",
+                                   o.stage_layers, word));
+    counts.push_back(std::stoi(word));
+  }
+  if (const auto all = std::accumulate(counts.begin(), counts.end(), std::int64_t{0}); all != o.layers)
+    throw UsageError(fmt::format("--stage-layers {} are {} layers, but --layers is {}", o.stage_layers, all, o.layers));
+  return {schedule, counts};
+}
+
 // What the models have in common: where the layers lie, and the schedule that says so.
 struct Layout {
   Layout(const Staged& m, const pipeline::Schedule& s, const Options& options)
-      : mesh(m), schedule(s), o(options), layer_map(s, options.layers), layers(layer_map.of_rank(m.rank())) {}
+      : mesh(m), schedule(s), o(options), layer_map(chosen_layers(options, s)), layers(layer_map.of_rank(m.rank())) {}
   const Staged& mesh;
   const pipeline::Schedule& schedule;
   const Options& o;
@@ -256,12 +274,15 @@ class Trainer {
 
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
-  o.training.may_change = {"schedule", "stages"};  // where and when the layers run, not what they compute
+  o.training.may_change = {"schedule", "stages",
+                           "stage_layers"};  // where and when the layers run, not what they compute
   options.group("pipeline");
   options.add("--schedule", o.schedule,
               "gpipe, 1f1b, eager-1f1b, interleaved-1f1b, zero-bubble, dualpipe-v, or a file that ends in .csv");
   options.add("--stages", o.stages, "stages that the layers are cut into (0: 2 p if interleaved or dualpipe-v, else p)",
               run::size(0));
+  options.add("--stage-layers", o.stage_layers,
+              "layers of each stage, as in 2,3,3 (default: as even as they go, the first stages with one more)");
   options.flag("--show-schedule", o.show_schedule, "no training: prints the tasks of each rank, and how they would run",
                run::command_line_only());
   options.add("--timeline", o.timeline,
@@ -367,7 +388,7 @@ int program(int argc, char** argv) {
       fmt::print("{}{}", to_string(lists), to_string(pipeline::simulate(lists, pipeline::even_costs(lists))));
     return 0;
   }
-  static_cast<void>(pipeline::LayerMap(schedule, o.layers));
+  static_cast<void>(chosen_layers(o, schedule));
   run::batch_must_divide(mesh, o.training);
   const bool is_tutorial = o.model == "jaxpp-tutorial";
   run::Data data;

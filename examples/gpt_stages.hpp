@@ -33,8 +33,7 @@ struct Stages {
     return embedded(gathered<"V/t M">(w.embed.at(0)), batch(at).inputs);
   }
   [[nodiscard]] auto stage(const StageModel<C>& w, Residual x, const pipeline::StagePlace& at) const -> Residual {
-    const std::size_t first = layer_map.first_of_stage(at.stage),
-                      count = static_cast<std::size_t>(layer_map.per_stage());
+    const std::size_t first = layer_map.first_of_stage(at.stage), count = layer_map.layers_of_stage(at.stage);
     for (std::size_t i = first; i < first + count; ++i)
       x = explicit_activation_checkpointing(layer<C>)(x, batch(at).segments, w.layers.at(i), config);
     return x;

@@ -102,8 +102,7 @@ struct Stages {
   }
   // Where it returns, the notebook has its pipeline_yield.
   [[nodiscard]] auto stage(const StageModel<C>& w, Hidden x, const pipeline::StagePlace& at) const -> Hidden {
-    const std::size_t first = layer_map.first_of_stage(at.stage),
-                      count = static_cast<std::size_t>(layer_map.per_stage());
+    const std::size_t first = layer_map.first_of_stage(at.stage), count = layer_map.layers_of_stage(at.stage);
     for (std::size_t i = first; i < first + count; ++i)
       x = explicit_activation_checkpointing(block<C>)(x, w.layers.at(i));
     return x;

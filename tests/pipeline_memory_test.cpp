@@ -36,7 +36,7 @@ struct Wide {
   [[nodiscard]] X stage(const Weights& w, X x, const pipeline::StagePlace& at) const {
     const auto columns = full<f32, "M">(Mesh<"d t">(device), sizes, 0.1);
     const auto first = layer_map.first_of_stage(at.stage);
-    for (std::size_t i = first; i < first + static_cast<std::size_t>(layer_map.per_stage()); ++i)
+    for (std::size_t i = first; i < first + layer_map.layers_of_stage(at.stage); ++i)
       x = einsum_unreduced<"B M, M -> B">(einsum_unreduced<"B, M -> B M">(x, columns),
                                           all_gather<"M/d/t -> M">(w.layers.at(i)));
     return x;

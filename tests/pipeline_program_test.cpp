@@ -158,7 +158,7 @@ TEST_CASE("pipeline: stages hand over structs, and replicated weights get partia
            {pipeline::Schedule(pipeline::Std1F1B(p)), pipeline::Schedule(pipeline::ZeroBubble(p))}) {
         const pipeline::LayerMap layer_map(schedule, 4);
         const auto mine = layer_map.of_rank(mesh.rank());
-        PairStages stages{{}, static_cast<std::size_t>(layer_map.per_stage())};
+        PairStages stages{{}, layer_map.layers_of_stage(0)};
         for (int s = 0; s < p; ++s) stages.first.push_back(layer_map.first_of_stage(s));
         const auto step = pipeline::value_and_grad(mesh, schedule, 4, stages, pair_weights(mesh.stage(), mine),
                                                    {{"B", 4}, {"M", 6}, {"N", 8}});
@@ -327,9 +327,19 @@ TEST_CASE("pipeline: what fails ends all ranks with one message", "[pipeline]") 
       },
       "Std1F1B(num_stages=4) is for 4 ranks, but the mesh has p=2; choose p=4, or a schedule for 2 ranks");
   expect_error<UsageError>(
-      [] { (void)pipeline::LayerMap(pipeline::Std1F1B(3), 8); },
-      "8 layers cannot be cut evenly into the 3 stages of Std1F1B(num_stages=3); choose a multiple of 3, "
-      "or fewer stages");
+      [] { (void)pipeline::LayerMap(pipeline::Std1F1B(3), 2); },
+      "2 layers are too few for the 3 stages of Std1F1B(num_stages=3): each needs one; choose more layers, or fewer "
+      "stages");
+  expect_error<UsageError>(
+      [] {
+        (void)pipeline::LayerMap(pipeline::Std1F1B(3), std::vector{1, 2});
+      },
+      "2 numbers of layers are given for the 3 stages of Std1F1B(num_stages=3); give one for each stage");
+  expect_error<UsageError>(
+      [] {
+        (void)pipeline::LayerMap(pipeline::Std1F1B(3), std::vector{1, 0, 2});
+      },
+      "stage 1 of Std1F1B(num_stages=3) has 0 layers; each stage needs at least one");
   expect_error<Error>(
       [&] {
         run("p=2,d=1,t=1", [&](const std::shared_ptr<Device>& device) {

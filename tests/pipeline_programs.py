@@ -69,6 +69,12 @@ def layouts(p):
             if p.mpiexec and ranks in (2, 4):
                 done, steps_of_mpi = curve(p, *options, ranks=ranks)
                 done.check(numbers(steps_of_mpi) == numbers(steps), "the same bits as on threads")
+    # Stages of different numbers of layers: 6 on 4, and as given.
+    one = curve(p, "--mesh=d=1,t=1", "--layers=6", program="gpt_fsdp")[1]
+    for more in [["--mesh=p=4"], ["--mesh=p=2", "--schedule=interleaved-1f1b"], ["--mesh=p=2", "--schedule=dualpipe-v"],
+                 ["--mesh=p=3", "--stage-layers=1,3,2"], ["--mesh=p=2,d=2,t=1", "--stage-layers=4,2", "--schedule=zero-bubble"]]:
+        done, steps = curve(p, "--layers=6", *more)
+        done.check(len(steps) == 4 and apart(steps, one) < CLOSE, f"losses as gpt_fsdp's ({apart(steps, one):.1e})")
     header = run(p, "--mesh=p=2", "--steps=1").out.split("\n")[0]
     parameters = run(p, "--mesh=d=1", "--steps=1", program="gpt_fsdp").out.split(" ")[0]
     check(header.startswith(parameters + " parameters, mesh p=2,d=1,t=1,"), "all parameters are counted", header)
@@ -161,7 +167,11 @@ def mistakes(p):
     wrong = [
         (["--mesh=p=2", "--schedule=foo"], ["no schedule `foo`", "zero-bubble"]),
         (["--mesh=p=2", "--schedule=/nowhere/x.csv"], ["/nowhere/x.csv", "cannot be read"]),
-        (["--mesh=p=3", "--microbatches=4"], ["8 layers", "3 stages", "multiple of 3"]),
+        (["--mesh=p=3", "--layers=2"], ["2 layers", "3 stages", "fewer stages"]),
+        (["--mesh=p=2", "--stage-layers=3,4"], ["--stage-layers 3,4", "7 layers", "--layers is 8"]),
+        (["--mesh=p=2", "--stage-layers=3,2,3"], ["3 numbers of layers", "2 stages"]),
+        (["--mesh=p=2", "--stage-layers=8,0"], ["stage 1", "0 layers"]),
+        (["--mesh=p=2", "--stage-layers=4,x"], ["'x' is no number"]),
         (["--mesh=p=2", "--schedule=1f1b", "--stages=4"], ["`1f1b` has 4 stages on 4 ranks", "4 on 2"]),
         (["--mesh=p=2", "--schedule=interleaved-1f1b", "--stages=3"], ["mpmd_dim does not divide num_stages"]),
         (["--mesh=p=2", "--microbatches=3"], ["--batch 16", "--microbatches 3", "multiple of 3"]),

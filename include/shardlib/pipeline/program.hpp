@@ -29,12 +29,19 @@ struct StagePlace {
   [[nodiscard]] bool is_last() const { return stage + 1 == num_stages; }
 };
 
-/// Which layers lie where: every stage has the same number of consecutive ones.
+/// Which layers lie where: every stage has consecutive ones.
 class LayerMap {
  public:
-  /// Throws UsageError where the stages do not divide the layers.
+  /// Cuts the layers as evenly as they go: where the stages do not divide them, the first stages have one more. Throws
+  /// UsageError where there are fewer layers than stages. `LayerMap(schedule, 6)` of 4 stages has 2, 2, 1 and 1.
   SHARDLIB_INLINE LayerMap(const Schedule& schedule, std::int64_t layers);
-  [[nodiscard]] int per_stage() const { return per_stage_; }  ///< the number of layers of a stage
+  /// Stage s has counts[s] layers, at least one. Throws UsageError for another number of stages.
+  /// `LayerMap(schedule, std::vector{1, 2, 2, 1})`
+  SHARDLIB_INLINE LayerMap(const Schedule& schedule, const std::vector<int>& counts);
+  /// The number of the stage's layers.
+  [[nodiscard]] std::size_t layers_of_stage(int stage) const {
+    return static_cast<std::size_t>(counts_.at(static_cast<std::size_t>(stage)));
+  }
   /// The model's numbers of the layers that a rank holds, in the order in which it holds them.
   [[nodiscard]] SHARDLIB_INLINE std::vector<int> of_rank(int rank) const;
   /// Where the stage's first layer stands among those of its rank.
@@ -42,8 +49,7 @@ class LayerMap {
 
  private:
   std::vector<std::vector<int>> stages_;  ///< of each rank
-  std::vector<int> owners_;
-  int per_stage_ = 1;
+  std::vector<int> owners_, counts_;      // of each stage
 };
 
 /// Throws UsageError unless the schedule is for as many ranks as the stage axis has. `must_fit(schedule, "p",

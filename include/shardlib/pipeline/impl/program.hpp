@@ -4,34 +4,58 @@
 #include "shardlib/pipeline/program.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::pipeline {
 
-SHARDLIB_INLINE LayerMap::LayerMap(const Schedule& schedule, std::int64_t layers) {
+namespace detail {
+
+inline std::vector<int> even_counts(const Schedule& schedule, std::int64_t layers) {
   const int stages = schedule.num_stages();
-  if (layers < 1 || layers % stages != 0)
-    throw UsageError(std::to_string(layers) + " layers cannot be cut evenly into the " + std::to_string(stages) +
-                     " stages of " + schedule.name() + "; choose a multiple of " + std::to_string(stages) +
-                     ", or fewer stages");
-  per_stage_ = static_cast<int>(layers / stages);
+  if (layers < stages)
+    throw UsageError(std::to_string(layers) + (layers == 1 ? " layer is" : " layers are") + " too few for the " +
+                     std::to_string(stages) + " stages of " + schedule.name() +
+                     ": each needs one; choose more layers, or fewer stages");
+  std::vector<int> counts;
+  for (int stage = 0; stage < stages; ++stage)
+    counts.push_back(static_cast<int>(layers / stages + (stage < layers % stages ? 1 : 0)));
+  return counts;
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE LayerMap::LayerMap(const Schedule& schedule, std::int64_t layers)
+    : LayerMap(schedule, detail::even_counts(schedule, layers)) {}
+
+SHARDLIB_INLINE LayerMap::LayerMap(const Schedule& schedule, const std::vector<int>& counts) : counts_(counts) {
+  const int stages = schedule.num_stages();
+  if (std::ssize(counts) != stages)
+    throw UsageError(std::to_string(counts.size()) + " numbers of layers are given for the " + std::to_string(stages) +
+                     " stages of " + schedule.name() + "; give one for each stage");
+  if (const auto none = std::ranges::find_if(counts, [](int n) { return n < 1; }); none != counts.end())
+    throw UsageError("stage " + std::to_string(none - counts.begin()) + " of " + schedule.name() + " has " +
+                     std::to_string(*none) + " layers; each stage needs at least one");
   for (int rank = 0; rank < schedule.mpmd_dim(); ++rank) stages_.push_back(schedule.stages_of(rank));
   for (int stage = 0; stage < stages; ++stage) owners_.push_back(schedule.rank_of(stage));
 }
 
 SHARDLIB_INLINE std::vector<int> LayerMap::of_rank(int rank) const {
   std::vector<int> layers;
-  for (const int stage : stages_.at(static_cast<std::size_t>(rank)))
-    for (int i = 0; i < per_stage_; ++i) layers.push_back(stage * per_stage_ + i);
+  for (const int stage : stages_.at(static_cast<std::size_t>(rank))) {
+    const int first = std::accumulate(counts_.begin(), counts_.begin() + stage, 0);
+    for (int i = 0; i < counts_[static_cast<std::size_t>(stage)]; ++i) layers.push_back(first + i);
+  }
   return layers;
 }
 
 SHARDLIB_INLINE std::size_t LayerMap::first_of_stage(int stage) const {
   const auto& stages = stages_.at(static_cast<std::size_t>(owners_.at(static_cast<std::size_t>(stage))));
-  return static_cast<std::size_t>(std::ranges::find(stages, stage) - stages.begin()) *
-         static_cast<std::size_t>(per_stage_);
+  std::size_t before = 0;
+  for (auto held = stages.begin(); *held != stage; ++held) before += layers_of_stage(*held);
+  return before;
 }
 
 SHARDLIB_INLINE void must_fit(const Schedule& schedule, std::string_view axis, int ranks) {
