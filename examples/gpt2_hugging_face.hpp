@@ -8,6 +8,7 @@
 #include <shardlib/io/formats/safetensors_tree.hpp>
 #include <shardlib/run/hugging_face.hpp>
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -82,6 +83,10 @@ inline void read_config(run::Options& options, Options& o) {
   config.imply(options, "--epsilon", "layer_norm_epsilon", "1e-5");
   // Where keys are absent, the defaults of transformers' class.
   for (const char* key : {"bos_token_id", "eos_token_id"}) o.kept[key] = config.json(key, "50256");
+  if (!config.is_null("bos_token_id")) {
+    const std::int64_t begin = config.integer("bos_token_id", 50256);
+    if (begin < config.integer("vocab_size")) o.training.row_begin = static_cast<std::int32_t>(begin);
+  }
   config.finish({"_name_or_path",
                  "_num_labels",
                  "attn_pdrop",

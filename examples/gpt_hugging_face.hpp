@@ -151,7 +151,7 @@ inline void read_config(run::Options& options, const ModelOptions& o, HuggingFac
   if (!config.is_null("bos_token_id")) {
     const std::int64_t begin = config.integer("bos_token_id", 1);
     if (begin >= config.integer("vocab_size")) config.refuse("bos_token_id", "below 'vocab_size' (an absent one is 1)");
-    training.sample.begin = static_cast<std::int32_t>(begin);
+    training.sample.begin = training.row_begin = static_cast<std::int32_t>(begin);
   }
   config.finish({"_attn_implementation_autoset", "_name_or_path", "attention_dropout", "dtype", "initializer_range",
                  "is_llama_config", "pretraining_tp", "torch_dtype", "transformers.js_config", "transformers_version",

@@ -326,20 +326,21 @@ TEST_CASE("loader: resume in the middle of anything, readers of any number", "[l
 TEST_CASE("loader: the identity tells data configurations apart", "[loader]") {
   const Documents documents = numbered({5, 1, 17});
   const LoaderOptions base{.batch = 4, .length = 5, .seed = 1};
-  std::vector<LoaderOptions> others(7, base);
+  std::vector<LoaderOptions> others(8, base);
   others[1].batch = 5;
   others[2].length = 4;
   others[3].seed = 2;
   others[4].rows = Rows::padded;
   others[5].shuffle = false;
   others[6].repeat = false;
+  others[7].begin = 3;
   std::set<std::uint64_t> identities;
   for (const LoaderOptions& options : others) identities.insert(Loader(source(documents), options).identity());
   Documents changed = documents;
   changed[2][9] = 7;
   identities.insert(Loader(source(changed), base).identity());
   identities.insert(Loader(source(numbered({5, 2, 16})), base).identity());
-  CHECK(identities.size() == 9);
+  CHECK(identities.size() == 10);
   // A seed that nothing depends on makes no difference.
   others[3].shuffle = false;
   CHECK(Loader(source(documents), others[3]).identity() == Loader(source(documents), others[5]).identity());
@@ -360,6 +361,10 @@ TEST_CASE("loader: inputs, targets and segments of a byte text", "[loader]") {
                                                   0, 'i', 'j', 'k', 'l', 'm', 'n', 'o'});
   CHECK(batch.segments == std::vector<std::int32_t>{0, 0, 0, 0, 0, 1, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0});
   CHECK(batch.weights == std::vector<float>(16, 1));
+  const TokenBatch begun = Loader(text, {.batch = 2, .length = 8, .shuffle = false, .begin = 7}).batch(0);
+  CHECK(begun.inputs == std::vector<std::int32_t>{7, 'a', 'b', 'c', 'd', 7, 'f', 7,  //
+                                                  7, 'i', 'j', 'k', 'l', 'm', 'n', 'o'});
+  CHECK(begun.targets == batch.targets);
   // A document that starts where a row does is the row's first.
   const auto even = io::read_text_tokens(write(folder, "even", "abcd" + end + "efgh"));
   const TokenBatch rows = Loader(even, {.batch = 2, .length = 4, .shuffle = false}).batch(0);

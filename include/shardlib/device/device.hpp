@@ -65,7 +65,7 @@ class Device {
   [[nodiscard]] const std::shared_ptr<Pool>& pool() const { return pool_; }  ///< the device's memory
   /// Memory of the process that holds the device: `pool` itself, where kernels run in host memory.
   [[nodiscard]] const std::shared_ptr<Pool>& host_pool() const { return host_pool_; }
-  /// The buffer in host memory, or in the device's: itself, if it is there already, or else a copy.
+  /// The buffer in host memory, or with `to_device` in the device's: itself, if it is there already, or else a copy.
   [[nodiscard]] Buffer to_host(const Buffer& buffer) const;
   [[nodiscard]] Buffer to_device(const Buffer& buffer) const;
   /// What its kernels are called with.

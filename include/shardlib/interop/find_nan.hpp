@@ -1,6 +1,8 @@
 // Finds the op that makes the first NaN of a program.
 #pragma once
 
+#include <memory>
+
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/types/tensor.hpp"

@@ -51,7 +51,7 @@ class Buffer {
   std::shared_ptr<Block> block_;
 };
 
-/// Copies the bytes of `from` to `to`, of the same size, from any memory to any other.
+/// Copies the bytes of `from` to `to`, of the same size, from any memory to any other. `copy(host, shard)`
 SHARDLIB_INLINE void copy(const Buffer& to, const Buffer& from);
 
 /// A device's memory: allocates blocks of a region and counts their bytes. Later requests of any size reuse freed

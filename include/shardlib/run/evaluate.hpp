@@ -14,7 +14,7 @@
 
 namespace shardlib::run {
 
-/// A text with several endings, of which number `label` is right.
+/// A text, the `context`, with several `endings`, of which number `label` is right.
 struct Question {
   std::string context;
   std::vector<std::string> endings;
@@ -26,21 +26,22 @@ struct Question {
 /// `read_questions("hellaswag_val.jsonl")`
 [[nodiscard]] SHARDLIB_INLINE std::vector<Question> read_questions(const std::string& path);
 
-/// How many questions a model answers right, by two scores of an ending: the log-likelihood of its tokens after the
-/// context, and that divided by the ending's bytes. They are acc and acc_norm of EleutherAI's lm-evaluation-harness.
+/// Of how many `questions` a model finds the right ending the likeliest, by two scores: `right`, by the log-likelihood of
+/// the ending's tokens after the context, and `right_normalized`, by that divided by the ending's bytes. They are acc and
+/// acc_norm of EleutherAI's lm-evaluation-harness. Guesses would answer the share `chance` right.
 struct Evaluation {
   std::int64_t questions = 0, right = 0, right_normalized = 0;
-  double chance = 0;  ///< the share that guesses would answer right
+  double chance = 0;
 };
 
-/// What an ending costs: a row of `length` tokens, in which only the ending's count, with weights that add up to 1. An
-/// ending without white space before it gets a space. Where context and ending are longer than a row, the context loses
-/// its first tokens. `begin` is the token before the text, if there is one. Throws UsageError if the ending alone is
-/// longer than a row. `row_of(*tokenizer, "A man", "sleeps.", 128, 0)`
+/// A row for an ending, in which only the ending's `tokens` count, with weights that add up to 1.
 struct EndingRow {
   io::TokenBatch row;
-  std::int64_t tokens = 0;  ///< of the ending
+  std::int64_t tokens = 0;
 };
+/// The row of `length` tokens for an ending. An ending without white space before it gets a space. Where context and
+/// ending are longer than a row, the context loses its first tokens. `begin` is the token before the text, if there is
+/// one. Throws UsageError if the ending alone is longer than a row. `row_of(*tokenizer, "A man", "sleeps.", 128, 0)`
 [[nodiscard]] SHARDLIB_INLINE EndingRow row_of(const io::Tokenizer& tokenizer, const std::string& context,
                                                const std::string& ending, std::int64_t length,
                                                std::optional<std::int32_t> begin);

@@ -30,6 +30,7 @@ struct LoaderOptions {
   bool shuffle = true;           ///< false: rows in the order of the source
   bool repeat = true;            ///< false: one pass, then the end; what fills the last batch up does not count
   std::uint32_t vocabulary = 0;  ///< ids must be below it; 0: not checked
+  std::int32_t begin = 0;        ///< the input before the first token of a document, and of a row; not of Rows::stories
 };
 
 /// A bijection of [0, count) that needs no memory: a four-round Feistel network over the next power of four, walked

@@ -21,6 +21,7 @@ struct TextStreamOptions {
   std::uint64_t seed = 0;   ///< of the order of the files and of the places where the rows begin
   TextOptions text = {};    ///< how the texts become tokens
   std::uint32_t vocabulary = 0;  ///< ids must be below it; 0: not checked
+  std::int32_t begin = 0;        ///< the input before the first token of a document, and of a row
 };
 
 /// Packed rows from the files of a folder. The bytes of all files make a ring, in an order that the seed decides, and

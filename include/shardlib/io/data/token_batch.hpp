@@ -44,17 +44,17 @@ inline TokenBatch empty_rows(std::int64_t rows, std::int64_t length) {
 }
 
 /// Writes the tokens of one row, and what follows from them, at `begin` of a batch; the rest of the row is filling, a
-/// segment of its own.
-inline void fill_row(std::span<const EncodedToken> tokens, std::size_t begin, std::size_t length, TokenBatch& batch) {
+/// segment of its own. `first` is the input before a document's first token, and a row's, which have nothing before them.
+inline void fill_row(std::span<const EncodedToken> tokens, std::size_t begin, std::size_t length, std::int32_t first,
+                     TokenBatch& batch) {
   const auto id = [](EncodedToken token) { return static_cast<std::int32_t>(token >> 1); };
   std::int32_t* const inputs = batch.inputs.data() + begin;
   std::int32_t* const targets = batch.targets.data() + begin;
   std::int32_t* const segments = batch.segments.data() + begin;
   const std::size_t n = tokens.size();
   for (std::size_t i = 0; i < n; ++i) targets[i] = id(tokens[i]);
-  // A document's first token, and a row's, has nothing before it.
-  if (n > 0) inputs[0] = 0;
-  for (std::size_t i = 1; i < n; ++i) inputs[i] = id(tokens[i - 1]) & -static_cast<std::int32_t>((tokens[i] & 1U) ^ 1U);
+  if (n > 0) inputs[0] = first;
+  for (std::size_t i = 1; i < n; ++i) inputs[i] = (tokens[i] & 1U) != 0 ? first : id(tokens[i - 1]);
   std::int32_t segment = 0;
   for (std::size_t i = 0; i < n; ++i) {
     segment += i > 0 ? static_cast<std::int32_t>(tokens[i] & 1U) : 0;

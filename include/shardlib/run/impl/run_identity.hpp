@@ -66,6 +66,8 @@ inline RunIdentity run_identity(const Training& training, const Data& data, cons
     identity.settings.erase(std::string(setting_mark) + "data");
   if (data.train) identity.settings["data.name"] = data.train->source().name();
   add_frozen_weights(identity, training);
+  if (training.row_begin != 0)
+    identity.settings[std::string(setting_mark) + "row_begin"] = std::to_string(training.row_begin);
   return identity;
 }
 

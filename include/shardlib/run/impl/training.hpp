@@ -282,6 +282,7 @@ SHARDLIB_INLINE Data open_data(const Training& t, std::int64_t vocabulary) {
   rows.length = t.seq;
   rows.seed = t.seed;
   rows.vocabulary = static_cast<std::uint32_t>(data.vocabulary);
+  rows.begin = t.row_begin;
   rows.rows = t.rows == "packed" ? io::Rows::packed : t.rows == "padded" ? io::Rows::padded : io::Rows::stories;
   // A model of whole documents has to learn where they end, or its samples never do.
   const io::TextOptions text{data.tokenizer, rows.rows != io::Rows::packed};

@@ -46,6 +46,7 @@ SHARDLIB_INLINE std::uint64_t Loader::identity() const {
   for (const std::int64_t value : {options_.batch, options_.length, static_cast<std::int64_t>(options_.rows),
                                    std::int64_t{options_.shuffle}, std::int64_t{options_.repeat}})
     hash = detail::hash_in(hash, static_cast<std::uint64_t>(value));
+  if (options_.begin != 0) hash = detail::hash_in(hash, static_cast<std::uint64_t>(options_.begin));
   return options_.shuffle ? detail::hash_in(hash, options_.seed) : hash;
 }
 
@@ -124,7 +125,7 @@ SHARDLIB_INLINE TokenBatch Loader::rows(std::int64_t step, std::int64_t first, s
     if (options_.rows == Rows::stories && !tokens.empty())
       detail::fill_story(tokens, begin, size, out);
     else
-      detail::fill_row(tokens, begin, size, out);
+      detail::fill_row(tokens, begin, size, options_.begin, out);
   }
   return out;
 }

@@ -204,7 +204,8 @@ SHARDLIB_INLINE TokenBatch TextStream::next() {
         throw UsageError("row " + std::to_string(lane.row) + " of a batch finds only white space in its part of the " +
                          "text, near '" + lane.file->path() + "': choose more text, or a smaller --batch");
     }
-    detail::fill_row(std::span(lane.tokens).subspan(lane.taken, length), r * length, length, out);
+    detail::fill_row(std::span(lane.tokens).subspan(lane.taken, length), r * length, length,
+                     options_.begin, out);
     lane.taken += length;
     if (2 * lane.taken > lane.tokens.size()) {  // moving what is left costs no more than it cost to make
       lane.tokens.erase(lane.tokens.begin(), lane.tokens.begin() + static_cast<std::ptrdiff_t>(lane.taken));
