@@ -119,10 +119,25 @@ SHARDLIB_INLINE void copy_strided(const Exec& exec, std::size_t element_size, st
 
 SHARDLIB_INLINE void zero_strided(const Exec& exec, std::size_t element_size, std::span<const std::int64_t> shape,
                                   void* out, std::span<const std::int64_t> out_strides) {
-  alignas(64) static constexpr std::byte zero[64]{};
-  Dims repeat;
-  for (std::size_t d = 0; d < shape.size(); ++d) repeat.push(0);
-  copy_strided(exec, element_size, shape, zero, repeat, out, out_strides);
+  if (product(shape) == 0) return;
+  constexpr std::int64_t grain = 16384;
+  const auto element = static_cast<std::int64_t>(element_size);
+  Nest<1> nest;
+  for (std::size_t d = 0; d < shape.size(); ++d) nest.push(shape[d], {out_strides[d] * element});
+  const auto inner = nest.pop();
+  const bool dense = inner.strides[0] == element;
+  const std::int64_t rows = nest.count(), group = std::max<std::int64_t>(1, grain / inner.extent);
+  exec.for_each((rows + group - 1) / group, [&](std::int64_t item) {
+    Walk<1> walk(nest, item * group);
+    for (std::int64_t row = item * group; row < std::min(rows, (item + 1) * group); ++row, walk.next()) {
+      std::byte* const to = static_cast<std::byte*>(out) + walk.offsets[0];
+      if (dense) {
+        std::memset(to, 0, static_cast<std::size_t>(inner.extent * element));
+      } else {
+        for (std::int64_t i = 0; i < inner.extent; ++i) std::memset(to + i * inner.strides[0], 0, element_size);
+      }
+    }
+  });
 }
 
 SHARDLIB_INLINE void permute(const Exec& exec, std::size_t element_size, const void* in,
