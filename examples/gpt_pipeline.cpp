@@ -277,9 +277,12 @@ void declare(run::Options& options, Options& o) {
   o.training.may_change = {"schedule", "stages",
                            "stage_layers"};  // where and when the layers run, not what they compute
   options.group("pipeline");
-  options.add("--schedule", o.schedule,
-              "gpipe, 1f1b, eager-1f1b, interleaved-1f1b, zero-bubble, dualpipe-v, or a file that ends in .csv");
-  options.add("--stages", o.stages, "stages that the layers are cut into (0: 2 p if interleaved or dualpipe-v, else p)",
+  options.add(
+      "--schedule", o.schedule,
+      "gpipe, 1f1b, eager-1f1b, interleaved-1f1b, interleaved-gpipe, kimi-k2, zero-bubble, dualpipe-v, or a file "
+      "that ends in .csv");
+  options.add("--stages", o.stages,
+              "stages that the layers are cut into (0: 2 p if a rank of the schedule has several, else p)",
               run::size(0));
   options.add("--stage-layers", o.stage_layers,
               "layers of each stage, as in 2,3,3 (default: as even as they go, the first stages with one more)");
@@ -335,7 +338,8 @@ void check_tutorial(const Options& o) {
 pipeline::Schedule chosen_schedule(const Options& o, int ranks) {
   int stages = static_cast<int>(o.stages);
   if (stages == 0 && o.schedule.ends_with(".csv")) stages = pipeline::read_csv(o.schedule).num_stages();
-  if (stages == 0) stages = o.schedule == "interleaved-1f1b" || o.schedule == "dualpipe-v" ? 2 * ranks : ranks;
+  const bool two = o.schedule.starts_with("interleaved-") || o.schedule == "kimi-k2" || o.schedule == "dualpipe-v";
+  if (stages == 0) stages = two ? 2 * ranks : ranks;
   return pipeline::make_schedule(o.schedule, stages, ranks);
 }
 

@@ -76,6 +76,7 @@ TEST_CASE("pipeline: the memory that ranks keep is that of the microbatches in f
       {Eager1F1B(ranks), {7, 5, 3, 1}},
       {ZeroBubble(ranks), {4, 4, 4, 4}},
       {Interleaved1F1B({.num_stages = 2 * ranks, .mpmd_dim = ranks}), {5.5, 4.5, 3.5, 2.5}},
+      {KimiK2({.num_stages = 2 * ranks, .mpmd_dim = ranks}), {6, 5, 4, 3}},
       {DualPipeV({.num_stages = 2 * ranks, .mpmd_dim = ranks}), {4.5, 4.5, 4.5, 4.5}}};
   for (const auto& [schedule, due] : table) {
     const std::vector<double> is = kept(schedule, 16);

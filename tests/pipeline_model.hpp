@@ -179,8 +179,10 @@ inline std::vector<pipeline::Schedule> main_schedules(int p) {
 inline std::vector<pipeline::Schedule> schedules(int p) {
   using namespace pipeline;
   auto all = main_schedules(p);
-  all.insert(all.end(), {GPipe(p), Eager1F1B(p), Interleaved1F1B({.num_stages = p, .mpmd_dim = p}),
-                         Interleaved1F1B({.num_stages = 2 * p, .mpmd_dim = p, .fuse_steady_state = true})});
+  all.insert(all.end(),
+             {GPipe(p), Eager1F1B(p), Interleaved1F1B({.num_stages = p, .mpmd_dim = p}),
+              KimiK2({.num_stages = 2 * p, .mpmd_dim = p}), InterleavedGPipe({.num_stages = 2 * p, .mpmd_dim = p}),
+              Interleaved1F1B({.num_stages = 2 * p, .mpmd_dim = p, .fuse_steady_state = true})});
   return all;
 }
 

@@ -54,7 +54,7 @@ def layouts(p):
         one = curve(p, "--mesh=d=1,t=1", *tied, program="gpt_fsdp")[1]
         cases = [("p=2", "interleaved-1f1b"), ("p=2,d=2,t=1", "zero-bubble"), ("p=2,d=1,t=2", "dualpipe-v")]
         if not tied:  # 3 devices divide no dim: all are padded
-            cases += [("p=1", "1f1b"), ("p=2", "gpipe"), ("p=4", "eager-1f1b"), ("p=2,d=1,t=3", "1f1b"), ("d=2,t=2", "1f1b")]
+            cases += [("p=1", "1f1b"), ("p=2", "gpipe"), ("p=4", "eager-1f1b"), ("p=2", "kimi-k2"), ("p=2", "interleaved-gpipe"), ("p=2,d=1,t=3", "1f1b"), ("d=2,t=2", "1f1b")]
         for mesh, schedule in cases:
             options = [f"--mesh={mesh}", f"--schedule={schedule}", *tied]
             done, steps = curve(p, *options)

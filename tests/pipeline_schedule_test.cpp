@@ -119,6 +119,14 @@ TEST_CASE("the lists of schedules with several stages a rank", "[pipeline]") {
                                                        "bwd_2__0", "fwd_0__3", "bwd_2__1", "fwd_2__2", "bwd_0__0",
                                                        "fwd_2__3", "bwd_0__1", "bwd_2__2", "bwd_2__3", "bwd_0__2",
                                                        "bwd_0__3"});
+  const auto ahead = KimiK2({.num_stages = 4, .mpmd_dim = 2}).tasks(4);  // one more forward pass at the beginning
+  REQUIRE(texts(ahead[0]) == std::vector<std::string>{"fwd_0__0", "fwd_0__1", "fwd_2__0", "fwd_2__1", "fwd_0__2",
+                                                      "fwd_0__3", "bwd_2__0", "fwd_2__2", "bwd_2__1", "fwd_2__3",
+                                                      "bwd_0__0", "bwd_0__1", "bwd_2__2", "bwd_2__3", "bwd_0__2",
+                                                      "bwd_0__3"});
+  const auto apart = InterleavedGPipe({.num_stages = 4, .mpmd_dim = 2}).tasks(2);
+  REQUIRE(texts(apart[1]) == std::vector<std::string>{"fwd_1__0", "fwd_1__1", "fwd_3__0", "fwd_3__1", "bwd_3__0",
+                                                      "bwd_3__1", "bwd_1__0", "bwd_1__1"});
   const auto fused = Interleaved1F1B({.num_stages = 4, .mpmd_dim = 2, .fuse_steady_state = true}).tasks(4);
   REQUIRE(texts(fused[0]) == std::vector<std::string>{"fwd_0__0", "fwd_0__1", "fwd_2__0", "fwd_2__1",
                                                       "FusedTask(fwd_0__2, bwd_2__0)", "FusedTask(fwd_0__3, bwd_2__1)",
@@ -274,6 +282,10 @@ TEST_CASE("sizes that a schedule has no lists for", "[pipeline]") {
   expect_error<UsageError>([] { Std1F1B(-1); }, "Std1F1B(num_stages=-1): num_stages must be at least 1");
   expect_error<UsageError>([] { Interleaved1F1B({.num_stages = 4, .mpmd_dim = 0}); },
                            "Interleaved1F1B(num_stages=4, mpmd_dim=0): mpmd_dim must be at least 1");
+  expect_error<UsageError>(
+      [] { InterleavedGPipe({.num_stages = 6, .mpmd_dim = 4}); },
+      "InterleavedGPipe(num_stages=6, mpmd_dim=4): every rank must have as many stages as the others, but mpmd_dim does "
+      "not divide num_stages; take 8 stages, or another number of ranks");
   expect_error<UsageError>(
       [] { Interleaved1F1B({.num_stages = 6, .mpmd_dim = 4}); },
       "Interleaved1F1B(num_stages=6, mpmd_dim=4): every rank must have as many stages as the "

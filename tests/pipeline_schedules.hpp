@@ -16,7 +16,8 @@ namespace shardlib::test {
 inline std::pair<pipeline::Schedule, int> any_schedule(std::mt19937& random) {
   const auto pick = [&](int low, int high) { return std::uniform_int_distribution(low, high)(random); };
   const int p = pick(1, 8), v = pick(1, 4), m = pick(1, 40);
-  switch (pick(0, 5)) {
+  const int rounds = std::max(1, m / p), in_rounds = m / rounds * rounds;
+  switch (pick(0, 7)) {
     case 0:
       return {pipeline::GPipe(p), m};
     case 1:
@@ -27,11 +28,13 @@ inline std::pair<pipeline::Schedule, int> any_schedule(std::mt19937& random) {
       return {pipeline::ZeroBubble(p), std::max(p, m)};
     case 4:
       return {pipeline::DualPipeV({.num_stages = 2 * p, .mpmd_dim = p}), std::max(2 * p, m)};
-    default: {
-      const int rounds = std::max(1, m / p);
+    case 5:
+      return {pipeline::InterleavedGPipe({.num_stages = v * p, .mpmd_dim = p}), in_rounds};
+    case 6:
+      return {pipeline::KimiK2({.num_stages = v * p, .mpmd_dim = p, .fuse_steady_state = pick(0, 1) == 1}), in_rounds};
+    default:
       return {pipeline::Interleaved1F1B({.num_stages = v * p, .mpmd_dim = p, .fuse_steady_state = pick(0, 1) == 1}),
-              m / rounds * rounds};
-    }
+              in_rounds};
   }
 }
 

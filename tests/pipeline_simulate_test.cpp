@@ -26,7 +26,7 @@ bool close(double a, double b) {
 }
 
 Simulation simulated(const std::string& name, int p, int m, const TaskTimes& whole = {}) {
-  const bool two = name == "interleaved-1f1b" || name == "dualpipe-v";
+  const bool two = name.starts_with("interleaved-") || name == "kimi-k2" || name == "dualpipe-v";
   const TaskLists lists = make_schedule(name, two ? 2 * p : p, p).tasks(m);
   return simulate(lists, even_costs(lists, whole));
 }
@@ -46,6 +46,8 @@ TEST_CASE("bubbles and activations of each schedule", "[pipeline]") {
       {"1f1b", 3, 9, {2, 1}, {4, 3, 2, 1}, 20.0, 15.8},
       {"eager-1f1b", 3, 9, {3, 1}, {7, 5, 3, 1}, 20.0, 15.8},
       {"interleaved-1f1b", 1.5, 4.5, {2.5, 1.5}, {5.5, 4.5, 3.5, 2.5}, 11.1, 8.6},
+      {"interleaved-gpipe", 1.5, 4.5, {4, 4}, {16, 16, 16, 16}, 11.1, 8.6},
+      {"kimi-k2", 1.5, 4.5, {3, 2}, {6, 5, 4, 3}, 11.1, 8.6},
       {"zero-bubble", 1, 3, {2, 2}, {4, 4, 4, 4}, 7.7, 5.9},
       {"dualpipe-v", 0.5, 2.5, {2.5, 2.5}, {4.5, 4.5, 4.5, 4.5}, 4.0, 5.0},
   };

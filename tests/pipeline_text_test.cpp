@@ -96,6 +96,8 @@ TEST_CASE("schedules by name", "[pipeline]") {
   REQUIRE(make_schedule("eager-1f1b", 3, 3).name() == "Eager1F1B(num_stages=3)");
   REQUIRE(make_schedule("zero-bubble", 3, 3).name() == "ZeroBubble(num_stages=3)");
   REQUIRE(make_schedule("interleaved-1f1b", 6, 3).name() == "Interleaved1F1B(num_stages=6, mpmd_dim=3)");
+  REQUIRE(make_schedule("interleaved-gpipe", 6, 3).name() == "InterleavedGPipe(num_stages=6, mpmd_dim=3)");
+  REQUIRE(make_schedule("kimi-k2", 6, 3).name() == "KimiK2(num_stages=6, mpmd_dim=3)");
   REQUIRE(make_schedule("dualpipe-v", 6, 3).name() == "DualPipeV(num_stages=6, mpmd_dim=3)");
   for (const std::string& name : schedule_names()) {
     const int stages = name == "dualpipe-v" ? 4 : 2;
@@ -107,5 +109,5 @@ TEST_CASE("schedules by name", "[pipeline]") {
       "the mesh and the stages of a rank, or take another schedule");
   expect_error<UsageError>([] { (void)make_schedule("2f2b", 4, 4); },
                            "there is no schedule `2f2b`; there are gpipe, 1f1b, eager-1f1b, zero-bubble, "
-                           "interleaved-1f1b, dualpipe-v, and files that end in .csv");
+                           "interleaved-1f1b, interleaved-gpipe, kimi-k2, dualpipe-v, and files that end in .csv");
 }

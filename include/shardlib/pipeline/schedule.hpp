@@ -80,6 +80,21 @@ struct Interleaved1F1B : Schedule {
   SHARDLIB_INLINE explicit Interleaved1F1B(const Arguments& arguments);
 };
 
+/// Interleaved1F1B with one more forward pass ahead on each rank, so that a transfer can overlap with a task (Kimi Team
+/// 2025). The last stage's tasks are fused where they follow each other.
+struct KimiK2 : Schedule {
+  SHARDLIB_INLINE explicit KimiK2(const Interleaved1F1B::Arguments& arguments);
+};
+
+/// All forward passes in the order of Interleaved1F1B, then all backward passes: GPipe with several stages on a rank.
+struct InterleavedGPipe : Schedule {
+  /// The numbers of stages and of ranks.
+  struct Arguments {
+    int num_stages = 1, mpmd_dim = 1;
+  };
+  SHARDLIB_INLINE explicit InterleavedGPipe(const Arguments& arguments);
+};
+
 /// Two stages on each rank, r and 2 * mpmd_dim - 1 - r, so that microbatches go there and back (DeepSeek 2025).
 /// Backward passes are halved where that fills a wait. Needs at least num_stages = 2 * mpmd_dim microbatches.
 struct DualPipeV : Schedule {
@@ -102,7 +117,8 @@ struct DualPipeV : Schedule {
 /// Reads a schedule from a file, as `parse_csv` does. Throws UsageError when it cannot be read.
 [[nodiscard]] SHARDLIB_INLINE Schedule read_csv(const std::string& path);
 
-/// The names that `make_schedule` takes: "gpipe", "1f1b", "eager-1f1b", "zero-bubble", "interleaved-1f1b", "dualpipe-v"
+/// The names that `make_schedule` takes: "gpipe", "1f1b", "eager-1f1b", "zero-bubble", "interleaved-1f1b",
+/// "interleaved-gpipe", "kimi-k2", "dualpipe-v"
 [[nodiscard]] SHARDLIB_INLINE const std::vector<std::string>& schedule_names();
 
 /// The schedule of this name, or, where it ends in ".csv", that of the file. Throws UsageError when there is none, or

@@ -94,9 +94,8 @@ inline std::vector<int> one_each(int num_stages) {
   return owners;
 }
 
-inline std::string interleaved_name(const Interleaved1F1B::Arguments& arguments) {
-  const std::string name =
-      named("Interleaved1F1B", {{"num_stages", arguments.num_stages}, {"mpmd_dim", arguments.mpmd_dim}});
+inline std::string interleaved_name(const char* schedule, const Interleaved1F1B::Arguments& arguments) {
+  const std::string name = named(schedule, {{"num_stages", arguments.num_stages}, {"mpmd_dim", arguments.mpmd_dim}});
   if (arguments.num_stages % arguments.mpmd_dim != 0)
     throw UsageError(
         name +
@@ -170,11 +169,17 @@ inline int round_size(const std::string& name, int mpmd_dim, int microbatches) {
   return microbatches / rounds(microbatches);
 }
 
-inline TaskList interleaved(const Interleaved1F1B::Arguments& arguments, int rank, int microbatches, int round) {
+/// The forward passes of a rank before its first backward pass, in 1F1B of several stages on a rank.
+inline int interleaved_warmup(const Interleaved1F1B::Arguments& arguments, int rank, int round) {
+  return (arguments.num_stages / arguments.mpmd_dim - 1) * round + 2 * (arguments.mpmd_dim - 1 - rank);
+}
+
+inline TaskList interleaved(const Interleaved1F1B::Arguments& arguments, int rank, int microbatches, int round,
+                            int most_warmup) {
   const auto& [num_stages, mpmd_dim, fuse] = arguments;
   const int chunks = num_stages / mpmd_dim, total = chunks * microbatches;
   const auto stage = [&, p = mpmd_dim](int chunk) { return chunk * p + rank; };
-  const int warmup = std::min(total, (chunks - 1) * round + 2 * (mpmd_dim - 1 - rank));
+  const int warmup = std::min(total, most_warmup);
   Writer w;
   const auto forward = [&](int i) { return w.fwd(stage(i / round % chunks)); };
   const auto backward = [&](int i) { return w.bwd(stage(chunks - 1 - i / round % chunks)); };
@@ -287,14 +292,38 @@ SHARDLIB_INLINE ZeroBubble::ZeroBubble(int num_stages)
                      num_stages, [&](int rank) { return detail::zero_bubble(num_stages, rank, microbatches); });
                }) {}
 
+namespace detail {
+
+/// A schedule of several stages on a rank; warmup(rank, microbatches, round) is the number of forward passes before the
+/// rank's first backward pass.
+template <class F>
+Schedule looped_schedule(const char* schedule, const Interleaved1F1B::Arguments& arguments, const F& warmup) {
+  std::string name = interleaved_name(schedule, arguments);
+  return {name, looped(arguments.num_stages, arguments.mpmd_dim), [=](int microbatches) {
+            const int round = round_size(name, arguments.mpmd_dim, microbatches);
+            return for_ranks(arguments.mpmd_dim, [&](int rank) {
+              return interleaved(arguments, rank, microbatches, round, warmup(rank, microbatches, round));
+            });
+          }};
+}
+
+}  // namespace detail
+
 SHARDLIB_INLINE Interleaved1F1B::Interleaved1F1B(const Arguments& arguments)
-    : Schedule(detail::interleaved_name(arguments), detail::looped(arguments.num_stages, arguments.mpmd_dim),
-               [arguments, name = detail::interleaved_name(arguments)](int microbatches) {
-                 const int round = detail::round_size(name, arguments.mpmd_dim, microbatches);
-                 return detail::for_ranks(arguments.mpmd_dim, [&](int rank) {
-                   return detail::interleaved(arguments, rank, microbatches, round);
-                 });
-               }) {}
+    : Schedule(detail::looped_schedule("Interleaved1F1B", arguments, [arguments](int rank, int, int round) {
+        return detail::interleaved_warmup(arguments, rank, round);
+      })) {}
+
+SHARDLIB_INLINE KimiK2::KimiK2(const Interleaved1F1B::Arguments& arguments)
+    : Schedule(detail::looped_schedule("KimiK2", arguments, [arguments](int rank, int, int round) {
+        return detail::interleaved_warmup(arguments, rank, round) + 1;
+      })) {}
+
+SHARDLIB_INLINE InterleavedGPipe::InterleavedGPipe(const Arguments& arguments)
+    : Schedule(detail::looped_schedule("InterleavedGPipe", {arguments.num_stages, arguments.mpmd_dim},
+                                       [stages = arguments.num_stages](int, int microbatches, int) {
+                                         return stages * microbatches;  // all, as a rank has no more
+                                       })) {}
 
 SHARDLIB_INLINE DualPipeV::DualPipeV(const Arguments& arguments)
     : Schedule(detail::dual_pipe_v_name(arguments), detail::folded(arguments.mpmd_dim),
@@ -305,8 +334,8 @@ SHARDLIB_INLINE DualPipeV::DualPipeV(const Arguments& arguments)
                }) {}
 
 SHARDLIB_INLINE const std::vector<std::string>& schedule_names() {
-  static const std::vector<std::string> names{"gpipe",     "1f1b", "eager-1f1b", "zero-bubble", "interleaved-1f1b",
-                                              "dualpipe-v"};
+  static const std::vector<std::string> names{
+      "gpipe", "1f1b", "eager-1f1b", "zero-bubble", "interleaved-1f1b", "interleaved-gpipe", "kimi-k2", "dualpipe-v"};
   return names;
 }
 
@@ -322,6 +351,8 @@ SHARDLIB_INLINE Schedule make_schedule(std::string_view name, int num_stages, in
   };
   if (name.ends_with(".csv")) return checked(read_csv(title));
   if (name == "interleaved-1f1b") return Interleaved1F1B({.num_stages = num_stages, .mpmd_dim = mpmd_dim});
+  if (name == "interleaved-gpipe") return InterleavedGPipe({.num_stages = num_stages, .mpmd_dim = mpmd_dim});
+  if (name == "kimi-k2") return KimiK2({.num_stages = num_stages, .mpmd_dim = mpmd_dim});
   if (name == "dualpipe-v") return DualPipeV({.num_stages = num_stages, .mpmd_dim = mpmd_dim});
   if (name == "gpipe") return checked(GPipe(num_stages));
   if (name == "1f1b") return checked(Std1F1B(num_stages));
