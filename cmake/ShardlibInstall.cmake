@@ -7,7 +7,11 @@ install(TARGETS shardlib shardlib_shapes EXPORT shardlibTargets)
 set(compatibility ARCH_INDEPENDENT)
 if(SHARDLIB_INSTALL_COMPILED)
   set(compatibility "")
-  set_target_properties(shardlib_compiled PROPERTIES EXPORT_NAME compiled EXCLUDE_FROM_ALL OFF)
+  set_target_properties(shardlib_compiled PROPERTIES EXPORT_NAME compiled EXCLUDE_FROM_ALL OFF
+                                                     POSITION_INDEPENDENT_CODE ON)
+  # Programs are compiled for the same processor: Eigen's alignment depends on it, and both sides inline the same functions.
+  string(REGEX MATCHALL "-m[^ ]+" machine_flags "${CMAKE_CXX_FLAGS}")
+  target_compile_options(shardlib_compiled INTERFACE "$<INSTALL_INTERFACE:${machine_flags}>")
   install(TARGETS shardlib_compiled EXPORT shardlibTargets ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 endif()
 install(EXPORT shardlibTargets NAMESPACE shardlib:: DESTINATION "${package_dir}")

@@ -55,18 +55,21 @@ struct Trained {
   TrainState<gpt2::Adapters<f32>, Two> lora;
   gpt2::Adapters<C> lora_copies;
 
-  // What validation and sampling read: the averages, where there are some.
-  [[nodiscard]] gpt2::Model<C> model() const {
-    return gpt2::adapted(state.ema.empty() ? copies : cast_tree<gpt2::Model<C>>(state.ema[0]),
-                         lora.ema.empty() ? lora_copies : cast_tree<gpt2::Adapters<C>>(lora.ema[0]));
+  // What validation and sampling read: the averages, where there are some. They are kept until the next step.
+  [[nodiscard]] gpt2::Model<C> model() {
+    if (averages.empty())
+      averages = {gpt2::adapted(state.ema.empty() ? copies : cast_tree<gpt2::Model<C>>(state.ema[0]),
+                                lora.ema.empty() ? lora_copies : cast_tree<gpt2::Adapters<C>>(lora.ema[0]))};
+    return averages[0];
   }
+  Array<"averages", gpt2::Model<C>> averages;
 };
 
 gpt2::Batch place(const Setup& s, const io::TokenBatch& rows) {
   return run::token_tensors<gpt2::Batch>(s.mesh, rows, s.o.training.seq);
 }
 
-// Clipping by the global norm, and AdamW.
+// Clipping by the global norm, --optimizer, and the average of --ema.
 template <class W, bool Two, class Copies, class Grads>
 run::StepResult update(const Setup& s, TrainState<W, Two>& state, Copies& copies, const Tensor<f32, "+d +t">& loss,
                        const Grads& grads, const run::Step& step) {
@@ -89,7 +92,7 @@ run::StepResult update(const Setup& s, TrainState<W, Two>& state, Copies& copies
   const AdamW adamw{t.beta1, t.beta2, t.adam_epsilon, t.weight_decay};
   if constexpr (Two) {
     const Muon muon{.momentum = t.beta1, .adamw = adamw, .matrix = [](std::string_view name) {
-                      return name.starts_with("layers/");
+                      return name.ends_with("/w_up") || name.ends_with("/w_down");
                     }};
     auto [mu, nu] = s.o.optimizer == "muon" ? by(muon, state.mu, state.nu) : by(adamw, state.mu, state.nu);
     state.mu = std::move(mu);
@@ -303,8 +306,14 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   lora.weights = initial_adapters(s);
   const bool dry = s.mesh.device()->is_dry();
   if (!o.load.empty() && !dry) load_hugging_face(s, state.weights);
-  const auto copied = [&] { return cast_tree<gpt2::Model<C>>(state.weights); };
-  const auto lora_copied = [&] { return cast_tree<gpt2::Adapters<C>>(lora.weights); };
+  const auto copied = [&] {
+    trained.averages.clear();
+    return cast_tree<gpt2::Model<C>>(state.weights);
+  };
+  const auto lora_copied = [&] {
+    trained.averages.clear();
+    return cast_tree<gpt2::Adapters<C>>(lora.weights);
+  };
   trained.copies = copied();
   trained.lora_copies = lora_copied();
   run::Program program;
@@ -318,7 +327,10 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   };
   const std::int64_t trained_bytes =
       o.lora > 0 ? keep(lora, trained.lora_copies, lora_copied) : keep(state, trained.copies, copied);
-  program.step = [&](const run::Step& step) { return train_step(s, trained, step); };
+  program.step = [&](const run::Step& step) {
+    trained.averages.clear();
+    return train_step(s, trained, step);
+  };
   program.validate = [&](const io::TokenBatch& rows) { return validate(s, trained.model(), rows); };
   program.decode = Decoder<C>(s, [&] { return trained.model(); });
   program.parameters = parameter_count(state.weights) + parameter_count(lora.weights);
@@ -340,10 +352,8 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   run::train(s.mesh.device(), o.training, data, toml, program);
   if (dry) return;
   if (!o.save.empty())
-    run::export_folder(*s.mesh.device(),
-                       folder_to_export(s, state.ema.empty() ? state.weights : state.ema[0],
-                                        lora.ema.empty() ? lora.weights : lora.ema[0]),
-                       o.save, stored_table(""), config_json(s, *data.tokenizer));
+    export_model(s, state.ema.empty() ? state.weights : state.ema[0], lora.ema.empty() ? lora.weights : lora.ema[0],
+                 config_json(s, *data.tokenizer));
   if (!o.logits.empty())
     run::write_logits(*s.mesh.device(), *data.tokenizer, o.training.prompt, program.decode, o.logits);
 }
@@ -373,12 +383,14 @@ int program(int argc, char** argv) {
   if (o.lora > 0 && o.gather == "per-step")
     throw UsageError("--lora gathers weights where they are used: leave it out, or choose --gather per-microbatch");
   if (o.lora > o.d_model)
-    throw UsageError(fmt::format("--lora {} is no low rank: choose less than --d-model {}", o.lora, o.d_model));
+    throw UsageError(fmt::format("--lora {} is no low rank: choose at most --d-model {}", o.lora, o.d_model));
   if (!o.save.empty() && o.training.directory.empty())
     throw UsageError("--export writes the weights of a run's checkpoint: give --run too");
   must_be_gpt2(o);
   if (!o.load.empty() && !o.training.plan) o.training.initial_weights = io::SafetensorsFiles(o.load).describe();
-  if (o.lora > 0) o.training.frozen_weights = o.load.empty() ? "those of the seed" : o.training.initial_weights;
+  if (o.lora > 0)
+    o.training.frozen_weights =
+        o.load.empty() ? fmt::format("those of seed {}", o.training.seed) : o.training.initial_weights;
   const run::Data data = run::open_data(o.training, o.vocabulary);
   run::note_padding(mesh, sizes_of(o, data.vocabulary, mesh[0].size, mesh[1].size));
   run::announce(options, o.training);

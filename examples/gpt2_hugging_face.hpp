@@ -63,7 +63,7 @@ inline void must_be_gpt2(const Options& o) {
 inline void read_config(run::Options& options, Options& o) {
   if (o.load.empty()) return;
   run::require_other_folder(o.save, o.load);
-  o.training.sample.begin.reset();  // nothing stood before the texts that those models have learnt
+  options.imply("--sample-begin", "-1", "--load");  // nothing stood before the texts that those models have learnt
   std::error_code ignored;
   if (!std::filesystem::is_directory(o.load, ignored)) return;
   run::HuggingFaceConfig config(o.load);
@@ -85,7 +85,7 @@ inline void read_config(run::Options& options, Options& o) {
   for (const char* key : {"bos_token_id", "eos_token_id"}) o.kept[key] = config.json(key, "50256");
   if (!config.is_null("bos_token_id")) {
     const std::int64_t begin = config.integer("bos_token_id", 50256);
-    if (begin < config.integer("vocab_size")) o.training.row_begin = static_cast<std::int32_t>(begin);
+    if (begin < config.integer("vocab_size")) config.imply(options, "--row-begin", "bos_token_id", "50256");
   }
   config.finish({"_name_or_path",
                  "_num_labels",
@@ -126,22 +126,6 @@ inline void load_hugging_face(const Setup& s, gpt2::Model<f32>& weights) {
   io::load_safetensors(s.mesh, s.o.load, weights, stored_table(prefix), {may_be_left});
 }
 
-// Which folder of a run has the checkpoint that --export writes. Averages, and weights with the adapters multiplied
-// into them, are in none yet: they are saved in a folder of the run.
-inline std::string folder_to_export(const Setup& s, gpt2::Model<f32> weights, const gpt2::Adapters<f32>& adapters) {
-  if (s.o.lora == 0 && s.o.ema == 0) return s.o.training.directory;
-  for (std::size_t i = 0; i < adapters.layers.size(); ++i) {
-    gpt2::Layer<f32>& w = weights.layers[i];
-    const gpt2::Adapter<f32>& adapter = adapters.layers[i];
-    w.w_q = gpt2::merged(w.w_q, adapter.a, adapter.b_q, s.config());
-    w.w_k = gpt2::merged(w.w_k, adapter.a, adapter.b_k, s.config());
-    w.w_v = gpt2::merged(w.w_v, adapter.a, adapter.b_v, s.config());
-  }
-  const std::string folder = s.o.training.directory + "/exported";
-  io::save(s.mesh, folder + "/checkpoints", s.o.training.steps, weights);
-  return folder;
-}
-
 // config.json of --export.
 inline std::string config_json(const Setup& s, const io::Tokenizer& tokenizer) {
   const Options& o = s.o;
@@ -171,4 +155,32 @@ inline std::string config_json(const Setup& s, const io::Tokenizer& tokenizer) {
 )",
       o.layers, o.heads, o.d_model, o.d_ff, o.context, s.vocabulary, run::json_float(o.epsilon),
       run::json_float(o.dropout), run::json_float(o.dropout), kept.at("bos_token_id"), kept.at("eos_token_id"));
+}
+
+// --export. The run's checkpoint has the weights. Averages, and weights with the adapters multiplied into them, are in
+// no checkpoint: they are saved in one below the exported folder, which goes again.
+inline void export_model(const Setup& s, gpt2::Model<f32> weights, const gpt2::Adapters<f32>& adapters,
+                         const std::string& config) {
+  Device& device = *s.mesh.device();
+  if (s.o.lora == 0 && s.o.ema == 0)
+    return run::export_folder(device, s.o.training.directory, s.o.save, stored_table(""), config);
+  for (std::size_t i = 0; i < adapters.layers.size(); ++i) {
+    gpt2::Layer<f32>& w = weights.layers[i];
+    const gpt2::Adapter<f32>& adapter = adapters.layers[i];
+    w.w_q = gpt2::merged(w.w_q, adapter.a, adapter.b_q, s.config());
+    w.w_k = gpt2::merged(w.w_k, adapter.a, adapter.b_k, s.config());
+    w.w_v = gpt2::merged(w.w_v, adapter.a, adapter.b_v, s.config());
+  }
+  const std::string partial = s.o.save + "/partial";
+  const auto remove = [&] {
+    io::together(device, "--export", [&] {
+      std::error_code error;
+      if (device.rank() == 0) std::filesystem::remove_all(partial, error);
+      if (error) throw Error(fmt::format("cannot remove '{}': {}", partial, error.message()));
+    });
+  };
+  remove();  // of an export that was interrupted
+  io::save(s.mesh, partial + "/checkpoints", 0, weights);
+  run::export_folder(device, partial, s.o.save, stored_table(""), config);
+  remove();
 }

@@ -147,11 +147,12 @@ inline void read_config(run::Options& options, const ModelOptions& o, HuggingFac
   files.positions = config.integer("max_position_embeddings", mistral ? 131072 : 2048);
   if (config.has("sliding_window") || config.is_null("sliding_window"))
     files.kept["sliding_window"] = config.json("sliding_window", "");
-  training.sample.begin.reset();
-  if (!config.is_null("bos_token_id")) {
+  if (config.is_null("bos_token_id")) {
+    options.imply("--sample-begin", "-1", fmt::format("'{}': bos_token_id", config.path()));
+  } else {
     const std::int64_t begin = config.integer("bos_token_id", 1);
     if (begin >= config.integer("vocab_size")) config.refuse("bos_token_id", "below 'vocab_size' (an absent one is 1)");
-    training.sample.begin = training.row_begin = static_cast<std::int32_t>(begin);
+    for (const char* option : {"--sample-begin", "--row-begin"}) config.imply(options, option, "bos_token_id", "1");
   }
   config.finish({"_attn_implementation_autoset", "_name_or_path", "attention_dropout", "dtype", "initializer_range",
                  "is_llama_config", "pretraining_tp", "torch_dtype", "transformers.js_config", "transformers_version",

@@ -379,6 +379,10 @@ int program(int argc, char** argv) {
     if (world_rank() == 0) fmt::print("{}", options.answer());
     return 0;
   }
+  if (o.training.sample_only || !o.training.evaluate.empty())
+    throw UsageError(
+        "gpt_pipeline does not sample, so --sample-only and --evaluate have no meaning; from the run of a GPT gpt_fsdp "
+        "does both, with the same --run folder and the same sizes of the model");
   if (o.training.prompt != run::Training{}.prompt || o.training.sample_every > 0)
     throw UsageError(
         "gpt_pipeline does not sample, so --prompt and --sample-every have no meaning; from the run of a GPT "
@@ -415,6 +419,7 @@ int program(int argc, char** argv) {
       world_rank() == 0) {  // of one layer and one microbatch, with both ends of the pipeline on one rank
     Options single = o;
     single.layers = single.training.microbatches = 1;
+    single.stage_layers.clear();
     single.training.batch /= o.training.microbatches;
     auto flat = mesh;
     flat[0].size = 1;

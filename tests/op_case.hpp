@@ -110,8 +110,9 @@ struct Dot {
 /// The dot products of what each device holds, summed: how a value pairs with a cotangent of its dual type.
 inline Dot pair_up(const detail::Value& a, const detail::Value& b) {
   Dot mine, total;
+  const Buffer of_a = a.on_host(), of_b = b.on_host();
   for (std::size_t i = 0; i < static_cast<std::size_t>(a.count()); ++i) {
-    const double term = load_element(a.dtype, a.data().data(), i) * load_element(b.dtype, b.data().data(), i);
+    const double term = load_element(a.dtype, of_a.data(), i) * load_element(b.dtype, of_b.data(), i);
     mine.sum += term;
     mine.magnitude += std::abs(term);
   }
@@ -221,6 +222,7 @@ inline void poison(const Device& device) {
   for (std::size_t bytes = 64; bytes <= 8192; bytes += 64)
     for (int i = 0; i < 4; ++i) {
       blocks.push_back(device.pool()->allocate(bytes));
+      const MemoryAccess open(blocks.back().device_memory());
       std::memset(blocks.back().data(), 0xff, bytes);
     }
 }

@@ -349,7 +349,7 @@ inline detail::ValuePtr place(const std::shared_ptr<Device>& device, DType dtype
   const auto whole = resized(x.data, x.shape, padded);
   const auto counts = resized(std::vector<double>(x.data.size(), 1), x.shape, padded);
   auto value = detail::make_value({"test", {}, {}}, device, dtype, spec, global);
-  value->storage->buffer = detail::allocate(*value);
+  const Buffer elements = device->host_pool()->allocate(value->bytes());
   const Coordinates here = coordinates_of(device->axes(), device->rank());
   const Shard shard = shard_of(device->axes(), here, spec, padded);
   expect(Shape(value->local.begin(), value->local.end()) == shard.shape, "local shape");
@@ -367,8 +367,9 @@ inline detail::ValuePtr place(const std::shared_ptr<Device>& device, DType dtype
       element = summand(mine);
     else
       for (std::int64_t s = 1; s < summands; ++s) element -= summand(s);
-    store_element(dtype, value->storage->buffer.data(), i, element);
+    store_element(dtype, elements.data(), i, element);
   }
+  value->storage->buffer = device->to_device(elements);
   return value;
 }
 
@@ -393,7 +394,7 @@ inline Global assemble(const detail::Value& value, const TensorSpec& spec) {
   expect(x.names.size() == x.shape.size(), "the value has another rank than its spec");
   const std::size_t element = size_of(value.dtype);
   expect(value.data().bytes() == value.bytes(), "the buffer's size");
-  const auto all = everybodys(*value.device, value.data().data(), value.bytes());
+  const auto all = everybodys(*value.device, value.on_host().data(), value.bytes());
   const auto summands = static_cast<std::size_t>(part_of(mesh, coordinates_of(mesh, 0), spec.partial).second);
   std::vector<const std::byte*> seen(summands * x.data.size(), nullptr);
   for (int r = 0; r < value.device->size(); ++r) {

@@ -79,6 +79,7 @@ TEST_CASE("an ending is a row in which only its own tokens count", "[run]") {
   };
   const auto row = run::row_of(*tokenizer, "ab", "cd", 8, 0);
   CHECK(row.tokens == 3);  // with the space
+  CHECK(run::row_of(*tokenizer, "ab ", "cd", 8, 0).tokens == 2);
   auto inputs = ids(std::string("ab c"));
   inputs.insert(inputs.begin(), 0);
   inputs.resize(8);
@@ -122,5 +123,11 @@ TEST_CASE("the likeliest ending answers, by the whole and by its bytes", "[run]"
   CHECK(result.right_normalized == 2);
   CHECK(std::abs(result.chance - (0.5 + 0.5 + 1.0 / 3 + 1.0 / 3) / 4) < 1e-12);
   CHECK(run::evaluate({questions[1]}, *tokenizer, 16, 0, loss).right == 1);
+  int asked = 0;
+  CHECK(run::evaluate(questions, *tokenizer, 16, 0, loss, [&] { return ++asked > 3; }).questions == 3);
+  const auto broken = [](const io::TokenBatch&) { return std::nan(""); };
+  CHECK(error_of([&] {
+          static_cast<void>(run::evaluate(questions, *tokenizer, 16, 0, broken));
+        }).starts_with("question 1, ending 0: the model's loss is not finite"));
   CHECK(run::evaluate({questions[0]}, *tokenizer, 16, 0, loss).right_normalized == 1);
 }

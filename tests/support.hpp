@@ -151,7 +151,7 @@ class Temporarily {
 
 /// Runs `body` once per device of the mesh. Under mpirun with too few ranks it does nothing and returns false; ranks
 /// beyond the mesh are idle. When only some ranks fail the whole job ends, as the others may wait for them.
-inline bool on_mesh(const std::string& mesh, const DeviceBody& body, LaunchOptions options = {}) {
+inline bool on_mesh(const std::string& mesh, const DeviceBody& body, LaunchOptions options = {.kind = device_kind()}) {
   const std::vector<AxisSize> axes = parse_mesh(mesh);
   if (under_mpi() && device_count(axes) > world_size()) return false;
   std::exception_ptr error;
@@ -159,7 +159,6 @@ inline bool on_mesh(const std::string& mesh, const DeviceBody& body, LaunchOptio
   ending.idle = world_rank() >= device_count(axes);
   options.allow_idle_ranks = true;
   options.tuning = tuning;
-  if (options.kind == DeviceKind::cpu) options.kind = device_kind();
   try {
     launch(axes, body, options);
   } catch (...) {
@@ -187,6 +186,7 @@ Buffer make_buffer(const Device& device, std::size_t count) {
 
 template <class T>
 std::vector<T> values_of(const Buffer& buffer) {
+  const MemoryAccess open(buffer.device_memory());
   const T* first = buffer.as<T>();
   return std::vector<T>(first, first + buffer.bytes() / sizeof(T));
 }

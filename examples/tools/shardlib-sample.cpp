@@ -10,7 +10,9 @@
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <regex>
@@ -57,6 +59,7 @@ int program(int argc, char** argv) {
       "shardlib-sample RUN [OPTION...]: prints texts of a run's newest checkpoint, and only reads its folder.\n"
       "The options are those of the run's trainer; these are for sampling:\n"
       "  --prompt TEXT --max-tokens N --samples N --temperature X --top-k N --top-p X --stop TEXT --seed N\n"
+      "  --evaluate FILE.jsonl: multiple-choice questions\n"
       "  --mesh d=2,t=1: devices (default: one); --load PATH: the weights beside which a run trained adapters\n";
   const std::vector<std::string> given(argv + 1, argv + argc);
   if (!given.empty() && (given[0] == "--help" || given[0] == "-h")) {
@@ -74,7 +77,7 @@ int program(int argc, char** argv) {
   for (std::string& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);
   ::execv(pointers[0], pointers.data());
-  throw Error(fmt::format("cannot start '{}'", words[0]));
+  throw Error(fmt::format("cannot start '{}': {}; build the examples", words[0], std::strerror(errno)));
 }
 
 int main(int argc, char** argv) {

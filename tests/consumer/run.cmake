@@ -20,6 +20,15 @@ else()
             "-DSHARDLIB_WITH_DNNL=${SHARDLIB_WITH_DNNL}" "-DSHARDLIB_WITH_OPENMP=${SHARDLIB_WITH_OPENMP}")
 endif()
 string(REPLACE ";" "\\;" launcher "${LAUNCHER}")
+if(WAY STREQUAL "find_package")
+  # An installation of the headers alone, from which a project builds shardlib::compiled for itself: that it is found.
+  run("Configuring without the library" "${CMAKE_COMMAND}" -S "${SOURCE}" -B "${SCRATCH}/headers" -G "${GENERATOR}"
+      "-DCMAKE_CXX_COMPILER=${CXX}" -DSHARDLIB_BUILD_TESTS=OFF -DSHARDLIB_BUILD_EXAMPLES=OFF
+      -DSHARDLIB_BUILD_BENCHMARKS=OFF)
+  run("Installing the headers" "${CMAKE_COMMAND}" --install "${SCRATCH}/headers" --prefix "${SCRATCH}/headers_prefix")
+  run("Finding the headers" "${CMAKE_COMMAND}" -S "${CMAKE_CURRENT_LIST_DIR}" -B "${SCRATCH}/headers_consumer" -G
+      "${GENERATOR}" "-DCMAKE_CXX_COMPILER=${CXX}" "-DCMAKE_PREFIX_PATH=${SCRATCH}/headers_prefix")
+endif()
 run("Configuring the consumer" "${CMAKE_COMMAND}" -S "${CMAKE_CURRENT_LIST_DIR}" -B "${build}" -G "${GENERATOR}"
     "-DCMAKE_CXX_COMPILER=${CXX}" "-DCMAKE_CXX_COMPILER_LAUNCHER=${launcher}" -DCMAKE_BUILD_TYPE=Debug
     "-DCMAKE_CXX_FLAGS=-Wall -Wextra" ${where})

@@ -88,7 +88,7 @@ struct KimiK2 : Schedule {
 
 /// All forward passes in the order of Interleaved1F1B, then all backward passes: GPipe with several stages on a rank.
 struct InterleavedGPipe : Schedule {
-  /// The numbers of stages and of ranks.
+  /// The numbers of stages, `num_stages`, and of ranks, `mpmd_dim`.
   struct Arguments {
     int num_stages = 1, mpmd_dim = 1;
   };

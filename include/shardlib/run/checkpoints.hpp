@@ -39,8 +39,9 @@ template <Spec A, class Tree>
                                                                       .finite = true,
                                                                       .rename = rename});
   c.save = [saver, &state](const Checkpoints::Saved& saved) { saver->save(saved.step, state, detail::meta_of(saved)); };
-  c.load = [mesh, folder, rename, &state](std::int64_t before) -> std::optional<Checkpoints::Saved> {
-    const auto path = io::newest_whole(mesh, folder, before);
+  const bool read_only = training.sample_only;
+  c.load = [mesh, folder, rename, read_only, &state](std::int64_t before) -> std::optional<Checkpoints::Saved> {
+    const auto path = io::newest_whole(mesh, folder, before, read_only);
     if (!path) return std::nullopt;
     io::LoadOptions verified;  // newest_whole has compared all files with the manifest
     verified.verify = false;

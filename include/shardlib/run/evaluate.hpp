@@ -26,9 +26,9 @@ struct Question {
 /// `read_questions("hellaswag_val.jsonl")`
 [[nodiscard]] SHARDLIB_INLINE std::vector<Question> read_questions(const std::string& path);
 
-/// Of how many `questions` a model finds the right ending the likeliest, by two scores: `right`, by the log-likelihood of
-/// the ending's tokens after the context, and `right_normalized`, by that divided by the ending's bytes. They are acc and
-/// acc_norm of EleutherAI's lm-evaluation-harness. Guesses would answer the share `chance` right.
+/// Of how many `questions` a model finds the right ending the likeliest, by two scores: `right`, by the log-likelihood
+/// of the ending's tokens after the context, and `right_normalized`, by that divided by the ending's bytes. They are
+/// acc and acc_norm of EleutherAI's lm-evaluation-harness. Guesses would answer the share `chance` right.
 struct Evaluation {
   std::int64_t questions = 0, right = 0, right_normalized = 0;
   double chance = 0;
@@ -46,12 +46,14 @@ struct EndingRow {
                                                const std::string& ending, std::int64_t length,
                                                std::optional<std::int32_t> begin);
 
-/// Asks a model. `mean_loss(row)` is the loss of an EndingRow's tokens, the same on all devices.
-/// `evaluate(questions, *tokenizer, 128, 0, mean_loss)`
+/// Asks a model. `mean_loss(row)` is the loss of an EndingRow's tokens, the same on all devices. `stop`, which must say
+/// the same on all devices, ends it before a question. Throws Error if a loss is not finite. `evaluate(questions,
+/// *tokenizer, 128, 0, mean_loss)`
 [[nodiscard]] SHARDLIB_INLINE Evaluation evaluate(const std::vector<Question>& questions,
                                                   const io::Tokenizer& tokenizer, std::int64_t length,
                                                   std::optional<std::int32_t> begin,
-                                                  const std::function<double(const io::TokenBatch& row)>& mean_loss);
+                                                  const std::function<double(const io::TokenBatch& row)>& mean_loss,
+                                                  const std::function<bool()>& stop = nullptr);
 
 }  // namespace shardlib::run
 

@@ -31,8 +31,9 @@ struct Training {
   std::string data, validation_data, text_stream, tokenizer = "bytes", rows = "packed";
   std::string mesh;              ///< --mesh, "d=4,t=2"; empty: all ranks on the first of batch_axes
   std::string batch_axes = "d";  ///< of the program's mesh, those that shard the batch: "d" of "B/d", "x y" of "B/x/y"
-  /// The input before the first token of a document, and of a row: a loaded model's own token for that.
-  std::int32_t row_begin = 0;
+  /// --row-begin: the input before the first token of a document, and of a row. --sample-begin: what stands before a
+  /// prompt; -1: nothing. A loaded model has its own.
+  std::int64_t row_begin = 0, sample_begin = 0;
   /// The steps of training, the rows of the global batch, the tokens of a row, and the parts of a batch.
   std::int64_t steps = 300, batch = 16, seq = 128, microbatches = 1;
   std::uint64_t seed = 0;  ///< of the weights, of the order of the data and of samples

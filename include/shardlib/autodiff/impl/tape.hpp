@@ -115,11 +115,13 @@ SHARDLIB_INLINE Buffer run(const Kernel& kernel, const Value& out) {
   make_progress(program_state(out.device));
   count(out);
   try {
-    Buffer result = observed(out, [&] { return kernel(out); });
-    // A buffer with other owners is an operand's, passed on unchanged, or a collective's. Its padding is zero
-    // already.
-    if (out.global.is_padded() && result.unique()) zero_padding(out, result);
-    return result;
+    return observed(out, [&] {
+      Buffer result = kernel(out);
+      // A buffer with other owners is an operand's, passed on unchanged, or a collective's. Its padding is zero
+      // already.
+      if (out.global.is_padded() && result.unique()) zero_padding(out, result);
+      return result;
+    });
   } catch (const Error& error) {
     const std::string where = " (" + out.device->describe() + ")";
     // In a replay, the operands' ops run inside this one and have already added their names.

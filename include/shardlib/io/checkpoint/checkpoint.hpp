@@ -97,17 +97,17 @@ CheckpointMeta load(const Mesh<A>& mesh, const std::string& path, Tree& tree, co
 }
 
 namespace detail {
-[[nodiscard]] std::optional<std::string> newest_whole(Device& device, const std::string& directory,
-                                                      std::int64_t before);
+[[nodiscard]] std::optional<std::string> newest_whole(Device& device, const std::string& directory, std::int64_t before,
+                                                      bool read_only);
 }
 
 /// newest_whole(directory), agreed on and checked by all devices together; of steps below `before` alone. `load` need
 /// not verify it again. The damaged ones passed over are renamed, step-00000100.damaged, so that retention does not
-/// count them. `newest_whole(mesh, "runs/first/checkpoints")`
+/// count them, unless the directory is `read_only`. `newest_whole(mesh, "runs/first/checkpoints")`
 template <Spec A>
 [[nodiscard]] std::optional<std::string> newest_whole(const Mesh<A>& mesh, const std::string& directory,
-                                                      std::int64_t before = INT64_MAX) {
-  return detail::newest_whole(*mesh.device(), directory, before);
+                                                      std::int64_t before = INT64_MAX, bool read_only = false) {
+  return detail::newest_whole(*mesh.device(), directory, before, read_only);
 }
 
 /// Saves during training: `save` returns once it holds the values of this moment, and a thread writes them.

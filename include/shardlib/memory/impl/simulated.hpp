@@ -7,16 +7,21 @@
 
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "shardlib/memory/impl/region.hpp"
 #include "shardlib/memory/region.hpp"
+#include "shardlib/support/error.hpp"
 
 namespace shardlib {
 
@@ -56,23 +61,31 @@ class SimulatedAddresses {
 };
 inline SimulatedAddresses simulated_addresses;
 
+/// The handler that was there before ours.
+inline struct sigaction fault_handler_before {};
+
 /// Explains a fault in simulated memory, and leaves every fault to the handler that was there before.
+inline void explain_fault(int, siginfo_t* info, void*) {
+  constexpr const char* text =
+      "error: host code accessed memory of the simulated device, outside of a kernel and of a copy; read tensors with "
+      "span, item or fetch, and run your own loops with Exec::for_each\n";
+  if (simulated_addresses.contain(reinterpret_cast<std::uintptr_t>(info->si_addr)))
+    static_cast<void>(!write(STDERR_FILENO, text, std::strlen(text)));
+  sigaction(SIGSEGV, &fault_handler_before, nullptr);  // the access runs again, under that handler
+}
+
+/// Makes explain_fault the handler, unless it is. Others may have replaced it since.
 inline void explain_simulated_faults() {
-  static struct sigaction before;
-  static const bool installed = [] {
-    struct sigaction action {};
-    action.sa_flags = SA_SIGINFO;
-    action.sa_sigaction = [](int, siginfo_t* info, void*) {
-      constexpr const char* text =
-          "error: host code accessed memory of the simulated device, outside of a kernel and of a copy; read tensors "
-          "with span, item or fetch, and run your own loops with Exec::for_each\n";
-      if (simulated_addresses.contain(reinterpret_cast<std::uintptr_t>(info->si_addr)))
-        static_cast<void>(!write(STDERR_FILENO, text, std::strlen(text)));
-      sigaction(SIGSEGV, &before, nullptr);  // the access runs again, under that handler
-    };
-    return sigaction(SIGSEGV, &action, &before) == 0;
-  }();
-  static_cast<void>(installed);
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  struct sigaction now {};
+  sigaction(SIGSEGV, nullptr, &now);
+  if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == explain_fault) return;
+  fault_handler_before = now;
+  struct sigaction action {};
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  action.sa_sigaction = explain_fault;
+  sigaction(SIGSEGV, &action, nullptr);
 }
 
 /// The region that make_simulated returns: host memory that is inaccessible while it is closed.
@@ -80,17 +93,18 @@ class Simulated final : public Heap {
  public:
   Simulated() { explain_simulated_faults(); }
   ~Simulated() override {
-    protect(PROT_READ | PROT_WRITE);
+    static_cast<void>(protect(PROT_READ | PROT_WRITE));
     for (const Addresses& range : ranges_) simulated_addresses.remove(range.first);
   }
   [[nodiscard]] bool is_device() const override { return true; }
   void open() override {
     const std::lock_guard lock(mutex_);
-    if (openings_++ == 0) protect(PROT_READ | PROT_WRITE);
+    if (openings_++ == 0 && !protect(PROT_READ | PROT_WRITE))
+      throw Error(std::string("simulated device: mprotect cannot open its memory: ") + std::strerror(errno));
   }
   void close() override {
     const std::lock_guard lock(mutex_);
-    if (--openings_ == 0) protect(PROT_NONE);
+    if (--openings_ == 0) conceal();
   }
 
  private:
@@ -100,15 +114,24 @@ class Simulated final : public Heap {
     const std::lock_guard lock(mutex_);
     ranges_.push_back(more);
     simulated_addresses.add(more.first, more.second);
-    if (openings_ == 0) protect(PROT_NONE);
+    if (openings_ == 0) conceal();
     return more;
   }
   void overwrite(std::uintptr_t begin, std::size_t bytes) override {
     const MemoryAccess access(this);
     std::memset(reinterpret_cast<void*>(begin), 0xff, bytes);  // NaN in every floating dtype
   }
-  void protect(int access) const {
-    for (const auto& [begin, bytes] : ranges_) mprotect(reinterpret_cast<void*>(begin), bytes, access);
+  [[nodiscard]] bool protect(int access) const {
+    bool done = true;
+    for (const auto& [begin, bytes] : ranges_)
+      done = mprotect(reinterpret_cast<void*>(begin), bytes, access) == 0 && done;
+    return done;
+  }
+  /// What stays open would find nothing.
+  void conceal() const {
+    if (protect(PROT_NONE)) return;
+    std::perror("error: simulated device: mprotect cannot close its memory");
+    std::abort();
   }
 
   std::mutex mutex_;

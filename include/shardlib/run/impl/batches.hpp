@@ -94,7 +94,8 @@ class Batches {
       stream_ = std::make_shared<io::TextStream>(
           training_.text_stream,
           io::TextStreamOptions{size, training_.seq, training_.seed, io::TextOptions{data_.tokenizer, false},
-                                static_cast<std::uint32_t>(data_.vocabulary), training_.row_begin},
+                                static_cast<std::uint32_t>(data_.vocabulary),
+                                static_cast<std::int32_t>(training_.row_begin)},
           place_.index * mine, mine);
     return [stream = stream_](std::int64_t) { return stream->next(); };
   }

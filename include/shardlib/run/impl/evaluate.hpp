@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 #include <limits>
 #include <string_view>
@@ -80,7 +81,9 @@ SHARDLIB_INLINE EndingRow row_of(const io::Tokenizer& tokenizer, const std::stri
     return static_cast<std::int64_t>(ids.size());
   };
   add(context);
-  const bool has_space = std::string_view(" \t\n\r").find(ending.front()) != std::string_view::npos;
+  constexpr std::string_view white = " \t\n\r";
+  const bool has_space = white.find(ending.front()) != std::string_view::npos ||
+                         (!context.empty() && white.find(context.back()) != std::string_view::npos);
   // A first token that nothing stands before has no likelihood.
   const std::int64_t added = add((has_space ? "" : " ") + ending), count = std::min(added, std::ssize(tokens) - 1);
   if (count > length)
@@ -101,9 +104,11 @@ SHARDLIB_INLINE EndingRow row_of(const io::Tokenizer& tokenizer, const std::stri
 
 SHARDLIB_INLINE Evaluation evaluate(const std::vector<Question>& questions, const io::Tokenizer& tokenizer,
                                     std::int64_t length, std::optional<std::int32_t> begin,
-                                    const std::function<double(const io::TokenBatch& row)>& mean_loss) {
+                                    const std::function<double(const io::TokenBatch& row)>& mean_loss,
+                                    const std::function<bool()>& stop) {
   Evaluation result;
   for (const Question& question : questions) {
+    if (stop && stop()) break;
     struct Best {
       double score = -std::numeric_limits<double>::infinity();
       std::size_t at = 0;
@@ -114,6 +119,11 @@ SHARDLIB_INLINE Evaluation evaluate(const std::vector<Question>& questions, cons
     for (std::size_t i = 0; i < question.endings.size(); ++i) {
       const EndingRow ending = row_of(tokenizer, question.context, question.endings[i], length, begin);
       const double likelihood = -mean_loss(ending.row) * static_cast<double>(ending.tokens);
+      if (!std::isfinite(likelihood))
+        throw Error(
+            fmt::format("question {}, ending {}: the model's loss is not finite, so it has no answer; "
+                        "--find-nan finds the op at fault in training",
+                        result.questions + 1, i));
       plain.consider(likelihood, i);
       normalized.consider(likelihood / static_cast<double>(question.endings[i].size()), i);
     }

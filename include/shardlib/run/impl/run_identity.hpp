@@ -32,7 +32,7 @@ inline std::string loader_hash(const io::Loader* loader, const std::string& none
 inline constexpr std::string_view free_settings[] = {
     "preset", "data", "validation_data", "stream", "tokenizer", "mesh", "steps", "microbatches", "save_every", "keep",
     "keep_every", "keep_best", "on_spike", "spike_window", "spike_deviations", "validate_every", "validation_batches", "check_replicas", "device", "collective_timeout", "trace", "tensorboard", "find_nan",
-    "sample_every", "max_tokens", "prompt", "top_k", "top_p", "stop", "samples", "temperature"};
+    "sample_every", "max_tokens", "sample_begin", "prompt", "top_k", "top_p", "stop", "samples", "temperature"};
 // clang-format on
 
 /// The settings that decide the curve, by their names without their sections: the program's own as well.
@@ -66,8 +66,6 @@ inline RunIdentity run_identity(const Training& training, const Data& data, cons
     identity.settings.erase(std::string(setting_mark) + "data");
   if (data.train) identity.settings["data.name"] = data.train->source().name();
   add_frozen_weights(identity, training);
-  if (training.row_begin != 0)
-    identity.settings[std::string(setting_mark) + "row_begin"] = std::to_string(training.row_begin);
   return identity;
 }
 

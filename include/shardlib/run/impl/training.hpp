@@ -29,6 +29,8 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
         value_name("FILE"));
   o.add("--rows", t.rows, "what a row of a batch holds: the next tokens, or one document, filled up",
         one_of({"packed", "padded", "stories"}));
+  o.add("--row-begin", t.row_begin, "id of the token before a document's first, and a row's (--load: the model's)",
+        size(0));
   o.add("--batch", t.batch, "sequences a step, over all devices and microbatches", size());
   o.add("--seq", t.seq, "tokens a sequence", size());
 
@@ -117,6 +119,7 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
          command_line_only());
   o.add("--max-tokens", t.sample.max_tokens, "tokens to sample (0: no sample)", size(0));
   o.add("--prompt", t.prompt, "what the sample continues");
+  o.add("--sample-begin", t.sample_begin, "id of the token that stands before the prompt (-1: none)", at_least(-1));
   o.add("--top-k", t.sample.top_k, "draw among the k likeliest tokens only (0: all)", size(0));
   o.add("--top-p", t.sample.top_p, "of these among the fewest whose probabilities add up to it", between(0, 1));
   o.add("--stop", t.sample.stops, "ends a sample before this text; may be given several times");
@@ -211,7 +214,8 @@ SHARDLIB_INLINE LrSchedule lr_schedule(const Training& t) {
 SHARDLIB_INLINE SampleOptions sample_options(const Training& t) {
   SampleOptions options = t.sample;
   options.seed = t.seed;
-  if (t.rows == "stories") options.begin.reset();
+  options.begin.reset();
+  if (t.rows != "stories" && t.sample_begin >= 0) options.begin = static_cast<std::int32_t>(t.sample_begin);
   return options;
 }
 
@@ -227,12 +231,19 @@ SHARDLIB_INLINE void note_padding(const std::vector<AxisSize>& mesh, const Sizes
 
 namespace detail {
 
+inline void check_begin(const char* option, std::int64_t id, std::int64_t vocabulary) {
+  if (id >= vocabulary)
+    throw UsageError(
+        fmt::format("{} {} is no token of the model: its vocabulary ends at {}", option, id, vocabulary - 1));
+}
+
 /// Sampling comes after the training, when it is too late to find that the model cannot take the prompt.
 inline void check_prompt(const Training& t, const Data& data) {
   const SampleOptions options = sample_options(t);
   if (options.max_tokens == 0) return;
   if (std::ranges::any_of(options.stops, &std::string::empty))
     throw UsageError("--stop is empty, and that text is everywhere: give a text, or leave the option out");
+  check_begin("--sample-begin", t.sample_begin, data.vocabulary);
   const std::vector<std::uint32_t> ids = data.tokenizer->encode(t.prompt);
   if (ids.empty() && !options.begin)
     throw UsageError("--prompt is empty, and this model needs a first token: give a text, or --max-tokens 0");
@@ -242,6 +253,21 @@ inline void check_prompt(const Training& t, const Data& data) {
           fmt::format("--prompt has the token {}, but the model's vocabulary ends at {}: give another prompt, a "
                       "larger --vocabulary, or --max-tokens 0",
                       id, data.vocabulary - 1));
+}
+
+/// Nor shall it be found at the end that a question does not fit.
+inline void check_questions(const Training& t, const Data& data) {
+  for (std::size_t i = 0; i < data.questions.size(); ++i)
+    for (const std::string& ending : data.questions[i].endings) try {
+        const EndingRow row =
+            row_of(*data.tokenizer, data.questions[i].context, ending, t.seq, sample_options(t).begin);
+        for (const std::int32_t id : row.row.targets)
+          if (id >= data.vocabulary)
+            throw UsageError(
+                fmt::format("it has the token {}, but the model's vocabulary ends at {}", id, data.vocabulary - 1));
+      } catch (const UsageError& error) {
+        throw UsageError(fmt::format("--evaluate {}: question {}: {}", t.evaluate, i + 1, error.what()));
+      }
 }
 
 /// To another tokenizer than the one that made them, a data set's ids mean something else. `tokenize` stores which it
@@ -275,6 +301,7 @@ SHARDLIB_INLINE Data open_data(const Training& t, std::int64_t vocabulary) {
   data.vocabulary = vocabulary > 0 ? vocabulary : static_cast<std::int64_t>(data.tokenizer->vocabulary_size());
   if (dry) return data;
   if (!t.evaluate.empty()) data.questions = read_questions(t.evaluate);
+  detail::check_questions(t, data);
   detail::check_prompt(t, data);
   if (none) return data;
   io::LoaderOptions rows;
@@ -282,7 +309,8 @@ SHARDLIB_INLINE Data open_data(const Training& t, std::int64_t vocabulary) {
   rows.length = t.seq;
   rows.seed = t.seed;
   rows.vocabulary = static_cast<std::uint32_t>(data.vocabulary);
-  rows.begin = t.row_begin;
+  rows.begin = static_cast<std::int32_t>(t.row_begin);
+  detail::check_begin("--row-begin", t.row_begin, data.vocabulary);
   rows.rows = t.rows == "packed" ? io::Rows::packed : t.rows == "padded" ? io::Rows::padded : io::Rows::stories;
   // A model of whole documents has to learn where they end, or its samples never do.
   const io::TextOptions text{data.tokenizer, rows.rows != io::Rows::packed};

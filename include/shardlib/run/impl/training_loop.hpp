@@ -165,12 +165,12 @@ class Loop {
       sample(first - 1);
     }
     if (progress_) progress_->finish();
-    evaluate();
     if (speaks_ && metrics_.is_open()) metrics_.sync();
     if (speaks_ && directory_.exists() && first < training_.steps) {
       write_report({directory_.path()}, directory_.report());
       say("report: " + directory_.report());
     }
+    evaluate();
   }
 
  private:
@@ -350,7 +350,7 @@ class Loop {
     if (data_.questions.empty() && (!program_.decode || training_.sample.max_tokens == 0))
       throw UsageError(program_.decode
                            ? "--sample-only with --max-tokens 0 has nothing to do: choose more tokens, or --evaluate"
-                           : "--sample-only: this program cannot sample");
+                           : "--sample-only: this program cannot sample; call the trainer that has made the run");
     const std::optional<Checkpoints::Saved> found = program_.checkpoints.load(INT64_MAX);
     if (!found)
       throw UsageError(
@@ -368,11 +368,13 @@ class Loop {
   /// none.
   void evaluate() {
     if (data_.questions.empty()) return;
+    if (stopping()) return;
     const bool mine = BatchPlace(*device_, training_).index == 0;
     const io::TokenBatch none = io::detail::empty_rows(1, training_.seq);
-    const Evaluation result =
-        run::evaluate(data_.questions, *data_.tokenizer, training_.seq, sample_options(training_).begin,
-                      [&](const io::TokenBatch& row) { return program_.validate(mine ? row : none); });
+    const Evaluation result = run::evaluate(
+        data_.questions, *data_.tokenizer, training_.seq, sample_options(training_).begin,
+        [&](const io::TokenBatch& row) { return program_.validate(mine ? row : none); }, [this] { return stopping(); });
+    if (result.questions < std::ssize(data_.questions)) return say("the evaluation was stopped by a signal");
     const auto share = [&](std::int64_t right) {
       return static_cast<double>(right) / static_cast<double>(result.questions);
     };

@@ -141,7 +141,7 @@ SHARDLIB_INLINE std::vector<shardlib::detail::ValuePtr> load_values(const std::s
 }
 
 SHARDLIB_INLINE std::optional<std::string> newest_whole(Device& device, const std::string& directory,
-                                                        std::int64_t before) {
+                                                        std::int64_t before, bool read_only) {
   // One device lists the directory, so that all try the same checkpoints in the same order.
   std::string list;
   together(device, "", [&] {
@@ -157,7 +157,8 @@ SHARDLIB_INLINE std::optional<std::string> newest_whole(Device& device, const st
     const auto damages = damages_together(device, path);
     if (damages.empty()) {
       // Left in place, they would count among the checkpoints to keep, and whole ones would go for them.
-      if (device.rank() == 0) std::ranges::for_each(damaged, [](const std::string& p) { set_aside(p, "damaged"); });
+      if (device.rank() == 0 && !read_only)
+        std::ranges::for_each(damaged, [](const std::string& p) { set_aside(p, "damaged"); });
       return path;
     }
     if (device.rank() == 0) warn_damaged(together_message(path, damages));
