@@ -139,8 +139,7 @@ run::StepResult train_step(const Setup& s, Trained<C, Two>& trained, const run::
     const auto then = [&](const auto& loss, const auto& grads) {
       return update(s, trained.lora, trained.lora_copies, loss, grads, step);
     };
-    return accumulated<gpt2::Adapters<f32>>(s, step, gpt2::adapted_loss<C, false>, then, trained.lora_copies,
-                                            trained.copies);
+    return accumulated<gpt2::Adapters<f32>>(s, step, gpt2::adapted_loss<C>, then, trained.lora_copies, trained.copies);
   }
   const auto finish = [&](const auto& loss, const auto& grads) {
     return update(s, trained.state, trained.copies, loss, grads, step);

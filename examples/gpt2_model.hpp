@@ -32,10 +32,10 @@ struct Norm {
 
 /// A low-rank adapter (Hu et al. 2021): x a b_q is added to a layer's queries, likewise to its keys and values. The
 /// three share `a`.
-template <dtype C>
+template <dtype C, bool Whole = false>
 struct Adapter {
-  Tensor<C, "M/t/d R"> a;
-  Tensor<C, "R/d H/t D"> b_q, b_k, b_v;
+  Weight<C, "M/t/d R", Whole> a;
+  Weight<C, "R/d H/t D", Whole> b_q, b_k, b_v;
 };
 
 template <dtype C, bool Whole = false>
@@ -49,7 +49,7 @@ struct Layer {
   Weight<C, "F/t/d", Whole> b_up;
   Weight<C, "F/t/d M", Whole> w_down;
   Weight<C, "M/t/d", Whole> b_down;
-  Array<"adapter", Adapter<C>> adapter;  // one with --lora, else none
+  Array<"adapter", Adapter<C, Whole>> adapter;  // one with --lora, else none
 };
 
 /// The output layer, where it is not the embedding.
@@ -171,8 +171,8 @@ auto add_branch(const Residual& x, const Tensor<C, "B/d L M +t">& y, const Weigh
 }
 
 // What an adapter multiplies by its b_q, b_k and b_v; nothing without an adapter.
-template <dtype C>
-auto adapted_input(const Tensor<C, "B/d L M">& x, const Adapter<C>& adapter, const ModelConfig& config)
+template <dtype C, bool Whole>
+auto adapted_input(const Tensor<C, "B/d L M">& x, const Adapter<C, Whole>& adapter, const ModelConfig& config)
     -> Tensor<C, "B/d L R"> {
   if (!adapter.a) return {};
   const auto a = all_gather<"M R", backward_sum<f32>>(adapter.a);
@@ -184,7 +184,7 @@ template <dtype C, bool Whole = false>
 auto attention(const Tensor<C, "B/d L M">& x, const Mask& mask, const Layer<C, Whole>& w, const ModelConfig& config,
                const Tensor<C, "L Klen">& places, Cache<C>* cache) -> Tensor<C, "B/d L M +t"> {
   // Heads are sharded over t: this is tensor parallelism.
-  const Adapter<C> adapter = w.adapter.empty() ? Adapter<C>{} : w.adapter[0];
+  const Adapter<C, Whole> adapter = w.adapter.empty() ? Adapter<C, Whole>{} : w.adapter[0];
   const auto low = adapted_input(x, adapter, config);
   const auto project = [&](const auto& w_x, const auto& b_x, const auto& adapter_b) {
     const auto y = einsum_unreduced<"B/d L M, M H/t D -> B/d L H/t D">(x, gathered(w_x)) +
@@ -310,17 +310,17 @@ auto loss(const Model<C, Whole>& w, const Batch& batch, const Tensor<bool_, "Qle
 }
 
 /// The model with the adapters in its layers. It shares their tensors.
-template <dtype C, bool Whole = false>
-auto adapted(Model<C, Whole> w, const Adapters<C>& adapters) -> Model<C, Whole> {
+template <dtype C>
+auto adapted(Model<C> w, const Adapters<C>& adapters) -> Model<C> {
   for (std::size_t i = 0; i < adapters.layers.size(); ++i) w.layers[i].adapter = {adapters.layers[i]};
   return w;
 }
 /// `loss` as a function of the adapters, by which it is differentiated. The model gets no gradient.
-template <dtype C, bool Whole = false>
-auto adapted_loss(const Adapters<C>& adapters, const Model<C, Whole>& w, const Batch& batch,
+template <dtype C>
+auto adapted_loss(const Adapters<C>& adapters, const Model<C>& w, const Batch& batch,
                   const Tensor<bool_, "Qlen Klen">& causal, const Tensor<i32, "L">& positions,
                   const ModelConfig& config, const Dropout& dropout) -> Tensor<f32, "+d +t"> {
-  return loss<C, Whole>(adapted(w, adapters), batch, causal, positions, config, dropout);
+  return loss<C>(adapted(w, adapters), batch, causal, positions, config, dropout);
 }
 
 /// A layer's weight with the adapter's product added: the same model without an adapter.

@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "shardlib/memory/impl/region.hpp"
+#include "shardlib/memory/impl/heap.hpp"
 #include "shardlib/memory/region.hpp"
 #include "shardlib/support/error.hpp"
 

@@ -28,19 +28,6 @@ using nlohmann::json;
 inline constexpr std::string_view checkpoint_format = "shardlib-checkpoint";
 inline constexpr int checkpoint_version = 1;
 
-SHARDLIB_INLINE ManifestFile describe_file(const std::string& folder, const std::string& path) {
-  const InputFile file(folder + "/" + path);
-  ManifestFile entry{path, file.size(), 0};
-  Bytes piece(static_cast<std::size_t>(std::min<std::uint64_t>(file.size(), 1U << 22)));
-  for (std::uint64_t at = 0; at < file.size(); at += piece.size()) {
-    const std::span<std::byte> part(piece.data(),
-                                    static_cast<std::size_t>(std::min<std::uint64_t>(piece.size(), file.size() - at)));
-    file.read(at, part);
-    entry.crc32c = crc32c(part, entry.crc32c);
-  }
-  return entry;
-}
-
 /// What is wrong with a file, or nothing.
 inline std::optional<std::string> damage_of(const std::string& folder, const ManifestFile& expected) {
   const std::string name = "'" + expected.path + "' ";
@@ -61,19 +48,6 @@ inline std::optional<std::string> damage_of(const std::string& folder, const Man
 // shows.
 inline constexpr std::string_view manifest_start = "{\"crc32c\": \"";
 inline constexpr std::string_view manifest_break = "\",\n";
-
-SHARDLIB_INLINE void write_manifest(const std::string& folder, std::vector<ManifestFile> files) {
-  std::sort(files.begin(), files.end(), [](const auto& a, const auto& b) { return a.path < b.path; });
-  std::string rest = " \"format\": " + json(checkpoint_format).dump() +
-                     ",\n \"version\": " + std::to_string(checkpoint_version) + ",\n \"files\": {\n";
-  for (std::size_t i = 0; i < files.size(); ++i)
-    rest += "  " + json(files[i].path).dump() + ": {\"bytes\": " + std::to_string(files[i].bytes) + ", \"crc32c\": \"" +
-            hex(files[i].crc32c) + "\"}" + (i + 1 < files.size() ? ",\n" : "\n");
-  rest += " }\n}\n";
-  const std::string text =
-      std::string(manifest_start) + hex(crc32c(as_bytes(rest))) + std::string(manifest_break) + rest;
-  write_file(folder + "/manifest.json", as_bytes(text), true);
-}
 
 inline std::vector<ManifestFile> read_manifest(const std::string& folder) {
   const std::string path = folder + "/manifest.json";
