@@ -216,7 +216,7 @@ def simulated(p):
             run, cpu = p.measured(program, both, ranks)
             run, steps = p.measured(program, [*both, "--device=simulated"], ranks)
             run.check(len(steps) == 4 and numbers(steps) == numbers(cpu), f"{mesh}: the CPU's bits")
-    p.gpt("--device=gpu").fails(2, "--device gpu", "cpu", "simulated")
+    p.gpt("--device=gpu").fails(2, "--device", "'gpu'", "cpu, simulated")
 
 
 def tree(folder):
@@ -434,7 +434,7 @@ def lora(p):
     p.run("gpt2", [*train, "--gather=per-step"]).fails(2, "--lora", "--gather per-microbatch")
     p.run("gpt2", [*train, "--lora=17"]).fails(2, "--lora 17", "--d-model 16")
     plan = p.run("gpt2", ["--preset=gpt2-124m", "--mesh=d=1,t=1", "--lora=8", "--plan"])
-    plan.check(re.search(r"optimizer[^\n]* 3\.5 MB", plan.out), "the moments are the adapters'")
+    plan.check(re.search(r"optimizer[^\n]* 2\.359 MB", plan.out), "the moments are the adapters'")
 
 
 def sampling_from_a_run(p):
@@ -466,7 +466,7 @@ def sampling_from_a_run(p):
         run.succeeds()
         scores.append(re.findall(r"^evaluated 4 questions of \S+: acc (\S+), acc_norm (\S+) \(chance 0.5000\)$", run.out, re.M))
     check(scores[0] == [("1.0000", "1.0000")] and scores.count(scores[0]) == len(scores), f"the questions are answered {scores}")
-    run = p.run("shardlib-sample", [folder, f"--evaluate={questions}", "--max-tokens=0"])
+    run = p.run("shardlib-sample", [folder, f"--evaluate={questions}", "--max-tokens=0", "--seq=24"])
     run.check("evaluated 4 questions" in run.out and run.succeeds(), "a run is evaluated without being trained")
     with open(questions, "a") as file:
         file.write("{}\n")
@@ -474,15 +474,15 @@ def sampling_from_a_run(p):
     p.run("shardlib-sample", [p.folder]).fails(2, "config.toml")
     p.run("shardlib-sample", []).fails(2, "shardlib-sample RUN")
     p.run("shardlib-sample", [folder, "--max-tokens=0"]).fails(2, "--max-tokens 0")
-    p.run("shardlib-sample", [folder, "--d-model=32"]).fails(1, "weights")
+    p.run("shardlib-sample", [folder, "--d-model=32"]).fails(2, "checkpoint")
     p.gpt("--sample-only").fails(2, "--sample-only", "--run DIR")
-    p.gpt("--sample-only", f"--run={p.folder}/nowhere").fails(2, "no checkpoint")
+    p.gpt("--sample-only", "--max-tokens=5", f"--run={p.folder}/nowhere").fails(2, "no checkpoint")
 
 
 def averaged(p):
     """--ema: validation and exports are the average's; the training itself is not."""
-    train = [*GPT2_SMALL, "--context=16", "--steps=8", f"--data={p.text}", "--validate-every=4", "--learning-rate=0.01",
-             "--prompt=And"]
+    train = [*GPT2_SMALL, "--context=16", "--steps=8", f"--data={p.text}", f"--validation-data={p.text}",
+             "--validate-every=4", "--learning-rate=0.01", "--prompt=And"]
     folder, logits = os.path.join(p.folder, "averaged"), [os.path.join(p.folder, name) for name in ["ema-a", "ema-b"]]
     run, plain = p.measured("gpt2", train)
     for dtype in ["f32", "bf16"]:
