@@ -42,12 +42,12 @@ TEST_CASE("FindNan names the first op whose result has a NaN", "[interop]") {
 TEST_CASE("FindNan looks at the backward pass and at bf16, not at integers", "[interop]") {
   on_mesh("d=1", [](const std::shared_ptr<Device>& device) {
     const Mesh<"d"> mesh(device);
-    const auto x = place<Tensor<f32, "L">>(mesh, HostArray<f32>({2}, {0, 1}));
+    const auto x = place<Tensor<f32, "L/d">>(mesh, HostArray<f32>({2}, {0, 1}));
     const FindNan guard(mesh);
     // sqrt's derivative at 0 is infinite, and 0 times that is a NaN.
-    const auto loss = [](const Tensor<f32, "L">& w) { return sum(sqrt(w) * 0.0); };
+    const auto loss = [](const Tensor<f32, "L/d">& w) { return sum(sqrt(w) * 0.0); };
     const std::string error = error_of([&] { static_cast<void>(value_and_grad(mesh, loss, x)); });
-    expect(error.find(" makes a NaN, the first of this program: element 0 of the shard of `L`") != std::string::npos,
+    expect(error.find(" makes a NaN, the first of this program: element 0 of the shard of `L/d`") != std::string::npos,
            error);
     static_cast<void>(cast<i32>(x));
     const std::string narrow = error_of([&] { static_cast<void>(log(cast<bf16>(x) - 2.0)); });

@@ -86,7 +86,9 @@ void reduce_into(W& out, const G& grads) {
   if constexpr (std::is_same_v<W, G>) {
     out = grads;
   } else if constexpr (is_tensor<W>) {
-    out = all_reduce<shardlib::make_op<G::spec, W::spec>, sum_of<typename G::value_type>>(grads);
+    // A variable: nvcc 13 writes host code that does not compile for the expression in its place.
+    static constexpr OpSpec op = shardlib::make_op<G::spec, W::spec>;
+    out = all_reduce<op, sum_of<typename G::value_type>>(grads);
   } else if constexpr (is_array<W>) {
     out.resize(grads.size());
     for (std::size_t i = 0; i < grads.size(); ++i) reduce_into(out[i], grads[i]);

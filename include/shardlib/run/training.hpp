@@ -114,11 +114,11 @@ SHARDLIB_INLINE void batch_must_divide(const std::vector<AxisSize>& mesh, const 
 /// What a run reads: made once in each process, and shared by its devices. With all empty, a program's steps get rows
 /// of weight 0, and make up inputs of their own.
 struct Data {
-  std::vector<Question> questions;                 ///< of --evaluate
   std::shared_ptr<const io::Tokenizer> tokenizer;  ///< of prompts and samples
   std::shared_ptr<const io::Loader> train;         ///< null with --stream, and with --steps 0 without data
   std::shared_ptr<const io::Loader> validation;    ///< null without validation
   std::int64_t vocabulary = 0;                     ///< ids are below it
+  std::vector<Question> questions = {};            ///< of --evaluate
 };
 /// Opens the tokenizer and the data of a run; `vocabulary` 0 stands for the tokenizer's. Throws UsageError for what
 /// cannot be read or does not fit together: data that another tokenizer made and a prompt that the model cannot take,
