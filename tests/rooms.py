@@ -2,8 +2,8 @@
 """The rooms of include/shardlib, that includes between them point one way, and that any header can be read first.
 
 rooms.py [--root DIR]: fails on an include of a room further down the list, on a folder that is not in the list, on a
-header at the top that is no umbrella, and on a header that, read first, has the definitions of another read before that
-other's declarations. Needs nothing but Python's standard library.
+header at the top that is no umbrella, on a header that, read first, has the definitions of another read before that
+other's declarations, and on definitions that two sources of shardlib::compiled include. Needs nothing but Python's standard library.
 """
 import argparse
 import pathlib
@@ -79,11 +79,24 @@ def read_too_early(include):
             yield from read(name, [], set())
 
 
+def defined_twice(include):
+    """Inclusions that bring the definitions of one impl/ header into another source of shardlib::compiled, too."""
+    headers = {path.relative_to(include).as_posix(): path.read_text() for path in include.rglob("*.hpp")}
+    definition = re.compile(r"^SHARDLIB_INLINE\b[^;]*?\{\n", re.M)
+    own = {name for name, text in headers.items() if "/impl/" in name and definition.search(text)}
+    for name, text in headers.items():
+        compiled = re.sub(r"#ifndef SHARDLIB_COMPILED\n.*?#endif", lambda m: "\n" * m[0].count("\n"), text, flags=re.S)
+        for match in INCLUDE.finditer(compiled):
+            if match[1] in own:
+                line = compiled.count(chr(10), 0, match.start()) + 1
+                yield f"{include / name}:{line}: {match[1]} has definitions, which shardlib::compiled would have twice"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parents[1])
     include = parser.parse_args().root / "include" / "shardlib"
-    found = [*mistakes(include), *read_too_early(include)]
+    found = [*mistakes(include), *read_too_early(include), *defined_twice(include)]
     print("\n".join(found))
     sys.exit(1 if found else 0)
 
