@@ -650,6 +650,39 @@ def context_parallel(p):
     p.run("context_parallel", ["--mesh=s=4", "--heads=2"]).fails(1, "H/s", "does not divide evenly into 4 shards")
 
 
+def moe(p):
+    """Mixtures of experts: the same curve on each mesh where nothing is dropped, and the numbers of the balance."""
+    small = {"--batch": 8, "--seq": 16, "--layers": 2, "--d-model": 16, "--heads": 2, "--d-head": 8, "--d-ff": 16}
+    small |= {"--experts": 8, "--steps": 12, "--warmup": 2, "--max-tokens": 0, "--check-replicas": 4, "--data": p.text}
+
+    def measured(*options, ranks=0):
+        return p.measured("moe", [*(f"{option}={value}" for option, value in small.items()), *options], ranks)
+
+    run, alone = measured("--mesh=d=1")
+    if not run.check(len(alone) == 12 and alone[-1]["loss"] < alone[0]["loss"] - 0.5, "the loss falls"):
+        return
+    run.check("expert_load " in run.out, "the progress line has the load")
+    for step in alone:
+        numbers = step["numbers"]
+        run.check(1 <= numbers["expert_load"] <= 4 and numbers["dropped"] == 0, "the balance is there")
+    # Rounding differs, and a choice that is nearly even may fall the other way: a few steps are compared.
+    for options, ranks in [(["--mesh=e=2"], 0), (["--mesh=d=2,e=2"], 0), (["--mesh=e=4", "--capacity=4"], 0), (["--mesh=e=2"], 2)]:
+        if ranks and not p.mpiexec:
+            continue
+        run, steps = measured(*options, ranks=ranks)
+        close = [abs(a["loss"] - b["loss"]) < 1e-4 * b["loss"] for a, b in zip(steps[:4], alone)]
+        run.check(len(steps) == 12 and all(close), "the losses are those of one device")
+    run, steps = measured("--mesh=e=2", "--capacity=1", "--shared=8", "--experts-per-token=1", "--microbatches=2", "--validate-every=6")
+    run.check(any(s["numbers"]["dropped"] > 0 for s in steps), "rows are dropped where slots are few")
+    run.check(all(s["numbers"]["dropped"] < 0.8 for s in steps), "most rows are not dropped")
+    bad = [f"{option}={value}" for option, value in small.items()]
+    p.run("moe", [*bad, "--mesh=e=3", "--batch=9"]).fails(2, "--experts 8", "axis e", "3")
+    p.run("moe", [*bad, "--experts-per-token=9"]).fails(2, "--experts-per-token 9", "8 experts")
+    planned = p.run("moe", [*bad, "--plan", "--mesh=d=2,e=4"])
+    planned.succeeds()
+    planned.check("ragged_all_to_all" in planned.out, "the plan names what travels to the experts")
+
+
 def tutorial(p):
     """The program of docs/tutorial.md: the same losses on each mesh, and those that the page shows."""
     line = r"^step +(\d+)  loss (\d+\.\d+)  accuracy +\d+ %$"
@@ -889,4 +922,4 @@ def main(parts, description):
 
 
 if __name__ == "__main__":
-    sys.exit(main([training, simulated, dtypes, gathers, resuming, other_options, plans, gpt2, optimizers, lora, sampling_from_a_run, mlp, tutorial, context_parallel, full_disk, mistakes], __doc__))
+    sys.exit(main([training, simulated, dtypes, gathers, resuming, other_options, plans, gpt2, optimizers, lora, sampling_from_a_run, mlp, tutorial, context_parallel, moe, full_disk, mistakes], __doc__))

@@ -710,6 +710,80 @@ TEST_CASE("rules: narrow, pad, scatter_add") {
           "`reduce_scatter` or `all_reduce<\"L +t -> L\">` (communicate)");
 }
 
+TEST_CASE("rules: ragged_all_to_all, grouped_einsum") {
+  const auto moves = [](const char* rows, const char* sent, const char* received, const std::string& result) {
+    legal(rules::ragged_all_to_all(std::string(rows) + " -> " + result, rows, sent, received), result);
+  };
+  moves("R/d/e M", "P/d/e X", "P/d X/e", "S/d/e M");
+  moves("S/d/e M/t +p", "P/d X/e", "P/d/e X", "R/d/e M/t +p");
+  moves("R/d/e", "P/d/e X", "P X/d/e", "S/d/e");
+  legal(rules::ragged_all_to_all("S/d/e M", "R/d/e M", "P/d/e X", "P/d X/e"), "S/d/e M");
+  const auto ragged = [](const std::string& rows, const std::string& result, const char* sent, const char* received,
+                         const std::string& why) {
+    const std::string op = rows + " -> " + result;
+    illegal(rules::ragged_all_to_all(op, rows, sent, received), "ragged_all_to_all<`" + op + "`>: " + why);
+  };
+  ragged("", "", "P/e X", "P X/e", "the operand has no dim of rows");
+  for (const char* result : {"R/e M", "S/e N", "S/e"})
+    ragged("R/e M", result, "P/e X", "P X/e",
+           "the result, `" + std::string(result) +
+               "`, must have the dims of the operand, `R/e M`, but for the first: the rows that a device may get are "
+               "another number, so that dim has another name");
+  ragged("R/d/e M", "S/d M", "P/d/e X", "P/d X/e",
+         "dim `R/d/e` cannot become `S/d`: the rows stay sharded over the same axes, in the same order");
+  ragged("R/e M", "S/e M +t", "P/e X", "P X/e",
+         "the result has `+t`, but no sum over t is pending in the operand; drop `+t`");
+  ragged("R/e M", "S/e M", "P/e", "P X/e",
+         "the counts of the rows sent are `P/e`, but must have two dims: places, and the groups of their rows, as "
+         "`P/d/e X` has");
+  ragged("R/e M", "S/e M", "P/e X", "P X/e +t",
+         "the counts of the rows received are `P X/e +t`, partial over t, and a summand counts no rows; reduce it "
+         "first, with a `reduce_scatter` or `all_reduce<\"P X/e +t -> P X/e\">` (communicate)");
+  ragged("R/d/e M", "S/d/e M", "P/e X", "P X/e",
+         "the counts of the rows sent are `P/e X`, but the rows are `R/d/e`: a device has the counts of its own rows "
+         "only if both are sharded over the same axes; change the sharding of one of them");
+  for (const auto& [sent, received] : {std::pair{"P/d X/e", "P/d X/e"}, {"P/d X/e", "P/e X/d"}, {"P/d/e X", "Q/d X/e"}})
+    ragged("R/d/e M", "S/d/e M", sent, received,
+           "the counts of the rows sent are `" + std::string(sent) + "`, those of the rows received `" + received +
+               "`: the second must be an `all_to_all` of the first, in which one dim gives its last axes to the other, "
+               "as from `P/d/e X` to `P/d X/e`");
+
+  const auto multiplies = [](const char* rows, const char* weights, const char* counts, const std::string& result) {
+    const std::string op = std::string(rows) + ", " + weights + " -> " + result;
+    legal(rules::grouped_einsum(op, rows, weights, counts), result);
+  };
+  multiplies("S/d/e M", "X/e M F/t", "P/d X/e", "S/d/e F/t");
+  multiplies("S/d/e F/t", "X/e F/t M", "P/d X/e", "S/d/e M +t");
+  multiplies("S/d M", "X M F", "P/d X", "S/d F");
+  const auto grouped = [](const std::string& rows, const std::string& weights, const char* counts,
+                          const std::string& result, const std::string& why) {
+    const std::string op = rows + ", " + weights + " -> " + result;
+    illegal(rules::grouped_einsum(op, rows, weights, counts), "grouped_einsum<`" + op + "`>: " + why);
+  };
+  grouped("S/d/e M", "X/e M/d F", "P/d X/e", "S/d/e F",
+          "the tensor of rows is sharded over d (dim `S/d/e`) and that of weights sharded over d (dim `M/d`), so only "
+          "diagonal shards would be computed; `all_gather` one of them (communicates)");
+  grouped("S/d/e M/t", "X/e M/t F", "P/d X/e", "S/d/e F",
+          "the result is partial over t (contracting `M/t` sees only the shard of this device), so its spec must say "
+          "`+t`; reduce it afterwards with `reduce_scatter` or `all_reduce` (communicate)");
+  grouped("S/d/e M", "X M F", "P/d X/e", "S/d/e F",
+          "the counts are `P/d X/e`: their second dim must be `X`, the first of the weights, with the same sharding");
+  grouped("S/d/e M", "X/e M F", "P X/e", "S/d/e F",
+          "the counts are `P X/e`, but the rows are `S/d/e`: a device has the counts of its own rows only if both are "
+          "sharded over the same axes; change the sharding of one of them");
+  grouped("S/d/e M", "X/e M F", "P/d X/e", "F S/d/e",
+          "the dim of the rows, `S/d/e`, must be the first of the result, with the same sharding");
+  grouped("S/d/e M", "X/e M F", "P/d X/e", "S/d/e F X",
+          "the first dim of the weights, `X`, counts groups of rows, so neither the rows nor the result have it");
+  grouped("S/d/e M", "X/e M S", "P/d X/e", "S/d/e", "the dim of the rows, `S`, is also a dim of the weights");
+  grouped("S/d/e M G", "X/e M F", "P/d X/e", "S/d/e F",
+          "dim `G` of the rows is neither in the other operand nor in the result; `sum` over it first");
+  grouped("S/d/e M", "X/e M F G", "P/d X/e", "S/d/e F",
+          "dim `G` of the weights is neither in the other operand nor in the result; `sum` over it first");
+  grouped("S/d/e M", "", "P/d X/e", "S/d/e M",
+          "the rows and the weights have one dim at least: that of the rows, and that of the groups");
+}
+
 TEST_CASE("rules: ops along a dim") {
   legal(rules::along("softmax", "Klen", "B/d Qlen Klen K/t"), "B/d Qlen Klen K/t");
   legal(rules::along("rms_norm", "M", "B/d L M"), "B/d L M");

@@ -91,12 +91,13 @@ TEST_CASE("records: the line of a step, and back", "[run]") {
   full.memory_bytes = std::int64_t{1} << 40;
   full.time = 1764067890.5;
   full.validation_loss = 1.0 / 3;
+  full.numbers = {{"load", 1.5}, {"lost", std::nan("")}};
   full.seconds = {{"forward", 0.1}, {"back\"ward", 0.2}, {"all_gather", 0.3}};
   CHECK(
       to_json(full) ==
       R"({"step": 4, "loss": null, "learning_rate": 0.0003, "grad_norm": null, "tokens_per_second": 12345.678, )"
       R"("step_seconds": 0.25, "time": 1764067890.500, "mfu": 0.5, "memory_bytes": 1099511627776, "validation_loss": 0.3333333333333333, )"
-      R"("seconds": {"forward": 0.1, "back\"ward": 0.2, "all_gather": 0.3}})");
+      R"("numbers": {"load": 1.5, "lost": null}, "seconds": {"forward": 0.1, "back\"ward": 0.2, "all_gather": 0.3}})");
   const Scratch folder;
   const std::string path = folder / "metrics.jsonl";
   JsonLines file(path, JsonLines::Mode::overwrite);

@@ -43,6 +43,7 @@
 #include "shardlib/compute/norms.hpp"
 #include "shardlib/compute/ordering.hpp"
 #include "shardlib/compute/positions.hpp"
+#include "shardlib/compute/ragged.hpp"
 #include "shardlib/compute/reductions.hpp"
 #include "shardlib/compute/scans.hpp"
 

@@ -157,3 +157,44 @@ void dropped(const Tensor<f32, "+d +t">& loss) {
   all_reduce<"">(loss);
 }
 #endif
+
+auto dispatched(const Tensor<f32, "R/d/e M">& rows, const Tensor<i32, "P/d/e X">& counts,
+                const Tensor<f32, "X/e M F">& w) {
+  const auto received = all_to_all<"P/d/e X -> P/d X/e">(counts);
+  const auto here = ragged_all_to_all<"R/d/e M -> S/d/e M">(rows, counts, received, {{"S", 8}});
+  return grouped_einsum<"S/d/e M, X/e M F -> S/d/e F">(here, w, received);
+}
+
+// expect: ragged_all_to_all<`R/d/e M -> S/d/e M`>: the counts of the rows sent are `P/d/e X`, those of the rows received
+// expect: `P/d/e X`: the second must be an `all_to_all` of the first, in which one dim gives its last axes to the other
+#if SECTION == 22
+auto counts_that_stay(const Tensor<f32, "R/d/e M">& rows, const Tensor<i32, "P/d/e X">& counts) {
+  return ragged_all_to_all<"R/d/e M -> S/d/e M">(rows, counts, counts, {{"S", 8}});
+}
+#endif
+
+// expect: the result, `R/d/e M`, must have the dims of the operand, `R/d/e M`, but for the first: the rows that a device
+// expect: may get are another number, so that dim has another name
+#if SECTION == 23
+auto unbounded_rows(const Tensor<f32, "R/d/e M">& rows, const Tensor<i32, "P/d/e X">& counts) {
+  return ragged_all_to_all<"R/d/e M -> R/d/e M">(rows, counts, all_to_all<"P/d/e X -> P/d X/e">(counts), {});
+}
+#endif
+
+// expect: grouped_einsum<`S/d/e M, X/e M/d F -> S/d/e F`>: the tensor of rows is sharded over d \(dim `S/d/e`\) and that
+// expect: of weights sharded over d \(dim `M/d`\), so only diagonal shards would be computed; `all_gather` one of them
+#if SECTION == 24
+auto weights_at_rest(const Tensor<f32, "S/d/e M">& rows, const Tensor<f32, "X/e M/d F">& w,
+                     const Tensor<i32, "P/d X/e">& counts) {
+  return grouped_einsum<"S/d/e M, X/e M/d F -> S/d/e F">(rows, w, counts);
+}
+#endif
+
+// expect: grouped_einsum<`S/d/e M, X/e M F -> S/d/e F`>: the counts are `P/d/e X`: their second dim must be `X/e`, the
+// expect: first of the weights, with the same sharding
+#if SECTION == 25
+auto counts_of_senders(const Tensor<f32, "S/d/e M">& rows, const Tensor<f32, "X/e M F">& w,
+                       const Tensor<i32, "P/d/e X">& counts) {
+  return grouped_einsum<"S/d/e M, X/e M F -> S/d/e F">(rows, w, counts);
+}
+#endif

@@ -10,3 +10,4 @@
 #include "shardlib/rules/layout.hpp"
 #include "shardlib/rules/local.hpp"
 #include "shardlib/rules/loss.hpp"
+#include "shardlib/rules/ragged.hpp"

@@ -21,6 +21,7 @@ struct Record {
   std::optional<double> validation_loss = {};     ///< after this step
   bool skipped = false;                           ///< the step has made no update
   std::vector<std::string> events = {};           ///< what the run has done out of turn, before or in this step
+  std::vector<std::pair<std::string, double>> numbers = {};  ///< of the program, StepResult::numbers
   /// Where the first device's time went: {"forward", 0.2}, ... In a training run the parts of a step add up to
   /// step_seconds; "validation" and "checkpoint" come on top.
   std::vector<std::pair<std::string, double>> seconds = {};

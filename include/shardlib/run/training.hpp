@@ -125,9 +125,11 @@ struct Data {
 /// too. With --plan or --graph it reads the tokenizer alone; --steps 0 needs no data. `open_data(training, 50257)`
 [[nodiscard]] SHARDLIB_INLINE Data open_data(const Training& training, std::int64_t vocabulary);
 
-/// The loss of a step, and the norm of its gradients, grad_norm.
+/// The loss of a step, and the norm of its gradients, grad_norm. `numbers`: more of the step for its record, by names
+/// that a program chooses, the same on all devices: {{"expert_load", 1.3}}.
 struct StepResult {
   double loss = 0, grad_norm = 0;
+  std::vector<std::pair<std::string, double>> numbers = {};
 };
 
 /// One training step, as the loop asks a program for it.

@@ -17,7 +17,7 @@
 
 namespace shardlib::detail {
 
-inline void print_error(const std::string& message) {
+SHARDLIB_INLINE void print_error(const std::string& message) {
   std::cout.flush();
   std::fflush(stdout);
   std::fputs(("error: " + message + "\n").c_str(), stderr);

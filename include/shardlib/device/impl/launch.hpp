@@ -27,11 +27,13 @@
 
 #include "shardlib/comm/recordings.hpp"
 #include "shardlib/comm/threads.hpp"
-#include "shardlib/device/impl/ending.hpp"
 #include "shardlib/device/impl/launch_parts.hpp"
 #include "shardlib/device/impl/standard_streams.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/kokkos.hpp"
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/device/impl/ending.hpp"
+#endif
 #if defined(SHARDLIB_WITH_MPI)
 #include "shardlib/comm/mpi/backend.hpp"
 #include "shardlib/comm/mpi/deadline.hpp"

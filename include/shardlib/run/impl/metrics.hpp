@@ -80,6 +80,10 @@ inline void read_object(const nlohmann::ordered_json& object, Record& record) {
   record.validation_loss = maybe<double>(object, "validation_loss");
   record.skipped = maybe<bool>(object, "skipped").value_or(false);
   record.events = maybe<std::vector<std::string>>(object, "events").value_or(std::vector<std::string>());
+  if (const auto numbers = object.find("numbers"); numbers != object.end()) {
+    for (const auto& [name, value] : numbers->items())
+      record.numbers.emplace_back(name, number_or_nan(*numbers, name.c_str()));
+  }
   if (const auto parts = object.find("seconds"); parts != object.end()) {
     for (const auto& [name, value] : parts->items()) record.seconds.emplace_back(name, value.get<double>());
   }
@@ -123,11 +127,14 @@ SHARDLIB_INLINE std::string to_json(const Record& r) {
   for (std::size_t i = 0; i < r.events.size(); ++i)
     out += (i == 0 ? ", \"events\": [" : ", ") + detail::quote(detail::as_utf8(r.events[i])) +
            (i + 1 == r.events.size() ? "]" : "");
-  for (std::size_t i = 0; i < r.seconds.size(); ++i) {
-    out +=
-        (i == 0 ? ", \"seconds\": {" : ", ") + detail::quote(r.seconds[i].first) + ": " + number(r.seconds[i].second);
-  }
-  return out + (r.seconds.empty() ? "}" : "}}");
+  const auto object = [&](const char* key, const std::vector<std::pair<std::string, double>>& fields) {
+    for (std::size_t i = 0; i < fields.size(); ++i)
+      out += (i == 0 ? fmt::format(", \"{}\": {{", key) : ", ") + detail::quote(fields[i].first) + ": " +
+             number(fields[i].second) + (i + 1 == fields.size() ? "}" : "");
+  };
+  object("numbers", r.numbers);
+  object("seconds", r.seconds);
+  return out + "}";
 }
 
 SHARDLIB_INLINE std::string to_json(const Sample& s) {

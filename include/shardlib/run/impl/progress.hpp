@@ -55,6 +55,7 @@ inline std::vector<ProgressField> progress_fields(const Record& r, std::int64_t 
   if (r.validation_loss) fields.push_back({fmt::format("validation loss {:.4f}", *r.validation_loss), 0});
   fields.push_back({fmt::format("lr {:.2e}", r.learning_rate), 4});
   fields.push_back({fmt::format("grad norm {:6.3f}", r.grad_norm), 3});
+  for (const auto& [name, number] : r.numbers) fields.push_back({fmt::format("{} {:.3f}", name, number), 3});
   fields.push_back({fmt::format("{:>7.0f} tokens/s", r.tokens_per_second), 2});
   if (r.mfu) fields.push_back({fmt::format("MFU {:.0f} %", 100 * *r.mfu), 5});
   fields.push_back({fmt::format("{:>4} left", duration_text(seconds_left)), 1});

@@ -322,6 +322,16 @@ SHARDLIB_INLINE std::string report(const std::vector<std::string>& paths) {
       [](const Record& r) { return r.mfu.value_or(std::nan("")); });
   add("memory", "Memory of the fullest device", Unit::bytes, true,
       [](const Record& r) { return r.memory_bytes ? static_cast<double>(*r.memory_bytes) : std::nan(""); });
+  std::set<std::string> numbers;
+  for (const detail::RunData& run : runs)
+    for (const Record& record : run.records)
+      for (const auto& [name, number] : record.numbers) numbers.insert(name);
+  for (const std::string& name : numbers)
+    add(("number_" + name).c_str(), name.c_str(), Unit::number, false, [&](const Record& r) {
+      for (const auto& [of, number] : r.numbers)
+        if (of == name) return number;
+      return std::nan("");
+    });
   std::string parts;
   for (const detail::RunData& run : runs) parts += detail::breakdown_chart(run, runs.size() == 1);
   if (parts.empty())

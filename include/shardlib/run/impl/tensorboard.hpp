@@ -99,6 +99,7 @@ SHARDLIB_INLINE void TensorBoard::write(const Record& r) {
   if (r.mfu) scalar("speed/mfu", r.step, *r.mfu);
   if (r.memory_bytes) scalar("memory/bytes", r.step, static_cast<double>(*r.memory_bytes));
   if (r.validation_loss) scalar("validation/loss", r.step, *r.validation_loss);
+  for (const auto& [name, number] : r.numbers) scalar("train/" + name, r.step, number);
   for (const auto& [name, seconds] : r.seconds) scalar("time/" + name, r.step, seconds);
   flush();
 }

@@ -324,6 +324,7 @@ class Loop {
     if (trace_) trace_->after(step);
     record.loss = result.loss;
     record.grad_norm = result.grad_norm;
+    record.numbers = result.numbers;
     record.skipped = judge_.verdict() == Judge::Verdict::skipped;
     if (record.skipped) {
       events_of_next_.push_back(fmt::format("step {}: {}; its update is skipped", step, judge_.why()));

@@ -1,0 +1,260 @@
+// The model of moe.cpp: a GPT whose feed-forward layers are mixtures of experts, with all communication spelled out.
+//
+// Tokens are sharded over d and e, experts over e, heads and the width of experts over t. The tokens of a device are
+// sorted by expert. Then they travel to their experts' devices along e, as many as there are (dropless) or in slots of
+// a fixed number (capacity), and back. No product with one-hot rows chooses anything. Dims: B batch, L length, M model,
+// H heads, D head, F feed-forward of an expert, G of the shared one, X experts, K experts of a token, V vocabulary; P
+// places (devices), T tokens of a place, R = T K their choices ("rows"), A all rows, S rows at their experts, C slots.
+#pragma once
+
+#include <shardlib/shardlib.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <utility>
+
+#include "gpt_model.hpp"
+
+namespace moe {
+
+using namespace shardlib;
+using gpt::gathered;
+using MoeMesh = Mesh<"d e t">;
+
+// ---- weights: at rest, every tensor is sharded over the whole mesh -------------------------------------------------
+
+struct Shared {
+  Tensor<f32, "M/d/e G/t"> w_gate, w_up, w_down;
+};
+struct Layer {
+  Tensor<f32, "M/t/d/e"> norm1, norm2;
+  Tensor<f32, "M/d/e H/t D"> w_q, w_k, w_v, w_o;
+  Tensor<f32, "M/t/d/e X"> router;
+  Tensor<f32, "X/e M/d F/t"> w_gate, w_up, w_down;
+  Array<"shared", Shared> shared;  // none, or an expert of every token
+};
+struct Model {
+  Tensor<f32, "V/t M/d/e"> embed, unembed;
+  Array<"layers", Layer> layers;
+  Tensor<f32, "M/t/d/e"> final_norm;
+};
+static_assert(fully_sharded<MoeMesh, Model>);
+
+/// What is not a tensor.
+struct Config : gpt::ModelConfig {
+  std::int64_t top_k = 2;
+  double capacity = 0;     ///< slots of an expert, as a multiple of its share of the tokens; 0: dropless
+  double balance = 0.01;   ///< of the loss that balances the experts (Fedus et al. 2021, arXiv:2101.03961)
+  double router_z = 1e-3;  ///< of the loss that keeps the router's logits small (Zoph et al. 2022, arXiv:2202.08906)
+};
+
+struct Batch {
+  Tensor<i32, "B/d/e L"> inputs, targets, segments;
+  Tensor<f32, "B/d/e L"> weights;
+};
+using Residual = Tensor<f32, "B/d/e L M/t">;
+using Whole = Tensor<f32, "B/d/e L M">;
+using Loss = Tensor<f32, "+d +e +t">;
+
+// ---- routing -------------------------------------------------------------------------------------------------------
+
+using Tokens = Tensor<f32, "P/d/e T M">;
+using Sum = Tensor<f32, "P/d/e T M/t">;  // of its experts, for each token
+
+// The rows of a place in the order of their experts: the token and the weight of each one, and how many each expert
+// has.
+struct Routing {
+  Tensor<i32, "P/d/e R"> token;
+  Tensor<f32, "P/d/e R"> weight;
+  Tensor<i32, "P/d/e X"> counts;
+};
+/// How evenly the experts are used: the rows of the fullest expert as a multiple of the mean, and the share of the rows
+/// that found no slot.
+struct Balance {
+  Tensor<f32, ""> load, dropped;
+};
+struct Routed {
+  Routing routing;
+  Loss loss;
+  Balance balance;
+};
+
+// The slots that an expert has for a place.
+inline std::int64_t slots(const Config& config, std::int64_t tokens, std::int64_t experts) {
+  const double share = static_cast<double>(tokens * config.top_k) / static_cast<double>(experts);
+  return std::max<std::int64_t>(1, std::llround(std::ceil(share * config.capacity)));
+}
+
+// A softmax over the experts, the best K of them, and their shares among themselves.
+inline auto route(const Tokens& x, const Tensor<f32, "M X">& router, const Config& config) -> Routed {
+  const MoeMesh mesh(x.device());
+  const std::int64_t experts = router.size("X"), tokens = x.size("P") * x.size("T");
+  const auto all_rows = static_cast<double>(tokens * config.top_k);
+  const auto logits = einsum_unreduced<"P/d/e T M, M X -> P/d/e T X">(x, router);
+  const auto shares = softmax<"X">(logits);
+  const auto [best, chosen] = top_k<"X", "K">(shares, config.top_k);
+  const auto weights = merge<"T K -> Q">(best / sum<"P/d/e T K -> P/d/e T">(best));
+  const auto expert = merge<"T K -> R">(chosen);
+  const auto order = argsort<"R">(expert);
+  const auto one = ones<f32, "P/d/e R">(mesh, {{"P", x.size("P")}, {"R", expert.size("R")}});
+  const auto counts = scatter_add<"P/d/e R, P/d/e R -> P/d/e [X]">(one, expert, {{"X", experts}});
+  const Routing routing{floor_divide(order, static_cast<double>(config.top_k)),
+                        index_unreduced<"P/d/e [Q], P/d/e R -> P/d/e R">(weights, order), cast<i32>(counts)};
+
+  // Of the tokens of all devices: the part of the rows that each expert gets, and the mean share that the router gives
+  // it. The latter is still a pending sum, and so is the loss.
+  const auto part = all_reduce<"X +d +e -> X">(sum<"P/d/e X -> X +d +e">(counts)) / all_rows;
+  const auto share = sum<"P/d/e T X -> X +d +e">(shares) / static_cast<double>(tokens);
+  const auto balance = sum<"X +d +e -> +d +e">(share * part) * (config.balance * static_cast<double>(experts));
+  const auto z = sum<"P/d/e T -> +d +e">(square(logsumexp<"P/d/e T X -> P/d/e T">(logits)));
+  const auto kept =
+      config.capacity == 0 ? counts : minimum(counts, static_cast<double>(slots(config, x.size("T"), experts)));
+  const auto served = all_reduce<"+d +e -> ">(sum<"P/d/e X -> +d +e">(kept)) / all_rows;
+  return {routing,
+          to_partial<over<"t">>(balance + z * (config.router_z / static_cast<double>(tokens))),
+          {max<"X -> ">(part) * static_cast<double>(experts), 1.0 - served}};
+}
+
+// ---- the experts, over e -------------------------------------------------------------------------------------------
+
+struct Experts {
+  Tensor<f32, "X/e M F/t"> w_gate, w_up, w_down;
+};
+inline Experts gathered_experts(const Layer& w) {
+  return {gathered<"X/e M F/t">(w.w_gate), gathered<"X/e M F/t">(w.w_up), gathered<"X/e M F/t">(w.w_down)};
+}
+template <Spec S>
+auto swiglu(const Tensor<f32, S>& gate, const Tensor<f32, S>& up) {
+  return map([](auto g, auto u) { return swish(g) * u; }, gate, up);
+}
+
+// The most rows that a device gets, of all devices. A dry run, which has no counts, plans for a load of 1.25.
+inline std::int64_t most_rows(const Tensor<i32, "P/d X/e">& received, std::int64_t mean) {
+  const MoeMesh mesh(received.device());
+  const auto by_device =
+      split<"X/e -> Y/e Z">(split<"P/d -> O/d U">(received, {{"O", mesh.size("d")}}), {{"Y", mesh.size("e")}});
+  const auto most = all_reduce_max<"O/d Y/e -> ">(sum<"O/d U Y/e Z -> O/d Y/e">(by_device));
+  const std::int64_t rows = item(most);
+  return std::max<std::int64_t>(1, mesh.device()->is_dry() ? mean * 5 / 4 : rows);
+}
+
+// Every row reaches its expert. The counts travel first; then a device knows how many rows it gets. Rows travel in
+// shards over t.
+inline auto dropless(const Tokens& x, const Routing& r, const Experts& w) -> Sum {
+  const MoeMesh mesh(x.device());
+  const Scope scope(mesh);  // each layer has an S of its own
+  const std::int64_t rows = r.token.size("R"), places = x.size("P");
+  const auto received = all_to_all<"P/d/e X -> P/d X/e">(r.counts);
+  const std::int64_t bound = most_rows(received, rows) * places;
+  const auto shards = shard<"P/d/e T M -> P/d/e T M/t">(x);
+  const auto sorted = index_unreduced<"P/d/e [T] M/t, P/d/e R -> P/d/e R M/t">(shards, r.token);
+  const auto here = ragged_all_to_all<"A/d/e M/t -> S/d/e M/t">(merge<"P/d/e R -> A/d/e">(sorted), r.counts, received,
+                                                                {{"S", bound}});
+  const auto rows_of_experts = all_gather<"S/d/e M/t -> S/d/e M">(here);
+  const auto gate = grouped_einsum<"S/d/e M, X/e M F/t -> S/d/e F/t">(rows_of_experts, w.w_gate, received);
+  const auto up = grouped_einsum<"S/d/e M, X/e M F/t -> S/d/e F/t">(rows_of_experts, w.w_up, received);
+  const auto y = grouped_einsum<"S/d/e F/t, X/e M F/t -> S/d/e M +t">(swiglu(gate, up), w.w_down, received);
+  const auto done = reduce_scatter<"S/d/e M +t -> S/d/e M/t">(y);
+  const auto back = ragged_all_to_all<"S/d/e M/t -> A/d/e M/t">(done, received, r.counts, {{"A", rows * places}});
+  return scatter_add<"P/d/e R M/t, P/d/e R -> P/d/e [T] M/t">(
+      split<"A/d/e -> P/d/e R">(back, {{"P", places}}) * r.weight, r.token, {{"T", x.size("T")}});
+}
+
+// An expert has C slots for each place. Rows that find none are dropped: of those tokens only the residual stream goes
+// on. Slots without a row travel too.
+inline auto with_capacity(const Tokens& x, const Routing& r, const Experts& w, const Config& config) -> Sum {
+  const MoeMesh mesh(x.device());
+  const auto first = cumsum<"X">(r.counts) - r.counts;
+  const auto slot = iota<"C">(mesh, slots(config, x.size("T"), r.counts.size("X")));
+  const auto used = greater(r.counts, slot);
+  const auto at = where(used, first + slot, 0.0);
+  const auto token = index_unreduced<"P/d/e [Q], P/d/e X C -> P/d/e X C">(rename<"R -> Q">(r.token), at);
+  const auto weight = index_unreduced<"P/d/e [Q], P/d/e X C -> P/d/e X C">(rename<"R -> Q">(r.weight), at);
+  const auto shards = shard<"P/d/e T M -> P/d/e T M/t">(x);
+  const auto sent = masked(used, index_unreduced<"P/d/e [T] M/t, P/d/e X C -> P/d/e X C M/t">(shards, token));
+  const auto here = all_to_all<"P/d/e X C M/t -> P/d X/e C M/t">(sent);
+  const auto rows = all_gather<"P/d X/e C M/t -> P/d X/e C M">(here);
+  const auto gate = einsum_unreduced<"P/d X/e C M, X/e M F/t -> P/d X/e C F/t">(rows, w.w_gate);
+  const auto up = einsum_unreduced<"P/d X/e C M, X/e M F/t -> P/d X/e C F/t">(rows, w.w_up);
+  const auto done = einsum<"P/d X/e C F/t, X/e M F/t -> P/d X/e C M/t">(swiglu(gate, up), w.w_down);
+  const auto back = all_to_all<"P/d X/e C M/t -> P/d/e X C M/t">(done);
+  return scatter_add<"P/d/e X C M/t, P/d/e X C -> P/d/e [T] M/t">(back * masked(used, weight), token,
+                                                                  {{"T", x.size("T")}});
+}
+
+// ---- one layer -----------------------------------------------------------------------------------------------------
+
+inline auto normalized(const Residual& x, const Tensor<f32, "M/t/d/e">& scale, const Config& config) -> Whole {
+  return rms_norm<"M">(gathered<"B/d/e L M">(x), config.norm_epsilon) * gathered<"M">(scale);
+}
+
+inline auto attention(const Whole& x, const Tensor<i32, "B/d/e L">& segments, const Layer& w, const Config& config)
+    -> Residual {
+  const auto heads = [&](const Tensor<f32, "M/d/e H/t D">& weights) {
+    return einsum_unreduced<"B/d/e L M, M H/t D -> B/d/e L H/t D">(x, gathered<"M H/t D">(weights));
+  };
+  const auto y = causal_attention<"L", "D">(rope<"L", "D">(heads(w.w_q), config.rope),
+                                            rope<"L", "D">(heads(w.w_k), config.rope), heads(w.w_v), segments);
+  return einsum<"B/d/e L H/t D, M H/t D -> B/d/e L M/t">(y, gathered<"M H/t D">(w.w_o));
+}
+
+inline auto shared_expert(const Whole& x, const Shared& w) -> Residual {
+  const auto gate = einsum_unreduced<"B/d/e L M, M G/t -> B/d/e L G/t">(x, gathered<"M G/t">(w.w_gate));
+  const auto up = einsum_unreduced<"B/d/e L M, M G/t -> B/d/e L G/t">(x, gathered<"M G/t">(w.w_up));
+  return einsum<"B/d/e L G/t, M G/t -> B/d/e L M/t">(swiglu(gate, up), gathered<"M G/t">(w.w_down));
+}
+
+/// The residual stream behind some layers, the router's losses, and how evenly the last of them uses its experts.
+struct State {
+  Residual x;
+  Loss loss;
+  Balance balance;
+};
+
+inline auto layer(const State& before, const Tensor<i32, "B/d/e L">& segments, const Layer& w, const Config& config)
+    -> State {
+  const MoeMesh mesh(before.x.device());
+  const auto x = before.x + attention(normalized(before.x, w.norm1, config), segments, w, config);
+  const auto in = normalized(x, w.norm2, config);
+  const auto tokens =
+      split<"N/d/e -> P/d/e T">(merge<"B/d/e L -> N/d/e">(in), {{"P", mesh.size("d") * mesh.size("e")}});
+  const Routed routed = route(tokens, gathered<"M X">(w.router), config);
+  const Experts experts = gathered_experts(w);
+  const auto y = config.capacity == 0 ? dropless(tokens, routed.routing, experts)
+                                      : with_capacity(tokens, routed.routing, experts, config);
+  auto out = split<"N/d/e -> B/d/e L">(merge<"P/d/e T -> N/d/e">(y), {{"L", in.size("L")}});
+  if (!w.shared.empty()) out = out + shared_expert(in, w.shared[0]);
+  return {x + out, before.loss + routed.loss, routed.balance};
+}
+
+// ---- the model -----------------------------------------------------------------------------------------------------
+
+/// Of the last batch, averaged over the layers.
+struct Metrics {
+  Loss cross_entropy;
+  Balance balance;
+};
+
+// The loss, and what the metrics show of it. `microbatches`: how many such batches a step has.
+inline auto loss(const Model& w, const Batch& batch, const Config& config, std::int64_t microbatches)
+    -> std::pair<Loss, Metrics> {
+  const MoeMesh mesh(batch.inputs.device());
+  const auto none = to_partial<over<"d e t">>(zeros<f32, "">(mesh, {}));
+  const auto embedded = index_unreduced<"[V/t] M, B/d/e L -> B/d/e L M +t">(gathered<"V/t M">(w.embed), batch.inputs);
+  State state{reduce_scatter<"B/d/e L M/t">(embedded), none, {zeros<f32, "">(mesh, {}), zeros<f32, "">(mesh, {})}};
+  Balance total = state.balance;
+  for (const Layer& weights : w.layers) {
+    state = explicit_activation_checkpointing(layer)(state, batch.segments, weights, config);
+    total = {total.load + state.balance.load, total.dropped + state.balance.dropped};
+  }
+  const auto last = normalized(state.x, w.final_norm, config);
+  const auto losses =
+      linear_cross_entropy<"B/d/e L M, V/t M -> B/d/e L V/t">(last, gathered<"V/t M">(w.unembed), batch.targets);
+  const Loss cross_entropy = sum<"B/d/e L +t -> +d +e +t">(losses * batch.weights);
+  const auto layers = static_cast<double>(w.layers.size());
+  return {cross_entropy + state.loss / static_cast<double>(microbatches),
+          {cross_entropy, {total.load / layers, total.dropped / layers}}};
+}
+
+}  // namespace moe

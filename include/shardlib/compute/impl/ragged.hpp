@@ -1,0 +1,175 @@
+// Definitions of ragged.hpp.
+#pragma once
+
+#include "shardlib/compute/ragged.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "shardlib/memory/buffer.hpp"
+
+namespace shardlib::detail {
+
+SHARDLIB_INLINE RowStarts::RowStarts(const Value& counts, const Value& tensor, const char* rows)
+    : places(counts.local[0]), groups(counts.local[1]) {
+  const auto* const n = counts.as<const std::int32_t>();
+  first.resize(static_cast<std::size_t>(places * groups));
+  size.resize(first.size());
+  for (std::int64_t x = 0; x < groups; ++x)
+    for (std::int64_t p = 0; p < places; ++p) {
+      if (n[at(p, x)] < 0)
+        throw Error("a count of rows is " + std::to_string(n[at(p, x)]) + ", of place " + std::to_string(p) +
+                    " and group " + std::to_string(x) + " of this device's shard; counts must not be negative");
+      first[at(p, x)] = total;
+      size[at(p, x)] = n[at(p, x)];
+      total += n[at(p, x)];
+    }
+  if (total > tensor.local[0])
+    throw Error("this device counts " + std::to_string(total) + " rows, but " + rows + " " +
+                std::to_string(tensor.local[0]) + " of `" + std::string(to_string(tensor.spec->dims[0]).view()) +
+                "` here; count fewer rows, or give `" + std::string(tensor.spec->dims[0].name) +
+                "` a size of at least " + std::to_string(total) + " for each device");
+}
+
+SHARDLIB_INLINE Shape shape_of_group(const Value& x) {
+  Shape shape;
+  for (int i = 1; i < x.local.size(); ++i) shape.push_back(x.local[i]);
+  return shape;
+}
+SHARDLIB_INLINE Shape shape_of_rows(const Value& x, std::int64_t rows) {
+  Shape shape = x.local;
+  shape[0] = rows;
+  return shape;
+}
+
+SHARDLIB_INLINE void zero_rows(const Value& out, const Buffer& result, std::int64_t first) {
+  const std::size_t row = static_cast<std::size_t>(product(shape_of_group(out))) * size_of(out.dtype);
+  const std::size_t begin = static_cast<std::size_t>(first) * row;
+  out.device->exec().zero(result.data() + begin, out.bytes() - begin);
+}
+
+SHARDLIB_INLINE void add_grouped_flops(const Value& out, const Value& rows, const Value& other, std::int64_t counted) {
+  double flops = 2.0 * static_cast<double>(counted);
+  for (int i = 1; i < rows.spec->rank(); ++i) flops *= static_cast<double>(rows.local[i]);
+  for (int i = 1; i < other.spec->rank(); ++i)
+    if (!rows.spec->has(other.spec->dims[i].name)) flops *= static_cast<double>(other.local[i]);
+  add_flops(out, flops);
+}
+
+SHARDLIB_INLINE Buffer dry_product(const Value& out, const Value& rows, const Value& other, const Value& counts,
+                                   Buffer result) {
+  for (const Value* x : {&rows, &other, &counts}) static_cast<void>(x->data());
+  add_grouped_flops(out, rows, other, rows.local[0]);
+  return result;
+}
+
+/// The rows that go to a peer or come from it: runs of rows in a tensor, in the order of the message.
+struct RowRuns {
+  struct Run {
+    std::int64_t first, size;
+  };
+  std::vector<Run> runs;
+  std::int64_t rows = 0;
+
+  /// Those of the places and groups in the ranges, ordered by group, then by place.
+  RowRuns(const RowStarts& starts, std::int64_t place, std::int64_t places, std::int64_t group, std::int64_t groups) {
+    for (std::int64_t x = group; x < group + groups; ++x)
+      for (std::int64_t p = place; p < place + places; ++p)
+        add({starts.first[starts.at(p, x)], starts.size[starts.at(p, x)]});
+  }
+  void add(Run run) {
+    if (run.size == 0) return;
+    rows += run.size;
+    if (!runs.empty() && runs.back().first + runs.back().size == run.first)
+      runs.back().size += run.size;
+    else
+      runs.push_back(run);
+  }
+  /// Copies between the runs in a tensor and the rows of a message.
+  void copy(std::byte* tensor, std::byte* message, std::size_t row, bool to_message) const {
+    for (const Run& run : runs) {
+      std::byte* const there = tensor + static_cast<std::size_t>(run.first) * row;
+      const std::size_t bytes = static_cast<std::size_t>(run.size) * row;
+      std::memcpy(to_message ? message : there, to_message ? there : message, bytes);
+      message += bytes;
+    }
+  }
+  /// The rows where they stand, if that is one run; else new memory.
+  [[nodiscard]] Buffer message(const Buffer& tensor, std::size_t row, Pool& pool) const {
+    const std::size_t bytes = static_cast<std::size_t>(rows) * row;
+    if (runs.size() != 1) return pool.allocate(bytes);
+    return {tensor.data() + static_cast<std::size_t>(runs[0].first) * row, bytes, std::make_shared<Buffer>(tensor)};
+  }
+};
+
+SHARDLIB_INLINE Buffer RaggedExchange::operator()(const Value& out) const {
+  // The dim of the counts that loses the axes, and the other, which gains them.
+  const int lose = sent->spec->dims[0].axes.size() > received->spec->dims[0].axes.size() ? 0 : 1;
+  AxisList axes;
+  for (int k = received->spec->dims[lose].axes.size(); k < sent->spec->dims[lose].axes.size(); ++k)
+    axes.push_back(sent->spec->dims[lose].axes[k]);
+  auto& group = out.device->group(axes);
+  const auto n = static_cast<std::size_t>(group.size());
+  const Buffer from = rows->data();
+  Buffer result = allocate(out);
+  if (out.device->is_dry()) {  // as if the rows spread evenly
+    static_cast<void>(sent->data());
+    static_cast<void>(received->data());
+    const std::size_t bytes = std::min(rows->bytes(), out.bytes()) / n * (n - 1);
+    const Buffer messages = out.device->pool()->allocate(bytes);
+    if (n > 1) add_traffic(out, bytes, axes);
+    return result;
+  }
+  const RowStarts mine(*sent, *rows, "the operand has"), gets(*received, out, "the result has");
+  const std::size_t row = static_cast<std::size_t>(product(shape_of_group(out))) * size_of(out.dtype);
+  std::vector<RowRuns> to, of;
+  for (std::int64_t peer = 0; peer < group.size(); ++peer) {
+    const std::int64_t gained = received->local[1 - lose], lost = sent->local[lose];
+    if (lose == 0) {
+      to.emplace_back(mine, 0, mine.places, peer * gained, gained);
+      of.emplace_back(gets, peer * lost, lost, 0, gets.groups);
+    } else {
+      to.emplace_back(mine, peer * gained, gained, 0, mine.groups);
+      of.emplace_back(gets, 0, gets.places, peer * lost, lost);
+    }
+  }
+  std::size_t bytes = 0;
+  std::vector<Buffer> messages(n);
+  complete(out, [&] {
+    std::vector<Request> requests;
+    for (std::size_t i = 1; i < n; ++i) {  // each device begins with its neighbour
+      const std::size_t peer = (static_cast<std::size_t>(group.rank()) + i) % n;
+      if (to[peer].rows == 0) continue;
+      const Buffer message = to[peer].message(from, row, *out.device->pool());
+      if (to[peer].runs.size() > 1) to[peer].copy(from.data(), message.data(), row, true);
+      bytes += message.bytes();
+      requests.push_back(group.send(message, static_cast<int>(peer)));
+    }
+    for (std::size_t i = 1; i < n; ++i) {
+      const std::size_t peer = (static_cast<std::size_t>(group.rank()) + n - i) % n;
+      if (of[peer].rows == 0) continue;
+      messages[peer] = of[peer].message(result, row, *out.device->pool());
+      requests.push_back(group.recv(messages[peer], static_cast<int>(peer)));
+    }
+    for (Request& request : requests) request.wait();
+    return Request();
+  });
+  if (n > 1) add_traffic(out, bytes, axes);
+  for (std::size_t peer = 0; peer < n; ++peer)
+    if (of[peer].runs.size() > 1 && messages[peer]) of[peer].copy(result.data(), messages[peer].data(), row, false);
+  const auto self = static_cast<std::size_t>(group.rank());
+  const RowRuns &kept = to[self], &placed = of[self];
+  if (kept.rows != placed.rows)
+    throw Error("this device sends itself " + std::to_string(kept.rows) + " rows, but is to receive " +
+                std::to_string(placed.rows) + " of them; take `all_to_all` of the counts of the rows that are sent");
+  const Buffer own = kept.message(from, row, *out.device->pool());
+  if (kept.runs.size() > 1) kept.copy(from.data(), own.data(), row, true);
+  placed.copy(result.data(), own.data(), row, false);
+  zero_rows(out, result, gets.total);
+  return result;
+}
+
+}  // namespace shardlib::detail
