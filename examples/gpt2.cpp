@@ -366,6 +366,7 @@ int program(int argc, char** argv) {
     return 0;
   }
   read_config(options, o);
+  run::imply_tokenizer(options, o.load);
   const auto mesh = run::chosen_mesh(o.training, "d t");
   run::batch_must_divide(mesh, o.training);
   if (o.d_model % o.heads != 0)

@@ -157,6 +157,7 @@ inline void read_config(run::Options& options, const ModelOptions& o, HuggingFac
   config.finish({"_attn_implementation_autoset", "_name_or_path", "attention_dropout", "dtype", "initializer_range",
                  "is_llama_config", "pretraining_tp", "torch_dtype", "transformers.js_config", "transformers_version",
                  "use_cache"});
+  run::imply_tokenizer(options, files.load);
   if (!training.plan) training.initial_weights = io::SafetensorsFiles(files.load).describe();
 }
 

@@ -3,7 +3,7 @@
 #   scripts/vocabulary.sh             build/data/r50k_base.tiktoken
 #   scripts/vocabulary.sh --test      also what tests/tokenizer_oracle.py reads: build/data/gpt2 (vocab.bpe and
 #                                     encoder.json), build/data/r-cran-janeaustenr.deb (six novels)
-#   scripts/vocabulary.sh --oracles   also build/data/oracles/node_modules: two other encoders, to be run with node
+#   scripts/vocabulary.sh --oracles   also build/data/oracles/node_modules: other encoders, to be run with node
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 test=no
@@ -35,12 +35,13 @@ install_curl() {
 # curl does without npm.
 download() {
   if command -v npm >/dev/null; then
-    (cd "$scratch" && npm pack --silent "$1@$2" && mv ./"$1"-*.tgz package.tgz) && return 0
+    local file=${1#@}
+    (cd "$scratch" && npm pack --silent "$1@$2" && mv ./"${file/\//-}"-*.tgz package.tgz) && return 0
   fi
   command -v curl >/dev/null || install_curl || return 1
   local registry=${npm_config_registry:-https://registry.npmjs.org}
   local get=(curl --fail --silent --show-error --location --retry 2 --connect-timeout 20 --max-time 300
-    --output "$scratch/package.tgz" "${registry%/}/$1/-/$1-$2.tgz")
+    --output "$scratch/package.tgz" "${registry%/}/$1/-/${1##*/}-$2.tgz")
   # A proxy may sign with a certificate that this system does not know. What proves the file is its SHA-256.
   "${get[@]}" || "${get[@]}" --insecure
 }
@@ -88,12 +89,12 @@ if [ $test = yes ]; then
 fi
 
 if [ $oracles = yes ]; then
-  for package in gpt-tokenizer@4.0.0 tiktoken@1.0.22; do
+  for package in gpt-tokenizer@4.0.0 tiktoken@1.0.22 tokenizers@0.23.2 @huggingface/tokenizers@0.2.0; do
     name=${package%@*}
     folder=$data/oracles/node_modules/$name
     if [ -f "$folder/package.json" ]; then continue; fi
-    fetch "$name" "${package#*@}"
-    mkdir -p "$data/oracles/node_modules"
+    fetch "$name" "${package##*@}"
+    mkdir -p "$(dirname "$folder")"
     tar -xzf "$scratch/package.tgz" -C "$scratch"
     mv "$scratch/package" "$folder"
   done

@@ -1,7 +1,9 @@
 // The loop around a program's step (run/training.hpp): the weights it hands out, and the losses that follow from them,
 // in training and validation, on every mesh and with every number of microbatches.
 #include <shardlib/io/data/flat_tokens.hpp>
+#include <shardlib/io/data/token_files.hpp>
 #include <shardlib/run/checkpoints.hpp>
+#include <shardlib/run/hugging_face.hpp>
 #include <shardlib/run/impl/stop_on_signal.hpp>
 #include <shardlib/run/metrics.hpp>
 #include <shardlib/run/training.hpp>
@@ -317,6 +319,43 @@ TEST_CASE("training: data that another tokenizer made are refused, whichever of 
   }
   put(whole + "/.zattrs", R"({"tokenizer": "bytes", "tokenizer_fingerprint": "bytes"})");
   CHECK(run::open_data(training, 0).train);
+}
+
+TEST_CASE("training: .bin files remember their tokenizer too", "[run][training]") {
+  if (world_rank() != 0) return;
+  const Scratch folder;
+  run::Training training;
+  training.seq = 4;
+  io::BinWriter writer(folder / "train.bin");
+  writer.add(std::vector<std::uint32_t>(20, 7));
+  writer.finish();
+  put(folder / "tokens.json",
+      R"({"format": "shardlib-tokens", "tokenizer": "bpe-0", "tokenizer_fingerprint": "0", "end_of_text": 9})");
+  for (const std::string& path : {folder.path(), folder / "train.bin", folder / "train*.bin"}) {
+    training.data = path;
+    CHECK_THROWS_WITH(run::open_data(training, 50257),
+                      "'" + path + "' was made with the tokenizer bpe-0 (fingerprint 0), but --tokenizer bytes is " +
+                          "bytes (fingerprint bytes): give the tokenizer that made it, or tokenize its texts again");
+  }
+  std::filesystem::remove(folder / "tokens.json");
+  CHECK(run::open_data(training, 50257).train);
+}
+
+TEST_CASE("training: a loaded folder gives its tokenizer, unless another is given", "[run][training]") {
+  const Scratch folder;
+  const auto tokenizer_of = [&](const std::vector<const char*>& arguments) {
+    run::Training training;
+    run::Options options("test", "Tests.");
+    run::declare(options, training);
+    CHECK(options.parse(static_cast<int>(arguments.size()), arguments.data()));
+    run::imply_tokenizer(options, folder.path());
+    CHECK(options.given("--tokenizer") == (training.tokenizer != "bytes" || arguments.size() > 1));
+    return training.tokenizer;
+  };
+  CHECK(tokenizer_of({"test"}) == "bytes");  // the folder has none
+  put(folder / "tokenizer.json", "{}");
+  CHECK(tokenizer_of({"test"}) == folder / "tokenizer.json");
+  CHECK(tokenizer_of({"test", "--tokenizer", "bytes"}) == "bytes");
 }
 
 TEST_CASE("training: the parts of a step add up, and what lies within another counts once", "[run][training]") {

@@ -193,6 +193,38 @@ TEST_CASE("token sources: nanoGPT's .bin ends documents with the end of text", "
   check_source(*open_tokens(folder.path(), Split::validation), {{65, 66, 67}});
 }
 
+TEST_CASE("token sources: a note beside .bin files says who made them, and what ends a document", "[data]") {
+  const Scratch folder;
+  const Documents documents = {{1, 2, 3}, {50256, 4}};
+  BinWriter writer(folder / "train.bin", 7);
+  for (const auto& document : documents) writer.add(document);
+  writer.finish();
+  CHECK(!io::made_by(folder.path()));
+  CHECK(open_tokens(folder.path())->documents() == 2);  // 50256 is taken for GPT-2's end of text
+  const std::string path = folder / "tokens.json";
+  put(path, R"({"format": "shardlib-tokens", "tokenizer": "small", "tokenizer_fingerprint": "abc", "end_of_text": 7})");
+  for (const std::string& name : {folder.path(), folder / "train.bin", folder / "*.bin"}) {
+    check_source(*open_tokens(name), {{7, 1, 2, 3}, {7, 50256, 4}});
+    const auto maker = io::made_by(name);
+    REQUIRE(maker);
+    CHECK(maker->name == "small");
+    CHECK(maker->fingerprint == "abc");
+    CHECK(maker->end_of_text == 7);
+  }
+  CHECK(!io::made_by(folder / "text.txt"));
+  io::write_tokens_note(folder.path(), io::ByteTokenizer());
+  CHECK(io::made_by(folder.path())->fingerprint == "bytes");
+  CHECK(io::made_by(folder.path())->end_of_text == 0);
+  for (const char* damaged : {"{}", R"({"format": "shardlib-tokens", "tokenizer": "small"})",
+                              R"({"format": "shardlib-tokens", "tokenizer": "small", "tokenizer_fingerprint": "abc",
+                                  "end_of_text": 65536})"}) {
+    put(path, damaged);
+    expect_error<Error>([&] { static_cast<void>(open_tokens(folder.path())); },
+                        "'" + path + "' does not say which tokenizer made the .bin files beside it: it is damaged; " +
+                            "copy it again, or remove it to read them as GPT-2's");
+  }
+}
+
 TEST_CASE("token sources: a text becomes tokens through any tokenizer", "[data]") {
   const Scratch folder;
   put(folder / "text", "ab<|endoftext|>\n \n<|endoftext|>c<|endof");

@@ -5,8 +5,12 @@ tokenizer_oracle.py --encoder BUILD/tests/tokenizer_ids --data build/data       
 tokenizer_oracle.py --encoder BUILD/tests/tokenizer_ids --data build/data --oracles [--update]
 
 The first form compares with tokenizer_expected.json: the digests of what both encoders gave. The second runs the
-encoders (npm's gpt-tokenizer and tiktoken; needs node and `scripts/vocabulary.sh --oracles`), and with --update writes
+encoders (npm's gpt-tokenizer and tiktoken, and for tokenizer.json tokenizers; needs node and `scripts/vocabulary.sh --oracles`), and with --update writes
 that file. Needs Python's standard library and what `scripts/vocabulary.sh --test` gets.
+
+Both do the same with the tokenizer.json files of data/tokenizers, whose ids and texts are those of Hugging Face's own
+tokenizers (npm's tokenizers, which is its Rust library); where its JavaScript gives others is printed, no failure.
+--update writes data/tokenizers/expected.json too: what tokenizer_json_test.cpp compares with.
 """
 import argparse
 import hashlib
@@ -24,6 +28,7 @@ import zlib
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 EXPECTED = os.path.join(HERE, "tokenizer_expected.json")
+STYLES = os.path.join(HERE, "data", "tokenizers")
 TIMEOUT = 600  # seconds for one program
 
 # JavaScript's \s has U+FEFF and lacks U+0085, unlike Unicode's White_Space and tiktoken's; gpt-tokenizer follows it.
@@ -96,7 +101,7 @@ ALPHABETS = [
 WORDS = ["<|endoftext|>", "\r\n", "\n\n", "    ", "'ll", "'re", " 've", "don't", "it's", " the", "Hello", "aaaaaaaaaaaa"]
 
 
-def fuzz(seed):
+def fuzz(seed, count=6000, words=WORDS):
     """Texts from a generator of our own: the same for every version of Python."""
     state = seed
 
@@ -106,14 +111,14 @@ def fuzz(seed):
         return (state >> 33) % n
 
     texts = []
-    for _ in range(6000):
+    for _ in range(count):
         text = ""
         for _ in range(1 + below(12)):
             kind = below(len(ALPHABETS) + 3)
             if kind < len(ALPHABETS):
                 text += "".join(ALPHABETS[kind][below(len(ALPHABETS[kind]))] for _ in range(1 + below(6)))
             else:
-                text += WORDS[below(len(WORDS))]
+                text += words[below(len(words))]
         texts.append(text)
     for size in (1000, 50000):  # pieces without end
         texts.append("ab" * size)
@@ -153,22 +158,82 @@ def split(ids):
     return out
 
 
-def encode(encoder, vocabulary, texts):
-    done = subprocess.run([encoder, vocabulary], input=records(texts), capture_output=True, timeout=TIMEOUT)
+def records_of_ids(ids):
+    return b"".join(struct.pack("<I", len(i) // 4) + i for i in ids)
+
+
+def split_texts(data):
+    out, at = [], 0
+    while at < len(data):
+        end = at + 4 + struct.unpack_from("<I", data, at)[0]
+        out.append(data[at + 4 : end])
+        at = end
+    return out
+
+
+def run(encoder, given, *arguments):
+    done = subprocess.run([encoder, *arguments], input=given, capture_output=True, timeout=TIMEOUT)
     if done.returncode != 0:
-        raise SystemExit(f"{encoder} {vocabulary}: {done.stderr.decode(errors='replace')}")
-    return split(done.stdout)
+        raise SystemExit(f"{encoder} {' '.join(arguments)}: {done.stderr.decode(errors='replace')}")
+    return done.stdout
 
 
-def ask(oracle, modules, texts):
+def encode(encoder, vocabulary, texts, *mode):
+    return split(run(encoder, records(texts), vocabulary, *mode))
+
+
+def answer(oracle, modules, given, *mode):
     with tempfile.TemporaryDirectory() as folder:
-        given, found = os.path.join(folder, "texts"), os.path.join(folder, "ids")
-        with open(given, "wb") as file:
-            file.write(records(texts))
+        asked, found = os.path.join(folder, "given"), os.path.join(folder, "found")
+        with open(asked, "wb") as file:
+            file.write(given)
         script = os.path.join(HERE, "tokenizer_oracle.mjs")
-        subprocess.run(["node", script, modules, oracle, given, found], check=True, timeout=TIMEOUT)
+        subprocess.run(["node", script, modules, oracle, asked, found, *mode], check=True, timeout=TIMEOUT)
         with open(found, "rb") as file:
-            return split(file.read())
+            return file.read()
+
+
+def ask(oracle, modules, texts, *mode):
+    return split(answer(oracle, modules, records(texts), *mode))
+
+
+# What the styles of tokenizer.json differ in: spaces and their sign, added tokens, bytes, forms of one character.
+STYLE_WORDS = [
+    "\u2581", "\u2581\u2581", "<0x41>", "<0xFF>", "e\u0301t", "qxz", " unmergeable", "``", "--", "\n\n\n", "<s", "</",
+    "a\u0323\u0307\u0301", "\u1100\u1161\u11a8", "\u212b\ufb01\u2460", "\ud55c\u11a8", "\u0344", "'\u017f",
+]
+STYLE_TEXTS = [
+    "", "a", " ", "   ", "Hello world", " Hello  world ", "In the beginning God created the heaven and the earth.\n",
+    "don't we'll I'D THEY'VE x'\u017ft", "1 12 123 1234 12345 3.14159 ١٢٣ ½²", "a\n\n\nb \r\n\r\n c\t\td\n", "   x     y\n  ",
+    "Stra\u00dfe, na\u00efve caf\u00e9; \u041f\u0440\u0438\u0432\u0435\u0442 \u65e5\u672c\u8a9e \ud55c\uad6d", "\U0001f642\U0001f469\u200d\U0001f469 \u2764\ufe0f",
+    "e\u0301t a\u0323\u0307 \u212b \ufb01 \u1100\u1161\u11a8", "\u2581a \u2581\u2581 b", "<0x41><0x0A>", "``x''--y--- --",
+    "\x00\x01\x7f\u0085\u00a0\u3000\ufeff\ufffd", "qxz unmergeable", "aaaaaaaaaaaaaaaaaaaaaaaaa",
+    "a<|endoftext|>b <|endoftext|> c", "<s>a</s> b<unk>", "x <mask> y  <mask>z<r>  w", "<|begin_of_text|>a<|eot_id|>\n",
+    "<think>\nt</think> <tool>[x]<tool> <extra>  z", "<|im_start|>user\nhi<|im_end|>",
+]
+
+
+def styles():
+    """The tokenizer.json files, each with texts that have its added tokens."""
+    for name in sorted(os.listdir(STYLES)):
+        path = os.path.join(STYLES, name)
+        if name == "expected.json":
+            continue
+        with open(path, encoding="utf-8") as file:
+            words = WORDS + STYLE_WORDS + 2 * [token["content"] for token in json.load(file)["added_tokens"]]
+        fuzzed = [t.encode() for t in fuzz(2, 2500, words)]
+        yield name[:-5], path, fuzzed, STYLE_TEXTS + [t.decode() for t in fuzzed[:6]]
+
+
+def small_expected(encoder, path, texts):
+    """Ids and decoded texts for the test in C++, after ours have been compared with the oracle's."""
+    given, out = [t.encode() for t in texts], {"texts": texts}
+    for mode in ("as_text", "special"):
+        ids = encode(encoder, path, given, *([mode] if mode == "special" else []))
+        out[mode] = [list(struct.unpack(f"<{len(i) // 4}I", i)) for i in ids]
+    decoded = split_texts(run(encoder, records_of_ids(ids), path, "decode"))
+    out["decoded"] = [t.decode(errors="replace") for t in decoded]
+    return out
 
 
 def digest(texts, ids):
@@ -206,14 +271,8 @@ def main():
             print(f"  {what}: {struct.unpack(f'<{len(wanted[i]) // 4}I', wanted[i])[:40]}")
             print(f"  ours: {struct.unpack(f'<{len(found[i]) // 4}I', found[i])[:40]}")
 
-    for name, texts in corpora(options.data):
-        ours = encode(options.encoder, tiktoken_file, texts)
-        compare("the same from vocab.bpe and encoder.json", name, texts, ours, encode(options.encoder, folder, texts))
-        if options.oracles:
-            same = [i for i, t in enumerate(texts) if not any(c.encode() in t for c in DIFFERENT_SPACES)]
-            compare("tiktoken", name, texts, ours, ask("tiktoken", modules, texts))
-            some = [texts[i] for i in same]
-            compare("gpt-tokenizer", name, some, [ours[i] for i in same], ask("gpt-tokenizer", modules, some))
+    def note(name, texts, ours):
+        nonlocal failed
         seen[name] = digest(texts, ours)
         line = f"{name}: {seen[name]['texts']} texts, {seen[name]['bytes']} bytes, {seen[name]['ids']} ids"
         if options.update:
@@ -225,12 +284,46 @@ def main():
             failed += 1
             print(f"FAILED {line}: not the ids of {os.path.basename(EXPECTED)}; --oracles shows where")
         print(line, flush=True)
+
+    for name, texts in corpora(options.data):
+        ours = encode(options.encoder, tiktoken_file, texts)
+        compare("the same from vocab.bpe and encoder.json", name, texts, ours, encode(options.encoder, folder, texts))
+        if options.oracles:
+            same = [i for i, t in enumerate(texts) if not any(c.encode() in t for c in DIFFERENT_SPACES)]
+            compare("tiktoken", name, texts, ours, ask("tiktoken", modules, texts))
+            some = [texts[i] for i in same]
+            compare("gpt-tokenizer", name, some, [ours[i] for i in same], ask("gpt-tokenizer", modules, some))
+        note(name, texts, ours)
+
+    whole, points, small = bible(), [t.encode() for t in code_points()], {}
+    for style, path, fuzzed, texts in styles():
+        for mode, given in ("as_text", [whole, *points, *fuzzed]), ("special", fuzzed):
+            ours = encode(options.encoder, path, given, *([mode] if mode == "special" else []))
+            if options.oracles:
+                compare("Hugging Face's tokenizers", f"{style}, {mode}", given, ours,
+                        ask("tokenizers", modules, given, path, mode))
+                js = ask("transformers.js", modules, given[-2500:], path, mode)
+                print(f"{style}, {mode}: JavaScript differs in {sum(a != b for a, b in zip(ours[-2500:], js))} of 2500")
+            note(f"{style}, {mode}", given, ours)
+        back = run(options.encoder, records_of_ids(ours), path, "decode")
+        if options.oracles:
+            # Bytes that are no UTF-8 are U+FFFD there.
+            back, theirs = split_texts(back), split_texts(answer("tokenizers", modules, records_of_ids(ours), path, "decode"))
+            wrong = [t for t, u in zip(back, theirs) if t != u and "\ufffd".encode() not in u]
+            if wrong or len(back) != len(theirs):
+                failed += 1
+                print(f"FAILED {style}: {len(wrong)} texts are decoded to others; the first: {wrong[:1]}")
+        if options.update:
+            small[style] = small_expected(options.encoder, path, texts)
     if options.update and not options.oracles:
         raise SystemExit("--update needs --oracles: only what they agree on is written")
     if options.update and not failed:
         with open(EXPECTED, "w") as file:
             json.dump(seen, file, indent=2)
             file.write("\n")
+        with open(os.path.join(STYLES, "expected.json"), "w", encoding="utf-8") as file:
+            lines = [f"{json.dumps(k)}:{json.dumps(v, separators=(',', ':'))}" for k, v in small.items()]
+            file.write("{" + ",\n".join(lines) + "}\n")
     print(f"{failed} failed")
     return 1 if failed else 0
 

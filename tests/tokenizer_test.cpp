@@ -292,12 +292,12 @@ TEST_CASE("vocabularies: errors", "[tokenizer]") {
   const test::Scratch folder;
   expect_error<UsageError>([&] { static_cast<void>(io::load_tokenizer(folder / "none")); },
                            "no tokenizer '" + folder / "none" +
-                               "': it is \"bytes\", a .tiktoken file, or a folder with vocab.bpe and encoder.json "
-                               "(scripts/vocabulary.sh gets GPT-2's)");
+                               "': it is \"bytes\", a tokenizer.json, a .tiktoken file, or a folder with tokenizer.json "
+                               "or with vocab.bpe and encoder.json (scripts/vocabulary.sh gets GPT-2's)");
   expect_error<UsageError>(
       [&] { static_cast<void>(io::load_tokenizer(folder.path())); },
       "the folder '" + folder.path() +
-          "' holds no vocabulary: neither vocab.bpe and encoder.json, nor merges.txt and vocab.json");
+          "' holds no vocabulary: neither tokenizer.json, nor vocab.bpe and encoder.json, nor merges.txt and vocab.json");
   const std::string path = folder / "v.tiktoken", good = tiktoken_lines(small_vocabulary());
   const auto fails = [&](const std::string& text, const std::string& message) {
     test::put(path, text);

@@ -7,6 +7,7 @@ Needs python3-zarr. Prints what failed; the exit status is 1 then.
 """
 import argparse
 import base64
+import gzip
 import hashlib
 import json
 import os
@@ -154,7 +155,11 @@ def contents(folder):
     found = [bin_documents(f"{out}b/{name}.bin") for name in ("train", "val")]
     check(found == expected(documents, 0.2, ()), "llm.c's files have the documents")
     succeeds(texts + "/a.txt", "--out", out + "c", "--validation-fraction", 0, "--to", "llmc")
-    check(sorted(os.listdir(out + "c")) == ["train.bin", "train.bin.crc32c"], "no val.bin where no document is for validation")
+    names = ["tokens.json", "train.bin", "train.bin.crc32c"]
+    check(sorted(os.listdir(out + "c")) == names, "no val.bin where no document is for validation")
+    with open(out + "c/tokens.json") as file:
+        note = {"format": "shardlib-tokens", "tokenizer": "bytes", "tokenizer_fingerprint": "bytes", "end_of_text": 0}
+        check(json.load(file) == note, "llm.c's files have a note that names their tokenizer")
 
     succeeds(texts, "--out", out + "f", "--validation-fraction", 0, "--document-per-file")
     per_file = []
@@ -178,6 +183,73 @@ def contents(folder):
     succeeds(folder + "/small.txt", "--tokenizer", folder + "/small.tiktoken", "--out", out + "s",
              "--validation-fraction", 0)
     check(flat_tokens(out + "s")[0] == [(257, 32, 258, 259), (120, 259)], "a vocabulary's ids")
+
+
+def line(document, **more):
+    return json.dumps({**more, "text": document}).encode() + b"\n"
+
+
+def other_inputs(folder):
+    """JSON lines and gzip have the same documents as a text, wherever the blocks of reading end."""
+    documents = [d for d in some_documents(200, 1000) if b"\xff" not in d] + [b"in the \xc3\xa4" * 130000]
+    strings = [d.decode() for d in documents]
+    out = os.path.join(folder, "out")
+    write(folder + "/a.txt", MARK.join(documents))
+    succeeds(folder + "/a.txt", "--out", out, "--validation-fraction", 0.2)
+    lines = b"".join(line(s, n=i, nested={"text": [1, {}]}) for i, s in enumerate(strings))
+    write(folder + "/a.jsonl", b"\n" + lines + b" \n" + line(" \n "))
+    # Members one behind another are one text, and a last line may have no end.
+    write(folder + "/a.jsonl.gz", gzip.compress(lines[:70000]) + gzip.compress(lines[70000:-1]))
+    write(folder + "/a.gz", gzip.compress(MARK.join(documents)))
+    for name, *options in ("a.jsonl", "--field", "text"), ("a.jsonl.gz", "--field", "text"), ("a.gz",):
+        succeeds(folder + "/" + name, "--out", f"{out}-{name}", "--validation-fraction", 0.2, *options)
+        check(tree(f"{out}-{name}") == tree(out), f"{name} gives the bytes of the text")
+    succeeds(folder + "/a.gz", "--out", out + "f", "--validation-fraction", 0, "--document-per-file")
+    check(zarr.open_array(out + "f/train/seq_starts", mode="r").shape == (2,), "a compressed file is one document")
+    # A mark in a document of JSON is text.
+    write(folder + "/mark.jsonl", json.dumps({"body": "a" + MARK.decode() + "\u00e9"}).encode())
+    succeeds(folder + "/mark.jsonl", "--out", out + "m", "--validation-fraction", 0, "--field", "body")
+    check(flat_tokens(out + "m")[0] == [tuple(b"a" + MARK + "\u00e9".encode()) + (0,)], "a mark within JSON is text")
+
+    def refused(words, data, *options, name="bad.jsonl"):
+        write(folder + "/" + name, data)
+        fails(words, folder + "/" + name, "--out", out + "x", *(options or ["--field", "text"]))
+
+    there = f"'{folder}/bad.jsonl': the line at byte 14 "
+    refused(there + "is no JSON object (nothing): mend or remove the line", b'{"text": "a"}\nnothing\n')
+    refused(there + 'has no key "text", which --field names: mend or remove the line', b'{"text": "a"}\n{"txt": "a"}\n')
+    refused(there + 'has no text as "text": mend or remove the line', b'{"text": "a"}\n{"text": 1}\n')
+    refused(there + "has a text with a zero byte", b'{"text": "a"}\n{"text": "\\u0000"}\n')
+    refused("is no JSON object", b"[" * 100000)
+    refused("holds JSON lines by its name: say with --field", b"{}", "--validation-fraction", 0)
+    refused("leave one out", b"{}", "--field", "text", "--document-per-file")
+    refused("is compressed by zstd: decompress it first (zstd -d '", b"\x28\xb5\x2f\xfdabc", "--jobs", 1, name="x.txt")
+    whole = gzip.compress(b"some text" * 1000)
+    for broken in (whole[:-20], whole[:40] + b"xx" + whole[42:]):
+        write(folder + "/broken.gz", broken)
+        done = run(folder + "/broken.gz", "--out", out + "z")
+        check(done.returncode == 1 and "is damaged or was cut short, says zlib" in done.stderr, "broken gzip", done.stderr)
+        check(not os.path.exists(out + "z"), "broken gzip leaves no data set")
+
+
+def tokenizers(folder):
+    """A tokenizer.json, and what the data remembers of it."""
+    style = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data", "tokenizers", "llama2.json")
+    with open(os.path.join(os.path.dirname(style), "expected.json"), encoding="utf-8") as file:
+        cases = json.load(file)["llama2"]
+    picked = [i for i, t in enumerate(cases["texts"]) if t.strip() and "\0" not in t and MARK.decode() not in t]
+    write(folder + "/t.txt", MARK.join(cases["texts"][i].encode() for i in picked))
+    out = folder + "/out"
+    printed = succeeds(folder + "/t.txt", "--out", out, "--tokenizer", style, "--validation-fraction", 0)
+    check(flat_tokens(out)[0] == [(*cases["as_text"][i], 2) for i in picked], "a tokenizer.json's ids, and its end of text")
+    with open(out + "/.zattrs") as file:
+        attributes = json.load(file)
+    check(attributes["tokenizer"].startswith("bpe-") and attributes["tokenizer"] in printed, "its name is recorded")
+    check(attributes["tokenizer"][4:] == attributes["tokenizer_fingerprint"][:12], "and its fingerprint")
+    succeeds(folder + "/t.txt", "--out", out + "b", "--to", "llmc", "--tokenizer", style, "--validation-fraction", 0)
+    with open(out + "b/tokens.json") as file:
+        note = json.load(file)
+    check((note["tokenizer_fingerprint"], note["end_of_text"]) == (attributes["tokenizer_fingerprint"], 2), "beside .bin too")
 
 
 def errors(folder):
@@ -219,9 +291,9 @@ def interrupted(folder):
     options = ["--out", out, "--validation-fraction", "0.1"]
     succeeds(text, "--out", folder + "/whole", "--validation-fraction", 0.1)
 
-    def note():
+    def note(path=out):
         try:
-            with open(out + ".partial/.progress") as file:
+            with open(path + ".partial/.progress") as file:
                 return json.load(file)["note"]
         except FileNotFoundError:
             return ""
@@ -245,6 +317,18 @@ def interrupted(folder):
     check(tree(out) == tree(folder + "/whole"), "the same bytes as without interruptions")
     check(not os.path.exists(out + ".partial"), "nothing unfinished is left")
 
+    # A compressed file goes on from a place of its contents.
+    with open(text, "rb") as file, gzip.open(folder + "/long.gz", "wb", compresslevel=1) as packed:
+        packed.write(file.read())
+    options = ["--out", out + "gz", "--validation-fraction", "0.1"]
+    with subprocess.Popen([tool, folder + "/long.gz", *options, "--commit-seconds", "0"]) as process:
+        while process.poll() is None and not note(out + "gz"):
+            time.sleep(0.0005)
+        process.send_signal(signal.SIGKILL)
+    printed = succeeds(folder + "/long.gz", *options)
+    check("going on after" in printed, "a compressed input goes on", printed)
+    check(tree(out + "gz") == tree(folder + "/whole"), "the same bytes from a compressed input")
+
     bins = ["--out", out + "b", "--to", "llmc", "--validation-fraction", "0.1"]
     with subprocess.Popen([tool, text, *bins]) as process:
         while process.poll() is None and not os.path.exists(out + "b.partial/train.bin.partial"):
@@ -261,7 +345,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tool", required=True)
     tool = os.path.abspath(parser.parse_args().tool)
-    for part in (contents, errors, interrupted):
+    for part in (contents, other_inputs, tokenizers, errors, interrupted):
         with tempfile.TemporaryDirectory() as folder:
             part(folder)
     print(f"{len(failures)} failed")

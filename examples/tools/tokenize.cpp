@@ -2,13 +2,13 @@
 // be killed and started again: the data set has its name only when it is whole.
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
-#include <shardlib/support/error.hpp>
 #include <shardlib/io/data/flat_tokens.hpp>
-#include <shardlib/support/sha256.hpp>
 #include <shardlib/io/data/token_files.hpp>
 #include <shardlib/io/tokenizer/tokenizer.hpp>
 #include <shardlib/run/options.hpp>
 #include <shardlib/run/progress.hpp>
+#include <shardlib/support/error.hpp>
+#include <shardlib/support/sha256.hpp>
 
 #include <unistd.h>
 
@@ -31,137 +31,22 @@
 #include <utility>
 #include <vector>
 
+#include "text_reader.hpp"
+
 using namespace shardlib;
+using tokenize::Batch;
+using tokenize::TextFile;
+using tokenize::TextPlace;
 
 namespace {
 
 struct Options {
   std::vector<std::string> inputs;
-  std::string out, tokenizer = "bytes", to = "flat-tokens";
+  std::string out, tokenizer = "bytes", to = "flat-tokens", field;
   double validation_fraction = 0.01;
   bool document_per_file = false, end_of_text = true;
   std::int64_t jobs = std::max(1U, std::thread::hardware_concurrency());
   double commit_seconds = 10;
-};
-
-// ---- reading --------------------------------------------------------------------------------------------------------
-
-struct TextFile {
-  std::string path;
-  std::uint64_t size;
-  std::int64_t changed;
-};
-
-/// The files in the order given, those of a folder in the order of their names; names that begin with a dot are passed
-/// over.
-std::vector<TextFile> find_files(const std::vector<std::string>& inputs) {
-  namespace fs = std::filesystem;
-  std::vector<TextFile> files;
-  const auto add = [&](const std::string& path) {
-    std::error_code error;
-    const auto changed = fs::last_write_time(path, error).time_since_epoch().count();
-    files.push_back({path, io::InputFile(path).size(), static_cast<std::int64_t>(changed)});
-  };
-  for (const std::string& input : inputs) {
-    std::error_code error;
-    if (!fs::is_directory(input, error)) {
-      add(input);
-      continue;
-    }
-    std::vector<std::string> found;
-    for (fs::recursive_directory_iterator it(input, error), end; !error && it != end; it.increment(error)) {
-      const bool hidden = it->path().filename().string().starts_with('.');
-      std::error_code gone;
-      if (hidden && it->is_directory(gone)) it.disable_recursion_pending();
-      if (!hidden && it->is_regular_file(gone)) found.push_back(it->path().string());
-    }
-    if (error) throw Error("cannot list the folder '" + input + "': " + error.message());
-    if (found.empty()) throw UsageError("the folder '" + input + "' holds no files");
-    std::sort(found.begin(), found.end());
-    for (const std::string& path : found) add(path);
-  }
-  return files;
-}
-
-/// Where a document begins.
-struct TextPlace {
-  std::size_t file = 0;
-  std::uint64_t offset = 0;
-};
-
-/// Documents that are encoded together, and where the next one begins.
-struct Batch {
-  std::vector<std::string> documents;
-  TextPlace next;
-  std::uint64_t bytes_read;  ///< of all files, up to there
-};
-
-/// Reads the documents in order, a few at a time.
-class Reader {
- public:
-  Reader(const std::vector<TextFile>& files, bool document_per_file, TextPlace begin)
-      : files_(files), document_per_file_(document_per_file), at_(begin) {
-    for (std::size_t i = 0; i < at_.file; ++i) bytes_before_ += files_[i].size;
-  }
-
-  /// Documents of at least `batch_bytes`, fewer at the end; none after it.
-  Batch next() {
-    Batch batch{};
-    for (std::size_t bytes = 0; bytes < batch_bytes && at_.file < files_.size();) {
-      std::string document = read_document();
-      // A document is more than white space, as in io::for_each_document.
-      if (document.find_first_not_of(" \t\n\v\f\r") == std::string::npos) continue;
-      bytes += document.size();
-      batch.documents.push_back(std::move(document));
-    }
-    batch.next = at_;
-    batch.bytes_read = bytes_before_ + at_.offset;
-    return batch;
-  }
-
- private:
-  static constexpr std::size_t batch_bytes = std::size_t{1} << 20;
-
-  std::string read_document() {
-    const TextFile& file = files_[at_.file];
-    if (!file_) file_ = std::make_unique<io::InputFile>(file.path);
-    std::size_t searched = 0;
-    for (;;) {
-      const std::size_t mark = document_per_file_ ? std::string::npos : buffer_.find(io::end_of_text_mark, searched);
-      const std::uint64_t end = at_.offset + buffer_.size();
-      if (mark != std::string::npos) {
-        std::string document = buffer_.substr(0, mark);
-        buffer_.erase(0, mark + io::end_of_text_mark.size());
-        at_.offset += mark + io::end_of_text_mark.size();
-        return document;
-      }
-      if (end == file.size) {
-        bytes_before_ += file.size;
-        at_ = {at_.file + 1, 0};
-        file_.reset();
-        return std::exchange(buffer_, {});
-      }
-      // A mark may lie across the end of what has been read.
-      searched = buffer_.size() - std::min(buffer_.size(), io::end_of_text_mark.size() - 1);
-      read_more(file, end);
-    }
-  }
-
-  void read_more(const TextFile& file, std::uint64_t end) {
-    const std::size_t old = buffer_.size();
-    buffer_.resize(old + static_cast<std::size_t>(std::min<std::uint64_t>(file.size - end, batch_bytes)));
-    file_->read(end, std::as_writable_bytes(std::span(buffer_).subspan(old)));
-    if (const std::size_t zero = buffer_.find('\0', old); zero != std::string::npos)
-      throw UsageError(
-          fmt::format("'{}' is no text: byte {} is zero; leave the file out", file.path, at_.offset + zero));
-  }
-
-  const std::vector<TextFile>& files_;
-  bool document_per_file_;
-  TextPlace at_;
-  std::uint64_t bytes_before_ = 0;  // of the files before
-  std::unique_ptr<io::InputFile> file_;
-  std::string buffer_;  // read of the file from at_.offset on
 };
 
 // ---- encoding -------------------------------------------------------------------------------------------------------
@@ -245,7 +130,10 @@ void for_each_batch(const std::vector<TextFile>& files, const io::Tokenizer& tok
     if (i < begin.file) before += files[i].size;
   }
   Bar bar(before, total);
-  Reader reader(files, o.document_per_file, begin);
+  const tokenize::Layout layout = !o.field.empty()      ? tokenize::Layout::lines
+                                  : o.document_per_file ? tokenize::Layout::file
+                                                        : tokenize::Layout::marks;
+  tokenize::Reader reader(files, layout, o.field, begin);
   std::deque<std::pair<Batch, std::future<std::vector<Document>>>> ahead;
   const auto finish_one = [&] {
     const std::vector<Document> documents = ahead.front().second.get();
@@ -269,6 +157,7 @@ void for_each_batch(const std::vector<TextFile>& files, const io::Tokenizer& tok
 std::string settings(const std::vector<TextFile>& files, const io::Tokenizer& tokenizer, const Options& o) {
   std::string text =
       fmt::format("{} {} {} {}\n", tokenizer.fingerprint(), o.validation_fraction, o.document_per_file, o.end_of_text);
+  if (!o.field.empty()) text += "field " + o.field + "\n";
   for (const TextFile& file : files) text += fmt::format("{} {} {}\n", file.size, file.changed, file.path);
   return io::hex(io::sha256(text));
 }
@@ -319,7 +208,7 @@ Totals write_llmc(const std::vector<TextFile>& files, const io::Tokenizer& token
   for (const auto& entry : io::file_exists(partial) ? std::filesystem::directory_iterator(partial)
                                                     : std::filesystem::directory_iterator()) {
     const std::string name = entry.path().filename().string();
-    if (!name.starts_with("train.bin") && !name.starts_with("val.bin"))
+    if (!name.starts_with("train.bin") && !name.starts_with("val.bin") && name != io::tokens_note)
       throw UsageError("'" + partial + "' is not from an interrupted run, as it has '" + name +
                        "': remove it, or write elsewhere");
   }
@@ -341,6 +230,7 @@ Totals write_llmc(const std::vector<TextFile>& files, const io::Tokenizer& token
     train.finish();
     if (totals.documents[1] > 0) validation.finish();
   }
+  io::write_tokens_note(partial, tokenizer);
   io::rename_path(partial, o.out);
   return totals;
 }
@@ -351,14 +241,16 @@ int tool(int argc, char** argv) {
       "tokenize",
       "Turns text into tokens for training: all documents of all files, in order, each in the train or\nthe "
       "validation split. Started again after an interruption it goes on (flat-tokens) or begins anew (llmc).");
-  options.arguments("INPUT", o.inputs, "text files, and folders of them");
+  options.arguments("INPUT", o.inputs, "text files, JSON lines with --field, both also as .gz; and folders of them");
   options.add("--out", o.out, "the data set to make, a folder", run::required() | run::value_name("DIR"));
-  options.add("--tokenizer", o.tokenizer, "\"bytes\", a .tiktoken file, or a folder with vocab.bpe and encoder.json",
-              run::value_name("FILE"));
+  options.add("--tokenizer", o.tokenizer, std::string(io::tokenizer_help), run::value_name("FILE"));
   options.add("--to", o.to, "flat-tokens (zarr), or llmc: train.bin and val.bin of 2-byte ids",
               run::one_of({"flat-tokens", "llmc"}));
   options.add("--validation-fraction", o.validation_fraction,
               "about this part of the documents, chosen by their SHA-256, is for validation", run::between(0, 1));
+  options.add("--field", o.field,
+              "the inputs are JSON lines (JSONL): a line is a document, its text the value of this key",
+              run::value_name("KEY"));
   options.flag("--document-per-file", o.document_per_file,
                "a file is one document (otherwise documents are separated by <|endoftext|>)");
   options.flag("--end-of-text", o.end_of_text, "flat-tokens: end each document with the end of text");
@@ -370,8 +262,11 @@ int tool(int argc, char** argv) {
     return 0;
   }
   while (o.out.size() > 1 && o.out.back() == '/') o.out.pop_back();
+  if (!o.field.empty() && o.document_per_file)
+    throw UsageError(
+        "--field takes a document from each line, and --document-per-file one from each file: leave one out");
   const auto tokenizer = io::load_tokenizer(o.tokenizer);
-  const std::vector<TextFile> files = find_files(o.inputs);
+  const std::vector<TextFile> files = tokenize::find_files(o.inputs);
   const double start = seconds();
   const Totals totals = o.to == "llmc" ? write_llmc(files, *tokenizer, o) : write_flat_tokens(files, *tokenizer, o);
   std::uint64_t bytes = 0;

@@ -169,6 +169,64 @@ inline void bpe_folder(const Folder& folder, std::string_view input) {
   static_cast<void>(io::load_tokenizer(folder / "vocabulary"));
 }
 
+/// A tokenizer.json.
+inline void tokenizer_json(const Folder& folder, std::string_view input) {
+  const auto tokenizer = io::load_tokenizer(folder.put("tokenizer.json", input));
+  const std::string text = "<s> the theory\xff \u20ac 12</s>\n\n a\u0301<mask> x";
+  for (const io::Special special : {io::Special::as_text, io::Special::allowed})
+    for (const std::uint32_t id : tokenizer->encode(text, special))
+      require(id < tokenizer->vocabulary_size(), "an id is in the vocabulary");
+  static_cast<void>(tokenizer->decode(tokenizer->encode(text)));
+}
+
+/// Any text, with small tokenizers of each kind: those of tokenizer.json that change no text give it back.
+inline void tokenizer_text(const Folder& folder, std::string_view input) {
+  const auto small = [&](const char* name, const std::string& model, const std::string& steps) {
+    std::string vocabulary;
+    const bool bytes = steps.find("ByteLevel") != std::string::npos;
+    for (int byte = 0, next = 256; byte < 256; ++byte) {
+      const bool printable = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+      vocabulary += bytes ? fmt::format("\"\\u{:04x}\": {}, ", printable ? byte : next++, byte)
+                          : fmt::format("\"<0x{:02X}>\": {}, ", byte, byte);
+    }
+    const std::string words = R"("t": 256, "h": 257, "th": 258, "\u2581": 259, "\u2581\u2581": 260)";
+    const std::string pairs = R"(["t h", "\u2581 \u2581"])";
+    return io::load_tokenizer(folder.put(
+        name, fmt::format(R"({{"version": "1.0", "added_tokens": [{{"id": {0}, "content": "</s>", "special": true,
+"single_word": false, "lstrip": false, "rstrip": false, "normalized": false}}, {{"id": {1}, "content": "  ",
+"special": false, "single_word": false, "lstrip": false, "rstrip": false, "normalized": true}}],
+"model": {{"type": "BPE", {2} "vocab": {{{3} {4}}}, "merges": {5}}}, {6}}})",
+                          bytes ? 257 : 261, bytes ? 258 : 262, model, vocabulary, bytes ? R"("th": 256)" : words,
+                          bytes ? R"(["t h"])" : pairs, steps)));
+  };
+  const char* const regex =
+      R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*)"
+      R"(|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+)";
+  static const auto llama3 =
+      small("llama3.json", "",
+            fmt::format(R"("pre_tokenizer": {{"type": "Sequence", "pretokenizers": [{{"type": "Split", "pattern":
+{{"Regex": "{}"}}, "behavior": "Isolated", "invert": false}}, {{"type": "ByteLevel", "add_prefix_space": false,
+"trim_offsets": true, "use_regex": false}}]}}, "decoder": {{"type": "ByteLevel"}})",
+                        regex));
+  static const auto llama2 = small("llama2.json", R"("byte_fallback": true,)",
+                                   R"("normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend",
+"prepend": "\u2581"}, {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]}, "decoder": {"type":
+"Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type":
+"ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]})");
+  static const auto nfkc = small("nfkc.json", R"("ignore_merges": true,)",
+                                 R"("normalizer": {"type": "NFKC"}, "pre_tokenizer": {"type": "Sequence",
+"pretokenizers": [{"type": "Digits", "individual_digits": true}, {"type": "ByteLevel", "add_prefix_space": true,
+"trim_offsets": true}]}, "decoder": {"type": "ByteLevel"})");
+  const std::string whole(input);
+  require(llama3->decode(llama3->encode(whole)) == whole, "decoding undoes encoding");
+  // The sign of spaces within a text is a space afterwards, as in Hugging Face's.
+  if (whole.find("\u2581") == std::string::npos)
+    require(llama2->decode(llama2->encode(whole)) == whole, "decoding undoes encoding with bytes for characters");
+  for (const io::Special special : {io::Special::as_text, io::Special::allowed})
+    for (const auto& tokenizer : {llama3, llama2, nfkc})
+      static_cast<void>(tokenizer->decode(tokenizer->encode(whole, special)));
+}
+
 /// Any text, with a small vocabulary of every byte and some pairs.
 inline void text(const Folder&, std::string_view input) {
   static const io::BpeTokenizer tokenizer = [] {
@@ -252,6 +310,8 @@ inline constexpr Target targets[] = {
     {"token_file", token_file},
     {"bpe", bpe},
     {"bpe_folder", bpe_folder},
+    {"tokenizer_json", tokenizer_json},
+    {"tokenizer_text", tokenizer_text},
     {"text", text},
     {"config", config},
     {"schedule", schedule},

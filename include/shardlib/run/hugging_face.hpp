@@ -59,6 +59,10 @@ class HuggingFaceConfig {
   std::set<std::string> nulls_, used_;
 };
 
+/// Gives --tokenizer the tokenizer.json of the folder `loaded`, if it has one and the user has not given the option.
+/// `imply_tokenizer(options, "models/llama")`
+SHARDLIB_INLINE void imply_tokenizer(Options& options, const std::string& loaded);
+
 /// Throws UsageError if the tensor `output` is there and differs from `embedding`: in the model they are one.
 /// `require_tied(files, "lm_head.weight", "model.embed_tokens.weight")`
 SHARDLIB_INLINE void require_tied(const io::SafetensorsFiles& files, const std::string& output,

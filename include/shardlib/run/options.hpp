@@ -49,6 +49,8 @@ class Options {
   /// Behind `parse`: gives an option the value that follows from something else, such as a model's file, which `origin`
   /// names. Throws UsageError where the user has given another one. `options.imply("--layers", "12", "'config.json'")`
   void imply(const std::string& name, const std::string& value, const std::string& origin);
+  /// Behind `parse`: whether the command line, a file or a preset has given the option.
+  [[nodiscard]] bool given(const std::string& name) const;
   /// What --help or --version prints, whichever was asked for.
   [[nodiscard]] std::string answer() const { return asks_version_ ? version() : help(); }
 

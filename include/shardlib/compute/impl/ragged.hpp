@@ -4,7 +4,6 @@
 #include "shardlib/compute/ragged.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,7 +14,8 @@ namespace shardlib::detail {
 
 SHARDLIB_INLINE RowStarts::RowStarts(const Value& counts, const Value& tensor, const char* rows)
     : places(counts.local[0]), groups(counts.local[1]) {
-  const auto* const n = counts.as<const std::int32_t>();
+  const Buffer on_host = counts.on_host();
+  const auto* const n = on_host.as<const std::int32_t>();
   first.resize(static_cast<std::size_t>(places * groups));
   size.resize(first.size());
   for (std::int64_t x = 0; x < groups; ++x)
@@ -89,11 +89,11 @@ struct RowRuns {
       runs.push_back(run);
   }
   /// Copies between the runs in a tensor and the rows of a message.
-  void copy(std::byte* tensor, std::byte* message, std::size_t row, bool to_message) const {
+  void copy(const Exec& exec, std::byte* tensor, std::byte* message, std::size_t row, bool to_message) const {
     for (const Run& run : runs) {
       std::byte* const there = tensor + static_cast<std::size_t>(run.first) * row;
       const std::size_t bytes = static_cast<std::size_t>(run.size) * row;
-      std::memcpy(to_message ? message : there, to_message ? there : message, bytes);
+      exec.copy(to_message ? message : there, to_message ? there : message, bytes);
       message += bytes;
     }
   }
@@ -101,7 +101,8 @@ struct RowRuns {
   [[nodiscard]] Buffer message(const Buffer& tensor, std::size_t row, Pool& pool) const {
     const std::size_t bytes = static_cast<std::size_t>(rows) * row;
     if (runs.size() != 1) return pool.allocate(bytes);
-    return {tensor.data() + static_cast<std::size_t>(runs[0].first) * row, bytes, std::make_shared<Buffer>(tensor)};
+    return {tensor.data() + static_cast<std::size_t>(runs[0].first) * row, bytes, std::make_shared<Buffer>(tensor),
+            false, tensor.device_memory()};
   }
 };
 
@@ -136,6 +137,7 @@ SHARDLIB_INLINE Buffer RaggedExchange::operator()(const Value& out) const {
       of.emplace_back(gets, 0, gets.places, peer * lost, lost);
     }
   }
+  const Exec exec = out.device->exec();
   std::size_t bytes = 0;
   std::vector<Buffer> messages(n);
   complete(out, [&] {
@@ -144,7 +146,7 @@ SHARDLIB_INLINE Buffer RaggedExchange::operator()(const Value& out) const {
       const std::size_t peer = (static_cast<std::size_t>(group.rank()) + i) % n;
       if (to[peer].rows == 0) continue;
       const Buffer message = to[peer].message(from, row, *out.device->pool());
-      if (to[peer].runs.size() > 1) to[peer].copy(from.data(), message.data(), row, true);
+      if (to[peer].runs.size() > 1) to[peer].copy(exec, from.data(), message.data(), row, true);
       bytes += message.bytes();
       requests.push_back(group.send(message, static_cast<int>(peer)));
     }
@@ -159,15 +161,16 @@ SHARDLIB_INLINE Buffer RaggedExchange::operator()(const Value& out) const {
   });
   if (n > 1) add_traffic(out, bytes, axes);
   for (std::size_t peer = 0; peer < n; ++peer)
-    if (of[peer].runs.size() > 1 && messages[peer]) of[peer].copy(result.data(), messages[peer].data(), row, false);
+    if (of[peer].runs.size() > 1 && messages[peer])
+      of[peer].copy(exec, result.data(), messages[peer].data(), row, false);
   const auto self = static_cast<std::size_t>(group.rank());
   const RowRuns &kept = to[self], &placed = of[self];
   if (kept.rows != placed.rows)
     throw Error("this device sends itself " + std::to_string(kept.rows) + " rows, but is to receive " +
                 std::to_string(placed.rows) + " of them; take `all_to_all` of the counts of the rows that are sent");
   const Buffer own = kept.message(from, row, *out.device->pool());
-  if (kept.runs.size() > 1) kept.copy(from.data(), own.data(), row, true);
-  placed.copy(result.data(), own.data(), row, false);
+  if (kept.runs.size() > 1) kept.copy(exec, from.data(), own.data(), row, true);
+  placed.copy(exec, result.data(), own.data(), row, false);
   zero_rows(out, result, gets.total);
   return result;
 }

@@ -8,11 +8,13 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "shardlib/io/data/flat_tokens.hpp"
 #include "shardlib/io/data/token_source.hpp"
 #include "shardlib/io/file.hpp"
+#include "shardlib/io/tokenizer/tokenizer.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib::io {
@@ -37,8 +39,8 @@ class BinTokens final : public TokenSource {
  private:
   struct Shard {
     std::shared_ptr<const InputFile> file;
-    std::int64_t first, end;  ///< its tokens among all
-    std::uint64_t offset;     ///< of the first id in the file
+    std::int64_t first, end;                          ///< its tokens among all
+    std::uint64_t offset;                             ///< of the first id in the file
     std::shared_ptr<detail::BinChecksums> checksums;  ///< null: it has none
   };
   BinTokens(std::vector<Shard> shards, std::uint32_t end_of_text);
@@ -83,6 +85,22 @@ class BinWriter {
   std::vector<std::uint16_t> pending_;
   std::unique_ptr<detail::BinChecksumWriter> checksums_;
 };
+
+/// The file beside `.bin` files that says which tokenizer made them, as the attributes of flat-tokens do.
+inline constexpr std::string_view tokens_note = "tokens.json";
+
+/// The tokenizer that made a data set, its `name` and `fingerprint`; and the id that is the `end_of_text` of each
+/// document, where the data set says it.
+struct TokensMaker {
+  std::string name, fingerprint;
+  std::optional<std::uint32_t> end_of_text = {};
+};
+
+/// Writes `tokens_note` into a folder of `.bin` files. `write_tokens_note("data/bins", *tokenizer)`
+void write_tokens_note(const std::string& folder, const Tokenizer& tokenizer);
+/// What the data set at a path for `open_tokens` says of its tokenizer; nothing where it says nothing.
+/// `made_by("books.zarr")`
+[[nodiscard]] std::optional<TokensMaker> made_by(const std::string& path);
 
 /// Opens what `path` is, by its contents: a flat-tokens data set or one split of it, an llm.c or nanoGPT `.bin`, a
 /// folder of them (train*.bin, *_val_*.bin), a glob ("data/*_train_*.bin"), or a text file. A single file, a glob and a

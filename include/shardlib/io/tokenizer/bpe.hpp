@@ -2,12 +2,12 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "shardlib/io/tokenizer/bpe_model.hpp"
 #include "shardlib/io/tokenizer/tokenizer.hpp"
 #include "shardlib/support/inline.hpp"
 
@@ -34,32 +34,13 @@ class BpeTokenizer final : public Tokenizer {
   explicit BpeTokenizer(const std::vector<std::string>& tokens, const std::string& source = "the vocabulary");
 
  private:
-  struct Joining;
   BpeTokenizer(const std::vector<std::string>& tokens, const std::string& source, const std::string& digest);
   void append_ids(std::string_view text, std::vector<std::uint32_t>& ids) const override;
   void append_text(std::uint32_t id, std::string& text) const override;
-
-  [[nodiscard]] std::string_view token(std::uint32_t id) const {
-    return std::string_view(bytes_).substr(begins_[id], begins_[id + 1] - begins_[id]);
-  }
-  [[nodiscard]] std::uint32_t find(std::string_view piece) const;
-  [[nodiscard]] std::uint32_t joined(std::uint32_t left, std::uint32_t right) const;
   void add_tokens(const std::vector<std::string>& tokens, const std::string& source);
   void add_pairs(const std::string& source);
-  void append_joined(std::string_view piece, Joining& scratch, std::vector<std::uint32_t>& ids) const;
 
-  // Hash tables with open addressing, at most half full; an `id` of none marks an empty slot.
-  struct TokenSlot {
-    std::uint32_t hash, id;
-  };
-  struct PairSlot {
-    std::uint32_t left, right, id;
-  };
-  std::string bytes_;                  // of all tokens, one after the other
-  std::vector<std::uint32_t> begins_;  // a token's bytes in them, and their end
-  std::size_t longest_ = 0;
-  std::vector<TokenSlot> tokens_;
-  std::vector<PairSlot> pairs_;
+  detail::BpeModel model_;
   std::array<std::uint32_t, 256> byte_ids_{};
 };
 
@@ -68,4 +49,5 @@ class BpeTokenizer final : public Tokenizer {
 #ifndef SHARDLIB_COMPILED
 #include "shardlib/io/tokenizer/impl/bpe.hpp"
 #include "shardlib/io/tokenizer/impl/bpe_files.hpp"
+#include "shardlib/io/tokenizer/impl/tokenizer_json.hpp"
 #endif

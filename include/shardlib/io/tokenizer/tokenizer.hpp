@@ -1,4 +1,5 @@
-// Text to token ids and back: bytes, or GPT-2's byte-pair encoding (io/bpe.hpp). docs/tokenizer.md has the rules.
+// Text to token ids and back: bytes, GPT-2's byte-pair encoding (bpe.hpp), or that of a
+// tokenizer.json of Hugging Face. docs/tokenizer.md has the rules.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,8 @@ namespace shardlib::io {
 /// How a tokenizer spells its end of text, and what separates the documents of a text file.
 inline constexpr std::string_view end_of_text_mark = "<|endoftext|>";
 
-/// What `end_of_text_mark` within a text is: `as_text` makes it ordinary characters (a user's text must not end a
-/// document), `allowed` the one special id.
+/// What the spelling of a special token within a text is, such as `end_of_text_mark`: `as_text` makes it ordinary
+/// characters (a user's text must not end a document), `allowed` the token's id.
 enum class Special { as_text, allowed };
 
 /// A tokenizer does not change after its construction: any number of threads may use one.
@@ -37,16 +38,21 @@ class Tokenizer {
   /// Appends the ids of `text`, which may be any bytes, to `ids`.
   void encode(std::string_view text, std::vector<std::uint32_t>& ids, Special special = Special::as_text) const;
   [[nodiscard]] std::vector<std::uint32_t> encode(std::string_view text, Special special = Special::as_text) const;
-  /// The bytes that the ids stand for: `decode(encode(text)) == text` for any bytes. Throws UsageError for an id that
-  /// is not in the vocabulary.
+  /// The bytes that the ids stand for: `decode(encode(text)) == text` for any bytes, unless a tokenizer.json changes
+  /// texts. Throws UsageError for an id that is not in the vocabulary.
   [[nodiscard]] std::string decode(std::span<const std::uint32_t> ids) const;
+  /// Appends what the id stands for in the midst of a text: some encodings put a space before the first token.
+  void append_decoded(std::uint32_t id, std::string& text) const;
 
  protected:
   Tokenizer(std::string name, std::string fingerprint, std::uint32_t vocabulary_size, std::uint32_t end_of_text);
 
  private:
   virtual void append_ids(std::string_view text, std::vector<std::uint32_t>& ids) const = 0;
+  virtual void append_special_ids(std::string_view text, std::vector<std::uint32_t>& ids) const;
   virtual void append_text(std::uint32_t id, std::string& text) const = 0;
+  virtual void append_first_text(std::uint32_t id, std::string& text) const { append_text(id, text); }
+  void require_id(std::uint32_t id) const;
 
   std::string name_, fingerprint_;
   std::uint32_t vocabulary_size_, end_of_text_;
@@ -63,9 +69,20 @@ class ByteTokenizer final : public Tokenizer {
   void append_text(std::uint32_t id, std::string& text) const override { text += static_cast<char>(id); }
 };
 
-/// The tokenizer of this name or path: "bytes"; a `.tiktoken` file with GPT-2's splitting rule (r50k_base); or a folder
-/// with `vocab.bpe` and `encoder.json`, or the same under Hugging Face's names `merges.txt` and `vocab.json`. Throws
-/// UsageError where there is nothing of the kind, Error where a file is damaged.
+/// The tokenizer of a tokenizer.json. Its ids are those of transformers' `encode(text, add_special_tokens=False)`;
+/// `Special::as_text` is `split_special_tokens=True`. The end of text is the `eos_token` of the tokenizer_config.json
+/// beside the file; without one, the one special token with a known name, such as "</s>". Throws UsageError for what is
+/// not computed exactly, naming its key, Error where the file is damaged. `read_tokenizer_json("qwen/tokenizer.json")`
+[[nodiscard]] std::shared_ptr<const Tokenizer> read_tokenizer_json(const std::string& path);
+
+/// What `load_tokenizer` takes, for the help of options.
+inline constexpr std::string_view tokenizer_help =
+    "\"bytes\", a tokenizer.json, GPT-2's r50k_base.tiktoken, or a folder with tokenizer.json or vocab.bpe";
+
+/// The tokenizer of this name or path: "bytes"; a tokenizer.json of Hugging Face, any name that ends in ".json"; a
+/// `.tiktoken` file with GPT-2's splitting rule (r50k_base); or a folder with `tokenizer.json`, else with `vocab.bpe`
+/// and `encoder.json`, or the same under Hugging Face's names `merges.txt` and `vocab.json`. Throws UsageError where
+/// there is nothing of the kind or what it says is not computed, Error where a file is damaged.
 [[nodiscard]] std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name_or_path);
 
 }  // namespace shardlib::io

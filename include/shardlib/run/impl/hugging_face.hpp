@@ -181,6 +181,12 @@ SHARDLIB_INLINE void require_other_folder(const std::string& folder, const std::
         fmt::format("--export '{}' would replace the weights of --load '{}': choose another folder", folder, loaded));
 }
 
+SHARDLIB_INLINE void imply_tokenizer(Options& options, const std::string& loaded) {
+  const std::string path = loaded + "/tokenizer.json";
+  if (!loaded.empty() && !options.given("--tokenizer") && io::file_exists(path))
+    options.imply("--tokenizer", path, "the folder of --load");
+}
+
 SHARDLIB_INLINE void note_loaded(const Training& training, const Data& data, const std::string& loaded) {
   if (loaded.empty() || training.plan || !training.graph.empty() || world_rank() != 0) return;
   const std::string& run = training.directory;

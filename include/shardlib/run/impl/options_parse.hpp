@@ -227,6 +227,11 @@ SHARDLIB_INLINE void Options::imply(const std::string& name, const std::string& 
   option.origin = given_by;
 }
 
+SHARDLIB_INLINE bool Options::given(const std::string& name) const {
+  const std::size_t index = find(name, false);
+  return index != none && !options_[index].origin.empty();
+}
+
 SHARDLIB_INLINE bool Options::parse(int argc, const char* const* argv) {
   Request request = read_command_line(argc, argv);
   asks_version_ = request.version && !request.help;

@@ -110,7 +110,10 @@ SHARDLIB_INLINE std::string generate(const io::Tokenizer& tokenizer, std::string
     const auto drawn = static_cast<std::uint32_t>(id);
     if (drawn == tokenizer.end_of_text()) break;
     seen.push_back(id);
-    text += tokenizer.decode(std::span(&drawn, 1));
+    if (text.empty())
+      text = tokenizer.decode(std::span(&drawn, 1));
+    else
+      tokenizer.append_decoded(drawn, text);
     std::size_t end = std::string::npos;  // a stop may have begun in what was held back, not in the prompt
     for (const std::string& one : options.stops) end = std::min(end, text.find(one, shown));
     if (end != std::string::npos) {

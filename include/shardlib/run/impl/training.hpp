@@ -11,7 +11,6 @@
 
 #include "shardlib/io/data/token_files.hpp"
 #include "shardlib/io/file.hpp"
-#include "shardlib/io/formats/impl/zarr_json.hpp"
 #include "shardlib/memory/system.hpp"
 #include "shardlib/rules/all.hpp"
 
@@ -25,8 +24,7 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
         value_name("PATH"));
   o.add("--stream", t.text_stream,
         "train from the raw texts of this folder instead; a resumed run does not go on exactly", value_name("DIR"));
-  o.add("--tokenizer", t.tokenizer, "\"bytes\", or a GPT-2 vocabulary: r50k_base.tiktoken, or a folder with vocab.bpe",
-        value_name("FILE"));
+  o.add("--tokenizer", t.tokenizer, std::string(io::tokenizer_help), value_name("FILE"));
   o.add("--rows", t.rows, "what a row of a batch holds: the next tokens, or one document, filled up",
         one_of({"packed", "padded", "stories"}));
   o.add("--row-begin", t.row_begin, "id of the token before a document's first, and a row's (--load: the model's)",
@@ -271,22 +269,14 @@ inline void check_questions(const Training& t, const Data& data) {
 }
 
 /// To another tokenizer than the one that made them, a data set's ids mean something else. `tokenize` stores which it
-/// was beside the splits, of which the path may name one.
+/// was.
 inline void check_tokenizer(const std::string& path, const std::string& chosen, const io::Tokenizer& tokenizer) {
-  for (const std::string& folder : {path, path + "/.."}) {
-    if (!io::file_exists(folder + "/.zgroup")) continue;
-    const auto attributes = io::ZarrGroup::open(folder).attributes();
-    const auto text = [&](const char* key) {
-      const auto found = attributes.find(key);
-      return found != attributes.end() && found->is_string() ? found->template get<std::string>() : std::string();
-    };
-    const std::string fingerprint = text("tokenizer_fingerprint");
-    if (fingerprint.empty() || fingerprint == tokenizer.fingerprint()) continue;
-    throw UsageError(
-        fmt::format("'{}' was made with the tokenizer {} (fingerprint {:.12}), but --tokenizer {} is {} "
-                    "(fingerprint {:.12}): give the tokenizer that made it, or tokenize its texts again",
-                    path, text("tokenizer"), fingerprint, chosen, tokenizer.name(), tokenizer.fingerprint()));
-  }
+  const auto maker = io::made_by(path);
+  if (!maker || maker->fingerprint == tokenizer.fingerprint()) return;
+  throw UsageError(
+      fmt::format("'{}' was made with the tokenizer {} (fingerprint {:.12}), but --tokenizer {} is {} "
+                  "(fingerprint {:.12}): give the tokenizer that made it, or tokenize its texts again",
+                  path, maker->name, maker->fingerprint, chosen, tokenizer.name(), tokenizer.fingerprint()));
 }
 
 }  // namespace detail

@@ -243,15 +243,34 @@ inline bool has_zeros(const InputFile& file) {
   return std::find(start.begin(), start.end(), std::byte{0}) != start.end();
 }
 
+/// What `tokens_note` in this folder says; nothing where there is none.
+inline std::optional<TokensMaker> read_tokens_note(const std::string& folder) {
+  const std::string path = (folder.empty() ? "." : folder) + "/" + std::string(tokens_note);
+  if (!file_exists(path)) return {};
+  const json all = read_json(path);
+  const json name = all.value("tokenizer", json()), fingerprint = all.value("tokenizer_fingerprint", json());
+  const json end = all.value("end_of_text", json());
+  if (all.value("format", json()) != "shardlib-tokens" || !name.is_string() || !fingerprint.is_string() ||
+      !end.is_number_unsigned() || end.get<std::uint64_t>() > 0xffff)
+    throw Error("'" + path + "' does not say which tokenizer made the .bin files beside it: it is damaged; copy it " +
+                "again, or remove it to read them as GPT-2's");
+  return TokensMaker{name.get<std::string>(), fingerprint.get<std::string>(), end.get<std::uint32_t>()};
+}
+
+inline std::shared_ptr<const TokenSource> open_bins(const std::vector<std::string>& paths) {
+  const auto maker = read_tokens_note(std::filesystem::path(paths.at(0)).parent_path().string());
+  return std::make_shared<BinTokens>(paths, maker && maker->end_of_text ? *maker->end_of_text : gpt2_end_of_text);
+}
+
 inline std::shared_ptr<const TokenSource> open_file(const std::string& path, const TextOptions& text) {
   const InputFile file(path);
-  if (bin_header(file)) return std::make_shared<BinTokens>(std::vector{path});
+  if (bin_header(file)) return open_bins({path});
   const bool named = path.ends_with(".bin"), zeros = has_zeros(file);
   if (named && file.size() > 0 && !zeros)
     throw UsageError("'" + path +
                      "' is named as a token file, but has neither llm.c's header nor, as 2-byte ids have, " +
                      "any zero byte in its first 64 KiB: rename it to .txt if it is a text");
-  if (named) return std::make_shared<BinTokens>(std::vector{path});
+  if (named) return open_bins({path});
   if (zeros)
     throw UsageError("'" + path + "' is no text, as it has zero bytes, and no llm.c token file: rename it to .bin if " +
                      "it holds bare 2-byte ids (nanoGPT)");
@@ -280,10 +299,37 @@ inline std::shared_ptr<const TokenSource> open_folder(const std::string& path, S
                      (split == Split::train ? "*train*.bin" : "*val*.bin") + " files: " +
                      (split == Split::train ? "tokenize its texts first, or train straight from them with --stream"
                                             : std::string(other_validation)));
-  return std::make_shared<BinTokens>(paths);
+  return open_bins(paths);
 }
 
 }  // namespace detail
+
+SHARDLIB_INLINE void write_tokens_note(const std::string& folder, const Tokenizer& tokenizer) {
+  const detail::json note = {{"format", "shardlib-tokens"},
+                             {"tokenizer", tokenizer.name()},
+                             {"tokenizer_fingerprint", tokenizer.fingerprint()},
+                             {"end_of_text", tokenizer.end_of_text()}};
+  replace_file(folder + "/" + std::string(tokens_note), as_bytes(note.dump(1) + "\n"), true);
+}
+
+SHARDLIB_INLINE std::optional<TokensMaker> made_by(const std::string& path) {
+  // The attributes stand beside the splits, of which the path may name one.
+  for (const std::string& folder : {path, path + "/.."}) {
+    if (!file_exists(folder + "/.zgroup")) continue;
+    const detail::json attributes = ZarrGroup::open(folder).attributes();
+    const auto text = [&](const char* key) {
+      const auto found = attributes.find(key);
+      return found != attributes.end() && found->is_string() ? found->get<std::string>() : std::string();
+    };
+    if (const std::string fingerprint = text("tokenizer_fingerprint"); !fingerprint.empty())
+      return TokensMaker{text("tokenizer"), fingerprint};
+  }
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) return detail::read_tokens_note(path);
+  // A text file beside .bin files is not theirs.
+  if (!path.ends_with(".bin")) return {};
+  return detail::read_tokens_note(std::filesystem::path(path).parent_path().string());
+}
 
 SHARDLIB_INLINE std::shared_ptr<const TokenSource> open_tokens(const std::string& path, Split split,
                                                                const TextOptions& text) {
@@ -299,7 +345,7 @@ SHARDLIB_INLINE std::shared_ptr<const TokenSource> open_tokens(const std::string
     throw UsageError("'" + path +
                      "' has no validation split: give the validation data a path of its own (--validation-data)");
   if (paths.empty()) return detail::open_file(path, text);
-  return std::make_shared<BinTokens>(paths);
+  return detail::open_bins(paths);
 }
 
 }  // namespace shardlib::io

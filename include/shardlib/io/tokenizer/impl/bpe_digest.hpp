@@ -12,9 +12,6 @@
 
 namespace shardlib::io::detail {
 
-/// What stands for an id where there is none.
-inline constexpr std::uint32_t no_token = 0xffffffffU;
-
 inline std::string base64(std::string_view bytes) {
   constexpr std::string_view digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   std::string text;

@@ -16,6 +16,7 @@
 #include "shardlib/io/file.hpp"
 #include "shardlib/io/impl/json.hpp"
 #include "shardlib/io/tokenizer/impl/bpe_digest.hpp"
+#include "shardlib/io/tokenizer/impl/byte_alphabet.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/excerpt.hpp"
 #include "shardlib/support/sha256.hpp"
@@ -60,38 +61,6 @@ inline std::string from_base64(std::string_view text) {
   // Only what encodes to exactly this text was meant.
   return base64(bytes) == text ? bytes : std::string();
 }
-
-/// GPT-2's files spell bytes as characters that can be seen: the printable ones of Latin-1 as themselves, the others
-/// as 256, 257... in order. Tokens are ranked in that order too.
-struct ByteAlphabet {
-  ByteAlphabet() {
-    const auto printable = [](int b) { return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174; };
-    int next = 256;
-    for (const bool first : {true, false})
-      for (int b = 0; b < 256; ++b)
-        if (printable(b) == first) {
-          order += static_cast<char>(b);
-          bytes.emplace(printable(b) ? b : next++, static_cast<char>(b));
-        }
-  }
-  /// The bytes that `text` spells; empty where it has other characters.
-  [[nodiscard]] std::string decode(std::string_view text) const {
-    std::string out;
-    const char *p = text.data(), *const end = p + text.size();
-    while (p < end) {
-      utf8proc_int32_t code = 0;
-      const auto size = utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(p), end - p, &code);
-      const auto byte = size > 0 ? bytes.find(code) : bytes.end();
-      if (byte == bytes.end()) return {};
-      out += byte->second;
-      p += size;
-    }
-    return out;
-  }
-
-  std::string order;
-  std::unordered_map<utf8proc_int32_t, char> bytes;
-};
 
 /// The keys of a flat JSON object and their integers.
 inline std::unordered_map<std::string, std::uint32_t> read_ids(const std::string& path) {
@@ -187,17 +156,22 @@ SHARDLIB_INLINE std::shared_ptr<const Tokenizer> load_tokenizer(const std::strin
   std::error_code error;
   if (!std::filesystem::is_directory(name_or_path, error)) {
     if (!file_exists(name_or_path))
-      throw UsageError("no tokenizer '" + name_or_path +
-                       "': it is \"bytes\", a .tiktoken file, or a folder with vocab.bpe and encoder.json "
-                       "(scripts/vocabulary.sh gets GPT-2's)");
+      throw UsageError(
+          "no tokenizer '" + name_or_path +
+          "': it is \"bytes\", a tokenizer.json, a .tiktoken file, or a folder with tokenizer.json or with "
+          "vocab.bpe and encoder.json (scripts/vocabulary.sh gets GPT-2's)");
+    if (name_or_path.ends_with(".json")) return read_tokenizer_json(name_or_path);
     return std::make_shared<BpeTokenizer>(read_tiktoken(name_or_path), "'" + name_or_path + "'");
   }
+  if (file_exists(name_or_path + "/tokenizer.json")) return read_tokenizer_json(name_or_path + "/tokenizer.json");
   for (const auto& [merges, ids] : {std::pair{"/vocab.bpe", "/encoder.json"}, {"/merges.txt", "/vocab.json"}})
     if (file_exists(name_or_path + merges) && file_exists(name_or_path + ids))
       return std::make_shared<BpeTokenizer>(read_merges(name_or_path + merges, name_or_path + ids),
                                             "'" + name_or_path + merges + "'");
-  throw UsageError("the folder '" + name_or_path +
-                   "' holds no vocabulary: neither vocab.bpe and encoder.json, nor merges.txt and vocab.json");
+  throw UsageError(
+      "the folder '" + name_or_path +
+      "' holds no vocabulary: neither tokenizer.json, nor vocab.bpe and encoder.json, nor merges.txt and " +
+      "vocab.json");
 }
 
 }  // namespace shardlib::io

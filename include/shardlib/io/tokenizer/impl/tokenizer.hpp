@@ -19,7 +19,13 @@ SHARDLIB_INLINE Tokenizer::Tokenizer(std::string name, std::string fingerprint, 
       end_of_text_(end_of_text) {}
 
 SHARDLIB_INLINE void Tokenizer::encode(std::string_view text, std::vector<std::uint32_t>& ids, Special special) const {
-  if (special == Special::as_text) return append_ids(text, ids);
+  if (special == Special::as_text)
+    append_ids(text, ids);
+  else
+    append_special_ids(text, ids);
+}
+
+SHARDLIB_INLINE void Tokenizer::append_special_ids(std::string_view text, std::vector<std::uint32_t>& ids) const {
   for (std::size_t begin = 0;;) {
     const std::size_t mark = text.find(end_of_text_mark, begin);
     append_ids(text.substr(begin, mark - begin), ids);
@@ -35,16 +41,27 @@ SHARDLIB_INLINE std::vector<std::uint32_t> Tokenizer::encode(std::string_view te
   return ids;
 }
 
+SHARDLIB_INLINE void Tokenizer::require_id(std::uint32_t id) const {
+  if (id >= vocabulary_size_)
+    throw UsageError("the token id " + std::to_string(id) + " is not in the vocabulary of '" + name_ + "', which has " +
+                     std::to_string(vocabulary_size_) + " ids: was the text encoded with another tokenizer?");
+}
+
 SHARDLIB_INLINE std::string Tokenizer::decode(std::span<const std::uint32_t> ids) const {
   std::string text;
-  for (const std::uint32_t id : ids) {
-    if (id >= vocabulary_size_)
-      throw UsageError("the token id " + std::to_string(id) + " is not in the vocabulary of '" + name_ +
-                       "', which has " + std::to_string(vocabulary_size_) +
-                       " ids: was the text encoded with another tokenizer?");
-    append_text(id, text);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    require_id(ids[i]);
+    if (i == 0)
+      append_first_text(ids[i], text);
+    else
+      append_text(ids[i], text);
   }
   return text;
+}
+
+SHARDLIB_INLINE void Tokenizer::append_decoded(std::uint32_t id, std::string& text) const {
+  require_id(id);
+  append_text(id, text);
 }
 
 SHARDLIB_INLINE void ByteTokenizer::append_ids(std::string_view text, std::vector<std::uint32_t>& ids) const {

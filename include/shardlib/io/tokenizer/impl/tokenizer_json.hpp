@@ -1,0 +1,441 @@
+// Definitions of tokenizer.hpp: the reader of tokenizer.json.
+#pragma once
+
+#include "shardlib/io/tokenizer/tokenizer.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "shardlib/io/file.hpp"
+#include "shardlib/io/impl/json.hpp"
+#include "shardlib/io/tokenizer/bpe.hpp"
+#include "shardlib/io/tokenizer/impl/bpe_digest.hpp"
+#include "shardlib/io/tokenizer/impl/byte_alphabet.hpp"
+#include "shardlib/io/tokenizer/impl/json_place.hpp"
+#include "shardlib/io/tokenizer/impl/json_tokenizer.hpp"
+#include "shardlib/support/sha256.hpp"
+
+namespace shardlib::io {
+namespace detail {
+
+// ---- steps ----------------------------------------------------------------------------------------------------------
+
+/// The steps of a `Sequence`, whose list has this name, of the steps within it, or of one step alone; none of null.
+inline std::vector<JsonPlace> steps_of(const JsonPlace& parent, const std::string& name, const std::string& list) {
+  if (!parent.has(name)) return {};
+  std::vector<JsonPlace> steps, open = {parent.at(name)};
+  while (!open.empty()) {
+    const JsonPlace step = open.back();
+    open.pop_back();
+    if (step.at("type").text() != "Sequence") {
+      steps.push_back(step);
+      continue;
+    }
+    step.only({"type", list});
+    const JsonPlace all = step.at(list);
+    for (std::size_t i = all.array().size(); i > 0; --i) open.push_back(all.at(i - 1));
+  }
+  return steps;
+}
+
+/// A pattern that is a text: {"String": "..."}.
+inline std::string text_pattern(const JsonPlace& pattern) {
+  if (!pattern.has("String") || pattern.object().size() != 1) pattern.refuse("a String");
+  if (pattern.at("String").text().empty()) pattern.refuse("a String that is not empty");
+  return pattern.at("String").text();
+}
+
+inline Rewrite read_rewrite(const JsonPlace& step) {
+  const std::string& type = step.at("type").text();
+  constexpr std::array<std::pair<std::string_view, Rewrite::Kind>, 4> forms = {
+      {{"NFC", Rewrite::nfc}, {"NFD", Rewrite::nfd}, {"NFKC", Rewrite::nfkc}, {"NFKD", Rewrite::nfkd}}};
+  for (const auto& [name, form] : forms) {
+    if (type != name) continue;
+    step.only({"type"});
+    return {form, {}, {}};
+  }
+  if (type == "Prepend") {
+    step.only({"type", "prepend"});
+    return {Rewrite::prepend, {}, step.at("prepend").text()};
+  }
+  if (type != "Replace") step.at("type").refuse("NFC, NFD, NFKC, NFKD, Prepend, Replace and Sequence");
+  step.only({"type", "pattern", "content"});
+  if (step.at("content").text().empty()) step.at("content").refuse("a text that is not empty");
+  return {Rewrite::replace, text_pattern(step.at("pattern")), step.at("content").text()};
+}
+
+inline Matches read_behavior(const JsonPlace& behavior) {
+  constexpr std::array<std::pair<std::string_view, Matches>, 5> all = {{{"Isolated", Matches::isolated},
+                                                                        {"Removed", Matches::removed},
+                                                                        {"MergedWithPrevious", Matches::with_previous},
+                                                                        {"MergedWithNext", Matches::with_next},
+                                                                        {"Contiguous", Matches::contiguous}}};
+  for (const auto& [name, matches] : all)
+    if (behavior.text() == name) return matches;
+  behavior.damaged("Isolated, Removed, MergedWithPrevious, MergedWithNext or Contiguous");
+}
+
+inline constexpr std::array<std::pair<std::string_view, Cut::Kind>, 4> known_patterns = {
+    {{R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)", Cut::gpt2},
+     {R"('(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)", Cut::gpt2},
+     {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
+      R"(|\s*[\r\n]+|\s+(?!\S)|\s+)",
+      Cut::llama3},
+     {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
+      R"(|\s*[\r\n]+|\s+(?!\S)|\s+)",
+      Cut::qwen2}}};
+
+inline Cut read_split(const JsonPlace& step) {
+  step.only({"type", "pattern", "behavior", "invert"});
+  const Matches matches = read_behavior(step.at("behavior"));
+  const bool inverted = step.flag("invert", false);
+  const JsonPlace pattern = step.at("pattern");
+  if (!pattern.has("Regex")) return {Cut::text, text_pattern(pattern), matches, inverted};
+  if (pattern.object().size() != 1) pattern.refuse("one pattern");
+  for (const auto& [regex, kind] : known_patterns) {
+    if (pattern.at("Regex").text() != regex) continue;
+    // Everything matches: all that counts is that the matches stay apart.
+    if (matches != Matches::isolated && !(matches == Matches::removed && inverted))
+      step.at("behavior").refuse("Isolated, or Removed and inverted, with this Regex");
+    return {kind};
+  }
+  pattern.at("Regex").refuse("the regular expressions of GPT-2, Llama 3 and Qwen 2");
+}
+
+inline Cut read_metaspace(const JsonPlace& step) {
+  step.only({"type", "replacement", "prepend_scheme", "split", "add_prefix_space", "str_rep"});
+  Cut cut{Cut::spaces, step.at("replacement").text()};
+  if (cut.pattern.empty()) step.at("replacement").damaged("a character");
+  const std::string scheme = step.has("prepend_scheme") ? step.at("prepend_scheme").text() : "always";
+  if (scheme != "always" && scheme != "first" && scheme != "never")
+    step.at("prepend_scheme").damaged("always, first or never");
+  cut.before = scheme == "always" ? Cut::always : scheme == "first" ? Cut::first : Cut::never;
+  if (cut.before != Cut::never && !step.flag("add_prefix_space", true))
+    step.at("add_prefix_space").refuse("true where 'prepend_scheme' is not never");
+  cut.whole = !step.flag("split", true);
+  return cut;
+}
+
+/// The cuts; returns whether bytes are spelled as characters behind them.
+inline bool read_cuts(const JsonPlace& file, std::vector<Cut>& cuts) {
+  const std::vector<JsonPlace> steps = steps_of(file, "pre_tokenizer", "pretokenizers");
+  for (const JsonPlace& step : steps) {
+    const std::string& type = step.at("type").text();
+    if (type == "ByteLevel") {
+      step.only({"type", "add_prefix_space", "trim_offsets", "use_regex"});
+      if (step.key() != steps.back().key()) step.refuse("ByteLevel only as the last step");
+      if (step.at("add_prefix_space").flag()) cuts.push_back({Cut::prefix_space});
+      if (step.flag("use_regex", true)) cuts.push_back({Cut::gpt2});
+      return true;
+    }
+    if (type == "Split") {
+      cuts.push_back(read_split(step));
+    } else if (type == "Digits") {
+      step.only({"type", "individual_digits"});
+      cuts.push_back(
+          {Cut::numbers, {}, step.flag("individual_digits", false) ? Matches::isolated : Matches::contiguous});
+    } else if (type == "Metaspace") {
+      cuts.push_back(read_metaspace(step));
+    } else {
+      step.at("type").refuse("ByteLevel, Split, Digits, Metaspace and Sequence");
+    }
+  }
+  return false;
+}
+
+inline void read_spellings(const JsonPlace& file, TokenizerParts& parts) {
+  const std::vector<JsonPlace> steps = steps_of(file, "decoder", "decoders");
+  bool fused = false;
+  for (const JsonPlace& step : steps) {
+    const std::string& type = step.at("type").text();
+    if (parts.byte_level) {
+      if (type != "ByteLevel" || steps.size() != 1)
+        step.at("type").refuse("ByteLevel, as the pre_tokenizer ends with it");
+      return;
+    }
+    if (fused && type != "Strip") step.refuse("only Strip behind Fuse");
+    if (type == "Replace") {
+      step.only({"type", "pattern", "content"});
+      parts.spellings.push_back({Spelling::replace, text_pattern(step.at("pattern")), step.at("content").text()});
+    } else if (type == "ByteFallback") {
+      step.only({"type"});
+      parts.spellings.push_back({Spelling::bytes});
+    } else if (type == "Fuse") {
+      step.only({"type"});
+      fused = true;
+    } else if (type == "Strip") {
+      step.only({"type", "content", "start", "stop"});
+      if (!fused) step.refuse("Strip only behind Fuse");
+      if (step.at("content").text() != " ") step.at("content").refuse("\" \"");
+      if (step.at("start").number() > 1) step.at("start").refuse("0 or 1");
+      if (step.at("stop").number() != 0) step.at("stop").refuse("0");
+      if (step.at("start").number() == 1) parts.spellings.push_back({Spelling::strip_first});
+    } else if (type == "Metaspace") {
+      const Cut cut = read_metaspace(step);
+      parts.spellings.push_back(cut.before == Cut::never ? Spelling{Spelling::replace, cut.pattern, " "}
+                                                         : Spelling{Spelling::spaces, cut.pattern});
+    } else {
+      step.at("type").refuse("Replace, ByteFallback, Fuse, Strip, Metaspace and Sequence, or ByteLevel with a " +
+                             std::string("pre_tokenizer that ends with it"));
+    }
+  }
+  if (steps.empty()) file.at("decoder").refuse("a decoder");
+}
+
+// ---- model ----------------------------------------------------------------------------------------------------------
+
+/// The spellings of all tokens by id, those of the model and the added ones; a gap between ids is empty.
+inline std::vector<std::string> read_vocabulary(const JsonPlace& file) {
+  const JsonPlace vocabulary = file.at("model").at("vocab");
+  std::vector<std::string> tokens;
+  std::size_t most = 2 * vocabulary.object().size() + 1024;
+  const auto place = [&](const std::string& token, const JsonPlace& id) {
+    const std::size_t at = id.number();
+    if (at >= most) id.refuse("ids that are close together");
+    if (at >= tokens.size()) tokens.resize(at + 1);
+    if (token.empty() || (!tokens[at].empty() && tokens[at] != token))
+      id.damaged("one token, with a spelling, for an id");
+    tokens[at] = token;
+  };
+  for (const auto& [token, id] : vocabulary.object()) place(token, vocabulary.at(token, id));
+  if (!file.has("added_tokens")) return tokens;
+  const JsonPlace added = file.at("added_tokens");
+  // What is not in the model gets the next ids there, whatever the file says.
+  std::size_t next = vocabulary.object().size();
+  most += added.array().size();
+  for (std::size_t i = 0; i < added.array().size(); ++i) {
+    const JsonPlace id = added.at(i).at("id");
+    const std::string& token = added.at(i).at("content").text();
+    const auto in_model = vocabulary.object().find(token);
+    const std::size_t expected = in_model != vocabulary.object().end() ? vocabulary.at(token).number() : next;
+    if (id.number() != expected)
+      id.refuse("the ids that the model's tokens have, or the next ones, here " + std::to_string(expected));
+    place(token, id);
+    next = std::max(next, expected + 1);
+  }
+  return tokens;
+}
+
+/// A merge, "left right" or ["left", "right"].
+inline std::pair<std::string_view, std::string_view> read_merge(const JsonPlace& merge) {
+  if (merge.value().is_array()) {
+    if (merge.array().size() != 2) merge.damaged("two tokens");
+    return {merge.at(0).text(), merge.at(1).text()};
+  }
+  const std::string_view both = merge.text();
+  const std::size_t space = both.find(' ');
+  if (space == std::string_view::npos || both.find(' ', space + 1) != std::string_view::npos)
+    merge.damaged("two tokens with a space between them");
+  return {both.substr(0, space), both.substr(space + 1)};
+}
+
+inline void read_merges(const JsonPlace& model, TokenizerParts& parts) {
+  const auto& vocabulary = model.at("vocab").object();
+  std::unordered_map<std::string_view, std::uint32_t> ids(vocabulary.size());
+  for (const auto& [token, id] : vocabulary) ids.emplace(token, id.get<std::uint32_t>());
+  const JsonPlace merges = model.at("merges");
+  const std::size_t count = merges.array().size();
+  std::string joined;
+  parts.pairs.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const JsonPlace merge = merges.at(i);
+    if (merge.value().is_string() && merge.text().starts_with("#version")) continue;
+    const auto [left, right] = read_merge(merge);
+    joined.assign(left).append(right);
+    const auto id = [&](std::string_view token) {
+      const auto found = ids.find(token);
+      if (found == ids.end())
+        merge.damaged("tokens of 'model.vocab', which has no \"" + shardlib::detail::excerpt(token) + "\",");
+      return found->second;
+    };
+    parts.pairs.push_back({id(left), id(right), static_cast<std::uint32_t>(parts.pairs.size()), id(joined)});
+  }
+}
+
+inline void read_model(const JsonPlace& file, TokenizerParts& parts) {
+  const JsonPlace model = file.at("model");
+  if (model.has("type") && model.at("type").text() != "BPE") model.at("type").refuse("BPE");
+  model.only({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
+              "byte_fallback", "ignore_merges", "vocab", "merges"});
+  if (model.has("dropout") && model.at("dropout").value() != 0.0) model.at("dropout").refuse("null");
+  for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
+    if (model.has(key) && !model.at(key).text().empty()) model.at(key).refuse("null");
+  parts.ignore_merges = model.flag("ignore_merges", false);
+  parts.tokens = read_vocabulary(file);
+  parts.findable.assign(parts.tokens.size(), false);
+  for (const auto& [token, id] : model.at("vocab").object()) parts.findable[id.get<std::uint32_t>()] = true;
+  read_merges(model, parts);
+  parts.byte_ids.fill(no_token);
+  if (!parts.byte_level && !model.flag("byte_fallback", false))
+    model.at("byte_fallback").refuse("true, or a pre_tokenizer that ends with ByteLevel, so that all texts have ids");
+  // unk_token and fuse_unk are for characters that have no id, which is none where all bytes have one.
+  const ByteAlphabet alphabet;
+  for (std::size_t id = 0; id < parts.tokens.size(); ++id) {
+    std::string& token = parts.tokens[id];
+    int byte = spelled_byte(token);
+    if (parts.byte_level) {
+      const std::string bytes = alphabet.decode(token);
+      byte = bytes.size() == 1 ? static_cast<unsigned char>(bytes[0]) : -1;
+      if (bytes.empty())
+        parts.findable[id] = false;  // no text is spelled so
+      else
+        token = bytes;
+    }
+    if (byte >= 0 && parts.findable[id])
+      parts.byte_ids[static_cast<std::size_t>(byte)] = static_cast<std::uint32_t>(id);
+  }
+  for (std::size_t byte = 0; byte < 256; ++byte)
+    if (parts.byte_ids[byte] == no_token)
+      model.at("vocab").refuse("vocabularies with a token for each byte, and there is none for " +
+                               std::to_string(byte));
+}
+
+inline void read_added(const JsonPlace& file, TokenizerParts& parts) {
+  if (!file.has("added_tokens")) return;
+  const JsonPlace added = file.at("added_tokens");
+  std::set<std::string_view> contents;
+  for (std::size_t i = 0; i < added.array().size(); ++i) {
+    const JsonPlace token = added.at(i);
+    token.only({"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
+    if (token.at("single_word").flag()) token.at("single_word").refuse("false");
+    const AddedToken found{token.at("id").number(), token.at("special").flag(), token.at("lstrip").flag(),
+                           token.at("rstrip").flag()};
+    const std::string& content = token.at("content").text();
+    if (!contents.insert(content).second) token.at("content").refuse("added tokens that differ");
+    const bool normalized = token.at("normalized").flag();
+    const std::string text = normalized ? rewritten(content, parts.rewrites) : content;
+    if (text != content) {
+      const std::string bytes = parts.byte_level ? ByteAlphabet().decode(text) : std::string();
+      parts.rewritten_tokens[found.id] = bytes.empty() ? text : bytes;
+    }
+    if (!(normalized ? parts.added_normalized : parts.added).add(text, found))
+      token.at("content").refuse("added tokens that differ");
+  }
+}
+
+// ---- the end of text ------------------------------------------------------------------------------------------------
+
+/// The `eos_token` of the tokenizer_config.json beside the file; empty where that does not say.
+inline std::string configured_end(const std::string& path) {
+  const std::string config = (std::filesystem::path(path).parent_path() / "tokenizer_config.json").string();
+  if (!file_exists(config)) return {};
+  try {
+    const Bytes bytes = read_file(config);
+    const auto json = parse_json(as_text(bytes));
+    const JsonPlace place(config, json);
+    if (!place.has("eos_token")) return {};
+    const JsonPlace end = place.at("eos_token");
+    return end.value().is_object() ? end.at("content").text() : end.text();
+  } catch (const nlohmann::json::exception&) {
+    throw Error("'" + config + "' is no JSON: it is damaged; get it again");
+  } catch (const DeepJson& error) {
+    throw Error("'" + config + "': " + error.what() + ": it is damaged; get it again");
+  }
+}
+
+inline std::uint32_t end_of_text_id(const std::string& path, const JsonPlace& file, const TokenizerParts& parts) {
+  std::map<std::string, std::uint32_t> special, all;
+  if (file.has("added_tokens"))
+    for (const auto& token : file.at("added_tokens").array()) {
+      const auto& content = token.at("content").get_ref<const std::string&>();
+      all.emplace(content, token.at("id").get<std::uint32_t>());
+      if (token.at("special").get<bool>()) special.emplace(content, token.at("id").get<std::uint32_t>());
+    }
+  if (const std::string end = configured_end(path); !end.empty()) {
+    if (const auto found = all.find(end); found != all.end()) return found->second;
+    const JsonPlace vocabulary = file.at("model").at("vocab");
+    if (vocabulary.has(end)) return vocabulary.at(end).number();
+    throw UsageError("'" + path + "' has no token \"" + shardlib::detail::excerpt(end) +
+                     "\", which the tokenizer_config.json beside it has as its eos_token: the files do not belong " +
+                     "together; get both again");
+  }
+  std::uint32_t found = no_token;
+  for (const char* name : {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>"}) {
+    const auto token = special.find(name);
+    if (token == special.end()) continue;
+    if (found != no_token) found = static_cast<std::uint32_t>(parts.tokens.size());
+    if (found == no_token) found = token->second;
+  }
+  if (found < parts.tokens.size()) return found;
+  throw UsageError(
+      "'" + path + "' does not say which token ends a text, and has " + (found == no_token ? "none" : "more than one") +
+      " of the usual names (<|endoftext|>, </s>): put the tokenizer_config.json that belongs to it beside " +
+      "it, with its eos_token");
+}
+
+// ---- identity -------------------------------------------------------------------------------------------------------
+
+/// A text that is equal where the encodings are.
+inline std::string described(const JsonPlace& file, const TokenizerParts& parts) {
+  std::string text = "byte_level " + std::to_string(parts.byte_level ? 1 : 0) + " ignore_merges " +
+                     std::to_string(parts.ignore_merges ? 1 : 0) + " end " + std::to_string(parts.end_of_text) + "\n";
+  for (std::size_t id = 0; id < parts.tokens.size(); ++id)
+    text += (parts.findable[id] ? "+" : "-") + std::to_string(parts.tokens[id].size()) + ":" + parts.tokens[id];
+  for (const BpeModel::Pair& pair : parts.pairs)
+    text += "\n" + std::to_string(pair.left) + " " + std::to_string(pair.right) + " " + std::to_string(pair.id);
+  for (const char* key : {"normalizer", "added_tokens"})
+    text += "\n" + (file.has(key) ? file.at(key).value().dump() : std::string("null"));
+  for (const Cut& cut : parts.cuts)
+    text += "\n" + std::to_string(cut.kind) + " " + std::to_string(static_cast<int>(cut.matches)) + " " +
+            std::to_string(cut.inverted ? 1 : 0) + " " + std::to_string(cut.before) + " " +
+            std::to_string(cut.whole ? 1 : 0) + " " + cut.pattern;
+  return text;
+}
+
+/// GPT-2's tokens, where the file is its tokenizer; otherwise none.
+inline std::vector<std::string> gpt2_tokens(const JsonPlace& file, const TokenizerParts& parts) {
+  const std::size_t n = parts.tokens.size() - 1;
+  const bool plain = parts.byte_level && parts.rewrites.empty() && parts.cuts.size() == 1 &&
+                     parts.cuts[0].kind == Cut::gpt2 && parts.end_of_text == n && parts.pairs.size() + 256 == n &&
+                     parts.tokens[n] == end_of_text_mark && file.has("added_tokens") &&
+                     file.at("added_tokens").array().size() == 1;
+  if (!plain) return {};
+  const JsonPlace mark = file.at("added_tokens").at(0);
+  if (mark.at("lstrip").flag() || mark.at("rstrip").flag() || !mark.at("special").flag()) return {};
+  for (std::size_t i = 0; i < parts.pairs.size(); ++i)
+    if (parts.pairs[i].id != 256 + i) return {};
+  std::vector<std::string> tokens(parts.tokens.begin(), parts.tokens.end() - 1);
+  return vocabulary_digest(tokens) == gpt2_digest ? tokens : std::vector<std::string>();
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE std::shared_ptr<const Tokenizer> read_tokenizer_json(const std::string& path) {
+  nlohmann::json json;
+  try {
+    const Bytes bytes = read_file(path);
+    json = detail::parse_json(as_text(bytes));
+  } catch (const nlohmann::json::exception& error) {
+    throw Error("'" + path + "' is no JSON: it is no tokenizer.json, or it is damaged; get it again (" +
+                shardlib::detail::excerpt(error.what(), 200) + ")");
+  } catch (const detail::DeepJson& error) {
+    throw Error("'" + path + "': " + error.what() + ": it is no tokenizer.json, or it is damaged; get it again");
+  }
+  const detail::JsonPlace file(path, json);
+  file.only({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
+             "decoder", "model"});
+  if (file.has("version") && file.at("version").text() != "1.0") file.at("version").refuse("1.0");
+  detail::TokenizerParts parts;
+  parts.byte_level = detail::read_cuts(file, parts.cuts);
+  for (const detail::JsonPlace& step : detail::steps_of(file, "normalizer", "normalizers"))
+    parts.rewrites.push_back(detail::read_rewrite(step));
+  detail::read_spellings(file, parts);
+  detail::read_model(file, parts);
+  detail::read_added(file, parts);
+  parts.end_of_text = detail::end_of_text_id(path, file, parts);
+  if (const std::vector<std::string> tokens = detail::gpt2_tokens(file, parts); !tokens.empty())
+    return std::make_shared<BpeTokenizer>(tokens, "'" + path + "'");
+  const std::string digest = hex(sha256(detail::described(file, parts)));
+  return std::make_shared<detail::JsonTokenizer>(std::move(parts), digest);
+}
+
+}  // namespace shardlib::io
