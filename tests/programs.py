@@ -672,7 +672,7 @@ def moe(p):
         run, steps = measured(*options, ranks=ranks)
         close = [abs(a["loss"] - b["loss"]) < 1e-4 * b["loss"] for a, b in zip(steps[:4], alone)]
         run.check(len(steps) == 12 and all(close), "the losses are those of one device")
-    run, steps = measured("--mesh=e=2", "--capacity=1", "--shared=8", "--experts-per-token=1", "--microbatches=2", "--validate-every=6")
+    run, steps = measured("--mesh=e=2", "--capacity=1", "--shared=8", "--experts-per-token=1", "--microbatches=2", "--validate-every=6", f"--validation-data={p.text}")
     run.check(any(s["numbers"]["dropped"] > 0 for s in steps), "rows are dropped where slots are few")
     run.check(all(s["numbers"]["dropped"] < 0.8 for s in steps), "most rows are not dropped")
     bad = [f"{option}={value}" for option, value in small.items()]
