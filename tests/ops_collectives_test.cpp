@@ -233,9 +233,11 @@ void check_order(const std::string& text) {
     static const TensorSpec both = parse_tensor("A +d +t").spec, one = parse_tensor("A +t").spec;
     const auto rough_value = [&](const TensorSpec& spec) {
       auto value = place(device, dtype_v<D>, spec, whole);
+      std::vector<D> elements(n);
       // Replicas over an axis that the spec lacks hold the same bits.
       const int d = spec.partial.contains("d") ? here.at("d") : 0;
-      for (std::size_t i = 0; i < n; ++i) value->template as<D>()[i] = summand<D>(d * 10 + here.at("t"), i);
+      for (std::size_t i = 0; i < n; ++i) elements[i] = summand<D>(d * 10 + here.at("t"), i);
+      device->exec().copy(value->data().data(), elements.data(), n * sizeof(D));
       return value;
     };
     // Summands in the order of the mesh: d is its first axis, whatever order the op names.

@@ -234,6 +234,8 @@ SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const Dev
 
 SHARDLIB_INLINE void launch(const std::vector<AxisSize>& mesh, const DeviceBody& body, LaunchOptions options) {
   const int count = device_count(mesh);
+  // The thread that runs a kernel opens the memory for itself.
+  if (options.kind == DeviceKind::simulated) options.threads = 1;
   if (options.threads < 0) throw UsageError("launch: threads must be positive, or 0 for a share of the cores");
 #if defined(SHARDLIB_WITH_MPI)
   if (under_mpi()) return detail::launch_rank(mesh, body, options);

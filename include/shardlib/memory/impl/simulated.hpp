@@ -88,33 +88,49 @@ inline void explain_simulated_faults() {
   sigaction(SIGSEGV, &action, nullptr);
 }
 
-/// The region that make_simulated returns: host memory that is inaccessible while it is closed.
+/// The region that make_simulated returns: host memory that is inaccessible while it is closed. Where the processor has
+/// protection keys, the region has one, and is open for one thread at a time without a system call. Else all threads
+/// see the pages change.
 class Simulated final : public Heap {
  public:
-  Simulated() { explain_simulated_faults(); }
+  Simulated() : key_(pkey_alloc(0, PKEY_DISABLE_ACCESS)) { explain_simulated_faults(); }
   ~Simulated() override {
-    static_cast<void>(protect(PROT_READ | PROT_WRITE));
     for (const Addresses& range : ranges_) simulated_addresses.remove(range.first);
+    if (has_key()) pkey_free(key_);
   }
   [[nodiscard]] bool is_device() const override { return true; }
   void open() override {
+    if (has_key()) {
+      if (openings_of_thread()++ == 0) pkey_set(key_, 0);
+      return;
+    }
     const std::lock_guard lock(mutex_);
     if (openings_++ == 0 && !protect(PROT_READ | PROT_WRITE))
       throw Error(std::string("simulated device: mprotect cannot open its memory: ") + std::strerror(errno));
   }
   void close() override {
+    if (has_key()) {
+      if (--openings_of_thread() == 0) pkey_set(key_, PKEY_DISABLE_ACCESS);
+      return;
+    }
     const std::lock_guard lock(mutex_);
     if (--openings_ == 0) conceal();
   }
 
  private:
+  [[nodiscard]] bool has_key() const { return key_ >= 0; }
+  [[nodiscard]] int& openings_of_thread() const {
+    static constexpr std::size_t keys = 16;  // of the processor
+    static thread_local std::array<int, keys> openings{};
+    return openings[static_cast<std::size_t>(key_)];
+  }
   Addresses grow(std::size_t bytes) override {
     const Addresses more = Heap::grow(bytes);
     if (more.second == 0) return more;
     const std::lock_guard lock(mutex_);
     ranges_.push_back(more);
     simulated_addresses.add(more.first, more.second);
-    if (openings_ == 0) conceal();
+    if (has_key() || openings_ == 0) conceal();
     return more;
   }
   void overwrite(std::uintptr_t begin, std::size_t bytes) override {
@@ -123,8 +139,12 @@ class Simulated final : public Heap {
   }
   [[nodiscard]] bool protect(int access) const {
     bool done = true;
-    for (const auto& [begin, bytes] : ranges_)
-      done = mprotect(reinterpret_cast<void*>(begin), bytes, access) == 0 && done;
+    for (const auto& [begin, bytes] : ranges_) {
+      void* const pages = reinterpret_cast<void*>(begin);
+      done = (has_key() ? pkey_mprotect(pages, bytes, PROT_READ | PROT_WRITE, key_) : mprotect(pages, bytes, access)) ==
+                 0 &&
+             done;
+    }
     return done;
   }
   /// What stays open would find nothing.
@@ -134,9 +154,10 @@ class Simulated final : public Heap {
     std::abort();
   }
 
+  const int key_;  ///< negative: none
   std::mutex mutex_;
   std::vector<Addresses> ranges_;
-  int openings_ = 0;
+  int openings_ = 0;  ///< without a key
 };
 
 }  // namespace detail
