@@ -9,6 +9,7 @@ if(SHARDLIB_INSTALL_COMPILED)
   set(compatibility "")
   set_target_properties(shardlib_compiled PROPERTIES EXPORT_NAME compiled EXCLUDE_FROM_ALL OFF
                                                      POSITION_INDEPENDENT_CODE ON)
+  target_compile_options(shardlib_compiled PRIVATE -fno-semantic-interposition)
   # Programs are compiled for the same processor: Eigen's alignment depends on it, and both sides inline the same functions.
   string(REGEX MATCHALL "-m[^ ]+" machine_flags "${CMAKE_CXX_FLAGS}")
   target_compile_options(shardlib_compiled INTERFACE "$<INSTALL_INTERFACE:${machine_flags}>")

@@ -165,6 +165,9 @@ int program(int argc, char** argv) {
   if (o.config.top_k > o.experts)
     throw UsageError(fmt::format("--experts-per-token {} is more than the {} experts; choose at most as many",
                                  o.config.top_k, o.experts));
+  if (o.training.rows != "packed")
+    throw UsageError("--rows " + o.training.rows +
+                     " fills rows up, and what fills them would take experts' slots: take --rows packed");
   const run::Data data = run::open_data(o.training, o.vocabulary);
   o.vocabulary = data.vocabulary;
   run::announce(options, o.training);

@@ -83,7 +83,8 @@ struct Routed {
 // The slots that an expert has for a place.
 inline std::int64_t slots(const Config& config, std::int64_t tokens, std::int64_t experts) {
   const double share = static_cast<double>(tokens * config.top_k) / static_cast<double>(experts);
-  return std::max<std::int64_t>(1, std::llround(std::ceil(share * config.capacity)));
+  // A token chooses an expert once at most.
+  return static_cast<std::int64_t>(std::clamp(std::ceil(share * config.capacity), 1.0, static_cast<double>(tokens)));
 }
 
 // A softmax over the experts, the best K of them, and their shares among themselves.

@@ -22,7 +22,8 @@ if [ ! -x "$nvcc" ]; then
 fi
 
 quietly build/log/cuda-configure.log "configuring with nvcc" cmake --preset release -B build/cuda \
-  -DSHARDLIB_CHECK_CUDA=ON -DCMAKE_CUDA_COMPILER="$nvcc" "-DCMAKE_CUDA_ARCHITECTURES=$architectures" \
+  -DSHARDLIB_CHECK_CUDA=ON -DSHARDLIB_INSTALL_COMPILED=ON -DCMAKE_CUDA_COMPILER="$nvcc" \
+  "-DCMAKE_CUDA_ARCHITECTURES=$architectures" \
   -DSHARDLIB_BUILD_TESTS=OFF -DSHARDLIB_BUILD_EXAMPLES=OFF -DSHARDLIB_BUILD_BENCHMARKS=OFF
 quietly build/log/cuda-build.log "compiling with nvcc" cmake --build build/cuda -j "$jobs" --target $target
 quietly build/log/cuda-run.log "mlp_fsdp compiled by nvcc" build/cuda/mlp_fsdp_cuda --mesh d=2

@@ -198,9 +198,9 @@ def other_inputs(folder):
     succeeds(folder + "/a.txt", "--out", out, "--validation-fraction", 0.2)
     lines = b"".join(line(s, n=i, nested={"text": [1, {}]}) for i, s in enumerate(strings))
     write(folder + "/a.jsonl", b"\n" + lines + b" \n" + line(" \n "))
-    # Members one behind another are one text, and a last line may have no end.
+    # Members one behind another are one text, zeros may follow, and a last line may have no end.
     write(folder + "/a.jsonl.gz", gzip.compress(lines[:70000]) + gzip.compress(lines[70000:-1]))
-    write(folder + "/a.gz", gzip.compress(MARK.join(documents)))
+    write(folder + "/a.gz", gzip.compress(MARK.join(documents)) + bytes(512))
     for name, *options in ("a.jsonl", "--field", "text"), ("a.jsonl.gz", "--field", "text"), ("a.gz",):
         succeeds(folder + "/" + name, "--out", f"{out}-{name}", "--validation-fraction", 0.2, *options)
         check(tree(f"{out}-{name}") == tree(out), f"{name} gives the bytes of the text")
@@ -225,7 +225,7 @@ def other_inputs(folder):
     refused("leave one out", b"{}", "--field", "text", "--document-per-file")
     refused("is compressed by zstd: decompress it first (zstd -d '", b"\x28\xb5\x2f\xfdabc", "--jobs", 1, name="x.txt")
     whole = gzip.compress(b"some text" * 1000)
-    for broken in (whole[:-20], whole[:40] + b"xx" + whole[42:]):
+    for broken in (whole[:-20], whole[:40] + b"xx" + whole[42:], whole + b"xx" + whole[2:], whole + whole[:9]):
         write(folder + "/broken.gz", broken)
         done = run(folder + "/broken.gz", "--out", out + "z")
         check(done.returncode == 1 and "is damaged or was cut short, says zlib" in done.stderr, "broken gzip", done.stderr)

@@ -76,9 +76,10 @@ class Content {
     if (head == std::array<unsigned char, 4>{0x28, 0xb5, 0x2f, 0xfd})
       throw UsageError(fmt::format("'{0}' is compressed by zstd: decompress it first (zstd -d '{0}')", file.path));
     if (head[0] != 0x1f || head[1] != 0x8b) return;
-    gzip_.reset(gzopen(file.path.c_str(), "rb"));
-    if (!gzip_) throw Error("cannot read '" + file.path + "' by zlib: is there memory?");
-    gzbuffer(gzip_.get(), 1U << 17);
+    gzip_.reset(new z_stream{});
+    constexpr int gzip_only = 15 + 16;
+    if (inflateInit2(gzip_.get(), gzip_only) != Z_OK)
+      throw Error("cannot read '" + file.path + "' by zlib: is there memory?");
     std::string skipped;
     for (std::uint64_t left = begin; left > 0; left -= skipped.size()) {
       skipped.clear();
@@ -104,30 +105,57 @@ class Content {
 
   [[nodiscard]] bool compressed() const { return gzip_ != nullptr; }
   /// Bytes of the file that have been read.
-  [[nodiscard]] std::uint64_t place() const {
-    return gzip_ ? std::min(file_.size, static_cast<std::uint64_t>(gzoffset(gzip_.get()))) : at_;
-  }
+  [[nodiscard]] std::uint64_t place() const { return gzip_ ? taken_ - gzip_->avail_in : at_; }
 
  private:
+  /// Members follow each other, and zeros may fill the end. Anything else there is damage: what it was is lost.
   bool inflate(std::string& buffer, std::size_t most) {
     const std::size_t old = buffer.size();
     buffer.resize(old + most);
-    const int count = gzread(gzip_.get(), buffer.data() + old, static_cast<unsigned>(most));
-    int code = Z_OK;
-    const char* const reason = gzerror(gzip_.get(), &code);
-    if (count < 0 || (code != Z_OK && code != Z_STREAM_END))
-      throw Error(fmt::format("'{}' is damaged or was cut short, says zlib ({}): get it again", file_.path, reason));
-    buffer.resize(old + static_cast<std::size_t>(count));
-    return count > 0;
+    z_stream& z = *gzip_;
+    z.next_out = reinterpret_cast<Bytef*>(buffer.data() + old);
+    z.avail_out = static_cast<uInt>(most);
+    while (z.avail_out > 0) {
+      if (z.avail_in == 0 && taken_ < file_.size) {
+        block_.resize(static_cast<std::size_t>(std::min<std::uint64_t>(file_.size - taken_, 1U << 17)));
+        raw_.read(taken_, std::as_writable_bytes(std::span(block_)));
+        taken_ += block_.size();
+        z.next_in = reinterpret_cast<Bytef*>(block_.data());
+        z.avail_in = static_cast<uInt>(block_.size());
+      }
+      if (between_) {
+        for (; z.avail_in > 0 && *z.next_in == 0; ++z.next_in) --z.avail_in;
+        if (z.avail_in == 0 && taken_ == file_.size) break;
+        if (z.avail_in == 0) continue;
+        inflateReset(&z);
+        between_ = false;
+      }
+      if (z.avail_in == 0) fail("unexpected end of file");
+      const int code = ::inflate(&z, Z_NO_FLUSH);
+      between_ = code == Z_STREAM_END;
+      if (code != Z_OK && code != Z_STREAM_END && code != Z_BUF_ERROR)
+        fail(fmt::format("{}, at byte {}", z.msg != nullptr ? z.msg : "no reason", place()));
+    }
+    buffer.resize(old + most - z.avail_out);
+    return buffer.size() > old;
+  }
+  [[noreturn]] void fail(const std::string& reason) const {
+    throw Error(fmt::format("'{}' is damaged or was cut short, says zlib ({}): get it again", file_.path, reason));
   }
 
-  struct Close {
-    void operator()(gzFile file) const { gzclose(file); }
+  struct End {
+    void operator()(z_stream* stream) const {
+      inflateEnd(stream);
+      delete stream;
+    }
   };
   const TextFile& file_;
   io::InputFile raw_;
   std::uint64_t at_;
-  std::unique_ptr<gzFile_s, Close> gzip_;
+  std::unique_ptr<z_stream, End> gzip_;
+  std::vector<char> block_;  // of the compressed file
+  std::uint64_t taken_ = 0;  // bytes of the compressed file, to the end of block_
+  bool between_ = false;     // members
 };
 
 /// Where a document begins, in a file's contents.

@@ -137,14 +137,19 @@ SHARDLIB_INLINE Buffer RaggedExchange::operator()(const Value& out) const {
       of.emplace_back(gets, 0, gets.places, peer * lost, lost);
     }
   }
+  const auto self = static_cast<std::size_t>(group.rank());
+  const RowRuns &kept = to[self], &placed = of[self];
+  if (kept.rows != placed.rows)
+    throw Error("this device sends itself " + std::to_string(kept.rows) + " rows, but is to receive " +
+                std::to_string(placed.rows) + " of them; take `all_to_all` of the counts of the rows that are sent");
   const Exec exec = out.device->exec();
   std::size_t bytes = 0;
   std::vector<Buffer> messages(n);
   complete(out, [&] {
     std::vector<Request> requests;
-    for (std::size_t i = 1; i < n; ++i) {  // each device begins with its neighbour
+    // Each device begins with its neighbour. Messages of no rows travel too: a count that differs is an error then.
+    for (std::size_t i = 1; i < n; ++i) {
       const std::size_t peer = (static_cast<std::size_t>(group.rank()) + i) % n;
-      if (to[peer].rows == 0) continue;
       const Buffer message = to[peer].message(from, row, *out.device->pool());
       if (to[peer].runs.size() > 1) to[peer].copy(exec, from.data(), message.data(), row, true);
       bytes += message.bytes();
@@ -152,7 +157,6 @@ SHARDLIB_INLINE Buffer RaggedExchange::operator()(const Value& out) const {
     }
     for (std::size_t i = 1; i < n; ++i) {
       const std::size_t peer = (static_cast<std::size_t>(group.rank()) + n - i) % n;
-      if (of[peer].rows == 0) continue;
       messages[peer] = of[peer].message(result, row, *out.device->pool());
       requests.push_back(group.recv(messages[peer], static_cast<int>(peer)));
     }
@@ -163,11 +167,6 @@ SHARDLIB_INLINE Buffer RaggedExchange::operator()(const Value& out) const {
   for (std::size_t peer = 0; peer < n; ++peer)
     if (of[peer].runs.size() > 1 && messages[peer])
       of[peer].copy(exec, result.data(), messages[peer].data(), row, false);
-  const auto self = static_cast<std::size_t>(group.rank());
-  const RowRuns &kept = to[self], &placed = of[self];
-  if (kept.rows != placed.rows)
-    throw Error("this device sends itself " + std::to_string(kept.rows) + " rows, but is to receive " +
-                std::to_string(placed.rows) + " of them; take `all_to_all` of the counts of the rows that are sent");
   const Buffer own = kept.message(from, row, *out.device->pool());
   if (kept.runs.size() > 1) kept.copy(exec, from.data(), own.data(), row, true);
   placed.copy(exec, result.data(), own.data(), row, false);

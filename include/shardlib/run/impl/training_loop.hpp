@@ -351,7 +351,7 @@ class Loop {
     if (data_.questions.empty() && (!program_.decode || training_.sample.max_tokens == 0))
       throw UsageError(program_.decode
                            ? "--sample-only with --max-tokens 0 has nothing to do: choose more tokens, or --evaluate"
-                           : "--sample-only: this program cannot sample; call the trainer that has made the run");
+                           : "--sample-only: this program cannot sample; --evaluate asks its model questions");
     const std::optional<Checkpoints::Saved> found = program_.checkpoints.load(INT64_MAX);
     if (!found)
       throw UsageError(

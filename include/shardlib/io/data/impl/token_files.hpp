@@ -326,9 +326,16 @@ SHARDLIB_INLINE std::optional<TokensMaker> made_by(const std::string& path) {
   }
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) return detail::read_tokens_note(path);
-  // A text file beside .bin files is not theirs.
-  if (!path.ends_with(".bin")) return {};
-  return detail::read_tokens_note(std::filesystem::path(path).parent_path().string());
+  std::optional<TokensMaker> maker;
+  for (const std::string& file : file_exists(path) ? std::vector{path} : detail::matches(path)) {
+    if (!file.ends_with(".bin")) continue;  // a text file beside .bin files is not theirs
+    const auto one = detail::read_tokens_note(std::filesystem::path(file).parent_path().string());
+    if (one && maker && one->fingerprint != maker->fingerprint)
+      throw UsageError("the files of '" + path + "' were made with two tokenizers, " + maker->name + " and " +
+                       one->name + ": give files of one, or tokenize the texts again");
+    if (one) maker = one;
+  }
+  return maker;
 }
 
 SHARDLIB_INLINE std::shared_ptr<const TokenSource> open_tokens(const std::string& path, Split split,
