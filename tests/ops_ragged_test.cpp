@@ -180,6 +180,23 @@ TEST_CASE("ragged_all_to_all sends the rows that are counted", "[ops]") {
   SUCCEED();
 }
 
+// Rows that nobody sends are an error where they are awaited, not a hang.
+TEST_CASE("ragged_all_to_all rejects counts of rows that are not sent", "[ops]") {
+  on_mesh("d=1,e=2,t=1", [](const std::shared_ptr<Device>& device) {
+    const auto counts = [&](const TensorSpec& spec, std::vector<double> values) {
+      return place(device, DType::i32, spec, {{"P", "X"}, {2, 2}, std::move(values)});
+    };
+    const Tensor<i32, "P/e X"> sent(counts(detail::parsed<"P/e X">, {1, 0, 0, 1}));
+    const Tensor<i32, "P X/e"> received(counts(detail::parsed<"P X/e">, {1, 2, 2, 1}));
+    const auto rows = ones<f32, "R/e M">(Mesh<"d e t">(device), {{"R", 8}, {"M", 2}});
+    const std::string text = error_of([&] {
+      static_cast<void>(ragged_all_to_all<"R/e M -> S/e M">(rows, sent, received, {{"S", 8}}));
+    });
+    expect(!text.empty(), "2 rows from nobody are accepted");
+  });
+  SUCCEED();
+}
+
 TEST_CASE("ragged_all_to_all rejects counts that do not fit", "[ops]") {
   const auto message = [](std::vector<double> counts, std::int64_t bound) {
     std::string text;
