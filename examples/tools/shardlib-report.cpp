@@ -8,11 +8,11 @@
 
 #include <fmt/format.h>
 
-#include <cstdio>
-#include <exception>
 #include <filesystem>
 #include <string>
 #include <vector>
+
+#include "run_tool.hpp"
 
 using namespace shardlib;
 
@@ -37,15 +37,6 @@ int program(int argc, char** argv) {
   return 0;
 }
 
-// No device works here, so nothing of launch.hpp is needed.
 int main(int argc, char** argv) {
-  try {
-    return program(argc, argv);
-  } catch (const UsageError& error) {
-    fmt::print(stderr, "error: {}\n", error.what());
-    return 2;
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "error: {}\n", error.what());
-    return 1;
-  }
+  return run_tool(argc, argv, program);
 }

@@ -11,13 +11,13 @@
 #include <nlohmann/json.hpp>
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
-#include <exception>
 #include <filesystem>
 #include <regex>
 #include <string>
 #include <vector>
+
+#include "run_tool.hpp"
 
 using namespace shardlib;
 namespace fs = std::filesystem;
@@ -81,13 +81,5 @@ int program(int argc, char** argv) {
 }
 
 int main(int argc, char** argv) {
-  try {
-    return program(argc, argv);
-  } catch (const UsageError& error) {
-    fmt::print(stderr, "error: {}\n", error.what());
-    return 2;
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "error: {}\n", error.what());
-    return 1;
-  }
+  return run_tool(argc, argv, program);
 }

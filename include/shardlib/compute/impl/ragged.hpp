@@ -104,6 +104,12 @@ struct RowRuns {
     return {tensor.data() + static_cast<std::size_t>(runs[0].first) * row, bytes, std::make_shared<Buffer>(tensor),
             false, tensor.device_memory()};
   }
+  /// A message of the rows in the tensor.
+  [[nodiscard]] Buffer gathered(const Exec& exec, const Buffer& tensor, std::size_t row, Pool& pool) const {
+    Buffer all = message(tensor, row, pool);
+    if (runs.size() > 1) copy(exec, tensor.data(), all.data(), row, true);
+    return all;
+  }
 };
 
 SHARDLIB_INLINE Buffer RaggedExchange::operator()(const Value& out) const {
@@ -150,8 +156,7 @@ SHARDLIB_INLINE Buffer RaggedExchange::operator()(const Value& out) const {
     // Each device begins with its neighbour. Messages of no rows travel too: a count that differs is an error then.
     for (std::size_t i = 1; i < n; ++i) {
       const std::size_t peer = (static_cast<std::size_t>(group.rank()) + i) % n;
-      const Buffer message = to[peer].message(from, row, *out.device->pool());
-      if (to[peer].runs.size() > 1) to[peer].copy(exec, from.data(), message.data(), row, true);
+      const Buffer message = to[peer].gathered(exec, from, row, *out.device->pool());
       bytes += message.bytes();
       requests.push_back(group.send(message, static_cast<int>(peer)));
     }
@@ -167,8 +172,7 @@ SHARDLIB_INLINE Buffer RaggedExchange::operator()(const Value& out) const {
   for (std::size_t peer = 0; peer < n; ++peer)
     if (of[peer].runs.size() > 1 && messages[peer])
       of[peer].copy(exec, result.data(), messages[peer].data(), row, false);
-  const Buffer own = kept.message(from, row, *out.device->pool());
-  if (kept.runs.size() > 1) kept.copy(exec, from.data(), own.data(), row, true);
+  const Buffer own = kept.gathered(exec, from, row, *out.device->pool());
   placed.copy(exec, result.data(), own.data(), row, false);
   zero_rows(out, result, gets.total);
   return result;

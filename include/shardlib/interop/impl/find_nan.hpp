@@ -31,8 +31,8 @@ SHARDLIB_INLINE void require_no_nan(const Device& device, const ProgramState::Ra
   throw Error(ran.op.describe() + " makes a NaN, the first of this program: element " + std::to_string(first) +
               " of the shard of `" + std::string(to_string(ran.spec).view()) + "`, and " + std::to_string(count) +
               " of its " + std::to_string(n) +
-              " elements; look at its operands, of which none had a NaN since FindNan " + "was made (" +
-              device.describe() + ")");
+              " elements; look at its operands, of which none had a NaN since FindNan was made (" + device.describe() +
+              ")");
 }
 
 }  // namespace shardlib::detail

@@ -109,7 +109,7 @@ class JsonTokenizer final : public Tokenizer {
       }
       const std::size_t size = character(piece.data() + at, piece.data() + piece.size()).size;
       const std::string_view bytes = piece.substr(at, size);
-      // A byte that is no UTF-8 is no character.
+      // A byte outside of valid UTF-8 is not a character, so it has no token of one.
       const std::uint32_t id = size > 1 ? model_.find(bytes) : no_token;
       if (id != no_token)
         scratch.add(id);

@@ -1,0 +1,22 @@
+// How a tool that needs no devices ends. `run_program` of launch.hpp would start MPI too.
+#pragma once
+
+#include <fmt/format.h>
+#include <shardlib/support/error.hpp>
+
+#include <cstdio>
+#include <exception>
+
+/// The status of `tool(argc, argv)`: what it returns, or after an error, which is printed, 2 where the call was wrong
+/// and else 1. `return run_tool(argc, argv, program)`
+inline int run_tool(int argc, char** argv, int (*tool)(int, char**)) {
+  try {
+    return tool(argc, argv);
+  } catch (const shardlib::UsageError& error) {
+    fmt::print(stderr, "error: {}\n", error.what());
+    return 2;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "error: {}\n", error.what());
+    return 1;
+  }
+}
