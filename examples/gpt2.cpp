@@ -33,26 +33,22 @@
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
 
-// What checkpoints hold: a model and its moments, or adapters and theirs. AdamW and Muon have two moments. With --ema
-// there is one moving average of the weights.
-template <class W, bool Two>
-struct TrainState {
-  W weights, mu, nu;
-  Array<"ema", W> ema;
-};
+// What checkpoints hold: a model and its moments, or adapters and theirs. AdamW and Muon have two moments, so that nu
+// has one element. With --ema there is one moving average of the weights.
 template <class W>
-struct TrainState<W, false> {
+struct TrainState {
   W weights, mu;
+  Array<"nu", W> nu;
   Array<"ema", W> ema;
 };
 
 // What is trained, and copies of the weights in the dtype of computation, which the layers read: in f32 the same. With
 // --lora the model stays as it is, without moments.
-template <dtype C, bool Two>
+template <dtype C>
 struct Trained {
-  TrainState<gpt2::Model<f32>, Two> state;
+  TrainState<gpt2::Model<f32>> state;
   gpt2::Model<C> copies;
-  TrainState<gpt2::Adapters<f32>, Two> lora;
+  TrainState<gpt2::Adapters<f32>> lora;
   gpt2::Adapters<C> lora_copies;
 
   // What validation and sampling read: the averages, where there are some. They are kept until the next step.
@@ -70,8 +66,8 @@ gpt2::Batch place(const Setup& s, const io::TokenBatch& rows) {
 }
 
 // Clipping by the global norm, --optimizer, and the average of --ema.
-template <class W, bool Two, class Copies, class Grads>
-run::StepResult update(const Setup& s, TrainState<W, Two>& state, Copies& copies, const Tensor<f32, "+d +t">& loss,
+template <class W, class Copies, class Grads>
+run::StepResult update(const Setup& s, TrainState<W>& state, Copies& copies, const Tensor<f32, "+d +t">& loss,
                        const Grads& grads, const run::Step& step) {
   const run::Training& t = s.o.training;
   const double norm = global_norm(s.mesh, grads);
@@ -90,16 +86,16 @@ run::StepResult update(const Setup& s, TrainState<W, Two>& state, Copies& copies
     return all;
   };
   const AdamW adamw{t.beta1, t.beta2, t.adam_epsilon, t.weight_decay};
-  if constexpr (Two) {
+  if (state.nu.empty()) {
+    const SGD sgd{.momentum = t.beta1, .weight_decay = t.weight_decay};
+    state.mu = s.o.optimizer == "sgd" ? by(sgd, state.mu).mu : by(Lion{t.beta1, t.beta2, t.weight_decay}, state.mu).mu;
+  } else {
     const Muon muon{.momentum = t.beta1, .adamw = adamw, .matrix = [](std::string_view name) {
                       return name.ends_with("/w_up") || name.ends_with("/w_down");
                     }};
-    auto [mu, nu] = s.o.optimizer == "muon" ? by(muon, state.mu, state.nu) : by(adamw, state.mu, state.nu);
+    auto [mu, nu] = s.o.optimizer == "muon" ? by(muon, state.mu, state.nu[0]) : by(adamw, state.mu, state.nu[0]);
     state.mu = std::move(mu);
-    state.nu = std::move(nu);
-  } else {
-    const SGD sgd{.momentum = t.beta1, .weight_decay = t.weight_decay};
-    state.mu = s.o.optimizer == "sgd" ? by(sgd, state.mu).mu : by(Lion{t.beta1, t.beta2, t.weight_decay}, state.mu).mu;
+    state.nu[0] = std::move(nu);
   }
   const double kept = s.o.ema;
   for (W& average : state.ema)
@@ -133,8 +129,8 @@ run::StepResult accumulated(const Setup& s, const run::Step& step, const F& f, c
   return then(loss, sums);
 }
 
-template <dtype C, bool Two>
-run::StepResult train_step(const Setup& s, Trained<C, Two>& trained, const run::Step& step) {
+template <dtype C>
+run::StepResult train_step(const Setup& s, Trained<C>& trained, const run::Step& step) {
   if (s.o.lora > 0) {
     const auto then = [&](const auto& loss, const auto& grads) {
       return update(s, trained.lora, trained.lora_copies, loss, grads, step);
@@ -295,10 +291,11 @@ void declare(run::Options& options, Options& o) {
                              {"temperature", "1"}});
 }
 
-template <dtype C, bool Two>
+template <dtype C>
 void train(const Setup& s, const run::Data& data, const std::string& toml) {
   const Options& o = s.o;
-  Trained<C, Two> trained;
+  Trained<C> trained;
+  const bool two = o.optimizer == "adamw" || o.optimizer == "muon";
   auto& state = trained.state;
   auto& lora = trained.lora;
   state.weights = initial_weights(s);
@@ -318,9 +315,9 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   run::Program program;
   const auto keep = [&](auto& trains, auto& copies, const auto& copy) {
     trains.mu = zeros_like(trains.weights);
-    if constexpr (Two) trains.nu = zeros_like(trains.weights);
+    if (two) trains.nu = {zeros_like(trains.weights)};
     if (o.ema > 0) trains.ema = {trains.weights};
-    program.optimizer_bytes = ((Two ? 2 : 1) + (o.ema > 0 ? 1 : 0)) * run::shard_bytes(trains.mu);
+    program.optimizer_bytes = ((two ? 2 : 1) + (o.ema > 0 ? 1 : 0)) * run::shard_bytes(trains.mu);
     program.checkpoints = run::renewing(run::checkpoints_of(s.mesh, trains, o.training), copies, copy);
     return run::shard_bytes(trains.weights);
   };
@@ -397,10 +394,7 @@ int program(int argc, char** argv) {
   const auto body = [&](const Options& used) -> DeviceBody {
     return [&](const std::shared_ptr<Device>& device) {
       const Setup setup{Mesh2(device), used, data.vocabulary};
-      const bool two = used.optimizer == "adamw" || used.optimizer == "muon";
-      const auto chosen = used.dtype == "bf16" ? (two ? train<bf16, true> : train<bf16, false>)
-                                               : (two ? train<f32, true> : train<f32, false>);
-      chosen(setup, data, options.to_toml());
+      (used.dtype == "bf16" ? train<bf16> : train<f32>)(setup, data, options.to_toml());
     };
   };
   Options single = o;  // --graph draws one layer

@@ -79,7 +79,7 @@ fuzz() { check build/log/fuzz.log "fuzzing the readers" scripts/fuzz.sh --second
 # includes, tests/includes.py has looked at in all of them.
 clang() {
   check build/log/clang-configure.log "configuring clang" cmake --preset clang -DSHARDLIB_BUILD_TESTS=OFF \
-    -DSHARDLIB_CHECK_HEADERS_EVERY=3 &&
+    -DSHARDLIB_CHECK_HEADERS_EVERY=6 &&
     check build/log/clang-headers.log "compiling headers and examples with clang" \
       cmake --build build/clang -j "$jobs" --target check_headers check_examples
 }

@@ -179,7 +179,7 @@ TEST_CASE("moe: rows travel along e", "[model]") {
     const MoeMesh mesh(device);
     auto& state = detail::program_state(device);
     std::string axes;
-    state.observer = [&](const detail::ProgramState::Ran& ran) {
+    state.observer = [&](const detail::OpReport& ran) {
       if (std::string_view(ran.op.name) == "ragged_all_to_all")
         for (const auto axis : ran.work.axes) axes += axis;
     };

@@ -151,9 +151,9 @@ TEST_CASE("linear_cross_entropy communicates as cross_entropy does, in ops of th
   on_mesh("d=1,t=2", [](const std::shared_ptr<Device>& device) {
     const Mesh2 mesh(device);
     const auto work = [&](std::int64_t stored) {
-      std::map<std::string, detail::ProgramState::OpWork> of;
-      const detail::Observing observing(device, [&](const detail::ProgramState::Ran& ran) {
-        detail::ProgramState::OpWork& sum = of[ran.op.label()];
+      std::map<std::string, detail::OpWork> of;
+      const detail::Observing observing(device, [&](const detail::OpReport& ran) {
+        detail::OpWork& sum = of[ran.op.label()];
         sum.bytes += ran.work.bytes;
         sum.flops += ran.work.flops;
       });

@@ -141,7 +141,7 @@ TEST_CASE("the gathers of the next layer run beside each layer, and the gradient
     std::vector<std::size_t> forward, backward;
     std::size_t most_sums = 0, fewest_sums = 100;
     {
-      const detail::Observing watch(device, [&](const detail::ProgramState::Ran& ran) {
+      const detail::Observing watch(device, [&](const detail::OpReport& ran) {
         const std::string_view op = ran.op.name;
         if (op == "reduce_scatter") expect(!ran.recomputed, "a gradient's sum is no recompute");
         if (op != "tanh") return;  // once a layer and pass
@@ -214,7 +214,7 @@ TEST_CASE("a dry run of prefetch counts and takes what a real one does", "[ops][
   Peaks planned{}, most{};
   {  // as `--plan` does
     const detail::NoteReads noting(detail::program_state(dry));
-    const detail::Observing observing(dry, [](const detail::ProgramState::Ran&) {});
+    const detail::Observing observing(dry, [](const detail::OpReport&) {});
     counted = step(dry);
     planned = peaks(dry, 4, How::prefetch);
     most = peaks(received, 4, How::prefetch);
@@ -308,7 +308,7 @@ TEST_CASE("an op that throws while gathers and sums are under way leaves none of
         int einsums = 0;
         bool thrown = false;
         {
-          const detail::Observing watch(device, [&](const detail::ProgramState::Ran& ran) {
+          const detail::Observing watch(device, [&](const detail::OpReport& ran) {
             if (std::string_view(ran.op.name) == "einsum_unreduced" && ++einsums == fatal) throw Error("enough");
           });
           try {

@@ -26,6 +26,8 @@
 
 // Execution.
 #include "shardlib/runtime/value.hpp"            // the run-time value of a tensor
+#include "shardlib/runtime/tensor.hpp"           // members of Tensor and Mesh
+#include "shardlib/runtime/names.hpp"            // the sizes of names; Scope
 #include "shardlib/autodiff/tape.hpp"            // reverse-mode differentiation: the tape
 #include "shardlib/autodiff/backward.hpp"        // the backward pass
 #include "shardlib/autodiff/value_and_grad.hpp"  // loss and gradients; activation checkpointing

@@ -6,6 +6,7 @@
 
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/runtime/observe.hpp"
+#include "shardlib/runtime/program_state.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/use_count.hpp"
 

@@ -5,6 +5,8 @@
 #include <memory>
 
 #include "shardlib/ops/value_and_grad.hpp"
+#include "shardlib/runtime/pending_collective.hpp"
+#include "shardlib/runtime/program_state.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/inline.hpp"
 

@@ -15,6 +15,8 @@
 
 #include "shardlib/ops/record.hpp"
 #include "shardlib/runtime/bindings.hpp"
+#include "shardlib/runtime/program_state.hpp"
+#include "shardlib/runtime/tensor.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/inline.hpp"
 

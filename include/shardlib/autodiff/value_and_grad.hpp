@@ -14,6 +14,8 @@
 #include "shardlib/autodiff/overlap.hpp"
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/ops/value_and_grad.hpp"
+#include "shardlib/runtime/names.hpp"
+#include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib {
@@ -59,8 +61,8 @@ class Differentiation {
 
 /// One tensor that the tape keeps for the backward pass.
 struct SavedResidual {
-  std::string what;  ///< the leaf's name, or the op that made the tensor, with the line of the call
-  std::string spec;  ///< spec of the tensor
+  std::string what;       ///< the leaf's name, or the op that made the tensor, with the line of the call
+  std::string spec;       ///< spec of the tensor
   std::size_t bytes = 0;  ///< on this device
 };
 

@@ -9,6 +9,7 @@
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/ops/create.hpp"
 #include "shardlib/runtime/bindings.hpp"
+#include "shardlib/runtime/tensor.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/inline.hpp"
 

@@ -15,6 +15,7 @@
 #include "shardlib/compute/reductions.hpp"
 #include "shardlib/ops/record.hpp"
 #include "shardlib/runtime/bindings.hpp"
+#include "shardlib/runtime/tensor.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/error.hpp"
 

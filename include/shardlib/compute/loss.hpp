@@ -11,6 +11,7 @@
 #include "shardlib/compute/reductions.hpp"
 #include "shardlib/kernels/rows.hpp"
 #include "shardlib/ops/loss.hpp"
+#include "shardlib/runtime/program_state.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/support/use_count.hpp"

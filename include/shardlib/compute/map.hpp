@@ -8,6 +8,7 @@
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/ops/map.hpp"
+#include "shardlib/runtime/tensor.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/inline.hpp"
 

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "shardlib/runtime/observe.hpp"
+#include "shardlib/runtime/op_report.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/types/tensor.hpp"
 
@@ -11,7 +12,7 @@ namespace shardlib {
 
 namespace detail {
 /// Throws Error if the op's result has a NaN.
-SHARDLIB_INLINE void require_no_nan(const Device& device, const ProgramState::Ran& ran);
+SHARDLIB_INLINE void require_no_nan(const Device& device, const OpReport& ran);
 }  // namespace detail
 
 /// While it lives, every op of this device reads its result, in the forward and the backward pass. The first result
@@ -23,9 +24,8 @@ class FindNan {
   template <Spec A>
   explicit FindNan(const Mesh<A>& mesh) : FindNan(mesh.device()) {}
   explicit FindNan(const std::shared_ptr<Device>& device)
-      : observing_(device, [device = device.get()](const detail::ProgramState::Ran& ran) {
-          detail::require_no_nan(*device, ran);
-        }) {}
+      : observing_(device,
+                   [device = device.get()](const detail::OpReport& ran) { detail::require_no_nan(*device, ran); }) {}
 
  private:
   detail::Observing observing_;

@@ -18,6 +18,8 @@
 #include "shardlib/compute/create.hpp"
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/strided.hpp"
+#include "shardlib/runtime/names.hpp"
+#include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib {

@@ -92,8 +92,6 @@ GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePt
 /// As above, with `given` for the names that the operand lacks.
 GlobalSizes sizes_by_name(const OpInfo& op, const TensorSpec& out, const ValuePtr& x, const Sizes& given);
 
-/// Whether the tape tracks the value.
-bool is_differentiated(const ValuePtr& x);
 /// The same value without a gradient, where the program asks for that.
 ValuePtr without_gradient(const ValuePtr& x);
 /// For an op without a derivative: throws if the tape tracks the operand.

@@ -15,6 +15,7 @@
 #include "shardlib/compute/create.hpp"
 #include "shardlib/compute/elementwise.hpp"
 #include "shardlib/optim/leaf_rules.hpp"
+#include "shardlib/runtime/tensor.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/types/gradient.hpp"

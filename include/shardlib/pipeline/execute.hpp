@@ -23,6 +23,8 @@
 #include "shardlib/pipeline/schedule.hpp"
 #include "shardlib/pipeline/simulate.hpp"
 #include "shardlib/pipeline/staged_mesh.hpp"
+#include "shardlib/runtime/names.hpp"
+#include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib::pipeline {

@@ -12,6 +12,7 @@
 #include "shardlib/device/device.hpp"
 #include "shardlib/pipeline/impl/specs.hpp"
 #include "shardlib/runtime/bindings.hpp"
+#include "shardlib/runtime/tensor.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/types/tree.hpp"

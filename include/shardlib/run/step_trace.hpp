@@ -17,6 +17,8 @@
 #include "shardlib/io/file.hpp"
 #include "shardlib/run/trace.hpp"
 #include "shardlib/runtime/observe.hpp"
+#include "shardlib/runtime/op_report.hpp"
+#include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::run::detail {
@@ -38,7 +40,7 @@ class StepTrace {
       device_->everybody().barrier();
       trace_.start();
     }
-    observing_.emplace(device_, [this](const ProgramState::Ran& ran) { add(ran); });
+    observing_.emplace(device_, [this](const OpReport& ran) { add(ran); });
   }
   void after(std::int64_t step) {
     observing_.reset();
@@ -62,8 +64,9 @@ class StepTrace {
 
  private:
   using ProgramState = shardlib::detail::ProgramState;
+  using OpReport = shardlib::detail::OpReport;
 
-  void add(const ProgramState::Ran& ran) {
+  void add(const OpReport& ran) {
     const bool communicates = ran.work.bytes > 0;
     const auto spec = ran.op.spec.empty() ? shardlib::to_string(ran.spec) : shardlib::detail::Text();
     trace_.event(ran.op.name, ran.op.spec.empty() ? spec.view() : ran.op.spec, communicates ? "collectives" : "ops",

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <utility>
 
+#include "shardlib/runtime/op_report.hpp"
+#include "shardlib/runtime/program_state.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/inline.hpp"
 
@@ -16,18 +18,18 @@ namespace shardlib::detail {
 [[gnu::cold]] SHARDLIB_INLINE Buffer observed(const Value& out, const std::function<Buffer()>& run);
 
 /// Whether an op with recorded reads did no work, because its result is the shard of an operand under another name.
-[[nodiscard]] inline bool only_named(const ProgramState::Ran& ran) {
+[[nodiscard]] inline bool only_named(const OpReport& ran) {
   return ran.work.bytes == 0 && !ran.work.in_place &&
-         std::ranges::find(ran.work.reads, ran.shard, &ProgramState::Read::shard) != ran.work.reads.end();
+         std::ranges::find(ran.work.reads, ran.shard, &OpRead::shard) != ran.work.reads.end();
 }
 
 /// While it lives, reports the device's ops to `observer`, in addition to existing observers.
 class Observing {
  public:
-  Observing(const std::shared_ptr<Device>& device, std::function<void(const ProgramState::Ran&)> observer)
+  Observing(const std::shared_ptr<Device>& device, std::function<void(const OpReport&)> observer)
       : state_(program_state(device)), before_(state_.observer) {
     if (before_)
-      state_.observer = [before = before_, also = std::move(observer)](const ProgramState::Ran& ran) {
+      state_.observer = [before = before_, also = std::move(observer)](const OpReport& ran) {
         before(ran);
         also(ran);
       };
@@ -41,7 +43,7 @@ class Observing {
 
  private:
   ProgramState& state_;
-  std::function<void(const ProgramState::Ran&)> before_;
+  std::function<void(const OpReport&)> before_;
 };
 
 /// While it lives, ops record which shards they read. With `keep_shards`, a shard's address stays unique until the

@@ -4,7 +4,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -123,7 +122,7 @@ constexpr std::string_view spelled() {
 }
 template <class T, std::size_t I>
 consteval std::string_view field_name() {
-  constexpr auto* p = std::addressof(std::get<I>(fields(phantom<T>())));
+  constexpr auto* p = __builtin_addressof(std::get<I>(fields(phantom<T>())));
   constexpr std::string_view text = spelled<pointer<decltype(p)>{p}>();
 #if defined(__clang__) || defined(__EDG__)
   constexpr std::string_view after = "}]";  // "...somewhere.object.w_q}]"

@@ -11,6 +11,8 @@
 #include <unordered_map>
 
 #include "shardlib/autodiff/accumulator.hpp"
+#include "shardlib/runtime/names.hpp"
+#include "shardlib/runtime/program_state.hpp"
 #include "shardlib/types/call_site.hpp"
 
 namespace shardlib::detail {

@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "shardlib/autodiff/tape.hpp"
+#include "shardlib/runtime/pending_collective.hpp"
+#include "shardlib/runtime/program_state.hpp"
 
 namespace shardlib::detail {
 

@@ -10,8 +10,10 @@
 
 #include "shardlib/autodiff/overlap.hpp"
 #include "shardlib/ops/elementwise.hpp"
+#include "shardlib/runtime/names.hpp"
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/runtime/padding.hpp"
+#include "shardlib/runtime/program_state.hpp"
 
 namespace shardlib::detail {
 

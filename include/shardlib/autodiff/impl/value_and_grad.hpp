@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <set>
 
+#include "shardlib/runtime/names.hpp"
+#include "shardlib/runtime/program_state.hpp"
+
 namespace shardlib::detail {
 
 SHARDLIB_INLINE void fail_next(const OpInfo& op, const ValuePtr& x, std::size_t next, std::size_t layers) {

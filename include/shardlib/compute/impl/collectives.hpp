@@ -13,6 +13,8 @@
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/runtime/padding.hpp"
+#include "shardlib/runtime/pending_collective.hpp"
+#include "shardlib/runtime/program_state.hpp"
 
 namespace shardlib::detail {
 

@@ -15,6 +15,7 @@
 #include "shardlib/runtime/bindings.hpp"
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/runtime/padding.hpp"
+#include "shardlib/runtime/program_state.hpp"
 
 namespace shardlib::detail {
 

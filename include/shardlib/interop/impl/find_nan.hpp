@@ -6,12 +6,13 @@
 #include <cstdint>
 #include <string>
 
+#include "shardlib/runtime/op_report.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::detail {
 
-SHARDLIB_INLINE void require_no_nan(const Device& device, const ProgramState::Ran& ran) {
+SHARDLIB_INLINE void require_no_nan(const Device& device, const OpReport& ran) {
   std::int64_t first = -1, count = 0;
   std::int64_t n = 0;
   visit_dtype(ran.dtype, [&]<class D>(D /*zero*/) {

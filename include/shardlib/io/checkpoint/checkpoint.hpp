@@ -15,6 +15,7 @@
 
 #include "shardlib/io/checkpoint/folder.hpp"
 #include "shardlib/io/checkpoint/writer.hpp"
+#include "shardlib/runtime/tensor.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/types/tensor.hpp"

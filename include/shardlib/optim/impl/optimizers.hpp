@@ -13,6 +13,7 @@
 #include "shardlib/kernels/reduce.hpp"
 #include "shardlib/runtime/bindings.hpp"
 #include "shardlib/runtime/observe.hpp"
+#include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/use_count.hpp"
 
 namespace shardlib::detail {

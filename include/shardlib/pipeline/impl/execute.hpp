@@ -18,6 +18,7 @@
 #include "shardlib/autodiff/backward.hpp"
 #include "shardlib/pipeline/communication.hpp"
 #include "shardlib/pipeline/impl/concatenation.hpp"
+#include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::pipeline {

@@ -15,6 +15,8 @@
 #include "shardlib/comm/dry.hpp"
 #include "shardlib/io/file.hpp"
 #include "shardlib/runtime/observe.hpp"
+#include "shardlib/runtime/op_report.hpp"
+#include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/print.hpp"
 
@@ -26,10 +28,10 @@ namespace detail {
 /// belongs to the op that wrote there last.
 class Graph {
  public:
-  void add(const shardlib::detail::ProgramState::Ran& ran, shardlib::detail::ProgramState::Pass pass) {
+  void add(const shardlib::detail::OpReport& ran, shardlib::detail::ProgramState::Pass pass) {
     if (pass == shardlib::detail::ProgramState::Pass::none) return;
     const bool backward = pass == shardlib::detail::ProgramState::Pass::backward;
-    using Read = shardlib::detail::ProgramState::Read;
+    using Read = shardlib::detail::OpRead;
     const auto& reads = ran.work.reads;
     // Also where the op below turns out to be no work: its result would hide what the shard was called before.
     for (const Read& read : reads)
@@ -73,13 +75,13 @@ class Graph {
 
  private:
   static std::string spec_text(const TensorSpec& spec) { return std::string(shardlib::to_string(spec).view()); }
-  std::string input(const shardlib::detail::ProgramState::Read& read) {
+  std::string input(const shardlib::detail::OpRead& read) {
     const std::string id = fmt::format("n{}", count_++);
     inputs_ += fmt::format("  {} [label={}, shape=box, style=filled, fillcolor=\"#ffffff\"];\n", id,
                            quote(read.what + "\n" + spec_text(*read.spec)));
     return id;
   }
-  std::string colour(const shardlib::detail::ProgramState::OpWork& work) {
+  std::string colour(const shardlib::detail::OpWork& work) {
     if (work.bytes == 0) return work.flops > 0 ? "#dddddd" : "#f6f6f6";
     constexpr const char* palette[] = {"#f4a582", "#92c5de", "#b8e186", "#d8b5e8", "#fee08b", "#8dd3c7"};
     std::string axes;
@@ -104,7 +106,7 @@ SHARDLIB_INLINE std::string dot(const std::vector<AxisSize>& mesh,
     auto& state = shardlib::detail::program_state(device);
     const shardlib::detail::NoteReads noting(state, true);
     const shardlib::detail::Observing observing(
-        device, [&](const shardlib::detail::ProgramState::Ran& ran) { graph.add(ran, state.pass); });
+        device, [&](const shardlib::detail::OpReport& ran) { graph.add(ran, state.pass); });
     body(device);
   }
   device->clear_local();

@@ -14,6 +14,8 @@
 
 #include "shardlib/comm/dry.hpp"
 #include "shardlib/runtime/observe.hpp"
+#include "shardlib/runtime/op_report.hpp"
+#include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::run {
@@ -32,7 +34,7 @@ inline std::string short_bytes(std::int64_t bytes) {
 }
 
 /// Bytes of the shards that an op has read and written; a shard that is read twice counts once.
-inline std::int64_t touched(const shardlib::detail::ProgramState::Ran& ran) {
+inline std::int64_t touched(const shardlib::detail::OpReport& ran) {
   if (shardlib::detail::only_named(ran)) return 0;
   std::vector<const void*> seen;
   std::size_t bytes = ran.bytes;
@@ -103,7 +105,7 @@ SHARDLIB_INLINE Plan count_step(const std::shared_ptr<Device>& device, const std
   auto& state = shardlib::detail::program_state(device);
   {
     const shardlib::detail::NoteReads noting(state);
-    const shardlib::detail::Observing observing(device, [&](const shardlib::detail::ProgramState::Ran& ran) {
+    const shardlib::detail::Observing observing(device, [&](const shardlib::detail::OpReport& ran) {
       plan.flops += ran.work.flops;
       if (ran.work.bytes == 0) {
         Plan::Local l{ran.op.name, std::string(ran.op.spec)};

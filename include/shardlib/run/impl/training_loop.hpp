@@ -36,6 +36,7 @@
 #include "shardlib/run/run_directory.hpp"
 #include "shardlib/run/step_trace.hpp"
 #include "shardlib/run/tensorboard.hpp"
+#include "shardlib/runtime/program_state.hpp"
 
 namespace shardlib::run {
 

@@ -7,6 +7,8 @@
 #include <cmath>
 
 #include "shardlib/ops/elementwise.hpp"
+#include "shardlib/runtime/names.hpp"
+#include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::detail {

@@ -5,17 +5,20 @@
 
 #include <cstdint>
 
+#include "shardlib/runtime/op_report.hpp"
+#include "shardlib/runtime/program_state.hpp"
+
 namespace shardlib::detail {
 
 SHARDLIB_INLINE Buffer observed(const Value& out, const std::function<Buffer()>& run) {
   ProgramState& s = program_state(out.device);
   if (!s.observer) return run();
   // In a replay, the operands' ops run inside this one. Each has its own record.
-  ProgramState::OpWork outer = std::exchange(s.work, {});
+  OpWork outer = std::exchange(s.work, {});
   const std::int64_t begin = steady_ns();
   Buffer result = run();
   const std::int64_t end = steady_ns();
-  ProgramState::OpWork mine = std::exchange(s.work, std::move(outer));
+  OpWork mine = std::exchange(s.work, std::move(outer));
   // A value that `evaluate` deferred has no storage.
   s.observer({out.made_by, *out.spec, out.dtype, result.data(), out.bytes(), out.storage == nullptr, std::move(mine),
               begin, end});

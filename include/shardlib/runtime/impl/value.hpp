@@ -5,59 +5,17 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
+#include <string_view>
 
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::detail {
 
-SHARDLIB_INLINE void note_read(const Value& value) {
-  ProgramState& s = program_state(value.device);
-  if (!s.note_reads) return;
-  s.work.reads.push_back({value.storage->buffer.data(), value.label.empty() ? value.made_by.label() : value.label,
-                          value.spec, value.bytes()});
-}
-
 SHARDLIB_INLINE void fail_outside(const Value& value) {
   throw Error(*value.storage->weight +
               " comes from outside of the function that value_and_grad differentiates, so its gradient would miss "
               "this use; use the function's parameter, or `stop_gradient` of the weight if no gradient is meant");
-}
-
-SHARDLIB_INLINE std::optional<DimSize> NameSizes::find(std::string_view name) const {
-  for (const Entry& entry : entries_)
-    if (entry.name == name) return entry.size;
-  return std::nullopt;
-}
-
-SHARDLIB_INLINE std::string NameSizes::bind(std::string_view name, DimSize size,
-                                            const std::function<std::string()>& where, std::string_view here) {
-  if (owner_ == nullptr) return {};
-  for (const Entry& entry : entries_) {
-    if (entry.name != name) continue;
-    if (entry.size == size) return {};
-    return "dim `" + std::string(name) + "` is " + to_string(size) + std::string(here) + ", but " +
-           to_string(entry.size) + " in " + entry.where + ", and a name has one size within " + owner_ +
-           "; `rename` one of the two, or open a `Scope` around the part that means another size";
-  }
-  entries_.push_back({std::string(name), size, where()});
-  return {};
-}
-
-SHARDLIB_INLINE std::shared_ptr<NameSizes> names_within(const ProgramState& state, const char* owner) {
-  return state.scopes.empty() ? std::make_shared<NameSizes>(owner) : state.scopes.back();
-}
-
-SHARDLIB_INLINE void bind_names(const OpInfo& op, const Value& value, const std::string& where) {
-  ProgramState& s = program_state(value.device);
-  if (s.scopes.empty()) return;
-  for (int i = 0; i < value.spec->rank(); ++i) {
-    const Dim& dim = value.spec->dims[i];
-    if (dim.is_integer()) continue;
-    const std::string why = s.scopes.back()->bind(
-        dim.name, value.global[i], [&] { return where.empty() ? op.describe() : where; },
-        where.empty() ? where : " in " + where);
-    if (!why.empty()) throw Error(op.describe() + ": " + why + " (" + value.device->describe() + ")");
-  }
 }
 
 SHARDLIB_INLINE std::int64_t shard_count(const Device& device, const Axes& axes) {
@@ -154,10 +112,6 @@ SHARDLIB_INLINE Handle<Value> stopped(const Value& value) {
   auto copy = detached(value);
   copy->stopped = true;
   return copy;
-}
-
-SHARDLIB_INLINE ProgramState& program_state(const std::shared_ptr<Device>& device) {
-  return device->local<ProgramState>();
 }
 
 }  // namespace shardlib::detail

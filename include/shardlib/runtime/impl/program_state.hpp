@@ -1,0 +1,21 @@
+// Definitions of program_state.hpp.
+#pragma once
+
+#include "shardlib/runtime/program_state.hpp"
+
+#include <memory>
+
+namespace shardlib::detail {
+
+SHARDLIB_INLINE void note_read(const Value& value) {
+  ProgramState& s = program_state(value.device);
+  if (!s.note_reads) return;
+  s.work.reads.push_back({value.storage->buffer.data(), value.label.empty() ? value.made_by.label() : value.label,
+                          value.spec, value.bytes()});
+}
+
+SHARDLIB_INLINE ProgramState& program_state(const std::shared_ptr<Device>& device) {
+  return device->local<ProgramState>();
+}
+
+}  // namespace shardlib::detail

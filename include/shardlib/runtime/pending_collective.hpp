@@ -1,0 +1,35 @@
+// A collective that has started, and whose result nothing has read yet.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "shardlib/comm/communicator.hpp"
+#include "shardlib/memory/buffer.hpp"
+#include "shardlib/runtime/value.hpp"
+
+namespace shardlib::detail {
+
+/// An asynchronous collective. The first op that reads its result waits for it. The destructor does not wait, because a
+/// failing device must not wait for the others.
+struct PendingCollective {
+  Request request;
+  std::shared_ptr<Buffer> result;  ///< set once `request` is complete
+  std::uint64_t hook;              ///< ProgramState::hooks at its start, or at the latest request for it
+  bool done = false;
+
+  ValuePtr operand;                 ///< for a gather, or while ProgramState::keep_shards is set
+  ValuePtr gathered;                ///< for a gather: receives the result at the first read
+  std::weak_ptr<Storage> gradient;  ///< for the sum of a gradient: likewise
+  /// The operand of a sum, held until `request` is complete, so that memory use does not depend on when peers read it.
+  Buffer sent;
+
+  PendingCollective(Request r, std::shared_ptr<Buffer> b, std::uint64_t h)
+      : request(std::move(r)), result(std::move(b)), hook(h) {}
+  PendingCollective(const PendingCollective&) = delete;
+  PendingCollective& operator=(const PendingCollective&) = delete;
+  ~PendingCollective() { request.drop(); }
+};
+
+}  // namespace shardlib::detail

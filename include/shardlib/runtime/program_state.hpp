@@ -1,0 +1,87 @@
+// What one device keeps of the program that runs on it: the mode, the tape's counter, open names, pending collectives.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "shardlib/device/device.hpp"
+#include "shardlib/runtime/op_report.hpp"
+#include "shardlib/runtime/value.hpp"
+#include "shardlib/support/inline.hpp"
+#include "shardlib/support/stopwatch.hpp"
+
+namespace shardlib::detail {
+
+class NameSizes;           // names.hpp
+struct PendingCollective;  // pending_collective.hpp
+
+/// State of one device's program.
+struct ProgramState {
+  enum class Mode {
+    eager,       ///< compute, and record for differentiation
+    checkpoint,  ///< forward pass inside explicit_activation_checkpointing: compute, record nothing
+    replay,      ///< the same function in the backward pass: record, compute when read
+    start        ///< start gathers and scatters, compute when read, record nothing
+  };
+  Mode mode = Mode::eager;
+  std::vector<ValuePtr> saved;  ///< the values that save_for_backward keeps (checkpoint) or returns (replay)
+  std::size_t next_saved = 0;
+  std::uint64_t sequence = 0;                               ///< numbers the nodes of the tape
+  std::vector<std::shared_ptr<NameSizes>> scopes;           ///< the innermost one applies; a replay shares it
+  std::vector<std::shared_ptr<PendingCollective>> pending;  ///< in the order of their start
+  bool overlaps = false;    ///< the differentiated function calls prefetch, so sums of gradients are asynchronous
+  std::uint64_t hooks = 0;  ///< number of times that `prefetch` has run, forward or backward
+
+  struct Count {
+    std::int64_t calls = 0;
+    std::int64_t bytes = 0;  ///< sent by this device in collectives
+    double flops = 0;        ///< of products; a multiply-add counts as two
+  };
+  std::map<std::string, Count, std::less<>> counts;
+
+  OpWork work;                                    ///< of the op that runs now, while there is an observer
+  std::function<void(const OpReport&)> observer;  ///< called after each op
+  bool note_reads = false;
+  bool keep_shards = false;        ///< an op's operands keep their shards until the observer has the op's report
+  std::size_t residual_bytes = 0;  ///< bytes of the pool that the last value_and_grad kept for its backward pass
+  enum class Pass { none, forward, backward };
+  Pass pass = Pass::none;  ///< of value_and_grad
+  Stopwatch stopwatch;     ///< times of value_and_grad's passes and of the collectives, since the last reset
+};
+
+[[gnu::cold]] SHARDLIB_INLINE ProgramState& program_state(const std::shared_ptr<Device>& device);
+
+/// Sets the program's mode and resets it on every exit from the C++ block.
+class WithMode {
+ public:
+  WithMode(ProgramState& state, ProgramState::Mode mode, std::vector<ValuePtr> saved = {})
+      : state_(state),
+        mode_(std::exchange(state.mode, mode)),
+        saved_(std::exchange(state.saved, std::move(saved))),
+        next_(std::exchange(state.next_saved, 0)) {}
+  WithMode(const WithMode&) = delete;
+  WithMode& operator=(const WithMode&) = delete;
+  ~WithMode() {
+    state_.mode = mode_;
+    state_.saved = std::move(saved_);
+    state_.next_saved = next_;
+  }
+
+ private:
+  ProgramState& state_;
+  ProgramState::Mode mode_;
+  std::vector<ValuePtr> saved_;
+  std::size_t next_;
+};
+
+}  // namespace shardlib::detail
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/runtime/impl/program_state.hpp"
+#endif

@@ -1,0 +1,93 @@
+// The members of Tensor and Mesh that ask the value or the device. types/tensor.hpp declares them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "shardlib/device/device.hpp"
+#include "shardlib/runtime/value.hpp"
+#include "shardlib/support/error.hpp"
+#include "shardlib/types/tensor.hpp"
+
+namespace shardlib {
+
+namespace detail {
+/// The content of a Mesh. tensor.hpp only declares DevicePtr.
+struct MeshDevice : Counted {
+  explicit MeshDevice(DevicePtr d) : device(std::move(d)) {}
+  DevicePtr device;
+};
+}  // namespace detail
+
+template <class D, Spec S>
+std::int64_t Tensor<D, S>::size(std::string_view dim) const {
+  const int at = detail::parsed<S>.find(dim);
+  if (at < 0) throw Error("size: `" + std::string(std::string_view(S)) + "` has no dim `" + std::string(dim) + "`");
+  return value()->global.logical[at];
+}
+template <class D, Spec S>
+std::int64_t Tensor<D, S>::padded_size(std::string_view dim) const {
+  const int at = detail::parsed<S>.find(dim);
+  if (at < 0)
+    throw Error("padded_size: `" + std::string(std::string_view(S)) + "` has no dim `" + std::string(dim) + "`");
+  return value()->global.padded[at];
+}
+template <class D, Spec S>
+std::span<const std::int64_t> Tensor<D, S>::local_shape() const {
+  return detail::view(value()->local);
+}
+template <class D, Spec S>
+std::span<const std::int64_t> Tensor<D, S>::global_shape() const {
+  return detail::view(value()->global.logical);
+}
+template <class D, Spec S>
+std::span<const D> Tensor<D, S>::span() const {
+  if (value()->device->is_dry())
+    throw Error("span: in a dry run the elements of tensors are not there (" + value()->device->describe() + ")");
+  return {reinterpret_cast<const D*>(detail::host_data(*value())), static_cast<std::size_t>(value()->count())};
+}
+template <class D, Spec S>
+const DevicePtr& Tensor<D, S>::device() const {
+  return value()->device;
+}
+
+template <Spec Axes>
+Mesh<Axes>::Mesh(DevicePtr given) : device_(detail::Handle<detail::MeshDevice>::make(std::move(given))) {
+  if (!device_->device)
+    throw Error("a mesh `" + std::string(std::string_view(Axes)) +
+                "` needs a device; take the one that `launch` gives to its function");
+  const Device& device = *device_->device;
+  const auto names = rules::mesh_axes(Axes);
+  bool same = names.size() == static_cast<int>(device.axes().size());
+  for (int i = 0; same && i < names.size(); ++i) same = names[i] == device.axes()[static_cast<std::size_t>(i)].name;
+  if (!same)
+    throw UsageError("the program is written for a mesh with the axes `" + std::string(std::string_view(Axes)) +
+                     "`, in this order, but was given `" + to_string(device.axes()) + "`");
+}
+template <Spec Axes>
+const DevicePtr& Mesh<Axes>::device() const {
+  if (!device_) throw Error("a mesh `" + std::string(std::string_view(Axes)) + "` was never given its device");
+  return device_->device;
+}
+template <Spec Axes>
+int Mesh<Axes>::size(std::string_view axis) const {
+  return device()->size(axis);
+}
+template <Spec Axes>
+int Mesh<Axes>::axis_index(std::string_view axis) const {
+  return device()->axis_index(axis);
+}
+template <Spec Axes>
+int Mesh<Axes>::size() const {
+  return device()->size();
+}
+template <Spec Axes>
+int Mesh<Axes>::rank() const {
+  return device()->rank();
+}
+
+}  // namespace shardlib
