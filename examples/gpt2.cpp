@@ -383,7 +383,7 @@ int program(int argc, char** argv) {
   if (o.lora > 0 && o.gather == "per-step")
     throw UsageError("--lora gathers weights where they are used: leave it out, or choose --gather per-microbatch");
   if (o.lora > o.d_model)
-    throw UsageError(fmt::format("--lora {} is no low rank: choose at most --d-model {}", o.lora, o.d_model));
+    throw UsageError(fmt::format("--lora {} is not a low rank: choose at most --d-model {}", o.lora, o.d_model));
   if (!o.save.empty() && o.training.directory.empty())
     throw UsageError("--export writes the weights of a run's checkpoint: give --run too");
   must_be_gpt2(o);

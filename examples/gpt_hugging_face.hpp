@@ -120,7 +120,7 @@ inline void read_config(run::Options& options, const ModelOptions& o, HuggingFac
   std::error_code ignored;
   if (io::file_exists(files.load) && !std::filesystem::is_directory(files.load, ignored))
     throw UsageError(fmt::format(
-        "--load '{}' is no folder: give the folder of the model, which has its config.json too", files.load));
+        "--load '{}' is not a folder: give the folder of the model, which has its config.json too", files.load));
   run::require_other_folder(files.save, files.load);
   run::HuggingFaceConfig config(files.load);
   config.require("architectures", {R"(["LlamaForCausalLM"])", R"(["MistralForCausalLM"])"});

@@ -51,7 +51,7 @@ pipeline::LayerMap chosen_layers(const Options& o, const pipeline::Schedule& sch
   std::istringstream list(o.stage_layers);
   for (std::string word; std::getline(list, word, ',');) {
     if (word.empty() || word.size() > 6 || word.find_first_not_of("0123456789") != std::string::npos)
-      throw UsageError(fmt::format("--stage-layers {}: '{}' is no number; give one for each stage, as in 2,3,3",
+      throw UsageError(fmt::format("--stage-layers {}: '{}' is not a number; give one for each stage, as in 2,3,3",
                                    o.stage_layers, word));
     counts.push_back(std::stoi(word));
   }

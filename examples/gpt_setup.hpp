@@ -85,7 +85,7 @@ struct Initializer {
   }
 };
 
-// FLOPs of training by one token; an unembedding of its own is no second look-up.
+// FLOPs of training by one token; an unembedding of its own is not a second look-up.
 inline double flops_per_token(const ModelOptions& o, std::int64_t parameters, std::int64_t length) {
   return run::training_flops_per_token(parameters - (o.tied ? 0 : o.vocabulary * o.d_model), o.layers,
                                        o.n_q_per_kv * o.n_kv * o.d_head, length);

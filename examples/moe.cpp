@@ -160,7 +160,7 @@ int program(int argc, char** argv) {
   run::batch_must_divide(mesh, o.training);
   run::check_rope(o.config.rope, o.d_head);
   if (o.experts % mesh[1].size != 0)
-    throw UsageError(fmt::format("--experts {} is no multiple of axis e, which has size {}; change one of them",
+    throw UsageError(fmt::format("--experts {} is not a multiple of axis e, which has size {}; change one of them",
                                  o.experts, mesh[1].size));
   if (o.config.top_k > o.experts)
     throw UsageError(fmt::format("--experts-per-token {} is more than the {} experts; choose at most as many",

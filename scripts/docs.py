@@ -53,7 +53,7 @@ class Site:
                 continue
             file = os.path.normpath(os.path.join("docs", row["file"]))
             if row["kind"] not in kinds:
-                self.mistake(TABLE, number, f"`{row['kind']}` is no kind of page: there are {', '.join(KINDS)}")
+                self.mistake(TABLE, number, f"`{row['kind']}` is not a kind of page: there are {', '.join(KINDS)}")
                 continue
             kinds[row["kind"]].append((row["title"], file))
             listed.add(file)

@@ -375,22 +375,31 @@ TEST_CASE("numbers that a dtype does not hold", "[ops][errors]") {
         "first" +
         on_one;
     const auto x = full<i32, "A">(mesh, {{"A", 2}}, 6);
-    expect_error<Error>([&] { x * 0.5; }, "* of `A`: the number 0.5 is no i32" + i32_remedy);
-    expect_error<Error>([&] { x / 0.5; }, "/ of `A`: the number 0.5 is no i32" + i32_remedy);
-    expect_error<Error>([&] { x + 0.25; }, "+ of `A`: the number 0.25 is no i32" + i32_remedy);
-    expect_error<Error>([&] { x - 1e12; }, "- of `A`: the number 1e+12 is no i32" + i32_remedy);
-    expect_error<Error>([&] { 1e12 - x; }, "- of `A`: the number 1e+12 is no i32" + i32_remedy);
-    expect_error<Error>([&] { greater(x, 0.5); }, "greater of `A`: the number 0.5 is no i32" + i32_remedy);
-    expect_error<Error>([&] { where(greater(x, 0), x, 0.5); }, "where of `A`: the number 0.5 is no i32" + i32_remedy);
-    expect_error<Error>([&] { full<i32, "A">(mesh, {{"A", 2}}, 1e12); },
-                        "full<`A`>: the number 1e+12 is no i32" + i32_remedy);
+    expect_error<Error>([&] { x * 0.5; }, "* of `A`: the number 0.5 is not an i32" + i32_remedy);
+    expect_error<Error>([&] { x / 0.5; }, "/ of `A`: the number 0.5 is not an i32" + i32_remedy);
+    expect_error<Error>([&] { x + 0.25; }, "+ of `A`: the number 0.25 is not an i32" + i32_remedy);
+    expect_error<Error>([&] { x - 1e12; }, "- of `A`: the number 1e+12 is not an i32" + i32_remedy);
+    expect_error<Error>([&] { 1e12 - x; }, "- of `A`: the number 1e+12 is not an i32" + i32_remedy);
+    expect_error<Error>([&] { greater(x, 0.5); }, "greater of `A`: the number 0.5 is not an i32" + i32_remedy);
+    expect_error<Error>([&] { where(greater(x, 0), x, 0.5); },
+                        "where of `A`: the number 0.5 is not an i32" + i32_remedy);
     expect_error<Error>(
-        [&] { full<u8, "A">(mesh, {{"A", 2}}, 300); },
-        "full<`A`>: the number 300 is no u8, and is not rounded silently; write a whole number from 0 to 255, or "
+        [&] {
+          full<i32, "A">(mesh, {{"A", 2}}, 1e12);
+        },
+        "full<`A`>: the number 1e+12 is not an i32" + i32_remedy);
+    expect_error<Error>(
+        [&] {
+          full<u8, "A">(mesh, {{"A", 2}}, 300);
+        },
+        "full<`A`>: the number 300 is not a u8, and is not rounded silently; write a whole number from 0 to 255, or "
         "`cast<f32>` the tensor first" +
             on_one);
-    expect_error<Error>([&] { full<i32, "A">(mesh, {{"A", 2}}, std::nan("")); },
-                        "full<`A`>: the number nan is no i32" + i32_remedy);
+    expect_error<Error>(
+        [&] {
+          full<i32, "A">(mesh, {{"A", 2}}, std::nan(""));
+        },
+        "full<`A`>: the number nan is not an i32" + i32_remedy);
     const auto unsigned_x = full<u32, "A">(mesh, {{"A", 2}}, 4294967295.0);
     expect_equal(fetch(unsigned_x - 4294967294.0).data, std::vector<u32>{1, 1});
     expect_equal(fetch(2 * x + 1).data, std::vector<i32>{13, 13});

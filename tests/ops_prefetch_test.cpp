@@ -143,7 +143,7 @@ TEST_CASE("the gathers of the next layer run beside each layer, and the gradient
     {
       const detail::Observing watch(device, [&](const detail::ProgramState::Ran& ran) {
         const std::string_view op = ran.op.name;
-        if (op == "reduce_scatter") expect(!ran.recomputed, "a gradient's sum is no recompute");
+        if (op == "reduce_scatter") expect(!ran.recomputed, "a gradient's sum is not a recompute");
         if (op != "tanh") return;  // once a layer and pass
         (ran.recomputed ? backward : forward).push_back(under_way(state, true));
         if (!ran.recomputed) return;

@@ -329,7 +329,7 @@ def other_options(p):
             for word in words.split():
                 run.check(len(re.findall(rf"^ +--(?:\[no-\])?{word[2:]} ", run.out, re.M)) == 1, f"--help explains {word} once")
 
-    # What is sampled: one character per byte, since bytes that are no UTF-8 are replaced one by one or in runs.
+    # What is sampled: one character per byte, since bytes that are not UTF-8 are replaced one by one or in runs.
     for options in [["--prompt="], ["--prompt=" + "long " * 20], ["--seq=1", "--batch=4"], ["--temperature=0"]]:
         for mesh in ["d=1,t=1", "d=2,t=2"]:
             run = p.gpt("--max-tokens=20", f"--mesh={mesh}", *options)

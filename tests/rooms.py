@@ -2,7 +2,7 @@
 """The rooms of include/shardlib, that includes between them point one way, and that any header can be read first.
 
 rooms.py [--root DIR]: fails on an include of a room further down the list, on a folder that is not in the list, on a
-header at the top that is no umbrella, on a header that, read first, has the definitions of another read before that
+header at the top that is not an umbrella, on a header that, read first, has the definitions of another read before that
 other's declarations, and on definitions that two sources of shardlib::compiled include. Needs nothing but Python's standard library.
 """
 import argparse

@@ -500,10 +500,10 @@ TEST_CASE("training: a run goes on with other data or settings only where --allo
   CHECK(done == 0);
   CHECK(contents(training.directory + "/metrics.jsonl") == before);
   training.allow_change = "hads";
-  CHECK(
-      train("d=1", settings(0.25, 8), other) ==
-      "--allow-change: 'hads' is no setting that is compared with the checkpoint; did you mean heads?; those are data, "
-      "heads, learning_rate");
+  CHECK(train("d=1", settings(0.25, 8), other) ==
+        "--allow-change: 'hads' is not a setting that is compared with the checkpoint; did you mean heads?; those are "
+        "data, "
+        "heads, learning_rate");
   training.allow_change = "data,heads,learning_rate";
   CHECK(train("d=2", settings(0.25, 8), other).empty());
   CHECK(done == 2);

@@ -134,7 +134,7 @@ TEST_CASE("safetensors: wrong headers are refused by name", "[safetensors]") {
     CHECK(message_of([&] { SafetensorsFile file(path); }) == "'" + path + "': " + message);
   };
   const std::string a = R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]})",
-                    damaged = ": it is no safetensors file, or it is damaged";
+                    damaged = ": it is not a safetensors file, or it is damaged";
   put(path, file_of("{" + a + "}  ", 8));
   CHECK(SafetensorsFile(path).entries().size() == 1);
   put(path, file_of("{}", 0));
@@ -146,9 +146,9 @@ TEST_CASE("safetensors: wrong headers are refused by name", "[safetensors]") {
              "its header would have 18446744073709551615 bytes, of 16 in the file and at most 100 MB" + damaged);
   expect_bad(file_of("{" + a + "}", 7), "its tensors have 8 bytes, but 7 follow the header: the file is damaged");
   expect_bad(file_of("{" + a + "}", 9), "its tensors have 8 bytes, but 9 follow the header: the file is damaged");
-  expect_bad(file_of("{" + a, 8), "its header is no JSON" + damaged);
-  expect_bad(file_of("[1]", 0), "its header is no JSON object" + damaged);
-  expect_bad(file_of(" {" + a + "}", 8), "its header is no JSON object" + damaged);
+  expect_bad(file_of("{" + a, 8), "its header is not JSON" + damaged);
+  expect_bad(file_of("[1]", 0), "its header is not a JSON object" + damaged);
+  expect_bad(file_of(" {" + a + "}", 8), "its header is not a JSON object" + damaged);
   expect_bad(file_of("{" + a + "," + a + "}", 8), "the header has 'a' twice");
   expect_bad(file_of(R"({"a":{"dtype":"F32","dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 8),
              "the header has 'dtype' twice");

@@ -259,9 +259,10 @@ TEST_CASE("token sources: what a path holds is found out, or said", "[data]") {
             "/text.bin' is named as a token file, but has neither llm.c's header nor, as 2-byte ids have, any zero "
             "byte in its first 64 KiB: rename it to .txt if it is a text");
   put(here + "/binary.txt", std::string("a\0b\0", 4));
-  fails(here + "/binary.txt", "'" + here +
-                                  "/binary.txt' is no text, as it has zero bytes, and no llm.c token file: rename it "
-                                  "to .bin if it holds bare 2-byte ids (nanoGPT)");
+  fails(here + "/binary.txt",
+        "'" + here +
+            "/binary.txt' is not a text file (it has zero bytes), and not a token file of llm.c: rename it "
+            "to .bin if it holds bare 2-byte ids (nanoGPT)");
   put(here + "/blank.txt", " \n");
   fails(here + "/blank.txt", "'" + here + "/blank.txt' has no tokens: choose another --data");
   put(here + "/empty.bin", "");
@@ -312,7 +313,7 @@ TEST_CASE("token sources: damaged .bin files", "[data]") {
         "is an llm.c token file of version 2, but only version 1 is supported: write it "
         "again with GPT-2's tokenizer");
   fails(bytes_of({1, 2, 3}) + "x",
-        "has 7 bytes, an odd number, but a token has 2: it was truncated or is no token "
+        "has 7 bytes, an odd number, but a token has 2: it was truncated or is not a token "
         "file");
   put(path, good);
   put(other, bytes_of({1, 2}));

@@ -69,7 +69,8 @@ int program(int argc, char** argv) {
   if (given.empty() || given[0].starts_with("-"))
     throw UsageError("give the folder of a run first: shardlib-sample RUN [OPTION...] (see --help)");
   const std::string run = given[0], config = run + "/config.toml";
-  if (!io::file_exists(config)) throw UsageError(fmt::format("'{}' is no folder of a run: it has no config.toml", run));
+  if (!io::file_exists(config))
+    throw UsageError(fmt::format("'{}' is not a folder of a run: it has no config.toml", run));
   std::vector<std::string> words{trainer_of(run), "--config", config, "--run", run, "--sample-only"};
   if (const std::string mesh = one_device(config); !mesh.empty()) words.insert(words.end(), {"--mesh", mesh});
   words.insert(words.end(), given.begin() + 1, given.end());

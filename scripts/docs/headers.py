@@ -3,7 +3,7 @@
 `public_names(root)` walks include/shardlib. Public is what stands in the namespace shardlib or one of its parts (io, run,
 pipeline), but not in detail, impl, rules or kernels; a class has its public members. `*_inl.hpp` and folders named detail or
 impl hold nothing public. A function-like macro that declares names is expanded: the comment above `SHARDLIB_UNARY(exp)` is
-the comment of `exp`. This is no compiler: it knows declarations as clang-format writes them, and looks at no function body.
+the comment of `exp`. It is not a compiler: it knows declarations as clang-format writes them, and skips function bodies.
 """
 import dataclasses
 import re
@@ -100,7 +100,7 @@ class Reader:
         return self.tokens[at].text if at < len(self.tokens) else ""
 
     def match(self):
-        """Steps over a bracket and what it closes; of `<`, over nothing where it is no bracket."""
+        """Steps over a bracket and what it closes; of `<`, over nothing where it is not a bracket."""
         opening = self.peek()
         if opening == "<":
             at = self.i

@@ -76,7 +76,7 @@ void write_file(const std::string& path, std::span<const std::byte> bytes, bool 
 /// Writes as `write_file` does, but readers and crashes see the old file or the new one, never a part: through an
 /// OutputFile. `replace_file("LATEST", as_bytes(name))`
 void replace_file(const std::string& path, std::span<const std::byte> bytes, bool durable = false);
-/// Makes a folder and those that it lies in; one that is there already is no error.
+/// Makes a folder and those that it lies in; one that is there already is not an error.
 void make_folders(const std::string& path);
 /// Makes one folder; where something has its name already, even a symbolic link, this is an error.
 void make_new_folder(const std::string& path);

@@ -25,7 +25,7 @@ namespace shardlib::run {
 /// config("models/llama")`
 class HuggingFaceConfig {
  public:
-  /// Reads the file. Throws UsageError where there is none, Error where it is no JSON object.
+  /// Reads the file. Throws UsageError where there is none, Error where it is not a JSON object.
   explicit HuggingFaceConfig(const std::string& folder);
 
   [[nodiscard]] const std::string& path() const { return path_; }
@@ -81,7 +81,7 @@ SHARDLIB_INLINE void require_other_folder(const std::string& folder, const std::
 SHARDLIB_INLINE void note_loaded(const Training& training, const Data& data, const std::string& loaded);
 
 /// --export: the weights of the run's newest whole checkpoint as a folder, and then its config.json with this text. An
-/// earlier config.json goes first, so that a folder with a part of the weights is no model. The first device writes,
+/// earlier config.json goes first, so that a folder with a part of the weights is not a model. The first device writes,
 /// and every device calls it. `export_folder(device, "runs/tuned", "models/tuned", table, json)`
 SHARDLIB_INLINE void export_folder(Device& device, const std::string& run, const std::string& folder,
                                    const io::StoredTable& table, const std::string& config);

@@ -30,7 +30,7 @@ struct Record {
 /// A text that the model has written after a step, and the prompt.
 struct Sample {
   std::int64_t step = 0;
-  std::string prompt, text;  ///< `text` begins with the prompt; bytes that are no UTF-8 are stored as U+FFFD
+  std::string prompt, text;  ///< `text` begins with the prompt; bytes that are not UTF-8 are stored as U+FFFD
 };
 
 /// One line of JSON without its end; numbers that are not finite are null.
@@ -63,11 +63,11 @@ class JsonLines {
   /// What `cut` has removed.
   struct Cut {
     std::int64_t lines = 0;  ///< whole ones
-    bool torn = false;       ///< a last line that is no whole record
+    bool torn = false;       ///< a last line that is not a whole record
     friend bool operator==(const Cut&, const Cut&) = default;
   };
   /// Removes what a run that goes on from `step` will write again: lines of that step and later, and a last line that a
-  /// crash has torn. Throws Error for any other line that is no record, and removes nothing then.
+  /// crash has torn. Throws Error for any other line that is not a record, and removes nothing then.
   Cut cut(std::int64_t step);
   /// Appends a line. Throws StorageError where more than 16 MiB wait.
   void write(const Record& record) { append(to_json(record)); }

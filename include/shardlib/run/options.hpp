@@ -60,7 +60,7 @@ class Options {
   [[nodiscard]] std::string version() const;
   /// The resolved configuration. Given back as --config it gives the same.
   [[nodiscard]] std::string to_toml() const;
-  /// The settings that are no defaults, a line each, with where each comes from.
+  /// The non-default settings, one a line, with where each comes from.
   [[nodiscard]] std::string describe() const;
 
  private:

@@ -51,7 +51,7 @@ inline constexpr std::int64_t most_layers = std::int64_t{1} << 12;
 [[nodiscard]] SHARDLIB_INLINE Validator value_name(std::string name);
 /// The option must be given.
 [[nodiscard]] SHARDLIB_INLINE Validator required();
-/// The option is no setting of the run: it is neither read from a file nor stored.
+/// The option is not a setting of the run: it is neither read from a file nor stored.
 [[nodiscard]] SHARDLIB_INLINE Validator command_line_only();
 
 }  // namespace shardlib::run

@@ -92,7 +92,7 @@ namespace detail {
                                                                   const Training& training);
 }  // namespace detail
 
-/// Prints the settings that are no defaults (Options::describe) where a run with a folder begins: by the first rank.
+/// Prints the non-default settings (Options::describe) where a run with a folder begins: by the first rank.
 /// `announce(options, training)`
 SHARDLIB_INLINE void announce(const Options& options, const Training& training);
 

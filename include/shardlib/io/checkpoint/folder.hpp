@@ -99,7 +99,7 @@ namespace detail {
 [[nodiscard]] std::string damage_message(const std::string& path, const std::vector<std::string>& damages);
 /// Names a damaged checkpoint on stderr.
 void warn_damaged(const std::string& message);
-/// Renames a checkpoint that is `what`, "damaged", to "step-00000100.damaged", which is no checkpoint any more, and
+/// Renames a checkpoint that is `what`, "damaged", to "step-00000100.damaged", which is no longer a checkpoint, and
 /// says so on stderr.
 void set_aside(const std::string& path, const std::string& what);
 /// What stands behind newest_whole once it is known that none is.

@@ -104,7 +104,7 @@ std::vector<T> read_objects(const std::string& path) {
       read_object(io::detail::parse_json<nlohmann::ordered_json>(line), object);
       objects.push_back(std::move(object));
     } catch (const std::exception&) {
-      throw Error(fmt::format("{}:{}: this is no record of a run: {}; remove the line or choose another run", path,
+      throw Error(fmt::format("{}:{}: this is not a record of a run: {}; remove the line or choose another run", path,
                               number, line.substr(0, 60)));
     }
   });
@@ -210,7 +210,7 @@ SHARDLIB_INLINE JsonLines::Cut JsonLines::cut(std::int64_t step) {
       return;
     }
     if (!at)
-      throw Error(fmt::format("{}:{}: this is no record of a run: {}; remove the line or choose another run", path_,
+      throw Error(fmt::format("{}:{}: this is not a record of a run: {}; remove the line or choose another run", path_,
                               number, line.substr(0, 60)));
     if (*at >= step || cut.lines > 0) {
       ++cut.lines;

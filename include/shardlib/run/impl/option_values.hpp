@@ -110,7 +110,7 @@ struct ExpectedText {
   }
 };
 
-/// Sets the target from texts; false when one of them is no such value.
+/// Sets the target from texts; false when one of them is not such a value.
 struct Assign {
   const std::vector<std::string>& texts;
   const Validator& validator;
@@ -148,7 +148,7 @@ inline toml::table parse_toml(std::string_view text, const std::string& name) {
   try {
     return toml::parse(text, name);
   } catch (const toml::parse_error& error) {
-    throw UsageError(fmt::format("{}:{}: this is no TOML: {}", name, error.source().begin.line,
+    throw UsageError(fmt::format("{}:{}: this is not TOML: {}", name, error.source().begin.line,
                                  shardlib::detail::excerpt(error.description(), 200)));
   }
 }

@@ -86,7 +86,7 @@ SHARDLIB_INLINE Options::Request Options::read_command_line(int argc, const char
         detail::bad_option(name + " needs a value, as in " + name + "=VALUE");
       value = words[++i];
     }
-    if (detail::as_utf8(value) != value) detail::bad_option(name + ": the value is no valid UTF-8");
+    if (detail::as_utf8(value) != value) detail::bad_option(name + ": the value is not valid UTF-8");
     if (is_config || is_preset) {
       if (value.empty()) detail::bad_option(name + " needs a value, as in " + name + "=VALUE");
       if (is_config) request.configs.push_back(value);
@@ -121,7 +121,7 @@ SHARDLIB_INLINE std::vector<Options::Setting> Options::read_config(const std::st
     const std::size_t index = find(name, true);
     if (index == none || options_[index].validator.command_line_only) {
       if (index != none)
-        throw UsageError(fmt::format("{}: '{}' is no setting of a file: give {} on the command line", place(key),
+        throw UsageError(fmt::format("{}: '{}' is not a setting of a file: give {} on the command line", place(key),
                                      shardlib::detail::excerpt(name), options_[index].name));
       std::vector<std::string> keys;
       for (const Option& option : options_) {

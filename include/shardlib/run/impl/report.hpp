@@ -43,7 +43,7 @@ inline RunData read_run(const std::string& path) {
   if (fs::is_directory(path)) {
     const std::string metrics = path + "/metrics.jsonl", samples = path + "/samples.jsonl",
                       config = path + "/config.toml";
-    if (!fs::exists(metrics)) throw UsageError("the folder '" + path + "' is no run: it has no metrics.jsonl");
+    if (!fs::exists(metrics)) throw UsageError("the folder '" + path + "' is not a run: it has no metrics.jsonl");
     run.records = read_records(metrics);
     if (fs::exists(samples)) run.samples = read_samples(samples);
     if (fs::exists(config)) run.config = config_entries_of_file(config);

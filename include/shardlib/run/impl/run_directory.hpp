@@ -129,7 +129,7 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::note_start(std::int64_t s
     } catch (const std::exception&) {  // it says where the run has been; the run does not need it
       const std::string aside = detail::free_name(starts());
       io::rename_path(starts(), aside);
-      notes.push_back("run.json is no list of starts any more: it is now " + aside + ", and a new one begins");
+      notes.push_back("run.json is no longer a list of starts: it is now " + aside + ", and a new one begins");
       all = json::array();
     }
   }

@@ -91,7 +91,7 @@ inline void check_allowed(const Training& training, const std::string& configura
     if (std::ranges::find(known, name) != known.end()) continue;
     const std::string near = nearest(name, known);
     throw UsageError(
-        fmt::format("--allow-change: '{}' is no setting that is compared with the checkpoint{}; those are {}", name,
+        fmt::format("--allow-change: '{}' is not a setting that is compared with the checkpoint{}; those are {}", name,
                     near.empty() ? "" : "; did you mean " + near + "?", fmt::join(known, ", ")));
   }
 }

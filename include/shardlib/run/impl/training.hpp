@@ -185,8 +185,7 @@ SHARDLIB_INLINE std::vector<AxisSize> chosen_mesh(Training& training, std::strin
 
 SHARDLIB_INLINE void announce(const Options& options, const Training& t) {
   if (t.directory.empty() || t.plan || t.sample_only || !t.graph.empty() || world_rank() != 0) return;
-  fmt::print("settings that are no defaults (all of them go into {}/config.toml):\n{}", t.directory,
-             options.describe());
+  fmt::print("non-default settings (all of them go into {}/config.toml):\n{}", t.directory, options.describe());
 }
 
 SHARDLIB_INLINE LrSchedule lr_schedule(const Training& t) {
@@ -232,7 +231,7 @@ namespace detail {
 inline void check_begin(const char* option, std::int64_t id, std::int64_t vocabulary) {
   if (id >= vocabulary)
     throw UsageError(
-        fmt::format("{} {} is no token of the model: its vocabulary ends at {}", option, id, vocabulary - 1));
+        fmt::format("{} {} is not a token of the model: its vocabulary ends at {}", option, id, vocabulary - 1));
 }
 
 /// Sampling comes after the training, when it is too late to find that the model cannot take the prompt.

@@ -246,7 +246,7 @@ inline CheckpointArray describe_array(const std::string& name, const ZarrArray& 
 SHARDLIB_INLINE Checkpoint Checkpoint::open(const std::string& path) {
   if (!file_exists(path + "/manifest.json")) {
     if (file_exists(path + "/.zgroup")) throw Error("checkpoint '" + path + "' is damaged: 'manifest.json' is missing");
-    throw UsageError("'" + path + "' is no checkpoint: " +
+    throw UsageError("'" + path + "' is not a checkpoint: " +
                      (file_exists(path) ? "it has no manifest.json" : "there is no such folder"));
   }
   auto impl = std::make_shared<Impl>();

@@ -29,10 +29,10 @@ SHARDLIB_INLINE FlatTokens::Parts FlatTokens::open(const std::string& path, std:
   const ZarrGroup group = ZarrGroup::open(path);
   const auto array = [&](const std::string& name, const std::string& type, ZarrOpen options) {
     if (!group.has_array(name))
-      throw UsageError("'" + path + "' is no flat-tokens array: it has no '" + name + "' (docs/data.md)");
+      throw UsageError("'" + path + "' is not a flat-tokens array: it has no '" + name + "' (docs/data.md)");
     ZarrArray a = group.array(name, options);
     if (a.info().shape.size() != 1 || a.info().dtype.substr(1) != type)
-      throw UsageError("'" + path + "' is no flat-tokens array: '" + name + "' has " +
+      throw UsageError("'" + path + "' is not a flat-tokens array: '" + name + "' has " +
                        std::to_string(a.info().shape.size()) + " dims of type \"" + a.info().dtype +
                        "\" instead of 1 of type \"<" + type + "\" (docs/data.md)");
     return a;
@@ -41,7 +41,7 @@ SHARDLIB_INLINE FlatTokens::Parts FlatTokens::open(const std::string& path, std:
   const std::int64_t largest = group.integer_attribute("max_token_id");
   if (largest < 0 || largest >> 31 != 0)
     throw Error("'" + path + "': max_token_id is " + std::to_string(largest) +
-                ", which is no token id (0 to 2^31 - 1)");
+                ", which is not a token id (0 to 2^31 - 1)");
   parts.max_token_id = static_cast<std::uint32_t>(largest);
 
   const auto damaged = [&](const std::string& why) {
@@ -181,7 +181,7 @@ SHARDLIB_INLINE FlatTokensWriter::FlatTokensWriter(std::string path, FlatTokensO
   if (file_exists(path_)) throw UsageError("'" + path_ + "' exists already: remove it first, or write elsewhere");
   const std::string lock = partial() + "/.lock", record = partial() + "/.progress";
   if (file_exists(partial()) && !file_exists(lock) && !std::filesystem::is_empty(partial()))
-    throw UsageError("'" + partial() + "' is no unfinished data set: remove it, or write elsewhere");
+    throw UsageError("'" + partial() + "' is not an unfinished data set: remove it, or write elsewhere");
   make_folders(partial());
   lock_ = ::open(lock.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
   if (lock_ < 0) detail::fail_file("write", lock, errno);

@@ -62,7 +62,7 @@ SHARDLIB_INLINE std::vector<BinTokens::Shard> BinTokens::open(const std::vector<
                   " bytes behind it: it was truncated or damaged; copy it again");
     if (size % 2 != 0)
       throw Error("'" + path + "' has " + std::to_string(size) +
-                  " bytes, an odd number, but a token has 2: it was truncated or is no token file");
+                  " bytes, an odd number, but a token has 2: it was truncated or is not a token file");
     if (!shards.empty() && shards.front().offset != offset)
       throw UsageError("'" + paths.front() + "' and '" + path +
                        "' are token files of different kinds (llm.c and nanoGPT): use those of one kind");
@@ -272,7 +272,8 @@ inline std::shared_ptr<const TokenSource> open_file(const std::string& path, con
                      "any zero byte in its first 64 KiB: rename it to .txt if it is a text");
   if (named) return open_bins({path});
   if (zeros)
-    throw UsageError("'" + path + "' is no text, as it has zero bytes, and no llm.c token file: rename it to .bin if " +
+    throw UsageError("'" + path +
+                     "' is not a text file (it has zero bytes), and not a token file of llm.c: rename it to .bin if " +
                      "it holds bare 2-byte ids (nanoGPT)");
   return read_text_tokens(path, text);
 }

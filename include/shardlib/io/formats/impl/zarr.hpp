@@ -50,7 +50,7 @@ struct ZarrArray::Impl {
       for (const auto size : *sizes)
         if (size < (sizes == &info.chunks ? 1 : 0) ||
             __builtin_mul_overflow(bytes, std::max<std::int64_t>(size, 1), &bytes))
-          throw Error(where + ": " + detail::show(*sizes) + " are no sizes of an array");
+          throw Error(where + ": " + detail::show(*sizes) + " are not sizes of an array");
     }
   }
 
@@ -74,7 +74,7 @@ struct ZarrArray::Impl {
 SHARDLIB_INLINE ZarrArray ZarrArray::open(const std::string& path, ZarrOpen options) {
   const std::string file = path + "/.zarray";
   if (!file_exists(file))
-    throw UsageError("'" + path + "' is no zarr array: " +
+    throw UsageError("'" + path + "' is not a zarr array: " +
                      (file_exists(path + "/zarr.json") ? "it is of zarr version 3, and only 2 is supported"
                       : file_exists(path + "/.zgroup") ? "it is a group"
                       : file_exists(path)              ? "it has no .zarray"
@@ -340,7 +340,7 @@ SHARDLIB_INLINE void ZarrArray::set_attributes(const nlohmann::json& attributes)
 SHARDLIB_INLINE ZarrGroup ZarrGroup::open(const std::string& path) {
   const std::string file = path + "/.zgroup";
   if (!file_exists(file))
-    throw UsageError("'" + path + "' is no zarr group: " +
+    throw UsageError("'" + path + "' is not a zarr group: " +
                      (file_exists(path + "/zarr.json") ? "it is of zarr version 3, and only 2 is supported"
                       : file_exists(path + "/.zarray") ? "it is an array"
                       : file_exists(path)              ? "it has no .zgroup"

@@ -74,9 +74,9 @@ inline std::unordered_map<std::string, std::uint32_t> read_ids(const std::string
       ids.emplace(token, id.get<std::uint32_t>());
     }
   } catch (const nlohmann::json::exception& error) {
-    throw Error("'" + path + "' is no JSON object of ids: it is damaged; get it again (" + error.what() + ")");
+    throw Error("'" + path + "' is not a JSON object of ids: it is damaged; get it again (" + error.what() + ")");
   } catch (const DeepJson& error) {
-    throw Error("'" + path + "' is no JSON object of ids: " + error.what() + ": it is damaged; get it again");
+    throw Error("'" + path + "' is not a JSON object of ids: " + error.what() + ": it is damaged; get it again");
   }
   return ids;
 }
