@@ -1,4 +1,4 @@
-// The communicator of one device alone.
+// The communicator of a group of one device.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace shardlib {
 
-/// A group of one: collectives copy, and messages to oneself queue up.
+/// A group of one. Collectives copy, and messages to itself are queued.
 class SingleCommunicator final : public Communicator {
  public:
   [[nodiscard]] int rank() const override { return 0; }

@@ -84,7 +84,7 @@ SHARDLIB_INLINE EndingRow row_of(const io::Tokenizer& tokenizer, const std::stri
   constexpr std::string_view white = " \t\n\r";
   const bool has_space = white.find(ending.front()) != std::string_view::npos ||
                          (!context.empty() && white.find(context.back()) != std::string_view::npos);
-  // A first token that nothing stands before has no likelihood.
+  // A first token without a token before it has no likelihood.
   const std::int64_t added = add((has_space ? "" : " ") + ending), count = std::min(added, std::ssize(tokens) - 1);
   if (count > length)
     throw UsageError(fmt::format("the ending '{}' has {} tokens, more than a row of {}: choose a longer --seq",

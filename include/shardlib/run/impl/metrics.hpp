@@ -179,7 +179,7 @@ SHARDLIB_INLINE void JsonLines::fail(const char* what) const {
 }
 
 SHARDLIB_INLINE bool JsonLines::lock() {
-  // Some file systems have no locks at all; there, two processes cannot be told apart and the run goes on.
+  // Some file systems have no locks. There two processes cannot be told apart, and the run goes on.
   return ::flock(file_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
 }
 
@@ -236,7 +236,7 @@ SHARDLIB_INLINE bool JsonLines::write_waiting() {
     if (wrote < 0 && errno == EINTR) continue;
     if (wrote < 0) {
       const int error = errno;
-      // Lines that the file has in full stay; of one that it has in part, nothing.
+      // Keeps complete lines and removes a partial one.
       const std::size_t whole = done == 0 ? std::string::npos : waiting_.rfind('\n', done - 1);
       const std::size_t kept = whole == std::string::npos ? 0 : whole + 1;
       if (regular && ::ftruncate(file_, status.st_size + static_cast<off_t>(kept)) != 0) fail("cut");

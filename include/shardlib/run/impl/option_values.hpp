@@ -1,4 +1,4 @@
-// How option values are read, checked and written. TOML is read by toml++, which keeps types and lines.
+// Reads, checks and writes option values. toml++ reads TOML, and keeps types and lines.
 #pragma once
 
 #include <fmt/format.h>
@@ -64,7 +64,7 @@ inline bool in_range(double x, const Validator& validator) {
          (validator.exclusive_most ? x < validator.most : x <= validator.most);
 }
 
-/// The whole text as a number of type T; nothing else before or behind it, no overflow.
+/// Parses the whole text as a number of type T. Fails if there is other text or an overflow.
 template <class T>
 bool parse_number(const std::string& text, T& value) {
   const char* const end = text.data() + text.size();

@@ -1,5 +1,5 @@
-// Definitions of options.hpp: reading the command line, the file and the preset. The command line is split here and not
-// by a library: CLI11's checks let NaN through and clamp what overflows, and its help, files and errors would be
+// Definitions of options.hpp: reads the command line, the file and the preset. The command line is split here and not
+// by a library: CLI11's checks let NaN through and clamp numbers that overflow, and its help, files and errors would be
 // unused.
 #pragma once
 

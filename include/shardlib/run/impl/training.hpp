@@ -1,4 +1,4 @@
-// Definitions of training.hpp: settings, data, what does not fit together.
+// Definitions of training.hpp: settings, data, and settings that contradict each other.
 #pragma once
 
 #include "shardlib/run/training.hpp"
@@ -234,7 +234,7 @@ inline void check_begin(const char* option, std::int64_t id, std::int64_t vocabu
         fmt::format("{} {} is not a token of the model: its vocabulary ends at {}", option, id, vocabulary - 1));
 }
 
-/// Sampling comes after the training, when it is too late to find that the model cannot take the prompt.
+/// Sampling comes after training, which is too late to find that the model cannot take the prompt.
 inline void check_prompt(const Training& t, const Data& data) {
   const SampleOptions options = sample_options(t);
   if (options.max_tokens == 0) return;
@@ -252,7 +252,7 @@ inline void check_prompt(const Training& t, const Data& data) {
                       id, data.vocabulary - 1));
 }
 
-/// Nor shall it be found at the end that a question does not fit.
+/// The same holds for questions that do not fit a row.
 inline void check_questions(const Training& t, const Data& data) {
   for (std::size_t i = 0; i < data.questions.size(); ++i)
     for (const std::string& ending : data.questions[i].endings) try {
@@ -267,8 +267,8 @@ inline void check_questions(const Training& t, const Data& data) {
       }
 }
 
-/// To another tokenizer than the one that made them, a data set's ids mean something else. `tokenize` stores which it
-/// was.
+/// For another tokenizer than the one that made them, the ids of a data set mean something else. `tokenize` stores the
+/// tokenizer's name.
 inline void check_tokenizer(const std::string& path, const std::string& chosen, const io::Tokenizer& tokenizer) {
   const auto maker = io::made_by(path);
   if (!maker || maker->fingerprint == tokenizer.fingerprint()) return;
