@@ -279,11 +279,12 @@ TEST_CASE("prefetch says what is wrong", "[ops][prefetch]") {
     expect_error<Error>([&] { static_cast<void>(value_and_grad(mesh, one, w.layers)); }, unused);
 
     const int next_line = __LINE__ + 1;
-    expect_error<Error>([&] { prefetch(x, gathered, w.layers, 4); },
-                        "prefetch" + where(next_line) +
-                            ": layer 4 is said to come next, but there are 3; count from 0, and give 3 behind the last "
-                            "one" +
-                            on);
+    expect_error<Error>(
+        [&] { prefetch(x, gathered, w.layers, 4); },
+        "prefetch" + where(next_line) +
+            ": layer 4 is given as the next one, but there are 3; count from 0, and give 3 after the last "
+            "one" +
+            on);
     const int inside_line = __LINE__ + 1;
     const auto inside = [](const X& y, const Array<"layers", Weights>& v) { return prefetch(y, gathered, v, 0); };
     expect_error<Error>([&] { explicit_activation_checkpointing(inside)(x, w.layers); },

@@ -87,7 +87,7 @@ TEST_CASE("schedules as CSV", "[pipeline]") {
   REQUIRE(make_schedule(scratch / "s.csv", 2, 2).tasks(3) == ZeroBubble(2).tasks(3));
   for (const std::string& path : {scratch / "none.csv", scratch.path()})
     expect_error<UsageError>([&] { (void)read_csv(path); },
-                             "the schedule " + path + " cannot be read; is it a file that is there and may be read?");
+                             "the schedule " + path + " cannot be read; check that it exists and is readable");
 }
 
 TEST_CASE("schedules by name", "[pipeline]") {

@@ -881,7 +881,7 @@ def mistakes(p):
         check([json.loads(line)["step"] for line in file] == [0, 1, 2, 3], "--metrics keeps what a resumed run has behind it")
     p.gpt(f"--run={kept}", f"--metrics={kept}/metrics.jsonl").fails(2, "--metrics", "the run writes this file itself")
     late = p.gpt(f"--run={blocked}", "--trace", "--steps=3")
-    late.fails(2, "trace.json", "no regular file")
+    late.fails(2, "trace.json", "not a regular file")
     late.check("going on from" not in late.out, "--trace fails before the run goes on")
     huge = ["--d-model=65536", "--d-ff=16777216"]  # weights of terabytes, one each
     p.gpt(*huge).fails(1, "out of memory: ", " left on this machine", "smaller sizes, or more machines")

@@ -271,7 +271,7 @@ TEST_CASE("run directory: refusals leave everything as it was", "[run]") {
   const std::string path = folder / "run", other = folder / "other", file = folder / "file", half = folder / "half";
   make_run(path, 3);
   refuses(path, Resume::never,
-          "the run directory '" + path + "' holds a run already: choose another one, or resume that run");
+          "the run directory '" + path + "' already holds a run: choose another one, or resume that run");
   std::filesystem::create_directory(other);
   put(other + "/thesis.tex", "x");
   refuses(other, Resume::automatic,
@@ -285,7 +285,7 @@ TEST_CASE("run directory: refusals leave everything as it was", "[run]") {
   refuses(half, Resume::automatic,
           "the run directory '" + half +
               "' holds metrics.jsonl but no config.toml: choose another one, or move the file away");
-  refuses("", Resume::automatic, "the run directory has no name");
+  refuses("", Resume::automatic, "the path of the run directory is empty");
   put(path + "/config.toml", "steps = \n");
   CHECK_THROWS_WITH(RunDirectory(path, config, Resume::automatic, true),
                     Catch::Matchers::StartsWith(path + "/config.toml:1: this is not TOML: "));

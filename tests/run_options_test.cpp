@@ -237,12 +237,12 @@ TEST_CASE("options: defaults, preset, file and command line, in this order", "[r
   const Config own("preset = \"small\"\nsteps = 40\n"), large("preset = \"large\"\n");
   fails({own.option().c_str(), large.option().c_str()},
         own.path() + ":1: preset small: " + large.path() +
-            ":1 has the preset 'large' already, and what a file sets wins over a preset; remove one of them");
+            ":1 already has the preset 'large', and settings of a file override a preset; remove one of them");
   CHECK(parsed({own.option().c_str()}).d_model == 128);
   CHECK(parsed({own.option().c_str(), "--preset=small"}).d_model == 128);
   fails({own.option().c_str(), "--preset=large"},
         "--preset large: " + own.path() +
-            ":1 has the preset 'small' already, and what a file sets wins over a preset; remove one of them");
+            ":1 already has the preset 'small', and settings of a file override a preset; remove one of them");
 }
 
 TEST_CASE("options: lists are replaced, not joined, by a stronger source", "[run]") {

@@ -336,7 +336,7 @@ TEST_CASE("a dry device has no elements to look at, and checks what it does not 
   REQUIRE(device->pool()->stats().live == std::size_t{1} << 41);  // half of it, in f32
   REQUIRE(item(all_reduce<"+d -> ">(sum(x))) == 1.0F);
   expect_error<Error>([&] { static_cast<void>(x.span()); },
-                      "span: in a dry run the elements of tensors are not there (device 0 (d=0) of mesh d=2)");
+                      "span: in a dry run tensors have no elements (device 0 (d=0) of mesh d=2)");
   Communicator& group = device->group({"d"});
   REQUIRE(group.size() == 2);
   const Buffer four = device->pool()->allocate(4);
@@ -442,7 +442,7 @@ TEST_CASE("a graph is drawn by dot, and without it the error names the package",
   REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
   expect_error<UsageError>(
       [&] { run::write_svg("digraph {}", pipe); },
-      "cannot write '" + pipe + "': what is there is no regular file; move it away, or choose another path");
+      "cannot write '" + pipe + "': it is not a regular file; move it away, or choose another path");
   REQUIRE(std::filesystem::is_fifo(pipe));
   REQUIRE(!std::ifstream(pipe + ".dot"));
   REQUIRE(!std::ifstream(pipe + ".new"));

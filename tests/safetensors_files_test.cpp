@@ -320,5 +320,5 @@ TEST_CASE("options take what config.json implies, unless another value was given
   expect_error<UsageError>([&] { run::check_rope(rope, 64); },
                            "--rope-low 4 is not below --rope-high 4: choose a smaller one");
   expect_error<UsageError>([&] { run::check_rope({}, 63); },
-                           "--d-head 63: rotary positions turn pairs; choose a multiple of 2");
+                           "--d-head 63: rotary positions rotate pairs; choose a multiple of 2");
 }

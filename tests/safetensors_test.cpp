@@ -106,9 +106,9 @@ TEST_CASE("safetensors: written files read back, aligned, with their metadata", 
           io::write_safetensors(path, {tensor_of<float>("a", "F32", {1}, {1}), tensor_of<float>("a", "F32", {1}, {1})});
         }) == "cannot write '" + path + "': tensor 'a' has a name that is taken");
   for (const std::string& other : {scratch.path(), std::string("/dev/null")})
-    expect_error<UsageError>([&] { io::write_safetensors(other, {tensor_of<float>("a", "F32", {1}, {1})}); },
-                             "cannot write '" + other +
-                                 "': what is there is no regular file; move it away, or choose another path");
+    expect_error<UsageError>(
+        [&] { io::write_safetensors(other, {tensor_of<float>("a", "F32", {1}, {1})}); },
+        "cannot write '" + other + "': it is not a regular file; move it away, or choose another path");
   CHECK(SafetensorsFile(path).entries().size() == 7);  // failed writes change nothing
   CHECK(test::files_below(scratch.path()) == std::vector<std::string>{"a.safetensors"});
 }
@@ -174,7 +174,7 @@ TEST_CASE("safetensors: wrong headers are refused by name", "[safetensors]") {
   expect_bad(file_of("{\"b\":3}", 0),
              "tensor 'b': its entry must have dtype, shape and data_offsets, and nothing else");
   expect_bad(file_of("{\"__metadata__\":{\"x\":1}}", 0),
-             "its __metadata__ must be an object of texts, but 'x' is none");
+             "its __metadata__ must be an object of strings, but 'x' is not a string");
   CHECK_THROWS_AS(SafetensorsFile(scratch / "nowhere"), UsageError);
 }
 

@@ -298,14 +298,14 @@ TEST_CASE("token sources: damaged .bin files", "[data]") {
   put(path, good);
   check_source(*open_tokens(path), {{50256, 2, 3}});
   fails(good.substr(0, 1028),
-        "should hold 3 tokens of 2 bytes by its header, but has 4 bytes behind it: it was "
-        "truncated or damaged; copy it again");
+        "should hold 3 tokens of 2 bytes by its header, but has 4 bytes after it: it was truncated or damaged; copy it "
+        "again");
   fails(good + "x",
-        "should hold 3 tokens of 2 bytes by its header, but has 7 bytes behind it: it was truncated or "
+        "should hold 3 tokens of 2 bytes by its header, but has 7 bytes after it: it was truncated or "
         "damaged; copy it again");
   fails(bin_header(20240520, 1, -1),
-        "should hold -1 tokens of 2 bytes by its header, but has 0 bytes behind it: it "
-        "was truncated or damaged; copy it again");
+        "should hold -1 tokens of 2 bytes by its header, but has 0 bytes after it: it was truncated or damaged; copy "
+        "it again");
   fails(good.substr(0, 1000),
         "begins as an llm.c token file, but ends within the header, at byte 1000 of 1024: it was "
         "truncated; copy it again");
@@ -352,9 +352,9 @@ TEST_CASE("token sources: the writers refuse what does not fit", "[data]") {
   expect_error<UsageError>([&] { BinWriter(path, 65536); }, "the end of text 65536 does not fit the 2 bytes of a .bin");
   put(path, "mine");
   expect_error<UsageError>([&] { BinWriter writer(path); },
-                           "'" + path + "' exists already: remove it first, or write elsewhere");
+                           "'" + path + "' already exists: remove it first, or write elsewhere");
   expect_error<UsageError>([&] { FlatTokensWriter writer(path); },
-                           "'" + path + "' exists already: remove it first, or write elsewhere");
+                           "'" + path + "' already exists: remove it first, or write elsewhere");
   CHECK(contents(path) == "mine");
   expect_error<UsageError>([&] { BinWriter(folder / "no/a.bin"); },
                            "cannot write '" + folder / "no/a.bin.partial" + "': No such file or directory");

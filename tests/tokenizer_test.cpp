@@ -303,7 +303,7 @@ TEST_CASE("vocabularies: errors", "[tokenizer]") {
     test::put(path, text);
     expect_error<Error>([&] { static_cast<void>(io::load_tokenizer(path)); }, "'" + path + "'" + message);
   };
-  const std::string again = ": the file is damaged or no vocabulary; get it again (scripts/vocabulary.sh)";
+  const std::string again = ": the file is damaged or is not a vocabulary; get it again (scripts/vocabulary.sh)";
   fails(good.substr(0, good.size() - 1), ", line 270: the line has no end, the file was cut short" + again);
   fails("AA==0\n", ", line 1: there is no \"base64 rank\"" + again);
   fails("AA== 0\nA?== 1\n", ", line 2: \"A?==\" is not base64" + again);

@@ -211,7 +211,7 @@ TEST_CASE("zarr: groups and attributes", "[zarr]") {
   expect_error<UsageError>([&] { static_cast<void>(root.array("z")); },
                            "'" + p + "/root/z' is not a zarr array: there is no such folder");
   expect_error<UsageError>([&] { ZarrArray::create(p + "/root/c", {.shape = {4}, .chunks = {2}}); },
-                           "'" + p + "/root/c' is a zarr array already: remove it first, or write elsewhere");
+                           "'" + p + "/root/c' already is a zarr array: remove it first, or write elsewhere");
 }
 
 TEST_CASE("zarr: wrong requests and metadata get a message that names file and key", "[zarr]") {

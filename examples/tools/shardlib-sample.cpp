@@ -39,7 +39,7 @@ std::string trainer_of(const std::string& run) {
   for (const fs::path& found : {beside, fs::path(program)})
     if (::access(found.c_str(), X_OK) == 0) return found.string();
   throw UsageError(
-      fmt::format("the run's trainer '{}' is neither beside shardlib-sample nor at its place of then: build "
+      fmt::format("the run's trainer '{}' is neither beside shardlib-sample nor at its former path: build "
                   "the examples",
                   program));
 }

@@ -53,7 +53,7 @@ inline bool fits_view(std::size_t bytes) {
   return bytes >= Pool::long_block && bytes % page_bytes() == 0;
 }
 [[noreturn]] inline void fail_view() {
-  throw Error("gather_view: has_views says that this group has none for these bytes: take all_gather");
+  throw Error("gather_view: this group has no views of blocks of these bytes (has_views): use all_gather");
 }
 
 inline void check_all_to_all(int n, const Buffer& send, const Buffer& recv) {
@@ -100,7 +100,7 @@ inline void check_peer(std::string_view op, int n, int peer) {
                                    const std::string& last) {
   throw Error(std::string(op) + ": device " + std::to_string(device) + " (rank " + std::to_string(rank) + " of " +
               std::to_string(n) + ") has died" + (last.empty() ? "" : ", after it began " + last) +
-              ": its output or the system log may say why (killed for want of memory?); start again, from the last " +
+              ": its output or the system log may say why (killed for lack of memory?); start again, from the last " +
               "checkpoint if there is one");
 }
 

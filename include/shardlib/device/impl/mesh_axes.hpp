@@ -36,7 +36,7 @@ SHARDLIB_INLINE int device_count(std::span<const AxisSize> mesh) {
       fail("'" + name + "' is not an axis name: use letters, digits and _, not starting with a digit");
     }
     if (std::ranges::count(mesh.first(i), name, &AxisSize::name) != 0) {
-      fail("axis '" + name + "' stands there already: name each axis once");
+      fail("axis '" + name + "' is given twice: name each axis once");
     }
     if (size < 1) fail("axis '" + name + "' has size " + std::to_string(size) + ": give it at least 1");
     if (count > std::numeric_limits<int>::max() / size) fail("too many devices: choose smaller sizes");

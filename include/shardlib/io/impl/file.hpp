@@ -84,8 +84,7 @@ SHARDLIB_INLINE OutputFile::OutputFile(const std::string& path) : path_(path) {
   struct stat status {};
   // Its place is taken by renaming, which would replace a device too.
   if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
-    throw UsageError("cannot write '" + path +
-                     "': what is there is no regular file; move it away, or choose another path");
+    throw UsageError("cannot write '" + path + "': it is not a regular file; move it away, or choose another path");
   temporary_ = detail::temporary_name(path);
   descriptor_ = detail::create_file(temporary_);
   if (descriptor_ < 0) detail::fail_file("write", path_, errno);

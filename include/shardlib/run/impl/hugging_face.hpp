@@ -192,7 +192,7 @@ SHARDLIB_INLINE void note_loaded(const Training& training, const Data& data, con
   const std::string& run = training.directory;
   const bool trains_them = training.frozen_weights.empty();
   if (trains_them && !run.empty() && io::file_exists(run) && !io::list_checkpoints(run + "/checkpoints").empty())
-    fmt::print("note: the run in '{}' has a checkpoint, and its weights are used: those of --load '{}' are not\n", run,
+    fmt::print("note: the run in '{}' has a checkpoint, so its weights are used, not those of --load '{}'\n", run,
                loaded);
   const auto ids = static_cast<std::int64_t>(data.tokenizer->vocabulary_size());
   if (training.tokenizer == Training().tokenizer && ids != data.vocabulary)

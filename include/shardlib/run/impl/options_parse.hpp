@@ -167,7 +167,7 @@ SHARDLIB_INLINE std::vector<Options::Setting> Options::read_config(const std::st
                                      shardlib::detail::excerpt(detail::line_of(node))));
       if (!request.preset.empty() && request.preset != text->get())
         throw UsageError(
-            fmt::format("{} {}: {} has the preset '{}' already, and what a file sets wins over a preset; remove one "
+            fmt::format("{} {}: {} already has the preset '{}', and settings of a file override a preset; remove one "
                         "of them",
                         request.preset_place, request.preset, place(key), shardlib::detail::excerpt(text->get())));
       request.preset = text->get();

@@ -55,7 +55,7 @@ inline std::vector<std::string> command_line() {
 SHARDLIB_INLINE RunDirectory::RunDirectory(std::string path, std::string config, Resume resume, bool writer)
     : path_(std::move(path)), config_text_(std::move(config)), writer_(writer) {
   namespace fs = std::filesystem;
-  if (path_.empty()) throw UsageError("the run directory has no name");
+  if (path_.empty()) throw UsageError("the path of the run directory is empty");
   if (!writer_) return;
   std::error_code error;
   fs::create_directories(path_, error);
@@ -74,7 +74,7 @@ SHARDLIB_INLINE RunDirectory::RunDirectory(std::string path, std::string config,
     throw UsageError("the run directory '" + path_ +
                      "' holds metrics.jsonl but no config.toml: choose another one, or move the file away");
   if (resumed_ && resume == Resume::never)
-    throw UsageError("the run directory '" + path_ + "' holds a run already: choose another one, or resume that run");
+    throw UsageError("the run directory '" + path_ + "' already holds a run: choose another one, or resume that run");
   if (resumed_) {
     changes_ = config_changes(config_entries_of_file(this->config()),
                               config_entries(config_text_, "the present configuration"));

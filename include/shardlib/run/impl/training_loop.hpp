@@ -187,7 +187,7 @@ class Loop {
       io::make_folders(directory_.checkpoints());
       if (training_.tensorboard) io::make_folders(directory_.tensorboard());
     } catch (const Error& error) {
-      throw UsageError(fmt::format("--run: {}; move what is there away, or choose another folder", error.what()));
+      throw UsageError(fmt::format("--run: {}; move the existing file away, or choose another folder", error.what()));
     }
     for (const std::string& path : {directory_.checkpoints() + "/LATEST", directory_.samples(), directory_.report()})
       io::require_writable(path, "--run");
@@ -318,7 +318,7 @@ class Loop {
                                              }});
     if (!asked && training_.on_spike != "none")
       throw UsageError("--on-spike " + training_.on_spike +
-                       ": this program does not ask before it updates: it has to " + "call run::Step::accepts");
+                       ": this program does not check a step before it updates: it has to call run::Step::accepts");
     stopwatch.change(Stopwatch::rest);
     guard.reset();
     if (trace_) trace_->after(step);

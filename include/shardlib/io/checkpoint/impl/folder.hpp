@@ -238,7 +238,7 @@ inline CheckpointArray describe_array(const std::string& name, const ZarrArray& 
       result.dtype = dtype;
       return result;
     }
-  throw Error("'" + array.path() + "': the dtype \"" + text + "\" is none of a checkpoint's");
+  throw Error("'" + array.path() + "': the dtype \"" + text + "\" is not supported in a checkpoint");
 }
 
 }  // namespace detail

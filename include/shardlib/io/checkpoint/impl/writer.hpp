@@ -143,7 +143,7 @@ SHARDLIB_INLINE void CheckpointWriter::plan(Job& job, const NamedValues& leaves)
       if (!value) throw Error("the leaf '" + name + "' is empty");
       // Pipeline stages have leaves on a submesh.
       if (value->device != device_ && value->device->whole() != device_)
-        throw Error("the leaf '" + name + "' lies on another mesh");
+        throw Error("the leaf '" + name + "' is on another mesh");
       const ShardChunk& b = shards.emplace_back(shard_chunk(name, *value));
       mine.push_back({name, static_cast<int>(b.array.dtype), b.array.shape, b.array.dims, b.chunks, b.key});
     }

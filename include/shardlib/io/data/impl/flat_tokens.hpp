@@ -178,7 +178,7 @@ SHARDLIB_INLINE FlatTokensWriter::FlatTokensWriter(std::string path, FlatTokensO
   while (path_.size() > 1 && path_.back() == '/') path_.pop_back();
   if (options_.chunk_tokens < 1 || options_.chunk_documents < 1)
     throw UsageError("FlatTokensWriter: a chunk has at least one token, or document");
-  if (file_exists(path_)) throw UsageError("'" + path_ + "' exists already: remove it first, or write elsewhere");
+  if (file_exists(path_)) throw UsageError("'" + path_ + "' already exists: remove it first, or write elsewhere");
   const std::string lock = partial() + "/.lock", record = partial() + "/.progress";
   if (file_exists(partial()) && !file_exists(lock) && !std::filesystem::is_empty(partial()))
     throw UsageError("'" + partial() + "' is not an unfinished data set: remove it, or write elsewhere");
@@ -296,7 +296,7 @@ SHARDLIB_INLINE void FlatTokensWriter::finish() {
   commit(note_);
   for (const char* name : {"/.zgroup", "/train/.zgroup", "/validation/.zgroup"}) sync_path(partial() + name);
   sync_path(partial());
-  if (file_exists(path_)) throw UsageError("'" + path_ + "' has come into being: move it away and begin again");
+  if (file_exists(path_)) throw UsageError("'" + path_ + "' has appeared meanwhile: move it away and start again");
   rename_path(partial(), path_);
   sync_path(std::filesystem::path(path_).parent_path().string());
   // Whole from here on; these two would do no harm.

@@ -59,7 +59,7 @@ SHARDLIB_INLINE std::vector<BinTokens::Shard> BinTokens::open(const std::vector<
     if (header && ((*header)[2] < 0 || size != offset + 2 * static_cast<std::uint64_t>((*header)[2])))
       throw Error("'" + path + "' should hold " + std::to_string((*header)[2]) +
                   " tokens of 2 bytes by its header, but has " + std::to_string(size - offset) +
-                  " bytes behind it: it was truncated or damaged; copy it again");
+                  " bytes after it: it was truncated or damaged; copy it again");
     if (size % 2 != 0)
       throw Error("'" + path + "' has " + std::to_string(size) +
                   " bytes, an odd number, but a token has 2: it was truncated or is not a token file");
@@ -153,7 +153,7 @@ SHARDLIB_INLINE BinWriter::BinWriter(std::string path, std::uint32_t end_of_text
       checksums_(std::make_unique<detail::BinChecksumWriter>()) {
   if (end_of_text >> 16 != 0)
     throw UsageError("the end of text " + std::to_string(end_of_text) + " does not fit the 2 bytes of a .bin");
-  if (file_exists(path_)) throw UsageError("'" + path_ + "' exists already: remove it first, or write elsewhere");
+  if (file_exists(path_)) throw UsageError("'" + path_ + "' already exists: remove it first, or write elsewhere");
   file_ = detail::create_file(path_ + ".partial");
   if (file_ < 0) detail::fail_file("write", path_ + ".partial", errno);
 }

@@ -167,10 +167,10 @@ SHARDLIB_INLINE SafetensorsFile::SafetensorsFile(const std::string& path)
       entries_.push_back(detail::parse_entry(name, value, path));
       continue;
     }
-    if (!value.is_object()) fail("its __metadata__ must be an object of texts");
+    if (!value.is_object()) fail("its __metadata__ must be an object of strings");
     for (const auto& [key, about] : value.items()) {
       if (!about.is_string())
-        fail("its __metadata__ must be an object of texts, but '" + detail::excerpt(key) + "' is none");
+        fail("its __metadata__ must be an object of strings, but '" + detail::excerpt(key) + "' is not a string");
       metadata_[key] = about.get<std::string>();
     }
   }

@@ -85,7 +85,7 @@ SHARDLIB_INLINE ZarrArray ZarrArray::open(const std::string& path, ZarrOpen opti
 SHARDLIB_INLINE ZarrArray ZarrArray::create(const std::string& path, const ZarrInfo& info) {
   auto impl = std::make_shared<Impl>(path, info, ZarrOpen{}, true);
   if (file_exists(path + "/.zarray"))
-    throw UsageError("'" + path + "' is a zarr array already: remove it first, or write elsewhere");
+    throw UsageError("'" + path + "' already is a zarr array: remove it first, or write elsewhere");
   make_folders(path);
   detail::write_json(path + "/.zarray", detail::to_json(info));
   return ZarrArray(std::move(impl));
@@ -352,7 +352,7 @@ SHARDLIB_INLINE ZarrGroup ZarrGroup::open(const std::string& path) {
 }
 SHARDLIB_INLINE ZarrGroup ZarrGroup::create(const std::string& path) {
   if (file_exists(path + "/.zgroup")) return open(path);
-  if (file_exists(path + "/.zarray")) throw UsageError("'" + path + "' is a zarr array: no group can stand there");
+  if (file_exists(path + "/.zarray")) throw UsageError("'" + path + "' is a zarr array: no group can be created there");
   make_folders(path);
   detail::write_json(path + "/.zgroup", {{"zarr_format", 2}});
   return ZarrGroup(path);
