@@ -15,7 +15,7 @@
 #include "shardlib/kernels/einsum.hpp"
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/gemm.hpp"
-#include "shardlib/kernels/impl/einsum_schedule.hpp"
+#include "shardlib/kernels/impl/einsum_loops.hpp"
 #include "shardlib/kernels/index.hpp"
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/random.hpp"

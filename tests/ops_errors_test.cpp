@@ -90,7 +90,7 @@ TEST_CASE("an error names the line of the call", "[ops][errors]") {
 }
 
 struct Block {
-  Tensor<f32, "M"> gain, bias;
+  Tensor<f32, "M"> scale, bias;
 };
 struct Blocks {
   Array<"layers", Block> layers;
@@ -98,14 +98,14 @@ struct Blocks {
 
 TEST_CASE("an error of a tree names the leaf or the Array", "[ops][errors]") {
   on_one_device([](const auto& device, const auto&) {
-    const auto gain = zero_of<Tensor<f32, "M">>(device, {3});
+    const auto scale = zero_of<Tensor<f32, "M">>(device, {3});
     Blocks one, two;
-    one.layers = {Block{gain, gain}, Block{gain, {}}};
+    one.layers = {Block{scale, scale}, Block{scale, {}}};
     const std::string empty = message_of([&] { map_tree([](const auto& x) { return x * 2.0; }, one); });
     CHECK_THAT(empty, Catch::StartsWith("the leaf `layers/1/bias`: *") && Catch::Contains(at(__LINE__ - 1)));
     const auto read = [](std::string_view, const auto& x) { static_cast<void>(x.span()); };
     CHECK_THAT(message_of([&] { for_each_leaf(read, one); }), Catch::StartsWith("the leaf `layers/1/bias`: "));
-    two.layers = {Block{gain, gain}};
+    two.layers = {Block{scale, scale}};
     CHECK(
         message_of([&] { map_tree([](const auto& a, const auto& b) { return a + b; }, one, two); }) ==
         "trees of different structure: the Array `layers` has 2 entries in the first tree and 1 in another; build them "

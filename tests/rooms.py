@@ -23,7 +23,7 @@ ROOMS = {
     "kernels": "local math, erased of specs",
     "runtime": "what a tensor holds, names and sizes, padding, observers",
     "autodiff": "tape, backward pass, value_and_grad, recompute, overlap",
-    "compute": "what each op does with a device's blocks, without specs",
+    "compute": "what each op does with a device's shards, without specs",
     "optim": "optimizers, learning rates, initialisation",
     "interop": "host arrays, shard_map, gradient checks, Eigen, Kokkos, formatting",
     "pipeline": "pipeline parallelism: stages, schedules, execution",

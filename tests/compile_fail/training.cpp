@@ -27,7 +27,7 @@ Weights update(const M2& mesh, const Weights& weights, const Batch& x, double ra
 }
 struct Sharded {
   Tensor<f32, "M/d F/t"> w;
-  Tensor<f32, "M/t/d"> gain;
+  Tensor<f32, "M/t/d"> scale;
 };
 static_assert(fully_sharded<M2, Sharded>);
 

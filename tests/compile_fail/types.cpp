@@ -54,10 +54,10 @@ void assigned(Residual& to, const Residual& from) {
 // expect: a tensor `f32\[M/t\]` does not fit the declared type `f32\[M/t/d\]`
 #if SECTION == 7
 struct Weights {
-  Norm gain;
+  Norm scale;
 };
-Weights wrong_field(const Tensor<f32, "M/t">& gain) {
-  return {gain};
+Weights wrong_field(const Tensor<f32, "M/t">& scale) {
+  return {scale};
 }
 #endif
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "shardlib/run/quantity.hpp"
+#include "shardlib/run/unit.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib::run {

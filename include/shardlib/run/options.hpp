@@ -9,7 +9,7 @@
 #include <variant>
 #include <vector>
 
-#include "shardlib/run/rule.hpp"
+#include "shardlib/run/validator.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib::run {

@@ -16,7 +16,7 @@
 #include "shardlib/device/exec.hpp"
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/gemm.hpp"
-#include "shardlib/kernels/impl/einsum_schedule.hpp"
+#include "shardlib/kernels/impl/einsum_loops.hpp"
 #include "shardlib/kernels/impl/reduce.hpp"
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/spec/dtype.hpp"

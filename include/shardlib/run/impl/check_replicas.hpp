@@ -36,7 +36,7 @@ inline std::uint64_t checksum_of(const shardlib::detail::Value& leaf) {
 }
 
 /// The axis indices of the device `rank`.
-inline std::vector<int> coordinates(const Device& device, int rank) {
+inline std::vector<int> axis_indices(const Device& device, int rank) {
   std::vector<int> result(device.axes().size());
   for (std::size_t i = result.size(); i-- > 0; rank /= device.axes()[i].size) result[i] = rank % device.axes()[i].size;
   return result;
@@ -89,11 +89,11 @@ SHARDLIB_INLINE void check_replicas(Device& device, const io::detail::NamedValue
   };
   // Describes how the replicas of this device's values differ; empty if they do not.
   const auto differs = [&](const std::string& name, const TensorSpec* spec) {
-    const std::vector<int> here = coordinates(device, device.rank());
+    const std::vector<int> here = axis_indices(device, device.rank());
     std::vector<std::pair<int, std::uint64_t>> copies;
     std::vector<bool> along(here.size());
     for (int rank = 0; rank < device.size(); ++rank) {
-      const std::vector<int> there = coordinates(device, rank);
+      const std::vector<int> there = axis_indices(device, rank);
       bool same_shard = true;
       for (std::size_t i = 0; i < here.size(); ++i)
         same_shard = same_shard && (there[i] == here[i] || is_replicated(spec, device.axes()[i].name));

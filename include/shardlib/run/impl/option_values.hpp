@@ -26,7 +26,7 @@
 #include <toml++/toml.h>
 #pragma pop_macro("NDEBUG")
 
-#include "shardlib/run/rule.hpp"
+#include "shardlib/run/validator.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/excerpt.hpp"
 #include "shardlib/support/print.hpp"

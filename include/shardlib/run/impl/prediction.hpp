@@ -13,7 +13,7 @@
 #include <optional>
 
 #include "shardlib/run/impl/option_values.hpp"
-#include "shardlib/run/quantity.hpp"
+#include "shardlib/run/unit.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::run {

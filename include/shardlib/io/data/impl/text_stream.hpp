@@ -1,4 +1,4 @@
-// Definitions of stream.hpp.
+// Definitions of text_stream.hpp.
 #pragma once
 
 #include "shardlib/io/data/text_stream.hpp"

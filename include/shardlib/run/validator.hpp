@@ -57,5 +57,5 @@ inline constexpr std::int64_t most_layers = std::int64_t{1} << 12;
 }  // namespace shardlib::run
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/run/impl/rule.hpp"
+#include "shardlib/run/impl/validator.hpp"
 #endif

@@ -17,5 +17,5 @@ enum class Unit { number, count, percent, bytes, seconds };
 }  // namespace shardlib::run
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/run/impl/quantity.hpp"
+#include "shardlib/run/impl/unit.hpp"
 #endif
