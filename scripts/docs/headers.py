@@ -30,6 +30,7 @@ class Declaration:
     parameters: str = ""
     result: str = ""
     members: list = dataclasses.field(default_factory=list)
+    note: bool = False  # its comment is a `///<` behind it
     virtual: bool = False  # it overrides, is defaulted or deleted: the comment stands elsewhere, or there is nothing to say
 
 
@@ -188,6 +189,7 @@ class Reader:
     def doc_line(self, token):
         if token.text.startswith("///<"):
             for declaration in self.last:
+                declaration.note = declaration.note or not declaration.doc
                 declaration.doc = (declaration.doc + " " + token.text[4:].strip()).strip()
         else:
             self.docs.append(token.text[3:].rstrip())

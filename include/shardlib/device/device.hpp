@@ -76,7 +76,7 @@ class Device {
   /// A device of a dry run: all is counted, nothing computed, and tensors have no elements to look at.
   [[nodiscard]] bool is_dry() const { return pool_->is_meta(); }
 
-  /// "device 3 (d=1,t=1) of mesh d=4,t=2"
+  /// The device in words: "device 3 (d=1,t=1) of mesh d=4,t=2".
   [[nodiscard]] std::string describe() const;
 
   /// The device's own T, default-constructed at first use.

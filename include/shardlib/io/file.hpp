@@ -13,7 +13,7 @@
 
 namespace shardlib::io {
 
-/// Bytes in memory.
+/// The bytes of a file, in memory.
 using Bytes = std::vector<std::byte>;
 
 /// The bytes of a text, without a copy.
@@ -57,7 +57,7 @@ class OutputFile {
   /// Removes what was not committed.
   ~OutputFile();
 
-  void write(std::span<const std::byte> bytes);  ///< appends
+  void write(std::span<const std::byte> bytes);  ///< appends the bytes
   /// With `durable` it is on the disk (fsync) when this returns.
   void commit(bool durable);
 
@@ -68,7 +68,7 @@ class OutputFile {
 
 /// Whether a file, a folder or anything else has this path.
 [[nodiscard]] bool file_exists(const std::string& path);
-/// The file's bytes.
+/// Reads the bytes of a file.
 [[nodiscard]] Bytes read_file(const std::string& path);
 /// Creates or replaces the file. With `durable` it is on the disk (fsync) when this returns. `write_file("out.bin",
 /// bytes)`

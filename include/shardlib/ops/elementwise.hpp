@@ -46,7 +46,7 @@ SHARDLIB_UNARY(abs)
 SHARDLIB_UNARY(relu)
 /// The tanh approximation of GELU, as in GPT-2 (Hendrycks and Gimpel 2016). `gelu(x)`
 SHARDLIB_UNARY(gelu)
-/// x * sigmoid(x) of each element, also called SiLU (Ramachandran et al. 2017). `swish(x)`
+/// The product x * sigmoid(x) of each element, also called SiLU (Ramachandran et al. 2017). `swish(x)`
 SHARDLIB_UNARY(swish)
 /// The sine of each element. `sin(x)`
 SHARDLIB_UNARY(sin)

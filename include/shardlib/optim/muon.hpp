@@ -54,7 +54,7 @@ template <Spec S>
 struct Muon {
   double momentum = 0.95;
   bool nesterov = true;
-  int iterations = 5;  ///< of Newton-Schulz
+  int iterations = 5;  ///< iterations of Newton-Schulz
   AdamW adamw = {};
   std::function<bool(std::string_view)> matrix = [](std::string_view) { return true; };
 

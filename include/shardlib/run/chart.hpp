@@ -42,7 +42,7 @@ struct StackedChart {
   Unit unit = Unit::seconds;
   std::vector<double> x;
   std::vector<std::string> names;
-  std::vector<std::vector<double>> parts;  ///< of names.size() rows
+  std::vector<std::vector<double>> parts;  ///< names.size() rows
 };
 
 /// The mean, or the median, over a window of up to 2 * half + 1 values around each of `at`. At the end the window is

@@ -66,9 +66,9 @@ struct AxisOption {
   double least = 0;
   std::string_view slow, fast;  ///< example values for the outermost axis and for the others
 };
-/// The option --plan-bandwidth.
+/// The bandwidth of links, option --plan-bandwidth.
 inline constexpr AxisOption plan_bandwidth{"--plan-bandwidth", "number of at least 1, in B/s", 1, "25e9", "300e9"};
-/// The option --plan-latency.
+/// The latency of links, option --plan-latency.
 inline constexpr AxisOption plan_latency{"--plan-latency", "number of at least 0, in seconds", 0, "20e-6", "5e-6"};
 
 /// An example of the option's value, "d=25e9,t=300e9", for the axes over which something is sent. Empty if there are

@@ -18,7 +18,7 @@ class SpikeWindow {
   SpikeWindow(std::int64_t steps, double deviations);
   /// Adds a step that has made an update. If the window is full, it drops the oldest.
   void add(double loss, double grad_norm);
-  /// Removes all steps.
+  /// Removes all steps from the window.
   void clear() { losses_.clear(), norms_.clear(); }
   /// Describes the spike, "the gradient norm 87.2 is 31 standard deviations above 1.3, the mean of the last 100 steps".
   /// Empty if there is none.

@@ -25,7 +25,7 @@ struct Validator {
   bool command_line_only = false;  ///< not a setting of the run: neither read from a file nor stored
 };
 
-/// Both validators together.
+/// A validator that requires both.
 [[nodiscard]] SHARDLIB_INLINE Validator operator|(Validator a, const Validator& b);
 
 /// The largest size, chosen so that products of a few sizes fit 64 bits.

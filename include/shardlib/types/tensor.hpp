@@ -111,7 +111,7 @@ struct NamedSize {
 /// A list of sizes, written at the call or built at run time.
 using Sizes = std::vector<NamedSize>;
 
-/// The smallest multiple that is at least the size: `{"V", 50257, round_up(50257, 64)}`
+/// The smallest multiple that is at least the size. `{"V", 50257, round_up(50257, 64)}`
 constexpr std::int64_t round_up(std::int64_t size, std::int64_t multiple) {
   return (size + multiple - 1) / multiple * multiple;
 }

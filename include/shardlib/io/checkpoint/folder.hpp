@@ -23,9 +23,9 @@ namespace shardlib::io {
 /// What a checkpoint says about the run in addition to its arrays: the step, and more.
 struct CheckpointMeta {
   std::int64_t step = 0;
-  std::string data_hash = {};                    ///< of the data's configuration; a resumed run compares it
+  std::string data_hash = {};                    ///< hash of the data's configuration; a resumed run compares it
   std::map<std::string, std::string> user = {};  ///< anything else, UTF-8
-  std::optional<double> validation_loss = {};    ///< of its weights
+  std::optional<double> validation_loss = {};    ///< validation loss of its weights
   friend bool operator==(const CheckpointMeta&, const CheckpointMeta&) = default;
 };
 
@@ -35,7 +35,7 @@ struct CheckpointArray {
   DType dtype = DType::f32;
   Index shape;                    ///< without padding
   std::vector<std::string> dims;  ///< their names
-  /// Its size.
+  /// The size of the array without padding.
   [[nodiscard]] std::uint64_t bytes() const { return static_cast<std::uint64_t>(volume(shape)) * size_of(dtype); }
 };
 
@@ -63,7 +63,7 @@ class Checkpoint {
 
   [[nodiscard]] const std::string& path() const;
   [[nodiscard]] const CheckpointMeta& meta() const;
-  /// Sorted by name.
+  /// The arrays, sorted by name.
   [[nodiscard]] const std::vector<CheckpointArray>& arrays() const;
   /// Null where there is none.
   [[nodiscard]] const CheckpointArray* find(const std::string& name) const;

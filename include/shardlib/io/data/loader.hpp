@@ -25,7 +25,7 @@ enum class Rows {
 struct LoaderOptions {
   std::int64_t batch = 1;        ///< rows of the global batch
   std::int64_t length = 1;       ///< tokens a row
-  std::uint64_t seed = 0;        ///< of the order
+  std::uint64_t seed = 0;        ///< seed of the order
   Rows rows = Rows::packed;      ///< what a row holds
   bool shuffle = true;           ///< false: rows in the order of the source
   bool repeat = true;            ///< false: one pass, then the end; what fills the last batch up does not count

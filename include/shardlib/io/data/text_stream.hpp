@@ -18,7 +18,7 @@ namespace shardlib::io {
 struct TextStreamOptions {
   std::int64_t batch = 1;   ///< rows of the global batch
   std::int64_t length = 1;  ///< tokens a row
-  std::uint64_t seed = 0;   ///< of the order of the files and of the places where the rows begin
+  std::uint64_t seed = 0;   ///< seed of the order of files and of the rows' first positions
   TextOptions text = {};    ///< how the texts become tokens
   std::uint32_t vocabulary = 0;  ///< ids must be below it; 0: not checked
   std::int32_t begin = 0;        ///< the input before the first token of a document, and of a row

@@ -27,9 +27,9 @@ class BinChecksumWriter;
 /// GPT-2's end of text, which separates the documents of `.bin` files.
 inline constexpr std::uint32_t gpt2_end_of_text = 50256;
 
-/// uint16 ids in one or more files, read as one: with llm.c's header (256 int32: 20240520, 1, the number of ids; a
-/// document begins with the end of text), or bare as nanoGPT writes them (it ends with it). Where a file has checksums
-/// beside it (BinWriter), each of its chunks is compared with them when it is first read.
+/// Token ids of type uint16 in one or more files, read as one. The files have llm.c's header (256 int32: 20240520, 1, the
+/// number of ids; a document begins with the end of text), or are bare as nanoGPT writes them (a document ends with it).
+/// If a file has checksums (BinWriter), each of its chunks is compared with them when it is first read.
 class BinTokens final : public TokenSource {
  public:
   /// Throws UsageError where there are no files or some have a header and others have none, Error where a size does not

@@ -38,7 +38,7 @@ class TokenSource {
 
   /// What messages call it: a path.
   [[nodiscard]] const std::string& name() const { return name_; }
-  /// At least 1.
+  /// The number of tokens, at least 1.
   [[nodiscard]] std::int64_t tokens() const { return tokens_; }
   /// A bound on all ids, where the format states one; `read` checks it.
   [[nodiscard]] std::optional<std::uint32_t> max_token_id() const { return max_token_id_; }

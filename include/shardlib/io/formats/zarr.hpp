@@ -19,7 +19,7 @@
 
 namespace shardlib::io {
 
-/// numpy's name of a C++ type: "<f4" for float. `zarr_dtype<float>()`
+/// The name of a C++ type in numpy: "<f4" for float. `zarr_dtype<float>()`
 template <class T>
 requires std::is_arithmetic_v<T> std::string zarr_dtype() {
   if (std::is_same_v<T, bool>) return "|b1";
@@ -62,7 +62,7 @@ class ZarrArray {
     check_type(zarr_dtype<T>());
     read_bytes(offset, shape, std::as_writable_bytes(out));
   }
-  /// The whole array.
+  /// Reads the whole array.
   template <class T>
   requires(!std::is_same_v<T, bool>) [[nodiscard]] std::vector<T> read_all() const {
     check_type(zarr_dtype<T>());
