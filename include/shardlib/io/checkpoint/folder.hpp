@@ -20,7 +20,7 @@
 
 namespace shardlib::io {
 
-/// What a checkpoint says about the run in addition to its arrays: the step, and more.
+/// What a checkpoint stores about the run in addition to its arrays: the step, and more.
 struct CheckpointMeta {
   std::int64_t step = 0;
   std::string data_hash = {};                    ///< hash of the data's configuration; a resumed run compares it
@@ -93,7 +93,7 @@ class Checkpoint {
 
 namespace detail {
 
-/// Of the folder "step-00000100"; nothing for other names.
+/// The step of the folder "step-00000100"; nothing for other names.
 [[nodiscard]] std::optional<std::int64_t> step_of(std::string_view name);
 /// "x; y; z and 4 more", and the error for a damaged checkpoint.
 [[nodiscard]] std::string damage_message(const std::string& path, const std::vector<std::string>& damages);

@@ -14,7 +14,7 @@
 
 namespace shardlib::io {
 
-/// What a row holds.
+/// The content of a row.
 enum class Rows {
   packed,   ///< the next `length` tokens, whatever documents they belong to
   padded,   ///< the first `length` tokens of one document, filled up with 0 that do not count

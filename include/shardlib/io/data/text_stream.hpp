@@ -29,8 +29,8 @@ struct TextStreamOptions {
 /// reads the parts of its rows only. Not thread-safe: each device has its own.
 class TextStream {
  public:
-  /// For rows [first, first + count) of each batch. `path` is a text file or a folder, which is searched through;
-  /// names that begin with a dot are passed over. Throws UsageError where it holds no text, or less than 64 bytes a
+  /// Streams the rows [first, first + count) of each batch. `path` is a text file, or a folder that is searched
+  /// recursively; names that begin with a dot are skipped. Throws UsageError if it has no text, or less than 64 bytes a
   /// row.
   TextStream(const std::string& path, TextStreamOptions options, std::int64_t first, std::int64_t count);
   ~TextStream();

@@ -86,7 +86,7 @@ class BinWriter {
   std::unique_ptr<detail::BinChecksumWriter> checksums_;
 };
 
-/// The file beside `.bin` files that says which tokenizer made them, as the attributes of flat-tokens do.
+/// The file next to `.bin` files that names the tokenizer that made them, as the attributes of flat-tokens do.
 inline constexpr std::string_view tokens_note = "tokens.json";
 
 /// The tokenizer that made a data set, its `name` and `fingerprint`; and the id that is the `end_of_text` of each
@@ -98,7 +98,7 @@ struct TokensMaker {
 
 /// Writes `tokens_note` into a folder of `.bin` files. `write_tokens_note("data/bins", *tokenizer)`
 void write_tokens_note(const std::string& folder, const Tokenizer& tokenizer);
-/// What the data set at a path for `open_tokens` says of its tokenizer; nothing where it says nothing.
+/// The tokenizer that made the data set at a path for `open_tokens`; nothing if the data set does not name it.
 /// `made_by("books.zarr")`
 [[nodiscard]] std::optional<TokensMaker> made_by(const std::string& path);
 

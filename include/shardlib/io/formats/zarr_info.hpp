@@ -1,4 +1,4 @@
-// What `.zarray` says of a zarr v2 array.
+// The content of `.zarray`, which describes a zarr v2 array.
 #pragma once
 
 #include <optional>
@@ -23,7 +23,7 @@ struct ZarrDelta {
   std::string stored;  ///< dtype of the differences ("astype"); as wide as dtype or narrower
 };
 
-/// What `.zarray` says. Arrays are in C order.
+/// The content of `.zarray`. Arrays are in C order.
 struct ZarrInfo {
   Index shape;
   Index chunks;               ///< as many as shape, at least 1 each

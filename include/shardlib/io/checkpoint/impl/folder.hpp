@@ -179,7 +179,7 @@ inline std::set<std::int64_t> best_checkpoints(const std::string& directory, std
 
 SHARDLIB_INLINE void prune_checkpoints(const std::string& directory, std::int64_t step, const Retention& keep) {
   std::vector<std::int64_t> before;
-  // The checkpoint stands, and the next save tries again.
+  // The checkpoint is complete, and the next save tries again.
   const auto or_warn = [](const std::string& path, const auto& remove) {
     try {
       remove();
@@ -296,7 +296,7 @@ SHARDLIB_INLINE std::vector<std::string> Checkpoint::not_finite() const {
   std::vector<std::string> found;
   for (const CheckpointArray& array : impl_->arrays) {
     if (!is_floating(array.dtype)) continue;
-    // Rows of the first dim, so many at a time that a piece is 64 MB or one row.
+    // Reads rows of the first dim in pieces of 64 MB or one row.
     const std::int64_t rows = array.shape.empty() ? 1 : array.shape[0];
     const std::int64_t row_bytes = static_cast<std::int64_t>(array.bytes()) / std::max<std::int64_t>(rows, 1);
     const std::int64_t step = std::max<std::int64_t>((1 << 26) / std::max<std::int64_t>(row_bytes, 1), 1);

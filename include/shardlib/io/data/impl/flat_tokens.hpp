@@ -141,7 +141,7 @@ struct FlatTokensWriter::Output {
     return {{0}, {chunk}, "<u8", ZarrDelta{"<i8", "<i8"}, {"blosc", "lz4", 5, 2}, "0", ".", true};
   }
 
-  /// Writes what is pending of an array with `size` elements; keeps it pending unless it fills its chunk.
+  /// Writes the pending elements of an array with `size` elements. A chunk that is not full stays pending.
   template <class T>
   void flush(ZarrArray& array, std::vector<T>& pending, std::int64_t size) {
     if (size > array.size()) array.resize({size});
@@ -159,7 +159,7 @@ struct FlatTokensWriter::Output {
     if (std::ssize(tokens) == encoded_tokens.chunk_size()) flush_tokens();
   }
 
-  /// Goes back to what was committed: what lies behind it will be written again.
+  /// Goes back to the last commit. Later data is written again.
   void go_back(const FlatTokensProgress& committed) {
     progress = committed;
     const auto tail = [](ZarrArray& array, auto& pending, std::int64_t size) {

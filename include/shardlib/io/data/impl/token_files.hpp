@@ -243,7 +243,7 @@ inline bool has_zeros(const InputFile& file) {
   return std::find(start.begin(), start.end(), std::byte{0}) != start.end();
 }
 
-/// What `tokens_note` in this folder says; nothing where there is none.
+/// The content of `tokens_note` in this folder; empty if there is none.
 inline std::optional<TokensMaker> read_tokens_note(const std::string& folder) {
   const std::string path = (folder.empty() ? "." : folder) + "/" + std::string(tokens_note);
   if (!file_exists(path)) return {};
@@ -314,7 +314,7 @@ SHARDLIB_INLINE void write_tokens_note(const std::string& folder, const Tokenize
 }
 
 SHARDLIB_INLINE std::optional<TokensMaker> made_by(const std::string& path) {
-  // The attributes stand beside the splits, of which the path may name one.
+  // The attributes are in the folder above the splits, and the path may name a split.
   for (const std::string& folder : {path, path + "/.."}) {
     if (!file_exists(folder + "/.zgroup")) continue;
     const detail::json attributes = ZarrGroup::open(folder).attributes();

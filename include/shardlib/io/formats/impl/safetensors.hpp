@@ -35,7 +35,7 @@ SHARDLIB_INLINE std::size_t safetensors_item(const std::string& dtype) {
   return found == bytes.end() ? 0 : found->second;
 }
 
-/// The header's JSON. Names that stand twice, of which a parser would keep one, are refused.
+/// Parses the header's JSON. It refuses duplicate names, of which a parser would keep one.
 inline json parse_header(const Bytes& text, const std::string& path) {
   std::set<std::string> names, keys;
   std::string twice;

@@ -43,7 +43,7 @@ inline bool is_shard_name(std::string_view name) {
                     [](char c, char p) { return p == '#' ? c >= '0' && c <= '9' : c == p; });
 }
 
-/// From tensors to their shards' names. Tensors that stand twice, of which a parser would keep one, are refused.
+/// Maps tensors to the names of their shards. Duplicate tensors, of which a parser would keep one, are refused.
 inline std::map<std::string, std::string> parse_index(const std::string& path) {
   const auto fail = [&](const std::string& why) { throw Error("'" + path + "': " + why); };
   const InputFile file(path);

@@ -239,7 +239,7 @@ SHARDLIB_INLINE void ZarrArray::copy_from_chunk(const Index& chunk, const Index&
       piece = cached(chunk, false, done = last);
     }
   } else if (const std::string file = path() + "/" + chunk_key(chunk); file_exists(file)) {
-    // Nothing to decode: read what is asked for only, in one piece if the runs are short.
+    // There is nothing to decode, so only the requested bytes are read, in one read if the runs are short.
     const InputFile input(file);
     const auto expected = static_cast<std::uint64_t>(chunk_size()) * item;
     if (input.size() != expected)

@@ -45,7 +45,7 @@ inline std::vector<std::string> read_vocabulary(const JsonPlace& file) {
   for (const auto& [token, id] : vocabulary.object()) place(token, vocabulary.at(token, id));
   if (!file.has("added_tokens")) return tokens;
   const JsonPlace added = file.at("added_tokens");
-  // What is not in the model gets the next ids there, whatever the file says.
+  // Tokens that are not in the model get the next ids, whatever the file says.
   std::size_t next = vocabulary.object().size();
   most += added.array().size();
   for (std::size_t i = 0; i < added.array().size(); ++i) {
@@ -160,7 +160,7 @@ inline void read_added(const JsonPlace& file, TokenizerParts& parts) {
 
 // ---- the end of text ------------------------------------------------------------------------------------------------
 
-/// The `eos_token` of the tokenizer_config.json beside the file; empty where that does not say.
+/// The `eos_token` of the tokenizer_config.json in the same folder; empty if it has none.
 inline std::string configured_end(const std::string& path) {
   const std::string config = (std::filesystem::path(path).parent_path() / "tokenizer_config.json").string();
   if (!file_exists(config)) return {};
