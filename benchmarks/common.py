@@ -53,7 +53,7 @@ def add_data(parser):
 def percent(text):
     """A part of a whole, for argparse."""
     if not re.fullmatch(r"\d*\.?\d+", text) or float(text) > 100:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number from 0 to 100")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 0 to 100")
     return float(text)
 
 
@@ -61,7 +61,7 @@ def count(least=1):
     """A whole number of at least so much, for argparse."""
     def parsed(text):
         if not re.fullmatch(r"\d+", text) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"'{text}' is no whole number of at least {least}")
+            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least {least}")
         return int(text)
     return parsed
 
@@ -69,7 +69,7 @@ def count(least=1):
 def gbit(text):
     """A link's rate, for argparse."""
     if not re.fullmatch(r"\d*\.?\d+", text) or float(text) < 0.001:
-        raise argparse.ArgumentTypeError(f"'{text}' is no rate in Gbit/s, of at least 0.001")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a rate in Gbit/s, of at least 0.001")
     return float(text)
 
 
@@ -80,7 +80,7 @@ def seconds(text):
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds")
     return value
 
 

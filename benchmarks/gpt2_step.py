@@ -67,7 +67,7 @@ def run(command, **more):
 def batches(text):
     """[(sequences, tokens), ...], for argparse."""
     if not re.fullmatch(r"[1-9]\d*x[1-9]\d*(,[1-9]\d*x[1-9]\d*)*", text):
-        raise argparse.ArgumentTypeError(f"'{text}' is no list of sequences x tokens, each at least 1, as in 4x64,1x1024")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a list of sequences x tokens, each above 0, as in 4x64,1x1024")
     return [tuple(map(int, part.split("x"))) for part in text.split(",")]
 
 

@@ -24,7 +24,7 @@ while [ $# -gt 0 ]; do
         --torch-root) [ -f "$folder.ready" ] || misuse "$folder has no PyTorch; scripts/torch-root.sh $folder makes it" ;;
         --llmc)
           [ -f "$folder/train_gpt2.c" ] ||
-            misuse "$folder is no checkout of llm.c; git clone https://github.com/karpathy/llm.c $folder makes one"
+            misuse "$folder is not a checkout of llm.c; git clone https://github.com/karpathy/llm.c $folder makes one"
           ;;
       esac
       peers+=("$1" "$folder")

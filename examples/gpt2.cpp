@@ -211,43 +211,43 @@ void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
   o.training.may_change = {"attention", "recompute", "prefetch", "gather"};  // the same numbers, but for rounding
   options.group("model");
-  options.add("--layers", o.layers, "layers", run::size(1, run::most_layers));
+  options.add("--layers", o.layers, "number of layers", run::size(1, run::most_layers));
   options.add("--d-model", o.d_model, "width of the residual stream", run::size());
   options.add("--heads", o.heads, "attention heads; each is d-model / heads wide", run::size());
   options.add("--d-ff", o.d_ff, "width of the feed-forward layer", run::size());
-  options.add("--context", o.context, "learned positions: the longest text", run::size());
+  options.add("--context", o.context, "number of learned positions, the length of the longest text", run::size());
   options.add("--vocabulary", o.vocabulary, "token ids (0: the tokenizer's)", run::size(0));
   options.add("--norm", o.norm, "LayerNorm before each branch (GPT-2) or after it (miniGPT)",
               run::one_of({"pre", "post"}));
-  options.add("--activation", o.activation, "of the feed-forward layer", run::one_of({"gelu", "relu"}));
-  options.flag("--tied", o.tied, "the embedding is the output layer too");
-  options.add("--epsilon", o.epsilon, "of LayerNorm", run::above(0));
-  options.add("--dropout", o.dropout, "share of elements dropped from embedding and branches", run::between(0, 0.999));
-  options.add("--dtype", o.dtype, "of products and of what goes over the wire; weights are trained in f32",
+  options.add("--activation", o.activation, "activation of the feed-forward layer", run::one_of({"gelu", "relu"}));
+  options.flag("--tied", o.tied, "use the embedding as the output layer too");
+  options.add("--epsilon", o.epsilon, "epsilon of LayerNorm", run::above(0));
+  options.add("--dropout", o.dropout, "fraction of elements dropped from embedding and branches",
+              run::between(0, 0.999));
+  options.add("--dtype", o.dtype, "dtype of products and communication; weights are trained in f32",
               run::one_of({"f32", "bf16"}));
-  options.add("--attention", o.attention, "of training: the library's in one op, or gpt2_model.hpp's in einsums",
+  options.add("--attention", o.attention, "attention in training: the library's fused op, or einsums of gpt2_model.hpp",
               run::one_of({"fused", "einsum"}));
-  options.add("--recompute", o.recompute, "what the backward pass computes again: none, seqax's choice, everything",
+  options.add("--recompute", o.recompute, "what the backward pass recomputes: nothing, seqax's choice, or everything",
               run::one_of({"none", "seqax", "everything"}));
   options.flag("--prefetch", o.prefetch,
                "gather the next layer's weights while a layer runs; not with --recompute none");
-  options.add("--gather", o.gather, "when weights are gathered and gradients scattered: per-step needs more memory",
+  options.add("--gather", o.gather, "when weights are gathered and gradients scattered; per-step needs more memory",
               run::one_of({"per-microbatch", "per-step"}));
-  options.add(
-      "--optimizer", o.optimizer,
-      "what updates the weights; --beta1 is the momentum of sgd and muon, and muon's matrices are w_up and w_down",
-      run::one_of({"adamw", "lion", "muon", "sgd"}));
+  options.add("--optimizer", o.optimizer,
+              "the optimizer; --beta1 is the momentum of sgd and muon, and muon's matrices are w_up and w_down",
+              run::one_of({"adamw", "lion", "muon", "sgd"}));
   options.add("--ema", o.ema,
               "validate, sample and export a moving average of the weights, which keeps this share of itself each step "
               "(0: the weights)",
               run::between(0, 0.999999));
   options.add("--lora", o.lora, "train low-rank adapters of this rank, not the weights (0: the weights)", run::size(0));
-  options.add("--lora-alpha", o.lora_alpha, "with --lora: what adapters add is multiplied by alpha / rank",
+  options.add("--lora-alpha", o.lora_alpha, "with --lora: the adapters' output is multiplied by alpha / rank",
               run::above(0));
   options.add("--load", o.load,
               "initial weights: a folder of Hugging Face's GPT-2, which gives the sizes too, or its safetensors file",
               run::value_name("PATH") | run::command_line_only());
-  options.add("--export", o.save, "write the weights of the run's last checkpoint as such a folder",
+  options.add("--export", o.save, "write the weights of the run's last checkpoint as a folder of the same format",
               run::value_name("DIR") | run::command_line_only());
   options.add("--logits", o.logits, "write the logits of the prompt's tokens as a safetensors file, at the end",
               run::value_name("FILE") | run::command_line_only());
@@ -380,7 +380,7 @@ int program(int argc, char** argv) {
   if (o.lora > 0 && o.gather == "per-step")
     throw UsageError("--lora gathers weights where they are used: leave it out, or choose --gather per-microbatch");
   if (o.lora > o.d_model)
-    throw UsageError(fmt::format("--lora {} is no low rank: choose at most --d-model {}", o.lora, o.d_model));
+    throw UsageError(fmt::format("--lora {} is not a low rank: choose at most --d-model {}", o.lora, o.d_model));
   if (!o.save.empty() && o.training.directory.empty())
     throw UsageError("--export writes the weights of a run's checkpoint: give --run too");
   must_be_gpt2(o);

@@ -20,7 +20,7 @@ void declare(run::Options& options, Options& o) {
   o.training.may_change = {"gather"};  // sums in another order
   gpt::declare(options, o);
   gpt::declare(options, o.files);
-  options.add("--gather", o.gather, "when weights are gathered and gradients scattered: per-step needs more memory",
+  options.add("--gather", o.gather, "when weights are gathered and gradients scattered; per-step needs more memory",
               run::one_of({"per-microbatch", "per-step"}));
   // clang-format off
   // The models of seqax's configurations for C4 with the Llama tokenizer.

@@ -36,7 +36,7 @@ struct HuggingFace {
 inline void declare(run::Options& options, HuggingFace& o) {
   options.add("--load", o.load, "initial weights and sizes: a folder of a Llama or Mistral model by Hugging Face",
               run::value_name("DIR") | run::command_line_only());
-  options.add("--export", o.save, "write the weights of the run's last checkpoint as such a folder",
+  options.add("--export", o.save, "write the weights of the run's last checkpoint as a folder of the same format",
               run::value_name("DIR") | run::command_line_only());
   options.add("--logits", o.logits, "write the logits of the prompt's tokens as a safetensors file, at the end",
               run::value_name("FILE") | run::command_line_only());
@@ -102,7 +102,7 @@ inline void imply_heads(run::Options& options, run::HuggingFaceConfig& config, b
   if (!config.has("head_dim") && width % heads != 0)
     config.refuse("head_dim", fmt::format("given, as {} heads do not divide 'hidden_size', {}", heads, width));
   const std::int64_t head = config.integer("head_dim", width / heads);
-  if (head % 2 != 0) config.refuse("head_dim", fmt::format("even, as rotary positions turn pairs: {} is not", head));
+  if (head % 2 != 0) config.refuse("head_dim", fmt::format("even, as rotary positions rotate pairs: {} is not", head));
   options.imply("--d-head", std::to_string(head), fmt::format("'{}': head_dim", config.path()));
   const bool whole = !mistral || config.is_null("sliding_window");  // null: no window, whatever the class
   if (!whole && !config.has("sliding_window") && seq > 4096)
@@ -120,7 +120,7 @@ inline void read_config(run::Options& options, const ModelOptions& o, HuggingFac
   std::error_code ignored;
   if (io::file_exists(files.load) && !std::filesystem::is_directory(files.load, ignored))
     throw UsageError(fmt::format(
-        "--load '{}' is no folder: give the folder of the model, which has its config.json too", files.load));
+        "--load '{}' is not a folder: give the folder of the model, which has its config.json too", files.load));
   run::require_other_folder(files.save, files.load);
   run::HuggingFaceConfig config(files.load);
   config.require("architectures", {R"(["LlamaForCausalLM"])", R"(["MistralForCausalLM"])"});

@@ -51,7 +51,7 @@ pipeline::LayerMap chosen_layers(const Options& o, const pipeline::Schedule& sch
   std::istringstream list(o.stage_layers);
   for (std::string word; std::getline(list, word, ',');) {
     if (word.empty() || word.size() > 6 || word.find_first_not_of("0123456789") != std::string::npos)
-      throw UsageError(fmt::format("--stage-layers {}: '{}' is no number; give one for each stage, as in 2,3,3",
+      throw UsageError(fmt::format("--stage-layers {}: '{}' is not a number; give one for each stage, as in 2,3,3",
                                    o.stage_layers, word));
     counts.push_back(std::stoi(word));
   }
@@ -281,18 +281,17 @@ void declare(run::Options& options, Options& o) {
       "--schedule", o.schedule,
       "gpipe, 1f1b, eager-1f1b, interleaved-1f1b, interleaved-gpipe, kimi-k2, zero-bubble, dualpipe-v, or a file "
       "that ends in .csv");
-  options.add("--stages", o.stages,
-              "stages that the layers are cut into (0: 2 p if a rank of the schedule has several, else p)",
+  options.add("--stages", o.stages, "number of stages (0: 2 p if a rank of the schedule has several, else p)",
               run::size(0));
   options.add("--stage-layers", o.stage_layers,
-              "layers of each stage, as in 2,3,3 (default: as even as they go, the first stages with one more)");
-  options.flag("--show-schedule", o.show_schedule, "no training: prints the tasks of each rank, and how they would run",
+              "layers of each stage, as in 2,3,3 (default: even, the first stages with one more)");
+  options.flag("--show-schedule", o.show_schedule, "no training: print the tasks of each rank and a simulation of them",
                run::command_line_only());
   options.add("--timeline", o.timeline,
               "picture of the last step, planned and measured (default: timeline.svg in --run's folder)",
               run::value_name("FILE.svg") | run::command_line_only());
   gpt::declare(options, o);
-  options.add("--model", o.model, "the GPT, or the transformer of JaxPP's tutorial, which makes up its data",
+  options.add("--model", o.model, "the GPT, or the transformer of JaxPP's tutorial, which makes its own data",
               run::one_of({"gpt", "jaxpp-tutorial"}));
   options.preset("jaxpp-tutorial",
                  {{"model", "jaxpp-tutorial"},

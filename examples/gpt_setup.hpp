@@ -26,16 +26,16 @@ struct ModelOptions {
 
 inline void declare(run::Options& options, ModelOptions& o) {
   options.group("model");
-  options.add("--layers", o.layers, "layers", run::size(1, run::most_layers));
+  options.add("--layers", o.layers, "number of layers", run::size(1, run::most_layers));
   options.add("--d-model", o.d_model, "width of the residual stream", run::size());
   options.add("--n-q-per-kv", o.n_q_per_kv, "query heads per key-value head", run::size());
   options.add("--n-kv", o.n_kv, "key-value heads", run::size());
   options.add("--d-head", o.d_head, "width of a head", run::size());
   options.add("--d-ff", o.d_ff, "width of the feed-forward layer", run::size());
   options.add("--vocabulary", o.vocabulary, "token ids (0: the tokenizer's)", run::size(0));
-  options.add("--norm-epsilon", o.config.norm_epsilon, "of RMSNorm", run::above(0));
+  options.add("--norm-epsilon", o.config.norm_epsilon, "epsilon of RMSNorm", run::above(0));
   run::declare(options, o.config.rope);
-  options.add("--dtype", o.dtype, "of products, and of what is sent", run::one_of({"f32", "bf16"}));
+  options.add("--dtype", o.dtype, "dtype of products and communication", run::one_of({"f32", "bf16"}));
   options.flag("--tied", o.tied, "use the embedding as the unembedding too");
 }
 
@@ -85,7 +85,7 @@ struct Initializer {
   }
 };
 
-// FLOPs of training by one token; an unembedding of its own is no second look-up.
+// FLOPs of training by one token; an unembedding of its own is not a second look-up.
 inline double flops_per_token(const ModelOptions& o, std::int64_t parameters, std::int64_t length) {
   return run::training_flops_per_token(parameters - (o.tied ? 0 : o.vocabulary * o.d_model), o.layers,
                                        o.n_q_per_kv * o.n_kv * o.d_head, length);

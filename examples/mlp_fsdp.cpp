@@ -88,7 +88,7 @@ int main(int argc, char** argv) {
     options.add("--mesh", settings.mesh, "devices: threads of this process, or MPI ranks under mpirun",
                 run::value_name("d=N"));
     options.add("--steps", settings.steps, "training steps", run::size(0));
-    options.add("--run", settings.run, "folder of the run's checkpoints; a run that is there goes on",
+    options.add("--run", settings.run, "folder of the run's checkpoints; an existing run is resumed",
                 run::value_name("DIR"));
     if (!options.parse(argc, argv)) {
       if (world_rank() == 0) fmt::print("{}", options.answer());

@@ -38,20 +38,20 @@ void declare(run::Options& options, Options& o) {
   o.training.batch_axes = "d e";
   run::declare(options, o.training);
   options.group("model");
-  options.add("--layers", o.layers, "layers", run::size(1, run::most_layers));
+  options.add("--layers", o.layers, "number of layers", run::size(1, run::most_layers));
   options.add("--d-model", o.d_model, "width of the residual stream", run::size());
-  options.add("--heads", o.heads, "heads of attention", run::size());
+  options.add("--heads", o.heads, "number of attention heads", run::size());
   options.add("--d-head", o.d_head, "width of a head", run::size());
   options.add("--d-ff", o.d_ff, "width of an expert", run::size());
-  options.add("--experts", o.experts, "experts of a layer; a multiple of axis e", run::size());
-  options.add("--experts-per-token", o.config.top_k, "experts of a token", run::size());
-  options.add("--shared", o.shared, "width of an expert that every token has (0: none)", run::size(0));
+  options.add("--experts", o.experts, "number of experts per layer; a multiple of the size of axis e", run::size());
+  options.add("--experts-per-token", o.config.top_k, "number of experts per token", run::size());
+  options.add("--shared", o.shared, "width of a shared expert, which processes every token (0: none)", run::size(0));
   options.add("--capacity", o.config.capacity, "slots of an expert, as a multiple of its share (0: dropless)",
               run::at_least(0));
   options.add("--balance", o.config.balance, "weight of the loss that balances the experts", run::at_least(0));
   options.add("--router-z", o.config.router_z, "weight of the router's z-loss", run::at_least(0));
   options.add("--vocabulary", o.vocabulary, "token ids (0: the tokenizer's)", run::size(0));
-  options.add("--norm-epsilon", o.config.norm_epsilon, "of RMSNorm", run::above(0));
+  options.add("--norm-epsilon", o.config.norm_epsilon, "epsilon of RMSNorm", run::above(0));
   run::declare(options, o.config.rope);
 }
 
@@ -160,14 +160,14 @@ int program(int argc, char** argv) {
   run::batch_must_divide(mesh, o.training);
   run::check_rope(o.config.rope, o.d_head);
   if (o.experts % mesh[1].size != 0)
-    throw UsageError(fmt::format("--experts {} is no multiple of axis e, which has size {}; change one of them",
+    throw UsageError(fmt::format("--experts {} is not a multiple of axis e, which has size {}; change one of them",
                                  o.experts, mesh[1].size));
   if (o.config.top_k > o.experts)
     throw UsageError(fmt::format("--experts-per-token {} is more than the {} experts; choose at most as many",
                                  o.config.top_k, o.experts));
   if (o.training.rows != "packed")
     throw UsageError("--rows " + o.training.rows +
-                     " fills rows up, and what fills them would take experts' slots: take --rows packed");
+                     " pads rows, and padding would take slots of experts: use --rows packed");
   const run::Data data = run::open_data(o.training, o.vocabulary);
   o.vocabulary = data.vocabulary;
   run::announce(options, o.training);

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """The documentation as a site of plain HTML, and what the reference needs of the headers.
 
-docs.py --check         fails, with file, line and name, on a public name without its sentence, or a function that users call
-                        without its example; Python's standard library is enough for it
+docs.py --check         fails, with file, line and name, on a public name without its sentence, a comment that is a fragment, a
+                        function that users call without its example, and an op that the tables of README.md or
+                        docs/spec-language.md lack; Python's standard library is enough for it
 docs.py --site FOLDER   writes the site: README.md, docs/*.md and a page for each public name, with a search that needs no
                         server. Fails on a link to a file or heading that is not there. Needs Debian's python3-markdown-it.
 
@@ -29,6 +30,7 @@ import reference  # noqa: E402
 
 FRONT = "README.md"
 TABLE = "docs/README.md"  # which pages there are, by kind
+OPS = ("README.md", "docs/spec-language.md")  # pages whose tables name every op
 KINDS = ("Tutorial", "How-to", "Reference", "Explanation")
 ROW = re.compile(r"^\|\s*(?P<kind>[\w-]+)\s*\|\s*\[(?P<title>[^]]+)\]\((?P<file>[^)#]+)\)\s*\|[^|]*\|$")
 
@@ -53,7 +55,7 @@ class Site:
                 continue
             file = os.path.normpath(os.path.join("docs", row["file"]))
             if row["kind"] not in kinds:
-                self.mistake(TABLE, number, f"`{row['kind']}` is no kind of page: there are {', '.join(KINDS)}")
+                self.mistake(TABLE, number, f"`{row['kind']}` is not a kind of page: there are {', '.join(KINDS)}")
                 continue
             kinds[row["kind"]].append((row["title"], file))
             listed.add(file)
@@ -182,7 +184,10 @@ class Site:
 
 
 def check(root, names):
-    found = sorted(set(reference.missing(names)))
+    found = set(reference.missing(names))
+    for page in OPS:
+        found.update(reference.not_in_table(root, names, page))
+    found = sorted(found)
     for path, line, name, what in found:
         print(f"{path.relative_to(root)}:{line}: {name}: {what}")
     return found

@@ -13,11 +13,11 @@ while [ $# -gt 0 ]; do
       [ $# -gt 1 ] || misuse "--seconds needs a number"
       seconds=$2
       shift
-      [[ $seconds =~ ^[1-9][0-9]*$ ]] || misuse "--seconds '$seconds' is no number of seconds"
+      [[ $seconds =~ ^[1-9][0-9]*$ ]] || misuse "--seconds '$seconds' is not a number of seconds"
       ;;
     -*) misuse "unknown option '$1'; there is --seconds N" ;;
     *)
-      [ -d "tests/fuzz/corpus/$1" ] || misuse "'$1' is no target; they are: $(ls tests/fuzz/corpus | tr '\n' ' ')"
+      [ -d "tests/fuzz/corpus/$1" ] || misuse "'$1' is not a target; they are: $(ls tests/fuzz/corpus | tr '\n' ' ')"
       targets+=("$1")
       ;;
   esac

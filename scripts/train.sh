@@ -38,9 +38,9 @@ while [ $# -gt 0 ]; do
   shift 2
 done
 for number in "${ranks[@]}"; do
-  [[ $number =~ ^[1-9][0-9]*$ ]] || misuse "--ranks: '$number' is no number of ranks"
+  [[ $number =~ ^[1-9][0-9]*$ ]] || misuse "--ranks: '$number' is not a number of ranks"
 done
-[[ $restarts =~ ^[0-9]+$ ]] || misuse "--restarts: '$restarts' is no number"
+[[ $restarts =~ ^[0-9]+$ ]] || misuse "--restarts: '$restarts' is not a number"
 for host in "${hosts[@]}"; do
   [[ $host =~ ^[^:]+:[1-9][0-9]*$ ]] || misuse "--hosts: '$host' is not HOST:SLOTS"
 done

@@ -683,9 +683,9 @@ TEST_CASE("checkpoint: all that does not fit is one error, with the nearest name
         [&] { io::load(mesh, path, empty); },
         "load: the leaf 'kept' is empty: make the tree first (zeros or random values), for its sizes");
     expect_error<UsageError>([&] { io::load(mesh, scratch / "nowhere", part); },
-                             "'" + scratch.path() + "/nowhere' is no checkpoint: there is no such folder");
+                             "'" + scratch.path() + "/nowhere' is not a checkpoint: there is no such folder");
     expect_error<UsageError>([&] { io::load(mesh, scratch.path(), part); },
-                             "'" + scratch.path() + "' is no checkpoint: it has no manifest.json");
+                             "'" + scratch.path() + "' is not a checkpoint: it has no manifest.json");
   });
 }
 
@@ -741,7 +741,7 @@ TEST_CASE("checkpoint: a name that cannot be a file's", "[checkpoint]") {
   for (const std::string name : {"", "../x", "a b", ".zattrs", "a..b"})
     CHECK(message_of([&] {
             io::save(mesh, scratch.path(), 1, tree, {}, {.rename = [&](const auto&) { return name; }});
-          }) == what + "'" + name + "' is no name for an array: use letters, digits, _, - and single dots");
+          }) == what + "'" + name + "' is not a name for an array: use letters, digits, _, - and single dots");
   CHECK(message_of([&] { io::save(mesh, scratch.path(), 1, tree, {}, {.rename = [](const auto&) { return "a"; }}); }) ==
         what + "two leaves have the name 'a'");
   CHECK(message_of([&] { io::save(mesh, scratch.path(), 1, Before{}); }) == what + "the leaf 'kept' is empty");

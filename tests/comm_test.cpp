@@ -186,18 +186,18 @@ TEST_CASE("parse_mesh reads axes in order") {
 TEST_CASE("parse_mesh says what is wrong") {
   CHECK(usage_error("d=4,t") == "mesh \"d=4,t\", entry 2: 't' has no '=': write name=size, as in d=4,t=2");
   CHECK(usage_error("d=4,") == "mesh \"d=4,\", entry 2: '' has no '=': write name=size, as in d=4,t=2");
-  CHECK(usage_error("d=x") == "mesh \"d=x\", entry 1: 'x' is no size: write a whole number, as in d=4,t=2");
-  CHECK(usage_error("d=") == "mesh \"d=\", entry 1: '' is no size: write a whole number, as in d=4,t=2");
-  CHECK(usage_error("d=2.5") == "mesh \"d=2.5\", entry 1: '2.5' is no size: write a whole number, as in d=4,t=2");
+  CHECK(usage_error("d=x") == "mesh \"d=x\", entry 1: 'x' is not a size: write a whole number, as in d=4,t=2");
+  CHECK(usage_error("d=") == "mesh \"d=\", entry 1: '' is not a size: write a whole number, as in d=4,t=2");
+  CHECK(usage_error("d=2.5") == "mesh \"d=2.5\", entry 1: '2.5' is not a size: write a whole number, as in d=4,t=2");
   CHECK(usage_error("d=0") == "mesh \"d=0\", entry 1: axis 'd' has size 0: give it at least 1");
   CHECK(usage_error("t=1,d=-3") == "mesh \"t=1,d=-3\", entry 2: axis 'd' has size -3: give it at least 1");
-  CHECK(usage_error("d=2,d=2") == "mesh \"d=2,d=2\", entry 2: axis 'd' stands there already: name each axis once");
+  CHECK(usage_error("d=2,d=2") == "mesh \"d=2,d=2\", entry 2: axis 'd' is given twice: name each axis once");
   CHECK(usage_error("2d=2") ==
-        "mesh \"2d=2\", entry 1: '2d' is no axis name: use letters, digits and _, not starting with a digit");
+        "mesh \"2d=2\", entry 1: '2d' is not an axis name: use letters, digits and _, not starting with a digit");
   CHECK(usage_error("d=2, t=2") ==
-        "mesh \"d=2, t=2\", entry 2: ' t' is no axis name: use letters, digits and _, not starting with a digit");
+        "mesh \"d=2, t=2\", entry 2: ' t' is not an axis name: use letters, digits and _, not starting with a digit");
   CHECK(usage_error("=2") ==
-        "mesh \"=2\", entry 1: '' is no axis name: use letters, digits and _, not starting with a digit");
+        "mesh \"=2\", entry 1: '' is not an axis name: use letters, digits and _, not starting with a digit");
   CHECK(usage_error("a=65536,b=65536") == "mesh \"a=65536,b=65536\", entry 2: too many devices: choose smaller sizes");
 }
 
@@ -577,7 +577,7 @@ TEST_CASE("buffers that do not fit are refused") {
   });
   SingleCommunicator alone;
   CHECK(error_of<Error>([&] { alone.recv({}, 0).wait(); }) ==
-        "recv from rank 0: a device that is alone waits for itself: send first");
+        "recv from rank 0: the only device of a group waits for its own message: send first");
 }
 
 #if defined(SHARDLIB_WITH_MPI)
@@ -797,7 +797,7 @@ TEST_CASE("launch refuses what cannot be") {
   const auto nothing = [](const std::shared_ptr<Device>&) {};
   CHECK(error_of<UsageError>([&] {
           launch({{"d", 2}, {"d", 2}}, nothing);
-        }) == "mesh \"d=2,d=2\", entry 2: axis 'd' stands there already: name each axis once");
+        }) == "mesh \"d=2,d=2\", entry 2: axis 'd' is given twice: name each axis once");
   CHECK(error_of<UsageError>([&] { launch({}, nothing, {.threads = -1}); }) ==
         "launch: threads must be positive, or 0 for a share of the cores");
   if (under_mpi()) {

@@ -39,7 +39,7 @@ void add_to_all_others(int count, MPI_Datatype type, MPI_Comm comm) {
 // In place of MPI's own, which the standard gives a second name for this purpose.
 extern "C" int MPI_Isend(const void* data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
                          MPI_Request* request) {
-  // Questions about ranks that let others wait are no collective's.
+  // Questions about ranks that let others wait belong to no collective.
   if (comm != shardlib::detail::mpi::process.control) sent += size_of(count, type);
   return PMPI_Isend(data, count, type, to, tag, comm, request);
 }

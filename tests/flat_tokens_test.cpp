@@ -152,14 +152,14 @@ TEST_CASE("flat-tokens: one writer, the same chunks, nobody else's folder", "[da
       "'" + path + ".partial' was begun with other sizes of chunks: choose the same, or remove it");
   put(path + ".partial/.progress", "{\"note\": 3");
   expect_error<Error>([&] { FlatTokensWriter writer(path, small_chunks); },
-                      "'" + path + ".partial/.progress' is no JSON (at byte 11): it is damaged");
+                      "'" + path + ".partial/.progress' is not JSON (at byte 11): it is damaged");
   put(path + ".partial/.progress", R"({"chunk_tokens": 16, "chunk_documents": 4})");
   expect_error<Error>([&] { FlatTokensWriter writer(path, small_chunks); },
                       "'" + path + ".partial/.progress' is damaged: remove '" + path + ".partial' and begin again");
   std::filesystem::create_directories(folder / "mine.partial/precious");
   expect_error<UsageError>(
       [&] { FlatTokensWriter writer(folder / "mine"); },
-      "'" + folder / "mine.partial" + "' is no unfinished data set: remove it, or write elsewhere");
+      "'" + folder / "mine.partial" + "' is not an unfinished data set: remove it, or write elsewhere");
   expect_error<UsageError>([&] { FlatTokensWriter writer(folder / "x", {0, 1}); },
                            "FlatTokensWriter: a chunk has at least one token, or document");
 }
@@ -191,7 +191,7 @@ TEST_CASE("flat-tokens: damage is named", "[data]") {
   fails("the first token is not marked as a document's first");
   make_group(folder, tokens, starts, -1);
   expect_error<Error>([&] { static_cast<void>(open_tokens(path)); },
-                      "'" + split + "': max_token_id is -1, which is no token id (0 to 2^31 - 1)");
+                      "'" + split + "': max_token_id is -1, which is not a token id (0 to 2^31 - 1)");
   make_group(folder, {}, {0});
   expect_error<UsageError>([&] { static_cast<void>(open_tokens(path)); },
                            "'" + split + "' has no tokens: choose another --data");
@@ -218,11 +218,11 @@ TEST_CASE("flat-tokens: damage is named", "[data]") {
                       "zarr chunk '" + split + "/encoded_tokens/1' is missing");
   std::filesystem::remove_all(split + "/seq_starts");
   expect_error<UsageError>([&] { static_cast<void>(open_tokens(path)); },
-                           "'" + split + "' is no flat-tokens array: it has no 'seq_starts' (docs/data.md)");
+                           "'" + split + "' is not a flat-tokens array: it has no 'seq_starts' (docs/data.md)");
   ZarrArray::create(split + "/seq_starts", {{4}, {3}, "<f8"});
   expect_error<UsageError>([&] { static_cast<void>(open_tokens(path)); },
                            "'" + split +
-                               "' is no flat-tokens array: 'seq_starts' has 1 dims of type \"<f8\" instead of 1 of "
+                               "' is not a flat-tokens array: 'seq_starts' has 1 dims of type \"<f8\" instead of 1 of "
                                "type \"<u8\" (docs/data.md)");
   expect_error<UsageError>([&] { static_cast<void>(open_tokens(path, Split::validation)); },
                            "'" + path +

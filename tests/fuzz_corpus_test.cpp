@@ -29,7 +29,7 @@ TEST_CASE("fuzz: the readers take every file of the corpus, or say in a sentence
     }
     INFO(target.name);
     CHECK(files >= 2);
-    CHECK(read >= 1);     // one at least is no mistake
+    CHECK(read >= 1);  // one at least is not a mistake
     const std::string name = target.name;
     CHECK((read < files || name == "text" || name == "tokenizer_text" || name == "spec"));  // and one is, for targets that throw
   }

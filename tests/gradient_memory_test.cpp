@@ -100,7 +100,7 @@ TEST_CASE("a backward pass makes neither a second table of zeros nor a second bl
     const auto step = [&] { return value_and_grad(mesh, loss<f32, Tied>, w, tokens, nullptr); };
     const auto most = peak(device, [&] { static_cast<void>(step()); });
     expect(most > gradient + logits && most < gradient + logits + small, "took " + std::to_string(most) + " bytes");
-    std::multiset<std::string_view> work;  // both write where they have read, which is no mere renaming
+    std::multiset<std::string_view> work;  // both write where they have read, which is not a mere renaming
     {
       const detail::Observing observing(device, [&](const auto& ran) {
         if (!detail::only_named(ran)) work.insert(ran.op.name);

@@ -1,4 +1,4 @@
-// Files that are no files, and what stands in the way of writing one.
+// Paths that are not files, and what stands in the way of writing one.
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>

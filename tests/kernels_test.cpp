@@ -15,7 +15,7 @@
 #include "shardlib/kernels/einsum.hpp"
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/gemm.hpp"
-#include "shardlib/kernels/impl/einsum_schedule.hpp"
+#include "shardlib/kernels/impl/einsum_loops.hpp"
 #include "shardlib/kernels/index.hpp"
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/random.hpp"
@@ -958,7 +958,7 @@ TEST_CASE("kernels: lookups in one shard of a table, and their transpose") {
   for (const i32 id : {18, -1}) {
     CHECK_THROWS_WITH(k::gather(fx.exec, DType::f32, lookup, &x, &id, &x),
                       "gather: id " + std::to_string(id) +
-                          " is outside the table's extent 18; check the data against the vocabulary size");
+                          " is outside the table's size 18; check the data against the vocabulary size");
   }
 }
 

@@ -233,7 +233,7 @@ def compare(program):
         check(all(changed[name] != tensors[name] for name in tensors), "training changes every tensor")
         check(distance(out, logits(config, changed)) < 1e-5, "what is exported after training has the run's logits")
 
-        gpt("--seq=5000", "--steps=0", f"--load={scratch}/mistral")  # null is no window, where an absent one is 4096
+        gpt("--seq=5000", "--steps=0", f"--load={scratch}/mistral")  # null is not a window, where an absent one is 4096
         one = {k: v for k, v in MODELS["one_kv_head"].items() if k != "rope_parameters"}
         w = read(scratch + "/one_kv_head/model.safetensors")
         for form in [{"rope_theta": 300.0, "rope_parameters": {"rope_type": "default"}}, {"rope_parameters": {"type": "default"}},
@@ -284,7 +284,8 @@ def compare(program):
         refused("a long prompt", "--logits", "17 tokens", "takes 10", options=["--seq=10", f"--logits={scratch}/never"])
         check("--logits: --prompt has the token 110" in gpt("--steps=0", "--vocabulary=110", f"--logits={scratch}/never",
                                                             status=2).stderr, "a prompt beyond the vocabulary")  # fmt: skip
-        check("is no folder" in gpt("--steps=0", f"--load={folder}/model.safetensors", status=2).stderr, "--load FILE")
+        no_folder = gpt("--steps=0", f"--load={folder}/model.safetensors", status=2)
+        check("is not a folder" in no_folder.stderr, "--load FILE")
         os.symlink(folder, scratch + "/link")
         for at in (folder, folder + "/../llama", scratch + "/link"):
             check("--export" in gpt("--seq=20", "--steps=0", f"--load={folder}", f"--run={scratch}/never", f"--export={at}",

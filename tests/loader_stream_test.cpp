@@ -214,7 +214,7 @@ TEST_CASE("stream: errors", "[stream]") {
   const std::string binary = write(folder, "binary/a", std::string(70, 'x') + '\0' + std::string(70, 'x'));
   expect_error<UsageError>(open(binary, {.batch = 1, .length = 500}),
                            "'" + binary +
-                               "' is no text: it has a zero byte at 70; keep other files out of the folder "
+                               "' is not a text file: it has a zero byte at 70; keep other files out of the folder "
                                "of --stream");
   TextStreamOptions narrow{.batch = 1, .length = 4, .text = {}, .vocabulary = 120};
   expect_error<UsageError>(open(small, narrow), "a text near byte 127 of '" + small +

@@ -90,7 +90,7 @@ TEST_CASE("an error names the line of the call", "[ops][errors]") {
 }
 
 struct Block {
-  Tensor<f32, "M"> gain, bias;
+  Tensor<f32, "M"> scale, bias;
 };
 struct Blocks {
   Array<"layers", Block> layers;
@@ -98,14 +98,14 @@ struct Blocks {
 
 TEST_CASE("an error of a tree names the leaf or the Array", "[ops][errors]") {
   on_one_device([](const auto& device, const auto&) {
-    const auto gain = zero_of<Tensor<f32, "M">>(device, {3});
+    const auto scale = zero_of<Tensor<f32, "M">>(device, {3});
     Blocks one, two;
-    one.layers = {Block{gain, gain}, Block{gain, {}}};
+    one.layers = {Block{scale, scale}, Block{scale, {}}};
     const std::string empty = message_of([&] { map_tree([](const auto& x) { return x * 2.0; }, one); });
     CHECK_THAT(empty, Catch::StartsWith("the leaf `layers/1/bias`: *") && Catch::Contains(at(__LINE__ - 1)));
     const auto read = [](std::string_view, const auto& x) { static_cast<void>(x.span()); };
     CHECK_THAT(message_of([&] { for_each_leaf(read, one); }), Catch::StartsWith("the leaf `layers/1/bias`: "));
-    two.layers = {Block{gain, gain}};
+    two.layers = {Block{scale, scale}};
     CHECK(
         message_of([&] { map_tree([](const auto& a, const auto& b) { return a + b; }, one, two); }) ==
         "trees of different structure: the Array `layers` has 2 entries in the first tree and 1 in another; build them "
@@ -168,8 +168,11 @@ TEST_CASE("sizes that do not divide or are not there", "[ops][errors]") {
                         "split<`A/t -> H/t K`>: dim `A` of size 12 does not split by `K` = 5" + on_one);
     expect_error<Error>([&] { split<"A/t -> H/t K">(x, {{"K", 2}, {"H", 3}}); },
                         "split<`A/t -> H/t K`>: the sizes of the parts multiply to less than `A` = 12" + on_one);
-    expect_error<Error>([&] { rope<"L", "K">(zero_of<Tensor<f32, "L K">>(device, {2, 3})); },
-                        "rope<`K`>: dim `K` has the odd size 3; rotary embedding turns pairs" + on_one);
+    expect_error<Error>(
+        [&] {
+          rope<"L", "K">(zero_of<Tensor<f32, "L K">>(device, {2, 3}));
+        },
+        "rope<`K`>: dim `K` has the odd size 3; rotary embedding rotates pairs" + on_one);
     expect_error<Error>([&] { static_cast<void>(x.size("B")); }, "size: `A/t` has no dim `B`");
     expect_error<Error>([&] { place<Tensor<f32, "A 2">>(mesh, HostArray<f32>({4, 3})); },
                         "place<`A 2`>: the integer dim `2` has size 3" + on_one);
@@ -231,7 +234,7 @@ TEST_CASE("axes that the mesh lacks", "[ops][errors]") {
     const auto other = std::make_shared<Device>(parse_mesh("d=1"), 0);
     expect_error<Error>(
         [&] { x + zero_of<Tensor<f32, "A">>(other, {12}); },
-        "+ of `A` and `A`: its operands lie on different meshes: device 0 (d=0) of mesh d=1 and device 0 "
+        "+ of `A` and `A`: its operands are on different meshes: device 0 (d=0) of mesh d=1 and device 0 "
         "(d=0,t=0) of mesh d=1,t=1" +
             on_one);
   });
@@ -287,7 +290,7 @@ TEST_CASE("indices outside the table", "[ops][errors]") {
     for (const int id : {8, -1})
       expect_error<Error>([&] { look_up(id); },
                           "index_unreduced<`[V/t] M, B -> B M +t`>: gather: id " + std::to_string(id) +
-                              " is outside the table's extent 8; check the data against the vocabulary size" + here);
+                              " is outside the table's size 8; check the data against the vocabulary size" + here);
     look_up(0);
   });
   SUCCEED();
@@ -341,7 +344,7 @@ TEST_CASE("two meshes of the same axes", "[ops][errors]") {
   on_one_device([](const auto& device, const auto&) {
     const auto twin = std::make_shared<Device>(parse_mesh("d=1,t=1"), 0);
     expect_error<Error>([&] { zero_of<Tensor<f32, "A">>(device, {2}) + zero_of<Tensor<f32, "A">>(twin, {2}); },
-                        "+ of `A` and `A`: its operands lie on two meshes of the same axes, each with devices of its "
+                        "+ of `A` and `A`: its operands are on two meshes of the same axes, each with devices of its "
                         "own; make all tensors on one" +
                             on_one);
   });
@@ -375,22 +378,31 @@ TEST_CASE("numbers that a dtype does not hold", "[ops][errors]") {
         "first" +
         on_one;
     const auto x = full<i32, "A">(mesh, {{"A", 2}}, 6);
-    expect_error<Error>([&] { x * 0.5; }, "* of `A`: the number 0.5 is no i32" + i32_remedy);
-    expect_error<Error>([&] { x / 0.5; }, "/ of `A`: the number 0.5 is no i32" + i32_remedy);
-    expect_error<Error>([&] { x + 0.25; }, "+ of `A`: the number 0.25 is no i32" + i32_remedy);
-    expect_error<Error>([&] { x - 1e12; }, "- of `A`: the number 1e+12 is no i32" + i32_remedy);
-    expect_error<Error>([&] { 1e12 - x; }, "- of `A`: the number 1e+12 is no i32" + i32_remedy);
-    expect_error<Error>([&] { greater(x, 0.5); }, "greater of `A`: the number 0.5 is no i32" + i32_remedy);
-    expect_error<Error>([&] { where(greater(x, 0), x, 0.5); }, "where of `A`: the number 0.5 is no i32" + i32_remedy);
-    expect_error<Error>([&] { full<i32, "A">(mesh, {{"A", 2}}, 1e12); },
-                        "full<`A`>: the number 1e+12 is no i32" + i32_remedy);
+    expect_error<Error>([&] { x * 0.5; }, "* of `A`: the number 0.5 is not an i32" + i32_remedy);
+    expect_error<Error>([&] { x / 0.5; }, "/ of `A`: the number 0.5 is not an i32" + i32_remedy);
+    expect_error<Error>([&] { x + 0.25; }, "+ of `A`: the number 0.25 is not an i32" + i32_remedy);
+    expect_error<Error>([&] { x - 1e12; }, "- of `A`: the number 1e+12 is not an i32" + i32_remedy);
+    expect_error<Error>([&] { 1e12 - x; }, "- of `A`: the number 1e+12 is not an i32" + i32_remedy);
+    expect_error<Error>([&] { greater(x, 0.5); }, "greater of `A`: the number 0.5 is not an i32" + i32_remedy);
+    expect_error<Error>([&] { where(greater(x, 0), x, 0.5); },
+                        "where of `A`: the number 0.5 is not an i32" + i32_remedy);
     expect_error<Error>(
-        [&] { full<u8, "A">(mesh, {{"A", 2}}, 300); },
-        "full<`A`>: the number 300 is no u8, and is not rounded silently; write a whole number from 0 to 255, or "
+        [&] {
+          full<i32, "A">(mesh, {{"A", 2}}, 1e12);
+        },
+        "full<`A`>: the number 1e+12 is not an i32" + i32_remedy);
+    expect_error<Error>(
+        [&] {
+          full<u8, "A">(mesh, {{"A", 2}}, 300);
+        },
+        "full<`A`>: the number 300 is not a u8, and is not rounded silently; write a whole number from 0 to 255, or "
         "`cast<f32>` the tensor first" +
             on_one);
-    expect_error<Error>([&] { full<i32, "A">(mesh, {{"A", 2}}, std::nan("")); },
-                        "full<`A`>: the number nan is no i32" + i32_remedy);
+    expect_error<Error>(
+        [&] {
+          full<i32, "A">(mesh, {{"A", 2}}, std::nan(""));
+        },
+        "full<`A`>: the number nan is not an i32" + i32_remedy);
     const auto unsigned_x = full<u32, "A">(mesh, {{"A", 2}}, 4294967295.0);
     expect_equal(fetch(unsigned_x - 4294967294.0).data, std::vector<u32>{1, 1});
     expect_equal(fetch(2 * x + 1).data, std::vector<i32>{13, 13});
@@ -459,7 +471,7 @@ TEST_CASE("targets outside the vocabulary", "[ops][errors]") {
     const auto logits = zeros<f32, "B V/t">(mesh, {{"B", 2}, {"V", 4}});
     const auto targets = full<i32, "B">(mesh, {{"B", 2}}, 4);
     expect_error<Error>([&] { cross_entropy(logits, targets); },
-                        "cross_entropy<`B [V/t], B -> B +t`>: gather: id 4 is outside the table's extent 4; check the "
+                        "cross_entropy<`B [V/t], B -> B +t`>: gather: id 4 is outside the table's size 4; check the "
                         "data against the vocabulary size" +
                             on_one);
   });

@@ -108,26 +108,26 @@ TEST_CASE("padded: arrays from nothing do not depend on the padding", "[ops][pad
 TEST_CASE("padded: host arrays in and out", "[ops][padding]") {
   struct Pair {
     Tensor<f32, "V/t M/d"> table;
-    Tensor<f32, "M/t/d"> gain;
+    Tensor<f32, "M/t/d"> scale;
   };
   for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=3,t=1", "d=1,t=3", "d=2,t=2"}) {
     INFO(text);
     on_mesh(text, [](const std::shared_ptr<Device>& device) {
       const Grid mesh(device);
       poison(*device);
-      const auto table = counting<f32>({7, 5}), gain = counting<f32>({5});
+      const auto table = counting<f32>({7, 5}), scale = counting<f32>({5});
       const Sizes sizes{{"V", 7, 12}, {"M", 5, 12}, {"B", 1, 12}};
       const auto x = place<Tensor<f32, "V/t M/d">>(mesh, table, sizes);
       expect(whole(x).data == std::vector<double>(table.data.begin(), table.data.end()), "place");
       expect(fetch(x).data == table.data && fetch(x).shape == table.shape, "fetch");
       expect(fetch(to_partial<"V/t M -> V/t M +d">(all_gather<"V/t M/d -> V/t M">(x))).data == table.data, "sums");
-      const auto pair = place<Pair>(mesh, std::vector{table, gain}, {}, sizes);
-      expect(pair.gain.padded_size("M") == 12, "a struct");
+      const auto pair = place<Pair>(mesh, std::vector{table, scale}, {}, sizes);
+      expect(pair.scale.padded_size("M") == 12, "a struct");
       const auto back = fetch(pair);
-      expect(back[0].data == table.data && back[1].data == gain.data, "a struct, fetched");
+      expect(back[0].data == table.data && back[1].data == scale.data, "a struct, fetched");
       const auto product = spmd(
           mesh, [](const Tensor<f32, "V/t M/d">& t, const Pair& p) { return t * p.table; }, sizes);
-      const auto squares = product(table, std::vector{table, gain});
+      const auto squares = product(table, std::vector{table, scale});
       for (std::size_t k = 0; k < 35; ++k) expect(squares.data[k] == table.data[k] * table.data[k], "spmd of a struct");
       const auto twice = spmd(mesh, [](const Tensor<bf16, "B/d M">& b) { return exp(b); }, {{"B", 1, 12}});
       const auto y = twice(counting<bf16>({1, 5}));
@@ -372,13 +372,13 @@ TEST_CASE("padded: errors", "[ops][padding][errors]") {
           index_unreduced<"[V] M, B -> B M">(of(std::type_identity<Tensor<f32, "V M">>{}, {{"V", 5, 6}, {"M", 2}}),
                                              place<Tensor<i32, "B">>(mesh, HostArray<i32>({2}, {4, 5}), {{"B", 2, 4}}));
         },
-        "index_unreduced<`[V] M, B -> B M`>: gather: id 5 is outside the table's extent 5; check the data against the "
+        "index_unreduced<`[V] M, B -> B M`>: gather: id 5 is outside the table's size 5; check the data against the "
         "vocabulary size");
     fails(
         [&] {
           argmax<"V -> ">(of(std::type_identity<Tensor<f32, "V">>{}, {{"V", 0, 6}}));
         },
-        "argmax<`V -> `>: the dim has extent 0; it needs at least one element");
+        "argmax<`V -> `>: the dim has size 0; it needs at least one element");
   });
   SUCCEED();
 }

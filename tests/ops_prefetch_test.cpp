@@ -143,7 +143,7 @@ TEST_CASE("the gathers of the next layer run beside each layer, and the gradient
     {
       const detail::Observing watch(device, [&](const detail::OpReport& ran) {
         const std::string_view op = ran.op.name;
-        if (op == "reduce_scatter") expect(!ran.recomputed, "a gradient's sum is no recompute");
+        if (op == "reduce_scatter") expect(!ran.recomputed, "a gradient's sum is not a recompute");
         if (op != "tanh") return;  // once a layer and pass
         (ran.recomputed ? backward : forward).push_back(under_way(state, true));
         if (!ran.recomputed) return;
@@ -279,11 +279,12 @@ TEST_CASE("prefetch says what is wrong", "[ops][prefetch]") {
     expect_error<Error>([&] { static_cast<void>(value_and_grad(mesh, one, w.layers)); }, unused);
 
     const int next_line = __LINE__ + 1;
-    expect_error<Error>([&] { prefetch(x, gathered, w.layers, 4); },
-                        "prefetch" + where(next_line) +
-                            ": layer 4 is said to come next, but there are 3; count from 0, and give 3 behind the last "
-                            "one" +
-                            on);
+    expect_error<Error>(
+        [&] { prefetch(x, gathered, w.layers, 4); },
+        "prefetch" + where(next_line) +
+            ": layer 4 is given as the next one, but there are 3; count from 0, and give 3 after the last "
+            "one" +
+            on);
     const int inside_line = __LINE__ + 1;
     const auto inside = [](const X& y, const Array<"layers", Weights>& v) { return prefetch(y, gathered, v, 0); };
     expect_error<Error>([&] { explicit_activation_checkpointing(inside)(x, w.layers); },

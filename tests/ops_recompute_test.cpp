@@ -109,8 +109,8 @@ TEST_CASE("recompute changes no bit, and runs again only what someone needs", "[
       const X x = input(mesh);
       std::pair<Loss, Array<"layers", Weights>> all, none, hidden, both, unwrapped;
       // Per layer, forward: 3 gathers, 2 einsums, 1 scatter. Backward: a scatter for each gather, a gather for the
-      // scatter, 2 einsums for each einsum; less in the first layer, whose x is no weight: no scatter and no einsum for
-      // its gather.
+      // scatter, 2 einsums for each einsum; less in the first layer, whose x is not a weight: no scatter and no einsum
+      // for its gather.
       const Counts eager{{"all_gather", 8}, {"einsum_unreduced", 11}, {"reduce_scatter", 7}};
       expect_counts(calls(mesh, [&] { all = value_and_grad(mesh, two_layers(plain<Keep::nothing>(), x), w); }), eager,
                     "without recompute");
@@ -223,7 +223,7 @@ TEST_CASE("the report of what is kept for the backward pass", "[ops][recompute]"
       return op + " at " + std::string(__FILE__) + ":" + std::to_string(layer_line + line);
     };
     // Shards of a 2 x 2 mesh at B=6, M=12, H=6. The gathered w.in of the first layer would make the gradient of x,
-    // which is no weight.
+    // which is not a weight.
     const SavedResidual w_in{at("all_gather<`M/t/d H -> M H`>", 5), "M H", 288};
     const SavedResidual whole{at("all_gather<`B/d M/t -> B/d M`>", 3), "B/d M", 144};
     const SavedResidual w_out{at("shard<`H M -> H/t M`>", 9), "H/t M", 144};

@@ -171,7 +171,7 @@ def mistakes(p):
         (["--mesh=p=2", "--stage-layers=3,4"], ["--stage-layers 3,4", "7 layers", "--layers is 8"]),
         (["--mesh=p=2", "--stage-layers=3,2,3"], ["3 numbers of layers", "2 stages"]),
         (["--mesh=p=2", "--stage-layers=8,0"], ["stage 1", "0 layers"]),
-        (["--mesh=p=2", "--stage-layers=4,x"], ["'x' is no number"]),
+        (["--mesh=p=2", "--stage-layers=4,x"], ["'x' is not a number"]),
         (["--mesh=p=2", "--schedule=1f1b", "--stages=4"], ["`1f1b` has 4 stages on 4 ranks", "4 on 2"]),
         (["--mesh=p=2", "--schedule=interleaved-1f1b", "--stages=3"], ["mpmd_dim does not divide num_stages"]),
         (["--mesh=p=2", "--microbatches=3"], ["--batch 16", "--microbatches 3", "multiple of 3"]),

@@ -258,14 +258,13 @@ TEST_CASE("a plan that is tampered with is refused", "[pipeline]") {
   auto hasty = good;
   std::swap(hasty[0][0], hasty[0][1]);
   expect_error<Error>([&] { check(hasty); },
-                      "communication plan: rank 0, send(activation of microbatch 0 from stage 0 to 1, rank 1) stands "
+                      "communication plan: rank 0, send(activation of microbatch 0 from stage 0 to 1, rank 1) comes "
                       "before fwd_0__0, which makes it");
   auto late = good;
   std::swap(late[1][0], late[1][1]);
-  expect_error<Error>(
-      [&] { check(late); },
-      "communication plan: rank 1, receive(activation of microbatch 0 from stage 0 to 1, rank 0) stands "
-      "behind fwd_1__0, which needs it");
+  expect_error<Error>([&] { check(late); },
+                      "communication plan: rank 1, receive(activation of microbatch 0 from stage 0 to 1, rank 0) comes "
+                      "after fwd_1__0, which needs it");
   auto nowhere = good;
   nowhere[0][1].peer = 2;
   expect_error<Error>(
@@ -311,7 +310,7 @@ TEST_CASE("what validate refuses", "[pipeline]") {
   const auto refused = [](const std::string& csv, const std::string& why) {
     expect_error<UsageError>([&] { (void)parse_csv(csv, "mine.csv"); }, "mine.csv" + why);
   };
-  refused("fwd_0__0,bwd_0__0,fwd_0__0\n", ", rank 0: fwd_0__0 stands here twice; remove one");
+  refused("fwd_0__0,bwd_0__0,fwd_0__0\n", ", rank 0: fwd_0__0 is listed here twice; remove one");
   refused(
       "bwd_0__0,fwd_0__0\n",
       ", rank 0: bwd_0__0 has no fwd_0__0 before it; the backward pass needs what the forward pass has kept, so that "
@@ -325,32 +324,31 @@ TEST_CASE("what validate refuses", "[pipeline]") {
       "microbatch 0; add it behind");
   refused("fwd_0__0\n", ", rank 0: bwd_0__0 is missing; add it, or bwdA_0__0 and bwdW_0__0");
   refused("fwd_0__1,bwd_0__1\n", ", rank 0: fwd_0__0 is missing; each stage takes each microbatch forward once");
-  refused(
-      "fwd_0__0,bwd_0__0,bwdW_0__0\n",
-      ", rank 0: bwdW_0__0 stands behind bwd_0__0: bwd is bwdA and bwdW in one, so the gradients would count twice; "
-      "keep one of the two forms");
-  refused(
-      "fwd_0__0,bwdA_0__0,bwd_0__0\n",
-      ", rank 0: bwd_0__0 stands behind bwdA_0__0: bwd is bwdA and bwdW in one, so the gradients would count twice; "
-      "keep one of the two forms");
+  refused("fwd_0__0,bwd_0__0,bwdW_0__0\n",
+          ", rank 0: bwdW_0__0 comes after bwd_0__0: bwd is bwdA and bwdW in one, so the gradients would count twice; "
+          "keep one of the two forms");
+  refused("fwd_0__0,bwdA_0__0,bwd_0__0\n",
+          ", rank 0: bwd_0__0 comes after bwdA_0__0: bwd is bwdA and bwdW in one, so the gradients would count twice; "
+          "keep one of the two forms");
   refused("fwd_0__0,fwd_0__1,bwd_0__0\nbwd_0__1\n",
           ", rank 1: it has no stage, so it would only wait; use fewer ranks, or more stages");
   refused("fwd_0__0,bwd_0__0,fwd_1__1,bwd_1__1,fwd_0__1,bwd_0__1\nfwd_2__0,fwd_1__0,bwd_1__0\n",
-          ", rank 1: fwd_1__0 stands here, but stage 1 belongs to rank 0, which holds its weights; move it there");
+          ", rank 1: fwd_1__0 is listed here, but stage 1 belongs to rank 0, which holds its weights; move it there");
   refused("fwd_0__0,bwd_0__0\nfwd_2__0,bwd_2__0\n",
-          ": stage 1 stands on no rank; there are 2 lists of tasks, so give it to a rank from 0 to 1");
+          ": stage 1 is on no rank; there are 2 lists of tasks, so give it to a rank from 0 to 1");
 
   // A schedule of one's own whose lists are not for the sizes it was asked for.
   const Schedule wrong("mine", {0}, [](int m) { return GPipe(1).tasks(m + 1); });
-  expect_error<UsageError>([&] { (void)wrong.tasks(2); },
-                           "mine, rank 0: fwd_0__2 is of a microbatch that is not there: the microbatches are 0 to 1; "
-                           "remove it, or run more microbatches");
+  expect_error<UsageError>(
+      [&] { (void)wrong.tasks(2); },
+      "mine, rank 0: fwd_0__2 is of a microbatch that does not exist: the microbatches are 0 to 1; "
+      "remove it, or run more microbatches");
   const Schedule wide("mine", {0}, [](int m) { return GPipe(2).tasks(m); });
   expect_error<UsageError>([&] { (void)wide.tasks(2); },
                            "mine, rank 1: it has no stage, so it would only wait; use fewer ranks, or more stages");
   expect_error<UsageError>(
       [] { validate("mine", {brief(1, "fwd 0")}, {0}, 1); },
-      "mine, rank 0: fwd_1__0 is of a stage that is not there: the stages are 0 to 0; remove it, or "
+      "mine, rank 0: fwd_1__0 is of a stage that does not exist: the stages are 0 to 0; remove it, or "
       "make the schedule for more stages");
   expect_error<UsageError>([] { validate("mine", {}, {}, 1); }, "mine: it has no stage; give it at least one");
   expect_error<UsageError>([] { validate("mine", {brief(0, "fwd 0 bwd 0")}, {0}, 0); },

@@ -39,7 +39,7 @@ TEST_CASE("tasks as text", "[pipeline]") {
     expect_error<UsageError>(
         [&] { (void)parse_task(text); },
         "`" + text +
-            "` is no task; write fwd_STAGE__MICROBATCH, bwd_, bwdA_ or bwdW_ likewise (numbers of up "
+            "` is not a task; write fwd_STAGE__MICROBATCH, bwd_, bwdA_ or bwdW_ likewise (numbers of up "
             "to 6 digits), or FusedTask(...) of several, separated by commas");
   REQUIRE(to_string(TaskLists{brief(0, "fwd 0 10 bwd 0"), brief(1, "fwd 0 1 bwd 0")}) ==
           "rank 0: fwd_0__0 fwd_0__10 bwd_0__0\n"
@@ -73,7 +73,7 @@ TEST_CASE("schedules as CSV", "[pipeline]") {
                            "is made for any number");
   expect_error<UsageError>(
       [] { (void)parse_csv("fwd_0__0,bwd_0__0\nfwd_1__0,,bwd_1_0\n", "typo.csv"); },
-      "typo.csv, row 2, cell 3: `bwd_1_0` is no task; write fwd_STAGE__MICROBATCH, bwd_, bwdA_ or "
+      "typo.csv, row 2, cell 3: `bwd_1_0` is not a task; write fwd_STAGE__MICROBATCH, bwd_, bwdA_ or "
       "bwdW_ likewise (numbers of up to 6 digits), or FusedTask(...) of several, separated by commas");
   for (const std::string empty : {"", "\n", ",,\n \n"})
     expect_error<UsageError>([&] { (void)parse_csv(empty, "empty.csv"); },
@@ -87,7 +87,7 @@ TEST_CASE("schedules as CSV", "[pipeline]") {
   REQUIRE(make_schedule(scratch / "s.csv", 2, 2).tasks(3) == ZeroBubble(2).tasks(3));
   for (const std::string& path : {scratch / "none.csv", scratch.path()})
     expect_error<UsageError>([&] { (void)read_csv(path); },
-                             "the schedule " + path + " cannot be read; is it a file that is there and may be read?");
+                             "the schedule " + path + " cannot be read; check that it exists and is readable");
 }
 
 TEST_CASE("schedules by name", "[pipeline]") {

@@ -329,7 +329,7 @@ def other_options(p):
             for word in words.split():
                 run.check(len(re.findall(rf"^ +--(?:\[no-\])?{word[2:]} ", run.out, re.M)) == 1, f"--help explains {word} once")
 
-    # What is sampled: one character per byte, since bytes that are no UTF-8 are replaced one by one or in runs.
+    # What is sampled: one character per byte, since bytes that are not UTF-8 are replaced one by one or in runs.
     for options in [["--prompt="], ["--prompt=" + "long " * 20], ["--seq=1", "--batch=4"], ["--temperature=0"]]:
         for mesh in ["d=1,t=1", "d=2,t=2"]:
             run = p.gpt("--max-tokens=20", f"--mesh={mesh}", *options)
@@ -881,7 +881,7 @@ def mistakes(p):
         check([json.loads(line)["step"] for line in file] == [0, 1, 2, 3], "--metrics keeps what a resumed run has behind it")
     p.gpt(f"--run={kept}", f"--metrics={kept}/metrics.jsonl").fails(2, "--metrics", "the run writes this file itself")
     late = p.gpt(f"--run={blocked}", "--trace", "--steps=3")
-    late.fails(2, "trace.json", "no regular file")
+    late.fails(2, "trace.json", "not a regular file")
     late.check("going on from" not in late.out, "--trace fails before the run goes on")
     huge = ["--d-model=65536", "--d-ff=16777216"]  # weights of terabytes, one each
     p.gpt(*huge).fails(1, "out of memory: ", " left on this machine", "smaller sizes, or more machines")

@@ -2,7 +2,7 @@
 """The rooms of include/shardlib, that includes between them point one way, and that any header can be read first.
 
 rooms.py [--root DIR]: fails on an include of a room further down the list, on a folder that is not in the list, on a
-header at the top that is no umbrella, on a header that, read first, has the definitions of another read before that
+header at the top that is not an umbrella, on a header that, read first, has the definitions of another read before that
 other's declarations, and on definitions that two sources of shardlib::compiled include. Needs nothing but Python's standard library.
 """
 import argparse
@@ -23,7 +23,7 @@ ROOMS = {
     "kernels": "local math, erased of specs",
     "runtime": "what a tensor holds, names and sizes, padding, observers",
     "autodiff": "tape, backward pass, value_and_grad, recompute, overlap",
-    "compute": "what each op does with a device's blocks, without specs",
+    "compute": "what each op does with a device's shards, without specs",
     "optim": "optimizers, learning rates, initialisation",
     "interop": "host arrays, shard_map, gradient checks, Eigen, Kokkos, formatting",
     "pipeline": "pipeline parallelism: stages, schedules, execution",

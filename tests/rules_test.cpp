@@ -1283,9 +1283,10 @@ TEST_CASE("calls that lack something or are the wrong way round", "[rules]") {
       rules::no_op_spec2("einsum_unreduced", "A", "B"),
       "einsum_unreduced: the op spec is missing: write what goes in and what comes out, `einsum_unreduced<\"A, B -> "
       "result\">(x, y)`");
-  illegal(rules::no_tree_field("rate"),
-          "the field `rate` of a struct of tensors is no tensor, Array or struct of them; keep it elsewhere, as in an "
-          "argument of its own");
+  illegal(
+      rules::no_tree_field("rate"),
+      "the field `rate` of a struct of tensors is not a tensor, Array or struct of them; keep it elsewhere, as in an "
+      "argument of its own");
   const std::string form = "; write value_and_grad(mesh, f, weights, arguments...) for f(weights, arguments...)";
   illegal(
       rules::callable(1, -1, -1, false, "", ""),
@@ -1426,12 +1427,13 @@ TEST_CASE("functions that run again, and trees", "[rules]") {
       "; a tree is a tensor, an Array of trees, or a plain struct of 1 to 23 trees (nest structs for "
       "more), all public";
   illegal(rules::tree("f", false, "int", rules::NoTree::no_struct),
-          "f: `int` is no tree of tensors: it is not a struct" + is);
+          "f: `int` is not a tree of tensors: it is not a struct" + is);
   illegal(rules::tree("f", false, "W", rules::NoTree::not_public),
-          "f: `W` is no tree of tensors: it has private members, a constructor or a virtual function" + is);
-  illegal(rules::tree("f", false, "W", rules::NoTree::bases), "f: `W` is no tree of tensors: it has a base class" + is);
+          "f: `W` is not a tree of tensors: it has private members, a constructor or a virtual function" + is);
+  illegal(rules::tree("f", false, "W", rules::NoTree::bases),
+          "f: `W` is not a tree of tensors: it has a base class" + is);
   illegal(rules::tree("f", false, "W", rules::NoTree::fields),
-          "f: `W` is no tree of tensors: it has no fields, or more than 23" + is);
+          "f: `W` is not a tree of tensors: it has no fields, or more than 23" + is);
   illegal(rules::einsum("A B, B C -> A C", "B C", "A B"),
           "einsum_unreduced<`A B, B C -> A C`>: the operands are swapped: the first is `B C`, the second `A B`; swap "
           "them in the call or in the op spec");

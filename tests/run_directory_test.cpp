@@ -76,7 +76,7 @@ TEST_CASE("run directory: run.json lists the starts", "[run]") {
   put(path + "/run.json", "{");
   const auto notes = start(5);
   REQUIRE(notes.size() == 1);
-  CHECK(notes[0] == "run.json is no list of starts any more: it is now " + path + "/run.1.json, and a new one begins");
+  CHECK(notes[0] == "run.json is no longer a list of starts: it is now " + path + "/run.1.json, and a new one begins");
   CHECK(nlohmann::json::parse(contents(path + "/run.json")).size() == 1);
 }
 
@@ -109,7 +109,7 @@ TEST_CASE("records: the line of a step, and back", "[run]") {
   CHECK(to_json(back[1]) == to_json(full));
 }
 
-TEST_CASE("samples: bytes that are no UTF-8 are replaced, all others kept", "[run]") {
+TEST_CASE("samples: bytes that are not UTF-8 are replaced, all others kept", "[run]") {
   const Scratch folder;
   const std::string path = folder / "samples.jsonl";
   JsonLines file(path, JsonLines::Mode::overwrite);
@@ -143,7 +143,7 @@ TEST_CASE("records: torn and damaged files", "[run]") {
   put(path, two + std::string(5, '\0'));
   CHECK(run::read_records(path).size() == 2);
 
-  const std::string text = ": this is no record of a run: ", remedy = "; remove the line or choose another run";
+  const std::string text = ": this is not a record of a run: ", remedy = "; remove the line or choose another run";
   for (const std::string& bad : std::vector<std::string>{"{\"step\": 2, \"lo", "", "hello", "{\"step\": x}", "[]",
                                                          "{\"loss\": 3}", "{\"step\": 2, \"lo" + third}) {
     put(path, two + bad + "\n" + third + "\n");
@@ -210,7 +210,7 @@ TEST_CASE("run directory: going on from a checkpoint", "[run]") {
   put(folder / "middle/metrics.jsonl", middle);
   expect_error<Error>([&] { RunDirectory(folder / "middle", config, Resume::automatic, true).begin(4); },
                       folder / "middle" +
-                          "/metrics.jsonl:1: this is no record of a run: {\"step\": 0, \"lo; remove the "
+                          "/metrics.jsonl:1: this is not a record of a run: {\"step\": 0, \"lo; remove the "
                           "line or choose another run");
   CHECK(contents(folder / "middle/metrics.jsonl") == middle);
   RunDirectory run(path, config, Resume::automatic, true);
@@ -271,7 +271,7 @@ TEST_CASE("run directory: refusals leave everything as it was", "[run]") {
   const std::string path = folder / "run", other = folder / "other", file = folder / "file", half = folder / "half";
   make_run(path, 3);
   refuses(path, Resume::never,
-          "the run directory '" + path + "' holds a run already: choose another one, or resume that run");
+          "the run directory '" + path + "' already holds a run: choose another one, or resume that run");
   std::filesystem::create_directory(other);
   put(other + "/thesis.tex", "x");
   refuses(other, Resume::automatic,
@@ -285,10 +285,10 @@ TEST_CASE("run directory: refusals leave everything as it was", "[run]") {
   refuses(half, Resume::automatic,
           "the run directory '" + half +
               "' holds metrics.jsonl but no config.toml: choose another one, or move the file away");
-  refuses("", Resume::automatic, "the run directory has no name");
+  refuses("", Resume::automatic, "the path of the run directory is empty");
   put(path + "/config.toml", "steps = \n");
   CHECK_THROWS_WITH(RunDirectory(path, config, Resume::automatic, true),
-                    Catch::Matchers::StartsWith(path + "/config.toml:1: this is no TOML: "));
+                    Catch::Matchers::StartsWith(path + "/config.toml:1: this is not TOML: "));
 }
 
 TEST_CASE("run directory: the temporaries of a killed process are gone when the run goes on", "[run]") {

@@ -46,7 +46,7 @@ TEST_CASE("questions are read from lines of JSON", "[run]") {
   CHECK(questions[1].label == 0);
 }
 
-TEST_CASE("a line that is no question is an error with its number", "[run]") {
+TEST_CASE("a line that is not a question is an error with its number", "[run]") {
   const Scratch scratch;
   const std::string good = "{\"ctx\": \"A\", \"endings\": [\"b\", \"c\"], \"label\": 0}\n";
   const auto error = [&](const std::string& line) {
@@ -55,13 +55,14 @@ TEST_CASE("a line that is no question is an error with its number", "[run]") {
     CHECK(text.starts_with(path + ":2: "));
     return text.substr(std::min(text.size(), path.size() + 4));
   };
-  CHECK(error("[1, 2") == "the line is no JSON object: give a file with one question a line");
+  CHECK(error("[1, 2") == "the line is not a JSON object: give a file with one question a line");
   CHECK(error("[1, 2]") == "it has no \"ctx\"");
   CHECK(error("{\"ctx\": \"A\", \"label\": 0}") == "it has no \"endings\"");
-  CHECK(error("{\"ctx\": 3, \"endings\": [\"b\", \"c\"], \"label\": 0}") == "\"ctx\" is no text");
-  CHECK(error("{\"ctx\": \"A\", \"endings\": [\"b\"], \"label\": 0}") == "\"endings\" is no list of two texts or more");
+  CHECK(error("{\"ctx\": 3, \"endings\": [\"b\", \"c\"], \"label\": 0}") == "\"ctx\" is not a text");
+  CHECK(error("{\"ctx\": \"A\", \"endings\": [\"b\"], \"label\": 0}") ==
+        "\"endings\" is not a list of two texts or more");
   CHECK(error("{\"ctx\": \"A\", \"endings\": [\"b\", \"\"], \"label\": 0}") ==
-        "\"endings\" has an entry that is no text, or an empty one");
+        "\"endings\" has an entry that is not a text, or an empty one");
   for (const char* label : {"2", "-1", "1.5", "\"\"", "99999999999", "null"})
     CHECK(error("{\"ctx\": \"A\", \"endings\": [\"b\", \"c\"], \"label\": " + std::string(label) + "}")
               .ends_with(", but the endings have the numbers 0 to 1"));

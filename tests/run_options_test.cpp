@@ -118,7 +118,7 @@ TEST_CASE("options: errors of the command line", "[run]") {
   fails({"--steps"}, "--steps needs a value, as in --steps=VALUE (see --help)");
   fails({"--steps", "--tied"}, "--steps needs a value, as in --steps=VALUE (see --help)");
   fails({"--tied=true"}, "--tied=true: a flag takes no value; --no-tied switches it off (see --help)");
-  fails({"--prompt=\xff"}, "--prompt: the value is no valid UTF-8 (see --help)");
+  fails({"--prompt=\xff"}, "--prompt: the value is not valid UTF-8 (see --help)");
   for (const std::string bad : {"0", "-3", "1.0", "1e3", " 1", "1 ", "", "many", "99999999999999999999", "0x10"})
     fails({("--steps=" + bad).c_str()}, "--steps: '" + bad + "' is not a whole number of at least 1 (see --help)");
   fails({"--d-model=16777217"}, "--d-model: '16777217' is not a whole number from 1 to 16777216 (see --help)");
@@ -183,7 +183,7 @@ TEST_CASE("options: errors of a file name its line", "[run]") {
   file_fails("[run]\nsteps = 4", ":2: the key 'steps' belongs in the beginning of the file, not in [run]");
   file_fails("\n\n[modle]\n", ":3: unknown section [modle]; did you mean [model]?");
   file_fails("[xylophone]\n", ":1: unknown section [xylophone]");
-  file_fails("output = 'x'", ":1: 'output' is no setting of a file: give --output on the command line");
+  file_fails("output = 'x'", ":1: 'output' is not a setting of a file: give --output on the command line");
   file_fails("steps = \"3\"", ":1: steps: \"3\" is not a whole number of at least 1");
   file_fails("steps = 3.0", ":1: steps: 3.0 is not a whole number of at least 1");
   file_fails("steps = 0", ":1: steps: '0' is not a whole number of at least 1");
@@ -198,7 +198,7 @@ TEST_CASE("options: errors of a file name its line", "[run]") {
   file_fails("[optimizer]\nlearning_rate = inf", ":2: learning_rate: 'inf' is not a finite number above 0");
   file_fails("preset = \"smal\"", ":1: preset: 'smal' is not one of small, large; did you mean small?");
   file_fails("preset = 3", ":1: preset: 3 is not a preset's name in quotes");
-  // What toml++ says of a file that is no TOML is its own.
+  // What toml++ says of a file that is not TOML is its own.
   for (const auto& [toml, line] : {std::pair{"steps = 1\nsteps = 2", 2},
                                    {"\nsteps = ", 2},
                                    {"[model\n", 1},
@@ -211,7 +211,7 @@ TEST_CASE("options: errors of a file name its line", "[run]") {
     } catch (const UsageError& error) {
       got = error.what();
     }
-    CHECK(got.starts_with(file.path() + ":" + std::to_string(line) + ": this is no TOML: "));
+    CHECK(got.starts_with(file.path() + ":" + std::to_string(line) + ": this is not TOML: "));
   }
 }
 
@@ -237,12 +237,12 @@ TEST_CASE("options: defaults, preset, file and command line, in this order", "[r
   const Config own("preset = \"small\"\nsteps = 40\n"), large("preset = \"large\"\n");
   fails({own.option().c_str(), large.option().c_str()},
         own.path() + ":1: preset small: " + large.path() +
-            ":1 has the preset 'large' already, and what a file sets wins over a preset; remove one of them");
+            ":1 already has the preset 'large', and settings of a file override a preset; remove one of them");
   CHECK(parsed({own.option().c_str()}).d_model == 128);
   CHECK(parsed({own.option().c_str(), "--preset=small"}).d_model == 128);
   fails({own.option().c_str(), "--preset=large"},
         "--preset large: " + own.path() +
-            ":1 has the preset 'small' already, and what a file sets wins over a preset; remove one of them");
+            ":1 already has the preset 'small', and settings of a file override a preset; remove one of them");
 }
 
 TEST_CASE("options: lists are replaced, not joined, by a stronger source", "[run]") {

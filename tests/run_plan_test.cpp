@@ -336,7 +336,7 @@ TEST_CASE("a dry device has no elements to look at, and checks what it does not 
   REQUIRE(device->pool()->stats().live == std::size_t{1} << 41);  // half of it, in f32
   REQUIRE(item(all_reduce<"+d -> ">(sum(x))) == 1.0F);
   expect_error<Error>([&] { static_cast<void>(x.span()); },
-                      "span: in a dry run the elements of tensors are not there (device 0 (d=0) of mesh d=2)");
+                      "span: in a dry run tensors have no elements (device 0 (d=0) of mesh d=2)");
   Communicator& group = device->group({"d"});
   REQUIRE(group.size() == 2);
   const Buffer four = device->pool()->allocate(4);
@@ -416,11 +416,11 @@ TEST_CASE("the graph of a layer has its weights, its collectives and what flows,
   for (const auto& node : nodes) unread += from.contains(node) ? 0 : 1;
   REQUIRE(unread == 1 + 10);
   // 9 weights, the input and the segments come from elsewhere. The cotangent 1 is made of nothing. Attention keeps the
-  // log-sum-exps for its backward pass; they are no op's result.
+  // log-sum-exps for its backward pass; they are not the result of an op.
   REQUIRE(nodes.size() - to.size() == 9 + 2 + 1 + 1);
 }
 
-TEST_CASE("the graph names the weights where gathering them is no work", "[graph]") {
+TEST_CASE("the graph names the weights where gathering them is not work", "[graph]") {
   const std::string dot = run::dot(parse_mesh("d=1,t=1"), one_layer);
   for (const std::string weight : {"norm1", "norm2", "w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down"})
     REQUIRE(count(dot, "label=\"layer/" + weight + "\\n") == 1);
@@ -437,12 +437,12 @@ TEST_CASE("a graph is drawn by dot, and without it the error names the package",
   REQUIRE(!std::ifstream(path));
   expect_error<UsageError>([&] { run::write_svg("digraph {}", "/nonexistent/a.svg"); },
                            "cannot write '/nonexistent/a.svg.dot': No such file or directory");
-  // What is no file stays what it is.
+  // What is not a file stays what it is.
   const std::string pipe = path + ".pipe";
   REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
   expect_error<UsageError>(
       [&] { run::write_svg("digraph {}", pipe); },
-      "cannot write '" + pipe + "': what is there is no regular file; move it away, or choose another path");
+      "cannot write '" + pipe + "': it is not a regular file; move it away, or choose another path");
   REQUIRE(std::filesystem::is_fifo(pipe));
   REQUIRE(!std::ifstream(pipe + ".dot"));
   REQUIRE(!std::ifstream(pipe + ".new"));

@@ -100,7 +100,7 @@ TEST_CASE("numbers for each axis", "[prediction]") {
   const std::string remedy =
       "; give one number for all axes, as in 300e9, or one for each axis of mesh d=4,t=2 that has several devices, as "
       "in d=25e9,t=300e9";
-  const auto no_number = [](const std::string& text) { return "'" + text + "' is no number of at least 1, in B/s"; };
+  const auto no_number = [](const std::string& text) { return "'" + text + "' is not a number of at least 1, in B/s"; };
   for (const auto& [text, reason] :
        std::vector<std::pair<std::string, std::string>>{{"fast", no_number("fast")},
                                                         {"-1", no_number("-1")},
@@ -110,16 +110,17 @@ TEST_CASE("numbers for each axis", "[prediction]") {
                                                         {"nan", no_number("nan")},
                                                         {"1e400", no_number("1e400")},
                                                         {"d=1", "axis t is missing"},
-                                                        {"d=1,", "'' is no axis"},
-                                                        {"d=1,q=2", "'q' is no axis"},
+                                                        {"d=1,", "'' is not an axis"},
+                                                        {"d=1,q=2", "'q' is not an axis"},
                                                         {"d=1,d=2", "axis d is given twice"},
                                                         {"d=1,t=2,d=1", "axis d is given twice"},
                                                         {"d=,t=1", no_number("")},
                                                         {"d=1,t", no_number("")}})
     fails(run::plan_bandwidth, text, mesh, reason + remedy);
-  fails(run::plan_latency, "d=0,t=-1", mesh,
-        "'-1' is no number of at least 0, in seconds; give one number for all axes, as in 5e-6, or one for each axis "
-        "of mesh d=4,t=2 that has several devices, as in d=20e-6,t=5e-6");
+  fails(
+      run::plan_latency, "d=0,t=-1", mesh,
+      "'-1' is not a number of at least 0, in seconds; give one number for all axes, as in 5e-6, or one for each axis "
+      "of mesh d=4,t=2 that has several devices, as in d=20e-6,t=5e-6");
 
   // Over an axis of one device nothing is sent.
   const std::vector<AxisSize> flat{{"d", 8}, {"t", 1}};
@@ -130,7 +131,7 @@ TEST_CASE("numbers for each axis", "[prediction]") {
         "several devices, as in d=25e9");
   REQUIRE(run::for_each_axis(run::plan_latency, "d=1", {{"d", 1}, {"t", 1}}) == std::vector{1.0, 0.0});
   fails(run::plan_latency, "d=x", {{"d", 1}},
-        "'x' is no number of at least 0, in seconds; give one number for all axes, as in 5e-6");
+        "'x' is not a number of at least 0, in seconds; give one number for all axes, as in 5e-6");
 }
 
 TEST_CASE("a plan predicts from what it counts", "[prediction]") {
@@ -159,7 +160,7 @@ TEST_CASE("a plan predicts from what it counts", "[prediction]") {
     return bytes;
   };
   REQUIRE(find("einsum_unreduced") == 4 * (16 * 32 + 32 * 16 + 16 * 16));
-  REQUIRE(find("rename") == 0);  // a new name is no work
+  REQUIRE(find("rename") == 0);  // a new name is not work
   REQUIRE(find("all_gather") == 0);
   std::int64_t all = 0;
   for (const auto& local : plan.local) all += local.bytes;
@@ -187,6 +188,7 @@ TEST_CASE("a prediction asks for what it needs", "[prediction]") {
   fails("--plan-flops: a prediction for 4 devices needs the B/s that each sends, as in --plan-bandwidth d=25e9");
   training.plan_bandwidth = "0";
   fails(
-      "--plan-bandwidth 0: '0' is no number of at least 1, in B/s; give one number for all axes, as in 300e9, or one "
+      "--plan-bandwidth 0: '0' is not a number of at least 1, in B/s; give one number for all axes, as in 300e9, or "
+      "one "
       "for each axis of mesh d=4 that has several devices, as in d=25e9");
 }

@@ -272,9 +272,9 @@ TEST_CASE("training: a program that does not ask before its update cannot have -
     training.sample.max_tokens = 0;
     run::Program program;
     program.step = [](const run::Step&) { return run::StepResult{1, 1}; };
-    expect_error<UsageError>([&] { run::train(device, training, run::Data{}, "", program); },
-                             "--on-spike skip: this program does not ask before it updates: it has to call "
-                             "run::Step::accepts");
+    expect_error<UsageError>(
+        [&] { run::train(device, training, run::Data{}, "", program); },
+        "--on-spike skip: this program does not check a step before it updates: it has to call run::Step::accepts");
   });
   SUCCEED();
 }

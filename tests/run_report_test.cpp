@@ -165,7 +165,7 @@ TEST_CASE("tensorboard: off and files that cannot be written", "[run]") {
   CHECK(one.path() != two.path());
 }
 
-TEST_CASE("report: one run, a metrics file, and what is no run", "[run]") {
+TEST_CASE("report: one run, a metrics file, and what is not a run", "[run]") {
   const Scratch folder;
   make_run(folder / "first", "steps = 50\n[model]\nd = 1\n", 50, true);
   run::write_report({folder / "first"}, folder / "first/report.html");
@@ -180,7 +180,7 @@ TEST_CASE("report: one run, a metrics file, and what is no run", "[run]") {
   expect_error<UsageError>([] { static_cast<void>(run::report({})); }, "report: name at least one run");
   expect_error<UsageError>([] { static_cast<void>(run::report({"/nowhere"})); }, "there is no run '/nowhere'");
   expect_error<UsageError>([&] { static_cast<void>(run::report({folder.path()})); },
-                           "the folder '" + folder.path() + "' is no run: it has no metrics.jsonl");
+                           "the folder '" + folder.path() + "' is not a run: it has no metrics.jsonl");
   RunDirectory(folder / "empty", "", Resume::never, true);
   expect_error<UsageError>([&] { static_cast<void>(run::report({folder / "empty"})); },
                            "the run '" + (folder / "empty") + "' has no records yet");

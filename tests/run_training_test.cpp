@@ -211,7 +211,7 @@ TEST_CASE("training: a longer run keeps its learning rates with --decay-steps", 
 
   training.decay_steps = training.warmup = 20;
   expect_error<UsageError>([&] { static_cast<void>(run::lr_schedule(training)); },
-                           "--decay-steps 20 counts the steps of --warmup 20 too, so that none is left for the decay: "
+                           "--decay-steps 20 counts the steps of --warmup 20 too, so no step is left for the decay: "
                            "choose more than 20, or a shorter --warmup");
 }
 
@@ -500,10 +500,10 @@ TEST_CASE("training: a run goes on with other data or settings only where --allo
   CHECK(done == 0);
   CHECK(contents(training.directory + "/metrics.jsonl") == before);
   training.allow_change = "hads";
-  CHECK(
-      train("d=1", settings(0.25, 8), other) ==
-      "--allow-change: 'hads' is no setting that is compared with the checkpoint; did you mean heads?; those are data, "
-      "heads, learning_rate");
+  CHECK(train("d=1", settings(0.25, 8), other) ==
+        "--allow-change: 'hads' is not a setting that is compared with the checkpoint; did you mean heads?; those are "
+        "data, "
+        "heads, learning_rate");
   training.allow_change = "data,heads,learning_rate";
   CHECK(train("d=2", settings(0.25, 8), other).empty());
   CHECK(done == 2);
@@ -564,7 +564,7 @@ TEST_CASE("training: an output that cannot be written is refused before the firs
       put(folder / "a/config.toml", "");
       put(folder / "a/metrics.jsonl", "");
       return "cannot write '" + path +
-             "': what is there is no regular file; move it away, or choose another path; nothing has been computed "
+             "': it is not a regular file; move it away, or choose another path; nothing has been computed "
              "yet: "
              "check ";
     };
@@ -577,12 +577,12 @@ TEST_CASE("training: an output that cannot be written is refused before the firs
     blocked("");
     put(folder / "a/checkpoints", "");
     refused(with, "--run: cannot make the folder '" + folder / "a/checkpoints" +
-                      "': Not a directory; move what is there away, or choose another folder");
+                      "': Not a directory; move the existing file away, or choose another folder");
     with.tensorboard = true;
     blocked("");
     put(folder / "a/tensorboard", "");
     refused(with, "--run: cannot make the folder '" + folder / "a/tensorboard" +
-                      "': Not a directory; move what is there away, or choose another folder");
+                      "': Not a directory; move the existing file away, or choose another folder");
     blocked("");
     CHECK(contents(folder / "a/metrics.jsonl").empty());
   }

@@ -83,7 +83,7 @@ TEST_CASE("safetensors folders: one file, or shards of the size asked for; nothi
     expect_whole(folder);
     CHECK(SafetensorsFiles(folder).files().front().metadata().at("format") == "pt");
   }
-  put(folder + "/tokenizer.json", "{}");  // what is no part of a model stays
+  put(folder + "/tokenizer.json", "{}");  // what is not a part of a model stays
   io::write_safetensors_folder(folder, tensors(), {}, 24);
   CHECK(files_below(folder).back() == "tokenizer.json");
   CHECK(SafetensorsFiles(folder).describe() !=
@@ -91,7 +91,7 @@ TEST_CASE("safetensors folders: one file, or shards of the size asked for; nothi
   put(scratch / "file", "");
   expect_error<UsageError>(
       [&] { io::write_safetensors_folder(scratch / "file", tensors()); },
-      "cannot write a model into '" + scratch.path() + "/file': it is no folder; choose another path");
+      "cannot write a model into '" + scratch.path() + "/file': it is not a folder; choose another path");
 }
 
 TEST_CASE("safetensors folders: what is missing or does not fit the index is named", "[safetensors]") {
@@ -135,7 +135,7 @@ TEST_CASE("safetensors folders: what is missing or does not fit the index is nam
   put(index, "{\"weight_map\": 3}");
   refused("'" + index + "': it must be a JSON object with the object 'weight_map', from tensors to files");
   put(index, good + "}");
-  refused("'" + index + "': it is no JSON: it is no index of safetensors files, or it is damaged");
+  refused("'" + index + "': it is not JSON: it is not an index of safetensors files, or it is damaged");
   put(index, good);
   expect_whole(folder);
   io::write_safetensors(
@@ -283,7 +283,7 @@ TEST_CASE("config.json: its keys, used or not", "[run]") {
     expect_error<Error>([&] { with(text); }, "'" + path + "': " + why);
   };
   bad("[]", "it must be a JSON object");
-  bad("{", "it is no JSON: it is no model's config.json, or it is damaged");
+  bad("{", "it is not JSON: it is not a model's config.json, or it is damaged");
   bad(R"({"a": 1, "a": 2})", "it has 'a' twice");
   bad(R"({"b": {"a": 1, "a": 2}})", "it has 'a' twice");
   CHECK_THROWS_AS(run::HuggingFaceConfig(scratch / "nowhere"), UsageError);
@@ -320,5 +320,5 @@ TEST_CASE("options take what config.json implies, unless another value was given
   expect_error<UsageError>([&] { run::check_rope(rope, 64); },
                            "--rope-low 4 is not below --rope-high 4: choose a smaller one");
   expect_error<UsageError>([&] { run::check_rope({}, 63); },
-                           "--d-head 63: rotary positions turn pairs; choose a multiple of 2");
+                           "--d-head 63: rotary positions rotate pairs; choose a multiple of 2");
 }

@@ -106,9 +106,9 @@ TEST_CASE("safetensors: written files read back, aligned, with their metadata", 
           io::write_safetensors(path, {tensor_of<float>("a", "F32", {1}, {1}), tensor_of<float>("a", "F32", {1}, {1})});
         }) == "cannot write '" + path + "': tensor 'a' has a name that is taken");
   for (const std::string& other : {scratch.path(), std::string("/dev/null")})
-    expect_error<UsageError>([&] { io::write_safetensors(other, {tensor_of<float>("a", "F32", {1}, {1})}); },
-                             "cannot write '" + other +
-                                 "': what is there is no regular file; move it away, or choose another path");
+    expect_error<UsageError>(
+        [&] { io::write_safetensors(other, {tensor_of<float>("a", "F32", {1}, {1})}); },
+        "cannot write '" + other + "': it is not a regular file; move it away, or choose another path");
   CHECK(SafetensorsFile(path).entries().size() == 7);  // failed writes change nothing
   CHECK(test::files_below(scratch.path()) == std::vector<std::string>{"a.safetensors"});
 }
@@ -134,7 +134,7 @@ TEST_CASE("safetensors: wrong headers are refused by name", "[safetensors]") {
     CHECK(message_of([&] { SafetensorsFile file(path); }) == "'" + path + "': " + message);
   };
   const std::string a = R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]})",
-                    damaged = ": it is no safetensors file, or it is damaged";
+                    damaged = ": it is not a safetensors file, or it is damaged";
   put(path, file_of("{" + a + "}  ", 8));
   CHECK(SafetensorsFile(path).entries().size() == 1);
   put(path, file_of("{}", 0));
@@ -146,9 +146,9 @@ TEST_CASE("safetensors: wrong headers are refused by name", "[safetensors]") {
              "its header would have 18446744073709551615 bytes, of 16 in the file and at most 100 MB" + damaged);
   expect_bad(file_of("{" + a + "}", 7), "its tensors have 8 bytes, but 7 follow the header: the file is damaged");
   expect_bad(file_of("{" + a + "}", 9), "its tensors have 8 bytes, but 9 follow the header: the file is damaged");
-  expect_bad(file_of("{" + a, 8), "its header is no JSON" + damaged);
-  expect_bad(file_of("[1]", 0), "its header is no JSON object" + damaged);
-  expect_bad(file_of(" {" + a + "}", 8), "its header is no JSON object" + damaged);
+  expect_bad(file_of("{" + a, 8), "its header is not JSON" + damaged);
+  expect_bad(file_of("[1]", 0), "its header is not a JSON object" + damaged);
+  expect_bad(file_of(" {" + a + "}", 8), "its header is not a JSON object" + damaged);
   expect_bad(file_of("{" + a + "," + a + "}", 8), "the header has 'a' twice");
   expect_bad(file_of(R"({"a":{"dtype":"F32","dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 8),
              "the header has 'dtype' twice");
@@ -174,7 +174,7 @@ TEST_CASE("safetensors: wrong headers are refused by name", "[safetensors]") {
   expect_bad(file_of("{\"b\":3}", 0),
              "tensor 'b': its entry must have dtype, shape and data_offsets, and nothing else");
   expect_bad(file_of("{\"__metadata__\":{\"x\":1}}", 0),
-             "its __metadata__ must be an object of texts, but 'x' is none");
+             "its __metadata__ must be an object of strings, but 'x' is not a string");
   CHECK_THROWS_AS(SafetensorsFile(scratch / "nowhere"), UsageError);
 }
 

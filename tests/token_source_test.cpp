@@ -259,9 +259,10 @@ TEST_CASE("token sources: what a path holds is found out, or said", "[data]") {
             "/text.bin' is named as a token file, but has neither llm.c's header nor, as 2-byte ids have, any zero "
             "byte in its first 64 KiB: rename it to .txt if it is a text");
   put(here + "/binary.txt", std::string("a\0b\0", 4));
-  fails(here + "/binary.txt", "'" + here +
-                                  "/binary.txt' is no text, as it has zero bytes, and no llm.c token file: rename it "
-                                  "to .bin if it holds bare 2-byte ids (nanoGPT)");
+  fails(here + "/binary.txt",
+        "'" + here +
+            "/binary.txt' is not a text file (it has zero bytes), and not a token file of llm.c: rename it "
+            "to .bin if it holds bare 2-byte ids (nanoGPT)");
   put(here + "/blank.txt", " \n");
   fails(here + "/blank.txt", "'" + here + "/blank.txt' has no tokens: choose another --data");
   put(here + "/empty.bin", "");
@@ -297,14 +298,14 @@ TEST_CASE("token sources: damaged .bin files", "[data]") {
   put(path, good);
   check_source(*open_tokens(path), {{50256, 2, 3}});
   fails(good.substr(0, 1028),
-        "should hold 3 tokens of 2 bytes by its header, but has 4 bytes behind it: it was "
-        "truncated or damaged; copy it again");
+        "should hold 3 tokens of 2 bytes by its header, but has 4 bytes after it: it was truncated or damaged; copy it "
+        "again");
   fails(good + "x",
-        "should hold 3 tokens of 2 bytes by its header, but has 7 bytes behind it: it was truncated or "
+        "should hold 3 tokens of 2 bytes by its header, but has 7 bytes after it: it was truncated or "
         "damaged; copy it again");
   fails(bin_header(20240520, 1, -1),
-        "should hold -1 tokens of 2 bytes by its header, but has 0 bytes behind it: it "
-        "was truncated or damaged; copy it again");
+        "should hold -1 tokens of 2 bytes by its header, but has 0 bytes after it: it was truncated or damaged; copy "
+        "it again");
   fails(good.substr(0, 1000),
         "begins as an llm.c token file, but ends within the header, at byte 1000 of 1024: it was "
         "truncated; copy it again");
@@ -312,7 +313,7 @@ TEST_CASE("token sources: damaged .bin files", "[data]") {
         "is an llm.c token file of version 2, but only version 1 is supported: write it "
         "again with GPT-2's tokenizer");
   fails(bytes_of({1, 2, 3}) + "x",
-        "has 7 bytes, an odd number, but a token has 2: it was truncated or is no token "
+        "has 7 bytes, an odd number, but a token has 2: it was truncated or is not a token "
         "file");
   put(path, good);
   put(other, bytes_of({1, 2}));
@@ -351,9 +352,9 @@ TEST_CASE("token sources: the writers refuse what does not fit", "[data]") {
   expect_error<UsageError>([&] { BinWriter(path, 65536); }, "the end of text 65536 does not fit the 2 bytes of a .bin");
   put(path, "mine");
   expect_error<UsageError>([&] { BinWriter writer(path); },
-                           "'" + path + "' exists already: remove it first, or write elsewhere");
+                           "'" + path + "' already exists: remove it first, or write elsewhere");
   expect_error<UsageError>([&] { FlatTokensWriter writer(path); },
-                           "'" + path + "' exists already: remove it first, or write elsewhere");
+                           "'" + path + "' already exists: remove it first, or write elsewhere");
   CHECK(contents(path) == "mine");
   expect_error<UsageError>([&] { BinWriter(folder / "no/a.bin"); },
                            "cannot write '" + folder / "no/a.bin.partial" + "': No such file or directory");

@@ -45,13 +45,13 @@ TEST_CASE("tokenizer.json: the ids and texts of Hugging Face's tokenizers", "[to
       const Ids special = tokenizer->encode(text, Special::allowed);
       CHECK(special == cases["special"][i].get<Ids>());
       const auto decoded = cases["decoded"][i].get<std::string>();
-      // A token of several characters below U+0100 is bytes that are no text; the expected ones have U+FFFD there.
+      // A token of several characters below U+0100 is bytes that are not UTF-8; the expected ones have U+FFFD there.
       if (decoded.find("\ufffd") == std::string::npos) CHECK(tokenizer->decode(special) == decoded);
     }
   }
 }
 
-TEST_CASE("tokenizer.json: bytes that are no UTF-8 have ids, and come back", "[tokenizer]") {
+TEST_CASE("tokenizer.json: bytes that are not UTF-8 have ids, and come back", "[tokenizer]") {
   std::uint64_t state = 1;
   const auto below = [&](std::uint64_t n) {
     state = state * 6364136223846793005U + 1442695040888963407U;
@@ -219,7 +219,7 @@ TEST_CASE("tokenizer.json: damaged files", "[tokenizer]") {
   } catch (const Error& error) {
     CHECK(std::string(error.what())
               .starts_with("'" + folder / "tokenizer.json" +
-                           "' is no JSON: it is no tokenizer.json, or it is damaged; get it again ("));
+                           "' is not JSON: it is not a tokenizer.json, or it is damaged; get it again ("));
   }
   json made = style("gpt2");
   made["model"]["vocab"].erase("!");

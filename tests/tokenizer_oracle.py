@@ -307,7 +307,7 @@ def main():
             note(f"{style}, {mode}", given, ours)
         back = run(options.encoder, records_of_ids(ours), path, "decode")
         if options.oracles:
-            # Bytes that are no UTF-8 are U+FFFD there.
+            # Bytes that are not UTF-8 are U+FFFD there.
             back, theirs = split_texts(back), split_texts(answer("tokenizers", modules, records_of_ids(ours), path, "decode"))
             wrong = [t for t, u in zip(back, theirs) if t != u and "\ufffd".encode() not in u]
             if wrong or len(back) != len(theirs):

@@ -183,7 +183,7 @@ TEST_CASE("pieces: GPT-2's rule", "[tokenizer]") {
   CHECK(pieces("Straße東京ﬁ١٢²½Ⅷ〇🙂e\u0301x") == Pieces{"Straße東京ﬁ", "١٢²½Ⅷ〇", "🙂", "e", "\u0301", "x"});
 }
 
-TEST_CASE("pieces: bytes that are no UTF-8 are characters of no class", "[tokenizer]") {
+TEST_CASE("pieces: bytes that are not UTF-8 are characters of no class", "[tokenizer]") {
   // A text, and the same with the replacement character instead: their pieces end at the same places.
   const std::vector<std::pair<std::string, std::string>> atoms = {{"a", "a"},
                                                                   {"é", "é"},
@@ -303,7 +303,7 @@ TEST_CASE("vocabularies: errors", "[tokenizer]") {
     test::put(path, text);
     expect_error<Error>([&] { static_cast<void>(io::load_tokenizer(path)); }, "'" + path + "'" + message);
   };
-  const std::string again = ": the file is damaged or no vocabulary; get it again (scripts/vocabulary.sh)";
+  const std::string again = ": the file is damaged or is not a vocabulary; get it again (scripts/vocabulary.sh)";
   fails(good.substr(0, good.size() - 1), ", line 270: the line has no end, the file was cut short" + again);
   fails("AA==0\n", ", line 1: there is no \"base64 rank\"" + again);
   fails("AA== 0\nA?== 1\n", ", line 2: \"A?==\" is not base64" + again);
@@ -354,7 +354,8 @@ TEST_CASE("vocabularies: errors", "[tokenizer]") {
     static_cast<void>(io::load_tokenizer(folder.path()));
     FAIL("damaged JSON was read");
   } catch (const Error& error) {
-    CHECK(std::string(error.what()).starts_with("'" + ids + "' is no JSON object of ids: it is damaged; get it again"));
+    CHECK(std::string(error.what())
+              .starts_with("'" + ids + "' is not a JSON object of ids: it is damaged; get it again"));
   }
 }
 

@@ -216,11 +216,11 @@ def other_inputs(folder):
         fails(words, folder + "/" + name, "--out", out + "x", *(options or ["--field", "text"]))
 
     there = f"'{folder}/bad.jsonl': the line at byte 14 "
-    refused(there + "is no JSON object (nothing): mend or remove the line", b'{"text": "a"}\nnothing\n')
+    refused(there + "is not a JSON object (nothing): mend or remove the line", b'{"text": "a"}\nnothing\n')
     refused(there + 'has no key "text", which --field names: mend or remove the line', b'{"text": "a"}\n{"txt": "a"}\n')
     refused(there + 'has no text as "text": mend or remove the line', b'{"text": "a"}\n{"text": 1}\n')
     refused(there + "has a text with a zero byte", b'{"text": "a"}\n{"text": "\\u0000"}\n')
-    refused("is no JSON object", b"[" * 100000)
+    refused("is not a JSON object", b"[" * 100000)
     refused("holds JSON lines by its name: say with --field", b"{}", "--validation-fraction", 0)
     refused("leave one out", b"{}", "--field", "text", "--document-per-file")
     refused("is compressed by zstd: decompress it first (zstd -d '", b"\x28\xb5\x2f\xfdabc", "--jobs", 1, name="x.txt")
@@ -265,7 +265,7 @@ def errors(folder):
     fails(f"the folder '{folder}/empty' holds no files", folder + "/empty", "--out", out)
     fails("no tokenizer 'nothing'", text, "--out", out, "--tokenizer", "nothing")
     write(folder + "/zero.txt", b"a\0")
-    fails(f"'{folder}/zero.txt' is no text: byte 1 is zero", folder + "/zero.txt", "--out", out)
+    fails(f"'{folder}/zero.txt' is not a text file: byte 1 is zero", folder + "/zero.txt", "--out", out)
     check(not os.path.exists(out), "an error leaves no data set")
     write(folder + "/white.txt", b" \n")
     fails("no document", folder + "/white.txt", "--out", out + "w")

@@ -225,10 +225,10 @@ def run_tool(tool, root, folder):
         check(numpy.array_equal(group[name][...], value), f"from-safetensors: {name}")
     check(group["h"].dtype == "<f4" and group.attrs["user"] == {"who": "python"}, "from-safetensors: dtype, metadata")
 
-    check("is there already" in run(2, "from-safetensors", file, target, "--step", "5"), "no checkpoint is replaced")
+    check("already exists" in run(2, "from-safetensors", file, target, "--step", "5"), "no checkpoint is replaced")
     check("did you mean verify?" in run(2, "verifi", folder), "an unknown command names the nearest")
     check("CKPT is required" in run(2, "verify"), "what is missing is named")
-    check("no regular file" in run(2, "to-safetensors", folder, root), "to-safetensors onto a folder")
+    check("not a regular file" in run(2, "to-safetensors", folder, root), "to-safetensors onto a folder")
     for wrong in ((), ("frobnicate",), ("verify",), ("verify", folder, "more"), ("verify", root), ("list", root + "/no"),
                   ("from-safetensors", root + "/no", target), ("from-safetensors", file, target, "--step", "-1"),
                   ("to-safetensors", folder, file, "--prefix", "nothing.")):

@@ -205,13 +205,13 @@ TEST_CASE("zarr: groups and attributes", "[zarr]") {
   expect_error<Error>([&] { static_cast<void>(root.group("b").integer_attribute("name")); },
                       "zarr group '" + p + "/root/b': .zattrs: \"name\" must be a whole number, not \"x\"");
   expect_error<UsageError>([&] { static_cast<void>(root.group("c")); },
-                           "'" + p + "/root/c' is no zarr group: it is an array");
+                           "'" + p + "/root/c' is not a zarr group: it is an array");
   expect_error<UsageError>([&] { static_cast<void>(root.array("a")); },
-                           "'" + p + "/root/a' is no zarr array: it is a group");
+                           "'" + p + "/root/a' is not a zarr array: it is a group");
   expect_error<UsageError>([&] { static_cast<void>(root.array("z")); },
-                           "'" + p + "/root/z' is no zarr array: there is no such folder");
+                           "'" + p + "/root/z' is not a zarr array: there is no such folder");
   expect_error<UsageError>([&] { ZarrArray::create(p + "/root/c", {.shape = {4}, .chunks = {2}}); },
-                           "'" + p + "/root/c' is a zarr array already: remove it first, or write elsewhere");
+                           "'" + p + "/root/c' already is a zarr array: remove it first, or write elsewhere");
 }
 
 TEST_CASE("zarr: wrong requests and metadata get a message that names file and key", "[zarr]") {
@@ -265,7 +265,7 @@ TEST_CASE("zarr: wrong requests and metadata get a message that names file and k
   expect_bad("shape", {4, -6}, "key \"shape\": must be a list of sizes of at least 0, not [4,-6]");
   expect_bad("chunks", {0, 6}, "key \"chunks\": must be a list of sizes of at least 1, not [0,6]");
   expect_bad("shape", {4}, "the shape [4] and the chunks [2, 3] differ in the number of dims");
-  expect_bad("shape", {1ULL << 40, 1ULL << 40}, "[1099511627776, 1099511627776] are no sizes of an array");
+  expect_bad("shape", {1ULL << 40, 1ULL << 40}, "[1099511627776, 1099511627776] are not sizes of an array");
   expect_bad("zarr_format", 3, "key \"zarr_format\": is 3, but only version 2 is supported");
   expect_bad("order", "F", "key \"order\": is \"F\", but only C order is supported: rewrite the array with order='C'");
   expect_bad(
@@ -280,10 +280,10 @@ TEST_CASE("zarr: wrong requests and metadata get a message that names file and k
   expect_bad("filters", nlohmann::json::array({{{"id", "delta"}, {"dtype", "<f4"}}}),
              "the delta filter is supported for integers only");
   expect_bad("dimension_separator", "-", "key \"dimension_separator\": \"-\" is neither . nor /");
-  expect_bad("fill_value", "x", "key \"fill_value\": \"x\" is no value of this dtype");
+  expect_bad("fill_value", "x", "key \"fill_value\": \"x\" is not a value of this dtype");
   put(file, "{\"shape\": [");
   expect_error<Error>([&] { static_cast<void>(ZarrArray::open(p)); },
-                      "'" + file + "' is no JSON (at byte 12): it is damaged");
+                      "'" + file + "' is not JSON (at byte 12): it is damaged");
   put(file, "{\"shape\": " + std::string(100'000, '['));
   expect_error<Error>([&] { static_cast<void>(ZarrArray::open(p)); },
                       "'" + file + "': it nests deeper than 32 levels: it is damaged");

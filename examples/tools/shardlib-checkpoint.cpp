@@ -145,7 +145,7 @@ int to_safetensors(const std::string& path, const std::string& file, const std::
 int from_safetensors(const std::string& path, const std::string& directory, std::int64_t step) {
   const io::SafetensorsFile file(path);
   const std::string made = directory + "/" + io::checkpoint_name(step);
-  if (io::file_exists(made)) throw UsageError("'" + made + "' is there already: choose another --step or directory");
+  if (io::file_exists(made)) throw UsageError("'" + made + "' already exists: choose another --step or directory");
   io::import_safetensors(file, directory, step);
   fmt::print("wrote {} ({} arrays)\n", made, file.entries().size());
   for (const std::string& leaf : io::Checkpoint::open(made).not_finite())
@@ -165,37 +165,37 @@ struct Command {
   std::function<int()> (*declare)(run::Options&, Arguments&);
 };
 
-const Command commands[] = {{"list", "The checkpoints of a directory, the first to resume from first.",
-                             [](run::Options& o, Arguments& a) -> std::function<int()> {
-                               o.argument("DIR", a.path, "a run's directory of checkpoints");
-                               return [&a] { return list(a.path); };
-                             }},
-                            {"inspect", "The tree of arrays: dtype, shape, dims, size; and the metadata.",
-                             [](run::Options& o, Arguments& a) -> std::function<int()> {
-                               o.argument("CKPT", a.path, "one checkpoint, as in runs/a/checkpoints/step-00000100");
-                               return [&a] { return inspect(a.path); };
-                             }},
-                            {"verify", "Reads every file, compares its checksum, and looks for values that are not finite.",
-                             [](run::Options& o, Arguments& a) -> std::function<int()> {
-                               o.argument("CKPT", a.path, "one checkpoint");
-                               return [&a] { return verify(a.path); };
-                             }},
-                            {"to-safetensors", "Writes the arrays into one safetensors file, names as they are.",
-                             [](run::Options& o, Arguments& a) -> std::function<int()> {
-                               o.argument("CKPT", a.path, "one checkpoint, which is verified first");
-                               o.argument("FILE", a.target, "the file to write");
-                               o.add("--prefix", a.prefix, "only arrays whose names begin so; it is cut off (weights.)",
-                                     run::command_line_only());
-                               return [&a] { return to_safetensors(a.path, a.target, a.prefix); };
-                             }},
-                            {"from-safetensors", "Makes a checkpoint of a safetensors file; F16 becomes f32.",
-                             [](run::Options& o, Arguments& a) -> std::function<int()> {
-                               o.argument("FILE", a.path, "the file to read");
-                               o.argument("DIR", a.target, "the directory in which the checkpoint is made");
-                               o.add("--step", a.step, "the checkpoint's step",
-                                     run::at_least(0) | run::command_line_only());
-                               return [&a] { return from_safetensors(a.path, a.target, a.step); };
-                             }}};
+const Command commands[] = {
+    {"list", "The checkpoints of a directory, the first to resume from first.",
+     [](run::Options& o, Arguments& a) -> std::function<int()> {
+       o.argument("DIR", a.path, "a run's directory of checkpoints");
+       return [&a] { return list(a.path); };
+     }},
+    {"inspect", "The tree of arrays: dtype, shape, dims, size; and the metadata.",
+     [](run::Options& o, Arguments& a) -> std::function<int()> {
+       o.argument("CKPT", a.path, "one checkpoint, as in runs/a/checkpoints/step-00000100");
+       return [&a] { return inspect(a.path); };
+     }},
+    {"verify", "Reads every file, compares its checksum, and looks for values that are not finite.",
+     [](run::Options& o, Arguments& a) -> std::function<int()> {
+       o.argument("CKPT", a.path, "one checkpoint");
+       return [&a] { return verify(a.path); };
+     }},
+    {"to-safetensors", "Writes the arrays into one safetensors file, under the same names.",
+     [](run::Options& o, Arguments& a) -> std::function<int()> {
+       o.argument("CKPT", a.path, "one checkpoint, which is verified first");
+       o.argument("FILE", a.target, "the file to write");
+       o.add("--prefix", a.prefix, "write only arrays whose names begin with this, and remove it (weights.)",
+             run::command_line_only());
+       return [&a] { return to_safetensors(a.path, a.target, a.prefix); };
+     }},
+    {"from-safetensors", "Makes a checkpoint of a safetensors file; F16 becomes f32.",
+     [](run::Options& o, Arguments& a) -> std::function<int()> {
+       o.argument("FILE", a.path, "the file to read");
+       o.argument("DIR", a.target, "the directory in which the checkpoint is made");
+       o.add("--step", a.step, "the checkpoint's step", run::at_least(0) | run::command_line_only());
+       return [&a] { return from_safetensors(a.path, a.target, a.step); };
+     }}};
 
 int tool(int argc, char** argv) {
   const std::string word = argc > 1 ? argv[1] : "";

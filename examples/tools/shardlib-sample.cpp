@@ -39,7 +39,7 @@ std::string trainer_of(const std::string& run) {
   for (const fs::path& found : {beside, fs::path(program)})
     if (::access(found.c_str(), X_OK) == 0) return found.string();
   throw UsageError(
-      fmt::format("the run's trainer '{}' is neither beside shardlib-sample nor at its place of then: build "
+      fmt::format("the run's trainer '{}' is neither beside shardlib-sample nor at its former path: build "
                   "the examples",
                   program));
 }
@@ -69,7 +69,8 @@ int program(int argc, char** argv) {
   if (given.empty() || given[0].starts_with("-"))
     throw UsageError("give the folder of a run first: shardlib-sample RUN [OPTION...] (see --help)");
   const std::string run = given[0], config = run + "/config.toml";
-  if (!io::file_exists(config)) throw UsageError(fmt::format("'{}' is no folder of a run: it has no config.toml", run));
+  if (!io::file_exists(config))
+    throw UsageError(fmt::format("'{}' is not a folder of a run: it has no config.toml", run));
   std::vector<std::string> words{trainer_of(run), "--config", config, "--run", run, "--sample-only"};
   if (const std::string mesh = one_device(config); !mesh.empty()) words.insert(words.end(), {"--mesh", mesh});
   words.insert(words.end(), given.begin() + 1, given.end());

@@ -98,7 +98,7 @@ class Content {
     }
     if (const std::size_t zero = buffer.find('\0', old); zero != std::string::npos)
       throw UsageError(
-          fmt::format("'{}' is no text: byte {} is zero; leave the file out", file_.path, at_ + zero - old));
+          fmt::format("'{}' is not a text file: byte {} is zero; leave the file out", file_.path, at_ + zero - old));
     at_ += buffer.size() - old;
     return buffer.size() > old;
   }
@@ -243,7 +243,7 @@ class Reader {
           fmt::format("'{}': the line at byte {} {}: mend or remove the line", files_[at_.file].path, at_.offset, why));
     };
     const auto json = nlohmann::json::parse(found, depth_limit(), false);
-    if (!json.is_object()) fail("is no JSON object (" + shardlib::detail::excerpt(found, 60) + ")");
+    if (!json.is_object()) fail("is not a JSON object (" + shardlib::detail::excerpt(found, 60) + ")");
     const auto text = json.find(field_);
     if (text == json.end()) fail("has no key \"" + field_ + "\", which --field names");
     if (!text->is_string()) fail("has no text as \"" + field_ + "\"");

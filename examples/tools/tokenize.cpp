@@ -204,7 +204,7 @@ Totals write_flat_tokens(const std::vector<TextFile>& files, const io::Tokenizer
 /// A folder with train.bin and val.bin. An interrupted one is written anew.
 Totals write_llmc(const std::vector<TextFile>& files, const io::Tokenizer& tokenizer, const Options& o) {
   const std::string partial = o.out + ".partial";
-  if (io::file_exists(o.out)) throw UsageError("'" + o.out + "' exists already: remove it first, or write elsewhere");
+  if (io::file_exists(o.out)) throw UsageError("'" + o.out + "' already exists: remove it first, or write elsewhere");
   for (const auto& entry : io::file_exists(partial) ? std::filesystem::directory_iterator(partial)
                                                     : std::filesystem::directory_iterator()) {
     const std::string name = entry.path().filename().string();
@@ -242,19 +242,19 @@ int tool(int argc, char** argv) {
       "Turns text into tokens for training: all documents of all files, in order, each in the train or\nthe "
       "validation split. Started again after an interruption it goes on (flat-tokens) or begins anew (llmc).");
   options.arguments("INPUT", o.inputs, "text files, JSON lines with --field, both also as .gz; and folders of them");
-  options.add("--out", o.out, "the data set to make, a folder", run::required() | run::value_name("DIR"));
+  options.add("--out", o.out, "folder of the new data set", run::required() | run::value_name("DIR"));
   options.add("--tokenizer", o.tokenizer, std::string(io::tokenizer_help), run::value_name("FILE"));
   options.add("--to", o.to, "flat-tokens (zarr), or llmc: train.bin and val.bin of 2-byte ids",
               run::one_of({"flat-tokens", "llmc"}));
   options.add("--validation-fraction", o.validation_fraction,
-              "about this part of the documents, chosen by their SHA-256, is for validation", run::between(0, 1));
+              "fraction of documents for validation, chosen by their SHA-256", run::between(0, 1));
   options.add("--field", o.field,
               "the inputs are JSON lines (JSONL): a line is a document, its text the value of this key",
               run::value_name("KEY"));
   options.flag("--document-per-file", o.document_per_file,
                "a file is one document (otherwise documents are separated by <|endoftext|>)");
   options.flag("--end-of-text", o.end_of_text, "flat-tokens: end each document with the end of text");
-  options.add("--jobs", o.jobs, "threads that encode", run::between(1, 1024));
+  options.add("--jobs", o.jobs, "number of threads that encode", run::between(1, 1024));
   options.add("--commit-seconds", o.commit_seconds, "flat-tokens: an interruption costs at most this much work",
               run::at_least(0));
   if (!options.parse(argc, argv)) {
@@ -276,7 +276,7 @@ int tool(int argc, char** argv) {
   fmt::print("tokenizer {} ({} ids), {} files, {:.1f} MB in {:.1f} s\n", tokenizer->name(),
              tokenizer->vocabulary_size(), files.size(), static_cast<double>(bytes) / 1e6, seconds() - start);
   if (totals.documents[1] == 0 && o.validation_fraction > 0)
-    fmt::print("no document fell to validation: raise --validation-fraction, or give more documents\n");
+    fmt::print("no document is in the validation split: raise --validation-fraction, or give more documents\n");
   return 0;
 }
 

@@ -3,7 +3,7 @@
 `public_names(root)` walks include/shardlib. Public is what stands in the namespace shardlib or one of its parts (io, run,
 pipeline), but not in detail, impl, rules or kernels; a class has its public members. `*_inl.hpp` and folders named detail or
 impl hold nothing public. A function-like macro that declares names is expanded: the comment above `SHARDLIB_UNARY(exp)` is
-the comment of `exp`. This is no compiler: it knows declarations as clang-format writes them, and looks at no function body.
+the comment of `exp`. It is not a compiler: it knows declarations as clang-format writes them, and skips function bodies.
 """
 import dataclasses
 import re
@@ -30,6 +30,7 @@ class Declaration:
     parameters: str = ""
     result: str = ""
     members: list = dataclasses.field(default_factory=list)
+    note: bool = False  # its comment is a `///<` behind it
     virtual: bool = False  # it overrides, is defaulted or deleted: the comment stands elsewhere, or there is nothing to say
 
 
@@ -100,7 +101,7 @@ class Reader:
         return self.tokens[at].text if at < len(self.tokens) else ""
 
     def match(self):
-        """Steps over a bracket and what it closes; of `<`, over nothing where it is no bracket."""
+        """Steps over a bracket and what it closes; of `<`, over nothing where it is not a bracket."""
         opening = self.peek()
         if opening == "<":
             at = self.i
@@ -188,6 +189,7 @@ class Reader:
     def doc_line(self, token):
         if token.text.startswith("///<"):
             for declaration in self.last:
+                declaration.note = declaration.note or not declaration.doc
                 declaration.doc = (declaration.doc + " " + token.text[4:].strip()).strip()
         else:
             self.docs.append(token.text[3:].rstrip())

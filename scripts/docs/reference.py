@@ -41,6 +41,25 @@ def has_sentence(doc):
     return len(re.findall(r"[A-Za-z]+", re.sub(r"`[^`]*`", " ", doc))) >= 2
 
 
+def fragment(doc, note):
+    """Why a comment is a fragment, or None. A `///<` is a note of two words or more; any other comment begins with a sentence,
+    unless it is an example alone. Whether a sentence has a subject and a verb is left to the reader."""
+    words = len(re.findall(r"[\w'-]+", re.sub(r"`[^`]*`", "code", doc)))
+    if re.match(r"of\b", doc, re.I):
+        return "its comment begins with 'of': begin with a noun or a verb"
+    if note:
+        return None if words >= 2 else "its note has one word: write two or more"
+    if re.fullmatch(r"(`[^`]*`[,;. ]*)+", doc):
+        return None
+    if not re.match(r"[A-Z0-9`\"(-]|\w*[_(]", doc):  # or a name or formula without backticks: save_every, log(x)
+        return "its comment begins with a small letter: write a sentence"
+    if words < 4:
+        return "its comment has fewer than four words: write a sentence"
+    if not re.search(r"[.?!:]$", sentences(doc)[0]):
+        return "its comment's first sentence has no full stop"
+    return None
+
+
 def has_example(name, doc):
     return any(re.search(rf"(?<!\w){re.escape(name)}\s*[<({{]", code) for code in re.findall(r"`([^`]*)`", doc))
 
@@ -69,6 +88,28 @@ def missing(names):
                    f"no example: write a call of {name.name} in backticks, in its /// comment")
         for declaration in name.declarations:
             yield from missing_members(name.qualified, declaration, declaration.doc)
+            yield from fragments(name.qualified, declaration)
+
+
+def not_in_table(root, names, page):
+    """The ops, functions of include/shardlib/ops, that no table of a page names in backticks: (path, line, name, what)."""
+    lines = (root / page).read_text().splitlines()
+    rows = [number for number, line in enumerate(lines, 1) if line.startswith("|")]
+    said = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]*)`", "\n".join(lines[number - 1] for number in rows)))))
+    table = next((number for number in rows if lines[number - 1].startswith("| op ")), 1)
+    for name in names:
+        at_ops = any(declaration.path.parent.name == "ops" for declaration in name.declarations)
+        if name.kind == "function" and not name.namespace and at_ops and not name.name.startswith("operator") \
+                and name.name not in said:
+            yield root / page, table, name.name, "no table of this page has the op: add it, in backticks"
+
+
+def fragments(owner, declaration):
+    """The comments of a declaration and its members that are no sentences."""
+    if declaration.doc and (why := fragment(declaration.doc, declaration.note)):
+        yield declaration.path, declaration.line, owner, why
+    for member in declaration.members:
+        yield from fragments(f"{owner}::{member.name}", member)
 
 
 def missing_members(owner, declaration, above):

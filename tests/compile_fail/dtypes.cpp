@@ -134,7 +134,7 @@ auto compare_summands(const Tensor<f32, "A +t">& x) {
 }
 #endif
 
-// expect: Tensor: its element type is none of f32, bf16, f64, i32, u32, u8, bool_; use one of them
+// expect: Tensor: its element type is not one of f32, bf16, f64, i32, u32, u8, bool_; use one of them
 #if SECTION == 19
 using Longs = decltype(Tensor<long, "A">());
 #endif

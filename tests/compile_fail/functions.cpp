@@ -94,7 +94,7 @@ auto gathers_by_reference(const X& x, const Array<"layers", Layer>& layers, cons
 }
 #endif
 
-// expect: value_and_grad: `Hidden` is no tree of tensors: it has private members, a constructor or a virtual function
+// expect: value_and_grad: `Hidden` is not a tree of tensors: it has private members, a constructor or
 #if SECTION == 7
 class Hidden {
  public:
@@ -108,7 +108,7 @@ auto private_weights(const Data& mesh, const Hidden& w) {
 }
 #endif
 
-// expect: value_and_grad: `Constructed` is no tree of tensors: it has private members, a constructor or a virtual function
+// expect: value_and_grad: `Constructed` is not a tree of tensors: it has private members, a constructor or
 #if SECTION == 8
 struct Constructed {
   Constructed() {}
@@ -120,7 +120,7 @@ auto constructed_weights(const Data& mesh, const Constructed& w) {
 }
 #endif
 
-// expect: value_and_grad: `Derived` is no tree of tensors: it has a base class; a tree is a tensor, an Array of trees
+// expect: value_and_grad: `Derived` is not a tree of tensors: it has a base class; a tree is a tensor, an Array
 #if SECTION == 9
 struct Base {
   Tensor<f32, "M/d"> a;

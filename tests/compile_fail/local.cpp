@@ -3,8 +3,8 @@
 
 using namespace shardlib;
 
-auto normed(const Tensor<f32, "B/d M">& x, const Tensor<f32, "M">& gain) {
-  return rms_norm<"M">(x) * gain;
+auto normed(const Tensor<f32, "B/d M">& x, const Tensor<f32, "M">& scale) {
+  return rms_norm<"M">(x) * scale;
 }
 
 // expect: \+ of `A/t` and `A`: dim `A` of `A` is `A/t` in `A/t`, so their shards differ; take `all_gather<

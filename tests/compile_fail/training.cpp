@@ -27,7 +27,7 @@ Weights update(const M2& mesh, const Weights& weights, const Batch& x, double ra
 }
 struct Sharded {
   Tensor<f32, "M/d F/t"> w;
-  Tensor<f32, "M/t/d"> gain;
+  Tensor<f32, "M/t/d"> scale;
 };
 static_assert(fully_sharded<M2, Sharded>);
 
@@ -192,7 +192,7 @@ auto no_batch(const M2& mesh, const Weights& weights) {
 }
 #endif
 
-// expect: the field `rate` of a struct of tensors is no tensor, Array or struct of them; keep it elsewhere
+// expect: the field `rate` of a struct of tensors is not a tensor, Array or struct of them; keep it elsewhere
 #if SECTION == 21
 struct WithRate {
   Tensor<f32, "M/d F/t"> w;

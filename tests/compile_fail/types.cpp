@@ -54,10 +54,10 @@ void assigned(Residual& to, const Residual& from) {
 // expect: a tensor `f32\[M/t\]` does not fit the declared type `f32\[M/t/d\]`
 #if SECTION == 7
 struct Weights {
-  Norm gain;
+  Norm scale;
 };
-Weights wrong_field(const Tensor<f32, "M/t">& gain) {
-  return {gain};
+Weights wrong_field(const Tensor<f32, "M/t">& scale) {
+  return {scale};
 }
 #endif
 
@@ -112,7 +112,7 @@ auto zero_summands(const Mesh<"d t">& mesh) {
 using AxisTwiceInMesh = decltype(Mesh<"d d">());
 #endif
 
-// expect: the field `n` of a struct of tensors is no tensor, Array or struct of them; keep it elsewhere
+// expect: the field `n` of a struct of tensors is not a tensor, Array or struct of them; keep it elsewhere
 #if SECTION == 17
 struct WithNumber {
   Tensor<f32, "A"> a;
@@ -123,7 +123,7 @@ auto names_of_a_number(const WithNumber& tree) {
 }
 #endif
 
-// expect: for_each_leaf: `WithBase` is no tree of tensors: it has a base class; a tree is a tensor, an Array
+// expect: for_each_leaf: `WithBase` is not a tree of tensors: it has a base class; a tree is a tensor, an Array
 #if SECTION == 18
 struct Base {
   Tensor<f32, "A"> a;
@@ -136,7 +136,7 @@ auto leaves_of_a_base(const WithBase& tree) {
 }
 #endif
 
-// expect: map_tree: `int` is no tree of tensors: it is not a struct; a tree is
+// expect: map_tree: `int` is not a tree of tensors: it is not a struct; a tree is
 #if SECTION == 19
 struct NumbersInArray {
   Array<"layers", int> layers;
@@ -146,7 +146,7 @@ auto map_of_numbers(const NumbersInArray& tree) {
 }
 #endif
 
-// expect: `WithConstructor` is no tree of tensors: it has private members, a constructor or a virtual function
+// expect: `WithConstructor` is not a tree of tensors: it has private members, a constructor or a virtual function
 #if SECTION == 20
 struct WithConstructor {
   Tensor<f32, "A"> a;

@@ -1,4 +1,4 @@
-// What a kind of devices offers: the communicators between them, and their memory.
+// What a kind of device offers: communicators between devices, and memory.
 #pragma once
 
 #include <memory>
@@ -14,14 +14,15 @@ namespace shardlib {
 class Backend {
  public:
   virtual ~Backend() = default;
-  /// The communicator over `members` (device indices in rank order), seen from `rank`. Only the members take part.
+  /// Creates the communicator over `members` (device indices in rank order), seen from `rank`. Only the members take
+  /// part.
   virtual std::unique_ptr<Communicator> group(const std::vector<int>& members, int rank,
                                               const std::shared_ptr<Pool>& pool) = 0;
-  /// What records a device's communications; null: nobody does.
+  /// The flight recorder of a device, or null if there is none.
   [[nodiscard]] virtual std::shared_ptr<detail::FlightRecorder> recorder(int /*device*/) { return nullptr; }
-  /// True of a backend whose devices are not there: see comm/dry.hpp.
+  /// True if the backend runs dry: its devices do not exist (comm/dry.hpp).
   [[nodiscard]] virtual bool is_dry() const { return false; }
-  /// A device's memory.
+  /// Creates the memory pool of a device.
   [[nodiscard]] virtual std::shared_ptr<Pool> make_pool() const {
     return Pool::make(is_dry() ? Region::make_meta() : Region::make());
   }

@@ -1,4 +1,4 @@
-// The checks of a communication's arguments, which all backends share, and the errors of a communication.
+// Checks of a communication's arguments, which all backends share, and the errors of a communication.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,8 @@ inline void check_fit(std::string_view op, int n, const Buffer& send, const Buff
   if (send.data() == recv.data() && send.bytes() != 0) fail("they are the same memory: give recv its own");
 }
 
-/// `block`: one rank's bytes, and `element` those of an element, of a whole with `rows` rows.
+/// Checks that a block can be split into rows. `block` and `element` count bytes: of one rank's block, and of one
+/// element. `rows` is the number of rows of the whole.
 inline void check_rows(std::string_view op, std::size_t block, std::size_t element, std::size_t rows, bool takes_rows) {
   if (rows == 1) return;
   const std::string call = std::string(op) + " in " + std::to_string(rows) + " rows: ";
@@ -47,12 +48,12 @@ inline void check_rows(std::string_view op, std::size_t block, std::size_t eleme
   }
 }
 
-/// A view is made of whole pages, and pays where a copy takes longer than changing page tables.
+/// A view consists of whole pages. It pays off where a copy takes longer than changing page tables.
 inline bool fits_view(std::size_t bytes) {
   return bytes >= Pool::long_block && bytes % page_bytes() == 0;
 }
 [[noreturn]] inline void fail_view() {
-  throw Error("gather_view: has_views says that this group has none for these bytes: take all_gather");
+  throw Error("gather_view: this group has no views of blocks of these bytes (has_views): use all_gather");
 }
 
 inline void check_all_to_all(int n, const Buffer& send, const Buffer& recv) {
@@ -94,12 +95,12 @@ inline void check_peer(std::string_view op, int n, int peer) {
               "calls");
 }
 
-/// The process of `device` has ended; `last`: the last communication that it began, if that is known.
+/// The process of `device` has ended. `last` is the last communication that it started, if that is known.
 [[noreturn]] inline void fail_died(std::string_view op, int device, std::size_t rank, std::size_t n,
                                    const std::string& last) {
   throw Error(std::string(op) + ": device " + std::to_string(device) + " (rank " + std::to_string(rank) + " of " +
               std::to_string(n) + ") has died" + (last.empty() ? "" : ", after it began " + last) +
-              ": its output or the system log may say why (killed for want of memory?); start again, from the last " +
+              ": its output or the system log may say why (killed for lack of memory?); start again, from the last " +
               "checkpoint if there is one");
 }
 

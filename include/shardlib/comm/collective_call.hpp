@@ -1,4 +1,4 @@
-// What a member of a group asks for in one collective, as data that the members compare.
+// What a member of a group asks for in one collective. The members compare this data.
 #pragma once
 
 #include <cstddef>
@@ -43,14 +43,14 @@ class Fingerprint {
   std::uint64_t hash_ = 14695981039346656037U;
 };
 
-/// What a member asks of its group; all members must ask for the same. Plain data, for other processes to read.
+/// What a member asks of its group. All members must ask for the same. Plain data, so other processes can read it.
 struct CollectiveCall {
   Collective kind = Collective::barrier;
   std::size_t bytes = 0;  ///< of the send buffer
   DType dtype = DType::u8;
   Reduction op = Reduction::sum;
   std::size_t rows = 1;      ///< Communicator::takes_rows
-  std::size_t nodes = 1;     ///< over which the group spreads evenly; what follows is then one node's share
+  std::size_t nodes = 1;     ///< over which the group spreads evenly; above 1 this is one node's share
   std::uint64_t caller = 0;  ///< fingerprint of the op, its op spec and the line of its call
   friend bool operator==(const CollectiveCall&, const CollectiveCall&) = default;
 
@@ -66,7 +66,7 @@ struct CollectiveCall {
   }
 };
 
-/// Of an op's call: its name, op spec and line.
+/// The fingerprint of an op's call: its name, op spec and line.
 inline std::uint64_t fingerprint(const OpInfo& op) {
   return Fingerprint()
       .add(op.name)
@@ -89,7 +89,7 @@ inline std::string describe(const CollectiveCall& call, const OpInfo& op) {
   return to_string(call) + (*op.name == '\0' ? "" : " in " + op.label()) + op.at();
 }
 
-/// `mine` and `theirs` as `describe` gives them.
+/// Throws the error for two calls that differ; `mine` and `theirs` are as `describe` returns them.
 [[noreturn]] inline void fail_call(int rank, std::size_t size, const std::string& mine, int other,
                                    const std::string& theirs) {
   throw Error("rank " + std::to_string(rank) + " of " + std::to_string(size) + " calls " + mine + " where rank " +

@@ -1,5 +1,5 @@
-// One collective as work that its members share out among themselves, wherever all of them reach all buffers: threads
-// of one process, or ranks of one node.
+// One collective as work that its members share. It is used where all members can reach all buffers: threads of one
+// process, or ranks of one node.
 #pragma once
 
 #include <algorithm>
@@ -22,18 +22,18 @@
 
 namespace shardlib::detail {
 
-/// A call's work: for each member a part, which is what that member receives, in chunks that any member may do once all
-/// have posted their buffers.
+/// The work of a call: for each member a part, which is what that member receives. A part consists of chunks. Any
+/// member may do any chunk once all have posted their buffers.
 ///
-/// Of a group on several nodes, with the ranks B * members + i on node B, this is the work inside one node. all_gather:
-/// member i has the blocks of the i-th ranks of all nodes in its recv already, and the others copy them from there.
-/// reduce_scatter: member i's recv gets, for each node's i-th rank, the sum over this node's members.
+/// In a group that spans nodes, this is the work inside one node. Rank B * members + i is member i of node B.
+/// all_gather: the recv of member i already has the blocks of the i-th ranks of all nodes; the others copy them from
+/// there. reduce_scatter: the recv of member i gets, for each node's i-th rank, the sum over this node's members.
 class CollectiveWork {
  public:
   CollectiveWork(const CollectiveCall& call, std::size_t members, const Tuning& tuning)
       : call_(call), members_(members) {
     const std::size_t ranks = members * call.nodes;
-    // For an all_reduce a block is a slice of the vector, otherwise it is the communication's unit.
+    // For an all_reduce a block is a slice of the vector, otherwise one rank's block.
     block_ = call.kind == Collective::all_gather ? call.bytes : (call.bytes + ranks - 1) / ranks;
     if (call.kind == Collective::all_reduce) block_ = (block_ + 63) / 64 * 64;
     per_block_ = (block_ + chunk - 1) / chunk;
@@ -45,15 +45,15 @@ class CollectiveWork {
   }
 
   [[nodiscard]] const CollectiveCall& call() const { return call_; }
-  [[nodiscard]] std::size_t chunks() const { return chunks_; }  ///< of each part
+  [[nodiscard]] std::size_t chunks() const { return chunks_; }  ///< in each part
 
   /// Does chunk c of member `part`'s part; send(i) and recv(i) are where member i's buffers begin.
   template <class Send, class Recv>
   void run(std::size_t part, std::size_t c, const Send& send, const Recv& recv) const {
     const std::size_t offset = c % per_block_ * chunk;
     const std::size_t bytes = std::min(chunk, block_ - offset);
-    const std::size_t block = c / per_block_;  // of the part
-    // A member's own block comes first, then everybody reads from a different one.
+    const std::size_t block = c / per_block_;  // the block within the part
+    // A member's own block comes first. Then each member reads from a different one.
     const std::size_t from = (part + block) % members_;
     switch (call_.kind) {
       case Collective::all_gather: {
@@ -95,7 +95,7 @@ class CollectiveWork {
     if (nontemporal_) nontemporal_fence();
   }
 
-  /// Does all that member `part` receives into `out`, and nothing for the others.
+  /// Does all chunks of member `part`'s part, and writes them to `out`. It does nothing for the other members.
   template <class Send>
   void run_alone(std::size_t part, const Send& send, std::byte* out) const {
     if (call_.kind == Collective::all_reduce) {
@@ -110,8 +110,8 @@ class CollectiveWork {
 
  private:
   static constexpr std::size_t chunk = 65536;
-  /// Where `bytes` of a rank's block, from `offset` on, lie in the whole: f(there, in the block, how many) for each
-  /// piece.
+  /// Calls f(offset in the whole, offset in the block, bytes) for each piece of `bytes` bytes of a rank's block, from
+  /// `offset` on.
   template <class F>
   void for_pieces(std::size_t rank, std::size_t offset, std::size_t bytes, const F& f) const {
     for (const std::size_t end = offset + bytes; offset < end;) {
@@ -123,7 +123,7 @@ class CollectiveWork {
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) const {
     nontemporal_ ? nontemporal_copy(to, from, bytes) : copy_bytes(to, from, bytes);
   }
-  /// The same sum of `bytes` to each of `out`; moves all of the pointers on.
+  /// Writes the same sum of `bytes` bytes to each of `out`, and advances all pointers.
   void reduce(std::size_t bytes, std::span<const std::byte*> in, std::span<std::byte*> out) const {
     constexpr std::size_t strip = 4096;
     const std::size_t step = nontemporal_ ? strip : bytes;
@@ -146,7 +146,7 @@ class CollectiveWork {
   std::size_t per_block_ = 0;
   std::size_t chunks_ = 0;
   std::size_t row_ = 0;    ///< bytes of a row of the whole
-  std::size_t piece_ = 0;  ///< of a rank's piece of it
+  std::size_t piece_ = 0;  ///< bytes of a rank's piece of a row
   bool nontemporal_ = false;
 };
 

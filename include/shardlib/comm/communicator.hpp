@@ -15,11 +15,11 @@
 
 namespace shardlib {
 
-/// A communication under way. `wait` completes it; a Request that is dropped without `wait` is waited for, unless an
-/// exception drops it: a failing device must not wait for the others.
+/// A communication under way. `wait` completes it. The destructor of a Request waits for it, unless an exception is in
+/// flight: a failing device must not wait for the others.
 class Request {
  public:
-  /// What a backend implements.
+  /// The interface that a backend implements.
   struct Pending {
     virtual ~Pending() = default;
     virtual void wait() = 0;  ///< blocks; may be called once
@@ -41,7 +41,7 @@ class Request {
     }
   }
   bool test() { return !pending_ || pending_->test(); }  ///< makes progress; true when `wait` would not block
-  /// Waits for it no more, and leaves it to itself; its buffers stay alive as long as the other devices need them.
+  /// Abandons the request. Its buffers live until no other device needs them.
   void drop() { pending_.reset(); }
 
  private:
@@ -51,18 +51,18 @@ class Request {
   int exceptions_ = std::uncaught_exceptions();
 };
 
-/// One group of devices, seen from one member, number `rank` of `size`. Every member calls the same operations in the
-/// same order: a call carries the op, the op spec and the line that it is from, and the members compare them. Blocks
-/// are in rank order. Nonblocking operations keep handles to their buffers until they complete; the receive buffer is
-/// defined, and the send buffer may be overwritten, only after `wait`.
+/// One group of devices, seen from one member with number `rank` of `size`. Every member calls the same operations in
+/// the same order. A call carries its op, op spec and line, and the members compare them. Blocks are in rank order.
+/// Nonblocking operations keep handles to their buffers until they complete. Only after `wait` is the receive buffer
+/// defined, and may the send buffer be overwritten.
 class Communicator {
  public:
   virtual ~Communicator() = default;
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int size() const = 0;
 
-  /// Whether `rows` may be more than 1. What all_gather makes and reduce_scatter takes then consists of so many rows,
-  /// and a rank's block of its pieces of each: it is written or read where it stands, without a copy in rank order.
+  /// Whether `rows` may exceed 1. The whole array, the result of all_gather or the operand of reduce_scatter, then has
+  /// `rows` rows. A rank's block is one piece of each row, and is read or written in place.
   [[nodiscard]] virtual bool takes_rows() const = 0;
 
   /// Every device contributes `send` (s bytes); `recv` holds size() * s bytes.
@@ -71,11 +71,11 @@ class Communicator {
     detail::check_rows("all_gather", send.bytes(), 1, rows, takes_rows());
     return start({.kind = detail::Collective::all_gather, .bytes = send.bytes(), .rows = rows}, site, {send, recv});
   }
-  /// Whether blocks of so many bytes can be gathered as a view.
+  /// Whether blocks of `bytes` bytes can be gathered as a view.
   [[nodiscard]] virtual bool has_views(std::size_t bytes) const = 0;
-  /// all_gather without a copy: once complete, `*whole` is a view of the blocks where the devices have them, for as
-  /// long as a handle to it exists; writing to it is a fault. While any device has a view of a `send`, that is not
-  /// `unique`.
+  /// all_gather without a copy. Once complete, `*whole` is a view of the blocks in the devices' own memory. It is valid
+  /// as long as a handle to it exists. Writing to it is a fault. While a device has a view of `send`, `send.unique()`
+  /// is false.
   Request gather_view(const Buffer& send, std::shared_ptr<Buffer> whole, Site site = Site::current()) {
     if (!has_views(send.bytes())) detail::fail_view();
     return start({.kind = detail::Collective::gather_view, .bytes = send.bytes()}, site,
@@ -87,8 +87,8 @@ class Communicator {
     return start({.kind = detail::Collective::all_to_all, .bytes = send.bytes()}, site, {send, recv});
   }
   /// `send` holds size() blocks; `recv` gets the reduction of block rank() of all members. Sums follow the balanced
-  /// binary tree over ranks: sum(lo, hi) = sum(lo, mid) + sum(mid, hi), mid = lo + bit_floor(hi - lo - 1), the same on
-  /// every backend. bf16 has bf16 on the wire, an f32 sum and one rounding.
+  /// binary tree over ranks: sum(lo, hi) = sum(lo, mid) + sum(mid, hi), mid = lo + bit_floor(hi - lo - 1). It is the
+  /// same on every backend. A sum of bf16 sends bf16, adds in f32 and rounds once.
   Request reduce_scatter(const Buffer& send, const Buffer& recv, DType dtype, Reduction op, std::size_t rows = 1,
                          Site site = Site::current()) {
     detail::check_reduction("reduce_scatter", size(), send, recv, detail::Fit::send_n_times, dtype);
@@ -121,24 +121,25 @@ class Communicator {
                     [&] { return start_recv(buffer, from); });
   }
 
-  /// From now on a device's flight recorder has what it starts in this group.
+  /// From now on, the flight recorder records this group's communications.
   void record(detail::GroupRecorder recorder) { recorder_ = std::move(recorder); }
 
  protected:
-  /// A collective's memory.
+  /// The operands of a collective.
   struct Operands {
     Buffer send = {};
     Buffer recv = {};
-    std::shared_ptr<Buffer> whole = {};  ///< of gather_view
+    std::shared_ptr<Buffer> whole = {};  ///< the result of gather_view
   };
-  /// Starts a collective whose arguments fit. Throws Error where it sees that another member has started another one.
+  /// Starts a collective whose arguments have been checked. Throws Error if it finds that another member has started a
+  /// different one.
   virtual Request start_collective(const detail::CollectiveCall& call, const detail::OpInfo& op,
                                    const Operands& operands) = 0;
   virtual Request start_send(const Buffer& buffer, int to) = 0;
   virtual Request start_recv(const Buffer& buffer, int from) = 0;
 
  private:
-  /// The op that communicates, or else the line that called the communicator.
+  /// The op that communicates, or otherwise the line that called the communicator.
   static detail::OpInfo caller(const char* name, const Site& site) {
     if (const detail::OpInfo* const op = detail::Calling::innermost) return *op;
     return {name, {}, site};

@@ -1,5 +1,4 @@
-// Devices that are not there: a communicator of any size whose operations check their arguments and move nothing. With
-// it a program runs dry, on one device of a mesh of thousands, to be counted.
+// A communicator of any size that checks arguments and moves nothing. A dry run uses it to count the ops of one device.
 #pragma once
 
 #include <atomic>
@@ -15,14 +14,14 @@
 
 namespace shardlib {
 
-/// Where reductions get the peers' blocks from, which decides what memory they take.
+/// From where reductions read the peers' blocks. This decides what memory they take.
 enum class Peers {
   threads,  ///< read in place
   node,     ///< MPI within a node: read in place, and long ones gathered as views
   mpi       ///< MPI: received into scratch memory first
 };
 
-/// A group without its other members.
+/// A group whose other members do not exist.
 class DryCommunicator final : public Communicator {
  public:
   DryCommunicator(int rank, int size, Peers peers, std::shared_ptr<Pool> pool)
@@ -38,7 +37,7 @@ class DryCommunicator final : public Communicator {
   }
 
  private:
-  /// Holds its memory until it is waited for.
+  /// A request that holds its memory until `wait`.
   struct Scratch final : Request::Pending {
     Buffer buffer;
     explicit Scratch(Buffer b) : buffer(std::move(b)) {}
@@ -61,16 +60,16 @@ class DryCommunicator final : public Communicator {
   Request start_send(const Buffer&, int) override { return {}; }
   Request start_recv(const Buffer&, int) override { return {}; }
 
-  /// Addresses of its own, where nothing is; the block stays as long as the view.
+  /// A view at addresses of its own, without memory. It keeps the block alive.
   [[nodiscard]] Buffer view(Buffer send) const {
     static std::atomic<std::uintptr_t> next = std::uintptr_t{1} << 61;
     const std::size_t bytes = static_cast<std::size_t>(size_) * send.bytes();
-    if (send.is_read_only()) send = pool_->allocate(send.bytes());  // lent in a copy
+    if (send.is_read_only()) send = pool_->allocate(send.bytes());  // a copy is lent
     const auto owner = std::make_shared<Buffer>(std::move(send));
     return {reinterpret_cast<void*>(next.fetch_add(bytes)), bytes, owner, true};
   }
-  /// The memory that a collective takes: of MPI's reductions what comes from the peers, `block` of each; within a node
-  /// a copy of what lies in no rank's arena, as a view does.
+  /// The scratch memory of a collective. Over MPI, a reduction receives one `block` from each peer. Within a node,
+  /// buffers outside the arenas, such as views, are copied.
   Request with(const Buffer& send, std::size_t block) {
     const std::size_t bytes = peers_ == Peers::mpi ? static_cast<std::size_t>(size_ - 1) * block
                               : peers_ == Peers::node && send.is_read_only() ? send.bytes()
@@ -85,8 +84,8 @@ class DryCommunicator final : public Communicator {
   std::shared_ptr<Pool> pool_;
 };
 
-/// A mesh of which one device alone runs, dry: `Device(axes, 0, std::make_shared<DryWorld>())`. Its pool hands out
-/// memory that is not there, its kernels and communicators do nothing, `item` gives 1; everything is counted.
+/// A mesh of which only one device runs. It runs dry: `Device(axes, 0, std::make_shared<DryWorld>())`. Its pool hands
+/// out addresses without memory, its kernels and communicators do nothing, and `item` returns 1. Everything is counted.
 class DryWorld final : public Backend {
  public:
   explicit DryWorld(Peers peers = Peers::threads) : peers_(peers) {}

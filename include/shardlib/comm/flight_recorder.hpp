@@ -1,5 +1,5 @@
-// The flight recorder of a device: its last communications, and which of them it waits in. When one waits too long, the
-// recordings of all devices say who is missing (recordings.hpp).
+// The flight recorder of a device: its last communications, and those in which it waits. If a device waits too long,
+// the recordings of all devices show who is missing (recordings.hpp).
 #pragma once
 
 #include <chrono>
@@ -16,8 +16,8 @@
 
 namespace shardlib {
 
-/// How long a device may wait for others, and where the recordings go then.
-/// `launch(mesh, body, {.watchdog = {.timeout = std::chrono::minutes(5), .folder = "runs/first"}})`
+/// How long a device may wait for others, and where the recordings go afterwards. `launch(mesh, body, {.watchdog =
+/// {.timeout = std::chrono::minutes(5), .folder = "runs/first"}})`
 struct Watchdog {
   /// A communication that waits longer ends the program: every device throws an Error, and one of them has the table
   /// of who waits for whom. 0: never.
@@ -33,10 +33,11 @@ enum class CommunicationKind : std::uint8_t { collective, send, recv, form_group
 struct FlightRing;
 struct DeviceRecord;
 
-/// Written by its device, read by those that wait for it.
+/// The device writes it. Those that wait for the device read it.
 class FlightRecorder {
  public:
-  /// `ring`: in memory that other processes read, for as long as this lives. Null: in this one's.
+  /// `ring` is in memory that other processes read, and outlives this object. If it is null, the recorder uses its own
+  /// memory.
   explicit FlightRecorder(int device, Watchdog watchdog = {}, FlightRing* ring = nullptr);
   FlightRecorder(const FlightRecorder&) = delete;
   FlightRecorder& operator=(const FlightRecorder&) = delete;
@@ -44,12 +45,13 @@ class FlightRecorder {
 
   [[nodiscard]] const Watchdog& watchdog() const { return watchdog_; }
   std::uint32_t add_group(std::string axes, std::vector<int> members);
-  /// Returns the number of the communication. `peer`: of send and recv, a rank of the group; else -1.
+  /// Records the start of a communication, and returns its number. `peer` is the other rank of a send or recv,
+  /// otherwise -1.
   std::uint64_t start(std::uint32_t group, CommunicationKind kind, int peer, const CollectiveCall& call,
                       const OpInfo& op);
   void wait(std::uint64_t number);
   void end(std::uint64_t number);
-  /// A copy, with at most so many of the last communications.
+  /// A copy with at most this many of the last communications.
   [[nodiscard]] DeviceRecord record(std::size_t last = SIZE_MAX) const;
 
  private:
@@ -58,7 +60,7 @@ class FlightRecorder {
   std::unique_ptr<State> state_;
 };
 
-/// One communication in a recorder, or nothing where nobody records.
+/// One communication in a recorder. Empty if there is no recorder.
 class FlightRecord {
  public:
   FlightRecord() = default;
@@ -76,7 +78,7 @@ class FlightRecord {
   std::uint64_t number_ = 0;
 };
 
-/// The recorder as one of its groups has it.
+/// The recorder as one group of the device uses it.
 class GroupRecorder {
  public:
   GroupRecorder() = default;

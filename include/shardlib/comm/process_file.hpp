@@ -1,4 +1,4 @@
-// Other processes of this machine, watched without a signal.
+// Watches other processes of this machine without signals.
 #pragma once
 
 #include <poll.h>
@@ -27,12 +27,12 @@ class OwnedFile {
   int number_;
 };
 
-/// A process that runs now. Its number may go to another one later; the file goes on to mean this one.
+/// A process that runs now. The system may reuse the process's number; the descriptor still refers to this process.
 class WatchedProcess {
  public:
   WatchedProcess() = default;
   explicit WatchedProcess(pid_t process) : file_(static_cast<int>(syscall(SYS_pidfd_open, process, 0))) {}
-  /// False also where the system does not let this one watch it: then only the launcher notices.
+  /// Returns false also if the system does not allow watching. Then only the launcher notices a death.
   [[nodiscard]] bool has_ended() const {
     pollfd file{.fd = file_.number(), .events = POLLIN, .revents = 0};
     return file.fd != -1 && poll(&file, 1, 0) > 0;

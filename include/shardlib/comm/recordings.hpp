@@ -1,4 +1,5 @@
-// What the flight recorders of all devices say when one of them has waited too long: who waits for whom, in what.
+// What the flight recorders of all devices show when one of them has waited too long: who waits for whom, and in which
+// call.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +18,7 @@
 
 namespace shardlib::detail {
 
-/// A text of bounded length, whose end is kept: plain data, which another process may read.
+/// A text of bounded length. Longer texts lose their beginning. Plain data, so another process can read it.
 template <std::size_t Capacity>
 struct BoundedText {
   std::array<char, Capacity> chars = {};
@@ -28,7 +29,7 @@ struct BoundedText {
   [[nodiscard]] std::string text() const { return {chars.begin(), std::ranges::find(chars, '\0')}; }
 };
 
-/// One communication of a device, in the ring.
+/// One communication of a device, as the ring holds it.
 struct FlightEntry {
   using Kind = CommunicationKind;
   enum class State : std::uint8_t { started, waiting, ended };
@@ -37,7 +38,7 @@ struct FlightEntry {
   State state = State::started;
   std::int32_t peer = -1;      ///< of send and recv: a rank of the group
   std::uint32_t group = 0;     ///< index in DeviceRecord::groups
-  std::uint64_t sequence = 0;  ///< of the collective in its group, of the message between its two ranks; from 0
+  std::uint64_t sequence = 0;  ///< of the collective in its group, or of the message between its ranks
   double began = 0, waited_from = 0, ended = 0;  ///< seconds since 1970
   CollectiveCall call = {};
   BoundedText<32> op = {};
@@ -48,12 +49,12 @@ struct FlightEntry {
   [[nodiscard]] std::string describe() const;
 };
 
-/// The last communications of a device: plain data, which another process of the node may read. What the device writes
-/// meanwhile may be torn; a device that is stopped or dead writes nothing.
+/// The last communications of a device. Plain data, so another process of the node can read it. An entry that is
+/// written during the read may be inconsistent. A device that is stopped or dead writes nothing.
 struct FlightRing {
   static constexpr std::size_t capacity = 128;
   std::array<FlightEntry, capacity> entries = {};
-  std::atomic<std::uint64_t> count = 0;  ///< of all communications so far
+  std::atomic<std::uint64_t> count = 0;  ///< communications so far
 };
 
 /// One communication, for messages and files.
@@ -80,7 +81,7 @@ struct GroupRecord {
 /// A copy of a device's recording.
 struct DeviceRecord {
   int device = 0;
-  bool answers = true;  ///< false: it is stopped, dead or busy, and nothing below is known
+  bool answers = true;  ///< false if it is stopped, dead or busy; then the rest is unknown
   std::vector<GroupRecord> groups = {};
   std::optional<Communication> waiting = {};
   std::vector<Communication> last = {};  ///< oldest first
@@ -91,7 +92,7 @@ struct DeviceRecord {
 
 // ---- who waits for whom --------------------------------------------------------------------------------------------
 
-/// The devices that `devices[i]` waits for: those that have not started what it waits in, or do not answer.
+/// The devices that `devices[i]` waits for: those that have not started its communication, or do not answer.
 [[nodiscard]] std::vector<int> missing(const std::vector<DeviceRecord>& devices, std::size_t i);
 
 /// "device 0 waits over d for device 1, which waits over t for device 0"; empty if there is no cycle.
@@ -107,7 +108,8 @@ struct DeviceRecord {
 /// Throws Error for a text that `to_json` did not make.
 [[nodiscard]] DeviceRecord device_record(std::string_view json);
 
-/// Writes the recordings into the watchdog's folder. Returns what to add to the message: where they are, or why not.
+/// Writes the recordings into the watchdog's folder. Returns what to add to the message: the paths, or why there are
+/// none.
 [[nodiscard]] std::string write_recordings(const std::vector<DeviceRecord>& devices, const Watchdog& watchdog);
 
 }  // namespace shardlib::detail

@@ -19,7 +19,7 @@ namespace shardlib::detail {
 
 using Sum = WrappingSum;
 
-/// A NaN on either side stays.
+/// The maximum; if one side is a NaN, so is the result.
 struct Max {
   template <class A>
   A operator()(A a, A b) const {

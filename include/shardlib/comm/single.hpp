@@ -1,4 +1,4 @@
-// The communicator of one device alone.
+// The communicator of a group of one device.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace shardlib {
 
-/// A group of one: collectives copy, and messages to oneself queue up.
+/// A group of one. Collectives copy, and messages to itself are queued.
 class SingleCommunicator final : public Communicator {
  public:
   [[nodiscard]] int rank() const override { return 0; }
@@ -37,7 +37,8 @@ class SingleCommunicator final : public Communicator {
     bool test() override { return mail->contains(number); }
     void wait() override {
       const auto message = mail->extract(number);
-      if (message.empty()) throw Error("recv from rank 0: a device that is alone waits for itself: send first");
+      if (message.empty())
+        throw Error("recv from rank 0: the only device of a group waits for its own message: send first");
       if (message.mapped().bytes() != buffer.bytes()) detail::fail_recv(0, buffer.bytes(), message.mapped().bytes());
       detail::copy_bytes(buffer.data(), message.mapped().data(), buffer.bytes());
     }

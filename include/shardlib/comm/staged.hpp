@@ -1,4 +1,4 @@
-// Communication of memory that only the device can access: through copies in host memory.
+// Communication of memory that only the device can access. It goes through copies in host memory.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace shardlib {
 
-/// A group whose members' buffers are in device memory: `inner` communicates copies of them in host memory. Buffers
-/// in host memory go to `inner` as they are.
+/// A group whose members have their buffers in device memory. `inner` communicates copies of them in host memory.
+/// Buffers in host memory are passed to `inner` unchanged.
 class StagedCommunicator final : public Communicator {
  public:
   StagedCommunicator(std::unique_ptr<Communicator> inner, std::shared_ptr<Pool> host)
@@ -30,7 +30,7 @@ class StagedCommunicator final : public Communicator {
     if (place.data() != buffer.data()) copy(place, buffer);
     return place;
   }
-  /// Where in host memory a result for `buffer` can be received.
+  /// A place in host memory that can receive a result for `buffer`.
   [[nodiscard]] Buffer place_for(const Buffer& buffer) const {
     return buffer.device_memory() == nullptr ? buffer : host_->allocate(buffer.bytes());
   }
@@ -40,7 +40,7 @@ class StagedCommunicator final : public Communicator {
     Buffer received, result;
     Arriving(Request r, Buffer from, Buffer to)
         : request(std::move(r)), received(std::move(from)), result(std::move(to)) {}
-    ~Arriving() noexcept override { request.drop(); }  // and so its destructor does not wait
+    ~Arriving() noexcept override { request.drop(); }  // so its destructor does not wait
     bool test() override { return request.test(); }
     void wait() override {
       request.wait();

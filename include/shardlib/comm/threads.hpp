@@ -1,4 +1,4 @@
-// Devices as threads of one process: groups meet in shared memory, and the members that wait do the copying.
+// Devices as threads of one process. Groups share memory, and the members that wait do the copying.
 #pragma once
 
 #include <algorithm>
@@ -28,11 +28,11 @@ namespace shardlib {
 
 namespace detail {
 
-/// One collective of a group. It splits into chunks that any member may do once all have posted: no member ever has to
-/// wait for another one to reach its own `wait`, so requests may be waited for in any order.
+/// One collective of a group. It splits into chunks that any member may do once all have posted. So no member has to
+/// wait until another one reaches its own `wait`, and requests may be waited for in any order.
 class Round {
  public:
-  /// `op`: as `first`, the member that comes first, calls it.
+  /// `op` is the call of member `first`, which is the first to arrive.
   Round(const CollectiveCall& call, const OpInfo& op, int first, std::size_t members, const Tuning& tuning)
       : work_(call, members, tuning),
         op_(op),
@@ -49,7 +49,7 @@ class Round {
   [[nodiscard]] bool ready() const { return waiting_for_ == 0; }
   [[nodiscard]] bool done() const { return left_.load(std::memory_order_acquire) == 0; }
 
-  /// Under the group's mutex.
+  /// Posts a member's buffers. The caller holds the group's mutex.
   void post(int rank, Buffer send, Buffer recv) {
     const auto r = static_cast<std::size_t>(rank);
     send_[r] = std::move(send);
@@ -57,7 +57,8 @@ class Round {
     posted_[r] = true;
     --waiting_for_;
   }
-  /// Once ready: does the unclaimed chunks, those of its own part first. True if it did the last one.
+  /// When all have posted: does the unclaimed chunks, those of its own part first. Returns true if it did the last
+  /// chunk.
   bool help(int rank) {
     bool last = false;
     const std::size_t n = send_.size();
@@ -71,7 +72,7 @@ class Round {
     }
     return last;
   }
-  /// Once done: lets go of one's own buffers.
+  /// After completion: releases this member's buffers.
   void release(int rank) {
     send_[static_cast<std::size_t>(rank)] = {};
     recv_[static_cast<std::size_t>(rank)] = {};
@@ -85,11 +86,11 @@ class Round {
   std::vector<Buffer> recv_;
   std::vector<bool> posted_;
   std::size_t waiting_for_ = send_.size();
-  std::vector<std::atomic<std::size_t>> next_;  ///< of each part, the first unclaimed chunk
+  std::vector<std::atomic<std::size_t>> next_;  ///< the first unclaimed chunk of each part
   std::atomic<std::size_t> left_ = work_.chunks() * send_.size();
 };
 
-/// What the members of a group share. All fields are guarded by `mutex`, the waiters' spinning on `events` apart.
+/// What the members of a group share. `mutex` guards all fields, except that waiters spin on `events`.
 struct ThreadGroup {
   std::vector<int> members;
   Tuning tuning;
@@ -100,7 +101,7 @@ struct ThreadGroup {
   std::map<std::tuple<int, int, std::uint64_t>, Buffer> mail;  ///< (from, to, number): sent, not yet received
 
   ThreadGroup(std::vector<int> m, const Tuning& t) : members(std::move(m)), tuning(t) {}
-  /// With the mutex held.
+  /// Wakes the waiters. The caller holds the mutex.
   void signal() {
     ++events;
     wake.notify_all();
@@ -109,7 +110,7 @@ struct ThreadGroup {
 
 }  // namespace detail
 
-/// The devices of one process: their groups, and which of them have failed or finished.
+/// The devices of one process with their groups, and which of them have failed or finished.
 class ThreadWorld final : public Backend, public std::enable_shared_from_this<ThreadWorld> {
  public:
   explicit ThreadWorld(int devices, const Tuning& tuning = {}, const Watchdog& watchdog = {})
@@ -126,17 +127,18 @@ class ThreadWorld final : public Backend, public std::enable_shared_from_this<Th
   }
 
   [[nodiscard]] std::chrono::milliseconds timeout() const { return watchdog_.timeout; }  ///< 0: never
-  /// A device has waited longer than that. The first that says so throws the table of all devices.
+  /// Reports that a device has waited longer than the timeout. The first device to report it throws the table of all
+  /// devices.
   [[noreturn]] void fail_timeout() {
     if (timed_out_.exchange(true)) throw Aborted();
     std::vector<detail::DeviceRecord> devices;
     for (const auto& recorder : recorders_) devices.push_back(recorder->record());
     throw Error(detail::wait_table(devices, watchdog_) + detail::write_recordings(devices, watchdog_));
   }
-  /// Whether some device has waited too long. Another one may then never end.
+  /// Whether some device has waited too long. The others may then wait for ever.
   [[nodiscard]] bool timed_out() const { return timed_out_; }
 
-  /// Wakes every waiting device; it, and every later communication, throws Aborted.
+  /// Wakes every waiting device. It throws Aborted, and so does every later communication.
   void abort() {
     aborted_ = true;
     signal_all();
@@ -147,7 +149,7 @@ class ThreadWorld final : public Backend, public std::enable_shared_from_this<Th
     finished_[static_cast<std::size_t>(device)] = true;
     signal_all();
   }
-  /// Whether `finish` has been called for it.
+  /// Whether `finish` has been called for the device.
   [[nodiscard]] bool finished(int device) const { return finished_[static_cast<std::size_t>(device)]; }
   [[nodiscard]] int spins() const { return spins_; }  ///< how often a waiting device looks before it sleeps
 
@@ -181,7 +183,8 @@ struct ThreadMember {
 
   [[nodiscard]] int size() const { return static_cast<int>(group->members.size()); }
 
-  /// Sleeps, after a short spin, until ready() holds; needs(r) says that this takes rank r. Both run under `lock`.
+  /// Spins briefly, then sleeps until ready() is true. needs(r) returns whether the wait is for rank r. Both are called
+  /// with `lock` held.
   template <class Ready, class Needs>
   void wait(std::unique_lock<std::mutex>& lock, std::string_view op, const Ready& ready, const Needs& needs) const {
     const auto timeout = world->timeout();
@@ -232,7 +235,7 @@ class RoundRequest final : public Request::Pending {
     lock.unlock();
     help();
     lock.lock();
-    // A chunk under way in another thread ends by itself, so this waits for no device in particular.
+    // A chunk under way in another thread ends by itself, so this wait is for no device in particular.
     me_.wait(
         lock, op, [&] { return round_->done(); }, [](int) { return false; });
     lock.unlock();
@@ -282,8 +285,8 @@ class MailRequest final : public Request::Pending {
 
 }  // namespace detail
 
-/// A group of devices that are threads. A `send` never waits for its receiver: the posted handle keeps the memory
-/// alive.
+/// A group of devices that are threads. A `send` never waits for its receiver, because the posted handle keeps the
+/// memory alive.
 class ThreadCommunicator final : public Communicator {
  public:
   explicit ThreadCommunicator(detail::ThreadMember me)

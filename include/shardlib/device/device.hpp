@@ -35,7 +35,7 @@ class Device {
   /// Programs get theirs from `launch`. Without a backend a device cannot communicate: groups of several throw Error.
   Device(std::vector<AxisSize> axes, int rank, std::shared_ptr<Backend> backend = nullptr, int threads = 1,
          const Tuning& tuning = {}, DeviceKind kind = DeviceKind::cpu);
-  /// The same device as one of a smaller mesh: of the devices that have its coordinate along `axis`, without that axis.
+  /// The same device as one of a smaller mesh: of the devices that have its index along `axis`, without that axis.
   /// It has the memory, communicators and local state of `whole`, which it keeps alive; asked again while it lives, it
   /// is the same one. Throws Error for an axis that is not there.
   static std::shared_ptr<Device> submesh(const std::shared_ptr<Device>& whole, std::string_view axis);
@@ -76,7 +76,7 @@ class Device {
   /// A device of a dry run: all is counted, nothing computed, and tensors have no elements to look at.
   [[nodiscard]] bool is_dry() const { return pool_->is_meta(); }
 
-  /// "device 3 (d=1,t=1) of mesh d=4,t=2"
+  /// The device in words: "device 3 (d=1,t=1) of mesh d=4,t=2".
   [[nodiscard]] std::string describe() const;
 
   /// The device's own T, default-constructed at first use.

@@ -1,4 +1,4 @@
-// Hyper-rectangles of row-major arrays: where the contiguous runs of one lie in two arrays.
+// Hyper-rectangles (boxes) of row-major arrays, and their contiguous runs in two arrays.
 #pragma once
 
 #include <cstddef>

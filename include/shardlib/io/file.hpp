@@ -13,7 +13,7 @@
 
 namespace shardlib::io {
 
-/// Bytes in memory.
+/// The bytes of a file, in memory.
 using Bytes = std::vector<std::byte>;
 
 /// The bytes of a text, without a copy.
@@ -46,18 +46,18 @@ class InputFile {
   std::uint64_t size_ = 0;
 };
 
-/// A file that is written bit by bit under a temporary name beside its own, and takes its place only at `commit`. The
-/// temporary file of a process that dies before stays: see remove_stale_temporaries.
+/// A file that is written in pieces under a temporary name in the same folder, and gets its name at `commit`. If the
+/// process dies before, the temporary file stays: see remove_stale_temporaries.
 class OutputFile {
  public:
-  /// Throws UsageError where a folder, a device or a pipe stands there.
+  /// Throws UsageError if a folder, a device or a pipe has this path.
   explicit OutputFile(const std::string& path);
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
   /// Removes what was not committed.
   ~OutputFile();
 
-  void write(std::span<const std::byte> bytes);  ///< appends
+  void write(std::span<const std::byte> bytes);  ///< appends the bytes
   /// With `durable` it is on the disk (fsync) when this returns.
   void commit(bool durable);
 
@@ -68,7 +68,7 @@ class OutputFile {
 
 /// Whether a file, a folder or anything else has this path.
 [[nodiscard]] bool file_exists(const std::string& path);
-/// The file's bytes.
+/// Reads the bytes of a file.
 [[nodiscard]] Bytes read_file(const std::string& path);
 /// Creates or replaces the file. With `durable` it is on the disk (fsync) when this returns. `write_file("out.bin",
 /// bytes)`
@@ -76,7 +76,7 @@ void write_file(const std::string& path, std::span<const std::byte> bytes, bool 
 /// Writes as `write_file` does, but readers and crashes see the old file or the new one, never a part: through an
 /// OutputFile. `replace_file("LATEST", as_bytes(name))`
 void replace_file(const std::string& path, std::span<const std::byte> bytes, bool durable = false);
-/// Makes a folder and those that it lies in; one that is there already is no error.
+/// Creates a folder and its parents. An existing folder is not an error.
 void make_folders(const std::string& path);
 /// Makes one folder; where something has its name already, even a symbolic link, this is an error.
 void make_new_folder(const std::string& path);
@@ -84,12 +84,12 @@ void make_new_folder(const std::string& path);
 void sync_path(const std::string& path);
 /// Renames a file or folder, in one step. `rename_path("all.partial", "all")`
 void rename_path(const std::string& from, const std::string& to);
-/// Renames a folder; one that stands at `to` is replaced and removed. `replace_folder("new", "step-00000100")`
+/// Renames a folder. An existing folder `to` is replaced and removed. `replace_folder("new", "step-00000100")`
 void replace_folder(const std::string& from, const std::string& to);
 /// Removes a folder with all that is in it.
 void remove_folder(const std::string& path);
-/// Throws UsageError, which begins with the option, unless a file can be written at `path`; what is there stays as it
-/// is. For outputs of which a program knows long before it writes them. `require_writable("out.svg", "--timeline")`
+/// Throws UsageError, which begins with the option, unless a file can be written at `path`. An existing file does not
+/// change. Call it early for outputs that are written late. `require_writable("out.svg", "--timeline")`
 void require_writable(const std::string& path, const std::string& option);
 /// Removes the temporary files and folders directly in `folder` that dead processes of this machine have left. Those of
 /// living processes stay, and those of other machines too, until nothing in them has changed for a day. What cannot be

@@ -128,7 +128,7 @@ void check_number(const OpInfo& op, const ValuePtr& x, double value);
 void require_nonzero(const OpInfo& op, const ValuePtr& x, double divisor);
 /// Converts a number to the dtype in which the op computes with the elements of x.
 template <class D, Spec S>
-scalar_of<D> beside(const OpInfo& op, const Tensor<D, S>& x, double value) {
+scalar_of<D> as_scalar(const OpInfo& op, const Tensor<D, S>& x, double value) {
   check_number(op, x.value(), value);
   return static_cast<scalar_of<D>>(value);
 }
@@ -161,7 +161,7 @@ template <dtype D, Spec S>
 auto operator*(const Tensor<D, S>& x, detail::LocatedNumber factor)
     -> Tensor<detail::after_t<detail::is_number<"*", D>, D>, S> {
   const detail::Calling op{"*", {}, factor.site};
-  const detail::TimesNumber<detail::scalar_of<D>> f{detail::beside(op, x, factor.operand)};
+  const detail::TimesNumber<detail::scalar_of<D>> f{detail::as_scalar(op, x, factor.operand)};
   return detail::linear<"scale">(detail::OpInfo{"scale", {}, factor.site}, x, f);
 }
 template <dtype D, Spec S>
@@ -175,7 +175,7 @@ auto operator/(const Tensor<D, S>& x, detail::LocatedNumber divisor)
     -> Tensor<detail::after_t<detail::is_number<"/", D>, D>, S> {
   const detail::Calling op{"/", {}, divisor.site};
   if constexpr (!floating<D>) detail::require_nonzero(op, x.value(), divisor.operand);
-  const detail::OverNumber<detail::scalar_of<D>> f{detail::beside(op, x, divisor.operand)};
+  const detail::OverNumber<detail::scalar_of<D>> f{detail::as_scalar(op, x, divisor.operand)};
   return detail::linear<"scale">(detail::OpInfo{"scale", {}, divisor.site}, x, f);
 }
 /// Each element plus a number. The operand may not be partial, because every device would add the number. `x + 1.0`
@@ -184,7 +184,7 @@ auto operator+(const Tensor<D, S>& x, detail::LocatedNumber constant)
     -> Tensor<detail::after_t<detail::is_number<"+", D>, D>, detail::result_of<rules::add_constant, OpName("+"), S>> {
   using F = detail::WithNumber<detail::WrappingSum, detail::scalar_of<D>>;
   const detail::Calling op{"+", {}, constant.site};
-  return detail::map_as<"+", Tensor<D, S>>(op, F{detail::beside(op, x, constant.operand)}, x);
+  return detail::map_as<"+", Tensor<D, S>>(op, F{detail::as_scalar(op, x, constant.operand)}, x);
 }
 /// Each element minus a number, or a number minus each element. The operand may not be partial. `1.0 - x`
 template <dtype D, Spec S>
@@ -192,7 +192,7 @@ auto operator-(const Tensor<D, S>& x, detail::LocatedNumber constant)
     -> Tensor<detail::after_t<detail::is_number<"-", D>, D>, detail::result_of<rules::add_constant, OpName("-"), S>> {
   using F = detail::WithNumber<detail::WrappingDifference, detail::scalar_of<D>>;
   const detail::Calling op{"-", {}, constant.site};
-  return detail::map_as<"-", Tensor<D, S>>(op, F{detail::beside(op, x, constant.operand)}, x);
+  return detail::map_as<"-", Tensor<D, S>>(op, F{detail::as_scalar(op, x, constant.operand)}, x);
 }
 template <dtype D, Spec S>
 auto operator+(detail::LocatedNumber constant, const Tensor<D, S>& x)
@@ -204,7 +204,7 @@ auto operator-(detail::LocatedNumber constant, const Tensor<D, S>& x)
     -> Tensor<detail::after_t<detail::is_number<"-", D>, D>, detail::result_of<rules::add_constant, OpName("-"), S>> {
   using F = detail::NumberWith<detail::WrappingDifference, detail::scalar_of<D>>;
   const detail::Calling op{"-", {}, constant.site};
-  return detail::map_as<"-", Tensor<D, S>>(op, F{detail::beside(op, x, constant.operand)}, x);
+  return detail::map_as<"-", Tensor<D, S>>(op, F{detail::as_scalar(op, x, constant.operand)}, x);
 }
 template <dtype D, Spec S>
 auto operator/(detail::LocatedNumber constant, const Tensor<D, S>& x)
@@ -253,7 +253,7 @@ auto floor_divided(const OpInfo& op, const Tensor<D, S>& a, const Tensor<E, T>& 
 template <OpName Name, class F, class D, Spec S>
 auto floor_divided(const OpInfo& op, const Tensor<D, S>& x, double divisor) {
   if constexpr (!floating<D>) require_nonzero(op, x.value(), divisor);
-  return map_as<Name, Tensor<D, S>>(op, WithNumber<F, scalar_of<D>>{beside(op, x, divisor)}, x);
+  return map_as<Name, Tensor<D, S>>(op, WithNumber<F, scalar_of<D>>{as_scalar(op, x, divisor)}, x);
 }
 
 }  // namespace detail

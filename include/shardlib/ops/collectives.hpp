@@ -21,7 +21,7 @@ Buffer gather(const Value& in, const Value& out);
 void gather_ahead(const ValuePtr& in, const ValuePtr& out);
 template <class Out, class X>
 inline constexpr auto all_gather_vjp = [](const auto& ct) {
-  const AsyncSum<std::remove_cvref_t<decltype(ct)>> beside(ct.device());
+  const AsyncSum<std::remove_cvref_t<decltype(ct)>> asynchronous(ct.device());
   return reduce_scatter<transpose_op<Out, X>(), sum_of<typename X::value_type>>(ct);
 };
 }  // namespace detail
@@ -166,7 +166,7 @@ namespace detail {
 /// Copies this device's shard out of a replicated value.
 Buffer cut_shard(const Value& in, const Value& out);
 /// Puts this device's shard into an array of zeros.
-Buffer embed_block(const Value& in, const Value& out);
+Buffer embed_shard(const Value& in, const Value& out);
 /// The transpose of shard, S -> P. "A/t -> A +t"
 template <class Out, class X>
 inline constexpr auto slice_vjp = [](const auto& ct) {
@@ -174,7 +174,7 @@ inline constexpr auto slice_vjp = [](const auto& ct) {
   static constexpr OpSpec O = transpose_op<Out, X>();
   static constexpr Spec whole{to_string(parse_op(O).out).view()};
   return record_unary<"embed", Tensor<typename Ct::value_type, whole>>(OpInfo{"embed", O, {}}, ct, sizes_of(ct.value()),
-                                                                       embed_block);
+                                                                       embed_shard);
 };
 }  // namespace detail
 

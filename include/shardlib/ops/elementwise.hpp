@@ -46,7 +46,7 @@ SHARDLIB_UNARY(abs)
 SHARDLIB_UNARY(relu)
 /// The tanh approximation of GELU, as in GPT-2 (Hendrycks and Gimpel 2016). `gelu(x)`
 SHARDLIB_UNARY(gelu)
-/// x * sigmoid(x) of each element, also called SiLU (Ramachandran et al. 2017). `swish(x)`
+/// The product x * sigmoid(x) of each element, also called SiLU (Ramachandran et al. 2017). `swish(x)`
 SHARDLIB_UNARY(swish)
 /// The sine of each element. `sin(x)`
 SHARDLIB_UNARY(sin)
@@ -118,14 +118,14 @@ auto pow(const Tensor<D, S>& base, double exponent, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"pow", D>, D>, detail::result_of<rules::map1, OpName("pow"), S>> {
   using F = detail::WithNumber<detail::pow_function, detail::scalar_of<D>>;
   const detail::Calling op{"pow", {}, site};
-  return detail::map_as<"pow", Tensor<D, S>>(op, F{detail::beside(op, base, exponent)}, base);
+  return detail::map_as<"pow", Tensor<D, S>>(op, F{detail::as_scalar(op, base, exponent)}, base);
 }
 template <dtype D, Spec S>
 auto pow(double base, const Tensor<D, S>& exponent, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"pow", D>, D>, detail::result_of<rules::map1, OpName("pow"), S>> {
   using F = detail::NumberWith<detail::pow_function, detail::scalar_of<D>>;
   const detail::Calling op{"pow", {}, site};
-  return detail::map_as<"pow", Tensor<D, S>>(op, F{detail::beside(op, exponent, base)}, exponent);
+  return detail::map_as<"pow", Tensor<D, S>>(op, F{detail::as_scalar(op, exponent, base)}, exponent);
 }
 
 /// Each element, or the nearest bound if it is outside of [low, high]. There the derivative is 0. *Throws* if low is
@@ -135,7 +135,7 @@ auto clamp(const Tensor<D, S>& x, double low, double high, Site site = Site::cur
     -> Tensor<detail::after_t<detail::is_number<"clamp", D>, D>, detail::result_of<rules::map1, OpName("clamp"), S>> {
   const detail::Calling op{"clamp", {}, site};
   detail::check_bounds(op, x.value(), low, high);
-  const detail::Clamp<detail::scalar_of<D>> f{detail::beside(op, x, low), detail::beside(op, x, high)};
+  const detail::Clamp<detail::scalar_of<D>> f{detail::as_scalar(op, x, low), detail::as_scalar(op, x, high)};
   return detail::map_as<"clamp", Tensor<D, S>>(op, f, x);
 }
 
@@ -153,14 +153,14 @@ auto clamp(const Tensor<D, S>& x, double low, double high, Site site = Site::cur
     return detail::map_as<#name, Out>(detail::Calling{#name, {}, site}, detail::name##_function{}, a, b); \
   }
 // The second operand may be a number: `greater(x, 0.0)`.
-#define SHARDLIB_BINARY_WITH_NUMBER(name, Result, expression)                            \
-  SHARDLIB_BINARY(name, Result, expression)                                              \
-  template <dtype D, Spec S>                                                             \
-  auto name(const Tensor<D, S>& a, double b, Site site = Site::current())                \
-      ->Tensor<Result, detail::result_of<rules::map1, OpName(#name), S>> {               \
-    using F = detail::WithNumber<detail::name##_function, detail::scalar_of<D>>;         \
-    const detail::Calling op{#name, {}, site};                                           \
-    return detail::map_as<#name, Tensor<Result, S>>(op, F{detail::beside(op, a, b)}, a); \
+#define SHARDLIB_BINARY_WITH_NUMBER(name, Result, expression)                               \
+  SHARDLIB_BINARY(name, Result, expression)                                                 \
+  template <dtype D, Spec S>                                                                \
+  auto name(const Tensor<D, S>& a, double b, Site site = Site::current())                   \
+      ->Tensor<Result, detail::result_of<rules::map1, OpName(#name), S>> {                  \
+    using F = detail::WithNumber<detail::name##_function, detail::scalar_of<D>>;            \
+    const detail::Calling op{#name, {}, site};                                              \
+    return detail::map_as<#name, Tensor<Result, S>>(op, F{detail::as_scalar(op, a, b)}, a); \
   }
 /// The larger of two elements. Operands broadcast by name. `maximum(a, b)`, or with a number `maximum(x, 0.0)`
 SHARDLIB_BINARY_WITH_NUMBER(maximum, D, (p < q ? q : p))
@@ -233,7 +233,7 @@ auto where(const Tensor<B, C>& c, const Tensor<D, S>& a, double otherwise, Site 
   const detail::Calling op{"where", {}, site};
   return detail::record<"where", Out>(
       op, a.device(), detail::sizes_by_name(op, detail::parsed<Out::spec>, a.value(), c.value()),
-      detail::WhereElseNumber<D>{c.value(), a.value(), static_cast<D>(detail::beside(op, a, otherwise))},
+      detail::WhereElseNumber<D>{c.value(), a.value(), static_cast<D>(detail::as_scalar(op, a, otherwise))},
       detail::vjp(a, detail::save(c), detail::masked_vjp<Tensor<D, S>>));
 }
 /// Elements of a where c holds, else of b. c may not be partial. On each axis, a and b are either both partial or

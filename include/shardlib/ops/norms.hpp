@@ -75,7 +75,7 @@ struct NormalizeVjp {
 };
 }  // namespace detail
 
-/// x / sqrt(mean(x^2) + epsilon) along an unsharded dim (Zhang and Sennrich 2019), without a scale.
+/// Divides x by sqrt(mean(x^2) + epsilon) along an unsharded dim (Zhang and Sennrich 2019), without a scale.
 /// `rms_norm<"M">(x)`
 template <DimName Dim, dtype D, Spec S>
 auto rms_norm(const Tensor<D, S>& x, double epsilon = 1e-6, Site site = Site::current())

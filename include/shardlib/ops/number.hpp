@@ -71,7 +71,7 @@ template <real T>
 T erf(T x) {
   return kernels::fast_erf(x);
 }
-/// x to the power of `exponent`, for functions of `map`: `map([](auto v) { return pow(v, 3.0); }, x)`
+/// The power of x with this `exponent`, for functions of `map`: `map([](auto v) { return pow(v, 3.0); }, x)`
 template <real T>
 T pow(T x, T exponent) {
   if constexpr (std::is_same_v<T, float>) {
@@ -377,7 +377,7 @@ template <scalar T>
 T relu(const T& x) {
   return x <= T(0) ? T(0) : x;
 }
-/// x * sigmoid(x), also called SiLU.
+/// The product x * sigmoid(x), also called SiLU.
 template <scalar T>
 T swish(const T& x) {
   return x * sigmoid(x);

@@ -11,7 +11,7 @@ namespace shardlib {
 
 /// What multiplies an optimizer's learning rate and its weight_decay for a leaf.
 struct LeafFactors {
-  double rate = 1, decay = 1;  ///< of the learning rate, of the weight decay
+  double rate = 1, decay = 1;  ///< factors of the learning rate and of the weight decay
 };
 
 /// Whether the name has the pattern; a `*` stands for any text. `leaf_matches("layers/*/b_*", "layers/3/b_up")`

@@ -26,12 +26,12 @@ struct LrSchedule {
 
   Kind kind = Kind::cosine;
   double peak = 1;
-  std::int64_t warmup = 0;                          ///< steps
+  std::int64_t warmup = 0;                          ///< number of steps
   WarmupFrom warmup_from = WarmupFrom::peak_share;  ///< where the warmup begins
   /// The decay ends with the last of so many steps, those of the warmup included; later steps keep the final rate.
   std::int64_t decay_steps = 0;
   double final_fraction = 0.1;  ///< the final rate is this times the peak
-  double decay_fraction = 0.1;  ///< of wsd: the decay takes this share of decay_steps, if the warmup leaves so many
+  double decay_fraction = 0.1;  ///< for wsd: the decay's share of decay_steps, if the warmup leaves so many
 
   [[nodiscard]] double operator()(std::int64_t step) const {
     const auto f = [](std::int64_t x) { return static_cast<double>(x); };

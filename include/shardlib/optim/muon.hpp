@@ -45,7 +45,7 @@ template <Spec S>
 
 }  // namespace detail
 
-/// Muon (Jordan et al. 2024): momentum, whose matrices are orthogonalised before a step. Leaves that are no matrix,
+/// Muon (Jordan et al. 2024): momentum, whose matrices are orthogonalised before a step. Leaves that are not matrices,
 /// and those that `matrix(leaf name)` leaves out, as embeddings should be, are updated by `adamw`. A step of a matrix
 /// has about AdamW's size (Liu et al. 2025), so that both take one learning rate and `adamw.weight_decay`.
 /// A leaf of "A/d B/t" is gathered: communication, memory and products of a whole matrix on each device. `momentum` and
@@ -54,7 +54,7 @@ template <Spec S>
 struct Muon {
   double momentum = 0.95;
   bool nesterov = true;
-  int iterations = 5;  ///< of Newton-Schulz
+  int iterations = 5;  ///< iterations of Newton-Schulz
   AdamW adamw = {};
   std::function<bool(std::string_view)> matrix = [](std::string_view) { return true; };
 

@@ -238,7 +238,7 @@ struct AdamW {
               std::int64_t step, const Decays& decays, Copies&... copies) const {
     update(weights, moments.mu, moments.nu, grads, learning_rate, scale, step, decays, copies...);
   }
-  /// The same, with moments that are no Moments.
+  /// The same, with moments that are not Moments.
   template <class Tree, class Mu, class Nu, class Grads, class Decays, class... Copies>
   void update(Tree& weights, Mu& mu, Nu& nu, const Grads& grads, double learning_rate, double scale, std::int64_t step,
               const Decays& decays, Copies&... copies) const {

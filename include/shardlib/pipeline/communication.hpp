@@ -54,7 +54,7 @@ struct Operation {
 /// The operations of one rank, in order.
 using Operations = std::vector<Operation>;
 
-/// The operations of each rank. A task's receive stands before it, its send right behind it. Between two ranks messages
+/// The operations of each rank. A task's receive comes before it, its send right after it. Between two ranks messages
 /// are received in the order in which they are sent, so they need no tags; where a rank needs them in another order, it
 /// receives the earlier ones ahead of their use. With `receive_ahead` n all receives stand n tasks earlier, to be
 /// posted without waiting: a transfer then runs beside n tasks, and takes n buffers more. The lists must be valid

@@ -62,7 +62,7 @@ SHARDLIB_INLINE void must_fit(const Schedule& schedule, std::string_view axis, i
 template <DimName Dim, class T>
 struct Concat {
   static_assert(is_tensor<T>, "Concat: it takes one Tensor; return a tuple of several Concats");
-  T value;  ///< of one microbatch
+  T value;  ///< the tensor of one microbatch
   /// The type of all microbatches together.
   using result = Tensor<typename T::value_type, shardlib::detail::result_of<rules::concat_microbatches, Dim, T::spec>>;
 };

@@ -30,7 +30,7 @@ class Schedule {
   [[nodiscard]] SHARDLIB_INLINE int mpmd_dim() const;
   /// The rank that holds the stage's weights and runs its tasks. Throws UsageError for a stage that is not there.
   [[nodiscard]] SHARDLIB_INLINE int rank_of(int stage) const;
-  /// In ascending order.
+  /// The stages of a rank, in ascending order.
   [[nodiscard]] SHARDLIB_INLINE std::vector<int> stages_of(int rank) const;
 
   /// The tasks of each rank, checked by `validate`. Throws UsageError when the schedule has none for this number of
@@ -118,7 +118,7 @@ struct DualPipeV : Schedule {
 [[nodiscard]] SHARDLIB_INLINE Schedule read_csv(const std::string& path);
 
 /// The names that `make_schedule` takes: "gpipe", "1f1b", "eager-1f1b", "zero-bubble", "interleaved-1f1b",
-/// "interleaved-gpipe", "kimi-k2", "dualpipe-v"
+/// "interleaved-gpipe", "kimi-k2", "dualpipe-v".
 [[nodiscard]] SHARDLIB_INLINE const std::vector<std::string>& schedule_names();
 
 /// The schedule of this name, or, where it ends in ".csv", that of the file. Throws UsageError when there is none, or

@@ -20,9 +20,9 @@ struct TaskTimes {
 /// What the simulator assumes. A transfer overlaps with the tasks of both ranks. Each direction between two ranks
 /// carries one message at a time, for bytes / bandwidth; a message arrives `latency` after that.
 struct Costs {
-  std::vector<TaskTimes> stages = {TaskTimes{}};  ///< of each stage; a single one is that of every stage
+  std::vector<TaskTimes> stages = {TaskTimes{}};  ///< times of each stage; a single entry holds for all stages
   double latency = 0;
-  double bytes = 0;                                            ///< of a message
+  double bytes = 0;                                            ///< bytes of a message
   double bandwidth = std::numeric_limits<double>::infinity();  ///< bytes in a unit of time
 };
 
@@ -42,7 +42,7 @@ struct Simulation {
   std::vector<Interval> intervals;  ///< rank by rank, in the order of its tasks
   double makespan = 0;              ///< from the first task's begin to the last one's end
   double bubble = 0;                ///< the part of all ranks' time in which they wait, 0 to 1
-  std::vector<double> idle;         ///< of each rank, within the makespan
+  std::vector<double> idle;         ///< idle time of each rank, within the makespan
   /// Microbatches whose activations a rank keeps, the most at once. A stage keeps them from the begin of its forward
   /// task to the end of `bwd` or `bwdW`; on a rank of v stages that counts 1/v, as each holds 1/v of the rank's layers.
   std::vector<double> peak_in_flight;

@@ -129,7 +129,7 @@ class StagedMesh {
   }
 
   /// The sum of what `owners` (ranks, ascending, this one among them) hold of x, on each of them, with the same bits:
-  /// the gradient of a weight that several stages use. The others do not take part: a rank that is no owner gets an
+  /// the gradient of a weight that several stages use. The others do not take part: a rank that is not an owner gets an
   /// Error.
   template <dtype D, Spec S>
   [[nodiscard]] Tensor<D, S> sum_over(const std::vector<int>& owners, const Tensor<D, S>& x) const {

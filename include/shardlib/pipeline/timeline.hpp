@@ -12,7 +12,7 @@ namespace shardlib::pipeline {
 /// What `to_svg` draws under a title: the tasks of each rank, as planned and as measured.
 struct Timeline {
   std::string title;
-  std::vector<Interval> planned;        ///< of a Simulation
+  std::vector<Interval> planned;        ///< intervals of a Simulation
   std::vector<Interval> measured = {};  ///< in seconds from any moment on; drawn from the first begin on
   bool seconds = false;                 ///< the times have a unit: 1.5 s, 20 ms; always so when there are measured ones
 };

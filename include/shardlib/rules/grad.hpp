@@ -188,7 +188,7 @@ constexpr Verdict tree(std::string_view op, bool is_tree, std::string_view type,
   if (is_tree) return {};
   return {
       {},
-      Text(op) + ": " + quoted(type) + " is no tree of tensors: " +
+      Text(op) + ": " + quoted(type) + " is not a tree of tensors: " +
           (why == NoTree::no_struct    ? "it is not a struct"
            : why == NoTree::not_public ? "it has private members, a constructor or a virtual function"
            : why == NoTree::bases      ? "it has a base class"
@@ -199,10 +199,11 @@ constexpr Verdict tree(std::string_view op, bool is_tree, std::string_view type,
 
 /// A field of a struct of tensors that is not a tensor and holds none.
 constexpr Verdict no_tree_field(std::string_view field) {
-  return {{},
-          "the field " + quoted(field) +
-              " of a struct of tensors is no tensor, Array or struct of them; keep it elsewhere, as in an argument of "
-              "its own"};
+  return {
+      {},
+      "the field " + quoted(field) +
+          " of a struct of tensors is not a tensor, Array or struct of them; keep it elsewhere, as in an argument of "
+          "its own"};
 }
 
 /// An optimizer's update: the gradient has the weight's spec, and the moments have the weight's type.

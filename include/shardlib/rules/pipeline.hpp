@@ -22,7 +22,7 @@ constexpr Verdict stage_result(DType begin_dtype, const TensorSpec& begin, DType
 constexpr Verdict stage_label(std::string_view stage_axis, std::string_view label) {
   const auto parsed = parse_tensor(label);
   const Text title = "pipeline: the label " + quoted(label) + " of an Array among the weights ";
-  if (!parsed.error.empty()) return {{}, title + "is no dim: " + parsed.error};
+  if (!parsed.error.empty()) return {{}, title + "is not a dim: " + parsed.error};
   for (const Dim& dim : parsed.spec.dims)
     if (stage_axis.empty() && !dim.axes.empty())
       return {{},

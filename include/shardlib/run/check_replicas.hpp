@@ -1,4 +1,4 @@
-// Whether devices that should hold the same values do: what types say is replicated, compared bit by bit.
+// Compares replicated values across devices, bit by bit.
 #pragma once
 
 #include <string>
@@ -15,10 +15,11 @@ void check_replicas(Device& device, const io::detail::NamedValues& leaves, const
                     const std::string& when);
 }
 
-/// Throws Error, the same on all devices, unless each leaf is the same, bit by bit, on all devices that hold the same
-/// shard: those along the axes of the mesh that its spec does not name (`"L/d M"` on `Mesh<"d t">`: along t). The error
-/// names leaf, axes and devices, and ends with `when`. Collective: a checksum of each leaf goes to all. Leaves of one
-/// name, behind `rename`, are copies of one array. `check_replicas(mesh, weights, "after step 7", {{"step", 7}})`
+/// Throws Error, the same on all devices, unless each leaf has the same bits on all devices that hold the same shard:
+/// those along the axes of the mesh that its spec does not name (`"L/d M"` on `Mesh<"d t">`: along t). The error names
+/// the leaf, the axes and the devices, and ends with `when`. Collective: a checksum of each leaf goes to all. Leaves
+/// with the same name after `rename` are copies of one array. `check_replicas(mesh, weights, "after step 7", {{"step",
+/// 7}})`
 template <Spec A, class Tree>
 void check_replicas(const Mesh<A>& mesh, const Tree& tree, const std::string& when,
                     const ReplicatedNumbers& numbers = {}, const io::Rename& rename = {}) {

@@ -1,4 +1,4 @@
-// A run's checkpoints: a program's state, a tree of tensors, to and from the run's folder.
+// A run's checkpoints: saves a program's state, a tree of tensors, in the run's folder, and loads it.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +13,15 @@
 namespace shardlib::run {
 
 namespace detail {
-/// What a checkpoint says about its run, and back.
+/// Converts RunIdentity to checkpoint metadata and back.
 [[nodiscard]] io::CheckpointMeta meta_of(const Checkpoints::Saved& saved);
 [[nodiscard]] Checkpoints::Saved saved_of(const io::CheckpointMeta& meta);
-/// Renames the checkpoint of a step, on one device for all.
+/// Renames the checkpoint of a step. One device does so for all.
 void set_aside_diverged(Device& device, const std::string& folder, std::int64_t step);
 }  // namespace detail
 
-/// How `train` saves and loads `state`, which must outlive the result. Its leaves must be there, with their sizes, when
-/// a checkpoint is loaded. `rename`: as in io::SaveOptions. `checkpoints_of(mesh, state, training)`
+/// How `train` saves and loads `state`, which must outlive the result. Before a load, the leaves must exist with their
+/// sizes. `rename` is as in io::SaveOptions. `checkpoints_of(mesh, state, training)`
 template <Spec A, class Tree>
 [[nodiscard]] Checkpoints checkpoints_of(const Mesh<A>& mesh, Tree& state, const Training& training,
                                          const io::Rename& rename = {}) {
@@ -43,7 +43,7 @@ template <Spec A, class Tree>
   c.load = [mesh, folder, rename, read_only, &state](std::int64_t before) -> std::optional<Checkpoints::Saved> {
     const auto path = io::newest_whole(mesh, folder, before, read_only);
     if (!path) return std::nullopt;
-    io::LoadOptions verified;  // newest_whole has compared all files with the manifest
+    io::LoadOptions verified;  // newest_whole has already compared all files with the manifest
     verified.verify = false;
     verified.rename = rename;
     return detail::saved_of(io::load(mesh, *path, state, verified));
@@ -61,13 +61,13 @@ template <Spec A, class Tree>
   return c;
 }
 
-/// The same checkpoints for a program that computes by copies of its state, which `renew` makes after each load.
+/// The same checkpoints for a program that computes with copies of its state. `renew` makes the copies after each load.
 /// `renewing(checkpoints_of(mesh, state, training), copies, [&] { return cast_tree<Model<bf16>>(state.weights); })`
 template <class Copies, class Renew>
 [[nodiscard]] Checkpoints renewing(Checkpoints checkpoints, Copies& copies, const Renew& renew) {
   if (const auto load = checkpoints.load)
     checkpoints.load = [load, &copies, renew](std::int64_t before) {
-      copies = {};  // one set less in memory: what is loaded stands beside what was there until it is whole
+      copies = {};  // frees the copies first, because loading briefly needs both the old and the new state
       const auto found = load(before);
       copies = renew();
       return found;

@@ -1,4 +1,4 @@
-// --plan and --graph: what a training program would do, without training.
+// The options --plan and --graph: what a training program would do, without training.
 #pragma once
 
 #include <string_view>
@@ -10,9 +10,9 @@
 
 namespace shardlib::run {
 
-/// Does what --plan and --graph ask for and returns true; false where neither is given. `body` is what `launch` would
-/// run: its plan is printed, with the memory of each place along `stage_axis` where one is given. What `layer`
-/// differentiates is drawn: the program with one layer, say. `if (dry_run(training, mesh, body, layer)) return 0;`
+/// Does what --plan and --graph ask for and returns true, or returns false if neither is given. Prints the plan of
+/// `body`, with the memory of each rank along `stage_axis` if given. Draws the graph of `layer`, such as the program
+/// with one layer. `if (dry_run(training, mesh, body, layer)) return 0;`
 SHARDLIB_INLINE bool dry_run(const Training& training, const std::vector<AxisSize>& mesh, const DeviceBody& body,
                              const DeviceBody& layer, std::string_view stage_axis = "");
 

@@ -1,6 +1,5 @@
-// What a trainer needs for folders of Hugging Face's transformers beside their tensors
-// (io/formats/safetensors_files.hpp): config.json, read so that what is not understood is refused by its key, and the
-// folder that a run exports.
+// What a trainer needs for folders of Hugging Face's transformers, besides their tensors
+// (io/formats/safetensors_files.hpp): a strict reader of config.json, and the export of a run.
 #pragma once
 
 #include <cstdint>
@@ -19,38 +18,39 @@
 
 namespace shardlib::run {
 
-/// The config.json of a model's folder, its `path`, and which of its keys a program has used. "rope_scaling.factor" is
-/// a key of the object `rope_scaling`; a key whose value is null counts as absent, but for is_null. Whatever a program
-/// cannot compute is a UsageError that names the file, the key, its value and what is expected. `HuggingFaceConfig
-/// config("models/llama")`
+/// The config.json of a model's folder, its `path`, and the keys that a program has used. "rope_scaling.factor" is a
+/// key of the object `rope_scaling`. A key with the value null counts as absent, except in is_null. A setting that a
+/// program cannot compute is a UsageError that names the file, the key, its value and the expected values.
+/// `HuggingFaceConfig config("models/llama")`
 class HuggingFaceConfig {
  public:
-  /// Reads the file. Throws UsageError where there is none, Error where it is no JSON object.
+  /// Reads the file. Throws UsageError if there is none, Error if it is not a JSON object.
   explicit HuggingFaceConfig(const std::string& folder);
 
   [[nodiscard]] const std::string& path() const { return path_; }
-  /// Whether the key is there; it counts as used from then on, as by all that follows.
+  /// Whether the key exists. This call, like those below, marks the key as used.
   [[nodiscard]] bool has(const std::string& key);
-  /// Whether the key is there with the value null, where an absent key would stand for another value.
+  /// Whether the key exists with the value null, where an absent key would mean another value.
   [[nodiscard]] bool is_null(const std::string& key);
-  /// The value as JSON: `"silu"` with its quotes, `4096`. Throws UsageError for an absent key.
+  /// The value as JSON: `"silu"` with its quotes, or `4096`. Throws UsageError for an absent key.
   [[nodiscard]] const std::string& value(const std::string& key);
-  /// The value as JSON, of which null is one, or `otherwise` for an absent key.
+  /// The value as JSON, which may be null, or `otherwise` for an absent key.
   [[nodiscard]] std::string json(const std::string& key, const std::string& otherwise);
-  /// Which of these keys, names of one setting, is the first that is there; the first of all where none is. Throws
-  /// UsageError if another one has a different value.
+  /// Returns the first of these alternative keys that exists, or the first key if none does. Throws UsageError if
+  /// another one has a different value.
   [[nodiscard]] std::string first_of(const std::vector<std::string>& keys);
-  /// A whole number of at least 0; an absent key has the value `otherwise`, and without one throws UsageError.
+  /// The value as a whole number of at least 0. For an absent key it returns `otherwise`, or throws UsageError without
+  /// one.
   [[nodiscard]] std::int64_t integer(const std::string& key, std::optional<std::int64_t> otherwise = {});
-  /// Throws UsageError unless the key is absent, or its value, as JSON, is one of these.
+  /// Throws UsageError unless the key is absent or its value, as JSON, is one of `expected`.
   void require(const std::string& key, const std::vector<std::string>& expected);
-  /// Throws UsageError: the key's value is not `expected`.
+  /// Throws UsageError, which says that the key's value is not `expected`.
   [[noreturn]] void refuse(const std::string& key, const std::string& expected) const;
-  /// Gives the option the key's value, or `otherwise` where it is absent (see Options::imply).
+  /// Gives the option the key's value, or `otherwise` if the key is absent (see Options::imply).
   void imply(Options& options, const std::string& option, const std::string& key,
              const std::optional<std::string>& otherwise = {});
-  /// Throws UsageError, which lists them, for keys that were not used and are not among `harmless`, which do not change
-  /// what the model computes. The name of an object there stands for all its keys.
+  /// Throws UsageError for keys that were not used and are not among `harmless`, and lists them. A harmless key does
+  /// not change what the model computes. The name of an object there stands for all its keys.
   void finish(const std::set<std::string>& harmless) const;
 
  private:
@@ -63,30 +63,30 @@ class HuggingFaceConfig {
 /// `imply_tokenizer(options, "models/llama")`
 SHARDLIB_INLINE void imply_tokenizer(Options& options, const std::string& loaded);
 
-/// Throws UsageError if the tensor `output` is there and differs from `embedding`: in the model they are one.
+/// Throws UsageError if the tensor `output` exists and differs from `embedding`, because the model ties them.
 /// `require_tied(files, "lm_head.weight", "model.embed_tokens.weight")`
 SHARDLIB_INLINE void require_tied(const io::SafetensorsFiles& files, const std::string& output,
                                   const std::string& embedding);
 
-/// Throws UsageError, which begins with the option, unless a model's folder can be written at this path, which is made
-/// if need be. For programs that know of it long before they write. `require_writable_folder("exported", "--export")`
+/// Throws UsageError, which begins with the option, unless a model can be written into this folder. Creates the folder
+/// if needed. Call it before training. `require_writable_folder("exported", "--export")`
 SHARDLIB_INLINE void require_writable_folder(const std::string& folder, const std::string& option);
 
 /// Throws UsageError if an export into `folder` would replace what --load reads: that folder, or a file in it.
 /// `require_other_folder("models/tuned", "models/llama")`
 SHARDLIB_INLINE void require_other_folder(const std::string& folder, const std::string& loaded);
 
-/// Prints, on the first rank, what a user of --load may not expect: that the run's checkpoint is used in place of the
-/// loaded weights, and that the tokenizer of bytes is not the model's. `note_loaded(training, data, "models/llama")`
+/// Prints on the first rank what a user of --load may not expect: that the run's checkpoint replaces the loaded
+/// weights, and that the tokenizer of bytes is not the model's. `note_loaded(training, data, "models/llama")`
 SHARDLIB_INLINE void note_loaded(const Training& training, const Data& data, const std::string& loaded);
 
-/// --export: the weights of the run's newest whole checkpoint as a folder, and then its config.json with this text. An
-/// earlier config.json goes first, so that a folder with a part of the weights is no model. The first device writes,
-/// and every device calls it. `export_folder(device, "runs/tuned", "models/tuned", table, json)`
+/// Does --export: writes the weights of the run's newest whole checkpoint into a folder, and then config.json with this
+/// text. An old config.json is removed first, so an incomplete folder is not a model. The first device writes, and
+/// every device calls it. `export_folder(device, "runs/tuned", "models/tuned", table, json)`
 SHARDLIB_INLINE void export_folder(Device& device, const std::string& run, const std::string& folder,
                                    const io::StoredTable& table, const std::string& config);
 
-/// A number with a point or an exponent, as transformers wants its floats. `json_float(2) == "2.0"`
+/// A number with a point or an exponent, as transformers expects floats. `json_float(2) == "2.0"`
 [[nodiscard]] SHARDLIB_INLINE std::string json_float(double x);
 
 }  // namespace shardlib::run

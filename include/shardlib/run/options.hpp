@@ -1,4 +1,4 @@
-// Options of a program: one declaration serves the command line, a TOML file, --help and the stored configuration.
+// Options of a program. One declaration serves the command line, a TOML file, --help and the stored configuration.
 #pragma once
 
 #include <cstdint>
@@ -9,20 +9,21 @@
 #include <variant>
 #include <vector>
 
-#include "shardlib/run/rule.hpp"
+#include "shardlib/run/validator.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib::run {
 
-/// Values win in this order: defaults < --preset < --config < the command line, whatever their order there. Of several
-/// --config the later one wins. An option
-/// --d-model of the group `model` is the key d_model of the section [model] of a file. Every mistake of the user is a
-/// UsageError that names the place, what is expected and the nearest known name.
+/// The declared options of a program. Values win in this order: defaults < --preset < --config < the command line,
+/// whatever their order there. If several --config are given, the later one wins. An option --d-model of the group
+/// `model` is the key d_model of the section [model] of a file. Every mistake of the user is a UsageError that names
+/// the place, what is expected and the nearest known name.
 class Options {
  public:
   Options(std::string program, std::string purpose);
 
-  /// Options that follow belong to this group: a heading of --help, a section of the file. "" is the file's beginning.
+  /// Puts the options that follow into this group: a heading of --help and a section of the file. "" is the file's
+  /// beginning.
   Options& group(std::string name);
 
   /// Declares "--name" or "-n,--name"; `value` holds the default and must outlive this object. T: int64_t, uint64_t,
@@ -37,30 +38,31 @@ class Options {
   Options& flag(std::string name, bool& value, std::string help, const Validator& validator = {}) {
     return declare(std::move(name), &value, std::move(help), validator);
   }
-  /// A value without a name before it, as in `tool FILE`; `name` is what --help calls it. Several come in this order.
+  /// Declares a value without a name, as in `tool FILE`; `name` is its name in --help. Several come in the order of
+  /// their declarations.
   Options& argument(std::string name, std::string& value, std::string help);
-  /// Any number of them, after those, as in `tool FILE...`.
+  /// Declares any number of arguments, after the single ones, as in `tool FILE...`.
   Options& arguments(std::string name, std::vector<std::string>& values, std::string help, bool required = true);
-  /// --preset `name` sets these options: keys as in the file, values as on the command line.
+  /// Declares the preset `name`, which sets these options: keys as in the file, values as on the command line.
   Options& preset(std::string name, std::vector<std::pair<std::string, std::string>> settings, std::string help = "");
 
-  /// Sets the values. False: --help or --version was asked for, so print answer() on one rank and leave.
+  /// Sets the values. Returns false if --help or --version was given: then print answer() on one rank and leave.
   [[nodiscard]] bool parse(int argc, const char* const* argv);
-  /// Behind `parse`: gives an option the value that follows from something else, such as a model's file, which `origin`
-  /// names. Throws UsageError where the user has given another one. `options.imply("--layers", "12", "'config.json'")`
+  /// After `parse`: gives an option a value that follows from something else, such as a model's file, which `origin`
+  /// names. Throws UsageError if the user has given another one. `options.imply("--layers", "12", "'config.json'")`
   void imply(const std::string& name, const std::string& value, const std::string& origin);
-  /// Behind `parse`: whether the command line, a file or a preset has given the option.
+  /// After `parse`: whether the command line, a file or a preset has given the option.
   [[nodiscard]] bool given(const std::string& name) const;
-  /// What --help or --version prints, whichever was asked for.
+  /// The text for --help or --version, whichever was given.
   [[nodiscard]] std::string answer() const { return asks_version_ ? version() : help(); }
 
-  /// What --help prints, in lines of at most `width` characters.
+  /// The text of --help, in lines of at most `width` characters.
   [[nodiscard]] std::string help(int width = 100) const;
-  /// What --version prints: the version of the library, and what the program was built with.
+  /// The text of --version: the version of the library, and what the program was built with.
   [[nodiscard]] std::string version() const;
-  /// The resolved configuration. Given back as --config it gives the same.
+  /// The resolved configuration as TOML. Passed back as --config, it gives the same one.
   [[nodiscard]] std::string to_toml() const;
-  /// The settings that are no defaults, a line each, with where each comes from.
+  /// The non-default settings, one a line, with where each comes from.
   [[nodiscard]] std::string describe() const;
 
  private:
@@ -76,7 +78,7 @@ class Options {
     std::string name, help;
     std::vector<std::pair<std::string, std::string>> settings;
   };
-  /// One value to set; `place` begins its error.
+  /// One value to set. `place` begins its error message.
   struct Setting {
     std::size_t option = 0;
     std::string place, origin, remedy;
@@ -91,7 +93,7 @@ class Options {
   void apply(const Setting& setting);
   [[nodiscard]] std::size_t find(std::string_view name, bool by_key) const;
   [[nodiscard]] std::vector<std::string> groups() const;
-  /// Some option can stand in a file.
+  /// Whether a file may contain any option.
   [[nodiscard]] bool has_settings() const;
 
   static constexpr std::size_t none = static_cast<std::size_t>(-1);
@@ -116,17 +118,17 @@ struct ConfigEntry {
   friend bool operator==(const ConfigEntry&, const ConfigEntry&) = default;
 };
 
-/// The keys of a TOML text in its order. `name` is what errors call it. Throws UsageError with the line at fault.
+/// The keys of a TOML text in order. `name` is its name in errors. Throws UsageError with the line of a mistake.
 /// `config_entries("steps = 10", "the preset")`
 [[nodiscard]] SHARDLIB_INLINE std::vector<ConfigEntry> config_entries(std::string_view toml, const std::string& name);
-/// The keys of a TOML file, as `config_entries` reads them. Throws UsageError when it cannot be read.
+/// The keys of a TOML file, read by `config_entries`. Throws UsageError if it cannot be read.
 [[nodiscard]] SHARDLIB_INLINE std::vector<ConfigEntry> config_entries_of_file(const std::string& path);
 
-/// What differs between two configurations: "model.d_model: 256 -> 512". `config_changes(stored, present)`
+/// The differences between two configurations: "model.d_model: 256 -> 512". `config_changes(stored, present)`
 [[nodiscard]] SHARDLIB_INLINE std::vector<std::string> config_changes(const std::vector<ConfigEntry>& before,
                                                                       const std::vector<ConfigEntry>& after);
 
-/// The candidate nearest to `word` by edit distance or as its continuation; empty when none is near. `nearest("sped",
+/// The candidate nearest to `word` by edit distance, or that `word` begins. Empty if none is near. `nearest("sped",
 /// {"seed", "steps"})`
 [[nodiscard]] SHARDLIB_INLINE std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 

@@ -1,4 +1,4 @@
-// What a training step will take, without training: memory, communication and FLOPs, on any mesh. The program itself
+// What a training step will take on any mesh, without training: memory, communication and FLOPs. The program itself
 // runs one step dry, on one device of the mesh, and is counted.
 #pragma once
 
@@ -16,53 +16,53 @@
 
 namespace shardlib::run {
 
-/// The cost of a training step. Bytes and FLOPs are those of one device, the mesh's first unless said otherwise.
+/// The cost of a training step. Bytes and FLOPs are those of one device, the first of the mesh, unless noted otherwise.
 struct Plan {
-  std::vector<AxisSize> mesh;                              ///< that the step runs on
-  std::int64_t parameters = 0;                             ///< of the whole model
+  std::vector<AxisSize> mesh;                              ///< the mesh of the step
+  std::int64_t parameters = 0;                             ///< parameters of the whole model
   std::int64_t weights = 0, gradients = 0, optimizer = 0;  ///< bytes at rest
-  std::int64_t copies = 0;       ///< bytes of the weights in the dtype of computation, where that is another
-  std::int64_t activations = 0;  ///< bytes that the forward pass keeps for the backward pass, weights aside
-  std::int64_t peak = 0;         ///< most bytes of the pool at once, from the program's start to the end of the step
-  std::int64_t peak_node = 0;    ///< the same for MPI ranks of one node, which view each other's weights
-  std::int64_t peak_mpi = 0;  ///< the same for MPI ranks that share no memory: reductions receive into scratch memory
+  std::int64_t copies = 0;       ///< bytes of the weights' copies in the dtype of computation, if that is another
+  std::int64_t activations = 0;  ///< bytes of saved residuals, without weights
+  std::int64_t peak = 0;         ///< peak of the pool from the program's start to the end of the step
+  std::int64_t peak_node = 0;    ///< the peak for MPI ranks of one node, which view each other's weights
+  std::int64_t peak_mpi = 0;     ///< the peak for MPI ranks without shared memory, whose reductions need scratch memory
   /// All calls of a collective on the same specs.
   struct Collective {
     std::string op, spec, axes;  ///< "all_gather", "M/d F/t -> M F/t", "d"
-    std::int64_t calls = 0;      ///< in a step
-    std::int64_t bytes = 0;      ///< sent by this device in all calls
+    std::int64_t calls = 0;      ///< calls in a step
+    std::int64_t bytes = 0;      ///< bytes that this device sends in all calls
     friend bool operator==(const Collective&, const Collective&) = default;
   };
-  std::vector<Collective> collectives;  ///< of a step, most bytes first
+  std::vector<Collective> collectives;  ///< collectives of a step, most bytes first
   /// All calls of a local op with the same result.
   struct Local {
     std::string op, spec;    ///< "einsum_unreduced", and the spec of the result
-    double flops = 0;        ///< of all its calls
-    std::int64_t bytes = 0;  ///< of the shards that it reads and writes, in all calls
+    double flops = 0;        ///< FLOPs of all calls
+    std::int64_t bytes = 0;  ///< bytes of the shards that all calls read and write
   };
-  std::vector<Local> local;  ///< the other ops of a step; not the optimizer's, which is one pass over what is at rest
-  double flops = 0;          ///< of all products of a step, a multiply-add counting as two
-  double all_flops = 0;      ///< the same of all devices
-  double model_flops = 0;    ///< of all devices, for the model's own arithmetic without recomputation
+  std::vector<Local> local;  ///< the other ops of a step, without the optimizer's
+  double flops = 0;          ///< FLOPs of all products in a step; a multiply-add counts as two
+  double all_flops = 0;      ///< FLOPs of all products on all devices
+  double model_flops = 0;    ///< FLOPs of the model on all devices, without recomputation
 
-  [[nodiscard]] SHARDLIB_INLINE std::int64_t sent() const;  ///< bytes, by this device in a step
+  [[nodiscard]] SHARDLIB_INLINE std::int64_t sent() const;  ///< bytes that this device sends in a step
 };
 
-/// A table to print.
+/// The plan as a table to print.
 [[nodiscard]] SHARDLIB_INLINE std::string to_string(const Plan& plan);
 
-/// Runs `body` as `launch` does, but dry and on the mesh's first device alone, and gives what run::train reports of it.
-/// No device of the mesh need be there; it takes milliseconds. `plan({{"d", 8}}, body)`
+/// Runs `body` as `launch` does, but dry and on the mesh's first device alone, and returns what run::train reports. The
+/// devices of the mesh need not exist. It takes milliseconds. `plan({{"d", 8}}, body)`
 [[nodiscard]] SHARDLIB_INLINE Plan plan(const std::vector<AxisSize>& mesh,
                                         const std::function<void(const std::shared_ptr<Device>&)>& body);
 
-/// Plans as `plan` does, on a mesh whose devices differ along `axis` in what they do, as the ranks of a pipeline: a
-/// plan for each place of the axis, of the first device there. `plan_along("p", {{"p", 4}, {"d", 2}}, body)`
+/// Plans as `plan` does, on a mesh whose devices do different work along `axis`, as the ranks of a pipeline do. Returns
+/// a plan for each index of the axis, of the first device there. `plan_along("p", {{"p", 4}, {"d", 2}}, body)`
 [[nodiscard]] SHARDLIB_INLINE std::vector<Plan> plan_along(
     std::string_view axis, const std::vector<AxisSize>& mesh,
     const std::function<void(const std::shared_ptr<Device>&)>& body);
 
-/// The plan of the first place as a table to print, and the memory and FLOPs of all.
+/// The plan of the first index as a table to print, and the memory and FLOPs of all.
 [[nodiscard]] SHARDLIB_INLINE std::string to_string(std::string_view axis, const std::vector<Plan>& plans);
 
 /// Runs `step`, dry or not, and counts what this device does: collectives, FLOPs, activations and the pool's peak.

@@ -1,4 +1,4 @@
-// Progress of a run: one live line on a terminal, plain lines at intervals elsewhere.
+// The progress of a run: one live line on a terminal, otherwise plain lines at intervals.
 #pragma once
 
 #include <cstdint>
@@ -13,45 +13,45 @@
 
 namespace shardlib::run {
 
-/// What the output can do.
+/// The capabilities of the output.
 struct Terminal {
-  bool live = false;   ///< a line can be drawn over
+  bool live = false;   ///< a line can be redrawn
   bool color = false;  ///< escape codes for colours are understood and wanted
   int width = 80;      ///< characters a line
-  int file = -1;       ///< asked for the present width before each drawing, where it is a terminal
+  int file = -1;       ///< if it is a terminal, its width is read before each drawing
 };
 
-/// What an open file can do: a terminal is live unless TERM is "dumb" or Open MPI's mpirun stands between, and coloured
-/// unless NO_COLOR is set (no-color.org).
+/// The capabilities of an open file. A terminal is live unless TERM is "dumb" or Open MPI's mpirun is in between, and
+/// coloured unless NO_COLOR is set (no-color.org).
 [[nodiscard]] SHARDLIB_INLINE Terminal terminal_of(int file);
 
-/// A duration as people read it: "95 s", "12 min", "3 h 05 min", "2 d 04 h".
+/// A readable duration: "95 s", "12 min", "3 h 05 min", "2 d 04 h".
 [[nodiscard]] SHARDLIB_INLINE std::string duration_text(double seconds);
 
-/// Shows training steps as they are done. Text of others goes through message(), or between pause() and the next step.
-/// Safe to call from several threads. An object made without arguments shows nothing: for ranks that do not speak.
+/// Shows training steps as they complete. Print other text with message(), or between pause() and the next step. It may
+/// be called from several threads. A default-constructed object prints nothing; it is for ranks that print nothing.
 class Progress {
  public:
-  /// Seconds from some fixed moment.
+  /// A clock: seconds since some fixed moment.
   using Clock = std::function<double()>;
 
   Progress() = default;
-  /// Steps `first` to `steps` - 1 on standard output.
+  /// Shows the steps `first` to `steps` - 1 on standard output.
   Progress(std::int64_t first, std::int64_t steps);
   Progress(std::int64_t first, std::int64_t steps, std::ostream& out, Terminal terminal, Clock clock);
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
-  /// As finish(), so that an error's message stands on a line of its own.
+  /// Calls finish(), so that an error message starts on a new line.
   ~Progress();
 
-  /// Shows the step: at every call on a terminal (ten times a second at most), else each tenth step and the last. A
-  /// step with a validation loss always gets a line that stays.
+  /// Shows the step. On a terminal it redraws the line, at most ten times a second; elsewhere it prints each tenth step
+  /// and the last. A step with a validation loss always gets a permanent line.
   void step(const Record& record);
-  /// Prints a line (or several) that stays, above the live one.
+  /// Prints one or more permanent lines above the live one.
   void message(std::string_view text);
-  /// Takes the live line away; what is printed then is not disturbed until the next step.
+  /// Removes the live line until the next step, so that other output is not disturbed.
   void pause();
-  /// Leaves the last step's line standing.
+  /// Makes the last step's line permanent.
   void finish();
 
  private:

@@ -12,45 +12,46 @@
 
 namespace shardlib::run {
 
-/// What to do where a run exists already: `automatic` goes on with it, `never` makes it an error.
+/// What to do if a run already exists: `automatic` resumes it, `never` makes it an error.
 enum class Resume { automatic, never };
 
-/// One run's folder. One process of the job, the writer, touches the files; for the others every call does nothing, so
-/// that all ranks can run the same code. Never mixes two runs: a folder with other files, a run of another process and,
-/// unless it may be resumed, an existing run are UsageErrors.
+/// The folder of one run. One process of the job, the writer, accesses the files. For the others every call does
+/// nothing, so all ranks can run the same code. It never mixes two runs: UsageErrors are a folder with other files, a
+/// run of another process and, unless it may be resumed, an existing run.
 class RunDirectory {
  public:
   RunDirectory() = default;  ///< no folder: records go nowhere
-  /// Creates the folder with `config` (Options::to_toml) in it, or opens the run that is there.
+  /// Creates the folder with `config` (Options::to_toml) in it, or opens an existing run.
   RunDirectory(std::string path, std::string config, Resume resume, bool writer);
 
-  [[nodiscard]] const std::string& path() const { return path_; }  ///< of the folder
+  [[nodiscard]] const std::string& path() const { return path_; }  ///< the path of the folder
   [[nodiscard]] bool exists() const { return !path_.empty(); }     ///< whether there is a folder
-  /// The folder held a run already (known to the writer).
+  /// Whether the folder already held a run. Only the writer knows it.
   [[nodiscard]] bool resumed() const { return resumed_; }
-  /// What the present configuration changes in the stored one: "model.d_model: 256 -> 512".
+  /// The settings in which the present configuration differs from the stored one: "model.d_model: 256 -> 512".
   [[nodiscard]] const std::vector<std::string>& changes() const { return changes_; }
 
-  /// Call it once, before the first record, with the step to do first: 0, or the one after the loaded checkpoint.
-  /// Records of that step and later are removed, as they will be written again; where an old run has no checkpoint and
-  /// starts again, its records are kept in metrics.N.jsonl instead. A changed configuration is stored and the former
-  /// one kept in config.N.toml. Returns a sentence to print for each thing done.
+  /// Call it once, before the first record, with the first step: 0, or the one after the loaded checkpoint. It removes
+  /// the records of that step and later, because the run writes them again. If an old run has no checkpoint and starts
+  /// again, its records are kept in metrics.N.jsonl instead. If the configuration has changed, it is stored, and the
+  /// former one is kept in config.N.toml. Returns a sentence to print for each action.
   std::vector<std::string> begin(std::int64_t step);
 
-  /// Adds to run.json that the run starts, or goes on, from `step` on devices of the mesh `axes`: when, where, by which
-  /// command and which version of the library. Returns sentences to print.
+  /// Records in run.json that the run starts or resumes at `step` on a mesh with these `axes`: when, where, with which
+  /// command and version of the library. Returns sentences to print.
   std::vector<std::string> note_start(std::int64_t step, const std::vector<AxisSize>& axes);
 
-  /// A run that goes back to a checkpoint, in its middle: removes the records of `step` and later.
+  /// For a run that goes back to a checkpoint: removes the records of `step` and later.
   void go_back(std::int64_t step);
 
   /// Appends a record to `metrics`, or a sample to `samples`.
   void write(const Record& record) { metrics_.write(record); }
   void write(const Sample& sample) { samples_.write(sample); }
-  /// Call it before a checkpoint is saved: records up to it then survive what the checkpoint survives.
+  /// Flushes the records to disk. Call it before a checkpoint is saved, so that no checkpoint is newer than the
+  /// records.
   void sync();
 
-  /// The paths of what the folder holds: `checkpoints`, `metrics`, `samples`, `config`, `starts`, `trace`, `report`,
+  /// The paths in the folder: `checkpoints`, `metrics`, `samples`, `config`, `starts`, `trace`, `report`,
   /// `tensorboard`.
   [[nodiscard]] std::string checkpoints() const { return file("checkpoints"); }
   [[nodiscard]] std::string metrics() const { return file("metrics.jsonl"); }

@@ -1,4 +1,4 @@
-// Writing text with a model: the choice of the next token, and the loop that feeds tokens back.
+// Generates text with a model: the choice of the next token, and the loop that feeds tokens back.
 #pragma once
 
 #include <cstdint>
@@ -18,23 +18,22 @@ namespace shardlib::run {
 /// How `generate` draws tokens, at most max_tokens of them; the same seed draws the same ones.
 struct SampleOptions {
   std::int64_t max_tokens = 200;
-  std::int64_t top_k = 0;    ///< only the k likeliest; 0: all
-  double top_p = 1;          ///< of these only the fewest likeliest whose probabilities add up to this
-  double temperature = 1.0;  ///< 0: always the likeliest
+  std::int64_t top_k = 0;    ///< keep only the k likeliest; 0 keeps all
+  double top_p = 1;          ///< then keep the smallest set of tokens with this total probability
+  double temperature = 1.0;  ///< 0 always takes the likeliest
   std::uint64_t seed = 0;
   std::vector<std::string> stops = {};    ///< texts that end the sample, which does not include them
   std::optional<std::int32_t> begin = 0;  ///< the token that stands before a document's first; packed rows have 0
 };
 
-/// The next token: softmax(logits / temperature) over the top_k likeliest and the top_p of them (Holtzman
-/// et al. 2019), drawn by a number that is a pure function of
-/// (seed, position), so that every device draws the same one. Throws Error where logits are not finite.
-/// `draw_token(logits, options, position)`
+/// Draws the next token from softmax(logits / temperature) over the top_k likeliest and the top_p of them (Holtzman et
+/// al. 2019). The random number is a pure function of (seed, position), so every device draws the same token. Throws
+/// Error if logits are not finite. `draw_token(logits, options, position)`
 [[nodiscard]] SHARDLIB_INLINE std::int32_t draw_token(std::span<const float> logits, const SampleOptions& options,
                                                       std::int64_t position);
 
-/// The model: takes the tokens at positions [position, position + ids.size()), which follow those that it was given
-/// before (position 0 begins a new text), and returns the logits of what comes after the last of them.
+/// The model: takes the tokens at positions [position, position + ids.size()), which follow those of earlier calls
+/// (position 0 begins a new text), and returns the logits of the token after the last of them.
 using Decode = std::function<std::vector<float>(std::span<const std::int32_t> ids, std::int64_t position)>;
 
 /// Continues the prompt until max_tokens, an end-of-text token or one of options.stops. Where prompt and text outgrow

@@ -1,4 +1,4 @@
-// Steps whose loss or gradient norm leaps out of those before.
+// Detects steps whose loss or gradient norm is far above those of earlier steps.
 #pragma once
 
 #include <cstddef>
@@ -13,15 +13,15 @@ namespace shardlib::run {
 /// The losses and gradient norms of the last steps. `SpikeWindow(100, 6)`
 class SpikeWindow {
  public:
-  /// Of `steps` steps. A spike lies more than `deviations` standard deviations above their mean, where a deviation
-  /// counts as at least 1 % of the mean. Until there are so many steps, nothing is a spike.
+  /// Keeps the last `steps` steps. A spike lies more than `deviations` standard deviations above their mean; a
+  /// deviation counts as at least 1 % of the mean. Until the window is full, nothing is a spike.
   SpikeWindow(std::int64_t steps, double deviations);
-  /// A step that has made an update; of more than the window holds, the oldest is dropped.
+  /// Adds a step that has made an update. If the window is full, it drops the oldest.
   void add(double loss, double grad_norm);
-  /// Forgets all of them.
+  /// Removes all steps from the window.
   void clear() { losses_.clear(), norms_.clear(); }
-  /// What leaps, "the gradient norm 87.2 is 31 standard deviations above 1.3, the mean of the last 100 steps"; empty if
-  /// nothing does.
+  /// Describes the spike, "the gradient norm 87.2 is 31 standard deviations above 1.3, the mean of the last 100 steps".
+  /// Empty if there is none.
   [[nodiscard]] std::string spike(double loss, double grad_norm) const;
 
  private:

@@ -23,14 +23,14 @@
 
 namespace shardlib::run::detail {
 
-/// One device's part. All devices call the same functions.
+/// One device's part of the trace. All devices call the same functions.
 class StepTrace {
  public:
   /// Traces `steps` steps from `first` on. The first device writes `path`; no other process needs to see its folder.
   StepTrace(std::shared_ptr<Device> device, std::string path, std::int64_t first, std::int64_t steps)
       : device_(std::move(device)), path_(std::move(path)), first_(first), end_(first + steps) {}
 
-  /// Before and after each step.
+  /// Call `before` and `after` around each step.
   void before(std::int64_t step) {
     if (step < first_ || step >= end_) return;
     if (!trace_.on()) {
@@ -46,8 +46,8 @@ class StepTrace {
     observing_.reset();
     if (step + 1 == end_) finish();
   }
-  /// Writes the trace, if there is one still to write: for a run that ends early. Throws the same Error on all devices
-  /// where that fails.
+  /// Writes the trace if it is not yet written, for a run that ends early. If that fails, throws the same Error on all
+  /// devices.
   void finish() {
     if (!trace_.on()) return;
     const std::string mine = std::exchange(trace_, Trace()).json();
@@ -83,8 +83,8 @@ class StepTrace {
     device_->everybody().recv(message, from).wait();
     return message;
   }
-  /// The parts of all devices, one after the other, as files beside `path`, then joined and removed. An error is kept
-  /// until all devices have reported, or the others would wait for ever.
+  /// Receives the parts of all devices as files beside `path`, joins them and removes them. An error is kept until all
+  /// devices have reported, because the others would otherwise wait for ever.
   std::exception_ptr collect(const std::string& mine) {
     std::exception_ptr error;
     const auto attempt = [&](const auto& f) {

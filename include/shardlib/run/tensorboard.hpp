@@ -1,4 +1,4 @@
-// Scalars for TensorBoard: an event file beside the run's own records.
+// Writes scalars for TensorBoard into an event file beside the run's own records.
 #pragma once
 
 #include <cstdint>
@@ -11,22 +11,22 @@
 
 namespace shardlib::run {
 
-/// Writes one event file, for `tensorboard --logdir` of the folder or one above. Made without arguments it is off.
+/// Writes one event file, for `tensorboard --logdir` of the folder or a parent. A default-constructed object is off.
 class TensorBoard {
  public:
   TensorBoard() = default;
-  /// Creates the folder and in it a new file; a run that goes on writes another one, whose steps replace the former's
-  /// in TensorBoard (`first_step` marks the restart). Throws Error when that fails.
+  /// Creates the folder and a new file in it. A resumed run writes another file, whose steps replace the earlier ones
+  /// in TensorBoard (`first_step` marks the restart). Throws Error if that fails.
   explicit TensorBoard(const std::string& folder, std::int64_t first_step = 0);
 
   [[nodiscard]] bool on() const { return file_.is_open(); }        ///< whether it writes
-  [[nodiscard]] const std::string& path() const { return path_; }  ///< of the event file
+  [[nodiscard]] const std::string& path() const { return path_; }  ///< the path of the event file
 
   /// Adds one value of the curve `tag`.
   void scalar(std::string_view tag, std::int64_t step, double value);
-  /// All that the record holds, as train/loss, train/grad_norm, validation/loss, speed/mfu and so on.
+  /// Adds all fields of the record, as train/loss, train/grad_norm, validation/loss, speed/mfu and so on.
   void write(const Record& record);
-  void flush();  ///< hands what was added to the system
+  void flush();  ///< passes added values to the system
 
  private:
   void event(const std::string& payload);

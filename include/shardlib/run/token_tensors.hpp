@@ -13,7 +13,7 @@
 namespace shardlib::run {
 
 /// This device's rows of `length` tokens as a Batch{inputs, targets, segments, weights} of tensors "B/d L", without a
-/// copy; or of another spec, whose first dim is sharded over Training::batch_axes.
+/// copy. Another spec may be given; its first dim is sharded over Training::batch_axes.
 /// `token_tensors<gpt::Batch>(mesh, rows, 128)`, `token_tensors<moe::Batch, "B/d/e L">(mesh, rows, 128)`
 template <class Batch, Spec S = "B/d L", Spec A>
 [[nodiscard]] Batch token_tensors(const Mesh<A>& mesh, const io::TokenBatch& rows, std::int64_t length) {

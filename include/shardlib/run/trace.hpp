@@ -14,25 +14,25 @@
 
 namespace shardlib::run {
 
-/// The events of one rank (device). Safe to use from several threads. Made without arguments it is off: an event then
-/// costs one comparison.
+/// The events of one rank (device). It may be used from several threads. A default-constructed object is off: an event
+/// then costs one comparison.
 class Trace {
  public:
   Trace() = default;
-  /// `label` names the row, as in "d=0,t=1". Beyond `most_events` events are counted only, so that a long run cannot
+  /// `label` names the row, as in "d=0,t=1". Events beyond `most_events` are only counted, so that a long run cannot
   /// fill the memory (40 bytes each).
   Trace(int rank, std::string label, std::size_t most_events = 1'000'000);
 
   [[nodiscard]] bool on() const { return recording_ != nullptr; }  ///< whether it keeps events
 
-  /// The clock of events, in nanoseconds. It is the same for all processes of a machine.
+  /// The clock of events, in nanoseconds. All processes of a machine share it.
   [[nodiscard]] static SHARDLIB_INLINE std::int64_t now();
-  /// Events are shown from this moment on. Ranks of several machines call it together, right after a barrier: their
-  /// clocks have nothing in common.
+  /// Shows events from this moment on. Ranks of several machines call it together, right after a barrier, because their
+  /// clocks differ.
   void start();
 
-  /// Something that ran from begin_ns (now()) on. `category` is the track: "ops", "collectives"; events of a track must
-  /// not overlap unless one contains the other. An empty spec and bytes below 0 are left out.
+  /// Records an event that ran from begin_ns (now()) on. `category` is the track: "ops", "collectives". Events of a
+  /// track must not overlap unless one contains the other. An empty spec and bytes below 0 are left out.
   void event(std::string_view name, std::string_view spec, std::string_view category, std::int64_t bytes,
              std::int64_t begin_ns, std::int64_t duration_ns) {
     if (on()) record(name, spec, category, bytes, begin_ns, duration_ns);
@@ -40,7 +40,7 @@ class Trace {
 
   /// The rank's events as a trace file of its own.
   [[nodiscard]] std::string json() const;
-  /// Writes it. Throws Error when that fails.
+  /// Writes the rank's trace file. Throws Error if that fails.
   void write(const std::string& path) const;
 
  private:
@@ -54,7 +54,7 @@ class Trace {
     std::size_t most_events = 0, dropped = 0;
     std::int64_t origin_ns = 0;
     std::vector<Event> events;
-    std::vector<std::string> texts;  ///< names recur: each is kept once
+    std::vector<std::string> texts;  ///< names recur, so each is stored once
     std::map<std::string, std::uint32_t, std::less<>> index;
     std::mutex mutex;
   };
@@ -64,8 +64,8 @@ class Trace {
   std::shared_ptr<Recording> recording_;
 };
 
-/// Joins the files of all ranks (Trace::write) into one. Throws Error when a part is missing or damaged, before `path`
-/// is touched. `merge_traces({"trace-0.json", "trace-1.json"}, "trace.json")`
+/// Joins the files of all ranks (Trace::write) into one. Throws Error if a part is missing or damaged; then `path` is
+/// not touched. `merge_traces({"trace-0.json", "trace-1.json"}, "trace.json")`
 SHARDLIB_INLINE void merge_traces(const std::vector<std::string>& parts, const std::string& path);
 
 }  // namespace shardlib::run

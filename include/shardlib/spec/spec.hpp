@@ -86,7 +86,7 @@ struct Placement {
 /// placement on an axis. `has` and `find` look for a dim. `add_partial` makes the spec partial over an axis.
 struct TensorSpec {
   Small<Dim, max_dims> dims;
-  Axes partial;  ///< sorted
+  Axes partial;  ///< axes of pending sums, sorted
 
   constexpr TensorSpec() = default;
   /// Parses a text that is a tensor spec, as parse_tensor does; for one that is none, ends the program. The text has to

@@ -10,7 +10,7 @@
 
 namespace shardlib::io {
 
-/// A SHA-256 digest.
+/// The digest of SHA-256.
 using Sha256 = std::array<std::uint8_t, 32>;
 
 namespace detail {

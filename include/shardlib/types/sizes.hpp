@@ -41,7 +41,7 @@ inline std::span<const std::int64_t> view(const Shape& e) {
 }
 inline std::int64_t product(const Shape& e) {
   std::int64_t n = 1;
-  for (auto extent : e) n *= extent;
+  for (const auto size : e) n *= size;
   return n;
 }
 

@@ -111,7 +111,7 @@ struct NamedSize {
 /// A list of sizes, written at the call or built at run time.
 using Sizes = std::vector<NamedSize>;
 
-/// The smallest multiple that is at least the size: `{"V", 50257, round_up(50257, 64)}`
+/// The smallest multiple that is at least the size. `{"V", 50257, round_up(50257, 64)}`
 constexpr std::int64_t round_up(std::int64_t size, std::int64_t multiple) {
   return (size + multiple - 1) / multiple * multiple;
 }
@@ -126,7 +126,8 @@ constexpr std::int64_t round_up(std::int64_t size, std::int64_t multiple) {
 /// `device` the device that holds the shard.
 template <class D, Spec S>
 class [[nodiscard("a tensor is never changed: an op returns another one")]] Tensor {
-  static_assert(dtype<D>, "Tensor: its element type is none of f32, bf16, f64, i32, u32, u8, bool_; use one of them");
+  static_assert(dtype<D>,
+                "Tensor: its element type is not one of f32, bf16, f64, i32, u32, u8, bool_; use one of them");
   static_assert(detail::checked<rules::tensor, detail::Literal{std::string_view(S)}>::ok);
 
  public:

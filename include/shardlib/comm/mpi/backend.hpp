@@ -1,4 +1,4 @@
-// Devices as MPI ranks: what everything else sees as a Communicator.
+// Devices as MPI ranks, behind the interface Communicator.
 #pragma once
 
 #include <mpi.h>
@@ -25,7 +25,7 @@
 
 namespace shardlib {
 
-/// A group of MPI ranks; those of one node do their collectives in shared memory. A `send` never waits for its
+/// A group of MPI ranks. Ranks of one node do their collectives in shared memory. A `send` never waits for its
 /// receiver: the posted handle keeps the memory alive, and later calls complete it.
 class MpiCommunicator final : public Communicator {
  public:
@@ -64,7 +64,7 @@ class MpiCommunicator final : public Communicator {
 
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
   static void check(const MpiOp& op, int code) { detail::mpi::check(code, op.name, op.bytes); }
-  /// Which communication of the group, or of this rank and a peer, an op is.
+  /// Identifies the communication of an op: its number in the group, or between this rank and a peer.
   struct MessageId {
     Question::Kind kind;
     int peer;
@@ -89,7 +89,7 @@ class MpiCommunicator final : public Communicator {
     using detail::Collective;
     const auto work = make_mpi_op(detail::name(call.kind), operands.send, operands.recv, next());
     if (is_in_node()) {
-      // The round compares the calls.
+      // The SharedRound compares the calls.
       work->shared =
           call.kind == Collective::gather_view
               ? std::make_shared<detail::shm::SharedRound>(log_->shared, call, op, operands.send, operands.whole)
@@ -162,7 +162,7 @@ class MpiCommunicator final : public Communicator {
   }
   void reduce_scatter(MpiOp& op, const detail::CollectiveCall& call, const detail::OpInfo& caller, const Buffer& send,
                       const Buffer& recv) {
-    // Sums of a node's ranks are whole branches of the tree only then, and have the type of the elements.
+    // Only then is a node's sum a whole branch of the tree, and has the dtype of the elements.
     if (log_->shared && std::has_single_bit(log_->shared->size()) && call.dtype != DType::bf16)
       return reduce_scatter_over_nodes(op, call, caller, send, recv);
     const std::size_t block = recv.bytes();
@@ -170,13 +170,13 @@ class MpiCommunicator final : public Communicator {
     exchange_and_reduce(op, send, slice, recv.data(), call.dtype, call.op, tag_of(op));
   }
   [[nodiscard]] bool is_in_node() const { return log_->shared && log_->shared->nodes() == 1; }
-  /// The ranks on the other nodes that have this rank's place there.
+  /// Calls f for the ranks of the other nodes that have the same place on their node.
   template <class F>
   void for_counterparts(const F& f) const {
     const int members = static_cast<int>(log_->shared->size());
     for (int peer = (rank_ + members) % size_; peer != rank_; peer = (peer + members) % size_) f(peer);
   }
-  /// A block goes to each node once, and is read there by its other ranks.
+  /// Sends each block to each node once. The other ranks of that node read it there.
   void all_gather_over_nodes(MpiOp& op, detail::CollectiveCall call, const detail::OpInfo& caller, const Buffer& send,
                              const Buffer& recv) {
     const int tag = tag_of(op);
@@ -191,7 +191,7 @@ class MpiCommunicator final : public Communicator {
     });
     op.next = [round](MpiOp& phase) { phase.shared = round; };
   }
-  /// A node's ranks sum what they have for each rank, so that one block instead of theirs goes to each.
+  /// The ranks of a node first sum what they have for each rank, so that one block instead of many goes to each rank.
   void reduce_scatter_over_nodes(MpiOp& op, detail::CollectiveCall call, const detail::OpInfo& caller,
                                  const Buffer& send, const Buffer& recv) {
     const int tag = tag_of(op);
@@ -215,16 +215,16 @@ class MpiCommunicator final : public Communicator {
       phase.buffers.insert(phase.buffers.end(), {sums, received});
     };
   }
-  /// Messages of a collective have a tag of their own, because second phases start in any order. The standard promises
-  /// tags up to 32767.
+  /// Each collective has a tag of its own, because second phases start in any order. The standard promises tags up to
+  /// 32767.
   static int tag_of(const MpiOp& op) { return static_cast<int>(op.question.number % 32767) + 1; }
-  /// Everybody meets a different peer in each step.
+  /// Each rank has a different peer in each step.
   template <class F>
   void for_peers(const F& f) const {
     for (int step = 1; step < size_; ++step) f((rank_ + step) % size_);
   }
 
-  /// Sends slice(j) of `send` to rank j, then reduces what came for this rank into `out`.
+  /// Sends slice(j) of `send` to rank j, then reduces the received blocks into `out`.
   template <class SliceOf>
   void exchange_and_reduce(MpiOp& op, const Buffer& send, const SliceOf& slice, std::byte* out, DType dtype,
                            Reduction reduction, int tag) {
@@ -273,7 +273,7 @@ class MpiCommunicator final : public Communicator {
   }
 
   MPI_Comm comm_;
-  MPI_Comm check_ = MPI_COMM_NULL;  ///< for the comparison of calls; none where the members share memory
+  MPI_Comm check_ = MPI_COMM_NULL;  ///< compares calls; null if the members share memory
   int rank_ = 0;
   int size_ = 1;
   std::uint64_t launch_;
@@ -285,7 +285,7 @@ class MpiCommunicator final : public Communicator {
 /// This process as one device of a mesh whose devices are the first ranks of MPI_COMM_WORLD.
 class MpiWorld final : public Backend {
  public:
-  /// Of a launch on the ranks 0 to `ranks` - 1.
+  /// The world of one launch on the ranks 0 to `ranks` - 1.
   MpiWorld(std::uint64_t launch, int ranks, const Tuning& tuning, std::shared_ptr<detail::FlightRecorder> recorder)
       : launch_(launch),
         tuning_(tuning),
@@ -299,7 +299,7 @@ class MpiWorld final : public Backend {
     using detail::mpi::check;
     const auto log =
         std::make_shared<detail::mpi::GroupLog>(detail::mpi::GroupLog{.members = members, .tuning = tuning_});
-    // Groups that form at the same time need distinct tags, and so does what a failed launch has left behind; the
+    // Groups that form at the same time need distinct tags, also from those that a failed launch has left behind. The
     // standard promises tags up to 32767.
     const int tag = detail::mpi::Watch::first_free_tag + static_cast<int>((log->key() + launch_) % 32000);
     meet(log, rank, tag);
@@ -316,24 +316,24 @@ class MpiWorld final : public Backend {
     if (detail::shm::node) log->shared = detail::shm::node->group(members, rank, comm, pool, tuning_);
     return std::make_unique<MpiCommunicator>(comm, launch_, log, progress_, pool);
   }
-  /// In memory that the node's ranks share, so that peers read tensors in place.
+  /// The pool is in memory that the node's ranks share, so that peers read tensors in place.
   [[nodiscard]] std::shared_ptr<Pool> make_pool() const override {
     return detail::shm::node ? Pool::make(detail::shm::node->arena()) : Pool::make();
   }
-  /// The body has returned: completes the sends without a wait.
+  /// Call it when the body has returned: it completes the sends without waiting for the receivers.
   void leave() {
     progress_->drain();
     detail::mpi::watch.end_launch(launch_, logs_);
   }
-  /// The body has failed: leaves the communicators to MPI_Finalize.
+  /// Call it when the body has failed: it leaves the communicators to MPI_Finalize.
   void fail() {
     progress_->fail();
     detail::mpi::watch.end_launch(launch_, logs_);
   }
 
  private:
-  /// Waits for all members, for MPI's own making of a communicator blocks for ever where one has left. In step k
-  /// each member learns of 2^k members, through the one 2^k places before.
+  /// Waits until all members have arrived, because MPI_Comm_create_group blocks for ever if one has left. After step k
+  /// each member knows of 2^k members, through the one 2^k places before it.
   void meet(const std::shared_ptr<detail::mpi::GroupLog>& log, int rank, int tag) {
     const auto& members = log->members;
     const auto n = members.size();

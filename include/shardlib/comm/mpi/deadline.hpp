@@ -1,4 +1,4 @@
-// A limit on what all ranks have to do together before and after a launch, where no watchdog watches yet.
+// A time limit on what all ranks do together before and after a launch, where no watchdog runs yet.
 #pragma once
 
 #include <unistd.h>
@@ -19,7 +19,7 @@
 
 namespace shardlib::detail::mpi {
 
-/// SHARDLIB_START_TIMEOUT, in seconds; 0: never. Throws UsageError for another value.
+/// The value of SHARDLIB_START_TIMEOUT in seconds; 0 means no limit. Throws UsageError for another value.
 inline std::chrono::seconds start_timeout() {
   const char* const text = std::getenv("SHARDLIB_START_TIMEOUT");
   if (text == nullptr) return std::chrono::seconds(600);
@@ -31,8 +31,8 @@ inline std::chrono::seconds start_timeout() {
   return std::chrono::seconds(value);
 }
 
-/// While it lives, the process has to get on: else it says that it does not, and ends with status 1, so that the
-/// launcher ends the others. MPI cannot be asked to abort before it has started.
+/// While this object lives, the process must make progress within the limit. Otherwise it prints an error and ends with
+/// status 1, so that the launcher ends the others. MPI_Abort is not allowed before MPI has started.
 class Deadline {
  public:
   explicit Deadline(std::string_view what) : timeout_(start_timeout()) {

@@ -1,4 +1,4 @@
-// This process among those that mpirun started: starting and stopping MPI.
+// Starts and stops MPI, and describes this process among those that mpirun started.
 #pragma once
 
 #include <mpi.h>
@@ -37,7 +37,7 @@ inline bool running() {
   return initialized != 0 && finalized == 0;
 }
 
-/// What `start` found out, and a communicator for the library's own messages.
+/// What `start` has found out, and a communicator for the library's own messages.
 struct Process {
   int rank = 0;
   int size = 1;
@@ -46,18 +46,18 @@ struct Process {
   MPI_Comm node = MPI_COMM_NULL;               ///< the ranks on this node
   std::vector<WatchedProcess> neighbors = {};  ///< by rank: the others on this node
 
-  /// Always false for this rank and those of other nodes.
+  /// Whether the process of a rank has ended. Always false for this rank and for ranks of other nodes.
   [[nodiscard]] bool has_died(int other) const {
     return static_cast<std::size_t>(other) < neighbors.size() && neighbors[static_cast<std::size_t>(other)].has_ended();
   }
 };
 inline Process process;
 
-/// Watches the other ranks of this node, whether they share memory or not.
+/// Watches the other ranks of this node, whether or not they share memory.
 inline void watch_neighbors() {
   struct Place {
     std::int64_t rank = 0, process = 0;
-    std::uint64_t names = 0;  ///< the PID namespace: numbers of another one say nothing here
+    std::uint64_t names = 0;  ///< the PID namespace; numbers of another namespace are meaningless here
   };
   struct stat names {};
   Place mine{process.rank, getpid(), stat("/proc/self/ns/pid", &names) == 0 ? names.st_ino : 0};
@@ -71,7 +71,7 @@ inline void watch_neighbors() {
   }
 }
 
-/// Whether an environment variable is 1; throws UsageError, saying what 0 and 1 mean, if it is neither.
+/// Whether an environment variable is 1. Throws UsageError, which says what 0 and 1 mean, if it is neither.
 inline bool switched_on(const std::string& variable, std::string_view unset, std::string_view meaning) {
   const char* const value = std::getenv(variable.c_str());
   const std::string_view text = value == nullptr ? unset : value;
@@ -79,8 +79,7 @@ inline bool switched_on(const std::string& variable, std::string_view unset, std
   return text == "1";
 }
 
-/// Between themselves the program's threads call MPI one at a time, but whichever drops the last handle of a device
-/// frees its communicators.
+/// Threads call MPI one at a time. The thread that drops the last handle of a device frees its communicators.
 inline void check_threads(int provided) {
   if (provided >= MPI_THREAD_SERIALIZED) return;
   const std::string level = provided == MPI_THREAD_SINGLE ? "SINGLE" : "FUNNELED";
@@ -89,14 +88,13 @@ inline void check_threads(int provided) {
               "that level, or use an MPI that was built with threads");
 }
 
-/// Makes Open MPI send a piece over TCP at once, unless mpirun or the environment says otherwise. It would announce a
-/// longer one, and say that it has arrived behind all that other messages have queued by then: of the gathers of a
-/// layer, none would be there before the last.
+/// Makes Open MPI send each piece over TCP eagerly, unless mpirun or the environment sets this. Otherwise it announces
+/// a long message first, and the gathers of a layer all complete together with the last one.
 inline void send_pieces_at_once() {
   setenv("OMPI_MCA_btl_tcp_eager_limit", std::to_string(Tuning().collective_piece + 4096).c_str(), 0);
 }
 
-/// Initialises MPI unless the program has; returns whether `stop` must finalise it.
+/// Initialises MPI unless the program has done so. Returns whether `stop` must finalise it.
 inline bool start(int* argc, char*** argv) {
   const bool mine = !running();
   int provided = 0;

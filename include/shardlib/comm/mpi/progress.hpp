@@ -1,4 +1,4 @@
-// MPI requests under way: what they are, and moving all of them on whichever is waited for.
+// MPI requests under way, and the loop that advances all of them while one is waited for.
 #pragma once
 
 #include <mpi.h>
@@ -28,14 +28,14 @@
 
 namespace shardlib::detail::mpi {
 
-/// Below this, for the copies of all ranks together, every rank reduces the whole vector: one step instead of two.
+/// Below this size, counting the copies of all ranks, every rank reduces the whole vector: one step instead of two.
 inline constexpr std::size_t small_all_reduce = 32768;
 
 inline int to_count(std::size_t bytes) {
   return static_cast<int>(bytes);
 }
 
-/// The calls of a collective's members, compared: a fingerprint of each goes to all, in a message that always fits.
+/// Compares the members' calls. Each member sends a fingerprint to all others; the message has a fixed size.
 struct CallComparison {
   MPI_Comm comm = MPI_COMM_NULL;
   MPI_Request request = MPI_REQUEST_NULL;
@@ -45,7 +45,7 @@ struct CallComparison {
   CollectiveCall call;
   OpInfo op;
 
-  /// True once all members' calls have been seen to be the same. Throws Error where they are not.
+  /// Returns true when all calls are known to be equal. Throws Error if they differ.
   bool advance(const GroupLog& group) {
     int done = 0;
     check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "comparing calls", sizeof mine);
@@ -57,10 +57,10 @@ struct CallComparison {
 
  private:
   using Text = std::array<char, 448>;
-  /// All members know all fingerprints, so that those that differ exchange what they have called.
+  /// All members know all fingerprints, so members that differ exchange their full calls.
   [[noreturn]] void fail(const GroupLog& group, int other) const {
     const std::string text = describe(call, op);
-    struct Exchange {  // what MPI still has when the wait ends must stay
+    struct Exchange {  // MPI may still use it after the wait, so it must stay alive
       Text mine{}, theirs{};
       std::vector<MPI_Request> requests;
     };
@@ -72,7 +72,7 @@ struct CallComparison {
     MPI_Irecv(exchange->theirs.data(), bytes, MPI_BYTE, place(other), Watch::call_tag, process.control,
               &exchange->requests.emplace_back(MPI_REQUEST_NULL));
     for (std::size_t r = 0; r < all.size(); ++r) {
-      // Member r waits for the first one that differs from it.
+      // Member r waits for the first member that differs from it.
       const auto first = std::ranges::find_if(all, [&](std::uint64_t f) { return f != all[r]; });
       if (static_cast<int>(first - all.begin()) != rank) continue;
       MPI_Request sent = MPI_REQUEST_NULL;
@@ -91,7 +91,7 @@ struct CallComparison {
   }
 };
 
-/// A communication under way: MPI requests, the buffers that they use, and what to do when they are done.
+/// A communication under way: its MPI requests, their buffers, and what to do when they are complete.
 struct MpiOp {
   std::string_view name;
   std::size_t bytes = 0;
@@ -104,12 +104,12 @@ struct MpiOp {
   bool done = false;
   std::shared_ptr<const GroupLog> group = {};
   Question question = {};
-  int peer = -1;  ///< the rank of the group that the other end is; -1: all members take part
+  int peer = -1;  ///< the other end, a rank of the group; -1 if all members take part
   std::shared_ptr<CallComparison> comparison = {};
 
   static constexpr std::size_t anything = std::numeric_limits<std::size_t>::max();
 
-  /// A `recv` of another size than what was sent must be noticed, so that these go whole.
+  /// A `recv` must notice if its size differs from that of the message, so these messages are not split.
   [[nodiscard]] std::size_t longest() const {
     return peer < 0 ? group->tuning.collective_piece : group->tuning.send_piece;
   }
@@ -133,8 +133,8 @@ struct MpiOp {
       received += piece;
     } while (received < size);
   }
-  /// Compares the call with the other members', in a group that does not share memory. Over a communicator of its own:
-  /// its messages meet whatever the members have called.
+  /// Compares the call with those of the other members, in a group that does not share memory. It uses a communicator
+  /// of its own, so its messages match whatever the members have called.
   void compare_calls(MPI_Comm comm, int rank, const CollectiveCall& call, const OpInfo& op) {
     comparison = std::make_shared<CallComparison>();
     CallComparison& c = *comparison;
@@ -146,7 +146,7 @@ struct MpiOp {
     c.op = op;
     check(MPI_Iallgather(&c.mine, 1, MPI_UINT64_T, c.all.data(), 1, MPI_UINT64_T, comm, &c.request), name, bytes);
   }
-  /// Throws if a rank without which this cannot complete says that it has left, or has died.
+  /// Throws if a rank that this communication needs reports that it has left, or has died.
   void check_members() const {
     const auto& members = group->members;
     for (std::size_t i = 0; i < members.size(); ++i) {
@@ -158,14 +158,14 @@ struct MpiOp {
     const auto place = static_cast<int>(std::ranges::find(members, absent) - members.begin());
     fail_absent(name, absent, place, static_cast<int>(members.size()));
   }
-  /// True when complete.
+  /// Returns true when complete.
   bool advance() {
     if (done) return true;
     if (comparison && comparison->advance(*group)) comparison.reset();
     try {
       return advance_phase();
     } catch (const Error&) {
-      // Calls that differ make MPI fail, too; then the comparison says more.
+      // Calls that differ make MPI fail as well; then the comparison says more.
       const auto end = std::chrono::steady_clock::now() + group->tuning.patience;
       while (comparison && std::chrono::steady_clock::now() < end)
         if (comparison->advance(*group)) comparison.reset();
@@ -192,7 +192,7 @@ struct MpiOp {
     if (all == 0) return false;
     requests.clear();
     const auto sizes = std::exchange(expected, {});
-    done = !sizes.empty();  // for good if what came does not fit
+    done = !sizes.empty();  // stays true if the message does not fit
     for (std::size_t i = 0; i < sizes.size(); ++i) check_size(statuses[i], sizes[i]);
     return end_phase();
   }
@@ -214,8 +214,7 @@ struct MpiOp {
   }
 };
 
-/// Between two looks at memory that another rank writes. MPI's own functions make way where mpirun counts more ranks
-/// than cores.
+/// Pause between two reads of memory that another rank writes. MPI itself yields if there are more ranks than cores.
 class Pause {
  public:
   void turn() {
@@ -233,16 +232,16 @@ class Pause {
 };
 
 /// All communications under way of this rank. Open MPI makes no progress in the background, and an all_reduce has a
-/// second phase, so waiting for one request moves all of them on; that is what allows any order of waits.
+/// second phase. So waiting for one request advances all of them, and requests may be waited for in any order.
 class Progress {
  public:
-  /// Of a launch on the ranks 0 to `ranks` - 1.
+  /// For a launch on the ranks 0 to `ranks` - 1.
   Progress(int ranks, std::chrono::milliseconds timeout) : timeout_(timeout) {
     for (int i = 0; i < ranks; ++i) ranks_.push_back(i);
   }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
-  /// What never completed still belongs to MPI, so its buffers must outlive us.
+  /// MPI still owns what never completed, so its buffers must outlive this object.
   ~Progress() {
     static auto* const leaked = new std::list<std::shared_ptr<MpiOp>>;
     leaked->splice(leaked->end(), pending_);
@@ -262,7 +261,7 @@ class Progress {
       if (op.shared) pause.turn();
     }
   }
-  /// Completes ops without a wait: sends, and collectives whose requests were dropped.
+  /// Completes ops that nobody waits for: sends, and collectives whose requests were dropped.
   void drain() {
     if (pending_.empty()) return;
     Pause pause;
@@ -271,7 +270,7 @@ class Progress {
       if (std::ranges::any_of(pending_, [](const auto& op) { return op->shared != nullptr; })) pause.turn();
     }
   }
-  /// After a failure the other members may never come to free a communicator.
+  /// After a failure the other members may never free their communicator, which is collective.
   void fail() { failed_ = true; }
   [[nodiscard]] bool may_free() const { return !failed_ && pending_.empty() && running(); }
 

@@ -1,4 +1,4 @@
-// Detects ranks that wait for a rank that has left: questions between ranks, and how the program ended.
+// Detects that a rank waits for one that has left: questions between ranks, and the outcome of the program.
 #pragma once
 
 #include <mpi.h>
@@ -27,7 +27,7 @@
 
 namespace shardlib::detail::mpi {
 
-/// What this rank has done in one group: by these counts it can say later what it took part in.
+/// What this rank has done in one group. The counts show later which communications it took part in.
 struct GroupLog {
   std::vector<int> members;  ///< ranks of MPI_COMM_WORLD
   Tuning tuning = {};
@@ -36,7 +36,7 @@ struct GroupLog {
   std::vector<std::uint64_t> received = std::vector<std::uint64_t>(members.size());
   std::shared_ptr<shm::Group> shared = {};  ///< null: some member is on another node, or ranks share no memory
 
-  /// The members, hashed: the group's name in a question.
+  /// A hash of the members, which identifies the group in a question.
   [[nodiscard]] std::uint64_t key() const {
     std::uint64_t hash = 14695981039346656037U;
     for (const int member : members) hash = (hash ^ static_cast<std::uint64_t>(member)) * 1099511628211U;
@@ -44,7 +44,7 @@ struct GroupLog {
   }
 };
 
-/// One communication of a group, as the rank that waits for it names it.
+/// One communication of a group, identified by the waiting rank.
 struct Question {
   enum Kind : std::uint64_t { collective, send, recv };
   std::uint64_t launch = 0;
@@ -54,15 +54,14 @@ struct Question {
   friend bool operator==(const Question&, const Question&) = default;
 };
 
-/// The answer repeats the question, since the asker may have moved on.
+/// The answer repeats the question, because the asker may have gone on.
 struct Answer {
   Question question;
   std::uint64_t absent = 0;  ///< 1: the rank that answers has left the launch and took no part
   std::int64_t missed = -1;  ///< the absent rank that it waited for itself, which made it leave
 };
 
-/// This rank's launches and its questions and answers. Nothing is sent unless a rank waits longer than
-/// Tuning::patience.
+/// This rank's launches, questions and answers. It sends nothing unless a rank waits longer than Tuning::patience.
 class Watch {
  public:
   using Logs = std::vector<std::shared_ptr<const GroupLog>>;
@@ -80,7 +79,7 @@ class Watch {
   }
 
   /// Answers the questions of other ranks. Every loop that may wait long must call it now and then. `launches_over`:
-  /// this rank begins no launch before the ranks that ask have come to where it waits.
+  /// this rank starts no launch until the asking ranks have reached the same point.
   void answer(bool launches_over = false) {
     answer_states();
     MPI_Status status;
@@ -93,8 +92,8 @@ class Watch {
       post(reply, status.MPI_SOURCE, answer_tag);
     }
   }
-  /// Asks `ranks` about a communication of ours that does not complete. Returns one that has left without taking part,
-  /// as an earlier answer said, or -1.
+  /// Asks `ranks` about a communication of ours that does not complete. Returns a rank that has left without taking
+  /// part, by an earlier answer, or -1.
   int ask(const Question& question, const std::vector<int>& ranks) {
     answer();
     int found = -1;
@@ -104,7 +103,7 @@ class Watch {
       receive(&reply, sizeof reply, status);
       asked_.erase(status.MPI_SOURCE);
       if (reply.absent == 0 || reply.question != question) continue;
-      // The rank that left first is the cause, not a rank that left because it waited for the first.
+      // Reports the rank that left first, not a rank that left because it waited for that one.
       const auto first = std::ranges::find(ranks, static_cast<int>(reply.missed));
       found = first != ranks.end() ? *first : status.MPI_SOURCE;
     }
@@ -114,7 +113,7 @@ class Watch {
     }
     return found;
   }
-  /// Answers those who have waited too long with what this rank has recorded.
+  /// Answers ranks that have waited too long with what this rank has recorded.
   void answer_states() {
     MPI_Status status;
     while (arrived(state_question_tag, status)) {
@@ -125,11 +124,11 @@ class Watch {
       post(to_json(recorder_->record(1)), status.MPI_SOURCE, state_answer_tag);
     }
   }
-  /// Whether another rank of this launch has waited too long: then this one, if it waits, ends as well.
+  /// Whether another rank of this launch has waited too long. Then this rank ends as well, if it waits.
   [[nodiscard]] bool others_have_timed_out() const { return others_have_timed_out_; }
 
-  /// This rank has waited too long. Says so, and collects what the other ranks of the launch have recorded. The lowest
-  /// rank that answers throws the table of all, the others Aborted.
+  /// Tells the other ranks that this rank has waited too long, and collects what they have recorded. The lowest rank
+  /// that answers throws the table of all, the others Aborted.
   [[noreturn]] void fail_timeout(const std::vector<int>& ranks, std::chrono::milliseconds patience) {
     std::vector<DeviceRecord> devices;
     std::size_t mine = 0;
@@ -158,7 +157,7 @@ class Watch {
     std::fputs(wait.c_str(), stderr);
     const bool first = std::ranges::find_if(devices, &DeviceRecord::answers)->device == process.rank;
     const std::string table = wait_table(devices, recorder_->watchdog());
-    // Each writes its own, and the first those of the silent ones of its node.
+    // Each rank writes its own recording. The first one also writes those of the silent ranks of its node.
     std::erase_if(devices, [&](const DeviceRecord& d) { return d.device != process.rank && (!first || d.answers); });
     const std::string where = write_recordings(devices, recorder_->watchdog());
     if (first) throw Error(table + where);
@@ -166,7 +165,7 @@ class Watch {
     throw Aborted();
   }
 
-  /// Takes what is still on its way to us, when all ranks have stopped asking.
+  /// Receives the messages that are still on their way to this rank. All ranks have stopped asking.
   void clear() {
     answer();
     MPI_Status status;
@@ -189,13 +188,13 @@ class Watch {
  private:
   [[nodiscard]] bool absent(const Question& question, int asker, bool launches_over) const {
     const auto launch = left_.find(question.launch);
-    // Still there, not yet there, or left so long ago that it is forgotten.
+    // The rank is in the launch, has not reached it, or left it too long ago to be recorded.
     if (launch == left_.end()) return launches_over && question.launch > launches_;
     for (const auto& log : launch->second) {
       const auto place = std::ranges::find(log->members, asker);
       if (log->key() != question.group || place == log->members.end()) continue;
       const auto rank = static_cast<std::size_t>(place - log->members.begin());
-      // What the asker waits to receive is what this rank would have sent.
+      // The asker waits to receive what this rank would have sent.
       const std::uint64_t done = question.kind == Question::collective ? log->collectives
                                  : question.kind == Question::recv     ? log->sent[rank]
                                                                        : log->received[rank];
@@ -221,7 +220,7 @@ class Watch {
     receive(text.data(), text.size(), status);
     return text;
   }
-  /// Nobody waits for these few bytes to leave, so they stay where they are for good.
+  /// No one waits for this send, so its buffer is never freed.
   static void post(const std::string& message, int to, int tag) {
     static auto* const sent = new std::list<std::string>;
     const std::string& kept = sent->emplace_back(message);
@@ -237,22 +236,22 @@ class Watch {
 
   std::uint64_t launches_ = 0;
   std::map<std::uint64_t, Logs> left_;
-  std::map<std::uint64_t, int> missed_;  ///< by launch, the absent rank that this one waited for
+  std::map<std::uint64_t, int> missed_;  ///< for each launch, the absent rank that this one waited for
   std::set<int> asked_;                  ///< ranks that owe an answer
   std::shared_ptr<const FlightRecorder> recorder_;
   bool others_have_timed_out_ = false;
 };
 inline Watch watch;
 
-/// What a rank of this node began last, if that can be known.
+/// The last communication that a rank of this node started, if it can be known.
 inline std::string last_of(int rank) {
   const FlightRing* const ring = shm::node ? shm::node->ring(rank) : nullptr;
   const auto last = ring == nullptr ? std::vector<Communication>() : record_of_silent(rank, *ring).last;
   return last.empty() ? "" : last.back().text;
 }
 
-/// Tells a waiting loop when to ask: after Tuning::patience, then ten times in that span. Looks at the clock rarely. In
-/// a long wait it leaves the core to others, for a thousandth of the time so far and at most a millisecond a turn.
+/// Tells a waiting loop when to ask: after Tuning::patience, then ten times in that span. It rarely reads the clock. In
+/// a long wait it yields the core, for a thousandth of the time so far and at most a millisecond a turn.
 class Impatience {
  public:
   explicit Impatience(std::chrono::milliseconds patience) : patience_(patience) {}
@@ -271,7 +270,7 @@ class Impatience {
     next_ = now + patience_ / 10;
     return true;
   }
-  /// Whether this has lasted longer than the timeout; 0: never.
+  /// Whether the wait has lasted longer than the timeout; 0 means no timeout.
   [[nodiscard]] bool exceeds(std::chrono::milliseconds timeout) const {
     return timeout.count() != 0 && waited_ > timeout;
   }
@@ -284,7 +283,7 @@ class Impatience {
   Clock::duration waited_{};
 };
 
-/// How the ranks' outcomes compare; `some` also when the others do not answer.
+/// The comparison of the ranks' outcomes. `some` also if the others do not answer.
 enum class Failures { none, all_alike, all, some, one_has_died };
 enum class RankOutcome { success, failure, idle };
 
@@ -292,13 +291,13 @@ inline bool any_has_died() {
   return std::ranges::any_of(process.neighbors, &WatchedProcess::has_ended);
 }
 
-/// Compares the outcomes of all ranks. A failed rank waits at most two seconds for the others, which may wait for it. A
-/// rank that has not failed answers questions meanwhile, so that ranks that wait for it fail.
+/// Compares the outcomes of all ranks. A failed rank waits at most two seconds for the others, because they may wait
+/// for it. A rank that has not failed answers questions meanwhile, so that ranks that wait for it fail.
 inline Failures compare_failures(RankOutcome outcome, std::uint64_t hash) {
   const bool failed = outcome == RankOutcome::failure;
   const std::uint64_t mine[4] = {failed ? 1U : 0U, outcome == RankOutcome::success ? 1U : 0U, failed ? hash : 0,
                                  failed ? ~hash : 0};
-  // Static, because after the two seconds MPI still owns it.
+  // Static, because MPI still owns it after the two seconds.
   static std::uint64_t all[4];
   static std::uint64_t sent[4];
   std::copy_n(mine, 4, sent);
@@ -312,7 +311,8 @@ inline Failures compare_failures(RankOutcome outcome, std::uint64_t hash) {
     check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "compare_failures", sizeof sent);
     if (done != 0) break;
     if (failed && std::chrono::steady_clock::now() > deadline) return Failures::some;
-    // A rank that ends without an outcome, killed or by std::exit. One that has ended well has let us through before.
+    // A rank has ended without an outcome: it was killed, or called std::exit. A rank that succeeded has already
+    // answered.
     if (!failed && any_has_died() && ++dead_for > 2000) return Failures::one_has_died;
     failed ? watch.answer_states() : watch.answer(true);
     std::this_thread::sleep_for(nap);

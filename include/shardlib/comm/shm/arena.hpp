@@ -1,4 +1,4 @@
-// Memory that all ranks of a node reach: each rank's arena, which its pools allocate from and its peers map.
+// Memory that all ranks of a node can reach. Each rank's pools allocate from its arena, and its peers map the arena.
 #pragma once
 
 #include <fcntl.h>
@@ -31,7 +31,7 @@ namespace shardlib::detail::shm {
   throw Error(what + ": " + std::strerror(errno));
 }
 
-/// How a peer finds an arena: plain data, for the ranks to exchange.
+/// How a peer finds an arena. Plain data, which the ranks exchange.
 struct Address {
   std::uint64_t process = 0;
   std::int64_t file = -1;
@@ -40,11 +40,11 @@ struct Address {
   std::uint64_t ring = 0;  ///< offset of the rank's flight recorder
 };
 
-/// A rank's arena and its peers'. A memfd has no name, so nothing can stay behind in /dev/shm, and its size is limited
-/// by the memory there is and not by that of /dev/shm. Pages are taken when they are first written.
+/// A rank's arena and those of its peers. A memfd has no name, so nothing can stay behind in /dev/shm. Its size is
+/// limited by memory, not by /dev/shm. The system provides pages when they are first written.
 class Arena final : public Region {
  public:
-  /// This rank's own, for `ranks` ranks on the node. Throws Error where the system does not allow it.
+  /// Creates this rank's arena, for `ranks` ranks on the node. Throws Error if the system does not allow it.
   explicit Arena(int ranks) : peers_(static_cast<std::size_t>(ranks)), files_(peers_.size()) {
     // Every rank maps all arenas, and an address has 47 bits.
     const std::size_t bytes =
@@ -66,12 +66,12 @@ class Arena final : public Region {
     return {
         .process = static_cast<std::uint64_t>(getpid()), .file = file_.number(), .bytes = own_.bytes(), .key = key_};
   }
-  /// Maps the arena of the node's rank `peer`, which must still be there.
+  /// Maps the arena of rank `peer` of the node. That process must still exist.
   void attach(int peer, const Address& address) {
     const auto i = static_cast<std::size_t>(peer);
     const auto process = static_cast<pid_t>(address.process);
     const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(address.file);
-    // In another PID namespace this may be anything, which to open would be rash.
+    // In another PID namespace the number may belong to another process, so do not open it.
     std::array<char, 64> target{};
     if (readlink(path.c_str(), target.data(), target.size() - 1) == -1) fail_system(path);
     if (!std::string_view(target.data()).starts_with("/memfd:shardlib")) throw Error(path + ": not the rank's memory");
@@ -91,12 +91,13 @@ class Arena final : public Region {
     return std::less_equal<>()(own_.data(), data) && std::less_equal<>()(data + bytes, own_.data() + own_.bytes());
   }
   [[nodiscard]] std::size_t offset(const std::byte* data) const { return static_cast<std::size_t>(data - own_.data()); }
-  /// In the arena of the node's rank `rank`; that rank itself has attached none of its own.
+  /// The address of an offset in the arena of rank `rank` of the node. This rank has not attached its own arena, so it
+  /// uses `own_`.
   [[nodiscard]] std::byte* at(int rank, std::size_t offset) const {
     const Mapping& peer = peers_[static_cast<std::size_t>(rank)];
     return (peer.data() != nullptr ? peer : own_).data() + offset;
   }
-  /// Maps whole pages of an arena to `to`, to be read; false where the system refuses.
+  /// Maps whole pages of an arena read-only at `to`. Returns false if the system refuses.
   [[nodiscard]] bool map_at(std::byte* to, int rank, std::size_t offset, std::size_t bytes) const {
     const OwnedFile& peer = files_[static_cast<std::size_t>(rank)];
     return mmap(to, bytes, PROT_READ, MAP_SHARED | MAP_FIXED | MAP_POPULATE,
@@ -111,7 +112,7 @@ class Arena final : public Region {
     return result;
   }
   bool grant(std::size_t bytes) override { return bytes <= small_grant || bytes <= left_bytes(); }
-  /// All there is but the first page, where the key stands.
+  /// Returns the whole arena except the first page, which holds the key.
   Addresses grow(std::size_t) override {
     if (std::exchange(is_grown_, true)) return {};
     return {reinterpret_cast<std::uintptr_t>(own_.data()) + page_bytes(), own_.bytes() - page_bytes()};

@@ -1,5 +1,5 @@
-// Collectives of ranks on one node, in shared memory: a ring of slots in which members post where their buffers are,
-// and do the work together once all have.
+// Collectives of ranks on one node, in shared memory. In the slots of a ring, members post where their buffers are.
+// When all have posted, they do the work together.
 #pragma once
 
 #include <algorithm>
@@ -27,41 +27,41 @@
 
 namespace shardlib::detail::shm {
 
-/// A collective under way. What several members write stands in cache lines of its own.
+/// A collective under way. Fields that several members write have cache lines of their own.
 struct Slot {
   alignas(64) Counter round;  ///< the collective, counted from 0, that may use the slot
-  Counter released;           ///< members that need it no more
+  Counter released;           ///< members that no longer need it
   alignas(64) Counter posted;
   alignas(64) Counter done;  ///< chunks
 };
 
-/// A send of at most so many bytes is copied into the slot, so that its owner need not wait until others have read it.
+/// A send of at most this many bytes is copied into the slot, so its owner need not wait until the others have read it.
 inline constexpr std::size_t eager_bytes = 8192;
 
-/// What a member says about its part in the slot's collective.
+/// What a member posts about its part of the slot's collective.
 struct Post {
   alignas(64) Counter next;  ///< the first unclaimed chunk of its part
   alignas(64) CollectiveCall call;
   std::uint64_t send;  ///< offset in the member's arena
   std::uint64_t recv;
   std::uint64_t loan;  ///< Loans::lend of a view's block
-  /// What the member has called, written only where calls differ: then `described` is the round's number + 1.
+  /// The member's full call, written only if calls differ: then `described` is the round's number + 1.
   alignas(64) Counter described;
   std::array<char, 448> description;
-  alignas(64) std::array<std::byte, eager_bytes> copy;  ///< of a short send
+  alignas(64) std::array<std::byte, eager_bytes> copy;  ///< the data of a short send
 };
 
-/// A group's shared state begins with this.
+/// The beginning of a group's shared state.
 struct Header {
-  alignas(64) Counter attached;  ///< members that may still look at it
+  alignas(64) Counter attached;  ///< members that may still read it
 };
 
-/// A group's members on this node, seen from one of them. What they share lies in the first one's arena.
+/// A group's members on this node, seen from one of them. Their shared state is in the first member's arena.
 class Group {
  public:
   static constexpr std::size_t slots = 16;
 
-  /// For the first member: the group's state, ready for use.
+  /// Creates the group's state. The first member calls it.
   static std::byte* make_state(Arena& arena, std::size_t members) {
     std::byte* const state = arena.allocate(state_bytes(members));
     if (state == nullptr) throw Error("out of memory: no room for a group of " + std::to_string(members) + " ranks");
@@ -78,9 +78,9 @@ class Group {
     return reinterpret_cast<const Header*>(state)->attached.load(std::memory_order_acquire) == 0;
   }
 
-  /// Of the ranks `devices` of MPI_COMM_WORLD, those from number `first` on, as many as `places`, are on this node;
-  /// `places` says where there, and `member` which of them this process is.
-  /// `pool`: the device's, in the arena.
+  /// `devices` are the group's ranks in MPI_COMM_WORLD. places.size() of them, from index `first` on, are on this node.
+  /// `places` has their places on the node, and `member` is the index of this process among them. `pool` is the
+  /// device's pool, in the arena.
   Group(std::shared_ptr<Arena> arena, std::shared_ptr<Pool> pool, std::vector<int> places, std::size_t member,
         std::byte* state, std::vector<int> devices, std::size_t first, const Tuning& tuning)
       : arena_(std::move(arena)),
@@ -94,13 +94,13 @@ class Group {
 
   [[nodiscard]] std::size_t member() const { return member_; }
   [[nodiscard]] std::size_t size() const { return places_.size(); }
-  /// Over which the whole group spreads, with as many members on each.
+  /// The number of nodes of the group. Each has the same number of members.
   [[nodiscard]] std::size_t nodes() const { return devices_.size() / size(); }
   [[nodiscard]] const Arena& arena() const { return *arena_; }
   [[nodiscard]] Pool& pool() const { return *pool_; }
-  /// For each member a view of a block of this one's; Loans::lend.
+  /// Lends each member a view of a block of this one (Loans::lend).
   [[nodiscard]] std::uint64_t lend(const Buffer& block) const { return loans.lend(arena_, block, size()); }
-  /// A view of what the members have posted in a round.
+  /// A view of the blocks that the members have posted in a round.
   [[nodiscard]] std::shared_ptr<View> view(std::uint64_t round, std::size_t bytes) const {
     std::vector<ArenaPlace> places;
     std::vector<std::uint64_t> loans;
@@ -121,14 +121,14 @@ class Group {
   [[nodiscard]] std::byte* at(std::size_t member, std::uint64_t offset) const {
     return arena_->at(places_[member], offset);
   }
-  /// Member `other` has called something else than `mine`, which this one has.
+  /// Throws the error for member `other`, which has called something else than this member (`mine`).
   [[noreturn]] void fail_call(std::uint64_t round, const std::string& mine, std::size_t other) const {
     Post& own = post(round, member_);
     const std::size_t n = std::min(mine.size(), own.description.size() - 1);
     std::copy_n(mine.data(), n, own.description.begin());
     own.description[n] = '\0';
     own.described.store(round + 1, std::memory_order_release);
-    // The other one describes its call when it looks at this round itself; it may be late, or dead.
+    // The other member describes its call when it reaches this round. It may be late, or dead.
     Post& theirs = post(round, other);
     std::string text = to_string(theirs.call);
     const auto end = std::chrono::steady_clock::now() + tuning_.patience;
@@ -139,7 +139,7 @@ class Group {
     detail::fail_call(static_cast<int>(first_ + member_), devices_.size(), mine, static_cast<int>(first_ + other),
                       text);
   }
-  /// This member is done with the group. Not called after a failure, when others may still be at work.
+  /// Releases the group. Not called after a failure, when others may still use the state.
   void leave() { reinterpret_cast<Header*>(state_)->attached.fetch_sub(1, std::memory_order_acq_rel); }
 
  private:
@@ -149,7 +149,7 @@ class Group {
   }
 
   std::shared_ptr<Arena> arena_;
-  std::shared_ptr<Pool> pool_;  ///< for copies of buffers that lie elsewhere
+  std::shared_ptr<Pool> pool_;  ///< for copies of buffers outside the arena
   std::vector<int> places_;
   std::size_t member_;
   std::byte* state_;
@@ -159,7 +159,7 @@ class Group {
   std::uint64_t rounds_ = 0;
 };
 
-/// One member's view of a collective. Nothing here blocks: `advance` does what can be done now.
+/// One member's side of a collective. Nothing here blocks: `advance` does what can be done now.
 class SharedRound {
  public:
   SharedRound(std::shared_ptr<Group> group, const CollectiveCall& call, const OpInfo& op, const Buffer& send,
@@ -181,16 +181,16 @@ class SharedRound {
     }
   }
 
-  /// For a view, which `*whole` will be.
+  /// For gather_view: `*whole` receives the view.
   SharedRound(std::shared_ptr<Group> group, const CollectiveCall& call, const OpInfo& op, const Buffer& send,
               std::shared_ptr<Buffer> whole)
       : SharedRound(std::move(group), call, op, send, Buffer()) {
     whole_ = std::move(whole);
   }
 
-  /// Where this member receives: the caller's recv, or a copy.
+  /// Where this member receives: the caller's recv, or a copy of it.
   [[nodiscard]] const Buffer& recv() const { return recv_; }
-  /// True once complete. Throws Error when another member has called something else.
+  /// Returns true when complete. Throws Error if another member has called something else.
   bool advance() {
     Slot& slot = group_->slot(number_);
     if (stage_ == Stage::waiting) {
@@ -222,7 +222,7 @@ class SharedRound {
       work(me());
       stage_ = Stage::working;
     } else if (!is_done()) {
-      // The others' parts, for one may be late, busy elsewhere.
+      // Takes chunks of the other members' parts, because one of them may be late or busy elsewhere.
       for (std::size_t k = 1; k < group_->size() && !is_done(); ++k) work((me() + k) % group_->size());
     }
     if (!is_done()) return false;
@@ -238,7 +238,7 @@ class SharedRound {
   [[nodiscard]] bool is_short() const { return send_.bytes() <= eager_bytes && work_.call().nodes == 1; }
   [[nodiscard]] bool reaches(const Buffer& buffer) const {
     if (buffer.bytes() == 0) return true;
-    // Pages, of which views are made, do not begin just anywhere.
+    // A view consists of whole pages, so a block for it must begin on a page boundary.
     return group_->arena().contains(buffer.data(), buffer.bytes()) &&
            (work_.call().kind != Collective::gather_view || group_->arena().offset(buffer.data()) % page_bytes() == 0);
   }
@@ -262,7 +262,7 @@ class SharedRound {
   void work(std::size_t part) {
     Counter& next = group_->post(number_, part).next;
     std::uint64_t done = 0;
-    // Reads first: a cache line that is only read stays in all readers' caches.
+    // Read before the atomic add: a cache line that is only read stays in the caches of all readers.
     while (next.load(std::memory_order_relaxed) < work_.chunks()) {
       const std::uint64_t c = next.fetch_add(1, std::memory_order_relaxed);
       if (c >= work_.chunks()) break;
@@ -273,7 +273,7 @@ class SharedRound {
     }
     if (done != 0) group_->slot(number_).done.fetch_add(done, std::memory_order_acq_rel);
   }
-  /// The last member makes the slot ready for a later collective.
+  /// The last member to release it prepares the slot for a later collective.
   void release() {
     Slot& slot = group_->slot(number_);
     if (slot.released.fetch_add(1, std::memory_order_acq_rel) + 1 != group_->size()) return;
@@ -290,8 +290,8 @@ class SharedRound {
   CollectiveWork work_;
   Buffer send_;
   Buffer recv_;
-  Buffer outside_;                 ///< the caller's recv where it lies outside the arena
-  std::shared_ptr<Buffer> whole_;  ///< of a view
+  Buffer outside_;                 ///< the caller's recv if it is outside the arena
+  std::shared_ptr<Buffer> whole_;  ///< the result of a view
   Stage stage_ = Stage::waiting;
 };
 

@@ -1,4 +1,4 @@
-// The ranks of this node and the memory that they share: found and mapped once, when MPI starts.
+// The ranks of this node and the memory that they share. They are found and mapped once, when MPI starts.
 #pragma once
 
 #include <mpi.h>
@@ -29,9 +29,9 @@ namespace shardlib::detail::shm {
 /// The ranks that share memory with this one.
 class NodeRanks {
  public:
-  /// `ranks`: of MPI_COMM_WORLD, by place on this node. `node_of`: of each rank of MPI_COMM_WORLD, which node it shares
-  /// memory with; negative: none.
-  /// `rings`: offsets of the ranks' flight recorders in their arenas, by place on this node.
+  /// `ranks` are ranks of MPI_COMM_WORLD, by place on this node. `node_of` has, for each rank of MPI_COMM_WORLD, the
+  /// node with which it shares memory; a negative number means none. `rings` are the offsets of the ranks' flight
+  /// recorders in their arenas, by place on this node.
   NodeRanks(std::shared_ptr<Arena> arena, std::vector<int> ranks, std::vector<int> node_of,
             std::vector<std::uint64_t> rings)
       : arena_(std::move(arena)), ranks_(std::move(ranks)), node_of_(std::move(node_of)), rings_(std::move(rings)) {}
@@ -39,15 +39,15 @@ class NodeRanks {
   [[nodiscard]] const std::shared_ptr<Arena>& arena() const { return arena_; }
   [[nodiscard]] const std::vector<int>& ranks() const { return ranks_; }
   [[nodiscard]] const std::vector<std::uint64_t>& rings() const { return rings_; }
-  /// Where a rank of MPI_COMM_WORLD records what it communicates; null if it is on another node.
+  /// The flight recorder of a rank of MPI_COMM_WORLD; null if the rank is on another node.
   [[nodiscard]] FlightRing* ring(int rank) const {
     const auto place = std::ranges::find(ranks_, rank) - ranks_.begin();
     if (place == std::ssize(ranks_)) return nullptr;
     return reinterpret_cast<FlightRing*>(arena_->at(static_cast<int>(place), rings_[static_cast<std::size_t>(place)]));
   }
-  /// The group of these ranks of MPI_COMM_WORLD, of which this process is number `rank`. They alone take part, over
-  /// `comm`, which is theirs; `pool` is this process's, in the arena. Null unless there are as many of them on each
-  /// node, at least two, next to each other.
+  /// Creates the group of these ranks of MPI_COMM_WORLD; `rank` is the index of this process among them. Only they take
+  /// part, over their communicator `comm`. `pool` is this process's pool, in the arena. Returns null unless each node
+  /// has the same number of them, at least two, next to each other.
   std::shared_ptr<Group> group(const std::vector<int>& members, int rank, MPI_Comm comm,
                                const std::shared_ptr<Pool>& pool, const Tuning& tuning = {}) {
     const auto node_at = [&](std::size_t i) { return node_of_[static_cast<std::size_t>(members[i])]; };
@@ -89,10 +89,10 @@ class NodeRanks {
   std::vector<int> ranks_;
   std::vector<int> node_of_;
   std::vector<std::uint64_t> rings_;
-  std::vector<std::pair<std::byte*, std::size_t>> states_{};  ///< of groups whose first member this is; their sizes
+  std::vector<std::pair<std::byte*, std::size_t>> states_{};  ///< of groups whose first member this is, with sizes
 };
 
-/// Null where ranks share no memory: one alone on its node, SHARDLIB_SHM=0, or a system that does not allow it.
+/// Null if ranks share no memory: a rank alone on its node, SHARDLIB_SHM=0, or a system that does not allow it.
 inline std::shared_ptr<NodeRanks> node;
 
 /// Throws UsageError unless the environment variable SHARDLIB_SHM is unset, 0 or 1.
@@ -101,7 +101,8 @@ inline bool is_wanted() {
                           "write 0 to have ranks of one node communicate over MPI, or 1 for shared memory");
 }
 
-/// Sets `node`; all ranks take part. Either all ranks of a node share memory or none; why not stands on stderr.
+/// Sets `node`. All ranks take part. Either all ranks of a node share memory or none does; the reason is printed on
+/// stderr.
 inline void start() {
   const MPI_Comm comm = mpi::process.node;
   const int size = mpi::process.local_size;

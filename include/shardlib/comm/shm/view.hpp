@@ -1,4 +1,4 @@
-// Blocks of a node's ranks as one piece of memory, without a copy: pages of their arenas, mapped side by side.
+// Blocks of a node's ranks as one range of memory, without a copy: pages of their arenas, mapped side by side.
 #pragma once
 
 #include <sys/mman.h>
@@ -23,18 +23,18 @@ namespace shardlib::detail::shm {
 using Counter = std::atomic<std::uint64_t>;
 static_assert(Counter::is_always_lock_free, "only then does an atomic work between processes");
 
-/// The blocks of which peers have views. Until all views of a block are gone its buffer has a handle here, so that
-/// nobody overwrites it and it is not freed.
+/// The blocks of which peers have views. A block's buffer has a handle here until all views of it are released, so that
+/// no op overwrites it and it is not freed.
 class Loans {
  public:
-  /// There will be so many views. Returns where in the arena those that are gone are counted.
+  /// Registers a block with `views` views. Returns the arena offset of its counter of released views.
   std::uint64_t lend(const std::shared_ptr<Arena>& arena, Buffer block, std::size_t views) {
     std::byte* const at = arena->allocate(sizeof(Counter));
     if (at == nullptr) throw Error("out of memory: no room to count the views of a block");
     loans_.push_back({arena, new (at) Counter(0), views, std::move(block)});
     return arena->offset(at);
   }
-  /// Releases blocks without views.
+  /// Releases blocks that have no views any more.
   void collect() {
     std::erase_if(loans_, [](const Loan& loan) {
       const bool is_back = loan.gone->load(std::memory_order_acquire) == loan.views;
@@ -53,23 +53,24 @@ class Loans {
   std::vector<Loan> loans_;
 };
 
-/// This rank's, in all groups: what one has lent another may wait for.
+/// This rank's loans in all groups. A wait in one group may depend on a loan of another one.
 inline Loans loans;
 
-/// Where a block of a view lies.
+/// Where a block of a view is stored.
 struct ArenaPlace {
-  int rank;  ///< of the node
+  int rank;  ///< rank of the node
   std::uint64_t offset;
   auto operator<=>(const ArenaPlace&) const = default;
 };
 
-/// Pages of several arenas side by side, to be read. To map them takes as long as to copy them, so they are kept for
-/// the next view of the same places, whatever these hold by then.
+/// Pages of several arenas, mapped side by side and read-only. Mapping takes as long as copying, so mappings are cached
+/// by address, not by content.
 class Maps {
  public:
   using Pages = std::shared_ptr<std::byte>;
 
-  /// `bytes` of each place; `most` places may be mapped at a time. Null where no more can be mapped.
+  /// Finds or makes the mapping of `bytes` bytes at each place. At most `most` places may be mapped at a time. Returns
+  /// null if no more can be mapped.
   Pages find(const Arena& arena, const std::vector<ArenaPlace>& places, std::size_t bytes, std::size_t most) {
     if (places.size() > most) return nullptr;
     const Key key(arena.address().key, bytes, places);
@@ -103,11 +104,11 @@ class Maps {
     for (std::size_t i = 0; i < places.size(); ++i) {
       if (!arena.map_at(pages.get() + i * bytes, places[i].rank, places[i].offset, bytes)) return nullptr;
     }
-    madvise(pages.get(), all, MADV_DONTDUMP);  // a core has its own rank's memory
+    madvise(pages.get(), all, MADV_DONTDUMP);  // a core dump has only its own rank's memory
     return pages;
   }
-  /// Unmaps what has not been used for longest, and is in no view, until there is room for so many places. False if
-  /// what is in views leaves none.
+  /// Unmaps the least recently used mappings that are in no view, until there is room for so many places. Returns false
+  /// if views leave too little room.
   bool make_room(std::size_t places, std::size_t most) {
     while (mapped_ + places > most) {
       auto oldest = kept_.end();
@@ -129,10 +130,10 @@ class Maps {
 
 inline Maps maps;
 
-/// Blocks of several ranks side by side, each of so many bytes, which are whole pages.
+/// Blocks of several ranks side by side. All have the same number of bytes, and consist of whole pages.
 class View {
  public:
-  /// `loans`: of each block, Loans::lend. `most`: as in Maps::find.
+  /// `loans` has the Loans::lend of each block. `most` is as in Maps::find.
   View(std::shared_ptr<Arena> arena, std::vector<ArenaPlace> places, std::vector<std::uint64_t> loans,
        std::size_t bytes, std::size_t most)
       : arena_(std::move(arena)),
@@ -147,7 +148,7 @@ class View {
     }
   }
 
-  /// Null where no more can be mapped.
+  /// Null if no more can be mapped.
   [[nodiscard]] std::byte* data() const { return pages_.get(); }
   [[nodiscard]] const std::byte* block(std::size_t i) const { return arena_->at(places_[i].rank, places_[i].offset); }
 

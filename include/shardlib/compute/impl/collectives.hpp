@@ -268,7 +268,7 @@ SHARDLIB_INLINE Buffer keep_on_first(const Value& in, const Value& out) {
   return zero;
 }
 
-inline Buffer copy_block(const Value& in, const Value& out, bool embed) {
+inline Buffer copy_shard(const Value& in, const Value& out, bool embed) {
   const Value& whole = embed ? out : in;
   const Value& part = embed ? in : out;
   const auto strides = kernels::row_major(view(whole.local));
@@ -294,10 +294,10 @@ inline Buffer copy_block(const Value& in, const Value& out, bool embed) {
 }
 
 SHARDLIB_INLINE Buffer cut_shard(const Value& in, const Value& out) {
-  return copy_block(in, out, false);
+  return copy_shard(in, out, false);
 }
-SHARDLIB_INLINE Buffer embed_block(const Value& in, const Value& out) {
-  return copy_block(in, out, true);
+SHARDLIB_INLINE Buffer embed_shard(const Value& in, const Value& out) {
+  return copy_shard(in, out, true);
 }
 
 SHARDLIB_INLINE Buffer max_of_shards(const Value& in, const Value& out, Buffer shard) {

@@ -142,14 +142,14 @@ SHARDLIB_INLINE ValuePtr record_map(const OpInfo& op, const TensorSpec& spec, co
         return sum(map_pull(*function, i, *with_spec(ct, ct_spec), residuals.values));
       };
     }
-    std::function<MapOperands(const MapOperands&)> joint;
+    std::function<MapOperands(const MapOperands&)> fused_vjp;
     if (all)
-      joint = [function, saved, &ct_spec, sums](const MapOperands& cts) {
+      fused_vjp = [function, saved, &ct_spec, sums](const MapOperands& cts) {
         auto grads = map_pull_all(*function, *with_spec(cts[0], ct_spec), saved);
         for (std::size_t i = 0; i < grads.size(); ++i) grads[i] = sums[i](grads[i]);
         return grads;
       };
-    attach(out, std::move(edges), std::move(joint));
+    attach(out, std::move(edges), std::move(fused_vjp));
   }
   evaluate(out, [function, x = std::move(x)](const Value& shape) { return map_forward(*function, x, shape); });
   return out;

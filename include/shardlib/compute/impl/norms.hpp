@@ -34,7 +34,7 @@ SHARDLIB_INLINE void require_pairs(const OpInfo& op, const ValuePtr& x, int dim)
   const std::int64_t size = x->global.logical[dim];
   if (size % 2 != 0)
     throw Error(op.describe() + ": dim `" + std::string(x->spec->dims[dim].name) + "` has the odd size " +
-                std::to_string(size) + "; rotary embedding turns pairs (" + x->device->describe() + ")");
+                std::to_string(size) + "; rotary embedding rotates pairs (" + x->device->describe() + ")");
 }
 
 }  // namespace detail

@@ -33,10 +33,10 @@ SHARDLIB_INLINE int device_count(std::span<const AxisSize> mesh) {
     const auto& [name, size] = mesh[i];
     const auto fail = [&](const std::string& why) { detail::fail_mesh(to_string(mesh), i, why); };
     if (!detail::is_name(name)) {
-      fail("'" + name + "' is no axis name: use letters, digits and _, not starting with a digit");
+      fail("'" + name + "' is not an axis name: use letters, digits and _, not starting with a digit");
     }
     if (std::ranges::count(mesh.first(i), name, &AxisSize::name) != 0) {
-      fail("axis '" + name + "' stands there already: name each axis once");
+      fail("axis '" + name + "' is given twice: name each axis once");
     }
     if (size < 1) fail("axis '" + name + "' has size " + std::to_string(size) + ": give it at least 1");
     if (count > std::numeric_limits<int>::max() / size) fail("too many devices: choose smaller sizes");
@@ -59,7 +59,7 @@ SHARDLIB_INLINE std::vector<AxisSize> parse_mesh(std::string_view text) {
     const auto [rest, error] = std::from_chars(digits.data(), digits.data() + digits.size(), size);
     if (error != std::errc() || rest != digits.data() + digits.size()) {
       detail::fail_mesh(text, mesh.size(),
-                        "'" + std::string(digits) + "' is no size: write a whole number, as in d=4,t=2");
+                        "'" + std::string(digits) + "' is not a size: write a whole number, as in d=4,t=2");
     }
     mesh.push_back({std::string(entry.substr(0, equals)), size});
     begin = end + 1;

@@ -23,8 +23,8 @@
 
 namespace shardlib::io {
 
-/// From the name of a leaf on this device, "layers.0.w_q", to the name it is stored under. For pipeline stages, whose
-/// layer 0 is another one on each device, and for trees that have been rearranged. Empty: the same name.
+/// Maps the name of a leaf on this device, "layers.0.w_q", to the name under which it is stored. It is for pipeline
+/// stages, whose layer 0 differs between devices, and for trees that have been rearranged. Empty: the same name.
 using Rename = std::function<std::string(const std::string&)>;
 
 /// How `save` writes: which checkpoints of the directory it keeps, and how `rename` names the leaves.

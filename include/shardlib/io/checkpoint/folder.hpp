@@ -20,12 +20,12 @@
 
 namespace shardlib::io {
 
-/// What a checkpoint says about the run in addition to its arrays: the step, and more.
+/// What a checkpoint stores about the run in addition to its arrays: the step, and more.
 struct CheckpointMeta {
   std::int64_t step = 0;
-  std::string data_hash = {};                    ///< of the data's configuration; a resumed run compares it
+  std::string data_hash = {};                    ///< hash of the data's configuration; a resumed run compares it
   std::map<std::string, std::string> user = {};  ///< anything else, UTF-8
-  std::optional<double> validation_loss = {};    ///< of its weights
+  std::optional<double> validation_loss = {};    ///< validation loss of its weights
   friend bool operator==(const CheckpointMeta&, const CheckpointMeta&) = default;
 };
 
@@ -35,7 +35,7 @@ struct CheckpointArray {
   DType dtype = DType::f32;
   Index shape;                    ///< without padding
   std::vector<std::string> dims;  ///< their names
-  /// Its size.
+  /// The size of the array without padding.
   [[nodiscard]] std::uint64_t bytes() const { return static_cast<std::uint64_t>(volume(shape)) * size_of(dtype); }
 };
 
@@ -63,7 +63,7 @@ class Checkpoint {
 
   [[nodiscard]] const std::string& path() const;
   [[nodiscard]] const CheckpointMeta& meta() const;
-  /// Sorted by name.
+  /// The arrays, sorted by name.
   [[nodiscard]] const std::vector<CheckpointArray>& arrays() const;
   /// Null where there is none.
   [[nodiscard]] const CheckpointArray* find(const std::string& name) const;
@@ -93,13 +93,13 @@ class Checkpoint {
 
 namespace detail {
 
-/// Of the folder "step-00000100"; nothing for other names.
+/// The step of the folder "step-00000100"; nothing for other names.
 [[nodiscard]] std::optional<std::int64_t> step_of(std::string_view name);
 /// "x; y; z and 4 more", and the error for a damaged checkpoint.
 [[nodiscard]] std::string damage_message(const std::string& path, const std::vector<std::string>& damages);
 /// Names a damaged checkpoint on stderr.
 void warn_damaged(const std::string& message);
-/// Renames a checkpoint that is `what`, "damaged", to "step-00000100.damaged", which is no checkpoint any more, and
+/// Renames a checkpoint that is `what`, "damaged", to "step-00000100.damaged", which is no longer a checkpoint, and
 /// says so on stderr.
 void set_aside(const std::string& path, const std::string& what);
 /// What stands behind newest_whole once it is known that none is.

@@ -43,7 +43,7 @@ class FlatTokens final : public TokenSource {
   mutable std::optional<std::vector<std::int64_t>> empty_;  // documents without tokens, sorted; found at first need
 };
 
-/// The parts of a data set: `train` is what is learned from, `validation` what is measured on.
+/// The parts of a data set: `train` for training, `validation` for measuring the loss.
 enum class Split { train, validation };
 /// The name of the folder: "train" or "validation".
 [[nodiscard]] std::string to_string(Split split);
@@ -61,11 +61,11 @@ struct FlatTokensProgress {
 };
 
 /// Writes a flat-tokens data set document by document, with little memory. Everything goes to `path`.partial, which
-/// `finish` renames to `path`: what has that name is whole. A writer that finds a `path`.partial goes on after its last
-/// `commit`, so that a job that was killed can be started again.
+/// `finish` renames to `path`, so a data set of that name is complete. A writer that finds a `path`.partial continues
+/// after its last `commit`, so that a killed job can be started again.
 class FlatTokensWriter {
  public:
-  /// Throws UsageError where `path` exists or another process writes it, and where a `path`.partial has other chunks.
+  /// Throws UsageError if `path` exists, if another process writes it, or if a `path`.partial has other chunks.
   explicit FlatTokensWriter(std::string path, FlatTokensOptions options = {});
   FlatTokensWriter(const FlatTokensWriter&) = delete;
   FlatTokensWriter& operator=(const FlatTokensWriter&) = delete;

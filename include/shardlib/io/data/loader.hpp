@@ -14,7 +14,7 @@
 
 namespace shardlib::io {
 
-/// What a row holds.
+/// The content of a row.
 enum class Rows {
   packed,   ///< the next `length` tokens, whatever documents they belong to
   padded,   ///< the first `length` tokens of one document, filled up with 0 that do not count
@@ -25,7 +25,7 @@ enum class Rows {
 struct LoaderOptions {
   std::int64_t batch = 1;        ///< rows of the global batch
   std::int64_t length = 1;       ///< tokens a row
-  std::uint64_t seed = 0;        ///< of the order
+  std::uint64_t seed = 0;        ///< seed of the order
   Rows rows = Rows::packed;      ///< what a row holds
   bool shuffle = true;           ///< false: rows in the order of the source
   bool repeat = true;            ///< false: one pass, then the end; what fills the last batch up does not count

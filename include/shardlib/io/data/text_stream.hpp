@@ -18,7 +18,7 @@ namespace shardlib::io {
 struct TextStreamOptions {
   std::int64_t batch = 1;   ///< rows of the global batch
   std::int64_t length = 1;  ///< tokens a row
-  std::uint64_t seed = 0;   ///< of the order of the files and of the places where the rows begin
+  std::uint64_t seed = 0;   ///< seed of the order of files and of the rows' first positions
   TextOptions text = {};    ///< how the texts become tokens
   std::uint32_t vocabulary = 0;  ///< ids must be below it; 0: not checked
   std::int32_t begin = 0;        ///< the input before the first token of a document, and of a row
@@ -29,8 +29,8 @@ struct TextStreamOptions {
 /// reads the parts of its rows only. Not thread-safe: each device has its own.
 class TextStream {
  public:
-  /// For rows [first, first + count) of each batch. `path` is a text file or a folder, which is searched through;
-  /// names that begin with a dot are passed over. Throws UsageError where it holds no text, or less than 64 bytes a
+  /// Streams the rows [first, first + count) of each batch. `path` is a text file, or a folder that is searched
+  /// recursively; names that begin with a dot are skipped. Throws UsageError if it has no text, or less than 64 bytes a
   /// row.
   TextStream(const std::string& path, TextStreamOptions options, std::int64_t first, std::int64_t count);
   ~TextStream();

@@ -27,9 +27,9 @@ class BinChecksumWriter;
 /// GPT-2's end of text, which separates the documents of `.bin` files.
 inline constexpr std::uint32_t gpt2_end_of_text = 50256;
 
-/// uint16 ids in one or more files, read as one: with llm.c's header (256 int32: 20240520, 1, the number of ids; a
-/// document begins with the end of text), or bare as nanoGPT writes them (it ends with it). Where a file has checksums
-/// beside it (BinWriter), each of its chunks is compared with them when it is first read.
+/// Token ids of type uint16 in one or more files, read as one. The files have llm.c's header (256 int32: 20240520, 1, the
+/// number of ids; a document begins with the end of text), or are bare as nanoGPT writes them (a document ends with it).
+/// If a file has checksums (BinWriter), each of its chunks is compared with them when it is first read.
 class BinTokens final : public TokenSource {
  public:
   /// Throws UsageError where there are no files or some have a header and others have none, Error where a size does not
@@ -86,7 +86,7 @@ class BinWriter {
   std::unique_ptr<detail::BinChecksumWriter> checksums_;
 };
 
-/// The file beside `.bin` files that says which tokenizer made them, as the attributes of flat-tokens do.
+/// The file next to `.bin` files that names the tokenizer that made them, as the attributes of flat-tokens do.
 inline constexpr std::string_view tokens_note = "tokens.json";
 
 /// The tokenizer that made a data set, its `name` and `fingerprint`; and the id that is the `end_of_text` of each
@@ -98,7 +98,7 @@ struct TokensMaker {
 
 /// Writes `tokens_note` into a folder of `.bin` files. `write_tokens_note("data/bins", *tokenizer)`
 void write_tokens_note(const std::string& folder, const Tokenizer& tokenizer);
-/// What the data set at a path for `open_tokens` says of its tokenizer; nothing where it says nothing.
+/// The tokenizer that made the data set at a path for `open_tokens`; nothing if the data set does not name it.
 /// `made_by("books.zarr")`
 [[nodiscard]] std::optional<TokensMaker> made_by(const std::string& path);
 

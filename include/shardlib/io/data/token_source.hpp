@@ -1,4 +1,4 @@
-// Where tokens come from: one long row of token ids in which documents begin, whatever holds it.
+// A source of tokens: one long row of token ids with the beginnings of documents, in whatever format.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +22,9 @@ struct TokenRange {
   std::int64_t begin = 0, end = 0;
 };
 
-/// What helps where there are no tokens at all.
+/// The remedy in errors about data without tokens.
 inline constexpr std::string_view other_data = "choose another --data";
-/// What helps where the validation split of --data has none.
+/// The remedy in errors about a validation split without tokens.
 inline constexpr std::string_view other_validation =
     "tokenize the texts again with a larger --validation-fraction, give --validation-data, or leave out "
     "--validate-every";
@@ -36,9 +36,9 @@ class TokenSource {
   TokenSource(const TokenSource&) = delete;
   TokenSource& operator=(const TokenSource&) = delete;
 
-  /// What messages call it: a path.
+  /// The name in messages: a path.
   [[nodiscard]] const std::string& name() const { return name_; }
-  /// At least 1.
+  /// The number of tokens, at least 1.
   [[nodiscard]] std::int64_t tokens() const { return tokens_; }
   /// A bound on all ids, where the format states one; `read` checks it.
   [[nodiscard]] std::optional<std::uint32_t> max_token_id() const { return max_token_id_; }

@@ -33,11 +33,11 @@ class SafetensorsFile {
   explicit SafetensorsFile(const std::string& path);
 
   [[nodiscard]] const std::string& path() const { return file_->path(); }
-  /// In the order of their bytes.
+  /// The tensors in the order of their bytes.
   [[nodiscard]] const std::vector<SafetensorsEntry>& entries() const { return entries_; }
   /// The free texts of the header's "__metadata__".
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const { return metadata_; }
-  /// Null where there is none.
+  /// Null if there is no such tensor.
   [[nodiscard]] const SafetensorsEntry* find(const std::string& name) const;
 
   /// Fills `out` with a tensor's bytes from the `offset`th on.
@@ -59,9 +59,9 @@ struct SafetensorsTensor {
   Index shape;
   std::function<Bytes()> bytes;  ///< called when it is its turn, so that one tensor at a time is in memory
 };
-/// Writes the file, replacing at once one that is there; durable. Names must differ, and bytes fit dtype and shape.
-/// Throws UsageError where the path is a folder or a device. `write_safetensors("model.safetensors", {{"w", "F32", {2,
-/// 3}, bytes_of_w}})`
+/// Writes the file and flushes it to disk; an existing file is replaced atomically. Names must differ, and bytes must
+/// fit dtype and shape. Throws UsageError if the path is a folder or a device. `write_safetensors("model.safetensors",
+/// {{"w", "F32", {2, 3}, bytes_of_w}})`
 void write_safetensors(const std::string& path, std::vector<SafetensorsTensor> tensors,
                        const std::map<std::string, std::string>& metadata = {});
 

@@ -27,7 +27,7 @@ class SafetensorsFiles {
   /// One, or the shards in the order of their names.
   [[nodiscard]] const std::vector<SafetensorsFile>& files() const { return files_; }
 
-  /// An `entry`, and the `file` that has it; both null where there is none.
+  /// An `entry` and the `file` that has it; both are null if there is none.
   struct Found {
     const SafetensorsFile* file = nullptr;
     const SafetensorsEntry* entry = nullptr;
@@ -51,9 +51,9 @@ class SafetensorsFiles {
 /// Shards are at most so long, unless one tensor is longer.
 inline constexpr std::uint64_t safetensors_shard_bytes = 5'000'000'000;
 
-/// Writes a folder as SafetensorsFiles reads it, which it makes if need be: one file, or where the tensors have more
-/// than `most_bytes`, shards in the order of names and an index. What is there of an earlier model is removed; a reader
-/// never sees parts of both. Throws as write_safetensors does. `write_safetensors_folder("exported", tensors)`
+/// Writes a folder that SafetensorsFiles reads, and creates it if needed: one file, or, if the tensors have more than
+/// `most_bytes`, shards in the order of names and an index. The files of an earlier model are removed; a reader never
+/// sees parts of both. Throws as write_safetensors does. `write_safetensors_folder("exported", tensors)`
 void write_safetensors_folder(const std::string& folder, std::vector<SafetensorsTensor> tensors,
                               const std::map<std::string, std::string>& metadata = {},
                               std::uint64_t most_bytes = safetensors_shard_bytes);

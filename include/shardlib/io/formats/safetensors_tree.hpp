@@ -27,17 +27,17 @@ struct StoredLeaf {
   std::string name = {};        ///< empty: the leaf is not in the file
   std::vector<int> order = {};  ///< the leaf's dims as the file has them, outermost first; empty: the same order
   std::vector<int> merge = {};  ///< how many of these make up each stored dim, {1, 2} for [M, H * D]; empty: one each
-  int along = 0;                ///< the stored dim along which the parts lie
+  int along = 0;                ///< the stored dim along which the parts are
   int part = 0, parts = 1;      ///< which of the equal parts the leaf is, and how many there are
 };
-/// From a leaf's name, "layers.0.w_q", to its place in the file.
+/// Maps a leaf's name, "layers.0.w_q", to its place in the file.
 using StoredTable = std::function<StoredLeaf(const std::string& leaf)>;
-/// The table of these leaves; * stands for a number, which a stored name repeats: "layers.*.w_q" is
-/// "h.*.attn.c_attn.weight". Leaves of a checkpoint's member `weights`, "weights.embed", are found too, and others have
-/// no place. `table_of({{"embed", {"wte.weight"}}})`
+/// The table of these leaves. * stands for a number, which a stored name repeats: "layers.*.w_q" is
+/// "h.*.attn.c_attn.weight". Leaves of a checkpoint's member `weights`, "weights.embed", are also found. Other leaves
+/// have no place. `table_of({{"embed", {"wte.weight"}}})`
 [[nodiscard]] StoredTable table_of(std::map<std::string, StoredLeaf> leaves);
 
-/// What `load_safetensors` does not insist on.
+/// The mismatches that `load_safetensors` accepts.
 struct SafetensorsOptions {
   /// True for tensors of the file that the tree may do without (a tied output layer, a stored mask).
   std::function<bool(const std::string&)> may_be_left = {};

@@ -19,7 +19,7 @@
 
 namespace shardlib::io {
 
-/// numpy's name of a C++ type: "<f4" for float. `zarr_dtype<float>()`
+/// The name of a C++ type in numpy: "<f4" for float. `zarr_dtype<float>()`
 template <class T>
 requires std::is_arithmetic_v<T> std::string zarr_dtype() {
   if (std::is_same_v<T, bool>) return "|b1";
@@ -33,14 +33,14 @@ struct ZarrOpen {
   std::size_t cache_bytes = std::size_t{64} << 20;  ///< what was decompressed is kept for the next read
 };
 
-/// One array: its `path` and its `info`. Copies share it; reads are thread-safe. A chunk has one writer and is written
-/// whole, never read before. Errors are UsageError for what is not there or not supported, Error for what is damaged;
+/// One array with its `path` and its `info`. Copies share it, and reads are thread-safe. A chunk has one writer, which
+/// writes it whole and never reads it. Errors are UsageError for missing or unsupported data, Error for damaged data;
 /// both name file and key.
 class ZarrArray {
  public:
-  /// Reads the `.zarray` of an array that is there.
+  /// Reads the `.zarray` of an existing array.
   [[nodiscard]] static ZarrArray open(const std::string& path, ZarrOpen options = {});
-  /// Makes the folder and its `.zarray`; throws UsageError where an array stands already.
+  /// Creates the folder and its `.zarray`. Throws UsageError if there already is an array.
   static ZarrArray create(const std::string& path, const ZarrInfo& info);
 
   [[nodiscard]] const std::string& path() const;
@@ -62,7 +62,7 @@ class ZarrArray {
     check_type(zarr_dtype<T>());
     read_bytes(offset, shape, std::as_writable_bytes(out));
   }
-  /// The whole array.
+  /// Reads the whole array.
   template <class T>
   requires(!std::is_same_v<T, bool>) [[nodiscard]] std::vector<T> read_all() const {
     check_type(zarr_dtype<T>());
@@ -73,8 +73,7 @@ class ZarrArray {
   /// One chunk as it is stored, padded at the array's edges.
   [[nodiscard]] Bytes read_chunk(const Index& chunk) const;
 
-  /// Writes one chunk (as `write_chunk` does): its chunk_size() elements, or at an edge only those that lie within the
-  /// array.
+  /// Writes one chunk (as `write_chunk` does): its chunk_size() elements, or at an edge only those within the array.
   void write_chunk_bytes(const Index& chunk, std::span<const std::byte> values) const;
   template <class T>
   void write_chunk(const Index& chunk, std::span<const T> values) const {
@@ -110,9 +109,9 @@ class ZarrArray {
 /// A folder of groups and arrays, `path`. `array` and `group` open one below it; `has_array` looks for one.
 class ZarrGroup {
  public:
-  /// Throws UsageError where there is no `.zgroup`.
+  /// Opens a group. Throws UsageError if there is no `.zgroup`.
   [[nodiscard]] static ZarrGroup open(const std::string& path);
-  /// Makes the folder and its `.zgroup`; a group that stands already is opened.
+  /// Creates the folder and its `.zgroup`, or opens an existing group.
   static ZarrGroup create(const std::string& path);
 
   [[nodiscard]] const std::string& path() const { return path_; }

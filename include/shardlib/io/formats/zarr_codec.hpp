@@ -1,4 +1,4 @@
-// What stands between a zarr chunk's file and its elements: checksum, compressor, delta filter, byte order.
+// The steps between a zarr chunk's file and its elements: checksum, compressor, delta filter, byte order.
 #pragma once
 
 #include <cstddef>

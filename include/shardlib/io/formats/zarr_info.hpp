@@ -1,4 +1,4 @@
-// What `.zarray` says of a zarr v2 array.
+// The content of `.zarray`, which describes a zarr v2 array.
 #pragma once
 
 #include <optional>
@@ -19,17 +19,17 @@ struct ZarrCompressor {
 
 /// The filter "delta": differences of neighbours in the flattened chunk; integers only.
 struct ZarrDelta {
-  std::string dtype;   ///< of the values
-  std::string stored;  ///< of the differences ("astype"); as wide as dtype or narrower
+  std::string dtype;   ///< dtype of the values
+  std::string stored;  ///< dtype of the differences ("astype"); as wide as dtype or narrower
 };
 
-/// What `.zarray` says. Arrays are in C order.
+/// The content of `.zarray`. Arrays are in C order.
 struct ZarrInfo {
   Index shape;
   Index chunks;               ///< as many as shape, at least 1 each
   std::string dtype = "<f4";  ///< numpy's: byte order (< > |), kind (f i u b), bytes
   std::optional<ZarrDelta> delta = std::nullopt;  ///< the filter, if there is one
-  ZarrCompressor compressor = {};                 ///< of each chunk
+  ZarrCompressor compressor = {};                 ///< compressor of each chunk
   std::string fill_value = "0";  ///< JSON: a number, "NaN" in quotes, or null (then a missing chunk has no value)
   std::string separator = ".";   ///< between the places of a chunk in its file's name: "." or "/"
   bool checksum = false;         ///< a chunk's file begins with the CRC-32 of its other bytes: numcodecs' "crc32"

@@ -84,8 +84,7 @@ SHARDLIB_INLINE OutputFile::OutputFile(const std::string& path) : path_(path) {
   struct stat status {};
   // Its place is taken by renaming, which would replace a device too.
   if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
-    throw UsageError("cannot write '" + path +
-                     "': what is there is no regular file; move it away, or choose another path");
+    throw UsageError("cannot write '" + path + "': it is not a regular file; move it away, or choose another path");
   temporary_ = detail::temporary_name(path);
   descriptor_ = detail::create_file(temporary_);
   if (descriptor_ < 0) detail::fail_file("write", path_, errno);
@@ -130,7 +129,7 @@ SHARDLIB_INLINE void sync_path(const std::string& path) {
 SHARDLIB_INLINE void replace_folder(const std::string& from, const std::string& to) {
   if (::rename(from.c_str(), to.c_str()) == 0) return;
   if (errno != EEXIST && errno != ENOTEMPTY) detail::fail_file("rename '" + from + "' to", to, errno);
-  // Where the file system can swap the two, there is no moment without either.
+  // If the file system can swap the two folders, there is always one of them.
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) != 0) {
     const std::string aside = detail::temporary_name(to + ".old");
     rename_path(to, aside);

@@ -18,7 +18,7 @@ class DeepJson : public std::runtime_error {
 };
 
 /// Parses a JSON text. Throws DeepJson for one that nests deeper than `deepest_json`, nlohmann::json::exception for one
-/// that is no JSON; neither names a file. `watch` sees each event, as nlohmann's callbacks do.
+/// that is not JSON; neither names a file. `watch` sees each event, as nlohmann's callbacks do.
 template <class Json = nlohmann::json>
 Json parse_json(std::string_view text, const typename Json::parser_callback_t& watch = nullptr) {
   const typename Json::parser_callback_t limited = [&](int depth, typename Json::parse_event_t event, Json& value) {

@@ -59,7 +59,7 @@ inline Owner this_process() {
   return {hex(crc32c(as_bytes(name))), ::getpid(), start_of(::getpid()).value_or(0)};
 }
 
-/// A name beside `path` that no other process takes: "LATEST.tmp-1a2b3c4d-4242-987654-0".
+/// A name in the folder of `path` that no other process uses: "LATEST.tmp-1a2b3c4d-4242-987654-0".
 inline std::string temporary_name(const std::string& path) {
   static std::atomic<unsigned> names = 0;
   const Owner owner = this_process();
@@ -105,8 +105,8 @@ inline std::filesystem::file_time_type last_change(const std::filesystem::path& 
   return last;
 }
 
-/// Whether nobody writes this temporary any more. Of a process of another machine nobody here can know: a day without a
-/// change decides.
+/// Whether no process writes this temporary file any more. For a process of another machine this is unknown; then a day
+/// without a change decides.
 inline bool is_stale_temporary(const std::string& path) {
   const std::optional<Owner> owner = owner_of(path.substr(path.rfind('/') + 1));
   if (!owner) return false;

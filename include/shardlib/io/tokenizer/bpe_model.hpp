@@ -12,7 +12,7 @@
 
 namespace shardlib::io::detail {
 
-/// What stands for an id where there is none.
+/// The value for "no id".
 inline constexpr std::uint32_t no_token = 0xffffffffU;
 
 class BpeModel {
@@ -30,7 +30,7 @@ class BpeModel {
     };
     std::vector<Part> parts;
     std::vector<std::uint64_t> heap;
-    /// Before the parts of another piece, at most so many. Throws UsageError where they are too many.
+    /// Call it before the parts of another piece, at most `most` of them. Throws UsageError if they are too many.
     void start(std::size_t most);
     void add(std::uint32_t id) {
       const auto at = static_cast<std::uint32_t>(parts.size());
@@ -52,7 +52,7 @@ class BpeModel {
   }
   /// The token of these bytes, or no_token.
   [[nodiscard]] std::uint32_t find(std::string_view bytes) const;
-  /// Joins the parts of `joining`, and appends what is left of them.
+  /// Joins the parts of `joining`, and appends the ids of the remaining parts.
   void append_joined(Joining& joining, std::vector<std::uint32_t>& ids) const;
 
  private:

@@ -16,8 +16,8 @@ namespace shardlib::io {
 /// How a tokenizer spells its end of text, and what separates the documents of a text file.
 inline constexpr std::string_view end_of_text_mark = "<|endoftext|>";
 
-/// What the spelling of a special token within a text is, such as `end_of_text_mark`: `as_text` makes it ordinary
-/// characters (a user's text must not end a document), `allowed` the token's id.
+/// What to do with the spelling of a special token in a text, such as `end_of_text_mark`: `as_text` encodes its
+/// characters (a user's text must not end a document), `allowed` encodes it as the token.
 enum class Special { as_text, allowed };
 
 /// A tokenizer does not change after its construction: any number of threads may use one.
@@ -29,19 +29,19 @@ class Tokenizer {
 
   /// "bytes", "gpt2", or for other vocabularies "bpe-" and the first 12 digits of `fingerprint`.
   [[nodiscard]] const std::string& name() const { return name_; }
-  /// What a data set or checkpoint remembers its tokenizer by: equal where the encodings are equal.
+  /// Identifies the tokenizer in a data set or checkpoint. It is equal if the encodings are equal.
   [[nodiscard]] const std::string& fingerprint() const { return fingerprint_; }
-  /// Ids are below it.
+  /// All ids are below this number.
   [[nodiscard]] std::uint32_t vocabulary_size() const { return vocabulary_size_; }
   [[nodiscard]] std::uint32_t end_of_text() const { return end_of_text_; }  ///< the id that ends a document
 
   /// Appends the ids of `text`, which may be any bytes, to `ids`.
   void encode(std::string_view text, std::vector<std::uint32_t>& ids, Special special = Special::as_text) const;
   [[nodiscard]] std::vector<std::uint32_t> encode(std::string_view text, Special special = Special::as_text) const;
-  /// The bytes that the ids stand for: `decode(encode(text)) == text` for any bytes, unless a tokenizer.json changes
-  /// texts. Throws UsageError for an id that is not in the vocabulary.
+  /// Returns the bytes of the ids: `decode(encode(text)) == text` for any bytes, unless a tokenizer.json changes texts.
+  /// Throws UsageError for an id that is not in the vocabulary.
   [[nodiscard]] std::string decode(std::span<const std::uint32_t> ids) const;
-  /// Appends what the id stands for in the midst of a text: some encodings put a space before the first token.
+  /// Appends the bytes of an id within a text. Some encodings put a space before the first token only.
   void append_decoded(std::uint32_t id, std::string& text) const;
 
  protected:
@@ -71,11 +71,12 @@ class ByteTokenizer final : public Tokenizer {
 
 /// The tokenizer of a tokenizer.json. Its ids are those of transformers' `encode(text, add_special_tokens=False)`;
 /// `Special::as_text` is `split_special_tokens=True`. The end of text is the `eos_token` of the tokenizer_config.json
-/// beside the file; without one, the one special token with a known name, such as "</s>". Throws UsageError for what is
-/// not computed exactly, naming its key, Error where the file is damaged. `read_tokenizer_json("qwen/tokenizer.json")`
+/// in the same folder, or else the only special token with a known name, such as "</s>". Throws UsageError, which names
+/// the key, for a setting that is not computed exactly, and Error if the file is damaged.
+/// `read_tokenizer_json("qwen/tokenizer.json")`
 [[nodiscard]] std::shared_ptr<const Tokenizer> read_tokenizer_json(const std::string& path);
 
-/// What `load_tokenizer` takes, for the help of options.
+/// The arguments of `load_tokenizer`, for --help.
 inline constexpr std::string_view tokenizer_help =
     "\"bytes\", a tokenizer.json, GPT-2's r50k_base.tiktoken, or a folder with tokenizer.json or vocab.bpe";
 

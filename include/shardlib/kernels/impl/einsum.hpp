@@ -16,7 +16,7 @@
 #include "shardlib/device/exec.hpp"
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/gemm.hpp"
-#include "shardlib/kernels/impl/einsum_schedule.hpp"
+#include "shardlib/kernels/impl/einsum_loops.hpp"
 #include "shardlib/kernels/impl/reduce.hpp"
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/spec/dtype.hpp"
@@ -267,7 +267,7 @@ void einsum(const Exec& exec, const EinsumPlan& plan, AnyIn in, AnyOut out, cons
     const std::int64_t extent = index.lhs >= 0 ? lhs_shape[static_cast<std::size_t>(index.lhs)]
                                                : rhs_shape[static_cast<std::size_t>(index.rhs)];
     if (index.rhs >= 0 && rhs_shape[static_cast<std::size_t>(index.rhs)] != extent) {
-      throw Error("einsum: dim " + std::to_string(index.lhs) + " of lhs has extent " + std::to_string(extent) +
+      throw Error("einsum: dim " + std::to_string(index.lhs) + " of lhs has size " + std::to_string(extent) +
                   ", but dim " + std::to_string(index.rhs) + " of rhs, the same index, has " +
                   std::to_string(rhs_shape[static_cast<std::size_t>(index.rhs)]) + "; give them one size");
     }

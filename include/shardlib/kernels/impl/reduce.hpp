@@ -319,7 +319,7 @@ template <class AnyDType>
 void argmax(const Exec& exec, AnyDType dtype, const void* in, std::int64_t outer, std::int64_t n, std::int64_t inner,
             i32* out, std::int64_t padding) {
   const std::int64_t counted = n - padding;
-  if (counted == 0 && outer * inner > 0) throw Error("argmax: the dim has extent 0; it needs at least one element");
+  if (counted == 0 && outer * inner > 0) throw Error("argmax: the dim has size 0; it needs at least one element");
   visit_dtype(dtype, [&]<class T>(T) {
     using Acc = std::conditional_t<std::is_same_v<T, bool_>, u8, accumulator_t<T>>;
     exec.for_each(outer * inner, [&](std::int64_t item) {

@@ -56,7 +56,7 @@ SHARDLIB_INLINE void Pool::reset_peak() {
 SHARDLIB_INLINE void Pool::fail(std::size_t bytes) const {
   const std::size_t left = detail::left_bytes();
   if (region_->is_meta() && left < (std::size_t{1} << 30))
-    throw Error("out of memory: a dry run notes down each of its tensors, and " + std::to_string(left) +
+    throw Error("out of memory: a dry run records each of its tensors, and " + std::to_string(left) +
                 " bytes are left on this machine: use fewer layers or microbatches");
   // If enough memory is left, the limit is on addresses, or this is a dry run.
   throw Error("out of memory: " + std::to_string(bytes) + " bytes wanted, " + std::to_string(stats().live) +

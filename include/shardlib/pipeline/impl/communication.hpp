@@ -80,7 +80,7 @@ SHARDLIB_INLINE std::vector<Operations> communication_plan(const TaskLists& list
     }
   }
 
-  // The receives before each task. Going backwards, none stands behind one whose message is sent later.
+  // The receives before each task. Going backwards, no receive comes after one whose message is sent later.
   std::vector<std::vector<Operations>> receives;
   for (const auto& list : tasks) receives.emplace_back(list.size());
   for (const auto& [ends, messages] : sent) {
@@ -128,11 +128,11 @@ SHARDLIB_INLINE void check(const std::vector<Operations>& plan) {
         fail(what + ": there is no such other rank among " + std::to_string(plan.size()));
       if (operation.kind == Kind::send) {
         if (!done.contains(operation.task))
-          fail(what + " stands before " + to_string(operation.task) + ", which makes it");
+          fail(what + " comes before " + to_string(operation.task) + ", which makes it");
         sent[{rank, peer}].push_back(operation.message);
       } else {
         if (done.contains(operation.task))
-          fail(what + " stands behind " + to_string(operation.task) + ", which needs it");
+          fail(what + " comes after " + to_string(operation.task) + ", which needs it");
         waiting.insert(operation.task);
         received[{peer, rank}].push_back(operation.message);
       }

@@ -40,8 +40,8 @@ class Concatenation {
     kernels::Dims strides, whole = kernels::row_major(core::view(whole_->local));
     for (int i = is_new ? 1 : 0; i < whole.count; ++i) strides.push(whole[i]);
     const std::size_t element = size_of(part.dtype);
-    const std::int64_t extent = whole_->local[shape_.dim] / microbatches_;
-    const auto offset = static_cast<std::size_t>(microbatch * extent * whole[shape_.dim]) * element;
+    const std::int64_t size = whole_->local[shape_.dim] / microbatches_;
+    const auto offset = static_cast<std::size_t>(microbatch * size * whole[shape_.dim]) * element;
     kernels::copy_strided(part.device->exec(), element, core::view(part.local), part.data().data(),
                           kernels::row_major(core::view(part.local)), whole_->storage->buffer.data() + offset, strides);
   }

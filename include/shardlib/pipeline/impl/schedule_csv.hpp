@@ -97,7 +97,7 @@ SHARDLIB_INLINE Schedule read_csv(const std::string& path) {
   char block[4096];
   while (file.read(block, sizeof block), file.gcount() > 0) text.append(block, static_cast<std::size_t>(file.gcount()));
   if (!file.is_open() || file.bad())
-    throw UsageError("the schedule " + path + " cannot be read; is it a file that is there and may be read?");
+    throw UsageError("the schedule " + path + " cannot be read; check that it exists and is readable");
   return parse_csv(text, path);
 }
 

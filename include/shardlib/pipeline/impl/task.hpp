@@ -88,7 +88,7 @@ SHARDLIB_INLINE FusedTask parse_task(std::string_view text) {
     if (!task)
       throw UsageError(
           "`" + std::string(whole) +
-          "` is no task; write fwd_STAGE__MICROBATCH, bwd_, bwdA_ or bwdW_ likewise (numbers of up to 6 digits), "
+          "` is not a task; write fwd_STAGE__MICROBATCH, bwd_, bwdA_ or bwdW_ likewise (numbers of up to 6 digits), "
           "or FusedTask(...) of several, separated by commas");
     parts.push_back(*task);
     more = comma != rest.npos;

@@ -40,7 +40,7 @@ inline TimelinePanel panel_of(const std::string& name, std::vector<Interval> int
     interval.end -= first;
   }
   panel.makespan = last - first;
-  // Measured intervals may overlap a little; that is no negative bubble.
+  // Measured intervals may overlap a little; that is not a negative bubble.
   if (panel.makespan > 0) panel.bubble = std::max(0.0, 1 - busy / (panel.makespan * ranks));
   return panel;
 }

@@ -26,15 +26,15 @@ class Validation {
     const std::string what = to_string(task);
     const int stages = static_cast<int>(owners_.size());
     if (task.stage < 0 || task.stage >= stages)
-      fail(rank, what + " is of a stage that is not there: the stages are 0 to " + std::to_string(stages - 1) +
+      fail(rank, what + " is of a stage that does not exist: the stages are 0 to " + std::to_string(stages - 1) +
                      "; remove it, or make the schedule for more stages");
     if (task.microbatch < 0 || task.microbatch >= microbatches_)
-      fail(rank, what + " is of a microbatch that is not there: the microbatches are 0 to " +
+      fail(rank, what + " is of a microbatch that does not exist: the microbatches are 0 to " +
                      std::to_string(microbatches_ - 1) + "; remove it, or run more microbatches");
     if (const int owner = owners_[static_cast<std::size_t>(task.stage)]; owner != rank)
-      fail(rank, what + " stands here, but stage " + std::to_string(task.stage) + " belongs to rank " +
+      fail(rank, what + " is listed here, but stage " + std::to_string(task.stage) + " belongs to rank " +
                      std::to_string(owner) + ", which holds its weights; move it there");
-    if (has(task, task.kind)) fail(rank, what + " stands here twice; remove one");
+    if (has(task, task.kind)) fail(rank, what + " is listed here twice; remove one");
     if (task.kind == TaskKind::bwd || task.kind == TaskKind::bwdA) {
       need(rank, task, TaskKind::fwd, "the backward pass needs what the forward pass has kept");
       const TaskKind other = task.kind == TaskKind::bwd ? TaskKind::bwdA : TaskKind::bwd;
@@ -84,7 +84,7 @@ class Validation {
   }
 
   [[noreturn]] void fail_double(int rank, const Task& task, TaskKind other) const {
-    fail(rank, to_string(task) + " stands behind " + to_string(Task{other, task.stage, task.microbatch}) +
+    fail(rank, to_string(task) + " comes after " + to_string(Task{other, task.stage, task.microbatch}) +
                    ": bwd is bwdA and bwdW in one, so the gradients would count twice; keep one of the two forms");
   }
 
@@ -106,7 +106,7 @@ SHARDLIB_INLINE void validate(std::string_view name, const TaskLists& lists, con
   const int ranks = static_cast<int>(lists.size());
   for (std::size_t stage = 0; stage < owners.size(); ++stage)
     if (owners[stage] < 0 || owners[stage] >= ranks)
-      throw UsageError(title + ": stage " + std::to_string(stage) + " stands on no rank; there are " +
+      throw UsageError(title + ": stage " + std::to_string(stage) + " is on no rank; there are " +
                        std::to_string(ranks) + " lists of tasks, so give it to a rank from 0 to " +
                        std::to_string(ranks - 1));
   for (int rank = 0; rank < ranks; ++rank)

@@ -1,4 +1,4 @@
-// This device's rows of the batches of a run, and the shares that their tokens have in the loss.
+// This device's rows of the batches of a run, and the shares of their tokens in the loss.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 
 namespace shardlib::run::detail {
 
-/// The reduction of one number of each device, everywhere the same.
+/// Reduces one number of each device; the result is the same everywhere.
 inline double reduce(const std::shared_ptr<Device>& device, double value, Reduction op, Site site = Site::current()) {
   if (device->size() == 1) return value;
   Pool& pool = *device->host_pool();
@@ -30,7 +30,7 @@ inline double reduce(const std::shared_ptr<Device>& device, double value, Reduct
   return *received.as<double>();
 }
 
-/// Which of how many equal parts of a batch is this device's.
+/// Which of several equal parts of a batch is this device's.
 struct BatchPlace {
   std::int64_t index = 0, parts = 1;
 
@@ -42,18 +42,18 @@ struct BatchPlace {
   }
 };
 
-/// The batches of one run, read ahead. `Batches(device, training, data)`
+/// The batches of one run, read ahead: `Batches(device, training, data)`.
 class Batches {
  public:
   Batches(const std::shared_ptr<Device>& device, const Training& training, const Data& data)
       : device_(device), training_(training), data_(data), place_(*device, training) {}
 
-  /// From now on `microbatches` is asked for `step` and those after it; step s trains on batch s + skipped.
+  /// From now on `microbatches` is called for `step` and those after it; step s trains on batch s + skipped.
   void seek(std::int64_t step, std::int64_t skipped) {
     ahead_.reset();
     ahead_.emplace(reader(skipped), step * training_.microbatches);
   }
-  /// The parts of a step's batch. Weights, of all parts on all devices, add up to 1.
+  /// The microbatches of a step. The weights add up to 1 over all of them and all devices.
   [[nodiscard]] std::vector<io::TokenBatch> microbatches(std::int64_t step) {
     std::vector<io::TokenBatch> parts;
     for (std::int64_t i = 0; i < training_.microbatches; ++i)
@@ -61,7 +61,7 @@ class Batches {
     if (data_.train || !training_.text_stream.empty()) share_loss(parts);
     return parts;
   }
-  /// The mean loss of the tokens of validation.
+  /// The mean loss of the tokens of the validation batches.
   [[nodiscard]] double validation_loss(const std::function<double(const io::TokenBatch&)>& loss_of) const {
     const io::Loader& loader = *data_.validation;
     const std::int64_t batches = std::min(training_.validation_batches, loader.steps_per_epoch());
@@ -76,12 +76,12 @@ class Batches {
   }
 
  private:
-  /// This device's rows of one of `parts` parts of a batch.
+  /// This device's rows of a batch that is cut into `parts` parts.
   io::TokenBatch rows(const io::Loader& loader, std::int64_t step, std::int64_t part, std::int64_t parts) const {
     const std::int64_t mine = training_.batch / parts / place_.parts;
     return loader.rows(step, part * training_.batch / parts + place_.index * mine, mine);
   }
-  /// Microbatches of training, numbered through.
+  /// Returns a microbatch of training; they are numbered across steps.
   io::ReadAhead::Make reader(std::int64_t skipped) {
     const std::int64_t parts = training_.microbatches;
     if (data_.train)
@@ -100,8 +100,8 @@ class Batches {
     return [stream = stream_](std::int64_t) { return stream->next(); };
   }
 
-  /// Turns the weights of a step's rows into shares of its loss: all of them, on all devices, then add up to 1. Returns
-  /// the number of tokens that count. Sums of whole numbers: the same on every mesh.
+  /// Turns the weights of a step's rows into shares of its loss, which add up to 1 over all rows and devices. Returns
+  /// the number of tokens that count. The sums are of whole numbers, so they are the same on every mesh.
   double share_loss(std::span<io::TokenBatch> parts) const {
     double mine = 0;
     for (const io::TokenBatch& rows : parts) mine += std::accumulate(rows.weights.begin(), rows.weights.end(), 0.0);
@@ -116,7 +116,7 @@ class Batches {
   const Training& training_;
   const Data& data_;
   BatchPlace place_;
-  std::shared_ptr<io::TextStream> stream_;  ///< goes on where the run does not
+  std::shared_ptr<io::TextStream> stream_;  ///< its position is not part of a checkpoint
   std::optional<io::ReadAhead> ahead_;
 };
 

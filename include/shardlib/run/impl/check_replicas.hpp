@@ -25,7 +25,7 @@
 
 namespace shardlib::run::detail {
 
-/// What a device says of one leaf or number: plain data, for the other devices to read.
+/// What a device reports of one leaf or number. Plain data, which the other devices read.
 struct Checksum {
   std::uint64_t name = 0, value = 0;
 };
@@ -35,19 +35,19 @@ inline std::uint64_t checksum_of(const shardlib::detail::Value& leaf) {
   return io::crc32c(std::span(shard.data(), leaf.bytes()));
 }
 
-/// Of the device `rank`, by the mesh's axes.
-inline std::vector<int> coordinates(const Device& device, int rank) {
+/// The axis indices of the device `rank`.
+inline std::vector<int> axis_indices(const Device& device, int rank) {
   std::vector<int> result(device.axes().size());
   for (std::size_t i = result.size(); i-- > 0; rank /= device.axes()[i].size) result[i] = rank % device.axes()[i].size;
   return result;
 }
 
-/// Whether devices along the axis hold the same of a leaf. A number has no spec: it is the same on all.
+/// Whether devices along the axis hold the same values of a leaf. A number has no spec, and is the same on all devices.
 inline bool is_replicated(const TensorSpec* spec, std::string_view axis) {
   return spec == nullptr || spec->placement(axis).kind == Placement::replicated;
 }
 
-/// "devices 0, 2, 3 hold one value, device 1 another"; nothing where all hold one.
+/// "devices 0, 2, 3 hold one value, device 1 another", or nothing if all hold the same.
 inline std::string disagreement(const std::vector<std::pair<int, std::uint64_t>>& copies) {
   std::vector<std::pair<std::uint64_t, std::vector<int>>> by_value;
   for (const auto& [rank, value] : copies) {
@@ -87,13 +87,13 @@ SHARDLIB_INLINE void check_replicas(Device& device, const io::detail::NamedValue
     }
     return std::nullopt;
   };
-  // How the copies of what this device has differ; nothing if they do not.
+  // Describes how the replicas of this device's values differ; empty if they do not.
   const auto differs = [&](const std::string& name, const TensorSpec* spec) {
-    const std::vector<int> here = coordinates(device, device.rank());
+    const std::vector<int> here = axis_indices(device, device.rank());
     std::vector<std::pair<int, std::uint64_t>> copies;
     std::vector<bool> along(here.size());
     for (int rank = 0; rank < device.size(); ++rank) {
-      const std::vector<int> there = coordinates(device, rank);
+      const std::vector<int> there = axis_indices(device, rank);
       bool same_shard = true;
       for (std::size_t i = 0; i < here.size(); ++i)
         same_shard = same_shard && (there[i] == here[i] || is_replicated(spec, device.axes()[i].name));
@@ -121,7 +121,7 @@ SHARDLIB_INLINE void check_replicas(Device& device, const io::detail::NamedValue
          differs(name, leaf->spec));
   }
   if (more > 0) found += fmt::format("; {} more differ{}", more, more == 1 ? "s" : "");
-  // A device sees the copies of what it holds itself; all throw what the first of them has seen.
+  // Each device compares the replicas of its own values. All throw what the first device has found.
   for (const std::string& difference : io::gather_texts(device, found)) {
     if (!difference.empty())
       throw Error(fmt::format(

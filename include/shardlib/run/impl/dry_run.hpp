@@ -20,7 +20,7 @@ namespace shardlib::run {
 
 namespace detail {
 
-/// The machine that --plan-flops and the options beside it describe; nothing where there is none.
+/// The machine of --plan-flops and the related options; empty if they are not given.
 inline std::optional<Machine> planned_machine(const Training& t, const std::vector<AxisSize>& mesh) {
   if (t.plan_flops == 0) {
     if (t.plan_efficiency != 1 || t.plan_memory > 0 || !t.plan_bandwidth.empty() || !t.plan_latency.empty())
@@ -48,7 +48,7 @@ inline std::optional<Machine> planned_machine(const Training& t, const std::vect
 
 SHARDLIB_INLINE bool dry_run(const Training& training, const std::vector<AxisSize>& mesh, const DeviceBody& body,
                              const DeviceBody& layer, std::string_view stage_axis) {
-  // Under mpirun one rank is enough: nothing is sent.
+  // Under mpirun one rank does this, because nothing is sent.
   const bool speaks = world_rank() == 0;
   const std::optional<Machine> machine = detail::planned_machine(training, mesh);
   if (machine && !stage_axis.empty() && std::ranges::find(mesh, stage_axis, &AxisSize::name)->size > 1)

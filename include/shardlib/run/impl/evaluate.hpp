@@ -29,12 +29,12 @@ inline Question question_of(std::string_view line) {
   };
   Question question;
   const json &context = at("ctx"), &endings = at("endings"), &label = at("label");
-  if (!context.is_string()) throw Error("\"ctx\" is no text");
+  if (!context.is_string()) throw Error("\"ctx\" is not a text");
   question.context = context.get<std::string>();
-  if (!endings.is_array() || endings.size() < 2) throw Error("\"endings\" is no list of two texts or more");
+  if (!endings.is_array() || endings.size() < 2) throw Error("\"endings\" is not a list of two texts or more");
   for (const json& ending : endings) {
     if (!ending.is_string() || ending.get_ref<const std::string&>().empty())
-      throw Error("\"endings\" has an entry that is no text, or an empty one");
+      throw Error("\"endings\" has an entry that is not a text, or an empty one");
     question.endings.push_back(ending.get<std::string>());
   }
   // Some copies of HellaSwag have the number as a text.
@@ -64,7 +64,7 @@ SHARDLIB_INLINE std::vector<Question> read_questions(const std::string& path) {
       throw UsageError(fmt::format("{}:{}: {}", path, number, error.what()));
     } catch (const std::exception&) {
       throw UsageError(
-          fmt::format("{}:{}: the line is no JSON object: give a file with one question a line", path, number));
+          fmt::format("{}:{}: the line is not a JSON object: give a file with one question a line", path, number));
     }
   }
   if (questions.empty()) throw UsageError(fmt::format("'{}' has no question", path));
@@ -84,7 +84,7 @@ SHARDLIB_INLINE EndingRow row_of(const io::Tokenizer& tokenizer, const std::stri
   constexpr std::string_view white = " \t\n\r";
   const bool has_space = white.find(ending.front()) != std::string_view::npos ||
                          (!context.empty() && white.find(context.back()) != std::string_view::npos);
-  // A first token that nothing stands before has no likelihood.
+  // A first token without a token before it has no likelihood.
   const std::int64_t added = add((has_space ? "" : " ") + ending), count = std::min(added, std::ssize(tokens) - 1);
   if (count > length)
     throw UsageError(fmt::format("the ending '{}' has {} tokens, more than a row of {}: choose a longer --seq",

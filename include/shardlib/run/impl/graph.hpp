@@ -24,8 +24,8 @@ namespace shardlib::run {
 
 namespace detail {
 
-/// Collects the nodes and edges of a dry run. Shards are known by their addresses; as those are used again, a shard
-/// belongs to the op that wrote there last.
+/// Collects the nodes and edges of a dry run. Shards are identified by their addresses. Addresses are reused, so a
+/// shard belongs to the op that wrote there last.
 class Graph {
  public:
   void add(const shardlib::detail::OpReport& ran, shardlib::detail::ProgramState::Pass pass) {
@@ -33,7 +33,7 @@ class Graph {
     const bool backward = pass == shardlib::detail::ProgramState::Pass::backward;
     using Read = shardlib::detail::OpRead;
     const auto& reads = ran.work.reads;
-    // Also where the op below turns out to be no work: its result would hide what the shard was called before.
+    // Also if the op below costs nothing: its result would hide the shard's earlier name.
     for (const Read& read : reads)
       if (!read.what.empty() && !producers_.contains(read.shard)) producers_[read.shard] = input(read);
     if (shardlib::detail::only_named(ran)) return;

@@ -29,7 +29,7 @@ SHARDLIB_INLINE HuggingFaceConfig::HuggingFaceConfig(const std::string& folder) 
   constexpr std::uint64_t largest = 10'000'000;
   const auto fail = [&](const std::string& why) { throw Error("'" + path_ + "': " + why); };
   const io::InputFile file(path_);
-  if (file.size() > largest) fail("it has more than 10 MB: it is no model's config.json");
+  if (file.size() > largest) fail("it has more than 10 MB: it is not a model's config.json");
   io::Bytes text(file.size());
   file.read(0, text);
   std::string object, twice;  // the object that is read, and a key that it has twice
@@ -45,7 +45,7 @@ SHARDLIB_INLINE HuggingFaceConfig::HuggingFaceConfig(const std::string& folder) 
   try {
     config = io::detail::parse_json(io::as_text(text), watch);
   } catch (const std::exception&) {
-    fail("it is no JSON: it is no model's config.json, or it is damaged");
+    fail("it is not JSON: it is not a model's config.json, or it is damaged");
   }
   if (!config.is_object()) fail("it must be a JSON object");
   if (!twice.empty()) fail("it has '" + shardlib::detail::excerpt(twice) + "' twice");
@@ -162,7 +162,7 @@ SHARDLIB_INLINE void require_writable_folder(const std::string& folder, const st
   std::error_code ignored;
   if (io::file_exists(folder) && !std::filesystem::is_directory(folder, ignored))
     throw UsageError(
-        fmt::format("{}: '{}' is no folder, but a model is a folder of files: choose another path", option, folder));
+        fmt::format("{}: '{}' is not a folder, but a model is a folder of files: choose another path", option, folder));
   try {
     io::make_folders(folder);
   } catch (const Error& error) {
@@ -192,7 +192,7 @@ SHARDLIB_INLINE void note_loaded(const Training& training, const Data& data, con
   const std::string& run = training.directory;
   const bool trains_them = training.frozen_weights.empty();
   if (trains_them && !run.empty() && io::file_exists(run) && !io::list_checkpoints(run + "/checkpoints").empty())
-    fmt::print("note: the run in '{}' has a checkpoint, and its weights are used: those of --load '{}' are not\n", run,
+    fmt::print("note: the run in '{}' has a checkpoint, so its weights are used, not those of --load '{}'\n", run,
                loaded);
   const auto ids = static_cast<std::int64_t>(data.tokenizer->vocabulary_size());
   if (training.tokenizer == Training().tokenizer && ids != data.vocabulary)

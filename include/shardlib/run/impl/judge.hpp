@@ -1,4 +1,4 @@
-// What becomes of a step whose loss or gradient norm is not finite, or leaps.
+// Decides about a step whose loss or gradient norm is not finite or is a spike.
 #pragma once
 
 #include <fmt/format.h>
@@ -15,14 +15,14 @@
 
 namespace shardlib::run::detail {
 
-/// Decides whether a step may update. The loss and the gradient norm are the same on all devices, so the devices decide
-/// alike without a word.
+/// Decides whether a step may update. The loss and the gradient norm are the same on all devices, so all devices decide
+/// alike without communication.
 class Judge {
  public:
   /// What the loop has to do after a step.
   enum class Verdict { accepted, skipped, rewind, distrust_checkpoint };
   static constexpr int most_skips = 10, most_rewinds = 3;
-  static constexpr std::int64_t first_steps = 10;  ///< after a checkpoint, in which its state shows whether it is good
+  static constexpr std::int64_t first_steps = 10;  ///< steps after a checkpoint that show whether its state is good
 
   /// A step that was accepted.
   struct Step {
@@ -33,7 +33,7 @@ class Judge {
   explicit Judge(const Training& training)
       : training_(training), window_(training.spike_window, training.spike_deviations) {}
 
-  /// The run goes on from this step, after those. `resumed`: from a checkpoint of an earlier process.
+  /// The run continues at this step, after those records. `resumed`: from a checkpoint of an earlier process.
   void begin(std::int64_t step, std::span<const Step> before, bool resumed) {
     window_.clear();
     for (const Step& other : before)
@@ -43,7 +43,7 @@ class Judge {
   }
   [[nodiscard]] bool watches() const { return training_.on_spike != "none"; }
 
-  /// Step::accepts. Throws Error where nothing else is to be done.
+  /// Implements Step::accepts. Throws Error if --on-spike has no other action.
   bool accepts(const StepResult& result, std::int64_t step) {
     const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
     const std::string spike = finite && watches() ? window_.spike(result.loss, result.grad_norm) : "";
@@ -69,9 +69,9 @@ class Judge {
 
   [[nodiscard]] Verdict verdict() const { return verdict_; }
   [[nodiscard]] const std::string& why() const { return why_; }
-  /// The checkpoint of an earlier process is trusted once: what follows from the one before it is the run's own.
+  /// A checkpoint of an earlier process is set aside only once. After that, trouble is the run's own.
   void trust() { resumed_at_.reset(); }
-  /// Notes that the run goes back to this checkpoint. Throws Error where that has not helped before.
+  /// Records that the run goes back to this checkpoint. Throws Error if that has not helped before.
   void rewinds(std::int64_t step, std::int64_t to) {
     rewinds_ = to == rewound_to_ ? rewinds_ + 1 : 1;
     rewound_to_ = to;

@@ -104,7 +104,7 @@ std::vector<T> read_objects(const std::string& path) {
       read_object(io::detail::parse_json<nlohmann::ordered_json>(line), object);
       objects.push_back(std::move(object));
     } catch (const std::exception&) {
-      throw Error(fmt::format("{}:{}: this is no record of a run: {}; remove the line or choose another run", path,
+      throw Error(fmt::format("{}:{}: this is not a record of a run: {}; remove the line or choose another run", path,
                               number, line.substr(0, 60)));
     }
   });
@@ -179,7 +179,7 @@ SHARDLIB_INLINE void JsonLines::fail(const char* what) const {
 }
 
 SHARDLIB_INLINE bool JsonLines::lock() {
-  // Some file systems have no locks at all; there, two processes cannot be told apart and the run goes on.
+  // Some file systems have no locks. There two processes cannot be told apart, and the run goes on.
   return ::flock(file_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
 }
 
@@ -210,7 +210,7 @@ SHARDLIB_INLINE JsonLines::Cut JsonLines::cut(std::int64_t step) {
       return;
     }
     if (!at)
-      throw Error(fmt::format("{}:{}: this is no record of a run: {}; remove the line or choose another run", path_,
+      throw Error(fmt::format("{}:{}: this is not a record of a run: {}; remove the line or choose another run", path_,
                               number, line.substr(0, 60)));
     if (*at >= step || cut.lines > 0) {
       ++cut.lines;
@@ -236,7 +236,7 @@ SHARDLIB_INLINE bool JsonLines::write_waiting() {
     if (wrote < 0 && errno == EINTR) continue;
     if (wrote < 0) {
       const int error = errno;
-      // Lines that the file has in full stay; of one that it has in part, nothing.
+      // Keeps complete lines and removes a partial one.
       const std::size_t whole = done == 0 ? std::string::npos : waiting_.rfind('\n', done - 1);
       const std::size_t kept = whole == std::string::npos ? 0 : whole + 1;
       if (regular && ::ftruncate(file_, status.st_size + static_cast<off_t>(kept)) != 0) fail("cut");

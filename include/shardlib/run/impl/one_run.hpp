@@ -1,4 +1,4 @@
-// Whether all ranks run one program on one data set, from one folder.
+// Checks that all ranks run one program on one data set, from one folder.
 #pragma once
 
 #include <fmt/format.h>
@@ -30,8 +30,8 @@ inline std::optional<std::array<std::string, 2>> difference(const std::string& a
   return std::nullopt;
 }
 
-/// Throws UsageError, the same on all devices, unless they run the same program on the same data: ranks that were
-/// started with other settings would train without a word, each its own model.
+/// Throws UsageError, the same on all devices, unless they run the same program on the same data. Ranks with other
+/// settings would otherwise train silently, each its own model.
 inline void require_one_run(const std::shared_ptr<Device>& device, const Training& training,
                             const std::string& configuration, const Data& data) {
   if (device->size() == 1) return;

@@ -1,4 +1,4 @@
-// How option values are read, checked and written. TOML is read by toml++, which keeps types and lines.
+// Reads, checks and writes option values. toml++ reads TOML, and keeps types and lines.
 #pragma once
 
 #include <fmt/format.h>
@@ -26,7 +26,7 @@
 #include <toml++/toml.h>
 #pragma pop_macro("NDEBUG")
 
-#include "shardlib/run/rule.hpp"
+#include "shardlib/run/validator.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/excerpt.hpp"
 #include "shardlib/support/print.hpp"
@@ -64,7 +64,7 @@ inline bool in_range(double x, const Validator& validator) {
          (validator.exclusive_most ? x < validator.most : x <= validator.most);
 }
 
-/// The whole text as a number of type T; nothing else before or behind it, no overflow.
+/// Parses the whole text as a number of type T. Fails if there is other text or an overflow.
 template <class T>
 bool parse_number(const std::string& text, T& value) {
   const char* const end = text.data() + text.size();
@@ -110,7 +110,7 @@ struct ExpectedText {
   }
 };
 
-/// Sets the target from texts; false when one of them is no such value.
+/// Sets the target from texts; false when one of them is not such a value.
 struct Assign {
   const std::vector<std::string>& texts;
   const Validator& validator;
@@ -148,7 +148,7 @@ inline toml::table parse_toml(std::string_view text, const std::string& name) {
   try {
     return toml::parse(text, name);
   } catch (const toml::parse_error& error) {
-    throw UsageError(fmt::format("{}:{}: this is no TOML: {}", name, error.source().begin.line,
+    throw UsageError(fmt::format("{}:{}: this is not TOML: {}", name, error.source().begin.line,
                                  shardlib::detail::excerpt(error.description(), 200)));
   }
 }

@@ -85,7 +85,7 @@ SHARDLIB_INLINE bool Options::has_settings() const {
 
 namespace detail {
 
-/// "N", "FILE", "a|b": what stands behind the option's name in --help; nothing for a flag.
+/// The text after the option's name in --help: "N", "FILE", "a|b"; nothing for a flag.
 struct ValueName {
   const Validator& validator;
   [[nodiscard]] std::string or_else(const char* other) const {
@@ -101,7 +101,7 @@ struct ValueName {
   std::string operator()(const bool*) const { return ""; }
 };
 
-/// "(default 300 steps; at least 1)": only what says something.
+/// "(default 300 steps; at least 1)", without parts that say nothing.
 inline std::string facts(const Validator& validator, const std::string& default_text) {
   std::string text;
   const auto fact = [&](const std::string& one) {
@@ -120,7 +120,7 @@ inline std::string facts(const Validator& validator, const std::string& default_
   return text.empty() ? "" : " (" + text + ")";
 }
 
-/// Two columns: the name, and the text wrapped beside it; below it where the name is too long.
+/// Formats two columns: the name, and the wrapped text beside it, or below it if the name is too long.
 inline std::string two_columns(const std::string& left, const std::string& text, std::size_t width) {
   constexpr std::size_t column = 30;
   std::string out = "  " + left;

@@ -1,5 +1,5 @@
-// Definitions of options.hpp: reading the command line, the file and the preset. The command line is split here and not
-// by a library: CLI11's checks let NaN through and clamp what overflows, and its help, files and errors would be
+// Definitions of options.hpp: reads the command line, the file and the preset. The command line is split here and not
+// by a library: CLI11's checks let NaN through and clamp numbers that overflow, and its help, files and errors would be
 // unused.
 #pragma once
 
@@ -86,7 +86,7 @@ SHARDLIB_INLINE Options::Request Options::read_command_line(int argc, const char
         detail::bad_option(name + " needs a value, as in " + name + "=VALUE");
       value = words[++i];
     }
-    if (detail::as_utf8(value) != value) detail::bad_option(name + ": the value is no valid UTF-8");
+    if (detail::as_utf8(value) != value) detail::bad_option(name + ": the value is not valid UTF-8");
     if (is_config || is_preset) {
       if (value.empty()) detail::bad_option(name + " needs a value, as in " + name + "=VALUE");
       if (is_config) request.configs.push_back(value);
@@ -121,7 +121,7 @@ SHARDLIB_INLINE std::vector<Options::Setting> Options::read_config(const std::st
     const std::size_t index = find(name, true);
     if (index == none || options_[index].validator.command_line_only) {
       if (index != none)
-        throw UsageError(fmt::format("{}: '{}' is no setting of a file: give {} on the command line", place(key),
+        throw UsageError(fmt::format("{}: '{}' is not a setting of a file: give {} on the command line", place(key),
                                      shardlib::detail::excerpt(name), options_[index].name));
       std::vector<std::string> keys;
       for (const Option& option : options_) {
@@ -167,7 +167,7 @@ SHARDLIB_INLINE std::vector<Options::Setting> Options::read_config(const std::st
                                      shardlib::detail::excerpt(detail::line_of(node))));
       if (!request.preset.empty() && request.preset != text->get())
         throw UsageError(
-            fmt::format("{} {}: {} has the preset '{}' already, and what a file sets wins over a preset; remove one "
+            fmt::format("{} {}: {} already has the preset '{}', and settings of a file override a preset; remove one "
                         "of them",
                         request.preset_place, request.preset, place(key), shardlib::detail::excerpt(text->get())));
       request.preset = text->get();

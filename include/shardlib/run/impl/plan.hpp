@@ -33,7 +33,7 @@ inline std::string short_bytes(std::int64_t bytes) {
   return short_number(static_cast<double>(bytes)) + "B";
 }
 
-/// Bytes of the shards that an op has read and written; a shard that is read twice counts once.
+/// The bytes of the shards that an op has read and written; a shard that is read twice counts once.
 inline std::int64_t touched(const shardlib::detail::OpReport& ran) {
   if (shardlib::detail::only_named(ran)) return 0;
   std::vector<const void*> seen;

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "shardlib/run/quantity.hpp"
+#include "shardlib/run/unit.hpp"
 #include "shardlib/support/print.hpp"
 
 namespace shardlib::run::detail {

@@ -13,7 +13,7 @@
 #include <optional>
 
 #include "shardlib/run/impl/option_values.hpp"
-#include "shardlib/run/quantity.hpp"
+#include "shardlib/run/unit.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::run {
@@ -96,7 +96,7 @@ SHARDLIB_INLINE std::vector<double> for_each_axis(const AxisOption& option, cons
   const auto number = [&](const std::string& digits) {
     double value = 0;
     if (!detail::parse_number(digits, value) || !std::isfinite(value) || value < option.least)
-      fail(fmt::format("'{}' is no {}", digits, option.number));
+      fail(fmt::format("'{}' is not a {}", digits, option.number));
     return value;
   };
   if (text.find('=') == std::string::npos) return std::vector<double>(mesh.size(), number(text));
@@ -107,7 +107,7 @@ SHARDLIB_INLINE std::vector<double> for_each_axis(const AxisOption& option, cons
     const std::size_t equals = std::min(entry.find('='), entry.size());
     const std::string name = entry.substr(0, equals);
     const auto axis = std::ranges::find(mesh, name, &AxisSize::name);
-    if (axis == mesh.end()) fail("'" + name + "' is no axis");
+    if (axis == mesh.end()) fail("'" + name + "' is not an axis");
     std::optional<double>& value = given[static_cast<std::size_t>(axis - mesh.begin())];
     if (value) fail("axis " + name + " is given twice");
     value = number(entry.substr(std::min(equals + 1, entry.size())));

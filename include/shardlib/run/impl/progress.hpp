@@ -24,7 +24,7 @@ SHARDLIB_INLINE Terminal terminal_of(int file) {
     return value != nullptr && *value != '\0' ? std::string_view(value) : std::string_view();
   };
   Terminal terminal;
-  // Open MPI gives its ranks terminals of its own, wherever its output goes: a file would fill with escape codes.
+  // Open MPI gives its ranks terminals of its own, whatever its output is. A file would fill with escape codes.
   if (::isatty(file) == 0 || !set("OMPI_COMM_WORLD_RANK").empty()) return terminal;
   terminal.live = set("TERM") != "dumb";
   terminal.color = terminal.live && set("NO_COLOR").empty();
@@ -43,7 +43,7 @@ SHARDLIB_INLINE std::string duration_text(double seconds) {
 
 namespace detail {
 
-/// A part of the line; where the terminal is narrow those of the highest rank go first.
+/// A part of the line. On a narrow terminal, parts with the highest rank are dropped first.
 struct ProgressField {
   std::string text;
   int rank = 0;

@@ -27,7 +27,7 @@ namespace shardlib::run {
 
 namespace detail {
 
-/// All that a run's folder holds.
+/// The contents of a run's folder.
 struct RunData {
   std::string name, path;
   int color = 0;
@@ -43,7 +43,7 @@ inline RunData read_run(const std::string& path) {
   if (fs::is_directory(path)) {
     const std::string metrics = path + "/metrics.jsonl", samples = path + "/samples.jsonl",
                       config = path + "/config.toml";
-    if (!fs::exists(metrics)) throw UsageError("the folder '" + path + "' is no run: it has no metrics.jsonl");
+    if (!fs::exists(metrics)) throw UsageError("the folder '" + path + "' is not a run: it has no metrics.jsonl");
     run.records = read_records(metrics);
     if (fs::exists(samples)) run.samples = read_samples(samples);
     if (fs::exists(config)) run.config = config_entries_of_file(config);
@@ -115,7 +115,7 @@ inline std::string loss_chart(const std::vector<RunData>& runs) {
   return to_html(chart);
 }
 
-/// Where the time of a step goes; what the parts leave is "other". Empty where the run has no parts.
+/// Where the time of a step goes. The rest is "other". Empty if the run has no parts.
 inline std::string breakdown_chart(const RunData& run, bool alone) {
   StackedChart chart{"breakdown" + std::to_string(run.color),
                      alone ? "Time of a step" : "Time of a step, " + run.name,
@@ -207,7 +207,7 @@ inline std::string summary_table(const std::vector<RunData>& runs) {
   return out + "</table></div>\n";
 }
 
-/// What runs have done out of turn: resumed, skipped a step, gone back. The newest of many.
+/// Unusual actions of the runs: resumed, skipped a step, went back. If there are many, only the newest.
 inline std::string events_section(const std::vector<RunData>& runs) {
   constexpr std::size_t most = 50;
   std::string out;

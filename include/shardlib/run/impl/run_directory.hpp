@@ -55,7 +55,7 @@ inline std::vector<std::string> command_line() {
 SHARDLIB_INLINE RunDirectory::RunDirectory(std::string path, std::string config, Resume resume, bool writer)
     : path_(std::move(path)), config_text_(std::move(config)), writer_(writer) {
   namespace fs = std::filesystem;
-  if (path_.empty()) throw UsageError("the run directory has no name");
+  if (path_.empty()) throw UsageError("the path of the run directory is empty");
   if (!writer_) return;
   std::error_code error;
   fs::create_directories(path_, error);
@@ -74,7 +74,7 @@ SHARDLIB_INLINE RunDirectory::RunDirectory(std::string path, std::string config,
     throw UsageError("the run directory '" + path_ +
                      "' holds metrics.jsonl but no config.toml: choose another one, or move the file away");
   if (resumed_ && resume == Resume::never)
-    throw UsageError("the run directory '" + path_ + "' holds a run already: choose another one, or resume that run");
+    throw UsageError("the run directory '" + path_ + "' already holds a run: choose another one, or resume that run");
   if (resumed_) {
     changes_ = config_changes(config_entries_of_file(this->config()),
                               config_entries(config_text_, "the present configuration"));
@@ -129,7 +129,7 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::note_start(std::int64_t s
     } catch (const std::exception&) {  // it says where the run has been; the run does not need it
       const std::string aside = detail::free_name(starts());
       io::rename_path(starts(), aside);
-      notes.push_back("run.json is no list of starts any more: it is now " + aside + ", and a new one begins");
+      notes.push_back("run.json is no longer a list of starts: it is now " + aside + ", and a new one begins");
       all = json::array();
     }
   }

@@ -1,4 +1,4 @@
-// What a checkpoint says about the run that saved it, and whether a run may go on from there.
+// What a checkpoint says about the run that saved it, and whether a run may resume from it.
 #pragma once
 
 #include <fmt/format.h>
@@ -25,9 +25,9 @@ inline std::string loader_hash(const io::Loader* loader, const std::string& none
   return loader != nullptr ? fmt::format("{:016x}", loader->identity()) : none;
 }
 
-/// Settings of `declare` that a run may change when it goes on: they leave the steps as they are, but for the order of
-/// sums. What --data and the options beside it name is compared by its contents. --steps moves the end of the learning
-/// rate's schedule, and asking for more steps is how a run goes on.
+/// Settings of `declare` that may change when a run resumes: they change at most the order of sums. The contents of
+/// --data and the related options are compared instead of their paths. --steps moves the end of the learning rate's
+/// schedule, but more steps are the usual reason to resume.
 // clang-format off
 inline constexpr std::string_view free_settings[] = {
     "preset", "data", "validation_data", "stream", "tokenizer", "mesh", "steps", "microbatches", "save_every", "keep",
@@ -35,7 +35,7 @@ inline constexpr std::string_view free_settings[] = {
     "sample_every", "max_tokens", "sample_begin", "prompt", "top_k", "top_p", "stop", "samples", "temperature"};
 // clang-format on
 
-/// The settings that decide the curve, by their names without their sections: the program's own as well.
+/// The settings that decide the curve, by their names without sections, those of the program included.
 inline std::map<std::string, std::string> curve_settings(const Training& training, const std::string& configuration) {
   std::map<std::string, std::string> settings;
   for (const ConfigEntry& entry : config_entries(configuration, "the present configuration")) {
@@ -69,7 +69,7 @@ inline RunIdentity run_identity(const Training& training, const Data& data, cons
   return identity;
 }
 
-/// The names that --allow-change gives, with _ for -.
+/// The names in --allow-change, with _ for -.
 inline std::vector<std::string> allowed_changes(const Training& training) {
   std::vector<std::string> names;
   std::istringstream list(training.allow_change);
@@ -81,7 +81,7 @@ inline std::vector<std::string> allowed_changes(const Training& training) {
   return names;
 }
 
-/// Throws UsageError for a name of --allow-change that stands for no setting.
+/// Throws UsageError for a name in --allow-change that is not a setting.
 inline void check_allowed(const Training& training, const std::string& configuration) {
   if (training.allow_change.empty()) return;
   std::vector<std::string> known{"data"};
@@ -91,14 +91,14 @@ inline void check_allowed(const Training& training, const std::string& configura
     if (std::ranges::find(known, name) != known.end()) continue;
     const std::string near = nearest(name, known);
     throw UsageError(
-        fmt::format("--allow-change: '{}' is no setting that is compared with the checkpoint{}; those are {}", name,
+        fmt::format("--allow-change: '{}' is not a setting that is compared with the checkpoint{}; those are {}", name,
                     near.empty() ? "" : "; did you mean " + near + "?", fmt::join(known, ", ")));
   }
 }
 
-/// Throws UsageError, the same on all devices, where the run would go on from the checkpoint with another curve, unless
-/// --allow-change names what differs. A sentence for each change that it does name. A checkpoint without a record of
-/// settings says whether the batches are others, as it always did; a setting that only one of the two knows is none.
+/// Throws UsageError, the same on all devices, if the run would continue the checkpoint with another curve, unless
+/// --allow-change names the differences. Returns a sentence for each allowed change. For a checkpoint without a record
+/// of settings it returns a note if the batches differ. A setting that only one side has is not compared.
 inline std::vector<std::string> require_same_run(const Checkpoints::Saved& found, const RunIdentity& now,
                                                  const Training& training) {
   std::vector<std::string> notes, differing, names;

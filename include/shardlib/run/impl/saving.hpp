@@ -1,4 +1,4 @@
-// When a run saves, and what it does where the storage refuses.
+// When a run saves checkpoints, and what it does if the storage refuses them.
 #pragma once
 
 #include <fmt/format.h>
@@ -17,8 +17,8 @@
 
 namespace shardlib::run::detail {
 
-/// Saves the checkpoints of one run. All calls are collective. A save that the storage refuses is a warning, and the
-/// next one tries again; several in a row are an error, as is the last one of a run.
+/// Saves the checkpoints of one run. All calls are collective. If the storage refuses a checkpoint, that is a warning,
+/// and the next save tries again. Several failures in a row are an error, and so is a failure of the last save.
 class Saving {
  public:
   static constexpr int most_failures = 3;
@@ -27,12 +27,12 @@ class Saving {
          std::function<void(const std::string&)> say)
       : device_(device), checkpoints_(checkpoints), directory_(directory), say_(std::move(say)) {}
 
-  /// Begins a checkpoint; `complete`: and returns when it is complete.
+  /// Starts a checkpoint. If `complete`, waits until it is complete.
   void save(const Checkpoints::Saved& saved, bool complete) {
     settle();
     for (int attempt = 1;; ++attempt) {
       try {
-        // Records up to the checkpoint are there before it is.
+        // Flush the records first, so that no checkpoint is newer than the records.
         io::together(*device_, "", [this] { directory_.sync(); });
         checkpoints_.save(saved);
         if (complete) checkpoints_.flush();
@@ -46,11 +46,11 @@ class Saving {
       }
     }
   }
-  /// Completes a checkpoint that all devices have written; once a step.
+  /// Completes a checkpoint that all devices have written. Call it once a step.
   void poll() {
     tolerate([this] { return checkpoints_.poll(); });
   }
-  /// Completes the one under way.
+  /// Waits for the checkpoint under way and completes it.
   void settle() {
     if (checkpoints_.flush) tolerate([this] { return checkpoints_.flush(); });
   }

@@ -15,8 +15,8 @@ namespace shardlib::run::detail {
 
 inline std::atomic<int> stop_signal = 0;
 
-/// The signals that ask a run to stop: of users, of a terminal that closes, and those that batch systems send before a
-/// job's time is over.
+/// The signals that ask a run to stop: from users, from a closing terminal, and from batch systems before a job's time
+/// limit.
 inline constexpr std::array stop_signals{SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
 inline sigset_t stop_signal_set() {
   sigset_t set;
@@ -25,7 +25,7 @@ inline sigset_t stop_signal_set() {
   return set;
 }
 
-/// Their handlers, and the thread on which these run: one for all devices of the process.
+/// The signal handlers and their thread, one for all devices of the process.
 class SignalThread {
  public:
   static std::shared_ptr<SignalThread> get() {
@@ -66,9 +66,9 @@ class SignalThread {
   std::thread thread_;
 };
 
-/// While it lives, the first of these signals asks the run to stop after its step; the second one kills as usual.
-/// Neither reaches this thread: a handler that runs inside a GEMM of oneDNN 2.6 corrupts the heap (seen, its cause is
-/// not known).
+/// While this object lives, the first of these signals asks the run to stop after its step; the second one kills the
+/// process as usual. This thread receives neither, because a handler that runs inside a GEMM of oneDNN 2.6 corrupts the
+/// heap (the cause is not known).
 class StopOnSignal {
  public:
   StopOnSignal() {

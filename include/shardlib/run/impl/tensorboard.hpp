@@ -32,7 +32,8 @@ std::string little_endian(T value) {
   return bytes;
 }
 
-/// A TFRecord's checksum: CRC-32C, rotated and shifted, so that a checksum of checksums is none by accident.
+/// The checksum of a TFRecord: CRC-32C, rotated and shifted, so that the checksum of data with a checksum is not
+/// trivial.
 inline std::uint32_t masked_crc(std::string_view bytes) {
   const std::uint32_t crc = io::crc32c(std::as_bytes(std::span(bytes.data(), bytes.size())));
   return std::rotr(crc, 15) + 0xa282ead8U;

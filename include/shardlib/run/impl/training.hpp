@@ -1,4 +1,4 @@
-// Definitions of training.hpp: settings, data, what does not fit together.
+// Definitions of training.hpp: settings, data, and settings that contradict each other.
 #pragma once
 
 #include "shardlib/run/training.hpp"
@@ -23,14 +23,14 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
   o.add("--validation-data", t.validation_data, "as --data (default: the validation split of --data, if it has one)",
         value_name("PATH"));
   o.add("--stream", t.text_stream,
-        "train from the raw texts of this folder instead; a resumed run does not go on exactly", value_name("DIR"));
+        "train from the raw texts of this folder instead; a resumed run does not repeat its batches exactly",
+        value_name("DIR"));
   o.add("--tokenizer", t.tokenizer, std::string(io::tokenizer_help), value_name("FILE"));
-  o.add("--rows", t.rows, "what a row of a batch holds: the next tokens, or one document, filled up",
+  o.add("--rows", t.rows, "content of a row of a batch: the next tokens, or one padded document",
         one_of({"packed", "padded", "stories"}));
-  o.add("--row-begin", t.row_begin, "id of the token before a document's first, and a row's (--load: the model's)",
-        size(0));
-  o.add("--batch", t.batch, "sequences a step, over all devices and microbatches", size());
-  o.add("--seq", t.seq, "tokens a sequence", size());
+  o.add("--row-begin", t.row_begin, "id that precedes a document or row (default with --load: the model's)", size(0));
+  o.add("--batch", t.batch, "sequences per step, over all devices and microbatches", size());
+  o.add("--seq", t.seq, "tokens per sequence", size());
 
   o.group("training");
   o.add("--mesh", t.mesh,
@@ -39,7 +39,7 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
         value_name("AXES"));
   o.add("--steps", t.steps, "training steps", size(0));
   o.add("--microbatches", t.microbatches, "parts of a batch whose gradients are accumulated", size());
-  o.add("--seed", t.seed, "of weights, order of the data, dropout and samples");
+  o.add("--seed", t.seed, "seed of weights, data order, dropout and samples");
   o.add("--learning-rate", t.learning_rate, "peak learning rate", above(0));
   o.add("--lr-schedule", t.lr_schedule, "the learning rate after the warmup; wsd: the peak, then a linear decay",
         one_of({"constant", "linear", "cosine", "wsd"}));
@@ -48,83 +48,85 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
         one_of({"0", "peak/warmup"}));
   o.add("--decay-steps", t.decay_steps,
         "steps until the decay ends, with the warmup; later steps keep the final rate (0: --steps)", size(0));
-  o.add("--decay-fraction", t.decay_fraction, "of wsd: the share of --decay-steps that the decay takes", between(0, 1));
-  o.add("--final-learning-rate", t.final_learning_rate, "where the decay ends, as a fraction of the peak",
+  o.add("--decay-fraction", t.decay_fraction, "for wsd: the share of --decay-steps that the decay takes",
+        between(0, 1));
+  o.add("--final-learning-rate", t.final_learning_rate, "final learning rate, as a fraction of the peak",
         between(0, 1));
   o.add("--weight-decay", t.weight_decay, "AdamW's decay", at_least(0));
   o.add("--beta1", t.beta1, "AdamW's decay of the first moment", at_least(0) | below(1));
   o.add("--beta2", t.beta2, "AdamW's decay of the second moment", at_least(0) | below(1));
   // Below that, f32 has no normal number for it, and a gradient of zero would divide zero by zero.
-  o.add("--adam-epsilon", t.adam_epsilon, "AdamW's addend to the root of the second moment", between(1e-30, 1));
+  o.add("--adam-epsilon", t.adam_epsilon, "AdamW's epsilon", between(1e-30, 1));
   o.add("--clip", t.clip, "largest global gradient norm (0: no clipping)", at_least(0));
 
   o.group("run");
   o.add("--run", t.directory,
-        "folder of the run: configuration, metrics, checkpoints, report; a run that is there goes on",
+        "folder of the run: configuration, metrics, checkpoints, report; an existing run is resumed",
         value_name("DIR") | command_line_only());
-  o.flag("--resume", t.resume, "go on from the run's newest whole checkpoint", command_line_only());
+  o.flag("--resume", t.resume, "resume from the run's newest whole checkpoint", command_line_only());
   o.add("--allow-change", t.allow_change,
-        "settings in which the run may differ from the checkpoint that it goes on from, as in learning_rate,data",
+        "settings that may differ from those of the checkpoint, as in learning_rate,data",
         value_name("NAMES") | command_line_only());
-  o.add("--save-every", t.save_every, "with --run: steps between checkpoints (0: at the end alone)", size(0));
-  o.add("--keep", t.keep, "the newest checkpoints to keep", size());
-  o.add("--keep-every", t.keep_every, "keep also the checkpoints of steps that this divides (0: none)", size(0));
-  o.add("--keep-best", t.keep_best, "keep also so many checkpoints of the lowest validation loss", size(0));
+  o.add("--save-every", t.save_every, "with --run: steps between checkpoints (0: only at the end)", size(0));
+  o.add("--keep", t.keep, "number of newest checkpoints to keep", size());
+  o.add("--keep-every", t.keep_every, "also keep checkpoints whose step is a multiple of this (0: none)", size(0));
+  o.add("--keep-best", t.keep_best, "also keep this many checkpoints with the lowest validation loss", size(0));
   o.add("--validate-every", t.validate_every, "steps between validations (0: none)", size(0));
-  o.add("--validation-batches", t.validation_batches, "batches of a validation, at most", size());
-  o.add("--metrics", t.metrics, "file for one JSON object a step, besides the run's",
+  o.add("--validation-batches", t.validation_batches, "the most batches of a validation", size());
+  o.add("--metrics", t.metrics, "additional file for one JSON object per step",
         value_name("FILE") | command_line_only());
   o.add("--on-spike", t.on_spike,
-        "if the loss or the gradient norm leaps: stop the run, skip the update, or rewind to the last checkpoint and "
-        "go on with later data",
+        "if the loss or the gradient norm spikes: stop the run, skip the update, or rewind to the last checkpoint and "
+        "continue with later data",
         one_of({"none", "stop", "skip", "rewind"}));
-  o.add("--spike-window", t.spike_window, "the steps before, to which --on-spike compares", size(2));
+  o.add("--spike-window", t.spike_window, "number of previous steps for --on-spike", size(2));
   o.add("--spike-deviations", t.spike_deviations, "standard deviations above their mean that make a spike", above(0));
-  o.add("--check-replicas", t.check_replicas,
-        "steps between comparisons of the weights and moments that several devices hold (0: none)", size(0));
+  o.add("--check-replicas", t.check_replicas, "steps between comparisons of replicated weights and moments (0: none)",
+        size(0));
   o.add("--collective-timeout", t.collective_timeout,
         "a device that waits longer for others ends the run with a table of who waits for whom (0: never)",
         at_least(0) | unit("s"));
   o.add("--device", t.device,
-        "what runs the kernels; the simulated device is the CPU with memory of its own, to find code that no "
+        "device that runs the kernels; the simulated one is the CPU with memory of its own, to find code that no "
         "accelerator could run",
         one_of({"cpu", "simulated"}));
   o.flag("--find-nan", t.find_nan,
-         "end the run at the first op whose result has a NaN, and name it; every op reads its result again");
+         "end the run at the first op whose result has a NaN, and name the op; every op rereads its result");
   o.flag("--trace", t.trace, "write trace.json into the run's folder: every op and collective of five steps");
-  o.flag("--plan", t.plan, "no training: what a step takes on the mesh, which need not be there", command_line_only());
+  o.flag("--plan", t.plan, "no training: print what a step takes on a mesh of hypothetical devices",
+         command_line_only());
   o.add("--plan-flops", t.plan_flops,
-        "with --plan: predict the time of a step on devices whose peak this is (0: no prediction)",
+        "with --plan: predict the time of a step on devices with this peak (0: no prediction)",
         at_least(0) | unit("FLOP/s") | command_line_only());
   o.add("--plan-efficiency", t.plan_efficiency, "with --plan-flops: share of the peak that products reach",
         between(0.01, 1) | command_line_only());
   o.add("--plan-memory", t.plan_memory, "with --plan-flops: a device's memory bandwidth (0: memory takes no time)",
         at_least(0) | unit("B/s") | command_line_only());
   o.add("--plan-bandwidth", t.plan_bandwidth,
-        "with --plan-flops: B/s that a device sends, 300e9 or by axes, d=25e9,t=300e9",
+        "with --plan-flops: B/s that a device sends, as in 300e9, or by axis, d=25e9,t=300e9",
         value_name("B/S") | command_line_only());
   o.add("--plan-latency", t.plan_latency,
-        "with --plan-flops: seconds of a message, 5e-6 or by axes, d=20e-6,t=5e-6 (default: none)",
+        "with --plan-flops: seconds per message, as in 5e-6, or by axis, d=20e-6,t=5e-6 (default: 0)",
         value_name("SECONDS") | command_line_only());
-  o.add("--graph", t.graph, "no training: draws one layer, forward and backward, with specs and collectives",
+  o.add("--graph", t.graph, "no training: draw one layer, forward and backward, with specs and collectives",
         value_name("FILE.svg") | command_line_only());
   o.flag("--tensorboard", t.tensorboard, "write TensorBoard events into the run's folder");
 
   o.group("sampling");
-  o.add("--sample-every", t.sample_every, "steps between samples (0: at the end alone)", size(0));
+  o.add("--sample-every", t.sample_every, "steps between samples (0: only at the end)", size(0));
   o.flag("--sample-only", t.sample_only,
          "no training: sample from the newest checkpoint of --run, whose folder is only read (shardlib-sample)",
          command_line_only());
-  o.add("--max-tokens", t.sample.max_tokens, "tokens to sample (0: no sample)", size(0));
-  o.add("--prompt", t.prompt, "what the sample continues");
-  o.add("--sample-begin", t.sample_begin, "id of the token that stands before the prompt (-1: none)", at_least(-1));
-  o.add("--top-k", t.sample.top_k, "draw among the k likeliest tokens only (0: all)", size(0));
-  o.add("--top-p", t.sample.top_p, "of these among the fewest whose probabilities add up to it", between(0, 1));
-  o.add("--stop", t.sample.stops, "ends a sample before this text; may be given several times");
-  o.add("--samples", t.samples, "texts at a time, each drawn anew", size(1));
-  o.add("--temperature", t.sample.temperature, "of the draw; 0 takes the likeliest token", at_least(0));
+  o.add("--max-tokens", t.sample.max_tokens, "the most tokens of a sample (0: no sample)", size(0));
+  o.add("--prompt", t.prompt, "text that the samples continue");
+  o.add("--sample-begin", t.sample_begin, "id of the token before the prompt (-1: none)", at_least(-1));
+  o.add("--top-k", t.sample.top_k, "keep only the k likeliest tokens (0: all)", size(0));
+  o.add("--top-p", t.sample.top_p, "then keep the smallest set of tokens with this total probability", between(0, 1));
+  o.add("--stop", t.sample.stops, "end a sample before this text; may be given several times");
+  o.add("--samples", t.samples, "number of texts", size(1));
+  o.add("--temperature", t.sample.temperature, "temperature of the softmax; 0 takes the likeliest token", at_least(0));
   o.add("--evaluate", t.evaluate,
-        "at the end: the share of a file's multiple-choice questions, as HellaSwag's, that the model answers right",
+        "at the end: print the accuracy on a file of multiple-choice questions in HellaSwag's format",
         value_name("FILE.jsonl") | command_line_only());
 }
 
@@ -185,15 +187,14 @@ SHARDLIB_INLINE std::vector<AxisSize> chosen_mesh(Training& training, std::strin
 
 SHARDLIB_INLINE void announce(const Options& options, const Training& t) {
   if (t.directory.empty() || t.plan || t.sample_only || !t.graph.empty() || world_rank() != 0) return;
-  fmt::print("settings that are no defaults (all of them go into {}/config.toml):\n{}", t.directory,
-             options.describe());
+  fmt::print("non-default settings (all of them go into {}/config.toml):\n{}", t.directory, options.describe());
 }
 
 SHARDLIB_INLINE LrSchedule lr_schedule(const Training& t) {
   // Without --decay-steps, a run may be shorter than its warmup.
   if (t.decay_steps > 0 && t.decay_steps <= t.warmup && t.lr_schedule != "constant")
     throw UsageError(
-        fmt::format("--decay-steps {} counts the steps of --warmup {} too, so that none is left for the decay: choose "
+        fmt::format("--decay-steps {} counts the steps of --warmup {} too, so no step is left for the decay: choose "
                     "more than {}, or a shorter --warmup",
                     t.decay_steps, t.warmup, t.warmup));
   using Kind = LrSchedule::Kind;
@@ -232,15 +233,15 @@ namespace detail {
 inline void check_begin(const char* option, std::int64_t id, std::int64_t vocabulary) {
   if (id >= vocabulary)
     throw UsageError(
-        fmt::format("{} {} is no token of the model: its vocabulary ends at {}", option, id, vocabulary - 1));
+        fmt::format("{} {} is not a token of the model: its vocabulary ends at {}", option, id, vocabulary - 1));
 }
 
-/// Sampling comes after the training, when it is too late to find that the model cannot take the prompt.
+/// Sampling comes after training, which is too late to find that the model cannot take the prompt.
 inline void check_prompt(const Training& t, const Data& data) {
   const SampleOptions options = sample_options(t);
   if (options.max_tokens == 0) return;
   if (std::ranges::any_of(options.stops, &std::string::empty))
-    throw UsageError("--stop is empty, and that text is everywhere: give a text, or leave the option out");
+    throw UsageError("--stop is empty: give a text, or leave the option out");
   check_begin("--sample-begin", t.sample_begin, data.vocabulary);
   const std::vector<std::uint32_t> ids = data.tokenizer->encode(t.prompt);
   if (ids.empty() && !options.begin)
@@ -253,7 +254,7 @@ inline void check_prompt(const Training& t, const Data& data) {
                       id, data.vocabulary - 1));
 }
 
-/// Nor shall it be found at the end that a question does not fit.
+/// The same holds for questions that do not fit a row.
 inline void check_questions(const Training& t, const Data& data) {
   for (std::size_t i = 0; i < data.questions.size(); ++i)
     for (const std::string& ending : data.questions[i].endings) try {
@@ -268,8 +269,8 @@ inline void check_questions(const Training& t, const Data& data) {
       }
 }
 
-/// To another tokenizer than the one that made them, a data set's ids mean something else. `tokenize` stores which it
-/// was.
+/// For another tokenizer than the one that made them, the ids of a data set mean something else. `tokenize` stores the
+/// tokenizer's name.
 inline void check_tokenizer(const std::string& path, const std::string& chosen, const io::Tokenizer& tokenizer) {
   const auto maker = io::made_by(path);
   if (!maker || maker->fingerprint == tokenizer.fingerprint()) return;
@@ -285,7 +286,7 @@ SHARDLIB_INLINE Data open_data(const Training& t, std::int64_t vocabulary) {
   const bool dry = t.plan || !t.graph.empty();
   const bool none = t.sample_only || (t.data.empty() && t.text_stream.empty());
   if (!dry && (none ? t.steps > 0 && !t.sample_only : !t.data.empty() && !t.text_stream.empty()))
-    throw UsageError("what to train on: give --data PATH, or --stream DIR, and not both (see --help)");
+    throw UsageError("no data to train on: give --data PATH or --stream DIR, not both (see --help)");
   Data data;
   data.tokenizer = io::load_tokenizer(t.tokenizer);
   data.vocabulary = vocabulary > 0 ? vocabulary : static_cast<std::int64_t>(data.tokenizer->vocabulary_size());

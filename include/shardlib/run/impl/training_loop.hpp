@@ -78,9 +78,9 @@ class Loop {
     std::optional<Checkpoints::Saved> found;
     if (directory_.exists() && training_.resume) found = program_.checkpoints.load(INT64_MAX);
     const std::int64_t first = found ? found->step : 0;
-    // Read from the data: once, and only where a checkpoint will have it.
+    // The identity needs reads of the data: once, and only if a checkpoint stores it.
     if (directory_.exists()) identity_ = run_identity(training_, data_, configuration_);
-    // Before anything in the folder changes. Where no step is left, only a sample depends on the settings.
+    // Compare before anything in the folder changes. If no step is left, only a sample depends on the settings.
     std::vector<std::string> changes;
     if (found && first < training_.steps) changes = require_same_run(*found, identity_, training_);
     for (const std::string& sentence : directory_.begin(first)) say(sentence);
@@ -96,13 +96,13 @@ class Loop {
     });
     if (speaks_ && training_.tensorboard) events_ = std::make_unique<TensorBoard>(directory_.tensorboard(), first);
     describe();
-    // Devices that are threads of this process share its cores; ranks of one machine measure theirs together.
+    // Devices that are threads of this process share its cores. Ranks of one machine measure their cores together.
     peak_ = reduce(device_,
                    under_mpi() ? measured_peak_flops(device_->exec().threads)
                    : speaks_   ? measured_peak_flops()
                                : 0.0,
                    Reduction::sum);
-    const StopOnSignal stop;  // before other threads are made, which do as this one does
+    const StopOnSignal stop;  // before other threads start, because they inherit its signal mask
     if (found) {
       skipped_batches_ = found->skipped_batches;
       resumed_at_ = first;
@@ -110,7 +110,7 @@ class Loop {
     }
     judge_.begin(first, shared_records(), found.has_value());
     if (first < training_.steps) read_from(first);
-    device_->pool()->trim();  // holes that initialisation has left, for which no step may have a use
+    device_->pool()->trim();  // initialisation has left free ranges that no step may use
     // A run's first step is not typical: memory comes from the system.
     constexpr std::int64_t traced_steps = 5;
     if (training_.trace)
@@ -128,14 +128,15 @@ class Loop {
         record.validation_loss = last_validation_ = batches_.validation_loss(program_.validate);
         record.seconds.emplace_back("validation", now() - begin);
       }
-      // A record is written before its checkpoint, or a run could go on from there without it: the time is the next's.
+      // The record is written before the checkpoint, so that a resumed run has it. The checkpoint's time counts in the
+      // next record.
       if (checkpoint_seconds_ > 0) record.seconds.emplace_back("checkpoint", std::exchange(checkpoint_seconds_, 0));
       const bool stopped = stopping();
       if (speaks_) write(record);
       progress_->step(record);
       if (directory_.exists() && (due(step, training_.save_every) || last || stopped)) {
         const double begin = now();
-        // What comes after the training takes time and may fail: it must not take the last checkpoint with it.
+        // Wait for the last checkpoint: what follows the training takes time and may fail, and must not lose it.
         saving_.save({step + 1, identity_, skipped_batches_, std::exchange(last_validation_, {})}, last || stopped);
         checkpoint_seconds_ = now() - begin;
       } else if (directory_.exists()) {
@@ -175,7 +176,7 @@ class Loop {
   }
 
  private:
-  /// Throws UsageError if an output that an option names cannot be written: now, not behind the steps.
+  /// Throws UsageError before the first step if an output that an option names cannot be written.
   void require_outputs() const {
     if (!training_.metrics.empty())
       const JsonLines tried(training_.metrics, JsonLines::Mode::append, "check --metrics");
@@ -187,14 +188,14 @@ class Loop {
       io::make_folders(directory_.checkpoints());
       if (training_.tensorboard) io::make_folders(directory_.tensorboard());
     } catch (const Error& error) {
-      throw UsageError(fmt::format("--run: {}; move what is there away, or choose another folder", error.what()));
+      throw UsageError(fmt::format("--run: {}; move the existing file away, or choose another folder", error.what()));
     }
     for (const std::string& path : {directory_.checkpoints() + "/LATEST", directory_.samples(), directory_.report()})
       io::require_writable(path, "--run");
     if (training_.trace) io::require_writable(directory_.trace(), "--trace");
     if (training_.tensorboard) io::require_writable(directory_.tensorboard() + "/events", "--tensorboard");
   }
-  /// From --metrics goes what a checkpoint before it forgets. A pipe or a device keeps it.
+  /// Removes the records of `step` and later from the file of --metrics. A pipe or a device keeps them.
   void cut_metrics(std::int64_t step) {
     if (metrics_.is_open() && std::filesystem::is_regular_file(training_.metrics)) metrics_.cut(step);
   }
@@ -208,7 +209,7 @@ class Loop {
     if (speaks_) fmt::print("{}\n", line);
     std::fflush(stdout);
   }
-  /// Above the live line of progress, if there is one.
+  /// Prints above the live line of progress, if there is one.
   void message(const std::string& line) const { progress_ ? progress_->message(line) : say(line); }
   void describe() const {
     const std::string data = data_.train
@@ -219,7 +220,7 @@ class Loop {
     say(fmt::format("{} parameters, mesh {}, {} tokens a step, {}", program_.parameters, to_string(device_->axes()),
                     training_.batch * training_.seq, data));
   }
-  /// Throws Error where devices have drifted apart in what all of them should have alike.
+  /// Throws Error if devices differ in values that should be the same on all.
   void check_replicas(const Record& record) const {
     if (!program_.checkpoints.check_replicas) return;
     const std::int64_t before = record.step + 1 - training_.check_replicas;
@@ -230,8 +231,7 @@ class Loop {
                                                {"loss", std::bit_cast<std::uint64_t>(record.loss)},
                                                {"grad_norm", std::bit_cast<std::uint64_t>(record.grad_norm)}});
   }
-  /// The last records of the run so far, on all devices: the window that finds spikes has to be the one that an
-  /// undisturbed run would have.
+  /// The last records of the run, on all devices. The window that finds spikes must equal that of an undisturbed run.
   std::vector<Judge::Step> shared_records() const {
     if (!judge_.watches() || !directory_.exists()) return {};
     std::vector<Judge::Step> steps;
@@ -248,12 +248,12 @@ class Loop {
     std::memcpy(steps.data(), bytes.data(), bytes.size());
     return steps;
   }
-  /// From now on batches are those of `step` and later.
+  /// Continues with the batches of `step` and later.
   void read_from(std::int64_t step) {
     batches_.seek(step, skipped_batches_);
     progress_ = speaks_ ? std::make_unique<Progress>(step, training_.steps) : std::make_unique<Progress>();
   }
-  /// Loads an earlier checkpoint after a step that was not accepted. Returns the step to go on from.
+  /// Loads an earlier checkpoint after a step that was not accepted. Returns the next step.
   std::int64_t go_back(std::int64_t step) {
     const bool distrusts = judge_.verdict() == Judge::Verdict::distrust_checkpoint;
     saving_.settle();
@@ -273,7 +273,7 @@ class Loop {
     }
     io::together(*device_, "", [&] {
       if (!speaks_) return;
-      for (const Record& record : read_records(directory_.metrics()))  // the steps are forgotten, what was done is not
+      for (const Record& record : read_records(directory_.metrics()))  // keeps the events of the removed records
         if (record.step >= found->step) std::ranges::copy(record.events, std::back_inserter(events_of_next_));
       directory_.go_back(found->step);
       cut_metrics(found->step);
@@ -296,7 +296,7 @@ class Loop {
     try {
       return judge_.accepts(result, step);
     } catch (const Error&) {
-      saving_.settle();  // a checkpoint that is under way is good
+      saving_.settle();  // the checkpoint under way is good
       throw;
     }
   }
@@ -319,7 +319,7 @@ class Loop {
                                              }});
     if (!asked && training_.on_spike != "none")
       throw UsageError("--on-spike " + training_.on_spike +
-                       ": this program does not ask before it updates: it has to " + "call run::Step::accepts");
+                       ": this program does not check a step before it updates: it has to call run::Step::accepts");
     stopwatch.change(Stopwatch::rest);
     guard.reset();
     if (trace_) trace_->after(step);
@@ -346,7 +346,7 @@ class Loop {
     return record;
   }
 
-  /// Samples from the run's newest checkpoint. Nothing is written.
+  /// Samples from the run's newest checkpoint, and writes nothing.
   void only_sample() {
     if (training_.directory.empty()) throw UsageError("--sample-only reads the folder of a run: give --run DIR too");
     if (data_.questions.empty() && (!program_.decode || training_.sample.max_tokens == 0))
@@ -359,14 +359,14 @@ class Loop {
           fmt::format("--run '{}' has no checkpoint to sample from: give the folder of a run that has "
                       "saved one",
                       training_.directory));
-    RunIdentity frozen;  // of all settings, those of a checkpoint that the model's numbers need
+    RunIdentity frozen;  // only the settings that decide the model's numbers
     add_frozen_weights(frozen, training_);
     require_same_run(*found, frozen, training_);
     const StopOnSignal stop;
     sample(found->step - 1);
     evaluate();
   }
-  /// Asks --evaluate's questions. An ending is one row on one of the devices that share the batch; the others have
+  /// Asks the questions of --evaluate. An ending is one row on one of the devices that share the batch; the others have
   /// none.
   void evaluate() {
     if (data_.questions.empty()) return;
@@ -422,7 +422,7 @@ class Loop {
   Judge judge_;
   Saving saving_;
   std::unique_ptr<Progress> progress_;
-  std::vector<std::string> events_of_next_;  ///< of the next record
+  std::vector<std::string> events_of_next_;  ///< events for the next record
   std::int64_t skipped_batches_ = 0;         ///< Checkpoints::Saved::skipped_batches
   std::int64_t resumed_at_ = 0;
   std::optional<double> last_validation_;

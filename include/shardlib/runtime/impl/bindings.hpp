@@ -28,7 +28,8 @@ SHARDLIB_INLINE void check_number(const OpInfo& op, const TensorSpec& spec, cons
                                             : 1.0;
   if (value >= least && value <= most && value == std::trunc(value)) return;
   const std::string of = op.spec.empty() ? " of `" + std::string(to_string(spec).view()) + "`" : "";
-  throw Error(op.label() + of + op.at() + ": the number " + show_number(value) + " is no " + std::string(name(dtype)) +
+  throw Error(op.label() + of + op.at() + ": the number " + show_number(value) +
+              (dtype == DType::i32 ? " is not an " : " is not a ") + std::string(name(dtype)) +
               ", and is not rounded silently; write a whole number from " + show_number(least) + " to " +
               show_number(most) + ", or `cast<f32>` the tensor first (" + device.describe() + ")");
 }
@@ -51,8 +52,8 @@ SHARDLIB_INLINE void Bindings::bind(const Value& x) {
   if (!operands_.full()) operands_.push_back(x.spec);
   if (x.device != device_)
     fail(x.device->describe() == device_->describe()
-             ? "its operands lie on two meshes of the same axes, each with devices of its own; make all tensors on one"
-             : "its operands lie on different meshes: " + x.device->describe() + " and " + device_->describe());
+             ? "its operands are on two meshes of the same axes, each with devices of its own; make all tensors on one"
+             : "its operands are on different meshes: " + x.device->describe() + " and " + device_->describe());
   for (int i = 0; i < x.spec->rank(); ++i)
     if (!x.spec->dims[i].is_integer()) bind(x.spec->dims[i].name, x.global[i]);
 }
@@ -139,7 +140,7 @@ SHARDLIB_INLINE void check_bounds(const OpInfo& op, const ValuePtr& x, double lo
   if (low <= high) return;
   throw Error(op.describe() + ": the lower bound " + show_number(low) + (low > high ? " is above" : " or") +
               " the upper bound " + show_number(high) +
-              (low > high ? "; the lower one comes first (" : " is no number; give two numbers (") +
+              (low > high ? "; the lower one comes first (" : " is not a number; give two numbers (") +
               x->device->describe() + ")");
 }
 

@@ -179,7 +179,7 @@ inline std::set<std::int64_t> best_checkpoints(const std::string& directory, std
 
 SHARDLIB_INLINE void prune_checkpoints(const std::string& directory, std::int64_t step, const Retention& keep) {
   std::vector<std::int64_t> before;
-  // The checkpoint stands, and the next save tries again.
+  // The checkpoint is complete, and the next save tries again.
   const auto or_warn = [](const std::string& path, const auto& remove) {
     try {
       remove();
@@ -238,7 +238,7 @@ inline CheckpointArray describe_array(const std::string& name, const ZarrArray& 
       result.dtype = dtype;
       return result;
     }
-  throw Error("'" + array.path() + "': the dtype \"" + text + "\" is none of a checkpoint's");
+  throw Error("'" + array.path() + "': the dtype \"" + text + "\" is not supported in a checkpoint");
 }
 
 }  // namespace detail
@@ -246,7 +246,7 @@ inline CheckpointArray describe_array(const std::string& name, const ZarrArray& 
 SHARDLIB_INLINE Checkpoint Checkpoint::open(const std::string& path) {
   if (!file_exists(path + "/manifest.json")) {
     if (file_exists(path + "/.zgroup")) throw Error("checkpoint '" + path + "' is damaged: 'manifest.json' is missing");
-    throw UsageError("'" + path + "' is no checkpoint: " +
+    throw UsageError("'" + path + "' is not a checkpoint: " +
                      (file_exists(path) ? "it has no manifest.json" : "there is no such folder"));
   }
   auto impl = std::make_shared<Impl>();
@@ -296,7 +296,7 @@ SHARDLIB_INLINE std::vector<std::string> Checkpoint::not_finite() const {
   std::vector<std::string> found;
   for (const CheckpointArray& array : impl_->arrays) {
     if (!is_floating(array.dtype)) continue;
-    // Rows of the first dim, so many at a time that a piece is 64 MB or one row.
+    // Reads rows of the first dim in pieces of 64 MB or one row.
     const std::int64_t rows = array.shape.empty() ? 1 : array.shape[0];
     const std::int64_t row_bytes = static_cast<std::int64_t>(array.bytes()) / std::max<std::int64_t>(rows, 1);
     const std::int64_t step = std::max<std::int64_t>((1 << 26) / std::max<std::int64_t>(row_bytes, 1), 1);

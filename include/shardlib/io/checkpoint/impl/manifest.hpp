@@ -28,7 +28,7 @@ using nlohmann::json;
 inline constexpr std::string_view checkpoint_format = "shardlib-checkpoint";
 inline constexpr int checkpoint_version = 1;
 
-/// What is wrong with a file, or nothing.
+/// Describes what is wrong with a file; empty if nothing is.
 inline std::optional<std::string> damage_of(const std::string& folder, const ManifestFile& expected) {
   const std::string name = "'" + expected.path + "' ";
   try {
@@ -61,7 +61,7 @@ inline std::vector<ManifestFile> read_manifest(const std::string& folder) {
   const std::string sum = hex(crc32c(as_bytes(text.substr(start))));
   if (text.substr(0, start) != std::string(manifest_start) + sum + std::string(manifest_break))
     fail("does not match its checksum " + sum);
-  // From here on the manifest is as it was written, but another program may have written it.
+  // The checksum matches, but another program may have written the manifest.
   std::vector<ManifestFile> files;
   json all;
   try {

@@ -138,12 +138,12 @@ SHARDLIB_INLINE void CheckpointWriter::plan(Job& job, const NamedValues& leaves)
       if (name.empty() || name[0] == '.' || name.find("..") != std::string::npos ||  // as readers see it
           name.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-") !=
               std::string::npos)
-        throw Error("'" + name + "' is no name for an array: use letters, digits, _, - and single dots");
+        throw Error("'" + name + "' is not a name for an array: use letters, digits, _, - and single dots");
       if (!names.insert(name).second) throw Error("two leaves have the name '" + name + "'");
       if (!value) throw Error("the leaf '" + name + "' is empty");
       // Pipeline stages have leaves on a submesh.
       if (value->device != device_ && value->device->whole() != device_)
-        throw Error("the leaf '" + name + "' lies on another mesh");
+        throw Error("the leaf '" + name + "' is on another mesh");
       const ShardChunk& b = shards.emplace_back(shard_chunk(name, *value));
       mine.push_back({name, static_cast<int>(b.array.dtype), b.array.shape, b.array.dims, b.chunks, b.key});
     }

@@ -1,5 +1,5 @@
-// Checksums of the pieces of a token file, in a file beside it: a `.bin` has no place for them, and other programs read
-// it as it is. docs/data.md specifies it.
+// Checksums of the chunks of a token file, in a file next to it: a `.bin` has no place for them, and other programs
+// read it. docs/data.md specifies the file.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -28,7 +28,7 @@ inline std::string bin_checksums_path(const std::string& bin) {
   return bin + ".crc32c";
 }
 
-/// Takes the bytes of a `.bin` behind its header in their order, and gives the file of their checksums.
+/// Receives the bytes of a `.bin` after its header, in order, and makes the file of their checksums.
 class BinChecksumWriter {
  public:
   static constexpr std::size_t chunk_bytes = 65536;
@@ -64,7 +64,7 @@ class BinChecksumWriter {
   std::size_t filled_ = 0;
 };
 
-/// The checksums beside a `.bin`. Each chunk is compared when its first token is read, and not again.
+/// The checksums of a `.bin`. Each chunk is compared when its first token is read, and not again.
 class BinChecksums {
  public:
   /// Null where the file has none; `begin` is where its tokens begin.
@@ -102,7 +102,7 @@ class BinChecksums {
     return result;
   }
 
-  /// Compares the chunks that bytes [from, to) of the file lie in, those that have not been. Thread-safe.
+  /// Compares the chunks with bytes in [from, to) that have not been compared yet. Thread-safe.
   void verify(const InputFile& file, std::uint64_t from, std::uint64_t to) {
     for (std::uint64_t i = (from - begin_) / chunk_; begin_ + i * chunk_ < to; ++i) {
       const auto place = static_cast<std::size_t>(i);

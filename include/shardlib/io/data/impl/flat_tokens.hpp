@@ -29,10 +29,10 @@ SHARDLIB_INLINE FlatTokens::Parts FlatTokens::open(const std::string& path, std:
   const ZarrGroup group = ZarrGroup::open(path);
   const auto array = [&](const std::string& name, const std::string& type, ZarrOpen options) {
     if (!group.has_array(name))
-      throw UsageError("'" + path + "' is no flat-tokens array: it has no '" + name + "' (docs/data.md)");
+      throw UsageError("'" + path + "' is not a flat-tokens array: it has no '" + name + "' (docs/data.md)");
     ZarrArray a = group.array(name, options);
     if (a.info().shape.size() != 1 || a.info().dtype.substr(1) != type)
-      throw UsageError("'" + path + "' is no flat-tokens array: '" + name + "' has " +
+      throw UsageError("'" + path + "' is not a flat-tokens array: '" + name + "' has " +
                        std::to_string(a.info().shape.size()) + " dims of type \"" + a.info().dtype +
                        "\" instead of 1 of type \"<" + type + "\" (docs/data.md)");
     return a;
@@ -41,7 +41,7 @@ SHARDLIB_INLINE FlatTokens::Parts FlatTokens::open(const std::string& path, std:
   const std::int64_t largest = group.integer_attribute("max_token_id");
   if (largest < 0 || largest >> 31 != 0)
     throw Error("'" + path + "': max_token_id is " + std::to_string(largest) +
-                ", which is no token id (0 to 2^31 - 1)");
+                ", which is not a token id (0 to 2^31 - 1)");
   parts.max_token_id = static_cast<std::uint32_t>(largest);
 
   const auto damaged = [&](const std::string& why) {
@@ -141,7 +141,7 @@ struct FlatTokensWriter::Output {
     return {{0}, {chunk}, "<u8", ZarrDelta{"<i8", "<i8"}, {"blosc", "lz4", 5, 2}, "0", ".", true};
   }
 
-  /// Writes what is pending of an array with `size` elements; keeps it pending unless it fills its chunk.
+  /// Writes the pending elements of an array with `size` elements. A chunk that is not full stays pending.
   template <class T>
   void flush(ZarrArray& array, std::vector<T>& pending, std::int64_t size) {
     if (size > array.size()) array.resize({size});
@@ -159,7 +159,7 @@ struct FlatTokensWriter::Output {
     if (std::ssize(tokens) == encoded_tokens.chunk_size()) flush_tokens();
   }
 
-  /// Goes back to what was committed: what lies behind it will be written again.
+  /// Goes back to the last commit. Later data is written again.
   void go_back(const FlatTokensProgress& committed) {
     progress = committed;
     const auto tail = [](ZarrArray& array, auto& pending, std::int64_t size) {
@@ -178,10 +178,10 @@ SHARDLIB_INLINE FlatTokensWriter::FlatTokensWriter(std::string path, FlatTokensO
   while (path_.size() > 1 && path_.back() == '/') path_.pop_back();
   if (options_.chunk_tokens < 1 || options_.chunk_documents < 1)
     throw UsageError("FlatTokensWriter: a chunk has at least one token, or document");
-  if (file_exists(path_)) throw UsageError("'" + path_ + "' exists already: remove it first, or write elsewhere");
+  if (file_exists(path_)) throw UsageError("'" + path_ + "' already exists: remove it first, or write elsewhere");
   const std::string lock = partial() + "/.lock", record = partial() + "/.progress";
   if (file_exists(partial()) && !file_exists(lock) && !std::filesystem::is_empty(partial()))
-    throw UsageError("'" + partial() + "' is no unfinished data set: remove it, or write elsewhere");
+    throw UsageError("'" + partial() + "' is not an unfinished data set: remove it, or write elsewhere");
   make_folders(partial());
   lock_ = ::open(lock.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
   if (lock_ < 0) detail::fail_file("write", lock, errno);
@@ -296,7 +296,7 @@ SHARDLIB_INLINE void FlatTokensWriter::finish() {
   commit(note_);
   for (const char* name : {"/.zgroup", "/train/.zgroup", "/validation/.zgroup"}) sync_path(partial() + name);
   sync_path(partial());
-  if (file_exists(path_)) throw UsageError("'" + path_ + "' has come into being: move it away and begin again");
+  if (file_exists(path_)) throw UsageError("'" + path_ + "' has appeared meanwhile: move it away and start again");
   rename_path(partial(), path_);
   sync_path(std::filesystem::path(path_).parent_path().string());
   // Whole from here on; these two would do no harm.

@@ -11,7 +11,7 @@
 
 namespace shardlib::io {
 
-/// Where a row's tokens are; a packed one may run over the source's end and go on at its beginning.
+/// The tokens of a row; a packed row may continue at the beginning of the source.
 struct Loader::Row {
   std::int64_t begin = 0, count = 0;
   std::int64_t document = -1;  ///< of a padded row

@@ -1,4 +1,4 @@
-// Definitions of stream.hpp.
+// Definitions of text_stream.hpp.
 #pragma once
 
 #include "shardlib/io/data/text_stream.hpp"
@@ -138,7 +138,7 @@ SHARDLIB_INLINE void TextStream::read_more(Lane& lane) const {
   const std::span<char> block = std::span(lane.text).subspan(before);
   lane.file->read(static_cast<std::uint64_t>(at), std::as_writable_bytes(block));
   if (const auto zero = std::find(block.begin(), block.end(), '\0'); zero != block.end())
-    throw UsageError("'" + file.path + "' is no text: it has a zero byte at " +
+    throw UsageError("'" + file.path + "' is not a text file: it has a zero byte at " +
                      std::to_string(at + (zero - block.begin())) + "; keep other files out of the folder of --stream");
   lane.place += count;
   lane.idle_bytes += count;

@@ -59,10 +59,10 @@ SHARDLIB_INLINE std::vector<BinTokens::Shard> BinTokens::open(const std::vector<
     if (header && ((*header)[2] < 0 || size != offset + 2 * static_cast<std::uint64_t>((*header)[2])))
       throw Error("'" + path + "' should hold " + std::to_string((*header)[2]) +
                   " tokens of 2 bytes by its header, but has " + std::to_string(size - offset) +
-                  " bytes behind it: it was truncated or damaged; copy it again");
+                  " bytes after it: it was truncated or damaged; copy it again");
     if (size % 2 != 0)
       throw Error("'" + path + "' has " + std::to_string(size) +
-                  " bytes, an odd number, but a token has 2: it was truncated or is no token file");
+                  " bytes, an odd number, but a token has 2: it was truncated or is not a token file");
     if (!shards.empty() && shards.front().offset != offset)
       throw UsageError("'" + paths.front() + "' and '" + path +
                        "' are token files of different kinds (llm.c and nanoGPT): use those of one kind");
@@ -153,7 +153,7 @@ SHARDLIB_INLINE BinWriter::BinWriter(std::string path, std::uint32_t end_of_text
       checksums_(std::make_unique<detail::BinChecksumWriter>()) {
   if (end_of_text >> 16 != 0)
     throw UsageError("the end of text " + std::to_string(end_of_text) + " does not fit the 2 bytes of a .bin");
-  if (file_exists(path_)) throw UsageError("'" + path_ + "' exists already: remove it first, or write elsewhere");
+  if (file_exists(path_)) throw UsageError("'" + path_ + "' already exists: remove it first, or write elsewhere");
   file_ = detail::create_file(path_ + ".partial");
   if (file_ < 0) detail::fail_file("write", path_ + ".partial", errno);
 }
@@ -243,7 +243,7 @@ inline bool has_zeros(const InputFile& file) {
   return std::find(start.begin(), start.end(), std::byte{0}) != start.end();
 }
 
-/// What `tokens_note` in this folder says; nothing where there is none.
+/// The content of `tokens_note` in this folder; empty if there is none.
 inline std::optional<TokensMaker> read_tokens_note(const std::string& folder) {
   const std::string path = (folder.empty() ? "." : folder) + "/" + std::string(tokens_note);
   if (!file_exists(path)) return {};
@@ -272,7 +272,8 @@ inline std::shared_ptr<const TokenSource> open_file(const std::string& path, con
                      "any zero byte in its first 64 KiB: rename it to .txt if it is a text");
   if (named) return open_bins({path});
   if (zeros)
-    throw UsageError("'" + path + "' is no text, as it has zero bytes, and no llm.c token file: rename it to .bin if " +
+    throw UsageError("'" + path +
+                     "' is not a text file (it has zero bytes), and not a token file of llm.c: rename it to .bin if " +
                      "it holds bare 2-byte ids (nanoGPT)");
   return read_text_tokens(path, text);
 }
@@ -313,7 +314,7 @@ SHARDLIB_INLINE void write_tokens_note(const std::string& folder, const Tokenize
 }
 
 SHARDLIB_INLINE std::optional<TokensMaker> made_by(const std::string& path) {
-  // The attributes stand beside the splits, of which the path may name one.
+  // The attributes are in the folder above the splits, and the path may name a split.
   for (const std::string& folder : {path, path + "/.."}) {
     if (!file_exists(folder + "/.zgroup")) continue;
     const detail::json attributes = ZarrGroup::open(folder).attributes();

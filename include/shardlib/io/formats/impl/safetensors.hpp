@@ -35,7 +35,7 @@ SHARDLIB_INLINE std::size_t safetensors_item(const std::string& dtype) {
   return found == bytes.end() ? 0 : found->second;
 }
 
-/// The header's JSON. Names that stand twice, of which a parser would keep one, are refused.
+/// Parses the header's JSON. It refuses duplicate names, of which a parser would keep one.
 inline json parse_header(const Bytes& text, const std::string& path) {
   std::set<std::string> names, keys;
   std::string twice;
@@ -50,11 +50,11 @@ inline json parse_header(const Bytes& text, const std::string& path) {
   try {
     header = parse_json(as_text(text), watch);
   } catch (const std::exception&) {
-    throw Error("'" + path + "': its header is no JSON: it is no safetensors file, or it is damaged");
+    throw Error("'" + path + "': its header is not JSON: it is not a safetensors file, or it is damaged");
   }
   if (!twice.empty()) throw Error("'" + path + "': the header has '" + excerpt(twice) + "' twice");
   if (!header.is_object() || text.front() != std::byte{'{'})
-    throw Error("'" + path + "': its header is no JSON object: it is no safetensors file, or it is damaged");
+    throw Error("'" + path + "': its header is not a JSON object: it is not a safetensors file, or it is damaged");
   return header;
 }
 
@@ -153,11 +153,11 @@ SHARDLIB_INLINE SafetensorsFile::SafetensorsFile(const std::string& path)
     : file_(std::make_shared<const InputFile>(path)) {
   const auto fail = [&](const std::string& why) { throw Error("'" + path + "': " + why); };
   std::uint64_t length = 0;
-  if (file_->size() < sizeof length) fail("it has less than 8 bytes: it is no safetensors file, or it is damaged");
+  if (file_->size() < sizeof length) fail("it has less than 8 bytes: it is not a safetensors file, or it is damaged");
   file_->read(0, std::as_writable_bytes(std::span(&length, 1)));
   if (length > detail::largest_safetensors_header || length > file_->size() - sizeof length || length < 2)
     fail("its header would have " + std::to_string(length) + " bytes, of " + std::to_string(file_->size()) +
-         " in the file and at most 100 MB: it is no safetensors file, or it is damaged");
+         " in the file and at most 100 MB: it is not a safetensors file, or it is damaged");
   data_ = sizeof length + length;
   Bytes text(length);
   file_->read(sizeof length, text);
@@ -167,10 +167,10 @@ SHARDLIB_INLINE SafetensorsFile::SafetensorsFile(const std::string& path)
       entries_.push_back(detail::parse_entry(name, value, path));
       continue;
     }
-    if (!value.is_object()) fail("its __metadata__ must be an object of texts");
+    if (!value.is_object()) fail("its __metadata__ must be an object of strings");
     for (const auto& [key, about] : value.items()) {
       if (!about.is_string())
-        fail("its __metadata__ must be an object of texts, but '" + detail::excerpt(key) + "' is none");
+        fail("its __metadata__ must be an object of strings, but '" + detail::excerpt(key) + "' is not a string");
       metadata_[key] = about.get<std::string>();
     }
   }

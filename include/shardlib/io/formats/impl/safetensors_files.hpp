@@ -43,11 +43,11 @@ inline bool is_shard_name(std::string_view name) {
                     [](char c, char p) { return p == '#' ? c >= '0' && c <= '9' : c == p; });
 }
 
-/// From tensors to their shards' names. Tensors that stand twice, of which a parser would keep one, are refused.
+/// Maps tensors to the names of their shards. Duplicate tensors, of which a parser would keep one, are refused.
 inline std::map<std::string, std::string> parse_index(const std::string& path) {
   const auto fail = [&](const std::string& why) { throw Error("'" + path + "': " + why); };
   const InputFile file(path);
-  if (file.size() > largest_safetensors_index) fail("it has more than 100 MB: it is no index of safetensors files");
+  if (file.size() > largest_safetensors_index) fail("it has more than 100 MB: it is not an index of safetensors files");
   Bytes text(file.size());
   file.read(0, text);
   std::set<std::string> names;
@@ -64,7 +64,7 @@ inline std::map<std::string, std::string> parse_index(const std::string& path) {
   try {
     index = parse_json(as_text(text), watch);
   } catch (const std::exception&) {
-    fail("it is no JSON: it is no index of safetensors files, or it is damaged");
+    fail("it is not JSON: it is not an index of safetensors files, or it is damaged");
   }
   if (!twice.empty()) fail("it has '" + excerpt(twice) + "' twice");
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
@@ -166,7 +166,7 @@ SHARDLIB_INLINE void write_safetensors_folder(const std::string& folder, std::ve
                                               const std::map<std::string, std::string>& metadata,
                                               std::uint64_t most_bytes) {
   if (file_exists(folder) && !detail::is_folder(folder))
-    throw UsageError("cannot write a model into '" + folder + "': it is no folder; choose another path");
+    throw UsageError("cannot write a model into '" + folder + "': it is not a folder; choose another path");
   make_folders(folder);
   std::ranges::sort(tensors, {}, &SafetensorsTensor::name);
   const auto bytes_of = [](const SafetensorsTensor& tensor) {

@@ -22,7 +22,7 @@
 namespace shardlib::io {
 namespace detail {
 
-/// Where the elements of a leaf lie in its stored tensor.
+/// The positions of a leaf's elements in its stored tensor.
 struct StoredPlace {
   Index shape;    ///< of the stored tensor
   Index strides;  ///< of the leaf's dims, in its own order, in elements
@@ -87,7 +87,7 @@ inline shardlib::detail::ValuePtr load_shard(const SafetensorsFiles& files, cons
   const SafetensorsEntry& entry = *found.entry;
   const core::Shape shape = core::true_shape(like);
   const Index part(shape.begin(), shape.end()), local(like.local.begin(), like.local.end());
-  // What the file has side by side is read side by side: in its order of dims, then sorted into the leaf's.
+  // Reads in the file's order of dims, which is contiguous, then sorts into the leaf's order.
   std::vector<std::size_t> order(part.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {

@@ -50,7 +50,7 @@ struct ZarrArray::Impl {
       for (const auto size : *sizes)
         if (size < (sizes == &info.chunks ? 1 : 0) ||
             __builtin_mul_overflow(bytes, std::max<std::int64_t>(size, 1), &bytes))
-          throw Error(where + ": " + detail::show(*sizes) + " are no sizes of an array");
+          throw Error(where + ": " + detail::show(*sizes) + " are not sizes of an array");
     }
   }
 
@@ -74,7 +74,7 @@ struct ZarrArray::Impl {
 SHARDLIB_INLINE ZarrArray ZarrArray::open(const std::string& path, ZarrOpen options) {
   const std::string file = path + "/.zarray";
   if (!file_exists(file))
-    throw UsageError("'" + path + "' is no zarr array: " +
+    throw UsageError("'" + path + "' is not a zarr array: " +
                      (file_exists(path + "/zarr.json") ? "it is of zarr version 3, and only 2 is supported"
                       : file_exists(path + "/.zgroup") ? "it is a group"
                       : file_exists(path)              ? "it has no .zarray"
@@ -85,7 +85,7 @@ SHARDLIB_INLINE ZarrArray ZarrArray::open(const std::string& path, ZarrOpen opti
 SHARDLIB_INLINE ZarrArray ZarrArray::create(const std::string& path, const ZarrInfo& info) {
   auto impl = std::make_shared<Impl>(path, info, ZarrOpen{}, true);
   if (file_exists(path + "/.zarray"))
-    throw UsageError("'" + path + "' is a zarr array already: remove it first, or write elsewhere");
+    throw UsageError("'" + path + "' already is a zarr array: remove it first, or write elsewhere");
   make_folders(path);
   detail::write_json(path + "/.zarray", detail::to_json(info));
   return ZarrArray(std::move(impl));
@@ -239,7 +239,7 @@ SHARDLIB_INLINE void ZarrArray::copy_from_chunk(const Index& chunk, const Index&
       piece = cached(chunk, false, done = last);
     }
   } else if (const std::string file = path() + "/" + chunk_key(chunk); file_exists(file)) {
-    // Nothing to decode: read what is asked for only, in one piece if the runs are short.
+    // There is nothing to decode, so only the requested bytes are read, in one read if the runs are short.
     const InputFile input(file);
     const auto expected = static_cast<std::uint64_t>(chunk_size()) * item;
     if (input.size() != expected)
@@ -340,7 +340,7 @@ SHARDLIB_INLINE void ZarrArray::set_attributes(const nlohmann::json& attributes)
 SHARDLIB_INLINE ZarrGroup ZarrGroup::open(const std::string& path) {
   const std::string file = path + "/.zgroup";
   if (!file_exists(file))
-    throw UsageError("'" + path + "' is no zarr group: " +
+    throw UsageError("'" + path + "' is not a zarr group: " +
                      (file_exists(path + "/zarr.json") ? "it is of zarr version 3, and only 2 is supported"
                       : file_exists(path + "/.zarray") ? "it is an array"
                       : file_exists(path)              ? "it has no .zgroup"
@@ -352,7 +352,7 @@ SHARDLIB_INLINE ZarrGroup ZarrGroup::open(const std::string& path) {
 }
 SHARDLIB_INLINE ZarrGroup ZarrGroup::create(const std::string& path) {
   if (file_exists(path + "/.zgroup")) return open(path);
-  if (file_exists(path + "/.zarray")) throw UsageError("'" + path + "' is a zarr array: no group can stand there");
+  if (file_exists(path + "/.zarray")) throw UsageError("'" + path + "' is a zarr array: no group can be created there");
   make_folders(path);
   detail::write_json(path + "/.zgroup", {{"zarr_format", 2}});
   return ZarrGroup(path);

@@ -1,4 +1,4 @@
-// What a zarr array has decoded and may be asked for again.
+// The decoded chunks of a zarr array, for later reads.
 #pragma once
 
 #include <cstddef>

@@ -65,7 +65,7 @@ SHARDLIB_INLINE void check_zarr_codec(const ZarrInfo& info, bool write, const st
                      info.delta->stored + "\" do not fit the array's \"" + info.dtype + "\"");
 }
 
-/// What stands before a chunk's bytes: their CRC-32, little-endian.
+/// The prefix of a chunk's bytes: their CRC-32, little-endian.
 inline constexpr std::size_t checksum_bytes = sizeof(std::uint32_t);
 
 inline std::uint32_t crc32_of(std::span<const std::byte> bytes) {
@@ -78,7 +78,7 @@ inline std::uint32_t crc32_of(std::span<const std::byte> bytes) {
   return static_cast<std::uint32_t>(sum);
 }
 
-/// A chunk's bytes behind their checksum. Throws Error if the two differ.
+/// The bytes of a chunk after their checksum. Throws Error if the two do not match.
 inline std::span<const std::byte> checked(std::span<const std::byte> file, const std::string& where) {
   const auto restore = [&](const std::string& why) {
     return Error(where + ": " + why + ": it is damaged; copy the file again, or make the data again");
@@ -209,7 +209,7 @@ SHARDLIB_INLINE Bytes decode_chunk(const ZarrInfo& info, Bytes file, std::size_t
   return narrowed(wide, type);
 }
 
-/// What blosc's part of a file begins with.
+/// The beginning of the blosc data in a file.
 struct BloscHeader {
   std::array<std::byte, BLOSC_MIN_HEADER_LENGTH> bytes{};
   std::size_t begin = 0, size = 0;  ///< of that part in the file

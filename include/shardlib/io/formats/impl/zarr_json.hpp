@@ -29,7 +29,7 @@ inline json read_json(const std::string& path) {
   try {
     value = parse_json(as_text(bytes));
   } catch (const json::parse_error& e) {
-    throw Error("'" + path + "' is no JSON (at byte " + std::to_string(e.byte) + "): it is damaged");
+    throw Error("'" + path + "' is not JSON (at byte " + std::to_string(e.byte) + "): it is damaged");
   } catch (const json::out_of_range&) {
     throw Error("'" + path + "' has a number that is too large: it is damaged");
   } catch (const DeepJson& e) {
@@ -108,7 +108,7 @@ inline std::string show(const Index& shape) {
 /// The element that `.zarray`'s fill_value stands for, in this machine's byte order; empty for null.
 inline Bytes fill_bytes(const std::string& text, const ZarrType& type, const std::string& where) {
   const json value = json::parse(text, nullptr, false);
-  const auto fail = [&] { throw Error(where + ": key \"fill_value\": " + text + " is no value of this dtype"); };
+  const auto fail = [&] { throw Error(where + ": key \"fill_value\": " + text + " is not a value of this dtype"); };
   const auto bytes_of = [](auto x) {
     Bytes bytes(sizeof x);
     std::memcpy(bytes.data(), &x, sizeof x);

@@ -36,8 +36,8 @@ class AddedTokens {
     return true;
   }
 
-  /// Calls f(text, no_token) for what stands between tokens and f({}, id) for each token, in order. Special tokens are
-  /// text unless `specials`; others within their text are not found.
+  /// Calls f(text, no_token) for each text between tokens and f({}, id) for each token, in order. Special tokens are
+  /// text unless `specials`; other tokens within their text are not found.
   template <class F>
   void split(std::string_view text, bool specials, F&& f) const {
     std::size_t begin = 0;

@@ -26,7 +26,7 @@ namespace detail {
 
 [[noreturn]] inline void fail_vocabulary(const std::string& path, std::size_t line, const std::string& why) {
   throw Error("'" + path + "', line " + std::to_string(line) + ": " + shardlib::detail::excerpt(why, 400) +
-              ": the file is damaged or no vocabulary; get it again (scripts/vocabulary.sh)");
+              ": the file is damaged or is not a vocabulary; get it again (scripts/vocabulary.sh)");
 }
 
 /// Calls f(line, number from 1) for each. Throws Error where the last line has no end: the file is cut short.
@@ -74,9 +74,9 @@ inline std::unordered_map<std::string, std::uint32_t> read_ids(const std::string
       ids.emplace(token, id.get<std::uint32_t>());
     }
   } catch (const nlohmann::json::exception& error) {
-    throw Error("'" + path + "' is no JSON object of ids: it is damaged; get it again (" + error.what() + ")");
+    throw Error("'" + path + "' is not a JSON object of ids: it is damaged; get it again (" + error.what() + ")");
   } catch (const DeepJson& error) {
-    throw Error("'" + path + "' is no JSON object of ids: " + error.what() + ": it is damaged; get it again");
+    throw Error("'" + path + "' is not a JSON object of ids: " + error.what() + ": it is damaged; get it again");
   }
   return ids;
 }
@@ -88,7 +88,7 @@ SHARDLIB_INLINE std::vector<std::string> read_tiktoken(const std::string& path) 
   const std::string digest = hex(sha256(as_text(file)));
   if (digest.starts_with("223921b76ee9") || digest.starts_with("446a9538cb6c"))
     throw UsageError("'" + path + "' is the vocabulary of a later model (cl100k_base or o200k_base), " +
-                     "which cuts text into other pieces than GPT-2: use r50k_base.tiktoken");
+                     "which splits texts differently than GPT-2: use r50k_base.tiktoken");
   std::vector<std::string> tokens;
   detail::for_each_line(path, as_text(file), [&](std::string_view line, std::size_t number) {
     const std::size_t space = line.find(' ');

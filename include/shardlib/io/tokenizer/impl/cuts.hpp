@@ -13,7 +13,7 @@
 
 namespace shardlib::io::detail {
 
-/// What becomes of the matches of a pattern.
+/// What to do with the matches of a pattern.
 enum class Matches : std::uint8_t { isolated, removed, with_previous, with_next, contiguous };
 
 struct Cut {

@@ -30,7 +30,7 @@ struct Spelling {
   std::string from = {}, to = {};
 };
 
-/// What a tokenizer.json says.
+/// The settings of a tokenizer.json.
 struct TokenizerParts {
   std::vector<std::string> tokens;  ///< their bytes or, without `byte_level`, spellings, by id
   std::vector<bool> findable;       ///< whether a piece may be made of the token

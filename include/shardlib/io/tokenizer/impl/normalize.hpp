@@ -45,7 +45,7 @@ inline std::size_t unsettled_end(std::string_view text, std::size_t begin, unsig
   return end;
 }
 
-/// Bytes that are no UTF-8 stay, and what stands on their two sides does not join.
+/// Bytes that are not UTF-8 stay, and the texts on their two sides are normalized separately.
 inline std::string normal_form(std::string_view text, Rewrite::Kind kind) {
   const unsigned char settled = kind == Rewrite::nfc ? 0xcc : 0x80;
   const bool compose = kind == Rewrite::nfc || kind == Rewrite::nfkc, compatible = kind >= Rewrite::nfkc;

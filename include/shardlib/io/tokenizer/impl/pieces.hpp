@@ -65,7 +65,7 @@ inline Character character(const char* p, const char* end) {
   }
 }
 
-/// Where the run of characters of `kind` that begins at `p` ends.
+/// The end of the run of characters of `kind` that begins at `p`.
 inline const char* run_end(const char* p, const char* end, Kind kind) {
   while (p < end) {
     const Kind byte = byte_kinds[static_cast<unsigned char>(*p)];
@@ -89,7 +89,7 @@ inline std::size_t contraction(const char* p, const char* end) {
   return ((a == 'r' || a == 'v') && b == 'e') || (a == 'l' && b == 'l') ? 3 : 0;
 }
 
-/// Where the piece that begins at `p` ends.
+/// The end of the piece that begins at `p`.
 inline const char* piece_end(const char* p, const char* end) {
   if (*p == '\'')
     if (const std::size_t size = contraction(p, end); size > 0) return p + size;

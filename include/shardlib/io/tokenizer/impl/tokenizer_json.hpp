@@ -45,7 +45,7 @@ inline std::vector<std::string> read_vocabulary(const JsonPlace& file) {
   for (const auto& [token, id] : vocabulary.object()) place(token, vocabulary.at(token, id));
   if (!file.has("added_tokens")) return tokens;
   const JsonPlace added = file.at("added_tokens");
-  // What is not in the model gets the next ids there, whatever the file says.
+  // Tokens that are not in the model get the next ids, whatever the file says.
   std::size_t next = vocabulary.object().size();
   most += added.array().size();
   for (std::size_t i = 0; i < added.array().size(); ++i) {
@@ -160,7 +160,7 @@ inline void read_added(const JsonPlace& file, TokenizerParts& parts) {
 
 // ---- the end of text ------------------------------------------------------------------------------------------------
 
-/// The `eos_token` of the tokenizer_config.json beside the file; empty where that does not say.
+/// The `eos_token` of the tokenizer_config.json in the same folder; empty if it has none.
 inline std::string configured_end(const std::string& path) {
   const std::string config = (std::filesystem::path(path).parent_path() / "tokenizer_config.json").string();
   if (!file_exists(config)) return {};
@@ -172,7 +172,7 @@ inline std::string configured_end(const std::string& path) {
     const JsonPlace end = place.at("eos_token");
     return end.value().is_object() ? end.at("content").text() : end.text();
   } catch (const nlohmann::json::exception&) {
-    throw Error("'" + config + "' is no JSON: it is damaged; get it again");
+    throw Error("'" + config + "' is not JSON: it is damaged; get it again");
   } catch (const DeepJson& error) {
     throw Error("'" + config + "': " + error.what() + ": it is damaged; get it again");
   }
@@ -251,10 +251,10 @@ SHARDLIB_INLINE std::shared_ptr<const Tokenizer> read_tokenizer_json(const std::
     const Bytes bytes = read_file(path);
     json = detail::parse_json(as_text(bytes));
   } catch (const nlohmann::json::exception& error) {
-    throw Error("'" + path + "' is no JSON: it is no tokenizer.json, or it is damaged; get it again (" +
+    throw Error("'" + path + "' is not JSON: it is not a tokenizer.json, or it is damaged; get it again (" +
                 shardlib::detail::excerpt(error.what(), 200) + ")");
   } catch (const detail::DeepJson& error) {
-    throw Error("'" + path + "': " + error.what() + ": it is no tokenizer.json, or it is damaged; get it again");
+    throw Error("'" + path + "': " + error.what() + ": it is not a tokenizer.json, or it is damaged; get it again");
   }
   const detail::JsonPlace file(path, json);
   file.only({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",

@@ -1,7 +1,7 @@
-// Definitions of rule.hpp.
+// Definitions of validator.hpp.
 #pragma once
 
-#include "shardlib/run/rule.hpp"
+#include "shardlib/run/validator.hpp"
 
 #include <algorithm>
 #include <utility>

@@ -1,4 +1,4 @@
-// What a chart's values measure, and their text.
+// What the values of a chart measure, and their text.
 #pragma once
 
 #include <string>
@@ -7,15 +7,15 @@
 
 namespace shardlib::run {
 
-/// How a chart's values are written: a `number` 3.142; a `count` 12.3 k; a `percent` 41 %; `bytes` 1.5 GiB; `seconds`
-/// 250 ms.
+/// The format of a chart's values: a `number` 3.142; a `count` 12.3 k; a `percent` 41 %; `bytes` 1.5 GiB; `seconds` 250
+/// ms.
 enum class Unit { number, count, percent, bytes, seconds };
 
-/// The value as a text. `unit_text(Unit::bytes, 1.5e9)`
+/// The value as a text in its unit. `unit_text(Unit::bytes, 1.5e9)`
 [[nodiscard]] SHARDLIB_INLINE std::string unit_text(Unit unit, double value);
 
 }  // namespace shardlib::run
 
 #ifndef SHARDLIB_COMPILED
-#include "shardlib/run/impl/quantity.hpp"
+#include "shardlib/run/impl/unit.hpp"
 #endif

@@ -1,7 +1,7 @@
-// Definitions of quantity.hpp.
+// Definitions of unit.hpp.
 #pragma once
 
-#include "shardlib/run/quantity.hpp"
+#include "shardlib/run/unit.hpp"
 
 #include <fmt/format.h>
 
