@@ -2,7 +2,7 @@
 #pragma once
 
 #include <shardlib/run/checkpoints.hpp>
-#include <shardlib/run/plan.hpp>
+#include <shardlib/run/state_bytes.hpp>
 #include <shardlib/run/token_tensors.hpp>
 #include <shardlib/shardlib.hpp>
 
@@ -58,9 +58,8 @@ run::StepResult update(const GptMesh& mesh, Trained<C>& trained, const run::Trai
   if (!step.accepts(result)) return result;
   auto& [weights, mu, nu] = trained.state;
   const AdamW adamw{t.beta1, t.beta2, t.adam_epsilon, t.weight_decay};
-  adamw.update(
-      weights, mu, nu, grads, step.learning_rate, run::clip_factor(norm, t.clip), step.number,
-      [](std::string_view) { return true; }, trained.copies);
+  adamw.update(weights, mu, nu, grads, step.learning_rate, run::clip_factor(norm, t.clip), step.number, LeafRules(),
+               trained.copies);
   return result;
 }
 
@@ -131,14 +130,8 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const run::D
     return item(all_reduce<"+d +t -> ">(gpt::loss<C>(trained.copies, batch, o.config)));
   };
   program.decode = gpt::decoder(mesh, copies, o, o.training.seq);
-  program.parameters = parameter_count(state.weights);
-  program.weight_bytes = run::shard_bytes(state.weights);
   const std::int64_t gathered = o.gather == "per-step" ? mesh.size("d") : 0;  // times as large, beside those at rest
-  const std::int64_t c_bytes = run::shard_bytes(copies);
-  program.copy_bytes = (o.dtype == "f32" ? 0 : c_bytes) + gathered * c_bytes;
-  program.gradient_bytes =
-      (gathered > 0 ? gathered : 1) * (o.training.microbatches == 1 ? c_bytes : program.weight_bytes);
-  program.optimizer_bytes = run::shard_bytes(state.mu) + run::shard_bytes(state.nu);
+  run::note_state(program, o.training, gathered, state.weights, copies, state.mu, state.nu);
   program.flops_per_token = gpt::flops_per_token(o, program.parameters, o.training.seq);
   program.context = o.training.seq;
   run::train(device, o.training, data, toml, program);

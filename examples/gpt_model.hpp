@@ -30,6 +30,10 @@ struct Layer {
   Weight<C, "M/d K/t D", Whole> w_k, w_v;
   Weight<C, "M/d Q K/t D", Whole> w_o;
   Weight<C, "M/d F/t", Whole> w_gate, w_up, w_down;
+  // One each in Qwen 2; E is K * Q * D, G is K * D.
+  Array<"bias", Weight<C, "E/t/d", Whole>> b_q;
+  Array<"bias", Weight<C, "G/t/d", Whole>> b_k, b_v;
+  Array<"norm", Weight<C, "N/t/d", Whole>> q_norm, k_norm;  // one each in Qwen 3; N is D, padded
 };
 
 template <dtype C, bool Whole = false>
@@ -80,17 +84,33 @@ struct Heads {
   Tensor<C, "B/d L K/t D"> k, v;
 };
 
+// Normalizes each head (Qwen 3). Heads share the scale.
+template <dtype C, Spec S, Spec N>
+auto head_norm(const Tensor<C, S>& x, const Tensor<C, N>& norm, const ModelConfig& config) -> Tensor<C, S> {
+  const auto scale = narrow<"N -> D">(gathered<"N">(norm), 0, x.size("D"));
+  return cast<C>(rms_norm<"D">(cast<f32>(x), config.norm_epsilon) * cast<f32>(scale));
+}
+
 // Queries, keys and values of the tokens at positions `first`, `first` + 1, ... Heads are sharded over t: this is
 // tensor parallelism.
 template <dtype C, bool Whole = false>
 auto projected(const Tensor<C, "B/d L M">& x, const Layer<C, Whole>& w, const ModelConfig& config, std::int64_t first)
     -> Heads<C> {
   const auto w_q = gathered<"M Q K/t D">(w.w_q);
-  const auto q = rope<"L", "D">(einsum_unreduced<"B/d L M, M Q K/t D -> B/d L Q K/t D">(x, w_q), config.rope, first);
+  auto q = einsum_unreduced<"B/d L M, M Q K/t D -> B/d L Q K/t D">(x, w_q);
   const auto w_k = gathered<"M K/t D">(w.w_k);
-  const auto k = rope<"L", "D">(einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_k), config.rope, first);
+  auto k = einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_k);
   const auto w_v = gathered<"M K/t D">(w.w_v);
-  const auto v = einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_v);
+  auto v = einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_v);
+  const Sizes groups{{"Q", q.size("Q")}, {"D", q.size("D")}}, heads{{"D", q.size("D")}};
+  for (const auto& b : w.b_q)
+    q = q + rearrange<"K/t Q D -> Q K/t D">(split<"E/t -> K/t Q D">(gathered<"E/t">(b), groups));
+  for (const auto& b : w.b_k) k = k + split<"G/t -> K/t D">(gathered<"G/t">(b), heads);
+  for (const auto& b : w.b_v) v = v + split<"G/t -> K/t D">(gathered<"G/t">(b), heads);
+  for (const auto& norm : w.q_norm) q = head_norm(q, norm, config);
+  for (const auto& norm : w.k_norm) k = head_norm(k, norm, config);
+  q = rope<"L", "D">(q, config.rope, first);
+  k = rope<"L", "D">(k, config.rope, first);
   return {save_for_backward(q), save_for_backward(k), save_for_backward(v)};
 }
 

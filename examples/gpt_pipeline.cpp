@@ -119,7 +119,8 @@ class Gpt : Layout {
   // Of the whole model, which no rank has.
   [[nodiscard]] std::int64_t parameters() const {
     const std::int64_t heads = o.n_q_per_kv * o.n_kv * o.d_head, keys = o.n_kv * o.d_head;
-    const std::int64_t layer = o.d_model * (2 + 2 * heads + 2 * keys + 3 * o.d_ff);
+    const std::int64_t layer = o.d_model * (2 + 2 * heads + 2 * keys + 3 * o.d_ff) +
+                               (o.qkv_bias ? heads + 2 * keys : 0) + (o.qk_norm ? 2 * o.d_head : 0);
     return (o.tied ? 1 : 2) * o.vocabulary * o.d_model + o.layers * layer + o.d_model;
   }
   [[nodiscard]] double flops_per_token() const { return gpt::flops_per_token(o, parameters(), o.training.seq); }

@@ -19,7 +19,7 @@ namespace gpt {
 
 struct ModelOptions {
   std::int64_t layers = 4, d_model = 256, n_q_per_kv = 2, n_kv = 2, d_head = 64, d_ff = 768, vocabulary = 0;
-  bool tied = false;
+  bool tied = false, qkv_bias = false, qk_norm = false;
   std::string dtype = "f32";
   ModelConfig config;
 };
@@ -37,6 +37,8 @@ inline void declare(run::Options& options, ModelOptions& o) {
   run::declare(options, o.config.rope);
   options.add("--dtype", o.dtype, "dtype of products and communication", run::one_of({"f32", "bf16"}));
   options.flag("--tied", o.tied, "use the embedding as the unembedding too");
+  options.flag("--qkv-bias", o.qkv_bias, "add biases to queries, keys and values (Qwen 2)");
+  options.flag("--qk-norm", o.qk_norm, "normalize each query and each key (Qwen 3)");
 }
 
 // Sizes of the model's dims, padded so that a mesh of d x t divides them, and the vocabulary so that GEMMs have round
@@ -45,12 +47,18 @@ inline Sizes sizes_of(const ModelOptions& o, std::int64_t d, std::int64_t t) {
   const auto dim = [](const char* name, std::int64_t size, std::int64_t parts) {
     return NamedSize{name, size, round_up(size, parts)};
   };
+  // Biases lie over t as whole heads, and over d.
+  const NamedSize keys = dim("K", o.n_kv, t * (o.qkv_bias ? d / std::gcd(d, o.d_head) : 1));
+  const std::int64_t key_bias = o.qkv_bias ? o.d_head : 0, query_bias = key_bias * o.n_q_per_kv;
   return {dim("V", o.vocabulary, std::lcm<std::int64_t>(64, t)),
           dim("M", o.d_model, d * t),
           {"Q", o.n_q_per_kv},
-          dim("K", o.n_kv, t),
+          keys,
           {"D", o.d_head},
-          dim("F", o.d_ff, t)};
+          dim("F", o.d_ff, t),
+          {"E", o.n_kv * query_bias, keys.padded * query_bias},
+          {"G", o.n_kv * key_bias, keys.padded * key_bias},
+          dim("N", o.qk_norm ? o.d_head : 0, d * t)};
 }
 
 // First values: truncated normal numbers of standard deviation 1/sqrt(fan in), and scales of 1. The same on every mesh.
@@ -68,15 +76,15 @@ struct Initializer {
   void layer(Layer<f32>& layer, std::int64_t number) const {
     std::uint64_t stream = (o.tied ? 1 : 2) + 7 * static_cast<std::uint64_t>(number);
     const std::int64_t branches = 2 * o.layers;
-    scale(layer.norm1);
-    scale(layer.norm2);
+    for (auto* norm : {&layer.norm1, &layer.norm2}) scale(*norm);
     draw(layer.w_q, stream++, o.d_model);
-    draw(layer.w_k, stream++, o.d_model);
-    draw(layer.w_v, stream++, o.d_model);
+    for (auto* w : {&layer.w_k, &layer.w_v}) draw(*w, stream++, o.d_model);
     draw(layer.w_o, stream++, o.n_q_per_kv * o.n_kv * o.d_head * branches);
-    draw(layer.w_gate, stream++, o.d_model);
-    draw(layer.w_up, stream++, o.d_model);
+    for (auto* w : {&layer.w_gate, &layer.w_up}) draw(*w, stream++, o.d_model);
     draw(layer.w_down, stream++, o.d_ff * branches);
+    if (o.qkv_bias) layer.b_q = {zeros<f32, "E/t/d">(mesh, sizes)};
+    if (o.qkv_bias) layer.b_k = layer.b_v = {zeros<f32, "G/t/d">(mesh, sizes)};
+    if (o.qk_norm) layer.q_norm = layer.k_norm = {ones<f32, "N/t/d">(mesh, sizes)};
   }
   void scale(Tensor<f32, "M/t/d">& w) const { w = ones<f32, "M/t/d">(mesh, sizes); }
   template <Spec S>

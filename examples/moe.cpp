@@ -10,8 +10,8 @@
 
 #include <shardlib/run/checkpoints.hpp>
 #include <shardlib/run/dry_run.hpp>
-#include <shardlib/run/plan.hpp>
 #include <shardlib/run/rope_options.hpp>
+#include <shardlib/run/state_bytes.hpp>
 #include <shardlib/run/token_tensors.hpp>
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
@@ -136,10 +136,7 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const run::D
     const auto batch = run::token_tensors<moe::Batch, "B/d/e L">(mesh, rows, o.training.seq);
     return item(all_reduce<"+d +e +t -> ">(moe::loss(state.weights, batch, o.config, 1).second.cross_entropy));
   };
-  program.parameters = parameter_count(state.weights);
-  program.weight_bytes = run::shard_bytes(state.weights);
-  program.gradient_bytes = program.weight_bytes;
-  program.optimizer_bytes = run::shard_bytes(state.mu) + run::shard_bytes(state.nu);
+  run::note_state(program, o.training, 0, state.weights, state.weights, state.mu, state.nu);
   // A token multiplies by its own experts alone, and the embedding is a look-up.
   const std::int64_t idle = o.layers * 3 * o.d_model * o.d_ff * (o.experts - o.config.top_k);
   program.flops_per_token = run::training_flops_per_token(program.parameters - o.vocabulary * o.d_model - idle,

@@ -15,6 +15,7 @@ struct Shape {
 };
 
 /// Whole arrays, row-major, by the names of the leaves ("layers/0/w_q"). Without "unembed/0", embed serves for both.
+/// With "layers/0/b_q/0" queries, keys and values have biases, with "layers/0/q_norm/0" queries and keys norms.
 using Weights = std::map<std::string, std::vector<double>>;
 
 struct Tokens {
@@ -38,6 +39,14 @@ inline std::vector<double> times(const std::vector<double>& x, const std::vector
   for (std::size_t m = 0; m < x.size(); ++m)
     for (std::size_t j = 0; j < n; ++j) y[j] += x[m] * w[m * n + j];
   return y;
+}
+
+/// Normalizes each head (a run of D numbers).
+inline void norm_heads(std::vector<double>& heads, const std::vector<double>& scale) {
+  for (std::size_t head = 0; head < heads.size(); head += scale.size()) {
+    const auto y = normed(heads.data() + head, scale);
+    for (std::size_t d = 0; d < y.size(); ++d) heads[head + d] = y[d];
+  }
 }
 
 /// Turns each head (a run of D numbers): pair (i, i + D/2) by the angle position / 10000^(2i/D).
@@ -70,6 +79,7 @@ inline double loss(const Shape& s, const Weights& w, const Tokens& tokens) {
       const auto weight = [&](const char* name) -> const std::vector<double>& {
         return w.at("layers/" + std::to_string(layer) + "/" + name);
       };
+      const auto has = [&](const char* name) { return w.count("layers/" + std::to_string(layer) + "/" + name) != 0; };
       const auto &w_o = weight("w_o"), &w_down = weight("w_down");
       std::vector<std::vector<double>> q, k, v;
       for (std::size_t l = 0; l < s.L; ++l) {
@@ -77,6 +87,20 @@ inline double loss(const Shape& s, const Weights& w, const Tokens& tokens) {
         q.push_back(times(y, weight("w_q")));
         k.push_back(times(y, weight("w_k")));
         v.push_back(times(y, weight("w_v")));
+        if (has("b_q/0")) {
+          // A query head stands at Q, K in w_q, and at K, Q in its bias.
+          const auto &b_q = weight("b_q/0"), &b_k = weight("b_k/0"), &b_v = weight("b_v/0");
+          for (std::size_t i = 0; i < b_q.size(); ++i)
+            q[l][((i / s.D) % s.Q * s.K + i / s.D / s.Q) * s.D + i % s.D] += b_q[i];
+          for (std::size_t i = 0; i < b_k.size(); ++i) {
+            k[l][i] += b_k[i];
+            v[l][i] += b_v[i];
+          }
+        }
+        if (has("q_norm/0")) {
+          norm_heads(q[l], weight("q_norm/0"));
+          norm_heads(k[l], weight("k_norm/0"));
+        }
         apply_rope(q.back(), s.D, l);
         apply_rope(k.back(), s.D, l);
       }

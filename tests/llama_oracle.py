@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Llama and Mistral folders in Hugging Face's layout: examples/gpt_fsdp gives the logits of an independent Llama, and the
-weights back; what it does not compute exactly, it refuses.
+"""Llama, Mistral and Qwen folders in Hugging Face's layout: examples/gpt_fsdp gives the logits of an independent model, its
+loss and gradients, and the weights back; what it does not compute exactly, it refuses.
 
 llama_oracle.py --gpt PROGRAM      makes folders with random weights, and computes their logits in double precision; Python's
                                    standard library is enough
@@ -20,6 +20,7 @@ from gpt2_oracle import floats, read, write
 # 301 tokens and 40 of feed_forward: no mesh divides them. Bytes are tokens; the prompt has multi-byte characters.
 PROMPT = "In the begínning"
 TOKENS = list(PROMPT.encode())
+ROW = list((PROMPT + " wa").encode())  # of training, 20 tokens
 BASE = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 24, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 40, "vocab_size": 301, "hidden_act": "silu",
@@ -30,6 +31,9 @@ BASE = {
 # A pair of each kind: kept, in between, divided.
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 300}  # fmt: skip
+# As Qwen's own: no keys for biases, windows that are shut, ids of beginning and end that no text begins with.
+QWEN = {**{k: v for k, v in BASE.items() if not k.endswith("_bias")}, "use_sliding_window": False, "sliding_window": 16,
+        "max_window_layers": 28, "rope_theta": 1000000.0, "rms_norm_eps": 1e-6, "bos_token_id": 299, "eos_token_id": 300}
 MODELS = {
     "llama": {**BASE, "rope_scaling": LLAMA3},
     "mistral": {**BASE, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "head_dim": 8, "sliding_window": None,
@@ -40,6 +44,10 @@ MODELS = {
                     "eos_token_id": None, "max_position_embeddings": 10, "is_llama_config": True, "rope_interleaved": False,
                     "_attn_implementation_autoset": True,
                     "transformers.js_config": {"dtype": "q4", "kv_cache_dtype": {"q4f16": "float16"}}},
+    "qwen2": {**QWEN, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "tie_word_embeddings": True},
+    # Heads of 8 are wider than 24 / 4. Devices that do not divide 8 pad the scales of heads' norms.
+    "qwen3": {**QWEN, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 8, "attention_bias": False,
+              "sliding_window": None, "layer_types": ["full_attention"] * 2, "bos_token_id": None},
 }  # fmt: skip
 
 
@@ -57,6 +65,10 @@ def shapes(c):
                 "mlp.gate_proj": [f, m], "mlp.up_proj": [f, m], "mlp.down_proj": [m, f],
             }.items()
         }  # fmt: skip
+        if c["model_type"] == "qwen2":
+            named |= {f"model.layers.{i}.self_attn.{name}_proj.bias": [q if name == "q" else kv] for name in "qkv"}
+        if c["model_type"] == "qwen3":
+            named |= {f"model.layers.{i}.self_attn.{name}_norm.weight": [head] for name in "qk"}
     if not c["tie_word_embeddings"]:
         named["lm_head.weight"] = [c["vocab_size"], m]
     return named
@@ -104,12 +116,20 @@ def frequencies(c, head):
     return found
 
 
+def rows(values, shape):
+    return [values[i * shape[1] : (i + 1) * shape[1]] for i in range(shape[0])] if len(shape) == 2 else values
+
+
+def w_of(tensors):
+    return {name: rows(list(floats(tensor)), tensor[1]) for name, tensor in widened(tensors).items()}
+
+
 def logits(c, tensors):
-    """A Llama in plain Python: rows of logits, one for each token of the prompt."""
-    w = {}
-    for name, tensor in widened(tensors).items():
-        values, shape = floats(tensor), tensor[1]
-        w[name] = [values[i * shape[1] : (i + 1) * shape[1]] for i in range(shape[0])] if len(shape) == 2 else values
+    """A Llama or Qwen in plain Python: rows of logits, one for each token of the prompt."""
+    return logits_of(c, w_of(tensors), TOKENS)
+
+
+def logits_of(c, w, tokens):
     heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
     head = c.get("head_dim") or c["hidden_size"] // heads
     turns = frequencies(c, head)
@@ -119,6 +139,13 @@ def logits(c, tensors):
 
     def linear(x, name):
         return [dot(row, x) for row in w[name]]
+
+    def projected(x, name):  # Qwen 2 has biases, Qwen 3 a norm of each head
+        y = linear(x, name + "_proj.weight")
+        if c["model_type"] == "qwen2":
+            y = [a + b for a, b in zip(y, w[name + "_proj.bias"])]
+        scaled = c["model_type"] == "qwen3" and not name.endswith("v")
+        return [norm(h, name + "_norm.weight") if scaled else h for h in cut(y)]
 
     def norm(x, name):
         scale = 1 / math.sqrt(dot(x, x) / len(x) + c["rms_norm_eps"])
@@ -134,11 +161,11 @@ def logits(c, tensors):
     def cut(x):
         return [x[i : i + head] for i in range(0, len(x), head)]
 
-    xs = [list(w["model.embed_tokens.weight"][token]) for token in TOKENS]
+    xs = [list(w["model.embed_tokens.weight"][token]) for token in tokens]
     for layer in range(c["num_hidden_layers"]):
         at = f"model.layers.{layer}."
         inputs = [norm(x, at + "input_layernorm.weight") for x in xs]
-        q, k, v = ([cut(linear(x, f"{at}self_attn.{name}_proj.weight")) for x in inputs] for name in "qkv")
+        q, k, v = ([projected(x, f"{at}self_attn.{name}") for x in inputs] for name in "qkv")
         q, k = ([[rotated(h, p) for h in hs] for p, hs in enumerate(rows)] for rows in (q, k))
         for p, x in enumerate(xs):
             y = []
@@ -154,6 +181,26 @@ def logits(c, tensors):
             xs[p] = [a + b for a, b in zip(x, fed)]
     output = "model.embed_tokens.weight" if c["tie_word_embeddings"] else "lm_head.weight"
     return [linear(norm(x, "model.norm.weight"), output) for x in xs]
+
+
+def loss(c, w, begin):
+    """The mean over the tokens of ROW of -log p(token | those before it)."""
+    total = 0
+    for row, target in zip(logits_of(c, w, [begin, *ROW[:-1]]), ROW):
+        most = max(row)
+        total += most + math.log(math.fsum(math.exp(x - most) for x in row)) - row[target]
+    return total / len(ROW)
+
+
+def derivative(c, w, begin, name, direction, h=1e-4):
+    """Of the loss along a direction of one tensor, by central differences in double precision."""
+
+    def moved(by):
+        move = [[a + by * d for a, d in zip(*pair)] for pair in zip(w[name], direction)] if isinstance(direction[0], list) else [
+            a + by * d for a, d in zip(w[name], direction)]  # fmt: skip
+        return loss(c, {**w, name: move}, begin)
+
+    return (moved(h) - moved(-h)) / (2 * h)
 
 
 def write_folder(folder, config, tensors, shards=1):
@@ -199,7 +246,7 @@ def compare(program):
             tensors = weights(config, number, "BF16" if name == "mistral" else "F32")
             write_folder(folder, config, tensors, 3 if name == "mistral" else 1)
             expected = logits(config, tensors)
-            for mesh in ["d=1,t=1", "d=2,t=2", "d=1,t=4", "d=3,t=1"]:
+            for mesh in ["d=1,t=1", "d=2,t=2", "d=1,t=4", "d=3,t=1", "d=4,t=2"]:
                 gpt("--seq=20", "--steps=0", f"--mesh={mesh}", f"--load={folder}", f"--logits={out}", f"--export={again}",
                     f"--run={scratch}/{name}-{mesh}")  # fmt: skip
                 apart = distance(out, expected)
@@ -210,7 +257,7 @@ def compare(program):
             gpt("--seq=20", "--steps=0", f"--load={again}", f"--logits={out}")
             check(distance(out, expected) < 1e-5, f"{name}: what was exported has the same logits")
             same = {k: v for k, v in config.items() if k in back and not k.startswith("rope")}
-            same |= {"bos_token_id": 1, "max_position_embeddings": max(20, config["max_position_embeddings"])}
+            same |= {"bos_token_id": config.get("bos_token_id", 1), "max_position_embeddings": max(20, config["max_position_embeddings"])}
             wrong = {k: back[k] for k, v in same.items() if back[k] != v}
             check({"architectures", "model_type"} <= set(same) and not wrong, f"{name}: config.json {wrong}")
             check(("sliding_window" in back) == ("sliding_window" in config), f"{name}: a sliding_window where there was one")
@@ -218,6 +265,36 @@ def compare(program):
             written = [back["rope_theta"], back["rms_norm_eps"], (back["rope_scaling"] or {}).get("factor", 1.0)]
             check((back["rope_scaling"] or {}) == scaling and all(isinstance(x, float) for x in written),
                   f"{name}: rotary positions, in floats as transformers wants them")  # fmt: skip
+
+        # A step of AdamW whose epsilon is 1, with a rate of 1 and no decay, takes g / (|g| + 1) from each weight.
+        text = os.path.join(scratch, "rows.txt")
+        with open(text, "wb") as file:
+            file.write(bytes(ROW) * 100)
+        for name, begin in {"llama": 1, "qwen2": 299, "qwen3": 0}.items():
+            folder, config, draw = os.path.join(scratch, name), MODELS[name], random.Random(name)
+            tensors, after = read(folder + "/model.safetensors"), {}
+            for mesh in ["d=1,t=1", "d=2,t=2", "d=1,t=4", "d=3,t=1", "d=4,t=2"]:
+                at = f"{scratch}/{name}-step-{mesh}"
+                gpt("--seq=20", "--steps=1", f"--mesh={mesh}", f"--load={folder}", f"--data={text}", f"--run={at}",
+                    f"--export={at}-export", "--adam-epsilon=1", "--learning-rate=1", "--lr-schedule=constant", "--warmup=0",
+                    "--weight-decay=0", "--clip=0")  # fmt: skip
+                after[mesh] = {key: floats(tensor) for key, tensor in read(at + "-export/model.safetensors").items()}
+                with open(at + "/metrics.jsonl") as file:
+                    losses = [line["loss"] for line in map(json.loads, file) if "loss" in line]
+                due = loss(config, w_of(tensors), begin)
+                check(abs(losses[0] - due) < 1e-5 * due, f"{name}, {mesh}: the loss {losses[0]} is the reference's, {due}")
+            for key, tensor in tensors.items():
+                before = floats(tensor)
+                steps = {mesh: [a - b for a, b in zip(before, w[key])] for mesh, w in after.items()}
+                apart = max(abs(a - b) for one in steps.values() for a, b in zip(one, steps["d=1,t=1"]))
+                gradient = [x / (1 - abs(x)) for x in steps["d=2,t=2"]]
+                direction = [draw.gauss(0, 1) for _ in gradient]
+                parts = [g * d for g, d in zip(gradient, direction)]
+                size = math.sqrt(math.fsum(p * p for p in parts))
+                due = derivative(config, w_of(tensors), begin, key, rows(direction, tensor[1]))
+                check(apart < 5e-6 and size > 1e-4 and abs(math.fsum(parts) - due) < 1e-4 * size,
+                      f"{name}, {key}: the gradient ({abs(math.fsum(parts) - due) / size:.1e} from differences, "
+                      f"{apart:.1e} between meshes)")  # fmt: skip
 
         folder, config = os.path.join(scratch, "llama"), MODELS["llama"]
         tensors = read(folder + "/model.safetensors")
@@ -245,17 +322,17 @@ def compare(program):
 
         number = 0
 
-        def refused(what, *words, change=None, remove=(), options=(), weights=None):
+        def refused(what, *words, base=config, change=None, remove=(), options=(), weights=None):
             nonlocal number
             number += 1
             at = os.path.join(scratch, f"refused-{number}")
-            other = {k: v for k, v in {**config, **(change or {})}.items() if k not in remove}
+            other = {k: v for k, v in {**base, **(change or {})}.items() if k not in remove}
             write_folder(at, other, tensors if weights is None else weights)
             run = gpt("--seq=20", "--steps=0", f"--load={at}", *options, status=2)
             check(all(word in run.stderr for word in words) and run.stderr.count("error:") == 1,
                   f"refused: {what}: {run.stderr.strip()}")  # fmt: skip
 
-        for key, value in {"attention_bias": True, "mlp_bias": True, "model_type": "qwen2", "hidden_act": "gelu",
+        for key, value in {"attention_bias": True, "mlp_bias": True, "model_type": "qwen2_moe", "hidden_act": "gelu",
                            "sliding_window": 19, "num_key_value_heads": 3, "bos_token_id": 301, "hidden_size": 24.5,
                            "partial_rotary_factor": 0.5, "quantization_config": {"bits": 4}, "num_attention_heads": 0,
                            "head_dim": 5, "rope_interleaved": True}.items():  # fmt: skip
@@ -265,6 +342,42 @@ def compare(program):
                              ("type", {"type": "longrope", "short_factor": [1.0]}),
                              ("type", {"rope_type": "linear", "type": "llama3", "factor": 4.0})]:  # fmt: skip
             refused(f"scaling {scaling}", "config.json", f"'rope_scaling.{key}'", change={"rope_scaling": scaling})
+        refused("two architectures", "config.json", "'architectures' is [\"LlamaForCausalLM\"]", "Qwen2ForCausalLM",
+                change={"model_type": "qwen2"})  # fmt: skip
+        for name, change, *words in [
+            ("qwen2", {"use_sliding_window": True}, "'sliding_window' is 16", "--seq 20"),
+            ("qwen2", {"use_sliding_window": 1}, "'use_sliding_window' is 1"),
+            ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "'layer_types'", "full_attention", "2 layers"),
+            ("qwen2", {"attention_bias": True}, "'attention_bias' (true)"),
+            ("qwen2", {"num_experts": 60}, "'num_experts' (60)"),
+            ("qwen2", {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 1]}}, "'rope_scaling.type'", "mrope"),
+            ("qwen3", {"attention_bias": True}, "'attention_bias' is true"),
+            ("qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'rope_scaling.rope_type'", "yarn"),
+            ("qwen3", {"head_dim": None}, "self_attn.q_proj.weight", "[512, 24]"),
+            ("qwen3", {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "layer_types": None,
+                       "use_sliding_window": None, "max_window_layers": None}, "q_norm.weight"),
+        ]:  # fmt: skip
+            refused(f"{name} {change}", "config.json" if "weight" not in words[0] else "", *words,
+                    weights=read(f"{scratch}/{name}/model.safetensors"), base=MODELS[name], change=change)  # fmt: skip
+        refused("qwen2 without num_key_value_heads", "config.json", "'num_key_value_heads' is absent", "32",
+                base=MODELS["qwen2"], remove=["num_key_value_heads"])  # fmt: skip
+        for name, option in [("llama", "--qkv-bias"), ("qwen2", "--qk-norm")]:
+            at = f"{scratch}/{name}"
+            words = gpt("--seq=20", "--steps=0", f"--load={at}", option, status=2).stderr
+            check(option in words and "model_type" in words, f"refused: {option} beside {name}: {words.strip()}")
+        check("--qk-norm" in gpt("--steps=0", "--qkv-bias", "--qk-norm", f"--run={scratch}/never", f"--export={scratch}/never-export",
+                                 status=2).stderr, "--export of both, which no class has")  # fmt: skip
+        at = scratch + "/window"
+        write_folder(at, {**MODELS["qwen2"], "use_sliding_window": True, "sliding_window": 20,
+                          "layer_types": ["full_attention", "sliding_attention"]}, read(scratch + "/qwen2/model.safetensors"))  # fmt: skip
+        gpt("--seq=20", "--steps=0", f"--load={at}")  # a window that no row reaches
+        for option, kind in [("--qkv-bias", "qwen2"), ("--qk-norm", "qwen3")]:
+            at = f"{scratch}/new-{kind}"
+            gpt("--seq=20", "--steps=1", f"--data={text}", f"--run={at}", f"--export={at}-export", option, "--layers=1")
+            with open(at + "-export/config.json") as file:
+                back = json.load(file)
+            run = gpt("--seq=20", "--steps=0", f"--load={at}-export")
+            check(back["model_type"] == kind and run.returncode == 0, f"a model with {option} is exported as {kind}")
         refused("frequencies the wrong way round", "config.json", "'rope_scaling.low_freq_factor' is 4.0", "high_freq_factor",
                 change={"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}})  # fmt: skip
         refused("two bases", "'rope_parameters.rope_theta' is 7.5", "10000.0, as 'rope_theta'",

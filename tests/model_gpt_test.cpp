@@ -5,6 +5,7 @@
 // over weights in f64, where they are good to about 1e-8. PyTorch would have given all gradients at once, but CI would
 // have to install 200 MB of it for this one test; finite differences need nothing.
 #include <map>
+#include <ostream>
 #include <shardlib/shardlib.hpp>
 #include <string>
 #include <utility>
@@ -27,14 +28,32 @@ constexpr gpt_reference::Shape shape{.B = 8, .L = 12, .M = 16, .Q = 2, .K = 4, .
 constexpr auto sized(std::size_t n) {
   return static_cast<std::int64_t>(n);
 }
-const Sizes sizes{{"B", sized(shape.B)}, {"L", sized(shape.L)}, {"M", sized(shape.M)}, {"Q", sized(shape.Q)},
-                  {"K", sized(shape.K)}, {"D", sized(shape.D)}, {"F", sized(shape.F)}, {"V", sized(shape.V)}};
+const Sizes sizes{{"B", sized(shape.B)},          {"L", sized(shape.L)},   {"M", sized(shape.M)},
+                  {"Q", sized(shape.Q)},          {"K", sized(shape.K)},   {"D", sized(shape.D)},
+                  {"F", sized(shape.F)},          {"V", sized(shape.V)},   {"E", sized(shape.K* shape.Q* shape.D)},
+                  {"G", sized(shape.K* shape.D)}, {"N", sized(shape.D), 8}};
+
+/// Which model it is: what is one tensor in it, and what else its layers have.
+struct Kind {
+  bool tied = false, qkv_bias = false, qk_norm = false;
+};
+constexpr Kind kinds[] = {{}, {.tied = true}, {.qkv_bias = true}, {.tied = true, .qk_norm = true}};
+
+std::ostream& operator<<(std::ostream& out, Kind kind) {
+  return out << (kind.tied ? ", tied" : "") << (kind.qkv_bias ? ", biases" : "")
+             << (kind.qk_norm ? ", head norms" : "");
+}
 
 /// Every leaf random, scales around 1; weights large enough for attention to be far from uniform.
-gpt::Model<f32> random_model(const GptMesh& mesh, bool tied) {
+gpt::Model<f32> random_model(const GptMesh& mesh, Kind kind) {
   gpt::Model<f32> model;
-  if (!tied) model.unembed.resize(1);
+  if (!kind.tied) model.unembed.resize(1);
   model.layers.resize(shape.layers);
+  for (auto& layer : model.layers) {
+    for (auto* biases : {&layer.b_k, &layer.b_v}) biases->resize(kind.qkv_bias ? 1 : 0);
+    layer.b_q.resize(kind.qkv_bias ? 1 : 0);
+    for (auto* norms : {&layer.q_norm, &layer.k_norm}) norms->resize(kind.qk_norm ? 1 : 0);
+  }
   initialize(mesh, model, sizes, 1, [](std::string_view name) {
     return Normal{name.find("norm") != std::string_view::npos ? 1.0 : 0.0, 0.3};
   });
@@ -84,7 +103,8 @@ Logits logits_without_recompute(const gpt::Model<f32>& w, const gpt::Batch& batc
 
 /// Where a step differs from gpt::loss.
 struct Variant {
-  bool tied = false, library_loss = false, recompute = true, spelled_attention = false;
+  Kind kind = {};
+  bool library_loss = false, recompute = true, spelled_attention = false;
 };
 
 /// The loss and, whole, every gradient.
@@ -94,7 +114,7 @@ struct Result {
 };
 
 Result step(const GptMesh& mesh, Variant variant) {
-  const auto model = random_model(mesh, variant.tied);
+  const auto model = random_model(mesh, variant.kind);
   const auto differentiated = [&]() -> std::pair<Tensor<f32, "+d +t">, gpt::Model<f32>> {
     if (!variant.library_loss && variant.recompute && !variant.spelled_attention)
       return value_and_grad(mesh, gpt::loss<f32>, model, batch(mesh), gpt::ModelConfig{});
@@ -162,8 +182,8 @@ void expect_close(const Result& actual, const Result& expected, double tolerance
   }
 }
 
-std::vector<std::string> names_of_leaves(bool tied) {
-  return on_threads("d=1,t=1", [&](const GptMesh& mesh) { return leaf_names(random_model(mesh, tied)); });
+std::vector<std::string> names_of_leaves(Kind kind) {
+  return on_threads("d=1,t=1", [&](const GptMesh& mesh) { return leaf_names(random_model(mesh, kind)); });
 }
 
 /// The library's results to compare the oracle's with, on one device.
@@ -172,10 +192,10 @@ struct Subject {
   Leaves weights;
   Result result;
 };
-Subject subject(bool tied) {
+Subject subject(Kind kind) {
   return on_threads("d=1,t=1", [&](const GptMesh& mesh) {
-    const auto model = random_model(mesh, tied);
-    return Subject{leaf_names(model), fetch(model), step(mesh, {.tied = tied})};
+    const auto model = random_model(mesh, kind);
+    return Subject{leaf_names(model), fetch(model), step(mesh, {.kind = kind})};
   });
 }
 
@@ -189,9 +209,10 @@ gpt_reference::Weights in_f64(const Subject& subject) {
 }  // namespace
 
 TEST_CASE("gpt: loss and every gradient are equal on every mesh, and on threads and MPI bit for bit", "[model]") {
-  for (const Variant variant :
-       {Variant{}, Variant{.tied = true}, Variant{.library_loss = true}, Variant{.spelled_attention = true}}) {
-    const auto names = names_of_leaves(variant.tied);
+  for (const Variant variant : {Variant{}, Variant{.kind = {.tied = true}}, Variant{.kind = {.qkv_bias = true}},
+                                Variant{.kind = {.tied = true, .qk_norm = true}}, Variant{.library_loss = true},
+                                Variant{.spelled_attention = true}}) {
+    const auto names = names_of_leaves(variant.kind);
     const auto run = [&](const GptMesh& mesh) { return step(mesh, variant); };
     const Result alone = on_threads("d=1,t=1", run);
     for (const char* mesh : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2", "d=4,t=1", "d=1,t=4", "d=4,t=2"}) {
@@ -210,14 +231,16 @@ TEST_CASE("gpt: recompute changes no bit", "[model]") {
   for (const char* mesh : {"d=1,t=1", "d=2,t=2"})
     on_mesh(mesh, [](const std::shared_ptr<Device>& device) {
       const GptMesh on(device);
-      expect_same_bits(step(on, {}), step(on, {.recompute = false}), leaf_names(random_model(on, false)));
+      for (const Kind kind : kinds)
+        expect_same_bits(step(on, {.kind = kind}), step(on, {.kind = kind, .recompute = false}),
+                         leaf_names(random_model(on, kind)));
     });
 }
 
 TEST_CASE("gpt: the library's cross_entropy gives what the spelled loss gives", "[model]") {
   on_mesh("d=2,t=2", [](const std::shared_ptr<Device>& device) {
     const GptMesh mesh(device);
-    expect_close(step(mesh, {.library_loss = true}), step(mesh, {}), 2e-6, leaf_names(random_model(mesh, false)));
+    expect_close(step(mesh, {.library_loss = true}), step(mesh, {}), 2e-6, leaf_names(random_model(mesh, {})));
   });
 }
 
@@ -225,22 +248,22 @@ TEST_CASE("gpt: the library's causal_attention gives what attention in einsums g
   for (const char* mesh : {"d=1,t=1", "d=2,t=2"})
     on_mesh(mesh, [](const std::shared_ptr<Device>& device) {
       const GptMesh on(device);
-      expect_close(step(on, {}), step(on, {.spelled_attention = true}), 1e-5, leaf_names(random_model(on, false)));
+      expect_close(step(on, {}), step(on, {.spelled_attention = true}), 1e-5, leaf_names(random_model(on, {})));
     });
 }
 
 TEST_CASE("gpt: the loss is that of an independent f64 model", "[model]") {
-  for (const bool tied : {false, true}) {
-    const Subject s = subject(tied);
+  for (const Kind kind : kinds) {
+    const Subject s = subject(kind);
     const double expected = gpt_reference::loss(shape, in_f64(s), tokens());
-    INFO("tied " << tied);
+    INFO(kind);
     CHECK(std::abs(static_cast<double>(s.result.loss) - expected) <= 1e-6 * expected);
   }
 }
 
 TEST_CASE("gpt: every gradient is that of an independent f64 model, by finite differences", "[model]") {
-  for (const bool tied : {false, true}) {
-    const Subject s = subject(tied);
+  for (const Kind kind : kinds) {
+    const Subject s = subject(kind);
     auto weights = in_f64(s);
     const auto host = tokens();
     constexpr double h = 1e-4;
@@ -259,7 +282,7 @@ TEST_CASE("gpt: every gradient is that of an independent f64 model, by finite di
         return (moved(h) - moved(-h)) / (2 * h);
       };
       const double scale = largest(gradient);
-      INFO(s.names[i] << (tied ? ", tied" : "") << ", largest gradient " << scale);
+      INFO(s.names[i] << kind << ", largest gradient " << scale);
       CHECK(scale > 1e-5);
       // The largest element, and some spread over the leaf.
       std::vector<std::size_t> places{0, w.size() / 3, w.size() / 2, w.size() - 1};
@@ -297,7 +320,7 @@ using Counts = std::map<std::string, detail::ProgramState::Count>;
 /// result, as what it attends to says; that is a mask, or the segments.
 template <class Loss, class Seen>
 Counts counts(const GptMesh& mesh, const Loss& loss, const Seen& seen) {
-  const LayerAndInput in{random_model(mesh, false).layers[0], random_normal<f32, "B/d L M/t">(mesh, sizes, {2, 0})};
+  const LayerAndInput in{random_model(mesh, {}).layers[0], random_normal<f32, "B/d L M/t">(mesh, sizes, {2, 0})};
   auto& counts = detail::program_state(mesh.device()).counts;
   counts.clear();
   static_cast<void>(value_and_grad(mesh, loss, in, seen));
