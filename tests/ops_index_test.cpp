@@ -1,4 +1,7 @@
-// index_unreduced, scatter_add and cross_entropy: lookups in tables that may be sharded along the looked-up dim.
+// index_unreduced, scatter_add, take_along and cross_entropy: lookups in tables that may be sharded along the looked-up
+// dim.
+#include <algorithm>
+
 #include "op_case.hpp"
 #include "shardlib/shardlib.hpp"
 
@@ -67,6 +70,62 @@ TEST_CASE("scatter_add", "[ops]") {
       SCATTER(bf16, i32, "K M/t", "K", "[V] M/t"),
   });
 #undef SCATTER
+}
+
+/// Elements at the indices along V, in whose place the indices have V or another dim.
+void taken(const std::vector<Global>& x, Global& y) {
+  const auto at = static_cast<std::size_t>(std::find(x[0].names.begin(), x[0].names.end(), "V") - x[0].names.begin());
+  const Shape from = strides_along(x[0], x[0].names), to = strides_along(y, y.names);
+  for_each_index(y.shape, [&](Shape i) {
+    double& element = y.data[offset(to, i)];
+    i[at] = static_cast<std::int64_t>(x[1].data[offset(to, i)]);
+    element = x[0].data[offset(from, i)];
+  });
+}
+
+TEST_CASE("take_along", "[ops]") {
+#define TAKE(dtype, itype, from, ids)                                                                                \
+  make_case<Tensor<dtype, from>, Tensor<itype, ids>>(                                                                \
+      "take_along of " #dtype " " from ", " ids, [](const auto& x, const auto& i) { return take_along<"V">(x, i); }, \
+      taken, {.law = Law::joint, .draws = {is_floating(dtype_v<dtype>) ? Draw::odd : Draw::integers, Draw::index}})
+  check_cases({
+      TAKE(f32, i32, "B/d V", "B/d K"),
+      TAKE(f32, i32, "B/d V", "B/d V"),
+      TAKE(f32, u32, "V C/t +d", "D C/t"),
+      TAKE(f64, i32, "B V", "B L/t"),
+      TAKE(f64, i32, "A/d/t V", "A/d/t K"),
+      TAKE(f32, i32, "2 V 2", "2 V/t 2"),
+      TAKE(bf16, i32, "V C/d", "K C/d"),
+      TAKE(i32, i32, "B/d V", "B/d K"),
+  });
+#undef TAKE
+}
+
+TEST_CASE("take_along inverts a permutation, finds top_k's values, and rejects an index outside the dim", "[ops]") {
+  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+    const Mesh<"d t"> mesh(device);
+    HostArray<f32> host({2, 3, 2});
+    host.data = {3, 1, 2, 9, 7, 8, -4, -5, -6, 6, 5, 4};
+    const auto x = place<Tensor<f32, "2 V two">>(mesh, host);
+    REQUIRE(fetch(take_along<"V">(x, argsort<"V">(x))).data == fetch(sort<"V">(x)).data);
+    REQUIRE(fetch(sort<"V">(x)).data == std::vector<f32>{2, 1, 3, 8, 7, 9, -6, -5, -4, 4, 5, 6});
+    const auto best = top_k<"V", "K">(x, 2);
+    REQUIRE(fetch(take_along<"V">(x, best.indices)).data == fetch(best.values).data);
+    const auto order = argsort<"V">(x);
+    REQUIRE_THROWS_WITH(take_along<"V">(x, order + 1), Catch::Contains("id 3 is outside the table's extent 3"));
+  });
+}
+
+TEST_CASE("the diagonal of a matrix is a lookup", "[ops]") {
+  on_mesh("d=1,t=2", [](const std::shared_ptr<Device>& device) {
+    const Mesh<"d t"> mesh(device);
+    HostArray<f32> host({4, 4});
+    for (std::size_t i = 0; i < 16; ++i) host.data[i] = static_cast<f32>(i);
+    const auto x = place<Tensor<f32, "A/t B">>(mesh, host);
+    const auto diagonal = index_unreduced<"A/t [B], A/t -> A/t">(x, iota<"A/t">(mesh, 4));
+    expect(fetch(diagonal).data == std::vector<f32>{0, 5, 10, 15}, "diagonal");
+  });
+  SUCCEED();
 }
 
 /// -log softmax(logits)[target] along V, the logits' last dim.

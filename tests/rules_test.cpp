@@ -315,11 +315,22 @@ TEST_CASE("rules: einsum") {
   illegal(
       rules::einsum("A/t B, B C/t -> A/t C", "A/t B", "B C/t"),
       "einsum_unreduced<`A/t B, B C/t -> A/t C`>: the first operand is sharded over t (dim `A/t`) and the second "
-      "sharded over t (dim `C/t`), so only diagonal shards would be computed; `all_gather` one of them (communicates)");
+      "sharded over t (dim `C/t`), so only diagonal shards would be computed; `all_gather` one of them (communicates); "
+      "or keep both sharded: `split<\"A/t -> R/t Q\">` names the block of each device (free), and `shift` moves those "
+      "of "
+      "the other operand around t (communicates)");
   illegal(
       rules::einsum("A/t B, C/t B -> A C +t", "A/t B", "C/t B"),
       "einsum_unreduced<`A/t B, C/t B -> A C +t`>: the first operand is sharded over t (dim `A/t`) and the second "
-      "sharded over t (dim `C/t`), so only diagonal shards would be computed; `all_gather` one of them (communicates)");
+      "sharded over t (dim `C/t`), so only diagonal shards would be computed; `all_gather` one of them (communicates); "
+      "or keep both sharded: `split<\"A/t -> R/t Q\">` names the block of each device (free), and `shift` moves those "
+      "of "
+      "the other operand around t (communicates)");
+  illegal(rules::einsum("L/s D, K/s D -> L/s K/s", "L/s D", "K/s D"),
+          "einsum_unreduced<`L/s D, K/s D -> L/s K/s`>: axis `s` stands twice: a mesh axis can act once in a "
+          "tensor; `all_gather` one of the operands, whose `L/s` and `K/s` are both sharded over s (communicates); or "
+          "keep both sharded: `split<\"L/s -> R/s C\">` names the block of each device (free), and `shift` moves those "
+          "of the other operand around s (communicates)");
   illegal(rules::einsum("A B +t, B C +t -> A C +t", "A B +t", "B C +t"),
           "einsum_unreduced<`A B +t, B C +t -> A C +t`>: the first operand is partial over t and the second partial "
           "over t, and a product of sums is not the sum of the products; take `all_reduce` or `reduce_scatter` of one "
@@ -827,6 +838,27 @@ TEST_CASE("rules: ops along a dim") {
           "top_k: the operand `V +t` is partial over t, and top_k is not linear, so it has to see the sum, not the "
           "summand of one device; reduce it first, with a `reduce_scatter` or `all_reduce<\"V +t -> V\">` "
           "(communicate)");
+  legal(rules::take_along("V", "B/d V +t", "B/d K"), "B/d K +t");
+  legal(rules::take_along("V", "B/d V", "B/d V"), "B/d V");
+  legal(rules::take_along("V", "V B/d", "K/t B/d"), "K/t B/d");
+  illegal(
+      rules::take_along("V", "B V/t", "B K"),
+      "take_along<`V`>: dim `V/t` is sharded, so each device sees only its shard of it; gather it first with "
+      "`all_gather<\"B V/t -> B V\">` (communicates), or write `index_unreduced`, whose rows of other shards are 0");
+  illegal(rules::take_along("X", "B V", "B K"), "take_along<`X`>: the operand `B V` has no dim `X`");
+  illegal(rules::take_along("V", "B V", "B K +t"),
+          "take_along<`V`>: the indices `B K +t` are partial over t, and a summand is not an index; reduce it first, "
+          "with a `reduce_scatter` or `all_reduce<\"B K +t -> B K\">` (communicate)");
+  illegal(rules::take_along("V", "B/d V", "B K"),
+          "take_along<`V`>: the indices `B K` must have the dims of the operand `B/d V` but for `V`: dim 1 is `B`, not "
+          "`B/d`; take the shard of each device with `shard<\"B K -> B/d K\">` (no traffic)");
+  illegal(rules::take_along("V", "B V", "B"),
+          "take_along<`V`>: the indices `B` must have the dims of the operand `B V` but for `V`: dim `V` is missing");
+  illegal(
+      rules::take_along("V", "V +t", "K/t"),
+      "take_along<`V`>: the operand is partial over t and the indices sharded over t (dim `K/t`), so a device would "
+      "take only its own summands; reduce it first, with a `reduce_scatter` or `all_reduce<\"V +t -> V\">` "
+      "(communicate)");
   legal(rules::rope("L", "D", "B/d L Q K/t D"), "B/d L Q K/t D");
   legal(rules::rope("L", "D", "L/t D"), "L/t D");
   legal(rules::rope("L", "D", "L D +t"), "L D +t");

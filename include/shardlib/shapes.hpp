@@ -11,7 +11,7 @@
 #include "shardlib/ops/dropout.hpp"         // dropout
 #include "shardlib/ops/einsum.hpp"          // einsum_unreduced
 #include "shardlib/ops/elementwise.hpp"     // exp, relu, pow, maximum, where, cast, stop_gradient
-#include "shardlib/ops/index.hpp"           // index_unreduced, scatter_add
+#include "shardlib/ops/index.hpp"           // index_unreduced, scatter_add, take_along
 #include "shardlib/ops/layout.hpp"          // rename, rearrange, transpose, merge, split, concat, narrow, pad, stack
 #include "shardlib/ops/loss.hpp"            // cross_entropy, linear_cross_entropy
 #include "shardlib/ops/map.hpp"             // map, for any function of numbers

@@ -143,3 +143,19 @@ auto nothing_to_sum(const Tensor<f32, "B/d M">& x, const Tensor<f32, "M F">& w) 
   return einsum<"B/d M, M F -> B/d F">(x, w);
 }
 #endif
+
+// expect: axis `s` stands twice: a mesh axis can act once in a tensor; `all_gather` one of the operands, whose `L/s` and
+// expect: or keep both sharded: `split<"?..?L/s -> R/s C..?"?>` names the block of each device \(free\), and `shift` moves
+#if SECTION == 20
+auto two_sharded_lengths(const Tensor<f32, "B L/s H D">& q, const Tensor<f32, "B K/s H D">& k) {
+  return einsum_unreduced<"B L/s H D, B K/s H D -> B H L/s K/s">(q, k);
+}
+#endif
+
+// expect: so only diagonal shards would be computed; `all_gather` one of them \(communicates\); or keep both sharded:
+// expect: `split<"?..?L/s -> R/s C..?"?>`
+#if SECTION == 21
+auto one_sharded_length(const Tensor<f32, "B L/s H D">& q, const Tensor<f32, "B K/s H D">& k) {
+  return einsum_unreduced<"B L/s H D, B K/s H D -> B H L/s K">(q, k);
+}
+#endif

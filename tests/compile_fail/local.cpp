@@ -423,3 +423,25 @@ auto products_of_summands(const Tensor<f32, "L +t">& x) {
   return cumprod<"L">(x);
 }
 #endif
+
+// expect: take_along<`V`>: dim `V/t` is sharded, so each device sees only its shard of it; gather it first with
+// expect: or write `index_unreduced`, whose rows of other shards are 0
+#if SECTION == 60
+auto take_of_a_shard(const Tensor<f32, "B V/t">& x, const Tensor<i32, "B K">& ids) {
+  return take_along<"V">(x, ids);
+}
+#endif
+
+// expect: take_along<`V`>: the indices `B K` must have the dims of the operand `B/d V` but for `V`: dim 1 is `B`, not
+#if SECTION == 61
+auto take_for_other_rows(const Tensor<f32, "B/d V">& x, const Tensor<i32, "B K">& ids) {
+  return take_along<"V">(x, ids);
+}
+#endif
+
+// expect: take_along: the indices are f32, not i32 or u32; write `cast<i32>` of them first
+#if SECTION == 62
+auto take_at_numbers(const Tensor<f32, "B V">& x, const Tensor<f32, "B K">& ids) {
+  return take_along<"V">(x, ids);
+}
+#endif

@@ -1,4 +1,5 @@
-// Rows by index, along a dim that may be sharded: index_unreduced looks them up, scatter_add adds to them.
+// Rows by index, along a dim that may be sharded: index_unreduced looks them up, scatter_add adds to them. Elements by
+// index, along an unsharded dim: take_along.
 #pragma once
 
 #include <cstddef>
@@ -123,6 +124,42 @@ auto scatter_add(const Tensor<D, S>& rows, const Tensor<I, T>& indices, Sizes si
       op, rows.device(), detail::sizes_by_name(op, detail::parsed<Out::spec>, rows.value(), sizes),
       detail::ScatterAdd<D>{rows.value(), indices.value(), row, &detail::parsed<S>},
       detail::vjp(rows, detail::save(indices), detail::ScatterAddVjp<Due>{row}));
+}
+
+namespace detail {
+/// Adds the cotangent of each picked element to that of the element.
+template <class X, Spec Indices>
+struct PickVjp {
+  int dim;
+  template <class Ct, class I>
+  auto operator()(const Ct& ct, const I& indices, const GlobalSizes& global) const {
+    return record<"scatter_add", Dual<X, axes_of<X::spec, Indices>()>>(
+        OpInfo{"scatter_add", Ct::spec, {}}, ct.device(), global,
+        ScatterAdd<typename X::value_type>{ct.value(), indices.value(), dim, &parsed<Ct::spec>});
+  }
+};
+/// The elements of `x` at the indices along dim number `dim`.
+template <OpName Name, class Out, class X, class I>
+Out pick(const OpInfo& op, const X& x, const I& indices, int dim) {
+  using D = typename X::value_type;
+  const Lookup<D> kernel{x.value(), indices.value(), dim};
+  const GlobalSizes sizes = sizes_by_name(op, parsed<I::spec>, x.value(), indices.value());
+  if constexpr (floating<D>)
+    return record<Name, Out>(op, x.device(), sizes, kernel, vjp(x, save(indices), PickVjp<X, I::spec>{dim}));
+  else
+    return record<Name, Out>(op, x.device(), sizes, kernel);
+}
+}  // namespace detail
+
+/// The elements at the indices along an unsharded dim, as numpy's take_along_axis: the indices have the other dims of
+/// the operand, and in the dim's place the same one or another. *Throws* on an index outside the dim. Backward: each
+/// cotangent is added to that of its element. `take_along<"V">(x, ids)` of "B/d V" and "B/d K" is "B/d K"
+template <DimName Dim, dtype D, Spec S, dtype I, Spec T>
+auto take_along(const Tensor<D, S>& x, const Tensor<I, T>& indices, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::is_index<"take_along", I>, D>, detail::result_of<rules::take_along, Dim, S, T>> {
+  using Out = Tensor<D, detail::result_of<rules::take_along, Dim, S, T>>;
+  constexpr int dim = detail::parsed<S>.find(Dim);
+  return detail::pick<"take_along", Out>(detail::Calling{"take_along", Dim, site}, x, indices, dim);
 }
 
 }  // namespace shardlib

@@ -17,29 +17,6 @@ struct Argsort {
   bool descending;
   Buffer operator()(const Value& in, const Value& out) const;
 };
-/// Adds the cotangent of each picked element to that of the element.
-template <class X>
-struct PickVjp {
-  int dim;
-  template <class Ct, class I>
-  auto operator()(const Ct& ct, const I& indices, const GlobalSizes& global) const {
-    return record<"scatter_add", Dual<X, axes_of<X::spec>()>>(
-        OpInfo{"scatter_add", Ct::spec, {}}, ct.device(), global,
-        ScatterAdd<typename X::value_type>{ct.value(), indices.value(), dim, &parsed<Ct::spec>});
-  }
-};
-/// The elements of `x` at the indices along dim number `dim`.
-template <OpName Name, class X, Spec S>
-auto pick(const OpInfo& op, const X& x, const Tensor<i32, S>& indices, int dim) {
-  using D = typename X::value_type;
-  using Out = Tensor<D, S>;
-  const Lookup<D> kernel{x.value(), indices.value(), dim};
-  const GlobalSizes& sizes = sizes_of(indices.value());
-  if constexpr (floating<D>)
-    return record<Name, Out>(op, x.device(), sizes, kernel, vjp(x, save(indices), PickVjp<X>{dim}));
-  else
-    return record<Name, Out>(op, x.device(), sizes, kernel);
-}
 }  // namespace detail
 
 /// The indices that sort the elements along an unsharded dim. Of equal elements the lower index comes first.
@@ -61,7 +38,8 @@ auto sort(const Tensor<D, S>& x, bool descending = false, Site site = Site::curr
     -> Tensor<detail::after_t<detail::is_reduced<"sort", D>, D>,
               detail::result_of<rules::along, OpName("sort"), Dim, S>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
-  return detail::pick<"sort">(detail::Calling{"sort", Dim, site}, x, argsort<Dim>(x, descending, site), dim);
+  return detail::pick<"sort", Tensor<D, S>>(detail::Calling{"sort", Dim, site}, x, argsort<Dim>(x, descending, site),
+                                            dim);
 }
 
 /// The values and indices of the k largest elements. `const auto [values, indices] = top_k<"V", "K">(x, 4)`
@@ -85,7 +63,7 @@ auto top_k(const Tensor<D, S>& x, DimSize k, Site site = Site::current())
   const detail::Calling op{"top_k", Dim, site};
   const auto indices = detail::record_unary<"top_k", Tensor<i32, out>>(
       op, x, detail::top_k_sizes(op, detail::parsed<out>, x.value(), dim, k), detail::Argsort<D>{dim, true});
-  return {detail::pick<"top_k">(op, x, indices, dim), indices};
+  return {detail::pick<"top_k", Tensor<D, out>>(op, x, indices, dim), indices};
 }
 
 }  // namespace shardlib

@@ -3,6 +3,7 @@
 
 #include "shardlib/rules/common.hpp"
 
+#include <initializer_list>
 #include <string_view>
 
 namespace shardlib::rules {
@@ -22,7 +23,26 @@ struct Words {
   const char* first = "the first operand";
   const char* second = "the second";
   const char* acting = "contracting";
+  bool blocks = false;  ///< whether the op may be taken block by block
 };
+
+/// The first of some names that neither operand has.
+constexpr std::string_view free_name(const TensorSpec& x, const TensorSpec& y,
+                                     std::initializer_list<const char*> names) {
+  for (std::string_view name : names)
+    if (!x.has(name) && !y.has(name)) return name;
+  return *(names.end() - 1);
+}
+/// The remedy that keeps two lengths sharded: blocks of one travel around the axis.
+constexpr Text ring_of_blocks(const TensorSpec& x, int at, const TensorSpec& y, std::string_view axis) {
+  const Dim& dim = x.dims[at];
+  if (dim.axes.size() != 1) return {};
+  return "; or keep both sharded: " +
+         quoted(Text("split<\"") + to_string(dim) + " -> " + free_name(x, y, {"R", "P", "Place"}) + "/" + axis + " " +
+                free_name(x, y, {"C", "Q", "Position"}) + "\">") +
+         " names the block of each device (free), and `shift` moves those of the other operand around " + axis +
+         " (communicates)";
+}
 
 /// The error about two operands whose placements on an axis conflict.
 constexpr Text einsum_conflict(const OpParts& op, std::string_view axis, const Words& words) {
@@ -40,7 +60,10 @@ constexpr Text einsum_conflict(const OpParts& op, std::string_view axis, const W
            "`all_gather` of the other first (all communicate)";
   if (a.kind == Placement::sharded && b.kind == Placement::sharded &&
       op.in[0].dims[a.dim].name != op.in[1].dims[b.dim].name)
-    return placements + ", so only diagonal shards would be computed; `all_gather` one of them (communicates)";
+    return placements + ", so only diagonal shards would be computed; `all_gather` one of them (communicates)" +
+           (words.blocks && op.out.has(op.in[0].dims[a.dim].name) && op.out.has(op.in[1].dims[b.dim].name)
+                ? ring_of_blocks(op.in[0], a.dim, op.in[1], axis)
+                : Text());
   return {};
 }
 
@@ -111,6 +134,16 @@ namespace detail_ {
 
 /// Checks the einsum of two operands, for any op that follows its rules.
 constexpr Verdict product(const OpCall& call, const TensorSpec& x, const TensorSpec& y) {
+  if (detail::find(call.op.error.view(), "stands twice: a mesh axis") != detail::npos) {
+    // The result of two sharded lengths would name one axis twice.
+    for (int i = 0; i < x.rank(); ++i)
+      for (auto axis : x.dims[i].axes)
+        if (const Placement b = y.placement(axis); b.kind == Placement::sharded && y.dims[b.dim].name != x.dims[i].name)
+          return {{},
+                  call.why + "; `all_gather` one of the operands, whose " + quoted(to_string(x.dims[i])) + " and " +
+                      quoted(to_string(y.dims[b.dim])) + " are both sharded over " + axis + " (communicates)" +
+                      ring_of_blocks(x, i, y, axis)};
+  }
   if (!call.why.empty()) return call.fail();
   if (!(x == y) && x == call.op.in[1] && y == call.op.in[0])
     return call.fail("the operands are swapped: the first is " + quoted(x) + ", the second " + quoted(y) +
@@ -118,7 +151,7 @@ constexpr Verdict product(const OpCall& call, const TensorSpec& x, const TensorS
   if (const Text why = check_operand(x, call.op.in[0], "the first operand"); !why.empty()) return call.fail(why);
   if (const Text why = check_operand(y, call.op.in[1], "the second operand"); !why.empty()) return call.fail(why);
   if (const Text why = integer_dims(call.op); !why.empty()) return call.fail(why);
-  if (const Text why = einsum(call.op); !why.empty()) return call.fail(why);
+  if (const Text why = einsum(call.op, {.blocks = true}); !why.empty()) return call.fail(why);
   return call.accept();
 }
 
@@ -154,7 +187,7 @@ constexpr TensorSpec unreduced(const OpParts& op) {
 /// einsum<"a b/t, b/t c -> a c/t">: einsum_unreduced, and the one reduce_scatter or all_reduce that makes the result.
 constexpr Verdict einsum_reduced(std::string_view op, const TensorSpec& x, const TensorSpec& y) {
   OpCall call = parse_call("einsum", op, 2);
-  if (!call.why.empty()) return call.fail();
+  if (!call.why.empty()) return detail_::product(call, x, y);
   const TensorSpec result = call.op.out;
   call.op.out = unreduced(call.op);
   const TensorSpec products = call.op.out;

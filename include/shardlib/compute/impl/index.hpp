@@ -11,8 +11,12 @@ SHARDLIB_INLINE LookupLoops::LookupLoops(const Value& table, int row_dim, const 
                                          const TensorSpec& result)
     : shape_(shape) {
   const auto table_all = kernels::row_major(view(table.local)), index_all = kernels::row_major(view(indices.local));
-  for (const Dim& dim : result.dims) {
-    const int t = table.spec->find(dim.name), i = indices.spec->find(dim.name);
+  for (int d = 0; d < result.rank(); ++d) {
+    // Integer dims have no names to find them by. Only ops whose tensors have their dims in the same places take them.
+    const auto place = [&, &dim = result.dims[d]](const TensorSpec& spec) {
+      return dim.is_integer() ? d : spec.find(dim.name);
+    };
+    const int t = place(*table.spec), i = place(*indices.spec);
     // Along the looked-up dim, the index alone chooses the row.
     table_strides.push_back(t < 0 || t == row_dim ? 0 : table_all[t]);
     index_strides.push_back(i < 0 ? 0 : index_all[i]);
