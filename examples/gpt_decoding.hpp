@@ -36,14 +36,14 @@ auto cached_attention(const Tensor<C, "B/d L M">& x, Cache<C>& cache, const NewT
   const double scale = 1 / std::sqrt(static_cast<double>(q.size("D")));
   const auto probabilities = cast<C>(softmax<"Klen">(where(tokens.seen, scores * scale, -1e30)));
   const auto y = einsum_unreduced<"B/d Q K/t L Klen, B/d Klen K/t D -> B/d L Q K/t D">(probabilities, cache.v);
-  const auto w_o = gathered<"M Q K/t D">(w.w_o);
+  const auto w_o = all_gather<"M/d Q K/t D -> M Q K/t D", backward_sum<f32>>(w.w_o);
   return einsum_unreduced<"B/d L Q K/t D, M Q K/t D -> B/d L M +t">(y, w_o);
 }
 
 template <dtype C>
 auto cached_logits(const Model<C>& w, Array<"layers", Cache<C>>& caches, const NewTokens& tokens,
                    const ModelConfig& config) -> Tensor<f32, "B/d L V/t"> {
-  const auto embed = gathered<"V/t M">(w.embed);
+  const auto embed = all_gather<"V/t M/d -> V/t M", backward_sum<f32>>(w.embed);
   Residual x = embedded(embed, tokens.ids);
   for (std::size_t i = 0; i < caches.size(); ++i) {
     const Layer<C>& layer = w.layers[i];
@@ -52,7 +52,7 @@ auto cached_logits(const Model<C>& w, Array<"layers", Cache<C>>& caches, const N
     const auto fed = feed_forward(gathered_norm(x, layer.norm2, config), layer);
     x = x + cast<f32>(reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(fed));
   }
-  const auto unembed = w.unembed.empty() ? embed : gathered<"V/t M">(w.unembed[0]);
+  const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M", backward_sum<f32>>(w.unembed[0]);
   return unembedded(x, w.final_norm, unembed, config);
 }
 

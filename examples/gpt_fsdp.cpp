@@ -18,11 +18,8 @@
 
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
-  o.training.may_change = {"gather"};  // sums in another order
   gpt::declare(options, o);
   gpt::declare(options, o.files);
-  options.add("--gather", o.gather, "when weights are gathered and gradients scattered; per-step needs more memory",
-              run::one_of({"per-microbatch", "per-step"}));
   declare_presets(options);
 }
 

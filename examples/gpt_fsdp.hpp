@@ -22,7 +22,6 @@ using GptMesh = Mesh<"d t">;
 struct Options : gpt::ModelOptions {
   run::Training training;
   gpt::HuggingFace files;
-  std::string gather = "per-microbatch";
 };
 
 inline gpt::Model<f32> initial_weights(const GptMesh& mesh, const Options& o) {
@@ -63,51 +62,22 @@ run::StepResult update(const GptMesh& mesh, Trained<C>& trained, const run::Trai
   return result;
 }
 
-// Loss and gradients of the microbatches, by weights at rest or gathered over d. Sums of more than one are f32, and lie
-// as the gradients do: of gathered weights, whose gradients are partial over d, nothing is sent.
-template <dtype C, bool Whole, class Then>
-run::StepResult accumulated(const GptMesh& mesh, const gpt::Model<C, Whole>& w, const Options& o, const run::Step& step,
-                            const Then& then) {
+// Loss and gradients of the microbatches, and the update. Sums of more than one gradient are f32.
+template <dtype C>
+run::StepResult train_step(const GptMesh& mesh, Trained<C>& trained, const Options& o, const run::Step& step) {
   const auto differentiated = [&](const io::TokenBatch& rows) {
     const auto batch = run::token_tensors<gpt::Batch>(mesh, rows, o.training.seq);
-    return value_and_grad(mesh, gpt::loss<C, Whole>, w, batch, o.config);
+    return value_and_grad(mesh, gpt::loss<C>, trained.copies, batch, o.config);
   };
   auto [loss, grads] = differentiated(step.microbatches[0]);
-  if (step.microbatches.size() == 1) return then(loss, grads);
-  auto sums = cast_tree<gradient_t<GptMesh, gpt::Model<f32, Whole>>>(std::exchange(grads, {}));
+  if (step.microbatches.size() == 1) return update(mesh, trained, o.training, step, loss, grads);
+  auto sums = cast_tree<gpt::Model<f32>>(std::exchange(grads, {}));
   for (std::size_t i = 1; i < step.microbatches.size(); ++i) {
     const auto [l, g] = differentiated(step.microbatches[i]);
     loss = loss + l;
     for_each_leaf([](std::string_view, auto& sum, const auto& x) { sum = sum + cast<f32>(x); }, sums, g);
   }
-  return then(loss, sums);
-}
-
-// --gather per-step: weights are gathered once, before the microbatches, and gradients scattered once, behind them.
-template <dtype C>
-run::StepResult gather_once(const GptMesh& mesh, Trained<C>& trained, const Options& o, const run::Step& step) {
-  auto whole = same_structure<gpt::Model<C, true>>(trained.copies);
-  for_each_leaf([](std::string_view, auto& to, const auto& w) { to = all_gather<over<"d">>(w); }, whole,
-                trained.copies);
-  return accumulated(mesh, whole, o, step, [&](const auto& loss, auto& sums) {
-    whole = {};
-    auto grads = trained.copies;  // their structure
-    for_each_leaf(
-        []<Spec R, class G>(std::string_view, Tensor<C, R>& to, G& sum) {
-          to = reduce_scatter<make_op<G::spec, R>, f32>(cast<C>(std::exchange(sum, {})));
-        },
-        grads, sums);
-    return update(mesh, trained, o.training, step, loss, grads);
-  });
-}
-
-// One step. Without --gather per-step each microbatch gathers and scatters, layer by layer.
-template <dtype C>
-run::StepResult train_step(const GptMesh& mesh, Trained<C>& trained, const Options& o, const run::Step& step) {
-  if (o.gather == "per-step") return gather_once(mesh, trained, o, step);
-  return accumulated(mesh, trained.copies, o, step, [&](const auto& loss, const auto& grads) {
-    return update(mesh, trained, o.training, step, loss, grads);
-  });
+  return update(mesh, trained, o.training, step, loss, sums);
 }
 
 // ---- a run ----------------------------------------------------------------------------------------------------------
@@ -130,8 +100,7 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const run::D
     return item(all_reduce<"+d +t -> ">(gpt::loss<C>(trained.copies, batch, o.config)));
   };
   program.decode = gpt::decoder(mesh, copies, o, o.training.seq);
-  const std::int64_t gathered = o.gather == "per-step" ? mesh.size("d") : 0;  // times as large, beside those at rest
-  run::note_state(program, o.training, gathered, state.weights, copies, state.mu, state.nu);
+  run::note_state(program, o.training, state.weights, copies, state.mu, state.nu);
   program.flops_per_token = gpt::flops_per_token(o, program.parameters, o.training.seq);
   program.context = o.training.seq;
   run::train(device, o.training, data, toml, program);
@@ -141,5 +110,4 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const run::D
 // CMake compiles these in gpt_fsdp_parts.cpp, at the same time. Without the macro gpt_fsdp.cpp is the whole program.
 #ifdef GPT_FSDP_PARTS
 extern template void train<bf16>(const std::shared_ptr<Device>&, const Options&, const run::Data&, const std::string&);
-extern template run::StepResult gather_once(const GptMesh&, Trained<f32>&, const Options&, const run::Step&);
 #endif

@@ -1,8 +1,7 @@
-// gpt_fsdp's training in bf16, and its --gather per-step, compiled beside the rest.
+// gpt_fsdp's training in bf16, compiled beside the rest.
 #include <memory>
 #include <string>
 
 #include "gpt_fsdp.hpp"
 
 template void train<bf16>(const std::shared_ptr<Device>&, const Options&, const run::Data&, const std::string&);
-template run::StepResult gather_once(const GptMesh&, Trained<f32>&, const Options&, const run::Step&);

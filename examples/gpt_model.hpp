@@ -19,29 +19,25 @@ using namespace shardlib;
 
 // ---- weights: at rest, every tensor is sharded over the whole mesh --------------------------------------------------
 
-/// With `Whole` a weight is gathered over d before the microbatches: "M F/t" for "M/d F/t".
-template <dtype C, Spec S, bool Whole>
-using Weight = Tensor<C, Whole ? without_axis<S, "d"> : S>;
-
-template <dtype C, bool Whole = false>
+template <dtype C>
 struct Layer {
-  Weight<C, "M/t/d", Whole> norm1, norm2;
-  Weight<C, "M/d Q K/t D", Whole> w_q;
-  Weight<C, "M/d K/t D", Whole> w_k, w_v;
-  Weight<C, "M/d Q K/t D", Whole> w_o;
-  Weight<C, "M/d F/t", Whole> w_gate, w_up, w_down;
+  Tensor<C, "M/t/d"> norm1, norm2;
+  Tensor<C, "M/d Q K/t D"> w_q;
+  Tensor<C, "M/d K/t D"> w_k, w_v;
+  Tensor<C, "M/d Q K/t D"> w_o;
+  Tensor<C, "M/d F/t"> w_gate, w_up, w_down;
   // One each in Qwen 2; E is K * Q * D, G is K * D.
-  Array<"bias", Weight<C, "E/t/d", Whole>> b_q;
-  Array<"bias", Weight<C, "G/t/d", Whole>> b_k, b_v;
-  Array<"norm", Weight<C, "N/t/d", Whole>> q_norm, k_norm;  // one each in Qwen 3; N is D, padded
+  Array<"bias", Tensor<C, "E/t/d">> b_q;
+  Array<"bias", Tensor<C, "G/t/d">> b_k, b_v;
+  Array<"norm", Tensor<C, "N/t/d">> q_norm, k_norm;  // one each in Qwen 3; N is D, padded
 };
 
-template <dtype C, bool Whole = false>
+template <dtype C>
 struct Model {
-  Weight<C, "V/t M/d", Whole> embed;
-  Array<"unembed", Weight<C, "V/t M/d", Whole>> unembed;  // empty: tied to embed
-  Array<"layers", Layer<C, Whole>> layers;
-  Weight<C, "M/t/d", Whole> final_norm;
+  Tensor<C, "V/t M/d"> embed;
+  Array<"unembed", Tensor<C, "V/t M/d">> unembed;  // empty: tied to embed
+  Array<"layers", Layer<C>> layers;
+  Tensor<C, "M/t/d"> final_norm;
 };
 
 static_assert(fully_sharded<Mesh<"d t">, Model<f32>>);
@@ -60,21 +56,17 @@ struct Batch {
 };
 
 // ---- one layer: every weight is gathered over d just before its use (FSDP) ------------------------------------------
+//
+// The backward pass of a gather sums the gradient over the devices. `backward_sum<f32>`: in f32, also where C is bf16.
 
 using Residual = Tensor<f32, "B/d L M/t">;
 
-// Gathers what is not whole yet. The backward pass sums the gradient over the devices, in f32.
-template <Spec R, dtype C, Spec S>
-auto gathered(const Tensor<C, S>& x, Site site = Site::current()) -> Tensor<C, R> {
-  if constexpr (S == R) return x;
-  if constexpr (S != R) return all_gather<make_op<S, R>, backward_sum<f32>>(x, site);
-}
-
 // Gathers the residual stream over t, normalizes it and applies the scale. Communicates x once over t.
-template <dtype C, Spec S = "M/t/d">
-auto gathered_norm(const Residual& x, const Tensor<C, S>& norm, const ModelConfig& config) -> Tensor<C, "B/d L M"> {
-  const auto whole = gathered<"B/d L M">(cast<C>(x));
-  const auto scale = gathered<"M">(norm);
+template <dtype C>
+auto gathered_norm(const Residual& x, const Tensor<C, "M/t/d">& norm, const ModelConfig& config)
+    -> Tensor<C, "B/d L M"> {
+  const auto whole = all_gather<"B/d L M/t -> B/d L M", backward_sum<f32>>(cast<C>(x));
+  const auto scale = all_gather<"M/t/d -> M", backward_sum<f32>>(norm);
   return cast<C>(rms_norm<"M">(cast<f32>(whole), config.norm_epsilon) * cast<f32>(scale));
 }
 
@@ -85,28 +77,36 @@ struct Heads {
 };
 
 // Normalizes each head (Qwen 3). Heads share the scale.
-template <dtype C, Spec S, Spec N>
-auto head_norm(const Tensor<C, S>& x, const Tensor<C, N>& norm, const ModelConfig& config) -> Tensor<C, S> {
-  const auto scale = narrow<"N -> D">(gathered<"N">(norm), 0, x.size("D"));
-  return cast<C>(rms_norm<"D">(cast<f32>(x), config.norm_epsilon) * cast<f32>(scale));
+template <dtype C, Spec S>
+auto head_norm(const Tensor<C, S>& x, const Tensor<C, "N/t/d">& norm, const ModelConfig& config) -> Tensor<C, S> {
+  const auto scale = all_gather<"N/t/d -> N", backward_sum<f32>>(norm);
+  return cast<C>(rms_norm<"D">(cast<f32>(x), config.norm_epsilon) * cast<f32>(narrow<"N -> D">(scale, 0, x.size("D"))));
 }
 
 // Queries, keys and values of the tokens at positions `first`, `first` + 1, ... Heads are sharded over t: this is
 // tensor parallelism.
-template <dtype C, bool Whole = false>
-auto projected(const Tensor<C, "B/d L M">& x, const Layer<C, Whole>& w, const ModelConfig& config, std::int64_t first)
+template <dtype C>
+auto projected(const Tensor<C, "B/d L M">& x, const Layer<C>& w, const ModelConfig& config, std::int64_t first)
     -> Heads<C> {
-  const auto w_q = gathered<"M Q K/t D">(w.w_q);
+  const auto w_q = all_gather<"M/d Q K/t D -> M Q K/t D", backward_sum<f32>>(w.w_q);
   auto q = einsum_unreduced<"B/d L M, M Q K/t D -> B/d L Q K/t D">(x, w_q);
-  const auto w_k = gathered<"M K/t D">(w.w_k);
+  const auto w_k = all_gather<"M/d K/t D -> M K/t D", backward_sum<f32>>(w.w_k);
   auto k = einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_k);
-  const auto w_v = gathered<"M K/t D">(w.w_v);
+  const auto w_v = all_gather<"M/d K/t D -> M K/t D", backward_sum<f32>>(w.w_v);
   auto v = einsum_unreduced<"B/d L M, M K/t D -> B/d L K/t D">(x, w_v);
   const Sizes groups{{"Q", q.size("Q")}, {"D", q.size("D")}}, heads{{"D", q.size("D")}};
-  for (const auto& b : w.b_q)
-    q = q + rearrange<"K/t Q D -> Q K/t D">(split<"E/t -> K/t Q D">(gathered<"E/t">(b), groups));
-  for (const auto& b : w.b_k) k = k + split<"G/t -> K/t D">(gathered<"G/t">(b), heads);
-  for (const auto& b : w.b_v) v = v + split<"G/t -> K/t D">(gathered<"G/t">(b), heads);
+  for (const auto& bias : w.b_q) {
+    const auto b = all_gather<"E/t/d -> E/t", backward_sum<f32>>(bias);
+    q = q + rearrange<"K/t Q D -> Q K/t D">(split<"E/t -> K/t Q D">(b, groups));
+  }
+  for (const auto& bias : w.b_k) {
+    const auto b = all_gather<"G/t/d -> G/t", backward_sum<f32>>(bias);
+    k = k + split<"G/t -> K/t D">(b, heads);
+  }
+  for (const auto& bias : w.b_v) {
+    const auto b = all_gather<"G/t/d -> G/t", backward_sum<f32>>(bias);
+    v = v + split<"G/t -> K/t D">(b, heads);
+  }
   for (const auto& norm : w.q_norm) q = head_norm(q, norm, config);
   for (const auto& norm : w.k_norm) k = head_norm(k, norm, config);
   q = rope<"L", "D">(q, config.rope, first);
@@ -115,28 +115,28 @@ auto projected(const Tensor<C, "B/d L M">& x, const Layer<C, Whole>& w, const Mo
 }
 
 // A token sees those of its segment up to itself. The type of the result shows the pending sum over all heads, +t.
-template <dtype C, bool Whole = false>
-auto attention(const Tensor<C, "B/d L M">& x, const Tensor<i32, "B/d L">& segments, const Layer<C, Whole>& w,
+template <dtype C>
+auto attention(const Tensor<C, "B/d L M">& x, const Tensor<i32, "B/d L">& segments, const Layer<C>& w,
                const ModelConfig& config) -> Tensor<C, "B/d L M +t"> {
   const auto [q, k, v] = projected(x, w, config, 0);
   const auto y = causal_attention<"L", "D">(q, k, v, segments);
-  const auto w_o = gathered<"M Q K/t D">(w.w_o);
+  const auto w_o = all_gather<"M/d Q K/t D -> M Q K/t D", backward_sum<f32>>(w.w_o);
   return einsum_unreduced<"B/d L Q K/t D, M Q K/t D -> B/d L M +t">(y, w_o);
 }
 
-template <dtype C, bool Whole = false>
-auto feed_forward(const Tensor<C, "B/d L M">& x, const Layer<C, Whole>& w) -> Tensor<C, "B/d L M +t"> {
-  const auto w_gate = gathered<"M F/t">(w.w_gate);
+template <dtype C>
+auto feed_forward(const Tensor<C, "B/d L M">& x, const Layer<C>& w) -> Tensor<C, "B/d L M +t"> {
+  const auto w_gate = all_gather<"M/d F/t -> M F/t", backward_sum<f32>>(w.w_gate);
   const auto gate = save_for_backward(einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, w_gate));
-  const auto w_up = gathered<"M F/t">(w.w_up);
+  const auto w_up = all_gather<"M/d F/t -> M F/t", backward_sum<f32>>(w.w_up);
   const auto up = save_for_backward(einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, w_up));
   const auto y = map([](auto g, auto u) { return swish(g) * u; }, gate, up);
-  const auto w_down = gathered<"M F/t">(w.w_down);
+  const auto w_down = all_gather<"M/d F/t -> M F/t", backward_sum<f32>>(w.w_down);
   return einsum_unreduced<"B/d L F/t, M F/t -> B/d L M +t">(y, w_down);
 }
 
-template <dtype C, bool Whole = false>
-auto layer(const Residual& x, const Tensor<i32, "B/d L">& segments, const Layer<C, Whole>& w, const ModelConfig& config)
+template <dtype C>
+auto layer(const Residual& x, const Tensor<i32, "B/d L">& segments, const Layer<C>& w, const ModelConfig& config)
     -> Residual {
   const auto attended = attention(gathered_norm(x, w.norm1, config), segments, w, config);
   const auto y = save_for_backward(x + cast<f32>(reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(attended)));
@@ -152,20 +152,20 @@ auto embedded(const Tensor<C, "V/t M">& table, const Tensor<i32, "B/d L">& input
   return cast<f32>(
       reduce_scatter<"B/d L M +t -> B/d L M/t", f32>(index_unreduced<"[V/t] M, B/d L -> B/d L M +t">(table, inputs)));
 }
-template <dtype C, Spec S>
-auto unembedded(const Residual& x, const Tensor<C, S>& norm, const Tensor<C, "V/t M">& table, const ModelConfig& config)
-    -> Tensor<f32, "B/d L V/t"> {
+template <dtype C>
+auto unembedded(const Residual& x, const Tensor<C, "M/t/d">& norm, const Tensor<C, "V/t M">& table,
+                const ModelConfig& config) -> Tensor<f32, "B/d L V/t"> {
   return einsum_unreduced<"B/d L M, V/t M -> B/d L V/t", f32>(gathered_norm(x, norm, config), table);
 }
 
-template <dtype C, bool Whole = false>
-auto logits(const Model<C, Whole>& w, const Tensor<i32, "B/d L">& inputs, const Tensor<i32, "B/d L">& segments,
+template <dtype C>
+auto logits(const Model<C>& w, const Tensor<i32, "B/d L">& inputs, const Tensor<i32, "B/d L">& segments,
             const ModelConfig& config) -> Tensor<f32, "B/d L V/t"> {
-  const auto embed = gathered<"V/t M">(w.embed);
+  const auto embed = all_gather<"V/t M/d -> V/t M", backward_sum<f32>>(w.embed);
   Residual x = embedded(embed, inputs);
-  for (const Layer<C, Whole>& weights : w.layers)
-    x = explicit_activation_checkpointing(layer<C, Whole>)(x, segments, weights, config);
-  const auto unembed = w.unembed.empty() ? embed : gathered<"V/t M">(w.unembed[0]);
+  for (const Layer<C>& weights : w.layers)
+    x = explicit_activation_checkpointing(layer<C>)(x, segments, weights, config);
+  const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M", backward_sum<f32>>(w.unembed[0]);
   return unembedded(x, w.final_norm, unembed, config);
 }
 
@@ -184,8 +184,8 @@ inline auto mean_loss(const Tensor<f32, "B/d L V/t">& logits, const Batch& batch
   return sum<"B/d L +t -> +d +t">(token_losses(logits, batch.targets) * batch.weights);
 }
 
-template <dtype C, bool Whole = false>
-auto loss(const Model<C, Whole>& w, const Batch& batch, const ModelConfig& config) -> Tensor<f32, "+d +t"> {
+template <dtype C>
+auto loss(const Model<C>& w, const Batch& batch, const ModelConfig& config) -> Tensor<f32, "+d +t"> {
   return mean_loss(logits(w, batch.inputs, batch.segments, config), batch);
 }
 

@@ -30,7 +30,7 @@ struct Stages {
   ModelConfig config;
 
   [[nodiscard]] auto enter(const StageModel<C>& w, const pipeline::StagePlace& at) const -> Residual {
-    return embedded(gathered<"V/t M">(w.embed.at(0)), batch(at).inputs);
+    return embedded(all_gather<"V/t M/d -> V/t M", backward_sum<f32>>(w.embed.at(0)), batch(at).inputs);
   }
   [[nodiscard]] auto stage(const StageModel<C>& w, Residual x, const pipeline::StagePlace& at) const -> Residual {
     const std::size_t first = layer_map.first_of_stage(at.stage), count = layer_map.layers_of_stage(at.stage);
@@ -40,7 +40,8 @@ struct Stages {
   }
   [[nodiscard]] auto loss(const StageModel<C>& w, const Residual& x, const pipeline::StagePlace& at) const
       -> Tensor<f32, "+d +t"> {
-    const auto table = gathered<"V/t M">(w.unembed.empty() ? w.embed.at(0) : w.unembed[0]);
+    const auto table =
+        all_gather<"V/t M/d -> V/t M", backward_sum<f32>>(w.unembed.empty() ? w.embed.at(0) : w.unembed[0]);
     return mean_loss(unembedded(x, w.final_norm.at(0), table, config), batch(at));
   }
 

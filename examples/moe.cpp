@@ -136,7 +136,7 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const run::D
     const auto batch = run::token_tensors<moe::Batch, "B/d/e L">(mesh, rows, o.training.seq);
     return item(all_reduce<"+d +e +t -> ">(moe::loss(state.weights, batch, o.config, 1).second.cross_entropy));
   };
-  run::note_state(program, o.training, 0, state.weights, state.weights, state.mu, state.nu);
+  run::note_state(program, o.training, state.weights, state.weights, state.mu, state.nu);
   // A token multiplies by its own experts alone, and the embedding is a look-up.
   const std::int64_t idle = o.layers * 3 * o.d_model * o.d_ff * (o.experts - o.config.top_k);
   program.flops_per_token = run::training_flops_per_token(program.parameters - o.vocabulary * o.d_model - idle,

@@ -46,10 +46,9 @@ static_assert(same<result<gpt::attention<bf16>, Tensor<bf16, "B/d L M">, Ids, gp
                    Tensor<bf16, "B/d L M +t">>);
 static_assert(same<result<gpt::layer<bf16>, Residual, Ids, gpt::Layer<bf16>, ModelConfig>, Residual>);
 
-// The bodies of templates are checked where they are instantiated: all that the loss and decoding call, in both dtypes,
-// by weights at rest and gathered ones.
+// The bodies of templates are checked where they are instantiated: all that the loss and decoding call, in both dtypes.
 template auto gpt::loss(const gpt::Model<f32>&, const Batch&, const ModelConfig&) -> Tensor<f32, "+d +t">;
-template auto gpt::loss(const gpt::Model<bf16, true>&, const Batch&, const ModelConfig&) -> Tensor<f32, "+d +t">;
+template auto gpt::loss(const gpt::Model<bf16>&, const Batch&, const ModelConfig&) -> Tensor<f32, "+d +t">;
 template auto gpt::cached_logits(const gpt::Model<f32>&, Array<"layers", gpt::Cache<f32>>&, const NewTokens&,
                                  const ModelConfig&) -> Tensor<f32, "B/d L V/t">;
 template struct gpt::Stages<f32>;

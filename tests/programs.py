@@ -561,17 +561,17 @@ def dtypes(p):
 
 def gathers(p):
     """--gather per-step: the same training, and the bytes of one microbatch for any number of them."""
-    train = ["--steps=6", "--learning-rate=0.01", "--mesh=d=2,t=2", "--tied"]
+    train = [*GPT2_SMALL, "--steps=6", "--learning-rate=0.01", "--mesh=d=2,t=2", f"--data={p.text}", "--check-replicas=1"]
     for options in [[], ["--microbatches=4"], ["--microbatches=2", "--dtype=bf16"]]:
-        _, often = p.metrics(*train, *options)
-        run, once = p.metrics(*train, *options, "--gather=per-step")
+        _, often = p.measured("gpt2", [*train, *options])
+        run, once = p.measured("gpt2", [*train, *options, "--gather=per-step"])
         close = 0.01 if "--dtype=bf16" in options else 1e-5
         run.check(len(once) == 6 and apart(once, often) < close, f"trains as per-microbatch ({apart(once, often):.1e})")
-    ranks = p.metrics(*train, *options, "--gather=per-step", ranks=4)[1] if p.mpiexec else once
+    ranks = p.measured("gpt2", [*train, *options, "--gather=per-step"], ranks=4)[1] if p.mpiexec else once
     run.check(numbers(ranks) == numbers(once), "the same bits on threads and ranks")
 
     def sent(*options):
-        run = p.run("gpt_fsdp", ["--preset=84m", "--mesh=d=8,t=1", "--plan", *options])
+        run = p.run("gpt2", ["--preset=gpt2-124m", "--mesh=d=8,t=1", "--plan", *options])
         run.succeeds()
         return re.findall(r"^  (?:all_gather|reduce_scatter) .* d +\d+ .*$", run.out, re.M)
 

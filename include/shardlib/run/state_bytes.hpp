@@ -1,7 +1,6 @@
 // The memory that a trainer's state takes, for its plans.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -11,18 +10,16 @@
 namespace shardlib::run {
 
 /// Notes in `program` the parameters and bytes of weights, of their copies in the dtype of computation, of gradients
-/// and of the optimizer's moments. Gradients have the copies' dtype, and f32 if they are sums of microbatches. With
-/// `gathered` other than 0, a step holds copies and gradients that are as many times as large (--gather per-step).
-/// `note_state(program, training, 0, weights, copies, mu, nu)`
+/// and of the optimizer's moments. Gradients have the copies' dtype, and f32 if they are sums of microbatches.
+/// `note_state(program, training, weights, copies, mu, nu)`
 template <class W, class C, class... Moments>
-void note_state(Program& program, const Training& training, std::int64_t gathered, const W& weights, const C& copies,
+void note_state(Program& program, const Training& training, const W& weights, const C& copies,
                 const Moments&... moments) {
   const std::int64_t in_c = shard_bytes(copies);
   program.parameters = parameter_count(weights);
   program.weight_bytes = shard_bytes(weights);
-  program.copy_bytes = (std::is_same_v<W, C> ? 0 : in_c) + gathered * in_c;
-  program.gradient_bytes =
-      std::max<std::int64_t>(1, gathered) * (training.microbatches == 1 ? in_c : program.weight_bytes);
+  program.copy_bytes = std::is_same_v<W, C> ? 0 : in_c;
+  program.gradient_bytes = training.microbatches == 1 ? in_c : program.weight_bytes;
   program.optimizer_bytes = (shard_bytes(moments) + ... + 0);
 }
 
