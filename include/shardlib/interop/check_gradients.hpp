@@ -22,7 +22,7 @@
 
 namespace shardlib {
 
-/// What check_gradients compares, and how closely. `GradientCheck{.elements = 8}`
+/// The elements that check_gradients compares, and the tolerance. `GradientCheck{.elements = 8}`
 struct GradientCheck {
   /// The step at x is this times max(1, |x|). 0: the cube root of the dtype's epsilon (f64 6e-6, f32 5e-3).
   double step = 0;

@@ -9,12 +9,12 @@
 
 namespace shardlib {
 
-/// What multiplies an optimizer's learning rate and its weight_decay for a leaf.
+/// The factors of an optimizer's learning rate and weight_decay for a leaf.
 struct LeafFactors {
   double rate = 1, decay = 1;  ///< factors of the learning rate and of the weight decay
 };
 
-/// Whether the name has the pattern; a `*` stands for any text. `leaf_matches("layers/*/b_*", "layers/3/b_up")`
+/// Whether the name matches the pattern; a `*` stands for any text. `leaf_matches("layers/*/b_*", "layers/3/b_up")`
 [[nodiscard]] constexpr bool leaf_matches(std::string_view pattern, std::string_view name) {
   const auto star = pattern.find('*');
   if (star == std::string_view::npos) return pattern == name;
@@ -38,7 +38,7 @@ struct LeafRules {
 };
 
 namespace detail {
-/// What decays(name) says of a leaf: LeafFactors, or whether it decays.
+/// The factors of a leaf from the result of decays(name): LeafFactors, or whether it decays.
 template <class F>
 [[nodiscard]] LeafFactors leaf_factors(const F& decays, std::string_view name) {
   if constexpr (std::same_as<decltype(decays(name)), LeafFactors>)

@@ -11,7 +11,7 @@ namespace shardlib {
 /// The learning rate of each step, counted from 0: linear warmup to the peak, then what `kind` says.
 /// `LrSchedule{.peak = 3e-3, .warmup = 100, .decay_steps = 1000}(step)`
 struct LrSchedule {
-  /// What follows the warmup.
+  /// The curve after the warmup.
   enum class Kind {
     constant,  ///< the peak
     linear,    ///< a linear decay
@@ -28,7 +28,7 @@ struct LrSchedule {
   double peak = 1;
   std::int64_t warmup = 0;                          ///< number of steps
   WarmupFrom warmup_from = WarmupFrom::peak_share;  ///< where the warmup begins
-  /// The decay ends with the last of so many steps, those of the warmup included; later steps keep the final rate.
+  /// The decay ends with the last of this many steps, which include the warmup; later steps keep the final rate.
   std::int64_t decay_steps = 0;
   double final_fraction = 0.1;  ///< the final rate is this times the peak
   double decay_fraction = 0.1;  ///< for wsd: the decay's share of decay_steps, if the warmup leaves so many

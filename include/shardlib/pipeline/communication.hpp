@@ -1,5 +1,4 @@
-// What the ranks of a pipeline send each other, in which order: the task list of a rank with its sends and receives.
-//
+// The messages between the ranks of a pipeline and their order: the task list of a rank with its sends and receives.
 // Activations go from a stage to the next one, gradients back: `bwd` and `bwdA` make them. Stages on one rank hand over
 // within it. A rank that runs its operations in order, with sends that do not wait for the receiver, never waits for
 // something that comes later: receives may be posted, or even waited for one by one.
@@ -15,7 +14,7 @@
 
 namespace shardlib::pipeline {
 
-/// What a message carries: an `activation` forward, or its `gradient` backward.
+/// The content of a message: an `activation` forward, or its `gradient` backward.
 enum class Payload { activation, gradient };
 
 /// One payload on its way between two neighbouring stages, for one microbatch: a tensor, or a few, always the same.
@@ -27,10 +26,10 @@ struct Message {
 };
 [[nodiscard]] SHARDLIB_INLINE std::string to_string(const Message& message);
 
-/// What the task needs of the next stage or the previous one; nothing for the first stage's forward pass, the last
-/// one's backward pass, and for bwdW. `input_of({TaskKind::fwd, 1, 0}, 4)`
+/// The message that the task needs from the next or the previous stage. Nothing for the forward pass of the first
+/// stage, the backward pass of the last one, and bwdW. `input_of({TaskKind::fwd, 1, 0}, 4)`
 [[nodiscard]] SHARDLIB_INLINE std::optional<Message> input_of(const Task& task, int num_stages);
-/// What the task makes for the next stage or the previous one. `output_of({TaskKind::fwd, 1, 0}, 4)`
+/// The message that the task makes for the next or the previous stage. `output_of({TaskKind::fwd, 1, 0}, 4)`
 [[nodiscard]] SHARDLIB_INLINE std::optional<Message> output_of(const Task& task, int num_stages);
 
 /// The rank that the task's input comes from, where that is another one; `owners` has the rank of each stage.

@@ -29,10 +29,11 @@
 
 namespace shardlib::pipeline {
 
-/// What the tasks of a step took, as the simulator's costs: the mean of each kind and stage. Transfers take no time.
+/// The measured times of a step's tasks as the simulator's costs: the mean of each kind and stage. Transfers take no
+/// time.
 [[nodiscard]] SHARDLIB_INLINE Costs measured_costs(const std::vector<Interval>& intervals);
 
-/// What a step gives: the loss as a part of the sum over the whole mesh ("+d +p +t", from the last stage), and the
+/// The result of a step: the loss as a part of the sum over the whole mesh ("+d +p +t", from the last stage), and the
 /// gradients of this rank's weights.
 template <class Loss, class G>
 struct Step {
@@ -41,8 +42,8 @@ struct Step {
   std::vector<Interval> intervals;  ///< when this rank ran its tasks, in seconds of its own clock; see all_intervals
   double peak_in_flight = 0;        ///< the most activations that this rank kept at once, as Simulation counts them
 };
-/// What a step gives of a program whose `loss` returns Concats too: gradients, intervals and peak_in_flight are those
-/// of Step.
+/// The result of a step of a program whose `loss` also returns Concats. Its gradients, intervals and peak_in_flight are
+/// those of Step.
 template <class Loss, class G, class Outputs>
 struct StepAndOutputs {  // flat, so that a structured binding takes it apart
   Loss loss;
@@ -51,7 +52,7 @@ struct StepAndOutputs {  // flat, so that a structured binding takes it apart
   double peak_in_flight = 0;
   std::optional<Outputs> outputs;  ///< a tuple of tensors, on the rank of the last stage
 };
-/// What `value` gives of such a program: the loss, and the outputs.
+/// The result of `value` for such a program: the loss and the outputs.
 template <class Loss, class Outputs>
 struct LossAndOutputs {
   Loss loss;
@@ -69,8 +70,8 @@ struct StageProgram {
   ValuePtr seed;                                  ///< the loss's cotangent
   std::vector<OutputShape> outputs;               ///< what the last stage returns, behind the loss if there is one
   int microbatches = 1;
-  /// From what the stage before handed over (the first one: nothing) to what this one does; of the last one the loss
-  /// and the outputs.
+  /// Maps the message from the previous stage (nothing for the first one) to the result of this stage; the last stage
+  /// returns the loss and the outputs.
   std::function<std::vector<ValuePtr>(const StagePlace&, const std::vector<ValuePtr>&)> forward;
   bool differentiate = false;
 };
@@ -110,7 +111,7 @@ StageProgram erased(const StagedMesh<P, A>& mesh, int microbatches, const Progra
   stages.axis = P;
   stages.microbatches = microbatches;
   {
-    // What stages make is compared with these shapes, stage by stage: not their names beforehand.
+    // The results of stages are compared with these shapes, stage by stage.
     const core::WithNames unchecked(core::program_state(stages.device), std::make_shared<core::NameSizes>());
     stages.activations = shapes_of<Activation>(mesh.stage(), sizes, false);
     stages.cotangents = shapes_of<Activation>(mesh.stage(), sizes, true);
@@ -156,7 +157,7 @@ std::optional<Outputs> outputs_of_rank(const std::vector<ValuePtr>& values) {
   }(std::make_index_sequence<std::tuple_size_v<Outputs>>{});
 }
 
-/// What value_and_grad and value return.
+/// The results of value_and_grad and value.
 template <Spec P, Spec A, class Program, class W>
 struct results {
   using types = program_types<P, A, Program, W>;
@@ -168,7 +169,7 @@ struct results {
   using value = std::conditional_t<has_outputs, LossAndOutputs<loss, outputs>, loss>;
 };
 
-/// What a device that has nothing to add holds of a scalar sum.
+/// The value of a scalar sum on a device that contributes nothing.
 template <class T, Spec A>
 T no_part(const Mesh<A>& mesh) {
   return core::typed<T>(zeros<typename T::value_type, "">(mesh, {}).value());
@@ -224,8 +225,8 @@ template <Spec P, Spec A, class Program, class W>
   return result;
 }
 
-/// The loss alone, without gradients: for validation; with Concats beside it, both. `value(mesh, schedule, 8, program,
-/// weights, sizes)`
+/// The loss without gradients, for validation; and the outputs if `loss` returns Concats. `value(mesh, schedule, 8,
+/// program, weights, sizes)`
 template <Spec P, Spec A, class Program, class W>
 [[nodiscard]] auto value(const StagedMesh<P, A>& mesh, const Schedule& schedule, int microbatches,
                          const Program& program, const W& weights, const Sizes& sizes) ->
@@ -242,9 +243,9 @@ template <Spec P, Spec A, class Program, class W>
     return loss;
 }
 
-/// What the last stage makes of all microbatches, without a loss: for inference. In place of `loss` the program has
-/// `outputs(weights, X, place)`, which returns a Concat or a tuple of them. A tuple of tensors on the rank of the last
-/// stage, nothing elsewhere. `outputs(mesh, schedule, 8, program, weights, sizes)`
+/// The outputs of the last stage for all microbatches, without a loss, for inference. In place of `loss` the program
+/// has `outputs(weights, X, place)`, which returns a Concat or a tuple of them. A tuple of tensors on the rank of the
+/// last stage, nothing elsewhere. `outputs(mesh, schedule, 8, program, weights, sizes)`
 template <Spec P, Spec A, class Program, class W>
 [[nodiscard]] auto outputs(const StagedMesh<P, A>& mesh, const Schedule& schedule, int microbatches,
                            const Program& program, const W& weights, const Sizes& sizes)

@@ -1,5 +1,5 @@
-// What a pipeline runs: which layers lie where, and the program whose functions are the stages. Types only: a program
-// can be checked at compile time with nothing installed; execute.hpp runs it.
+// The program of a pipeline: its layers, and functions that are its stages. Types only: a program can be checked at
+// compile time with nothing installed; execute.hpp runs it.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ struct StagePlace {
   [[nodiscard]] bool is_last() const { return stage + 1 == num_stages; }
 };
 
-/// Which layers lie where: every stage has consecutive ones.
+/// Maps layers to stages and ranks: every stage has consecutive layers.
 class LayerMap {
  public:
   /// Cuts the layers as evenly as they go: where the stages do not divide them, the first stages have one more. Throws
@@ -44,7 +44,7 @@ class LayerMap {
   }
   /// The model's numbers of the layers that a rank holds, in the order in which it holds them.
   [[nodiscard]] SHARDLIB_INLINE std::vector<int> of_rank(int rank) const;
-  /// Where the stage's first layer stands among those of its rank.
+  /// The index of the stage's first layer among the layers of its rank.
   [[nodiscard]] SHARDLIB_INLINE std::size_t first_of_stage(int stage) const;
 
  private:
@@ -56,9 +56,9 @@ class LayerMap {
 /// mesh.ranks())`
 SHARDLIB_INLINE void must_fit(const Schedule& schedule, std::string_view axis, int ranks);
 
-/// What the last stage gives of one microbatch, to be concatenated in their order along `Dim`: a dim that the tensor
-/// has, unsharded, or a new one, which comes first. `Concat<"N", Tensor<f32, "B/d L">>` becomes `Tensor<f32, "N B/d
-/// L">`, where N is the number of microbatches.
+/// An output of the last stage for one microbatch. The outputs are concatenated in order along `Dim`: a dim that the
+/// tensor has, unsharded, or a new one, which comes first. `Concat<"N", Tensor<f32, "B/d L">>` becomes `Tensor<f32, "N
+/// B/d L">`, where N is the number of microbatches.
 template <DimName Dim, class T>
 struct Concat {
   static_assert(is_tensor<T>, "Concat: it takes one Tensor; return a tuple of several Concats");
@@ -74,7 +74,7 @@ inline constexpr bool is_concat = false;
 template <DimName Dim, class T>
 inline constexpr bool is_concat<Concat<Dim, T>> = true;
 
-/// What becomes of one of the last stage's outputs.
+/// The type of one of the last stage's outputs after concatenation.
 struct OutputShape {
   const TensorSpec* spec = nullptr;  ///< of all microbatches together
   int dim = 0;                       ///< which of its dims they are concatenated along
@@ -150,7 +150,7 @@ SHARDLIB_STAGE_FUNCTION(outputs_of, outputs,
                         "these weights and what `stage` returns; the last stage ends with it")
 #undef SHARDLIB_STAGE_FUNCTION
 
-/// What the last stage returns: a loss, or a loss and what to concatenate.
+/// The result of the last stage: a loss, or a loss and outputs to concatenate.
 template <class R>
 struct ending {
   using loss = R;
@@ -164,7 +164,7 @@ struct ending<std::tuple<Loss, O...>> {
   using loss = Loss;
   using outputs = std::tuple<typename O::result...>;
 };
-/// What it returns where no loss is asked for.
+/// The result of the last stage without a loss.
 template <class R>
 struct output_types {
   static_assert(is_concat<R> || std::is_same_v<R, Unknown>,

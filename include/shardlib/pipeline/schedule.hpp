@@ -15,11 +15,10 @@ namespace shardlib::pipeline {
 /// A schedule, whichever: for each number of microbatches, a list of tasks for each rank of the stage axis.
 class Schedule {
  public:
-  /// The lists for so many microbatches, of which there is at least one; it may throw UsageError for those that it has
-  /// none for.
+  /// The lists for this many microbatches, at least one. It may throw UsageError for a number without lists.
   using Generator = std::function<TaskLists(int microbatches)>;
 
-  /// A schedule of one's own. `owners` has the rank of each stage; `name` stands in messages.
+  /// A schedule of your own. `owners` has the rank of each stage; `name` appears in messages.
   Schedule(std::string name, std::vector<int> owners, Generator generator)
       : name_(std::move(name)), owners_(std::move(owners)), generator_(std::move(generator)) {}
 
@@ -43,15 +42,15 @@ class Schedule {
   Generator generator_;
 };
 
-// All constructors throw UsageError for sizes that do not go together. Stage s stands on rank s where there is one
-// stage for each rank.
+// All constructors throw UsageError for sizes that do not fit together. With one stage for each rank, stage s is on
+// rank s.
 
 /// All forward passes, then all backward passes (Huang et al. 2018). Keeps the activations of all microbatches.
 struct GPipe : Schedule {
   SHARDLIB_INLINE explicit GPipe(int num_stages);
 };
 
-/// One forward, one backward, after as many forward passes as there are stages behind (Narayanan et al. 2019).
+/// One forward, one backward, after one forward pass for each later stage (Narayanan et al. 2019).
 struct Std1F1B : Schedule {
   SHARDLIB_INLINE explicit Std1F1B(int num_stages);
 };
@@ -108,10 +107,10 @@ struct DualPipeV : Schedule {
 /// CSV: a row for each rank, a task in each cell. Fused tasks are quoted, because of their commas.
 [[nodiscard]] SHARDLIB_INLINE std::string to_csv(const TaskLists& lists);
 
-/// Reads what `to_csv` writes. Empty cells are passed over, so that a spreadsheet can show waiting times; a FusedTask
-/// need not be quoted. A stage belongs to the rank whose row it stands in. The schedule is for exactly the microbatches
-/// of the text. `name`, usually the file, begins every message. Throws UsageError with row and cell when the text is
-/// wrong, and as `validate` does when the schedule is. `parse_csv("fwd_0__0,bwd_0__0", "mine")`
+/// Reads what `to_csv` writes. Empty cells are skipped, so that a spreadsheet can show waiting times; a FusedTask need
+/// not be quoted. A stage belongs to the rank of its row. The schedule is for exactly the microbatches of the text.
+/// `name`, usually the file, begins every message. Throws UsageError with row and cell when the text is wrong, and as
+/// `validate` does when the schedule is. `parse_csv("fwd_0__0,bwd_0__0", "mine")`
 [[nodiscard]] SHARDLIB_INLINE Schedule parse_csv(std::string_view text, const std::string& name);
 
 /// Reads a schedule from a file, as `parse_csv` does. Throws UsageError when it cannot be read.

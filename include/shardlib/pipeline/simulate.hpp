@@ -17,8 +17,8 @@ struct TaskTimes {
   [[nodiscard]] SHARDLIB_INLINE double of(TaskKind kind) const;
 };
 
-/// What the simulator assumes. A transfer overlaps with the tasks of both ranks. Each direction between two ranks
-/// carries one message at a time, for bytes / bandwidth; a message arrives `latency` after that.
+/// The costs that the simulator assumes. A transfer overlaps with the tasks of both ranks. Each direction between two
+/// ranks carries one message at a time, for bytes / bandwidth; a message arrives `latency` after that.
 struct Costs {
   std::vector<TaskTimes> stages = {TaskTimes{}};  ///< times of each stage; a single entry holds for all stages
   double latency = 0;
@@ -37,7 +37,7 @@ struct Interval {
   double begin = 0, end = 0;
 };
 
-/// What `simulate` says of a step: when each task runs, and what ranks wait for and keep.
+/// The result of `simulate`: when each task runs, and what ranks wait for and keep.
 struct Simulation {
   std::vector<Interval> intervals;  ///< rank by rank, in the order of its tasks
   double makespan = 0;              ///< from the first task's begin to the last one's end
@@ -48,10 +48,10 @@ struct Simulation {
   std::vector<double> peak_in_flight;
 };
 
-/// Runs the lists: each rank its tasks in order, as soon as their inputs are there. Fused tasks run like single ones.
-/// Throws UsageError when the costs do not fit, and when the tasks can never all run: then with the lists, in which the
-/// task that each rank is stuck at is marked, and what it waits for. `name` stands at the beginning of the message.
-/// `simulate(schedule.tasks(8), {.latency = 0.1})`
+/// Runs the lists: each rank runs its tasks in order, as soon as their inputs have arrived. Fused tasks run like single
+/// ones. Throws UsageError when the costs do not fit, and when the tasks can never all run: then with the lists, in
+/// which the task that each rank is stuck at is marked, and what it waits for. `name` stands at the beginning of the
+/// message. `simulate(schedule.tasks(8), {.latency = 0.1})`
 [[nodiscard]] SHARDLIB_INLINE Simulation simulate(const TaskLists& lists, const Costs& costs = {},
                                                   std::string_view name = "the schedule");
 

@@ -114,14 +114,15 @@ class StagedMesh {
   void send(const T& x, int to) const {
     for (const auto& value : detail::values_of(x)) detail::send(*value, P, to);
   }
-  /// What rank `from` sends. Messages of two ranks arrive in order. `sizes` has those of all names.
+  /// Receives the tensor that rank `from` sends. Messages of two ranks arrive in order. `sizes` has the sizes of all
+  /// names.
   template <class T>
   [[nodiscard]] T receive(const Sizes& sizes, int from) const {
     return detail::tree_of<T>(detail::Incoming(detail::shapes_of<T>(stage_, sizes, false), P, from).wait());
   }
 
-  /// What each stage holds as its part of a sum over all stages: `"+d +t"` of a stage is `"+d +p +t"` of the whole
-  /// mesh.
+  /// Turns a stage's part of a sum over all stages into a tensor of the whole mesh.
+  /// A stage's `"+d +t"` becomes `"+d +p +t"`.
   template <dtype D, Spec S>
   [[nodiscard]] auto part_of_sum(const Tensor<D, S>& x) const -> Tensor<D, detail::with_partial(S, P)> {
     static constexpr Spec sum = detail::with_partial(S, P);

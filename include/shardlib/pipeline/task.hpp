@@ -17,11 +17,11 @@
 
 namespace shardlib::pipeline {
 
-/// What a task does: `fwd` is a forward pass and `bwd` a backward pass; `bwdA` is its half for the activations, `bwdW`
-/// that for the weights.
+/// The kind of a task: `fwd` is a forward pass and `bwd` a backward pass; `bwdA` is its half for the activations,
+/// `bwdW` that for the weights.
 enum class TaskKind { fwd, bwd, bwdA, bwdW };
 
-/// What one stage does with one microbatch, of some kind. Stages and microbatches count from 0.
+/// A task of one stage for one microbatch, with its `kind`. Stages and microbatches count from 0.
 struct Task {
   TaskKind kind = TaskKind::fwd;
   int stage = 0, microbatch = 0;

@@ -9,7 +9,7 @@
 
 namespace shardlib::pipeline {
 
-/// What `to_svg` draws under a title: the tasks of each rank, as planned and as measured.
+/// The picture of `to_svg`: a title, and the tasks of each rank, as planned and as measured.
 struct Timeline {
   std::string title;
   std::vector<Interval> planned;        ///< intervals of a Simulation

@@ -1,4 +1,4 @@
-// What makes lists of tasks a schedule that can run and computes the right gradients.
+// Checks that lists of tasks are a schedule that can run and computes the right gradients.
 #pragma once
 
 #include <string_view>

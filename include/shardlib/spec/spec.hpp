@@ -364,7 +364,7 @@ struct TextOf {
   constexpr operator std::string_view() const { return text; }  // NOLINT(google-explicit-constructor)
   friend constexpr bool operator==(const TextOf&, const TextOf&) = default;
 };
-/// What may be no spec: a rule has still to check it.
+/// A text that may not be a spec; a rule still has to check it.
 using Literal = TextOf<class AnyText>;
 
 }  // namespace detail

@@ -30,7 +30,7 @@ struct Ending {
 /// The message without "(device 1 (d=1) of mesh d=2)", by which alone the same error differs between devices.
 [[nodiscard]] SHARDLIB_INLINE std::string without_device(const std::string& message);
 
-/// Prints the message to stderr, behind what stdout has so far.
+/// Prints the message to stderr, after everything that stdout has received.
 SHARDLIB_INLINE void print_error(const std::string& message);
 
 /// CPU threads for each of `devices` devices on this node.

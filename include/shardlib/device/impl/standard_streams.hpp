@@ -1,4 +1,4 @@
-// Standard streams that are closed, that nobody reads, or that accept no more.
+// Standard streams that are closed, that have lost their reader, or that accept no more data.
 #pragma once
 
 #include <fcntl.h>
@@ -14,8 +14,8 @@
 
 namespace shardlib::detail {
 
-/// Where 0, 1 or 2 are closed, files opened later would take their place and receive what the program prints. Opened
-/// for the wrong direction, so that using them fails as before.
+/// If 0, 1 or 2 is closed, a file that is opened later would take its number and receive what the program prints. So it
+/// is opened for the wrong direction, so that its use fails as before.
 inline void occupy_standard_streams() {
   for (const int stream : {0, 1, 2}) {
     if (fcntl(stream, F_GETFD) != -1 || errno != EBADF) continue;

@@ -1,4 +1,4 @@
-// What the last stage gives of each microbatch, put together; for impl/ headers.
+// Concatenates the outputs of the last stage for all microbatches; for impl/ headers.
 #pragma once
 
 #include <cstdint>

@@ -113,7 +113,7 @@ class Runner {
 
   StepValues run() {
     state_.residual_bytes = 0;
-    // Receives stand a task early: the message comes while that task runs.
+    // Receives are posted a task early: the message arrives while that task runs.
     const std::vector<Operations> plan = communication_plan(lists_, 1);
     for (const Operation& operation : plan[static_cast<std::size_t>(rank_)]) {
       try {
@@ -134,7 +134,7 @@ class Runner {
   }
 
  private:
-  /// What a forward task leaves for the backward pass.
+  /// The state that a forward task keeps for the backward pass.
   struct Tape {
     std::vector<core::Slot> received, made;
     std::unique_ptr<core::Backward> pass = nullptr;
@@ -178,7 +178,7 @@ class Runner {
     intervals_.push_back({rank_, task, begin, now()});
   }
 
-  /// What another stage has made: of another rank, or of this one.
+  /// The result of another stage, on another rank or on this one.
   std::vector<ValuePtr> take(const Message& message) {
     if (const auto it = incoming_.find(message); it != incoming_.end()) {
       auto values = it->second.wait();
@@ -273,7 +273,7 @@ class Runner {
     if (task.kind != TaskKind::bwdA)
       sums_[task.stage].add(task.microbatch, std::vector<ValuePtr>(weights, found.end()));
   }
-  /// What a stage's pass has cotangents for: what it received, and all weights of the rank.
+  /// The tensors for which a stage's backward pass has cotangents: its input, and all weights of the rank.
   [[nodiscard]] std::size_t leaf_count(const Task& task) const {
     return (task.stage > 0 ? program_.activations.size() : 0) + program_.weights.size();
   }

@@ -129,7 +129,7 @@ inline std::vector<int> folded(int mpmd_dim) {
   return owners;
 }
 
-/// 1F1B with `ahead` forward passes for each stage behind, before the first backward pass.
+/// 1F1B with `ahead` forward passes for each later stage before the first backward pass.
 inline TaskLists one_forward_one_backward(int num_stages, int microbatches, int ahead) {
   return for_ranks(num_stages, [&](int rank) {
     Writer w;

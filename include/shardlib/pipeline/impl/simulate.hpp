@@ -86,7 +86,8 @@ class Replay {
   }
 
  private:
-  /// What the task must wait for that has not run; a gradient's source is given as bwd, though bwdA may make it.
+  /// The task that must run before this one and has not run. The source of a gradient is given as bwd, even if bwdA
+  /// makes it.
   [[nodiscard]] std::optional<Task> missing(const Task& task) const {
     if (const auto input = input_of(task, static_cast<int>(owners_.size())); input && !arrival_.contains(*input)) {
       const bool forward = input->payload == Payload::activation;

@@ -20,7 +20,7 @@ namespace shardlib::pipeline {
 
 namespace detail {
 
-/// Intervals from time 0 on, and what is said above them.
+/// Intervals from time 0 on, and the caption above them.
 struct TimelinePanel {
   std::string name;
   std::vector<Interval> intervals;
