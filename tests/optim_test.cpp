@@ -5,6 +5,8 @@
 #include "reference.hpp"
 #include "shardlib/autodiff/value_and_grad.hpp"
 #include "shardlib/compute/einsum.hpp"
+#include "shardlib/compute/layout.hpp"
+#include "shardlib/optim/adafactor.hpp"
 #include "shardlib/optim/lr_schedule.hpp"
 #include "shardlib/optim/muon.hpp"
 #include "shardlib/optim/optimizers.hpp"
@@ -171,6 +173,98 @@ TEST_CASE("Muon against f64 on whole arrays: wide and tall matrices, AdamW for o
   check_steps(Muon{.adamw = {}, .matrix = none}, adamw_step);
 }
 
+TEST_CASE("Adafactor against f64 on whole arrays, with padding too", "[optim]") {
+  const auto mean_square = [](const std::vector<double>& x) {
+    double squares = 0;
+    for (const double e : x) squares += e * e;
+    return squares / static_cast<double>(x.size());
+  };
+  const auto check = [&](const Adafactor& o, const Sizes& sizes) {
+    check_steps(
+        o,
+        [&](Leaf& x) {
+          const bool matrix = x.shape.size() == 2;
+          const std::size_t n = x.w.size(), rows = matrix ? static_cast<std::size_t>(x.shape[0]) : n, cols = n / rows;
+          const double kept = 1 - std::pow(x.step, -o.decay_power);
+          std::vector<double> row(rows), col(cols), change(n);
+          for (std::size_t i = 0; i < n; ++i) {
+            row[i / cols] += (x.g[i] * x.g[i] + o.epsilon) / static_cast<double>(cols);
+            col[i % cols] += (x.g[i] * x.g[i] + o.epsilon) / static_cast<double>(rows);
+          }
+          double mean = 0;
+          for (std::size_t r = 0; r < rows; ++r) {
+            x.mu[r] = kept * x.mu[r] + (1 - kept) * row[r];
+            mean += x.mu[r] / static_cast<double>(rows);
+          }
+          for (std::size_t c = 0; c < cols; ++c) x.nu[c] = kept * x.nu[c] + (1 - kept) * col[c];
+          for (std::size_t i = 0; i < n; ++i)
+            change[i] = x.g[i] / std::sqrt(x.mu[i / cols] * (matrix ? x.nu[i % cols] / mean : 1));
+          const double down = std::max(1.0, std::sqrt(mean_square(change)) / o.clip);
+          const double size = o.scale_parameter ? std::max(o.least_scale, std::sqrt(mean_square(x.w))) : 1;
+          for (std::size_t i = 0; i < n; ++i)
+            x.w[i] -= rate * (change[i] / down * size + (x.decays ? o.weight_decay : 0) * x.w[i]);
+        },
+        2e-6, sizes);
+  };
+  const Sizes even{{"M", 8}, {"A", 4}, {"B", 12}}, padded{{"M", 6, 8}, {"A", 3, 4}, {"B", 5, 8}};
+  for (const Sizes& sizes : {even, padded}) {
+    check(Adafactor{}, sizes);
+    check(Adafactor{.clip = 0.25, .weight_decay = 0.1}, sizes);
+    check(Adafactor{.decay_power = 0.5, .epsilon = 1e-3, .clip = 100, .scale_parameter = true}, sizes);
+    check(Adafactor{.scale_parameter = true, .least_scale = 5}, sizes);
+  }
+}
+
+struct Wide {
+  Array<"layers", Tensor<f32, "A/d K/t D">> w;
+  Tensor<f32, "A K/t"> replicated;
+};
+struct Merged {
+  Array<"layers", Tensor<f32, "A/d E/t">> w;
+  Tensor<f32, "A/d K/t"> replicated;
+};
+
+TEST_CASE("Adafactor takes all dims but the first together, and keeps a row and a column", "[optim]") {
+  for (const char* text : {"d=1,t=1", "d=2,t=2", "d=4,t=1"})
+    on_mesh(text, [&](const std::shared_ptr<Device>& device) {
+      const Mesh<"d t"> mesh(device);
+      const Sizes sizes{{"A", 4}, {"K", 6}, {"D", 2}};
+      const auto draw = [&](std::uint64_t seed) {
+        return Wide{{random_normal<f32, "A/d K/t D">(mesh, sizes, {seed, 0}),
+                     random_normal<f32, "A/d K/t D">(mesh, sizes, {seed, 1})},
+                    random_normal<f32, "A K/t">(mesh, sizes, {seed, 2})};
+      };
+      const auto merged = [](const Wide& w) {
+        return Merged{{merge<"K/t D -> E/t">(w.w[0]), merge<"K/t D -> E/t">(w.w[1])},
+                      shard<"A K/t -> A/d K/t">(w.replicated)};
+      };
+      Wide w = draw(1);
+      Merged m = merged(w);
+      auto moments = Adafactor::init(w);
+      auto of_merged = Adafactor::init(m);
+      expect(leaf_names(moments) == std::vector<std::string>{"rows/w/0", "rows/w/1", "rows/replicated", "cols/w/0",
+                                                             "cols/w/1", "cols/replicated"},
+             "names");
+      expect(parameter_count(moments) == 2 * (4 + 12) + 4 + 6, "a row and a column of each");
+      for (std::int64_t step = 0; step < 2; ++step) {
+        const Wide g = draw(10 + static_cast<std::uint64_t>(step));
+        const auto all = [](std::string_view) { return true; };
+        Adafactor().update(w, moments, g, rate, 1.0, step, all);
+        Adafactor().update(m, of_merged, merged(g), rate, 1.0, step, all);
+      }
+      const Merged now = merged(w);
+      for_each_leaf(
+          [](std::string_view name, const auto& a, const auto& b) {
+            double apart = 0;
+            for (std::size_t i = 0; i < a.span().size(); ++i)
+              apart = std::max(apart, std::abs(static_cast<double>(a.span()[i] - b.span()[i])));
+            expect(apart < 1e-6, std::string(name) + " is apart by " + show(apart));
+          },
+          now, m);
+    });
+  SUCCEED();
+}
+
 /// The mean square of the errors of a linear map, summed over devices.
 Tensor<f32, "+d +t"> squared_error(const Weights& w, const Tensor<f32, "N A/d">& x, const Tensor<f32, "N B/t">& y) {
   const auto guess = all_reduce<over<"d">>(einsum_unreduced<"N A/d, A/d B/t -> N B/t +d">(x, w.w));
@@ -213,6 +307,7 @@ TEST_CASE("a regression's loss falls with every optimizer", "[optim]") {
   check_regression("SGD", SGD{.nesterov = true}, 0.02);
   check_regression("Lion", Lion{}, 0.1);
   check_regression("Muon", Muon{}, 0.4);
+  check_regression("Adafactor", Adafactor{}, 0.1);
 }
 
 TEST_CASE("patterns of leaf names", "[optim]") {
@@ -257,6 +352,7 @@ TEST_CASE("every optimizer takes factors of a leaf's learning rate and decay", "
   check_rules(SGD{.weight_decay = 0.1});
   check_rules(Lion{});
   check_rules(Muon{});
+  check_rules(Adafactor{.weight_decay = 0.1});
 }
 
 TEST_CASE("AdamW takes gradients in bf16, and its copies are what a cast of the new weights is", "[optim]") {

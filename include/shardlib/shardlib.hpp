@@ -53,6 +53,7 @@
 #include "shardlib/optim/initialize.hpp"   // initial values of a tree
 #include "shardlib/optim/optimizers.hpp"   // AdamW, SGD, Lion, global norm
 #include "shardlib/optim/muon.hpp"         // Muon
+#include "shardlib/optim/adafactor.hpp"    // Adafactor
 #include "shardlib/optim/leaf_rules.hpp"   // learning rates and weight decay by patterns of leaf names
 #include "shardlib/optim/lr_schedule.hpp"  // learning-rate schedules
 #include "shardlib/interop/shard_map.hpp"  // host arrays in and out; spmd

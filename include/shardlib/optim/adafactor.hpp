@@ -1,0 +1,168 @@
+// Adafactor: second moments of matrices as one number for each row and one for each column.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+#include "shardlib/compute/collectives.hpp"
+#include "shardlib/compute/elementwise.hpp"
+#include "shardlib/compute/map.hpp"
+#include "shardlib/compute/reductions.hpp"
+#include "shardlib/optim/leaf_rules.hpp"
+#include "shardlib/optim/optimizers.hpp"
+#include "shardlib/types/spec_functions.hpp"
+#include "shardlib/types/tree.hpp"
+
+namespace shardlib {
+
+template <bool Rows, class W>
+class Factors;
+
+namespace detail {
+
+template <Spec S>
+inline constexpr bool is_factored = parsed<S>.rank() >= 2;
+
+template <bool Rows, Spec S>
+constexpr Spec factor_spec() {
+  TensorSpec factor = parsed<S>;
+  for (int i = factor.rank(); i-- > 0;)
+    if (is_factored<S> ? (i == 0) != Rows : !Rows) factor.dims.erase(i);
+  return spec_of(factor);
+}
+
+template <bool Rows, class W>
+struct factors_of {
+  using type = Factors<Rows, W>;
+};
+template <bool Rows, class D, Spec S>
+struct factors_of<Rows, Tensor<D, S>> {
+  using type = Tensor<f32, factor_spec<Rows, S>()>;
+};
+template <bool Rows, class Tuple>
+struct factor_fields;
+template <bool Rows, class... F>
+struct factor_fields<Rows, std::tuple<F...>> {
+  using type = std::tuple<typename factors_of<Rows, F>::type...>;
+};
+
+/// The mean over the dims that R lacks, of all devices.
+template <Spec R, Spec S>
+[[nodiscard]] Tensor<f32, R> mean_to(const Tensor<f32, S>& x) {
+  if constexpr (R == S) {
+    return x;
+  } else {
+    constexpr auto partial = [] {
+      TensorSpec spec = parsed<R>;
+      for (const Dim& dim : parsed<S>.dims)
+        if (!spec.has(dim.name))
+          for (auto axis : dim.axes) spec.add_partial(axis);
+      return spec;
+    };
+    constexpr Spec pending = spec_of(partial());
+    const auto part = mean<shardlib::make_op<S, pending>>(x);
+    if constexpr (pending == R)
+      return part;
+    else
+      return all_reduce<shardlib::make_op<pending, R>>(part);
+  }
+}
+
+}  // namespace detail
+
+/// A tree's factors of second moments: of a leaf "A/d B/t C" the rows "A/d", or the columns "B/t C". A leaf with one
+/// dim has rows of its own spec, which are its second moments, and a column "". Through `as_tuple`, functions of trees
+/// accept it together with W. `Factors<true, Weights>`
+template <bool Rows, class W>
+class Factors {
+ public:
+  auto& as_tuple() { return fields_; }
+  const auto& as_tuple() const { return fields_; }
+
+ private:
+  typename detail::factor_fields<Rows, detail::field_types<W>>::type fields_;
+};
+template <bool Rows, Spec N, class T>
+class Factors<Rows, Array<N, T>> : public std::vector<typename detail::factors_of<Rows, T>::type> {
+ public:
+  using std::vector<typename detail::factors_of<Rows, T>::type>::vector;
+};
+
+template <bool Rows, Spec N, class T>
+inline constexpr bool is_array<Factors<Rows, Array<N, T>>> = true;
+
+namespace detail {
+template <bool Rows, class W>
+struct named_as<Factors<Rows, W>> {
+  using type = W;
+};
+}  // namespace detail
+
+/// Adafactor (Shazeer and Stern 2018) without its first moment: AdamW's second moment, but of a leaf with two dims or
+/// more it keeps the means over the columns and over the rows. Its first dim is the rows, all others together the
+/// columns: "M/d K/t D" keeps "M/d" and "K/t D", each of them whole on the devices of the other's axes. Sums over these
+/// axes are all_reduces of a row and of a column. Updates whose root mean square exceeds `clip` are scaled down to it.
+/// With `scale_parameter` a step is also multiplied by the root mean square of the weights, of at least `least_scale`.
+/// `init` and `update` are those of an Optimizer, with `Moments` `rows` and `cols`. `Adafactor().update(weights,
+/// moments, grads, 1e-3, scale, step, decays)`
+struct Adafactor {
+  double decay_power = 0.8;  ///< the second moments' decay in step t (from 1) is 1 - t^-decay_power
+  double epsilon = 1e-30;    ///< added to squares of gradients
+  double clip = 1;
+  double weight_decay = 0;  ///< AdamW's
+  bool scale_parameter = false;
+  double least_scale = 1e-3;
+
+  template <class Tree>
+  struct Moments {
+    typename detail::factors_of<true, Tree>::type rows;
+    typename detail::factors_of<false, Tree>::type cols;
+  };
+  template <class Tree>
+  [[nodiscard]] static Moments<Tree> init(const Tree& weights) {
+    using M = Moments<Tree>;
+    M moments{same_structure<decltype(M::rows)>(weights), same_structure<decltype(M::cols)>(weights)};
+    const auto zero = []<Spec S>(std::string_view, const Tensor<f32, S>& w, auto& rows, auto& cols) {
+      rows = detail::mean_to<detail::factor_spec<true, S>()>(w * 0.0);
+      cols = detail::mean_to<detail::factor_spec<false, S>()>(w * 0.0);
+    };
+    for_each_leaf(zero, weights, moments.rows, moments.cols);
+    return moments;
+  }
+  template <class Tree, class Grads, class Decays, class... Copies>
+  void update(Tree& weights, Moments<Tree>& moments, const Grads& grads, double learning_rate, double scale,
+              std::int64_t step, const Decays& decays, Copies&... copies) const {
+    const double kept = 1 - std::pow(static_cast<double>(step + 1), -decay_power);
+    const auto one = [&]<dtype P, Spec S, dtype G, Spec T>(std::string_view name, Tensor<P, S>& p, auto& rows,
+                                                           auto& cols, const Tensor<G, T>& g, auto&... copy) {
+      constexpr OpName optimizer = "Adafactor";
+      static_assert(detail::checked<rules::update, optimizer, dtype_v<P>, S, true, dtype_v<G>, T>::ok);
+      if constexpr (legal<rules::update, optimizer, dtype_v<P>, S, true, dtype_v<G>, T>) {
+        const LeafFactors leaf = detail::leaf_factors(decays, name);
+        const auto clipped = cast<f32>(g) * scale;
+        const auto squares = square(clipped) + epsilon;
+        rows = rows * kept + detail::mean_to<detail::factor_spec<true, S>()>(squares) * (1 - kept);
+        cols = cols * kept + detail::mean_to<detail::factor_spec<false, S>()>(squares) * (1 - kept);
+        auto change = clipped * rsqrt(rows);
+        // The product of the means of a row and of a column, over the mean of all: exact where the squares have rank 1.
+        if constexpr (detail::is_factored<S>) change = change * rsqrt(cols / detail::mean_to<"">(rows));
+        const auto down = [by = clip](auto mean) { return 1.0 / maximum(1.0, sqrt(mean) / by); };
+        change = change * map(down, detail::mean_to<"">(square(change)));
+        if (scale_parameter)
+          change = change * map([least = least_scale](auto mean) { return maximum(least, sqrt(mean)); },
+                                detail::mean_to<"">(square(p)));
+        if (leaf.decay != 0) change = change + p * (weight_decay * leaf.decay);
+        p = p - change * (learning_rate * leaf.rate);
+        ((copy = cast<typename std::remove_cvref_t<decltype(copy)>::value_type>(p)), ...);
+      }
+    };
+    for_each_leaf(one, weights, moments.rows, moments.cols, grads, copies...);
+  }
+};
+
+}  // namespace shardlib
