@@ -62,27 +62,46 @@ TEST_CASE("cumprod and cummax", "[ops]") {
   });
 }
 
-/// h_t = a_t * h_(t-1) + b_t along dim L.
-void recurrence(const std::vector<Global>& x, Global& y) {
-  const auto l = static_cast<std::size_t>(std::find(y.names.begin(), y.names.end(), "L") - y.names.begin());
-  const Shape strides = strides_along(y, y.names);
-  for_each_index(y.shape, [&](const Shape& i) {
-    const std::size_t at = offset(strides, i);
-    const double before = i[l] == 0 ? 0 : y.data[at - static_cast<std::size_t>(strides[l])];
-    y.data[at] = x[0].data[at] * before + x[1].data[at];
-  });
+/// h_t = a_t * h_(t-1) + b_t along one dim, or with h_(t+1).
+Reference recurrence(const std::string& dim, bool reverse) {
+  return [dim, reverse](const std::vector<Global>& x, Global& y) {
+    const auto l = static_cast<std::size_t>(std::find(y.names.begin(), y.names.end(), dim) - y.names.begin());
+    const Shape strides = strides_along(y, y.names);
+    for_each_index(y.shape, [&](Shape i) {
+      const bool first = i[l] == 0;
+      if (reverse) i[l] = y.shape[l] - 1 - i[l];
+      const auto at = static_cast<std::int64_t>(offset(strides, i));
+      const auto before = static_cast<std::size_t>(reverse ? at + strides[l] : at - strides[l]);
+      const auto here = static_cast<std::size_t>(at);
+      y.data[here] = x[0].data[here] * (first ? 0 : y.data[before]) + x[1].data[here];
+    });
+  };
 }
 
 TEST_CASE("linear_scan", "[ops]") {
-#define SCAN(dtype, from, tolerance_)                                                                         \
-  make_case<Tensor<dtype, from>, Tensor<dtype, from>>(                                                        \
-      "linear_scan of " #dtype " " from, [](const auto& a, const auto& b) { return linear_scan<"L">(a, b); }, \
-      recurrence, {.law = Law::none, .tolerance = tolerance_})
+#define SCAN(dtype, from, tolerance_, reverse, dim, ...)                                        \
+  make_case<Tensor<dtype, from>, Tensor<dtype, from>>(                                          \
+      "linear_scan along " dim " of " #dtype " " from " " #reverse,                             \
+      [](const auto& a, const auto& b) { return linear_scan<dim __VA_ARGS__>(a, b, reverse); }, \
+      recurrence(dim, reverse), {.law = Law::none, .tolerance = tolerance_})
   check_cases({
-      SCAN(f32, "B/d L", 1e-5),
-      SCAN(f32, "L M/t", 1e-5),
-      SCAN(f64, "C/d L K", 1e-6),
-      SCAN(bf16, "B/d/t L", 0.05),
+      SCAN(f32, "B/d L", 1e-5, false, "L"),
+      SCAN(f32, "L M/t", 1e-5, false, "L"),
+      SCAN(f32, "L M/t", 1e-5, true, "L"),
+      SCAN(f64, "C/d L K", 1e-6, false, "L"),
+      SCAN(bf16, "B/d/t L", 0.05, false, "L"),
+      SCAN(bf16, "B/d/t L", 0.05, true, "L"),
+  });
+}
+
+TEST_CASE("linear_scan along a sharded dim", "[ops]") {
+  check_cases({
+      SCAN(f32, "B/d L/t", 1e-5, false, "L", , over<"t">),
+      SCAN(f32, "B/d L/t", 1e-5, true, "L", , over<"t">),
+      SCAN(f64, "B/d/t two", 1e-6, false, "B", , over<"d t">),
+      SCAN(f64, "B/t/d two", 1e-6, true, "B", , over<"t d">),
+      SCAN(f32, "two L/t C/d", 1e-5, false, "L", , over<"t">),
+      SCAN(bf16, "K L/t", 0.05, false, "L", , over<"t">),
   });
 #undef SCAN
 }

@@ -89,6 +89,59 @@ TEST_CASE("einsum in other dtypes", "[ops]") {
   check_cases({EINSUM(f64, "B/d L M/t", "M/t H", "B/d L H +t")});
 }
 
+#define EINSUM3(op, dtype, a, b, c, out)                           \
+  make_case<Tensor<dtype, a>, Tensor<dtype, b>, Tensor<dtype, c>>( \
+      #op " " #dtype " " a ", " b ", " c " -> " out,               \
+      [](const auto& x, const auto& y, const auto& z) { return op<a ", " b ", " c " -> " out>(x, y, z); }, products())
+
+TEST_CASE("einsum of three and four operands", "[ops]") {
+  check_cases({
+      EINSUM3(einsum_unreduced, f32, "C/d K", "K H/t", "H/t D", "C/d D +t"),
+      EINSUM3(einsum_unreduced, f32, "K D", "D two", "two L/t", "L/t K"),
+      EINSUM3(einsum_unreduced, f32, "C K +t", "K D", "D two", "C two +t"),
+      EINSUM3(einsum_unreduced, f32, "C/d", "C/d K", "K", "+d"),
+      EINSUM3(einsum_unreduced, f32, "C/d K", "K C/d", "C/d K", "C/d"),
+      EINSUM3(einsum_unreduced, f64, "H/t K", "H/t", "K L two", "L +t"),
+      EINSUM3(einsum, f32, "C/d K", "K H/t", "H/t D", "C/d D"),
+      EINSUM3(einsum, f32, "two K", "K H/t", "H/t L", "two L/t"),
+      make_case<Tensor<f64, "K two">, Tensor<f64, "two C/t">, Tensor<f64, "C/t D">, Tensor<f64, "D more">>(
+          "einsum_unreduced of four",
+          [](const auto& x, const auto& y, const auto& z, const auto& u) {
+            return einsum_unreduced<"K two, two C/t, C/t D, D more -> K more +t">(x, y, z, u);
+          },
+          products()),
+      make_case<Tensor<f64, "K">, Tensor<f64, "K C/t">, Tensor<f64, "C/t">, Tensor<f64, "D">>(
+          "einsum of four",
+          [](const auto& x, const auto& y, const auto& z, const auto& u) {
+            return einsum<"K, K C/t, C/t, D -> D">(x, y, z, u);
+          },
+          products()),
+  });
+}
+
+TEST_CASE("einsum of three operands takes the order with the fewest operations", "[ops]") {
+  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+    const Mesh<"d t"> mesh(device);
+    const auto flops = [&](std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) {
+      const double before = detail::program_state(device).counts["einsum_unreduced"].flops;
+      const Sizes sizes{{"A", a}, {"B", b}, {"C", c}, {"D", d}};
+      const auto x = ones<f32, "A B">(mesh, sizes);
+      const auto y = ones<f32, "B C">(mesh, sizes);
+      const auto z = ones<f32, "C D">(mesh, sizes);
+      REQUIRE(fetch(einsum_unreduced<"A B, B C, C D -> D A">(x, y, z)).data.at(0) == static_cast<f32>(b * c));
+      return detail::program_state(device).counts["einsum_unreduced"].flops - before;
+    };
+    REQUIRE(flops(2, 30, 3, 50) == 2 * (2 * 30 * 3 + 2 * 3 * 50));
+    REQUIRE(flops(50, 3, 30, 2) == 2 * (3 * 30 * 2 + 50 * 3 * 2));
+    REQUIRE(flops(2, 3, 40, 1) == 2 * (3 * 40 * 1 + 2 * 3 * 1));
+    const auto x = ones<f32, "A B">(mesh, {{"A", 2}, {"B", 3}});
+    const auto z = ones<f32, "B D">(mesh, {{"B", 4}, {"D", 2}});
+    REQUIRE_THROWS_WITH((einsum_unreduced<"A B, A, B D -> D">(x, ones<f32, "A">(mesh, {{"A", 2}}), z)),
+                        Catch::Contains("einsum_unreduced<`A B, A, B D -> D`>") &&
+                            Catch::Contains("dim `B` is 4, but 3 in another operand"));
+  });
+}
+
 /// The sum of summands i in [lo, hi) in the order that the communicators promise.
 float tree_sum(const std::vector<std::vector<float>>& summands, std::size_t lo, std::size_t hi, std::size_t i) {
   if (hi - lo == 1) return summands[lo][i];

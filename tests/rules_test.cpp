@@ -813,9 +813,28 @@ TEST_CASE("rules: ops along a dim") {
           "cumsum<`L`>: dim `L/t` is sharded, so each device sees only its shard of it; gather it first with "
           "`all_gather<\"B L/t -> B L\">` (communicates)");
   legal(rules::linear_scan("L", "B/d L", "B/d L"), "B/d L");
-  illegal(rules::linear_scan("L", "B L", "B L/t"),
-          "linear_scan<`L`>: dim `L/t` is sharded, so each device sees only its shard of it; gather it first with "
-          "`all_gather<\"B L/t -> B L\">` (communicates)");
+  illegal(
+      rules::linear_scan("L", "B L", "B L/t"),
+      "linear_scan<`L`>: dim `L/t` is sharded, so each device sees only its shard of it; gather it first with "
+      "`all_gather<\"B L/t -> B L\">` (communicates), or write `linear_scan<\"L\", over<\"t\">>`, which gathers the "
+      "last states only (communicates)");
+  legal(rules::linear_scan_over("L", "over<t>", "B/d L/t", "B/d L/t"), "B/d L/t");
+  legal(rules::linear_scan_over("L", "over<t d>", "L/t/d", "L/t/d"), "L/t/d");
+  illegal(rules::linear_scan_over("L", "over<t>", "L/t/d", "L/t/d"),
+          "linear_scan<`L`, over<t>>: dim `L/t/d` is sharded over t d, and the states of all its shards are gathered; "
+          "write `linear_scan<\"L\", over<\"t d\">>`");
+  illegal(rules::linear_scan_over("L", "over<t>", "L", "L"),
+          "linear_scan<`L`, over<t>>: dim `L` is not sharded, so nothing would be communicated; write "
+          "`linear_scan<\"L\">`");
+  illegal(rules::linear_scan_over("X", "over<t>", "L/t", "L/t"),
+          "linear_scan<`X`, over<t>>: the operand `L/t` has no dim `X`");
+  illegal(rules::linear_scan_over("L", "over<t>", "B L/t", "B/d L/t"),
+          "linear_scan<`L`, over<t>>: the factors `B L/t` must have the spec of the summands `B/d L/t`: dim 1 is `B`, "
+          "not `B/d`; take the shard of each device with `shard<\"B L/t -> B/d L/t\">` (no traffic)");
+  illegal(rules::linear_scan_over("L", "over<t>", "L/t +d", "L/t"),
+          "linear_scan: the operand `L/t +d` is partial over d, and linear_scan is not linear, so it has to see the "
+          "sum, not the summand of one device; reduce it first, with a `reduce_scatter` or `all_reduce<\"L/t +d -> "
+          "L/t\">` (communicate)");
   illegal(rules::linear_scan("L", "B L", "B/d L"),
           "linear_scan<`L`>: the factors `B L` must have the spec of the summands `B/d L`: dim 1 is `B`, not `B/d`; "
           "take the shard of each device with `shard<\"B L -> B/d L\">` (no traffic)");
@@ -838,6 +857,60 @@ TEST_CASE("rules: ops along a dim") {
           "top_k: the operand `V +t` is partial over t, and top_k is not linear, so it has to see the sum, not the "
           "summand of one device; reduce it first, with a `reduce_scatter` or `all_reduce<\"V +t -> V\">` "
           "(communicate)");
+  legal(rules::conv("B/d L C/t, K C/t -> B/d L C/t", "L, K -> L", "B/d L C/t", "K C/t"), "B/d L C/t");
+  legal(rules::conv("B/d L C/t, K C/t F -> B/d N F +t", "L, K -> N", "B/d L C/t", "K C/t F"), "B/d N F +t");
+  legal(rules::conv("H W C, P Q C F/t -> Y X F/t", "H W, P Q -> Y X", "H W C", "P Q C F/t"), "Y X F/t");
+  illegal(
+      rules::conv("B L/t, K -> B L", "L, K -> L", "B L/t", "K"),
+      "conv_unreduced<`B L/t, K -> B L`>: dim `L/t` is sharded, so each device sees only its shard of it; gather it "
+      "first with `all_gather<\"B L/t -> B L\">` (communicates)");
+  illegal(rules::conv("L C/t, K C/t -> L", "L, K -> L", "L C/t", "K C/t"),
+          "conv_unreduced<`L C/t, K C/t -> L`>: the result is partial over t (contracting `C/t` sees only the shard of "
+          "this device), so its spec must say `+t`; reduce it afterwards with `reduce_scatter` or `all_reduce` "
+          "(communicate)");
+  for (const char* lengths : {"L", "L -> N", "L K -> N", "L, K -> N M", "L/t, K -> N", "L, 4 -> N", " ,  -> "})
+    CHECK(str(rules::conv("L, K -> N", lengths, "L", "K").why).find("`L, K -> N`, or `H W, P Q -> Y X`") !=
+          std::string::npos);
+  illegal(
+      rules::conv("L, K -> N", "L, K -> N", "L", "K/t"),
+      "conv_unreduced<`L, K -> N`>: the tensor of weights is `K/t`, but the op spec expects `K`: dim 1 is `K/t`, not "
+      "`K`; gather it with `all_gather<\"K/t -> K\">` (communicates), or correct the op spec");
+  illegal(rules::conv("L 2, K -> N", "L, K -> N", "L 2", "K"),
+          "conv_unreduced<`L 2, K -> N`>: integer dim `2` is not an index: name it first, `rename<\"2 -> name\">`");
+  illegal(rules::conv("L C, K -> N", "L, K -> N", "L C", "K"),
+          "conv_unreduced<`L C, K -> N`>: dim `C` of the operand is neither in the other operand nor in the result; "
+          "`sum` over it first");
+  legal(rules::einsum3("A B, B C/t, C/t D -> A D +t", "A B", "B C/t", "C/t D"), "A D +t");
+  legal(rules::einsum_reduced3("A B, B C/t, C/t D -> A D/t", "A B", "B C/t", "C/t D"), "A D/t");
+  legal(rules::einsum4("A, B, C, D -> A B C D", "A", "B", "C", "D"), "A B C D");
+  legal(rules::einsum_reduced4("A/t, A/t, A/t, B -> B", "A/t", "A/t", "A/t", "B"), "B");
+  illegal(rules::einsum3("A/t B, B C, C D/t -> A D +t", "A/t B", "B C", "C D/t"),
+          "einsum_unreduced<`A/t B, B C, C D/t -> A D +t`>: the first operand is sharded over t (dim `A/t`) and the "
+          "third operand sharded over t (dim `D/t`), so only diagonal shards would be computed; `all_gather` one of "
+          "them (communicates); or keep both sharded: `split<\"A/t -> R/t C\">` names the block of each device (free), "
+          "and `shift` moves those of the other operand around t (communicates)");
+  illegal(rules::einsum3("A, B, A B -> ", "A", "B", "A C"),
+          "einsum_unreduced<`A, B, A B -> `>: the third operand is `A C`, but the op spec expects `A B`: dim 2 is `C`, "
+          "not `B`; if both names mean one size, `rename<\"C -> B\">` (free), or correct the op spec");
+  illegal(rules::einsum4("A, B, A B -> ", "A", "B", "A B", "A"),
+          "einsum_unreduced<`A, B, A B -> `>: the op spec has 3 operands, the call has 4");
+  illegal(rules::einsum_reduced3("A, A B, B -> A", "A", "A B", "B"),
+          "einsum<`A, A B, B -> A`>: no sum over devices is completed in `A`, so nothing would be communicated; write "
+          "`einsum_unreduced`");
+  // Every order of the products is legal.
+  for (const char* text :
+       {"A B, B C/t, C/t D -> A D +t", "A/d B +t, B C/x, C/x D -> A/d D +t +x", "A/t, A/t, A/t, A/t B -> B +t",
+        "A/d K, K H/t, H/t, A/d K V/x -> V/x +d +t", "A, B, C, D -> A D"}) {
+    const OpParts op = parse_op(text);
+    const unsigned all = (1U << op.in.size()) - 1;
+    for (unsigned set = 1; set <= all; ++set)
+      for (unsigned first = 1; first < set; ++first) {
+        if ((first & ~set) != 0) continue;
+        const TensorSpec a = rules::product_of(op, first), b = rules::product_of(op, set & ~first);
+        const auto pair = to_string(a) + ", " + to_string(b) + " -> " + to_string(rules::product_of(op, set));
+        legal(rules::einsum(pair.view(), a, b), str(rules::product_of(op, set)));
+      }
+  }
   legal(rules::take_along("V", "B/d V +t", "B/d K"), "B/d K +t");
   legal(rules::take_along("V", "B/d V", "B/d V"), "B/d V");
   legal(rules::take_along("V", "V B/d", "K/t B/d"), "K/t B/d");

@@ -7,9 +7,10 @@
 #include "shardlib/ops/arithmetic.hpp"      // + - * /, floor_divide, mod
 #include "shardlib/ops/attention.hpp"       // causal_attention
 #include "shardlib/ops/collectives.hpp"     // all_gather, reduce_scatter, all_reduce, all_to_all, shift, shard
+#include "shardlib/ops/convolution.hpp"     // conv_unreduced
 #include "shardlib/ops/create.hpp"          // full, zeros, iota, random numbers; item
 #include "shardlib/ops/dropout.hpp"         // dropout
-#include "shardlib/ops/einsum.hpp"          // einsum_unreduced
+#include "shardlib/ops/einsum.hpp"          // einsum_unreduced, einsum
 #include "shardlib/ops/elementwise.hpp"     // exp, relu, pow, maximum, where, cast, stop_gradient
 #include "shardlib/ops/index.hpp"           // index_unreduced, scatter_add, take_along
 #include "shardlib/ops/layout.hpp"          // rename, rearrange, transpose, merge, split, concat, narrow, pad, stack

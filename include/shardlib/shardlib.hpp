@@ -33,6 +33,7 @@
 #include "shardlib/autodiff/value_and_grad.hpp"  // loss and gradients; activation checkpointing
 #include "shardlib/compute/attention.hpp"         // kernels for a device's shards, in the order of ops/
 #include "shardlib/compute/collectives.hpp"
+#include "shardlib/compute/convolution.hpp"
 #include "shardlib/compute/create.hpp"
 #include "shardlib/compute/custom.hpp"             // ops defined outside the library
 #include "shardlib/compute/dropout.hpp"

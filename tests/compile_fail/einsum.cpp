@@ -159,3 +159,24 @@ auto one_sharded_length(const Tensor<f32, "B L/s H D">& q, const Tensor<f32, "B 
   return einsum_unreduced<"B L/s H D, B K/s H D -> B H L/s K">(q, k);
 }
 #endif
+
+// expect: the first operand is partial over t and the third operand partial over t, and a product of sums is not the sum
+#if SECTION == 22
+auto two_summands_of_three(const Tensor<f32, "A B +t">& x, const Tensor<f32, "B C">& y, const Tensor<f32, "C +t">& z) {
+  return einsum_unreduced<"A B +t, B C, C +t -> A +t">(x, y, z);
+}
+#endif
+
+// expect: the second operand is `C B`, but the op spec expects `B C`: dim 1 is `C`, not `B`
+#if SECTION == 23
+auto second_of_four(const Tensor<f32, "A B">& x, const Tensor<f32, "C B">& y, const Tensor<f32, "C">& z) {
+  return einsum_unreduced<"A B, B C, C, A -> A">(x, y, z, z);
+}
+#endif
+
+// expect: einsum<`A B, B C, C -> A`>: no sum over devices is completed in `A`, so nothing would be communicated; write
+#if SECTION == 24
+auto nothing_to_sum_of_three(const Tensor<f32, "A B">& x, const Tensor<f32, "B C">& y, const Tensor<f32, "C">& z) {
+  return einsum<"A B, B C, C -> A">(x, y, z);
+}
+#endif

@@ -445,3 +445,25 @@ auto take_at_numbers(const Tensor<f32, "B V">& x, const Tensor<f32, "B K">& ids)
   return take_along<"V">(x, ids);
 }
 #endif
+
+// expect: linear_scan<`L`>: dim `L/s` is sharded, so each device sees only its shard of it; gather it first with
+// expect: or write `linear_scan<..?L..?, over<..?s..?>>`, which gathers the last states only \(communicates\)
+#if SECTION == 63
+auto scan_of_a_shard(const Tensor<f32, "B L/s">& a, const Tensor<f32, "B L/s">& b) {
+  return linear_scan<"L">(a, b);
+}
+#endif
+
+// expect: dim `L/s/t` is sharded over s t, and the states of all its shards are gathered; write
+#if SECTION == 64
+auto scan_over_one_axis(const Tensor<f32, "B L/s/t">& a, const Tensor<f32, "B L/s/t">& b) {
+  return linear_scan<"L", over<"s">>(a, b);
+}
+#endif
+
+// expect: dim `L` is not sharded, so nothing would be communicated; write `linear_scan<..?L..?>`
+#if SECTION == 65
+auto scan_over_nothing(const Tensor<f32, "B L">& a, const Tensor<f32, "B L">& b) {
+  return linear_scan<"L", over<"s">>(a, b);
+}
+#endif

@@ -1,10 +1,15 @@
 // einsum_unreduced: multiplies and sums on each device. A sum over devices stays partial. einsum: completes it.
 #pragma once
 
+#include <array>
+#include <bit>
 #include <cstddef>
 #include <span>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "shardlib/ops/collectives.hpp"
 #include "shardlib/ops/record.hpp"
@@ -154,24 +159,129 @@ template <dtype D, Spec S, dtype E, Spec T>
 auto einsum_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& y)
     -> detail::needs_op_spec<"einsum_unreduced", D, S, T>;
 
+namespace detail {
+
+/// An order of the products: for each set of operands, as bits, the operands of its first factor.
+using EinsumOrder = std::array<unsigned, 16>;
+/// The order with the fewest floating-point operations on this device. Throws if a name has two sizes.
+EinsumOrder einsum_order(const OpInfo& op, const OpParts& parts, const std::vector<ValuePtr>& x);
+
+/// The product of the operands in `Set`, in the order that was planned. `R` is the dtype of the whole product.
+template <OpSpec O, unsigned Set, class R, class... X>
+auto product_of(const EinsumOrder& order, const Site& site, const std::tuple<const X&...>& x) {
+  static constexpr OpParts parts = parse_op(O);
+  using D = typename std::tuple_element_t<0, std::tuple<X...>>::value_type;
+  if constexpr ((Set & (Set - 1)) == 0) {
+    return std::get<std::countr_zero(Set)>(x);
+  } else {
+    static constexpr Spec result = spec_of(rules::product_of(parts, Set));
+    using Out = std::conditional_t<Set == (1U << sizeof...(X)) - 1, R, D>;
+    Tensor<Out, result> out;
+    // Each pair of factors once: the first has the first operand of the set.
+    const auto multiply = [&]<unsigned First>(std::integral_constant<unsigned, First>) {
+      if constexpr ((First & ~Set) == 0 && First != Set && (First & Set & (0U - Set)) != 0) {
+        if (order[Set] != First) return;
+        const auto a = product_of<O, First, R>(order, site, x);
+        const auto b = product_of<O, Set & ~First, R>(order, site, x);
+        constexpr Spec of_a = spec_of(rules::product_of(parts, First)),
+                       of_b = spec_of(rules::product_of(parts, Set & ~First));
+        out = einsum_unreduced<make_op(of_a, of_b, result), Out>(a, b, site);
+      }
+    };
+    [&]<unsigned... First>(std::integer_sequence<unsigned, First...>) {
+      (multiply(std::integral_constant<unsigned, First>()), ...);
+    }
+    (std::make_integer_sequence<unsigned, Set + 1>());
+    return out;
+  }
+}
+template <OpSpec O, class R, class... X>
+auto product_of_many(const Site& site, const X&... x) {
+  const EinsumOrder order = einsum_order(OpInfo{"einsum_unreduced", O, site}, parse_op(O), {x.value()...});
+  return product_of<O, (1U << sizeof...(X)) - 1, R>(order, site, std::tuple<const X&...>(x...));
+}
+template <class D, class Out, class... E>
+inline constexpr bool einsum_operands =
+    (one_dtype<"einsum_unreduced", D, E> && ...) && einsum_dtypes<D, dtype_or<Out, D>>;
+
+}  // namespace detail
+
+/// As above, of three or four operands: products of two, in the order that needs the fewest operations for these sizes.
+/// Products on the way are rounded to the operands' dtype. Backward: that of each product.
+/// `einsum_unreduced<"A R, R S/t, S/t B -> A B +t">(u, s, v)`
+template <OpSpec O, class Out = void, dtype D, Spec S, dtype E, Spec T, dtype F, Spec U>
+auto einsum_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& y, const Tensor<F, U>& z, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::einsum_operands<D, Out, E, F>, detail::dtype_or<Out, D>>,
+              detail::result_of<rules::einsum3, O, S, T, U>> {
+  if constexpr (!legal<rules::einsum3, O, S, T, U>)
+    return {};
+  else
+    return detail::product_of_many<O, detail::dtype_or<Out, D>>(site, x, y, z);
+}
+template <OpSpec O, class Out = void, dtype D, Spec S, dtype E, Spec T, dtype F, Spec U, dtype G, Spec V>
+auto einsum_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& y, const Tensor<F, U>& z, const Tensor<G, V>& u,
+                      Site site = Site::current())
+    -> Tensor<detail::after_t<detail::einsum_operands<D, Out, E, F, G>, detail::dtype_or<Out, D>>,
+              detail::result_of<rules::einsum4, O, S, T, U, V>> {
+  if constexpr (!legal<rules::einsum4, O, S, T, U, V>)
+    return {};
+  else
+    return detail::product_of_many<O, detail::dtype_or<Out, D>>(site, x, y, z, u);
+}
+
+namespace detail {
+
+/// The products of each device, with the sums over devices that the result of `O` lacks.
+template <OpSpec O, class Sum, class... X>
+auto einsum_reduced(const Site& site, const X&... x) {
+  static constexpr OpParts parts = parse_op(O);
+  static constexpr Spec products = spec_of(rules::unreduced(parts)), result = spec_of(parts.out);
+  static constexpr OpSpec sum = make_op(products, result);
+  static constexpr OpSpec op = [] {
+    OpParts local = parts;
+    local.out = parsed<products>;
+    return OpSpec(to_string(local).view());
+  }();
+  const auto local = einsum_unreduced<op>(x..., site);
+  if constexpr (rules::all_reduce(sum, parsed<products>).ok())
+    return all_reduce<sum, Sum>(local, site);
+  else
+    return reduce_scatter<sum, Sum>(local, site);
+}
+template <class D, class Sum, class... E>
+inline constexpr bool einsum_summands = (one_dtype<"einsum", D, E> && ...) && is_summed<"einsum", D, Sum>;
+
+}  // namespace detail
+
 /// einsum_unreduced and the one collective that its result needs: reduce_scatter where a dim gains the axis of a
 /// pending sum, all_reduce where the result lacks it. `Sum` as for these. `einsum<"B/d M/t, M/t H -> B/d H/t">(x, w)`
 template <OpSpec O, class Sum = void, dtype D, Spec S, dtype E, Spec T>
 auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::one_dtype<"einsum", D, E> && detail::is_summed<"einsum", D, Sum>, D>,
+    -> Tensor<detail::after_t<detail::einsum_summands<D, Sum, E>, D>,
               detail::result_of<rules::einsum_reduced, O, S, T>> {
-  if constexpr (!legal<rules::einsum_reduced, O, S, T>) {
+  if constexpr (!legal<rules::einsum_reduced, O, S, T>)
     return {};
-  } else {
-    static constexpr Spec products = detail::spec_of(rules::unreduced(parse_op(O)));
-    static constexpr Spec result = detail::result_of<rules::einsum_reduced, O, S, T>;
-    static constexpr OpSpec sum = detail::make_op(products, result);
-    const auto local = einsum_unreduced<detail::make_op(S, T, products)>(x, y, site);
-    if constexpr (rules::all_reduce(sum, detail::parsed<products>).ok())
-      return all_reduce<sum, Sum>(local, site);
-    else
-      return reduce_scatter<sum, Sum>(local, site);
-  }
+  else
+    return detail::einsum_reduced<O, Sum>(site, x, y);
+}
+/// As above, of three or four operands. `einsum<"A R, R S/t, S/t B -> A B">(u, s, v)`
+template <OpSpec O, class Sum = void, dtype D, Spec S, dtype E, Spec T, dtype F, Spec U>
+auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y, const Tensor<F, U>& z, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::einsum_summands<D, Sum, E, F>, D>,
+              detail::result_of<rules::einsum_reduced3, O, S, T, U>> {
+  if constexpr (!legal<rules::einsum_reduced3, O, S, T, U>)
+    return {};
+  else
+    return detail::einsum_reduced<O, Sum>(site, x, y, z);
+}
+template <OpSpec O, class Sum = void, dtype D, Spec S, dtype E, Spec T, dtype F, Spec U, dtype G, Spec V>
+auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y, const Tensor<F, U>& z, const Tensor<G, V>& u,
+            Site site = Site::current()) -> Tensor<detail::after_t<detail::einsum_summands<D, Sum, E, F, G>, D>,
+                                                   detail::result_of<rules::einsum_reduced4, O, S, T, U, V>> {
+  if constexpr (!legal<rules::einsum_reduced4, O, S, T, U, V>)
+    return {};
+  else
+    return detail::einsum_reduced<O, Sum>(site, x, y, z, u);
 }
 template <dtype D, Spec S, dtype E, Spec T>
 auto einsum(const Tensor<D, S>& x, const Tensor<E, T>& y) -> detail::needs_op_spec<"einsum", D, S, T>;

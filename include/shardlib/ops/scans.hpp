@@ -1,4 +1,4 @@
-// Scans along one unsharded dim: cumsum, cumprod, cummax, linear_scan.
+// Scans along one dim, unsharded but for linear_scan: cumsum, cumprod, cummax, linear_scan.
 #pragma once
 
 #include <type_traits>
@@ -109,6 +109,7 @@ template <class D>
 struct LinearScan {
   ValuePtr a, b;
   int dim;
+  bool reverse;
   Buffer operator()(const Value& out) const;
 };
 /// The cotangent of `a` if it has the result, else that of `b`.
@@ -116,11 +117,13 @@ template <class D>
 struct LinearScanBackward {
   ValuePtr a, result, ct;
   int dim;
+  bool reverse;
   Buffer operator()(const Value& out) const;
 };
 struct LinearScanVjp {
   OpInfo op;
   int dim;
+  bool reverse;
   template <class Ct, class A>
   auto operator()(const Ct& ct, const A& a) const {
     return of<Ct>(ct, a, {});
@@ -133,25 +136,41 @@ struct LinearScanVjp {
  private:
   template <class Ct, class A>
   Ct of(const Ct& ct, const A& a, const ValuePtr& result) const {
-    return record<"linear_scan", Ct>(op, ct.device(), sizes_of(ct.value()),
-                                     LinearScanBackward<typename Ct::value_type>{a.value(), result, ct.value(), dim});
+    return record<"linear_scan", Ct>(
+        op, ct.device(), sizes_of(ct.value()),
+        LinearScanBackward<typename Ct::value_type>{a.value(), result, ct.value(), dim, reverse});
   }
 };
+template <class X>
+X linear_scan(const OpInfo& op, const X& a, const X& b, int dim, bool reverse) {
+  return record<"linear_scan", X>(op, a.device(), sizes_by_name(op, parsed<X::spec>, a.value(), b.value()),
+                                  LinearScan<typename X::value_type>{a.value(), b.value(), dim, reverse},
+                                  vjp_of_result(a, save(a), LinearScanVjp{op, dim, reverse}),
+                                  vjp(b, save(a), LinearScanVjp{op, dim, reverse}));
+}
+template <dtype D, dtype E>
+inline constexpr bool linear_scan_dtypes = is_float<"linear_scan", D>&& one_dtype<"linear_scan", D, E>;
 }  // namespace detail
 
-/// The linear recurrence h_t = a_t * h_(t-1) + b_t along an unsharded dim, from h_(-1) = 0. Both operands have one
-/// spec. Backward: the recurrence from the other end. `linear_scan<"L">(decay, x)`
+/// The linear recurrence h_t = a_t * h_(t-1) + b_t along an unsharded dim, from h_(-1) = 0. If `reverse`, it begins at
+/// the last element: h_t = a_t * h_(t+1) + b_t. Both operands have one spec. Backward: the recurrence from the other
+/// end. `linear_scan<"L">(decay, x)`
 template <DimName Dim, dtype D, Spec S, dtype E, Spec T>
-auto linear_scan(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::is_float<"linear_scan", D> && detail::one_dtype<"linear_scan", D, E>, D>,
-              detail::result_of<rules::linear_scan, Dim, S, T>> {
+auto linear_scan(const Tensor<D, S>& a, const Tensor<E, T>& b, bool reverse = false, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::linear_scan_dtypes<D, E>, D>, detail::result_of<rules::linear_scan, Dim, S, T>> {
   constexpr int dim = detail::parsed<S>.find(Dim);
-  const detail::Calling op{"linear_scan", Dim, site};
-  return detail::record<"linear_scan", Tensor<D, S>>(
-      op, a.device(), detail::sizes_by_name(op, detail::parsed<S>, a.value(), b.value()),
-      detail::LinearScan<D>{a.value(), b.value(), dim},
-      detail::vjp_of_result(a, detail::save(a), detail::LinearScanVjp{op, dim}),
-      detail::vjp(b, detail::save(a), detail::LinearScanVjp{op, dim}));
+  return detail::linear_scan(detail::Calling{"linear_scan", Dim, site}, a, b, dim, reverse);
+}
+
+/// As above, along a dim that is sharded over these axes. Each shard is reduced to its last state and the product of
+/// its factors, which all shards gather; then each is scanned from the state before it. Backward: the same from the
+/// other end. `linear_scan<"L", over<"s">>(decay, x)` of "B L/s M"
+template <DimName Dim, OpSpec Over, dtype D, Spec S, dtype E, Spec T>
+auto linear_scan(const Tensor<D, S>& a, const Tensor<E, T>& b, bool reverse = false, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::linear_scan_dtypes<D, E>, D>,
+              detail::result_of<rules::linear_scan_over, Dim, Over, S, T>> {
+  constexpr int dim = detail::parsed<S>.find(Dim);
+  return detail::linear_scan(detail::Calling{"linear_scan", Dim, site}, a, b, dim, reverse);
 }
 
 }  // namespace shardlib

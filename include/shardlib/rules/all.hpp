@@ -4,6 +4,7 @@
 
 #include "shardlib/rules/collectives.hpp"
 #include "shardlib/rules/common.hpp"
+#include "shardlib/rules/convolution.hpp"
 #include "shardlib/rules/dtypes.hpp"
 #include "shardlib/rules/einsum.hpp"
 #include "shardlib/rules/grad.hpp"
@@ -11,3 +12,4 @@
 #include "shardlib/rules/local.hpp"
 #include "shardlib/rules/loss.hpp"
 #include "shardlib/rules/ragged.hpp"
+#include "shardlib/rules/scans.hpp"

@@ -44,11 +44,18 @@ constexpr Text ring_of_blocks(const TensorSpec& x, int at, const TensorSpec& y, 
          " (communicates)";
 }
 
+constexpr const char* operand_number(int i) {
+  constexpr const char* names[] = {"the first operand", "the second operand", "the third operand",
+                                   "the fourth operand"};
+  return names[i];
+}
+
 /// The error about two operands whose placements on an axis conflict.
-constexpr Text einsum_conflict(const OpParts& op, std::string_view axis, const Words& words) {
-  const Placement a = op.in[0].placement(axis), b = op.in[1].placement(axis);
+constexpr Text einsum_conflict(const TensorSpec& x, const TensorSpec& y, const TensorSpec& out, std::string_view axis,
+                               const Words& words) {
+  const Placement a = x.placement(axis), b = y.placement(axis);
   const Text placements =
-      Text(words.first) + " is " + describe(op.in[0], axis) + " and " + words.second + " " + describe(op.in[1], axis);
+      Text(words.first) + " is " + describe(x, axis) + " and " + words.second + " " + describe(y, axis);
   if (a.kind == Placement::partial && b.kind == Placement::partial)
     return placements +
            ", and a product of sums is not the sum of the products; take `all_reduce` or `reduce_scatter` " +
@@ -58,11 +65,10 @@ constexpr Text einsum_conflict(const OpParts& op, std::string_view axis, const W
     return placements +
            ", so a summand would meet one shard only; take `all_reduce` or `reduce_scatter` of the one, or " +
            "`all_gather` of the other first (all communicate)";
-  if (a.kind == Placement::sharded && b.kind == Placement::sharded &&
-      op.in[0].dims[a.dim].name != op.in[1].dims[b.dim].name)
+  if (a.kind == Placement::sharded && b.kind == Placement::sharded && x.dims[a.dim].name != y.dims[b.dim].name)
     return placements + ", so only diagonal shards would be computed; `all_gather` one of them (communicates)" +
-           (words.blocks && op.out.has(op.in[0].dims[a.dim].name) && op.out.has(op.in[1].dims[b.dim].name)
-                ? ring_of_blocks(op.in[0], a.dim, op.in[1], axis)
+           (words.blocks && out.has(x.dims[a.dim].name) && out.has(y.dims[b.dim].name)
+                ? ring_of_blocks(x, a.dim, y, axis)
                 : Text());
   return {};
 }
@@ -95,7 +101,7 @@ constexpr Text einsum_pending(const OpParts& op, std::string_view axis, const Wo
 
 /// Dims agree by name, a dim has the same ordered list of axes everywhere, and every axis follows the table.
 constexpr Text einsum(const OpParts& op, const Words& words = {}) {
-  Small<std::string_view, 3 * max_axes> axes;
+  Small<std::string_view, 5 * max_axes> axes;
   for (const TensorSpec& x : op.in) collect_axes(x, axes);
   collect_axes(op.out, axes);
   for (const Dim& dim : op.out.dims) {
@@ -103,13 +109,17 @@ constexpr Text einsum(const OpParts& op, const Words& words = {}) {
     for (const TensorSpec& x : op.in) found = found || x.has(dim.name);
     if (!found) return "dim " + quoted(dim.name) + " of the result is in no operand";
   }
-  if (op.in.size() == 2) {
-    for (auto axis : axes)
-      if (const Text why = einsum_conflict(op, axis, words); !why.empty()) return why;
-    for (const Dim& a : op.in[0].dims)
-      if (const int j = op.in[1].find(a.name); j >= 0 && !(op.in[1].dims[j].axes == a.axes))
-        return shards_differ(op.in[0], a, op.in[1], op.in[1].dims[j]);
-  }
+  for (int i = 0; i < op.in.size(); ++i)
+    for (int k = i + 1; k < op.in.size(); ++k) {
+      const TensorSpec &x = op.in[i], &y = op.in[k];
+      Words names = words;
+      if (op.in.size() > 2) names.first = operand_number(i), names.second = operand_number(k);
+      for (auto axis : axes)
+        if (const Text why = einsum_conflict(x, y, op.out, axis, names); !why.empty()) return why;
+      for (const Dim& a : x.dims)
+        if (const int j = y.find(a.name); j >= 0 && !(y.dims[j].axes == a.axes))
+          return shards_differ(x, a, y, y.dims[j]);
+    }
   for (const Dim& dim : op.out.dims)
     for (const TensorSpec& x : op.in)
       if (const int i = x.find(dim.name); i >= 0 && !(x.dims[i].axes == dim.axes))
@@ -155,6 +165,36 @@ constexpr Verdict product(const OpCall& call, const TensorSpec& x, const TensorS
   return call.accept();
 }
 
+/// The number of dims that the product of some operands, as bits, has while others are still to be multiplied.
+constexpr int rank_of_product(const OpParts& op, unsigned set) {
+  Small<std::string_view, 4 * max_dims> names;
+  for (int i = 0; i < op.in.size(); ++i)
+    for (const Dim& dim : op.in[i].dims) {
+      bool kept = op.out.has(dim.name);
+      for (int k = 0; k < op.in.size(); ++k) kept = kept || ((set >> k & 1U) == 0 && op.in[k].has(dim.name));
+      if ((set >> i & 1U) != 0 && kept && !names.contains(dim.name)) names.push_back(dim.name);
+    }
+  return names.size();
+}
+/// As above, of three or four operands.
+constexpr Verdict product_of_many(const OpCall& call, const Small<TensorSpec, 4>& x) {
+  if (!call.why.empty()) return call.fail();
+  for (int i = 0; i < x.size(); ++i)
+    if (const Text why = check_operand(x[i], call.op.in[i], operand_number(i)); !why.empty()) return call.fail(why);
+  if (const Text why = integer_dims(call.op); !why.empty()) return call.fail(why);
+  if (const Text why = einsum(call.op, {.blocks = true}); !why.empty()) return call.fail(why);
+  for (unsigned set = 1; set < 1U << x.size(); ++set)
+    if (rank_of_product(call.op, set) > max_dims)
+      return call.fail("the product of some of the operands has more than " + number(max_dims) +
+                       " dims; multiply two of them first, or `merge` dims (free)");
+  return call.accept();
+}
+constexpr Small<TensorSpec, 4> operands(const TensorSpec& x, const TensorSpec& y, const TensorSpec& z) {
+  Small<TensorSpec, 4> all;
+  for (const TensorSpec* spec : {&x, &y, &z}) all.push_back(*spec);
+  return all;
+}
+
 }  // namespace detail_
 
 /// einsum_unreduced<"a b, b c -> a c">: multiplies and sums on each device, never over devices.
@@ -166,7 +206,7 @@ constexpr Verdict einsum(std::string_view op, const TensorSpec& x, const TensorS
 constexpr TensorSpec unreduced(const OpParts& op) {
   TensorSpec products = op.out;
   products.partial = {};
-  Small<std::string_view, 3 * max_axes> axes;
+  Small<std::string_view, 4 * max_axes> axes;
   for (const TensorSpec& x : op.in) {
     collect_axes(x, axes);
     for (Dim& dim : products.dims)
@@ -184,14 +224,37 @@ constexpr TensorSpec unreduced(const OpParts& op) {
   return products;
 }
 
-/// einsum<"a b/t, b/t c -> a c/t">: einsum_unreduced, and the one reduce_scatter or all_reduce that makes the result.
-constexpr Verdict einsum_reduced(std::string_view op, const TensorSpec& x, const TensorSpec& y) {
-  OpCall call = parse_call("einsum", op, 2);
-  if (!call.why.empty()) return detail_::product(call, x, y);
+/// The product of the factors [first, first + 1, ...] of an einsum that `set` has, as bits: their dims that the result
+/// or another factor has. Of all factors it is the result.
+constexpr TensorSpec product_of(const OpParts& op, unsigned set) {
+  const unsigned all = (1U << op.in.size()) - 1;
+  if (set == all) return op.out;
+  OpParts part;
+  const auto in_set = [set](int i) { return (set >> i & 1U) != 0; };
+  for (int i = 0; i < op.in.size(); ++i)
+    if (in_set(i)) part.in.push_back(op.in[i]);
+  if (part.in.size() == 1) return part.in[0];
+  for (const TensorSpec& x : part.in)
+    for (const Dim& dim : x.dims) {
+      bool kept = op.out.has(dim.name);
+      for (int i = 0; i < op.in.size(); ++i) kept = kept || (!in_set(i) && op.in[i].has(dim.name));
+      if (kept && !part.out.has(dim.name) && !part.out.dims.full()) part.out.dims.push_back(dim);
+    }
+  TensorSpec result = unreduced(part), sorted;
+  for (auto axis : result.partial) sorted.add_partial(axis);
+  result.partial = sorted.partial;
+  return result;
+}
+
+namespace detail_ {
+
+/// The verdict on an einsum with its sum over devices, from that on the products.
+template <class Products>
+constexpr Verdict reduced(OpCall call, const Products& product) {
   const TensorSpec result = call.op.out;
   call.op.out = unreduced(call.op);
   const TensorSpec products = call.op.out;
-  if (const Verdict product = detail_::product(call, x, y); !product.ok()) return {result, product.why};
+  if (const Verdict verdict = product(call); !verdict.ok()) return {result, verdict.why};
   call.op.out = result;
   if (products == result)
     return call.fail("no sum over devices is completed in " + quoted(result) +
@@ -201,6 +264,41 @@ constexpr Verdict einsum_reduced(std::string_view op, const TensorSpec& x, const
   return call.fail("each device's products are " + quoted(products) +
                    ", and no single `reduce_scatter` or `all_reduce` turns that into " + quoted(result) +
                    "; write `einsum_unreduced`, and then each collective");
+}
+
+}  // namespace detail_
+
+/// einsum<"a b/t, b/t c -> a c/t">: einsum_unreduced, and the one reduce_scatter or all_reduce that makes the result.
+constexpr Verdict einsum_reduced(std::string_view op, const TensorSpec& x, const TensorSpec& y) {
+  const OpCall call = parse_call("einsum", op, 2);
+  if (!call.why.empty()) return detail_::product(call, x, y);
+  return detail_::reduced(call, [&](const OpCall& products) { return detail_::product(products, x, y); });
+}
+
+/// einsum_unreduced and einsum of three and of four operands.
+constexpr Verdict einsum3(std::string_view op, const TensorSpec& x, const TensorSpec& y, const TensorSpec& z) {
+  return detail_::product_of_many(parse_call("einsum_unreduced", op, 3), detail_::operands(x, y, z));
+}
+constexpr Verdict einsum4(std::string_view op, const TensorSpec& x, const TensorSpec& y, const TensorSpec& z,
+                          const TensorSpec& u) {
+  auto all = detail_::operands(x, y, z);
+  all.push_back(u);
+  return detail_::product_of_many(parse_call("einsum_unreduced", op, 4), all);
+}
+constexpr Verdict einsum_reduced3(std::string_view op, const TensorSpec& x, const TensorSpec& y, const TensorSpec& z) {
+  const OpCall call = parse_call("einsum", op, 3);
+  if (!call.why.empty()) return call.fail();
+  return detail_::reduced(call, [all = detail_::operands(x, y, z)](const OpCall& products) {
+    return detail_::product_of_many(products, all);
+  });
+}
+constexpr Verdict einsum_reduced4(std::string_view op, const TensorSpec& x, const TensorSpec& y, const TensorSpec& z,
+                                  const TensorSpec& u) {
+  const OpCall call = parse_call("einsum", op, 4);
+  if (!call.why.empty()) return call.fail();
+  auto all = detail_::operands(x, y, z);
+  all.push_back(u);
+  return detail_::reduced(call, [&](const OpCall& products) { return detail_::product_of_many(products, all); });
 }
 
 /// einsum_unreduced<"a b -> b">: sums and permutes one operand.

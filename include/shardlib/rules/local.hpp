@@ -287,17 +287,6 @@ constexpr Verdict along(std::string_view name, std::string_view dim, const Tenso
   return linear_along(name, dim, in);
 }
 
-/// linear_scan<"L">(a, b): operands of one spec. It is not linear in both together, so nothing may be partial.
-constexpr Verdict linear_scan(std::string_view dim, const TensorSpec& a, const TensorSpec& b) {
-  const TensorSpec &factors = a, &summands = b;
-  if (const Text why = detail_::nonlinear("linear_scan", factors); !why.empty()) return {a, why};
-  const Verdict verdict = along("linear_scan", dim, summands);
-  if (!verdict.ok() || factors == summands) return verdict;
-  const Text advice = conversion(factors, summands);
-  return {a, title_of("linear_scan", dim) + ": the factors " + quoted(a) + " must have the spec of the summands " +
-                 quoted(b) + ": " + difference(factors, summands) + (advice.empty() ? "" : "; ") + advice};
-}
-
 /// rope<"L", "D">: a rotation along D, which must be unsharded. L may be sharded, because the global index is known.
 /// The op is linear, so the operand may be partial.
 constexpr Verdict rope(std::string_view length, std::string_view dim, const TensorSpec& x) {

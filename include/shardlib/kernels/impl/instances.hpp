@@ -45,10 +45,14 @@ template void cumprod_backward(const Exec&, DType, const void*, const void*, con
 template void cummax(const Exec&, DType, const void*, void*, std::int64_t, std::int64_t, std::int64_t);
 template void cummax_backward(const Exec&, DType, const void*, const void*, void*, std::int64_t, std::int64_t,
                               std::int64_t);
-template void linear_scan(const Exec&, DType, const void*, const void*, void*, std::int64_t, std::int64_t,
-                          std::int64_t);
+template void linear_scan(const Exec&, DType, const void*, const void*, void*, std::int64_t, std::int64_t, std::int64_t,
+                          bool, const ScanEnds&);
+template void linear_scan_ends(const Exec&, DType, const void*, const void*, void*, std::int64_t, std::int64_t,
+                               std::int64_t, bool);
 template void linear_scan_backward(const Exec&, DType, const void*, const void*, const void*, void*, std::int64_t,
-                                   std::int64_t, std::int64_t);
+                                   std::int64_t, std::int64_t, bool, const ScanEnds&);
+template void linear_scan_backward_ends(const Exec&, DType, const void*, const void*, const void*, void*, std::int64_t,
+                                        std::int64_t, std::int64_t, bool);
 template void gather(const Exec&, DType, const Lookup&, const void*, const void*, void*);
 template void scatter_add_to(const Exec&, DType, const Lookup&, const void*, const void*, void*);
 template void scatter_add(const Exec&, DType, const Lookup&, const void*, const void*, void*, std::int64_t);

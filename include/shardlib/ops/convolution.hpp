@@ -1,0 +1,112 @@
+// conv_unreduced: products of weights with the elements under windows that move along one or several lengths. As an
+// einsum, it sums on each device; a sum over devices stays partial.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "shardlib/ops/einsum.hpp"
+#include "shardlib/ops/record.hpp"
+#include "shardlib/ops/result.hpp"
+#include "shardlib/rules/all.hpp"
+
+namespace shardlib {
+
+/// How windows move along one length: `stride` elements from one to the next, over the operand with zeros `before` and
+/// `after` it.
+struct Window {
+  std::int64_t stride = 1, before = 0, after = 0;
+};
+
+namespace detail {
+
+/// One length of a convolution: window element k of position n is the operand's element n * stride + k - before.
+struct WindowLoop {
+  std::int64_t elements = 1;  ///< of a window
+  std::int64_t stride = 1, before = 0;
+};
+using WindowLoops = Small<WindowLoop, max_dims>;
+struct ConvSizes {
+  GlobalSizes global;  ///< of the result
+  WindowLoops loops;
+};
+/// Throws if a window is larger than the operand with its zeros, or a name has two sizes.
+ConvSizes conv_sizes(const OpInfo& op, const OpParts& lengths, const TensorSpec& out, const ValuePtr& x,
+                     const ValuePtr& w, std::initializer_list<Window> windows);
+
+/// The einsum of `y` with the elements of `x` under each window, whose spec is `seen`. If `transposed`, x has the
+/// result's lengths, and the elements are those of the operand's lengths that saw them.
+template <class D>
+struct Convolution {
+  const kernels::EinsumPlan* plan;
+  ValuePtr x, y;
+  const OpParts* lengths;
+  const TensorSpec* seen;
+  WindowLoops loops;
+  bool transposed;
+  Buffer operator()(const Value& out) const;
+};
+
+template <OpSpec Lengths, bool Transposed, class Out, class X, class Y, class... V>
+Out convolution(const OpInfo& op, const X& x, const Y& y, const GlobalSizes& global, const WindowLoops& loops,
+                const V&... vjps) {
+  static constexpr OpParts lengths = parse_op(Lengths);
+  static constexpr TensorSpec seen = rules::under_windows(parsed<X::spec>, Transposed ? lengths.out : lengths.in[0],
+                                                          lengths.in[1], Transposed ? lengths.in[0] : lengths.out);
+  static constexpr OpSpec product = make_op(spec_of(seen), Y::spec, Out::spec);
+  static_assert(rules::detail_::einsum(parse_op(product)).empty(), "a convolution is an einsum over its windows");
+  return record<"conv_unreduced", Out>(
+      op, x.device(), global,
+      Convolution<typename X::value_type>{&einsum_plan<product>(), x.value(), y.value(), &lengths, &seen, loops,
+                                          Transposed},
+      vjps...);
+}
+template <OpSpec Lengths, class Due>
+struct ConvOperandVjp {
+  WindowLoops loops;
+  template <class Ct, class W>
+  auto operator()(const Ct& ct, const W& w, const GlobalSizes& global) const {
+    return convolution<Lengths, true, Due>(OpInfo{"conv_unreduced", Due::spec, {}}, ct, w, global, loops);
+  }
+};
+template <OpSpec Lengths, class Due>
+struct ConvWeightsVjp {
+  WindowLoops loops;
+  template <class Ct, class X>
+  auto operator()(const Ct& ct, const X& x, const GlobalSizes& global) const {
+    return convolution<Lengths, false, Due>(OpInfo{"conv_unreduced", Due::spec, {}}, x, ct, global, loops);
+  }
+};
+
+}  // namespace detail
+
+/// The convolution of any number of lengths, with windows of its own along each: `Lengths` pairs the operand's lengths
+/// with the dims of the weights' window and the result's lengths; the other dims follow einsum_unreduced. So a dim that
+/// the result keeps of both makes it depthwise. A length whose name stays keeps its size. Weights are not flipped.
+/// *Throws* if a window is larger than the operand with its zeros. Backward: two convolutions.
+/// `conv_unreduced<"B H W C, P Q C F -> B Y X F", "H W, P Q -> Y X">(x, w, {{.stride = 2}, {.stride = 2}})`
+template <OpSpec O, OpSpec Lengths, dtype D, Spec S, dtype E, Spec T>
+auto conv_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& w, std::initializer_list<Window> windows,
+                    Site site = Site::current())
+    -> Tensor<detail::after_t<detail::is_float<"conv_unreduced", D> && detail::one_dtype<"conv_unreduced", D, E>, D>,
+              detail::result_of<rules::conv, O, Lengths, S, T>> {
+  using Out = Tensor<D, detail::result_of<rules::conv, O, Lengths, S, T>>;
+  static constexpr Spec axes = detail::axes_of<S, T, Out::spec>();
+  const detail::Calling op{"conv_unreduced", O, site};
+  const auto [global, loops] =
+      detail::conv_sizes(op, parse_op(Lengths), detail::parsed<Out::spec>, x.value(), w.value(), windows);
+  return detail::convolution<Lengths, false, Out>(
+      op, x, w, global, loops,
+      detail::vjp(x, detail::save(w), detail::ConvOperandVjp<Lengths, Dual<Tensor<D, S>, axes>>{loops}),
+      detail::vjp(w, detail::save(x), detail::ConvWeightsVjp<Lengths, Dual<Tensor<E, T>, axes>>{loops}));
+}
+/// As above, with the same window along each length. This one is causal and depthwise, as Mamba's:
+/// `conv_unreduced<"B L C, K C -> B L C", "L, K -> L">(x, w, {.before = 3})` with K of 4
+template <OpSpec O, OpSpec Lengths, dtype D, Spec S, dtype E, Spec T>
+auto conv_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& w, Window window = {}, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::is_float<"conv_unreduced", D> && detail::one_dtype<"conv_unreduced", D, E>, D>,
+              detail::result_of<rules::conv, O, Lengths, S, T>> {
+  return conv_unreduced<O, Lengths>(x, w, std::initializer_list<Window>{window}, site);
+}
+
+}  // namespace shardlib

@@ -1,0 +1,73 @@
+// Typing rules of linear_scan, along an unsharded and along a sharded dim.
+#pragma once
+
+#include "shardlib/rules/local.hpp"
+
+#include <string_view>
+
+namespace shardlib::rules {
+
+namespace detail_ {
+
+/// The axes of a dim as `over` names them: "d t".
+constexpr Text axis_names(const Dim& dim) {
+  Text names;
+  for (auto axis : dim.axes) names = names + (names.empty() ? "" : " ") + axis;
+  return names;
+}
+/// The call that scans along a sharded dim.
+constexpr Text scan_over(const Dim& dim) {
+  return quoted(Text("linear_scan<\"") + dim.name + "\", over<\"" + axis_names(dim) + "\">>");
+}
+
+/// Checks the operands of a scan but for the sharding of its dim. It is not linear in both together, so nothing may be
+/// partial.
+constexpr Text scanned(const TensorSpec& factors, const TensorSpec& summands) {
+  for (const TensorSpec* x : {&factors, &summands})
+    if (const Text why = nonlinear("linear_scan", *x); !why.empty()) return why;
+  return {};
+}
+constexpr Text one_scan_spec(const TensorSpec& factors, const TensorSpec& summands) {
+  if (factors == summands) return {};
+  const Text advice = conversion(factors, summands);
+  return "the factors " + quoted(factors) + " must have the spec of the summands " + quoted(summands) + ": " +
+         difference(factors, summands) + (advice.empty() ? "" : "; ") + advice;
+}
+
+}  // namespace detail_
+
+/// linear_scan<"L">(a, b): operands of one spec, along an unsharded dim.
+constexpr Verdict linear_scan(std::string_view dim, const TensorSpec& a, const TensorSpec& b) {
+  if (const Text why = detail_::scanned(a, b); !why.empty()) return {a, why};
+  const auto fail = [&](const Text& why) { return Verdict{a, title_of("linear_scan", dim) + ": " + why}; };
+  if (const Text why = detail_::unsharded(b, dim); !why.empty()) {
+    const int at = b.find(dim);
+    if (at < 0 || b.dims[at].axes.empty()) return fail(why);
+    return fail(why + ", or write " + detail_::scan_over(b.dims[at]) +
+                ", which gathers the last states only (communicates)");
+  }
+  if (const Text why = detail_::one_scan_spec(a, b); !why.empty()) return fail(why);
+  return {a, {}};
+}
+
+/// linear_scan<"L", over<"s">>(a, b): along a dim that is sharded over exactly these axes.
+constexpr Verdict linear_scan_over(std::string_view dim, std::string_view over, const TensorSpec& a,
+                                   const TensorSpec& b) {
+  if (const Text why = detail_::scanned(a, b); !why.empty()) return {a, why};
+  const auto fail = [&](const Text& why) {
+    return Verdict{a, Text("linear_scan<") + quoted(dim) + ", " + over + ">: " + why};
+  };
+  const int at = b.find(dim);
+  if (at < 0) return fail(detail_::unsharded(b, dim));
+  const Dim& along = b.dims[at];
+  if (along.axes.empty())
+    return fail("dim " + quoted(dim) + " is not sharded, so nothing would be communicated; write " +
+                quoted(Text("linear_scan<\"") + dim + "\">"));
+  if (over_axes(over).empty() || !(detail_::axis_names(along) == Text(over_axes(over))))
+    return fail("dim " + quoted(to_string(along)) + " is sharded over " + detail_::axis_names(along) +
+                ", and the states of all its shards are gathered; write " + detail_::scan_over(along));
+  if (const Text why = detail_::one_scan_spec(a, b); !why.empty()) return fail(why);
+  return {a, {}};
+}
+
+}  // namespace shardlib::rules

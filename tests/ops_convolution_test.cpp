@@ -1,0 +1,143 @@
+// conv_unreduced: lengths, strides and zeros of every kind, with dims sharded as an einsum's, forward and backward.
+#include <algorithm>
+
+#include "op_case.hpp"
+#include "shardlib/shardlib.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+/// Sums products over every index that the result lacks; along `from`, the operand's index is that of the window.
+Reference convolved(const Names& from, const Names& window, const Names& to, const std::vector<Window>& windows) {
+  return [=](const std::vector<Global>& x, Global& y) {
+    Names names = y.names;
+    Shape sizes = y.shape;
+    const auto is_in = [](const Names& list, const std::string& name) {
+      return std::find(list.begin(), list.end(), name) != list.end();
+    };
+    for (const auto& operand : x)
+      for (std::size_t i = 0; i < operand.names.size(); ++i)
+        if (!is_in(names, operand.names[i]) && !is_in(from, operand.names[i])) {
+          names.push_back(operand.names[i]);
+          sizes.push_back(operand.shape[i]);
+        }
+    Shape in = strides_along(x[0], names);
+    const Shape weights = strides_along(x[1], names), out = strides_along(y, names), along = strides_along(x[0], from);
+    const auto at = [&](const std::string& name) {
+      return static_cast<std::size_t>(std::find(names.begin(), names.end(), name) - names.begin());
+    };
+    for (const auto& name : to) in[at(name)] = 0;
+    std::fill(y.data.begin(), y.data.end(), 0.0);
+    for_each_index(sizes, [&](const Shape& index) {
+      std::size_t element = offset(in, index);
+      for (std::size_t i = 0; i < from.size(); ++i) {
+        const Window& w = windows[windows.size() == 1 ? 0 : i];
+        const auto size = x[0].shape[static_cast<std::size_t>(std::find(x[0].names.begin(), x[0].names.end(), from[i]) -
+                                                              x[0].names.begin())];
+        const std::int64_t position = index[at(to[i])] * w.stride + index[at(window[i])] - w.before;
+        if (position < 0 || position >= size) return;
+        element += static_cast<std::size_t>(position * along[i]);
+      }
+      y.data[offset(out, index)] += x[0].data[element] * x[1].data[offset(weights, index)];
+    });
+  };
+}
+
+/// The names of a spec without axes: "L D".
+Names names_in(const std::string& text) {
+  Names names;
+  for (const Dim& dim : parse_tensor(text).spec.dims) names.emplace_back(dim.name);
+  return names;
+}
+
+#define CONV(dtype, lhs, rhs, out, from, window, to, ...)                           \
+  make_case<Tensor<dtype, lhs>, Tensor<dtype, rhs>>(                                \
+      "conv " #dtype " " lhs ", " rhs " -> " out ", " from ", " window " -> " to,   \
+      [](const auto& x, const auto& w) {                                            \
+        return conv_unreduced<lhs ", " rhs " -> " out, from ", " window " -> " to>( \
+            x, w, std::initializer_list<Window>{__VA_ARGS__});                      \
+      },                                                                            \
+      convolved(names_in(from), names_in(window), names_in(to), std::initializer_list<Window>{__VA_ARGS__}))
+
+constexpr Window plain, causal{.before = 3}, centred{.before = 2, .after = 2}, by_two{.stride = 2};
+
+TEST_CASE("conv_unreduced along one length", "[ops]") {
+  check_cases({
+      // depthwise: the result keeps the channels of both
+      CONV(f32, "C/d L", "C/d K", "C/d L", "L", "K", "L", causal),
+      CONV(f32, "C/d L H/t", "K H/t", "C/d L H/t", "L", "K", "L", causal),
+      // channels summed, sharded or not; new channels sharded
+      CONV(f32, "C/d D H", "two H more", "C/d K more", "D", "two", "K", plain),
+      CONV(f32, "C/d D H/t", "two H/t more", "C/d K more +t", "D", "two", "K", plain),
+      CONV(f32, "D H", "K H C/t", "two C/t", "D", "K", "two", plain),
+      CONV(f64, "L two C/d", "H/t D two", "C/d H/t L", "L", "D", "L", centred),
+      // groups; weights of each row; a pending sum; a length alone
+      CONV(f32, "L H/t two", "H/t K two more", "L H/t more", "L", "K", "L", causal),
+      CONV(f32, "C/d L H", "C/d K H", "C/d L", "L", "K", "L", causal),
+      CONV(f32, "H D +t", "two H", "K H +t", "D", "two", "K", plain),
+      CONV(f32, "D H", "two H more +d", "K more +d", "D", "two", "K", plain),
+      CONV(f64, "D", "more", "two", "D", "more", "two", by_two),
+      // strides, and zeros on one or both sides
+      CONV(f32, "C/d D H", "two H more", "C/d K more", "D", "two", "K", {.stride = 2, .before = 3}),
+      CONV(f32, "C/d D H/t", "more H/t", "C/d two H/t", "D", "more", "two", {.stride = 4, .after = 1}),
+      CONV(f32, "K C/t", "two C/t", "D C/t", "K", "two", "D", {.before = 1, .after = 1}),
+      // windows of which some see zeros only
+      CONV(f32, "two C", "more C", "D C", "two", "more", "D", {.before = 3, .after = 1}),
+  });
+}
+
+TEST_CASE("conv_unreduced along two lengths", "[ops]") {
+  check_cases({
+      CONV(f32, "C/d L D", "K more H", "C/d L two H", "L D", "K more", "L two", causal, by_two),
+      CONV(f32, "D H/t L", "H/t K more", "L two +t", "L D", "K more", "L two", causal, by_two),
+      CONV(f64, "L K C/t", "D two C/t", "L K C/t", "L K", "D two", "L K", centred, {.before = 1}),
+  });
+}
+
+TEST_CASE("conv_unreduced of bf16 rounds its sums once", "[ops]") {
+  std::vector<Case> cases{
+      CONV(bf16, "C/t L", "C/t K", "C/t L", "L", "K", "L", causal),
+      CONV(bf16, "H L", "D K", "H L", "H L", "D K", "H L", centred, {.before = 1, .after = 2}),
+  };
+  check_cases(cases, {"d=1,t=1"});
+  // Elsewhere each device rounds its summand of what is partial.
+  for (Case& c : cases) c.options.tolerance = 0.03;
+  check_cases(cases);
+}
+
+TEST_CASE("conv_unreduced takes a padded window", "[ops]") {
+  const Padding padding;
+  const Window all{.before = size_of_dim("H").size - 1};
+  check_cases_as_sized({make_case<Tensor<f32, "two L C/t">, Tensor<f32, "H C/t">>(
+                           "conv of a padded window",
+                           [all](const auto& x, const auto& w) {
+                             return conv_unreduced<"two L C/t, H C/t -> two L C/t", "L, H -> L">(x, w, all);
+                           },
+                           convolved({"L"}, {"H"}, {"L"}, {all}))},
+                       op_meshes());
+}
+
+TEST_CASE("conv_unreduced says which sizes do not fit", "[ops]") {
+  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+    const Mesh<"d t"> mesh(device);
+    const auto x = ones<f32, "L C">(mesh, {{"L", 6}, {"C", 2}});
+    const auto w = ones<f32, "K C">(mesh, {{"K", 4}, {"C", 2}}), wide = ones<f32, "K C">(mesh, {{"K", 8}, {"C", 2}});
+    REQUIRE_THROWS_WITH((conv_unreduced<"L C, K C -> L C", "L, K -> L">(x, w)),
+                        Catch::Contains("windows have 3 positions along `L`, which has size 6; give the length of the "
+                                        "result a name of its own, or 3 zeros, as in {.before = 3}"));
+    REQUIRE_THROWS_WITH((conv_unreduced<"L C, K C -> N C", "L, K -> N">(x, wide, {.after = 1})),
+                        Catch::Contains("a window of 8 elements, `K`, has no place along `L` of size 6 with 1 zeros"));
+    REQUIRE_THROWS_WITH((conv_unreduced<"L C, K C -> N C", "L, K -> N">(x, w, {.stride = 0})),
+                        Catch::Contains("windows move by 0, with 0 zeros before and 0 after; give a stride of 1"));
+    REQUIRE_THROWS_WITH((conv_unreduced<"L C, K C -> N C", "L, K -> N">(x, w, {{.stride = 1}, {.stride = 2}})),
+                        Catch::Contains("2 windows are given for 1 lengths; give one for all, or one for each"));
+    const auto small = ones<f32, "K C">(mesh, {{"K", 4}, {"C", 3}});
+    REQUIRE_THROWS_WITH((conv_unreduced<"L C, K C -> N C", "L, K -> N">(x, small)),
+                        Catch::Contains("dim `C` is 3, but 2 in another operand"));
+    REQUIRE((conv_unreduced<"L C, K C -> N C", "L, K -> N">(x, w, {.stride = 2}).size("N")) == 2);
+  });
+}
+
+}  // namespace
