@@ -16,8 +16,8 @@
 
 namespace shardlib::detail {
 
-/// Where a device's rows begin: those of place p and group x at [p * groups + x]. They are ordered by x, then by p.
-/// Behind the last, `total` rows are counted.
+/// The first row of each place and group on a device: that of place p and group x is at [p * groups + x]. Rows are
+/// ordered by x, then by p. `total` rows are counted in all.
 struct RowStarts {
   std::int64_t places = 0, groups = 0, total = 0;
   std::vector<std::int64_t> first, size;
@@ -36,9 +36,9 @@ SHARDLIB_INLINE void zero_rows(const Value& out, const Buffer& result, std::int6
 /// The sizes of a shard of one group: without the first dim, or with `rows` in its place.
 SHARDLIB_INLINE Shape shape_of_rows(const Value& x, std::int64_t rows);
 SHARDLIB_INLINE Shape shape_of_group(const Value& x);
-/// Counts the floating-point operations of a product of so many rows.
+/// Counts the floating-point operations of a product with `counted` rows.
 SHARDLIB_INLINE void add_grouped_flops(const Value& out, const Value& rows, const Value& other, std::int64_t counted);
-/// In a dry run: as if all rows were counted.
+/// The result in a dry run, as if all rows were counted.
 SHARDLIB_INLINE Buffer dry_product(const Value& out, const Value& rows, const Value& other, const Value& counts,
                                    Buffer result);
 

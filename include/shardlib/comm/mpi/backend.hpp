@@ -55,7 +55,7 @@ class MpiCommunicator final : public Communicator {
 
  private:
   using MpiOp = detail::mpi::MpiOp;
-  using Question = detail::mpi::Question;
+  using LeaveQuery = detail::mpi::LeaveQuery;
   struct Slice {
     std::size_t begin;
     std::size_t bytes;
@@ -66,11 +66,11 @@ class MpiCommunicator final : public Communicator {
   static void check(const MpiOp& op, int code) { detail::mpi::check(code, op.name, op.bytes); }
   /// Identifies the communication of an op: its number in the group, or between this rank and a peer.
   struct MessageId {
-    Question::Kind kind;
+    LeaveQuery::Kind kind;
     int peer;
     std::uint64_t number;
   };
-  MessageId next() { return {Question::collective, -1, log_->collectives++}; }
+  MessageId next() { return {LeaveQuery::collective, -1, log_->collectives++}; }
   std::shared_ptr<MpiOp> make_mpi_op(std::string_view name, const Buffer& send, const Buffer& recv,
                                      const MessageId& place) {
     return std::make_shared<MpiOp>(MpiOp{.name = name,
@@ -121,13 +121,13 @@ class MpiCommunicator final : public Communicator {
     return start(work);
   }
   Request start_send(const Buffer& buffer, int to) override {
-    const auto op = make_mpi_op("send", buffer, {}, {Question::send, to, log_->sent[index(to)]++});
+    const auto op = make_mpi_op("send", buffer, {}, {LeaveQuery::send, to, log_->sent[index(to)]++});
     op->send(comm_, buffer.data(), buffer.bytes(), to, message_tag);
     progress_->start(op);
     return {};
   }
   Request start_recv(const Buffer& buffer, int from) override {
-    const auto op = make_mpi_op("recv", buffer, {}, {Question::recv, from, log_->received[index(from)]++});
+    const auto op = make_mpi_op("recv", buffer, {}, {LeaveQuery::recv, from, log_->received[index(from)]++});
     op->recv(comm_, buffer.data(), buffer.bytes(), from, message_tag);
     return start(op);
   }

@@ -103,7 +103,7 @@ struct MpiOp {
   std::vector<MPI_Status> statuses = {};
   bool done = false;
   std::shared_ptr<const GroupLog> group = {};
-  Question question = {};
+  LeaveQuery question = {};
   int peer = -1;  ///< the other end, a rank of the group; -1 if all members take part
   std::shared_ptr<CallComparison> comparison = {};
 

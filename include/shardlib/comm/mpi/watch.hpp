@@ -45,18 +45,18 @@ struct GroupLog {
 };
 
 /// One communication of a group, identified by the waiting rank.
-struct Question {
+struct LeaveQuery {
   enum Kind : std::uint64_t { collective, send, recv };
   std::uint64_t launch = 0;
   std::uint64_t group = 0;
   std::uint64_t kind = collective;
   std::uint64_t number = 0;  ///< counted from 0: in the group, or from one rank to the other
-  friend bool operator==(const Question&, const Question&) = default;
+  friend bool operator==(const LeaveQuery&, const LeaveQuery&) = default;
 };
 
 /// The answer repeats the question, because the asker may have gone on.
 struct Answer {
-  Question question;
+  LeaveQuery question;
   std::uint64_t absent = 0;  ///< 1: the rank that answers has left the launch and took no part
   std::int64_t missed = -1;  ///< the absent rank that it waited for itself, which made it leave
 };
@@ -94,7 +94,7 @@ class Watch {
   }
   /// Asks `ranks` about a communication of ours that does not complete. Returns a rank that has left without taking
   /// part, by an earlier answer, or -1.
-  int ask(const Question& question, const std::vector<int>& ranks) {
+  int ask(const LeaveQuery& question, const std::vector<int>& ranks) {
     answer();
     int found = -1;
     MPI_Status status;
@@ -186,7 +186,7 @@ class Watch {
   static constexpr int first_free_tag = 6;
 
  private:
-  [[nodiscard]] bool absent(const Question& question, int asker, bool launches_over) const {
+  [[nodiscard]] bool absent(const LeaveQuery& question, int asker, bool launches_over) const {
     const auto launch = left_.find(question.launch);
     // The rank is in the launch, has not reached it, or left it too long ago to be recorded.
     if (launch == left_.end()) return launches_over && question.launch > launches_;
@@ -195,9 +195,9 @@ class Watch {
       if (log->key() != question.group || place == log->members.end()) continue;
       const auto rank = static_cast<std::size_t>(place - log->members.begin());
       // The asker waits to receive what this rank would have sent.
-      const std::uint64_t done = question.kind == Question::collective ? log->collectives
-                                 : question.kind == Question::recv     ? log->sent[rank]
-                                                                       : log->received[rank];
+      const std::uint64_t done = question.kind == LeaveQuery::collective ? log->collectives
+                                 : question.kind == LeaveQuery::recv     ? log->sent[rank]
+                                                                         : log->received[rank];
       return done <= question.number;
     }
     return true;

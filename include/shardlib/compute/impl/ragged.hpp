@@ -74,7 +74,7 @@ struct RowRuns {
   std::vector<Run> runs;
   std::int64_t rows = 0;
 
-  /// Those of the places and groups in the ranges, ordered by group, then by place.
+  /// The runs of the places and groups in the ranges, ordered by group, then by place.
   RowRuns(const RowStarts& starts, std::int64_t place, std::int64_t places, std::int64_t group, std::int64_t groups) {
     for (std::int64_t x = group; x < group + groups; ++x)
       for (std::int64_t p = place; p < place + places; ++p)
@@ -97,7 +97,7 @@ struct RowRuns {
       message += bytes;
     }
   }
-  /// The rows where they stand, if that is one run; else new memory.
+  /// The rows in place if they are one run, otherwise new memory.
   [[nodiscard]] Buffer message(const Buffer& tensor, std::size_t row, Pool& pool) const {
     const std::size_t bytes = static_cast<std::size_t>(rows) * row;
     if (runs.size() != 1) return pool.allocate(bytes);

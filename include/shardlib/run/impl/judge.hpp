@@ -20,12 +20,12 @@ namespace shardlib::run::detail {
 class Judge {
  public:
   /// What the loop has to do after a step.
-  enum class Verdict { accepted, skipped, rewind, distrust_checkpoint };
+  enum class StepVerdict { accepted, skipped, rewind, distrust_checkpoint };
   static constexpr int most_skips = 10, most_rewinds = 3;
   static constexpr std::int64_t first_steps = 10;  ///< steps after a checkpoint that show whether its state is good
 
   /// A step that was accepted.
-  struct Step {
+  struct AcceptedStep {
     std::int64_t number = 0;
     double loss = 0, grad_norm = 0;
   };
@@ -34,9 +34,9 @@ class Judge {
       : training_(training), window_(training.spike_window, training.spike_deviations) {}
 
   /// The run continues at this step, after those records. `resumed`: from a checkpoint of an earlier process.
-  void begin(std::int64_t step, std::span<const Step> before, bool resumed) {
+  void begin(std::int64_t step, std::span<const AcceptedStep> before, bool resumed) {
     window_.clear();
-    for (const Step& other : before)
+    for (const AcceptedStep& other : before)
       if (other.number < step) window_.add(other.loss, other.grad_norm);
     skips_ = 0;
     if (resumed) resumed_at_ = step;
@@ -51,12 +51,12 @@ class Judge {
     if (why_.empty()) {
       window_.add(result.loss, result.grad_norm);
       skips_ = 0;
-      return decide(Verdict::accepted);
+      return decide(StepVerdict::accepted);
     }
-    if (training_.on_spike == "skip" && ++skips_ <= most_skips) return decide(Verdict::skipped);
+    if (training_.on_spike == "skip" && ++skips_ <= most_skips) return decide(StepVerdict::skipped);
     if (!finite && resumed_at_ && step < *resumed_at_ + first_steps + skips_)
-      return decide(Verdict::distrust_checkpoint);
-    if (training_.on_spike == "rewind") return decide(Verdict::rewind);
+      return decide(StepVerdict::distrust_checkpoint);
+    if (training_.on_spike == "rewind") return decide(StepVerdict::rewind);
     fail(step);
   }
   [[noreturn]] void fail(std::int64_t step) const {
@@ -67,7 +67,7 @@ class Judge {
                     skips_ > 0 ? "" : "skip or "));
   }
 
-  [[nodiscard]] Verdict verdict() const { return verdict_; }
+  [[nodiscard]] StepVerdict verdict() const { return verdict_; }
   [[nodiscard]] const std::string& why() const { return why_; }
   /// A checkpoint of an earlier process is set aside only once. After that, trouble is the run's own.
   void trust() { resumed_at_.reset(); }
@@ -83,14 +83,14 @@ class Judge {
   }
 
  private:
-  bool decide(Verdict verdict) {
+  bool decide(StepVerdict verdict) {
     verdict_ = verdict;
-    return verdict == Verdict::accepted;
+    return verdict == StepVerdict::accepted;
   }
 
   const Training& training_;
   SpikeWindow window_;
-  Verdict verdict_ = Verdict::accepted;
+  StepVerdict verdict_ = StepVerdict::accepted;
   std::string why_;
   int skips_ = 0, rewinds_ = 0;
   std::int64_t rewound_to_ = -1;

@@ -118,7 +118,8 @@ class Loop {
     for (std::int64_t step = first; step < training_.steps;) {
       const bool last = step + 1 == training_.steps;
       Record record = train_step(step);
-      if (judge_.verdict() == Judge::Verdict::rewind || judge_.verdict() == Judge::Verdict::distrust_checkpoint) {
+      if (judge_.verdict() == Judge::StepVerdict::rewind ||
+          judge_.verdict() == Judge::StepVerdict::distrust_checkpoint) {
         step = go_back(step);
         continue;
       }
@@ -232,19 +233,19 @@ class Loop {
                                                {"grad_norm", std::bit_cast<std::uint64_t>(record.grad_norm)}});
   }
   /// The last records of the run, on all devices. The window that finds spikes must equal that of an undisturbed run.
-  std::vector<Judge::Step> shared_records() const {
+  std::vector<Judge::AcceptedStep> shared_records() const {
     if (!judge_.watches() || !directory_.exists()) return {};
-    std::vector<Judge::Step> steps;
+    std::vector<Judge::AcceptedStep> steps;
     io::together(*device_, "", [&] {
       if (!speaks_) return;
       for (const Record& record : read_records(directory_.metrics()))
         if (!record.skipped) steps.push_back({record.step, record.loss, record.grad_norm});
       steps.erase(steps.begin(), steps.end() - std::min(std::ssize(steps), training_.spike_window));
     });
-    std::string bytes(steps.size() * sizeof(Judge::Step), '\0');
+    std::string bytes(steps.size() * sizeof(Judge::AcceptedStep), '\0');
     std::memcpy(bytes.data(), steps.data(), bytes.size());
     bytes = io::gather_texts(*device_, bytes)[0];
-    steps.resize(bytes.size() / sizeof(Judge::Step));
+    steps.resize(bytes.size() / sizeof(Judge::AcceptedStep));
     std::memcpy(steps.data(), bytes.data(), bytes.size());
     return steps;
   }
@@ -255,7 +256,7 @@ class Loop {
   }
   /// Loads an earlier checkpoint after a step that was not accepted. Returns the next step.
   std::int64_t go_back(std::int64_t step) {
-    const bool distrusts = judge_.verdict() == Judge::Verdict::distrust_checkpoint;
+    const bool distrusts = judge_.verdict() == Judge::StepVerdict::distrust_checkpoint;
     saving_.settle();
     const std::optional<Checkpoints::Saved> found = program_.checkpoints.load(distrusts ? resumed_at_ : INT64_MAX);
     if (!found)
@@ -326,12 +327,12 @@ class Loop {
     record.loss = result.loss;
     record.grad_norm = result.grad_norm;
     record.numbers = result.numbers;
-    record.skipped = judge_.verdict() == Judge::Verdict::skipped;
+    record.skipped = judge_.verdict() == Judge::StepVerdict::skipped;
     if (record.skipped) {
       events_of_next_.push_back(fmt::format("step {}: {}; its update is skipped", step, judge_.why()));
       message(events_of_next_.back());
     }
-    if (judge_.verdict() == Judge::Verdict::accepted || record.skipped) record.events.swap(events_of_next_);
+    if (judge_.verdict() == Judge::StepVerdict::accepted || record.skipped) record.events.swap(events_of_next_);
     record.seconds = {{"data", ready - begin},
                       {"forward", stopwatch.seconds(Stopwatch::forward)},
                       {"backward", stopwatch.seconds(Stopwatch::backward)},
