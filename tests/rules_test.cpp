@@ -887,7 +887,7 @@ TEST_CASE("rules: ops along a dim") {
   illegal(rules::einsum3("A/t B, B C, C D/t -> A D +t", "A/t B", "B C", "C D/t"),
           "einsum_unreduced<`A/t B, B C, C D/t -> A D +t`>: the first operand is sharded over t (dim `A/t`) and the "
           "third operand sharded over t (dim `D/t`), so only diagonal shards would be computed; `all_gather` one of "
-          "them (communicates); or keep both sharded: `split<\"A/t -> R/t C\">` names the block of each device (free), "
+          "them (communicates); or keep both sharded: `split<\"A/t -> R/t Q\">` names the block of each device (free), "
           "and `shift` moves those of the other operand around t (communicates)");
   illegal(rules::einsum3("A, B, A B -> ", "A", "B", "A C"),
           "einsum_unreduced<`A, B, A B -> `>: the third operand is `A C`, but the op spec expects `A B`: dim 2 is `C`, "
