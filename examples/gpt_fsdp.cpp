@@ -8,8 +8,6 @@
 // Data, checkpoints and reports are the library's (run/training.hpp).
 #include <fmt/format.h>
 
-#include <shardlib/run/dry_run.hpp>
-
 #include <memory>
 #include <string>
 
@@ -18,7 +16,7 @@
 
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
-  o.training.may_change = {"gather"};  // sums in another order
+  o.training.may_change = {"gather", "recompute"};  // the same numbers, but for the order of sums
   gpt::declare(options, o);
   gpt::declare(options, o.files);
   options.add("--gather", o.gather, "when weights are gathered and gradients scattered: per-step needs more memory",
@@ -50,7 +48,8 @@ int program(int argc, char** argv) {
   };
   Options single = o;  // --graph draws one layer
   single.layers = 1;
-  if (!run::dry_run(o.training, mesh, body(o), body(single))) launch(mesh, body(o), run::launch_options(o.training));
+  if (!run::dry_run(o.training, mesh, body(o), body(single), "", &o.config.recompute))
+    launch(mesh, body(o), run::launch_options(o.training));
   return 0;
 }
 

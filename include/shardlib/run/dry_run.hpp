@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "shardlib/device/launch.hpp"
+#include "shardlib/ops/value_and_grad.hpp"
+#include "shardlib/run/options.hpp"
 #include "shardlib/run/training.hpp"
 #include "shardlib/support/inline.hpp"
 
@@ -12,9 +14,14 @@ namespace shardlib::run {
 
 /// Does what --plan and --graph ask for and returns true; false where neither is given. `body` is what `launch` would
 /// run: its plan is printed, with the memory of each place along `stage_axis` where one is given. What `layer`
-/// differentiates is drawn: the program with one layer, say. `if (dry_run(training, mesh, body, layer)) return 0;`
+/// differentiates is drawn: the program with one layer, say. With the `policy` that `body` reads, the memory under the
+/// other policies is printed too. `if (dry_run(training, mesh, body, layer)) return 0;`
 SHARDLIB_INLINE bool dry_run(const Training& training, const std::vector<AxisSize>& mesh, const DeviceBody& body,
-                             const DeviceBody& layer, std::string_view stage_axis = "");
+                             const DeviceBody& layer, std::string_view stage_axis = "",
+                             RecomputePolicy* policy = nullptr);
+
+/// Declares --recompute. `declare(options, config.recompute)`
+SHARDLIB_INLINE void declare(Options& options, RecomputePolicy& policy);
 
 }  // namespace shardlib::run
 
