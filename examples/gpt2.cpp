@@ -228,8 +228,7 @@ void declare(run::Options& options, Options& o) {
               run::one_of({"f32", "bf16"}));
   options.add("--attention", o.attention, "attention in training: the library's fused op, or einsums of gpt2_model.hpp",
               run::one_of({"fused", "einsum"}));
-  options.add("--recompute", o.recompute, "what the backward pass recomputes: nothing, seqax's choice, or everything",
-              run::one_of({"none", "seqax", "everything"}));
+  run::declare(options, o.recompute);
   options.flag("--prefetch", o.prefetch,
                "gather the next layer's weights while a layer runs; not with --recompute none");
   options.add("--gather", o.gather, "when weights are gathered and gradients scattered; per-step needs more memory",
@@ -372,9 +371,8 @@ int program(int argc, char** argv) {
   if (o.training.seq > o.context)
     throw UsageError(
         fmt::format("--seq {} is longer than --context {}, the number of positions", o.training.seq, o.context));
-  if (o.prefetch && o.recompute == "none")
-    throw UsageError(
-        "--prefetch needs a backward pass that recomputes, not --recompute none: choose seqax or everything");
+  if (o.prefetch && o.recompute.name == "none")
+    throw UsageError("--prefetch needs a backward pass that recomputes, not --recompute none: choose another one");
   if (o.prefetch && o.gather == "per-step")
     throw UsageError("--prefetch gathers weights layer by layer: leave it out, or choose --gather per-microbatch");
   if (o.lora > 0 && o.gather == "per-step")
@@ -399,7 +397,7 @@ int program(int argc, char** argv) {
   };
   Options single = o;  // --graph draws one layer
   single.layers = 1;
-  if (run::dry_run(o.training, mesh, body(o), body(single))) return 0;
+  if (run::dry_run(o.training, mesh, body(o), body(single), "", &o.recompute)) return 0;
   run::note_loaded(o.training, data, o.load);
   if (!o.logits.empty()) run::require_logits(*data.tokenizer, o.training.prompt, o.context, data.vocabulary);
   if (!o.save.empty()) run::require_writable_folder(o.save, "--export");

@@ -78,14 +78,12 @@ static_assert(fully_sharded<Mesh<"d t">, Model<f32>> && fully_sharded<Mesh<"d t"
 
 // ---- what is not a tensor -------------------------------------------------------------------------------------------
 
-enum class Recompute { none, seqax, everything };
-
 struct ModelConfig {
   bool post_norm = false;  // normalise after adding a branch (miniGPT), not before the branch (GPT-2)
   bool relu = false;       // in place of GELU
   double epsilon = 1e-5;   // of the norms
-  Recompute recompute = Recompute::seqax;
-  bool prefetch = false;     // gather the next layer's weights while a layer runs; not with Recompute::none
+  RecomputePolicy recompute = {"seqax"};
+  bool prefetch = false;     // gather the next layer's weights while a layer runs; not if nothing is recomputed
   double adapter_scale = 0;  // what adapters add is multiplied by this
 };
 
@@ -100,12 +98,6 @@ struct Dropout {
 template <Spec S>
 auto drop(const Tensor<f32, S>& x, const Dropout& d) -> Tensor<f32, S> {
   return d.rate > 0 ? dropout(x, d.rate, d.key) : x;
-}
-
-/// seqax's choice of what a layer keeps for the backward pass; with Recompute::everything it keeps its input alone.
-template <dtype C, Spec S>
-auto keep(const Tensor<C, S>& x, const ModelConfig& config) -> Tensor<C, S> {
-  return config.recompute == Recompute::seqax ? save_for_backward(x) : x;
 }
 
 // One batch: a segment is a document, and attention does not leave it. `weights` are each token's share of the loss;
@@ -189,7 +181,8 @@ auto attention(const Tensor<C, "B/d L M">& x, const Mask& mask, const Layer<C, W
   const auto project = [&](const auto& w_x, const auto& b_x, const auto& adapter_b) {
     const auto y = einsum_unreduced<"B/d L M, M H/t D -> B/d L H/t D">(x, gathered(w_x)) +
                    split<"E/t -> H/t D">(gathered(b_x), {{"D", w_x.size("D")}});
-    return keep(low ? y + einsum_unreduced<"B/d L R, R H/t D -> B/d L H/t D">(low, gathered(adapter_b)) : y, config);
+    return save_for_backward(low ? y + einsum_unreduced<"B/d L R, R H/t D -> B/d L H/t D">(low, gathered(adapter_b))
+                                 : y);
   };
   const auto q = project(w.w_q, w.b_q, adapter.b_q), new_k = project(w.w_k, w.b_k, adapter.b_k),
              new_v = project(w.w_v, w.b_v, adapter.b_v);
@@ -217,7 +210,7 @@ auto feed_forward(const Tensor<C, "B/d L M">& x, const Layer<C, Whole>& w, const
     -> Tensor<C, "B/d L M +t"> {
   const auto w_up = gathered(w.w_up);
   const auto b_up = gathered(w.b_up);
-  const auto up = keep(einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, w_up) + b_up, config);
+  const auto up = save_for_backward(einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(x, w_up) + b_up);
   const auto y = config.relu ? relu(up) : gelu(up);
   return einsum_unreduced<"B/d L F/t, F/t M -> B/d L M +t">(y, gathered(w.w_down));
 }
@@ -227,7 +220,7 @@ auto layer(const Residual& x, const Mask& mask, const Layer<C, Whole>& w, const 
            const Dropout& dropout, const Tensor<C, "L Klen">& places, Cache<C>* cache) -> Residual {
   const auto attended = attention<C>(branch_input<C>(x, w.norm1, config), mask, w, config, places, cache);
   const auto y = add_branch<C>(x, attended, w.b_o, w.norm1, config, dropout.at(0));
-  const auto fed = feed_forward<C>(branch_input<C>(keep(y, config), w.norm2, config), w, config);
+  const auto fed = feed_forward<C>(branch_input<C>(save_for_backward(y), w.norm2, config), w, config);
   return add_branch<C>(y, fed, w.b_down, w.norm2, config, dropout.at(1));
 }
 
@@ -276,8 +269,7 @@ auto trunk(const Model<C, Whole>& w, const Tensor<C, "V/t M">& table, const Tens
     const auto d = dropout.at(i + 1);
     if constexpr (!Whole)
       if (config.prefetch) x = prefetch(x, gathered_layer<C>, w.layers, i);
-    x = config.recompute == Recompute::none ? body(x, mask, w.layers[i], config, d)
-                                            : explicit_activation_checkpointing(body)(x, mask, w.layers[i], config, d);
+    x = explicit_activation_checkpointing(body, config.recompute)(x, mask, w.layers[i], config, d);
   }
   return x;
 }

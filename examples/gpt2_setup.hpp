@@ -20,9 +20,10 @@ using Mesh2 = Mesh<"d t">;
 struct Options {
   run::Training training;
   std::int64_t layers = 4, d_model = 256, heads = 4, d_ff = 1024, context = 256, vocabulary = 0;
-  std::string norm = "pre", activation = "gelu", dtype = "f32", recompute = "seqax", attention = "fused",
-              gather = "per-microbatch", optimizer = "adamw", load, save, logits;
+  std::string norm = "pre", activation = "gelu", dtype = "f32", attention = "fused", gather = "per-microbatch",
+              optimizer = "adamw", load, save, logits;
   std::map<std::string, std::string> kept;  // keys of a loaded config.json, as JSON, that an export repeats
+  RecomputePolicy recompute{"seqax"};
   bool tied = true, prefetch = false;
   double dropout = 0, epsilon = 1e-5, lora_alpha = 16, ema = 0;
   std::int64_t lora = 0;
@@ -35,11 +36,8 @@ struct Setup {
   std::int64_t vocabulary;
 
   [[nodiscard]] gpt2::ModelConfig config() const {
-    const std::map<std::string, gpt2::Recompute> policies{{"none", gpt2::Recompute::none},
-                                                          {"seqax", gpt2::Recompute::seqax},
-                                                          {"everything", gpt2::Recompute::everything}};
     return {o.norm == "post", o.activation == "relu",
-            o.epsilon,        policies.at(o.recompute),
+            o.epsilon,        o.recompute,
             o.prefetch,       o.lora == 0 ? 0 : o.lora_alpha / static_cast<double>(o.lora)};
   }
   // The mask of attention that is spelled; the library's needs none.

@@ -8,8 +8,6 @@
 // Data, checkpoints and reports are the library's (run/training.hpp).
 #include <fmt/format.h>
 
-#include <shardlib/run/dry_run.hpp>
-
 #include <memory>
 #include <string>
 
@@ -18,6 +16,7 @@
 
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
+  o.training.may_change = {"recompute"};  // the same numbers
   gpt::declare(options, o);
   gpt::declare(options, o.files);
   declare_presets(options);
@@ -47,7 +46,8 @@ int program(int argc, char** argv) {
   };
   Options single = o;  // --graph draws one layer
   single.layers = 1;
-  if (!run::dry_run(o.training, mesh, body(o), body(single))) launch(mesh, body(o), run::launch_options(o.training));
+  if (!run::dry_run(o.training, mesh, body(o), body(single), "", &o.config.recompute))
+    launch(mesh, body(o), run::launch_options(o.training));
   return 0;
 }
 

@@ -46,6 +46,7 @@ static_assert(fully_sharded<Mesh<"d t">, Model<f32>>);
 struct ModelConfig {
   RopeAngles rope;  ///< of rotary positions
   double norm_epsilon = 1e-6;
+  RecomputePolicy recompute = {"seqax"};
 };
 
 // One batch: a segment is a document, and attention does not leave it. `weights` are each token's share of the loss;
@@ -164,7 +165,7 @@ auto logits(const Model<C>& w, const Tensor<i32, "B/d L">& inputs, const Tensor<
   const auto embed = all_gather<"V/t M/d -> V/t M", backward_sum<f32>>(w.embed);
   Residual x = embedded(embed, inputs);
   for (const Layer<C>& weights : w.layers)
-    x = explicit_activation_checkpointing(layer<C>)(x, segments, weights, config);
+    x = explicit_activation_checkpointing(layer<C>, config.recompute)(x, segments, weights, config);
   const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M", backward_sum<f32>>(w.unembed[0]);
   return unembedded(x, w.final_norm, unembed, config);
 }

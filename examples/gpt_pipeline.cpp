@@ -175,7 +175,9 @@ class Tutorial : Layout {
     const auto numbers = ones<f32, "B/d L M">(mesh.stage(), sizes);
     return Batches(microbatches.size(), {numbers, numbers});
   }
-  [[nodiscard]] tutorial::Stages<C> program(const Batches& batches) const { return {layer_map, batches}; }
+  [[nodiscard]] tutorial::Stages<C> program(const Batches& batches) const {
+    return {layer_map, batches, o.config.recompute};
+  }
   [[nodiscard]] Sizes activation_sizes(const Batches& batches) const {
     Sizes sizes = model_sizes();
     sizes.insert(sizes.end(), {{"B", batches[0].inputs.size("B")}, {"L", o.training.seq}});
@@ -275,8 +277,8 @@ class Trainer {
 
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
-  o.training.may_change = {"schedule", "stages",
-                           "stage_layers"};  // where and when the layers run, not what they compute
+  // Where and when the layers run and what is computed again, not what they compute.
+  o.training.may_change = {"schedule", "stages", "stage_layers", "recompute"};
   options.group("pipeline");
   options.add(
       "--schedule", o.schedule,
@@ -429,7 +431,8 @@ int program(int argc, char** argv) {
   }
   run::Training planned = o.training;
   planned.graph = "";
-  if (run::dry_run(planned, mesh, body(o, schedule), {}, "p") || !o.training.graph.empty()) return 0;
+  if (run::dry_run(planned, mesh, body(o, schedule), {}, "p", &o.config.recompute) || !o.training.graph.empty())
+    return 0;
   if (!o.timeline.empty()) io::require_writable(o.timeline, "--timeline");
   launch(mesh, body(o, schedule), run::launch_options(o.training));
   return 0;

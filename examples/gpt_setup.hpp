@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <shardlib/run/dry_run.hpp>
 #include <shardlib/run/rope_options.hpp>
 #include <shardlib/run/token_tensors.hpp>
 #include <shardlib/run/training.hpp>
@@ -35,6 +36,7 @@ inline void declare(run::Options& options, ModelOptions& o) {
   options.add("--vocabulary", o.vocabulary, "token ids (0: the tokenizer's)", run::size(0));
   options.add("--norm-epsilon", o.config.norm_epsilon, "epsilon of RMSNorm", run::above(0));
   run::declare(options, o.config.rope);
+  run::declare(options, o.config.recompute);
   options.add("--dtype", o.dtype, "dtype of products and communication", run::one_of({"f32", "bf16"}));
   options.flag("--tied", o.tied, "use the embedding as the unembedding too");
   options.flag("--qkv-bias", o.qkv_bias, "add biases to queries, keys and values (Qwen 2)");

@@ -35,7 +35,7 @@ struct Stages {
   [[nodiscard]] auto stage(const StageModel<C>& w, Residual x, const pipeline::StagePlace& at) const -> Residual {
     const std::size_t first = layer_map.first_of_stage(at.stage), count = layer_map.layers_of_stage(at.stage);
     for (std::size_t i = first; i < first + count; ++i)
-      x = explicit_activation_checkpointing(layer<C>)(x, batch(at).segments, w.layers.at(i), config);
+      x = explicit_activation_checkpointing(layer<C>, config.recompute)(x, batch(at).segments, w.layers.at(i), config);
     return x;
   }
   [[nodiscard]] auto loss(const StageModel<C>& w, const Residual& x, const pipeline::StagePlace& at) const

@@ -36,6 +36,7 @@ struct Options {
 
 void declare(run::Options& options, Options& o) {
   o.training.batch_axes = "d e";
+  o.training.may_change = {"recompute"};
   run::declare(options, o.training);
   options.group("model");
   options.add("--layers", o.layers, "number of layers", run::size(1, run::most_layers));
@@ -53,6 +54,7 @@ void declare(run::Options& options, Options& o) {
   options.add("--vocabulary", o.vocabulary, "token ids (0: the tokenizer's)", run::size(0));
   options.add("--norm-epsilon", o.config.norm_epsilon, "epsilon of RMSNorm", run::above(0));
   run::declare(options, o.config.rope);
+  run::declare(options, o.config.recompute);
 }
 
 // First values as in gpt_setup.hpp: truncated normal numbers of standard deviation 1/sqrt(fan in), and scales of 1.
@@ -173,7 +175,8 @@ int program(int argc, char** argv) {
   };
   Options single = o;  // --graph draws one layer
   single.layers = 1;
-  if (!run::dry_run(o.training, mesh, body(o), body(single))) launch(mesh, body(o), run::launch_options(o.training));
+  if (!run::dry_run(o.training, mesh, body(o), body(single), "", &o.config.recompute))
+    launch(mesh, body(o), run::launch_options(o.training));
   return 0;
 }
 

@@ -246,7 +246,7 @@ inline auto loss(const Model& w, const Batch& batch, const Config& config, std::
   State state{reduce_scatter<"B/d/e L M/t">(embedded), none, {zeros<f32, "">(mesh, {}), zeros<f32, "">(mesh, {})}};
   Balance total = state.balance;
   for (const Layer& weights : w.layers) {
-    state = explicit_activation_checkpointing(layer)(state, batch.segments, weights, config);
+    state = explicit_activation_checkpointing(layer, config.recompute)(state, batch.segments, weights, config);
     total = {total.load + state.balance.load, total.dropped + state.balance.dropped};
   }
   const auto last = normalized(state.x, w.final_norm, config);

@@ -96,6 +96,7 @@ template <dtype C>
 struct Stages {
   const pipeline::LayerMap& layer_map;
   const std::vector<Batch>& batches;  // of each microbatch
+  RecomputePolicy recompute;
 
   [[nodiscard]] auto enter(const StageModel<C>&, const pipeline::StagePlace& at) const -> Hidden {
     return batch(at).inputs;
@@ -104,7 +105,7 @@ struct Stages {
   [[nodiscard]] auto stage(const StageModel<C>& w, Hidden x, const pipeline::StagePlace& at) const -> Hidden {
     const std::size_t first = layer_map.first_of_stage(at.stage), count = layer_map.layers_of_stage(at.stage);
     for (std::size_t i = first; i < first + count; ++i)
-      x = explicit_activation_checkpointing(block<C>)(x, w.layers.at(i));
+      x = explicit_activation_checkpointing(block<C>, recompute)(x, w.layers.at(i));
     return x;
   }
   [[nodiscard]] auto loss(const StageModel<C>&, const Hidden& x, const pipeline::StagePlace& at) const

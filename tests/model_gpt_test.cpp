@@ -105,6 +105,7 @@ Logits logits_without_recompute(const gpt::Model<f32>& w, const gpt::Batch& batc
 struct Variant {
   Kind kind = {};
   bool library_loss = false, recompute = true, spelled_attention = false;
+  const char* policy = "seqax";
 };
 
 /// The loss and, whole, every gradient.
@@ -117,7 +118,7 @@ Result step(const GptMesh& mesh, Variant variant) {
   const auto model = random_model(mesh, variant.kind);
   const auto differentiated = [&]() -> std::pair<Tensor<f32, "+d +t">, gpt::Model<f32>> {
     if (!variant.library_loss && variant.recompute && !variant.spelled_attention)
-      return value_and_grad(mesh, gpt::loss<f32>, model, batch(mesh), gpt::ModelConfig{});
+      return value_and_grad(mesh, gpt::loss<f32>, model, batch(mesh), gpt::ModelConfig{{}, 1e-6, {variant.policy}});
     const auto loss = [&](const gpt::Model<f32>& w, const gpt::Batch& batch,
                           const gpt::ModelConfig& config) -> Tensor<f32, "+d +t"> {
       const Logits logits = variant.spelled_attention ? gpt_spelled::logits(w, batch, causal(mesh), config)
@@ -231,9 +232,11 @@ TEST_CASE("gpt: recompute changes no bit", "[model]") {
   for (const char* mesh : {"d=1,t=1", "d=2,t=2"})
     on_mesh(mesh, [](const std::shared_ptr<Device>& device) {
       const GptMesh on(device);
-      for (const Kind kind : kinds)
-        expect_same_bits(step(on, {.kind = kind}), step(on, {.kind = kind, .recompute = false}),
-                         leaf_names(random_model(on, kind)));
+      for (const Kind kind : kinds) {
+        const Result kept = step(on, {.kind = kind, .recompute = false});
+        for (const char* policy : {"none", "dots", "attention", "seqax", "everything", "rms_norm,reduce_scatter,map"})
+          expect_same_bits(step(on, {.kind = kind, .policy = policy}), kept, leaf_names(random_model(on, kind)));
+      }
     });
 }
 
@@ -380,6 +383,48 @@ TEST_CASE("gpt: a layer's backward computes again what it needs, and nothing els
       expect(with.at("einsum_unreduced").flops == without.at("einsum_unreduced").flops, "FLOPs of einsums");
       // Forward 11 gathers and 2 scatters; backward each becomes the other.
       expect(without.at("all_gather").calls == 13 && without.at("reduce_scatter").calls == 13, "collectives");
+    });
+}
+
+TEST_CASE("gpt: a policy keeps the results of its ops, and nothing else", "[model]") {
+  const auto again_on = [](const GptMesh& on, const char* policy) {
+    const auto loss = [policy](bool recompute) {
+      return [=](const LayerAndInput& in, const Tensor<i32, "B/d L">& seen) -> Tensor<f32, "+d +t"> {
+        const auto wrapped = explicit_activation_checkpointing(gpt::layer<f32>, {recompute ? policy : "none"});
+        return mean<"B/d L M/t -> +d +t">(wrapped(in.x, seen, in.weights, gpt::ModelConfig{}));
+      };
+    };
+    const auto segments = batch(on).segments;
+    return added(counts(on, loss(true), segments), counts(on, loss(false), segments));
+  };
+  for (const char* mesh : {"d=1,t=1", "d=2,t=2"})
+    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+      const GptMesh here(device);
+      const auto again = [&](const char* policy) { return again_on(here, policy); };
+      const std::map<std::string, std::int64_t> nothing;
+      expect_added(again("none"), nothing);
+      // Einsums and attention are computed once. The rest is cheap, or sent again.
+      auto dots = again("dots");
+      expect(!dots.contains("einsum_unreduced") && !dots.contains("causal_attention") && dots.at("all_gather") == 11,
+             "dots");
+      // What attention keeps spares neither q, k and v, nor the residual stream between the branches.
+      auto attention = again("attention"), everything = again("everything");
+      expect(everything.at("causal_attention") == 1 && everything.at("einsum_unreduced") == 6, "everything");
+      everything.erase("causal_attention");
+      expect(attention == everything, "attention");
+      // Kept, and what only fed it too.
+      auto some = again("einsum_unreduced,all_gather");
+      expect(!some.contains("einsum_unreduced") && !some.contains("all_gather") && some.at("causal_attention") == 1,
+             "a list");
+      try {
+        static_cast<void>(again("einsun_unreduced"));
+        expect(false, "an op that there is none of");
+      } catch (const Error& error) {
+        const std::string text = error.what();
+        expect(text.find("`einsun_unreduced`") != std::string::npos && text.find("`rms_norm`") != std::string::npos &&
+                   text.find("attention or everything") != std::string::npos,
+               text);
+      }
     });
 }
 

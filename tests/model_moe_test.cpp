@@ -99,11 +99,13 @@ struct Variant {
   double capacity = 0;
   bool shared = false;
   std::int64_t top_k = 2;
+  const char* recompute = "seqax";
 };
 moe::Config config_of(const Variant& v) {
   moe::Config config;
   config.capacity = v.capacity;
   config.top_k = v.top_k;
+  config.recompute = {v.recompute};
   config.balance = 0.3;
   config.router_z = 0.2;
   return config;
@@ -171,6 +173,22 @@ TEST_CASE("moe: every gradient is that of a model that multiplies every token wi
     expect_close(std::get<0>(both), std::get<1>(both), std::get<2>(both));
     CHECK((std::get<0>(both).dropped > 0) == (variant.capacity == 0.75));
   }
+}
+
+TEST_CASE("moe: no policy of recompute changes a bit of the loss or of a gradient", "[model]") {
+  for (const double capacity : {0.0, 1.0})
+    for (const char* text : {"d=1,e=1,t=1", "d=1,e=2,t=2"})
+      on_mesh(text, [&](const std::shared_ptr<Device>& device) {
+        const MoeMesh mesh(device);
+        const Result kept = step(mesh, {.capacity = capacity, .recompute = "none"});
+        for (const char* policy : {"seqax", "dots", "attention", "everything", "argsort,all_gather"}) {
+          const Result result = step(mesh, {.capacity = capacity, .recompute = policy});
+          expect(result.loss == kept.loss, std::string(policy) + ": the loss");
+          for (std::size_t i = 0; i < kept.gradients.size(); ++i)
+            expect(result.gradients[i].data == kept.gradients[i].data, policy + (": gradient " + show(i)));
+        }
+      });
+  SUCCEED();
 }
 
 // With experts over e, a device keeps an e-th of them, and rows travel along e alone.

@@ -249,4 +249,57 @@ TEST_CASE("the report of what is kept for the backward pass", "[ops][recompute]"
   SUCCEED();
 }
 
+auto with_policy(const char* policy) {
+  return [policy](const X& x, const Weights& w) {
+    return explicit_activation_checkpointing(layer<Keep::hidden>, {policy})(x, w);
+  };
+}
+
+TEST_CASE("a policy keeps what its name says, and changes no bit", "[ops][recompute]") {
+  // As above: what runs again of two layers.
+  const std::map<std::string, Counts> policies{
+      {"none", {{"all_gather", 8}, {"einsum_unreduced", 11}, {"reduce_scatter", 7}}},
+      {"marked", {{"all_gather", 13}, {"einsum_unreduced", 11}, {"reduce_scatter", 7}}},
+      {"seqax", {{"all_gather", 13}, {"einsum_unreduced", 11}, {"reduce_scatter", 7}}},
+      {"dots", {{"all_gather", 13}, {"einsum_unreduced", 11}, {"reduce_scatter", 7}}},
+      {"everything", {{"all_gather", 14}, {"einsum_unreduced", 13}, {"reduce_scatter", 7}}},
+      {"all_gather", {{"all_gather", 8}, {"einsum_unreduced", 13}, {"reduce_scatter", 7}}},
+      {"all_gather,einsum_unreduced", {{"all_gather", 8}, {"einsum_unreduced", 11}, {"reduce_scatter", 7}}}};
+  for (const std::string text : {"d=1,t=1", "d=2,t=2", "d=2,t=3"}) {
+    INFO(text);
+    on_mesh(text, [&](const std::shared_ptr<Device>& device) {
+      const Grid mesh(device);
+      const Array<"layers", Weights> w{weights(mesh, 1), weights(mesh, 2)};
+      const X x = input(mesh);
+      const auto all = value_and_grad(mesh, two_layers(plain<Keep::nothing>(), x), w);
+      for (const auto& [name, expected] : policies) {
+        std::pair<Loss, Array<"layers", Weights>> found;
+        expect_counts(calls(mesh, [&] { found = value_and_grad(mesh, two_layers(with_policy(name.c_str()), x), w); }),
+                      expected, name);
+        expect_same_bits(all.first, found.first, name);
+        expect_same_bits(all.second, found.second, name);
+      }
+      // Without `marked`, save_for_backward means nothing.
+      const auto kept = [&](const char* policy) { return saved_residuals(two_layers(with_policy(policy), x), w); };
+      expect_residuals(kept("everything"), saved_residuals(two_layers(checkpointed<Keep::nothing>(), x), w));
+      const auto count = [&](const char* policy, std::string_view what) {
+        const auto residuals = kept(policy);
+        return std::ranges::count_if(residuals, [&](const SavedResidual& r) { return r.what.starts_with(what); });
+      };
+      expect(count("dots", "einsum_unreduced<") == 4 && count("dots", "save_for_backward") == 0, "dots: both products");
+      expect(count("marked", "einsum_unreduced<") == 0 && count("marked", "save_for_backward") == 2, "marked: hidden");
+      for (const char* policy : {"attention", "einsun_unreduced", "all_gather,", ""}) try {
+          static_cast<void>(kept(policy));
+          expect(false, std::string(policy) + ": an op that the function does not run");
+        } catch (const Error& error) {
+          const std::string message = error.what();
+          expect(message.find("explicit_activation_checkpointing: the policy keeps the results of") == 0 &&
+                     message.find("`einsum_unreduced`") != std::string::npos,
+                 message);
+        }
+    });
+    SUCCEED();
+  }
+}
+
 }  // namespace

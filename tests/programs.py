@@ -580,6 +580,28 @@ def gathers(p):
     check(sent("--microbatches=8") != plans[1], "and fewer than per-microbatch")
 
 
+def recompute(p):
+    """--recompute: the same bits under each policy; the plan has the memory of each, which in bf16 is not more than in f32."""
+    names = ["none", "dots", "seqax", "attention", "everything"]
+    train = ["--steps=4", "--learning-rate=0.01", "--mesh=d=2,t=2", "--microbatches=2"]
+    losses = [numbers(p.metrics(*train, f"--recompute={name}")[1]) for name in [*names, "rms_norm,all_gather"]]
+    check(len(losses[0]) == 4 and all(each == losses[0] for each in losses), "the same bits under each policy")
+
+    def saved(program, *options):
+        run = p.run(program, ["--mesh=d=1,t=1", "--vocabulary=50304", "--plan", *options])
+        run.succeeds()
+        table = re.findall(r"^  (\w+) +(\S+) ([kMG]?B) +\S+ [kMG]?B(   this plan)?$", run.out, re.M)
+        run.check([row[0] for row in table] == names and [row[0] for row in table if row[3]] == ["seqax"], "a line for each")
+        return [float(number) * {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit] for _, number, unit, _ in table]
+
+    for program, size in [("gpt_fsdp", "--preset=84m"), ("gpt2", "--preset=gpt2-124m")]:
+        f32, bf16 = saved(program, size, "--batch=4"), saved(program, size, "--batch=4", "--dtype=bf16")
+        check(f32 == sorted(f32, reverse=True) and f32[0] > 2 * f32[-1], f"{program}: each keeps less than the one before {f32}")
+        check(all(a <= b for a, b in zip(bf16, f32)), f"{program}: and no more in bf16: {bf16}")
+    p.run("gpt_fsdp", [*p.small(), "--steps=1", "--recompute=einsun"]).fails(1, "`einsun`", "no such op", "`einsum_unreduced`")
+    p.run("gpt2", ["--attention=einsum", "--recompute=attention", "--plan", "--mesh=d=1,t=1"]).fails(1, "`causal_attention`")
+
+
 def plans(p):
     """Meshes of thousands that are not there, whatever their sizes: what does not divide is padded, and said."""
     for program, preset, mesh, devices, notes in [
@@ -922,4 +944,4 @@ def main(parts, description):
 
 
 if __name__ == "__main__":
-    sys.exit(main([training, simulated, dtypes, gathers, resuming, other_options, plans, gpt2, optimizers, lora, sampling_from_a_run, mlp, tutorial, context_parallel, moe, full_disk, mistakes], __doc__))
+    sys.exit(main([training, simulated, dtypes, gathers, recompute, resuming, other_options, plans, gpt2, optimizers, lora, sampling_from_a_run, mlp, tutorial, context_parallel, moe, full_disk, mistakes], __doc__))

@@ -155,8 +155,13 @@ using Kernel = std::function<Buffer(const Value& out)>;
 /// Defers the value until something reads it.
 [[gnu::cold]] SHARDLIB_INLINE void defer(const ValuePtr& out, Kernel kernel);
 
-/// Computes the value now, or defers it in a replay.
-[[gnu::cold]] SHARDLIB_INLINE void evaluate(const Handle<Value>& out, Kernel kernel);
+/// Whether the checkpointed function that runs now keeps the result of this op (RecomputePolicy).
+[[nodiscard, gnu::cold]] SHARDLIB_INLINE bool keeps(const Value& out);
+
+/// Computes the value now, or defers it in a replay. A value that a policy keeps is computed once, and so is what the
+/// kernel writes `beside` it for the backward pass.
+[[gnu::cold]] SHARDLIB_INLINE void evaluate(const Handle<Value>& out, Kernel kernel,
+                                            std::span<const ValuePtr> beside = {});
 
 /// The type-erased part of `record`, shared by all ops.
 [[gnu::cold]] SHARDLIB_INLINE ValuePtr record_erased(const OpInfo& op, const std::shared_ptr<Device>& device,

@@ -224,6 +224,15 @@ template <Spec A, class F, class W, class... Args>
   return result;
 }
 
+/// What explicit_activation_checkpointing keeps for the backward pass besides the arguments, by name: `none` recomputes
+/// nothing and keeps everything; `marked`, which is seqax's choice in the trainers (`seqax`), keeps what passes through
+/// save_for_backward; `dots` the results of einsums and of attention; `attention` those of causal_attention;
+/// `everything` recomputes everything and keeps nothing. Other names are ops, whose results it keeps.
+/// `RecomputePolicy{"einsum_unreduced,all_gather"}`
+struct RecomputePolicy {
+  std::string name = "marked";
+};
+
 namespace detail {
 
 /// A call of a checkpointed function with its arguments, which the backward pass runs again.
@@ -250,7 +259,7 @@ struct CheckpointedCallOf final : CheckpointedCall {
 class CheckpointForward {
  public:
   /// Not active if there are no residuals to keep, or inside another checkpointed call, which then covers this one.
-  explicit CheckpointForward(std::vector<ValuePtr> inputs);
+  CheckpointForward(std::vector<ValuePtr> inputs, const RecomputePolicy& policy);
   CheckpointForward(const CheckpointForward&) = delete;
   CheckpointForward& operator=(const CheckpointForward&) = delete;
   ~CheckpointForward();
@@ -271,15 +280,17 @@ class CheckpointForward {
 template <class F>
 struct Checkpointed {
   F f;
+  RecomputePolicy policy = {};  ///< what is kept
   template <class... Args>
   auto operator()(const Args&... args) const -> std::invoke_result_t<const F&, const Args&...> {
     using R = std::invoke_result_t<const F&, const Args&...>;
     static_assert((detail::owned_argument<"explicit_activation_checkpointing", Args> && ...));
     static_assert(detail::is_tree<R>(),
                   "explicit_activation_checkpointing: the function returns a tensor or a tree of tensors");
+    if (policy.name == "none") return f(args...);
     std::vector<detail::ValuePtr> values;
     (detail::each_value(args, [&](const detail::ValuePtr& value) { values.push_back(value); }), ...);
-    detail::CheckpointForward forward(std::move(values));
+    detail::CheckpointForward forward(std::move(values), policy);
     if (!forward.active()) return f(args...);
     const auto call = detail::Handle<detail::CheckpointedCallOf<F, Args...>>::make(f, args...);
     const R out = std::apply(f, call->inputs);
@@ -291,11 +302,12 @@ struct Checkpointed {
 /// Wraps f so that its residuals are only the arguments and the values that pass through save_for_backward. The
 /// backward pass recomputes the other values that the derivatives need, and nothing else. f runs again in the
 /// backward pass, so it may capture nothing, or numbers by value. Pass tensors and configurations as arguments: the
-/// call keeps a copy of them. `explicit_activation_checkpointing(layer)(x, w, config)`
+/// call keeps a copy of them. With a `policy` it keeps other values. *Throws* if the policy names an op that f does not
+/// run. `explicit_activation_checkpointing(layer)(x, w, config)`
 template <class F>
-auto explicit_activation_checkpointing(F f)
+auto explicit_activation_checkpointing(F f, RecomputePolicy policy = {})
     -> std::enable_if_t<detail::owned_function<"explicit_activation_checkpointing", F>, Checkpointed<F>> {
-  return {std::move(f)};
+  return {std::move(f), std::move(policy)};
 }
 
 namespace detail {

@@ -114,7 +114,7 @@ struct Adafactor {
   double decay_power = 0.8;  ///< the second moments' decay in step t (from 1) is 1 - t^-decay_power
   double epsilon = 1e-30;    ///< added to squares of gradients
   double clip = 1;
-  double weight_decay = 0;  ///< AdamW's
+  double weight_decay = 0;  ///< decoupled, as AdamW's
   bool scale_parameter = false;
   double least_scale = 1e-3;
 

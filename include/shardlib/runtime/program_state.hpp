@@ -21,6 +21,13 @@ namespace shardlib::detail {
 class NameSizes;           // names.hpp
 struct PendingCollective;  // pending_collective.hpp
 
+/// What a RecomputePolicy means.
+struct Kept {
+  bool marked = true;            ///< what passes through save_for_backward
+  std::vector<std::string> ops;  ///< the results of these ops
+  bool all_occur = false;        ///< an op that does not occur is an error
+};
+
 /// State of one device's program.
 struct ProgramState {
   enum class Mode {
@@ -32,8 +39,9 @@ struct ProgramState {
   Mode mode = Mode::eager;
   std::vector<ValuePtr> saved;  ///< the values that save_for_backward keeps (checkpoint) or returns (replay)
   std::size_t next_saved = 0;
-  std::uint64_t sequence = 0;                               ///< numbers the nodes of the tape
-  std::vector<std::shared_ptr<NameSizes>> scopes;           ///< the innermost one applies; a replay shares it
+  std::shared_ptr<const Kept> kept;                ///< what the function that is checkpointed or replayed keeps
+  std::uint64_t sequence = 0;                      ///< numbers the nodes of the tape
+  std::vector<std::shared_ptr<NameSizes>> scopes;  ///< the innermost one applies; a replay shares it
   std::vector<std::shared_ptr<PendingCollective>> pending;  ///< in the order of their start
   bool overlaps = false;    ///< the differentiated function calls prefetch, so sums of gradients are asynchronous
   std::uint64_t hooks = 0;  ///< number of times that `prefetch` has run, forward or backward
@@ -60,15 +68,18 @@ struct ProgramState {
 /// Sets the program's mode and resets it on every exit from the C++ block.
 class WithMode {
  public:
-  WithMode(ProgramState& state, ProgramState::Mode mode, std::vector<ValuePtr> saved = {})
+  WithMode(ProgramState& state, ProgramState::Mode mode, std::vector<ValuePtr> saved = {},
+           std::shared_ptr<const Kept> kept = nullptr)
       : state_(state),
         mode_(std::exchange(state.mode, mode)),
+        kept_(std::exchange(state.kept, std::move(kept))),
         saved_(std::exchange(state.saved, std::move(saved))),
         next_(std::exchange(state.next_saved, 0)) {}
   WithMode(const WithMode&) = delete;
   WithMode& operator=(const WithMode&) = delete;
   ~WithMode() {
     state_.mode = mode_;
+    state_.kept = std::move(kept_);
     state_.saved = std::move(saved_);
     state_.next_saved = next_;
   }
@@ -76,6 +87,7 @@ class WithMode {
  private:
   ProgramState& state_;
   ProgramState::Mode mode_;
+  std::shared_ptr<const Kept> kept_;
   std::vector<ValuePtr> saved_;
   std::size_t next_;
 };

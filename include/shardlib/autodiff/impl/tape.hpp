@@ -145,10 +145,23 @@ SHARDLIB_INLINE void defer(const ValuePtr& out, Kernel kernel) {
   out->storage->compute = [kernel = std::move(kernel), shape = std::move(shape)] { return run(kernel, *shape); };
 }
 
-SHARDLIB_INLINE void evaluate(const Handle<Value>& out, Kernel kernel) {
-  const ProgramState::Mode mode = program_state(out->device).mode;
-  if (mode == ProgramState::Mode::replay || mode == ProgramState::Mode::start) return defer(out, std::move(kernel));
+SHARDLIB_INLINE bool keeps(const Value& out) {
+  const ProgramState& s = program_state(out.device);
+  return s.kept && std::ranges::find(s.kept->ops, std::string_view(out.made_by.name)) != s.kept->ops.end();
+}
+
+SHARDLIB_INLINE void evaluate(const Handle<Value>& out, Kernel kernel, std::span<const ValuePtr> beside) {
+  ProgramState& s = program_state(out->device);
+  const bool replay = s.mode == ProgramState::Mode::replay, kept = keeps(*out);
+  const auto results = [&](const auto& f) {
+    f(*out);
+    for (const ValuePtr& one : beside) f(*one);
+  };
+  if (replay && kept)
+    return results([&](const Value& known) { known.storage->buffer = s.saved.at(s.next_saved++)->storage->buffer; });
+  if (replay || s.mode == ProgramState::Mode::start) return defer(out, std::move(kernel));
   out->storage->buffer = run(kernel, *out);
+  if (kept) results([&](const Value& made) { s.saved.push_back(detached(made)); });
 }
 
 SHARDLIB_INLINE ValuePtr record_erased(const OpInfo& op, const std::shared_ptr<Device>& device, DType dtype,

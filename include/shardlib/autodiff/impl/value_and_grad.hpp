@@ -152,8 +152,8 @@ SHARDLIB_INLINE std::vector<ValuePtr> GradientCall::backward(const ValuePtr& los
 /// the scope of names that was open in the forward pass.
 inline std::shared_ptr<Backward> replay(const CheckpointedCall& call, const std::vector<bool>& wanted,
                                         const std::vector<ValuePtr>& saved, const std::vector<ValuePtr>& cotangents,
-                                        const std::shared_ptr<Device>& device,
-                                        const std::shared_ptr<NameSizes>& names) {
+                                        const std::shared_ptr<Device>& device, const std::shared_ptr<NameSizes>& names,
+                                        const std::shared_ptr<const Kept>& kept) {
   std::vector<Slot> leaves;
   const auto fresh = [&](const ValuePtr& value, const Path&) -> ValuePtr {
     auto leaf = wanted[leaves.size()] ? as_leaf(*value) : detached(*value);
@@ -163,31 +163,62 @@ inline std::shared_ptr<Backward> replay(const CheckpointedCall& call, const std:
   std::vector<std::pair<Slot, ValuePtr>> roots;
   const auto root = [&](const ValuePtr& value) { roots.emplace_back(value->slot, cotangents[roots.size()]); };
   {
-    const WithMode mode(program_state(device), ProgramState::Mode::replay, saved);
+    const WithMode mode(program_state(device), ProgramState::Mode::replay, saved, kept);
     const WithNames scope(program_state(device), names);
     call.run(fresh, root);
   }
   return std::make_shared<Backward>(roots, leaves);
 }
 
+/// The names of a policy's ops, which commas part.
+inline Kept kept_by(const RecomputePolicy& policy) {
+  if (policy.name == "marked" || policy.name == "seqax") return {};
+  if (policy.name == "everything") return {.marked = false, .ops = {}};
+  if (policy.name == "dots")
+    return {.marked = false, .ops = {"einsum_unreduced", "grouped_einsum", "causal_attention"}};
+  if (policy.name == "attention") return {.marked = false, .ops = {"causal_attention"}, .all_occur = true};
+  Kept kept{.marked = false, .ops = {}, .all_occur = true};
+  for (std::size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+    end = policy.name.find(',', begin);
+    kept.ops.push_back(policy.name.substr(begin, end - begin));
+  }
+  return kept;
+}
+
 struct CheckpointForward::Parts : Counted {
-  explicit Parts(std::vector<ValuePtr> values) : inputs(std::move(values)), device(inputs.front()->device) {
-    mode.emplace(program_state(device), ProgramState::Mode::checkpoint);
+  Parts(std::vector<ValuePtr> values, const RecomputePolicy& policy)
+      : inputs(std::move(values)), device(inputs.front()->device), kept(std::make_shared<Kept>(kept_by(policy))) {
+    mode.emplace(program_state(device), ProgramState::Mode::checkpoint, std::vector<ValuePtr>{}, kept);
+  }
+  /// Throws if the function has not run an op that the policy names.
+  void check_occur(const std::vector<ValuePtr>& saved) const {
+    for (const std::string& op : kept->ops) {
+      const auto is_result = [&](const ValuePtr& value) { return value->made_by.name == op; };
+      if (!kept->all_occur || std::ranges::any_of(saved, is_result)) continue;
+      std::string ran;
+      for (const auto& [name, count] : program_state(device).counts)
+        if (count.calls > 0) ran += (ran.empty() ? "`" : ", `") + name + "`";
+      throw Error("explicit_activation_checkpointing: the policy keeps the results of `" + op +
+                  "`, but the function runs no such op; name one that it runs (this program has run " + ran +
+                  "), or none, marked, dots, attention or everything (" + device->describe() + ")");
+    }
   }
   std::vector<ValuePtr> inputs;
   std::shared_ptr<Device> device;
+  std::shared_ptr<const Kept> kept;
   std::optional<WithMode> mode;  ///< set while the function runs
   std::shared_ptr<Node> node;
 };
-SHARDLIB_INLINE CheckpointForward::CheckpointForward(std::vector<ValuePtr> inputs) {
+SHARDLIB_INLINE CheckpointForward::CheckpointForward(std::vector<ValuePtr> inputs, const RecomputePolicy& policy) {
   if (!inputs.empty() && program_state(inputs.front()->device).mode == ProgramState::Mode::eager)
-    parts_ = Handle<Parts>::make(std::move(inputs));
+    parts_ = Handle<Parts>::make(std::move(inputs), policy);
 }
 SHARDLIB_INLINE CheckpointForward::~CheckpointForward() = default;
 SHARDLIB_INLINE bool CheckpointForward::finish(Handle<const CheckpointedCall> call) {
   auto& device = parts_->device;
   const std::vector<ValuePtr> saved = std::move(program_state(device).saved);
   parts_->mode.reset();
+  parts_->check_occur(saved);
   auto node = std::make_shared<Node>();
   node->op = {"explicit_activation_checkpointing", {}, {}};
   std::vector<bool> wanted;
@@ -202,8 +233,9 @@ SHARDLIB_INLINE bool CheckpointForward::finish(Handle<const CheckpointedCall> ca
   node->outputs = 0;
   const auto& scopes = program_state(device).scopes;
   const auto names = scopes.empty() ? std::make_shared<NameSizes>() : scopes.back();
-  node->remat = [call = std::move(call), wanted, saved, device, names](const std::vector<ValuePtr>& cotangents) {
-    return replay(*call, wanted, saved, cotangents, device, names);
+  node->remat = [call = std::move(call), wanted, saved, device, names,
+                 kept = parts_->kept](const std::vector<ValuePtr>& cotangents) {
+    return replay(*call, wanted, saved, cotangents, device, names, kept);
   };
   parts_->node = std::move(node);
   return true;
@@ -216,7 +248,7 @@ SHARDLIB_INLINE ValuePtr CheckpointForward::connect(const ValuePtr& value) {
 
 SHARDLIB_INLINE ValuePtr saved_value(const OpInfo& op, const ValuePtr& x) {
   ProgramState& s = program_state(x->device);
-  if (s.mode == ProgramState::Mode::eager || s.mode == ProgramState::Mode::start) return x;
+  if (s.mode == ProgramState::Mode::eager || s.mode == ProgramState::Mode::start || !s.kept->marked) return x;
   if (s.mode == ProgramState::Mode::checkpoint) {
     auto residuals = detached(*x);
     residuals->made_by = op;

@@ -74,7 +74,7 @@ SHARDLIB_INLINE ValuePtr record_attention_erased(AttentionKernels a, std::option
   AttentionKernels plain = a;
   for (ValuePtr* operand : {&plain.q, &plain.k, &plain.v, &plain.segments})
     if (*operand) *operand = detached(**operand);
-  if (any) {
+  if (any || keeps(*out)) {
     sums = make_value({"causal_attention", "log-sum-exp", a.op.site}, device,
                       a.q->dtype == DType::f64 ? DType::f64 : DType::f32, sums_spec, names.sizes(sums_spec));
     const ValuePtr result = detached(*out);
@@ -89,10 +89,14 @@ SHARDLIB_INLINE ValuePtr record_attention_erased(AttentionKernels a, std::option
                               });
     });
   }
-  evaluate(out, [plain, sums](const Value& shape) {
-    count_attention_flops(plain, shape, 2);
-    return plain.forward(plain, shape, sums);
-  });
+  const ValuePtr beside = sums;
+  evaluate(
+      out,
+      [plain, sums](const Value& shape) {
+        count_attention_flops(plain, shape, 2);
+        return plain.forward(plain, shape, sums);
+      },
+      std::span(&beside, sums ? 1 : 0));
   return out;
 }
 

@@ -178,7 +178,7 @@ SHARDLIB_INLINE ValuePtr record_linear_cross_entropy(const LinearCrossEntropy& l
   const std::array<bool, 2> wanted{bool(l.x->slot), bool(l.table->slot)};
   // The row sums are additional results for the backward pass only.
   RowSums sums;
-  if (wanted[0] || wanted[1]) {
+  if (wanted[0] || wanted[1] || keeps(*out)) {
     const auto per_row = [&](const char* what) {
       return make_value({"linear_cross_entropy", what, l.op.site}, device, dtype, *l.targets->spec, l.targets->global);
     };
@@ -201,10 +201,14 @@ SHARDLIB_INLINE ValuePtr record_linear_cross_entropy(const LinearCrossEntropy& l
                               });
     });
   }
-  evaluate(out, [plain, sums](const Value& shape) {
-    return shape.dtype == DType::f64 ? linear_cross_entropy_kernel<f64>(plain, shape, sums)
-                                     : linear_cross_entropy_kernel<f32>(plain, shape, sums);
-  });
+  const std::array<ValuePtr, 2> beside{sums.highest, sums.total};
+  evaluate(
+      out,
+      [plain, sums](const Value& shape) {
+        return shape.dtype == DType::f64 ? linear_cross_entropy_kernel<f64>(plain, shape, sums)
+                                         : linear_cross_entropy_kernel<f32>(plain, shape, sums);
+      },
+      std::span(beside).first(sums.highest ? 2 : 0));
   return out;
 }
 

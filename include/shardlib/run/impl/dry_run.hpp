@@ -44,10 +44,39 @@ inline std::optional<Machine> planned_machine(const Training& t, const std::vect
   return machine;
 }
 
+/// The memory of a device under each policy, a line each.
+inline std::string policies_text(const std::vector<AxisSize>& mesh, const DeviceBody& body, RecomputePolicy& policy) {
+  const std::string chosen = policy.name;
+  std::vector<std::string> names{"none", "dots", "seqax", "attention", "everything"};
+  if (std::ranges::find(names, chosen) == names.end()) names.push_back(chosen);
+  std::string text =
+      fmt::format("\nmemory of a device by --recompute\n  {:<38}{:>12}{:>14}\n", "", "saved", "most at once");
+  for (const std::string& name : names) {
+    policy.name = name;
+    try {
+      const Plan one = plan(mesh, body);
+      text += fmt::format("  {:<38}{:>12}{:>14}{}\n", name, short_bytes(one.activations), short_bytes(one.peak),
+                          name == chosen ? "   this plan" : "");
+    } catch (const Error&) {
+      text += fmt::format("  {:<38}{:>12}{:>14}\n", name, "-", "not this model");
+    }
+  }
+  policy.name = chosen;
+  return text;
+}
+
 }  // namespace detail
 
+SHARDLIB_INLINE void declare(Options& options, RecomputePolicy& policy) {
+  options.add(
+      "--recompute", policy.name,
+      "what the backward pass computes again: none, all but matrix products (dots), all but what the model marks "
+      "(seqax), all but attention (attention), everything, or all but the results of these ops: OP,OP",
+      value_name("POLICY"));
+}
+
 SHARDLIB_INLINE bool dry_run(const Training& training, const std::vector<AxisSize>& mesh, const DeviceBody& body,
-                             const DeviceBody& layer, std::string_view stage_axis) {
+                             const DeviceBody& layer, std::string_view stage_axis, RecomputePolicy* policy) {
   // Under mpirun one rank does this, because nothing is sent.
   const bool speaks = world_rank() == 0;
   const std::optional<Machine> machine = detail::planned_machine(training, mesh);
@@ -60,6 +89,7 @@ SHARDLIB_INLINE bool dry_run(const Training& training, const std::vector<AxisSiz
     const std::vector<Plan> plans =
         stage_axis.empty() ? std::vector{plan(mesh, body)} : plan_along(stage_axis, mesh, body);
     fmt::print("{}", to_string(stage_axis, plans));
+    if (policy != nullptr) fmt::print("{}", detail::policies_text(mesh, body, *policy));
     if (machine) fmt::print("{}", to_string(predict(plans[0], *machine)));
   }
   if (!training.graph.empty() && speaks) {
