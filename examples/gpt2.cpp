@@ -372,7 +372,8 @@ int program(int argc, char** argv) {
     throw UsageError(
         fmt::format("--seq {} is longer than --context {}, the number of positions", o.training.seq, o.context));
   if (o.prefetch && o.recompute.name == "none")
-    throw UsageError("--prefetch needs a backward pass that recomputes, not --recompute none: choose another one");
+    throw UsageError(
+        "--prefetch needs a backward pass that recomputes, not --recompute none: choose seqax or another one");
   if (o.prefetch && o.gather == "per-step")
     throw UsageError("--prefetch gathers weights layer by layer: leave it out, or choose --gather per-microbatch");
   if (o.lora > 0 && o.gather == "per-step")

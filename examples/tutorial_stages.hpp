@@ -96,7 +96,7 @@ template <dtype C>
 struct Stages {
   const pipeline::LayerMap& layer_map;
   const std::vector<Batch>& batches;  // of each microbatch
-  RecomputePolicy recompute;
+  RecomputePolicy recompute = {};
 
   [[nodiscard]] auto enter(const StageModel<C>&, const pipeline::StagePlace& at) const -> Hidden {
     return batch(at).inputs;

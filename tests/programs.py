@@ -596,7 +596,7 @@ def recompute(p):
 
     for program, size in [("gpt_fsdp", "--preset=84m"), ("gpt2", "--preset=gpt2-124m")]:
         f32, bf16 = saved(program, size, "--batch=4"), saved(program, size, "--batch=4", "--dtype=bf16")
-        check(f32 == sorted(f32, reverse=True) and f32[0] > 2 * f32[-1], f"{program}: each keeps less than the one before {f32}")
+        check(f32 == sorted(f32, reverse=True) and f32[0] > 1.3 * f32[-1], f"{program}: each keeps less than the one before {f32}")
         check(all(a <= b for a, b in zip(bf16, f32)), f"{program}: and no more in bf16: {bf16}")
     p.run("gpt_fsdp", [*p.small(), "--steps=1", "--recompute=einsun"]).fails(1, "`einsun`", "no such op", "`einsum_unreduced`")
     p.run("gpt2", ["--attention=einsum", "--recompute=attention", "--plan", "--mesh=d=1,t=1"]).fails(1, "`causal_attention`")
