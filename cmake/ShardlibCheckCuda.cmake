@@ -1,5 +1,5 @@
-# The target check_cuda compiles with nvcc, as CUDA sources: every header but the definitions of impl/, tests of ops, and
-# the trainers, which are linked too. Their definitions come from shardlib::compiled, which the C++ compiler makes.
+# The target check_cuda compiles with nvcc, as CUDA sources: every header but the definitions of impl/, the kernels for a
+# device, tests of ops, and the trainers, which are linked too. Their definitions come from shardlib::compiled, which the C++ compiler makes.
 # check_cuda_quick is the part of it that fits into a test run.
 include(CheckLanguage)
 check_language(CUDA)
@@ -31,6 +31,11 @@ file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/check_cuda/headers.cu" CONTENT "${t
 add_library(check_cuda_headers OBJECT EXCLUDE_FROM_ALL "${PROJECT_BINARY_DIR}/check_cuda/headers.cu")
 target_link_libraries(check_cuda_headers PRIVATE shardlib_own_cuda_flags)
 
+# Every kernel for the device, by the direct launcher.
+set_source_files_properties("${PROJECT_SOURCE_DIR}/tests/kernels.cu" PROPERTIES LANGUAGE CUDA)
+add_library(check_cuda_kernels OBJECT EXCLUDE_FROM_ALL "${PROJECT_SOURCE_DIR}/tests/kernels.cu")
+target_link_libraries(check_cuda_kernels PRIVATE shardlib_own_cuda_flags)
+
 foreach(program mlp_fsdp gpt_fsdp gpt2 gpt_pipeline)
   set(source "${PROJECT_SOURCE_DIR}/examples/${program}.cpp")
   set_source_files_properties("${source}" PROPERTIES LANGUAGE CUDA)
@@ -49,5 +54,5 @@ target_include_directories(check_cuda_tests PRIVATE "${PROJECT_SOURCE_DIR}/tests
 target_compile_options(check_cuda_tests PRIVATE -Xcompiler=-Wno-unused-result)
 target_link_libraries(check_cuda_tests PRIVATE shardlib_own_cuda_flags)
 
-add_dependencies(check_cuda_quick check_cuda_headers mlp_fsdp_cuda)
-add_dependencies(check_cuda check_cuda_headers check_cuda_tests)
+add_dependencies(check_cuda_quick check_cuda_headers check_cuda_kernels mlp_fsdp_cuda)
+add_dependencies(check_cuda check_cuda_headers check_cuda_kernels check_cuda_tests)

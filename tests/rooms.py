@@ -20,7 +20,7 @@ ROOMS = {
     "memory": "regions, pools, buffers",
     "comm": "the erased communicator and its backends: threads, shared memory, MPI",
     "device": "one device of a mesh, its cores, and launching a program on all of them",
-    "kernels": "local math, erased of specs",
+    "kernels": "local math, erased of specs; body/ has the kernels that a device can run, too",
     "runtime": "what a tensor holds, names and sizes, padding, observers",
     "autodiff": "tape, backward pass, value_and_grad, recompute, overlap",
     "compute": "what each op does with a device's shards, without specs",

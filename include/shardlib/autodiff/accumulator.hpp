@@ -8,9 +8,23 @@
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/runtime/program_state.hpp"
 #include "shardlib/runtime/value.hpp"
+#include "shardlib/support/function.hpp"
 #include "shardlib/support/use_count.hpp"
 
 namespace shardlib::detail {
+
+struct ConvertElement {
+  template <class From, class To>
+  SHARDLIB_FUNCTION void operator()(const From& x, To& y) const {
+    y = static_cast<To>(x);
+  }
+};
+struct AddElement {
+  template <class T, class A>
+  SHARDLIB_FUNCTION void operator()(const T& x, A& sum) const {
+    sum += static_cast<A>(x);
+  }
+};
 
 /// Copies a shard and converts it, between bf16 and the f32 in which bf16 accumulates.
 inline void convert(const Value& from, const Value& to) {
@@ -18,13 +32,9 @@ inline void convert(const Value& from, const Value& to) {
   if (from.dtype == to.dtype)
     exec.copy(to.storage->buffer.data(), from.data().data(), from.bytes());
   else if (from.dtype == DType::bf16)
-    kernels::apply_flat(
-        exec, from.count(), [](const bf16& x, f32& y) { y = static_cast<f32>(x); }, from.as<const bf16>(),
-        to.storage->buffer.as<f32>());
+    kernels::apply_flat(exec, from.count(), ConvertElement{}, from.as<const bf16>(), to.storage->buffer.as<f32>());
   else
-    kernels::apply_flat(
-        exec, from.count(), [](const f32& x, bf16& y) { y = static_cast<bf16>(x); }, from.as<const f32>(),
-        to.storage->buffer.as<bf16>());
+    kernels::apply_flat(exec, from.count(), ConvertElement{}, from.as<const f32>(), to.storage->buffer.as<bf16>());
 }
 
 /// Sums the cotangents of all uses of one value. It sums in f32, rounds once, and works in place if the buffer has no
@@ -73,9 +83,8 @@ class Accumulator {
       using T = decltype(zero);
       using A = accumulator_t<T>;
       if constexpr (floating<T>)
-        kernels::apply_flat(
-            ct->device->exec(), ct->count(), [](const T& x, A& sum) { sum += static_cast<A>(x); }, ct->as<const T>(),
-            sum_->storage->buffer.as<A>());
+        kernels::apply_flat(ct->device->exec(), ct->count(), AddElement{}, ct->as<const T>(),
+                            sum_->storage->buffer.as<A>());
     });
   }
   static Handle<Value> fresh(const Value& like, DType dtype) {

@@ -9,9 +9,18 @@
 #include "shardlib/ops/dropout.hpp"
 #include "shardlib/ops/map.hpp"
 #include "shardlib/runtime/value.hpp"
+#include "shardlib/support/function.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib::detail {
+
+struct DropoutElement {
+  float rate, scale;
+  template <class D>
+  SHARDLIB_FUNCTION void operator()(const D& v, const float& u, D& y) const {
+    y = static_cast<D>(u < rate ? scalar_of<D>(0) : load(v) * scale);
+  }
+};
 
 template <class D>
 Buffer Dropout<D>::operator()(const Value& in, const Value& out) const {
@@ -21,12 +30,8 @@ Buffer Dropout<D>::operator()(const Value& in, const Value& out) const {
   with_global_index(out, [&](auto local, auto strides, auto offsets) {
     kernels::fill_uniform(exec, draws.as<float>(), local, strides, offsets, key.seed, key.stream);
   });
-  kernels::apply_flat(
-      exec, out.count(),
-      [rate = rate, scale = 1.0F / (1.0F - rate)](const D& v, const float& u, D& y) {
-        y = static_cast<D>(u < rate ? scalar_of<D>(0) : load(v) * scale);
-      },
-      in.as<const D>(), draws.as<const float>(), result.as<D>());
+  kernels::apply_flat(exec, out.count(), DropoutElement{rate, 1.0F / (1.0F - rate)}, in.as<const D>(),
+                      draws.as<const float>(), result.as<D>());
   return result;
 }
 

@@ -13,6 +13,7 @@
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/ops/norms.hpp"
 #include "shardlib/runtime/value.hpp"
+#include "shardlib/support/function.hpp"
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib::detail {
@@ -58,6 +59,15 @@ Buffer NormalizeBackward<kind, D>::operator()(const Value& out) const {
   return result;
 }
 
+struct RotateElement {
+  template <class D, class T>
+  SHARDLIB_FUNCTION void operator()(const D& u, const D& v, const T& c, const T& s, D& p, D& q) const {
+    const T x0 = static_cast<T>(u), x1 = static_cast<T>(v);
+    p = static_cast<D>(x0 * c - x1 * s);
+    q = static_cast<D>(x1 * c + x0 * s);
+  }
+};
+
 template <class D>
 Buffer Rotate<D>::operator()(const Value& in, const Value& out) const {
   const std::int64_t n = in.local[dim], half = n / 2, positions = in.local[length];
@@ -86,16 +96,10 @@ Buffer Rotate<D>::operator()(const Value& in, const Value& out) const {
   const std::int64_t skip = half * strides[dim];
   const D* a = in.as<const D>();
   D* b = result.as<D>();
-  kernels::apply(
-      out.device->exec(), view(halves),
-      [](const D& u, const D& v, const T& c, const T& s, D& p, D& q) {
-        const T x0 = static_cast<T>(u), x1 = static_cast<T>(v);
-        p = static_cast<D>(x0 * c - x1 * s);
-        q = static_cast<D>(x1 * c + x0 * s);
-      },
-      kernels::Operand<const D>(a, along), kernels::Operand<const D>(a + skip, along),
-      kernels::Operand<const T>(cosine, table), kernels::Operand<const T>(sine, table), kernels::Operand<D>(b, along),
-      kernels::Operand<D>(b + skip, along));
+  kernels::apply(out.device->exec(), view(halves), RotateElement{}, kernels::Operand<const D>(a, along),
+                 kernels::Operand<const D>(a + skip, along), kernels::Operand<const T>(cosine, table),
+                 kernels::Operand<const T>(sine, table), kernels::Operand<D>(b, along),
+                 kernels::Operand<D>(b + skip, along));
   return result;
 }
 

@@ -9,8 +9,13 @@
 #include <utility>
 #include <vector>
 
+#include "shardlib/device/simulated_team.hpp"
+#include "shardlib/device/team.hpp"
 #include "shardlib/memory/buffer.hpp"
 #include "shardlib/support/kokkos.hpp"
+#if defined(SHARDLIB_LAUNCHER_KOKKOS)
+#include "shardlib/device/kokkos_launcher.hpp"
+#endif
 
 namespace shardlib {
 
@@ -38,6 +43,33 @@ struct Exec {
     Kokkos::parallel_for("shardlib", Range(0, n), std::forward<F>(f));
 #else  // a Kokkos without the serial space (Debian sid's)
     for (std::int64_t i = 0; i < n; ++i) f(i);
+#endif
+  }
+  /// Runs a kernel: kernel(team, item) for each item in [0, items), which are independent. The kernel is a struct that
+  /// holds all it needs by value, and its call is a template of the team (HostTeam says what a team has). It allocates
+  /// nothing and throws nothing. `scratch_bytes` is what one item needs of scratch memory.
+  template <class Kernel>
+  void for_items(std::int64_t items, std::size_t scratch_bytes, const Kernel& kernel) const {
+    if (items == 0) return;
+    const auto scratch = [&](std::size_t bytes) { return bytes == 0 ? Buffer() : pool->allocate(bytes); };
+    if (pool != nullptr && pool->device_memory() != nullptr) {
+      const Buffer block = scratch(scratch_bytes);
+      if (dry) return;
+      const MemoryAccess open = access();
+      return detail::run_simulated(items, block.data(), kernel);
+    }
+#if defined(SHARDLIB_LAUNCHER_KOKKOS)
+    const std::int64_t teams = detail::kokkos_teams(items, threads);
+    const Buffer block = scratch(scratch_bytes * static_cast<std::size_t>(teams));
+    if (!dry) detail::run_by_kokkos(items, teams, block.data(), scratch_bytes, kernel);
+#else
+    if (dry && scratch_bytes > 0) count_scratch(items, scratch_bytes);
+    for_each(items, [&](std::int64_t item) {
+      const Buffer block = scratch(scratch_bytes);
+      alignas(64) std::byte tile[detail::team_tile_bytes];
+      alignas(64) std::byte board[detail::team_board_bytes];
+      kernel(HostTeam{{block.data(), tile, board}}, item);
+    });
 #endif
   }
   /// How many threads a `for_each` has here: one inside of another, as loops do not nest.

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "shardlib/device/exec.hpp"
+#include "shardlib/kernels/body/elementwise.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/support/inline.hpp"
 
@@ -33,8 +34,7 @@ struct Operand {
 
 namespace detail {
 
-inline constexpr std::size_t max_operands = 10;
-inline constexpr std::int64_t tile_size = 256;
+using body::max_operands;
 
 /// A type-erased operand.
 struct ErasedOperand {
@@ -47,6 +47,10 @@ struct ErasedOperand {
 
 /// Applies f to n contiguous elements of each operand.
 using UnitLoop = void (*)(const void* f, std::int64_t n, std::byte* const* data);
+
+/// The loops over the operands' shape, without those of size 1. Sets the operands' innermost strides.
+SHARDLIB_INLINE body::ElementwiseLoops elementwise_loops(std::span<const std::int64_t> shape,
+                                                         std::span<ErasedOperand> operands);
 
 /// Runs the loops. A row that is contiguous in every operand goes to `loop` in place; others are copied through
 /// tiles. This function is not inlined and does not depend on f's type, so that each f costs the compiler only one
@@ -80,7 +84,14 @@ void apply(const Exec& exec, std::span<const std::int64_t> shape, const F& f, co
   std::array<detail::ErasedOperand, sizeof...(T)> erased{
       detail::ErasedOperand{const_cast<std::byte*>(reinterpret_cast<const std::byte*>(operands.data)), sizeof(T),
                             !std::is_const_v<T>, &operands.strides}...};
+#if defined(SHARDLIB_LAUNCHER_KOKKOS)  // as on a device, which cannot call the host's loop through a pointer
+  const auto loops = detail::elementwise_loops(shape, erased);
+  const body::ElementRow<F, T...> row{f,
+                                      {const_cast<std::byte*>(reinterpret_cast<const std::byte*>(operands.data))...}};
+  exec.for_items(loops.items(), 0, body::Elementwise<body::ElementRow<F, T...>>{loops, row});
+#else
   detail::apply_erased(exec, shape, erased, &detail::Loop<F, T...>::run, &f);
+#endif
 }
 
 /// As above, over n contiguous elements.
@@ -94,17 +105,9 @@ void apply_flat(const Exec& exec, std::int64_t n, const F& f, T*... data) {
 /// ahead of the loop, which costs time if the data is there already.
 template <class F, class... T>
 void apply_nontemporal(const Exec& exec, std::int64_t n, const F& f, T*... data) {
-  // longer blocks would evict each other from the first-level cache
-  constexpr std::int64_t grain = 1 << 14, block = 128;
-  const detail::UnitLoop loop = &detail::Loop<F, T...>::run;
-  exec.for_each((n + grain - 1) / grain, [&, loop](std::int64_t item) {
-    const std::int64_t end = std::min(n, (item + 1) * grain);
-    for (std::int64_t begin = item * grain; begin < end; begin += block) {
-      (load_ahead(data, begin + block, block), ...);
-      std::byte* const at[] = {const_cast<std::byte*>(reinterpret_cast<const std::byte*>(data + begin))...};
-      loop(&f, std::min(block, end - begin), at);
-    }
-  });
+  using Kernel = body::Nontemporal<F, T...>;
+  exec.for_items((n + Kernel::grain - 1) / Kernel::grain, 0,
+                 Kernel{n, f, {const_cast<std::byte*>(reinterpret_cast<const std::byte*>(data))...}});
 }
 
 }  // namespace shardlib::kernels

@@ -99,7 +99,7 @@ class Walk {
  public:
   std::array<std::int64_t, K> offsets{};
 
-  Walk(const Nest<K>& nest, std::int64_t start) : nest_(nest) {
+  constexpr Walk(const Nest<K>& nest, std::int64_t start) : nest_(nest) {
     for (int d = nest.depth; d-- > 0;) {
       const auto& loop = nest.loop(d);
       const std::int64_t i = start % loop.extent;
@@ -108,7 +108,7 @@ class Walk {
       for (std::size_t k = 0; k < K; ++k) offsets[k] += i * loop.strides[k];
     }
   }
-  void next() {
+  constexpr void next() {
     for (int d = nest_.depth; d-- > 0;) {
       const auto& loop = nest_.loop(d);
       if (++position(d) < loop.extent) {
@@ -121,7 +121,7 @@ class Walk {
   }
 
  private:
-  std::int64_t& position(int d) { return position_[static_cast<std::size_t>(d)]; }
+  constexpr std::int64_t& position(int d) { return position_[static_cast<std::size_t>(d)]; }
   const Nest<K>& nest_;
   std::array<std::int64_t, max_rank + 1> position_{};
 };

@@ -43,7 +43,7 @@ ValuePtr record_map(const OpInfo& op, const TensorSpec& spec, const TensorSpec& 
 
 /// Converts an element to the number type that the loop computes with.
 template <class D>
-scalar_of<D> load(const D& x) {
+constexpr scalar_of<D> load(const D& x) {
   return static_cast<scalar_of<D>>(x);
 }
 

@@ -14,6 +14,7 @@
 #include "shardlib/compute/collectives.hpp"
 #include "shardlib/compute/create.hpp"
 #include "shardlib/compute/elementwise.hpp"
+#include "shardlib/kernels/body/optimizers.hpp"
 #include "shardlib/optim/leaf_rules.hpp"
 #include "shardlib/runtime/tensor.hpp"
 #include "shardlib/runtime/value.hpp"
@@ -29,19 +30,8 @@ namespace detail {
 /// because another device counts the same shard.
 [[nodiscard]] SHARDLIB_INLINE ValuePtr sum_of_squares(const Value& x, const TensorSpec& spec, bool counts);
 
-/// The parameters of an update of one leaf.
-struct AdamWNumbers {
-  float beta1, beta2, epsilon, decay, rate;
-  float correct1, correct2;  ///< correct the moments' bias towards zero
-  float clip;                ///< factor of the gradient
-};
-struct SgdNumbers {
-  float momentum, decay, rate, clip;
-  bool nesterov;
-};
-struct LionNumbers {
-  float beta1, beta2, decay, rate, clip;
-};
+using kernels::body::AdamWNumbers, kernels::body::SgdNumbers, kernels::body::LionNumbers;
+
 /// Updates a leaf in one pass. It writes in place into shards without other owners, and else into new ones. `grad` is
 /// f32 or bf16. If `copy` is not null, it holds the weight in f32 or bf16 and receives the new weight; in f32 it
 /// shares the weight's value.

@@ -12,19 +12,19 @@ namespace detail {
 
 /// Horner's rule, highest power first.
 template <class... C>
-inline float polynomial(float x, float head, C... rest) {
+constexpr float polynomial(float x, float head, C... rest) {
   float sum = head;
   ((sum = sum * x + rest), ...);
   return sum;
 }
 
 /// 2^n for n in [-126, 127], built from its bits.
-inline float exp2_int(std::uint32_t n) {
+constexpr float exp2_int(std::uint32_t n) {
   return std::bit_cast<float>((n + 127U) << 23);
 }
 
 /// c ? a : b as a mask. g++ 12 turns chained conditions into branches and then does not vectorize.
-inline float select(bool c, float a, float b) {
+constexpr float select(bool c, float a, float b) {
   const std::uint32_t mask = 0U - static_cast<std::uint32_t>(c);
   return std::bit_cast<float>((std::bit_cast<std::uint32_t>(a) & mask) | (std::bit_cast<std::uint32_t>(b) & ~mask));
 }
@@ -32,7 +32,7 @@ inline float select(bool c, float a, float b) {
 }  // namespace detail
 
 /// e^x within 2 ulp. Exactly 0 for x <= -104, inf for x >= 89.
-inline float fast_exp(float x) {
+constexpr float fast_exp(float x) {
   constexpr float shifter = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
   x = x < -104.0F ? -104.0F : x;
   x = x > 89.0F ? 89.0F : x;
@@ -49,7 +49,7 @@ inline float fast_exp(float x) {
 }
 
 /// Natural logarithm within a few ulp, including subnormals; -inf at 0, NaN for negative x.
-inline float fast_log(float x) {
+constexpr float fast_log(float x) {
   const auto input = std::bit_cast<std::uint32_t>(x);
   const std::uint32_t tiny = (input - 0x00800000U) >> 31;
   const float scaled = x * detail::exp2_int(tiny * 23U);
@@ -68,7 +68,7 @@ inline float fast_log(float x) {
 }
 
 /// Hyperbolic tangent within a few ulp.
-inline float fast_tanh(float x) {
+constexpr float fast_tanh(float x) {
   const float a = x < 0.0F ? -x : x;
   const float z = x * x;
   const float p =
@@ -79,14 +79,14 @@ inline float fast_tanh(float x) {
 }
 
 /// 1 / (1 + e^-x) within a few ulp, including the range where it underflows.
-inline float fast_sigmoid(float x) {
+constexpr float fast_sigmoid(float x) {
   const float a = x < 0.0F ? x : -x;
   const float e = fast_exp(a);
   return (x < 0.0F ? e : 1.0F) / (1.0F + e);
 }
 
 /// Error function within a few ulp.
-inline float fast_erf(float x) {
+constexpr float fast_erf(float x) {
   float a = x < 0.0F ? -x : x;
   const float z = x * x;
   const float p = detail::polynomial(z, 8.334718615e-5F, -8.134709332e-4F, 0.005200368587F, -0.02685915147F,
@@ -100,19 +100,19 @@ inline float fast_erf(float x) {
   return a < 0.92F ? small : __builtin_copysignf(large, x);
 }
 
-inline double fast_exp(double x) {
+constexpr double fast_exp(double x) {
   return __builtin_exp(x);
 }
-inline double fast_log(double x) {
+constexpr double fast_log(double x) {
   return __builtin_log(x);
 }
-inline double fast_tanh(double x) {
+constexpr double fast_tanh(double x) {
   return __builtin_tanh(x);
 }
-inline double fast_erf(double x) {
+constexpr double fast_erf(double x) {
   return __builtin_erf(x);
 }
-inline double fast_sigmoid(double x) {
+constexpr double fast_sigmoid(double x) {
   const double e = __builtin_exp(x < 0 ? x : -x);
   return (x < 0 ? e : 1.0) / (1.0 + e);
 }

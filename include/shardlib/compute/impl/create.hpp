@@ -8,6 +8,7 @@
 
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/function.hpp"
 
 namespace shardlib::detail {
 
@@ -36,11 +37,15 @@ ValuePtr create(const OpInfo& op, const DevicePtr& device, DType dtype, const Te
                        {});
 }
 
+template <class D>
+struct ConstantElement {
+  D value;
+  SHARDLIB_FUNCTION void operator()(D& y) const { y = value; }
+};
 SHARDLIB_INLINE void fill_constant(const Buffer& shard, const Value& out, double value) {
   visit_dtype(out.dtype, [&]<class D>(D /*zero*/) {
-    kernels::apply_flat(
-        out.device->exec(), out.count(), [v = static_cast<D>(static_cast<scalar_of<D>>(value))](D& y) { y = v; },
-        shard.as<D>());
+    kernels::apply_flat(out.device->exec(), out.count(),
+                        ConstantElement<D>{static_cast<D>(static_cast<scalar_of<D>>(value))}, shard.as<D>());
   });
 }
 SHARDLIB_INLINE ValuePtr create_constant(const OpInfo& op, const DevicePtr& device, DType dtype, const TensorSpec& spec,

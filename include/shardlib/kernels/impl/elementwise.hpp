@@ -4,6 +4,12 @@
 #include "shardlib/kernels/elementwise.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "shardlib/kernels/body/elementwise.hpp"
 
 namespace shardlib::kernels::detail {
 
@@ -37,53 +43,73 @@ inline void copy_tile(const ErasedOperand& o, std::byte* row, std::byte* tile, s
     copy_tile<Word<1>>(row, o.stride, tile, n, to_tile);
 }
 
-SHARDLIB_INLINE void apply_erased(const Exec& exec, std::span<const std::int64_t> shape,
-                                  std::span<ErasedOperand> operands, UnitLoop loop, const void* f) {
-  if (product(shape) == 0) return;
-  const std::size_t count = operands.size();
-  Nest<max_operands> nest;
+SHARDLIB_INLINE body::ElementwiseLoops elementwise_loops(std::span<const std::int64_t> shape,
+                                                         std::span<ErasedOperand> operands) {
+  body::ElementwiseLoops loops;
+  if (product(shape) == 0) return loops;
   for (std::size_t d = 0; d < shape.size(); ++d) {
     std::array<std::int64_t, max_operands> strides{};
-    for (std::size_t k = 0; k < count; ++k) strides[k] = (*operands[k].strides)[d];
-    nest.push(shape[d], strides);
+    for (std::size_t k = 0; k < operands.size(); ++k) strides[k] = (*operands[k].strides)[d];
+    loops.nest.push(shape[d], strides);
   }
-  constexpr std::int64_t grain = 8192;
-  const auto inner = nest.pop();
-  bool dense = true;
-  for (std::size_t k = 0; k < count; ++k) {
-    operands[k].stride = inner.strides[k];
-    dense = dense && inner.strides[k] == 1;
-  }
-  const std::int64_t rows = nest.count();
-  const std::int64_t pieces = (inner.extent + grain - 1) / grain;
-  const std::int64_t group = std::max<std::int64_t>(1, grain / inner.extent);
-  const std::int64_t step = dense ? grain : tile_size;
-  exec.for_each((rows + group - 1) / group * pieces, [&](std::int64_t item) {
-    const std::int64_t first = item / pieces * group;
-    const std::int64_t start = item % pieces * grain;
-    const std::int64_t n = std::min(grain, inner.extent - start);
-    alignas(64) std::byte tiles[max_operands][tile_size * 8];
+  constexpr std::int64_t grain = body::ElementwiseLoops::grain;
+  loops.inner = loops.nest.pop();
+  for (std::size_t k = 0; k < operands.size(); ++k) operands[k].stride = loops.inner.strides[k];
+  loops.rows = loops.nest.count();
+  loops.pieces = (loops.inner.extent + grain - 1) / grain;
+  loops.group = std::max<std::int64_t>(1, grain / loops.inner.extent);
+  return loops;
+}
+
+/// A row that hands contiguous elements to a loop behind a pointer, so that all functions share it.
+struct ErasedRow {
+  std::array<ErasedOperand, max_operands> operands;
+  std::size_t count;
+  bool dense;  ///< every operand is contiguous
+  UnitLoop loop;
+  const void* f;
+
+  template <class Team>
+  void operator()(const Team& team, const std::array<std::int64_t, max_operands>& offsets,
+                  const std::array<std::int64_t, max_operands>& /*strides*/, std::int64_t start, std::int64_t n) const {
+    const auto place = [&](std::size_t k, std::int64_t i) {
+      return operands[k].data +
+             (offsets[k] + (start + i) * operands[k].stride) * static_cast<std::int64_t>(operands[k].element);
+    };
     std::byte* data[max_operands];
-    Walk<max_operands> walk(nest, first);
-    for (std::int64_t row = first; row < std::min(rows, first + group); ++row, walk.next()) {
+    if constexpr (Team::single) {
+      constexpr std::int64_t tile_size = 256;
+      alignas(64) std::byte tiles[max_operands][tile_size * 8];
+      const std::int64_t step = dense ? n : tile_size;
       for (std::int64_t begin = 0; begin < n; begin += step) {
         const std::int64_t length = std::min(step, n - begin);
-        const auto place = [&](std::size_t k) {
-          const std::int64_t offset = walk.offsets[k] + (start + begin) * operands[k].stride;
-          return operands[k].data + offset * static_cast<std::int64_t>(operands[k].element);
-        };
         for (std::size_t k = 0; k < count; ++k) {
-          data[k] = operands[k].stride == 1 ? place(k) : tiles[k];
+          data[k] = operands[k].stride == 1 ? place(k, begin) : tiles[k];
           // A broadcast element fills its tile once for the whole row.
           if (operands[k].stride != 1 && (operands[k].stride != 0 || begin == 0))
-            copy_tile(operands[k], place(k), tiles[k], length, true);
+            copy_tile(operands[k], place(k, begin), tiles[k], length, true);
         }
         loop(f, length, data);
         for (std::size_t k = 0; k < count; ++k)
-          if (operands[k].output && operands[k].stride != 1) copy_tile(operands[k], place(k), tiles[k], length, false);
+          if (operands[k].output && operands[k].stride != 1)
+            copy_tile(operands[k], place(k, begin), tiles[k], length, false);
       }
+    } else {
+      team.lanes(n, [&](std::int64_t i) {
+        for (std::size_t k = 0; k < count; ++k) data[k] = place(k, i);
+        loop(f, 1, data);
+      });
     }
-  });
+  }
+};
+
+SHARDLIB_INLINE void apply_erased(const Exec& exec, std::span<const std::int64_t> shape,
+                                  std::span<ErasedOperand> operands, UnitLoop loop, const void* f) {
+  const auto loops = elementwise_loops(shape, operands);
+  ErasedRow row{{}, operands.size(), true, loop, f};
+  std::copy(operands.begin(), operands.end(), row.operands.begin());
+  for (const ErasedOperand& o : operands) row.dense = row.dense && o.stride == 1;
+  exec.for_items(loops.items(), 0, body::Elementwise<ErasedRow>{loops, row});
 }
 
 }  // namespace shardlib::kernels::detail

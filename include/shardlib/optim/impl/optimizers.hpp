@@ -4,7 +4,6 @@
 #include "shardlib/optim/optimizers.hpp"
 
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <memory>
 #include <utility>
@@ -92,38 +91,17 @@ void update_by(const char* name, const One& one, ValuePtr& weight, std::array<Va
 
 SHARDLIB_INLINE void update_in_place(const AdamWNumbers& numbers, ValuePtr& weight, std::array<ValuePtr, 2>& moments,
                                      const Value& grad, ValuePtr* copy) {
-  const auto one = [n = numbers](f32& w, f32& m0, f32& v0, const auto& grad_of, auto&... copies) {
-    const f32 g = static_cast<f32>(grad_of);
-    m0 = n.beta1 * m0 + (1 - n.beta1) * n.clip * g;
-    v0 = n.beta2 * v0 + (1 - n.beta2) * n.clip * n.clip * g * g;
-    w -= n.rate * (m0 * n.correct1 / (std::sqrt(v0 * n.correct2) + n.epsilon) + n.decay * w);
-    ((copies = bf16(w)), ...);
-  };
-  update_by("adamw", one, weight, moments, grad, copy);
+  update_by("adamw", numbers, weight, moments, grad, copy);
 }
 
 SHARDLIB_INLINE void update_in_place(const SgdNumbers& numbers, ValuePtr& weight, std::array<ValuePtr, 1>& moments,
                                      const Value& grad, ValuePtr* copy) {
-  const auto one = [n = numbers](f32& w, f32& m, const auto& grad_of, auto&... copies) {
-    const f32 g = n.clip * static_cast<f32>(grad_of) + n.decay * w;
-    m = n.momentum * m + g;
-    w -= n.rate * (n.nesterov ? g + n.momentum * m : m);
-    ((copies = bf16(w)), ...);
-  };
-  update_by("sgd", one, weight, moments, grad, copy);
+  update_by("sgd", numbers, weight, moments, grad, copy);
 }
 
 SHARDLIB_INLINE void update_in_place(const LionNumbers& numbers, ValuePtr& weight, std::array<ValuePtr, 1>& moments,
                                      const Value& grad, ValuePtr* copy) {
-  const auto one = [n = numbers](f32& w, f32& m, const auto& grad_of, auto&... copies) {
-    const f32 g = n.clip * static_cast<f32>(grad_of);
-    const f32 mean = n.beta1 * m + (1 - n.beta1) * g;
-    const f32 sign = mean > 0 ? 1.0F : mean < 0 ? -1.0F : 0.0F;
-    m = n.beta2 * m + (1 - n.beta2) * g;
-    w -= n.rate * (sign + n.decay * w);
-    ((copies = bf16(w)), ...);
-  };
-  update_by("lion", one, weight, moments, grad, copy);
+  update_by("lion", numbers, weight, moments, grad, copy);
 }
 
 }  // namespace shardlib::detail

@@ -1,0 +1,83 @@
+// Runs kernels by Kokkos, on the execution space that the build names.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+
+#include "shardlib/device/team.hpp"
+#include "shardlib/support/kokkos.hpp"
+
+namespace shardlib::detail {
+
+#if defined(SHARDLIB_KOKKOS_SPACE)
+using KokkosSpace = Kokkos::SHARDLIB_KOKKOS_SPACE;
+#else
+using KokkosSpace = Kokkos::DefaultExecutionSpace;
+#endif
+using KokkosPolicy = Kokkos::TeamPolicy<KokkosSpace>;
+using KokkosMember = KokkosPolicy::member_type;
+
+/// A team of Kokkos, whose threads are the lanes.
+struct KokkosTeam : TeamMemory {
+  static constexpr bool single = false;
+  const KokkosMember& member;
+
+  KOKKOS_FUNCTION KokkosTeam(const TeamMemory& memory, const KokkosMember& m) : TeamMemory(memory), member(m) {}
+  template <class F>
+  KOKKOS_FUNCTION void lanes(std::int64_t count, const F& f) const {
+    Kokkos::parallel_for(Kokkos::TeamThreadRange(member, count), f);
+  }
+  template <class F>
+  KOKKOS_FUNCTION void one(const F& f) const {
+    Kokkos::single(Kokkos::PerTeam(member), f);
+  }
+  KOKKOS_FUNCTION void barrier() const { member.team_barrier(); }
+};
+
+/// What Kokkos calls for each team: every teams-th item.
+template <class Kernel>
+struct KokkosLaunch {
+  Kernel kernel;
+  std::int64_t items;
+  std::byte* scratch;
+  std::size_t scratch_bytes;
+
+  KOKKOS_FUNCTION void operator()(const KokkosMember& member) const {
+    auto* const shared = static_cast<std::byte*>(member.team_scratch(0).get_shmem_aligned(shared_bytes, 64));
+    const KokkosTeam team(
+        {scratch + scratch_bytes * static_cast<std::size_t>(member.league_rank()), shared, shared + team_tile_bytes},
+        member);
+    for (std::int64_t item = member.league_rank(); item < items; item += member.league_size()) {
+      kernel(team, item);
+      team.barrier();
+    }
+  }
+  static constexpr std::size_t shared_bytes = team_tile_bytes + team_board_bytes;
+};
+
+inline constexpr bool kokkos_on_host =
+    Kokkos::SpaceAccessibility<Kokkos::HostSpace, KokkosSpace::memory_space>::accessible;
+
+/// How many teams run a kernel: what its scratch is for.
+inline std::int64_t kokkos_teams(std::int64_t items, int threads) {
+  return std::min<std::int64_t>(items, kokkos_on_host ? threads : 1024);
+}
+
+template <class Kernel>
+void run_by_kokkos(std::int64_t items, std::int64_t teams, std::byte* scratch, std::size_t scratch_bytes,
+                   const Kernel& kernel) {
+  static_assert(Kokkos::SpaceAccessibility<KokkosSpace, Kokkos::HostSpace>::accessible,
+                "SHARDLIB_LAUNCHER=kokkos: this execution space cannot access host memory, and shardlib has no other "
+                "memory yet; set SHARDLIB_KOKKOS_SPACE to Serial or OpenMP");
+  using Launch = KokkosLaunch<Kernel>;
+  KokkosPolicy policy(static_cast<int>(teams), 1);  // a core of the host is a team of one
+  policy.set_scratch_size(0, Kokkos::PerTeam(Launch::shared_bytes + 64));
+  static std::mutex one_at_a_time;  // devices may be threads, and an execution space of the host serves one thread
+  const std::lock_guard lock(one_at_a_time);
+  Kokkos::parallel_for("shardlib", policy, Launch{kernel, items, scratch, scratch_bytes});
+  KokkosSpace().fence();
+}
+
+}  // namespace shardlib::detail

@@ -1,0 +1,59 @@
+// What a kernel sees of the place where it runs: a team of lanes. The host's team has one lane.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "shardlib/support/function.hpp"
+#include "shardlib/support/loop.hpp"
+
+namespace shardlib {
+
+namespace detail {
+/// The memory that a team shares beside its scratch: a tile for the kernel, and a board of 64 numbers for reductions.
+inline constexpr std::size_t team_tile_bytes = 4096, team_board_bytes = 64 * 8;
+
+/// What each kind of team has. All lanes of a team run a kernel, each with its own local variables.
+struct TeamMemory {
+  std::byte* scratch_bytes = nullptr;
+  std::byte* tile_bytes = nullptr;
+  std::byte* board_bytes = nullptr;
+
+  /// The memory that the kernel asked for at its launch, for the item at hand.
+  template <class T>
+  [[nodiscard]] SHARDLIB_FUNCTION T* scratch() const {
+    return reinterpret_cast<T*>(scratch_bytes);
+  }
+  /// A short array of N elements in fast memory.
+  template <class T, std::int64_t N>
+  [[nodiscard]] SHARDLIB_FUNCTION T* tile() const {
+    static_assert(static_cast<std::size_t>(N) * sizeof(T) <= team_tile_bytes);
+    return reinterpret_cast<T*>(tile_bytes);
+  }
+  /// Where reductions put the sums of lanes.
+  template <class T>
+  [[nodiscard]] SHARDLIB_FUNCTION T* board() const {
+    static_assert(64 * sizeof(T) <= team_board_bytes);
+    return reinterpret_cast<T*>(board_bytes);
+  }
+};
+}  // namespace detail
+
+/// The host's team: one lane, whose loops the compiler vectorizes.
+struct HostTeam : detail::TeamMemory {
+  static constexpr bool single = true;  ///< whether the team has one lane only, so that a kernel may take a short cut
+  /// Calls f(i) for i in [0, count), divided among the lanes. Lanes do not wait for each other after it.
+  template <class F>
+  void lanes(std::int64_t count, const F& f) const {
+    kernels::independent(count, f);
+  }
+  /// Calls f() on one lane.
+  template <class F>
+  void one(const F& f) const {
+    f();
+  }
+  /// All lanes see what each of them wrote before. Each lane must come here.
+  void barrier() const {}
+};
+
+}  // namespace shardlib

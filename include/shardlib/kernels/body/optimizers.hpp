@@ -1,0 +1,53 @@
+// What the optimizers do to one weight: functions for apply_nontemporal, with the parameters of a leaf's update.
+#pragma once
+
+#include <cmath>
+
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/function.hpp"
+
+namespace shardlib::kernels::body {
+
+struct AdamWNumbers {
+  float beta1, beta2, epsilon, decay, rate;
+  float correct1, correct2;  ///< correct the moments' bias towards zero
+  float clip;                ///< factor of the gradient
+
+  template <class G, class... Copy>
+  SHARDLIB_FUNCTION void operator()(f32& w, f32& m0, f32& v0, const G& grad, Copy&... copies) const {
+    const f32 g = static_cast<f32>(grad);
+    m0 = beta1 * m0 + (1 - beta1) * clip * g;
+    v0 = beta2 * v0 + (1 - beta2) * clip * clip * g * g;
+    w -= rate * (m0 * correct1 / (std::sqrt(v0 * correct2) + epsilon) + decay * w);
+    ((copies = Copy(w)), ...);
+  }
+};
+
+struct SgdNumbers {
+  float momentum, decay, rate, clip;
+  bool nesterov;
+
+  template <class G, class... Copy>
+  SHARDLIB_FUNCTION void operator()(f32& w, f32& m, const G& grad, Copy&... copies) const {
+    const f32 g = clip * static_cast<f32>(grad) + decay * w;
+    m = momentum * m + g;
+    w -= rate * (nesterov ? g + momentum * m : m);
+    ((copies = Copy(w)), ...);
+  }
+};
+
+struct LionNumbers {
+  float beta1, beta2, decay, rate, clip;
+
+  template <class G, class... Copy>
+  SHARDLIB_FUNCTION void operator()(f32& w, f32& m, const G& grad, Copy&... copies) const {
+    const f32 g = clip * static_cast<f32>(grad);
+    const f32 mean = beta1 * m + (1 - beta1) * g;
+    const f32 sign = mean > 0 ? 1.0F : mean < 0 ? -1.0F : 0.0F;
+    m = beta2 * m + (1 - beta2) * g;
+    w -= rate * (sign + decay * w);
+    ((copies = Copy(w)), ...);
+  }
+};
+
+}  // namespace shardlib::kernels::body

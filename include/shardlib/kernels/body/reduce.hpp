@@ -1,0 +1,221 @@
+// Kernels of reduce.hpp.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "shardlib/kernels/body/reduction.hpp"
+#include "shardlib/kernels/strided.hpp"
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/function.hpp"
+
+namespace shardlib::kernels::body {
+
+using detail::Cascade, detail::SumOp;
+
+/// Where results go: into the output, or where a reduction is split into pieces, into a row of `outs` for each piece.
+template <class T, class Acc>
+struct Results {
+  T* out;
+  Acc* pieces;
+  std::int64_t outs;
+
+  SHARDLIB_FUNCTION void put(std::int64_t piece, std::int64_t first, const Acc* values, std::int64_t n) const {
+    if (pieces != nullptr) {
+      for (std::int64_t i = 0; i < n; ++i) pieces[piece * outs + first + i] = values[i];
+    } else {
+      for (std::int64_t i = 0; i < n; ++i) out[first + i] = T(values[i]);
+    }
+  }
+};
+
+/// Reduces contiguous runs of n elements, in chunks, to one value for each element of `kept`. An item is one piece of a
+/// group of results.
+template <class Op, class Acc, class In, class Out>
+struct ReduceRuns {
+  static constexpr std::int64_t chunk = 4096;
+  const In* in;
+  Nest<1> kept, reduced;
+  std::int64_t n, chunks, rows, outs, group, pieces;
+  Results<Out, Acc> results;
+
+  template <class Team>
+  SHARDLIB_FUNCTION void operator()(const Team& team, std::int64_t item) const {
+    const std::int64_t piece = item % pieces, begin = item / pieces * group;
+    Walk<1> out(kept, begin);
+    for (std::int64_t o = begin; o < std::min(outs, begin + group); ++o, out.next()) {
+      const In* const from = in + out.offsets[0];
+      if constexpr (Team::single) {
+        Cascade<Op, Acc, 64> cascade;
+        for_chunks(piece, [&](std::int64_t at, std::int64_t length) { detail::add_lanes(cascade, from + at, length); });
+        const Acc value = detail::fold_lanes(cascade);
+        results.put(piece, o, &value, 1);
+      } else {
+        Acc* const board = team.template board<Acc>();
+        team.barrier();
+        team.lanes(64, [=, this](std::int64_t column) {
+          Cascade<Op, Acc, 1> cascade;
+          for_chunks(piece, [&](std::int64_t at, std::int64_t length) {
+            detail::add_column(cascade, column, length, [=](std::int64_t i) { return static_cast<Acc>(from[at + i]); });
+          });
+          board[column] = *cascade.finish(1);
+        });
+        const Acc value = detail::fold_board<Op, Acc>(team);
+        team.one([=, this] { results.put(piece, o, &value, 1); });
+      }
+    }
+  }
+
+ private:
+  template <class F>
+  SHARDLIB_FUNCTION void for_chunks(std::int64_t piece, const F& f) const {
+    constexpr std::int64_t longest = chunk;
+    const std::int64_t first = rows * piece / pieces;
+    Walk<1> row(reduced, first / chunks);
+    for (std::int64_t r = first; r < rows * (piece + 1) / pieces; ++r) {
+      const std::int64_t start = r % chunks * longest;
+      f(row.offsets[0] + start, std::min(longest, n - start));
+      if (r % chunks == chunks - 1) row.next();
+    }
+  }
+};
+
+/// Reduces rows of n contiguous elements to one row for each element of `kept`. An item is one piece of `width`
+/// columns.
+template <class Op, class Acc, class In, class Out>
+struct ReduceColumns {
+  static constexpr std::int64_t width = 256;
+  const In* in;
+  Nest<1> kept, reduced;
+  std::int64_t n, tiles, rows, pieces;
+  Results<Out, Acc> results;
+
+  template <class Team>
+  SHARDLIB_FUNCTION void operator()(const Team& team, std::int64_t item) const {
+    constexpr std::int64_t longest = width;
+    const std::int64_t piece = item % pieces, outer = item / pieces / tiles, start = item / pieces % tiles * longest;
+    const std::int64_t length = std::min(longest, n - start);
+    const Walk<1> out(kept, outer);
+    const In* const from = in + out.offsets[0] + start;
+    if constexpr (Team::single)
+      reduce<static_cast<std::size_t>(longest)>(from, length, piece, outer * n + start);
+    else
+      team.lanes(length, [=, this](std::int64_t j) { reduce<1>(from + j, 1, piece, outer * n + start + j); });
+  }
+
+ private:
+  template <std::size_t Width>
+  SHARDLIB_FUNCTION void reduce(const In* from, std::int64_t length, std::int64_t piece, std::int64_t at) const {
+    Cascade<Op, Acc, Width> cascade;
+    const std::int64_t first = rows * piece / pieces;
+    Walk<1> row(reduced, first);
+    for (std::int64_t r = first; r < rows * (piece + 1) / pieces; ++r, row.next())
+      cascade.add(from + row.offsets[0], static_cast<std::size_t>(length));
+    results.put(piece, at, cascade.finish(static_cast<std::size_t>(length)), length);
+  }
+};
+
+/// Sums the squares of a piece of n numbers.
+template <class T>
+struct SquaresOfPiece {
+  using Acc = accumulator_t<T>;
+  static constexpr std::int64_t piece = 1 << 16;
+  const T* in;
+  std::int64_t n;
+  Acc* sums;
+
+  template <class Team>
+  SHARDLIB_FUNCTION void operator()(const Team& team, std::int64_t item) const {
+    constexpr std::int64_t row = 64, rows = 32, ahead = 512;
+    const std::int64_t first = item * piece, end = std::min(n, first + piece);
+    const T* const x = in;
+    if constexpr (Team::single) {
+      Cascade<SumOp, Acc, row> cascade;
+      for (std::int64_t begin = first; begin < end; begin += rows * row) {
+        // Sums like the cascade's first level, but without its stores.
+        Acc squares[row] = {};
+        for (std::int64_t r = begin; r < std::min(end, begin + rows * row); r += row) {
+          const auto add = [&, from = x + r](std::int64_t i) {
+            squares[i] += static_cast<Acc>(from[i]) * static_cast<Acc>(from[i]);
+          };
+          load_ahead(x, r + ahead, row);
+          independent(std::min(row, end - r), add);
+        }
+        cascade.add(squares, row);
+      }
+      sums[item] = detail::fold_lanes(cascade);
+    } else {
+      Acc* const board = team.template board<Acc>();
+      team.lanes(row, [=](std::int64_t column) {
+        Cascade<SumOp, Acc, 1> cascade;
+        for (std::int64_t begin = first; begin < end; begin += rows * row) {
+          Acc square = 0;
+          for (std::int64_t i = begin + column; i < std::min(end, begin + rows * row); i += row)
+            square = detail::rounded(square + static_cast<Acc>(x[i]) * static_cast<Acc>(x[i]));  // as if stored
+          cascade.add(&square, 1);
+        }
+        board[column] = *cascade.finish(1);
+      });
+      const Acc sum = detail::fold_board<SumOp, Acc>(team);
+      team.one([=, to = sums + item] { *to = sum; });
+    }
+  }
+};
+
+/// Sums n numbers, of which the sum becomes the last.
+template <class Acc>
+struct SumOfPieces {
+  Acc* sums;
+  std::int64_t n;
+
+  template <class Team>
+  SHARDLIB_FUNCTION void operator()(const Team& team, std::int64_t /*item*/) const {
+    const Acc sum = detail::team_reduce_row<SumOp, Acc>(team, n, sums);
+    team.one([=, to = sums + n] { *to = sum; });
+  }
+};
+
+/// The place of the first maximum, or of the first NaN, of `counted` elements with a stride of `inner`.
+template <class T>
+struct Argmax {
+  const T* in;
+  i32* out;
+  std::int64_t n, inner, counted;
+
+  template <class Team>
+  SHARDLIB_FUNCTION void operator()(const Team& team, std::int64_t item) const {
+    team.one([=, this] {
+      using Acc = std::conditional_t<std::is_same_v<T, bool_>, u8, accumulator_t<T>>;
+      const T* const x = in + item / inner * n * inner + item % inner;
+      auto best = static_cast<Acc>(x[0]);
+      std::int64_t at = 0;
+      for (std::int64_t i = 1; i < counted; ++i) {
+        const auto v = static_cast<Acc>(x[i * inner]);
+        if (v > best || (v != v && best == best)) {
+          best = v;
+          at = i;
+        }
+      }
+      out[item] = static_cast<i32>(at);
+    });
+  }
+};
+
+/// The result of a reduction of nothing, in pieces.
+template <class Op, class T>
+struct Identity {
+  static constexpr std::int64_t piece = 4096;
+  T* out;
+  std::int64_t n;
+
+  template <class Team>
+  SHARDLIB_FUNCTION void operator()(const Team& team, std::int64_t item) const {
+    T* const to = out + item * piece;
+    team.lanes(n - item * piece < piece ? n - item * piece : piece,
+               [=](std::int64_t i) { to[i] = T(Op::template identity<accumulator_t<T>>()); });
+  }
+};
+
+}  // namespace shardlib::kernels::body

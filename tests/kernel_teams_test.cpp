@@ -1,0 +1,339 @@
+// Kernels of items and lanes: teams of one lane and of several give the same bits, and what a team of several lanes
+// finds.
+#include "catch.hpp"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "shardlib/kernels/body/reduction.hpp"
+#include "shardlib/kernels/elementwise.hpp"
+#include "shardlib/kernels/random.hpp"
+#include "shardlib/kernels/reduce.hpp"
+#include "shardlib/kernels/rows.hpp"
+#include "shardlib/shardlib.hpp"
+
+using namespace shardlib;
+namespace k = shardlib::kernels;
+
+namespace {
+
+std::size_t at(std::int64_t i) {
+  return static_cast<std::size_t>(i);
+}
+
+/// Adds the item's number to its element, by one lane.
+struct AddNumber {
+  std::int64_t* x;
+  template <class Team>
+  void operator()(const Team& team, std::int64_t item) const {
+    team.one([to = x + item, item] { *to += item; });
+  }
+};
+
+/// Reverses each row of n elements through scratch memory. Without the barrier, lanes read what others have yet to
+/// write.
+template <bool Waits>
+struct Reverse {
+  std::int32_t* x;
+  std::int64_t n;
+  template <class Team>
+  void operator()(const Team& team, std::int64_t item) const {
+    std::int32_t* const row = x + item * n;
+    auto* const scratch = team.template scratch<std::int32_t>();
+    const std::int64_t last = n - 1;
+    team.lanes(n, [=](std::int64_t i) { scratch[i] = row[i]; });
+    if (Waits) team.barrier();
+    team.lanes(n, [=](std::int64_t i) { row[i] = scratch[last - i]; });
+  }
+};
+
+/// One lane leaves without the barrier.
+struct Leaves {
+  template <class Team>
+  void operator()(const Team& team, std::int64_t /*item*/) const {
+    bool waits = true;
+    team.one([&] { waits = false; });
+    if (waits) team.barrier();
+  }
+};
+
+template <class Op, class T>
+struct Reduce {
+  using A = accumulator_t<T>;
+  const T* x;
+  A* out;
+  std::int64_t n;
+  template <class Team>
+  void operator()(const Team& team, std::int64_t item) const {
+    const T* const row = x + item;
+    const std::int64_t end = n;
+    const A whole = k::detail::team_reduce_row<Op, A>(team, end, row);
+    const A square = k::detail::team_reduce<Op, A>(
+        team, end, [=](std::int64_t i) { return static_cast<A>(row[i]) * static_cast<A>(row[end - 1 - i]); });
+    team.one([=, to = out + 2 * item] {
+      to[0] = whole;
+      to[1] = square;
+    });
+  }
+};
+
+/// A device whose memory f sees as arrays of the host: `run` copies them there and back.
+struct Place {
+  std::shared_ptr<Pool> pool;
+  Exec exec;
+  explicit Place(bool simulated, int threads = 1)
+      : pool(simulated ? Pool::make(Region::make_simulated()) : Pool::make()),
+        exec{.pool = pool.get(), .threads = threads} {}
+  template <class F, class... T>
+  void run(const F& f, std::vector<T>&... arrays) const {
+    on_blocks(f, std::index_sequence_for<T...>{}, arrays...);
+  }
+
+ private:
+  template <class F, class... Arrays, std::size_t... I>
+  void on_blocks(const F& f, std::index_sequence<I...> /*arrays*/, Arrays&... arrays) const {
+    const auto size = [](const auto& array) { return array.size() * sizeof array[0]; };
+    const std::array<Buffer, sizeof...(I)> blocks{pool->allocate(size(arrays) + 1)...};
+    (exec.copy(blocks[I].data(), arrays.data(), size(arrays)), ...);
+    f(exec, blocks[I].template as<typename Arrays::value_type>()...);
+    (exec.copy(arrays.data(), blocks[I].data(), size(arrays)), ...);
+  }
+};
+
+template <class T>
+std::vector<T> numbers(std::int64_t n, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<T> all(at(n));
+  for (T& x : all) x = static_cast<T>(normal(random));
+  return all;
+}
+template <class T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+/// Runs f on arrays on the host and on the simulated device. The arrays must come back the same.
+template <class F, class... T>
+void same_everywhere(const F& f, const std::vector<T>&... arrays) {
+  std::tuple<std::vector<T>...> host{arrays...}, lanes{arrays...};
+  std::apply([&](auto&... x) { Place(false, 2).run(f, x...); }, host);
+  std::apply([&](auto&... x) { Place(true).run(f, x...); }, lanes);
+  [&]<std::size_t... I>(std::index_sequence<I...>) {
+    CHECK((same_bits(std::get<I>(host), std::get<I>(lanes)) && ...));
+  }
+  (std::index_sequence_for<T...>{});
+}
+
+}  // namespace
+
+TEST_CASE("kernel teams: each item runs once", "[simulated]") {
+  for (const bool simulated : {false, true}) {
+    std::vector<std::int64_t> x(1000, 3), expected;
+    for (std::int64_t i = 0; i < 1000; ++i) expected.push_back(3 + i);
+    Place(simulated, 2).run([](const Exec& exec, std::int64_t* to) { exec.for_items(1000, 0, AddNumber{to}); }, x);
+    CHECK(x == expected);
+    Place(simulated).run([](const Exec& exec, std::int64_t* to) { exec.for_items(0, 64, AddNumber{to}); }, x);
+    CHECK(x == expected);
+  }
+}
+
+TEST_CASE("kernel teams: lanes of the simulated device show a missing barrier", "[simulated]") {
+  constexpr std::int64_t rows = 3, n = 64;
+  std::vector<std::int32_t> x(at(rows * n)), reversed(at(rows * n));
+  for (std::int64_t i = 0; i < rows * n; ++i) {
+    x[at(i)] = static_cast<std::int32_t>(i);
+    reversed[at(i / n * n + n - 1 - i % n)] = static_cast<std::int32_t>(i);
+  }
+  const auto result = [&](bool simulated, auto kernel) {
+    auto y = x;
+    Place(simulated, 2)
+        .run(
+            [&](const Exec& exec, std::int32_t* to) {
+              kernel.x = to;
+              exec.for_items(rows, at(n) * sizeof(std::int32_t), kernel);
+            },
+            y);
+    return y;
+  };
+  CHECK(result(false, Reverse<true>{nullptr, n}) == reversed);
+  CHECK(result(true, Reverse<true>{nullptr, n}) == reversed);
+  CHECK(result(true, Reverse<false>{nullptr, n}) != reversed);
+  const Place device(true);
+  CHECK_THROWS_WITH(device.exec.for_items(4, 0, Leaves{}),
+                    "simulated device: a lane of a kernel's team missed a barrier that others wait at");
+  CHECK(result(true, Reverse<true>{nullptr, n}) == reversed);  // the next kernel finds all in order
+}
+
+TEST_CASE("kernel teams: a reduction has the same bits for any number of lanes", "[simulated]") {
+  const auto check = []<class Op, class T>(Op, T) {
+    for (const std::int64_t n : {0, 1, 2, 63, 64, 65, 511, 512, 513, 1000, 2048, 2049, 5000, 70000}) {
+      CAPTURE(n, Op::name, name(dtype_v<T>));
+      same_everywhere(
+          [n](const Exec& exec, const T* x, accumulator_t<T>* out) {
+            exec.for_items(3, 0, Reduce<Op, T>{x, out, n});
+          },
+          numbers<T>(n + 3, 1), std::vector<accumulator_t<T>>(6));
+    }
+  };
+  check(k::detail::SumOp{}, f32{});
+  check(k::detail::SumOp{}, f64{});
+  check(k::detail::MaxOp{}, f32{});
+}
+
+TEST_CASE("kernel teams: a dry run counts the scratch memory of a kernel", "[simulated]") {
+  constexpr std::size_t bytes = 10000;
+  std::vector<std::int32_t> x(8);
+  const Place real(false, 2);
+  real.run([](const Exec& exec, std::int32_t* to) { exec.for_items(1, bytes, Reverse<true>{to, 8}); }, x);
+  const auto pool = Pool::make(Region::make_meta());
+  const Exec dry{.pool = pool.get(), .threads = 2, .dry = true};
+  const Buffer block = pool->allocate(8 * sizeof(std::int32_t) + 1);
+  dry.for_items(1, bytes, Reverse<true>{nullptr, 8});
+  CHECK(pool->stats().peak == real.pool->stats().peak);
+}
+
+TEST_CASE("kernel teams: rows have the same bits for any number of lanes", "[simulated]") {
+  const auto check = []<class T>(T) {
+    struct Case {
+      std::int64_t outer, n, inner, padding;
+    };
+    for (const auto& [outer, n, inner, padding] : {Case{3, 70, 1, 0}, {1, 600, 1, 7}, {2, 33, 19, 2}, {5, 1, 1, 0}}) {
+      CAPTURE(outer, n, inner, padding, name(dtype_v<T>));
+      const auto x = numbers<T>(outer * n * inner, 2), d = numbers<T>(outer * n * inner, 3);
+      const auto forward = [&](auto kernel) { same_everywhere([&](const Exec& exec, T* y) { kernel(exec, y); }, x); };
+      forward([&](const Exec& e, T* y) { k::softmax(e, y, y, outer, n, inner, padding); });
+      forward([&](const Exec& e, T* y) { k::rms_norm(e, y, y, outer, n, inner, 1e-5, padding); });
+      forward([&](const Exec& e, T* y) { k::layer_norm(e, y, y, outer, n, inner, 1e-5, padding); });
+      const auto backward = [&](auto kernel) {
+        std::vector<T> both = x;
+        both.insert(both.end(), d.begin(), d.end());
+        same_everywhere([&](const Exec& exec, T* y) { kernel(exec, y, y + outer * n * inner); }, both);
+      };
+      backward([&](const Exec& e, T* y, T* dx) { k::softmax_backward(e, y, dx, dx, outer, n, inner); });
+      backward([&](const Exec& e, T* y, T* dx) { k::rms_norm_backward(e, y, dx, dx, outer, n, inner, 1e-5, padding); });
+      backward(
+          [&](const Exec& e, T* y, T* dx) { k::layer_norm_backward(e, y, dx, dx, outer, n, inner, 1e-5, padding); });
+    }
+  };
+  check(f32{});
+  check(bf16{});
+  check(f64{});
+}
+
+TEST_CASE("kernel teams: cross-entropy and its sums have the same bits for any number of lanes", "[simulated]") {
+  const auto check = []<class T>(T) {
+    constexpr std::int64_t rows = 4, n = 150, first = 10;
+    std::vector<T> small;  // shift, total, dy: one of each for a row
+    for (std::int64_t i = 0; i < 3 * rows; ++i) small.push_back(static_cast<T>(2.0F + static_cast<float>(i) / 8));
+    const std::vector<i32> targets{10, 159, 9, 100};  // the third is in another shard
+    same_everywhere(
+        [](const Exec& exec, T* x, T* of_rows, i32* ids) {
+          k::sum_exp(exec, x, of_rows, of_rows + rows, rows, n, n - 3);
+          k::cross_entropy_backward(exec, x, of_rows, of_rows + rows, ids, of_rows + 2 * rows, x, rows, n, first);
+        },
+        numbers<T>(rows * n, 4), small, targets);
+  };
+  check(f32{});
+  check(bf16{});
+  check(f64{});
+}
+
+TEST_CASE("kernel teams: random numbers have the same bits for any number of lanes", "[simulated]") {
+  const auto check = []<class T>(T) {
+    const std::vector<std::int64_t> shape{3, 5, 1030}, offsets{1, 2, 3};
+    for (const auto& strides : {std::vector<std::int64_t>{10000, 2000, 1}, {1, 5000, 3}}) {
+      same_everywhere(
+          [&](const Exec& exec, T* x) {
+            constexpr std::int64_t size = 3 * 5 * 1030;
+            k::fill_uniform(exec, x, shape, strides, offsets, 7, 8);
+            k::fill_normal(exec, x + size, shape, strides, offsets, 7, 8);
+            k::fill_truncated_normal(exec, x + 2 * size, shape, strides, offsets, 7, 9);
+          },
+          std::vector<T>(3 * 3 * 5 * 1030));
+    }
+  };
+  check(f32{});
+  check(bf16{});
+  check(f64{});
+}
+
+TEST_CASE("kernel teams: sums, maxima and products have the same bits for any number of lanes", "[simulated]") {
+  const auto check = []<class T>(T) {
+    const std::vector<std::int64_t> shape{6, 70, 330};
+    for (const std::array<bool, 3>& over : {std::array{false, false, true},
+                                            {false, true, true},
+                                            {true, true, true},
+                                            {false, true, false},
+                                            {true, false, false},
+                                            {true, false, true}}) {
+      CAPTURE(name(dtype_v<T>), over[0], over[1], over[2]);
+      same_everywhere(
+          [&](const Exec& exec, const T* x, T* out, i32* places) {
+            constexpr std::int64_t outs = 6 * 70 * 330;
+            const DType dtype = dtype_v<T>;
+            k::sum(exec, dtype, x, shape, over, out);
+            k::max(exec, dtype, x, shape, over, out + outs);
+            k::min(exec, dtype, x, shape, over, out + 2 * outs, std::array<std::int64_t, 3>{5, 61, 307});
+            k::prod(exec, dtype, x, shape, over, out + 3 * outs);
+            k::argmax(exec, dtype, x, 6, 70, 330, places, 3);
+          },
+          numbers<T>(6 * 70 * 330, 5), std::vector<T>(4 * 6 * 70 * 330), std::vector<i32>(6 * 330));
+    }
+    const std::vector<std::int64_t> nothing{3, 0, 2};
+    same_everywhere(
+        [&](const Exec& exec, T* out) {
+          k::max(exec, dtype_v<T>, nullptr, nothing, std::array{false, true, false}, out);
+        },
+        std::vector<T>(6));
+  };
+  check(f32{});
+  check(bf16{});
+  check(f64{});
+  check(i32{});
+}
+
+TEST_CASE("kernel teams: sums of squares have the same bits for any number of lanes", "[simulated]") {
+  const auto check = []<class T>(T) {
+    for (const std::int64_t n : {0, 1, 64, 100, 2048, 2100, 65536, 70001, 150000, 200000, 250000, 300001, 350000}) {
+      const auto x = numbers<T>(n, 6);
+      const auto of = [&](bool simulated) {
+        f32 sum = 0;
+        auto copy = x;
+        Place(simulated).run([&](const Exec& exec, const T* data) { sum = k::sum_of_squares(exec, n, data); }, copy);
+        return std::vector<f32>{sum};
+      };
+      CAPTURE(n);
+      CHECK(same_bits(of(false), of(true)));
+    }
+  };
+  check(f32{});
+  check(bf16{});
+}
+
+TEST_CASE("kernel teams: elementwise loops have the same bits for any number of lanes", "[simulated]") {
+  const std::vector<std::int64_t> shape{4, 3, 700};
+  const std::vector<std::int64_t> dense{2100, 700, 1}, swapped{3, 1, 12}, row{0, 0, 1}, column{1, 0, 0};
+  same_everywhere(
+      [&](const Exec& exec, const f32* x, const bf16* y, f32* sum, bf16* product) {
+        const auto f = [](const f32& a, const bf16& b, const f32& c, f32& p, bf16& q) {
+          p = a * static_cast<f32>(b) + c;
+          q = bf16(a - c);
+        };
+        k::apply(exec, shape, f, k::Operand<const f32>(x, dense), k::Operand<const bf16>(y, row),
+                 k::Operand<const f32>(x, column), k::Operand<f32>(sum, swapped), k::Operand<bf16>(product, dense));
+        const auto step = [](const f32& a, f32& b, bf16& c) {
+          b += a * 0.5F;
+          c = bf16(b);
+        };
+        k::apply_nontemporal(exec, 8400, step, x, sum, product + 8400);
+      },
+      numbers<f32>(8400, 7), numbers<bf16>(700, 8), std::vector<f32>(8400), std::vector<bf16>(2 * 8400));
+}
