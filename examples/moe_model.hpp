@@ -19,7 +19,6 @@
 namespace moe {
 
 using namespace shardlib;
-using gpt::gathered;
 using MoeMesh = Mesh<"d e t">;
 
 // ---- weights: at rest, every tensor is sharded over the whole mesh -------------------------------------------------
@@ -123,7 +122,8 @@ struct Experts {
   Tensor<f32, "X/e M F/t"> w_gate, w_up, w_down;
 };
 inline Experts gathered_experts(const Layer& w) {
-  return {gathered<"X/e M F/t">(w.w_gate), gathered<"X/e M F/t">(w.w_up), gathered<"X/e M F/t">(w.w_down)};
+  return {all_gather<"X/e M/d F/t -> X/e M F/t">(w.w_gate), all_gather<"X/e M/d F/t -> X/e M F/t">(w.w_up),
+          all_gather<"X/e M/d F/t -> X/e M F/t">(w.w_down)};
 }
 template <Spec S>
 auto swiglu(const Tensor<f32, S>& gate, const Tensor<f32, S>& up) {
@@ -187,23 +187,24 @@ inline auto with_capacity(const Tokens& x, const Routing& r, const Experts& w, c
 // ---- one layer -----------------------------------------------------------------------------------------------------
 
 inline auto normalized(const Residual& x, const Tensor<f32, "M/t/d/e">& scale, const Config& config) -> Whole {
-  return rms_norm<"M">(gathered<"B/d/e L M">(x), config.norm_epsilon) * gathered<"M">(scale);
+  return rms_norm<"M">(all_gather<"B/d/e L M/t -> B/d/e L M">(x), config.norm_epsilon) *
+         all_gather<"M/t/d/e -> M">(scale);
 }
 
 inline auto attention(const Whole& x, const Tensor<i32, "B/d/e L">& segments, const Layer& w, const Config& config)
     -> Residual {
   const auto heads = [&](const Tensor<f32, "M/d/e H/t D">& weights) {
-    return einsum_unreduced<"B/d/e L M, M H/t D -> B/d/e L H/t D">(x, gathered<"M H/t D">(weights));
+    return einsum_unreduced<"B/d/e L M, M H/t D -> B/d/e L H/t D">(x, all_gather<"M/d/e H/t D -> M H/t D">(weights));
   };
   const auto y = causal_attention<"L", "D">(rope<"L", "D">(heads(w.w_q), config.rope),
                                             rope<"L", "D">(heads(w.w_k), config.rope), heads(w.w_v), segments);
-  return einsum<"B/d/e L H/t D, M H/t D -> B/d/e L M/t">(y, gathered<"M H/t D">(w.w_o));
+  return einsum<"B/d/e L H/t D, M H/t D -> B/d/e L M/t">(y, all_gather<"M/d/e H/t D -> M H/t D">(w.w_o));
 }
 
 inline auto shared_expert(const Whole& x, const Shared& w) -> Residual {
-  const auto gate = einsum_unreduced<"B/d/e L M, M G/t -> B/d/e L G/t">(x, gathered<"M G/t">(w.w_gate));
-  const auto up = einsum_unreduced<"B/d/e L M, M G/t -> B/d/e L G/t">(x, gathered<"M G/t">(w.w_up));
-  return einsum<"B/d/e L G/t, M G/t -> B/d/e L M/t">(swiglu(gate, up), gathered<"M G/t">(w.w_down));
+  const auto gate = einsum_unreduced<"B/d/e L M, M G/t -> B/d/e L G/t">(x, all_gather<"M/d/e G/t -> M G/t">(w.w_gate));
+  const auto up = einsum_unreduced<"B/d/e L M, M G/t -> B/d/e L G/t">(x, all_gather<"M/d/e G/t -> M G/t">(w.w_up));
+  return einsum<"B/d/e L G/t, M G/t -> B/d/e L M/t">(swiglu(gate, up), all_gather<"M/d/e G/t -> M G/t">(w.w_down));
 }
 
 /// The residual stream behind some layers, the router's losses, and how evenly the last of them uses its experts.
@@ -220,7 +221,7 @@ inline auto layer(const State& before, const Tensor<i32, "B/d/e L">& segments, c
   const auto in = normalized(x, w.norm2, config);
   const auto tokens =
       split<"N/d/e -> P/d/e T">(merge<"B/d/e L -> N/d/e">(in), {{"P", mesh.size("d") * mesh.size("e")}});
-  const Routed routed = route(tokens, gathered<"M X">(w.router), config);
+  const Routed routed = route(tokens, all_gather<"M/t/d/e X -> M X">(w.router), config);
   const Experts experts = gathered_experts(w);
   const auto y = config.capacity == 0 ? dropless(tokens, routed.routing, experts)
                                       : with_capacity(tokens, routed.routing, experts, config);
@@ -242,7 +243,8 @@ inline auto loss(const Model& w, const Batch& batch, const Config& config, std::
     -> std::pair<Loss, Metrics> {
   const MoeMesh mesh(batch.inputs.device());
   const auto none = to_partial<over<"d e t">>(zeros<f32, "">(mesh, {}));
-  const auto embedded = index_unreduced<"[V/t] M, B/d/e L -> B/d/e L M +t">(gathered<"V/t M">(w.embed), batch.inputs);
+  const auto embedded =
+      index_unreduced<"[V/t] M, B/d/e L -> B/d/e L M +t">(all_gather<"V/t M/d/e -> V/t M">(w.embed), batch.inputs);
   State state{reduce_scatter<"B/d/e L M/t">(embedded), none, {zeros<f32, "">(mesh, {}), zeros<f32, "">(mesh, {})}};
   Balance total = state.balance;
   for (const Layer& weights : w.layers) {
@@ -250,8 +252,8 @@ inline auto loss(const Model& w, const Batch& batch, const Config& config, std::
     total = {total.load + state.balance.load, total.dropped + state.balance.dropped};
   }
   const auto last = normalized(state.x, w.final_norm, config);
-  const auto losses =
-      linear_cross_entropy<"B/d/e L M, V/t M -> B/d/e L V/t">(last, gathered<"V/t M">(w.unembed), batch.targets);
+  const auto losses = linear_cross_entropy<"B/d/e L M, V/t M -> B/d/e L V/t">(
+      last, all_gather<"V/t M/d/e -> V/t M">(w.unembed), batch.targets);
   const Loss cross_entropy = sum<"B/d/e L +t -> +d +e +t">(losses * batch.weights);
   const auto layers = static_cast<double>(w.layers.size());
   return {cross_entropy + state.loss / static_cast<double>(microbatches),

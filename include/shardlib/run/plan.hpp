@@ -69,6 +69,11 @@ struct Plan {
 /// `count_step(device, [&] { step(); })`
 [[nodiscard]] SHARDLIB_INLINE Plan count_step(const std::shared_ptr<Device>& device, const std::function<void()>& step);
 
+namespace detail {
+/// As tables show it: "1.83 GB".
+[[nodiscard]] SHARDLIB_INLINE std::string short_bytes(std::int64_t bytes);
+}  // namespace detail
+
 /// The bytes of this device's shards of all leaves. `shard_bytes(weights)`
 template <class Tree>
 [[nodiscard]] std::int64_t shard_bytes(const Tree& tree) {

@@ -29,7 +29,7 @@ inline std::string short_number(double value) {
   for (; value >= 999.95 && at + 1 < std::size(prefixes); ++at) value /= 1000;
   return at == 0 ? fmt::format("{:.0f} ", value) : fmt::format("{:#.4g} {}", value, prefixes[at]);
 }
-inline std::string short_bytes(std::int64_t bytes) {
+SHARDLIB_INLINE std::string short_bytes(std::int64_t bytes) {
   return short_number(static_cast<double>(bytes)) + "B";
 }
 
