@@ -278,7 +278,7 @@ TEST_CASE("prefetch says what is wrong", "[ops][prefetch]") {
     };
     expect_error<Error>([&] { static_cast<void>(value_and_grad(mesh, one, w.layers)); }, unused);
 
-    const int next_line = __LINE__ + 1;
+    const int next_line = __LINE__ + 2;
     expect_error<Error>(
         [&] { prefetch(x, gathered, w.layers, 4); },
         "prefetch" + where(next_line) +

@@ -273,7 +273,7 @@ def errors(folder):
     fails("no document", text, "--out", out + "l", "--validation-fraction", 1, "--to", "llmc")
     for kind in ("flat-tokens", "llmc"):
         succeeds(text, "--out", out + kind, "--to", kind, "--validation-fraction", 0)
-        fails("exists already", text, "--out", out + kind, "--to", kind)
+        fails("already exists", text, "--out", out + kind, "--to", kind)
     os.makedirs(out + "x.partial")
     write(out + "x.partial/mine", b"precious")
     fails("remove it, or write elsewhere", text, "--out", out + "x", "--to", "llmc")

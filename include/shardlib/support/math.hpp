@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "shardlib/support/function.hpp"
+
 namespace shardlib::kernels {
 
 namespace detail {
@@ -100,19 +102,19 @@ constexpr float fast_erf(float x) {
   return a < 0.92F ? small : __builtin_copysignf(large, x);
 }
 
-constexpr double fast_exp(double x) {
+SHARDLIB_FUNCTION inline double fast_exp(double x) {
   return __builtin_exp(x);
 }
-constexpr double fast_log(double x) {
+SHARDLIB_FUNCTION inline double fast_log(double x) {
   return __builtin_log(x);
 }
-constexpr double fast_tanh(double x) {
+SHARDLIB_FUNCTION inline double fast_tanh(double x) {
   return __builtin_tanh(x);
 }
-constexpr double fast_erf(double x) {
+SHARDLIB_FUNCTION inline double fast_erf(double x) {
   return __builtin_erf(x);
 }
-constexpr double fast_sigmoid(double x) {
+SHARDLIB_FUNCTION inline double fast_sigmoid(double x) {
   const double e = __builtin_exp(x < 0 ? x : -x);
   return (x < 0 ? e : 1.0) / (1.0 + e);
 }
