@@ -1,5 +1,6 @@
 # The target check_cuda compiles with nvcc, as CUDA sources: every header but the definitions of impl/, the kernels for a
-# device, tests of ops, and the trainers, which are linked too. Their definitions come from shardlib::compiled, which the C++ compiler makes.
+# device, tests of ops, and the trainers, which are linked too. Their definitions come from shardlib::compiled, which the
+# C++ compiler makes.
 # check_cuda_quick is the part of it that fits into a test run.
 include(CheckLanguage)
 check_language(CUDA)

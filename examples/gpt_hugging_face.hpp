@@ -293,7 +293,8 @@ inline void write_outputs(const std::shared_ptr<Device>& device, const ModelOpti
   if (device->is_dry()) return;
   if (!files.save.empty()) {
     auto kept = files.kept;
-    const Architecture& of = architectures[o.qkv_bias ? 2 : o.qk_norm ? 3 : 0];
+    const Architecture& of = *std::ranges::find_if(
+        architectures, [&](const Architecture& one) { return one.qkv_bias == o.qkv_bias && one.qk_norm == o.qk_norm; });
     kept.try_emplace("architectures", "[" + quoted_json(of.name) + "]");
     kept.try_emplace("model_type", quoted_json(of.type));
     const auto begin = run::sample_options(training).begin;

@@ -13,12 +13,6 @@
 
 namespace shardlib::detail {
 
-struct ConvertElement {
-  template <class From, class To>
-  SHARDLIB_FUNCTION void operator()(const From& x, To& y) const {
-    y = static_cast<To>(x);
-  }
-};
 struct AddElement {
   template <class T, class A>
   SHARDLIB_FUNCTION void operator()(const T& x, A& sum) const {
@@ -32,9 +26,11 @@ inline void convert(const Value& from, const Value& to) {
   if (from.dtype == to.dtype)
     exec.copy(to.storage->buffer.data(), from.data().data(), from.bytes());
   else if (from.dtype == DType::bf16)
-    kernels::apply_flat(exec, from.count(), ConvertElement{}, from.as<const bf16>(), to.storage->buffer.as<f32>());
+    kernels::apply_flat(exec, from.count(), kernels::body::ConvertElement{}, from.as<const bf16>(),
+                        to.storage->buffer.as<f32>());
   else
-    kernels::apply_flat(exec, from.count(), ConvertElement{}, from.as<const f32>(), to.storage->buffer.as<bf16>());
+    kernels::apply_flat(exec, from.count(), kernels::body::ConvertElement{}, from.as<const f32>(),
+                        to.storage->buffer.as<bf16>());
 }
 
 /// Sums the cotangents of all uses of one value. It sums in f32, rounds once, and works in place if the buffer has no

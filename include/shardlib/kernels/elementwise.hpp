@@ -58,21 +58,6 @@ SHARDLIB_INLINE body::ElementwiseLoops elementwise_loops(std::span<const std::in
 SHARDLIB_INLINE void apply_erased(const Exec& exec, std::span<const std::int64_t> shape,
                                   std::span<ErasedOperand> operands, UnitLoop loop, const void* f);
 
-/// The only loop that contains f.
-template <class F, class... T>
-struct Loop {
-  static void run(const void* f, std::int64_t n, std::byte* const* data) {
-    run(*static_cast<const F*>(f), n, data, std::index_sequence_for<T...>{});
-  }
-  template <std::size_t... I>
-  static void run(const F& f, std::int64_t n, std::byte* const* data, std::index_sequence<I...> /*operands*/) {
-    unit(n, f, reinterpret_cast<T*>(data[I])...);
-  }
-  static void unit(std::int64_t n, const F& f, T*... p) {
-    independent(n, [f, p...](std::int64_t i) { f(p[i]...); });  // copies f, so that stores cannot change it
-  }
-};
-
 }  // namespace detail
 
 /// Calls f(x...) for every index, with one reference into each operand. An output may be the same array as an input,
@@ -90,7 +75,7 @@ void apply(const Exec& exec, std::span<const std::int64_t> shape, const F& f, co
                                       {const_cast<std::byte*>(reinterpret_cast<const std::byte*>(operands.data))...}};
   exec.for_items(loops.items(), 0, body::Elementwise<body::ElementRow<F, T...>>{loops, row});
 #else
-  detail::apply_erased(exec, shape, erased, &detail::Loop<F, T...>::run, &f);
+  detail::apply_erased(exec, shape, erased, &ElementLoop<F, T...>::run, &f);
 #endif
 }
 

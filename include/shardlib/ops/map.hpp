@@ -27,7 +27,7 @@ struct MapFunction : Counted {
   const void* f = nullptr;
   std::size_t operands = 0;
   DType result{};
-  Loop forward = nullptr;                   ///< operands..., result
+  Loop forward = nullptr;  ///< operands..., result
   /// Loops over the result's cotangent, operands..., cotangent of one operand. Null: no derivative.
   std::array<Loop, most_mapped> vjp = {};
   /// Loops over the result's cotangent, operands..., all cotangents. Null: an operand has no derivative.
@@ -47,21 +47,6 @@ constexpr scalar_of<D> load(const D& x) {
   return static_cast<scalar_of<D>>(x);
 }
 
-/// Applies f to contiguous elements of arrays of types T...
-template <class F, class... T>
-struct MapLoop {
-  static void run(const void* f, std::int64_t n, std::byte* const* data) {
-    run(*static_cast<const F*>(f), n, data, std::index_sequence_for<T...>{});
-  }
-  template <std::size_t... I>
-  static void run(const F& f, std::int64_t n, std::byte* const* data, std::index_sequence<I...> /*operands*/) {
-    unit(n, f, reinterpret_cast<T*>(data[I])...);
-  }
-  static void unit(std::int64_t n, const F& f, T*... p) {
-    kernels::independent(n, [f, p...](std::int64_t i) { f(p[i]...); });  // copies f, so that stores cannot change it
-  }
-};
-
 /// The loops of F for operands of dtypes D... and a result of dtype R. Tensors of all specs share them.
 template <class F, class R, class... D>
 struct MapLoops : MapFunction {
@@ -73,20 +58,21 @@ struct MapLoops : MapFunction {
     f = &function;
     operands = N;
     result = dtype_v<R>;
-    forward = &MapLoop<Forward, const D..., R>::run;
+    forward = &kernels::ElementLoop<Forward, const D..., R>::run;
     if constexpr (floating<R>) {
       [&]<std::size_t... I>(std::index_sequence<I...>) {
         (set_pull<I, D>(), ...);
       }
       (std::make_index_sequence<N>{});
-      if constexpr (N > 1 && (floating<D> && ...)) vjp_all = &MapLoop<VjpAll, const R, const D..., D...>::run;
+      if constexpr (N > 1 && (floating<D> && ...))
+        vjp_all = &kernels::ElementLoop<VjpAll, const R, const D..., D...>::run;
     }
   }
 
  private:
   template <std::size_t I, class DI>
   void set_pull() {
-    if constexpr (floating<DI>) vjp[I] = &MapLoop<VjpOne<I, DI>, const R, const D..., DI>::run;
+    if constexpr (floating<DI>) vjp[I] = &kernels::ElementLoop<VjpOne<I, DI>, const R, const D..., DI>::run;
   }
   /// Input I of the function: a dual number with the derivative 1 at index `At`, or a plain number.
   template <std::size_t Size, int At, class X>

@@ -7,6 +7,7 @@
 #include "shardlib/rules/convolution.hpp"
 #include "shardlib/rules/dtypes.hpp"
 #include "shardlib/rules/einsum.hpp"
+#include "shardlib/rules/einsum_many.hpp"
 #include "shardlib/rules/grad.hpp"
 #include "shardlib/rules/layout.hpp"
 #include "shardlib/rules/local.hpp"

@@ -165,36 +165,6 @@ constexpr Verdict product(const OpCall& call, const TensorSpec& x, const TensorS
   return call.accept();
 }
 
-/// The number of dims that the product of some operands, as bits, has while others are still to be multiplied.
-constexpr int rank_of_product(const OpParts& op, unsigned set) {
-  Small<std::string_view, 4 * max_dims> names;
-  for (int i = 0; i < op.in.size(); ++i)
-    for (const Dim& dim : op.in[i].dims) {
-      bool kept = op.out.has(dim.name);
-      for (int k = 0; k < op.in.size(); ++k) kept = kept || ((set >> k & 1U) == 0 && op.in[k].has(dim.name));
-      if ((set >> i & 1U) != 0 && kept && !names.contains(dim.name)) names.push_back(dim.name);
-    }
-  return names.size();
-}
-/// As above, of three or four operands.
-constexpr Verdict product_of_many(const OpCall& call, const Small<TensorSpec, 4>& x) {
-  if (!call.why.empty()) return call.fail();
-  for (int i = 0; i < x.size(); ++i)
-    if (const Text why = check_operand(x[i], call.op.in[i], operand_number(i)); !why.empty()) return call.fail(why);
-  if (const Text why = integer_dims(call.op); !why.empty()) return call.fail(why);
-  if (const Text why = einsum(call.op, {.blocks = true}); !why.empty()) return call.fail(why);
-  for (unsigned set = 1; set < 1U << x.size(); ++set)
-    if (rank_of_product(call.op, set) > max_dims)
-      return call.fail("the product of some of the operands has more than " + number(max_dims) +
-                       " dims; multiply two of them first, or `merge` dims (free)");
-  return call.accept();
-}
-constexpr Small<TensorSpec, 4> operands(const TensorSpec& x, const TensorSpec& y, const TensorSpec& z) {
-  Small<TensorSpec, 4> all;
-  for (const TensorSpec* spec : {&x, &y, &z}) all.push_back(*spec);
-  return all;
-}
-
 }  // namespace detail_
 
 /// einsum_unreduced<"a b, b c -> a c">: multiplies and sums on each device, never over devices.
@@ -224,28 +194,6 @@ constexpr TensorSpec unreduced(const OpParts& op) {
   return products;
 }
 
-/// The product of the factors [first, first + 1, ...] of an einsum that `set` has, as bits: their dims that the result
-/// or another factor has. Of all factors it is the result.
-constexpr TensorSpec product_of(const OpParts& op, unsigned set) {
-  const unsigned all = (1U << op.in.size()) - 1;
-  if (set == all) return op.out;
-  OpParts part;
-  const auto in_set = [set](int i) { return (set >> i & 1U) != 0; };
-  for (int i = 0; i < op.in.size(); ++i)
-    if (in_set(i)) part.in.push_back(op.in[i]);
-  if (part.in.size() == 1) return part.in[0];
-  for (const TensorSpec& x : part.in)
-    for (const Dim& dim : x.dims) {
-      bool kept = op.out.has(dim.name);
-      for (int i = 0; i < op.in.size(); ++i) kept = kept || (!in_set(i) && op.in[i].has(dim.name));
-      if (kept && !part.out.has(dim.name) && !part.out.dims.full()) part.out.dims.push_back(dim);
-    }
-  TensorSpec result = unreduced(part), sorted;
-  for (auto axis : result.partial) sorted.add_partial(axis);
-  result.partial = sorted.partial;
-  return result;
-}
-
 namespace detail_ {
 
 /// The verdict on an einsum with its sum over devices, from that on the products.
@@ -273,32 +221,6 @@ constexpr Verdict einsum_reduced(std::string_view op, const TensorSpec& x, const
   const OpCall call = parse_call("einsum", op, 2);
   if (!call.why.empty()) return detail_::product(call, x, y);
   return detail_::reduced(call, [&](const OpCall& products) { return detail_::product(products, x, y); });
-}
-
-/// einsum_unreduced and einsum of three and of four operands.
-constexpr Verdict einsum3(std::string_view op, const TensorSpec& x, const TensorSpec& y, const TensorSpec& z) {
-  return detail_::product_of_many(parse_call("einsum_unreduced", op, 3), detail_::operands(x, y, z));
-}
-constexpr Verdict einsum4(std::string_view op, const TensorSpec& x, const TensorSpec& y, const TensorSpec& z,
-                          const TensorSpec& u) {
-  auto all = detail_::operands(x, y, z);
-  all.push_back(u);
-  return detail_::product_of_many(parse_call("einsum_unreduced", op, 4), all);
-}
-constexpr Verdict einsum_reduced3(std::string_view op, const TensorSpec& x, const TensorSpec& y, const TensorSpec& z) {
-  const OpCall call = parse_call("einsum", op, 3);
-  if (!call.why.empty()) return call.fail();
-  return detail_::reduced(call, [all = detail_::operands(x, y, z)](const OpCall& products) {
-    return detail_::product_of_many(products, all);
-  });
-}
-constexpr Verdict einsum_reduced4(std::string_view op, const TensorSpec& x, const TensorSpec& y, const TensorSpec& z,
-                                  const TensorSpec& u) {
-  const OpCall call = parse_call("einsum", op, 4);
-  if (!call.why.empty()) return call.fail();
-  auto all = detail_::operands(x, y, z);
-  all.push_back(u);
-  return detail_::reduced(call, [&](const OpCall& products) { return detail_::product_of_many(products, all); });
 }
 
 /// einsum_unreduced<"a b -> b">: sums and permutes one operand.

@@ -1,7 +1,9 @@
-// A loop with independent iterations.
+// Loops with independent iterations.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <utility>
 
 namespace shardlib::kernels {
 
@@ -15,5 +17,21 @@ inline void independent(std::int64_t n, const F& f) {
 #endif
   for (std::int64_t i = 0; i < n; ++i) f(i);
 }
+
+/// Applies F to contiguous elements of arrays of types T... The only loop that contains F: code that does not depend on
+/// it calls `run` through a pointer.
+template <class F, class... T>
+struct ElementLoop {
+  static void run(const void* f, std::int64_t n, std::byte* const* data) {
+    run(*static_cast<const F*>(f), n, data, std::index_sequence_for<T...>{});
+  }
+  template <std::size_t... I>
+  static void run(const F& f, std::int64_t n, std::byte* const* data, std::index_sequence<I...> /*operands*/) {
+    unit(n, f, reinterpret_cast<T*>(data[I])...);
+  }
+  static void unit(std::int64_t n, const F& f, T*... p) {
+    independent(n, [f, p...](std::int64_t i) { f(p[i]...); });  // copies f, so that stores cannot change it
+  }
+};
 
 }  // namespace shardlib::kernels

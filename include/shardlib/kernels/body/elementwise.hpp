@@ -9,11 +9,20 @@
 #include <utility>
 
 #include "shardlib/kernels/strided.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/function.hpp"
 
 namespace shardlib::kernels::body {
 
 inline constexpr std::size_t max_operands = 10;
+
+/// Converts an element, over its accumulator's type.
+struct ConvertElement {
+  template <class From, class To>
+  SHARDLIB_FUNCTION void operator()(const From& x, To& y) const {
+    y = static_cast<To>(static_cast<accumulator_t<From>>(x));
+  }
+};
 
 /// The loops of an elementwise op: an item is a piece of a row, or a group of short rows.
 struct ElementwiseLoops {

@@ -74,6 +74,12 @@ struct Rows {
   }
 };
 
+/// The padding of a row holds zeros.
+template <class Team, class A>
+SHARDLIB_FUNCTION void clear_padding(const Team& team, A* padding, std::int64_t n) {
+  team.lanes(n, [=](std::int64_t i) { padding[i] = A(0); });
+}
+
 /// The statistics of a row: its mean (0 for RMS norm) and 1 / sqrt(variance + eps).
 template <class A>
 struct Moments {
@@ -97,8 +103,7 @@ struct Norm {
     const A* const row = in[0];
     const auto m = moments<Centered>(team, row, counted, eps);
     team.lanes(counted, [=](std::int64_t i) { out[i] = (row[i] - m.mean) * m.scale; });
-    A* const rest = out + counted;
-    team.lanes(n - counted, [=](std::int64_t i) { rest[i] = A(0); });
+    clear_padding(team, out + counted, n - counted);
   }
 };
 
@@ -118,8 +123,7 @@ struct NormBackward {
     const A slope = team_reduce<SumOp, A>(team, counted, term) / size;
     team.lanes(counted,
                [=](std::int64_t i) { out[i] = m.scale * ((d[i] - shift) - (row[i] - m.mean) * m.scale * slope); });
-    A* const rest = out + counted;
-    team.lanes(n - counted, [=](std::int64_t i) { rest[i] = A(0); });
+    clear_padding(team, out + counted, n - counted);
   }
 };
 
@@ -133,8 +137,7 @@ struct Softmax {
     team.lanes(counted, [=](std::int64_t i) { out[i] = fast_exp(row[i] - top); });
     const A scale = A(1) / team_reduce_row<SumOp, A>(team, counted, out);
     team.lanes(counted, [=](std::int64_t i) { out[i] *= scale; });
-    A* const rest = out + counted;
-    team.lanes(n - counted, [=](std::int64_t i) { rest[i] = A(0); });
+    clear_padding(team, out + counted, n - counted);
   }
 };
 

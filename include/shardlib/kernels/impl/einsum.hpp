@@ -21,7 +21,6 @@
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
-#include "shardlib/support/function.hpp"
 #include "shardlib/support/wrapping.hpp"
 
 namespace shardlib::kernels {
@@ -131,15 +130,9 @@ void run_einsum_loops(const Exec& exec, const EinsumLoops& s, const T* lhs, cons
                 [&](std::int64_t item) { run(item * group, std::min(outer, (item + 1) * group)); });
 }
 
-struct ConvertElement {
-  template <class From, class To>
-  SHARDLIB_FUNCTION void operator()(const From& x, To& y) const {
-    y = static_cast<To>(static_cast<accumulator_t<From>>(x));
-  }
-};
 template <class From, class To>
 void convert(const Exec& exec, std::int64_t n, const From* in, To* out) {
-  apply_flat(exec, n, ConvertElement{}, in, out);
+  apply_flat(exec, n, body::ConvertElement{}, in, out);
 }
 
 /// A dense operand, converted, summed and permuted in scratch memory as the kernels need it.

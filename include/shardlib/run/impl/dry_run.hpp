@@ -44,8 +44,9 @@ inline std::optional<Machine> planned_machine(const Training& t, const std::vect
   return machine;
 }
 
-/// The memory of a device under each policy, a line each.
-inline std::string policies_text(const std::vector<AxisSize>& mesh, const DeviceBody& body, RecomputePolicy& policy) {
+/// The memory of a device under each policy, a line each. `planned` is the plan under the chosen one.
+inline std::string policies_text(const std::vector<AxisSize>& mesh, const DeviceBody& body, RecomputePolicy& policy,
+                                 const Plan& planned) {
   const std::string chosen = policy.name;
   std::vector<std::string> names{"none", "dots", "seqax", "attention", "everything"};
   if (std::ranges::find(names, chosen) == names.end()) names.push_back(chosen);
@@ -54,7 +55,7 @@ inline std::string policies_text(const std::vector<AxisSize>& mesh, const Device
   for (const std::string& name : names) {
     policy.name = name;
     try {
-      const Plan one = plan(mesh, body);
+      const Plan one = name == chosen ? planned : plan(mesh, body);
       text += fmt::format("  {:<38}{:>12}{:>14}{}\n", name, short_bytes(one.activations), short_bytes(one.peak),
                           name == chosen ? "   this plan" : "");
     } catch (const Error&) {
@@ -89,7 +90,7 @@ SHARDLIB_INLINE bool dry_run(const Training& training, const std::vector<AxisSiz
     const std::vector<Plan> plans =
         stage_axis.empty() ? std::vector{plan(mesh, body)} : plan_along(stage_axis, mesh, body);
     fmt::print("{}", to_string(stage_axis, plans));
-    if (policy != nullptr) fmt::print("{}", detail::policies_text(mesh, body, *policy));
+    if (policy != nullptr) fmt::print("{}", detail::policies_text(mesh, body, *policy, plans[0]));
     if (machine) fmt::print("{}", to_string(predict(plans[0], *machine)));
   }
   if (!training.graph.empty() && speaks) {
