@@ -401,7 +401,7 @@ void safeguard_figures(const Mesh<"d">& mesh) {
 int figures(bool safeguards_only) {
   if (under_mpi() && world_size() > 1) {
 #if defined(SHARDLIB_WITH_MPI)
-    launch({{"d", world_size()}}, [&](const std::shared_ptr<Device>& device) {
+    launch({{"d", world_size()}}, [&](const DevicePtr& device) {
       const Mesh<"d"> mesh(device);
       if (!safeguards_only) collective_figures(mesh);
       safeguard_figures(mesh);
@@ -409,7 +409,7 @@ int figures(bool safeguards_only) {
 #endif
     return 0;
   }
-  launch({{"d", 1}, {"t", 1}}, [](const std::shared_ptr<Device>& device) {
+  launch({{"d", 1}, {"t", 1}}, [](const DevicePtr& device) {
     const Mesh<"d t"> mesh(device);
     const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
     const double one = fma_peak(1), all = fma_peak(cores);

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <string>
 
 #include <shardlib/run/options.hpp>
@@ -23,7 +22,8 @@ struct Operands {
   Heads q, k, v;
 };
 
-// ---- ring attention --------------------------------------------------------------------------------------------------
+// ---- ring attention
+// --------------------------------------------------------------------------------------------------
 
 // Two sharded lengths cannot stand in one product. So the length is split into R, the places in the ring, and the
 // positions of one place: C of queries, J of keys. Each device has one place.
@@ -68,7 +68,8 @@ auto ring_attention(const Operands& x, double scale) -> Heads {
   return merge<"R/s C -> L/s">(seen.values / seen.total);
 }
 
-// ---- Ulysses ---------------------------------------------------------------------------------------------------------
+// ---- Ulysses
+// ---------------------------------------------------------------------------------------------------------
 
 // Each device attends with some of the heads, over the whole length.
 auto ulysses_attention(const Operands& x, double scale) -> Heads {
@@ -77,7 +78,8 @@ auto ulysses_attention(const Operands& x, double scale) -> Heads {
   return all_to_all<"B L H/s D -> B L/s H D">(y);
 }
 
-// ---- the comparison --------------------------------------------------------------------------------------------------
+// ---- the comparison
+// --------------------------------------------------------------------------------------------------
 
 // Every device attends to everything.
 auto whole_attention(const Operands& x, double scale) -> Heads {
@@ -93,13 +95,11 @@ auto loss(const Operands& x, const Heads& weights, double scale, Attention atten
 
 // The largest difference between two tensors, as a part of the largest element of the second.
 double difference(const Heads& a, const Heads& b) {
-  const auto largest = [](const Heads& x) {
-    return item(all_reduce_max<"L/s -> ">(max<"B L/s H D -> L/s">(abs(x))));
-  };
+  const auto largest = [](const Heads& x) { return item(all_reduce_max<"L/s -> ">(max<"B L/s H D -> L/s">(abs(x)))); };
   return static_cast<double>(largest(a - b)) / static_cast<double>(largest(b));
 }
 
-void compare(const std::shared_ptr<Device>& device, std::int64_t length, std::int64_t heads) {
+void compare(const DevicePtr& device, std::int64_t length, std::int64_t heads) {
   const Mesh<"s"> mesh(device);
   const Sizes sizes{{"B", 2}, {"L", length}, {"H", heads}, {"D", 32}};
   const auto random = [&](std::uint32_t stream) { return random_normal<f32, "B L/s H D">(mesh, sizes, {0, stream}); };
@@ -125,7 +125,8 @@ int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
     std::string mesh = under_mpi() ? fmt::format("s={}", world_size()) : "s=4";
     std::int64_t length = 256, heads = 4;
-    run::Options options("context_parallel", "Compares two ways of attention over a length that is sharded over axis s.");
+    run::Options options("context_parallel",
+                         "Compares two ways of attention over a length that is sharded over axis s.");
     options.add("--mesh", mesh, "devices: threads of this process, or MPI ranks under mpirun", run::value_name("s=N"));
     options.add("--length", length, "positions; a multiple of the devices", run::size(1));
     options.add("--heads", heads, "heads; a multiple of the devices", run::size(1));
@@ -133,7 +134,7 @@ int main(int argc, char** argv) {
       if (world_rank() == 0) fmt::print("{}", options.answer());
       return 0;
     }
-    launch(parse_mesh(mesh), [&](const std::shared_ptr<Device>& device) { compare(device, length, heads); });
+    launch(parse_mesh(mesh), [&](const DevicePtr& device) { compare(device, length, heads); });
     return 0;
   });
 }

@@ -19,7 +19,6 @@
 #include <concepts>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <numeric>
 #include <span>
 #include <string>
@@ -391,7 +390,7 @@ int program(int argc, char** argv) {
   run::note_padding(mesh, sizes_of(o, data.vocabulary, mesh[0].size, mesh[1].size));
   run::announce(options, o.training);
   const auto body = [&](const Options& used) -> DeviceBody {
-    return [&](const std::shared_ptr<Device>& device) {
+    return [&](const DevicePtr& device) {
       const Setup setup{Mesh2(device), used, data.vocabulary};
       (used.dtype == "bf16" ? train<bf16> : train<f32>)(setup, data, options.to_toml());
     };

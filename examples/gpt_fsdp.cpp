@@ -8,7 +8,6 @@
 // Data, checkpoints and reports are the library's (run/training.hpp).
 #include <fmt/format.h>
 
-#include <memory>
 #include <string>
 
 #include "gpt_fsdp.hpp"
@@ -40,7 +39,7 @@ int program(int argc, char** argv) {
   run::note_padding(mesh, gpt::sizes_of(o, mesh[0].size, mesh[1].size));
   run::announce(options, o.training);
   const auto body = [&](const Options& used) -> DeviceBody {
-    return [&](const std::shared_ptr<Device>& device) {
+    return [&](const DevicePtr& device) {
       (used.dtype == "bf16" ? train<bf16> : train<f32>)(device, used, data, options.to_toml());
     };
   };

@@ -7,7 +7,6 @@
 #include <shardlib/shardlib.hpp>
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -83,7 +82,7 @@ run::StepResult train_step(const GptMesh& mesh, Trained<C>& trained, const Optio
 // ---- a run ----------------------------------------------------------------------------------------------------------
 
 template <dtype C>
-void train(const std::shared_ptr<Device>& device, const Options& o, const run::Data& data, const std::string& toml) {
+void train(const DevicePtr& device, const Options& o, const run::Data& data, const std::string& toml) {
   const GptMesh mesh(device);
   Trained<C> trained{{initial_weights(mesh, o), {}, {}}, {}};
   auto& [state, copies] = trained;
@@ -109,5 +108,5 @@ void train(const std::shared_ptr<Device>& device, const Options& o, const run::D
 
 // CMake compiles these in gpt_fsdp_parts.cpp, at the same time. Without the macro gpt_fsdp.cpp is the whole program.
 #ifdef GPT_FSDP_PARTS
-extern template void train<bf16>(const std::shared_ptr<Device>&, const Options&, const run::Data&, const std::string&);
+extern template void train<bf16>(const DevicePtr&, const Options&, const run::Data&, const std::string&);
 #endif

@@ -1,7 +1,6 @@
 // gpt_fsdp's training in bf16, compiled beside the rest.
-#include <memory>
 #include <string>
 
 #include "gpt_fsdp.hpp"
 
-template void train<bf16>(const std::shared_ptr<Device>&, const Options&, const run::Data&, const std::string&);
+template void train<bf16>(const DevicePtr&, const Options&, const run::Data&, const std::string&);

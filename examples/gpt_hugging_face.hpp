@@ -17,7 +17,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -288,7 +287,7 @@ inline std::string config_json(const ModelOptions& o, const std::map<std::string
 }
 
 // --export and --logits, behind the run.
-inline void write_outputs(const std::shared_ptr<Device>& device, const ModelOptions& o, const HuggingFace& files,
+inline void write_outputs(const DevicePtr& device, const ModelOptions& o, const HuggingFace& files,
                           const run::Training& training, const run::Data& data, const run::Program& program) {
   if (device->is_dry()) return;
   if (!files.save.empty()) {

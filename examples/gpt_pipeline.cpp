@@ -22,7 +22,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <numeric>
 #include <sstream>
 #include <string>
@@ -346,8 +345,8 @@ pipeline::Schedule chosen_schedule(const Options& o, int ranks) {
 }
 
 template <class Model>
-void train(const std::shared_ptr<Device>& device, const Options& o, const pipeline::Schedule& schedule,
-           const run::Data& data, const std::string& toml) {
+void train(const DevicePtr& device, const Options& o, const pipeline::Schedule& schedule, const run::Data& data,
+           const std::string& toml) {
   const Staged mesh(device);
   Trainer<Model> trainer(mesh, schedule, o);
   run::Program program;
@@ -413,9 +412,8 @@ int program(int argc, char** argv) {
   }
   run::announce(options, o.training);
   const auto body = [&](const Options& used, const pipeline::Schedule& under) -> DeviceBody {
-    return [&, run = chosen_training(o)](const std::shared_ptr<Device>& device) {
-      run(device, used, under, data, options.to_toml());
-    };
+    return
+        [&, run = chosen_training(o)](const DevicePtr& device) { run(device, used, under, data, options.to_toml()); };
   };
   if (!o.training.graph.empty() &&
       world_rank() == 0) {  // of one layer and one microbatch, with both ends of the pipeline on one rank

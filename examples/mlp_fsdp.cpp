@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -48,7 +47,7 @@ struct Settings {
   std::int64_t steps = 51;
 };
 
-void train(const std::shared_ptr<Device>& device, const Settings& settings) {
+void train(const DevicePtr& device, const Settings& settings) {
   const Mesh<"d"> mesh(device);
   const std::int64_t in = 8, hidden1 = 8, hidden2 = 8, batch = 32;
 
@@ -94,7 +93,7 @@ int main(int argc, char** argv) {
       if (world_rank() == 0) fmt::print("{}", options.answer());
       return 0;
     }
-    launch(parse_mesh(settings.mesh), [&](const std::shared_ptr<Device>& device) { train(device, settings); });
+    launch(parse_mesh(settings.mesh), [&](const DevicePtr& device) { train(device, settings); });
     return 0;
   });
 }

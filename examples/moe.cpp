@@ -18,7 +18,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -126,7 +125,7 @@ run::StepResult train_step(const MoeMesh& mesh, TrainState& state, const Options
   return result;
 }
 
-void train(const std::shared_ptr<Device>& device, const Options& o, const run::Data& data, const std::string& toml) {
+void train(const DevicePtr& device, const Options& o, const run::Data& data, const std::string& toml) {
   const MoeMesh mesh(device);
   TrainState state{initial_weights(mesh, o), {}, {}};
   state.mu = zeros_like(state.weights);
@@ -171,7 +170,7 @@ int program(int argc, char** argv) {
   o.vocabulary = data.vocabulary;
   run::announce(options, o.training);
   const auto body = [&](const Options& used) -> DeviceBody {
-    return [&](const std::shared_ptr<Device>& device) { train(device, used, data, options.to_toml()); };
+    return [&](const DevicePtr& device) { train(device, used, data, options.to_toml()); };
   };
   Options single = o;  // --graph draws one layer
   single.layers = 1;

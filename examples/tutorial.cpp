@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <string_view>
 
 #include <shardlib/shardlib.hpp>
@@ -76,8 +75,7 @@ void train(const Mesh<"d t">& mesh) {
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [&] {
-    launch(parse_mesh(argc > 1 ? argv[1] : "d=1,t=1"),
-           [](const std::shared_ptr<Device>& device) { train(Mesh<"d t">(device)); });
+    launch(parse_mesh(argc > 1 ? argv[1] : "d=1,t=1"), [](const DevicePtr& device) { train(Mesh<"d t">(device)); });
     return 0;
   });
 }

@@ -56,7 +56,7 @@ const std::vector<const char*> meshes{"d=1,t=1", "d=2,t=1", "d=2,t=2"};
 
 TEST_CASE("check_gradients: a right gradient passes, of every leaf", "[grad]") {
   for (const char* text : meshes)
-    on_mesh(text, [](const std::shared_ptr<Device>& device) {
+    on_mesh(text, [](const DevicePtr& device) {
       const Mesh<"d t"> mesh(device);
       const auto run = [&]<class D>(D, std::int64_t elements) {
         const auto x = random_normal<D, "A/d">(mesh, {{"A", 3, 4}}, {7, 99});
@@ -83,7 +83,7 @@ TEST_CASE("check_gradients: a wrong gradient is named", "[grad]") {
     return sum(squared(w.right, ones) + squared(w.wrong, factor));
   };
   for (const char* text : meshes)
-    on_mesh(text, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(text, [&](const DevicePtr& device) {
       const Mesh<"d t"> mesh(device);
       const Sizes sizes{{"A", 2}, {"B", 3, 4}};
       const auto of = [&](std::vector<f64> values) {

@@ -123,7 +123,7 @@ CheckpointMeta some_meta() {
 
 /// A device of its own, outside any launch.
 DT alone() {
-  return DT(std::make_shared<Device>(std::vector<AxisSize>{{"d", 1}, {"t", 1}}, 0));
+  return DT(DevicePtr::make(std::vector<AxisSize>{{"d", 1}, {"t", 1}}, 0));
 }
 
 /// Sets the hook for tests while it lives.
@@ -171,14 +171,14 @@ TEST_CASE("checkpoint: every mesh loads what every mesh has saved, bit for bit",
   const Scratch scratch = shared_folder();
   for (const std::string& from : meshes) {
     const std::string folder = scratch / from;
-    const bool ran = on_mesh(from, [&](const std::shared_ptr<Device>& device) {
+    const bool ran = on_mesh(from, [&](const DevicePtr& device) {
       const DT mesh(device);
       io::save(mesh, folder, 7, make_state(mesh, 5), some_meta());
     });
     if (!ran) continue;
     for (const std::string& to : meshes) {
       INFO(from << " to " << to);
-      on_mesh(to, [&](const std::shared_ptr<Device>& device) {
+      on_mesh(to, [&](const DevicePtr& device) {
         const DT mesh(device);
         Weights state = make_state(mesh, 0);
         const CheckpointMeta meta = io::load(mesh, folder + "/step-00000007", state);
@@ -193,7 +193,7 @@ TEST_CASE("checkpoint: every mesh loads what every mesh has saved, bit for bit",
 
 TEST_CASE("checkpoint: what stands in the folder", "[checkpoint]") {
   const Scratch scratch = shared_folder();
-  on_mesh("d=2,t=1", [&](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=1", [&](const DevicePtr& device) {
     const DT mesh(device);
     io::save(mesh, scratch.path(), 100, make_state(mesh, 5), some_meta());
   });
@@ -288,7 +288,7 @@ TEST_CASE("checkpoint: damage that one device finds is told to all", "[checkpoin
   const Scratch scratch = shared_folder();
   for (const std::string axes : {"d=2,t=1", "d=2,t=2"}) {
     const std::string folder = scratch / axes;
-    on_mesh(axes, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(axes, [&](const DevicePtr& device) {
       const DT mesh(device);
       Weights state = make_state(mesh, 5);
       io::save(mesh, folder, 1, state);
@@ -310,7 +310,7 @@ TEST_CASE("checkpoint: damage that one device finds is told to all", "[checkpoin
 
 TEST_CASE("checkpoint: devices that would load different ones are found", "[checkpoint]") {
   const Scratch scratch = shared_folder();
-  on_mesh("d=2,t=1", [&](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=1", [&](const DevicePtr& device) {
     const DT mesh(device);
     Weights state = make_state(mesh, 5), other = make_state(mesh, 6);
     io::save(mesh, scratch / "a", 1, state);
@@ -326,7 +326,7 @@ TEST_CASE("checkpoint: devices that would load different ones are found", "[chec
 TEST_CASE("checkpoint: a write that fails on one device fails alike on all, and nothing is lost", "[checkpoint]") {
   for (const std::string axes : {"d=1,t=1", "d=2,t=1", "d=2,t=2"}) {
     const Scratch scratch = shared_folder();
-    on_mesh(axes, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(axes, [&](const DevicePtr& device) {
       const DT mesh(device);
       io::save(mesh, scratch.path(), 1, make_state(mesh, 5));
       const int last = mesh.size() - 1;
@@ -372,7 +372,7 @@ TEST_CASE("checkpoint: values that are not finite are refused where the program 
   };
   for (const std::string axes : {"d=1,t=1", "d=2,t=1"}) {
     const Scratch scratch = shared_folder();
-    on_mesh(axes, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(axes, [&](const DevicePtr& device) {
       const DT mesh(device);
       const auto state = [&](double value) {
         const auto ones_of = [&](double x) { return full<f32, "M/d">(mesh, {{"M", 8}}, x); };
@@ -401,7 +401,7 @@ TEST_CASE("checkpoint: the system's own errors", "[checkpoint]") {
   rlimit before{};
   getrlimit(RLIMIT_FSIZE, &before);
   void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
-  on_mesh("d=2,t=1", [&](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=1", [&](const DevicePtr& device) {
     const DT mesh(device);
     Weights state = make_state(mesh, 5);
     const std::string at_file = message_of([&] { io::save(mesh, scratch / "file", 3, state); });
@@ -472,7 +472,7 @@ TEST_CASE("checkpoint: an asynchronous save holds the values of its moment", "[c
   for (const std::string axes : {"d=1,t=1", "d=2,t=1", "d=2,t=2"}) {
     const Scratch scratch = shared_folder();
     std::atomic<bool> go = false;
-    on_mesh(axes, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(axes, [&](const DevicePtr& device) {
       const DT mesh(device);
       io::together(*device, "", [&] {
         if (device->rank() == 0 || under_mpi())
@@ -535,7 +535,7 @@ TEST_CASE("checkpoint: a damaged one that was passed over does not count as kept
   const Scratch scratch = shared_folder();
   for (const std::string axes : {"d=1,t=1", "d=2,t=2"}) {
     const std::string folder = scratch / axes;
-    on_mesh(axes, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(axes, [&](const DevicePtr& device) {
       const DT mesh(device);
       Weights state = make_state(mesh, 5);
       for (const int step : {10, 15, 20}) io::save(mesh, folder, step, state, {}, {.keep = 2});
@@ -657,7 +657,7 @@ struct After {
 
 TEST_CASE("checkpoint: all that does not fit is one error, with the nearest names", "[checkpoint]") {
   const Scratch scratch = shared_folder();
-  on_mesh("d=2,t=1", [&](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=1", [&](const DevicePtr& device) {
     const DT mesh(device);
     const auto ones_of = [&] { return ones<f32, "A">(mesh, {{"A", 4}}); };
     io::save(mesh, scratch.path(), 1, Before{ones_of(), ones_of(), ones_of(), ones_of(), ones_of()});
@@ -698,7 +698,7 @@ struct Stage {
 TEST_CASE("checkpoint: pipeline stages save their own layers, and any layout loads them", "[checkpoint]") {
   const Scratch scratch = shared_folder();
   // Two stages of two layers each; each device's tree holds its own stage.
-  const bool ran = on_mesh("p=2,d=1,t=1", [&](const std::shared_ptr<Device>& device) {
+  const bool ran = on_mesh("p=2,d=1,t=1", [&](const DevicePtr& device) {
     const int stage = device->axis_index("p");
     const Mesh<"p d t"> mesh(device);
     const auto rename = [stage](const std::string& name) {
@@ -718,7 +718,7 @@ TEST_CASE("checkpoint: pipeline stages save their own layers, and any layout loa
       expect(again.layers[i].w.span()[0] == static_cast<float>(2 * stage + static_cast<int>(i) + 1), "a stage's layer");
   });
   if (!ran) return;
-  on_mesh("d=1,t=2", [&](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=2", [&](const DevicePtr& device) {
     const DT mesh(device);
     Stage whole;
     for (int i = 0; i < 4; ++i)
@@ -751,7 +751,7 @@ TEST_CASE("checkpoint: a name that cannot be a file's", "[checkpoint]") {
 TEST_CASE("checkpoint: for the oracle", "[.zarr_oracle]") {
   const char* folder = std::getenv("SHARDLIB_ZARR_ORACLE");
   REQUIRE(folder != nullptr);
-  on_mesh("d=2,t=2", [&](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=2", [&](const DevicePtr& device) {
     const DT mesh(device);
     const Weights state = make_state(mesh, 5);
     io::save(mesh, std::string(folder) + "/checkpoint", 12, state, some_meta());

@@ -173,13 +173,13 @@ TEST_CASE("collectives in shared memory give the bits that MPI gives", "[shm]") 
       std::vector<std::uint32_t> cached;
       std::vector<std::uint32_t> streamed;
       std::vector<std::uint32_t> over_mpi;
-      on_mesh(mesh, [&](const std::shared_ptr<Device>& device) { cached = results(*device, block); });
+      on_mesh(mesh, [&](const DevicePtr& device) { cached = results(*device, block); });
       {
         const Temporarily lowered(tuning.nontemporal_from, std::size_t{1});
-        on_mesh(mesh, [&](const std::shared_ptr<Device>& device) { streamed = results(*device, block); });
+        on_mesh(mesh, [&](const DevicePtr& device) { streamed = results(*device, block); });
       }
       const Nodes apart(std::vector<int>(static_cast<std::size_t>(world_size()), -1));
-      on_mesh(mesh, [&](const std::shared_ptr<Device>& device) { over_mpi = results(*device, block); });
+      on_mesh(mesh, [&](const DevicePtr& device) { over_mpi = results(*device, block); });
       CHECK((cached == over_mpi && streamed == over_mpi));
     }
   }
@@ -190,7 +190,7 @@ TEST_CASE("groups on several nodes give the bits that MPI gives", "[shm]") {
   const auto run = [](const std::vector<int>& node_of, std::size_t block, std::size_t nodes) {
     const Nodes spread(node_of);
     std::vector<std::uint32_t> bits;
-    on_mesh("d=4,t=1", [&](const std::shared_ptr<Device>& device) {
+    on_mesh("d=4,t=1", [&](const DevicePtr& device) {
       bits = results(*device, block);
       // Many at once, each in two phases.
       Communicator& comm = device->group({"d"});
@@ -246,7 +246,7 @@ TEST_CASE("groups on several nodes give the bits that MPI gives", "[shm]") {
 
 TEST_CASE("buffers that lie outside the arena are copied, and blocks inside it are not", "[shm]") {
   if (!under_mpi() || !detail::shm::node) return;
-  on_mesh("d=" + show(world_size()), [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=" + show(world_size()), [](const DevicePtr& device) {
     Communicator& comm = device->group({"d"});
     const auto n = static_cast<std::size_t>(comm.size());
     for (const std::size_t block : {std::size_t{5}, std::size_t{70000}}) {
@@ -269,7 +269,7 @@ TEST_CASE("buffers that lie outside the arena are copied, and blocks inside it a
 }
 
 TEST_CASE("more collectives may be under way than a group has slots", "[shm]") {
-  on_mesh("d=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2", [](const DevicePtr& device) {
     Communicator& comm = device->group({"d"});
     constexpr std::size_t operations = 3 * Group::slots + 1;
     std::vector<Request> requests;
@@ -288,7 +288,7 @@ TEST_CASE("more collectives may be under way than a group has slots", "[shm]") {
 }
 
 TEST_CASE("random collectives, waited for in random order, leave nothing behind", "[shm]") {
-  on_mesh("d=" + show(std::max(2, world_size())), [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=" + show(std::max(2, world_size())), [](const DevicePtr& device) {
     Communicator& comm = device->group({"d"});
     const int n = comm.size();
     std::mt19937 together(11);  // the same on every rank
@@ -340,7 +340,7 @@ TEST_CASE("random collectives, waited for in random order, leave nothing behind"
 
 TEST_CASE("a late member's part is done by those who wait", "[shm]") {
   if (!under_mpi() || !detail::shm::node) return;
-  on_mesh("d=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2", [](const DevicePtr& device) {
     Communicator& comm = device->group({"d"});
     const Buffer send = make_buffer(*device, std::vector<float>(100000, static_cast<float>(comm.rank())));
     const Buffer recv = make_buffer<float>(*device, 200000);
@@ -371,7 +371,7 @@ TEST_CASE("a late member's part is done by those who wait", "[shm]") {
 TEST_CASE("a launch ends when a collective is done that nobody waited for", "[shm]") {
   if (!under_mpi() || !detail::shm::node || world_size() < 2) return;
   Buffer recv;
-  on_mesh("d=2", [&](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2", [&](const DevicePtr& device) {
     Communicator& comm = device->group({"d"});
     recv = make_buffer<float>(*device, 200000);
     const Buffer send = make_buffer(*device, std::vector<float>(100000, static_cast<float>(comm.rank())));
@@ -386,7 +386,7 @@ TEST_CASE("ranks out of step get an error that names both calls", "[shm]") {
   if (!under_mpi() || !detail::shm::node || world_size() < 2) return;
   std::string error;
   try {
-    on_mesh("d=" + show(world_size()), [&](const std::shared_ptr<Device>& device) {
+    on_mesh("d=" + show(world_size()), [&](const DevicePtr& device) {
       Communicator& comm = device->group({"d"});
       const Buffer send = make_buffer<float>(*device, 8 * static_cast<std::size_t>(comm.size()));
       const Buffer recv = make_buffer<float>(*device, 8 * static_cast<std::size_t>(comm.size()));
@@ -421,7 +421,7 @@ TEST_CASE("groups come and go without filling the arena", "[shm]") {
   };
   std::size_t most = 0;
   for (int turn = 0; turn < 40; ++turn) {
-    on_mesh("d=" + show(world_size()), [](const std::shared_ptr<Device>& device) { device->group({"d"}).barrier(); });
+    on_mesh("d=" + show(world_size()), [](const DevicePtr& device) { device->group({"d"}).barrier(); });
     if (turn == 5) most = room();
   }
   CHECK(room() <= most);
@@ -429,7 +429,7 @@ TEST_CASE("groups come and go without filling the arena", "[shm]") {
 
 // For rank_faults.py, which kills a rank of it.
 TEST_CASE("endless collectives", "[.endless]") {
-  on_mesh("d=" + show(world_size()), [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=" + show(world_size()), [](const DevicePtr& device) {
     Communicator& comm = device->group({"d"});
     const Buffer send = make_buffer<float>(*device, 50000);
     const Buffer recv = make_buffer<float>(*device, 50000 * static_cast<std::size_t>(comm.size()));
@@ -442,7 +442,7 @@ TEST_CASE("endless collectives", "[.endless]") {
 
 // For rank_faults.py: a rank that does not come to the end of the program.
 TEST_CASE("stopped after the last collective", "[.stopped]") {
-  on_mesh("d=" + show(world_size()), [](const std::shared_ptr<Device>& device) { device->group({"d"}).barrier(); });
+  on_mesh("d=" + show(world_size()), [](const DevicePtr& device) { device->group({"d"}).barrier(); });
   if (world_rank() == 1) std::raise(SIGSTOP);
 }
 #endif

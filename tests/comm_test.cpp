@@ -202,7 +202,7 @@ TEST_CASE("parse_mesh says what is wrong") {
 }
 
 TEST_CASE("a device knows its place") {
-  on_mesh("d=2,t=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=2", [](const DevicePtr& device) {
     expect(device->rank() == device->axis_index("d") * 2 + device->axis_index("t"));
     expect(device->size() == 4 && device->size("d") == 2);
     expect_error<Error>([&] { return device->size("q"); }, "unknown axis 'q': the mesh is d=2,t=2");
@@ -211,7 +211,7 @@ TEST_CASE("a device knows its place") {
     if (device->rank() == 1) expect(device->describe() == "device 1 (d=0,t=1) of mesh d=2,t=2", device->describe());
     expect(&device->group({"d", "t"}) == &device->group({"d", "t"}));
   });
-  on_mesh("", [](const std::shared_ptr<Device>& device) {
+  on_mesh("", [](const DevicePtr& device) {
     expect(device->describe() == "device 0 of the mesh without axes", device->describe());
     expect_error<Error>([&] { return device->axis_index("d"); }, "unknown axis 'd': the mesh has no axes");
     expect(device->group({}).size() == 1);
@@ -223,17 +223,18 @@ TEST_CASE("local state is one per device and type, and ends with the launch") {
     int value = 0;
   };
   struct Owner {
-    std::shared_ptr<Device> device;  // a cycle, which clear_local breaks
+    DevicePtr device;  // a cycle, which clear_local breaks
+    std::shared_ptr<int> alive = std::make_shared<int>();
   };
   std::atomic<int> devices = 0;
-  std::vector<std::weak_ptr<Device>> seen(2);
-  const bool runs = on_mesh("d=2", [&](const std::shared_ptr<Device>& device) {
+  std::vector<std::weak_ptr<int>> seen(2);
+  const bool runs = on_mesh("d=2", [&](const DevicePtr& device) {
     device->local<Counter>().value += 1;
     device->local<int>() += 5;
     all_of(*device).barrier();
     expect(device->local<Counter>().value == 1 && device->local<int>() == 5);
     device->local<Owner>().device = device;
-    seen[static_cast<std::size_t>(device->rank())] = device;
+    seen[static_cast<std::size_t>(device->rank())] = device->local<Owner>().alive;
     ++devices;
   });
   const int here = !under_mpi() ? 2 : world_rank() < 2 ? 1 : 0;
@@ -243,7 +244,7 @@ TEST_CASE("local state is one per device and type, and ends with the launch") {
 
 TEST_CASE("groups rank their members in the order of the axes given") {
   for (const std::string mesh : {"a=2,b=2", "a=2,b=3", "a=2,b=2,c=2", "a=2,b=1,c=2"}) {
-    on_mesh(mesh, [](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh, [](const DevicePtr& device) {
       const auto coordinates = [&](int index) {
         std::map<std::string_view, int> at;
         for (std::size_t i = device->axes().size(); i-- > 0;) {
@@ -278,7 +279,7 @@ TEST_CASE("groups rank their members in the order of the axes given") {
 
 TEST_CASE("collectives and messages move the right blocks") {
   for (const int n : group_sizes) {
-    on_mesh(mesh_of(n), [](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh_of(n), [](const DevicePtr& device) {
       for (const std::size_t block : {0U, 1U, 3U, 1000U, 50001U}) check_moves(*device, block);
     });
   }
@@ -286,7 +287,7 @@ TEST_CASE("collectives and messages move the right blocks") {
 
 TEST_CASE("reductions give the exact values in every type") {
   for (const int n : group_sizes) {
-    on_mesh(mesh_of(n), [](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh_of(n), [](const DevicePtr& device) {
       check_reductions<f32>(*device);
       check_reductions<f64>(*device);
       check_reductions<i32>(*device);
@@ -298,7 +299,7 @@ TEST_CASE("reductions give the exact values in every type") {
 
 TEST_CASE("sums follow the tree over the ranks, bit by bit") {
   for (const int n : group_sizes) {
-    on_mesh(mesh_of(n), [n](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh_of(n), [n](const DevicePtr& device) {
       Communicator& comm = all_of(*device);
       for (const std::size_t block : {std::size_t{7}, std::size_t{30011}}) {
         const std::size_t count = block * static_cast<std::size_t>(n);
@@ -325,7 +326,7 @@ TEST_CASE("sums follow the tree over the ranks, bit by bit") {
 TEST_CASE("bf16 sums are taken in f32 and rounded once") {
   const std::map<int, float> expected{{1, 256}, {2, 256}, {3, 258}, {4, 260}, {8, 264}};
   for (const auto& [n, sum] : expected) {
-    on_mesh(mesh_of(n), [sum = sum](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh_of(n), [sum = sum](const DevicePtr& device) {
       Communicator& comm = all_of(*device);
       for (const std::size_t count : {std::size_t{24}, std::size_t{48000}}) {
         const std::vector<bf16> mine(count, bf16(comm.rank() == 0 ? 256.0F : 1.0F));
@@ -339,7 +340,7 @@ TEST_CASE("bf16 sums are taken in f32 and rounded once") {
 
 TEST_CASE("max keeps a NaN from any rank, and integer sums wrap around") {
   for (const int n : group_sizes) {
-    on_mesh(mesh_of(n), [n](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh_of(n), [n](const DevicePtr& device) {
       Communicator& comm = all_of(*device);
       std::vector<float> mine(static_cast<std::size_t>(n), static_cast<float>(-comm.rank()));
       mine[static_cast<std::size_t>(comm.rank())] = std::numeric_limits<float>::quiet_NaN();
@@ -355,7 +356,7 @@ TEST_CASE("max keeps a NaN from any rank, and integer sums wrap around") {
 
 TEST_CASE("requests may be waited for in any order on each device") {
   for (const std::string mesh : {"a=2,b=2", "a=2,b=4", "a=3,b=1", "a=2,b=1"}) {
-    on_mesh(mesh, [](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh, [](const DevicePtr& device) {
       constexpr std::size_t operations = 6;
       for (const std::size_t count : {std::size_t{8}, std::size_t{40000}}) {
         for (std::size_t round = 0; round < operations; ++round) {
@@ -387,7 +388,7 @@ TEST_CASE("requests may be waited for in any order on each device") {
 }
 
 TEST_CASE("test makes progress, and a dropped request is waited for") {
-  on_mesh("d=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2", [](const DevicePtr& device) {
     Communicator& comm = all_of(*device);
     const std::vector<float> mine(30000, static_cast<float>(comm.rank() + 1));
     const Buffer polled = make_buffer<float>(*device, mine.size());
@@ -403,7 +404,7 @@ TEST_CASE("test makes progress, and a dropped request is waited for") {
 
 TEST_CASE("messages of a pair stay in order, sends never wait, and a device may write to itself") {
   for (const int n : group_sizes) {
-    on_mesh(mesh_of(n), [n](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh_of(n), [n](const DevicePtr& device) {
       Communicator& comm = all_of(*device);
       constexpr int messages = 3;
       constexpr std::size_t count = 100000;  // too long for MPI to send eagerly
@@ -437,7 +438,7 @@ TEST_CASE("messages of a pair stay in order, sends never wait, and a device may 
 
 TEST_CASE("buffers may be overwritten and freed once a collective is over") {
   for (const int n : {2, 4}) {
-    on_mesh(mesh_of(n), [n](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh_of(n), [n](const DevicePtr& device) {
       Communicator& comm = all_of(*device);
       const Buffer send = make_buffer<i32>(*device, 5000);
       const Buffer gathered = make_buffer<i32>(*device, 5000 * static_cast<std::size_t>(n));
@@ -459,7 +460,7 @@ TEST_CASE("buffers may be overwritten and freed once a collective is over") {
 }
 
 TEST_CASE("a collective completes and lets go of the buffers while a member is yet to wait for it") {
-  on_mesh("d=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2", [](const DevicePtr& device) {
     Communicator& comm = all_of(*device);
     const Buffer token = make_buffer<i32>(*device, 1);
     const Buffer send = make_buffer(*device, std::vector<float>(50000, 1));
@@ -474,7 +475,7 @@ TEST_CASE("a collective completes and lets go of the buffers while a member is y
 }
 
 TEST_CASE("large messages") {
-  on_mesh("d=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2", [](const DevicePtr& device) {
     Communicator& comm = all_of(*device);
     constexpr std::size_t count = (std::size_t{80} << 20) / sizeof(u32);
     const Buffer send = make_buffer<u32>(*device, count);
@@ -494,7 +495,7 @@ TEST_CASE("large messages") {
 }
 
 TEST_CASE("the blocks of a matrix's columns are gathered and scattered in place", "[rows]") {
-  const auto run = [](const std::shared_ptr<Device>& device) {
+  const auto run = [](const DevicePtr& device) {
     Communicator& comm = all_of(*device);
     const auto n = static_cast<std::size_t>(comm.size()), rank = static_cast<std::size_t>(comm.rank());
     if (!comm.takes_rows()) {
@@ -547,7 +548,7 @@ TEST_CASE("the blocks of a matrix's columns are gathered and scattered in place"
 }
 
 TEST_CASE("buffers that do not fit are refused") {
-  on_mesh("d=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2", [](const DevicePtr& device) {
     Communicator& comm = all_of(*device);
     const auto bytes = [&](std::size_t n) { return device->pool()->allocate(n); };
     expect_error<Error>([&] { comm.all_gather(bytes(12), bytes(20)); },
@@ -585,7 +586,7 @@ TEST_CASE("long messages go in pieces") {
   const Temporarily sends(tuning.send_piece, std::size_t{1000});
   const Temporarily collectives(tuning.collective_piece, std::size_t{1000});
   for (const int n : group_sizes) {
-    on_mesh(mesh_of(n), [](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh_of(n), [](const DevicePtr& device) {
       for (const std::size_t block : {0U, 3U, 250U, 5001U}) check_moves(*device, block);
       check_reductions<f32>(*device);
     });
@@ -609,7 +610,7 @@ TEST_CASE("when one device fails the others wake up, and its own error comes out
   for (const Wait& wait : waits) {
     for (const bool late : {false, true}) {
       std::atomic<int> aborted = 0;
-      const auto body = [&](const std::shared_ptr<Device>& device) {
+      const auto body = [&](const DevicePtr& device) {
         Communicator& comm = all_of(*device);
         if (device->rank() == 3) {
           if (late) std::this_thread::sleep_for(std::chrono::milliseconds(30));
@@ -630,7 +631,7 @@ TEST_CASE("when one device fails the others wake up, and its own error comes out
 
 TEST_CASE("a failing device does not wait for the requests that it drops") {
   if (under_mpi()) return;
-  const auto body = [](const std::shared_ptr<Device>& device) {
+  const auto body = [](const DevicePtr& device) {
     Communicator& comm = all_of(*device);
     if (device->rank() == 1) {
       const Request request = comm.all_gather(make_buffer<i32>(*device, 1), make_buffer<i32>(*device, 2));
@@ -643,19 +644,19 @@ TEST_CASE("a failing device does not wait for the requests that it drops") {
 
 TEST_CASE("devices out of step get an error instead of hanging") {
   if (under_mpi()) return;
-  const auto returns = [](const std::shared_ptr<Device>& device) {
+  const auto returns = [](const DevicePtr& device) {
     if (device->rank() != 1) all_of(*device).barrier();
   };
   CHECK(error_of<Error>([&] { launch(parse_mesh("d=3"), returns); }) ==
         "barrier: device 1 (rank 1 of 3) has returned without taking part: every device of a group must make the same "
         "calls");
-  const auto silent = [](const std::shared_ptr<Device>& device) {
+  const auto silent = [](const DevicePtr& device) {
     if (device->rank() == 0) all_of(*device).recv(make_buffer<i32>(*device, 1), 1).wait();
   };
   CHECK(error_of<Error>([&] { launch(parse_mesh("d=2"), silent); }) ==
         "recv: device 1 (rank 1 of 2) has returned without taking part: every device of a group must make the same "
         "calls");
-  const auto differs = [](const std::shared_ptr<Device>& device) {
+  const auto differs = [](const DevicePtr& device) {
     if (device->rank() == 0) {
       all_gather<i32>(*device, all_of(*device), {1});
     } else {
@@ -679,7 +680,7 @@ TEST_CASE("a rank that waits for one that has returned gets an error instead of 
   const auto outcome = [&](const DeviceBody& before, const DeviceBody& wait) {
     const std::string error = error_of<Error>([&] {
       launch(mesh,
-             [&](const std::shared_ptr<Device>& device) {
+             [&](const DevicePtr& device) {
                before(device);
                if (device->rank() != 1) wait(device);
              },
@@ -688,16 +689,16 @@ TEST_CASE("a rank that waits for one that has returned gets an error instead of 
     detail::mpi::compare_failures(detail::mpi::RankOutcome::success, 0);
     return error;
   };
-  const DeviceBody nothing = [](const std::shared_ptr<Device>&) {};
-  const DeviceBody barrier = [](const std::shared_ptr<Device>& device) { all_of(*device).barrier(); };
+  const DeviceBody nothing = [](const DevicePtr&) {};
+  const DeviceBody barrier = [](const DevicePtr& device) { all_of(*device).barrier(); };
   const bool me = world_rank() == 1;
   CHECK(outcome(nothing, barrier) == (me ? "no error" : "group: " + absent));
   CHECK(outcome(barrier, barrier) == (me ? "no error" : "barrier: " + absent));
-  CHECK(outcome(barrier, [](const std::shared_ptr<Device>& device) {
+  CHECK(outcome(barrier, [](const DevicePtr& device) {
           all_of(*device).recv(make_buffer<i32>(*device, 1), 1).wait();
         }) == (me ? "no error" : "recv: " + absent));
   // Too long for MPI to send eagerly, so the end of the launch waits for the receiver.
-  CHECK(outcome(barrier, [](const std::shared_ptr<Device>& device) {
+  CHECK(outcome(barrier, [](const DevicePtr& device) {
           all_of(*device).send(make_buffer<i32>(*device, 1 << 20), 1);
         }) == (me ? "no error" : "send: " + absent));
   // A rank that launches nothing and waits at the program's end.
@@ -709,7 +710,7 @@ TEST_CASE("a rank that waits for one that has returned gets an error instead of 
   }
   // Who has taken part may leave, however long the others wait for each other.
   CHECK(outcome(
-            [](const std::shared_ptr<Device>& device) {
+            [](const DevicePtr& device) {
               Communicator& comm = all_of(*device);
               const Buffer token = make_buffer<i32>(*device, 1);
               if (device->rank() == 1) comm.send(token, 0);
@@ -794,7 +795,7 @@ TEST_CASE("the same error on all devices is told from different ones") {
 }
 
 TEST_CASE("launch refuses what cannot be") {
-  const auto nothing = [](const std::shared_ptr<Device>&) {};
+  const auto nothing = [](const DevicePtr&) {};
   CHECK(error_of<UsageError>([&] {
           launch({{"d", 2}, {"d", 2}}, nothing);
         }) == "mesh \"d=2,d=2\", entry 2: axis 'd' is given twice: name each axis once");
@@ -817,9 +818,8 @@ TEST_CASE("launch refuses what cannot be") {
 TEST_CASE("devices share out the threads") {
   CHECK(detail::threads_per_device(1) >= 1);
   CHECK(detail::threads_per_device(1000000) == 1);
-  launch({{"d", world_size()}}, [](const std::shared_ptr<Device>& device) {
+  launch({{"d", world_size()}}, [](const DevicePtr& device) {
     expect(device->exec().threads >= 1 && device->exec().pool == device->pool().get());
   });
-  launch({{"d", world_size()}}, [](const std::shared_ptr<Device>& device) { expect(device->exec().threads == 3); },
-         {.threads = 3});
+  launch({{"d", world_size()}}, [](const DevicePtr& device) { expect(device->exec().threads == 3); }, {.threads = 3});
 }

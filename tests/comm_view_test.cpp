@@ -20,7 +20,7 @@ TEST_CASE("a long block is gathered as a view, and is nobody's to write until al
   for (const bool may_map : {true, false}) {
     const Temporarily mapping(tuning.mapped_shards, may_map ? tuning.mapped_shards : std::size_t{0});
     for (const int n : {2, 4}) {
-      on_mesh("d=" + show(n), [&](const std::shared_ptr<Device>& device) {
+      on_mesh("d=" + show(n), [&](const DevicePtr& device) {
         Communicator& comm = device->group({"d"});
         expect(comm.has_views(Pool::long_block) && !comm.has_views(Pool::long_block / 2) &&
                !comm.has_views(Pool::long_block + 64));
@@ -81,7 +81,7 @@ TEST_CASE("views of the same places share their pages, and those of old ones mak
   if (!under_mpi() || !detail::shm::node || world_size() < 2) return;
   // Room for three views.
   const Temporarily room(tuning.mapped_shards, std::size_t{6});
-  on_mesh("d=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2", [](const DevicePtr& device) {
     Communicator& comm = device->group({"d"});
     const std::size_t count = Pool::long_block / sizeof(i32);
     std::vector<Buffer> blocks;
@@ -107,7 +107,7 @@ TEST_CASE("views of the same places share their pages, and those of old ones mak
     comm.barrier();
   });
   const Temporarily none(tuning.mapped_shards, std::size_t{1});
-  on_mesh("d=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2", [](const DevicePtr& device) {
     const Buffer block = make_buffer(*device, std::vector<i32>(Pool::long_block / sizeof(i32), 1));
     const auto whole = std::make_shared<Buffer>();
     device->group({"d"}).gather_view(block, whole).wait();
@@ -120,11 +120,11 @@ TEST_CASE("a view outlives the group that it was made in, and the peers' handles
   if (!under_mpi() || !detail::shm::node || world_size() < 2) return;
   const std::size_t count = Pool::long_block / sizeof(i32);
   const auto view = std::make_shared<Buffer>();
-  on_mesh("d=2", [&](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2", [&](const DevicePtr& device) {
     Communicator& comm = device->group({"d"});
     comm.gather_view(make_buffer(*device, std::vector<i32>(count, 7 + comm.rank())), view).wait();
   });
-  on_mesh("d=2", [&](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2", [&](const DevicePtr& device) {
     // Whatever is allocated now lies elsewhere.
     std::vector<Buffer> others;
     for (int i = 0; i < 8; ++i) others.push_back(make_buffer(*device, std::vector<i32>(count, -1)));
@@ -138,7 +138,7 @@ TEST_CASE("a view outlives the group that it was made in, and the peers' handles
 TEST_CASE("weights that are gathered as views are trained to the bits that MPI gives, in place", "[shm]") {
   if (!under_mpi() || !detail::shm::node) return;
   using Weights = Array<"layers", Tensor<f32, "M/d F/t">>;
-  const auto train = []<dtype C>(const std::shared_ptr<Device>& device, C /*computes*/) {
+  const auto train = []<dtype C>(const DevicePtr& device, C /*computes*/) {
     const Mesh<"d t"> mesh(device);
     const Sizes sizes{{"M", 512}, {"F", 1024}, {"B", 8}};
     Weights weights, mu, nu;
@@ -168,7 +168,8 @@ TEST_CASE("weights that are gathered as views are trained to the bits that MPI g
           },
           copies);
       const double norm = global_norm(mesh, grads);
-      AdamW().update(weights, mu, nu, grads, 1e-3, 1 / norm, step, [](auto) { return true; }, copies);
+      AdamW().update(
+          weights, mu, nu, grads, 1e-3, 1 / norm, step, [](auto) { return true; }, copies);
       bits.push_back(std::bit_cast<std::uint32_t>(static_cast<float>(item(all_reduce<"+d +t -> ">(loss)))));
       for (const auto& w : copies) places.push_back(w.span().data());
     }
@@ -178,9 +179,9 @@ TEST_CASE("weights that are gathered as views are trained to the bits that MPI g
   };
   const auto compare = [&](const std::string& mesh, auto computes) {
     std::vector<std::uint32_t> views, over_mpi;
-    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) { views = train(device, computes); });
+    on_mesh(mesh, [&](const DevicePtr& device) { views = train(device, computes); });
     const Nodes apart(std::vector<int>(static_cast<std::size_t>(world_size()), -1));
-    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) { over_mpi = train(device, computes); });
+    on_mesh(mesh, [&](const DevicePtr& device) { over_mpi = train(device, computes); });
     CHECK(views == over_mpi);
   };
   for (const std::string mesh : {"d=2,t=1", "d=2,t=2", "d=4,t=1"}) {

@@ -148,7 +148,7 @@ TEST_CASE("collectives of one size in another order are an error that names both
   std::vector<std::string> errors(static_cast<std::size_t>(count));
   unsigned first_line = 0, second_line = 0;
   static_cast<void>(error_of([&] {
-    on_mesh("d=" + show(count), [&](const std::shared_ptr<Device>& device) {
+    on_mesh("d=" + show(count), [&](const DevicePtr& device) {
       Communicator& comm = all_of(*device);
       const Buffer a = make_buffer<float>(*device, 4), b = make_buffer<float>(*device, 4);
       const Buffer sum_a = make_buffer<float>(*device, 4), sum_b = make_buffer<float>(*device, 4);
@@ -188,7 +188,7 @@ TEST_CASE("a device that never comes is named when the timeout is over", "[watch
   const Watchdog watchdog{.timeout = std::chrono::milliseconds(200), .folder = folder.path()};
   const std::string error = outcome(
       "d=2",
-      [](const std::shared_ptr<Device>& device) {
+      [](const DevicePtr& device) {
         Communicator& comm = all_of(*device);
         comm.barrier();
         if (device->rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
@@ -218,7 +218,7 @@ TEST_CASE("axes that are waited for in a cycle are named", "[watchdog]") {
   if (!fits(4)) return;
   // Devices 0 and 3 begin with d, 1 and 2 with t.
   const std::string error = outcome("d=2,t=2",
-                                    [](const std::shared_ptr<Device>& device) {
+                                    [](const DevicePtr& device) {
                                       Communicator &d = device->group({"d"}), &t = device->group({"t"});
                                       const bool first = device->rank() == 0 || device->rank() == 3;
                                       (first ? d : t).barrier();

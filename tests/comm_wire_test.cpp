@@ -60,7 +60,7 @@ struct Bytes {
   std::int64_t counted, sent;
 };
 template <class F>
-Bytes bytes_of(const std::shared_ptr<Device>& device, const std::string& op, const F& f) {
+Bytes bytes_of(const DevicePtr& device, const std::string& op, const F& f) {
   auto& counts = detail::program_state(device).counts;
   counts.clear();
   sent = 0;
@@ -75,7 +75,7 @@ std::int64_t fingerprints(int n) {
 
 /// What each collective sends of 512 x 1536 elements, in this order.
 template <class D>
-std::vector<std::pair<std::string, Bytes>> traffic(const std::shared_ptr<Device>& device) {
+std::vector<std::pair<std::string, Bytes>> traffic(const DevicePtr& device) {
   const Mesh<"d"> mesh(device);
   const Sizes sizes{{"A", 512}, {"B", 1536}};
   const auto block = zeros<D, "A/d B">(mesh, sizes);
@@ -93,7 +93,7 @@ std::vector<std::pair<std::string, Bytes>> traffic(const std::shared_ptr<Device>
 
 TEST_CASE("bf16 on the wire is half of f32, to the byte", "[wire]") {
   for (const int n : {2, 4}) {
-    on_mesh("d=" + show(n), [&](const std::shared_ptr<Device>& device) {
+    on_mesh("d=" + show(n), [&](const DevicePtr& device) {
       const auto single = traffic<f32>(device), half = traffic<bf16>(device);
       expect(single.size() == 4, show(single.size()) + " collectives");
       for (std::size_t i = 0; i < single.size(); ++i) {
@@ -117,7 +117,7 @@ TEST_CASE("two ranks on each of two nodes send a block, or a sum, to the other n
   if (!under_mpi() || !detail::shm::node || world_size() < 4) return;
   const Nodes spread({0, 0, 1, 1});
   std::vector<std::string> measured;
-  const bool ran = on_mesh("d=4", [&](const std::shared_ptr<Device>& device) {
+  const bool ran = on_mesh("d=4", [&](const DevicePtr& device) {
     for (const auto& [op, bytes] : traffic<f32>(device)) {
       if (op != "all_gather" && op != "reduce_scatter") continue;
       // Each rank sends one block, and not the three that are counted.

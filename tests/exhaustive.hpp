@@ -79,9 +79,8 @@ inline detail::GlobalSizes sizes_of(const TensorSpec& spec) {
 }
 
 /// One op: its result, as `record` makes it but without a tape.
-inline detail::ValuePtr compute(const char* op, const std::shared_ptr<Device>& device, DType dtype,
-                                const TensorSpec& spec, const detail::GlobalSizes& global,
-                                const detail::Kernel& kernel) {
+inline detail::ValuePtr compute(const char* op, const DevicePtr& device, DType dtype, const TensorSpec& spec,
+                                const detail::GlobalSizes& global, const detail::Kernel& kernel) {
   auto out = detail::make_value({op, {}, {}}, device, dtype, spec, global);
   out->storage->buffer = detail::run(kernel, *out);
   return out;
@@ -121,7 +120,7 @@ void on_spec_meshes(const Prepare& prepare, const Body& body) {
     for (const auto& mesh : spec_meshes()) {
       if (padded && mesh.ends_with("p=2")) continue;  // padding knows of no axis that shards nothing
       INFO(mesh << (padded ? ", padded" : ""));
-      on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+      on_mesh(mesh, [&](const DevicePtr& device) {
         poison(*device);
         for (std::size_t i = 0; i < cases; ++i) body(device, i);
       });

@@ -2,7 +2,6 @@
 #include "catch.hpp"
 
 #include <limits>
-#include <memory>
 #include <string>
 
 #include "shardlib/interop/find_nan.hpp"
@@ -14,7 +13,7 @@ using namespace shardlib;
 using namespace shardlib::test;
 
 TEST_CASE("FindNan names the first op whose result has a NaN", "[interop]") {
-  on_mesh("d=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2", [](const DevicePtr& device) {
     const Mesh<"d"> mesh(device);
     HostArray<f32> host({4, 2}, {1, 2, 3, 4, 5, -6, -7, 8});
     const auto x = place<Tensor<f32, "B/d L">>(mesh, host);
@@ -40,7 +39,7 @@ TEST_CASE("FindNan names the first op whose result has a NaN", "[interop]") {
 }
 
 TEST_CASE("FindNan looks at the backward pass and at bf16, not at integers", "[interop]") {
-  on_mesh("d=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1", [](const DevicePtr& device) {
     const Mesh<"d"> mesh(device);
     const auto x = place<Tensor<f32, "L/d">>(mesh, HostArray<f32>({2}, {0, 1}));
     const FindNan guard(mesh);

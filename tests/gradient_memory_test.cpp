@@ -57,7 +57,7 @@ Table table(const Grid& mesh) {
 }
 
 template <dtype C>
-void expect_gradients(const std::shared_ptr<Device>& device, float tolerance) {
+void expect_gradients(const DevicePtr& device, float tolerance) {
   const Grid mesh(device);
   const Table w = table(mesh);
   const Ids tokens = ids(mesh);
@@ -92,7 +92,7 @@ TEST_CASE("a table that is looked up and multiplied by: its gradient is the sum 
 }
 
 TEST_CASE("a backward pass makes neither a second table of zeros nor a second block of logits", "[ops][memory]") {
-  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=1", [](const DevicePtr& device) {
     const Grid mesh(device);
     const Tied w{table(mesh)};
     const Ids tokens = ids(mesh);

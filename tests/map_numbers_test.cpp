@@ -16,7 +16,7 @@ using X = sl::Tensor<sl::f32, "A/d">;
 /// Values and derivatives of the sum of map(f, x) at a few points, against `expected` and `slope` in f64.
 template <class F, class Value, class Slope>
 void check(const F& f, const Value& expected, const Slope& slope) {
-  test::on_mesh("d=1", [&](const std::shared_ptr<sl::Device>& device) {
+  test::on_mesh("d=1", [&](const sl::DevicePtr& device) {
     const sl::Mesh<"d"> mesh(device);
     const X x = sl::random_uniform<sl::f32, "A/d">(mesh, {{"A", 64}}, {1, 2}) * 2.0 + 0.25;
     const auto values = sl::map(f, x);
@@ -63,7 +63,7 @@ TEST_CASE("functions inside map are ours without a using", "[ops][map]") {
                  2 / std::sqrt(M_PI) * std::exp(-v * v) + 1 + 1 - std::tanh(v) * std::tanh(v) + 1 / v;
         });
   // The same number forward as the library's own exp, not C's of a double.
-  test::on_mesh("d=1", [](const std::shared_ptr<sl::Device>& device) {
+  test::on_mesh("d=1", [](const sl::DevicePtr& device) {
     const sl::Mesh<"d"> mesh(device);
     const X x = sl::random_normal<sl::f32, "A/d">(mesh, {{"A", 1000}}, {3, 4});
     const auto all = [](const X& y) { return test::values_of<sl::f32>(y.value()->data()); };

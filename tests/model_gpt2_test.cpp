@@ -116,8 +116,8 @@ double apart(const Result& a, const Result& b) {
 template <dtype C>
 Result alone(const Variant& v) {
   Result result;
-  detail::run_device(std::make_shared<Device>(parse_mesh("d=1,t=1"), 0), 1,
-                     [&](const std::shared_ptr<Device>& device) { result = step<C>(GptMesh(device), v); });
+  detail::run_device(DevicePtr::make(parse_mesh("d=1,t=1"), 0), 1,
+                     [&](const DevicePtr& device) { result = step<C>(GptMesh(device), v); });
   return result;
 }
 
@@ -127,7 +127,7 @@ TEST_CASE("gpt2: loss and every gradient are equal on every mesh", "[model]") {
     const Result one = alone<f32>(v);
     for (const char* mesh : {"d=2,t=1", "d=1,t=2", "d=2,t=2", "d=4,t=1", "d=1,t=4", "d=4,t=2", "d=2,t=3", "d=1,t=3"}) {
       INFO(mesh);
-      on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+      on_mesh(mesh, [&](const DevicePtr& device) {
         const double worst = apart(step<f32>(GptMesh(device), v), one);
         expect(worst < 1e-5, "differs by " + show(worst));
       });
@@ -140,7 +140,7 @@ TEST_CASE("gpt2: the loss is the mean over the tokens that count, whatever the f
   for (const bool minigpt : {false, true}) {
     const Variant v{.minigpt = minigpt, .dropout = 0, .filling = Filling::some};
     double by_hand = 0;
-    detail::run_device(std::make_shared<Device>(parse_mesh("d=1,t=1"), 0), 1, [&](const auto& device) {
+    detail::run_device(DevicePtr::make(parse_mesh("d=1,t=1"), 0), 1, [&](const auto& device) {
       const GptMesh mesh(device);
       const gpt2::Batch b = batch(mesh, Filling::some);
       const auto mask = gpt2::segment_mask(b.segments, causal_mask<"Qlen Klen">(mesh, 8, 8));
@@ -189,7 +189,7 @@ TEST_CASE("gpt2: prefetch changes no bit", "[model][prefetch]") {
   for (const Variant& v : {Variant{}, Variant{.minigpt = true, .recompute = "everything"},
                            Variant{.recompute = "everything", .fused_attention = true}})
     for (const char* name : {"d=1,t=1", "d=2,t=1", "d=2,t=2"}) {
-      on_mesh(name, [&](const std::shared_ptr<Device>& device) {
+      on_mesh(name, [&](const DevicePtr& device) {
         const GptMesh mesh(device);
         Variant ahead = v;
         ahead.prefetch = true;
@@ -233,7 +233,7 @@ TEST_CASE("gpt2: logits that are computed again, piece by piece, give what store
   CHECK(apart(alone<bf16>({.filling = Filling::some}), in_bf16) < 0.02);
   for (const char* mesh : {"d=2,t=1", "d=1,t=2", "d=2,t=2", "d=1,t=3"}) {
     INFO(mesh);
-    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh, [&](const DevicePtr& device) {
       const double worst = apart(step<f32>(GptMesh(device), {.filling = Filling::some}), stored);
       expect(worst < 1e-5, "differs by " + show(worst));
     });
@@ -247,7 +247,7 @@ TEST_CASE("gpt2: bf16 stays near f32, and halves the bytes of weights and gradie
     CHECK(worst < 0.1);
     CHECK(worst > 1e-4);
   }
-  on_mesh("d=2,t=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=1", [](const DevicePtr& device) {
     const GptMesh mesh(device);
     auto& counts = detail::program_state(device).counts;
     std::array<std::int64_t, 2> gathered{}, scattered{};
@@ -302,7 +302,7 @@ std::vector<double> curve(const GptMesh& mesh) {
 
 TEST_CASE("gpt2: 50 steps in bf16 follow those in f32, and are the same bits twice", "[model][slow]") {
   std::vector<double> f32_curve, bf16_curve;
-  detail::run_device(std::make_shared<Device>(parse_mesh("d=1,t=1"), 0), 1, [&](const std::shared_ptr<Device>& device) {
+  detail::run_device(DevicePtr::make(parse_mesh("d=1,t=1"), 0), 1, [&](const DevicePtr& device) {
     const GptMesh mesh(device);
     f32_curve = curve<f32>(mesh);
     bf16_curve = curve<bf16>(mesh);
@@ -321,7 +321,7 @@ TEST_CASE("gpt2: 50 steps in bf16 follow those in f32, and are the same bits twi
   CHECK(apart_most(bf16_curve) < band);
   CHECK(apart_most(bf16_curve) > 1e-5);
   for (const char* name : {"d=2,t=1", "d=1,t=2", "d=2,t=2"})
-    on_mesh(name, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(name, [&](const DevicePtr& device) {
       const double worst = apart_most(curve<bf16>(GptMesh(device)));
       expect(worst < band, std::string(name) + " is apart by " + show(worst));
     });
@@ -331,7 +331,7 @@ TEST_CASE("gpt2: sampling with a cache sees what the whole forward pass sees", "
   for (const bool minigpt : {false, true})
     for (const char* mesh : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2", "d=2,t=3"}) {
       INFO(mesh);
-      on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+      on_mesh(mesh, [&](const DevicePtr& device) {
         const GptMesh mesh(device);
         const gpt2::Model<f32> w = random_model(mesh, minigpt);
         const gpt2::ModelConfig config{minigpt, minigpt, 1e-5, {"none"}};

@@ -138,12 +138,12 @@ template <class F>
 auto on_threads(const std::string& mesh, const F& f) {
   decltype(f(std::declval<GptMesh>())) result;
   const auto axes = parse_mesh(mesh);
-  const DeviceBody body = [&](const std::shared_ptr<Device>& device) {
+  const DeviceBody body = [&](const DevicePtr& device) {
     auto mine = f(GptMesh(device));
     if (device->rank() == 0) result = std::move(mine);
   };
   if (device_count(axes) == 1)
-    detail::run_device(std::make_shared<Device>(axes, 0), 1, body);
+    detail::run_device(DevicePtr::make(axes, 0), 1, body);
   else
     detail::launch_threads(axes, body, device_count(axes), 1);
   return result;
@@ -221,8 +221,7 @@ TEST_CASE("gpt: loss and every gradient are equal on every mesh, and on threads 
       const Result threads = on_threads(mesh, run);
       expect_close(threads, alone, 1e-5, names);
       // Without mpirun this is the second run on threads.
-      on_mesh(mesh,
-              [&](const std::shared_ptr<Device>& device) { expect_same_bits(run(GptMesh(device)), threads, names); },
+      on_mesh(mesh, [&](const DevicePtr& device) { expect_same_bits(run(GptMesh(device)), threads, names); },
               {.threads = 1});
     }
   }
@@ -230,7 +229,7 @@ TEST_CASE("gpt: loss and every gradient are equal on every mesh, and on threads 
 
 TEST_CASE("gpt: recompute changes no bit", "[model]") {
   for (const char* mesh : {"d=1,t=1", "d=2,t=2"})
-    on_mesh(mesh, [](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh, [](const DevicePtr& device) {
       const GptMesh on(device);
       for (const Kind kind : kinds) {
         const Result kept = step(on, {.kind = kind, .recompute = false});
@@ -241,7 +240,7 @@ TEST_CASE("gpt: recompute changes no bit", "[model]") {
 }
 
 TEST_CASE("gpt: the library's cross_entropy gives what the spelled loss gives", "[model]") {
-  on_mesh("d=2,t=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=2", [](const DevicePtr& device) {
     const GptMesh mesh(device);
     expect_close(step(mesh, {.library_loss = true}), step(mesh, {}), 2e-6, leaf_names(random_model(mesh, {})));
   });
@@ -249,7 +248,7 @@ TEST_CASE("gpt: the library's cross_entropy gives what the spelled loss gives", 
 
 TEST_CASE("gpt: the library's causal_attention gives what attention in einsums gives", "[model]") {
   for (const char* mesh : {"d=1,t=1", "d=2,t=2"})
-    on_mesh(mesh, [](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh, [](const DevicePtr& device) {
       const GptMesh on(device);
       expect_close(step(on, {}), step(on, {.spelled_attention = true}), 1e-5, leaf_names(random_model(on, {})));
     });
@@ -375,7 +374,7 @@ TEST_CASE("gpt: a layer's backward computes again what it needs, and nothing els
       {"map", 1},
   };
   for (const char* mesh : {"d=1,t=1", "d=2,t=2"})
-    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh, [&](const DevicePtr& device) {
       const auto with = counts(GptMesh(device), true, false), without = counts(GptMesh(device), false, false);
       expect_added(added(with, without), expected);
       // Forward 7 einsums; backward two for each. No einsum runs again.
@@ -398,7 +397,7 @@ TEST_CASE("gpt: a policy keeps the results of its ops, and nothing else", "[mode
     return added(counts(on, loss(true), segments), counts(on, loss(false), segments));
   };
   for (const char* mesh : {"d=1,t=1", "d=2,t=2"})
-    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh, [&](const DevicePtr& device) {
       const GptMesh here(device);
       const auto again = [&](const char* policy) { return again_on(here, policy); };
       const std::map<std::string, std::int64_t> nothing;
@@ -445,7 +444,7 @@ TEST_CASE("gpt: with attention in einsums a layer's backward computes scores and
       {"rename", 4},
   };
   for (const char* mesh : {"d=1,t=1", "d=2,t=2"})
-    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh, [&](const DevicePtr& device) {
       const auto with = counts(GptMesh(device), true, true), without = counts(GptMesh(device), false, true);
       expect_added(added(with, without), expected);
       // Of both products: B L^2 Q K D multiply-adds, on this device's share of batch and heads.

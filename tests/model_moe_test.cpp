@@ -124,8 +124,7 @@ template <class F>
 auto alone(const F& f) {
   decltype(f(std::declval<MoeMesh>())) result;
   const auto axes = parse_mesh("d=1,e=1,t=1");
-  detail::run_device(std::make_shared<Device>(axes, 0), 1,
-                     [&](const std::shared_ptr<Device>& device) { result = f(MoeMesh(device)); });
+  detail::run_device(DevicePtr::make(axes, 0), 1, [&](const DevicePtr& device) { result = f(MoeMesh(device)); });
   return result;
 }
 
@@ -155,7 +154,7 @@ TEST_CASE("moe: loss and every gradient are equal on every mesh", "[model]") {
     CHECK(expected.load > 1.2);  // the experts are used unevenly
     for (const char* mesh : {"d=1,e=1,t=1", "d=1,e=2,t=1", "d=2,e=1,t=1", "d=1,e=1,t=2", "d=2,e=2,t=1", "d=1,e=4,t=1",
                              "d=1,e=2,t=2", "d=2,e=2,t=2"})
-      on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+      on_mesh(mesh, [&](const DevicePtr& device) {
         const Result result = step(MoeMesh(device), variant);
         expect_close(result, expected, names);
         expect(std::abs(result.load - expected.load) < 1e-5 && result.dropped == 0, "balance");
@@ -178,7 +177,7 @@ TEST_CASE("moe: every gradient is that of a model that multiplies every token wi
 TEST_CASE("moe: no policy of recompute changes a bit of the loss or of a gradient", "[model]") {
   for (const double capacity : {0.0, 1.0})
     for (const char* text : {"d=1,e=1,t=1", "d=1,e=2,t=2"})
-      on_mesh(text, [&](const std::shared_ptr<Device>& device) {
+      on_mesh(text, [&](const DevicePtr& device) {
         const MoeMesh mesh(device);
         const Result kept = step(mesh, {.capacity = capacity, .recompute = "none"});
         for (const char* policy : {"seqax", "dots", "attention", "everything", "argsort,all_gather"}) {
@@ -193,7 +192,7 @@ TEST_CASE("moe: no policy of recompute changes a bit of the loss or of a gradien
 
 // With experts over e, a device keeps an e-th of them, and rows travel along e alone.
 TEST_CASE("moe: rows travel along e", "[model]") {
-  on_mesh("d=2,e=2,t=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,e=2,t=1", [](const DevicePtr& device) {
     const MoeMesh mesh(device);
     auto& state = detail::program_state(device);
     std::string axes;

@@ -140,7 +140,7 @@ inline bool names_axes_of(const Device& device, const TensorSpec& spec) {
   });
 }
 
-inline void check_backward(const std::shared_ptr<Device>& device, const Case& c, const std::vector<bool>& tracked) {
+inline void check_backward(const DevicePtr& device, const Case& c, const std::vector<bool>& tracked) {
   const auto fits = [&](double actual, const Dot& expected, const std::string& what) {
     // Both sides of bf16 are rounded.
     const bool half = c.dtype == DType::bf16 || c.in[0].dtype == DType::bf16;
@@ -183,7 +183,7 @@ inline void check_backward(const std::shared_ptr<Device>& device, const Case& c,
 }
 
 /// Runs the case on this device; false if the mesh lacks one of its axes.
-inline bool check_case(const std::shared_ptr<Device>& device, const Case& c) {
+inline bool check_case(const DevicePtr& device, const Case& c) {
   bool fits = names_axes_of(*device, *c.out);
   for (const auto& operand : c.in) fits = fits && names_axes_of(*device, *operand.spec);
   if (!fits) return false;
@@ -233,7 +233,7 @@ inline void check_cases_as_sized(std::vector<Case> cases, const std::vector<std:
   std::vector<int> runs(cases.size(), 0);
   for (const auto& mesh : meshes) {
     INFO(mesh);
-    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh, [&](const DevicePtr& device) {
       poison(*device);
       for (std::size_t i = 0; i < cases.size(); ++i)
         if (check_case(device, cases[i]) && device->rank() == 0) ++runs[i];

@@ -149,7 +149,7 @@ TEST_CASE("argsort, sort and top_k", "[ops]") {
 }
 
 TEST_CASE("top_k rejects a wrong k", "[ops]") {
-  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=1", [](const DevicePtr& device) {
     const Mesh<"d t"> mesh(device);
     const auto x = zeros<f32, "V">(mesh, {{"V", 5, 8}});
     for (const std::int64_t k : {0, 6})
@@ -181,7 +181,7 @@ TEST_CASE("narrow and pad", "[ops]") {
 }
 
 TEST_CASE("pad takes a padded operand, narrow no range outside the dim", "[ops]") {
-  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=1", [](const DevicePtr& device) {
     const Mesh<"d t"> mesh(device);
     HostArray<f64> host({3});
     host.data = {1, 2, 3};

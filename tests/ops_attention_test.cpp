@@ -174,7 +174,7 @@ TEST_CASE("causal_attention is what the einsums give, over lengths around its bl
   for (const char* text : {"d=1,t=1", "d=2,t=2"}) {
     INFO(text);
     on_mesh(text,
-            [](const std::shared_ptr<Device>& device) {
+            [](const DevicePtr& device) {
               const Mesh2 mesh(device);
               for (const std::int64_t length : {1, 31, 33, 64, 65, 129})
                 check_against_einsums<f32>(mesh, length, length == 64 ? 8 : 5, length % 2 == 1, length == 65, 1e-5);
@@ -189,7 +189,7 @@ TEST_CASE("causal_attention is what the einsums give, over lengths around its bl
 }
 
 TEST_CASE("causal_attention: scores far apart, and numbers that are none", "[ops]") {
-  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=1", [](const DevicePtr& device) {
     const Mesh2 mesh(device);
     // Query 600 has a score of 1e4 with key 0 alone, which lies in another block than its own.
     const std::int64_t n = 700;
@@ -212,7 +212,7 @@ TEST_CASE("causal_attention: scores far apart, and numbers that are none", "[ops
 
 TEST_CASE("causal_attention keeps no scores", "[ops]") {
   on_mesh("d=1,t=1",
-          [](const std::shared_ptr<Device>& device) {
+          [](const DevicePtr& device) {
             const Mesh2 mesh(device);
             const std::int64_t n = 1024;
             const Sizes sizes{{"B", 1}, {"L", n}, {"Q", 1}, {"K", 8}, {"D", 4}};
@@ -232,8 +232,7 @@ TEST_CASE("causal_attention keeps no scores", "[ops]") {
             expect(counts.at("causal_attention").flops == 2 * 2 * 4 * pairs, "two products forward");
             expect(counts.at("causal_attention_backward").flops == 5 * 2 * 4 * pairs, "five backward");
             // A dry run takes the same memory from its pool.
-            const auto dry =
-                std::make_shared<Device>(parse_mesh("d=1,t=1"), 0, std::make_shared<DryWorld>(Peers::threads));
+            const auto dry = DevicePtr::make(parse_mesh("d=1,t=1"), 0, std::make_shared<DryWorld>(Peers::threads));
             const Mesh2 nowhere(dry);
             const Operands<f32> nothing{zeros<f32, "B/d L Q K/t D">(nowhere, sizes),
                                         zeros<f32, "B/d L K/t D">(nowhere, sizes),

@@ -225,7 +225,7 @@ D summand(int device, std::size_t i) {
 
 template <class D>
 void check_order(const std::string& text) {
-  on_mesh(text, [&](const std::shared_ptr<Device>& device) {
+  on_mesh(text, [&](const DevicePtr& device) {
     const auto& mesh = device->axes();
     const Coordinates here = coordinates_of(mesh, device->rank());
     constexpr std::size_t n = 48;

@@ -120,7 +120,7 @@ TEST_CASE("conv_unreduced takes a padded window", "[ops]") {
 }
 
 TEST_CASE("conv_unreduced says which sizes do not fit", "[ops]") {
-  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=1", [](const DevicePtr& device) {
     const Mesh<"d t"> mesh(device);
     const auto x = ones<f32, "L C">(mesh, {{"L", 6}, {"C", 2}});
     const auto w = ones<f32, "K C">(mesh, {{"K", 4}, {"C", 2}}), wide = ones<f32, "K C">(mesh, {{"K", 8}, {"C", 2}});

@@ -25,7 +25,7 @@ void expect_whole(const Global& x, const Shape& shape, const std::function<doubl
 TEST_CASE("constants, indices and masks", "[ops]") {
   for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=1,t=3", "d=2,t=2", "d=2,t=3"}) {
     INFO(text);
-    on_mesh(text, [](const std::shared_ptr<Device>& device) {
+    on_mesh(text, [](const DevicePtr& device) {
       const Mesh<"d t"> mesh(device);
       const auto is = [](double v) { return [v](const Shape&) { return v; }; };
       expect_whole(whole(full<f32, "A/t/d C">(mesh, {{"A", 12}, {"C", 5}}, 1.5)), {12, 5}, is(1.5));
@@ -50,7 +50,7 @@ TEST_CASE("random numbers are the same on every mesh", "[ops]") {
   std::mutex mutex;
   for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=3,t=1", "d=2,t=2", "d=2,t=3"}) {
     INFO(text);
-    on_mesh(text, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(text, [&](const DevicePtr& device) {
       const Mesh<"d t"> mesh(device);
       const Sizes sizes{{"A", 24}, {"C", 5}};
       const auto check = [&](const std::string& name, const auto& x) {

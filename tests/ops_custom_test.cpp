@@ -46,7 +46,7 @@ auto hypotenuse(const Tensor<f64, S>& a, const Tensor<f64, S>& b, Site site = Si
 
 TEST_CASE("an op of one's own: values and gradients on meshes, with padding and recompute", "[custom]") {
   for (const char* mesh_text : {"d=1", "d=2", "d=4"})
-    on_mesh(mesh_text, [](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh_text, [](const DevicePtr& device) {
       const Mesh<"d"> mesh(device);
       struct Weights {
         Tensor<f64, "B/d L"> x;
@@ -77,7 +77,7 @@ TEST_CASE("an op of one's own: values and gradients on meshes, with padding and 
 }
 
 TEST_CASE("an op of one's own: a VJP takes operands and the result", "[custom]") {
-  on_mesh("d=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2", [](const DevicePtr& device) {
     const Mesh<"d"> mesh(device);
     struct Weights {
       Tensor<f64, "A/d"> a, b;
@@ -95,7 +95,7 @@ TEST_CASE("an op of one's own: a VJP takes operands and the result", "[custom]")
 
 TEST_CASE("an op of one's own: its kernel does not run in a dry run, and errors name it", "[custom]") {
   if (under_mpi()) return;
-  const auto dry = std::make_shared<Device>(parse_mesh("d=64"), 0, std::make_shared<DryWorld>());
+  const auto dry = DevicePtr::make(parse_mesh("d=64"), 0, std::make_shared<DryWorld>());
   const Mesh<"d"> mesh(dry);
   const auto x = zeros<f64, "A/d L">(mesh, {{"A", std::int64_t{1} << 40}, {"L", 8}});
   const auto y = ewma<"L">(x, 0.25);
@@ -103,7 +103,7 @@ TEST_CASE("an op of one's own: its kernel does not run in a dry run, and errors 
   REQUIRE(detail::program_state(dry).counts.at("ewma").calls == 1);
   dry->clear_local();
 
-  on_mesh("d=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1", [](const DevicePtr& device) {
     const Mesh<"d"> one(device);
     const auto a = full<f64, "A/d">(one, {{"A", 4}}, 3.0), b = full<f64, "A/d">(one, {{"A", 5}}, 3.0);
     REQUIRE_THROWS_WITH(hypotenuse(a, b),

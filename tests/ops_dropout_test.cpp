@@ -19,10 +19,9 @@ void drop_quarter(const std::vector<Global>& x, Global& y) {
 }
 
 TEST_CASE("dropout", "[ops]") {
-#define DROPOUT(dtype, from, tolerance_)                                                                 \
-  make_case<Tensor<dtype, from>>("dropout of " #dtype " " from,                                          \
-                                 [](const auto& x) { return dropout(x, 0.25, key); }, drop_quarter,       \
-                                 {.law = Law::each, .tolerance = tolerance_})
+#define DROPOUT(dtype, from, tolerance_)                                                                             \
+  make_case<Tensor<dtype, from>>("dropout of " #dtype " " from, [](const auto& x) { return dropout(x, 0.25, key); }, \
+                                 drop_quarter, {.law = Law::each, .tolerance = tolerance_})
   check_cases({
       DROPOUT(f32, "B/d L M/t", 1e-6),
       DROPOUT(f32, "M/t/d", 1e-6),
@@ -34,7 +33,7 @@ TEST_CASE("dropout", "[ops]") {
 }
 
 TEST_CASE("dropout's rate is a probability", "[ops]") {
-  on_mesh("d=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1", [](const DevicePtr& device) {
     const auto x = ones<f32, "A">(Mesh<"d">(device), {{"A", 4}});
     expect_error<UsageError>([&] { dropout(x, 1.0, key); }, "dropout: the rate 1.000000 is not a probability below 1");
     const auto whole = dropout(x, 0.0, key);

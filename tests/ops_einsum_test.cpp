@@ -120,7 +120,7 @@ TEST_CASE("einsum of three and four operands", "[ops]") {
 }
 
 TEST_CASE("einsum of three operands takes the order with the fewest operations", "[ops]") {
-  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=1", [](const DevicePtr& device) {
     const Mesh<"d t"> mesh(device);
     const auto flops = [&](std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) {
       const double before = detail::program_state(device).counts["einsum_unreduced"].flops;
@@ -154,7 +154,7 @@ float tree_sum(const std::vector<std::vector<float>>& summands, std::size_t lo, 
 TEST_CASE("einsum and reduction have the bits of the tree over local products, on threads and MPI", "[ops]") {
   for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=3,t=1", "d=4,t=1", "d=2,t=2", "d=6,t=1"}) {
     INFO(text);
-    on_mesh(text, [](const std::shared_ptr<Device>& device) {
+    on_mesh(text, [](const DevicePtr& device) {
       const Mesh<"d t"> mesh(device);
       const Sizes sizes{{"B", 7}, {"A", 24}, {"C", 12}};
       const auto x = random_normal<f32, "B A">(mesh, sizes, {1, 1});

@@ -291,7 +291,7 @@ HostArray<T> vector_of(const std::vector<T>& values) {
 
 // What C++ leaves undefined is defined here: the same on every compiler, and quiet under a sanitizer.
 TEST_CASE("integers at their bounds", "[ops]") {
-  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=1", [](const DevicePtr& device) {
     const Mesh<"d t"> mesh(device);
     constexpr i32 least = std::numeric_limits<i32>::min(), greatest = std::numeric_limits<i32>::max();
     constexpr float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
@@ -318,7 +318,7 @@ TEST_CASE("integers at their bounds", "[ops]") {
 }
 
 TEST_CASE("functions where they have limits, steps or poles", "[ops]") {
-  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=1", [](const DevicePtr& device) {
     const Mesh<"d t"> mesh(device);
     constexpr f64 infinity = std::numeric_limits<f64>::infinity();
     const auto of = [&](std::vector<f64> values) { return place<Tensor<f64, "A">>(mesh, vector_of<f64>(values)); };
@@ -374,7 +374,7 @@ TEST_CASE("functions where they have limits, steps or poles", "[ops]") {
 }
 
 TEST_CASE("stop_gradient cuts the tape", "[ops]") {
-  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=1", [](const DevicePtr& device) {
     static const TensorSpec spec = parse_tensor("A").spec;
     const Global whole = random_global(spec, Draw::odd, 1);
     const Tensor<f32, "A"> x(detail::as_leaf(*place(device, DType::f32, spec, whole)));

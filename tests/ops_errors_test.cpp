@@ -10,7 +10,7 @@ namespace {
 const std::string on_one = " (device 0 (d=0,t=0) of mesh d=1,t=1)";
 
 template <class T>
-T zero_of(const std::shared_ptr<Device>& device, std::initializer_list<std::int64_t> sizes) {
+T zero_of(const DevicePtr& device, std::initializer_list<std::int64_t> sizes) {
   Global x;
   for (const Dim& dim : detail::parsed<T::spec>.dims) x.names.emplace_back(dim.name);
   x.shape = sizes;
@@ -18,14 +18,14 @@ T zero_of(const std::shared_ptr<Device>& device, std::initializer_list<std::int6
   return T(place(device, dtype_v<typename T::value_type>, detail::parsed<T::spec>, x));
 }
 template <class T>
-T leaf_of(const std::shared_ptr<Device>& device, std::initializer_list<std::int64_t> sizes) {
+T leaf_of(const DevicePtr& device, std::initializer_list<std::int64_t> sizes) {
   return T(detail::as_leaf(*zero_of<T>(device, sizes).value()));
 }
 
 /// Runs the body on one device, once.
-void on_one_device(const std::function<void(const std::shared_ptr<Device>&, const Mesh<"d t">&)>& body) {
+void on_one_device(const std::function<void(const DevicePtr&, const Mesh<"d t">&)>& body) {
   int runs = 0;
-  on_mesh("d=1,t=1", [&](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=1", [&](const DevicePtr& device) {
     body(device, Mesh<"d t">(device));
     ++runs;
   });
@@ -34,7 +34,7 @@ void on_one_device(const std::function<void(const std::shared_ptr<Device>&, cons
 
 TEST_CASE("a collective that a device waits for in vain is named once", "[ops][errors]") {
   if (under_mpi()) return;
-  const auto gathers = [](const std::shared_ptr<Device>& device) {
+  const auto gathers = [](const DevicePtr& device) {
     const Mesh<"d"> mesh(device);
     if (device->rank() == 0) static_cast<void>(all_gather<"A/d -> A">(zeros<f32, "A/d">(mesh, {{"A", 4}})).span());
   };
@@ -133,7 +133,9 @@ TEST_CASE("sizes that disagree", "[ops][errors]") {
   on_one_device([](const auto& device, const auto&) {
     const auto x = zero_of<Tensor<f32, "B/d L">>(device, {4, 6});
     expect_error<Error>(
-        [&] { einsum_unreduced<"B/d L, L M -> B/d M">(x, zero_of<Tensor<f32, "L M">>(device, {5, 2})); },
+        [&] {
+          einsum_unreduced<"B/d L, L M -> B/d M">(x, zero_of<Tensor<f32, "L M">>(device, {5, 2}));
+        },
         "einsum_unreduced<`B/d L, L M -> B/d M`>: dim `L` is 5, but 6 in another operand" + on_one);
     expect_error<Error>([&] { x + zero_of<Tensor<f32, "L">>(device, {5}); },
                         "+ of `B/d L` and `L`: dim `L` is 5, but 6 in another operand" + on_one);
@@ -150,45 +152,68 @@ TEST_CASE("sizes that disagree", "[ops][errors]") {
           concat<"L, L -> N">(x, zero_of<Tensor<f32, "B/d L">>(device, {2, 6}));
         },
         "concat<`L, L -> N`>: dim `B` is 4 in one operand, but 2 in another" + on_one);
-    expect_error<Error>([&] { broadcast<"B/d L -> C B/d L">(x, {{"C", 2}, {"L", 5}}); },
-                        "broadcast<`B/d L -> C B/d L`>: dim `L` is 5, but 6 in another operand" + on_one);
+    expect_error<Error>(
+        [&] {
+          broadcast<"B/d L -> C B/d L">(x, {{"C", 2}, {"L", 5}});
+        },
+        "broadcast<`B/d L -> C B/d L`>: dim `L` is 5, but 6 in another operand" + on_one);
   });
 }
 
 TEST_CASE("sizes that do not divide or are not there", "[ops][errors]") {
   on_one_device([](const auto& device, const auto& mesh) {
-    expect_error<Error>([&] { zeros<f32, "A B">(mesh, {{"A", 2}}); },
-                        "zeros<`A B`>: the size of dim `B` is not known: give it, as in {{\"B\", 8}}" + on_one);
-    expect_error<Error>([&] { zeros<f32, "A">(mesh, {{"A", -2}}); },
-                        "zeros<`A`>: dim `A` has the negative size -2" + on_one);
+    expect_error<Error>(
+        [&] {
+          zeros<f32, "A B">(mesh, {{"A", 2}});
+        },
+        "zeros<`A B`>: the size of dim `B` is not known: give it, as in {{\"B\", 8}}" + on_one);
+    expect_error<Error>(
+        [&] {
+          zeros<f32, "A">(mesh, {{"A", -2}});
+        },
+        "zeros<`A`>: dim `A` has the negative size -2" + on_one);
     const auto x = zero_of<Tensor<f32, "A/t">>(device, {12});
     expect_error<Error>([&] { split<"A/t -> H/t K">(x, {}); },
                         "split<`A/t -> H/t K`>: the sizes of `H` and `K` are both open: give one of them" + on_one);
-    expect_error<Error>([&] { split<"A/t -> H/t K">(x, {{"K", 5}}); },
-                        "split<`A/t -> H/t K`>: dim `A` of size 12 does not split by `K` = 5" + on_one);
-    expect_error<Error>([&] { split<"A/t -> H/t K">(x, {{"K", 2}, {"H", 3}}); },
-                        "split<`A/t -> H/t K`>: the sizes of the parts multiply to less than `A` = 12" + on_one);
+    expect_error<Error>(
+        [&] {
+          split<"A/t -> H/t K">(x, {{"K", 5}});
+        },
+        "split<`A/t -> H/t K`>: dim `A` of size 12 does not split by `K` = 5" + on_one);
+    expect_error<Error>(
+        [&] {
+          split<"A/t -> H/t K">(x, {{"K", 2}, {"H", 3}});
+        },
+        "split<`A/t -> H/t K`>: the sizes of the parts multiply to less than `A` = 12" + on_one);
     expect_error<Error>(
         [&] {
           rope<"L", "K">(zero_of<Tensor<f32, "L K">>(device, {2, 3}));
         },
         "rope<`K`>: dim `K` has the odd size 3; rotary embedding rotates pairs" + on_one);
     expect_error<Error>([&] { static_cast<void>(x.size("B")); }, "size: `A/t` has no dim `B`");
-    expect_error<Error>([&] { place<Tensor<f32, "A 2">>(mesh, HostArray<f32>({4, 3})); },
-                        "place<`A 2`>: the integer dim `2` has size 3" + on_one);
+    expect_error<Error>(
+        [&] {
+          place<Tensor<f32, "A 2">>(mesh, HostArray<f32>({4, 3}));
+        },
+        "place<`A 2`>: the integer dim `2` has size 3" + on_one);
     expect_error<Error>([&] { place<Tensor<f32, "A B">>(mesh, HostArray<f32>({4})); },
                         "place<`A B`>: the host array has 1 dims, the spec 2" + on_one);
     expect_error<Error>([&] { HostArray<f32>({2, 2}, {1, 2, 3}); }, "HostArray: 3 values for a shape of 4");
     const std::vector<f32> memory(7);
-    expect_error<Error>([&] { from_memory<f32, "B/d M">(mesh, {{"B", 4}, {"M", 2}}, std::span(memory)); },
-                        "from_memory<`B/d M`>: the shard of this device has 8 elements, the memory 7" + on_one);
+    expect_error<Error>(
+        [&] {
+          from_memory<f32, "B/d M">(mesh, {{"B", 4}, {"M", 2}}, std::span(memory));
+        },
+        "from_memory<`B/d M`>: the shard of this device has 8 elements, the memory 7" + on_one);
   });
   // Every device says so, under its own name, before anything is sent.
-  on_mesh("d=2,t=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=2", [](const DevicePtr& device) {
     const Mesh<"d t"> mesh(device);
     const std::string here = " (" + device->describe() + ")";
     expect_error<Error>(
-        [&] { zeros<f32, "A/d B">(mesh, {{"A", 3}, {"B", 3}}); },
+        [&] {
+          zeros<f32, "A/d B">(mesh, {{"A", 3}, {"B", 3}});
+        },
         "zeros<`A/d B`>: dim `A/d` of size 3 does not divide evenly into 2 shards; choose a multiple of 2, or pad it: "
         "{\"A\", 3, 4}" +
             here);
@@ -198,19 +223,25 @@ TEST_CASE("sizes that do not divide or are not there", "[ops][errors]") {
                         "it: {\"B\", 6, 8}" +
                             here);
     expect_error<Error>(
-        [&] { reduce_scatter<"B C +d -> B C/d">(zero_of<Tensor<f32, "B C +d">>(device, {6, 5})); },
+        [&] {
+          reduce_scatter<"B C +d -> B C/d">(zero_of<Tensor<f32, "B C +d">>(device, {6, 5}));
+        },
         "reduce_scatter<`B C +d -> B C/d`>: dim `C/d` of size 5 does not divide evenly into 2 shards; choose a "
         "multiple "
         "of 2, or pad it: {\"C\", 5, 6}" +
             here);
     expect_error<Error>(
-        [&] { all_to_all<"B/d C -> B C/d">(zero_of<Tensor<f32, "B/d C">>(device, {6, 5})); },
+        [&] {
+          all_to_all<"B/d C -> B C/d">(zero_of<Tensor<f32, "B/d C">>(device, {6, 5}));
+        },
         "all_to_all<`B/d C -> B C/d`>: dim `C/d` of size 5 does not divide evenly into 2 shards; choose a multiple of "
         "2, "
         "or pad it: {\"C\", 5, 6}" +
             here);
     expect_error<Error>(
-        [&] { split<"A/d -> H/d K">(zero_of<Tensor<f32, "A/d">>(device, {6}), {{"K", 2}}); },
+        [&] {
+          split<"A/d -> H/d K">(zero_of<Tensor<f32, "A/d">>(device, {6}), {{"K", 2}});
+        },
         "split<`A/d -> H/d K`>: dim `H/d` of size 3 does not divide evenly into 2 shards; choose a multiple of 2, or "
         "pad "
         "it: {\"H\", 3, 4}" +
@@ -231,7 +262,7 @@ TEST_CASE("axes that the mesh lacks", "[ops][errors]") {
     expect_error<UsageError>([&] { Mesh<"d">{device}; },
                              "the program is written for a mesh with the axes `d`, in this order, but was given "
                              "`d=1,t=1`");
-    const auto other = std::make_shared<Device>(parse_mesh("d=1"), 0);
+    const auto other = DevicePtr::make(parse_mesh("d=1"), 0);
     expect_error<Error>(
         [&] { x + zero_of<Tensor<f32, "A">>(other, {12}); },
         "+ of `A` and `A`: its operands are on different meshes: device 0 (d=0) of mesh d=1 and device 0 "
@@ -279,7 +310,7 @@ TEST_CASE("scopes", "[ops][errors]") {
 }
 
 TEST_CASE("indices outside the table", "[ops][errors]") {
-  on_mesh("d=1,t=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=2", [](const DevicePtr& device) {
     const auto table = zero_of<Tensor<f32, "V/t M">>(device, {8, 2});
     static const TensorSpec ids = parse_tensor("B").spec;
     const auto look_up = [&](double id) {
@@ -342,7 +373,7 @@ TEST_CASE("a tensor from outside in a checkpointed function", "[ops][errors]") {
 
 TEST_CASE("two meshes of the same axes", "[ops][errors]") {
   on_one_device([](const auto& device, const auto&) {
-    const auto twin = std::make_shared<Device>(parse_mesh("d=1,t=1"), 0);
+    const auto twin = DevicePtr::make(parse_mesh("d=1,t=1"), 0);
     expect_error<Error>([&] { zero_of<Tensor<f32, "A">>(device, {2}) + zero_of<Tensor<f32, "A">>(twin, {2}); },
                         "+ of `A` and `A`: its operands are on two meshes of the same axes, each with devices of its "
                         "own; make all tensors on one" +
@@ -353,10 +384,13 @@ TEST_CASE("two meshes of the same axes", "[ops][errors]") {
 TEST_CASE("division of integers by zero", "[ops][errors]") {
   on_one_device([](const auto& device, const auto& mesh) {
     const auto x = full<i32, "A">(mesh, {{"A", 3, 4}}, 7);
-    expect_error<Error>([&] { x / zeros<i32, "A">(mesh, {{"A", 3, 4}}); },
-                        "/: the divisor `A` has a zero in this shard, by which integers cannot be divided; replace it, "
-                        "e.g. with `where`" +
-                            on_one);
+    expect_error<Error>(
+        [&] {
+          x / zeros<i32, "A">(mesh, {{"A", 3, 4}});
+        },
+        "/: the divisor `A` has a zero in this shard, by which integers cannot be divided; replace it, "
+        "e.g. with `where`" +
+            on_one);
     expect_error<Error>([&] { x / 0.0; }, "/ of `A`: integers cannot be divided by zero" + on_one);
     // The padding of a divisor is zero, and the least integer has no opposite: neither may trap.
     expect_equal(fetch(x / full<i32, "A">(mesh, {{"A", 3, 4}}, 2)).data, std::vector<i32>{3, 3, 3});
@@ -415,18 +449,25 @@ TEST_CASE("more elements than can be counted", "[ops][errors]") {
   on_one_device([](const auto&, const auto& mesh) {
     constexpr std::int64_t large = std::int64_t{1} << 31;
     expect_error<Error>(
-        [&] { zeros<f32, "A/d B/t">(mesh, {{"A", large}, {"B", large}}); },
+        [&] {
+          zeros<f32, "A/d B/t">(mesh, {{"A", large}, {"B", large}});
+        },
         "zeros<`A/d B/t`>: the sizes `A` = 2147483648, `B` = 2147483648 of `A/d B/t` multiply to more bytes than can "
         "be counted; choose smaller ones" +
             on_one);
     const auto x = zeros<f32, "A">(mesh, {{"A", 1}});
     expect_error<Error>(
-        [&] { broadcast<"A -> B C A">(x, {{"B", large}, {"C", large}}); },
+        [&] {
+          broadcast<"A -> B C A">(x, {{"B", large}, {"C", large}});
+        },
         "broadcast<`A -> B C A`>: the sizes `B` = 2147483648, `C` = 2147483648, `A` = 1 of `B C A` multiply to more "
         "bytes than can be counted; choose smaller ones" +
             on_one);
-    expect_error<Error>([&] { HostArray<f32>({large, large}); },
-                        "HostArray: the sizes of the shape multiply to more bytes than can be counted");
+    expect_error<Error>(
+        [&] {
+          HostArray<f32>({large, large});
+        },
+        "HostArray: the sizes of the shape multiply to more bytes than can be counted");
     expect_error<Error>([&] { HostArray<f32>({-1, 2}); }, "HostArray: the shape has the negative size -1");
   });
 }

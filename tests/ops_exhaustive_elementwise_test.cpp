@@ -83,7 +83,7 @@ void check(const Elementwise& op, const std::vector<Legal>& legal) {
     }
     return legal.size();
   };
-  on_spec_meshes(prepare, [&](const std::shared_ptr<Device>& device, std::size_t i) {
+  on_spec_meshes(prepare, [&](const DevicePtr& device, std::size_t i) {
     const Legal& c = legal[i];
     const Expected& e = *of_case[i];
     std::string what = op.name;

@@ -56,7 +56,7 @@ void check(const Linear& op, const std::vector<Pair>& legal) {
     }
     return legal.size();
   };
-  on_spec_meshes(prepare, [&](const std::shared_ptr<Device>& device, std::size_t i) {
+  on_spec_meshes(prepare, [&](const DevicePtr& device, std::size_t i) {
     const auto& [from, to] = legal[i];
     const Expected& e = *of_case[i];
     named(op.name + (" " + arrow(text_of(*from), text_of(*to))), [&] {
@@ -248,7 +248,7 @@ TEST_CASE("rename, merge and split over every spec", "[ops][exhaustive][slow]") 
     }
     return cases.size();
   };
-  on_spec_meshes(prepare, [&](const std::shared_ptr<Device>& device, std::size_t i) {
+  on_spec_meshes(prepare, [&](const DevicePtr& device, std::size_t i) {
     const Case& c = cases[i];
     const auto& [gx, gy] = expected[i];
     named(c.what, [&] {

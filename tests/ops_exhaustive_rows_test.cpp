@@ -151,7 +151,7 @@ TEST_CASE("softmax and norms along every dim of every spec", "[ops][exhaustive][
       }
       return legal.size();
     };
-    on_spec_meshes(prepare, [&](const std::shared_ptr<Device>& device, std::size_t i) {
+    on_spec_meshes(prepare, [&](const DevicePtr& device, std::size_t i) {
       const auto& [spec, dim] = legal[i];
       const Expected& e = expected[i];
       named(op.name + (" along dim " + show(dim) + " of " + text_of(*spec)), [&, spec = spec, dim = dim] {
@@ -232,7 +232,7 @@ TEST_CASE("index_unreduced over every pair of specs", "[ops][exhaustive][slow]")
     }
     return legal.size();
   };
-  on_spec_meshes(prepare, [&](const std::shared_ptr<Device>& device, std::size_t i) {
+  on_spec_meshes(prepare, [&](const DevicePtr& device, std::size_t i) {
     const Case& c = legal[i];
     const Expected& e = *of_case[i];
     named("index_unreduced " + text_of(*c.table) + ", " + arrow(text_of(*c.indices), text_of(*c.out)), [&] {

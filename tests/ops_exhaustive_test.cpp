@@ -89,7 +89,7 @@ TEST_CASE("every collective over two dims and two axes", "[ops][exhaustive]") {
     if (run % 2 == 1) padding.emplace();
     const Global x = random_global(specs.front().spec, Draw::odd, 3);
     INFO(mesh << (padding ? ", padded" : ""));
-    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh, [&](const DevicePtr& device) {
       for (const auto& [op, from, to] : legal) {
         const std::string what = op->name + (" " + arrow(from->text, to->text));
         const auto in = place(device, DType::f32, from->spec, x);
@@ -192,7 +192,7 @@ struct EinsumFamily {
       // A dim that only one operand has and the result lacks: every element of it gets the same.
       expected.emplace(e.out.names, std::move(e));
     }
-    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh, [&](const DevicePtr& device) {
       for (const auto& [a, b, c] : legal) {
         if (!divides(*device, a->spec) || !divides(*device, b->spec)) continue;
         const std::string what = "einsum " + arrow(a->text + ", " + b->text, c->text);

@@ -41,8 +41,7 @@ auto differentiate(const Grid& mesh, const F& f, const W& w, const Args&... args
 }
 
 void on_devices(const std::function<void(const Grid&)>& body) {
-  for (const std::string mesh : {"d=1", "d=2"})
-    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) { body(Grid(device)); });
+  for (const std::string mesh : {"d=1", "d=2"}) on_mesh(mesh, [&](const DevicePtr& device) { body(Grid(device)); });
   SUCCEED();
 }
 

@@ -102,7 +102,7 @@ TEST_CASE("take_along", "[ops]") {
 }
 
 TEST_CASE("take_along inverts a permutation, finds top_k's values, and rejects an index outside the dim", "[ops]") {
-  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=1", [](const DevicePtr& device) {
     const Mesh<"d t"> mesh(device);
     HostArray<f32> host({2, 3, 2});
     host.data = {3, 1, 2, 9, 7, 8, -4, -5, -6, 6, 5, 4};
@@ -117,7 +117,7 @@ TEST_CASE("take_along inverts a permutation, finds top_k's values, and rejects a
 }
 
 TEST_CASE("the diagonal of a matrix is a lookup", "[ops]") {
-  on_mesh("d=1,t=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=2", [](const DevicePtr& device) {
     const Mesh<"d t"> mesh(device);
     HostArray<f32> host({4, 4});
     for (std::size_t i = 0; i < 16; ++i) host.data[i] = static_cast<f32>(i);
@@ -155,7 +155,7 @@ TEST_CASE("cross_entropy", "[ops]") {
 }
 
 TEST_CASE("cross_entropy of large logits stays finite", "[ops]") {
-  on_mesh("d=1,t=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=2", [](const DevicePtr& device) {
     static const TensorSpec spec = parse_tensor("V/t").spec, none = parse_tensor("").spec;
     Global logits = shell(spec);
     for (std::size_t i = 0; i < logits.data.size(); ++i) logits.data[i] = 1000 - 100 * static_cast<double>(i);

@@ -20,7 +20,7 @@ HostArray<D> counting(std::vector<std::int64_t> shape) {
 }
 
 TEST_CASE("span, Eigen and Kokkos see a tensor's own memory", "[ops][interop]") {
-  on_mesh("d=2,t=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=1", [](const DevicePtr& device) {
     const Grid mesh(device);
     const auto x = place<Tensor<f32, "B/d L M">>(mesh, counting<f32>({4, 3, 5}));
     const auto first = static_cast<float>(30 * mesh.axis_index("d"));
@@ -43,7 +43,7 @@ TEST_CASE("span, Eigen and Kokkos see a tensor's own memory", "[ops][interop]") 
 }
 
 TEST_CASE("a tensor over memory of the caller's", "[ops][interop]") {
-  on_mesh("d=2,t=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=1", [](const DevicePtr& device) {
     const Grid mesh(device);
     auto memory = std::make_shared<std::vector<f32>>(6, 1.5F);
     const std::weak_ptr<std::vector<f32>> watch = memory;
@@ -66,7 +66,7 @@ TEST_CASE("a tensor over memory of the caller's", "[ops][interop]") {
 }
 
 TEST_CASE("texts of specs, meshes and tensors", "[ops][interop]") {
-  on_mesh("d=2,t=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=2", [](const DevicePtr& device) {
     const Grid mesh(device);
     expect(fmt::format("{}", Spec{"B/d  L +t"}) == "B/d L +t", "Spec");
     expect(fmt::format("{:>6}|", parse_tensor("A/t").spec) == "   A/t|", "TensorSpec");
@@ -92,7 +92,7 @@ TEST_CASE("texts of specs, meshes and tensors", "[ops][interop]") {
 }
 
 TEST_CASE("pictures of shardings", "[ops][interop]") {
-  on_mesh("d=2,t=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=2", [](const DevicePtr& device) {
     const Grid mesh(device);
     const Sizes sizes{{"A", 4}, {"B", 4}, {"C", 4}};
     const auto shows = [](const auto& x, const std::string& expected) {
@@ -155,7 +155,7 @@ struct Outer {
 TEST_CASE("place and fetch", "[ops][interop]") {
   for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=1,t=3", "d=2,t=2", "d=2,t=3"}) {
     INFO(text);
-    on_mesh(text, [](const std::shared_ptr<Device>& device) {
+    on_mesh(text, [](const DevicePtr& device) {
       const Grid mesh(device);
       const auto same = [](const auto& a, const auto& b) {
         expect(a.shape == b.shape && a.data == b.data, "fetched " + show(a.data.size()) + " elements differ");
@@ -211,7 +211,7 @@ void check_host_arrays(const Grid& mesh, D one, D other) {
 TEST_CASE("host arrays of every dtype go in and out", "[ops][interop]") {
   for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=2,t=2"}) {
     INFO(text);
-    on_mesh(text, [](const std::shared_ptr<Device>& device) {
+    on_mesh(text, [](const DevicePtr& device) {
       const Grid mesh(device);
       check_host_arrays<f32>(mesh, 1.5F, -2);
       check_host_arrays<f64>(mesh, 1.5, -2);
@@ -226,7 +226,7 @@ TEST_CASE("host arrays of every dtype go in and out", "[ops][interop]") {
 }
 
 TEST_CASE("sizes may be listed at run time", "[ops][interop]") {
-  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=1", [](const DevicePtr& device) {
     Sizes sizes;
     for (const char* name : {"A", "B"}) sizes.push_back({name, 3, 4});
     const auto x = zeros<f32, "A B/t">(Grid(device), sizes);
@@ -246,7 +246,7 @@ TEST_CASE("spmd places by the types of the parameters and puts the result togeth
   };
   for (const std::string text : {"d=1,t=1", "d=2,t=2", "d=2,t=3"}) {
     INFO(text);
-    on_mesh(text, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(text, [&](const DevicePtr& device) {
       const Grid mesh(device);
       const auto x = counting<f32>({4, 6}), y = counting<f32>({6, 2});
       // Host arrays and tensors may be mixed.
@@ -269,7 +269,7 @@ TEST_CASE("a program has the same bits twice, and where only the data's placemen
   std::mutex mutex;
   for (const std::string text : {"d=1,t=1", "d=1,t=1", "d=2,t=1", "d=3,t=1", "d=2,t=2"}) {
     INFO(text);
-    on_mesh(text, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(text, [&](const DevicePtr& device) {
       const Grid mesh(device);
       const auto x = random_normal<f32, "B/d M">(mesh, {{"B", 12}, {"M", 16}}, {1, 1});
       const auto w = random_normal<f32, "M">(mesh, {{"M", 16}}, {1, 2});

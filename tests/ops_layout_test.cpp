@@ -79,7 +79,7 @@ TEST_CASE("concat", "[ops]") {
 #undef CONCAT
   // Parts of different sizes.
   for (const std::string mesh : {"d=1,t=1", "d=2,t=1"})
-    on_mesh(mesh, [](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh, [](const DevicePtr& device) {
       static const TensorSpec first = parse_tensor("C/d P").spec, second = parse_tensor("C/d L").spec,
                               both = parse_tensor("C/d N").spec;
       const Global a{{"C", "P"}, {6, 6}, random_global(second, Draw::odd, 1).data};
@@ -111,7 +111,7 @@ TEST_CASE("transpose", "[ops]") {
 
 TEST_CASE("stack", "[ops]") {
   for (const std::string mesh : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2"})
-    on_mesh(mesh, [](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh, [](const DevicePtr& device) {
       static const TensorSpec part = parse_tensor("C/d L +t").spec, whole = parse_tensor("S C/d L +t").spec;
       static const TensorSpec dual = parse_tensor("S C/d L").spec, dual_part = parse_tensor("C/d L").spec;
       using Part = Tensor<f32, "C/d L +t">;

@@ -96,7 +96,7 @@ TEST_CASE("linear_cross_entropy: a replay gives the same bits, stored logits nea
   for (const char* text : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2"}) {
     INFO(text);
     const Temporarily pieces(tuning.logits_piece, std::int64_t{40000});
-    on_mesh(text, [](const std::shared_ptr<Device>& device) {
+    on_mesh(text, [](const DevicePtr& device) {
       const Mesh2 mesh(device);
       const Weights w = weights(mesh);
       const auto [loss, grads] = step(mesh, w, 0, false);
@@ -121,9 +121,9 @@ TEST_CASE("linear_cross_entropy: a replay gives the same bits, stored logits nea
 TEST_CASE("linear_cross_entropy takes memory for a piece of the logits, and says what it computes", "[ops][memory]") {
   const std::size_t logits = std::size_t{4} * 64 * 1024 * sizeof(f32), piece = logits / 8;
   const Temporarily pieces(tuning.logits_piece, static_cast<std::int64_t>(piece));
-  on_mesh("d=1,t=1", [&](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=1", [&](const DevicePtr& device) {
     const Mesh2 mesh(device);
-    const auto taken = [](const std::shared_ptr<Device>& on, std::int64_t stored) {
+    const auto taken = [](const DevicePtr& on, std::int64_t stored) {
       const Mesh2 there(on);
       const Weights w = weights(there);
       return peak(on, [&] { step(there, w, stored, false); });
@@ -132,8 +132,7 @@ TEST_CASE("linear_cross_entropy takes memory for a piece of the logits, and says
     const std::size_t in_pieces = taken(device, 0);
     expect(in_pieces > piece && in_pieces < piece + small, "in pieces: " + std::to_string(in_pieces) + " bytes");
     expect(taken(device, most) > logits, "stored");
-    const auto dry =
-        std::make_shared<Device>(parse_mesh("d=1,t=1"), 0, std::make_shared<DryWorld>(Peers::threads), 1, tuning);
+    const auto dry = DevicePtr::make(parse_mesh("d=1,t=1"), 0, std::make_shared<DryWorld>(Peers::threads), 1, tuning);
     expect(taken(dry, 0) == in_pieces, "a dry run takes the same memory");
 
     auto& counts = detail::program_state(device).counts;
@@ -148,7 +147,7 @@ TEST_CASE("linear_cross_entropy takes memory for a piece of the logits, and says
 }
 
 TEST_CASE("linear_cross_entropy communicates as cross_entropy does, in ops of their own", "[ops]") {
-  on_mesh("d=1,t=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=2", [](const DevicePtr& device) {
     const Mesh2 mesh(device);
     const auto work = [&](std::int64_t stored) {
       std::map<std::string, detail::OpWork> of;
@@ -176,7 +175,7 @@ TEST_CASE("linear_cross_entropy: padding counts nowhere, however low the logits 
   // Padded logits are 0, and exp(0 - highest) is infinite: with tokens that count for nothing they would make NaNs.
   for (const char* text : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2", "d=1,t=4"}) {
     INFO(text);
-    on_mesh(text, [](const std::shared_ptr<Device>& device) {
+    on_mesh(text, [](const DevicePtr& device) {
       const Mesh2 mesh(device);
       const Sizes padded{{"B", 3, 4}, {"L", 5}, {"M", 6, 8}, {"V", 9, 16}};  // of t=4 the last shard is all padding
       const Weights w{full<f32, "B/d L M/t">(mesh, padded, 10), full<f32, "V/t M/d">(mesh, padded, -2)};
@@ -201,7 +200,7 @@ TEST_CASE("linear_cross_entropy: padding counts nowhere, however low the logits 
 }
 
 TEST_CASE("linear_cross_entropy of no rows: the table's cotangent is zero", "[ops]") {
-  on_mesh("d=1,t=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=2", [](const DevicePtr& device) {
     const Mesh2 mesh(device);
     const Sizes none{{"B", 0}, {"L", 64}, {"M", 8}, {"V", 1000, 1024}};
     poison(*device);
@@ -217,7 +216,7 @@ TEST_CASE("linear_cross_entropy of no rows: the table's cotangent is zero", "[op
 
 TEST_CASE("linear_cross_entropy: a target outside the vocabulary", "[ops][errors]") {
   for (const std::string text : {"d=1,t=1", "d=1,t=2"})
-    on_mesh(text, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(text, [&](const DevicePtr& device) {
       const Mesh2 mesh(device);
       const Weights w = weights(mesh);
       for (const int id : {-1, 1000}) {

@@ -37,7 +37,7 @@ void expect_text(const std::string& text, const std::string& expected) {
 }
 
 TEST_CASE("padded: sizes", "[ops][padding]") {
-  on_mesh("d=1,t=3", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=3", [](const DevicePtr& device) {
     const Grid mesh(device);
     const auto x = ones<f32, "A V/t">(mesh, {{"A", 2}, {"V", 7, 9}});
     expect(x.size("V") == 7 && x.padded_size("V") == 9 && x.size("A") == 2 && x.padded_size("A") == 2, "sizes");
@@ -65,7 +65,7 @@ TEST_CASE("padded: arrays from nothing do not depend on the padding", "[ops][pad
   std::mutex mutex;
   for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=1,t=3", "d=2,t=2", "d=2,t=3"}) {
     INFO(text);
-    on_mesh(text, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(text, [&](const DevicePtr& device) {
       const Grid mesh(device);
       poison(*device);
       const auto check = [&](const std::string& name, const auto& x) {
@@ -112,7 +112,7 @@ TEST_CASE("padded: host arrays in and out", "[ops][padding]") {
   };
   for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=3,t=1", "d=1,t=3", "d=2,t=2"}) {
     INFO(text);
-    on_mesh(text, [](const std::shared_ptr<Device>& device) {
+    on_mesh(text, [](const DevicePtr& device) {
       const Grid mesh(device);
       poison(*device);
       const auto table = counting<f32>({7, 5}), scale = counting<f32>({5});
@@ -138,7 +138,7 @@ TEST_CASE("padded: host arrays in and out", "[ops][padding]") {
 }
 
 TEST_CASE("padded: memory of the caller's is checked", "[ops][padding]") {
-  on_mesh("d=1,t=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=2", [](const DevicePtr& device) {
     const Grid mesh(device);
     const bool last = mesh.axis_index("t") == 1;
     std::vector<f32> memory{1, 2, 3, 4, 5, 6};
@@ -161,7 +161,7 @@ TEST_CASE("padded: memory of the caller's is checked", "[ops][padding]") {
 }
 
 TEST_CASE("padded: texts and pictures", "[ops][padding]") {
-  on_mesh("d=1,t=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=2", [](const DevicePtr& device) {
     const Grid mesh(device);
     const auto x = place<Tensor<f32, "B/d V/t">>(mesh, counting<f32>({2, 5}), {{"V", 5, 8}});
     const bool last = mesh.axis_index("t") == 1;
@@ -182,7 +182,7 @@ TEST_CASE("padded: texts and pictures", "[ops][padding]") {
 TEST_CASE("padded: maxima do not see the padding", "[ops][padding]") {
   for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=1,t=3", "d=2,t=2", "d=2,t=3"}) {
     INFO(text);
-    on_mesh(text, [](const std::shared_ptr<Device>& device) {
+    on_mesh(text, [](const DevicePtr& device) {
       const Grid mesh(device);
       poison(*device);
       // All negative: the padding's zeros would win. On some meshes the last shards are nothing but padding.
@@ -224,7 +224,7 @@ TEST_CASE("padded: maxima do not see the padding", "[ops][padding]") {
 }
 
 TEST_CASE("padded: what is not finite at the padding stays there", "[ops][padding]") {
-  on_mesh("d=2,t=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=1", [](const DevicePtr& device) {
     const Grid mesh(device);
     const auto x = place<Tensor<f32, "B/d M">>(mesh, counting<f32>({3, 5}), {{"B", 3, 4}, {"M", 5, 6}});
     const auto f = [](const Tensor<f32, "B/d M">& v) -> Tensor<f32, "+d +t"> {
@@ -249,7 +249,7 @@ TEST_CASE("padded: what is not finite at the padding stays there", "[ops][paddin
 }
 
 TEST_CASE("padded: merge, split and concat keep the padding at the end", "[ops][padding]") {
-  on_mesh("d=1,t=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=2", [](const DevicePtr& device) {
     const Grid mesh(device);
     const auto host = counting<f32>({12});
     const auto x = place<Tensor<f32, "A/t">>(mesh, host, {{"A", 12, 16}});
@@ -277,7 +277,7 @@ TEST_CASE("padded: merge, split and concat keep the padding at the end", "[ops][
 }
 
 TEST_CASE("padded: errors", "[ops][padding][errors]") {
-  on_mesh("d=1,t=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=2", [](const DevicePtr& device) {
     const Grid mesh(device);
     const std::string here = " (" + device->describe() + ")";
     const auto fails = [&](const auto& f, const std::string& text) { expect_error<Error>(f, text + here); };
@@ -456,12 +456,11 @@ TEST_CASE("padded: a GPT's loss and gradients are those without padding", "[ops]
     for (const bool other : {false, true}) {
       std::optional<Step> expected;
       // Under mpirun each rank needs it: this is on threads everywhere.
-      detail::run_device(
-          std::make_shared<Device>(parse_mesh("d=1,t=1"), 0), 1,
-          [&](const std::shared_ptr<Device>& device) { expected = step(Grid(device), run.unpadded, other); });
+      detail::run_device(DevicePtr::make(parse_mesh("d=1,t=1"), 0), 1,
+                         [&](const DevicePtr& device) { expected = step(Grid(device), run.unpadded, other); });
       for (const std::string mesh : {"d=1,t=1", "d=2,t=2", "d=4,t=1", "d=1,t=4"}) {
         INFO(mesh << " " << run.padded[7].size << " " << other);
-        on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+        on_mesh(mesh, [&](const DevicePtr& device) {
           poison(*device);
           const Step found = step(Grid(device), run.padded, other);
           expect(std::abs(found.loss - expected->loss) < 1e-5 * expected->loss,

@@ -95,7 +95,7 @@ std::size_t under_way(const detail::ProgramState& state, bool gathers) {
 
 /// "all_gather 12 calls 3456 bytes, ..." of all collectives on this device during f.
 template <class F>
-std::string traffic(const std::shared_ptr<Device>& device, const F& f) {
+std::string traffic(const DevicePtr& device, const F& f) {
   auto& counts = detail::program_state(device).counts;
   counts.clear();
   f();
@@ -113,7 +113,7 @@ const std::vector<std::string> meshes{"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=3,t=1"
 TEST_CASE("prefetch changes no bit, and each gather and sum is one collective", "[ops][prefetch]") {
   for (const std::string& text : meshes) {
     INFO(text);
-    on_mesh(text, [](const std::shared_ptr<Device>& device) {
+    on_mesh(text, [](const DevicePtr& device) {
       const Grid mesh(device);
       const X x = input(mesh);
       for (const std::int64_t layers : {1, 2, 5}) {
@@ -133,7 +133,7 @@ TEST_CASE("prefetch changes no bit, and each gather and sum is one collective", 
 }
 
 TEST_CASE("the gathers of the next layer run beside each layer, and the gradients' sums", "[ops][prefetch]") {
-  on_mesh("d=2,t=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=1", [](const DevicePtr& device) {
     const Grid mesh(device);
     const Model w = model(mesh, 5);
     const X x = input(mesh);
@@ -166,7 +166,7 @@ namespace {
 struct Peaks {
   std::size_t forward, backward;
 };
-Peaks peaks(const std::shared_ptr<Device>& device, std::int64_t layers, How how) {
+Peaks peaks(const DevicePtr& device, std::int64_t layers, How how) {
   const Grid mesh(device);
   const Model w = model(mesh, layers);
   const X x = input(mesh);
@@ -174,7 +174,7 @@ Peaks peaks(const std::shared_ptr<Device>& device, std::int64_t layers, How how)
           peak(device, [&] { static_cast<void>(value_and_grad(mesh, loss, w, x, how)); })};
 }
 
-void expect_two_layers(const std::shared_ptr<Device>& device) {
+void expect_two_layers(const DevicePtr& device) {
   const std::size_t gathered = gathered_bytes(Grid(device));
   for (const std::int64_t layers : {3, 9}) {
     const Peaks plain = peaks(device, layers, How::plain), ahead = peaks(device, layers, How::prefetch);
@@ -200,11 +200,11 @@ TEST_CASE("prefetch keeps two gathered layers at most, however many there are", 
 
 TEST_CASE("a dry run of prefetch counts and takes what a real one does", "[ops][prefetch]") {
   const auto make = [](Peers peers) {
-    return std::make_shared<Device>(parse_mesh("d=2,t=2"), 0, std::make_shared<DryWorld>(peers));
+    return DevicePtr::make(parse_mesh("d=2,t=2"), 0, std::make_shared<DryWorld>(peers));
   };
   const auto dry = make(Peers::threads), received = make(Peers::mpi);
   expect_two_layers(dry);
-  const auto step = [](const std::shared_ptr<Device>& device) {
+  const auto step = [](const DevicePtr& device) {
     const Grid mesh(device);
     const Model w = model(mesh, 4);
     const X x = input(mesh);
@@ -220,7 +220,7 @@ TEST_CASE("a dry run of prefetch counts and takes what a real one does", "[ops][
     most = peaks(received, 4, How::prefetch);
   }
   for (const auto& device : {dry, received}) device->clear_local();
-  on_mesh("d=2,t=2", [&](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=2", [&](const DevicePtr& device) {
     expect(step(device) == counted, "a dry run counts " + counted);
     const Peaks real = peaks(device, 4, How::prefetch);
     // Where MPI moves the blocks, what is received for a sum takes memory until it arrives: nobody knows when.
@@ -233,7 +233,7 @@ TEST_CASE("a dry run of prefetch counts and takes what a real one does", "[ops][
 }
 
 TEST_CASE("what the derivatives of a layer do not need is gathered for nothing, and counted", "[ops][prefetch]") {
-  on_mesh("d=2,t=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=1", [](const DevicePtr& device) {
     const Grid mesh(device);
     const Model w = model(mesh, 3);
     const X x = input(mesh);
@@ -256,7 +256,7 @@ TEST_CASE("what the derivatives of a layer do not need is gathered for nothing, 
 }
 
 TEST_CASE("prefetch says what is wrong", "[ops][prefetch]") {
-  on_mesh("d=2,t=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=1", [](const DevicePtr& device) {
     const Grid mesh(device);
     const Model w = model(mesh, 3);
     const X x = input(mesh);
@@ -300,7 +300,7 @@ TEST_CASE("prefetch says what is wrong", "[ops][prefetch]") {
 TEST_CASE("an op that throws while gathers and sums are under way leaves none of them", "[ops][prefetch]") {
   for (const std::string& text : meshes) {
     INFO(text);
-    on_mesh(text, [](const std::shared_ptr<Device>& device) {
+    on_mesh(text, [](const DevicePtr& device) {
       const Grid mesh(device);
       const Model w = model(mesh, 5);
       const X x = input(mesh);
@@ -331,7 +331,7 @@ TEST_CASE("an op that throws while gathers and sums are under way leaves none of
   // One device alone: the others must not wait for it for ever.
   if (under_mpi()) return;
   REQUIRE_THROWS_WITH(on_mesh("d=4,t=1",
-                              [](const std::shared_ptr<Device>& device) {
+                              [](const DevicePtr& device) {
                                 const Grid mesh(device);
                                 const Model w = model(mesh, 3);
                                 const auto failing = [&](const Model& v, const X& x) {

@@ -79,7 +79,7 @@ struct Expected {
   std::vector<Global> gradients;
 };
 template <class Out, class F>
-void check_op(const std::shared_ptr<Device>& device, const F& f, std::vector<detail::ValuePtr> leaves,
+void check_op(const DevicePtr& device, const F& f, std::vector<detail::ValuePtr> leaves,
               const std::vector<const TensorSpec*>& specs, const Global& ct, const Expected& expected) {
   std::vector<detail::Slot> slots;
   for (auto& x : leaves) {
@@ -125,7 +125,7 @@ Global moved(const Setup& s, const Global& x, const TensorSpec& from, const Tens
 }
 
 template <class D, Spec Rows, Spec Result, Spec From, Spec To>
-void check_exchange(const std::shared_ptr<Device>& device, std::int64_t places_each, std::int64_t groups_each) {
+void check_exchange(const DevicePtr& device, std::int64_t places_each, std::int64_t groups_each) {
   using X = Tensor<D, Rows>;
   using Out = Tensor<D, Result>;
   const TensorSpec &rows = detail::parsed<Rows>, &from = detail::parsed<From>, &to = detail::parsed<To>;
@@ -151,7 +151,7 @@ void check_exchange(const std::shared_ptr<Device>& device, std::int64_t places_e
 TEST_CASE("ragged_all_to_all", "[ops]") {
   for (const auto& mesh : ragged_meshes()) {
     INFO(mesh);
-    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh, [&](const DevicePtr& device) {
       poison(*device);
       check_exchange<f32, "R/d/e M", "S/d/e M", "P/d/e X", "P/d X/e">(device, 1, 2);
       check_exchange<f32, "R/d/e M", "S/d/e M", "P/d/e X", "P/d X/e">(device, 2, 1);
@@ -167,7 +167,7 @@ TEST_CASE("ragged_all_to_all", "[ops]") {
 
 // What travels are the counted rows, and nothing to this device itself.
 TEST_CASE("ragged_all_to_all sends the rows that are counted", "[ops]") {
-  on_mesh("d=1,e=2,t=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,e=2,t=1", [](const DevicePtr& device) {
     const Mesh<"d e t"> mesh(device);
     const Global counts{{"P", "X"}, {2, 2}, {5, 3, 0, 4}};
     const Tensor<i32, "P/e X"> sent(place(device, DType::i32, detail::parsed<"P/e X">, counts));
@@ -182,7 +182,7 @@ TEST_CASE("ragged_all_to_all sends the rows that are counted", "[ops]") {
 
 // Rows that nobody sends are an error where they are awaited, not a hang.
 TEST_CASE("ragged_all_to_all rejects counts of rows that are not sent", "[ops]") {
-  on_mesh("d=1,e=2,t=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,e=2,t=1", [](const DevicePtr& device) {
     const auto counts = [&](const TensorSpec& spec, std::vector<double> values) {
       return place(device, DType::i32, spec, {{"P", "X"}, {2, 2}, std::move(values)});
     };
@@ -200,7 +200,7 @@ TEST_CASE("ragged_all_to_all rejects counts of rows that are not sent", "[ops]")
 TEST_CASE("ragged_all_to_all rejects counts that do not fit", "[ops]") {
   const auto message = [](std::vector<double> counts, std::int64_t bound) {
     std::string text;
-    on_mesh("d=1,e=1,t=1", [&](const std::shared_ptr<Device>& device) {
+    on_mesh("d=1,e=1,t=1", [&](const DevicePtr& device) {
       const Mesh<"d e t"> mesh(device);
       const Tensor<i32, "P/e X"> sent(
           place(device, DType::i32, detail::parsed<"P/e X">, {{"P", "X"}, {1, 2}, std::move(counts)}));
@@ -260,7 +260,7 @@ void add_products(const std::vector<std::int64_t>& group, const Global& a, const
 }
 
 template <class D, OpSpec O, Spec Rows, Spec Weights, Spec Result, Spec Counts>
-void check_grouped(const std::shared_ptr<Device>& device, std::int64_t places_each, std::int64_t groups_each) {
+void check_grouped(const DevicePtr& device, std::int64_t places_each, std::int64_t groups_each) {
   const TensorSpec &rows = detail::parsed<Rows>, &weights = detail::parsed<Weights>, &result = detail::parsed<Result>,
                    &counted = detail::parsed<Counts>;
   const Axes axes = rows.dims[0].axes;
@@ -300,7 +300,7 @@ TEST_CASE("grouped_einsum", "[ops]") {
   check_grouped<dtype, rows ", " weights " -> " result, rows, weights, result, counts>
   for (const auto& mesh : ragged_meshes()) {
     INFO(mesh);
-    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh, [&](const DevicePtr& device) {
       poison(*device);
       GROUPED(f32, "S/d/e M", "X/e M F", "S/d/e F", "P/d X/e")(device, 1, 2);
       GROUPED(f64, "S/d/e F", "X/e M F", "S/d/e M", "P/d X/e")(device, 2, 1);
@@ -330,7 +330,7 @@ auto dispatched_loss(const Parts& w, const Tensor<i32, "P/d/e X">& counts) -> Te
 
 TEST_CASE("rows to their groups and back have the gradients of finite differences", "[ops]") {
   for (const char* mesh : {"d=1,e=1,t=1", "d=1,e=2,t=1", "d=2,e=2,t=1", "d=1,e=4,t=1"})
-    on_mesh(mesh, [](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh, [](const DevicePtr& device) {
       const Mesh<"d e t"> on(device);
       Global counts{{"P", "X"}, {4, 4}, {2, 0, 1, 3, 0, 0, 4, 1, 1, 2, 3, 0, 6, 0, 0, 0}};
       const Tensor<i32, "P/d/e X"> sent(place(device, DType::i32, detail::parsed<"P/d/e X">, counts));

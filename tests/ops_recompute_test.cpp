@@ -103,7 +103,7 @@ void expect_counts(const Counts& all, const Counts& expected, const std::string&
 TEST_CASE("recompute changes no bit, and runs again only what someone needs", "[ops][recompute]") {
   for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=1,t=3", "d=2,t=2", "d=2,t=3"}) {
     INFO(text);
-    on_mesh(text, [](const std::shared_ptr<Device>& device) {
+    on_mesh(text, [](const DevicePtr& device) {
       const Grid mesh(device);
       const Array<"layers", Weights> w{weights(mesh, 1), weights(mesh, 2)};
       const X x = input(mesh);
@@ -137,7 +137,7 @@ TEST_CASE("recompute changes no bit, and runs again only what someone needs", "[
 }
 
 TEST_CASE("the gradient through recompute is that of finite differences", "[ops][recompute]") {
-  on_mesh("d=2,t=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=2", [](const DevicePtr& device) {
     const Grid mesh(device);
     using V = Tensor<f64, "A/d C/t">;
     const V v = random_normal<f64, "A/d C/t">(mesh, {{"A", 4}, {"C", 4}}, {5, 1});
@@ -167,7 +167,7 @@ struct Pair {
 TEST_CASE("recompute of nested calls and of several results", "[ops][recompute]") {
   for (const std::string text : {"d=1,t=1", "d=2,t=2"}) {
     INFO(text);
-    on_mesh(text, [](const std::shared_ptr<Device>& device) {
+    on_mesh(text, [](const DevicePtr& device) {
       const Grid mesh(device);
       const Weights w = weights(mesh, 1);
       const X x = input(mesh);
@@ -215,7 +215,7 @@ void expect_residuals(const std::vector<SavedResidual>& residuals, const std::ve
 }
 
 TEST_CASE("the report of what is kept for the backward pass", "[ops][recompute]") {
-  on_mesh("d=2,t=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=2", [](const DevicePtr& device) {
     const Grid mesh(device);
     const Array<"layers", Weights> w{weights(mesh, 1), weights(mesh, 2)};
     const X x = input(mesh);
@@ -267,7 +267,7 @@ TEST_CASE("a policy keeps what its name says, and changes no bit", "[ops][recomp
       {"all_gather,einsum_unreduced", {{"all_gather", 8}, {"einsum_unreduced", 11}, {"reduce_scatter", 7}}}};
   for (const std::string text : {"d=1,t=1", "d=2,t=2", "d=2,t=3"}) {
     INFO(text);
-    on_mesh(text, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(text, [&](const DevicePtr& device) {
       const Grid mesh(device);
       const Array<"layers", Weights> w{weights(mesh, 1), weights(mesh, 2)};
       const X x = input(mesh);

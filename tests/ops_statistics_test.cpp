@@ -75,7 +75,7 @@ TEST_CASE("any and all", "[ops]") {
 
 // The placements above are those of dims; here are the values that formulas get wrong.
 TEST_CASE("reductions of zeros, infinities and nothing", "[ops]") {
-  on_mesh("d=1,t=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=1", [](const DevicePtr& device) {
     const Mesh<"d t"> mesh(device);
     constexpr f64 inf = std::numeric_limits<f64>::infinity();
     using X = Tensor<f64, "V">;

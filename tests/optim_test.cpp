@@ -43,7 +43,7 @@ void check_steps(const O& optimizer, const std::function<void(Leaf&)>& reference
   static_assert(Optimizer<O, Weights>);
   for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2"}) {
     INFO(text);
-    on_mesh(text, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(text, [&](const DevicePtr& device) {
       const Mesh<"d t"> mesh(device);
       const auto leaves = [](const Weights& w) {
         return std::array{assemble(*w.gain.value(), detail::parsed<"M/t/d">),
@@ -226,7 +226,7 @@ struct Merged {
 
 TEST_CASE("Adafactor takes all dims but the first together, and keeps a row and a column", "[optim]") {
   for (const char* text : {"d=1,t=1", "d=2,t=2", "d=4,t=1"})
-    on_mesh(text, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(text, [&](const DevicePtr& device) {
       const Mesh<"d t"> mesh(device);
       const Sizes sizes{{"A", 4}, {"K", 6}, {"D", 2}};
       const auto draw = [&](std::uint64_t seed) {
@@ -277,7 +277,7 @@ void check_regression(const char* name, const O& optimizer, double peak) {
   static constexpr std::int64_t steps = 80;
   const LrSchedule learning_rate{
       .kind = LrSchedule::Kind::linear, .peak = peak, .decay_steps = steps, .final_fraction = 0};
-  on_mesh("d=2,t=1", [&](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=1", [&](const DevicePtr& device) {
     const Mesh<"d t"> mesh(device);
     const Sizes sizes{{"N", 64}, {"M", 4}, {"A", 4}, {"B", 6}};
     const auto x = random_normal<f32, "N A/d">(mesh, sizes, {7, 0});
@@ -328,7 +328,7 @@ TEST_CASE("patterns of leaf names", "[optim]") {
 
 template <class O>
 void check_rules(const O& optimizer) {
-  on_mesh("d=1,t=1", [&](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=1", [&](const DevicePtr& device) {
     const Mesh<"d t"> mesh(device);
     const Weights first = random_weights(mesh, 1), g = random_weights(mesh, 2);
     const auto after = [&](double learning_rate, const auto& decays) {
@@ -357,7 +357,7 @@ TEST_CASE("every optimizer takes factors of a leaf's learning rate and decay", "
 
 TEST_CASE("AdamW takes gradients in bf16, and its copies are what a cast of the new weights is", "[optim]") {
   for (const char* name : {"d=1,t=1", "d=2,t=2"}) {
-    on_mesh(name, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(name, [&](const DevicePtr& device) {
       const Mesh<"d t"> mesh(device);
       const Sizes sizes{{"M", 1060}, {"A", 6}, {"B", 134}};  // shards of some vectors and a rest
       const auto all = [](std::string_view) { return true; };
@@ -465,7 +465,7 @@ TEST_CASE("reduce_gradients: replicated weights under data parallelism, on every
   std::vector<std::vector<double>> whole;  // on one device, the first mesh
   for (const std::string text : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2"}) {
     INFO(text);
-    on_mesh(text, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(text, [&](const DevicePtr& device) {
       const DataParallel mesh(device);
       const Parallel w{replicated(mesh, 1),
                        {replicated(mesh, 2), replicated(mesh, 3)},

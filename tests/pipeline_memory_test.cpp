@@ -28,7 +28,7 @@ struct Weights {
 struct Wide {
   using X = Tensor<f32, "B">;
   pipeline::LayerMap layer_map;
-  std::shared_ptr<Device> device;
+  DevicePtr device;
 
   [[nodiscard]] X enter(const Weights&, const pipeline::StagePlace&) const {
     return ones<f32, "B">(Mesh<"d t">(device), sizes);
@@ -51,7 +51,7 @@ std::vector<double> kept(const pipeline::Schedule& schedule, int microbatches) {
   std::vector<double> result(ranks);
   detail::launch_threads(
       {{"p", ranks}, {"d", 1}, {"t", 1}},
-      [&](const std::shared_ptr<Device>& device) {
+      [&](const DevicePtr& device) {
         const Staged mesh(device);
         const Wide program{pipeline::LayerMap(schedule, layers), mesh.stage().device()};
         Weights w;

@@ -51,7 +51,7 @@ struct Whole {
 inline void on_threads(const std::string& mesh, const DeviceBody& body) {
   const auto axes = parse_mesh(mesh);
   if (device_count(axes) == 1)
-    detail::run_device(std::make_shared<Device>(axes, 0), 1, body);
+    detail::run_device(DevicePtr::make(axes, 0), 1, body);
   else
     detail::launch_threads(axes, body, device_count(axes), 1);
 }
@@ -59,7 +59,7 @@ inline void on_threads(const std::string& mesh, const DeviceBody& body) {
 /// The model that is not cut, on the mesh that its stages would have: the gradients of the microbatches, one by one.
 inline Whole unpipelined(bool tied, const std::string& stage_mesh = "d=1,t=1") {
   Whole whole;
-  on_threads(stage_mesh, [&](const std::shared_ptr<Device>& device) {
+  on_threads(stage_mesh, [&](const DevicePtr& device) {
     const Mesh<"d t"> mesh(device);
     gpt::Model<f32> model;
     model.unembed.resize(tied ? 0 : 1);
@@ -88,7 +88,7 @@ inline Whole unpipelined(bool tied, const std::string& stage_mesh = "d=1,t=1") {
 
 /// What a device holds of the model in stages, and its rows of the microbatches.
 struct Staging {
-  Staging(const std::shared_ptr<Device>& device, const pipeline::Schedule& schedule, const Host& weights, bool tied)
+  Staging(const DevicePtr& device, const pipeline::Schedule& schedule, const Host& weights, bool tied)
       : mesh(device),
         layer_map(schedule, layers),
         mine(layer_map.of_rank(mesh.rank())),
@@ -130,7 +130,7 @@ struct Result {
 
 /// A step of the model in stages, as this device sees it.
 template <class Program>
-Result staged(const std::shared_ptr<Device>& device, const pipeline::Schedule& schedule, const Host& weights, bool tied,
+Result staged(const DevicePtr& device, const pipeline::Schedule& schedule, const Host& weights, bool tied,
               const Sizes& sizes = activation_sizes) {
   const Staging staging(device, schedule, weights, tied);
   const Staged& mesh = staging.mesh;

@@ -46,7 +46,7 @@ struct Due {
 };
 Due due_on(const std::string& stage_mesh, const Whole& whole) {
   Due due;
-  on_threads(stage_mesh, [&](const std::shared_ptr<Device>& device) {
+  on_threads(stage_mesh, [&](const DevicePtr& device) {
     const Mesh<"d t"> mesh(device);
     gpt::Model<f32> model;
     model.unembed.resize(1);
@@ -82,7 +82,7 @@ TEST_CASE("pipeline: outputs of all microbatches are those of the model that is 
     const Whole whole = unpipelined(false, stage_mesh);
     const Due due = due_on(stage_mesh, whole);
     for (const pipeline::Schedule& schedule : schedules(parse_mesh(mesh_name)[0].size))
-      on_mesh(mesh_name, [&](const std::shared_ptr<Device>& device) {
+      on_mesh(mesh_name, [&](const DevicePtr& device) {
         const std::string what = schedule.name() + " on " + mesh_name;
         const Staging staging(device, schedule, whole.weights, false);
         const auto program = staging.program<WithOutputs>();
@@ -145,7 +145,7 @@ TEST_CASE("pipeline: outputs that cannot be concatenated are refused", "[pipelin
   for (const bool padded : {false, true})
     expect_error<Error>(
         [&] {
-          on_threads("p=1,d=1,t=1", [&](const std::shared_ptr<Device>& device) {
+          on_threads("p=1,d=1,t=1", [&](const DevicePtr& device) {
             const Staged mesh(device);
             const auto w = ones<f32, "M">(mesh.stage(), {{"M", 2}});
             (void)pipeline::outputs(mesh, pipeline::GPipe(1), 2, Odd{padded}, w, {{"M", 2}});
@@ -156,7 +156,7 @@ TEST_CASE("pipeline: outputs that cannot be concatenated are refused", "[pipelin
               "one; choose a size that needs none"
             : "fwd_0__1: Concat: microbatch 1 has other sizes than those before it; all microbatches of a step have "
               "one shape (device 0 (p=0,d=0,t=0) of mesh p=1,d=1,t=1)");
-  on_threads("p=1,d=1,t=1", [](const std::shared_ptr<Device>& device) {
+  on_threads("p=1,d=1,t=1", [](const DevicePtr& device) {
     const Staged mesh(device);
     const auto w = ones<f32, "M">(mesh.stage(), {{"M", 2}});
     expect_error<UsageError>(

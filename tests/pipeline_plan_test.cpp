@@ -15,7 +15,7 @@ TEST_CASE("a plan for each place along an axis", "[pipeline][plan]") {
   run::Training training;
   training.plan = true;
   // A step multiplies as many matrices as its place along p, and one.
-  const auto body = [&](const std::shared_ptr<Device>& device) {
+  const auto body = [&](const DevicePtr& device) {
     const Mesh<"d p t"> all(device);
     const int place = all.axis_index("p");
     REQUIRE((all.axis_index("d") == 0 && all.axis_index("t") == 0));

@@ -83,7 +83,7 @@ struct Chain {
 TEST_CASE("pipeline: without a stage axis the loop accumulates gradients", "[pipeline]") {
   static_assert(pipeline::valid_program<pipeline::StagedMesh<"", "d t">, Chain, ChainWeights>);
   for (const char* name : {"d=1,t=1", "d=2,t=1", "d=2,t=2"})
-    on_mesh(name, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(name, [&](const DevicePtr& device) {
       const pipeline::StagedMesh<"", "d t"> mesh(device);
       const Sizes sizes{{"M", 8}, {"N", 6}};
       ChainWeights weights{random_normal<f64, "M/d">(mesh.stage(), sizes, {1, 100}), {}};
@@ -127,7 +127,7 @@ TEST_CASE("pipeline: stages hand over structs, and replicated weights get partia
   // All stages in a row on one device, differentiated as one function.
   double loss = 0;
   std::vector<HostArray<f64>> due;  // of the gain, then of each layer
-  detail::run_device(std::make_shared<Device>(parse_mesh("d=1,t=1"), 0), 1, [&](const std::shared_ptr<Device>& device) {
+  detail::run_device(DevicePtr::make(parse_mesh("d=1,t=1"), 0), 1, [&](const DevicePtr& device) {
     const Mesh<"d t"> mesh(device);
     const PairStages stages{{0}, 4};
     for (int m = 0; m < 4; ++m) {
@@ -151,7 +151,7 @@ TEST_CASE("pipeline: stages hand over structs, and replicated weights get partia
       expect(std::abs(is.data[k] - expected.data[k]) < 1e-11 * (1 + std::abs(expected.data[k])), what);
   };
   for (const char* name : {"p=2,d=1,t=2", "p=2,d=2,t=1", "p=4,d=1,t=1"})
-    on_mesh(name, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(name, [&](const DevicePtr& device) {
       const Staged mesh(device);
       const int p = mesh.ranks();
       for (const pipeline::Schedule& schedule :
@@ -185,7 +185,7 @@ using OneWeight = Array<"weight", Tensor<f64, "M/d/t">>;
 struct FewStages {
   using X = Tensor<f64, "B M">;
   bool at_first;
-  std::shared_ptr<Device> device;
+  DevicePtr device;
 
   [[nodiscard]] static X scaled(const X& x, const OneWeight& w) { return x * all_gather<"M/d/t -> M">(w.at(0)); }
   [[nodiscard]] X enter(const OneWeight& w, const pipeline::StagePlace& at) const {
@@ -205,7 +205,7 @@ TEST_CASE("pipeline: ranks without weights pass gradients on, or need none", "[p
   for (const bool at_first : {true, false})
     for (const pipeline::Schedule& schedule : schedules(4))
       for (const char* mesh_text : {"p=4,d=1,t=1", "p=4,d=2,t=1"})
-        on_mesh(mesh_text, [&](const std::shared_ptr<Device>& device) {
+        on_mesh(mesh_text, [&](const DevicePtr& device) {
           const Staged mesh(device);
           const int stages = schedule.num_stages(), holder = schedule.rank_of(at_first ? 0 : stages - 1);
           OneWeight w;
@@ -229,7 +229,7 @@ TEST_CASE("pipeline: ranks without weights pass gradients on, or need none", "[p
 }
 
 TEST_CASE("pipeline: messages of one's own, and a device's submesh", "[pipeline]") {
-  on_mesh("p=2,d=2,t=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("p=2,d=2,t=1", [](const DevicePtr& device) {
     const Staged mesh(device);
     expect(mesh.stage().size() == 2 && mesh.stage().rank() == mesh.whole().axis_index("d"), "the stage's mesh");
     expect(Device::submesh(device, "p") == mesh.stage().device(), "asked again, the same device");
@@ -251,7 +251,7 @@ TEST_CASE("pipeline: messages of one's own, and a device's submesh", "[pipeline]
 }
 
 TEST_CASE("backward in halves: only the VJPs that are needed run, and the sums are the same bits", "[pipeline]") {
-  on_mesh("d=2,t=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=1", [](const DevicePtr& device) {
     using X = Tensor<f32, "B/d M">;
     struct Weights {
       Tensor<f32, "M/d N"> a, b;
@@ -309,19 +309,18 @@ struct Throwing : gpt::Stages<f32> {
 TEST_CASE("pipeline: what fails ends all ranks with one message", "[pipeline]") {
   const Whole whole = unpipelined(false);
   const auto run = [&](const std::string& mesh, const auto& step) {
-    on_threads(mesh, [&](const std::shared_ptr<Device>& device) { step(device); });
+    on_threads(mesh, [&](const DevicePtr& device) { step(device); });
   };
   for (const pipeline::Schedule& schedule : schedules(2))
     expect_error<Error>(
         [&] {
-          run("p=2,d=1,t=2", [&](const std::shared_ptr<Device>& device) {
-            (void)staged<Throwing>(device, schedule, whole.weights, false);
-          });
+          run("p=2,d=1,t=2",
+              [&](const DevicePtr& device) { (void)staged<Throwing>(device, schedule, whole.weights, false); });
         },
         "fwd_1__3: the disk is full");
   expect_error<UsageError>(
       [&] {
-        run("p=2,d=1,t=1", [&](const std::shared_ptr<Device>& device) {
+        run("p=2,d=1,t=1", [&](const DevicePtr& device) {
           (void)staged<gpt::Stages<f32>>(device, pipeline::Std1F1B(4), whole.weights, false);
         });
       },
@@ -342,7 +341,7 @@ TEST_CASE("pipeline: what fails ends all ranks with one message", "[pipeline]") 
       "stage 1 of Std1F1B(num_stages=3) has 0 layers; each stage needs at least one");
   expect_error<Error>(
       [&] {
-        run("p=2,d=1,t=1", [&](const std::shared_ptr<Device>& device) {
+        run("p=2,d=1,t=1", [&](const DevicePtr& device) {
           (void)staged<gpt::Stages<f32>>(device, pipeline::Std1F1B(2), whole.weights, false,
                                          {{"B", rows}, {"L", length + 1}, {"M", 16}});
         });

@@ -94,7 +94,7 @@ Numbers attended(const Numbers& q, const Numbers& k, const Numbers& v) {
 }  // namespace
 
 TEST_CASE("the tutorial's block is that of plain loops", "[pipeline]") {
-  on_mesh("d=2,t=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=2", [](const DevicePtr& device) {
     const Mesh<"d t"> mesh(device);
     const auto w = weights_of(mesh, {3}).layers[0];
     const auto input = batch_of(mesh, 0).inputs;
@@ -119,7 +119,7 @@ TEST_CASE("pipeline: the tutorial's transformer has the loss and gradients of th
   for (const std::string mesh_text : {"p=1,d=1,t=1", "p=2,d=1,t=1", "p=4,d=1,t=1", "p=2,d=2,t=1", "p=2,d=1,t=2"}) {
     Host due;
     double due_loss = 0;
-    on_threads(mesh_text.substr(mesh_text.find("d=")), [&](const std::shared_ptr<Device>& device) {
+    on_threads(mesh_text.substr(mesh_text.find("d=")), [&](const DevicePtr& device) {
       const Mesh<"d t"> mesh(device);
       const auto model = weights_of(mesh, all_blocks());
       auto sum = zeros_like(model);
@@ -141,7 +141,7 @@ TEST_CASE("pipeline: the tutorial's transformer has the loss and gradients of th
       due_loss = total;
     });
     for (const pipeline::Schedule& schedule : schedules(parse_mesh(mesh_text)[0].size))
-      on_mesh(mesh_text, [&](const std::shared_ptr<Device>& device) {
+      on_mesh(mesh_text, [&](const DevicePtr& device) {
         const std::string what = schedule.name() + " on " + mesh_text;
         const Staged mesh(device);
         const pipeline::LayerMap layer_map(schedule, blocks);

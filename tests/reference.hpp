@@ -8,7 +8,6 @@
 #include <cstring>
 #include <functional>
 #include <map>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -341,8 +340,8 @@ inline Shard shard_of(const std::vector<AxisSize>& mesh, const Coordinates& plac
 
 /// This device's part of x. Of a partial spec, summands that differ and make up x in sum. `spec` must outlive the
 /// value.
-inline detail::ValuePtr place(const std::shared_ptr<Device>& device, DType dtype, const TensorSpec& spec,
-                              const Global& x, std::uint64_t seed = 0) {
+inline detail::ValuePtr place(const DevicePtr& device, DType dtype, const TensorSpec& spec, const Global& x,
+                              std::uint64_t seed = 0) {
   const Shape& padded = x.padded.empty() ? x.shape : x.padded;
   detail::GlobalSizes global;
   for (std::size_t i = 0; i < x.shape.size(); ++i) global.push_back({x.shape[i], padded[i]});

@@ -37,7 +37,7 @@ Model model(const Mesh<"d t">& mesh, float w, float sharded, float gain) {
 constexpr const char* end = ": a device has computed something else, or a program has changed its copy alone";
 
 TEST_CASE("check_replicas: copies that differ are named with leaf, axes and devices", "[run][replicas]") {
-  on_mesh("d=2,t=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=2", [](const DevicePtr& device) {
     const Mesh<"d t"> mesh(device);
     const int rank = device->rank();
     const auto differ = [&](const Model& m, const run::ReplicatedNumbers& numbers = {}) {
@@ -71,7 +71,7 @@ TEST_CASE("check_replicas: copies that differ are named with leaf, axes and devi
 }
 
 TEST_CASE("check_replicas: copies of NaN of the same bits are alike", "[run][replicas]") {
-  on_mesh("d=1,t=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1,t=2", [](const DevicePtr& device) {
     const Mesh<"d t"> mesh(device);
     run::check_replicas(mesh, model(mesh, std::numeric_limits<float>::quiet_NaN(), 1, 1), "now");
   });
@@ -80,7 +80,7 @@ TEST_CASE("check_replicas: copies of NaN of the same bits are alike", "[run][rep
 
 TEST_CASE("training: --check-replicas names the first step that shows a difference", "[run][replicas]") {
   for (const std::int64_t every : {0, 1, 2}) {
-    on_mesh("d=1,t=2", [every](const std::shared_ptr<Device>& device) {
+    on_mesh("d=1,t=2", [every](const DevicePtr& device) {
       const Mesh<"d t"> mesh(device);
       run::Training training;
       training.steps = 6;
@@ -111,7 +111,7 @@ TEST_CASE("training: --check-replicas names the first step that shows a differen
 }
 
 TEST_CASE("training: a loss that differs among devices is found", "[run][replicas]") {
-  on_mesh("d=2,t=1", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=1", [](const DevicePtr& device) {
     const Mesh<"d t"> mesh(device);
     run::Training training;
     training.steps = 2;

@@ -135,7 +135,7 @@ TEST_CASE("records: torn and damaged files", "[run]") {
     put(path, two + third.substr(0, length));
     CHECK(run::read_records(path).size() == 2);
     JsonLines file(path, JsonLines::Mode::append);
-    CHECK(file.cut(100) == JsonLines::Cut{0, length > 0});
+    CHECK(file.cut(100) == JsonLines::Removed{0, length > 0});
     CHECK(contents(path) == two);
     file.write(record(2));
     CHECK(run::read_records(path).size() == 3);
@@ -155,7 +155,7 @@ TEST_CASE("records: torn and damaged files", "[run]") {
     CHECK(contents(path) == two + bad + "\n" + third + "\n");
     // As the last line it stops no run: whatever a crash has left of it.
     put(path, two + bad + "\n");
-    CHECK(file.cut(2) == JsonLines::Cut{0, true});
+    CHECK(file.cut(2) == JsonLines::Removed{0, true});
     CHECK(contents(path) == two);
   }
   expect_error<UsageError>([&] { static_cast<void>(run::read_records(folder / "none")); },
@@ -170,7 +170,7 @@ TEST_CASE("records: cut back to a step", "[run]") {
     const std::string path = folder / std::to_string(step);
     JsonLines file(path, JsonLines::Mode::overwrite);
     for (int i = 0; i < 5; ++i) file.write(record(i));
-    CHECK(file.cut(step) == JsonLines::Cut{std::max<std::int64_t>(0, 5 - step), false});
+    CHECK(file.cut(step) == JsonLines::Removed{std::max<std::int64_t>(0, 5 - step), false});
     const std::vector<Record> left = run::read_records(path);
     CHECK(left.size() == static_cast<std::size_t>(std::min<std::int64_t>(step, 5)));
     file.write(record(step));

@@ -85,7 +85,7 @@ Subject wide_subject() {
   return subject;
 }
 
-run::Plan counted(const std::shared_ptr<Device>& device, const Subject& subject) {
+run::Plan counted(const DevicePtr& device, const Subject& subject) {
   const GptMesh mesh(device);
   auto state = subject.state(mesh);
   const auto rows = subject.rows(mesh);
@@ -93,7 +93,7 @@ run::Plan counted(const std::shared_ptr<Device>& device, const Subject& subject)
 }
 
 run::Plan dry(const std::string& mesh, const Subject& subject, Peers peers = Peers::threads) {
-  return counted(std::make_shared<Device>(parse_mesh(mesh), 0, std::make_shared<DryWorld>(peers)), subject);
+  return counted(DevicePtr::make(parse_mesh(mesh), 0, std::make_shared<DryWorld>(peers)), subject);
 }
 
 /// Another backend's groups, with the bytes that a device must send at the least in what it asks of them.
@@ -151,7 +151,7 @@ class CountingWorld final : public Backend {
 
 /// `body` on a mesh of threads, with groups that count: f(device, bytes sent so far).
 void on_counted_threads(const std::string& mesh,
-                        const std::function<void(const std::shared_ptr<Device>&, const std::size_t&)>& body) {
+                        const std::function<void(const DevicePtr&, const std::size_t&)>& body) {
   const auto axes = parse_mesh(mesh);
   const int count = device_count(axes);
   const auto world = std::make_shared<ThreadWorld>(count);
@@ -161,7 +161,7 @@ void on_counted_threads(const std::string& mesh,
     threads.emplace_back([&, i] {
       try {
         const auto counting = std::make_shared<CountingWorld>(world);
-        const auto device = std::make_shared<Device>(axes, i, counting);
+        const auto device = DevicePtr::make(axes, i, counting);
         shardlib::detail::run_device(device, 1, [&](const auto& d) { body(d, counting->sent); });
         world->finish(i);
       } catch (...) {
@@ -198,7 +198,7 @@ TEST_CASE("a plan's communication is what threads send, and its peak is within 1
     Subject subject;
     subject.in_bf16 = where != mesh;
     const run::Plan plan = dry(mesh, subject);
-    on_counted_threads(mesh, [&](const std::shared_ptr<Device>& device, const std::size_t& sent) {
+    on_counted_threads(mesh, [&](const DevicePtr& device, const std::size_t& sent) {
       const GptMesh m(device);
       auto state = subject.state(m);
       const auto rows = subject.rows(m);
@@ -209,7 +209,7 @@ TEST_CASE("a plan's communication is what threads send, and its peak is within 1
              mesh + ": " + show(plan.sent()) + " bytes planned, " + show(sent - before) + " sent");
     });
     // Counting takes no memory itself.
-    on_counted_threads(mesh, [&](const std::shared_ptr<Device>& device, const std::size_t&) {
+    on_counted_threads(mesh, [&](const DevicePtr& device, const std::size_t&) {
       const GptMesh m(device);
       auto state = subject.state(m);
       const auto rows = subject.rows(m);
@@ -227,7 +227,7 @@ TEST_CASE("a plan for MPI has its scratch memory", "[plan]") {
   for (const Subject& subject : {Subject(), wide_subject()}) {
     for (const std::string mesh : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2"}) {
       const run::Plan plan = dry(mesh, subject, peers);
-      on_mesh(mesh, [&](const std::shared_ptr<Device>& device) { expect_planned(plan, counted(device, subject)); });
+      on_mesh(mesh, [&](const DevicePtr& device) { expect_planned(plan, counted(device, subject)); });
     }
   }
 }
@@ -268,7 +268,7 @@ TEST_CASE("a plan of thousands of devices that are not there", "[plan]") {
 
 TEST_CASE("in a plan for one node a long weight is gathered as a view, and a temporary is not", "[plan]") {
   const auto taken = [](Peers peers, bool is_weight) {
-    const Mesh<"d"> mesh(std::make_shared<Device>(parse_mesh("d=2"), 0, std::make_shared<DryWorld>(peers)));
+    const Mesh<"d"> mesh(DevicePtr::make(parse_mesh("d=2"), 0, std::make_shared<DryWorld>(peers)));
     const Pool& pool = *mesh.device()->pool();
     const Array<"layers", Tensor<f32, "M/d F">> weights{
         random_normal<f32, "M/d F">(mesh, {{"M", 512}, {"F", 512}}, {0, 0})};
@@ -299,7 +299,7 @@ TEST_CASE("run::plan counts the step that a program gives to run::train", "[plan
   training.batch = subject.B;
   training.seq = subject.L;
   training.plan = true;
-  const auto body = [&](const std::shared_ptr<Device>& device) {
+  const auto body = [&](const DevicePtr& device) {
     const GptMesh mesh(device);
     auto state = subject.state(mesh);
     run::Program program;
@@ -330,7 +330,7 @@ TEST_CASE("run::plan counts the step that a program gives to run::train", "[plan
 }
 
 TEST_CASE("a dry device has no elements to look at, and checks what it does not do", "[plan]") {
-  const auto device = std::make_shared<Device>(parse_mesh("d=2"), 0, std::make_shared<DryWorld>());
+  const auto device = DevicePtr::make(parse_mesh("d=2"), 0, std::make_shared<DryWorld>());
   const Mesh<"d"> mesh(device);
   const auto x = random_normal<f32, "A/d">(mesh, {{"A", std::int64_t{1} << 40}}, {0, 0});
   REQUIRE(device->pool()->stats().live == std::size_t{1} << 41);  // half of it, in f32
@@ -344,7 +344,7 @@ TEST_CASE("a dry device has no elements to look at, and checks what it does not 
                       "all_gather over 2 devices: send has 4 bytes, recv has 4 bytes: recv must have 2 times the "
                       "bytes of send");
   // Under MPI a reduction receives the peers' blocks: memory, until it is waited for.
-  const auto at_rank = std::make_shared<Device>(parse_mesh("d=8"), 0, std::make_shared<DryWorld>(Peers::mpi));
+  const auto at_rank = DevicePtr::make(parse_mesh("d=8"), 0, std::make_shared<DryWorld>(Peers::mpi));
   Pool& pool = *at_rank->pool();
   const Buffer send = pool.allocate(8 * 640), recv = pool.allocate(640);
   {
@@ -365,7 +365,7 @@ struct LayerAndInput {
   gpt::Residual x;
 };
 
-void one_layer(const std::shared_ptr<Device>& device) {
+void one_layer(const DevicePtr& device) {
   const GptMesh mesh(device);
   const Sizes sizes{{"B", 8}, {"L", 32}, {"M", 64}, {"Q", 2}, {"K", 4}, {"D", 16}, {"F", 192}};
   LayerAndInput weights;
@@ -463,7 +463,7 @@ TEST_CASE("a traced step has an event for each collective and op of each device"
   const Subject subject;
   const std::string mesh = "d=2,t=2";
   const run::Plan plan = dry(mesh, subject);
-  const bool ran = on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+  const bool ran = on_mesh(mesh, [&](const DevicePtr& device) {
     const GptMesh m(device);
     auto state = subject.state(m);
     const auto rows = subject.rows(m);
@@ -494,7 +494,7 @@ TEST_CASE("a traced step has an event for each collective and op of each device"
 }
 
 TEST_CASE("a trace that cannot be written is an error on every device", "[plan][trace]") {
-  on_mesh("d=2,t=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=2", [](const DevicePtr& device) {
     run::detail::StepTrace trace(device, "/nonexistent/trace.json", 0, 1);
     trace.before(0);
     expect_error<Error>([&] { trace.after(0); },

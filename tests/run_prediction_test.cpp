@@ -138,7 +138,7 @@ TEST_CASE("a plan predicts from what it counts", "[prediction]") {
   run::Training training;
   training.batch = training.seq = 8;
   training.plan = true;
-  const auto body = [&](const std::shared_ptr<Device>& device) {
+  const auto body = [&](const DevicePtr& device) {
     const Mesh<"d"> mesh(device);
     const Sizes sizes{{"B", 64}, {"M", 32}, {"N", 16}};
     const auto x = random_normal<f32, "B/d M">(mesh, sizes, {0, 1});

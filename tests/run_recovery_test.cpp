@@ -75,7 +75,7 @@ struct Experiment {
   /// Nothing where there are not enough ranks, and on all ranks but the first, which alone may look at the folder.
   std::optional<Done> run(const char* mesh_text) const {
     Done done;
-    const bool ran = on_mesh(mesh_text, [&](const std::shared_ptr<Device>& device) {
+    const bool ran = on_mesh(mesh_text, [&](const DevicePtr& device) {
       const Mesh<"d t"> mesh(device);
       const Sizes sizes{{"Seen", state_size}};
       // Element 0 counts; batch b is element i + 1 if it was number i.
@@ -266,7 +266,7 @@ TEST_CASE("training: a run that cannot get past a spike ends", "[run][recovery]"
 }
 
 TEST_CASE("training: a program that does not ask before its update cannot have --on-spike", "[run][recovery]") {
-  on_mesh("d=2", [](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2", [](const DevicePtr& device) {
     run::Training training;
     training.on_spike = "skip";
     training.sample.max_tokens = 0;
@@ -389,7 +389,7 @@ TEST_CASE("metrics: lines that the storage refuses wait for room", "[run][recove
     REQUIRE(setrlimit(RLIMIT_FSIZE, &unlimited) == 0);
     CHECK(cut == first);
     CHECK(refused == "cannot write to the file '" + path + "': File too large");
-    CHECK(back == run::JsonLines::Cut{});
+    CHECK(back == run::JsonLines::Removed{});
     lines.write(run::Record{.step = 3});
     lines.sync();
   }

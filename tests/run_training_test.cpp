@@ -52,7 +52,7 @@ double weighted_sum(const io::TokenBatch& rows) {
 }
 
 /// The same over all devices of d: those of t have the same rows.
-double over_devices(const std::shared_ptr<Device>& device, double mine) {
+double over_devices(const DevicePtr& device, double mine) {
   const Buffer send = device->pool()->allocate(sizeof mine), sum = device->pool()->allocate(sizeof mine);
   *send.as<double>() = mine;
   device->everybody().all_reduce(send, sum, DType::f64, Reduction::sum).wait();
@@ -98,7 +98,7 @@ TEST_CASE("training: a program's mesh has axes of its own names", "[run][trainin
     training.save_every = 2;
     const auto mesh_sizes = run::chosen_mesh(training, "replica shard model");
     run::batch_must_divide(mesh_sizes, training);
-    const bool ran = on_mesh(text, [&](const std::shared_ptr<Device>& device) {
+    const bool ran = on_mesh(text, [&](const DevicePtr& device) {
       const Mesh<"replica shard model"> mesh(device);
       const Table w{random_normal<f32, "V/shard">(mesh, {{"V", 256}}, {1, 2})};
       TableState state{w, zeros_like(w), zeros_like(w)};
@@ -198,7 +198,7 @@ TEST_CASE("training: a longer run keeps its learning rates with --decay-steps", 
   CHECK(longer == Rates{0.5, 1, 1, 0.875, 0.75, 0.625, 0.5, 0.5, 0.5});
 
   // The loop gives them to the program.
-  on_mesh("d=1", [&](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1", [&](const DevicePtr& device) {
     Rates found;
     run::Program program;
     program.step = [&](const run::Step& step) {
@@ -231,7 +231,7 @@ TEST_CASE("training: a loss is the mean over the tokens that count, on every mes
         training.validate_every = 1;
         training.sample.max_tokens = 0;
         training.metrics = folder / "metrics.jsonl";
-        const bool ran = on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+        const bool ran = on_mesh(mesh, [&](const DevicePtr& device) {
           run::Program program;
           program.parameters = 1;
           program.flops_per_token = 1;
@@ -381,7 +381,7 @@ TEST_CASE("training: the parts of a step add up, and what lies within another co
   training.validate_every = 2;
   training.save_every = 2;
   training.directory = folder / "run";
-  const bool ran = on_mesh("d=2", [&](const std::shared_ptr<Device>& device) {
+  const bool ran = on_mesh("d=2", [&](const DevicePtr& device) {
     const Mesh<"d"> mesh(device);
     Tensor<f32, "A/d"> weight = ones<f32, "A/d">(mesh, {{"A", 4}});
     const auto loss = [](const Tensor<f32, "A/d">& w) -> Tensor<f32, "+d"> {
@@ -420,7 +420,7 @@ TEST_CASE("training: the holes that initialisation leaves have gone back to the 
           "[run][training]") {
   const run::Data tokens = data(io::Rows::packed);
   run::Training training = of_steps(1);
-  on_mesh("d=2", [&](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2", [&](const DevicePtr& device) {
     constexpr std::size_t bytes = std::size_t{8} << 20;
     Buffer block = device->pool()->allocate(bytes);
     std::memset(block.data(), 1, bytes);
@@ -459,7 +459,7 @@ TEST_CASE("training: a run goes on with other data or settings only where --allo
   const auto train = [&](const std::string& mesh_text, const std::string& settings, const run::Data& tokens) {
     std::string said;
     done = 0;
-    on_mesh(mesh_text, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh_text, [&](const DevicePtr& device) {
       const Mesh<"d"> mesh(device);
       Tensor<f32, "A"> weight = ones<f32, "A">(mesh, {{"A", 4}});
       run::Program program;
@@ -517,7 +517,7 @@ TEST_CASE("training: a run goes on with other data or settings only where --allo
 
   // A checkpoint without a record, as older versions have saved it.
   training.steps = 8;
-  on_mesh("d=1", [&](const std::shared_ptr<Device>& device) {
+  on_mesh("d=1", [&](const DevicePtr& device) {
     const Mesh<"d"> mesh(device);
     const Tensor<f32, "A"> weight = ones<f32, "A">(mesh, {{"A", 4}});
     io::save(mesh, training.directory + "/checkpoints", 6, weight, {6, "0123456789abcdef", {{"who", "someone"}}});
@@ -535,7 +535,7 @@ TEST_CASE("training: an output that cannot be written is refused before the firs
       training.directory = training.directory.empty() ? "" : folder / training.directory;
       bool stepped = false;
       std::string said;
-      on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+      on_mesh(mesh, [&](const DevicePtr& device) {
         run::Program program;
         program.step = [&](const run::Step&) {
           stepped = true;
@@ -592,7 +592,7 @@ TEST_CASE("training: ranks with other settings are found before the first step",
   const run::Data tokens = data(io::Rows::packed);
   const run::Training training = of_steps(3);
   bool stepped = false;
-  on_mesh("d=2", [&](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2", [&](const DevicePtr& device) {
     run::Program program;
     program.step = [&](const run::Step&) {
       stepped = true;
@@ -631,7 +631,7 @@ TEST_CASE("training: a signal stops a run after its step, and is handled on no t
   for (const int signal : run::detail::stop_signals) {
     const char* const mesh = signal == SIGTERM ? "d=1" : "d=2";
     INFO(mesh << ", signal " << signal);
-    on_mesh(mesh, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(mesh, [&](const DevicePtr& device) {
       std::int64_t steps_done = 0;
       run::Program program;
       program.step = [&](const run::Step& step) {

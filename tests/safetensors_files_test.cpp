@@ -2,7 +2,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <memory>
 #include <set>
 #include <shardlib/interop/shard_map.hpp>
 #include <shardlib/io/agree.hpp>
@@ -179,7 +178,7 @@ TEST_CASE("safetensors folders: a tree loads from shards by a table with *, and 
     const Scratch scratch = Scratch::shared(under_mpi(), world_rank());
     INFO(axes);
     if (world_rank() == 0) io::write_safetensors_folder(scratch / "in", stored, {}, 100);
-    on_mesh(axes, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(axes, [&](const DevicePtr& device) {
       const Grid mesh(device);
       io::together(*device, "", [] {});  // the files are there
       State state{zero_model(mesh), zeros<f32, "V">(mesh, {{"V", 5}})};

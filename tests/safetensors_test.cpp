@@ -8,10 +8,10 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <shardlib/interop/shard_map.hpp>
 #include <shardlib/io/agree.hpp>
 #include <shardlib/io/formats/safetensors_tree.hpp>
 #include <shardlib/shardlib.hpp>
-#include <shardlib/interop/shard_map.hpp>
 #include <string>
 #include <vector>
 
@@ -259,7 +259,7 @@ TEST_CASE("safetensors: a tree loads from another layout on every mesh; its chec
     const std::string path = scratch / "in.safetensors";
     if (world_rank() == 0) io::write_safetensors(path, stored_tensors());
     INFO(axes);
-    on_mesh(axes, [&](const std::shared_ptr<Device>& device) {
+    on_mesh(axes, [&](const DevicePtr& device) {
       const Grid mesh(device);
       io::together(*device, "", [] {});  // the file is there
       Model m = empty_model(mesh);
@@ -315,7 +315,7 @@ TEST_CASE("safetensors: what does not fit the tree is one error on all devices",
   tensors[1] = tensor_of("c_attn.weight", "F32", {M, 3}, counting(M * 3));
   tensors[5] = tensor_of<float>("ids", "F32", {V}, counting(V));
   if (world_rank() == 0) io::write_safetensors(path, tensors);
-  on_mesh("d=2,t=1", [&](const std::shared_ptr<Device>& device) {
+  on_mesh("d=2,t=1", [&](const DevicePtr& device) {
     const Grid mesh(device);
     io::together(*device, "", [] {});  // the file is there
     Model m = empty_model(mesh);

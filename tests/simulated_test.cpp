@@ -6,7 +6,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -108,7 +107,7 @@ TEST_CASE("freed memory of the simulated device reads as NaN", "[simulated]") {
 
 TEST_CASE("spans of the simulated device are copies that stay where they are", "[simulated]") {
   on_mesh("d=1",
-          [](const std::shared_ptr<Device>& device) {
+          [](const DevicePtr& device) {
             const Mesh<"d"> mesh(device);
             const std::vector<f32> mine{1, 2, 3, 4};
             const auto x = from_memory<f32, "L">(mesh, {{"L", 4}}, std::span<const f32>(mine));
@@ -126,7 +125,7 @@ TEST_CASE("spans of the simulated device are copies that stay where they are", "
 TEST_CASE("a step on the simulated device has the CPU's bits", "[simulated]") {
   const auto step = [](DeviceKind kind) {
     std::vector<f32> result;
-    const auto body = [&](const std::shared_ptr<Device>& device) {
+    const auto body = [&](const DevicePtr& device) {
       const Mesh<"d t"> mesh(device);
       const Sizes sizes{{"B", 8}, {"M", 16}, {"F", 32}};
       const auto x = random_normal<f32, "B/d M">(mesh, sizes, RandomKey{1, 0});

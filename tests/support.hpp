@@ -7,7 +7,6 @@
 #include <cstring>
 #include <exception>
 #include <functional>
-#include <memory>
 #include <source_location>
 #include <span>
 #include <sstream>
@@ -87,7 +86,7 @@ void expect_error(const F& f, std::string_view text, std::source_location where 
 
 /// The most memory that f takes at once, beyond what is there.
 template <class F>
-std::size_t peak(const std::shared_ptr<Device>& device, const F& f) {
+std::size_t peak(const DevicePtr& device, const F& f) {
   device->pool()->reset_peak();
   const std::size_t before = device->pool()->stats().live;
   f();

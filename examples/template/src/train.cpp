@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -60,7 +59,7 @@ int main(int argc, char** argv) {
     const std::int64_t steps = argc > 2 ? std::atoll(argv[2]) : 300;
     if (steps < 1) throw UsageError(std::string("STEPS is '") + argv[2] + "'; give a number of at least 1");
     launch({{"d", under_mpi() ? world_size() : 2}},
-           [&](const std::shared_ptr<Device>& device) { train(Mesh<"d">(device), text, steps); });
+           [&](const DevicePtr& device) { train(Mesh<"d">(device), text, steps); });
     return 0;
   });
 }

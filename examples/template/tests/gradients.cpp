@@ -1,5 +1,4 @@
 // The gradients of the model against finite differences, on one device and on two.
-#include <memory>
 
 #include <shardlib/shardlib.hpp>
 
@@ -10,7 +9,7 @@ using namespace shardlib;
 int main(int argc, char** argv) {
   return run_program(argc, argv, [] {
     for (const int devices : {1, 2})
-      launch({{"d", devices}}, [](const std::shared_ptr<Device>& device) {
+      launch({{"d", devices}}, [](const DevicePtr& device) {
         const Mesh<"d"> mesh(device);
         const auto weights = my::initial_weights<f64>(mesh, {{"V", 6}, {"M", 4}, {"F", 8}});
         const HostArray<i32> inputs({2, 3}, {0, 1, 2, 3, 4, 5}), targets({2, 3}, {1, 2, 3, 4, 5, 0});

@@ -1,7 +1,6 @@
 // Sums of cotangents, for impl/ headers.
 #pragma once
 
-#include <memory>
 #include <utility>
 
 #include "shardlib/kernels/elementwise.hpp"
@@ -9,7 +8,6 @@
 #include "shardlib/runtime/program_state.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/function.hpp"
-#include "shardlib/support/use_count.hpp"
 
 namespace shardlib::detail {
 
@@ -47,7 +45,7 @@ class Accumulator {
     if (!program_state(ct->device).observer) return add_to_sum(ct);
     Value shape = *sum_;
     shape.made_by = ct->storage->add_to ? ct->made_by : OpInfo{"accumulate", {}, {}};
-    shape.storage = std::make_shared<Storage>();  // its own storage, because otherwise the sum would count as in use
+    shape.storage = Handle<Storage>::make();  // its own storage, because otherwise the sum would count as in use
     observed(shape, [&] {
       static_cast<void>(sum_->data());
       add_to_sum(ct);
@@ -67,7 +65,7 @@ class Accumulator {
     if (!owned_) dtype_ = sum_->dtype;
     const bool adds_itself = ct->storage->add_to && sum_->dtype == dtype_;
     const DType wide = !adds_itself && dtype_ == DType::bf16 ? DType::f32 : dtype_;
-    const auto shared = [&] { return sum_.use_count() > 1 || use_count(sum_->storage) > 1 || !sum_->data().unique(); };
+    const auto shared = [&] { return sum_.use_count() > 1 || sum_->storage.use_count() > 1 || !sum_->data().unique(); };
     if (wide != sum_->dtype || (!owned_ && shared())) {
       auto copy = fresh(*sum_, wide);
       convert(*sum_, *copy);
@@ -86,7 +84,7 @@ class Accumulator {
   static Handle<Value> fresh(const Value& like, DType dtype) {
     auto value = Handle<Value>::make(like);
     value->dtype = dtype;
-    value->storage = std::make_shared<Storage>(Storage{allocate(*value), nullptr});
+    value->storage = Handle<Storage>::make(allocate(*value));
     return value;
   }
   ValuePtr sum_;

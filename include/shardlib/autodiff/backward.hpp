@@ -1,7 +1,6 @@
 // Runs the tape backward, for all leaves at once or for some leaves first.
 #pragma once
 
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -26,8 +25,8 @@ class Backward {
   [[nodiscard]] bool stopped(std::size_t leaf) const;
 
  private:
-  class Pass;
-  std::shared_ptr<Pass> pass_;
+  class Pass;  // shared by the copies of a Backward
+  Handle<Pass> pass_;
 };
 
 /// Runs the whole pass at once.
@@ -35,7 +34,7 @@ SHARDLIB_INLINE std::vector<ValuePtr> backward(const std::vector<std::pair<Slot,
                                                const std::vector<Slot>& leaves);
 
 /// The cotangent of a scalar loss with respect to itself: 1.
-SHARDLIB_INLINE ValuePtr cotangent_of_loss(const std::shared_ptr<Device>& device, DType dtype);
+SHARDLIB_INLINE ValuePtr cotangent_of_loss(const DevicePtr& device, DType dtype);
 
 }  // namespace shardlib::detail
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <functional>
-#include <memory>
 
 #include "shardlib/ops/value_and_grad.hpp"
 #include "shardlib/runtime/pending_collective.hpp"
@@ -16,12 +15,12 @@ namespace shardlib::detail {
 [[gnu::cold]] SHARDLIB_INLINE void make_progress(ProgramState& state);
 
 /// The gather of `in` to `out`, if it has started; else null.
-[[gnu::cold]] SHARDLIB_INLINE std::shared_ptr<PendingCollective> find_pending(const Value& in, const Value& out);
+[[gnu::cold]] SHARDLIB_INLINE Handle<PendingCollective> find_pending(const Value& in, const Value& out);
 
 template <class Ct>
 class AsyncSum {
  public:
-  explicit AsyncSum(const std::shared_ptr<Device>& device)
+  explicit AsyncSum(const DevicePtr& device)
       : mode_(program_state(device),
               program_state(device).overlaps ? ProgramState::Mode::start : program_state(device).mode) {}
 
@@ -33,7 +32,7 @@ class AsyncSum {
 /// still pending.
 class OverlapScope {
  public:
-  [[gnu::cold]] SHARDLIB_INLINE explicit OverlapScope(const std::shared_ptr<Device>& device);
+  [[gnu::cold]] SHARDLIB_INLINE explicit OverlapScope(const DevicePtr& device);
   OverlapScope(const OverlapScope&) = delete;
   OverlapScope& operator=(const OverlapScope&) = delete;
   [[gnu::cold]] SHARDLIB_INLINE ~OverlapScope();

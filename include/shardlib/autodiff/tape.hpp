@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <span>
 #include <tuple>
 #include <type_traits>
@@ -33,7 +32,7 @@ class Backward;  // backward.hpp
 
 /// One op on the tape: the destinations of its operands' cotangents, and the VJPs that compute them from the result's
 /// cotangent. Each node owns the nodes of its operands, down to the leaves. There is no global list.
-struct Node {
+struct Node : Counted {
   OpInfo op;
   /// 0 for leaves. An op's operands have smaller numbers, so descending order is a valid backward order.
   std::uint64_t sequence = 0;
@@ -48,7 +47,7 @@ struct Node {
   /// Computes all VJPs at once, where that is cheaper (a fused loop).
   std::function<std::vector<ValuePtr>(const std::vector<ValuePtr>& cotangents)> fused_vjp;
   /// The backward pass of a replayed function. Its leaves are the edges' inputs.
-  std::function<std::shared_ptr<Backward>(const std::vector<ValuePtr>& cotangents)> remat;
+  std::function<Backward(const std::vector<ValuePtr>& cotangents)> remat;
 };
 
 /// A copy of the value with a slot that collects its gradient: a node without operands.
@@ -164,9 +163,9 @@ using Kernel = std::function<Buffer(const Value& out)>;
                                             std::span<const ValuePtr> beside = {});
 
 /// The type-erased part of `record`, shared by all ops.
-[[gnu::cold]] SHARDLIB_INLINE ValuePtr record_erased(const OpInfo& op, const std::shared_ptr<Device>& device,
-                                                     DType dtype, const TensorSpec& spec, const GlobalSizes& global,
-                                                     Kernel&& kernel, std::span<EdgeSource> sources);
+[[gnu::cold]] SHARDLIB_INLINE ValuePtr record_erased(const OpInfo& op, const DevicePtr& device, DType dtype,
+                                                     const TensorSpec& spec, const GlobalSizes& global, Kernel&& kernel,
+                                                     std::span<EdgeSource> sources);
 
 template <OpName Name, class Out, class K, class... V>
 Out record(const OpInfo& op, const DevicePtr& device, const GlobalSizes& global, const K& kernel, const V&... vjps) {
@@ -178,10 +177,9 @@ Out record(const OpInfo& op, const DevicePtr& device, const GlobalSizes& global,
 /// Adds the value to a sum of the same shape and dtype.
 using AddKernel = std::function<void(const Value& out, std::byte* sum)>;
 /// Records a deferred cotangent that is zero except in a few elements. A sum can add it without materializing it.
-[[gnu::cold]] SHARDLIB_INLINE ValuePtr record_addend_erased(const OpInfo& op, const std::shared_ptr<Device>& device,
-                                                            DType dtype, const TensorSpec& spec,
-                                                            const GlobalSizes& global, Kernel&& kernel,
-                                                            AddKernel&& add);
+[[gnu::cold]] SHARDLIB_INLINE ValuePtr record_addend_erased(const OpInfo& op, const DevicePtr& device, DType dtype,
+                                                            const TensorSpec& spec, const GlobalSizes& global,
+                                                            Kernel&& kernel, AddKernel&& add);
 template <class Out, class K, class Add>
 Out record_addend(const OpInfo& op, const DevicePtr& device, const GlobalSizes& global, const K& kernel,
                   const Add& add) {
@@ -189,23 +187,16 @@ Out record_addend(const OpInfo& op, const DevicePtr& device, const GlobalSizes& 
                                   Kernel(kernel), AddKernel(add)));
 }
 
-/// The kernel of an op of one operand: (in, out) -> the shard of out.
-using UnaryKernel = std::function<Buffer(const Value& in, const Value& out)>;
-[[gnu::cold]] SHARDLIB_INLINE Kernel bind_operand(const ValuePtr& in, UnaryKernel&& kernel);
-
-/// Kernels without state become function pointers, so that they all share one type of std::function.
+/// The kernel of an op of one operand, with the operand. K is a function pointer, which many ops share, or a struct.
 template <class K>
-UnaryKernel erased_kernel(const K& kernel) {
-  using Function = Buffer (*)(const Value&, const Value&);
-  if constexpr (std::is_convertible_v<K, Function>)
-    return static_cast<Function>(kernel);
-  else
-    return kernel;
-}
-
+struct OfOperand {
+  ValuePtr in;
+  K kernel;
+  Buffer operator()(const Value& out) const { return kernel(*in, out); }
+};
 template <OpName Name, class Out, class X, class K, class... V>
 Out record_unary(const OpInfo& op, const X& x, const GlobalSizes& global, const K& kernel, const V&... vjps) {
-  return record<Name, Out>(op, x.device(), global, bind_operand(x.value(), erased_kernel(kernel)), vjps...);
+  return record<Name, Out>(op, x.device(), global, OfOperand<std::decay_t<K>>{x.value(), kernel}, vjps...);
 }
 
 }  // namespace shardlib::detail

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -25,7 +24,7 @@ namespace detail {
 /// during the call. It throws where a gradient would otherwise silently be zero or wrong.
 class Differentiation {
  public:
-  [[gnu::cold]] SHARDLIB_INLINE Differentiation(const char* op, const std::shared_ptr<Device>& device);
+  [[gnu::cold]] SHARDLIB_INLINE Differentiation(const char* op, const DevicePtr& device);
   Differentiation(const Differentiation&) = delete;
   Differentiation& operator=(const Differentiation&) = delete;
   [[gnu::cold]] SHARDLIB_INLINE ~Differentiation();
@@ -46,15 +45,14 @@ class Differentiation {
   void check_outside(const ValuePtr& value, const std::string& what) const;
 
   OpInfo op_;
-  std::shared_ptr<Device> device_;
+  DevicePtr device_;
   ProgramState& state_;
   ProgramState::Pass outer_;        ///< other than `none`: inside a function that is differentiated
   const std::uint64_t first_;       ///< nodes up to this number belong to the enclosing function
   std::optional<WithNames> names_;  ///< set while the function runs
   std::vector<Slot> leaves_;
   std::deque<std::string> titles_;  ///< names of the weights: "the weight `layers/0/w`"
-  std::vector<std::pair<std::shared_ptr<Storage>, const std::string*>>
-      weights_;  ///< and the previous `weight` of their storage
+  std::vector<std::pair<Handle<Storage>, const std::string*>> weights_;  ///< and the previous `weight` of their storage
 };
 
 }  // namespace detail

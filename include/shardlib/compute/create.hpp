@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 
 #include "shardlib/autodiff/tape.hpp"
 #include "shardlib/kernels/random.hpp"
@@ -17,8 +16,8 @@ namespace shardlib::detail {
 
 /// The sizes of an array's dims, looked up by name. The list may contain other names, so that one list serves a whole
 /// model.
-[[nodiscard]] SHARDLIB_INLINE GlobalSizes given_sizes(const OpInfo& op, const std::shared_ptr<Device>& device,
-                                                      const TensorSpec& spec, const Sizes& sizes);
+[[nodiscard]] SHARDLIB_INLINE GlobalSizes given_sizes(const OpInfo& op, const DevicePtr& device, const TensorSpec& spec,
+                                                      const Sizes& sizes);
 /// The global index of this device's first element along a dim.
 [[nodiscard]] SHARDLIB_INLINE std::int64_t first_index(const Value& x, int dim);
 

@@ -14,7 +14,6 @@
 #include "shardlib/runtime/program_state.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/inline.hpp"
-#include "shardlib/support/use_count.hpp"
 
 namespace shardlib::detail {
 
@@ -35,7 +34,7 @@ template <class D, class I>
 Buffer CrossEntropyBackward<D, I>::operator()(const Value& out) const {
   const D* const from = x->template as<const D>();
   // The logits are the largest shard of a step. If no other value shares the memory, the cotangent reuses it.
-  const bool last_use = use_count(x->storage) == 1 && x->storage->buffer.unique();
+  const bool last_use = x->storage.use_count() == 1 && x->storage->buffer.unique();
   program_state(out.device).work.in_place = last_use;
   Buffer result = last_use ? std::move(x->storage->buffer) : allocate(out);
   const int last = x->local.size() - 1;

@@ -18,6 +18,7 @@
 #include "shardlib/device/exec.hpp"
 #include "shardlib/device/mesh_axes.hpp"
 #include "shardlib/memory/buffer.hpp"
+#include "shardlib/support/handle.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/support/tuning.hpp"
 
@@ -29,8 +30,12 @@ enum class DeviceKind {
   simulated  ///< the host's cores, in memory that only kernels and copies can access; see docs/devices.md
 };
 
+class Device;
+/// Shares a Device. Every tensor and every mesh holds one. `[](const DevicePtr& device) { ... }`
+using DevicePtr = detail::Handle<Device>;
+
 /// One device of a mesh, used by one thread at a time. Lives as long as any tensor on it.
-class Device {
+class Device : public detail::Counted {
  public:
   /// Programs get theirs from `launch`. Without a backend a device cannot communicate: groups of several throw Error.
   Device(std::vector<AxisSize> axes, int rank, std::shared_ptr<Backend> backend = nullptr, int threads = 1,
@@ -38,13 +43,13 @@ class Device {
   /// The same device as one of a smaller mesh: of the devices that have its index along `axis`, without that axis.
   /// It has the memory, communicators and local state of `whole`, which it keeps alive; asked again while it lives, it
   /// is the same one. Throws Error for an axis that is not there.
-  static std::shared_ptr<Device> submesh(const std::shared_ptr<Device>& whole, std::string_view axis);
+  static DevicePtr submesh(const DevicePtr& whole, std::string_view axis);
   /// The device of the mesh that this one's is a part of; null where it is a part of none.
-  [[nodiscard]] const std::shared_ptr<Device>& whole() const { return whole_; }
+  [[nodiscard]] const DevicePtr& whole() const { return whole_; }
 
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
-  ~Device();
+  ~Device() override;
 
   [[nodiscard]] const std::vector<AxisSize>& axes() const { return axes_; }
   /// Which of the `count` devices this is, row-major over the axes: the last one varies fastest.
@@ -116,17 +121,8 @@ class Device {
   std::map<std::vector<int>, std::unique_ptr<Communicator>> groups_;
   std::vector<std::pair<std::vector<std::string>, Communicator*>> by_axes_;
   std::vector<std::shared_ptr<void>> locals_;
-  std::shared_ptr<Device> whole_;
-  std::map<std::string, std::weak_ptr<Device>> submeshes_;
-};
-
-/// A std::shared_ptr<Device>, under a name that tensor.hpp can declare.
-class DevicePtr : public std::shared_ptr<Device> {
- public:
-  using std::shared_ptr<Device>::shared_ptr;
-  DevicePtr() = default;
-  DevicePtr(std::shared_ptr<Device> device)  // NOLINT(google-explicit-constructor): they are one thing
-      : std::shared_ptr<Device>(std::move(device)) {}
+  DevicePtr whole_;
+  std::map<std::string, Device*> submeshes_;  ///< the living ones, which keep this device alive
 };
 
 }  // namespace shardlib

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <functional>
-#include <memory>
 #include <vector>
 
 #include "shardlib/comm/flight_recorder.hpp"
@@ -31,11 +30,11 @@ struct LaunchOptions {
 };
 
 /// The program of one device.
-using DeviceBody = std::function<void(const std::shared_ptr<Device>&)>;
+using DeviceBody = std::function<void(const DevicePtr&)>;
 
 /// Runs `body` once per device of the mesh and returns when all are done: as this MPI rank under mpirun, otherwise on
 /// threads of this process (one device: on the calling thread). Rethrows the lowest failed device's own error.
-/// `launch({{"d", 4}}, [](const std::shared_ptr<Device>& device) { ... })`
+/// `launch({{"d", 4}}, [](const DevicePtr& device) { ... })`
 SHARDLIB_INLINE void launch(const std::vector<AxisSize>& mesh, const DeviceBody& body, LaunchOptions options = {});
 
 /// The body of main: initialises Kokkos and, under mpirun, MPI; runs `program`; returns its status. An exception

@@ -1,8 +1,6 @@
 // Finds the op that makes the first NaN of a program.
 #pragma once
 
-#include <memory>
-
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/runtime/op_report.hpp"
 #include "shardlib/support/inline.hpp"
@@ -23,7 +21,7 @@ class FindNan {
  public:
   template <Spec A>
   explicit FindNan(const Mesh<A>& mesh) : FindNan(mesh.device()) {}
-  explicit FindNan(const std::shared_ptr<Device>& device)
+  explicit FindNan(const DevicePtr& device)
       : observing_(device,
                    [device = device.get()](const detail::OpReport& ran) { detail::require_no_nan(*device, ran); }) {}
 

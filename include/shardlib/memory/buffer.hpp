@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "shardlib/memory/region.hpp"
+#include "shardlib/support/handle.hpp"
 #include "shardlib/support/inline.hpp"
-#include "shardlib/support/use_count.hpp"
 
 namespace shardlib {
 
@@ -23,7 +23,8 @@ class Buffer {
   /// A handle to memory from elsewhere. `owner` keeps it alive; if it is null, the caller guarantees that. A
   /// `read_only` block is never unique. `device` is the region of a block of device memory.
   Buffer(void* data, std::size_t bytes, std::shared_ptr<void> owner, bool read_only = false, Region* device = nullptr)
-      : block_(std::make_shared<Block>(static_cast<std::byte*>(data), bytes, std::move(owner), read_only, device)) {}
+      : block_(detail::Handle<Block>::make(static_cast<std::byte*>(data), bytes, std::move(owner), read_only, device)) {
+  }
 
   [[nodiscard]] std::byte* data() const { return block_ ? block_->data : nullptr; }
   [[nodiscard]] std::size_t bytes() const { return block_ ? block_->bytes : 0; }
@@ -36,10 +37,10 @@ class Buffer {
   /// The region of a block that only kernels and copies may access; null for host memory.
   [[nodiscard]] Region* device_memory() const { return block_ ? block_->device : nullptr; }
   /// True if no other handle shares this block, so that an op may overwrite it.
-  [[nodiscard]] bool unique() const { return detail::use_count(block_) == 1 && !block_->read_only; }
+  [[nodiscard]] bool unique() const { return block_.use_count() == 1 && !block_->read_only; }
 
  private:
-  struct Block {
+  struct Block : detail::Counted {
     std::byte* data;
     std::size_t bytes;
     std::shared_ptr<void> owner;
@@ -48,7 +49,7 @@ class Buffer {
     Block(std::byte* d, std::size_t b, std::shared_ptr<void> o, bool r, Region* m)
         : data(d), bytes(b), owner(std::move(o)), read_only(r), device(m) {}
   };
-  std::shared_ptr<Block> block_;
+  detail::Handle<Block> block_;
 };
 
 /// Copies the bytes of `from` to `to`, of the same size, from any memory to any other. `copy(host, shard)`

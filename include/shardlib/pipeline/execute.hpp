@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -63,7 +62,7 @@ namespace detail {
 
 /// A program without types, as one rank runs it.
 struct StageProgram {
-  std::shared_ptr<Device> device;  ///< of the stage's mesh
+  DevicePtr device;  ///< of the stage's mesh
   std::string_view axis;
   std::vector<ValuePtr> activations, cotangents;  ///< shapes of what stages hand over
   std::vector<core::Slot> weights;                ///< leaves, where it is differentiated; a rank may have none
@@ -87,8 +86,8 @@ struct StepValues {
 /// The forward tasks alone.
 [[nodiscard]] SHARDLIB_INLINE TaskLists forward_lists(const Schedule& schedule, int microbatches);
 
-[[nodiscard]] SHARDLIB_INLINE std::vector<Interval> all_intervals(const std::shared_ptr<Device>& device,
-                                                                  std::string_view axis, const TaskLists& lists,
+[[nodiscard]] SHARDLIB_INLINE std::vector<Interval> all_intervals(const DevicePtr& device, std::string_view axis,
+                                                                  const TaskLists& lists,
                                                                   const std::vector<Interval>& mine);
 
 /// Functions of the last stage return one thing, or a tuple.
@@ -112,7 +111,7 @@ StageProgram erased(const StagedMesh<P, A>& mesh, int microbatches, const Progra
   stages.microbatches = microbatches;
   {
     // The results of stages are compared with these shapes, stage by stage.
-    const core::WithNames unchecked(core::program_state(stages.device), std::make_shared<core::NameSizes>());
+    const core::WithNames unchecked(core::program_state(stages.device), core::Handle<core::NameSizes>::make());
     stages.activations = shapes_of<Activation>(mesh.stage(), sizes, false);
     stages.cotangents = shapes_of<Activation>(mesh.stage(), sizes, true);
   }
@@ -154,7 +153,8 @@ std::optional<Outputs> outputs_of_rank(const std::vector<ValuePtr>& values) {
   if (values.empty()) return {};
   return [&]<std::size_t... I>(std::index_sequence<I...>) {
     return Outputs{std::tuple_element_t<I, Outputs>(values[I])...};
-  }(std::make_index_sequence<std::tuple_size_v<Outputs>>{});
+  }
+  (std::make_index_sequence<std::tuple_size_v<Outputs>>{});
 }
 
 /// The results of value_and_grad and value.

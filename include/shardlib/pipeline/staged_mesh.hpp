@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -25,7 +24,7 @@ using core::ValuePtr;
 
 /// A tensor's values under another spec, and on another device of the same program: nothing is copied.
 [[nodiscard]] SHARDLIB_INLINE ValuePtr relabelled(const core::Value& x, const TensorSpec& spec,
-                                                  const std::shared_ptr<Device>& device);
+                                                  const DevicePtr& device);
 
 /// One message of a group along the stage axis, counted and traced like a collective. Never waits for the receiver.
 SHARDLIB_INLINE void send(const core::Value& x, std::string_view axis, int to);
@@ -98,7 +97,7 @@ class StagedMesh {
   static constexpr Spec stage_axes = detail::axes_without(A, P);
   using Stage = Mesh<stage_axes>;
 
-  explicit StagedMesh(const std::shared_ptr<Device>& device)
+  explicit StagedMesh(const DevicePtr& device)
       : whole_(device), stage_(has_axis ? Device::submesh(device, P) : device) {
     // Made by all ranks of the axis together: later, a message of two of them would wait for the others here.
     if (has_axis) static_cast<void>(device->group({std::string_view(P)}));

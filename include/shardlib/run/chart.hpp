@@ -17,22 +17,22 @@ struct Series {
   bool marked = false;  ///< for few values: dashed, with marks, not smoothed
 };
 
-/// An event of a run at `x`; `text` describes it, and `color` is as in a Series.
-struct Event {
+/// A note in a chart at `x`; `text` describes it, and `color` is as in a Series.
+struct Annotation {
   double x = 0;
   std::string text;
   int color = 0;
 };
 
-/// Curves in one picture: its `id` in the page, its `title`, the `unit` of `y`, the `series`, and `events` as vertical
-/// lines.
+/// Curves in one picture: its `id` in the page, its `title`, the `unit` of `y`, the `series`, and `annotations` as
+/// vertical lines.
 struct Chart {
   std::string id, title;
   Unit unit = Unit::number;
   std::vector<Series> series = {};
   bool starts_at_zero = false;  ///< the linear scale starts at zero
   bool robust = false;          ///< smoothed by the median: for times and speeds, where single outliers say nothing
-  std::vector<Event> events = {};
+  std::vector<Annotation> annotations = {};
 };
 
 /// Parts of a whole over time, the first at the bottom: `id` and `title` as of a Chart, the `unit` of the parts,

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,7 +16,7 @@ namespace shardlib::run {
 /// colour for each set of axes. Recomputed ops are dashed. It is a dry run, so the devices of the mesh need not exist.
 /// `dot({{"d", 2}}, body)`
 [[nodiscard]] SHARDLIB_INLINE std::string dot(const std::vector<AxisSize>& mesh,
-                                              const std::function<void(const std::shared_ptr<Device>&)>& body);
+                                              const std::function<void(const DevicePtr&)>& body);
 
 /// Draws DOT text as an SVG file with Graphviz' program `dot`. Throws UsageError if `dot` is not installed, or if
 /// `path` cannot be created or is not a regular file. Throws Error if the system cannot write it, as on a full disk.

@@ -61,14 +61,14 @@ class JsonLines {
   /// Locks the file for this process until it is closed. Returns false if another process has the lock.
   [[nodiscard]] bool lock();
   /// The lines that `cut` has removed.
-  struct Cut {
+  struct Removed {
     std::int64_t lines = 0;  ///< whole lines
     bool torn = false;       ///< a last line that is not a whole record
-    friend bool operator==(const Cut&, const Cut&) = default;
+    friend bool operator==(const Removed&, const Removed&) = default;
   };
   /// Removes the lines of `step` and later, which a resumed run writes again, and a last line that a crash has torn.
   /// Throws Error for any other line that is not a record, and removes nothing then.
-  Cut cut(std::int64_t step);
+  Removed cut(std::int64_t step);
   /// Appends a line. Throws StorageError if more than 16 MiB wait.
   void write(const Record& record) { append(to_json(record)); }
   void write(const Sample& sample) { append(to_json(sample)); }

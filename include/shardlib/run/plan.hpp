@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -54,20 +53,19 @@ struct Plan {
 /// Runs `body` as `launch` does, but dry and on the mesh's first device alone, and returns what run::train reports. The
 /// devices of the mesh need not exist. It takes milliseconds. `plan({{"d", 8}}, body)`
 [[nodiscard]] SHARDLIB_INLINE Plan plan(const std::vector<AxisSize>& mesh,
-                                        const std::function<void(const std::shared_ptr<Device>&)>& body);
+                                        const std::function<void(const DevicePtr&)>& body);
 
 /// Plans as `plan` does, on a mesh whose devices do different work along `axis`, as the ranks of a pipeline do. Returns
 /// a plan for each index of the axis, of the first device there. `plan_along("p", {{"p", 4}, {"d", 2}}, body)`
-[[nodiscard]] SHARDLIB_INLINE std::vector<Plan> plan_along(
-    std::string_view axis, const std::vector<AxisSize>& mesh,
-    const std::function<void(const std::shared_ptr<Device>&)>& body);
+[[nodiscard]] SHARDLIB_INLINE std::vector<Plan> plan_along(std::string_view axis, const std::vector<AxisSize>& mesh,
+                                                           const std::function<void(const DevicePtr&)>& body);
 
 /// The plan of the first index as a table to print, and the memory and FLOPs of all.
 [[nodiscard]] SHARDLIB_INLINE std::string to_string(std::string_view axis, const std::vector<Plan>& plans);
 
 /// Runs `step`, dry or not, and counts what this device does: collectives, FLOPs, activations and the pool's peak.
 /// `count_step(device, [&] { step(); })`
-[[nodiscard]] SHARDLIB_INLINE Plan count_step(const std::shared_ptr<Device>& device, const std::function<void()>& step);
+[[nodiscard]] SHARDLIB_INLINE Plan count_step(const DevicePtr& device, const std::function<void()>& step);
 
 namespace detail {
 /// As tables show it: "1.83 GB".

@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -27,7 +26,7 @@ namespace shardlib::run::detail {
 class StepTrace {
  public:
   /// Traces `steps` steps from `first` on. The first device writes `path`; no other process needs to see its folder.
-  StepTrace(std::shared_ptr<Device> device, std::string path, std::int64_t first, std::int64_t steps)
+  StepTrace(DevicePtr device, std::string path, std::int64_t first, std::int64_t steps)
       : device_(std::move(device)), path_(std::move(path)), first_(first), end_(first + steps) {}
 
   /// Call `before` and `after` around each step.
@@ -115,7 +114,7 @@ class StepTrace {
     return error;
   }
 
-  std::shared_ptr<Device> device_;
+  DevicePtr device_;
   std::string path_;
   std::int64_t first_, end_;
   Trace trace_;

@@ -213,7 +213,7 @@ struct Program {
 /// Runs training.steps steps, from the newest checkpoint if there is one. `configuration` (Options::to_toml) is stored
 /// with the run. On the device of a dry run (run::plan) one step is counted instead. `train(device, training, data,
 /// options.to_toml(), program)`
-SHARDLIB_INLINE void train(const std::shared_ptr<Device>& device, const Training& training, const Data& data,
+SHARDLIB_INLINE void train(const DevicePtr& device, const Training& training, const Data& data,
                            const std::string& configuration, const Program& program);
 
 }  // namespace shardlib::run

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -23,7 +22,7 @@ SHARDLIB_INLINE std::string show_number(double value);
 /// The sizes of named dims, within one op call and within the open scopes.
 class Bindings {
  public:
-  Bindings(const OpInfo& op, const std::shared_ptr<Device>& device) : op_(op), device_(device) {}
+  Bindings(const OpInfo& op, const DevicePtr& device) : op_(op), device_(device) {}
 
   [[gnu::cold]] void bind(std::string_view name, DimSize size);
   [[gnu::cold]] void bind(const Value& x);
@@ -44,7 +43,7 @@ class Bindings {
   /// The op with its operands, and the line of the call if known.
   [[nodiscard]] std::string describe() const;
   OpInfo op_;
-  std::shared_ptr<Device> device_;
+  DevicePtr device_;
   Small<std::pair<std::string_view, DimSize>, 4 * max_dims> sizes_;
   Small<const TensorSpec*, 4> operands_;
 };

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,7 +17,7 @@
 namespace shardlib::detail {
 
 /// The sizes of named dims, with the place where each occurred first. A Scope, value_and_grad and spmd each have one.
-class NameSizes {
+class NameSizes : public Counted {
  public:
   /// `owner` is for example "value_and_grad". Without an owner, sizes are not checked: in a backward pass the forward
   /// pass has checked the ops.
@@ -42,9 +41,7 @@ class NameSizes {
 /// Opens a scope of names and closes it on every exit from the C++ block.
 class WithNames {
  public:
-  WithNames(ProgramState& state, std::shared_ptr<NameSizes> names) : state_(state) {
-    state_.scopes.push_back(std::move(names));
-  }
+  WithNames(ProgramState& state, Handle<NameSizes> names) : state_(state) { state_.scopes.push_back(std::move(names)); }
   WithNames(const WithNames&) = delete;
   WithNames& operator=(const WithNames&) = delete;
   ~WithNames() { state_.scopes.pop_back(); }
@@ -54,7 +51,7 @@ class WithNames {
 };
 
 /// The open scope, or a new one for `owner`. Sizes of names apply to all ops that a function runs.
-[[gnu::cold]] SHARDLIB_INLINE std::shared_ptr<NameSizes> names_within(const ProgramState& state, const char* owner);
+[[gnu::cold]] SHARDLIB_INLINE Handle<NameSizes> names_within(const ProgramState& state, const char* owner);
 
 /// Checks the names of a value's dims against their sizes in the open scope. The value is the result of `op`, or an
 /// operand of its call at `where`: "argument 2".
@@ -72,10 +69,10 @@ class Scope {
   template <Spec A>
   explicit Scope(const Mesh<A>& mesh)
       : device_(mesh.device()),
-        names_(detail::program_state(device_), std::make_shared<detail::NameSizes>("this Scope")) {}
+        names_(detail::program_state(device_), detail::Handle<detail::NameSizes>::make("this Scope")) {}
 
  private:
-  std::shared_ptr<Device> device_;
+  DevicePtr device_;
   detail::WithNames names_;
 };
 

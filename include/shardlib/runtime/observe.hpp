@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <memory>
 #include <string_view>
 #include <utility>
 
@@ -26,7 +25,7 @@ namespace shardlib::detail {
 /// While it lives, reports the device's ops to `observer`, in addition to existing observers.
 class Observing {
  public:
-  Observing(const std::shared_ptr<Device>& device, std::function<void(const OpReport&)> observer)
+  Observing(const DevicePtr& device, std::function<void(const OpReport&)> observer)
       : state_(program_state(device)), before_(state_.observer) {
     if (before_)
       state_.observer = [before = before_, also = std::move(observer)](const OpReport& ran) {

@@ -13,15 +13,16 @@ namespace shardlib::detail {
 
 /// An asynchronous collective. The first op that reads its result waits for it. The destructor does not wait, because a
 /// failing device must not wait for the others.
-struct PendingCollective {
+struct PendingCollective : Counted {
   Request request;
   std::shared_ptr<Buffer> result;  ///< set once `request` is complete
   std::uint64_t hook;              ///< ProgramState::hooks at its start, or at the latest request for it
   bool done = false;
 
-  ValuePtr operand;                 ///< for a gather, or while ProgramState::keep_shards is set
-  ValuePtr gathered;                ///< for a gather: receives the result at the first read
-  std::weak_ptr<Storage> gradient;  ///< for the sum of a gradient: likewise
+  ValuePtr operand;   ///< for a gather, or while ProgramState::keep_shards is set
+  ValuePtr gathered;  ///< for a gather: receives the result at the first read
+  /// For the sum of a gradient: likewise. It lives as long as its deferred function, which holds a handle to this.
+  Storage* gradient = nullptr;
   /// The operand of a sum, held until `request` is complete, so that memory use does not depend on when peers read it.
   Buffer sent;
 
@@ -29,7 +30,7 @@ struct PendingCollective {
       : request(std::move(r)), result(std::move(b)), hook(h) {}
   PendingCollective(const PendingCollective&) = delete;
   PendingCollective& operator=(const PendingCollective&) = delete;
-  ~PendingCollective() { request.drop(); }
+  ~PendingCollective() noexcept override { request.drop(); }
 };
 
 }  // namespace shardlib::detail

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,10 +21,13 @@ class NameSizes;           // names.hpp
 struct PendingCollective;  // pending_collective.hpp
 
 /// What a RecomputePolicy means.
-struct Kept {
-  bool marked = true;            ///< what passes through save_for_backward
+struct Kept : Counted {
+  explicit Kept(bool m = true, std::vector<std::string> o = {}, bool all = false)
+      : marked(m), ops(std::move(o)), all_occur(all) {}
+
+  bool marked;                   ///< what passes through save_for_backward
   std::vector<std::string> ops;  ///< the results of these ops
-  bool all_occur = false;        ///< an op that does not occur is an error
+  bool all_occur;                ///< an op that does not occur is an error
 };
 
 /// State of one device's program.
@@ -39,10 +41,10 @@ struct ProgramState {
   Mode mode = Mode::eager;
   std::vector<ValuePtr> saved;  ///< the values that save_for_backward keeps (checkpoint) or returns (replay)
   std::size_t next_saved = 0;
-  std::shared_ptr<const Kept> kept;                ///< what the function that is checkpointed or replayed keeps
+  Handle<const Kept> kept;                         ///< what the function that is checkpointed or replayed keeps
   std::uint64_t sequence = 0;                      ///< numbers the nodes of the tape
-  std::vector<std::shared_ptr<NameSizes>> scopes;  ///< the innermost one applies; a replay shares it
-  std::vector<std::shared_ptr<PendingCollective>> pending;  ///< in the order of their start
+  std::vector<Handle<NameSizes>> scopes;           ///< the innermost one applies; a replay shares it
+  std::vector<Handle<PendingCollective>> pending;  ///< in the order of their start
   bool overlaps = false;    ///< the differentiated function calls prefetch, so sums of gradients are asynchronous
   std::uint64_t hooks = 0;  ///< number of times that `prefetch` has run, forward or backward
 
@@ -63,13 +65,13 @@ struct ProgramState {
   Stopwatch stopwatch;     ///< times of value_and_grad's passes and of the collectives, since the last reset
 };
 
-[[gnu::cold]] SHARDLIB_INLINE ProgramState& program_state(const std::shared_ptr<Device>& device);
+[[gnu::cold]] SHARDLIB_INLINE ProgramState& program_state(const DevicePtr& device);
 
 /// Sets the program's mode and resets it on every exit from the C++ block.
 class WithMode {
  public:
   WithMode(ProgramState& state, ProgramState::Mode mode, std::vector<ValuePtr> saved = {},
-           std::shared_ptr<const Kept> kept = nullptr)
+           Handle<const Kept> kept = nullptr)
       : state_(state),
         mode_(std::exchange(state.mode, mode)),
         kept_(std::exchange(state.kept, std::move(kept))),
@@ -87,7 +89,7 @@ class WithMode {
  private:
   ProgramState& state_;
   ProgramState::Mode mode_;
-  std::shared_ptr<const Kept> kept_;
+  Handle<const Kept> kept_;
   std::vector<ValuePtr> saved_;
   std::size_t next_;
 };

@@ -15,14 +15,6 @@
 
 namespace shardlib {
 
-namespace detail {
-/// The content of a Mesh. tensor.hpp only declares DevicePtr.
-struct MeshDevice : Counted {
-  explicit MeshDevice(DevicePtr d) : device(std::move(d)) {}
-  DevicePtr device;
-};
-}  // namespace detail
-
 template <class D, Spec S>
 std::int64_t Tensor<D, S>::size(std::string_view dim) const {
   const int at = detail::parsed<S>.find(dim);
@@ -56,11 +48,11 @@ const DevicePtr& Tensor<D, S>::device() const {
 }
 
 template <Spec Axes>
-Mesh<Axes>::Mesh(DevicePtr given) : device_(detail::Handle<detail::MeshDevice>::make(std::move(given))) {
-  if (!device_->device)
+Mesh<Axes>::Mesh(DevicePtr given) : device_(std::move(given)) {
+  if (!device_)
     throw Error("a mesh `" + std::string(std::string_view(Axes)) +
                 "` needs a device; take the one that `launch` gives to its function");
-  const Device& device = *device_->device;
+  const Device& device = *device_;
   const auto names = rules::mesh_axes(Axes);
   bool same = names.size() == static_cast<int>(device.axes().size());
   for (int i = 0; same && i < names.size(); ++i) same = names[i] == device.axes()[static_cast<std::size_t>(i)].name;
@@ -71,7 +63,7 @@ Mesh<Axes>::Mesh(DevicePtr given) : device_(detail::Handle<detail::MeshDevice>::
 template <Spec Axes>
 const DevicePtr& Mesh<Axes>::device() const {
   if (!device_) throw Error("a mesh `" + std::string(std::string_view(Axes)) + "` was never given its device");
-  return device_->device;
+  return device_;
 }
 template <Spec Axes>
 int Mesh<Axes>::size(std::string_view axis) const {

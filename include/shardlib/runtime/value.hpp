@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
 #include <utility>
 
@@ -21,14 +20,16 @@ struct Node;
 /// The destination of a value's cotangent: an output of the node that made it. Empty if the tape does not track the
 /// value.
 struct Slot {
-  std::shared_ptr<Node> node;
+  Handle<Node> node;
   int output = 0;
   explicit operator bool() const { return node != nullptr; }
 };
 
 /// The buffer of a value or, for a deferred value, the function that computes it. Values that differ only in spec or
 /// in slot share it.
-struct Storage {
+struct Storage : Counted {
+  explicit Storage(Buffer b = {}) : buffer(std::move(b)) {}
+
   Buffer buffer;
   std::function<Buffer()> compute;
   /// Adds the result of `compute` to a sum of the value's dtype, without materializing it. Only few values have it.
@@ -62,7 +63,7 @@ struct Value : Counted {
   std::string label;  ///< the name of a leaf in its tree; empty for other values
   Slot slot;
   bool stopped = false;  ///< has no slot on purpose: a copy of a value with a slot, or the result of stop_gradient
-  std::shared_ptr<Storage> storage;
+  Handle<Storage> storage;
 
   /// Whether a function is differentiated by this value. The shard of such a value outlives the function's call.
   [[nodiscard]] bool is_leaf() const { return !label.empty(); }
@@ -89,8 +90,8 @@ SHARDLIB_INLINE std::int64_t shard_count(const Device& device, const Axes& axes)
 SHARDLIB_INLINE std::int64_t shard_index(const Device& device, const Axes& axes);
 
 /// A value without data: its sizes and local shape. Throws if the axes do not divide a size evenly.
-[[gnu::cold]] SHARDLIB_INLINE Handle<Value> make_value(const OpInfo& op, const std::shared_ptr<Device>& device,
-                                                       DType dtype, const TensorSpec& spec, const GlobalSizes& global);
+[[gnu::cold]] SHARDLIB_INLINE Handle<Value> make_value(const OpInfo& op, const DevicePtr& device, DType dtype,
+                                                       const TensorSpec& spec, const GlobalSizes& global);
 
 /// The number of elements along each dim of this device's shard that are not padding. They come first in the shard.
 [[gnu::cold]] SHARDLIB_INLINE Shape true_shape(const Value& x);

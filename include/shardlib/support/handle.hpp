@@ -1,4 +1,4 @@
-// Handle<T>: a shared pointer for the contents of tensors and meshes. With std::shared_ptr, shapes.hpp would take a
+// Handle<T>: a shared pointer for devices and for the parts of tensors. With std::shared_ptr, shapes.hpp would take a
 // sixth longer to compile, because of <memory>.
 #pragma once
 
@@ -42,8 +42,8 @@ class Handle {
   Handle(const Handle& other) noexcept : counted_(other.counted_) { Counted::retain(counted_); }
   Handle(Handle&& other) noexcept : counted_(std::exchange(other.counted_, nullptr)) {}
   template <class U>
-    requires(!std::is_same_v<T, U> && std::is_convertible_v<U*, T*>)
-  Handle(Handle<U> other) noexcept  // NOLINT(google-explicit-constructor): as of std::shared_ptr
+  requires(!std::is_same_v<T, U> && std::is_convertible_v<U*, T*>) Handle(Handle<U> other)
+  noexcept  // NOLINT(google-explicit-constructor): as of std::shared_ptr
       : counted_(std::exchange(other.counted_, nullptr)) {}
   Handle& operator=(Handle other) noexcept {
     std::swap(counted_, other.counted_);
@@ -60,6 +60,13 @@ class Handle {
     Counted::retain(handle.counted_);
     return handle;
   }
+  /// One more handle to an object that has some.
+  [[nodiscard]] static Handle share(T* object) {
+    Handle handle;
+    handle.counted_ = object;
+    Counted::retain(handle.counted_);
+    return handle;
+  }
 
   [[nodiscard]] T* get() const noexcept { return const_cast<T*>(static_cast<const T*>(counted_)); }
   T& operator*() const noexcept { return *get(); }
@@ -70,8 +77,8 @@ class Handle {
     return counted_ == nullptr ? 0 : counted_->handles_.load(std::memory_order_acquire);
   }
   template <class U>
-    requires(std::is_convertible_v<U*, T*> || std::is_convertible_v<T*, U*>)
-  bool operator==(const Handle<U>& other) const noexcept {
+  requires(std::is_convertible_v<U*, T*> || std::is_convertible_v<T*, U*>) bool operator==(
+      const Handle<U>& other) const noexcept {
     return counted_ == other.counted_;
   }
   bool operator==(std::nullptr_t) const noexcept { return counted_ == nullptr; }

@@ -21,12 +21,12 @@
 
 namespace shardlib {
 
-class DevicePtr;
+class Device;
+using DevicePtr = detail::Handle<Device>;
 template <class D, Spec S>
 class Tensor;
 namespace detail {
 struct Value;
-struct MeshDevice;
 using ValuePtr = Handle<const Value>;
 
 /// The error about an empty tensor: default-constructed, or moved from. If the tensor is a leaf of the weights,
@@ -158,7 +158,9 @@ class [[nodiscard("a tensor is never changed: an op returns another one")]] Tens
   [[nodiscard]] const DevicePtr& device() const;
 
   /// True if the tensor holds a value.
-  explicit operator bool() const { return value_ != nullptr; }
+  explicit operator bool() const {
+    return value_ != nullptr;
+  }
   /// The type-erased value, for ops. This and all members above throw if the tensor is empty.
   [[nodiscard]] const detail::ValuePtr& value() const {
     if (!value_) [[unlikely]]
@@ -253,7 +255,7 @@ class Mesh {
   [[nodiscard]] const DevicePtr& device() const;
 
  private:
-  detail::Handle<const detail::MeshDevice> device_;
+  DevicePtr device_;
 };
 
 namespace detail {

@@ -8,7 +8,7 @@ auto product(const Tensor<f32, "A/d B">& x, const Tensor<f32, "B C">& y) -> Tens
 
 int main(int argc, char** argv) {
   return run_program(argc, argv, [] {
-    launch({{"d", under_mpi() ? world_size() : 2}}, [](const std::shared_ptr<Device>& device) {
+    launch({{"d", under_mpi() ? world_size() : 2}}, [](const DevicePtr& device) {
       const Mesh<"d"> mesh(device);
       const Sizes sizes{{"A", 4}, {"B", 3}, {"C", 5}};
       const auto z = product(ones<f32, "A/d B">(mesh, sizes), ones<f32, "B C">(mesh, sizes));

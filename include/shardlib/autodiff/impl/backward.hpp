@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <unordered_map>
@@ -17,7 +18,7 @@
 
 namespace shardlib::detail {
 
-class Backward::Pass {
+class Backward::Pass : public Counted {
  public:
   Pass(const std::vector<std::pair<Slot, ValuePtr>>& roots, std::vector<Slot> leaves) : leaves_(std::move(leaves)) {
     for (const auto& [slot, ct] : roots) {
@@ -35,7 +36,7 @@ class Backward::Pass {
     // The forward pass has checked the names of dims. Here, ops of several scopes run together, so nothing is
     // checked.
     std::optional<WithNames> unchecked;
-    if (device_) unchecked.emplace(program_state(device_), std::make_shared<NameSizes>());
+    if (device_) unchecked.emplace(program_state(device_), Handle<NameSizes>::make());
     const auto towards = nodes_towards(wanted);
     std::map<Key, Pending> later;
     while (!pending_.empty()) {
@@ -57,15 +58,15 @@ class Backward::Pass {
   using Key = std::pair<std::uint64_t, Node*>;
   using Nodes = std::set<const Node*>;
   struct Pending {
-    std::shared_ptr<Node> node;
+    Handle<Node> node;
     std::vector<Accumulator> outputs;   ///< until the first VJP runs
     std::vector<ValuePtr> cotangents;   ///< after that, as are all fields below
     std::vector<Node::Edge> edges;      ///< edges without an input are done
     std::vector<ValuePtr> inputs = {};  ///< cotangents that fused or rematerialized VJPs have computed for the edges
-    std::shared_ptr<Backward> remat = nullptr;
+    std::optional<Backward> remat = {};
   };
 
-  static Key key_of(const std::shared_ptr<Node>& node) { return {node->sequence, node.get()}; }
+  static Key key_of(const Handle<Node>& node) { return {node->sequence, node.get()}; }
 
   void deliver(const Slot& slot, ValuePtr ct) {
     if (!slot || !ct) return;
@@ -91,7 +92,7 @@ class Backward::Pass {
     if (all) return nullptr;
     std::map<Key, const std::vector<Node::Edge>*> below;  // all nodes that may still run, operands first
     std::vector<const std::vector<Node::Edge>*> todo;
-    const auto add = [&](const std::shared_ptr<Node>& node, const std::vector<Node::Edge>& edges) {
+    const auto add = [&](const Handle<Node>& node, const std::vector<Node::Edge>& edges) {
       if (below.emplace(key_of(node), &edges).second) todo.push_back(&edges);
     };
     for (const auto& [key, p] : pending_) add(p.node, p.outputs.empty() ? p.edges : p.node->edges);
@@ -145,14 +146,14 @@ class Backward::Pass {
   }
 
   std::vector<Slot> leaves_;
-  std::vector<std::shared_ptr<const Node>> nodes_;  ///< nodes of the leaves
+  std::vector<Handle<const Node>> nodes_;  ///< nodes of the leaves
   DevicePtr device_;
   std::map<Key, Pending> pending_;
   std::unordered_map<Node*, Pending> arrived_;
 };
 
 SHARDLIB_INLINE Backward::Backward(const std::vector<std::pair<Slot, ValuePtr>>& roots, std::vector<Slot> leaves)
-    : pass_(std::make_shared<Pass>(roots, std::move(leaves))) {}
+    : pass_(Handle<Pass>::make(roots, std::move(leaves))) {}
 
 SHARDLIB_INLINE std::vector<ValuePtr> Backward::run() {
   return run(std::vector<bool>(pass_->leaves(), true));
@@ -171,7 +172,7 @@ SHARDLIB_INLINE std::vector<ValuePtr> backward(const std::vector<std::pair<Slot,
   return Backward(roots, leaves).run();
 }
 
-SHARDLIB_INLINE ValuePtr cotangent_of_loss(const std::shared_ptr<Device>& device, DType dtype) {
+SHARDLIB_INLINE ValuePtr cotangent_of_loss(const DevicePtr& device, DType dtype) {
   static constexpr TensorSpec scalar;
   const Kernel fill = [](const Value& out) {
     Buffer result = allocate(out);

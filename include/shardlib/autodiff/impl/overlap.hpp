@@ -22,7 +22,7 @@ SHARDLIB_INLINE void make_progress(ProgramState& state) {
   }
 }
 
-SHARDLIB_INLINE std::shared_ptr<PendingCollective> find_pending(const Value& in, const Value& out) {
+SHARDLIB_INLINE Handle<PendingCollective> find_pending(const Value& in, const Value& out) {
   for (const auto& pending : program_state(out.device).pending) {
     const ValuePtr& operand = pending->operand;
     if (pending->gathered && operand->storage == in.storage && operand->spec == in.spec &&
@@ -39,8 +39,12 @@ inline void materialize_due(ProgramState& state, bool gathers, std::uint64_t hoo
         state.pending, [&](const auto& pending) { return bool(pending->gathered) == gathers && pending->hook < hook; });
     if (due == state.pending.end()) return;
     const auto pending = *due;
-    // The read of the result removes it from the list.
-    if (const auto storage = gathers ? pending->gathered->storage : pending->gradient.lock()) storage->materialize();
+    // The read of the result removes it from the list. Nothing reads the sum of a gradient whose deferred function, and
+    // its handle, are gone.
+    if (gathers)
+      pending->gathered->storage->materialize();
+    else if (pending.use_count() > 2)
+      pending->gradient->materialize();
     if (std::erase(state.pending, pending) != 0) pending->request.wait();
   }
 }
@@ -87,7 +91,7 @@ SHARDLIB_INLINE ValuePtr prefetched(const OpInfo& op, const ValuePtr& x, const H
   return out;
 }
 
-SHARDLIB_INLINE OverlapScope::OverlapScope(const std::shared_ptr<Device>& device) : state_(program_state(device)) {
+SHARDLIB_INLINE OverlapScope::OverlapScope(const DevicePtr& device) : state_(program_state(device)) {
   state_.overlaps = false;
 }
 

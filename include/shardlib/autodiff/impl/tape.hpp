@@ -19,7 +19,7 @@ namespace shardlib::detail {
 
 SHARDLIB_INLINE Handle<Value> as_leaf(const Value& value) {
   auto leaf = Handle<Value>::make(value);
-  leaf->slot = {std::make_shared<Node>(), 0};
+  leaf->slot = {Handle<Node>::make(), 0};
   return leaf;
 }
 
@@ -105,7 +105,7 @@ SHARDLIB_INLINE void attach(const Handle<Value>& out, std::vector<Node::Edge>&& 
                 (maker.sequence == 0 ? "a weight" : "the result of " + maker.op.describe()) +
                 "; pass that as an argument, or its gradient would be lost (" + out->device->describe() + ")");
   }
-  auto node = std::make_shared<Node>();
+  auto node = Handle<Node>::make();
   node->op = out->made_by;
   node->sequence = ++s.sequence;
   node->edges = std::move(edges);
@@ -141,7 +141,7 @@ SHARDLIB_INLINE void defer(const ValuePtr& out, Kernel kernel) {
   // all, by which observers recognize it.
   auto shape = detached(*out);
   const bool again = program_state(out->device).mode == ProgramState::Mode::replay;
-  shape->storage = again ? nullptr : std::make_shared<Storage>();
+  shape->storage = again ? nullptr : Handle<Storage>::make();
   out->storage->compute = [kernel = std::move(kernel), shape = std::move(shape)] { return run(kernel, *shape); };
 }
 
@@ -164,9 +164,8 @@ SHARDLIB_INLINE void evaluate(const Handle<Value>& out, Kernel kernel, std::span
   if (kept) results([&](const Value& made) { s.saved.push_back(detached(made)); });
 }
 
-SHARDLIB_INLINE ValuePtr record_erased(const OpInfo& op, const std::shared_ptr<Device>& device, DType dtype,
-                                       const TensorSpec& spec, const GlobalSizes& global, Kernel&& kernel,
-                                       std::span<EdgeSource> sources) {
+SHARDLIB_INLINE ValuePtr record_erased(const OpInfo& op, const DevicePtr& device, DType dtype, const TensorSpec& spec,
+                                       const GlobalSizes& global, Kernel&& kernel, std::span<EdgeSource> sources) {
   auto out = make_value(op, device, dtype, spec, global);
   bind_names(op, *out);
   std::vector<Node::Edge> edges;
@@ -183,7 +182,7 @@ SHARDLIB_INLINE ValuePtr record_erased(const OpInfo& op, const std::shared_ptr<D
   return out;
 }
 
-SHARDLIB_INLINE ValuePtr record_addend_erased(const OpInfo& op, const std::shared_ptr<Device>& device, DType dtype,
+SHARDLIB_INLINE ValuePtr record_addend_erased(const OpInfo& op, const DevicePtr& device, DType dtype,
                                               const TensorSpec& spec, const GlobalSizes& global, Kernel&& kernel,
                                               AddKernel&& add) {
   const auto out = make_value(op, device, dtype, spec, global);
@@ -195,10 +194,6 @@ SHARDLIB_INLINE ValuePtr record_addend_erased(const OpInfo& op, const std::share
     add(*shape, sum);
   };
   return out;
-}
-
-SHARDLIB_INLINE Kernel bind_operand(const ValuePtr& in, UnaryKernel&& kernel) {
-  return [in, kernel = std::move(kernel)](const Value& out) { return kernel(*in, out); };
 }
 
 }  // namespace shardlib::detail

@@ -22,12 +22,12 @@ SHARDLIB_INLINE ValuePtr copy_without_slot(const ValuePtr& value) {
 }
 SHARDLIB_INLINE ValuePtr zeros_in_shape(const ValuePtr& like) {
   auto zero = detached(*like);
-  zero->storage = std::make_shared<Storage>(Storage{allocate(*zero), nullptr});
+  zero->storage = Handle<Storage>::make(allocate(*zero));
   zero->device->exec().zero(zero->data().data(), zero->bytes());
   return zero;
 }
 
-SHARDLIB_INLINE Differentiation::Differentiation(const char* op, const std::shared_ptr<Device>& device)
+SHARDLIB_INLINE Differentiation::Differentiation(const char* op, const DevicePtr& device)
     : op_{op, {}, {}}, device_(device), state_(program_state(device)), outer_(state_.pass), first_(state_.sequence) {
   state_.pass = ProgramState::Pass::forward;
   names_.emplace(state_, names_within(state_, op));
@@ -109,11 +109,10 @@ SHARDLIB_INLINE std::vector<ValuePtr> Differentiation::backward(const Value& los
 }
 
 struct GradientCall::Parts : Counted {
-  explicit Parts(const std::shared_ptr<Device>& d)
-      : device(d), differentiation("value_and_grad", d), overlap(std::nullopt) {}
+  explicit Parts(const DevicePtr& d) : device(d), differentiation("value_and_grad", d), overlap(std::nullopt) {}
   [[nodiscard]] std::size_t live() const { return device->pool()->stats().live; }
 
-  std::shared_ptr<Device> device;
+  DevicePtr device;
   Differentiation differentiation;
   std::optional<OverlapScope> overlap;
   std::size_t before = 0;  ///< bytes of the pool in use when the function began
@@ -150,10 +149,9 @@ SHARDLIB_INLINE std::vector<ValuePtr> GradientCall::backward(const ValuePtr& los
 /// The backward pass of a checkpointed call. It runs the function again from its arguments and its saved values, and
 /// differentiates it by the `wanted` arguments. Ops are deferred and run only if a VJP reads their value. `names` is
 /// the scope of names that was open in the forward pass.
-inline std::shared_ptr<Backward> replay(const CheckpointedCall& call, const std::vector<bool>& wanted,
-                                        const std::vector<ValuePtr>& saved, const std::vector<ValuePtr>& cotangents,
-                                        const std::shared_ptr<Device>& device, const std::shared_ptr<NameSizes>& names,
-                                        const std::shared_ptr<const Kept>& kept) {
+inline Backward replay(const CheckpointedCall& call, const std::vector<bool>& wanted,
+                       const std::vector<ValuePtr>& saved, const std::vector<ValuePtr>& cotangents,
+                       const DevicePtr& device, const Handle<NameSizes>& names, const Handle<const Kept>& kept) {
   std::vector<Slot> leaves;
   const auto fresh = [&](const ValuePtr& value, const Path&) -> ValuePtr {
     auto leaf = wanted[leaves.size()] ? as_leaf(*value) : detached(*value);
@@ -167,27 +165,29 @@ inline std::shared_ptr<Backward> replay(const CheckpointedCall& call, const std:
     const WithNames scope(program_state(device), names);
     call.run(fresh, root);
   }
-  return std::make_shared<Backward>(roots, leaves);
+  return {roots, std::move(leaves)};
 }
 
 /// The names of a policy's ops, which commas part.
-inline Kept kept_by(const RecomputePolicy& policy) {
-  if (policy.name == "marked" || policy.name == "seqax") return {};
-  if (policy.name == "everything") return {.marked = false, .ops = {}};
+inline Handle<const Kept> kept_by(const RecomputePolicy& policy) {
+  using Ops = std::vector<std::string>;
+  constexpr bool marked = true, all_occur = true;
+  if (policy.name == "marked" || policy.name == "seqax") return Handle<Kept>::make(marked);
+  if (policy.name == "everything") return Handle<Kept>::make(!marked);
   if (policy.name == "dots")
-    return {.marked = false, .ops = {"einsum_unreduced", "grouped_einsum", "causal_attention"}};
-  if (policy.name == "attention") return {.marked = false, .ops = {"causal_attention"}, .all_occur = true};
-  Kept kept{.marked = false, .ops = {}, .all_occur = true};
+    return Handle<Kept>::make(!marked, Ops{"einsum_unreduced", "grouped_einsum", "causal_attention"});
+  if (policy.name == "attention") return Handle<Kept>::make(!marked, Ops{"causal_attention"}, all_occur);
+  Ops ops;
   for (std::size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
     end = policy.name.find(',', begin);
-    kept.ops.push_back(policy.name.substr(begin, end - begin));
+    ops.push_back(policy.name.substr(begin, end - begin));
   }
-  return kept;
+  return Handle<Kept>::make(!marked, std::move(ops), all_occur);
 }
 
 struct CheckpointForward::Parts : Counted {
   Parts(std::vector<ValuePtr> values, const RecomputePolicy& policy)
-      : inputs(std::move(values)), device(inputs.front()->device), kept(std::make_shared<Kept>(kept_by(policy))) {
+      : inputs(std::move(values)), device(inputs.front()->device), kept(kept_by(policy)) {
     mode.emplace(program_state(device), ProgramState::Mode::checkpoint, std::vector<ValuePtr>{}, kept);
   }
   /// Throws if the function has not run an op that the policy names.
@@ -204,10 +204,10 @@ struct CheckpointForward::Parts : Counted {
     }
   }
   std::vector<ValuePtr> inputs;
-  std::shared_ptr<Device> device;
-  std::shared_ptr<const Kept> kept;
+  DevicePtr device;
+  Handle<const Kept> kept;
   std::optional<WithMode> mode;  ///< set while the function runs
-  std::shared_ptr<Node> node;
+  Handle<Node> node;
 };
 SHARDLIB_INLINE CheckpointForward::CheckpointForward(std::vector<ValuePtr> inputs, const RecomputePolicy& policy) {
   if (!inputs.empty() && program_state(inputs.front()->device).mode == ProgramState::Mode::eager)
@@ -219,7 +219,7 @@ SHARDLIB_INLINE bool CheckpointForward::finish(Handle<const CheckpointedCall> ca
   const std::vector<ValuePtr> saved = std::move(program_state(device).saved);
   parts_->mode.reset();
   parts_->check_occur(saved);
-  auto node = std::make_shared<Node>();
+  auto node = Handle<Node>::make();
   node->op = {"explicit_activation_checkpointing", {}, {}};
   std::vector<bool> wanted;
   for (const ValuePtr& value : parts_->inputs) {
@@ -232,7 +232,7 @@ SHARDLIB_INLINE bool CheckpointForward::finish(Handle<const CheckpointedCall> ca
   node->sequence = ++program_state(device).sequence;
   node->outputs = 0;
   const auto& scopes = program_state(device).scopes;
-  const auto names = scopes.empty() ? std::make_shared<NameSizes>() : scopes.back();
+  const auto names = scopes.empty() ? Handle<NameSizes>::make() : scopes.back();
   node->remat = [call = std::move(call), wanted, saved, device, names,
                  kept = parts_->kept](const std::vector<ValuePtr>& cotangents) {
     return replay(*call, wanted, saved, cotangents, device, names, kept);

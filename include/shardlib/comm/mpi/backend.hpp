@@ -30,7 +30,7 @@ namespace shardlib {
 class MpiCommunicator final : public Communicator {
  public:
   MpiCommunicator(MPI_Comm comm, std::uint64_t launch, std::shared_ptr<detail::mpi::GroupLog> log,
-                  std::shared_ptr<detail::mpi::Progress> progress, std::shared_ptr<Pool> pool)
+                  std::shared_ptr<detail::mpi::ProgressEngine> progress, std::shared_ptr<Pool> pool)
       : comm_(comm), launch_(launch), log_(std::move(log)), progress_(std::move(progress)), pool_(std::move(pool)) {
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &size_);
@@ -278,7 +278,7 @@ class MpiCommunicator final : public Communicator {
   int size_ = 1;
   std::uint64_t launch_;
   std::shared_ptr<detail::mpi::GroupLog> log_;
-  std::shared_ptr<detail::mpi::Progress> progress_;
+  std::shared_ptr<detail::mpi::ProgressEngine> progress_;
   std::shared_ptr<Pool> pool_;
 };
 
@@ -290,7 +290,7 @@ class MpiWorld final : public Backend {
       : launch_(launch),
         tuning_(tuning),
         recorder_(std::move(recorder)),
-        progress_(std::make_shared<detail::mpi::Progress>(ranks, recorder_->watchdog().timeout)) {}
+        progress_(std::make_shared<detail::mpi::ProgressEngine>(ranks, recorder_->watchdog().timeout)) {}
 
   [[nodiscard]] std::shared_ptr<detail::FlightRecorder> recorder(int) override { return recorder_; }
 
@@ -350,7 +350,7 @@ class MpiWorld final : public Backend {
   std::uint64_t launch_;
   Tuning tuning_;
   std::shared_ptr<detail::FlightRecorder> recorder_;
-  std::shared_ptr<detail::mpi::Progress> progress_;
+  std::shared_ptr<detail::mpi::ProgressEngine> progress_;
   detail::mpi::Watch::Logs logs_;
 };
 

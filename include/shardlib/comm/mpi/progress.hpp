@@ -233,16 +233,16 @@ class Pause {
 
 /// All communications under way of this rank. Open MPI makes no progress in the background, and an all_reduce has a
 /// second phase. So waiting for one request advances all of them, and requests may be waited for in any order.
-class Progress {
+class ProgressEngine {
  public:
   /// For a launch on the ranks 0 to `ranks` - 1.
-  Progress(int ranks, std::chrono::milliseconds timeout) : timeout_(timeout) {
+  ProgressEngine(int ranks, std::chrono::milliseconds timeout) : timeout_(timeout) {
     for (int i = 0; i < ranks; ++i) ranks_.push_back(i);
   }
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
+  ProgressEngine(const ProgressEngine&) = delete;
+  ProgressEngine& operator=(const ProgressEngine&) = delete;
   /// MPI still owns what never completed, so its buffers must outlive this object.
-  ~Progress() {
+  ~ProgressEngine() {
     static auto* const leaked = new std::list<std::shared_ptr<MpiOp>>;
     leaked->splice(leaked->end(), pending_);
   }
@@ -288,9 +288,10 @@ class Progress {
 };
 
 struct MpiOpRequest final : Request::Pending {
-  std::shared_ptr<Progress> progress;
+  std::shared_ptr<ProgressEngine> progress;
   std::shared_ptr<MpiOp> op;
-  MpiOpRequest(std::shared_ptr<Progress> p, std::shared_ptr<MpiOp> o) : progress(std::move(p)), op(std::move(o)) {}
+  MpiOpRequest(std::shared_ptr<ProgressEngine> p, std::shared_ptr<MpiOp> o)
+      : progress(std::move(p)), op(std::move(o)) {}
   bool test() override {
     progress->advance();
     return op->done;

@@ -111,7 +111,7 @@ inline std::optional<std::size_t> rows_in_place(const Communicator& group, const
 }
 
 /// Waits for an asynchronous collective and returns its result.
-inline Buffer finish(const std::shared_ptr<PendingCollective>& pending, const Value& out) {
+inline Buffer finish(const Handle<PendingCollective>& pending, const Value& out) {
   std::erase(program_state(out.device).pending, pending);
   complete(out, [&] { return std::move(pending->request); });
   pending->sent = {};
@@ -143,7 +143,7 @@ SHARDLIB_INLINE void gather_ahead(const ValuePtr& in, const ValuePtr& out) {
   const auto whole = std::make_shared<Buffer>();
   const std::size_t rows = rows_in_place(group, *out, d.cuts).value_or(1);
   const auto gather = begin_gather(group, *in, *out, rows, whole);
-  auto pending = std::make_shared<PendingCollective>(begin(*out, gather), whole, s.hooks);
+  auto pending = Handle<PendingCollective>::make(begin(*out, gather), whole, s.hooks);
   pending->operand = in;
   pending->gathered = out;
   s.pending.push_back(std::move(pending));
@@ -198,10 +198,10 @@ SHARDLIB_INLINE void scatter_ahead(const ValuePtr& in, const ValuePtr& out) {
   const auto rows = rows_in_place(group, *in, d.cuts);
   const Buffer sent = to_scatter(*in, d.cuts, rows.has_value()), part = allocate(*out);
   auto reads = std::exchange(s.work.reads, std::move(outer));
-  const auto pending = std::make_shared<PendingCollective>(
+  const auto pending = Handle<PendingCollective>::make(
       begin(*out, [&] { return group.reduce_scatter(sent, part, out->dtype, Reduction::sum, rows.value_or(1)); }),
       std::make_shared<Buffer>(part), s.hooks);
-  pending->gradient = out->storage;
+  pending->gradient = out->storage.get();
   pending->sent = sent;
   if (s.keep_shards) pending->operand = in;
   s.pending.push_back(pending);
@@ -303,7 +303,7 @@ SHARDLIB_INLINE Buffer embed_shard(const Value& in, const Value& out) {
 SHARDLIB_INLINE Buffer max_of_shards(const Value& in, const Value& out, Buffer shard) {
   Value local = out;
   local.made_by = {};  // scratch memory: observers must not see it as an operand
-  local.storage = std::make_shared<Storage>(Storage{std::move(shard), nullptr});
+  local.storage = Handle<Storage>::make(std::move(shard));
   Axes axes;
   for (const Dim& dim : in.spec->dims)
     if (!out.spec->has(dim.name))

@@ -12,7 +12,7 @@
 
 namespace shardlib::detail {
 
-SHARDLIB_INLINE GlobalSizes given_sizes(const OpInfo& op, const std::shared_ptr<Device>& device, const TensorSpec& spec,
+SHARDLIB_INLINE GlobalSizes given_sizes(const OpInfo& op, const DevicePtr& device, const TensorSpec& spec,
                                         const Sizes& sizes) {
   Bindings names(op, device);
   for (const NamedSize& given : sizes)

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -80,7 +79,7 @@ inline Handle<Value> cotangent_like(const Value& like, DType dtype) {
   auto value = detached(like);
   value->made_by = {"map_backward", {}, {}};
   value->dtype = dtype;
-  value->storage = std::make_shared<Storage>(Storage{allocate(*value), nullptr});
+  value->storage = Handle<Storage>::make(allocate(*value));
   return value;
 }
 

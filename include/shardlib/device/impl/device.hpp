@@ -29,9 +29,9 @@ SHARDLIB_INLINE Device::Device(std::vector<AxisSize> axes, int rank, std::shared
   }
 }
 
-SHARDLIB_INLINE std::shared_ptr<Device> Device::submesh(const std::shared_ptr<Device>& whole, std::string_view axis) {
-  auto& known = whole->submeshes_[std::string(axis)];
-  if (auto device = known.lock()) return device;
+SHARDLIB_INLINE DevicePtr Device::submesh(const DevicePtr& whole, std::string_view axis) {
+  Device*& known = whole->submeshes_[std::string(axis)];
+  if (known != nullptr) return DevicePtr::share(known);
   const auto at = static_cast<std::ptrdiff_t>(whole->find(axis));
   auto axes = whole->axes_;
   axes.erase(axes.begin() + at);
@@ -39,16 +39,17 @@ SHARDLIB_INLINE std::shared_ptr<Device> Device::submesh(const std::shared_ptr<De
   coordinates.erase(coordinates.begin() + at);
   int index = 0;
   for (std::size_t i = 0; i < axes.size(); ++i) index = index * axes[i].size + coordinates[i];
-  auto device = std::make_shared<Device>(std::move(axes), index, nullptr, whole->threads_, whole->tuning_);
+  auto device = DevicePtr::make(std::move(axes), index, nullptr, whole->threads_, whole->tuning_);
   device->whole_ = whole;
   device->host_pool_ = whole->host_pool_;
   device->pool_ = whole->pool_;
-  known = device;
+  known = device.get();
   return device;
 }
 
 SHARDLIB_INLINE Device::~Device() {
   clear_local();
+  if (whole_) std::erase_if(whole_->submeshes_, [&](const auto& known) { return known.second == this; });
   // Freeing an MPI communicator is collective: ascending order is the same on every member.
   while (!groups_.empty()) groups_.erase(groups_.begin());
 }

@@ -118,7 +118,7 @@ SHARDLIB_INLINE int world_size() {
 
 namespace detail {
 
-SHARDLIB_INLINE void run_device(const std::shared_ptr<Device>& device, int threads, const DeviceBody& body) {
+SHARDLIB_INLINE void run_device(const DevicePtr& device, int threads, const DeviceBody& body) {
   set_threads(threads);
   try {
     body(device);
@@ -146,8 +146,7 @@ inline void launch_rank(const std::vector<AxisSize>& mesh, const DeviceBody& bod
   const int threads = options.threads > 0 ? options.threads : threads_per_device(mpi::process.local_size);
   const auto world = std::make_shared<MpiWorld>(number, count, options.tuning, recorder);
   try {
-    run_device(std::make_shared<Device>(mesh, world_rank(), world, threads, options.tuning, options.kind), threads,
-               body);
+    run_device(DevicePtr::make(mesh, world_rank(), world, threads, options.tuning, options.kind), threads, body);
     world->leave();
   } catch (...) {
     world->fail();
@@ -185,7 +184,7 @@ SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const Dev
     if (!go.get()) return;
     Result result;
     try {
-      run_device(std::make_shared<Device>(mesh, i, world, 1, tuning, kind), threads, body);
+      run_device(DevicePtr::make(mesh, i, world, 1, tuning, kind), threads, body);
       world->finish(i);
     } catch (const Aborted&) {
       result = {std::current_exception(), true};
@@ -243,8 +242,7 @@ SHARDLIB_INLINE void launch(const std::vector<AxisSize>& mesh, const DeviceBody&
   detail::check_settings();
   const int threads = options.threads > 0 ? options.threads : detail::threads_per_device(count);
   if (count == 1) {
-    detail::run_device(std::make_shared<Device>(mesh, 0, nullptr, threads, options.tuning, options.kind), threads,
-                       body);
+    detail::run_device(DevicePtr::make(mesh, 0, nullptr, threads, options.tuning, options.kind), threads, body);
   } else {
     detail::launch_threads(mesh, body, count, threads, options.tuning, options.watchdog, options.kind);
   }

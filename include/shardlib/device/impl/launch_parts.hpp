@@ -3,7 +3,6 @@
 
 #include <exception>
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -37,14 +36,14 @@ SHARDLIB_INLINE void print_error(const std::string& message);
 [[nodiscard]] SHARDLIB_INLINE int threads_per_device(int devices);
 
 /// The body on one device, whose local state ends with it.
-SHARDLIB_INLINE void run_device(const std::shared_ptr<Device>& device, int threads,
-                                const std::function<void(const std::shared_ptr<Device>&)>& body);
+SHARDLIB_INLINE void run_device(const DevicePtr& device, int threads,
+                                const std::function<void(const DevicePtr&)>& body);
 
 /// The body on `count` devices, each a thread of this process. Where a device has waited too long and another one does
 /// not end, it prints the error and ends the process with status 1.
 SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh,
-                                    const std::function<void(const std::shared_ptr<Device>&)>& body, int count,
-                                    int threads, const Tuning& tuning = {}, const Watchdog& watchdog = {},
+                                    const std::function<void(const DevicePtr&)>& body, int count, int threads,
+                                    const Tuning& tuning = {}, const Watchdog& watchdog = {},
                                     DeviceKind kind = DeviceKind::cpu);
 
 }  // namespace shardlib::detail

@@ -7,7 +7,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -51,7 +50,7 @@ struct WholeArray {
 /// The value with another number at a global index, on each device that holds the element.
 inline ValuePtr with_number(const Value& x, const Shape& index, double number) {
   auto changed = detached(x);
-  changed->storage = std::make_shared<Storage>(Storage{allocate(*changed), nullptr});
+  changed->storage = Handle<Storage>::make(allocate(*changed));
   const Buffer& shard = changed->storage->buffer;
   copy(shard, x.data());
   std::int64_t at = 0;

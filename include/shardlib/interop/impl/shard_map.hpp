@@ -5,8 +5,6 @@
 
 #include "shardlib/compute/collectives.hpp"
 
-#include <memory>
-
 namespace shardlib::detail {
 
 SHARDLIB_INLINE ValuePtr gathered(const Value& x) {
@@ -16,7 +14,7 @@ SHARDLIB_INLINE ValuePtr gathered(const Value& x) {
   summed->spec = &without_sums;
   summed->made_by = {"fetch", {}, {}};
   count(*summed);
-  summed->storage = std::make_shared<Storage>();
+  summed->storage = Handle<Storage>::make();
   summed->storage->buffer = x.spec->partial.empty()
                                 ? x.data()
                                 : reduce(x, *summed, in_mesh_order(*x.device, x.spec->partial), Reduction::sum);
@@ -25,7 +23,7 @@ SHARDLIB_INLINE ValuePtr gathered(const Value& x) {
   for (Dim& dim : unsharded.dims) dim.axes = {};
   whole->spec = &unsharded;
   whole->local = x.global.padded;
-  whole->storage = std::make_shared<Storage>();
+  whole->storage = Handle<Storage>::make();
   whole->storage->buffer = gather(*summed, *whole);
   whole->spec = nullptr;  // the specs are local to this function
   return whole;

@@ -65,9 +65,9 @@ NamedValues named_values(const Tree& tree, const Rename& rename) {
 }
 
 /// New values for the leaves, each with the sizes, padding and sharding of the old one.
-[[nodiscard]] std::vector<shardlib::detail::ValuePtr> load_values(const std::shared_ptr<Device>& device,
-                                                                  const std::string& path, const NamedValues& leaves,
-                                                                  const LoadOptions& options, CheckpointMeta& meta);
+[[nodiscard]] std::vector<shardlib::detail::ValuePtr> load_values(const DevicePtr& device, const std::string& path,
+                                                                  const NamedValues& leaves, const LoadOptions& options,
+                                                                  CheckpointMeta& meta);
 
 }  // namespace detail
 

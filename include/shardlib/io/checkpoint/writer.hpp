@@ -29,7 +29,7 @@ inline void pass(std::string_view phase, int device) {
 /// on all devices.
 class CheckpointWriter {
  public:
-  CheckpointWriter(std::shared_ptr<Device> device, std::string directory, const Retention& keep, bool finite = false);
+  CheckpointWriter(DevicePtr device, std::string directory, const Retention& keep, bool finite = false);
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
   /// Waits for the files, but commits nothing: without `finish` the checkpoint is given up, with a warning.
@@ -51,7 +51,7 @@ class CheckpointWriter {
   void write_metadata_files(Job& job) const;
   void commit(Job& job) const;
 
-  std::shared_ptr<Device> device_;
+  DevicePtr device_;
   std::string directory_;
   Retention keep_;
   bool finite_;

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -44,9 +43,8 @@ struct SafetensorsOptions {
 };
 
 namespace detail {
-[[nodiscard]] std::vector<shardlib::detail::ValuePtr> load_stored(const std::shared_ptr<Device>& device,
-                                                                  const std::string& path, const NamedValues& leaves,
-                                                                  const StoredTable& table,
+[[nodiscard]] std::vector<shardlib::detail::ValuePtr> load_stored(const DevicePtr& device, const std::string& path,
+                                                                  const NamedValues& leaves, const StoredTable& table,
                                                                   const SafetensorsOptions& options);
 }
 

@@ -5,7 +5,6 @@
 
 #include <array>
 #include <cstddef>
-#include <memory>
 #include <utility>
 
 #include "shardlib/kernels/elementwise.hpp"
@@ -13,7 +12,6 @@
 #include "shardlib/runtime/bindings.hpp"
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/runtime/program_state.hpp"
-#include "shardlib/support/use_count.hpp"
 
 namespace shardlib::detail {
 
@@ -36,9 +34,9 @@ enum class Contents { kept, overwritten };
 inline Handle<Value> writable(ValuePtr& x, Contents contents) {
   static_cast<void>(x->data());
   auto value = detached(*x);
-  const bool alone = x.use_count() == 1 && use_count(x->storage) == 2 && x->storage->buffer.unique();
+  const bool alone = x.use_count() == 1 && x->storage.use_count() == 2 && x->storage->buffer.unique();
   if (!alone) {
-    value->storage = std::make_shared<Storage>(Storage{allocate(*value), nullptr});
+    value->storage = Handle<Storage>::make(allocate(*value));
     if (contents == Contents::kept)
       x->device->exec().copy(value->storage->buffer.data(), x->storage->buffer.data(), x->bytes());
   }

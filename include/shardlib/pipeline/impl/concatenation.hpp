@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <utility>
 
@@ -31,7 +30,7 @@ class Concatenation {
     sizes.set(shape_.dim, DimSize(one.size * microbatches_));
     if (!whole_) {
       whole_ = core::make_value({"concat", {}, {}}, part.device, part.dtype, *shape_.spec, sizes);
-      whole_->storage = std::make_shared<core::Storage>(core::Storage{core::allocate(*whole_), nullptr});
+      whole_->storage = core::Handle<core::Storage>::make(core::allocate(*whole_));
     }
     if (!(sizes.logical == whole_->global.logical && sizes.padded == whole_->global.padded))
       throw Error("Concat: microbatch " + std::to_string(microbatch) +

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -93,7 +94,7 @@ inline double clock_id() {
 
 inline ValuePtr zero_of(const core::Value& shape) {
   auto zero = core::Handle<core::Value>::make(shape);
-  zero->storage = std::make_shared<core::Storage>(core::Storage{core::allocate(*zero), nullptr});
+  zero->storage = core::Handle<core::Storage>::make(core::allocate(*zero));
   zero->device->exec().zero(zero->data().data(), zero->bytes());
   return zero;
 }
@@ -306,7 +307,7 @@ SHARDLIB_INLINE StepValues run(const StageProgram& program, const TaskLists& lis
   return Runner(program, lists).run();
 }
 
-SHARDLIB_INLINE std::vector<Interval> all_intervals(const std::shared_ptr<Device>& device, std::string_view axis,
+SHARDLIB_INLINE std::vector<Interval> all_intervals(const DevicePtr& device, std::string_view axis,
                                                     const TaskLists& lists, const std::vector<Interval>& mine) {
   if (device->is_dry()) return {};
   if (axis.empty()) return mine;

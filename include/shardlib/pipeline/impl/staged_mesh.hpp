@@ -13,8 +13,7 @@
 
 namespace shardlib::pipeline::detail {
 
-SHARDLIB_INLINE ValuePtr relabelled(const core::Value& x, const TensorSpec& spec,
-                                    const std::shared_ptr<Device>& device) {
+SHARDLIB_INLINE ValuePtr relabelled(const core::Value& x, const TensorSpec& spec, const DevicePtr& device) {
   const auto copy = core::detached(x);
   copy->spec = &spec;
   copy->device = device;
@@ -36,7 +35,7 @@ SHARDLIB_INLINE Incoming::Incoming(const std::vector<ValuePtr>& shapes, std::str
   for (const ValuePtr& shape : shapes) {
     auto value = core::Handle<core::Value>::make(*shape);
     value->made_by = {"receive", {}, {}};
-    value->storage = std::make_shared<core::Storage>(core::Storage{core::allocate(*value), nullptr});
+    value->storage = core::Handle<core::Storage>::make(core::allocate(*value));
     requests_.push_back(value->device->group({axis}).recv(value->storage->buffer, from));
     values_.push_back(std::move(value));
   }

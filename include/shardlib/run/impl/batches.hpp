@@ -21,7 +21,7 @@
 namespace shardlib::run::detail {
 
 /// Reduces one number of each device; the result is the same everywhere.
-inline double reduce(const std::shared_ptr<Device>& device, double value, Reduction op, Site site = Site::current()) {
+inline double reduce(const DevicePtr& device, double value, Reduction op, Site site = Site::current()) {
   if (device->size() == 1) return value;
   Pool& pool = *device->host_pool();
   const Buffer send = pool.allocate(sizeof(double)), received = pool.allocate(sizeof(double));
@@ -45,7 +45,7 @@ struct BatchPlace {
 /// The batches of one run, read ahead: `Batches(device, training, data)`.
 class Batches {
  public:
-  Batches(const std::shared_ptr<Device>& device, const Training& training, const Data& data)
+  Batches(const DevicePtr& device, const Training& training, const Data& data)
       : device_(device), training_(training), data_(data), place_(*device, training) {}
 
   /// From now on `microbatches` is called for `step` and those after it; step s trains on batch s + skipped.
@@ -112,7 +112,7 @@ class Batches {
     return tokens;
   }
 
-  std::shared_ptr<Device> device_;
+  DevicePtr device_;
   const Training& training_;
   const Data& data_;
   BatchPlace place_;

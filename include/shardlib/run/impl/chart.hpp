@@ -69,17 +69,17 @@ inline Scale zoomed_scale(const std::vector<Curve>& curves, double first, double
   return scale_of(values, false, false);
 }
 
-inline std::string draw_curves(const std::vector<Curve>& curves, const std::vector<Event>& events, const Scale& x,
-                               const Scale& y) {
+inline std::string draw_curves(const std::vector<Curve>& curves, const std::vector<Annotation>& annotations,
+                               const Scale& x, const Scale& y) {
   // A picture of its own clips what is outside.
   std::string svg = fmt::format("<svg x=\"0\" y=\"{}\" width=\"{}\" height=\"{}\" viewBox=\"0 {} {} {}\">", plot_top,
                                 plot_width, plot_bottom - plot_top, plot_top, plot_width, plot_bottom - plot_top);
   const auto path = [&](const char* kind, const Series& s, const std::string& d) {
     svg += fmt::format("<path class=\"{} c{}\" d=\"{}\"/>", kind, s.color % 8, d);
   };
-  for (const Event& event : events)
-    svg += fmt::format("<path class=\"event c{}\" d=\"M{:.1f} {}V{}\"><title>{}</title></path>", event.color % 8,
-                       x_pixel(x, event.x), plot_top, plot_bottom, markup_escape(event.text));
+  for (const Annotation& note : annotations)
+    svg += fmt::format("<path class=\"note c{}\" d=\"M{:.1f} {}V{}\"><title>{}</title></path>", note.color % 8,
+                       x_pixel(x, note.x), plot_top, plot_bottom, markup_escape(note.text));
   for (const Curve& curve : curves) {
     if (!curve.raw.empty()) path("raw", *curve.series, svg_path(curve.series->x, curve.series->y, curve.raw, x, y));
   }
@@ -138,7 +138,7 @@ SHARDLIB_INLINE std::string to_html(const Chart& chart) {
   std::string svg, buttons;
   for (const auto& [name, scale] : views) {
     svg += fmt::format("<g class=\"{}\">{}{}</g>", name, detail::grid(x, scale, chart.unit),
-                       detail::draw_curves(curves, chart.events, x, scale));
+                       detail::draw_curves(curves, chart.annotations, x, scale));
     buttons += fmt::format("<button type=\"button\" aria-pressed=\"{}\">{}</button>", buttons.empty(), name);
   }
   return detail::card(chart.id, chart.title, "<span class=\"views\">" + buttons + "</span>", x,

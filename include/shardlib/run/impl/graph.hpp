@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
+#include <memory>
 #include <string_view>
 
 #include "shardlib/comm/dry.hpp"
@@ -98,9 +99,8 @@ class Graph {
 
 }  // namespace detail
 
-SHARDLIB_INLINE std::string dot(const std::vector<AxisSize>& mesh,
-                                const std::function<void(const std::shared_ptr<Device>&)>& body) {
-  const auto device = std::make_shared<Device>(mesh, 0, std::make_shared<DryWorld>());
+SHARDLIB_INLINE std::string dot(const std::vector<AxisSize>& mesh, const std::function<void(const DevicePtr&)>& body) {
+  const auto device = DevicePtr::make(mesh, 0, std::make_shared<DryWorld>());
   detail::Graph graph;
   {
     auto& state = shardlib::detail::program_state(device);

@@ -198,10 +198,10 @@ inline std::optional<std::int64_t> step_of_line(const std::string& line) {
 
 }  // namespace detail
 
-SHARDLIB_INLINE JsonLines::Cut JsonLines::cut(std::int64_t step) {
+SHARDLIB_INLINE JsonLines::Removed JsonLines::cut(std::int64_t step) {
   const std::string text = detail::whole_file(path_);
   std::size_t keep = 0, end = 0;
-  Cut cut;
+  Removed cut;
   detail::for_each_line(text, [&](const std::string& line, std::size_t begin, std::int64_t number) {
     end = begin + line.size() + 1;
     const auto at = detail::step_of_line(line);

@@ -5,7 +5,6 @@
 
 #include <array>
 #include <cstddef>
-#include <memory>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -32,8 +31,8 @@ inline std::optional<std::array<std::string, 2>> difference(const std::string& a
 
 /// Throws UsageError, the same on all devices, unless they run the same program on the same data. Ranks with other
 /// settings would otherwise train silently, each its own model.
-inline void require_one_run(const std::shared_ptr<Device>& device, const Training& training,
-                            const std::string& configuration, const Data& data) {
+inline void require_one_run(const DevicePtr& device, const Training& training, const std::string& configuration,
+                            const Data& data) {
   if (device->size() == 1) return;
   const std::string mine =
       fmt::format("shardlib {}\n--run {}\n--resume {}\ninitial weights: {}\n{}\ndata = {}\nvalidation data = {}\n",

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <span>
 #include <tuple>
 #include <utility>
@@ -97,7 +98,7 @@ SHARDLIB_INLINE std::string to_string(const Plan& p) {
   return text;
 }
 
-SHARDLIB_INLINE Plan count_step(const std::shared_ptr<Device>& device, const std::function<void()>& step) {
+SHARDLIB_INLINE Plan count_step(const DevicePtr& device, const std::function<void()>& step) {
   Plan plan;
   plan.mesh = device->axes();
   std::map<std::tuple<std::string, std::string, std::string>, Plan::Collective> collectives;
@@ -136,9 +137,9 @@ SHARDLIB_INLINE Plan count_step(const std::shared_ptr<Device>& device, const std
 namespace detail {
 
 inline Plan plan_of(int device_index, const std::vector<AxisSize>& mesh,
-                    const std::function<void(const std::shared_ptr<Device>&)>& body) {
+                    const std::function<void(const DevicePtr&)>& body) {
   const auto run = [&](Peers peers) {
-    const auto device = std::make_shared<Device>(mesh, device_index, std::make_shared<DryWorld>(peers));
+    const auto device = DevicePtr::make(mesh, device_index, std::make_shared<DryWorld>(peers));
     body(device);
     Plan result = device->local<Plan>();
     device->clear_local();
@@ -153,15 +154,14 @@ inline Plan plan_of(int device_index, const std::vector<AxisSize>& mesh,
 
 }  // namespace detail
 
-SHARDLIB_INLINE Plan plan(const std::vector<AxisSize>& mesh,
-                          const std::function<void(const std::shared_ptr<Device>&)>& body) {
+SHARDLIB_INLINE Plan plan(const std::vector<AxisSize>& mesh, const std::function<void(const DevicePtr&)>& body) {
   Plan result = detail::plan_of(0, mesh, body);
   result.all_flops = result.flops * device_count(mesh);
   return result;
 }
 
 SHARDLIB_INLINE std::vector<Plan> plan_along(std::string_view axis, const std::vector<AxisSize>& mesh,
-                                             const std::function<void(const std::shared_ptr<Device>&)>& body) {
+                                             const std::function<void(const DevicePtr&)>& body) {
   const auto at = std::ranges::find(mesh, axis, &AxisSize::name);
   if (at == mesh.end()) throw Error("plan_along: the mesh " + to_string(mesh) + " has no axis " + std::string(axis));
   const int behind = device_count(std::span(std::next(at), mesh.end()));  // devices with one place along it, in a row

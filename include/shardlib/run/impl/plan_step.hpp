@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "shardlib/io/data/token_batch.hpp"
@@ -13,7 +12,7 @@
 
 namespace shardlib::run::detail {
 
-inline Plan plan_step(const std::shared_ptr<Device>& device, const Training& t, const Program& program) {
+inline Plan plan_step(const DevicePtr& device, const Training& t, const Program& program) {
   const std::int64_t rows = t.batch / t.microbatches / BatchPlace(*device, t).parts;
   const std::vector parts(static_cast<std::size_t>(t.microbatches), io::detail::empty_rows(rows, t.seq));
   Plan plan = count_step(device, [&] {

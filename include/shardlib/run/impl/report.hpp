@@ -110,7 +110,7 @@ inline std::string loss_chart(const std::vector<RunData>& runs) {
     if (!validation.x.empty()) chart.series.push_back(std::move(validation));
     for (const Record& record : run.records)
       for (const std::string& event : record.events)
-        chart.events.push_back({static_cast<double>(record.step), event, run.color});
+        chart.annotations.push_back({static_cast<double>(record.step), event, run.color});
   }
   return to_html(chart);
 }

@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <functional>
-#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -23,7 +22,7 @@ class Saving {
  public:
   static constexpr int most_failures = 3;
 
-  Saving(const std::shared_ptr<Device>& device, const Checkpoints& checkpoints, RunDirectory& directory,
+  Saving(const DevicePtr& device, const Checkpoints& checkpoints, RunDirectory& directory,
          std::function<void(const std::string&)> say)
       : device_(device), checkpoints_(checkpoints), directory_(directory), say_(std::move(say)) {}
 
@@ -73,7 +72,7 @@ class Saving {
                      error.what(), failures_, most_failures));
   }
 
-  std::shared_ptr<Device> device_;
+  DevicePtr device_;
   const Checkpoints& checkpoints_;
   RunDirectory& directory_;
   std::function<void(const std::string&)> say_;

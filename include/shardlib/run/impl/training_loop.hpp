@@ -43,12 +43,12 @@ namespace shardlib::run {
 namespace detail {
 
 /// One run on one device.
-class Loop {
+class TrainingLoop {
   using Stopwatch = shardlib::detail::Stopwatch;
 
  public:
-  Loop(const std::shared_ptr<Device>& device, const Training& training, const Data& data,
-       const std::string& configuration, const Program& program)
+  TrainingLoop(const DevicePtr& device, const Training& training, const Data& data, const std::string& configuration,
+               const Program& program)
       : device_(device),
         training_(training),
         data_(data),
@@ -407,7 +407,7 @@ class Loop {
     if (events_) events_->write(record);
   }
 
-  std::shared_ptr<Device> device_;
+  DevicePtr device_;
   const Training& training_;
   const Data& data_;
   const Program& program_;
@@ -432,14 +432,14 @@ class Loop {
 
 }  // namespace detail
 
-SHARDLIB_INLINE void train(const std::shared_ptr<Device>& device, const Training& training, const Data& data,
+SHARDLIB_INLINE void train(const DevicePtr& device, const Training& training, const Data& data,
                            const std::string& configuration, const Program& program) {
   if (device->is_dry()) {
     device->local<Plan>() = detail::plan_step(device, training, program);
     return;
   }
   detail::require_one_run(device, training, configuration, data);
-  detail::Loop(device, training, data, configuration, program).run();
+  detail::TrainingLoop(device, training, data, configuration, program).run();
 }
 
 }  // namespace shardlib::run

@@ -4,7 +4,6 @@
 #include "shardlib/runtime/names.hpp"
 
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -34,8 +33,8 @@ SHARDLIB_INLINE std::string NameSizes::bind(std::string_view name, DimSize size,
   return {};
 }
 
-SHARDLIB_INLINE std::shared_ptr<NameSizes> names_within(const ProgramState& state, const char* owner) {
-  return state.scopes.empty() ? std::make_shared<NameSizes>(owner) : state.scopes.back();
+SHARDLIB_INLINE Handle<NameSizes> names_within(const ProgramState& state, const char* owner) {
+  return state.scopes.empty() ? Handle<NameSizes>::make(owner) : state.scopes.back();
 }
 
 SHARDLIB_INLINE void bind_names(const OpInfo& op, const Value& value, const std::string& where) {

@@ -3,8 +3,6 @@
 
 #include "shardlib/runtime/program_state.hpp"
 
-#include <memory>
-
 namespace shardlib::detail {
 
 SHARDLIB_INLINE void note_read(const Value& value) {
@@ -14,7 +12,7 @@ SHARDLIB_INLINE void note_read(const Value& value) {
                           value.spec, value.bytes()});
 }
 
-SHARDLIB_INLINE ProgramState& program_state(const std::shared_ptr<Device>& device) {
+SHARDLIB_INLINE ProgramState& program_state(const DevicePtr& device) {
   return device->local<ProgramState>();
 }
 

@@ -30,15 +30,15 @@ SHARDLIB_INLINE std::int64_t shard_index(const Device& device, const Axes& axes)
   return index;
 }
 
-SHARDLIB_INLINE Handle<Value> make_value(const OpInfo& op, const std::shared_ptr<Device>& device, DType dtype,
-                                         const TensorSpec& spec, const GlobalSizes& global) {
+SHARDLIB_INLINE Handle<Value> make_value(const OpInfo& op, const DevicePtr& device, DType dtype, const TensorSpec& spec,
+                                         const GlobalSizes& global) {
   auto value = Handle<Value>::make();
   value->device = device;
   value->dtype = dtype;
   value->spec = &spec;
   value->global = global;
   value->made_by = op;
-  value->storage = std::make_shared<Storage>();
+  value->storage = Handle<Storage>::make();
   const auto fail = [&](const std::string& why) {
     throw Error(op.describe() + ": " + why + " (" + device->describe() + ")");
   };

@@ -120,8 +120,8 @@ inline std::string together_message(const std::string& path, const std::vector<s
   return damages.front()[0] == '\0' ? damages.front().substr(1) : damage_message(path, damages);
 }
 
-SHARDLIB_INLINE std::vector<shardlib::detail::ValuePtr> load_values(const std::shared_ptr<Device>& device,
-                                                                    const std::string& path, const NamedValues& leaves,
+SHARDLIB_INLINE std::vector<shardlib::detail::ValuePtr> load_values(const DevicePtr& device, const std::string& path,
+                                                                    const NamedValues& leaves,
                                                                     const LoadOptions& options, CheckpointMeta& meta) {
   const std::set<std::string> all_names = names_together(*device, leaves, [](const std::string& name) { return name; });
   std::optional<Checkpoint> checkpoint;

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <set>
 #include <span>
 #include <string>
@@ -74,7 +73,7 @@ inline shardlib::detail::ValuePtr with_buffer(const shardlib::detail::Value& lik
   namespace core = shardlib::detail;
   const auto value = core::detached(like);
   value->made_by = {"load", {}, {}};
-  value->storage = std::make_shared<core::Storage>();
+  value->storage = core::Handle<core::Storage>::make();
   value->storage->buffer = std::move(buffer);
   return core::ValuePtr(value);
 }

@@ -82,8 +82,8 @@ struct CheckpointWriter::Job {
   }
 };
 
-SHARDLIB_INLINE CheckpointWriter::CheckpointWriter(std::shared_ptr<Device> device, std::string directory,
-                                                   const Retention& keep, bool finite)
+SHARDLIB_INLINE CheckpointWriter::CheckpointWriter(DevicePtr device, std::string directory, const Retention& keep,
+                                                   bool finite)
     : device_(std::move(device)), directory_(std::move(directory)), keep_(keep), finite_(finite) {
   const auto not_negative = [](const char* name, std::int64_t number, const char* zero) {
     if (number < 0)

@@ -152,9 +152,8 @@ inline void compare(const SafetensorsFiles& files, const NamedValues& leaves, co
   fail_unless_fitting(whole + " '" + files.path() + "'", wrong);
 }
 
-SHARDLIB_INLINE std::vector<shardlib::detail::ValuePtr> load_stored(const std::shared_ptr<Device>& device,
-                                                                    const std::string& path, const NamedValues& leaves,
-                                                                    const StoredTable& table,
+SHARDLIB_INLINE std::vector<shardlib::detail::ValuePtr> load_stored(const DevicePtr& device, const std::string& path,
+                                                                    const NamedValues& leaves, const StoredTable& table,
                                                                     const SafetensorsOptions& options) {
   // Pipeline stages hold different leaves: what any of them uses is not left over.
   const std::set<std::string> used =
@@ -266,7 +265,7 @@ SHARDLIB_INLINE void export_safetensors_folder(const Checkpoint& checkpoint, con
 SHARDLIB_INLINE void import_safetensors(const SafetensorsFile& file, const std::string& directory, std::int64_t step) {
   namespace core = shardlib::detail;
   // A mesh of one device, on which each tensor is one shard.
-  const auto device = std::make_shared<Device>(std::vector<AxisSize>{}, 0);
+  const auto device = DevicePtr::make(std::vector<AxisSize>{}, 0);
   std::list<TensorSpec> specs;  // values point to their specs
   std::list<std::string> dims;
   detail::NamedValues leaves;
