@@ -33,7 +33,7 @@ auto cached_attention(const Tensor<C, "B/d L M">& x, Cache<C>& cache, const NewT
   cache.k = cache.k + einsum_unreduced<"L Klen, B/d L K/t D -> B/d Klen K/t D">(places, k);
   cache.v = cache.v + einsum_unreduced<"L Klen, B/d L K/t D -> B/d Klen K/t D">(places, v);
   const auto scores = einsum_unreduced<"B/d L Q K/t D, B/d Klen K/t D -> B/d Q K/t L Klen", f32>(q, cache.k);
-  const double scale = 1 / std::sqrt(static_cast<double>(q.size("D")));
+  const double scale = config.score_scale.value_or(1 / std::sqrt(static_cast<double>(q.size("D"))));
   const auto probabilities = cast<C>(softmax<"Klen">(where(tokens.seen, scores * scale, -1e30)));
   const auto y = einsum_unreduced<"B/d Q K/t L Klen, B/d Klen K/t D -> B/d L Q K/t D">(probabilities, cache.v);
   const auto w_o = all_gather<"M/d Q K/t D -> M Q K/t D", backward_sum<f32>>(w.w_o);

@@ -32,7 +32,7 @@ int program(int argc, char** argv) {
   gpt::read_config(options, o, o.files, o.training);
   const auto mesh = run::chosen_mesh(o.training, "d t");
   run::batch_must_divide(mesh, o.training);
-  run::check_rope(o.config.rope, o.d_head);
+  gpt::settle(o);
   const run::Data data = run::open_data(o.training, o.vocabulary);
   o.vocabulary = data.vocabulary;
   gpt::check_files(o.files, o.training, data);

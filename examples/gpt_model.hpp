@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 namespace gpt {
 
@@ -47,6 +48,7 @@ struct ModelConfig {
   RopeAngles rope;  ///< of rotary positions
   double norm_epsilon = 1e-6;
   RecomputePolicy recompute = {"seqax"};
+  std::optional<double> score_scale = {};  ///< factor of attention's scores; without it 1/sqrt(D)
 };
 
 // One batch: a segment is a document, and attention does not leave it. `weights` are each token's share of the loss;
@@ -120,7 +122,7 @@ template <dtype C>
 auto attention(const Tensor<C, "B/d L M">& x, const Tensor<i32, "B/d L">& segments, const Layer<C>& w,
                const ModelConfig& config) -> Tensor<C, "B/d L M +t"> {
   const auto [q, k, v] = projected(x, w, config, 0);
-  const auto y = causal_attention<"L", "D">(q, k, v, segments);
+  const auto y = causal_attention<"L", "D">(q, k, v, segments, config.score_scale);
   const auto w_o = all_gather<"M/d Q K/t D -> M Q K/t D", backward_sum<f32>>(w.w_o);
   return einsum_unreduced<"B/d L Q K/t D, M Q K/t D -> B/d L M +t">(y, w_o);
 }

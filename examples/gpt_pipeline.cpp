@@ -328,7 +328,8 @@ void check_tutorial(const Options& o) {
                                       {o.tied, "--tied"},
                                       {o.config.rope.base != plain.config.rope.base, "--rope-base"},
                                       {o.config.rope.factor != 1, "--rope-factor"},
-                                      {o.config.norm_epsilon != plain.config.norm_epsilon, "--norm-epsilon"}})
+                                      {o.config.norm_epsilon != plain.config.norm_epsilon, "--norm-epsilon"},
+                                      {o.init != plain.init, "--init"}})
     if (given)
       throw UsageError(
           fmt::format("{} does not go with --model jaxpp-tutorial, which has no tokens and makes up its "
@@ -405,7 +406,7 @@ int program(int argc, char** argv) {
     check_tutorial(o);
     run::note_padding(mesh, Tutorial<f32>::sizes_of(o, mesh[1].size * mesh[2].size));
   } else {
-    run::check_rope(o.config.rope, o.d_head);
+    gpt::settle(o);
     data = run::open_data(o.training, o.vocabulary);
     o.vocabulary = data.vocabulary;
     run::note_padding(mesh, gpt::sizes_of(o, mesh[1].size, mesh[2].size));

@@ -11,7 +11,7 @@ inline void declare_presets(shardlib::run::Options& options) {
     options.preset(name, {{"mesh", x4 ? "d=32,t=1" : "d=8,t=1"}, {"d_model", width}, {"n_q_per_kv", "1"}, {"n_kv", heads},
                           {"d_head", "128"}, {"layers", layers}, {"d_ff", ff}, {"vocabulary", "32768"},
                           {"batch", x4 ? "256" : "64"}, {"seq", "1024"}, {"steps", steps}, {"warmup", warmup},
-                          {"learning_rate", rate}, {"save_every", save_every}}, x4 ? "on four hosts of 8 GPUs" : "");
+                          {"learning_rate", rate}, {"save_every", save_every}, {"init", "seqax"}, {"warmup_from", "0"}}, x4 ? "on four hosts of 8 GPUs" : "");
   };
   seqax("84m", "512", "8", "8", "4096", "3e-3", "26000", "2600", "2600");
   seqax("270m", "1024", "16", "8", "8192", "3e-4", "92000", "9200", "9200");
@@ -25,7 +25,7 @@ inline void declare_presets(shardlib::run::Options& options) {
                  {{"mesh", "d=4,t=2"}, {"batch", "64"}, {"seq", "64"}, {"d_model", "256"}, {"n_q_per_kv", "2"},
                   {"n_kv", "2"}, {"d_head", "32"}, {"layers", "2"}, {"vocabulary", "1280"}, {"d_ff", "1024"},
                   {"steps", "50"}, {"warmup", "10"}, {"decay_steps", "100"}, {"learning_rate", "3e-5"},
-                  {"save_every", "10"}, {"rope_base", "256"}, {"max_tokens", "0"}},
+                  {"save_every", "10"}, {"rope_base", "256"}, {"max_tokens", "0"}, {"init", "seqax"}, {"warmup_from", "0"}},
                  "seqax's run on its sample data set");
 }
 // clang-format on

@@ -21,7 +21,7 @@ namespace gpt {
 struct ModelOptions {
   std::int64_t layers = 4, d_model = 256, n_q_per_kv = 2, n_kv = 2, d_head = 64, d_ff = 768, vocabulary = 0;
   bool tied = false, qkv_bias = false, qk_norm = false;
-  std::string dtype = "f32";
+  std::string dtype = "f32", init = "depth-scaled";
   ModelConfig config;
 };
 
@@ -38,9 +38,19 @@ inline void declare(run::Options& options, ModelOptions& o) {
   run::declare(options, o.config.rope);
   run::declare(options, o.config.recompute);
   options.add("--dtype", o.dtype, "dtype of products and communication", run::one_of({"f32", "bf16"}));
+  options.add("--init", o.init,
+              "first values; depth-scaled: branches by 1/sqrt(2 layers), as in GPT-2; seqax: as seqax draws them, and "
+              "queries by 1/sqrt(d_head) instead of attention's scores",
+              run::one_of({"depth-scaled", "seqax"}));
   options.flag("--tied", o.tied, "use the embedding as the unembedding too");
   options.flag("--qkv-bias", o.qkv_bias, "add biases to queries, keys and values (Qwen 2)");
   options.flag("--qk-norm", o.qk_norm, "normalize each query and each key (Qwen 3)");
+}
+
+// What follows from the options.
+inline void settle(ModelOptions& o) {
+  run::check_rope(o.config.rope, o.d_head);
+  if (o.init == "seqax") o.config.score_scale = 1;
 }
 
 // Sizes of the model's dims, padded so that a mesh of d x t divides them, and the vocabulary so that GEMMs have round
@@ -63,23 +73,31 @@ inline Sizes sizes_of(const ModelOptions& o, std::int64_t d, std::int64_t t) {
           dim("N", o.qk_norm ? o.d_head : 0, d * t)};
 }
 
-// First values: truncated normal numbers of standard deviation 1/sqrt(fan in), and scales of 1. The same on every mesh.
+// First values, the same on every mesh: truncated normal numbers, scaled by 1/sqrt(fan in), and scales of 1. seqax
+// divides them by the standard deviation of the truncated distribution, so that theirs is 1/sqrt(fan in), and draws the
+// embedding from the normal distribution (Model.init of its train.py).
 struct Initializer {
   const Mesh<"d t">& mesh;
   const ModelOptions& o;
   std::uint64_t seed;
   Sizes sizes = sizes_of(o, mesh.size("d"), mesh.size("t"));
+  bool seqax = o.init == "seqax";
 
   // The table of the embedding has stream 0, that of the unembedding 1, if there is one.
-  void embed(Tensor<f32, "V/t M/d">& table) const { draw(table, 0, o.d_model); }
+  void embed(Tensor<f32, "V/t M/d">& table) const {
+    if (seqax)
+      table = random_normal<f32, "V/t M/d">(mesh, sizes, {seed, 0});
+    else
+      draw(table, 0, o.d_model);
+  }
   void unembed(Tensor<f32, "V/t M/d">& table) const { draw(table, 1, o.d_model); }
   // The layer of this number in the model. Two branches a layer add to the residual stream: their outputs are scaled
   // down (GPT-2).
   void layer(Layer<f32>& layer, std::int64_t number) const {
     std::uint64_t stream = (o.tied ? 1 : 2) + 7 * static_cast<std::uint64_t>(number);
-    const std::int64_t branches = 2 * o.layers;
+    const std::int64_t branches = seqax ? 1 : 2 * o.layers;
     for (auto* norm : {&layer.norm1, &layer.norm2}) scale(*norm);
-    draw(layer.w_q, stream++, o.d_model);
+    draw(layer.w_q, stream++, o.d_model * (seqax ? o.d_head : 1));
     for (auto* w : {&layer.w_k, &layer.w_v}) draw(*w, stream++, o.d_model);
     draw(layer.w_o, stream++, o.n_q_per_kv * o.n_kv * o.d_head * branches);
     for (auto* w : {&layer.w_gate, &layer.w_up}) draw(*w, stream++, o.d_model);
@@ -91,7 +109,8 @@ struct Initializer {
   void scale(Tensor<f32, "M/t/d">& w) const { w = ones<f32, "M/t/d">(mesh, sizes); }
   template <Spec S>
   void draw(Tensor<f32, S>& w, std::uint64_t stream, std::int64_t fan_in) const {
-    w = random_truncated_normal<f32, S>(mesh, sizes, {seed, stream}) / std::sqrt(static_cast<double>(fan_in));
+    w = random_truncated_normal<f32, S>(mesh, sizes, {seed, stream}) /
+        (std::sqrt(static_cast<double>(fan_in)) * (seqax ? 0.87962566103423978 : 1));
   }
 };
 

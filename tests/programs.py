@@ -206,6 +206,12 @@ def training(p):
     run, tied = p.metrics("--mesh=d=2,t=1", *length, "--tied")
     run.check(tied and tied[-1]["loss"] < 3.0, "the loss falls")
 
+    seqax = ["--init=seqax", f"--run={p.folder}/seqax", f"--export={p.folder}/seqax-model"]
+    p.run("gpt_fsdp", seqax).fails(2, "--init seqax", "--export", "depth-scaled")
+    run, steps = p.metrics("--mesh=d=2,t=1", "--epochs=1", "--shuffle=no", "--batch=64", "--seq=64")
+    tokens = int(re.search(r"(\d+) tokens of data, seen 1\.\d\d times", run.out)[1])
+    run.check(len(steps) == -(-tokens // (64 * 64)), f"an epoch of {tokens} tokens has {len(steps)} steps")
+
 
 def simulated(p):
     """On the simulated device, programs compute the same bits, on threads and under mpirun."""
@@ -317,7 +323,7 @@ def other_options(p):
         (
             "gpt_fsdp",
             ["--help"],
-            "--data --mesh --steps --batch --seq --layers --d-model --n-q-per-kv --n-kv --d-head --d-ff --tied "
+            "--data --mesh --steps --epochs --shuffle --init --batch --seq --layers --d-model --n-q-per-kv --n-kv --d-head --d-ff --tied "
             "--learning-rate --lr-schedule --warmup --warmup-from --decay-steps --decay-fraction --final-learning-rate --adam-epsilon --weight-decay --clip --seed --metrics --max-tokens --prompt --temperature "
             "--run --tokenizer --preset --config --load --export --logits --rope-factor --norm-epsilon",
         ),

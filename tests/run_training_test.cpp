@@ -297,6 +297,32 @@ TEST_CASE("training: documents of a text end with the end of text where they are
   CHECK(counted("packed") == 3 + 5 + 1);
 }
 
+TEST_CASE("training: epochs become steps, and rows may keep the order of the data", "[run][training]") {
+  if (world_rank() != 0) return;
+  const Scratch folder;
+  run::Training training;
+  training.data = folder / "text.txt";
+  put(training.data, "abcdefghijklmnopqrstuvwxyz");  // 7 rows of 4 tokens, the last one filled up
+  training.batch = 2;
+  training.seq = 4;
+  training.epochs = 3;
+  CHECK(run::open_data(training, 0).train->options().shuffle);
+  CHECK(training.steps == 3 * 4);
+  training.epochs = 0;
+  training.shuffle = "no";
+  const run::Data data = run::open_data(training, 0);
+  CHECK(training.steps == 3 * 4);
+  const io::TokenBatch first = data.train->batch(0);
+  CHECK(std::string(first.targets.begin(), first.targets.end()) == "abcdefgh");
+
+  training.data.clear();
+  training.text_stream = folder.path();
+  CHECK_THROWS_WITH(run::open_data(training, 0), Catch::Matchers::ContainsSubstring("--shuffle no has no meaning"));
+  training.shuffle = "yes";
+  training.epochs = 1;
+  CHECK_THROWS_WITH(run::open_data(training, 0), Catch::Matchers::ContainsSubstring("--epochs has no meaning"));
+}
+
 TEST_CASE("training: data that another tokenizer made are refused, whichever of their folders is named",
           "[run][training]") {
   if (world_rank() != 0) return;

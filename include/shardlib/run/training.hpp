@@ -27,8 +27,8 @@ namespace shardlib::run {
 
 /// The settings of a run that do not depend on the model. Members hold the defaults until `declare` and parse.
 struct Training {
-  /// The options --data, --validation-data, --stream, --tokenizer and --rows.
-  std::string data, validation_data, text_stream, tokenizer = "bytes", rows = "packed";
+  /// The options --data, --validation-data, --stream, --tokenizer, --rows and --shuffle.
+  std::string data, validation_data, text_stream, tokenizer = "bytes", rows = "packed", shuffle = "yes";
   std::string mesh;              ///< --mesh, "d=4,t=2"; empty: all ranks on the first of batch_axes
   std::string batch_axes = "d";  ///< axes that shard the batch: "d" of "B/d", "x y" of "B/x/y"
   /// --row-begin is the input before the first token of a document, and of a row. --sample-begin is the token before a
@@ -36,7 +36,8 @@ struct Training {
   std::int64_t row_begin = 0, sample_begin = 0;
   /// The number of training steps, the rows of the global batch, the tokens of a row, and the parts of a batch.
   std::int64_t steps = 300, batch = 16, seq = 128, microbatches = 1;
-  std::uint64_t seed = 0;  ///< seed of weights, data order, dropout and samples
+  std::int64_t epochs = 0;  ///< passes over the data that `steps` becomes; 0: `steps` as given
+  std::uint64_t seed = 0;   ///< seed of weights, data order, dropout and samples
   /// The settings of AdamW. `clip` is the largest gradient norm; 0 means no clipping.
   double learning_rate = 3e-3, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, adam_epsilon = 1e-8, clip = 1.0;
   /// The learning rate as in LrSchedule; its peak is learning_rate.
@@ -121,8 +122,9 @@ struct Data {
 };
 /// Opens the tokenizer and the data of a run; `vocabulary` 0 stands for the tokenizer's. Throws UsageError for data
 /// that cannot be read, data that another tokenizer made, and a prompt that the model cannot take. With --plan or
-/// --graph it reads the tokenizer alone; --steps 0 needs no data. `open_data(training, 50257)`
-[[nodiscard]] SHARDLIB_INLINE Data open_data(const Training& training, std::int64_t vocabulary);
+/// --graph it reads the tokenizer alone; --steps 0 needs no data. With --epochs, it sets `training.steps`.
+/// `open_data(training, 50257)`
+[[nodiscard]] SHARDLIB_INLINE Data open_data(Training& training, std::int64_t vocabulary);
 
 /// The loss of a step, and grad_norm, the norm of its gradients. `numbers` are further values for the record, with
 /// names that a program chooses, the same on all devices: {{"expert_load", 1.3}}.

@@ -28,6 +28,7 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
   o.add("--tokenizer", t.tokenizer, std::string(io::tokenizer_help), value_name("FILE"));
   o.add("--rows", t.rows, "content of a row of a batch: the next tokens, or one padded document",
         one_of({"packed", "padded", "stories"}));
+  o.add("--shuffle", t.shuffle, "order of the rows; no: that of the data, in every epoch", one_of({"yes", "no"}));
   o.add("--row-begin", t.row_begin, "id that precedes a document or row (default with --load: the model's)", size(0));
   o.add("--batch", t.batch, "sequences per step, over all devices and microbatches", size());
   o.add("--seq", t.seq, "tokens per sequence", size());
@@ -38,6 +39,8 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
         "(default: all ranks on d)",
         value_name("AXES"));
   o.add("--steps", t.steps, "training steps", size(0));
+  o.add("--epochs", t.epochs, "passes over the data, each rounded up to whole steps, instead of --steps (0: --steps)",
+        size(0));
   o.add("--microbatches", t.microbatches, "parts of a batch whose gradients are accumulated", size());
   o.add("--seed", t.seed, "seed of weights, data order, dropout and samples");
   o.add("--learning-rate", t.learning_rate, "peak learning rate", above(0));
@@ -282,7 +285,7 @@ inline void check_tokenizer(const std::string& path, const std::string& chosen, 
 
 }  // namespace detail
 
-SHARDLIB_INLINE Data open_data(const Training& t, std::int64_t vocabulary) {
+SHARDLIB_INLINE Data open_data(Training& t, std::int64_t vocabulary) {
   const bool dry = t.plan || !t.graph.empty();
   const bool none = t.sample_only || (t.data.empty() && t.text_stream.empty());
   if (!dry && (none ? t.steps > 0 && !t.sample_only : !t.data.empty() && !t.text_stream.empty()))
@@ -300,6 +303,7 @@ SHARDLIB_INLINE Data open_data(const Training& t, std::int64_t vocabulary) {
   rows.length = t.seq;
   rows.seed = t.seed;
   rows.vocabulary = static_cast<std::uint32_t>(data.vocabulary);
+  rows.shuffle = t.shuffle == "yes";
   rows.begin = static_cast<std::int32_t>(t.row_begin);
   detail::check_begin("--row-begin", t.row_begin, data.vocabulary);
   rows.rows = t.rows == "packed" ? io::Rows::packed : t.rows == "padded" ? io::Rows::padded : io::Rows::stories;
@@ -316,8 +320,13 @@ SHARDLIB_INLINE Data open_data(const Training& t, std::int64_t vocabulary) {
       throw UsageError(
           fmt::format("'{}' has {} tokens, fewer than a row of --seq {}: choose a longer text or shorter rows", t.data,
                       data.train->source().tokens(), t.seq));
+    if (t.epochs > 0) t.steps = t.epochs * data.train->steps_per_epoch();
   } else if (rows.rows != io::Rows::packed) {
     throw UsageError("--stream has packed rows only: give --data for --rows " + t.rows);
+  } else if (t.epochs > 0 || !rows.shuffle) {
+    throw UsageError(
+        fmt::format("--stream reads texts as they come, so {} has no meaning: give --data, or leave it out",
+                    t.epochs > 0 ? "--epochs" : "--shuffle no"));
   }
   if (t.validate_every > 0 || !t.validation_data.empty()) {  // a file that is not there is an error in any case
     if (t.validation_data.empty() && t.data.empty())

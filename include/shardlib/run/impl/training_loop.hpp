@@ -115,6 +115,7 @@ class TrainingLoop {
     constexpr std::int64_t traced_steps = 5;
     if (training_.trace)
       trace_.emplace(device_, directory_.trace(), std::min(first + 1, training_.steps - 1), traced_steps);
+    if (first == 0 && training_.steps > 0 && training_.sample_every > 0) sample(-1);
     for (std::int64_t step = first; step < training_.steps;) {
       const bool last = step + 1 == training_.steps;
       Record record = train_step(step);
