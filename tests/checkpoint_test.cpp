@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -17,14 +18,18 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <shardlib/interop/shard_map.hpp>
 #include <shardlib/io/agree.hpp>
 #include <shardlib/io/checkpoint/checkpoint.hpp>
+#include <shardlib/io/checkpoint/layout.hpp>
+#include <shardlib/io/formats/zarr.hpp>
 #include <shardlib/io/impl/temporary.hpp>
 #include <shardlib/shardlib.hpp>
 #include <shardlib/support/crc32c.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "scratch.hpp"
@@ -135,6 +140,18 @@ struct Hook {
   ~Hook() { io::detail::checkpoint_phase = nullptr; }
 };
 
+/// Sets the size of arrays that are one file while it lives.
+class MergeBelow {
+ public:
+  explicit MergeBelow(std::uint64_t bytes) : before_(std::exchange(io::detail::merge_below, bytes)) {}
+  MergeBelow(const MergeBelow&) = delete;
+  MergeBelow& operator=(const MergeBelow&) = delete;
+  ~MergeBelow() { io::detail::merge_below = before_; }
+
+ private:
+  std::uint64_t before_;
+};
+
 std::string message_of(const std::function<void()>& f) {
   try {
     f();
@@ -169,8 +186,11 @@ TEST_CASE("crc32c: published values; table and hardware agree", "[checkpoint]") 
 TEST_CASE("checkpoint: every mesh loads what every mesh has saved, bit for bit", "[checkpoint]") {
   const std::vector<std::string> meshes{"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=4,t=1", "d=2,t=2", "d=1,t=3"};
   const Scratch scratch = shared_folder();
+  // All arrays in files of one device, some, and none.
+  const std::uint64_t merge_below = GENERATE(std::uint64_t{1} << 20, std::uint64_t{150}, std::uint64_t{0});
+  const MergeBelow limit(merge_below);
   for (const std::string& from : meshes) {
-    const std::string folder = scratch / from;
+    const std::string folder = scratch / (from + "-" + std::to_string(merge_below));
     const bool ran = on_mesh(from, [&](const DevicePtr& device) {
       const DT mesh(device);
       io::save(mesh, folder, 7, make_state(mesh, 5), some_meta());
@@ -212,10 +232,12 @@ TEST_CASE("checkpoint: what stands in the folder", "[checkpoint]") {
   CHECK(embed.bytes() == 520);
   CHECK(checkpoint.find("layers.0.bias")->dtype == DType::bf16);
   CHECK(checkpoint.find("layers.0") == nullptr);
-  // Replicated: once. Sharded: one chunk a device. Nothing in the folder that the manifest does not list.
+  // Small arrays are one file, and layers one array. Nothing in the folder that the manifest does not list.
   CHECK(std::filesystem::exists(scratch / "step-00000100/bytes/0"));
-  CHECK_FALSE(std::filesystem::exists(scratch / "step-00000100/bytes/1"));
-  CHECK(std::filesystem::exists(scratch / "step-00000100/embed/0.1"));
+  CHECK(std::filesystem::exists(scratch / "step-00000100/embed/0.0"));
+  CHECK_FALSE(std::filesystem::exists(scratch / "step-00000100/embed/0.1"));
+  CHECK(std::filesystem::exists(scratch / "step-00000100/layers.w/0.0.0"));
+  CHECK(files_below(scratch / "step-00000100").size() == 3 + 9 * 2 + 8);  // `none` has no chunk
   std::vector<std::string> listed{"manifest.json"};
   for (const auto& file : checkpoint.files()) listed.push_back(file.path);
   std::sort(listed.begin(), listed.end());
@@ -293,12 +315,12 @@ TEST_CASE("checkpoint: damage that one device finds is told to all", "[checkpoin
       Weights state = make_state(mesh, 5);
       io::save(mesh, folder, 1, state);
       io::save(mesh, folder, 2, state);
-      const std::string newest = folder + "/step-00000002", file = newest + "/wide/0.1";
+      const std::string newest = folder + "/step-00000002", file = newest + "/wide/0.0";
       io::together(*device, "", [&] {
         if (device->rank() == 0) put(file, contents(file).substr(1));
       });
       const std::string message = message_of([&] { io::load(mesh, newest, state); });
-      expect(message.find("is damaged: 'wide/0.1' has ") != std::string::npos, message);
+      expect(message.find("is damaged: 'wide/0.0' has ") != std::string::npos, message);
       const auto all = io::gather_texts(*device, message);
       expect(std::ranges::count(all, message) == mesh.size(), "not the same message everywhere");
       expect(io::newest_whole(mesh, folder) == folder + "/step-00000001", "newest whole");
@@ -382,10 +404,11 @@ TEST_CASE("checkpoint: values that are not finite are refused where the program 
       for (const double value : {std::numeric_limits<double>::quiet_NaN(), -std::numeric_limits<double>::infinity()}) {
         const std::string message =
             message_of([&] { io::save(mesh, scratch.path(), 2, state(value), {}, {.keep = 1, .finite = true}); });
-        expect(message == "checkpoint '" + scratch.path() + "/step-00000002' was not saved: the leaf 'bad' has " +
-                              (mesh.size() == 1 ? "8" : "4") +
-                              " values that are not finite, so the training has diverged; the checkpoints before this "
-                              "one stay",
+        expect(message == "checkpoint '" + scratch.path() +
+                              "/step-00000002' was not saved: the leaf 'bad' has 8 values that are not finite, so the "
+                              "training has diverged; the checkpoints before this "
+                              "one stay" +
+                              (mesh.size() == 1 ? "" : " (on device 0 (d=0,t=0) of mesh d=2,t=1)"),
                message);
         expect(io::newest_whole(mesh, scratch.path()) == scratch / "step-00000001", "the old one is gone");
       }
@@ -697,6 +720,8 @@ struct Stage {
 
 TEST_CASE("checkpoint: pipeline stages save their own layers, and any layout loads them", "[checkpoint]") {
   const Scratch scratch = shared_folder();
+  const MergeBelow limit(GENERATE(std::uint64_t{1} << 20, std::uint64_t{0}));
+  const bool merged = io::detail::merge_below > 0;
   // Two stages of two layers each; each device's tree holds its own stage.
   const bool ran = on_mesh("p=2,d=1,t=1", [&](const DevicePtr& device) {
     const int stage = device->axis_index("p");
@@ -716,6 +741,15 @@ TEST_CASE("checkpoint: pipeline stages save their own layers, and any layout loa
     io::load(mesh, scratch / "step-00000001", again, {.rename = rename});
     for (std::size_t i = 0; i < 2; ++i)
       expect(again.layers[i].w.span()[0] == static_cast<float>(2 * stage + static_cast<int>(i) + 1), "a stage's layer");
+    // One array of four layers: the two of a stage are a file.
+    std::vector<std::string> files{"0.0.0"};
+    if (!merged) files.emplace_back("1.0.0");
+    if (device->rank() == 0) {
+      auto found = files_below(scratch / "step-00000001/layers.w");
+      std::erase_if(found, [](const std::string& file) { return file[0] == '.'; });
+      expect(found == files, "the files of the layers' array");
+    }
+    io::together(*device, "", [] {});
   });
   if (!ran) return;
   on_mesh("d=1,t=2", [&](const DevicePtr& device) {
@@ -745,6 +779,110 @@ TEST_CASE("checkpoint: a name that cannot be a file's", "[checkpoint]") {
   CHECK(message_of([&] { io::save(mesh, scratch.path(), 1, tree, {}, {.rename = [](const auto&) { return "a"; }}); }) ==
         what + "two leaves have the name 'a'");
   CHECK(message_of([&] { io::save(mesh, scratch.path(), 1, Before{}); }) == what + "the leaf 'kept' is empty");
+}
+
+TEST_CASE("checkpoint: which leaves are one array", "[checkpoint]") {
+  if (world_rank() != 0) return;
+  using io::detail::LeafShards;
+  io::detail::Leaves leaves;
+  const auto add = [&](const std::string& name, io::Index shape = {4}, std::vector<int> who = {0}) {
+    LeafShards leaf{{name, DType::f32, shape, {"A"}}, shape, {}};
+    leaf.holders[io::Index(shape.size(), 0)] = std::move(who);
+    leaves[name] = leaf;
+  };
+  const auto names = [&] {
+    std::string text;
+    for (const auto& array : io::detail::plan_arrays(leaves, 2, 0)) {
+      text += (text.empty() ? "" : ", ") + array.stored.array.name;
+      if (!array.stored.leaves.empty()) text += " (" + array.stored.leaves + ")";
+      for (const auto& file : array.files) text += fmt::format(" {}@{}", file.path, file.writer);
+    }
+    leaves.clear();
+    return text;
+  };
+  // The number that most leaves differ in; a gap, a leading zero, another shape or a name that is taken: none.
+  for (const char* name : {"nu.0.layers.0.w", "nu.0.layers.1.w", "mu.layers.0.w", "mu.layers.1.w"}) add(name);
+  CHECK(names() ==
+        "mu.layers.w (mu.layers.*.w) mu.layers.w/0.0@0, nu.0.layers.w (nu.0.layers.*.w) nu.0.layers.w/0.0@0");
+  for (const char* name : {"a.0", "a.2", "b.00", "b.01", "c.0", "0", "1"}) add(name);
+  CHECK(names() == "0 0/0@0, 1 1/0@0, a.0 a.0/0@0, a.2 a.2/0@0, b.00 b.00/0@0, b.01 b.01/0@0, c.0 c.0/0@0");
+  add("a.0.w");
+  add("a.1.w", {5});
+  add("b.0.w");
+  add("b.1.w");
+  add("b.w");
+  CHECK(names() == "a.0.w a.0.w/0@0, a.1.w a.1.w/0@0, b.0.w b.0.w/0@0, b.1.w b.1.w/0@0, b.w b.w/0@0");
+  // Stages of two devices, one after the other and in turns; replicas take turns.
+  for (int i = 0; i < 4; ++i) add("a." + std::to_string(i), {4}, {i / 2});
+  for (int i = 0; i < 4; ++i) add("b." + std::to_string(i), {4}, {i % 2});
+  for (int i = 0; i < 2; ++i) add("c." + std::to_string(i), {4}, {0, 1});
+  add("d", {4}, {0, 1});
+  CHECK(names() == "a (a.*) a/0.0@0 a/1.0@1, b (b.*) b/0.0@0 b/1.0@1 b/2.0@0 b/3.0@1, c (c.*) c/0.0@0, d d/0@1");
+}
+
+TEST_CASE("checkpoint: one of version 1, an array for each leaf, is read", "[checkpoint]") {
+  if (world_rank() != 0) return;
+  const Scratch scratch;
+  const std::string folder = scratch / "step-00000003";
+  const io::ZarrGroup group = io::ZarrGroup::create(folder);
+  group.set_attributes({{"format", "shardlib-checkpoint"},
+                        {"version", 1},
+                        {"step", 3},
+                        {"data_hash", "x"},
+                        {"user", nlohmann::json::object()}});
+  for (int layer = 0; layer < 2; ++layer) {
+    const std::string name = "layers." + std::to_string(layer) + ".w";
+    const io::ZarrArray array = io::ZarrArray::create(folder + "/" + name, {.shape = {4, 2}, .chunks = {2, 2}});
+    array.write_all<float>(std::vector<float>(8, static_cast<float>(layer + 1)));
+    array.set_attributes({{"_ARRAY_DIMENSIONS", {"M", "F"}}});
+  }
+  std::string rest = " \"format\": \"shardlib-checkpoint\",\n \"version\": 1,\n \"files\": {\n";
+  const auto files = files_below(folder);
+  for (const std::string& file : files)
+    rest += fmt::format(
+        "  \"{}\": {{\"bytes\": {}, \"crc32c\": \"{}\"}}{}\n", file, contents(folder + "/" + file).size(),
+        io::hex(io::crc32c(io::as_bytes(contents(folder + "/" + file)))), &file == &files.back() ? "" : ",");
+  rest += " }\n}\n";
+  put(folder + "/manifest.json", "{\"crc32c\": \"" + io::hex(io::crc32c(io::as_bytes(rest))) + "\",\n" + rest);
+  struct Tree {
+    struct Inner {
+      Tensor<f32, "M F"> w;
+    };
+    Array<"layers", Inner> layers;
+  };
+  const DT mesh = alone();
+  Tree tree;
+  for (int i = 0; i < 2; ++i) tree.layers.push_back({zeros<f32, "M F">(mesh, {{"M", 4}, {"F", 2}})});
+  CHECK(io::load(mesh, folder, tree).data_hash == "x");
+  for (std::size_t i = 0; i < 2; ++i)
+    for (const float x : tree.layers[i].w.span()) CHECK(x == static_cast<float>(i + 1));
+}
+
+TEST_CASE("checkpoint: an array that names its leaves wrongly", "[checkpoint]") {
+  if (world_rank() != 0) return;
+  const Scratch scratch;
+  int step = 0;
+  const auto error_of = [&](const nlohmann::json& leaves, const io::Index& shape, const std::string& other) {
+    const std::string folder = scratch / io::checkpoint_name(step++);
+    const io::ZarrGroup group = io::ZarrGroup::create(folder);
+    group.set_attributes({{"step", 3}, {"data_hash", "x"}, {"user", nlohmann::json::object()}});
+    const io::ZarrArray array = io::ZarrArray::create(folder + "/w", {.shape = shape, .chunks = shape});
+    array.set_attributes({{"leaves", leaves}});
+    io::ZarrArray::create(folder + "/" + other, {.shape = {2}, .chunks = {2}});
+    std::vector<io::ManifestFile> files;
+    for (const std::string& file : files_below(folder)) files.push_back(io::detail::describe_file(folder, file));
+    io::detail::write_manifest(folder, files);
+    std::string message = message_of([&] { static_cast<void>(Checkpoint::open(folder)); });
+    const std::string where = "'" + folder + "/w/.zattrs': key \"leaves\" ";
+    return message.starts_with(where) ? message.substr(where.size()) : message;
+  };
+  CHECK(error_of("layers.*.w", {2, 3}, "v") == "nothing was thrown");
+  for (const nlohmann::json& bad : {nlohmann::json("layers.w"), nlohmann::json("*.*"), nlohmann::json(7)})
+    CHECK(error_of(bad, {2, 3}, "v") == "must be a name with one star");
+  CHECK(error_of("layers.*.w", {}, "v") == "needs a first dim of at most 1000000");
+  CHECK(error_of("layers.*.w", {1'000'001}, "v") == "needs a first dim of at most 1000000");
+  const std::string twice = error_of("layers.*.w", {2, 3}, "layers.1.w");
+  CHECK(twice.ends_with("two arrays hold the leaf 'layers.1.w'"));
 }
 
 // zarr_oracle.py reads it with python3-zarr.

@@ -83,6 +83,99 @@ def write_foreign(root, dataset):
     zarr.open_group(root, mode="r").visititems(dump)
 
 
+def write_v3(path, values, chunk, codec="none", shard=None, at_start=False, sums=True, holes=(), **metadata):
+    """An array of zarr v3, with codec "none", "blosc", "gzip" or "zlib", and `sums` for crc32c; chunks of `holes` are left
+    out. Chunks of one `shard` share a file. By the specification alone: Debian's zarr has no v3."""
+    little = values.dtype.newbyteorder("<")
+    endian = "big" if values.dtype.byteorder == ">" else "little"
+    sum_codecs = [{"name": "crc32c"}] if sums else []
+    compressors = {"none": [], "gzip": [{"name": "gzip", "configuration": {"level": 5}}],
+                   "zlib": [{"name": "numcodecs.zlib", "configuration": {"level": 5}}],
+                   "blosc": [{"name": "blosc", "configuration": {"cname": "zstd", "clevel": 5, "shuffle": "bitshuffle",
+                                                                 "typesize": little.itemsize, "blocksize": 0}}]}
+    names = {"f": "float", "i": "int", "u": "uint"}
+    bits = "bool" if little.kind == "b" else f"{names[little.kind]}{8 * little.itemsize}"
+    order = {"configuration": {"endian": endian}} if little.itemsize > 1 else {}
+    codecs = [{"name": "bytes", **order}, *compressors[codec], *sum_codecs]
+
+    def sealed(data):
+        return data + bytes.fromhex(crc32c(data))[::-1] if sums else data
+
+    def encoded(place):
+        block = numpy.full(chunk, values.dtype.type(7), values.dtype)
+        inside = tuple(slice(p * c, min((p + 1) * c, n)) for p, c, n in zip(place, chunk, values.shape))
+        block[tuple(slice(0, s.stop - s.start) for s in inside)] = values[inside]
+        data = block.tobytes()
+        if codec == "gzip":
+            data = numcodecs.GZip(5).encode(data)
+        elif codec == "zlib":
+            data = numcodecs.Zlib(5).encode(data)
+        elif codec == "blosc":
+            data = numcodecs.Blosc("zstd", 5, numcodecs.Blosc.BITSHUFFLE).encode(block)
+        return sealed(bytes(data))
+
+    outer = shard or chunk
+    each = [o // c for o, c in zip(outer, chunk)]
+    os.makedirs(path)
+    for place in numpy.ndindex(*[-(-n // o) for n, o in zip(values.shape, outer)]):
+        chunks = []
+        for inner in numpy.ndindex(*each):
+            at = tuple(p * e + i for p, e, i in zip(place, each, inner))
+            there = all(a * c < n for a, c, n in zip(at, chunk, values.shape)) and at not in holes
+            chunks.append(encoded(at) if there else None)
+        file = os.path.join(path, "c", *map(str, place))
+        os.makedirs(os.path.dirname(file), exist_ok=True)
+        if shard:
+            length = 16 * len(chunks) + (4 if sums else 0)
+            index, data, written = {}, b"", list(range(len(chunks)))
+            for i in reversed(written):  # in any order
+                begin = len(data) + (length if at_start else 0)
+                index[i] = (2**64 - 1, 2**64 - 1) if chunks[i] is None else (begin, len(chunks[i]))
+                data += chunks[i] or b""
+            packed = sealed(b"".join(struct.pack("<QQ", *index[i]) for i in written))
+            data = packed + data if at_start else data + packed
+            if all(c is None for c in chunks):
+                continue
+        elif chunks[0] is None:
+            continue
+        else:
+            data = chunks[0]
+        with open(file, "wb") as out:
+            out.write(data)
+    if shard:
+        codecs = [{"name": "sharding_indexed",
+                   "configuration": {"chunk_shape": list(chunk), "codecs": codecs,
+                                     "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, *sum_codecs],
+                                     "index_location": "start" if at_start else "end"}}]
+    fill = True if little.kind == "b" else 7
+    with open(os.path.join(path, "zarr.json"), "w") as out:
+        json.dump({"zarr_format": 3, "node_type": "array", "shape": list(values.shape), "data_type": bits,
+                   "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(outer)}},
+                   "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}}, "fill_value": fill,
+                   "codecs": codecs, "attributes": {"unit": "m"}, "storage_transformers": [], **metadata}, out)
+    expected = values.copy()
+    for hole in holes:
+        expected[tuple(slice(p * c, (p + 1) * c) for p, c in zip(hole, chunk))] = 1 if little.kind == "b" else 7
+    expected.astype(little).tofile(os.path.join(path, "expected.raw"))
+
+
+def write_foreign_v3(root):
+    with_names = {"dimension_names": ["a", "b"], "extra": {"must_understand": False}}
+    for dtype in ("<f4", "<f8", "|i1", "<i2", "<i8", "|u1", "<u4", "|b1", ">f4", ">u2"):
+        values = (numpy.arange(23 * 17) % 91).reshape(23, 17).astype(dtype)
+        for codec in ("none", "blosc", "gzip", "zlib"):
+            for sums in (True, False):
+                name = os.path.join(root, f"v3_{dtype[1:]}{'be' if dtype[0] == '>' else ''}_{codec}{'_sum' * sums}")
+                write_v3(name, values, (10, 5), codec, sums=sums)
+                write_v3(name + "_end", values, (5, 4), codec, shard=(10, 12), sums=sums, holes={(0, 1), (3, 3)})
+                write_v3(name + "_start", values, (5, 17), codec, shard=(25, 17), sums=sums, at_start=True, **with_names)
+    line = (numpy.arange(1000) * 7).astype("<u4")
+    for codec in ("none", "blosc", "gzip"):
+        write_v3(os.path.join(root, "v3_line_" + codec), line, (100,), codec, shard=(300,), holes={(4,), (6,), (7,), (8,)})
+    write_v3(os.path.join(root, "v3_scalar"), numpy.array(42, "<i4"), ())
+    write_v3(os.path.join(root, "v3_empty"), numpy.zeros((0, 3), "<f4"), (2, 3))
+
+
 def read_ours(root):
     group = zarr.open_group(root, mode="r")
     check(dict(group.attrs) == {"who": "shardlib", "list": [1, 2]}, "the attributes of a group")
@@ -132,7 +225,7 @@ def read_checkpoint(root):
     first, rest = manifest.split(b"\n", 1)
     parsed = json.loads(manifest)
     check(first == b'{"crc32c": "' + crc32c(rest).encode() + b'",', "the manifest's own checksum")
-    check(parsed["format"] == "shardlib-checkpoint" and parsed["version"] == 1, "the manifest's format and version")
+    check(parsed["format"] == "shardlib-checkpoint" and parsed["version"] == 2, "the manifest's format and version")
     found = {os.path.relpath(os.path.join(where, name), folder) for where, _, names in os.walk(folder) for name in names}
     check(found == {*parsed["files"], "manifest.json"}, "the manifest lists every file")
     for name, expected in parsed["files"].items():
@@ -143,12 +236,24 @@ def read_checkpoint(root):
     check(attributes["step"] == 12 and attributes["data_hash"] == "abc", "step and data hash")
     check(attributes["user"] == {"config": 'd_model = 13\n"quoted"', "": "empty key"}, "the user's metadata")
     names = {name[:-4] for name in os.listdir(root) if name.endswith(".raw")}
-    check(set(group.array_keys()) == names and len(names) == 13, "the arrays' names")
+    leaves = {}
     for name, array in group.arrays():
-        check(array[...].tobytes() == contents(root, name + ".raw"), f"the values of {name}")
+        pattern = array.attrs.get("leaves")
+        if pattern:
+            check(name == pattern.replace("*.", "", 1) and len(array.shape) == len(array.attrs["_ARRAY_DIMENSIONS"]),
+                  f"the name and the dims of {name}")
+        leaves.update({pattern.replace("*", str(i)): array[i] for i in range(len(array))} if pattern else {name: array[...]})
+    check(set(leaves) == names and len(names) == 13, "the leaves' names")
+    for name, values in leaves.items():
+        check(values.tobytes() == contents(root, name + ".raw"), f"the values of {name}")
+    check(set(group.array_keys()) == {n for n in names if not n.startswith("layers.")} | {"layers.w", "layers.bias"},
+          "the arrays' names")
+    # Of four devices, each of the small arrays is one chunk, if it has elements, and two files about it.
+    check(len(found) == 8 + 2 * 9 + 3, f"few files: {len(found)}")
     check(group["embed"].shape == (10, 13) and group["embed"].dtype == "<f4", "the shape of embed")
     check(group["embed"].attrs["_ARRAY_DIMENSIONS"] == ["V", "M"], "the dims of embed")
-    bias = group["layers.1.bias"]
+    bias = group["layers.bias"]
+    check(bias.shape == (3, 7) and bias.attrs["_ARRAY_DIMENSIONS"] == ["layers", "F"], "the shape of the layers' biases")
     check(bias.dtype == "<u2" and bias.attrs["dtype"] == "bfloat16", "bf16")
     return folder
 
@@ -259,6 +364,7 @@ def main():
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="shardlib_zarr_") as root:
         write_foreign(os.path.join(root, "foreign"), args.dataset)
+        write_foreign_v3(os.path.join(root, "foreign"))
         done = subprocess.run([args.tests, "[.zarr_oracle]"], env={**os.environ, "SHARDLIB_ZARR_ORACLE": root},
                               stdin=subprocess.DEVNULL, timeout=300, capture_output=True, text=True)
         if done.returncode != 0:

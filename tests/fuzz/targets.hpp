@@ -112,11 +112,12 @@ inline void hugging_face(const Folder& folder, std::string_view input) {
   config.finish({"harmless"});
 }
 
-/// `.zarray`, and behind "---" the file of the first chunk.
+/// `.zarray` or, where it has a "node_type", `zarr.json`, and behind "---" the file of the first chunk, with others or
+/// alone.
 inline void zarr(const Folder& folder, std::string_view input) {
   const auto [metadata, chunk] = halves(input);
   folder.remove("array");
-  folder.put("array/.zarray", metadata);
+  folder.put(metadata.find("node_type") == std::string_view::npos ? "array/.zarray" : "array/zarr.json", metadata);
   const io::ZarrArray array = io::ZarrArray::open(folder / "array");
   const io::Index first(array.info().shape.size(), 0);
   if (!chunk.empty()) folder.put("array/" + array.chunk_key(first), chunk);

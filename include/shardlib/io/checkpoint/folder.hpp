@@ -29,7 +29,7 @@ struct CheckpointMeta {
   friend bool operator==(const CheckpointMeta&, const CheckpointMeta&) = default;
 };
 
-/// An array of a checkpoint: its name, shape and dtype.
+/// A tensor of a checkpoint: its name, shape and dtype.
 struct CheckpointArray {
   std::string name;  ///< the leaf's: "layers.0.w_q"
   DType dtype = DType::f32;
@@ -105,11 +105,18 @@ void set_aside(const std::string& path, const std::string& what);
 /// What stands behind newest_whole once it is known that none is.
 [[noreturn]] void fail_none_whole(const std::string& directory, std::size_t count);
 
+/// A zarr array of a checkpoint: one leaf, or leaves of one shape along a first dim.
+struct StoredArray {
+  CheckpointArray array;
+  Index chunks;
+  std::string leaves;  ///< their names, "layers.*.w" with a number for the star; "": `array` is one leaf
+};
+
 [[nodiscard]] std::string zarr_dtype_of(DType dtype);
 [[nodiscard]] ManifestFile describe_file(const std::string& folder, const std::string& path);
 /// `arrays` and `meta` as a zarr group in the new folder; gives the paths of the files.
 std::vector<std::string> write_metadata(const std::string& folder, const CheckpointMeta& meta,
-                                        const std::vector<CheckpointArray>& arrays, const std::vector<Index>& chunks);
+                                        const std::vector<StoredArray>& arrays);
 /// Writes manifest.json, durable.
 void write_manifest(const std::string& folder, std::vector<ManifestFile> files);
 /// Removes what crashed savers have left, and checkpoints before `step` that need not stay. What cannot be removed is

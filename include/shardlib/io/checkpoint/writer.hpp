@@ -1,7 +1,9 @@
 // Saving checkpoints, erased of types: every device writes its own shards, all agree, one renames.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -24,6 +26,10 @@ inline std::function<void(std::string_view phase, int device)> checkpoint_phase;
 inline void pass(std::string_view phase, int device) {
   if (checkpoint_phase) checkpoint_phase(phase, device);
 }
+
+/// An array of at most so many bytes is one file: the shards of the other devices are sent to its writer when a save
+/// begins. Tests set it.
+inline std::uint64_t merge_below = std::uint64_t{1} << 20;
 
 /// Writes one checkpoint at a time into a directory. All members are collective over the mesh and throw the same error
 /// on all devices.
@@ -48,6 +54,7 @@ class CheckpointWriter {
  private:
   struct Job;
   void plan(Job& job, const NamedValues& leaves) const;
+  void merge(Job& job, const std::map<std::string, shardlib::detail::ValuePtr>& mine) const;
   void write_metadata_files(Job& job) const;
   void commit(Job& job) const;
 

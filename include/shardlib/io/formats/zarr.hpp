@@ -1,4 +1,4 @@
-// zarr v2 groups and arrays on a file system (zarr-specs.readthedocs.io/en/latest/v2/v2.0.html).
+// zarr groups and arrays on a file system: v2, and for reading v3 (zarr-specs.readthedocs.io).
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -38,7 +38,7 @@ struct ZarrOpen {
 /// both name file and key.
 class ZarrArray {
  public:
-  /// Reads the `.zarray` of an existing array.
+  /// Reads the `.zarray` or `zarr.json` of an existing array.
   [[nodiscard]] static ZarrArray open(const std::string& path, ZarrOpen options = {});
   /// Creates the folder and its `.zarray`. Throws UsageError if there already is an array.
   static ZarrArray create(const std::string& path, const ZarrInfo& info);
@@ -51,7 +51,7 @@ class ZarrArray {
   [[nodiscard]] std::int64_t chunk_size() const;
   /// The number of chunks along each dim.
   [[nodiscard]] Index grid() const;
-  /// The file of a chunk, relative to path(): "0.1".
+  /// The file of a chunk, relative to path(): "0.1". Several chunks share it where there is ZarrInfo::sharding.
   [[nodiscard]] std::string chunk_key(const Index& chunk) const;
 
   /// The hyper-rectangle of `shape` at `offset`, row-major, in this machine's byte order.
@@ -90,7 +90,7 @@ class ZarrArray {
   /// Changes the shape in `.zarray`; chunks stay as they are. For writers that learn the length at the end.
   void resize(const Index& shape);
 
-  /// The contents of `.zattrs`, which `set_attributes` writes.
+  /// The contents of `.zattrs`, which `set_attributes` writes. Of v3, `attributes` of `zarr.json`.
   [[nodiscard]] nlohmann::json attributes() const;
   void set_attributes(const nlohmann::json& attributes) const;
 
@@ -109,7 +109,7 @@ class ZarrArray {
 /// A folder of groups and arrays, `path`. `array` and `group` open one below it; `has_array` looks for one.
 class ZarrGroup {
  public:
-  /// Opens a group. Throws UsageError if there is no `.zgroup`.
+  /// Opens a group. Throws UsageError if there is no `.zgroup` and no `zarr.json` of a group.
   [[nodiscard]] static ZarrGroup open(const std::string& path);
   /// Creates the folder and its `.zgroup`, or opens an existing group.
   static ZarrGroup create(const std::string& path);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,6 +12,22 @@
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib::io::detail {
+
+/// The bytes of one chunk in a file: all of it, or a part where chunks share a file.
+class FilePart {
+ public:
+  explicit FilePart(const InputFile& file) : FilePart(file, 0, file.size()) {}
+  FilePart(const InputFile& file, std::uint64_t begin, std::uint64_t size) : file_(file), begin_(begin), size_(size) {}
+  [[nodiscard]] const std::string& path() const { return file_.path(); }
+  [[nodiscard]] std::uint64_t size() const { return size_; }
+  /// Fills `out` from byte `offset` of the part on. Throws Error where the part ends before.
+  void read(std::uint64_t offset, std::span<std::byte> out) const;
+  [[nodiscard]] Bytes read_all() const;
+
+ private:
+  const InputFile& file_;
+  std::uint64_t begin_, size_;
+};
 
 /// A numpy dtype.
 struct ZarrType {
@@ -31,14 +48,14 @@ void check_zarr_codec(const ZarrInfo& info, bool write, const std::string& where
 /// The `count` elements of a chunk in this machine's byte order, compared with its checksum if it has one. Throws
 /// Error, beginning with `where`, if damaged.
 [[nodiscard]] Bytes decode_chunk(const ZarrInfo& info, Bytes file, std::size_t count, const std::string& where);
-/// Reads all of a chunk's file and compares it with its checksum (ZarrInfo::checksum). Throws as decode_chunk does.
-void verify_chunk(const InputFile& file, const std::string& where);
+/// Reads all of a chunk and compares it with its checksum. Throws as decode_chunk does.
+void verify_chunk(const ZarrInfo& info, const FilePart& file, const std::string& where);
 /// The number of elements that are compressed together, in a chunk's file of which a part can be decoded; else 0.
-[[nodiscard]] std::size_t block_elements(const ZarrInfo& info, const InputFile& file);
+[[nodiscard]] std::size_t block_elements(const ZarrInfo& info, const FilePart& file);
 /// Elements [first, first + count) of a chunk of `elements`, where block_elements gives a number. Reads and decodes
 /// their blocks alone, so that damage elsewhere in the file goes unnoticed: see verify_chunk. Throws as decode_chunk
 /// does.
-[[nodiscard]] Bytes decode_part(const ZarrInfo& info, const InputFile& file, std::size_t elements, std::size_t first,
+[[nodiscard]] Bytes decode_part(const ZarrInfo& info, const FilePart& file, std::size_t elements, std::size_t first,
                                 std::size_t count, const std::string& where);
 [[nodiscard]] Bytes encode_chunk(const ZarrInfo& info, std::span<const std::byte> values, const std::string& where);
 

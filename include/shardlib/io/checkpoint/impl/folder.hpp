@@ -85,8 +85,7 @@ SHARDLIB_INLINE void fail_none_whole(const std::string& directory, std::size_t c
 }
 
 SHARDLIB_INLINE std::vector<std::string> write_metadata(const std::string& folder, const CheckpointMeta& meta,
-                                                        const std::vector<CheckpointArray>& arrays,
-                                                        const std::vector<Index>& chunks) {
+                                                        const std::vector<StoredArray>& arrays) {
   const ZarrGroup group = ZarrGroup::create(folder);
   json attributes = {{"format", checkpoint_format},
                      {"version", checkpoint_version},
@@ -97,16 +96,16 @@ SHARDLIB_INLINE std::vector<std::string> write_metadata(const std::string& folde
     attributes["validation_loss"] = *meta.validation_loss;
   group.set_attributes(attributes);
   std::vector<std::string> files{".zgroup", ".zattrs"};
-  for (std::size_t i = 0; i < arrays.size(); ++i) {
-    const CheckpointArray& a = arrays[i];
+  for (const auto& [a, chunks, leaves] : arrays) {
     ZarrInfo info;
     info.shape = a.shape;
-    info.chunks = chunks[i];
+    info.chunks = chunks;
     info.dtype = zarr_dtype_of(a.dtype);
     if (a.dtype == DType::bool_) info.fill_value = "false";
     const ZarrArray array = ZarrArray::create(folder + "/" + a.name, info);
     json about = {{"_ARRAY_DIMENSIONS", a.dims}};  // xarray's name for them
     if (a.dtype == DType::bf16) about["dtype"] = "bfloat16";
+    if (!leaves.empty()) about["leaves"] = leaves;
     array.set_attributes(about);
     files.push_back(a.name + "/.zarray");
     files.push_back(a.name + "/.zattrs");
@@ -218,13 +217,20 @@ struct Checkpoint::Impl {
   CheckpointMeta meta;
   std::vector<CheckpointArray> arrays;
   std::vector<ManifestFile> files;
-  std::map<std::string, ZarrArray> zarr;
+  /// The array of a leaf, and its place there along the first dim if others have theirs.
+  struct Place {
+    ZarrArray array;
+    std::optional<std::int64_t> row;
+  };
+  std::map<std::string, Place> places;
+
+  /// The leaves that an array holds.
+  void add(const std::string& name, const ZarrArray& array);
 };
 
 namespace detail {
 
-inline CheckpointArray describe_array(const std::string& name, const ZarrArray& array) {
-  const json attributes = array.attributes();
+inline CheckpointArray describe_array(const std::string& name, const ZarrArray& array, const json& attributes) {
   const std::string text = attributes.value("dtype", json()) == "bfloat16" ? "bfloat16" : array.info().dtype;
   CheckpointArray result{name, DType::f32, array.info().shape, {}};
   if (const json dims = attributes.value("_ARRAY_DIMENSIONS", json::array()); dims.is_array())
@@ -242,6 +248,33 @@ inline CheckpointArray describe_array(const std::string& name, const ZarrArray& 
 }
 
 }  // namespace detail
+
+SHARDLIB_INLINE void Checkpoint::Impl::add(const std::string& name, const ZarrArray& array) {
+  const detail::json attributes = array.attributes();
+  CheckpointArray leaf = detail::describe_array(name, array, attributes);
+  const auto put = [&](std::optional<std::int64_t> row) {
+    if (!places.emplace(leaf.name, Place{array, row}).second)
+      throw Error("checkpoint '" + path + "': two arrays hold the leaf '" + leaf.name + "'");
+    arrays.push_back(leaf);
+  };
+  const auto found = attributes.find("leaves");
+  if (found == attributes.end()) return put(std::nullopt);
+  const auto fail = [&](const std::string& why) {
+    throw Error("'" + array.path() + "/.zattrs': key \"leaves\" " + why);
+  };
+  const std::string pattern = found->is_string() ? found->get<std::string>() : "";
+  const std::size_t star = pattern.find('*');
+  if (star == std::string::npos || star != pattern.rfind('*')) fail("must be a name with one star");
+  constexpr std::int64_t most = 1'000'000;  // a number from outside must not allocate without bound
+  if (leaf.shape.empty() || leaf.shape[0] > most) fail("needs a first dim of at most " + std::to_string(most));
+  const std::int64_t count = leaf.shape[0];
+  leaf.shape.erase(leaf.shape.begin());
+  if (!leaf.dims.empty()) leaf.dims.erase(leaf.dims.begin());
+  for (std::int64_t row = 0; row < count; ++row) {
+    leaf.name = pattern.substr(0, star) + std::to_string(row) + pattern.substr(star + 1);
+    put(row);
+  }
+}
 
 SHARDLIB_INLINE Checkpoint Checkpoint::open(const std::string& path) {
   if (!file_exists(path + "/manifest.json")) {
@@ -262,9 +295,7 @@ SHARDLIB_INLINE Checkpoint Checkpoint::open(const std::string& path) {
   for (const ManifestFile& file : impl->files) {
     if (!file.path.ends_with(array_file)) continue;
     const std::string name = file.path.substr(0, file.path.size() - array_file.size());
-    const ZarrArray array = ZarrArray::open(path + "/" + name, {.missing_is_error = true});
-    impl->arrays.push_back(detail::describe_array(name, array));
-    impl->zarr.emplace(name, array);
+    impl->add(name, ZarrArray::open(path + "/" + name, {.missing_is_error = true}));
   }
   std::sort(impl->arrays.begin(), impl->arrays.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   return Checkpoint(std::move(impl));
@@ -315,9 +346,14 @@ SHARDLIB_INLINE std::vector<std::string> Checkpoint::not_finite() const {
 }
 SHARDLIB_INLINE void Checkpoint::read(const std::string& name, const Index& offset, const Index& shape,
                                       std::span<std::byte> out) const {
-  const auto it = impl_->zarr.find(name);
-  if (it == impl_->zarr.end()) throw Error("checkpoint '" + impl_->path + "' has no array '" + name + "'");
-  it->second.read_bytes(offset, shape, out);
+  const auto it = impl_->places.find(name);
+  if (it == impl_->places.end()) throw Error("checkpoint '" + impl_->path + "' has no array '" + name + "'");
+  const auto& [array, row] = it->second;
+  if (!row) return array.read_bytes(offset, shape, out);
+  Index from{*row}, sizes{1};
+  from.insert(from.end(), offset.begin(), offset.end());
+  sizes.insert(sizes.end(), shape.begin(), shape.end());
+  array.read_bytes(from, sizes, out);
 }
 
 SHARDLIB_INLINE std::string checkpoint_name(std::int64_t step) {

@@ -26,7 +26,7 @@ namespace shardlib::io::detail {
 using nlohmann::json;
 
 inline constexpr std::string_view checkpoint_format = "shardlib-checkpoint";
-inline constexpr int checkpoint_version = 1;
+inline constexpr int checkpoint_version = 2;  ///< 1 has an array for each leaf, and is read too
 
 /// Describes what is wrong with a file; empty if nothing is.
 inline std::optional<std::string> damage_of(const std::string& folder, const ManifestFile& expected) {
@@ -70,8 +70,8 @@ inline std::vector<ManifestFile> read_manifest(const std::string& folder) {
   }
   const auto entry = [&](const std::string& key) { return all.is_object() && all.contains(key) ? all[key] : json(); };
   if (entry("format") != checkpoint_format) fail("is not of a " + std::string(checkpoint_format));
-  if (entry("version") != checkpoint_version)
-    fail("has version " + entry("version").dump().substr(0, 60) + ", but this program reads version " +
+  if (const json version = entry("version"); version != 1 && version != checkpoint_version)
+    fail("has version " + version.dump().substr(0, 60) + ", but this program reads versions 1 to " +
          std::to_string(checkpoint_version));
   const json listed = entry("files");
   for (const auto& [name, file] : listed.items()) {

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <map>
@@ -20,6 +21,7 @@
 
 #include "shardlib/io/agree.hpp"
 #include "shardlib/io/checkpoint/impl/finite.hpp"
+#include "shardlib/io/checkpoint/layout.hpp"
 #include "shardlib/io/impl/temporary.hpp"
 #include "shardlib/runtime/padding.hpp"
 #include "shardlib/support/crc32c.hpp"
@@ -39,17 +41,22 @@ inline void require_finite(const std::string& leaf, DType dtype, const Buffer& b
 
 /// What this device writes of the checkpoint under way.
 struct CheckpointWriter::Job {
-  struct Chunk {
-    std::string path;
+  /// The part of a file that one leaf has.
+  struct Piece {
+    std::string leaf;
     Buffer buffer;
     DType dtype;
+  };
+  struct File {
+    std::string path;
+    std::vector<Piece> pieces;
   };
   CheckpointMeta meta;
   std::string what;       ///< begins every error: "checkpoint 'runs/a/step-00000100' was not saved"
   std::string temporary;  ///< the folder until it is renamed
-  std::vector<CheckpointArray> arrays;
-  std::vector<Index> chunk_shapes;
-  std::vector<Chunk> mine;
+  Leaves leaves;          ///< of all devices
+  std::vector<PlannedArray> arrays;
+  std::vector<File> mine;
   std::vector<ManifestFile> written;  ///< by this device; device 0 begins with the metadata
   std::exception_ptr error;
   std::atomic<bool> done = false;
@@ -58,16 +65,23 @@ struct CheckpointWriter::Job {
 
   void write(int device) {
     try {
-      for (const Chunk& chunk : mine)
-        if (finite) require_finite(chunk.path.substr(0, chunk.path.rfind('/')), chunk.dtype, chunk.buffer);
+      for (const File& file : mine)
+        for (const Piece& piece : file.pieces)
+          if (finite) require_finite(piece.leaf, piece.dtype, piece.buffer);
       std::set<std::string> folders;
-      for (Chunk& chunk : mine) {
-        const std::string file = temporary + "/" + chunk.path;
-        const std::span<const std::byte> bytes(chunk.buffer.data(), chunk.buffer.bytes());
-        written.push_back({chunk.path, bytes.size(), crc32c(bytes)});
-        write_file(file, bytes);
-        chunk.buffer = {};
-        folders.insert(file.substr(0, file.rfind('/')));
+      for (File& file : mine) {
+        const std::string path = temporary + "/" + file.path;
+        ManifestFile& entry = written.emplace_back(ManifestFile{file.path, 0, 0});
+        OutputFile out(path);
+        for (Piece& piece : file.pieces) {
+          const std::span<const std::byte> bytes(piece.buffer.data(), piece.buffer.bytes());
+          entry.crc32c = crc32c(bytes, entry.crc32c);
+          entry.bytes += bytes.size();
+          out.write(bytes);
+          piece.buffer = {};
+        }
+        out.commit(false);
+        folders.insert(path.substr(0, path.rfind('/')));
         pass("chunk", device);
       }
       // Only now: the disk takes many files at once faster than one by one.
@@ -77,7 +91,7 @@ struct CheckpointWriter::Job {
     } catch (...) {
       error = std::current_exception();
     }
-    for (Chunk& chunk : mine) chunk.buffer = {};
+    mine.clear();
     done = true;
   }
 };
@@ -103,87 +117,166 @@ SHARDLIB_INLINE CheckpointWriter::~CheckpointWriter() {
                  static_cast<long long>(job_->meta.step), directory_.c_str());
 }
 
-/// This device's shard as one chunk of a zarr array.
-struct ShardChunk {
-  CheckpointArray array;
-  Index chunks;
-  std::string key;  ///< "" if the shard is nothing but padding
+/// This device's shard of a leaf: its description, which is the same on all devices, and its place.
+struct ShardPlace {
+  json leaf;
+  json place;  ///< null if the shard is nothing but padding
 };
 
-inline ShardChunk shard_chunk(const std::string& name, const shardlib::detail::Value& x) {
-  ShardChunk shard;
-  shard.array = {name, x.dtype, {}, {}};
-  Index place;
+inline ShardPlace shard_place(const std::string& name, const shardlib::detail::Value& x) {
+  Index shape, shard, place;
+  std::vector<std::string> dims;
   for (int i = 0; i < x.spec->rank(); ++i) {
-    const std::int64_t index = shardlib::detail::shard_index(*x.device, x.spec->dims[i].axes);
-    shard.array.shape.push_back(x.global.logical[i]);
-    shard.array.dims.emplace_back(x.spec->dims[i].name);
-    shard.chunks.push_back(std::max<std::int64_t>(x.local[i], 1));
-    place.push_back(index);
+    shape.push_back(x.global.logical[i]);
+    dims.emplace_back(x.spec->dims[i].name);
+    shard.push_back(std::max<std::int64_t>(x.local[i], 1));
+    place.push_back(shardlib::detail::shard_index(*x.device, x.spec->dims[i].axes));
   }
-  if (shardlib::detail::product(shardlib::detail::true_shape(x)) == 0) return shard;
-  for (const auto index : place) shard.key += (shard.key.empty() ? "" : ".") + std::to_string(index);
-  if (place.empty()) shard.key = "0";
-  return shard;
+  const bool padding = shardlib::detail::product(shardlib::detail::true_shape(x)) == 0;
+  return {{name, static_cast<int>(x.dtype), shape, dims, shard}, padding ? json() : json(place)};
 }
 
-/// Finds out which arrays there are and which device writes each shard. Devices may hold different leaves (pipeline
-/// stages); a shard that several hold, because it is replicated, has one writer.
+/// The leaves of all devices, of which each has sent a list of descriptions and places. Devices may hold different
+/// leaves (pipeline stages), and several may hold the same shard.
+inline Leaves leaves_together(const std::vector<std::string>& lists) {
+  Leaves leaves;
+  std::map<std::string, json> described;
+  for (std::size_t d = 0; d < lists.size(); ++d)
+    for (const json& entry : json::parse(lists[d])) {
+      const json& about = entry[0];
+      const std::string name = about[0];
+      LeafShards& leaf = leaves[name];
+      if (const auto [it, fresh] = described.try_emplace(name, about); fresh)
+        leaf = {{name, static_cast<DType>(about[1].get<int>()), about[2].get<Index>(),
+                 about[3].get<std::vector<std::string>>()},
+                about[4].get<Index>(),
+                {}};
+      else if (it->second != about)
+        throw Error("the leaf '" + name + "' has another shape, dtype or layout on device " + std::to_string(d));
+      if (!entry[1].is_null()) leaf.holders[entry[1].get<Index>()].push_back(static_cast<int>(d));
+    }
+  for (const auto& [name, leaf] : leaves) {
+    std::size_t count = 1;
+    for (std::size_t i = 0; i < leaf.shard.size(); ++i)
+      count *= static_cast<std::size_t>((leaf.array.shape[i] + leaf.shard[i] - 1) / leaf.shard[i]);
+    if (leaf.holders.size() != count)
+      throw Error("the devices hold " + std::to_string(leaf.holders.size()) + " of the " + std::to_string(count) +
+                  " shards of '" + name + "'");
+  }
+  return leaves;
+}
+
+/// Finds out which arrays there are, and which device writes each file.
 SHARDLIB_INLINE void CheckpointWriter::plan(Job& job, const NamedValues& leaves) const {
-  std::vector<ShardChunk> shards;
-  json mine = json::array();
+  json list = json::array();
+  std::map<std::string, shardlib::detail::ValuePtr> mine;
   together(*device_, job.what, [&] {
-    std::set<std::string> names;
     for (const auto& [name, value] : leaves) {
       if (name.empty() || name[0] == '.' || name.find("..") != std::string::npos ||  // as readers see it
           name.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-") !=
               std::string::npos)
         throw Error("'" + name + "' is not a name for an array: use letters, digits, _, - and single dots");
-      if (!names.insert(name).second) throw Error("two leaves have the name '" + name + "'");
+      if (!mine.emplace(name, value).second) throw Error("two leaves have the name '" + name + "'");
       if (!value) throw Error("the leaf '" + name + "' is empty");
       // Pipeline stages have leaves on a submesh.
       if (value->device != device_ && value->device->whole() != device_)
         throw Error("the leaf '" + name + "' is on another mesh");
-      const ShardChunk& b = shards.emplace_back(shard_chunk(name, *value));
-      mine.push_back({name, static_cast<int>(b.array.dtype), b.array.shape, b.array.dims, b.chunks, b.key});
+      const ShardPlace shard = shard_place(name, *value);
+      list.push_back({shard.leaf, shard.place});
     }
   });
-  std::map<std::string, json> arrays;                                      // the description without the key
-  std::map<std::string, std::map<std::string, std::vector<int>>> holders;  // by name and key
-  const std::vector<std::string> all = gather_texts(*device_, mine.dump());
+  const std::vector<std::string> all = gather_texts(*device_, list.dump());
   together(*device_, job.what, [&] {
-    for (std::size_t d = 0; d < all.size(); ++d)
-      for (json entry : json::parse(all[d])) {
-        const std::string name = entry[0], key = entry[5];
-        entry.erase(5);
-        if (!key.empty()) holders[name][key].push_back(static_cast<int>(d));
-        if (const auto [it, fresh] = arrays.try_emplace(name, entry); !fresh && it->second != entry)
-          throw Error("the leaf '" + name + "' has another shape, dtype or layout on device " + std::to_string(d));
+    job.leaves = leaves_together(all);
+    job.arrays = plan_arrays(job.leaves, device_->size(), merge_below);
+  });
+  for (const PlannedArray& array : job.arrays)
+    for (const PlannedFile& file : array.files) {
+      if (file.writer != device_->rank() || array.merged) continue;
+      auto& pieces = job.mine.emplace_back(Job::File{file.path, {}}).pieces;
+      for (std::size_t i = file.first; i < file.first + file.count; ++i) {
+        const auto& value = *mine.at(array.leaves[i]->array.name);
+        pieces.push_back({array.leaves[i]->array.name, value.on_host(), value.dtype});
       }
-    for (const auto& [name, entry] : arrays) {
-      job.arrays.push_back({name, static_cast<DType>(entry[1].get<int>()), entry[2].get<Index>(),
-                            entry[3].get<std::vector<std::string>>()});
-      job.chunk_shapes.push_back(entry[4].get<Index>());
-      std::size_t count = 1;
-      for (std::size_t i = 0; i < job.arrays.back().shape.size(); ++i) {
-        const auto size = job.arrays.back().shape[i], chunk = job.chunk_shapes.back()[i];
-        count *= static_cast<std::size_t>((size + chunk - 1) / chunk);
-      }
-      if (holders[name].size() != count)
-        throw Error("the devices hold " + std::to_string(holders[name].size()) + " of the " + std::to_string(count) +
-                    " shards of '" + name + "'");
+    }
+  merge(job, mine);
+}
+
+/// Sends the shards of merged arrays to the devices that write them.
+SHARDLIB_INLINE void CheckpointWriter::merge(Job& job,
+                                             const std::map<std::string, shardlib::detail::ValuePtr>& mine) const {
+  const int me = device_->rank();
+  const auto devices = static_cast<std::size_t>(device_->size());
+  // Calls f(array, leaf, place, from, to, bytes) for each shard, on all devices in the same order.
+  const auto each = [&](const auto& f) {
+    for (const PlannedArray& array : job.arrays)
+      for (std::size_t i = 0; array.merged && i < array.leaves.size(); ++i)
+        for (const auto& [place, who] : array.leaves[i]->holders)
+          f(array, *array.leaves[i], place, static_cast<std::size_t>(who[array.ordinal % who.size()]),
+            static_cast<std::size_t>(array.files[0].writer),
+            static_cast<std::size_t>(volume(array.leaves[i]->box(place).second)) * size_of(array.stored.array.dtype));
+  };
+  // Copies a box between a shard or a leaf of sizes `within`, and bytes without gaps.
+  const auto copy = [](const Index& box, const Index& within, std::size_t item, const std::byte* from, std::byte* to,
+                       bool gather) {
+    for_each_run(box, row_major_strides(within), row_major_strides(box),
+                 [&](std::int64_t a, std::int64_t b, std::int64_t n) {
+                   const auto source = static_cast<std::size_t>(gather ? a : b) * item;
+                   const auto target = static_cast<std::size_t>(gather ? b : a) * item;
+                   std::memcpy(to + target, from + source, static_cast<std::size_t>(n) * item);
+                 });
+  };
+  std::vector<std::size_t> sizes(devices * devices);
+  each([&](const auto&, const auto&, const auto&, std::size_t from, std::size_t to, std::size_t bytes) {
+    sizes[from * devices + to] += bytes;
+  });
+  const std::size_t block = *std::ranges::max_element(sizes);
+  if (block == 0) return;
+  Pool& pool = *device_->host_pool();
+  Buffer send, received;
+  std::vector<Buffer> on_host;  // outside of `together`: it may wait for the device
+  each([&](const PlannedArray&, const LeafShards& leaf, const Index&, std::size_t from, std::size_t, std::size_t) {
+    if (static_cast<int>(from) == me) on_host.push_back(mine.at(leaf.array.name)->on_host());
+  });
+  together(*device_, job.what, [&] {
+    send = pool.allocate(devices * block);
+    received = pool.allocate(devices * block);
+    std::vector<std::size_t> used(devices);
+    std::size_t next = 0;
+    each([&](const PlannedArray& array, const LeafShards& leaf, const Index& place, std::size_t from, std::size_t to,
+             std::size_t bytes) {
+      if (static_cast<int>(from) != me) return;
+      copy(leaf.box(place).second, leaf.shard, size_of(array.stored.array.dtype), on_host[next++].data(),
+           send.data() + to * block + used[to], true);
+      used[to] += bytes;
+    });
+    for (std::size_t to = 0; to < devices; ++to) std::memset(send.data() + to * block + used[to], 0, block - used[to]);
+  });
+  device_->everybody().all_to_all(send, received).wait();
+  together(*device_, job.what, [&] {
+    std::map<const LeafShards*, Buffer> whole;
+    std::vector<std::size_t> used(devices);
+    each([&](const PlannedArray& array, const LeafShards& leaf, const Index& place, std::size_t from, std::size_t to,
+             std::size_t bytes) {
+      if (static_cast<int>(to) != me) return;
+      const std::size_t item = size_of(array.stored.array.dtype);
+      const auto [it, fresh] = whole.try_emplace(&leaf);
+      if (fresh) it->second = pool.allocate(static_cast<std::size_t>(leaf.array.bytes()));
+      const auto [offset, box] = leaf.box(place);
+      const Index strides = row_major_strides(leaf.array.shape);
+      std::size_t at = 0;
+      for (std::size_t i = 0; i < offset.size(); ++i) at += static_cast<std::size_t>(offset[i] * strides[i]);
+      copy(box, leaf.array.shape, item, received.data() + from * block + used[from], it->second.data() + at * item,
+           false);
+      used[from] += bytes;
+    });
+    for (const PlannedArray& array : job.arrays) {
+      if (!array.merged || array.files[0].writer != me) continue;
+      auto& pieces = job.mine.emplace_back(Job::File{array.files[0].path, {}}).pieces;
+      for (const LeafShards* leaf : array.leaves)
+        pieces.push_back({leaf->array.name, whole.at(leaf), leaf->array.dtype});
     }
   });
-  std::map<std::string, std::size_t> ordinal;
-  for (const auto& [name, entry] : arrays) ordinal.emplace(name, ordinal.size());
-  for (std::size_t i = 0; i < shards.size(); ++i) {
-    const auto& [name, value] = leaves[i];
-    if (shards[i].key.empty()) continue;
-    // Replicas take turns over the leaves.
-    const std::vector<int>& who = holders[name][shards[i].key];
-    if (who[ordinal[name] % who.size()] == device_->rank())
-      job.mine.push_back({name + "/" + shards[i].key, value->on_host(), value->dtype});
-  }
 }
 
 SHARDLIB_INLINE void CheckpointWriter::write_metadata_files(Job& job) const {
@@ -191,7 +284,9 @@ SHARDLIB_INLINE void CheckpointWriter::write_metadata_files(Job& job) const {
   make_folders(directory_);
   make_new_folder(job.temporary);
   sync_path(std::filesystem::path(directory_).parent_path().string());
-  for (const std::string& path : write_metadata(job.temporary, job.meta, job.arrays, job.chunk_shapes))
+  std::vector<StoredArray> arrays;
+  for (const PlannedArray& array : job.arrays) arrays.push_back(array.stored);
+  for (const std::string& path : write_metadata(job.temporary, job.meta, arrays))
     job.written.push_back(describe_file(job.temporary, path));
 }
 
@@ -269,7 +364,7 @@ SHARDLIB_INLINE void CheckpointWriter::commit(Job& job) const {
     for (const std::string& text : all)
       for (const json& file : json::parse(text))
         files.push_back({file[0].get<std::string>(), file[1].get<std::uint64_t>(), file[2].get<std::uint32_t>()});
-    for (const CheckpointArray& array : job.arrays) sync_path(job.temporary + "/" + array.name);
+    for (const PlannedArray& array : job.arrays) sync_path(job.temporary + "/" + array.stored.array.name);
     write_manifest(job.temporary, std::move(files));
     sync_path(job.temporary);
     pass("manifest", 0);

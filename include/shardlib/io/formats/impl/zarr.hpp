@@ -8,7 +8,10 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <memory>
 #include <mutex>
+#include <optional>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -16,6 +19,7 @@
 #include "shardlib/io/formats/impl/zarr_cache.hpp"
 #include "shardlib/io/formats/impl/zarr_json.hpp"
 #include "shardlib/io/formats/zarr_codec.hpp"
+#include "shardlib/io/formats/zarr_shards.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::io {
@@ -26,6 +30,7 @@ struct ZarrArray::Impl {
   ZarrOpen options;
   detail::ZarrType type;
   Bytes fill;  ///< one element; empty for null
+  detail::ShardIndices indices;
   detail::DecodedCache cache;
   /// The elements of a chunk that can be decoded alone; 0: none but the whole. As its first file has it.
   static constexpr std::size_t unknown = ~std::size_t{0};
@@ -35,47 +40,86 @@ struct ZarrArray::Impl {
 
   Impl(std::string folder, ZarrInfo what, ZarrOpen how, bool write)
       : path(std::move(folder)), info(std::move(what)), options(how) {
-    const std::string where = "'" + path + "/.zarray'";
+    const std::string where = "'" + path + (info.v3 ? "/zarr.json'" : "/.zarray'");
     detail::check_zarr_codec(info, write, where);
     type = detail::zarr_type(info.dtype, where);
     fill = detail::fill_bytes(info.fill_value, type, where);
     if (info.separator != "." && info.separator != "/")
-      throw UsageError(where + ": key \"dimension_separator\": \"" + info.separator + "\" is neither . nor /");
-    if (info.shape.size() != info.chunks.size())
-      throw Error(where + ": the shape " + detail::show(info.shape) + " and the chunks " + detail::show(info.chunks) +
-                  " differ in the number of dims");
+      throw UsageError(where + ": key \"" + (info.v3 ? "separator" : "dimension_separator") + "\": \"" +
+                       info.separator + "\" is neither . nor /");
+    const ZarrInfo& array = info;
+    for (const Index* sizes : {&array.chunks, &array.file_shape()})
+      if (info.shape.size() != sizes->size())
+        throw Error(where + ": the shape " + detail::show(info.shape) + " and the chunks " + detail::show(*sizes) +
+                    " differ in the number of dims");
+    for (std::size_t i = 0; i < info.chunks.size(); ++i)
+      if (info.chunks[i] > 0 && info.file_shape()[i] % info.chunks[i] != 0)
+        throw Error(where + ": the chunks " + detail::show(info.chunks) + " do not divide the files' " +
+                    detail::show(info.file_shape()));
     // No product of sizes may overflow below.
-    for (const Index* sizes : {&info.shape, &info.chunks}) {
+    for (const Index* sizes : {&array.shape, &array.chunks, &array.file_shape()}) {
       std::int64_t bytes = static_cast<std::int64_t>(type.bytes);
       for (const auto size : *sizes)
-        if (size < (sizes == &info.chunks ? 1 : 0) ||
+        if (size < (sizes == &array.shape ? 0 : 1) ||
             __builtin_mul_overflow(bytes, std::max<std::int64_t>(size, 1), &bytes))
           throw Error(where + ": " + detail::show(*sizes) + " are not sizes of an array");
     }
   }
 
   /// Compares a chunk of which a part is to be decoded with its checksum, where it has one: once, at its first part.
-  void verify(const ZarrArray& array, std::int64_t chunk, const InputFile& file) {
-    if (!info.checksum) return;
+  void verify(const ZarrArray& array, std::int64_t chunk, const detail::FilePart& file) {
+    if (!info.checksum && !info.crc32c) return;
     const auto place = static_cast<std::size_t>(chunk);
     {
       const std::lock_guard lock(mutex);
       verified.resize(static_cast<std::size_t>(array.grid()[0]));
       if (verified[place]) return;
     }
-    detail::verify_chunk(file, where(array.chunk_key({chunk})));
+    detail::verify_chunk(info, file, where(array, {chunk}));
     const std::lock_guard lock(mutex);
     verified[place] = true;
   }
 
   [[nodiscard]] std::string where(const std::string& key) const { return "zarr chunk '" + path + "/" + key + "'"; }
+  [[nodiscard]] std::string where(const ZarrArray& array, const Index& chunk) const {
+    return info.sharding ? "zarr chunk " + detail::show(chunk) + " in '" + path + "/" + array.chunk_key(chunk) + "'"
+                         : where(array.chunk_key(chunk));
+  }
+
+  void must_be_v2() const {
+    if (info.v3) throw UsageError("zarr array '" + path + "' is of version 3, which is read only: write version 2");
+  }
+
+  /// The bytes of a chunk, in a file that stays open with them.
+  struct Stored {
+    std::unique_ptr<InputFile> file;
+    detail::FilePart part;
+  };
+  /// Nothing where the chunk is not there.
+  [[nodiscard]] std::optional<Stored> stored(const ZarrArray& array, const Index& chunk) {
+    const std::string name = path + "/" + array.chunk_key(chunk);
+    if (!file_exists(name)) return std::nullopt;
+    auto file = std::make_unique<InputFile>(name);
+    if (!info.sharding) {
+      const detail::FilePart all(*file);
+      return Stored{std::move(file), all};
+    }
+    const auto entry = indices.find(info, chunk, *file, "zarr shard '" + name + "'");
+    if (!entry) return std::nullopt;
+    const detail::FilePart part(*file, entry->begin, entry->size);
+    if (entry->size > file->size() || entry->begin > file->size() - entry->size)  // written anew since
+      throw Error(where(array, chunk) + " ends behind the file: it is damaged");
+    return Stored{std::move(file), part};
+  }
 };
 
 SHARDLIB_INLINE ZarrArray ZarrArray::open(const std::string& path, ZarrOpen options) {
   const std::string file = path + "/.zarray";
+  if (!file_exists(file) && detail::is_v3(path, "array"))
+    return ZarrArray(std::make_shared<Impl>(path, detail::read_v3_info(path + "/zarr.json"), options, false));
   if (!file_exists(file))
     throw UsageError("'" + path + "' is not a zarr array: " +
-                     (file_exists(path + "/zarr.json") ? "it is of zarr version 3, and only 2 is supported"
+                     (file_exists(path + "/zarr.json") ? "its zarr.json is not that of an array"
                       : file_exists(path + "/.zgroup") ? "it is a group"
                       : file_exists(path)              ? "it has no .zarray"
                                                        : "there is no such folder"));
@@ -113,7 +157,13 @@ SHARDLIB_INLINE Index ZarrArray::grid() const {
   return grid;
 }
 SHARDLIB_INLINE std::string ZarrArray::chunk_key(const Index& chunk) const {
-  return chunk.empty() ? "0" : detail::joined(chunk, info().separator);
+  if (chunk.empty()) return info().prefixed ? "c" : "0";
+  const std::string prefix = info().prefixed ? "c" + info().separator : "";
+  if (!info().sharding) return prefix + detail::joined(chunk, info().separator);
+  Index shard = chunk;
+  const Index counts = detail::chunks_of_shard(info());
+  for (std::size_t i = 0; i < std::min(shard.size(), counts.size()); ++i) shard[i] /= counts[i];
+  return prefix + detail::joined(shard, info().separator);
 }
 
 SHARDLIB_INLINE void ZarrArray::check_type(const std::string& dtype) const {
@@ -122,14 +172,13 @@ SHARDLIB_INLINE void ZarrArray::check_type(const std::string& dtype) const {
 }
 
 SHARDLIB_INLINE Bytes ZarrArray::read_chunk(const Index& chunk) const {
-  const std::string key = chunk_key(chunk);
   const Index last = grid();
   bool inside = chunk.size() == last.size();
   for (std::size_t i = 0; inside && i < chunk.size(); ++i) inside = chunk[i] >= 0 && chunk[i] < last[i];
-  if (!inside) throw Error(impl_->where(key) + " is outside the grid " + detail::show(last));
-  if (file_exists(path() + "/" + key))
-    return detail::decode_chunk(info(), read_file(path() + "/" + key), static_cast<std::size_t>(chunk_size()),
-                                impl_->where(key));
+  if (!inside) throw Error(impl_->where(*this, chunk) + " is outside the grid " + detail::show(last));
+  if (const auto stored = impl_->stored(*this, chunk))
+    return detail::decode_chunk(info(), stored->part.read_all(), static_cast<std::size_t>(chunk_size()),
+                                impl_->where(*this, chunk));
   const Bytes& fill = fill_of(chunk);
   Bytes values;
   values.reserve(static_cast<std::size_t>(chunk_size()) * fill.size());
@@ -139,7 +188,7 @@ SHARDLIB_INLINE Bytes ZarrArray::read_chunk(const Index& chunk) const {
 
 /// The element that a chunk without a file consists of.
 SHARDLIB_INLINE const Bytes& ZarrArray::fill_of(const Index& chunk) const {
-  const std::string where = impl_->where(chunk_key(chunk)) + " is missing";
+  const std::string where = impl_->where(*this, chunk) + " is missing";
   if (impl_->options.missing_is_error) throw Error(where);
   if (impl_->fill.empty()) throw Error(where + ", and the array has no fill_value to stand for it");
   return impl_->fill;
@@ -154,25 +203,26 @@ struct ZarrArray::Piece {
 /// The whole chunk, or where less will do and its blocks can be decoded alone, the block that has `element`.
 SHARDLIB_INLINE ZarrArray::Piece ZarrArray::cached(const Index& chunk, bool whole, std::size_t element) const {
   Impl& s = *impl_;
-  const auto file = [&] { return path() + "/" + chunk_key(chunk); };
   const auto all = static_cast<std::size_t>(chunk_size());
-  if (!whole && s.block == Impl::unknown && file_exists(file())) {
-    const InputFile input(file());
-    s.verify(*this, chunk[0], input);  // before its header is believed
-    s.block = detail::block_elements(info(), input);
+  if (!whole && s.block == Impl::unknown) {
+    if (const auto stored = s.stored(*this, chunk)) {
+      s.verify(*this, chunk[0], stored->part);  // before its header is believed
+      s.block = detail::block_elements(info(), stored->part);
+    }
   }
   const std::size_t block = s.block;
   whole = whole || block == 0 || block >= all;
   const std::size_t first = whole ? 0 : element / block * block;
   const detail::DecodedCache::Key place{chunk, whole ? all : first};  // no block begins at `all`
   if (auto values = s.cache.find(place)) return {values, first};
-  if (!file_exists(file())) return {};
+  const auto stored = s.stored(*this, chunk);
+  if (!stored) return {};
   const auto part = [&] {
-    const InputFile input(file());
-    s.verify(*this, chunk[0], input);
-    return detail::decode_part(info(), input, all, first, std::min(block, all - first), s.where(chunk_key(chunk)));
+    s.verify(*this, chunk[0], stored->part);
+    return detail::decode_part(info(), stored->part, all, first, std::min(block, all - first), s.where(*this, chunk));
   };
-  auto values = std::make_shared<const Bytes>(whole ? read_chunk(chunk) : part());
+  auto values = std::make_shared<const Bytes>(
+      whole ? detail::decode_chunk(info(), stored->part.read_all(), all, s.where(*this, chunk)) : part());
   s.cache.keep(place, values, s.options.cache_bytes);
   return {values, first};
 }
@@ -238,12 +288,12 @@ SHARDLIB_INLINE void ZarrArray::copy_from_chunk(const Index& chunk, const Index&
       if (last == end) return;
       piece = cached(chunk, false, done = last);
     }
-  } else if (const std::string file = path() + "/" + chunk_key(chunk); file_exists(file)) {
+  } else if (const auto stored = impl_->stored(*this, chunk)) {
     // There is nothing to decode, so only the requested bytes are read, in one read if the runs are short.
-    const InputFile input(file);
+    const detail::FilePart& input = stored->part;
     const auto expected = static_cast<std::uint64_t>(chunk_size()) * item;
     if (input.size() != expected)
-      throw Error(impl_->where(chunk_key(chunk)) + ": it has " + std::to_string(input.size()) + " bytes instead of " +
+      throw Error(impl_->where(*this, chunk) + ": it has " + std::to_string(input.size()) + " bytes instead of " +
                   std::to_string(expected) + ": it is damaged");
     std::int64_t span = 0, shortest = std::numeric_limits<std::int64_t>::max();
     for_each_run(box, chunk_strides, out_strides, [&](std::int64_t a, std::int64_t, std::int64_t n) {
@@ -268,6 +318,7 @@ SHARDLIB_INLINE void ZarrArray::copy_from_chunk(const Index& chunk, const Index&
 }
 
 SHARDLIB_INLINE void ZarrArray::write_chunk_bytes(const Index& chunk, std::span<const std::byte> values) const {
+  impl_->must_be_v2();
   const std::string key = chunk_key(chunk);
   const std::size_t item = item_bytes(), rank = info().shape.size();
   const std::size_t whole = static_cast<std::size_t>(chunk_size()) * item;
@@ -334,14 +385,16 @@ SHARDLIB_INLINE nlohmann::json ZarrArray::attributes() const {
   return detail::read_attributes(path());
 }
 SHARDLIB_INLINE void ZarrArray::set_attributes(const nlohmann::json& attributes) const {
+  impl_->must_be_v2();
   detail::write_json(path() + "/.zattrs", attributes);
 }
 
 SHARDLIB_INLINE ZarrGroup ZarrGroup::open(const std::string& path) {
   const std::string file = path + "/.zgroup";
+  if (!file_exists(file) && detail::is_v3(path, "group")) return ZarrGroup(path);
   if (!file_exists(file))
     throw UsageError("'" + path + "' is not a zarr group: " +
-                     (file_exists(path + "/zarr.json") ? "it is of zarr version 3, and only 2 is supported"
+                     (file_exists(path + "/zarr.json") ? "its zarr.json is not that of a group"
                       : file_exists(path + "/.zarray") ? "it is an array"
                       : file_exists(path)              ? "it has no .zgroup"
                                                        : "there is no such folder"));
@@ -353,6 +406,8 @@ SHARDLIB_INLINE ZarrGroup ZarrGroup::open(const std::string& path) {
 SHARDLIB_INLINE ZarrGroup ZarrGroup::create(const std::string& path) {
   if (file_exists(path + "/.zgroup")) return open(path);
   if (file_exists(path + "/.zarray")) throw UsageError("'" + path + "' is a zarr array: no group can be created there");
+  if (file_exists(path + "/zarr.json"))
+    throw UsageError("'" + path + "' is of zarr version 3, which is read only: write elsewhere");
   make_folders(path);
   detail::write_json(path + "/.zgroup", {{"zarr_format", 2}});
   return ZarrGroup(path);
@@ -360,12 +415,13 @@ SHARDLIB_INLINE ZarrGroup ZarrGroup::create(const std::string& path) {
 
 namespace detail {
 
-/// The folders below `path` that hold the file `kind`, sorted.
-inline std::vector<std::string> members(const std::string& path, const std::string& kind) {
+/// The folders below `path` that hold the file `kind` of v2, or a zarr.json of the kind `node`, sorted.
+inline std::vector<std::string> members(const std::string& path, const std::string& kind, std::string_view node) {
   std::vector<std::string> names;
   std::error_code error;
   for (std::filesystem::directory_iterator it(path, error), end; !error && it != end; it.increment(error))
-    if (file_exists(it->path().string() + "/" + kind)) names.push_back(it->path().filename().string());
+    if (file_exists(it->path().string() + "/" + kind) || is_v3(it->path().string(), node))
+      names.push_back(it->path().filename().string());
   if (error) throw Error("cannot list the folder '" + path + "': " + error.message());
   std::sort(names.begin(), names.end());
   return names;
@@ -374,13 +430,14 @@ inline std::vector<std::string> members(const std::string& path, const std::stri
 }  // namespace detail
 
 SHARDLIB_INLINE std::vector<std::string> ZarrGroup::arrays() const {
-  return detail::members(path_, ".zarray");
+  return detail::members(path_, ".zarray", "array");
 }
 SHARDLIB_INLINE std::vector<std::string> ZarrGroup::groups() const {
-  return detail::members(path_, ".zgroup");
+  return detail::members(path_, ".zgroup", "group");
 }
 SHARDLIB_INLINE bool ZarrGroup::has_array(const std::string& name) const {
-  return file_exists(path_ + "/" + name + "/.zarray");
+  const std::string path = path_ + "/" + name;
+  return file_exists(path + "/.zarray") || detail::is_v3(path, "array");
 }
 SHARDLIB_INLINE ZarrArray ZarrGroup::array(const std::string& name, ZarrOpen options) const {
   return ZarrArray::open(path_ + "/" + name, options);
@@ -392,6 +449,8 @@ SHARDLIB_INLINE nlohmann::json ZarrGroup::attributes() const {
   return detail::read_attributes(path_);
 }
 SHARDLIB_INLINE void ZarrGroup::set_attributes(const nlohmann::json& attributes) const {
+  if (!file_exists(path_ + "/.zgroup"))
+    throw UsageError("zarr group '" + path_ + "' is of version 3, which is read only: write version 2");
   detail::write_json(path_ + "/.zattrs", attributes);
 }
 SHARDLIB_INLINE std::int64_t ZarrGroup::integer_attribute(const std::string& name) const {

@@ -39,13 +39,25 @@ SHARDLIB_INLINE ZarrType zarr_type(std::string_view text, const std::string& whe
   return type;
 }
 
+SHARDLIB_INLINE void FilePart::read(std::uint64_t offset, std::span<std::byte> out) const {
+  if (offset > size_ || out.size() > size_ - offset)
+    throw Error("'" + path() + "': a chunk ends before what it should hold: it is damaged");
+  file_.read(begin_ + offset, out);
+}
+SHARDLIB_INLINE Bytes FilePart::read_all() const {
+  Bytes all(static_cast<std::size_t>(size_));
+  read(0, all);
+  return all;
+}
+
 SHARDLIB_INLINE bool is_raw(const ZarrInfo& info) {
-  return info.compressor.id.empty() && !info.checksum && !info.delta && info.dtype[0] != '>';
+  return info.compressor.id.empty() && !info.checksum && !info.crc32c && !info.delta && info.dtype[0] != '>';
 }
 
 SHARDLIB_INLINE void check_zarr_codec(const ZarrInfo& info, bool write, const std::string& where) {
   const ZarrCompressor& c = info.compressor;
   const ZarrType type = zarr_type(info.dtype, where + ": key \"dtype\"");
+  if (write && info.v3) throw UsageError(where + ": arrays of zarr version 3 are read only: write version 2");
   if (write && type.big_endian) throw UsageError(where + ": big-endian arrays are read only: write \"<\"");
   const bool known = c.id.empty() || c.id == "blosc" || c.id == "zlib" || (!write && c.id == "gzip");
   if (!known)
@@ -65,7 +77,7 @@ SHARDLIB_INLINE void check_zarr_codec(const ZarrInfo& info, bool write, const st
                      info.delta->stored + "\" do not fit the array's \"" + info.dtype + "\"");
 }
 
-/// The prefix of a chunk's bytes: their CRC-32, little-endian.
+/// A checksum of a chunk's bytes, little-endian: CRC-32 before them (v2), or CRC-32C behind them (v3).
 inline constexpr std::size_t checksum_bytes = sizeof(std::uint32_t);
 
 inline std::uint32_t crc32_of(std::span<const std::byte> bytes) {
@@ -78,25 +90,26 @@ inline std::uint32_t crc32_of(std::span<const std::byte> bytes) {
   return static_cast<std::uint32_t>(sum);
 }
 
-/// The bytes of a chunk after their checksum. Throws Error if the two do not match.
-inline std::span<const std::byte> checked(std::span<const std::byte> file, const std::string& where) {
+/// The bytes of a chunk without their checksum, if there is one. Throws Error if the two do not match.
+inline std::span<const std::byte> checked(const ZarrInfo& info, std::span<const std::byte> file,
+                                          const std::string& where) {
+  if (!info.checksum && !info.crc32c) return file;
   const auto restore = [&](const std::string& why) {
     return Error(where + ": " + why + ": it is damaged; copy the file again, or make the data again");
   };
   if (file.size() < checksum_bytes)
     throw restore("it has " + std::to_string(file.size()) + " bytes, too few for its checksum");
   std::uint32_t expected = 0;
-  std::memcpy(&expected, file.data(), sizeof expected);
-  const auto bytes = file.subspan(checksum_bytes);
-  if (const std::uint32_t found = crc32_of(bytes); found != expected)
+  const std::size_t size = file.size() - checksum_bytes;
+  std::memcpy(&expected, file.data() + (info.crc32c ? size : 0), sizeof expected);
+  const auto bytes = file.subspan(info.crc32c ? 0 : checksum_bytes, size);
+  if (const std::uint32_t found = info.crc32c ? crc32c(bytes) : crc32_of(bytes); found != expected)
     throw restore("its bytes have the checksum " + hex(found) + ", but " + hex(expected) + " was written with them");
   return bytes;
 }
 
-SHARDLIB_INLINE void verify_chunk(const InputFile& file, const std::string& where) {
-  Bytes all(file.size());
-  file.read(0, all);
-  static_cast<void>(checked(all, where));
+SHARDLIB_INLINE void verify_chunk(const ZarrInfo& info, const FilePart& file, const std::string& where) {
+  static_cast<void>(checked(info, file.read_all(), where));
 }
 
 inline Bytes unblosc(std::span<const std::byte> file, std::size_t expected, const std::string& where) {
@@ -192,12 +205,12 @@ SHARDLIB_INLINE Bytes decode_chunk(const ZarrInfo& info, Bytes file, std::size_t
   const ZarrType type = zarr_type(info.dtype, where);
   const ZarrType stored = info.delta ? zarr_type(info.delta->stored, where) : type;
   const std::size_t expected = count * stored.bytes;
-  const std::span<const std::byte> bytes = info.checksum ? checked(file, where) : std::span<const std::byte>(file);
+  const std::span<const std::byte> bytes = checked(info, file, where);
   if (info.compressor.id == "blosc")
     file = unblosc(bytes, expected, where);
   else if (!info.compressor.id.empty())
     file = inflated(bytes, expected, where);
-  else if (info.checksum)
+  else if (bytes.size() != file.size())
     file = Bytes(bytes.begin(), bytes.end());
   if (file.size() != expected)
     throw Error(where + ": it has " + std::to_string(file.size()) + " bytes instead of " + std::to_string(expected) +
@@ -218,11 +231,12 @@ struct BloscHeader {
 };
 
 /// Nothing where the file does not begin so.
-inline std::optional<BloscHeader> blosc_header(const ZarrInfo& info, const InputFile& file) {
+inline std::optional<BloscHeader> blosc_header(const ZarrInfo& info, const FilePart& file) {
   BloscHeader h;
   h.begin = info.checksum ? checksum_bytes : 0;
-  if (file.size() < h.begin + h.bytes.size()) return std::nullopt;
-  h.size = file.size() - h.begin;
+  const std::size_t end = info.crc32c ? checksum_bytes : 0;
+  if (file.size() < h.begin + h.bytes.size() + end) return std::nullopt;
+  h.size = file.size() - h.begin - end;
   file.read(h.begin, h.bytes);
   int flags = 0;
   if (blosc_cbuffer_validate(h.bytes.data(), h.size, &h.decompressed) < 0) return std::nullopt;
@@ -232,14 +246,14 @@ inline std::optional<BloscHeader> blosc_header(const ZarrInfo& info, const Input
   return h;
 }
 
-SHARDLIB_INLINE std::size_t block_elements(const ZarrInfo& info, const InputFile& file) {
+SHARDLIB_INLINE std::size_t block_elements(const ZarrInfo& info, const FilePart& file) {
   if (info.compressor.id != "blosc" || info.delta) return 0;  // a delta needs all that stands before
   const auto header = blosc_header(info, file);
   const std::size_t item = zarr_type(info.dtype, file.path()).bytes;
   return header && header->item == item && header->block % item == 0 ? header->block / item : 0;
 }
 
-SHARDLIB_INLINE Bytes decode_part(const ZarrInfo& info, const InputFile& file, std::size_t elements, std::size_t first,
+SHARDLIB_INLINE Bytes decode_part(const ZarrInfo& info, const FilePart& file, std::size_t elements, std::size_t first,
                                   std::size_t count, const std::string& where) {
   const auto damaged = [&](const std::string& why) -> Error { return Error(where + ": " + why + ": it is damaged"); };
   const ZarrType type = zarr_type(info.dtype, where);

@@ -1,14 +1,20 @@
-// zarr's JSON files: .zarray, .zattrs and .zgroup. Heavy (nlohmann/json): for impl/ headers only.
+// zarr's JSON files: .zarray, .zattrs and .zgroup of v2, zarr.json of v3. Heavy (nlohmann/json): for impl/ headers
+// only.
 #pragma once
 
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <limits>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "shardlib/io/formats/zarr_codec.hpp"
@@ -49,6 +55,11 @@ inline void write_json(const std::string& path, const json& value) {
 }
 inline json read_attributes(const std::string& folder) {
   const std::string path = folder + "/.zattrs";
+  if (const std::string v3 = folder + "/zarr.json"; !file_exists(path) && file_exists(v3)) {
+    json attributes = read_json(v3).value("attributes", json::object());
+    if (!attributes.is_object()) throw Error("'" + v3 + "': key \"attributes\": must be an object");
+    return attributes;
+  }
   return file_exists(path) ? read_json(path) : json::object();
 }
 
@@ -78,8 +89,11 @@ class Metadata {
     if (!found->is_number_integer()) fail(key, "must be a whole number, not " + found->dump());
     return static_cast<int>(std::clamp<std::int64_t>(found->get<std::int64_t>(), -(1 << 30), 1 << 30));
   }
-  [[nodiscard]] Index sizes(const std::string& key, std::int64_t least) const {
-    const json& list = at(key);
+  [[nodiscard]] Index sizes(const std::string& key, std::int64_t least) const { return sizes(all(), key, least); }
+  [[nodiscard]] Index sizes(const json& in, const std::string& key, std::int64_t least) const {
+    const auto found = in.find(key);
+    if (found == in.end()) fail(key, "is missing");
+    const json& list = *found;
     if (!list.is_array()) fail(key, "must be a list of sizes, not " + list.dump());
     Index sizes;
     for (const json& size : list) {
@@ -105,6 +119,19 @@ inline std::string show(const Index& shape) {
   return "[" + joined(shape, ", ") + "]";
 }
 
+/// The bytes of a text "0x7fc00000", of which the first digits are the highest; nothing for others.
+inline std::optional<Bytes> hex_bits(const json& value, std::size_t width) {
+  const std::string text = value.is_string() ? value.get<std::string>() : "";
+  std::uint64_t bits = 0;
+  if (!text.starts_with("0x") || text.size() != 2 + 2 * width) return std::nullopt;
+  const char* end = text.data() + text.size();
+  if (const auto [rest, error] = std::from_chars(text.data() + 2, end, bits, 16); error != std::errc() || rest != end)
+    return std::nullopt;
+  Bytes bytes(width);
+  std::memcpy(bytes.data(), &bits, width);
+  return bytes;
+}
+
 /// The element that `.zarray`'s fill_value stands for, in this machine's byte order; empty for null.
 inline Bytes fill_bytes(const std::string& text, const ZarrType& type, const std::string& where) {
   const json value = json::parse(text, nullptr, false);
@@ -123,6 +150,8 @@ inline Bytes fill_bytes(const std::string& text, const ZarrType& type, const std
       x = value == "Infinity" ? HUGE_VAL : -HUGE_VAL;
     else if (value.is_number())
       x = value.get<double>();
+    else if (auto bits = hex_bits(value, type.bytes))  // v3's other way to say it
+      return std::move(*bits);
     else
       fail();
     return type.bytes == 4 ? bytes_of(static_cast<float>(x)) : bytes_of(x);
@@ -208,6 +237,150 @@ inline ZarrInfo read_info(const std::string& path) {
   } else if (!filters.is_null()) {
     meta.fail("filters", "must be null or a list, not " + filters.dump());
   }
+  return info;
+}
+
+// ---- zarr.json: v3 (zarr-specs.readthedocs.io/en/latest/v3/core)
+// -----------------------------------------------------
+
+/// Whether `zarr.json` of a folder, if there is one, is of this kind, "array" or "group".
+inline bool is_v3(const std::string& folder, std::string_view kind) {
+  const std::string path = folder + "/zarr.json";
+  return file_exists(path) && read_json(path).value("node_type", json()) == kind;
+}
+
+/// An extension of v3 under reading, a codec or a grid: its name, and its configuration, which may be absent.
+struct V3Extension {
+  std::string name;
+  json configuration = json::object();
+};
+inline V3Extension v3_extension(const Metadata& meta, const std::string& key, const json& value) {
+  V3Extension extension;
+  if (value.is_string()) {
+    extension.name = value.get<std::string>();
+    return extension;
+  }
+  if (!value.is_object()) meta.fail(key, "must be a name or an object, not " + value.dump());
+  extension.name = meta.text(value, "name", "");
+  if (const auto found = value.find("configuration"); found != value.end()) {
+    if (!found->is_object()) meta.fail(key, "has a configuration that is no object: " + found->dump());
+    extension.configuration = *found;
+  }
+  return extension;
+}
+
+/// numpy's name of a v3 data type without its byte order: "f4". Throws UsageError for others.
+inline std::string v3_dtype(const Metadata& meta) {
+  const json& type = meta.at("data_type");
+  for (const auto& [name, code] : std::initializer_list<std::pair<const char*, const char*>>{{"bool", "b1"},
+                                                                                             {"int8", "i1"},
+                                                                                             {"int16", "i2"},
+                                                                                             {"int32", "i4"},
+                                                                                             {"int64", "i8"},
+                                                                                             {"uint8", "u1"},
+                                                                                             {"uint16", "u2"},
+                                                                                             {"uint32", "u4"},
+                                                                                             {"uint64", "u8"},
+                                                                                             {"float32", "f4"},
+                                                                                             {"float64", "f8"}})
+    if (type == name) return code;
+  meta.fail("data_type", type.dump() +
+                             " is not supported: bool, int8 to int64, uint8 to uint64, float32 and float64 "
+                             "are; rewrite the array");
+}
+
+/// The codecs between elements and bytes, of chunks in files of their own or of those within a shard: "bytes", at most
+/// one compressor, and at the end "crc32c". `dtype` comes without its byte order.
+inline void read_v3_codecs(const Metadata& meta, const json& codecs, const std::string& dtype, ZarrInfo& info) {
+  const auto refuse = [&](const std::string& name, const std::string& why) {
+    meta.fail("codecs", "\"" + name + "\" is not supported " + why +
+                            ": \"bytes\", then at most one of \"blosc\", \"gzip\" and \"numcodecs.zlib\", then at most "
+                            "one \"crc32c\"; rewrite the array");
+  };
+  bool first = true;
+  for (const json& codec : codecs) {
+    const auto [name, configuration] = v3_extension(meta, "codecs", codec);
+    if (first != (name == "bytes") || info.crc32c) refuse(name, "at this place");
+    if (first) {
+      const std::string endian = meta.text(configuration, "endian", dtype[1] == '1' ? "little" : "(missing)");
+      if (endian != "little" && endian != "big")
+        meta.fail("codecs", "\"bytes\" has the endian \"" + endian + "\", which is neither little nor big");
+      info.dtype = (dtype[1] == '1' ? "|" : endian == "big" ? ">" : "<") + dtype;
+      first = false;
+    } else if (name == "crc32c") {
+      info.crc32c = true;
+    } else if (!info.compressor.id.empty()) {
+      refuse(name, "at this place");
+    } else if (name == "blosc" || name == "gzip" || name == "numcodecs.zlib") {
+      info.compressor.id = name == "numcodecs.zlib" ? "zlib" : name;
+    } else {
+      refuse(name, "");
+    }
+  }
+  if (first) meta.fail("codecs", "has no \"bytes\"");
+}
+
+/// The codec that puts chunks into one file; what it holds of codecs are those of the chunks.
+inline void read_v3_sharding(const Metadata& meta, const json& configuration, const std::string& dtype,
+                             ZarrInfo& info) {
+  ZarrSharding& sharding = info.sharding.emplace();
+  sharding.shape = std::exchange(info.chunks, meta.sizes(configuration, "chunk_shape", 1));
+  const std::string place = meta.text(configuration, "index_location", "end");
+  if (place != "start" && place != "end")
+    meta.fail("codecs",
+              "\"sharding_indexed\" has the index_location \"" + place + "\", which is neither start nor end");
+  sharding.at_start = place == "start";
+  ZarrInfo index;
+  if (const auto codecs = configuration.find("index_codecs"); codecs == configuration.end() || !codecs->is_array())
+    meta.fail("codecs", "\"sharding_indexed\" has no list of index_codecs");
+  else
+    read_v3_codecs(meta, *codecs, "u8", index);
+  if (!index.compressor.id.empty() || index.dtype != "<u8")
+    meta.fail("codecs", "an index that is compressed or big-endian is not supported; rewrite the array");
+  sharding.checksum = index.crc32c;
+  if (const auto codecs = configuration.find("codecs"); codecs == configuration.end() || !codecs->is_array())
+    meta.fail("codecs", "\"sharding_indexed\" has no list of codecs");
+  else
+    read_v3_codecs(meta, *codecs, dtype, info);
+}
+
+inline ZarrInfo read_v3_info(const std::string& path) {
+  const Metadata meta(path);
+  if (const json& format = meta.at("zarr_format"); format != 3)
+    meta.fail("zarr_format", "is " + format.dump() + ", but a zarr.json has version 3");
+  for (const auto& [key, value] : meta.all().items()) {
+    static constexpr std::string_view known[] = {
+        "zarr_format", "node_type", "shape",      "data_type",       "chunk_grid",          "chunk_key_encoding",
+        "fill_value",  "codecs",    "attributes", "dimension_names", "storage_transformers"};
+    const bool ignored = value.is_object() && value.value("must_understand", json()) == false;
+    if (std::ranges::find(known, key) == std::end(known) && !ignored)
+      meta.fail(key, "is not known, and must be understood: rewrite the array without it");
+  }
+  if (const auto& all = meta.all();
+      all.contains("storage_transformers") && all["storage_transformers"] != json::array())
+    meta.fail("storage_transformers", "are not supported; rewrite the array without them");
+  ZarrInfo info;
+  info.v3 = true;
+  info.shape = meta.sizes("shape", 0);
+  const V3Extension grid = v3_extension(meta, "chunk_grid", meta.at("chunk_grid"));
+  if (grid.name != "regular") meta.fail("chunk_grid", "\"" + grid.name + "\" is not supported: \"regular\" is");
+  info.chunks = meta.sizes(grid.configuration, "chunk_shape", 1);
+  const V3Extension keys = v3_extension(meta, "chunk_key_encoding", meta.at("chunk_key_encoding"));
+  if (keys.name != "default" && keys.name != "v2")
+    meta.fail("chunk_key_encoding", "\"" + keys.name + "\" is not supported: \"default\" and \"v2\" are");
+  info.prefixed = keys.name == "default";
+  info.separator = meta.text(keys.configuration, "separator", info.prefixed ? "/" : ".");
+  info.fill_value = meta.at("fill_value").dump();
+  const json& codecs = meta.at("codecs");
+  if (!codecs.is_array() || codecs.empty()) meta.fail("codecs", "must be a list of codecs, not " + codecs.dump());
+  const std::string dtype = v3_dtype(meta);
+  const V3Extension outer = v3_extension(meta, "codecs", codecs[0]);
+  if (outer.name != "sharding_indexed") {
+    read_v3_codecs(meta, codecs, dtype, info);
+    return info;
+  }
+  if (codecs.size() > 1) meta.fail("codecs", "codecs behind \"sharding_indexed\" are not supported; rewrite the array");
+  read_v3_sharding(meta, outer.configuration, dtype, info);
   return info;
 }
 
