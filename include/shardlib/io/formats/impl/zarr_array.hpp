@@ -1,0 +1,113 @@
+// What a ZarrArray holds: its metadata, what was decoded, and where chunks lie.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "shardlib/io/formats/impl/zarr_cache.hpp"
+#include "shardlib/io/formats/impl/zarr_json.hpp"
+#include "shardlib/io/formats/zarr.hpp"
+#include "shardlib/io/formats/zarr_codec.hpp"
+#include "shardlib/io/formats/zarr_shards.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::io {
+
+struct ZarrArray::Impl {
+  std::string path;
+  ZarrInfo info;
+  ZarrOpen options;
+  detail::ZarrType type;
+  Bytes fill;  ///< one element; empty for null
+  detail::ShardIndices indices;
+  detail::DecodedCache cache;
+  /// The elements of a chunk that can be decoded alone; 0: none but the whole. As its first file has it.
+  static constexpr std::size_t unknown = ~std::size_t{0};
+  std::atomic<std::size_t> block = unknown;
+  std::mutex mutex;
+  std::vector<bool> verified;  ///< the chunks of an array of one dim that were compared with their checksums
+
+  Impl(std::string folder, ZarrInfo what, ZarrOpen how, bool write)
+      : path(std::move(folder)), info(std::move(what)), options(how) {
+    const std::string where = "'" + path + (info.v3 ? "/zarr.json'" : "/.zarray'");
+    detail::check_zarr_codec(info, write, where);
+    type = detail::zarr_type(info.dtype, where);
+    fill = detail::fill_bytes(info.fill_value, type, where);
+    if (info.separator != "." && info.separator != "/")
+      throw UsageError(where + ": key \"" + (info.v3 ? "separator" : "dimension_separator") + "\": \"" +
+                       info.separator + "\" is neither . nor /");
+    const ZarrInfo& array = info;
+    for (const Index* sizes : {&array.chunks, &array.file_shape()})
+      if (info.shape.size() != sizes->size())
+        throw Error(where + ": the shape " + detail::show(info.shape) + " and the chunks " + detail::show(*sizes) +
+                    " differ in the number of dims");
+    for (std::size_t i = 0; i < info.chunks.size(); ++i)
+      if (info.chunks[i] > 0 && info.file_shape()[i] % info.chunks[i] != 0)
+        throw Error(where + ": the chunks " + detail::show(info.chunks) + " do not divide the files' " +
+                    detail::show(info.file_shape()));
+    // No product of sizes may overflow below.
+    for (const Index* sizes : {&array.shape, &array.chunks, &array.file_shape()}) {
+      std::int64_t bytes = static_cast<std::int64_t>(type.bytes);
+      for (const auto size : *sizes)
+        if (size < (sizes == &array.shape ? 0 : 1) ||
+            __builtin_mul_overflow(bytes, std::max<std::int64_t>(size, 1), &bytes))
+          throw Error(where + ": " + detail::show(*sizes) + " are not sizes of an array");
+    }
+  }
+
+  /// Compares a chunk of which a part is to be decoded with its checksum, where it has one: once, at its first part.
+  void verify(const ZarrArray& array, std::int64_t chunk, const detail::FilePart& file) {
+    if (!info.checksum && !info.crc32c) return;
+    const auto place = static_cast<std::size_t>(chunk);
+    {
+      const std::lock_guard lock(mutex);
+      verified.resize(static_cast<std::size_t>(array.grid()[0]));
+      if (verified[place]) return;
+    }
+    detail::verify_chunk(info, file, where(array, {chunk}));
+    const std::lock_guard lock(mutex);
+    verified[place] = true;
+  }
+
+  [[nodiscard]] std::string where(const std::string& key) const { return "zarr chunk '" + path + "/" + key + "'"; }
+  [[nodiscard]] std::string where(const ZarrArray& array, const Index& chunk) const {
+    return info.sharding ? "zarr chunk " + detail::show(chunk) + " in '" + path + "/" + array.chunk_key(chunk) + "'"
+                         : where(array.chunk_key(chunk));
+  }
+
+  void must_be_v2() const {
+    if (info.v3) throw UsageError("zarr array '" + path + "' is of version 3, which is read only: write version 2");
+  }
+
+  /// The bytes of a chunk, in a file that stays open with them.
+  struct Stored {
+    std::unique_ptr<InputFile> file;
+    detail::FilePart part;
+  };
+  /// Nothing where the chunk is not there.
+  [[nodiscard]] std::optional<Stored> stored(const ZarrArray& array, const Index& chunk) {
+    const std::string name = path + "/" + array.chunk_key(chunk);
+    if (!file_exists(name)) return std::nullopt;
+    auto file = std::make_unique<InputFile>(name);
+    if (!info.sharding) {
+      const detail::FilePart all(*file);
+      return Stored{std::move(file), all};
+    }
+    const auto entry = indices.find(info, chunk, *file, "zarr shard '" + name + "'");
+    if (!entry) return std::nullopt;
+    const detail::FilePart part(*file, entry->begin, entry->size);
+    if (entry->size > file->size() || entry->begin > file->size() - entry->size)  // written anew since
+      throw Error(where(array, chunk) + " ends behind the file: it is damaged");
+    return Stored{std::move(file), part};
+  }
+};
+
+}  // namespace shardlib::io
