@@ -29,17 +29,9 @@
 #include "gpt2_hugging_face.hpp"
 #include "gpt2_model.hpp"
 #include "gpt2_setup.hpp"
+#include "gpt2_state.hpp"
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
-
-// What checkpoints hold: a model and its moments, or adapters and theirs. AdamW and Muon have two moments, so that nu
-// has one element. With --ema there is one moving average of the weights.
-template <class W>
-struct TrainState {
-  W weights, mu;
-  Array<"nu", W> nu;
-  Array<"ema", W> ema;
-};
 
 // What is trained, and copies of the weights in the dtype of computation, which the layers read: in f32 the same. With
 // --lora the model stays as it is, without moments.
@@ -73,11 +65,6 @@ run::StepResult update(const Setup& s, TrainState<W>& state, Copies& copies, con
   const run::StepResult result{item(all_reduce<"+d +t -> ">(loss)), norm};
   if (!step.accepts(result)) return result;
   const double scale = run::clip_factor(norm, t.clip);
-  // Matrices decay, biases and scales do not.
-  const auto decays = [](std::string_view name) {
-    const auto field = name.substr(name.rfind('/') + 1);
-    return field.starts_with("w") || field == "embed" || field == "positions";
-  };
   // The moments are moved, not copied, so that they are written in place.
   const auto by = [&]<class O>(const O& optimizer, auto&... moments) {
     typename O::template Moments<W> all{std::exchange(moments, {})...};
@@ -85,15 +72,20 @@ run::StepResult update(const Setup& s, TrainState<W>& state, Copies& copies, con
     return all;
   };
   const AdamW adamw{t.beta1, t.beta2, t.adam_epsilon, t.weight_decay};
-  if (state.nu.empty()) {
+  if (!state.rows.empty()) {
+    update_adafactor(s.o, state, cast_tree<W>(grads), step.learning_rate, scale, step.number);
+    copies = {};  // freed first
+    copies = cast_tree<Copies>(state.weights);
+  } else if (state.nu.empty()) {
     const SGD sgd{.momentum = t.beta1, .weight_decay = t.weight_decay};
-    state.mu = s.o.optimizer == "sgd" ? by(sgd, state.mu).mu : by(Lion{t.beta1, t.beta2, t.weight_decay}, state.mu).mu;
+    W& mu = state.mu[0];
+    mu = s.o.optimizer == "sgd" ? by(sgd, mu).mu : by(Lion{t.beta1, t.beta2, t.weight_decay}, mu).mu;
   } else {
     const Muon muon{.momentum = t.beta1, .adamw = adamw, .matrix = [](std::string_view name) {
                       return name.ends_with("/w_up") || name.ends_with("/w_down");
                     }};
-    auto [mu, nu] = s.o.optimizer == "muon" ? by(muon, state.mu, state.nu[0]) : by(adamw, state.mu, state.nu[0]);
-    state.mu = std::move(mu);
+    auto [mu, nu] = s.o.optimizer == "muon" ? by(muon, state.mu[0], state.nu[0]) : by(adamw, state.mu[0], state.nu[0]);
+    state.mu[0] = std::move(mu);
     state.nu[0] = std::move(nu);
   }
   const double kept = s.o.ema;
@@ -232,9 +224,11 @@ void declare(run::Options& options, Options& o) {
                "gather the next layer's weights while a layer runs; not with --recompute none");
   options.add("--gather", o.gather, "when weights are gathered and gradients scattered; per-step needs more memory",
               run::one_of({"per-microbatch", "per-step"}));
-  options.add("--optimizer", o.optimizer,
-              "the optimizer; --beta1 is the momentum of sgd and muon, and muon's matrices are w_up and w_down",
-              run::one_of({"adamw", "lion", "muon", "sgd"}));
+  options.add(
+      "--optimizer", o.optimizer,
+      "the optimizer; --beta1 is the momentum of sgd and muon, muon's matrices are w_up and w_down, and adafactor "
+      "keeps rows and columns of moments",
+      run::one_of({"adamw", "adafactor", "lion", "muon", "sgd"}));
   options.add("--ema", o.ema,
               "validate, sample and export a moving average of the weights, which keeps this share of itself each step "
               "(0: the weights)",
@@ -312,12 +306,16 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
   trained.lora_copies = lora_copied();
   run::Program program;
   const auto keep = [&](auto& trains, auto& copies, const auto& copy) {
-    trains.mu = zeros_like(trains.weights);
+    if (o.optimizer == "adafactor")
+      begin_adafactor(trains);
+    else
+      trains.mu = {zeros_like(trains.weights)};
     if (two) trains.nu = {zeros_like(trains.weights)};
     if (o.ema > 0) trains.ema = {trains.weights};
-    program.optimizer_bytes = ((two ? 2 : 1) + (o.ema > 0 ? 1 : 0)) * run::shard_bytes(trains.mu);
-    program.checkpoints = run::renewing(run::checkpoints_of(s.mesh, trains, o.training), copies, copy);
-    return run::shard_bytes(trains.weights);
+    const std::int64_t bytes = run::shard_bytes(trains.weights);
+    program.optimizer_bytes = run::shard_bytes(trains) - bytes;
+    program.checkpoints = run::renewing(run::checkpoints_of(s.mesh, trains, o.training, stored_name), copies, copy);
+    return bytes;
   };
   const std::int64_t trained_bytes =
       o.lora > 0 ? keep(lora, trained.lora_copies, lora_copied) : keep(state, trained.copies, copied);

@@ -434,6 +434,8 @@ def lora(p):
           "a merged model has the logits of the adapted one")
     moved = p.run("gpt2", [f"--load={base}", "--seq=16", "--steps=0", "--max-tokens=0", "--prompt=And", f"--logits={logits[1]}"])
     moved.check(max(abs(a - b) for a, b in zip(adapted, floats(logits[1]))) > 1e-3, "and not those of its base")
+    run, factored = p.measured("gpt2", [*train, "--optimizer=adafactor", "--mesh=d=2,t=2"])
+    run.check(len(factored) == 6 and factored[-1]["loss"] < factored[0]["loss"] - 0.02, "adafactor trains adapters too")
     run, rest = p.measured("gpt2", [*train, f"--run={run_folder}", "--steps=8"], first=6)
     run.check(len(rest) == 2 and rest[0]["loss"] < one[0]["loss"], "the run goes on")
     p.run("gpt2", [*train, f"--run={run_folder}", "--steps=9", f"--load={tuned}"]).fails(2, "frozen_weights", "--allow-change")
@@ -512,7 +514,7 @@ def averaged(p):
 def optimizers(p):
     """Each optimizer trains, on a mesh as on one device, goes on from its checkpoint, and has its own moments."""
     train = [*GPT2_SMALL, "--steps=8", "--final-learning-rate=1", f"--data={p.text}"]
-    rates = {"adamw": 0.01, "lion": 0.003, "muon": 0.02, "sgd": 0.5}
+    rates = {"adamw": 0.01, "adafactor": 0.01, "lion": 0.003, "muon": 0.02, "sgd": 0.5}
     for name, rate in rates.items():
         options = [*train, f"--optimizer={name}", f"--learning-rate={rate}"]
         run, one = p.measured("gpt2", [*options, "--mesh=d=1,t=1"])
@@ -525,6 +527,8 @@ def optimizers(p):
         run.check(numbers(rest) == numbers(one)[5:], "the second part goes on")
         moments = {leaf.split(".")[0] for leaf in os.listdir(os.path.join(folder, "checkpoints", "step-00000008"))}
         check(("nu" in moments) == (name in ("adamw", "muon")), f"{name}: a second moment where there is one", str(moments))
+        check(("rows" in moments) == ("cols" in moments) == (name == "adafactor") != ("mu" in moments),
+              f"{name}: rows and columns in place of moments", str(moments))
     averaged(p)
     p.run("gpt2", [*options, f"--run={folder}", "--optimizer=lion", "--steps=9"]).fails(2, "optimizer is", "--allow-change")
     plans = {}
@@ -532,6 +536,11 @@ def optimizers(p):
         plan = p.run("gpt2", ["--preset=gpt2-124m", "--mesh=d=1,t=1", "--plan", f"--optimizer={name}"])
         plans[name] = re.findall(r"optimizer.*? ([0-9.]+) MB", plan.out)
     check(plans["adamw"] == plans["muon"] != plans["lion"] == plans["sgd"] != [], f"the plans know the moments {plans}")
+    check(0 < float(plans["adafactor"][0]) < 0.02 * float(plans["sgd"][0]), f"rows and columns are small {plans}")
+    # Gradients in bf16 and summed microbatches go the same way.
+    options = [*train, "--optimizer=adafactor", "--learning-rate=0.01"]
+    run, one = p.measured("gpt2", [*options, "--microbatches=2", "--gather=per-step", "--dtype=bf16", "--mesh=d=2,t=1"])
+    run.check(len(one) == 8 and one[-1]["loss"] < one[0]["loss"] - 0.2, "adafactor: the loss falls in bf16")
 
 
 def floats(path):
