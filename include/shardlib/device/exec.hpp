@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,15 @@
 #endif
 
 namespace shardlib {
+
+/// What runs this program's kernels: "host", or "Kokkos::Serial" and the like.
+inline std::string_view launcher_name() {
+#if defined(SHARDLIB_LAUNCHER_KOKKOS)
+  return detail::kokkos_space_name;
+#else
+  return "host";
+#endif
+}
 
 /// The execution instance that every local kernel takes.
 struct Exec {

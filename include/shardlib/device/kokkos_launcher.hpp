@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <string>
 
 #include "shardlib/device/team.hpp"
 #include "shardlib/support/kokkos.hpp"
@@ -16,6 +17,7 @@ using KokkosSpace = Kokkos::SHARDLIB_KOKKOS_SPACE;
 #else
 using KokkosSpace = Kokkos::DefaultExecutionSpace;
 #endif
+inline const std::string kokkos_space_name = std::string("Kokkos::") + KokkosSpace::name();
 using KokkosPolicy = Kokkos::TeamPolicy<KokkosSpace>;
 using KokkosMember = KokkosPolicy::member_type;
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "shardlib/device/exec.hpp"
 #include "shardlib/run/impl/option_values.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/kokkos.hpp"
@@ -208,7 +209,8 @@ SHARDLIB_INLINE std::string Options::version() const {
 #if defined(SHARDLIB_WITH_OPENMP)
   with += ", OpenMP";
 #endif
-  return fmt::format("{}: shardlib {}, with {}\n", program_, shardlib::detail::version_text(), with);
+  return fmt::format("{}: shardlib {}, with {}; {} runs the kernels\n", program_, shardlib::detail::version_text(),
+                     with, launcher_name() == "host" ? "the host" : launcher_name());
 }
 
 SHARDLIB_INLINE std::string Options::to_toml() const {

@@ -138,6 +138,7 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::note_start(std::int64_t s
                  {"host", detail::host_name()},
                  {"command", detail::command_line()},
                  {"shardlib", shardlib::detail::version_text()},
+                 {"launcher", launcher_name()},
                  {"mesh", to_string(axes)},
                  {"devices", under_mpi() ? "ranks" : "threads"}});
   io::replace_file(starts(), io::as_bytes(all.dump(1) + "\n"));
