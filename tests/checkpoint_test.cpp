@@ -46,6 +46,8 @@ using shardlib::test::files_below;
 using shardlib::test::on_mesh;
 using shardlib::test::put;
 using shardlib::test::Scratch;
+using shardlib::test::Temporarily;
+using shardlib::test::tuning;
 
 namespace {
 
@@ -128,28 +130,16 @@ CheckpointMeta some_meta() {
 
 /// A device of its own, outside any launch.
 DT alone() {
-  return DT(DevicePtr::make(std::vector<AxisSize>{{"d", 1}, {"t", 1}}, 0));
+  return DT(DevicePtr::make(std::vector<AxisSize>{{"d", 1}, {"t", 1}}, 0, nullptr, 1, tuning));
 }
 
 /// Sets the hook for tests while it lives.
 struct Hook {
   template <class F>
   explicit Hook(F f) {
-    io::detail::checkpoint_phase = f;
+    test::checkpoint_phase = f;
   }
-  ~Hook() { io::detail::checkpoint_phase = nullptr; }
-};
-
-/// Sets the size of arrays that are one file while it lives.
-class MergeBelow {
- public:
-  explicit MergeBelow(std::uint64_t bytes) : before_(std::exchange(io::detail::merge_below, bytes)) {}
-  MergeBelow(const MergeBelow&) = delete;
-  MergeBelow& operator=(const MergeBelow&) = delete;
-  ~MergeBelow() { io::detail::merge_below = before_; }
-
- private:
-  std::uint64_t before_;
+  ~Hook() { test::checkpoint_phase = nullptr; }
 };
 
 std::string message_of(const std::function<void()>& f) {
@@ -188,7 +178,7 @@ TEST_CASE("checkpoint: every mesh loads what every mesh has saved, bit for bit",
   const Scratch scratch = shared_folder();
   // All arrays in files of one device, some, and none.
   const std::uint64_t merge_below = GENERATE(std::uint64_t{1} << 20, std::uint64_t{150}, std::uint64_t{0});
-  const MergeBelow limit(merge_below);
+  const Temporarily limit(tuning.merged_array, merge_below);
   for (const std::string& from : meshes) {
     const std::string folder = scratch / (from + "-" + std::to_string(merge_below));
     const bool ran = on_mesh(from, [&](const DevicePtr& device) {
@@ -358,7 +348,7 @@ TEST_CASE("checkpoint: a write that fails on one device fails alike on all, and 
           // All devices set the same hook, which threads share.
           io::together(*device, "", [&] {
             if (device->rank() == 0 || under_mpi())
-              io::detail::checkpoint_phase = [&, who](std::string_view phase, int d) {
+              test::checkpoint_phase = [&, who](std::string_view phase, int d) {
                 if (phase == where && d == who) throw Error("no space left, says the test");
               };
           });
@@ -371,7 +361,7 @@ TEST_CASE("checkpoint: a write that fails on one device fails alike on all, and 
           }
           expect(message == expected, where + ": " + message);
           io::together(*device, "", [&] {
-            if (device->rank() == 0 || under_mpi()) io::detail::checkpoint_phase = nullptr;
+            if (device->rank() == 0 || under_mpi()) test::checkpoint_phase = nullptr;
           });
         }
         expect(io::newest_whole(mesh, scratch.path()) == scratch / "step-00000001", "the old one is gone");
@@ -463,7 +453,7 @@ TEST_CASE("checkpoint: killed at any moment, the newest whole one is there", "[c
     const pid_t child = fork();
     REQUIRE(child >= 0);
     if (child == 0) {
-      io::detail::checkpoint_phase = [&](std::string_view phase, int) {
+      test::checkpoint_phase = [&](std::string_view phase, int) {
         if (phase == where) kill(getpid(), SIGKILL);
       };
       const DT mesh = alone();
@@ -499,7 +489,7 @@ TEST_CASE("checkpoint: an asynchronous save holds the values of its moment", "[c
       const DT mesh(device);
       io::together(*device, "", [&] {
         if (device->rank() == 0 || under_mpi())
-          io::detail::checkpoint_phase = [&](std::string_view phase, int) {
+          test::checkpoint_phase = [&](std::string_view phase, int) {
             while (phase == "chunk" && !go) usleep(100);
           };
       });
@@ -536,7 +526,7 @@ TEST_CASE("checkpoint: an asynchronous save holds the values of its moment", "[c
       // An error in the background comes with the next call, on all devices, and then the saver goes on.
       io::together(*device, "", [&] {
         if (device->rank() == 0 || under_mpi())
-          io::detail::checkpoint_phase = [&](std::string_view phase, int d) {
+          test::checkpoint_phase = [&](std::string_view phase, int d) {
             if (phase == "chunk" && d == mesh.size() - 1) throw Error("the disk is gone");
           };
       });
@@ -545,7 +535,7 @@ TEST_CASE("checkpoint: an asynchronous save holds the values of its moment", "[c
       const std::string message = message_of([&] { saver.flush(); });
       expect(message.find("step-00000003' was not saved: the disk is gone") != std::string::npos, message);
       io::together(*device, "", [&] {
-        if (device->rank() == 0 || under_mpi()) io::detail::checkpoint_phase = nullptr;
+        if (device->rank() == 0 || under_mpi()) test::checkpoint_phase = nullptr;
       });
       saver.save(4, make_state(mesh, 5));
       saver.flush();
@@ -720,8 +710,8 @@ struct Stage {
 
 TEST_CASE("checkpoint: pipeline stages save their own layers, and any layout loads them", "[checkpoint]") {
   const Scratch scratch = shared_folder();
-  const MergeBelow limit(GENERATE(std::uint64_t{1} << 20, std::uint64_t{0}));
-  const bool merged = io::detail::merge_below > 0;
+  const Temporarily limit(tuning.merged_array, std::uint64_t{GENERATE(std::uint64_t{1} << 20, std::uint64_t{0})});
+  const bool merged = tuning.merged_array > 0;
   // Two stages of two layers each; each device's tree holds its own stage.
   const bool ran = on_mesh("p=2,d=1,t=1", [&](const DevicePtr& device) {
     const int stage = device->axis_index("p");

@@ -316,8 +316,8 @@ TEST_CASE("training: a save that fails is tried again at the next one", "[run][r
   for (const char* mesh : {"d=1,t=1", "d=2,t=1"}) {
     std::atomic<int> saves = 0;
     std::vector<int> failing;
-    const auto restore = std::shared_ptr<void>(nullptr, [](void*) { io::detail::checkpoint_phase = nullptr; });
-    io::detail::checkpoint_phase = [&](std::string_view phase, int device) {
+    const auto restore = std::shared_ptr<void>(nullptr, [](void*) { test::checkpoint_phase = nullptr; });
+    test::checkpoint_phase = [&](std::string_view phase, int device) {
       if (device != 0) return;
       if (phase == "planned") ++saves;
       if (phase == "manifest" && std::ranges::find(failing, saves.load()) != failing.end())

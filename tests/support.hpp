@@ -123,8 +123,13 @@ std::string error_of(const F& f) {
   return "no error";
 }
 
+/// What a test sets to fail or die while a checkpoint is saved.
+inline std::function<void(std::string_view phase, int device)> checkpoint_phase;
+
 /// What `on_mesh` launches with. A test lowers a field with Temporarily.
-inline Tuning tuning;
+inline Tuning tuning = {.checkpoint_phase = [](std::string_view phase, int device) {
+  if (checkpoint_phase) checkpoint_phase(phase, device);
+}};
 
 /// What runs the kernels of `on_mesh` where the test does not say it: SHARDLIB_TEST_DEVICE=simulated, or else the CPU.
 inline DeviceKind device_kind() {

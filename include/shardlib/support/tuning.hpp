@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <string_view>
 
 namespace shardlib {
 
@@ -29,6 +31,11 @@ struct Tuning {
   std::int64_t logits_piece = std::int64_t{1} << 27;
   /// linear_cross_entropy stores a device's logits up to this size for its backward pass.
   std::int64_t stored_logits = std::int64_t{256} << 20;
+  /// An array of a checkpoint up to this size is one file: its writer is sent the shards of the other devices.
+  std::uint64_t merged_array = std::uint64_t{1} << 20;
+  /// For tests that fail or die while a checkpoint is saved: called on each device as it passes a phase. In order:
+  /// "planned", "metadata", "chunk" (after each), "chunks", "manifest", "renamed", "latest", "pruned".
+  std::function<void(std::string_view phase, int device)> checkpoint_phase = nullptr;
 };
 
 }  // namespace shardlib

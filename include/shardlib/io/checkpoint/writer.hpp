@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -19,17 +18,6 @@ namespace shardlib::io::detail {
 
 /// Leaves of a tree by the names under which they are stored.
 using NamedValues = std::vector<std::pair<std::string, shardlib::detail::ValuePtr>>;
-
-/// For tests that fail or die at a named place: called on every device as it passes there.
-/// In order: "planned", "metadata", "chunk" (after each), "chunks", "manifest", "renamed", "latest", "pruned".
-inline std::function<void(std::string_view phase, int device)> checkpoint_phase;
-inline void pass(std::string_view phase, int device) {
-  if (checkpoint_phase) checkpoint_phase(phase, device);
-}
-
-/// An array of at most so many bytes is one file: the shards of the other devices are sent to its writer when a save
-/// begins. Tests set it.
-inline std::uint64_t merge_below = std::uint64_t{1} << 20;
 
 /// Writes one checkpoint at a time into a directory. All members are collective over the mesh and throw the same error
 /// on all devices.
@@ -53,6 +41,8 @@ class CheckpointWriter {
 
  private:
   struct Job;
+  /// Calls Tuning::checkpoint_phase.
+  void pass(std::string_view phase) const;
   void plan(Job& job, const NamedValues& leaves) const;
   void merge(Job& job, const std::map<std::string, shardlib::detail::ValuePtr>& mine) const;
   void write_metadata_files(Job& job) const;

@@ -63,7 +63,7 @@ struct CheckpointWriter::Job {
   std::thread thread;
   bool finite = false;  ///< SaveOptions::finite
 
-  void write(int device) {
+  void write(const CheckpointWriter& writer) {
     try {
       for (const File& file : mine)
         for (const Piece& piece : file.pieces)
@@ -82,12 +82,12 @@ struct CheckpointWriter::Job {
         }
         out.commit(false);
         folders.insert(path.substr(0, path.rfind('/')));
-        pass("chunk", device);
+        writer.pass("chunk");
       }
       // Only now: the disk takes many files at once faster than one by one.
       for (const ManifestFile& file : written) sync_path(temporary + "/" + file.path);
       for (const std::string& folder : folders) sync_path(folder);
-      pass("chunks", device);
+      writer.pass("chunks");
     } catch (...) {
       error = std::current_exception();
     }
@@ -188,7 +188,7 @@ SHARDLIB_INLINE void CheckpointWriter::plan(Job& job, const NamedValues& leaves)
   const std::vector<std::string> all = gather_texts(*device_, list.dump());
   together(*device_, job.what, [&] {
     job.leaves = leaves_together(all);
-    job.arrays = plan_arrays(job.leaves, device_->size(), merge_below);
+    job.arrays = plan_arrays(job.leaves, device_->size(), device_->tuning().merged_array);
   });
   for (const PlannedArray& array : job.arrays)
     for (const PlannedFile& file : array.files) {
@@ -314,28 +314,33 @@ SHARDLIB_INLINE void CheckpointWriter::start(const CheckpointMeta& meta, const N
   job->meta = meta;
   job->finite = finite_;
   job->what = "checkpoint '" + directory_ + "/" + checkpoint_name(meta.step) + "' was not saved";
-  const int device = device_->rank();
+  const bool first = device_->rank() == 0;
   together(*device_, job->what, [&] {
     if (meta.step < 0) throw UsageError("the step " + std::to_string(meta.step) + " is negative");
-    pass("planned", device);
+    pass("planned");
   });
   plan(*job, leaves);
-  const Cleanup cleanup(device == 0, job->temporary);
+  const Cleanup cleanup(first, job->temporary);
   together(*device_, job->what, [&] {
-    if (device == 0) write_metadata_files(*job);
-    pass("metadata", device);
+    if (first) write_metadata_files(*job);
+    pass("metadata");
   });
   job->temporary = gather_texts(*device_, job->temporary)[0];
   if (background) {
     try {
-      job->thread = std::thread([&job = *job, device] { job.write(device); });
+      job->thread = std::thread([this, &job = *job] { job.write(*this); });
     } catch (const std::system_error&) {
-      job->write(device);  // no thread to be had: then now
+      job->write(*this);  // no thread to be had: then now
     }
   } else {
-    job->write(device);
+    job->write(*this);
   }
   job_ = std::move(job);
+}
+
+SHARDLIB_INLINE void CheckpointWriter::pass(std::string_view phase) const {
+  const auto& told = device_->tuning().checkpoint_phase;
+  if (told) told(phase, device_->rank());
 }
 
 SHARDLIB_INLINE void CheckpointWriter::poll() {
@@ -367,20 +372,20 @@ SHARDLIB_INLINE void CheckpointWriter::commit(Job& job) const {
     for (const PlannedArray& array : job.arrays) sync_path(job.temporary + "/" + array.stored.array.name);
     write_manifest(job.temporary, std::move(files));
     sync_path(job.temporary);
-    pass("manifest", 0);
+    pass("manifest");
     const std::string name = checkpoint_name(job.meta.step);
     replace_folder(job.temporary, directory_ + "/" + name);
     sync_path(directory_);
-    pass("renamed", 0);
+    pass("renamed");
   });
   // The checkpoint stands; should LATEST fail, the error says so.
   together(*device_, "checkpoint '" + directory_ + "/" + checkpoint_name(job.meta.step) + "' is saved, but", [&] {
     if (first) {
       replace_file(directory_ + "/LATEST", as_bytes(checkpoint_name(job.meta.step) + "\n"), true);
-      pass("latest", 0);
+      pass("latest");
       prune_checkpoints(directory_, job.meta.step, keep_);
     }
-    pass("pruned", device_->rank());
+    pass("pruned");
   });
 }
 
