@@ -1,6 +1,7 @@
-// Causal attention over a sequence whose length is sharded, in two ways: ring attention, where keys and values travel
-// around the ring of devices (Liu et al., 2023, arXiv:2310.01889), and Ulysses, where the heads take over the length's
-// axis (Jacobs et al., 2023, arXiv:2309.14509). Both are compared with causal_attention over the whole sequence.
+// Causal attention over a sequence whose length is sharded, in three ways: ring attention, where keys and values travel
+// around the ring of devices (Liu et al., 2023, arXiv:2310.01889), Ulysses, where the heads take over the length's axis
+// (Jacobs et al., 2023, arXiv:2309.14509), and the library's fused op. All are compared with causal_attention over the
+// whole sequence.
 //
 //   context_parallel                             four devices as threads of this process
 //   context_parallel --mesh s=2 --length 512     two, and another length
@@ -78,8 +79,14 @@ auto ulysses_attention(const Operands& x, double scale) -> Heads {
   return all_to_all<"B L H/s D -> B L/s H D">(y);
 }
 
-// ---- the comparison
-// --------------------------------------------------------------------------------------------------
+// ---- the fused op -------------------------------------------------------------------------------------------------
+
+// Keys and values travel inside the op.
+auto fused_attention(const Operands& x, double scale) -> Heads {
+  return causal_attention<"L", "D", over<"s">>(x.q, x.k, x.v, scale);
+}
+
+// ---- the comparison -----------------------------------------------------------------------------------------------
 
 // Every device attends to everything.
 auto whole_attention(const Operands& x, double scale) -> Heads {
@@ -119,6 +126,7 @@ void compare(const DevicePtr& device, std::int64_t length, std::int64_t heads) {
   };
   check("ring", ring_attention);
   check("ulysses", ulysses_attention);
+  check("fused", fused_attention);
 }
 
 int main(int argc, char** argv) {
@@ -126,7 +134,7 @@ int main(int argc, char** argv) {
     std::string mesh = under_mpi() ? fmt::format("s={}", world_size()) : "s=4";
     std::int64_t length = 256, heads = 4;
     run::Options options("context_parallel",
-                         "Compares two ways of attention over a length that is sharded over axis s.");
+                         "Compares three ways of attention over a length that is sharded over axis s.");
     options.add("--mesh", mesh, "devices: threads of this process, or MPI ranks under mpirun", run::value_name("s=N"));
     options.add("--length", length, "positions; a multiple of the devices", run::size(1));
     options.add("--heads", heads, "heads; a multiple of the devices", run::size(1));

@@ -13,15 +13,15 @@ using namespace shardlib::test;
 
 namespace {
 
-/// softmax over the keys j <= i along L of scale q_i k_j, within a segment where there are four operands, times v_j.
-/// Dims that keys lack are query heads that share them.
-Reference attention(const std::string& width, double scale = 0) {
+/// softmax over the keys j <= i along the length of scale q_i k_j, within a segment where there are four operands,
+/// times v_j. Dims that keys lack are query heads that share them.
+Reference attention(const std::string& width, double scale = 0, const std::string& length = "L") {
   return [=](const std::vector<Global>& x, Global& y) {
     const Names& names = y.names;
     const auto at = [&](const std::string& name) {
       return static_cast<std::size_t>(std::find(names.begin(), names.end(), name) - names.begin());
     };
-    const std::size_t l = at("L"), w = at(width);
+    const std::size_t l = at(length), w = at(width);
     std::vector<Shape> strides;
     for (const auto& operand : x) strides.push_back(strides_along(operand, names));
     const Shape to = strides_along(y, names);
@@ -70,6 +70,20 @@ Reference attention(const std::string& width, double scale = 0) {
       },                                                                                         \
       attention(width), {.law = Law::none, .tolerance = 4e-6, .draws = {Draw::odd, Draw::odd, Draw::odd, kind}})
 
+#define OVER(dtype, queries, keys, length, axes, tolerance_)                                                          \
+  make_case<Tensor<dtype, queries>, Tensor<dtype, keys>, Tensor<dtype, keys>>(                                        \
+      "causal_attention over " axes " " #dtype " " queries ", " keys,                                                 \
+      [](const auto& q, const auto& k, const auto& v) { return causal_attention<length, "K", over<axes>>(q, k, v); }, \
+      attention("K", 0, length), {.law = Law::none, .tolerance = tolerance_})
+#define OVER_IN_SEGMENTS(dtype, queries, keys, ids, length, axes, kind)                          \
+  make_case<Tensor<dtype, queries>, Tensor<dtype, keys>, Tensor<dtype, keys>, Tensor<i32, ids>>( \
+      "causal_attention over " axes " " #dtype " " queries ", " keys " in segments " ids,        \
+      [](const auto& q, const auto& k, const auto& v, const auto& s) {                           \
+        return causal_attention<length, "K", over<axes>>(q, k, v, s);                            \
+      },                                                                                         \
+      attention("K", 0, length),                                                                 \
+      {.law = Law::none, .tolerance = 4e-6, .draws = {Draw::odd, Draw::odd, Draw::odd, kind}})
+
 TEST_CASE("causal_attention", "[ops]") {
   check_cases({
       ATTENTION(f32, "B/d L K", "B/d L K", "K", 4e-6),
@@ -97,12 +111,44 @@ TEST_CASE("causal_attention in segments", "[ops]") {
   });
 }
 
+TEST_CASE("causal_attention along a sharded length", "[ops]") {
+  check_cases({
+      OVER(f32, "B/d L/t K", "B/d L/t K", "L", "t", 4e-6),
+      OVER(f64, "L/t H/d K", "L/t H/d K", "L", "t", 1e-7),
+      OVER(bf16, "L/d H/t K", "L/d H/t K", "L", "d", 0.03),
+      // any order of the dims, two axes in both orders
+      OVER(f32, "K two L/d", "K two L/d", "L", "d", 4e-6),
+      OVER(f64, "K B/t/d", "B/t/d K", "B", "t d", 1e-7),
+      OVER(f32, "B/d/t two K", "B/d/t two K", "B", "d t", 4e-6),
+      // query heads that share a head of keys; shared over devices the keys' cotangents are partial
+      OVER(f32, "L/d two H/t K", "L/d H/t K", "L", "d", 4e-6),
+      OVER(bf16, "L/t two K", "L/t K", "L", "t", 0.03),
+      OVER(f64, "C/d L/t two K", "L/t K", "L", "t", 1e-7),
+  });
+}
+
+TEST_CASE("causal_attention along a sharded length in segments", "[ops]") {
+  check_cases({
+      OVER_IN_SEGMENTS(f32, "B/d L/t K", "B/d L/t K", "B/d L/t", "L", "t", Draw::truth),
+      OVER_IN_SEGMENTS(f64, "C/d L/t two K", "C/d L/t K", "L/t", "L", "t", Draw::truth),
+      OVER_IN_SEGMENTS(f32, "B/d/t two K", "B/d/t K", "two B/d/t", "B", "d t", Draw::index),
+      OVER_IN_SEGMENTS(f32, "L/t C/d K", "L/t K", "L/t C/d", "L", "t", Draw::truth),
+  });
+}
+
 TEST_CASE("causal_attention is linear in the values, at a given scale", "[ops]") {
   // Integers have no cotangents, so queries and keys are such.
   check_cases({make_case<Tensor<i32, "L H/t K">, Tensor<i32, "L H/t K">, Tensor<f64, "L H/t K">>(
       "causal_attention of values",
       [](const auto& q, const auto& k, const auto& v) {
         return causal_attention<"L", "K">(cast<f64>(q), cast<f64>(k), v, 0.02);
+      },
+      attention("K", 0.02),
+      {.law = Law::each, .tolerance = 1e-12, .draws = {Draw::integers, Draw::integers, Draw::odd}})});
+  check_cases({make_case<Tensor<i32, "L/d H/t K">, Tensor<i32, "L/d H/t K">, Tensor<f64, "L/d H/t K">>(
+      "causal_attention over d of values",
+      [](const auto& q, const auto& k, const auto& v) {
+        return causal_attention<"L", "K", over<"d">>(cast<f64>(q), cast<f64>(k), v, 0.02);
       },
       attention("K", 0.02),
       {.law = Law::each, .tolerance = 1e-12, .draws = {Draw::integers, Draw::integers, Draw::odd}})});
@@ -245,6 +291,207 @@ TEST_CASE("causal_attention keeps no scores", "[ops]") {
                    "scratch is a few blocks: " + show(after.peak - before.live));
           },
           {.threads = 1});
+  SUCCEED();
+}
+
+// ---- a sharded length, compared with the gathered one
+// -----------------------------------------------------------------
+
+using Ring = Mesh<"d s">;
+template <dtype D>
+struct Sharded {
+  Tensor<D, "B/d L/s Q K D"> q;
+  Tensor<D, "B/d L/s K D"> k, v;
+};
+template <dtype D>
+Sharded<D> sharded_operands(const Ring& mesh, const Sizes& sizes) {
+  return {random_normal<D, "B/d L/s Q K D">(mesh, sizes, {2, 1}), random_normal<D, "B/d L/s K D">(mesh, sizes, {2, 2}),
+          random_normal<D, "B/d L/s K D">(mesh, sizes, {2, 3})};
+}
+/// Documents of about 40 positions each, or one.
+auto documents(const Ring& mesh, const Sizes& sizes, DimSize length, bool segmented) -> Tensor<i32, "B/d L/s"> {
+  return cast<i32>(cast<f32>(iota<"L/s">(mesh, length)) / (segmented ? 40.0 : 1e9)) +
+         zeros<i32, "B/d L/s">(mesh, sizes);
+}
+template <dtype D>
+auto attend_over(const Sharded<D>& x, const Tensor<i32, "B/d L/s">& segments, bool segmented)
+    -> Tensor<D, "B/d L/s Q K D"> {
+  return segmented ? causal_attention<"L", "D", over<"s">>(x.q, x.k, x.v, segments)
+                   : causal_attention<"L", "D", over<"s">>(x.q, x.k, x.v);
+}
+template <dtype D>
+auto attend_gathered(const Sharded<D>& x, const Tensor<i32, "B/d L/s">& segments, bool segmented)
+    -> Tensor<D, "B/d L/s Q K D"> {
+  using A = accumulator_t<D>;
+  const auto q = all_gather<over<"s">>(cast<A>(x.q));
+  const auto k = all_gather<over<"s">>(cast<A>(x.k)), v = all_gather<over<"s">>(cast<A>(x.v));
+  return cast<D>(shard<"B/d L Q K D -> B/d L/s Q K D">(
+      segmented ? causal_attention<"L", "D">(q, k, v, all_gather<over<"s">>(segments))
+                : causal_attention<"L", "D">(q, k, v)));
+}
+
+/// The greatest difference of two shards, as a part of the greatest element of the second.
+template <class T>
+double off(const T& a, const T& b) {
+  using A = accumulator_t<typename T::value_type>;
+  const auto number = [](const T& x, std::size_t i) { return static_cast<double>(static_cast<A>(x.span()[i])); };
+  double scale = 1, worst = 0;  // of one position, queries and keys have no gradient
+  for (std::size_t i = 0; i < b.span().size(); ++i) {
+    scale = std::max(scale, std::abs(number(b, i)));
+    worst = std::max(worst, std::abs(number(a, i) - number(b, i)));
+  }
+  return worst / scale;
+}
+
+/// Values and gradients, with and without recompute.
+template <dtype D>
+void check_against_gathered(const Ring& mesh, DimSize length, bool segmented, bool recompute, double tolerance) {
+  const Sizes sizes{{"B", 2}, {"L", length.size, length.padded}, {"Q", 2}, {"K", 2}, {"D", 5}};
+  const auto x = sharded_operands<D>(mesh, sizes);
+  const auto weights = random_normal<D, "B/d L/s Q K D">(mesh, sizes, {2, 4});
+  const auto segments = documents(mesh, sizes, length, segmented);
+  const auto of = [&](auto attend, bool again) {
+    const auto f = [&](const Sharded<D>& operands) -> Tensor<f32, "+d +s"> {
+      const auto y = again ? explicit_activation_checkpointing(attend)(operands, segments, segmented)
+                           : attend(operands, segments, segmented);
+      return sum(cast<f32>(y * weights));
+    };
+    return std::get<1>(value_and_grad(mesh, f, x));
+  };
+  const auto grads = of(attend_over<D>, recompute), expected = of(attend_gathered<D>, false);
+  const std::string what = " over " + show(mesh.size("s")) + " devices, of length " + show(length.size);
+  const auto close = [&](const auto& a, const auto& b, const char* name) {
+    expect(off(a, b) <= tolerance, name + what + " is off by " + show(off(a, b)));
+  };
+  close(attend_over<D>(x, segments, segmented), attend_gathered<D>(x, segments, segmented), "the result");
+  close(grads.q, expected.q, "the queries' gradient");
+  close(grads.k, expected.k, "the keys' gradient");
+  close(grads.v, expected.v, "the values' gradient");
+}
+
+TEST_CASE("causal_attention along a sharded length is that along the gathered one", "[ops]") {
+  for (const char* text : {"d=1,s=1", "d=1,s=2", "d=2,s=2", "d=1,s=3", "d=1,s=4", "d=2,s=4"}) {
+    INFO(text);
+    on_mesh(text,
+            [](const DevicePtr& device) {
+              const Ring mesh(device);
+              for (const bool segmented : {false, true}) {
+                check_against_gathered<f32>(mesh, 12, segmented, false, 1e-5);
+                check_against_gathered<f32>(mesh, 264, segmented, segmented, 1e-5);
+                check_against_gathered<f64>(mesh, 132, segmented, !segmented, 1e-12);
+                check_against_gathered<bf16>(mesh, 132, segmented, false, 0.02);
+                check_against_gathered<f32>(mesh, {121, 132}, segmented, false, 1e-5);
+              }
+              // Shards are longer than a block of keys; of 12 positions, all but the first shard are padding.
+              if (mesh.size() == 4) check_against_gathered<f32>(mesh, 2064, true, false, 1e-5);
+              check_against_gathered<f32>(mesh, {3, 12}, false, false, 1e-5);
+            },
+            {.threads = 1});
+    SUCCEED();
+  }
+}
+
+TEST_CASE("causal_attention over an axis of one device has the bits of that without", "[ops]") {
+  on_mesh("d=1,s=1", [](const DevicePtr& device) {
+    const Ring mesh(device);
+    const auto check = [&]<dtype D>(D /*type*/, bool segmented) {
+      const Sizes sizes{{"B", 2}, {"L", 90}, {"Q", 2}, {"K", 2}, {"D", 6}};
+      const auto x = sharded_operands<D>(mesh, sizes);
+      const auto segments = documents(mesh, sizes, 90, segmented);
+      const auto whole = [&](const Sharded<D>& o) {
+        const auto q = all_gather<over<"s">>(o.q);
+        const auto k = all_gather<over<"s">>(o.k), v = all_gather<over<"s">>(o.v);
+        return shard<"B/d L Q K D -> B/d L/s Q K D">(
+            segmented ? causal_attention<"L", "D">(q, k, v, all_gather<over<"s">>(segments))
+                      : causal_attention<"L", "D">(q, k, v));
+      };
+      const auto y = attend_over(x, segments, segmented), z = whole(x);
+      const auto of = [&](const auto& attend) {
+        const auto f = [&](const Sharded<D>& o) { return sum(cast<f32>(attend(o))); };
+        return std::get<1>(value_and_grad(mesh, f, x));
+      };
+      const auto a = of([&](const Sharded<D>&o) { return attend_over(o, segments, segmented); }), b = of(whole);
+      const auto same = [](const auto& p, const auto& r) {
+        return std::memcmp(p.span().data(), r.span().data(), p.span().size_bytes()) == 0;
+      };
+      expect(same(y, z) && same(a.q, b.q) && same(a.k, b.k) && same(a.v, b.v), "other bits");
+    };
+    for (const bool segmented : {false, true}) {
+      check(f32(), segmented);
+      check(f64(), segmented);
+      check(bf16(), segmented);
+    }
+  });
+  SUCCEED();
+}
+
+TEST_CASE("causal_attention along a sharded length: a NaN shows in what sees it", "[ops]") {
+  on_mesh("d=1,s=2", [](const DevicePtr& device) {
+    const Ring mesh(device);
+    const Sizes sizes{{"B", 1}, {"L", 8}, {"Q", 1}, {"K", 1}, {"D", 1}};
+    const auto x = sharded_operands<f32>(mesh, sizes);
+    // Position 5 of the second shard, and position 2 of the first.
+    for (const int at : {5, 2}) {
+      const int first = 4 * device->axis_index("s");
+      // The tensor owns the memory, which the other device may read after this one has its result.
+      const auto keys = std::make_shared<std::vector<f32>>(x.k.span().begin(), x.k.span().end());
+      if (first <= at && at < first + 4) keys->at(static_cast<std::size_t>(at - first)) = std::nanf("");
+      const auto k = from_memory<f32, "B/d L/s K D">(mesh, sizes, std::span<const f32>(*keys), keys);
+      const auto y = causal_attention<"L", "D", over<"s">>(x.q, k, x.v);
+      for (int i = 0; i < 4; ++i)
+        expect(std::isnan(y.span()[static_cast<std::size_t>(i)]) == (first + i >= at), "position " + show(first + i));
+    }
+  });
+  SUCCEED();
+}
+
+TEST_CASE("causal_attention along a sharded length: traffic, arithmetic and memory", "[ops]") {
+  constexpr std::int64_t local = 64, heads = 2, width = 4;
+  const auto sizes_for = [](std::int64_t devices) {
+    return Sizes{{"B", 1}, {"L", local * devices}, {"Q", 2}, {"K", heads}, {"D", width}};
+  };
+  const std::int64_t shard = local * heads * width * static_cast<std::int64_t>(sizeof(f32));  // of k, and of v
+  const double pairs = 2.0 * heads * static_cast<double>(local) * static_cast<double>(local + 1) / 2;
+  const double all_pairs = 2.0 * heads * static_cast<double>(local * local);
+  const auto loss = [](const Sharded<f32>& o) { return sum(causal_attention<"L", "D", over<"s">>(o.q, o.k, o.v)); };
+  on_mesh("d=1,s=4",
+          [&](const DevicePtr& device) {
+            const Ring mesh(device);
+            const auto x = sharded_operands<f32>(mesh, sizes_for(4));
+            std::map<std::string, std::string> axes;
+            const detail::Observing observing(device, [&](const detail::OpReport& ran) {
+              for (const auto axis : ran.work.axes) axes[ran.op.name] += std::string(axis);
+            });
+            static_cast<void>(value_and_grad(mesh, loss, x));
+            const std::int64_t before = device->axis_index("s"), after = 3 - before;
+            const auto& counts = detail::program_state(device).counts;
+            const auto &forward = counts.at("causal_attention"), &backward = counts.at("causal_attention_backward");
+            expect(forward.bytes == after * 2 * shard, "keys and values go to the later devices");
+            expect(backward.bytes == (after + before) * 2 * shard, "and their cotangents come back");
+            const double seen = 2 * width * (pairs + static_cast<double>(before) * all_pairs);
+            expect(forward.flops == 2 * seen && backward.flops == 5 * seen, "blocks of the future are not computed");
+            expect(axes["causal_attention"] == (after > 0 ? "s" : "") && axes["causal_attention_backward"] == "s",
+                   "reports name the axis");
+          },
+          {.threads = 1});
+  // A dry run's device is the mean of all, but for its memory, which does not grow with the devices.
+  std::vector<std::size_t> peaks;
+  for (const int devices : {4, 8}) {
+    const auto dry =
+        DevicePtr::make(parse_mesh("d=1,s=" + std::to_string(devices)), 0, std::make_shared<DryWorld>(Peers::threads));
+    const Ring mesh(dry);
+    const Sizes sizes = sizes_for(devices);
+    const Sharded<f32> x{zeros<f32, "B/d L/s Q K D">(mesh, sizes), zeros<f32, "B/d L/s K D">(mesh, sizes),
+                         zeros<f32, "B/d L/s K D">(mesh, sizes)};
+    peaks.push_back(peak(dry, [&] { static_cast<void>(value_and_grad(mesh, loss, x)); }));
+    const auto& counts = detail::program_state(dry).counts;
+    const auto &forward = counts.at("causal_attention"), &backward = counts.at("causal_attention_backward");
+    const double others = (devices - 1) / 2.0;
+    expect(forward.bytes == static_cast<std::int64_t>(others * 2) * shard, "traffic forward");
+    expect(backward.bytes == static_cast<std::int64_t>(others * 4) * shard, "traffic backward");
+    expect(forward.flops == 2 * 2 * width * (pairs + others * all_pairs), "arithmetic");
+  }
+  expect(peaks[0] == peaks[1], "the peak is " + show(peaks[0]) + " and " + show(peaks[1]));
   SUCCEED();
 }
 

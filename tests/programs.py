@@ -678,13 +678,13 @@ def mlp(p):
 
 
 def context_parallel(p):
-    """Attention over a sharded length. The program itself fails where ring or Ulysses differ from attention to all."""
+    """Attention over a sharded length. The program itself fails where one of the ways differs from attention to all."""
     for options, ranks in [([], 0), (["--mesh=s=3", "--length=12", "--heads=6"], 0), ([], 2)]:
         if ranks and not p.mpiexec:
             continue
         run = p.run("context_parallel", ["--length=64", *options], ranks=ranks)
         run.succeeds()
-        run.check(re.findall(r"^(\w+) +differs by", run.out, re.M) == ["ring", "ulysses"], "both are compared")
+        run.check(re.findall(r"^(\w+) +differs by", run.out, re.M) == ["ring", "ulysses", "fused"], "all are compared")
     p.run("context_parallel", ["--mesh=s=4", "--length=30"]).fails(1, "L/s", "does not divide evenly into 4 shards")
     p.run("context_parallel", ["--mesh=s=4", "--heads=2"]).fails(1, "H/s", "does not divide evenly into 4 shards")
 

@@ -218,6 +218,8 @@ void apply_all(std::string_view op, std::string_view x, std::string_view y) {
   static_cast<void>(map4("map", o, a, b, a));
   static_cast<void>(causal_attention("A", "B", a, b, o));
   static_cast<void>(causal_attention_in_segments("A", "B", a, a, a, b));
+  static_cast<void>(causal_attention_over("A", "B", op, a, b, o));
+  static_cast<void>(causal_attention_over_in_segments("A", "B", x, a, a, a, b));
   static_cast<void>(linear_cross_entropy(op, a, b, a));
   static_cast<void>(add_constant("+", a));
   static_cast<void>(item(a));

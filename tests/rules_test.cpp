@@ -1022,7 +1022,8 @@ TEST_CASE("rules: causal_attention") {
   illegal(attention("L/t D", "L/t D"),
           title +
               "dim `L/t` is sharded, so each device sees only its shard of it; gather it first with "
-              "`all_gather<\"L/t D -> L D\">` (communicates)");
+              "`all_gather<\"L/t D -> L D\">` (communicates), or write `causal_attention<\"L\", \"D\", "
+              "over<\"t\">>`, which sends keys and values from shard to shard (communicates)");
   illegal(attention("L D/t", "L D/t"),
           title +
               "dim `D/t` is sharded, so each device sees only its shard of it; gather it first with "
@@ -1760,6 +1761,46 @@ TEST_CASE("law: the cotangents of both operands of linear_cross_entropy are prod
           CHECK(str(rules::einsum(ct + ", " + x + " -> " + dual(table), ct, x).why) == "");
         }
   CHECK(legal == 16);  // as many as of cross_entropy: M is whole
+}
+
+TEST_CASE("rules: causal_attention along a sharded length") {
+  const auto attention = [](std::string_view over, std::string_view q, std::string_view k) {
+    return rules::causal_attention_over("L", "D", over, q, k, k);
+  };
+  const auto in_segments = [](std::string_view q, std::string_view k, std::string_view s) {
+    return rules::causal_attention_over_in_segments("L", "D", "over<s>", q, k, k, s);
+  };
+  legal(attention("over<s>", "B/d L/s Q K/t D", "B/d L/s K/t D"), "B/d L/s Q K/t D");
+  legal(attention("over<s t>", "L/s/t Q D", "D L/s/t"), "L/s/t Q D");
+  legal(in_segments("B/d L/s Q K/t D", "B/d L/s K/t D", "L/s"), "B/d L/s Q K/t D");
+  const std::string title = "causal_attention<`L`, `D`, over<s>>: ";
+  illegal(attention("over<s>", "B L D", "B L D"),
+          title + "dim `L` is not sharded, so nothing would be communicated; write `causal_attention<\"L\", \"D\">`");
+  illegal(attention("over<s>", "L/s/t D", "L/s/t D"),
+          title +
+              "dim `L/s/t` is sharded over s t, and the keys of all its shards are seen; write "
+              "`causal_attention<\"L\", \"D\", over<\"s t\">>`");
+  illegal(attention("over<s>", "L/t D", "L/t D"),
+          title +
+              "dim `L/t` is sharded over t, and the keys of all its shards are seen; write "
+              "`causal_attention<\"L\", \"D\", over<\"t\">>`");
+  illegal(attention("over<s>", "X/s D", "X/s D"), title + "the operand `X/s D` has no dim `L`");
+  illegal(attention("over<s>", "L/s D", "L D"),
+          title +
+              "dim `L` of `L D` is `L/s` in `L/s D`, so their shards differ; take `all_gather<\"L/s D -> L D\">` "
+              "(communicates) or `shard<\"L D -> L/s D\">` (no traffic)");
+  illegal(attention("over<s>", "L/s D/t", "L/s D/t"),
+          title +
+              "dim `D/t` is sharded, so each device sees only its shard of it; gather it first with "
+              "`all_gather<\"L/s D/t -> L/s D\">` (communicates)");
+  illegal(attention("over<s>", "B L/s D", "B D"),
+          title + "the keys `B D` have no dim `L`, along which positions count");
+  illegal(in_segments("B L/s D", "B L/s D", "B L"),
+          title +
+              "dim `L` of `B L` is `L/s` in `B L/s D`, so their shards differ; take `all_gather<\"B L/s D -> B L D\">` "
+              "(communicates) or `shard<\"B L -> B L/s\">` (no traffic)");
+  illegal(in_segments("L/s D", "L/s D", "L/s D"),
+          title + "the segments `L/s D` have the dim `D`; all of a head is in one segment");
 }
 
 TEST_CASE("law: the cotangents of keys and values are summed over the query heads that share them") {

@@ -1,8 +1,10 @@
 // The predicted time of a planned step against figures worked out by hand.
+#include <shardlib/comm/dry.hpp>
 #include <shardlib/run/dry_run.hpp>
 #include <shardlib/run/prediction.hpp>
 #include <shardlib/shardlib.hpp>
 
+#include <memory>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -49,10 +51,27 @@ TEST_CASE("messages in sequence of a collective", "[prediction]") {
                                                       {"all_reduce", 8, 6},
                                                       {"all_reduce_max", 5, 6},
                                                       {"all_to_all", 8, 7},
+                                                      {"causal_attention", 8, 7},
+                                                      {"causal_attention_backward", 4, 3},
                                                       {"shift", 8, 1}}) {
     INFO(op << " of " << devices);
     REQUIRE(run::messages_in_sequence(op, devices) == messages);
   }
+}
+
+TEST_CASE("an op that communicates and computes products counts as both", "[prediction]") {
+  const auto device = DevicePtr::make(parse_mesh("s=4"), 0, std::make_shared<DryWorld>());
+  const Mesh<"s"> mesh(device);
+  const auto x = zeros<f32, "L/s D">(mesh, {{"L", 32}, {"D", 2}});
+  const run::Plan plan =
+      run::count_step(device, [&] { static_cast<void>(causal_attention<"L", "D", over<"s">>(x, x, x)); });
+  REQUIRE(plan.collectives.size() == 1);
+  CHECK((plan.collectives[0].op == "causal_attention" && plan.collectives[0].axes == "s"));
+  CHECK(plan.collectives[0].bytes == 3 * 8 * 2 * 4);  // keys and values go to half of the others, in the mean
+  REQUIRE(plan.local.size() == 1);
+  CHECK(plan.local[0].flops == 2 * 2 * 2 * (36 + 1.5 * 64));  // of 8 positions, to themselves and to 1.5 blocks
+  CHECK(plan.local[0].flops == plan.flops);
+  CHECK(plan.local[0].bytes > 0);
 }
 
 TEST_CASE("a predicted step is a roofline and the links' latencies and bandwidths", "[prediction]") {

@@ -467,3 +467,38 @@ auto scan_over_nothing(const Tensor<f32, "B L">& a, const Tensor<f32, "B L">& b)
   return linear_scan<"L", over<"s">>(a, b);
 }
 #endif
+
+// expect: or write `causal_attention<..?L..?, ..?D..?, over<..?s..?>>`, which sends keys and values from shard to shard
+#if SECTION == 66
+auto attention_in_a_shard(const Tensor<f32, "B L/s D">& x) {
+  return causal_attention<"L", "D">(x, x, x);
+}
+#endif
+
+// expect: causal_attention<`L`, `D`, over<s>>: dim `L/s/t` is sharded over s t, and the keys of all its shards are seen
+#if SECTION == 67
+auto attention_over_one_axis(const Tensor<f32, "B L/s/t D">& x) {
+  return causal_attention<"L", "D", over<"s">>(x, x, x);
+}
+#endif
+
+// expect: dim `L` is not sharded, so nothing would be communicated; write `causal_attention<..?L..?, ..?D..?>`
+#if SECTION == 68
+auto attention_over_nothing(const Tensor<f32, "B L D">& x) {
+  return causal_attention<"L", "D", over<"s">>(x, x, x);
+}
+#endif
+
+// expect: causal_attention<`L`, `D`, over<s>>: dim `L` of `B L D` is `L/s` in `B L/s D`, so their shards differ
+#if SECTION == 69
+auto attention_to_a_whole_length(const Tensor<f32, "B L/s D">& q, const Tensor<f32, "B L D">& k) {
+  return causal_attention<"L", "D", over<"s">>(q, k, k);
+}
+#endif
+
+// expect: causal_attention<`L`, `D`, over<s>>: dim `L` of `B L` is `L/s` in `B L/s D`, so their shards differ
+#if SECTION == 70
+auto attention_in_whole_segments(const Tensor<f32, "B L/s D">& x, const Tensor<i32, "B L">& segments) {
+  return causal_attention<"L", "D", over<"s">>(x, x, x, segments);
+}
+#endif

@@ -3,7 +3,6 @@
 
 #include <array>
 #include <optional>
-#include <span>
 #include <utility>
 
 #include "shardlib/autodiff/tape.hpp"
@@ -14,12 +13,26 @@
 
 namespace shardlib::detail {
 
-/// The arguments of an attention, with the kernels for the operands' dtype.
+/// Shards in memory, of the operands' dtype.
+struct AttentionArrays {
+  const void *q, *k, *v;
+  kernels::AttentionSegments segments;
+};
+/// What the backward pass also reads, and the cotangents that it writes if they are not null.
+struct AttentionCotangents {
+  const void *out, *sums, *ct;
+  void *dq, *dk, *dv;
+};
+
+/// The arguments of an attention, with the kernels for the operands' dtype. If `wide`, results are in the dtype in
+/// which that accumulates.
 struct AttentionKernels : Attention {
+  using Loops = kernels::AttentionLoops;
   double scale = 1;
-  Buffer (*forward)(const AttentionKernels& a, const Value& out, const Handle<Value>& sums) = nullptr;
-  void (*backward)(const AttentionKernels& a, const Value& out, const Value& sums, const Value& ct,
-                   std::span<const ValuePtr> grads) = nullptr;
+  void (*forward)(const Exec& exec, const Loops& loops, const AttentionArrays& in, bool wide, void* out,
+                  void* sums) = nullptr;
+  void (*backward)(const Exec& exec, const Loops& loops, const AttentionArrays& in, bool wide,
+                   const AttentionCotangents& cts) = nullptr;
 };
 
 /// The loops over the operands' shards. The log-sum-exps have the layout of the queries without the width dim.
@@ -32,24 +45,25 @@ struct AttentionKernels : Attention {
 template <class D>
 struct AttentionOf {
   using A = accumulator_t<D>;
-  static const i32* segments_of(const Attention& a) {
-    return a.segments == nullptr ? nullptr : reinterpret_cast<const i32*>(a.segments->data().data());
+  using Loops = kernels::AttentionLoops;
+  static const D* shard(const void* x) { return static_cast<const D*>(x); }
+
+  static void forward(const Exec& exec, const Loops& loops, const AttentionArrays& in, bool wide, void* out,
+                      void* sums) {
+    const auto run = [&](auto* to) {
+      kernels::causal_attention(exec, loops, shard(in.q), shard(in.k), shard(in.v), in.segments, to,
+                                static_cast<A*>(sums));
+    };
+    wide ? run(static_cast<A*>(out)) : run(static_cast<D*>(out));
   }
-  static Buffer forward(const AttentionKernels& a, const Value& out, const Handle<Value>& sums) {
-    Buffer result = allocate(out);
-    if (sums != nullptr) sums->storage->buffer = allocate(*sums);
-    kernels::causal_attention(out.device->exec(), attention_loops(a), a.q->as<const D>(), a.k->as<const D>(),
-                              a.v->as<const D>(), segments_of(a), result.as<D>(),
-                              sums != nullptr ? sums->storage->buffer.template as<A>() : nullptr);
-    return result;
-  }
-  static void backward(const AttentionKernels& a, const Value& out, const Value& sums, const Value& ct,
-                       std::span<const ValuePtr> grads) {
-    const auto shard = [](const ValuePtr& x) { return x == nullptr ? nullptr : x->storage->buffer.template as<D>(); };
-    const D* const result = out.as<const D>();  // first, because in a replay this also computes the sums
-    kernels::causal_attention_backward(out.device->exec(), attention_loops(a), a.q->as<const D>(), a.k->as<const D>(),
-                                       a.v->as<const D>(), segments_of(a), result, sums.as<const A>(), ct.as<const D>(),
-                                       shard(grads[0]), shard(grads[1]), shard(grads[2]));
+  static void backward(const Exec& exec, const Loops& loops, const AttentionArrays& in, bool wide,
+                       const AttentionCotangents& c) {
+    const auto run = [&]<class R>(R* dq) {
+      kernels::causal_attention_backward(exec, loops, shard(in.q), shard(in.k), shard(in.v), in.segments, shard(c.out),
+                                         static_cast<const A*>(c.sums), shard(c.ct), dq, static_cast<R*>(c.dk),
+                                         static_cast<R*>(c.dv));
+    };
+    wide ? run(static_cast<A*>(c.dq)) : run(static_cast<D*>(c.dq));
   }
 };
 

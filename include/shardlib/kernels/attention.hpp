@@ -25,20 +25,30 @@ struct AttentionLoops {
   std::int64_t width = 0;   ///< width of a head
   Strides along_length{}, along_width{};
   double scale = 1;  ///< factor of the scores
+  /// The keys are a block before the queries' own: each query sees all of them. The call continues the one with the
+  /// queries' own keys, and with other blocks.
+  bool earlier = false;
 };
 
-/// out = softmax(scale q k') v, where query i sees the keys 0 .. i of its own segment. If `segments` is null, it sees
-/// all of them. If `sums` is not null, it receives the log-sum-exp of each query's scores, for the backward pass.
-template <class T>
-void causal_attention(const Exec& exec, const AttentionLoops& loops, const T* q, const T* k, const T* v,
-                      const i32* segments, T* out, accumulator_t<T>* sums);
+/// The segments of the queries and of the keys. Null: all positions belong to one segment.
+struct AttentionSegments {
+  const i32* queries = nullptr;
+  const i32* keys = nullptr;
+};
 
-/// Computes the cotangents of q, k and v from the result's cotangent, the result and its log-sum-exps. A null output
-/// is not computed.
-template <class T>
+/// out = softmax(scale q k') v, where query i sees the keys 0 .. i of its own segment. If `sums` is not null, it
+/// receives the log-sum-exp of each query's scores, for the backward pass. With `earlier` keys, `out` and `sums` hold
+/// the attention to the keys of the calls before, and receive that to all keys. R is T, or its accumulator type.
+template <class T, class R>
+void causal_attention(const Exec& exec, const AttentionLoops& loops, const T* q, const T* k, const T* v,
+                      AttentionSegments segments, R* out, accumulator_t<T>* sums);
+
+/// Computes the cotangents of q, k and v from the result's cotangent, the result and its log-sum-exps, which are of
+/// all keys. A null output is not computed. With `earlier` keys, dq is added to what it holds.
+template <class T, class R>
 void causal_attention_backward(const Exec& exec, const AttentionLoops& loops, const T* q, const T* k, const T* v,
-                               const i32* segments, const T* out, const accumulator_t<T>* sums, const T* ct, T* dq,
-                               T* dk, T* dv);
+                               AttentionSegments segments, const T* out, const accumulator_t<T>* sums, const T* ct,
+                               R* dq, R* dk, R* dv);
 
 }  // namespace shardlib::kernels
 

@@ -20,7 +20,7 @@ struct Attention {
   OpInfo op;
   ValuePtr q, k, v;
   ValuePtr segments;  ///< null: all positions belong to one segment
-  int length = 0;     ///< the dim of q that holds the positions
+  int length = 0;     ///< the dim of q that holds the positions; if it is sharded, keys travel between the devices
   int width = 0;      ///< the dim of q that the products q k' sum over
 };
 /// Records the op. `sums` is the spec of the log-sum-exps, one number for each query. `due` holds the specs of the
@@ -34,6 +34,10 @@ constexpr Spec without_dim(Spec s, std::string_view dim) {
   spec.dims.erase(spec.find(dim));
   return Spec(to_string(spec).view());
 }
+
+template <dtype D, dtype E, dtype F, dtype I>
+inline constexpr bool segmented_attention_dtypes =
+    attention_dtypes<D, E, F>&& is_index<"causal_attention of segments", I>;
 
 template <DimName Length, DimName Dim, class Out, class Keys>
 Out causal_attention_op(const OpInfo& op, const Out& q, const Keys& k, const Keys& v, ValuePtr segments,
@@ -71,9 +75,31 @@ auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor
 template <DimName Length, DimName Dim, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V, dtype I, Spec S>
 auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v, const Tensor<I, S>& segments,
                       std::optional<double> scale = {}, Site site = Site::current())
-    -> Tensor<
-        detail::after_t<detail::attention_dtypes<D, E, F> && detail::is_index<"causal_attention of segments", I>, D>,
-        detail::result_of<rules::causal_attention_in_segments, Length, Dim, Q, K, V, S>> {
+    -> Tensor<detail::after_t<detail::segmented_attention_dtypes<D, E, F, I>, D>,
+              detail::result_of<rules::causal_attention_in_segments, Length, Dim, Q, K, V, S>> {
+  return detail::causal_attention_op<Length, Dim>(detail::Calling{"causal_attention", Dim, site}, q, k, v,
+                                                  segments.value(), scale);
+}
+
+/// As above, along a length that is sharded over these axes. Each device sends its keys and values to the devices that
+/// hold later positions, one device after the other. They join the blocks by an online softmax in f32 (f64 for f64)
+/// and skip what no query sees. Backward: keys and values go the same way, and their cotangents come back.
+/// `causal_attention<"L", "D", over<"s">>(q, k, v)` of q "B/d L/s Q K/t D", k and v "B/d L/s K/t D"
+template <DimName Length, DimName Dim, OpSpec Over, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V>
+auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v,
+                      std::optional<double> scale = {}, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::attention_dtypes<D, E, F>, D>,
+              detail::result_of<rules::causal_attention_over, Length, Dim, Over, Q, K, V>> {
+  return detail::causal_attention_op<Length, Dim>(detail::Calling{"causal_attention", Dim, site}, q, k, v, nullptr,
+                                                  scale);
+}
+/// As above, but a position sees only positions of its own segment.
+/// `causal_attention<"L", "D", over<"s">>(q, k, v, segments)` with segments "B/d L/s"
+template <DimName Length, DimName Dim, OpSpec Over, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V, dtype I, Spec S>
+auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v, const Tensor<I, S>& segments,
+                      std::optional<double> scale = {}, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::segmented_attention_dtypes<D, E, F, I>, D>,
+              detail::result_of<rules::causal_attention_over_in_segments, Length, Dim, Over, Q, K, V, S>> {
   return detail::causal_attention_op<Length, Dim>(detail::Calling{"causal_attention", Dim, site}, q, k, v,
                                                   segments.value(), scale);
 }

@@ -2,6 +2,7 @@
 // error. The op, its compile error, the run-time check and the tests all call these functions.
 #pragma once
 
+#include "shardlib/rules/attention.hpp"
 #include "shardlib/rules/collectives.hpp"
 #include "shardlib/rules/common.hpp"
 #include "shardlib/rules/convolution.hpp"

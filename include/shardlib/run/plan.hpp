@@ -33,7 +33,7 @@ struct Plan {
     friend bool operator==(const Collective&, const Collective&) = default;
   };
   std::vector<Collective> collectives;  ///< collectives of a step, most bytes first
-  /// All calls of a local op with the same result.
+  /// All calls of a local op with the same result, or of one that communicates and computes products.
   struct Local {
     std::string op, spec;    ///< "einsum_unreduced", and the spec of the result
     double flops = 0;        ///< FLOPs of all calls

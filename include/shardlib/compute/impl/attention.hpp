@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -13,6 +14,9 @@
 #include <utility>
 #include <vector>
 
+#include "shardlib/autodiff/accumulator.hpp"
+#include "shardlib/compute/collectives.hpp"
+#include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/runtime/bindings.hpp"
 
 namespace shardlib::detail {
@@ -43,11 +47,169 @@ SHARDLIB_INLINE kernels::AttentionLoops attention_loops(const AttentionKernels& 
   return loops;
 }
 
+/// The blocks of keys and values that a device's queries see: its own shards and, if the length is sharded, those of
+/// the devices before it. At step j each device sends its own to the device j places after it, and receives those of
+/// the device j places before it, while it computes with the block of the step before. It holds two blocks at most.
+///
+/// The first device receives nothing, and the last one sends nothing. In a dry run the device goes through all steps
+/// and counts half of each, so that it stands for the mean of all devices.
+class KeyBlocks {
+ public:
+  struct Block {
+    Buffer k, v, segments;
+  };
+
+  /// `made` is a value that the op makes.
+  KeyBlocks(const AttentionKernels& a, const Value& made) : made_(made), exec_(made.device->exec()) {
+    own_ = {a.k->data(), a.v->data(), a.segments ? a.segments->data() : Buffer()};
+    for (const auto axis : a.q->spec->dims[a.length].axes) axes_.push_back(axis);
+    if (axes_.empty()) return;
+    group_ = &made.device->group(axes_);
+    devices_ = group_->size();
+    place_ = group_->rank();
+    start(1);
+  }
+
+  [[nodiscard]] int steps() const { return devices_; }
+  [[nodiscard]] const Block& own() const { return own_; }
+  /// Whether this device's queries see the keys of step j, and whether those of another device see its keys.
+  [[nodiscard]] bool receives(int step) const { return exec_.dry || step <= place_; }
+  [[nodiscard]] bool sends(int step) const { return exec_.dry || step < devices_ - place_; }
+  /// How many blocks it receives.
+  [[nodiscard]] double earlier() const { return exec_.dry ? (devices_ - 1) / 2.0 : place_; }
+
+  /// The block of a step, from 1 on in order. The transfer of the next one starts.
+  Block take(int step) {
+    for (Request& request : requests_) complete(made_, [&] { return std::move(request); });
+    requests_.clear();
+    Block block = std::exchange(next_, {});
+    start(step + 1);
+    return block;
+  }
+
+  /// Sends to the device that many places later, or earlier if that is negative.
+  void send(const Buffer& buffer, int places) {
+    static_cast<void>(begin(made_, [&] { return group_->send(buffer, at(places)); }));
+    add_traffic(made_, exec_.dry ? buffer.bytes() / 2 : buffer.bytes(), axes_);
+  }
+  Request receive(const Buffer& buffer, int places) {
+    return begin(made_, [&] { return group_->recv(buffer, at(places)); });
+  }
+
+ private:
+  [[nodiscard]] int at(int places) const { return (place_ + places + devices_) % devices_; }
+  void start(int step) {
+    if (step >= devices_) return;
+    for (Buffer Block::*const part : {&Block::k, &Block::v, &Block::segments}) {
+      const Buffer& mine = own_.*part;
+      if (!mine) continue;
+      if (sends(step)) send(mine, step);
+      if (!receives(step)) continue;
+      next_.*part = made_.device->pool()->allocate(mine.bytes());
+      requests_.push_back(receive(next_.*part, -step));
+    }
+  }
+
+  const Value& made_;
+  Exec exec_;
+  AxisList axes_;
+  Communicator* group_ = nullptr;
+  int devices_ = 1, place_ = 0;
+  Block own_, next_;
+  std::vector<Request> requests_;
+};
+
+inline AttentionArrays arrays(const AttentionKernels& a, const KeyBlocks& blocks, const KeyBlocks::Block& block) {
+  return {a.q->data().data(),
+          block.k.data(),
+          block.v.data(),
+          {blocks.own().segments.as<const i32>(), block.segments.as<const i32>()}};
+}
+
 /// Counts the floating-point operations of `products` matrix products over all pairs of positions that see each
 /// other.
-inline void count_attention_flops(const Attention& a, const Value& made, double products) {
+inline void count_attention_flops(const Attention& a, const KeyBlocks& blocks, const Value& made, double products) {
   const auto length = static_cast<double>(a.q->local[a.length]);
-  add_flops(made, products * static_cast<double>(a.q->count()) * (length + 1));
+  add_flops(made, products * static_cast<double>(a.q->count()) * (length + 1 + 2 * length * blocks.earlier()));
+}
+
+/// Computes the result, and the log-sum-exps if `sums` is not null.
+inline Buffer attend(const AttentionKernels& a, const Value& out, const Handle<Value>& sums) {
+  const auto& pool = out.device->pool();
+  const Exec exec = out.device->exec();
+  Buffer result = allocate(out), totals;
+  if (sums != nullptr) totals = sums->storage->buffer = allocate(*sums);
+  KeyBlocks blocks(a, out);
+  count_attention_flops(a, blocks, out, 2);
+  const bool several = blocks.steps() > 1, wide = several && out.dtype == DType::bf16;
+  const std::size_t accumulator = size_of(out.dtype == DType::f64 ? DType::f64 : DType::f32);
+  const auto count = static_cast<std::size_t>(out.count());
+  const Buffer whole = wide ? pool->allocate(count * accumulator) : result;
+  if (several && !totals)  // the next block of keys needs them
+    totals =
+        pool->allocate(count / static_cast<std::size_t>(std::max<std::int64_t>(1, out.local[a.width])) * accumulator);
+  auto loops = attention_loops(a);
+  a.forward(exec, loops, arrays(a, blocks, blocks.own()), wide, whole.data(), totals.data());
+  loops.earlier = true;
+  for (int step = 1; step < blocks.steps(); ++step) {
+    const KeyBlocks::Block block = blocks.take(step);
+    if (blocks.receives(step)) a.forward(exec, loops, arrays(a, blocks, block), wide, whole.data(), totals.data());
+  }
+  if (wide)
+    kernels::apply_flat(exec, out.count(), kernels::body::ConvertElement{}, whole.as<const f32>(), result.as<bf16>());
+  return result;
+}
+
+/// Adds n numbers of a dtype in which products accumulate.
+inline void add_numbers(const Exec& exec, DType dtype, std::int64_t n, const Buffer& from, const Buffer& to) {
+  const auto add = [&]<class A>(A* sum) { kernels::apply_flat(exec, n, AddElement{}, from.as<const A>(), sum); };
+  dtype == DType::f64 ? add(to.as<f64>()) : add(to.as<f32>());
+}
+
+/// Writes the cotangents of q, k and v that are not null.
+inline void attend_backward(const AttentionKernels& a, const Value& out, const Value& sums, const Value& ct,
+                            const Value& made, std::span<const ValuePtr> grads) {
+  const auto& pool = made.device->pool();
+  const Exec exec = made.device->exec();
+  const std::byte* const result = out.data().data();  // first, because in a replay this also computes the sums
+  KeyBlocks blocks(a, made);
+  count_attention_flops(a, blocks, made, 5);
+  const bool wide = blocks.steps() > 1 && out.dtype == DType::bf16;
+  const auto bytes = [&](const Value& x) { return static_cast<std::size_t>(x.count()) * size_of(sums.dtype); };
+  std::array<Buffer, 3> totals;
+  for (std::size_t i = 0; i < totals.size(); ++i)
+    if (grads[i]) totals[i] = wide ? pool->allocate(bytes(*grads[i])) : grads[i]->storage->buffer;
+  auto loops = attention_loops(a);
+  const auto run = [&](const KeyBlocks::Block& block, const Buffer& dk, const Buffer& dv) {
+    a.backward(exec, loops, arrays(a, blocks, block), wide,
+               {result, sums.data().data(), ct.data().data(), totals[0].data(), dk.data(), dv.data()});
+  };
+  run(blocks.own(), totals[1], totals[2]);
+  loops.earlier = true;
+  for (int step = 1; step < blocks.steps(); ++step) {
+    const KeyBlocks::Block block = blocks.take(step);
+    // The cotangents of this device's keys, from the queries that saw them in this step, and those of the block's keys.
+    std::array<Buffer, 3> arriving, leaving;
+    std::vector<Request> requests;
+    for (std::size_t i = 1; i < totals.size(); ++i) {
+      if (!totals[i]) continue;
+      if (blocks.sends(step)) {
+        arriving[i] = pool->allocate(bytes(*grads[i]));
+        requests.push_back(blocks.receive(arriving[i], step));
+      }
+      if (blocks.receives(step)) leaving[i] = pool->allocate(bytes(*grads[i]));
+    }
+    if (blocks.receives(step)) run(block, leaving[1], leaving[2]);
+    for (const Buffer& cotangent : leaving)
+      if (cotangent) blocks.send(std::as_const(cotangent), -step);
+    for (Request& request : requests) complete(made, [&] { return std::move(request); });
+    for (std::size_t i = 1; i < totals.size(); ++i)
+      if (arriving[i]) add_numbers(exec, sums.dtype, grads[i]->count(), arriving[i], totals[i]);
+  }
+  for (std::size_t i = 0; wide && i < totals.size(); ++i)
+    if (grads[i])
+      kernels::apply_flat(exec, grads[i]->count(), kernels::body::ConvertElement{}, totals[i].as<const f32>(),
+                          grads[i]->storage->buffer.as<bf16>());
 }
 
 SHARDLIB_INLINE ValuePtr record_attention_erased(AttentionKernels a, std::optional<double> scale,
@@ -84,19 +246,13 @@ SHARDLIB_INLINE ValuePtr record_attention_erased(AttentionKernels a, std::option
       const std::array operands{plain.q, plain.k, plain.v};
       return fused_cotangents({"causal_attention_backward", plain.op.spec, {}}, operands, wanted, due,
                               [&](const Value& first, std::span<const ValuePtr> grads) {
-                                count_attention_flops(plain, first, 5);
-                                plain.backward(plain, *result, *sums, *cts[0], grads);
+                                attend_backward(plain, *result, *sums, *cts[0], first, grads);
                               });
     });
   }
   const ValuePtr beside = sums;
   evaluate(
-      out,
-      [plain, sums](const Value& shape) {
-        count_attention_flops(plain, shape, 2);
-        return plain.forward(plain, shape, sums);
-      },
-      std::span(&beside, sums ? 1 : 0));
+      out, [plain, sums](const Value& shape) { return attend(plain, shape, sums); }, std::span(&beside, sums ? 1 : 0));
   return out;
 }
 

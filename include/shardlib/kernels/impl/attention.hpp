@@ -89,11 +89,12 @@ A row_exponentials(A* row, std::int64_t n, A shift) {
 /// A block of scores: the queries [query, query + m) and the keys [key, key + n). Its rows are `stride` apart.
 struct ScoreBlock {
   std::int64_t query, m, key, n, stride;
-  bool first;  ///< whether it is the first block of these queries
+  bool first;    ///< whether it is the first block of these queries
+  bool earlier;  ///< whether all of the keys precede the queries
 
   /// The number of the block's keys, counted from its start, that the query of a row may see.
   [[nodiscard]] std::int64_t seen(std::int64_t row) const {
-    return std::clamp<std::int64_t>(query + row + 1 - key, 0, n);
+    return earlier ? n : std::clamp<std::int64_t>(query + row + 1 - key, 0, n);
   }
 };
 
@@ -105,12 +106,13 @@ class AttentionBlocks {
   static constexpr std::int64_t max_rows = 64, max_columns = 512;
   static constexpr A none = -std::numeric_limits<A>::infinity();
 
-  AttentionBlocks(const Exec& exec, std::int64_t length, std::int64_t width)
-      : rows(std::min(max_rows, length)),
-        area(rows * std::min(max_columns, whole(length))),
+  AttentionBlocks(const Exec& exec, const AttentionLoops& loops)
+      : rows(std::min(max_rows, loops.length)),
+        area(rows * std::min(max_columns, whole(loops.length))),
         exec_(exec),
-        length_(length),
-        width_(width) {}
+        length_(loops.length),
+        width_(loops.width),
+        earlier_(loops.earlier) {}
 
   const std::int64_t rows;  ///< rows of a block
   const std::int64_t area;  ///< number of scores in a block
@@ -118,32 +120,34 @@ class AttentionBlocks {
   /// The bytes of `matrices` of [length x width], `tiles` of [rows x width] and `scores` blocks.
   [[nodiscard]] std::size_t bytes(std::int64_t matrices, std::int64_t tiles, std::int64_t scores) const {
     const std::int64_t numbers = (matrices * length_ + tiles * rows) * width_ + scores * area + 2 * rows;
-    return static_cast<std::size_t>(numbers) * sizeof(A) + static_cast<std::size_t>(length_) * sizeof(i32);
+    return static_cast<std::size_t>(numbers) * sizeof(A) +
+           static_cast<std::size_t>(earlier_ ? 2 * length_ : length_) * sizeof(i32);
   }
 
   /// Calls f(block) for each block of keys that some query of [begin, end) may see.
   template <class F>
-  void for_keys(std::int64_t begin, std::int64_t end, const i32* segments, const F& f) const {
+  void for_keys(std::int64_t begin, std::int64_t end, const AttentionSegments& segments, const F& f) const {
+    const std::int64_t keys = earlier_ ? length_ : end;
     std::int64_t key = 0;
-    if (segments != nullptr) {  // skips the documents before those of the queries
-      const auto [low, high] = std::minmax_element(segments + begin, segments + end);
-      while (segments[key] < *low || segments[key] > *high) ++key;
+    if (segments.queries != nullptr) {  // skips the documents before those of the queries
+      const auto [low, high] = std::minmax_element(segments.queries + begin, segments.queries + end);
+      while (key < keys && (segments.keys[key] < *low || segments.keys[key] > *high)) ++key;
     }
-    for (bool first = true; key < end; key += max_columns, first = false) {
-      const std::int64_t n = std::min(max_columns, end - key);
-      f(ScoreBlock{begin, end - begin, key, n, whole(n), first});
+    for (bool first = true; key < keys; key += max_columns, first = false) {
+      const std::int64_t n = std::min(max_columns, keys - key);
+      f(ScoreBlock{begin, end - begin, key, n, whole(n), first, earlier_});
     }
   }
 
   /// The scores of a block, with -inf for keys that a query does not see. Each row is filled to a whole group.
-  void scores(const ScoreBlock& b, const A* queries, const A* keys, const i32* segments, A* out) const {
+  void scores(const ScoreBlock& b, const A* queries, const A* keys, const AttentionSegments& segments, A* out) const {
     gemm<A>(exec_, false, true, b.m, b.n, width_, queries, width_, keys + b.key * width_, width_, out, b.stride, false);
     for (std::int64_t r = 0; r < b.m; ++r) {
       A* row = out + r * b.stride;
       const std::int64_t seen = b.seen(r);
-      if (segments != nullptr) {
-        const i32 mine = segments[b.query + r];
-        const i32* theirs = segments + b.key;
+      if (segments.queries != nullptr) {
+        const i32 mine = segments.queries[b.query + r];
+        const i32* theirs = segments.keys + b.key;
         independent(seen, [=](std::int64_t c) { row[c] = theirs[c] == mine ? row[c] : none; });
       }
       std::fill(row + seen, row + whole(seen), none);
@@ -156,6 +160,7 @@ class AttentionBlocks {
  private:
   const Exec& exec_;
   std::int64_t length_, width_;
+  bool earlier_;
 };
 
 /// Allocates parts of a scratch buffer.
@@ -176,14 +181,18 @@ HeadRows<T> head_rows(const AttentionLoops& loops, T* x, std::size_t operand, co
 }
 
 /// The segments of one head's positions, contiguous. Null if there are none.
-inline const i32* dense_segments(const AttentionLoops& loops, const i32* segments, const AttentionLoops::Strides& at,
-                                 i32* scratch) {
-  if (segments == nullptr) return nullptr;
-  const i32* const from = segments + at[AttentionLoops::segment];
+inline AttentionSegments dense_segments(const AttentionLoops& loops, const AttentionSegments& segments,
+                                        const AttentionLoops::Strides& at, i32* scratch) {
   const std::int64_t stride = loops.along_length[AttentionLoops::segment];
-  if (stride == 1) return from;
-  for (std::int64_t i = 0; i < loops.length; ++i) scratch[i] = from[i * stride];
-  return scratch;
+  const auto dense = [&](const i32* all, i32* copy) -> const i32* {
+    const i32* const from = all + at[AttentionLoops::segment];
+    if (stride == 1) return from;
+    for (std::int64_t i = 0; i < loops.length; ++i) copy[i] = from[i * stride];
+    return copy;
+  };
+  if (segments.queries == nullptr) return {};
+  const i32* const queries = dense(segments.queries, scratch);
+  return {queries, loops.earlier ? dense(segments.keys, scratch + loops.length) : queries};
 }
 
 /// Calls f(offsets of a query head) for each query head that shares the keys at `head`.
@@ -200,13 +209,13 @@ void for_groups(const AttentionLoops& loops, const AttentionLoops::Strides& head
 
 }  // namespace detail
 
-template <class T>
+template <class T, class R>
 void causal_attention(const Exec& exec, const AttentionLoops& loops, const T* q, const T* k, const T* v,
-                      const i32* segments, T* out, accumulator_t<T>* sums) {
+                      AttentionSegments segments, R* out, accumulator_t<T>* sums) {
   using A = accumulator_t<T>;
   using L = AttentionLoops;
   const std::int64_t length = loops.length, width = loops.width;
-  const detail::AttentionBlocks<A> blocks(exec, length, width);
+  const detail::AttentionBlocks<A> blocks(exec, loops);
   const std::size_t bytes = blocks.bytes(2, 2, 1);
   const std::int64_t count = loops.heads.count();
   if (count == 0 || length == 0) return;
@@ -228,51 +237,60 @@ void causal_attention(const Exec& exec, const AttentionLoops& loops, const T* q,
     detail::load_rows(rows(k, L::key, head), 0, length, width, A(1), keys);
     detail::load_rows(rows(v, L::key, head), 0, length, width, A(1), values);
     detail::for_groups(loops, head, [&](const L::Strides& at) {
-      const i32* const mine = detail::dense_segments(loops, segments, at, reinterpret_cast<i32*>(parts.next));
+      const auto mine = detail::dense_segments(loops, segments, at, reinterpret_cast<i32*>(parts.next));
+      const auto sum = [&](std::int64_t row) -> accumulator_t<T>& {
+        return sums[at[L::sum] + row * loops.along_length[L::sum]];
+      };
       for (std::int64_t begin = 0; begin < length; begin += blocks.rows) {
         const std::int64_t end = std::min(length, begin + blocks.rows), m = end - begin;
         detail::load_rows(rows(q, L::query, at), begin, end, width, static_cast<A>(loops.scale), queries);
-        // A finite value, so that a row that sees no key of a block does not become NaN.
-        std::fill_n(tops, m, std::numeric_limits<A>::lowest() / 4);
-        std::fill_n(totals, m, A(0));
+        if (loops.earlier) {  // results that are divided by their totals: as if one key had given them
+          detail::load_rows(rows(static_cast<const R*>(out), L::query, at), begin, end, width, A(1), results);
+          for (std::int64_t r = 0; r < m; ++r) tops[r] = sum(begin + r);
+          std::fill_n(totals, m, A(1));
+        } else {
+          // A finite value, so that a row that sees no key of a block does not become NaN.
+          std::fill_n(tops, m, std::numeric_limits<A>::lowest() / 4);
+          std::fill_n(totals, m, A(0));
+        }
         blocks.for_keys(begin, end, mine, [&](const detail::ScoreBlock& b) {
+          const bool first = b.first && !loops.earlier;
           blocks.scores(b, queries, keys, mine, scores);
           for (std::int64_t r = 0; r < m; ++r) {
             A* const row = scores + r * b.stride;
             const std::int64_t seen = blocks.whole(b.seen(r));
             const A top = detail::row_maximum(row, seen, tops[r]);
-            const A sum = detail::row_exponentials(row, seen, top);
-            if (!b.first) {
+            const A total = detail::row_exponentials(row, seen, top);
+            if (!first) {
               const A shrink = fast_exp(tops[r] - top);
               A* const result = results + r * width;
               independent(width, [=](std::int64_t c) { result[c] *= shrink; });
               totals[r] *= shrink;
             }
-            totals[r] += sum;
+            totals[r] += total;
             tops[r] = top;
           }
           gemm<A>(exec, false, false, m, width, b.n, scores, b.stride, values + b.key * width, width, results, width,
-                  !b.first);
+                  !first);
         });
         for (std::int64_t r = 0; r < m; ++r) {
           detail::store_rows(results + r * width, begin + r, begin + r + 1, width, A(1) / totals[r],
                              rows(out, L::query, at));
-          if (sums != nullptr)
-            sums[at[L::sum] + (begin + r) * loops.along_length[L::sum]] = tops[r] + std::log(totals[r]);
+          if (sums != nullptr) sum(begin + r) = tops[r] + std::log(totals[r]);
         }
       }
     });
   });
 }
 
-template <class T>
+template <class T, class R>
 void causal_attention_backward(const Exec& exec, const AttentionLoops& loops, const T* q, const T* k, const T* v,
-                               const i32* segments, const T* out, const accumulator_t<T>* sums, const T* ct, T* dq,
-                               T* dk, T* dv) {
+                               AttentionSegments segments, const T* out, const accumulator_t<T>* sums, const T* ct,
+                               R* dq, R* dk, R* dv) {
   using A = accumulator_t<T>;
   using L = AttentionLoops;
   const std::int64_t length = loops.length, width = loops.width;
-  const detail::AttentionBlocks<A> blocks(exec, length, width);
+  const detail::AttentionBlocks<A> blocks(exec, loops);
   const std::size_t bytes = blocks.bytes(4, 3, 2);
   const std::int64_t count = loops.heads.count();
   if (count == 0 || length == 0) return;
@@ -299,7 +317,10 @@ void causal_attention_backward(const Exec& exec, const AttentionLoops& loops, co
     detail::load_rows(rows(v, L::key, head), 0, length, width, A(1), values);
     std::fill_n(key_cts, 2 * length * width, A(0));
     detail::for_groups(loops, head, [&](const L::Strides& at) {
-      const i32* const mine = detail::dense_segments(loops, segments, at, reinterpret_cast<i32*>(parts.next));
+      const auto mine = detail::dense_segments(loops, segments, at, reinterpret_cast<i32*>(parts.next));
+      const auto sum = [&](std::int64_t row) -> const accumulator_t<T>& {
+        return sums[at[L::sum] + row * loops.along_length[L::sum]];
+      };
       for (std::int64_t begin = 0; begin < length; begin += blocks.rows) {
         const std::int64_t end = std::min(length, begin + blocks.rows), m = end - begin;
         detail::load_rows(rows(q, L::query, at), begin, end, width, scale, queries);
@@ -311,12 +332,12 @@ void causal_attention_backward(const Exec& exec, const AttentionLoops& loops, co
           independent(width, [=](std::int64_t c) { product[c] *= other[c]; });
           dots[r] = detail::reduce_row<detail::SumOp, A>(product, width);
         }
+        bool any = false;
         blocks.for_keys(begin, end, mine, [&](const detail::ScoreBlock& b) {
+          any = true;
           blocks.scores(b, queries, keys, mine, scores);
-          for (std::int64_t r = 0; r < m; ++r) {
-            const A sum = sums[at[L::sum] + (begin + r) * loops.along_length[L::sum]];
-            static_cast<void>(detail::row_exponentials(scores + r * b.stride, blocks.whole(b.seen(r)), sum));
-          }
+          for (std::int64_t r = 0; r < m; ++r)
+            static_cast<void>(detail::row_exponentials(scores + r * b.stride, blocks.whole(b.seen(r)), sum(begin + r)));
           const std::int64_t from = b.key * width;
           if (dv != nullptr)
             gemm<A>(exec, true, false, b.n, width, m, scores, b.stride, cts, width, value_cts + from, width, true);
@@ -334,7 +355,12 @@ void causal_attention_backward(const Exec& exec, const AttentionLoops& loops, co
             gemm<A>(exec, false, false, m, width, b.n, score_cts, b.stride, keys + from, width, query_cts, width,
                     !b.first);
         });
-        if (dq != nullptr) detail::store_rows(query_cts, begin, end, width, scale, rows(dq, L::query, at));
+        if (dq == nullptr || !any) continue;
+        if (loops.earlier) {
+          detail::load_rows(rows(static_cast<const R*>(dq), L::query, at), begin, end, width, A(1), cts);
+          independent(m * width, [=](std::int64_t c) { query_cts[c] = cts[c] + scale * query_cts[c]; });
+        }
+        detail::store_rows(query_cts, begin, end, width, loops.earlier ? A(1) : scale, rows(dq, L::query, at));
       }
     });
     if (dk != nullptr) detail::store_rows(key_cts, 0, length, width, A(1), rows(dk, L::key, head));

@@ -58,10 +58,6 @@ template void scatter_add_to(const Exec&, DType, const Lookup&, const void*, con
 template void scatter_add(const Exec&, DType, const Lookup&, const void*, const void*, void*, std::int64_t);
 
 #define SHARDLIB_INSTANTIATE(T)                                                                                        \
-  template void causal_attention(const Exec&, const AttentionLoops&, const T*, const T*, const T*, const i32*, T*,     \
-                                 accumulator_t<T>*);                                                                   \
-  template void causal_attention_backward(const Exec&, const AttentionLoops&, const T*, const T*, const T*,            \
-                                          const i32*, const T*, const accumulator_t<T>*, const T*, T*, T*, T*);        \
   template void softmax(const Exec&, const T*, T*, std::int64_t, std::int64_t, std::int64_t, std::int64_t);            \
   template void softmax_backward(const Exec&, const T*, const T*, T*, std::int64_t, std::int64_t, std::int64_t);       \
   template void sum_exp(const Exec&, const T*, const T*, T*, std::int64_t, std::int64_t, std::int64_t);                \
@@ -84,6 +80,17 @@ template void scatter_add(const Exec&, DType, const Lookup&, const void*, const 
 SHARDLIB_INSTANTIATE(f32)
 SHARDLIB_INSTANTIATE(bf16)
 SHARDLIB_INSTANTIATE(f64)
+#undef SHARDLIB_INSTANTIATE
+
+#define SHARDLIB_INSTANTIATE(T, R)                                                                                    \
+  template void causal_attention(const Exec&, const AttentionLoops&, const T*, const T*, const T*, AttentionSegments, \
+                                 R*, accumulator_t<T>*);                                                              \
+  template void causal_attention_backward(const Exec&, const AttentionLoops&, const T*, const T*, const T*,           \
+                                          AttentionSegments, const T*, const accumulator_t<T>*, const T*, R*, R*, R*);
+SHARDLIB_INSTANTIATE(f32, f32)
+SHARDLIB_INSTANTIATE(bf16, bf16)
+SHARDLIB_INSTANTIATE(bf16, f32)
+SHARDLIB_INSTANTIATE(f64, f64)
 #undef SHARDLIB_INSTANTIATE
 
 }  // namespace shardlib::kernels

@@ -108,13 +108,13 @@ SHARDLIB_INLINE Plan count_step(const DevicePtr& device, const std::function<voi
     const shardlib::detail::NoteReads noting(state);
     const shardlib::detail::Observing observing(device, [&](const shardlib::detail::OpReport& ran) {
       plan.flops += ran.work.flops;
-      if (ran.work.bytes == 0) {
+      if (ran.work.bytes == 0 || ran.work.flops > 0) {
         Plan::Local l{ran.op.name, std::string(ran.op.spec)};
         auto& sum = locals.try_emplace({l.op, l.spec}, l).first->second;
         sum.flops += ran.work.flops;
         sum.bytes += detail::touched(ran);
-        return;
       }
+      if (ran.work.bytes == 0) return;
       std::string axes;
       for (const auto axis : ran.work.axes) axes += (axes.empty() ? "" : " ") + std::string(axis);
       Plan::Collective c{ran.op.name, std::string(ran.op.spec), std::move(axes)};

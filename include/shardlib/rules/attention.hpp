@@ -1,0 +1,117 @@
+// Typing rules of causal_attention, along an unsharded and along a sharded length.
+#pragma once
+
+#include "shardlib/rules/scans.hpp"
+
+#include <string_view>
+
+namespace shardlib::rules {
+
+namespace detail_ {
+
+/// Checks an operand of attention against the queries: it has L and only dims of the queries, with the same sharding.
+constexpr Text beside_queries(std::string_view what, const TensorSpec& x, const TensorSpec& q,
+                              std::string_view length) {
+  for (const Dim& dim : x.dims)
+    if (!q.has(dim.name))
+      return Text(what) + " " + quoted(to_string(x)) + " have the dim " + quoted(dim.name) + ", but the queries " +
+             quoted(to_string(q)) + " do not; " + what + " may only lack dims of the queries (`rename` is free)";
+  if (!x.has(length))
+    return Text(what) + " " + quoted(to_string(x)) + " have no dim " + quoted(length) + ", along which positions count";
+  Small<TensorSpec, 4> in;
+  in.push_back(q);
+  in.push_back(x);
+  return align(in);
+}
+
+constexpr Text attention_title(std::string_view length, std::string_view width, std::string_view over) {
+  return Text("causal_attention<") + quoted(length) + ", " + quoted(width) + (over.empty() ? "" : ", ") + over + ">: ";
+}
+
+/// The call along this length, sharded or not.
+constexpr Text attention_along(const Dim& length, std::string_view width) {
+  const Text over = length.axes.empty() ? Text() : Text(", over<\"") + axis_names(length) + "\">";
+  return quoted(Text("causal_attention<\"") + length.name + "\", \"" + width + "\"" + over + ">");
+}
+
+/// Whether the length is sharded as the call says: over the axes of `over`, or over none if that is empty.
+constexpr Text attended_length(std::string_view length, std::string_view width, std::string_view over,
+                               const TensorSpec& q) {
+  const Text whole = unsharded(q, length);
+  const int at = q.find(length);
+  if (at < 0 || (over.empty() && whole.empty())) return whole;
+  const Dim& dim = q.dims[at];
+  if (over.empty())
+    return dim.axes.empty() ? whole
+                            : whole + ", or write " + attention_along(dim, width) +
+                                  ", which sends keys and values from shard to shard (communicates)";
+  if (dim.axes.empty())
+    return "dim " + quoted(length) + " is not sharded, so nothing would be communicated; write " +
+           attention_along(dim, width);
+  if (over_axes(over).empty() || !(axis_names(dim) == Text(over_axes(over))))
+    return "dim " + quoted(to_string(dim)) + " is sharded over " + axis_names(dim) +
+           ", and the keys of all its shards are seen; write " + attention_along(dim, width);
+  return {};
+}
+
+constexpr Verdict attention(std::string_view length, std::string_view width, std::string_view over,
+                            const TensorSpec& queries, const TensorSpec& keys, const TensorSpec& values) {
+  const TensorSpec &q = queries, &k = keys;
+  const auto fail = [&](const Text& why) { return Verdict{queries, attention_title(length, width, over) + why}; };
+  for (const TensorSpec* x : {&queries, &keys, &values})
+    if (const Text why = nonlinear("causal_attention", *x); !why.empty()) return {queries, why};
+  if (length == width) return fail("positions count along another dim than the one that products are summed over");
+  if (const Text why = attended_length(length, width, over, q); !why.empty()) return fail(why);
+  if (const Text why = unsharded(q, width); !why.empty()) return fail(why);
+  for (int i = 0; i < q.rank(); ++i)
+    for (int j = 0; j < i; ++j)
+      if (q.dims[i].name == q.dims[j].name)
+        return fail("integer dim " + quoted(q.dims[i].name) + " stands twice; `rename` it first (free)");
+  if (const Text why = beside_queries("the keys", k, q, length); !why.empty()) return fail(why);
+  if (!k.has(width))
+    return fail("the keys " + quoted(keys) + " have no dim " + quoted(width) + ", over which products are summed");
+  if (!(values == k)) return fail("the values " + quoted(values) + " must have the spec of the keys " + quoted(keys));
+  return {queries, {}};
+}
+
+constexpr Verdict attention_in_segments(std::string_view length, std::string_view width, std::string_view over,
+                                        const TensorSpec& queries, const TensorSpec& keys, const TensorSpec& values,
+                                        const TensorSpec& segments) {
+  Verdict verdict = attention(length, width, over, queries, keys, values);
+  if (!verdict.ok()) return verdict;
+  if (Text why = nonlinear("causal_attention", segments); !why.empty()) return {queries, why};
+  Text why = beside_queries("the segments", segments, queries, length);
+  if (why.empty() && segments.has(width))
+    why = "the segments " + quoted(segments) + " have the dim " + quoted(width) + "; all of a head is in one segment";
+  if (!why.empty()) verdict.why = attention_title(length, width, over) + why;
+  return verdict;
+}
+
+}  // namespace detail_
+
+/// causal_attention<"L", "D">(q, k, v): L (the positions) and D (the width of a head) are unsharded. All other dims
+/// are batch dims. k and v have the dims of q, but may lack dims of query heads that share a head of keys.
+constexpr Verdict causal_attention(std::string_view length, std::string_view width, const TensorSpec& queries,
+                                   const TensorSpec& keys, const TensorSpec& values) {
+  return detail_::attention(length, width, {}, queries, keys, values);
+}
+/// As above, with the segments of the positions. A query sees only its own segment.
+constexpr Verdict causal_attention_in_segments(std::string_view length, std::string_view width,
+                                               const TensorSpec& queries, const TensorSpec& keys,
+                                               const TensorSpec& values, const TensorSpec& segments) {
+  return detail_::attention_in_segments(length, width, {}, queries, keys, values, segments);
+}
+
+/// causal_attention<"L", "D", over<"s">>(q, k, v): L is sharded over exactly these axes, in all operands.
+constexpr Verdict causal_attention_over(std::string_view length, std::string_view width, std::string_view over,
+                                        const TensorSpec& queries, const TensorSpec& keys, const TensorSpec& values) {
+  return detail_::attention(length, width, over, queries, keys, values);
+}
+constexpr Verdict causal_attention_over_in_segments(std::string_view length, std::string_view width,
+                                                    std::string_view over, const TensorSpec& queries,
+                                                    const TensorSpec& keys, const TensorSpec& values,
+                                                    const TensorSpec& segments) {
+  return detail_::attention_in_segments(length, width, over, queries, keys, values, segments);
+}
+
+}  // namespace shardlib::rules
