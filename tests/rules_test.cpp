@@ -1104,6 +1104,24 @@ TEST_CASE("rules: layout") {
       "of each device with `shard<\"B -> B/d\">` (no traffic)");
   illegal(rules::stack("B", "B", "B"), "stack<`B`>: the operand `B` already has a dim `B`");
   illegal(rules::stack("S/t", "B", "B"), "stack<`S/t`>: write the name of the new dim, without axes");
+  legal(rules::unstack("unstack", "operand", "S", "S B/d L +t"), "B/d L +t");
+  legal(rules::unstack("unstack", "operand", "S", "S"), "");
+  illegal(rules::unstack("unstack", "operand", "S", "B/d"), "unstack<`S`>: the operand `B/d` has no dim `S`");
+  illegal(
+      rules::unstack("scan", "leaf", "S", "B/d"),
+      "scan<`S`>: the leaf `B/d` has no dim `S`; `stack` the tensors of all layers along it, or pass this one as an "
+      "argument");
+  illegal(
+      rules::unstack("unstack", "operand", "S", "B/d S +t"),
+      "unstack<`S`>: the operand `B/d S +t` has other dims before `S`; reorder the dims with `rearrange<\"B/d S +t -> "
+      "S B/d +t\">` (a local copy)");
+  illegal(rules::unstack("unstack", "operand", "S", "S/d B"),
+          "unstack<`S`>: the operand `S/d B` is sharded along `S`, so no device has all parts; gather that dim first, "
+          "or shard another one");
+  illegal(rules::unstack("unstack", "operand", "S/d", "S/d B"),
+          "unstack<`S/d`>: write the name of the stacked dim, without axes");
+  illegal(rules::unstack("unstack", "operand", "2", "2 B"),
+          "unstack<`2`>: write the name of the stacked dim, without axes");
   legal(rules::transpose("A B/t 2 +d"), "2 B/t A +d");
   illegal(rules::transpose("A"), "transpose: `A` has fewer than two dims; drop the op");
   legal(rules::transpose2("A", "C", "A B/t C/d"), "C/d B/t A");
@@ -1504,6 +1522,34 @@ TEST_CASE("rules: what a backward sum states, and einsum by one name", "[rules]"
   illegal(rules::einsum_reduced("B M/t, M F -> B F", "B M/t", "M F"),
           "einsum<`B M/t, M F -> B F`>: dim `M` of `M F` is `M/t` in `B M/t`, so their shards differ; take "
           "`all_gather<\"B M/t -> B M\">` (communicates) or `shard<\"M F -> M/t F\">` (no traffic)");
+}
+
+TEST_CASE("loops", "[rules]") {
+  CHECK(rules::carry("fori", DType::f32, "B/d", DType::f32, "B/d").ok());
+  illegal(
+      rules::carry("fori", DType::f32, "B/d", DType::bf16, "B/d +t"),
+      "fori: the carry is `f32[B/d]`, but the function returns `bf16[B/d +t]`, and the next iteration takes it: a sum "
+      "over t is still pending in it; take `all_reduce<\"B/d +t -> B/d\">` (communicates); write `cast<f32>`");
+  illegal(rules::carry_type("scan", "State", "f32[B/d]"),
+          "scan: the carry is `State`, but the function returns `f32[B/d]`, and the next iteration takes it; return "
+          "`State` as the first of the pair");
+  illegal(rules::loop_function("scan_layers", 2, -1, -1, false, "", ""),
+          "scan_layers: the function does not take the 2 arguments that the loop passes; write f(carry, layer, extra "
+          "arguments...)");
+  illegal(rules::loop_function("fori", 3, 2, -1, false, "", ""),
+          "fori: the function has 2 parameters, but the loop passes 3; write f(i, carry, extra arguments...)");
+  illegal(rules::loop_function("scan", 2, 2, 1, true, "State", "State"),
+          "scan: parameter 2 of the function, `State`, is not const; write `const State&`");
+  illegal(rules::loop_function("scan", 2, 2, 0, false, "State", "f32[B]"),
+          "scan: parameter 1 of the function is `State`, but the loop passes `f32[B]`; write f(carry, x, extra "
+          "arguments...)");
+  CHECK(rules::scan_result(true, "").ok());
+  illegal(rules::scan_result(false, "State"),
+          "scan: the function returns `State`; return std::pair(carry, y), where y is a tensor, which the loop stacks");
+  CHECK(rules::layer_list(true, "").ok());
+  illegal(rules::layer_list(false, "Model"),
+          "scan_layers: `Model` is not an Array of layers; for a tree of stacked tensors name the stacked dim, "
+          "`scan_layers<\"layer\">(f, stacked, x)`");
 }
 
 TEST_CASE("functions that run again, and trees", "[rules]") {

@@ -30,6 +30,7 @@ static_assert(std::is_same_v<decltype(gathered(Tensor<f32, "M/d F/t">())), Tenso
 static_assert(std::is_same_v<decltype(gathered(Tensor<bf16, "M/t/d">())), Tensor<bf16, "M/t">>);
 static_assert(std::is_same_v<decltype(all_gather<"M", backward_sum<f32>>(Tensor<bf16, "M/t/d">())), Tensor<bf16, "M">>);
 static_assert(std::is_same_v<decltype(stack<"S">(Tensor<f32, "A/d">(), Tensor<f32, "A/d">())), Tensor<f32, "S A/d">>);
+static_assert(std::is_same_v<decltype(unstack<"S">(Tensor<f32, "S A/d">())), std::vector<Tensor<f32, "A/d">>>);
 static_assert(std::is_same_v<decltype(transpose(Tensor<f32, "A B/t">())), Tensor<f32, "B/t A">>);
 
 /// The types know nothing of what a tensor holds, and these tests look at nothing but whether it is the same. No file

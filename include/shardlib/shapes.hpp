@@ -13,7 +13,8 @@
 #include "shardlib/ops/einsum.hpp"          // einsum_unreduced, einsum
 #include "shardlib/ops/elementwise.hpp"     // exp, relu, pow, maximum, where, cast, stop_gradient
 #include "shardlib/ops/index.hpp"           // index_unreduced, scatter_add, take_along
-#include "shardlib/ops/layout.hpp"          // rename, rearrange, transpose, merge, split, concat, narrow, pad, stack
+#include "shardlib/ops/layout.hpp"          // rename, rearrange, transpose, merge, split, concat, narrow, pad, stack, unstack
+#include "shardlib/ops/loops.hpp"           // scan_layers, fori, scan
 #include "shardlib/ops/loss.hpp"            // cross_entropy, linear_cross_entropy
 #include "shardlib/ops/map.hpp"             // map, for any function of numbers
 #include "shardlib/ops/norms.hpp"           // softmax, rms_norm, layer_norm, rope
@@ -23,6 +24,7 @@
 #include "shardlib/ops/reductions.hpp"      // sum, mean, max, min, prod, argmax, broadcast
 #include "shardlib/ops/scans.hpp"           // cumsum, cumprod, cummax, linear_scan
 #include "shardlib/ops/statistics.hpp"      // logsumexp, var, vector_norm, any, all
+#include "shardlib/ops/unstack.hpp"         // unstack of a tree of tensors
 #include "shardlib/ops/value_and_grad.hpp"  // value_and_grad, explicit_activation_checkpointing, prefetch
 #include "shardlib/support/version.hpp"
 #include "shardlib/types/spec_functions.hpp"  // functions from specs to specs, for generic code

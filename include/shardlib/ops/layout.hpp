@@ -1,5 +1,5 @@
-// Names and order of dims: rename, rearrange, transpose, merge, split. Joining of arrays: concat, stack. Ranges:
-// narrow, pad.
+// Names and order of dims: rename, rearrange, transpose, merge, split. Joining of arrays: concat, stack, unstack.
+// Ranges: narrow, pad.
 #pragma once
 
 #include <cstdint>
@@ -230,6 +230,10 @@ struct StackVjp {
 /// Records a stack of any number of operands, with one VJP for each operand.
 template <class Out, class X>
 Out record_stack(const OpInfo& op, const std::vector<X>& parts);
+/// Appends the parts of `x` along its first dim. They are the outputs of one node, whose VJP stacks their cotangents to
+/// `due`.
+void unstack_to(std::vector<ValuePtr>& parts, const OpInfo& op, const ValuePtr& x, const TensorSpec& part,
+                const TensorSpec& due);
 
 }  // namespace detail
 
@@ -246,6 +250,21 @@ template <DimName Dim, dtype D, Spec S, dtype E, Spec T>
 auto stack(const Tensor<D, S>& a, const Tensor<E, T>& b, Site site = Site::current())
     -> Tensor<detail::after_t<detail::one_dtype<"stack", D, E>, D>, detail::result_of<rules::stack, Dim, S, T>> {
   return stack<Dim>(std::vector{a, b}, site);
+}
+
+/// The parts along the first dim, which is unsharded: the inverse of stack. A part of 64 bytes or a multiple of that is
+/// a view of the operand, without a copy. Backward: stack. `unstack<"L">(x)` of "L B/d M" gives tensors "B/d M"
+template <DimName Dim, dtype D, Spec S>
+auto unstack(const Tensor<D, S>& x, Site site = Site::current()) -> std::vector<
+    Tensor<D, detail::result_of<rules::unstack, OpName("unstack"), detail::Literal("operand"), Dim, S>>> {
+  constexpr Spec part = detail::result_of<rules::unstack, OpName("unstack"), detail::Literal("operand"), Dim, S>;
+  using Due = Dual<Tensor<D, S>, detail::axes_of<S>()>;
+  const detail::Calling op{"unstack", Dim, site};
+  std::vector<detail::ValuePtr> values;
+  detail::unstack_to(values, op, x.value(), detail::parsed<part>, detail::parsed<Due::spec>);
+  std::vector<Tensor<D, part>> parts;
+  for (const detail::ValuePtr& value : values) parts.emplace_back(value);
+  return parts;
 }
 
 }  // namespace shardlib

@@ -335,10 +335,25 @@ struct GathersOf final : Gathers {
     for (const Layer& layer : layers) static_cast<void>(gathers(layer));
   }
 };
+/// Whether the tape tracks the value.
+bool is_tracked(const ValuePtr& value);
 /// The identity: starts the gathers of `ahead` now, and those of `behind` in the backward pass.
 ValuePtr prefetched(const OpInfo& op, const ValuePtr& x, const Handle<const Gathers>& ahead,
                     const Handle<const Gathers>& behind);
 [[noreturn]] void fail_next(const OpInfo& op, const ValuePtr& x, std::size_t next, std::size_t layers);
+/// As the public one. Without `again` the backward pass starts no gathers, because it has all that it needs.
+template <class F, class Layer>
+ValuePtr prefetched_layers(const OpInfo& op, const ValuePtr& x, const F& gathers, const std::vector<Layer>& layers,
+                           std::size_t next, bool again) {
+  using Some = GathersOf<F, Layer>;
+  auto here = layers.begin() + static_cast<std::ptrdiff_t>(next);
+  const std::ptrdiff_t left = layers.end() - here, passed = again ? here - layers.begin() : 0;
+  const std::ptrdiff_t ahead = left < 2 ? left : 2, behind = passed < 2 ? passed : 2;
+  // In the order in which the backward pass needs them.
+  using Reverse = std::reverse_iterator<decltype(here)>;
+  return prefetched(op, x, Handle<Some>::make(gathers, std::vector<Layer>(here, here + ahead)),
+                    Handle<Some>::make(gathers, std::vector<Layer>(Reverse(here), Reverse(here - behind))));
+}
 
 }  // namespace detail
 
@@ -351,17 +366,9 @@ ValuePtr prefetched(const OpInfo& op, const ValuePtr& x, const Handle<const Gath
 template <dtype D, Spec S, class F, Spec N, class Layer>
 auto prefetch(const Tensor<D, S>& x, const F& gathers, const Array<N, Layer>& layers, std::size_t next,
               Site site = Site::current()) -> std::enable_if_t<detail::owned_function<"prefetch", F>, Tensor<D, S>> {
-  using Some = detail::GathersOf<std::decay_t<F>, Layer>;
   const detail::OpInfo op{"prefetch", {}, site};
   if (next > layers.size()) detail::fail_next(op, x.value(), next, layers.size());
-  auto here = layers.begin() + static_cast<std::ptrdiff_t>(next);
-  const std::ptrdiff_t left = layers.end() - here, passed = here - layers.begin();
-  const std::ptrdiff_t ahead = left < 2 ? left : 2, behind = passed < 2 ? passed : 2;
-  // In the order in which the backward pass needs them.
-  using Reverse = std::reverse_iterator<decltype(here)>;
-  return Tensor<D, S>(detail::prefetched(
-      op, x.value(), detail::Handle<Some>::make(gathers, std::vector<Layer>(here, here + ahead)),
-      detail::Handle<Some>::make(gathers, std::vector<Layer>(Reverse(here), Reverse(here - behind)))));
+  return Tensor<D, S>(detail::prefetched_layers<std::decay_t<F>, Layer>(op, x.value(), gathers, layers, next, true));
 }
 
 }  // namespace shardlib

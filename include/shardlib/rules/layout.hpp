@@ -1,5 +1,5 @@
 // Typing rules of ops that move or rename elements without computing: rename, rearrange, merge, split, broadcast,
-// concat.
+// concat, stack, unstack.
 #pragma once
 
 #include "shardlib/rules/local.hpp"
@@ -214,6 +214,30 @@ constexpr Verdict stack(std::string_view dim, const TensorSpec& a, const TensorS
   out.dims.push_back(name.spec.dims[0]);
   for (const Dim& each : in.dims) out.dims.push_back(each);
   out.partial = in.partial;
+  return {out, {}};
+}
+
+/// unstack<"S">(x): the parts along the first dim, which is unsharded. The inverse of stack. `what` is an operand, or a
+/// leaf of a stacked tree.
+constexpr Verdict unstack(std::string_view op, std::string_view what, std::string_view dim, const TensorSpec& x) {
+  const Text title = title_of(op, dim) + ": the " + what + " " + quoted(to_string(x));
+  const auto fail = [&](const Text& why) { return Verdict{{}, title + why}; };
+  if (!detail_::is_name(parse_tensor(dim)))
+    return {{}, title_of(op, dim) + ": write the name of the stacked dim, without axes"};
+  const int at = x.find(dim);
+  if (at < 0)
+    return fail(
+        " has no dim " + quoted(dim) +
+        (what == "leaf" ? "; `stack` the tensors of all layers along it, or pass this one as an argument" : Text()));
+  if (!x.dims[at].axes.empty())
+    return fail(" is sharded along " + quoted(dim) + ", so no device has all parts; gather that dim first, or " +
+                "shard another one");
+  TensorSpec first, out = x;
+  out.dims.erase(at);
+  first.dims.push_back(x.dims[at]);
+  for (const Dim& dim_of_part : out.dims) first.dims.push_back(dim_of_part);
+  first.partial = x.partial;
+  if (at > 0) return fail(" has other dims before " + quoted(dim) + "; " + conversion(x, first));
   return {out, {}};
 }
 

@@ -61,6 +61,10 @@ inline void check_taken(const ProgramState& state, std::uint64_t hook) {
   }
 }
 
+SHARDLIB_INLINE bool is_tracked(const ValuePtr& value) {
+  return bool(value->slot);
+}
+
 SHARDLIB_INLINE ValuePtr prefetched(const OpInfo& op, const ValuePtr& x, const Handle<const Gathers>& ahead,
                                     const Handle<const Gathers>& behind) {
   ProgramState& s = program_state(x->device);

@@ -6,11 +6,14 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "shardlib/compute/create.hpp"
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/runtime/bindings.hpp"
+#include "shardlib/runtime/names.hpp"
 #include "shardlib/runtime/padding.hpp"
 #include "shardlib/support/error.hpp"
 
@@ -169,6 +172,20 @@ SHARDLIB_INLINE Buffer TakePart::operator()(const Value& in, const Value& out) c
   out.device->exec().copy(result.data(), in.data().data() + skip, out.bytes());
   return result;
 }
+/// Copies the parts one after the other. A part without a value is zero.
+struct StackParts {
+  std::vector<ValuePtr> parts;
+  Buffer operator()(const Value& out) const {
+    Buffer result = allocate(out);
+    const Exec exec = out.device->exec();
+    const std::size_t bytes = out.bytes() / static_cast<std::size_t>(out.local[0]);
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      std::byte* const to = result.data() + i * bytes;
+      parts[i] ? exec.copy(to, parts[i]->data().data(), bytes) : exec.zero(to, bytes);
+    }
+    return result;
+  }
+};
 SHARDLIB_INLINE ValuePtr record_stack_erased(const OpInfo& op, const std::vector<ValuePtr>& parts,
                                              const TensorSpec& spec, std::vector<EdgeSource>& sources) {
   if (parts.empty()) throw Error(op.describe() + ": there is nothing to stack; give one tensor at least");
@@ -177,16 +194,38 @@ SHARDLIB_INLINE ValuePtr record_stack_erased(const OpInfo& op, const std::vector
   global.push_back(static_cast<std::int64_t>(parts.size()));
   for (int i = 0; i < like.global.size(); ++i) global.push_back(like.global[i]);
   for (const ValuePtr& part : parts) check_same_sizes(op, like, *part, -1);
-  const auto kernel = [parts](const Value& out) {
-    Buffer result = allocate(out);
-    std::byte* to = result.data();
-    for (const ValuePtr& part : parts) {
-      out.device->exec().copy(to, part->data().data(), part->bytes());
-      to += part->bytes();
-    }
-    return result;
+  return record_erased(op, like.device, like.dtype, spec, global, StackParts{parts}, sources);
+}
+SHARDLIB_INLINE void unstack_to(std::vector<ValuePtr>& parts, const OpInfo& op, const ValuePtr& x,
+                                const TensorSpec& part, const TensorSpec& due) {
+  const auto stack_cotangents = [op, device = x->device, dtype = x->dtype, global = x->global,
+                                 &due](const std::vector<ValuePtr>& cotangents) {
+    return std::vector{
+        record_erased({"stack", op.spec, op.site}, device, dtype, due, global, StackParts{cotangents}, {})};
   };
-  return record_erased(op, like.device, like.dtype, spec, global, kernel, sources);
+  Slot slot;
+  for (std::int64_t i = 0; i < x->global[0].size; ++i) {
+    const auto one = make_value(op, x->device, x->dtype, part, sizes_of_part(x));
+    if (i == 0) {
+      bind_names(op, *one);
+      std::vector<Node::Edge> edges;
+      edges.push_back({x->slot, {{}, x->global}, nullptr});
+      attach(one, std::move(edges), stack_cotangents);
+      slot = one->slot;
+      if (slot) slot.node->outputs = static_cast<int>(x->global[0].size);
+    }
+    slot.output = static_cast<int>(i);
+    one->slot = slot;
+    evaluate(one, [x, i](const Value& out) {
+      const std::size_t bytes = out.bytes(), begin = static_cast<std::size_t>(i) * bytes;
+      // Kernels may expect memory that is aligned as that of a block.
+      if (bytes % 64 == 0) return x->data().slice(begin, bytes);
+      Buffer result = allocate(out);
+      out.device->exec().copy(result.data(), x->data().data() + begin, bytes);
+      return result;
+    });
+    parts.push_back(one);
+  }
 }
 
 }  // namespace shardlib::detail

@@ -1,0 +1,169 @@
+// Parts of a tree of stacked tensors: unstack, and the type of a part.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "shardlib/ops/layout.hpp"
+#include "shardlib/ops/result.hpp"
+#include "shardlib/support/error.hpp"
+#include "shardlib/types/gradient.hpp"
+#include "shardlib/types/tree.hpp"
+
+namespace shardlib {
+
+template <DimName Dim, class W>
+class Unstacked;
+
+namespace detail {
+
+/// The part of a leaf. A leaf that has none is an error elsewhere.
+template <DimName Dim, class W>
+struct part_of {
+  using type = Unstacked<Dim, W>;
+};
+template <DimName Dim, class D, Spec S>
+struct part_of<Dim, Tensor<D, S>> {
+  using type = Tensor<D, outcome<rules::unstack, OpName(""), Literal("leaf"), Dim, S>().result>;
+};
+template <DimName Dim, Spec N, class T>
+struct part_of<Dim, Array<N, T>> {
+  using type = Array<N, typename part_of<Dim, T>::type>;
+};
+template <DimName Dim, class W>
+using part_t = typename part_of<Dim, W>::type;
+template <DimName Dim, class Tuple>
+struct part_fields;
+template <DimName Dim, class... F>
+struct part_fields<Dim, std::tuple<F...>> {
+  using type = std::tuple<part_t<Dim, F>...>;
+};
+
+template <DimName Dim>
+inline constexpr Spec array_dim{std::string_view(Dim)};
+template <DimName Dim, class W>
+using parts_t = Array<array_dim<Dim>, part_t<Dim, W>>;
+
+/// Whether each leaf has the stacked dim first, or a compile error and false.
+template <OpName Name, DimName Dim, class W>
+constexpr bool check_stacked() {
+  if constexpr (checked_tree<Name, W>)
+    return all_leaves<W>([]<class D, Spec S>(std::type_identity<Tensor<D, S>>) {
+      return checked<rules::unstack, Name, Literal("leaf"), Dim, S>::ok &&
+             legal<rules::unstack, Name, Literal("leaf"), Dim, S>;
+    });
+  else
+    return false;
+}
+
+/// Copies a tree to one of the same structure, leaf by leaf.
+template <class To, class From>
+void copy_leaves(To& to, const From& from) {
+  if constexpr (is_tensor<To>) {
+    to = from;
+  } else if constexpr (is_array<To>) {
+    to.resize(from.size());
+    for (std::size_t i = 0; i < to.size(); ++i) copy_leaves(to[i], from[i]);
+  } else {
+    [&]<std::size_t... I>(std::index_sequence<I...>) {
+      (copy_leaves(std::get<I>(fields(to)), std::get<I>(fields(from))), ...);
+    }
+    (std::make_index_sequence<tree_width<To>>{});
+  }
+}
+/// Part `i` of `count` of the stacked leaves. `parts` has those of each leaf that has a value, in the order of the
+/// tree.
+template <class W, class P>
+void collect_part(const W& stacked, P& part, const ValuePtr*& parts, std::size_t i, std::size_t count) {
+  if constexpr (is_tensor<W>) {
+    if (!stacked) return;
+    part = P(parts[i]);
+    parts += count;
+  } else if constexpr (is_array<W>) {
+    part.resize(stacked.size());
+    for (std::size_t k = 0; k < stacked.size(); ++k) collect_part(stacked[k], part[k], parts, i, count);
+  } else {
+    [&]<std::size_t... I>(std::index_sequence<I...>) {
+      (collect_part(std::get<I>(fields(stacked)), std::get<I>(fields(part)), parts, i, count), ...);
+    }
+    (std::make_index_sequence<tree_width<W>>{});
+  }
+}
+[[noreturn, gnu::noinline, gnu::cold]] inline void fail_layers(const OpInfo& op, const Path& path, std::int64_t first,
+                                                               std::int64_t size) {
+  throw Error(op.describe() + ": the leaf `" + path.text() + "` has " + std::to_string(size) +
+              " parts, but the first has " + std::to_string(first) + "; stack as many tensors in each leaf");
+}
+
+template <DimName Dim, class W>
+auto unstack_tree(const OpInfo& op, const W& stacked) -> parts_t<Dim, W> {
+  std::vector<ValuePtr> parts;
+  std::int64_t count = -1;
+  const auto cut = [&]<class D, Spec S>(const Path& path, const Tensor<D, S>& leaf) {
+    if (!leaf) return;
+    using Due = Dual<Tensor<D, S>, axes_of<S>()>;
+    const std::int64_t size = leaf.size(Dim);
+    if (count >= 0 && count != size) fail_layers(op, path, count, size);
+    count = size;
+    unstack_to(parts, {"unstack", op.spec, op.site}, leaf.value(), parsed<part_t<Dim, Tensor<D, S>>::spec>,
+               parsed<Due::spec>);
+  };
+  visit(cut, {}, stacked);
+  if (count < 0) throw EmptyTensor(op.describe() + ": no leaf of the tree has a value");
+  parts_t<Dim, W> layers(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const ValuePtr* leaf = parts.data();
+    collect_part(stacked, layers[i], leaf, i, layers.size());
+  }
+  return layers;
+}
+
+}  // namespace detail
+
+namespace detail {
+template <DimName Dim, class W>
+struct named_as<Unstacked<Dim, W>> {
+  using type = W;
+};
+}  // namespace detail
+
+/// One part of a struct of stacked tensors: each leaf is without the stacked dim. It converts to a struct that has
+/// these tensors as fields, in the same order. `get` returns the part of one member, `layer.get<&Stacked::w>()`, and
+/// through `as_tuple` functions of trees accept it.
+template <DimName Dim, class W>
+class Unstacked {
+ public:
+  template <auto Member>
+  [[nodiscard]] const auto& get() const {
+    return std::get<detail::field_index(Member)>(fields_);
+  }
+  template <class T>
+  requires(std::is_aggregate_v<T>&& detail::has_fields<T>() && detail::tree_width<T> == detail::tree_width<W>)
+  operator T() const {  // NOLINT(google-explicit-constructor): the function of a loop says which struct it takes
+    T part;
+    detail::copy_leaves(part, *this);
+    return part;
+  }
+  auto& as_tuple() { return fields_; }
+  const auto& as_tuple() const { return fields_; }
+
+ private:
+  typename detail::part_fields<Dim, detail::field_types<W>>::type fields_;
+};
+
+/// The same of a struct of stacked tensors, as an Array of Unstacked. *Throws* if leaves have different sizes.
+/// `for (const Layer layer : unstack<"layer">(stacked))`
+template <DimName Dim, class W, class = std::enable_if_t<!is_tensor<W>>>
+auto unstack(const W& stacked, Site site = Site::current())
+    -> std::enable_if_t<detail::check_stacked<"unstack", Dim, W>(), detail::parts_t<Dim, W>> {
+  const detail::Calling op{"unstack", Dim, site};
+  return detail::unstack_tree<Dim>(op, stacked);
+}
+
+}  // namespace shardlib
