@@ -101,12 +101,12 @@ auto no_dim(const X& x, const Stacked& w) {
 }
 #endif
 
-// the layer's struct still has the gathered specs
+// the layer's struct has a gathered weight
 // expect: a tensor `f32\[M/d H/t\]` does not fit the declared type `f32\[M H/t\]`: dim 1 is `M/d`, not `M`; gather it
 #if SECTION == 7
 struct Gathered {
   Tensor<f32, "M H/t"> up;
-  Tensor<f32, "H/t M"> down;
+  Tensor<f32, "H/t M/d"> down;
 };
 auto other_layer(const X& x, const Stacked& w) {
   return scan_layers<"Y">([](const X& y, const Gathered&) { return y; }, w, x);

@@ -77,14 +77,12 @@ using loop_result_t = typename loop_result<std::is_invocable_v<const F&, const A
 /// Whether f returns the type of its carry, or a compile error and false.
 template <OpName Name, class Carry, class R>
 constexpr bool check_carry() {
-  if constexpr (std::is_same_v<R, Carry> || std::is_void_v<R>)
-    return !std::is_void_v<R>;
-  else if constexpr (is_tensor<Carry> && is_tensor<R>)
-    return checked<rules::carry, Name, dtype_v<typename Carry::value_type>, Carry::spec,
-                   dtype_v<typename R::value_type>, R::spec>::ok &&
-           false;
-  else
-    return checked<rules::carry_type, Name, name_of_type<Carry>, name_of_type<R>>::ok && false;
+  if constexpr (is_tensor<Carry> && is_tensor<R>)
+    static_assert(checked<rules::carry, Name, dtype_v<typename Carry::value_type>, Carry::spec,
+                          dtype_v<typename R::value_type>, R::spec>::ok);
+  else if constexpr (!std::is_same_v<R, Carry> && !std::is_void_v<R>)
+    static_assert(checked<rules::carry_type, Name, name_of_type<Carry>, name_of_type<R>>::ok);
+  return std::is_same_v<R, Carry>;
 }
 template <OpName Name, class F, class Carry, class... Args>
 constexpr bool keeps_carry() {
