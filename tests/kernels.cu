@@ -8,10 +8,15 @@
 #include "shardlib/compute/norms.hpp"
 #include "shardlib/device/cuda_launcher.hpp"
 #include "shardlib/kernels/body/elementwise.hpp"
+#include "shardlib/kernels/body/index.hpp"
+#include "shardlib/kernels/body/layout.hpp"
 #include "shardlib/kernels/body/optimizers.hpp"
 #include "shardlib/kernels/body/random.hpp"
 #include "shardlib/kernels/body/reduce.hpp"
+#include "shardlib/kernels/body/reduce_tree.hpp"
 #include "shardlib/kernels/body/rows.hpp"
+#include "shardlib/kernels/body/scans.hpp"
+#include "shardlib/kernels/body/sort.hpp"
 
 namespace shardlib::detail {
 
@@ -25,6 +30,12 @@ namespace body = kernels::body;
   KERNEL(body::ReduceRuns<kernels::detail::Op, accumulator_t<T>, T, T>)    \
   KERNEL(body::ReduceColumns<kernels::detail::Op, accumulator_t<T>, T, T>) \
   KERNEL(body::Identity<kernels::detail::Op, T>)
+#define MOVES(U)               \
+  KERNEL(body::CopyRows<U>)    \
+  KERNEL(body::Transpose<U>)   \
+  KERNEL(body::Gather<U, i32>) \
+  KERNEL(body::Gather<U, u32>)
+#define SCAN(...) KERNEL(body::ScanColumns<body::__VA_ARGS__>)
 #define KERNELS(T)                                                            \
   KERNEL(body::Fill<T, body::Uniform>)                                        \
   KERNEL(body::Fill<T, body::Normal>)                                         \
@@ -62,14 +73,37 @@ namespace body = kernels::body;
   REDUCTION(MaxOp, T)                                                         \
   REDUCTION(MinOp, T)                                                         \
   KERNEL(body::SquaresOfPiece<T>)                                             \
-  KERNEL(body::Argmax<T>)
+  KERNEL(body::Argmax<T>)                                                     \
+  MOVES(kernels::Word<sizeof(T)>)                                             \
+  KERNEL(body::AddRows<T>)                                                    \
+  KERNEL(body::ReduceTree<T, Sum>)                                            \
+  KERNEL(body::ReduceTree<T, Max>)                                            \
+  SCAN(CumulativeSum<T>)                                                      \
+  SCAN(CumulativeProduct<T>)                                                  \
+  SCAN(CumulativeProductBackward<T>)                                          \
+  SCAN(CumulativeMaximum<T>)                                                  \
+  SCAN(CumulativeMaximumBackward<T>)                                          \
+  SCAN(LinearScan<T>)                                                         \
+  SCAN(LinearScanEnds<T>)                                                     \
+  SCAN(LinearScanBackward<T>)                                                 \
+  SCAN(LinearScanBackwardEnds<T>)
 KERNELS(f32)
 KERNELS(bf16)
+MOVES(kernels::Word<1>)
+MOVES(kernels::Word<8>)
+KERNEL(body::ZeroRows)
+KERNEL(body::ListAdditions<i32>)
+KERNEL(body::ListAdditions<u32>)
+KERNEL(body::SortRuns<body::Addition>)
+KERNEL(body::MergeRuns<body::Addition>)
+SCAN(CumulativeSum<i32>)
 REDUCTION(SumOp, i32)
 KERNEL(body::ReduceRuns<kernels::detail::SumOp, f32, f32, bf16>)
 KERNEL(body::ReduceColumns<kernels::detail::SumOp, f32, f32, bf16>)
 KERNEL(body::SumOfPieces<f32>)
 #undef KERNELS
+#undef SCAN
+#undef MOVES
 #undef REDUCTION
 #undef ELEMENTWISE
 #undef KERNEL

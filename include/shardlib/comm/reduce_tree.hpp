@@ -22,7 +22,7 @@ using Sum = WrappingSum;
 /// The maximum; if one side is a NaN, so is the result.
 struct Max {
   template <class A>
-  A operator()(A a, A b) const {
+  constexpr A operator()(A a, A b) const {
     return a > b || a != a ? a : b;
   }
 };

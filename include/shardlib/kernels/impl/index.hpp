@@ -7,13 +7,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <span>
 #include <string>
-#include <vector>
+#include <type_traits>
 
 #include "shardlib/device/exec.hpp"
-#include "shardlib/kernels/elementwise.hpp"
+#include "shardlib/kernels/body/index.hpp"
+#include "shardlib/kernels/impl/sort_list.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
@@ -66,44 +65,21 @@ void visit_ids(const Exec& exec, const Lookup& l, const void* indices, const cha
   throw Error(std::string(op) + ": indices are " + std::string(name(l.index_dtype)) + "; cast them to i32 or u32");
 }
 
-template <class U, class I>
-void gather_rows(const Exec& exec, const Lookup& l, const U* table, const I* indices, U* out) {
-  Nest<3> nest = lookup_nest(l);
-  const auto inner = nest.pop();
-  const std::int64_t n = inner.extent;
-  const auto [out_stride, table_stride, index_stride] = inner.strides;
-  const std::int64_t rows = nest.count();
-  const std::int64_t group = std::max<std::int64_t>(1, 8192 / n);
-  exec.for_each((rows + group - 1) / group, [&, out_stride = out_stride, table_stride = table_stride,
-                                             index_stride = index_stride](std::int64_t item) {
-    Walk<3> walk(nest, item * group);
-    for (std::int64_t r = item * group; r < std::min(rows, (item + 1) * group); ++r, walk.next()) {
-      U* to = out + walk.offsets[0];
-      const U* from = table + walk.offsets[1];
-      const I* id = indices + walk.offsets[2];
-      if (index_stride == 0 && table_stride == 1 && out_stride == 1) {
-        const std::int64_t row = static_cast<std::int64_t>(*id) - l.first_row;
-        const std::size_t bytes = static_cast<std::size_t>(n) * sizeof(U);
-        if (row >= 0 && row < l.rows) {
-          std::memcpy(to, from + row * l.row_stride, bytes);
-        } else {
-          std::memset(to, 0, bytes);
-        }
-        continue;
-      }
-      for (std::int64_t i = 0; i < n; ++i) {
-        const std::int64_t row = static_cast<std::int64_t>(id[i * index_stride]) - l.first_row;
-        const bool here = row >= 0 && row < l.rows;
-        to[i * out_stride] = here ? from[i * table_stride + row * l.row_stride] : U{};
-      }
-    }
-  });
+inline body::TableRows table_rows(const Lookup& l) {
+  return {l.first_row, l.rows, l.row_stride};
 }
 
-/// Adds in the order of the result's elements. Threads divide the innermost dim, so that each element of the table
-/// has one writer, and the order is the same for any number of threads.
+template <class U, class I>
+void gather_rows(const Exec& exec, const Lookup& l, const U* table, const I* indices, U* out) {
+  using Kernel = body::Gather<U, I>;
+  const body::RowLoops<3> loops(lookup_nest(l), Kernel::grain);
+  exec.for_items(loops.items(), 0, Kernel{loops, table_rows(l), table, indices, out});
+}
+
+/// Adds in the order of the result's elements, with one lane. Threads divide the innermost dim, so that each element of
+/// the table has one writer, and the order is the same for any number of threads.
 template <class T, class I>
-void scatter_rows(const Exec& exec, const Lookup& l, const T* cotangent, const I* indices, T* table) {
+void scatter_in_order(const Exec& exec, const Lookup& l, const T* cotangent, const I* indices, T* table) {
   Nest<3> nest = lookup_nest(l);
   const auto inner = nest.pop();
   const auto [in_stride, table_stride, index_stride] = inner.strides;
@@ -136,46 +112,32 @@ void scatter_rows(const Exec& exec, const Lookup& l, const T* cotangent, const I
   });
 }
 
-/// As above for bf16, which is rounded once: the sum of an element is taken as a whole, in f32 and in the same order.
-template <class I>
-void scatter_rows(const Exec& exec, const Lookup& l, const bf16* cotangent, const I* indices, bf16* table) {
-  if (exec.dry) return;
-  const MemoryAccess open = exec.access();
+/// As above on any team, in the same order, by a list of all additions that is sorted by the table's rows. Sums are
+/// rounded once.
+template <class T, class I>
+void scatter_sorted(const Exec& exec, const Lookup& l, const T* cotangent, const I* indices, T* table) {
   Nest<3> nest = lookup_nest(l);
-  Nest<3>::Loop inner;
-  if (nest.depth > 0 && nest.loop(nest.depth - 1).strides == std::array<std::int64_t, 3>{1, 1, 0}) inner = nest.pop();
-  struct Addition {
-    std::int64_t to, from;  // offsets of rows
-  };
-  std::vector<Addition> additions;
-  const std::int64_t rows = nest.count();
-  Walk<3> walk(nest, 0);
-  for (std::int64_t r = 0; r < rows; ++r, walk.next()) {
-    const std::int64_t row = static_cast<std::int64_t>(indices[walk.offsets[2]]) - l.first_row;
-    if (row >= 0 && row < l.rows) additions.push_back({walk.offsets[1] + row * l.row_stride, walk.offsets[0]});
-  }
-  std::ranges::stable_sort(additions, {}, &Addition::to);
-  std::vector<std::span<const Addition>> sums;
-  for (auto begin = additions.cbegin(); begin != additions.cend();) {
-    const auto end = std::find_if(begin, additions.cend(), [&](const Addition& a) { return a.to != begin->to; });
-    sums.emplace_back(begin, end);
-    begin = end;
-  }
-  exec.for_each(std::ssize(sums), [&](std::int64_t item) {
-    const auto& sum = sums[static_cast<std::size_t>(item)];
-    bf16* const row = table + sum.front().to;
-    constexpr std::int64_t piece = 64;
-    for (std::int64_t begin = 0; begin < inner.extent; begin += piece) {
-      const std::int64_t n = std::min(piece, inner.extent - begin);
-      f32 wide[piece];
-      for (std::int64_t i = 0; i < n; ++i) wide[i] = static_cast<f32>(row[begin + i]);
-      for (const Addition& a : sum) {
-        const bf16* const from = cotangent + a.from + begin;
-        for (std::int64_t i = 0; i < n; ++i) wide[i] += static_cast<f32>(from[i]);
-      }
-      for (std::int64_t i = 0; i < n; ++i) row[begin + i] = bf16(wide[i]);
-    }
-  });
+  std::int64_t columns = 1;  // of a row that is added as a whole
+  if (nest.depth > 0 && nest.loop(nest.depth - 1).strides == std::array<std::int64_t, 3>{1, 1, 0})
+    columns = nest.pop().extent;
+  for (int d = 0; d < nest.depth; ++d) nest.loop(d).strides[0] /= columns;  // the number of a row, not its offset
+  const std::int64_t n = nest.count();
+  const std::size_t bytes = static_cast<std::size_t>(n) * sizeof(body::Addition);
+  const Buffer list = exec.pool->allocate(bytes), other = exec.pool->allocate(bytes);
+  const body::RowLoops<3> loops(nest, body::ListAdditions<I>::grain);
+  exec.for_items(loops.items(), 0, body::ListAdditions<I>{loops, table_rows(l), indices, list.as<body::Addition>()});
+  const body::AddRows<T> add(sort_list(exec, list.as<body::Addition>(), other.as<body::Addition>(), n), cotangent,
+                             table, n, columns);
+  exec.for_items(add.items(), 0, add);
+}
+
+/// Whether teams have one lane, which can add in order by itself.
+inline bool single_lane([[maybe_unused]] const Exec& exec) {
+#if defined(SHARDLIB_LAUNCHER_KOKKOS)
+  return false;
+#else
+  return exec.pool == nullptr || exec.pool->device_memory() == nullptr;
+#endif
 }
 
 }  // namespace detail
@@ -197,7 +159,12 @@ void scatter_add_to(const Exec& exec, AnyDType dtype, const Lookup& lookup, cons
   visit_dtype(dtype, [&]<class T>(T) {
     if constexpr (floating<T>) {
       detail::visit_ids(exec, lookup, indices, "scatter_add", [&](const auto* ids) {
-        detail::scatter_rows(exec, lookup, static_cast<const T*>(cotangent), ids, static_cast<T*>(sums));
+        const auto* const from = static_cast<const T*>(cotangent);
+        if constexpr (std::is_same_v<T, accumulator_t<T>>) {
+          if (detail::single_lane(exec))
+            return detail::scatter_in_order(exec, lookup, from, ids, static_cast<T*>(sums));
+        }
+        detail::scatter_sorted(exec, lookup, from, ids, static_cast<T*>(sums));
       });
     } else {
       throw Error("scatter_add: no gradient of " + std::string(name(dtype)) + "; use f32, bf16 or f64");

@@ -3,82 +3,38 @@
 
 #include "shardlib/kernels/layout.hpp"
 
-#include <algorithm>
-#include <cstring>
+#include <cstddef>
+#include <cstdint>
+#include <span>
 #include <utility>
 
+#include "shardlib/device/exec.hpp"
+#include "shardlib/kernels/body/layout.hpp"
 #include "shardlib/kernels/strided.hpp"
 
 namespace shardlib::kernels {
 
 namespace detail {
 
-/// Copies one run of n elements.
 template <class U>
-void copy_run(std::int64_t n, const U* in, std::int64_t in_stride, U* out, std::int64_t out_stride) {
-  if (in_stride == 1 && out_stride == 1) {
-    std::memcpy(out, in, static_cast<std::size_t>(n) * sizeof(U));
-  } else if (in_stride == 0 && out_stride == 1) {
-    std::fill_n(out, n, *in);
-  } else {
-    for (std::int64_t i = 0; i < n; ++i) out[i * out_stride] = in[i * in_stride];
-  }
-}
-
-/// A block has at most transpose_block rows (unit stride in `in`) and as many columns (unit stride in `out`).
-inline constexpr std::int64_t transpose_block = 32;
-
-template <class U>
-void transpose(std::int64_t rows, std::int64_t columns, const U* in, std::int64_t in_stride, U* out,
-               std::int64_t out_stride) {
-  // Copies through a dense tile in the L1 cache, so that reads of `in` and writes of `out` use whole cache lines.
-  // Their strides are often a power of two, and the lines would otherwise evict each other.
-  U tile[transpose_block * transpose_block];
-  for (std::int64_t c = 0; c < columns; ++c) {
-    for (std::int64_t r = 0; r < rows; ++r) tile[r * transpose_block + c] = in[c * in_stride + r];
-  }
-  for (std::int64_t r = 0; r < rows; ++r) {
-    std::memcpy(out + r * out_stride, tile + r * transpose_block, static_cast<std::size_t>(columns) * sizeof(U));
-  }
-}
-
-template <class U>
-void copy_nest(const Exec& exec, Nest<2> nest, const U* in, U* out) {
-  constexpr std::int64_t grain = 16384;
-  const auto inner = nest.pop();
+void copy_nest(const Exec& exec, const Nest<2>& nest, const U* in, U* out) {
+  const auto inner = nest.depth > 0 ? nest.loop(nest.depth - 1) : Nest<2>::Loop();
   int fastest = -1;  // the loop along which `in` is contiguous, if it is not the innermost one
-  for (int d = 0; d < nest.depth; ++d) {
+  for (int d = 0; d + 1 < nest.depth; ++d) {
     if (nest.loop(d).strides[0] == 1 && inner.strides[0] > 1 && inner.strides[1] == 1) fastest = d;
   }
   if (fastest < 0) {
-    const std::int64_t pieces = (inner.extent + grain - 1) / grain;
-    const std::int64_t rows = nest.count();
-    const std::int64_t group = std::max<std::int64_t>(1, grain / inner.extent);
-    exec.for_each((rows + group - 1) / group * pieces, [&](std::int64_t item) {
-      const std::int64_t first = item / pieces * group;
-      const std::int64_t begin = item % pieces * grain;
-      const std::int64_t n = std::min(grain, inner.extent - begin);
-      Walk<2> walk(nest, first);
-      for (std::int64_t row = first; row < std::min(rows, first + group); ++row, walk.next()) {
-        copy_run(n, in + walk.offsets[0] + begin * inner.strides[0], inner.strides[0],
-                 out + walk.offsets[1] + begin * inner.strides[1], inner.strides[1]);
-      }
-    });
-    return;
+    const body::CopyRows<U> kernel{body::RowLoops<2>(nest, body::CopyRows<U>::grain), in, out};
+    return exec.for_items(kernel.loops.items(), 0, kernel);
   }
+  using Kernel = body::Transpose<U>;
   const auto row = nest.loop(fastest);
-  for (int d = fastest; d + 1 < nest.depth; ++d) nest.loop(d) = nest.loop(d + 1);
-  --nest.depth;
-  const std::int64_t bands = (row.extent + transpose_block - 1) / transpose_block;
-  exec.for_each(nest.count() * bands, [&](std::int64_t item) {
-    const Walk<2> walk(nest, item / bands);
-    const std::int64_t r = item % bands * transpose_block;
-    const std::int64_t rows = std::min(transpose_block, row.extent - r);
-    for (std::int64_t c = 0; c < inner.extent; c += transpose_block) {
-      transpose(rows, std::min(transpose_block, inner.extent - c), in + walk.offsets[0] + r + c * inner.strides[0],
-                inner.strides[0], out + walk.offsets[1] + r * row.strides[1] + c, row.strides[1]);
-    }
-  });
+  Nest<2> others = nest;
+  others.depth -= 2;  // without the innermost loop, and without that one
+  for (int d = fastest; d < others.depth; ++d) others.loop(d) = nest.loop(d + 1);
+  const std::int64_t bands = (row.extent + Kernel::height - 1) / Kernel::height;
+  exec.for_items(others.count() * bands, 0,
+                 Kernel{others, row.extent, inner.extent, bands, inner.strides[0], row.strides[1], in, out});
 }
 
 }  // namespace detail
@@ -120,24 +76,11 @@ SHARDLIB_INLINE void copy_strided(const Exec& exec, std::size_t element_size, st
 SHARDLIB_INLINE void zero_strided(const Exec& exec, std::size_t element_size, std::span<const std::int64_t> shape,
                                   void* out, std::span<const std::int64_t> out_strides) {
   if (product(shape) == 0) return;
-  constexpr std::int64_t grain = 16384;
   const auto element = static_cast<std::int64_t>(element_size);
   Nest<1> nest;
   for (std::size_t d = 0; d < shape.size(); ++d) nest.push(shape[d], {out_strides[d] * element});
-  const auto inner = nest.pop();
-  const bool dense = inner.strides[0] == element;
-  const std::int64_t rows = nest.count(), group = std::max<std::int64_t>(1, grain / inner.extent);
-  exec.for_each((rows + group - 1) / group, [&](std::int64_t item) {
-    Walk<1> walk(nest, item * group);
-    for (std::int64_t row = item * group; row < std::min(rows, (item + 1) * group); ++row, walk.next()) {
-      std::byte* const to = static_cast<std::byte*>(out) + walk.offsets[0];
-      if (dense) {
-        std::memset(to, 0, static_cast<std::size_t>(inner.extent * element));
-      } else {
-        for (std::int64_t i = 0; i < inner.extent; ++i) std::memset(to + i * inner.strides[0], 0, element_size);
-      }
-    }
-  });
+  const body::RowLoops<1> loops(nest, body::CopyRows<std::byte>::grain);
+  exec.for_items(loops.items(), 0, body::ZeroRows{loops, element, static_cast<std::byte*>(out)});
 }
 
 SHARDLIB_INLINE void permute(const Exec& exec, std::size_t element_size, const void* in,

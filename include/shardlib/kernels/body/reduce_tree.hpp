@@ -1,0 +1,50 @@
+// The sums of communicators, as a kernel.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "shardlib/comm/reduce_tree.hpp"
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/function.hpp"
+
+namespace shardlib::kernels::body {
+
+/// Reduces n elements of each rank, whose arrays are `stride` elements apart. The tree is that of
+/// shardlib::detail::reduce_tree, which does the same on the host. An item is a piece of the result.
+template <class T, class Op>
+struct ReduceTree {
+  static constexpr std::int64_t piece = 1024;
+  const T* in;
+  std::int64_t stride, ranks, n;
+  T* out;
+
+  template <class Team>
+  SHARDLIB_FUNCTION void operator()(const Team& team, std::int64_t item) const {
+    constexpr std::int64_t longest = piece;
+    const std::int64_t first = item * longest;
+    team.lanes(std::min(longest, n - first), [=, this](std::int64_t i) { reduce(first + i); });
+  }
+
+ private:
+  SHARDLIB_FUNCTION void reduce(std::int64_t i) const {
+    using A = accumulator_t<T>;
+    const Op op;
+    A whole[32];  // the trees over 1, 2, 4 ... ranks: those of which the ranks so far are made
+    for (std::int64_t r = 0; r < ranks; ++r) {
+      auto value = static_cast<A>(in[r * stride + i]);
+      int level = 0;
+      for (; (r >> level & 1) != 0; ++level) value = op(whole[level], value);
+      whole[level] = value;
+    }
+    int level = 0;
+    while ((ranks >> level & 1) == 0) ++level;
+    A value = whole[level];
+    for (++level; ranks >> level != 0; ++level) {
+      if ((ranks >> level & 1) != 0) value = op(whole[level], value);
+    }
+    out[i] = static_cast<T>(value);
+  }
+};
+
+}  // namespace shardlib::kernels::body

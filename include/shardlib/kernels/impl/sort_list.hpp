@@ -1,0 +1,25 @@
+// Sorting of a list by kernels.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "shardlib/device/exec.hpp"
+#include "shardlib/kernels/body/sort.hpp"
+
+namespace shardlib::kernels::detail {
+
+/// Sorts a list of n elements, no two of which are equal, through another place. Returns the one of both that has the
+/// result.
+template <class E>
+E* sort_list(const Exec& exec, E* list, E* other, std::int64_t n) {
+  constexpr std::int64_t run = body::SortRuns<E>::length, piece = body::MergeRuns<E>::piece;
+  exec.for_items((n + run - 1) / run, 0, body::SortRuns<E>{list, other, n});
+  for (std::int64_t length = run; length < n; length *= 2) {
+    std::swap(list, other);
+    exec.for_items((n + piece - 1) / piece, 0, body::MergeRuns<E>{list, other, n, length});
+  }
+  return other;
+}
+
+}  // namespace shardlib::kernels::detail
