@@ -479,6 +479,14 @@ def sampling_from_a_run(p):
     with open(questions, "a") as file:
         file.write("{}\n")
     p.run("gpt2", [*GPT2_SMALL, f"--data={p.text}", f"--evaluate={questions}"]).fails(2, "questions.jsonl:5", '"ctx"')
+    folder = os.path.join(p.folder, "tokens-to-sample")
+    tokenizers = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data", "tokenizers")
+    p.run("gpt_fsdp", [*p.small(), "--steps=1", f"--run={folder}", "--vocabulary=4000", "--max-tokens=0",
+                       f"--tokenizer={tokenizers}/gpt2.json"]).succeeds()
+    p.run("shardlib-sample", [folder, "--max-tokens=3"]).succeeds()
+    other = [folder, "--max-tokens=3", f"--tokenizer={tokenizers}/llama3.json"]
+    p.run("shardlib-sample", other).fails(2, "tokenizer", "fingerprint", "--allow-change tokenizer")
+    p.run("shardlib-sample", [*other, "--allow-change=tokenizer"]).succeeds()
     p.run("shardlib-sample", [p.folder]).fails(2, "config.toml")
     p.run("shardlib-sample", []).fails(2, "shardlib-sample RUN")
     p.run("shardlib-sample", [folder, "--max-tokens=0"]).fails(2, "--max-tokens 0")

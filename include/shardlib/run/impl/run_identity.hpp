@@ -52,6 +52,13 @@ inline void add_frozen_weights(RunIdentity& identity, const Training& training) 
     identity.settings[std::string(setting_mark) + "frozen_weights"] = training.frozen_weights;
 }
 
+/// Ids mean something else with another tokenizer. Bytes are the default, which prepared tokens do not need.
+inline void add_tokenizer(RunIdentity& identity, const Data& data) {
+  if (data.tokenizer && data.tokenizer->fingerprint() != "bytes")
+    identity.settings[std::string(setting_mark) + "tokenizer"] =
+        fmt::format("a tokenizer of the fingerprint {:.12}", data.tokenizer->fingerprint());
+}
+
 inline RunIdentity run_identity(const Training& training, const Data& data, const std::string& configuration) {
   const bool streams = !data.train && !training.text_stream.empty();
   RunIdentity identity{loader_hash(data.train.get(), streams ? "stream" : ""), {}};
@@ -66,6 +73,7 @@ inline RunIdentity run_identity(const Training& training, const Data& data, cons
     identity.settings.erase(std::string(setting_mark) + "data");
   if (data.train) identity.settings["data.name"] = data.train->source().name();
   add_frozen_weights(identity, training);
+  add_tokenizer(identity, data);
   return identity;
 }
 
@@ -84,7 +92,7 @@ inline std::vector<std::string> allowed_changes(const Training& training) {
 /// Throws UsageError for a name in --allow-change that is not a setting.
 inline void check_allowed(const Training& training, const std::string& configuration) {
   if (training.allow_change.empty()) return;
-  std::vector<std::string> known{"data"};
+  std::vector<std::string> known{"data", "tokenizer"};
   for (const auto& [name, value] : curve_settings(training, configuration)) known.push_back(name);
   if (!training.frozen_weights.empty()) known.emplace_back("frozen_weights");
   for (const std::string& name : allowed_changes(training)) {
@@ -125,6 +133,11 @@ inline std::vector<std::string> require_same_run(const Checkpoints::Saved& found
     differing.push_back(change);
     names.push_back(name);
   }
+  if (!differing.empty() && training.sample_only)
+    throw UsageError(fmt::format(
+        "the run in '{}' has another model, or it means other tokens: {}; give the checkpoint's values, or allow the "
+        "change with --allow-change {}",
+        training.directory, fmt::join(differing, "; "), fmt::join(names, ",")));
   if (!differing.empty())
     throw UsageError(fmt::format(
         "the run in '{}' would go on from step {} with another curve: {}; give the checkpoint's values, choose another "

@@ -361,9 +361,10 @@ class TrainingLoop {
           fmt::format("--run '{}' has no checkpoint to sample from: give the folder of a run that has "
                       "saved one",
                       training_.directory));
-    RunIdentity frozen;  // only the settings that decide the model's numbers
-    add_frozen_weights(frozen, training_);
-    require_same_run(*found, frozen, training_);
+    RunIdentity model;  // only the settings that decide the model's numbers, and what they mean
+    add_frozen_weights(model, training_);
+    add_tokenizer(model, data_);
+    require_same_run(*found, model, training_);
     const StopOnSignal stop;
     sample(found->step - 1);
     evaluate();
