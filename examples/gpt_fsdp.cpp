@@ -15,7 +15,8 @@
 
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
-  o.training.may_change = {"recompute"};  // the same numbers
+  o.training.may_change = {"recompute"};                   // the same numbers
+  o.training.model_settings = {{"init", "depth-scaled"}};  // as programs of before --init drew
   gpt::declare(options, o);
   gpt::declare(options, o.files);
   declare_presets(options);

@@ -191,7 +191,8 @@ inline void read_config(run::Options& options, const ModelOptions& o, HuggingFac
         "--export: no architecture of Hugging Face has both --qkv-bias and --qk-norm; leave one of them out");
   if (o.init == "seqax" && !(files.save.empty() && files.load.empty()))
     throw UsageError(
-        "--init seqax: attention's scores are not scaled, and Hugging Face's models scale them by 1/sqrt(d_head); "
+        "--init seqax (of seqax's presets, too): attention's scores are not scaled, and Hugging Face's models scale "
+        "them by 1/sqrt(d_head); "
         "leave "
         "out --load and --export, or choose --init depth-scaled");
   if (files.load.empty()) return;

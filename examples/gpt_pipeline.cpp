@@ -278,6 +278,7 @@ void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
   // Where and when the layers run and what is computed again, not what they compute.
   o.training.may_change = {"schedule", "stages", "stage_layers", "recompute"};
+  o.training.model_settings = {{"init", "depth-scaled"}};  // as programs of before --init drew
   options.group("pipeline");
   options.add(
       "--schedule", o.schedule,
@@ -329,7 +330,9 @@ void check_tutorial(const Options& o) {
                                       {o.config.rope.base != plain.config.rope.base, "--rope-base"},
                                       {o.config.rope.factor != 1, "--rope-factor"},
                                       {o.config.norm_epsilon != plain.config.norm_epsilon, "--norm-epsilon"},
-                                      {o.init != plain.init, "--init"}})
+                                      {o.init != plain.init, "--init"},
+                                      {t.epochs > 0, "--epochs"},
+                                      {t.shuffle != "yes", "--shuffle"}})
     if (given)
       throw UsageError(
           fmt::format("{} does not go with --model jaxpp-tutorial, which has no tokens and makes up its "

@@ -39,8 +39,8 @@ inline void declare(run::Options& options, ModelOptions& o) {
   run::declare(options, o.config.recompute);
   options.add("--dtype", o.dtype, "dtype of products and communication", run::one_of({"f32", "bf16"}));
   options.add("--init", o.init,
-              "first values; depth-scaled: branches by 1/sqrt(2 layers), as in GPT-2; seqax: as seqax draws them, and "
-              "queries by 1/sqrt(d_head) instead of attention's scores",
+              "first values; depth-scaled: branches by 1/sqrt(2 layers), as in GPT-2; seqax: as seqax draws them, with "
+              "queries, not scores, by 1/sqrt(d_head)",
               run::one_of({"depth-scaled", "seqax"}));
   options.flag("--tied", o.tied, "use the embedding as the unembedding too");
   options.flag("--qkv-bias", o.qkv_bias, "add biases to queries, keys and values (Qwen 2)");
@@ -51,6 +51,8 @@ inline void declare(run::Options& options, ModelOptions& o) {
 inline void settle(ModelOptions& o) {
   run::check_rope(o.config.rope, o.d_head);
   if (o.init == "seqax") o.config.score_scale = 1;
+  if (o.init == "seqax" && (o.tied || o.qk_norm))
+    throw UsageError("--init seqax has neither --tied nor --qk-norm: leave them out, or choose --init depth-scaled");
 }
 
 // Sizes of the model's dims, padded so that a mesh of d x t divides them, and the vocabulary so that GEMMs have round
@@ -73,9 +75,8 @@ inline Sizes sizes_of(const ModelOptions& o, std::int64_t d, std::int64_t t) {
           dim("N", o.qk_norm ? o.d_head : 0, d * t)};
 }
 
-// First values, the same on every mesh: truncated normal numbers, scaled by 1/sqrt(fan in), and scales of 1. seqax
-// divides them by the standard deviation of the truncated distribution, so that theirs is 1/sqrt(fan in), and draws the
-// embedding from the normal distribution (Model.init of its train.py).
+// First values, the same on every mesh: truncated normal numbers by 1/sqrt(fan in), and scales of 1. seqax divides them
+// by the deviation of that distribution, too, and draws the embedding from the normal one (Model.init of its train.py).
 struct Initializer {
   const Mesh<"d t">& mesh;
   const ModelOptions& o;
@@ -85,10 +86,8 @@ struct Initializer {
 
   // The table of the embedding has stream 0, that of the unembedding 1, if there is one.
   void embed(Tensor<f32, "V/t M/d">& table) const {
-    if (seqax)
-      table = random_normal<f32, "V/t M/d">(mesh, sizes, {seed, 0});
-    else
-      draw(table, 0, o.d_model);
+    draw(table, 0, o.d_model);
+    if (seqax) table = random_normal<f32, "V/t M/d">(mesh, sizes, {seed, 0});
   }
   void unembed(Tensor<f32, "V/t M/d">& table) const { draw(table, 1, o.d_model); }
   // The layer of this number in the model. Two branches a layer add to the residual stream: their outputs are scaled

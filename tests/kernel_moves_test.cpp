@@ -14,6 +14,7 @@
 #include "shardlib/kernels/index.hpp"
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/scans.hpp"
+#include "shardlib/kernels/strided.hpp"
 
 using namespace shardlib;
 namespace k = shardlib::kernels;

@@ -208,6 +208,14 @@ def training(p):
 
     seqax = ["--init=seqax", f"--run={p.folder}/seqax", f"--export={p.folder}/seqax-model"]
     p.run("gpt_fsdp", seqax).fails(2, "--init seqax", "--export", "depth-scaled")
+    p.gpt("--init=seqax", "--tied").fails(2, "--tied", "depth-scaled")
+    # The folder knows how its model scales the scores, also where no step is left.
+    short = ["--mesh=d=2,t=1", "--steps=2", f"--run={p.folder}/seqax", "--max-tokens=2"]
+    p.gpt(*short, "--init=seqax").succeeds()
+    p.gpt(*short, "--init=seqax").succeeds()
+    p.gpt(*short, f"--export={p.folder}/seqax-model").fails(2, "init is seqax in the checkpoint, but depth-scaled now")
+    p.run("shardlib-sample", [f"{p.folder}/seqax", "--init=depth-scaled"]).fails(2, "init is seqax", "--allow-change init")
+    p.run("shardlib-sample", [f"{p.folder}/seqax"]).succeeds()
     run, steps = p.metrics("--mesh=d=2,t=1", "--epochs=1", "--shuffle=no", "--batch=64", "--seq=64")
     tokens = int(re.search(r"(\d+) tokens of data, seen 1\.\d\d times", run.out)[1])
     run.check(len(steps) == -(-tokens // (64 * 64)), f"an epoch of {tokens} tokens has {len(steps)} steps")
@@ -487,6 +495,7 @@ def sampling_from_a_run(p):
     other = [folder, "--max-tokens=3", f"--tokenizer={tokenizers}/llama3.json"]
     p.run("shardlib-sample", other).fails(2, "tokenizer", "fingerprint", "--allow-change tokenizer")
     p.run("shardlib-sample", [*other, "--allow-change=tokenizer"]).succeeds()
+    p.run("shardlib-sample", [folder, "--max-tokens=3", "--tokenizer=bytes"]).fails(2, "tokenizer", "fingerprint bytes")
     p.run("shardlib-sample", [p.folder]).fails(2, "config.toml")
     p.run("shardlib-sample", []).fails(2, "shardlib-sample RUN")
     p.run("shardlib-sample", [folder, "--max-tokens=0"]).fails(2, "--max-tokens 0")

@@ -376,7 +376,8 @@ TEST_CASE("options: --help", "[run]") {
   CHECK_FALSE(parse(o, {"--version", "--steps=wrong"}));
   CHECK(o.answer().starts_with("trainer: shardlib " + shardlib::detail::version_text()));
   CHECK(o.answer().find(", with Kokkos ") != std::string::npos);
-  CHECK(o.answer().ends_with("; the host runs the kernels\n") == (launcher_name() == "host"));
+  CHECK(o.answer().ends_with(launcher_name() == "host" ? "; the host runs the kernels\n"
+                                                       : "; " + std::string(launcher_name()) + " runs the kernels\n"));
   CHECK(o.help(80) == R"(trainer: Trains.
 
 usage: trainer [options]

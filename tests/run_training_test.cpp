@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -307,20 +308,23 @@ TEST_CASE("training: epochs become steps, and rows may keep the order of the dat
   training.seq = 4;
   training.epochs = 3;
   CHECK(run::open_data(training, 0).train->options().shuffle);
-  CHECK(training.steps == 3 * 4);
+  CHECK(training.steps == 10);  // of 78 tokens
+  training.epochs = std::numeric_limits<std::int64_t>::max() / 8;
+  CHECK_THROWS_WITH(run::open_data(training, 0), Catch::Contains("choose fewer epochs"));
   training.epochs = 0;
   training.shuffle = "no";
+  training.steps = 7;
   const run::Data data = run::open_data(training, 0);
-  CHECK(training.steps == 3 * 4);
+  CHECK(training.steps == 7);
   const io::TokenBatch first = data.train->batch(0);
   CHECK(std::string(first.targets.begin(), first.targets.end()) == "abcdefgh");
 
   training.data.clear();
   training.text_stream = folder.path();
-  CHECK_THROWS_WITH(run::open_data(training, 0), Catch::Matchers::ContainsSubstring("--shuffle no has no meaning"));
+  CHECK_THROWS_WITH(run::open_data(training, 0), Catch::Contains("--shuffle no has no meaning"));
   training.shuffle = "yes";
   training.epochs = 1;
-  CHECK_THROWS_WITH(run::open_data(training, 0), Catch::Matchers::ContainsSubstring("--epochs has no meaning"));
+  CHECK_THROWS_WITH(run::open_data(training, 0), Catch::Contains("--epochs has no meaning"));
 }
 
 TEST_CASE("training: data that another tokenizer made are refused, whichever of their folders is named",

@@ -79,7 +79,9 @@ class Loader {
   [[nodiscard]] TokenBatch batch(std::int64_t step) const { return rows(step, 0, options_.batch); }
 
   /// Steps after which every token (or document) has been seen once, rounded up.
-  [[nodiscard]] std::int64_t steps_per_epoch() const;
+  [[nodiscard]] std::int64_t steps_per_epoch() const { return steps_for(1); }
+  /// Steps that go through the data so many times, rounded up once: a batch may reach into the next epoch.
+  [[nodiscard]] std::int64_t steps_for(std::int64_t epochs) const;
   /// How many times the data have been gone through when a step begins.
   [[nodiscard]] double epochs(std::int64_t step) const;
   /// A hash of the tokens and of everything that decides the batches, for checkpoints: while it stays the same, step k

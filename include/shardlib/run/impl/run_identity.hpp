@@ -30,10 +30,14 @@ inline std::string loader_hash(const io::Loader* loader, const std::string& none
 /// schedule, but more steps are the usual reason to resume.
 // clang-format off
 inline constexpr std::string_view free_settings[] = {
-    "preset", "data", "validation_data", "stream", "tokenizer", "mesh", "steps", "epochs", "microbatches", "save_every", "keep",
+    "preset", "data", "validation_data", "stream", "tokenizer", "mesh", "steps", "microbatches", "save_every", "keep",
     "keep_every", "keep_best", "on_spike", "spike_window", "spike_deviations", "validate_every", "validation_batches", "check_replicas", "device", "collective_timeout", "trace", "tensorboard", "find_nan",
     "sample_every", "max_tokens", "sample_begin", "prompt", "top_k", "top_p", "stop", "samples", "temperature"};
 // clang-format on
+
+/// Settings of `declare` that decide the numbers of a model but no shape.
+inline constexpr std::string_view number_settings[] = {"norm_epsilon", "rope_base", "rope_factor",
+                                                       "rope_context", "rope_low",  "rope_high"};
 
 /// The settings that decide the curve, by their names without sections, those of the program included.
 inline std::map<std::string, std::string> curve_settings(const Training& training, const std::string& configuration) {
@@ -52,9 +56,10 @@ inline void add_frozen_weights(RunIdentity& identity, const Training& training) 
     identity.settings[std::string(setting_mark) + "frozen_weights"] = training.frozen_weights;
 }
 
-/// Ids mean something else with another tokenizer. Bytes are the default, which prepared tokens do not need.
-inline void add_tokenizer(RunIdentity& identity, const Data& data) {
-  if (data.tokenizer && data.tokenizer->fingerprint() != "bytes")
+/// Ids mean something else with another tokenizer. Tokens that were prepared need none, so a run that only trains on
+/// them may have the default, bytes.
+inline void add_tokenizer(RunIdentity& identity, const Data& data, bool bytes) {
+  if (data.tokenizer && (bytes || data.tokenizer->fingerprint() != "bytes"))
     identity.settings[std::string(setting_mark) + "tokenizer"] =
         fmt::format("a tokenizer of the fingerprint {:.12}", data.tokenizer->fingerprint());
 }
@@ -73,7 +78,18 @@ inline RunIdentity run_identity(const Training& training, const Data& data, cons
     identity.settings.erase(std::string(setting_mark) + "data");
   if (data.train) identity.settings["data.name"] = data.train->source().name();
   add_frozen_weights(identity, training);
-  add_tokenizer(identity, data);
+  add_tokenizer(identity, data, false);
+  return identity;
+}
+
+/// What decides the numbers of the model and what they mean: for samples, exports and answers of a run.
+inline RunIdentity model_identity(const Training& training, const Data& data, const std::string& configuration) {
+  RunIdentity identity;
+  for (const auto& [name, value] : curve_settings(training, configuration))
+    if (training.model_settings.contains(name) || std::ranges::find(number_settings, name) != std::end(number_settings))
+      identity.settings[std::string(setting_mark) + name] = value;
+  add_frozen_weights(identity, training);
+  add_tokenizer(identity, data, true);
   return identity;
 }
 
@@ -104,11 +120,19 @@ inline void check_allowed(const Training& training, const std::string& configura
   }
 }
 
+/// The value of a setting that a checkpoint does not name, because its program had no such setting; empty: not known.
+inline std::string value_if_absent(const Training& training, const std::string& name) {
+  if (name == "shuffle") return "yes";
+  const auto at = training.model_settings.find(name);
+  return at == training.model_settings.end() ? "" : at->second;
+}
+
 /// Throws UsageError, the same on all devices, if the run would continue the checkpoint with another curve, unless
 /// --allow-change names the differences. Returns a sentence for each allowed change. For a checkpoint without a record
-/// of settings it returns a note if the batches differ. A setting that only one side has is not compared.
+/// of settings it returns a note if the batches differ. A setting that only one side has is not compared, unless
+/// `value_if_absent` knows its value. `goes_on`: the run has steps left.
 inline std::vector<std::string> require_same_run(const Checkpoints::Saved& found, const RunIdentity& now,
-                                                 const Training& training) {
+                                                 const Training& training, bool goes_on) {
   std::vector<std::string> notes, differing, names;
   const auto& before = found.identity.settings;
   const auto value_of = [](const std::map<std::string, std::string>& settings, const std::string& key) {
@@ -117,15 +141,17 @@ inline std::vector<std::string> require_same_run(const Checkpoints::Saved& found
     return named ? "'" + name->second + "' with " + settings.at(key) : settings.at(key);
   };
   const std::vector<std::string> allowed = allowed_changes(training);
-  bool recorded = false;
+  const bool recorded =
+      std::ranges::any_of(before, [](const auto& setting) { return setting.first.starts_with(setting_mark); });
   for (const auto& [key, value] : now.settings) {
-    const auto at = before.find(key);
-    if (!key.starts_with(setting_mark) || at == before.end()) continue;
-    recorded = true;
-    if (at->second == value) continue;
+    if (!recorded || !key.starts_with(setting_mark)) continue;
     const std::string name = key.substr(setting_mark.size());
-    const std::string change =
-        fmt::format("{} is {} in the checkpoint, but {} now", name, value_of(before, key), value_of(now.settings, key));
+    const bool known = before.contains(key);
+    const std::string was = known ? before.at(key) : value_if_absent(training, name);
+    if (!known && was.empty()) continue;
+    if (was == value) continue;
+    const std::string change = fmt::format("{} is {} in the checkpoint, but {} now", name,
+                                           known ? value_of(before, key) : was, value_of(now.settings, key));
     if (std::ranges::find(allowed, name) != allowed.end()) {
       notes.push_back("allowed by --allow-change: " + change);
       continue;
@@ -133,16 +159,13 @@ inline std::vector<std::string> require_same_run(const Checkpoints::Saved& found
     differing.push_back(change);
     names.push_back(name);
   }
-  if (!differing.empty() && training.sample_only)
-    throw UsageError(fmt::format(
-        "the run in '{}' has another model, or it means other tokens: {}; give the checkpoint's values, or allow the "
-        "change with --allow-change {}",
-        training.directory, fmt::join(differing, "; "), fmt::join(names, ",")));
   if (!differing.empty())
     throw UsageError(fmt::format(
-        "the run in '{}' would go on from step {} with another curve: {}; give the checkpoint's values, choose another "
-        "--run, or allow the change with --allow-change {}",
-        training.directory, found.step, fmt::join(differing, "; "), fmt::join(names, ",")));
+        "the run in '{}' {}: {}; give the checkpoint's values, {}or allow the change with --allow-change {}",
+        training.directory,
+        goes_on ? fmt::format("would go on from step {} with another curve", found.step)
+                : "has another model or tokenizer",
+        fmt::join(differing, "; "), goes_on ? "choose another --run, " : "", fmt::join(names, ",")));
   if (!recorded && !found.identity.data.empty() && !now.data.empty() && found.identity.data != now.data)
     notes.emplace_back("note: the data, or the options that cut them into batches, are not those of the checkpoint");
   return notes;

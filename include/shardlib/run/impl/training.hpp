@@ -39,8 +39,7 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
         "(default: all ranks on d)",
         value_name("AXES"));
   o.add("--steps", t.steps, "training steps", size(0));
-  o.add("--epochs", t.epochs, "passes over the data, each rounded up to whole steps, instead of --steps (0: --steps)",
-        size(0));
+  o.add("--epochs", t.epochs, "passes over the data, instead of --steps (0: --steps)", size(0) | command_line_only());
   o.add("--microbatches", t.microbatches, "parts of a batch whose gradients are accumulated", size());
   o.add("--seed", t.seed, "seed of weights, data order, dropout and samples");
   o.add("--learning-rate", t.learning_rate, "peak learning rate", above(0));
@@ -116,7 +115,8 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
   o.flag("--tensorboard", t.tensorboard, "write TensorBoard events into the run's folder");
 
   o.group("sampling");
-  o.add("--sample-every", t.sample_every, "steps between samples (0: only at the end)", size(0));
+  o.add("--sample-every", t.sample_every, "steps between samples, the first before step 1 (0: only at the end)",
+        size(0));
   o.flag("--sample-only", t.sample_only,
          "no training: sample from the newest checkpoint of --run, whose folder is only read (shardlib-sample)",
          command_line_only());
@@ -320,7 +320,7 @@ SHARDLIB_INLINE Data open_data(Training& t, std::int64_t vocabulary) {
       throw UsageError(
           fmt::format("'{}' has {} tokens, fewer than a row of --seq {}: choose a longer text or shorter rows", t.data,
                       data.train->source().tokens(), t.seq));
-    if (t.epochs > 0) t.steps = t.epochs * data.train->steps_per_epoch();
+    if (t.epochs > 0) t.steps = data.train->steps_for(t.epochs);
   } else if (rows.rows != io::Rows::packed) {
     throw UsageError("--stream has packed rows only: give --data for --rows " + t.rows);
   } else if (t.epochs > 0 || !rows.shuffle) {

@@ -22,6 +22,7 @@
 #include "shardlib/interop/find_nan.hpp"
 #include "shardlib/io/agree.hpp"
 #include "shardlib/io/file.hpp"
+#include "shardlib/run/impl/answers.hpp"
 #include "shardlib/run/impl/batches.hpp"
 #include "shardlib/run/impl/judge.hpp"
 #include "shardlib/run/impl/one_run.hpp"
@@ -56,16 +57,16 @@ class TrainingLoop {
         configuration_(configuration),
         lr_schedule_(lr_schedule(training)),
         speaks_(device->rank() == 0),
-        directory_(training.directory.empty() || training.sample_only
+        directory_(training.directory.empty()
                        ? RunDirectory()
                        : RunDirectory(training.directory, configuration,
                                       training.resume ? Resume::automatic : Resume::never, speaks_)),
+        answers_(device, training, data, program, directory_),
         batches_(device, training, data),
         judge_(training),
         saving_(device, program.checkpoints, directory_, [this](const std::string& text) { message(text); }) {}
 
   void run() {
-    if (training_.sample_only) return only_sample();
     check_allowed(training_, configuration_);
     if ((training_.trace || training_.tensorboard) && !directory_.exists())
       throw UsageError(std::string(training_.trace ? "--trace" : "--tensorboard") +
@@ -80,9 +81,12 @@ class TrainingLoop {
     const std::int64_t first = found ? found->step : 0;
     // The identity needs reads of the data: once, and only if a checkpoint stores it.
     if (directory_.exists()) identity_ = run_identity(training_, data_, configuration_);
-    // Compare before anything in the folder changes. If no step is left, only a sample depends on the settings.
+    // Compare before anything in the folder changes. If no step is left, samples and exports depend on the model alone.
+    const bool goes_on = first < training_.steps;
     std::vector<std::string> changes;
-    if (found && first < training_.steps) changes = require_same_run(*found, identity_, training_);
+    if (found)
+      changes = require_same_run(*found, goes_on ? identity_ : model_identity(training_, data_, configuration_),
+                                 training_, goes_on);
     for (const std::string& sentence : directory_.begin(first)) say(sentence);
     if (first < training_.steps)
       for (const std::string& sentence : directory_.note_start(first, device_->axes())) say(sentence);
@@ -110,12 +114,15 @@ class TrainingLoop {
     }
     judge_.begin(first, shared_records(), found.has_value());
     if (first < training_.steps) read_from(first);
+    if (first == 0 && training_.steps > 0 && training_.sample_every > 0) {
+      answers_.sample(-1);
+      device_->pool()->reset_peak();
+    }
     device_->pool()->trim();  // initialisation has left free ranges that no step may use
     // A run's first step is not typical: memory comes from the system.
     constexpr std::int64_t traced_steps = 5;
     if (training_.trace)
       trace_.emplace(device_, directory_.trace(), std::min(first + 1, training_.steps - 1), traced_steps);
-    if (first == 0 && training_.steps > 0 && training_.sample_every > 0) sample(-1);
     for (std::int64_t step = first; step < training_.steps;) {
       const bool last = step + 1 == training_.steps;
       Record record = train_step(step);
@@ -133,7 +140,7 @@ class TrainingLoop {
       // The record is written before the checkpoint, so that a resumed run has it. The checkpoint's time counts in the
       // next record.
       if (checkpoint_seconds_ > 0) record.seconds.emplace_back("checkpoint", std::exchange(checkpoint_seconds_, 0));
-      const bool stopped = stopping();
+      const bool stopped = stopping(device_);
       if (speaks_) write(record);
       progress_->step(record);
       if (directory_.exists() && (due(step, training_.save_every) || last || stopped)) {
@@ -151,7 +158,7 @@ class TrainingLoop {
       }
       if (due(step, training_.sample_every) || last) {
         progress_->pause();
-        sample(step);
+        answers_.sample(step);
       }
       ++step;
     }
@@ -166,7 +173,7 @@ class TrainingLoop {
       } else {
         say(fmt::format("all {} steps are done", training_.steps));
       }
-      sample(first - 1);
+      answers_.sample(first - 1);
     }
     if (progress_) progress_->finish();
     if (speaks_ && metrics_.is_open()) metrics_.sync();
@@ -174,7 +181,7 @@ class TrainingLoop {
       write_report({directory_.path()}, directory_.report());
       say("report: " + directory_.report());
     }
-    evaluate();
+    answers_.evaluate();
   }
 
  private:
@@ -204,12 +211,9 @@ class TrainingLoop {
   static double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
-  /// Whether a signal asked any device to stop. Collective: the same answer on all devices.
-  bool stopping() const { return reduce(device_, stop_signal != 0 ? 1 : 0, Reduction::max) > 0; }
   static bool due(std::int64_t step, std::int64_t every) { return every > 0 && (step + 1) % every == 0; }
   void say(const std::string& line) const {
-    if (speaks_) fmt::print("{}\n", line);
-    std::fflush(stdout);
+    if (speaks_) print_line(line);
   }
   /// Prints above the live line of progress, if there is one.
   void message(const std::string& line) const { progress_ ? progress_->message(line) : say(line); }
@@ -348,61 +352,6 @@ class TrainingLoop {
     return record;
   }
 
-  /// Samples from the run's newest checkpoint, and writes nothing.
-  void only_sample() {
-    if (training_.directory.empty()) throw UsageError("--sample-only reads the folder of a run: give --run DIR too");
-    if (data_.questions.empty() && (!program_.decode || training_.sample.max_tokens == 0))
-      throw UsageError(program_.decode
-                           ? "--sample-only with --max-tokens 0 has nothing to do: choose more tokens, or --evaluate"
-                           : "--sample-only: this program cannot sample; --evaluate asks its model questions");
-    const std::optional<Checkpoints::Saved> found = program_.checkpoints.load(INT64_MAX);
-    if (!found)
-      throw UsageError(
-          fmt::format("--run '{}' has no checkpoint to sample from: give the folder of a run that has "
-                      "saved one",
-                      training_.directory));
-    RunIdentity model;  // only the settings that decide the model's numbers, and what they mean
-    add_frozen_weights(model, training_);
-    add_tokenizer(model, data_);
-    require_same_run(*found, model, training_);
-    const StopOnSignal stop;
-    sample(found->step - 1);
-    evaluate();
-  }
-  /// Asks the questions of --evaluate. An ending is one row on one of the devices that share the batch; the others have
-  /// none.
-  void evaluate() {
-    if (data_.questions.empty()) return;
-    if (stopping()) return;
-    const bool mine = BatchPlace(*device_, training_).index == 0;
-    const io::TokenBatch none = io::detail::empty_rows(1, training_.seq);
-    const Evaluation result = run::evaluate(
-        data_.questions, *data_.tokenizer, training_.seq, sample_options(training_).begin,
-        [&](const io::TokenBatch& row) { return program_.validate(mine ? row : none); }, [this] { return stopping(); });
-    if (result.questions < std::ssize(data_.questions)) return say("the evaluation was stopped by a signal");
-    const auto share = [&](std::int64_t right) {
-      return static_cast<double>(right) / static_cast<double>(result.questions);
-    };
-    say(fmt::format("evaluated {} questions of {}: acc {:.4f}, acc_norm {:.4f} (chance {:.4f})", result.questions,
-                    training_.evaluate, share(result.right), share(result.right_normalized), result.chance));
-  }
-  void sample(std::int64_t step) {
-    if (training_.sample.max_tokens == 0 || !program_.decode) return;
-    SampleOptions options = sample_options(training_);
-    const auto show = [&](std::string_view piece) {
-      if (speaks_) fmt::print("{}", piece), std::fflush(stdout);
-    };
-    bool stopped = false;
-    const auto stop = [&] { return stopped = stopping(); };
-    for (std::int64_t i = 0; i < training_.samples && !stopped; ++i, ++options.seed) {
-      say(fmt::format("\nA sample after step {} (temperature {}):\n", step + 1, options.temperature));
-      const auto text =
-          generate(*data_.tokenizer, training_.prompt, program_.context, program_.decode, options, show, stop);
-      say(stopped ? "\nthe sample was stopped by a signal" : "\n");
-      if (speaks_ && !stopped) directory_.write(Sample{step, training_.prompt, text});
-    }
-  }
-
   void write(const Record& record) {
     directory_.write(record);
     if (metrics_.is_open()) metrics_.write(record);
@@ -417,6 +366,7 @@ class TrainingLoop {
   LrSchedule lr_schedule_;
   bool speaks_;
   RunDirectory directory_;
+  Answers answers_;
   JsonLines metrics_;
   std::unique_ptr<TensorBoard> events_;
   std::optional<StepTrace> trace_;
@@ -441,6 +391,7 @@ SHARDLIB_INLINE void train(const DevicePtr& device, const Training& training, co
     return;
   }
   detail::require_one_run(device, training, configuration, data);
+  if (training.sample_only) return detail::answer_only(device, training, data, configuration, program);
   detail::TrainingLoop(device, training, data, configuration, program).run();
 }
 

@@ -1,4 +1,4 @@
-// Definitions of checkpoint_folder.hpp.
+// Definitions of folder.hpp.
 #pragma once
 
 #include "shardlib/io/checkpoint/folder.hpp"
@@ -254,7 +254,8 @@ SHARDLIB_INLINE void Checkpoint::Impl::add(const std::string& name, const ZarrAr
   CheckpointArray leaf = detail::describe_array(name, array, attributes);
   const auto put = [&](std::optional<std::int64_t> row) {
     if (!places.emplace(leaf.name, Place{array, row}).second)
-      throw Error("checkpoint '" + path + "': two arrays hold the leaf '" + leaf.name + "'");
+      throw Error("checkpoint '" + path + "': two arrays hold the leaf '" + leaf.name +
+                  "'; go back to an older checkpoint");
     arrays.push_back(leaf);
   };
   const auto found = attributes.find("leaves");

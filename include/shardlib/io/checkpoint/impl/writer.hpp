@@ -1,4 +1,4 @@
-// Definitions of checkpoint_writer.hpp.
+// Definitions of writer.hpp.
 #pragma once
 
 #include "shardlib/io/checkpoint/writer.hpp"

@@ -30,9 +30,14 @@ SHARDLIB_INLINE Loader::Loader(std::shared_ptr<const TokenSource> source, Loader
   units_ = options_.rows == Rows::packed ? source_->tokens() : source_->documents();
 }
 
-SHARDLIB_INLINE std::int64_t Loader::steps_per_epoch() const {
+SHARDLIB_INLINE std::int64_t Loader::steps_for(std::int64_t epochs) const {
   const std::int64_t per_step = options_.rows == Rows::packed ? options_.batch * options_.length : options_.batch;
-  return (units_ - 1) / per_step + 1;
+  const std::int64_t whole = units_ / per_step, rest = units_ % per_step;
+  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max() / 4;
+  if (epochs > most / (units_ + per_step))
+    throw UsageError(std::to_string(epochs) + " passes over '" + source_->name() +
+                     "' are more steps than can be counted; choose fewer epochs");
+  return epochs * whole + (epochs * rest + per_step - 1) / per_step;
 }
 
 SHARDLIB_INLINE double Loader::epochs(std::int64_t step) const {

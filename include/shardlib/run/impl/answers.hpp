@@ -1,0 +1,110 @@
+// What a run's model says: samples, and answers to the questions of --evaluate.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "shardlib/run/evaluate.hpp"
+#include "shardlib/run/impl/batches.hpp"
+#include "shardlib/run/impl/run_identity.hpp"
+#include "shardlib/run/impl/stop_on_signal.hpp"
+#include "shardlib/run/run_directory.hpp"
+#include "shardlib/run/training.hpp"
+
+namespace shardlib::run::detail {
+
+/// Whether a signal asked any device to stop. Collective: the same answer on all devices.
+inline bool stopping(const DevicePtr& device) {
+  return reduce(device, stop_signal != 0 ? 1 : 0, Reduction::max) > 0;
+}
+
+inline void print_line(const std::string& line) {
+  fmt::print("{}\n", line);
+  std::fflush(stdout);
+}
+
+/// The answers of one device's model. All members are collective; the first rank prints.
+class Answers {
+ public:
+  /// `directory` gets the samples.
+  Answers(const DevicePtr& device, const Training& training, const Data& data, const Program& program,
+          RunDirectory& directory)
+      : device_(device), training_(training), data_(data), program_(program), directory_(directory) {}
+
+  /// Draws the samples after a step; -1 is before the first one.
+  void sample(std::int64_t step) {
+    if (training_.sample.max_tokens == 0 || !program_.decode) return;
+    SampleOptions options = sample_options(training_);
+    const auto show = [&](std::string_view piece) {
+      if (speaks_) fmt::print("{}", piece), std::fflush(stdout);
+    };
+    bool stopped = false;
+    const auto stop = [&] { return stopped = stopping(device_); };
+    for (std::int64_t i = 0; i < training_.samples && !stopped; ++i, ++options.seed) {
+      say(fmt::format("\nA sample after step {} (temperature {}):\n", step + 1, options.temperature));
+      const auto text =
+          generate(*data_.tokenizer, training_.prompt, program_.context, program_.decode, options, show, stop);
+      say(stopped ? "\nthe sample was stopped by a signal" : "\n");
+      if (speaks_ && !stopped) directory_.write(Sample{step, training_.prompt, text});
+    }
+  }
+  /// Asks the questions of --evaluate. An ending is one row on one of the devices that share the batch; the others have
+  /// none.
+  void evaluate() {
+    if (data_.questions.empty()) return;
+    if (stopping(device_)) return;
+    const bool mine = BatchPlace(*device_, training_).index == 0;
+    const io::TokenBatch none = io::detail::empty_rows(1, training_.seq);
+    const Evaluation result = run::evaluate(
+        data_.questions, *data_.tokenizer, training_.seq, sample_options(training_).begin,
+        [&](const io::TokenBatch& row) { return program_.validate(mine ? row : none); },
+        [this] { return stopping(device_); });
+    if (result.questions < std::ssize(data_.questions)) return say("the evaluation was stopped by a signal");
+    const auto share = [&](std::int64_t right) {
+      return static_cast<double>(right) / static_cast<double>(result.questions);
+    };
+    say(fmt::format("evaluated {} questions of {}: acc {:.4f}, acc_norm {:.4f} (chance {:.4f})", result.questions,
+                    training_.evaluate, share(result.right), share(result.right_normalized), result.chance));
+  }
+
+ private:
+  void say(const std::string& line) const {
+    if (speaks_) print_line(line);
+  }
+
+  DevicePtr device_;
+  const Training& training_;
+  const Data& data_;
+  const Program& program_;
+  RunDirectory& directory_;
+  bool speaks_ = device_->rank() == 0;
+};
+
+/// --sample-only: answers from the run's newest checkpoint, and writes nothing.
+inline void answer_only(const DevicePtr& device, const Training& training, const Data& data,
+                        const std::string& configuration, const Program& program) {
+  if (training.directory.empty()) throw UsageError("--sample-only reads the folder of a run: give --run DIR too");
+  if (data.questions.empty() && (!program.decode || training.sample.max_tokens == 0))
+    throw UsageError(program.decode
+                         ? "--sample-only with --max-tokens 0 has nothing to do: choose more tokens, or --evaluate"
+                         : "--sample-only: this program cannot sample; --evaluate asks its model questions");
+  const std::optional<Checkpoints::Saved> found = program.checkpoints.load(INT64_MAX);
+  if (!found)
+    throw UsageError(
+        fmt::format("--run '{}' has no checkpoint to sample from: give the folder of a run that has saved one",
+                    training.directory));
+  require_same_run(*found, model_identity(training, data, configuration), training, false);
+  const StopOnSignal stop;
+  RunDirectory nowhere;
+  Answers answers(device, training, data, program, nowhere);
+  answers.sample(found->step - 1);
+  answers.evaluate();
+}
+
+}  // namespace shardlib::run::detail
