@@ -532,8 +532,7 @@ TEST_CASE("training: a run goes on with other data or settings only where --allo
   training.allow_change = "hads";
   CHECK(train("d=1", settings(0.25, 8), other) ==
         "--allow-change: 'hads' is not a setting that is compared with the checkpoint; did you mean heads?; those are "
-        "data, "
-        "heads, learning_rate");
+        "data, tokenizer, heads, learning_rate");
   training.allow_change = "data,heads,learning_rate";
   CHECK(train("d=2", settings(0.25, 8), other).empty());
   CHECK(done == 2);

@@ -13,9 +13,10 @@ import struct
 import subprocess
 import tempfile
 
+from flat_tokens_oracle import batches, make_dataset  # first: it starts again with Debian's Python where zarr is missing
+
 import numpy
 import zarr
-from flat_tokens_oracle import batches, make_dataset
 
 # The preset local-test-synthetic of seqax and of gpt_fsdp, with a quarter of its batch.
 WIDTH, QUERIES, HEADS, HEAD, LAYERS, HIDDEN, VOCABULARY, TIMESCALE = 256, 2, 2, 32, 2, 1024, 1280, 256
