@@ -59,7 +59,7 @@ TEST_CASE("kernel teams: copies and clears have the same bits for any number of 
                       random_integers<std::uint8_t>(40006 * 16, 1, 255, 2));
     }
   };
-  for (const std::size_t element : {1, 2, 3, 4, 8, 12, 16}) check(element);
+  for (const std::size_t element : {1U, 2U, 3U, 4U, 8U, 12U, 16U}) check(element);
 }
 
 TEST_CASE("kernel teams: a list is sorted the same by any number of lanes", "[simulated]") {
