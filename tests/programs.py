@@ -213,8 +213,8 @@ def training(p):
     short = ["--mesh=d=2,t=1", "--steps=2", f"--run={p.folder}/seqax", "--max-tokens=2"]
     p.gpt(*short, "--init=seqax").succeeds()
     p.gpt(*short, "--init=seqax").succeeds()
-    p.gpt(*short, f"--export={p.folder}/seqax-model").fails(2, "init is seqax in the checkpoint, but depth-scaled now")
-    p.run("shardlib-sample", [f"{p.folder}/seqax", "--init=depth-scaled"]).fails(2, "init is seqax", "--allow-change init")
+    p.gpt(*short, f"--export={p.folder}/seqax-model").fails(2, 'init is "seqax" in the checkpoint, but "depth-scaled" now')
+    p.run("shardlib-sample", [f"{p.folder}/seqax", "--init=depth-scaled"]).fails(2, 'init is "seqax"', "--allow-change init")
     p.run("shardlib-sample", [f"{p.folder}/seqax"]).succeeds()
     run, steps = p.metrics("--mesh=d=2,t=1", "--epochs=1", "--shuffle=no", "--batch=64", "--seq=64")
     tokens = int(re.search(r"(\d+) tokens of data, seen 1\.\d\d times", run.out)[1])
@@ -487,15 +487,15 @@ def sampling_from_a_run(p):
     with open(questions, "a") as file:
         file.write("{}\n")
     p.run("gpt2", [*GPT2_SMALL, f"--data={p.text}", f"--evaluate={questions}"]).fails(2, "questions.jsonl:5", '"ctx"')
-    folder = os.path.join(p.folder, "tokens-to-sample")
+    by_tokens = os.path.join(p.folder, "tokens-to-sample")
     tokenizers = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data", "tokenizers")
-    p.run("gpt_fsdp", [*p.small(), "--steps=1", f"--run={folder}", "--vocabulary=4000", "--max-tokens=0",
+    p.run("gpt_fsdp", [*p.small(), "--steps=1", f"--run={by_tokens}", "--vocabulary=4000", "--max-tokens=0",
                        f"--tokenizer={tokenizers}/gpt2.json"]).succeeds()
-    p.run("shardlib-sample", [folder, "--max-tokens=3"]).succeeds()
-    other = [folder, "--max-tokens=3", f"--tokenizer={tokenizers}/llama3.json"]
+    p.run("shardlib-sample", [by_tokens, "--max-tokens=3"]).succeeds()
+    other = [by_tokens, "--max-tokens=3", f"--tokenizer={tokenizers}/llama3.json"]
     p.run("shardlib-sample", other).fails(2, "tokenizer", "fingerprint", "--allow-change tokenizer")
     p.run("shardlib-sample", [*other, "--allow-change=tokenizer"]).succeeds()
-    p.run("shardlib-sample", [folder, "--max-tokens=3", "--tokenizer=bytes"]).fails(2, "tokenizer", "fingerprint bytes")
+    p.run("shardlib-sample", [by_tokens, "--max-tokens=3", "--tokenizer=bytes"]).fails(2, "tokenizer", "fingerprint bytes")
     p.run("shardlib-sample", [p.folder]).fails(2, "config.toml")
     p.run("shardlib-sample", []).fails(2, "shardlib-sample RUN")
     p.run("shardlib-sample", [folder, "--max-tokens=0"]).fails(2, "--max-tokens 0")

@@ -544,6 +544,14 @@ TEST_CASE("training: a run goes on with other data or settings only where --allo
   CHECK(done == 2);
   CHECK(train("d=1", settings(0.75, 8), first).empty());  // no step is left: nothing to compare
 
+  // But the model is compared. A checkpoint that does not name its setting has the program's value of before.
+  training.model_settings = {{"init", "plain"}};
+  CHECK(train("d=1", settings(0.75, 8) + "init = \"plain\"\n", first).empty());
+  CHECK(train("d=1", settings(0.75, 8) + "init = \"other\"\n", first) ==
+        "the run in '" + training.directory +
+            "' has another model or tokenizer: init is \"plain\" in the checkpoint, but \"other\" now; give the "
+            "checkpoint's values, or allow the change with --allow-change init");
+
   // A checkpoint without a record, as older versions have saved it.
   training.steps = 8;
   on_mesh("d=1", [&](const DevicePtr& device) {

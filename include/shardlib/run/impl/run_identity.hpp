@@ -120,11 +120,12 @@ inline void check_allowed(const Training& training, const std::string& configura
   }
 }
 
-/// The value of a setting that a checkpoint does not name, because its program had no such setting; empty: not known.
+/// The value of a setting that a checkpoint does not name, because its program had no such setting, as TOML has it;
+/// empty: not known.
 inline std::string value_if_absent(const Training& training, const std::string& name) {
-  if (name == "shuffle") return "yes";
+  if (name == "shuffle") return "\"yes\"";
   const auto at = training.model_settings.find(name);
-  return at == training.model_settings.end() ? "" : at->second;
+  return at == training.model_settings.end() ? "" : '"' + at->second + '"';
 }
 
 /// Throws UsageError, the same on all devices, if the run would continue the checkpoint with another curve, unless
