@@ -23,8 +23,7 @@ struct Operands {
   Heads q, k, v;
 };
 
-// ---- ring attention
-// --------------------------------------------------------------------------------------------------
+// ---- ring attention ------------------------------------------------------------------------------------------------
 
 // Two sharded lengths cannot stand in one product. So the length is split into R, the places in the ring, and the
 // positions of one place: C of queries, J of keys. Each device has one place.
@@ -69,8 +68,7 @@ auto ring_attention(const Operands& x, double scale) -> Heads {
   return merge<"R/s C -> L/s">(seen.values / seen.total);
 }
 
-// ---- Ulysses
-// ---------------------------------------------------------------------------------------------------------
+// ---- Ulysses -------------------------------------------------------------------------------------------------------
 
 // Each device attends with some of the heads, over the whole length.
 auto ulysses_attention(const Operands& x, double scale) -> Heads {

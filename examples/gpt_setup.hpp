@@ -86,8 +86,10 @@ struct Initializer {
 
   // The table of the embedding has stream 0, that of the unembedding 1, if there is one.
   void embed(Tensor<f32, "V/t M/d">& table) const {
-    draw(table, 0, o.d_model);
-    if (seqax) table = random_normal<f32, "V/t M/d">(mesh, sizes, {seed, 0});
+    if (seqax)
+      table = random_normal<f32, "V/t M/d">(mesh, sizes, {seed, 0});
+    else
+      draw(table, 0, o.d_model);
   }
   void unembed(Tensor<f32, "V/t M/d">& table) const { draw(table, 1, o.d_model); }
   // The layer of this number in the model. Two branches a layer add to the residual stream: their outputs are scaled

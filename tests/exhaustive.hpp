@@ -41,8 +41,7 @@ inline std::string arrow(const std::string& from, const std::string& to) {
   return from + " -> " + to;
 }
 
-// ---- values under specs that only the run knows
-// ---------------------------------------------------------------------
+// ---- values under specs that only the run knows --------------------------------------------------------------------
 
 /// The spec behind the text, for as long as the program runs: values point to theirs.
 inline const TensorSpec& interned(std::string_view text) {

@@ -294,8 +294,7 @@ TEST_CASE("causal_attention keeps no scores", "[ops]") {
   SUCCEED();
 }
 
-// ---- a sharded length, compared with the gathered one
-// -----------------------------------------------------------------
+// ---- a sharded length, compared with the gathered one --------------------------------------------------------------
 
 using Ring = Mesh<"d s">;
 template <dtype D>

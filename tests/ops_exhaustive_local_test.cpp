@@ -168,8 +168,7 @@ TEST_CASE("rearrange over every pair of specs", "[ops][exhaustive][slow]") {
         legal_pairs(rules::rearrange, layouts(wide()), layouts(orders), 18 * 2 + 28 * 6));
 }
 
-// ---- the same bytes under another spec
-// -------------------------------------------------------------------------------
+// ---- the same bytes under another spec -----------------------------------------------------------------------------
 
 /// x's bytes as a value of the spec and sizes.
 ValuePtr relabelled(const ValuePtr& x, const TensorSpec& spec, const detail::GlobalSizes& global) {

@@ -15,8 +15,7 @@ using namespace shardlib::test;
 
 namespace {
 
-// ---- collectives
-// -----------------------------------------------------------------------------------------------------
+// ---- collectives ---------------------------------------------------------------------------------------------------
 
 /// The result's value, of which the kernel fills the buffer.
 detail::Handle<detail::Value> result_of(const char* op, const detail::Value& in, const TensorSpec& spec) {
@@ -110,8 +109,7 @@ TEST_CASE("every collective over two dims and two axes", "[ops][exhaustive]") {
   }
 }
 
-// ---- einsum
-// ----------------------------------------------------------------------------------------------------------
+// ---- einsum --------------------------------------------------------------------------------------------------------
 
 std::vector<int> ids(const TensorSpec& spec) {
   std::vector<int> all;

@@ -77,8 +77,7 @@ inline std::vector<double> resized(const std::vector<double>& data, const Shape&
   return result;
 }
 
-// ---- reference ops
-// ---------------------------------------------------------------------------------------------------
+// ---- reference ops -------------------------------------------------------------------------------------------------
 
 /// Fills y, whose dims are set, from the operands.
 using Reference = std::function<void(const std::vector<Global>& x, Global& y)>;
@@ -174,8 +173,7 @@ inline void first_extrema(const Global& x, const Names& y, bool least,
   for (const auto& [out, element] : best) f(out, element.second);
 }
 
-// ---- values
-// ----------------------------------------------------------------------------------------------------------
+// ---- values --------------------------------------------------------------------------------------------------------
 
 /// What elements are drawn from. All are exact in every dtype, and so are the sums and products that tests take of
 /// them, so that linear ops can be compared exactly.
@@ -288,8 +286,7 @@ inline double rounded(DType dtype, double value) {
   return load_element(dtype, element, 0);
 }
 
-// ---- placement, written without the library's own
-// ---------------------------------------------------------------------
+// ---- placement, written without the library's own ------------------------------------------------------------------
 
 /// A device's coordinates, by axis.
 using Coordinates = std::map<std::string, int, std::less<>>;

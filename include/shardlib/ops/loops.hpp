@@ -52,13 +52,6 @@ inline constexpr bool self_contained<WithPrefetch<G, F>> = self_contained<G>&& s
 
 namespace detail {
 
-template <class F>
-inline constexpr bool prefetches = false;
-template <class G, class F>
-inline constexpr bool prefetches<WithPrefetch<G, F>> = true;
-template <class G, class F>
-inline constexpr bool prefetches<Checkpointed<WithPrefetch<G, F>>> = true;
-
 /// The result of f(args...), or a compile error of this library and void.
 template <bool Callable, OpName Name, class F, class... Args>
 struct loop_result {
@@ -107,31 +100,25 @@ Carry prefetch_at(const Carry& carry, const G& gathers, const std::vector<Layer>
     return leaf++ == at ? prefetched_layers(op, value, gathers, layers, next, again) : value;
   });
 }
-template <class F>
-const F& written(const F& f, bool& /*again*/) {
-  return f;
+/// Starts the gathers of the layers from `next` on, if f prefetches. The backward pass gathers again if f recomputes.
+template <class F, class Layers, class Carry>
+void prefetch_for(const F& /*f*/, const Layers& /*layers*/, std::size_t /*next*/, Carry& /*x*/) {}
+template <class G, class F, class Layers, class Carry>
+void prefetch_for(const WithPrefetch<G, F>& f, const Layers& layers, std::size_t next, Carry& x) {
+  x = prefetch_at(x, f.gather, layers, next, false);
 }
-template <class F>
-const F& written(const Checkpointed<F>& f, bool& again) {
-  again = f.policy.name != "none";
-  return f.f;
+template <class G, class F, class Layers, class Carry>
+void prefetch_for(const Checkpointed<WithPrefetch<G, F>>& f, const Layers& layers, std::size_t next, Carry& x) {
+  x = prefetch_at(x, f.f.gather, layers, next, f.policy.name != "none");
 }
 
 template <class F, class Layers, class Carry, class... Extra>
 Carry scan_list(const F& f, const Layers& layers, Carry x, const Extra&... extra) {
   for (std::size_t i = 0; i < layers.size(); ++i) {
-    if constexpr (prefetches<F>) {
-      bool again = false;
-      const auto& gather = written(f, again).gather;
-      x = prefetch_at(x, gather, layers, i, again);
-    }
+    prefetch_for(f, layers, i, x);
     x = f(x, layers[i], extra...);
   }
-  if constexpr (prefetches<F>) {
-    bool again = false;
-    const auto& gather = written(f, again).gather;
-    x = prefetch_at(x, gather, layers, layers.size(), again);
-  }
+  prefetch_for(f, layers, layers.size(), x);
   return x;
 }
 template <class F, class Layers, class Carry, class... Extra>

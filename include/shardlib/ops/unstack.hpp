@@ -124,13 +124,11 @@ auto unstack_tree(const OpInfo& op, const W& stacked) -> parts_t<Dim, W> {
   return layers;
 }
 
-}  // namespace detail
-
-namespace detail {
 template <DimName Dim, class W>
 struct named_as<Unstacked<Dim, W>> {
   using type = W;
 };
+
 }  // namespace detail
 
 /// One part of a struct of stacked tensors: each leaf is without the stacked dim. It converts to a struct that has

@@ -46,11 +46,8 @@ struct Gather {
     if constexpr (Team::single) {
       const auto steps = loops.inner.strides;
       const bool whole = steps[0] == 1 && steps[1] == 1 && steps[2] == 0;  // one index for a row
+      if (!whole) return loops.for_elements(team, item, element);
       loops.for_rows(item, [&](const auto& at, std::int64_t begin, std::int64_t n) {
-        if (!whole) {
-          for (std::int64_t i = begin; i < begin + n; ++i) element(at, i);
-          return;
-        }
         const std::int64_t row = rows.find(indices[at[2]]);
         const std::size_t bytes = static_cast<std::size_t>(n) * sizeof(U);
         U* const to = out + at[0] + begin;
@@ -91,13 +88,7 @@ struct ListAdditions {
       const std::int64_t row = rows.find(indices[at[2] + i * steps[2]]), n = at[0] + i * steps[0];
       list[n] = {row < 0 ? Addition::nowhere : at[1] + i * steps[1] + row, n};
     };
-    if constexpr (Team::single) {
-      loops.for_rows(item, [&](const auto& at, std::int64_t begin, std::int64_t n) {
-        for (std::int64_t i = begin; i < begin + n; ++i) element(at, i);
-      });
-    } else {
-      loops.for_elements(team, item, element);
-    }
+    loops.for_elements(team, item, element);
   }
 };
 

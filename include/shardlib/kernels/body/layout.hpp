@@ -37,7 +37,7 @@ struct RowLoops {
   template <class Team, class F>
   SHARDLIB_FUNCTION void for_elements(const Team& team, std::int64_t item, const F& element) const {
     constexpr std::int64_t shortest = 64;
-    if (inner.extent < shortest) {  // the lanes share the elements of all rows
+    if (!Team::single && inner.extent < shortest) {  // the lanes share the elements of all rows
       const std::int64_t first = item * group, n = inner.extent;
       team.lanes((std::min(rows, first + group) - first) * n,
                  [=, this](std::int64_t i) { element(Walk<K>(nest, first + i / n).offsets, i % n); });

@@ -64,7 +64,6 @@ struct CumulativeSum : FromZero<accumulator_t<T>> {
   using A = accumulator_t<T>;
   const T* x;
   T* y;
-  constexpr CumulativeSum(const T* in, T* out) : x(in), y(out) {}
   constexpr void step(std::int64_t /*i*/, std::int64_t at, A& sum) const {
     sum = shardlib::detail::WrappingSum{}(sum, static_cast<A>(x[at]));
     y[at] = static_cast<T>(sum);
@@ -76,7 +75,6 @@ struct CumulativeProduct : FromZero<accumulator_t<T>> {
   using A = accumulator_t<T>;
   const T* x;
   T* y;
-  constexpr CumulativeProduct(const T* in, T* out) : x(in), y(out) {}
   constexpr void step(std::int64_t i, std::int64_t at, A& product) const {
     const auto v = static_cast<A>(x[at]);
     product = i == 0 ? v : shardlib::detail::WrappingProduct{}(product, v);
@@ -91,8 +89,6 @@ struct CumulativeProductBackward : FromZero<accumulator_t<T>> {
   const T *x, *y, *ct;
   T* out;
   std::int64_t inner;
-  constexpr CumulativeProductBackward(const T* in, const T* result, const T* cotangent, T* to, std::int64_t stride)
-      : x(in), y(result), ct(cotangent), out(to), inner(stride) {}
   constexpr void step(std::int64_t i, std::int64_t at, A& state) const {
     const A s = static_cast<A>(ct[at]) + state;
     state = static_cast<A>(x[at]) * s;
@@ -105,7 +101,6 @@ struct CumulativeMaximum : FromZero<accumulator_t<T>> {
   using A = accumulator_t<T>;
   const T* x;
   T* y;
-  constexpr CumulativeMaximum(const T* in, T* out) : x(in), y(out) {}
   constexpr void step(std::int64_t i, std::int64_t at, A& best) const {
     const auto v = static_cast<A>(x[at]);
     if (i == 0 || v > best || v != v) best = v;
@@ -124,7 +119,6 @@ struct CumulativeMaximumBackward : FromZero<BestSoFar<accumulator_t<T>>> {
   using A = accumulator_t<T>;
   const T *x, *ct;
   T* out;
-  constexpr CumulativeMaximumBackward(const T* in, const T* cotangent, T* to) : x(in), ct(cotangent), out(to) {}
   constexpr void step(std::int64_t i, std::int64_t at, BestSoFar<A>& best) const {
     const auto v = static_cast<A>(x[at]);
     out[at] = T(0);

@@ -39,7 +39,7 @@ void cumsum(const Exec& exec, AnyDType dtype, const void* x, void* y, std::int64
       throw Error("cumsum: bool_ has no arithmetic; cast it to i32");
     } else {
       detail::scan_columns(exec, outer, n, inner, reverse,
-                           body::CumulativeSum<T>(static_cast<const T*>(x), static_cast<T*>(y)));
+                           body::CumulativeSum<T>{{}, static_cast<const T*>(x), static_cast<T*>(y)});
     }
   });
 }
@@ -52,7 +52,7 @@ void cumprod(const Exec& exec, AnyDType dtype, const void* x, void* y, std::int6
       throw Error("cumprod: bool_ has no arithmetic; cast it to i32");
     } else {
       detail::scan_columns(exec, outer, n, inner, false,
-                           body::CumulativeProduct<T>(static_cast<const T*>(x), static_cast<T*>(y)));
+                           body::CumulativeProduct<T>{{}, static_cast<const T*>(x), static_cast<T*>(y)});
     }
   });
 }
@@ -62,8 +62,12 @@ void cumprod_backward(const Exec& exec, AnyDType dtype, const void* x, const voi
                       std::int64_t outer, std::int64_t n, std::int64_t inner) {
   detail::visit_floating(dtype, "cumprod", [&]<class T>(T) {
     detail::scan_columns(exec, outer, n, inner, true,
-                         body::CumulativeProductBackward<T>(static_cast<const T*>(x), static_cast<const T*>(y),
-                                                            static_cast<const T*>(ct), static_cast<T*>(out), inner));
+                         body::CumulativeProductBackward<T>{{},
+                                                            static_cast<const T*>(x),
+                                                            static_cast<const T*>(y),
+                                                            static_cast<const T*>(ct),
+                                                            static_cast<T*>(out),
+                                                            inner});
   });
 }
 
@@ -75,7 +79,7 @@ void cummax(const Exec& exec, AnyDType dtype, const void* x, void* y, std::int64
       throw Error("cummax: bool_ has no order; cast it to i32");
     } else {
       detail::scan_columns(exec, outer, n, inner, false,
-                           body::CumulativeMaximum<T>(static_cast<const T*>(x), static_cast<T*>(y)));
+                           body::CumulativeMaximum<T>{{}, static_cast<const T*>(x), static_cast<T*>(y)});
     }
   });
 }
@@ -84,9 +88,9 @@ template <class AnyDType>
 void cummax_backward(const Exec& exec, AnyDType dtype, const void* x, const void* ct, void* out, std::int64_t outer,
                      std::int64_t n, std::int64_t inner) {
   detail::visit_floating(dtype, "cummax", [&]<class T>(T) {
-    detail::scan_columns(
-        exec, outer, n, inner, false,
-        body::CumulativeMaximumBackward<T>(static_cast<const T*>(x), static_cast<const T*>(ct), static_cast<T*>(out)));
+    detail::scan_columns(exec, outer, n, inner, false,
+                         body::CumulativeMaximumBackward<T>{
+                             {}, static_cast<const T*>(x), static_cast<const T*>(ct), static_cast<T*>(out)});
   });
 }
 

@@ -123,9 +123,10 @@ inline void check_allowed(const Training& training, const std::string& configura
 /// The value of a setting that a checkpoint does not name, because its program had no such setting, as TOML has it;
 /// empty: not known.
 inline std::string value_if_absent(const Training& training, const std::string& name) {
-  if (name == "shuffle") return "\"yes\"";
-  const auto at = training.model_settings.find(name);
-  return at == training.model_settings.end() ? "" : '"' + at->second + '"';
+  static const std::map<std::string, std::string> of_declare{{"shuffle", "yes"}};
+  for (const auto* const values : {&of_declare, &training.model_settings})
+    if (const auto at = values->find(name); at != values->end()) return '"' + at->second + '"';
+  return "";
 }
 
 /// Throws UsageError, the same on all devices, if the run would continue the checkpoint with another curve, unless

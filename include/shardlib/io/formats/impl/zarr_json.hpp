@@ -240,8 +240,7 @@ inline ZarrInfo read_info(const std::string& path) {
   return info;
 }
 
-// ---- zarr.json: v3 (zarr-specs.readthedocs.io/en/latest/v3/core)
-// -----------------------------------------------------
+// ---- zarr.json: v3 (zarr-specs.readthedocs.io/en/latest/v3/core) ---------------------------------------------------
 
 /// Whether `zarr.json` of a folder, if there is one, is of this kind, "array" or "group".
 inline bool is_v3(const std::string& folder, std::string_view kind) {
@@ -263,7 +262,7 @@ inline V3Extension v3_extension(const Metadata& meta, const std::string& key, co
   if (!value.is_object()) meta.fail(key, "must be a name or an object, not " + value.dump());
   extension.name = meta.text(value, "name", "");
   if (const auto found = value.find("configuration"); found != value.end()) {
-    if (!found->is_object()) meta.fail(key, "has a configuration that is no object: " + found->dump());
+    if (!found->is_object()) meta.fail(key, "has a configuration that is not an object: " + found->dump());
     extension.configuration = *found;
   }
   return extension;
