@@ -6,6 +6,7 @@ Prints a JSON object a step, as examples/gpt2 --metrics does.
 
   torch_gpt2.py --tokens FILE --weights FILE --batch 4 --length 64                             one process
   torch_gpt2.py --tokens FILE --weights FILE --batch 4 --length 64 --parallel ddp --ranks 2    over gloo; or fsdp2
+  torch_gpt2.py --tokens FILE --batch 32 --length 1024 --device cuda --dtype bf16 --compile    on a GPU; random weights
 """
 import argparse
 import json
@@ -58,7 +59,7 @@ class GPT2(nn.Module):
         self.ln_f = nn.LayerNorm(WIDTH)
 
     def forward(self, inputs, targets):
-        x = self.wte(inputs) + self.wpe(torch.arange(inputs.shape[1]))
+        x = self.wte(inputs) + self.wpe(torch.arange(inputs.shape[1], device=inputs.device))
         for block in self.h:
             x = block(x)
         logits = F.linear(self.ln_f(x), self.wte.weight)
@@ -67,7 +68,13 @@ class GPT2(nn.Module):
 
 def model_of(path):
     """With the weights of Hugging Face's file, which stores a layer's matrices as [in, out]."""
-    model, tensors = GPT2(), gpt2_oracle.read(path)
+    model = GPT2()
+    if path is None:
+        for p in model.parameters():
+            if p.dim() == 2:
+                nn.init.normal_(p, std=0.02)
+        return model
+    tensors = gpt2_oracle.read(path)
     with torch.no_grad():
         for name, p in model.named_parameters():
             _, shape, data = tensors[name]
@@ -108,15 +115,18 @@ def train(rank, options):
         os.environ.setdefault("MASTER_PORT", "29511")
         os.environ.setdefault("USE_LIBUV", "0")  # Debian builds without it
         torch.distributed.init_process_group("gloo", rank=rank, world_size=ranks)
-    model = parallel(model_of(options.weights), options.parallel)
+    model = parallel(model_of(options.weights).to(options.device), options.parallel)
     optimizer = optimizer_of(model, options)
+    if options.compile:
+        model = torch.compile(model)
     tokens = torch.frombuffer(bytearray(open(options.tokens, "rb").read()), dtype=torch.int16).long() & 0xFFFF
+    tokens = tokens.to(options.device)
     rows = tokens.view(options.batch, options.length).chunk(ranks)[rank]
     inputs = F.pad(rows[:, :-1], (1, 0))  # a row's first token has nothing before it
     for step in range(options.steps):
         begin = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=options.dtype == "bf16"):
+        with torch.autocast(options.device, dtype=torch.bfloat16, enabled=options.dtype == "bf16"):
             loss = model(inputs, rows)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), options.clip)
@@ -133,9 +143,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="store_true", help="print PyTorch's version and leave")
     parser.add_argument("--tokens", metavar="FILE", help="batch * length uint16")
-    parser.add_argument("--weights", metavar="FILE", help="the initial ones: safetensors with Hugging Face's names")
+    parser.add_argument("--weights", metavar="FILE", help="the initial ones: safetensors with Hugging Face's names; on a GPU random ones without it")
     parser.add_argument("--parallel", default="none", choices=["none", "ddp", "fsdp2"])
     parser.add_argument("--dtype", default="f32", choices=["f32", "bf16"], help="bf16: under autocast")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="(default %(default)s)")
+    parser.add_argument("--compile", action="store_true", help="through torch.compile")
     for name, default in (("batch", 4), ("length", 64), ("steps", 8), ("ranks", 1), ("threads", 2)):
         parser.add_argument(f"--{name}", type=int, default=default, help="(default %(default)s)")
     for name, default in (("learning-rate", 6e-4), ("weight-decay", 0.1), ("clip", 1.0)):
@@ -143,7 +155,7 @@ def main():
     options = parser.parse_args()
     if options.version:
         print(torch.__version__)
-    elif not (options.tokens and options.weights):
+    elif not options.tokens or not (options.weights or options.device == "cuda"):
         parser.error("--tokens and --weights say what to train on and where to begin")
     elif options.parallel == "none":
         train(0, options)

@@ -14,6 +14,23 @@ foreach(header IN LISTS shardlib_definitions)
   file(CONFIGURE OUTPUT "${source}" CONTENT "#include \"${header}\"\n")
   list(APPEND shardlib_sources "${source}")
 endforeach()
+if(SHARDLIB_LAUNCHER STREQUAL "cuda")
+  # nvcc compiles what starts kernels. The C++ compiler is faster, and makes toml++, which nvcc cannot. CMake has no
+  # unity builds of CUDA, so the small definitions are put together here.
+  list(FILTER shardlib_sources EXCLUDE REGEX "/shardlib_((kernels|compute|optim)_impl_[^/]*|autodiff_impl_accumulator_hpp.cpp)$")
+  set(small "")
+  foreach(header IN LISTS shardlib_definitions)
+    if(header MATCHES "^shardlib/kernels/impl/(instances_[a-z]+)\\.hpp$")
+      file(CONFIGURE OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/shardlib_compiled/${CMAKE_MATCH_1}.cu"
+           CONTENT "#include \"${header}\"\n")
+      list(APPEND shardlib_sources "${CMAKE_CURRENT_BINARY_DIR}/shardlib_compiled/${CMAKE_MATCH_1}.cu")
+    elseif(header MATCHES "^shardlib/(kernels|compute|optim|autodiff/impl/accumulator)")
+      string(APPEND small "#include \"${header}\"\n")
+    endif()
+  endforeach()
+  file(CONFIGURE OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/shardlib_compiled/kernels.cu" CONTENT "${small}")
+  list(APPEND shardlib_sources "${CMAKE_CURRENT_BINARY_DIR}/shardlib_compiled/kernels.cu")
+endif()
 add_library(shardlib_compiled STATIC EXCLUDE_FROM_ALL ${shardlib_sources})
 # Their headers cost more than they do: several definitions share one reading of them.
 set_target_properties(shardlib_compiled PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compiles with nvcc: the headers, the kernels, tests of ops and the trainers, for sm_80 and sm_90, without warnings.
-# Trains with one of them on the CPU, as no kernel runs on a GPU yet; a GPU is not needed. Where nvcc is missing, it says
-# so and ends with status 0.
+# Trains with one of them on the CPU; a GPU is not needed (scripts/gpu.sh is for machines that have one). Where nvcc is
+# missing, it says so and ends with status 0.
 #   scripts/test-cuda.sh           all of it
 #   scripts/test-cuda.sh --quick   headers, kernels and the two-layer FSDP example, for sm_90; a part of scripts/test.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

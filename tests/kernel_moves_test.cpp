@@ -1,9 +1,10 @@
-// Kernels of copies, lookups, scans and sums of ranks: teams of one lane and of several give the same bits.
+// Kernels of copies, lookups, sorts, scans and sums of ranks: teams of one lane and of several give the same bits.
 #include "catch.hpp"
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "shardlib/kernels/impl/sort_list.hpp"
 #include "shardlib/kernels/index.hpp"
 #include "shardlib/kernels/layout.hpp"
+#include "shardlib/kernels/ordering.hpp"
 #include "shardlib/kernels/scans.hpp"
 #include "shardlib/kernels/strided.hpp"
 
@@ -87,6 +89,51 @@ TEST_CASE("kernel teams: a list is sorted the same by any number of lanes", "[si
     check(3);
     check(1'000'000);
   }
+}
+
+TEST_CASE("kernel teams: rows are ordered the same by any number of lanes", "[simulated]") {
+  const auto check = []<class T>(T) {
+    struct Case {
+      std::int64_t outer, n, inner, padding, k;
+    };
+    for (const auto& [outer, n, inner, padding, first] :
+         {Case{3, 700, 1, 0, 700}, Case{2, 33, 19, 3, 30}, Case{5, 1200, 1, 100, 4}, Case{40, 8, 1, 0, 2},
+          Case{1, 1, 1, 0, 1}, Case{2, 3, 2, 3, 0}}) {
+      auto x = random_integers<i32>(outer * n * inner, -40, 40, 18);
+      std::vector<T> rows;
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        if constexpr (floating<T>) {
+          const float special[] = {std::numeric_limits<float>::quiet_NaN(),
+                                   -std::numeric_limits<float>::quiet_NaN(),
+                                   std::numeric_limits<float>::infinity(),
+                                   -std::numeric_limits<float>::infinity(),
+                                   -0.0F,
+                                   0.0F,
+                                   std::numeric_limits<float>::denorm_min()};
+          rows.push_back(static_cast<T>(i % 3 == 0 ? special[i / 3 % 7] : static_cast<float>(x[i]) / 8));
+        } else {
+          rows.push_back(i % 9 == 0   ? std::numeric_limits<T>::max()
+                         : i % 9 == 1 ? std::numeric_limits<T>::lowest()
+                                      : static_cast<T>(x[i]));
+        }
+      }
+      for (const bool descending : {false, true}) {
+        CAPTURE(name(dtype_v<T>), outer, n, inner, padding, descending);
+        const std::int64_t k_rows = first + 2;
+        same_everywhere(
+            [&](const Exec& exec, const T* from, i32* to) {
+              k::argsort(exec, dtype_v<T>, from, outer, n, inner, padding, descending, first, to, k_rows);
+            },
+            rows, std::vector<i32>(at(outer * k_rows * inner), -1));
+      }
+    }
+  };
+  check(f32{});
+  check(bf16{});
+  check(f64{});
+  check(i32{});
+  check(u32{});
+  check(u8{});
 }
 
 TEST_CASE("kernel teams: lookups and their transposes have the same bits for any number of lanes", "[simulated]") {

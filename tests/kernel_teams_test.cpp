@@ -2,16 +2,23 @@
 // finds.
 #include "catch.hpp"
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "kernel_teams.hpp"
+#include "shardlib/kernels/body/einsum.hpp"
+#include "shardlib/kernels/body/positions.hpp"
 #include "shardlib/kernels/body/reduction.hpp"
+#include "shardlib/kernels/body/rows.hpp"
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/random.hpp"
 #include "shardlib/kernels/reduce.hpp"
+#include "shardlib/kernels/reduce_backward.hpp"
 #include "shardlib/kernels/rows.hpp"
 #include "shardlib/shardlib.hpp"
 
@@ -19,6 +26,8 @@ using namespace shardlib;
 namespace k = shardlib::kernels;
 
 namespace {
+
+using Shape64 = std::vector<std::int64_t>;
 
 /// Adds the item's number to its element, by one lane.
 struct AddNumber {
@@ -190,6 +199,81 @@ TEST_CASE("kernel teams: cross-entropy and its sums have the same bits for any n
   check(f64{});
 }
 
+TEST_CASE("kernel teams: the logits of targets are the same for any number of lanes", "[simulated]") {
+  const auto check = []<class T, class I>(T, I) {
+    using Kernel = k::body::TargetLogits<T, I>;
+    for (const std::int64_t rows : {1, 64, 130}) {
+      constexpr std::int64_t n = 7, first = 10;
+      std::vector<I> targets;
+      for (std::int64_t r = 0; r < rows; ++r) targets.push_back(static_cast<I>(8 + r % 11));  // some in other shards
+      const auto x = numbers<T>(rows * n, 14);
+      for (const bool simulated : {false, true}) {
+        auto from = x;
+        auto ids = targets;
+        std::vector<T> out(at(rows));
+        Place(simulated, 2)
+            .run(
+                [&](const Exec& exec, const T* logits, const I* of_rows, T* to) {
+                  exec.for_items((rows + Kernel::group - 1) / Kernel::group, 0,
+                                 Kernel{logits, of_rows, to, rows, n, first});
+                },
+                from, ids, out);
+        CAPTURE(rows, simulated);
+        bool right = true;
+        for (std::int64_t r = 0; r < rows; ++r) {
+          const std::int64_t target = static_cast<std::int64_t>(targets[at(r)]) - first;
+          right = right && out[at(r)] == (target >= 0 && target < n ? -x[at(r * n + target)] : T(0));
+        }
+        CHECK(right);
+      }
+    }
+  };
+  check(f32{}, i32{});
+  check(f64{}, u32{});
+}
+
+TEST_CASE("kernel teams: tables of positions have the same bits for any number of lanes", "[simulated]") {
+  const auto check = []<class T>(T) {
+    for (const std::int64_t half : {1, 3, 32}) {
+      const RopeAngles angles{.base = 500000, .factor = 8, .context = 8192};
+      constexpr std::int64_t positions = 17, first = 5;
+      same_everywhere(
+          [&](const Exec& exec, T* cosine, T* sine) {
+            exec.for_items(positions, 0,
+                           k::body::RotaryTable<T, RopeAngles>{angles, first, half, 2 * half, -1.0, cosine, sine});
+          },
+          std::vector<T>(at(positions * half)), std::vector<T>(at(positions * half)));
+    }
+  };
+  check(f32{});
+  check(f64{});
+  for (const bool simulated : {false, true}) {
+    for (const std::int64_t n : {1, 4096, 5000, 9000}) {
+      using k::body::Iota;
+      std::vector<i32> out(at(n)), expected;
+      for (std::int64_t i = 0; i < n; ++i) expected.push_back(static_cast<i32>(7 + i));
+      Place(simulated, 2)
+          .run(
+              [n](const Exec& exec, i32* to) {
+                exec.for_items((n + Iota::piece - 1) / Iota::piece, 0, Iota{7, n, to});
+              },
+              out);
+      CAPTURE(simulated, n);
+      CHECK(out == expected);
+    }
+    constexpr std::int64_t rows = 6, columns = 9, ahead = 2;
+    std::vector<std::uint8_t> mask(at(rows * columns), 2), expected;
+    for (std::int64_t i = 0; i < rows * columns; ++i) expected.push_back(ahead + i / columns >= i % columns ? 1 : 0);
+    Place(simulated, 2)
+        .run(
+            [](const Exec& exec, std::uint8_t* to) {
+              exec.for_items(rows, 0, k::body::CausalMask{ahead, columns, reinterpret_cast<bool_*>(to)});
+            },
+            mask);
+    CHECK(mask == expected);
+  }
+}
+
 TEST_CASE("kernel teams: random numbers have the same bits for any number of lanes", "[simulated]") {
   const auto check = []<class T>(T) {
     const std::vector<std::int64_t> shape{3, 5, 1030}, offsets{1, 2, 3};
@@ -244,15 +328,99 @@ TEST_CASE("kernel teams: sums, maxima and products have the same bits for any nu
   check(i32{});
 }
 
+TEST_CASE("kernel teams: sums of products have the same bits for any number of lanes", "[simulated]") {
+  using Op = k::detail::SumOp;
+  const auto check = []<class T>(T, double tolerance) {
+    struct Sizes {
+      std::int64_t i, j, k, l;
+    };
+    for (const auto& [i, j, k, l] : {Sizes{3, 5, 7, 64}, {40, 30, 1, 3}, {1, 1, 2, 1000}, {2, 3, 1, 1}}) {
+      CAPTURE(i, j, k, l, name(dtype_v<T>));
+      // out[j, i] = the sum over k and l of lhs[i, k, l] rhs[k, j, l], by lanes with a result each, and by all together
+      const auto lhs = numbers<T>(i * k * l, 15), rhs = numbers<T>(k * j * l, 16);
+      std::vector<double> expected(at(i * j));
+      for (std::int64_t a = 0; a < i; ++a)
+        for (std::int64_t b = 0; b < j; ++b)
+          for (std::int64_t c = 0; c < k; ++c)
+            for (std::int64_t d = 0; d < l; ++d)
+              expected[at(b * i + a)] +=
+                  static_cast<double>(lhs[at((a * k + c) * l + d)]) * static_cast<double>(rhs[at((c * j + b) * l + d)]);
+      const auto run = [&, i = i, j = j, k = k, l = l](const Exec& exec, const T* x, const T* y, T* each, T* together) {
+        shardlib::kernels::body::ProductTerms<T> terms{{}, {}, x, y};
+        terms.kept.push(i, {k * l, 0, 1});
+        terms.kept.push(j, {0, l, i});
+        terms.summed.push(k, {l, j * l, 0});
+        terms.summed.push(l, {1, 1, 0});
+        const shardlib::kernels::body::SumProducts<Op, T> kernel{terms, k * l, i * j, each};
+        exec.for_items(kernel.items(), 0, kernel);
+        exec.for_items(i * j, 0, shardlib::kernels::body::SumProductsTogether<Op, T>{terms, k * l, together});
+      };
+      same_everywhere(run, lhs, rhs, std::vector<T>(at(i * j)), std::vector<T>(at(i * j)));
+      auto x = lhs, y = rhs;
+      std::vector<T> each(at(i * j)), together(at(i * j));
+      Place(true).run(run, x, y, each, together);
+      const auto apart = [&](const std::vector<T>& sums) {
+        double most = 0;
+        for (std::size_t n = 0; n < sums.size(); ++n)
+          most = std::max(most, std::abs(static_cast<double>(sums[n]) - expected[n]));
+        return most;
+      };
+      CHECK(apart(each) <= tolerance);
+      CHECK(apart(together) <= tolerance);
+    }
+  };
+  check(f32{}, 1e-3);
+  check(f64{}, 1e-11);
+  check(i32{}, 0);
+}
+
+TEST_CASE("kernel teams: cotangents of maxima and products have the same bits for any number of lanes", "[simulated]") {
+  const auto check = []<class T>(T) {
+    const std::vector<std::int64_t> shape{6, 70, 33};
+    constexpr std::int64_t size = 6 * 70 * 33;
+    auto x = numbers<T>(size, 15);
+    for (std::int64_t i = 0; i < size; ++i) {  // equal elements, and some NaN
+      const float rounded = static_cast<float>(static_cast<int>(static_cast<float>(x[at(i)]) * 2)) / 2;
+      x[at(i)] = static_cast<T>(i % 911 == 910 ? std::numeric_limits<float>::quiet_NaN() : rounded);
+    }
+    const auto whole = numbers<T>(size, 16), ct = numbers<T>(size, 17);
+    for (const std::array<bool, 3>& over : {std::array{false, false, true},
+                                            {false, true, true},
+                                            {true, true, true},
+                                            {false, true, false},
+                                            {true, false, false},
+                                            {true, false, true},
+                                            {false, false, false}}) {
+      for (const Shape64& part : {Shape64{}, Shape64{5, 61, 30}, Shape64{5, 0, 30}}) {
+        CAPTURE(name(dtype_v<T>), over[0], over[1], over[2], part);
+        same_everywhere(
+            [&](const Exec& exec, const T* in, const T* product, const T* d, T* best, T* out) {
+              const DType dtype = dtype_v<T>;
+              k::max(exec, dtype, in, shape, over, best, part);
+              k::extremum_backward(exec, dtype, in, shape, over, best, d, out, part);
+              k::min(exec, dtype, in, shape, over, best, part);
+              k::extremum_backward(exec, dtype, in, shape, over, best, d, out + size, part);
+              k::prod_backward(exec, dtype, product, shape, over, d, out + 2 * size, part);
+            },
+            x, whole, ct, std::vector<T>(size), std::vector<T>(3 * size));
+      }
+    }
+  };
+  check(f32{});
+  check(bf16{});
+  check(f64{});
+}
+
 TEST_CASE("kernel teams: sums of squares have the same bits for any number of lanes", "[simulated]") {
   const auto check = []<class T>(T) {
     for (const std::int64_t n : {0, 1, 64, 100, 2048, 2100, 65536, 70001, 150000, 200000, 250000, 300001, 350000}) {
       const auto x = numbers<T>(n, 6);
       const auto of = [&](bool simulated) {
-        f32 sum = 0;
+        std::vector<f32> sum{-1};
         auto copy = x;
-        Place(simulated).run([&](const Exec& exec, const T* data) { sum = k::sum_of_squares(exec, n, data); }, copy);
-        return std::vector<f32>{sum};
+        Place(simulated).run([&](const Exec& exec, const T* data, f32* out) { k::sum_of_squares(exec, n, data, out); },
+                             copy, sum);
+        return sum;
       };
       CAPTURE(n);
       CHECK(same_bits(of(false), of(true)));

@@ -1,26 +1,47 @@
 // Every kernel, for a CUDA device: scripts/test-cuda.sh compiles it, and nothing runs it.
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
-#include "shardlib/autodiff/accumulator.hpp"
 #include "shardlib/compute/dropout.hpp"
 #include "shardlib/compute/elementwise.hpp"
 #include "shardlib/compute/norms.hpp"
 #include "shardlib/device/cuda_launcher.hpp"
+#include "shardlib/kernels/body/attention.hpp"
+#include "shardlib/kernels/body/einsum.hpp"
 #include "shardlib/kernels/body/elementwise.hpp"
 #include "shardlib/kernels/body/index.hpp"
 #include "shardlib/kernels/body/layout.hpp"
+#include "shardlib/kernels/body/map_program.hpp"
 #include "shardlib/kernels/body/optimizers.hpp"
+#include "shardlib/kernels/body/ordering.hpp"
+#include "shardlib/kernels/body/positions.hpp"
 #include "shardlib/kernels/body/random.hpp"
 #include "shardlib/kernels/body/reduce.hpp"
+#include "shardlib/kernels/body/reduce_backward.hpp"
 #include "shardlib/kernels/body/reduce_tree.hpp"
 #include "shardlib/kernels/body/rows.hpp"
 #include "shardlib/kernels/body/scans.hpp"
 #include "shardlib/kernels/body/sort.hpp"
+#include "shardlib/ops/map.hpp"
+#include "shardlib/ops/symbol.hpp"
 
 namespace shardlib::detail {
 
 namespace body = kernels::body;
+
+// A function object of a user, and a lambda, which nvcc must tell apart by their names as g++ does.
+struct Gate {
+  template <class T>
+  SHARDLIB_FUNCTION T operator()(const T& x, const T& y) const {
+    return where(x > y, swish(x) * y, pow(x, 2) - tanh(y));
+  }
+};
+inline constexpr auto lambda = [](auto x) { return exp(x); };
+static_assert(is_closure<std::remove_const_t<decltype(lambda)>> &&
+              is_closure<OnNumbers<std::remove_const_t<decltype(lambda)>>> && !is_closure<OnNumbers<Gate>>);
+template <class F, class... D>
+using Map = MapLoops<F, D...>;
 
 #define KERNEL(...)                                                                                  \
   template cudaError_t launch_on_cuda(cudaStream_t, std::int64_t, unsigned, std::byte*, std::size_t, \
@@ -36,6 +57,13 @@ namespace body = kernels::body;
   KERNEL(body::Gather<U, i32>) \
   KERNEL(body::Gather<U, u32>)
 #define SCAN(...) KERNEL(body::ScanColumns<body::__VA_ARGS__>)
+#define MAP1(F, T)                               \
+  ELEMENTWISE(Map<F, T, T>::Forward, const T, T) \
+  ELEMENTWISE(Map<F, T, T>::VjpOne<0, T>, const T, const T, T)
+#define MAP2(F, T)                                                         \
+  ELEMENTWISE(Map<F, T, T, T>::Forward, const T, const T, T)               \
+  ELEMENTWISE(Map<F, T, T, T>::VjpOne<1, T>, const T, const T, const T, T) \
+  ELEMENTWISE(Map<F, T, T, T>::VjpAll, const T, const T, const T, T, T)
 #define KERNELS(T)                                                            \
   KERNEL(body::Fill<T, body::Uniform>)                                        \
   KERNEL(body::Fill<T, body::Normal>)                                         \
@@ -47,6 +75,11 @@ namespace body = kernels::body;
   KERNEL(body::Rows<T, 2, body::NormBackward<false>>)                         \
   KERNEL(body::Rows<T, 2, body::NormBackward<true>>)                          \
   KERNEL(body::SumExp<T>)                                                     \
+  KERNEL(body::LoadHeads<T>)                                                  \
+  KERNEL(body::StoreHeads<T, T>)                                              \
+  KERNEL(body::HeadDots<T>)                                                   \
+  KERNEL(body::AttentionProbabilities<T>)                                     \
+  KERNEL(body::AttentionScoresBackward<T>)                                    \
   KERNEL(body::CrossEntropyBackward<T, i32>)                                  \
   KERNEL(body::CrossEntropyBackward<T, u32>)                                  \
   ELEMENTWISE(PointwiseElement<WrappingSum, T>, const T, const T, T)          \
@@ -61,7 +94,11 @@ namespace body = kernels::body;
   ELEMENTWISE(CastElement, const T, i32)                                      \
   ELEMENTWISE(DropoutElement, const T, const float, T)                        \
   ELEMENTWISE(RotateElement, const T, const T, const f32, const f32, T, T)    \
-  ELEMENTWISE(AddElement, const T, f32)                                       \
+  MAP1(exp_function, T)                                                       \
+  MAP1(gelu_function, T)                                                      \
+  MAP2(maximum_function, T)                                                   \
+  MAP2(OnNumbers<Gate>, T)                                                    \
+  ELEMENTWISE(body::AddElement, const T, f32)                                 \
   KERNEL(body::Nontemporal<body::AdamWNumbers, f32, f32, f32, const T>)       \
   KERNEL(body::Nontemporal<body::AdamWNumbers, f32, f32, f32, const T, bf16>) \
   KERNEL(body::Nontemporal<body::SgdNumbers, f32, f32, const T>)              \
@@ -74,6 +111,9 @@ namespace body = kernels::body;
   REDUCTION(MinOp, T)                                                         \
   KERNEL(body::SquaresOfPiece<T>)                                             \
   KERNEL(body::Argmax<T>)                                                     \
+  KERNEL(body::ExtremumBackward<T>)                                           \
+  KERNEL(body::ProdBackward<T>)                                               \
+  KERNEL(body::ListElements<T>)                                               \
   MOVES(kernels::Word<sizeof(T)>)                                             \
   KERNEL(body::AddRows<T>)                                                    \
   KERNEL(body::ReduceTree<T, Sum>)                                            \
@@ -89,19 +129,50 @@ namespace body = kernels::body;
   SCAN(LinearScanBackwardEnds<T>)
 KERNELS(f32)
 KERNELS(bf16)
+KERNEL(body::Elementwise<body::ProgramRow<f32, 0, 4>>)
+KERNEL(body::Elementwise<body::ProgramRow<f32, 1, 2>>)
+KERNEL(body::Elementwise<body::ProgramRow<f32, 2, 2>>)
+KERNEL(body::Elementwise<body::ProgramRow<f32, 4, 1>>)
+KERNEL(body::Elementwise<body::ProgramRow<f64, 0, 4>>)
+KERNEL(body::Elementwise<body::ProgramRow<f64, 4, 1>>)
 MOVES(kernels::Word<1>)
 MOVES(kernels::Word<8>)
+KERNEL(body::ListHeads)
+KERNEL(body::StoreHeads<f32, bf16>)
 KERNEL(body::ZeroRows)
 KERNEL(body::ListAdditions<i32>)
 KERNEL(body::ListAdditions<u32>)
 KERNEL(body::SortRuns<body::Addition>)
 KERNEL(body::MergeRuns<body::Addition>)
+KERNEL(body::SortRuns<body::Ordered>)
+KERNEL(body::MergeRuns<body::Ordered>)
+KERNEL(body::ListElements<i32>)
+KERNEL(body::ListElements<bool_>)
+KERNEL(body::TakeIndices)
+KERNEL(body::TargetLogits<f32, i32>)
+KERNEL(body::TargetLogits<f32, u32>)
+KERNEL(body::TargetLogits<f64, i32>)
+KERNEL(body::RotaryTable<f32, RopeAngles>)
+KERNEL(body::RotaryTable<f64, RopeAngles>)
+KERNEL(body::Iota)
+KERNEL(body::CausalMask)
+KERNEL(body::ExtremumBackward<f64>)
+KERNEL(body::ProdBackward<f64>)
+KERNEL(body::ListElements<f64>)
 SCAN(CumulativeSum<i32>)
 REDUCTION(SumOp, i32)
 KERNEL(body::ReduceRuns<kernels::detail::SumOp, f32, f32, bf16>)
 KERNEL(body::ReduceColumns<kernels::detail::SumOp, f32, f32, bf16>)
 KERNEL(body::SumOfPieces<f32>)
+KERNEL(body::SumProducts<kernels::detail::SumOp, f32>)
+KERNEL(body::SumProducts<kernels::detail::SumOp, f64>)
+KERNEL(body::SumProducts<kernels::detail::SumOp, i32>)
+KERNEL(body::SumProductsTogether<kernels::detail::SumOp, f32>)
+KERNEL(body::SumProductsTogether<kernels::detail::SumOp, f64>)
+KERNEL(body::SumProductsTogether<kernels::detail::SumOp, i32>)
 #undef KERNELS
+#undef MAP2
+#undef MAP1
 #undef SCAN
 #undef MOVES
 #undef REDUCTION

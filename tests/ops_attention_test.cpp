@@ -229,7 +229,7 @@ TEST_CASE("causal_attention is what the einsums give, over lengths around its bl
                 check_against_einsums<f32>(mesh, length, 4, length % 2 == 1, false, 1e-5);
               check_against_einsums<f64>(mesh, 530, 3, true, true, 1e-12);
             },
-            {.threads = 1});
+            {.threads = 1, .kind = device_kind()});
     SUCCEED();
   }
 }

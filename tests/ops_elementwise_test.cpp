@@ -257,7 +257,9 @@ TEST_CASE("map", "[ops]") {
       // An operand without a gradient among others that have one.
       make_case<Tensor<f32, "B/d M">, Tensor<i32, "M">>(
           "map with integers",
-          [](const auto& x, const auto& n) { return map([](auto a, i32 k) { return k > 0 ? a * a : -a; }, x, n); },
+          [](const auto& x, const auto& n) {
+            return map([](auto a, auto k) { return where(k > 0, a * a, -a); }, x, n);
+          },
           elementwise([](In v) { return v[1] > 0 ? v[0] * v[0] : -v[0]; }),
           {.law = Law::none, .tolerance = 1e-6, .draws = {Draw::odd, Draw::integers}}),
       make_case<Tensor<f32, "B/d M">>(
@@ -265,6 +267,18 @@ TEST_CASE("map", "[ops]") {
           elementwise([](In v) { return v[0] > 0.5 ? 1.0 : 0.0; })),
   });
 }
+
+#if !defined(SHARDLIB_TYPED_KERNELS)  // there the parameters are auto, and nothing branches
+TEST_CASE("map with a parameter of a type", "[ops]") {
+  check_cases({
+      make_case<Tensor<f32, "B/d M">, Tensor<i32, "M">>(
+          "map with integers, of a type",
+          [](const auto& x, const auto& n) { return map([](auto a, i32 k) { return k > 0 ? a * a : -a; }, x, n); },
+          elementwise([](In v) { return v[1] > 0 ? v[0] * v[0] : -v[0]; }),
+          {.law = Law::none, .tolerance = 1e-6, .draws = {Draw::odd, Draw::integers}}),
+  });
+}
+#endif
 
 TEST_CASE("cast", "[ops]") {
 #define CAST(from, to, spec, draw)                                                           \

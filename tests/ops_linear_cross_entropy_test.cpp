@@ -146,6 +146,63 @@ TEST_CASE("linear_cross_entropy takes memory for a piece of the logits, and says
   SUCCEED();
 }
 
+struct Narrow {
+  Tensor<bf16, "B/d L M"> x;
+  Tensor<bf16, "V/t M"> table;
+};
+TEST_CASE("linear_cross_entropy of bf16: a device multiplies it as it is, a CPU copies it to f32", "[ops][simulated]") {
+  struct Numbers {
+    double loss = 0;
+    std::vector<double> x, table;
+    bool casts = false;
+  };
+  const auto of = [](DeviceKind kind) {
+    Numbers numbers;
+    const auto body = [&](const DevicePtr& device) {
+      const Mesh2 mesh(device);
+      const Narrow w{random_normal<bf16, "B/d L M">(mesh, sizes, {1, 1}),
+                     random_normal<bf16, "V/t M">(mesh, sizes, {1, 2})};
+      const auto ids = targets(mesh);
+      auto& counts = detail::program_state(device).counts;
+      counts.clear();
+      const auto loss = [&](const Narrow& in) {
+        return sum<"B/d L +t -> +d +t">(
+            linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(in.x, in.table, ids, std::int64_t{0}));
+      };
+      const auto [value, grads] = value_and_grad(mesh, loss, w);
+      const bool casts = counts.contains("cast");
+      const double total = item(all_reduce<"+d +t -> ">(value));
+      const auto dx = fetch(grads.get<&Narrow::x>());
+      const auto dtable = fetch(grads.get<&Narrow::table>());
+      if (device->rank() != 0) return;
+      numbers = {total, {}, {}, casts};
+      for (const bf16 g : dx.data) numbers.x.push_back(static_cast<float>(g));
+      for (const bf16 g : dtable.data) numbers.table.push_back(static_cast<float>(g));
+    };
+    on_mesh("d=1,t=2", body, {.kind = kind});
+    return numbers;
+  };
+  for (const std::int64_t piece : {40000, 1 << 20}) {  // several pieces of logits, and one
+    INFO(piece);
+    const Temporarily pieces(tuning.logits_piece, piece);
+    const Numbers cpu = of(DeviceKind::cpu), device = of(DeviceKind::simulated);
+    if (cpu.x.empty()) continue;  // a rank that has none
+    CHECK(cpu.casts);
+    CHECK_FALSE(device.casts);
+    CHECK(std::abs(device.loss - cpu.loss) <= 1e-5 * cpu.loss);
+    const auto close = [](const std::vector<double>& a, const std::vector<double>& b) {
+      double difference = 0, size = 0;
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        difference += (a[i] - b[i]) * (a[i] - b[i]);
+        size += b[i] * b[i];
+      }
+      return difference <= 1e-4 * size && size > 0;
+    };
+    CHECK(close(device.x, cpu.x));
+    CHECK(close(device.table, cpu.table));
+  }
+}
+
 TEST_CASE("linear_cross_entropy communicates as cross_entropy does, in ops of their own", "[ops]") {
   on_mesh("d=1,t=2", [](const DevicePtr& device) {
     const Mesh2 mesh(device);

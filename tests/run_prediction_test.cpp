@@ -200,7 +200,7 @@ TEST_CASE("a prediction asks for what it needs", "[prediction]") {
   training.plan_memory = 1e12;
   fails(
       "--plan-efficiency, --plan-memory, --plan-bandwidth and --plan-latency describe a device whose peak is missing: "
-      "give --plan-flops too");
+      "give --plan-flops or --plan-device too");
   training.plan_flops = 1e12;
   fails("--plan-flops predicts the time of a planned step: give --plan too");
   training.plan = true;

@@ -1,4 +1,4 @@
-// The simulated device: its memory is out of reach for host code, and programs compute the same bits as on the CPU.
+// The simulated device: its memory is out of reach for host code, and products and elementwise ops have the CPU's bits.
 #include "catch.hpp"
 
 #include <sys/wait.h>

@@ -131,12 +131,14 @@ inline Tuning tuning = {.checkpoint_phase = [](std::string_view phase, int devic
   if (checkpoint_phase) checkpoint_phase(phase, device);
 }};
 
-/// What runs the kernels of `on_mesh` where the test does not say it: SHARDLIB_TEST_DEVICE=simulated, or else the CPU.
+/// What runs the kernels of `on_mesh` where the test does not say it: SHARDLIB_TEST_DEVICE=simulated or gpu, or else
+/// the CPU.
 inline DeviceKind device_kind() {
   const char* const name = std::getenv("SHARDLIB_TEST_DEVICE");
   if (name == nullptr) return DeviceKind::cpu;
   if (std::string_view(name) == "simulated") return DeviceKind::simulated;
-  throw std::invalid_argument("SHARDLIB_TEST_DEVICE is '" + std::string(name) + "'; there is simulated");
+  if (std::string_view(name) == "gpu") return DeviceKind::gpu;
+  throw std::invalid_argument("SHARDLIB_TEST_DEVICE is '" + std::string(name) + "'; there are simulated and gpu");
 }
 
 /// Gives a variable another value for as long as this lives.

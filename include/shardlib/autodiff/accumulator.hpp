@@ -3,33 +3,20 @@
 
 #include <utility>
 
-#include "shardlib/kernels/elementwise.hpp"
+#include "shardlib/memory/buffer.hpp"
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/runtime/program_state.hpp"
 #include "shardlib/runtime/value.hpp"
-#include "shardlib/support/function.hpp"
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/handle.hpp"
+#include "shardlib/support/inline.hpp"
 
 namespace shardlib::detail {
 
-struct AddElement {
-  template <class T, class A>
-  SHARDLIB_FUNCTION void operator()(const T& x, A& sum) const {
-    sum += static_cast<A>(x);
-  }
-};
-
 /// Copies a shard and converts it, between bf16 and the f32 in which bf16 accumulates.
-inline void convert(const Value& from, const Value& to) {
-  const Exec exec = from.device->exec();
-  if (from.dtype == to.dtype)
-    exec.copy(to.storage->buffer.data(), from.data().data(), from.bytes());
-  else if (from.dtype == DType::bf16)
-    kernels::apply_flat(exec, from.count(), kernels::body::ConvertElement{}, from.as<const bf16>(),
-                        to.storage->buffer.as<f32>());
-  else
-    kernels::apply_flat(exec, from.count(), kernels::body::ConvertElement{}, from.as<const f32>(),
-                        to.storage->buffer.as<bf16>());
-}
+SHARDLIB_INLINE void convert(const Value& from, const Value& to);
+/// Adds a cotangent to `sum`, elements of its dtype's accumulator.
+SHARDLIB_INLINE void add_elements(const Value& ct, const Buffer& sum);
 
 /// Sums the cotangents of all uses of one value. It sums in f32, rounds once, and works in place if the buffer has no
 /// other owner. What a value adds by itself (add_to) is rounded apart: an f32 copy of a table, for the few rows that a
@@ -73,13 +60,7 @@ class Accumulator {
     }
     owned_ = true;
     if (adds_itself) return ct->storage->add_to(sum_->storage->buffer.data());
-    visit_dtype(ct->dtype, [&](auto zero) {
-      using T = decltype(zero);
-      using A = accumulator_t<T>;
-      if constexpr (floating<T>)
-        kernels::apply_flat(ct->device->exec(), ct->count(), AddElement{}, ct->as<const T>(),
-                            sum_->storage->buffer.as<A>());
-    });
+    add_elements(*ct, sum_->storage->buffer);
   }
   static Handle<Value> fresh(const Value& like, DType dtype) {
     auto value = Handle<Value>::make(like);
@@ -93,3 +74,7 @@ class Accumulator {
 };
 
 }  // namespace shardlib::detail
+
+#ifndef SHARDLIB_COMPILED
+#include "shardlib/autodiff/impl/accumulator.hpp"
+#endif

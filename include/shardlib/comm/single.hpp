@@ -40,7 +40,7 @@ class SingleCommunicator final : public Communicator {
       if (message.empty())
         throw Error("recv from rank 0: the only device of a group waits for its own message: send first");
       if (message.mapped().bytes() != buffer.bytes()) detail::fail_recv(0, buffer.bytes(), message.mapped().bytes());
-      detail::copy_bytes(buffer.data(), message.mapped().data(), buffer.bytes());
+      copy(buffer, message.mapped());
     }
   };
 
@@ -49,7 +49,7 @@ class SingleCommunicator final : public Communicator {
     if (call.kind == detail::Collective::gather_view)
       *operands.whole = operands.send;
     else
-      detail::copy_bytes(operands.recv.data(), operands.send.data(), operands.send.bytes());
+      copy(operands.recv, operands.send);
     return {};
   }
   Request start_send(const Buffer& buffer, int) override {

@@ -65,7 +65,7 @@ class Shard {
       throw Error("for_each_row: `" + std::string(to_string(*value_->spec).view()) + "` has no unsharded dim `" +
                   std::string(dim) + "`; name one that each device holds whole");
     const detail::Along a = detail::along(*value_, at);
-    value_->device->exec().for_each(a.outer * a.inner, [&](std::int64_t i) {
+    value_->device->host_exec().for_each(a.outer * a.inner, [&](std::int64_t i) {
       f(Row{i / a.inner * a.n * a.inner + i % a.inner, a.inner, a.n - a.padding});
     });
   }
@@ -121,13 +121,16 @@ Out record(const Call& call, const Sizes& sizes, const Kernel& kernel, std::tupl
     Buffer result = detail::allocate(out);
     for (const detail::ValuePtr& value : values) static_cast<void>(value->data());
     if (out.device->is_dry()) return result;
-    const MemoryAccess open = out.device->exec().access();
+    // The kernel is host code. A device's shards are copied to it, and the result back.
+    const bool copies = out.device->exec().on_device();
+    const Buffer there = copies ? out.device->host_pool()->allocate(result.bytes()) : result;
     [&]<std::size_t... I>(std::index_sequence<I...>) {
-      kernel(
-          Shard<typename Out::value_type>(out, result.template as<typename Out::value_type>()),
-          Shard<const typename X::value_type>(*values[I], values[I]->template as<const typename X::value_type>())...);
+      const std::array<Buffer, sizeof...(X)> shards{out.device->to_host(values[I]->data())...};
+      kernel(Shard<typename Out::value_type>(out, there.template as<typename Out::value_type>()),
+             Shard<const typename X::value_type>(*values[I], shards[I].template as<const typename X::value_type>())...);
     }
     (std::index_sequence_for<X...>{});
+    if (copies) copy(result, there);
     return result;
   };
   return detail::record<Name, Out>(op, std::get<0>(operands).device(), names.sizes(detail::parsed<Out::spec>), run,

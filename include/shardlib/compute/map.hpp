@@ -1,10 +1,13 @@
 // Broadcast loops over a device's shards.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
 #include "shardlib/autodiff/tape.hpp"
+#include "shardlib/device/exec.hpp"
+#include "shardlib/kernels/body/elementwise.hpp"
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/ops/map.hpp"
@@ -26,6 +29,17 @@ template <class D>
 kernels::Operand<D> whole_operand(D* data, const Value& like) {
   return {data, kernels::row_major(view(like.local)).span()};
 }
+
+#if defined(SHARDLIB_TYPED_KERNELS)
+template <class F, class... T>
+void launch_elements(const void* f, const Exec& exec, const kernels::body::ElementwiseLoops& loops,
+                     std::byte* const* data) {
+  using Row = kernels::body::ElementRow<F, T...>;
+  Row row{*static_cast<const F*>(f), {}};
+  std::copy_n(data, sizeof...(T), row.data.begin());
+  kernels::run_typed(exec, loops.items(), kernels::body::Elementwise<Row>{loops, row});
+}
+#endif
 
 /// Computes the result of a map, which has the shape of `out`.
 [[nodiscard]] SHARDLIB_INLINE Buffer map_forward(const MapFunction& function, const std::vector<ValuePtr>& x,

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <numbers>
 #include <type_traits>
 
 #include "shardlib/autodiff/tape.hpp"
@@ -16,7 +17,24 @@
 #include "shardlib/support/function.hpp"
 #include "shardlib/support/inline.hpp"
 
-namespace shardlib::detail {
+namespace shardlib {
+
+/// How far a pair turns at a position. It stands here and not in impl/, because a kernel calls it.
+SHARDLIB_FUNCTION inline double RopeAngles::operator()(std::int64_t position, std::int64_t pair,
+                                                       std::int64_t width) const {
+  const double frequency = std::pow(base, -2.0 * static_cast<double>(pair) / static_cast<double>(width));
+  // The share of the frequency that stays undivided: by Llama 3.1's reference code, apply_scaling.
+  double kept = 0;
+  if (context > 0) {
+    const double fits = static_cast<double>(context) * frequency / (2 * std::numbers::pi);
+    kept = fits < low_freq_factor    ? 0
+           : fits > high_freq_factor ? 1
+                                     : (fits - low_freq_factor) / (high_freq_factor - low_freq_factor);
+  }
+  return static_cast<double>(position) * ((1 - kept) * frequency / factor + kept * frequency);
+}
+
+namespace detail {
 
 template <class D>
 Buffer Softmax<D>::operator()(const Value& in, const Value& out) const {
@@ -68,6 +86,13 @@ struct RotateElement {
   }
 };
 
+/// Fills two tables, of the cosines and, behind them, the sines times `sign`: a row of n / 2 for each position from
+/// `first` on.
+SHARDLIB_INLINE void fill_rotary_tables(const Exec& exec, const RopeAngles& angles, std::int64_t first,
+                                        std::int64_t positions, std::int64_t n, double sign, f32* tables);
+SHARDLIB_INLINE void fill_rotary_tables(const Exec& exec, const RopeAngles& angles, std::int64_t first,
+                                        std::int64_t positions, std::int64_t n, double sign, f64* tables);
+
 template <class D>
 Buffer Rotate<D>::operator()(const Value& in, const Value& out) const {
   const std::int64_t n = in.local[dim], half = n / 2, positions = in.local[length];
@@ -75,15 +100,9 @@ Buffer Rotate<D>::operator()(const Value& in, const Value& out) const {
   const auto strides = kernels::row_major(view(in.local));
   using T = scalar_of<D>;
   Buffer tables = in.device->pool()->allocate(static_cast<std::size_t>(2 * positions * half) * sizeof(T));
-  T* cosine = tables.as<T>();
-  T* sine = cosine + positions * half;
-  in.device->exec().for_each(positions, [=, angles = angles, sign = sign](std::int64_t p) {
-    for (std::int64_t i = 0; i < half; ++i) {
-      const double angle = angles(first + p, i, n);
-      cosine[p * half + i] = static_cast<T>(std::cos(angle));
-      sine[p * half + i] = static_cast<T>(sign * std::sin(angle));
-    }
-  });
+  const T* const cosine = tables.as<T>();
+  const T* const sine = cosine + positions * half;
+  fill_rotary_tables(in.device->exec(), angles, first, positions, n, sign, tables.as<T>());
   Buffer result = allocate(out);
   // The loop runs over the first half of the dim; each step rotates one pair.
   Shape halves = in.local;
@@ -103,7 +122,8 @@ Buffer Rotate<D>::operator()(const Value& in, const Value& out) const {
   return result;
 }
 
-}  // namespace shardlib::detail
+}  // namespace detail
+}  // namespace shardlib
 
 #ifndef SHARDLIB_COMPILED
 #include "shardlib/compute/impl/norms.hpp"

@@ -1,14 +1,16 @@
-// Runs kernels on a CUDA device, without Kokkos. scripts/test-cuda.sh compiles it; no backend of a device uses it yet.
+// Runs kernels on a GPU, without Kokkos.
 #pragma once
 
-#if defined(__CUDACC__)
-
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "shardlib/device/team.hpp"
+#include "shardlib/memory/gpu.hpp"
 
 namespace shardlib::detail {
+
+#if defined(__CUDACC__)
 
 /// A block of CUDA threads, which are the lanes.
 struct CudaTeam : TeamMemory {
@@ -17,18 +19,25 @@ struct CudaTeam : TeamMemory {
   explicit __device__ CudaTeam(const TeamMemory& memory) : TeamMemory(memory) {}
   template <class F>
   __device__ void lanes(std::int64_t count, const F& f) const {
+#pragma unroll 4
     for (std::int64_t i = threadIdx.x; i < count; i += blockDim.x) f(i);
   }
   template <class F>
   __device__ void one(const F& f) const {
     if (threadIdx.x == 0) f();
   }
-  __device__ void barrier() const { __syncthreads(); }
+  __device__ void barrier() const {
+    __syncthreads();
+  }
 };
 
-/// A block runs every gridDim-th item.
+inline constexpr unsigned cuda_lanes = 128;
+
+/// A block runs every gridDim-th item. The kernel stays where the launch put it: a copy for each thread, of loops over
+/// many dims, would take longer than many kernels.
 template <class Kernel>
-__global__ void run_on_cuda(const Kernel kernel, std::int64_t items, std::byte* scratch, std::size_t scratch_bytes) {
+__global__ void __launch_bounds__(cuda_lanes) run_on_cuda(const __grid_constant__ Kernel kernel, std::int64_t items,
+                                                          std::byte* scratch, std::size_t scratch_bytes) {
   __shared__ alignas(16) std::byte tile[team_tile_bytes];
   __shared__ alignas(16) std::byte board[team_board_bytes];
   const CudaTeam team({scratch + scratch_bytes * blockIdx.x, tile, board});
@@ -42,11 +51,33 @@ __global__ void run_on_cuda(const Kernel kernel, std::int64_t items, std::byte* 
 template <class Kernel>
 cudaError_t launch_on_cuda(cudaStream_t stream, std::int64_t items, unsigned blocks, std::byte* scratch,
                            std::size_t scratch_bytes, const Kernel& kernel) {
-  constexpr unsigned lanes = 128;
-  run_on_cuda<<<blocks, lanes, 0, stream>>>(kernel, items, scratch, scratch_bytes);
+  run_on_cuda<<<blocks, cuda_lanes, 0, stream>>>(kernel, items, scratch, scratch_bytes);
   return cudaGetLastError();
 }
 
-}  // namespace shardlib::detail
+#endif
+
+#if defined(SHARDLIB_LAUNCHER_CUDA)
+
+/// How many blocks run a kernel of so many items.
+inline unsigned cuda_blocks(const Gpu& gpu, std::int64_t items) {
+  constexpr std::int64_t blocks_per_multiprocessor = 16;  // of 128 threads: all that a multiprocessor can hold
+  return static_cast<unsigned>(std::min(items, gpu.multiprocessors() * blocks_per_multiprocessor));
+}
+
+template <class Kernel>
+void run_by_cuda(const Gpu& gpu, std::int64_t items, unsigned blocks, std::byte* scratch, std::size_t scratch_bytes,
+                 const Kernel& kernel) {
+#if defined(__CUDACC__)
+  gpu.use();
+  check_cuda(launch_on_cuda(gpu.stream(), items, blocks, scratch, scratch_bytes, kernel), "the start of a kernel");
+#else
+  static_assert(sizeof(Kernel) == 0,
+                "SHARDLIB_LAUNCHER=cuda: this source starts kernels, so nvcc must compile it; in CMake, call "
+                "shardlib_compile_as_cuda(target)");
+#endif
+}
 
 #endif
+
+}  // namespace shardlib::detail

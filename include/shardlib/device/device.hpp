@@ -27,7 +27,14 @@ namespace shardlib {
 /// What runs a program's kernels.
 enum class DeviceKind {
   cpu,       ///< the host's cores, in host memory
+  gpu,       ///< a GPU, in its memory, in builds with the CUDA launcher; see docs/devices.md
   simulated  ///< the host's cores, in memory that only kernels and copies can access; see docs/devices.md
+};
+
+/// Which of the devices of this machine one is, and how many of them share its GPU.
+struct LocalPlace {
+  int rank = 0;     ///< its number among the devices of this machine
+  int sharers = 1;  ///< the number of devices that have the same GPU
 };
 
 class Device;
@@ -39,7 +46,7 @@ class Device : public detail::Counted {
  public:
   /// Programs get theirs from `launch`. Without a backend a device cannot communicate: groups of several throw Error.
   Device(std::vector<AxisSize> axes, int rank, std::shared_ptr<Backend> backend = nullptr, int threads = 1,
-         const Tuning& tuning = {}, DeviceKind kind = DeviceKind::cpu);
+         const Tuning& tuning = {}, DeviceKind kind = DeviceKind::cpu, LocalPlace place = {});
   /// The same device as one of a smaller mesh: of the devices that have its index along `axis`, without that axis.
   /// It has the memory, communicators and local state of `whole`, which it keeps alive; asked again while it lives, it
   /// is the same one. Throws Error for an axis that is not there.

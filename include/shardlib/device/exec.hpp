@@ -16,14 +16,18 @@
 #include "shardlib/support/kokkos.hpp"
 #if defined(SHARDLIB_LAUNCHER_KOKKOS)
 #include "shardlib/device/kokkos_launcher.hpp"
+#elif defined(SHARDLIB_LAUNCHER_CUDA)
+#include "shardlib/device/cuda_launcher.hpp"
 #endif
 
 namespace shardlib {
 
-/// What runs this program's kernels: "host", or "Kokkos::Serial" and the like.
+/// What runs this program's kernels: "host", "CUDA" (on a GPU, and else the host), or "Kokkos::Serial" and the like.
 inline std::string_view launcher_name() {
 #if defined(SHARDLIB_LAUNCHER_KOKKOS)
   return detail::kokkos_space_name;
+#elif defined(SHARDLIB_LAUNCHER_CUDA)
+  return "CUDA";
 #else
   return "host";
 #endif
@@ -37,8 +41,12 @@ struct Exec {
   /// touch nothing. All their loops go through the functions below or ask this first.
   bool dry = false;
 
+  /// The GPU that runs the kernels; null where the host's cores do.
+  [[nodiscard]] detail::Gpu* gpu() const { return on_device() ? pool->device_memory()->gpu() : nullptr; }
+  /// Whether the kernels run in memory that host code cannot access.
+  [[nodiscard]] bool on_device() const { return pool != nullptr && pool->device_memory() != nullptr; }
   /// Opens the device's memory while the result lives. `for_each`, `zero` and `copy` do so by themselves.
-  [[nodiscard]] MemoryAccess access() const { return MemoryAccess(pool == nullptr ? nullptr : pool->device_memory()); }
+  [[nodiscard]] MemoryAccess access() const { return MemoryAccess(on_device() ? pool->device_memory() : nullptr); }
   /// Runs f(i) for i in [0, n), on `threads` threads where the build has OpenMP. Iterations must be independent: the
   /// result does not depend on their order. Rethrows what one of them throws.
   template <class F>
@@ -62,7 +70,10 @@ struct Exec {
   void for_items(std::int64_t items, std::size_t scratch_bytes, const Kernel& kernel) const {
     if (items == 0) return;
     const auto scratch = [&](std::size_t bytes) { return bytes == 0 ? Buffer() : pool->allocate(bytes); };
-    if (pool != nullptr && pool->device_memory() != nullptr) {
+#if defined(SHARDLIB_LAUNCHER_CUDA)
+    if (gpu() != nullptr) return for_items_on_gpu(items, scratch_bytes, kernel);
+#endif
+    if (on_device()) {
       const Buffer block = scratch(scratch_bytes);
       if (dry) return;
       const MemoryAccess open = access();
@@ -82,6 +93,16 @@ struct Exec {
     });
 #endif
   }
+#if defined(SHARDLIB_LAUNCHER_CUDA)
+  /// The same on a GPU, which the pool's memory must be of. Other teams need no code for such a kernel.
+  template <class Kernel>
+  void for_items_on_gpu(std::int64_t items, std::size_t scratch_bytes, const Kernel& kernel) const {
+    if (items == 0) return;
+    const unsigned blocks = detail::cuda_blocks(*gpu(), items);
+    const Buffer block = scratch_bytes == 0 ? Buffer() : pool->allocate(scratch_bytes * blocks);
+    detail::run_by_cuda(*gpu(), items, blocks, block.data(), scratch_bytes, kernel);
+  }
+#endif
   /// How many threads a `for_each` has here: one inside of another, as loops do not nest.
   [[nodiscard]] int available_threads() const {
 #if defined(SHARDLIB_WITH_OPENMP)
@@ -100,9 +121,11 @@ struct Exec {
   /// host's.
   // Nothing may lie at a null pointer, which these functions of C must not be given.
   void zero(void* to, std::size_t bytes) const {
+    if (!dry && gpu() != nullptr && pool->device_memory()->zero(to, bytes)) return;
     for_pieces(bytes, [to](std::size_t at, std::size_t n) { std::memset(static_cast<std::byte*>(to) + at, 0, n); });
   }
   void copy(void* to, const void* from, std::size_t bytes) const {
+    if (!dry && gpu() != nullptr && pool->device_memory()->copy(to, from, bytes)) return;
     for_pieces(bytes, [to, from](std::size_t at, std::size_t n) {
       std::memcpy(static_cast<std::byte*>(to) + at, static_cast<const std::byte*>(from) + at, n);
     });

@@ -21,17 +21,18 @@ class SimulatedTeam : public detail::TeamMemory {
 
   SimulatedTeam(const detail::TeamMemory& memory, int lane, detail::SimulatedLanes* all)
       : TeamMemory(memory), lane_(lane), all_(all) {}
-  template <class F>
-  void lanes(std::int64_t count, const F& f) const {
+  SHARDLIB_HOST_ONLY template <class F>
+  SHARDLIB_FUNCTION void lanes(std::int64_t count, const F& f) const {
     for (std::int64_t i = lane_; i < count; i += width) f(i);
   }
-  template <class F>
-  void one(const F& f) const {
+  SHARDLIB_HOST_ONLY template <class F>
+  SHARDLIB_FUNCTION void one(const F& f) const {
     if (lane_ == 0) f();
   }
-  void barrier() const;
+  SHARDLIB_HOST_ONLY SHARDLIB_FUNCTION void barrier() const { wait(); }
 
  private:
+  void wait() const;
   int lane_;
   detail::SimulatedLanes* all_;
 };

@@ -43,17 +43,17 @@ struct TeamMemory {
 struct HostTeam : detail::TeamMemory {
   static constexpr bool single = true;  ///< whether the team has one lane only, so that a kernel may take a short cut
   /// Calls f(i) for i in [0, count), divided among the lanes. Lanes do not wait for each other after it.
-  template <class F>
-  void lanes(std::int64_t count, const F& f) const {
+  SHARDLIB_HOST_ONLY template <class F>
+  SHARDLIB_FUNCTION void lanes(std::int64_t count, const F& f) const {
     kernels::independent(count, f);
   }
   /// Calls f() on one lane.
-  template <class F>
-  void one(const F& f) const {
+  SHARDLIB_HOST_ONLY template <class F>
+  SHARDLIB_FUNCTION void one(const F& f) const {
     f();
   }
   /// All lanes see what each of them wrote before. Each lane must come here.
-  void barrier() const {}
+  SHARDLIB_FUNCTION void barrier() const {}
 };
 
 }  // namespace shardlib

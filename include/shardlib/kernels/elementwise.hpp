@@ -60,6 +60,27 @@ SHARDLIB_INLINE void apply_erased(const Exec& exec, std::span<const std::int64_t
 
 }  // namespace detail
 
+#if defined(SHARDLIB_TYPED_KERNELS)
+/// Whether kernels hold the functions of their loops: always with Kokkos, and on GPUs, which cannot call a host's loop
+/// through a pointer.
+inline bool takes_typed_kernels([[maybe_unused]] const Exec& exec) {
+#if defined(SHARDLIB_LAUNCHER_KOKKOS)
+  return true;
+#else
+  return exec.gpu() != nullptr;
+#endif
+}
+/// Runs a kernel that holds its function, where takes_typed_kernels.
+template <class Kernel>
+void run_typed(const Exec& exec, std::int64_t items, const Kernel& kernel) {
+#if defined(SHARDLIB_LAUNCHER_KOKKOS)
+  exec.for_items(items, 0, kernel);
+#else
+  exec.for_items_on_gpu(items, 0, kernel);
+#endif
+}
+#endif
+
 /// Calls f(x...) for every index, with one reference into each operand. An output may be the same array as an input,
 /// with the same strides. It must not broadcast. f must not depend on the order of calls.
 template <class F, class... T>
@@ -69,14 +90,15 @@ void apply(const Exec& exec, std::span<const std::int64_t> shape, const F& f, co
   std::array<detail::ErasedOperand, sizeof...(T)> erased{
       detail::ErasedOperand{const_cast<std::byte*>(reinterpret_cast<const std::byte*>(operands.data)), sizeof(T),
                             !std::is_const_v<T>, &operands.strides}...};
-#if defined(SHARDLIB_LAUNCHER_KOKKOS)  // as on a device, which cannot call the host's loop through a pointer
-  const auto loops = detail::elementwise_loops(shape, erased);
-  const body::ElementRow<F, T...> row{f,
-                                      {const_cast<std::byte*>(reinterpret_cast<const std::byte*>(operands.data))...}};
-  exec.for_items(loops.items(), 0, body::Elementwise<body::ElementRow<F, T...>>{loops, row});
-#else
-  detail::apply_erased(exec, shape, erased, &ElementLoop<F, T...>::run, &f);
+#if defined(SHARDLIB_TYPED_KERNELS)
+  if (takes_typed_kernels(exec)) {
+    const auto loops = detail::elementwise_loops(shape, erased);
+    const body::ElementRow<F, T...> row{f,
+                                        {const_cast<std::byte*>(reinterpret_cast<const std::byte*>(operands.data))...}};
+    return run_typed(exec, loops.items(), body::Elementwise<body::ElementRow<F, T...>>{loops, row});
+  }
 #endif
+  detail::apply_erased(exec, shape, erased, &ElementLoop<F, T...>::run, &f);
 }
 
 /// As above, over n contiguous elements.

@@ -16,6 +16,8 @@
 #endif
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <type_traits>
@@ -26,6 +28,10 @@
 
 #include "shardlib/device/exec.hpp"
 #include "shardlib/kernels/bf16_gemm.hpp"
+#include "shardlib/kernels/body/elementwise.hpp"
+#include "shardlib/kernels/elementwise.hpp"
+#include "shardlib/kernels/gpu_gemm.hpp"
+#include "shardlib/memory/buffer.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
 
@@ -153,22 +159,64 @@ struct Gemm {
 
 }  // namespace detail
 
+template <class T, class C>
+void gemm(const Exec& exec, bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std::int64_t k, const T* a,
+          std::int64_t lda, const T* b, std::int64_t ldb, C* c, std::int64_t ldc, bool accumulate);
+
+namespace detail {
+
+/// Converts a matrix of rows that are `from_ld` and `to_ld` elements apart.
+template <class From, class To>
+void convert_matrix(const Exec& exec, std::int64_t rows, std::int64_t columns, const From* from, std::int64_t from_ld,
+                    To* to, std::int64_t to_ld) {
+  const std::array shape{rows, columns}, from_strides{from_ld, std::int64_t{1}}, to_strides{to_ld, std::int64_t{1}};
+  apply(exec, shape, body::ConvertElement{}, Operand<const From>(from, from_strides), Operand<To>(to, to_strides));
+}
+
+/// A product of bf16 on a CPU without instructions for it: of copies in f32.
+template <class C>
+void gemm_of_copies(const Exec& exec, const Gemm<bf16, C>& g) {
+  const auto block = [&](std::int64_t n) { return exec.pool->allocate(static_cast<std::size_t>(n) * sizeof(f32)); };
+  const Buffer a = block(g.m * g.k), b = block(g.k * g.n);
+  const std::int64_t lda = g.trans_a ? g.m : g.k, ldb = g.trans_b ? g.k : g.n;
+  convert_matrix(exec, g.m * g.k / lda, lda, g.a, g.lda, a.as<f32>(), lda);
+  convert_matrix(exec, g.k * g.n / ldb, ldb, g.b, g.ldb, b.as<f32>(), ldb);
+  const auto product = [&](f32* c, std::int64_t ldc) {
+    gemm(exec, g.trans_a, g.trans_b, g.m, g.n, g.k, a.as<const f32>(), lda, b.as<const f32>(), ldb, c, ldc,
+         g.accumulate);
+  };
+  if constexpr (std::is_same_v<C, f32>) {
+    product(g.c, g.ldc);
+  } else {
+    const Buffer c = block(g.m * g.n);
+    product(c.as<f32>(), g.n);
+    convert_matrix(exec, g.m, g.n, c.as<const f32>(), g.n, g.c, g.ldc);
+  }
+}
+
+}  // namespace detail
+
 /// C = op(A) op(B), plus C if `accumulate` is set. Matrices are row-major; op transposes if its flag is set. op(A) is
-/// m x k. A and B are f32, f64, or, where has_bf16_gemm(), bf16: then sums are f32, and C is f32, or bf16 without
-/// `accumulate`.
+/// m x k. A and B are f32, f64, or bf16: then sums are f32, and C is f32, or bf16 without `accumulate`. Where not
+/// has_bf16_gemm(), it makes copies of bf16 in f32.
 template <class T, class C>
 void gemm(const Exec& exec, bool trans_a, bool trans_b, std::int64_t m, std::int64_t n, std::int64_t k, const T* a,
           std::int64_t lda, const T* b, std::int64_t ldb, C* c, std::int64_t ldc, bool accumulate) {
   static_assert(std::is_same_v<T, bf16> ? std::is_same_v<C, float> || std::is_same_v<C, bf16>
                                         : std::is_same_v<T, C> && std::is_floating_point_v<T>);
   if (m == 0 || n == 0) return;
-  const MemoryAccess open = exec.access();
-  if (k == 0) {
-    if (accumulate) return;
-    for (std::int64_t i = 0; i < m; ++i) std::fill_n(c + i * ldc, n, C(0));
+  if (k == 0) {  // also on a device, whose library need not take it
+    for (std::int64_t i = 0; i < m && !accumulate; ++i) exec.zero(c + i * ldc, static_cast<std::size_t>(n) * sizeof(C));
     return;
   }
+#if defined(SHARDLIB_LAUNCHER_CUDA)
+  if (exec.gpu() != nullptr)
+    return detail::gpu_gemm(*exec.gpu(), trans_a, trans_b, m, n, k, a, lda, 0, b, ldb, 0, c, ldc, 0, 1, accumulate);
+#endif
+  const MemoryAccess open = exec.access();
   const detail::Gemm<T, C> whole{trans_a, trans_b, m, n, k, a, lda, b, ldb, c, ldc, accumulate};
+  if constexpr (std::is_same_v<T, bf16>)
+    if (!has_bf16_gemm()) return detail::gemm_of_copies(exec, whole);
   const std::int64_t threads = m * n * k < large_gemm ? 1 : exec.available_threads();
   if (threads == 1) return whole.run();
   // Each thread runs its own product. The library's threads would get parts that differ in size by a sixth, and would

@@ -18,9 +18,9 @@ template <class AnyDType>
 void sum(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
          std::span<const bool> summed, void* out);
 
-/// The sum of the squares of n numbers, in one pass over pieces of a fixed size, as in `sum`.
+/// out = the sum of the squares of n numbers, in one pass over pieces of a fixed size, as in `sum`.
 template <class T>
-accumulator_t<T> sum_of_squares(const Exec& exec, std::int64_t n, const T* in);
+void sum_of_squares(const Exec& exec, std::int64_t n, const T* in, accumulator_t<T>* out);
 
 /// The maximum over the marked dims. If there is a NaN, the result is NaN. Without elements it is -inf (the lowest
 /// integer). If `part` is given, only the first part[d] elements of a marked dim d count.

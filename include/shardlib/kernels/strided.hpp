@@ -150,12 +150,15 @@ struct [[gnu::may_alias]] Word<8> {
 /// Loads the elements [begin, begin + n) into the caches ahead of use. Some may be outside the array. The hardware
 /// alone is late at the start of every page.
 template <class T>
-inline void load_ahead(const T* data, std::int64_t begin, std::int64_t n) {
+SHARDLIB_FUNCTION inline void load_ahead([[maybe_unused]] const T* data, [[maybe_unused]] std::int64_t begin,
+                                         [[maybe_unused]] std::int64_t n) {
+#if !defined(__CUDA_ARCH__)
   const auto at = [data](std::int64_t i) {  // an integer and not a pointer, because it may be outside the array
     return reinterpret_cast<std::uintptr_t>(data) + static_cast<std::uintptr_t>(i) * sizeof(T);
   };
   constexpr std::uintptr_t line = 64;
   for (std::uintptr_t i = at(begin); i < at(begin + n); i += line) __builtin_prefetch(reinterpret_cast<const void*>(i));
+#endif
 }
 
 }  // namespace shardlib::kernels

@@ -9,12 +9,17 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "shardlib/support/inline.hpp"
 
 namespace shardlib {
+
+namespace detail {
+class Gpu;
+}
 
 /// Memory to allocate blocks from. The data about blocks is outside of them, so that a dry run's region needs only
 /// addresses. Thread-safe: any thread may free a block that another thread allocated.
@@ -31,6 +36,10 @@ class Region {
   /// Memory of the simulated device. Kernels and copies may access it, between `open` and `close`; any other access is
   /// a fault. A freed block is overwritten with NaN.
   static std::shared_ptr<Region> make_simulated();
+  /// Memory of a GPU, for the device `local_rank` of this machine: the devices are dealt out to the GPUs. The
+  /// `sharers`, the devices of one GPU, share its memory evenly. *Throws* UsageError if the build or the machine has no
+  /// GPU.
+  static std::shared_ptr<Region> make_gpu(int local_rank, int sharers);
 
   /// Uninitialized memory, aligned to 64 bytes. Null if the region has no addresses left or the machine has no memory
   /// left.
@@ -48,6 +57,13 @@ class Region {
   /// Opens device memory for a kernel or a copy, until `close` has been called as often. Use MemoryAccess.
   virtual void open() {}
   virtual void close() {}
+  /// The GPU whose memory this is. Null for all memory that the host's cores can access.
+  [[nodiscard]] virtual detail::Gpu* gpu() { return nullptr; }
+  /// Copies, or clears (`zero`), bytes of this memory by the device itself. Returns false if the host has to do it.
+  virtual bool copy(void* /*to*/, const void* /*from*/, std::size_t /*bytes*/) { return false; }
+  virtual bool zero(void* /*to*/, std::size_t /*bytes*/) { return false; }
+  /// What a pool's error says about the memory when it is exhausted. Empty for the memory of this machine.
+  [[nodiscard]] virtual std::string describe() const { return {}; }
   /// The alignment of a pool's long blocks, in bytes.
   [[nodiscard]] virtual std::size_t alignment() const { return 64; }
 

@@ -146,12 +146,12 @@ struct OverNumber {
 template <class F, class T>
 struct WithNumber {
   T k;
-  auto operator()(auto v) const { return F{}(v, decltype(v)(k)); }
+  SHARDLIB_FUNCTION auto operator()(auto v) const { return F{}(v, decltype(v)(k)); }
 };
 template <class F, class T>
 struct NumberWith {
   T k;
-  auto operator()(auto v) const { return F{}(decltype(v)(k), v); }
+  SHARDLIB_FUNCTION auto operator()(auto v) const { return F{}(decltype(v)(k), v); }
 };
 
 }  // namespace detail
@@ -220,7 +220,7 @@ namespace detail {
 
 struct floor_divide_function {
   template <class T>
-  T operator()(const T& p, const T& q) const {
+  SHARDLIB_FUNCTION T operator()(const T& p, const T& q) const {
     if constexpr (std::is_integral_v<T>)
       return FloorQuotient{}(p, q);
     else
@@ -229,7 +229,7 @@ struct floor_divide_function {
 };
 struct mod_function {
   template <class T>
-  T operator()(const T& p, const T& q) const {
+  SHARDLIB_FUNCTION T operator()(const T& p, const T& q) const {
     if constexpr (std::is_integral_v<T>)
       return FloorRemainder{}(p, q);
     else

@@ -18,7 +18,7 @@ namespace shardlib {
 #define SHARDLIB_UNARY(name)                                                                                       \
   namespace detail {                                                                                               \
   struct name##_function {                                                                                         \
-    auto operator()(auto v) const { return name(v); }                                                              \
+    SHARDLIB_FUNCTION auto operator()(auto v) const { return name(v); }                                            \
   };                                                                                                               \
   }                                                                                                                \
   template <dtype D, Spec S>                                                                                       \
@@ -66,7 +66,7 @@ SHARDLIB_UNARY(softplus)
 #define SHARDLIB_STEPS(name)                                                                                       \
   namespace detail {                                                                                               \
   struct name##_function {                                                                                         \
-    auto operator()(auto v) const { return name(v); }                                                              \
+    SHARDLIB_FUNCTION auto operator()(auto v) const { return name(v); }                                            \
   };                                                                                                               \
   }                                                                                                                \
   template <dtype D, Spec S>                                                                                       \
@@ -89,14 +89,14 @@ SHARDLIB_STEPS(round)
 namespace detail {
 struct pow_function {
   template <class T>
-  T operator()(const T& base, const T& exponent) const {
+  SHARDLIB_FUNCTION T operator()(const T& base, const T& exponent) const {
     return pow(base, exponent);
   }
 };
 template <class T>
 struct Clamp {
   T low, high;
-  auto operator()(auto v) const {
+  SHARDLIB_FUNCTION auto operator()(auto v) const {
     using V = decltype(v);
     return v < V(low) ? V(low) : V(high) < v ? V(high) : v;
   }
@@ -142,7 +142,7 @@ auto clamp(const Tensor<D, S>& x, double low, double high, Site site = Site::cur
 #define SHARDLIB_BINARY(name, Result, expression)                                                         \
   namespace detail {                                                                                      \
   struct name##_function {                                                                                \
-    auto operator()(auto p, auto q) const { return expression; }                                          \
+    SHARDLIB_FUNCTION auto operator()(auto p, auto q) const { return expression; }                        \
   };                                                                                                      \
   }                                                                                                       \
   template <dtype D, Spec S, dtype E, Spec T>                                                             \
@@ -203,7 +203,7 @@ struct Where {
 template <class X>
 inline constexpr auto masked_vjp = [](const auto& ct, const auto& m) { return unbroadcast<X>(masked(m, ct)); };
 struct Not {
-  bool operator()(bool v) const { return !v; }
+  SHARDLIB_FUNCTION bool operator()(bool v) const { return !v; }
 };
 template <class X>
 inline constexpr auto not_masked_vjp = [](const auto& ct, const auto& m) {

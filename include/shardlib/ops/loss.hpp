@@ -15,6 +15,7 @@
 #include "shardlib/ops/reductions.hpp"
 #include "shardlib/ops/result.hpp"
 #include "shardlib/rules/all.hpp"
+#include "shardlib/support/function.hpp"
 
 namespace shardlib {
 namespace detail {
@@ -66,14 +67,14 @@ struct CrossEntropyBackward {
   Buffer operator()(const Value& out) const;
 };
 template <class X, class Ids, class Out>
-inline constexpr auto cross_entropy_vjp =
-    [](const auto& ct, const auto& x, const auto& ids, const auto& shift, const auto& sum) {
-      using Due = Dual<X, axes_of<X::spec, Ids::spec, Out::spec>()>;
-      return record<"cross_entropy_backward", Due>(
-          OpInfo{"cross_entropy_backward", {}, {}}, ct.device(), sizes_of(x.value()),
-          CrossEntropyBackward<typename X::value_type, typename Ids::value_type>{ct.value(), x.value(), ids.value(),
-                                                                                shift.value(), sum.value()});
-    };
+inline constexpr auto cross_entropy_vjp = [](const auto& ct, const auto& x, const auto& ids, const auto& shift,
+                                             const auto& sum) {
+  using Due = Dual<X, axes_of<X::spec, Ids::spec, Out::spec>()>;
+  return record<"cross_entropy_backward", Due>(OpInfo{"cross_entropy_backward", {}, {}}, ct.device(),
+                                               sizes_of(x.value()),
+                                               CrossEntropyBackward<typename X::value_type, typename Ids::value_type>{
+                                                   ct.value(), x.value(), ids.value(), shift.value(), sum.value()});
+};
 /// Returns a value that the op has already computed.
 struct Given {
   ValuePtr value;
@@ -90,7 +91,7 @@ Out cross_entropy_of(const OpInfo& op, const X& logits, const Ids& targets, cons
 }
 
 struct LogSumExp {
-  auto operator()(auto sum, auto highest) const { return log(sum) + highest; }
+  SHARDLIB_FUNCTION auto operator()(auto sum, auto highest) const { return log(sum) + highest; }
 };
 
 }  // namespace detail
@@ -125,7 +126,7 @@ auto cross_entropy(const Tensor<D, S>& logits, const Tensor<I, T>& targets, Site
 
 namespace detail {
 
-/// The arguments of linear_cross_entropy without the specs: `x` "lead M", `table` "V/axes M", both f32 or both f64.
+/// The arguments of linear_cross_entropy without the specs: `x` "lead M", `table` "V/axes M", both of one dtype.
 struct LinearCrossEntropy {
   OpInfo op;
   ValuePtr x, table, targets;
@@ -133,6 +134,8 @@ struct LinearCrossEntropy {
 };
 /// Whether a device's logits take at most `most` bytes; without `most`, Tuning::stored_logits.
 bool stores_logits(const LinearCrossEntropy& l, DType dtype, std::optional<std::int64_t> most);
+/// Whether a device multiplies operands of bf16 as they are: an accelerator does. A CPU takes copies in f32.
+bool keeps_bf16(const LinearCrossEntropy& l);
 /// Records the op without ever storing all logits. `out` is the spec of the loss. `due` holds the specs of the
 /// cotangents.
 ValuePtr record_linear_cross_entropy(const LinearCrossEntropy& l, const TensorSpec& out,
@@ -142,8 +145,8 @@ ValuePtr record_linear_cross_entropy(const LinearCrossEntropy& l, const TensorSp
 
 /// cross_entropy of the logits einsum_unreduced<O>(x, table), which are in f32 (f64 for f64). If a device's logits
 /// take more than `stored` bytes (by default 256 MiB), the op never stores all of them. It then computes them piece
-/// by piece, and again in the backward pass, which costs one more matrix product. It also copies operands of bf16 to
-/// f32 then. Communicates like cross_entropy.
+/// by piece, and again in the backward pass, which costs one more matrix product. On a CPU it also copies operands of
+/// bf16 to f32 then. Communicates like cross_entropy.
 /// `linear_cross_entropy<"B/d L M, V/t M -> B/d L V/t">(x, table, targets)` with targets "B/d L" -> "B/d L +t"
 template <OpSpec O, dtype D, Spec S, dtype E, Spec T, dtype I, Spec R>
 auto linear_cross_entropy(const Tensor<D, S>& x, const Tensor<E, T>& table, const Tensor<I, R>& targets,
@@ -157,17 +160,15 @@ auto linear_cross_entropy(const Tensor<D, S>& x, const Tensor<E, T>& table, cons
   static constexpr auto specs = detail::cross_entropy_specs(detail::result_of<rules::einsum, O, S, T>);
   const detail::LinearCrossEntropy l{
       {"linear_cross_entropy", O, site}, x.value(), table.value(), targets.value(), specs.reduce, specs.finish};
-  if (detail::stores_logits(l, dtype_v<A>, stored)) {
+  using Out = Tensor<A, detail::result_of<rules::linear_cross_entropy, O, S, T, R>>;
+  if (detail::stores_logits(l, dtype_v<A>, stored))
     return cross_entropy(einsum_unreduced<O, A>(x, table, site), targets, site);
-  } else if constexpr (!std::is_same_v<D, A>) {
-    return linear_cross_entropy<O>(cast<A>(x), cast<A>(table), targets, stored, site);
-  } else {
-    using Out = Tensor<A, detail::result_of<rules::linear_cross_entropy, O, S, T, R>>;
-    constexpr Spec axes = detail::axes_of<Out::spec, S, T>();
-    static constexpr Spec due_x = detail::dual_spec(S, axes), due_table = detail::dual_spec(T, axes);
-    return Out(detail::record_linear_cross_entropy(l, detail::parsed<Out::spec>,
-                                                   {&detail::parsed<due_x>, &detail::parsed<due_table>}));
-  }
+  if constexpr (!std::is_same_v<D, A>)
+    if (!detail::keeps_bf16(l)) return linear_cross_entropy<O>(cast<A>(x), cast<A>(table), targets, stored, site);
+  constexpr Spec axes = detail::axes_of<Out::spec, S, T>();
+  static constexpr Spec due_x = detail::dual_spec(S, axes), due_table = detail::dual_spec(T, axes);
+  return Out(detail::record_linear_cross_entropy(l, detail::parsed<Out::spec>,
+                                                 {&detail::parsed<due_x>, &detail::parsed<due_table>}));
 }
 
 }  // namespace shardlib

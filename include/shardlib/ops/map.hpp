@@ -14,25 +14,74 @@
 #include "shardlib/ops/reductions.hpp"
 #include "shardlib/ops/result.hpp"
 #include "shardlib/rules/all.hpp"
+#include "shardlib/support/function.hpp"
 #include "shardlib/support/loop.hpp"
+#if defined(SHARDLIB_TYPED_KERNELS)
+#include "shardlib/ops/symbol.hpp"
+#include "shardlib/support/error.hpp"
+#endif
 
 namespace shardlib {
+#if defined(SHARDLIB_TYPED_KERNELS)
+struct Exec;
+namespace kernels::body {
+struct ElementwiseLoops;
+}
+#endif
 namespace detail {
 
 inline constexpr std::size_t most_mapped = 4;
 
-/// A type-erased function of numbers. A loop runs over n contiguous elements of each array in `data`.
+/// A type-erased function of numbers.
 struct MapFunction : Counted {
-  using Loop = void (*)(const void* f, std::int64_t n, std::byte* const* data);
+#if defined(SHARDLIB_TYPED_KERNELS)
+  /// Runs all loops over the arrays, by the launcher.
+  using Launch = void (*)(const void* f, const Exec& exec, const kernels::body::ElementwiseLoops& loops,
+                          std::byte* const* data);
+#endif
+  struct Loop {
+    /// Runs over n contiguous elements of each array in `data`, on the host.
+    void (*run)(const void* f, std::int64_t n, std::byte* const* data) = nullptr;
+#if defined(SHARDLIB_TYPED_KERNELS)
+    Launch launch = nullptr;
+#endif
+  };
   const void* f = nullptr;
   std::size_t operands = 0;
   DType result{};
-  Loop forward = nullptr;  ///< operands..., result
-  /// Loops over the result's cotangent, operands..., cotangent of one operand. Null: no derivative.
+  Loop forward;  ///< operands..., result
+  /// Loops over the result's cotangent, operands..., cotangent of one operand. None: no derivative.
   std::array<Loop, most_mapped> vjp = {};
-  /// Loops over the result's cotangent, operands..., all cotangents. Null: an operand has no derivative.
-  Loop vjp_all = nullptr;
+  /// Loops over the result's cotangent, operands..., all cotangents. None: an operand has no derivative.
+  Loop vjp_all;
+#if defined(SHARDLIB_TYPED_KERNELS)
+  /// Calls a lambda with symbols of these dtypes. The launches of a lambda are null: its instructions run instead.
+  /// Throws for a pointer.
+  MapProgram (*trace)(const void* f, const std::array<DType, most_mapped>& dtypes) = nullptr;
+  mutable MapProgram program;
+#endif
 };
+#if defined(SHARDLIB_TYPED_KERNELS)
+template <class F>
+struct OnNumbers;
+/// Whether no kernel holds F: a lambda, which nvcc cannot name, or the address of a function of the host.
+template <class F>
+inline constexpr bool is_traced = is_closure<F>;
+template <class F>
+inline constexpr bool is_traced<OnNumbers<F*>> = true;
+/// Runs a kernel that has F inside. Defined in compute/map.hpp.
+template <class F, class... T>
+void launch_elements(const void* f, const Exec& exec, const kernels::body::ElementwiseLoops& loops,
+                     std::byte* const* data);
+template <class F, class... Elements>
+constexpr MapFunction::Launch launch_of() {
+  if constexpr (is_traced<F>)
+    return nullptr;
+  else
+    return &launch_elements<Elements...>;
+}
+#endif
+
 /// Sums an operand's cotangent from the result's shape to the operand's shape.
 using UnbroadcastFn = ValuePtr (*)(const ValuePtr&);
 
@@ -47,6 +96,13 @@ constexpr scalar_of<D> load(const D& x) {
   return static_cast<scalar_of<D>>(x);
 }
 
+#if defined(SHARDLIB_TYPED_KERNELS)
+#define SHARDLIB_MAP_LOOP(...) \
+  { &kernels::ElementLoop<__VA_ARGS__>::run, launch_of<F, __VA_ARGS__>() }
+#else
+#define SHARDLIB_MAP_LOOP(...) \
+  { &kernels::ElementLoop<__VA_ARGS__>::run }
+#endif
 /// The loops of F for operands of dtypes D... and a result of dtype R. Tensors of all specs share them.
 template <class F, class R, class... D>
 struct MapLoops : MapFunction {
@@ -58,25 +114,30 @@ struct MapLoops : MapFunction {
     f = &function;
     operands = N;
     result = dtype_v<R>;
-    forward = &kernels::ElementLoop<Forward, const D..., R>::run;
+#if defined(SHARDLIB_TYPED_KERNELS)
+    if constexpr (is_traced<F>)
+      trace = [](const void* g, const std::array<DType, most_mapped>& dtypes) {
+        return trace_of(*static_cast<const F*>(g), dtypes, std::make_index_sequence<N>{});
+      };
+#endif
+    forward = SHARDLIB_MAP_LOOP(Forward, const D..., R);
     if constexpr (floating<R>) {
       [&]<std::size_t... I>(std::index_sequence<I...>) {
         (set_pull<I, D>(), ...);
       }
       (std::make_index_sequence<N>{});
-      if constexpr (N > 1 && (floating<D> && ...))
-        vjp_all = &kernels::ElementLoop<VjpAll, const R, const D..., D...>::run;
+      if constexpr (N > 1 && (floating<D> && ...)) vjp_all = SHARDLIB_MAP_LOOP(VjpAll, const R, const D..., D...);
     }
   }
 
  private:
   template <std::size_t I, class DI>
   void set_pull() {
-    if constexpr (floating<DI>) vjp[I] = &kernels::ElementLoop<VjpOne<I, DI>, const R, const D..., DI>::run;
+    if constexpr (floating<DI>) vjp[I] = SHARDLIB_MAP_LOOP(VjpOne<I, DI>, const R, const D..., DI);
   }
   /// Input I of the function: a dual number with the derivative 1 at index `At`, or a plain number.
   template <std::size_t Size, int At, class X>
-  static auto dual_input(const X& x) {
+  SHARDLIB_FUNCTION static auto dual_input(const X& x) {
     if constexpr (floating<X>) {
       Jet<scalar_of<X>, Size> jet(load(x));
       if constexpr (At >= 0) jet.by[static_cast<std::size_t>(At)] = 1;
@@ -87,39 +148,45 @@ struct MapLoops : MapFunction {
   }
   /// The derivative by input `at`. It is zero for a result that depends on no input, such as `1.0`.
   template <class Y>
-  static scalar_of<R> slope(const Y& y, std::size_t at) {
+  SHARDLIB_FUNCTION static scalar_of<R> slope(const Y& y, std::size_t at) {
     if constexpr (is_jet<Y>)
       return y.by[at];
     else
       return 0;
   }
+
+ public:
   // Functors, not lambdas: g++ 12 loses parameter packs that lambdas capture. Each functor holds only the function.
+  // Public, as nvcc asks of types in a kernel's name.
   struct Forward {
     F f;
-    void operator()(const D&... in, R& y) const { y = static_cast<R>(f(load(in)...)); }
+    SHARDLIB_FUNCTION void operator()(const D&... in, R& y) const { y = static_cast<R>(f(load(in)...)); }
   };
   template <std::size_t I, class DI>
   struct VjpOne {
     F f;
-    void operator()(const R& c, const D&... in, DI& g) const {
+    SHARDLIB_FUNCTION void operator()(const R& c, const D&... in, DI& g) const {
       g = static_cast<DI>(load(c) * slope(dual<1>(std::index_sequence_for<D...>{}, in...), 0));
     }
     template <std::size_t One, std::size_t... K>
-    auto dual(std::index_sequence<K...>, const D&... in) const {
+    SHARDLIB_FUNCTION auto dual(std::index_sequence<K...>, const D&... in) const {
       return f(dual_input < One, K == I ? 0 : -1 > (in)...);
     }
   };
   struct VjpAll {
     F f;
-    void operator()(const R& c, const D&... in, D&... g) const { run(std::index_sequence_for<D...>{}, c, in..., g...); }
+    SHARDLIB_FUNCTION void operator()(const R& c, const D&... in, D&... g) const {
+      run(std::index_sequence_for<D...>{}, c, in..., g...);
+    }
     template <std::size_t... K>
-    void run(std::index_sequence<K...>, const R& c, const D&... in, D&... g) const {
+    SHARDLIB_FUNCTION void run(std::index_sequence<K...>, const R& c, const D&... in, D&... g) const {
       const auto y = f(dual_input<N, static_cast<int>(K)>(in)...);
       ((g = static_cast<D>(load(c) * slope(y, K))), ...);
     }
   };
   static_assert(sizeof(Forward) == sizeof(F));
 };
+#undef SHARDLIB_MAP_LOOP
 
 /// Sums a cotangent of the result's shape over the dims that the broadcast repeated. The result has the operand's
 /// shape.
@@ -167,27 +234,42 @@ template <class F>
 struct OnNumbers {
   F f;
   template <class... X>
-  auto operator()(const X&... x) const {
+  SHARDLIB_FUNCTION auto operator()(const X&... x) const {
     return plain(f(number(x)...));
   }
 
  private:
   template <class X>
-  static auto number(const X& x) {
+  SHARDLIB_FUNCTION static auto number(const X& x) {
     if constexpr (real<X>)
       return Jet<X, 0>(x);
     else
       return x;  // a Jet already, or not a floating-point number
   }
   template <class T>
-  static T plain(const Jet<T, 0>& y) {
+  SHARDLIB_FUNCTION static T plain(const Jet<T, 0>& y) {
     return y.value;
   }
   template <class Y>
-  static Y plain(const Y& y) {
+  SHARDLIB_FUNCTION static Y plain(const Y& y) {
     return y;
   }
 };
+
+#if defined(SHARDLIB_TYPED_KERNELS)
+template <class F, std::size_t... I>
+MapProgram trace_of(const OnNumbers<F>& on, const std::array<DType, most_mapped>& dtypes,
+                    std::index_sequence<I...> /*operands*/) {
+  if constexpr (std::is_pointer_v<F>)
+    throw Error(
+        "a device cannot call the host's function through a pointer: write a lambda, as in map([](auto v) { "
+        "return f(v); }, x) with a generic f");
+  else if constexpr (std::is_invocable_v<const F&, std::enable_if_t<(I < most_mapped), Symbol>...>)
+    return traced(on.f, dtypes[I]...);
+  else
+    throw Error("a device traces the function, whose parameters must be `auto` for that");
+}
+#endif
 
 template <class F, class... X>
 using map_t =

@@ -8,6 +8,7 @@
 #include "shardlib/ops/record.hpp"
 #include "shardlib/ops/result.hpp"
 #include "shardlib/rules/all.hpp"
+#include "shardlib/support/function.hpp"
 
 namespace shardlib {
 
@@ -111,7 +112,7 @@ struct RopeAngles {
   std::int64_t context = 0;                          ///< the texts' length before they were made longer; 0: linear
 
   /// How far the pair of a dim of `width` elements turns at a position. `angles(3, 0, 64)`
-  [[nodiscard]] double operator()(std::int64_t position, std::int64_t pair, std::int64_t width) const;
+  [[nodiscard]] SHARDLIB_FUNCTION double operator()(std::int64_t position, std::int64_t pair, std::int64_t width) const;
   friend bool operator==(const RopeAngles&, const RopeAngles&) = default;
 };
 

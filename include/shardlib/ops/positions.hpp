@@ -65,7 +65,7 @@ namespace detail {
 template <class D>
 struct OneAt {
   template <class I>
-  auto operator()(const I& id, const i32& position) const {
+  SHARDLIB_FUNCTION auto operator()(const I& id, const i32& position) const {
     return static_cast<scalar_of<D>>(id == static_cast<I>(position) ? 1 : 0);
   }
 };
@@ -96,7 +96,7 @@ constexpr Spec only_dims() {
 struct InTriangle {
   std::int64_t diagonal;
   bool lower, rows_first;
-  bool operator()(const i32& a, const i32& b) const {
+  SHARDLIB_FUNCTION bool operator()(const i32& a, const i32& b) const {
     const std::int64_t right = rows_first ? std::int64_t{b} - a : std::int64_t{a} - b;
     return lower ? right <= diagonal : right >= diagonal;
   }

@@ -37,20 +37,20 @@ Out with_slope(const OpInfo& op, const X& x, const Out& y) {
 /// exp(x - m) of an element and the maximum. Where that is infinite, so are the elements that count: each is 1.
 struct ExpAbove {
   template <class T>
-  T operator()(const T& x, const T& m) const {
+  SHARDLIB_FUNCTION T operator()(const T& x, const T& m) const {
     return m - m == T(0) ? exp(x - m) : m > T(0) && x == m ? T(1) : T(0);
   }
 };
 struct LogAbove {
   template <class T>
-  T operator()(const T& total, const T& m) const {
+  SHARDLIB_FUNCTION T operator()(const T& total, const T& m) const {
     return log(total) + (m < T(0) && m - m != T(0) ? T(0) : m);
   }
 };
 /// An element's part of the total, which is 0 where all elements are -inf.
 struct SoftmaxShare {
   template <class T>
-  T operator()(const T& x, const T& m, const T& total) const {
+  SHARDLIB_FUNCTION T operator()(const T& x, const T& m, const T& total) const {
     return total == T(0) ? T(0) : ExpAbove{}(x, m) / total;
   }
 };
@@ -64,7 +64,7 @@ struct LogsumexpVjp {
 };
 struct NormSlope {
   template <class T>
-  T operator()(const T& x, const T& y) const {
+  SHARDLIB_FUNCTION T operator()(const T& x, const T& y) const {
     return y == T(0) ? T(0) : x / y;
   }
 };

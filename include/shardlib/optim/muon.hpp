@@ -38,9 +38,9 @@ template <Spec S>
 [[nodiscard]] Tensor<f32, S> orthogonalized_leaf(const Tensor<f32, S>& x, int steps) {
   constexpr Spec whole = spec_of(unsharded(parsed<S>)), matrix = "Rows Cols";
   if constexpr (whole == S)
-    return rename<shardlib::make_op<matrix, S>>(orthogonalized(rename<shardlib::make_op<S, matrix>>(x), steps));
+    return rename<make_op(matrix, S)>(orthogonalized(rename<make_op(S, matrix)>(x), steps));
   else
-    return shard<shardlib::make_op<whole, S>>(orthogonalized_leaf(all_gather<shardlib::make_op<S, whole>>(x), steps));
+    return shard<make_op(whole, S)>(orthogonalized_leaf(all_gather<make_op(S, whole)>(x), steps));
 }
 
 }  // namespace detail

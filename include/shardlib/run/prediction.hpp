@@ -2,6 +2,7 @@
 // for what it communicates.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -27,6 +28,19 @@ struct Machine {
   std::vector<AxisSize> mesh;  ///< the mesh of the device
   std::vector<Link> links;     ///< links in the order of the mesh's axes
 };
+
+/// Figures of an accelerator's data sheet.
+struct Accelerator {
+  std::string_view name;  ///< what --plan-device calls it
+  double flops;           ///< dense FLOP/s of bf16, sums in f32
+  double memory;          ///< bytes/s
+  double bytes;           ///< size of its memory
+};
+/// The accelerators that --plan-device knows: those on SXM or OAM boards.
+inline constexpr std::array accelerators{
+    Accelerator{"a100", 312e12, 2.04e12, 80e9}, Accelerator{"h100", 989e12, 3.35e12, 80e9},
+    Accelerator{"h200", 989e12, 4.8e12, 141e9}, Accelerator{"b200", 2250e12, 7.7e12, 180e9},
+    Accelerator{"mi300x", 1307e12, 5.3e12, 192e9}};
 
 /// The seconds of a step, by what takes them.
 struct Prediction {

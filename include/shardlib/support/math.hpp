@@ -77,7 +77,7 @@ constexpr float fast_tanh(float x) {
       detail::polynomial(z, -0.005992961254F, 0.02092414818F, -0.05383514126F, 0.1333266348F, -0.3333332786F);
   const float small = x + x * z * p;
   const float large = 1.0F - 2.0F / (fast_exp(2.0F * a) + 1.0F);
-  return a < 0.64F ? small : __builtin_copysignf(large, x);
+  return a < 0.64F ? small : SHARDLIB_C(copysignf)(large, x);
 }
 
 /// 1 / (1 + e^-x) within a few ulp, including the range where it underflows.
@@ -99,23 +99,23 @@ constexpr float fast_erf(float x) {
       detail::polynomial(a, 4.453896388e-8F, -2.594339321e-6F, 5.493616927e-5F, -6.433164710e-4F, 0.004910779965F,
                          -0.02673623389F, 0.110499571F, 0.6314834945F, 1.130388423F, -3.495821141e-4F);
   const float large = 1.0F - fast_exp(-q);
-  return a < 0.92F ? small : __builtin_copysignf(large, x);
+  return a < 0.92F ? small : SHARDLIB_C(copysignf)(large, x);
 }
 
 SHARDLIB_FUNCTION inline double fast_exp(double x) {
-  return __builtin_exp(x);
+  return SHARDLIB_C(exp)(x);
 }
 SHARDLIB_FUNCTION inline double fast_log(double x) {
-  return __builtin_log(x);
+  return SHARDLIB_C(log)(x);
 }
 SHARDLIB_FUNCTION inline double fast_tanh(double x) {
-  return __builtin_tanh(x);
+  return SHARDLIB_C(tanh)(x);
 }
 SHARDLIB_FUNCTION inline double fast_erf(double x) {
-  return __builtin_erf(x);
+  return SHARDLIB_C(erf)(x);
 }
 SHARDLIB_FUNCTION inline double fast_sigmoid(double x) {
-  const double e = __builtin_exp(x < 0 ? x : -x);
+  const double e = SHARDLIB_C(exp)(x < 0 ? x : -x);
   return (x < 0 ? e : 1.0) / (1.0 + e);
 }
 

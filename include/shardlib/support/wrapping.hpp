@@ -6,32 +6,34 @@
 
 namespace shardlib::detail {
 
-/// F of two values. Integers wrap around, as in NumPy and XLA, where C++ has undefined behavior.
-template <class F, class T>
-constexpr T wrapping(const F& f, const T& a, const T& b) {
-  if constexpr (std::is_integral_v<T>) {
-    using U = std::make_unsigned_t<T>;
-    return static_cast<T>(f(static_cast<U>(a), static_cast<U>(b)));
-  } else {
-    return f(a, b);
-  }
-}
+/// The type in which sums of T are computed. Integers wrap around, as in NumPy and XLA, where C++ has undefined
+/// behavior.
+template <class T, bool = std::is_integral_v<T>>
+struct wrapping {
+  using type = T;
+};
+template <class T>
+struct wrapping<T, true> : std::make_unsigned<T> {};
+
 struct WrappingSum {
   template <class T>
   constexpr T operator()(const T& a, const T& b) const {
-    return wrapping([](const auto& p, const auto& q) { return p + q; }, a, b);
+    using U = typename wrapping<T>::type;
+    return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
   }
 };
 struct WrappingDifference {
   template <class T>
   constexpr T operator()(const T& a, const T& b) const {
-    return wrapping([](const auto& p, const auto& q) { return p - q; }, a, b);
+    using U = typename wrapping<T>::type;
+    return static_cast<T>(static_cast<U>(a) - static_cast<U>(b));
   }
 };
 struct WrappingProduct {
   template <class T>
   constexpr T operator()(const T& a, const T& b) const {
-    return wrapping([](const auto& p, const auto& q) { return p * q; }, a, b);
+    using U = typename wrapping<T>::type;
+    return static_cast<T>(static_cast<U>(a) * static_cast<U>(b));
   }
 };
 

@@ -42,6 +42,7 @@ struct Process {
   int rank = 0;
   int size = 1;
   int local_size = 1;  ///< ranks on this node
+  int local_rank = 0;  ///< this rank among them
   MPI_Comm control = MPI_COMM_NULL;
   MPI_Comm node = MPI_COMM_NULL;               ///< the ranks on this node
   std::vector<WatchedProcess> neighbors = {};  ///< by rank: the others on this node
@@ -112,6 +113,7 @@ inline bool start(int* argc, char*** argv) {
   check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &process.node),
         "MPI_Comm_split_type", 0);
   MPI_Comm_size(process.node, &process.local_size);
+  MPI_Comm_rank(process.node, &process.local_rank);
   watch_neighbors();
   return mine;
 }

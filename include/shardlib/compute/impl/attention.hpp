@@ -162,7 +162,9 @@ inline Buffer attend(const AttentionKernels& a, const Value& out, const Handle<V
 
 /// Adds n numbers of a dtype in which products accumulate.
 inline void add_numbers(const Exec& exec, DType dtype, std::int64_t n, const Buffer& from, const Buffer& to) {
-  const auto add = [&]<class A>(A* sum) { kernels::apply_flat(exec, n, AddElement{}, from.as<const A>(), sum); };
+  const auto add = [&]<class A>(A* sum) {
+    kernels::apply_flat(exec, n, kernels::body::AddElement{}, from.as<const A>(), sum);
+  };
   dtype == DType::f64 ? add(to.as<f64>()) : add(to.as<f32>());
 }
 

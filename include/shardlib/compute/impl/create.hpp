@@ -3,9 +3,9 @@
 
 #include "shardlib/compute/create.hpp"
 
-#include <algorithm>
 #include <string>
 
+#include "shardlib/kernels/body/positions.hpp"
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/function.hpp"
@@ -61,11 +61,9 @@ SHARDLIB_INLINE ValuePtr create_iota(const OpInfo& op, const DevicePtr& device, 
                 ")");
   const NamedSize only{std::string(spec.dims[0].name), size.size, size.padded};
   return create(op, device, DType::i32, spec, {only}, [](const Buffer& shard, const Value& out) {
-    constexpr std::int64_t piece = 4096;
-    const std::int64_t first = first_index(out, 0), n = out.count();
-    out.device->exec().for_each((n + piece - 1) / piece, [=, to = shard.as<i32>()](std::int64_t item) {
-      for (std::int64_t i = item * piece; i < std::min(n, (item + 1) * piece); ++i) to[i] = static_cast<i32>(first + i);
-    });
+    using kernels::body::Iota;
+    const std::int64_t n = out.count();
+    out.device->exec().for_items((n + Iota::piece - 1) / Iota::piece, 0, Iota{first_index(out, 0), n, shard.as<i32>()});
   });
 }
 
@@ -75,9 +73,7 @@ SHARDLIB_INLINE ValuePtr create_causal_mask(const OpInfo& op, const DevicePtr& d
   const NamedSize column{std::string(spec.dims[1].name), columns.size, columns.padded};
   return create(op, device, DType::bool_, spec, {row, column}, [](const Buffer& shard, const Value& out) {
     const std::int64_t ahead = first_index(out, 0) - first_index(out, 1), n = out.local[1];
-    out.device->exec().for_each(out.local[0], [=, to = shard.as<bool_>()](std::int64_t i) {
-      for (std::int64_t j = 0; j < n; ++j) to[i * n + j] = ahead + i >= j;
-    });
+    out.device->exec().for_items(out.local[0], 0, kernels::body::CausalMask{ahead, n, shard.as<bool_>()});
   });
 }
 

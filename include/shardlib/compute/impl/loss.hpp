@@ -8,14 +8,19 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "shardlib/compute/collectives.hpp"
+#include "shardlib/kernels/body/elementwise.hpp"
+#include "shardlib/kernels/body/rows.hpp"
+#include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/gemm.hpp"
 #include "shardlib/kernels/reduce.hpp"
 #include "shardlib/runtime/bindings.hpp"
 #include "shardlib/runtime/observe.hpp"
+#include "shardlib/support/function.hpp"
 #include "shardlib/support/math.hpp"
 
 namespace shardlib::detail {
@@ -48,23 +53,36 @@ SHARDLIB_INLINE bool stores_logits(const LinearCrossEntropy& l, DType dtype, std
   return bytes <= most.value_or(l.x->device->tuning().stored_logits);
 }
 
+SHARDLIB_INLINE bool keeps_bf16(const LinearCrossEntropy& l) {
+  return l.x->device->exec().on_device();
+}
+
+/// Calls f with an element of the operands and one of their logits.
+template <class F>
+decltype(auto) with_elements(const LinearCrossEntropy& l, const F& f) {
+  if (l.x->dtype == DType::f64) return f(f64{}, f64{});
+  return l.x->dtype == DType::bf16 ? f(bf16{}, f32{}) : f(f32{}, f32{});
+}
+
 /// The residuals of a row's logits: the maximum over the whole vocabulary, and sum(exp(x - maximum)).
 struct RowSums {
   Handle<Value> highest, total;
 };
 
 /// Computes the logits piece by piece and calls f(first row, rows, logits) with each. In a dry run there is one
-/// piece, so that f allocates its scratch memory.
-template <class A, class F>
+/// piece, so that f allocates its scratch memory. The operands are of T, the logits of A.
+template <class T, class A, class F>
 void for_logits(const LinearCrossEntropySizes& l, const Exec& exec, const F& f) {
   const std::int64_t rows = l.rows(), n = l.vocabulary(), k = l.width();
   if (rows == 0) return;
   const std::int64_t row_bytes = std::max<std::int64_t>(1, n) * static_cast<std::int64_t>(sizeof(A));
-  const std::int64_t most = std::max<std::int64_t>(1, l.x->device->tuning().logits_piece / row_bytes);
+  // More rows at a time keep a GPU busy.
+  const std::int64_t piece_bytes = l.x->device->tuning().logits_piece * (exec.gpu() != nullptr ? 8 : 1);
+  const std::int64_t most = std::max<std::int64_t>(1, piece_bytes / row_bytes);
   const std::int64_t pieces = (rows + most - 1) / most, step = (rows + pieces - 1) / pieces;
   const Buffer piece = exec.pool->allocate(static_cast<std::size_t>(step * row_bytes));
   A* const logits = piece.as<A>();
-  const A *const x = l.x->as<const A>(), *const table = l.table->as<const A>();
+  const T *const x = l.x->as<const T>(), *const table = l.table->as<const T>();
   if (exec.dry) return f(0, step, logits);
   for (std::int64_t row = 0; row < rows; row += step) {
     const std::int64_t count = std::min(step, rows - row);
@@ -81,13 +99,18 @@ void with_ids(const Value& targets, const F& f) {
 
 inline void check_targets(const LinearCrossEntropySizes& l) {
   const std::int64_t ids = l.table->global.logical[0];
-  const MemoryAccess open = l.x->device->exec().access();
-  with_ids(*l.targets, [&](const auto* targets) {
+  const Buffer there = l.targets->on_host();
+  with_ids(*l.targets, [&]<class I>(const I* /*on the device*/) {
+    const I* const targets = there.as<const I>();
     for (std::int64_t r = 0; r < l.rows(); ++r)
       if (const auto id = static_cast<std::int64_t>(targets[r]); id < 0 || id >= ids)
         throw Error("target " + std::to_string(id) + " is outside the vocabulary, the table's " + std::to_string(ids) +
                     " rows; check the data against the vocabulary size");
   });
+}
+
+inline DType logits_dtype(const LinearCrossEntropy& l) {
+  return with_elements(l, []<class T, class A>(T, A) { return dtype_v<A>; });
 }
 
 /// Reduces one number per row over the devices that share the vocabulary. Counts and traces show it as a separate op.
@@ -98,7 +121,7 @@ inline Buffer reduced_rows(const LinearCrossEntropySizes& l, const Buffer& mine,
   if (group.size() == 1) return mine;
   const bool is_sum = reduction == Reduction::sum;
   const auto all = make_value({is_sum ? "all_reduce" : "all_reduce_max", is_sum ? l.sum : l.highest, l.op.site}, device,
-                              l.x->dtype, *l.targets->spec, l.targets->global);
+                              logits_dtype(l), *l.targets->spec, l.targets->global);
   return observed(*all, [&] {
     count(*all);
     const auto n = static_cast<std::size_t>(group.size());
@@ -109,8 +132,22 @@ inline Buffer reduced_rows(const LinearCrossEntropySizes& l, const Buffer& mine,
   });
 }
 
+/// A sum of exp(x - highest) becomes one of exp(x - top).
+struct ShiftedElement {
+  template <class A>
+  SHARDLIB_FUNCTION void operator()(const A& highest, const A& top, A& sum) const {
+    sum *= kernels::fast_exp(highest - top);
+  }
+};
+struct AddLogElement {
+  template <class A>
+  SHARDLIB_FUNCTION void operator()(const A& sum, const A& top, A& loss) const {
+    loss += kernels::fast_log(sum) + top;
+  }
+};
+
 /// Computes the loss of each row, and the row sums.
-template <class A>
+template <class T, class A>
 Buffer linear_cross_entropy_kernel(const LinearCrossEntropySizes& l, const Value& out, const RowSums& sums) {
   const Exec exec = out.device->exec();
   const std::int64_t rows = l.rows(), n = l.vocabulary(), first = l.first_id();
@@ -119,22 +156,21 @@ Buffer linear_cross_entropy_kernel(const LinearCrossEntropySizes& l, const Value
   const Buffer result = allocate(out), mine = allocate(out), partial = allocate(out);
   A *const loss = result.as<A>(), *const highest = mine.as<A>(), *const sum = partial.as<A>();
   with_ids(*l.targets, [&](const auto* targets) {
-    for_logits<A>(l, exec, [&](std::int64_t row, std::int64_t count, const A* logits) {
+    for_logits<T, A>(l, exec, [&](std::int64_t row, std::int64_t count, const A* logits) {
       kernels::max(exec, out.dtype, logits, std::array{count, n}, std::array{false, true}, highest + row);
       kernels::sum_exp(exec, logits, highest + row, sum + row, count, n, n);
-      exec.for_each(count, [&](std::int64_t r) {
-        const std::int64_t target = static_cast<std::int64_t>(targets[row + r]) - first;
-        loss[row + r] = target >= 0 && target < n ? -logits[r * n + target] : A(0);
-      });
+      using Picks = kernels::body::TargetLogits<A, std::remove_cvref_t<decltype(*targets)>>;
+      exec.for_items((count + Picks::group - 1) / Picks::group, 0,
+                     Picks{logits, targets + row, loss + row, count, n, first});
     });
   });
   const Buffer everywhere = reduced_rows(l, mine, Reduction::max);
   const A* const top = everywhere.as<A>();
-  exec.for_each(rows, [&](std::int64_t r) { sum[r] *= kernels::fast_exp(highest[r] - top[r]); });
+  kernels::apply_flat(exec, rows, ShiftedElement{}, mine.as<const A>(), top, sum);
   const Buffer total = reduced_rows(l, partial, Reduction::sum);
   const A* const whole = total.as<A>();
   // Only one of the devices that share the vocabulary adds this, because the loss is partial over them.
-  if (first == 0) exec.for_each(rows, [&](std::int64_t r) { loss[r] += kernels::fast_log(whole[r]) + top[r]; });
+  if (first == 0) kernels::apply_flat(exec, rows, AddLogElement{}, whole, top, loss);
   if (sums.highest) {
     sums.highest->storage->buffer = everywhere;
     sums.total->storage->buffer = total;
@@ -142,27 +178,51 @@ Buffer linear_cross_entropy_kernel(const LinearCrossEntropySizes& l, const Value
   return result;
 }
 
-/// Computes the cotangents of x and of the table from the loss's cotangent. Either may be null.
-template <class A>
+/// Computes the cotangents of x and of the table from the loss's cotangent. Either may be null. Where the operands are
+/// bf16, so are the logits' cotangents that are multiplied; the table's cotangent is a sum in f32, rounded once.
+template <class T, class A>
 void linear_cross_entropy_backward(const LinearCrossEntropySizes& l, const RowSums& sums, const Value& ct,
                                    std::span<const ValuePtr> grads) {
   const Exec exec = ct.device->exec();
   const std::int64_t n = l.vocabulary(), k = l.width(), first = l.first_id();
   const A *const top = sums.highest->as<const A>(), *const total = sums.total->as<const A>();
-  const A *const slope = ct.as<const A>(), *const x = l.x->as<const A>(), *const table = l.table->as<const A>();
-  const auto shard = [&](std::size_t i) { return grads[i] ? grads[i]->storage->buffer.template as<A>() : nullptr; };
-  A *const dx = shard(0), *const dtable = shard(1);
+  const A* const slope = ct.as<const A>();
+  const T *const x = l.x->as<const T>(), *const table = l.table->as<const T>();
+  const auto shard = [&](std::size_t i) { return grads[i] ? grads[i]->storage->buffer.template as<T>() : nullptr; };
+  T *const dx = shard(0), *const dtable = shard(1);
   if (l.rows() == 0 && dtable != nullptr) exec.zero(dtable, grads[1]->bytes());
+  constexpr bool narrow = !std::is_same_v<T, A>;
+  Buffer copy, wide;  // of a piece's cotangents, in T; of the table's cotangent, in A
   with_ids(*l.targets, [&](const auto* targets) {
-    for_logits<A>(l, exec, [&](std::int64_t row, std::int64_t count, A* logits) {
+    for_logits<T, A>(l, exec, [&](std::int64_t row, std::int64_t count, A* logits) {
+      const auto reserve = [&](Buffer& block, std::int64_t bytes) {
+        if (!block) block = exec.pool->allocate(static_cast<std::size_t>(bytes));
+      };
+      const bool in_pieces = narrow && count < l.rows();
+      if (narrow) reserve(copy, count * n * static_cast<std::int64_t>(sizeof(T)));
+      if (in_pieces && dtable != nullptr) reserve(wide, n * k * static_cast<std::int64_t>(sizeof(A)));
       if (exec.dry) return;
       kernels::cross_entropy_backward(exec, logits, top + row, total + row, targets + row, slope + row, logits, count,
                                       n, first);
-      if (dx != nullptr) kernels::gemm(exec, false, false, count, k, n, logits, n, table, k, dx + row * k, k, false);
-      if (dtable != nullptr)
-        kernels::gemm(exec, true, false, n, k, count, logits, n, x + row * k, k, dtable, k, row > 0);
+      const auto multiply = [&](const T* slopes) {
+        if (dx != nullptr) kernels::gemm(exec, false, false, count, k, n, slopes, n, table, k, dx + row * k, k, false);
+        const auto add_to = [&](auto* to) {
+          kernels::gemm(exec, true, false, n, k, count, slopes, n, x + row * k, k, to, k, row > 0);
+        };
+        if (dtable != nullptr) in_pieces ? add_to(wide.as<A>()) : add_to(dtable);
+      };
+      if constexpr (narrow) {
+        kernels::apply_flat(exec, count * n, kernels::body::ConvertElement{}, static_cast<const A*>(logits),
+                            copy.as<T>());
+        multiply(copy.as<const T>());
+      } else {
+        multiply(logits);
+      }
     });
   });
+  if constexpr (narrow)
+    if (wide && !exec.dry)
+      kernels::apply_flat(exec, n * k, kernels::body::ConvertElement{}, wide.as<const A>(), dtable);
 }
 
 SHARDLIB_INLINE ValuePtr record_linear_cross_entropy(const LinearCrossEntropy& l, const TensorSpec& out_spec,
@@ -170,7 +230,7 @@ SHARDLIB_INLINE ValuePtr record_linear_cross_entropy(const LinearCrossEntropy& l
   const auto& device = l.x->device;
   Bindings names(l.op, device);
   for (const ValuePtr& operand : {l.x, l.table, l.targets}) names.bind(*operand);
-  const DType dtype = l.x->dtype;
+  const DType dtype = logits_dtype(l);
   auto out = make_value(l.op, device, dtype, out_spec, l.targets->global);
 
   LinearCrossEntropySizes plain{l};
@@ -195,9 +255,9 @@ SHARDLIB_INLINE ValuePtr record_linear_cross_entropy(const LinearCrossEntropy& l
                                 // first, because in a replay this also computes the sums
                                 static_cast<void>(result->data());
                                 add_flops(first, (1.0 + double(wanted[0]) + double(wanted[1])) * plain.product_flops());
-                                first.dtype == DType::f64
-                                    ? linear_cross_entropy_backward<f64>(plain, sums, *cts[0], grads)
-                                    : linear_cross_entropy_backward<f32>(plain, sums, *cts[0], grads);
+                                with_elements(plain, [&]<class T, class A>(T, A) {
+                                  linear_cross_entropy_backward<T, A>(plain, sums, *cts[0], grads);
+                                });
                               });
     });
   }
@@ -205,8 +265,8 @@ SHARDLIB_INLINE ValuePtr record_linear_cross_entropy(const LinearCrossEntropy& l
   evaluate(
       out,
       [plain, sums](const Value& shape) {
-        return shape.dtype == DType::f64 ? linear_cross_entropy_kernel<f64>(plain, shape, sums)
-                                         : linear_cross_entropy_kernel<f32>(plain, shape, sums);
+        return with_elements(
+            plain, [&]<class T, class A>(T, A) { return linear_cross_entropy_kernel<T, A>(plain, shape, sums); });
       },
       std::span(beside).first(sums.highest ? 2 : 0));
   return out;

@@ -15,6 +15,10 @@
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/runtime/padding.hpp"
 #include "shardlib/runtime/program_state.hpp"
+#if defined(SHARDLIB_TYPED_KERNELS)
+#include "shardlib/kernels/body/map_program.hpp"
+#include "shardlib/support/error.hpp"
+#endif
 
 namespace shardlib::detail {
 
@@ -30,6 +34,11 @@ SHARDLIB_INLINE Shape broadcast_strides(const Value& x, const TensorSpec& result
   return strides;
 }
 
+/// Which operands' cotangents a loop makes: `count` of them, from `first` on.
+struct MapWanted {
+  std::size_t first = 0, count = 0;
+};
+
 /// The arrays that one loop of a map reads and writes.
 class MapArrays {
  public:
@@ -42,18 +51,59 @@ class MapArrays {
   /// Adds an array of the loop's shape.
   void read_whole(const Value& x) { add(x.data().data(), x.dtype, false, whole_); }
   void write(std::byte* data, DType dtype) { add(data, dtype, true, whole_); }
-  void run(MapFunction::Loop loop, const void* f) {
+  /// Runs the loop of `function` that makes its result, or the cotangents of `wanted` operands.
+  void run(const MapFunction& function, const MapFunction::Loop& loop, [[maybe_unused]] MapWanted wanted = {}) {
     for (std::size_t i = 0; i < count_; ++i) arrays_[i].strides = &strides_[i];
-    kernels::detail::apply_erased(shape_.device->exec(), view(shape_.local), std::span(arrays_.data(), count_), loop,
-                                  f);
+    const Exec exec = shape_.device->exec();
+    const std::span arrays(arrays_.data(), count_);
+#if defined(SHARDLIB_TYPED_KERNELS)
+    if (kernels::takes_typed_kernels(exec)) return launch(exec, function, loop, wanted);
+#endif
+    kernels::detail::apply_erased(exec, view(shape_.local), arrays, loop.run, function.f);
   }
 
  private:
-  static kernels::detail::Strides strides_of(std::span<const std::int64_t> s) { return kernels::detail::padded(s); }
+  static kernels::detail::Strides strides_of(std::span<const std::int64_t> s) {
+    return kernels::detail::padded(s);
+  }
   void add(const std::byte* data, DType dtype, bool output, const kernels::detail::Strides& strides) {
     arrays_[count_] = {const_cast<std::byte*>(data), size_of(dtype), output, nullptr};
+#if defined(SHARDLIB_TYPED_KERNELS)
+    dtypes_[count_] = dtype;
+#endif
     strides_[count_++] = strides;
   }
+#if defined(SHARDLIB_TYPED_KERNELS)
+  void launch(const Exec& exec, const MapFunction& function, const MapFunction::Loop& loop, MapWanted wanted) {
+    const auto loops = kernels::detail::elementwise_loops(view(shape_.local), std::span(arrays_.data(), count_));
+    std::array<std::byte*, kernels::detail::max_operands> data{};
+    for (std::size_t i = 0; i < count_; ++i) data[i] = arrays_[i].data;
+    if (loop.launch != nullptr) return loop.launch(function.f, exec, loops, data.data());
+    bool wide = false;
+    for (std::size_t i = 0; i < count_; ++i) wide = wide || dtypes_[i] == DType::f64;
+    const auto run = [&]<class T>(T /*number*/) {
+      // More elements at once for fewer derivatives, as a lane's memory holds both.
+      if (wanted.count == 0)
+        run_program<T, 0, 4>(exec, loops, function, data, wanted);
+      else if (wanted.count == 1)
+        run_program<T, 1, 2>(exec, loops, function, data, wanted);
+      else if (wanted.count == 2)
+        run_program<T, 2, 2>(exec, loops, function, data, wanted);
+      else
+        run_program<T, most_mapped, 1>(exec, loops, function, data, wanted);
+    };
+    wide ? run(f64{}) : run(f32{});
+  }
+  template <class T, std::size_t N, int E>
+  void run_program(const Exec& exec, const kernels::body::ElementwiseLoops& loops, const MapFunction& function,
+                   const std::array<std::byte*, kernels::detail::max_operands>& data, MapWanted wanted) {
+    using Row = kernels::body::ProgramRow<T, N, E>;
+    Row row{function.program, data, dtypes_, function.operands, {-1, -1, -1, -1}};
+    for (std::size_t k = 0; k < wanted.count; ++k) row.seeds[wanted.first + k] = static_cast<std::int8_t>(k);
+    kernels::run_typed(exec, loops.items(), kernels::body::Elementwise<Row>{loops, row});
+  }
+  std::array<DType, kernels::detail::max_operands> dtypes_{};
+#endif
   static constexpr std::size_t most = 2 * most_mapped + 1;
   static_assert(most <= kernels::detail::max_operands);
   const Value& shape_;
@@ -70,7 +120,7 @@ SHARDLIB_INLINE Buffer map_forward(const MapFunction& function, const MapOperand
   MapArrays arrays(out);
   for (const ValuePtr& operand : x) arrays.read(*operand);
   arrays.write(result.data(), out.dtype);
-  arrays.run(function.forward, function.f);
+  arrays.run(function, function.forward);
   return result;
 }
 
@@ -91,7 +141,7 @@ SHARDLIB_INLINE ValuePtr map_pull(const MapFunction& function, std::size_t i, co
     arrays.read_whole(ct);
     for (const ValuePtr& operand : x) arrays.read(*operand);
     arrays.write(shard.data(), grad->dtype);
-    arrays.run(function.vjp[i], function.f);
+    arrays.run(function, function.vjp[i], {i, 1});
     zero_padding(*grad, shard);
     return shard;
   });
@@ -106,7 +156,7 @@ SHARDLIB_INLINE MapOperands map_pull_all(const MapFunction& function, const Valu
     arrays.read_whole(ct);
     for (const ValuePtr& operand : x) arrays.read(*operand);
     for (const ValuePtr& grad : grads) arrays.write(grad->storage->buffer.data(), grad->dtype);
-    arrays.run(function.vjp_all, function.f);
+    arrays.run(function, function.vjp_all, {0, x.size()});
     for (const ValuePtr& grad : grads) zero_padding(*grad, grad->storage->buffer);
     return grads[0]->storage->buffer;
   });
@@ -118,6 +168,19 @@ SHARDLIB_INLINE MapOperands map_pull_all(const MapFunction& function, const Valu
   return grads;
 }
 
+#if defined(SHARDLIB_TYPED_KERNELS)
+/// Calls a lambda with symbols, whose instructions a kernel then runs.
+inline void trace_map(const OpInfo& op, const MapFunction& function, const MapOperands& x) {
+  std::array<DType, most_mapped> dtypes{};
+  for (std::size_t i = 0; i < x.size(); ++i) dtypes[i] = x[i]->dtype;
+  try {
+    function.program = function.trace(function.f, dtypes);
+  } catch (const Error& error) {
+    throw Error(op.describe() + ": " + error.what() + " (" + x[0]->device->describe() + ")");
+  }
+}
+#endif
+
 SHARDLIB_INLINE ValuePtr record_map(const OpInfo& op, const TensorSpec& spec, const TensorSpec& ct_spec,
                                     const Handle<const MapFunction>& function,
                                     const std::array<ValuePtr, most_mapped>& operands,
@@ -126,14 +189,17 @@ SHARDLIB_INLINE ValuePtr record_map(const OpInfo& op, const TensorSpec& spec, co
   Bindings names(op, x[0]->device);
   for (const ValuePtr& operand : x) names.bind(*operand);
   auto out = make_value(op, x[0]->device, function->result, spec, names.sizes(spec));
+#if defined(SHARDLIB_TYPED_KERNELS)
+  if (function->trace != nullptr && kernels::takes_typed_kernels(out->device->exec())) trace_map(op, *function, x);
+#endif
   if (is_floating(function->result)) {
     std::vector<Node::Edge> edges(x.size());
     MapOperands saved;
     for (const ValuePtr& operand : x) saved.push_back(detached(*operand));
-    bool all = function->vjp_all != nullptr;
+    bool all = function->vjp_all.run != nullptr;
     for (std::size_t i = 0; i < x.size(); ++i) {
       all = all && x[i]->slot;
-      if (function->vjp[i] == nullptr) continue;
+      if (function->vjp[i].run == nullptr) continue;
       edges[i].input = x[i]->slot;
       if (!x[i]->slot) continue;
       edges[i].saved.values = saved;

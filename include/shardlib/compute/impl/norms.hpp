@@ -3,30 +3,31 @@
 
 #include "shardlib/compute/norms.hpp"
 
-#include <cmath>
 #include <cstdint>
-#include <numbers>
 #include <string>
 
+#include "shardlib/kernels/body/positions.hpp"
 #include "shardlib/runtime/padding.hpp"
 #include "shardlib/support/error.hpp"
 
-namespace shardlib {
+namespace shardlib::detail {
 
-SHARDLIB_INLINE double RopeAngles::operator()(std::int64_t position, std::int64_t pair, std::int64_t width) const {
-  const double frequency = std::pow(base, -2.0 * static_cast<double>(pair) / static_cast<double>(width));
-  // The share of the frequency that stays undivided: by Llama 3.1's reference code, apply_scaling.
-  double kept = 0;
-  if (context > 0) {
-    const double fits = static_cast<double>(context) * frequency / (2 * std::numbers::pi);
-    kept = fits < low_freq_factor    ? 0
-           : fits > high_freq_factor ? 1
-                                     : (fits - low_freq_factor) / (high_freq_factor - low_freq_factor);
-  }
-  return static_cast<double>(position) * ((1 - kept) * frequency / factor + kept * frequency);
+template <class T>
+void rotary_tables(const Exec& exec, const RopeAngles& angles, std::int64_t first, std::int64_t positions,
+                   std::int64_t n, double sign, T* tables) {
+  const std::int64_t half = n / 2;
+  exec.for_items(
+      positions, 0,
+      kernels::body::RotaryTable<T, RopeAngles>{angles, first, half, n, sign, tables, tables + positions * half});
 }
-
-namespace detail {
+SHARDLIB_INLINE void fill_rotary_tables(const Exec& exec, const RopeAngles& angles, std::int64_t first,
+                                        std::int64_t positions, std::int64_t n, double sign, f32* tables) {
+  rotary_tables(exec, angles, first, positions, n, sign, tables);
+}
+SHARDLIB_INLINE void fill_rotary_tables(const Exec& exec, const RopeAngles& angles, std::int64_t first,
+                                        std::int64_t positions, std::int64_t n, double sign, f64* tables) {
+  rotary_tables(exec, angles, first, positions, n, sign, tables);
+}
 
 SHARDLIB_INLINE void require_pairs(const OpInfo& op, const ValuePtr& x, int dim) {
   require_unpadded(op, x, dim,
@@ -37,5 +38,4 @@ SHARDLIB_INLINE void require_pairs(const OpInfo& op, const ValuePtr& x, int dim)
                 std::to_string(size) + "; rotary embedding rotates pairs (" + x->device->describe() + ")");
 }
 
-}  // namespace detail
-}  // namespace shardlib
+}  // namespace shardlib::detail

@@ -12,14 +12,16 @@
 namespace shardlib {
 
 SHARDLIB_INLINE Device::Device(std::vector<AxisSize> axes, int rank, std::shared_ptr<Backend> backend, int threads,
-                               const Tuning& tuning, DeviceKind kind)
+                               const Tuning& tuning, DeviceKind kind, LocalPlace place)
     : axes_(std::move(axes)),
       rank_(rank),
       size_(device_count(axes_)),
       threads_(threads),
       tuning_(tuning),
       host_pool_(backend ? backend->make_pool() : Pool::make()),
-      pool_(kind == DeviceKind::cpu || host_pool_->is_meta() ? host_pool_ : Pool::make(Region::make_simulated())),
+      pool_(kind == DeviceKind::cpu || host_pool_->is_meta() ? host_pool_
+            : kind == DeviceKind::gpu                        ? Pool::make(Region::make_gpu(place.rank, place.sharers))
+                                                             : Pool::make(Region::make_simulated())),
       backend_(std::move(backend)),
       recorder_(backend_ ? backend_->recorder(rank) : nullptr) {
   int rest = rank;
@@ -69,7 +71,6 @@ SHARDLIB_INLINE Communicator& Device::group(std::span<const std::string_view> ax
     }
     if (members.size() == 1 && !is_dry()) {
       communicator = std::make_unique<SingleCommunicator>();
-      if (pool_ != host_pool_) communicator = std::make_unique<StagedCommunicator>(std::move(communicator), host_pool_);
     } else {
       std::string names;
       for (const std::string_view axis : axes)

@@ -34,6 +34,9 @@
 #ifndef SHARDLIB_COMPILED
 #include "shardlib/device/impl/ending.hpp"
 #endif
+#if defined(SHARDLIB_LAUNCHER_CUDA)
+#include "shardlib/memory/gpu.hpp"
+#endif
 #if defined(SHARDLIB_WITH_MPI)
 #include "shardlib/comm/mpi/backend.hpp"
 #include "shardlib/comm/mpi/deadline.hpp"
@@ -129,7 +132,41 @@ SHARDLIB_INLINE void run_device(const DevicePtr& device, int threads, const Devi
   device->clear_local();
 }
 
+/// Where a device is that is a thread, one of `count`.
+inline LocalPlace place_of_thread(int device, [[maybe_unused]] int count, [[maybe_unused]] DeviceKind kind) {
+  LocalPlace place{device, 1};
+#if defined(SHARDLIB_LAUNCHER_CUDA)
+  if (kind != DeviceKind::gpu) return place;
+  const GpuName mine = gpu_name(device);
+  place.sharers = 0;
+  for (int other = 0; other < count; ++other) place.sharers += gpu_name(other) == mine ? 1 : 0;
+#endif
+  return place;
+}
+
 #if defined(SHARDLIB_WITH_MPI)
+/// Where this rank is. All ranks call it, and those that run no device do not count.
+inline LocalPlace place_of_rank([[maybe_unused]] bool runs, [[maybe_unused]] DeviceKind kind) {
+  LocalPlace place{mpi::process.local_rank, 1};
+#if defined(SHARDLIB_LAUNCHER_CUDA)
+  if (kind != DeviceKind::gpu) return place;
+  GpuName mine{};
+  std::exception_ptr error;  // thrown after the others have this rank's answer
+  try {
+    if (runs) mine = gpu_name(place.rank);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  std::vector<GpuName> names(static_cast<std::size_t>(mpi::process.local_size));
+  mpi::check(MPI_Allgather(mine.data(), static_cast<int>(mine.size()), MPI_BYTE, names.data(),
+                           static_cast<int>(mine.size()), MPI_BYTE, mpi::process.node),
+             "sharing GPUs", mine.size());
+  if (error) std::rethrow_exception(error);
+  place.sharers = static_cast<int>(std::ranges::count(names, mine));
+#endif
+  return place;
+}
+
 inline void launch_rank(const std::vector<AxisSize>& mesh, const DeviceBody& body, const LaunchOptions& options) {
   FlightRing* const ring = shm::node ? shm::node->ring(world_rank()) : nullptr;
   const auto recorder = std::make_shared<FlightRecorder>(world_rank(), options.watchdog, ring);
@@ -142,11 +179,12 @@ inline void launch_rank(const std::vector<AxisSize>& mesh, const DeviceBody& bod
                      ", but mpirun started " + std::to_string(world_size()) + (world_size() == 1 ? " rank" : " ranks") +
                      ": start " + std::to_string(count) + " or choose another mesh");
   }
+  const LocalPlace place = place_of_rank(world_rank() < count, options.kind);
   if (world_rank() >= count) return;
   const int threads = options.threads > 0 ? options.threads : threads_per_device(mpi::process.local_size);
   const auto world = std::make_shared<MpiWorld>(number, count, options.tuning, recorder);
   try {
-    run_device(DevicePtr::make(mesh, world_rank(), world, threads, options.tuning, options.kind), threads, body);
+    run_device(DevicePtr::make(mesh, world_rank(), world, threads, options.tuning, options.kind, place), threads, body);
     world->leave();
   } catch (...) {
     world->fail();
@@ -158,6 +196,9 @@ inline void launch_rank(const std::vector<AxisSize>& mesh, const DeviceBody& bod
 /// An environment variable for ranks changes nothing without mpirun, but a wrong value is an error there too. Under
 /// mpirun `shm::start` reads it.
 inline void check_settings() {
+#if defined(SHARDLIB_LAUNCHER_CUDA)
+  static_cast<void>(gpu_part());
+#endif
 #if defined(SHARDLIB_WITH_MPI)
   static_cast<void>(shm::is_wanted());
   static_cast<void>(mpi::start_timeout());
@@ -184,7 +225,7 @@ SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const Dev
     if (!go.get()) return;
     Result result;
     try {
-      run_device(DevicePtr::make(mesh, i, world, 1, tuning, kind), threads, body);
+      run_device(DevicePtr::make(mesh, i, world, 1, tuning, kind, place_of_thread(i, count, kind)), threads, body);
       world->finish(i);
     } catch (const Aborted&) {
       result = {std::current_exception(), true};
@@ -234,7 +275,7 @@ SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const Dev
 SHARDLIB_INLINE void launch(const std::vector<AxisSize>& mesh, const DeviceBody& body, LaunchOptions options) {
   const int count = device_count(mesh);
   // The thread that runs a kernel opens the memory for itself.
-  if (options.kind == DeviceKind::simulated) options.threads = 1;
+  if (options.kind != DeviceKind::cpu) options.threads = 1;
   if (options.threads < 0) throw UsageError("launch: threads must be positive, or 0 for a share of the cores");
 #if defined(SHARDLIB_WITH_MPI)
   if (under_mpi()) return detail::launch_rank(mesh, body, options);

@@ -92,7 +92,7 @@ SHARDLIB_INLINE void run_lanes(const TeamMemory& memory, void (*lane)(const void
 
 }  // namespace detail
 
-SHARDLIB_INLINE void SimulatedTeam::barrier() const {
+SHARDLIB_INLINE void SimulatedTeam::wait() const {
   all_->wait(lane_);
 }
 

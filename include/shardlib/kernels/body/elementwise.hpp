@@ -24,6 +24,14 @@ struct ConvertElement {
   }
 };
 
+/// Adds an element to a sum in its accumulator's type.
+struct AddElement {
+  template <class T, class A>
+  SHARDLIB_FUNCTION void operator()(const T& x, A& sum) const {
+    sum += static_cast<A>(x);
+  }
+};
+
 /// The loops of an elementwise op: an item is a piece of a row, or a group of short rows.
 struct ElementwiseLoops {
   static constexpr std::int64_t grain = 8192;
@@ -52,6 +60,32 @@ struct Elementwise {
   }
 };
 
+/// Some neighbouring elements, which a lane reads or writes at once.
+template <class T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack {
+  T values[N];
+};
+/// The pack at p; or, with a step of 0, of copies of the element there.
+template <int N, class T>
+SHARDLIB_FUNCTION Pack<std::remove_const_t<T>, N> load_pack(T* p, std::int64_t step) {
+  using P = Pack<std::remove_const_t<T>, N>;
+  if (step != 0) return *reinterpret_cast<const P*>(p);
+  P pack;
+  for (int k = 0; k < N; ++k) pack.values[k] = *p;
+  return pack;
+}
+template <int N, class T>
+SHARDLIB_FUNCTION void store_pack(T* p, const Pack<std::remove_const_t<T>, N>& pack) {
+  if constexpr (!std::is_const_v<T>) *reinterpret_cast<Pack<T, N>*>(p) = pack;
+}
+/// Whether a lane may read and write packs of N elements of a row: they are neighbours, or copies of one that is only
+/// read.
+template <int N, class T>
+SHARDLIB_FUNCTION bool takes_packs(const std::byte* at, std::int64_t step) {
+  return (step == 0 && std::is_const_v<T>) ||
+         (step == 1 && reinterpret_cast<std::uintptr_t>(at) % alignof(Pack<std::remove_const_t<T>, N>) == 0);
+}
+
 /// A row that applies F to elements of types T..., each lane to its own.
 template <class F, class... T>
 struct ElementRow {
@@ -72,7 +106,32 @@ struct ElementRow {
                              std::index_sequence<I...> /*operands*/) const {
     const std::array<std::byte*, sizeof...(T)> at{data[I] + (offsets[I] + start * strides[I]) *
                                                                 static_cast<std::int64_t>(sizeof(T))...};
+    if constexpr (!Team::single) {
+      constexpr int some = ((sizeof(T) > 4) || ...) ? 4 : 8;
+      if (n % some == 0 && (takes_packs<some, T>(at[I], strides[I]) && ...)) {
+        team.lanes(n / some, [at, steps = strides, g = f](std::int64_t i) {
+          packs<some>(g, steps, reinterpret_cast<T*>(at[I]) + i * some * steps[I]...);
+        });
+        return;
+      }
+    }
     team.lanes(n, [at, steps = strides, g = f](std::int64_t i) { g(reinterpret_cast<T*>(at[I])[i * steps[I]]...); });
+  }
+  // All is loaded before something is stored, so that loads do not wait for stores. What g overwrites without reading
+  // is not loaded.
+  template <int N>
+  SHARDLIB_FUNCTION static void packs(const F& g, const std::array<std::int64_t, max_operands>& steps, T*... p) {
+    apply_packs<N>(g, steps, std::index_sequence_for<T...>{}, p...);
+  }
+  template <int N, std::size_t... I>
+  SHARDLIB_FUNCTION static void apply_packs(const F& g, const std::array<std::int64_t, max_operands>& steps,
+                                            std::index_sequence<I...> /*operands*/, T*... p) {
+    apply_loaded<N>(g, load_pack<N>(p, steps[I])..., p...);
+  }
+  template <int N>
+  SHARDLIB_FUNCTION static void apply_loaded(const F& g, Pack<std::remove_const_t<T>, N>... pack, T*... p) {
+    for (int k = 0; k < N; ++k) g(static_cast<T&>(pack.values[k])...);
+    (store_pack<N>(p, pack), ...);
   }
 };
 

@@ -72,7 +72,8 @@ struct CopyRows {
   }
 
  private:
-  static void copy(std::int64_t n, const U* from, std::int64_t in_stride, U* to, std::int64_t out_stride) {
+  SHARDLIB_FUNCTION static void copy(std::int64_t n, const U* from, std::int64_t in_stride, U* to,
+                                     std::int64_t out_stride) {
     if (in_stride == 1 && out_stride == 1) {
       std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(U));
     } else if (in_stride == 0 && out_stride == 1) {
@@ -125,8 +126,8 @@ struct Transpose {
 
  private:
   // Not inlined: g++ then vectorizes its loops less well.
-  [[gnu::noinline]] static void transpose(std::int64_t rows, std::int64_t columns, const U* in, std::int64_t in_stride,
-                                          U* out, std::int64_t out_stride) {
+  [[gnu::noinline]] SHARDLIB_FUNCTION static void transpose(std::int64_t rows, std::int64_t columns, const U* in,
+                                                            std::int64_t in_stride, U* out, std::int64_t out_stride) {
     constexpr std::int64_t width = 32;
     alignas(64) U tile[height * width];  // not the team's, which the compiler takes for a part of `in` or `out`
     for (std::int64_t c = 0; c < columns; ++c) {

@@ -109,9 +109,17 @@ struct ReduceColumns {
   template <std::size_t Width>
   SHARDLIB_FUNCTION void reduce(const In* from, std::int64_t length, std::int64_t piece, std::int64_t at) const {
     Cascade<Op, Acc, Width> cascade;
-    const std::int64_t first = rows * piece / pieces;
+    const std::int64_t first = rows * piece / pieces, last = rows * (piece + 1) / pieces;
+    if constexpr (Width == 1) {
+      if (reduced.depth <= 1) {  // rows at a constant distance, whose loads do not wait for each other
+        const std::int64_t stride = reduced.loop(0).strides[0];
+        const In* const start = from + first * stride;
+        cascade.add_terms(last - first, [=](std::int64_t r) { return static_cast<Acc>(start[r * stride]); });
+        return results.put(piece, at, cascade.finish(1), 1);
+      }
+    }
     Walk<1> row(reduced, first);
-    for (std::int64_t r = first; r < rows * (piece + 1) / pieces; ++r, row.next())
+    for (std::int64_t r = first; r < last; ++r, row.next())
       cascade.add(from + row.offsets[0], static_cast<std::size_t>(length));
     results.put(piece, at, cascade.finish(static_cast<std::size_t>(length)), length);
   }
@@ -164,16 +172,17 @@ struct SquaresOfPiece {
   }
 };
 
-/// Sums n numbers, of which the sum becomes the last.
+/// Sums n numbers.
 template <class Acc>
 struct SumOfPieces {
-  Acc* sums;
+  const Acc* sums;
   std::int64_t n;
+  Acc* out;
 
   template <class Team>
   SHARDLIB_FUNCTION void operator()(const Team& team, std::int64_t /*item*/) const {
     const Acc sum = detail::team_reduce_row<SumOp, Acc>(team, n, sums);
-    team.one([=, to = sums + n] { *to = sum; });
+    team.one([=, to = out] { *to = sum; });
   }
 };
 

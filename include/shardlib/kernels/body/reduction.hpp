@@ -81,6 +81,21 @@ class Cascade {
     ++counts_[0];
     for (std::size_t l = 0; l + 1 < depth && counts_[l] == 32; ++l) carry(l, width);
   }
+  /// Adds term(0) to term(n - 1), each a row of one column. They are combined in a register.
+  template <class F>
+  SHARDLIB_FUNCTION void add_terms(std::int64_t n, const F& term) {
+    static_assert(W == 1);
+    for (std::int64_t i = 0; i < n;) {
+      const std::int64_t left = 32 - counts_[0], some = left < n - i ? left : n - i;
+      const bool begins = counts_[0] == 0;
+      Acc sum = begins ? term(i) : levels_[0][0];
+      for (std::int64_t k = begins ? 1 : 0; k < some; ++k) sum = Op::combine(sum, term(i + k));
+      levels_[0][0] = sum;
+      counts_[0] += some;
+      i += some;
+      for (std::size_t l = 0; l + 1 < depth && counts_[l] == 32; ++l) carry(l, 1);
+    }
+  }
   /// The combined row, valid until the next call. At least one row must have been added.
   SHARDLIB_FUNCTION Acc* finish(std::size_t width) {
     Acc* result = nullptr;
@@ -99,7 +114,7 @@ class Cascade {
   }
   SHARDLIB_FUNCTION void carry(std::size_t l, std::size_t width) {
     if (counts_[l + 1] == 0) {
-      std::copy_n(levels_[l], width, levels_[l + 1]);
+      for (std::size_t j = 0; j < width; ++j) levels_[l + 1][j] = levels_[l][j];  // nvcc 13 drops std::copy_n here
     } else {
       combine_rows(levels_[l], levels_[l + 1], width);
     }
@@ -112,7 +127,7 @@ class Cascade {
 
 /// Combines n contiguous elements, as 64 interleaved lanes.
 template <class Op, class Acc, class T>
-void add_lanes(Cascade<Op, Acc, 64>& cascade, const T* x, std::int64_t n) {
+SHARDLIB_FUNCTION void add_lanes(Cascade<Op, Acc, 64>& cascade, const T* x, std::int64_t n) {
   std::int64_t i = 0;
   for (; i + 64 <= n; i += 64) cascade.add(x + i, 64);
   if (i == n) return;
@@ -123,7 +138,7 @@ void add_lanes(Cascade<Op, Acc, 64>& cascade, const T* x, std::int64_t n) {
 }
 
 template <class Op, class Acc>
-Acc fold_lanes(Cascade<Op, Acc, 64>& cascade) {
+SHARDLIB_FUNCTION Acc fold_lanes(Cascade<Op, Acc, 64>& cascade) {
   Acc* lanes = cascade.finish(64);
   for (std::size_t half = 32; half > 0; half /= 2) {
     for (std::size_t j = 0; j < half; ++j) lanes[j] = Op::combine(lanes[j], lanes[j + half]);
@@ -133,7 +148,7 @@ Acc fold_lanes(Cascade<Op, Acc, 64>& cascade) {
 
 /// Reduces one contiguous row.
 template <class Op, class Acc, class T>
-Acc reduce_row(const T* x, std::int64_t n) {
+SHARDLIB_FUNCTION Acc reduce_row(const T* x, std::int64_t n) {
   if (n == 0) return Op::template identity<Acc>();
   Cascade<Op, Acc, 64> cascade;
   add_lanes(cascade, x, n);
@@ -153,10 +168,10 @@ SHARDLIB_FUNCTION inline A rounded(A value) {
 /// The elements [0, n) of one of 64 interleaved columns, added as add_lanes does.
 template <class Op, class Acc, class F>
 SHARDLIB_FUNCTION void add_column(Cascade<Op, Acc, 1>& cascade, std::int64_t column, std::int64_t n, const F& term) {
-  for (std::int64_t i = column; i < (n + 63) / 64 * 64; i += 64) {
-    const Acc value = i < n ? rounded<Acc>(term(i)) : Op::template identity<Acc>();
-    cascade.add(&value, 1);
-  }
+  cascade.add_terms((n + 63) / 64, [=, &term](std::int64_t row) {
+    const std::int64_t i = row * 64 + column;
+    return i < n ? rounded<Acc>(term(i)) : Op::template identity<Acc>();
+  });
 }
 
 /// Combines the 64 columns on a team's board, as fold_lanes does. All lanes get the result.

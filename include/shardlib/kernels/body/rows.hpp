@@ -197,4 +197,25 @@ struct CrossEntropyBackward {
   }
 };
 
+/// Minus the logit of each row's target, or 0 where another shard has the target. Rows of n logits; an item is a group
+/// of rows.
+template <class T, class I>
+struct TargetLogits {
+  static constexpr std::int64_t group = 64;
+  const T* x;
+  const I* targets;
+  T* out;
+  std::int64_t rows, n, first;
+
+  template <class Team>
+  SHARDLIB_FUNCTION void operator()(const Team& team, std::int64_t item) const {
+    constexpr std::int64_t most = group;
+    const std::int64_t begin = item * most;
+    team.lanes(std::min(most, rows - begin), [=, this](std::int64_t i) {
+      const std::int64_t r = begin + i, target = static_cast<std::int64_t>(targets[r]) - first;
+      out[r] = target >= 0 && target < n ? -x[r * n + target] : T(0);
+    });
+  }
+};
+
 }  // namespace shardlib::kernels::body

@@ -10,8 +10,9 @@
 #include <cstdint>
 #include <limits>
 
+#include "shardlib/kernels/body/reduction.hpp"
 #include "shardlib/kernels/gemm.hpp"
-#include "shardlib/kernels/impl/reduce.hpp"
+#include "shardlib/kernels/impl/attention_products.hpp"
 #include "shardlib/support/math.hpp"
 
 namespace shardlib::kernels {
@@ -195,23 +196,12 @@ inline AttentionSegments dense_segments(const AttentionLoops& loops, const Atten
   return {queries, loops.earlier ? dense(segments.keys, scratch + loops.length) : queries};
 }
 
-/// Calls f(offsets of a query head) for each query head that shares the keys at `head`.
-template <class F>
-void for_groups(const AttentionLoops& loops, const AttentionLoops::Strides& head, const F& f) {
-  Walk<4> walk(loops.groups, 0);
-  const std::int64_t n = loops.groups.count();
-  for (std::int64_t i = 0; i < n; ++i, walk.next()) {
-    AttentionLoops::Strides at = head;
-    for (std::size_t k = 0; k < at.size(); ++k) at[k] += walk.offsets[k];
-    f(at);
-  }
-}
-
 }  // namespace detail
 
 template <class T, class R>
 void causal_attention(const Exec& exec, const AttentionLoops& loops, const T* q, const T* k, const T* v,
                       AttentionSegments segments, R* out, accumulator_t<T>* sums) {
+  if (exec.on_device()) return detail::attention_products(exec, loops, q, k, v, segments, out, sums);
   using A = accumulator_t<T>;
   using L = AttentionLoops;
   const std::int64_t length = loops.length, width = loops.width;
@@ -287,6 +277,8 @@ template <class T, class R>
 void causal_attention_backward(const Exec& exec, const AttentionLoops& loops, const T* q, const T* k, const T* v,
                                AttentionSegments segments, const T* out, const accumulator_t<T>* sums, const T* ct,
                                R* dq, R* dk, R* dv) {
+  if (exec.on_device())
+    return detail::attention_products_backward(exec, loops, q, k, v, segments, out, sums, ct, dq, dk, dv);
   using A = accumulator_t<T>;
   using L = AttentionLoops;
   const std::int64_t length = loops.length, width = loops.width;

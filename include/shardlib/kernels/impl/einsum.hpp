@@ -14,11 +14,13 @@
 #include <utility>
 
 #include "shardlib/device/exec.hpp"
+#include "shardlib/kernels/body/einsum.hpp"
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/gemm.hpp"
+#include "shardlib/kernels/gemm_batch.hpp"
 #include "shardlib/kernels/impl/einsum_loops.hpp"
-#include "shardlib/kernels/impl/reduce.hpp"
 #include "shardlib/kernels/layout.hpp"
+#include "shardlib/kernels/reduce.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/support/wrapping.hpp"
@@ -27,26 +29,28 @@ namespace shardlib::kernels {
 
 namespace detail {
 
+/// How tensor t stores the matrix with dims x and y: transposed if only x is contiguous.
+struct MatrixLayout {
+  bool transposed;
+  std::int64_t stride;  ///< between rows
+
+  MatrixLayout(const Loops3::Loop& x, const Loops3::Loop& y, std::size_t t)
+      : transposed(y.extent > 1 && y.strides[t] != 1) {
+    const Loops3::Loop &rows = transposed ? y : x, &columns = transposed ? x : y;
+    stride = rows.extent > 1 ? rows.strides[t] : columns.extent;
+  }
+};
+
 /// One matrix product of a loop nest at the given offsets.
 template <class T, class Out>
 void einsum_gemm(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* rhs, Out* out, bool accumulate) {
-  // A matrix with the strides (x, y) of its dims is transposed if only x is contiguous.
-  const auto flat = [](const Loops3::Loop& x, const Loops3::Loop& y, std::size_t t) {
-    const bool trans = y.extent > 1 && y.strides[t] != 1;
-    const std::int64_t columns = trans ? x.extent : y.extent;
-    const std::int64_t rows = trans ? y.extent : x.extent;
-    const std::int64_t stride = trans ? y.strides[t] : x.strides[t];
-    return std::pair(trans, rows > 1 ? stride : columns);
-  };
-  const auto [trans_a, lda] = flat(s.row, s.depth, 0);
-  const auto [trans_b, ldb] = flat(s.depth, s.column, 1);
-  const auto [trans_c, ldc] = flat(s.row, s.column, 2);
-  if (trans_c) {  // C' = B' A'
-    gemm(exec, !trans_b, !trans_a, s.column.extent, s.row.extent, s.depth.extent, rhs, ldb, lhs, lda, out, ldc,
-         accumulate);
+  const MatrixLayout a(s.row, s.depth, 0), b(s.depth, s.column, 1), c(s.row, s.column, 2);
+  if (c.transposed) {  // C' = B' A'
+    gemm(exec, !b.transposed, !a.transposed, s.column.extent, s.row.extent, s.depth.extent, rhs, b.stride, lhs,
+         a.stride, out, c.stride, accumulate);
   } else {
-    gemm(exec, trans_a, trans_b, s.row.extent, s.column.extent, s.depth.extent, lhs, lda, rhs, ldb, out, ldc,
-         accumulate);
+    gemm(exec, a.transposed, b.transposed, s.row.extent, s.column.extent, s.depth.extent, lhs, a.stride, rhs, b.stride,
+         out, c.stride, accumulate);
   }
 }
 
@@ -100,11 +104,58 @@ void einsum_inner(const Exec& exec, const EinsumLoops& s, const T* lhs, const T*
   *out = accumulate ? SumOp::combine(*out, total) : total;
 }
 
+/// Matrix products of a device: those of the longest outer loop are one batch.
+template <class T, class Out>
+void einsum_products(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* rhs, Out* out) {
+  Loops3 others;
+  int longest = 0;
+  for (int d = 1; d < s.kept.depth; ++d)
+    if (s.kept.loop(d).extent > s.kept.loop(longest).extent) longest = d;
+  for (int d = 0; d < s.kept.depth; ++d)
+    if (d != longest) others.push(s.kept.loop(d).extent, s.kept.loop(d).strides);
+  const Loops3::Loop batch = s.kept.depth > 0 ? s.kept.loop(longest) : Loops3::Loop{};
+  const MatrixLayout a(s.row, s.depth, 0), b(s.depth, s.column, 1), c(s.row, s.column, 2);
+  Walk<3> kept(others, 0);
+  for (std::int64_t i = 0; i < others.count(); ++i, kept.next()) {
+    Walk<3> summed(s.summed, 0);
+    for (std::int64_t j = 0; j < s.summed.count(); ++j, summed.next()) {
+      const T* const x = lhs + kept.offsets[0] + summed.offsets[0];
+      const T* const y = rhs + kept.offsets[1] + summed.offsets[1];
+      Out* const z = out + kept.offsets[2];
+      const auto [in_x, in_y, in_z] = batch.strides;
+      if (c.transposed)  // C' = B' A'
+        gemm_batch(exec, !b.transposed, !a.transposed, s.column.extent, s.row.extent, s.depth.extent, y, b.stride, in_y,
+                   x, a.stride, in_x, z, c.stride, in_z, batch.extent, j > 0);
+      else
+        gemm_batch(exec, a.transposed, b.transposed, s.row.extent, s.column.extent, s.depth.extent, x, a.stride, in_x,
+                   y, b.stride, in_y, z, c.stride, in_z, batch.extent, j > 0);
+    }
+  }
+}
+
+/// The loop nest on a device.
+template <class T, class Out>
+void run_einsum_on_device(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* rhs, Out* out) {
+  if constexpr (std::is_same_v<T, bf16> || std::is_floating_point_v<T>)
+    if (s.inner == EinsumLoops::Inner::gemm) return einsum_products(exec, s, lhs, rhs, out);
+  if constexpr (std::is_same_v<T, Out> && !std::is_same_v<T, bf16>) {
+    body::ProductTerms<T> terms{s.kept, s.summed, lhs, rhs};
+    (s.inner == EinsumLoops::Inner::dot ? terms.summed : terms.kept).push(s.row.extent, s.row.strides);
+    const std::int64_t outs = terms.kept.count(), n = terms.summed.count();
+    constexpr std::int64_t many = 1 << 14;
+    if (outs >= many || n < 64) {
+      const body::SumProducts<SumOp, T> kernel{terms, n, outs, out};
+      return exec.for_items(kernel.items(), 0, kernel);
+    }
+    exec.for_items(outs, 0, body::SumProductsTogether<SumOp, T>{terms, n, out});
+  }
+}
+
 /// Runs the loop nest on operands whose dims are in its order. Operands of bf16 have matrix products only.
 template <class T, class Out>
 void run_einsum_loops(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* rhs, Out* out) {
   if (exec.dry) return;
-  const MemoryAccess open = exec.access();
+  if (exec.on_device()) return run_einsum_on_device(exec, s, lhs, rhs, out);
   const std::int64_t outer = s.kept.count();
   const std::int64_t steps = s.summed.count();
   const auto run = [&](std::int64_t first, std::int64_t last) {
@@ -217,13 +268,15 @@ void einsum_typed(const Exec& exec, const EinsumPlan& plan, const EinsumLoops& s
   reorder(exec, sizeof(Out), extents, s.order[2], out.data, natural[2], result);
 }
 
-/// Whether the loop nest multiplies operands of bf16 as they are. Small products are not worth the library's calls.
-inline bool multiplies_bf16(const EinsumPlan& plan, const EinsumLoops& s) {
+/// Whether the loop nest multiplies operands of bf16 as they are: on a device, and on CPUs that have instructions for
+/// it, where small products are not worth the library's calls.
+inline bool multiplies_bf16(const Exec& exec, const EinsumPlan& plan, const EinsumLoops& s) {
   constexpr std::int64_t least = 1 << 18;
-  if (s.inner != EinsumLoops::Inner::gemm || s.row.extent * s.column.extent * s.depth.extent < least) return false;
+  if (s.inner != EinsumLoops::Inner::gemm) return false;
+  if (!exec.on_device() && s.row.extent * s.column.extent * s.depth.extent < least) return false;
   for (int i = 0; i < plan.count; ++i)
     if (plan.at(i).role == Role::lhs_only || plan.at(i).role == Role::rhs_only) return false;  // are summed first
-  return has_bf16_gemm();
+  return exec.on_device() || has_bf16_gemm();
 }
 
 /// Calls f with the element types of input, accumulation and result. Throws if the combination is not supported.
@@ -287,7 +340,7 @@ void einsum(const Exec& exec, const EinsumPlan& plan, AnyIn in, AnyOut out, cons
     };
     bool narrow = false;
     if constexpr (std::is_same_v<In, bf16>) {
-      narrow = detail::multiplies_bf16(plan, s);
+      narrow = detail::multiplies_bf16(exec, plan, s);
       if (narrow && (std::is_same_v<T, Out> || s.summed.count() == 1)) return run(In(), static_cast<Out*>(result));
     }
     if constexpr (std::is_same_v<T, Out>) {

@@ -69,9 +69,10 @@ struct ErasedRow {
   UnitLoop loop;
   const void* f;
 
-  template <class Team>
-  void operator()(const Team& team, const std::array<std::int64_t, max_operands>& offsets,
-                  const std::array<std::int64_t, max_operands>& /*strides*/, std::int64_t start, std::int64_t n) const {
+  SHARDLIB_HOST_ONLY template <class Team>
+  SHARDLIB_FUNCTION void operator()(const Team& team, const std::array<std::int64_t, max_operands>& offsets,
+                                    const std::array<std::int64_t, max_operands>& /*strides*/, std::int64_t start,
+                                    std::int64_t n) const {
     const auto place = [&](std::size_t k, std::int64_t i) {
       return operands[k].data +
              (offsets[k] + (start + i) * operands[k].stride) * static_cast<std::int64_t>(operands[k].element);
@@ -97,7 +98,9 @@ struct ErasedRow {
     } else {
       team.lanes(n, [&](std::int64_t i) {
         for (std::size_t k = 0; k < count; ++k) data[k] = place(k, i);
+#if !defined(__CUDA_ARCH__)  // apply_erased throws on a GPU
         loop(f, 1, data);
+#endif
       });
     }
   }
@@ -105,6 +108,7 @@ struct ErasedRow {
 
 SHARDLIB_INLINE void apply_erased(const Exec& exec, std::span<const std::int64_t> shape,
                                   std::span<ErasedOperand> operands, UnitLoop loop, const void* f) {
+  if (exec.gpu() != nullptr) static_cast<void>(exec.access());  // throws: a GPU cannot call the loop
   const auto loops = elementwise_loops(shape, operands);
   ErasedRow row{{}, operands.size(), true, loop, f};
   std::copy(operands.begin(), operands.end(), row.operands.begin());

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "shardlib/device/exec.hpp"
 #include "shardlib/kernels/body/index.hpp"
@@ -31,8 +32,17 @@ inline Nest<3> lookup_nest(const Lookup& l) {
   return nest;
 }
 
+/// *Throws* Error if an id is outside the table. Reads them in host memory, or a copy of device memory.
 template <class I>
-void check_ids(const Lookup& l, const I* indices, const char* op) {
+void check_ids(const Exec& exec, const Lookup& l, const I* indices, const char* op) {
+  std::vector<I> there;
+  if (exec.on_device()) {
+    std::int64_t last = 0;
+    for (std::size_t d = 0; d < l.shape.size(); ++d) last += (l.shape[d] - 1) * l.index_strides[d];
+    there.resize(static_cast<std::size_t>(last + 1));
+    exec.copy(there.data(), indices, there.size() * sizeof(I));
+    indices = there.data();
+  }
   Nest<1> nest;  // each index once: skips the dims that the indices lack
   for (std::size_t d = 0; d < l.shape.size(); ++d) {
     if (l.index_strides[d] != 0) nest.push(l.shape[d], {l.index_strides[d]});
@@ -54,10 +64,7 @@ template <class F>
 void visit_ids(const Exec& exec, const Lookup& l, const void* indices, const char* op, const F& f) {
   if (product(l.shape) == 0) return;
   const auto run = [&]<class I>(const I* ids) {
-    if (!exec.dry) {
-      const MemoryAccess open = exec.access();
-      check_ids(l, ids, op);
-    }
+    if (!exec.dry) check_ids(exec, l, ids, op);
     f(ids);
   };
   if (l.index_dtype == DType::i32) return run(static_cast<const i32*>(indices));
@@ -129,15 +136,6 @@ void scatter_sorted(const Exec& exec, const Lookup& l, const T* cotangent, const
   const body::AddRows<T> add(sort_list(exec, list.as<body::Addition>(), other.as<body::Addition>(), n), cotangent,
                              table, n, columns);
   exec.for_items(add.items(), 0, add);
-}
-
-/// Whether teams have one lane, which can add in order by itself.
-inline bool single_lane([[maybe_unused]] const Exec& exec) {
-#if defined(SHARDLIB_LAUNCHER_KOKKOS)
-  return false;
-#else
-  return exec.pool == nullptr || exec.pool->device_memory() == nullptr;
-#endif
 }
 
 }  // namespace detail

@@ -73,11 +73,12 @@ void reduce(const Exec& exec, const T* in, std::span<const std::int64_t> shape, 
   }
   const body::Results<T, Acc> whole{out, nullptr, outs};
   // If there are few results and much data, splits each reduction into pieces. The number of pieces depends only on
-  // sizes, so that results are the same bit for bit.
-  constexpr std::int64_t piece_size = 1 << 17;
+  // sizes and the kind of device, so that results are the same bit for bit. A GPU needs more pieces to be busy.
+  const std::int64_t most_pieces = exec.gpu() != nullptr ? 256 : 16;
+  const std::int64_t piece_size = exec.gpu() != nullptr ? 1 << 15 : 1 << 17;
   const std::int64_t rows = rows_reduced ? (per_out + 4095) / 4096 : per_out;
   const std::int64_t pieces =
-      outs > 4096 ? 1 : std::clamp<std::int64_t>(total / piece_size, 1, std::min<std::int64_t>(rows, 16));
+      outs > 4096 ? 1 : std::clamp<std::int64_t>(total / piece_size, 1, std::min<std::int64_t>(rows, most_pieces));
   if (pieces == 1) return reduce_part<Op>(exec, in, kept, reduced, rows_reduced, 1, whole);
   const Buffer scratch = exec.pool->allocate(static_cast<std::size_t>(pieces * outs) * sizeof(Acc));
   reduce_part<Op>(exec, in, kept, reduced, rows_reduced, pieces, body::Results<T, Acc>{out, scratch.as<Acc>(), outs});
@@ -109,17 +110,14 @@ void sum(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::
 }
 
 template <class T>
-accumulator_t<T> sum_of_squares(const Exec& exec, std::int64_t n, const T* in) {
+void sum_of_squares(const Exec& exec, std::int64_t n, const T* in, accumulator_t<T>* out) {
   using Acc = accumulator_t<T>;
   using Kernel = body::SquaresOfPiece<T>;
   const std::int64_t pieces = (n + Kernel::piece - 1) / Kernel::piece;
-  const Buffer scratch = exec.pool->allocate(static_cast<std::size_t>(pieces + 1) * sizeof(Acc));
+  const Buffer scratch = exec.pool->allocate(static_cast<std::size_t>(pieces) * sizeof(Acc));
   Acc* const sums = scratch.as<Acc>();
   exec.for_items(pieces, 0, Kernel{in, n, sums});
-  exec.for_items(1, 0, body::SumOfPieces<Acc>{sums, pieces});
-  Acc sum = 0;
-  exec.copy(&sum, sums + pieces, sizeof sum);
-  return sum;
+  exec.for_items(1, 0, body::SumOfPieces<Acc>{sums, pieces, out});
 }
 
 template <class AnyDType>

@@ -27,7 +27,10 @@ void for_rows(const Exec& exec, const std::array<const T*, In>& in, T* out, std:
   const std::int64_t columns = flat ? outer : inner;
   const std::int64_t slabs = flat ? 1 : outer;
   if (slabs * columns == 0 || n == 0) return;
-  const std::int64_t block = flat ? std::max<std::int64_t>(1, 4096 / n) : 16;
+  // A GPU's scratch memory, for up to 2112 blocks at once, fits its second-level cache if it is for one row each. Along
+  // an inner stride two rows share what is read for one; 16, as on the host, would take gigabytes.
+  const bool gpu = exec.gpu() != nullptr;
+  const std::int64_t block = gpu ? (flat ? 1 : 2) : flat ? std::max<std::int64_t>(1, 4096 / n) : 16;
   const std::int64_t blocks = (columns + block - 1) / block;
   const bool in_place = flat && std::is_same_v<T, A>;
   const std::size_t scratch_bytes = in_place ? 0 : (In + 1) * static_cast<std::size_t>(block * n) * sizeof(A);

@@ -1,4 +1,4 @@
-// Sorting of a list by kernels.
+// Sorting of a list by kernels, and whether a device needs it.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,15 @@
 #include "shardlib/kernels/body/sort.hpp"
 
 namespace shardlib::kernels::detail {
+
+/// Whether teams have one lane, which can add or sort in order by itself.
+inline bool single_lane([[maybe_unused]] const Exec& exec) {
+#if defined(SHARDLIB_LAUNCHER_KOKKOS)
+  return false;
+#else
+  return !exec.on_device();
+#endif
+}
 
 /// Sorts a list of n elements, no two of which are equal, through another place. Returns the one of both that has the
 /// result.

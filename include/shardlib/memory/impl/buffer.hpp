@@ -15,6 +15,8 @@
 namespace shardlib {
 
 SHARDLIB_INLINE void copy(const Buffer& to, const Buffer& from) {
+  for (Region* const device : {to.device_memory(), from.device_memory()})
+    if (device != nullptr && device->copy(to.data(), from.data(), from.bytes())) return;
   const MemoryAccess open_to(to.device_memory()), open_from(from.device_memory());
   if (from.bytes() > 0) std::memcpy(to.data(), from.data(), from.bytes());  // which must not be given null pointers
 }
@@ -58,6 +60,10 @@ SHARDLIB_INLINE void Pool::fail(std::size_t bytes) const {
   if (region_->is_meta() && left < (std::size_t{1} << 30))
     throw Error("out of memory: a dry run records each of its tensors, and " + std::to_string(left) +
                 " bytes are left on this machine: use fewer layers or microbatches");
+  if (const std::string memory = region_->describe(); !memory.empty())
+    throw Error("out of memory: " + std::to_string(bytes) + " bytes wanted, " + std::to_string(stats().live) +
+                " in use by this device's pool, of " + memory +
+                ": use a smaller batch, --recompute, or more devices; --plan lists what is alive");
   // If enough memory is left, the limit is on addresses, or this is a dry run.
   throw Error("out of memory: " + std::to_string(bytes) + " bytes wanted, " + std::to_string(stats().live) +
               " in use by this device's pool" +

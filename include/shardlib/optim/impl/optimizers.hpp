@@ -19,9 +19,12 @@ SHARDLIB_INLINE ValuePtr sum_of_squares(const Value& x, const TensorSpec& spec, 
   auto out = make_value({"sum_of_squares", {}, {}}, x.device, DType::f32, spec, {});
   out->storage->buffer = observed(*out, [&] {
     Buffer result = allocate(*out);
-    const auto of = [&]<class D>(D) { return kernels::sum_of_squares(x.device->exec(), x.count(), x.as<const D>()); };
-    const f32 sum = !counts ? 0 : x.dtype == DType::bf16 ? of(bf16()) : of(f32());
-    x.device->exec().copy(result.data(), &sum, sizeof sum);
+    const Exec exec = x.device->exec();
+    const auto of = [&]<class D>(D) { kernels::sum_of_squares(exec, x.count(), x.as<const D>(), result.as<f32>()); };
+    if (!counts)
+      exec.zero(result.data(), sizeof(f32));
+    else
+      x.dtype == DType::bf16 ? of(bf16()) : of(f32());
     return result;
   });
   return out;

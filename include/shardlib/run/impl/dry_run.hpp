@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,13 +21,34 @@ namespace shardlib::run {
 
 namespace detail {
 
-/// The machine of --plan-flops and the related options; empty if they are not given.
-inline std::optional<Machine> planned_machine(const Training& t, const std::vector<AxisSize>& mesh) {
+/// The accelerator of --plan-device; null if it is not given.
+inline const Accelerator* planned_device(const Training& t) {
+  if (t.plan_device == "none") return nullptr;
+  if (!t.plan) throw UsageError("--plan-device describes the device of a planned step: give --plan too");
+  return std::ranges::find(accelerators, t.plan_device, &Accelerator::name);
+}
+
+/// Whether the plan fits the accelerator's memory, as a line.
+inline std::string fits(const Plan& plan, const Accelerator& device) {
+  const auto most = static_cast<double>(plan.peak);
+  return fmt::format("{} of the {} of one {}: {}\n", short_bytes(plan.peak),
+                     short_bytes(static_cast<std::int64_t>(device.bytes)), device.name,
+                     most <= 0.9 * device.bytes ? "fits" : "does not fit; shard over more devices, or see --recompute");
+}
+
+/// The machine of --plan-device, --plan-flops and the related options; empty if they are not given. A device alone has
+/// no prediction where links to others are missing.
+inline std::optional<Machine> planned_machine(Training t, const std::vector<AxisSize>& mesh) {
+  if (const Accelerator* const device = planned_device(t)) {
+    if (t.plan_flops == 0 && t.plan_bandwidth.empty() && device_count(mesh) > 1) return std::nullopt;
+    if (t.plan_flops == 0) t.plan_flops = device->flops;
+    if (t.plan_memory == 0) t.plan_memory = device->memory;
+  }
   if (t.plan_flops == 0) {
     if (t.plan_efficiency != 1 || t.plan_memory > 0 || !t.plan_bandwidth.empty() || !t.plan_latency.empty())
       throw UsageError(
           "--plan-efficiency, --plan-memory, --plan-bandwidth and --plan-latency describe a device whose peak "
-          "is missing: give --plan-flops too");
+          "is missing: give --plan-flops or --plan-device too");
     return std::nullopt;
   }
   if (!t.plan) throw UsageError("--plan-flops predicts the time of a planned step: give --plan too");
@@ -91,6 +113,8 @@ SHARDLIB_INLINE bool dry_run(const Training& training, const std::vector<AxisSiz
         stage_axis.empty() ? std::vector{plan(mesh, body)} : plan_along(stage_axis, mesh, body);
     fmt::print("{}", to_string(stage_axis, plans));
     if (policy != nullptr) fmt::print("{}", detail::policies_text(mesh, body, *policy, plans[0]));
+    if (const Accelerator* const device = detail::planned_device(training))
+      fmt::print("\n{}", detail::fits(plans[0], *device));
     if (machine) fmt::print("{}", to_string(predict(plans[0], *machine)));
   }
   if (!training.graph.empty() && speaks) {

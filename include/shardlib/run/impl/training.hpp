@@ -88,15 +88,19 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
   o.add("--collective-timeout", t.collective_timeout,
         "a device that waits longer for others ends the run with a table of who waits for whom (0: never)",
         at_least(0) | unit("s"));
-  o.add("--device", t.device,
-        "device that runs the kernels; the simulated one is the CPU with memory of its own, to find code that no "
-        "accelerator could run",
-        one_of({"cpu", "simulated"}));
+  o.add(
+      "--device", t.device,
+      "device that runs the kernels: the CPU, an NVIDIA GPU (in builds with -DSHARDLIB_LAUNCHER=cuda), or the CPU with "
+      "memory of its own, to find code that no accelerator could run",
+      one_of({"cpu", "gpu", "simulated"}));
   o.flag("--find-nan", t.find_nan,
          "end the run at the first op whose result has a NaN, and name the op; every op rereads its result");
   o.flag("--trace", t.trace, "write trace.json into the run's folder: every op and collective of five steps");
   o.flag("--plan", t.plan, "no training: print what a step takes on a mesh of hypothetical devices",
          command_line_only());
+  o.add("--plan-device", t.plan_device,
+        "with --plan: an accelerator whose peak, memory bandwidth and memory the plan takes (bf16)",
+        one_of({"none", "a100", "h100", "h200", "b200", "mi300x"}) | command_line_only());
   o.add("--plan-flops", t.plan_flops,
         "with --plan: predict the time of a step on devices with this peak (0: no prediction)",
         at_least(0) | unit("FLOP/s") | command_line_only());
@@ -135,7 +139,9 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
 
 SHARDLIB_INLINE LaunchOptions launch_options(const Training& t) {
   const std::chrono::duration<double> timeout(std::min(t.collective_timeout, 1e9));
-  return {.kind = t.device == "simulated" ? DeviceKind::simulated : DeviceKind::cpu,
+  return {.kind = t.device == "simulated" ? DeviceKind::simulated
+                  : t.device == "gpu"     ? DeviceKind::gpu
+                                          : DeviceKind::cpu,
           .watchdog = {.timeout = std::chrono::ceil<std::chrono::milliseconds>(timeout), .folder = t.directory}};
 }
 

@@ -1,0 +1,55 @@
+// Matrix products on a GPU, by cuBLAS.
+#pragma once
+
+#if defined(SHARDLIB_LAUNCHER_CUDA)
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <type_traits>
+
+#include "shardlib/memory/gpu.hpp"
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::kernels::detail {
+
+template <class T>
+inline constexpr cudaDataType_t cuda_type = std::is_same_v<T, bf16>    ? CUDA_R_16BF
+                                            : std::is_same_v<T, float> ? CUDA_R_32F
+                                                                       : CUDA_R_64F;
+
+/// As gemm_batch. Products of f32 are of f32 (not TF32), and sums of bf16 are f32.
+template <class T, class C>
+void gpu_gemm(const shardlib::detail::Gpu& gpu, bool trans_a, bool trans_b, std::int64_t m, std::int64_t n,
+              std::int64_t k, const T* a, std::int64_t lda, std::int64_t stride_a, const T* b, std::int64_t ldb,
+              std::int64_t stride_b, C* c, std::int64_t ldc, std::int64_t stride_c, std::int64_t count,
+              bool accumulate) {
+  for (const std::int64_t size : {m, n, k, lda, ldb, ldc, count})
+    if (size > std::numeric_limits<int>::max())
+      throw Error("product of matrices: the size or stride " + std::to_string(size) +
+                  " is more than cuBLAS takes, 2147483647; divide the arrays, or shard them");
+  using Number = std::conditional_t<std::is_same_v<C, double>, double, float>;
+  const Number one = 1, before = accumulate ? Number(1) : Number(0);
+  const auto narrow = [](std::int64_t v) { return static_cast<int>(v); };
+  const auto op = [](bool transposed) { return transposed ? CUBLAS_OP_T : CUBLAS_OP_N; };
+  gpu.use();
+  constexpr auto compute = std::is_same_v<C, double> ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
+  // cuBLAS has the columns of a matrix contiguous: it sees C' = op(B)' op(A)'. It divides the sums of one product among
+  // multiprocessors, but not those of a batch.
+  if (count == 1)
+    return shardlib::detail::check_cublas(
+        cublasGemmEx(gpu.cublas(), op(trans_b), op(trans_a), narrow(n), narrow(m), narrow(k), &one, b, cuda_type<T>,
+                     narrow(ldb), a, cuda_type<T>, narrow(lda), &before, c, cuda_type<C>, narrow(ldc), compute,
+                     CUBLAS_GEMM_DEFAULT),
+        "a product of matrices");
+  shardlib::detail::check_cublas(
+      cublasGemmStridedBatchedEx(gpu.cublas(), op(trans_b), op(trans_a), narrow(n), narrow(m), narrow(k), &one, b,
+                                 cuda_type<T>, narrow(ldb), stride_b, a, cuda_type<T>, narrow(lda), stride_a, &before,
+                                 c, cuda_type<C>, narrow(ldc), stride_c, narrow(count), compute, CUBLAS_GEMM_DEFAULT),
+      "a product of matrices");
+}
+
+}  // namespace shardlib::kernels::detail
+
+#endif

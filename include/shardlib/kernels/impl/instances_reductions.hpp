@@ -1,0 +1,31 @@
+// Instances of templates for every dtype, compiled into shardlib::compiled: reductions.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#ifdef SHARDLIB_COMPILED
+
+#include "shardlib/kernels/impl/reduce.hpp"
+#include "shardlib/kernels/impl/reduce_backward.hpp"
+
+namespace shardlib::kernels {
+
+template void sum(const Exec&, DType, const void*, std::span<const std::int64_t>, std::span<const bool>, void*);
+template void max(const Exec&, DType, const void*, std::span<const std::int64_t>, std::span<const bool>, void*,
+                  std::span<const std::int64_t>);
+template void min(const Exec&, DType, const void*, std::span<const std::int64_t>, std::span<const bool>, void*,
+                  std::span<const std::int64_t>);
+template void extremum_backward(const Exec&, DType, const void*, std::span<const std::int64_t>, std::span<const bool>,
+                                const void*, const void*, void*, std::span<const std::int64_t>);
+template void prod(const Exec&, DType, const void*, std::span<const std::int64_t>, std::span<const bool>, void*,
+                   std::span<const std::int64_t>);
+template void prod_backward(const Exec&, DType, const void*, std::span<const std::int64_t>, std::span<const bool>,
+                            const void*, void*, std::span<const std::int64_t>);
+template void sum_of_squares(const Exec&, std::int64_t, const f32*, f32*);
+template void sum_of_squares(const Exec&, std::int64_t, const bf16*, f32*);
+template void argmax(const Exec&, DType, const void*, std::int64_t, std::int64_t, std::int64_t, i32*, std::int64_t);
+
+}  // namespace shardlib::kernels
+
+#endif

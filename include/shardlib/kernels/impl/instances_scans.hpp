@@ -1,0 +1,31 @@
+// Instances of templates for every dtype, compiled into shardlib::compiled: scans.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#ifdef SHARDLIB_COMPILED
+
+#include "shardlib/kernels/impl/scans.hpp"
+
+namespace shardlib::kernels {
+
+template void cumsum(const Exec&, DType, const void*, void*, std::int64_t, std::int64_t, std::int64_t, bool);
+template void cumprod(const Exec&, DType, const void*, void*, std::int64_t, std::int64_t, std::int64_t);
+template void cumprod_backward(const Exec&, DType, const void*, const void*, const void*, void*, std::int64_t,
+                               std::int64_t, std::int64_t);
+template void cummax(const Exec&, DType, const void*, void*, std::int64_t, std::int64_t, std::int64_t);
+template void cummax_backward(const Exec&, DType, const void*, const void*, void*, std::int64_t, std::int64_t,
+                              std::int64_t);
+template void linear_scan(const Exec&, DType, const void*, const void*, void*, std::int64_t, std::int64_t, std::int64_t,
+                          bool, const ScanEnds&);
+template void linear_scan_ends(const Exec&, DType, const void*, const void*, void*, std::int64_t, std::int64_t,
+                               std::int64_t, bool);
+template void linear_scan_backward(const Exec&, DType, const void*, const void*, const void*, void*, std::int64_t,
+                                   std::int64_t, std::int64_t, bool, const ScanEnds&);
+template void linear_scan_backward_ends(const Exec&, DType, const void*, const void*, const void*, void*, std::int64_t,
+                                        std::int64_t, std::int64_t, bool);
+
+}  // namespace shardlib::kernels
+
+#endif

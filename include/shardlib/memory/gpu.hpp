@@ -1,0 +1,82 @@
+// A device's share of a GPU: memory, and the stream on which its kernels and copies run one after the other.
+#pragma once
+
+#if defined(SHARDLIB_LAUNCHER_CUDA)
+
+#include <cublas_v2.h>
+#include <cuda_runtime.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "shardlib/memory/region.hpp"
+#include "shardlib/support/inline.hpp"
+
+namespace shardlib::detail {
+
+/// Throws Error, which names the call, unless `status` is success.
+SHARDLIB_INLINE void check_cuda(cudaError_t status, const char* call);
+SHARDLIB_INLINE void check_cublas(cublasStatus_t status, const char* call);
+
+/// SHARDLIB_GPU_MEMORY, the part of each GPU that this program takes. *Throws* UsageError if it is not in (0, 1].
+[[nodiscard]] SHARDLIB_INLINE double gpu_part();
+
+/// What names a GPU on all processes of a machine, whatever each of them calls it.
+using GpuName = std::array<char, 16>;
+/// That of the GPU of device `local_rank` of this machine.
+[[nodiscard]] SHARDLIB_INLINE GpuName gpu_name(int local_rank);
+
+/// One device's share of a GPU. It takes its memory from the system at once, and cuts blocks from it. A block that is
+/// freed may be reused at once, because all of the device's work is in one stream: what reads the old block runs before
+/// what writes the new one.
+class Gpu final : public Region {
+ public:
+  /// The GPU of device `local_rank` of this machine, as one of its `sharers`.
+  Gpu(int local_rank, int sharers);
+  ~Gpu() override;
+
+  [[nodiscard]] bool is_device() const override { return true; }
+  [[nodiscard]] Gpu* gpu() override { return this; }
+  /// Always throws: host code cannot access the memory.
+  void open() override;
+  bool copy(void* to, const void* from, std::size_t bytes) override;
+  bool zero(void* to, std::size_t bytes) override;
+  [[nodiscard]] std::string describe() const override;
+  [[nodiscard]] std::size_t alignment() const override { return 256; }
+
+  [[nodiscard]] cudaStream_t stream() const { return stream_.get(); }
+  [[nodiscard]] cublasHandle_t cublas() const { return cublas_.get(); }
+  /// Makes this the GPU of the calling thread.
+  void use() const;
+  [[nodiscard]] int multiprocessors() const { return multiprocessors_; }
+
+ private:
+  bool grant(std::size_t /*bytes*/) override { return true; }
+  Addresses grow(std::size_t bytes) override;
+  void discard(std::uintptr_t, std::size_t) override {}
+  struct Free {
+    void operator()(void* memory) const { cudaFree(memory); }
+    void operator()(cudaStream_t stream) const { cudaStreamDestroy(stream); }
+    void operator()(cublasHandle_t handle) const { cublasDestroy(handle); }
+  };
+  using Memory = std::unique_ptr<void, Free>;
+  [[nodiscard]] Memory take(std::size_t bytes, const std::string& what) const;
+  /// A UsageError about what the GPU does not give.
+  [[noreturn]] void refuse(const std::string& what) const;
+
+  int ordinal_ = 0;
+  std::string name_;
+  int multiprocessors_ = 1;
+  std::unique_ptr<CUstream_st, Free> stream_;
+  Memory workspace_;  ///< of cuBLAS, so that its sums have one order
+  std::unique_ptr<cublasContext, Free> cublas_;
+  Memory memory_;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace shardlib::detail
+
+#endif

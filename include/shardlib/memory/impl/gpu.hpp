@@ -1,0 +1,182 @@
+// Definitions of gpu.hpp, and of Region::make_gpu in builds without it.
+#pragma once
+
+#include "shardlib/memory/gpu.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+#include "shardlib/memory/region.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib {
+
+#if defined(SHARDLIB_LAUNCHER_CUDA)
+
+namespace detail {
+
+SHARDLIB_INLINE void check_cuda(cudaError_t status, const char* call) {
+  if (status != cudaSuccess)
+    throw Error(std::string("GPU: ") + call + " failed: " + cudaGetErrorString(status) + " (" +
+                cudaGetErrorName(status) +
+                "); an error of a kernel can show in a later call: CUDA_LAUNCH_BLOCKING=1 names its op");
+}
+
+SHARDLIB_INLINE void check_cublas(cublasStatus_t status, const char* call) {
+  if (status != CUBLAS_STATUS_SUCCESS)
+    throw Error(std::string("GPU: ") + call + " failed: " + cublasGetStatusString(status));
+}
+
+/// The number of GPUs. Throws UsageError, with the reason, if there is none.
+inline int gpu_count() {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  cudaGetLastError();  // forgets the error, which the next call would report again
+  if (status == cudaErrorInsufficientDriver) {
+    int driver = 0, runtime = 0;
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    const auto text = [](int v) { return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); };
+    throw UsageError("--device gpu: " +
+                     (driver == 0
+                          ? std::string("this machine has no driver for NVIDIA GPUs")
+                          : "the driver supports CUDA " + text(driver) + ", and this program needs " + text(runtime)) +
+                     ": install a newer driver, or use --device cpu");
+  }
+  if (status != cudaSuccess || count == 0)
+    throw UsageError(std::string("--device gpu: this machine shows no GPU (") +
+                     (status == cudaSuccess ? "0 devices" : cudaGetErrorString(status)) +
+                     "): check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu");
+  return count;
+}
+
+SHARDLIB_INLINE double gpu_part() {
+  const char* const text = std::getenv("SHARDLIB_GPU_MEMORY");
+  if (text == nullptr) return 0.9;
+  char* end = nullptr;
+  const double part = std::strtod(text, &end);
+  if (end == text || *end != '\0' || !(part > 0 && part <= 1))
+    throw UsageError("SHARDLIB_GPU_MEMORY=" + std::string(text) +
+                     ": give the part of a GPU's memory to take, above 0 and at most 1, as in 0.4");
+  return part;
+}
+
+SHARDLIB_INLINE GpuName gpu_name(int local_rank) {
+  cudaDeviceProp properties{};
+  check_cuda(cudaGetDeviceProperties(&properties, local_rank % gpu_count()), "cudaGetDeviceProperties");
+  GpuName name{};
+  std::copy_n(properties.uuid.bytes, name.size(), name.begin());
+  return name;
+}
+
+SHARDLIB_INLINE Gpu::Gpu(int local_rank, int sharers) : ordinal_(local_rank % gpu_count()) {
+  const double part = gpu_part();
+  const auto start = [&](bool worked, const char* call) {
+    if (!worked) refuse(std::string("does not start (") + call + ")");
+  };
+  cudaDeviceProp properties{};
+  check_cuda(cudaGetDeviceProperties(&properties, ordinal_), "cudaGetDeviceProperties");
+  name_ = properties.name;
+  multiprocessors_ = properties.multiProcessorCount;
+  start(cudaSetDevice(ordinal_) == cudaSuccess, "cudaSetDevice");
+  cudaStream_t stream = nullptr;
+  start(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess, "cudaStreamCreate");
+  stream_.reset(stream);
+  constexpr std::size_t workspace = std::size_t{32} << 20;
+  workspace_ = take(workspace, "the workspace of cuBLAS");
+  cublasHandle_t cublas = nullptr;
+  start(cublasCreate(&cublas) == CUBLAS_STATUS_SUCCESS, "cublasCreate");
+  cublas_.reset(cublas);
+  check_cublas(cublasSetStream(cublas, stream), "cublasSetStream");
+  check_cublas(cublasSetWorkspace(cublas, workspace_.get(), workspace), "cublasSetWorkspace");
+  // Parts of a sum of bf16 stay f32 until they are added.
+  check_cublas(cublasSetMathMode(cublas, static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH |
+                                                                   CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)),
+               "cublasSetMathMode");
+  std::size_t free = 0, total = 0;
+  check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  bytes_ = static_cast<std::size_t>(part * static_cast<double>(total)) / static_cast<std::size_t>(sharers);
+  const std::size_t started = total / 32;  // what CUDA and cuBLAS take for themselves, if the part leaves it no room
+  if (bytes_ > free && bytes_ <= free + started) bytes_ = free - std::min(free, started / 2);
+  bytes_ = bytes_ / 4096 * 4096;
+  if (bytes_ > free)
+    refuse("has " + std::to_string(free) + " of " + std::to_string(total) + " bytes free, and this device takes " +
+           std::to_string(bytes_));
+}
+
+SHARDLIB_INLINE Gpu::~Gpu() {
+  cudaSetDevice(ordinal_);
+  if (stream_) cudaStreamSynchronize(stream_.get());
+}
+
+SHARDLIB_INLINE void Gpu::use() const {
+  check_cuda(cudaSetDevice(ordinal_), "cudaSetDevice");
+}
+
+SHARDLIB_INLINE void Gpu::open() {
+  throw Error(
+      "this op has no kernel for a GPU yet, and host code cannot access a GPU's memory; use --device cpu, or "
+      "read tensors with span, item or fetch");
+}
+
+SHARDLIB_INLINE bool Gpu::copy(void* to, const void* from, std::size_t bytes) {
+  if (bytes == 0) return true;
+  use();
+  check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream()), "cudaMemcpyAsync");
+  const auto* const begin = static_cast<const std::byte*>(memory_.get());
+  const auto is_here = [&](const void* p) { return p >= begin && p < begin + bytes_; };
+  // The host may use its side of a copy as soon as this returns.
+  if (!is_here(to) || !is_here(from)) check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+  return true;
+}
+
+SHARDLIB_INLINE bool Gpu::zero(void* to, std::size_t bytes) {
+  use();
+  if (bytes > 0) check_cuda(cudaMemsetAsync(to, 0, bytes, stream()), "cudaMemsetAsync");
+  return true;
+}
+
+SHARDLIB_INLINE std::string Gpu::describe() const {
+  return std::to_string(bytes_) + " bytes of GPU " + std::to_string(ordinal_) + ", " + name_;
+}
+
+SHARDLIB_INLINE void Gpu::refuse(const std::string& what) const {
+  cudaGetLastError();  // forgets the error, which the next call would report again
+  throw UsageError("--device gpu: GPU " + std::to_string(ordinal_) + ", " + name_ + ", " + what +
+                   ": end the other programs on it, or take a smaller part of the GPU, as in SHARDLIB_GPU_MEMORY=0.4");
+}
+
+SHARDLIB_INLINE Gpu::Memory Gpu::take(std::size_t bytes, const std::string& what) const {
+  void* memory = nullptr;
+  const cudaError_t status = cudaMalloc(&memory, bytes);
+  if (status == cudaErrorMemoryAllocation) refuse("has no " + std::to_string(bytes) + " bytes left for " + what);
+  check_cuda(status, "cudaMalloc");
+  return Memory(memory);
+}
+
+SHARDLIB_INLINE Region::Addresses Gpu::grow(std::size_t bytes) {
+  if (memory_ || bytes > bytes_) return {};
+  use();
+  memory_ = take(bytes_, "its pool");
+  return {reinterpret_cast<std::uintptr_t>(memory_.get()), bytes_};
+}
+
+}  // namespace detail
+
+SHARDLIB_INLINE std::shared_ptr<Region> Region::make_gpu(int local_rank, int sharers) {
+  return std::make_shared<detail::Gpu>(local_rank, sharers);
+}
+
+#else
+
+SHARDLIB_INLINE std::shared_ptr<Region> Region::make_gpu(int /*local_rank*/, int /*sharers*/) {
+  throw UsageError(
+      "--device gpu: this program was built without a launcher for GPUs; configure it with "
+      "-DSHARDLIB_LAUNCHER=cuda (docs/devices.md), or use --device cpu");
+}
+
+#endif
+
+}  // namespace shardlib

@@ -1,0 +1,421 @@
+// Functions of map as data: a function is called once with symbols instead of numbers, which write down what it does to
+// them. A device that cannot call a lambda of the host interprets these instructions (kernels/body/map_program.hpp).
+#pragma once
+
+#include <array>
+#include <bit>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "shardlib/ops/number.hpp"
+#include "shardlib/spec/dtype.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib {
+namespace detail {
+
+// Functions of one and two real numbers, which the interpreter calls by these names.
+#define SHARDLIB_MAP_FUNCTIONS_OF_ONE(X) \
+  X(exp)                                 \
+  X(log) X(tanh) X(sigmoid) X(sqrt) X(abs) X(sin) X(cos) X(erf) X(log1p) X(expm1) X(softplus) X(sign) X(floor) X(round)
+#define SHARDLIB_MAP_FUNCTIONS_OF_TWO(X) X(pow) X(mod) X(floor_divide) X(maximum) X(minimum)
+
+/// What an instruction does. Those of integers begin with int_, or with uint_ where the sign matters.
+enum class MapOp : std::uint8_t {
+#define SHARDLIB_NAME(name) name,
+  SHARDLIB_MAP_FUNCTIONS_OF_ONE(SHARDLIB_NAME) SHARDLIB_MAP_FUNCTIONS_OF_TWO(SHARDLIB_NAME)
+#undef SHARDLIB_NAME
+      input,  ///< operand a, whose dtype is b
+  real,       ///< a constant
+  integer,    ///< a constant
+  select,     ///< b where a is true, else c
+  from_int,
+  from_uint,
+  negate,
+  add,
+  subtract,
+  multiply,
+  divide,
+  less,
+  less_equal,
+  equal,
+  int_add,
+  int_subtract,
+  int_multiply,
+  int_divide,
+  uint_divide,
+  int_remainder,
+  uint_remainder,
+  int_less,
+  uint_less,
+  int_less_equal,
+  uint_less_equal,
+  int_equal,
+  int_not,  ///< whether it is 0
+  int_and,
+  int_or,
+  int_xor,
+};
+
+/// What an instruction's result is. The dtypes of all operands are one of these in C++ arithmetic.
+enum class NumberKind : std::uint8_t { truth, i32, u32, real };
+
+constexpr NumberKind kind_of(DType dtype) {
+  if (dtype == DType::bool_) return NumberKind::truth;
+  if (dtype == DType::u32) return NumberKind::u32;
+  return is_floating(dtype) ? NumberKind::real : NumberKind::i32;
+}
+
+/// The instructions of a function, by value, so that a kernel holds them. The last one makes the result.
+struct MapProgram {
+  static constexpr std::size_t most = 64;
+  struct Step {
+    MapOp op;
+    std::uint8_t a, b, c;
+  };
+  std::array<Step, most> steps;
+  std::array<NumberKind, most> kinds;
+  std::array<double, most> numbers;  ///< of constants
+  std::size_t count = 0;
+};
+
+/// Writes the instructions of the function that this thread calls with symbols.
+class Trace {
+ public:
+  Trace() : outer_(std::exchange(current_, this)) {}
+  Trace(const Trace&) = delete;
+  Trace& operator=(const Trace&) = delete;
+  ~Trace() { current_ = outer_; }
+
+  struct Step {
+    MapOp op;
+    NumberKind kind;
+    std::array<std::size_t, 3> from;
+    double number;
+    friend bool operator==(const Step& a, const Step& b) {
+      const auto bits = [](double x) { return std::bit_cast<std::uint64_t>(x); };  // 0.0 is not -0.0
+      return a.op == b.op && a.kind == b.kind && a.from == b.from && bits(a.number) == bits(b.number);
+    }
+  };
+  static Trace& current() {
+    if (current_ == nullptr) throw Error("a Symbol outside of a function of map: only map makes them");
+    return *current_;
+  }
+  /// The index of the instruction's result. An instruction that was there before is used again.
+  std::size_t add(const Step& step) {
+    for (std::size_t i = 0; i < steps_.size(); ++i)
+      if (steps_[i] == step) return i;
+    if (steps_.size() == most_traced) fail_length(std::to_string(most_traced) + " or more");
+    steps_.push_back(step);
+    return steps_.size() - 1;
+  }
+  [[nodiscard]] const Step& step(std::size_t i) const { return steps_[i]; }
+  /// The instructions that make result `last`.
+  [[nodiscard]] MapProgram program(std::size_t last) const {
+    std::vector<bool> needed(last + 1, false);
+    needed[last] = true;
+    std::size_t count = 0;
+    for (std::size_t i = last + 1; i-- > 0;) {
+      if (!needed[i]) continue;
+      ++count;
+      for (std::size_t k = 0; k < operands(steps_[i].op); ++k) needed[steps_[i].from[k]] = true;
+    }
+    if (count > MapProgram::most) fail_length(std::to_string(count));
+    MapProgram program{};
+    std::vector<std::size_t> place(last + 1);
+    for (std::size_t i = 0; i <= last; ++i) {
+      if (!needed[i]) continue;
+      const Step& step = steps_[i];
+      std::array<std::size_t, 3> from = step.from;
+      for (std::size_t k = 0; k < operands(step.op); ++k) from[k] = place[from[k]];
+      place[i] = program.count;
+      program.steps[program.count] = {step.op, static_cast<std::uint8_t>(from[0]), static_cast<std::uint8_t>(from[1]),
+                                      static_cast<std::uint8_t>(from[2])};
+      program.kinds[program.count] = step.kind;
+      program.numbers[program.count++] = step.number;
+    }
+    return program;
+  }
+
+ private:
+  static constexpr std::size_t most_traced = 1024;
+  static std::size_t operands(MapOp op) {
+    switch (op) {
+      case MapOp::input:
+      case MapOp::real:
+      case MapOp::integer:
+        return 0;
+#define SHARDLIB_CASE(name) case MapOp::name:
+        SHARDLIB_MAP_FUNCTIONS_OF_ONE(SHARDLIB_CASE)
+#undef SHARDLIB_CASE
+      case MapOp::from_int:
+      case MapOp::from_uint:
+      case MapOp::negate:
+      case MapOp::int_not:
+        return 1;
+      case MapOp::select:
+        return 3;
+      default:
+        return 2;
+    }
+  }
+  [[noreturn]] static void fail_length(const std::string& count) {
+    throw Error("a device traces the function into instructions, of which it holds " +
+                std::to_string(MapProgram::most) + ", and this function has " + count +
+                "; split it into several maps, or make it a function object marked SHARDLIB_FUNCTION");
+  }
+  std::vector<Step> steps_;
+  Trace* outer_;
+  static inline thread_local Trace* current_ = nullptr;
+};
+
+}  // namespace detail
+
+/// A number that a function of `map` receives where a device traces it: an element, a constant, or what has been
+/// computed of them. It has the operators and functions of a Jet. Conditions are symbols, too, which have no value yet:
+/// `where(x > 0, x, 0.1 * x)`.
+class Symbol {
+  using Op = detail::MapOp;
+  using Kind = detail::NumberKind;
+
+ public:
+  Symbol() : Symbol(0.0) {}
+  template <class U>
+  requires std::is_arithmetic_v<U> Symbol(U v)  // NOLINT(google-explicit-constructor): constants mix with symbols
+      : Symbol(std::is_floating_point_v<U> ? Op::real : Op::integer, kind_of_constant(v), {}, static_cast<double>(v)) {
+    if constexpr (std::is_signed_v<U> && sizeof(U) > 4) one_sign_ = v < 0 || kind_ == Kind::u32;
+  }
+  /// The elements of an operand of map.
+  static Symbol input(std::size_t operand, DType dtype) {
+    return {Op::input, detail::kind_of(dtype), {operand, static_cast<std::size_t>(dtype)}};
+  }
+  /// The instructions that make this number.
+  [[nodiscard]] detail::MapProgram program() const { return detail::Trace::current().program(at_); }
+
+  /// Always throws Error, because a condition has no value yet.
+  template <std::same_as<bool> U>
+  operator U() const {  // NOLINT(google-explicit-constructor): where a bool converts, so does this
+    throw Error(
+        "a device traces the function, so that it cannot branch on an element (if, ?:, while, std::max): use "
+        "where(condition, a, b), or maximum, minimum, abs, relu or clamp");
+  }
+  template <class U>
+  requires(std::is_arithmetic_v<U> && !std::is_same_v<U, bool>) explicit operator U() const {
+    throw Error("a device traces the function, so that an element has no value to convert: calculate without the cast");
+  }
+
+#define SHARDLIB_SYMBOL_OPERATOR(op)                \
+  template <class U>                                \
+  requires std::is_arithmetic_v<U>                  \
+  friend Symbol operator op(const Symbol& a, U b) { \
+    return a op Symbol(b);                          \
+  }                                                 \
+  template <class U>                                \
+  requires std::is_arithmetic_v<U>                  \
+  friend Symbol operator op(U a, const Symbol& b) { \
+    return Symbol(a) op b;                          \
+  }
+#define SHARDLIB_SYMBOL_BINARY(op, name)                               \
+  friend Symbol operator op(const Symbol& a, const Symbol& b) {        \
+    return arithmetic(Op::name, Op::int_##name, Op::int_##name, a, b); \
+  }                                                                    \
+  SHARDLIB_SYMBOL_OPERATOR(op)
+#define SHARDLIB_SYMBOL_BITS(op, name)                                          \
+  friend Symbol operator op(const Symbol& a, const Symbol& b) {                 \
+    if (a.kind_ == Kind::real || b.kind_ == Kind::real)                         \
+      throw Error("the operator " #op " takes integers and truth values only"); \
+    const bool truths = a.kind_ == Kind::truth && b.kind_ == Kind::truth;       \
+    return {Op::name, truths ? Kind::truth : common(a, b), {a.at_, b.at_}};     \
+  }                                                                             \
+  SHARDLIB_SYMBOL_OPERATOR(op)
+  SHARDLIB_SYMBOL_BINARY(+, add)
+  SHARDLIB_SYMBOL_BINARY(-, subtract)
+  SHARDLIB_SYMBOL_BINARY(*, multiply)
+  SHARDLIB_SYMBOL_BITS(&, int_and)
+  SHARDLIB_SYMBOL_BITS(|, int_or)
+  SHARDLIB_SYMBOL_BITS(^, int_xor)
+#undef SHARDLIB_SYMBOL_BITS
+#undef SHARDLIB_SYMBOL_BINARY
+  friend Symbol operator/(const Symbol& a, const Symbol& b) {
+    return arithmetic(Op::divide, Op::int_divide, Op::uint_divide, a, b);
+  }
+  SHARDLIB_SYMBOL_OPERATOR(/)
+  friend Symbol operator%(const Symbol& a, const Symbol& b) {
+    if (common(a, b) == Kind::real) throw Error("the operator % takes integers only; use mod(a, b)");
+    return arithmetic(Op::mod, Op::int_remainder, Op::uint_remainder, a, b);
+  }
+  SHARDLIB_SYMBOL_OPERATOR(%)
+  friend Symbol operator<(const Symbol& a, const Symbol& b) {
+    return compare(Op::less, Op::int_less, Op::uint_less, a, b);
+  }
+  SHARDLIB_SYMBOL_OPERATOR(<)
+  friend Symbol operator<=(const Symbol& a, const Symbol& b) {
+    return compare(Op::less_equal, Op::int_less_equal, Op::uint_less_equal, a, b);
+  }
+  SHARDLIB_SYMBOL_OPERATOR(<=)
+  friend Symbol operator>(const Symbol& a, const Symbol& b) {
+    return b < a;
+  }
+  SHARDLIB_SYMBOL_OPERATOR(>)
+  friend Symbol operator>=(const Symbol& a, const Symbol& b) {
+    return b <= a;
+  }
+  SHARDLIB_SYMBOL_OPERATOR(>=)
+  friend Symbol operator==(const Symbol& a, const Symbol& b) {
+    return compare(Op::equal, Op::int_equal, Op::int_equal, a, b);
+  }
+  SHARDLIB_SYMBOL_OPERATOR(==)
+  friend Symbol operator!=(const Symbol& a, const Symbol& b) {
+    return !(a == b);
+  }
+  SHARDLIB_SYMBOL_OPERATOR(!=)
+  friend Symbol operator!(const Symbol& a) {
+    if (a.kind_ == Kind::real) return a == Symbol(0.0);
+    return {Op::int_not, Kind::truth, {a.at_}};
+  }
+  friend Symbol operator&&(const Symbol& a, const Symbol& b) {
+    return truth(a) & truth(b);
+  }
+  SHARDLIB_SYMBOL_OPERATOR(&&)
+  friend Symbol operator||(const Symbol& a, const Symbol& b) {
+    return truth(a) | truth(b);
+  }
+  SHARDLIB_SYMBOL_OPERATOR(||)
+#undef SHARDLIB_SYMBOL_OPERATOR
+  friend Symbol operator-(const Symbol& a) {
+    if (a.kind_ == Kind::real) return {Op::negate, Kind::real, {a.at_}};
+    return Symbol(0) - a;
+  }
+  friend Symbol operator+(const Symbol& a) {
+    return a.kind_ == Kind::truth ? a + Symbol(0) : a;
+  }
+  Symbol& operator+=(const Symbol& b) {
+    return *this = *this + b;
+  }
+  Symbol& operator-=(const Symbol& b) {
+    return *this = *this - b;
+  }
+  Symbol& operator*=(const Symbol& b) {
+    return *this = *this * b;
+  }
+  Symbol& operator/=(const Symbol& b) {
+    return *this = *this / b;
+  }
+
+#define SHARDLIB_SYMBOL_FUNCTION(name)               \
+  friend Symbol name(const Symbol& a) {              \
+    return {Op::name, Kind::real, {as_real(a).at_}}; \
+  }
+  SHARDLIB_MAP_FUNCTIONS_OF_ONE(SHARDLIB_SYMBOL_FUNCTION)
+#undef SHARDLIB_SYMBOL_FUNCTION
+#define SHARDLIB_SYMBOL_FUNCTION(name)                               \
+  friend Symbol name(const Symbol& a, const Symbol& b) {             \
+    return {Op::name, Kind::real, {as_real(a).at_, as_real(b).at_}}; \
+  }
+  SHARDLIB_MAP_FUNCTIONS_OF_TWO(SHARDLIB_SYMBOL_FUNCTION)
+#undef SHARDLIB_SYMBOL_FUNCTION
+  friend Symbol clamp(const Symbol& a, const Symbol& low, const Symbol& high) {
+    return minimum(maximum(a, low), high);
+  }
+  friend Symbol relu(const Symbol& a) {
+    return where(a <= Symbol(0.0), Symbol(0.0), a);
+  }
+  friend Symbol where(const Symbol& condition, const Symbol& a, const Symbol& b) {
+    const bool truths = a.kind_ == Kind::truth && b.kind_ == Kind::truth;
+    const Kind kind = truths ? Kind::truth : common(a, b);
+    return {Op::select, kind, {truth(condition).at_, to(kind, a).at_, to(kind, b).at_}};
+  }
+
+ private:
+  /// Integers have 32 bits here. Those of 64 bits keep their value, or throw Error.
+  template <class U>
+  static Kind kind_of_constant(U v) {
+    if constexpr (std::is_same_v<U, bool>)
+      return Kind::truth;
+    else if constexpr (std::is_floating_point_v<U>)
+      return Kind::real;
+    else if constexpr (sizeof(U) <= 4)
+      return std::is_unsigned_v<U> && sizeof(U) == 4 ? Kind::u32 : Kind::i32;
+    else if (std::is_signed_v<U> && std::in_range<std::int32_t>(v))
+      return Kind::i32;
+    else if (std::in_range<std::uint32_t>(v))
+      return Kind::u32;
+    else
+      throw Error("a device calculates with integers of 32 bits, and the constant " + std::to_string(v) +
+                  " takes 64; write it as a floating-point number, as in 1e10");
+  }
+  Symbol(Op op, Kind kind, const std::array<std::size_t, 3>& from, double number = 0)
+      : at_(detail::Trace::current().add({op, kind, from, number})), kind_(kind) {}
+  /// The kind in which C++ adds two numbers of these kinds.
+  static Kind common(const Symbol& a, const Symbol& b) {
+    const Kind kind = a.kind_ < b.kind_ ? b.kind_ : a.kind_;
+    const bool signs_differ = kind == Kind::u32 && (a.kind_ == Kind::i32 || b.kind_ == Kind::i32);
+    if (signs_differ && (a.one_sign_ || b.one_sign_))
+      throw Error(
+          "a device calculates with integers of 32 bits, and this constant of 64 bits meets a number that does not "
+          "have "
+          "its sign: i32 has no number from 2147483648 on, u32 none below 0");
+    return kind == Kind::truth ? Kind::i32 : kind;
+  }
+  static Symbol as_real(const Symbol& a) {
+    if (a.kind_ == Kind::real) return a;
+    const auto& step = detail::Trace::current().step(a.at_);
+    if (step.op == Op::integer) return Symbol(step.number);
+    return {a.kind_ == Kind::u32 ? Op::from_uint : Op::from_int, Kind::real, {a.at_}};
+  }
+  static Symbol to(Kind kind, const Symbol& a) {
+    return kind == Kind::real ? as_real(a) : a;
+  }
+  static Symbol truth(const Symbol& a) {
+    return a.kind_ == Kind::truth ? a : !!a;
+  }
+  static Symbol arithmetic(Op real, Op with_sign, Op without, const Symbol& a, const Symbol& b) {
+    return typed(real, with_sign, without, a, b, common(a, b));
+  }
+  static Symbol typed(Op real, Op with_sign, Op without, const Symbol& a, const Symbol& b, Kind result) {
+    const Kind kind = common(a, b);
+    const Op op = kind == Kind::real ? real : kind == Kind::u32 ? without : with_sign;
+    return {op, result, {to(kind, a).at_, to(kind, b).at_}};
+  }
+  static Symbol compare(Op real, Op with_sign, Op without, const Symbol& a, const Symbol& b) {
+    return typed(real, with_sign, without, a, b, Kind::truth);
+  }
+
+  std::size_t at_ = 0;
+  Kind kind_ = Kind::real;
+  bool one_sign_ = false;  ///< a constant of int64_t that i32 and u32 do not both hold
+};
+template <>
+inline constexpr bool is_symbol<Symbol> = true;
+
+namespace detail {
+
+template <class T>
+constexpr bool names_closure() {
+  const std::string_view name = __PRETTY_FUNCTION__;
+  for (const std::string_view mark : {"<lambda(", "(lambda at ", "lambda ["})  // of g++, clang, nvcc
+    if (name.find(mark) != std::string_view::npos) return true;
+  return false;
+}
+/// Whether T is a lambda's type, or made of one. nvcc takes no kernel with such a type in its name.
+template <class T>
+inline constexpr bool is_closure = names_closure<T>();
+
+/// The instructions of a function over operands of these dtypes. *Throws* Error if it branches, or is too long.
+template <class F, class... D>
+MapProgram traced(const F& f, D... dtype) {
+  const Trace trace;
+  std::size_t operand = 0;
+  const std::array<Symbol, sizeof...(D)> in{Symbol::input(operand++, dtype)...};
+  return std::apply([&](const auto&... x) { return Symbol(f(x...)); }, in).program();
+}
+
+}  // namespace detail
+}  // namespace shardlib

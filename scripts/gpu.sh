@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# On a machine with an NVIDIA GPU: builds with the CUDA launcher, runs op and model tests on the GPU, a part of them under
+# compute-sanitizer, and trains GPT-2: losses against the CPU's, tokens/s and MFU, beside PyTorch where it is installed.
+# Needs nvcc, cuBLAS and the libraries of scripts/setup.sh; no network.
+#   scripts/gpu.sh                    all of it
+#   scripts/gpu.sh --no-tests         without the tests, which take most of the time to compile
+#   scripts/gpu.sh -- OPTIONS         options of benchmarks/gpt2_gpu.py, as in -- --preset gpt2-774m --batch 8
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+tests=yes
+while [ $# -gt 0 ]; do
+  case $1 in
+    --no-tests) tests=no ;;
+    --)
+      shift
+      break
+      ;;
+    *) misuse "unknown option '$1'; there are --no-tests, and -- before options of benchmarks/gpt2_gpu.py" ;;
+  esac
+  shift
+done
+
+nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+[ -x "$nvcc" ] || die "no nvcc, neither in PATH nor in /usr/local/cuda/bin: install the CUDA toolkit"
+command -v nvidia-smi >/dev/null || die "no nvidia-smi: this machine has no driver for NVIDIA GPUs"
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+
+# Tests of the kernels' bodies, of GPT-2, and of the ops that have kernels of their own for it.
+files='kernel_.*|map_numbers|ops_(attention|dropout|einsum|index|linear_cross_entropy|norms|statistics)|model_gpt2'
+quietly build/log/gpu-configure.log "configuring" cmake --preset release -B build/gpu -DSHARDLIB_LAUNCHER=cuda \
+  -DCMAKE_CUDA_COMPILER="$nvcc" -DCMAKE_CUDA_ARCHITECTURES=native -DSHARDLIB_BUILD_BENCHMARKS=OFF \
+  "-DSHARDLIB_TEST_FILES=$files"
+quietly build/log/gpu-build.log "building the trainers" cmake --build build/gpu -j "$jobs" --target gpt2 gpt_fsdp
+if [ $tests = yes ]; then
+  quietly build/log/gpu-build-tests.log "building the tests" cmake --build build/gpu -j "$jobs" --target shardlib_tests
+  quietly build/log/gpu-tests.log "tests on the GPU" \
+    ctest --test-dir build/gpu -R '^threads_gpu$' --no-tests=error --output-on-failure
+  tail -n 3 build/log/gpu-tests.log
+  sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$(readlink -f "$nvcc")")/compute-sanitizer")
+  if [ -x "$sanitizer" ]; then
+    SHARDLIB_TEST_DEVICE=gpu quietly build/log/gpu-sanitizer.log "compute-sanitizer" \
+      "$sanitizer" --error-exitcode 9 build/gpu/tests/shardlib_tests "causal_attention*"
+    grep -E '[1-9][0-9]* assertion' build/log/gpu-sanitizer.log ||
+      die "compute-sanitizer: build/log/gpu-sanitizer.log shows no assertion of the tests of attention"
+    echo "compute-sanitizer: no errors in the tests of attention"
+  else
+    echo "compute-sanitizer: left out, as it is neither in PATH nor beside nvcc"
+  fi
+fi
+exec python3 benchmarks/gpt2_gpu.py --build build/gpu "$@"
