@@ -41,17 +41,30 @@ struct MatrixLayout {
   }
 };
 
-/// One matrix product of a loop nest at the given offsets.
+/// One matrix product of a loop nest at the given offsets, or those along the loop `batch`.
 template <class T, class Out>
-void einsum_gemm(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* rhs, Out* out, bool accumulate) {
-  const MatrixLayout a(s.row, s.depth, 0), b(s.depth, s.column, 1), c(s.row, s.column, 2);
+void einsum_gemm(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* rhs, Out* out, bool accumulate,
+                 const Loops3::Loop& batch = {}) {
+  struct Operand {
+    const T* data;
+    MatrixLayout layout;
+    std::int64_t next;  ///< distance to the next product's
+  };
+  const auto [next_lhs, next_rhs, next_out] = batch.strides;
+  const MatrixLayout c(s.row, s.column, 2);
+  Operand a{lhs, {s.row, s.depth, 0}, next_lhs}, b{rhs, {s.depth, s.column, 1}, next_rhs};
+  std::int64_t rows = s.row.extent, columns = s.column.extent;
   if (c.transposed) {  // C' = B' A'
-    gemm(exec, !b.transposed, !a.transposed, s.column.extent, s.row.extent, s.depth.extent, rhs, b.stride, lhs,
-         a.stride, out, c.stride, accumulate);
-  } else {
-    gemm(exec, a.transposed, b.transposed, s.row.extent, s.column.extent, s.depth.extent, lhs, a.stride, rhs, b.stride,
-         out, c.stride, accumulate);
+    std::swap(a, b);
+    std::swap(rows, columns);
+    a.layout.transposed = !a.layout.transposed;
+    b.layout.transposed = !b.layout.transposed;
   }
+  if (batch.extent == 1)
+    return gemm(exec, a.layout.transposed, b.layout.transposed, rows, columns, s.depth.extent, a.data, a.layout.stride,
+                b.data, b.layout.stride, out, c.stride, accumulate);
+  gemm_batch(exec, a.layout.transposed, b.layout.transposed, rows, columns, s.depth.extent, a.data, a.layout.stride,
+             a.next, b.data, b.layout.stride, b.next, out, c.stride, next_out, batch.extent, accumulate);
 }
 
 inline constexpr shardlib::detail::WrappingProduct multiply;
@@ -114,22 +127,12 @@ void einsum_products(const Exec& exec, const EinsumLoops& s, const T* lhs, const
   for (int d = 0; d < s.kept.depth; ++d)
     if (d != longest) others.push(s.kept.loop(d).extent, s.kept.loop(d).strides);
   const Loops3::Loop batch = s.kept.depth > 0 ? s.kept.loop(longest) : Loops3::Loop{};
-  const MatrixLayout a(s.row, s.depth, 0), b(s.depth, s.column, 1), c(s.row, s.column, 2);
   Walk<3> kept(others, 0);
   for (std::int64_t i = 0; i < others.count(); ++i, kept.next()) {
     Walk<3> summed(s.summed, 0);
-    for (std::int64_t j = 0; j < s.summed.count(); ++j, summed.next()) {
-      const T* const x = lhs + kept.offsets[0] + summed.offsets[0];
-      const T* const y = rhs + kept.offsets[1] + summed.offsets[1];
-      Out* const z = out + kept.offsets[2];
-      const auto [in_x, in_y, in_z] = batch.strides;
-      if (c.transposed)  // C' = B' A'
-        gemm_batch(exec, !b.transposed, !a.transposed, s.column.extent, s.row.extent, s.depth.extent, y, b.stride, in_y,
-                   x, a.stride, in_x, z, c.stride, in_z, batch.extent, j > 0);
-      else
-        gemm_batch(exec, a.transposed, b.transposed, s.row.extent, s.column.extent, s.depth.extent, x, a.stride, in_x,
-                   y, b.stride, in_y, z, c.stride, in_z, batch.extent, j > 0);
-    }
+    for (std::int64_t j = 0; j < s.summed.count(); ++j, summed.next())
+      einsum_gemm(exec, s, lhs + kept.offsets[0] + summed.offsets[0], rhs + kept.offsets[1] + summed.offsets[1],
+                  out + kept.offsets[2], j > 0, batch);
   }
 }
 

@@ -38,13 +38,12 @@ inline std::string fits(const Plan& plan, const Accelerator& device) {
 
 /// The machine of --plan-device, --plan-flops and the related options; empty if they are not given. A device alone has
 /// no prediction where links to others are missing.
-inline std::optional<Machine> planned_machine(Training t, const std::vector<AxisSize>& mesh) {
-  if (const Accelerator* const device = planned_device(t)) {
-    if (t.plan_flops == 0 && t.plan_bandwidth.empty() && device_count(mesh) > 1) return std::nullopt;
-    if (t.plan_flops == 0) t.plan_flops = device->flops;
-    if (t.plan_memory == 0) t.plan_memory = device->memory;
-  }
-  if (t.plan_flops == 0) {
+inline std::optional<Machine> planned_machine(const Training& t, const std::vector<AxisSize>& mesh) {
+  const Accelerator* const device = planned_device(t);
+  if (device != nullptr && t.plan_flops == 0 && t.plan_bandwidth.empty() && device_count(mesh) > 1) return std::nullopt;
+  const double flops = t.plan_flops > 0 || device == nullptr ? t.plan_flops : device->flops;
+  const double memory = t.plan_memory > 0 || device == nullptr ? t.plan_memory : device->memory;
+  if (flops == 0) {
     if (t.plan_efficiency != 1 || t.plan_memory > 0 || !t.plan_bandwidth.empty() || !t.plan_latency.empty())
       throw UsageError(
           "--plan-efficiency, --plan-memory, --plan-bandwidth and --plan-latency describe a device whose peak "
@@ -56,7 +55,7 @@ inline std::optional<Machine> planned_machine(Training t, const std::vector<Axis
     throw UsageError(fmt::format(
         "--plan-flops: a prediction for {} devices needs the B/s that each sends, as in --plan-bandwidth {}",
         device_count(mesh), example(plan_bandwidth, mesh)));
-  Machine machine{t.plan_flops, t.plan_efficiency, t.plan_memory, mesh, std::vector<Link>(mesh.size())};
+  Machine machine{flops, t.plan_efficiency, memory, mesh, std::vector<Link>(mesh.size())};
   const auto values = [&](const AxisOption& option, const std::string& text) {
     return text.empty() ? std::vector<double>(mesh.size()) : for_each_axis(option, text, mesh);
   };
