@@ -215,10 +215,13 @@ def other_inputs(folder):
         write(folder + "/" + name, data)
         fails(words, folder + "/" + name, "--out", out + "x", *(options or ["--field", "text"]))
 
-    there = f"'{folder}/bad.jsonl': the line at byte 14 "
-    refused(there + "is not a JSON object (nothing): mend or remove the line", b'{"text": "a"}\nnothing\n')
-    refused(there + 'has no key "text", which --field names: mend or remove the line', b'{"text": "a"}\n{"txt": "a"}\n')
-    refused(there + 'has no text as "text": mend or remove the line', b'{"text": "a"}\n{"text": 1}\n')
+    there = f"{folder}/bad.jsonl:2: the line "
+    refused(there + "is not a JSON object (nothing): mend or remove it", b'{"text": "a"}\nnothing\n')
+    refused(there + 'has no key "text", which --field names: mend or remove it', b'{"text": "a"}\n{"txt": "a"}\n')
+    refused(there + 'has no text as "text": mend or remove it', b'{"text": "a"}\n{"text": 1}\n')
+    long = b"".join(line("x" * 1000) for _ in range(3000))
+    refused(f"{folder}/bad.jsonl:3001: the line is not", long + b"nothing\n" + long)
+    refused(f"{folder}/bad.jsonl.gz:3001: the line is not", gzip.compress(long + b"nothing\n" + long), name="bad.jsonl.gz")
     refused(there + "has a text with a zero byte", b'{"text": "a"}\n{"text": "\\u0000"}\n')
     refused("is not a JSON object", b"[" * 100000)
     refused("holds JSON lines by its name: say with --field", b"{}", "--validation-fraction", 0)

@@ -239,8 +239,9 @@ class Reader {
     if (layout_ != Layout::lines || found.find_first_not_of(" \t\r") == std::string_view::npos)
       return std::string(found);
     const auto fail = [&](const std::string& why) {
+      const TextFile& file = files_[at_.file];
       throw UsageError(
-          fmt::format("'{}': the line at byte {} {}: mend or remove the line", files_[at_.file].path, at_.offset, why));
+          fmt::format("{}:{}: the line {}: mend or remove it", file.path, line_number(file, at_.offset), why));
     };
     const auto json = nlohmann::json::parse(found, depth_limit(), false);
     if (!json.is_object()) fail("is not a JSON object (" + shardlib::detail::excerpt(found, 60) + ")");
@@ -250,6 +251,19 @@ class Reader {
     auto document = text->get<std::string>();
     if (document.find('\0') != std::string::npos) fail("has a text with a zero byte");
     return document;
+  }
+
+  /// The number of the line that begins at this byte of the contents. It reads the file again: only errors need it.
+  static std::int64_t line_number(const TextFile& file, std::uint64_t offset) {
+    Content content(file, 0);
+    std::int64_t number = 1;
+    for (std::string block; offset > 0 && content.read(block); block.clear()) {
+      const std::size_t before = static_cast<std::size_t>(std::min<std::uint64_t>(offset, block.size()));
+      number += std::count_if(block.begin(), block.begin() + static_cast<std::ptrdiff_t>(before),
+                              [](char c) { return c == '\n'; });
+      offset -= before;
+    }
+    return number;
   }
 
   /// Deeper values would use up the stack when they are freed: they count as no JSON.
