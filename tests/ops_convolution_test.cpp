@@ -1,4 +1,4 @@
-// conv_unreduced: lengths, strides and zeros of every kind, with dims sharded as an einsum's, forward and backward.
+// conv_unreduced and windows: lengths, strides, zeros and gaps of every kind, on every mesh, forward and backward.
 #include <algorithm>
 
 #include "op_case.hpp"
@@ -36,7 +36,7 @@ Reference convolved(const Names& from, const Names& window, const Names& to, con
         const Window& w = windows[windows.size() == 1 ? 0 : i];
         const auto size = x[0].shape[static_cast<std::size_t>(std::find(x[0].names.begin(), x[0].names.end(), from[i]) -
                                                               x[0].names.begin())];
-        const std::int64_t position = index[at(to[i])] * w.stride + index[at(window[i])] - w.before;
+        const std::int64_t position = index[at(to[i])] * w.stride + index[at(window[i])] * w.dilation - w.before;
         if (position < 0 || position >= size) return;
         element += static_cast<std::size_t>(position * along[i]);
       }
@@ -83,6 +83,10 @@ TEST_CASE("conv_unreduced along one length", "[ops]") {
       CONV(f32, "C/d D H", "two H more", "C/d K more", "D", "two", "K", {.stride = 2, .before = 3}),
       CONV(f32, "C/d D H/t", "more H/t", "C/d two H/t", "D", "more", "two", {.stride = 4, .after = 1}),
       CONV(f32, "K C/t", "two C/t", "D C/t", "K", "two", "D", {.before = 1, .after = 1}),
+      // elements of a window with gaps between them
+      CONV(f32, "C/d L", "C/d two", "C/d L", "L", "two", "L", {.before = 3, .dilation = 3}),
+      CONV(f32, "C/d D H/t", "K H/t more", "C/d two more +t", "D", "K", "two",
+           {.stride = 2, .before = 3, .after = 2, .dilation = 2}),
       // windows of which some see zeros only
       CONV(f32, "two C", "more C", "D C", "two", "more", "D", {.before = 3, .after = 1}),
   });
@@ -93,6 +97,72 @@ TEST_CASE("conv_unreduced along two lengths", "[ops]") {
       CONV(f32, "C/d L D", "K more H", "C/d L two H", "L D", "K more", "L two", causal, by_two),
       CONV(f32, "D H/t L", "H/t K more", "L two +t", "L D", "K more", "L two", causal, by_two),
       CONV(f64, "L K C/t", "D two C/t", "L K C/t", "L K", "D two", "L K", centred, {.before = 1}),
+  });
+}
+
+/// The elements under each window, as further dims.
+Reference taken(const Names& from, const Names& window, const Names& to, const std::vector<Window>& windows) {
+  return [=](const std::vector<Global>& x, Global& y) {
+    Shape in = strides_along(x[0], y.names);
+    const Shape along = strides_along(x[0], from), out = strides_along(y, y.names);
+    const auto at = [](const Names& names, const std::string& name) {
+      return static_cast<std::size_t>(std::find(names.begin(), names.end(), name) - names.begin());
+    };
+    for (const auto& name : to) in[at(y.names, name)] = 0;
+    for_each_index(y.shape, [&](const Shape& index) {
+      std::size_t element = offset(in, index);
+      bool inside = true;
+      for (std::size_t i = 0; i < from.size(); ++i) {
+        const Window& w = windows[windows.size() == 1 ? 0 : i];
+        const std::int64_t position =
+            index[at(y.names, to[i])] * w.stride + index[at(y.names, window[i])] * w.dilation - w.before;
+        inside = inside && position >= 0 && position < x[0].shape[at(x[0].names, from[i])];
+        element += inside ? static_cast<std::size_t>(position * along[i]) : 0;
+      }
+      y.data[offset(out, index)] = inside ? x[0].data[element] : 0;
+    });
+  };
+}
+
+#define WINDOWS(dtype, spec, from, window, to, ...)                                                       \
+  make_case<Tensor<dtype, spec>>(                                                                         \
+      "windows " #dtype " " spec ", " from ", " window " -> " to,                                         \
+      [](const auto& x) {                                                                                 \
+        Sizes sizes;                                                                                      \
+        for (const auto& name : names_in(window)) sizes.push_back({name, size_of_dim(name).size});        \
+        return windows<from ", " window " -> " to>(x, sizes, std::initializer_list<Window>{__VA_ARGS__}); \
+      },                                                                                                  \
+      taken(names_in(from), names_in(window), names_in(to), std::initializer_list<Window>{__VA_ARGS__}))
+
+TEST_CASE("windows along lengths", "[ops]") {
+  check_cases({
+      WINDOWS(f32, "C/d D H/t", "D", "two", "K", plain),
+      WINDOWS(f32, "C/d L", "L", "K", "L", causal),
+      WINDOWS(f64, "D C/t", "D", "two", "K", {.stride = 2, .before = 3}),
+      WINDOWS(f32, "H D +t", "D", "two", "K", {.before = 1, .after = 1, .dilation = 3}),
+      WINDOWS(bf16, "D C/t", "D", "more", "two", by_two),
+      WINDOWS(i32, "D C/d", "D", "more", "two", by_two),
+      WINDOWS(f32, "L C/d D", "L D", "K more", "L two", causal, by_two),
+  });
+}
+
+TEST_CASE("windows and a reduction are a pooling", "[ops]") {
+  on_mesh("d=1,t=1", [](const DevicePtr& device) {
+    const Mesh<"d t"> mesh(device);
+    const std::vector<f32> numbers{3, 1, 4, 1, 5};
+    const auto x = from_memory<f32, "L C">(mesh, {{"L", 5}, {"C", 1}}, std::span(numbers), nullptr);
+    const auto most = [](const Tensor<f32, "L C">& in) {
+      const auto seen = windows<"L, K -> N">(in, {{"K", 3}}, {.stride = 2});
+      return to_partial<" -> +d +t">(sum<"N C -> ">(max<"N K C -> N C">(seen) * 10.0));
+    };
+    const auto [y, g] = value_and_grad(mesh, most, x);
+    CHECK(item(all_reduce<"+d +t -> ">(y)) == 90);  // of 3 1 4 and 4 1 5
+    CHECK(std::vector<f32>(g.span().begin(), g.span().end()) == std::vector<f32>{0, 0, 10, 0, 10});
+    const auto twice = [](const Tensor<f32, "L C">& in) {
+      return to_partial<" -> +d +t">(sum<"N K C -> ">(windows<"L, K -> N">(in, {{"K", 3}}, {.stride = 2})));
+    };
+    const auto counts = value_and_grad(mesh, twice, x).second;
+    CHECK(std::vector<f32>(counts.span().begin(), counts.span().end()) == std::vector<f32>{1, 1, 2, 1, 1});
   });
 }
 
@@ -133,6 +203,18 @@ TEST_CASE("conv_unreduced says which sizes do not fit", "[ops]") {
                         Catch::Contains("windows move by 0, with 0 zeros before and 0 after; give a stride of 1"));
     REQUIRE_THROWS_WITH((conv_unreduced<"L C, K C -> N C", "L, K -> N">(x, w, {{.stride = 1}, {.stride = 2}})),
                         Catch::Contains("2 windows are given for 1 lengths; give one for all, or one for each"));
+    REQUIRE_THROWS_WITH((conv_unreduced<"L C, K C -> N C", "L, K -> N">(x, w, {.dilation = 0})),
+                        Catch::Contains("along `L` the elements of a window are 0 apart; give a dilation of 1"));
+    REQUIRE_THROWS_WITH((conv_unreduced<"L C, K C -> N C", "L, K -> N">(x, w, {.dilation = 2})),
+                        Catch::Contains("a window of 4 elements, `K`, which are 2 apart, has no place along `L` of "
+                                        "size 6 with 0 zeros"));
+    REQUIRE_THROWS_WITH((conv_unreduced<"L C, K C -> L C", "L, K -> L">(x, w, {.after = 4, .dilation = 3})),
+                        Catch::Contains("windows have 1 positions along `L`, which has size 6; give the length of the "
+                                        "result a name of its own, or 9 zeros, as in {.before = 9}"));
+    REQUIRE_THROWS_WITH((windows<"L, K -> N">(x, {})),
+                        Catch::Contains("the size of dim `K` is not known: give it, as in {{\"K\", 8}}"));
+    REQUIRE_THROWS_WITH((windows<"L, K -> N">(x, {{"K", 7}})),
+                        Catch::Contains("a window of 7 elements, `K`, has no place along `L` of size 6 with 0 zeros"));
     const auto small = ones<f32, "K C">(mesh, {{"K", 4}, {"C", 3}});
     REQUIRE_THROWS_WITH((conv_unreduced<"L C, K C -> N C", "L, K -> N">(x, small)),
                         Catch::Contains("dim `C` is 3, but 2 in another operand"));

@@ -880,6 +880,26 @@ TEST_CASE("rules: ops along a dim") {
   illegal(rules::conv("L C, K -> N", "L, K -> N", "L C", "K"),
           "conv_unreduced<`L C, K -> N`>: dim `C` of the operand is neither in the other operand nor in the result; "
           "`sum` over it first");
+  legal(rules::windows("L, K -> N", "B/d L C/t"), "B/d N K C/t");
+  legal(rules::windows("L, K -> L", "L C +t"), "L K C +t");
+  legal(rules::windows("H W, P Q -> Y X", "B H W C"), "B Y X P Q C");
+  illegal(rules::windows("L, K -> N", "B L/t"),
+          "windows<`L, K -> N`>: dim `L/t` is sharded, so each device sees only its shard of it; gather it first with "
+          "`all_gather<\"B L/t -> B L\">` (communicates)");
+  illegal(
+      rules::windows("L, B -> N", "B L"),
+      "windows<`L, B -> N`>: the operand `B L` already has a dim `B`, and a name has one size; give it another name");
+  illegal(
+      rules::windows("L, K -> B", "B L"),
+      "windows<`L, K -> B`>: the operand `B L` already has a dim `B`, and a name has one size; give it another name");
+  illegal(
+      rules::windows("L, L -> N", "B L"),
+      "windows<`L, L -> N`>: the operand `B L` already has a dim `L`, and a name has one size; give it another name");
+  illegal(
+      rules::windows("L, K -> K", "B L"),
+      "windows<`L, K -> K`>: dim `K` cannot be both the elements of a window and the windows; give one another name");
+  CHECK(str(rules::windows("L -> N", "L").why).find("windows move as `L -> N` says, which must name") !=
+        std::string::npos);
   legal(rules::einsum3("A B, B C/t, C/t D -> A D +t", "A B", "B C/t", "C/t D"), "A D +t");
   legal(rules::einsum_reduced3("A B, B C/t, C/t D -> A D/t", "A B", "B C/t", "C/t D"), "A D/t");
   legal(rules::einsum4("A, B, C, D -> A B C D", "A", "B", "C", "D"), "A B C D");

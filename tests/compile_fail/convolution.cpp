@@ -69,3 +69,10 @@ auto weights_of_each_position(const Tensor<f32, "B L">& x, const Tensor<f32, "L 
   return conv_unreduced<"B L, L K -> B L", "L, K -> L">(x, w, {.before = 3});
 }
 #endif
+
+// expect: windows<`L, K -> N`>: dim `L/s` is sharded, so each device sees only its shard of it; gather it first with
+#if SECTION == 10
+auto windows_of_a_sharded_length(const Tensor<f32, "B L/s C">& x) {
+  return windows<"L, K -> N">(x, {{"K", 3}});
+}
+#endif

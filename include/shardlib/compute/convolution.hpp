@@ -1,4 +1,4 @@
-// Kernels of conv_unreduced for a device's shards: the elements under each window, then a matrix product.
+// Kernels of windows and conv_unreduced for a device's shards: the elements under each window, and a matrix product.
 #pragma once
 
 #include "shardlib/autodiff/tape.hpp"
@@ -15,7 +15,8 @@ struct UnderWindows {
   Shape shape;
   Buffer elements;
 
-  /// `x` is the tensor; the result `out` and the other operand `y` have the sizes of the dims that x lacks.
+  /// `x` is the tensor; the result `out` and the other operand `y` have the sizes of the dims that x lacks. If x has
+  /// the window's dims, element k of a window comes from its part k.
   SHARDLIB_INLINE UnderWindows(const Value& x, const Value& y, const Value& out, const TensorSpec& seen,
                                const OpParts& lengths, const WindowLoops& loops, bool transposed);
 };

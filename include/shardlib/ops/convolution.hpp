@@ -1,5 +1,5 @@
-// conv_unreduced: products of weights with the elements under windows that move along one or several lengths. As an
-// einsum, it sums on each device; a sum over devices stays partial.
+// Windows that move along one or several lengths: windows takes the elements under them; conv_unreduced multiplies
+// these with weights, and, as an einsum, sums on each device, so that a sum over devices stays partial.
 #pragma once
 
 #include <cstdint>
@@ -13,26 +13,27 @@
 namespace shardlib {
 
 /// How windows move along one length: `stride` elements from one to the next, over the operand with zeros `before` and
-/// `after` it.
+/// `after` it. The elements of a window are `dilation` apart.
 struct Window {
-  std::int64_t stride = 1, before = 0, after = 0;
+  std::int64_t stride = 1, before = 0, after = 0, dilation = 1;
 };
 
 namespace detail {
 
-/// One length of a convolution: window element k of position n is the operand's element n * stride + k - before.
+/// One length: window element k of position n is the operand's element n * stride + k * dilation - before.
 struct WindowLoop {
   std::int64_t elements = 1;  ///< of a window
-  std::int64_t stride = 1, before = 0;
+  std::int64_t stride = 1, before = 0, dilation = 1;
 };
 using WindowLoops = Small<WindowLoop, max_dims>;
-struct ConvSizes {
+struct WindowSizes {
   GlobalSizes global;  ///< of the result
   WindowLoops loops;
 };
-/// Throws if a window is larger than the operand with its zeros, or a name has two sizes.
-ConvSizes conv_sizes(const OpInfo& op, const OpParts& lengths, const TensorSpec& out, const ValuePtr& x,
-                     const ValuePtr& w, std::initializer_list<Window> windows);
+/// The elements of a window have the sizes of `w`, or, without weights, those of `sizes`. Throws if a window is larger
+/// than the operand with its zeros, or a name has two sizes.
+WindowSizes window_sizes(const OpInfo& op, const OpParts& lengths, const TensorSpec& out, const ValuePtr& x,
+                         const ValuePtr& w, const Sizes& sizes, std::initializer_list<Window> windows);
 
 /// The einsum of `y` with the elements of `x` under each window, whose spec is `seen`. If `transposed`, x has the
 /// result's lengths, and the elements are those of the operand's lengths that saw them.
@@ -78,7 +79,51 @@ struct ConvWeightsVjp {
   }
 };
 
+struct TakeWindows {
+  const OpParts* lengths;
+  WindowLoops loops;
+  Buffer operator()(const Value& in, const Value& out) const;
+};
+/// Its transpose: each element of the result is the sum of its cotangents under all windows.
+struct SumWindows {
+  const OpParts* lengths;
+  WindowLoops loops;
+  Buffer operator()(const Value& in, const Value& out) const;
+};
+template <class Due>
+struct WindowsVjp {
+  SumWindows kernel;
+  template <class Ct>
+  auto operator()(const Ct& ct, const GlobalSizes& global) const {
+    return record_unary<"windows", Due>(OpInfo{"windows", Due::spec, {}}, ct, global, kernel);
+  }
+};
+
 }  // namespace detail
+
+/// The elements under windows that move along some lengths, as further dims: `sizes` has the elements of a window.
+/// `Lengths` is as of conv_unreduced. With a reduction it is a pooling: `max<"B N K C -> B N C">` of it. *Throws* if a
+/// window is larger than the operand with its zeros. Backward: the sum over all windows that have an element.
+/// `windows<"L, K -> N">(x, {{"K", 3}}, {.stride = 2})` of "B/d L C" is "B/d N K C"
+template <OpSpec Lengths, dtype D, Spec S>
+auto windows(const Tensor<D, S>& x, const Sizes& sizes, std::initializer_list<Window> moves,
+             Site site = Site::current()) -> Tensor<D, detail::result_of<rules::windows, Lengths, S>> {
+  using Out = Tensor<D, detail::result_of<rules::windows, Lengths, S>>;
+  using Due = Dual<Tensor<D, S>, detail::axes_of<S, Out::spec>()>;
+  static constexpr OpParts lengths = parse_op(Lengths);
+  const detail::Calling op{"windows", Lengths, site};
+  const auto [global, loops] =
+      detail::window_sizes(op, lengths, detail::parsed<Out::spec>, x.value(), nullptr, sizes, moves);
+  return detail::record_unary<"windows", Out>(op, x, global, detail::TakeWindows{&lengths, loops},
+                                              detail::vjp(x, detail::WindowsVjp<Due>{{&lengths, loops}}));
+}
+/// As above, with the same window along each length. `windows<"H W, P Q -> Y X">(x, {{"P", 2}, {"Q", 2}}, {.stride =
+/// 2})`
+template <OpSpec Lengths, dtype D, Spec S>
+auto windows(const Tensor<D, S>& x, const Sizes& sizes, Window move = {}, Site site = Site::current())
+    -> Tensor<D, detail::result_of<rules::windows, Lengths, S>> {
+  return windows<Lengths>(x, sizes, std::initializer_list<Window>{move}, site);
+}
 
 /// The convolution of any number of lengths, with windows of its own along each: `Lengths` pairs the operand's lengths
 /// with the dims of the weights' window and the result's lengths; the other dims follow einsum_unreduced. So a dim that
@@ -94,7 +139,7 @@ auto conv_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& w, std::initializ
   static constexpr Spec axes = detail::axes_of<S, T, Out::spec>();
   const detail::Calling op{"conv_unreduced", O, site};
   const auto [global, loops] =
-      detail::conv_sizes(op, parse_op(Lengths), detail::parsed<Out::spec>, x.value(), w.value(), windows);
+      detail::window_sizes(op, parse_op(Lengths), detail::parsed<Out::spec>, x.value(), w.value(), {}, windows);
   return detail::convolution<Lengths, false, Out>(
       op, x, w, global, loops,
       detail::vjp(x, detail::save(w), detail::ConvOperandVjp<Lengths, Dual<Tensor<D, S>, axes>>{loops}),

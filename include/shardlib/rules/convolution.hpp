@@ -1,4 +1,5 @@
-// Typing rule of conv_unreduced: that of the einsum of the weights with the elements under each window.
+// Typing rules of windows, and of conv_unreduced: that of the einsum of the weights with the elements under each
+// window.
 #pragma once
 
 #include "shardlib/rules/einsum.hpp"
@@ -25,6 +26,25 @@ constexpr TensorSpec under_windows(const TensorSpec& x, const TensorSpec& from, 
 }
 
 namespace detail_ {
+
+/// Whether "L, K -> N" names as many lengths of the operand as dims of the window and lengths of the result.
+constexpr bool are_lengths(const OpParts& lengths) {
+  if (!lengths.error.empty() || lengths.in.size() != 2) return false;
+  for (const TensorSpec* names : {&lengths.in[0], &lengths.in[1], &lengths.out}) {
+    if (names->rank() == 0 || names->rank() != lengths.out.rank() || !names->partial.empty()) return false;
+    for (const Dim& dim : names->dims)
+      if (dim.is_integer() || dim.bracketed || !dim.axes.empty()) return false;
+  }
+  return true;
+}
+constexpr Text lengths_form(std::string_view of) {
+  return "windows move as " + quoted(of) +
+         " says, which must name as many lengths of the operand as dims of the window and lengths of the result, "
+         "without axes: `L, K -> N`, or `H W, P Q -> Y X`";
+}
+constexpr Text too_many_dims() {
+  return "the operand has more than " + number(max_dims) + " dims with those of the window; `merge` some";
+}
 
 /// Checks one length of a convolution: dim `l` of the operand, `k` of the weights, and `n` of the result.
 constexpr Text conv_length(const OpParts& op, std::string_view l, std::string_view k, std::string_view n) {
@@ -62,15 +82,7 @@ constexpr Verdict conv(std::string_view op, std::string_view of, const TensorSpe
   const OpCall call = parse_call("conv_unreduced", op, 2);
   if (!call.why.empty()) return call.fail();
   const OpParts lengths = parse_op(of);
-  const Text form = "windows move as " + quoted(of) +
-                    " says, which must name as many lengths of the operand as dims of the window and lengths of the "
-                    "result, without axes: `L, K -> N`, or `H W, P Q -> Y X`";
-  if (!lengths.error.empty() || lengths.in.size() != 2) return call.fail(form);
-  for (const TensorSpec* names : {&lengths.in[0], &lengths.in[1], &lengths.out}) {
-    if (names->rank() == 0 || names->rank() != lengths.out.rank() || !names->partial.empty()) return call.fail(form);
-    for (const Dim& dim : names->dims)
-      if (dim.is_integer() || dim.bracketed || !dim.axes.empty()) return call.fail(form);
-  }
+  if (!detail_::are_lengths(lengths)) return call.fail(detail_::lengths_form(of));
   if (const Text why = check_operand(x, call.op.in[0], "the operand"); !why.empty()) return call.fail(why);
   if (const Text why = check_operand(w, call.op.in[1], "the tensor of weights"); !why.empty()) return call.fail(why);
   if (const Text why = detail_::integer_dims(call.op); !why.empty()) return call.fail(why);
@@ -81,13 +93,32 @@ constexpr Verdict conv(std::string_view op, std::string_view of, const TensorSpe
       return call.fail(why);
   if (const Text why = detail_::conv_lone_dim(call.op, lengths); !why.empty()) return call.fail(why);
   const int rank = x.rank() > call.op.out.rank() ? x.rank() : call.op.out.rank();
-  if (rank + lengths.out.rank() > max_dims)
-    return call.fail("the operand has more than " + number(max_dims) + " dims with those of the window; `merge` some");
+  if (rank + lengths.out.rank() > max_dims) return call.fail(detail_::too_many_dims());
   OpParts parts = call.op;
   parts.in[0] = under_windows(x, lengths.in[0], lengths.in[1], lengths.out);
   if (const Text why = detail_::einsum(parts, {"the operand", "the tensor of weights", "contracting"}); !why.empty())
     return call.fail(why);
   return call.accept();
+}
+
+/// windows<"L, K -> N">: "B L C" becomes "B N K C". The lengths are unsharded.
+constexpr Verdict windows(std::string_view of, const TensorSpec& x) {
+  const auto fail = [&](const Text& why) { return Verdict{{}, title_of("windows", of) + ": " + why}; };
+  const OpParts lengths = parse_op(of);
+  if (!detail_::are_lengths(lengths)) return fail(detail_::lengths_form(of));
+  for (int i = 0; i < lengths.out.rank(); ++i) {
+    const auto l = lengths.in[0].dims[i].name, k = lengths.in[1].dims[i].name, n = lengths.out.dims[i].name;
+    if (const Text why = detail_::unsharded(x, l); !why.empty()) return fail(why);
+    for (auto name : {k, n})
+      if (x.has(name) && (name != l || name == k))
+        return fail("the operand " + quoted(x) + " already has a dim " + quoted(name) +
+                    ", and a name has one size; give it another name");
+    if (lengths.out.has(k))
+      return fail("dim " + quoted(k) +
+                  " cannot be both the elements of a window and the windows; give one another name");
+  }
+  if (x.rank() + lengths.out.rank() > max_dims) return fail(detail_::too_many_dims());
+  return {under_windows(x, lengths.in[0], lengths.in[1], lengths.out), {}};
 }
 
 }  // namespace shardlib::rules

@@ -4,18 +4,26 @@
 #include "shardlib/compute/convolution.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
+#include <utility>
 
 #include "shardlib/kernels/layout.hpp"
+#include "shardlib/kernels/reduce.hpp"
 #include "shardlib/kernels/strided.hpp"
 #include "shardlib/runtime/bindings.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::detail {
 
+/// How far a window reaches.
+inline std::int64_t reach(DimSize elements, const Window& at) {
+  return (elements.size - 1) * at.dilation + 1;
+}
 /// The number of positions of a window along one length. Throws if there is none.
 inline std::int64_t positions(const Bindings& names, const Dim& length, DimSize size, const Dim& window,
                               DimSize elements, const Window& at) {
@@ -25,23 +33,31 @@ inline std::int64_t positions(const Bindings& names, const Dim& length, DimSize 
                std::to_string(at.before) + " zeros before and " + std::to_string(at.after) +
                " after; give a stride of 1 or more, and no negative number of zeros");
   const std::int64_t whole = size.size + at.before + at.after;
-  if (elements.size < 1 || elements.size > whole)
-    names.fail("a window of " + std::to_string(elements.size) + " elements, `" + k + "`, has no place along `" + l +
-               "` of size " + std::to_string(size.size) + " with " + std::to_string(at.before + at.after) +
+  if (at.dilation < 1)
+    names.fail("along `" + l + "` the elements of a window are " + std::to_string(at.dilation) +
+               " apart; give a dilation of 1 or more");
+  if (elements.size < 1 || elements.size > whole ||
+      (elements.size > 1 && at.dilation > (whole - 1) / (elements.size - 1)))
+    names.fail("a window of " + std::to_string(elements.size) + " elements, `" + k + "`" +
+               (at.dilation > 1 ? ", which are " + std::to_string(at.dilation) + " apart" : "") +
+               ", has no place along `" + l + "` of size " + std::to_string(size.size) + " with " +
+               std::to_string(at.before + at.after) +
                " zeros; take a smaller window, or add zeros, as in {.before = 1, .after = 1}");
-  return (whole - elements.size) / at.stride + 1;
+  return (whole - reach(elements, at)) / at.stride + 1;
 }
 
-SHARDLIB_INLINE ConvSizes conv_sizes(const OpInfo& op, const OpParts& lengths, const TensorSpec& out, const ValuePtr& x,
-                                     const ValuePtr& w, std::initializer_list<Window> windows) {
+SHARDLIB_INLINE WindowSizes window_sizes(const OpInfo& op, const OpParts& lengths, const TensorSpec& out,
+                                         const ValuePtr& x, const ValuePtr& w, const Sizes& given,
+                                         std::initializer_list<Window> windows) {
   Bindings names(op, x->device);
   names.bind(*x);
-  names.bind(*w);
+  if (w != nullptr) names.bind(*w);
+  for (const NamedSize& size : given) names.bind(size);
   const int rank = lengths.out.rank();
   if (windows.size() != 1 && static_cast<int>(windows.size()) != rank)
     names.fail(std::to_string(windows.size()) + " windows are given for " + std::to_string(rank) +
                " lengths; give one for all, or one for each");
-  ConvSizes sizes;
+  WindowSizes sizes;
   for (int i = 0; i < rank; ++i) {
     const Window& window = windows.begin()[windows.size() == 1 ? 0 : i];
     const Dim &length = lengths.in[0].dims[i], &result = lengths.out.dims[i];
@@ -50,13 +66,13 @@ SHARDLIB_INLINE ConvSizes conv_sizes(const OpInfo& op, const OpParts& lengths, c
     if (result.name != length.name)
       names.bind(result.name, n);
     else if (n != size.size)
-      names.fail("windows have " + std::to_string(n) + " positions along `" + std::string(length.name) +
-                 "`, which has size " + std::to_string(size.size) +
-                 "; give the length of the result a name of its own" +
-                 (window.stride == 1 ? ", or " + std::to_string(elements.size - 1) +
-                                           " zeros, as in {.before = " + std::to_string(elements.size - 1) + "}"
-                                     : ""));
-    sizes.loops.push_back({elements.size, window.stride, window.before});
+      names.fail(
+          "windows have " + std::to_string(n) + " positions along `" + std::string(length.name) + "`, which has size " +
+          std::to_string(size.size) + "; give the length of the result a name of its own" +
+          (window.stride == 1 ? ", or " + std::to_string(reach(elements, window) - 1) +
+                                    " zeros, as in {.before = " + std::to_string(reach(elements, window) - 1) + "}"
+                              : ""));
+    sizes.loops.push_back({elements.size, window.stride, window.before, window.dilation});
   }
   sizes.global = names.sizes(out);
   return sizes;
@@ -102,13 +118,17 @@ SHARDLIB_INLINE UnderWindows::UnderWindows(const Value& x, const Value& y, const
       const int at = x.spec->find(from.dims[i].name), seen_at = seen.find(to.dims[i].name);
       const std::int64_t operand = transposed ? shape[seen_at] : x.local[at];
       const std::int64_t result = transposed ? x.local[at] : shape[seen_at];
-      // The positions n of which the operand has the element n * stride + k - before.
-      const std::int64_t shift = k - loop.before;
+      // The positions n of which the operand has the element n * stride + k * dilation - before.
+      const std::int64_t shift = k * loop.dilation - loop.before;
       const std::int64_t first = shift >= 0 ? 0 : (-shift + loop.stride - 1) / loop.stride;
       const std::int64_t end = operand <= shift ? 0 : std::min(result, (operand - 1 - shift) / loop.stride + 1);
       part.at(at) = std::max<std::int64_t>(0, end - first);
       const std::int64_t own = first * loop.stride + shift;  // the operand's element of the first position
       in_first += (transposed ? first : own) * in[at];
+      if (const int own_k = x.spec->find(lengths.in[1].dims[i].name); own_k >= 0) {
+        in_first += k * in[own_k];
+        part.at(own_k) = 1;
+      }
       to_first += (transposed ? own : first) * place[at] + k * all[seen.find(lengths.in[1].dims[i].name)];
       (transposed ? to_part : in_part).at(at) *= loop.stride;
     }
@@ -116,6 +136,23 @@ SHARDLIB_INLINE UnderWindows::UnderWindows(const Value& x, const Value& y, const
     kernels::copy_strided(exec, element, part, x.data().data() + static_cast<std::size_t>(in_first) * element, in_part,
                           elements.data() + static_cast<std::size_t>(to_first) * element, to_part);
   }
+}
+
+SHARDLIB_INLINE Buffer TakeWindows::operator()(const Value& in, const Value& out) const {
+  return std::move(UnderWindows(in, in, out, *out.spec, *lengths, loops, false).elements);
+}
+SHARDLIB_INLINE Buffer SumWindows::operator()(const Value& in, const Value& out) const {
+  TensorSpec seen = *in.spec;
+  std::array<bool, max_dims> summed{};
+  for (int i = 0; i < seen.rank(); ++i) {
+    summed[static_cast<std::size_t>(i)] = lengths->in[1].has(seen.dims[i].name);
+    if (const int at = lengths->out.find(seen.dims[i].name); at >= 0) seen.dims[i] = lengths->in[0].dims[at];
+  }
+  const UnderWindows windows(in, in, out, seen, *lengths, loops, true);
+  Buffer result = allocate(out);
+  kernels::sum(out.device->exec(), out.dtype, windows.elements.data(), view(windows.shape),
+               std::span(summed).first(static_cast<std::size_t>(seen.rank())), result.data());
+  return result;
 }
 
 }  // namespace shardlib::detail
