@@ -32,8 +32,12 @@ struct bf16 {
     const bool nan = (u & 0x7fffffffU) > 0x7f800000U;
     bits = static_cast<std::uint16_t>(nan ? (u >> 16) | 0x40U : (u + 0x7fffU + ((u >> 16) & 1U)) >> 16);
   }
-  constexpr explicit operator float() const { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
-  friend constexpr bool operator==(bf16 a, bf16 b) { return float(a) == float(b); }
+  constexpr explicit operator float() const {
+    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+  }
+  friend constexpr bool operator==(bf16 a, bf16 b) {
+    return float(a) == float(b);
+  }
 };
 
 /// A truth value of one byte, in `byte` as 0 or 1. It is not u8, so that a mask cannot be used as data by mistake.
