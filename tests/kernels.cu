@@ -10,8 +10,10 @@
 #include "shardlib/kernels/body/attention.hpp"
 #include "shardlib/kernels/body/einsum.hpp"
 #include "shardlib/kernels/body/elementwise.hpp"
+#include "shardlib/kernels/body/held_rows.hpp"
 #include "shardlib/kernels/body/index.hpp"
 #include "shardlib/kernels/body/layout.hpp"
+#include "shardlib/kernels/body/logits.hpp"
 #include "shardlib/kernels/body/map_program.hpp"
 #include "shardlib/kernels/body/optimizers.hpp"
 #include "shardlib/kernels/body/ordering.hpp"
@@ -64,68 +66,77 @@ using Map = MapLoops<F, D...>;
   ELEMENTWISE(Map<F, T, T, T>::Forward, const T, const T, T)               \
   ELEMENTWISE(Map<F, T, T, T>::VjpOne<1, T>, const T, const T, const T, T) \
   ELEMENTWISE(Map<F, T, T, T>::VjpAll, const T, const T, const T, T, T)
-#define KERNELS(T)                                                            \
-  KERNEL(body::Fill<T, body::Uniform>)                                        \
-  KERNEL(body::Fill<T, body::Normal>)                                         \
-  KERNEL(body::Fill<T, body::TruncatedNormal>)                                \
-  KERNEL(body::Rows<T, 1, body::Softmax>)                                     \
-  KERNEL(body::Rows<T, 2, body::SoftmaxBackward>)                             \
-  KERNEL(body::Rows<T, 1, body::Norm<false>>)                                 \
-  KERNEL(body::Rows<T, 1, body::Norm<true>>)                                  \
-  KERNEL(body::Rows<T, 2, body::NormBackward<false>>)                         \
-  KERNEL(body::Rows<T, 2, body::NormBackward<true>>)                          \
-  KERNEL(body::SumExp<T>)                                                     \
-  KERNEL(body::LoadHeads<T>)                                                  \
-  KERNEL(body::StoreHeads<T, T>)                                              \
-  KERNEL(body::HeadDots<T>)                                                   \
-  KERNEL(body::AttentionProbabilities<T>)                                     \
-  KERNEL(body::AttentionScoresBackward<T>)                                    \
-  KERNEL(body::CrossEntropyBackward<T, i32>)                                  \
-  KERNEL(body::CrossEntropyBackward<T, u32>)                                  \
-  ELEMENTWISE(PointwiseElement<WrappingSum, T>, const T, const T, T)          \
-  ELEMENTWISE(PointwiseElement<WrappingProduct, T>, const T, const T, T)      \
-  ELEMENTWISE(PointwiseElement<Quotient, T>, const T, const T, T)             \
-  ELEMENTWISE(LinearElement<Negate, T>, const T, T)                           \
-  ELEMENTWISE(LinearElement<TimesNumber<float>, T>, const T, T)               \
-  ELEMENTWISE(WhereElseNumberElement<T>, const bool_, const T, T)             \
-  ELEMENTWISE(WhereElement, const bool_, const T, const T, T)                 \
-  ELEMENTWISE(CastElement, const T, f32)                                      \
-  ELEMENTWISE(CastElement, const T, bf16)                                     \
-  ELEMENTWISE(CastElement, const T, i32)                                      \
-  ELEMENTWISE(DropoutElement, const T, const float, T)                        \
-  ELEMENTWISE(RotateElement, const T, const T, const f32, const f32, T, T)    \
-  MAP1(exp_function, T)                                                       \
-  MAP1(gelu_function, T)                                                      \
-  MAP2(maximum_function, T)                                                   \
-  MAP2(OnNumbers<Gate>, T)                                                    \
-  ELEMENTWISE(body::AddElement, const T, f32)                                 \
-  KERNEL(body::Nontemporal<body::AdamWNumbers, f32, f32, f32, const T>)       \
-  KERNEL(body::Nontemporal<body::AdamWNumbers, f32, f32, f32, const T, bf16>) \
-  KERNEL(body::Nontemporal<body::SgdNumbers, f32, f32, const T>)              \
-  KERNEL(body::Nontemporal<body::SgdNumbers, f32, f32, const T, bf16>)        \
-  KERNEL(body::Nontemporal<body::LionNumbers, f32, f32, const T>)             \
-  KERNEL(body::Nontemporal<body::LionNumbers, f32, f32, const T, bf16>)       \
-  REDUCTION(SumOp, T)                                                         \
-  REDUCTION(ProdOp, T)                                                        \
-  REDUCTION(MaxOp, T)                                                         \
-  REDUCTION(MinOp, T)                                                         \
-  KERNEL(body::SquaresOfPiece<T>)                                             \
-  KERNEL(body::Argmax<T>)                                                     \
-  KERNEL(body::ExtremumBackward<T>)                                           \
-  KERNEL(body::ProdBackward<T>)                                               \
-  KERNEL(body::ListElements<T>)                                               \
-  MOVES(kernels::Word<sizeof(T)>)                                             \
-  KERNEL(body::AddRows<T>)                                                    \
-  KERNEL(body::ReduceTree<T, Sum>)                                            \
-  KERNEL(body::ReduceTree<T, Max>)                                            \
-  SCAN(CumulativeSum<T>)                                                      \
-  SCAN(CumulativeProduct<T>)                                                  \
-  SCAN(CumulativeProductBackward<T>)                                          \
-  SCAN(CumulativeMaximum<T>)                                                  \
-  SCAN(CumulativeMaximumBackward<T>)                                          \
-  SCAN(LinearScan<T>)                                                         \
-  SCAN(LinearScanEnds<T>)                                                     \
-  SCAN(LinearScanBackward<T>)                                                 \
+#define HELD(T, Groups)                                               \
+  KERNEL(body::HeldRows<T, 1, body::HeldSoftmax, Groups>)             \
+  KERNEL(body::HeldRows<T, 2, body::HeldSoftmaxBackward, Groups>)     \
+  KERNEL(body::HeldRows<T, 1, body::HeldNorm<false>, Groups>)         \
+  KERNEL(body::HeldRows<T, 1, body::HeldNorm<true>, Groups>)          \
+  KERNEL(body::HeldRows<T, 2, body::HeldNormBackward<false>, Groups>) \
+  KERNEL(body::HeldRows<T, 2, body::HeldNormBackward<true>, Groups>)
+#define KERNELS(T)                                                         \
+  KERNEL(body::Fill<T, body::Uniform>)                                     \
+  KERNEL(body::Fill<T, body::Normal>)                                      \
+  KERNEL(body::Fill<T, body::TruncatedNormal>)                             \
+  KERNEL(body::Rows<T, 1, body::Softmax>)                                  \
+  KERNEL(body::Rows<T, 2, body::SoftmaxBackward>)                          \
+  KERNEL(body::Rows<T, 1, body::Norm<false>>)                              \
+  KERNEL(body::Rows<T, 1, body::Norm<true>>)                               \
+  KERNEL(body::Rows<T, 2, body::NormBackward<false>>)                      \
+  KERNEL(body::Rows<T, 2, body::NormBackward<true>>)                       \
+  HELD(T, 16)                                                              \
+  HELD(T, 32)                                                              \
+  KERNEL(body::SumExp<T>)                                                  \
+  KERNEL(body::LoadHeads<T>)                                               \
+  KERNEL(body::StoreHeads<T, T>)                                           \
+  KERNEL(body::HeadDots<T>)                                                \
+  KERNEL(body::AttentionProbabilities<T>)                                  \
+  KERNEL(body::AttentionScoresBackward<T>)                                 \
+  KERNEL(body::CrossEntropyBackward<T, i32>)                               \
+  KERNEL(body::CrossEntropyBackward<T, u32>)                               \
+  ELEMENTWISE(PointwiseElement<WrappingSum, T>, const T, const T, T)       \
+  ELEMENTWISE(PointwiseElement<WrappingProduct, T>, const T, const T, T)   \
+  ELEMENTWISE(PointwiseElement<Quotient, T>, const T, const T, T)          \
+  ELEMENTWISE(LinearElement<Negate, T>, const T, T)                        \
+  ELEMENTWISE(LinearElement<TimesNumber<float>, T>, const T, T)            \
+  ELEMENTWISE(WhereElseNumberElement<T>, const bool_, const T, T)          \
+  ELEMENTWISE(WhereElement, const bool_, const T, const T, T)              \
+  ELEMENTWISE(CastElement, const T, f32)                                   \
+  ELEMENTWISE(CastElement, const T, bf16)                                  \
+  ELEMENTWISE(CastElement, const T, i32)                                   \
+  ELEMENTWISE(DropoutElement, const T, const float, T)                     \
+  ELEMENTWISE(RotateElement, const T, const T, const f32, const f32, T, T) \
+  MAP1(exp_function, T)                                                    \
+  MAP1(gelu_function, T)                                                   \
+  MAP2(maximum_function, T)                                                \
+  MAP2(OnNumbers<Gate>, T)                                                 \
+  ELEMENTWISE(body::AddElement, const T, f32)                              \
+  ELEMENTWISE(body::AdamWNumbers, f32, f32, f32, const T)                  \
+  ELEMENTWISE(body::AdamWNumbers, f32, f32, f32, const T, bf16)            \
+  ELEMENTWISE(body::SgdNumbers, f32, f32, const T)                         \
+  ELEMENTWISE(body::SgdNumbers, f32, f32, const T, bf16)                   \
+  ELEMENTWISE(body::LionNumbers, f32, f32, const T)                        \
+  ELEMENTWISE(body::LionNumbers, f32, f32, const T, bf16)                  \
+  REDUCTION(SumOp, T)                                                      \
+  REDUCTION(ProdOp, T)                                                     \
+  REDUCTION(MaxOp, T)                                                      \
+  REDUCTION(MinOp, T)                                                      \
+  KERNEL(body::SquaresOfGroups<T>)                                         \
+  KERNEL(body::Argmax<T>)                                                  \
+  KERNEL(body::ExtremumBackward<T>)                                        \
+  KERNEL(body::ProdBackward<T>)                                            \
+  KERNEL(body::ListElements<T>)                                            \
+  MOVES(kernels::Word<sizeof(T)>)                                          \
+  KERNEL(body::AddRows<T>)                                                 \
+  KERNEL(body::ReduceTree<T, Sum>)                                         \
+  KERNEL(body::ReduceTree<T, Max>)                                         \
+  SCAN(CumulativeSum<T>)                                                   \
+  SCAN(CumulativeProduct<T>)                                               \
+  SCAN(CumulativeProductBackward<T>)                                       \
+  SCAN(CumulativeMaximum<T>)                                               \
+  SCAN(CumulativeMaximumBackward<T>)                                       \
+  SCAN(LinearScan<T>)                                                      \
+  SCAN(LinearScanEnds<T>)                                                  \
+  SCAN(LinearScanBackward<T>)                                              \
   SCAN(LinearScanBackwardEnds<T>)
 KERNELS(f32)
 KERNELS(bf16)
@@ -163,7 +174,14 @@ SCAN(CumulativeSum<i32>)
 REDUCTION(SumOp, i32)
 KERNEL(body::ReduceRuns<kernels::detail::SumOp, f32, f32, bf16>)
 KERNEL(body::ReduceColumns<kernels::detail::SumOp, f32, f32, bf16>)
+KERNEL(body::SumOfGroups<f32>)
 KERNEL(body::SumOfPieces<f32>)
+KERNEL(body::LogitSums<f32, i32>)
+KERNEL(body::LogitSums<f32, u32>)
+KERNEL(body::LogitSums<f64, i32>)
+KERNEL(body::LogitSlopes<f32, i32, f32>)
+KERNEL(body::LogitSlopes<f32, u32, bf16>)
+KERNEL(body::LogitSlopes<f64, i32, f64>)
 KERNEL(body::SumProducts<kernels::detail::SumOp, f32>)
 KERNEL(body::SumProducts<kernels::detail::SumOp, f64>)
 KERNEL(body::SumProducts<kernels::detail::SumOp, i32>)
@@ -171,6 +189,7 @@ KERNEL(body::SumProductsTogether<kernels::detail::SumOp, f32>)
 KERNEL(body::SumProductsTogether<kernels::detail::SumOp, f64>)
 KERNEL(body::SumProductsTogether<kernels::detail::SumOp, i32>)
 #undef KERNELS
+#undef HELD
 #undef MAP2
 #undef MAP1
 #undef SCAN

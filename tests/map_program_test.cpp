@@ -53,7 +53,7 @@ void run(const Exec& exec, const detail::MapProgram& program, const std::vector<
     row.data[i] = data[i];
     row.dtypes[i] = dtypes[i];
   }
-  const auto loops = kernels::detail::elementwise_loops(shape, arrays);
+  const auto loops = kernels::detail::elementwise_loops(exec, shape, arrays);
   exec.for_items(loops.items(), 0, body::Elementwise<body::ProgramRow<T, N, E>>{loops, row});
 }
 

@@ -12,15 +12,30 @@ namespace shardlib::detail {
 
 #if defined(__CUDACC__)
 
-/// A block of CUDA threads, which are the lanes.
+inline constexpr unsigned cuda_lanes = 128;
+
+/// A block of CUDA threads, which are the lanes. Its parts are warps.
 struct CudaTeam : TeamMemory {
   static constexpr bool single = false;
+  static constexpr int part_lanes = 32, parts = cuda_lanes / part_lanes;
 
   explicit __device__ CudaTeam(const TeamMemory& memory) : TeamMemory(memory) {}
   template <class F>
   __device__ void lanes(std::int64_t count, const F& f) const {
 #pragma unroll 4
     for (std::int64_t i = threadIdx.x; i < count; i += blockDim.x) f(i);
+  }
+  template <int Ahead, class Load, class Store>
+  __device__ void stream(std::int64_t count, const Load& load, const Store& store) const {
+    for (std::int64_t i = threadIdx.x; i < count; i += Ahead * cuda_lanes) {
+      decltype(load(i)) loaded[Ahead];
+#pragma unroll
+      for (int k = 0; k < Ahead; ++k)
+        if (i + k * cuda_lanes < count) loaded[k] = load(i + k * cuda_lanes);
+#pragma unroll
+      for (int k = 0; k < Ahead; ++k)
+        if (i + k * cuda_lanes < count) store(i + k * cuda_lanes, loaded[k]);
+    }
   }
   template <class F>
   __device__ void one(const F& f) const {
@@ -29,9 +44,17 @@ struct CudaTeam : TeamMemory {
   __device__ void barrier() const {
     __syncthreads();
   }
+  [[nodiscard]] __device__ int part() const {
+    return static_cast<int>(threadIdx.x) / part_lanes;
+  }
+  [[nodiscard]] __device__ int part_lane() const {
+    return static_cast<int>(threadIdx.x) % part_lanes;
+  }
+  template <class A>
+  [[nodiscard]] __device__ A exchange(A value, int distance) const {
+    return __shfl_xor_sync(~0U, value, distance);
+  }
 };
-
-inline constexpr unsigned cuda_lanes = 128;
 
 /// A block runs every gridDim-th item. The kernel stays where the launch put it: a copy for each thread, of loops over
 /// many dims, would take longer than many kernels.
@@ -59,10 +82,13 @@ cudaError_t launch_on_cuda(cudaStream_t stream, std::int64_t items, unsigned blo
 
 #if defined(SHARDLIB_LAUNCHER_CUDA)
 
-/// How many blocks run a kernel of so many items.
-inline unsigned cuda_blocks(const Gpu& gpu, std::int64_t items) {
+/// How many blocks run a kernel of so many items. Without scratch memory each item has a block, which a multiprocessor
+/// takes when it is free.
+inline unsigned cuda_blocks(const Gpu& gpu, std::int64_t items, std::size_t scratch_bytes) {
   constexpr std::int64_t blocks_per_multiprocessor = 16;  // of 128 threads: all that a multiprocessor can hold
-  return static_cast<unsigned>(std::min(items, gpu.multiprocessors() * blocks_per_multiprocessor));
+  constexpr std::int64_t most = std::int64_t{1} << 30;    // that CUDA starts at once
+  return static_cast<unsigned>(
+      std::min(items, scratch_bytes == 0 ? most : gpu.multiprocessors() * blocks_per_multiprocessor));
 }
 
 template <class Kernel>

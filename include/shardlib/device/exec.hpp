@@ -69,16 +69,8 @@ struct Exec {
   template <class Kernel>
   void for_items(std::int64_t items, std::size_t scratch_bytes, const Kernel& kernel) const {
     if (items == 0) return;
+    if (on_device()) return for_items_on_device(items, scratch_bytes, kernel);
     const auto scratch = [&](std::size_t bytes) { return bytes == 0 ? Buffer() : pool->allocate(bytes); };
-#if defined(SHARDLIB_LAUNCHER_CUDA)
-    if (gpu() != nullptr) return for_items_on_gpu(items, scratch_bytes, kernel);
-#endif
-    if (on_device()) {
-      const Buffer block = scratch(scratch_bytes);
-      if (dry) return;
-      const MemoryAccess open = access();
-      return detail::run_simulated(items, block.data(), kernel);
-    }
 #if defined(SHARDLIB_LAUNCHER_KOKKOS)
     const std::int64_t teams = detail::kokkos_teams(items, threads);
     const Buffer block = scratch(scratch_bytes * static_cast<std::size_t>(teams));
@@ -93,12 +85,24 @@ struct Exec {
     });
 #endif
   }
+  /// The same where `on_device`. The host's team needs no code for such a kernel.
+  template <class Kernel>
+  void for_items_on_device(std::int64_t items, std::size_t scratch_bytes, const Kernel& kernel) const {
+    if (items == 0) return;
+#if defined(SHARDLIB_LAUNCHER_CUDA)
+    if (gpu() != nullptr) return for_items_on_gpu(items, scratch_bytes, kernel);
+#endif
+    const Buffer block = scratch_bytes == 0 ? Buffer() : pool->allocate(scratch_bytes);
+    if (dry) return;
+    const MemoryAccess open = access();
+    detail::run_simulated(items, block.data(), kernel);
+  }
 #if defined(SHARDLIB_LAUNCHER_CUDA)
   /// The same on a GPU, which the pool's memory must be of. Other teams need no code for such a kernel.
   template <class Kernel>
   void for_items_on_gpu(std::int64_t items, std::size_t scratch_bytes, const Kernel& kernel) const {
     if (items == 0) return;
-    const unsigned blocks = detail::cuda_blocks(*gpu(), items);
+    const unsigned blocks = detail::cuda_blocks(*gpu(), items, scratch_bytes);
     const Buffer block = scratch_bytes == 0 ? Buffer() : pool->allocate(scratch_bytes * blocks);
     detail::run_by_cuda(*gpu(), items, blocks, block.data(), scratch_bytes, kernel);
   }

@@ -31,6 +31,10 @@ struct KokkosTeam : TeamMemory {
   KOKKOS_FUNCTION void lanes(std::int64_t count, const F& f) const {
     Kokkos::parallel_for(Kokkos::TeamThreadRange(member, count), f);
   }
+  template <int Ahead, class Load, class Store>
+  KOKKOS_FUNCTION void stream(std::int64_t count, const Load& load, const Store& store) const {
+    lanes(count, [&](std::int64_t i) { store(i, load(i)); });
+  }
   template <class F>
   KOKKOS_FUNCTION void one(const F& f) const {
     Kokkos::single(Kokkos::PerTeam(member), f);

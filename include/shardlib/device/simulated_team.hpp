@@ -13,7 +13,7 @@ namespace detail {
 class SimulatedLanes;
 }
 
-/// One lane of a team of the simulated device. `single`, `lanes`, `one` and `barrier` are those of HostTeam.
+/// One lane of a team of the simulated device. `single`, `lanes`, `stream`, `one` and `barrier` are those of HostTeam.
 class SimulatedTeam : public detail::TeamMemory {
  public:
   static constexpr bool single = false;
@@ -25,11 +25,39 @@ class SimulatedTeam : public detail::TeamMemory {
   SHARDLIB_FUNCTION void lanes(std::int64_t count, const F& f) const {
     for (std::int64_t i = lane_; i < count; i += width) f(i);
   }
+  SHARDLIB_HOST_ONLY template <int Ahead, class Load, class Store>
+  SHARDLIB_FUNCTION void stream(std::int64_t count, const Load& load, const Store& store) const {
+    std::int64_t i = lane_;
+    for (; i + (Ahead - 1) * width < count; i += Ahead * width) {
+      decltype(load(i)) loaded[Ahead];
+      for (int k = 0; k < Ahead; ++k) loaded[k] = load(i + k * width);
+      for (int k = 0; k < Ahead; ++k) store(i + k * width, loaded[k]);
+    }
+    for (; i < count; i += width) store(i, load(i));
+  }
   SHARDLIB_HOST_ONLY template <class F>
   SHARDLIB_FUNCTION void one(const F& f) const {
     if (lane_ == 0) f();
   }
   SHARDLIB_HOST_ONLY SHARDLIB_FUNCTION void barrier() const { wait(); }
+
+  /// A part of a team is some lanes that exchange numbers: of a GPU, those of a warp. Here one lane is left over.
+  static constexpr int parts = 2, part_lanes = 2;
+  /// Which part this lane is in: `parts` or more if it is left over.
+  [[nodiscard]] SHARDLIB_FUNCTION int part() const { return lane_ / part_lanes; }
+  /// The number of this lane in its part.
+  [[nodiscard]] SHARDLIB_FUNCTION int part_lane() const { return lane_ % part_lanes; }
+  /// The value of the part's lane whose number differs in the bit `distance`. All lanes of the team must come here. It
+  /// uses the board.
+  SHARDLIB_HOST_ONLY template <class A>
+  [[nodiscard]] SHARDLIB_FUNCTION A exchange(A value, int distance) const {
+    A* const board = this->template board<A>();
+    board[lane_] = value;
+    wait();
+    if (part() < parts) value = board[lane_ ^ distance];
+    wait();
+    return value;
+  }
 
  private:
   void wait() const;

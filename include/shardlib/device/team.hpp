@@ -39,13 +39,19 @@ struct TeamMemory {
 };
 }  // namespace detail
 
-/// The host's team: one lane, whose loops the compiler vectorizes.
+/// The host's team: one lane, whose loops the compiler vectorizes. The teams of devices also have `parts`: lanes that
+/// exchange numbers among themselves (SimulatedTeam).
 struct HostTeam : detail::TeamMemory {
   static constexpr bool single = true;  ///< whether the team has one lane only, so that a kernel may take a short cut
   /// Calls f(i) for i in [0, count), divided among the lanes. Lanes do not wait for each other after it.
   SHARDLIB_HOST_ONLY template <class F>
   SHARDLIB_FUNCTION void lanes(std::int64_t count, const F& f) const {
     kernels::independent(count, f);
+  }
+  /// Calls store(i, load(i)) as `lanes` does. A lane may load for up to Ahead elements before it stores the first.
+  SHARDLIB_HOST_ONLY template <int Ahead, class Load, class Store>
+  SHARDLIB_FUNCTION void stream(std::int64_t count, const Load& load, const Store& store) const {
+    kernels::independent(count, [&](std::int64_t i) { store(i, load(i)); });
   }
   /// Calls f() on one lane.
   SHARDLIB_HOST_ONLY template <class F>

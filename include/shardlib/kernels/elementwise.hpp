@@ -49,7 +49,7 @@ struct ErasedOperand {
 using UnitLoop = void (*)(const void* f, std::int64_t n, std::byte* const* data);
 
 /// The loops over the operands' shape, without those of size 1. Sets the operands' innermost strides.
-SHARDLIB_INLINE body::ElementwiseLoops elementwise_loops(std::span<const std::int64_t> shape,
+SHARDLIB_INLINE body::ElementwiseLoops elementwise_loops(const Exec& exec, std::span<const std::int64_t> shape,
                                                          std::span<ErasedOperand> operands);
 
 /// Runs the loops. A row that is contiguous in every operand goes to `loop` in place; others are copied through
@@ -92,7 +92,7 @@ void apply(const Exec& exec, std::span<const std::int64_t> shape, const F& f, co
                             !std::is_const_v<T>, &operands.strides}...};
 #if defined(SHARDLIB_TYPED_KERNELS)
   if (takes_typed_kernels(exec)) {
-    const auto loops = detail::elementwise_loops(shape, erased);
+    const auto loops = detail::elementwise_loops(exec, shape, erased);
     const body::ElementRow<F, T...> row{f,
                                         {const_cast<std::byte*>(reinterpret_cast<const std::byte*>(operands.data))...}};
     return run_typed(exec, loops.items(), body::Elementwise<body::ElementRow<F, T...>>{loops, row});
@@ -112,6 +112,9 @@ void apply_flat(const Exec& exec, std::int64_t n, const F& f, T*... data) {
 /// ahead of the loop, which costs time if the data is there already.
 template <class F, class... T>
 void apply_nontemporal(const Exec& exec, std::int64_t n, const F& f, T*... data) {
+#if defined(SHARDLIB_LAUNCHER_CUDA)
+  if (exec.gpu() != nullptr) return apply_flat(exec, n, f, data...);
+#endif
   using Kernel = body::Nontemporal<F, T...>;
   exec.for_items((n + Kernel::grain - 1) / Kernel::grain, 0,
                  Kernel{n, f, {const_cast<std::byte*>(reinterpret_cast<const std::byte*>(data))...}});

@@ -81,6 +81,16 @@ struct Nest {
     for (int d = 0; d < depth; ++d) n *= loop(d).extent;
     return n;
   }
+  /// The offsets of an iteration.
+  [[nodiscard]] constexpr std::array<std::int64_t, K> offsets(std::int64_t iteration) const {
+    std::array<std::int64_t, K> sums{};
+    for (int d = depth; d-- > 0;) {
+      const std::int64_t rest = iteration / loop(d).extent, i = iteration - rest * loop(d).extent;
+      for (std::size_t k = 0; k < K; ++k) sums[k] += i * loop(d).strides[k];
+      iteration = rest;
+    }
+    return sums;
+  }
   /// Removes the innermost loop and returns it (a loop of size 1 if there is none).
   constexpr Loop pop() { return depth > 0 ? loop(--depth) : Loop{}; }
 

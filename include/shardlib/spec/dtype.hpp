@@ -22,12 +22,22 @@ struct bf16 {
 
   constexpr bf16() = default;
   constexpr explicit bf16(float value) {
+#if defined(__CUDA_ARCH__)  // one instruction, which makes any NaN 0x7fff
+    if (!__builtin_is_constant_evaluated()) {
+      asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+      return;
+    }
+#endif
     const auto u = std::bit_cast<std::uint32_t>(value);
     const bool nan = (u & 0x7fffffffU) > 0x7f800000U;
     bits = static_cast<std::uint16_t>(nan ? (u >> 16) | 0x40U : (u + 0x7fffU + ((u >> 16) & 1U)) >> 16);
   }
-  constexpr explicit operator float() const { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
-  friend constexpr bool operator==(bf16 a, bf16 b) { return float(a) == float(b); }
+  constexpr explicit operator float() const {
+    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+  }
+  friend constexpr bool operator==(bf16 a, bf16 b) {
+    return float(a) == float(b);
+  }
 };
 
 /// A truth value of one byte, in `byte` as 0 or 1. It is not u8, so that a mask cannot be used as data by mistake.

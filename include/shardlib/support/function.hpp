@@ -25,6 +25,13 @@
 #define SHARDLIB_EITHER_SIDE
 #endif
 
+/// Before a loop of a constant length whose numbers a lane of a GPU is to hold in registers.
+#if defined(__CUDA_ARCH__)
+#define SHARDLIB_UNROLL _Pragma("unroll")
+#else
+#define SHARDLIB_UNROLL
+#endif
+
 /// A function of the C library: on the host its builtin, which needs no header.
 #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
 #define SHARDLIB_C(name) ::name

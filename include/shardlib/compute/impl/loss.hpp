@@ -14,6 +14,7 @@
 
 #include "shardlib/compute/collectives.hpp"
 #include "shardlib/kernels/body/elementwise.hpp"
+#include "shardlib/kernels/body/logits.hpp"
 #include "shardlib/kernels/body/rows.hpp"
 #include "shardlib/kernels/elementwise.hpp"
 #include "shardlib/kernels/gemm.hpp"
@@ -69,13 +70,19 @@ struct RowSums {
   Handle<Value> highest, total;
 };
 
+/// The distance between rows of logits. On devices it is a multiple of 64, so that each row begins where a pack may,
+/// and tensor cores can read it.
+inline std::int64_t logits_stride(const LinearCrossEntropySizes& l, const Exec& exec) {
+  return exec.on_device() ? (l.vocabulary() + 63) / 64 * 64 : l.vocabulary();
+}
+
 /// Computes the logits piece by piece and calls f(first row, rows, logits) with each. In a dry run there is one
 /// piece, so that f allocates its scratch memory. The operands are of T, the logits of A.
 template <class T, class A, class F>
 void for_logits(const LinearCrossEntropySizes& l, const Exec& exec, const F& f) {
-  const std::int64_t rows = l.rows(), n = l.vocabulary(), k = l.width();
+  const std::int64_t rows = l.rows(), n = l.vocabulary(), k = l.width(), stride = logits_stride(l, exec);
   if (rows == 0) return;
-  const std::int64_t row_bytes = std::max<std::int64_t>(1, n) * static_cast<std::int64_t>(sizeof(A));
+  const std::int64_t row_bytes = std::max<std::int64_t>(1, stride) * static_cast<std::int64_t>(sizeof(A));
   // More rows at a time keep a GPU busy.
   const std::int64_t piece_bytes = l.x->device->tuning().logits_piece * (exec.gpu() != nullptr ? 8 : 1);
   const std::int64_t most = std::max<std::int64_t>(1, piece_bytes / row_bytes);
@@ -86,7 +93,7 @@ void for_logits(const LinearCrossEntropySizes& l, const Exec& exec, const F& f) 
   if (exec.dry) return f(0, step, logits);
   for (std::int64_t row = 0; row < rows; row += step) {
     const std::int64_t count = std::min(step, rows - row);
-    kernels::gemm(exec, false, true, count, n, k, x + row * k, k, table, k, logits, n, false);
+    kernels::gemm(exec, false, true, count, n, k, x + row * k, k, table, k, logits, stride, false);
     f(row, count, logits);
   }
 }
@@ -157,9 +164,14 @@ Buffer linear_cross_entropy_kernel(const LinearCrossEntropySizes& l, const Value
   A *const loss = result.as<A>(), *const highest = mine.as<A>(), *const sum = partial.as<A>();
   with_ids(*l.targets, [&](const auto* targets) {
     for_logits<T, A>(l, exec, [&](std::int64_t row, std::int64_t count, const A* logits) {
+      using I = std::remove_cvref_t<decltype(*targets)>;
+      if (exec.on_device())
+        return exec.for_items_on_device(count, 0,
+                                        kernels::body::LogitSums<A, I>{logits, logits_stride(l, exec), targets + row,
+                                                                       highest + row, sum + row, loss + row, n, first});
       kernels::max(exec, out.dtype, logits, std::array{count, n}, std::array{false, true}, highest + row);
       kernels::sum_exp(exec, logits, highest + row, sum + row, count, n, n);
-      using Picks = kernels::body::TargetLogits<A, std::remove_cvref_t<decltype(*targets)>>;
+      using Picks = kernels::body::TargetLogits<A, I>;
       exec.for_items((count + Picks::group - 1) / Picks::group, 0,
                      Picks{logits, targets + row, loss + row, count, n, first});
     });
@@ -184,7 +196,7 @@ template <class T, class A>
 void linear_cross_entropy_backward(const LinearCrossEntropySizes& l, const RowSums& sums, const Value& ct,
                                    std::span<const ValuePtr> grads) {
   const Exec exec = ct.device->exec();
-  const std::int64_t n = l.vocabulary(), k = l.width(), first = l.first_id();
+  const std::int64_t n = l.vocabulary(), k = l.width(), first = l.first_id(), stride = logits_stride(l, exec);
   const A *const top = sums.highest->as<const A>(), *const total = sums.total->as<const A>();
   const A* const slope = ct.as<const A>();
   const T *const x = l.x->as<const T>(), *const table = l.table->as<const T>();
@@ -199,18 +211,31 @@ void linear_cross_entropy_backward(const LinearCrossEntropySizes& l, const RowSu
         if (!block) block = exec.pool->allocate(static_cast<std::size_t>(bytes));
       };
       const bool in_pieces = narrow && count < l.rows();
-      if (narrow) reserve(copy, count * n * static_cast<std::int64_t>(sizeof(T)));
+      if (narrow) reserve(copy, count * stride * static_cast<std::int64_t>(sizeof(T)));
       if (in_pieces && dtable != nullptr) reserve(wide, n * k * static_cast<std::int64_t>(sizeof(A)));
       if (exec.dry) return;
-      kernels::cross_entropy_backward(exec, logits, top + row, total + row, targets + row, slope + row, logits, count,
-                                      n, first);
       const auto multiply = [&](const T* slopes) {
-        if (dx != nullptr) kernels::gemm(exec, false, false, count, k, n, slopes, n, table, k, dx + row * k, k, false);
+        if (dx != nullptr)
+          kernels::gemm(exec, false, false, count, k, n, slopes, stride, table, k, dx + row * k, k, false);
         const auto add_to = [&](auto* to) {
-          kernels::gemm(exec, true, false, n, k, count, slopes, n, x + row * k, k, to, k, row > 0);
+          kernels::gemm(exec, true, false, n, k, count, slopes, stride, x + row * k, k, to, k, row > 0);
         };
         if (dtable != nullptr) in_pieces ? add_to(wide.as<A>()) : add_to(dtable);
       };
+      if (exec.on_device()) {
+        T* to = nullptr;
+        if constexpr (narrow)
+          to = copy.as<T>();
+        else
+          to = logits;
+        using I = std::remove_cvref_t<decltype(*targets)>;
+        exec.for_items_on_device(count, 0,
+                                 kernels::body::LogitSlopes<A, I, T>{logits, stride, top + row, total + row,
+                                                                     targets + row, slope + row, to, n, first});
+        return multiply(to);
+      }
+      kernels::cross_entropy_backward(exec, logits, top + row, total + row, targets + row, slope + row, logits, count,
+                                      n, first);
       if constexpr (narrow) {
         kernels::apply_flat(exec, count * n, kernels::body::ConvertElement{}, static_cast<const A*>(logits),
                             copy.as<T>());

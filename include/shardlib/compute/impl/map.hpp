@@ -75,7 +75,7 @@ class MapArrays {
   }
 #if defined(SHARDLIB_TYPED_KERNELS)
   void launch(const Exec& exec, const MapFunction& function, const MapFunction::Loop& loop, MapWanted wanted) {
-    const auto loops = kernels::detail::elementwise_loops(view(shape_.local), std::span(arrays_.data(), count_));
+    const auto loops = kernels::detail::elementwise_loops(exec, view(shape_.local), std::span(arrays_.data(), count_));
     std::array<std::byte*, kernels::detail::max_operands> data{};
     for (std::size_t i = 0; i < count_; ++i) data[i] = arrays_[i].data;
     if (loop.launch != nullptr) return loop.launch(function.f, exec, loops, data.data());

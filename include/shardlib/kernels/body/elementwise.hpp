@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -34,10 +36,10 @@ struct AddElement {
 
 /// The loops of an elementwise op: an item is a piece of a row, or a group of short rows.
 struct ElementwiseLoops {
-  static constexpr std::int64_t grain = 8192;
   Nest<max_operands> nest;
   Nest<max_operands>::Loop inner;
   std::int64_t rows = 0, pieces = 0, group = 0;
+  std::int64_t grain = 0;  ///< the most elements of an item
 
   [[nodiscard]] constexpr std::int64_t items() const { return group == 0 ? 0 : (rows + group - 1) / group * pieces; }
 };
@@ -51,12 +53,15 @@ struct Elementwise {
 
   template <class Team>
   SHARDLIB_FUNCTION void operator()(const Team& team, std::int64_t item) const {
-    constexpr std::int64_t grain = ElementwiseLoops::grain;
-    const std::int64_t first = item / loops.pieces * loops.group, start = item % loops.pieces * grain;
-    const std::int64_t n = std::min(grain, loops.inner.extent - start);
-    Walk<max_operands> walk(loops.nest, first);
-    for (std::int64_t r = first; r < std::min(loops.rows, first + loops.group); ++r, walk.next())
-      row(team, walk.offsets, loops.inner.strides, start, n);
+    const std::int64_t first = item / loops.pieces * loops.group, start = item % loops.pieces * loops.grain;
+    const std::int64_t n = std::min(loops.grain, loops.inner.extent - start);
+    const std::int64_t end = std::min(loops.rows, first + loops.group);
+    if constexpr (Team::single) {
+      Walk<max_operands> walk(loops.nest, first);
+      for (std::int64_t r = first; r < end; ++r, walk.next()) row(team, walk.offsets, loops.inner.strides, start, n);
+    } else {  // offsets in registers; a lane of a GPU would keep a walk in memory
+      for (std::int64_t r = first; r < end; ++r) row(team, loops.nest.offsets(r), loops.inner.strides, start, n);
+    }
   }
 };
 
@@ -69,6 +74,10 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack {
 template <int N, class T>
 SHARDLIB_FUNCTION Pack<std::remove_const_t<T>, N> load_pack(T* p, std::int64_t step) {
   using P = Pack<std::remove_const_t<T>, N>;
+#if defined(__CUDA_ARCH__)  // nvcc takes elements of two bytes four at a time
+  if constexpr (sizeof(P) == 16)
+    if (step != 0) return std::bit_cast<P>(*reinterpret_cast<const uint4*>(p));
+#endif
   if (step != 0) return *reinterpret_cast<const P*>(p);
   P pack;
   for (int k = 0; k < N; ++k) pack.values[k] = *p;
@@ -76,6 +85,12 @@ SHARDLIB_FUNCTION Pack<std::remove_const_t<T>, N> load_pack(T* p, std::int64_t s
 }
 template <int N, class T>
 SHARDLIB_FUNCTION void store_pack(T* p, const Pack<std::remove_const_t<T>, N>& pack) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (!std::is_const_v<T> && sizeof(pack) == 16) {
+    *reinterpret_cast<uint4*>(p) = std::bit_cast<uint4>(pack);
+    return;
+  }
+#endif
   if constexpr (!std::is_const_v<T>) *reinterpret_cast<Pack<T, N>*>(p) = pack;
 }
 /// Whether a lane may read and write packs of N elements of a row: they are neighbours, or copies of one that is only
@@ -107,31 +122,24 @@ struct ElementRow {
     const std::array<std::byte*, sizeof...(T)> at{data[I] + (offsets[I] + start * strides[I]) *
                                                                 static_cast<std::int64_t>(sizeof(T))...};
     if constexpr (!Team::single) {
-      constexpr int some = ((sizeof(T) > 4) || ...) ? 4 : 8;
+      // Packs of at most 16 bytes, so that neighbouring lanes of a GPU read or write neighbouring packs at once. A lane
+      // loads some of them before it stores the first: those it awaits together.
+      constexpr int some = static_cast<int>(std::min<std::size_t>(8, 16 / std::max({sizeof(T)...})));
+      constexpr std::size_t bytes = some * (sizeof(T) + ...);
+      constexpr int ahead = bytes <= 32 ? 4 : bytes <= 96 ? 2 : 1;
       if (n % some == 0 && (takes_packs<some, T>(at[I], strides[I]) && ...)) {
-        team.lanes(n / some, [at, steps = strides, g = f](std::int64_t i) {
-          packs<some>(g, steps, reinterpret_cast<T*>(at[I]) + i * some * steps[I]...);
-        });
-        return;
+        using Packs = std::tuple<Pack<std::remove_const_t<T>, some>...>;
+        const auto load = [&at, &strides](std::int64_t i) {
+          return Packs(load_pack<some>(reinterpret_cast<T*>(at[I]) + i * some * strides[I], strides[I])...);
+        };
+        const auto store = [&at, this](std::int64_t i, Packs packs) {
+          for (int k = 0; k < some; ++k) f(static_cast<T&>(std::get<I>(packs).values[k])...);
+          (store_pack<some>(reinterpret_cast<T*>(at[I]) + i * some, std::get<I>(packs)), ...);
+        };
+        return team.template stream<ahead>(n / some, load, store);
       }
     }
     team.lanes(n, [at, steps = strides, g = f](std::int64_t i) { g(reinterpret_cast<T*>(at[I])[i * steps[I]]...); });
-  }
-  // All is loaded before something is stored, so that loads do not wait for stores. What g overwrites without reading
-  // is not loaded.
-  template <int N>
-  SHARDLIB_FUNCTION static void packs(const F& g, const std::array<std::int64_t, max_operands>& steps, T*... p) {
-    apply_packs<N>(g, steps, std::index_sequence_for<T...>{}, p...);
-  }
-  template <int N, std::size_t... I>
-  SHARDLIB_FUNCTION static void apply_packs(const F& g, const std::array<std::int64_t, max_operands>& steps,
-                                            std::index_sequence<I...> /*operands*/, T*... p) {
-    apply_loaded<N>(g, load_pack<N>(p, steps[I])..., p...);
-  }
-  template <int N>
-  SHARDLIB_FUNCTION static void apply_loaded(const F& g, Pack<std::remove_const_t<T>, N>... pack, T*... p) {
-    for (int k = 0; k < N; ++k) g(static_cast<T&>(pack.values[k])...);
-    (store_pack<N>(p, pack), ...);
   }
 };
 

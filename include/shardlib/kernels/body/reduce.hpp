@@ -172,6 +172,63 @@ struct SquaresOfPiece {
   }
 };
 
+/// On devices, the first part of SquaresOfPiece, whose order of sums it keeps: sums the squares of 64 interleaved
+/// columns of each group of 2048 numbers, so that as many lanes are busy as there are columns. An item is two groups.
+template <class T>
+struct SquaresOfGroups {
+  using Acc = accumulator_t<T>;
+  static constexpr std::int64_t columns = 64, rows = 32, group = columns * rows, together = 2;
+  const T* in;
+  std::int64_t n;
+  Acc* sums;  ///< 64 for each group
+
+  template <class Team>
+  SHARDLIB_FUNCTION void operator()(const Team& team, std::int64_t item) const {
+    const std::int64_t first = item * together * columns, groups = (n + group - 1) / group;
+    team.lanes(std::min(together * columns, groups * columns - first), [=, this](std::int64_t i) {
+      const std::int64_t begin = (first + i) / columns * group + i % columns;
+      Acc square = 0;
+      const auto add = [&](Acc x) { square = detail::rounded(square + x * x); };  // as if stored
+      if (begin - i % columns + group <= n) {
+        SHARDLIB_UNROLL
+        for (std::int64_t r = 0; r < rows; ++r) add(static_cast<Acc>(in[begin + r * columns]));
+      } else {
+        for (std::int64_t at = begin; at < n; at += columns) add(static_cast<Acc>(in[at]));
+      }
+      sums[first + i] = square;
+    });
+  }
+};
+
+/// The rest of SquaresOfPiece: an item adds the columns of one piece's groups.
+template <class Acc>
+struct SumOfGroups {
+  static constexpr std::int64_t columns = 64, groups_of_piece = 32;
+  const Acc* columns_of_groups;
+  std::int64_t groups;
+  Acc* sums;
+
+  template <class Team>
+  SHARDLIB_FUNCTION void operator()(const Team& team, std::int64_t item) const {
+    constexpr std::int64_t most = groups_of_piece;
+    const std::int64_t count = std::min(most, groups - item * most);
+    const Acc* const from = columns_of_groups + item * most * columns;
+    Acc* const board = team.template board<Acc>();
+    team.lanes(columns, [=](std::int64_t column) {
+      Acc sum = from[column];
+      if (count == most) {
+        SHARDLIB_UNROLL
+        for (std::int64_t g = 1; g < most; ++g) sum += from[g * columns + column];
+      } else {
+        for (std::int64_t g = 1; g < count; ++g) sum += from[g * columns + column];
+      }
+      board[column] = sum;
+    });
+    const Acc sum = detail::fold_board<SumOp, Acc>(team);
+    team.one([=, to = sums + item] { *to = sum; });
+  }
+};
+
 /// Sums n numbers.
 template <class Acc>
 struct SumOfPieces {

@@ -43,16 +43,18 @@ inline void copy_tile(const ErasedOperand& o, std::byte* row, std::byte* tile, s
     copy_tile<Word<1>>(row, o.stride, tile, n, to_tile);
 }
 
-SHARDLIB_INLINE body::ElementwiseLoops elementwise_loops(std::span<const std::int64_t> shape,
+SHARDLIB_INLINE body::ElementwiseLoops elementwise_loops(const Exec& exec, std::span<const std::int64_t> shape,
                                                          std::span<ErasedOperand> operands) {
+  // A GPU has many blocks, of a few elements for each lane, so that it is busy to the end.
+  const std::int64_t grain = exec.gpu() != nullptr ? 2048 : 8192;
   body::ElementwiseLoops loops;
+  loops.grain = grain;
   if (product(shape) == 0) return loops;
   for (std::size_t d = 0; d < shape.size(); ++d) {
     std::array<std::int64_t, max_operands> strides{};
     for (std::size_t k = 0; k < operands.size(); ++k) strides[k] = (*operands[k].strides)[d];
     loops.nest.push(shape[d], strides);
   }
-  constexpr std::int64_t grain = body::ElementwiseLoops::grain;
   loops.inner = loops.nest.pop();
   for (std::size_t k = 0; k < operands.size(); ++k) operands[k].stride = loops.inner.strides[k];
   loops.rows = loops.nest.count();
@@ -109,7 +111,7 @@ struct ErasedRow {
 SHARDLIB_INLINE void apply_erased(const Exec& exec, std::span<const std::int64_t> shape,
                                   std::span<ErasedOperand> operands, UnitLoop loop, const void* f) {
   if (exec.gpu() != nullptr) static_cast<void>(exec.access());  // throws: a GPU cannot call the loop
-  const auto loops = elementwise_loops(shape, operands);
+  const auto loops = elementwise_loops(exec, shape, operands);
   ErasedRow row{{}, operands.size(), true, loop, f};
   std::copy(operands.begin(), operands.end(), row.operands.begin());
   for (const ErasedOperand& o : operands) row.dense = row.dense && o.stride == 1;

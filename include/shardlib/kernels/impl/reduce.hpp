@@ -114,6 +114,22 @@ void sum_of_squares(const Exec& exec, std::int64_t n, const T* in, accumulator_t
   using Acc = accumulator_t<T>;
   using Kernel = body::SquaresOfPiece<T>;
   const std::int64_t pieces = (n + Kernel::piece - 1) / Kernel::piece;
+  constexpr std::int64_t few = 4096;  // so many take one kernel
+  if (n > 0 && n <= few) return exec.for_items(1, 0, Kernel{in, n, out});
+  if (exec.on_device() && n > 0) {
+    using Groups = body::SquaresOfGroups<T>;
+    using Sums = body::SumOfGroups<Acc>;
+    static_assert(Kernel::piece == Groups::group * Sums::groups_of_piece);
+    const std::int64_t groups = (n + Groups::group - 1) / Groups::group;
+    const Buffer scratch =
+        exec.pool->allocate(static_cast<std::size_t>(groups * Groups::columns + pieces) * sizeof(Acc));
+    Acc* const columns = scratch.as<Acc>();
+    Acc* const sums = pieces == 1 ? out : columns + groups * Groups::columns;
+    exec.for_items_on_device((groups + Groups::together - 1) / Groups::together, 0, Groups{in, n, columns});
+    exec.for_items_on_device(pieces, 0, Sums{columns, groups, sums});
+    if (pieces > 1) exec.for_items_on_device(1, 0, body::SumOfPieces<Acc>{sums, pieces, out});
+    return;
+  }
   const Buffer scratch = exec.pool->allocate(static_cast<std::size_t>(pieces) * sizeof(Acc));
   Acc* const sums = scratch.as<Acc>();
   exec.for_items(pieces, 0, Kernel{in, n, sums});

@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "shardlib/device/exec.hpp"
+#include "shardlib/kernels/body/held_rows.hpp"
 #include "shardlib/kernels/body/rows.hpp"
 #include "shardlib/spec/dtype.hpp"
 
@@ -17,16 +18,26 @@ namespace shardlib::kernels {
 
 namespace detail {
 
-/// Calls row(team, input rows, output row) for every row.
-template <class T, std::size_t In, class Row>
+/// Calls row(team, input rows, output row) for every row. On devices the parts of teams hold short contiguous rows, for
+/// `held_row`.
+template <class T, std::size_t In, class Row, class HeldRow>
 void for_rows(const Exec& exec, const std::array<const T*, In>& in, T* out, std::int64_t outer, std::int64_t n,
-              std::int64_t inner, const Row& row) {
+              std::int64_t inner, std::int64_t counted, const Row& row, const HeldRow& held_row) {
   using A = accumulator_t<T>;
   // Treats both layouts alike: slabs of `columns` rows, which are contiguous or strided.
   const bool flat = inner == 1;
   const std::int64_t columns = flat ? outer : inner;
   const std::int64_t slabs = flat ? 1 : outer;
   if (slabs * columns == 0 || n == 0) return;
+  if constexpr (!std::is_same_v<T, double>) {
+    const auto hold = [&]<int Groups>(std::integral_constant<int, Groups>) {
+      using Kernel = body::HeldRows<T, In, HeldRow, Groups>;
+      exec.for_items_on_device((outer + Kernel::together - 1) / Kernel::together, 0,
+                               Kernel{in, out, static_cast<int>(n), static_cast<int>(counted), outer, held_row});
+    };
+    if (exec.on_device() && flat && counted > 0 && n <= 1024) return hold(std::integral_constant<int, 16>{});
+    if (exec.on_device() && flat && counted > 0 && n <= 2048) return hold(std::integral_constant<int, 32>{});
+  }
   // A GPU's scratch memory, for up to 2112 blocks at once, fits its second-level cache if it is for one row each. Along
   // an inner stride two rows share what is read for one; 16, as on the host, would take gigabytes.
   const bool gpu = exec.gpu() != nullptr;
@@ -42,13 +53,14 @@ void for_rows(const Exec& exec, const std::array<const T*, In>& in, T* out, std:
 template <class T>
 void softmax(const Exec& exec, const T* x, T* y, std::int64_t outer, std::int64_t n, std::int64_t inner,
              std::int64_t padding) {
-  detail::for_rows<T, 1>(exec, {x}, y, outer, n, inner, body::Softmax{n, n - padding});
+  detail::for_rows<T, 1>(exec, {x}, y, outer, n, inner, n - padding, body::Softmax{n, n - padding},
+                         body::HeldSoftmax{});
 }
 
 template <class T>
 void softmax_backward(const Exec& exec, const T* y, const T* dy, T* dx, std::int64_t outer, std::int64_t n,
                       std::int64_t inner) {
-  detail::for_rows<T, 2>(exec, {y, dy}, dx, outer, n, inner, body::SoftmaxBackward{n});
+  detail::for_rows<T, 2>(exec, {y, dy}, dx, outer, n, inner, n, body::SoftmaxBackward{n}, body::HeldSoftmaxBackward{});
 }
 
 template <class T>
@@ -66,25 +78,29 @@ void cross_entropy_backward(const Exec& exec, const T* x, const T* shift, const 
 template <class T>
 void rms_norm(const Exec& exec, const T* x, T* y, std::int64_t outer, std::int64_t n, std::int64_t inner, double eps,
               std::int64_t padding) {
-  detail::for_rows<T, 1>(exec, {x}, y, outer, n, inner, body::Norm<false>{n, n - padding, eps});
+  detail::for_rows<T, 1>(exec, {x}, y, outer, n, inner, n - padding, body::Norm<false>{n, n - padding, eps},
+                         body::HeldNorm<false>{eps});
 }
 
 template <class T>
 void rms_norm_backward(const Exec& exec, const T* x, const T* dy, T* dx, std::int64_t outer, std::int64_t n,
                        std::int64_t inner, double eps, std::int64_t padding) {
-  detail::for_rows<T, 2>(exec, {x, dy}, dx, outer, n, inner, body::NormBackward<false>{n, n - padding, eps});
+  detail::for_rows<T, 2>(exec, {x, dy}, dx, outer, n, inner, n - padding,
+                         body::NormBackward<false>{n, n - padding, eps}, body::HeldNormBackward<false>{eps});
 }
 
 template <class T>
 void layer_norm(const Exec& exec, const T* x, T* y, std::int64_t outer, std::int64_t n, std::int64_t inner, double eps,
                 std::int64_t padding) {
-  detail::for_rows<T, 1>(exec, {x}, y, outer, n, inner, body::Norm<true>{n, n - padding, eps});
+  detail::for_rows<T, 1>(exec, {x}, y, outer, n, inner, n - padding, body::Norm<true>{n, n - padding, eps},
+                         body::HeldNorm<true>{eps});
 }
 
 template <class T>
 void layer_norm_backward(const Exec& exec, const T* x, const T* dy, T* dx, std::int64_t outer, std::int64_t n,
                          std::int64_t inner, double eps, std::int64_t padding) {
-  detail::for_rows<T, 2>(exec, {x, dy}, dx, outer, n, inner, body::NormBackward<true>{n, n - padding, eps});
+  detail::for_rows<T, 2>(exec, {x, dy}, dx, outer, n, inner, n - padding, body::NormBackward<true>{n, n - padding, eps},
+                         body::HeldNormBackward<true>{eps});
 }
 
 }  // namespace shardlib::kernels
