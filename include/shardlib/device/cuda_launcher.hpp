@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "shardlib/device/team.hpp"
 #include "shardlib/memory/gpu.hpp"
@@ -15,6 +16,7 @@ namespace shardlib::detail {
 /// A block of CUDA threads, which are the lanes.
 struct CudaTeam : TeamMemory {
   static constexpr bool single = false;
+  static constexpr int warps = 4;  ///< of 32 lanes, which work on a matrix together
 
   explicit __device__ CudaTeam(const TeamMemory& memory) : TeamMemory(memory) {}
   template <class F>
@@ -33,12 +35,23 @@ struct CudaTeam : TeamMemory {
 
 inline constexpr unsigned cuda_lanes = 128;
 
+/// How many teams of a kernel a multiprocessor should hold at least, which bounds the registers of a lane. A kernel
+/// with `static constexpr int teams_at_once` says itself.
+template <class Kernel>
+inline constexpr int cuda_teams_at_once = 0;
+template <class Kernel>
+requires requires {
+  Kernel::teams_at_once;
+}
+inline constexpr int cuda_teams_at_once<Kernel> = Kernel::teams_at_once;
+
 /// A block runs every gridDim-th item. The kernel stays where the launch put it: a copy for each thread, of loops over
 /// many dims, would take longer than many kernels.
 template <class Kernel>
-__global__ void __launch_bounds__(cuda_lanes) run_on_cuda(const __grid_constant__ Kernel kernel, std::int64_t items,
-                                                          std::byte* scratch, std::size_t scratch_bytes) {
-  __shared__ alignas(16) std::byte tile[team_tile_bytes];
+__global__ void __launch_bounds__(cuda_lanes, cuda_teams_at_once<Kernel>)
+    run_on_cuda(const __grid_constant__ Kernel kernel, std::int64_t items, std::byte* scratch,
+                std::size_t scratch_bytes) {
+  __shared__ alignas(16) std::byte tile[tile_bytes_of<Kernel>];
   __shared__ alignas(16) std::byte board[team_board_bytes];
   const CudaTeam team({scratch + scratch_bytes * blockIdx.x, tile, board});
   for (std::int64_t item = blockIdx.x; item < items; item += gridDim.x) {
@@ -60,8 +73,11 @@ cudaError_t launch_on_cuda(cudaStream_t stream, std::int64_t items, unsigned blo
 #if defined(SHARDLIB_LAUNCHER_CUDA)
 
 /// How many blocks run a kernel of so many items.
-inline unsigned cuda_blocks(const Gpu& gpu, std::int64_t items) {
+template <class Kernel>
+unsigned cuda_blocks(const Gpu& gpu, std::int64_t items) {
   constexpr std::int64_t blocks_per_multiprocessor = 16;  // of 128 threads: all that a multiprocessor can hold
+  constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
+  if (tile_bytes_of < Kernel >> team_tile_bytes) return static_cast<unsigned>(std::min(items, most));
   return static_cast<unsigned>(std::min(items, gpu.multiprocessors() * blocks_per_multiprocessor));
 }
 

@@ -87,7 +87,7 @@ struct Exec {
     if (dry && scratch_bytes > 0) count_scratch(items, scratch_bytes);
     for_each(items, [&](std::int64_t item) {
       const Buffer block = scratch(scratch_bytes);
-      alignas(64) std::byte tile[detail::team_tile_bytes];
+      alignas(64) std::byte tile[detail::tile_bytes_of<Kernel>];
       alignas(64) std::byte board[detail::team_board_bytes];
       kernel(HostTeam{{block.data(), tile, board}}, item);
     });
@@ -98,7 +98,7 @@ struct Exec {
   template <class Kernel>
   void for_items_on_gpu(std::int64_t items, std::size_t scratch_bytes, const Kernel& kernel) const {
     if (items == 0) return;
-    const unsigned blocks = detail::cuda_blocks(*gpu(), items);
+    const unsigned blocks = detail::cuda_blocks<Kernel>(*gpu(), items);
     const Buffer block = scratch_bytes == 0 ? Buffer() : pool->allocate(scratch_bytes * blocks);
     detail::run_by_cuda(*gpu(), items, blocks, block.data(), scratch_bytes, kernel);
   }
