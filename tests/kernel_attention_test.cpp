@@ -1,18 +1,21 @@
-// Attention as a device with memory of its own computes it, by products and kernels of rows: what the CPU computes, to
-// rounding.
+// Attention as a device with memory of its own computes it, by products and kernels of rows, or by kernels that keep
+// the scores: what the CPU computes, to rounding.
 #include "catch.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "kernel_teams.hpp"
 #include "shardlib/kernels/attention.hpp"
 #include "shardlib/kernels/body/attention.hpp"
+#include "shardlib/kernels/impl/attention_fused.hpp"
 #include "shardlib/kernels/impl/attention_products.hpp"
 #include "shardlib/spec/dtype.hpp"
 
@@ -105,6 +108,9 @@ double off(const std::vector<T>& got, const std::vector<T>& want) {
   return worst / scale;
 }
 
+/// What computes the attention.
+enum class By { cpu, products, fused };
+
 /// Queries that attend to their own keys and to earlier ones, and all cotangents.
 template <class T, class R>
 struct Attention {
@@ -114,7 +120,8 @@ struct Attention {
   std::vector<R> dq, dk, dv, earlier_dk, earlier_dv;
 
   /// `most_bytes` of scratch memory on the simulated device.
-  Attention(const Case& c, bool simulated, bool earlier, std::size_t most_bytes) {
+  Attention(const Case& c, By by, bool earlier, std::size_t most_bytes) {
+    const bool simulated = by != By::cpu;
     const std::int64_t nq = c.count(c.queries), nk = c.count(c.keys);
     auto q = numbers<T>(nq, 1), ks = numbers<T>(nk, 2), v = numbers<T>(nk, 3), result = numbers<T>(nq, 4);
     auto ct = numbers<T>(nq, 5), earlier_k = numbers<T>(nk, 6), earlier_v = numbers<T>(nk, 7);
@@ -133,6 +140,8 @@ struct Attention {
           [&](const Exec& exec, const T* qs, const T* kk, const T* vs, const i32* mine, const i32* theirs, R* to,
               A* logs) {
             const k::AttentionSegments s{c.segmented ? mine : nullptr, c.segmented ? theirs : nullptr};
+            if constexpr (std::is_same_v<T, bf16>)
+              if (by == By::fused) return k::detail::attention_fused(exec, loops, qs, kk, vs, s, to, logs);
             if (simulated)
               k::detail::attention_products(exec, loops, qs, kk, vs, s, to, logs, most_bytes);
             else
@@ -148,6 +157,9 @@ struct Attention {
           [&](const Exec& exec, const T* qs, const T* kk, const T* vs, const i32* mine, const i32* theirs, const T* o,
               const T* d, const A* logs, R* to_q, R* dkk, R* dvv) {
             const k::AttentionSegments s{c.segmented ? mine : nullptr, c.segmented ? theirs : nullptr};
+            if constexpr (std::is_same_v<T, bf16>)
+              if (by == By::fused)
+                return k::detail::attention_fused_backward(exec, loops, qs, kk, vs, s, o, logs, d, to_q, dkk, dvv);
             if (simulated)
               k::detail::attention_products_backward(exec, loops, qs, kk, vs, s, o, logs, d, to_q, dkk, dvv,
                                                      most_bytes);
@@ -167,10 +179,11 @@ struct Attention {
 };
 
 template <class T, class R>
-void check(const Case& c, double tolerance, std::size_t most_bytes = k::detail::HeadScratch::most_bytes) {
+void check(const Case& c, double tolerance, std::size_t most_bytes = k::detail::HeadScratch::most_bytes,
+           By by = By::products) {
   for (const bool earlier : {false, true}) {
     CAPTURE(c.queries, c.keys, c.length, c.groups, c.width, c.segmented, earlier, name(dtype_v<T>), name(dtype_v<R>));
-    const Attention<T, R> cpu(c, false, earlier, 0), device(c, true, earlier, most_bytes);
+    const Attention<T, R> cpu(c, By::cpu, earlier, 0), device(c, by, earlier, most_bytes);
     CHECK(off(device.out, cpu.out) < tolerance);
     CHECK(off(device.sums, cpu.sums) < tolerance);
     CHECK(off(device.dq, cpu.dq) < tolerance);
@@ -207,6 +220,50 @@ TEST_CASE("attention on a device: as on the CPU, to rounding", "[simulated]") {
   }
 }
 
+TEST_CASE("attention on a device: kernels that keep the scores compute what the CPU does", "[simulated]") {
+  for (const bool segmented : {false, true}) {
+    for (const auto& c : {
+             Case{2, 65, 2, 1, 64, "BLHGD", "BLHD"},   // as in gpt2
+             Case{1, 300, 2, 1, 64, "BHLGD", "BHLD"},  // several blocks; rows of a head are neighbours
+             Case{1, 130, 1, 3, 64, "BLHGD", "BLHD"},  // query heads share keys
+             Case{1, 150, 2, 2, 128, "BLGHD", "BLHD"},
+             Case{2, 64, 1, 1, 128, "BLHGD", "BLHD"},
+             Case{1, 129, 1, 2, 96, "GBLHD", "BLHD"},  // widths that fill no tile
+             Case{1, 100, 2, 1, 16, "BLHGD", "BLHD"},
+             Case{2, 15, 1, 2, 32, "BLHGD", "BLHD"},
+             Case{1, 65, 1, 1, 8, "LD", "LD"},
+             Case{1, 193, 1, 1, 80, "LD", "LD"},
+             Case{3, 1, 2, 2, 48, "BLHGD", "BLHD"},
+         }) {
+      Case with = c;
+      with.segmented = segmented;
+      CHECK(k::detail::fuses_attention(with.loops(), {}));
+      check<bf16, bf16>(with, 0.02, 0, By::fused);
+      check<bf16, f32>(with, 0.02, 0, By::fused);
+    }
+  }
+}
+
+TEST_CASE("attention on a device: which layouts the kernels that keep the scores can read", "[simulated]") {
+  using k::detail::fuses_attention;
+  const auto fits = [](const Case& c) { return fuses_attention(c.loops(), {}); };
+  CHECK(fits({2, 70, 3, 2, 128, "BLHGD", "BLHD"}));
+  CHECK_FALSE(fits({2, 70, 3, 2, 136, "BLHGD", "BLHD"}));  // too wide
+  CHECK_FALSE(fits({2, 70, 3, 2, 60, "BLHGD", "BLHD"}));   // no whole pieces of 16 bytes
+  CHECK_FALSE(fits({2, 64, 3, 2, 64, "BDHGL", "BLHD"}));   // rows are not contiguous
+  CHECK_FALSE(fits({2, 64, 3, 2, 64, "BLHGD", "BHDL"}));
+  k::AttentionLoops loops = Case{2, 70, 3, 2, 64, "BLHGD", "BLHD"}.loops();
+  alignas(16) const std::array<bf16, 16> x{};
+  CHECK(fuses_attention(loops, {x.data(), x.data() + 8, nullptr}));
+  CHECK_FALSE(fuses_attention(loops, {x.data(), x.data() + 4}));
+  loops.along_length[k::AttentionLoops::key] = 68;  // a view of longer rows
+  CHECK_FALSE(fuses_attention(loops, {}));
+  loops.along_length[k::AttentionLoops::key] = 72;
+  CHECK(fuses_attention(loops, {}));
+  loops.scale = -1;
+  CHECK_FALSE(fuses_attention(loops, {}));
+}
+
 TEST_CASE("attention on a device: heads are taken in chunks that fit the scratch memory", "[simulated]") {
   for (const std::string_view order : {"BHLGD", "BLHGD"}) {
     const Case c{5, 40, 3, 2, 4, order, order == "BHLGD" ? "BHLD" : "BLHD", true};
@@ -227,7 +284,8 @@ TEST_CASE("attention on a device: heads are taken in chunks that fit the scratch
 
 TEST_CASE("attention on a device: what is not wanted is not computed", "[simulated]") {
   stay_on_one_thread();
-  const Case c{2, 300, 2, 2, 4, "BLHGD", "BLHD"};
+  const std::int64_t width = GENERATE(4, 64, 128);  // of products, and of kernels that keep the scores
+  const Case c{width == 4 ? 2 : 1, width == 4 ? 300 : 70, 2, 2, width, "BLHGD", "BLHD"};
   const std::int64_t nq = c.count(c.queries), nk = c.count(c.keys);
   const auto run = [&](bool q, bool keys, bool values) {
     auto x = numbers<bf16>(nq + 2 * nk, 1);
@@ -272,6 +330,57 @@ TEST_CASE("attention on a device: a dry run takes the same scratch memory", "[si
   CHECK(peak(true) == peak(false));
   CHECK(peak(true) > 4 * 256 * 300 * 2 * sizeof(f32));
   CHECK(peak(true) < 4 * 256 * 304 * 3 * sizeof(f32));
+}
+
+TEST_CASE("attention on a device: kernels that keep the scores take scratch memory for sums alone", "[simulated]") {
+  stay_on_one_thread();
+  const Case c{2, 300, 2, 1, 64, "BLHGD", "BLHD"};
+  const auto peak = [&](bool dry) {
+    const auto pool = Pool::make(Region::make_simulated());
+    const Exec exec{.pool = pool.get(), .dry = dry};
+    const std::int64_t n = c.count(c.queries);
+    const Buffer block = pool->allocate(at(6 * n) * sizeof(bf16));
+    exec.zero(block.data(), block.bytes());
+    bf16* const x = block.as<bf16>();
+    auto* const sums = reinterpret_cast<f32*>(x + 5 * n);
+    k::causal_attention(exec, c.loops(), x, x, x, {}, x + n, sums);
+    k::causal_attention_backward(exec, c.loops(), x, x, x, {}, x + n, sums, x, x + 2 * n, x + 3 * n, x + 4 * n);
+    return pool->stats().peak - block.bytes();
+  };
+  CHECK(peak(true) == peak(false));
+  CHECK(peak(true) >= 4 * 320 * 8);
+  CHECK(peak(true) < 4 * 320 * 8 + 4096);
+}
+
+TEST_CASE("attention on a device: kernels that keep the scores, and numbers that are far apart or none",
+          "[simulated]") {
+  stay_on_one_thread();
+  const Case c{1, 200, 1, 1, 64, "LD", "LD"};
+  const std::int64_t n = c.count("LD");
+  std::vector<bf16> q(at(n)), keys(at(n)), v(at(n), bf16(1)), out(at(n));
+  std::vector<f32> sums(200);
+  q[at(150 * 64)] = bf16(100);
+  keys[0] = bf16(150);
+  for (std::int64_t i = 0; i < 64; ++i) v[at(i)] = bf16(5);
+  const auto run = [&] {
+    Place(true).run([&](const Exec& exec, const bf16* qs, const bf16* ks, const bf16* vs, bf16* to,
+                        f32* logs) { k::causal_attention(exec, c.loops(), qs, ks, vs, {}, to, logs); },
+                    q, keys, v, out, sums);
+    return out;
+  };
+  const auto row = [](const std::vector<bf16>& all, std::int64_t i) { return float(all[at(i * 64 + 7)]); };
+  const auto y = run();
+  CHECK(row(y, 150) == 5);
+  CHECK(std::abs(sums[150] - 0.7F * 15000) < 0.01F);
+  CHECK(std::abs(sums[149] - std::log(150.0F)) < 1e-5F);
+  CHECK(row(y, 0) == 5);
+  CHECK(row(y, 1) == 3);
+  CHECK(row(y, 3) == 2);
+  CHECK(row(y, 199) == float(bf16(1.02F)));
+  keys[at(3 * 64)] = bf16(std::nanf(""));
+  const auto z = run();
+  CHECK(row(z, 2) == row(y, 2));
+  CHECK((std::isnan(row(z, 3)) && std::isnan(row(z, 199)) && std::isnan(sums[199])));
 }
 
 TEST_CASE("attention on a device: scores far apart, and numbers that are none", "[simulated]") {
@@ -349,4 +458,23 @@ TEST_CASE("kernel teams: rows of attention have the same bits for any number of 
   check(f32{});
   check(bf16{});
   check(f64{});
+}
+
+TEST_CASE("kernel teams: kernels that keep the scores have the same bits for any number of lanes", "[simulated]") {
+  for (const std::int64_t width : {64, 128}) {
+    const Case c{1, 100, 2, 2, width, "BLHGD", "BLHD"};
+    const std::int64_t nq = c.count(c.queries), nk = c.count(c.keys);
+    CAPTURE(width);
+    same_everywhere(
+        [&](const Exec& exec, const bf16* q, const bf16* keys, const bf16* v, const bf16* ct, bf16* out, f32* sums,
+            bf16* dq, f32* dk) {
+          k::detail::attention_fused<bf16>(exec, c.loops(), q, keys, v, {}, out, sums);
+          k::detail::attention_fused_backward<bf16>(exec, c.loops(), q, keys, v, {}, out, sums, ct, dq, nullptr,
+                                                    nullptr);
+          k::detail::attention_fused_backward<f32>(exec, c.loops(), q, keys, v, {}, out, sums, ct, nullptr, dk,
+                                                   dk + nk);
+        },
+        numbers<bf16>(nq, 1), numbers<bf16>(nk, 2), numbers<bf16>(nk, 3), numbers<bf16>(nq, 4), numbers<bf16>(nq, 5),
+        numbers<f32>(nq / width, 6), numbers<bf16>(nq, 7), numbers<f32>(2 * nk, 8));
+  }
 }

@@ -10,6 +10,8 @@
 #include "shardlib/kernels/body/attention.hpp"
 #include "shardlib/kernels/body/einsum.hpp"
 #include "shardlib/kernels/body/elementwise.hpp"
+#include "shardlib/kernels/body/fused_attention.hpp"
+#include "shardlib/kernels/body/fused_attention_backward.hpp"
 #include "shardlib/kernels/body/held_rows.hpp"
 #include "shardlib/kernels/body/index.hpp"
 #include "shardlib/kernels/body/layout.hpp"
@@ -91,6 +93,13 @@ using Map = MapLoops<F, D...>;
   KERNEL(body::HeadDots<T>)                                                \
   KERNEL(body::AttentionProbabilities<T>)                                  \
   KERNEL(body::AttentionScoresBackward<T>)                                 \
+  KERNEL(body::FusedAttentionForward<64, T>)                               \
+  KERNEL(body::FusedAttentionForward<128, T>)                              \
+  KERNEL(body::FusedAttentionQueries<64, T>)                               \
+  KERNEL(body::FusedAttentionQueries<128, T>)                              \
+  KERNEL(body::FusedAttentionKeys<64, T, true, true>)                      \
+  KERNEL(body::FusedAttentionKeys<128, T, true, false>)                    \
+  KERNEL(body::FusedAttentionKeys<128, T, false, true>)                    \
   KERNEL(body::CrossEntropyBackward<T, i32>)                               \
   KERNEL(body::CrossEntropyBackward<T, u32>)                               \
   ELEMENTWISE(PointwiseElement<WrappingSum, T>, const T, const T, T)       \
@@ -150,6 +159,7 @@ MOVES(kernels::Word<1>)
 MOVES(kernels::Word<8>)
 KERNEL(body::ListHeads)
 KERNEL(body::StoreHeads<f32, bf16>)
+KERNEL(body::ListAttentionTerms)
 KERNEL(body::ZeroRows)
 KERNEL(body::ListAdditions<i32>)
 KERNEL(body::ListAdditions<u32>)

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "shardlib/device/team.hpp"
 #include "shardlib/memory/gpu.hpp"
@@ -18,6 +19,7 @@ inline constexpr unsigned cuda_lanes = 128;
 struct CudaTeam : TeamMemory {
   static constexpr bool single = false;
   static constexpr int part_lanes = 32, parts = cuda_lanes / part_lanes;
+  static constexpr int warps = parts;  ///< which work on a matrix together
 
   explicit __device__ CudaTeam(const TeamMemory& memory) : TeamMemory(memory) {}
   template <class F>
@@ -56,12 +58,23 @@ struct CudaTeam : TeamMemory {
   }
 };
 
+/// How many teams of a kernel a multiprocessor should hold at least, which bounds the registers of a lane. A kernel
+/// with `static constexpr int teams_at_once` says itself.
+template <class Kernel>
+inline constexpr int cuda_teams_at_once = 0;
+template <class Kernel>
+requires requires {
+  Kernel::teams_at_once;
+}
+inline constexpr int cuda_teams_at_once<Kernel> = Kernel::teams_at_once;
+
 /// A block runs every gridDim-th item. The kernel stays where the launch put it: a copy for each thread, of loops over
 /// many dims, would take longer than many kernels.
 template <class Kernel>
-__global__ void __launch_bounds__(cuda_lanes) run_on_cuda(const __grid_constant__ Kernel kernel, std::int64_t items,
-                                                          std::byte* scratch, std::size_t scratch_bytes) {
-  __shared__ alignas(16) std::byte tile[team_tile_bytes];
+__global__ void __launch_bounds__(cuda_lanes, cuda_teams_at_once<Kernel>)
+    run_on_cuda(const __grid_constant__ Kernel kernel, std::int64_t items, std::byte* scratch,
+                std::size_t scratch_bytes) {
+  __shared__ alignas(16) std::byte tile[tile_bytes_of<Kernel>];
   __shared__ alignas(16) std::byte board[team_board_bytes];
   const CudaTeam team({scratch + scratch_bytes * blockIdx.x, tile, board});
   for (std::int64_t item = blockIdx.x; item < items; item += gridDim.x) {

@@ -79,7 +79,7 @@ struct Exec {
     if (dry && scratch_bytes > 0) count_scratch(items, scratch_bytes);
     for_each(items, [&](std::int64_t item) {
       const Buffer block = scratch(scratch_bytes);
-      alignas(64) std::byte tile[detail::team_tile_bytes];
+      alignas(64) std::byte tile[detail::tile_bytes_of<Kernel>];
       alignas(64) std::byte board[detail::team_board_bytes];
       kernel(HostTeam{{block.data(), tile, board}}, item);
     });

@@ -53,14 +53,14 @@ struct KokkosLaunch {
   KOKKOS_FUNCTION void operator()(const KokkosMember& member) const {
     auto* const shared = static_cast<std::byte*>(member.team_scratch(0).get_shmem_aligned(shared_bytes, 64));
     const KokkosTeam team(
-        {scratch + scratch_bytes * static_cast<std::size_t>(member.league_rank()), shared, shared + team_tile_bytes},
+        {scratch + scratch_bytes * static_cast<std::size_t>(member.league_rank()), shared, shared + tile_bytes},
         member);
     for (std::int64_t item = member.league_rank(); item < items; item += member.league_size()) {
       kernel(team, item);
       team.barrier();
     }
   }
-  static constexpr std::size_t shared_bytes = team_tile_bytes + team_board_bytes;
+  static constexpr std::size_t tile_bytes = tile_bytes_of<Kernel>, shared_bytes = tile_bytes + team_board_bytes;
 };
 
 inline constexpr bool kokkos_on_host =

@@ -87,7 +87,7 @@ void run_simulated(std::int64_t items, std::byte* scratch, const Kernel& kernel)
       team.barrier();
     }
   };
-  alignas(64) std::byte tile[team_tile_bytes];
+  alignas(64) std::byte tile[tile_bytes_of<Kernel>];
   alignas(64) std::byte board[team_board_bytes];
   run_lanes({scratch, tile, board}, lane, &launch);
 }

@@ -13,6 +13,17 @@ namespace detail {
 /// The memory that a team shares beside its scratch: a tile for the kernel, and a board of 64 numbers for reductions.
 inline constexpr std::size_t team_tile_bytes = 4096, team_board_bytes = 64 * 8;
 
+/// The size of a kernel's tile. A kernel with `static constexpr std::size_t tile_bytes` says itself, up to 48 KB with
+/// the board: few of its teams then run at a time, so on a GPU each of its items has a team of its own, and the longest
+/// should come first.
+template <class Kernel>
+inline constexpr std::size_t tile_bytes_of = team_tile_bytes;
+template <class Kernel>
+requires requires {
+  Kernel::tile_bytes;
+}
+inline constexpr std::size_t tile_bytes_of<Kernel> = Kernel::tile_bytes;
+
 /// What each kind of team has. All lanes of a team run a kernel, each with its own local variables.
 struct TeamMemory {
   std::byte* scratch_bytes = nullptr;
@@ -28,6 +39,11 @@ struct TeamMemory {
   template <class T, std::int64_t N>
   [[nodiscard]] SHARDLIB_FUNCTION T* tile() const {
     static_assert(static_cast<std::size_t>(N) * sizeof(T) <= team_tile_bytes);
+    return reinterpret_cast<T*>(tile_bytes);
+  }
+  /// The tile of a kernel that says its size.
+  template <class T>
+  [[nodiscard]] SHARDLIB_FUNCTION T* whole_tile() const {
     return reinterpret_cast<T*>(tile_bytes);
   }
   /// Where reductions put the sums of lanes.

@@ -9,9 +9,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "shardlib/kernels/body/reduction.hpp"
 #include "shardlib/kernels/gemm.hpp"
+#include "shardlib/kernels/impl/attention_fused.hpp"
 #include "shardlib/kernels/impl/attention_products.hpp"
 #include "shardlib/support/math.hpp"
 
@@ -201,7 +203,12 @@ inline AttentionSegments dense_segments(const AttentionLoops& loops, const Atten
 template <class T, class R>
 void causal_attention(const Exec& exec, const AttentionLoops& loops, const T* q, const T* k, const T* v,
                       AttentionSegments segments, R* out, accumulator_t<T>* sums) {
-  if (exec.on_device()) return detail::attention_products(exec, loops, q, k, v, segments, out, sums);
+  if (exec.on_device()) {
+    if constexpr (std::is_same_v<T, bf16>)
+      if (detail::fuses_attention(loops, {q, k, v, out}))
+        return detail::attention_fused(exec, loops, q, k, v, segments, out, sums);
+    return detail::attention_products(exec, loops, q, k, v, segments, out, sums);
+  }
   using A = accumulator_t<T>;
   using L = AttentionLoops;
   const std::int64_t length = loops.length, width = loops.width;
@@ -277,8 +284,12 @@ template <class T, class R>
 void causal_attention_backward(const Exec& exec, const AttentionLoops& loops, const T* q, const T* k, const T* v,
                                AttentionSegments segments, const T* out, const accumulator_t<T>* sums, const T* ct,
                                R* dq, R* dk, R* dv) {
-  if (exec.on_device())
+  if (exec.on_device()) {
+    if constexpr (std::is_same_v<T, bf16>)
+      if (detail::fuses_attention(loops, {q, k, v, out, ct, dq, dk, dv}))
+        return detail::attention_fused_backward(exec, loops, q, k, v, segments, out, sums, ct, dq, dk, dv);
     return detail::attention_products_backward(exec, loops, q, k, v, segments, out, sums, ct, dq, dk, dv);
+  }
   using A = accumulator_t<T>;
   using L = AttentionLoops;
   const std::int64_t length = loops.length, width = loops.width;
