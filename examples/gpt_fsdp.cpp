@@ -1,6 +1,8 @@
-// Trains the GPT of gpt_model.hpp: fully sharded data parallel over mesh axis d, tensor parallel over mesh axis t.
+// Trains the GPT of gpt_model.hpp: fully sharded data parallel over mesh axis d, context parallel over s (each device
+// has a part of every sequence), tensor parallel over t.
 //
 //   gpt_fsdp --data text.txt --mesh d=4,t=2     eight devices as threads of this process
+//   gpt_fsdp --data text.txt --mesh s=4 --seq 32768
 //   mpirun -n 2 gpt_fsdp --data text.txt        two devices as MPI ranks
 //   gpt_fsdp --preset 84m --data c4.zarr --tokenizer tokenizer.tiktoken --run runs/84m
 //
@@ -24,20 +26,24 @@ void declare(run::Options& options, Options& o) {
 
 int program(int argc, char** argv) {
   Options o;
-  run::Options options("gpt_fsdp", "Trains a GPT, fully sharded and tensor parallel over a mesh of devices.");
+  run::Options options(
+      "gpt_fsdp",
+      "Trains a GPT on a mesh of devices: fully sharded over axes d (batch) and s (length of sequences), tensor "
+      "parallel over t.");
   declare(options, o);
   if (!options.parse(argc, argv)) {
     if (world_rank() == 0) fmt::print("{}", options.answer());
     return 0;
   }
   gpt::read_config(options, o, o.files, o.training);
-  const auto mesh = run::chosen_mesh(o.training, "d t");
+  const auto mesh = run::chosen_mesh(o.training, "d s t");
   run::batch_must_divide(mesh, o.training);
+  gpt::length_must_divide(mesh, o.training);
   gpt::settle(o);
   const run::Data data = run::open_data(o.training, o.vocabulary);
   o.vocabulary = data.vocabulary;
   gpt::check_files(o.files, o.training, data);
-  run::note_padding(mesh, gpt::sizes_of(o, mesh[0].size, mesh[1].size));
+  run::note_padding(mesh, gpt::sizes_of(o, mesh[0].size * mesh[1].size, mesh[2].size));
   run::announce(options, o.training);
   const auto body = [&](const Options& used) -> DeviceBody {
     return [&](const DevicePtr& device) {

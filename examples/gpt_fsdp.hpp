@@ -16,7 +16,7 @@
 #include "gpt_setup.hpp"
 
 using namespace shardlib;
-using GptMesh = Mesh<"d t">;
+using GptMesh = Mesh<"d s t">;
 
 struct Options : gpt::ModelOptions {
   run::Training training;
@@ -50,9 +50,9 @@ struct Trained {
 // communicates nothing: weights, gradients and moments are sharded alike.
 template <dtype C, dtype G>
 run::StepResult update(const GptMesh& mesh, Trained<C>& trained, const run::Training& t, const run::Step& step,
-                       const Tensor<f32, "+d +t">& loss, const gpt::Model<G>& grads) {
+                       const Tensor<f32, "+d +s +t">& loss, const gpt::Model<G>& grads) {
   const double norm = global_norm(mesh, grads);
-  const run::StepResult result{item(all_reduce<"+d +t -> ">(loss)), norm};
+  const run::StepResult result{item(all_reduce<"+d +s +t -> ">(loss)), norm};
   if (!step.accepts(result)) return result;
   auto& [weights, mu, nu] = trained.state;
   const AdamW adamw{t.beta1, t.beta2, t.adam_epsilon, t.weight_decay};
@@ -65,7 +65,7 @@ run::StepResult update(const GptMesh& mesh, Trained<C>& trained, const run::Trai
 template <dtype C>
 run::StepResult train_step(const GptMesh& mesh, Trained<C>& trained, const Options& o, const run::Step& step) {
   const auto differentiated = [&](const io::TokenBatch& rows) {
-    const auto batch = run::token_tensors<gpt::Batch>(mesh, rows, o.training.seq);
+    const auto batch = run::token_tensors<gpt::Batch, "B/d L/s">(mesh, rows, o.training.seq);
     return value_and_grad(mesh, gpt::loss<C>, trained.copies, batch, o.config);
   };
   auto [loss, grads] = differentiated(step.microbatches[0]);
@@ -95,8 +95,8 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
   program.checkpoints = run::renewing(run::checkpoints_of(mesh, state, o.training), copies, copied);
   program.step = [&](const run::Step& step) { return train_step(mesh, trained, o, step); };
   program.validate = [&](const io::TokenBatch& rows) -> double {
-    const auto batch = run::token_tensors<gpt::Batch>(mesh, rows, o.training.seq);
-    return item(all_reduce<"+d +t -> ">(gpt::loss<C>(trained.copies, batch, o.config)));
+    const auto batch = run::token_tensors<gpt::Batch, "B/d L/s">(mesh, rows, o.training.seq);
+    return item(all_reduce<"+d +s +t -> ">(gpt::loss<C>(trained.copies, batch, o.config)));
   };
   program.decode = gpt::decoder(mesh, copies, o, o.training.seq);
   run::note_state(program, o.training, state.weights, copies, state.mu, state.nu);

@@ -1,4 +1,5 @@
-// Trains a model as a pipeline: stages over mesh axis p, each of them fully sharded over d and tensor parallel over t.
+// Trains a model as a pipeline: stages over mesh axis p, each of them fully sharded over d and tensor parallel over t,
+// and the GPT context parallel over s.
 //
 //   gpt_pipeline --data text.txt --mesh p=2,d=2,t=1 --microbatches 8 --schedule interleaved-1f1b
 //   mpirun -n 2 gpt_pipeline --data text.txt --mesh p=2 --microbatches 8 --run runs/first
@@ -34,7 +35,6 @@
 #include "tutorial_stages.hpp"
 
 using namespace shardlib;
-using Staged = pipeline::StagedMesh<"p", "p d t">;
 
 struct Options : gpt::ModelOptions {
   run::Training training;
@@ -60,7 +60,9 @@ pipeline::LayerMap chosen_layers(const Options& o, const pipeline::Schedule& sch
 }
 
 // What the models have in common: where the layers lie, and the schedule that says so.
+template <Spec Axes>
 struct Layout {
+  using Staged = pipeline::StagedMesh<"p", Axes>;
   Layout(const Staged& m, const pipeline::Schedule& s, const Options& options)
       : mesh(m), schedule(s), o(options), layer_map(chosen_layers(options, s)), layers(layer_map.of_rank(m.rank())) {}
   const Staged& mesh;
@@ -74,8 +76,9 @@ struct Layout {
 
 // C is the dtype of computation.
 template <dtype C>
-class Gpt : Layout {
+class Gpt : Layout<"p d s t"> {
  public:
+  using Layout::Staged;
   using Weights = gpt::StageModel<f32>;
   using Copies = gpt::StageModel<C>;
   using Batches = std::vector<gpt::Batch>;
@@ -94,12 +97,12 @@ class Gpt : Layout {
   [[nodiscard]] Batches batches(const std::vector<io::TokenBatch>& microbatches) const {
     Batches batches;
     for (const io::TokenBatch& rows : microbatches)
-      batches.push_back(run::token_tensors<gpt::Batch>(mesh.stage(), rows, o.training.seq));
+      batches.push_back(run::token_tensors<gpt::Batch, "B/d L/s">(mesh.stage(), rows, o.training.seq));
     return batches;
   }
   [[nodiscard]] gpt::Stages<C> program(const Batches& batches) const { return {layer_map, batches, o.config}; }
   [[nodiscard]] Sizes activation_sizes(const Batches& batches) const {
-    Sizes sizes = gpt::sizes_of(o, mesh.stage().size("d"), mesh.stage().size("t"));
+    Sizes sizes = gpt::sizes_of(o, mesh.stage());
     sizes.insert(sizes.end(), {{"B", batches[0].inputs.size("B")}, {"L", o.training.seq}});
     return sizes;
   }
@@ -123,13 +126,17 @@ class Gpt : Layout {
     return (o.tied ? 1 : 2) * o.vocabulary * o.d_model + o.layers * layer + o.d_model;
   }
   [[nodiscard]] double flops_per_token() const { return gpt::flops_per_token(o, parameters(), o.training.seq); }
+  [[nodiscard]] static f32 total(const Tensor<f32, "+d +p +s +t">& loss) {
+    return item(all_reduce<"+d +p +s +t -> ">(loss));
+  }
 };
 
 // ---- the transformer of JaxPP's tutorial ----------------------------------------------------------------------------
 
 template <dtype C>
-class Tutorial : Layout {
+class Tutorial : Layout<"p d t"> {
  public:
+  using Layout::Staged;
   using Weights = tutorial::StageModel<f32>;
   using Copies = tutorial::StageModel<C>;
   using Batches = std::vector<tutorial::Batch>;
@@ -194,6 +201,7 @@ class Tutorial : Layout {
   [[nodiscard]] double flops_per_token() const {
     return run::training_flops_per_token(parameters(), o.layers, heads() * o.d_head, o.training.seq);
   }
+  [[nodiscard]] static f32 total(const Tensor<f32, "+d +p +t">& loss) { return item(all_reduce<"+d +p +t -> ">(loss)); }
 
  private:
   [[nodiscard]] std::int64_t heads() const { return o.n_q_per_kv * o.n_kv; }
@@ -205,6 +213,7 @@ class Tutorial : Layout {
 template <class Model>
 class Trainer {
  public:
+  using Staged = typename Model::Staged;
   Trainer(const Staged& mesh, const pipeline::Schedule& schedule, const Options& o)
       : model(mesh, schedule, o), mesh_(mesh), schedule_(schedule), o_(o) {
     state.weights = model.initial_weights();
@@ -235,7 +244,7 @@ class Trainer {
     intervals_ = std::move(intervals);
     model.sum_shared(grads);
     const double norm = pipeline::global_norm(mesh_, grads, [&](std::string_view name) { return model.counts(name); });
-    const run::StepResult result{item(all_reduce<"+d +p +t -> ">(loss)), norm};
+    const run::StepResult result{Model::total(loss), norm};
     if (!step.accepts(result)) return result;
     const AdamW optimizer{t.beta1, t.beta2, t.adam_epsilon, t.weight_decay};
     optimizer.update(
@@ -247,8 +256,8 @@ class Trainer {
   [[nodiscard]] double validate(const io::TokenBatch& rows) const {
     const auto microbatches = static_cast<int>(o_.training.microbatches);
     const auto batches = model.batches(io::split_rows(rows, microbatches));
-    return item(all_reduce<"+d +p +t -> ">(pipeline::value(mesh_, schedule_, microbatches, model.program(batches),
-                                                           copies, model.activation_sizes(batches))));
+    return Model::total(pipeline::value(mesh_, schedule_, microbatches, model.program(batches), copies,
+                                        model.activation_sizes(batches)));
   }
 
   // What was measured of the last step, below what the simulator makes of its task times.
@@ -351,7 +360,7 @@ pipeline::Schedule chosen_schedule(const Options& o, int ranks) {
 template <class Model>
 void train(const DevicePtr& device, const Options& o, const pipeline::Schedule& schedule, const run::Data& data,
            const std::string& toml) {
-  const Staged mesh(device);
+  const typename Model::Staged mesh(device);
   Trainer<Model> trainer(mesh, schedule, o);
   run::Program program;
   program.checkpoints =
@@ -393,7 +402,8 @@ int program(int argc, char** argv) {
         "gpt_pipeline does not sample, so --prompt and --sample-every have no meaning; from the run of a GPT "
         "gpt_fsdp samples, with the same --run folder");
   o.training.sample.max_tokens = 0;
-  const auto mesh = run::chosen_mesh(o.training, "p d t");
+  const bool is_tutorial = o.model == "jaxpp-tutorial";
+  const auto mesh = run::chosen_mesh(o.training, is_tutorial ? "p d t" : "p d s t");
   const pipeline::Schedule schedule = chosen_schedule(o, mesh[0].size);
   const auto lists = schedule.tasks(static_cast<int>(o.training.microbatches));
   if (o.show_schedule) {
@@ -403,7 +413,7 @@ int program(int argc, char** argv) {
   }
   static_cast<void>(chosen_layers(o, schedule));
   run::batch_must_divide(mesh, o.training);
-  const bool is_tutorial = o.model == "jaxpp-tutorial";
+  gpt::length_must_divide(mesh, o.training);
   run::Data data;
   if (is_tutorial) {
     check_tutorial(o);
@@ -412,7 +422,7 @@ int program(int argc, char** argv) {
     gpt::settle(o);
     data = run::open_data(o.training, o.vocabulary);
     o.vocabulary = data.vocabulary;
-    run::note_padding(mesh, gpt::sizes_of(o, mesh[1].size, mesh[2].size));
+    run::note_padding(mesh, gpt::sizes_of(o, mesh[1].size * mesh[2].size, mesh[3].size));
   }
   run::announce(options, o.training);
   const auto body = [&](const Options& used, const pipeline::Schedule& under) -> DeviceBody {

@@ -4,6 +4,7 @@
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -14,28 +15,33 @@
 
 namespace gpt {
 
-// Decodes one text of up to `positions` tokens, a batch of 1 that is padded to the devices of d. `weights`, `o` and the
+// Decodes one text of up to `positions` tokens, a batch of 1 that is padded to the devices of d; the new tokens
+// are padded to those of s. `weights`, `o` and the
 // mesh must outlive the result.
 template <dtype C>
-run::Decode decoder(const Mesh<"d t">& mesh, const Model<C>& weights, const ModelOptions& o, std::int64_t positions) {
+run::Decode decoder(const Mesh<"d s t">& mesh, const Model<C>& weights, const ModelOptions& o, std::int64_t positions) {
   Array<"layers", Cache<C>> caches;
   return [=, &mesh, &weights, &o](std::span<const std::int32_t> ids, std::int64_t first) mutable {
-    const NamedSize one{"B", 1, mesh.size("d")}, length{"L", std::ssize(ids)}, context{"Klen", positions};
+    const NamedSize one{"B", 1, mesh.size("d")}, context{"Klen", positions};
+    const NamedSize length{"L", std::ssize(ids), round_up(std::ssize(ids), mesh.size("s"))};
     if (first == 0) {
-      Sizes sizes = sizes_of(o, mesh.size("d"), mesh.size("t"));
+      Sizes sizes = sizes_of(o, mesh);
       sizes.insert(sizes.end(), {one, context});
       const auto empty = zeros<C, "B/d Klen K/t D">(mesh, sizes);
       caches.assign(weights.layers.size(), {empty, empty});
     }
-    std::vector<i32> row(ids.size());
-    if (mesh.axis_index("d") == 0) row.assign(ids.begin(), ids.end());
-    const auto inputs = from_memory<i32, "B/d L">(mesh, {one, length}, std::span<const i32>(row));
-    const auto at = iota<"L">(mesh, length.size) + static_cast<double>(first);
+    std::vector<i32> row(static_cast<std::size_t>(length.padded));
+    if (mesh.axis_index("d") == 0) std::ranges::copy(ids, row.begin());
+    const auto whole_row = from_memory<i32, "B/d L">(mesh, {one, length}, std::span<const i32>(row));
+    const auto at = iota<"L">(mesh, {length.size, length.padded}) + static_cast<double>(first);
     const auto keys = iota<"Klen">(mesh, context.size);
-    const NewTokens tokens{inputs, first, cast<f32>(equal(at, keys)), greater_equal(at, keys)};
+    const NewTokens tokens{shard<"B/d L -> B/d L/s">(whole_row), first, cast<f32>(equal(at, keys)),
+                           greater_equal(shard<"L -> L/s">(at), keys)};
     const auto logits = cached_logits(weights, caches, tokens, o.config);
     const auto last = full<i32, "B/d">(mesh, {one}, static_cast<double>(length.size - 1));
-    const auto whole = all_gather<"B/d V/t -> B V">(index_unreduced<"B/d [L] V/t, B/d -> B/d V/t">(logits, last));
+    const auto found =
+        all_reduce<"B/d V/t +s -> B/d V/t">(index_unreduced<"B/d [L/s] V/t, B/d -> B/d V/t +s">(logits, last));
+    const auto whole = all_gather<"B/d V/t -> B V">(found);
     const auto numbers = whole.span().first(static_cast<std::size_t>(o.vocabulary));
     return std::vector<float>(numbers.begin(), numbers.end());
   };

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <numeric>
 #include <string>
+#include <vector>
 
 #include "gpt_model.hpp"
 
@@ -55,43 +56,54 @@ inline void settle(ModelOptions& o) {
     throw UsageError("--init seqax has neither --tied nor --qk-norm: leave them out, or choose --init depth-scaled");
 }
 
-// Sizes of the model's dims, padded so that a mesh of d x t divides them, and the vocabulary so that GEMMs have round
-// shapes.
-inline Sizes sizes_of(const ModelOptions& o, std::int64_t d, std::int64_t t) {
+// Each device of s has an equal part of every sequence.
+inline void length_must_divide(const std::vector<AxisSize>& mesh, const run::Training& t) {
+  for (const AxisSize& axis : mesh)
+    if (axis.name == "s" && t.seq % axis.size != 0)
+      throw UsageError(fmt::format("--seq {} does not divide over s = {} (mesh {}): choose a multiple of {}", t.seq,
+                                   axis.size, to_string(mesh), axis.size));
+}
+
+// Sizes of the model's dims, padded so that weights over d * s = `shards` and t devices divide them, and the vocabulary
+// so that GEMMs have round shapes.
+inline Sizes sizes_of(const ModelOptions& o, std::int64_t shards, std::int64_t t) {
   const auto dim = [](const char* name, std::int64_t size, std::int64_t parts) {
     return NamedSize{name, size, round_up(size, parts)};
   };
-  // Biases lie over t as whole heads, and over d.
-  const NamedSize keys = dim("K", o.n_kv, t * (o.qkv_bias ? d / std::gcd(d, o.d_head) : 1));
+  // Biases lie over t as whole heads, and over d and s.
+  const NamedSize keys = dim("K", o.n_kv, t * (o.qkv_bias ? shards / std::gcd(shards, o.d_head) : 1));
   const std::int64_t key_bias = o.qkv_bias ? o.d_head : 0, query_bias = key_bias * o.n_q_per_kv;
   return {dim("V", o.vocabulary, std::lcm<std::int64_t>(64, t)),
-          dim("M", o.d_model, d * t),
+          dim("M", o.d_model, shards * t),
           {"Q", o.n_q_per_kv},
           keys,
           {"D", o.d_head},
           dim("F", o.d_ff, t),
           {"E", o.n_kv * query_bias, keys.padded * query_bias},
           {"G", o.n_kv * key_bias, keys.padded * key_bias},
-          dim("N", o.qk_norm ? o.d_head : 0, d * t)};
+          dim("N", o.qk_norm ? o.d_head : 0, shards * t)};
+}
+inline Sizes sizes_of(const ModelOptions& o, const Mesh<"d s t">& mesh) {
+  return sizes_of(o, mesh.size("d") * mesh.size("s"), mesh.size("t"));
 }
 
 // First values, the same on every mesh: truncated normal numbers by 1/sqrt(fan in), and scales of 1. seqax divides them
 // by the deviation of that distribution, too, and draws the embedding from the normal one (Model.init of its train.py).
 struct Initializer {
-  const Mesh<"d t">& mesh;
+  const Mesh<"d s t">& mesh;
   const ModelOptions& o;
   std::uint64_t seed;
-  Sizes sizes = sizes_of(o, mesh.size("d"), mesh.size("t"));
+  Sizes sizes = sizes_of(o, mesh);
   bool seqax = o.init == "seqax";
 
   // The table of the embedding has stream 0, that of the unembedding 1, if there is one.
-  void embed(Tensor<f32, "V/t M/d">& table) const {
+  void embed(Tensor<f32, "V/t M/d/s">& table) const {
     if (seqax)
-      table = random_normal<f32, "V/t M/d">(mesh, sizes, {seed, 0});
+      table = random_normal<f32, "V/t M/d/s">(mesh, sizes, {seed, 0});
     else
       draw(table, 0, o.d_model);
   }
-  void unembed(Tensor<f32, "V/t M/d">& table) const { draw(table, 1, o.d_model); }
+  void unembed(Tensor<f32, "V/t M/d/s">& table) const { draw(table, 1, o.d_model); }
   // The layer of this number in the model. Two branches a layer add to the residual stream: their outputs are scaled
   // down (GPT-2).
   void layer(Layer<f32>& layer, std::int64_t number) const {
@@ -103,11 +115,11 @@ struct Initializer {
     draw(layer.w_o, stream++, o.n_q_per_kv * o.n_kv * o.d_head * branches);
     for (auto* w : {&layer.w_gate, &layer.w_up}) draw(*w, stream++, o.d_model);
     draw(layer.w_down, stream++, o.d_ff * branches);
-    if (o.qkv_bias) layer.b_q = {zeros<f32, "E/t/d">(mesh, sizes)};
-    if (o.qkv_bias) layer.b_k = layer.b_v = {zeros<f32, "G/t/d">(mesh, sizes)};
-    if (o.qk_norm) layer.q_norm = layer.k_norm = {ones<f32, "N/t/d">(mesh, sizes)};
+    if (o.qkv_bias) layer.b_q = {zeros<f32, "E/t/d/s">(mesh, sizes)};
+    if (o.qkv_bias) layer.b_k = layer.b_v = {zeros<f32, "G/t/d/s">(mesh, sizes)};
+    if (o.qk_norm) layer.q_norm = layer.k_norm = {ones<f32, "N/t/d/s">(mesh, sizes)};
   }
-  void scale(Tensor<f32, "M/t/d">& w) const { w = ones<f32, "M/t/d">(mesh, sizes); }
+  void scale(Tensor<f32, "M/t/d/s">& w) const { w = ones<f32, "M/t/d/s">(mesh, sizes); }
   template <Spec S>
   void draw(Tensor<f32, S>& w, std::uint64_t stream, std::int64_t fan_in) const {
     w = random_truncated_normal<f32, S>(mesh, sizes, {seed, stream}) /

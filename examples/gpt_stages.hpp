@@ -14,13 +14,13 @@ namespace gpt {
 // The weights of one pipeline rank: its layers, and what lies before and behind them where it has those ends.
 template <dtype C>
 struct StageModel {
-  Array<"embed", Tensor<C, "V/t M/d">> embed;      // of the first stage; of the last one too where it is tied
-  Array<"unembed", Tensor<C, "V/t M/d">> unembed;  // of the last stage, if not tied
+  Array<"embed", Tensor<C, "V/t M/d/s">> embed;      // of the first stage; of the last one too where it is tied
+  Array<"unembed", Tensor<C, "V/t M/d/s">> unembed;  // of the last stage, if not tied
   Array<"layers/p", Layer<C>> layers;
-  Array<"final_norm", Tensor<C, "M/t/d">> final_norm;  // of the last stage
+  Array<"final_norm", Tensor<C, "M/t/d/s">> final_norm;  // of the last stage
 };
 
-static_assert(fully_sharded<Mesh<"d t">, StageModel<f32>>);
+static_assert(fully_sharded<Mesh<"d s t">, StageModel<f32>>);
 
 // What pipeline::value_and_grad asks for.
 template <dtype C>
@@ -30,7 +30,7 @@ struct Stages {
   ModelConfig config;
 
   [[nodiscard]] auto enter(const StageModel<C>& w, const pipeline::StagePlace& at) const -> Residual {
-    return embedded(all_gather<"V/t M/d -> V/t M", backward_sum<f32>>(w.embed.at(0)), batch(at).inputs);
+    return embedded(all_gather<"V/t M/d/s -> V/t M", backward_sum<f32>>(w.embed.at(0)), batch(at).inputs);
   }
   [[nodiscard]] auto stage(const StageModel<C>& w, Residual x, const pipeline::StagePlace& at) const -> Residual {
     const std::size_t first = layer_map.first_of_stage(at.stage), count = layer_map.layers_of_stage(at.stage);
@@ -39,9 +39,9 @@ struct Stages {
     return x;
   }
   [[nodiscard]] auto loss(const StageModel<C>& w, const Residual& x, const pipeline::StagePlace& at) const
-      -> Tensor<f32, "+d +t"> {
+      -> Tensor<f32, "+d +s +t"> {
     const auto table =
-        all_gather<"V/t M/d -> V/t M", backward_sum<f32>>(w.unembed.empty() ? w.embed.at(0) : w.unembed[0]);
+        all_gather<"V/t M/d/s -> V/t M", backward_sum<f32>>(w.unembed.empty() ? w.embed.at(0) : w.unembed[0]);
     return mean_loss(unembedded(x, w.final_norm.at(0), table, config), batch(at));
   }
 

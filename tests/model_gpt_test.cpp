@@ -21,7 +21,7 @@ using namespace shardlib::test;
 
 namespace {
 
-using GptMesh = Mesh<"d t">;
+using GptMesh = Mesh<"d s t">;
 using Leaves = std::vector<HostArray<f32>>;
 
 constexpr gpt_reference::Shape shape{.B = 8, .L = 12, .M = 16, .Q = 2, .K = 4, .D = 4, .F = 24, .V = 32, .layers = 2};
@@ -80,24 +80,24 @@ gpt_reference::Tokens tokens() {
 
 gpt::Batch batch(const GptMesh& mesh) {
   const auto on_devices = [&](const std::vector<int>& values) {
-    return place<Tensor<i32, "B/d L">>(mesh, HostArray<i32>({sized(shape.B), sized(shape.L)}, values));
+    return place<Tensor<i32, "B/d L/s">>(mesh, HostArray<i32>({sized(shape.B), sized(shape.L)}, values));
   };
   const auto host = tokens();
   return {on_devices(host.inputs), on_devices(host.targets), on_devices(host.segments),
-          full<f32, "B/d L">(mesh, sizes, 1.0 / static_cast<double>(host.inputs.size()))};
+          full<f32, "B/d L/s">(mesh, sizes, 1.0 / static_cast<double>(host.inputs.size()))};
 }
 
-using Logits = Tensor<f32, "B/d L V/t">;
-Tensor<bool_, "Qlen Klen"> causal(const GptMesh& mesh) {
-  return causal_mask<"Qlen Klen">(mesh, sized(shape.L), sized(shape.L));
+using Logits = Tensor<f32, "B/d L/s V/t">;
+Tensor<bool_, "Qlen/s Klen"> causal(const GptMesh& mesh) {
+  return causal_mask<"Qlen/s Klen">(mesh, sized(shape.L), sized(shape.L));
 }
 
 /// gpt::logits with each layer called directly, so that everything is kept and nothing computed twice.
 Logits logits_without_recompute(const gpt::Model<f32>& w, const gpt::Batch& batch, const gpt::ModelConfig& config) {
-  const auto embed = all_gather<"V/t M/d -> V/t M">(w.embed);
+  const auto embed = all_gather<"V/t M/d/s -> V/t M">(w.embed);
   gpt::Residual x = gpt::embedded(embed, batch.inputs);
   for (const gpt::Layer<f32>& weights : w.layers) x = gpt::layer(x, batch.segments, weights, config);
-  const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d -> V/t M">(w.unembed[0]);
+  const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d/s -> V/t M">(w.unembed[0]);
   return gpt::unembedded(x, w.final_norm, unembed, config);
 }
 
@@ -116,11 +116,11 @@ struct Result {
 
 Result step(const GptMesh& mesh, Variant variant) {
   const auto model = random_model(mesh, variant.kind);
-  const auto differentiated = [&]() -> std::pair<Tensor<f32, "+d +t">, gpt::Model<f32>> {
+  const auto differentiated = [&]() -> std::pair<Tensor<f32, "+d +s +t">, gpt::Model<f32>> {
     if (!variant.library_loss && variant.recompute && !variant.spelled_attention)
       return value_and_grad(mesh, gpt::loss<f32>, model, batch(mesh), gpt::ModelConfig{{}, 1e-6, {variant.policy}});
     const auto loss = [&](const gpt::Model<f32>& w, const gpt::Batch& batch,
-                          const gpt::ModelConfig& config) -> Tensor<f32, "+d +t"> {
+                          const gpt::ModelConfig& config) -> Tensor<f32, "+d +s +t"> {
       const Logits logits = variant.spelled_attention ? gpt_spelled::logits(w, batch, causal(mesh), config)
                             : variant.recompute       ? gpt::logits(w, batch.inputs, batch.segments, config)
                                                       : logits_without_recompute(w, batch, config);
@@ -129,7 +129,7 @@ Result step(const GptMesh& mesh, Variant variant) {
     return value_and_grad(mesh, loss, model, batch(mesh), gpt::ModelConfig{});
   };
   const auto [l, gradients] = differentiated();
-  return {item(all_reduce<"+d +t -> ">(l)), fetch(gradients)};
+  return {item(all_reduce<"+d +s +t -> ">(l)), fetch(gradients)};
 }
 
 /// f on a mesh of threads in this process, under mpirun too: what MPI's results are compared with, without files. Each
@@ -184,7 +184,7 @@ void expect_close(const Result& actual, const Result& expected, double tolerance
 }
 
 std::vector<std::string> names_of_leaves(Kind kind) {
-  return on_threads("d=1,t=1", [&](const GptMesh& mesh) { return leaf_names(random_model(mesh, kind)); });
+  return on_threads("d=1,s=1,t=1", [&](const GptMesh& mesh) { return leaf_names(random_model(mesh, kind)); });
 }
 
 /// The library's results to compare the oracle's with, on one device.
@@ -194,7 +194,7 @@ struct Subject {
   Result result;
 };
 Subject subject(Kind kind) {
-  return on_threads("d=1,t=1", [&](const GptMesh& mesh) {
+  return on_threads("d=1,s=1,t=1", [&](const GptMesh& mesh) {
     const auto model = random_model(mesh, kind);
     return Subject{leaf_names(model), fetch(model), step(mesh, {.kind = kind})};
   });
@@ -215,8 +215,10 @@ TEST_CASE("gpt: loss and every gradient are equal on every mesh, and on threads 
                                 Variant{.spelled_attention = true}}) {
     const auto names = names_of_leaves(variant.kind);
     const auto run = [&](const GptMesh& mesh) { return step(mesh, variant); };
-    const Result alone = on_threads("d=1,t=1", run);
-    for (const char* mesh : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2", "d=4,t=1", "d=1,t=4", "d=4,t=2"}) {
+    const Result alone = on_threads("d=1,s=1,t=1", run);
+    for (const char* mesh :
+         {"d=1,s=1,t=1", "d=2,s=1,t=1", "d=1,s=1,t=2", "d=2,s=1,t=2", "d=4,s=1,t=1", "d=1,s=1,t=4", "d=4,s=1,t=2",
+          "d=1,s=2,t=1", "d=2,s=2,t=1", "d=1,s=2,t=2", "d=1,s=4,t=1", "d=2,s=2,t=2"}) {
       if (under_mpi() && device_count(parse_mesh(mesh)) > world_size()) continue;
       const Result threads = on_threads(mesh, run);
       expect_close(threads, alone, 1e-5, names);
@@ -228,7 +230,7 @@ TEST_CASE("gpt: loss and every gradient are equal on every mesh, and on threads 
 }
 
 TEST_CASE("gpt: recompute changes no bit", "[model]") {
-  for (const char* mesh : {"d=1,t=1", "d=2,t=2"})
+  for (const char* mesh : {"d=1,s=1,t=1", "d=2,s=1,t=2", "d=2,s=2,t=1"})
     on_mesh(mesh, [](const DevicePtr& device) {
       const GptMesh on(device);
       for (const Kind kind : kinds) {
@@ -240,14 +242,14 @@ TEST_CASE("gpt: recompute changes no bit", "[model]") {
 }
 
 TEST_CASE("gpt: the library's cross_entropy gives what the spelled loss gives", "[model]") {
-  on_mesh("d=2,t=2", [](const DevicePtr& device) {
+  on_mesh("d=2,s=1,t=2", [](const DevicePtr& device) {
     const GptMesh mesh(device);
     expect_close(step(mesh, {.library_loss = true}), step(mesh, {}), 2e-6, leaf_names(random_model(mesh, {})));
   });
 }
 
 TEST_CASE("gpt: the library's causal_attention gives what attention in einsums gives", "[model]") {
-  for (const char* mesh : {"d=1,t=1", "d=2,t=2"})
+  for (const char* mesh : {"d=1,s=1,t=1", "d=2,s=1,t=2"})
     on_mesh(mesh, [](const DevicePtr& device) {
       const GptMesh on(device);
       expect_close(step(on, {}), step(on, {.spelled_attention = true}), 1e-5, leaf_names(random_model(on, {})));
@@ -322,7 +324,7 @@ using Counts = std::map<std::string, detail::ProgramState::Count>;
 /// result, as what it attends to says; that is a mask, or the segments.
 template <class Loss, class Seen>
 Counts counts(const GptMesh& mesh, const Loss& loss, const Seen& seen) {
-  const LayerAndInput in{random_model(mesh, {}).layers[0], random_normal<f32, "B/d L M/t">(mesh, sizes, {2, 0})};
+  const LayerAndInput in{random_model(mesh, {}).layers[0], random_normal<f32, "B/d L/s M/t">(mesh, sizes, {2, 0})};
   auto& counts = detail::program_state(mesh.device()).counts;
   counts.clear();
   static_cast<void>(value_and_grad(mesh, loss, in, seen));
@@ -331,10 +333,10 @@ Counts counts(const GptMesh& mesh, const Loss& loss, const Seen& seen) {
 /// Of the layer whose attention is one op, or einsums.
 Counts counts(const GptMesh& mesh, bool recompute, bool spelled) {
   const auto mean_of = [recompute](const auto& layer) {
-    return [=](const LayerAndInput& in, const auto& seen) -> Tensor<f32, "+d +t"> {
+    return [=](const LayerAndInput& in, const auto& seen) -> Tensor<f32, "+d +s +t"> {
       const auto y = recompute ? explicit_activation_checkpointing(layer)(in.x, seen, in.weights, gpt::ModelConfig{})
                                : layer(in.x, seen, in.weights, gpt::ModelConfig{});
-      return mean<"B/d L M/t -> +d +t">(y);
+      return mean<"B/d L/s M/t -> +d +s +t">(y);
     };
   };
   const auto segments = batch(mesh).segments;
@@ -373,7 +375,7 @@ TEST_CASE("gpt: a layer's backward computes again what it needs, and nothing els
       // swish(gate) * up, an operand of the gradient of w_down.
       {"map", 1},
   };
-  for (const char* mesh : {"d=1,t=1", "d=2,t=2"})
+  for (const char* mesh : {"d=1,s=1,t=1", "d=2,s=1,t=2", "d=1,s=2,t=2"})
     on_mesh(mesh, [&](const DevicePtr& device) {
       const auto with = counts(GptMesh(device), true, false), without = counts(GptMesh(device), false, false);
       expect_added(added(with, without), expected);
@@ -388,15 +390,15 @@ TEST_CASE("gpt: a layer's backward computes again what it needs, and nothing els
 TEST_CASE("gpt: a policy keeps the results of its ops, and nothing else", "[model]") {
   const auto again_on = [](const GptMesh& on, const char* policy) {
     const auto loss = [policy](bool recompute) {
-      return [=](const LayerAndInput& in, const Tensor<i32, "B/d L">& seen) -> Tensor<f32, "+d +t"> {
+      return [=](const LayerAndInput& in, const Tensor<i32, "B/d L/s">& seen) -> Tensor<f32, "+d +s +t"> {
         const auto wrapped = explicit_activation_checkpointing(gpt::layer<f32>, {recompute ? policy : "none"});
-        return mean<"B/d L M/t -> +d +t">(wrapped(in.x, seen, in.weights, gpt::ModelConfig{}));
+        return mean<"B/d L/s M/t -> +d +s +t">(wrapped(in.x, seen, in.weights, gpt::ModelConfig{}));
       };
     };
     const auto segments = batch(on).segments;
     return added(counts(on, loss(true), segments), counts(on, loss(false), segments));
   };
-  for (const char* mesh : {"d=1,t=1", "d=2,t=2"})
+  for (const char* mesh : {"d=1,s=1,t=1", "d=2,s=1,t=2"})
     on_mesh(mesh, [&](const DevicePtr& device) {
       const GptMesh here(device);
       const auto again = [&](const char* policy) { return again_on(here, policy); };
@@ -429,8 +431,8 @@ TEST_CASE("gpt: a policy keeps the results of its ops, and nothing else", "[mode
 
 TEST_CASE("gpt: with attention in einsums a layer's backward computes scores and heads again", "[model]") {
   const std::map<std::string, std::int64_t> expected{
-      // As with causal_attention.
-      {"all_gather", 11},
+      // As with causal_attention, and keys and values over s.
+      {"all_gather", 13},
       {"rms_norm", 2},
       {"*", 2},
       {"map", 1},
@@ -443,7 +445,7 @@ TEST_CASE("gpt: with attention in einsums a layer's backward computes scores and
       // Of q, k, v and the probabilities, without a copy.
       {"rename", 4},
   };
-  for (const char* mesh : {"d=1,t=1", "d=2,t=2"})
+  for (const char* mesh : {"d=1,s=1,t=1", "d=2,s=1,t=2"})
     on_mesh(mesh, [&](const DevicePtr& device) {
       const auto with = counts(GptMesh(device), true, true), without = counts(GptMesh(device), false, true);
       expect_added(added(with, without), expected);
@@ -453,7 +455,7 @@ TEST_CASE("gpt: with attention in einsums a layer's backward computes scores and
       expect(more == 2 * product / device->size(), "FLOPs computed again: " + show(more));
       // Forward 9 einsums; backward two for each.
       expect(without.at("einsum_unreduced").calls == 27, "einsums without recompute");
-      // Forward 11 gathers and 2 scatters; backward each becomes the other.
-      expect(without.at("all_gather").calls == 13 && without.at("reduce_scatter").calls == 13, "collectives");
+      // Forward 13 gathers and 2 scatters; backward each becomes the other.
+      expect(without.at("all_gather").calls == 15 && without.at("reduce_scatter").calls == 15, "collectives");
     });
 }

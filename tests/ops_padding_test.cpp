@@ -393,7 +393,9 @@ struct Step {
   std::vector<HostArray<f32>> gradients;
 };
 
-Step step(const Grid& mesh, const std::vector<NamedSize>& named, bool other) {
+using GptMesh = Mesh<"d s t">;
+
+Step step(const GptMesh& mesh, const std::vector<NamedSize>& named, bool other) {
   std::map<std::string_view, NamedSize> size;
   for (const NamedSize& s : named) size[s.name] = s;
   const Sizes sizes{size["B"], size["L"], size["M"], size["Q"], size["K"], size["D"], size["F"], size["V"]};
@@ -417,13 +419,13 @@ Step step(const Grid& mesh, const std::vector<NamedSize>& named, bool other) {
   auto segments = tokens(3, 1);
   for (std::size_t i = 0; i < segments.data.size(); ++i)
     segments.data[i] = static_cast<i32>(i % static_cast<std::size_t>(length) / 4);
-  const auto put = [&](const HostArray<i32>& host) { return place<Tensor<i32, "B/d L">>(mesh, host, sizes); };
+  const auto put = [&](const HostArray<i32>& host) { return place<Tensor<i32, "B/d L/s">>(mesh, host, sizes); };
   const gpt::Batch batch{put(tokens(1, size["V"].size)), put(tokens(2, size["V"].size)), put(segments),
-                         full<f32, "B/d L">(mesh, sizes, 1 / static_cast<double>(rows * length))};
+                         full<f32, "B/d L/s">(mesh, sizes, 1 / static_cast<double>(rows * length))};
   const DimSize positions{length, size["L"].padded};
   const auto loss = [&](const gpt::Model<f32>& w) {
     if (!other) return gpt::loss(w, batch, {});
-    const auto causal = causal_mask<"Qlen Klen">(mesh, positions, positions);
+    const auto causal = causal_mask<"Qlen/s Klen">(mesh, positions, positions);
     return gpt_spelled::library_loss(gpt_spelled::logits(w, batch, causal, {}), batch);
   };
   const auto [l, gradients] = value_and_grad(mesh, loss, model);
@@ -432,7 +434,7 @@ Step step(const Grid& mesh, const std::vector<NamedSize>& named, bool other) {
         for (const double v : whole(g).data) expect(std::isfinite(v), std::string(name) + " is finite");
       },
       gradients);
-  return {static_cast<double>(item(all_reduce<"+d +t -> ">(l))), leaf_names(model), fetch(gradients)};
+  return {static_cast<double>(item(all_reduce<"+d +s +t -> ">(l))), leaf_names(model), fetch(gradients)};
 }
 
 TEST_CASE("padded: a GPT's loss and gradients are those without padding", "[ops][padding][model]") {
@@ -450,19 +452,19 @@ TEST_CASE("padded: a GPT's loss and gradients are those without padding", "[ops]
        {{"B", 1, 4}, {"L", 8}, {"M", 16}, Q, {"K", 4}, D, {"F", 24}, {"V", 32}}},
       // Everything.
       {{{"B", 3}, {"L", 7}, {"M", 13}, Q, {"K", 3}, D, {"F", 21}, {"V", 29}},
-       {{"B", 3, 4}, {"L", 7, 9}, {"M", 13, 16}, Q, {"K", 3, 4}, D, {"F", 21, 24}, {"V", 29, 44}}},
+       {{"B", 3, 4}, {"L", 7, 10}, {"M", 13, 16}, Q, {"K", 3, 4}, D, {"F", 21, 24}, {"V", 29, 44}}},
   };
   for (const Run& run : runs)
     for (const bool other : {false, true}) {
       std::optional<Step> expected;
       // Under mpirun each rank needs it: this is on threads everywhere.
-      detail::run_device(DevicePtr::make(parse_mesh("d=1,t=1"), 0), 1,
-                         [&](const DevicePtr& device) { expected = step(Grid(device), run.unpadded, other); });
-      for (const std::string mesh : {"d=1,t=1", "d=2,t=2", "d=4,t=1", "d=1,t=4"}) {
+      detail::run_device(DevicePtr::make(parse_mesh("d=1,s=1,t=1"), 0), 1,
+                         [&](const DevicePtr& device) { expected = step(GptMesh(device), run.unpadded, other); });
+      for (const std::string mesh : {"d=1,s=1,t=1", "d=2,s=1,t=2", "d=4,s=1,t=1", "d=1,s=1,t=4", "d=1,s=2,t=2"}) {
         INFO(mesh << " " << run.padded[7].size << " " << other);
         on_mesh(mesh, [&](const DevicePtr& device) {
           poison(*device);
-          const Step found = step(Grid(device), run.padded, other);
+          const Step found = step(GptMesh(device), run.padded, other);
           expect(std::abs(found.loss - expected->loss) < 1e-5 * expected->loss,
                  "loss " + show(found.loss) + " instead of " + show(expected->loss));
           for (std::size_t i = 0; i < found.names.size(); ++i) {

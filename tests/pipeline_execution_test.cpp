@@ -58,24 +58,25 @@ void expect_unpipelined(const std::string& mesh, bool tied) {
 TEST_CASE("pipeline: under every schedule loss and all gradients are those of the model that is not cut",
           "[pipeline]") {
   for (const std::string ranks : {"p=1", "p=2", "p=4"})
-    for (const std::string stage : {"d=1,t=1", "d=2,t=1", "d=1,t=2"}) expect_unpipelined(ranks + "," + stage, false);
-  expect_unpipelined("p=2,d=2,t=2", false);
+    for (const std::string stage : {"d=1,s=1,t=1", "d=2,s=1,t=1", "d=1,s=1,t=2", "d=1,s=2,t=1"})
+      expect_unpipelined(ranks + "," + stage, false);
+  expect_unpipelined("p=2,d=2,s=1,t=2", false);
 }
 
 TEST_CASE("pipeline: an embedding that first and last stage share gets the sum of their gradients", "[pipeline]") {
-  for (const char* mesh : {"p=2,d=1,t=1", "p=4,d=1,t=1", "p=2,d=2,t=1"}) expect_unpipelined(mesh, true);
+  for (const char* mesh : {"p=2,d=1,s=1,t=1", "p=4,d=1,s=1,t=1", "p=2,d=2,s=1,t=1"}) expect_unpipelined(mesh, true);
 }
 
 TEST_CASE("pipeline: when which rank ran which task", "[pipeline]") {
   const Whole whole = unpipelined(false);
   for (const pipeline::Schedule& schedule : main_schedules(2))
-    on_mesh("p=2,d=1,t=1", [&](const DevicePtr& device) {
+    on_mesh("p=2,d=1,s=1,t=1", [&](const DevicePtr& device) {
       const Result result = staged<gpt::Stages<f32>>(device, schedule, whole.weights, false);
       const auto lists = schedule.tasks(microbatches);
       const auto& mine = result.step.intervals;
       const int rank = device->axis_index("p");
       expect(mine.size() == pipeline::parts_of(lists[static_cast<std::size_t>(rank)]).size(), "one for each task");
-      const Staged mesh(device);
+      const GptStaged mesh(device);
       const auto all = pipeline::all_intervals(mesh, lists, mine);
       std::size_t tasks = 0, place = 0;
       for (const auto& list : lists) tasks += pipeline::parts_of(list).size();
@@ -102,7 +103,7 @@ TEST_CASE("pipeline: when which rank ran which task", "[pipeline]") {
 TEST_CASE("pipeline: a weight's gradient has the same bits under all schedules that cut the model alike",
           "[pipeline]") {
   const Whole whole = unpipelined(false);
-  on_mesh("p=2,d=1,t=1", [&](const DevicePtr& device) {
+  on_mesh("p=2,d=1,s=1,t=1", [&](const DevicePtr& device) {
     const Result first = staged<gpt::Stages<f32>>(device, pipeline::GPipe(2), whole.weights, false);
     for (const pipeline::Schedule& schedule :
          {pipeline::Schedule(pipeline::Std1F1B(2)), pipeline::Schedule(pipeline::Eager1F1B(2)),

@@ -10,19 +10,19 @@ using namespace shardlib::test;
 
 namespace {
 
-using Logits = Tensor<f32, "B/d L V/t">;
+using Logits = Tensor<f32, "B/d L/s V/t">;
 using Losses = Tensor<f32, "B L">;
-using AllLogits = Tensor<f32, "N B/d L V/t">;
+using AllLogits = Tensor<f32, "N B/d L/s V/t">;
 
 /// Per token; of all rows on every device, so that the batch can be concatenated.
 Losses losses_of(const Logits& logits, const gpt::Batch& batch) {
-  const auto losses = all_reduce<"B/d L +t -> B/d L">(gpt::token_losses(logits, batch.targets));
-  return all_gather<"B/d L -> B L">(losses);
+  const auto losses = all_reduce<"B/d L/s +t -> B/d L/s">(gpt::token_losses(logits, batch.targets));
+  return all_gather<"B/d L/s -> B L">(losses);
 }
 
 struct WithOutputs : gpt::Stages<f32> {
   [[nodiscard]] Logits logits(const gpt::StageModel<f32>& w, const gpt::Residual& x) const {
-    const auto table = all_gather<"V/t M/d -> V/t M">(w.unembed.empty() ? w.embed.at(0) : w.unembed[0]);
+    const auto table = all_gather<"V/t M/d/s -> V/t M">(w.unembed.empty() ? w.embed.at(0) : w.unembed[0]);
     return gpt::unembedded(x, w.final_norm.at(0), table, config);
   }
   [[nodiscard]] const gpt::Batch& at(const pipeline::StagePlace& place) const {
@@ -30,7 +30,7 @@ struct WithOutputs : gpt::Stages<f32> {
   }
   [[nodiscard]] auto loss(const gpt::StageModel<f32>& w, const gpt::Residual& x,
                           const pipeline::StagePlace& place) const
-      -> std::tuple<Tensor<f32, "+d +t">, pipeline::Concat<"N", Logits>, pipeline::Concat<"B", Losses>> {
+      -> std::tuple<Tensor<f32, "+d +s +t">, pipeline::Concat<"N", Logits>, pipeline::Concat<"B", Losses>> {
     const auto y = logits(w, x);
     return {gpt::mean_loss(y, at(place)), {y}, {losses_of(y, at(place))}};
   }
@@ -47,7 +47,7 @@ struct Due {
 Due due_on(const std::string& stage_mesh, const Whole& whole) {
   Due due;
   on_threads(stage_mesh, [&](const DevicePtr& device) {
-    const Mesh<"d t"> mesh(device);
+    const Mesh<"d s t"> mesh(device);
     gpt::Model<f32> model;
     model.unembed.resize(1);
     model.layers.resize(layers);
@@ -77,7 +77,8 @@ void expect_same(const HostArray<f32>& is, const HostArray<f32>& due, const std:
 }  // namespace
 
 TEST_CASE("pipeline: outputs of all microbatches are those of the model that is not cut", "[pipeline]") {
-  for (const char* mesh_text : {"p=1,d=1,t=1", "p=2,d=1,t=1", "p=4,d=1,t=1", "p=2,d=2,t=1", "p=2,d=1,t=2"}) {
+  for (const char* mesh_text : {"p=1,d=1,s=1,t=1", "p=2,d=1,s=1,t=1", "p=4,d=1,s=1,t=1", "p=2,d=2,s=1,t=1",
+                                "p=2,d=1,s=1,t=2", "p=2,d=1,s=2,t=1"}) {
     const std::string mesh_name = mesh_text, stage_mesh = mesh_name.substr(mesh_name.find("d="));
     const Whole whole = unpipelined(false, stage_mesh);
     const Due due = due_on(stage_mesh, whole);
@@ -86,7 +87,7 @@ TEST_CASE("pipeline: outputs of all microbatches are those of the model that is 
         const std::string what = schedule.name() + " on " + mesh_name;
         const Staging staging(device, schedule, whole.weights, false);
         const auto program = staging.program<WithOutputs>();
-        const Staged& mesh = staging.mesh;
+        const GptStaged& mesh = staging.mesh;
         const auto& model = staging.model;
         const bool last = mesh.rank() == schedule.rank_of(schedule.num_stages() - 1);
         const auto expect_both = [&](const std::optional<std::tuple<AllLogits, Losses>>& outputs, const char* of) {

@@ -314,13 +314,13 @@ TEST_CASE("pipeline: what fails ends all ranks with one message", "[pipeline]") 
   for (const pipeline::Schedule& schedule : schedules(2))
     expect_error<Error>(
         [&] {
-          run("p=2,d=1,t=2",
+          run("p=2,d=1,s=1,t=2",
               [&](const DevicePtr& device) { (void)staged<Throwing>(device, schedule, whole.weights, false); });
         },
         "fwd_1__3: the disk is full");
   expect_error<UsageError>(
       [&] {
-        run("p=2,d=1,t=1", [&](const DevicePtr& device) {
+        run("p=2,d=1,s=1,t=1", [&](const DevicePtr& device) {
           (void)staged<gpt::Stages<f32>>(device, pipeline::Std1F1B(4), whole.weights, false);
         });
       },
@@ -341,11 +341,11 @@ TEST_CASE("pipeline: what fails ends all ranks with one message", "[pipeline]") 
       "stage 1 of Std1F1B(num_stages=3) has 0 layers; each stage needs at least one");
   expect_error<Error>(
       [&] {
-        run("p=2,d=1,t=1", [&](const DevicePtr& device) {
+        run("p=2,d=1,s=1,t=1", [&](const DevicePtr& device) {
           (void)staged<gpt::Stages<f32>>(device, pipeline::Std1F1B(2), whole.weights, false,
                                          {{"B", rows}, {"L", length + 1}, {"M", 16}});
         });
       },
-      "fwd_0__0: stage 0 hands over `B/d L M/t` with L = 6, but the sizes given for the pipeline say 7; give what a "
-      "microbatch has (device 0 (p=0,d=0,t=0) of mesh p=2,d=1,t=1)");
+      "fwd_0__0: stage 0 hands over `B/d L/s M/t` with L = 6, but the sizes given for the pipeline say 7; give what a "
+      "microbatch has (device 0 (p=0,d=0,s=1,t=0) of mesh p=2,d=1,s=1,t=1)");
 }

@@ -54,7 +54,7 @@ def layouts(p):
         one = curve(p, "--mesh=d=1,t=1", *tied, program="gpt_fsdp")[1]
         cases = [("p=2", "interleaved-1f1b"), ("p=2,d=2,t=1", "zero-bubble"), ("p=2,d=1,t=2", "dualpipe-v")]
         if not tied:  # 3 devices divide no dim: all are padded
-            cases += [("p=1", "1f1b"), ("p=2", "gpipe"), ("p=4", "eager-1f1b"), ("p=2", "kimi-k2"), ("p=2", "interleaved-gpipe"), ("p=2,d=1,t=3", "1f1b"), ("d=2,t=2", "1f1b")]
+            cases += [("p=1", "1f1b"), ("p=2", "gpipe"), ("p=4", "eager-1f1b"), ("p=2", "kimi-k2"), ("p=2", "interleaved-gpipe"), ("p=2,d=1,t=3", "1f1b"), ("d=2,t=2", "1f1b"), ("p=2,s=2", "zero-bubble")]
         for mesh, schedule in cases:
             options = [f"--mesh={mesh}", f"--schedule={schedule}", *tied]
             done, steps = curve(p, *options)
@@ -77,7 +77,7 @@ def layouts(p):
         done.check(len(steps) == 4 and apart(steps, one) < CLOSE, f"losses as gpt_fsdp's ({apart(steps, one):.1e})")
     header = run(p, "--mesh=p=2", "--steps=1").out.split("\n")[0]
     parameters = run(p, "--mesh=d=1", "--steps=1", program="gpt_fsdp").out.split(" ")[0]
-    check(header.startswith(parameters + " parameters, mesh p=2,d=1,t=1,"), "all parameters are counted", header)
+    check(header.startswith(parameters + " parameters, mesh p=2,d=1,s=1,t=1,"), "all parameters are counted", header)
 
 
 def dtypes(p):
@@ -115,7 +115,7 @@ def checkpoints(p):
     legs = [
         (4, "gpt_pipeline", ["--mesh=p=2,d=2,t=1", "--schedule=zero-bubble"], 0),
         (8, "gpt_pipeline", ["--mesh=p=2", "--schedule=interleaved-1f1b"], 2),
-        (12, "gpt_fsdp", ["--mesh=d=2,t=2"], 0),
+        (12, "gpt_fsdp", ["--mesh=d=2,s=2"], 0),
         (16, "gpt_pipeline", ["--mesh=p=2,d=1,t=2", "--schedule=dualpipe-v"], 0),
         (20, "gpt_pipeline", ["--mesh=p=1"], 0),
     ]
@@ -177,7 +177,7 @@ def mistakes(p):
         (["--mesh=p=2", "--microbatches=3"], ["--batch 16", "--microbatches 3", "multiple of 3"]),
         (["--mesh=p=2,d=4", "--microbatches=8"], ["--microbatches 8", "d = 4", "multiple of 4"]),
         (["--mesh=p=8", "--microbatches=4", "--schedule=zero-bubble"], ["ZeroBubble", "microbatches", "4"]),
-        (["--mesh=d=2,p=2"], ["--mesh", "p d t", "in this order"]),
+        (["--mesh=d=2,p=2"], ["--mesh", "p d s t", "in this order"]),
         (["--mesh=p=2", "--timeline=/nowhere/x.svg"], ["/nowhere/x.svg", "--timeline"]),
     ]
     for options, words in wrong:

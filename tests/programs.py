@@ -154,11 +154,17 @@ def apart(a, b):
     return max(abs(x["loss"] - y["loss"]) / y["loss"] for x, y in zip(a, b))
 
 
+def with_s(mesh):
+    """A mesh "d=2,t=2" as gpt_fsdp prints it: axis s, which is left out, has size 1."""
+    return mesh if "s=" in mesh else mesh.replace(",t=", ",s=1,t=")
+
+
 def training(p):
     """The whole training, AdamW and all, is the same on every mesh, and a mesh repeats itself bit for bit."""
     length = [f"--steps={CURVE}", "--warmup=5", "--learning-rate=0.01"]
     curves = {}
-    for mesh in ["d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2", "d=4,t=2"]:
+    lengths = ["d=1,s=2,t=1", "d=1,s=4,t=1", "d=2,s=2,t=1", "d=1,s=2,t=2", "d=2,s=2,t=2"]
+    for mesh in ["d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2", "d=4,t=2", *lengths]:
         run, steps = p.metrics(f"--mesh={mesh}", *length)
         if not run.check(len(steps) == CURVE, "one object a step"):
             return
@@ -169,7 +175,7 @@ def training(p):
         # Sums in another order differ in the last bits, 6e-8, which training may magnify; 2e-7 was seen at the end.
         run.check(apart(steps, one) < 1e-5, f"{CURVE} losses stay with one device's ({apart(steps, one):.1e})")
         header = re.match(r"(\d+) parameters, mesh (\S+), 128 tokens a step, (\d+) tokens of data, ", run.out.split("\n")[0])
-        run.check(header and header[2] == mesh, "the first line names sizes and mesh")
+        run.check(header and header[2] == with_s(mesh), "the first line names sizes and mesh")
         progress = re.findall(
             r"^step +(\d+)/50 +loss \d+\.\d{4} +lr \d\.\d\de-\d\d +grad norm +\d+\.\d{3} +\d+ tokens/s +MFU +\d+ % +\d+ s left$",
             run.out,
@@ -187,7 +193,7 @@ def training(p):
     run, other = p.metrics("--mesh=d=2,t=2", *length, "--seed=1")
     run.check(numbers(other)[:1] != numbers(again)[:1], "another seed, another training")
     if p.mpiexec:
-        for mesh, ranks in [("d=2,t=1", 2), ("d=1,t=2", 2), ("d=2,t=2", 4)]:
+        for mesh, ranks in [("d=2,t=1", 2), ("d=1,t=2", 2), ("d=2,t=2", 4), ("d=1,s=2,t=1", 2), ("d=2,s=2,t=1", 4), ("d=1,s=4,t=1", 4)]:
             run, steps = p.metrics(f"--mesh={mesh}", *length, ranks=ranks)
             run.check(numbers(steps) == numbers(curves[mesh]), "the same bits as on threads")
             run.check(len(re.findall("^step ", run.out, re.M)) == 6, "one rank speaks")
@@ -197,7 +203,7 @@ def training(p):
     # Three devices divide no dim: neither 256 bytes nor width, heads and feed-forward.
     uneven = ["--d-model=16", "--n-kv=2", "--d-ff=14", "--steps=20", "--batch=6"]
     one = p.metrics("--mesh=d=1,t=1", *uneven)[1]
-    for mesh in ["d=1,t=3", "d=3,t=1", "d=3,t=2"]:
+    for mesh in ["d=1,t=3", "d=3,t=1", "d=3,t=2", "d=3,s=2,t=1"]:
         run, padded = p.metrics(f"--mesh={mesh}", *uneven)
         run.check(padded and apart(padded, one) < 1e-5, "padding changes nothing")
         note = f"note: padded with zeros, so that mesh {mesh} divides them: "
@@ -277,7 +283,7 @@ def resuming(p):
     run.succeeds()
     run.check(re.search(r"^--steps +60  \(command line\)$", run.out, re.M), "the settings that were given are printed")
     with open(f"{p.folder}/whole/config.toml") as file:
-        check('mesh = "d=2,t=2"' in file.read(), "the run's configuration names the mesh")
+        check('mesh = "d=2,s=1,t=2"' in file.read(), "the run's configuration names the mesh")
     sampling_is_stopped(p)
     status = interrupted("killed", 9, 3)
     check(status == -9, f"SIGKILL ends the run ({status})")
@@ -583,7 +589,7 @@ def dtypes(p):
     length = ["--steps=12", "--warmup=2", "--final-learning-rate=1", "--learning-rate=0.01", "--dtype=bf16"]
     for parts in [[], ["--microbatches=2"]]:
         _, wide = p.metrics(*length, "--dtype=f32", *parts)
-        for mesh in ["d=1,t=1", "d=2,t=2"]:
+        for mesh in ["d=1,t=1", "d=2,t=2", "d=1,s=2,t=2"]:
             run, steps = p.metrics(*length, f"--mesh={mesh}", *parts)
             if run.check(len(steps) == len(wide) == 12, "a record for each step"):
                 run.check(steps[-1]["loss"] < steps[0]["loss"] - 0.3, "the loss falls")
@@ -597,6 +603,43 @@ def dtypes(p):
     found = {what: float(mb) for what, mb in re.findall(r"^  (\S.*?) +(\S+) MB$", run.out, re.M)}
     planned = {"weights": 402.7, "their copies for computation": 201.3, "gradients": 201.3}
     run.check(all(found.get(what) == mb for what, mb in planned.items()), f"the plan has {planned}")
+
+
+def sharded_lengths(p):
+    """gpt_fsdp with a part of each sequence on the devices of s: variants of the model, a run that moves between meshes,
+    texts, and the memory of long sequences."""
+    train = ["--steps=8", "--warmup=2", "--final-learning-rate=1", "--learning-rate=0.01"]
+    for variant in [["--microbatches=2"], ["--tied", "--qk-norm"], ["--qkv-bias"], ["--rows=stories"], ["--recompute=none"]]:
+        one = p.metrics("--mesh=d=1", *train, *variant)[1]
+        run, steps = p.metrics("--mesh=d=2,s=2", *train, *variant)
+        run.check(len(steps) == len(one) == 8 and apart(steps, one) < 1e-5, f"one device's losses ({apart(steps, one):.1e})")
+    whole = p.metrics("--mesh=d=1", *train, "--steps=20", f"--validation-data={p.text}", "--validate-every=4")[1]
+    folder = os.path.join(p.folder, "lengths")
+    for steps, mesh, ranks in [(4, "d=2,t=2", 0), (8, "s=4", 0), (12, "d=2,s=2", 4), (16, "d=1", 0), (20, "s=2,t=2", 0)]:
+        run = p.gpt(*train, f"--steps={steps}", f"--mesh={mesh}", f"--run={folder}", f"--validation-data={p.text}",
+                    "--validate-every=4", ranks=ranks if p.mpiexec else 0)
+        run.succeeds()
+        run.check(steps == 4 or f"going on from step {steps - 4} of {steps}" in run.out, "goes on from another mesh's checkpoint")
+    with open(f"{folder}/metrics.jsonl") as file:
+        moved = [json.loads(line) for line in file]
+    if check(len(moved) == len(whole) == 20, "a record for each step"):
+        check(apart(moved, whole) < 1e-5, f"moving between meshes changes nothing ({apart(moved, whole):.1e})")
+        losses = [[s["validation_loss"] for s in steps if "validation_loss" in s] for steps in (moved, whole)]
+        apart_by = max((abs(a - b) / b for a, b in zip(*losses)), default=1)
+        check(len(losses[0]) == len(losses[1]) == 5 and apart_by < 1e-5, f"validation losses {losses}")
+    texts = [p.gpt(*train, "--steps=20", f"--mesh={mesh}", f"--run={folder}", "--sample-only", "--temperature=0",
+                   "--max-tokens=30", f"--validation-data={p.text}", "--validate-every=4").out
+             for mesh in ["d=1", "s=2", "d=2,s=2,t=2", "s=4"]]  # fmt: skip
+    check("And God said" in texts[0] and texts.count(texts[0]) == len(texts), "the text is the same on every mesh", str(texts))
+
+    peaks = []
+    for parts in (1, 2, 4):
+        run = p.run("gpt_fsdp", ["--preset=84m", f"--mesh=s={parts}", "--batch=1", "--seq=32768", "--plan"])
+        run.succeeds()
+        peaks += [int(n) for n in re.findall(r"most at once, with buffers .* (\d+) bytes", run.out)]
+        attention = re.findall(r"^  causal_attention(?:_backward)? +\S+ +(\S+) ", run.out, re.M)
+        run.check(attention == (["s", "s"] if parts > 1 else []), "keys and values move over s, where it has several devices")
+    check(len(peaks) == 3 and peaks[1] < 0.55 * peaks[0] and peaks[2] < 0.55 * peaks[1], f"memory by the parts of a length {peaks}")
 
 
 def gathers(p):
@@ -655,12 +698,13 @@ def plans(p):
         options = [f"--preset={preset}", f"--mesh={mesh}", "--batch=1024", "--vocabulary=50257", "--plan"]
         run = p.run(program, options)
         run.succeeds()
-        run.check(f"plan for {devices} devices, mesh {mesh}" in run.out and "most at once" in run.out, "a plan")
+        printed = with_s(mesh) if program == "gpt_fsdp" else mesh
+        run.check(f"plan for {devices} devices, mesh {printed}" in run.out and "most at once" in run.out, "a plan")
         run.check(all(note in run.out for note in notes) and ("note:" in run.out) == bool(notes), "padding is said")
     machine = ["--plan-flops=1e12", "--plan-memory=1e11", "--plan-bandwidth=d=1e9,t=1e10", "--plan-latency=1e-5"]
     run = p.run("gpt_fsdp", ["--preset=84m", "--mesh=d=64,t=4", "--plan", *machine])
     run.succeeds()
-    run.check(re.search(r"over t d +\S+ \S+ +256 devices(.|\n)*all overlapping.*MFU", run.out) is not None, "a prediction")
+    run.check(re.search(r"over t d s +\S+ \S+ +256 devices(.|\n)*all overlapping.*MFU", run.out) is not None, "a prediction")
     p.run("gpt_fsdp", ["--preset=84m", "--mesh=d=64,t=4", "--plan", *machine[1:]]).fails(2, "give --plan-flops or --plan-device too")
     run = p.run("gpt2", ["--preset=gpt2-124m", "--dtype=bf16", "--batch=32", "--mesh=d=1,t=1", "--plan", "--plan-device=h100"])
     run.succeeds()
@@ -911,8 +955,9 @@ def mistakes(p):
         (["--tensorboard"], ["--tensorboard", "--run DIR"]),
         (["--max-tokens=5", "--rows=stories", "--prompt="], ["--prompt is empty", "--max-tokens 0"]),
         (["--max-tokens=5", "--vocabulary=128", "--prompt=é"], ["--prompt", "195", "ends at 127", "--vocabulary"]),
-        (["--mesh=t=1,d=2"], ["--mesh", "d=4,t=2"]),
-        (["--mesh=d=2,t=1,p=1"], ["--mesh", "d=4,t=2"]),
+        (["--mesh=t=1,d=2"], ["--mesh", "d s t", "d=4,s=2,t=2"]),
+        (["--mesh=d=2,t=1,p=1"], ["--mesh", "d=4,s=2,t=2"]),
+        (["--mesh=s=3"], ["--seq 16", "s = 3", "choose a multiple of 3"]),
         (["--mesh=d=0,t=1"], ["mesh", "at least 1"]),
         (["--mesh=d=x,t=1"], ["mesh", "whole number"]),
         (["--mesh=d,t"], ["mesh", "name=size"]),
@@ -940,7 +985,7 @@ def mistakes(p):
     # Address space for some of the threads' stacks, not for all of them.
     limited = ["sh", "-c", 'ulimit -s 8192; ulimit -v 3000000; MALLOC_ARENA_MAX=1 exec "$@"', "sh"]
     many = ["--mesh=d=512,t=1", "--batch=512", "--d-model=512", "--seq=4"]
-    p.gpt(*many, limits=limited).fails(2, "mesh d=512,t=1", "threads", "choose a smaller mesh")
+    p.gpt(*many, limits=limited).fails(2, "mesh d=512,s=1,t=1", "threads", "choose a smaller mesh")
     p.gpt("--metrics=/dev/full").fails(1, "cannot write", "/dev/full")
     blocked = os.path.join(p.folder, "blocked")
     p.gpt(f"--run={blocked}").succeeds()
@@ -993,4 +1038,4 @@ def main(parts, description):
 
 
 if __name__ == "__main__":
-    sys.exit(main([training, simulated, dtypes, gathers, recompute, resuming, other_options, plans, gpt2, optimizers, lora, sampling_from_a_run, mlp, tutorial, context_parallel, moe, full_disk, mistakes], __doc__))
+    sys.exit(main([training, simulated, dtypes, sharded_lengths, gathers, recompute, resuming, other_options, plans, gpt2, optimizers, lora, sampling_from_a_run, mlp, tutorial, context_parallel, moe, full_disk, mistakes], __doc__))

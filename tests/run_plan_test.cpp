@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -35,7 +36,7 @@ using namespace shardlib::test;
 
 namespace {
 
-using GptMesh = Mesh<"d t">;
+using GptMesh = Mesh<"d s t">;
 
 /// A GPT of two layers and one training step of it, AdamW included.
 struct Subject {
@@ -60,10 +61,12 @@ struct Subject {
         model);
     return {model, zeros_like(model), zeros_like(model)};
   }
-  [[nodiscard]] io::TokenBatch rows(const GptMesh& mesh) const { return io::detail::empty_rows(B / mesh.size("d"), L); }
+  [[nodiscard]] io::TokenBatch rows(const GptMesh& mesh) const {
+    return io::detail::empty_rows(B / mesh.size("d"), L / mesh.size("s"));
+  }
   run::StepResult step(const GptMesh& mesh, TrainState& state, const io::TokenBatch& rows) const {
     const auto tensor = [&]<class T>(const std::vector<T>& values) {
-      return from_memory<T, "B/d L">(mesh, {{"B", B}, {"L", L}}, std::span<const T>(values));
+      return from_memory<T, "B/d L/s">(mesh, {{"B", B}, {"L", L}}, std::span<const T>(values));
     };
     const gpt::Batch batch{tensor(rows.inputs), tensor(rows.targets), tensor(rows.segments), tensor(rows.weights)};
     const auto with = [&]<class C>(C) -> run::StepResult {
@@ -72,7 +75,7 @@ struct Subject {
       const double norm = global_norm(mesh, grads);
       AdamW().update(
           state.weights, state.mu, state.nu, grads, 1e-3, 1.0, 0, [](auto) { return true; }, copies);
-      return {item(all_reduce<"+d +t -> ">(loss)), norm};
+      return {item(all_reduce<"+d +s +t -> ">(loss)), norm};
     };
     return in_bf16 ? with(bf16()) : with(f32());
   }
@@ -193,8 +196,9 @@ void expect_planned(const run::Plan& plan, const run::Plan& measured) {
 }  // namespace
 
 TEST_CASE("a plan's communication is what threads send, and its peak is within 1 % of theirs", "[plan]") {
-  for (const std::string where : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2", "d=4,t=1", "d=2,t=2 bf16"}) {
-    const std::string mesh = where.substr(0, 7);
+  for (const std::string where :
+       {"d=1,s=1,t=1", "d=2,s=1,t=1", "d=1,s=1,t=2", "d=2,s=1,t=2", "d=4,s=1,t=1", "d=2,s=1,t=2 bf16"}) {
+    const std::string mesh = where.substr(0, where.find(' '));
     Subject subject;
     subject.in_bf16 = where != mesh;
     const run::Plan plan = dry(mesh, subject);
@@ -220,12 +224,44 @@ TEST_CASE("a plan's communication is what threads send, and its peak is within 1
   }
 }
 
+TEST_CASE("a plan's memory falls with the parts of a sharded length, and is that of threads", "[plan]") {
+  Subject subject;
+  subject.B = 1, subject.L = 512;
+  std::int64_t peak_before = 0;
+  for (const int parts : {1, 2, 4}) {
+    const std::string mesh = "d=1,s=" + std::to_string(parts) + ",t=1";
+    const run::Plan plan = dry(mesh, subject);
+    std::vector<run::Plan> measured(static_cast<std::size_t>(parts));
+    on_counted_threads(mesh, [&](const DevicePtr& device, const std::size_t&) {
+      measured[static_cast<std::size_t>(device->rank())] = counted(device, subject);
+    });
+    // In attention, later devices compute more and earlier ones send more: the plan has the mean of all.
+    std::int64_t peak = 0, sent = 0;
+    double flops = 0;
+    for (const run::Plan& one : measured) {
+      peak = std::max(peak, one.peak);
+      sent += one.sent();
+      flops += one.flops;
+      REQUIRE(one.activations == plan.activations);
+      for (const auto& c : plan.collectives)
+        if (!c.op.starts_with("causal_attention"))
+          REQUIRE(std::ranges::find(one.collectives, c) != one.collectives.end());
+    }
+    REQUIRE(sent == parts * plan.sent());
+    REQUIRE(std::abs(flops - parts * plan.flops) < 1e-9 * flops);
+    INFO("peak: " << plan.peak << " planned, " << peak << " measured, " << peak_before << " with half the parts");
+    REQUIRE(std::abs(plan.peak - peak) * 100 <= peak);
+    REQUIRE((parts == 1 || plan.peak * 100 < peak_before * 60));
+    peak_before = plan.peak;
+  }
+}
+
 #if defined(SHARDLIB_WITH_MPI)
 TEST_CASE("a plan for MPI has its scratch memory", "[plan]") {
   if (!under_mpi()) return;
   const Peers peers = shardlib::detail::shm::node ? Peers::node : Peers::mpi;
   for (const Subject& subject : {Subject(), wide_subject()}) {
-    for (const std::string mesh : {"d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2"}) {
+    for (const std::string mesh : {"d=1,s=1,t=1", "d=2,s=1,t=1", "d=1,s=1,t=2", "d=2,s=1,t=2"}) {
       const run::Plan plan = dry(mesh, subject, peers);
       on_mesh(mesh, [&](const DevicePtr& device) { expect_planned(plan, counted(device, subject)); });
     }
@@ -237,7 +273,7 @@ TEST_CASE("a plan of thousands of devices that are not there", "[plan]") {
   Subject big;
   big.B = 1024, big.L = 1024, big.M = 4096, big.Q = 4, big.K = 8, big.D = 128, big.F = 16384, big.V = 50257;
   big.padded_V = 50688, big.layers = 4;
-  const std::string mesh = "d=512,t=8";
+  const std::string mesh = "d=512,s=1,t=8";
   const run::Plan plan = dry(mesh, big);
 
   // By hand: the embedding is gathered over d in the forward pass alone, as the backward pass needs it not.
@@ -247,22 +283,22 @@ TEST_CASE("a plan of thousands of devices that are not there", "[plan]") {
     throw Failure("no " + std::string(op) + " " + std::string(spec));
   };
   const std::int64_t shard = big.padded_V / 8 * (big.M / 512) * 4;
-  const auto embed = find("all_gather", "V/t M/d -> V/t M");
-  REQUIRE(embed.axes == "d");
+  const auto embed = find("all_gather", "V/t M/d/s -> V/t M");
+  REQUIRE(embed.axes == "d s");
   REQUIRE(embed.calls == 2);  // and the output layer
   REQUIRE(embed.bytes == 2 * 511 * shard);
   // Each layer gathers the keys' and values' weights in the forward pass and again in the backward pass.
-  const auto keys = find("all_gather", "M/d K/t D -> M K/t D");
+  const auto keys = find("all_gather", "M/d/s K/t D -> M K/t D");
   REQUIRE(keys.calls == big.layers * 2 * 2);
   REQUIRE(keys.bytes == keys.calls * 511 * (big.M / 512 * big.K / 8 * big.D * 4));
-  REQUIRE(find("reduce_scatter", "B/d L M +t -> B/d L M/t").axes == "t");
+  REQUIRE(find("reduce_scatter", "B/d L/s M +t -> B/d L/s M/t").axes == "t");
   // The logits are the largest tensor of a device.
   REQUIRE(plan.peak > big.B / 512 * big.L * big.padded_V / 8 * 4);
   const double products = 6.0 * static_cast<double>(big.M * big.padded_V / 8 * big.B / 512 * big.L);
   REQUIRE(plan.flops > products);
 
   const std::string table = run::to_string(plan);
-  for (const char* part : {"4096 devices, mesh d=512,t=8", "M/d K/t D -> M K/t D", "saved activations"})
+  for (const char* part : {"4096 devices, mesh d=512,s=1,t=8", "M/d/s K/t D -> M K/t D", "saved activations"})
     REQUIRE(table.find(part) != std::string::npos);
 }
 
@@ -310,22 +346,22 @@ TEST_CASE("run::plan counts the step that a program gives to run::train", "[plan
     program.flops_per_token = 100;
     run::train(device, training, {}, "", program);
   };
-  const run::Plan plan = run::plan(parse_mesh("d=4,t=2"), body);
-  const run::Plan expected = dry("d=4,t=2", subject);
+  const run::Plan plan = run::plan(parse_mesh("d=4,s=1,t=2"), body);
+  const run::Plan expected = dry("d=4,s=1,t=2", subject);
   REQUIRE(plan.collectives == expected.collectives);
   REQUIRE(plan.peak == expected.peak);
-  REQUIRE(plan.peak_node == dry("d=4,t=2", subject, Peers::node).peak);
-  REQUIRE(plan.peak_mpi == dry("d=4,t=2", subject, Peers::mpi).peak);
+  REQUIRE(plan.peak_node == dry("d=4,s=1,t=2", subject, Peers::node).peak);
+  REQUIRE(plan.peak_mpi == dry("d=4,s=1,t=2", subject, Peers::mpi).peak);
   REQUIRE(plan.peak_mpi >= plan.peak);
   REQUIRE(plan.weights == (plan.parameters + (subject.padded_V - subject.V) * subject.M * 2) * 4 / 8);
   REQUIRE(plan.gradients == plan.weights);
   REQUIRE(plan.optimizer == 2 * plan.weights);
   REQUIRE(plan.model_flops == 100.0 * static_cast<double>(subject.B * subject.L));
   // What the step differentiates can be drawn too.
-  REQUIRE(run::dot(parse_mesh("d=4,t=2"), body).find("layers/1/w_gate") != std::string::npos);
+  REQUIRE(run::dot(parse_mesh("d=4,s=1,t=2"), body).find("layers/1/w_gate") != std::string::npos);
   training.plan = false;
-  REQUIRE(!run::dry_run(training, parse_mesh("d=4,t=2"), body, body));
-  expect_error<Error>([] { static_cast<void>(run::plan(parse_mesh("d=2,t=1"), [](const auto&) {})); },
+  REQUIRE(!run::dry_run(training, parse_mesh("d=4,s=1,t=2"), body, body));
+  expect_error<Error>([] { static_cast<void>(run::plan(parse_mesh("d=2,s=1,t=1"), [](const auto&) {})); },
                       "plan: the program has not called run::train");
 }
 
@@ -370,10 +406,10 @@ void one_layer(const DevicePtr& device) {
   const Sizes sizes{{"B", 8}, {"L", 32}, {"M", 64}, {"Q", 2}, {"K", 4}, {"D", 16}, {"F", 192}};
   LayerAndInput weights;
   for_each_leaf([&]<Spec S>(std::string_view, Tensor<f32, S>& w) { w = zeros<f32, S>(mesh, sizes); }, weights);
-  const auto loss = [](const LayerAndInput& w, const Tensor<i32, "B/d L">& segments) -> Tensor<f32, "+d +t"> {
+  const auto loss = [](const LayerAndInput& w, const Tensor<i32, "B/d L/s">& segments) -> Tensor<f32, "+d +s +t"> {
     return sum(explicit_activation_checkpointing(gpt::layer<f32>)(w.x, segments, w.layer, gpt::ModelConfig{}));
   };
-  static_cast<void>(value_and_grad(mesh, loss, weights, zeros<i32, "B/d L">(mesh, sizes)));
+  static_cast<void>(value_and_grad(mesh, loss, weights, zeros<i32, "B/d L/s">(mesh, sizes)));
 }
 
 int count(const std::string& text, const std::string& part) {
@@ -385,16 +421,16 @@ int count(const std::string& text, const std::string& part) {
 }  // namespace
 
 TEST_CASE("the graph of a layer has its weights, its collectives and what flows, forward and backward", "[graph]") {
-  const std::string dot = run::dot(parse_mesh("d=4,t=2"), one_layer);
+  const std::string dot = run::dot(parse_mesh("d=4,s=1,t=2"), one_layer);
   for (const std::string weight : {"norm1", "norm2", "w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down"})
     REQUIRE(count(dot, "label=\"layer/" + weight + "\\n") == 1);
   // Gathered in the forward pass and again in the backward pass, where the gradient is scattered.
-  REQUIRE(count(dot, "[label=\"all_gather\\nM/d F/t -> M F/t\"") == 3);
-  REQUIRE(count(dot, "[label=\"all_gather\\nM/d F/t -> M F/t\\n(recomputed)\"") == 3);
-  REQUIRE(count(dot, "[label=\"reduce_scatter\\nM F/t +d -> M/d F/t\"") == 3);
+  REQUIRE(count(dot, "[label=\"all_gather\\nM/d/s F/t -> M F/t\"") == 3);
+  REQUIRE(count(dot, "[label=\"all_gather\\nM/d/s F/t -> M F/t\\n(recomputed)\"") == 3);
+  REQUIRE(count(dot, "[label=\"reduce_scatter\\nM F/t +d +s -> M/d/s F/t\"") == 3);
   // Saved for the backward pass, hence computed once.
-  REQUIRE(count(dot, "[label=\"einsum_unreduced\\nB/d L M, M F/t -> B/d L F/t\"") == 3);  // gate, up; y's cotangent
-  REQUIRE(count(dot, "B/d L M, M F/t -> B/d L F/t\\n(recomputed)") == 0);
+  REQUIRE(count(dot, "[label=\"einsum_unreduced\\nB/d L/s M, M F/t -> B/d L/s F/t\"") == 3);  // gate, up; y's cotangent
+  REQUIRE(count(dot, "B/d L/s M, M F/t -> B/d L/s F/t\\n(recomputed)") == 0);
   REQUIRE(count(dot, "subgraph cluster_") == 3);
   REQUIRE(count(dot, "\"axes ") == 3);  // d, t, and both for the scales
 
@@ -421,7 +457,7 @@ TEST_CASE("the graph of a layer has its weights, its collectives and what flows,
 }
 
 TEST_CASE("the graph names the weights where gathering them is not work", "[graph]") {
-  const std::string dot = run::dot(parse_mesh("d=1,t=1"), one_layer);
+  const std::string dot = run::dot(parse_mesh("d=1,s=1,t=1"), one_layer);
   for (const std::string weight : {"norm1", "norm2", "w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down"})
     REQUIRE(count(dot, "label=\"layer/" + weight + "\\n") == 1);
   REQUIRE(count(dot, "all_gather") == 0);
@@ -447,7 +483,7 @@ TEST_CASE("a graph is drawn by dot, and without it the error names the package",
   REQUIRE(!std::ifstream(pipe + ".dot"));
   REQUIRE(!std::ifstream(pipe + ".new"));
   REQUIRE(std::remove(pipe.c_str()) == 0);
-  run::write_svg(run::dot(parse_mesh("d=4,t=2"), one_layer), path);
+  run::write_svg(run::dot(parse_mesh("d=4,s=1,t=2"), one_layer), path);
   std::ifstream file(path);
   const std::string svg{std::istreambuf_iterator<char>(file), {}};
   REQUIRE(svg.find("</svg>") != std::string::npos);
@@ -461,7 +497,7 @@ TEST_CASE("a traced step has an event for each collective and op of each device"
   const Scratch folder;
   const std::string path = world_rank() == 0 ? folder / "trace.json" : "/nonexistent/trace.json";
   const Subject subject;
-  const std::string mesh = "d=2,t=2";
+  const std::string mesh = "d=2,s=1,t=2";
   const run::Plan plan = dry(mesh, subject);
   const bool ran = on_mesh(mesh, [&](const DevicePtr& device) {
     const GptMesh m(device);

@@ -1,25 +1,55 @@
 // Batches of tokens as tensors.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
+#include <type_traits>
 #include <vector>
 
 #include "shardlib/io/data/token_batch.hpp"
 #include "shardlib/ops/create.hpp"
+#include "shardlib/runtime/value.hpp"
+#include "shardlib/support/error.hpp"
 #include "shardlib/types/tensor.hpp"
 
 namespace shardlib::run {
 
+namespace detail {
+/// Of each row of `length` tokens one of so many equal parts.
+[[nodiscard]] inline io::TokenBatch part_of_rows(const io::TokenBatch& rows, std::int64_t length, std::int64_t parts,
+                                                 std::int64_t index) {
+  const auto of = [&, part = length / parts](const auto& values) {
+    std::remove_cvref_t<decltype(values)> taken;
+    taken.reserve(values.size() / static_cast<std::size_t>(parts));
+    for (std::int64_t at = index * part; at < std::ssize(values); at += length)
+      taken.insert(taken.end(), values.begin() + at, values.begin() + at + part);
+    return taken;
+  };
+  return {of(rows.inputs), of(rows.targets), of(rows.segments), of(rows.weights)};
+}
+}  // namespace detail
+
 /// This device's rows of `length` tokens as a Batch{inputs, targets, segments, weights} of tensors "B/d L", without a
-/// copy. Another spec may be given; its first dim is sharded over Training::batch_axes.
-/// `token_tensors<gpt::Batch>(mesh, rows, 128)`, `token_tensors<moe::Batch, "B/d/e L">(mesh, rows, 128)`
+/// copy. Another spec may be given; its first dim is sharded over Training::batch_axes. If its second one is sharded
+/// too, the device takes its part of each row, which the axes must divide.
+/// `token_tensors<gpt::Batch>(mesh, rows, 128)`, `token_tensors<moe::Batch, "B/d/e L">(mesh, rows, 128)`,
+/// `token_tensors<gpt::Batch, "B/d L/s">(mesh, rows, 128)`
 template <class Batch, Spec S = "B/d L", Spec A>
 [[nodiscard]] Batch token_tensors(const Mesh<A>& mesh, const io::TokenBatch& rows, std::int64_t length) {
-  const auto host = std::make_shared<io::TokenBatch>(rows);
-  std::int64_t devices = 1;
-  for (const auto axis : shardlib::detail::parsed<S>.dims[0].axes) devices *= mesh.size(axis);
+  constexpr const auto& dims = shardlib::detail::parsed<S>.dims;
+  static_assert(dims.size() == 2, "token_tensors: the spec has two dims, rows and the tokens of a row");
+  const Device& device = *mesh.device();
+  const std::int64_t devices = shardlib::detail::shard_count(device, dims[0].axes);
+  const std::int64_t parts = shardlib::detail::shard_count(device, dims[1].axes);
+  if (length % parts != 0)
+    throw UsageError("token_tensors: rows of " + std::to_string(length) + " tokens do not divide into " +
+                     std::to_string(parts) + " parts (" + device.describe() + "); choose a length that does");
+  const auto host = std::make_shared<io::TokenBatch>(
+      parts == 1 ? rows
+                 : detail::part_of_rows(rows, length, parts, shardlib::detail::shard_index(device, dims[1].axes)));
   const Sizes sizes{{"B", std::ssize(rows.inputs) / length * devices}, {"L", length}};
   const auto tensor = [&]<class T>(const std::vector<T>& values) {
     return from_memory<T, S>(mesh, sizes, std::span<const T>(values), host);
