@@ -209,7 +209,7 @@ SHARDLIB_INLINE std::string report(const std::vector<std::string>& paths, double
   for (const Chart& chart : charts) series += chart.series.size();
   // The page stays small however many numbers a program adds.
   const std::size_t points = std::clamp<std::size_t>(16'000 * runs.size() / series, 400, 2000);
-  for (const Chart& chart : charts) out += to_html(chart, points);
+  for (const Chart& chart : charts) out += to_html(chart, chart.id == "loss" ? 3 * points : points);
   out += "</div>\n" + detail::events_section(runs) + detail::samples_section(runs) + detail::config_table(runs);
   return out + "</main><script>(() => {" + detail::report_script_curves + detail::report_script_page +
          detail::report_script_input + "})();</script></body></html>\n";

@@ -41,6 +41,7 @@ border-radius:4px}
 :focus-visible{outline:2px solid var(--c0);outline-offset:2px}
 path{fill:none;stroke-linejoin:round;stroke-linecap:round}
 .grid{stroke:var(--line)}
+.plot:focus-visible{outline-offset:-2px}
 .raw{opacity:.3}
 .band{opacity:.25;stroke:none}
 .smooth{stroke-width:2}
@@ -65,7 +66,9 @@ button[aria-pressed=true]{background:var(--line);color:var(--ink)}
 .views button:focus-visible{outline-offset:-3px;border-radius:20px}
 .values{margin:6px 0 0;font-size:13px;color:var(--dim);overflow-x:auto}
 .values summary{font-weight:400}
-.values td,.values th{padding:2px 14px 2px 0}
+.values td,.values th{padding:2px 10px 2px 0}
+.values td:first-child{white-space:nowrap}
+button i{vertical-align:-1px}
 .live{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%);white-space:nowrap}
 .readout{position:absolute;z-index:2;pointer-events:none;background:var(--card);border:1px solid var(--line);
 border-radius:8px;padding:6px 10px;font-size:13px;box-shadow:0 3px 14px rgba(0,0,0,.18);max-width:100%;

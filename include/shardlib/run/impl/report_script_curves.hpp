@@ -86,15 +86,15 @@ function y_ticks(scale, about, unit) {
   }
   return values.map(v => [v, text[unit](v, v && step ? Math.max(3, Math.ceil(Math.log10(Math.abs(v) / step)) + 2) : 4)]);
 }
-function x_ticks(axis, low, high, about) {
-  const raw = (high - low) / about;
-  if (axis !== "seconds") {
-    const step = Math.max(round_step(raw), 1);
+function x_ticks(axis, low, high, most) {
+  const wide = step => (high - low) / step <= most;
+  let step = axis === "seconds" ? round_step((high - low) / most) : Math.max(1, round_step((high - low) / most));
+  if (!wide(step)) step = round_step(1.6 * step);
+  if (axis !== "seconds")
     return multiples(step, low, high).map(v => [v, high < 1e5 ? String(Math.round(v))
       : text.count(v, v ? Math.max(3, Math.ceil(Math.log10(v / step)) + 2) : 3)]);
-  }
   const clock = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
-  const step = raw < 1 ? round_step(raw) : clock.find(v => v >= raw) || 86400 * Math.max(1, round_step(raw / 86400));
+  if (step >= 1) step = clock.find(wide) || 86400 * Math.ceil(round_step(1.6 * (high - low) / most / 86400));
   const [unit, name] = high >= 172800 ? [86400, " d"] : high >= 7200 ? [3600, " h"] : high >= 120 ? [60, " min"]
     : high >= 1 ? [1, " s"] : [1e-3, " ms"];
   return multiples(step, low, high).map(v => [v, round(v / unit, 6) + name]);

@@ -18,7 +18,8 @@ function save(all) {
     if (active && document.activeElement === active.querySelector(".plot")) put.set("chart", active.id);
     put.set("open", [...document.querySelectorAll("details[open]")].map(d => d.id).join(","));
   }
-  try { history.replaceState(null, "", "#" + put); } catch (none) { location.hash = String(put); }
+  const address = String(put).replaceAll("%2C", ",").replaceAll("%3A", ":");
+  try { history.replaceState(null, "", "#" + address); } catch (none) { location.hash = address; }
 }
 function restore() {
   const got = new URLSearchParams(location.hash.slice(1)), list = key => (got.get(key) || "").split(",").filter(Boolean);
@@ -28,7 +29,7 @@ function restore() {
   if (zoom.length === 2 && zoom[0] < zoom[1]) set_zoom(...zoom);
   for (const view of list("views")) state.views[view.slice(0, view.lastIndexOf(":"))] = view.slice(view.lastIndexOf(":") + 1);
   for (const c of charts)
-    if (c.stacked || !views_of(c).includes(state.views[c.card.id])) delete state.views[c.card.id];
+    if (c.stacked || !c.views.includes(state.views[c.card.id])) delete state.views[c.card.id];
   state.paused = got.has("paused");
   if (got.has("at") && isFinite(at)) state.at = at;
   if (got.has("open")) for (const d of document.querySelectorAll("details")) d.open = list("open").includes(d.id);
@@ -81,6 +82,7 @@ function choice(parent, label, names, now, choose) {
   for (const [key, button] of buttons) button.addEventListener("click", () => { choose(key); press(); });
   press();
 }
+for (const c of charts) c.views = c.stacked ? ["linear"] : views_of(c);  // of the whole range
 const focus_again = restore();
 bar.replaceChildren();
 if (page.runs.length > 1) {
@@ -102,8 +104,8 @@ choice(axis_label, "horizontal axis", axes_known().map(a => [a, axes[a].title]),
 const reset = add("button", bar, {type: "button"}, "Whole range");
 reset.addEventListener("click", show_all);
 for (const c of charts) {
-  if (!c.stacked && views_of(c).length > 1)
-    choice(c.card.querySelector("figcaption"), "vertical scale of " + c.title, views_of(c).map(v => [v, v]),
+  if (!c.stacked && c.views.length > 1)
+    choice(c.card.querySelector("figcaption"), "vertical scale of " + c.title, c.views.map(v => [v, v]),
       () => state.views[c.card.id] || "linear", view => { state.views[c.card.id] = view; update(); });
 }
 
@@ -176,8 +178,8 @@ for (const c of charts) {
     zoom_to(Math.min(at, done.at), Math.max(at, done.at));
   });
   c.plot.addEventListener("pointercancel", end_drag);
-  c.plot.addEventListener("pointerleave", () => {
-    if (drag) return;
+  c.plot.addEventListener("pointerleave", event => {
+    if (drag || event.pointerType === "touch") return;  // a finger has no other way to stay
     state.at = null;
     show_cursor(null);
   });

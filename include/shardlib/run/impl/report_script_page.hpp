@@ -101,10 +101,9 @@ function draw(c) {
   for (const [v, label] of y_ticks(scale, h > 260 ? 5 : 4, c.unit))
     out += `<path class="grid" d="M${margin.left} ${y(v).toFixed(1)}H${right}"/><text x="${margin.left - 7}" y="${
       (y(v) + 4).toFixed(1)}" text-anchor="end">${label}</text>`;
-  for (const [v, label] of x_ticks(state.axis, low, high, Math.max(2, Math.min(8, w / 90 | 0)))) {
-    const x = x_pixel(c, v);
-    out += `<text x="${x.toFixed(1)}" y="${bottom + 17}" text-anchor="${x > right - 16 ? "end" : "middle"}">${label}</text>`;
-  }
+  for (const [v, label] of x_ticks(state.axis, low, high, (right - margin.left) / 64))
+    out += `<text x="${Math.min(x_pixel(c, v), w - 4 * label.length).toFixed(1)}" y="${bottom + 17}" text-anchor="middle">${
+      label}</text>`;
   out += `<text x="${(margin.left + right) / 2}" y="${h - 3}" text-anchor="middle">${axes[state.axis].title}</text>`;
   // A picture of its own clips what is outside, but for marks at the ends.
   const clip = [margin.left - 5, margin.top, right - margin.left + 10, bottom - margin.top];
@@ -194,9 +193,12 @@ function show_cursor(active, x, y) {
     if (r.value) add("span", row, {}, r.value);
   }
   readout.hidden = false;
-  const width = readout.offsetWidth, left = x === undefined ? plot.left - box.left + x_pixel(active, state.at) : x - box.left;
-  readout.style.left = Math.max(4, left + 18 + width > box.width ? left - width - 18 : left + 18) + "px";
-  readout.style.top = Math.max(36, (y === undefined ? plot.top + 30 : y) - box.top - 20) + "px";
+  // Beside the cursor, or below the picture where there is no room.
+  const width = readout.offsetWidth, by_key = x === undefined;
+  const left = by_key ? plot.left - box.left + x_pixel(active, state.at) : x - box.left;
+  const fits = left + 18 + width <= box.width || left - width - 18 >= 4;
+  readout.style.left = (!fits ? 4 : left + 18 + width > box.width ? left - width - 18 : left + 18) + "px";
+  readout.style.top = (!fits ? plot.bottom - box.top + 2 : Math.max(36, (by_key ? plot.top + 30 : y) - box.top - 20)) + "px";
 }
 )js";
 
