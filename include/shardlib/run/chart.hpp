@@ -38,16 +38,17 @@ struct Chart {
   bool stacked = false;  ///< the series are parts of a whole, of one run, the first at the bottom
 };
 
-/// A curve with at most `most` values: each stands for as many steps. `low` and `high` are the extremes of those steps,
-/// and empty if no value stands for more than one.
+/// A curve with few values: `y` at steps `x`. Each value stands for as many steps; `low` and `high` are the extremes of
+/// those steps, and empty if no value stands for more than one.
 struct ThinnedSeries {
   std::vector<double> x, y, low, high;
 };
 
-/// Replaces runs of neighbouring values by their mean, or by their median. `thinned(losses, 2000, false)`
+/// At most `most` values, each the mean, or the median, of its neighbours. `thinned(losses, 2000, false)`
 [[nodiscard]] SHARDLIB_INLINE ThinnedSeries thinned(const Series& series, std::size_t most, bool median);
 
 /// A figure of HTML that the page's script draws, with a table of values. Each series has at most `points` values.
+/// `to_html(loss, 2000)`
 [[nodiscard]] SHARDLIB_INLINE std::string to_html(const Chart& chart, std::size_t points);
 
 }  // namespace shardlib::run
