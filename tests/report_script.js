@@ -112,6 +112,9 @@ function one(file) {
   check(!p.bar.find(".toggle").length, "one run alone cannot be hidden");
   check(p.page.timers.length === 0, "the page of a finished run never loads itself again");
 
+  check(/class="raw"/.test(p.svg("loss")) && /class="smooth"/.test(p.svg("loss")), "each step is faint behind the mean");
+  check(!/class="raw"/.test(p.svg("memory")), "but not where they are the same");
+
   key(p, "loss", "Home");
   check(/^step 0; first 11(\.0+)?;? ?/.test(value(p, "loss")), `the first value is read: ${value(p, "loss")}`);
   check(!value(p, "loss").includes("validation"), "a curve that has not begun is not");
@@ -137,6 +140,7 @@ function one(file) {
   check(p.svg("grad_norm") !== whole, "all charts show the same range");
   key(p, "loss", "ArrowLeft", {shiftKey: true});
   check(zoom(p)[0] < low && Math.abs(zoom(p)[1] - zoom(p)[0] - (high - low)) < 1e-3, "Shift and an arrow move it");
+  check(Number(/^step (\d+)/.exec(value(p, "loss"))[1]) <= zoom(p)[1] + 0.5, "and the cursor stays within");
   key(p, "loss", "Escape");
   check(!p.location.hash.includes("zoom") && p.svg("grad_norm") === whole, "Escape shows the whole range");
   check(p.body.find(".live")[0].textContent === "whole range", "this is announced");

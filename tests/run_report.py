@@ -114,7 +114,7 @@ def reports(folder):
     check(run["tokens"][-1] == 150000 and run["seconds"][-1] == 150, "300 steps of 0.5 s and 500 tokens")
     check(page.data["page"]["every"] == 0, "a finished run's page is not loaded again")
     check(page.count.get("details", 0) == len(charts) + 1, "each chart has its values as text")
-    check("275 – 299" in text and page.count["noscript"] == 1, "which need no script")
+    check("275 – 299" in text and page.count["noscript"] == 2, "which need no script")
     parts = {s["name"]: s["y"][0] for s in charts["breakdown0"]}
     check(parts == {"forward": 0.2, "all_gather": 0.1, "other": 0.2}, f"the parts of a step are {parts}")
     check('And <b>' in text and "</script> &" in text, "the sample is shown, as text")

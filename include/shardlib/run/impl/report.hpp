@@ -197,7 +197,8 @@ SHARDLIB_INLINE std::string report(const std::vector<std::string>& paths, double
   std::string out =
       "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"><title>" +
-      title + "</title><style>" + detail::report_style + "</style></head>\n<body><main>";
+      title + "</title><style>" + detail::report_style +
+      "</style><noscript><style>.plot,#help{display:none}</style></noscript></head>\n<body><main>";
   out += runs.size() == 1 ? "<h1>" + title + "</h1>" : "<h1>" + std::to_string(runs.size()) + " runs compared</h1>";
   out += "<p class=\"sub\">Training report by shardlib</p>\n" + detail::summary_table(runs) + "<h2>Training</h2>";
   out += "<noscript><p class=\"sub\">The charts need JavaScript. The tables of values below do not.</p></noscript>";

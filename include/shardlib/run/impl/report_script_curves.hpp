@@ -132,7 +132,7 @@ function smoothed(xs, ys, half, median, first, last) {
     const window = [];
     for (let k = begin; k < xs.length && xs[k] <= xs[i] + reach; ++k) if (ys[k] !== null) window.push(ys[k]);
     if (!window.length) continue;
-    out[i] = window.length === 1 ? window[0] : median ? window.sort((a, b) => a - b)[window.length >> 1]
+    out[i] = median ? window.sort((a, b) => a - b)[window.length >> 1]
       : window.reduce((sum, v) => sum + v / window.length, 0);
   }
   return out;
