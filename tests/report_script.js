@@ -113,7 +113,7 @@ function one(file) {
   check(p.page.timers.length === 0, "the page of a finished run never loads itself again");
 
   check(/class="raw"/.test(p.svg("loss")) && /class="smooth"/.test(p.svg("loss")), "each step is faint behind the mean");
-  check(!/class="raw"/.test(p.svg("memory")), "but not where they are the same");
+  for (const same of ["memory", "learning_rate"]) check(!/class="raw"/.test(p.svg(same)), "but not where they are the same");
 
   key(p, "loss", "Home");
   check(/^step 0; first 11(\.0+)?;? ?/.test(value(p, "loss")), `the first value is read: ${value(p, "loss")}`);
@@ -155,6 +155,7 @@ function one(file) {
   check(Math.abs(low - 299 / 3) < 0.1 && Math.abs(high - 598 / 3) < 0.1, `a drag zooms: ${low} to ${high}`);
   check(!p.button(p.bar, "Whole range").hidden, "a button leads back");
   drawn(p, "zoomed");
+  check(!/class="raw"/.test(p.svg("memory")), "what is the same stays one line");
   p.plot("loss").send("pointerdown", {clientX: 200, clientY: 9});
   p.plot("loss").send("pointerup", {clientX: 202, clientY: 9});
   check(zoom(p)[0] === low, "a click does not zoom");

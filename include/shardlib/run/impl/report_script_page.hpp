@@ -50,7 +50,8 @@ function curves_of(c) {
     const xs = xs_of(s);
     const first = Math.max(0, nearest(xs, low) - 1), last = Math.min(xs.length - 1, nearest(xs, high) + 1);
     const ys = s.marked ? s.y : smoothed(xs, s.y, half, c.robust, first, last);
-    const thick = !s.marked && (s.low !== undefined || ys.some((v, i) => v !== s.y[i] && i >= first && i <= last));
+    const differs = (v, i) => v !== null && Math.abs(v - s.y[i]) > 1e-9 * Math.abs(v);
+    const thick = !s.marked && (s.low !== undefined || ys.some(differs));
     return {s, xs, ys, first, last, thick};
   });
 }
