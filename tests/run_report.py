@@ -8,6 +8,7 @@ it is given. Nothing but Python's standard library is needed: the parsers here k
 installed, report_script.js runs the report's script, too.
 """
 import argparse
+import fcntl
 import glob
 import html.parser
 import itertools
@@ -292,6 +293,28 @@ def tensorboard(folder):
     check(second[1][2] == 250 and dict(fields(second[1][7])) == {1: 1}, "a restart is marked with its step")
 
 
+def follows(program, folder):
+    """--follow writes the page again until no process holds the lock of a run."""
+    page = f"{folder}/followed.html"
+
+    def every():
+        with open(page, encoding="utf-8") as file:
+            return int(re.search(r'"every":(\d+)', file.read())[1])
+
+    with open(f"{folder}/first/metrics.jsonl", "rb") as run:
+        fcntl.flock(run, fcntl.LOCK_EX)
+        words = [program, "first", "second", "-o", page, "--follow", "1"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=folder) as started:
+            check(started.stdout.readline() == f"wrote {page}\n" and every() == 1, "a page that loads itself again")
+            check(started.stdout.readline() == f"wrote {page}\n", "the page is written again")
+            fcntl.flock(run, fcntl.LOCK_UN)
+            try:
+                started.wait(30)
+            except subprocess.TimeoutExpired:
+                started.kill()
+            check(started.returncode == 0 and every() == 0, f"the last page is that of finished runs: {started}")
+
+
 def tool(program, folder):
     def run(*words):
         return subprocess.run([program, *words], capture_output=True, text=True, timeout=60, cwd=folder)
@@ -302,6 +325,7 @@ def tool(program, folder):
         check(a.read() == b.read(), "the tool writes the same report")
     done = run("second")
     check(done.returncode == 0 and os.path.exists(f"{folder}/second/report.html"), "a run's report goes into its folder")
+    follows(program, folder)
     for words, text in [
         (["nothing"], "error: there is no run 'nothing'\n"),
         ([], "error: RUN is required (see --help)\n"),
