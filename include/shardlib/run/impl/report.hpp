@@ -21,6 +21,7 @@
 
 #include "shardlib/io/file.hpp"
 #include "shardlib/run/chart.hpp"
+#include "shardlib/run/impl/chart_parts.hpp"
 #include "shardlib/run/impl/report_page.hpp"
 #include "shardlib/run/impl/report_script_curves.hpp"
 #include "shardlib/run/impl/report_script_input.hpp"
