@@ -1,6 +1,10 @@
 // Traces, event files and the report: what C++ can say of them, and the files that run_report.py reads as others would.
+#include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <shardlib/run/chart.hpp>
+#include <shardlib/run/impl/live_report.hpp>
 #include <shardlib/run/report.hpp>
 #include <shardlib/run/run_directory.hpp>
 #include <shardlib/run/tensorboard.hpp>
@@ -205,7 +209,7 @@ TEST_CASE("report: odd records are drawn too", "[run]") {
     INFO(i);
     CHECK(page.find("id=\"loss\"") != std::string::npos);
     for (const char* bad : {"=\"nan", "=\"-nan", "=\"inf", "=\"-inf", "nan ", " nan", "inf ", " inf "})
-      CHECK(page.find(bad, page.find("<main>")) > page.find("<script>\n"));
+      CHECK(page.find(bad, page.find("<main>")) > page.find("<script>("));
   }
 }
 
@@ -226,7 +230,7 @@ TEST_CASE("report: what a run has done out of turn is marked and listed", "[run]
   CHECK(records[3].events == std::vector<std::string>{"step 3: a \"spike\" <b>", "and more"});
   CHECK(records[4].events.empty());
   const std::string page = run::report({path});
-  CHECK(page.find("<title>step 3: a &quot;spike&quot; &lt;b&gt;</title>") != std::string::npos);
+  CHECK(page.find(R"({"step":3,"run":0,"text":"step 3: a \"spike\" \u003cb>"})") != std::string::npos);
   CHECK(page.find("the last 50 of 80") != std::string::npos);
   CHECK(page.find("<td class=\"num\">29</td>") == std::string::npos);
   CHECK(page.find("<td class=\"num\">31</td><td>step 31: a &quot;spike&quot; &lt;b&gt;</td>") != std::string::npos);
@@ -238,7 +242,66 @@ TEST_CASE("report: a long run stays small", "[run]") {
     run::JsonLines file(folder / name, run::JsonLines::Mode::overwrite);
     for (std::int64_t i = 0; i < 100'000; ++i) file.write(record(i, true));
   }
-  CHECK(run::report({folder / "a", folder / "b"}).size() < 2'000'000);
+  CHECK(run::report({folder / "a", folder / "b"}).size() < 1'500'000);
+}
+
+TEST_CASE("report: thinned curves keep extremes, ends and gaps", "[run]") {
+  run::Series series{"a", 0, {}, {}};
+  for (int i = 0; i < 1000; ++i) {
+    series.x.push_back(7 + 2 * i);
+    series.y.push_back(i % 10 == 3 ? -i : i);
+  }
+  const run::ThinnedSeries same = run::thinned(series, 1000, false);
+  CHECK((same.x == series.x && same.y == series.y && same.low.empty() && same.high.empty()));
+
+  for (std::size_t i = 500; i < 510; ++i) series.y[i] = NAN;
+  series.y[512] = NAN;
+  const run::ThinnedSeries mean = run::thinned(series, 100, false), median = run::thinned(series, 100, true);
+  REQUIRE((mean.x.size() == 100 && mean.y.size() == 100 && mean.low.size() == 100 && mean.high.size() == 100));
+  CHECK((mean.x.front() == 7 && mean.x.back() == 7 + 2 * 999));
+  CHECK((mean.low[2] == -23 && mean.high[2] == 29));
+  CHECK(mean.y[2] == Approx((245.0 - 2 * 23) / 10));
+  CHECK(median.y[2] == 25);
+  CHECK((std::isnan(mean.y[50]) && std::isnan(mean.low[50]) && std::isnan(median.high[50])));
+  CHECK((mean.low[51] == -513 && mean.high[51] == 519 && std::isfinite(mean.y[51])));
+  series.y[0] = series.y[1] = 1.7e308;
+  CHECK(std::isfinite(run::thinned(series, 100, false).y[0]));
+}
+
+TEST_CASE("report: of a run that goes on", "[run]") {
+  const Scratch folder;
+  const std::string path = folder / "run";
+  std::vector<std::string> messages;
+  {
+    RunDirectory directory(path, "", Resume::never, true);
+    directory.begin(0);
+    CHECK(run::goes_on(path));
+    run::detail::LiveReport live(
+        directory, [&](const std::string& text) { messages.push_back(text); }, 0);
+    live.step();  // there are no records yet
+    live.step();
+    CHECK_FALSE(std::filesystem::exists(directory.report()));
+    REQUIRE(messages.size() == 1);
+    CHECK(messages[0] == "the report could not be written: the run '" + path + "' has no records yet");
+
+    directory.write(record(0, true));
+    run::detail::LiveReport good(
+        directory, [&](const std::string& text) { messages.push_back(text); }, 0);
+    good.step();
+    CHECK(messages.size() == 1);
+    REQUIRE(std::filesystem::exists(directory.report()));
+    CHECK(contents(directory.report()).find("\"every\":0,") == std::string::npos);
+    std::filesystem::remove(directory.report());
+    good.step();  // the first one has taken some time, of which this must be a hundredth
+    CHECK_FALSE(std::filesystem::exists(directory.report()));
+    run::detail::LiveReport later(directory, {}, 3600);
+    later.step();
+    CHECK_FALSE(std::filesystem::exists(directory.report()));
+  }
+  CHECK_FALSE(run::goes_on(path));
+  CHECK_FALSE(run::goes_on("/nowhere"));
+  CHECK(run::report({path}).find("\"every\":0,") != std::string::npos);
+  CHECK(run::report({path}, 30).find("\"every\":30,") != std::string::npos);
 }
 
 // run_report.py runs this and reads the files as their other readers would.
@@ -250,6 +313,7 @@ TEST_CASE("run files for run_report.py", "[.run_report]") {
   make_run(folder + "/second", "steps = 200\nname = \"<b>&\"\n[model]\nd = 2\n", 200, false);
   run::write_report({folder + "/first"}, folder + "/first/report.html");
   run::write_report({folder + "/first", folder + "/second"}, folder + "/compared.html");
+  run::write_report({folder + "/first"}, folder + "/live.html", 30);
   std::vector<std::string> parts;
   for (int rank = 0; rank < 2; ++rank) {
     parts.push_back(folder + "/trace." + std::to_string(rank) + ".json");

@@ -2,14 +2,20 @@
 //
 //   shardlib-report runs/first                        writes runs/first/report.html
 //   shardlib-report runs/first runs/second -o cmp.html
-#include <shardlib/support/error.hpp>
+//   shardlib-report runs/first runs/second -o cmp.html --follow 30    again each 30 seconds, while a run goes on
 #include <shardlib/run/options.hpp>
 #include <shardlib/run/report.hpp>
+#include <shardlib/support/error.hpp>
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "run_tool.hpp"
@@ -19,21 +25,30 @@ using namespace shardlib;
 int program(int argc, char** argv) {
   std::vector<std::string> runs;
   std::string output;
+  std::int64_t follow = 0;
   run::Options options("shardlib-report", "Writes one page with the curves, texts and settings of training runs.");
   options.arguments("RUN", runs, "folder of a run, or a metrics file; the first one's colour is blue");
   options.add("-o,--output", output,
               "the page (default: report.html in the run's folder; for several runs in this one)",
               run::value_name("FILE") | run::command_line_only());
+  options.add("--follow", follow, "write the page again each SECONDS, until no run goes on; 0: write it once",
+              run::at_least(0) | run::value_name("SECONDS") | run::command_line_only());
   if (!options.parse(argc, argv)) {
     fmt::print("{}", options.answer());
     return 0;
   }
-  if (output.empty()) {
-    const bool in_folder = runs.size() == 1 && std::filesystem::is_directory(runs[0]);
-    output = in_folder ? runs[0] + "/report.html" : "report.html";
+  const bool own_page = output.empty() && runs.size() == 1 && std::filesystem::is_directory(runs[0]);
+  if (output.empty()) output = own_page ? runs[0] + "/report.html" : "report.html";
+  for (bool more = true; more;) {
+    const bool live = std::any_of(runs.begin(), runs.end(), [](const auto& run) { return run::goes_on(run); });
+    more = live && follow > 0;
+    // A training run goes on to write the page in its own folder.
+    const double every = more ? static_cast<double>(follow) : live && own_page ? run::report_interval : 0;
+    run::write_report(runs, output, every);
+    fmt::print("wrote {}\n", output);
+    std::fflush(stdout);
+    if (more) std::this_thread::sleep_for(std::chrono::seconds(follow));
   }
-  run::write_report(runs, output);
-  fmt::print("wrote {}\n", output);
   return 0;
 }
 

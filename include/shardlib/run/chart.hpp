@@ -1,6 +1,7 @@
-// Line charts as SVG for the report. Each series has a faint raw curve and a smooth one, on linear and log scales.
+// Charts of the report: thinned values as JSON, which the page's script draws, and a table of values.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -9,19 +10,20 @@
 
 namespace shardlib::run {
 
-/// A curve of one run: its name, and `y` over `x`. NaN is a gap.
+/// A curve of one run: its name, and `y` over ascending steps `x`. NaN is a gap.
 struct Series {
   std::string name;
-  int color = 0;  ///< the number of the run; the page's style has the colours
+  int run = 0;  ///< the number of the run: readers hide the run's curves by it
   std::vector<double> x, y;
   bool marked = false;  ///< for few values: dashed, with marks, not smoothed
+  int color = -1;       ///< a number of the page's style; -1: that of the run
 };
 
-/// A note in a chart at `x`; `text` describes it, and `color` is as in a Series.
+/// A note in a chart at step `x`; `text` describes it, and `run` is as in a Series.
 struct Annotation {
   double x = 0;
   std::string text;
-  int color = 0;
+  int run = 0;
 };
 
 /// Curves in one picture: its `id` in the page, its `title`, the `unit` of `y`, the `series`, and `annotations` as
@@ -33,27 +35,21 @@ struct Chart {
   bool starts_at_zero = false;  ///< the linear scale starts at zero
   bool robust = false;          ///< smoothed by the median: for times and speeds, where single outliers say nothing
   std::vector<Annotation> annotations = {};
+  bool stacked = false;  ///< the series are parts of a whole, of one run, the first at the bottom
 };
 
-/// Parts of a whole over time, the first at the bottom: `id` and `title` as of a Chart, the `unit` of the parts,
-/// their `names`, and `x`.
-struct StackedChart {
-  std::string id, title;
-  Unit unit = Unit::seconds;
-  std::vector<double> x;
-  std::vector<std::string> names;
-  std::vector<std::vector<double>> parts;  ///< names.size() rows
+/// A curve with few values: `y` at steps `x`. Each value stands for as many steps; `low` and `high` are the extremes of
+/// those steps, and empty if no value stands for more than one.
+struct ThinnedSeries {
+  std::vector<double> x, y, low, high;
 };
 
-/// The mean, or the median, over a window of up to 2 * half + 1 values around each of `at`. At the end the window is
-/// cut off. At the beginning the mean's narrows on both sides, so that a falling curve begins where it does.
-/// `smoothed(losses, 10, false, places)`
-[[nodiscard]] SHARDLIB_INLINE std::vector<double> smoothed(const std::vector<double>& y, std::size_t half, bool median,
-                                                           const std::vector<std::size_t>& at);
+/// At most `most` values, each the mean, or the median, of its neighbours. `thinned(losses, 2000, false)`
+[[nodiscard]] SHARDLIB_INLINE ThinnedSeries thinned(const Series& series, std::size_t most, bool median);
 
-/// A card of HTML with the SVG. The curves are thinned to a few hundred points that keep each extreme.
-[[nodiscard]] SHARDLIB_INLINE std::string to_html(const Chart& chart);
-[[nodiscard]] SHARDLIB_INLINE std::string to_html(const StackedChart& chart);
+/// A figure of HTML that the page's script draws, with a table of values. Each series has at most `points` values.
+/// `to_html(loss, 2000)`
+[[nodiscard]] SHARDLIB_INLINE std::string to_html(const Chart& chart, std::size_t points);
 
 }  // namespace shardlib::run
 

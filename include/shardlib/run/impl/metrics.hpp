@@ -12,6 +12,7 @@
 
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -21,6 +22,7 @@
 #include <sstream>
 #include <string_view>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "shardlib/io/impl/json.hpp"
@@ -180,7 +182,12 @@ SHARDLIB_INLINE void JsonLines::fail(const char* what) const {
 
 SHARDLIB_INLINE bool JsonLines::lock() {
   // Some file systems have no locks. There two processes cannot be told apart, and the run goes on.
-  return ::flock(file_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+  // A reader that asks whether the run goes on has the lock for a moment: hence more than one try.
+  for (int tries = 0;; ++tries) {
+    if (::flock(file_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return true;
+    if (tries == 5) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
 }
 
 namespace detail {

@@ -25,6 +25,7 @@
 #include "shardlib/run/impl/answers.hpp"
 #include "shardlib/run/impl/batches.hpp"
 #include "shardlib/run/impl/judge.hpp"
+#include "shardlib/run/impl/live_report.hpp"
 #include "shardlib/run/impl/one_run.hpp"
 #include "shardlib/run/impl/plan_step.hpp"
 #include "shardlib/run/impl/run_identity.hpp"
@@ -64,7 +65,8 @@ class TrainingLoop {
         answers_(device, training, data, program, directory_),
         batches_(device, training, data),
         judge_(training),
-        saving_(device, program.checkpoints, directory_, [this](const std::string& text) { message(text); }) {}
+        saving_(device, program.checkpoints, directory_, [this](const std::string& text) { message(text); }),
+        live_report_(directory_, [this](const std::string& text) { message(text); }) {}
 
   void run() {
     check_allowed(training_, configuration_);
@@ -143,6 +145,7 @@ class TrainingLoop {
       const bool stopped = stopping(device_);
       if (speaks_) write(record);
       progress_->step(record);
+      if (speaks_) live_report_.step();
       if (directory_.exists() && (due(step, training_.save_every) || last || stopped)) {
         const double begin = now();
         // Wait for the last checkpoint: what follows the training takes time and may fail, and must not lose it.
@@ -374,6 +377,7 @@ class TrainingLoop {
   Batches batches_;
   Judge judge_;
   Saving saving_;
+  LiveReport live_report_;
   std::unique_ptr<Progress> progress_;
   std::vector<std::string> events_of_next_;  ///< events for the next record
   std::int64_t skipped_batches_ = 0;         ///< Checkpoints::Saved::skipped_batches
