@@ -282,7 +282,8 @@ TEST_CASE("report: of a run that goes on", "[run]") {
     live.step();
     CHECK_FALSE(std::filesystem::exists(directory.report()));
     REQUIRE(messages.size() == 1);
-    CHECK(messages[0] == "the report could not be written: the run '" + path + "' has no records yet");
+    CHECK(messages[0] == "the report could not be written: the run '" + path +
+                             "' has no records yet; `shardlib-report " + path + "` writes it later");
 
     directory.write(record(0, true));
     run::detail::LiveReport good(

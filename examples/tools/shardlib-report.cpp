@@ -44,9 +44,14 @@ int program(int argc, char** argv) {
     more = live && follow > 0;
     // A training run goes on to write the page in its own folder.
     const double every = more ? static_cast<double>(follow) : live && own_page ? run::report_interval : 0;
-    run::write_report(runs, output, every);
-    fmt::print("wrote {}\n", output);
-    std::fflush(stdout);
+    try {
+      run::write_report(runs, output, every);
+      fmt::print("wrote {}\n", output);
+      std::fflush(stdout);
+    } catch (const Error& error) {  // a run without records yet, for instance
+      if (!more) throw;
+      fmt::print(stderr, "{}; trying again in {} s\n", error.what(), follow);
+    }
     if (more) std::this_thread::sleep_for(std::chrono::seconds(follow));
   }
   return 0;

@@ -31,18 +31,18 @@ void gpu_gemm(const shardlib::detail::Gpu& gpu, bool trans_a, bool trans_b, std:
                   " is more than cuBLAS takes, 2147483647; divide the arrays, or shard them");
   // The kernels for tensor cores take 8 columns and 8 terms of bf16 at a time. For one more, as of a vocabulary of
   // 50257, cuBLAS has others, which take six times as long; so the rest is a product of its own.
-  constexpr std::int64_t unit = 8, large = std::int64_t{1} << 28;
+  constexpr std::int64_t unit = 8, least = 64 * unit, large = std::int64_t{1} << 28;
   if (std::is_same_v<T, bf16> && count == 1 && m * n * k >= large && lda % unit == 0 && ldb % unit == 0 &&
       ldc % unit == 0) {
     const auto part = [&](std::int64_t columns, std::int64_t terms, const T* from_a, const T* from_b, C* to, bool add) {
       gpu_gemm(gpu, trans_a, trans_b, m, columns, terms, from_a, lda, 0, from_b, ldb, 0, to, ldc, 0, 1, add);
     };
     const std::int64_t columns = n / unit * unit, terms = k / unit * unit;
-    if (columns != n && columns > 0) {
+    if (columns != n && columns >= least) {
       part(columns, k, a, b, c, accumulate);
       return part(n - columns, k, a, trans_b ? b + columns * ldb : b + columns, c + columns, accumulate);
     }
-    if (terms != k && terms > 0) {  // the few terms first: the sum of all is rounded last
+    if (terms != k && terms >= least) {  // the few terms first: the sum of all is rounded last
       part(n, k - terms, trans_a ? a + terms * lda : a + terms, trans_b ? b + terms : b + terms * ldb, c, accumulate);
       return part(n, terms, a, b, c, true);
     }

@@ -23,7 +23,8 @@ namespace shardlib::kernels::detail {
 inline bool fuses_attention(const AttentionLoops& loops, std::initializer_list<const void*> arrays) {
   using L = AttentionLoops;
   constexpr std::int64_t piece = 8, widest = 128;
-  bool fits = loops.width > 0 && loops.width <= widest && loops.width % piece == 0 && loops.scale > 0;
+  bool fits = loops.width > 0 && loops.width <= widest && loops.width % piece == 0 && loops.scale > 0 &&
+              loops.groups.count() > 0;
   for (const std::size_t operand : {L::query, L::key}) {
     fits = fits && loops.along_width[operand] == 1 && loops.along_length[operand] % piece == 0;
     for (const auto* nest : {&loops.heads, &loops.groups})
@@ -88,7 +89,8 @@ void attention_fused(const Exec& exec, const AttentionLoops& loops, const bf16* 
   if (loops.heads.count() == 0 || loops.length == 0) return;
   const FusedHeads heads(exec, loops, segments);
   with_kernel_width(loops.width, [&]<int Width>(std::integral_constant<int, Width> /*width*/) {
-    exec.for_items(heads.query_items(), 0, body::FusedAttentionForward<Width, R>{heads.all(), q, k, v, out, sums});
+    exec.for_items_on_device(heads.query_items(), 0,
+                             body::FusedAttentionForward<Width, R>{heads.all(), q, k, v, out, sums});
   });
 }
 
@@ -105,13 +107,14 @@ void attention_fused_backward(const Exec& exec, const AttentionLoops& loops, con
   const Buffer list =
       exec.pool->allocate(static_cast<std::size_t>(heads.query_items()) * block * sizeof(body::AttentionTerms));
   auto* const terms = list.as<body::AttentionTerms>();
-  exec.for_items(heads.query_items(), 0, body::ListAttentionTerms{all, out, ct, sums, terms});
+  exec.for_items_on_device(heads.query_items(), 0, body::ListAttentionTerms{all, out, ct, sums, terms});
   with_kernel_width(loops.width, [&]<int Width>(std::integral_constant<int, Width> /*width*/) {
     if (dq != nullptr)
-      exec.for_items(heads.query_items(), 0, body::FusedAttentionQueries<Width, R>{all, q, k, v, ct, terms, dq});
+      exec.for_items_on_device(heads.query_items(), 0,
+                               body::FusedAttentionQueries<Width, R>{all, q, k, v, ct, terms, dq});
     const auto run = [&]<bool OfKeys, bool OfValues>(std::bool_constant<OfKeys>, std::bool_constant<OfValues>) {
-      exec.for_items(heads.key_items(), 0,
-                     body::FusedAttentionKeys<Width, R, OfKeys, OfValues>{all, q, k, v, ct, terms, dk, dv});
+      exec.for_items_on_device(heads.key_items(), 0,
+                               body::FusedAttentionKeys<Width, R, OfKeys, OfValues>{all, q, k, v, ct, terms, dk, dv});
     };
     if constexpr (Width <= 64) {
       if (dk != nullptr || dv != nullptr) run(std::true_type{}, std::true_type{});

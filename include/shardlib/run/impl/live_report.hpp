@@ -5,18 +5,18 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <functional>
 #include <string>
 #include <utility>
 
 #include "shardlib/run/report.hpp"
 #include "shardlib/run/run_directory.hpp"
-#include "shardlib/support/error.hpp"
 
 namespace shardlib::run::detail {
 
-/// Writes a run's report again and again, each `interval` seconds and in at most a hundredth of the run's time. A
-/// report that cannot be written costs a message, not the run.
+/// Writes a run's report again and again, each `interval` seconds and in at most a hundredth of the run's time, and at
+/// its end. A report that cannot be written costs a message, not the run.
 class LiveReport {
  public:
   LiveReport(const RunDirectory& directory, std::function<void(const std::string&)> message,
@@ -27,24 +27,34 @@ class LiveReport {
   void step() {
     const double begin = now();
     if (!directory_.exists() || begin < next_) return;
-    try {
-      write_report({directory_.path()}, directory_.report(), std::max(interval_, 1e-3));
-    } catch (const Error& error) {
-      if (!std::exchange(failed_, true)) message_(fmt::format("the report could not be written: {}", error.what()));
-    }
-    const double end = now();
-    interval_ = std::max(interval_, 100 * (end - begin));
-    next_ = end + interval_;
+    static_cast<void>(write(std::max(until_next(), 1e-3)));
+    last_ = now() - begin;
+    next_ = begin + last_ + until_next();
   }
+  /// Writes the page of a run that has ended. False if it could not.
+  [[nodiscard]] bool finish() { return write(0); }
 
  private:
+  [[nodiscard]] double until_next() const { return std::max(interval_, 100 * last_); }
+  bool write(double every) {
+    try {
+      write_report({directory_.path()}, directory_.report(), every);
+      failed_ = false;
+    } catch (const std::exception& error) {  // also those of std::filesystem
+      if (!std::exchange(failed_, true))
+        message_(fmt::format("the report could not be written: {}; `shardlib-report {}` writes it later", error.what(),
+                             directory_.path()));
+      return false;
+    }
+    return true;
+  }
   static double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
 
   const RunDirectory& directory_;
   std::function<void(const std::string&)> message_;
-  double interval_, next_;
+  double interval_, next_, last_ = 0;  ///< `last_`: how long the last page took
   bool failed_ = false;
 };
 

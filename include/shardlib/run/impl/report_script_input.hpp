@@ -10,19 +10,19 @@ function save(all) {
   if (state.axis !== "step") put.set("axis", state.axis);
   if (state.zoom) put.set("zoom", state.zoom.map(v => round(v, 8)).join(","));
   if (state.hidden.size) put.set("hide", [...state.hidden].join(","));
-  const views = Object.entries(state.views).filter(v => v[1] !== "linear").map(v => v.join(":"));
-  if (views.length) put.set("views", views.join(","));
+  const views = Object.entries(state.views).filter(v => v[1] !== "linear").map(v => v.join(":"));  // ids may have commas
+  if (views.length) put.set("views", views.map(encodeURIComponent).join(","));
   if (state.paused) put.set("paused", "1");
   if (all) {
     if (state.at !== null) put.set("at", round(state.at, 8));
     if (active && document.activeElement === active.querySelector(".plot")) put.set("chart", active.id);
-    put.set("open", [...document.querySelectorAll("details[open]")].map(d => d.id).join(","));
+    put.set("open", [...document.querySelectorAll("details[open]")].map(d => encodeURIComponent(d.id)).join(","));
   }
   const address = String(put).replaceAll("%2C", ",").replaceAll("%3A", ":");
   try { history.replaceState(null, "", "#" + address); } catch (none) { location.hash = address; }
 }
 function restore() {
-  const got = new URLSearchParams(location.hash.slice(1)), list = key => (got.get(key) || "").split(",").filter(Boolean);
+  const got = new URLSearchParams(location.hash.slice(1)), list = key => (got.get(key) || "").split(",").filter(Boolean).map(decodeURIComponent);
   if (axes_known().includes(got.get("axis"))) state.axis = got.get("axis");
   const zoom = list("zoom").map(Number), at = Number(got.get("at"));
   for (const run of list("hide")) if (page.runs[run]) state.hidden.add(Number(run));
@@ -49,9 +49,17 @@ function set_zoom(low, high) {
   low = Math.max(first, Math.min(last - span, (low + high - span) / 2));
   state.zoom = span > 0.999 * (last - first) ? null : [low, low + span];
 }
+function draw_all() {
+  const [low, high] = range();
+  for (const c of charts) {
+    draw(c);
+    c.plot.setAttribute("aria-valuemin", String(Math.round(low)));
+    c.plot.setAttribute("aria-valuemax", String(Math.round(high)));
+  }
+}
 function update(say) {
   reset.hidden = !state.zoom;
-  for (const c of charts) draw(c);
+  draw_all();
   show_cursor(null);
   save(false);
   if (say) live.textContent = say;
@@ -148,8 +156,6 @@ for (const c of charts) {
   set("role", "slider");
   set("aria-label", c.title);
   set("aria-describedby", "help");
-  set("aria-valuemin", String(Math.round(whole()[0])));
-  set("aria-valuemax", String(Math.round(whole()[1])));
   set("aria-valuenow", String(Math.round(whole()[0])));
   set("aria-valuetext", "no value chosen");
   c.plot.addEventListener("pointermove", event => {
@@ -191,11 +197,11 @@ for (const c of charts) {
 // ---- a run that goes on ----
 function watch() {
   const status = add("span", bar), words = add("span", status);
-  const silent = () => Date.now() / 1000 - page.written > Math.max(600, 10 * page.every);
+  const silent = Date.now() / 1000 - page.written > Math.max(600, 10 * page.every);  // when the page was loaded
   const button = add("button", status, {type: "button", "aria-pressed": String(state.paused)}, "Pause");
   const tell = () => {
     const when = new Date(1000 * page.written).toLocaleTimeString();
-    words.textContent = silent() ? `no news since ${when}: has the run ended?`
+    words.textContent = silent ? `no news since ${when}: has the run ended?`
       : `the run goes on; as of ${when}` + (state.paused ? "" : `, again every ${Math.round(page.every)} s`);
   };
   button.addEventListener("click", () => {
@@ -208,7 +214,7 @@ function watch() {
   // Not while the reader drags or reads.
   setInterval(() => {
     tell();
-    if (state.paused || silent() || document.hidden || drag || performance.now() - last_input < 5000) return;
+    if (state.paused || silent || document.hidden || drag || performance.now() - last_input < 5000) return;
     if (performance.now() < 1000 * page.every) return;
     save(true);
     location.reload();
@@ -216,10 +222,11 @@ function watch() {
 }
 if (page.every > 0) watch();
 reset.hidden = !state.zoom;
-for (const c of charts) draw(c);
+draw_all();
 if (state.at !== null) show_cursor(null);
 focus_again();
-new ResizeObserver(() => { for (const c of charts) draw(c); show_cursor(null); }).observe(document.querySelector(".grid2"));
+const focused = () => charts.find(c => c.plot === document.activeElement) || null;
+new ResizeObserver(() => { draw_all(); show_cursor(focused()); }).observe(document.querySelector(".grid2"));
 )js";
 
 }  // namespace shardlib::run::detail

@@ -180,10 +180,8 @@ class TrainingLoop {
     }
     if (progress_) progress_->finish();
     if (speaks_ && metrics_.is_open()) metrics_.sync();
-    if (speaks_ && directory_.exists() && first < training_.steps) {
-      write_report({directory_.path()}, directory_.report());
+    if (speaks_ && directory_.exists() && first < training_.steps && live_report_.finish())
       say("report: " + directory_.report());
-    }
     answers_.evaluate();
   }
 
