@@ -10,8 +10,9 @@ function save(all) {
   if (state.axis !== "step") put.set("axis", state.axis);
   if (state.zoom) put.set("zoom", state.zoom.map(v => round(v, 8)).join(","));
   if (state.hidden.size) put.set("hide", [...state.hidden].join(","));
-  const views = Object.entries(state.views).filter(v => v[1] !== "linear").map(v => v.join(":"));  // ids may have commas
-  if (views.length) put.set("views", views.map(encodeURIComponent).join(","));
+  const views = Object.entries(state.views).filter(v => v[1] !== "linear")
+    .map(v => encodeURIComponent(v[0]) + ":" + v[1]);  // ids may have commas
+  if (views.length) put.set("views", views.join(","));
   if (state.paused) put.set("paused", "1");
   if (all) {
     if (state.at !== null) put.set("at", round(state.at, 8));
@@ -22,7 +23,8 @@ function save(all) {
   try { history.replaceState(null, "", "#" + address); } catch (none) { location.hash = address; }
 }
 function restore() {
-  const got = new URLSearchParams(location.hash.slice(1)), list = key => (got.get(key) || "").split(",").filter(Boolean).map(decodeURIComponent);
+  const got = new URLSearchParams(location.hash.slice(1));
+  const list = key => (got.get(key) || "").split(",").filter(Boolean).map(decodeURIComponent);
   if (axes_known().includes(got.get("axis"))) state.axis = got.get("axis");
   const zoom = list("zoom").map(Number), at = Number(got.get("at"));
   for (const run of list("hide")) if (page.runs[run]) state.hidden.add(Number(run));
