@@ -206,7 +206,7 @@ def training(p):
     for mesh in ["d=1,t=3", "d=3,t=1", "d=3,t=2", "d=3,s=2,t=1"]:
         run, padded = p.metrics(f"--mesh={mesh}", *uneven)
         run.check(padded and apart(padded, one) < 1e-5, "padding changes nothing")
-        note = f"note: padded with zeros, so that mesh {mesh} divides them: "
+        note = f"note: padded with zeros, so that mesh {with_s(mesh)} divides them: "
         run.check(note in run.out and "M 16 -> 18" in run.out, "padding is said")
 
     run, tied = p.metrics("--mesh=d=2,t=1", *length, "--tied")
@@ -589,7 +589,7 @@ def dtypes(p):
     length = ["--steps=12", "--warmup=2", "--final-learning-rate=1", "--learning-rate=0.01", "--dtype=bf16"]
     for parts in [[], ["--microbatches=2"]]:
         _, wide = p.metrics(*length, "--dtype=f32", *parts)
-        for mesh in ["d=1,t=1", "d=2,t=2", "d=1,s=2,t=2"]:
+        for mesh in ["d=1,t=1", "d=1,s=2,t=2", "d=2,t=2"]:  # what follows goes on from the last one
             run, steps = p.metrics(*length, f"--mesh={mesh}", *parts)
             if run.check(len(steps) == len(wide) == 12, "a record for each step"):
                 run.check(steps[-1]["loss"] < steps[0]["loss"] - 0.3, "the loss falls")
