@@ -129,6 +129,7 @@ using Map = MapLoops<F, D...>;
   REDUCTION(ProdOp, T)                                                     \
   REDUCTION(MaxOp, T)                                                      \
   REDUCTION(MinOp, T)                                                      \
+  KERNEL(body::SquaresOfPiece<T>)                                          \
   KERNEL(body::SquaresOfGroups<T>)                                         \
   KERNEL(body::Argmax<T>)                                                  \
   KERNEL(body::ExtremumBackward<T>)                                        \

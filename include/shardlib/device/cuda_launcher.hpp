@@ -19,7 +19,6 @@ inline constexpr unsigned cuda_lanes = 128;
 struct CudaTeam : TeamMemory {
   static constexpr bool single = false;
   static constexpr int part_lanes = 32, parts = cuda_lanes / part_lanes;
-  static constexpr int warps = parts;  ///< which work on a matrix together
 
   explicit __device__ CudaTeam(const TeamMemory& memory) : TeamMemory(memory) {}
   template <class F>

@@ -70,7 +70,6 @@ struct Exec {
   void for_items(std::int64_t items, std::size_t scratch_bytes, const Kernel& kernel) const {
     if (items == 0) return;
     if (on_device()) return for_items_on_device(items, scratch_bytes, kernel);
-    const auto scratch = [&](std::size_t bytes) { return bytes == 0 ? Buffer() : pool->allocate(bytes); };
 #if defined(SHARDLIB_LAUNCHER_KOKKOS)
     const std::int64_t teams = detail::kokkos_teams(items, threads);
     const Buffer block = scratch(scratch_bytes * static_cast<std::size_t>(teams));
@@ -92,7 +91,7 @@ struct Exec {
 #if defined(SHARDLIB_LAUNCHER_CUDA)
     if (gpu() != nullptr) return for_items_on_gpu(items, scratch_bytes, kernel);
 #endif
-    const Buffer block = scratch_bytes == 0 ? Buffer() : pool->allocate(scratch_bytes);
+    const Buffer block = scratch(scratch_bytes);
     if (dry) return;
     const MemoryAccess open = access();
     detail::run_simulated(items, block.data(), kernel);
@@ -103,7 +102,7 @@ struct Exec {
   void for_items_on_gpu(std::int64_t items, std::size_t scratch_bytes, const Kernel& kernel) const {
     if (items == 0) return;
     const unsigned blocks = detail::cuda_blocks(*gpu(), items, scratch_bytes);
-    const Buffer block = scratch_bytes == 0 ? Buffer() : pool->allocate(scratch_bytes * blocks);
+    const Buffer block = scratch(scratch_bytes * blocks);
     detail::run_by_cuda(*gpu(), items, blocks, block.data(), scratch_bytes, kernel);
   }
 #endif
@@ -136,6 +135,10 @@ struct Exec {
   }
 
  private:
+  /// Scratch memory of kernels.
+  [[nodiscard]] Buffer scratch(std::size_t bytes) const {
+    return bytes == 0 ? Buffer() : pool->allocate(bytes);
+  }
   template <class F>
   void for_pieces(std::size_t bytes, const F& f) const {
     constexpr std::size_t piece = 1 << 20;

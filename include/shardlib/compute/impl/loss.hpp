@@ -23,6 +23,7 @@
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/support/function.hpp"
 #include "shardlib/support/math.hpp"
+#include "shardlib/types/tensor.hpp"
 
 namespace shardlib::detail {
 
@@ -73,7 +74,7 @@ struct RowSums {
 /// The distance between rows of logits. On devices it is a multiple of 64, so that each row begins where a pack may,
 /// and tensor cores can read it.
 inline std::int64_t logits_stride(const LinearCrossEntropySizes& l, const Exec& exec) {
-  return exec.on_device() ? (l.vocabulary() + 63) / 64 * 64 : l.vocabulary();
+  return exec.on_device() ? round_up(l.vocabulary(), 64) : l.vocabulary();
 }
 
 /// Computes the logits piece by piece and calls f(first row, rows, logits) with each. In a dry run there is one

@@ -79,12 +79,13 @@ struct alignas(2 * sizeof(R)) ResultPair {
   R first, second;
 };
 
-/// Matrices in team memory: two buffers of `Count` matrices of `Step` rows, which are used in turns, and `Extra` more
-/// bytes for each. Before the first step, the second buffer passes operands of 64 rows.
-template <int Width, int Step, int Count, int Extra = 0>
+/// Matrices in team memory: two buffers of two matrices of `step` rows, which are used in turns, and `Extra` more bytes
+/// for each. Before the first step, the second buffer passes operands of 64 rows.
+template <int Width, int Extra = 0>
 struct AttentionBuffers {
-  static constexpr int step = Step, size = Count * Step * Width;
+  static constexpr int step = Width <= 64 ? 64 : 32, size = 2 * step * Width;
   static constexpr std::size_t bytes = 2 * (size * sizeof(bf16) + Extra);
+  static constexpr int teams_at_once = Width <= 64 ? 3 : 2;                ///< of a kernel that has them
   static constexpr int operands = size / (FusedAttention::block * Width);  ///< that pass at a time
   static_assert(operands >= 1);
   bf16* first;
@@ -92,7 +93,14 @@ struct AttentionBuffers {
   template <class Team>
   SHARDLIB_FUNCTION explicit AttentionBuffers(const Team& team) : first(team.template whole_tile<bf16>()) {}
   [[nodiscard]] SHARDLIB_FUNCTION TeamMatrix<Width> matrix(int turn, int i) const {
-    return {first + turn % 2 * size + i * Step * Width};
+    return {first + turn % 2 * size + i * step * Width};
+  }
+  /// Starts to copy rows from `begin` on of x and y, for a step.
+  template <class Team>
+  SHARDLIB_FUNCTION void start(const Team& team, int turn, const FusedAttention& all, const bf16* x, const bf16* y,
+                               std::int64_t stride, int begin) const {
+    start_copy<step>(team, all.rows(x, stride, begin), matrix(turn, 0));
+    start_copy<step>(team, all.rows(y, stride, begin), matrix(turn, 1));
   }
   template <class T>
   [[nodiscard]] SHARDLIB_FUNCTION T* extra(int turn) const {
@@ -124,9 +132,9 @@ struct AttentionBuffers {
 /// The results of 64 queries, and their log-sum-exps.
 template <int Width, class R>
 struct FusedAttentionForward {
-  using Buffers = AttentionBuffers<Width, Width <= 64 ? 64 : 32, 2>;
+  using Buffers = AttentionBuffers<Width>;
   static constexpr std::size_t tile_bytes = Buffers::bytes;
-  static constexpr int teams_at_once = Width <= 64 ? 3 : 2;
+  static constexpr int teams_at_once = Buffers::teams_at_once;
 
   FusedAttention all;
   const bf16 *q, *k, *v;
@@ -138,16 +146,12 @@ struct FusedAttentionForward {
     using Rows = TileRows<Team>;
     constexpr int step = Buffers::step;
     const AttentionItem mine = AttentionItem::of(all, item, false);
-    const std::int64_t number = mine.head;
     const int first = mine.first;
-    const HeadOffsets& head = all.heads[number];
+    const HeadOffsets& head = all.heads[mine.head];
     const bf16 *const keys = k + head[1], *const values = v + head[1];
     const SeenKeys<Team> sight(team, all, head, first);
     const Buffers buffers(team);
-    const auto start_step = [&](int t) {
-      start_copy<step>(team, all.rows(keys, all.along_keys, t * step), buffers.matrix(t, 0));
-      start_copy<step>(team, all.rows(values, all.along_keys, t * step), buffers.matrix(t, 1));
-    };
+    const auto start_step = [&](int t) { buffers.start(team, t, all, keys, values, all.along_keys, t * step); };
     RowOperand<Team, Width> queries;
     RowTile<Team, Width> results;
     RowTile<Team, step> scores;

@@ -35,9 +35,8 @@ struct ListAttentionTerms {
     };
     constexpr int block = FusedAttention::block;
     const AttentionItem mine = AttentionItem::of(all, item, true);
-    const std::int64_t number = mine.head;
     const int first = mine.first;
-    const HeadOffsets& head = all.heads[number];
+    const HeadOffsets& head = all.heads[mine.head];
     float* const tile = team.template tile<float, block * parts>();
     team.lanes(block * parts, [=, this](std::int64_t i) {
       const int query = first + static_cast<int>(i) / parts;
@@ -53,7 +52,7 @@ struct ListAttentionTerms {
       tile[i] = sum;
     });
     team.barrier();
-    AttentionTerms* const terms = to + number * all.blocks() * block + first;
+    AttentionTerms* const terms = to + mine.head * all.blocks() * block + first;
     team.lanes(block, [=, this](std::int64_t r) {
       float dot = 0;
       for (int p = 0; p < parts; ++p) dot += tile[r * parts + p];
@@ -81,9 +80,9 @@ SHARDLIB_FUNCTION void store_cotangents(const Team& team, const FusedAttention& 
 /// The cotangents of 64 queries.
 template <int Width, class R>
 struct FusedAttentionQueries {
-  using Buffers = AttentionBuffers<Width, Width <= 64 ? 64 : 32, 2>;
+  using Buffers = AttentionBuffers<Width>;
   static constexpr std::size_t tile_bytes = Buffers::bytes;
-  static constexpr int teams_at_once = Width <= 64 ? 3 : 2;
+  static constexpr int teams_at_once = Buffers::teams_at_once;
 
   FusedAttention all;
   const bf16 *q, *k, *v, *ct;
@@ -95,22 +94,18 @@ struct FusedAttentionQueries {
     using Rows = TileRows<Team>;
     constexpr int step = Buffers::step, part = 32, parts = step / part;  // scores of a part at a time are in variables
     const AttentionItem mine = AttentionItem::of(all, item, false);
-    const std::int64_t number = mine.head;
     const int first = mine.first;
-    const HeadOffsets& head = all.heads[number];
+    const HeadOffsets& head = all.heads[mine.head];
     const bf16 *const keys = k + head[1], *const values = v + head[1];
     const SeenKeys<Team> sight(team, all, head, first);
     const Buffers buffers(team);
-    const auto start_step = [&](int t) {
-      start_copy<step>(team, all.rows(keys, all.along_keys, t * step), buffers.matrix(t, 0));
-      start_copy<step>(team, all.rows(values, all.along_keys, t * step), buffers.matrix(t, 1));
-    };
+    const auto start_step = [&](int t) { buffers.start(team, t, all, keys, values, all.along_keys, t * step); };
     RowOperand<Team, Width> queries, cts;
     RowTile<Team, Width> results;
     RowTile<Team, part> scores, score_cts;
     AttentionTerms of_rows[Rows::slots];
     Rows::for_each(team, [&](int slot, int row) {
-      of_rows[slot] = terms[number * all.blocks() * FusedAttention::block + first + row];
+      of_rows[slot] = terms[mine.head * all.blocks() * FusedAttention::block + first + row];
     });
     results.clear(team);
     start_step(0);
@@ -175,9 +170,9 @@ struct SeenBy {
 /// The cotangents of 64 keys, or of their values, or of both.
 template <int Width, class R, bool OfKeys, bool OfValues>
 struct FusedAttentionKeys {
-  using Buffers = AttentionBuffers<Width, Width <= 64 ? 64 : 32, 2, FusedAttention::block * sizeof(AttentionTerms)>;
+  using Buffers = AttentionBuffers<Width, FusedAttention::block * sizeof(AttentionTerms)>;
   static constexpr std::size_t tile_bytes = Buffers::bytes;
-  static constexpr int teams_at_once = Width <= 64 ? 3 : 2;
+  static constexpr int teams_at_once = Buffers::teams_at_once;
 
   FusedAttention all;
   const bf16 *q, *k, *v, *ct;
@@ -195,8 +190,7 @@ struct FusedAttentionKeys {
     const int begin = now.query;
     const auto start_step = [&](int t) {
       const std::int64_t at = all.heads[next.head][0];
-      start_copy<step>(team, all.rows(q + at, all.along_queries, next.query), buffers.matrix(t, 0));
-      start_copy<step>(team, all.rows(ct + at, all.along_queries, next.query), buffers.matrix(t, 1));
+      buffers.start(team, t, all, q + at, ct + at, all.along_queries, next.query);
       start_copy(team, step, terms + std::int64_t{next.head} * all.blocks() * FusedAttention::block + next.query,
                  buffers.template extra<AttentionTerms>(t));
       next.advance(step, begin, all.length);

@@ -13,7 +13,7 @@ namespace shardlib::kernels::body {
 
 /// A team of four warps.
 template <class Team>
-concept WarpTeam = Team::warps == 4;
+concept WarpTeam = Team::part_lanes == 32 && Team::parts == 4;
 
 namespace cuda {
 
@@ -201,7 +201,7 @@ class RowTile<Team, Columns> {
 template <int Rows, int Columns, WarpTeam Team>
 __device__ __forceinline__ void start_copy(const Team& /*team*/, const OperandRows& from, TeamMatrix<Columns> to) {
   using M = TeamMatrix<Columns>;
-  constexpr int lanes = 32 * Team::warps, pieces = Rows * M::groups, apart = lanes / M::groups;  // rows of a lane
+  constexpr int lanes = 32 * Team::parts, pieces = Rows * M::groups, apart = lanes / M::groups;  // rows of a lane
   static_assert(pieces % lanes == 0 && apart % 8 == 0);
   const int g = static_cast<int>(threadIdx.x) % M::groups, row = static_cast<int>(threadIdx.x) / M::groups;
   const bool column = g * M::group < from.width;
@@ -217,7 +217,7 @@ __device__ __forceinline__ void start_copy(const Team& /*team*/, const OperandRo
 template <class T, WarpTeam Team>
 __device__ __forceinline__ void start_copy(const Team& /*team*/, int count, const T* from, T* to) {
   constexpr int elements = 16 / sizeof(T);
-  for (int i = static_cast<int>(threadIdx.x) * elements; i < count; i += 32 * Team::warps * elements)
+  for (int i = static_cast<int>(threadIdx.x) * elements; i < count; i += 32 * Team::parts * elements)
     cuda::start_piece(cuda::shared_address(to + i), from + i, true);
 }
 template <WarpTeam Team>
