@@ -489,6 +489,76 @@ TEST_CASE("scan has the bits of a recurrence by hand", "[ops][loops]") {
   }
 }
 
+namespace {
+
+struct Seen {
+  Tensor<f64, "B/d"> state;
+  Array<"P", Tensor<f64, "B/d">> powers;
+};
+struct SeenStacked {
+  Tensor<f64, "L B/d"> state;
+  Array<"P", Tensor<f64, "L B/d">> powers;
+};
+std::pair<Tensor<f64, "B/d">, Seen> see(const Tensor<f64, "B/d">& h, const Tensor<f64, "B/d">& x) {
+  const auto next = h * 0.5 + x;
+  return {next, {next, {next * next, next * x}}};
+}
+
+}  // namespace
+
+TEST_CASE("scan stacks trees, and stack is the inverse of unstack", "[ops][loops]") {
+  for (const std::string& text : meshes) {
+    INFO(text);
+    on_mesh(text, [](const DevicePtr& device) {
+      const Grid mesh(device);
+      using Xs = Tensor<f64, "L B/d">;
+      const Sizes sizes{{"L", 5}, {"B", 4 * mesh.size("d")}};
+      const Xs xs = random_normal<f64, "L B/d">(mesh, sizes, {1, 0});
+      const auto zero = unstack<"L">(xs)[0] * 0.0;
+      const auto loss_of = [](const SeenStacked& ys) -> Tensor<f64, "+d +t"> {
+        return to_partial<"+d -> +d +t">(sum(square(ys.state)) + sum(ys.powers[0] * ys.state) + sum(ys.powers[1]));
+      };
+      const auto loop = [loss_of](const Xs& v, const Tensor<f64, "B/d">& h, const std::string& policy) {
+        return loss_of(scan<"L">(see, h, v, {.recompute = {policy}}).second);
+      };
+      const auto by_hand = [loss_of](const Xs& v, const Tensor<f64, "B/d">& h) {
+        std::vector<Tensor<f64, "B/d">> states, squares, products;
+        Tensor<f64, "B/d"> at = h;
+        for (const auto& x : unstack<"L">(v)) {
+          const auto [next, y] = see(at, x);
+          at = next;
+          states.push_back(y.state);
+          squares.push_back(y.powers[0]);
+          products.push_back(y.powers[1]);
+        }
+        return loss_of({stack<"L">(states), {stack<"L">(squares), stack<"L">(products)}});
+      };
+      const auto expected = value_and_grad(mesh, by_hand, xs, zero);
+      for (const std::string policy : {"none", "everything"})
+        expect_same(expected, value_and_grad(mesh, loop, xs, zero, policy), policy);
+
+      const auto [last, ys] = scan<"L">(see, zero, xs);
+      const Tensor<f64, "L B/d"> states = ys.get<&Seen::state>();
+      const SeenStacked stacked = ys;
+      expect_same_bits(stacked.state, states, "one member");
+      std::vector<Seen> parts;
+      for (const Seen part : unstack<"L">(stacked)) parts.push_back(part);
+      expect(parts.size() == 5 && parts[0].powers.size() == 2, "as many parts");
+      const SeenStacked again = stack<"L">(parts);
+      expect_same_bits(again, stacked, "stacked again");
+
+      parts[3].powers.resize(1);
+      expect_error<Error>(
+          [&] { stack<"L">(parts); },
+          "stack<`L`>: the list `powers` has 1 elements in one tree, but 2 in the first; stack trees of "
+          "one structure");
+      parts.clear();
+      expect_error<Error>([&] { stack<"L">(parts); }, "stack<`L`>: there is nothing to stack; give one tree at least");
+    });
+    SUCCEED();
+  }
+}
+
 TEST_CASE("scan agrees with linear_scan", "[ops][loops]") {
   on_mesh("d=2,t=1", [](const DevicePtr& device) {
     const Grid mesh(device);

@@ -1565,7 +1565,8 @@ TEST_CASE("loops", "[rules]") {
           "arguments...)");
   CHECK(rules::scan_result(true, "").ok());
   illegal(rules::scan_result(false, "State"),
-          "scan: the function returns `State`; return std::pair(carry, y), where y is a tensor, which the loop stacks");
+          "scan: the function returns `State`; return std::pair(carry, y), where y is a tensor or a tree of tensors, "
+          "which the loop stacks");
   CHECK(rules::layer_list(true, "").ok());
   illegal(rules::layer_list(false, "Model"),
           "scan_layers: `Model` is not an Array of layers; for a tree of stacked tensors name the stacked dim, "

@@ -202,12 +202,13 @@ struct ScanFunction {
     return scan_step(f(args...));
   }
 };
-/// Whether f returns std::pair(carry, a tensor), or a compile error and false.
+/// Whether f returns std::pair(carry, a tensor or a tree), or a compile error and false.
 template <class Carry, class R>
 inline constexpr bool is_scan_result = std::is_void_v<R> ||
                                        (checked<rules::scan_result, false, name_of_type<R>>::ok && false);
-template <class Carry, class C, class D, Spec S>
-inline constexpr bool is_scan_result<Carry, std::pair<C, Tensor<D, S>>> = check_carry<"scan", Carry, C>();
+template <class Carry, class C, class Y>
+inline constexpr bool is_scan_result<Carry, std::pair<C, Y>> =
+    check_carry<"scan", Carry, C>() && checked_tree<"scan", Y>;
 
 template <DimName Dim, class Body, class F, class Carry, class Xs, class... Extra>
 auto scan_steps(const Body& body, const F& /*f*/, Carry carry, const Xs& xs, const Extra&... extra) {
@@ -223,7 +224,7 @@ auto scan_steps(const Body& body, const F& /*f*/, Carry carry, const Xs& xs, con
       carry = step.carry;
       ys.push_back(step.y);
     }
-    return std::pair(carry, stack<Dim>(ys));
+    return std::pair(carry, stack_trees<Dim>(OpInfo{"scan", Dim, {}}, ys));
   }
 }
 template <DimName Dim, class Body, class F, class Carry, class Xs, class... Extra>
@@ -249,8 +250,8 @@ Carry fori(std::int64_t count, F f, const Carry& carry, const LoopOptions& optio
 }
 
 /// Calls f(carry, x, extra...) for each part of xs, a tensor or a tree of tensors, along their first dim, which is
-/// unsharded. f returns std::pair(carry, y). Returns the last carry, and the tensors y stacked along that dim.
-/// `auto [h, ys] = scan<"L">(cell, h0, xs, w);`
+/// unsharded. f returns std::pair(carry, y). Returns the last carry, and the y stacked along that dim: a tensor, or of
+/// a struct a StackedTree. `auto [h, ys] = scan<"L">(cell, h0, xs, w);`
 template <DimName Dim, class F, class Carry, class Xs, class... Extra>
 auto scan(F f, const Carry& carry, const Xs& xs, const Extra&... extra) {
   return detail::scan_along<Dim>(detail::ScanFunction<F>{f}, f, carry, xs, extra...);

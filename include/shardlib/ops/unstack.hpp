@@ -1,4 +1,4 @@
-// Parts of a tree of stacked tensors: unstack, and the type of a part.
+// Trees of stacked tensors: unstack takes them apart, stack makes them.
 #pragma once
 
 #include <cstddef>
@@ -20,6 +20,8 @@ namespace shardlib {
 
 template <DimName Dim, class W>
 class Unstacked;
+template <DimName Dim, class W>
+class StackedTree;
 
 namespace detail {
 
@@ -128,14 +130,82 @@ template <DimName Dim, class W>
 struct named_as<Unstacked<Dim, W>> {
   using type = W;
 };
-
-}  // namespace detail
-
-/// One part of a struct of stacked tensors: each leaf is without the stacked dim. It converts to a struct that has
-/// these tensors as fields, in the same order. `get` returns the part of one member, `layer.get<&Stacked::w>()`, and
-/// through `as_tuple` functions of trees accept it.
 template <DimName Dim, class W>
-class Unstacked {
+struct named_as<StackedTree<Dim, W>> {
+  using type = W;
+};
+
+/// What stacking makes of a leaf, of a list of leaves and of a struct.
+template <DimName Dim, class W>
+struct stack_of {
+  using type = StackedTree<Dim, W>;
+};
+template <DimName Dim, class D, Spec S>
+struct stack_of<Dim, Tensor<D, S>> {
+  using type = Tensor<D, result_of<rules::stack, Dim, S, S>>;
+};
+template <DimName Dim, Spec N, class T>
+struct stack_of<Dim, Array<N, T>> {
+  using type = Array<N, typename stack_of<Dim, T>::type>;
+};
+template <DimName Dim, class W>
+using stack_t = typename stack_of<Dim, W>::type;
+template <DimName Dim, class Tuple>
+struct stack_fields;
+template <DimName Dim, class... F>
+struct stack_fields<Dim, std::tuple<F...>> {
+  using type = std::tuple<stack_t<Dim, F>...>;
+};
+
+[[noreturn, gnu::noinline, gnu::cold]] inline void fail_stack(const OpInfo& op, const Path& path, std::size_t first,
+                                                              std::size_t size) {
+  throw Error(op.describe() + ": the list `" + path.text() + "` has " + std::to_string(size) +
+              " elements in one tree, but " + std::to_string(first) + " in the first; stack trees of one structure");
+}
+/// Stacks the leaves at one place of several trees. A leaf that no tree has stays without a value.
+template <DimName Dim, class To, class W>
+void stack_leaves(const OpInfo& op, const Path& path, To& to, const std::vector<const W*>& trees) {
+  if constexpr (is_tensor<W>) {
+    std::vector<W> parts;
+    bool any = trees.empty();
+    for (const W* part : trees) any = any || bool(*part), parts.push_back(*part);
+    if (any) to = record_stack<To>(op, parts);
+  } else if constexpr (is_array<W>) {
+    const std::size_t size = trees.empty() ? 0 : trees.front()->size();
+    for (const W* list : trees)
+      if (list->size() != size) fail_stack(op, path, size, list->size());
+    to.resize(size);
+    for (std::size_t i = 0; i < size; ++i) {
+      std::vector<const typename W::value_type*> elements;
+      for (const W* list : trees) elements.push_back(&(*list)[i]);
+      stack_leaves<Dim>(op, {&path, {}, i}, to[i], elements);
+    }
+  } else {
+    const auto member = [&]<std::size_t I>(std::integral_constant<std::size_t, I>) {
+      std::vector<const std::tuple_element_t<I, field_types<W>>*> members;
+      for (const W* tree : trees) members.push_back(&std::get<I>(fields(*tree)));
+      constexpr std::string_view name = field_name<typename named_as<W>::type, I>();
+      stack_leaves<Dim>(op, {&path, name}, std::get<I>(fields(to)), members);
+    };
+    [&]<std::size_t... I>(std::index_sequence<I...>) {
+      (member(std::integral_constant<std::size_t, I>()), ...);
+    }
+    (std::make_index_sequence<tree_width<W>>{});
+  }
+}
+template <DimName Dim, class W>
+auto stack_trees(const OpInfo& op, const std::vector<W>& trees) -> stack_t<Dim, W> {
+  if (trees.empty()) throw Error(op.describe() + ": there is nothing to stack; give one tree at least");
+  std::vector<const W*> all;
+  for (const W& tree : trees) all.push_back(&tree);
+  stack_t<Dim, W> stacked;
+  stack_leaves<Dim>(op, {}, stacked, all);
+  return stacked;
+}
+
+/// A struct like W, whose fields have other types.
+template <class W, class Fields>
+class FieldsLike {
  public:
   template <auto Member>
   [[nodiscard]] const auto& get() const {
@@ -152,8 +222,21 @@ class Unstacked {
   const auto& as_tuple() const { return fields_; }
 
  private:
-  typename detail::part_fields<Dim, detail::field_types<W>>::type fields_;
+  Fields fields_;
 };
+
+}  // namespace detail
+
+/// One part of a struct of stacked tensors: each leaf is without the stacked dim. It converts to a struct that has
+/// these tensors as fields, in the same order. `get` returns the part of one member, `layer.get<&Stacked::w>()`, and
+/// through `as_tuple` functions of trees accept it.
+template <DimName Dim, class W>
+class Unstacked : public detail::FieldsLike<W, typename detail::part_fields<Dim, detail::field_types<W>>::type> {};
+
+/// A struct of stacked tensors: each leaf has the new dim first. It converts to a struct that has these tensors as
+/// fields, in the same order, and `get` returns one member: `ys.get<&Step::mean>()`.
+template <DimName Dim, class W>
+class StackedTree : public detail::FieldsLike<W, typename detail::stack_fields<Dim, detail::field_types<W>>::type> {};
 
 /// The same of a struct of stacked tensors, as an Array of Unstacked. *Throws* if leaves have different sizes.
 /// `for (const Layer layer : unstack<"layer">(stacked))`
@@ -162,6 +245,15 @@ auto unstack(const W& stacked, Site site = Site::current())
     -> std::enable_if_t<detail::check_stacked<"unstack", Dim, W>(), detail::parts_t<Dim, W>> {
   const detail::Calling op{"unstack", Dim, site};
   return detail::unstack_tree<Dim>(op, stacked);
+}
+
+/// Stacks the leaves of trees of one structure along a new dim, which is the first of each leaf: the inverse of
+/// unstack. `const StackedLayer w = stack<"layer">(layers);`
+template <DimName Dim, class W, class = std::enable_if_t<!is_tensor<W>>>
+auto stack(const std::vector<W>& trees, Site site = Site::current())
+    -> std::enable_if_t<detail::checked_tree<"stack", W>, StackedTree<Dim, W>> {
+  const detail::Calling op{"stack", Dim, site};
+  return detail::stack_trees<Dim>(op, trees);
 }
 
 }  // namespace shardlib

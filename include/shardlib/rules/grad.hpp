@@ -225,12 +225,12 @@ constexpr Verdict carry_type(std::string_view op, std::string_view carry, std::s
               ", and the next iteration takes it; return " + quoted(carry) +
               (op == "scan" ? " as the first of the pair" : "")};
 }
-/// scan: the function returns the carry and one tensor.
+/// scan: the function returns the carry, and a tensor or a tree.
 constexpr Verdict scan_result(bool is_pair, std::string_view returned) {
   if (is_pair) return {};
   return {{},
           "scan: the function returns " + quoted(returned) +
-              "; return std::pair(carry, y), where y is a tensor, which the loop stacks"};
+              "; return std::pair(carry, y), where y is a tensor or a tree of tensors, which the loop stacks"};
 }
 /// scan_layers: the layers are an Array.
 constexpr Verdict layer_list(bool is_list, std::string_view type) {
