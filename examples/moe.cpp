@@ -5,7 +5,7 @@
 //   moe --data text.txt --mesh e=4 --capacity 1.25 slots of a fixed number; rows that find none are dropped
 //   mpirun -n 4 moe --data text.txt --mesh e=4     four devices as MPI ranks
 //
-// moe_model.hpp is the model. docs/mixture-of-experts.md says what moves.
+// moe_model.hpp is the model, moe_sampling.hpp its decoding. docs/mixture-of-experts.md says what moves.
 #include <fmt/format.h>
 
 #include <shardlib/run/checkpoints.hpp>
@@ -22,7 +22,7 @@
 #include <string_view>
 #include <utility>
 
-#include "moe_model.hpp"
+#include "moe_sampling.hpp"
 
 using namespace shardlib;
 using moe::MoeMesh;
@@ -56,16 +56,21 @@ void declare(run::Options& options, Options& o) {
   run::declare(options, o.config.recompute);
 }
 
+// Sizes of the model's dims, padded so that the devices divide them.
+Sizes sizes_of(const MoeMesh& mesh, const Options& o) {
+  const std::int64_t t = mesh.size("t");
+  return {{"V", o.vocabulary, round_up(o.vocabulary, t)},
+          {"M", o.d_model, round_up(o.d_model, mesh.size())},
+          {"H", o.heads, round_up(o.heads, t)},
+          {"D", o.d_head},
+          {"X", o.experts},
+          {"F", o.d_ff, round_up(o.d_ff, t)},
+          {"G", o.shared, round_up(o.shared, t)}};
+}
+
 // First values as in gpt_setup.hpp: truncated normal numbers of standard deviation 1/sqrt(fan in), and scales of 1.
 moe::Model initial_weights(const MoeMesh& mesh, const Options& o) {
-  const std::int64_t t = mesh.size("t");
-  const Sizes sizes{{"V", o.vocabulary, round_up(o.vocabulary, t)},
-                    {"M", o.d_model, round_up(o.d_model, mesh.size())},
-                    {"H", o.heads, round_up(o.heads, t)},
-                    {"D", o.d_head},
-                    {"X", o.experts},
-                    {"F", o.d_ff, round_up(o.d_ff, t)},
-                    {"G", o.shared, round_up(o.shared, t)}};
+  const Sizes sizes = sizes_of(mesh, o);
   std::uint64_t stream = 0;
   const auto draw = [&]<Spec S>(Tensor<f32, S>& w, std::int64_t fan_in) {
     w = random_truncated_normal<f32, S>(mesh, sizes, {o.training.seed, stream++}) /
@@ -137,6 +142,7 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
     const auto batch = run::token_tensors<moe::Batch, "B/d/e L">(mesh, rows, o.training.seq);
     return item(all_reduce<"+d +e +t -> ">(moe::loss(state.weights, batch, o.config, 1).second.cross_entropy));
   };
+  program.decode = moe::decoder(mesh, state.weights, o.config, sizes_of(mesh, o), o.training.seq);
   run::note_state(program, o.training, state.weights, state.weights, state.mu, state.nu);
   // A token multiplies by its own experts alone, and the embedding is a look-up.
   const std::int64_t idle = o.layers * 3 * o.d_model * o.d_ff * (o.experts - o.config.top_k);

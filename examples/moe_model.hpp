@@ -191,20 +191,42 @@ inline auto normalized(const Residual& x, const Tensor<f32, "M/t/d/e">& scale, c
          all_gather<"M/t/d/e -> M">(scale);
 }
 
-inline auto attention(const Whole& x, const Tensor<i32, "B/d/e L">& segments, const Layer& w, const Config& config)
-    -> Residual {
+using Heads = Tensor<f32, "B/d/e L H/t D">;
+struct Projected {
+  Heads q, k, v;
+};
+// The queries, keys and values of tokens from the position `first` on.
+inline auto projected(const Whole& x, const Layer& w, const Config& config, std::int64_t first) -> Projected {
   const auto heads = [&](const Tensor<f32, "M/d/e H/t D">& weights) {
     return einsum_unreduced<"B/d/e L M, M H/t D -> B/d/e L H/t D">(x, all_gather<"M/d/e H/t D -> M H/t D">(weights));
   };
-  const auto y = causal_attention<"L", "D">(rope<"L", "D">(heads(w.w_q), config.rope),
-                                            rope<"L", "D">(heads(w.w_k), config.rope), heads(w.w_v), segments);
+  return {rope<"L", "D">(heads(w.w_q), config.rope, first), rope<"L", "D">(heads(w.w_k), config.rope, first),
+          heads(w.w_v)};
+}
+inline auto joined(const Heads& y, const Layer& w) -> Residual {
   return einsum<"B/d/e L H/t D, M H/t D -> B/d/e L M/t">(y, all_gather<"M/d/e H/t D -> M H/t D">(w.w_o));
+}
+inline auto attention(const Whole& x, const Tensor<i32, "B/d/e L">& segments, const Layer& w, const Config& config)
+    -> Residual {
+  const auto [q, k, v] = projected(x, w, config, 0);
+  return joined(causal_attention<"L", "D">(q, k, v, segments), w);
 }
 
 inline auto shared_expert(const Whole& x, const Shared& w) -> Residual {
   const auto gate = einsum_unreduced<"B/d/e L M, M G/t -> B/d/e L G/t">(x, all_gather<"M/d/e G/t -> M G/t">(w.w_gate));
   const auto up = einsum_unreduced<"B/d/e L M, M G/t -> B/d/e L G/t">(x, all_gather<"M/d/e G/t -> M G/t">(w.w_up));
   return einsum<"B/d/e L G/t, M G/t -> B/d/e L M/t">(swiglu(gate, up), all_gather<"M/d/e G/t -> M G/t">(w.w_down));
+}
+
+inline auto feed_forward(const Whole& x, const Layer& w, const Config& config) -> std::pair<Residual, Routed> {
+  const MoeMesh mesh(x.device());
+  const auto tokens = split<"N/d/e -> P/d/e T">(merge<"B/d/e L -> N/d/e">(x), {{"P", mesh.size("d") * mesh.size("e")}});
+  const Routed routed = route(tokens, all_gather<"M/t/d/e X -> M X">(w.router), config);
+  const Experts experts = gathered_experts(w);
+  const auto y = config.capacity == 0 ? dropless(tokens, routed.routing, experts)
+                                      : with_capacity(tokens, routed.routing, experts, config);
+  const auto out = split<"N/d/e -> B/d/e L">(merge<"P/d/e T -> N/d/e">(y), {{"L", x.size("L")}});
+  return {w.shared.empty() ? out : out + shared_expert(x, w.shared[0]), routed};
 }
 
 /// The residual stream behind some layers, the router's losses, and how evenly the last of them uses its experts.
@@ -216,21 +238,17 @@ struct State {
 
 inline auto layer(const State& before, const Tensor<i32, "B/d/e L">& segments, const Layer& w, const Config& config)
     -> State {
-  const MoeMesh mesh(before.x.device());
   const auto x = before.x + attention(normalized(before.x, w.norm1, config), segments, w, config);
-  const auto in = normalized(x, w.norm2, config);
-  const auto tokens =
-      split<"N/d/e -> P/d/e T">(merge<"B/d/e L -> N/d/e">(in), {{"P", mesh.size("d") * mesh.size("e")}});
-  const Routed routed = route(tokens, all_gather<"M/t/d/e X -> M X">(w.router), config);
-  const Experts experts = gathered_experts(w);
-  const auto y = config.capacity == 0 ? dropless(tokens, routed.routing, experts)
-                                      : with_capacity(tokens, routed.routing, experts, config);
-  auto out = split<"N/d/e -> B/d/e L">(merge<"P/d/e T -> N/d/e">(y), {{"L", in.size("L")}});
-  if (!w.shared.empty()) out = out + shared_expert(in, w.shared[0]);
+  const auto [out, routed] = feed_forward(normalized(x, w.norm2, config), w, config);
   return {x + out, before.loss + routed.loss, routed.balance};
 }
 
 // ---- the model -----------------------------------------------------------------------------------------------------
+
+inline auto embedded(const Model& w, const Tensor<i32, "B/d/e L">& inputs) -> Residual {
+  return reduce_scatter<"B/d/e L M/t">(
+      index_unreduced<"[V/t] M, B/d/e L -> B/d/e L M +t">(all_gather<"V/t M/d/e -> V/t M">(w.embed), inputs));
+}
 
 /// Of the last batch, averaged over the layers.
 struct Metrics {
@@ -243,9 +261,7 @@ inline auto loss(const Model& w, const Batch& batch, const Config& config, std::
     -> std::pair<Loss, Metrics> {
   const MoeMesh mesh(batch.inputs.device());
   const auto none = to_partial<over<"d e t">>(zeros<f32, "">(mesh, {}));
-  const auto embedded =
-      index_unreduced<"[V/t] M, B/d/e L -> B/d/e L M +t">(all_gather<"V/t M/d/e -> V/t M">(w.embed), batch.inputs);
-  State state{reduce_scatter<"B/d/e L M/t">(embedded), none, {zeros<f32, "">(mesh, {}), zeros<f32, "">(mesh, {})}};
+  State state{embedded(w, batch.inputs), none, {zeros<f32, "">(mesh, {}), zeros<f32, "">(mesh, {})}};
   Balance total = state.balance;
   for (const Layer& weights : w.layers) {
     state = explicit_activation_checkpointing(layer, config.recompute)(state, batch.segments, weights, config);

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "../examples/moe_model.hpp"
+#include "../examples/moe_sampling.hpp"
 #include "support.hpp"
 
 using namespace shardlib;
@@ -187,6 +187,42 @@ TEST_CASE("moe: no policy of recompute changes a bit of the loss or of a gradien
             expect(result.gradients[i].data == kept.gradients[i].data, policy + (": gradient " + show(i)));
         }
       });
+  SUCCEED();
+}
+
+// The loss of the last position of each row, by decoding the rows one by one: at once, and token by token.
+TEST_CASE("moe: decoding gives the logits of the model, on every mesh", "[model]") {
+  for (const char* text : {"d=1,e=1,t=1", "d=2,e=2,t=1", "d=1,e=2,t=2"})
+    on_mesh(text, [](const DevicePtr& device) {
+      const MoeMesh mesh(device);
+      const auto model = random_model(mesh, true);
+      auto rows = batch(mesh);
+      moe::Config config;
+      config.top_k = 2;
+      const auto last = cast<f32>(equal(iota<"L">(mesh, 6), 5.0)) / 8.0;
+      rows.weights = last + zeros<f32, "B/d/e L">(mesh, sizes);
+      const double expected = item(all_reduce<"+d +e +t -> ">(moe::loss(model, rows, config, 1).second.cross_entropy));
+      const auto inputs = all_gather<"B/d/e L -> B L">(rows.inputs),
+                 targets = all_gather<"B/d/e L -> B L">(rows.targets);
+      config.capacity = 0.1;  // decoding drops nothing
+      const auto decode = moe::decoder(mesh, model, config, sizes, 6);
+      double at_once = 0, one_by_one = 0;
+      const auto loss = [](const std::vector<float>& logits, i32 target) {
+        double total = 0;
+        for (const float x : logits) total += std::exp(static_cast<double>(x));
+        return (std::log(total) - static_cast<double>(logits[static_cast<std::size_t>(target)])) / 8;
+      };
+      for (std::size_t row = 0; row < 8; ++row) {
+        const auto ids = inputs.span().subspan(row * 6, 6);
+        const i32 target = targets.span()[row * 6 + 5];
+        at_once += loss(decode(ids, 0), target);
+        std::vector<float> logits;
+        for (std::size_t i = 0; i < 6; ++i) logits = decode(ids.subspan(i, 1), static_cast<std::int64_t>(i));
+        one_by_one += loss(logits, target);
+      }
+      expect(std::abs(at_once - expected) < 1e-4, show(at_once) + " instead of " + show(expected));
+      expect(std::abs(one_by_one - expected) < 1e-4, show(one_by_one) + " instead of " + show(expected));
+    });
   SUCCEED();
 }
 

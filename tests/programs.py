@@ -793,6 +793,13 @@ def moe(p):
     bad = [f"{option}={value}" for option, value in small.items()]
     p.run("moe", [*bad, "--mesh=e=3", "--batch=9"]).fails(2, "--experts 8", "axis e", "3")
     p.run("moe", [*bad, "--experts-per-token=9"]).fails(2, "--experts-per-token 9", "8 experts")
+    folder = os.path.join(p.folder, "moe-to-sample")
+    sampled = p.run("moe", [*bad, "--shared=8", "--capacity=1.5", f"--run={folder}", "--max-tokens=12", "--prompt=And God", "--temperature=0"])
+    sampled.check("\n\nAnd God" in sampled.out, "the run ends with a sample")
+    for mesh in ["d=1", "d=1,e=2,t=2"]:
+        again = p.run("shardlib-sample", [folder, f"--mesh={mesh}"])
+        texts = [run.out.split("A sample")[-1].split("\nreport:")[0].split() for run in (again, sampled)]
+        again.check(texts[0] == texts[1], f"the same sample, by {mesh}")
     planned = p.run("moe", [*bad, "--plan", "--mesh=d=2,e=4"])
     planned.succeeds()
     planned.check("ragged_all_to_all" in planned.out, "the plan names what travels to the experts")

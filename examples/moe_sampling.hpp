@@ -1,0 +1,85 @@
+// Samples from the mixture of experts of moe_model.hpp, token by token: attention to a cache of keys and values, and
+// experts that take every token.
+#pragma once
+
+#include <shardlib/run/training.hpp>
+#include <shardlib/shardlib.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "moe_model.hpp"
+
+namespace moe {
+
+// The keys and values of one layer. Positions that decoding has not reached hold zeros.
+struct Cache {
+  Tensor<f32, "B/d/e Klen H/t D"> k, v;
+};
+// The tokens that a text grows by.
+struct NewTokens {
+  Tensor<i32, "B/d/e L"> ids;
+  std::int64_t first = 0;        // the position of the first one
+  Tensor<f32, "L Klen"> places;  // the position of each one, one-hot
+  Tensor<bool_, "L Klen"> seen;  // the positions that each one attends to
+};
+
+// Adds the keys and values of the new tokens to the cache, then attends to all of it.
+inline auto cached_attention(const Whole& x, Cache& cache, const NewTokens& tokens, const Layer& w,
+                             const Config& config) -> Residual {
+  const auto [q, k, v] = projected(x, w, config, tokens.first);
+  cache.k = cache.k + einsum_unreduced<"L Klen, B/d/e L H/t D -> B/d/e Klen H/t D">(tokens.places, k);
+  cache.v = cache.v + einsum_unreduced<"L Klen, B/d/e L H/t D -> B/d/e Klen H/t D">(tokens.places, v);
+  const auto scores = einsum_unreduced<"B/d/e L H/t D, B/d/e Klen H/t D -> B/d/e H/t L Klen">(q, cache.k);
+  const double scale = 1 / std::sqrt(static_cast<double>(q.size("D")));
+  const auto probabilities = softmax<"Klen">(where(tokens.seen, scores * scale, -1e30));
+  return joined(einsum_unreduced<"B/d/e H/t L Klen, B/d/e Klen H/t D -> B/d/e L H/t D">(probabilities, cache.v), w);
+}
+
+inline auto cached_logits(const Model& w, Array<"layers", Cache>& caches, const NewTokens& tokens, const Config& config)
+    -> Tensor<f32, "B/d/e L V/t"> {
+  Residual x = embedded(w, tokens.ids);
+  for (std::size_t i = 0; i < caches.size(); ++i) {
+    const Layer& layer = w.layers[i];
+    x = x + cached_attention(normalized(x, layer.norm1, config), caches[i], tokens, layer, config);
+    x = x + feed_forward(normalized(x, layer.norm2, config), layer, config).first;
+  }
+  return einsum_unreduced<"B/d/e L M, V/t M -> B/d/e L V/t">(normalized(x, w.final_norm, config),
+                                                             all_gather<"V/t M/d/e -> V/t M">(w.unembed));
+}
+
+// Decodes one text of up to `positions` tokens, a batch of 1 that is padded to the devices of d and e. Every token
+// reaches its experts, whatever their capacity in training. `weights` and the mesh must outlive the result.
+inline run::Decode decoder(const MoeMesh& mesh, const Model& weights, Config config, const Sizes& sizes,
+                           std::int64_t positions) {
+  config.capacity = 0;
+  Array<"layers", Cache> caches;
+  return [=, &mesh, &weights](std::span<const std::int32_t> ids, std::int64_t first) mutable {
+    const NamedSize one{"B", 1, mesh.size("d") * mesh.size("e")}, context{"Klen", positions};
+    const NamedSize length{"L", std::ssize(ids)};
+    if (first == 0) {
+      Sizes all = sizes;
+      all.insert(all.end(), {one, context});
+      const auto empty = zeros<f32, "B/d/e Klen H/t D">(mesh, all);
+      caches.assign(weights.layers.size(), {empty, empty});
+    }
+    std::vector<i32> row(ids.size());
+    if (mesh.axis_index("d") == 0 && mesh.axis_index("e") == 0) std::ranges::copy(ids, row.begin());
+    const auto at = iota<"L">(mesh, length.size) + static_cast<double>(first);
+    const auto keys = iota<"Klen">(mesh, context.size);
+    const NewTokens tokens{from_memory<i32, "B/d/e L">(mesh, {one, length}, std::span<const i32>(row)), first,
+                           cast<f32>(equal(at, keys)), greater_equal(at, keys)};
+    const auto logits = cached_logits(weights, caches, tokens, config);
+    const auto last = full<i32, "B/d/e">(mesh, {one}, static_cast<double>(length.size - 1));
+    const auto found = index_unreduced<"B/d/e [L] V/t, B/d/e -> B/d/e V/t">(logits, last);
+    const auto whole = all_gather<"B/d/e V/t -> B V">(found);
+    const auto numbers = whole.span().first(static_cast<std::size_t>(weights.embed.size("V")));
+    return std::vector<float>(numbers.begin(), numbers.end());
+  };
+}
+
+}  // namespace moe
