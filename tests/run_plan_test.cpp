@@ -21,6 +21,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <set>
 #include <sstream>
 #include <string>
@@ -425,11 +426,12 @@ TEST_CASE("the graph of a layer has its weights, its collectives and what flows,
   for (const std::string weight : {"norm1", "norm2", "w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down"})
     REQUIRE(count(dot, "label=\"layer/" + weight + "\\n") == 1);
   // Gathered in the forward pass and again in the backward pass, where the gradient is scattered.
-  REQUIRE(count(dot, "[label=\"all_gather\\nM/d/s F/t -> M F/t\"") == 3);
-  REQUIRE(count(dot, "[label=\"all_gather\\nM/d/s F/t -> M F/t\\n(recomputed)\"") == 3);
-  REQUIRE(count(dot, "[label=\"reduce_scatter\\nM F/t +d +s -> M/d/s F/t\"") == 3);
+  REQUIRE(count(dot, "[label=\"all_gather\\nM/d/s F/t -> M F/t\\nsends ") == 3);
+  REQUIRE(count(dot, "[label=\"all_gather\\nM/d/s F/t -> M F/t\\n(recomputed)\\nsends ") == 3);
+  REQUIRE(count(dot, "[label=\"reduce_scatter\\nM F/t +d +s -> M/d/s F/t\\nsends ") == 3);
   // Saved for the backward pass, hence computed once.
-  REQUIRE(count(dot, "[label=\"einsum_unreduced\\nB/d L/s M, M F/t -> B/d L/s F/t\"") == 3);  // gate, up; y's cotangent
+  REQUIRE(count(dot, "[label=\"einsum_unreduced\\nB/d L/s M, M F/t -> B/d L/s F/t\\n786.4 kFLOP") ==
+          3);  // gate, up; y's cotangent
   REQUIRE(count(dot, "B/d L/s M, M F/t -> B/d L/s F/t\\n(recomputed)") == 0);
   REQUIRE(count(dot, "subgraph cluster_") == 3);
   REQUIRE(count(dot, "\"axes ") == 3);  // d, t, and both for the scales
@@ -454,6 +456,39 @@ TEST_CASE("the graph of a layer has its weights, its collectives and what flows,
   // 9 weights, the input and the segments come from elsewhere. The cotangent 1 is made of nothing. Attention keeps the
   // log-sum-exps for its backward pass; they are not the result of an op.
   REQUIRE(nodes.size() - to.size() == 9 + 2 + 1 + 1);
+}
+
+TEST_CASE("a folded graph keeps products and collectives, and has no cycle", "[graph]") {
+  const auto mesh = parse_mesh("d=4,s=1,t=2");
+  const std::string whole = run::dot(mesh, one_layer), folded = run::dot(mesh, one_layer, {.fold = true});
+  for (const std::string kind : {"product", "input", "axes0", "axes1", "axes2"})
+    REQUIRE(count(folded, "class=\"" + kind) == count(whole, "class=\"" + kind));
+  const int small = count(whole, "class=\"op\"");
+  REQUIRE(count(folded, "class=\"op\"") < small - 15);
+  REQUIRE(count(folded, "[label=\"rms_norm, *\\n(2 ops)\"") == 2);
+  int ops = count(folded, "class=\"op\"");
+  for (std::size_t at = folded.find("ops)"); at != std::string::npos; at = folded.find("ops)", at + 1))
+    ops += std::stoi(folded.substr(folded.rfind('(', at) + 1)) - 1;
+  REQUIRE(ops == small);
+
+  std::map<std::string, std::set<std::string>> after;
+  std::istringstream lines(folded);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string id, arrow, target;
+    words >> id >> arrow >> target;
+    if (arrow != "->") continue;
+    after[id].insert(target);
+    after[target];
+  }
+  // Nodes that nothing more follows are taken away until none is left.
+  while (!after.empty()) {
+    const auto last = std::ranges::find_if(after, [](const auto& node) { return node.second.empty(); });
+    REQUIRE(last != after.end());
+    const std::string name = last->first;
+    after.erase(last);
+    for (auto& [id, targets] : after) targets.erase(name);
+  }
 }
 
 TEST_CASE("the graph names the weights where gathering them is not work", "[graph]") {
@@ -488,6 +523,8 @@ TEST_CASE("a graph is drawn by dot, and without it the error names the package",
   const std::string svg{std::istreambuf_iterator<char>(file), {}};
   REQUIRE(svg.find("</svg>") != std::string::npos);
   REQUIRE(svg.find("layer/w_gate") != std::string::npos);
+  REQUIRE(svg.find("<svg width=\"100%\" height=\"100%\" viewBox=\"") != std::string::npos);
+  REQUIRE(svg.find("prefers-color-scheme: dark") != std::string::npos);
   REQUIRE(std::remove(path.c_str()) == 0);
   REQUIRE(!std::ifstream(path + ".dot"));
 }
@@ -513,10 +550,25 @@ TEST_CASE("a traced step has an event for each collective and op of each device"
     trace.finish();  // nothing is left to do
   });
   if (!ran || world_rank() != 0) return;
-  std::int64_t events = 0, bytes = 0, calls = 0, ops = 0;
+  std::int64_t events = 0, bytes = 0, calls = 0, ops = 0, counters = 0;
+  double flops = 0;
+  std::map<std::string, int> named;  // of the tracks of steps and parts
+  std::set<std::string> passes;      // of the ops of a layer
+  const auto text_of = [](const std::string& line, const std::string& key) {
+    const std::size_t at = line.find("\"" + key + "\": \"");
+    if (at == std::string::npos) return std::string();
+    const std::size_t begin = at + key.size() + 5;
+    return line.substr(begin, line.find('"', begin) - begin);
+  };
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
-    if (line.find("\"cat\": \"ops\"") != std::string::npos) ++ops;
+    const std::string track = text_of(line, "cat");
+    if (track == "steps" || track == "parts") ++named[text_of(line, "name")];
+    if (text_of(line, "ph") == "C") ++counters;
+    if (track == "ops") ++ops;
+    if (text_of(line, "part") == "layers/0") passes.insert(text_of(line, "pass"));
+    if (const std::size_t at = line.find("\"flops\": "); at != std::string::npos)
+      flops += std::stod(line.substr(at + 9));
     if (line.find("\"cat\": \"collectives\"") == std::string::npos) continue;
     ++events;
     const std::size_t at = line.find("\"bytes\": ");
@@ -526,6 +578,13 @@ TEST_CASE("a traced step has an event for each collective and op of each device"
   REQUIRE(events == 4 * 2 * calls);
   REQUIRE(bytes == 4 * 2 * plan.sent());
   REQUIRE(ops > events);
+  REQUIRE(counters == ops + events);
+  REQUIRE(flops == Approx(4 * 2 * plan.flops));
+  // Two steps of four devices.
+  for (const char* name : {"step 1", "step 2"}) CHECK(named[name] == 4);
+  for (const char* name : {"forward layers/0", "backward layers/0", "forward layers/1", "update"})
+    CHECK(named[name] == 4 * 2);
+  CHECK(passes == std::set<std::string>{"forward", "backward", "recomputed"});
   REQUIRE(files_below(folder.path()) == std::vector<std::string>{"trace.json"});
 }
 

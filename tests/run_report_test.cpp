@@ -57,9 +57,22 @@ void make_run(const std::string& path, const std::string& config, std::int64_t s
 Trace traced(int rank) {
   Trace trace(rank, "d=" + std::to_string(rank) + ",t=0");
   const std::int64_t now = Trace::now();
-  trace.event("einsum", "B/d M, M F -> B/d F", "ops", 4096, now, 1500);
-  trace.event("all_gather", "M/d F -> M F", "collectives", 1 << 20, now + 200, 2500);
-  trace.event("odd \"name\"\n\xff", "", "ops", -1, now + 2000, 10);
+  trace.event({.name = "einsum",
+               .spec = "B/d M, M F -> B/d F",
+               .pass = "forward",
+               .part = "layers/3",
+               .bytes = 4096,
+               .flops = 2e9,
+               .begin_ns = now,
+               .duration_ns = 1500});
+  trace.event({.name = "all_gather",
+               .spec = "M/d F -> M F",
+               .track = "collectives",
+               .bytes = 1 << 20,
+               .begin_ns = now + 200,
+               .duration_ns = 2500});
+  trace.event({.name = "odd \"name\"\n\xff", .begin_ns = now + 2000, .duration_ns = 10});
+  trace.counter("memory", 12345, now + 3000);
   return trace;
 }
 
@@ -77,18 +90,24 @@ TEST_CASE("trace: events on the tracks of a rank", "[run]") {
         json::parse(R"({"ph":"M","name":"process_name","pid":3,"tid":0,"args":{"name":"rank 3  d=3,t=0"}})"));
   CHECK(rows[2] == json::parse(R"({"ph":"M","name":"thread_name","pid":3,"tid":1,"args":{"name":"ops"}})"));
   CHECK(rows[4] == json::parse(R"({"ph":"M","name":"thread_name","pid":3,"tid":2,"args":{"name":"collectives"}})"));
-  REQUIRE(events.size() == 3);
+  REQUIRE(events.size() == 4);
   CHECK(events[0].at("name") == "einsum");
   CHECK(events[0].at("cat") == "ops");
   CHECK(events[0].at("ph") == "X");
   CHECK(events[0].at("pid") == 3);
   CHECK(events[0].at("dur") == 1.5);
-  CHECK(events[0].at("args") == json::parse(R"({"spec": "B/d M, M F -> B/d F", "bytes": 4096})"));
+  CHECK(
+      events[0].at("args") ==
+      json::parse(
+          R"({"spec": "B/d M, M F -> B/d F", "pass": "forward", "part": "layers/3", "bytes": 4096, "flops": 2000000000})"));
   CHECK(events[0].at("ts").get<double>() >= 0);
   CHECK(events[1].at("tid") == 2);
   CHECK(events[1].at("ts").get<double>() - events[0].at("ts").get<double>() == Approx(0.2).margin(1e-6));
   CHECK(events[2].at("name") == "odd \"name\"\n\xef\xbf\xbd");
   CHECK(events[2].at("args").empty());
+  CHECK(events[3].at("ph") == "C");
+  CHECK(events[3].at("name") == "memory");
+  CHECK(events[3].at("args") == json::parse(R"({"bytes": 12345})"));
 }
 
 TEST_CASE("trace: off, full, empty", "[run]") {
@@ -96,13 +115,14 @@ TEST_CASE("trace: off, full, empty", "[run]") {
   const std::string path = folder / "trace.json";
   Trace off;
   off.start();
-  off.event("x", "", "ops", 0, 0, 1);
+  off.event({.name = "x"});
+  off.counter("x", 1, 0);
   off.write(path);
   CHECK_FALSE(off.on());
   CHECK(files_below(folder.path()).empty());
 
   Trace small(0, "", 2);
-  for (int i = 0; i < 5; ++i) small.event("x", "", "ops", 0, Trace::now(), 1);
+  for (int i = 0; i < 5; ++i) small.event({.name = "x", .begin_ns = Trace::now(), .duration_ns = 1});
   small.write(path);
   const json last = json::parse(contents(path)).at("traceEvents").back();
   CHECK(last.at("name") == "trace full: 3 later events left out");
@@ -120,7 +140,10 @@ TEST_CASE("trace: several threads", "[run]") {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&trace, t] {
-      for (int i = 0; i < 500; ++i) trace.event("e" + std::to_string(i), "", "t" + std::to_string(t), i, i, 1);
+      for (int i = 0; i < 500; ++i) {
+        const std::string name = "e" + std::to_string(i), track = "t" + std::to_string(t);
+        trace.event({.name = name, .track = track, .bytes = i, .begin_ns = i, .duration_ns = 1});
+      }
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -258,12 +258,13 @@ struct CheckpointedCallOf final : CheckpointedCall {
 /// The forward pass of a checkpointed call, and its node on the tape.
 class CheckpointForward {
  public:
-  /// Not active if there are no residuals to keep, or inside another checkpointed call, which then covers this one.
+  /// Not active if the policy keeps everything, if there are no residuals to keep, or inside another checkpointed
+  /// call, which then covers this one.
   CheckpointForward(std::vector<ValuePtr> inputs, const RecomputePolicy& policy);
   CheckpointForward(const CheckpointForward&) = delete;
   CheckpointForward& operator=(const CheckpointForward&) = delete;
   ~CheckpointForward();
-  [[nodiscard]] bool active() const { return bool(parts_); }
+  [[nodiscard]] bool active() const;
   /// Call it after the function has run. Returns false if the tape tracks none of the arguments.
   bool finish(Handle<const CheckpointedCall> call);
   /// A leaf of the result, as an output of the node.
@@ -287,7 +288,6 @@ struct Checkpointed {
     static_assert((detail::owned_argument<"explicit_activation_checkpointing", Args> && ...));
     static_assert(detail::is_tree<R>(),
                   "explicit_activation_checkpointing: the function returns a tensor or a tree of tensors");
-    if (policy.name == "none") return f(args...);
     std::vector<detail::ValuePtr> values;
     (detail::each_value(args, [&](const detail::ValuePtr& value) { values.push_back(value); }), ...);
     detail::CheckpointForward forward(std::move(values), policy);

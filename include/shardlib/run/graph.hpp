@@ -11,14 +11,23 @@
 
 namespace shardlib::run {
 
-/// The graph of what value_and_grad computes in `body` on the mesh, in Graphviz' DOT. It has a node for each op that
-/// runs, forward and backward in a frame each, and a box for each input (weights under their names). Collectives have a
-/// colour for each set of axes. Recomputed ops are dashed. It is a dry run, so the devices of the mesh need not exist.
-/// `dot({{"d", 2}}, body)`
-[[nodiscard]] SHARDLIB_INLINE std::string dot(const std::vector<AxisSize>& mesh,
-                                              const std::function<void(const DevicePtr&)>& body);
+/// How a graph is drawn.
+struct GraphOptions {
+  bool fold = false;  ///< one node for neighbouring ops that neither communicate nor multiply matrices
+};
 
-/// Draws DOT text as an SVG file with Graphviz' program `dot`. Throws UsageError if `dot` is not installed, or if
+/// The graph of what value_and_grad computes in `body` on the mesh, in Graphviz' DOT. It has a node for each op that
+/// runs with its FLOPs and the bytes that a device sends, forward and backward in a frame each, and a box for each
+/// input (weights under their names). Arrows have the spec and the bytes of a device's
+/// shard; dotted ones lead from the forward pass, where "kept" tells the bytes, to the backward pass. Collectives have
+/// a colour for each set of axes. Recomputed ops are dashed. It is a dry run, so the devices of the mesh need not
+/// exist. `dot({{"d", 2}}, body, {.fold = true})`
+[[nodiscard]] SHARDLIB_INLINE std::string dot(const std::vector<AxisSize>& mesh,
+                                              const std::function<void(const DevicePtr&)>& body,
+                                              const GraphOptions& options = {});
+
+/// Draws DOT text as an SVG file with Graphviz' program `dot`. A browser shows it as large as its window, bright or
+/// dark, and enlarges it by the wheel. Throws UsageError if `dot` is not installed, or if
 /// `path` cannot be created or is not a regular file. Throws Error if the system cannot write it, as on a full disk.
 /// `write_svg(dot(mesh, body), "graph.svg")`
 SHARDLIB_INLINE void write_svg(const std::string& dot, const std::string& path);
@@ -27,4 +36,5 @@ SHARDLIB_INLINE void write_svg(const std::string& dot, const std::string& path);
 
 #ifndef SHARDLIB_COMPILED
 #include "shardlib/run/impl/graph.hpp"
+#include "shardlib/run/impl/graph_svg.hpp"
 #endif

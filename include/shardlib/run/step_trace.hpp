@@ -1,6 +1,9 @@
 // The trace of a run's first steps: every op and collective of every device, as <run>/trace.json.
 #pragma once
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -40,8 +43,16 @@ class StepTrace {
       trace_.start();
     }
     observing_.emplace(device_, [this](const OpReport& ran) { add(ran); });
+    begin_ns_ = Trace::now();
   }
   void after(std::int64_t step) {
+    if (observing_) {
+      end_part();
+      trace_.event({.name = fmt::format("step {}", step),
+                    .track = "steps",
+                    .begin_ns = begin_ns_,
+                    .duration_ns = Trace::now() - begin_ns_});
+    }
     observing_.reset();
     if (step + 1 == end_) finish();
   }
@@ -66,11 +77,40 @@ class StepTrace {
   using OpReport = shardlib::detail::OpReport;
 
   void add(const OpReport& ran) {
+    const ProgramState& state = shardlib::detail::program_state(device_);
+    const std::string_view pass = state.pass == ProgramState::Pass::forward    ? "forward"
+                                  : state.pass == ProgramState::Pass::backward ? "backward"
+                                                                               : "update";
+    const std::string_view part = state.part ? std::string_view(state.part->name) : std::string_view();
+    if (pass != pass_ || part != part_) {
+      end_part();
+      pass_ = pass;
+      part_ = part;
+      part_begin_ns_ = ran.begin_ns;
+    }
+    part_begin_ns_ = std::min(part_begin_ns_, ran.begin_ns);  // an op ends after the ops that it asked for
+    part_end_ns_ = ran.end_ns;
     const bool communicates = ran.work.bytes > 0;
     const auto spec = ran.op.spec.empty() ? shardlib::to_string(ran.spec) : shardlib::detail::Text();
-    trace_.event(ran.op.name, ran.op.spec.empty() ? spec.view() : ran.op.spec, communicates ? "collectives" : "ops",
-                 communicates ? ran.work.bytes : static_cast<std::int64_t>(ran.bytes), ran.begin_ns,
-                 ran.end_ns - ran.begin_ns);
+    trace_.event({.name = ran.op.name,
+                  .spec = ran.op.spec.empty() ? spec.view() : ran.op.spec,
+                  .track = communicates ? "collectives" : "ops",
+                  .pass = ran.recomputed ? "recomputed" : pass,
+                  .part = part,
+                  .bytes = communicates ? ran.work.bytes : static_cast<std::int64_t>(ran.bytes),
+                  .flops = ran.work.flops,
+                  .begin_ns = ran.begin_ns,
+                  .duration_ns = ran.end_ns - ran.begin_ns});
+    trace_.counter("memory", static_cast<std::int64_t>(device_->pool()->stats().live), ran.end_ns);
+  }
+  /// Ends the event of the part of the model that has run.
+  void end_part() {
+    if (!pass_.empty())
+      trace_.event({.name = part_.empty() ? std::string(pass_) : fmt::format("{} {}", pass_, part_),
+                    .track = "parts",
+                    .begin_ns = part_begin_ns_,
+                    .duration_ns = part_end_ns_ - part_begin_ns_});
+    pass_ = {};
   }
   void send(const void* data, std::size_t bytes) {
     const Buffer message = device_->host_pool()->allocate(bytes);
@@ -118,6 +158,10 @@ class StepTrace {
   std::string path_;
   std::int64_t first_, end_;
   Trace trace_;
+  std::int64_t begin_ns_ = 0;  ///< of the step
+  std::string_view pass_;      ///< of the part that runs; empty if none does
+  std::string part_;
+  std::int64_t part_begin_ns_ = 0, part_end_ns_ = 0;
   std::optional<shardlib::detail::Observing> observing_;
 };
 

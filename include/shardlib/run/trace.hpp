@@ -14,13 +14,26 @@
 
 namespace shardlib::run {
 
+/// An event: what ran, and when. `{.name = "einsum", .spec = "B M, M F -> B F", .begin_ns = begin, .duration_ns = 900}`
+struct TraceEvent {
+  std::string_view name;           ///< what ran
+  std::string_view spec = {};      ///< the op spec
+  std::string_view track = "ops";  ///< the row; its events must not overlap unless one contains the other
+  std::string_view pass = {};      ///< forward, backward, recomputed or update
+  std::string_view part = {};      ///< the part of the model: "layers/3"
+  std::int64_t bytes = -1;         ///< bytes sent or written; below 0: left out
+  double flops = 0;                ///< floating-point operations; 0: left out
+  std::int64_t begin_ns = 0;       ///< the begin, by Trace::now()
+  std::int64_t duration_ns = 0;    ///< the time that it took
+};
+
 /// The events of one rank (device). It may be used from several threads. A default-constructed object is off: an event
 /// then costs one comparison.
 class Trace {
  public:
   Trace() = default;
   /// `label` names the row, as in "d=0,t=1". Events beyond `most_events` are only counted, so that a long run cannot
-  /// fill the memory (40 bytes each).
+  /// fill the memory (56 bytes each).
   Trace(int rank, std::string label, std::size_t most_events = 1'000'000);
 
   [[nodiscard]] bool on() const { return recording_ != nullptr; }  ///< whether it keeps events
@@ -31,11 +44,13 @@ class Trace {
   /// clocks differ.
   void start();
 
-  /// Records an event that ran from begin_ns (now()) on. `category` is the track: "ops", "collectives". Events of a
-  /// track must not overlap unless one contains the other. An empty spec and bytes below 0 are left out.
-  void event(std::string_view name, std::string_view spec, std::string_view category, std::int64_t bytes,
-             std::int64_t begin_ns, std::int64_t duration_ns) {
-    if (on()) record(name, spec, category, bytes, begin_ns, duration_ns);
+  /// Records an event. Empty texts are left out.
+  void event(const TraceEvent& event) {
+    if (on()) record(event);
+  }
+  /// Records a number that changes in time, which a viewer draws as a curve: `counter("memory", live, Trace::now())`
+  void counter(std::string_view name, std::int64_t value, std::int64_t at_ns) {
+    if (on()) record({.name = name, .track = {}, .bytes = value, .begin_ns = at_ns});
   }
 
   /// The rank's events as a trace file of its own.
@@ -45,8 +60,10 @@ class Trace {
 
  private:
   struct Event {
-    std::uint32_t name = 0, spec = 0, category = 0;
-    std::int64_t bytes = 0, begin_ns = 0, duration_ns = 0;
+    std::uint32_t name = 0, spec = 0, track = 0, pass = 0, part = 0;
+    std::int64_t bytes = 0;
+    double flops = 0;
+    std::int64_t begin_ns = 0, duration_ns = 0;
   };
   struct Recording {
     int rank = 0;
@@ -58,8 +75,7 @@ class Trace {
     std::map<std::string, std::uint32_t, std::less<>> index;
     std::mutex mutex;
   };
-  void record(std::string_view name, std::string_view spec, std::string_view category, std::int64_t bytes,
-              std::int64_t begin_ns, std::int64_t duration_ns);
+  void record(const TraceEvent& event);
 
   std::shared_ptr<Recording> recording_;
 };

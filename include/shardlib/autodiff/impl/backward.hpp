@@ -36,7 +36,10 @@ class Backward::Pass : public Counted {
     // The forward pass has checked the names of dims. Here, ops of several scopes run together, so nothing is
     // checked.
     std::optional<WithNames> unchecked;
-    if (device_) unchecked.emplace(program_state(device_), Handle<NameSizes>::make());
+    if (device_) {
+      state_ = &program_state(device_);
+      unchecked.emplace(*state_, Handle<NameSizes>::make());
+    }
     const auto towards = nodes_towards(wanted);
     std::map<Key, Pending> later;
     while (!pending_.empty()) {
@@ -112,6 +115,7 @@ class Backward::Pass : public Counted {
   bool run_vjps(Pending& p, const Nodes* towards) {
     const auto due = [&](const Node* node) { return towards == nullptr || towards->contains(node); };
     if (!due(p.node.get())) return true;
+    const WithPart part(*state_, p.node->part);
     if (!p.outputs.empty()) {
       for (auto& output : p.outputs) p.cotangents.push_back(output.take());
       p.outputs.clear();
@@ -148,6 +152,7 @@ class Backward::Pass : public Counted {
   std::vector<Slot> leaves_;
   std::vector<Handle<const Node>> nodes_;  ///< nodes of the leaves
   DevicePtr device_;
+  ProgramState* state_ = nullptr;  ///< of the device, while ops run
   std::map<Key, Pending> pending_;
   std::unordered_map<Node*, Pending> arrived_;
 };

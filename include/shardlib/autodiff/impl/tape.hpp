@@ -107,6 +107,7 @@ SHARDLIB_INLINE void attach(const Handle<Value>& out, std::vector<Node::Edge>&& 
   }
   auto node = Handle<Node>::make();
   node->op = out->made_by;
+  node->part = s.part;
   node->sequence = ++s.sequence;
   node->edges = std::move(edges);
   node->fused_vjp = std::move(fused_vjp);

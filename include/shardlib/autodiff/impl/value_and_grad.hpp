@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <set>
+#include <string_view>
 
 #include "shardlib/runtime/names.hpp"
 #include "shardlib/runtime/program_state.hpp"
@@ -185,9 +186,27 @@ inline Handle<const Kept> kept_by(const RecomputePolicy& policy) {
   return Handle<Kept>::make(!marked, std::move(ops), all_occur);
 }
 
+/// The path of the part of the model that holds all weights among the values: "layers/3". Null if there is none.
+inline Handle<const Part> common_part(const std::vector<ValuePtr>& values) {
+  std::string_view common;
+  for (const ValuePtr& value : values) {
+    if (!value->is_leaf()) continue;
+    const std::string_view path = value->label;
+    if (common.empty()) common = path;
+    while (!path.starts_with(common) || (path.size() > common.size() && path[common.size()] != '/')) {
+      const auto parent = common.rfind('/');
+      if (parent == std::string_view::npos) return nullptr;
+      common = common.substr(0, parent);
+    }
+  }
+  return common.empty() ? nullptr : Handle<const Part>::make(std::string(common));
+}
+
 struct CheckpointForward::Parts : Counted {
   Parts(std::vector<ValuePtr> values, const RecomputePolicy& policy)
-      : inputs(std::move(values)), device(inputs.front()->device), kept(kept_by(policy)) {
+      : inputs(std::move(values)), device(inputs.front()->device), part(program_state(device), common_part(inputs)) {
+    if (policy.name == "none") return;
+    kept = kept_by(policy);
     mode.emplace(program_state(device), ProgramState::Mode::checkpoint, std::vector<ValuePtr>{}, kept);
   }
   /// Throws if the function has not run an op that the policy names.
@@ -205,6 +224,7 @@ struct CheckpointForward::Parts : Counted {
   }
   std::vector<ValuePtr> inputs;
   DevicePtr device;
+  WithPart part;
   Handle<const Kept> kept;
   std::optional<WithMode> mode;  ///< set while the function runs
   Handle<Node> node;
@@ -214,6 +234,9 @@ SHARDLIB_INLINE CheckpointForward::CheckpointForward(std::vector<ValuePtr> input
     parts_ = Handle<Parts>::make(std::move(inputs), policy);
 }
 SHARDLIB_INLINE CheckpointForward::~CheckpointForward() = default;
+SHARDLIB_INLINE bool CheckpointForward::active() const {
+  return parts_ && parts_->mode;
+}
 SHARDLIB_INLINE bool CheckpointForward::finish(Handle<const CheckpointedCall> call) {
   auto& device = parts_->device;
   const std::vector<ValuePtr> saved = std::move(program_state(device).saved);
@@ -221,6 +244,7 @@ SHARDLIB_INLINE bool CheckpointForward::finish(Handle<const CheckpointedCall> ca
   parts_->check_occur(saved);
   auto node = Handle<Node>::make();
   node->op = {"explicit_activation_checkpointing", {}, {}};
+  node->part = program_state(device).part;
   std::vector<bool> wanted;
   for (const ValuePtr& value : parts_->inputs) {
     wanted.push_back(bool(value->slot));

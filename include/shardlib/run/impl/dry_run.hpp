@@ -117,7 +117,7 @@ SHARDLIB_INLINE bool dry_run(const Training& training, const std::vector<AxisSiz
     if (machine) fmt::print("{}", to_string(predict(plans[0], *machine)));
   }
   if (!training.graph.empty() && speaks) {
-    write_svg(dot(mesh, layer), training.graph);
+    write_svg(dot(mesh, layer, {.fold = true}), training.graph);
     fmt::print("graph: {}\n", training.graph);
   }
   return training.plan || !training.graph.empty();

@@ -4,21 +4,21 @@
 #include "shardlib/run/graph.hpp"
 
 #include <fmt/format.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <cstdint>
 #include <map>
 #include <memory>
+#include <numeric>
+#include <set>
 #include <string_view>
+#include <utility>
 
 #include "shardlib/comm/dry.hpp"
-#include "shardlib/io/file.hpp"
+#include "shardlib/run/unit.hpp"
 #include "shardlib/runtime/observe.hpp"
 #include "shardlib/runtime/op_report.hpp"
 #include "shardlib/runtime/program_state.hpp"
-#include "shardlib/support/error.hpp"
 #include "shardlib/support/print.hpp"
 
 namespace shardlib::run {
@@ -31,75 +31,188 @@ class Graph {
  public:
   void add(const shardlib::detail::OpReport& ran, shardlib::detail::ProgramState::Pass pass) {
     if (pass == shardlib::detail::ProgramState::Pass::none) return;
-    const bool backward = pass == shardlib::detail::ProgramState::Pass::backward;
     using Read = shardlib::detail::OpRead;
     const auto& reads = ran.work.reads;
     // Also if the op below costs nothing: its result would hide the shard's earlier name.
     for (const Read& read : reads)
       if (!read.what.empty() && !producers_.contains(read.shard)) producers_[read.shard] = input(read);
     if (shardlib::detail::only_named(ran)) return;
-    const std::string id = fmt::format("n{}", count_++);
-    std::vector<const void*> seen;
+    const std::size_t number = nodes_.size();
+    std::set<const void*> seen;
+    const bool backward = pass == shardlib::detail::ProgramState::Pass::backward;
     for (const Read& read : reads) {
-      if (read.what.empty() || std::ranges::find(seen, read.shard) != seen.end()) continue;
-      seen.push_back(read.shard);
-      edges_ += fmt::format("  {} -> {} [label={}];\n", producers_.at(read.shard), id, quote(spec_text(*read.spec)));
+      if (read.what.empty() || !seen.insert(read.shard).second) continue;
+      const std::size_t from = producers_.at(read.shard);
+      edges_.insert({from, number, spec_text(*read.spec), read.bytes});
+      if (backward && nodes_[from].kind == Kind::forward) nodes_[from].kept = read.bytes;
     }
-    producers_[ran.shard] = id;
-    std::string label = ran.op.name;
-    if (!ran.op.spec.empty()) label += "\n" + std::string(ran.op.spec);
-    if (ran.recomputed) label += "\n(recomputed)";
-    const std::string style = ran.recomputed ? "rounded,filled,dashed" : "rounded,filled";
-    parts_[backward ? 1 : 0] += fmt::format("    {} [label={}, shape=box, style={}, fillcolor={}];\n", id, quote(label),
-                                            quote(style), quote(colour(ran.work)));
+    producers_[ran.shard] = number;
+    Node node{ran.op.name, std::string(ran.op.spec)};
+    node.kind = backward ? Kind::backward : Kind::forward;
+    node.recomputed = ran.recomputed;
+    node.flops = ran.work.flops;
+    node.bytes = ran.work.bytes;
+    if (node.bytes > 0) node.colour = colour(ran.work);
+    nodes_.push_back(std::move(node));
   }
+
+  /// Makes one node of neighbouring ops that neither communicate nor multiply matrices, where that leaves the graph
+  /// without a cycle.
+  void fold() {
+    std::vector<std::size_t> into(nodes_.size());
+    std::iota(into.begin(), into.end(), std::size_t{0});
+    for (const Edge& edge : edges_) {
+      const std::size_t from = into[edge.from], to = into[edge.to];
+      if (from == to || !alike(nodes_[edge.from], nodes_[edge.to]) || another_way(into, from, to)) continue;
+      // The name of a set is its first member, so its members are in the order in which they ran.
+      for (std::size_t& set : into)
+        if (set == std::max(from, to)) set = std::min(from, to);
+    }
+    std::set<Edge> edges;
+    for (const Edge& edge : edges_)
+      if (into[edge.from] != into[edge.to]) edges.insert({into[edge.from], into[edge.to], edge.spec, edge.bytes});
+    edges_ = std::move(edges);
+    std::map<std::size_t, std::vector<std::string>> names;
+    for (std::size_t i = 0; i < nodes_.size(); ++i)
+      if (nodes_[i].kind != Kind::input) names[into[i]].push_back(nodes_[i].name);
+    for (const auto& [set, members] : names) {
+      if (members.size() == 1) continue;
+      nodes_[set].name = listed(members);
+      nodes_[set].spec.clear();
+    }
+    for (std::size_t i = 0; i < nodes_.size(); ++i) {
+      if (into[i] == i) continue;
+      nodes_[into[i]].kept += nodes_[i].kept;
+      nodes_[i].kind = Kind::folded;
+    }
+  }
+
   [[nodiscard]] std::string text(const std::string& title) const {
     std::string out = fmt::format(
-        "digraph {{\n  label={}; labelloc=t; fontname=\"sans-serif\"; fontsize=16;\n"
-        "  node [fontname=\"sans-serif\", fontsize=11, color=\"#444444\"];\n"
-        "  edge [fontname=\"sans-serif\", fontsize=9, color=\"#777777\", fontcolor=\"#555555\"];\n",
+        "digraph {{\n  label={}; labelloc=t; fontname=\"sans-serif\"; fontsize=16; bgcolor=transparent; nodesep=0.15; "
+        "ranksep=0.3;\n  node [fontname=\"sans-serif\", fontsize=11, margin=\"0.08,0.04\", color=\"#444444\"];\n"
+        "  edge [fontname=\"sans-serif\", fontsize=9, color=\"#777777\", fontcolor=\"#555555\", arrowsize=0.7];\n",
         quote(title));
-    out += inputs_;
-    for (std::size_t i = 0; i < 2; ++i)
-      if (!parts_[i].empty())
-        out += fmt::format("  subgraph cluster_{} {{\n    label=\"{}\"; color=\"#aaaaaa\";\n{}  }}\n", i,
-                           i == 0 ? "forward" : "backward", parts_[i]);
+    out += nodes(Kind::input);
+    for (const auto& [kind, name] : {std::pair{Kind::forward, "forward"}, {Kind::backward, "backward"}})
+      if (const std::string part = nodes(kind); !part.empty())
+        out +=
+            fmt::format("  subgraph cluster_{} {{\n    label=\"{}\"; color=\"#aaaaaa\";\n{}  }}\n", name, name, part);
     if (!colours_.empty()) {
-      out += "  subgraph cluster_2 {\n    label=\"collectives over\"; color=\"#aaaaaa\";\n";
-      for (const auto& [axes, fill] : colours_)
-        out += fmt::format("    {} [label={}, shape=box, style=\"rounded,filled\", fillcolor=\"{}\"];\n",
-                           quote("axes " + axes), quote(axes), fill);
+      out += "  subgraph cluster_axes {\n    label=\"collectives over\"; color=\"#aaaaaa\";\n";
+      for (const auto& [axes, number] : colours_)
+        out += fmt::format("    {} [label={}, shape=box, style=\"rounded,filled\", {}];\n", quote("axes " + axes),
+                           quote(axes), fill(number));
       out += "  }\n";
     }
-    return out + edges_ + "}\n";
+    for (const Edge& edge : edges_) {
+      // Both passes begin at the top: what one has kept for the other puts it no lower.
+      if (nodes_[edge.from].kind != Kind::backward && nodes_[edge.to].kind == Kind::backward)
+        out += fmt::format("  n{} -> n{} [constraint=false, style=dotted];\n", edge.from, edge.to);
+      else
+        out += fmt::format("  n{} -> n{} [label={}];\n", edge.from, edge.to,
+                           quote(edge.spec + "\n" + bytes_text(edge.bytes)));
+    }
+    return out + "}\n";
   }
 
  private:
+  enum class Kind { input, forward, backward, folded };
+  struct Node {
+    std::string name, spec;
+    Kind kind = Kind::input;
+    bool recomputed = false;
+    double flops = 0;
+    std::int64_t bytes = 0;  ///< sent
+    std::size_t kept = 0;    ///< bytes that the backward pass reads
+    std::size_t colour = 0;  ///< of the axes, from 1 on
+  };
+  struct Edge {
+    std::size_t from, to;
+    std::string spec;
+    std::size_t bytes;
+    auto operator<=>(const Edge&) const = default;
+  };
+
+  static std::string bytes_text(std::size_t bytes) { return unit_text(Unit::bytes, static_cast<double>(bytes)); }
   static std::string spec_text(const TensorSpec& spec) { return std::string(shardlib::to_string(spec).view()); }
-  std::string input(const shardlib::detail::OpRead& read) {
-    const std::string id = fmt::format("n{}", count_++);
-    inputs_ += fmt::format("  {} [label={}, shape=box, style=filled, fillcolor=\"#ffffff\"];\n", id,
-                           quote(read.what + "\n" + spec_text(*read.spec)));
-    return id;
+  std::size_t input(const shardlib::detail::OpRead& read) {
+    nodes_.push_back({read.what, spec_text(*read.spec)});
+    return nodes_.size() - 1;
   }
-  std::string colour(const shardlib::detail::OpWork& work) {
-    if (work.bytes == 0) return work.flops > 0 ? "#dddddd" : "#f6f6f6";
-    constexpr const char* palette[] = {"#f4a582", "#92c5de", "#b8e186", "#d8b5e8", "#fee08b", "#8dd3c7"};
+  static bool alike(const Node& a, const Node& b) {
+    const auto small = [](const Node& x) { return x.kind != Kind::input && x.flops == 0 && x.bytes == 0; };
+    return small(a) && small(b) && a.kind == b.kind && a.recomputed == b.recomputed;
+  }
+  /// Whether a path leads from one set of nodes to another one through a third.
+  [[nodiscard]] bool another_way(const std::vector<std::size_t>& into, std::size_t from, std::size_t to) const {
+    std::set<std::size_t> seen;
+    std::vector<std::size_t> todo{from};
+    while (!todo.empty()) {
+      const std::size_t at = todo.back();
+      todo.pop_back();
+      for (const Edge& edge : edges_) {
+        const std::size_t next = into[edge.to];
+        if (into[edge.from] != at || next == at || (at == from && next == to)) continue;
+        if (next == to) return true;
+        if (seen.insert(next).second) todo.push_back(next);
+      }
+    }
+    return false;
+  }
+  /// "cast, norm and 3 more", two names a line.
+  static std::string listed(const std::vector<std::string>& names) {
+    constexpr std::size_t most = 4;
+    std::vector<std::string> distinct;
+    for (const std::string& name : names)
+      if (std::ranges::find(distinct, name) == distinct.end()) distinct.push_back(name);
+    std::string text;
+    for (std::size_t i = 0; i < std::min(distinct.size(), most); ++i)
+      text += (i == 0 ? "" : i % 2 == 0 ? ",\n" : ", ") + distinct[i];
+    return text + (distinct.size() > most ? ", ..." : "") + fmt::format("\n({} ops)", names.size());
+  }
+  std::size_t colour(const shardlib::detail::OpWork& work) {
     std::string axes;
     for (const auto axis : work.axes) axes += (axes.empty() ? "" : " ") + std::string(axis);
-    return colours_.try_emplace(axes, palette[colours_.size() % std::size(palette)]).first->second;
+    return colours_.try_emplace(axes, colours_.size() + 1).first->second;
+  }
+  /// The look of a node that communicates over the axes of this number; 0 for other nodes.
+  static std::string fill(std::size_t number) {
+    constexpr const char* palette[] = {"#f4a582", "#92c5de", "#b8e186", "#d8b5e8", "#fee08b", "#8dd3c7"};
+    const std::size_t i = (number - 1) % std::size(palette);
+    return fmt::format("fillcolor=\"{}\", class=\"axes{}\"", palette[i], i);
+  }
+  [[nodiscard]] std::string nodes(Kind kind) const {
+    std::string out;
+    for (std::size_t i = 0; i < nodes_.size(); ++i) {
+      const Node& node = nodes_[i];
+      if (node.kind != kind) continue;
+      std::string label = node.name;
+      if (!node.spec.empty()) label += "\n" + node.spec;
+      if (node.recomputed) label += "\n(recomputed)";
+      if (node.flops > 0) label += "\n" + unit_text(Unit::count, node.flops) + (node.flops < 1e3 ? " FLOP" : "FLOP");
+      if (node.bytes > 0) label += "\nsends " + bytes_text(static_cast<std::size_t>(node.bytes));
+      if (node.kept > 0) label += "\nkept: " + bytes_text(node.kept);
+      const std::string look = node.bytes > 0        ? fill(node.colour)
+                               : kind == Kind::input ? "fillcolor=\"#ffffff\", class=\"input\""
+                               : node.flops > 0      ? "fillcolor=\"#dddddd\", class=\"product\""
+                                                     : "fillcolor=\"#f6f6f6\", class=\"op\"";
+      out += fmt::format("    n{} [label={}, shape=box, style=\"{}filled{}\", {}];\n", i, quote(label),
+                         kind == Kind::input ? "" : "rounded,", node.recomputed ? ",dashed" : "", look);
+    }
+    return out;
   }
 
-  int count_ = 0;
-  std::string inputs_, edges_;
-  std::string parts_[2];
-  std::map<const void*, std::string> producers_;
-  std::map<std::string, std::string> colours_;
+  std::vector<Node> nodes_;
+  std::set<Edge> edges_;
+  std::map<const void*, std::size_t> producers_;
+  std::map<std::string, std::size_t> colours_;
 };
 
 }  // namespace detail
 
-SHARDLIB_INLINE std::string dot(const std::vector<AxisSize>& mesh, const std::function<void(const DevicePtr&)>& body) {
+SHARDLIB_INLINE std::string dot(const std::vector<AxisSize>& mesh, const std::function<void(const DevicePtr&)>& body,
+                                const GraphOptions& options) {
   const auto device = DevicePtr::make(mesh, 0, std::make_shared<DryWorld>());
   detail::Graph graph;
   {
@@ -110,31 +223,8 @@ SHARDLIB_INLINE std::string dot(const std::vector<AxisSize>& mesh, const std::fu
     body(device);
   }
   device->clear_local();
+  if (options.fold) graph.fold();
   return graph.text(mesh.empty() ? "one device" : "mesh " + to_string(mesh));
-}
-
-SHARDLIB_INLINE void write_svg(const std::string& dot, const std::string& path) {
-  // `dot` reads and writes files beside it, so that a failure leaves no half picture.
-  struct Beside {
-    std::string text, svg;
-    ~Beside() {
-      std::remove(text.c_str());
-      std::remove(svg.c_str());
-    }
-  };
-  const Beside beside{path + ".dot", path + ".new"};
-  io::write_file(beside.text, io::as_bytes(dot));
-  const pid_t child = fork();
-  if (child == 0) {
-    execlp("dot", "dot", "-Tsvg", "-o", beside.svg.c_str(), beside.text.c_str(), static_cast<char*>(nullptr));
-    _exit(127);
-  }
-  int status = -1;
-  const bool ran = child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status);
-  if (ran && WEXITSTATUS(status) == 0) return io::replace_file(path, io::read_file(beside.svg));
-  if (ran && WEXITSTATUS(status) == 127)
-    throw UsageError("the graph '" + path + "' needs the program `dot`: install the package graphviz");
-  throw UsageError("cannot draw the graph '" + path + "': `dot -Tsvg` has failed");
 }
 
 }  // namespace shardlib::run

@@ -70,8 +70,7 @@ SHARDLIB_INLINE void Trace::start() {
   if (on()) recording_->origin_ns = now();
 }
 
-SHARDLIB_INLINE void Trace::record(std::string_view name, std::string_view spec, std::string_view category,
-                                   std::int64_t bytes, std::int64_t begin_ns, std::int64_t duration_ns) {
+SHARDLIB_INLINE void Trace::record(const TraceEvent& event) {
   Recording& recording = *recording_;
   const std::lock_guard lock(recording.mutex);
   if (recording.events.size() >= recording.most_events) {
@@ -86,7 +85,8 @@ SHARDLIB_INLINE void Trace::record(std::string_view name, std::string_view spec,
     recording.index.emplace(std::string(text), next);
     return next;
   };
-  recording.events.push_back({number(name), number(spec), number(category), bytes, begin_ns, duration_ns});
+  recording.events.push_back({number(event.name), number(event.spec), number(event.track), number(event.pass),
+                              number(event.part), event.bytes, event.flops, event.begin_ns, event.duration_ns});
 }
 
 SHARDLIB_INLINE std::string Trace::json() const {
@@ -102,9 +102,9 @@ SHARDLIB_INLINE std::string Trace::json() const {
       detail::trace_metadata("process_sort_index", recording.rank, 0, "sort_index", std::to_string(recording.rank)));
   std::size_t tracks = 0;
   for (const Event& event : recording.events) {
-    if (track[event.category] != 0) continue;
-    track[event.category] = ++tracks;
-    const std::string name = detail::trace_text(recording.texts[event.category]);
+    if (track[event.track] != 0 || recording.texts[event.track].empty()) continue;
+    track[event.track] = ++tracks;
+    const std::string name = detail::trace_text(recording.texts[event.track]);
     lines.push_back(detail::trace_metadata("thread_name", recording.rank, tracks, "name", name));
     lines.push_back(
         detail::trace_metadata("thread_sort_index", recording.rank, tracks, "sort_index", std::to_string(tracks)));
@@ -112,15 +112,30 @@ SHARDLIB_INLINE std::string Trace::json() const {
   const auto microseconds = [](std::int64_t ns) { return fmt::format("{:.3f}", static_cast<double>(ns) * 1e-3); };
   std::int64_t end = 0;
   for (const Event& event : recording.events) {
-    std::string args;
-    if (!recording.texts[event.spec].empty()) args = "\"spec\": " + detail::trace_text(recording.texts[event.spec]);
-    if (event.bytes >= 0) args += fmt::format("{}\"bytes\": {}", args.empty() ? "" : ", ", event.bytes);
     end = std::max(end, event.begin_ns + event.duration_ns - recording.origin_ns);
+    const std::string begin = microseconds(event.begin_ns - recording.origin_ns);
+    if (recording.texts[event.track].empty()) {
+      lines.push_back(
+          fmt::format(R"({{"ph": "C", "name": {}, "pid": {}, "tid": 0, "ts": {}, "args": {{"bytes": {}}}}})",
+                      detail::trace_text(recording.texts[event.name]), recording.rank, begin, event.bytes));
+      continue;
+    }
+    std::string args;
+    const auto add = [&](const char* key, const std::string& value) {
+      args += fmt::format("{}\"{}\": {}", args.empty() ? "" : ", ", key, value);
+    };
+    const auto say = [&](const char* key, std::uint32_t text) {
+      if (!recording.texts[text].empty()) add(key, detail::trace_text(recording.texts[text]));
+    };
+    say("spec", event.spec);
+    say("pass", event.pass);
+    say("part", event.part);
+    if (event.bytes >= 0) add("bytes", std::to_string(event.bytes));
+    if (event.flops > 0) add("flops", fmt::format("{:.0f}", event.flops));
     lines.push_back(fmt::format(
         R"({{"ph": "X", "name": {}, "cat": {}, "pid": {}, "tid": {}, "ts": {}, "dur": {}, "args": {{{}}}}})",
-        detail::trace_text(recording.texts[event.name]), detail::trace_text(recording.texts[event.category]),
-        recording.rank, track[event.category], microseconds(event.begin_ns - recording.origin_ns),
-        microseconds(event.duration_ns), args));
+        detail::trace_text(recording.texts[event.name]), detail::trace_text(recording.texts[event.track]),
+        recording.rank, track[event.track], begin, microseconds(event.duration_ns), args));
   }
   if (recording.dropped > 0) {
     lines.push_back(fmt::format(

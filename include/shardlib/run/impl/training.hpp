@@ -13,6 +13,7 @@
 #include "shardlib/io/file.hpp"
 #include "shardlib/memory/system.hpp"
 #include "shardlib/rules/all.hpp"
+#include "shardlib/run/prediction.hpp"
 
 namespace shardlib::run {
 
@@ -98,9 +99,11 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
   o.flag("--trace", t.trace, "write trace.json into the run's folder: every op and collective of five steps");
   o.flag("--plan", t.plan, "no training: print what a step takes on a mesh of hypothetical devices",
          command_line_only());
+  Validator plan_devices = one_of({"none"});
+  for (const Accelerator& one : accelerators) plan_devices.choices.emplace_back(one.name);
   o.add("--plan-device", t.plan_device,
         "with --plan: an accelerator whose peak, memory bandwidth and memory the plan takes (bf16)",
-        one_of({"none", "a100", "h100", "h200", "b200", "mi300x"}) | command_line_only());
+        plan_devices | command_line_only());
   o.add("--plan-flops", t.plan_flops,
         "with --plan: predict the time of a step on devices with this peak (0: no prediction)",
         at_least(0) | unit("FLOP/s") | command_line_only());
