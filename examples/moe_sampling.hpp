@@ -52,18 +52,18 @@ inline auto cached_logits(const Model& w, Array<"layers", Cache>& caches, const 
                                                              all_gather<"V/t M/d/e -> V/t M">(w.unembed));
 }
 
-// Decodes one text of up to `positions` tokens, a batch of 1 that is padded to the devices of d and e. Every token
-// reaches its experts, whatever their capacity in training. `weights` and the mesh must outlive the result.
+// Decodes one text of up to `positions` tokens, the first row of a batch that has one for each device of d and e. Every
+// token reaches its experts, whatever their capacity in training. `weights` and the mesh must outlive the result.
 inline run::Decode decoder(const MoeMesh& mesh, const Model& weights, Config config, const Sizes& sizes,
                            std::int64_t positions) {
   config.capacity = 0;
   Array<"layers", Cache> caches;
   return [=, &mesh, &weights](std::span<const std::int32_t> ids, std::int64_t first) mutable {
-    const NamedSize one{"B", 1, mesh.size("d") * mesh.size("e")}, context{"Klen", positions};
-    const NamedSize length{"L", std::ssize(ids)};
+    const NamedSize rows{"B", mesh.size("d") * mesh.size("e")}, length{"L", std::ssize(ids)};
+    const NamedSize context{"Klen", positions};
     if (first == 0) {
       Sizes all = sizes;
-      all.insert(all.end(), {one, context});
+      all.insert(all.end(), {rows, context});
       const auto empty = zeros<f32, "B/d/e Klen H/t D">(mesh, all);
       caches.assign(weights.layers.size(), {empty, empty});
     }
@@ -71,10 +71,10 @@ inline run::Decode decoder(const MoeMesh& mesh, const Model& weights, Config con
     if (mesh.axis_index("d") == 0 && mesh.axis_index("e") == 0) std::ranges::copy(ids, row.begin());
     const auto at = iota<"L">(mesh, length.size) + static_cast<double>(first);
     const auto keys = iota<"Klen">(mesh, context.size);
-    const NewTokens tokens{from_memory<i32, "B/d/e L">(mesh, {one, length}, std::span<const i32>(row)), first,
+    const NewTokens tokens{from_memory<i32, "B/d/e L">(mesh, {rows, length}, std::span<const i32>(row)), first,
                            cast<f32>(equal(at, keys)), greater_equal(at, keys)};
     const auto logits = cached_logits(weights, caches, tokens, config);
-    const auto last = full<i32, "B/d/e">(mesh, {one}, static_cast<double>(length.size - 1));
+    const auto last = full<i32, "B/d/e">(mesh, {rows}, static_cast<double>(length.size - 1));
     const auto found = index_unreduced<"B/d/e [L] V/t, B/d/e -> B/d/e V/t">(logits, last);
     const auto whole = all_gather<"B/d/e V/t -> B V">(found);
     const auto numbers = whole.span().first(static_cast<std::size_t>(weights.embed.size("V")));

@@ -205,7 +205,7 @@ TEST_CASE("moe: decoding gives the logits of the model, on every mesh", "[model]
       const auto inputs = all_gather<"B/d/e L -> B L">(rows.inputs),
                  targets = all_gather<"B/d/e L -> B L">(rows.targets);
       config.capacity = 0.1;  // decoding drops nothing
-      const auto decode = moe::decoder(mesh, model, config, sizes, 6);
+      const auto decode = moe::decoder(mesh, model, config, {{"H", 2}, {"D", 4}}, 6);
       double at_once = 0, one_by_one = 0;
       const auto loss = [](const std::vector<float>& logits, i32 target) {
         double total = 0;
