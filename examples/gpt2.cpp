@@ -131,20 +131,11 @@ run::StepResult train_step(const Setup& s, Trained<C>& trained, const run::Step&
   const auto finish = [&](const auto& loss, const auto& grads) {
     return update(s, trained.state, trained.copies, loss, grads, step);
   };
-  if (s.o.gather == "per-microbatch")
-    return accumulated<gpt2::Model<f32>>(s, step, gpt2::loss<C, false>, finish, trained.copies);
-  auto whole = same_structure<gpt2::Model<C, true>>(trained.copies);
-  for_each_leaf([](std::string_view, auto& to, const auto& w) { to = all_gather<over<"d">>(w); }, whole,
-                trained.copies);
+  if (!s.o.gather.per_step) return accumulated<gpt2::Model<f32>>(s, step, gpt2::loss<C, false>, finish, trained.copies);
+  auto whole = gather_weights<gpt2::Model<C, true>>(trained.copies);
   const auto scatter = [&](const auto& loss, auto& sums) {
     whole = {};
-    auto grads = trained.copies;  // their structure
-    for_each_leaf(
-        []<Spec R, class G>(std::string_view, Tensor<C, R>& to, G& sum) {
-          to = reduce_scatter<make_op<G::spec, R>, f32>(cast<C>(std::exchange(sum, {})));
-        },
-        grads, sums);
-    return finish(loss, grads);
+    return finish(loss, scatter_gradients<gpt2::Model<C>>(std::exchange(sums, {})));
   };
   return accumulated<gpt2::Model<f32, true>>(s, step, gpt2::loss<C, true>, scatter, whole);
 }
@@ -222,8 +213,7 @@ void declare(run::Options& options, Options& o) {
   run::declare(options, o.recompute);
   options.flag("--prefetch", o.prefetch,
                "gather the next layer's weights while a layer runs; not with --recompute none");
-  options.add("--gather", o.gather, "when weights are gathered and gradients scattered; per-step needs more memory",
-              run::one_of({"per-microbatch", "per-step"}));
+  run::declare(options, o.gather);
   options.add(
       "--optimizer", o.optimizer,
       "the optimizer; --beta1 is the momentum of sgd and muon, muon's matrices are w_up and w_down, and adafactor "
@@ -331,7 +321,7 @@ void train(const Setup& s, const run::Data& data, const std::string& toml) {
     return bytes * std::int64_t{sizeof(C)} / std::int64_t{sizeof(f32)};
   };
   const std::int64_t in_c = in_compute(program.weight_bytes);
-  const std::int64_t gathered = o.gather == "per-step" ? s.mesh.size("d") : 0;  // times as large, beside those at rest
+  const std::int64_t gathered = o.gather.per_step ? s.mesh.size("d") : 0;  // times as large, beside those at rest
   program.copy_bytes = (std::same_as<C, f32> ? 0 : in_c) + gathered * in_c;
   program.gradient_bytes =
       std::max<std::int64_t>(1, gathered) * (o.training.microbatches == 1 ? in_compute(trained_bytes) : trained_bytes);
@@ -371,9 +361,9 @@ int program(int argc, char** argv) {
   if (o.prefetch && o.recompute.name == "none")
     throw UsageError(
         "--prefetch needs a backward pass that recomputes, not --recompute none: choose seqax or another one");
-  if (o.prefetch && o.gather == "per-step")
+  if (o.prefetch && o.gather.name == "per-step")
     throw UsageError("--prefetch gathers weights layer by layer: leave it out, or choose --gather per-microbatch");
-  if (o.lora > 0 && o.gather == "per-step")
+  if (o.lora > 0 && o.gather.name == "per-step")
     throw UsageError("--lora gathers weights where they are used: leave it out, or choose --gather per-microbatch");
   if (o.lora > o.d_model)
     throw UsageError(fmt::format("--lora {} is not a low rank: choose at most --d-model {}", o.lora, o.d_model));
@@ -386,16 +376,19 @@ int program(int argc, char** argv) {
   if (o.lora > 0) o.training.frozen_weights = o.training.initial_weights;
   const run::Data data = run::open_data(o.training, o.vocabulary);
   run::note_padding(mesh, sizes_of(o, data.vocabulary, mesh[0].size, mesh[1].size));
-  run::announce(options, o.training);
   const auto body = [&](const Options& used) -> DeviceBody {
     return [&](const DevicePtr& device) {
       const Setup setup{Mesh2(device), used, data.vocabulary};
       (used.dtype == "bf16" ? train<bf16> : train<f32>)(setup, data, options.to_toml());
     };
   };
+  const bool may_gather_once = !o.prefetch && o.lora == 0;
+  if (may_gather_once) run::choose_gather(o.gather, o.training, mesh, body(o));
+  run::announce(options, o.training);
   Options single = o;  // --graph draws one layer
   single.layers = 1;
-  if (run::dry_run(o.training, mesh, body(o), body(single), "", &o.recompute)) return 0;
+  if (run::dry_run(o.training, mesh, body(o), body(single), "", &o.recompute, may_gather_once ? &o.gather : nullptr))
+    return 0;
   run::note_loaded(o.training, data, o.load);
   if (!o.logits.empty()) run::require_logits(*data.tokenizer, o.training.prompt, o.context, data.vocabulary);
   if (!o.save.empty()) run::require_writable_folder(o.save, "--export");

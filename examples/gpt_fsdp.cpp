@@ -17,9 +17,10 @@
 
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
-  o.training.may_change = {"recompute"};                   // the same numbers
+  o.training.may_change = {"recompute", "gather"};         // the same numbers, but for rounding
   o.training.model_settings = {{"init", "depth-scaled"}};  // as programs of before --init drew
   gpt::declare(options, o);
+  run::declare(options, o.gather);
   gpt::declare(options, o.files);
   declare_presets(options);
 }
@@ -44,15 +45,16 @@ int program(int argc, char** argv) {
   o.vocabulary = data.vocabulary;
   gpt::check_files(o.files, o.training, data);
   run::note_padding(mesh, gpt::sizes_of(o, mesh[0].size * mesh[1].size, mesh[2].size));
-  run::announce(options, o.training);
   const auto body = [&](const Options& used) -> DeviceBody {
     return [&](const DevicePtr& device) {
       (used.dtype == "bf16" ? train<bf16> : train<f32>)(device, used, data, options.to_toml());
     };
   };
+  run::choose_gather(o.gather, o.training, mesh, body(o));
+  run::announce(options, o.training);
   Options single = o;  // --graph draws one layer
   single.layers = 1;
-  if (!run::dry_run(o.training, mesh, body(o), body(single), "", &o.config.recompute))
+  if (!run::dry_run(o.training, mesh, body(o), body(single), "", &o.config.recompute, &o.gather))
     launch(mesh, body(o), run::launch_options(o.training));
   return 0;
 }

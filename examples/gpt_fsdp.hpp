@@ -20,6 +20,7 @@ using GptMesh = Mesh<"d s t">;
 
 struct Options : gpt::ModelOptions {
   run::Training training;
+  run::GatherPolicy gather;
   gpt::HuggingFace files;
 };
 
@@ -39,6 +40,8 @@ struct TrainState {
   gpt::Model<f32> weights, mu, nu;
 };
 
+using Loss = Tensor<f32, "+d +s +t">;
+
 // What is trained, and the weights in the dtype of computation, which the layers read: in f32 the same tensors.
 template <dtype C>
 struct Trained {
@@ -50,7 +53,7 @@ struct Trained {
 // communicates nothing: weights, gradients and moments are sharded alike.
 template <dtype C, dtype G>
 run::StepResult update(const GptMesh& mesh, Trained<C>& trained, const run::Training& t, const run::Step& step,
-                       const Tensor<f32, "+d +s +t">& loss, const gpt::Model<G>& grads) {
+                       const Loss& loss, const gpt::Model<G>& grads) {
   const double norm = global_norm(mesh, grads);
   const run::StepResult result{item(all_reduce<"+d +s +t -> ">(loss)), norm};
   if (!step.accepts(result)) return result;
@@ -61,22 +64,44 @@ run::StepResult update(const GptMesh& mesh, Trained<C>& trained, const run::Trai
   return result;
 }
 
-// Loss and gradients of the microbatches, and the update. Sums of more than one gradient are f32.
-template <dtype C>
-run::StepResult train_step(const GptMesh& mesh, Trained<C>& trained, const Options& o, const run::Step& step) {
-  const auto differentiated = [&](const io::TokenBatch& rows) {
-    const auto batch = run::token_tensors<gpt::Batch, "B/d L/s">(mesh, rows, o.training.seq);
-    return value_and_grad(mesh, gpt::loss<C>, trained.copies, batch, o.config);
-  };
-  auto [loss, grads] = differentiated(step.microbatches[0]);
-  if (step.microbatches.size() == 1) return update(mesh, trained, o.training, step, loss, grads);
-  auto sums = cast_tree<gpt::Model<f32>>(std::exchange(grads, {}));
+template <dtype C, bool Whole>
+auto differentiated(const GptMesh& mesh, const gpt::Model<C, Whole>& weights, const Options& o,
+                    const io::TokenBatch& rows) {
+  const auto batch = run::token_tensors<gpt::Batch, "B/d L/s">(mesh, rows, o.training.seq);
+  return value_and_grad(mesh, gpt::loss<C, Whole>, weights, batch, o.config);
+}
+
+// Loss and gradients of all microbatches, in f32. Gradients by whole weights are pending: "M F/t +d +s".
+template <dtype C, bool Whole>
+auto accumulated(const GptMesh& mesh, const gpt::Model<C, Whole>& weights, const Options& o, const run::Step& step)
+    -> std::pair<Loss, gradient_t<GptMesh, gpt::Model<f32, Whole>>> {
+  auto [loss, grads] = differentiated(mesh, weights, o, step.microbatches[0]);
+  auto sums = cast_tree<gradient_t<GptMesh, gpt::Model<f32, Whole>>>(std::exchange(grads, {}));
   for (std::size_t i = 1; i < step.microbatches.size(); ++i) {
-    const auto [l, g] = differentiated(step.microbatches[i]);
+    const auto [l, g] = differentiated(mesh, weights, o, step.microbatches[i]);
     loss = loss + l;
     for_each_leaf([](std::string_view, auto& sum, const auto& x) { sum = sum + cast<f32>(x); }, sums, g);
   }
-  return update(mesh, trained, o.training, step, loss, sums);
+  return {std::move(loss), std::move(sums)};
+}
+
+// --gather per-step: weights are gathered over d and s once, before the microbatches, and the sums of their gradients
+// are scattered once, after them.
+template <dtype C>
+auto gathered_once(const GptMesh& mesh, const gpt::Model<C>& weights, const Options& o, const run::Step& step)
+    -> std::pair<Loss, gpt::Model<C>> {
+  auto whole = gather_weights<gpt::Model<C, true>>(weights);
+  auto [loss, sums] = accumulated(mesh, whole, o, step);
+  whole = {};
+  return {std::move(loss), scatter_gradients<gpt::Model<C>>(std::exchange(sums, {}))};
+}
+
+template <dtype C>
+run::StepResult train_step(const GptMesh& mesh, Trained<C>& trained, const Options& o, const run::Step& step) {
+  const auto by = [&](const auto& found) { return update(mesh, trained, o.training, step, found.first, found.second); };
+  if (o.gather.per_step) return by(gathered_once(mesh, trained.copies, o, step));
+  if (step.microbatches.size() > 1) return by(accumulated(mesh, trained.copies, o, step));
+  return by(differentiated(mesh, trained.copies, o, step.microbatches[0]));
 }
 
 // ---- a run ----------------------------------------------------------------------------------------------------------
@@ -100,13 +125,20 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
   };
   program.decode = gpt::decoder(mesh, copies, o, o.training.seq);
   run::note_state(program, o.training, state.weights, copies, state.mu, state.nu);
+  if (o.gather.per_step)
+    run::note_gathered(program, state.weights, copies, std::int64_t{mesh.size("d")} * mesh.size("s"));
   program.flops_per_token = gpt::flops_per_token(o, program.parameters, o.training.seq);
   program.context = o.training.seq;
   run::train(device, o.training, data, toml, program);
   gpt::write_outputs(device, o, o.files, o.training, data, program);
 }
 
-// CMake compiles these in gpt_fsdp_parts.cpp, at the same time. Without the macro gpt_fsdp.cpp is the whole program.
+// CMake compiles these in gpt_fsdp_parts.cpp and gpt_fsdp_per_step.cpp, at the same time. Without the macro
+// gpt_fsdp.cpp is the whole program.
 #ifdef GPT_FSDP_PARTS
+extern template auto gathered_once(const GptMesh&, const gpt::Model<f32>&, const Options&, const run::Step&)
+    -> std::pair<Loss, gpt::Model<f32>>;
+extern template auto gathered_once(const GptMesh&, const gpt::Model<bf16>&, const Options&, const run::Step&)
+    -> std::pair<Loss, gpt::Model<bf16>>;
 extern template void train<bf16>(const DevicePtr&, const Options&, const run::Data&, const std::string&);
 #endif

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <type_traits>
 
 namespace gpt {
 
@@ -21,25 +22,29 @@ using namespace shardlib;
 
 // ---- weights: at rest, every tensor is sharded over the whole mesh --------------------------------------------------
 
-template <dtype C>
+// With `Whole` a weight is gathered over d and s before the microbatches: "M F/t" for "M/d/s F/t".
+template <dtype C, Spec S, bool Whole>
+using Weight = Tensor<C, Whole ? without_axis<without_axis<S, "d">, "s"> : S>;
+
+template <dtype C, bool Whole = false>
 struct Layer {
-  Tensor<C, "M/t/d/s"> norm1, norm2;
-  Tensor<C, "M/d/s Q K/t D"> w_q;
-  Tensor<C, "M/d/s K/t D"> w_k, w_v;
-  Tensor<C, "M/d/s Q K/t D"> w_o;
-  Tensor<C, "M/d/s F/t"> w_gate, w_up, w_down;
+  Weight<C, "M/t/d/s", Whole> norm1, norm2;
+  Weight<C, "M/d/s Q K/t D", Whole> w_q;
+  Weight<C, "M/d/s K/t D", Whole> w_k, w_v;
+  Weight<C, "M/d/s Q K/t D", Whole> w_o;
+  Weight<C, "M/d/s F/t", Whole> w_gate, w_up, w_down;
   // One each in Qwen 2; E is K * Q * D, G is K * D.
-  Array<"bias", Tensor<C, "E/t/d/s">> b_q;
-  Array<"bias", Tensor<C, "G/t/d/s">> b_k, b_v;
-  Array<"norm", Tensor<C, "N/t/d/s">> q_norm, k_norm;  // one each in Qwen 3; N is D, padded
+  Array<"bias", Weight<C, "E/t/d/s", Whole>> b_q;
+  Array<"bias", Weight<C, "G/t/d/s", Whole>> b_k, b_v;
+  Array<"norm", Weight<C, "N/t/d/s", Whole>> q_norm, k_norm;  // one each in Qwen 3; N is D, padded
 };
 
-template <dtype C>
+template <dtype C, bool Whole = false>
 struct Model {
-  Tensor<C, "V/t M/d/s"> embed;
-  Array<"unembed", Tensor<C, "V/t M/d/s">> unembed;  // empty: tied to embed
-  Array<"layers", Layer<C>> layers;
-  Tensor<C, "M/t/d/s"> final_norm;
+  Weight<C, "V/t M/d/s", Whole> embed;
+  Array<"unembed", Weight<C, "V/t M/d/s", Whole>> unembed;  // empty: tied to embed
+  Array<"layers", Layer<C, Whole>> layers;
+  Weight<C, "M/t/d/s", Whole> final_norm;
 };
 
 static_assert(fully_sharded<Mesh<"d s t">, Model<f32>>);
@@ -60,17 +65,25 @@ struct Batch {
 };
 
 // ---- one layer: every weight is gathered just before its use (FSDP) ------------------------------------------
-//
-// The backward pass of a gather sums the gradient over the devices. `backward_sum<f32>`: in f32, also where C is bf16.
 
 using Residual = Tensor<f32, "B/d L/s M/t">;
 
+// A weight as a layer reads it, gathered over what it is sharded over and `To` is not. The backward pass of the gather
+// sums the gradient over the devices. `backward_sum<f32>`: in f32, also where C is bf16. A whole weight may be as it is
+// read already; its gradient keeps the sum, "M F/t +d +s", until the microbatches are done.
+template <Spec To, dtype C, Spec S>
+auto gathered(const Tensor<C, S>& w, Site site = Site::current()) -> Tensor<C, To> {
+  if constexpr (std::is_same_v<Tensor<C, S>, Tensor<C, To>>)
+    return w;
+  else
+    return all_gather<make_op<S, To>, backward_sum<f32>>(w, site);
+}
+
 // Gathers the residual stream over t, normalizes it and applies the scale. Communicates x once over t.
-template <dtype C>
-auto gathered_norm(const Residual& x, const Tensor<C, "M/t/d/s">& norm, const ModelConfig& config)
-    -> Tensor<C, "B/d L/s M"> {
+template <dtype C, Spec S = "M/t/d/s">
+auto gathered_norm(const Residual& x, const Tensor<C, S>& norm, const ModelConfig& config) -> Tensor<C, "B/d L/s M"> {
   const auto whole = all_gather<"B/d L/s M/t -> B/d L/s M", backward_sum<f32>>(cast<C>(x));
-  const auto scale = all_gather<"M/t/d/s -> M", backward_sum<f32>>(norm);
+  const auto scale = gathered<"M">(norm);
   return cast<C>(rms_norm<"M">(cast<f32>(whole), config.norm_epsilon) * cast<f32>(scale));
 }
 
@@ -81,34 +94,34 @@ struct Heads {
 };
 
 // Normalizes each head (Qwen 3). Heads share the scale.
-template <dtype C, Spec S>
-auto head_norm(const Tensor<C, S>& x, const Tensor<C, "N/t/d/s">& norm, const ModelConfig& config) -> Tensor<C, S> {
-  const auto scale = all_gather<"N/t/d/s -> N", backward_sum<f32>>(norm);
+template <dtype C, Spec S, Spec N>
+auto head_norm(const Tensor<C, S>& x, const Tensor<C, N>& norm, const ModelConfig& config) -> Tensor<C, S> {
+  const auto scale = gathered<"N">(norm);
   return cast<C>(rms_norm<"D">(cast<f32>(x), config.norm_epsilon) * cast<f32>(narrow<"N -> D">(scale, 0, x.size("D"))));
 }
 
 // Queries, keys and values of the tokens at positions `first`, `first` + 1, ... Heads are sharded over t: this is
 // tensor parallelism.
-template <dtype C>
-auto projected(const Tensor<C, "B/d L/s M">& x, const Layer<C>& w, const ModelConfig& config, std::int64_t first)
+template <dtype C, bool Whole = false>
+auto projected(const Tensor<C, "B/d L/s M">& x, const Layer<C, Whole>& w, const ModelConfig& config, std::int64_t first)
     -> Heads<C> {
-  const auto w_q = all_gather<"M/d/s Q K/t D -> M Q K/t D", backward_sum<f32>>(w.w_q);
+  const auto w_q = gathered<"M Q K/t D">(w.w_q);
   auto q = einsum_unreduced<"B/d L/s M, M Q K/t D -> B/d L/s Q K/t D">(x, w_q);
-  const auto w_k = all_gather<"M/d/s K/t D -> M K/t D", backward_sum<f32>>(w.w_k);
+  const auto w_k = gathered<"M K/t D">(w.w_k);
   auto k = einsum_unreduced<"B/d L/s M, M K/t D -> B/d L/s K/t D">(x, w_k);
-  const auto w_v = all_gather<"M/d/s K/t D -> M K/t D", backward_sum<f32>>(w.w_v);
+  const auto w_v = gathered<"M K/t D">(w.w_v);
   auto v = einsum_unreduced<"B/d L/s M, M K/t D -> B/d L/s K/t D">(x, w_v);
   const Sizes groups{{"Q", q.size("Q")}, {"D", q.size("D")}}, heads{{"D", q.size("D")}};
   for (const auto& bias : w.b_q) {
-    const auto b = all_gather<"E/t/d/s -> E/t", backward_sum<f32>>(bias);
+    const auto b = gathered<"E/t">(bias);
     q = q + rearrange<"K/t Q D -> Q K/t D">(split<"E/t -> K/t Q D">(b, groups));
   }
   for (const auto& bias : w.b_k) {
-    const auto b = all_gather<"G/t/d/s -> G/t", backward_sum<f32>>(bias);
+    const auto b = gathered<"G/t">(bias);
     k = k + split<"G/t -> K/t D">(b, heads);
   }
   for (const auto& bias : w.b_v) {
-    const auto b = all_gather<"G/t/d/s -> G/t", backward_sum<f32>>(bias);
+    const auto b = gathered<"G/t">(bias);
     v = v + split<"G/t -> K/t D">(b, heads);
   }
   for (const auto& norm : w.q_norm) q = head_norm(q, norm, config);
@@ -120,29 +133,29 @@ auto projected(const Tensor<C, "B/d L/s M">& x, const Layer<C>& w, const ModelCo
 
 // A token sees those of its segment up to itself: keys and values go to the devices of s that hold later tokens. The
 // type of the result shows the pending sum over all heads, +t.
-template <dtype C>
-auto attention(const Tensor<C, "B/d L/s M">& x, const Tensor<i32, "B/d L/s">& segments, const Layer<C>& w,
+template <dtype C, bool Whole = false>
+auto attention(const Tensor<C, "B/d L/s M">& x, const Tensor<i32, "B/d L/s">& segments, const Layer<C, Whole>& w,
                const ModelConfig& config) -> Tensor<C, "B/d L/s M +t"> {
   const auto [q, k, v] = projected(x, w, config, 0);
   const auto y = causal_attention<"L", "D", over<"s">>(q, k, v, segments, config.score_scale);
-  const auto w_o = all_gather<"M/d/s Q K/t D -> M Q K/t D", backward_sum<f32>>(w.w_o);
+  const auto w_o = gathered<"M Q K/t D">(w.w_o);
   return einsum_unreduced<"B/d L/s Q K/t D, M Q K/t D -> B/d L/s M +t">(y, w_o);
 }
 
-template <dtype C>
-auto feed_forward(const Tensor<C, "B/d L/s M">& x, const Layer<C>& w) -> Tensor<C, "B/d L/s M +t"> {
-  const auto w_gate = all_gather<"M/d/s F/t -> M F/t", backward_sum<f32>>(w.w_gate);
+template <dtype C, bool Whole = false>
+auto feed_forward(const Tensor<C, "B/d L/s M">& x, const Layer<C, Whole>& w) -> Tensor<C, "B/d L/s M +t"> {
+  const auto w_gate = gathered<"M F/t">(w.w_gate);
   const auto gate = save_for_backward(einsum_unreduced<"B/d L/s M, M F/t -> B/d L/s F/t">(x, w_gate));
-  const auto w_up = all_gather<"M/d/s F/t -> M F/t", backward_sum<f32>>(w.w_up);
+  const auto w_up = gathered<"M F/t">(w.w_up);
   const auto up = save_for_backward(einsum_unreduced<"B/d L/s M, M F/t -> B/d L/s F/t">(x, w_up));
   const auto y = map([](auto g, auto u) { return swish(g) * u; }, gate, up);
-  const auto w_down = all_gather<"M/d/s F/t -> M F/t", backward_sum<f32>>(w.w_down);
+  const auto w_down = gathered<"M F/t">(w.w_down);
   return einsum_unreduced<"B/d L/s F/t, M F/t -> B/d L/s M +t">(y, w_down);
 }
 
-template <dtype C>
-auto layer(const Residual& x, const Tensor<i32, "B/d L/s">& segments, const Layer<C>& w, const ModelConfig& config)
-    -> Residual {
+template <dtype C, bool Whole = false>
+auto layer(const Residual& x, const Tensor<i32, "B/d L/s">& segments, const Layer<C, Whole>& w,
+           const ModelConfig& config) -> Residual {
   const auto attended = attention(gathered_norm(x, w.norm1, config), segments, w, config);
   const auto y = save_for_backward(x + cast<f32>(reduce_scatter<"B/d L/s M +t -> B/d L/s M/t", f32>(attended)));
   const auto fed = feed_forward(gathered_norm(y, w.norm2, config), w);
@@ -157,20 +170,20 @@ auto embedded(const Tensor<C, "V/t M">& table, const Tensor<i32, "B/d L/s">& inp
   return cast<f32>(reduce_scatter<"B/d L/s M +t -> B/d L/s M/t", f32>(
       index_unreduced<"[V/t] M, B/d L/s -> B/d L/s M +t">(table, inputs)));
 }
-template <dtype C>
-auto unembedded(const Residual& x, const Tensor<C, "M/t/d/s">& norm, const Tensor<C, "V/t M">& table,
-                const ModelConfig& config) -> Tensor<f32, "B/d L/s V/t"> {
+template <dtype C, Spec S = "M/t/d/s">
+auto unembedded(const Residual& x, const Tensor<C, S>& norm, const Tensor<C, "V/t M">& table, const ModelConfig& config)
+    -> Tensor<f32, "B/d L/s V/t"> {
   return einsum_unreduced<"B/d L/s M, V/t M -> B/d L/s V/t", f32>(gathered_norm(x, norm, config), table);
 }
 
-template <dtype C>
-auto logits(const Model<C>& w, const Tensor<i32, "B/d L/s">& inputs, const Tensor<i32, "B/d L/s">& segments,
+template <dtype C, bool Whole = false>
+auto logits(const Model<C, Whole>& w, const Tensor<i32, "B/d L/s">& inputs, const Tensor<i32, "B/d L/s">& segments,
             const ModelConfig& config) -> Tensor<f32, "B/d L/s V/t"> {
-  const auto embed = all_gather<"V/t M/d/s -> V/t M", backward_sum<f32>>(w.embed);
+  const auto embed = gathered<"V/t M">(w.embed);
   Residual x = embedded(embed, inputs);
-  for (const Layer<C>& weights : w.layers)
-    x = explicit_activation_checkpointing(layer<C>, config.recompute)(x, segments, weights, config);
-  const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d/s -> V/t M", backward_sum<f32>>(w.unembed[0]);
+  for (const Layer<C, Whole>& weights : w.layers)
+    x = explicit_activation_checkpointing(layer<C, Whole>, config.recompute)(x, segments, weights, config);
+  const auto unembed = w.unembed.empty() ? embed : gathered<"V/t M">(w.unembed[0]);
   return unembedded(x, w.final_norm, unembed, config);
 }
 
@@ -189,8 +202,8 @@ inline auto mean_loss(const Tensor<f32, "B/d L/s V/t">& logits, const Batch& bat
   return sum<"B/d L/s +t -> +d +s +t">(token_losses(logits, batch.targets) * batch.weights);
 }
 
-template <dtype C>
-auto loss(const Model<C>& w, const Batch& batch, const ModelConfig& config) -> Tensor<f32, "+d +s +t"> {
+template <dtype C, bool Whole = false>
+auto loss(const Model<C, Whole>& w, const Batch& batch, const ModelConfig& config) -> Tensor<f32, "+d +s +t"> {
   return mean_loss(logits(w, batch.inputs, batch.segments, config), batch);
 }
 

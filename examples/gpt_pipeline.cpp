@@ -18,6 +18,7 @@
 #include <shardlib/run/dry_run.hpp>
 #include <shardlib/run/graph.hpp>
 #include <shardlib/run/plan.hpp>
+#include <shardlib/run/state_bytes.hpp>
 #include <shardlib/shardlib.hpp>
 
 #include <cmath>
@@ -27,6 +28,7 @@
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -38,6 +40,7 @@ using namespace shardlib;
 
 struct Options : gpt::ModelOptions {
   run::Training training;
+  run::GatherPolicy gather;
   std::string model = "gpt", schedule = "1f1b", timeline, stage_layers;
   std::int64_t stages = 0;
   bool show_schedule = false;
@@ -81,6 +84,7 @@ class Gpt : Layout<"p d s t"> {
   using Layout::Staged;
   using Weights = gpt::StageModel<f32>;
   using Copies = gpt::StageModel<C>;
+  using Whole = gpt::StageModel<C, true>;  // with --gather per-step, what the stages read
   using Batches = std::vector<gpt::Batch>;
   using Layout::Layout;
 
@@ -100,7 +104,10 @@ class Gpt : Layout<"p d s t"> {
       batches.push_back(run::token_tensors<gpt::Batch, "B/d L/s">(mesh.stage(), rows, o.training.seq));
     return batches;
   }
-  [[nodiscard]] gpt::Stages<C> program(const Batches& batches) const { return {layer_map, batches, o.config}; }
+  template <bool OfWhole = false>
+  [[nodiscard]] gpt::Stages<C, OfWhole> program(const Batches& batches) const {
+    return {layer_map, batches, o.config};
+  }
   [[nodiscard]] Sizes activation_sizes(const Batches& batches) const {
     Sizes sizes = gpt::sizes_of(o, mesh.stage());
     sizes.insert(sizes.end(), {{"B", batches[0].inputs.size("B")}, {"L", o.training.seq}});
@@ -139,6 +146,7 @@ class Tutorial : Layout<"p d t"> {
   using Layout::Staged;
   using Weights = tutorial::StageModel<f32>;
   using Copies = tutorial::StageModel<C>;
+  using Whole = void;  // the notebook's stages gather weights themselves
   using Batches = std::vector<tutorial::Batch>;
   using Layout::Layout;
 
@@ -233,15 +241,10 @@ class Trainer {
 
   [[nodiscard]] auto copied() const { return cast_tree<typename Model::Copies>(state.weights); }
 
-  // Loss and gradients of all microbatches under the schedule, clipping by the norm over all ranks, AdamW on each
-  // rank's own weights.
+  // Clipping by the norm over all ranks, AdamW on each rank's own weights.
   run::StepResult step(const run::Step& step) {
     const run::Training& t = o_.training;
-    const auto batches = model.batches(step.microbatches);
-    auto [loss, grads, intervals, in_flight] =
-        pipeline::value_and_grad(mesh_, schedule_, static_cast<int>(t.microbatches), model.program(batches), copies,
-                                 model.activation_sizes(batches));
-    intervals_ = std::move(intervals);
+    auto [loss, grads] = differentiated(model.batches(step.microbatches));
     model.sum_shared(grads);
     const double norm = pipeline::global_norm(mesh_, grads, [&](std::string_view name) { return model.counts(name); });
     const run::StepResult result{Model::total(loss), norm};
@@ -275,6 +278,25 @@ class Trainer {
   }
 
  private:
+  // Loss and gradients of all microbatches under the schedule. With --gather per-step a rank gathers its weights before
+  // its first task, and scatters the sums of their gradients behind its last one.
+  auto differentiated(const typename Model::Batches& batches) {
+    const auto by = [&](const auto& program, const auto& weights) {
+      auto result = pipeline::value_and_grad(mesh_, schedule_, static_cast<int>(o_.training.microbatches), program,
+                                             weights, model.activation_sizes(batches));
+      intervals_ = std::move(result.intervals);
+      return std::pair{std::move(result.loss), std::move(result.gradients)};
+    };
+    if constexpr (!std::is_void_v<typename Model::Whole>)
+      if (o_.gather.per_step) {
+        auto whole = gather_weights<typename Model::Whole>(copies);
+        auto [loss, sums] = by(model.template program<true>(batches), whole);
+        whole = {};
+        return std::pair{std::move(loss), scatter_gradients<typename Model::Copies>(std::exchange(sums, {}))};
+      }
+    return by(model.program(batches), copies);
+  }
+
   const Staged& mesh_;
   const pipeline::Schedule& schedule_;
   const Options& o_;
@@ -286,7 +308,7 @@ class Trainer {
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
   // Where and when the layers run and what is computed again, not what they compute.
-  o.training.may_change = {"schedule", "stages", "stage_layers", "recompute"};
+  o.training.may_change = {"schedule", "stages", "stage_layers", "recompute", "gather"};
   o.training.model_settings = {{"init", "depth-scaled"}};  // as programs of before --init drew
   options.group("pipeline");
   options.add(
@@ -303,6 +325,7 @@ void declare(run::Options& options, Options& o) {
               "picture of the last step, planned and measured (default: timeline.svg in --run's folder)",
               run::value_name("FILE.svg") | run::command_line_only());
   gpt::declare(options, o);
+  run::declare(options, o.gather);
   options.add("--model", o.model, "the GPT, or the transformer of JaxPP's tutorial, which makes its own data",
               run::one_of({"gpt", "jaxpp-tutorial"}));
   options.preset("jaxpp-tutorial",
@@ -347,6 +370,11 @@ void check_tutorial(const Options& o) {
           fmt::format("{} does not go with --model jaxpp-tutorial, which has no tokens and makes up its "
                       "inputs and targets; leave it out, or give --model gpt",
                       option));
+  if (o.gather.name == "per-step")
+    throw UsageError(
+        "--gather per-step is there for the GPT alone, and the stages of --model jaxpp-tutorial gather their weights "
+        "in "
+        "each microbatch: leave it out, or give --model gpt");
 }
 
 pipeline::Schedule chosen_schedule(const Options& o, int ranks) {
@@ -374,6 +402,8 @@ void train(const DevicePtr& device, const Options& o, const pipeline::Schedule& 
   program.copy_bytes = o.dtype == "f32" ? 0 : run::shard_bytes(trainer.copies);
   program.gradient_bytes = run::shard_bytes(trainer.copies);
   program.optimizer_bytes = run::shard_bytes(trainer.state.mu) + run::shard_bytes(trainer.state.nu);
+  if (o.gather.per_step)
+    run::note_gathered(program, trainer.state.weights, trainer.copies, mesh.stage().size() / mesh.stage().size("t"));
   program.flops_per_token = trainer.model.flops_per_token();
   program.context = o.training.seq;
   run::train(device, o.training, data, toml, program);
@@ -424,11 +454,12 @@ int program(int argc, char** argv) {
     o.vocabulary = data.vocabulary;
     run::note_padding(mesh, gpt::sizes_of(o, mesh[1].size * mesh[2].size, mesh[3].size));
   }
-  run::announce(options, o.training);
   const auto body = [&](const Options& used, const pipeline::Schedule& under) -> DeviceBody {
     return
         [&, run = chosen_training(o)](const DevicePtr& device) { run(device, used, under, data, options.to_toml()); };
   };
+  if (!is_tutorial) run::choose_gather(o.gather, o.training, mesh, body(o, schedule), "p");
+  run::announce(options, o.training);
   if (!o.training.graph.empty() &&
       world_rank() == 0) {  // of one layer and one microbatch, with both ends of the pipeline on one rank
     Options single = o;
@@ -443,7 +474,8 @@ int program(int argc, char** argv) {
   }
   run::Training planned = o.training;
   planned.graph = "";
-  if (run::dry_run(planned, mesh, body(o, schedule), {}, "p", &o.config.recompute) || !o.training.graph.empty())
+  if (run::dry_run(planned, mesh, body(o, schedule), {}, "p", &o.config.recompute, is_tutorial ? nullptr : &o.gather) ||
+      !o.training.graph.empty())
     return 0;
   if (!o.timeline.empty()) io::require_writable(o.timeline, "--timeline");
   launch(mesh, body(o, schedule), run::launch_options(o.training));

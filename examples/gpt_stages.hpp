@@ -12,36 +12,37 @@
 namespace gpt {
 
 // The weights of one pipeline rank: its layers, and what lies before and behind them where it has those ends.
-template <dtype C>
+template <dtype C, bool Whole = false>
 struct StageModel {
-  Array<"embed", Tensor<C, "V/t M/d/s">> embed;      // of the first stage; of the last one too where it is tied
-  Array<"unembed", Tensor<C, "V/t M/d/s">> unembed;  // of the last stage, if not tied
-  Array<"layers/p", Layer<C>> layers;
-  Array<"final_norm", Tensor<C, "M/t/d/s">> final_norm;  // of the last stage
+  Array<"embed", Weight<C, "V/t M/d/s", Whole>> embed;      // of the first stage; of the last one too where it is tied
+  Array<"unembed", Weight<C, "V/t M/d/s", Whole>> unembed;  // of the last stage, if not tied
+  Array<"layers/p", Layer<C, Whole>> layers;
+  Array<"final_norm", Weight<C, "M/t/d/s", Whole>> final_norm;  // of the last stage
 };
 
 static_assert(fully_sharded<Mesh<"d s t">, StageModel<f32>>);
 
 // What pipeline::value_and_grad asks for.
-template <dtype C>
+template <dtype C, bool Whole = false>
 struct Stages {
   const pipeline::LayerMap& layer_map;
   const std::vector<Batch>& batches;  // of each microbatch
   ModelConfig config;
 
-  [[nodiscard]] auto enter(const StageModel<C>& w, const pipeline::StagePlace& at) const -> Residual {
-    return embedded(all_gather<"V/t M/d/s -> V/t M", backward_sum<f32>>(w.embed.at(0)), batch(at).inputs);
+  [[nodiscard]] auto enter(const StageModel<C, Whole>& w, const pipeline::StagePlace& at) const -> Residual {
+    return embedded(gathered<"V/t M">(w.embed.at(0)), batch(at).inputs);
   }
-  [[nodiscard]] auto stage(const StageModel<C>& w, Residual x, const pipeline::StagePlace& at) const -> Residual {
+  [[nodiscard]] auto stage(const StageModel<C, Whole>& w, Residual x, const pipeline::StagePlace& at) const
+      -> Residual {
     const std::size_t first = layer_map.first_of_stage(at.stage), count = layer_map.layers_of_stage(at.stage);
     for (std::size_t i = first; i < first + count; ++i)
-      x = explicit_activation_checkpointing(layer<C>, config.recompute)(x, batch(at).segments, w.layers.at(i), config);
+      x = explicit_activation_checkpointing(layer<C, Whole>, config.recompute)(x, batch(at).segments, w.layers.at(i),
+                                                                               config);
     return x;
   }
-  [[nodiscard]] auto loss(const StageModel<C>& w, const Residual& x, const pipeline::StagePlace& at) const
+  [[nodiscard]] auto loss(const StageModel<C, Whole>& w, const Residual& x, const pipeline::StagePlace& at) const
       -> Tensor<f32, "+d +s +t"> {
-    const auto table =
-        all_gather<"V/t M/d/s -> V/t M", backward_sum<f32>>(w.unembed.empty() ? w.embed.at(0) : w.unembed[0]);
+    const auto table = gathered<"V/t M">(w.unembed.empty() ? w.embed.at(0) : w.unembed[0]);
     return mean_loss(unembedded(x, w.final_norm.at(0), table, config), batch(at));
   }
 

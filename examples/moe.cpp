@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "moe_sampling.hpp"
@@ -30,12 +31,13 @@ using moe::MoeMesh;
 struct Options {
   std::int64_t layers = 4, d_model = 128, heads = 4, d_head = 32, d_ff = 256, experts = 8, shared = 0, vocabulary = 0;
   moe::Config config;
+  run::GatherPolicy gather;
   run::Training training;
 };
 
 void declare(run::Options& options, Options& o) {
   o.training.batch_axes = "d e";
-  o.training.may_change = {"recompute"};
+  o.training.may_change = {"recompute", "gather"};
   run::declare(options, o.training);
   options.group("model");
   options.add("--layers", o.layers, "number of layers", run::size(1, run::most_layers));
@@ -54,6 +56,7 @@ void declare(run::Options& options, Options& o) {
   options.add("--norm-epsilon", o.config.norm_epsilon, "epsilon of RMSNorm", run::above(0));
   run::declare(options, o.config.rope);
   run::declare(options, o.config.recompute);
+  run::declare(options, o.gather);
 }
 
 // Sizes of the model's dims, padded so that the devices divide them.
@@ -93,7 +96,7 @@ moe::Model initial_weights(const MoeMesh& mesh, const Options& o) {
     draw(layer.w_up, o.d_model);
     draw(layer.w_down, o.d_ff * branches);
     if (o.shared == 0) continue;
-    moe::Shared& shared = layer.shared.emplace_back();
+    auto& shared = layer.shared.emplace_back();
     draw(shared.w_gate, o.d_model);
     draw(shared.w_up, o.d_model);
     draw(shared.w_down, o.shared * branches);
@@ -105,13 +108,22 @@ struct TrainState {
   moe::Model weights, mu, nu;
 };
 
-run::StepResult train_step(const MoeMesh& mesh, TrainState& state, const Options& o, const run::Step& step) {
+// What the microbatches give: the mean of their numbers, and the sums of their gradients. Those by whole weights are
+// pending: "M H/t D +d +e".
+template <bool Whole>
+struct Found {
+  run::StepResult result;
+  gradient_t<MoeMesh, moe::ModelOf<Whole>> grads;
+};
+template <bool Whole>
+Found<Whole> accumulated(const MoeMesh& mesh, const moe::ModelOf<Whole>& weights, const Options& o,
+                         const run::Step& step) {
   const auto microbatches = static_cast<std::int64_t>(step.microbatches.size());
   double loss = 0, load = 0, dropped = 0;
-  moe::Model grads;
+  gradient_t<MoeMesh, moe::ModelOf<Whole>> grads;
   for (const io::TokenBatch& rows : step.microbatches) {
     const auto batch = run::token_tensors<moe::Batch, "B/d/e L">(mesh, rows, o.training.seq);
-    auto [l, g, metrics] = value_and_grad(mesh, moe::loss, state.weights, batch, o.config, microbatches);
+    auto [l, g, metrics] = value_and_grad(mesh, moe::loss<Whole>, weights, batch, o.config, microbatches);
     loss += item(all_reduce<"+d +e +t -> ">(metrics.cross_entropy));
     load += item(metrics.balance.load) / static_cast<double>(microbatches);
     dropped += item(metrics.balance.dropped) / static_cast<double>(microbatches);
@@ -120,13 +132,26 @@ run::StepResult train_step(const MoeMesh& mesh, TrainState& state, const Options
     else
       for_each_leaf([](std::string_view, auto& sum, const auto& x) { sum = sum + x; }, grads, g);
   }
-  const double norm = global_norm(mesh, grads);
-  const run::StepResult result{loss, norm, {{"expert_load", load}, {"dropped", dropped}}};
+  return {{loss, 0, {{"expert_load", load}, {"dropped", dropped}}}, std::move(grads)};
+}
+
+// --gather per-step: weights are gathered once, before the microbatches, and gradients scattered once, after them.
+Found<false> gathered_once(const MoeMesh& mesh, const moe::Model& weights, const Options& o, const run::Step& step) {
+  auto whole = gather_weights<moe::ModelOf<true>>(weights);
+  auto [result, sums] = accumulated(mesh, whole, o, step);
+  whole = {};
+  return {result, scatter_gradients<moe::Model>(std::exchange(sums, {}))};
+}
+
+run::StepResult train_step(const MoeMesh& mesh, TrainState& state, const Options& o, const run::Step& step) {
+  auto [result, grads] =
+      o.gather.per_step ? gathered_once(mesh, state.weights, o, step) : accumulated(mesh, state.weights, o, step);
+  result.grad_norm = global_norm(mesh, grads);
   if (!step.accepts(result)) return result;
   const run::Training& t = o.training;
-  AdamW{t.beta1, t.beta2, t.adam_epsilon, t.weight_decay}.update(state.weights, state.mu, state.nu, grads,
-                                                                 step.learning_rate, run::clip_factor(norm, t.clip),
-                                                                 step.number, [](std::string_view) { return true; });
+  AdamW{t.beta1, t.beta2, t.adam_epsilon, t.weight_decay}.update(
+      state.weights, state.mu, state.nu, grads, step.learning_rate, run::clip_factor(result.grad_norm, t.clip),
+      step.number, [](std::string_view) { return true; });
   return result;
 }
 
@@ -144,6 +169,17 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
   };
   program.decode = moe::decoder(mesh, state.weights, o.config, sizes_of(mesh, o), o.training.seq);
   run::note_state(program, o.training, state.weights, state.weights, state.mu, state.nu);
+  if (o.gather.per_step) {
+    std::int64_t whole = 0;
+    for_each_leaf(
+        [&]<Spec S>(std::string_view, const Tensor<f32, S>& w) {
+          const bool expert = std::is_same_v<Tensor<f32, S>, moe::ExpertWeight<"X/e M/d F/t", false>>;
+          whole += static_cast<std::int64_t>(w.value()->bytes()) * mesh.size("d") * (expert ? 1 : mesh.size("e"));
+        },
+        state.weights);
+    program.copy_bytes = whole;
+    program.gradient_bytes = whole;
+  }
   // A token multiplies by its own experts alone, and the embedding is a look-up.
   const std::int64_t idle = o.layers * 3 * o.d_model * o.d_ff * (o.experts - o.config.top_k);
   program.flops_per_token = run::training_flops_per_token(program.parameters - o.vocabulary * o.d_model - idle,
@@ -174,13 +210,14 @@ int program(int argc, char** argv) {
                      " pads rows, and padding would take slots of experts: use --rows packed");
   const run::Data data = run::open_data(o.training, o.vocabulary);
   o.vocabulary = data.vocabulary;
-  run::announce(options, o.training);
   const auto body = [&](const Options& used) -> DeviceBody {
     return [&](const DevicePtr& device) { train(device, used, data, options.to_toml()); };
   };
+  run::choose_gather(o.gather, o.training, mesh, body(o));
+  run::announce(options, o.training);
   Options single = o;  // --graph draws one layer
   single.layers = 1;
-  if (!run::dry_run(o.training, mesh, body(o), body(single), "", &o.config.recompute))
+  if (!run::dry_run(o.training, mesh, body(o), body(single), "", &o.config.recompute, &o.gather))
     launch(mesh, body(o), run::launch_options(o.training));
   return 0;
 }

@@ -23,21 +23,32 @@ using MoeMesh = Mesh<"d e t">;
 
 // ---- weights: at rest, every tensor is sharded over the whole mesh -------------------------------------------------
 
-struct Shared {
-  Tensor<f32, "M/d/e G/t"> w_gate, w_up, w_down;
+// With `Whole` a weight is gathered over d and e before the microbatches, and experts, which lie over e, over d alone.
+template <Spec S, bool Whole>
+using Weight = Tensor<f32, Whole ? without_axis<without_axis<S, "d">, "e"> : S>;
+template <Spec S, bool Whole>
+using ExpertWeight = Tensor<f32, Whole ? without_axis<S, "d"> : S>;
+
+template <bool Whole>
+struct SharedOf {
+  Weight<"M/d/e G/t", Whole> w_gate, w_up, w_down;
 };
-struct Layer {
-  Tensor<f32, "M/t/d/e"> norm1, norm2;
-  Tensor<f32, "M/d/e H/t D"> w_q, w_k, w_v, w_o;
-  Tensor<f32, "M/t/d/e X"> router;
-  Tensor<f32, "X/e M/d F/t"> w_gate, w_up, w_down;
-  Array<"shared", Shared> shared;  // none, or an expert of every token
+template <bool Whole>
+struct LayerOf {
+  Weight<"M/t/d/e", Whole> norm1, norm2;
+  Weight<"M/d/e H/t D", Whole> w_q, w_k, w_v, w_o;
+  Weight<"M/t/d/e X", Whole> router;
+  ExpertWeight<"X/e M/d F/t", Whole> w_gate, w_up, w_down;
+  Array<"shared", SharedOf<Whole>> shared;  // none, or an expert of every token
 };
-struct Model {
-  Tensor<f32, "V/t M/d/e"> embed, unembed;
-  Array<"layers", Layer> layers;
-  Tensor<f32, "M/t/d/e"> final_norm;
+template <bool Whole>
+struct ModelOf {
+  Weight<"V/t M/d/e", Whole> embed, unembed;
+  Array<"layers", LayerOf<Whole>> layers;
+  Weight<"M/t/d/e", Whole> final_norm;
 };
+using Layer = LayerOf<false>;
+using Model = ModelOf<false>;
 static_assert(fully_sharded<MoeMesh, Model>);
 
 /// What is not a tensor.
@@ -53,8 +64,9 @@ struct Batch {
   Tensor<f32, "B/d/e L"> weights;
 };
 using Residual = Tensor<f32, "B/d/e L M/t">;
-using Whole = Tensor<f32, "B/d/e L M">;
+using Hidden = Tensor<f32, "B/d/e L M">;
 using Loss = Tensor<f32, "+d +e +t">;
+using gpt::gathered;  // a weight as it is used
 
 // ---- routing -------------------------------------------------------------------------------------------------------
 
@@ -121,9 +133,9 @@ inline auto route(const Tokens& x, const Tensor<f32, "M X">& router, const Confi
 struct Experts {
   Tensor<f32, "X/e M F/t"> w_gate, w_up, w_down;
 };
-inline Experts gathered_experts(const Layer& w) {
-  return {all_gather<"X/e M/d F/t -> X/e M F/t">(w.w_gate), all_gather<"X/e M/d F/t -> X/e M F/t">(w.w_up),
-          all_gather<"X/e M/d F/t -> X/e M F/t">(w.w_down)};
+template <bool Whole>
+Experts gathered_experts(const LayerOf<Whole>& w) {
+  return {gathered<"X/e M F/t">(w.w_gate), gathered<"X/e M F/t">(w.w_up), gathered<"X/e M F/t">(w.w_down)};
 }
 template <Spec S>
 auto swiglu(const Tensor<f32, S>& gate, const Tensor<f32, S>& up) {
@@ -186,9 +198,9 @@ inline auto with_capacity(const Tokens& x, const Routing& r, const Experts& w, c
 
 // ---- one layer -----------------------------------------------------------------------------------------------------
 
-inline auto normalized(const Residual& x, const Tensor<f32, "M/t/d/e">& scale, const Config& config) -> Whole {
-  return rms_norm<"M">(all_gather<"B/d/e L M/t -> B/d/e L M">(x), config.norm_epsilon) *
-         all_gather<"M/t/d/e -> M">(scale);
+template <Spec S>
+auto normalized(const Residual& x, const Tensor<f32, S>& scale, const Config& config) -> Hidden {
+  return rms_norm<"M">(all_gather<"B/d/e L M/t -> B/d/e L M">(x), config.norm_epsilon) * gathered<"M">(scale);
 }
 
 using Heads = Tensor<f32, "B/d/e L H/t D">;
@@ -196,32 +208,37 @@ struct Projected {
   Heads q, k, v;
 };
 // The queries, keys and values of tokens from the position `first` on.
-inline auto projected(const Whole& x, const Layer& w, const Config& config, std::int64_t first) -> Projected {
-  const auto heads = [&](const Tensor<f32, "M/d/e H/t D">& weights) {
-    return einsum_unreduced<"B/d/e L M, M H/t D -> B/d/e L H/t D">(x, all_gather<"M/d/e H/t D -> M H/t D">(weights));
+template <bool Whole>
+auto projected(const Hidden& x, const LayerOf<Whole>& w, const Config& config, std::int64_t first) -> Projected {
+  const auto heads = [&](const auto& weights) {
+    return einsum_unreduced<"B/d/e L M, M H/t D -> B/d/e L H/t D">(x, gathered<"M H/t D">(weights));
   };
   return {rope<"L", "D">(heads(w.w_q), config.rope, first), rope<"L", "D">(heads(w.w_k), config.rope, first),
           heads(w.w_v)};
 }
-inline auto joined(const Heads& y, const Layer& w) -> Residual {
-  return einsum<"B/d/e L H/t D, M H/t D -> B/d/e L M/t">(y, all_gather<"M/d/e H/t D -> M H/t D">(w.w_o));
+template <bool Whole>
+auto joined(const Heads& y, const LayerOf<Whole>& w) -> Residual {
+  return einsum<"B/d/e L H/t D, M H/t D -> B/d/e L M/t">(y, gathered<"M H/t D">(w.w_o));
 }
-inline auto attention(const Whole& x, const Tensor<i32, "B/d/e L">& segments, const Layer& w, const Config& config)
+template <bool Whole>
+auto attention(const Hidden& x, const Tensor<i32, "B/d/e L">& segments, const LayerOf<Whole>& w, const Config& config)
     -> Residual {
   const auto [q, k, v] = projected(x, w, config, 0);
   return joined(causal_attention<"L", "D">(q, k, v, segments), w);
 }
 
-inline auto shared_expert(const Whole& x, const Shared& w) -> Residual {
-  const auto gate = einsum_unreduced<"B/d/e L M, M G/t -> B/d/e L G/t">(x, all_gather<"M/d/e G/t -> M G/t">(w.w_gate));
-  const auto up = einsum_unreduced<"B/d/e L M, M G/t -> B/d/e L G/t">(x, all_gather<"M/d/e G/t -> M G/t">(w.w_up));
-  return einsum<"B/d/e L G/t, M G/t -> B/d/e L M/t">(swiglu(gate, up), all_gather<"M/d/e G/t -> M G/t">(w.w_down));
+template <bool Whole>
+auto shared_expert(const Hidden& x, const SharedOf<Whole>& w) -> Residual {
+  const auto gate = einsum_unreduced<"B/d/e L M, M G/t -> B/d/e L G/t">(x, gathered<"M G/t">(w.w_gate));
+  const auto up = einsum_unreduced<"B/d/e L M, M G/t -> B/d/e L G/t">(x, gathered<"M G/t">(w.w_up));
+  return einsum<"B/d/e L G/t, M G/t -> B/d/e L M/t">(swiglu(gate, up), gathered<"M G/t">(w.w_down));
 }
 
-inline auto feed_forward(const Whole& x, const Layer& w, const Config& config) -> std::pair<Residual, Routed> {
+template <bool Whole>
+auto feed_forward(const Hidden& x, const LayerOf<Whole>& w, const Config& config) -> std::pair<Residual, Routed> {
   const MoeMesh mesh(x.device());
   const auto tokens = split<"N/d/e -> P/d/e T">(merge<"B/d/e L -> N/d/e">(x), {{"P", mesh.size("d") * mesh.size("e")}});
-  const Routed routed = route(tokens, all_gather<"M/t/d/e X -> M X">(w.router), config);
+  const Routed routed = route(tokens, gathered<"M X">(w.router), config);
   const Experts experts = gathered_experts(w);
   const auto y = config.capacity == 0 ? dropless(tokens, routed.routing, experts)
                                       : with_capacity(tokens, routed.routing, experts, config);
@@ -236,7 +253,8 @@ struct State {
   Balance balance;
 };
 
-inline auto layer(const State& before, const Tensor<i32, "B/d/e L">& segments, const Layer& w, const Config& config)
+template <bool Whole>
+auto layer(const State& before, const Tensor<i32, "B/d/e L">& segments, const LayerOf<Whole>& w, const Config& config)
     -> State {
   const auto x = before.x + attention(normalized(before.x, w.norm1, config), segments, w, config);
   const auto [out, routed] = feed_forward(normalized(x, w.norm2, config), w, config);
@@ -245,9 +263,10 @@ inline auto layer(const State& before, const Tensor<i32, "B/d/e L">& segments, c
 
 // ---- the model -----------------------------------------------------------------------------------------------------
 
-inline auto embedded(const Model& w, const Tensor<i32, "B/d/e L">& inputs) -> Residual {
+template <bool Whole>
+auto embedded(const ModelOf<Whole>& w, const Tensor<i32, "B/d/e L">& inputs) -> Residual {
   return reduce_scatter<"B/d/e L M/t">(
-      index_unreduced<"[V/t] M, B/d/e L -> B/d/e L M +t">(all_gather<"V/t M/d/e -> V/t M">(w.embed), inputs));
+      index_unreduced<"[V/t] M, B/d/e L -> B/d/e L M +t">(gathered<"V/t M">(w.embed), inputs));
 }
 
 /// Of the last batch, averaged over the layers.
@@ -257,19 +276,20 @@ struct Metrics {
 };
 
 // The loss, and what the metrics show of it. `microbatches`: how many such batches a step has.
-inline auto loss(const Model& w, const Batch& batch, const Config& config, std::int64_t microbatches)
+template <bool Whole = false>
+auto loss(const ModelOf<Whole>& w, const Batch& batch, const Config& config, std::int64_t microbatches)
     -> std::pair<Loss, Metrics> {
   const MoeMesh mesh(batch.inputs.device());
   const auto none = to_partial<over<"d e t">>(zeros<f32, "">(mesh, {}));
   State state{embedded(w, batch.inputs), none, {zeros<f32, "">(mesh, {}), zeros<f32, "">(mesh, {})}};
   Balance total = state.balance;
-  for (const Layer& weights : w.layers) {
-    state = explicit_activation_checkpointing(layer, config.recompute)(state, batch.segments, weights, config);
+  for (const LayerOf<Whole>& weights : w.layers) {
+    state = explicit_activation_checkpointing(layer<Whole>, config.recompute)(state, batch.segments, weights, config);
     total = {total.load + state.balance.load, total.dropped + state.balance.dropped};
   }
   const auto last = normalized(state.x, w.final_norm, config);
-  const auto losses = linear_cross_entropy<"B/d/e L M, V/t M -> B/d/e L V/t">(
-      last, all_gather<"V/t M/d/e -> V/t M">(w.unembed), batch.targets);
+  const auto losses =
+      linear_cross_entropy<"B/d/e L M, V/t M -> B/d/e L V/t">(last, gathered<"V/t M">(w.unembed), batch.targets);
   const Loss cross_entropy = sum<"B/d/e L +t -> +d +e +t">(losses * batch.weights);
   const auto layers = static_cast<double>(w.layers.size());
   return {cross_entropy + state.loss / static_cast<double>(microbatches),

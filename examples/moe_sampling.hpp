@@ -29,7 +29,7 @@ struct NewTokens {
 };
 
 // Adds the keys and values of the new tokens to the cache, then attends to all of it.
-inline auto cached_attention(const Whole& x, Cache& cache, const NewTokens& tokens, const Layer& w,
+inline auto cached_attention(const Hidden& x, Cache& cache, const NewTokens& tokens, const Layer& w,
                              const Config& config) -> Residual {
   const auto [q, k, v] = projected(x, w, config, tokens.first);
   cache.k = cache.k + einsum_unreduced<"L Klen, B/d/e L H/t D -> B/d/e Klen H/t D">(tokens.places, k);

@@ -4,10 +4,12 @@
 // The oracle is a second GPT in f64 (gpt_reference.hpp): its loss directly, its gradients as central finite differences
 // over weights in f64, where they are good to about 1e-8. PyTorch would have given all gradients at once, but CI would
 // have to install 200 MB of it for this one test; finite differences need nothing.
+#include <array>
 #include <map>
 #include <ostream>
 #include <shardlib/shardlib.hpp>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -104,7 +106,7 @@ Logits logits_without_recompute(const gpt::Model<f32>& w, const gpt::Batch& batc
 /// Where a step differs from gpt::loss.
 struct Variant {
   Kind kind = {};
-  bool library_loss = false, recompute = true, spelled_attention = false;
+  bool library_loss = false, recompute = true, spelled_attention = false, whole = false;
   const char* policy = "seqax";
 };
 
@@ -117,6 +119,11 @@ struct Result {
 Result step(const GptMesh& mesh, Variant variant) {
   const auto model = random_model(mesh, variant.kind);
   const auto differentiated = [&]() -> std::pair<Tensor<f32, "+d +s +t">, gpt::Model<f32>> {
+    if (variant.whole) {
+      auto [l, gradients] = value_and_grad(mesh, gpt::loss<f32, true>, gather_weights<gpt::Model<f32, true>>(model),
+                                           batch(mesh), gpt::ModelConfig{{}, 1e-6, {variant.policy}});
+      return {l, scatter_gradients<gpt::Model<f32>>(std::move(gradients))};
+    }
     if (!variant.library_loss && variant.recompute && !variant.spelled_attention)
       return value_and_grad(mesh, gpt::loss<f32>, model, batch(mesh), gpt::ModelConfig{{}, 1e-6, {variant.policy}});
     const auto loss = [&](const gpt::Model<f32>& w, const gpt::Batch& batch,
@@ -227,6 +234,33 @@ TEST_CASE("gpt: loss and every gradient are equal on every mesh, and on threads 
               {.threads = 1});
     }
   }
+}
+
+TEST_CASE("gpt: by weights that are gathered before, loss and every gradient are the same", "[model]") {
+  // The loss communicates nothing over d and s, and its gradients are pending there.
+  static_assert(std::is_same_v<gradient_t<GptMesh, gpt::Weight<f32, "M/d/s F/t", true>>, Tensor<f32, "M F/t +d +s">>);
+  for (const char* mesh : {"d=1,s=1,t=1", "d=2,s=1,t=2", "d=2,s=2,t=1", "d=1,s=2,t=2", "d=4,s=1,t=1"})
+    on_mesh(mesh, [](const DevicePtr& device) {
+      const GptMesh on(device);
+      for (const Kind kind : kinds)
+        for (const char* policy : {"none", "seqax", "everything"})
+          expect_close(step(on, {.kind = kind, .whole = true, .policy = policy}), step(on, {.kind = kind}), 1e-5,
+                       leaf_names(random_model(on, kind)));
+    });
+  on_mesh("d=2,s=2,t=1", [](const DevicePtr& device) {
+    const GptMesh on(device);
+    const auto sent = [&](const auto& loss, const auto& model) {
+      auto& counts = detail::program_state(device).counts;
+      counts.clear();
+      static_cast<void>(value_and_grad(on, loss, model, batch(on), gpt::ModelConfig{}));
+      return std::array{counts["all_gather"].bytes, counts["reduce_scatter"].bytes};
+    };
+    const auto model = random_model(on, {});
+    const auto often = sent(gpt::loss<f32>, model);
+    const auto once = sent(gpt::loss<f32, true>, gather_weights<gpt::Model<f32, true>>(model));
+    expect(often[0] > 0 && often[1] > 0 && once[0] == 0 && once[1] == 0,
+           "sent by gathers and scatters: " + show(once[0]) + " and " + show(once[1]));
+  });
 }
 
 TEST_CASE("gpt: recompute changes no bit", "[model]") {

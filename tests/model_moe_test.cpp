@@ -112,7 +112,7 @@ moe::Config config_of(const Variant& v) {
 }
 Result step(const MoeMesh& mesh, const Variant& v) {
   const auto [l, grads, metrics] =
-      value_and_grad(mesh, moe::loss, random_model(mesh, v.shared), batch(mesh), config_of(v), std::int64_t{1});
+      value_and_grad(mesh, moe::loss<>, random_model(mesh, v.shared), batch(mesh), config_of(v), std::int64_t{1});
   return {item(all_reduce<"">(l)), item(metrics.balance.load), item(metrics.balance.dropped), fetch(grads)};
 }
 Result dense_step(const MoeMesh& mesh, const Variant& v) {

@@ -108,6 +108,38 @@ def dtypes(p):
           f"the tutorial's model: near f32 at first ({difference:.1e}), and the loss falls")
 
 
+def gathers(p):
+    """--gather: a rank trains alike by both choices, and auto is per-step for several microbatches."""
+    cases = [
+        ["--mesh=p=2,d=2,t=1", "--schedule=interleaved-1f1b"],
+        ["--mesh=p=2,s=2", "--schedule=zero-bubble", "--tied"],
+        ["--mesh=p=2,d=2,t=1", "--schedule=dualpipe-v", "--dtype=bf16"],
+    ]
+    for options in cases:
+        often = curve(p, *options, "--gather=per-microbatch")[1]
+        done, once = curve(p, *options, "--gather=per-step")
+        close = 0.01 if "--dtype=bf16" in options else CLOSE
+        done.check(len(once) == 4 and apart(once, often) < close, f"trains as per-microbatch ({apart(once, often):.1e})")
+        done, default = curve(p, *options)
+        done.check("--gather auto is per-step: " in done.out and numbers(default) == numbers(once), "auto is per-step")
+        if p.mpiexec:
+            done, ranks = curve(p, *options, ranks=4)
+            done.check(numbers(ranks) == numbers(once), "the same bits on threads and ranks")
+
+    def planned(*options):
+        done = run(p, *cases[0], "--plan", *options)
+        done.succeeds()
+        return done.out
+
+    def moved(text):
+        return re.findall(r"^  (?:all_gather|reduce_scatter) .* d s +\d+ .*$", text, re.M)
+
+    plans = [planned("--gather=per-step", f"--microbatches={count}") for count in (4, 8)]
+    check(moved(plans[0]) == moved(plans[1]) != [], "per-step sends the same bytes with 4 and 8 microbatches", plans[1])
+    check(re.search(r"^  per-step .*this plan$", plans[1], re.M), "the plan has both choices", plans[1])
+    check(re.search(r"^  per-microbatch .*this plan$", planned(), re.M), "and auto is per-microbatch of unknown devices")
+
+
 def checkpoints(p):
     """One run goes through layouts, unpipelined ones too, as if it had never stopped."""
     whole = curve(p, "--mesh=d=1,t=1", "--steps=20", program="gpt_fsdp")[1]
@@ -277,8 +309,9 @@ def tutorial(p):
     for option, word in [(f"--data={p.text}", "--data"), ("--tied", "--tied"), ("--vocabulary=5", "--vocabulary"),
                          ("--validate-every=2", "--validate-every")]:
         p.run("gpt_pipeline", [*sizes, "--mesh=p=2", option]).fails(2, word, "jaxpp-tutorial", "leave it out")
+    p.run("gpt_pipeline", [*sizes, "--mesh=p=2", "--gather=per-step"]).fails(2, "--gather per-step", "--model gpt")
     p.run("gpt_pipeline", [*sizes, "--mesh=p=2", "--model=bert"]).fails(2, "bert", "jaxpp-tutorial")
 
 
 if __name__ == "__main__":
-    sys.exit(programs.main([layouts, dtypes, checkpoints, pictures, mistakes, stopped, tutorial], __doc__))
+    sys.exit(programs.main([layouts, dtypes, gathers, checkpoints, pictures, mistakes, stopped, tutorial], __doc__))

@@ -417,7 +417,7 @@ def gpt2(p):
         run.check(len(whole) == 6 and whole[-1]["loss"] < whole[0]["loss"] - 0.1, "the loss falls")
         run, ahead = steps(dtype, "--prefetch")
         run.check(numbers(ahead) == numbers(whole), "--prefetch changes no bit")
-        run, parts = steps(dtype, "--microbatches=2")
+        run, parts = steps(dtype, "--microbatches=2", "--gather=per-microbatch")
         run.check(apart(parts, whole) < 1e-2, "two microbatches train as one batch")
         run, once = steps(dtype, "--microbatches=2", "--gather=per-step")
         run.check(apart(once, parts) < (1e-2 if "bf16" in dtype else 1e-4), f"as per-microbatch ({apart(once, parts):.1e})")
@@ -643,24 +643,54 @@ def sharded_lengths(p):
 
 
 def gathers(p):
-    """--gather per-step: the same training, and the bytes of one microbatch for any number of them."""
-    train = [*GPT2_SMALL, "--steps=6", "--learning-rate=0.01", "--mesh=d=2,t=2", f"--data={p.text}", "--check-replicas=1"]
-    for options in [[], ["--microbatches=4"], ["--microbatches=2", "--dtype=bf16"]]:
-        _, often = p.measured("gpt2", [*train, *options])
-        run, once = p.measured("gpt2", [*train, *options, "--gather=per-step"])
+    """--gather: the same training by both choices, the bytes of one microbatch for any number of them, what auto is."""
+    short = ["--steps=6", "--learning-rate=0.01", "--check-replicas=1", f"--data={p.text}"]
+    small = {"gpt2": [*GPT2_SMALL, *short], "gpt_fsdp": [*p.small(), *short]}
+    cases = [
+        ("gpt2", ["--mesh=d=2,t=2"]),
+        ("gpt2", ["--mesh=d=2,t=2", "--microbatches=4"]),
+        ("gpt2", ["--mesh=d=2,t=2", "--microbatches=2", "--dtype=bf16"]),
+        ("gpt_fsdp", ["--mesh=d=2,s=2,t=1"]),
+        ("gpt_fsdp", ["--mesh=d=2,t=2", "--microbatches=4", "--tied", "--qk-norm"]),
+        ("gpt_fsdp", ["--mesh=d=2,s=2,t=1", "--microbatches=2", "--qkv-bias"]),
+        ("gpt_fsdp", ["--mesh=s=2,t=2", "--microbatches=2", "--dtype=bf16"]),
+    ]
+    for program, options in cases:
+        train = [*small[program], *options]
+        _, often = p.measured(program, [*train, "--gather=per-microbatch"])
+        run, once = p.measured(program, [*train, "--gather=per-step"])
         close = 0.01 if "--dtype=bf16" in options else 1e-5
         run.check(len(once) == 6 and apart(once, often) < close, f"trains as per-microbatch ({apart(once, often):.1e})")
-    ranks = p.measured("gpt2", [*train, *options, "--gather=per-step"], ranks=4)[1] if p.mpiexec else once
-    run.check(numbers(ranks) == numbers(once), "the same bits on threads and ranks")
+        run.check("--gather auto" not in run.out, "says nothing of auto")
+        run, default = p.measured(program, train)
+        several = any("--microbatches" in option for option in options)
+        run.check(numbers(default) == numbers(once if several else often), "auto: once if there are several microbatches")
+        run.check(("--gather auto is per-step: " in run.out) == several, "and says so")
+        if several:
+            run = p.run(program, [*train, "--plan", "--plan-device=h100"])
+            rows = re.findall(r"^  (per-\w+) +(\S+ .?B) +(\S+ .?B)(   this plan)?$", run.out, re.M)
+            run.check([(row[0], row[3] != "") for row in rows] == [("per-microbatch", False), ("per-step", True)],
+                      "the plan has both choices, and is that of the run")
+            plan = p.run(program, [*train, "--plan", "--gather=per-microbatch"])
+            plan.check(all(" ".join(row[:3]) in " ".join(plan.out.split()) for row in rows), "the same rows in both plans")
+        if p.mpiexec:
+            run, ranks = p.measured(program, train, ranks=4)
+            run.check(numbers(ranks) == numbers(default), "the same bits on threads and ranks")
 
-    def sent(*options):
+    def planned(*options):
         run = p.run("gpt2", ["--preset=gpt2-124m", "--mesh=d=8,t=1", "--batch=64", "--plan", *options])
         run.succeeds()
-        return re.findall(r"^  (?:all_gather|reduce_scatter) .* d +\d+ .*$", run.out, re.M)
+        return run.out
+
+    def sent(*options):
+        return re.findall(r"^  (?:all_gather|reduce_scatter) .* d +\d+ .*$", planned(*options), re.M)
 
     plans = [sent("--gather=per-step", f"--microbatches={k}") for k in (1, 8)]
     check(plans[0] == plans[1] and len(plans[0]) > 8, "--gather per-step sends the same bytes with 1 and 8 microbatches")
-    check(sent("--microbatches=8") != plans[1], "and fewer than per-microbatch")
+    check(sent("--microbatches=8") != plans[1], "and fewer than per-microbatch, which is auto of unknown devices")
+    large = ["--microbatches=8", "--plan-device=a100", "--d-model=6400", "--layers=48", "--heads=50", "--d-ff=25600"]
+    text = planned(*large)
+    check(re.search(r"^  per-microbatch .*this plan$", text, re.M), "auto is per-microbatch where the other does not fit", text)
 
 
 def recompute(p):
@@ -787,6 +817,16 @@ def moe(p):
         run, steps = measured(*options, ranks=ranks)
         close = [abs(a["loss"] - b["loss"]) < 1e-4 * b["loss"] for a, b in zip(steps[:4], alone)]
         run.check(len(steps) == 12 and all(close), "the losses are those of one device")
+    for mesh in ["--mesh=d=2,e=2", "--mesh=e=2,t=2"]:
+        both = []
+        for gather in ["per-microbatch", "per-step"]:
+            run, steps = measured(mesh, "--shared=8", "--microbatches=2", f"--gather={gather}")
+            both.append([step["loss"] for step in steps])
+        close = [abs(a - b) < 1e-4 * b for a, b in zip(*(losses[:4] for losses in both))]
+        run.check(len(both[1]) == len(both[0]) == 12 and all(close), "the losses are those of --gather per-microbatch")
+        run, steps = measured(mesh, "--shared=8", "--microbatches=2", ranks=4 if p.mpiexec else 0)
+        run.check([step["loss"] for step in steps] == both[1], "--gather auto is per-step")
+        run.check("--gather auto is per-step: " in run.out, "and says so")
     run, steps = measured("--mesh=e=2", "--capacity=1", "--shared=8", "--experts-per-token=1", "--microbatches=2", "--validate-every=6", f"--validation-data={p.text}")
     run.check(any(s["numbers"]["dropped"] > 0 for s in steps), "rows are dropped where slots are few")
     run.check(all(s["numbers"]["dropped"] < 0.8 for s in steps), "most rows are not dropped")

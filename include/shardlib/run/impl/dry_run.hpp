@@ -7,15 +7,21 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <fstream>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "shardlib/memory/system.hpp"
 #include "shardlib/run/graph.hpp"
 #include "shardlib/run/plan.hpp"
 #include "shardlib/run/prediction.hpp"
 #include "shardlib/support/error.hpp"
+
+#if defined(SHARDLIB_WITH_MPI)
+#include "shardlib/comm/mpi/process.hpp"
+#endif
 
 namespace shardlib::run {
 
@@ -87,7 +93,86 @@ inline std::string policies_text(const std::vector<AxisSize>& mesh, const Device
   return text;
 }
 
+/// The plans of all stages, or the one plan without stages.
+inline std::vector<Plan> plans_of(const std::vector<AxisSize>& mesh, const DeviceBody& body,
+                                  std::string_view stage_axis) {
+  return stage_axis.empty() ? std::vector{plan(mesh, body)} : plan_along(stage_axis, mesh, body);
+}
+
+/// The memory of a device of the run, the same on all ranks; nothing if it is not known.
+inline std::optional<double> device_bytes(const Training& t, const std::vector<AxisSize>& mesh) {
+  if (const Accelerator* const device = planned_device(t)) return device->bytes;
+  if (t.plan || t.device != "cpu") return std::nullopt;
+  auto bytes = static_cast<double>(shardlib::detail::machine_bytes());
+  for (const char* limit : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    std::ifstream file(limit);
+    if (double number = 0; file >> number) bytes = std::min(bytes, number);
+  }
+#if defined(SHARDLIB_WITH_MPI)
+  namespace mpi = shardlib::detail::mpi;
+  if (under_mpi()) {
+    bytes /= mpi::process.local_size;
+    mpi::check(MPI_Allreduce(MPI_IN_PLACE, &bytes, 1, MPI_DOUBLE, MPI_MIN, mpi::process.control), "choosing --gather",
+               sizeof bytes);
+    return bytes;
+  }
+#endif
+  return bytes / device_count(mesh);
+}
+
+/// The most memory that a device of any stage takes, whatever connects the devices.
+inline std::int64_t most_bytes(const std::vector<Plan>& plans) {
+  std::int64_t most = 0;
+  for (const Plan& p : plans) most = std::max({most, p.peak, p.peak_node, p.peak_mpi});
+  return most;
+}
+
+/// What a device sends and the memory that it takes under each choice, a line each; of stages, the most. `planned` are
+/// the plans of the present one.
+inline std::string gathers_text(const std::vector<AxisSize>& mesh, const DeviceBody& body, std::string_view stage_axis,
+                                GatherPolicy& gather, const std::vector<Plan>& planned) {
+  const bool chosen = gather.per_step;
+  std::string text = fmt::format("\na device by --gather\n  {:<38}{:>12}{:>14}\n", "", "sent", "most at once");
+  for (const bool per_step : {false, true}) {
+    gather.per_step = per_step;
+    const auto plans = per_step == chosen ? planned : plans_of(mesh, body, stage_axis);
+    std::int64_t sent = 0, peak = 0;
+    for (const Plan& p : plans) {
+      sent = std::max(sent, p.sent());
+      peak = std::max(peak, p.peak);
+    }
+    text += fmt::format("  {:<38}{:>12}{:>14}{}\n", per_step ? "per-step" : "per-microbatch", short_bytes(sent),
+                        short_bytes(peak), per_step == chosen ? "   this plan" : "");
+  }
+  gather.per_step = chosen;
+  return text;
+}
+
 }  // namespace detail
+
+SHARDLIB_INLINE void declare(Options& options, GatherPolicy& gather) {
+  options.add(
+      "--gather", gather.name,
+      "when weights are gathered and gradients scattered: per-microbatch, per-step, which takes more memory, or "
+      "auto: per-step if there are several microbatches and the plan fits into the devices' memory",
+      one_of({"auto", "per-step", "per-microbatch"}));
+}
+
+SHARDLIB_INLINE void choose_gather(GatherPolicy& gather, const Training& training, const std::vector<AxisSize>& mesh,
+                                   const DeviceBody& body, std::string_view stage_axis) {
+  gather.per_step = gather.name == "per-step";
+  const bool trains = training.steps > 0 && !training.sample_only && (training.graph.empty() || training.plan);
+  if (gather.name != "auto" || training.microbatches == 1 || !trains) return;
+  const std::optional<double> bytes = detail::device_bytes(training, mesh);
+  if (!bytes) return;
+  gather.per_step = true;
+  const std::int64_t peak = detail::most_bytes(detail::plans_of(mesh, body, stage_axis));
+  gather.per_step = static_cast<double>(peak) <= 0.9 * *bytes;
+  if (!training.plan && world_rank() == 0)
+    fmt::print("--gather auto is {}: per-step takes {} of the {} of a device\n",
+               gather.per_step ? "per-step" : "per-microbatch", detail::short_bytes(peak),
+               detail::short_bytes(static_cast<std::int64_t>(*bytes)));
+}
 
 SHARDLIB_INLINE void declare(Options& options, RecomputePolicy& policy) {
   options.add(
@@ -98,7 +183,8 @@ SHARDLIB_INLINE void declare(Options& options, RecomputePolicy& policy) {
 }
 
 SHARDLIB_INLINE bool dry_run(const Training& training, const std::vector<AxisSize>& mesh, const DeviceBody& body,
-                             const DeviceBody& layer, std::string_view stage_axis, RecomputePolicy* policy) {
+                             const DeviceBody& layer, std::string_view stage_axis, RecomputePolicy* policy,
+                             GatherPolicy* gather) {
   // Under mpirun one rank does this, because nothing is sent.
   const bool speaks = world_rank() == 0;
   const std::optional<Machine> machine = detail::planned_machine(training, mesh);
@@ -108,10 +194,11 @@ SHARDLIB_INLINE bool dry_run(const Training& training, const std::vector<AxisSiz
                     "--show-schedule), or a mesh of {}=1",
                     stage_axis));
   if (training.plan && speaks) {
-    const std::vector<Plan> plans =
-        stage_axis.empty() ? std::vector{plan(mesh, body)} : plan_along(stage_axis, mesh, body);
+    const std::vector<Plan> plans = detail::plans_of(mesh, body, stage_axis);
     fmt::print("{}", to_string(stage_axis, plans));
     if (policy != nullptr) fmt::print("{}", detail::policies_text(mesh, body, *policy, plans[0]));
+    if (gather != nullptr && training.microbatches > 1)
+      fmt::print("{}", detail::gathers_text(mesh, body, stage_axis, *gather, plans));
     if (const Accelerator* const device = detail::planned_device(training))
       fmt::print("\n{}", detail::fits(plans[0], *device));
     if (machine) fmt::print("{}", to_string(predict(plans[0], *machine)));

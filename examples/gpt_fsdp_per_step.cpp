@@ -1,0 +1,9 @@
+// gpt_fsdp's --gather per-step, compiled beside the rest.
+#include <utility>
+
+#include "gpt_fsdp.hpp"
+
+template auto gathered_once(const GptMesh&, const gpt::Model<f32>&, const Options&, const run::Step&)
+    -> std::pair<Loss, gpt::Model<f32>>;
+template auto gathered_once(const GptMesh&, const gpt::Model<bf16>&, const Options&, const run::Step&)
+    -> std::pair<Loss, gpt::Model<bf16>>;
