@@ -1,7 +1,8 @@
 // Causal attention over a sequence whose length is sharded, in three ways: ring attention, where keys and values travel
 // around the ring of devices (Liu et al., 2023, arXiv:2310.01889), Ulysses, where the heads take over the length's axis
-// (Jacobs et al., 2023, arXiv:2309.14509), and the library's fused op. All are compared with causal_attention over the
-// whole sequence.
+// (Jacobs et al., 2023, arXiv:2309.14509), and the library's fused op. Ring and fused op also take the positions in
+// zigzag order, in which the fused op computes the same on all devices. All are compared with attention over the whole
+// sequence.
 //
 //   context_parallel                             four devices as threads of this process
 //   context_parallel --mesh s=2 --length 512     two, and another length
@@ -12,6 +13,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <tuple>
 
 #include <shardlib/run/options.hpp>
 #include <shardlib/shardlib.hpp>
@@ -52,11 +54,11 @@ auto attend(const Seen& seen, const Tensor<f32, "B R/s C H D">& q, const Tensor<
           seen.values * kept + einsum_unreduced<"B R/s C H J, B R/s J H D -> B R/s C H D">(share, keys.v)};
 }
 
-auto ring_attention(const Operands& x, double scale) -> Heads {
+auto ring_attention(const Operands& x, double scale, SequenceOrder order) -> Heads {
   const Mesh<"s"> mesh(x.q.device());
   const Sizes places{{"R", mesh.size("s")}};
   const auto q = split<"L/s -> R/s C">(x.q * scale, places);
-  const auto positions = split<"L/s -> R/s C">(iota<"L/s">(mesh, x.q.size("L")), places);
+  const auto positions = split<"L/s -> R/s C">(sequence_positions<"L/s">(mesh, x.q.size("L"), order), places);
   Keys keys{split<"L/s -> R/s J">(x.k, places), split<"L/s -> R/s J">(x.v, places), rename<"C -> J">(positions)};
   // A position sees itself, so that the first block, the device's own, makes `highest` finite.
   const auto none = sum<"B R/s C H D -> B R/s C H">(q) * 0.0;
@@ -70,8 +72,8 @@ auto ring_attention(const Operands& x, double scale) -> Heads {
 
 // ---- Ulysses -------------------------------------------------------------------------------------------------------
 
-// Each device attends with some of the heads, over the whole length.
-auto ulysses_attention(const Operands& x, double scale) -> Heads {
+// Each device attends with some of the heads, over the whole length, which comes in the contiguous order.
+auto ulysses_attention(const Operands& x, double scale, SequenceOrder /*contiguous*/) -> Heads {
   const auto by_heads = [](const Heads& part) { return all_to_all<"B L/s H D -> B L H/s D">(part); };
   const auto y = causal_attention<"L", "D">(by_heads(x.q), by_heads(x.k), by_heads(x.v), scale);
   return all_to_all<"B L H/s D -> B L/s H D">(y);
@@ -80,22 +82,27 @@ auto ulysses_attention(const Operands& x, double scale) -> Heads {
 // ---- the fused op -------------------------------------------------------------------------------------------------
 
 // Keys and values travel inside the op.
-auto fused_attention(const Operands& x, double scale) -> Heads {
-  return causal_attention<"L", "D", over<"s">>(x.q, x.k, x.v, scale);
+auto fused_attention(const Operands& x, double scale, SequenceOrder order) -> Heads {
+  return causal_attention<"L", "D", over<"s">>(x.q, x.k, x.v, scale, order);
 }
 
 // ---- the comparison -----------------------------------------------------------------------------------------------
 
-// Every device attends to everything.
-auto whole_attention(const Operands& x, double scale) -> Heads {
-  const auto whole = [](const Heads& part) { return all_gather<"B L/s H D -> B L H D">(part); };
-  return shard<"B L H D -> B L/s H D">(causal_attention<"L", "D">(whole(x.q), whole(x.k), whole(x.v), scale));
+// Every device has all keys and all scores of its queries.
+auto whole_attention(const Operands& x, double scale, SequenceOrder order) -> Heads {
+  const auto whole = [](const Heads& part) { return rename<"L -> J">(all_gather<"B L/s H D -> B L H D">(part)); };
+  const auto positions = sequence_positions<"L/s">(Mesh<"s">(x.q.device()), x.q.size("L"), order);
+  const auto sees = greater_equal(positions, rename<"L -> J">(all_gather<"L/s -> L">(positions)));
+  const auto products = einsum_unreduced<"B L/s H D, B J H D -> B H L/s J">(x.q * scale, whole(x.k));
+  const auto share = softmax<"J">(where(sees, products, -1e30));
+  return einsum_unreduced<"B H L/s J, B J H D -> B L/s H D">(share, whole(x.v));
 }
 
-using Attention = Heads (*)(const Operands&, double);
+using Attention = Heads (*)(const Operands&, double, SequenceOrder);
 
-auto loss(const Operands& x, const Heads& weights, double scale, Attention attention) -> Tensor<f32, "+s"> {
-  return sum<"B L/s H D -> +s">(attention(x, scale) * weights);
+auto loss(const Operands& x, const Heads& weights, double scale, SequenceOrder order, Attention attention)
+    -> Tensor<f32, "+s"> {
+  return sum<"B L/s H D -> +s">(attention(x, scale, order) * weights);
 }
 
 // The largest difference between two tensors, as a part of the largest element of the second.
@@ -111,20 +118,24 @@ void compare(const DevicePtr& device, std::int64_t length, std::int64_t heads) {
   const Operands x{random(1), random(2), random(3)};
   const Heads weights = random(4);
   const double scale = 0.25;
-  const auto expected = whole_attention(x, scale);
-  const auto [expected_loss, expected_grads] = value_and_grad(mesh, loss, x, weights, scale, whole_attention);
-  const auto check = [&](const char* name, Attention attention) {
-    const auto [value, grads] = value_and_grad(mesh, loss, x, weights, scale, attention);
-    const double output = difference(attention(x, scale), expected);
-    const double gradient = std::max({difference(grads.q, expected_grads.q), difference(grads.k, expected_grads.k),
-                                      difference(grads.v, expected_grads.v)});
-    if (mesh.rank() == 0) fmt::print("{:8} differs by {:.1e}, its gradients by {:.1e}\n", name, output, gradient);
+  const auto check = [&](const char* name, SequenceOrder order, Attention attention) {
+    const auto gradients = [&](Attention of) {
+      return std::get<1>(value_and_grad(mesh, loss, x, weights, scale, order, of));
+    };
+    const auto grads = gradients(attention), expected = gradients(whole_attention);
+    const double output = difference(attention(x, scale, order), whole_attention(x, scale, order));
+    const double gradient =
+        std::max({difference(grads.q, expected.q), difference(grads.k, expected.k), difference(grads.v, expected.v)});
+    if (mesh.rank() == 0) fmt::print("{:13} differs by {:.1e}, its gradients by {:.1e}\n", name, output, gradient);
     if (!(output < 1e-4 && gradient < 1e-4))
       throw Error(fmt::format("{} attention differs from attention over the whole sequence", name));
   };
-  check("ring", ring_attention);
-  check("ulysses", ulysses_attention);
-  check("fused", fused_attention);
+  check("ring", SequenceOrder::contiguous, ring_attention);
+  check("ulysses", SequenceOrder::contiguous, ulysses_attention);
+  check("fused", SequenceOrder::contiguous, fused_attention);
+  // The same numbers, taken as those of other positions.
+  check("ring zigzag", SequenceOrder::zigzag, ring_attention);
+  check("fused zigzag", SequenceOrder::zigzag, fused_attention);
 }
 
 int main(int argc, char** argv) {
@@ -134,7 +145,7 @@ int main(int argc, char** argv) {
     run::Options options("context_parallel",
                          "Compares three ways of attention over a length that is sharded over axis s.");
     options.add("--mesh", mesh, "devices: threads of this process, or MPI ranks under mpirun", run::value_name("s=N"));
-    options.add("--length", length, "positions; a multiple of the devices", run::size(1));
+    options.add("--length", length, "positions; a multiple of twice the devices", run::size(1));
     options.add("--heads", heads, "heads; a multiple of the devices", run::size(1));
     if (!options.parse(argc, argv)) {
       if (world_rank() == 0) fmt::print("{}", options.answer());

@@ -39,7 +39,7 @@ int program(int argc, char** argv) {
   gpt::read_config(options, o, o.files, o.training);
   const auto mesh = run::chosen_mesh(o.training, "d s t");
   run::batch_must_divide(mesh, o.training);
-  gpt::length_must_divide(mesh, o.training);
+  o.config.order = gpt::order_of_sequences(mesh, o.training);
   gpt::settle(o);
   const run::Data data = run::open_data(o.training, o.vocabulary);
   o.vocabulary = data.vocabulary;

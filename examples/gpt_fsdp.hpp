@@ -67,7 +67,7 @@ run::StepResult update(const GptMesh& mesh, Trained<C>& trained, const run::Trai
 template <dtype C, bool Whole>
 auto differentiated(const GptMesh& mesh, const gpt::Model<C, Whole>& weights, const Options& o,
                     const io::TokenBatch& rows) {
-  const auto batch = run::token_tensors<gpt::Batch, "B/d L/s">(mesh, rows, o.training.seq);
+  const auto batch = run::token_tensors<gpt::Batch, "B/d L/s">(mesh, rows, o.training.seq, o.config.order);
   return value_and_grad(mesh, gpt::loss<C, Whole>, weights, batch, o.config);
 }
 
@@ -120,7 +120,7 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
   program.checkpoints = run::renewing(run::checkpoints_of(mesh, state, o.training), copies, copied);
   program.step = [&](const run::Step& step) { return train_step(mesh, trained, o, step); };
   program.validate = [&](const io::TokenBatch& rows) -> double {
-    const auto batch = run::token_tensors<gpt::Batch, "B/d L/s">(mesh, rows, o.training.seq);
+    const auto batch = run::token_tensors<gpt::Batch, "B/d L/s">(mesh, rows, o.training.seq, o.config.order);
     return item(all_reduce<"+d +s +t -> ">(gpt::loss<C>(trained.copies, batch, o.config)));
   };
   program.decode = gpt::decoder(mesh, copies, o, o.training.seq);

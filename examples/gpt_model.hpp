@@ -54,7 +54,8 @@ struct ModelConfig {
   RopeAngles rope;  ///< of rotary positions
   double norm_epsilon = 1e-6;
   RecomputePolicy recompute = {"seqax"};
-  std::optional<double> score_scale = {};  ///< factor of attention's scores; without it 1/sqrt(D)
+  std::optional<double> score_scale = {};           ///< factor of attention's scores; without it 1/sqrt(D)
+  SequenceOrder order = SequenceOrder::contiguous;  ///< of a batch's tokens along L/s
 };
 
 // One batch: a segment is a document, and attention does not leave it. `weights` are each token's share of the loss;
@@ -100,11 +101,10 @@ auto head_norm(const Tensor<C, S>& x, const Tensor<C, N>& norm, const ModelConfi
   return cast<C>(rms_norm<"D">(cast<f32>(x), config.norm_epsilon) * cast<f32>(narrow<"N -> D">(scale, 0, x.size("D"))));
 }
 
-// Queries, keys and values of the tokens at positions `first`, `first` + 1, ... Heads are sharded over t: this is
-// tensor parallelism.
+// Queries, keys and values of the tokens at these positions. Heads are sharded over t: this is tensor parallelism.
 template <dtype C, bool Whole = false>
-auto projected(const Tensor<C, "B/d L/s M">& x, const Layer<C, Whole>& w, const ModelConfig& config, std::int64_t first)
-    -> Heads<C> {
+auto projected(const Tensor<C, "B/d L/s M">& x, const Layer<C, Whole>& w, const ModelConfig& config,
+               Positions positions) -> Heads<C> {
   const auto w_q = gathered<"M Q K/t D">(w.w_q);
   auto q = einsum_unreduced<"B/d L/s M, M Q K/t D -> B/d L/s Q K/t D">(x, w_q);
   const auto w_k = gathered<"M K/t D">(w.w_k);
@@ -126,8 +126,8 @@ auto projected(const Tensor<C, "B/d L/s M">& x, const Layer<C, Whole>& w, const 
   }
   for (const auto& norm : w.q_norm) q = head_norm(q, norm, config);
   for (const auto& norm : w.k_norm) k = head_norm(k, norm, config);
-  q = rope<"L", "D">(q, config.rope, first);
-  k = rope<"L", "D">(k, config.rope, first);
+  q = rope<"L", "D">(q, config.rope, positions);
+  k = rope<"L", "D">(k, config.rope, positions);
   return {save_for_backward(q), save_for_backward(k), save_for_backward(v)};
 }
 
@@ -136,8 +136,8 @@ auto projected(const Tensor<C, "B/d L/s M">& x, const Layer<C, Whole>& w, const 
 template <dtype C, bool Whole = false>
 auto attention(const Tensor<C, "B/d L/s M">& x, const Tensor<i32, "B/d L/s">& segments, const Layer<C, Whole>& w,
                const ModelConfig& config) -> Tensor<C, "B/d L/s M +t"> {
-  const auto [q, k, v] = projected(x, w, config, 0);
-  const auto y = causal_attention<"L", "D", over<"s">>(q, k, v, segments, config.score_scale);
+  const auto [q, k, v] = projected(x, w, config, config.order);
+  const auto y = causal_attention<"L", "D", over<"s">>(q, k, v, segments, config.score_scale, config.order);
   const auto w_o = gathered<"M Q K/t D">(w.w_o);
   return einsum_unreduced<"B/d L/s Q K/t D, M Q K/t D -> B/d L/s M +t">(y, w_o);
 }

@@ -101,7 +101,7 @@ class Gpt : Layout<"p d s t"> {
   [[nodiscard]] Batches batches(const std::vector<io::TokenBatch>& microbatches) const {
     Batches batches;
     for (const io::TokenBatch& rows : microbatches)
-      batches.push_back(run::token_tensors<gpt::Batch, "B/d L/s">(mesh.stage(), rows, o.training.seq));
+      batches.push_back(run::token_tensors<gpt::Batch, "B/d L/s">(mesh.stage(), rows, o.training.seq, o.config.order));
     return batches;
   }
   template <bool OfWhole = false>
@@ -443,7 +443,7 @@ int program(int argc, char** argv) {
   }
   static_cast<void>(chosen_layers(o, schedule));
   run::batch_must_divide(mesh, o.training);
-  gpt::length_must_divide(mesh, o.training);
+  o.config.order = gpt::order_of_sequences(mesh, o.training);
   run::Data data;
   if (is_tutorial) {
     check_tutorial(o);

@@ -9,6 +9,7 @@
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <numeric>
@@ -56,12 +57,21 @@ inline void settle(ModelOptions& o) {
     throw UsageError("--init seqax has neither --tied nor --qk-norm: leave them out, or choose --init depth-scaled");
 }
 
-// Each device of s has an equal part of every sequence.
-inline void length_must_divide(const std::vector<AxisSize>& mesh, const run::Training& t) {
-  for (const AxisSize& axis : mesh)
-    if (axis.name == "s" && t.seq % axis.size != 0)
-      throw UsageError(fmt::format("--seq {} does not divide over s = {} (mesh {}): choose a multiple of {}", t.seq,
-                                   axis.size, to_string(mesh), axis.size));
+// Each device of s has an equal part of every sequence: two of 2s parts in zigzag order, with which attention costs all
+// the same, or one of s parts if 2s does not divide the length.
+inline SequenceOrder order_of_sequences(const std::vector<AxisSize>& mesh, const run::Training& t) {
+  const auto s = std::ranges::find(mesh, std::string("s"), &AxisSize::name);
+  if (s == mesh.end() || s->size == 1) return SequenceOrder::contiguous;
+  if (t.seq % s->size != 0)
+    throw UsageError(fmt::format("--seq {} does not divide over s = {} (mesh {}): choose a multiple of {}", t.seq,
+                                 s->size, to_string(mesh), 2 * s->size));
+  if (t.seq % (2 * s->size) == 0) return SequenceOrder::zigzag;
+  if (world_rank() == 0)
+    fmt::print(
+        "note: --seq {} is no multiple of 2s = {}, so tokens lie over s in contiguous order, in which the last "
+        "device computes the most of attention; with a multiple they lie in zigzag order\n",
+        t.seq, 2 * s->size);
+  return SequenceOrder::contiguous;
 }
 
 // Sizes of the model's dims, padded so that weights over d * s = `shards` and t devices divide them, and the vocabulary

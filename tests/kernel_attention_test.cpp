@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "kernel_teams.hpp"
@@ -37,6 +38,8 @@ struct Case {
   std::int64_t batch, length, heads, groups, width;
   std::string_view queries, keys;
   bool segmented = false;
+  /// How many of the queries attend to how many of the other block's keys, the last and the first ones; 0: all.
+  std::int64_t some_queries = 0, some_keys = 0;
 
   [[nodiscard]] std::int64_t size(char dim) const {
     switch (dim) {
@@ -81,6 +84,17 @@ struct Case {
     all.along_width = strides('D');
     all.scale = 0.7;
     return all;
+  }
+  /// The loops over the queries' own keys, or over a block of earlier ones, and where its queries begin.
+  [[nodiscard]] std::pair<k::AttentionLoops, k::AttentionLoops::Strides> part(bool own) const {
+    auto all = loops();
+    if (own) return {all, {}};
+    all.earlier = true;
+    all.length = some_queries > 0 ? some_queries : length;
+    all.earlier_keys = some_keys > 0 ? some_keys : length;
+    auto first = all.along_length;
+    for (auto& offset : first) offset *= length - all.length;
+    return {all, first};
   }
   /// Documents of about 40 positions, of which those of the second block of keys go on.
   [[nodiscard]] std::vector<i32> documents(std::int64_t first) const {
@@ -131,14 +145,15 @@ struct Attention {
     sums.resize(at(nq / c.width), 7);
     if (simulated) stay_on_one_thread();
     const Place place(simulated, simulated ? 1 : 2);
-    k::AttentionLoops loops = c.loops();
-    const auto forward = [&](const std::vector<T>& keys, const std::vector<T>& values,
+    const auto forward = [&](bool own, const std::vector<T>& keys, const std::vector<T>& values,
                              const std::vector<i32>& of_keys) {
       auto x = keys, y = values;
       auto z = of_keys;
+      const auto [loops, first] = c.part(own);
       place.run(
-          [&](const Exec& exec, const T* qs, const T* kk, const T* vs, const i32* mine, const i32* theirs, R* to,
-              A* logs) {
+          [&, &loops = loops, &first = first](const Exec& exec, const T* qs, const T* kk, const T* vs, const i32* mine,
+                                              const i32* theirs, R* to, A* logs) {
+            qs += first[0], to += first[0], logs += first[2], mine += first[3];
             const k::AttentionSegments s{c.segmented ? mine : nullptr, c.segmented ? theirs : nullptr};
             if constexpr (std::is_same_v<T, bf16>)
               if (by == By::fused) return k::detail::attention_fused(exec, loops, qs, kk, vs, s, to, logs);
@@ -149,13 +164,16 @@ struct Attention {
           },
           q, x, y, ids, z, out, sums);
     };
-    const auto backward = [&](const std::vector<T>& keys, const std::vector<T>& values, const std::vector<i32>& of_keys,
-                              std::vector<R>& to_k, std::vector<R>& to_v) {
+    const auto backward = [&](bool own, const std::vector<T>& keys, const std::vector<T>& values,
+                              const std::vector<i32>& of_keys, std::vector<R>& to_k, std::vector<R>& to_v) {
       auto x = keys, y = values;
       auto z = of_keys;
+      const auto [loops, first] = c.part(own);
       place.run(
-          [&](const Exec& exec, const T* qs, const T* kk, const T* vs, const i32* mine, const i32* theirs, const T* o,
-              const T* d, const A* logs, R* to_q, R* dkk, R* dvv) {
+          [&, &loops = loops, &first = first](const Exec& exec, const T* qs, const T* kk, const T* vs, const i32* mine,
+                                              const i32* theirs, const T* o, const T* d, const A* logs, R* to_q, R* dkk,
+                                              R* dvv) {
+            qs += first[0], o += first[0], d += first[0], to_q += first[0], logs += first[2], mine += first[3];
             const k::AttentionSegments s{c.segmented ? mine : nullptr, c.segmented ? theirs : nullptr};
             if constexpr (std::is_same_v<T, bf16>)
               if (by == By::fused)
@@ -168,13 +186,10 @@ struct Attention {
           },
           q, x, y, ids, z, result, ct, sums, dq, to_k, to_v);
     };
-    forward(ks, v, ids);
-    loops.earlier = true;
-    if (earlier) forward(earlier_k, earlier_v, earlier_ids);
-    loops.earlier = false;
-    backward(ks, v, ids, dk, dv);
-    loops.earlier = true;
-    if (earlier) backward(earlier_k, earlier_v, earlier_ids, earlier_dk, earlier_dv);
+    forward(true, ks, v, ids);
+    if (earlier) forward(false, earlier_k, earlier_v, earlier_ids);
+    backward(true, ks, v, ids, dk, dv);
+    if (earlier) backward(false, earlier_k, earlier_v, earlier_ids, earlier_dk, earlier_dv);
   }
 };
 
@@ -182,7 +197,8 @@ template <class T, class R>
 void check(const Case& c, double tolerance, std::size_t most_bytes = k::detail::HeadScratch::most_bytes,
            By by = By::products) {
   for (const bool earlier : {false, true}) {
-    CAPTURE(c.queries, c.keys, c.length, c.groups, c.width, c.segmented, earlier, name(dtype_v<T>), name(dtype_v<R>));
+    CAPTURE(c.queries, c.keys, c.length, c.groups, c.width, c.segmented, c.some_queries, c.some_keys, earlier,
+            name(dtype_v<T>), name(dtype_v<R>));
     const Attention<T, R> cpu(c, By::cpu, earlier, 0), device(c, by, earlier, most_bytes);
     CHECK(off(device.out, cpu.out) < tolerance);
     CHECK(off(device.sums, cpu.sums) < tolerance);
@@ -209,6 +225,13 @@ TEST_CASE("attention on a device: as on the CPU, to rounding", "[simulated]") {
              Case{1, 600, 2, 1, 4, "LHD", "LHD"},  // three blocks of queries
              Case{1, 513, 1, 2, 40, "GLD", "LD"},
              Case{1, 256, 1, 1, 3, "LD", "LD"},
+             Case{2, 70, 3, 2, 8, "BHLGD", "BHLD", false, 35, 70},  // as in zigzag order
+             Case{2, 70, 3, 2, 8, "BLHGD", "BLHD", false, 70, 35},
+             Case{2, 34, 2, 3, 5, "DGBLH", "LHBD", false, 17, 34},
+             Case{2, 34, 2, 3, 5, "DGBLH", "LHBD", false, 34, 17},
+             Case{1, 600, 2, 1, 4, "LHD", "LHD", false, 300, 600},
+             Case{1, 600, 2, 1, 4, "LHD", "LHD", false, 600, 300},
+             Case{1, 20, 1, 2, 4, "LGD", "LD", false, 1, 1},
          }) {
       Case with = c;
       with.segmented = segmented;
@@ -234,6 +257,11 @@ TEST_CASE("attention on a device: kernels that keep the scores compute what the 
              Case{1, 65, 1, 1, 8, "LD", "LD"},
              Case{1, 193, 1, 1, 80, "LD", "LD"},
              Case{3, 1, 2, 2, 48, "BLHGD", "BLHD"},
+             Case{2, 130, 2, 1, 64, "BLHGD", "BLHD", false, 65, 130},  // as in zigzag order
+             Case{2, 130, 2, 2, 64, "BHLGD", "BHLD", false, 130, 65},
+             Case{1, 300, 1, 2, 128, "BLGHD", "BLHD", false, 150, 300},
+             Case{1, 300, 1, 2, 128, "BLGHD", "BLHD", false, 300, 150},
+             Case{1, 40, 2, 1, 16, "BLHGD", "BLHD", false, 1, 3},
          }) {
       Case with = c;
       with.segmented = segmented;

@@ -26,7 +26,7 @@ namespace {
 using GptMesh = Mesh<"d s t">;
 using Leaves = std::vector<HostArray<f32>>;
 
-constexpr gpt_reference::Shape shape{.B = 8, .L = 12, .M = 16, .Q = 2, .K = 4, .D = 4, .F = 24, .V = 32, .layers = 2};
+constexpr gpt_reference::Shape shape{.B = 8, .L = 16, .M = 16, .Q = 2, .K = 4, .D = 4, .F = 24, .V = 32, .layers = 2};
 constexpr auto sized(std::size_t n) {
   return static_cast<std::int64_t>(n);
 }
@@ -80,9 +80,16 @@ gpt_reference::Tokens tokens() {
   return tokens;
 }
 
-gpt::Batch batch(const GptMesh& mesh) {
+/// The tokens as one array, in which the devices of s have theirs in an order.
+gpt::Batch batch(const GptMesh& mesh, SequenceOrder order = SequenceOrder::contiguous) {
   const auto on_devices = [&](const std::vector<int>& values) {
-    return place<Tensor<i32, "B/d L/s">>(mesh, HostArray<i32>({sized(shape.B), sized(shape.L)}, values));
+    std::vector<int> ordered;
+    for (auto row = values.begin(); row != values.end(); row += sized(shape.L))
+      for (std::int64_t at = 0; at < mesh.size("s"); ++at)
+        for (const auto [first, size] :
+             detail::positions_of_shard(order, at, mesh.size("s"), sized(shape.L) / mesh.size("s")))
+          ordered.insert(ordered.end(), row + first, row + first + size);
+    return place<Tensor<i32, "B/d L/s">>(mesh, HostArray<i32>({sized(shape.B), sized(shape.L)}, ordered));
   };
   const auto host = tokens();
   return {on_devices(host.inputs), on_devices(host.targets), on_devices(host.segments),
@@ -108,6 +115,7 @@ struct Variant {
   Kind kind = {};
   bool library_loss = false, recompute = true, spelled_attention = false, whole = false;
   const char* policy = "seqax";
+  SequenceOrder order = SequenceOrder::contiguous;
 };
 
 /// The loss and, whole, every gradient.
@@ -125,7 +133,8 @@ Result step(const GptMesh& mesh, Variant variant) {
       return {l, scatter_gradients<gpt::Model<f32>>(std::move(gradients))};
     }
     if (!variant.library_loss && variant.recompute && !variant.spelled_attention)
-      return value_and_grad(mesh, gpt::loss<f32>, model, batch(mesh), gpt::ModelConfig{{}, 1e-6, {variant.policy}});
+      return value_and_grad(mesh, gpt::loss<f32>, model, batch(mesh, variant.order),
+                            gpt::ModelConfig{{}, 1e-6, {variant.policy}, {}, variant.order});
     const auto loss = [&](const gpt::Model<f32>& w, const gpt::Batch& batch,
                           const gpt::ModelConfig& config) -> Tensor<f32, "+d +s +t"> {
       const Logits logits = variant.spelled_attention ? gpt_spelled::logits(w, batch, causal(mesh), config)
@@ -219,7 +228,7 @@ gpt_reference::Weights in_f64(const Subject& subject) {
 TEST_CASE("gpt: loss and every gradient are equal on every mesh, and on threads and MPI bit for bit", "[model]") {
   for (const Variant variant : {Variant{}, Variant{.kind = {.tied = true}}, Variant{.kind = {.qkv_bias = true}},
                                 Variant{.kind = {.tied = true, .qk_norm = true}}, Variant{.library_loss = true},
-                                Variant{.spelled_attention = true}}) {
+                                Variant{.spelled_attention = true}, Variant{.order = SequenceOrder::zigzag}}) {
     const auto names = names_of_leaves(variant.kind);
     const auto run = [&](const GptMesh& mesh) { return step(mesh, variant); };
     const Result alone = on_threads("d=1,s=1,t=1", run);
@@ -261,6 +270,14 @@ TEST_CASE("gpt: by weights that are gathered before, loss and every gradient are
     expect(often[0] > 0 && often[1] > 0 && once[0] == 0 && once[1] == 0,
            "sent by gathers and scatters: " + show(once[0]) + " and " + show(once[1]));
   });
+}
+
+TEST_CASE("gpt: without devices along s the order of tokens changes no bit", "[model]") {
+  for (const char* mesh : {"d=1,s=1,t=1", "d=2,s=1,t=2"})
+    on_mesh(mesh, [](const DevicePtr& device) {
+      const GptMesh on(device);
+      expect_same_bits(step(on, {.order = SequenceOrder::zigzag}), step(on, {}), leaf_names(random_model(on, {})));
+    });
 }
 
 TEST_CASE("gpt: recompute changes no bit", "[model]") {

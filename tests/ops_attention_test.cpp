@@ -7,6 +7,7 @@
 #include "shardlib/comm/dry.hpp"
 #include "shardlib/interop/arrays.hpp"
 #include "shardlib/shardlib.hpp"
+#include "zigzag.hpp"
 
 using namespace shardlib;
 using namespace shardlib::test;
@@ -84,6 +85,41 @@ Reference attention(const std::string& width, double scale = 0, const std::strin
       attention("K", 0, length),                                                                 \
       {.law = Law::none, .tolerance = 4e-6, .draws = {Draw::odd, Draw::odd, Draw::odd, kind}})
 
+/// Those of op_meshes that ZIGZAG's Mesh<"d t"> is for.
+std::vector<std::string> zigzag_meshes() {
+  std::vector<std::string> meshes = op_meshes();
+  std::erase_if(meshes, [](const std::string& mesh) { return mesh.find("p=") != std::string::npos; });
+  return meshes;
+}
+// Operands in the order of positions go to zigzag order, through the op, and back.
+#define ZIGZAG_OVER(dtype, before, axes, over_axes, q_after, k_after, tolerance_)                          \
+  make_case<Tensor<dtype, before "A" axes q_after>, Tensor<dtype, before "A" axes k_after>,                \
+            Tensor<dtype, before "A" axes k_after>>(                                                       \
+      "causal_attention in zigzag order " #dtype " " before "A" axes q_after ", " before "A" axes k_after, \
+      [](const auto& q, const auto& k, const auto& v) {                                                    \
+        const auto y = causal_attention<"A", "K", over<over_axes>>(                                        \
+            ZIGZAG(q, "d t", before, "A", axes, over_axes, q_after),                                       \
+            ZIGZAG(k, "d t", before, "A", axes, over_axes, k_after),                                       \
+            ZIGZAG(v, "d t", before, "A", axes, over_axes, k_after), {}, SequenceOrder::zigzag);           \
+        return UNZIGZAG(y, "d t", before, "A", axes, over_axes, q_after);                                  \
+      },                                                                                                   \
+      attention("K", 0, "A"), {.law = Law::none, .tolerance = tolerance_, .padding = false})
+#define ZIGZAG_IN_SEGMENTS(dtype, before, axes, over_axes, q_after, k_after, s_before, s_after, kind)               \
+  make_case<Tensor<dtype, before "A" axes q_after>, Tensor<dtype, before "A" axes k_after>,                         \
+            Tensor<dtype, before "A" axes k_after>, Tensor<i32, s_before "A" axes s_after>>(                        \
+      "causal_attention in zigzag order " #dtype " " before "A" axes q_after " in segments " s_before "A" axes,     \
+      [](const auto& q, const auto& k, const auto& v, const auto& s) {                                              \
+        const auto numbers = cast<f32>(s);                                                                          \
+        const auto y = causal_attention<"A", "K", over<over_axes>>(                                                 \
+            ZIGZAG(q, "d t", before, "A", axes, over_axes, q_after),                                                \
+            ZIGZAG(k, "d t", before, "A", axes, over_axes, k_after),                                                \
+            ZIGZAG(v, "d t", before, "A", axes, over_axes, k_after),                                                \
+            cast<i32>(ZIGZAG(numbers, "d t", s_before, "A", axes, over_axes, s_after)), {}, SequenceOrder::zigzag); \
+        return UNZIGZAG(y, "d t", before, "A", axes, over_axes, q_after);                                           \
+      },                                                                                                            \
+      attention("K", 0, "A"),                                                                                       \
+      {.law = Law::none, .tolerance = 4e-6, .draws = {Draw::odd, Draw::odd, Draw::odd, kind}, .padding = false})
+
 TEST_CASE("causal_attention", "[ops]") {
   check_cases({
       ATTENTION(f32, "B/d L K", "B/d L K", "K", 4e-6),
@@ -136,6 +172,32 @@ TEST_CASE("causal_attention along a sharded length in segments", "[ops]") {
   });
 }
 
+TEST_CASE("causal_attention in zigzag order", "[ops]") {
+  check_cases(
+      {
+          ZIGZAG_OVER(f32, "B/d ", "/t", "t", " K", " K", 4e-6),
+          ZIGZAG_OVER(bf16, "", "/d", "d", " K", " K", 0.03),
+          // any order of the dims, two axes in both orders
+          ZIGZAG_OVER(f32, "K two ", "/d", "d", "", "", 4e-6),
+          ZIGZAG_OVER(f64, "K ", "/t/d", "t d", "", "", 1e-7),
+          ZIGZAG_OVER(f32, "", "/d/t", "d t", " K", " K", 4e-6),
+          // query heads that share a head of keys; shared over devices the keys' cotangents are partial
+          ZIGZAG_OVER(f64, "", "/t", "t", " two K", " K", 1e-7),
+          ZIGZAG_OVER(f32, "", "/t", "t", " C/d K", " K", 4e-6),
+      },
+      zigzag_meshes());
+}
+
+TEST_CASE("causal_attention in zigzag order and in segments", "[ops]") {
+  check_cases(
+      {
+          ZIGZAG_IN_SEGMENTS(f32, "", "/t", "t", " H/d K", " H/d K", "", "", Draw::truth),
+          ZIGZAG_IN_SEGMENTS(f32, "", "/d/t", "d t", " two K", " K", "two ", "", Draw::index),
+          ZIGZAG_IN_SEGMENTS(f64, "", "/t", "t", " C/d K", " K", "", " C/d", Draw::truth),
+      },
+      zigzag_meshes());
+}
+
 TEST_CASE("causal_attention is linear in the values, at a given scale", "[ops]") {
   // Integers have no cotangents, so queries and keys are such.
   check_cases({make_case<Tensor<i32, "L H/t K">, Tensor<i32, "L H/t K">, Tensor<f64, "L H/t K">>(
@@ -152,6 +214,22 @@ TEST_CASE("causal_attention is linear in the values, at a given scale", "[ops]")
       },
       attention("K", 0.02),
       {.law = Law::each, .tolerance = 1e-12, .draws = {Draw::integers, Draw::integers, Draw::odd}})});
+  check_cases({make_case<Tensor<i32, "A/d H/t K">, Tensor<i32, "A/d H/t K">, Tensor<f64, "A/d H/t K">>(
+                  "causal_attention in zigzag order of values",
+                  [](const auto& q, const auto& k, const auto& v) {
+                    const auto of_q = cast<f64>(q), of_k = cast<f64>(k);
+                    const auto y = causal_attention<"A", "K", over<"d">>(
+                        ZIGZAG(of_q, "d t", "", "A", "/d", "d", " H/t K"),
+                        ZIGZAG(of_k, "d t", "", "A", "/d", "d", " H/t K"),
+                        ZIGZAG(v, "d t", "", "A", "/d", "d", " H/t K"), 0.02, SequenceOrder::zigzag);
+                    return UNZIGZAG(y, "d t", "", "A", "/d", "d", " H/t K");
+                  },
+                  attention("K", 0.02, "A"),
+                  {.law = Law::each,
+                   .tolerance = 1e-12,
+                   .draws = {Draw::integers, Draw::integers, Draw::odd},
+                   .padding = false})},
+              zigzag_meshes());
 }
 
 using Mesh2 = Mesh<"d t">;
@@ -329,6 +407,20 @@ auto attend_gathered(const Sharded<D>& x, const Tensor<i32, "B/d L/s">& segments
                 : causal_attention<"L", "D">(q, k, v)));
 }
 
+/// attend_over in zigzag order, of operands and with a result in the order of positions.
+template <dtype D>
+auto attend_zigzag(const Sharded<D>& x, const Tensor<i32, "B/d L/s">& segments, bool segmented)
+    -> Tensor<D, "B/d L/s Q K D"> {
+  const auto q = ZIGZAG(x.q, "d s", "B/d ", "L", "/s", "s", " Q K D");
+  const auto k = ZIGZAG(x.k, "d s", "B/d ", "L", "/s", "s", " K D");
+  const auto v = ZIGZAG(x.v, "d s", "B/d ", "L", "/s", "s", " K D");
+  const auto numbers = cast<f32>(segments);
+  const auto ids = cast<i32>(ZIGZAG(numbers, "d s", "B/d ", "L", "/s", "s", ""));
+  const auto y = segmented ? causal_attention<"L", "D", over<"s">>(q, k, v, ids, {}, SequenceOrder::zigzag)
+                           : causal_attention<"L", "D", over<"s">>(q, k, v, {}, SequenceOrder::zigzag);
+  return UNZIGZAG(y, "d s", "B/d ", "L", "/s", "s", " Q K D");
+}
+
 /// The greatest difference of two shards, as a part of the greatest element of the second.
 template <class T>
 double off(const T& a, const T& b) {
@@ -343,8 +435,9 @@ double off(const T& a, const T& b) {
 }
 
 /// Values and gradients, with and without recompute.
-template <dtype D>
-void check_against_gathered(const Ring& mesh, DimSize length, bool segmented, bool recompute, double tolerance) {
+template <dtype D, class Attend>
+void check_against_gathered(const Ring& mesh, const Attend& attend_in_order, DimSize length, bool segmented,
+                            bool recompute, double tolerance) {
   const Sizes sizes{{"B", 2}, {"L", length.size, length.padded}, {"Q", 2}, {"K", 2}, {"D", 5}};
   const auto x = sharded_operands<D>(mesh, sizes);
   const auto weights = random_normal<D, "B/d L/s Q K D">(mesh, sizes, {2, 4});
@@ -357,12 +450,12 @@ void check_against_gathered(const Ring& mesh, DimSize length, bool segmented, bo
     };
     return std::get<1>(value_and_grad(mesh, f, x));
   };
-  const auto grads = of(attend_over<D>, recompute), expected = of(attend_gathered<D>, false);
+  const auto grads = of(attend_in_order, recompute), expected = of(attend_gathered<D>, false);
   const std::string what = " over " + show(mesh.size("s")) + " devices, of length " + show(length.size);
   const auto close = [&](const auto& a, const auto& b, const char* name) {
     expect(off(a, b) <= tolerance, name + what + " is off by " + show(off(a, b)));
   };
-  close(attend_over<D>(x, segments, segmented), attend_gathered<D>(x, segments, segmented), "the result");
+  close(attend_in_order(x, segments, segmented), attend_gathered<D>(x, segments, segmented), "the result");
   close(grads.q, expected.q, "the queries' gradient");
   close(grads.k, expected.k, "the keys' gradient");
   close(grads.v, expected.v, "the values' gradient");
@@ -375,15 +468,35 @@ TEST_CASE("causal_attention along a sharded length is that along the gathered on
             [](const DevicePtr& device) {
               const Ring mesh(device);
               for (const bool segmented : {false, true}) {
-                check_against_gathered<f32>(mesh, 12, segmented, false, 1e-5);
-                check_against_gathered<f32>(mesh, 264, segmented, segmented, 1e-5);
-                check_against_gathered<f64>(mesh, 132, segmented, !segmented, 1e-12);
-                check_against_gathered<bf16>(mesh, 132, segmented, false, 0.02);
-                check_against_gathered<f32>(mesh, {121, 132}, segmented, false, 1e-5);
+                check_against_gathered<f32>(mesh, attend_over<f32>, 12, segmented, false, 1e-5);
+                check_against_gathered<f32>(mesh, attend_over<f32>, 264, segmented, segmented, 1e-5);
+                check_against_gathered<f64>(mesh, attend_over<f64>, 132, segmented, !segmented, 1e-12);
+                check_against_gathered<bf16>(mesh, attend_over<bf16>, 132, segmented, false, 0.02);
+                check_against_gathered<f32>(mesh, attend_over<f32>, {121, 132}, segmented, false, 1e-5);
               }
               // Shards are longer than a block of keys; of 12 positions, all but the first shard are padding.
-              if (mesh.size() == 4) check_against_gathered<f32>(mesh, 2064, true, false, 1e-5);
-              check_against_gathered<f32>(mesh, {3, 12}, false, false, 1e-5);
+              if (mesh.size() == 4) check_against_gathered<f32>(mesh, attend_over<f32>, 2064, true, false, 1e-5);
+              check_against_gathered<f32>(mesh, attend_over<f32>, {3, 12}, false, false, 1e-5);
+            },
+            {.threads = 1});
+    SUCCEED();
+  }
+}
+
+TEST_CASE("causal_attention in zigzag order is that in the order of positions", "[ops]") {
+  for (const char* text : {"d=1,s=1", "d=1,s=2", "d=2,s=2", "d=1,s=3", "d=1,s=4", "d=2,s=4", "d=1,s=8"}) {
+    INFO(text);
+    on_mesh(text,
+            [](const DevicePtr& device) {
+              const Ring mesh(device);
+              for (const bool segmented : {false, true}) {
+                check_against_gathered<f32>(mesh, attend_zigzag<f32>, 48, segmented, false, 1e-5);
+                check_against_gathered<f32>(mesh, attend_zigzag<f32>, 288, segmented, segmented, 1e-5);
+                check_against_gathered<f64>(mesh, attend_zigzag<f64>, 144, segmented, !segmented, 1e-12);
+                check_against_gathered<bf16>(mesh, attend_zigzag<bf16>, 144, segmented, false, 0.02);
+              }
+              // Half of a shard is longer than a block of keys.
+              if (mesh.size() == 2) check_against_gathered<f32>(mesh, attend_zigzag<f32>, 2064, true, false, 1e-5);
             },
             {.threads = 1});
     SUCCEED();
@@ -404,16 +517,22 @@ TEST_CASE("causal_attention over an axis of one device has the bits of that with
             segmented ? causal_attention<"L", "D">(q, k, v, all_gather<over<"s">>(segments))
                       : causal_attention<"L", "D">(q, k, v));
       };
-      const auto y = attend_over(x, segments, segmented), z = whole(x);
+      const auto zigzag = [&](const Sharded<D>& o) {  // the order of one device's positions is the same
+        return segmented ? causal_attention<"L", "D", over<"s">>(o.q, o.k, o.v, segments, {}, SequenceOrder::zigzag)
+                         : causal_attention<"L", "D", over<"s">>(o.q, o.k, o.v, {}, SequenceOrder::zigzag);
+      };
+      const auto y = attend_over(x, segments, segmented), z = whole(x), in_zigzag = zigzag(x);
       const auto of = [&](const auto& attend) {
         const auto f = [&](const Sharded<D>& o) { return sum(cast<f32>(attend(o))); };
         return std::get<1>(value_and_grad(mesh, f, x));
       };
-      const auto a = of([&](const Sharded<D>&o) { return attend_over(o, segments, segmented); }), b = of(whole);
+      const auto a = of([&](const Sharded<D>&o) { return attend_over(o, segments, segmented); }), b = of(whole),
+                 c = of(zigzag);
       const auto same = [](const auto& p, const auto& r) {
         return std::memcmp(p.span().data(), r.span().data(), p.span().size_bytes()) == 0;
       };
       expect(same(y, z) && same(a.q, b.q) && same(a.k, b.k) && same(a.v, b.v), "other bits");
+      expect(same(in_zigzag, z) && same(c.q, b.q) && same(c.k, b.k) && same(c.v, b.v), "other bits in zigzag order");
     };
     for (const bool segmented : {false, true}) {
       check(f32(), segmented);
@@ -473,6 +592,37 @@ TEST_CASE("causal_attention along a sharded length: traffic, arithmetic and memo
                    "reports name the axis");
           },
           {.threads = 1});
+  const auto zigzag_loss = [](const Sharded<f32>& o) {
+    return sum(causal_attention<"L", "D", over<"s">>(o.q, o.k, o.v, {}, SequenceOrder::zigzag));
+  };
+  // In zigzag order all devices, and that of a dry run, have the same traffic, arithmetic and memory.
+  const auto check_zigzag = [&](const DevicePtr& device, const std::string& who) {
+    const Ring mesh(device);
+    const auto devices = static_cast<std::int64_t>(mesh.size("s"));
+    const Sizes sizes = sizes_for(devices);
+    const Sharded<f32> x{zeros<f32, "B/d L/s Q K D">(mesh, sizes), zeros<f32, "B/d L/s K D">(mesh, sizes),
+                         zeros<f32, "B/d L/s K D">(mesh, sizes)};
+    const std::size_t most = peak(device, [&] { static_cast<void>(value_and_grad(mesh, zigzag_loss, x)); });
+    const auto& counts = detail::program_state(device).counts;
+    const auto &forward = counts.at("causal_attention"), &backward = counts.at("causal_attention_backward");
+    expect(forward.bytes == (devices - 1) * 2 * shard && backward.bytes == (devices - 1) * 4 * shard,
+           who + ": keys and values to all others, and their cotangents back");
+    const double seen = 2 * width * (pairs + static_cast<double>(devices - 1) / 2 * all_pairs);
+    expect(forward.flops == 2 * seen && backward.flops == 5 * seen, who + ": half of the pairs with each other shard");
+    return most;
+  };
+  std::vector<std::size_t> measured(4);
+  on_mesh("d=1,s=4",
+          [&](const DevicePtr& device) {
+            measured.at(static_cast<std::size_t>(device->rank())) = check_zigzag(device, device->describe());
+          },
+          {.threads = 1});
+  const std::size_t planned =
+      check_zigzag(DevicePtr::make(parse_mesh("d=1,s=4"), 0, std::make_shared<DryWorld>(Peers::threads)), "planned");
+  for (const std::size_t most : measured)
+    if (most != 0)  // under mpirun those of other ranks are not here
+      expect(most * 100 <= planned * 101 && planned * 100 <= most * 110,
+             "planned " + show(planned) + ", a peak of " + show(most));
   // A dry run's device is the mean of all, but for its memory, which does not grow with the devices.
   std::vector<std::size_t> peaks;
   for (const int devices : {4, 8}) {

@@ -790,8 +790,10 @@ def context_parallel(p):
             continue
         run = p.run("context_parallel", ["--length=64", *options], ranks=ranks)
         run.succeeds()
-        run.check(re.findall(r"^(\w+) +differs by", run.out, re.M) == ["ring", "ulysses", "fused"], "all are compared")
+        names = ["ring", "ulysses", "fused", "ring zigzag", "fused zigzag"]
+        run.check(re.findall(r"^(\w.*?) +differs by", run.out, re.M) == names, "all are compared")
     p.run("context_parallel", ["--mesh=s=4", "--length=30"]).fails(1, "L/s", "does not divide evenly into 4 shards")
+    p.run("context_parallel", ["--mesh=s=4", "--length=20"]).fails(1, "has no zigzag order", "choose a multiple of 8")
     p.run("context_parallel", ["--mesh=s=4", "--heads=2"]).fails(1, "H/s", "does not divide evenly into 4 shards")
 
 

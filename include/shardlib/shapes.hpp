@@ -23,6 +23,7 @@
 #include "shardlib/ops/ragged.hpp"          // ragged_all_to_all, grouped_einsum
 #include "shardlib/ops/reductions.hpp"      // sum, mean, max, min, prod, argmax, broadcast
 #include "shardlib/ops/scans.hpp"           // cumsum, cumprod, cummax, linear_scan
+#include "shardlib/ops/sequences.hpp"       // orders of positions along a sharded length
 #include "shardlib/ops/statistics.hpp"      // logsumexp, var, vector_norm, any, all
 #include "shardlib/ops/unstack.hpp"         // unstack of a tree of tensors
 #include "shardlib/ops/value_and_grad.hpp"  // value_and_grad, explicit_activation_checkpointing, prefetch

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <utility>
 
@@ -13,10 +15,11 @@
 
 namespace shardlib::detail {
 
-/// Shards in memory, of the operands' dtype.
+/// Shards in memory, of the operands' dtype, and the rows along the length with which the loops begin.
 struct AttentionArrays {
   const void *q, *k, *v;
   kernels::AttentionSegments segments;
+  std::int64_t first_query = 0, first_key = 0;
 };
 /// What the backward pass also reads, and the cotangents that it writes if they are not null.
 struct AttentionCotangents {
@@ -46,22 +49,48 @@ template <class D>
 struct AttentionOf {
   using A = accumulator_t<D>;
   using Loops = kernels::AttentionLoops;
-  static const D* shard(const void* x) { return static_cast<const D*>(x); }
+
+  /// Arrays from the first rows of the loops on.
+  struct Rows {
+    const Loops& loops;
+    const AttentionArrays& in;
+
+    template <class T>
+    T* at(T* x, std::size_t operand, std::int64_t row) const {
+      return x == nullptr ? nullptr : x + row * loops.along_length[operand];
+    }
+    const D* queries(const void* x) const { return of_queries(static_cast<const D*>(x)); }
+    const D* keys(const void* x) const { return of_keys(static_cast<const D*>(x)); }
+    template <class T>
+    T* of_queries(T* x, std::size_t operand = Loops::query) const {
+      return at(x, operand, in.first_query);
+    }
+    template <class T>
+    T* of_keys(T* x) const {
+      return at(x, Loops::key, in.first_key);
+    }
+    kernels::AttentionSegments segments() const {
+      return {of_queries(in.segments.queries, Loops::segment), at(in.segments.keys, Loops::segment, in.first_key)};
+    }
+  };
 
   static void forward(const Exec& exec, const Loops& loops, const AttentionArrays& in, bool wide, void* out,
                       void* sums) {
+    const Rows rows{loops, in};
     const auto run = [&](auto* to) {
-      kernels::causal_attention(exec, loops, shard(in.q), shard(in.k), shard(in.v), in.segments, to,
-                                static_cast<A*>(sums));
+      kernels::causal_attention(exec, loops, rows.queries(in.q), rows.keys(in.k), rows.keys(in.v), rows.segments(),
+                                rows.of_queries(to), rows.of_queries(static_cast<A*>(sums), Loops::sum));
     };
     wide ? run(static_cast<A*>(out)) : run(static_cast<D*>(out));
   }
   static void backward(const Exec& exec, const Loops& loops, const AttentionArrays& in, bool wide,
                        const AttentionCotangents& c) {
+    const Rows rows{loops, in};
     const auto run = [&]<class R>(R* dq) {
-      kernels::causal_attention_backward(exec, loops, shard(in.q), shard(in.k), shard(in.v), in.segments, shard(c.out),
-                                         static_cast<const A*>(c.sums), shard(c.ct), dq, static_cast<R*>(c.dk),
-                                         static_cast<R*>(c.dv));
+      kernels::causal_attention_backward(
+          exec, loops, rows.queries(in.q), rows.keys(in.k), rows.keys(in.v), rows.segments(), rows.queries(c.out),
+          rows.of_queries(static_cast<const A*>(c.sums), Loops::sum), rows.queries(c.ct), rows.of_queries(dq),
+          rows.of_keys(static_cast<R*>(c.dk)), rows.of_keys(static_cast<R*>(c.dv)));
     };
     wide ? run(static_cast<A*>(c.dq)) : run(static_cast<D*>(c.dq));
   }

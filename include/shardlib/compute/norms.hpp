@@ -86,23 +86,29 @@ struct RotateElement {
   }
 };
 
-/// Fills two tables, of the cosines and, behind them, the sines times `sign`: a row of n / 2 for each position from
-/// `first` on.
-SHARDLIB_INLINE void fill_rotary_tables(const Exec& exec, const RopeAngles& angles, std::int64_t first,
-                                        std::int64_t positions, std::int64_t n, double sign, f32* tables);
-SHARDLIB_INLINE void fill_rotary_tables(const Exec& exec, const RopeAngles& angles, std::int64_t first,
-                                        std::int64_t positions, std::int64_t n, double sign, f64* tables);
+/// Fills two tables, of the cosines and of the sines times `sign`: a row of n / 2 for each of the positions.
+SHARDLIB_INLINE void fill_rotary_tables(const Exec& exec, const RopeAngles& angles, PositionRun positions,
+                                        std::int64_t n, double sign, f32* cosine, f32* sine);
+SHARDLIB_INLINE void fill_rotary_tables(const Exec& exec, const RopeAngles& angles, PositionRun positions,
+                                        std::int64_t n, double sign, f64* cosine, f64* sine);
 
 template <class D>
 Buffer Rotate<D>::operator()(const Value& in, const Value& out) const {
-  const std::int64_t n = in.local[dim], half = n / 2, positions = in.local[length];
-  const std::int64_t first = offset + shard_index(*in.device, in.spec->dims[length].axes) * positions;
+  const std::int64_t n = in.local[dim], half = n / 2, count = in.local[length];
+  const auto& axes = in.spec->dims[length].axes;
   const auto strides = kernels::row_major(view(in.local));
   using T = scalar_of<D>;
-  Buffer tables = in.device->pool()->allocate(static_cast<std::size_t>(2 * positions * half) * sizeof(T));
-  const T* const cosine = tables.as<T>();
-  const T* const sine = cosine + positions * half;
-  fill_rotary_tables(in.device->exec(), angles, first, positions, n, sign, tables.as<T>());
+  Buffer tables = in.device->pool()->allocate(static_cast<std::size_t>(2 * count * half) * sizeof(T));
+  T* const cosine = tables.as<T>();
+  T* const sine = cosine + count * half;
+  std::int64_t row = 0;
+  for (auto run :
+       positions_of_shard(positions.order, shard_index(*in.device, axes), shard_count(*in.device, axes), count)) {
+    run.first += positions.first;
+    if (run.size > 0)
+      fill_rotary_tables(in.device->exec(), angles, run, n, sign, cosine + row * half, sine + row * half);
+    row += run.size;
+  }
   Buffer result = allocate(out);
   // The loop runs over the first half of the dim; each step rotates one pair.
   Shape halves = in.local;

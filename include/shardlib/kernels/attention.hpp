@@ -21,13 +21,18 @@ struct AttentionLoops {
 
   Nest<4> heads;            ///< over the dims of the keys; these iterations are independent
   Nest<4> groups;           ///< over the query heads that share a head of keys
-  std::int64_t length = 0;  ///< number of queries and of keys; query i sees keys 0 .. i
+  std::int64_t length = 0;  ///< number of queries and of their own keys; query i sees keys 0 .. i
   std::int64_t width = 0;   ///< width of a head
   Strides along_length{}, along_width{};
   double scale = 1;  ///< factor of the scores
-  /// The keys are a block before the queries' own: each query sees all of them. The call continues the one with the
-  /// queries' own keys, and with other blocks.
+  /// The keys are a block of `earlier_keys` before the queries: each query sees all of them. The call continues the one
+  /// with the queries' own keys, and with other blocks.
   bool earlier = false;
+  std::int64_t earlier_keys = 0;
+
+  [[nodiscard]] constexpr std::int64_t keys() const { return earlier ? earlier_keys : length; }
+  /// The rows that an operand has along the length.
+  [[nodiscard]] constexpr std::int64_t rows(std::size_t operand) const { return operand == key ? keys() : length; }
 };
 
 /// The segments of the queries and of the keys. Null: all positions belong to one segment.

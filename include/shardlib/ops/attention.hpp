@@ -9,6 +9,7 @@
 
 #include "shardlib/ops/record.hpp"
 #include "shardlib/ops/result.hpp"
+#include "shardlib/ops/sequences.hpp"
 #include "shardlib/rules/all.hpp"
 
 namespace shardlib {
@@ -22,6 +23,7 @@ struct Attention {
   ValuePtr segments;  ///< null: all positions belong to one segment
   int length = 0;     ///< the dim of q that holds the positions; if it is sharded, keys travel between the devices
   int width = 0;      ///< the dim of q that the products q k' sum over
+  SequenceOrder order = SequenceOrder::contiguous;
 };
 /// Records the op. `sums` is the spec of the log-sum-exps, one number for each query. `due` holds the specs of the
 /// cotangents.
@@ -41,7 +43,7 @@ inline constexpr bool segmented_attention_dtypes =
 
 template <DimName Length, DimName Dim, class Out, class Keys>
 Out causal_attention_op(const OpInfo& op, const Out& q, const Keys& k, const Keys& v, ValuePtr segments,
-                        std::optional<double> scale) {
+                        std::optional<double> scale, SequenceOrder order = SequenceOrder::contiguous) {
   constexpr Spec axes = axes_of<Out::spec>();  // the other operands have no axes beyond these
   constexpr Spec ct = dual_spec(Out::spec, axes), key_ct = dual_spec(Keys::spec, axes);
   constexpr Spec sums = without_dim(Out::spec, Dim);
@@ -49,10 +51,10 @@ Out causal_attention_op(const OpInfo& op, const Out& q, const Keys& k, const Key
   static constexpr OpParts parts = parse_op(transpose);
   static_assert(rules::detail_::einsum(parts).empty(),
                 "the cotangent of the keys is summed over the query heads that share them");
-  return Out(record_attention<typename Out::value_type>({op, q.value(), k.value(), v.value(), std::move(segments),
-                                                         parsed<Out::spec>.find(Length), parsed<Out::spec>.find(Dim)},
-                                                        scale, parsed<sums>,
-                                                        {&parsed<ct>, &parsed<key_ct>, &parsed<key_ct>}));
+  return Out(
+      record_attention<typename Out::value_type>({op, q.value(), k.value(), v.value(), std::move(segments),
+                                                  parsed<Out::spec>.find(Length), parsed<Out::spec>.find(Dim), order},
+                                                 scale, parsed<sums>, {&parsed<ct>, &parsed<key_ct>, &parsed<key_ct>}));
 }
 
 }  // namespace detail
@@ -83,25 +85,29 @@ auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor
 
 /// As above, along a length that is sharded over these axes. Each device sends its keys and values to the devices that
 /// hold later positions, one device after the other. They join the blocks by an online softmax in f32 (f64 for f64)
-/// and skip what no query sees. Backward: keys and values go the same way, and their cotangents come back.
-/// `causal_attention<"L", "D", over<"s">>(q, k, v)` of q "B/d L/s Q K/t D", k and v "B/d L/s K/t D"
+/// and skip what no query sees. In zigzag order all devices compute the same. Backward: keys and values go the same
+/// way, and their cotangents come back. `causal_attention<"L", "D", over<"s">>(q, k, v)` of q "B/d L/s Q K/t D", k and
+/// v "B/d L/s K/t D"
 template <DimName Length, DimName Dim, OpSpec Over, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V>
 auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v,
-                      std::optional<double> scale = {}, Site site = Site::current())
+                      std::optional<double> scale = {}, SequenceOrder order = SequenceOrder::contiguous,
+                      Site site = Site::current())
     -> Tensor<detail::after_t<detail::attention_dtypes<D, E, F>, D>,
               detail::result_of<rules::causal_attention_over, Length, Dim, Over, Q, K, V>> {
   return detail::causal_attention_op<Length, Dim>(detail::Calling{"causal_attention", Dim, site}, q, k, v, nullptr,
-                                                  scale);
+                                                  scale, order);
 }
 /// As above, but a position sees only positions of its own segment.
-/// `causal_attention<"L", "D", over<"s">>(q, k, v, segments)` with segments "B/d L/s"
+/// `causal_attention<"L", "D", over<"s">>(q, k, v, segments)` with segments "B/d L/s",
+/// `causal_attention<"L", "D", over<"s">>(q, k, v, segments, {}, SequenceOrder::zigzag)`
 template <DimName Length, DimName Dim, OpSpec Over, dtype D, Spec Q, dtype E, Spec K, dtype F, Spec V, dtype I, Spec S>
 auto causal_attention(const Tensor<D, Q>& q, const Tensor<E, K>& k, const Tensor<F, V>& v, const Tensor<I, S>& segments,
-                      std::optional<double> scale = {}, Site site = Site::current())
+                      std::optional<double> scale = {}, SequenceOrder order = SequenceOrder::contiguous,
+                      Site site = Site::current())
     -> Tensor<detail::after_t<detail::segmented_attention_dtypes<D, E, F, I>, D>,
               detail::result_of<rules::causal_attention_over_in_segments, Length, Dim, Over, Q, K, V, S>> {
   return detail::causal_attention_op<Length, Dim>(detail::Calling{"causal_attention", Dim, site}, q, k, v,
-                                                  segments.value(), scale);
+                                                  segments.value(), scale, order);
 }
 
 }  // namespace shardlib

@@ -8,6 +8,7 @@
 
 #include "shardlib/ops/record.hpp"
 #include "shardlib/ops/result.hpp"
+#include "shardlib/ops/sequences.hpp"
 #include "shardlib/rules/all.hpp"
 
 namespace shardlib {
@@ -19,6 +20,8 @@ namespace detail {
 ValuePtr create_constant(const OpInfo& op, const DevicePtr& device, DType dtype, const TensorSpec& spec,
                          const Sizes& sizes, double value);
 ValuePtr create_iota(const OpInfo& op, const DevicePtr& device, const TensorSpec& spec, DimSize size);
+ValuePtr create_positions(const OpInfo& op, const DevicePtr& device, const TensorSpec& spec, DimSize size,
+                          SequenceOrder order);
 ValuePtr create_causal_mask(const OpInfo& op, const DevicePtr& device, const TensorSpec& spec, DimSize rows,
                             DimSize columns);
 enum class Distribution { normal, truncated_normal, uniform };
@@ -51,6 +54,14 @@ template <Spec S, Spec A>
 auto iota(const Mesh<A>& mesh, DimSize size, Site site = Site::current())
     -> Tensor<i32, detail::result_of<rules::iota, A, S>> {
   return Tensor<i32, S>(detail::create_iota({"iota", S, site}, mesh.device(), detail::parsed<S>, size));
+}
+/// The positions of a sequence's elements along one dim: those of iota, or in zigzag order.
+/// `sequence_positions<"L/s">(mesh, 128, SequenceOrder::zigzag)`
+template <Spec S, Spec A>
+auto sequence_positions(const Mesh<A>& mesh, DimSize size, SequenceOrder order, Site site = Site::current())
+    -> Tensor<i32, detail::result_of<rules::sequence_positions, A, S>> {
+  return Tensor<i32, S>(
+      detail::create_positions({"sequence_positions", S, site}, mesh.device(), detail::parsed<S>, size, order));
 }
 /// True where the row may see the column: row >= column. `causal_mask<"Qlen Klen">(mesh, 128, 128)`
 template <Spec S, Spec A>

@@ -7,6 +7,7 @@
 
 #include "shardlib/ops/record.hpp"
 #include "shardlib/ops/result.hpp"
+#include "shardlib/ops/sequences.hpp"
 #include "shardlib/rules/all.hpp"
 #include "shardlib/support/function.hpp"
 
@@ -123,7 +124,7 @@ template <class D>
 struct Rotate {
   int length, dim;
   RopeAngles angles;
-  std::int64_t offset;
+  Positions positions;
   double sign;
   Buffer operator()(const Value& in, const Value& out) const;
 };
@@ -142,15 +143,16 @@ void require_pairs(const OpInfo& op, const ValuePtr& x, int dim);
 }  // namespace detail
 
 /// Rotary position embedding (Su et al. 2021): rotates the pair of element i in the first half of `Dim` and element i
-/// in the second half by the angle of `angles`. The position is `offset` + the global index along `Length`. `Dim` may
-/// not be padded. `rope<"L", "D">(q)`
+/// in the second half by the angle of `angles`. `positions` are those along `Length`: the global index, from a number
+/// on, or in a SequenceOrder. `Dim` may not be padded. `rope<"L", "D">(q)`, `rope<"L", "D">(q, {}, 512)`
 template <DimName Length, DimName Dim, dtype D, Spec S>
-auto rope(const Tensor<D, S>& x, const RopeAngles& angles = {}, std::int64_t offset = 0, Site site = Site::current())
+auto rope(const Tensor<D, S>& x, const RopeAngles& angles = {}, Positions positions = {}, Site site = Site::current())
     -> Tensor<detail::after_t<detail::is_float<"rope", D>, D>, detail::result_of<rules::rope, Length, Dim, S>> {
   constexpr int length = detail::parsed<S>.find(Length), dim = detail::parsed<S>.find(Dim);
   const detail::Calling op{"rope", Dim, site};
   detail::require_pairs(op, x.value(), dim);
-  const detail::Rotate<D> rotate{length, dim, angles, offset, 1.0};
+  detail::require_order(op, x.value(), length, positions.order);
+  const detail::Rotate<D> rotate{length, dim, angles, positions, 1.0};
   return detail::record_unary<"rope", Tensor<D, S>>(op, x, detail::sizes_of(x.value()), rotate,
                                                     detail::vjp(x, detail::RotateVjp<D>{op, rotate}));
 }

@@ -77,9 +77,15 @@ constexpr Verdict create(std::string_view op, const TensorSpec& mesh, const Tens
   return verdict;
 }
 
+constexpr Verdict positions_along(std::string_view name, const TensorSpec& mesh, const TensorSpec& x) {
+  if (x.rank() != 1) return {x, Text(name) + "<" + quoted(x) + ">: write exactly one dim"};
+  return create(name, mesh, x);
+}
 constexpr Verdict iota(const TensorSpec& mesh, const TensorSpec& x) {
-  if (x.rank() != 1) return {x, "iota<" + quoted(x) + ">: write exactly one dim"};
-  return create("iota", mesh, x);
+  return positions_along("iota", mesh, x);
+}
+constexpr Verdict sequence_positions(const TensorSpec& mesh, const TensorSpec& x) {
+  return positions_along("sequence_positions", mesh, x);
 }
 
 /// value_and_grad: the loss is a scalar that is partial over every axis of the mesh.

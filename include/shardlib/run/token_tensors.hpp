@@ -11,6 +11,7 @@
 
 #include "shardlib/io/data/token_batch.hpp"
 #include "shardlib/ops/create.hpp"
+#include "shardlib/ops/sequences.hpp"
 #include "shardlib/runtime/value.hpp"
 #include "shardlib/support/error.hpp"
 #include "shardlib/types/tensor.hpp"
@@ -18,14 +19,15 @@
 namespace shardlib::run {
 
 namespace detail {
-/// Of each row of `length` tokens one of so many equal parts.
+/// Of each row of `length` tokens those that one of so many devices has.
 [[nodiscard]] inline io::TokenBatch part_of_rows(const io::TokenBatch& rows, std::int64_t length, std::int64_t parts,
-                                                 std::int64_t index) {
-  const auto of = [&, part = length / parts](const auto& values) {
+                                                 std::int64_t index, SequenceOrder order) {
+  const auto runs = shardlib::detail::positions_of_shard(order, index, parts, length / parts);
+  const auto of = [&](const auto& values) {
     std::remove_cvref_t<decltype(values)> taken;
     taken.reserve(values.size() / static_cast<std::size_t>(parts));
-    for (std::int64_t at = index * part; at < std::ssize(values); at += length)
-      taken.insert(taken.end(), values.begin() + at, values.begin() + at + part);
+    for (auto row = values.begin(); row != values.end(); row += length)
+      for (const auto [first, size] : runs) taken.insert(taken.end(), row + first, row + first + size);
     return taken;
   };
   return {of(rows.inputs), of(rows.targets), of(rows.segments), of(rows.weights)};
@@ -34,22 +36,27 @@ namespace detail {
 
 /// This device's rows of `length` tokens as a Batch{inputs, targets, segments, weights} of tensors "B/d L", without a
 /// copy. Another spec may be given; its first dim is sharded over Training::batch_axes. If its second one is sharded
-/// too, the device takes its part of each row, which the axes must divide.
-/// `token_tensors<gpt::Batch>(mesh, rows, 128)`, `token_tensors<moe::Batch, "B/d/e L">(mesh, rows, 128)`,
-/// `token_tensors<gpt::Batch, "B/d L/s">(mesh, rows, 128)`
+/// too, the device takes its part of each row, which the axes must divide: one run of tokens, or the two of zigzag
+/// order. `token_tensors<gpt::Batch>(mesh, rows, 128)`, `token_tensors<moe::Batch, "B/d/e L">(mesh, rows, 128)`,
+/// `token_tensors<gpt::Batch, "B/d L/s">(mesh, rows, 128, SequenceOrder::zigzag)`
 template <class Batch, Spec S = "B/d L", Spec A>
-[[nodiscard]] Batch token_tensors(const Mesh<A>& mesh, const io::TokenBatch& rows, std::int64_t length) {
+[[nodiscard]] Batch token_tensors(const Mesh<A>& mesh, const io::TokenBatch& rows, std::int64_t length,
+                                  SequenceOrder order = SequenceOrder::contiguous) {
   constexpr const auto& dims = shardlib::detail::parsed<S>.dims;
   static_assert(dims.size() == 2, "token_tensors: the spec has two dims, rows and the tokens of a row");
   const Device& device = *mesh.device();
   const std::int64_t devices = shardlib::detail::shard_count(device, dims[0].axes);
   const std::int64_t parts = shardlib::detail::shard_count(device, dims[1].axes);
-  if (length % parts != 0)
+  const bool zigzag = order == SequenceOrder::zigzag && parts > 1;
+  if (const std::int64_t runs = zigzag ? 2 * parts : parts; length % runs != 0)
     throw UsageError("token_tensors: rows of " + std::to_string(length) + " tokens do not divide into " +
-                     std::to_string(parts) + " parts (" + device.describe() + "); choose a length that does");
+                     std::to_string(runs) + " parts" + (zigzag ? ", two for each device in zigzag order" : "") + " (" +
+                     device.describe() + "); choose a length that does" +
+                     (zigzag ? ", or SequenceOrder::contiguous" : ""));
   const auto host = std::make_shared<io::TokenBatch>(
-      parts == 1 ? rows
-                 : detail::part_of_rows(rows, length, parts, shardlib::detail::shard_index(device, dims[1].axes)));
+      parts == 1
+          ? rows
+          : detail::part_of_rows(rows, length, parts, shardlib::detail::shard_index(device, dims[1].axes), order));
   const Sizes sizes{{"B", std::ssize(rows.inputs) / length * devices}, {"L", length}};
   const auto tensor = [&]<class T>(const std::vector<T>& values) {
     return from_memory<T, S>(mesh, sizes, std::span<const T>(values), host);

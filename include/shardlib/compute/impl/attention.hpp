@@ -17,7 +17,9 @@
 #include "shardlib/autodiff/accumulator.hpp"
 #include "shardlib/compute/collectives.hpp"
 #include "shardlib/kernels/elementwise.hpp"
+#include "shardlib/kernels/layout.hpp"
 #include "shardlib/runtime/bindings.hpp"
+#include "shardlib/runtime/padding.hpp"
 
 namespace shardlib::detail {
 
@@ -48,11 +50,13 @@ SHARDLIB_INLINE kernels::AttentionLoops attention_loops(const AttentionKernels& 
 }
 
 /// The blocks of keys and values that a device's queries see: its own shards and, if the length is sharded, those of
-/// the devices before it. At step j each device sends its own to the device j places after it, and receives those of
-/// the device j places before it, while it computes with the block of the step before. It holds two blocks at most.
+/// the devices that hold earlier positions. At step j each device sends its own to the device j places after it, and
+/// receives those of the device j places before it, while it computes with the block of the step before. It holds two
+/// blocks at most.
 ///
-/// The first device receives nothing, and the last one sends nothing. In a dry run the device goes through all steps
-/// and counts half of each, so that it stands for the mean of all devices.
+/// In contiguous order the first device receives nothing, and the last one sends nothing. In a dry run the device goes
+/// through all steps and counts half of each, so that it stands for the mean of all devices. In zigzag order all
+/// devices send and receive at each step, and see half of the pairs.
 class KeyBlocks {
  public:
   struct Block {
@@ -60,7 +64,8 @@ class KeyBlocks {
   };
 
   /// `made` is a value that the op makes.
-  KeyBlocks(const AttentionKernels& a, const Value& made) : made_(made), exec_(made.device->exec()) {
+  KeyBlocks(const AttentionKernels& a, const Value& made)
+      : made_(made), exec_(made.device->exec()), order_(a.order), length_(a.q->local[a.length]) {
     own_ = {a.k->data(), a.v->data(), a.segments ? a.segments->data() : Buffer()};
     for (const auto axis : a.q->spec->dims[a.length].axes) axes_.push_back(axis);
     if (axes_.empty()) return;
@@ -72,11 +77,13 @@ class KeyBlocks {
 
   [[nodiscard]] int steps() const { return devices_; }
   [[nodiscard]] const Block& own() const { return own_; }
+  /// Which of this device's queries see which keys of step j.
+  [[nodiscard]] AttendedBlock attended(int step) const { return attended_at(place_, step); }
   /// Whether this device's queries see the keys of step j, and whether those of another device see its keys.
-  [[nodiscard]] bool receives(int step) const { return exec_.dry || step <= place_; }
-  [[nodiscard]] bool sends(int step) const { return exec_.dry || step < devices_ - place_; }
-  /// How many blocks it receives.
-  [[nodiscard]] double earlier() const { return exec_.dry ? (devices_ - 1) / 2.0 : place_; }
+  [[nodiscard]] bool receives(int step) const { return attended(step).queries > 0; }
+  [[nodiscard]] bool sends(int step) const { return attended_at(at(step), step).queries > 0; }
+  /// The pairs of queries and keys that it sees of other devices' keys, as a part of those of two shards.
+  [[nodiscard]] double earlier() const { return of_mean() || exec_.dry ? (devices_ - 1) / 2.0 : place_; }
 
   /// The block of a step, from 1 on in order. The transfer of the next one starts.
   Block take(int step) {
@@ -90,13 +97,19 @@ class KeyBlocks {
   /// Sends to the device that many places later, or earlier if that is negative.
   void send(const Buffer& buffer, int places) {
     static_cast<void>(begin(made_, [&] { return group_->send(buffer, at(places)); }));
-    add_traffic(made_, exec_.dry ? buffer.bytes() / 2 : buffer.bytes(), axes_);
+    add_traffic(made_, exec_.dry && !of_mean() ? buffer.bytes() / 2 : buffer.bytes(), axes_);
   }
   Request receive(const Buffer& buffer, int places) {
     return begin(made_, [&] { return group_->recv(buffer, at(places)); });
   }
 
  private:
+  /// Whether each device does as much as the mean of all.
+  [[nodiscard]] bool of_mean() const { return order_ == SequenceOrder::zigzag; }
+  [[nodiscard]] AttendedBlock attended_at(int place, int step) const {
+    // In a dry run of contiguous order, each step as on the last device.
+    return attended_block(order_, exec_.dry && !of_mean() ? devices_ - 1 : place, step, length_);
+  }
   [[nodiscard]] int at(int places) const { return (place_ + places + devices_) % devices_; }
   void start(int step) {
     if (step >= devices_) return;
@@ -112,6 +125,8 @@ class KeyBlocks {
 
   const Value& made_;
   Exec exec_;
+  SequenceOrder order_;
+  std::int64_t length_;  ///< of a shard
   AxisList axes_;
   Communicator* group_ = nullptr;
   int devices_ = 1, place_ = 0;
@@ -119,11 +134,18 @@ class KeyBlocks {
   std::vector<Request> requests_;
 };
 
-inline AttentionArrays arrays(const AttentionKernels& a, const KeyBlocks& blocks, const KeyBlocks::Block& block) {
-  return {a.q->data().data(),
-          block.k.data(),
-          block.v.data(),
-          {blocks.own().segments.as<const i32>(), block.segments.as<const i32>()}};
+inline AttentionArrays arrays(const AttentionKernels& a, const KeyBlocks& blocks, const KeyBlocks::Block& block,
+                              const AttendedBlock& attended = {}) {
+  return {a.q->data().data(),   block.k.data(),
+          block.v.data(),       {blocks.own().segments.as<const i32>(), block.segments.as<const i32>()},
+          attended.first_query, attended.first_key};
+}
+/// The loops over a part of the queries and of the keys of another device.
+inline kernels::AttentionLoops part_of(kernels::AttentionLoops loops, const AttendedBlock& attended) {
+  loops.length = attended.queries;
+  loops.earlier = true;
+  loops.earlier_keys = attended.keys;
+  return loops;
 }
 
 /// Counts the floating-point operations of `products` matrix products over all pairs of positions that see each
@@ -148,12 +170,13 @@ inline Buffer attend(const AttentionKernels& a, const Value& out, const Handle<V
   if (several && !totals)  // the next block of keys needs them
     totals =
         pool->allocate(count / static_cast<std::size_t>(std::max<std::int64_t>(1, out.local[a.width])) * accumulator);
-  auto loops = attention_loops(a);
+  const auto loops = attention_loops(a);
   a.forward(exec, loops, arrays(a, blocks, blocks.own()), wide, whole.data(), totals.data());
-  loops.earlier = true;
   for (int step = 1; step < blocks.steps(); ++step) {
     const KeyBlocks::Block block = blocks.take(step);
-    if (blocks.receives(step)) a.forward(exec, loops, arrays(a, blocks, block), wide, whole.data(), totals.data());
+    const AttendedBlock attended = blocks.attended(step);
+    if (attended.queries > 0)
+      a.forward(exec, part_of(loops, attended), arrays(a, blocks, block, attended), wide, whole.data(), totals.data());
   }
   if (wide)
     kernels::apply_flat(exec, out.count(), kernels::body::ConvertElement{}, whole.as<const f32>(), result.as<bf16>());
@@ -166,6 +189,19 @@ inline void add_numbers(const Exec& exec, DType dtype, std::int64_t n, const Buf
     kernels::apply_flat(exec, n, kernels::body::AddElement{}, from.as<const A>(), sum);
   };
   dtype == DType::f64 ? add(to.as<f64>()) : add(to.as<f32>());
+}
+
+/// Sets the cotangents of the keys of a block to zero that no query here sees: those after the first ones.
+inline void clear_other_keys(const Exec& exec, const Attention& a, const AttendedBlock& attended, std::size_t element,
+                             const Buffer& cotangents) {
+  const int dim = a.k->spec->find(a.q->spec->dims[a.length].name);
+  Shape box = a.k->local;
+  box[dim] -= attended.keys;
+  const auto strides = kernels::row_major(view(a.k->local));
+  if (product(box) > 0)
+    kernels::zero_strided(exec, element, view(box),
+                          cotangents.data() + static_cast<std::size_t>(attended.keys * strides[dim]) * element,
+                          strides);
 }
 
 /// Writes the cotangents of q, k and v that are not null.
@@ -181,27 +217,31 @@ inline void attend_backward(const AttentionKernels& a, const Value& out, const V
   std::array<Buffer, 3> totals;
   for (std::size_t i = 0; i < totals.size(); ++i)
     if (grads[i]) totals[i] = wide ? pool->allocate(bytes(*grads[i])) : grads[i]->storage->buffer;
-  auto loops = attention_loops(a);
-  const auto run = [&](const KeyBlocks::Block& block, const Buffer& dk, const Buffer& dv) {
-    a.backward(exec, loops, arrays(a, blocks, block), wide,
+  const auto loops = attention_loops(a);
+  const auto run = [&](const kernels::AttentionLoops& of, const AttentionArrays& in, const Buffer& dk,
+                       const Buffer& dv) {
+    a.backward(exec, of, in, wide,
                {result, sums.data().data(), ct.data().data(), totals[0].data(), dk.data(), dv.data()});
   };
-  run(blocks.own(), totals[1], totals[2]);
-  loops.earlier = true;
+  run(loops, arrays(a, blocks, blocks.own()), totals[1], totals[2]);
   for (int step = 1; step < blocks.steps(); ++step) {
     const KeyBlocks::Block block = blocks.take(step);
     // The cotangents of this device's keys, from the queries that saw them in this step, and those of the block's keys.
     std::array<Buffer, 3> arriving, leaving;
     std::vector<Request> requests;
+    const AttendedBlock attended = blocks.attended(step);
     for (std::size_t i = 1; i < totals.size(); ++i) {
       if (!totals[i]) continue;
       if (blocks.sends(step)) {
         arriving[i] = pool->allocate(bytes(*grads[i]));
         requests.push_back(blocks.receive(arriving[i], step));
       }
-      if (blocks.receives(step)) leaving[i] = pool->allocate(bytes(*grads[i]));
+      if (!blocks.receives(step)) continue;
+      leaving[i] = pool->allocate(bytes(*grads[i]));
+      clear_other_keys(exec, a, attended, size_of(sums.dtype), leaving[i]);
     }
-    if (blocks.receives(step)) run(block, leaving[1], leaving[2]);
+    if (blocks.receives(step))
+      run(part_of(loops, attended), arrays(a, blocks, block, attended), leaving[1], leaving[2]);
     for (const Buffer& cotangent : leaving)
       if (cotangent) blocks.send(std::as_const(cotangent), -step);
     for (Request& request : requests) complete(made, [&] { return std::move(request); });
@@ -219,6 +259,7 @@ SHARDLIB_INLINE ValuePtr record_attention_erased(AttentionKernels a, std::option
                                                  const std::array<const TensorSpec*, 3>& due) {
   a.scale = scale.value_or(1 / std::sqrt(static_cast<double>(std::max<std::int64_t>(1, a.q->global.logical[a.width]))));
   const auto& device = a.q->device;
+  require_order(a.op, a.q, a.length, a.order);
   Bindings names(a.op, device);
   for (const ValuePtr& operand : {a.q, a.k, a.v, a.segments})
     if (operand) names.bind(*operand);

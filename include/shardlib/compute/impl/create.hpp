@@ -56,15 +56,26 @@ SHARDLIB_INLINE ValuePtr create_constant(const OpInfo& op, const DevicePtr& devi
 }
 
 SHARDLIB_INLINE ValuePtr create_iota(const OpInfo& op, const DevicePtr& device, const TensorSpec& spec, DimSize size) {
+  return create_positions(op, device, spec, size, SequenceOrder::contiguous);
+}
+SHARDLIB_INLINE ValuePtr create_positions(const OpInfo& op, const DevicePtr& device, const TensorSpec& spec,
+                                          DimSize size, SequenceOrder order) {
   if (size.padded > std::int64_t{1} << 31)
     throw Error(op.describe() + ": the size " + to_string(size) + " is more than i32 counts (" + device->describe() +
                 ")");
   const NamedSize only{std::string(spec.dims[0].name), size.size, size.padded};
-  return create(op, device, DType::i32, spec, {only}, [](const Buffer& shard, const Value& out) {
+  auto positions = create(op, device, DType::i32, spec, {only}, [order](const Buffer& shard, const Value& out) {
     using kernels::body::Iota;
-    const std::int64_t n = out.count();
-    out.device->exec().for_items((n + Iota::piece - 1) / Iota::piece, 0, Iota{first_index(out, 0), n, shard.as<i32>()});
+    const auto& axes = out.spec->dims[0].axes;
+    i32* to = shard.as<i32>();
+    for (const auto [first, n] :
+         positions_of_shard(order, shard_index(*out.device, axes), shard_count(*out.device, axes), out.local[0])) {
+      if (n > 0) out.device->exec().for_items((n + Iota::piece - 1) / Iota::piece, 0, Iota{first, n, to});
+      to += n;
+    }
   });
+  require_order(op, positions, 0, order);
+  return positions;
 }
 
 SHARDLIB_INLINE ValuePtr create_causal_mask(const OpInfo& op, const DevicePtr& device, const TensorSpec& spec,

@@ -13,20 +13,18 @@
 namespace shardlib::detail {
 
 template <class T>
-void rotary_tables(const Exec& exec, const RopeAngles& angles, std::int64_t first, std::int64_t positions,
-                   std::int64_t n, double sign, T* tables) {
-  const std::int64_t half = n / 2;
-  exec.for_items(
-      positions, 0,
-      kernels::body::RotaryTable<T, RopeAngles>{angles, first, half, n, sign, tables, tables + positions * half});
+void rotary_tables(const Exec& exec, const RopeAngles& angles, PositionRun positions, std::int64_t n, double sign,
+                   T* cosine, T* sine) {
+  exec.for_items(positions.size, 0,
+                 kernels::body::RotaryTable<T, RopeAngles>{angles, positions.first, n / 2, n, sign, cosine, sine});
 }
-SHARDLIB_INLINE void fill_rotary_tables(const Exec& exec, const RopeAngles& angles, std::int64_t first,
-                                        std::int64_t positions, std::int64_t n, double sign, f32* tables) {
-  rotary_tables(exec, angles, first, positions, n, sign, tables);
+SHARDLIB_INLINE void fill_rotary_tables(const Exec& exec, const RopeAngles& angles, PositionRun positions,
+                                        std::int64_t n, double sign, f32* cosine, f32* sine) {
+  rotary_tables(exec, angles, positions, n, sign, cosine, sine);
 }
-SHARDLIB_INLINE void fill_rotary_tables(const Exec& exec, const RopeAngles& angles, std::int64_t first,
-                                        std::int64_t positions, std::int64_t n, double sign, f64* tables) {
-  rotary_tables(exec, angles, first, positions, n, sign, tables);
+SHARDLIB_INLINE void fill_rotary_tables(const Exec& exec, const RopeAngles& angles, PositionRun positions,
+                                        std::int64_t n, double sign, f64* cosine, f64* sine) {
+  rotary_tables(exec, angles, positions, n, sign, cosine, sine);
 }
 
 SHARDLIB_INLINE void require_pairs(const OpInfo& op, const ValuePtr& x, int dim) {

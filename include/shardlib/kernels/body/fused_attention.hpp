@@ -20,18 +20,22 @@ struct FusedAttention {
 
   const HeadOffsets* heads;  ///< of all query heads; those that share keys are neighbours
   int groups;                ///< query heads that share keys
-  int length, width;
+  int length, key_count, width;
   float scale;  ///< more than 0
   bool earlier;
   std::int64_t along_queries, along_keys, along_sums, along_segments;
   const i32 *query_segments, *key_segments;  ///< null if there are none
 
   [[nodiscard]] constexpr int blocks() const { return (length + block - 1) / block; }
+  [[nodiscard]] constexpr int key_blocks() const { return (key_count + block - 1) / block; }
   /// Number of keys that some query before `end` sees.
-  [[nodiscard]] constexpr int keys(int end) const { return earlier || end > length ? length : end; }
-  /// Rows of a head from `begin` on.
+  [[nodiscard]] constexpr int keys(int end) const { return earlier || end > key_count ? key_count : end; }
+  /// Rows of a head's queries, or keys, from `begin` on.
   [[nodiscard]] SHARDLIB_FUNCTION OperandRows rows(const bf16* head, std::int64_t stride, int begin) const {
     return {head + begin * stride, stride, length - begin, width};
+  }
+  [[nodiscard]] SHARDLIB_FUNCTION OperandRows key_rows(const bf16* head, int begin) const {
+    return {head + begin * along_keys, along_keys, key_count - begin, width};
   }
 };
 
@@ -40,9 +44,10 @@ struct AttentionItem {
   std::int64_t head;
   int first;
 
-  /// The last blocks come first, which see the most keys; or with `forward` the first, which the most queries see.
-  [[nodiscard]] SHARDLIB_FUNCTION static AttentionItem of(const FusedAttention& all, std::int64_t item, bool forward) {
-    const auto n = static_cast<std::uint32_t>(all.blocks()), i = static_cast<std::uint32_t>(item);
+  /// Of `blocks` for each head. The last ones come first, which see the most keys; or with `forward` the first, which
+  /// the most queries see.
+  [[nodiscard]] SHARDLIB_FUNCTION static AttentionItem of(int blocks, std::int64_t item, bool forward) {
+    const auto n = static_cast<std::uint32_t>(blocks), i = static_cast<std::uint32_t>(item);
     const int block = static_cast<int>(i % n);
     return {i / n, FusedAttention::block * (forward ? block : static_cast<int>(n) - 1 - block)};
   }
@@ -60,7 +65,7 @@ struct SeenKeys {
   SHARDLIB_FUNCTION SeenKeys(const Team& team, const FusedAttention& of, const HeadOffsets& head, int first)
       : segments(of.key_segments == nullptr ? nullptr : of.key_segments + head[3]),
         along(of.along_segments),
-        all(of.earlier ? of.length : first + 1) {
+        all(of.earlier ? of.key_count : first + 1) {
     TileRows<Team>::for_each(team, [&](int slot, int row) {
       const int query = first + row;
       seen[slot] = of.keys(query + 1);
@@ -95,12 +100,11 @@ struct AttentionBuffers {
   [[nodiscard]] SHARDLIB_FUNCTION TeamMatrix<Width> matrix(int turn, int i) const {
     return {first + turn % 2 * size + i * step * Width};
   }
-  /// Starts to copy rows from `begin` on of x and y, for a step.
+  /// Starts to copy rows of x and y, for a step.
   template <class Team>
-  SHARDLIB_FUNCTION void start(const Team& team, int turn, const FusedAttention& all, const bf16* x, const bf16* y,
-                               std::int64_t stride, int begin) const {
-    start_copy<step>(team, all.rows(x, stride, begin), matrix(turn, 0));
-    start_copy<step>(team, all.rows(y, stride, begin), matrix(turn, 1));
+  SHARDLIB_FUNCTION void start(const Team& team, int turn, const OperandRows& x, const OperandRows& y) const {
+    start_copy<step>(team, x, matrix(turn, 0));
+    start_copy<step>(team, y, matrix(turn, 1));
   }
   template <class T>
   [[nodiscard]] SHARDLIB_FUNCTION T* extra(int turn) const {
@@ -145,13 +149,15 @@ struct FusedAttentionForward {
   SHARDLIB_FUNCTION void operator()(const Team& team, std::int64_t item) const {
     using Rows = TileRows<Team>;
     constexpr int step = Buffers::step;
-    const AttentionItem mine = AttentionItem::of(all, item, false);
+    const AttentionItem mine = AttentionItem::of(all.blocks(), item, false);
     const int first = mine.first;
     const HeadOffsets& head = all.heads[mine.head];
     const bf16 *const keys = k + head[1], *const values = v + head[1];
     const SeenKeys<Team> sight(team, all, head, first);
     const Buffers buffers(team);
-    const auto start_step = [&](int t) { buffers.start(team, t, all, keys, values, all.along_keys, t * step); };
+    const auto start_step = [&](int t) {
+      buffers.start(team, t, all.key_rows(keys, t * step), all.key_rows(values, t * step));
+    };
     RowOperand<Team, Width> queries;
     RowTile<Team, Width> results;
     RowTile<Team, step> scores;

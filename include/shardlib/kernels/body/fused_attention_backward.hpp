@@ -34,7 +34,7 @@ struct ListAttentionTerms {
       bf16 x[8];
     };
     constexpr int block = FusedAttention::block;
-    const AttentionItem mine = AttentionItem::of(all, item, true);
+    const AttentionItem mine = AttentionItem::of(all.blocks(), item, true);
     const int first = mine.first;
     const HeadOffsets& head = all.heads[mine.head];
     float* const tile = team.template tile<float, block * parts>();
@@ -64,12 +64,12 @@ struct ListAttentionTerms {
   }
 };
 
-/// Stores the cotangents of 64 rows times a factor, plus, if `add` is set, what is there.
+/// Stores the cotangents of 64 rows from `first` on, of `rows`, times a factor, plus, if `add` is set, what is there.
 template <class Team, int Width, class R>
 SHARDLIB_FUNCTION void store_cotangents(const Team& team, const FusedAttention& all, RowTile<Team, Width>& x,
-                                        float factor, R* head, std::int64_t stride, int first, bool add) {
+                                        float factor, R* head, std::int64_t stride, int first, int rows, bool add) {
   x.for_pairs(team, [&](int /*slot*/, int row, int c, float a, float b) {
-    if (first + row >= all.length || c >= all.width) return;
+    if (first + row >= rows || c >= all.width) return;
     auto* const to = reinterpret_cast<ResultPair<R>*>(head + (first + row) * stride + c);
     const ResultPair<R> before = add ? *to : ResultPair<R>{};
     *to = {static_cast<R>(a * factor + static_cast<float>(before.first)),
@@ -93,13 +93,15 @@ struct FusedAttentionQueries {
   SHARDLIB_FUNCTION void operator()(const Team& team, std::int64_t item) const {
     using Rows = TileRows<Team>;
     constexpr int step = Buffers::step, part = 32, parts = step / part;  // scores of a part at a time are in variables
-    const AttentionItem mine = AttentionItem::of(all, item, false);
+    const AttentionItem mine = AttentionItem::of(all.blocks(), item, false);
     const int first = mine.first;
     const HeadOffsets& head = all.heads[mine.head];
     const bf16 *const keys = k + head[1], *const values = v + head[1];
     const SeenKeys<Team> sight(team, all, head, first);
     const Buffers buffers(team);
-    const auto start_step = [&](int t) { buffers.start(team, t, all, keys, values, all.along_keys, t * step); };
+    const auto start_step = [&](int t) {
+      buffers.start(team, t, all.key_rows(keys, t * step), all.key_rows(values, t * step));
+    };
     RowOperand<Team, Width> queries, cts;
     RowTile<Team, Width> results;
     RowTile<Team, part> scores, score_cts;
@@ -134,7 +136,7 @@ struct FusedAttentionQueries {
         });
       results.add_product(team, score_cts, key_rows);
     }
-    store_cotangents(team, all, results, all.scale, dq + head[0], all.along_queries, first, all.earlier);
+    store_cotangents(team, all, results, all.scale, dq + head[0], all.along_queries, first, all.length, all.earlier);
   }
 };
 
@@ -154,7 +156,7 @@ struct SeenBy {
         along(all.along_segments) {
     TileRows<Team>::for_each(team, [&](int slot, int row) {
       const int key = begin + row;
-      segment[slot] = segmented && key < length ? all.key_segments[head[3] + key * along] : 0;
+      segment[slot] = segmented && key < all.key_count ? all.key_segments[head[3] + key * along] : 0;
     });
   }
   /// Whether all queries from one on see all of the keys.
@@ -182,7 +184,7 @@ struct FusedAttentionKeys {
   template <class Team>
   SHARDLIB_FUNCTION void operator()(const Team& team, std::int64_t item) const {
     constexpr int step = Buffers::step, part = 32, parts = step / part;
-    const AttentionItem mine = AttentionItem::of(all, item, true);
+    const AttentionItem mine = AttentionItem::of(all.key_blocks(), item, true);
     const int first = mine.first, first_head = static_cast<int>(mine.head) * all.groups;
     const HeadOffsets& keys_head = all.heads[first_head];
     const Buffers buffers(team);
@@ -190,7 +192,8 @@ struct FusedAttentionKeys {
     const int begin = now.query;
     const auto start_step = [&](int t) {
       const std::int64_t at = all.heads[next.head][0];
-      buffers.start(team, t, all, q + at, ct + at, all.along_queries, next.query);
+      buffers.start(team, t, all.rows(q + at, all.along_queries, next.query),
+                    all.rows(ct + at, all.along_queries, next.query));
       start_copy(team, step, terms + std::int64_t{next.head} * all.blocks() * FusedAttention::block + next.query,
                  buffers.template extra<AttentionTerms>(t));
       next.advance(step, begin, all.length);
@@ -202,8 +205,7 @@ struct FusedAttentionKeys {
     key_cts.clear(team);
     value_cts.clear(team);
     start_step(0);
-    buffers.load(team, all.rows(k + keys_head[1], all.along_keys, first), keys,
-                 all.rows(v + keys_head[1], all.along_keys, first), values);
+    buffers.load(team, all.key_rows(k + keys_head[1], first), keys, all.key_rows(v + keys_head[1], first), values);
     const float factor = all.scale * FusedAttention::log2_e;
     const int steps = (all.length - begin + step - 1) / step * all.groups;
     for (int i = 0; i < steps * parts; ++i) {
@@ -242,9 +244,9 @@ struct FusedAttentionKeys {
       }
     }
     if (OfKeys && dk != nullptr)
-      store_cotangents(team, all, key_cts, all.scale, dk + keys_head[1], all.along_keys, first, false);
+      store_cotangents(team, all, key_cts, all.scale, dk + keys_head[1], all.along_keys, first, all.key_count, false);
     if (OfValues && dv != nullptr)
-      store_cotangents(team, all, value_cts, 1.0F, dv + keys_head[1], all.along_keys, first, false);
+      store_cotangents(team, all, value_cts, 1.0F, dv + keys_head[1], all.along_keys, first, all.key_count, false);
   }
 
  private:

@@ -111,26 +111,27 @@ class AttentionBlocks {
 
   AttentionBlocks(const Exec& exec, const AttentionLoops& loops)
       : rows(std::min(max_rows, loops.length)),
-        area(rows * std::min(max_columns, whole(loops.length))),
+        area(rows * std::min(max_columns, whole(loops.keys()))),
         exec_(exec),
         length_(loops.length),
+        keys_(loops.keys()),
         width_(loops.width),
         earlier_(loops.earlier) {}
 
   const std::int64_t rows;  ///< rows of a block
   const std::int64_t area;  ///< number of scores in a block
 
-  /// The bytes of `matrices` of [length x width], `tiles` of [rows x width] and `scores` blocks.
+  /// The bytes of `matrices` of [keys x width], `tiles` of [rows x width] and `scores` blocks.
   [[nodiscard]] std::size_t bytes(std::int64_t matrices, std::int64_t tiles, std::int64_t scores) const {
-    const std::int64_t numbers = (matrices * length_ + tiles * rows) * width_ + scores * area + 2 * rows;
+    const std::int64_t numbers = (matrices * keys_ + tiles * rows) * width_ + scores * area + 2 * rows;
     return static_cast<std::size_t>(numbers) * sizeof(A) +
-           static_cast<std::size_t>(earlier_ ? 2 * length_ : length_) * sizeof(i32);
+           static_cast<std::size_t>(earlier_ ? length_ + keys_ : length_) * sizeof(i32);
   }
 
   /// Calls f(block) for each block of keys that some query of [begin, end) may see.
   template <class F>
   void for_keys(std::int64_t begin, std::int64_t end, const AttentionSegments& segments, const F& f) const {
-    const std::int64_t keys = earlier_ ? length_ : end;
+    const std::int64_t keys = earlier_ ? keys_ : end;
     std::int64_t key = 0;
     if (segments.queries != nullptr) {  // skips the documents before those of the queries
       const auto [low, high] = std::minmax_element(segments.queries + begin, segments.queries + end);
@@ -162,7 +163,7 @@ class AttentionBlocks {
 
  private:
   const Exec& exec_;
-  std::int64_t length_, width_;
+  std::int64_t length_, keys_, width_;
   bool earlier_;
 };
 
@@ -187,15 +188,15 @@ HeadRows<T> head_rows(const AttentionLoops& loops, T* x, std::size_t operand, co
 inline AttentionSegments dense_segments(const AttentionLoops& loops, const AttentionSegments& segments,
                                         const AttentionLoops::Strides& at, i32* scratch) {
   const std::int64_t stride = loops.along_length[AttentionLoops::segment];
-  const auto dense = [&](const i32* all, i32* copy) -> const i32* {
+  const auto dense = [&](const i32* all, std::int64_t n, i32* copy) -> const i32* {
     const i32* const from = all + at[AttentionLoops::segment];
     if (stride == 1) return from;
-    for (std::int64_t i = 0; i < loops.length; ++i) copy[i] = from[i * stride];
+    for (std::int64_t i = 0; i < n; ++i) copy[i] = from[i * stride];
     return copy;
   };
   if (segments.queries == nullptr) return {};
-  const i32* const queries = dense(segments.queries, scratch);
-  return {queries, loops.earlier ? dense(segments.keys, scratch + loops.length) : queries};
+  const i32* const queries = dense(segments.queries, loops.length, scratch);
+  return {queries, loops.earlier ? dense(segments.keys, loops.earlier_keys, scratch + loops.length) : queries};
 }
 
 }  // namespace detail
@@ -211,17 +212,17 @@ void causal_attention(const Exec& exec, const AttentionLoops& loops, const T* q,
   }
   using A = accumulator_t<T>;
   using L = AttentionLoops;
-  const std::int64_t length = loops.length, width = loops.width;
+  const std::int64_t length = loops.length, number = loops.keys(), width = loops.width;
   const detail::AttentionBlocks<A> blocks(exec, loops);
   const std::size_t bytes = blocks.bytes(2, 2, 1);
   const std::int64_t count = loops.heads.count();
-  if (count == 0 || length == 0) return;
+  if (count == 0 || length == 0 || number == 0) return;
   exec.count_scratch(count, bytes);
   exec.for_each(count, [&](std::int64_t item) {
     const Buffer scratch = exec.pool->allocate(bytes);
     detail::Parts<A> parts{scratch.as<A>()};
-    A* const keys = parts.take(length * width);
-    A* const values = parts.take(length * width);
+    A* const keys = parts.take(number * width);
+    A* const values = parts.take(number * width);
     A* const queries = parts.take(blocks.rows * width);
     A* const results = parts.take(blocks.rows * width);
     A* const tops = parts.take(blocks.rows);
@@ -231,8 +232,8 @@ void causal_attention(const Exec& exec, const AttentionLoops& loops, const T* q,
     const auto rows = [&](auto* x, std::size_t as, const L::Strides& at) {
       return detail::head_rows(loops, x, as, at);
     };
-    detail::load_rows(rows(k, L::key, head), 0, length, width, A(1), keys);
-    detail::load_rows(rows(v, L::key, head), 0, length, width, A(1), values);
+    detail::load_rows(rows(k, L::key, head), 0, number, width, A(1), keys);
+    detail::load_rows(rows(v, L::key, head), 0, number, width, A(1), values);
     detail::for_groups(loops, head, [&](const L::Strides& at) {
       const auto mine = detail::dense_segments(loops, segments, at, reinterpret_cast<i32*>(parts.next));
       const auto sum = [&](std::int64_t row) -> accumulator_t<T>& {
@@ -292,20 +293,20 @@ void causal_attention_backward(const Exec& exec, const AttentionLoops& loops, co
   }
   using A = accumulator_t<T>;
   using L = AttentionLoops;
-  const std::int64_t length = loops.length, width = loops.width;
+  const std::int64_t length = loops.length, number = loops.keys(), width = loops.width;
   const detail::AttentionBlocks<A> blocks(exec, loops);
   const std::size_t bytes = blocks.bytes(4, 3, 2);
   const std::int64_t count = loops.heads.count();
-  if (count == 0 || length == 0) return;
+  if (count == 0 || length == 0 || number == 0) return;
   exec.count_scratch(count, bytes);
   const auto scale = static_cast<A>(loops.scale);
   exec.for_each(count, [&](std::int64_t item) {
     const Buffer scratch = exec.pool->allocate(bytes);
     detail::Parts<A> parts{scratch.as<A>()};
-    A* const keys = parts.take(length * width);
-    A* const values = parts.take(length * width);
-    A* const key_cts = parts.take(length * width);
-    A* const value_cts = parts.take(length * width);
+    A* const keys = parts.take(number * width);
+    A* const values = parts.take(number * width);
+    A* const key_cts = parts.take(number * width);
+    A* const value_cts = parts.take(number * width);
     A* const queries = parts.take(blocks.rows * width);
     A* const cts = parts.take(blocks.rows * width);
     A* const query_cts = parts.take(blocks.rows * width);
@@ -316,9 +317,9 @@ void causal_attention_backward(const Exec& exec, const AttentionLoops& loops, co
     const auto rows = [&](auto* x, std::size_t as, const L::Strides& at) {
       return detail::head_rows(loops, x, as, at);
     };
-    detail::load_rows(rows(k, L::key, head), 0, length, width, A(1), keys);
-    detail::load_rows(rows(v, L::key, head), 0, length, width, A(1), values);
-    std::fill_n(key_cts, 2 * length * width, A(0));
+    detail::load_rows(rows(k, L::key, head), 0, number, width, A(1), keys);
+    detail::load_rows(rows(v, L::key, head), 0, number, width, A(1), values);
+    std::fill_n(key_cts, 2 * number * width, A(0));
     detail::for_groups(loops, head, [&](const L::Strides& at) {
       const auto mine = detail::dense_segments(loops, segments, at, reinterpret_cast<i32*>(parts.next));
       const auto sum = [&](std::int64_t row) -> const accumulator_t<T>& {
@@ -366,8 +367,8 @@ void causal_attention_backward(const Exec& exec, const AttentionLoops& loops, co
         detail::store_rows(query_cts, begin, end, width, loops.earlier ? A(1) : scale, rows(dq, L::query, at));
       }
     });
-    if (dk != nullptr) detail::store_rows(key_cts, 0, length, width, A(1), rows(dk, L::key, head));
-    if (dv != nullptr) detail::store_rows(value_cts, 0, length, width, A(1), rows(dv, L::key, head));
+    if (dk != nullptr) detail::store_rows(key_cts, 0, number, width, A(1), rows(dk, L::key, head));
+    if (dv != nullptr) detail::store_rows(value_cts, 0, number, width, A(1), rows(dv, L::key, head));
   });
 }
 

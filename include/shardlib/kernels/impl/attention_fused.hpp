@@ -31,9 +31,10 @@ inline bool fuses_attention(const AttentionLoops& loops, std::initializer_list<c
       for (int d = 0; d < nest->depth; ++d) fits = fits && nest->loop(d).strides[operand] % piece == 0;
   }
   for (const void* array : arrays) fits = fits && reinterpret_cast<std::uintptr_t>(array) % 16 == 0;
-  const std::int64_t blocks = loops.heads.count() * loops.groups.count() *
-                              ((loops.length + body::FusedAttention::block - 1) / body::FusedAttention::block);
-  return fits && loops.length <= std::numeric_limits<std::int32_t>::max() / 2 &&
+  const std::int64_t blocks =
+      loops.heads.count() * loops.groups.count() *
+      ((std::max(loops.length, loops.keys()) + body::FusedAttention::block - 1) / body::FusedAttention::block);
+  return fits && std::max(loops.length, loops.keys()) <= std::numeric_limits<std::int32_t>::max() / 2 &&
          blocks <= std::numeric_limits<std::int32_t>::max();
 }
 
@@ -52,6 +53,7 @@ class FusedHeads {
     all_ = {.heads = list,
             .groups = static_cast<int>(loops.groups.count()),
             .length = static_cast<int>(loops.length),
+            .key_count = static_cast<int>(loops.keys()),
             .width = static_cast<int>(loops.width),
             .scale = static_cast<float>(loops.scale),
             .earlier = loops.earlier,
@@ -65,7 +67,7 @@ class FusedHeads {
   [[nodiscard]] const body::FusedAttention& all() const { return all_; }
   /// The blocks of all query heads, and of all heads of keys.
   [[nodiscard]] std::int64_t query_items() const { return count_ * all_.blocks(); }
-  [[nodiscard]] std::int64_t key_items() const { return query_items() / all_.groups; }
+  [[nodiscard]] std::int64_t key_items() const { return count_ / all_.groups * all_.key_blocks(); }
 
  private:
   std::int64_t count_;
@@ -86,7 +88,7 @@ void with_kernel_width(std::int64_t width, const F& f) {
 template <class R>
 void attention_fused(const Exec& exec, const AttentionLoops& loops, const bf16* q, const bf16* k, const bf16* v,
                      const AttentionSegments& segments, R* out, float* sums) {
-  if (loops.heads.count() == 0 || loops.length == 0) return;
+  if (loops.heads.count() == 0 || loops.length == 0 || loops.keys() == 0) return;
   const FusedHeads heads(exec, loops, segments);
   with_kernel_width(loops.width, [&]<int Width>(std::integral_constant<int, Width> /*width*/) {
     exec.for_items_on_device(heads.query_items(), 0,
@@ -100,7 +102,7 @@ template <class R>
 void attention_fused_backward(const Exec& exec, const AttentionLoops& loops, const bf16* q, const bf16* k,
                               const bf16* v, const AttentionSegments& segments, const bf16* out, const float* sums,
                               const bf16* ct, R* dq, R* dk, R* dv) {
-  if (loops.heads.count() == 0 || loops.length == 0) return;
+  if (loops.heads.count() == 0 || loops.length == 0 || loops.keys() == 0) return;
   const FusedHeads heads(exec, loops, segments);
   const body::FusedAttention& all = heads.all();
   constexpr std::size_t block = body::FusedAttention::block;

@@ -78,7 +78,7 @@ struct HeadMatrices {
 /// and the elements of a row are neighbours.
 inline std::optional<std::int64_t> head_stride(const AttentionLoops& loops, std::size_t operand) {
   if (loops.width > 1 && loops.along_width[operand] != 1) return {};
-  if (loops.length > 1 && loops.along_length[operand] < loops.width) return {};
+  if (loops.rows(operand) > 1 && loops.along_length[operand] < loops.width) return {};
   Nest<1> heads;
   for (int d = 0; d < loops.heads.depth; ++d)
     heads.push(loops.heads.loop(d).extent, {loops.heads.loop(d).strides[operand]});
@@ -103,15 +103,15 @@ class HeadChunk {
   }
 
   /// Number of keys that some query before `end` sees, and the distance between rows of scores.
-  [[nodiscard]] std::int64_t keys(std::int64_t end) const { return loops_.earlier ? loops_.length : end; }
+  [[nodiscard]] std::int64_t keys(std::int64_t end) const { return loops_.earlier ? loops_.earlier_keys : end; }
   static std::int64_t stride(std::int64_t keys) { return (keys + 7) / 8 * 8; }  // rows begin at 16 bytes, or at more
 
   /// An operand in place, where head_stride says so, or else a dense copy.
   [[nodiscard]] HeadMatrices<const T> load(const T* x, std::size_t operand, T* copy) const {
     if (head_stride(loops_, operand)) return in_place(x, operand);
-    const body::LoadHeads<T> kernel{items(), loops_.width, strided(x, operand), copy};
+    const body::LoadHeads<T> kernel{items(operand), loops_.width, strided(x, operand), copy};
     exec_.for_items(kernel.items.count(), 0, kernel);
-    return dense<const T>(copy);
+    return dense<const T>(copy, operand);
   }
   /// Where products put results: in place or into scratch memory, from which `store` then copies them. Null stays so.
   template <class R>
@@ -120,14 +120,14 @@ class HeadChunk {
             *head_stride(loops_, operand)};
   }
   template <class R>
-  [[nodiscard]] HeadMatrices<R> dense(R* x) const {
-    return {x, loops_.width, loops_.length * loops_.width};
+  [[nodiscard]] HeadMatrices<R> dense(R* x, std::size_t operand) const {
+    return {x, loops_.width, loops_.rows(operand) * loops_.width};
   }
   /// Stores dense results, or, if `add` is set, adds them as StoreHeads does.
   template <class From, class R>
   void store(const From* from, R* x, std::size_t operand, bool add = false,
              const accumulator_t<From>* factors = nullptr) const {
-    const body::StoreHeads<From, R> kernel{items(), loops_.width, from, strided(x, operand), factors, add};
+    const body::StoreHeads<From, R> kernel{items(operand), loops_.width, from, strided(x, operand), factors, add};
     exec_.for_items(kernel.items.count(), 0, kernel);
   }
   /// The sums of x y over the width, of operands with the queries' layout.
@@ -183,8 +183,8 @@ class HeadChunk {
     return {x, offsets_, operand, loops_.along_length[operand], loops_.along_width[operand]};
   }
   /// Rows to copy: an item has some thousand elements.
-  [[nodiscard]] body::HeadItems items() const {
-    return {count_, loops_.length, std::max<std::int64_t>(1, 2048 / std::max<std::int64_t>(1, loops_.width))};
+  [[nodiscard]] body::HeadItems items(std::size_t operand) const {
+    return {count_, loops_.rows(operand), std::max<std::int64_t>(1, 2048 / std::max<std::int64_t>(1, loops_.width))};
   }
 
   const Exec& exec_;
@@ -195,13 +195,13 @@ class HeadChunk {
 };
 
 /// What scratch memory holds of an operand or a result: all of a head, or nothing.
-inline std::int64_t head_size(const AttentionLoops& loops, bool held) {
-  return held ? loops.length * loops.width : 0;
+inline std::int64_t head_size(const AttentionLoops& loops, std::size_t operand, bool held) {
+  return held ? loops.rows(operand) * loops.width : 0;
 }
 /// The scores of a block of queries of one head.
 template <class T>
 std::int64_t block_size(const AttentionLoops& loops) {
-  return std::min(HeadChunk<T>::block, loops.length) * HeadChunk<T>::stride(loops.length);
+  return std::min(HeadChunk<T>::block, loops.length) * HeadChunk<T>::stride(loops.keys());
 }
 
 /// causal_attention as products. A block of queries has its scores with all keys that one of them sees in memory.
@@ -213,15 +213,15 @@ void attention_products(const Exec& exec, const AttentionLoops& loops, const T* 
   using L = AttentionLoops;
   constexpr bool same = std::is_same_v<T, A>;
   const std::int64_t length = loops.length, count = loops.heads.count();
-  if (count == 0 || length == 0) return;
+  if (count == 0 || length == 0 || loops.keys() == 0) return;
   const bool copies_queries = !head_stride(loops, L::query), copies_keys = !head_stride(loops, L::key);
   HeadScratch scratch;
   const auto offsets = scratch.part<body::HeadOffsets>(1);
-  const auto queries = scratch.part<T>(head_size(loops, copies_queries));
-  const auto keys = scratch.part<T>(head_size(loops, copies_keys));
-  const auto values = scratch.part<T>(head_size(loops, copies_keys));
-  const auto results = scratch.part<R>(head_size(loops, copies_queries && !loops.earlier));
-  const auto added = scratch.part<A>(head_size(loops, loops.earlier));
+  const auto queries = scratch.part<T>(head_size(loops, L::query, copies_queries));
+  const auto keys = scratch.part<T>(head_size(loops, L::key, copies_keys));
+  const auto values = scratch.part<T>(head_size(loops, L::key, copies_keys));
+  const auto results = scratch.part<R>(head_size(loops, L::query, copies_queries && !loops.earlier));
+  const auto added = scratch.part<A>(head_size(loops, L::query, loops.earlier));
   const auto factors = scratch.part<A>(loops.earlier ? length : 0);
   const auto scores = scratch.part<A>(block_size<T>(loops));
   const auto probabilities = scratch.part<T>(same ? 0 : block_size<T>(loops));
@@ -250,10 +250,10 @@ void attention_products(const Exec& exec, const AttentionLoops& loops, const T* 
         }
       };
       if (loops.earlier) {
-        all_blocks(heads.dense(scratch(added)));
+        all_blocks(heads.dense(scratch(added), L::query));
         heads.store(scratch(added), to, L::query, true, scratch(factors));
       } else if (copies_queries) {
-        all_blocks(heads.dense(scratch(results)));
+        all_blocks(heads.dense(scratch(results), L::query));
         heads.store(scratch(results), to, L::query);
       } else {
         all_blocks(heads.in_place(to, L::query));
@@ -271,18 +271,21 @@ void attention_products_backward(const Exec& exec, const AttentionLoops& loops, 
   using L = AttentionLoops;
   constexpr bool same = std::is_same_v<T, A>, wide = std::is_same_v<R, A>;
   const std::int64_t length = loops.length, count = loops.heads.count();
-  if (count == 0 || length == 0) return;
+  if (count == 0 || length == 0 || loops.keys() == 0) return;
   const bool copies_queries = !head_stride(loops, L::query), copies_keys = !head_stride(loops, L::key);
   const bool wants_scores = dq != nullptr || dk != nullptr;
   HeadScratch scratch;
-  const auto part_of = [&]<class U>(U /*type*/, bool held) { return scratch.part<U>(head_size(loops, held)); };
+  const auto part_of = [&]<class U>(U /*type*/, std::size_t operand, bool held) {
+    return scratch.part<U>(head_size(loops, operand, held));
+  };
   const auto offsets = scratch.part<body::HeadOffsets>(1);
-  const auto queries = part_of(T(), copies_queries), cotangents = part_of(T(), copies_queries);
-  const auto keys = part_of(T(), copies_keys), values = part_of(T(), copies_keys);
-  const auto query_cts = part_of(R(), dq != nullptr && copies_queries && !loops.earlier);
-  const auto added = part_of(A(), dq != nullptr && loops.earlier);
+  const auto queries = part_of(T(), L::query, copies_queries), cotangents = part_of(T(), L::query, copies_queries);
+  const auto keys = part_of(T(), L::key, copies_keys), values = part_of(T(), L::key, copies_keys);
+  const auto query_cts = part_of(R(), L::query, dq != nullptr && copies_queries && !loops.earlier);
+  const auto added = part_of(A(), L::query, dq != nullptr && loops.earlier);
   const bool holds_keys = copies_keys || !wide;
-  const auto key_cts = part_of(A(), dk != nullptr && holds_keys), value_cts = part_of(A(), dv != nullptr && holds_keys);
+  const auto key_cts = part_of(A(), L::key, dk != nullptr && holds_keys),
+             value_cts = part_of(A(), L::key, dv != nullptr && holds_keys);
   const auto dots = scratch.part<A>(wants_scores ? length : 0);
   const auto scores = scratch.part<A>(block_size<T>(loops));
   const auto score_cts = scratch.part<A>(wants_scores ? block_size<T>(loops) : 0);
@@ -298,7 +301,7 @@ void attention_products_backward(const Exec& exec, const AttentionLoops& loops, 
     const auto sum_of = [&](R* to, A* dense) {
       if constexpr (wide)
         if (!copies_keys) return heads.in_place(to, L::key);
-      return heads.dense(dense);
+      return heads.dense(dense, L::key);
     };
     const auto dks = sum_of(dk, scratch(key_cts)), dvs = sum_of(dv, scratch(value_cts));
     bool begun = false;
@@ -330,10 +333,10 @@ void attention_products_backward(const Exec& exec, const AttentionLoops& loops, 
       };
       R* const to = dq == nullptr ? nullptr : dq + at[L::query];
       if (loops.earlier) {
-        all_blocks(heads.dense(scratch(added)));
+        all_blocks(heads.dense(scratch(added), L::query));
         if (dq != nullptr) heads.store(scratch(added), to, L::query, true);
       } else if (copies_queries) {
-        all_blocks(heads.dense(scratch(query_cts)));
+        all_blocks(heads.dense(scratch(query_cts), L::query));
         if (dq != nullptr) heads.store(scratch(query_cts), to, L::query);
       } else {
         all_blocks(heads.in_place(to, L::query));

@@ -8,6 +8,7 @@
 
 #include "shardlib/kernels/layout.hpp"
 #include "shardlib/kernels/strided.hpp"
+#include "shardlib/ops/sequences.hpp"
 
 namespace shardlib::detail {
 
@@ -42,6 +43,18 @@ SHARDLIB_INLINE void zero_padding(const Value& shape, const Buffer& shard) {
 
 SHARDLIB_INLINE void require_unpadded(const OpInfo& op, const ValuePtr& x, int at, const char* why) {
   if (x->global[at].is_padded()) fail_padded(op, *x->device, x->spec->dims[at].name, x->global[at], why);
+}
+
+SHARDLIB_INLINE void require_order(const OpInfo& op, const ValuePtr& x, int dim, SequenceOrder order) {
+  const std::int64_t devices = shard_count(*x->device, x->spec->dims[dim].axes);
+  if (order == SequenceOrder::contiguous || devices == 1) return;
+  require_unpadded(op, x, dim, "in zigzag order padding would stand between positions; choose a size that needs none");
+  if (x->local[dim] % 2 != 0)
+    throw Error(op.describe() + ": dim `" + std::string(x->spec->dims[dim].name) + "` of size " +
+                to_string(x->global[dim]) + " over " + std::to_string(devices) +
+                " devices has no zigzag order, in which each holds two parts of " + std::to_string(2 * devices) +
+                "; choose a multiple of " + std::to_string(2 * devices) + ", or SequenceOrder::contiguous (" +
+                x->device->describe() + ")");
 }
 
 }  // namespace shardlib::detail
