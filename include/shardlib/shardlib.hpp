@@ -32,6 +32,7 @@
 #include "shardlib/autodiff/backward.hpp"        // the backward pass
 #include "shardlib/autodiff/value_and_grad.hpp"  // loss and gradients; activation checkpointing
 #include "shardlib/compute/attention.hpp"         // kernels for a device's shards, in the order of ops/
+#include "shardlib/compute/collective_matmul.hpp"
 #include "shardlib/compute/collectives.hpp"
 #include "shardlib/compute/convolution.hpp"
 #include "shardlib/compute/create.hpp"
