@@ -230,9 +230,9 @@ class Padding {
 
 /// The sizes behind the names: padded, each divides by the product of any axes that the tests put on it.
 inline DimSize size_of_dim(std::string_view name) {
-  static const std::map<std::string, std::int64_t, std::less<>> sizes{{"A", 24}, {"B", 12},  {"C", 6},   {"D", 5},
-                                                                      {"H", 6},  {"K", 4},   {"L", 6},   {"M", 12},
-                                                                      {"V", 12}, {"two", 2}, {"more", 2}};
+  static const std::map<std::string, std::int64_t, std::less<>> sizes{{"A", 24}, {"B", 12}, {"C", 6},   {"D", 5},
+                                                                      {"H", 6},  {"K", 4},  {"L", 6},   {"M", 12},
+                                                                      {"V", 12}, {"F", 24}, {"two", 2}, {"more", 2}};
   const std::int64_t size = sizes.find(name)->second;
   if (Padding::on() && size % 6 == 0) return {size / 6 * 5, size};
   return size;

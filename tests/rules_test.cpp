@@ -1544,6 +1544,66 @@ TEST_CASE("rules: what a backward sum states, and einsum by one name", "[rules]"
           "`all_gather<\"B M/t -> B M\">` (communicates) or `shard<\"M F -> M/t F\">` (no traffic)");
 }
 
+TEST_CASE("rules: einsum with a sum over two axes, in any order of them") {
+  legal(rules::einsum_reduced("A B/t/d, B/t/d C -> A C", "A B/t/d", "B/t/d C"), "A C");
+  legal(rules::einsum_reduced("A B/t/d, B/t/d C -> A/d C/t", "A B/t/d", "B/t/d C"), "A/d C/t");
+}
+
+TEST_CASE("rules: shards that travel while an einsum runs") {
+  legal(rules::gathering("L/t M -> L M", "L/t M"), "L M");
+  legal(rules::gathering("over<d>", "M/t/d F"), "M/t F");
+  illegal(
+      rules::gathering("L/t/d M -> L M", "L/t/d M"),
+      "gathering<`L/t/d M -> L M`>: a product takes the shards of one dim over one axis, not those of `L` over t and "
+      "`L` over d; take `all_gather` for all but one of them before (communicates)");
+  illegal(rules::gathering("L M -> L M", "L M"),
+          "gathering<`L M -> L M`>: no dim loses an axis, so nothing would be gathered; drop the gather");
+  illegal(
+      rules::gathering("over<t>", "L M"),
+      "gathering<over<t>> of `L M`: the operand is replicated over t, so there is nothing to gather over it; drop the "
+      "gather");
+
+  legal(rules::einsum_gathering("L M, M F/t -> L F/t", "L/t M", "L M", "M F/t", true), "L F/t");
+  legal(rules::einsum_gathering("M F/t, L M -> L F/t", "L/t M", "L M", "M F/t", false), "L F/t");
+  legal(rules::einsum_gathering("L M, M F/t -> L F/t", "L M/t", "L M", "M F/t", true), "L F/t");
+  illegal(rules::einsum_gathering("L M, M F/t -> L F", "L/t M", "L M", "M F/t", true),
+          "einsum_unreduced<`L M, M F/t -> L F`>: dim `F/t` cannot become `F` in the result, as nothing moves between "
+          "devices; keep the sharding, or `all_gather` it first (communicates)");
+  illegal(
+      rules::einsum_gathering("M F +t, L M -> L F +t", "L/t M", "L M", "M F +t", false),
+      "einsum_unreduced<`M F +t, L M -> L F +t`>: the first operand `M F +t` is partial over t, so all devices along "
+      "t would multiply the same shards, each in an order of its own; shard a dim of it over t, or take `all_gather` "
+      "in place of `gathering` (both communicate)");
+  illegal(
+      rules::einsum_gathering("L M, M F/t K -> L F/t", "L/t M", "L M", "M F/t K", true),
+      "einsum_unreduced<`L M, M F/t K -> L F/t`>: dim `K` is in the second operand alone and summed, so every shard "
+      "would be summed along it again; take `sum` along it before");
+
+  legal(rules::einsum_reduced_gathering("L/d M/t, M/t F -> L/d F/t", "M/t/d F", "M/t F", "L/d M/t", false), "L/d F/t");
+  illegal(rules::einsum_reduced_gathering("L/d M, M F/t -> L/d F/t", "M/d F/t", "M F/t", "L/d M", false),
+          "einsum<`L/d M, M F/t -> L/d F/t`>: no sum over devices is completed in `L/d F/t`, so nothing would be "
+          "communicated; write `einsum_unreduced`");
+
+  legal(rules::einsum_scatter("L F/t, F/t M -> L/t M", "L F/t", "F/t M"), "L/t M");
+  legal(rules::einsum_scatter("L/d F/t, L/d F/t M -> M/t +d", "L/d F/t", "L/d F/t M"), "M/t +d");
+  illegal(
+      rules::einsum_scatter("L F/t, F/t M -> L M", "L F/t", "F/t M"),
+      "einsum_scatter<`L F/t, F/t M -> L M`>: each device's products are `L M +t`, and no `reduce_scatter` turns that "
+      "into `L M`; write `einsum_unreduced`, and then each collective");
+  illegal(
+      rules::einsum_scatter("L F/t/d, F/t/d M -> L/d M/t", "L F/t/d", "F/t/d M"),
+      "einsum_scatter<`L F/t/d, F/t/d M -> L/d M/t`>: the products of one dim are scattered over one axis, not those "
+      "of `L` over d and `M` over t; take `einsum`, or scatter one of them afterwards (both communicate)");
+  illegal(
+      rules::einsum_scatter("L F +t, F M -> L/t M", "L F +t", "F M"),
+      "einsum_scatter<`L F +t, F M -> L/t M`>: the first operand is partial over t, and its cotangent, which is one "
+      "value on all of them, would be added in another order on each; take `einsum`, or `reduce_scatter` of the "
+      "operand before (both communicate)");
+  illegal(rules::einsum_scatter("L F/t K, F/t M -> L/t M", "L F/t K", "F/t M"),
+          "einsum_scatter<`L F/t K, F/t M -> L/t M`>: dim `K` is in the first operand alone and summed, so every shard "
+          "would be summed along it again; take `sum` along it before");
+}
+
 TEST_CASE("loops", "[rules]") {
   CHECK(rules::carry("fori", DType::f32, "B/d", DType::f32, "B/d").ok());
   illegal(

@@ -53,6 +53,8 @@ TEST_CASE("messages in sequence of a collective", "[prediction]") {
                                                       {"all_to_all", 8, 7},
                                                       {"causal_attention", 8, 7},
                                                       {"causal_attention_backward", 4, 3},
+                                                      {"einsum_unreduced", 8, 7},
+                                                      {"einsum_scatter", 4, 3},
                                                       {"shift", 8, 1}}) {
     INFO(op << " of " << devices);
     REQUIRE(run::messages_in_sequence(op, devices) == messages);

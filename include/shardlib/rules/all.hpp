@@ -3,6 +3,7 @@
 #pragma once
 
 #include "shardlib/rules/attention.hpp"
+#include "shardlib/rules/collective_matmul.hpp"
 #include "shardlib/rules/collectives.hpp"
 #include "shardlib/rules/common.hpp"
 #include "shardlib/rules/convolution.hpp"

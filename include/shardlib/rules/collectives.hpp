@@ -46,12 +46,11 @@ constexpr Text list(const Axes& axes) {
 
 }  // namespace detail_
 
-/// all_gather<"A/t -> A">: S -> R. Removes the last axes of one or several dims.
-constexpr Verdict all_gather(std::string_view op, const TensorSpec& x) {
-  const OpCall call = parse_call("all_gather", op, x);
+namespace detail_ {
+constexpr Verdict gather(const OpCall& call) {
   if (!call.why.empty()) return call.fail();
   const TensorSpec &in = call.op.in[0], &out = call.op.out;
-  if (!same_names(in, out)) return call.fail(detail_::other_dims(in, out));
+  if (!same_names(in, out)) return call.fail(other_dims(in, out));
   bool gathers = false;
   for (int i = 0; i < in.rank(); ++i) {
     const Dim &from = in.dims[i], &to = out.dims[i];
@@ -59,13 +58,19 @@ constexpr Verdict all_gather(std::string_view op, const TensorSpec& x) {
     for (auto axis : to.axes)
       if (!from.axes.contains(axis))
         return call.fail("dim " + quoted(to_string(from)) + " is not sharded over " + axis +
-                         ", and a gather adds no sharding; " + detail_::sharding_op(in, axis));
-    if (!is_prefix(to.axes, from.axes)) return call.fail(detail_::not_last(from, to));
+                         ", and a gather adds no sharding; " + sharding_op(in, axis));
+    if (!is_prefix(to.axes, from.axes)) return call.fail(not_last(from, to));
     gathers = true;
   }
   if (!(in.partial == out.partial)) return call.fail(other_sums(in, out));
   if (!gathers) return call.fail("no dim loses an axis, so nothing would be gathered; drop the gather");
   return call.accept();
+}
+}  // namespace detail_
+
+/// all_gather<"A/t -> A">: S -> R. Removes the last axes of one or several dims.
+constexpr Verdict all_gather(std::string_view op, const TensorSpec& x) {
+  return detail_::gather(parse_call("all_gather", op, x));
 }
 
 /// reduce_scatter<"A +t -> A/t">: P -> S. Completes the partial sum and leaves each device its shard.

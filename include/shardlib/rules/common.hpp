@@ -191,13 +191,14 @@ constexpr Completed complete(std::string_view name, std::string_view op, const T
     return result;
   };
   TensorSpec out = in;
+  const bool gathers = name == "all_gather" || name == "gathering";
   for (const Dim& dim : axes.dims)
     if (dim.is_integer() || !dim.axes.empty() || dim.bracketed || !axes.partial.empty())
       return fail("write the names of axes, separated by spaces: `over<\"d t\">`");
   for (const Dim& axis : axes.dims) {
     const Placement placement = in.placement(axis.name);
     const Text is = "the operand is " + describe(in, axis.name);
-    if (name == "all_gather" && placement.kind != Placement::sharded)
+    if (gathers && placement.kind != Placement::sharded)
       return fail(is + ", so there is nothing to gather over it" +
                   (placement.kind == Placement::partial ? "; take `all_reduce` for a pending sum (communicates)"
                                                         : "; drop the gather"));
@@ -210,11 +211,11 @@ constexpr Completed complete(std::string_view name, std::string_view op, const T
     if (name == "all_reduce") out.partial.erase(out.partial.find(axis.name));
     if (name == "to_partial") out.add_partial(axis.name);
   }
-  if (name != "all_gather" && name != "all_reduce" && name != "to_partial")
+  if (!gathers && name != "all_reduce" && name != "to_partial")
     return fail("the axis does not say which dims the result has; write the result, " +
                 quoted(Text(name) + "<\"...\">(x)"));
   // A gather removes the last axes of a dim.
-  for (int i = 0; name == "all_gather" && i < out.rank(); ++i) {
+  for (int i = 0; gathers && i < out.rank(); ++i) {
     Dim& dim = out.dims[i];
     while (!dim.axes.empty() && axes.has(dim.axes[dim.axes.size() - 1])) dim.axes.erase(dim.axes.size() - 1);
     for (auto axis : dim.axes)
@@ -266,7 +267,9 @@ constexpr Verdict tensor(std::string_view spec) {
   if (!parsed.error.empty()) return {{}, "tensor spec " + quoted(spec) + ": " + parsed.error};
   for (const Dim& dim : parsed.spec.dims)
     if (dim.bracketed)
-      return {{}, "tensor spec " + quoted(spec) + ": brackets belong in the op spec of index_unreduced and scatter_add only"};
+      return {
+          {},
+          "tensor spec " + quoted(spec) + ": brackets belong in the op spec of index_unreduced and scatter_add only"};
   return {parsed.spec, {}};
 }
 

@@ -189,7 +189,7 @@ constexpr TensorSpec unreduced(const OpParts& op) {
       pending = pending || at.kind == Placement::partial ||
                 (at.kind == Placement::sharded && !op.out.has(x.dims[at.dim].name));
     }
-    if (pending) products.partial.push_back(axis);
+    if (pending) products.add_partial(axis);
   }
   return products;
 }

@@ -1,0 +1,290 @@
+// Definitions of collective_matmul.hpp.
+#pragma once
+
+#include "shardlib/compute/collective_matmul.hpp"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "shardlib/kernels/einsum.hpp"
+#include "shardlib/kernels/elementwise.hpp"
+#include "shardlib/kernels/layout.hpp"
+#include "shardlib/kernels/strided.hpp"
+#include "shardlib/spec/dtype.hpp"
+
+namespace shardlib::detail {
+
+SHARDLIB_INLINE Sliced::Sliced(const Exec& exec, DType dtype, const Shape& whole, int dim, std::int64_t slices)
+    : exec_(exec), element_(size_of(dtype)), whole_(whole), slice_(whole) {
+  if (dim < 0) return;
+  slice_[dim] /= slices;
+  if (slices > 1)
+    for (int i = 0; i < dim; ++i) rows_ *= whole[i];
+  stride_ = slice_[dim] * kernels::row_major(view(whole))[dim];
+}
+inline std::size_t Sliced::offset(std::int64_t index) const {
+  return static_cast<std::size_t>(index * stride_) * element_;
+}
+inline Buffer Sliced::scratch() const {
+  return exec_.pool->allocate(static_cast<std::size_t>(product(slice_)) * element_);
+}
+SHARDLIB_INLINE Sliced::Slice Sliced::read(const Buffer& whole, std::int64_t index) const {
+  if (in_place()) return {whole.data() + offset(index), {}};
+  const Buffer copy = scratch();
+  kernels::copy_strided(exec_, element_, view(slice_), whole.data() + offset(index), kernels::row_major(view(whole_)),
+                        copy.data(), kernels::row_major(view(slice_)));
+  return {copy.data(), copy};
+}
+SHARDLIB_INLINE Sliced::Slice Sliced::write(const Buffer& whole, std::int64_t index) const {
+  if (in_place()) return {whole.data() + offset(index), {}};
+  const Buffer copy = scratch();
+  return {copy.data(), copy};
+}
+SHARDLIB_INLINE void Sliced::written(const Slice& slice, const Buffer& whole, std::int64_t index) const {
+  if (slice.copy)
+    kernels::copy_strided(exec_, element_, view(slice_), slice.data, kernels::row_major(view(slice_)),
+                          whole.data() + offset(index), kernels::row_major(view(whole_)));
+}
+
+SHARDLIB_INLINE DeviceRing::DeviceRing(const Value& made, std::string_view axis)
+    : made_(made), axis_(axis), group_(&made.device->group({axis})) {}
+SHARDLIB_INLINE void DeviceRing::send(const Buffer& buffer, int places) const {
+  static_cast<void>(begin(made_, [&] { return group_->send(buffer, at(places)); }));
+  add_traffic(made_, buffer.bytes(), {axis_});
+}
+SHARDLIB_INLINE Request DeviceRing::receive(const Buffer& buffer, int places) const {
+  return begin(made_, [&] { return group_->recv(buffer, at(places)); });
+}
+SHARDLIB_INLINE void DeviceRing::wait(Request& request) const {
+  complete(made_, [&] { return std::move(request); });
+}
+
+/// The dtype in which products of the dtype accumulate.
+constexpr DType accumulator_of(DType dtype) {
+  return dtype == DType::bf16 ? DType::f32 : dtype;
+}
+/// to = from, or to += from, of n numbers, where `to` may be the accumulator of `from`.
+template <class Body>
+void combine(const Exec& exec, std::int64_t n, DType from_dtype, const Buffer& from, DType to_dtype, const Buffer& to) {
+  const auto run = [&]<class From, class To>(const From* x, To* y) { kernels::apply_flat(exec, n, Body{}, x, y); };
+  if (to_dtype == DType::f64) return run(from.as<const f64>(), to.as<f64>());
+  if (from_dtype == DType::f32) return run(from.as<const f32>(), to.as<f32>());
+  run(from.as<const bf16>(), to.as<f32>());
+}
+inline void round_to_bf16(const Exec& exec, std::int64_t n, const Buffer& from, const Buffer& to) {
+  kernels::apply_flat(exec, n, kernels::body::ConvertElement{}, from.as<const f32>(), to.as<bf16>());
+}
+
+/// In how many parts a device multiplies a shard, which has `length` elements along the dim. It depends on sizes
+/// alone, so that every backend gives the same bits.
+inline std::int64_t parts_of_shard(const Value& made, std::int64_t length, double flops) {
+  constexpr std::int64_t most = 8;
+  if (made.device->exec().on_device()) return 1;  // kernels there need no turn of the host
+  for (std::int64_t parts = most; parts > 1; --parts)
+    if (length > 0 && length % parts == 0 && flops >= static_cast<double>(parts) * made.device->tuning().product_part)
+      return parts;
+  return 1;
+}
+
+/// An einsum with one shard of an operand after the other, in order to get the shard `out` of a value.
+class ShardProducts {
+ public:
+  ShardProducts(const GatheringEinsum& e, const Value& out, const Buffer& result, int devices)
+      : exec_(out.device->exec()),
+        e_(e),
+        result_(result),
+        out_dtype_(out.dtype),
+        sum_dtype_(accumulator_of(out.dtype)),
+        count_(out.count()),
+        sums_(!out.spec->has(e.dim)),
+        shard_((e.first ? e.a : e.b).get()),
+        other_((e.first ? e.b : e.a).get()),
+        others_data_(other_->data()),
+        at_(shard_->spec->find(e.dim)),
+        parts_(devices == 1 ? 1 : parts_of_shard(out, shard_->local[at_], einsum_flops(*shard_, *other_))),
+        shards_(exec_, shard_->dtype, shard_->local, at_, parts_),
+        others_(exec_, other_->dtype, other_->local, other_->spec->find(e.dim), parts_ * devices),
+        outs_(exec_, out.dtype, out.local, out.spec->find(e.dim), parts_ * devices) {
+    if (sums_ && out_dtype_ != sum_dtype_ && parts_ * devices > 1)
+      total_ = exec_.pool->allocate(static_cast<std::size_t>(count_) * size_of(sum_dtype_));
+    add_flops(out, devices * einsum_flops(*shard_, *other_));
+  }
+
+  /// Multiplies the shard of the device with index `place`. Calls `between` after each part.
+  template <class F>
+  void add(const Buffer& shard, int place, const F& between) {
+    for (std::int64_t part = 0; part < parts_; ++part) {
+      const std::int64_t index = place * parts_ + part;
+      const Sliced::Slice x = shards_.read(shard, part), y = others_.read(others_data_, index);
+      if (!sums_) {
+        const Sliced::Slice z = outs_.write(result_, index);
+        multiply(x, y, out_dtype_, z.data);
+        outs_.written(z, result_, index);
+      } else if (!total_) {
+        first_or_add(x, y, result_);
+      } else {
+        first_or_add(x, y, total_);
+      }
+      between();
+    }
+  }
+  /// After the last shard.
+  void finish() const {
+    if (total_) round_to_bf16(exec_, count_, total_, result_);
+  }
+
+ private:
+  void multiply(const Sliced::Slice& x, const Sliced::Slice& y, DType to_dtype, std::byte* to) const {
+    const auto run = [&](const Sliced::Slice& a, const Sliced& of_a, const Sliced::Slice& b, const Sliced& of_b) {
+      kernels::einsum(exec_, *e_.plan, shard_->dtype, to_dtype, a.data, view(of_a.shape()), b.data, view(of_b.shape()),
+                      to);
+    };
+    e_.first ? run(x, shards_, y, others_) : run(y, others_, x, shards_);
+  }
+  void first_or_add(const Sliced::Slice& x, const Sliced::Slice& y, const Buffer& total) {
+    const DType dtype = total_ ? sum_dtype_ : out_dtype_;
+    if (std::exchange(started_, true)) {
+      const Buffer summand = exec_.pool->allocate(static_cast<std::size_t>(count_) * size_of(dtype));
+      multiply(x, y, dtype, summand.data());
+      combine<kernels::body::AddElement>(exec_, count_, dtype, summand, dtype, total);
+    } else {
+      multiply(x, y, dtype, total.data());
+    }
+  }
+
+  Exec exec_;
+  const GatheringEinsum& e_;
+  Buffer result_, total_;
+  DType out_dtype_, sum_dtype_;
+  std::int64_t count_;
+  bool sums_, started_ = false;
+  const Value *shard_, *other_;
+  Buffer others_data_;
+  int at_;
+  std::int64_t parts_;
+  Sliced shards_, others_, outs_;
+};
+
+/// Lets the shards of all devices pass through this one, its own first, and computes with each the products.
+inline void multiply_gathered(const Value& made, const Value& shard, std::string_view axis,
+                              std::span<ShardProducts* const> products) {
+  const DeviceRing ring(made, axis);
+  Buffer here = shard.data();
+  for (int step = 0; step < ring.size(); ++step) {
+    const bool last = step + 1 == ring.size();
+    const Buffer next = last ? Buffer() : made.device->pool()->allocate(here.bytes());
+    if (!last) ring.send(here, 1);
+    Request arrival = last ? Request() : ring.receive(next, -1);
+    for (ShardProducts* const p : products) p->add(here, ring.at(-step), [&] { static_cast<void>(arrival.test()); });
+    if (!last) ring.wait(arrival);
+    here = next;
+  }
+  for (const ShardProducts* const p : products) p->finish();
+}
+
+SHARDLIB_INLINE Buffer GatheringEinsum::operator()(const Value& out) const {
+  Buffer result = allocate(out);
+  ShardProducts products(*this, out, result, out.device->size(axis));
+  const std::array<ShardProducts*, 1> all{&products};
+  multiply_gathered(out, first ? *a : *b, axis, all);
+  return result;
+}
+
+SHARDLIB_INLINE Buffer ScatteringEinsum::operator()(const Value& out) const {
+  const DeviceRing ring(out, axis);
+  const Exec exec = out.device->exec();
+  const auto& pool = out.device->pool();
+  const int at = out.spec->find(dim), devices = ring.size();
+  const double flops = einsum_flops(*a, *b);
+  add_flops(out, flops);
+  const std::int64_t parts = devices == 1 ? 1 : parts_of_shard(out, out.local[at], flops / devices);
+  const Sliced of_a(exec, a->dtype, a->local, a->spec->find(dim), parts * devices),
+      of_b(exec, b->dtype, b->local, b->spec->find(dim), parts * devices);
+  const DType sum_dtype = accumulator_of(out.dtype);
+  const std::int64_t count = out.count();
+  const std::size_t sum_bytes = static_cast<std::size_t>(count) * size_of(sum_dtype);
+  const bool wide = sum_dtype != out.dtype && devices > 1;
+
+  const Buffer left = a->data(), right = b->data();
+  const auto multiply = [&](int place, DType dtype, const Buffer& to, Request& arrival) {
+    const Sliced shard(exec, dtype, out.local, at, parts);
+    for (std::int64_t part = 0; part < parts; ++part) {
+      const std::int64_t index = place * parts + part;
+      const Sliced::Slice x = of_a.read(left, index), y = of_b.read(right, index), z = shard.write(to, part);
+      kernels::einsum(exec, *plan, a->dtype, dtype, x.data, view(of_a.shape()), y.data, view(of_b.shape()), z.data);
+      shard.written(z, to, part);
+      static_cast<void>(arrival.test());
+    }
+  };
+
+  Buffer result = allocate(out);
+  const Buffer total = wide ? pool->allocate(sum_bytes) : result;
+  Buffer received;
+  std::optional<Request> arrival;
+  const auto take = [&](bool first) {
+    ring.wait(*arrival);
+    first ? combine<kernels::body::ConvertElement>(exec, count, out.dtype, received, sum_dtype, total)
+          : combine<kernels::body::AddElement>(exec, count, out.dtype, received, sum_dtype, total);
+  };
+  for (int step = 1; step < devices; ++step) {
+    const Buffer next = allocate(out), leaving = allocate(out);
+    Request next_arrival = ring.receive(next, -step);
+    multiply(ring.at(step), out.dtype, leaving, next_arrival);
+    ring.send(leaving, step);
+    if (step > 1) take(step == 2);
+    arrival.emplace(std::move(next_arrival));
+    received = next;
+  }
+  if (devices == 1) {
+    Request none;
+    multiply(0, out.dtype, result, none);
+    return result;
+  }
+  const Buffer own = pool->allocate(sum_bytes);
+  multiply(ring.at(0), sum_dtype, own, *arrival);
+  take(devices == 2);
+  combine<kernels::body::AddElement>(exec, count, sum_dtype, own, sum_dtype, total);
+  if (wide) round_to_bf16(exec, count, total, result);
+  return result;
+}
+
+SHARDLIB_INLINE ValuePtr record_einsum_scatter(const OpInfo& op, const ScatteringEinsum& product,
+                                               const TensorSpec& spec, const GlobalSizes& global,
+                                               const std::array<const kernels::EinsumPlan*, 2>& backward,
+                                               const std::array<const TensorSpec*, 2>& due) {
+  auto out = make_value(op, product.a->device, product.a->dtype, spec, global);
+  bind_names(op, *out);
+  const std::array<ValuePtr, 2> operands{detached(*product.a), detached(*product.b)};
+  std::vector<Node::Edge> edges(operands.size());
+  edges[0].input = product.a->slot;
+  edges[1].input = product.b->slot;
+  const std::array wanted{bool(product.a->slot), bool(product.b->slot)};
+  for (std::size_t i = 0; i < operands.size(); ++i)
+    if (wanted[i]) edges[i].saved.values = {operands[1 - i]};
+  const auto dim = product.dim, axis = product.axis;
+  attach(out, std::move(edges), [=](const std::vector<ValuePtr>& cts) {
+    return fused_cotangents({"einsum_scatter_backward", op.spec, {}}, operands, wanted, due,
+                            [&](const Value& first, std::span<const ValuePtr> grads) {
+                              std::array<GatheringEinsum, 2> einsums{};
+                              std::array<std::optional<ShardProducts>, 2> products;
+                              std::vector<ShardProducts*> used;
+                              for (std::size_t i = 0; i < grads.size(); ++i) {
+                                if (!grads[i]) continue;
+                                einsums[i] = {backward[i], cts[0], operands[1 - i], true, dim, axis};
+                                used.push_back(&products[i].emplace(einsums[i], *grads[i], grads[i]->storage->buffer,
+                                                                    first.device->size(axis)));
+                              }
+                              multiply_gathered(first, *cts[0], axis, used);
+                            });
+  });
+  evaluate(out, product);
+  return out;
+}
+
+}  // namespace shardlib::detail

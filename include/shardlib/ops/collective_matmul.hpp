@@ -1,0 +1,195 @@
+// Collective matmul: einsums that compute with the shards of an operand as they arrive, or send those of the result as
+// soon as they are computed.
+#pragma once
+
+#include <array>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include "shardlib/ops/einsum.hpp"
+#include "shardlib/ops/record.hpp"
+#include "shardlib/ops/result.hpp"
+#include "shardlib/rules/all.hpp"
+
+namespace shardlib {
+
+/// A tensor of type Tensor<D, To> whose shards, of type Tensor<D, From>, are still on the other devices. Only
+/// `einsum_unreduced` and `einsum` accept it, as one of two operands.
+template <dtype D, Spec From, Spec To>
+class Gathering {
+ public:
+  explicit Gathering(Tensor<D, From> shard) : shard_(std::move(shard)) {}
+
+  /// The shard that this device holds.
+  [[nodiscard]] const Tensor<D, From>& shard() const { return shard_; }
+
+  /// A compile error that says what to do.
+  template <class E, Spec S>
+  operator Tensor<E, S>() const {  // NOLINT(google-explicit-constructor): meant to catch implicit conversions
+    static_assert(detail::checked<rules::not_gathered, From, To, S>::ok);
+    return {};
+  }
+
+ private:
+  Tensor<D, From> shard_;
+};
+
+/// Announces an all_gather along one dim and axis to the einsum that takes the result. Nothing moves before.
+/// `einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(gathering<"B/d L/t M -> B/d L M">(x), w)`
+template <OpSpec O, dtype D, Spec S>
+auto gathering(const Tensor<D, S>& x) -> Gathering<D, S, detail::result_of<rules::gathering, O, S>> {
+  return Gathering<D, S, detail::result_of<rules::gathering, O, S>>(x);
+}
+template <dtype D, Spec S>
+auto gathering(const Tensor<D, S>& x) -> detail::needs_op_spec<"gathering", D, S>;
+
+namespace detail {
+
+/// The product of two operands, of which one is in shards along `dim`, sharded over `axis`. All shards visit each
+/// device.
+struct GatheringEinsum {
+  const kernels::EinsumPlan* plan;
+  ValuePtr a, b;
+  bool first;  ///< whether `a` is the operand in shards, not `b`
+  std::string_view dim, axis;
+  Buffer operator()(const Value& out) const;
+};
+/// The product of two operands, of which each device gets the sum of one shard along `dim`, sharded over `axis`.
+struct ScatteringEinsum {
+  const kernels::EinsumPlan* plan;
+  ValuePtr a, b;
+  std::string_view dim, axis;
+  Buffer operator()(const Value& out) const;
+};
+/// Records an einsum_scatter. The backward pass computes both cotangents, of the specs `due`, while the shards of the
+/// result's cotangent visit the devices once.
+ValuePtr record_einsum_scatter(const OpInfo& op, const ScatteringEinsum& product, const TensorSpec& out,
+                               const GlobalSizes& global, const std::array<const kernels::EinsumPlan*, 2>& backward,
+                               const std::array<const TensorSpec*, 2>& due);
+
+/// The cotangent of the gathering operand X: an einsum_scatter of the result's cotangent with the other operand.
+template <class X, Spec Whole>
+inline constexpr auto gathering_vjp = [](const auto& ct, const auto& other, const GlobalSizes& global) {
+  using Ct = std::remove_cvref_t<decltype(ct)>;
+  using Other = std::remove_cvref_t<decltype(other)>;
+  using D = typename X::value_type;
+  static constexpr Spec due = dual_spec(X::spec, axes_of<Ct::spec, Other::spec, X::spec>());
+  static constexpr OpSpec transpose = make_op(Ct::spec, Other::spec, due);
+  static constexpr rules::Travelling shards = rules::travelling(parsed<Whole>, parsed<X::spec>);
+  return record<"einsum_scatter", Tensor<D, due>>(
+      OpInfo{"einsum_scatter", transpose, {}}, ct.device(), global,
+      ScatteringEinsum{&einsum_plan<transpose>(), narrowed<D>(ct).value(), other.value(), shards.dim, shards.axis});
+};
+/// The cotangent of the other operand Y: the gathering einsum of the result's cotangent with X, whose shards travel
+/// again.
+template <class Y, Spec Whole>
+inline constexpr auto beside_gathering_vjp = [](const auto& ct, const auto& x, const GlobalSizes& global) {
+  using Ct = std::remove_cvref_t<decltype(ct)>;
+  using X = std::remove_cvref_t<decltype(x)>;
+  using D = typename Y::value_type;
+  static constexpr Spec due = dual_spec(Y::spec, axes_of<Ct::spec, X::spec, Y::spec>());
+  static constexpr OpSpec transpose = make_op(Ct::spec, Whole, due);
+  static constexpr rules::Travelling shards = rules::travelling(parsed<Whole>, parsed<X::spec>);
+  return record<"einsum_unreduced", Tensor<D, due>>(
+      OpInfo{"einsum_unreduced", transpose, {}}, ct.device(), global,
+      GatheringEinsum{&einsum_plan<transpose>(), narrowed<D>(ct).value(), x.value(), false, shards.dim, shards.axis});
+};
+
+template <OpSpec O, class Result, bool First, Spec Whole, class X, class Y>
+Result einsum_gathering(const Site& site, const X& x, const Y& other) {
+  static constexpr rules::Travelling shards = rules::travelling(parsed<Whole>, parsed<X::spec>);
+  const Calling op{"einsum_unreduced", O, site};
+  const ValuePtr &a = First ? x.value() : other.value(), &b = First ? other.value() : x.value();
+  return record<"einsum_unreduced", Result>(op, x.device(), sizes_by_name(op, parsed<Result::spec>, a, b),
+                                            GatheringEinsum{&einsum_plan<O>(), a, b, First, shards.dim, shards.axis},
+                                            vjp(x, save(other), gathering_vjp<X, Whole>),
+                                            vjp(other, save(x), beside_gathering_vjp<Y, Whole>));
+}
+
+}  // namespace detail
+
+/// The einsum_unreduced of an operand that is still gathering. At each step a device multiplies the shard at hand,
+/// passes it on along the axis, and receives the next one. A gathered dim that is summed is added in that order, in f32
+/// (f64 for f64). The other operand must be sharded over the axis. Backward: an einsum_scatter for the gathering
+/// operand; for the other one, the shards travel again.
+/// `einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(gathering<over<"t">>(x), w)`
+template <OpSpec O, class Out = void, dtype D, Spec From, Spec To, dtype E, Spec T>
+auto einsum_unreduced(const Gathering<D, From, To>& x, const Tensor<E, T>& y, Site site = Site::current()) -> Tensor<
+    detail::after_t<detail::one_dtype<"einsum_unreduced", D, E> && detail::einsum_dtypes<D, detail::dtype_or<Out, D>>,
+                    detail::dtype_or<Out, D>>,
+    detail::result_of<rules::einsum_gathering, O, From, To, T, true>> {
+  using Result = Tensor<detail::dtype_or<Out, D>, detail::result_of<rules::einsum_gathering, O, From, To, T, true>>;
+  if constexpr (!legal<rules::einsum_gathering, O, From, To, T, true>)
+    return {};
+  else
+    return detail::einsum_gathering<O, Result, true, To>(site, x.shard(), y);
+}
+template <OpSpec O, class Out = void, dtype D, Spec S, dtype E, Spec From, Spec To>
+auto einsum_unreduced(const Tensor<D, S>& x, const Gathering<E, From, To>& y, Site site = Site::current()) -> Tensor<
+    detail::after_t<detail::one_dtype<"einsum_unreduced", D, E> && detail::einsum_dtypes<D, detail::dtype_or<Out, D>>,
+                    detail::dtype_or<Out, D>>,
+    detail::result_of<rules::einsum_gathering, O, From, To, S, false>> {
+  using Result = Tensor<detail::dtype_or<Out, D>, detail::result_of<rules::einsum_gathering, O, From, To, S, false>>;
+  if constexpr (!legal<rules::einsum_gathering, O, From, To, S, false>)
+    return {};
+  else
+    return detail::einsum_gathering<O, Result, false, To>(site, y.shard(), x);
+}
+
+/// The einsum of an operand that is still gathering, with the collective over other axes that its result needs.
+/// `einsum<"B/d L M/t, M/t F -> B/d L F/t">(x, gathering<"M/t/d F -> M/t F">(w))`
+template <OpSpec O, class Sum = void, dtype D, Spec From, Spec To, dtype E, Spec T>
+auto einsum(const Gathering<D, From, To>& x, const Tensor<E, T>& y, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::einsum_summands<D, Sum, E>, D>,
+              detail::result_of<rules::einsum_reduced_gathering, O, From, To, T, true>> {
+  if constexpr (!legal<rules::einsum_reduced_gathering, O, From, To, T, true>)
+    return {};
+  else
+    return detail::einsum_reduced<O, Sum>(site, x, y);
+}
+template <OpSpec O, class Sum = void, dtype D, Spec S, dtype E, Spec From, Spec To>
+auto einsum(const Tensor<D, S>& x, const Gathering<E, From, To>& y, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::einsum_summands<D, Sum, E>, D>,
+              detail::result_of<rules::einsum_reduced_gathering, O, From, To, S, false>> {
+  if constexpr (!legal<rules::einsum_reduced_gathering, O, From, To, S, false>)
+    return {};
+  else
+    return detail::einsum_reduced<O, Sum>(site, x, y);
+}
+
+/// An einsum with a reduce_scatter along one dim and axis, whose shards are sent as soon as they are computed. A device
+/// computes the shard of the next device along the axis first, and its own last. It adds what it receives in that
+/// order, the previous device's first and its own last, where reduce_scatter adds in a tree: the results are equal but
+/// for rounding. bf16 is sent as bf16, added in f32 and rounded once. Backward: one einsum for both operands, of the
+/// result's cotangent, whose shards visit the devices once.
+/// `einsum_scatter<"B/d L F/t, F/t M -> B/d L/t M">(x, w)`
+template <OpSpec O, class Sum = void, dtype D, Spec S, dtype E, Spec T>
+auto einsum_scatter(const Tensor<D, S>& x, const Tensor<E, T>& y, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::one_dtype<"einsum_scatter", D, E> && detail::einsum_dtypes<D, D> &&
+                                  detail::is_summed<"einsum_scatter", D, Sum>,
+                              D>,
+              detail::result_of<rules::einsum_scatter, O, S, T>> {
+  if constexpr (!legal<rules::einsum_scatter, O, S, T>) {
+    return {};
+  } else {
+    using Result = Tensor<D, detail::result_of<rules::einsum_scatter, O, S, T>>;
+    static constexpr Spec axes = detail::axes_of<S, T, Result::spec>();
+    static constexpr Spec ct = detail::dual_spec(Result::spec, axes), x_due = detail::dual_spec(S, axes),
+                          y_due = detail::dual_spec(T, axes);
+    static constexpr OpSpec to_x = detail::make_op(ct, T, x_due), to_y = detail::make_op(ct, S, y_due);
+    static constexpr Spec products = detail::spec_of(rules::unreduced(parse_op(O)));
+    static constexpr rules::Travelling shards =
+        rules::travelling(detail::parsed<products>, detail::parsed<Result::spec>);
+    const detail::Calling op{"einsum_scatter", O, site};
+    return Result(detail::record_einsum_scatter(
+        op, {&detail::einsum_plan<O>(), x.value(), y.value(), shards.dim, shards.axis}, detail::parsed<Result::spec>,
+        detail::sizes_by_name(op, detail::parsed<Result::spec>, x.value(), y.value()),
+        {&detail::einsum_plan<to_x>(), &detail::einsum_plan<to_y>()},
+        {&detail::parsed<x_due>, &detail::parsed<y_due>}));
+  }
+}
+template <dtype D, Spec S, dtype E, Spec T>
+auto einsum_scatter(const Tensor<D, S>& x, const Tensor<E, T>& y) -> detail::needs_op_spec<"einsum_scatter", D, S, T>;
+
+}  // namespace shardlib
