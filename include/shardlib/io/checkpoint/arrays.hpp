@@ -12,7 +12,7 @@
 
 namespace shardlib::io {
 
-/// An array for `save_arrays`: its description, and a function that fills its bytes, row-major.
+/// An array for `save_arrays`: `about` describes it, and `fill` fills its bytes, row-major.
 struct ArrayToSave {
   CheckpointArray about;
   std::function<void(std::span<std::byte> out)> fill;
