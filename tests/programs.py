@@ -481,6 +481,12 @@ def sampling_from_a_run(p):
         run.succeeds()
         run.check(run.out.split("A sample")[1].split() == text.split("\nreport:")[0].split(), "the run's own sample")
         run.check(run.out.count("A sample after step 3") == 2, "two samples")
+        for mesh in ("d=1,t=1", "d=2,t=2"):
+            chat = subprocess.run([os.path.join(p.examples, "shardlib-sample"), folder, "--chat", f"--mesh={mesh}", "--max-tokens=4",
+                                   "--temperature=0", "--turns={}:"], input="a\n\n/reset\r\na\n/what\n" + "m" * 99 + "\n/quit\nb\n",
+                                  capture_output=True, text=True, errors="replace", timeout=60)  # fmt: skip
+            check(chat.returncode == 0 and "/what" in chat.stderr and "shorten it" in chat.stderr and
+                  chat.stderr.count("\n") == 2, f"{program} --chat complains and goes on", chat.stderr)  # fmt: skip
         run = p.run("shardlib-sample", [folder, "--prompt=In the", "--mesh=d=1,t=2"])
         run.check("In the" in run.out and run.succeeds(), "another prompt on another mesh")
         check(tree(folder) == before, f"{program}: the folder is as before")

@@ -1,7 +1,9 @@
 // Which token a sample draws, and where a sample ends.
+#include <algorithm>
 #include <cmath>
 #include <set>
 #include <shardlib/io/tokenizer/tokenizer.hpp>
+#include <shardlib/run/chat.hpp>
 #include <shardlib/run/sampling.hpp>
 #include <string>
 #include <string_view>
@@ -66,4 +68,73 @@ TEST_CASE("a sample ends before the first stop, and never shows a part of it") {
   CHECK(sampled("abcSTOPxyzuvw", with({"STOP"})) == "STOP abc");  // the prompt's own is none
   CHECK(sampled("abcSTOPxyzuvw", with({"yz", "OP"})) == "STOP abcST");
   CHECK(sampled("abcSTabcSTuvw", with({"STOP"})) == "STOP abcSTabcST");  // begun and not ended
+}
+
+namespace {
+
+/// A model that says `script`, and keeps what it has been given, as a cache does.
+struct Parrot {
+  std::string script, seen;
+  std::vector<std::int64_t> begins;  ///< the position of each call
+  std::size_t at = 0;
+
+  run::Decode decode() {
+    return [this](std::span<const std::int32_t> ids, std::int64_t position) {
+      seen.resize(static_cast<std::size_t>(position));
+      for (const std::int32_t id : ids) seen += static_cast<char>(id);
+      begins.push_back(position);
+      std::vector<float> logits(256, 0.0F);
+      logits.at(static_cast<unsigned char>(script.at(at++))) = 1;
+      return logits;
+    };
+  }
+};
+
+SampleOptions likeliest(std::int64_t max_tokens) {
+  SampleOptions options{.max_tokens = max_tokens, .temperature = 0};
+  options.begin.reset();
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("a chat gives the model each token once, and ends an answer where the next turn begins") {
+  const io::ByteTokenizer bytes;
+  Parrot model{" hi\nUser: no ok\nUser:x", {}, {}};
+  run::Chat chat(bytes, run::turn_template("User: {}\\nAssistant:"), 200, 256, model.decode(), likeliest(50));
+  std::string shown;
+  const auto show = [&](std::string_view piece) { shown += piece; };
+  CHECK(chat.answer("a", show) == " hi");
+  CHECK(shown == " hi");
+  model.at = std::string_view(" hi\nUser: no").size();
+  CHECK(chat.answer("b", show) == " ok");
+  CHECK(model.seen == "User: a\nAssistant: hi\nUser: b\nAssistant: ok\nUser");
+  CHECK(std::count(model.begins.begin(), model.begins.end(), 0) == 1);
+  CHECK(chat.turns() == 2);
+  chat.reset();
+  model.at = 0;
+  CHECK(chat.answer("c") == " hi");
+  CHECK(model.seen.starts_with("User: c\nAssistant: hi"));
+}
+
+TEST_CASE("a chat drops the oldest whole turns, and refuses what has no room") {
+  const io::ByteTokenizer bytes;
+  Parrot model{std::string(400, 'y'), {}, {}};
+  run::Chat chat(bytes, run::turn_template("<{}>"), 24, 256, model.decode(), likeliest(4));
+  for (const char* message : {"1", "2", "3", "4"}) CHECK(chat.answer(message) == "yyyy");
+  CHECK(model.seen == "\n<2>yyyy\n<3>yyyy\n<4>yyy");  // the last drawn token is not given before it is needed
+  CHECK(chat.turns() == 3);
+  CHECK_THROWS_WITH(chat.answer(std::string(30, 'm')), Catch::Contains("has room for 24: shorten it"));
+  CHECK(chat.turns() == 3);
+  CHECK(chat.answer("5") == "yyyy");
+  // One turn fills the context: the answer ends there.
+  run::Chat small(bytes, run::turn_template("{}"), 8, 256, model.decode(), likeliest(50));
+  CHECK(small.answer("12345") == "yyyy");
+}
+
+TEST_CASE("the template of a turn") {
+  CHECK(run::turn_template("a\\\\{}\\t\\n").before == "a\\");
+  CHECK(run::turn_template("a{}\\t\\n").after == "\t\n");
+  for (const char* wrong : {"", "User:", "{} {}"})
+    CHECK_THROWS_WITH(run::turn_template(wrong), Catch::Contains("write it once"));
 }

@@ -1,8 +1,9 @@
-// shardlib-checkpoint COMMAND: looks at checkpoints, checks them, and converts them to and from safetensors.
+// shardlib-checkpoint COMMAND: looks at checkpoints, checks them, removes old ones, averages them, and converts them to
+// and from safetensors and seqax's format.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <shardlib/io/formats/safetensors_tree.hpp>
 #include <shardlib/device/launch.hpp>
+#include <shardlib/io/formats/safetensors_tree.hpp>
 #include <shardlib/run/options.hpp>
 
 #include <algorithm>
@@ -16,32 +17,19 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint_average.hpp"
+#include "checkpoint_files.hpp"
+#include "checkpoint_prune.hpp"
+#include "checkpoint_seqax.hpp"
+
 using namespace shardlib;
 
 namespace {
-
-std::string show_bytes(std::uint64_t bytes) {
-  constexpr const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  auto value = static_cast<double>(bytes);
-  std::size_t unit = 0;
-  for (; value >= 1024 && unit + 1 < std::size(units); ++unit) value /= 1024;
-  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, units[unit]);
-}
 
 std::uint64_t array_bytes(const io::Checkpoint& checkpoint) {
   std::uint64_t bytes = 0;
   for (const io::CheckpointArray& array : checkpoint.arrays()) bytes += array.bytes();
   return bytes;
-}
-
-/// The first file whose size is not the manifest's, or "".
-std::string wrong_size(const io::Checkpoint& checkpoint) {
-  for (const io::ManifestFile& file : checkpoint.files()) {
-    std::error_code missing;
-    const auto bytes = std::filesystem::file_size(checkpoint.path() + "/" + file.path, missing);
-    if (missing || bytes != file.bytes) return file.path;
-  }
-  return "";
 }
 
 /// One line a checkpoint, in the order in which a run would resume from them. Metadata and sizes only: `verify` reads
@@ -117,9 +105,10 @@ int verify(const std::string& path) {
   if (damages.empty()) {
     if (const std::vector<std::string> leaves = checkpoint.not_finite(); !leaves.empty()) {
       for (const std::string& leaf : leaves) fmt::print("{}\n", leaf);
-      throw Error(fmt::format("checkpoint '{}' has {} of {} leaves with values that are not finite: all checksums agree, "
-                              "but its training had diverged; go back to an older one",
-                              path, leaves.size(), checkpoint.arrays().size()));
+      throw Error(
+          fmt::format("checkpoint '{}' has {} of {} leaves with values that are not finite: all checksums agree, "
+                      "but its training had diverged; go back to an older one",
+                      path, leaves.size(), checkpoint.arrays().size()));
     }
     fmt::print("{} is whole: {} files, {}, all checksums agree\n", path, checkpoint.files().size(), show_bytes(bytes));
     return 0;
@@ -129,9 +118,7 @@ int verify(const std::string& path) {
 }
 
 int to_safetensors(const std::string& path, const std::string& file, const std::string& prefix) {
-  const io::Checkpoint checkpoint = io::Checkpoint::open(path);
-  if (const auto damages = checkpoint.damages(); !damages.empty())
-    throw Error(io::detail::damage_message(path, damages));
+  const io::Checkpoint checkpoint = open_verified(path);
   const auto chosen = [&](const std::string& name) { return name.starts_with(prefix); };
   const auto count = std::ranges::count_if(checkpoint.arrays(), chosen, &io::CheckpointArray::name);
   if (count == 0) throw UsageError("checkpoint '" + path + "' has no array whose name begins with '" + prefix + "'");
@@ -145,7 +132,7 @@ int to_safetensors(const std::string& path, const std::string& file, const std::
 int from_safetensors(const std::string& path, const std::string& directory, std::int64_t step) {
   const io::SafetensorsFile file(path);
   const std::string made = directory + "/" + io::checkpoint_name(step);
-  if (io::file_exists(made)) throw UsageError("'" + made + "' already exists: choose another --step or directory");
+  require_new(made);
   io::import_safetensors(file, directory, step);
   fmt::print("wrote {} ({} arrays)\n", made, file.entries().size());
   for (const std::string& leaf : io::Checkpoint::open(made).not_finite())
@@ -156,6 +143,9 @@ int from_safetensors(const std::string& path, const std::string& directory, std:
 struct Arguments {
   std::string path, target, prefix;
   std::int64_t step = 0;
+  std::int64_t step_or_same = -1;  ///< -1: that of what is read
+  AverageRequest average = {};
+  PruneRequest prune = {};
 };
 
 /// One command of the tool: declares its arguments, and gives what is to run once they have their values.
@@ -195,15 +185,77 @@ const Command commands[] = {
        o.argument("DIR", a.target, "the directory in which the checkpoint is made");
        o.add("--step", a.step, "the checkpoint's step", run::at_least(0) | run::command_line_only());
        return [&a] { return from_safetensors(a.path, a.target, a.step); };
+     }},
+    {"average",
+     "Writes the mean of the weights of several checkpoints of one model as a new checkpoint or a safetensors file. "
+     "Sums "
+     "are f64 and are rounded once. Leaves outside of --prefix (moments of the optimizer), the settings and the step "
+     "are "
+     "those of the newest of the checkpoints, bit for bit, so that a program can load the average; a validation loss "
+     "is "
+     "left out. A safetensors file has the averaged leaves alone, without the prefix. Each checkpoint is verified "
+     "first.",
+     [](run::Options& o, Arguments& a) -> std::function<int()> {
+       o.argument("TARGET", a.average.target,
+                  "a file that ends in .safetensors, or the directory in which the checkpoint is made");
+       o.arguments("CKPT", a.average.paths, "the checkpoints, two or more");
+       o.add("--prefix", a.average.prefix, "average the leaves whose names begin with this ('' for all)",
+             run::command_line_only());
+       o.add("--step", a.average.step, "the new checkpoint's step (-1: that of the newest)",
+             run::at_least(-1) | run::command_line_only());
+       return [&a] { return average(a.average); };
+     }},
+    {"prune",
+     "Removes old complete checkpoints. The one from which a run resumes stays in any case, and every file of it is "
+     "read "
+     "first. Damaged checkpoints, and those of steps after it, stay too and do not count. A checkpoint is renamed to "
+     "step-00000100.old-pruned before its files go: if the command is stopped, the others are as they were, and the "
+     "next "
+     "prune, or the next save, removes the rest.",
+     [](run::Options& o, Arguments& a) -> std::function<int()> {
+       o.argument("DIR", a.prune.directory, "the folder of a run, or of its checkpoints");
+       o.add("--keep", a.prune.keep, "how many of the newest stay; must be given",
+             run::at_least(1) | run::command_line_only());
+       o.add("--every", a.prune.every, "also keep those of steps that this divides (0: none)",
+             run::at_least(0) | run::command_line_only());
+       o.add("--best", a.prune.best, "also keep so many of the lowest validation losses",
+             run::at_least(0) | run::command_line_only());
+       o.flag("--dry-run", a.prune.dry_run, "say what would be removed, and remove nothing", run::command_line_only());
+       return [&a] { return prune(a.prune); };
+     }},
+    {"to-seqax",
+     "Writes a checkpoint of gpt_fsdp --init seqax as one of seqax: zarr arrays of stacked layers, weights and "
+     "moments.",
+     [](run::Options& o, Arguments& a) -> std::function<int()> {
+       o.argument("CKPT", a.path, "one checkpoint, which is verified first");
+       o.argument("DIR", a.target, "seqax's folder of the model, in which the folder 0000000100 is made");
+       o.add("--step", a.step_or_same, "the step in its name (-1: the checkpoint's)",
+             run::at_least(-1) | run::command_line_only());
+       return [&a] { return seqax::to_seqax(a.path, a.target, a.step_or_same); };
+     }},
+    {"from-seqax", "Makes a checkpoint for gpt_fsdp --init seqax of one of seqax, with its moments.",
+     [](run::Options& o, Arguments& a) -> std::function<int()> {
+       o.argument("PATH", a.path, "one checkpoint of seqax, as in models/a/0000000100");
+       o.argument("DIR", a.target, "the directory in which the checkpoint is made, as in runs/a/checkpoints");
+       o.add("--step", a.step_or_same, "the checkpoint's step (-1: that of PATH's name)",
+             run::at_least(-1) | run::command_line_only());
+       return [&a] { return seqax::from_seqax(a.path, a.target, a.step_or_same); };
      }}};
+
+std::string_view first_sentence(std::string_view text) {
+  const std::size_t end = text.find(". ");
+  return end == std::string_view::npos ? text : text.substr(0, end + 1);
+}
 
 int tool(int argc, char** argv) {
   const std::string word = argc > 1 ? argv[1] : "";
   if (word == "--help" || word == "-h") {
     fmt::print(
-        "shardlib-checkpoint: looks at checkpoints, checks them, and converts them to and from safetensors.\n\n"
+        "shardlib-checkpoint: looks at checkpoints, checks them, removes old ones, averages them, and converts them to "
+        "and "
+        "from safetensors and seqax's format.\n\n"
         "usage: shardlib-checkpoint COMMAND ...\n\n");
-    for (const Command& command : commands) fmt::print("  {:<18}{}\n", command.name, command.purpose);
+    for (const Command& command : commands) fmt::print("  {:<18}{}\n", command.name, first_sentence(command.purpose));
     fmt::print(
         "\nshardlib-checkpoint COMMAND --help says more.\n"
         "Exit status: 0 if all is well, 1 for a damaged checkpoint or file, 2 for a wrong request.\n");

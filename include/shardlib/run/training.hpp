@@ -62,6 +62,9 @@ struct Training {
   double collective_timeout = 600;  ///< seconds that a device waits for others; 0: for ever
   /// Set by the options --resume, --trace, --plan, --tensorboard, --find-nan and --sample-only.
   bool resume = true, trace = false, plan = false, tensorboard = false, find_nan = false, sample_only = false;
+  bool chat = false;  ///< --chat: with --sample-only, a conversation in place of samples
+  /// --turns: how `turn_template` writes a turn of it.
+  std::string turns = "User: {}\\nAssistant:";
   std::string allow_change;  ///< --allow-change: what may differ from the checkpoint that a run goes on from
   /// What the program has loaded before the run, as a text that the ranks compare, such as a file's name and checksum.
   std::string initial_weights;

@@ -119,6 +119,13 @@ std::vector<std::string> write_metadata(const std::string& folder, const Checkpo
                                         const std::vector<StoredArray>& arrays);
 /// Writes manifest.json, durable.
 void write_manifest(const std::string& folder, std::vector<ManifestFile> files);
+/// Of the steps `before` a `step` of the directory those whose checkpoints need not stay beside its own, newest first.
+[[nodiscard]] std::vector<std::int64_t> not_kept(const std::string& directory, std::vector<std::int64_t> before,
+                                                 std::int64_t step, const Retention& keep);
+/// The folders of the directory that were being written or removed when a process ended.
+[[nodiscard]] std::vector<std::string> half_removed(const std::string& directory);
+/// Removes a checkpoint; a crash leaves it whole, or under a name that is no checkpoint's.
+void remove_checkpoint(const std::string& path);
 /// Removes what crashed savers have left, and checkpoints before `step` that need not stay. What cannot be removed is
 /// named on stderr.
 void prune_checkpoints(const std::string& directory, std::int64_t step, const Retention& keep);

@@ -12,6 +12,7 @@
 
 #include "shardlib/run/evaluate.hpp"
 #include "shardlib/run/impl/batches.hpp"
+#include "shardlib/run/impl/converse.hpp"
 #include "shardlib/run/impl/run_identity.hpp"
 #include "shardlib/run/impl/stop_on_signal.hpp"
 #include "shardlib/run/run_directory.hpp"
@@ -90,10 +91,16 @@ class Answers {
 inline void answer_only(const DevicePtr& device, const Training& training, const Data& data,
                         const std::string& configuration, const Program& program) {
   if (training.directory.empty()) throw UsageError("--sample-only reads the folder of a run: give --run DIR too");
+  if (training.chat && (!program.decode || training.sample.max_tokens == 0))
+    throw UsageError(program.decode ? "--chat with --max-tokens 0 has no answers: choose more tokens"
+                                    : "--chat: this program cannot sample");
+  if (training.chat && !data.questions.empty())
+    throw UsageError("--chat and --evaluate do not go together: give one of them");
   if (data.questions.empty() && (!program.decode || training.sample.max_tokens == 0))
     throw UsageError(program.decode
                          ? "--sample-only with --max-tokens 0 has nothing to do: choose more tokens, or --evaluate"
                          : "--sample-only: this program cannot sample; --evaluate asks its model questions");
+  if (training.chat) static_cast<void>(turn_template(training.turns));  // before the checkpoint is read
   const std::optional<Checkpoints::Saved> found = program.checkpoints.load(INT64_MAX);
   if (!found)
     throw UsageError(
@@ -101,6 +108,7 @@ inline void answer_only(const DevicePtr& device, const Training& training, const
                     training.directory));
   require_same_run(*found, model_identity(training, data, configuration), training, false);
   const StopOnSignal stop;
+  if (training.chat) return converse(device, training, data, program, [&] { return stopping(device); });
   RunDirectory nowhere;
   Answers answers(device, training, data, program, nowhere);
   answers.sample(found->step - 1);

@@ -12,6 +12,7 @@
 #include "shardlib/io/agree.hpp"
 #include "shardlib/io/formats/safetensors.hpp"
 #include "shardlib/kernels/random.hpp"
+#include "shardlib/run/impl/growing_text.hpp"
 #include "shardlib/support/error.hpp"
 
 namespace shardlib::run {
@@ -58,42 +59,12 @@ SHARDLIB_INLINE std::int32_t draw_token(std::span<const float> logits, const Sam
   return ids[static_cast<std::size_t>(std::min<std::ptrdiff_t>(at, std::ssize(ids) - 1))];
 }
 
-namespace detail {
-
-/// The number of bytes at the end of `text` that begin a UTF-8 character without ending it.
-inline std::size_t incomplete(std::string_view text) {
-  for (std::size_t back = 1; back <= std::min<std::size_t>(3, text.size()); ++back) {
-    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
-    if ((byte & 0xC0U) == 0x80U) continue;
-    const std::size_t length = byte >= 0xF0U ? 4 : byte >= 0xE0U ? 3 : byte >= 0xC0U ? 2 : 1;
-    return length > back ? back : 0;
-  }
-  return 0;
-}
-
-/// The number of bytes at the end of `text` that may become one of the stops.
-inline std::size_t begun(std::string_view text, const std::vector<std::string>& stops) {
-  std::size_t longest = 0;
-  for (const std::string& stop : stops)
-    for (std::size_t n = std::min(stop.size(), text.size()); n > longest; --n)
-      if (text.ends_with(std::string_view(stop).substr(0, n))) longest = n;
-  return longest;
-}
-
-}  // namespace detail
-
 SHARDLIB_INLINE std::string generate(const io::Tokenizer& tokenizer, std::string_view prompt, std::int64_t context,
                                      const Decode& decode, const SampleOptions& options,
                                      const std::function<void(std::string_view)>& show,
                                      const std::function<bool()>& stop) {
   std::vector<std::uint32_t> tokens = tokenizer.encode(prompt);
-  std::string text(prompt);
-  std::size_t shown = 0;
-  const auto flush = [&](std::size_t held) {
-    if (show && text.size() - held > shown) show(std::string_view(text).substr(shown, text.size() - held - shown));
-    shown = text.size() - held;
-  };
-  flush(0);
+  detail::GrowingText text(tokenizer, std::string(prompt), 0, options.stops, show);
   std::vector<std::int32_t> seen(tokens.begin(), tokens.end());
   if (options.begin) seen.insert(seen.begin(), *options.begin);
   if (seen.empty()) throw UsageError("the prompt is empty, and this model needs a first token: give --prompt");
@@ -110,20 +81,9 @@ SHARDLIB_INLINE std::string generate(const io::Tokenizer& tokenizer, std::string
     const auto drawn = static_cast<std::uint32_t>(id);
     if (drawn == tokenizer.end_of_text()) break;
     seen.push_back(id);
-    if (text.empty())
-      text = tokenizer.decode(std::span(&drawn, 1));
-    else
-      tokenizer.append_decoded(drawn, text);
-    std::size_t end = std::string::npos;  // a stop may have begun in what was held back, not in the prompt
-    for (const std::string& one : options.stops) end = std::min(end, text.find(one, shown));
-    if (end != std::string::npos) {
-      text.resize(end);
-      break;
-    }
-    flush(std::max(detail::incomplete(text), detail::begun(std::string_view(text).substr(shown), options.stops)));
+    if (!text.add(drawn)) break;
   }
-  flush(0);
-  return text;
+  return text.finish();
 }
 
 SHARDLIB_INLINE void require_logits(const io::Tokenizer& tokenizer, std::string_view prompt, std::int64_t context,

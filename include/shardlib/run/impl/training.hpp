@@ -127,6 +127,11 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
   o.flag("--sample-only", t.sample_only,
          "no training: sample from the newest checkpoint of --run, whose folder is only read (shardlib-sample)",
          command_line_only());
+  o.flag("--chat", t.chat,
+         "with --sample-only: answer each line of the standard input; /reset begins a new conversation, /quit ends",
+         command_line_only());
+  o.add("--turns", t.turns, "with --chat: a turn, with {} for the message and \\n for a new line, before the answer",
+        command_line_only());
   o.add("--max-tokens", t.sample.max_tokens, "the most tokens of a sample (0: no sample)", size(0));
   o.add("--prompt", t.prompt, "text that the samples continue");
   o.add("--sample-begin", t.sample_begin, "id of the token before the prompt (-1: none)", at_least(-1));
@@ -141,7 +146,8 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
 }
 
 SHARDLIB_INLINE LaunchOptions launch_options(const Training& t) {
-  const std::chrono::duration<double> timeout(std::min(t.collective_timeout, 1e9));
+  // Devices wait for the user without a limit.
+  const std::chrono::duration<double> timeout(t.chat ? 0 : std::min(t.collective_timeout, 1e9));
   return {.kind = t.device == "simulated" ? DeviceKind::simulated
                   : t.device == "gpu"     ? DeviceKind::gpu
                                           : DeviceKind::cpu,

@@ -392,6 +392,10 @@ SHARDLIB_INLINE void train(const DevicePtr& device, const Training& training, co
     device->local<Plan>() = detail::plan_step(device, training, program);
     return;
   }
+  if (training.chat && !training.sample_only)
+    throw UsageError(
+        "--chat talks with a run's model and trains nothing: use shardlib-sample RUN --chat, or give "
+        "--sample-only too");
   detail::require_one_run(device, training, configuration, data);
   if (training.sample_only) return detail::answer_only(device, training, data, configuration, program);
   detail::TrainingLoop(device, training, data, configuration, program).run();

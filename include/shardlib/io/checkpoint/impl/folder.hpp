@@ -177,38 +177,52 @@ inline std::set<std::int64_t> best_checkpoints(const std::string& directory, std
   return best;
 }
 
+SHARDLIB_INLINE std::vector<std::int64_t> not_kept(const std::string& directory, std::vector<std::int64_t> before,
+                                                   std::int64_t step, const Retention& keep) {
+  const auto newest = static_cast<std::size_t>(std::max(keep.newest, 1));
+  if (keep.newest < 1 || before.size() < newest) return {};
+  std::sort(before.begin(), before.end(), std::greater<>());
+  const std::set<std::int64_t> best = best_checkpoints(directory, before, step, static_cast<std::size_t>(keep.best));
+  std::vector<std::int64_t> steps(before.begin() + static_cast<std::ptrdiff_t>(newest) - 1, before.end());
+  std::erase_if(steps, [&](std::int64_t s) { return best.contains(s) || (keep.every > 0 && s % keep.every == 0); });
+  return steps;
+}
+
+SHARDLIB_INLINE std::vector<std::string> half_removed(const std::string& directory) {
+  std::vector<std::string> paths;
+  for (const std::string& name : names_in(directory)) {
+    const bool left = name.starts_with("step-") &&
+                      (name.find(".tmp-") != std::string::npos || name.find(".old-") != std::string::npos);
+    if (left && !owner_of(name)) paths.push_back(directory + "/" + name);
+  }
+  return paths;
+}
+
+SHARDLIB_INLINE void remove_checkpoint(const std::string& path) {
+  // Renamed first, so that one half removed is not taken for a damaged one, and on the disk before files go.
+  const std::string dying = path + ".old-pruned";
+  rename_path(path, dying);
+  sync_path(std::filesystem::path(path).parent_path().string());
+  remove_folder(dying);
+}
+
 SHARDLIB_INLINE void prune_checkpoints(const std::string& directory, std::int64_t step, const Retention& keep) {
-  std::vector<std::int64_t> before;
   // The checkpoint is complete, and the next save tries again.
   const auto or_warn = [](const std::string& path, const auto& remove) {
     try {
-      remove();
+      remove(path);
     } catch (const Error& e) {
       std::fprintf(stderr, "warning: '%s' is not needed any more, but was not removed: %s; the next save tries again\n",
                    path.c_str(), e.what());
     }
   };
   remove_stale_temporaries(directory);
-  for (const std::string& name : names_in(directory)) {
-    const std::string path = directory + "/" + name;
-    const bool left = name.starts_with("step-") &&
-                      (name.find(".tmp-") != std::string::npos || name.find(".old-") != std::string::npos);
-    if (left && !owner_of(name)) or_warn(path, [&] { remove_folder(path); });
+  for (const std::string& path : half_removed(directory)) or_warn(path, remove_folder);
+  std::vector<std::int64_t> before;
+  for (const std::string& name : names_in(directory))
     if (const auto other = step_of(name); other && *other < step) before.push_back(*other);
-  }
-  const auto newest = static_cast<std::size_t>(std::max(keep.newest, 1));
-  if (keep.newest < 1 || before.size() < newest) return;
-  std::sort(before.begin(), before.end(), std::greater<>());
-  const std::set<std::int64_t> best = best_checkpoints(directory, before, step, static_cast<std::size_t>(keep.best));
-  for (std::size_t i = newest - 1; i < before.size(); ++i) {
-    if (best.contains(before[i]) || (keep.every > 0 && before[i] % keep.every == 0)) continue;
-    // Renamed first, so that one half removed is not taken for a damaged one.
-    const std::string path = directory + "/" + checkpoint_name(before[i]), dying = path + ".old-pruned";
-    or_warn(path, [&] {
-      rename_path(path, dying);
-      remove_folder(dying);
-    });
-  }
+  for (const std::int64_t old : not_kept(directory, std::move(before), step, keep))
+    or_warn(directory + "/" + checkpoint_name(old), remove_checkpoint);
 }
 
 }  // namespace detail

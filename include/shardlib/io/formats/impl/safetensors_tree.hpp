@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "shardlib/io/agree.hpp"
+#include "shardlib/io/checkpoint/arrays.hpp"
 #include "shardlib/io/checkpoint/impl/load.hpp"
 #include "shardlib/runtime/padding.hpp"
 #include "shardlib/support/error.hpp"
@@ -263,12 +264,7 @@ SHARDLIB_INLINE void export_safetensors_folder(const Checkpoint& checkpoint, con
 }
 
 SHARDLIB_INLINE void import_safetensors(const SafetensorsFile& file, const std::string& directory, std::int64_t step) {
-  namespace core = shardlib::detail;
-  // A mesh of one device, on which each tensor is one shard.
-  const auto device = DevicePtr::make(std::vector<AxisSize>{}, 0);
-  std::list<TensorSpec> specs;  // values point to their specs
-  std::list<std::string> dims;
-  detail::NamedValues leaves;
+  std::vector<ArrayToSave> arrays;
   for (const SafetensorsEntry& entry : file.entries()) {
     const std::string where = "'" + file.path() + "': tensor '" + entry.name + "'";
     std::optional<DType> dtype;
@@ -277,33 +273,19 @@ SHARDLIB_INLINE void import_safetensors(const SafetensorsFile& file, const std::
     const bool half = entry.dtype == "F16";
     if (half) dtype = DType::f32;
     if (!dtype) throw UsageError(where + ": checkpoints have no dtype " + entry.dtype);
-    if (entry.shape.size() > static_cast<std::size_t>(max_dims))
-      throw UsageError(where + " has more than " + std::to_string(max_dims) + " dims");
-    TensorSpec& spec = specs.emplace_back();
-    core::GlobalSizes sizes;
-    for (std::size_t i = 0; i < entry.shape.size(); ++i) {
-      Dim dim;
-      dim.name = dims.emplace_back("dim_" + std::to_string(i));
-      spec.dims.push_back(dim);
-      sizes.push_back(entry.shape[i]);
-    }
-    const auto value = core::make_value({"from_safetensors", {}, {}}, device, *dtype, spec, sizes);
-    value->storage->buffer = core::allocate(*value);
-    const std::span<std::byte> bytes(value->storage->buffer.data(), value->storage->buffer.bytes());
-    if (half) {
+    ArrayToSave& array = arrays.emplace_back();
+    array.about = {entry.name, *dtype, entry.shape, {}};
+    for (std::size_t i = 0; i < entry.shape.size(); ++i) array.about.dims.push_back("dim_" + std::to_string(i));
+    array.fill = [&file, &entry, half](std::span<std::byte> out) {
+      if (!half) return file.read_bytes(entry, 0, out);
       file.read_f32(entry, Index(entry.shape.size(), 0), entry.shape,
-                    {value->as<float>(), static_cast<std::size_t>(value->count())});
-    } else {
-      file.read_bytes(entry, 0, bytes);
-    }
-    leaves.emplace_back(entry.name, value);
+                    {reinterpret_cast<float*>(out.data()), out.size() / sizeof(float)});
+    };
   }
   CheckpointMeta meta;
   meta.step = step;
   meta.user = file.metadata();
-  detail::CheckpointWriter writer(device, directory, {});
-  writer.start(meta, leaves, false);
-  writer.finish();
+  save_arrays(directory, meta, arrays);
 }
 
 }  // namespace shardlib::io

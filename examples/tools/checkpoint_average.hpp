@@ -1,0 +1,176 @@
+// shardlib-checkpoint average: the mean of the weights of several checkpoints.
+#pragma once
+
+#include <fmt/format.h>
+#include <shardlib/io/checkpoint/arrays.hpp>
+#include <shardlib/io/checkpoint/impl/finite.hpp>
+#include <shardlib/io/formats/safetensors.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <system_error>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "checkpoint_files.hpp"
+
+/// What `average` is asked for: the checkpoints, where the mean goes, and which leaves it is of.
+struct AverageRequest {
+  std::vector<std::string> paths;
+  std::string target;  ///< a safetensors file, or the directory of a checkpoint
+  std::string prefix = "weights.";
+  std::int64_t step = -1;  ///< -1: that of the newest
+};
+
+template <class T>
+void add_to(std::vector<double>& sums, std::span<const std::byte> bytes) {
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    T x;
+    std::memcpy(&x, bytes.data() + i * sizeof(T), sizeof(T));
+    if constexpr (std::is_same_v<T, bf16>)
+      sums[i] += static_cast<double>(static_cast<float>(x));
+    else
+      sums[i] += static_cast<double>(x);
+  }
+}
+template <class T>
+void store_mean(const std::vector<double>& sums, double count, std::span<std::byte> out) {
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    T x;
+    if constexpr (std::is_same_v<T, bf16>)
+      x = bf16(static_cast<float>(sums[i] / count));
+    else
+      x = static_cast<T>(sums[i] / count);
+    std::memcpy(out.data() + i * sizeof(T), &x, sizeof(T));
+  }
+}
+
+/// Fills `out` with the mean of a floating leaf. Sums are f64 and are rounded once.
+inline void mean_of(const std::vector<io::Checkpoint>& checkpoints, const io::CheckpointArray& leaf,
+                    std::span<std::byte> out) {
+  std::vector<double> sums(static_cast<std::size_t>(io::volume(leaf.shape)));
+  for (const io::Checkpoint& checkpoint : checkpoints) {
+    checkpoint.read(leaf.name, io::Index(leaf.shape.size(), 0), leaf.shape, out);
+    if (const std::size_t count = io::detail::count_not_finite(out, leaf.dtype); count != 0)
+      throw Error(fmt::format("checkpoint '{}': {}: its training had diverged; leave it out", checkpoint.path(),
+                              io::detail::not_finite_message(leaf.name, count)));
+    if (leaf.dtype == DType::f64)
+      add_to<double>(sums, out);
+    else if (leaf.dtype == DType::bf16)
+      add_to<bf16>(sums, out);
+    else
+      add_to<float>(sums, out);
+  }
+  const auto count = static_cast<double>(checkpoints.size());
+  if (leaf.dtype == DType::f64)
+    store_mean<double>(sums, count, out);
+  else if (leaf.dtype == DType::bf16)
+    store_mean<bf16>(sums, count, out);
+  else
+    store_mean<float>(sums, count, out);
+}
+
+/// Throws UsageError, which names the leaf, unless both have the same leaves below the prefix.
+inline void require_same_leaves(const io::Checkpoint& a, const io::Checkpoint& b, const std::string& prefix) {
+  const auto missing = [&](const io::Checkpoint& has, const io::Checkpoint& lacks, const std::string& leaf) {
+    throw UsageError(
+        fmt::format("the checkpoints differ: the leaf '{}' is in '{}', but not in '{}'; average "
+                    "checkpoints of one model",
+                    leaf, has.path(), lacks.path()));
+  };
+  for (const io::CheckpointArray& leaf : a.arrays()) {
+    if (!leaf.name.starts_with(prefix)) continue;
+    const io::CheckpointArray* const other = b.find(leaf.name);
+    if (other == nullptr) missing(a, b, leaf.name);
+    if (other->shape != leaf.shape || other->dtype != leaf.dtype)
+      throw UsageError(
+          fmt::format("the checkpoints differ: the leaf '{}' is {} {} in '{}', but {} {} in '{}'; average "
+                      "checkpoints of one model",
+                      leaf.name, name(leaf.dtype), show_sizes(leaf.shape), a.path(), name(other->dtype),
+                      show_sizes(other->shape), b.path()));
+  }
+  for (const io::CheckpointArray& leaf : b.arrays())
+    if (leaf.name.starts_with(prefix) && a.find(leaf.name) == nullptr) missing(b, a, leaf.name);
+}
+
+/// Prints the settings in which a checkpoint differs from the newest one, whose settings are stored.
+inline void note_settings(const io::Checkpoint& newest, const io::Checkpoint& other) {
+  for (const auto& [key, value] : newest.meta().user) {
+    const auto found = other.meta().user.find(key);
+    if (key.starts_with("setting.") && found != other.meta().user.end() && found->second != value)
+      fmt::print("note: {} is {} in '{}', but {} in '{}', whose settings the average has\n", key.substr(8),
+                 found->second, other.path(), value, newest.path());
+  }
+}
+
+inline int average(const AverageRequest& request) {
+  if (request.paths.size() < 2)
+    throw UsageError(fmt::format("{} checkpoint is given: an average needs two or more", request.paths.size()));
+  for (std::size_t i = 0; i < request.paths.size(); ++i)
+    for (std::size_t j = 0; j < i; ++j)
+      if (std::error_code none; std::filesystem::equivalent(request.paths[i], request.paths[j], none))
+        throw UsageError(fmt::format("the checkpoint '{}' is given twice: give each one once", request.paths[i]));
+  std::vector<io::Checkpoint> checkpoints;
+  for (const std::string& path : request.paths) checkpoints.push_back(io::Checkpoint::open(path));
+  const io::Checkpoint& newest =
+      *std::max_element(checkpoints.begin(), checkpoints.end(),
+                        [](const io::Checkpoint& a, const io::Checkpoint& b) { return a.meta().step < b.meta().step; });
+  const auto chosen = [&](const io::CheckpointArray& leaf) { return leaf.name.starts_with(request.prefix); };
+  const auto count = std::ranges::count_if(newest.arrays(), chosen);
+  if (count == 0)
+    throw UsageError(
+        fmt::format("checkpoint '{}' has no leaf whose name begins with '{}': give the beginning of its "
+                    "weights' names as --prefix, or --prefix '' for all leaves",
+                    newest.path(), request.prefix));
+  for (const io::Checkpoint& checkpoint : checkpoints) require_same_leaves(newest, checkpoint, request.prefix);
+  const bool file = request.target.ends_with(".safetensors");
+  io::CheckpointMeta meta = newest.meta();
+  if (request.step >= 0) meta.step = request.step;
+  const std::string made = file ? request.target : request.target + "/" + io::checkpoint_name(meta.step);
+  if (!file) require_new(made);
+  for (const std::string& path : request.paths) static_cast<void>(open_verified(path));
+  for (const io::Checkpoint& checkpoint : checkpoints) note_settings(newest, checkpoint);
+
+  const auto fill = [&](const io::CheckpointArray& leaf, std::span<std::byte> out) {
+    if (chosen(leaf) && is_floating(leaf.dtype))
+      mean_of(checkpoints, leaf, out);
+    else
+      newest.read(leaf.name, io::Index(leaf.shape.size(), 0), leaf.shape, out);
+  };
+  std::string names;
+  for (const io::Checkpoint& checkpoint : checkpoints)
+    names += (names.empty() ? "" : ", ") + base_name(checkpoint.path());
+  meta.user["average_of"] = names;
+  meta.validation_loss.reset();  // it was of other weights
+  if (file) {
+    std::vector<io::SafetensorsTensor> tensors;
+    for (const io::CheckpointArray& leaf : newest.arrays())
+      if (chosen(leaf))
+        tensors.push_back({leaf.name.substr(request.prefix.size()), io::safetensors_dtype(leaf.dtype), leaf.shape, [&] {
+                             io::Bytes bytes(static_cast<std::size_t>(leaf.bytes()));
+                             fill(leaf, bytes);
+                             return bytes;
+                           }});
+    std::map<std::string, std::string> about = meta.user;
+    about["step"] = std::to_string(meta.step);
+    about["data_hash"] = meta.data_hash;
+    about["format"] = "pt";  // what Hugging Face's loaders look for: tensors as PyTorch lays them out
+    io::write_safetensors(made, std::move(tensors), about);
+  } else {
+    std::vector<io::ArrayToSave> arrays;
+    for (const io::CheckpointArray& leaf : newest.arrays())
+      arrays.push_back({leaf, [&](std::span<std::byte> out) { fill(leaf, out); }});
+    io::save_arrays(request.target, meta, arrays);
+  }
+  fmt::print(
+      "wrote {}: the mean of {} leaves of {} checkpoints{}\n", made, count, checkpoints.size(),
+      file ? "" : fmt::format("; {} others are those of {}", std::ssize(newest.arrays()) - count, newest.path()));
+  return 0;
+}

@@ -1,0 +1,60 @@
+// What the commands of shardlib-checkpoint share.
+#pragma once
+
+#include <fmt/format.h>
+#include <shardlib/io/checkpoint/folder.hpp>
+#include <shardlib/io/file.hpp>
+#include <shardlib/support/error.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <iterator>
+#include <string>
+#include <system_error>
+
+using namespace shardlib;
+
+inline std::string show_bytes(std::uint64_t bytes) {
+  constexpr const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  auto value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  for (; value >= 1024 && unit + 1 < std::size(units); ++unit) value /= 1024;
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, units[unit]);
+}
+
+/// "[256, 2, 64]"
+inline std::string show_sizes(const io::Index& shape) {
+  std::string text;
+  for (const auto size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "[" + text + "]";
+}
+
+/// The first file whose size is not the manifest's, or "".
+inline std::string wrong_size(const io::Checkpoint& checkpoint) {
+  for (const io::ManifestFile& file : checkpoint.files()) {
+    std::error_code missing;
+    const auto bytes = std::filesystem::file_size(checkpoint.path() + "/" + file.path, missing);
+    if (missing || bytes != file.bytes) return file.path;
+  }
+  return "";
+}
+
+/// The checkpoint, of which every file has been compared with the manifest. Throws Error if it is damaged.
+inline io::Checkpoint open_verified(const std::string& path) {
+  io::Checkpoint checkpoint = io::Checkpoint::open(path);
+  if (const auto damages = checkpoint.damages(); !damages.empty())
+    throw Error(io::detail::damage_message(path, damages));
+  return checkpoint;
+}
+
+/// Throws UsageError if there is something at the path that a command would make.
+inline void require_new(const std::string& made) {
+  if (io::file_exists(made)) throw UsageError("'" + made + "' already exists: choose another --step or directory");
+}
+
+/// The last part of a path; "step-00000100" of "a/step-00000100/".
+inline std::string base_name(std::string path) {
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  return path.substr(path.rfind('/') + 1);
+}
