@@ -373,8 +373,7 @@ void check_tutorial(const Options& o) {
   if (o.gather.name == "per-step")
     throw UsageError(
         "--gather per-step is there for the GPT alone, and the stages of --model jaxpp-tutorial gather their weights "
-        "in "
-        "each microbatch: leave it out, or give --model gpt");
+        "in each microbatch: leave it out, or give --model gpt");
 }
 
 pipeline::Schedule chosen_schedule(const Options& o, int ranks) {

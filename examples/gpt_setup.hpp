@@ -63,10 +63,11 @@ inline SequenceOrder order_of_sequences(const std::vector<AxisSize>& mesh, const
   const auto s = std::ranges::find(mesh, std::string("s"), &AxisSize::name);
   if (s == mesh.end() || s->size == 1) return SequenceOrder::contiguous;
   if (t.seq % s->size != 0)
-    throw UsageError(fmt::format("--seq {} does not divide over s = {} (mesh {}): choose a multiple of {}", t.seq,
-                                 s->size, to_string(mesh), 2 * s->size));
+    throw UsageError(
+        fmt::format("--seq {} does not divide over s = {} (mesh {}): choose a multiple of {}, or of {} for equal work",
+                    t.seq, s->size, to_string(mesh), s->size, 2 * s->size));
   if (t.seq % (2 * s->size) == 0) return SequenceOrder::zigzag;
-  if (world_rank() == 0)
+  if (world_rank() == 0 && !t.sample_only)
     fmt::print(
         "note: --seq {} is no multiple of 2s = {}, so tokens lie over s in contiguous order, in which the last "
         "device computes the most of attention; with a multiple they lie in zigzag order\n",

@@ -20,6 +20,7 @@
 #include "resident.hpp"
 #include "scratch.hpp"
 #include "shardlib/memory/buffer.hpp"
+#include "shardlib/memory/control_groups.hpp"
 #include "shardlib/memory/system.hpp"
 
 using namespace shardlib;
@@ -291,10 +292,13 @@ TEST_CASE("what is left for a process is what is available, less what it may wri
   CHECK(detail::control_group_left(groups, root) == 0);
   group("/jobs/one", "memory.max 900; memory.current 150;");
   CHECK(detail::control_group_left(groups, root) == 600);
+  CHECK(detail::least_group_limit(groups, root, 5000) == 900);
+  CHECK(detail::least_group_limit(groups, root, 800) == 800);
   test::put(groups, "3:cpuset:/\n4:cpu,memory:/outside/container\n0::/\n");
   CHECK(detail::control_group_left(groups, root) == std::nullopt);
   group("/memory", "memory.limit_in_bytes 5000; memory.usage_in_bytes 1000; memory.stat total_inactive_file 10\n;");
   CHECK(detail::control_group_left(groups, root) == 4010);
+  CHECK(detail::least_group_limit(groups, root, 6000) == 5000);
   CHECK(detail::control_group_left(folder / "nothing", root) == std::nullopt);
 
   // What is written is pending no more.

@@ -116,9 +116,11 @@ def main():
 
         check("already exists" in run(2, "from-seqax", path, ours), "no checkpoint is replaced")
         check("already exists" in run(2, "to-seqax", made, back), "no checkpoint of seqax is replaced")
-        run(0, "from-seqax", path, ours, "--step", "7")
-        run(0, "to-seqax", os.path.join(ours, "step-00000007"), back)
-        check(sorted(os.listdir(back)) == ["0000000007", "0000000120"], "steps")
+        said = run(2, "from-seqax", path, ours, "--step", "7")
+        check("has step-00000120" in said and "earlier step-00000007" in said, "a run does not go back unasked: " + said)
+        run(0, "from-seqax", path, ours, "--step", "130")
+        run(0, "to-seqax", os.path.join(ours, "step-00000130"), back)
+        check(sorted(os.listdir(back)) == ["0000000120", "0000000130"], "steps")
         check("0000000120'" in run(2, "from-seqax", theirs, ours), "the folder of the model names a checkpoint in it")
         check("there is no folder" in run(2, "from-seqax", root + "/no", ours), "no folder")
 

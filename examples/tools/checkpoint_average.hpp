@@ -123,10 +123,11 @@ inline int average(const AverageRequest& request) {
       *std::max_element(checkpoints.begin(), checkpoints.end(),
                         [](const io::Checkpoint& a, const io::Checkpoint& b) { return a.meta().step < b.meta().step; });
   const auto chosen = [&](const io::CheckpointArray& leaf) { return leaf.name.starts_with(request.prefix); };
-  const auto count = std::ranges::count_if(newest.arrays(), chosen);
+  const auto averaged = [&](const io::CheckpointArray& leaf) { return chosen(leaf) && is_floating(leaf.dtype); };
+  const auto count = std::ranges::count_if(newest.arrays(), averaged);
   if (count == 0)
     throw UsageError(
-        fmt::format("checkpoint '{}' has no leaf whose name begins with '{}': give the beginning of its "
+        fmt::format("checkpoint '{}' has no floating-point leaf whose name begins with '{}': give the beginning of its "
                     "weights' names as --prefix, or --prefix '' for all leaves",
                     newest.path(), request.prefix));
   for (const io::Checkpoint& checkpoint : checkpoints) require_same_leaves(newest, checkpoint, request.prefix);
@@ -134,12 +135,17 @@ inline int average(const AverageRequest& request) {
   io::CheckpointMeta meta = newest.meta();
   if (request.step >= 0) meta.step = request.step;
   const std::string made = file ? request.target : request.target + "/" + io::checkpoint_name(meta.step);
-  if (!file) require_new(made);
+  if (io::file_exists(request.target + "/manifest.json"))
+    throw UsageError("'" + request.target +
+                     "' is a checkpoint: the first argument is the directory or file that gets the average, then come "
+                     "the checkpoints");
+  require_new(made);
+  if (!file) require_latest(request.target, meta.step);
   for (const std::string& path : request.paths) static_cast<void>(open_verified(path));
   for (const io::Checkpoint& checkpoint : checkpoints) note_settings(newest, checkpoint);
 
   const auto fill = [&](const io::CheckpointArray& leaf, std::span<std::byte> out) {
-    if (chosen(leaf) && is_floating(leaf.dtype))
+    if (averaged(leaf))
       mean_of(checkpoints, leaf, out);
     else
       newest.read(leaf.name, io::Index(leaf.shape.size(), 0), leaf.shape, out);

@@ -12,6 +12,7 @@
 #include <iterator>
 #include <string>
 #include <system_error>
+#include <vector>
 
 using namespace shardlib;
 
@@ -51,6 +52,17 @@ inline io::Checkpoint open_verified(const std::string& path) {
 /// Throws UsageError if there is something at the path that a command would make.
 inline void require_new(const std::string& made) {
   if (io::file_exists(made)) throw UsageError("'" + made + "' already exists: choose another --step or directory");
+}
+
+/// Throws UsageError if a checkpoint of this step would make a run in the directory resume from an earlier step.
+inline void require_latest(const std::string& directory, std::int64_t step) {
+  const std::vector<std::string> there =
+      io::file_exists(directory) ? io::list_checkpoints(directory) : std::vector<std::string>();
+  const std::string made = io::checkpoint_name(step);
+  for (const std::string& path : there)
+    if (const std::string name = std::filesystem::path(path).filename(); name > made)
+      throw UsageError("'" + directory + "' has " + name + ", and a run there would resume from the earlier " + made +
+                       ": choose another directory, or a later --step where there is one");
 }
 
 /// The last part of a path; "step-00000100" of "a/step-00000100/".

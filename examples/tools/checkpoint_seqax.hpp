@@ -267,6 +267,7 @@ inline int from_seqax(const std::string& path, const std::string& directory, std
     if (!used.contains(name)) fail(name, "has no place in gpt_fsdp's model");
   const std::string made = directory + "/" + io::checkpoint_name(*step);
   require_new(made);
+  require_latest(directory, *step);
   io::CheckpointMeta meta;
   meta.step = *step;
   meta.user["setting.init"] = "\"seqax\"";  // as TOML, like the settings of runs

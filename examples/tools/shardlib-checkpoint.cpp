@@ -188,12 +188,11 @@ const Command commands[] = {
      }},
     {"average",
      "Writes the mean of the weights of several checkpoints of one model as a new checkpoint or a safetensors file. "
-     "Sums "
-     "are f64 and are rounded once. Leaves outside of --prefix (moments of the optimizer), the settings and the step "
-     "are "
-     "those of the newest of the checkpoints, bit for bit, so that a program can load the average; a validation loss "
-     "is "
-     "left out. A safetensors file has the averaged leaves alone, without the prefix. Each checkpoint is verified "
+     "Sums are f64 and are rounded once. Leaves outside of --prefix (moments of the optimizer), the settings and the "
+     "step "
+     "are those of the newest of the checkpoints, bit for bit, so that a program can load the average; a validation "
+     "loss "
+     "is left out. A safetensors file has the averaged leaves alone, without the prefix. Each checkpoint is verified "
      "first.",
      [](run::Options& o, Arguments& a) -> std::function<int()> {
        o.argument("TARGET", a.average.target,
@@ -252,8 +251,7 @@ int tool(int argc, char** argv) {
   if (word == "--help" || word == "-h") {
     fmt::print(
         "shardlib-checkpoint: looks at checkpoints, checks them, removes old ones, averages them, and converts them to "
-        "and "
-        "from safetensors and seqax's format.\n\n"
+        "and from safetensors and seqax's format.\n\n"
         "usage: shardlib-checkpoint COMMAND ...\n\n");
     for (const Command& command : commands) fmt::print("  {:<18}{}\n", command.name, first_sentence(command.purpose));
     fmt::print(

@@ -81,8 +81,8 @@ inline void round_to_bf16(const Exec& exec, std::int64_t n, const Buffer& from, 
   kernels::apply_flat(exec, n, kernels::body::ConvertElement{}, from.as<const f32>(), to.as<bf16>());
 }
 
-/// In how many parts a device multiplies a shard, which has `length` elements along the dim. It depends on sizes
-/// alone, so that every backend gives the same bits.
+/// In how many parts a device multiplies a shard, which has `length` elements along the dim. On CPUs it depends on the
+/// sizes and the tuning alone, so that every backend gives the same bits.
 inline std::int64_t parts_of_shard(const Value& made, std::int64_t length, double flops) {
   constexpr std::int64_t most = 8;
   if (made.device->exec().on_device()) return 1;  // kernels there need no turn of the host
@@ -260,13 +260,18 @@ SHARDLIB_INLINE ValuePtr record_einsum_scatter(const OpInfo& op, const Scatterin
                                                const std::array<const TensorSpec*, 2>& due) {
   auto out = make_value(op, product.a->device, product.a->dtype, spec, global);
   bind_names(op, *out);
-  const std::array<ValuePtr, 2> operands{detached(*product.a), detached(*product.b)};
-  std::vector<Node::Edge> edges(operands.size());
+  std::array<Handle<Value>, 2> kept{detached(*product.a), detached(*product.b)};
+  std::vector<Node::Edge> edges(kept.size());
   edges[0].input = product.a->slot;
   edges[1].input = product.b->slot;
   const std::array wanted{bool(product.a->slot), bool(product.b->slot)};
-  for (std::size_t i = 0; i < operands.size(); ++i)
-    if (wanted[i]) edges[i].saved.values = {operands[1 - i]};
+  // The cotangent of each operand needs the other's data, and of its own the shape alone.
+  for (std::size_t i = 0; i < kept.size(); ++i)
+    if (wanted[i])
+      edges[i].saved.values = {kept[1 - i]};
+    else
+      kept[1 - i]->storage = nullptr;
+  const std::array<ValuePtr, 2> operands{kept[0], kept[1]};
   const auto dim = product.dim, axis = product.axis;
   attach(out, std::move(edges), [=](const std::vector<ValuePtr>& cts) {
     return fused_cotangents({"einsum_scatter_backward", op.spec, {}}, operands, wanted, due,

@@ -10,6 +10,8 @@
 #include <limits>
 #include <sstream>
 
+#include "shardlib/memory/control_groups.hpp"
+
 namespace shardlib::detail {
 
 SHARDLIB_INLINE std::size_t page_bytes() {
@@ -37,13 +39,6 @@ SHARDLIB_INLINE std::optional<std::size_t> sum_of_lines(const std::string& path,
   return known ? std::optional(sum) : std::nullopt;
 }
 
-/// A number in a file by itself; nothing for anything else, as "max".
-inline std::optional<std::size_t> lone_number(const std::string& path) {
-  std::ifstream file(path);
-  std::size_t number = 0;
-  return file >> number ? std::optional(number) : std::nullopt;
-}
-
 /// The number behind a name in a file like memory.stat.
 inline std::size_t named_number(const std::string& path, std::string_view name) {
   std::ifstream file(path);
@@ -55,29 +50,15 @@ inline std::size_t named_number(const std::string& path, std::string_view name) 
 
 SHARDLIB_INLINE std::optional<std::size_t> control_group_left(const std::string& groups, const std::string& root) {
   std::optional<std::size_t> least;
-  std::ifstream lines(groups);
-  for (std::string line; std::getline(lines, line);) {
-    // "0::/job" is of version 2, "4:cpu,memory:/job" of version 1, which has a folder for each controller.
-    const std::size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    const bool v2 = controllers == ",,";
-    if (!v2 && controllers.find(",memory,") == std::string::npos) continue;
-    const std::string base = root + (v2 ? "" : "/memory");
-    // In a container the path may be the one outside of it: then its folders are not there, and the root is the group.
-    for (std::string path = line.substr(second + 1);; path.erase(path.rfind('/'))) {
-      const std::string folder = base + (path == "/" ? "" : path);
-      const auto limit = lone_number(folder + (v2 ? "/memory.max" : "/memory.limit_in_bytes"));
-      const auto used = lone_number(folder + (v2 ? "/memory.current" : "/memory.usage_in_bytes"));
-      if (limit && used) {
-        const std::size_t files = named_number(folder + "/memory.stat", v2 ? "inactive_file" : "total_inactive_file");
-        const std::size_t taken = *used - std::min(*used, files);
-        const std::size_t left = *limit - std::min(*limit, taken);
-        least = std::min(left, least.value_or(left));
-      }
-      if (path.rfind('/') == std::string::npos) break;
-    }
-  }
+  each_memory_group(groups, root, [&](const std::string& folder, bool v2) {
+    const auto limit = group_limit(folder, v2);
+    const auto used = lone_number(folder + (v2 ? "/memory.current" : "/memory.usage_in_bytes"));
+    if (!limit || !used) return;
+    const std::size_t files = named_number(folder + "/memory.stat", v2 ? "inactive_file" : "total_inactive_file");
+    const std::size_t taken = *used - std::min(*used, files);
+    const std::size_t left = *limit - std::min(*limit, taken);
+    least = std::min(left, least.value_or(left));
+  });
   return least;
 }
 

@@ -29,7 +29,7 @@ class InputLines {
     std::size_t end = 0;
     while ((end = text_.find('\n')) == std::string::npos && fill()) {
     }
-    if (text_.empty()) return std::nullopt;
+    if (text_.empty() || stop_signal != 0) return std::nullopt;
     std::string line = text_.substr(0, end);
     text_.erase(0, end == std::string::npos ? end : end + 1);
     if (line.ends_with('\r')) line.pop_back();
@@ -90,6 +90,10 @@ inline void converse(const DevicePtr& device, const Training& training, const Da
       try {
         chat.answer(message, show, stop);
         show("\n");
+        if (stop()) {
+          show("stopped by a signal\n");
+          break;
+        }
       } catch (const UsageError& error) {
         complain(error.what());
       }

@@ -7,12 +7,12 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <fstream>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "shardlib/memory/control_groups.hpp"
 #include "shardlib/memory/system.hpp"
 #include "shardlib/run/graph.hpp"
 #include "shardlib/run/plan.hpp"
@@ -103,11 +103,8 @@ inline std::vector<Plan> plans_of(const std::vector<AxisSize>& mesh, const Devic
 inline std::optional<double> device_bytes(const Training& t, const std::vector<AxisSize>& mesh) {
   if (const Accelerator* const device = planned_device(t)) return device->bytes;
   if (t.plan || t.device != "cpu") return std::nullopt;
-  auto bytes = static_cast<double>(shardlib::detail::machine_bytes());
-  for (const char* limit : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    std::ifstream file(limit);
-    if (double number = 0; file >> number) bytes = std::min(bytes, number);
-  }
+  auto bytes = static_cast<double>(
+      shardlib::detail::least_group_limit("/proc/self/cgroup", "/sys/fs/cgroup", shardlib::detail::machine_bytes()));
 #if defined(SHARDLIB_WITH_MPI)
   namespace mpi = shardlib::detail::mpi;
   if (under_mpi()) {

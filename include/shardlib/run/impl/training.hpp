@@ -128,7 +128,8 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
          "no training: sample from the newest checkpoint of --run, whose folder is only read (shardlib-sample)",
          command_line_only());
   o.flag("--chat", t.chat,
-         "with --sample-only: answer each line of the standard input; /reset begins a new conversation, /quit ends",
+         "with --sample-only: answer each line of the standard input, and wait for it without --collective-timeout; /reset "
+         "begins a new conversation, /quit ends",
          command_line_only());
   o.add("--turns", t.turns, "with --chat: a turn, with {} for the message and \\n for a new line, before the answer",
         command_line_only());
