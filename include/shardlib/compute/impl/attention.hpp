@@ -141,7 +141,7 @@ inline AttentionArrays arrays(const AttentionKernels& a, const KeyBlocks& blocks
           attended.first_query, attended.first_key};
 }
 /// The loops over a part of the queries and of the keys of another device.
-inline kernels::AttentionLoops part_of(kernels::AttentionLoops loops, const AttendedBlock& attended) {
+inline kernels::AttentionLoops loops_of_block(kernels::AttentionLoops loops, const AttendedBlock& attended) {
   loops.length = attended.queries;
   loops.earlier = true;
   loops.earlier_keys = attended.keys;
@@ -176,7 +176,8 @@ inline Buffer attend(const AttentionKernels& a, const Value& out, const Handle<V
     const KeyBlocks::Block block = blocks.take(step);
     const AttendedBlock attended = blocks.attended(step);
     if (attended.queries > 0)
-      a.forward(exec, part_of(loops, attended), arrays(a, blocks, block, attended), wide, whole.data(), totals.data());
+      a.forward(exec, loops_of_block(loops, attended), arrays(a, blocks, block, attended), wide, whole.data(),
+                totals.data());
   }
   if (wide)
     kernels::apply_flat(exec, out.count(), kernels::body::ConvertElement{}, whole.as<const f32>(), result.as<bf16>());
@@ -241,7 +242,7 @@ inline void attend_backward(const AttentionKernels& a, const Value& out, const V
       clear_other_keys(exec, a, attended, size_of(sums.dtype), leaving[i]);
     }
     if (blocks.receives(step))
-      run(part_of(loops, attended), arrays(a, blocks, block, attended), leaving[1], leaving[2]);
+      run(loops_of_block(loops, attended), arrays(a, blocks, block, attended), leaving[1], leaving[2]);
     for (const Buffer& cotangent : leaving)
       if (cotangent) blocks.send(std::as_const(cotangent), -step);
     for (Request& request : requests) complete(made, [&] { return std::move(request); });
