@@ -75,8 +75,11 @@ def layouts(p):
                  ["--mesh=p=3", "--stage-layers=1,3,2"], ["--mesh=p=2,d=2,t=1", "--stage-layers=4,2", "--schedule=zero-bubble"]]:
         done, steps = curve(p, "--layers=6", *more)
         done.check(len(steps) == 4 and apart(steps, one) < CLOSE, f"losses as gpt_fsdp's ({apart(steps, one):.1e})")
-    header = run(p, "--mesh=p=2", "--steps=1").out.split("\n")[0]
-    parameters = run(p, "--mesh=d=1", "--steps=1", program="gpt_fsdp").out.split(" ")[0]
+    def header_of(done):  # the choice of --gather stands before it
+        return next((line for line in done.out.split("\n") if " parameters, " in line), done.out)
+
+    header = header_of(run(p, "--mesh=p=2", "--steps=1"))
+    parameters = header_of(run(p, "--mesh=d=1", "--steps=1", program="gpt_fsdp")).split(" ")[0]
     check(header.startswith(parameters + " parameters, mesh p=2,d=1,s=1,t=1,"), "all parameters are counted", header)
 
 
