@@ -12,6 +12,8 @@ import struct
 import subprocess
 import tempfile
 
+from gpt2_oracle import read_all, write
+
 failures = 0
 
 
@@ -20,25 +22,6 @@ def check(holds, what):
     if not holds:
         failures += 1
         print("FAILED:", what)
-
-
-def write_safetensors(path, tensors, metadata):
-    """tensors: {name: (dtype, shape, bytes)}"""
-    header, data = {"__metadata__": metadata}, b""
-    for name, (dtype, shape, content) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
-        data += content
-    text = json.dumps(header).encode()
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text + data)
-
-
-def read_safetensors(path):
-    with open(path, "rb") as file:
-        (size,) = struct.unpack("<Q", file.read(8))
-        header, data = json.loads(file.read(size)), file.read()
-    about = header.pop("__metadata__")
-    return about, {name: (x["dtype"], x["shape"], data[slice(*x["data_offsets"])]) for name, x in header.items()}
 
 
 def f32(*numbers):
@@ -69,14 +52,14 @@ class Tool:
     def make(self, folder, step, tensors, **metadata):
         """A checkpoint of these tensors; returns its path."""
         file = os.path.join(self.root, "made.safetensors")
-        write_safetensors(file, tensors, metadata)
+        write(file, tensors, metadata)
         self.run(0, "from-safetensors", file, os.path.join(self.root, folder), "--step", str(step))
         return os.path.join(self.root, folder, f"step-{step:08d}")
 
     def contents(self, checkpoint):
         file = os.path.join(self.root, "read.safetensors")
         self.run(0, "to-safetensors", checkpoint, file)
-        return read_safetensors(file)
+        return read_all(file)
 
 
 def steps_in(folder):
@@ -113,7 +96,7 @@ def average(tool):
 
     file = os.path.join(tool.root, "mean.safetensors")
     tool.run(0, "average", file, two, one)
-    about, made = read_safetensors(file)
+    about, made = read_all(file)
     check(set(made) == {"layers.0.w", "h", "count"} and numbers(made["layers.0.w"])[0] == 1.5 and about["step"] == "30",
           f"average into a file: {sorted(made)}, {about}")
 
@@ -143,7 +126,7 @@ def average(tool):
     fails(2, (none, one, more), "'weights.layers.1.w' is in", f"not in '{one}'")
     fails(2, (none, one, wide), "'weights.h'", "bf16 [2]", "f32 [2]")
     file = os.path.join(tool.root, "made.safetensors")
-    write_safetensors(file, {**state_of, "weights.h": bf16(float("nan"), 2)}, {})
+    write(file, {**state_of, "weights.h": bf16(float("nan"), 2)}, {})
     subprocess.run([tool.program, "from-safetensors", file, os.path.join(tool.root, "other"), "--step", "5"], check=True,
                    capture_output=True)
     diverged = os.path.join(tool.root, "other", "step-00000005")

@@ -20,9 +20,9 @@ SIZES = {"layers": 2, "d_model": 24, "heads": 4, "d_ff": 96, "context": 20, "voc
 PROMPT = "In the begínning"
 
 
-def write(path, tensors):
-    """tensors: {name: (dtype, shape, bytes)}"""
-    header, offset = {}, 0
+def write(path, tensors, metadata=None):
+    """tensors: {name: (dtype, shape, bytes)}; metadata: {key: text}"""
+    header, offset = {} if metadata is None else {"__metadata__": metadata}, 0
     for name, (dtype, shape, data) in tensors.items():
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + len(data)]}
         offset += len(data)
@@ -33,16 +33,21 @@ def write(path, tensors):
 
 
 def read(path):
+    return read_all(path)[1]
+
+
+def read_all(path):
+    """The metadata, and the tensors as `write` takes them."""
     with open(path, "rb") as file:
         content = file.read()
     length = struct.unpack_from("<Q", content)[0]
     header = json.loads(content[8 : 8 + length])
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", {})
     tensors = {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
         tensors[name] = (entry["dtype"], entry["shape"], content[8 + length + begin : 8 + length + end])
-    return tensors
+    return metadata, tensors
 
 
 def floats(tensor):

@@ -5,10 +5,8 @@ bit; and what mistakes say.
 seqax_checkpoints.py --tool SHARDLIB_CHECKPOINT
 """
 import argparse
-import json
 import os
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
@@ -21,6 +19,8 @@ except ImportError:
     if sys.executable != "/usr/bin/python3" and os.access("/usr/bin/python3", os.X_OK):
         os.execv("/usr/bin/python3", ["/usr/bin/python3", *sys.argv])
     sys.exit("seqax_checkpoints.py: this Python has no zarr module: apt-get install python3-zarr")
+
+from gpt2_oracle import read, read_all, write
 
 LAYERS, WIDTH, QUERIES, HEADS, HEAD, HIDDEN, VOCABULARY = 3, 8, 2, 3, 4, 10, 13
 # The fields of seqax's Model and TransformerLayer. An array's name is that of its tree and this, without a separator.
@@ -55,14 +55,6 @@ def make(path, state, complete=True):
         root.empty(name, shape=values.shape, chunks=chunks, dtype=values.dtype)[...] = values
     if complete:
         root.attrs["write_completed"] = True
-
-
-def read_safetensors(path):
-    with open(path, "rb") as file:
-        (size,) = struct.unpack("<Q", file.read(8))
-        header, data = json.loads(file.read(size)), file.read()
-    header.pop("__metadata__")
-    return {n: numpy.frombuffer(data[slice(*x["data_offsets"])], "<f4").reshape(x["shape"]) for n, x in header.items()}
 
 
 def expected_leaves(state):
@@ -101,7 +93,8 @@ def main():
         made, file = os.path.join(ours, "step-00000120"), os.path.join(root, "made.safetensors")
         run(0, "verify", made)
         run(0, "to-safetensors", made, file)
-        leaves, expected = read_safetensors(file), expected_leaves(state)
+        expected = expected_leaves(state)
+        leaves = {name: numpy.frombuffer(data, "<f4").reshape(shape) for name, (_, shape, data) in read(file).items()}
         check(set(leaves) == set(expected), f"leaves: {sorted(set(leaves) ^ set(expected))}")
         for name, values in expected.items():
             check(leaves[name].tobytes() == values.tobytes() and leaves[name].shape == values.shape, f"from-seqax: {name}")
@@ -143,13 +136,9 @@ def main():
         refused(2, "does not begin with [3, 2]", lambda s: s.update(weightstransformerw_kv=s["weightstransformerw_kv"][:, :1]))
 
         # A checkpoint without the setting of --init seqax computes another attention.
-        with open(file, "rb") as whole:
-            (size,) = struct.unpack("<Q", whole.read(8))
-            header, data = json.loads(whole.read(size)), whole.read()
-        header["__metadata__"].pop("setting.init")
-        text = json.dumps(header).encode()
-        with open(file, "wb") as plain:
-            plain.write(struct.pack("<Q", len(text)) + text + data)
+        metadata, tensors = read_all(file)
+        metadata.pop("setting.init")
+        write(file, tensors, metadata)
         run(0, "from-safetensors", file, os.path.join(root, "plain"), "--step", "3")
         check("--init depth-scaled" in run(2, "to-seqax", os.path.join(root, "plain", "step-00000003"), back), "--init")
     print(f"seqax_checkpoints.py: {failures} failures")

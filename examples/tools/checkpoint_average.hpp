@@ -15,7 +15,6 @@
 #include <span>
 #include <string>
 #include <system_error>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -34,20 +33,13 @@ void add_to(std::vector<double>& sums, std::span<const std::byte> bytes) {
   for (std::size_t i = 0; i < sums.size(); ++i) {
     T x;
     std::memcpy(&x, bytes.data() + i * sizeof(T), sizeof(T));
-    if constexpr (std::is_same_v<T, bf16>)
-      sums[i] += static_cast<double>(static_cast<float>(x));
-    else
-      sums[i] += static_cast<double>(x);
+    sums[i] += static_cast<double>(static_cast<accumulator_t<T>>(x));
   }
 }
 template <class T>
 void store_mean(const std::vector<double>& sums, double count, std::span<std::byte> out) {
   for (std::size_t i = 0; i < sums.size(); ++i) {
-    T x;
-    if constexpr (std::is_same_v<T, bf16>)
-      x = bf16(static_cast<float>(sums[i] / count));
-    else
-      x = static_cast<T>(sums[i] / count);
+    const auto x = static_cast<T>(static_cast<accumulator_t<T>>(sums[i] / count));
     std::memcpy(out.data() + i * sizeof(T), &x, sizeof(T));
   }
 }
@@ -56,25 +48,20 @@ void store_mean(const std::vector<double>& sums, double count, std::span<std::by
 inline void mean_of(const std::vector<io::Checkpoint>& checkpoints, const io::CheckpointArray& leaf,
                     std::span<std::byte> out) {
   std::vector<double> sums(static_cast<std::size_t>(io::volume(leaf.shape)));
+  const auto with_dtype = [&](const auto& f) {
+    visit_dtype(leaf.dtype, [&]<class T>(T zero) {
+      if constexpr (floating<T>) f(zero);
+    });
+  };
   for (const io::Checkpoint& checkpoint : checkpoints) {
     checkpoint.read(leaf.name, io::Index(leaf.shape.size(), 0), leaf.shape, out);
     if (const std::size_t count = io::detail::count_not_finite(out, leaf.dtype); count != 0)
       throw Error(fmt::format("checkpoint '{}': {}: its training had diverged; leave it out", checkpoint.path(),
                               io::detail::not_finite_message(leaf.name, count)));
-    if (leaf.dtype == DType::f64)
-      add_to<double>(sums, out);
-    else if (leaf.dtype == DType::bf16)
-      add_to<bf16>(sums, out);
-    else
-      add_to<float>(sums, out);
+    with_dtype([&]<class T>(T /*zero*/) { add_to<T>(sums, out); });
   }
   const auto count = static_cast<double>(checkpoints.size());
-  if (leaf.dtype == DType::f64)
-    store_mean<double>(sums, count, out);
-  else if (leaf.dtype == DType::bf16)
-    store_mean<bf16>(sums, count, out);
-  else
-    store_mean<float>(sums, count, out);
+  with_dtype([&]<class T>(T /*zero*/) { store_mean<T>(sums, count, out); });
 }
 
 /// Throws UsageError, which names the leaf, unless both have the same leaves below the prefix.

@@ -204,7 +204,9 @@ inline Handle<const Part> common_part(const std::vector<ValuePtr>& values) {
 
 struct CheckpointForward::Parts : Counted {
   Parts(std::vector<ValuePtr> values, const RecomputePolicy& policy)
-      : inputs(std::move(values)), device(inputs.front()->device), part(program_state(device), common_part(inputs)) {
+      : inputs(std::move(values)),
+        device(inputs.front()->device),
+        part(program_state(device), program_state(device).observer ? common_part(inputs) : nullptr) {
     if (policy.name == "none") return;
     kept = kept_by(policy);
     mode.emplace(program_state(device), ProgramState::Mode::checkpoint, std::vector<ValuePtr>{}, kept);

@@ -124,7 +124,7 @@ void write_manifest(const std::string& folder, std::vector<ManifestFile> files);
                                                  std::int64_t step, const Retention& keep);
 /// The folders of the directory that were being written or removed when a process ended.
 [[nodiscard]] std::vector<std::string> half_removed(const std::string& directory);
-/// Removes a checkpoint; a crash leaves it whole, or under a name that is no checkpoint's.
+/// Removes a checkpoint. After a crash it is whole, or its folder has a name that no checkpoint has.
 void remove_checkpoint(const std::string& path);
 /// Removes what crashed savers have left, and checkpoints before `step` that need not stay. What cannot be removed is
 /// named on stderr.
