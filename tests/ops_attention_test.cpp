@@ -14,48 +14,99 @@ using namespace shardlib::test;
 
 namespace {
 
+/// The dims of attention's arrays, whose names are those of the queries. Dims that keys lack are query heads that share
+/// them.
+struct AttentionDims {
+  AttentionDims(const std::vector<Global>& x, const Global& result, const std::string& width, const std::string& length)
+      : y(result), to(strides_along(y, y.names)), l(at(length)), w(at(width)), size(y.shape[w]), queries(y.shape) {
+    for (const auto& operand : x) strides.push_back(strides_along(operand, y.names));
+    queries[w] = 1;
+  }
+  [[nodiscard]] std::size_t at(const std::string& name) const {
+    return static_cast<std::size_t>(std::find(y.names.begin(), y.names.end(), name) - y.names.begin());
+  }
+  /// The place of element c of a row in operand k, or in the result.
+  [[nodiscard]] std::size_t in(std::size_t k, Shape row, std::int64_t c) const {
+    row[w] = c;
+    return offset(strides[k], row);
+  }
+  [[nodiscard]] std::size_t out(Shape row, std::int64_t c) const {
+    row[w] = c;
+    return offset(to, row);
+  }
+
+  const Global& y;
+  Shape to;
+  std::size_t l, w;
+  std::int64_t size;
+  Shape queries;  ///< one row for each query
+  std::vector<Shape> strides{};
+};
+
 /// softmax over the keys j <= i along the length of scale q_i k_j, within a segment where there are four operands,
-/// times v_j. Dims that keys lack are query heads that share them.
+/// times v_j: calls f with each query and the weights of its keys.
+template <class F>
+void for_each_query(const std::vector<Global>& x, const AttentionDims& dims, double factor, const F& f) {
+  for_each_index(dims.queries, [&](const Shape& query) {
+    std::vector<double> p;
+    double total = 0;
+    Shape key = query;
+    for (key[dims.l] = 0; key[dims.l] <= query[dims.l]; ++key[dims.l]) {
+      double dot = 0;
+      for (std::int64_t c = 0; c < dims.size; ++c)
+        dot += x[0].data[dims.in(0, query, c)] * x[1].data[dims.in(1, key, c)];
+      const bool seen = x.size() < 4 || x[3].data[dims.in(3, query, 0)] == x[3].data[dims.in(3, key, 0)];
+      p.push_back(seen ? std::exp(factor * dot) : 0);
+      total += p.back();
+    }
+    for (double& weight : p) weight /= total;
+    f(query, p);
+  });
+}
+
+/// Its cotangents, from those of the weights: dp_j = ct_i v_j, and ds_j = p_j (dp_j - sum_k p_k dp_k) of the scores.
 Reference attention(const std::string& width, double scale = 0, const std::string& length = "L") {
-  return [=](const std::vector<Global>& x, Global& y) {
-    const Names& names = y.names;
-    const auto at = [&](const std::string& name) {
-      return static_cast<std::size_t>(std::find(names.begin(), names.end(), name) - names.begin());
-    };
-    const std::size_t l = at(length), w = at(width);
-    std::vector<Shape> strides;
-    for (const auto& operand : x) strides.push_back(strides_along(operand, names));
-    const Shape to = strides_along(y, names);
-    const std::int64_t size = y.shape[w];
-    const double factor = scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(size));
-    Shape rows = y.shape;
-    rows[w] = 1;
-    const auto element = [&](std::size_t k, const Shape& i) { return x[k].data[offset(strides[k], i)]; };
-    std::fill(y.data.begin(), y.data.end(), 0.0);
-    for_each_index(rows, [&](const Shape& query) {
-      std::vector<double> p;
-      double total = 0;
-      Shape i = query, j = query;
-      for (std::int64_t key = 0; key <= query[l]; ++key) {
-        j[l] = key;
-        double dot = 0;
-        for (std::int64_t c = 0; c < size; ++c) {
-          i[w] = j[w] = c;
-          dot += element(0, i) * element(1, j);
-        }
-        const bool seen = x.size() < 4 || element(3, i) == element(3, j);
-        p.push_back(seen ? std::exp(factor * dot) : 0);
-        total += p.back();
-      }
-      for (std::int64_t key = 0; key <= query[l]; ++key) {
-        j[l] = key;
-        for (std::int64_t c = 0; c < size; ++c) {
-          i[w] = j[w] = c;
-          y.data[offset(to, i)] += p[static_cast<std::size_t>(key)] / total * element(2, j);
-        }
-      }
-    });
+  const auto factor = [scale](const AttentionDims& dims) {
+    return scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(dims.size));
   };
+  return {[=](const std::vector<Global>& x, Global& y) {
+            const AttentionDims dims(x, y, width, length);
+            std::fill(y.data.begin(), y.data.end(), 0.0);
+            for_each_query(x, dims, factor(dims), [&](const Shape& query, const std::vector<double>& p) {
+              Shape key = query;
+              for (std::size_t j = 0; j < p.size(); ++j) {
+                key[dims.l] = static_cast<std::int64_t>(j);
+                for (std::int64_t c = 0; c < dims.size; ++c)
+                  y.data[dims.out(query, c)] += p[j] * x[2].data[dims.in(2, key, c)];
+              }
+            });
+          },
+          [=](const std::vector<Global>& x, const Global& ct, std::vector<Global>& dx) {
+            const AttentionDims dims(x, ct, width, length);
+            for_each_query(x, dims, factor(dims), [&](const Shape& query, const std::vector<double>& p) {
+              std::vector<double> dp(p.size());
+              double mean = 0;
+              Shape key = query;
+              for (std::size_t j = 0; j < p.size(); ++j) {
+                key[dims.l] = static_cast<std::int64_t>(j);
+                for (std::int64_t c = 0; c < dims.size; ++c) {
+                  const double cotangent = ct.data[dims.out(query, c)];
+                  dp[j] += cotangent * x[2].data[dims.in(2, key, c)];
+                  dx[2].data[dims.in(2, key, c)] += p[j] * cotangent;
+                }
+                mean += p[j] * dp[j];
+              }
+              for (std::size_t j = 0; j < p.size(); ++j) {
+                key[dims.l] = static_cast<std::int64_t>(j);
+                const double ds = factor(dims) * p[j] * (dp[j] - mean);
+                for (std::int64_t c = 0; c < dims.size; ++c) {
+                  const std::size_t q = dims.in(0, query, c), k = dims.in(1, key, c);
+                  dx[0].data[q] += ds * x[1].data[k];
+                  dx[1].data[k] += ds * x[0].data[q];
+                }
+              }
+            });
+          }};
 }
 
 #define ATTENTION(dtype, queries, keys, width, tolerance_)                                               \
@@ -119,6 +170,25 @@ std::vector<std::string> zigzag_meshes() {
       },                                                                                                            \
       attention("K", 0, "A"),                                                                                       \
       {.law = Law::none, .tolerance = 4e-6, .draws = {Draw::odd, Draw::odd, Draw::odd, kind}, .padding = false})
+
+TEST_CASE("the reference's cotangents of causal_attention and of products are those of differences", "[ops]") {
+  const auto agree = [](const Case& plain) {
+    Case by_sums = plain, by_differences = plain;
+    const Reference value = plain.reference;
+    by_differences.reference = Reference([value](const std::vector<Global>& x, Global& y) { value(x, y); });
+    by_sums.prepare();
+    by_differences.prepare();
+    for (std::size_t i = 0; i < plain.in.size(); ++i)
+      if (plain.differentiable(i))
+        for (std::size_t k = 0; k < by_sums.gradients[i].data.size(); ++k)
+          REQUIRE(std::abs(by_sums.gradients[i].data[k] - by_differences.gradients[i].data[k]) < 1e-6);
+  };
+  agree(ATTENTION(f32, "L two H K", "L H K", "K", 0));
+  agree(IN_SEGMENTS(f32, "L K", "L K", "L", "K", Draw::truth));
+  agree(make_case<Tensor<f32, "B L M">, Tensor<f32, "M L">>(
+      "products", [](const auto& x, const auto& y) { return einsum_unreduced<"B L M, M L -> L B">(x, y); },
+      products()));
+}
 
 TEST_CASE("causal_attention", "[ops]") {
   check_cases({

@@ -79,35 +79,75 @@ inline std::vector<double> resized(const std::vector<double>& data, const Shape&
 
 // ---- reference ops -------------------------------------------------------------------------------------------------
 
-/// Fills y, whose dims are set, from the operands.
-using Reference = std::function<void(const std::vector<Global>& x, Global& y)>;
+/// What an op does to whole arrays. Where the sums behind its cotangents are plain as well, `pullback` takes them at
+/// once; elsewhere they are differences, of which each costs the reference twice.
+class Reference {
+ public:
+  /// Fills y, whose dims are set, from the operands.
+  using Value = std::function<void(const std::vector<Global>& x, Global& y)>;
+  /// Adds the cotangents of the operands of an op whose result has the cotangent ct to dx, arrays of zeros.
+  using Pullback = std::function<void(const std::vector<Global>& x, const Global& ct, std::vector<Global>& dx)>;
+
+  template <class F>
+  requires std::is_invocable_v < const F&, const std::vector<Global>
+  &, Global& > Reference(F value, Pullback pullback = {}) : value_(std::move(value)), pullback_(std::move(pullback)) {}
+
+  void operator()(const std::vector<Global>& x, Global& y) const { value_(x, y); }
+  [[nodiscard]] const Pullback& pullback() const { return pullback_; }
+
+ private:
+  Value value_;
+  Pullback pullback_;
+};
 
 /// The same elements in the same order: what a collective does to the whole array.
 inline Reference same() {
-  return [](const std::vector<Global>& x, Global& y) { y.data = x[0].data; };
+  return {[](const std::vector<Global>& x, Global& y) { y.data = x[0].data; },
+          [](const std::vector<Global>&, const Global& ct, std::vector<Global>& dx) { dx[0].data = ct.data; }};
+}
+
+/// Calls f with the place of each product's factors in the operands, and of its sum in y.
+template <class F>
+void for_each_product(const std::vector<Global>& x, const Global& y, const F& f) {
+  Names names = y.names;
+  Shape sizes = y.shape;
+  std::vector<Shape> strides;
+  for (const auto& operand : x)
+    for (std::size_t i = 0; i < operand.names.size(); ++i)
+      if (std::find(names.begin(), names.end(), operand.names[i]) == names.end()) {
+        names.push_back(operand.names[i]);
+        sizes.push_back(operand.shape[i]);
+      }
+  for (const auto& operand : x) strides.push_back(strides_along(operand, names));
+  const Shape to = strides_along(y, names);
+  std::vector<std::size_t> from(x.size());
+  for_each_index(sizes, [&](const Shape& index) {
+    for (std::size_t k = 0; k < x.size(); ++k) from[k] = offset(strides[k], index);
+    f(from, offset(to, index));
+  });
 }
 
 /// Sums products over every index that the result lacks.
 inline Reference products() {
-  return [](const std::vector<Global>& x, Global& y) {
-    Names names = y.names;
-    Shape sizes = y.shape;
-    std::vector<Shape> strides;
-    for (const auto& operand : x)
-      for (std::size_t i = 0; i < operand.names.size(); ++i)
-        if (std::find(names.begin(), names.end(), operand.names[i]) == names.end()) {
-          names.push_back(operand.names[i]);
-          sizes.push_back(operand.shape[i]);
-        }
-    for (const auto& operand : x) strides.push_back(strides_along(operand, names));
-    const Shape to = strides_along(y, names);
-    std::fill(y.data.begin(), y.data.end(), 0.0);
-    for_each_index(sizes, [&](const Shape& index) {
-      double product = 1;
-      for (std::size_t k = 0; k < x.size(); ++k) product *= x[k].data[offset(strides[k], index)];
-      y.data[offset(to, index)] += product;
-    });
-  };
+  using Places = std::vector<std::size_t>;
+  return {[](const std::vector<Global>& x, Global& y) {
+            std::fill(y.data.begin(), y.data.end(), 0.0);
+            for_each_product(x, y, [&](const Places& from, std::size_t to) {
+              double product = 1;
+              for (std::size_t k = 0; k < x.size(); ++k) product *= x[k].data[from[k]];
+              y.data[to] += product;
+            });
+          },
+          [](const std::vector<Global>& x, const Global& ct, std::vector<Global>& dx) {
+            for_each_product(x, ct, [&](const Places& from, std::size_t to) {
+              for (std::size_t k = 0; k < x.size(); ++k) {
+                double others = ct.data[to];
+                for (std::size_t j = 0; j < x.size(); ++j)
+                  if (j != k) others *= x[j].data[from[j]];
+                dx[k].data[from[k]] += others;
+              }
+            });
+          }};
 }
 
 /// f of the operands' elements, broadcast by name.
