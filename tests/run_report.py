@@ -8,6 +8,7 @@ it is given. Nothing but Python's standard library is needed: the parsers here k
 installed, report_script.js runs the report's script, too.
 """
 import argparse
+import csv
 import fcntl
 import glob
 import html.parser
@@ -279,13 +280,21 @@ def tensorboard(folder):
         check(each[0][3] == b"brain.Event:2", "the file's version comes first")
         check(all(1.6e9 < e[1] < 1e11 for e in each), "events have the time")
     scalars = {}
+    texts = {}
     for event in first[1:]:
         value = dict(fields(dict(fields(event[5]))[1]))
+        if 8 in value:
+            tensor, plugin = dict(fields(value[8])), dict(fields(dict(fields(value[9]))[1]))
+            check(tensor[1] == 7 and plugin == {1: b"text"}, "a text is a tensor of strings for the plugin of texts")
+            texts[value[1].decode()] = event[2], tensor[8].decode()
+            continue
         scalars.setdefault(value[1].decode(), []).append((event[2], value[2]))
     tags = {
         "train/loss", "train/learning_rate", "train/grad_norm", "speed/tokens_per_second", "speed/step_seconds",
         "speed/mfu", "memory/bytes", "validation/loss", "time/forward", "time/all_gather",
     }  # fmt: skip
+    expected = {"configuration": (0, "    [model]\n    d = 64\n    "), "sample": (299, "    And *so* on\n    to the end")}
+    check(texts == expected, f"texts are shown as they are: {texts}")
     check(set(scalars) == tags, f"the tags are {sorted(scalars)}")
     check([s for s, _ in scalars["train/loss"]] == list(range(300)), "every step is there")
     check(all(abs(v - (3 + 8 / (1 + 0.01 * s))) < 1e-5 for s, v in scalars["train/loss"]), "the loss is the loss")
@@ -315,6 +324,36 @@ def follows(program, folder):
             check(started.returncode == 0 and every() == 0, f"the last page is that of finished runs: {started}")
 
 
+def exports(run, folder):
+    """--csv and --jsonl, read with Python's standard library."""
+    done = run("first", "second", "--csv", "runs.csv")
+    check(done.returncode == 0 and done.stdout == "wrote runs.csv\n", f"shardlib-report writes a table: {done}")
+    with open(f"{folder}/runs.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    with open(f"{folder}/first/metrics.jsonl", encoding="utf-8") as file:
+        records = [json.loads(line) for line in file]
+    steps = [(row["run"], int(row["step"])) for row in rows]
+    check(steps[:300] == [("first", i) for i in range(300)] and steps[300][0] == "second", "a row for each step of a run")
+    for row, record in zip(rows, records):
+        same = {
+            "train/loss": record["loss"],
+            "speed/mfu": record["mfu"],
+            "validation/loss": record.get("validation_loss"),
+            "time/forward": record["seconds"]["forward"],
+        }
+        check(all((float(row[k]) if row[k] else None) == v for k, v in same.items()), f"the row of a record: {row}")
+    check(rows[-1]["speed/mfu"] == "", "what a run lacks is empty")
+    done = run("first", "second", "--jsonl", "-")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    check(len(lines) == len(rows), "a line for each row")
+    for line, row in zip(lines, rows):
+        check(line == {k: v if k == "run" else float(v) for k, v in row.items() if v}, f"lines are the rows: {line}")
+    done = run("first", "--csv", "nowhere/x.csv")
+    check(done.returncode == 2 and "'nowhere/x.csv'" in done.stderr, f"a table that cannot be written: {done}")
+    done = run("first", "--csv", "a", "--jsonl", "b")
+    check(done.returncode == 2 and "give one of" in done.stderr, f"one format at a time: {done}")
+
+
 def tool(program, folder):
     def run(*words):
         return subprocess.run([program, *words], capture_output=True, text=True, timeout=60, cwd=folder)
@@ -326,6 +365,7 @@ def tool(program, folder):
     done = run("second")
     check(done.returncode == 0 and os.path.exists(f"{folder}/second/report.html"), "a run's report goes into its folder")
     follows(program, folder)
+    exports(run, folder)
     for words, text in [
         (["nothing"], "error: there is no run 'nothing'\n"),
         ([], "error: RUN is required (see --help)\n"),

@@ -204,7 +204,7 @@ TEST_CASE("report: one run, a metrics file, and what is not a run", "[run]") {
   CHECK(run::report({folder / "first/metrics.jsonl"}).find("<title>metrics.jsonl</title>") != std::string::npos);
   CHECK(run::report({(folder / "first") + "/"}).find("<title>first</title>") != std::string::npos);
 
-  expect_error<UsageError>([] { static_cast<void>(run::report({})); }, "report: name at least one run");
+  expect_error<UsageError>([] { static_cast<void>(run::report({})); }, "name at least one run");
   expect_error<UsageError>([] { static_cast<void>(run::report({"/nowhere"})); }, "there is no run '/nowhere'");
   expect_error<UsageError>([&] { static_cast<void>(run::report({folder.path()})); },
                            "the folder '" + folder.path() + "' is not a run: it has no metrics.jsonl");
@@ -346,6 +346,8 @@ TEST_CASE("run files for run_report.py", "[.run_report]") {
   run::merge_traces(parts, folder + "/trace.json");
   TensorBoard board(folder + "/tensorboard");
   for (std::int64_t i = 0; i < 300; ++i) board.write(record(i, true));
+  board.text("configuration", 0, "[model]\nd = 64\n");
+  board.write(Sample{299, "And", "And *so* on\nto the end"});
   TensorBoard resumed(folder + "/tensorboard", 250);
   resumed.scalar("train/loss", 250, 0.5);
   resumed.flush();

@@ -3,6 +3,9 @@
 //   shardlib-report runs/first                        writes runs/first/report.html
 //   shardlib-report runs/first runs/second -o cmp.html
 //   shardlib-report runs/first runs/second -o cmp.html --follow 30    again each 30 seconds, while a run goes on
+//   shardlib-report runs/first --csv first.csv        writes the numbers as a table instead
+#include <shardlib/io/file.hpp>
+#include <shardlib/run/export.hpp>
 #include <shardlib/run/options.hpp>
 #include <shardlib/run/report.hpp>
 #include <shardlib/support/error.hpp>
@@ -22,9 +25,18 @@
 
 using namespace shardlib;
 
+void write_table(const std::string& table, const std::string& file) {
+  if (file == "-") {
+    fmt::print("{}", table);
+    return;
+  }
+  io::replace_file(file, io::as_bytes(table));
+  fmt::print("wrote {}\n", file);
+}
+
 int program(int argc, char** argv) {
   std::vector<std::string> runs;
-  std::string output;
+  std::string output, csv, jsonl;
   std::int64_t follow = 0;
   run::Options options("shardlib-report", "Writes one page with the curves, texts and settings of training runs.");
   options.arguments("RUN", runs, "folder of a run, or a metrics file; the first one's colour is blue");
@@ -33,8 +45,18 @@ int program(int argc, char** argv) {
               run::value_name("FILE") | run::command_line_only());
   options.add("--follow", follow, "write the page again each SECONDS, until no run goes on; 0: write it once",
               run::at_least(0) | run::value_name("SECONDS") | run::command_line_only());
+  options.add("--csv", csv, "write the numbers of all steps as a table instead; -: to the standard output",
+              run::value_name("FILE") | run::command_line_only());
+  options.add("--jsonl", jsonl, "the same as JSON objects, one a line, as W&B and MLflow take them",
+              run::value_name("FILE") | run::command_line_only());
   if (!options.parse(argc, argv)) {
     fmt::print("{}", options.answer());
+    return 0;
+  }
+  if (!csv.empty() || !jsonl.empty()) {
+    if ((!csv.empty() && !jsonl.empty()) || !output.empty() || follow > 0)
+      throw UsageError("give one of --csv, --jsonl and the page's options --output and --follow");
+    write_table(csv.empty() ? run::to_jsonl(runs) : run::to_csv(runs), csv.empty() ? jsonl : csv);
     return 0;
   }
   const bool own_page = output.empty() && runs.size() == 1 && std::filesystem::is_directory(runs[0]);

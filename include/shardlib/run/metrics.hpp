@@ -27,6 +27,11 @@ struct Record {
   std::vector<std::pair<std::string, double>> seconds = {};
 };
 
+/// The record's numbers by the names that TensorBoard and exports show: train/loss, train/grad_norm, validation/loss,
+/// speed/mfu, memory/bytes, time/forward and so on; train/skipped is 1 for a step without an update.
+/// `numbers_of(record)`
+[[nodiscard]] SHARDLIB_INLINE std::vector<std::pair<std::string, double>> numbers_of(const Record& record);
+
 /// A text that the model has written after a step, with its prompt.
 struct Sample {
   std::int64_t step = 0;

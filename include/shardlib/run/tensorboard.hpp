@@ -1,4 +1,4 @@
-// Writes scalars for TensorBoard into an event file beside the run's own records.
+// Writes numbers and texts for TensorBoard into an event file beside the run's own records.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,12 @@ class TensorBoard {
 
   /// Adds one value of the curve `tag`.
   void scalar(std::string_view tag, std::int64_t step, double value);
-  /// Adds all fields of the record, as train/loss, train/grad_norm, validation/loss, speed/mfu and so on.
+  /// Adds a text, which TensorBoard's tab TEXT shows as it is.
+  void text(std::string_view tag, std::int64_t step, std::string_view text);
+  /// Adds the record's `numbers_of`.
   void write(const Record& record);
+  /// Adds the text, as sample.
+  void write(const Sample& sample);
   void flush();  ///< passes added values to the system
 
  private:

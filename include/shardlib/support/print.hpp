@@ -1,7 +1,10 @@
-// Helpers for the texts of a run's files: TOML strings, edit distance.
+// Helpers for the texts of a run's files: TOML strings, JSON numbers, edit distance.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -14,6 +17,11 @@ namespace shardlib::run::detail {
 
 using shardlib::detail::as_utf8;
 using shardlib::detail::markup_escape;
+
+/// The shortest text that reads back as the same number, as JSON; null if it is not finite.
+inline std::string json_number(double x) {
+  return std::isfinite(x) ? fmt::format("{}", x) : "null";
+}
 
 /// A TOML basic string, which is also a JSON string.
 inline std::string quote(std::string_view text) {

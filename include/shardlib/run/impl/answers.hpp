@@ -5,10 +5,12 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <iterator>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "shardlib/run/evaluate.hpp"
 #include "shardlib/run/impl/batches.hpp"
@@ -33,10 +35,10 @@ inline void print_line(const std::string& line) {
 /// The answers of one device's model. All members are collective; the first rank prints.
 class Answers {
  public:
-  /// `directory` gets the samples.
+  /// The first rank gives the samples to `keep`.
   Answers(const DevicePtr& device, const Training& training, const Data& data, const Program& program,
-          RunDirectory& directory)
-      : device_(device), training_(training), data_(data), program_(program), directory_(directory) {}
+          std::function<void(const Sample&)> keep)
+      : device_(device), training_(training), data_(data), program_(program), keep_(std::move(keep)) {}
 
   /// Draws the samples after a step; -1 is before the first one.
   void sample(std::int64_t step) {
@@ -52,7 +54,7 @@ class Answers {
       const auto text =
           generate(*data_.tokenizer, training_.prompt, program_.context, program_.decode, options, show, stop);
       say(stopped ? "\nthe sample was stopped by a signal" : "\n");
-      if (speaks_ && !stopped) directory_.write(Sample{step, training_.prompt, text});
+      if (speaks_ && !stopped) keep_({step, training_.prompt, text});
     }
   }
   /// Asks the questions of --evaluate. An ending is one row on one of the devices that share the batch; the others have
@@ -83,7 +85,7 @@ class Answers {
   const Training& training_;
   const Data& data_;
   const Program& program_;
-  RunDirectory& directory_;
+  std::function<void(const Sample&)> keep_;
   bool speaks_ = device_->rank() == 0;
 };
 
@@ -109,8 +111,7 @@ inline void answer_only(const DevicePtr& device, const Training& training, const
   require_same_run(*found, model_identity(training, data, configuration), training, false);
   const StopOnSignal stop;
   if (training.chat) return converse(device, training, data, program, [&] { return stopping(device); });
-  RunDirectory nowhere;
-  Answers answers(device, training, data, program, nowhere);
+  Answers answers(device, training, data, program, [](const Sample&) {});
   answers.sample(found->step - 1);
   answers.evaluate();
 }

@@ -36,11 +36,6 @@ namespace detail {
 
 // ordered_json: the parts of a step keep the order in which they were written.
 
-/// The shortest text that reads back as the same number.
-inline std::string json_number(double x) {
-  return std::isfinite(x) ? fmt::format("{}", x) : "null";
-}
-
 inline std::string whole_file(const std::string& path) {
   shardlib::detail::require_regular_file(path);
   std::ifstream file(path, std::ios::binary);
@@ -137,6 +132,21 @@ SHARDLIB_INLINE std::string to_json(const Record& r) {
   object("numbers", r.numbers);
   object("seconds", r.seconds);
   return out + "}";
+}
+
+SHARDLIB_INLINE std::vector<std::pair<std::string, double>> numbers_of(const Record& r) {
+  std::vector<std::pair<std::string, double>> out{{"train/loss", r.loss},
+                                                  {"train/learning_rate", r.learning_rate},
+                                                  {"train/grad_norm", r.grad_norm},
+                                                  {"speed/tokens_per_second", r.tokens_per_second},
+                                                  {"speed/step_seconds", r.step_seconds}};
+  if (r.mfu) out.emplace_back("speed/mfu", *r.mfu);
+  if (r.memory_bytes) out.emplace_back("memory/bytes", static_cast<double>(*r.memory_bytes));
+  if (r.validation_loss) out.emplace_back("validation/loss", *r.validation_loss);
+  if (r.skipped) out.emplace_back("train/skipped", 1);
+  for (const auto& [name, number] : r.numbers) out.emplace_back("train/" + name, number);
+  for (const auto& [name, seconds] : r.seconds) out.emplace_back("time/" + name, seconds);
+  return out;
 }
 
 SHARDLIB_INLINE std::string to_json(const Sample& s) {

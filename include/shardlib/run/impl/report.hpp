@@ -177,19 +177,7 @@ inline std::vector<Chart> charts_of(const std::vector<RunData>& runs) {
 }  // namespace detail
 
 SHARDLIB_INLINE std::string report(const std::vector<std::string>& paths, double every) {
-  if (paths.empty()) throw UsageError("report: name at least one run");
-  std::vector<detail::RunData> runs;
-  for (const std::string& path : paths) {
-    runs.push_back(detail::read_run(path));
-    runs.back().number = static_cast<int>(runs.size()) - 1;
-  }
-  const auto same_name = [&](const std::string& name) {
-    return std::count_if(runs.begin(), runs.end(), [&](const auto& run) { return run.name == name; }) > 1;
-  };
-  std::vector<std::string> names;
-  for (const detail::RunData& run : runs) names.push_back(same_name(run.name) ? run.path : run.name);
-  for (std::size_t i = 0; i < runs.size(); ++i) runs[i].name = names[i];
-
+  const std::vector<detail::RunData> runs = detail::read_runs(paths);
   std::string title, legend;
   for (const detail::RunData& run : runs) {
     title += (title.empty() ? "" : " · ") + detail::markup_escape(run.name);

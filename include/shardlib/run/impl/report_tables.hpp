@@ -53,6 +53,21 @@ inline RunData read_run(const std::string& path) {
   return run;
 }
 
+/// Runs whose names differ: equal ones have their paths.
+inline std::vector<RunData> read_runs(const std::vector<std::string>& paths) {
+  if (paths.empty()) throw UsageError("name at least one run");
+  std::vector<RunData> runs;
+  for (const std::string& path : paths) {
+    runs.push_back(read_run(path));
+    runs.back().number = static_cast<int>(runs.size()) - 1;
+  }
+  std::vector<std::string> names;
+  for (const RunData& run : runs)
+    names.push_back(std::ranges::count(runs, run.name, &RunData::name) > 1 ? run.path : run.name);
+  for (std::size_t i = 0; i < runs.size(); ++i) runs[i].name = names[i];
+  return runs;
+}
+
 template <class F>
 double median_of(const std::vector<Record>& records, const F& value) {
   std::vector<double> values;

@@ -8,6 +8,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <chrono>
@@ -60,6 +61,13 @@ inline std::string tensorboard_event(std::int64_t step) {
          protobuf_varint(static_cast<std::uint64_t>(step));
 }
 
+/// TensorBoard reads texts as Markdown, in which this shows the text as it is.
+inline std::string as_code(std::string_view text) {
+  std::string out = "    ";
+  for (const char c : text) out += c == '\n' ? std::string("\n    ") : std::string(1, c);
+  return out;
+}
+
 }  // namespace detail
 
 SHARDLIB_INLINE TensorBoard::TensorBoard(const std::string& folder, std::int64_t first_step) {
@@ -90,18 +98,25 @@ SHARDLIB_INLINE void TensorBoard::scalar(std::string_view tag, std::int64_t step
   event(detail::tensorboard_event(step) + detail::protobuf_bytes(5, detail::protobuf_bytes(1, entry)));
 }
 
+SHARDLIB_INLINE void TensorBoard::text(std::string_view tag, std::int64_t step, std::string_view text) {
+  if (!on()) return;
+  // Value: tag = 1, tensor = 8, metadata = 9. TensorProto: dtype = 1, DT_STRING = 7; string_val = 8, and a shape
+  // without dims where there is none. SummaryMetadata: plugin_data = 1; PluginData: plugin_name = 1.
+  const std::string tensor = detail::protobuf_key(1, 0) + detail::protobuf_varint(7) +
+                             detail::protobuf_bytes(8, detail::as_utf8(detail::as_code(text)));
+  const std::string entry = detail::protobuf_bytes(1, detail::as_utf8(tag)) + detail::protobuf_bytes(8, tensor) +
+                            detail::protobuf_bytes(9, detail::protobuf_bytes(1, detail::protobuf_bytes(1, "text")));
+  event(detail::tensorboard_event(step) + detail::protobuf_bytes(5, detail::protobuf_bytes(1, entry)));
+  flush();
+}
+
+SHARDLIB_INLINE void TensorBoard::write(const Sample& s) {
+  text("sample", std::max<std::int64_t>(s.step, 0), s.text);
+}
+
 SHARDLIB_INLINE void TensorBoard::write(const Record& r) {
   if (!on()) return;
-  scalar("train/loss", r.step, r.loss);
-  scalar("train/learning_rate", r.step, r.learning_rate);
-  scalar("train/grad_norm", r.step, r.grad_norm);
-  scalar("speed/tokens_per_second", r.step, r.tokens_per_second);
-  scalar("speed/step_seconds", r.step, r.step_seconds);
-  if (r.mfu) scalar("speed/mfu", r.step, *r.mfu);
-  if (r.memory_bytes) scalar("memory/bytes", r.step, static_cast<double>(*r.memory_bytes));
-  if (r.validation_loss) scalar("validation/loss", r.step, *r.validation_loss);
-  for (const auto& [name, number] : r.numbers) scalar("train/" + name, r.step, number);
-  for (const auto& [name, seconds] : r.seconds) scalar("time/" + name, r.step, seconds);
+  for (const auto& [name, number] : numbers_of(r)) scalar(name, r.step, number);
   flush();
 }
 

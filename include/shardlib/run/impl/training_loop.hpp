@@ -62,7 +62,11 @@ class TrainingLoop {
                        ? RunDirectory()
                        : RunDirectory(training.directory, configuration,
                                       training.resume ? Resume::automatic : Resume::never, speaks_)),
-        answers_(device, training, data, program, directory_),
+        answers_(device, training, data, program,
+                 [this](const Sample& sample) {
+                   directory_.write(sample);
+                   if (events_) events_->write(sample);
+                 }),
         batches_(device, training, data),
         judge_(training),
         saving_(device, program.checkpoints, directory_, [this](const std::string& text) { message(text); }),
@@ -100,7 +104,10 @@ class TrainingLoop {
           JsonLines(training_.metrics, found ? JsonLines::Mode::append : JsonLines::Mode::overwrite, "check --metrics");
       cut_metrics(first);
     });
-    if (speaks_ && training_.tensorboard) events_ = std::make_unique<TensorBoard>(directory_.tensorboard(), first);
+    if (speaks_ && training_.tensorboard) {
+      events_ = std::make_unique<TensorBoard>(directory_.tensorboard(), first);
+      events_->text("configuration", first, configuration_);
+    }
     describe();
     // Devices that are threads of this process share its cores. Ranks of one machine measure their cores together.
     peak_ = reduce(device_,
