@@ -316,7 +316,7 @@ TEST_CASE("gpt: the loss is that of an independent f64 model", "[model]") {
   }
 }
 
-TEST_CASE("gpt: every gradient is that of an independent f64 model, by finite differences", "[model]") {
+TEST_CASE("gpt: every gradient is that of an independent f64 model, by finite differences", "[model][differences]") {
   for (const Kind kind : kinds) {
     const Subject s = subject(kind);
     auto weights = in_f64(s);
