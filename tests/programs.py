@@ -1008,6 +1008,7 @@ def mistakes(p):
         (["--beta2=1"], ["--beta2", "from 0 to below 1", "--help"]),
         (["--trace"], ["--trace", "--run DIR"]),
         (["--tensorboard"], ["--tensorboard", "--run DIR"]),
+        (["--turns={}"], ["--turns", "give --chat too"]),
         (["--max-tokens=5", "--rows=stories", "--prompt="], ["--prompt is empty", "--max-tokens 0"]),
         (["--max-tokens=5", "--vocabulary=128", "--prompt=é"], ["--prompt", "195", "ends at 127", "--vocabulary"]),
         (["--mesh=t=1,d=2"], ["--mesh", "d s t", "d=4,s=2,t=2"]),

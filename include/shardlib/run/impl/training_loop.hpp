@@ -403,6 +403,8 @@ SHARDLIB_INLINE void train(const DevicePtr& device, const Training& training, co
     throw UsageError(
         "--chat talks with a run's model and trains nothing: use shardlib-sample RUN --chat, or give "
         "--sample-only too");
+  if (!training.chat && training.turns != Training{}.turns)
+    throw UsageError("--turns says how a conversation is written: give --chat too");
   detail::require_one_run(device, training, configuration, data);
   if (training.sample_only) return detail::answer_only(device, training, data, configuration, program);
   detail::TrainingLoop(device, training, data, configuration, program).run();
