@@ -231,6 +231,29 @@ void apply_all(std::string_view op, std::string_view x, std::string_view y) {
   static_cast<void>(dual(a, mesh_axes(b)));
 }
 
+TEST_CASE("grammar: what looks canonical is, or is no spec") {
+  const std::vector<std::string> parts{"A", "B/t", "2", "[C]", "+t", "+d", " ", ",", "->"};
+  std::size_t found = 0;
+  const auto check = [&](const auto& extend, const std::string& text, int more) -> void {
+    if (detail::looks_canonical(text)) {
+      const bool op = text.find("->") != std::string::npos;
+      if (op ? op_error(text).empty() : error(text).empty()) {
+        ++found;
+        if ((op ? canonical_op(text) : canonical(text)) != text) FAIL("'" << text << "'");
+      }
+    }
+    if (more > 0)
+      for (const auto& part : parts) extend(extend, text + part, more - 1);
+  };
+  check(check, "", 5);
+  // Longer ones have a space around whatever they need.
+  for (const char* text : {"A B/t, B/t C -> A C +t", "A, B +d -> A B +d", "A +t -> +t", "[A/t] B, C -> C B +t"})
+    CHECK(detail::looks_canonical(text));
+  for (const char* text : {"A  B", " A", "A ", "+t +d", "A,B -> A", "A->B", "A -> ", "-> A", "A, -> A", "A , B -> A"})
+    CHECK(!detail::looks_canonical(text));
+  CHECK(found > 100);
+}
+
 TEST_CASE("malformed texts never crash, and what parses is printed as it is parsed") {
   std::mt19937 random(2);
   const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };

@@ -19,6 +19,9 @@ namespace shardlib {
 template <dtype D, Spec From, Spec To>
 class Gathering {
  public:
+  using value_type = D;
+  static constexpr Spec from = From, to = To;
+
   explicit Gathering(Tensor<D, From> shard) : shard_(std::move(shard)) {}
 
   /// The shard that this device holds.
@@ -107,6 +110,28 @@ Result einsum_gathering(const Site& site, const X& x, const Y& other) {
                                             vjp(other, save(x), beside_gathering_vjp<Y, Whole>));
 }
 
+template <class X>
+inline constexpr bool is_gathering = false;
+template <dtype D, Spec From, Spec To>
+inline constexpr bool is_gathering<Gathering<D, From, To>> = true;
+/// `void` if one operand is gathering, the first or the second. One overload takes both, because each costs every call.
+/// A default argument, as clang 19 looks at a constraint after the type of the result.
+template <class X, class Y>
+using if_one_gathers = std::enable_if_t<(is_gathering<X> && is_tensor<Y>) || (is_tensor<X> && is_gathering<Y>)>;
+
+/// What the rule says of the operands, of which one is gathering.
+template <auto Rule, OpSpec O, class X, class Y>
+struct ProductOfGathering {
+  using Gathers = std::conditional_t<is_gathering<X>, X, Y>;
+  using Other = std::conditional_t<is_gathering<X>, Y, X>;
+  static constexpr Spec result = result_of<Rule, O, Gathers::from, Gathers::to, Other::spec, is_gathering<X>>;
+  static constexpr bool ok = legal<Rule, O, Gathers::from, Gathers::to, Other::spec, is_gathering<X>>;
+};
+template <OpSpec O, class X, class Y>
+using GatheringProduct = ProductOfGathering<rules::einsum_gathering, O, X, Y>;
+template <OpSpec O, class X, class Y>
+using ReducedGatheringProduct = ProductOfGathering<rules::einsum_reduced_gathering, O, X, Y>;
+
 }  // namespace detail
 
 /// The einsum_unreduced of an operand that is still gathering. At each step a device multiplies the shard at hand,
@@ -114,45 +139,29 @@ Result einsum_gathering(const Site& site, const X& x, const Y& other) {
 /// (f64 for f64). The other operand must be sharded over the axis. Backward: an einsum_scatter for the gathering
 /// operand; for the other one, the shards travel again.
 /// `einsum_unreduced<"B/d L M, M F/t -> B/d L F/t">(gathering<over<"t">>(x), w)`
-template <OpSpec O, class Out = void, dtype D, Spec From, Spec To, dtype E, Spec T>
-auto einsum_unreduced(const Gathering<D, From, To>& x, const Tensor<E, T>& y, Site site = Site::current()) -> Tensor<
-    detail::after_t<detail::one_dtype<"einsum_unreduced", D, E> && detail::einsum_dtypes<D, detail::dtype_or<Out, D>>,
-                    detail::dtype_or<Out, D>>,
-    detail::result_of<rules::einsum_gathering, O, From, To, T, true>> {
-  using Result = Tensor<detail::dtype_or<Out, D>, detail::result_of<rules::einsum_gathering, O, From, To, T, true>>;
-  if constexpr (!legal<rules::einsum_gathering, O, From, To, T, true>)
+template <OpSpec O, class Out = void, class X, class Y, class = detail::if_one_gathers<X, Y>>
+auto einsum_unreduced(const X& x, const Y& y, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::einsum_operands<typename X::value_type, Out, typename Y::value_type>,
+                              detail::dtype_or<Out, typename X::value_type>>,
+              detail::GatheringProduct<O, X, Y>::result> {
+  using Product = detail::GatheringProduct<O, X, Y>;
+  using Result = Tensor<detail::dtype_or<Out, typename X::value_type>, Product::result>;
+  if constexpr (!Product::ok)
     return {};
+  else if constexpr (detail::is_gathering<X>)
+    return detail::einsum_gathering<O, Result, true, X::to>(site, x.shard(), y);
   else
-    return detail::einsum_gathering<O, Result, true, To>(site, x.shard(), y);
-}
-template <OpSpec O, class Out = void, dtype D, Spec S, dtype E, Spec From, Spec To>
-auto einsum_unreduced(const Tensor<D, S>& x, const Gathering<E, From, To>& y, Site site = Site::current()) -> Tensor<
-    detail::after_t<detail::one_dtype<"einsum_unreduced", D, E> && detail::einsum_dtypes<D, detail::dtype_or<Out, D>>,
-                    detail::dtype_or<Out, D>>,
-    detail::result_of<rules::einsum_gathering, O, From, To, S, false>> {
-  using Result = Tensor<detail::dtype_or<Out, D>, detail::result_of<rules::einsum_gathering, O, From, To, S, false>>;
-  if constexpr (!legal<rules::einsum_gathering, O, From, To, S, false>)
-    return {};
-  else
-    return detail::einsum_gathering<O, Result, false, To>(site, y.shard(), x);
+    return detail::einsum_gathering<O, Result, false, Y::to>(site, y.shard(), x);
 }
 
 /// The einsum of an operand that is still gathering, with the collective over other axes that its result needs.
 /// `einsum<"B/d L M/t, M/t F -> B/d L F/t">(x, gathering<"M/t/d F -> M/t F">(w))`
-template <OpSpec O, class Sum = void, dtype D, Spec From, Spec To, dtype E, Spec T>
-auto einsum(const Gathering<D, From, To>& x, const Tensor<E, T>& y, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::einsum_summands<D, Sum, E>, D>,
-              detail::result_of<rules::einsum_reduced_gathering, O, From, To, T, true>> {
-  if constexpr (!legal<rules::einsum_reduced_gathering, O, From, To, T, true>)
-    return {};
-  else
-    return detail::einsum_reduced<O, Sum>(site, x, y);
-}
-template <OpSpec O, class Sum = void, dtype D, Spec S, dtype E, Spec From, Spec To>
-auto einsum(const Tensor<D, S>& x, const Gathering<E, From, To>& y, Site site = Site::current())
-    -> Tensor<detail::after_t<detail::einsum_summands<D, Sum, E>, D>,
-              detail::result_of<rules::einsum_reduced_gathering, O, From, To, S, false>> {
-  if constexpr (!legal<rules::einsum_reduced_gathering, O, From, To, S, false>)
+template <OpSpec O, class Sum = void, class X, class Y, class = detail::if_one_gathers<X, Y>>
+auto einsum(const X& x, const Y& y, Site site = Site::current())
+    -> Tensor<detail::after_t<detail::einsum_summands<typename X::value_type, Sum, typename Y::value_type>,
+                              typename X::value_type>,
+              detail::ReducedGatheringProduct<O, X, Y>::result> {
+  if constexpr (!detail::ReducedGatheringProduct<O, X, Y>::ok)
     return {};
   else
     return detail::einsum_reduced<O, Sum>(site, x, y);

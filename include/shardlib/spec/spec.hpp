@@ -63,12 +63,18 @@ struct Small {
 /// Mesh axes in order, major first.
 using Axes = Small<std::string_view, max_axes>;
 
+namespace detail {
+/// An empty vector. A constant expression copies it in one step, but constructs it element by element.
+template <class T>
+inline constexpr T none{};
+}  // namespace detail
+
 /// One dim of a parsed spec: `V/t`, `2` or `[V/t]`. `is_integer` is true for the second.
 struct Dim {
-  std::string_view name;      ///< the digits, for an integer dim
-  std::int64_t integer = -1;  ///< the exact size of an integer dim, else -1
-  Axes axes;                  ///< the axes that shard it, major first
-  bool bracketed = false;     ///< true for `[V/t]`, the dim that index_unreduced looks up
+  std::string_view name;           ///< the digits, for an integer dim
+  std::int64_t integer = -1;       ///< the exact size of an integer dim, else -1
+  Axes axes = detail::none<Axes>;  ///< the axes that shard it, major first
+  bool bracketed = false;          ///< true for `[V/t]`, the dim that index_unreduced looks up
 
   constexpr bool is_integer() const { return integer >= 0; }
   friend constexpr bool operator==(const Dim& a, const Dim& b) { return a.name == b.name && a.axes == b.axes; }
@@ -85,8 +91,8 @@ struct Placement {
 /// A parsed tensor spec. Its names are views into the parsed text. `rank` is the number of `dims`. `placement` is the
 /// placement on an axis. `has` and `find` look for a dim. `add_partial` makes the spec partial over an axis.
 struct TensorSpec {
-  Small<Dim, max_dims> dims;
-  Axes partial;  ///< axes of pending sums, sorted
+  Small<Dim, max_dims> dims = detail::none<Small<Dim, max_dims>>;
+  Axes partial = detail::none<Axes>;  ///< axes of pending sums, sorted
 
   constexpr TensorSpec() = default;
   /// Parses a text that is a tensor spec, as parse_tensor does; for one that is none, ends the program. The text has to
@@ -127,7 +133,7 @@ struct ParsedTensor {
 
 /// The result of `parse_op`: the operands `in`, the result `out`, or an error.
 struct OpParts {
-  Small<TensorSpec, 4> in;
+  Small<TensorSpec, 4> in = detail::none<Small<TensorSpec, 4>>;
   TensorSpec out;
   detail::Text error;  ///< empty if the text is an op spec
 };
@@ -319,11 +325,34 @@ constexpr void assign(char (&to)[N], std::string_view s) {
   for (std::size_t i = 0; i < s.size(); ++i) to[i] = s[i];
 }
 
+/// True only for a text that is its own canonical text, or no spec at all. False says nothing. Most literals are
+/// written in canonical form, and in a constant expression this costs far less than parsing them.
+constexpr bool looks_canonical(std::string_view s) {
+  int sums = 0;
+  for (std::size_t i = 0; i < s.size(); ++i) {
+    const bool inside = i > 0 && i + 1 < s.size(), word_ends = i > 0 && s[i - 1] != ' ';
+    if (s[i] == '+') {
+      if (++sums > 1) return false;  // which may have to be sorted
+    } else if (s[i] == ' ') {
+      if (!inside || !word_ends) return false;
+    } else if (s[i] == ',' || s[i] == '-') {
+      // One space after a comma and around the arrow, and a dim or a sum beside them.
+      const std::size_t next = s[i] == ',' ? i + 1 : i + 2;
+      if (i == 0 || word_ends != (s[i] == ',') || next + 1 >= s.size() || s[next] != ' ' || s[next + 1] == '-')
+        return false;
+      sums = 0;
+    }
+  }
+  return true;
+}
+
 /// Writes the canonical text of a tensor or op spec. A text that is neither stays unchanged, so that the op's error
 /// can quote it.
 template <std::size_t N>
 constexpr void assign_canonical(char (&to)[N], std::string_view s) {
-  if (find(s, "->") != npos) {
+  if (looks_canonical(s)) {
+    assign(to, s);
+  } else if (find(s, "->") != npos) {
     const auto op = parse_op(s);
     assign(to, op.error.empty() ? to_string(op).view() : s);
   } else {

@@ -288,7 +288,7 @@ template <class T, Spec Axes>
 struct dual;
 template <class D, Spec S, Spec Axes>
 struct dual<Tensor<D, S>, Axes> {
-  using type = Tensor<D, dual_spec(S, Axes)>;
+  using type = Tensor<D, dual_spec(parsed<S>, parsed<Axes>)>;
 };
 
 }  // namespace detail
