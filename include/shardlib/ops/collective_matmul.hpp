@@ -15,7 +15,8 @@
 namespace shardlib {
 
 /// A tensor of type Tensor<D, To> whose shards, of type Tensor<D, From>, are still on the other devices. Only
-/// `einsum_unreduced` and `einsum` accept it, as one of two operands.
+/// `einsum_unreduced` and `einsum` accept it, as one of two operands. `value_type` is the dtype, `from` the spec of a
+/// shard, and `to` the spec of the whole.
 template <dtype D, Spec From, Spec To>
 class Gathering {
  public:
