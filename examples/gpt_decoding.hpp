@@ -14,11 +14,11 @@ namespace gpt {
 // The keys and values of one layer. Positions that decoding has not reached hold zeros.
 template <dtype C>
 struct Cache {
-  Tensor<C, "B/d Klen K/t D"> k, v;
+  Tensor<C, "B/r/d Klen K/t D"> k, v;
 };
 // The tokens that a text grows by.
 struct NewTokens {
-  Tensor<i32, "B/d L/s"> ids;
+  Tensor<i32, "B/r/d L/s"> ids;
   std::int64_t first = 0;          // the position of the first one
   Tensor<f32, "L Klen"> places;    // the position of each one, one-hot
   Tensor<bool_, "L/s Klen"> seen;  // the positions that each one attends to
@@ -27,33 +27,34 @@ struct NewTokens {
 // Adds the keys and values of the new tokens to the cache, which every device of s has whole, then attends to all of
 // it.
 template <dtype C>
-auto cached_attention(const Tensor<C, "B/d L/s M">& x, Cache<C>& cache, const NewTokens& tokens, const Layer<C>& w,
-                      const ModelConfig& config) -> Tensor<C, "B/d L/s M +t"> {
+auto cached_attention(const Tensor<C, "B/r/d L/s M">& x, Cache<C>& cache, const NewTokens& tokens, const Layer<C>& w,
+                      const ModelConfig& config) -> Tensor<C, "B/r/d L/s M +t"> {
   const auto [q, k, v] = projected(x, w, config, tokens.first);
   const auto places = cast<C>(tokens.places);
-  const auto new_k = all_gather<"B/d L/s K/t D -> B/d L K/t D">(k),
-             new_v = all_gather<"B/d L/s K/t D -> B/d L K/t D">(v);
-  cache.k = cache.k + einsum_unreduced<"L Klen, B/d L K/t D -> B/d Klen K/t D">(places, new_k);
-  cache.v = cache.v + einsum_unreduced<"L Klen, B/d L K/t D -> B/d Klen K/t D">(places, new_v);
-  const auto scores = einsum_unreduced<"B/d L/s Q K/t D, B/d Klen K/t D -> B/d Q K/t L/s Klen", f32>(q, cache.k);
+  const auto new_k = all_gather<"B/r/d L/s K/t D -> B/r/d L K/t D">(k),
+             new_v = all_gather<"B/r/d L/s K/t D -> B/r/d L K/t D">(v);
+  cache.k = cache.k + einsum_unreduced<"L Klen, B/r/d L K/t D -> B/r/d Klen K/t D">(places, new_k);
+  cache.v = cache.v + einsum_unreduced<"L Klen, B/r/d L K/t D -> B/r/d Klen K/t D">(places, new_v);
+  const auto scores = einsum_unreduced<"B/r/d L/s Q K/t D, B/r/d Klen K/t D -> B/r/d Q K/t L/s Klen", f32>(q, cache.k);
   const double scale = config.score_scale.value_or(1 / std::sqrt(static_cast<double>(q.size("D"))));
   const auto probabilities = cast<C>(softmax<"Klen">(where(tokens.seen, scores * scale, -1e30)));
-  const auto y = einsum_unreduced<"B/d Q K/t L/s Klen, B/d Klen K/t D -> B/d L/s Q K/t D">(probabilities, cache.v);
+  const auto y =
+      einsum_unreduced<"B/r/d Q K/t L/s Klen, B/r/d Klen K/t D -> B/r/d L/s Q K/t D">(probabilities, cache.v);
   const auto w_o = all_gather<"M/d/s Q K/t D -> M Q K/t D", backward_sum<f32>>(w.w_o);
-  return einsum_unreduced<"B/d L/s Q K/t D, M Q K/t D -> B/d L/s M +t">(y, w_o);
+  return einsum_unreduced<"B/r/d L/s Q K/t D, M Q K/t D -> B/r/d L/s M +t">(y, w_o);
 }
 
 template <dtype C>
 auto cached_logits(const Model<C>& w, Array<"layers", Cache<C>>& caches, const NewTokens& tokens,
-                   const ModelConfig& config) -> Tensor<f32, "B/d L/s V/t"> {
+                   const ModelConfig& config) -> Tensor<f32, "B/r/d L/s V/t"> {
   const auto embed = all_gather<"V/t M/d/s -> V/t M", backward_sum<f32>>(w.embed);
   Residual x = embedded(embed, tokens.ids);
   for (std::size_t i = 0; i < caches.size(); ++i) {
     const Layer<C>& layer = w.layers[i];
     const auto attended = cached_attention(gathered_norm(x, layer.norm1, config), caches[i], tokens, layer, config);
-    x = x + cast<f32>(reduce_scatter<"B/d L/s M +t -> B/d L/s M/t", f32>(attended));
+    x = x + cast<f32>(reduce_scatter<"B/r/d L/s M +t -> B/r/d L/s M/t", f32>(attended));
     const auto fed = feed_forward(gathered_norm(x, layer.norm2, config), layer);
-    x = x + cast<f32>(reduce_scatter<"B/d L/s M +t -> B/d L/s M/t", f32>(fed));
+    x = x + cast<f32>(reduce_scatter<"B/r/d L/s M +t -> B/r/d L/s M/t", f32>(fed));
   }
   const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d/s -> V/t M", backward_sum<f32>>(w.unembed[0]);
   return unembedded(x, w.final_norm, unembed, config);

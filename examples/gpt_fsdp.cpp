@@ -1,8 +1,9 @@
 // Trains the GPT of gpt_model.hpp: fully sharded data parallel over mesh axis d, context parallel over s (each device
-// has a part of every sequence), tensor parallel over t.
+// has a part of every sequence), tensor parallel over t. Over r the weights are replicated (hybrid sharding).
 //
 //   gpt_fsdp --data text.txt --mesh d=4,t=2     eight devices as threads of this process
 //   gpt_fsdp --data text.txt --mesh s=4 --seq 32768
+//   gpt_fsdp --data text.txt --mesh r=2,d=4     weights sharded over the 4 devices of a node, in each of 2 nodes
 //   mpirun -n 2 gpt_fsdp --data text.txt        two devices as MPI ranks
 //   gpt_fsdp --preset 84m --data c4.zarr --tokenizer tokenizer.tiktoken --run runs/84m
 //
@@ -17,6 +18,7 @@
 
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
+  o.training.batch_axes = "r d";
   o.training.may_change = {"recompute", "gather"};         // the same numbers, but for rounding
   o.training.model_settings = {{"init", "depth-scaled"}};  // as programs of before --init drew
   gpt::declare(options, o);
@@ -30,21 +32,21 @@ int program(int argc, char** argv) {
   run::Options options(
       "gpt_fsdp",
       "Trains a GPT on a mesh of devices: fully sharded over axes d (batch) and s (length of sequences), tensor "
-      "parallel over t.");
+      "parallel over t, replicated over r (batch), if the mesh has it.");
   declare(options, o);
   if (!options.parse(argc, argv)) {
     if (world_rank() == 0) fmt::print("{}", options.answer());
     return 0;
   }
   gpt::read_config(options, o, o.files, o.training);
-  const auto mesh = run::chosen_mesh(o.training, "d s t");
+  const auto mesh = run::chosen_mesh(o.training, "r d s t", "r");
   run::batch_must_divide(mesh, o.training);
   o.config.order = gpt::order_of_sequences(mesh, o.training);
   gpt::settle(o);
   const run::Data data = run::open_data(o.training, o.vocabulary);
   o.vocabulary = data.vocabulary;
   gpt::check_files(o.files, o.training, data);
-  run::note_padding(mesh, gpt::sizes_of(o, mesh[0].size * mesh[1].size, mesh[2].size));
+  run::note_padding(mesh, gpt::sizes_of(o, mesh));
   const auto body = [&](const Options& used) -> DeviceBody {
     return [&](const DevicePtr& device) {
       (used.dtype == "bf16" ? train<bf16> : train<f32>)(device, used, data, options.to_toml());

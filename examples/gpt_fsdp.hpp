@@ -16,7 +16,7 @@
 #include "gpt_setup.hpp"
 
 using namespace shardlib;
-using GptMesh = Mesh<"d s t">;
+using GptMesh = Mesh<"r d s t">;
 
 struct Options : gpt::ModelOptions {
   run::Training training;
@@ -40,7 +40,7 @@ struct TrainState {
   gpt::Model<f32> weights, mu, nu;
 };
 
-using Loss = Tensor<f32, "+d +s +t">;
+using Loss = Tensor<f32, "+d +r +s +t">;
 
 // What is trained, and the weights in the dtype of computation, which the layers read: in f32 the same tensors.
 template <dtype C>
@@ -49,13 +49,18 @@ struct Trained {
   gpt::Model<C> copies;
 };
 
-// Clipping by the global norm, and AdamW. Metrics are reduced outside the differentiated function. The update
-// communicates nothing: weights, gradients and moments are sharded alike.
-template <dtype C, dtype G>
+// Gradients of weights at rest: of "M/d/s F/t" it is "M/d/s F/t +r", the sum over r still pending.
+template <dtype C>
+using Gradients = gradient_t<GptMesh, gpt::Model<C>>;
+
+// The sums over r, once per step; clipping by the global norm; AdamW. Metrics are reduced outside the differentiated
+// function. AdamW communicates nothing: weights, reduced gradients and moments are sharded alike.
+template <dtype C, class Grads>
 run::StepResult update(const GptMesh& mesh, Trained<C>& trained, const run::Training& t, const run::Step& step,
-                       const Loss& loss, const gpt::Model<G>& grads) {
+                       const Loss& loss, Grads pending) {
+  const auto grads = reduce_gradients(mesh, std::move(pending));
   const double norm = global_norm(mesh, grads);
-  const run::StepResult result{item(all_reduce<"+d +s +t -> ">(loss)), norm};
+  const run::StepResult result{item(all_reduce<"+d +r +s +t -> ">(loss)), norm};
   if (!step.accepts(result)) return result;
   auto& [weights, mu, nu] = trained.state;
   const AdamW adamw{t.beta1, t.beta2, t.adam_epsilon, t.weight_decay};
@@ -67,11 +72,11 @@ run::StepResult update(const GptMesh& mesh, Trained<C>& trained, const run::Trai
 template <dtype C, bool Whole>
 auto differentiated(const GptMesh& mesh, const gpt::Model<C, Whole>& weights, const Options& o,
                     const io::TokenBatch& rows) {
-  const auto batch = run::token_tensors<gpt::Batch, "B/d L/s">(mesh, rows, o.training.seq, o.config.order);
+  const auto batch = run::token_tensors<gpt::Batch, "B/r/d L/s">(mesh, rows, o.training.seq, o.config.order);
   return value_and_grad(mesh, gpt::loss<C, Whole>, weights, batch, o.config);
 }
 
-// Loss and gradients of all microbatches, in f32. Gradients by whole weights are pending: "M F/t +d +s".
+// Loss and gradients of all microbatches, in f32. Gradients by whole weights have all sums pending: "M F/t +d +r +s".
 template <dtype C, bool Whole>
 auto accumulated(const GptMesh& mesh, const gpt::Model<C, Whole>& weights, const Options& o, const run::Step& step)
     -> std::pair<Loss, gradient_t<GptMesh, gpt::Model<f32, Whole>>> {
@@ -86,19 +91,21 @@ auto accumulated(const GptMesh& mesh, const gpt::Model<C, Whole>& weights, const
 }
 
 // --gather per-step: weights are gathered over d and s once, before the microbatches, and the sums of their gradients
-// are scattered once, after them.
+// are scattered over d and s once, after them.
 template <dtype C>
 auto gathered_once(const GptMesh& mesh, const gpt::Model<C>& weights, const Options& o, const run::Step& step)
-    -> std::pair<Loss, gpt::Model<C>> {
+    -> std::pair<Loss, Gradients<C>> {
   auto whole = gather_weights<gpt::Model<C, true>>(weights);
   auto [loss, sums] = accumulated(mesh, whole, o, step);
   whole = {};
-  return {std::move(loss), scatter_gradients<gpt::Model<C>>(std::exchange(sums, {}))};
+  return {std::move(loss), scatter_gradients<Gradients<C>>(std::exchange(sums, {}))};
 }
 
 template <dtype C>
 run::StepResult train_step(const GptMesh& mesh, Trained<C>& trained, const Options& o, const run::Step& step) {
-  const auto by = [&](const auto& found) { return update(mesh, trained, o.training, step, found.first, found.second); };
+  const auto by = [&](auto found) {
+    return update(mesh, trained, o.training, step, found.first, std::move(found.second));
+  };
   if (o.gather.per_step) return by(gathered_once(mesh, trained.copies, o, step));
   if (step.microbatches.size() > 1) return by(accumulated(mesh, trained.copies, o, step));
   return by(differentiated(mesh, trained.copies, o, step.microbatches[0]));
@@ -120,8 +127,8 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
   program.checkpoints = run::renewing(run::checkpoints_of(mesh, state, o.training), copies, copied);
   program.step = [&](const run::Step& step) { return train_step(mesh, trained, o, step); };
   program.validate = [&](const io::TokenBatch& rows) -> double {
-    const auto batch = run::token_tensors<gpt::Batch, "B/d L/s">(mesh, rows, o.training.seq, o.config.order);
-    return item(all_reduce<"+d +s +t -> ">(gpt::loss<C>(trained.copies, batch, o.config)));
+    const auto batch = run::token_tensors<gpt::Batch, "B/r/d L/s">(mesh, rows, o.training.seq, o.config.order);
+    return item(all_reduce<"+d +r +s +t -> ">(gpt::loss<C>(trained.copies, batch, o.config)));
   };
   program.decode = gpt::decoder(mesh, copies, o, o.training.seq);
   run::note_state(program, o.training, state.weights, copies, state.mu, state.nu);
@@ -137,8 +144,8 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
 // gpt_fsdp.cpp is the whole program.
 #ifdef GPT_FSDP_PARTS
 extern template auto gathered_once(const GptMesh&, const gpt::Model<f32>&, const Options&, const run::Step&)
-    -> std::pair<Loss, gpt::Model<f32>>;
+    -> std::pair<Loss, Gradients<f32>>;
 extern template auto gathered_once(const GptMesh&, const gpt::Model<bf16>&, const Options&, const run::Step&)
-    -> std::pair<Loss, gpt::Model<bf16>>;
+    -> std::pair<Loss, Gradients<bf16>>;
 extern template void train<bf16>(const DevicePtr&, const Options&, const run::Data&, const std::string&);
 #endif

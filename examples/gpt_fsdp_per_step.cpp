@@ -4,6 +4,6 @@
 #include "gpt_fsdp.hpp"
 
 template auto gathered_once(const GptMesh&, const gpt::Model<f32>&, const Options&, const run::Step&)
-    -> std::pair<Loss, gpt::Model<f32>>;
+    -> std::pair<Loss, Gradients<f32>>;
 template auto gathered_once(const GptMesh&, const gpt::Model<bf16>&, const Options&, const run::Step&)
-    -> std::pair<Loss, gpt::Model<bf16>>;
+    -> std::pair<Loss, Gradients<bf16>>;

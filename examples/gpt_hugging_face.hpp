@@ -239,7 +239,7 @@ inline void check_files(const HuggingFace& files, const run::Training& training,
 }
 
 // Before the first step: tries the outputs, and loads the weights.
-inline void load_weights(const Mesh<"d s t">& mesh, const ModelOptions& o, const HuggingFace& files, Model<f32>& w) {
+inline void load_weights(const Mesh<"r d s t">& mesh, const ModelOptions& o, const HuggingFace& files, Model<f32>& w) {
   if (mesh.device()->is_dry()) return;
   io::together(*mesh.device(), "", [&] {
     if (mesh.rank() != 0) return;

@@ -5,7 +5,8 @@
 // of what is sent. Sums over devices, norms, softmax, the residual stream and the loss are f32.
 // Dims: B batch, L length, M model, Q query heads per key-value head, K key-value heads, D head, F feed-forward,
 // V vocabulary. Mesh: d data parallel, s context parallel (a part of each sequence), t tensor parallel. FSDP is over d
-// and s.
+// and s. The batch is sharded over r, too, and the weights are not: each of r groups of devices has all of them (hybrid
+// sharding).
 #pragma once
 
 #include <shardlib/shapes.hpp>
@@ -20,7 +21,7 @@ namespace gpt {
 
 using namespace shardlib;
 
-// ---- weights: at rest, every tensor is sharded over the whole mesh --------------------------------------------------
+// ---- weights: at rest, every tensor is sharded over d, s and t ------------------------------------------------------
 
 // With `Whole` a weight is gathered over d and s before the microbatches: "M F/t" for "M/d/s F/t".
 template <dtype C, Spec S, bool Whole>
@@ -61,17 +62,18 @@ struct ModelConfig {
 // One batch: a segment is a document, and attention does not leave it. `weights` are each token's share of the loss;
 // those of a step, over all devices and microbatches, add up to 1.
 struct Batch {
-  Tensor<i32, "B/d L/s"> inputs, targets, segments;
-  Tensor<f32, "B/d L/s"> weights;
+  Tensor<i32, "B/r/d L/s"> inputs, targets, segments;
+  Tensor<f32, "B/r/d L/s"> weights;
 };
 
 // ---- one layer: every weight is gathered just before its use (FSDP) ------------------------------------------
 
-using Residual = Tensor<f32, "B/d L/s M/t">;
+using Residual = Tensor<f32, "B/r/d L/s M/t">;
 
 // A weight as a layer reads it, gathered over what it is sharded over and `To` is not. The backward pass of the gather
-// sums the gradient over the devices. `backward_sum<f32>`: in f32, also where C is bf16. A whole weight may be as it is
-// read already; its gradient keeps the sum, "M F/t +d +s", until the microbatches are done.
+// sums the gradient over these devices and leaves the sum over r pending: "M/d/s F/t +r". `backward_sum<f32>`: in f32,
+// also where C is bf16. A whole weight may be as it is read already; its gradient keeps all three sums, "M F/t +d +r
+// +s", until the microbatches are done.
 template <Spec To, dtype C, Spec S>
 auto gathered(const Tensor<C, S>& w, Site site = Site::current()) -> Tensor<C, To> {
   if constexpr (std::is_same_v<Tensor<C, S>, Tensor<C, To>>)
@@ -82,16 +84,16 @@ auto gathered(const Tensor<C, S>& w, Site site = Site::current()) -> Tensor<C, T
 
 // Gathers the residual stream over t, normalizes it and applies the scale. Communicates x once over t.
 template <dtype C, Spec S = "M/t/d/s">
-auto gathered_norm(const Residual& x, const Tensor<C, S>& norm, const ModelConfig& config) -> Tensor<C, "B/d L/s M"> {
-  const auto whole = all_gather<"B/d L/s M/t -> B/d L/s M", backward_sum<f32>>(cast<C>(x));
+auto gathered_norm(const Residual& x, const Tensor<C, S>& norm, const ModelConfig& config) -> Tensor<C, "B/r/d L/s M"> {
+  const auto whole = all_gather<"B/r/d L/s M/t -> B/r/d L/s M", backward_sum<f32>>(cast<C>(x));
   const auto scale = gathered<"M">(norm);
   return cast<C>(rms_norm<"M">(cast<f32>(whole), config.norm_epsilon) * cast<f32>(scale));
 }
 
 template <dtype C>
 struct Heads {
-  Tensor<C, "B/d L/s Q K/t D"> q;
-  Tensor<C, "B/d L/s K/t D"> k, v;
+  Tensor<C, "B/r/d L/s Q K/t D"> q;
+  Tensor<C, "B/r/d L/s K/t D"> k, v;
 };
 
 // Normalizes each head (Qwen 3). Heads share the scale.
@@ -103,14 +105,14 @@ auto head_norm(const Tensor<C, S>& x, const Tensor<C, N>& norm, const ModelConfi
 
 // Queries, keys and values of the tokens at these positions. Heads are sharded over t: this is tensor parallelism.
 template <dtype C, bool Whole = false>
-auto projected(const Tensor<C, "B/d L/s M">& x, const Layer<C, Whole>& w, const ModelConfig& config,
+auto projected(const Tensor<C, "B/r/d L/s M">& x, const Layer<C, Whole>& w, const ModelConfig& config,
                Positions positions) -> Heads<C> {
   const auto w_q = gathered<"M Q K/t D">(w.w_q);
-  auto q = einsum_unreduced<"B/d L/s M, M Q K/t D -> B/d L/s Q K/t D">(x, w_q);
+  auto q = einsum_unreduced<"B/r/d L/s M, M Q K/t D -> B/r/d L/s Q K/t D">(x, w_q);
   const auto w_k = gathered<"M K/t D">(w.w_k);
-  auto k = einsum_unreduced<"B/d L/s M, M K/t D -> B/d L/s K/t D">(x, w_k);
+  auto k = einsum_unreduced<"B/r/d L/s M, M K/t D -> B/r/d L/s K/t D">(x, w_k);
   const auto w_v = gathered<"M K/t D">(w.w_v);
-  auto v = einsum_unreduced<"B/d L/s M, M K/t D -> B/d L/s K/t D">(x, w_v);
+  auto v = einsum_unreduced<"B/r/d L/s M, M K/t D -> B/r/d L/s K/t D">(x, w_v);
   const Sizes groups{{"Q", q.size("Q")}, {"D", q.size("D")}}, heads{{"D", q.size("D")}};
   for (const auto& bias : w.b_q) {
     const auto b = gathered<"E/t">(bias);
@@ -134,51 +136,51 @@ auto projected(const Tensor<C, "B/d L/s M">& x, const Layer<C, Whole>& w, const 
 // A token sees those of its segment up to itself: keys and values go to the devices of s that hold later tokens. The
 // type of the result shows the pending sum over all heads, +t.
 template <dtype C, bool Whole = false>
-auto attention(const Tensor<C, "B/d L/s M">& x, const Tensor<i32, "B/d L/s">& segments, const Layer<C, Whole>& w,
-               const ModelConfig& config) -> Tensor<C, "B/d L/s M +t"> {
+auto attention(const Tensor<C, "B/r/d L/s M">& x, const Tensor<i32, "B/r/d L/s">& segments, const Layer<C, Whole>& w,
+               const ModelConfig& config) -> Tensor<C, "B/r/d L/s M +t"> {
   const auto [q, k, v] = projected(x, w, config, config.order);
   const auto y = causal_attention<"L", "D", over<"s">>(q, k, v, segments, config.score_scale, config.order);
   const auto w_o = gathered<"M Q K/t D">(w.w_o);
-  return einsum_unreduced<"B/d L/s Q K/t D, M Q K/t D -> B/d L/s M +t">(y, w_o);
+  return einsum_unreduced<"B/r/d L/s Q K/t D, M Q K/t D -> B/r/d L/s M +t">(y, w_o);
 }
 
 template <dtype C, bool Whole = false>
-auto feed_forward(const Tensor<C, "B/d L/s M">& x, const Layer<C, Whole>& w) -> Tensor<C, "B/d L/s M +t"> {
+auto feed_forward(const Tensor<C, "B/r/d L/s M">& x, const Layer<C, Whole>& w) -> Tensor<C, "B/r/d L/s M +t"> {
   const auto w_gate = gathered<"M F/t">(w.w_gate);
-  const auto gate = save_for_backward(einsum_unreduced<"B/d L/s M, M F/t -> B/d L/s F/t">(x, w_gate));
+  const auto gate = save_for_backward(einsum_unreduced<"B/r/d L/s M, M F/t -> B/r/d L/s F/t">(x, w_gate));
   const auto w_up = gathered<"M F/t">(w.w_up);
-  const auto up = save_for_backward(einsum_unreduced<"B/d L/s M, M F/t -> B/d L/s F/t">(x, w_up));
+  const auto up = save_for_backward(einsum_unreduced<"B/r/d L/s M, M F/t -> B/r/d L/s F/t">(x, w_up));
   const auto y = map([](auto g, auto u) { return swish(g) * u; }, gate, up);
   const auto w_down = gathered<"M F/t">(w.w_down);
-  return einsum_unreduced<"B/d L/s F/t, M F/t -> B/d L/s M +t">(y, w_down);
+  return einsum_unreduced<"B/r/d L/s F/t, M F/t -> B/r/d L/s M +t">(y, w_down);
 }
 
 template <dtype C, bool Whole = false>
-auto layer(const Residual& x, const Tensor<i32, "B/d L/s">& segments, const Layer<C, Whole>& w,
+auto layer(const Residual& x, const Tensor<i32, "B/r/d L/s">& segments, const Layer<C, Whole>& w,
            const ModelConfig& config) -> Residual {
   const auto attended = attention(gathered_norm(x, w.norm1, config), segments, w, config);
-  const auto y = save_for_backward(x + cast<f32>(reduce_scatter<"B/d L/s M +t -> B/d L/s M/t", f32>(attended)));
+  const auto y = save_for_backward(x + cast<f32>(reduce_scatter<"B/r/d L/s M +t -> B/r/d L/s M/t", f32>(attended)));
   const auto fed = feed_forward(gathered_norm(y, w.norm2, config), w);
-  return y + cast<f32>(reduce_scatter<"B/d L/s M +t -> B/d L/s M/t", f32>(fed));
+  return y + cast<f32>(reduce_scatter<"B/r/d L/s M +t -> B/r/d L/s M/t", f32>(fed));
 }
 
 // ---- the model ------------------------------------------------------------------------------------------------------
 
 // Before the layers and after them; the tables are gathered over d and s.
 template <dtype C>
-auto embedded(const Tensor<C, "V/t M">& table, const Tensor<i32, "B/d L/s">& inputs) -> Residual {
-  return cast<f32>(reduce_scatter<"B/d L/s M +t -> B/d L/s M/t", f32>(
-      index_unreduced<"[V/t] M, B/d L/s -> B/d L/s M +t">(table, inputs)));
+auto embedded(const Tensor<C, "V/t M">& table, const Tensor<i32, "B/r/d L/s">& inputs) -> Residual {
+  return cast<f32>(reduce_scatter<"B/r/d L/s M +t -> B/r/d L/s M/t", f32>(
+      index_unreduced<"[V/t] M, B/r/d L/s -> B/r/d L/s M +t">(table, inputs)));
 }
 template <dtype C, Spec S = "M/t/d/s">
 auto unembedded(const Residual& x, const Tensor<C, S>& norm, const Tensor<C, "V/t M">& table, const ModelConfig& config)
-    -> Tensor<f32, "B/d L/s V/t"> {
-  return einsum_unreduced<"B/d L/s M, V/t M -> B/d L/s V/t", f32>(gathered_norm(x, norm, config), table);
+    -> Tensor<f32, "B/r/d L/s V/t"> {
+  return einsum_unreduced<"B/r/d L/s M, V/t M -> B/r/d L/s V/t", f32>(gathered_norm(x, norm, config), table);
 }
 
 template <dtype C, bool Whole = false>
-auto logits(const Model<C, Whole>& w, const Tensor<i32, "B/d L/s">& inputs, const Tensor<i32, "B/d L/s">& segments,
-            const ModelConfig& config) -> Tensor<f32, "B/d L/s V/t"> {
+auto logits(const Model<C, Whole>& w, const Tensor<i32, "B/r/d L/s">& inputs, const Tensor<i32, "B/r/d L/s">& segments,
+            const ModelConfig& config) -> Tensor<f32, "B/r/d L/s V/t"> {
   const auto embed = gathered<"V/t M">(w.embed);
   Residual x = embedded(embed, inputs);
   for (const Layer<C, Whole>& weights : w.layers)
@@ -188,22 +190,22 @@ auto logits(const Model<C, Whole>& w, const Tensor<i32, "B/d L/s">& inputs, cons
 }
 
 // Cross-entropy over a vocabulary that is sharded over t, without gathering it. Per token and still partial over t.
-inline auto token_losses(const Tensor<f32, "B/d L/s V/t">& logits, const Tensor<i32, "B/d L/s">& targets)
-    -> Tensor<f32, "B/d L/s +t"> {
-  const auto highest = all_reduce_max<"B/d L/s V/t -> B/d L/s">(stop_gradient(logits));
+inline auto token_losses(const Tensor<f32, "B/r/d L/s V/t">& logits, const Tensor<i32, "B/r/d L/s">& targets)
+    -> Tensor<f32, "B/r/d L/s +t"> {
+  const auto highest = all_reduce_max<"B/r/d L/s V/t -> B/r/d L/s">(stop_gradient(logits));
   const auto shifted = logits - highest;
-  const auto total = all_reduce<"B/d L/s +t -> B/d L/s">(sum<"B/d L/s V/t -> B/d L/s +t">(exp(shifted)));
-  const auto target = index_unreduced<"B/d L/s [V/t], B/d L/s -> B/d L/s +t">(shifted, targets);
-  return to_partial<"B/d L/s -> B/d L/s +t">(log(total)) - target;
+  const auto total = all_reduce<"B/r/d L/s +t -> B/r/d L/s">(sum<"B/r/d L/s V/t -> B/r/d L/s +t">(exp(shifted)));
+  const auto target = index_unreduced<"B/r/d L/s [V/t], B/r/d L/s -> B/r/d L/s +t">(shifted, targets);
+  return to_partial<"B/r/d L/s -> B/r/d L/s +t">(log(total)) - target;
 }
 
 // The mean loss of the tokens that count. Each device holds a part of the sum, as value_and_grad requires.
-inline auto mean_loss(const Tensor<f32, "B/d L/s V/t">& logits, const Batch& batch) -> Tensor<f32, "+d +s +t"> {
-  return sum<"B/d L/s +t -> +d +s +t">(token_losses(logits, batch.targets) * batch.weights);
+inline auto mean_loss(const Tensor<f32, "B/r/d L/s V/t">& logits, const Batch& batch) -> Tensor<f32, "+d +r +s +t"> {
+  return sum<"B/r/d L/s +t -> +d +r +s +t">(token_losses(logits, batch.targets) * batch.weights);
 }
 
 template <dtype C, bool Whole = false>
-auto loss(const Model<C, Whole>& w, const Batch& batch, const ModelConfig& config) -> Tensor<f32, "+d +s +t"> {
+auto loss(const Model<C, Whole>& w, const Batch& batch, const ModelConfig& config) -> Tensor<f32, "+d +r +s +t"> {
   return mean_loss(logits(w, batch.inputs, batch.segments, config), batch);
 }
 

@@ -1,5 +1,5 @@
 // Trains a model as a pipeline: stages over mesh axis p, each of them fully sharded over d and tensor parallel over t,
-// and the GPT context parallel over s.
+// and the GPT context parallel over s and replicated over r, if the mesh has it.
 //
 //   gpt_pipeline --data text.txt --mesh p=2,d=2,t=1 --microbatches 8 --schedule interleaved-1f1b
 //   mpirun -n 2 gpt_pipeline --data text.txt --mesh p=2 --microbatches 8 --run runs/first
@@ -79,7 +79,7 @@ struct Layout {
 
 // C is the dtype of computation.
 template <dtype C>
-class Gpt : Layout<"p d s t"> {
+class Gpt : Layout<"p r d s t"> {
  public:
   using Layout::Staged;
   using Weights = gpt::StageModel<f32>;
@@ -101,7 +101,8 @@ class Gpt : Layout<"p d s t"> {
   [[nodiscard]] Batches batches(const std::vector<io::TokenBatch>& microbatches) const {
     Batches batches;
     for (const io::TokenBatch& rows : microbatches)
-      batches.push_back(run::token_tensors<gpt::Batch, "B/d L/s">(mesh.stage(), rows, o.training.seq, o.config.order));
+      batches.push_back(
+          run::token_tensors<gpt::Batch, "B/r/d L/s">(mesh.stage(), rows, o.training.seq, o.config.order));
     return batches;
   }
   template <bool OfWhole = false>
@@ -133,8 +134,8 @@ class Gpt : Layout<"p d s t"> {
     return (o.tied ? 1 : 2) * o.vocabulary * o.d_model + o.layers * layer + o.d_model;
   }
   [[nodiscard]] double flops_per_token() const { return gpt::flops_per_token(o, parameters(), o.training.seq); }
-  [[nodiscard]] static f32 total(const Tensor<f32, "+d +p +s +t">& loss) {
-    return item(all_reduce<"+d +p +s +t -> ">(loss));
+  [[nodiscard]] static f32 total(const Tensor<f32, "+d +p +r +s +t">& loss) {
+    return item(all_reduce<"+d +p +r +s +t -> ">(loss));
   }
 };
 
@@ -244,7 +245,8 @@ class Trainer {
   // Clipping by the norm over all ranks, AdamW on each rank's own weights.
   run::StepResult step(const run::Step& step) {
     const run::Training& t = o_.training;
-    auto [loss, grads] = differentiated(model.batches(step.microbatches));
+    auto [loss, pending] = differentiated(model.batches(step.microbatches));
+    auto grads = reduce_gradients(mesh_.stage(), std::move(pending));
     model.sum_shared(grads);
     const double norm = pipeline::global_norm(mesh_, grads, [&](std::string_view name) { return model.counts(name); });
     const run::StepResult result{Model::total(loss), norm};
@@ -292,7 +294,8 @@ class Trainer {
         auto whole = gather_weights<typename Model::Whole>(copies);
         auto [loss, sums] = by(model.template program<true>(batches), whole);
         whole = {};
-        return std::pair{std::move(loss), scatter_gradients<typename Model::Copies>(std::exchange(sums, {}))};
+        using Gradients = gradient_t<typename Staged::Stage, typename Model::Copies>;
+        return std::pair{std::move(loss), scatter_gradients<Gradients>(std::exchange(sums, {}))};
       }
     return by(model.program(batches), copies);
   }
@@ -401,8 +404,11 @@ void train(const DevicePtr& device, const Options& o, const pipeline::Schedule& 
   program.copy_bytes = o.dtype == "f32" ? 0 : run::shard_bytes(trainer.copies);
   program.gradient_bytes = run::shard_bytes(trainer.copies);
   program.optimizer_bytes = run::shard_bytes(trainer.state.mu) + run::shard_bytes(trainer.state.nu);
-  if (o.gather.per_step)
-    run::note_gathered(program, trainer.state.weights, trainer.copies, mesh.stage().size() / mesh.stage().size("t"));
+  if (o.gather.per_step) {
+    const auto& axes = mesh.whole().device()->axes();
+    run::note_gathered(program, trainer.state.weights, trainer.copies,
+                       gpt::devices_along(axes, "d") * gpt::devices_along(axes, "s"));
+  }
   program.flops_per_token = trainer.model.flops_per_token();
   program.context = o.training.seq;
   run::train(device, o.training, data, toml, program);
@@ -432,7 +438,8 @@ int program(int argc, char** argv) {
         "gpt_fsdp samples, with the same --run folder");
   o.training.sample.max_tokens = 0;
   const bool is_tutorial = o.model == "jaxpp-tutorial";
-  const auto mesh = run::chosen_mesh(o.training, is_tutorial ? "p d t" : "p d s t");
+  if (!is_tutorial) o.training.batch_axes = "r d";
+  const auto mesh = run::chosen_mesh(o.training, is_tutorial ? "p d t" : "p r d s t", is_tutorial ? "" : "r");
   const pipeline::Schedule schedule = chosen_schedule(o, mesh[0].size);
   const auto lists = schedule.tasks(static_cast<int>(o.training.microbatches));
   if (o.show_schedule) {
@@ -451,7 +458,7 @@ int program(int argc, char** argv) {
     gpt::settle(o);
     data = run::open_data(o.training, o.vocabulary);
     o.vocabulary = data.vocabulary;
-    run::note_padding(mesh, gpt::sizes_of(o, mesh[1].size * mesh[2].size, mesh[3].size));
+    run::note_padding(mesh, gpt::sizes_of(o, mesh));
   }
   const auto body = [&](const Options& used, const pipeline::Schedule& under) -> DeviceBody {
     return

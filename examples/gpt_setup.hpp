@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <numeric>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "gpt_model.hpp"
@@ -75,6 +76,12 @@ inline SequenceOrder order_of_sequences(const std::vector<AxisSize>& mesh, const
   return SequenceOrder::contiguous;
 }
 
+// The number of devices along the axis; 1 for a mesh without it.
+inline std::int64_t devices_along(const std::vector<AxisSize>& mesh, std::string_view axis) {
+  const auto at = std::ranges::find(mesh, axis, &AxisSize::name);
+  return at == mesh.end() ? 1 : at->size;
+}
+
 // Sizes of the model's dims, padded so that weights over d * s = `shards` and t devices divide them, and the vocabulary
 // so that GEMMs have round shapes.
 inline Sizes sizes_of(const ModelOptions& o, std::int64_t shards, std::int64_t t) {
@@ -94,14 +101,17 @@ inline Sizes sizes_of(const ModelOptions& o, std::int64_t shards, std::int64_t t
           {"G", o.n_kv * key_bias, keys.padded * key_bias},
           dim("N", o.qk_norm ? o.d_head : 0, shards * t)};
 }
-inline Sizes sizes_of(const ModelOptions& o, const Mesh<"d s t">& mesh) {
-  return sizes_of(o, mesh.size("d") * mesh.size("s"), mesh.size("t"));
+inline Sizes sizes_of(const ModelOptions& o, const std::vector<AxisSize>& mesh) {
+  return sizes_of(o, devices_along(mesh, "d") * devices_along(mesh, "s"), devices_along(mesh, "t"));
+}
+inline Sizes sizes_of(const ModelOptions& o, const Mesh<"r d s t">& mesh) {
+  return sizes_of(o, mesh.device()->axes());
 }
 
 // First values, the same on every mesh: truncated normal numbers by 1/sqrt(fan in), and scales of 1. seqax divides them
 // by the deviation of that distribution, too, and draws the embedding from the normal one (Model.init of its train.py).
 struct Initializer {
-  const Mesh<"d s t">& mesh;
+  const Mesh<"r d s t">& mesh;
   const ModelOptions& o;
   std::uint64_t seed;
   Sizes sizes = sizes_of(o, mesh);

@@ -41,7 +41,7 @@ struct Stages {
     return x;
   }
   [[nodiscard]] auto loss(const StageModel<C, Whole>& w, const Residual& x, const pipeline::StagePlace& at) const
-      -> Tensor<f32, "+d +s +t"> {
+      -> Tensor<f32, "+d +r +s +t"> {
     const auto table = gathered<"V/t M">(w.unembed.empty() ? w.embed.at(0) : w.unembed[0]);
     return mean_loss(unembedded(x, w.final_norm.at(0), table, config), batch(at));
   }

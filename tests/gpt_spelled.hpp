@@ -13,38 +13,38 @@ using namespace shardlib;
 using gpt::ModelConfig, gpt::Residual;
 using Layer = gpt::Layer<f32>;
 using Model = gpt::Model<f32>;
-using Mask = Tensor<bool_, "B/d Qlen/s Klen">;
+using Mask = Tensor<bool_, "B/r/d Qlen/s Klen">;
 
 /// Which keys a query sees: those of its own segment up to itself.
-inline auto segment_mask(const Tensor<i32, "B/d L/s">& segments, const Tensor<bool_, "Qlen/s Klen">& causal) -> Mask {
-  const auto keys = rename<"L -> Klen">(all_gather<"B/d L/s -> B/d L">(segments));
+inline auto segment_mask(const Tensor<i32, "B/r/d L/s">& segments, const Tensor<bool_, "Qlen/s Klen">& causal) -> Mask {
+  const auto keys = rename<"L -> Klen">(all_gather<"B/r/d L/s -> B/r/d L">(segments));
   return logical_and(equal(rename<"L -> Qlen">(segments), keys), causal);
 }
 
-inline auto attention(const Tensor<f32, "B/d L/s M">& x, const Mask& seen, const Layer& w, const ModelConfig& config)
-    -> Tensor<f32, "B/d L/s M +t"> {
+inline auto attention(const Tensor<f32, "B/r/d L/s M">& x, const Mask& seen, const Layer& w, const ModelConfig& config)
+    -> Tensor<f32, "B/r/d L/s M +t"> {
   const auto [q, new_k, new_v] = gpt::projected(x, w, config, 0);
-  const auto k = rename<"L -> Klen">(all_gather<"B/d L/s K/t D -> B/d L K/t D">(new_k));
-  const auto v = rename<"L -> Klen">(all_gather<"B/d L/s K/t D -> B/d L K/t D">(new_v));
+  const auto k = rename<"L -> Klen">(all_gather<"B/r/d L/s K/t D -> B/r/d L K/t D">(new_k));
+  const auto v = rename<"L -> Klen">(all_gather<"B/r/d L/s K/t D -> B/r/d L K/t D">(new_v));
   const auto scores =
-      einsum_unreduced<"B/d Qlen/s Q K/t D, B/d Klen K/t D -> B/d Q K/t Qlen/s Klen">(rename<"L -> Qlen">(q), k);
+      einsum_unreduced<"B/r/d Qlen/s Q K/t D, B/r/d Klen K/t D -> B/r/d Q K/t Qlen/s Klen">(rename<"L -> Qlen">(q), k);
   const double scale = 1.0 / std::sqrt(static_cast<double>(w.w_q.size("D")));
   const auto probabilities = softmax<"Klen">(where(seen, scores * scale, -1e30));
-  const auto heads =
-      einsum_unreduced<"B/d Q K/t L/s Klen, B/d Klen K/t D -> B/d L/s Q K/t D">(rename<"Qlen -> L">(probabilities), v);
+  const auto heads = einsum_unreduced<"B/r/d Q K/t L/s Klen, B/r/d Klen K/t D -> B/r/d L/s Q K/t D">(
+      rename<"Qlen -> L">(probabilities), v);
   const auto w_o = all_gather<"M/d/s Q K/t D -> M Q K/t D">(w.w_o);
-  return einsum_unreduced<"B/d L/s Q K/t D, M Q K/t D -> B/d L/s M +t">(heads, w_o);
+  return einsum_unreduced<"B/r/d L/s Q K/t D, M Q K/t D -> B/r/d L/s M +t">(heads, w_o);
 }
 
 inline auto layer(const Residual& x, const Mask& seen, const Layer& w, const ModelConfig& config) -> Residual {
   const auto attended = attention(gpt::gathered_norm(x, w.norm1, config), seen, w, config);
-  const auto y = save_for_backward(x + reduce_scatter<"B/d L/s M +t -> B/d L/s M/t">(attended));
+  const auto y = save_for_backward(x + reduce_scatter<"B/r/d L/s M +t -> B/r/d L/s M/t">(attended));
   const auto fed = gpt::feed_forward(gpt::gathered_norm(y, w.norm2, config), w);
-  return y + reduce_scatter<"B/d L/s M +t -> B/d L/s M/t">(fed);
+  return y + reduce_scatter<"B/r/d L/s M +t -> B/r/d L/s M/t">(fed);
 }
 
 inline auto logits(const Model& w, const gpt::Batch& batch, const Tensor<bool_, "Qlen/s Klen">& causal,
-                   const ModelConfig& config) -> Tensor<f32, "B/d L/s V/t"> {
+                   const ModelConfig& config) -> Tensor<f32, "B/r/d L/s V/t"> {
   const auto seen = segment_mask(batch.segments, causal);
   const auto embed = all_gather<"V/t M/d/s -> V/t M">(w.embed);
   Residual x = gpt::embedded(embed, batch.inputs);
@@ -54,8 +54,9 @@ inline auto logits(const Model& w, const gpt::Batch& batch, const Tensor<bool_, 
 }
 
 /// As gpt::mean_loss, with the library's cross_entropy.
-inline auto library_loss(const Tensor<f32, "B/d L/s V/t">& logits, const gpt::Batch& batch) -> Tensor<f32, "+d +s +t"> {
-  return sum<"B/d L/s +t -> +d +s +t">(cross_entropy(logits, batch.targets) * batch.weights);
+inline auto library_loss(const Tensor<f32, "B/r/d L/s V/t">& logits, const gpt::Batch& batch)
+    -> Tensor<f32, "+d +r +s +t"> {
+  return sum<"B/r/d L/s +t -> +d +r +s +t">(cross_entropy(logits, batch.targets) * batch.weights);
 }
 
 }  // namespace gpt_spelled

@@ -23,7 +23,7 @@ using namespace shardlib::test;
 
 namespace {
 
-using GptMesh = Mesh<"d s t">;
+using GptMesh = Mesh<"r d s t">;
 using Leaves = std::vector<HostArray<f32>>;
 
 constexpr gpt_reference::Shape shape{.B = 8, .L = 16, .M = 16, .Q = 2, .K = 4, .D = 4, .F = 24, .V = 32, .layers = 2};
@@ -89,14 +89,14 @@ gpt::Batch batch(const GptMesh& mesh, SequenceOrder order = SequenceOrder::conti
         for (const auto [first, size] :
              detail::positions_of_shard(order, at, mesh.size("s"), sized(shape.L) / mesh.size("s")))
           ordered.insert(ordered.end(), row + first, row + first + size);
-    return place<Tensor<i32, "B/d L/s">>(mesh, HostArray<i32>({sized(shape.B), sized(shape.L)}, ordered));
+    return place<Tensor<i32, "B/r/d L/s">>(mesh, HostArray<i32>({sized(shape.B), sized(shape.L)}, ordered));
   };
   const auto host = tokens();
   return {on_devices(host.inputs), on_devices(host.targets), on_devices(host.segments),
-          full<f32, "B/d L/s">(mesh, sizes, 1.0 / static_cast<double>(host.inputs.size()))};
+          full<f32, "B/r/d L/s">(mesh, sizes, 1.0 / static_cast<double>(host.inputs.size()))};
 }
 
-using Logits = Tensor<f32, "B/d L/s V/t">;
+using Logits = Tensor<f32, "B/r/d L/s V/t">;
 Tensor<bool_, "Qlen/s Klen"> causal(const GptMesh& mesh) {
   return causal_mask<"Qlen/s Klen">(mesh, sized(shape.L), sized(shape.L));
 }
@@ -126,17 +126,18 @@ struct Result {
 
 Result step(const GptMesh& mesh, Variant variant) {
   const auto model = random_model(mesh, variant.kind);
-  const auto differentiated = [&]() -> std::pair<Tensor<f32, "+d +s +t">, gpt::Model<f32>> {
+  using Gradients = gradient_t<GptMesh, gpt::Model<f32>>;
+  const auto differentiated = [&]() -> std::pair<Tensor<f32, "+d +r +s +t">, Gradients> {
     if (variant.whole) {
       auto [l, gradients] = value_and_grad(mesh, gpt::loss<f32, true>, gather_weights<gpt::Model<f32, true>>(model),
                                            batch(mesh), gpt::ModelConfig{{}, 1e-6, {variant.policy}});
-      return {l, scatter_gradients<gpt::Model<f32>>(std::move(gradients))};
+      return {l, scatter_gradients<Gradients>(std::move(gradients))};
     }
     if (!variant.library_loss && variant.recompute && !variant.spelled_attention)
       return value_and_grad(mesh, gpt::loss<f32>, model, batch(mesh, variant.order),
                             gpt::ModelConfig{{}, 1e-6, {variant.policy}, {}, variant.order});
     const auto loss = [&](const gpt::Model<f32>& w, const gpt::Batch& batch,
-                          const gpt::ModelConfig& config) -> Tensor<f32, "+d +s +t"> {
+                          const gpt::ModelConfig& config) -> Tensor<f32, "+d +r +s +t"> {
       const Logits logits = variant.spelled_attention ? gpt_spelled::logits(w, batch, causal(mesh), config)
                             : variant.recompute       ? gpt::logits(w, batch.inputs, batch.segments, config)
                                                       : logits_without_recompute(w, batch, config);
@@ -145,7 +146,7 @@ Result step(const GptMesh& mesh, Variant variant) {
     return value_and_grad(mesh, loss, model, batch(mesh), gpt::ModelConfig{});
   };
   const auto [l, gradients] = differentiated();
-  return {item(all_reduce<"+d +s +t -> ">(l)), fetch(gradients)};
+  return {item(all_reduce<"+d +r +s +t -> ">(l)), fetch(reduce_gradients(mesh, gradients))};
 }
 
 /// f on a mesh of threads in this process, under mpirun too: what MPI's results are compared with, without files. Each
@@ -232,9 +233,9 @@ TEST_CASE("gpt: loss and every gradient are equal on every mesh, and on threads 
     const auto names = names_of_leaves(variant.kind);
     const auto run = [&](const GptMesh& mesh) { return step(mesh, variant); };
     const Result alone = on_threads("d=1,s=1,t=1", run);
-    for (const char* mesh :
-         {"d=1,s=1,t=1", "d=2,s=1,t=1", "d=1,s=1,t=2", "d=2,s=1,t=2", "d=4,s=1,t=1", "d=1,s=1,t=4", "d=4,s=1,t=2",
-          "d=1,s=2,t=1", "d=2,s=2,t=1", "d=1,s=2,t=2", "d=1,s=4,t=1", "d=2,s=2,t=2"}) {
+    for (const char* mesh : {"d=1,s=1,t=1", "d=2,s=1,t=1", "d=1,s=1,t=2", "d=2,s=1,t=2", "d=4,s=1,t=1", "d=1,s=1,t=4",
+                             "d=4,s=1,t=2", "d=1,s=2,t=1", "d=2,s=2,t=1", "d=1,s=2,t=2", "d=1,s=4,t=1", "d=2,s=2,t=2",
+                             "r=2,d=2,s=1,t=1", "r=2,d=1,s=2,t=2"}) {
       if (under_mpi() && device_count(parse_mesh(mesh)) > world_size()) continue;
       const Result threads = on_threads(mesh, run);
       expect_close(threads, alone, 1e-5, names);
@@ -247,8 +248,9 @@ TEST_CASE("gpt: loss and every gradient are equal on every mesh, and on threads 
 
 TEST_CASE("gpt: by weights that are gathered before, loss and every gradient are the same", "[model]") {
   // The loss communicates nothing over d and s, and its gradients are pending there.
-  static_assert(std::is_same_v<gradient_t<GptMesh, gpt::Weight<f32, "M/d/s F/t", true>>, Tensor<f32, "M F/t +d +s">>);
-  for (const char* mesh : {"d=1,s=1,t=1", "d=2,s=1,t=2", "d=2,s=2,t=1", "d=1,s=2,t=2", "d=4,s=1,t=1"})
+  static_assert(
+      std::is_same_v<gradient_t<GptMesh, gpt::Weight<f32, "M/d/s F/t", true>>, Tensor<f32, "M F/t +d +r +s">>);
+  for (const char* mesh : {"d=1,s=1,t=1", "d=2,s=1,t=2", "d=2,s=2,t=1", "d=1,s=2,t=2", "r=2,d=2,s=1,t=1"})
     on_mesh(mesh, [](const DevicePtr& device) {
       const GptMesh on(device);
       for (const Kind kind : kinds)
@@ -375,7 +377,7 @@ using Counts = std::map<std::string, detail::ProgramState::Count>;
 /// result, as what it attends to says; that is a mask, or the segments.
 template <class Loss, class Seen>
 Counts counts(const GptMesh& mesh, const Loss& loss, const Seen& seen) {
-  const LayerAndInput in{random_model(mesh, {}).layers[0], random_normal<f32, "B/d L/s M/t">(mesh, sizes, {2, 0})};
+  const LayerAndInput in{random_model(mesh, {}).layers[0], random_normal<f32, "B/r/d L/s M/t">(mesh, sizes, {2, 0})};
   auto& counts = detail::program_state(mesh.device()).counts;
   counts.clear();
   static_cast<void>(value_and_grad(mesh, loss, in, seen));
@@ -384,10 +386,10 @@ Counts counts(const GptMesh& mesh, const Loss& loss, const Seen& seen) {
 /// Of the layer whose attention is one op, or einsums.
 Counts counts(const GptMesh& mesh, bool recompute, bool spelled) {
   const auto mean_of = [recompute](const auto& layer) {
-    return [=](const LayerAndInput& in, const auto& seen) -> Tensor<f32, "+d +s +t"> {
+    return [=](const LayerAndInput& in, const auto& seen) -> Tensor<f32, "+d +r +s +t"> {
       const auto y = recompute ? explicit_activation_checkpointing(layer)(in.x, seen, in.weights, gpt::ModelConfig{})
                                : layer(in.x, seen, in.weights, gpt::ModelConfig{});
-      return mean<"B/d L/s M/t -> +d +s +t">(y);
+      return mean<"B/r/d L/s M/t -> +d +r +s +t">(y);
     };
   };
   const auto segments = batch(mesh).segments;
@@ -441,9 +443,9 @@ TEST_CASE("gpt: a layer's backward computes again what it needs, and nothing els
 TEST_CASE("gpt: a policy keeps the results of its ops, and nothing else", "[model]") {
   const auto again_on = [](const GptMesh& on, const char* policy) {
     const auto loss = [policy](bool recompute) {
-      return [=](const LayerAndInput& in, const Tensor<i32, "B/d L/s">& seen) -> Tensor<f32, "+d +s +t"> {
+      return [=](const LayerAndInput& in, const Tensor<i32, "B/r/d L/s">& seen) -> Tensor<f32, "+d +r +s +t"> {
         const auto wrapped = explicit_activation_checkpointing(gpt::layer<f32>, {recompute ? policy : "none"});
-        return mean<"B/d L/s M/t -> +d +s +t">(wrapped(in.x, seen, in.weights, gpt::ModelConfig{}));
+        return mean<"B/r/d L/s M/t -> +d +r +s +t">(wrapped(in.x, seen, in.weights, gpt::ModelConfig{}));
       };
     };
     const auto segments = batch(on).segments;

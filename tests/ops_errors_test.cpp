@@ -263,6 +263,10 @@ TEST_CASE("axes that the mesh lacks", "[ops][errors]") {
                              "the program is written for a mesh with the axes `d`, in this order, but was given "
                              "`d=1,t=1`");
     const auto other = DevicePtr::make(parse_mesh("d=1"), 0);
+    const Mesh<"r d"> wider{DevicePtr::make(parse_mesh("d=1"), 0)};
+    expect(wider.size("r") == 1 && wider.axis_index("r") == 0 && wider.device()->group({"r", "d"}).size() == 1,
+           "an axis of the type that the device has not has size 1");
+    expect(wider.device()->describe() == "device 0 (d=0) of mesh d=1", wider.device()->describe());
     expect_error<Error>(
         [&] { x + zero_of<Tensor<f32, "A">>(other, {12}); },
         "+ of `A` and `A`: its operands are on different meshes: device 0 (d=0) of mesh d=1 and device 0 "

@@ -393,7 +393,7 @@ struct Step {
   std::vector<HostArray<f32>> gradients;
 };
 
-using GptMesh = Mesh<"d s t">;
+using GptMesh = Mesh<"r d s t">;
 
 Step step(const GptMesh& mesh, const std::vector<NamedSize>& named, bool other) {
   std::map<std::string_view, NamedSize> size;
@@ -419,22 +419,23 @@ Step step(const GptMesh& mesh, const std::vector<NamedSize>& named, bool other) 
   auto segments = tokens(3, 1);
   for (std::size_t i = 0; i < segments.data.size(); ++i)
     segments.data[i] = static_cast<i32>(i % static_cast<std::size_t>(length) / 4);
-  const auto put = [&](const HostArray<i32>& host) { return place<Tensor<i32, "B/d L/s">>(mesh, host, sizes); };
+  const auto put = [&](const HostArray<i32>& host) { return place<Tensor<i32, "B/r/d L/s">>(mesh, host, sizes); };
   const gpt::Batch batch{put(tokens(1, size["V"].size)), put(tokens(2, size["V"].size)), put(segments),
-                         full<f32, "B/d L/s">(mesh, sizes, 1 / static_cast<double>(rows * length))};
+                         full<f32, "B/r/d L/s">(mesh, sizes, 1 / static_cast<double>(rows * length))};
   const DimSize positions{length, size["L"].padded};
   const auto loss = [&](const gpt::Model<f32>& w) {
     if (!other) return gpt::loss(w, batch, {});
     const auto causal = causal_mask<"Qlen/s Klen">(mesh, positions, positions);
     return gpt_spelled::library_loss(gpt_spelled::logits(w, batch, causal, {}), batch);
   };
-  const auto [l, gradients] = value_and_grad(mesh, loss, model);
+  auto [l, pending] = value_and_grad(mesh, loss, model);
+  const auto gradients = reduce_gradients(mesh, std::move(pending));
   for_each_leaf(
       [&]<Spec S>(std::string_view name, const Tensor<f32, S>& g) {
         for (const double v : whole(g).data) expect(std::isfinite(v), std::string(name) + " is finite");
       },
       gradients);
-  return {static_cast<double>(item(all_reduce<"+d +s +t -> ">(l))), leaf_names(model), fetch(gradients)};
+  return {static_cast<double>(item(all_reduce<"+d +r +s +t -> ">(l))), leaf_names(model), fetch(gradients)};
 }
 
 TEST_CASE("padded: a GPT's loss and gradients are those without padding", "[ops][padding][model]") {

@@ -61,6 +61,7 @@ TEST_CASE("pipeline: under every schedule loss and all gradients are those of th
     for (const std::string stage : {"d=1,s=1,t=1", "d=2,s=1,t=1", "d=1,s=1,t=2", "d=1,s=2,t=1"})
       expect_unpipelined(ranks + "," + stage, false);
   expect_unpipelined("p=2,d=2,s=1,t=2", false);
+  expect_unpipelined("p=2,r=2,d=1,s=1,t=1", false);
 }
 
 TEST_CASE("pipeline: an embedding that first and last stage share gets the sum of their gradients", "[pipeline]") {

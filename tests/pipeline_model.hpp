@@ -15,7 +15,7 @@
 namespace shardlib::test {
 
 using Staged = pipeline::StagedMesh<"p", "p d t">;
-using GptStaged = pipeline::StagedMesh<"p", "p d s t">;
+using GptStaged = pipeline::StagedMesh<"p", "p r d s t">;
 using Host = std::map<std::string, HostArray<f32>>;  // by the names of gpt::Model<f32>'s leaves
 
 inline constexpr int microbatches = 8, layers = 8;
@@ -33,14 +33,14 @@ inline std::vector<i32> ids(std::uint64_t random) {
   return values;
 }
 
-inline gpt::Batch batch(const Mesh<"d s t">& mesh, int microbatch) {
+inline gpt::Batch batch(const Mesh<"r d s t">& mesh, int microbatch) {
   const auto tensor = [&](const std::vector<i32>& all) {
     const auto begin = all.begin() + microbatch * rows * length;
-    return place<Tensor<i32, "B/d L/s">>(mesh, HostArray<i32>({rows, length}, {begin, begin + rows * length}));
+    return place<Tensor<i32, "B/r/d L/s">>(mesh, HostArray<i32>({rows, length}, {begin, begin + rows * length}));
   };
   const Sizes sizes{{"B", rows}, {"L", length}};
-  return {tensor(ids(1)), tensor(ids(2)), zeros<i32, "B/d L/s">(mesh, sizes),
-          full<f32, "B/d L/s">(mesh, sizes, 1.0 / static_cast<double>(microbatches * rows * length))};
+  return {tensor(ids(1)), tensor(ids(2)), zeros<i32, "B/r/d L/s">(mesh, sizes),
+          full<f32, "B/r/d L/s">(mesh, sizes, 1.0 / static_cast<double>(microbatches * rows * length))};
 }
 
 struct Whole {
@@ -61,7 +61,7 @@ inline void on_threads(const std::string& mesh, const DeviceBody& body) {
 inline Whole unpipelined(bool tied, const std::string& stage_mesh = "d=1,s=1,t=1") {
   Whole whole;
   on_threads(stage_mesh, [&](const DevicePtr& device) {
-    const Mesh<"d s t"> mesh(device);
+    const Mesh<"r d s t"> mesh(device);
     gpt::Model<f32> model;
     model.unembed.resize(tied ? 0 : 1);
     model.layers.resize(layers);
@@ -78,8 +78,8 @@ inline Whole unpipelined(bool tied, const std::string& stage_mesh = "d=1,s=1,t=1
     double total = 0;
     for (int m = 0; m < microbatches; ++m) {
       const auto [loss, gradients] = value_and_grad(mesh, gpt::loss<f32>, model, batch(mesh, m), gpt::ModelConfig{});
-      total += static_cast<double>(item(all_reduce<"+d +s +t -> ">(loss)));
-      sum = map_tree([](const auto& a, const auto& b) { return a + b; }, sum, gradients);
+      total += static_cast<double>(item(all_reduce<"+d +r +s +t -> ">(loss)));
+      sum = map_tree([](const auto& a, const auto& b) { return a + b; }, sum, reduce_gradients(mesh, gradients));
     }
     put(whole.gradients, sum);
     if (mesh.rank() == 0) whole.loss = total;
@@ -126,7 +126,7 @@ struct Staging {
 struct Result {
   double loss = 0, value = 0;
   Host gradients;  ///< of this rank's weights
-  pipeline::Step<Tensor<f32, "+d +p +s +t">, gpt::StageModel<f32>> step;
+  pipeline::Step<Tensor<f32, "+d +p +r +s +t">, gradient_t<GptStaged::Stage, gpt::StageModel<f32>>> step;
 };
 
 /// A step of the model in stages, as this device sees it.
@@ -138,12 +138,12 @@ Result staged(const DevicePtr& device, const pipeline::Schedule& schedule, const
   const auto program = staging.template program<Program>();
   Result result;
   result.step = pipeline::value_and_grad(mesh, schedule, microbatches, program, staging.model, sizes);
-  auto& gradients = result.step.gradients;
+  gpt::StageModel<f32> gradients = reduce_gradients(mesh.stage(), result.step.gradients);
   if (const auto owners = gpt::embedding_owners(schedule, tied); !gradients.embed.empty() && owners.size() > 1)
     gradients.embed[0] = mesh.sum_over(owners, gradients.embed[0]);
-  result.loss = static_cast<double>(item(all_reduce<"+d +p +s +t -> ">(result.step.loss)));
+  result.loss = static_cast<double>(item(all_reduce<"+d +p +r +s +t -> ">(result.step.loss)));
   result.value = static_cast<double>(item(
-      all_reduce<"+d +p +s +t -> ">(pipeline::value(mesh, schedule, microbatches, program, staging.model, sizes))));
+      all_reduce<"+d +p +r +s +t -> ">(pipeline::value(mesh, schedule, microbatches, program, staging.model, sizes))));
   for_each_leaf([&](std::string_view name,
                     const auto& leaf) { result.gradients.insert_or_assign(staging.name_in_model(name), fetch(leaf)); },
                 gradients);

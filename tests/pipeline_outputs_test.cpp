@@ -10,14 +10,14 @@ using namespace shardlib::test;
 
 namespace {
 
-using Logits = Tensor<f32, "B/d L/s V/t">;
+using Logits = Tensor<f32, "B/r/d L/s V/t">;
 using Losses = Tensor<f32, "B L">;
-using AllLogits = Tensor<f32, "N B/d L/s V/t">;
+using AllLogits = Tensor<f32, "N B/r/d L/s V/t">;
 
 /// Per token; of all rows on every device, so that the batch can be concatenated.
 Losses losses_of(const Logits& logits, const gpt::Batch& batch) {
-  const auto losses = all_reduce<"B/d L/s +t -> B/d L/s">(gpt::token_losses(logits, batch.targets));
-  return all_gather<"B/d L/s -> B L">(losses);
+  const auto losses = all_reduce<"B/r/d L/s +t -> B/r/d L/s">(gpt::token_losses(logits, batch.targets));
+  return all_gather<"B/r/d L/s -> B L">(losses);
 }
 
 struct WithOutputs : gpt::Stages<f32> {
@@ -30,7 +30,7 @@ struct WithOutputs : gpt::Stages<f32> {
   }
   [[nodiscard]] auto loss(const gpt::StageModel<f32>& w, const gpt::Residual& x,
                           const pipeline::StagePlace& place) const
-      -> std::tuple<Tensor<f32, "+d +s +t">, pipeline::Concat<"N", Logits>, pipeline::Concat<"B", Losses>> {
+      -> std::tuple<Tensor<f32, "+d +r +s +t">, pipeline::Concat<"N", Logits>, pipeline::Concat<"B", Losses>> {
     const auto y = logits(w, x);
     return {gpt::mean_loss(y, at(place)), {y}, {losses_of(y, at(place))}};
   }
@@ -47,7 +47,7 @@ struct Due {
 Due due_on(const std::string& stage_mesh, const Whole& whole) {
   Due due;
   on_threads(stage_mesh, [&](const DevicePtr& device) {
-    const Mesh<"d s t"> mesh(device);
+    const Mesh<"r d s t"> mesh(device);
     gpt::Model<f32> model;
     model.unembed.resize(1);
     model.layers.resize(layers);

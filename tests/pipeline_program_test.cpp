@@ -346,6 +346,7 @@ TEST_CASE("pipeline: what fails ends all ranks with one message", "[pipeline]") 
                                          {{"B", rows}, {"L", length + 1}, {"M", 16}});
         });
       },
-      "fwd_0__0: stage 0 hands over `B/d L/s M/t` with L = 6, but the sizes given for the pipeline say 7; give what a "
+      "fwd_0__0: stage 0 hands over `B/r/d L/s M/t` with L = 6, but the sizes given for the pipeline say 7; give what "
+      "a "
       "microbatch has (device 0 (p=0,d=0,s=0,t=0) of mesh p=2,d=1,s=1,t=1)");
 }

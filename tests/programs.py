@@ -163,7 +163,7 @@ def training(p):
     """The whole training, AdamW and all, is the same on every mesh, and a mesh repeats itself bit for bit."""
     length = [f"--steps={CURVE}", "--warmup=5", "--learning-rate=0.01"]
     curves = {}
-    lengths = ["d=1,s=2,t=1", "d=1,s=4,t=1", "d=2,s=2,t=1", "d=1,s=2,t=2", "d=2,s=2,t=2"]
+    lengths = ["d=1,s=2,t=1", "d=1,s=4,t=1", "d=2,s=2,t=1", "d=1,s=2,t=2", "d=2,s=2,t=2", "r=2,d=2,s=1,t=1"]
     for mesh in ["d=1,t=1", "d=2,t=1", "d=1,t=2", "d=2,t=2", "d=4,t=2", *lengths]:
         run, steps = p.metrics(f"--mesh={mesh}", *length)
         if not run.check(len(steps) == CURVE, "one object a step"):
@@ -621,7 +621,7 @@ def sharded_lengths(p):
         run.check(len(steps) == len(one) == 8 and apart(steps, one) < 1e-5, f"one device's losses ({apart(steps, one):.1e})")
     whole = p.metrics("--mesh=d=1", *train, "--steps=20", f"--validation-data={p.text}", "--validate-every=4")[1]
     folder = os.path.join(p.folder, "lengths")
-    for steps, mesh, ranks in [(4, "d=2,t=2", 0), (8, "s=4", 0), (12, "d=2,s=2", 4), (16, "d=1", 0), (20, "s=2,t=2", 0)]:
+    for steps, mesh, ranks in [(4, "d=2,t=2", 0), (8, "s=4", 0), (12, "r=2,s=2", 4), (16, "d=1", 0), (20, "s=2,t=2", 0)]:
         run = p.gpt(*train, f"--steps={steps}", f"--mesh={mesh}", f"--run={folder}", f"--validation-data={p.text}",
                     "--validate-every=4", ranks=ranks if p.mpiexec else 0)
         run.succeeds()
@@ -635,7 +635,7 @@ def sharded_lengths(p):
         check(len(losses[0]) == len(losses[1]) == 5 and apart_by < 1e-5, f"validation losses {losses}")
     texts = [p.gpt(*train, "--steps=20", f"--mesh={mesh}", f"--run={folder}", "--sample-only", "--temperature=0",
                    "--max-tokens=30", f"--validation-data={p.text}", "--validate-every=4").out
-             for mesh in ["d=1", "s=2", "d=2,s=2,t=2", "s=4"]]  # fmt: skip
+             for mesh in ["d=1", "s=2", "r=2,s=2,t=2", "s=4"]]  # fmt: skip
     check("And God said" in texts[0] and texts.count(texts[0]) == len(texts), "the text is the same on every mesh", str(texts))
 
     peaks = []
@@ -658,7 +658,7 @@ def gathers(p):
         ("gpt2", ["--mesh=d=2,t=2", "--microbatches=2", "--dtype=bf16"]),
         ("gpt_fsdp", ["--mesh=d=2,s=2,t=1"]),
         ("gpt_fsdp", ["--mesh=d=2,t=2", "--microbatches=4", "--tied", "--qk-norm"]),
-        ("gpt_fsdp", ["--mesh=d=2,s=2,t=1", "--microbatches=2", "--qkv-bias"]),
+        ("gpt_fsdp", ["--mesh=r=2,d=2,t=1", "--microbatches=2", "--qkv-bias"]),
         ("gpt_fsdp", ["--mesh=s=2,t=2", "--microbatches=2", "--dtype=bf16"]),
     ]
     for program, options in cases:
@@ -737,6 +737,10 @@ def plans(p):
         printed = with_s(mesh) if program == "gpt_fsdp" else mesh
         run.check(f"plan for {devices} devices, mesh {printed}" in run.out and "most at once" in run.out, "a plan")
         run.check(all(note in run.out for note in notes) and ("note:" in run.out) == bool(notes), "padding is said")
+    run = p.run("gpt_fsdp", ["--preset=84m", "--mesh=r=2,d=4,t=1", "--plan"])
+    run.succeeds()
+    run.check(re.search(r"all_reduce +M/d/s F/t \+r -> M/d/s F/t +r +24 ", run.out) is not None, "one sum over r for each weight")
+    run.check(re.search(r"^  all +d s +\d+ .*\n  all +r +\d+ ", run.out, re.M) is not None, "bytes inside a node and between nodes")
     machine = ["--plan-flops=1e12", "--plan-memory=1e11", "--plan-bandwidth=d=1e9,t=1e10", "--plan-latency=1e-5"]
     run = p.run("gpt_fsdp", ["--preset=84m", "--mesh=d=64,t=4", "--plan", *machine])
     run.succeeds()

@@ -37,7 +37,7 @@ using namespace shardlib::test;
 
 namespace {
 
-using GptMesh = Mesh<"d s t">;
+using GptMesh = Mesh<"r d s t">;
 
 /// A GPT of two layers and one training step of it, AdamW included.
 struct Subject {
@@ -63,20 +63,21 @@ struct Subject {
     return {model, zeros_like(model), zeros_like(model)};
   }
   [[nodiscard]] io::TokenBatch rows(const GptMesh& mesh) const {
-    return io::detail::empty_rows(B / mesh.size("d"), L / mesh.size("s"));
+    return io::detail::empty_rows(B / (mesh.size("r") * mesh.size("d")), L / mesh.size("s"));
   }
   run::StepResult step(const GptMesh& mesh, TrainState& state, const io::TokenBatch& rows) const {
     const auto tensor = [&]<class T>(const std::vector<T>& values) {
-      return from_memory<T, "B/d L/s">(mesh, {{"B", B}, {"L", L}}, std::span<const T>(values));
+      return from_memory<T, "B/r/d L/s">(mesh, {{"B", B}, {"L", L}}, std::span<const T>(values));
     };
     const gpt::Batch batch{tensor(rows.inputs), tensor(rows.targets), tensor(rows.segments), tensor(rows.weights)};
     const auto with = [&]<class C>(C) -> run::StepResult {
       auto copies = cast_tree<gpt::Model<C>>(state.weights);
-      const auto [loss, grads] = value_and_grad(mesh, gpt::loss<C>, copies, batch, gpt::ModelConfig{});
+      auto [loss, pending] = value_and_grad(mesh, gpt::loss<C>, copies, batch, gpt::ModelConfig{});
+      const gpt::Model<C> grads = reduce_gradients(mesh, std::move(pending));
       const double norm = global_norm(mesh, grads);
       AdamW().update(
           state.weights, state.mu, state.nu, grads, 1e-3, 1.0, 0, [](auto) { return true; }, copies);
-      return {item(all_reduce<"+d +s +t -> ">(loss)), norm};
+      return {item(all_reduce<"+d +r +s +t -> ">(loss)), norm};
     };
     return in_bf16 ? with(bf16()) : with(f32());
   }
@@ -292,7 +293,7 @@ TEST_CASE("a plan of thousands of devices that are not there", "[plan]") {
   const auto keys = find("all_gather", "M/d/s K/t D -> M K/t D");
   REQUIRE(keys.calls == big.layers * 2 * 2);
   REQUIRE(keys.bytes == keys.calls * 511 * (big.M / 512 * big.K / 8 * big.D * 4));
-  REQUIRE(find("reduce_scatter", "B/d L/s M +t -> B/d L/s M/t").axes == "t");
+  REQUIRE(find("reduce_scatter", "B/r/d L/s M +t -> B/r/d L/s M/t").axes == "t");
   // The logits are the largest tensor of a device.
   REQUIRE(plan.peak > big.B / 512 * big.L * big.padded_V / 8 * 4);
   const double products = 6.0 * static_cast<double>(big.M * big.padded_V / 8 * big.B / 512 * big.L);
@@ -407,10 +408,10 @@ void one_layer(const DevicePtr& device) {
   const Sizes sizes{{"B", 8}, {"L", 32}, {"M", 64}, {"Q", 2}, {"K", 4}, {"D", 16}, {"F", 192}};
   LayerAndInput weights;
   for_each_leaf([&]<Spec S>(std::string_view, Tensor<f32, S>& w) { w = zeros<f32, S>(mesh, sizes); }, weights);
-  const auto loss = [](const LayerAndInput& w, const Tensor<i32, "B/d L/s">& segments) -> Tensor<f32, "+d +s +t"> {
+  const auto loss = [](const LayerAndInput& w, const Tensor<i32, "B/r/d L/s">& segments) -> Tensor<f32, "+d +r +s +t"> {
     return sum(explicit_activation_checkpointing(gpt::layer<f32>)(w.x, segments, w.layer, gpt::ModelConfig{}));
   };
-  static_cast<void>(value_and_grad(mesh, loss, weights, zeros<i32, "B/d L/s">(mesh, sizes)));
+  static_cast<void>(value_and_grad(mesh, loss, weights, zeros<i32, "B/r/d L/s">(mesh, sizes)));
 }
 
 int count(const std::string& text, const std::string& part) {
@@ -428,11 +429,11 @@ TEST_CASE("the graph of a layer has its weights, its collectives and what flows,
   // Gathered in the forward pass and again in the backward pass, where the gradient is scattered.
   REQUIRE(count(dot, "[label=\"all_gather\\nM/d/s F/t -> M F/t\\nsends ") == 3);
   REQUIRE(count(dot, "[label=\"all_gather\\nM/d/s F/t -> M F/t\\n(recomputed)\\nsends ") == 3);
-  REQUIRE(count(dot, "[label=\"reduce_scatter\\nM F/t +d +s -> M/d/s F/t\\nsends ") == 3);
+  REQUIRE(count(dot, "[label=\"reduce_scatter\\nM F/t +d +r +s -> M/d/s F/t\\nsends ") == 3);
   // Saved for the backward pass, hence computed once.
-  REQUIRE(count(dot, "[label=\"einsum_unreduced\\nB/d L/s M, M F/t -> B/d L/s F/t\\n786.4 kFLOP") ==
+  REQUIRE(count(dot, "[label=\"einsum_unreduced\\nB/r/d L/s M, M F/t -> B/r/d L/s F/t\\n786.4 kFLOP") ==
           3);  // gate, up; y's cotangent
-  REQUIRE(count(dot, "B/d L/s M, M F/t -> B/d L/s F/t\\n(recomputed)") == 0);
+  REQUIRE(count(dot, "B/r/d L/s M, M F/t -> B/r/d L/s F/t\\n(recomputed)") == 0);
   REQUIRE(count(dot, "subgraph cluster_") == 3);
   REQUIRE(count(dot, "\"axes ") == 3);  // d, t, and both for the scales
 

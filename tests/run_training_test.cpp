@@ -21,6 +21,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "resident.hpp"
@@ -165,6 +166,14 @@ TEST_CASE("training: a program's mesh has axes of its own names", "[run][trainin
       [&] { static_cast<void>(run::chosen_mesh(wrong, "data model")); },
       "the batch is sharded over `d`, says run::Training::batch_axes, but the program's mesh has the "
       "axes `data model`: name those of them that shard the batch");
+  for (const auto& [given, chosen, batch] : {std::tuple("d=4", "d=4,t=1", "d"), {"r=2,d=2", "r=2,d=2,t=1", "r d"}}) {
+    run::Training training;
+    training.batch_axes = "r d";
+    training.mesh = given;
+    CHECK(to_string(run::chosen_mesh(training, "r d t", "r")) == chosen);
+    CHECK(training.mesh == chosen);
+    CHECK(training.batch_axes == batch);
+  }
   wrong.batch_axes = "data model";
   wrong.batch = 7;
   expect_error<UsageError>(

@@ -1,6 +1,7 @@
 // One device of a mesh of named axes: its place, its communicators, its memory pool and its local state.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <initializer_list>
@@ -59,13 +60,16 @@ class Device : public detail::Counted {
   ~Device() override;
 
   [[nodiscard]] const std::vector<AxisSize>& axes() const { return axes_; }
+  /// Makes an axis of size 1 known that the mesh was made without. Neither `axes` nor a text names it. Throws Error
+  /// for an axis of the mesh that this one is a part of.
+  void know_absent(std::string_view axis);
   /// Which of the `count` devices this is, row-major over the axes: the last one varies fastest.
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return size_; }
   /// The number of devices along the axis.
-  [[nodiscard]] int size(std::string_view axis) const { return axes_[find(axis)].size; }
+  [[nodiscard]] int size(std::string_view axis) const { return is_absent(axis) ? 1 : axes_[find(axis)].size; }
   /// Its place along the axis.
-  [[nodiscard]] int axis_index(std::string_view axis) const { return coordinates_[find(axis)]; }
+  [[nodiscard]] int axis_index(std::string_view axis) const { return is_absent(axis) ? 0 : coordinates_[find(axis)]; }
 
   /// The devices that differ from this one along `axes` only. Ranks are row-major in the order given: the first axis is
   /// the major one. Made at first use, by the members alone.
@@ -112,11 +116,15 @@ class Device : public detail::Counted {
   }
 
   [[nodiscard]] std::size_t find(std::string_view axis) const;
+  [[nodiscard]] bool is_absent(std::string_view axis) const {
+    return std::ranges::find(absent_, axis) != absent_.end();
+  }
 
   [[nodiscard]] std::pair<std::vector<int>, int> members_along(std::span<const std::string_view> axes) const;
 
   std::vector<AxisSize> axes_;
   std::vector<int> coordinates_;
+  std::vector<std::string> absent_;  ///< see know_absent
   int rank_;
   int size_;
   int threads_;

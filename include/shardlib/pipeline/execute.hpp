@@ -269,13 +269,12 @@ template <Spec P, Spec A>
   return detail::all_intervals(mesh.whole().device(), P, lists, mine);
 }
 
-/// The Euclidean norm of all ranks' gradients together, each fully sharded over the mesh of a stage. `counts(leaf
-/// name)` is false where another rank counts the leaf: of a weight that several ranks hold, one does.
+/// The Euclidean norm of all ranks' gradients together. Each element counts once, as in shardlib::global_norm;
+/// `counts(leaf name)` is false where another rank counts the leaf: of a weight that several ranks hold, one does.
 /// `global_norm(mesh, gradients, [](std::string_view) { return true; })`
 template <Spec P, Spec A, class Tree, class Counts>
 [[nodiscard]] double global_norm(const StagedMesh<P, A>& mesh, const Tree& gradients, const Counts& counts) {
   using Stage = typename StagedMesh<P, A>::Stage;
-  static_assert(fully_sharded<Stage, Tree>);
   constexpr Spec part = shardlib::detail::dual_spec("", Stage::axes), everywhere = shardlib::detail::dual_spec("", A);
   auto total = detail::no_part<Tensor<f32, part>>(mesh.stage());
   for_each_leaf(

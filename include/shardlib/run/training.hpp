@@ -29,7 +29,7 @@ namespace shardlib::run {
 struct Training {
   /// The options --data, --validation-data, --stream, --tokenizer, --rows and --shuffle.
   std::string data, validation_data, text_stream, tokenizer = "bytes", rows = "packed", shuffle = "yes";
-  std::string mesh;              ///< --mesh, "d=4,t=2"; empty: all ranks on the first of batch_axes
+  std::string mesh;              ///< --mesh, "d=4,t=2"; empty: all ranks on one of batch_axes
   std::string batch_axes = "d";  ///< axes that shard the batch: "d" of "B/d", "x y" of "B/x/y"
   /// --row-begin is the input before the first token of a document, and of a row. --sample-begin is the token before a
   /// prompt; -1 means none. A loaded model has its own.
@@ -88,10 +88,12 @@ SHARDLIB_INLINE void declare(Options& options, Training& training);
 /// recordings go into the run's folder. `launch(mesh, body, launch_options(training))`
 [[nodiscard]] SHARDLIB_INLINE LaunchOptions launch_options(const Training& training);
 
-/// The mesh of --mesh, or without it all ranks on the first of training.batch_axes. Axes that are left out have size 1.
-/// The result is also stored in training.mesh, so that the stored configuration names it. Throws UsageError for axes
-/// that are not among `axes` ("d t"), or in another order. `chosen_mesh(training, "d t")`
-[[nodiscard]] SHARDLIB_INLINE std::vector<AxisSize> chosen_mesh(Training& training, std::string_view axes);
+/// The mesh of --mesh, or without it all ranks on the first of training.batch_axes that is not optional. Axes that are
+/// left out have size 1. The result is also stored in training.mesh, so that the stored configuration names it; an axis
+/// of `optional` is in neither, nor in training.batch_axes, unless --mesh gives it. Throws UsageError for axes that are
+/// not among `axes` ("d t"), or in another order. `chosen_mesh(training, "d t")`, `chosen_mesh(training, "r d t", "r")`
+[[nodiscard]] SHARDLIB_INLINE std::vector<AxisSize> chosen_mesh(Training& training, std::string_view axes,
+                                                                std::string_view optional = "");
 
 namespace detail {
 /// training.batch_axes as a list. Throws UsageError for a name that is not an axis of the mesh.

@@ -52,11 +52,18 @@ Mesh<Axes>::Mesh(DevicePtr given) : device_(std::move(given)) {
   if (!device_)
     throw Error("a mesh `" + std::string(std::string_view(Axes)) +
                 "` needs a device; take the one that `launch` gives to its function");
-  const Device& device = *device_;
-  const auto names = rules::mesh_axes(Axes);
-  bool same = names.size() == static_cast<int>(device.axes().size());
-  for (int i = 0; same && i < names.size(); ++i) same = names[i] == device.axes()[static_cast<std::size_t>(i)].name;
-  if (!same)
+  Device& device = *device_;
+  auto next = device.axes().begin();
+  Small<std::string_view, max_axes> absent;
+  for (const std::string_view name : rules::mesh_axes(Axes)) {
+    if (next != device.axes().end() && next->name == name)
+      ++next;
+    else
+      absent.push_back(name);
+  }
+  if (next == device.axes().end())
+    for (const std::string_view name : absent) device.know_absent(name);
+  else
     throw UsageError("the program is written for a mesh with the axes `" + std::string(std::string_view(Axes)) +
                      "`, in this order, but was given `" + to_string(device.axes()) + "`");
 }

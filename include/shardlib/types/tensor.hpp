@@ -243,7 +243,8 @@ class Mesh {
   static constexpr Spec axes = Axes;
 
   Mesh() = default;
-  /// One device's view of the mesh. The device's axes must be those of the type.
+  /// One device's view of the mesh. The device's axes must be those of the type, in their order; an axis that the
+  /// device has not has size 1.
   explicit Mesh(DevicePtr device);
 
   [[nodiscard]] int size(std::string_view axis) const;

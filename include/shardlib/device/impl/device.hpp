@@ -49,6 +49,17 @@ SHARDLIB_INLINE DevicePtr Device::submesh(const DevicePtr& whole, std::string_vi
   return device;
 }
 
+SHARDLIB_INLINE void Device::know_absent(std::string_view axis) {
+  if (is_absent(axis)) return;
+  if (whole_) {  // which makes the groups
+    if (std::ranges::find(whole_->axes_, axis, &AxisSize::name) != whole_->axes_.end())
+      throw Error("axis '" + std::string(axis) + "' is not one of this mesh, which is a part of mesh " +
+                  to_string(whole_->axes_) + " at one place of it");
+    whole_->know_absent(axis);
+  }
+  absent_.emplace_back(axis);
+}
+
 SHARDLIB_INLINE Device::~Device() {
   clear_local();
   if (whole_) std::erase_if(whole_->submeshes_, [&](const auto& known) { return known.second == this; });
@@ -135,10 +146,11 @@ SHARDLIB_INLINE std::pair<std::vector<int>, int> Device::members_along(std::span
   std::vector<int> members{rank_};
   int rank = 0;
   for (std::size_t k = 0; k < axes.size(); ++k) {
-    const std::size_t i = find(axes[k]);
     if (std::ranges::count(axes.first(k), axes[k]) != 0) {
       throw Error("group over axis '" + std::string(axes[k]) + "' twice: name each axis once");
     }
+    if (is_absent(axes[k])) continue;
+    const std::size_t i = find(axes[k]);
     std::vector<int> longer;
     for (const int member : members) {
       for (int c = 0; c < axes_[i].size; ++c) longer.push_back(member + (c - coordinates_[i]) * strides[i]);

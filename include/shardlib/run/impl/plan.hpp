@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -90,10 +91,19 @@ SHARDLIB_INLINE std::string to_string(const Plan& p) {
   text += "\ncommunication of a device in a step\n";
   row("collective", "spec", "axes", "calls", "sent");
   std::int64_t calls = 0;
+  std::vector<Plan::Collective> by_axes;  // they choose the links: between nodes, or inside one
   for (const auto& c : p.collectives) {
     row(c.op, c.spec, c.axes, std::to_string(c.calls), detail::short_bytes(c.bytes));
     calls += c.calls;
+    auto sum = std::ranges::find(by_axes, c.axes, &Plan::Collective::axes);
+    if (sum == by_axes.end()) sum = by_axes.insert(sum, {"all", "", c.axes});
+    sum->calls += c.calls;
+    sum->bytes += c.bytes;
   }
+  std::ranges::stable_sort(by_axes, std::greater(), &Plan::Collective::bytes);
+  if (by_axes.size() > 1)
+    for (const auto& sum : by_axes)
+      row(sum.op, sum.spec, sum.axes, std::to_string(sum.calls), detail::short_bytes(sum.bytes));
   row("all", "", "", std::to_string(calls), detail::short_bytes(p.sent()));
   return text;
 }

@@ -181,26 +181,35 @@ SHARDLIB_INLINE std::vector<std::string> batch_axes(const std::vector<AxisSize>&
 
 }  // namespace detail
 
-SHARDLIB_INLINE std::vector<AxisSize> chosen_mesh(Training& training, std::string_view axes) {
-  const auto names = rules::mesh_axes(axes);
+SHARDLIB_INLINE std::vector<AxisSize> chosen_mesh(Training& training, std::string_view axes,
+                                                  std::string_view optional) {
+  const auto names = rules::mesh_axes(axes), may_lack = rules::mesh_axes(optional);
   std::vector<AxisSize> every, mesh;
   for (const auto name : names) every.push_back({std::string(name), 1});
-  std::vector<AxisSize> given{{detail::batch_axes(every, training).front(), world_size()}};
+  const std::vector<std::string> batch = detail::batch_axes(every, training);
+  const auto kept = std::ranges::find_if(batch, [&](const std::string& axis) { return !may_lack.contains(axis); });
+  std::vector<AxisSize> given{{kept == batch.end() ? batch.front() : *kept, world_size()}};
   if (!training.mesh.empty()) given = parse_mesh(training.mesh);
   auto next = given.begin();
   for (const auto name : names) {
     const bool has = next != given.end() && next->name == name;
+    if (!has && may_lack.contains(name)) continue;
     mesh.push_back({std::string(name), has ? next->size : 1});
     if (has) ++next;
   }
   if (next != given.end()) {
     std::string example;
     for (const auto name : names)
-      example += (example.empty() ? "" : ",") + std::string(name) + (example.empty() ? "=4" : "=2");
+      if (!may_lack.contains(name))
+        example += (example.empty() ? "" : ",") + std::string(name) + (example.empty() ? "=4" : "=2");
     throw UsageError("--mesh " + training.mesh + ": this program's mesh has the axes " + std::string(axes) +
                      ", in this order, as in --mesh " + example);
   }
   training.mesh = to_string(mesh);
+  training.batch_axes.clear();
+  for (const std::string& axis : batch)
+    if (std::ranges::find(mesh, axis, &AxisSize::name) != mesh.end())
+      training.batch_axes += (training.batch_axes.empty() ? "" : " ") + axis;
   return mesh;
 }
 
