@@ -155,9 +155,9 @@ def compare(program):
                 without="model.layers.1.mlp.experts.3.down_proj.weight")  # fmt: skip
         refused("mixtral", "--experts is 3", "num_local_experts", options=["--experts=3"])
         refused("mixtral", "--experts 6", "axis e", options=["--mesh=e=4"])
-        refused("qwen2_moe", "--shared-gate", "model_type", options=["--shared-gate=false"])
+        refused("qwen2_moe", "--shared-gate", "model_type", options=["--no-shared-gate"])
         for options, word in [(["--shared=8"], "--qkv-bias"), (["--qkv-bias"], "--shared-gate"),
-                              (["--qk-norm", "--qkv-bias"], "both"), (["--norm-topk-prob=false"], "Mixtral")]:  # fmt: skip
+                              (["--qk-norm", "--qkv-bias"], "both"), (["--no-norm-topk-prob"], "Mixtral")]:  # fmt: skip
             words = moe("--steps=0", f"--run={scratch}/never", f"--export={scratch}/never-export", *options, status=2).stderr
             check("--export" in words and word in words, f"--export of what no class has: {words.strip()}")
         check("--shared-gate" in moe("--steps=0", "--shared-gate", status=2).stderr, "a gate of nothing")
