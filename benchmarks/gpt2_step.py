@@ -101,12 +101,12 @@ class Ours:
 
 
 class Torch:
-    """benchmarks/torch_gpt2.py under one installation of PyTorch."""
+    """A script of benchmarks/ under one installation of PyTorch."""
 
     def __init__(self, root=""):
         self.root = root
 
-    def run(self, threads, scratch, arguments):
+    def run(self, threads, scratch, arguments, script="torch_gpt2.py"):
         """`arguments` speak of the scratch folder as {}."""
         environment = [f"OMP_NUM_THREADS={threads}"]
         with open("/proc/cpuinfo") as info:
@@ -115,7 +115,7 @@ class Torch:
         inside, sources, enter = scratch, ROOT, []
         if self.root:
             inside, sources, enter = "/scratch", "/shardlib", [os.path.join(ROOT, "scripts/torch-root.sh"), self.root, scratch]
-        python = [PYTHON, f"{sources}/benchmarks/torch_gpt2.py"]
+        python = [PYTHON, f"{sources}/benchmarks/{script}"]
         return run(enter + ["env"] + environment + python + [a.format(inside) for a in arguments])
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the benchmarks, runs all of them, and writes their figures to benchmarks/results.md, with the plot beside it: ratios
 # against the GEMM library, the erased core, the machine's FMA peak and the MPI library's own collectives; a training step of
-# GPT-2 124M beside its peers', and its memory; pipelines against FSDP, also over a slow link; over links what overlaps and
+# GPT-2 124M beside its peers', and its memory; a mixture of experts beside its one-hot form and PyTorch; pipelines against FSDP, also over a slow link; over links what overlaps and
 # what --plan predicts; and what compiling costs. At its head stands what was aimed at and what was reached (ratios.py).
 # For an idle machine: about 45 minutes on two cores with a --torch-root and --llmc, 5 of them for building.
 #   benchmarks/run.sh [--torch-root DIR]... [--llmc DIR]
@@ -60,7 +60,7 @@ echo "run.sh: building (build/log/benchmarks-build.log)"
 quietly build/log/benchmarks-configure.log "configuring" cmake --preset release -B build/benchmarks \
   -DSHARDLIB_BUILD_TESTS=OFF -DSHARDLIB_BUILD_BENCHMARKS=ON -DSHARDLIB_WITH_MPI=ON
 quietly build/log/benchmarks-build.log "building" cmake --build build/benchmarks -j "$jobs" \
-  --target figures peak gpt2 gpt_fsdp gpt_pipeline
+  --target figures peak moe_layer gpt2 gpt_fsdp gpt_pipeline
 
 # Written beside what is built first: a run that ends early leaves the figures of the one before.
 results=build/benchmarks/results.md
@@ -102,6 +102,12 @@ measure /usr/bin/python3 benchmarks/gpt2_step.py --plot "$plot" "${peers[@]}"
 if [ -f "$plot" ]; then say "" "![milliseconds a step](gpt2_step.svg)"; fi
 measure benchmarks/step_profile.py
 measure benchmarks/always_on.py
+say "" "# Mixture of experts"
+torch_roots=()
+for ((i = 0; i < ${#peers[@]}; i += 2)); do
+  [ "${peers[i]}" != --torch-root ] || torch_roots+=("${peers[@]:i:2}")
+done
+measure benchmarks/moe.py "${torch_roots[@]}"
 say "" "# Memory"
 measure benchmarks/memory.py
 say "" "# Pipelines"

@@ -118,7 +118,7 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
   const GptMesh mesh(device);
   Trained<C> trained{{initial_weights(mesh, o), {}, {}}, {}};
   auto& [state, copies] = trained;
-  gpt::load_weights(mesh, o, o.files, state.weights);
+  gpt::load_weights(mesh, o.files, gpt::stored_table(o.tied), o.tied, state.weights);
   state.mu = zeros_like(state.weights);
   state.nu = zeros_like(state.weights);
   const auto copied = [&s = state] { return cast_tree<gpt::Model<C>>(s.weights); };

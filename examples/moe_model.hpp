@@ -3,8 +3,9 @@
 // Tokens are sharded over d and e, experts over e, heads and the width of experts over t. The tokens of a device are
 // sorted by expert. Then they travel to their experts' devices along e, as many as there are (dropless) or in slots of
 // a fixed number (capacity), and back. No product with one-hot rows chooses anything. Dims: B batch, L length, M model,
-// H heads, D head, F feed-forward of an expert, G of the shared one, X experts, K experts of a token, V vocabulary; P
-// places (devices), T tokens of a place, R = T K their choices ("rows"), A all rows, S rows at their experts, C slots.
+// Q query heads per key-value head, H key-value heads, D head, F feed-forward of an expert, G of the shared one,
+// X experts, K experts of a token, V vocabulary; P places (devices), T tokens of a place, R = T K their choices
+// ("rows"), A all rows, S rows at their experts, C slots.
 #pragma once
 
 #include <shardlib/shardlib.hpp>
@@ -32,11 +33,18 @@ using ExpertWeight = Tensor<f32, Whole ? without_axis<S, "d"> : S>;
 template <bool Whole>
 struct SharedOf {
   Weight<"M/d/e G/t", Whole> w_gate, w_up, w_down;
+  Array<"mix", Weight<"I M/t/d/e", Whole>> mix;  // one in Qwen's: a token's share of this expert; I is 1
 };
 template <bool Whole>
 struct LayerOf {
   Weight<"M/t/d/e", Whole> norm1, norm2;
-  Weight<"M/d/e H/t D", Whole> w_q, w_k, w_v, w_o;
+  Weight<"M/d/e Q H/t D", Whole> w_q;
+  Weight<"M/d/e H/t D", Whole> w_k, w_v;
+  Weight<"M/d/e Q H/t D", Whole> w_o;
+  // One each in Qwen 2, of all heads.
+  Array<"bias", Weight<"HQD/t/d/e", Whole>> b_q;
+  Array<"bias", Weight<"HD/t/d/e", Whole>> b_k, b_v;
+  Array<"norm", Weight<"E/t/d/e", Whole>> q_norm, k_norm;  // one each in Qwen 3; E is D, padded
   Weight<"M/t/d/e X", Whole> router;
   ExpertWeight<"X/e M/d F/t", Whole> w_gate, w_up, w_down;
   Array<"shared", SharedOf<Whole>> shared;  // none, or an expert of every token
@@ -54,8 +62,9 @@ static_assert(fully_sharded<MoeMesh, Model>);
 /// What is not a tensor.
 struct Config : gpt::ModelConfig {
   std::int64_t top_k = 2;
-  double capacity = 0;     ///< slots of an expert, as a multiple of its share of the tokens; 0: dropless
-  double balance = 0.01;   ///< of the loss that balances the experts (Fedus et al. 2021, arXiv:2101.03961)
+  bool norm_topk_prob = true;  ///< whether the weights of a token's experts add up to 1 (Hugging Face's name)
+  double capacity = 0;         ///< slots of an expert, as a multiple of its share of the tokens; 0: dropless
+  double balance = 0.01;       ///< of the loss that balances the experts (Fedus et al. 2021, arXiv:2101.03961)
   double router_z = 1e-3;  ///< of the loss that keeps the router's logits small (Zoph et al. 2022, arXiv:2202.08906)
 };
 
@@ -98,7 +107,7 @@ inline std::int64_t slots(const Config& config, std::int64_t tokens, std::int64_
   return static_cast<std::int64_t>(std::clamp(std::ceil(share * config.capacity), 1.0, static_cast<double>(tokens)));
 }
 
-// A softmax over the experts, the best K of them, and their shares among themselves.
+// A softmax over the experts, the best K of them, and their shares, among themselves if so configured.
 inline auto route(const Tokens& x, const Tensor<f32, "M X">& router, const Config& config) -> Routed {
   const MoeMesh mesh(x.device());
   const std::int64_t experts = router.size("X"), tokens = x.size("P") * x.size("T");
@@ -106,13 +115,14 @@ inline auto route(const Tokens& x, const Tensor<f32, "M X">& router, const Confi
   const auto logits = einsum_unreduced<"P/d/e T M, M X -> P/d/e T X">(x, router);
   const auto shares = softmax<"X">(logits);
   const auto [best, chosen] = top_k<"X", "K">(shares, config.top_k);
-  const auto weights = merge<"T K -> Q">(best / sum<"P/d/e T K -> P/d/e T">(best));
+  const auto share_of_row = config.norm_topk_prob ? best / sum<"P/d/e T K -> P/d/e T">(best) : best;
+  const auto weights = merge<"T K -> J">(share_of_row);
   const auto expert = merge<"T K -> R">(chosen);
   const auto order = argsort<"R">(expert);
   const auto one = ones<f32, "P/d/e R">(mesh, {{"P", x.size("P")}, {"R", expert.size("R")}});
   const auto counts = scatter_add<"P/d/e R, P/d/e R -> P/d/e [X]">(one, expert, {{"X", experts}});
   const Routing routing{floor_divide(order, static_cast<double>(config.top_k)),
-                        index_unreduced<"P/d/e [Q], P/d/e R -> P/d/e R">(weights, order), cast<i32>(counts)};
+                        index_unreduced<"P/d/e [J], P/d/e R -> P/d/e R">(weights, order), cast<i32>(counts)};
 
   // Of the tokens of all devices: the part of the rows that each expert gets, and the mean share that the router gives
   // it. The latter is still a pending sum, and so is the loss.
@@ -182,8 +192,8 @@ inline auto with_capacity(const Tokens& x, const Routing& r, const Experts& w, c
   const auto slot = iota<"C">(mesh, slots(config, x.size("T"), r.counts.size("X")));
   const auto used = greater(r.counts, slot);
   const auto at = where(used, first + slot, 0.0);
-  const auto token = index_unreduced<"P/d/e [Q], P/d/e X C -> P/d/e X C">(rename<"R -> Q">(r.token), at);
-  const auto weight = index_unreduced<"P/d/e [Q], P/d/e X C -> P/d/e X C">(rename<"R -> Q">(r.weight), at);
+  const auto token = index_unreduced<"P/d/e [J], P/d/e X C -> P/d/e X C">(rename<"R -> J">(r.token), at);
+  const auto weight = index_unreduced<"P/d/e [J], P/d/e X C -> P/d/e X C">(rename<"R -> J">(r.weight), at);
   const auto shards = shard<"P/d/e T M -> P/d/e T M/t">(x);
   const auto sent = masked(used, index_unreduced<"P/d/e [T] M/t, P/d/e X C -> P/d/e X C M/t">(shards, token));
   const auto here = all_to_all<"P/d/e X C M/t -> P/d X/e C M/t">(sent);
@@ -203,22 +213,34 @@ auto normalized(const Residual& x, const Tensor<f32, S>& scale, const Config& co
   return rms_norm<"M">(all_gather<"B/d/e L M/t -> B/d/e L M">(x), config.norm_epsilon) * gathered<"M">(scale);
 }
 
-using Heads = Tensor<f32, "B/d/e L H/t D">;
+using Queries = Tensor<f32, "B/d/e L Q H/t D">;
 struct Projected {
-  Heads q, k, v;
+  Queries q;
+  Tensor<f32, "B/d/e L H/t D"> k, v;
 };
+// Normalizes each head (Qwen 3). Heads share the scale.
+template <Spec S, Spec E>
+auto head_norm(const Tensor<f32, S>& x, const Tensor<f32, E>& norm, const Config& config) -> Tensor<f32, S> {
+  return rms_norm<"D">(x, config.norm_epsilon) * narrow<"E -> D">(gathered<"E">(norm), 0, x.size("D"));
+}
 // The queries, keys and values of tokens from the position `first` on.
 template <bool Whole>
 auto projected(const Hidden& x, const LayerOf<Whole>& w, const Config& config, std::int64_t first) -> Projected {
-  const auto heads = [&](const auto& weights) {
-    return einsum_unreduced<"B/d/e L M, M H/t D -> B/d/e L H/t D">(x, gathered<"M H/t D">(weights));
-  };
-  return {rope<"L", "D">(heads(w.w_q), config.rope, first), rope<"L", "D">(heads(w.w_k), config.rope, first),
-          heads(w.w_v)};
+  auto q = einsum_unreduced<"B/d/e L M, M Q H/t D -> B/d/e L Q H/t D">(x, gathered<"M Q H/t D">(w.w_q));
+  auto k = einsum_unreduced<"B/d/e L M, M H/t D -> B/d/e L H/t D">(x, gathered<"M H/t D">(w.w_k));
+  auto v = einsum_unreduced<"B/d/e L M, M H/t D -> B/d/e L H/t D">(x, gathered<"M H/t D">(w.w_v));
+  const Sizes groups{{"Q", q.size("Q")}, {"D", q.size("D")}}, heads{{"D", q.size("D")}};
+  for (const auto& bias : w.b_q)
+    q = q + rearrange<"H/t Q D -> Q H/t D">(split<"HQD/t -> H/t Q D">(gathered<"HQD/t">(bias), groups));
+  for (const auto& bias : w.b_k) k = k + split<"HD/t -> H/t D">(gathered<"HD/t">(bias), heads);
+  for (const auto& bias : w.b_v) v = v + split<"HD/t -> H/t D">(gathered<"HD/t">(bias), heads);
+  for (const auto& norm : w.q_norm) q = head_norm(q, norm, config);
+  for (const auto& norm : w.k_norm) k = head_norm(k, norm, config);
+  return {rope<"L", "D">(q, config.rope, first), rope<"L", "D">(k, config.rope, first), v};
 }
 template <bool Whole>
-auto joined(const Heads& y, const LayerOf<Whole>& w) -> Residual {
-  return einsum<"B/d/e L H/t D, M H/t D -> B/d/e L M/t">(y, gathered<"M H/t D">(w.w_o));
+auto joined(const Queries& y, const LayerOf<Whole>& w) -> Residual {
+  return einsum<"B/d/e L Q H/t D, M Q H/t D -> B/d/e L M/t">(y, gathered<"M Q H/t D">(w.w_o));
 }
 template <bool Whole>
 auto attention(const Hidden& x, const Tensor<i32, "B/d/e L">& segments, const LayerOf<Whole>& w, const Config& config)
@@ -231,7 +253,10 @@ template <bool Whole>
 auto shared_expert(const Hidden& x, const SharedOf<Whole>& w) -> Residual {
   const auto gate = einsum_unreduced<"B/d/e L M, M G/t -> B/d/e L G/t">(x, gathered<"M G/t">(w.w_gate));
   const auto up = einsum_unreduced<"B/d/e L M, M G/t -> B/d/e L G/t">(x, gathered<"M G/t">(w.w_up));
-  return einsum<"B/d/e L G/t, M G/t -> B/d/e L M/t">(swiglu(gate, up), gathered<"M G/t">(w.w_down));
+  const auto y = einsum<"B/d/e L G/t, M G/t -> B/d/e L M/t">(swiglu(gate, up), gathered<"M G/t">(w.w_down));
+  if (w.mix.empty()) return y;
+  const auto share = sigmoid(einsum_unreduced<"B/d/e L M, I M -> B/d/e L I">(x, gathered<"I M">(w.mix[0])));
+  return einsum_unreduced<"B/d/e L M/t, B/d/e L I -> B/d/e L M/t">(y, share);
 }
 
 template <bool Whole>

@@ -34,10 +34,10 @@ inline auto cached_attention(const Hidden& x, Cache& cache, const NewTokens& tok
   const auto [q, k, v] = projected(x, w, config, tokens.first);
   cache.k = cache.k + einsum_unreduced<"L Klen, B/d/e L H/t D -> B/d/e Klen H/t D">(tokens.places, k);
   cache.v = cache.v + einsum_unreduced<"L Klen, B/d/e L H/t D -> B/d/e Klen H/t D">(tokens.places, v);
-  const auto scores = einsum_unreduced<"B/d/e L H/t D, B/d/e Klen H/t D -> B/d/e H/t L Klen">(q, cache.k);
+  const auto scores = einsum_unreduced<"B/d/e L Q H/t D, B/d/e Klen H/t D -> B/d/e Q H/t L Klen">(q, cache.k);
   const double scale = 1 / std::sqrt(static_cast<double>(q.size("D")));
   const auto probabilities = softmax<"Klen">(where(tokens.seen, scores * scale, -1e30));
-  return joined(einsum_unreduced<"B/d/e H/t L Klen, B/d/e Klen H/t D -> B/d/e L H/t D">(probabilities, cache.v), w);
+  return joined(einsum_unreduced<"B/d/e Q H/t L Klen, B/d/e Klen H/t D -> B/d/e L Q H/t D">(probabilities, cache.v), w);
 }
 
 inline auto cached_logits(const Model& w, Array<"layers", Cache>& caches, const NewTokens& tokens, const Config& config)

@@ -51,8 +51,13 @@ MODELS = {
 }  # fmt: skip
 
 
-def shapes(c):
+def dense_shapes(c):
     m, f = c["hidden_size"], c["intermediate_size"]
+    return {"mlp.gate_proj": [f, m], "mlp.up_proj": [f, m], "mlp.down_proj": [m, f]}
+
+
+def shapes(c, feed_forward=dense_shapes):
+    m = c["hidden_size"]
     head = c.get("head_dim") or m // c["num_attention_heads"]
     q, kv = c["num_attention_heads"] * head, c["num_key_value_heads"] * head
     named = {"model.embed_tokens.weight": [c["vocab_size"], m], "model.norm.weight": [m]}
@@ -62,22 +67,22 @@ def shapes(c):
             for name, shape in {
                 "input_layernorm": [m], "post_attention_layernorm": [m], "self_attn.q_proj": [q, m],
                 "self_attn.k_proj": [kv, m], "self_attn.v_proj": [kv, m], "self_attn.o_proj": [m, q],
-                "mlp.gate_proj": [f, m], "mlp.up_proj": [f, m], "mlp.down_proj": [m, f],
+                **feed_forward(c),
             }.items()
         }  # fmt: skip
-        if c["model_type"] == "qwen2":
+        if c["model_type"].startswith("qwen2"):
             named |= {f"model.layers.{i}.self_attn.{name}_proj.bias": [q if name == "q" else kv] for name in "qkv"}
-        if c["model_type"] == "qwen3":
+        if c["model_type"].startswith("qwen3"):
             named |= {f"model.layers.{i}.self_attn.{name}_norm.weight": [head] for name in "qk"}
     if not c["tie_word_embeddings"]:
         named["lm_head.weight"] = [c["vocab_size"], m]
     return named
 
 
-def weights(c, seed, dtype):
+def weights(c, seed, dtype, feed_forward=dense_shapes):
     """{name: (dtype, shape, bytes)}"""
     draw, tensors = random.Random(seed), {}
-    for name, shape in shapes(c).items():
+    for name, shape in shapes(c, feed_forward).items():
         center = 1 if "norm" in name else 0
         values = [center + 0.3 * draw.gauss(0, 1) for _ in range(math.prod(shape))]
         data = struct.pack(f"<{len(values)}f", *values)
@@ -129,22 +134,33 @@ def logits(c, tensors):
     return logits_of(c, w_of(tensors), TOKENS)
 
 
-def logits_of(c, w, tokens):
+def dot(a, b):
+    return math.fsum(x * y for x, y in zip(a, b))
+
+
+def swiglu(x, gate, up, down):
+    """By matrices that are stored [out, in]."""
+    y = [a / (1 + math.exp(-a)) * b for a, b in ((dot(g, x), dot(u, x)) for g, u in zip(gate, up))]
+    return [dot(row, y) for row in down]
+
+
+def dense(c, w, at, x):
+    return swiglu(x, *(w[f"{at}mlp.{name}_proj.weight"] for name in ("gate", "up", "down")))
+
+
+def logits_of(c, w, tokens, feed_forward=dense):
     heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
     head = c.get("head_dim") or c["hidden_size"] // heads
     turns = frequencies(c, head)
-
-    def dot(a, b):
-        return math.fsum(x * y for x, y in zip(a, b))
 
     def linear(x, name):
         return [dot(row, x) for row in w[name]]
 
     def projected(x, name):  # Qwen 2 has biases, Qwen 3 a norm of each head
         y = linear(x, name + "_proj.weight")
-        if c["model_type"] == "qwen2":
+        if c["model_type"].startswith("qwen2"):
             y = [a + b for a, b in zip(y, w[name + "_proj.bias"])]
-        scaled = c["model_type"] == "qwen3" and not name.endswith("v")
+        scaled = c["model_type"].startswith("qwen3") and not name.endswith("v")
         return [norm(h, name + "_norm.weight") if scaled else h for h in cut(y)]
 
     def norm(x, name):
@@ -176,17 +192,15 @@ def logits_of(c, w, tokens):
                 y += [math.fsum(s * v[o][g][i] for o, s in enumerate(shares)) / math.fsum(shares) for i in range(head)]
             x = [a + b for a, b in zip(x, linear(y, at + "self_attn.o_proj.weight"))]
             z = norm(x, at + "post_attention_layernorm.weight")
-            gate, up = linear(z, at + "mlp.gate_proj.weight"), linear(z, at + "mlp.up_proj.weight")
-            fed = linear([a / (1 + math.exp(-a)) * b for a, b in zip(gate, up)], at + "mlp.down_proj.weight")
-            xs[p] = [a + b for a, b in zip(x, fed)]
+            xs[p] = [a + b for a, b in zip(x, feed_forward(c, w, at, z))]
     output = "model.embed_tokens.weight" if c["tie_word_embeddings"] else "lm_head.weight"
     return [linear(norm(x, "model.norm.weight"), output) for x in xs]
 
 
-def loss(c, w, begin):
+def loss(c, w, begin, feed_forward=dense):
     """The mean over the tokens of ROW of -log p(token | those before it)."""
     total = 0
-    for row, target in zip(logits_of(c, w, [begin, *ROW[:-1]]), ROW):
+    for row, target in zip(logits_of(c, w, [begin, *ROW[:-1]], feed_forward), ROW):
         most = max(row)
         total += most + math.log(math.fsum(math.exp(x - most) for x in row)) - row[target]
     return total / len(ROW)

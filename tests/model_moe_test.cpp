@@ -16,13 +16,22 @@ namespace {
 
 using moe::MoeMesh;
 using Leaves = std::vector<HostArray<f32>>;
-const Sizes sizes{{"B", 8}, {"L", 6}, {"M", 8}, {"H", 2}, {"D", 4}, {"X", 8}, {"F", 12}, {"G", 6}, {"V", 16}};
+const Sizes sizes{{"B", 8},  {"L", 6}, {"M", 8},  {"Q", 2}, {"H", 2},    {"D", 4},  {"X", 8},
+                  {"F", 12}, {"G", 6}, {"V", 16}, {"I", 1}, {"HQD", 16}, {"HD", 8}, {"E", 4, 8}};
 
-moe::Model random_model(const MoeMesh& mesh, bool shared) {
+// With what Qwen 2 and Qwen 3 have, if `qwen`.
+moe::Model random_model(const MoeMesh& mesh, bool qwen) {
   moe::Model model;
   model.layers.resize(2);
-  if (shared)
-    for (moe::Layer& layer : model.layers) layer.shared.resize(1);
+  if (qwen)
+    for (moe::Layer& layer : model.layers) {
+      layer.shared.emplace_back().mix.resize(1);
+      layer.b_q.resize(1);
+      layer.b_k.resize(1);
+      layer.b_v.resize(1);
+      layer.q_norm.resize(1);
+      layer.k_norm.resize(1);
+    }
   initialize(mesh, model, sizes, 1, [](std::string_view name) {
     return Normal{name.find("norm") != std::string_view::npos ? 1.0 : 0.0, 0.5};
   });
@@ -51,7 +60,7 @@ auto every_expert(const moe::Tokens& x, const moe::Layer& w, const moe::Config& 
   const auto logits = einsum_unreduced<"P/d/e T M, M X -> P/d/e T X">(x, all_gather<"M X">(w.router));
   const auto [best, chosen] = top_k<"X", "K">(softmax<"X">(logits), config.top_k);
   const auto hot = one_hot<"X">(chosen, w.router.size("X"));
-  const auto share = best / sum<"P/d/e T K -> P/d/e T">(best);
+  const auto share = config.norm_topk_prob ? best / sum<"P/d/e T K -> P/d/e T">(best) : best;
   // Of the rows of an expert, those of the first tokens have slots.
   const auto place = split<"R -> T K">(cumsum<"R">(merge<"T K -> R">(hot)), {{"K", config.top_k}});
   const double slots =
@@ -97,7 +106,7 @@ struct Result {
 };
 struct Variant {
   double capacity = 0;
-  bool shared = false;
+  bool qwen = false;
   std::int64_t top_k = 2;
   const char* recompute = "seqax";
 };
@@ -105,6 +114,7 @@ moe::Config config_of(const Variant& v) {
   moe::Config config;
   config.capacity = v.capacity;
   config.top_k = v.top_k;
+  config.norm_topk_prob = !v.qwen;
   config.recompute = {v.recompute};
   config.balance = 0.3;
   config.router_z = 0.2;
@@ -112,11 +122,11 @@ moe::Config config_of(const Variant& v) {
 }
 Result step(const MoeMesh& mesh, const Variant& v) {
   const auto [l, grads, metrics] =
-      value_and_grad(mesh, moe::loss<>, random_model(mesh, v.shared), batch(mesh), config_of(v), std::int64_t{1});
+      value_and_grad(mesh, moe::loss<>, random_model(mesh, v.qwen), batch(mesh), config_of(v), std::int64_t{1});
   return {item(all_reduce<"">(l)), item(metrics.balance.load), item(metrics.balance.dropped), fetch(grads)};
 }
 Result dense_step(const MoeMesh& mesh, const Variant& v) {
-  const auto [l, grads] = value_and_grad(mesh, dense_loss, random_model(mesh, v.shared), batch(mesh), config_of(v));
+  const auto [l, grads] = value_and_grad(mesh, dense_loss, random_model(mesh, v.qwen), batch(mesh), config_of(v));
   return {item(all_reduce<"">(l)), 0, 0, fetch(grads)};
 }
 /// f on one device of this process, under mpirun too.
@@ -144,12 +154,12 @@ void expect_close(const Result& actual, const Result& expected, const std::vecto
 }
 
 // Slots for all tokens of a place: nothing is dropped, so that the mesh does not matter.
-const Variant variants[] = {{}, {.shared = true}, {.top_k = 1}, {.capacity = 4}, {.capacity = 8, .top_k = 1}};
+const Variant variants[] = {{}, {.qwen = true}, {.top_k = 1}, {.capacity = 4}, {.capacity = 8, .top_k = 1}};
 
 TEST_CASE("moe: loss and every gradient are equal on every mesh", "[model]") {
   for (const Variant& variant : variants) {
     const Result expected = alone([&](const MoeMesh& mesh) { return step(mesh, variant); });
-    const auto names = alone([&](const MoeMesh& mesh) { return leaf_names(random_model(mesh, variant.shared)); });
+    const auto names = alone([&](const MoeMesh& mesh) { return leaf_names(random_model(mesh, variant.qwen)); });
     CHECK(expected.dropped == 0);
     CHECK(expected.load > 1.2);  // the experts are used unevenly
     for (const char* mesh : {"d=1,e=1,t=1", "d=1,e=2,t=1", "d=2,e=1,t=1", "d=1,e=1,t=2", "d=2,e=2,t=1", "d=1,e=4,t=1",
@@ -164,10 +174,10 @@ TEST_CASE("moe: loss and every gradient are equal on every mesh", "[model]") {
 
 TEST_CASE("moe: every gradient is that of a model that multiplies every token with every expert", "[model]") {
   for (const Variant& variant :
-       {Variant{}, Variant{.shared = true}, Variant{.capacity = 4}, Variant{.capacity = 0.75}, Variant{.top_k = 3}}) {
+       {Variant{}, Variant{.qwen = true}, Variant{.capacity = 4}, Variant{.capacity = 0.75}, Variant{.top_k = 3}}) {
     INFO("capacity " << variant.capacity << ", top_k " << variant.top_k);
     const auto both = alone([&](const MoeMesh& mesh) {
-      return std::tuple{step(mesh, variant), dense_step(mesh, variant), leaf_names(random_model(mesh, variant.shared))};
+      return std::tuple{step(mesh, variant), dense_step(mesh, variant), leaf_names(random_model(mesh, variant.qwen))};
     });
     expect_close(std::get<0>(both), std::get<1>(both), std::get<2>(both));
     CHECK((std::get<0>(both).dropped > 0) == (variant.capacity == 0.75));

@@ -809,7 +809,7 @@ def context_parallel(p):
 
 def moe(p):
     """Mixtures of experts: the same curve on each mesh where nothing is dropped, and the numbers of the balance."""
-    small = {"--batch": 8, "--seq": 16, "--layers": 2, "--d-model": 16, "--heads": 2, "--d-head": 8, "--d-ff": 16}
+    small = {"--batch": 8, "--seq": 16, "--layers": 2, "--d-model": 16, "--n-kv": 2, "--d-head": 8, "--d-ff": 16}
     small |= {"--experts": 8, "--steps": 12, "--warmup": 2, "--max-tokens": 0, "--check-replicas": 4, "--data": p.text}
 
     def measured(*options, ranks=0):

@@ -217,6 +217,59 @@ TEST_CASE("safetensors folders: a tree loads from shards by a table with *, and 
   }
 }
 
+namespace {
+struct Mixture {
+  Tensor<f32, "X/d M/t F"> experts;
+};
+}  // namespace
+
+// 3 experts over 2 devices: the last one has padding.
+TEST_CASE("safetensors folders: a leaf whose first dim has a tensor for each index", "[safetensors]") {
+  std::vector<SafetensorsTensor> stored;
+  for (int x = 0; x < 3; ++x)
+    stored.push_back(tensor_of("e." + std::to_string(x) + ".w", {2, 5}, static_cast<float>(100 * x)));
+  const io::StoredTable table = io::table_of({{"experts", {"e.*.w", {1, 0}}}});
+  for (const std::string axes : {"d=1,t=1", "d=2,t=2"}) {
+    const Scratch scratch = Scratch::shared(under_mpi(), world_rank());
+    if (world_rank() == 0) io::write_safetensors_folder(scratch / "in", stored);
+    on_mesh(axes, [&](const DevicePtr& device) {
+      const Grid mesh(device);
+      io::together(*device, "", [] {});  // the files are there
+      const auto zero = [&](std::int64_t experts) {
+        const Sizes sizes{{"X", experts, round_up(experts, 2)}, {"M", 5, 6}, {"F", 2}};
+        return Mixture{full<f32, "X/d M/t F">(mesh, sizes, 7)};
+      };
+      Mixture m = zero(3);
+      io::load_safetensors(mesh, scratch / "in", m, table);
+      const auto w = fetch(m.experts);
+      for (int x = 0; x < 3; ++x)
+        for (int i = 0; i < 10; ++i)
+          expect(w.data[static_cast<std::size_t>(10 * x + i)] == static_cast<float>(100 * x + i % 2 * 5 + i / 2), "w");
+      io::save(mesh, scratch / "checkpoints", 3, m, {});
+      if (device->rank() == 0) {
+        const auto checkpoint = io::Checkpoint::open(scratch / "checkpoints/step-00000003");
+        io::export_safetensors_folder(checkpoint, scratch / "out", table);
+        const SafetensorsFiles out(scratch / "out");
+        expect(out.files()[0].entries().size() == 3, "as many tensors");
+        for (const auto& tensor : stored) {
+          const auto [file, entry] = out.find(tensor.name);
+          expect(entry != nullptr && entry->shape == tensor.shape, tensor.name);
+          Bytes bytes(entry->end - entry->begin);
+          file->read_bytes(*entry, 0, bytes);
+          expect(bytes == tensor.bytes(), tensor.name);
+        }
+      }
+      const auto refused = [&](std::int64_t experts, const std::string& why) {
+        Mixture other = zero(experts);
+        expect_error<UsageError>([&] { io::load_safetensors(mesh, scratch / "in", other, table); },
+                                 "the folder '" + scratch.path() + "/in' does not fit this program:\n  " + why);
+      };
+      refused(4, "'e.3.w' (leaf 'experts') is not in the folder");
+      refused(2, "'e.2.w' is in the folder, but not in the program");
+    });
+  }
+}
+
 TEST_CASE("config.json: its keys, used or not", "[run]") {
   if (world_rank() != 0) return;
   const Scratch scratch;

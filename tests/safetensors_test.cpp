@@ -341,6 +341,7 @@ TEST_CASE("safetensors: what does not fit the tree is one error on all devices",
     bad({"x", {0, 1, 1}}, "`order` must name each dim once");
     bad({"x", {}, {2, 2}}, "`merge` must share out all dims");
     bad({"x", {}, {2, 1, 0}}, "`merge` must share out all dims");
+    bad({"x.*", {0, 1, 2}}, "`order` must name each dim once");
     bad({"x", {}, {}, 3, 0, 2}, "there is no part 0 of 2 along dim 3");
     bad({"x", {}, {}, 0, 2, 2}, "there is no part 2 of 2 along dim 0");
     io::load_safetensors(mesh, path, m,

@@ -18,10 +18,12 @@
 namespace shardlib::io {
 
 /// Where a leaf lies in a file: the leaf's dims, put in `order`, then merged as `merge` says, are the stored tensor, or
-/// one of several equal parts of it, side by side.
+/// one of several equal parts of it, side by side. A * in the name stands for the index of the leaf's first dim: each
+/// index has a stored tensor of its own, and `order` and `merge` describe the other dims, which they number from 0.
 /// GPT-2's query weights, "M H D": {"h.0.attn.c_attn.weight", {}, {1, 2}, 1, 0, 3}; Llama's, which are stored
 /// transposed:
-/// {"model.layers.0.self_attn.q_proj.weight", {1, 2, 0}, {2, 1}}.
+/// {"model.layers.0.self_attn.q_proj.weight", {1, 2, 0}, {2, 1}}; the experts of Mixtral, "X M F":
+/// {"model.layers.0.block_sparse_moe.experts.*.w1.weight", {1, 0}}.
 struct StoredLeaf {
   std::string name = {};        ///< empty: the leaf is not in the file
   std::vector<int> order = {};  ///< the leaf's dims as the file has them, outermost first; empty: the same order
@@ -31,7 +33,7 @@ struct StoredLeaf {
 };
 /// Maps a leaf's name, "layers.0.w_q", to its place in the file.
 using StoredTable = std::function<StoredLeaf(const std::string& leaf)>;
-/// The table of these leaves. * stands for a number, which a stored name repeats: "layers.*.w_q" is
+/// The table of these leaves. * stands for a number, which the first * of a stored name repeats: "layers.*.w_q" is
 /// "h.*.attn.c_attn.weight". Leaves of a checkpoint's member `weights`, "weights.embed", are also found. Other leaves
 /// have no place. `table_of({{"embed", {"wte.weight"}}})`
 [[nodiscard]] StoredTable table_of(std::map<std::string, StoredLeaf> leaves);

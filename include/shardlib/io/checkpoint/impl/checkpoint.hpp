@@ -123,7 +123,8 @@ inline std::string together_message(const std::string& path, const std::vector<s
 SHARDLIB_INLINE std::vector<shardlib::detail::ValuePtr> load_values(const DevicePtr& device, const std::string& path,
                                                                     const NamedValues& leaves,
                                                                     const LoadOptions& options, CheckpointMeta& meta) {
-  const std::set<std::string> all_names = names_together(*device, leaves, [](const std::string& name) { return name; });
+  const std::set<std::string> all_names =
+      names_together(*device, leaves, [](const std::string& name, const auto&) { return std::vector{name}; });
   std::optional<Checkpoint> checkpoint;
   together(*device, "", [&] {
     checkpoint = Checkpoint::open(path);

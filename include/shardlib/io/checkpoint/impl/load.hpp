@@ -49,7 +49,7 @@ inline void fail_unless_fitting(const std::string& what, const std::vector<std::
   throw UsageError(message);
 }
 
-/// stored(name) for the leaves of all devices. Collective; throws if a leaf is empty.
+/// The names in stored(name, value), a vector, for the leaves of all devices. Collective; throws if a leaf is empty.
 template <class F>
 std::set<std::string> names_together(Device& device, const NamedValues& leaves, F stored) {
   std::string mine;
@@ -58,7 +58,7 @@ std::set<std::string> names_together(Device& device, const NamedValues& leaves, 
       if (!value)
         throw UsageError("load: the leaf '" + name +
                          "' is empty: make the tree first (zeros or random values), for its sizes");
-      mine += stored(name) + "\n";
+      for (const std::string& one : stored(name, *value)) mine += one + "\n";
     }
   });
   std::set<std::string> names;

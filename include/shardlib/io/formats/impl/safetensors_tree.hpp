@@ -30,11 +30,31 @@ struct StoredPlace {
   std::int64_t first = 0;
 };
 
-/// Throws UsageError if the table's entry makes no sense for a leaf of this shape.
+/// Whether each index of the leaf's first dim has a stored tensor of its own.
+inline bool is_stored_apart(const StoredLeaf& stored) {
+  return stored.name.find('*') != std::string::npos;
+}
+inline std::string name_of_index(const StoredLeaf& stored, std::int64_t index) {
+  return std::string(stored.name).replace(stored.name.find('*'), 1, std::to_string(index));
+}
+/// The stored tensors of a leaf of this shape; a leaf that is not in the file has one with an empty name.
+inline std::vector<std::string> stored_names(const StoredLeaf& stored, std::span<const std::int64_t> shape) {
+  if (!is_stored_apart(stored)) return {stored.name};
+  std::vector<std::string> names;
+  for (std::int64_t i = 0; !shape.empty() && i < shape[0]; ++i) names.push_back(name_of_index(stored, i));
+  return names;
+}
+
+/// Where the leaf lies in its stored tensor, or in each of them. Throws UsageError if the table's entry makes no sense
+/// for a leaf of this shape.
 inline StoredPlace place_of(const std::string& leaf, const StoredLeaf& stored, std::span<const std::int64_t> shape) {
-  const auto fail = [&](const std::string& why) {
-    throw UsageError("the table's entry for the leaf '" + leaf + "' of " + show_shape(shape) + ": " + why);
+  const auto fail = [&, whole = shape](const std::string& why) {
+    throw UsageError("the table's entry for the leaf '" + leaf + "' of " + show_shape(whole) + ": " + why);
   };
+  if (is_stored_apart(stored)) {
+    if (shape.empty()) fail("the * in '" + stored.name + "' is the index of a first dim, and the leaf has no dim");
+    shape = shape.subspan(1);
+  }
   const std::size_t rank = shape.size();
   std::vector<int> order = stored.order, merge = stored.merge;
   if (order.empty()) {
@@ -79,15 +99,15 @@ inline StoredPlace place_of(const std::string& leaf, const StoredLeaf& stored, s
   return place;
 }
 
-/// This device's shard of a leaf; padding becomes zeros.
-inline shardlib::detail::ValuePtr load_shard(const SafetensorsFiles& files, const StoredLeaf& stored,
-                                             const std::string& leaf, const shardlib::detail::Value& like) {
+/// Reads what a device has of a stored tensor, which holds the leaf's dims from `from_dim` on, into memory of that
+/// shape. Padding stays as it is.
+inline void load_stored_tensor(const SafetensorsFiles& files, const std::string& name, const StoredPlace& place,
+                               const shardlib::detail::Value& like, int from_dim, std::byte* out) {
   namespace core = shardlib::detail;
-  const StoredPlace place = place_of(leaf, stored, core::view(like.global.logical));
-  const SafetensorsFiles::Found found = files.find(stored.name);
+  const SafetensorsFiles::Found found = files.find(name);
   const SafetensorsEntry& entry = *found.entry;
   const core::Shape shape = core::true_shape(like);
-  const Index part(shape.begin(), shape.end()), local(like.local.begin(), like.local.end());
+  const Index part(shape.begin() + from_dim, shape.end()), local(like.local.begin() + from_dim, like.local.end());
   // Reads in the file's order of dims, which is contiguous, then sorts into the leaf's order.
   std::vector<std::size_t> order(part.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -101,21 +121,40 @@ inline shardlib::detail::ValuePtr load_shard(const SafetensorsFiles& files, cons
     box.push_back(part[i]);
     from_strides.push_back(place.strides[i]);
     to_strides.push_back(local_strides[i]);
-    first += core::shard_index(*like.device, like.spec->dims[static_cast<int>(i)].axes) * local[i] * place.strides[i];
+    const auto& axes = like.spec->dims[from_dim + static_cast<int>(i)].axes;
+    first += core::shard_index(*like.device, axes) * local[i] * place.strides[i];
   }
   Bytes values = volume(box) == 0 ? Bytes{} : read_strided(*found.file, entry, first, from_strides, box);
   if (like.dtype == DType::f32 && entry.dtype != "F32") {
     Bytes wide(static_cast<std::size_t>(volume(box)) * sizeof(float));
-    to_f32(entry.dtype, values, {reinterpret_cast<float*>(wide.data()), wide.size() / sizeof(float)}, stored.name);
+    to_f32(entry.dtype, values, {reinterpret_cast<float*>(wide.data()), wide.size() / sizeof(float)}, name);
     values = std::move(wide);
   }
   const std::size_t item = size_of(like.dtype);
-  const Buffer buffer = like.device->host_pool()->allocate(like.bytes());
-  if (part != local && buffer.bytes() > 0) std::memset(buffer.data(), 0, buffer.bytes());
   for_each_run(box, row_major_strides(box), to_strides, [&](std::int64_t from, std::int64_t to, std::int64_t n) {
-    std::memcpy(buffer.data() + static_cast<std::size_t>(to) * item,
-                values.data() + static_cast<std::size_t>(from) * item, static_cast<std::size_t>(n) * item);
+    std::memcpy(out + static_cast<std::size_t>(to) * item, values.data() + static_cast<std::size_t>(from) * item,
+                static_cast<std::size_t>(n) * item);
   });
+}
+
+/// This device's shard of a leaf; padding becomes zeros.
+inline shardlib::detail::ValuePtr load_shard(const SafetensorsFiles& files, const StoredLeaf& stored,
+                                             const std::string& leaf, const shardlib::detail::Value& like) {
+  namespace core = shardlib::detail;
+  const StoredPlace place = place_of(leaf, stored, core::view(like.global.logical));
+  const core::Shape part = core::true_shape(like);
+  const Buffer buffer = like.device->host_pool()->allocate(like.bytes());
+  if (buffer.bytes() > 0 && !std::equal(part.begin(), part.end(), like.local.begin()))
+    std::memset(buffer.data(), 0, buffer.bytes());
+  if (!is_stored_apart(stored)) {
+    load_stored_tensor(files, stored.name, place, like, 0, buffer.data());
+  } else {
+    const std::int64_t first = core::shard_index(*like.device, like.spec->dims[0].axes) * like.local[0];
+    const std::size_t bytes = like.local[0] == 0 ? 0 : like.bytes() / static_cast<std::size_t>(like.local[0]);
+    for (std::int64_t i = 0; i < part[0]; ++i)
+      load_stored_tensor(files, name_of_index(stored, first + i), place, like, 1,
+                         buffer.data() + static_cast<std::size_t>(i) * bytes);
+  }
   return with_buffer(like, like.device->to_device(buffer));
 }
 
@@ -131,21 +170,24 @@ inline void compare(const SafetensorsFiles& files, const NamedValues& leaves, co
   for (const auto& [name, value] : leaves) {
     const StoredLeaf stored = table(name);
     if (stored.name.empty()) continue;
-    const auto [file, entry] = files.find(stored.name);
-    const StoredPlace place = place_of(name, stored, shardlib::detail::view(value->global.logical));
-    const std::string what = "'" + stored.name + "' (leaf '" + name + "') ";
-    if (entry == nullptr) {
-      wrong.push_back(what + "is not in " + whole + did_you_mean(stored.name, left));
-      continue;
+    const auto shape = shardlib::detail::view(value->global.logical);
+    const StoredPlace place = place_of(name, stored, shape);
+    for (const std::string& tensor : stored_names(stored, shape)) {
+      const auto [file, entry] = files.find(tensor);
+      const std::string what = "'" + tensor + "' (leaf '" + name + "') ";
+      if (entry == nullptr) {
+        wrong.push_back(what + "is not in " + whole + did_you_mean(tensor, left));
+        continue;
+      }
+      const std::string there = files.is_folder() ? "'" + file->path() + "'" : whole;
+      if (entry->shape != place.shape)
+        wrong.push_back(what + "is " + show_shape(entry->shape) + " in " + there + ", but " + show_shape(place.shape) +
+                        " in the program");
+      const bool to_single = value->dtype == DType::f32 && (entry->dtype == "F16" || entry->dtype == "BF16");
+      if (entry->dtype != safetensors_dtype(value->dtype) && !to_single)
+        wrong.push_back(what + "is " + entry->dtype + " in " + there + ", but " +
+                        std::string(shardlib::name(value->dtype)) + " in the program");
     }
-    const std::string there = files.is_folder() ? "'" + file->path() + "'" : whole;
-    if (entry->shape != place.shape)
-      wrong.push_back(what + "is " + show_shape(entry->shape) + " in " + there + ", but " + show_shape(place.shape) +
-                      " in the program");
-    const bool to_single = value->dtype == DType::f32 && (entry->dtype == "F16" || entry->dtype == "BF16");
-    if (entry->dtype != safetensors_dtype(value->dtype) && !to_single)
-      wrong.push_back(what + "is " + entry->dtype + " in " + there + ", but " +
-                      std::string(shardlib::name(value->dtype)) + " in the program");
   }
   for (const std::string& name : left)
     if (!options.may_be_left || !options.may_be_left(name))
@@ -158,7 +200,9 @@ SHARDLIB_INLINE std::vector<shardlib::detail::ValuePtr> load_stored(const Device
                                                                     const SafetensorsOptions& options) {
   // Pipeline stages hold different leaves: what any of them uses is not left over.
   const std::set<std::string> used =
-      names_together(*device, leaves, [&](const std::string& leaf) { return table(leaf).name; });
+      names_together(*device, leaves, [&](const std::string& leaf, const shardlib::detail::Value& value) {
+        return stored_names(table(leaf), shardlib::detail::view(value.global.logical));
+      });
   std::vector<shardlib::detail::ValuePtr> values;
   together(*device, "", [&] {
     const SafetensorsFiles files(path);
@@ -171,22 +215,44 @@ SHARDLIB_INLINE std::vector<shardlib::detail::ValuePtr> load_stored(const Device
   return values;
 }
 
-/// A leaf of a checkpoint, which is a stored tensor or a part of one.
+/// A leaf of a checkpoint, or one index of its first dim, which is a stored tensor or a part of one.
 struct StoredPiece {
   const CheckpointArray* array;
   StoredLeaf stored;
   StoredPlace place;
+  std::optional<std::int64_t> index;
 };
+
+/// Copies a piece from the checkpoint to its place in the stored tensor.
+inline void read_piece(const Checkpoint& checkpoint, const StoredPiece& piece, std::span<std::byte> whole) {
+  Index first(piece.array->shape.size(), 0), shape = piece.array->shape, strides = piece.place.strides;
+  if (piece.index) {
+    first[0] = *piece.index;
+    shape[0] = 1;
+    strides.insert(strides.begin(), 0);
+  }
+  const std::size_t item = size_of(piece.array->dtype);
+  Bytes values(static_cast<std::size_t>(volume(shape)) * item);
+  checkpoint.read(piece.array->name, first, shape, values);
+  for_each_run(shape, row_major_strides(shape), strides, [&](std::int64_t from, std::int64_t to, std::int64_t n) {
+    std::memcpy(whole.data() + static_cast<std::size_t>(piece.place.first + to) * item,
+                values.data() + static_cast<std::size_t>(from) * item, static_cast<std::size_t>(n) * item);
+  });
+}
 
 /// The stored tensors of a checkpoint, which must outlive the result.
 inline std::vector<SafetensorsTensor> stored_tensors(const Checkpoint& checkpoint, const StoredTable& table) {
   using Piece = StoredPiece;
   std::map<std::string, std::vector<Piece>> by_name;
   for (const CheckpointArray& array : checkpoint.arrays()) {
-    StoredLeaf stored = table(array.name);
+    const StoredLeaf stored = table(array.name);
     if (stored.name.empty()) continue;
-    StoredPlace place = place_of(array.name, stored, array.shape);
-    by_name[stored.name].push_back({&array, std::move(stored), std::move(place)});
+    const StoredPlace place = place_of(array.name, stored, array.shape);
+    const auto names = stored_names(stored, array.shape);
+    for (std::size_t i = 0; i < names.size(); ++i)
+      by_name[names[i]].push_back(
+          {&array, stored, place,
+           is_stored_apart(stored) ? std::optional(static_cast<std::int64_t>(i)) : std::nullopt});
   }
   std::vector<SafetensorsTensor> tensors;
   for (const auto& [name, pieces] : by_name) {
@@ -203,19 +269,8 @@ inline std::vector<SafetensorsTensor> stored_tensors(const Checkpoint& checkpoin
                        std::to_string(one.stored.parts) + " parts of '" + name + "'");
     const auto bytes = [&checkpoint, pieces = pieces] {
       const Piece& any = pieces.front();
-      const std::size_t item = size_of(any.array->dtype);
-      Bytes whole(static_cast<std::size_t>(volume(any.place.shape)) * item);
-      for (const Piece& piece : pieces) {
-        const Index& shape = piece.array->shape;
-        Bytes values(static_cast<std::size_t>(piece.array->bytes()));
-        checkpoint.read(piece.array->name, Index(shape.size(), 0), shape, values);
-        for_each_run(shape, row_major_strides(shape), piece.place.strides,
-                     [&](std::int64_t from, std::int64_t to, std::int64_t n) {
-                       std::memcpy(whole.data() + static_cast<std::size_t>(piece.place.first + to) * item,
-                                   values.data() + static_cast<std::size_t>(from) * item,
-                                   static_cast<std::size_t>(n) * item);
-                     });
-      }
+      Bytes whole(static_cast<std::size_t>(volume(any.place.shape)) * size_of(any.array->dtype));
+      for (const Piece& piece : pieces) read_piece(checkpoint, piece, whole);
       return whole;
     };
     tensors.push_back({name, safetensors_dtype(one.array->dtype), one.place.shape, bytes});
@@ -247,7 +302,8 @@ SHARDLIB_INLINE StoredTable table_of(std::map<std::string, StoredLeaf> leaves) {
     const auto found = leaves.find(name);
     if (found == leaves.end()) return {};
     StoredLeaf stored = found->second;
-    if (const std::size_t star = stored.name.find('*'); star != std::string::npos) stored.name.replace(star, 1, number);
+    const std::size_t star = number.empty() ? std::string::npos : stored.name.find('*');
+    if (star != std::string::npos) stored.name.replace(star, 1, number);
     return stored;
   };
 }

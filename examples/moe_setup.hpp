@@ -1,0 +1,150 @@
+// Around the model of moe_model.hpp: its options, presets, sizes and first values.
+#pragma once
+
+#include <shardlib/run/dry_run.hpp>
+#include <shardlib/run/rope_options.hpp>
+#include <shardlib/run/training.hpp>
+#include <shardlib/shardlib.hpp>
+
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+
+#include "moe_model.hpp"
+
+namespace moe {
+
+struct ModelOptions {
+  std::int64_t layers = 4, d_model = 128, n_q_per_kv = 1, n_kv = 4, d_head = 32, d_ff = 256, experts = 8, shared = 0,
+               vocabulary = 0;
+  bool shared_gate = false, qkv_bias = false, qk_norm = false;
+  Config config;
+};
+
+inline void declare(run::Options& options, ModelOptions& o) {
+  options.group("model");
+  options.add("--layers", o.layers, "number of layers", run::size(1, run::most_layers));
+  options.add("--d-model", o.d_model, "width of the residual stream", run::size());
+  options.add("--n-q-per-kv", o.n_q_per_kv, "query heads per key-value head", run::size());
+  options.add("--n-kv", o.n_kv, "key-value heads", run::size());
+  options.add("--d-head", o.d_head, "width of a head", run::size());
+  options.add("--d-ff", o.d_ff, "width of an expert", run::size());
+  options.add("--experts", o.experts, "number of experts per layer; a multiple of the size of axis e", run::size());
+  options.add("--experts-per-token", o.config.top_k, "number of experts per token", run::size());
+  options.flag("--norm-topk-prob", o.config.norm_topk_prob,
+               "scale the weights of a token's experts so that they add up to 1");
+  options.add("--shared", o.shared, "width of a shared expert, which processes every token (0: none)", run::size(0));
+  options.flag("--shared-gate", o.shared_gate, "weight each token's shared expert by a sigmoid gate (Qwen 2)");
+  options.add("--capacity", o.config.capacity, "slots of an expert, as a multiple of its share (0: dropless)",
+              run::at_least(0));
+  options.add("--balance", o.config.balance, "weight of the loss that balances the experts", run::at_least(0));
+  options.add("--router-z", o.config.router_z, "weight of the router's z-loss", run::at_least(0));
+  options.add("--vocabulary", o.vocabulary, "token ids (0: the tokenizer's)", run::size(0));
+  options.add("--norm-epsilon", o.config.norm_epsilon, "epsilon of RMSNorm", run::above(0));
+  run::declare(options, o.config.rope);
+  run::declare(options, o.config.recompute);
+  options.flag("--qkv-bias", o.qkv_bias, "add biases to queries, keys and values (Qwen 2)");
+  options.flag("--qk-norm", o.qk_norm, "normalize each query and each key (Qwen 3)");
+}
+
+// The shapes of public models. --load of their folders sets the same options.
+inline void declare_presets(run::Options& options) {
+  options.preset("mixtral-8x7b", {{"layers", "32"},
+                                  {"d_model", "4096"},
+                                  {"n_q_per_kv", "4"},
+                                  {"n_kv", "8"},
+                                  {"d_head", "128"},
+                                  {"d_ff", "14336"},
+                                  {"experts", "8"},
+                                  {"experts_per_token", "2"},
+                                  {"vocabulary", "32000"},
+                                  {"norm_epsilon", "1e-5"},
+                                  {"rope_base", "1e6"}});
+  options.preset("qwen1.5-moe-a2.7b", {{"layers", "24"},
+                                       {"d_model", "2048"},
+                                       {"n_q_per_kv", "1"},
+                                       {"n_kv", "16"},
+                                       {"d_head", "128"},
+                                       {"d_ff", "1408"},
+                                       {"experts", "60"},
+                                       {"experts_per_token", "4"},
+                                       {"norm_topk_prob", "false"},
+                                       {"shared", "5632"},
+                                       {"shared_gate", "true"},
+                                       {"qkv_bias", "true"},
+                                       {"vocabulary", "151936"},
+                                       {"norm_epsilon", "1e-6"},
+                                       {"rope_base", "1e6"}});
+  options.preset("qwen3-30b-a3b", {{"layers", "48"},
+                                   {"d_model", "2048"},
+                                   {"n_q_per_kv", "8"},
+                                   {"n_kv", "4"},
+                                   {"d_head", "128"},
+                                   {"d_ff", "768"},
+                                   {"experts", "128"},
+                                   {"experts_per_token", "8"},
+                                   {"qk_norm", "true"},
+                                   {"vocabulary", "151936"},
+                                   {"norm_epsilon", "1e-6"},
+                                   {"rope_base", "1e6"}});
+}
+
+// Sizes of the model's dims, padded so that the devices divide them.
+inline Sizes sizes_of(const MoeMesh& mesh, const ModelOptions& o) {
+  const std::int64_t t = mesh.size("t"), shards = mesh.size("d") * mesh.size("e");
+  // Biases lie over t as whole heads, and over d and e.
+  const std::int64_t heads = round_up(o.n_kv, t * (o.qkv_bias ? shards / std::gcd(shards, o.d_head) : 1));
+  const std::int64_t key_bias = o.qkv_bias ? o.d_head : 0, query_bias = key_bias * o.n_q_per_kv;
+  const std::int64_t head_norm = o.qk_norm ? o.d_head : 0;
+  return {{"V", o.vocabulary, round_up(o.vocabulary, t)},
+          {"M", o.d_model, round_up(o.d_model, mesh.size())},
+          {"Q", o.n_q_per_kv},
+          {"H", o.n_kv, heads},
+          {"D", o.d_head},
+          {"HQD", o.n_kv * query_bias, heads * query_bias},
+          {"HD", o.n_kv * key_bias, heads * key_bias},
+          {"E", head_norm, round_up(head_norm, mesh.size())},
+          {"X", o.experts},
+          {"F", o.d_ff, round_up(o.d_ff, t)},
+          {"G", o.shared, round_up(o.shared, t)},
+          {"I", 1}};
+}
+
+// First values as in gpt_setup.hpp: truncated normal numbers of standard deviation 1/sqrt(fan in), and scales of 1.
+inline Model initial_weights(const MoeMesh& mesh, const ModelOptions& o, std::uint64_t seed) {
+  const Sizes sizes = sizes_of(mesh, o);
+  std::uint64_t stream = 0;
+  const auto draw = [&]<Spec S>(Tensor<f32, S>& w, std::int64_t fan_in) {
+    w = random_truncated_normal<f32, S>(mesh, sizes, {seed, stream++}) / std::sqrt(static_cast<double>(fan_in));
+  };
+  const auto scale = [&](Tensor<f32, "M/t/d/e">& w) { w = ones<f32, "M/t/d/e">(mesh, sizes); };
+  const std::int64_t branches = 2 * o.layers;
+  Model model;
+  draw(model.embed, o.d_model);
+  draw(model.unembed, o.d_model);
+  scale(model.final_norm);
+  for (std::int64_t i = 0; i < o.layers; ++i) {
+    Layer& layer = model.layers.emplace_back();
+    scale(layer.norm1);
+    scale(layer.norm2);
+    draw(layer.w_q, o.d_model);
+    for (auto* w : {&layer.w_k, &layer.w_v}) draw(*w, o.d_model);
+    draw(layer.w_o, o.n_q_per_kv * o.n_kv * o.d_head * branches);
+    draw(layer.router, o.d_model);
+    draw(layer.w_gate, o.d_model);
+    draw(layer.w_up, o.d_model);
+    draw(layer.w_down, o.d_ff * branches);
+    if (o.qkv_bias) layer.b_q = {zeros<f32, "HQD/t/d/e">(mesh, sizes)};
+    if (o.qkv_bias) layer.b_k = layer.b_v = {zeros<f32, "HD/t/d/e">(mesh, sizes)};
+    if (o.qk_norm) layer.q_norm = layer.k_norm = {ones<f32, "E/t/d/e">(mesh, sizes)};
+    if (o.shared == 0) continue;
+    auto& shared = layer.shared.emplace_back();
+    draw(shared.w_gate, o.d_model);
+    draw(shared.w_up, o.d_model);
+    draw(shared.w_down, o.shared * branches);
+    if (o.shared_gate) draw(shared.mix.emplace_back(), o.d_model);
+  }
+  return model;
+}
+
+}  // namespace moe

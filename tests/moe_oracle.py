@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""Mixtral, Qwen2-MoE and Qwen3-MoE folders in Hugging Face's layout: examples/moe gives the logits and the loss of an independent
+model, and the weights back; what it does not compute exactly, it refuses.
+
+moe_oracle.py --moe PROGRAM        makes folders with random weights, and computes their logits in double precision; Python's
+                                   standard library is enough
+"""
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+
+from gpt2_oracle import floats, read
+from llama_oracle import BASE, PROMPT, QWEN, ROW, TOKENS, dot, logits_of, loss, swiglu, w_of, weights, widened, write_folder
+
+QWEN_MOE = {**QWEN, "num_experts": 4, "moe_intermediate_size": 10, "decoder_sparse_step": 1, "output_router_logits": False,
+            "router_aux_loss_coef": 0.001}  # fmt: skip
+MODELS = {
+    "mixtral": {**{k: v for k, v in BASE.items() if not k.endswith("_bias")}, "architectures": ["MixtralForCausalLM"],
+                "model_type": "mixtral", "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 12,
+                "sliding_window": None, "router_aux_loss_coef": 0.02, "output_router_logits": False},
+    # As Qwen1.5-MoE: the weights of a token's experts do not add up to 1. The last key has no layer that it is for.
+    "qwen2_moe": {**QWEN_MOE, "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "num_experts_per_tok": 2,
+                  "shared_expert_intermediate_size": 14, "norm_topk_prob": False, "intermediate_size": 77},
+    "qwen3_moe": {**QWEN_MOE, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts_per_tok": 3,
+                  "norm_topk_prob": True, "head_dim": 8, "mlp_only_layers": [], "bos_token_id": None, "sliding_window": None},
+}  # fmt: skip
+MESHES = ["d=1", "d=2,e=2", "e=2,t=3"]
+
+
+def is_mixtral(c):
+    return c["model_type"] == "mixtral"
+
+
+def names(c):
+    """Of router, and of an expert's gate, up and down."""
+    if is_mixtral(c):
+        return "block_sparse_moe.gate", [f"block_sparse_moe.experts.{{}}.{w}" for w in ("w1", "w3", "w2")]
+    return "mlp.gate", [f"mlp.experts.{{}}.{w}_proj" for w in ("gate", "up", "down")]
+
+
+def experts_of(c):
+    return c["num_local_experts"] if is_mixtral(c) else c["num_experts"]
+
+
+def moe_shapes(c):
+    m, f = c["hidden_size"], c["intermediate_size" if is_mixtral(c) else "moe_intermediate_size"]
+    router, expert = names(c)
+    found = {router: [experts_of(c), m]}
+    for i in range(experts_of(c)):
+        found |= dict(zip((name.format(i) for name in expert), ([f, m], [f, m], [m, f])))
+    if shared := c.get("shared_expert_intermediate_size"):
+        found |= {"mlp.shared_expert_gate": [1, m], "mlp.shared_expert.gate_proj": [shared, m],
+                  "mlp.shared_expert.up_proj": [shared, m], "mlp.shared_expert.down_proj": [m, shared]}  # fmt: skip
+    return found
+
+
+def mixture(c, w, at, x):
+    router, expert = names(c)
+    scores = [math.exp(dot(row, x)) for row in w[f"{at}{router}.weight"]]
+    shares = [s / math.fsum(scores) for s in scores]
+    best = sorted(range(len(shares)), key=lambda i: -shares[i])[: c["num_experts_per_tok"]]
+    whole = math.fsum(shares[i] for i in best) if c.get("norm_topk_prob", is_mixtral(c)) else 1
+    parts = []
+    for i in best:
+        y = swiglu(x, *(w[f"{at}{name.format(i)}.weight"] for name in expert))
+        parts.append([shares[i] / whole * a for a in y])
+    if "shared_expert_intermediate_size" in c:
+        gate = 1 / (1 + math.exp(-dot(w[at + "mlp.shared_expert_gate.weight"][0], x)))
+        y = swiglu(x, *(w[f"{at}mlp.shared_expert.{name}_proj.weight"] for name in ("gate", "up", "down")))
+        parts.append([gate * a for a in y])
+    return [math.fsum(column) for column in zip(*parts)]
+
+
+def compare(program):
+    failures = 0
+
+    def check(ok, what):
+        nonlocal failures
+        failures += not ok
+        print(("ok      " if ok else "FAILED  ") + what)
+
+    def moe(*options, status=0):
+        run = subprocess.run([program, f"--prompt={PROMPT}", "--max-tokens=0", "--batch=12", "--seq=20", *options],
+                             capture_output=True, text=True)  # fmt: skip
+        if run.returncode != status:
+            check(False, f"{' '.join(options)}: status {run.returncode} instead of {status}\n{run.stdout}{run.stderr}")
+        return run
+
+    def distance(file, expected):
+        got = floats(read(file)["logits"])
+        expected = [x for row in expected for x in row]
+        assert len(got) == len(expected), (len(got), len(expected))
+        return max(abs(a - b) for a, b in zip(got, expected)) / max(map(abs, expected))
+
+    with tempfile.TemporaryDirectory() as scratch:
+        text = os.path.join(scratch, "rows.txt")
+        with open(text, "wb") as file:
+            file.write(bytes(ROW) * 100)
+        for number, (name, config) in enumerate(MODELS.items()):
+            folder, out, again = (os.path.join(scratch, name + part) for part in ("", "-logits", "-again"))
+            tensors = weights(config, number, "BF16" if name == "mixtral" else "F32", moe_shapes)
+            write_folder(folder, config, tensors, 3 if name == "mixtral" else 1)
+            w = w_of(tensors)
+            expected = logits_of(config, w, TOKENS, mixture)
+            for mesh in MESHES:
+                moe("--steps=0", f"--mesh={mesh}", f"--load={folder}", f"--logits={out}", f"--export={again}",
+                    f"--run={scratch}/{name}-{mesh}")  # fmt: skip
+                apart = distance(out, expected)
+                check(apart < 1e-5, f"{name}, {mesh}: the logits of the reference ({apart:.1e} of the largest apart)")
+                check(read(again + "/model.safetensors") == widened(tensors), f"{name}, {mesh}: the weights come back")
+            with open(again + "/config.json") as file:
+                back = json.load(file)
+            changed = {k: back[k] for k, v in config.items() if k in back and back[k] != v}
+            check(not changed, f"{name}: config.json {changed}")
+            moe("--steps=0", f"--load={again}", f"--logits={out}")
+            check(distance(out, expected) < 1e-5, f"{name}: what was exported has the same logits")
+            begin = config["bos_token_id"] or 0
+            at = f"{scratch}/{name}-step"
+            moe("--steps=1", "--mesh=e=2", f"--load={folder}", f"--data={text}", f"--run={at}")
+            with open(at + "/metrics.jsonl") as file:
+                losses = [line["loss"] for line in map(json.loads, file) if "loss" in line]
+            due = loss(config, w, begin, mixture)
+            check(abs(losses[0] - due) < 1e-5 * due, f"{name}: the loss {losses[0]} is the reference's, {due}")
+
+        number = 0
+
+        def refused(name, *words, change=None, remove=(), options=(), without=None):
+            nonlocal number
+            number += 1
+            at = os.path.join(scratch, f"refused-{number}")
+            tensors = read(f"{scratch}/{name}-again/model.safetensors")
+            if without:
+                del tensors[without]
+            write_folder(at, {k: v for k, v in {**MODELS[name], **(change or {})}.items() if k not in remove}, tensors)
+            run = moe("--steps=0", f"--load={at}", *options, status=2)
+            check(all(word in run.stderr for word in words) and run.stderr.count("error:") == 1,
+                  f"refused: {name} {change or remove or options or without}: {run.stderr.strip()}")  # fmt: skip
+
+        for name, key, value in [("mixtral", "tie_word_embeddings", True), ("mixtral", "router_jitter_noise", 0.1),
+                                 ("qwen2_moe", "mlp_only_layers", [0]), ("qwen2_moe", "decoder_sparse_step", 2),
+                                 ("qwen2_moe", "qkv_bias", False), ("qwen3_moe", "attention_bias", True),
+                                 ("qwen3_moe", "n_shared_experts", 1), ("mixtral", "num_experts", 6)]:  # fmt: skip
+            refused(name, "config.json", key, json.dumps(value), change={key: value})
+        refused("mixtral", "config.json", '"llama"', '"mixtral" or "qwen2_moe" or "qwen3_moe"',
+                change={"model_type": "llama", "architectures": ["LlamaForCausalLM"]})  # fmt: skip
+        # What is absent has transformers' values, which are other ones.
+        refused("qwen2_moe", "experts.0.gate_proj.weight", "[10, 24]", "[1408, 24]", remove=["moe_intermediate_size"])
+        refused("mixtral", "experts.6.w1.weight", "is not in the folder", remove=["num_local_experts"])
+        refused("mixtral", "experts.5.w3.weight", "is in the folder", change={"num_local_experts": 5})
+        refused("qwen3_moe", "model.layers.1.mlp.experts.3.down_proj.weight", "is not in the folder",
+                without="model.layers.1.mlp.experts.3.down_proj.weight")  # fmt: skip
+        refused("mixtral", "--experts is 3", "num_local_experts", options=["--experts=3"])
+        refused("mixtral", "--experts 6", "axis e", options=["--mesh=e=4"])
+        refused("qwen2_moe", "--shared-gate", "model_type", options=["--no-shared-gate"])
+        for options, word in [(["--shared=8"], "--qkv-bias"), (["--qkv-bias"], "--shared-gate"),
+                              (["--qk-norm", "--qkv-bias"], "both"), (["--no-norm-topk-prob"], "Mixtral")]:  # fmt: skip
+            words = moe("--steps=0", f"--run={scratch}/never", f"--export={scratch}/never-export", *options, status=2).stderr
+            check("--export" in words and word in words, f"--export of what no class has: {words.strip()}")
+        check("--shared-gate" in moe("--steps=0", "--shared-gate", status=2).stderr, "a gate of nothing")
+    return failures
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--moe", required=True, help="the program examples/moe")
+    failures = compare(parser.parse_args().moe)
+    print(f"{failures} failures" if failures else "all as the reference")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
