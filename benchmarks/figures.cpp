@@ -175,7 +175,7 @@ void step_figures(const Mesh<"r d s t">& mesh, double peak) {
 }
 
 struct Heads {
-  Tensor<f32, "B/r/d L H/t D"> q, k, v;
+  Tensor<f32, "B/d L H/t D"> q, k, v;
 };
 
 // GPT-2's attention in one op, in einsums, and the matrix products of its scores alone, forward and with backward.
@@ -187,19 +187,19 @@ void attention_figures(const Mesh<"d t">& mesh) {
   fmt::print("{:>8}  {:<9}  {:>8}  {:>8}  {:>8}  {:>6}\n", "B x T", "pass", "fused", "einsums", "products", "ratio");
   for (const auto& [batch, length] : {std::pair<std::int64_t, std::int64_t>{4, 64}, {1, 1024}}) {
     const Sizes sizes{{"B", batch}, {"L", length}, {"H", 12}, {"D", 64}};
-    const auto random = [&](std::uint64_t i) { return random_normal<f32, "B/r/d L H/t D">(mesh, sizes, {0, i}); };
+    const auto random = [&](std::uint64_t i) { return random_normal<f32, "B/d L H/t D">(mesh, sizes, {0, i}); };
     const Heads heads{random(1), random(2), random(3)};
     const auto ct = random(4);
-    const auto segments = zeros<i32, "B/r/d L">(mesh, sizes);
+    const auto segments = zeros<i32, "B/d L">(mesh, sizes);
     const auto mask = logical_and(equal(rename<"L -> Qlen">(segments), rename<"L -> Klen">(segments)),
                                   causal_mask<"Qlen Klen">(mesh, length, length));
     const auto fused = [&](const Heads& h) { return causal_attention<"L", "D">(h.q, h.k, h.v, segments); };
     const auto einsums = [&](const Heads& h) {
-      const auto logits = einsum_unreduced<"B/r/d Qlen H/t D, B/r/d Klen H/t D -> B/r/d H/t Qlen Klen">(
+      const auto logits = einsum_unreduced<"B/d Qlen H/t D, B/d Klen H/t D -> B/d H/t Qlen Klen">(
           rename<"L -> Qlen">(h.q), rename<"L -> Klen">(h.k));
       const auto p = softmax<"Klen">(where(mask, logits * 0.125, -1e30));
-      return einsum_unreduced<"B/r/d H/t L Klen, B/r/d Klen H/t D -> B/r/d L H/t D">(rename<"Qlen -> L">(p),
-                                                                                     rename<"L -> Klen">(h.v));
+      return einsum_unreduced<"B/d H/t L Klen, B/d Klen H/t D -> B/d L H/t D">(rename<"Qlen -> L">(p),
+                                                                               rename<"L -> Klen">(h.v));
     };
     const auto step = [&](const auto& f) {
       static_cast<void>(value_and_grad(
@@ -223,7 +223,7 @@ void attention_figures(const Mesh<"d t">& mesh) {
 }
 
 struct OutputLayer {
-  Tensor<f32, "B/r/d M"> x;
+  Tensor<f32, "B/d M"> x;
   Tensor<f32, "V/t M/d"> table;
 };
 
@@ -235,14 +235,14 @@ void loss_figures(const Mesh<"d t">& mesh) {
   fmt::print("{:>8}  {:>8}  {:>9}  {:>8}  {:>9}  {:>6}\n", "tokens", "stored", "MB", "pieces", "MB", "ratio");
   for (const std::int64_t tokens : {1024, 4096}) {
     const Sizes sizes{{"B", tokens}, {"V", 50304}, {"M", 768}};
-    const OutputLayer w{random_normal<f32, "B/r/d M">(mesh, sizes, {0, 1}),
+    const OutputLayer w{random_normal<f32, "B/d M">(mesh, sizes, {0, 1}),
                         random_normal<f32, "V/t M/d">(mesh, sizes, {0, 2})};
-    const auto ids = cast<i32>(random_uniform<f32, "B/r/d">(mesh, sizes, {0, 3}) * 50000.0);
+    const auto ids = cast<i32>(random_uniform<f32, "B/d">(mesh, sizes, {0, 3}) * 50000.0);
     const auto step = [&](std::int64_t stored) {
       const auto loss = [&](const OutputLayer& of) -> Tensor<f32, "+d +t"> {
         const auto table = all_gather<"V/t M/d -> V/t M">(of.table);
-        return sum<"B/r/d +t -> +d +t">(
-            linear_cross_entropy<"B/r/d M, V/t M -> B/r/d V/t">(of.x * (1.0 / 768), table, ids, stored));
+        return sum<"B/d +t -> +d +t">(
+            linear_cross_entropy<"B/d M, V/t M -> B/d V/t">(of.x * (1.0 / 768), table, ids, stored));
       };
       static_cast<void>(value_and_grad(mesh, loss, w));
     };
