@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Builds the benchmarks, runs all of them, and writes their figures to benchmarks/results.md, with the plot beside it: ratios
 # against the GEMM library, the erased core, the machine's FMA peak and the MPI library's own collectives; a training step of
-# GPT-2 124M beside its peers', and its memory; a mixture of experts beside its one-hot form and PyTorch; pipelines against FSDP, also over a slow link; over links what overlaps and
-# what --plan predicts; and what compiling costs. At its head stands what was aimed at and what was reached (ratios.py).
+# GPT-2 124M beside its peers', and its memory;
+# a mixture of experts beside its one-hot form and PyTorch; pipelines against FSDP, also over a slow link; over links what
+# overlaps and what --plan predicts; and what compiling costs. At its head stands what was aimed at and what was reached (ratios.py).
 # For an idle machine: about 45 minutes on two cores with a --torch-root and --llmc, 5 of them for building.
 #   benchmarks/run.sh [--torch-root DIR]... [--llmc DIR]
 #     --torch-root DIR   a newer PyTorch, in a folder that `scripts/torch-root.sh DIR` makes

@@ -52,7 +52,7 @@ def layouts(p):
     """Every schedule on every mesh trains as gpt_fsdp on one device; MPI gives the bits of threads."""
     for tied in [], ["--tied"]:
         one = curve(p, "--mesh=d=1,t=1", *tied, program="gpt_fsdp")[1]
-        cases = [("p=2", "interleaved-1f1b"), ("p=2,d=2,t=1", "zero-bubble"), ("p=2,d=1,t=2", "dualpipe-v")]
+        cases = [("p=2", "interleaved-1f1b"), ("p=2,r=2", "zero-bubble"), ("p=2,d=1,t=2", "dualpipe-v")]
         if not tied:  # 3 devices divide no dim: all are padded
             cases += [("p=1", "1f1b"), ("p=2", "gpipe"), ("p=4", "eager-1f1b"), ("p=2", "kimi-k2"), ("p=2", "interleaved-gpipe"), ("p=2,d=1,t=3", "1f1b"), ("d=2,t=2", "1f1b"), ("p=2,s=2", "zero-bubble")]
         for mesh, schedule in cases:
@@ -116,7 +116,7 @@ def gathers(p):
     cases = [
         ["--mesh=p=2,d=2,t=1", "--schedule=interleaved-1f1b"],
         ["--mesh=p=2,s=2", "--schedule=zero-bubble", "--tied"],
-        ["--mesh=p=2,d=2,t=1", "--schedule=dualpipe-v", "--dtype=bf16"],
+        ["--mesh=p=2,r=2", "--schedule=dualpipe-v", "--dtype=bf16"],
     ]
     for options in cases:
         often = curve(p, *options, "--gather=per-microbatch")[1]

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -88,9 +89,8 @@ class Reference {
   /// Adds the cotangents of the operands of an op whose result has the cotangent ct to dx, arrays of zeros.
   using Pullback = std::function<void(const std::vector<Global>& x, const Global& ct, std::vector<Global>& dx)>;
 
-  template <class F>
-  requires std::is_invocable_v < const F&, const std::vector<Global>
-  &, Global& > Reference(F value, Pullback pullback = {}) : value_(std::move(value)), pullback_(std::move(pullback)) {}
+  template <class F, class = std::enable_if_t<std::is_invocable_v<const F&, const std::vector<Global>&, Global&>>>
+  Reference(F value, Pullback pullback = {}) : value_(std::move(value)), pullback_(std::move(pullback)) {}
 
   void operator()(const std::vector<Global>& x, Global& y) const { value_(x, y); }
   [[nodiscard]] const Pullback& pullback() const { return pullback_; }

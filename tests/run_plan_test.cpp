@@ -429,7 +429,7 @@ TEST_CASE("the graph of a layer has its weights, its collectives and what flows,
   // Gathered in the forward pass and again in the backward pass, where the gradient is scattered.
   REQUIRE(count(dot, "[label=\"all_gather\\nM/d/s F/t -> M F/t\\nsends ") == 3);
   REQUIRE(count(dot, "[label=\"all_gather\\nM/d/s F/t -> M F/t\\n(recomputed)\\nsends ") == 3);
-  REQUIRE(count(dot, "[label=\"reduce_scatter\\nM F/t +d +r +s -> M/d/s F/t\\nsends ") == 3);
+  REQUIRE(count(dot, "[label=\"reduce_scatter\\nM F/t +d +s -> M/d/s F/t\\nsends ") == 3);
   // Saved for the backward pass, hence computed once.
   REQUIRE(count(dot, "[label=\"einsum_unreduced\\nB/r/d L/s M, M F/t -> B/r/d L/s F/t\\n786.4 kFLOP") ==
           3);  // gate, up; y's cotangent

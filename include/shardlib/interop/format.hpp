@@ -84,7 +84,10 @@ inline std::vector<std::string> holders(const Device& device, const TensorSpec& 
   for (auto n : parts) cells *= n;
   std::vector<std::string> labels(static_cast<std::size_t>(cells));
   for (int index = 0; index < device.size(); ++index) {
-    const Device other(device.axes(), index);
+    Device other(device.axes(), index);
+    for (const Dim& dim : spec.dims)
+      for (const auto axis : dim.axes)
+        if (device.size(axis) == 1) other.know_absent(axis);  // if the mesh has it, its index is 0 as well
     std::int64_t cell = 0;
     for (int i = 0; i < spec.rank(); ++i)
       cell = cell * parts[static_cast<std::size_t>(i)] + shard_index(other, spec.dims[i].axes);

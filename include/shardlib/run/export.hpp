@@ -9,8 +9,8 @@
 namespace shardlib::run {
 
 /// The records of runs as CSV (RFC 4180), one line a step: run, step, time and the numbers of `numbers_of`, each name
-/// a column. Cells without a number are empty. Runs are given, and errors are, as for `report`.
-/// `to_csv({"runs/first", "runs/second"})`
+/// a column. Cells without a number are empty; numbers that are not finite are nan and inf. Runs are given, and errors
+/// are, as for `report`. `to_csv({"runs/first", "runs/second"})`
 [[nodiscard]] SHARDLIB_INLINE std::string to_csv(const std::vector<std::string>& runs);
 
 /// The same as a flat JSON object a line, with null for numbers that are not finite:
