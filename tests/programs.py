@@ -878,7 +878,8 @@ def tutorial(p):
     # Another processor's instructions round differently, from the first step on.
     check(len(page) == len(one) and max(abs(a - b) for a, b in zip(page, one)) < 0.02, "tutorial.md shows these losses")
     p.run("tutorial", ["d=3,t=1"]).fails(1, "does not divide evenly into 3 shards")
-    p.run("tutorial", ["d=2"]).fails(2, "the axes `d t`", "was given `d=2`")
+    p.run("tutorial", ["t=2,d=1"]).fails(2, "the axes `d t`", "was given `t=2,d=1`")
+    check(p.run("tutorial", ["d=2"]).out == p.run("tutorial", ["d=2,t=1"]).out, "an axis that a mesh lacks has size 1")
     if p.mpiexec:
         run = p.run("tutorial", ["d=1,t=2"], ranks=2)
         run.succeeds()
