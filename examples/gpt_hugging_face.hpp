@@ -86,14 +86,11 @@ inline std::string config_json(const ModelOptions& o, const std::string& kept) {
 // --export and --logits, behind the run.
 inline void write_outputs(const DevicePtr& device, const ModelOptions& o, const HuggingFace& files,
                           const run::Training& training, const run::Data& data, const run::Program& program) {
-  if (device->is_dry()) return;
-  if (!files.save.empty()) {
+  write_outputs(device, files, training, data, program, stored_table(o.tied), [&] {
     const Architecture& of = *std::ranges::find_if(
         architectures, [&](const Architecture& one) { return one.qkv_bias == o.qkv_bias && one.qk_norm == o.qk_norm; });
-    const std::string json = config_json(o, kept_json(files, of, training, data));
-    run::export_folder(*device, training.directory, files.save, stored_table(o.tied), json);
-  }
-  if (!files.logits.empty()) run::write_logits(*device, *data.tokenizer, training.prompt, program.decode, files.logits);
+    return config_json(o, kept_json(files, of, training, data));
+  });
 }
 
 }  // namespace gpt

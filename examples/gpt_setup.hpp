@@ -58,28 +58,28 @@ inline void settle(ModelOptions& o) {
     throw UsageError("--init seqax has neither --tied nor --qk-norm: leave them out, or choose --init depth-scaled");
 }
 
-// Each device of s has an equal part of every sequence: two of 2s parts in zigzag order, with which attention costs all
-// the same, or one of s parts if 2s does not divide the length.
-inline SequenceOrder order_of_sequences(const std::vector<AxisSize>& mesh, const run::Training& t) {
-  const auto s = std::ranges::find(mesh, std::string("s"), &AxisSize::name);
-  if (s == mesh.end() || s->size == 1) return SequenceOrder::contiguous;
-  if (t.seq % s->size != 0)
-    throw UsageError(
-        fmt::format("--seq {} does not divide over s = {} (mesh {}): choose a multiple of {}, or of {} for equal work",
-                    t.seq, s->size, to_string(mesh), s->size, 2 * s->size));
-  if (t.seq % (2 * s->size) == 0) return SequenceOrder::zigzag;
-  if (world_rank() == 0 && !t.sample_only)
-    fmt::print(
-        "note: --seq {} is no multiple of 2s = {}, so tokens lie over s in contiguous order, in which the last "
-        "device computes the most of attention; with a multiple they lie in zigzag order\n",
-        t.seq, 2 * s->size);
-  return SequenceOrder::contiguous;
-}
-
 // The number of devices along the axis; 1 for a mesh without it.
 inline std::int64_t devices_along(const std::vector<AxisSize>& mesh, std::string_view axis) {
   const auto at = std::ranges::find(mesh, axis, &AxisSize::name);
   return at == mesh.end() ? 1 : at->size;
+}
+
+// Each device of s has an equal part of every sequence: two of 2s parts in zigzag order, with which attention costs all
+// the same, or one of s parts if 2s does not divide the length.
+inline SequenceOrder order_of_sequences(const std::vector<AxisSize>& mesh, const run::Training& t) {
+  const std::int64_t s = devices_along(mesh, "s");
+  if (s == 1) return SequenceOrder::contiguous;
+  if (t.seq % s != 0)
+    throw UsageError(
+        fmt::format("--seq {} does not divide over s = {} (mesh {}): choose a multiple of {}, or of {} for equal work",
+                    t.seq, s, to_string(mesh), s, 2 * s));
+  if (t.seq % (2 * s) == 0) return SequenceOrder::zigzag;
+  if (world_rank() == 0 && !t.sample_only)
+    fmt::print(
+        "note: --seq {} is no multiple of 2s = {}, so tokens lie over s in contiguous order, in which the last "
+        "device computes the most of attention; with a multiple they lie in zigzag order\n",
+        t.seq, 2 * s);
+  return SequenceOrder::contiguous;
 }
 
 // Sizes of the model's dims, padded so that weights over d * s = `shards` and t devices divide them, and the vocabulary

@@ -286,4 +286,14 @@ inline std::string kept_json(const HuggingFace& files, const Architecture& of, c
   return text;
 }
 
+// --export and --logits, behind the run. `config` makes the text of config.json.
+template <class Config>
+void write_outputs(const DevicePtr& device, const HuggingFace& files, const run::Training& training,
+                   const run::Data& data, const run::Program& program, const io::StoredTable& table,
+                   const Config& config) {
+  if (device->is_dry()) return;
+  if (!files.save.empty()) run::export_folder(*device, training.directory, files.save, table, config());
+  if (!files.logits.empty()) run::write_logits(*device, *data.tokenizer, training.prompt, program.decode, files.logits);
+}
+
 }  // namespace gpt

@@ -139,13 +139,10 @@ inline std::string config_json(const ModelOptions& o, const std::string& kept) {
 // --export and --logits, behind the run.
 inline void write_outputs(const DevicePtr& device, const ModelOptions& o, const gpt::HuggingFace& files,
                           const run::Training& training, const run::Data& data, const run::Program& program) {
-  if (device->is_dry()) return;
-  if (!files.save.empty()) {
-    const Kind kind = kind_of(o);
-    const std::string kept = gpt::kept_json(files, architectures[static_cast<int>(kind)], training, data);
-    run::export_folder(*device, training.directory, files.save, stored_table(kind), config_json(o, kept));
-  }
-  if (!files.logits.empty()) run::write_logits(*device, *data.tokenizer, training.prompt, program.decode, files.logits);
+  const Kind kind = kind_of(o);
+  gpt::write_outputs(device, files, training, data, program, stored_table(kind), [&] {
+    return config_json(o, gpt::kept_json(files, architectures[static_cast<int>(kind)], training, data));
+  });
 }
 
 }  // namespace moe

@@ -102,13 +102,18 @@ def update():
     write(LOGITS, {"logits": ("F32", list(logits.shape), logits.contiguous().numpy().tobytes())})
 
 
-def compare(program):
+class Checks:
+    """Prints what was checked, and counts what failed."""
+
     failures = 0
 
-    def check(ok, what):
-        nonlocal failures
-        failures += not ok
+    def __call__(self, ok, what):
+        self.failures += not ok
         print(("ok      " if ok else "FAILED  ") + what)
+
+
+def compare(program):
+    check = Checks()
 
     expected = floats(read(LOGITS)["logits"])
     sizes = [f"--{name.replace('_', '-')}={value}" for name, value in SIZES.items()]
@@ -189,7 +194,7 @@ def compare(program):
                 wanted = option.replace("=post", " pre").replace("=relu", " gelu").replace("no-tied", "tied")
                 check(run.returncode == 2 and wanted in run.stderr and not os.path.exists(f"{folder}/never"),
                       f"{file.split('=')[0]} {option} is refused")
-    return failures
+    return check.failures
 
 
 def main():

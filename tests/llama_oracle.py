@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-from gpt2_oracle import floats, read, write
+from gpt2_oracle import Checks, floats, read, write
 
 # 301 tokens and 40 of feed_forward: no mesh divides them. Bytes are tokens; the prompt has multi-byte characters.
 PROMPT = "In the begínning"
@@ -233,13 +233,16 @@ def write_folder(folder, config, tensors, shards=1):
         json.dump({"metadata": {"total_size": 0}, "weight_map": weight_map}, file)
 
 
-def compare(program):
-    failures = 0
+def distance(file, expected):
+    """The greatest difference of a file of logits from rows of them, as a part of the greatest logit."""
+    got = floats(read(file)["logits"])
+    expected = [x for row in expected for x in row]
+    assert len(got) == len(expected), (len(got), len(expected))
+    return max(abs(a - b) for a, b in zip(got, expected)) / max(map(abs, expected))
 
-    def check(ok, what):
-        nonlocal failures
-        failures += not ok
-        print(("ok      " if ok else "FAILED  ") + what)
+
+def compare(program):
+    check = Checks()
 
     def gpt(*options, status=0):
         run = subprocess.run([program, f"--prompt={PROMPT}", "--max-tokens=0", "--batch=12", *options], capture_output=True,
@@ -247,12 +250,6 @@ def compare(program):
         if run.returncode != status:
             check(False, f"{' '.join(options)}: status {run.returncode} instead of {status}\n{run.stdout}{run.stderr}")
         return run
-
-    def distance(file, expected):
-        got = floats(read(file)["logits"])
-        expected = [x for row in expected for x in row]
-        assert len(got) == len(expected), (len(got), len(expected))
-        return max(abs(a - b) for a, b in zip(got, expected)) / max(map(abs, expected))
 
     with tempfile.TemporaryDirectory() as scratch:
         for number, (name, config) in enumerate(MODELS.items()):
@@ -426,7 +423,7 @@ def compare(program):
         check("--export" in gpt("--steps=0", f"--run={scratch}/never", f"--export={text}", status=2).stderr, "--export FILE")
         check("--run" in gpt("--steps=0", f"--export={scratch}/never-export", status=2).stderr, "--export without --run")
         check(not os.path.exists(f"{scratch}/never-export"), "which makes no folder")
-    return failures
+    return check.failures
 
 
 def main():

@@ -13,8 +13,8 @@ import subprocess
 import sys
 import tempfile
 
-from gpt2_oracle import floats, read
-from llama_oracle import BASE, PROMPT, QWEN, ROW, TOKENS, dot, logits_of, loss, swiglu, w_of, weights, widened, write_folder
+from gpt2_oracle import Checks, read
+from llama_oracle import BASE, PROMPT, QWEN, ROW, TOKENS, distance, dot, logits_of, loss, swiglu, w_of, weights, widened, write_folder
 
 QWEN_MOE = {**QWEN, "num_experts": 4, "moe_intermediate_size": 10, "decoder_sparse_step": 1, "output_router_logits": False,
             "router_aux_loss_coef": 0.001}  # fmt: skip
@@ -76,12 +76,7 @@ def mixture(c, w, at, x):
 
 
 def compare(program):
-    failures = 0
-
-    def check(ok, what):
-        nonlocal failures
-        failures += not ok
-        print(("ok      " if ok else "FAILED  ") + what)
+    check = Checks()
 
     def moe(*options, status=0):
         run = subprocess.run([program, f"--prompt={PROMPT}", "--max-tokens=0", "--batch=12", "--seq=20", *options],
@@ -89,12 +84,6 @@ def compare(program):
         if run.returncode != status:
             check(False, f"{' '.join(options)}: status {run.returncode} instead of {status}\n{run.stdout}{run.stderr}")
         return run
-
-    def distance(file, expected):
-        got = floats(read(file)["logits"])
-        expected = [x for row in expected for x in row]
-        assert len(got) == len(expected), (len(got), len(expected))
-        return max(abs(a - b) for a, b in zip(got, expected)) / max(map(abs, expected))
 
     with tempfile.TemporaryDirectory() as scratch:
         text = os.path.join(scratch, "rows.txt")
@@ -161,7 +150,7 @@ def compare(program):
             words = moe("--steps=0", f"--run={scratch}/never", f"--export={scratch}/never-export", *options, status=2).stderr
             check("--export" in words and word in words, f"--export of what no class has: {words.strip()}")
         check("--shared-gate" in moe("--steps=0", "--shared-gate", status=2).stderr, "a gate of nothing")
-    return failures
+    return check.failures
 
 
 def main():

@@ -50,6 +50,16 @@ float first_of(const SafetensorsFiles& files, const std::string& name) {
   file->read_f32(*entry, io::Index(entry->shape.size(), 0), entry->shape, values);
   return values.front();
 }
+/// The files hold these tensors, byte for byte.
+void expect_stored(const SafetensorsFiles& files, const std::vector<SafetensorsTensor>& stored) {
+  for (const auto& tensor : stored) {
+    const auto [file, entry] = files.find(tensor.name);
+    expect(entry != nullptr && entry->shape == tensor.shape, tensor.name);
+    Bytes bytes(entry->end - entry->begin);
+    file->read_bytes(*entry, 0, bytes);
+    expect(bytes == tensor.bytes(), tensor.name);
+  }
+}
 void expect_whole(const std::string& folder) {
   const SafetensorsFiles files(folder);
   CHECK(files.is_folder());
@@ -195,13 +205,7 @@ TEST_CASE("safetensors folders: a tree loads from shards by a table with *, and 
         io::export_safetensors_folder(checkpoint, scratch / "out", table, 100);
         const SafetensorsFiles in(scratch / "in"), out(scratch / "out");
         expect(in.files().size() == out.files().size() && in.files().size() > 2, "as many files");
-        for (const auto& tensor : stored) {
-          const auto [file, entry] = out.find(tensor.name);
-          expect(entry != nullptr && entry->shape == tensor.shape, tensor.name);
-          Bytes bytes(entry->end - entry->begin);
-          file->read_bytes(*entry, 0, bytes);
-          expect(bytes == tensor.bytes(), tensor.name);
-        }
+        expect_stored(out, stored);
       }
       Model other = zero_model(mesh);
       other.layers.resize(12, other.layers[0]);
@@ -251,13 +255,7 @@ TEST_CASE("safetensors folders: a leaf whose first dim has a tensor for each ind
         io::export_safetensors_folder(checkpoint, scratch / "out", table);
         const SafetensorsFiles out(scratch / "out");
         expect(out.files()[0].entries().size() == 3, "as many tensors");
-        for (const auto& tensor : stored) {
-          const auto [file, entry] = out.find(tensor.name);
-          expect(entry != nullptr && entry->shape == tensor.shape, tensor.name);
-          Bytes bytes(entry->end - entry->begin);
-          file->read_bytes(*entry, 0, bytes);
-          expect(bytes == tensor.bytes(), tensor.name);
-        }
+        expect_stored(out, stored);
       }
       const auto refused = [&](std::int64_t experts, const std::string& why) {
         Mixture other = zero(experts);

@@ -29,16 +29,18 @@ inline std::string csv_cell(const std::string& text) {
 SHARDLIB_INLINE std::string to_csv(const std::vector<std::string>& paths) {
   const std::vector<detail::RunData> runs = detail::read_runs(paths);
   std::vector<std::string> names;
+  std::vector<std::vector<std::pair<std::string, double>>> rows;
   for (const auto& run : runs)
     for (const Record& record : run.records)
-      for (const auto& [name, value] : numbers_of(record))
+      for (const auto& [name, value] : rows.emplace_back(numbers_of(record)))
         if (std::ranges::find(names, name) == names.end()) names.push_back(name);
   std::string out = "run,step,time";
   for (const std::string& name : names) out += "," + detail::csv_cell(name);
   out += "\r\n";
+  auto row = rows.begin();
   for (const auto& run : runs)
     for (const Record& record : run.records) {
-      const auto numbers = numbers_of(record);
+      const auto& numbers = *row++;
       fmt::format_to(std::back_inserter(out), "{},{},", detail::csv_cell(run.name), record.step);
       if (record.time != 0) fmt::format_to(std::back_inserter(out), "{:.3f}", record.time);
       for (const std::string& name : names) {

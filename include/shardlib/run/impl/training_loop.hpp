@@ -28,6 +28,7 @@
 #include "shardlib/run/impl/live_report.hpp"
 #include "shardlib/run/impl/one_run.hpp"
 #include "shardlib/run/impl/plan_step.hpp"
+#include "shardlib/run/impl/require_outputs.hpp"
 #include "shardlib/run/impl/run_identity.hpp"
 #include "shardlib/run/impl/saving.hpp"
 #include "shardlib/run/impl/stop_on_signal.hpp"
@@ -80,7 +81,7 @@ class TrainingLoop {
     if (training_.on_spike == "rewind" && !directory_.exists())
       throw UsageError("--on-spike rewind goes back to a checkpoint, and without --run DIR there is none: give it too");
     io::together(*device_, "", [this] {
-      if (speaks_) require_outputs();
+      if (speaks_) require_outputs(training_, directory_);
     });
     std::optional<Checkpoints::Saved> found;
     if (directory_.exists() && training_.resume) found = program_.checkpoints.load(INT64_MAX);
@@ -193,25 +194,6 @@ class TrainingLoop {
   }
 
  private:
-  /// Throws UsageError before the first step if an output that an option names cannot be written.
-  void require_outputs() const {
-    if (!training_.metrics.empty())
-      const JsonLines tried(training_.metrics, JsonLines::Mode::append, "check --metrics");
-    if (!directory_.exists()) return;
-    std::error_code none;
-    if (!training_.metrics.empty() && std::filesystem::equivalent(training_.metrics, directory_.metrics(), none))
-      throw UsageError("--metrics '" + training_.metrics + "': the run writes this file itself; leave the option out");
-    try {
-      io::make_folders(directory_.checkpoints());
-      if (training_.tensorboard) io::make_folders(directory_.tensorboard());
-    } catch (const Error& error) {
-      throw UsageError(fmt::format("--run: {}; move the existing file away, or choose another folder", error.what()));
-    }
-    for (const std::string& path : {directory_.checkpoints() + "/LATEST", directory_.samples(), directory_.report()})
-      io::require_writable(path, "--run");
-    if (training_.trace) io::require_writable(directory_.trace(), "--trace");
-    if (training_.tensorboard) io::require_writable(directory_.tensorboard() + "/events", "--tensorboard");
-  }
   /// Removes the records of `step` and later from the file of --metrics. A pipe or a device keeps them.
   void cut_metrics(std::int64_t step) {
     if (metrics_.is_open() && std::filesystem::is_regular_file(training_.metrics)) metrics_.cut(step);
@@ -399,12 +381,7 @@ SHARDLIB_INLINE void train(const DevicePtr& device, const Training& training, co
     device->local<Plan>() = detail::plan_step(device, training, program);
     return;
   }
-  if (training.chat && !training.sample_only)
-    throw UsageError(
-        "--chat talks with a run's model and trains nothing: use shardlib-sample RUN --chat, or give "
-        "--sample-only too");
-  if (!training.chat && training.turns != Training{}.turns)
-    throw UsageError("--turns says how a conversation is written: give --chat too");
+  detail::check_conversation(training);
   detail::require_one_run(device, training, configuration, data);
   if (training.sample_only) return detail::answer_only(device, training, data, configuration, program);
   detail::TrainingLoop(device, training, data, configuration, program).run();
