@@ -30,6 +30,7 @@ stage() {
   else
     summary+=("FAILED  $name ($((SECONDS - begin)) s)")
   fi
+  echo "${summary[-1]}"
 }
 
 check() { # one check without a test runner of its own
@@ -39,10 +40,12 @@ check() { # one check without a test runner of its own
 build() { # PRESET TARGET [CMAKE OPTION...]
   local preset=$1 target=$2
   shift 2
+  local begin=$SECONDS
   quietly "build/log/$preset-configure.log" "configuring $preset" cmake --preset "$preset" \
     -DSHARDLIB_BUILD_TESTS=ON "$@" &&
     quietly "build/log/$preset-build.log" "building $preset" \
-      cmake --build "build/$preset" -j "$jobs" --target "$target"
+      cmake --build "build/$preset" -j "$jobs" --target "$target" &&
+    echo "built $preset ($((SECONDS - begin)) s)"
 }
 
 run_tests() { # PRESET [CTEST OPTION...]

@@ -71,8 +71,9 @@ void expect_gradients(const DevicePtr& device, float tolerance) {
              std::ranges::any_of(kept_logits, [](float x) { return std::abs(x) > 2; }),
          "logits that are kept were overwritten");
   const auto sum = two.embed + two.unembed;
-  for (std::size_t i = 0; i < sum.span().size(); ++i) {
-    const float a = one.embed.span()[i], b = sum.span()[i];
+  const auto values = one.embed.span(), expected = sum.span();
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const float a = values[i], b = expected[i];
     expect(std::abs(a - b) <= tolerance * (1 + std::abs(b)),
            "element " + show(i) + ": " + show(a) + ", not " + show(b));
   }

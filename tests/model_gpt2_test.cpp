@@ -362,8 +362,9 @@ TEST_CASE("gpt2: sampling with a cache sees what the whole forward pass sees", "
           const auto now = all_gather<"B/d L V/t -> B L V">(gpt2::extend<f32>(
               w, caches, rows(first, count), positions, mask, cast<f32>(equal(positions, keys)), config));
           const auto width = static_cast<std::size_t>(now.padded_size("V"));
+          const auto values = now.span(), expected = whole.span().subspan(static_cast<std::size_t>(first) * width);
           for (std::size_t i = 0; i < static_cast<std::size_t>(count) * width; ++i) {
-            const f32 a = now.span()[i], b = whole.span()[static_cast<std::size_t>(first) * width + i];
+            const f32 a = values[i], b = expected[i];
             expect(std::abs(a - b) < 1e-4F,
                    "logit " + show(i) + " at " + show(first) + ": " + show(a) + ", " + show(b));
           }

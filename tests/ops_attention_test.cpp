@@ -346,12 +346,12 @@ void check_against_einsums(const Mesh2& mesh, std::int64_t length, std::int64_t 
   };
   const auto [loss, grads] = of(fused, segments);
   const auto [expected_loss, expected] = of(in_einsums<D>, mask);
-  const auto close = [&](const auto& a, const auto& b, const char* what) {
+  const auto close = [&](const auto& found, const auto& right, const char* what) {
     double scale = 1, worst = 0;  // of one position, queries and keys have no gradient
-
-    for (std::size_t i = 0; i < b.span().size(); ++i) {
-      scale = std::max(scale, std::abs(static_cast<double>(b.span()[i])));
-      worst = std::max(worst, std::abs(static_cast<double>(a.span()[i]) - static_cast<double>(b.span()[i])));
+    const auto a = found.span(), b = right.span();
+    for (std::size_t i = 0; i < b.size(); ++i) {
+      scale = std::max(scale, std::abs(static_cast<double>(b[i])));
+      worst = std::max(worst, std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
     }
     expect(worst <= tolerance * scale, std::string(what) + " of length " + show(length) + ", width " + show(width) +
                                            " is off by " + show(worst / scale));
@@ -493,13 +493,14 @@ auto attend_zigzag(const Sharded<D>& x, const Tensor<i32, "B/d L/s">& segments, 
 
 /// The greatest difference of two shards, as a part of the greatest element of the second.
 template <class T>
-double off(const T& a, const T& b) {
+double off(const T& found, const T& right) {
   using A = accumulator_t<typename T::value_type>;
-  const auto number = [](const T& x, std::size_t i) { return static_cast<double>(static_cast<A>(x.span()[i])); };
+  const auto number = [](auto x) { return static_cast<double>(static_cast<A>(x)); };
   double scale = 1, worst = 0;  // of one position, queries and keys have no gradient
-  for (std::size_t i = 0; i < b.span().size(); ++i) {
-    scale = std::max(scale, std::abs(number(b, i)));
-    worst = std::max(worst, std::abs(number(a, i) - number(b, i)));
+  const auto a = found.span(), b = right.span();
+  for (std::size_t i = 0; i < b.size(); ++i) {
+    scale = std::max(scale, std::abs(number(b[i])));
+    worst = std::max(worst, std::abs(number(a[i]) - number(b[i])));
   }
   return worst / scale;
 }

@@ -3,6 +3,7 @@
 
 #include "shardlib/device/simulated_team.hpp"
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <array>
@@ -17,7 +18,12 @@ namespace shardlib {
 
 namespace detail {
 
-/// The lanes of a team as contexts of one thread. The thread's own context resumes each of them after a barrier.
+/// longjmp itself: under _FORTIFY_SOURCE the header's name stands for a function that refuses another stack.
+extern "C" [[noreturn]] void shardlib_longjmp(struct __jmp_buf_tag* to, int value) __asm__("_longjmp");
+
+/// The lanes of a team as contexts of one thread. The thread's own context resumes each of them after a barrier. A
+/// context starts by swapcontext, of which sanitizers know that it takes another stack; from then on setjmp and longjmp
+/// go between stacks without a system call.
 class SimulatedLanes {
  public:
   SimulatedLanes(const TeamMemory& memory, void (*lane)(const void*, const SimulatedTeam&), const void* kernel)
@@ -28,7 +34,7 @@ class SimulatedLanes {
       getcontext(&context);
       context.uc_stack.ss_sp = stacks_.get() + stack_bytes * static_cast<std::size_t>(i);
       context.uc_stack.ss_size = stack_bytes;
-      context.uc_link = &scheduler_;
+      context.uc_link = nullptr;
       makecontext(&context, &start, 0);
     }
   }
@@ -42,7 +48,7 @@ class SimulatedLanes {
       shuffle();
       for (const int i : order_) {
         current_ = i;
-        swapcontext(&scheduler_, &at(i).context);
+        resume(at(i));
         ended += at(i).ended ? 1 : 0;
       }
     }
@@ -50,21 +56,33 @@ class SimulatedLanes {
     if (ended != width) throw Error("simulated device: a lane of a kernel's team missed a barrier that others wait at");
   }
   /// Called on a lane: lets the others run up to their barriers.
-  void wait(int lane) { swapcontext(&at(lane).context, &scheduler_); }
+  void wait(int lane) {
+    if (_setjmp(at(lane).waiting) == 0) shardlib_longjmp(scheduler_, 1);
+  }
 
  private:
   static constexpr int width = SimulatedTeam::width;
   static constexpr std::size_t stack_bytes = std::size_t{1} << 18;
   struct Lane {
     ucontext_t context;
-    bool ended = false;
+    jmp_buf waiting;
+    bool started = false, ended = false;
   };
   Lane& at(int lane) { return lanes_[static_cast<std::size_t>(lane)]; }
+  /// Returns when the lane waits or has ended.
+  void resume(Lane& lane) {
+    if (_setjmp(scheduler_) != 0) return;
+    if (lane.started) shardlib_longjmp(lane.waiting, 1);
+    lane.started = true;
+    ucontext_t unused;
+    swapcontext(&unused, &lane.context);
+  }
   static void start() {  // makecontext hands over only integers
     SimulatedLanes& all = *running_;
     const int lane = all.current_;
     all.lane_(all.kernel_, SimulatedTeam(all.memory_, lane, &all));
     all.at(lane).ended = true;
+    shardlib_longjmp(all.scheduler_, 1);
   }
   void shuffle() {
     for (std::size_t i = order_.size(); i > 1; --i) {
@@ -76,7 +94,7 @@ class SimulatedLanes {
   TeamMemory memory_;
   void (*lane_)(const void*, const SimulatedTeam&);
   const void* kernel_;
-  ucontext_t scheduler_{};
+  jmp_buf scheduler_;
   std::array<Lane, width> lanes_{};
   std::array<int, width> order_{0, 1, 2, 3, 4};
   std::uint64_t random_ = 1;
