@@ -236,9 +236,12 @@ TEST_CASE("attention on a device: as on the CPU, to rounding", "[simulated]") {
       Case with = c;
       with.segmented = segmented;
       check<f32, f32>(with, 1e-5);
-      check<f64, f64>(with, 1e-12);
-      check<bf16, bf16>(with, 0.02);
-      check<bf16, f32>(with, 0.02);
+      if (segmented) {  // what is masked does not depend on the dtype
+        check<bf16, bf16>(with, 0.02);
+      } else {
+        check<f64, f64>(with, 1e-12);
+        check<bf16, f32>(with, 0.02);
+      }
     }
   }
 }
@@ -266,8 +269,10 @@ TEST_CASE("attention on a device: kernels that keep the scores compute what the 
       Case with = c;
       with.segmented = segmented;
       CHECK(k::detail::fuses_attention(with.loops(), {}));
-      check<bf16, bf16>(with, 0.02, 0, By::fused);
-      check<bf16, f32>(with, 0.02, 0, By::fused);
+      if (segmented)
+        check<bf16, bf16>(with, 0.02, 0, By::fused);
+      else
+        check<bf16, f32>(with, 0.02, 0, By::fused);
     }
   }
 }
