@@ -293,7 +293,12 @@ def tensorboard(folder):
         "train/loss", "train/learning_rate", "train/grad_norm", "speed/tokens_per_second", "speed/step_seconds",
         "speed/mfu", "memory/bytes", "validation/loss", "time/forward", "time/all_gather",
     }  # fmt: skip
-    expected = {"configuration": (0, "    [model]\n    d = 64\n    "), "sample": (299, "    And *so* on\n    to the end")}
+    expected = {
+        "configuration": (0, "    [model]\n    d = 64\n    "),
+        "sample": (299, "    And *so* on\n    to the end"),
+        "sample/2": (299, "    And"),
+        "sample/3": (299, "    And then"),
+    }
     check(texts == expected, f"texts are shown as they are: {texts}")
     check(set(scalars) == tags, f"the tags are {sorted(scalars)}")
     check([s for s, _ in scalars["train/loss"]] == list(range(300)), "every step is there")

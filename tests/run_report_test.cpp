@@ -347,7 +347,7 @@ TEST_CASE("run files for run_report.py", "[.run_report]") {
   TensorBoard board(folder + "/tensorboard");
   for (std::int64_t i = 0; i < 300; ++i) board.write(record(i, true));
   board.text("configuration", 0, "[model]\nd = 64\n");
-  board.write(Sample{299, "And", "And *so* on\nto the end"});
+  for (const char* text : {"And *so* on\nto the end", "And", "And then"}) board.write(Sample{299, "And", text});
   TensorBoard resumed(folder + "/tensorboard", 250);
   resumed.scalar("train/loss", 250, 0.5);
   resumed.flush();

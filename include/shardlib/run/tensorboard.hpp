@@ -28,7 +28,7 @@ class TensorBoard {
   void text(std::string_view tag, std::int64_t step, std::string_view text);
   /// Adds the record's `numbers_of`.
   void write(const Record& record);
-  /// Adds the text, as sample.
+  /// Adds the text, as sample; further ones of the same step as sample/2, sample/3 and so on.
   void write(const Sample& sample);
   void flush();  ///< passes added values to the system
 
@@ -37,6 +37,7 @@ class TensorBoard {
 
   std::string path_;
   std::ofstream file_;
+  std::int64_t sampled_at_ = INT64_MIN, samples_ = 0;  ///< the step of the last sample, and how many it has
 };
 
 }  // namespace shardlib::run

@@ -111,7 +111,9 @@ SHARDLIB_INLINE void TensorBoard::text(std::string_view tag, std::int64_t step, 
 }
 
 SHARDLIB_INLINE void TensorBoard::write(const Sample& s) {
-  text("sample", std::max<std::int64_t>(s.step, 0), s.text);
+  samples_ = s.step == sampled_at_ ? samples_ + 1 : 1;
+  sampled_at_ = s.step;
+  text(samples_ == 1 ? "sample" : fmt::format("sample/{}", samples_), std::max<std::int64_t>(s.step, 0), s.text);
 }
 
 SHARDLIB_INLINE void TensorBoard::write(const Record& r) {
