@@ -352,7 +352,7 @@ void declare(run::Options& options, Options& o) {
                  "the model, sizes and optimizer of JaxPP's tutorial notebook");
 }
 
-// What the tutorial's model has not is refused, and what it makes up need not be given.
+// Refuses what the tutorial's model does not have. What it makes up need not be given.
 void check_tutorial(const Options& o) {
   const run::Training& t = o.training;
   const gpt::ModelOptions plain;

@@ -62,7 +62,7 @@ inline void check_export(const ModelOptions& o) {
 }
 
 // --load: the options, among them those of `o`, take what config.json says. What this model does not compute exactly is
-// refused. How training balances the experts is said by --balance, not by the folder.
+// refused. --balance says how training balances the experts; the folder does not.
 inline void read_config(run::Options& options, const ModelOptions& o, gpt::HuggingFace& files,
                         run::Training& training) {
   auto config = gpt::loaded_config(files, training);

@@ -2,7 +2,7 @@
 // followed by a LayerNorm, from made-up inputs to made-up targets. Without masks, embeddings or tokens.
 //
 // Dims: B batch, L length, M model, H heads, D head, F feed-forward. Mesh of a stage: d data parallel, each weight
-// sharded over it as the notebook's over "fsdp"; t tensor parallel, which the notebook has not.
+// sharded over it as the notebook's over "fsdp"; t tensor parallel, which the notebook does not have.
 #pragma once
 
 #include <shardlib/pipeline/program.hpp>

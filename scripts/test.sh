@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Sets up, builds and tests everything: release with g++ (threads, MPI, the gallery of compile errors, a consumer
-# project), the tests under AddressSanitizer + UndefinedBehaviorSanitizer and under ThreadSanitizer, and a compile of
-# every header and example with clang 19. Where nvcc is installed, it compiles headers and an example too.
+# project), the tests under AddressSanitizer + UndefinedBehaviorSanitizer and under ThreadSanitizer, a compile of every
+# sixth header and of the examples with clang 19, and each fuzzer for 2 seconds. Where nvcc is installed, it compiles
+# headers and an example too.
 #   scripts/test.sh           all of it
 #   scripts/test.sh --quick   release only
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
