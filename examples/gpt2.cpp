@@ -192,6 +192,7 @@ class Decoder {
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
   o.training.may_change = {"attention", "recompute", "prefetch", "gather"};  // the same numbers, but for rounding
+  o.training.model_settings = {{"activation", ""}, {"epsilon", ""}, {"lora_alpha", ""}};
   options.group("model");
   options.add("--layers", o.layers, "number of layers", run::size(1, run::most_layers));
   options.add("--d-model", o.d_model, "width of the residual stream", run::size());

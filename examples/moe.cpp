@@ -40,6 +40,7 @@ struct Options : moe::ModelOptions {
 void declare(run::Options& options, Options& o) {
   o.training.batch_axes = "d e";
   o.training.may_change = {"recompute", "gather"};
+  o.training.model_settings = {{"experts_per_token", ""}, {"norm_topk_prob", ""}};
   run::declare(options, o.training);
   moe::declare(options, o);
   run::declare(options, o.gather);

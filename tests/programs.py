@@ -490,6 +490,8 @@ def sampling_from_a_run(p):
         run = p.run("shardlib-sample", [folder, "--prompt=In the", "--mesh=d=1,t=2"])
         run.check("In the" in run.out and run.succeeds(), "another prompt on another mesh")
         check(tree(folder) == before, f"{program}: the folder is as before")
+    for option, value in [("epsilon", "0.1"), ("activation", "relu")]:  # the same shapes, another model
+        p.run("shardlib-sample", [folder, f"--{option}={value}"]).fails(2, f"{option} is", f"--allow-change {option}")
     questions = os.path.join(p.folder, "questions.jsonl")
     with open(questions, "w") as file:
         for right, wrong in [("the LORD said", "qx zzkw vvq"), ("and the earth was", "0#~ }{ |^")] * 2:
@@ -852,6 +854,7 @@ def moe(p):
         again = p.run("shardlib-sample", [folder, f"--mesh={mesh}"])
         texts = [run.out.split("A sample")[-1].split("\nreport:")[0].split() for run in (again, sampled)]
         again.check(texts[0] == texts[1], f"the same sample, by {mesh}")
+    p.run("shardlib-sample", [folder, "--experts-per-token=1"]).fails(2, "experts_per_token is", "--allow-change experts_per_token")
     planned = p.run("moe", [*bad, "--plan", "--mesh=d=2,e=4"])
     planned.succeeds()
     planned.check("ragged_all_to_all" in planned.out, "the plan names what travels to the experts")

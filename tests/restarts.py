@@ -168,11 +168,16 @@ def slurm(folder):
             file.write(f"#!/bin/sh\n{body}\n")
         os.chmod(file.name, 0o755)
 
-    def job(program, restarts=0, usr1=False):
+    count = f"{folder}/train-7.failures"
+
+    def job(program, failures=0, usr1=False):
+        if failures:
+            with open(count, "w") as file:
+                file.write(f"{failures}\n")
         process = subprocess.Popen(["bash", os.path.join(here, "..", "scripts", "train.sbatch"), "sh", "-c", program],
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                    env=os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "7",
-                                                     "SLURM_RESTART_COUNT": str(restarts)})
+                                                     "SLURM_SUBMIT_DIR": folder})
         if usr1:
             process.stdout.readline()
             process.send_signal(signal.SIGUSR1)
@@ -185,10 +190,13 @@ def slurm(folder):
         return process.returncode, queued, text
 
     for what, case, expected in [("the end", job("exit 0"), (0, False)), ("a wrong option", job("exit 2"), (2, False)),
-                                 ("a fault", job("exit 1"), (0, True)), ("too many faults", job("exit 1", 10), (1, False)),
-                                 ("the time limit", job("trap 'exit 0' USR1; echo x; while :; do sleep 0.1; done", 12, True),
+                                 ("a fault", job("exit 1"), (0, True)), ("a fault more", job("exit 1"), (0, True)),
+                                 ("the tenth fault", job("exit 1", 9), (0, True)),
+                                 ("too many faults", job("exit 1", 10), (1, False)),
+                                 ("the time limit", job("trap 'exit 0' USR1; echo x; while :; do sleep 0.1; done", 10, True),
                                   (0, True))]:
         check(case[:2] == expected, f"slurm: {what} gives {case[:2]}, not {expected}", case[2])
+    check(not os.path.exists(count), "slurm: faults are counted from the last time limit on")
 
 
 def stopping(trainer):

@@ -72,8 +72,8 @@ struct Training {
   std::string frozen_weights;
   /// The program's own settings that may change when a run resumes, because they do not change the steps: "schedule".
   std::vector<std::string> may_change;
-  /// The program's own texts that decide the numbers of a model but no shape, with their values in checkpoints that do
-  /// not name them. Every use of a checkpoint compares them: {{"init", "depth-scaled"}}
+  /// The program's own settings that decide the numbers of a model but no shape, with their values in checkpoints that
+  /// do not name them (texts; "": not known). Every use of a checkpoint compares them: {{"init", "depth-scaled"}}
   std::map<std::string, std::string> model_settings;
   std::string evaluate;                 ///< --evaluate: a file of multiple-choice questions, asked at the end
   std::string prompt = "And God said";  ///< what samples begin with

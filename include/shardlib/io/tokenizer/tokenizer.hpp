@@ -78,7 +78,7 @@ class ByteTokenizer final : public Tokenizer {
 
 /// The arguments of `load_tokenizer`, for --help.
 inline constexpr std::string_view tokenizer_help =
-    "\"bytes\", a tokenizer.json, GPT-2's r50k_base.tiktoken, or a folder with tokenizer.json or vocab.bpe";
+    "\"bytes\", a tokenizer.json, GPT-2's r50k_base.tiktoken, or a folder with tokenizer.json, vocab.bpe or merges.txt";
 
 /// The tokenizer of this name or path: "bytes"; a tokenizer.json of Hugging Face, any name that ends in ".json"; a
 /// `.tiktoken` file with GPT-2's splitting rule (r50k_base); or a folder with `tokenizer.json`, else with `vocab.bpe`

@@ -197,7 +197,7 @@ SHARDLIB_INLINE bool dry_run(const Training& training, const std::vector<AxisSiz
     if (gather != nullptr && training.microbatches > 1)
       fmt::print("{}", detail::gathers_text(mesh, body, stage_axis, *gather, plans));
     if (const Accelerator* const device = detail::planned_device(training))
-      fmt::print("\n{}", detail::fits(plans[0], *device));
+      fmt::print("\n{}", detail::fits(std::ranges::max(plans, {}, &Plan::peak), *device));
     if (machine) fmt::print("{}", to_string(predict(plans[0], *machine)));
   }
   if (!training.graph.empty() && speaks) {

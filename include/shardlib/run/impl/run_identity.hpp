@@ -125,7 +125,7 @@ inline void check_allowed(const Training& training, const std::string& configura
 inline std::string value_if_absent(const Training& training, const std::string& name) {
   static const std::map<std::string, std::string> of_declare{{"shuffle", "yes"}};
   for (const auto* const values : {&of_declare, &training.model_settings})
-    if (const auto at = values->find(name); at != values->end()) return '"' + at->second + '"';
+    if (const auto at = values->find(name); at != values->end() && !at->second.empty()) return '"' + at->second + '"';
   return "";
 }
 
