@@ -100,7 +100,9 @@ SHARDLIB_INLINE std::string to_string(const Plan& p) {
     sum->calls += c.calls;
     sum->bytes += c.bytes;
   }
-  std::ranges::stable_sort(by_axes, std::greater(), &Plan::Collective::bytes);
+  std::ranges::sort(by_axes, [](const Plan::Collective& a, const Plan::Collective& b) {
+    return a.bytes != b.bytes ? a.bytes > b.bytes : a.axes < b.axes;
+  });
   if (by_axes.size() > 1)
     for (const auto& sum : by_axes)
       row(sum.op, sum.spec, sum.axes, std::to_string(sum.calls), detail::short_bytes(sum.bytes));
