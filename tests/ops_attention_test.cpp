@@ -320,6 +320,20 @@ auto in_einsums(const Operands<D>& x, const Tensor<bool_, "B/d Qlen Klen">& mask
                                                                                rename<"L -> Klen">(x.v));
 }
 
+/// The greatest difference of two shards, as a part of the greatest element of the second.
+template <class T>
+double off(const T& found, const T& right) {
+  using A = accumulator_t<typename T::value_type>;
+  const auto number = [](auto x) { return static_cast<double>(static_cast<A>(x)); };
+  double scale = 1, worst = 0;  // of one position, queries and keys have no gradient
+  const auto a = found.span(), b = right.span();
+  for (std::size_t i = 0; i < b.size(); ++i) {
+    scale = std::max(scale, std::abs(number(b[i])));
+    worst = std::max(worst, std::abs(number(a[i]) - number(b[i])));
+  }
+  return worst / scale;
+}
+
 /// Loss and gradients of sum(weights * attention), of either form; with segments or as one.
 template <dtype D>
 void check_against_einsums(const Mesh2& mesh, std::int64_t length, std::int64_t width, bool segmented, bool recompute,
@@ -347,14 +361,9 @@ void check_against_einsums(const Mesh2& mesh, std::int64_t length, std::int64_t 
   const auto [loss, grads] = of(fused, segments);
   const auto [expected_loss, expected] = of(in_einsums<D>, mask);
   const auto close = [&](const auto& found, const auto& right, const char* what) {
-    double scale = 1, worst = 0;  // of one position, queries and keys have no gradient
-    const auto a = found.span(), b = right.span();
-    for (std::size_t i = 0; i < b.size(); ++i) {
-      scale = std::max(scale, std::abs(static_cast<double>(b[i])));
-      worst = std::max(worst, std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
-    }
-    expect(worst <= tolerance * scale, std::string(what) + " of length " + show(length) + ", width " + show(width) +
-                                           " is off by " + show(worst / scale));
+    const double apart = off(found, right);
+    expect(apart <= tolerance,
+           std::string(what) + " of length " + show(length) + ", width " + show(width) + " is off by " + show(apart));
   };
   // A sum of many numbers of both signs: within the tolerance of their root mean square.
   const auto y = static_cast<double>(loss.span()[0]), z = static_cast<double>(expected_loss.span()[0]);
@@ -489,20 +498,6 @@ auto attend_zigzag(const Sharded<D>& x, const Tensor<i32, "B/d L/s">& segments, 
   const auto y = segmented ? causal_attention<"L", "D", over<"s">>(q, k, v, ids, {}, SequenceOrder::zigzag)
                            : causal_attention<"L", "D", over<"s">>(q, k, v, {}, SequenceOrder::zigzag);
   return UNZIGZAG(y, "d s", "B/d ", "L", "/s", "s", " Q K D");
-}
-
-/// The greatest difference of two shards, as a part of the greatest element of the second.
-template <class T>
-double off(const T& found, const T& right) {
-  using A = accumulator_t<typename T::value_type>;
-  const auto number = [](auto x) { return static_cast<double>(static_cast<A>(x)); };
-  double scale = 1, worst = 0;  // of one position, queries and keys have no gradient
-  const auto a = found.span(), b = right.span();
-  for (std::size_t i = 0; i < b.size(); ++i) {
-    scale = std::max(scale, std::abs(number(b[i])));
-    worst = std::max(worst, std::abs(number(a[i]) - number(b[i])));
-  }
-  return worst / scale;
 }
 
 /// Values and gradients, with and without recompute.
