@@ -1234,6 +1234,64 @@ TEST_CASE("rules: layout") {
   illegal(rules::broadcast("A B -> B C", "A B"), "broadcast<`A B -> B C`>: the result lacks dim `A` of the operand");
 }
 
+TEST_CASE("rules: reinterpret") {
+  legal(rules::reinterpret_mesh("d s -> e", "d s t"), "e t");
+  legal(rules::reinterpret_mesh("e->d s", "e t"), "d s t");
+  legal(rules::reinterpret_mesh("d s -> f, t -> e", "d s t"), "f e");
+  legal(rules::reinterpret_mesh("d -> s, s -> d", "d s t"), "s d t");
+  legal(rules::reinterpret("d s -> e", "e t", "X/d/s M F/t"), "X/e M F/t");
+  legal(rules::reinterpret("d s -> e", "e t", "A/t/d/s B"), "A/t/e B");
+  legal(rules::reinterpret("e -> d s", "d s t", "B/e M +t"), "B/d/s M +t");
+  legal(rules::reinterpret("d s -> e", "e t", "M +d +s +t"), "M +e +t");
+  legal(rules::reinterpret("d s -> e", "e t", "B/t"), "B/t");
+  legal(rules::reinterpret("d s t -> f e", "f e", "B/d/s/t"), "B/f/e");
+  legal(rules::reinterpret("d -> s, s -> d", "s d", "A/d B/s"), "A/s B/d");
+  illegal(rules::reinterpret_mesh("d s", "d s"),
+          "reinterpret<`d s`>: write axes and what takes their place, `d s -> e`, with commas between several such "
+          "groups");
+  illegal(rules::reinterpret_mesh("d/s -> e", "d s"),
+          "reinterpret<`d/s -> e`>: mesh `d/s`: write the names of the axes, separated by spaces; sizes come at run "
+          "time");
+  illegal(rules::reinterpret_mesh("d s -> e, s -> t", "d s"),
+          "reinterpret<`d s -> e, s -> t`>: axis `s` stands in two groups");
+  illegal(rules::reinterpret_mesh("d x -> e", "d s t"), "reinterpret<`d x -> e`>: the mesh `d s t` has no axis `x`");
+  illegal(rules::reinterpret_mesh("d t -> e", "d s t"),
+          "reinterpret<`d t -> e`>: the axes `d t` do not follow each other in the mesh `d s t`, which numbers its "
+          "devices in the order of its axes; name axes that do, or order those of the mesh otherwise");
+  illegal(rules::reinterpret_mesh("d s -> t", "d s t"),
+          "reinterpret<`d s -> t`>: in the result an axis would stand twice, or more than 6 axes; choose other names");
+  illegal(rules::reinterpret("d s -> e", "d s t", "X/d/s"),
+          "reinterpret<`d s -> e`>: the mesh `d s t` has no axis `e`");
+  illegal(rules::reinterpret("d s -> e", "e t", "B/d M"),
+          "reinterpret<`d s -> e`>: the operand `B/d M` is sharded over d (dim `B/d`) and replicated over s, but `d s` "
+          "become `e` together; give the operand one placement over all of them first");
+  illegal(
+      rules::reinterpret("d s -> e", "e t", "B/d L/s"),
+      "reinterpret<`d s -> e`>: the operand `B/d L/s` is sharded over d (dim `B/d`) and sharded over s (dim `L/s`), "
+      "but `d s` become `e` together; give the operand one placement over all of them first");
+  illegal(rules::reinterpret("d s -> e", "e t", "M +d"),
+          "reinterpret<`d s -> e`>: the operand `M +d` is partial over d and replicated over s, but `d s` become `e` "
+          "together; give the operand one placement over all of them first");
+  illegal(rules::reinterpret("d s -> e", "e t", "B/s/d"),
+          "reinterpret<`d s -> e`>: dim `B/s/d` is not sharded over `d s` in this order, which is that of `e`; its "
+          "shards would lie on other devices");
+  illegal(rules::reinterpret("d s -> e", "e", "X/d/s F/t"),
+          "reinterpret<`d s -> e`>: the operand `X/d/s F/t` is sharded over t (dim `F/t`), which the mesh `e` does not "
+          "have; name the axis that takes its place, as in `d s -> e, t -> ...`, or take a mesh that has it");
+  illegal(rules::reinterpret("d s -> t", "t", "A/d/s B/t"),
+          "reinterpret<`d s -> t`>: in the result an axis would stand twice, or more than 6 axes; choose other names");
+}
+
+TEST_CASE("law: the cotangent of a reinterpreted tensor is its dual, reinterpreted back") {
+  const Axes fine = rules::mesh_axes("d s t"), coarse = rules::mesh_axes("e t");
+  for (const char* spec : {"X/d/s M F/t", "A/t/d/s B", "M +d +s", "M +d +s +t", "B/t", "", "B/d/s +t"}) {
+    const TensorSpec x(spec);
+    const auto there = rules::reinterpret("d s -> e", "e t", x);
+    REQUIRE(str(there.why) == "");
+    legal(rules::reinterpret("e -> d s", "d s t", rules::dual(there.result, coarse)), str(rules::dual(x, fine)));
+  }
+}
+
 TEST_CASE("rules: an optimizer's update") {
   const auto update = [](DType weight, bool fit, DType gradient, const char* spec) {
     return rules::update("Lion", weight, "M", fit, gradient, spec);

@@ -23,6 +23,7 @@
 #include "shardlib/ops/positions.hpp"       // flip, roll, one_hot, tril, triu
 #include "shardlib/ops/ragged.hpp"          // ragged_all_to_all, grouped_einsum
 #include "shardlib/ops/reductions.hpp"      // sum, mean, max, min, prod, argmax, broadcast
+#include "shardlib/ops/reinterpret.hpp"     // reinterpret, of meshes and of tensors
 #include "shardlib/ops/scans.hpp"           // cumsum, cumprod, cummax, linear_scan
 #include "shardlib/ops/sequences.hpp"       // orders of positions along a sharded length
 #include "shardlib/ops/statistics.hpp"      // logsumexp, var, vector_norm, any, all

@@ -49,6 +49,7 @@
 #include "shardlib/compute/positions.hpp"
 #include "shardlib/compute/ragged.hpp"
 #include "shardlib/compute/reductions.hpp"
+#include "shardlib/compute/reinterpret.hpp"
 #include "shardlib/compute/scans.hpp"
 
 // Other parts of a program.

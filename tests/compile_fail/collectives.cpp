@@ -198,3 +198,33 @@ auto counts_of_senders(const Tensor<f32, "S/d/e M">& rows, const Tensor<f32, "X/
   return grouped_einsum<"S/d/e M, X/e M F -> S/d/e F">(rows, w, counts);
 }
 #endif
+
+// expect: reinterpret<`d s -> e`>: the operand `B/d M` is sharded over d \(dim `B/d`\) and replicated over s, but `d s`
+// expect: become `e` together; give the operand one placement over all of them first
+#if SECTION == 26
+auto half_of_an_axis(const Tensor<f32, "B/d M">& x, const Mesh<"e t">& experts) {
+  return reinterpret<"d s -> e">(x, experts);
+}
+#endif
+
+// expect: dim `X/s/d` is not sharded over `d s` in this order, which is that of `e`; its shards would lie on other devices
+#if SECTION == 27
+auto shards_in_another_order(const Tensor<f32, "X/s/d M">& w, const Mesh<"e t">& experts) {
+  return reinterpret<"d s -> e">(w, experts);
+}
+#endif
+
+// expect: reinterpret<`d t -> e`>: the axes `d t` do not follow each other in the mesh `d s t`, which numbers its devices
+// expect: in the order of its axes
+#if SECTION == 28
+auto axes_apart(const Mesh<"d s t">& mesh) {
+  return reinterpret<"d t -> e">(mesh);
+}
+#endif
+
+// expect: the operand `X/d/s F/t` is sharded over t \(dim `F/t`\), which the mesh `e` does not have; name the axis
+#if SECTION == 29
+auto an_axis_less(const Tensor<f32, "X/d/s F/t">& w, const Mesh<"e">& experts) {
+  return reinterpret<"d s -> e">(w, experts);
+}
+#endif

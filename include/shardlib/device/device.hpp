@@ -52,8 +52,18 @@ class Device : public detail::Counted {
   /// It has the memory, communicators and local state of `whole`, which it keeps alive; asked again while it lives, it
   /// is the same one. Throws Error for an axis that is not there.
   static DevicePtr submesh(const DevicePtr& whole, std::string_view axis);
-  /// The device of the mesh that this one's is a part of; null where it is a part of none.
+  /// The same device as one of a mesh with other axes of the same number of devices, which have the same ranks. It has
+  /// the memory, communicators and local state of `device`, which it keeps alive; asked again while it lives, it is the
+  /// same one. Throws Error for another number of devices.
+  static DevicePtr reinterpreted(const DevicePtr& device, std::vector<AxisSize> axes);
+  /// The device of the mesh that this one's is a part, or another factorisation, of; null where it is neither.
   [[nodiscard]] const DevicePtr& whole() const { return whole_; }
+  /// The device without `reinterpreted`: itself, unless that made it.
+  [[nodiscard]] const Device& original() const { return reinterpreted_ ? *whole_ : *this; }
+  /// The axes of `original` along which the devices differ that differ along `axes`.
+  [[nodiscard]] std::vector<std::string_view> original_axes(std::span<const std::string_view> axes) const;
+  /// The difference of rank of neighbours along the axis.
+  [[nodiscard]] int stride(std::string_view axis) const;
 
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
@@ -121,6 +131,10 @@ class Device : public detail::Counted {
   }
 
   [[nodiscard]] std::pair<std::vector<int>, int> members_along(std::span<const std::string_view> axes) const;
+  /// The group of the devices with these ranks, of which this is number `rank`.
+  Communicator& group_of(std::vector<int> members, int rank, std::span<const std::string_view> axes);
+  /// Another view of the device, which `known` finds as long as it lives.
+  static DevicePtr view(const DevicePtr& whole, std::vector<AxisSize> axes, const std::string& known);
 
   std::vector<AxisSize> axes_;
   std::vector<int> coordinates_;
@@ -137,7 +151,9 @@ class Device : public detail::Counted {
   std::vector<std::pair<std::vector<std::string>, Communicator*>> by_axes_;
   std::vector<std::shared_ptr<void>> locals_;
   DevicePtr whole_;
-  std::map<std::string, Device*> submeshes_;  ///< the living ones, which keep this device alive
+  bool reinterpreted_ = false;
+  std::vector<int> in_whole_;             ///< by rank: the devices' ranks in the mesh of `whole_`
+  std::map<std::string, Device*> views_;  ///< the living ones, which keep this device alive
 };
 
 }  // namespace shardlib

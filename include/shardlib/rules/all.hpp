@@ -15,4 +15,5 @@
 #include "shardlib/rules/local.hpp"
 #include "shardlib/rules/loss.hpp"
 #include "shardlib/rules/ragged.hpp"
+#include "shardlib/rules/reinterpret.hpp"
 #include "shardlib/rules/scans.hpp"

@@ -121,7 +121,15 @@ struct GradientCall::Parts : Counted {
 };
 SHARDLIB_INLINE GradientCall::GradientCall(const DevicePtr& device) : parts_(Handle<Parts>::make(device)) {}
 SHARDLIB_INLINE GradientCall::~GradientCall() = default;
+/// Gradients are typed by the axes of one mesh.
+inline void require_mesh(const Value& value, const DevicePtr& device, const std::string& what) {
+  if (&value.device->original() == &device->original() && value.device != device)
+    throw Error("value_and_grad: " + what + " is on " + value.device->describe() + ", but the call is for mesh " +
+                to_string(device->axes()) + "; `reinterpret` it for that mesh (no traffic)");
+}
 SHARDLIB_INLINE ValuePtr GradientCall::weight(const ValuePtr& value, const Path& path) {
+  const std::string name = path.text();
+  require_mesh(*value, parts_->device, name.empty() ? "the weight" : "the weight `" + name + "`");
   return parts_->differentiation.weight(value, path);
 }
 SHARDLIB_INLINE void GradientCall::argument(const ValuePtr& value, std::size_t number) {
@@ -140,6 +148,7 @@ SHARDLIB_INLINE void GradientCall::end() {
   s.stopwatch.change(Stopwatch::backward);
 }
 SHARDLIB_INLINE std::vector<ValuePtr> GradientCall::backward(const ValuePtr& loss, bool unused) {
+  require_mesh(*loss, parts_->device, "the loss");
   const ValuePtr one = cotangent_of_loss(parts_->device, loss->dtype);
   auto cotangents = parts_->differentiation.backward(*loss, one, unused);
   parts_->overlap->end_backward();

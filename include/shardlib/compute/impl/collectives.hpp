@@ -47,7 +47,7 @@ SHARDLIB_INLINE void add_traffic(const Value& shape, std::size_t bytes, const Ax
   s.counts.find(shape.made_by.name)->second.bytes += static_cast<std::int64_t>(bytes);
   s.work.bytes += static_cast<std::int64_t>(bytes);
   s.work.axes = {};
-  for (const auto axis : axes) s.work.axes.push_back(axis);
+  for (const auto axis : shape.device->original_axes(axes)) s.work.axes.push_back(axis);
 }
 
 /// A dim that the group's devices hold in `parts` shards.

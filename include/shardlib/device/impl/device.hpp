@@ -31,21 +31,17 @@ SHARDLIB_INLINE Device::Device(std::vector<AxisSize> axes, int rank, std::shared
   }
 }
 
-SHARDLIB_INLINE DevicePtr Device::submesh(const DevicePtr& whole, std::string_view axis) {
-  Device*& known = whole->submeshes_[std::string(axis)];
-  if (known != nullptr) return DevicePtr::share(known);
-  const auto at = static_cast<std::ptrdiff_t>(whole->find(axis));
-  auto axes = whole->axes_;
-  axes.erase(axes.begin() + at);
-  auto coordinates = whole->coordinates_;
-  coordinates.erase(coordinates.begin() + at);
-  int index = 0;
-  for (std::size_t i = 0; i < axes.size(); ++i) index = index * axes[i].size + coordinates[i];
-  auto device = DevicePtr::make(std::move(axes), index, nullptr, whole->threads_, whole->tuning_);
+SHARDLIB_INLINE DevicePtr Device::view(const DevicePtr& whole, std::vector<AxisSize> axes, const std::string& known) {
+  std::vector<std::string_view> of_whole;
+  for (const AxisSize& axis : whole->axes_)
+    if (known.find('=') != std::string::npos || axis.name != known) of_whole.push_back(axis.name);
+  auto [members, rank] = whole->members_along(of_whole);
+  auto device = DevicePtr::make(std::move(axes), rank, nullptr, whole->threads_, whole->tuning_);
   device->whole_ = whole;
+  device->in_whole_ = std::move(members);
   device->host_pool_ = whole->host_pool_;
   device->pool_ = whole->pool_;
-  known = device.get();
+  whole->views_[known] = device.get();
   return device;
 }
 
@@ -60,42 +56,93 @@ SHARDLIB_INLINE void Device::know_absent(std::string_view axis) {
   absent_.emplace_back(axis);
 }
 
+SHARDLIB_INLINE DevicePtr Device::submesh(const DevicePtr& whole, std::string_view axis) {
+  const std::string known(axis);
+  if (const auto it = whole->views_.find(known); it != whole->views_.end()) return DevicePtr::share(it->second);
+  auto axes = whole->axes_;
+  axes.erase(axes.begin() + static_cast<std::ptrdiff_t>(whole->find(axis)));
+  return view(whole, std::move(axes), known);
+}
+
+SHARDLIB_INLINE DevicePtr Device::reinterpreted(const DevicePtr& device, std::vector<AxisSize> axes) {
+  const DevicePtr& whole = device->reinterpreted_ ? device->whole_ : device;
+  if (axes == whole->axes_) return whole;
+  const std::string known = to_string(axes);
+  if (const auto it = whole->views_.find(known); it != whole->views_.end()) return DevicePtr::share(it->second);
+  if (const int count = device_count(axes); count != whole->size_)
+    throw Error("the mesh " + known + " has " + std::to_string(count) + " devices, and the mesh " +
+                to_string(whole->axes_) + " has " + std::to_string(whole->size_));
+  DevicePtr made = view(whole, std::move(axes), known);
+  made->reinterpreted_ = true;
+  return made;
+}
+
+SHARDLIB_INLINE std::vector<std::string_view> Device::original_axes(std::span<const std::string_view> axes) const {
+  if (!reinterpreted_) return {axes.begin(), axes.end()};
+  const Device& whole = original();
+  std::vector<std::string_view> result;
+  for (const std::string_view axis : axes) {
+    if (size(axis) == 1) continue;
+    const int least = stride(axis), most = least * size(axis);
+    for (const AxisSize& other : whole.axes_) {
+      const int from = whole.stride(other.name), to = from * other.size;
+      if (from < most && least < to && std::ranges::find(result, other.name) == result.end())
+        result.push_back(other.name);
+    }
+  }
+  return result;
+}
+
+SHARDLIB_INLINE int Device::stride(std::string_view axis) const {
+  int stride = 1;
+  for (std::size_t i = axes_.size(); --i > find(axis);) stride *= axes_[i].size;
+  return stride;
+}
+
 SHARDLIB_INLINE Device::~Device() {
   clear_local();
-  if (whole_) std::erase_if(whole_->submeshes_, [&](const auto& known) { return known.second == this; });
+  if (whole_) std::erase_if(whole_->views_, [&](const auto& known) { return known.second == this; });
   // Freeing an MPI communicator is collective: ascending order is the same on every member.
   while (!groups_.empty()) groups_.erase(groups_.begin());
 }
 
 SHARDLIB_INLINE Communicator& Device::group(std::span<const std::string_view> axes) {
-  if (whole_) return whole_->group(axes);
+  if (whole_ && !reinterpreted_) return whole_->group(axes);  // its axis too is within reach
   for (const auto& [names, communicator] : by_axes_) {
     if (std::ranges::equal(names, axes)) return *communicator;
   }
   auto [members, rank] = members_along(axes);
-  auto& communicator = groups_[members];
-  if (!communicator) {
-    if (members.size() > 1 && !backend_) {
-      throw Error("group of " + std::to_string(members.size()) +
-                  " devices: this device was made without a backend, so " + "it cannot communicate (" + describe() +
-                  "): devices that do come from launch");
-    }
-    if (members.size() == 1 && !is_dry()) {
-      communicator = std::make_unique<SingleCommunicator>();
-    } else {
-      std::string names;
-      for (const std::string_view axis : axes)
-        if (size(axis) > 1) names += (names.empty() ? "" : ",") + std::string(axis);
-      const detail::GroupRecorder recorder(recorder_, names, members);
-      const detail::FlightRecord forms = recorder.forms();
-      forms.waits();
-      communicator = backend_->group(members, rank, host_pool_);
-      forms.ends();
-      if (pool_ != host_pool_) communicator = std::make_unique<StagedCommunicator>(std::move(communicator), host_pool_);
-      communicator->record(recorder);
-    }
+  Communicator& communicator = group_of(std::move(members), rank, axes);
+  by_axes_.emplace_back(std::vector<std::string>(axes.begin(), axes.end()), &communicator);
+  return communicator;
+}
+
+SHARDLIB_INLINE Communicator& Device::group_of(std::vector<int> members, int rank,
+                                               std::span<const std::string_view> axes) {
+  if (whole_) {
+    for (int& member : members) member = in_whole_[static_cast<std::size_t>(member)];
+    return whole_->group_of(std::move(members), rank, original_axes(axes));
   }
-  by_axes_.emplace_back(std::vector<std::string>(axes.begin(), axes.end()), communicator.get());
+  auto& communicator = groups_[members];
+  if (communicator) return *communicator;
+  if (members.size() > 1 && !backend_) {
+    throw Error("group of " + std::to_string(members.size()) + " devices: this device was made without a backend, so " +
+                "it cannot communicate (" + describe() + "): devices that do come from launch");
+  }
+  if (members.size() == 1 && !is_dry()) {
+    communicator = std::make_unique<SingleCommunicator>();
+    return *communicator;
+  }
+  std::string names;
+  for (const std::string_view axis : axes)
+    if (size(axis) > 1) names += (names.empty() ? "" : ",") + std::string(axis);
+  const detail::GroupRecorder recorder(recorder_, names, members);
+  const detail::FlightRecord forms = recorder.forms();
+  forms.waits();
+  communicator = backend_->group(members, rank, host_pool_);
+  forms.ends();
+  if (pool_ != host_pool_) communicator = std::make_unique<StagedCommunicator>(std::move(communicator), host_pool_);
+  communicator->record(recorder);
   return *communicator;
 }
 
@@ -124,6 +171,7 @@ SHARDLIB_INLINE Buffer Device::to_device(const Buffer& buffer) const {
 }
 
 SHARDLIB_INLINE std::string Device::describe() const {
+  if (reinterpreted_) return whole_->describe() + " seen as mesh " + to_string(axes_);
   if (whole_) return whole_->describe();
   if (axes_.empty()) return "device 0 of the mesh without axes";
   auto place = axes_;

@@ -53,7 +53,8 @@ SHARDLIB_INLINE void Bindings::bind(const Value& x) {
   if (x.device != device_)
     fail(x.device->describe() == device_->describe()
              ? "its operands are on two meshes of the same axes, each with devices of its own; make all tensors on one"
-             : "its operands are on different meshes: " + x.device->describe() + " and " + device_->describe());
+             : "its operands are on different meshes: " + x.device->describe() + " and " + device_->describe() +
+                   (&x.device->original() != &device_->original() ? "" : "; `reinterpret` one of them (no traffic)"));
   for (int i = 0; i < x.spec->rank(); ++i)
     if (!x.spec->dims[i].is_integer()) bind(x.spec->dims[i].name, x.global[i]);
 }

@@ -1,0 +1,120 @@
+// Definitions of reinterpret.hpp.
+#pragma once
+
+#include "shardlib/compute/reinterpret.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "shardlib/compute/layout.hpp"
+#include "shardlib/support/error.hpp"
+
+namespace shardlib::detail {
+
+/// The devices along some axes: how many, and the difference of rank of two that follow each other. `regular` is false
+/// where that is not one number.
+struct RankRun {
+  int devices = 1;
+  int stride = 1;
+  bool regular = true;
+};
+inline RankRun ranks_along(const Device& device, const Axes& axes) {
+  RankRun run;
+  for (int i = axes.size(); i-- > 0;) {
+    const int size = device.size(axes[i]);
+    if (size == 1) continue;
+    const int stride = device.stride(axes[i]);
+    if (run.devices == 1) run.stride = stride;
+    run.regular = run.regular && stride == run.stride * run.devices;
+    run.devices *= size;
+  }
+  return run;
+}
+
+SHARDLIB_INLINE void check_same_devices(const OpInfo& op, const Device& here, const Axes& from, const Device& there,
+                                        const Axes& to) {
+  const RankRun before = ranks_along(here, from), after = ranks_along(there, to);
+  const auto text = [](const Device& device, const Axes& axes) {
+    return "`" + std::string(rules::detail_::spaced(axes).view()) + "` of mesh " + to_string(device.axes());
+  };
+  std::string why;
+  if (before.devices != after.devices)
+    why = text(here, from) + " are " + std::to_string(before.devices) + " devices, but " + text(there, to) + " are " +
+          std::to_string(after.devices) + "; choose sizes with equal products";
+  else if (!before.regular || !after.regular || (before.devices > 1 && before.stride != after.stride))
+    why = text(there, to) + " does not number the devices of " + text(here, from) +
+          " in their order, so shards would change places; order the axes of both meshes alike";
+  if (!why.empty()) throw Error(op.describe() + ": " + why + " (" + here.describe() + ")");
+}
+
+SHARDLIB_INLINE DevicePtr reinterpreted(const OpInfo& op, const DevicePtr& device, std::string_view axes,
+                                        const Sizes& given) {
+  const auto fail = [&](const std::string& why) {
+    throw Error(op.describe() + ": " + why + " (" + device->describe() + ")");
+  };
+  const rules::AxisMap map = rules::parse_axis_map(op.spec);
+  std::vector<AxisSize> sizes;
+  const auto find = [&](std::string_view name) { return std::ranges::find(given, name, &NamedSize::name); };
+  const TensorSpec names = parse_tensor(axes).spec;  // the mesh's axes, which a spec would call dims
+  for (const Dim& axis : names.dims) {
+    const auto* group = std::ranges::find_if(map.groups, [&](const auto& g) { return g.to.contains(axis.name); });
+    const auto size = find(axis.name);
+    // A mesh may lack axes of its type, and lacks them afterwards too.
+    if (group == map.groups.end() &&
+        std::ranges::find(device->axes(), axis.name, &AxisSize::name) == device->axes().end())
+      continue;
+    AxisSize& made = sizes.emplace_back(AxisSize{std::string(axis.name)});
+    if (group == map.groups.end())
+      made.size = device->size(axis.name);
+    else if (size != given.end())
+      made.size = static_cast<int>(size->size);
+    else if (group->to.size() == 1)
+      for (const std::string_view old : group->from) made.size *= device->size(old);
+    else
+      fail("the size of the new axis `" + made.name + "` is missing; give it: {\"" + made.name + "\", ...}");
+    if (made.size < 1) fail("the new axis `" + made.name + "` has the size " + std::to_string(made.size));
+  }
+  for (const NamedSize& size : given)
+    if (std::ranges::none_of(map.groups, [&](const auto& g) { return g.to.contains(size.name); }))
+      fail("`" + size.name + "` is none of the new axes, so its size cannot be given");
+  for (const auto& group : map.groups) {
+    int before = 1, after = 1;
+    for (const std::string_view axis : group.from) before *= device->size(axis);
+    for (const AxisSize& axis : sizes)
+      if (group.to.contains(axis.name)) after *= axis.size;
+    if (before != after)
+      fail("`" + std::string(rules::detail_::spaced(group.from).view()) + "` are " + std::to_string(before) +
+           " devices, but the new axes " + to_string(sizes) + " have " + std::to_string(after) + " in their place");
+  }
+  return Device::reinterpreted(device, std::move(sizes));
+}
+
+SHARDLIB_INLINE ValuePtr reinterpreted(const OpInfo& op, const ValuePtr& x, const DevicePtr& device,
+                                       const TensorSpec& out, const TensorSpec& dual) {
+  const DevicePtr& here = x->device;
+  if (&here->original() != &device->original())
+    throw Error(op.describe() + ": the tensor is on " + here->describe() + ", and the mesh is one of " +
+                device->describe() + "; make the mesh of the tensor's own, by `reinterpret` of that mesh");
+  const rules::AxisMap map = rules::parse_axis_map(op.spec);
+  for (const auto& group : map.groups) check_same_devices(op, *here, group.from, *device, group.to);
+  Axes stay;
+  rules::collect_axes(*x->spec, stay);
+  for (const std::string_view axis : stay) {
+    const Axes one{{axis}, 1};
+    if (std::ranges::none_of(map.groups, [&](const auto& g) { return g.from.contains(axis); }))
+      check_same_devices(op, *here, one, *device, one);
+  }
+  const auto moved = [op](const ValuePtr& value, const DevicePtr& to, const TensorSpec& spec,
+                          std::span<EdgeSource> sources) {
+    return record_erased(op, to, value->dtype, spec, value->global, OfOperand<decltype(&same_bytes)>{value, same_bytes},
+                         sources);
+  };
+  EdgeSource source{&x, {}, false, nullptr};
+  if (is_floating(x->dtype))
+    source.vjp = [moved, here, due = &dual](const ValuePtr& ct, const Residuals&) { return moved(ct, here, *due, {}); };
+  return moved(x, device, out, {&source, 1});
+}
+
+}  // namespace shardlib::detail

@@ -1,0 +1,186 @@
+// reinterpret: placements on other factorisations of the same devices, with collectives there, against whole arrays; a
+// layer of experts over the devices that data and sequence share; the mistakes that only run time can see.
+#include "op_case.hpp"
+#include "shardlib/run/plan.hpp"
+#include "shardlib/shardlib.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+using Whole = Mesh<"d s t">;
+
+TEST_CASE("reinterpret: every placement, with a collective on the other mesh", "[ops]") {
+  std::vector<Case> cases;
+  cases.push_back(make_case<Tensor<f32, "A/d/s B/t">>(
+      "gather over e",
+      [](const auto& x) {
+        const Whole mesh(x.device());
+        const auto folded = reinterpret<"d s -> e, t -> u">(mesh);
+        return reinterpret<"e -> d s, u -> t">(all_gather<"A B/u">(reinterpret<"d s -> e, t -> u">(x, folded)), mesh);
+      },
+      same()));
+  cases.push_back(make_case<Tensor<f32, "A B +d +s">>(
+      "scatter over e",
+      [](const auto& x) {
+        const Whole mesh(x.device());
+        const auto y = reinterpret<"d s -> e">(x, reinterpret<"d s -> e">(mesh));
+        return reinterpret<"e -> d s">(reduce_scatter<"A/e B">(y), mesh);
+      },
+      same()));
+  cases.push_back(make_case<Tensor<f32, "A B">>(
+      "shard over e",
+      [](const auto& x) {
+        const Whole mesh(x.device());
+        const auto y = reinterpret<"d s -> e">(x, reinterpret<"d s -> e">(mesh));
+        return reinterpret<"e -> d s">(shard<"A/e B">(y), mesh);
+      },
+      same()));
+  cases.push_back(make_case<Tensor<f32, "A/d/s B +t">>(
+      "exchange over e",
+      [](const auto& x) {
+        const Whole mesh(x.device());
+        const auto y = reinterpret<"d s -> e">(x, reinterpret<"d s -> e">(mesh));
+        return reinterpret<"e -> d s">(all_to_all<"A B/e +t">(y), mesh);
+      },
+      same()));
+  cases.push_back(make_case<Tensor<f32, "A/d/s B">>(
+      "one factorisation into another, and a gather over its minor axis",
+      [](const auto& x) {
+        const Whole mesh(x.device());
+        const auto other = reinterpret<"d s -> a b">(mesh, {{"a", mesh.size("s")}, {"b", mesh.size("d")}});
+        const auto y = all_gather<"A/a B">(reinterpret<"d s -> a b">(x, other));
+        return reinterpret<"a b -> d s">(shard<"A/a/b B">(y), mesh);
+      },
+      same()));
+  check_cases(cases, {"d=1,s=1,t=1", "d=2,s=1,t=1", "d=2,s=2,t=1", "d=1,s=4,t=1", "d=1,s=2,t=2", "d=2,s=3,t=1"});
+}
+
+struct Experts {
+  Tensor<f32, "M X"> router;
+  Tensor<f32, "X/d/s M F"> up;
+  Tensor<f32, "X/d/s F M"> down;
+};
+using Data = Mesh<"d s">;
+
+/// Each token goes to its best expert: a layer that knows the axis `e` alone.
+auto moe(const Tensor<f32, "P/e T M">& x, const Tensor<f32, "M X">& router, const Tensor<f32, "X/e M F">& up,
+         const Tensor<f32, "X/e F M">& down) -> Tensor<f32, "P/e T M"> {
+  const auto shares = softmax<"X">(einsum_unreduced<"P/e T M, M X -> P/e T X">(x, router));
+  const auto chosen = one_hot<"X">(argmax<"P/e T X -> P/e T">(shares), router.size("X")) * shares;
+  const auto sent = all_to_all<"P X/e T M">(einsum_unreduced<"P/e T X, P/e T M -> P/e X T M">(chosen, x));
+  const auto h = relu(einsum_unreduced<"P X/e T M, X/e M F -> P X/e T F">(sent, up));
+  const auto back = all_to_all<"P/e X T M">(einsum_unreduced<"P X/e T F, X/e F M -> P X/e T M">(h, down));
+  return sum<"P/e X T M -> P/e T M">(back);
+}
+
+auto loss(const Experts& w, const Tensor<f32, "P/d/s T M">& x) -> Tensor<f32, "+d +s"> {
+  const Data mesh(x.device());
+  const Mesh<"e"> experts = reinterpret<"d s -> e">(mesh);
+  const auto there = [&](const auto& tensor) { return reinterpret<"d s -> e">(tensor, experts); };
+  const auto y = moe(there(x), there(w.router), there(w.up), there(w.down));
+  return sum<"P/d/s T M -> +d +s">(square(x + reinterpret<"e -> d s">(y, mesh)));
+}
+
+TEST_CASE("reinterpret: experts over the devices of data and sequence, as on one device", "[ops]") {
+  std::vector<std::vector<f32>> expected;
+  for (const char* shape : {"d=1,s=1", "d=2,s=2", "d=1,s=4"})
+    on_mesh(shape, [&](const DevicePtr& device) {
+      const Data mesh(device);
+      const Sizes sizes{{"P", 4}, {"T", 3}, {"M", 4}, {"X", 8}, {"F", 6}};
+      const Experts w{random_normal<f32, "M X">(mesh, sizes, {1, 0}),
+                      random_normal<f32, "X/d/s M F">(mesh, sizes, {1, 1}),
+                      random_normal<f32, "X/d/s F M">(mesh, sizes, {1, 2})};
+      const auto x = random_normal<f32, "P/d/s T M">(mesh, sizes, {1, 3});
+      const auto f = [](const Experts& weights, const Tensor<f32, "P/d/s T M">& batch) {
+        return explicit_activation_checkpointing(loss)(weights, batch);
+      };
+      const auto [value, partial] = value_and_grad(mesh, f, w, x);
+      const Experts grads = reduce_gradients(mesh, partial);
+      const std::vector<std::vector<f32>> found{fetch(value).data, fetch(grads.router).data, fetch(grads.up).data,
+                                                fetch(grads.down).data};
+      if (expected.empty() && device->size() == 1) expected = found;
+      if (expected.empty()) return;  // an idle rank of the first mesh
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        double most = 0;
+        for (const f32 number : expected[i]) most = std::max(most, std::abs(static_cast<double>(number)));
+        expect(most > 0, "the router, the experts and the loss depend on the tokens");
+        for (std::size_t k = 0; k < found[i].size(); ++k)
+          expect(std::abs(found[i][k] - expected[i][k]) <= 1e-5 * most, "leaf " + show(i) + " is that of one device");
+      }
+    });
+}
+
+TEST_CASE("reinterpret: the plan counts what moves on the other mesh by the mesh's own axes", "[ops]") {
+  const run::Plan counted = run::plan(parse_mesh("d=2,s=2"), [](const DevicePtr& device) {
+    const Data mesh(device);
+    const auto x = zeros<f32, "A/d/s">(mesh, {{"A", 8}});
+    device->local<run::Plan>() = run::count_step(
+        device, [&] { static_cast<void>(all_gather<"A">(reinterpret<"d s -> e">(x, reinterpret<"d s -> e">(mesh)))); });
+  });
+  REQUIRE(counted.collectives.size() == 1);
+  CHECK(counted.collectives[0].axes == "d s");
+}
+
+TEST_CASE("reinterpret: no copy, one device for each factorisation, and its mistakes", "[ops]") {
+  on_mesh("d=2,s=1,t=2", [](const DevicePtr& device) {
+    const Whole mesh(device);
+    const auto folded = reinterpret<"d s -> e">(mesh);
+    expect(reinterpret<"d s -> e">(mesh).device() == folded.device(), "asked again, the same device");
+    expect(reinterpret<"e -> d s">(folded, {{"d", 2}, {"s", 1}}).device() == device,
+           "the inverse gives the mesh itself");
+    expect(folded.rank() == mesh.rank() && folded.size("e") == 2, "ranks stay");
+    const auto x = ones<f32, "A/d/s B/t">(mesh, {{"A", 4}, {"B", 2}});
+    const auto y = reinterpret<"d s -> e">(x, folded);
+    expect(y.value()->data().data() == x.value()->data().data(), "the same memory");
+
+    const std::string here = device->describe(), there = here + " seen as mesh e=2,t=2";
+    const auto bias = ones<f32, "B/t">(mesh, {{"B", 2}});
+    expect_error<Error>([&] { (void)(y + bias); },
+                        "+ of `A/e B/t` and `B/t`: its operands are on different meshes: " + here + " and " + there +
+                            "; `reinterpret` one of them (no traffic) (" + there + ")");
+    expect_error<Error>(
+        [&] {
+          (void)reinterpret<"d s -> a b">(mesh, {{"a", 2}, {"b", 3}});
+        },
+        "reinterpret<`d s -> a b`>: `d s` are 2 devices, but the new axes a=2,b=3,t=2 have 6 in their "
+        "place (" +
+            here + ")");
+    expect_error<Error>(
+        [&] {
+          (void)reinterpret<"d s -> a b">(mesh, {{"a", 2}});
+        },
+        "reinterpret<`d s -> a b`>: the size of the new axis `b` is missing; give it: {\"b\", ...} (" + here + ")");
+    expect_error<Error>(
+        [&] {
+          (void)reinterpret<"d s -> e">(mesh, {{"t", 2}});
+        },
+        "reinterpret<`d s -> e`>: `t` is none of the new axes, so its size cannot be given (" + here + ")");
+    const auto columns = ones<f32, "B/t">(mesh, {{"B", 2}});
+    expect_error<Error>([&] { (void)reinterpret<"t -> e">(columns, folded); },
+                        "reinterpret<`t -> e`>: `e` of mesh e=2,t=2 does not number the devices of `t` of mesh "
+                        "d=2,s=1,t=2 in their order, so shards would change places; order the axes of both meshes "
+                        "alike (" +
+                            here + ")");
+    expect_error<Error>(
+        [&] {
+          (void)reinterpret<"s t -> u">(ones<f32, "B/s/t">(mesh, {{"B", 2}}), reinterpret<"d s t -> u">(mesh));
+        },
+        "reinterpret<`s t -> u`>: `s t` of mesh d=2,s=1,t=2 are 2 devices, but `u` of mesh u=4 are 4; "
+        "choose sizes with equal products (" +
+            here + ")");
+    const auto single = DevicePtr::make(std::vector<AxisSize>{{"e", 1}}, 0);
+    expect_error<Error>([&] { (void)reinterpret<"t -> e">(columns, Mesh<"e">(single)); },
+                        "reinterpret<`t -> e`>: the tensor is on " + here + ", and the mesh is one of " +
+                            single->describe() + "; make the mesh of the tensor's own, by `reinterpret` of that mesh");
+    const auto w = ones<f32, "">(folded, {});
+    const auto square_of = [](const Tensor<f32, "">& v) { return to_partial<"+d +s +t">(v * v); };
+    expect_error<Error>([&] { (void)value_and_grad(mesh, square_of, w); },
+                        "value_and_grad: the weight is on " + there +
+                            ", but the call is for mesh d=2,s=1,t=2; "
+                            "`reinterpret` it for that mesh (no traffic)");
+  });
+}
+
+}  // namespace
