@@ -422,7 +422,7 @@ auto chosen_training(const Options& o) {
 int program(int argc, char** argv) {
   Options o;
   run::Options options("gpt_pipeline",
-                       "Trains a model in pipeline stages. It does not sample: gpt_fsdp does, from the same run.");
+                       "Trains a model in pipeline stages. It does not sample: shardlib-sample does, from its run.");
   declare(options, o);
   if (!options.parse(argc, argv)) {
     if (world_rank() == 0) fmt::print("{}", options.answer());
@@ -430,12 +430,12 @@ int program(int argc, char** argv) {
   }
   if (o.training.sample_only || !o.training.evaluate.empty())
     throw UsageError(
-        "gpt_pipeline does not sample, so --sample-only and --evaluate have no meaning; from the run of a GPT gpt_fsdp "
-        "does both, with the same --run folder and the same sizes of the model");
+        "gpt_pipeline does not sample, so --sample-only and --evaluate have no meaning; use shardlib-sample RUN, which "
+        "starts gpt_fsdp with the settings of the run");
   if (o.training.prompt != run::Training{}.prompt || o.training.sample_every > 0)
     throw UsageError(
-        "gpt_pipeline does not sample, so --prompt and --sample-every have no meaning; from the run of a GPT "
-        "gpt_fsdp samples, with the same --run folder");
+        "gpt_pipeline does not sample, so --prompt and --sample-every have no meaning; use shardlib-sample RUN, which "
+        "starts gpt_fsdp with the settings of the run");
   o.training.sample.max_tokens = 0;
   const bool is_tutorial = o.model == "jaxpp-tutorial";
   if (!is_tutorial) o.training.batch_axes = "r d";

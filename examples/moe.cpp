@@ -112,7 +112,7 @@ void train(const DevicePtr& device, const Options& o, const run::Data& data, con
     const auto batch = run::token_tensors<moe::Batch, "B/d/e L">(mesh, rows, o.training.seq);
     return item(all_reduce<"+d +e +t -> ">(moe::loss(state.weights, batch, o.config, 1).second.cross_entropy));
   };
-  program.decode = moe::decoder(mesh, state.weights, o.config, moe::sizes_of(mesh, o), o.training.seq);
+  program.decode = moe::decoder(mesh, state.weights, o.config, moe::sizes_of(o, mesh), o.training.seq);
   run::note_state(program, o.training, state.weights, state.weights, state.mu, state.nu);
   if (o.gather.per_step) {
     std::int64_t whole = 0;
@@ -159,6 +159,7 @@ int program(int argc, char** argv) {
                      " pads rows, and padding would take slots of experts: use --rows packed");
   const run::Data data = run::open_data(o.training, o.vocabulary);
   o.vocabulary = data.vocabulary;
+  run::note_padding(mesh, moe::sizes_of(o, mesh));
   gpt::check_files(o.files, o.training, data);
   const auto body = [&](const Options& used) -> DeviceBody {
     return [&](const DevicePtr& device) { train(device, used, data, options.to_toml()); };

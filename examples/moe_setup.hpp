@@ -6,9 +6,12 @@
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <numeric>
+#include <string_view>
+#include <vector>
 
 #include "moe_model.hpp"
 
@@ -90,29 +93,35 @@ inline void declare_presets(run::Options& options) {
 }
 
 // Sizes of the model's dims, padded so that the devices divide them.
-inline Sizes sizes_of(const MoeMesh& mesh, const ModelOptions& o) {
-  const std::int64_t t = mesh.size("t"), shards = mesh.size("d") * mesh.size("e");
+inline Sizes sizes_of(const ModelOptions& o, const std::vector<AxisSize>& mesh) {
+  const auto along = [&](std::string_view axis) -> std::int64_t {
+    return std::ranges::find(mesh, axis, &AxisSize::name)->size;
+  };
+  const std::int64_t t = along("t"), shards = along("d") * along("e"), devices = shards * t;
   // Biases lie over t as whole heads, and over d and e.
   const std::int64_t heads = round_up(o.n_kv, t * (o.qkv_bias ? shards / std::gcd(shards, o.d_head) : 1));
   const std::int64_t key_bias = o.qkv_bias ? o.d_head : 0, query_bias = key_bias * o.n_q_per_kv;
   const std::int64_t head_norm = o.qk_norm ? o.d_head : 0;
   return {{"V", o.vocabulary, round_up(o.vocabulary, t)},
-          {"M", o.d_model, round_up(o.d_model, mesh.size())},
+          {"M", o.d_model, round_up(o.d_model, devices)},
           {"Q", o.n_q_per_kv},
           {"H", o.n_kv, heads},
           {"D", o.d_head},
           {"HQD", o.n_kv * query_bias, heads * query_bias},
           {"HD", o.n_kv * key_bias, heads * key_bias},
-          {"E", head_norm, round_up(head_norm, mesh.size())},
+          {"E", head_norm, round_up(head_norm, devices)},
           {"X", o.experts},
           {"F", o.d_ff, round_up(o.d_ff, t)},
           {"G", o.shared, round_up(o.shared, t)},
           {"I", 1}};
 }
+inline Sizes sizes_of(const ModelOptions& o, const MoeMesh& mesh) {
+  return sizes_of(o, mesh.device()->axes());
+}
 
 // First values as in gpt_setup.hpp: truncated normal numbers of standard deviation 1/sqrt(fan in), and scales of 1.
 inline Model initial_weights(const MoeMesh& mesh, const ModelOptions& o, std::uint64_t seed) {
-  const Sizes sizes = sizes_of(mesh, o);
+  const Sizes sizes = sizes_of(o, mesh);
   std::uint64_t stream = 0;
   const auto draw = [&]<Spec S>(Tensor<f32, S>& w, std::int64_t fan_in) {
     w = random_truncated_normal<f32, S>(mesh, sizes, {seed, stream++}) / std::sqrt(static_cast<double>(fan_in));

@@ -162,6 +162,11 @@ def checkpoints(p):
     if check(len(steps) == len(whole) == 20, "moving between layouts: a record for each step"):
         check(apart(steps, whole) < CLOSE, f"moving between layouts changes nothing ({apart(steps, whole):.1e})")
     run(p, f"--run={folder}", "--mesh=p=2", "--layers=4").fails(2, "does not fit this program")
+    sampled = [p.run("shardlib-sample", [folder, "--max-tokens=8", "--temperature=0", *more]) for more in ([], ["--mesh=d=1,t=2"])]
+    for done in sampled:
+        done.succeeds()
+        done.check("A sample after step 20" in done.out, "gpt_fsdp samples from the run of a pipeline")
+    check(sampled[0].out.split("A sample")[-1] == sampled[1].out.split("A sample")[-1], "the same sample on another mesh")
 
     run(p, f"--run={p.folder}/validated", "--mesh=p=2", f"--validation-data={p.text}", "--validate-every=4").succeeds()
     run(p, f"--run={p.folder}/validated_alone", "--mesh=d=1", f"--validation-data={p.text}", "--validate-every=4",

@@ -521,6 +521,8 @@ def sampling_from_a_run(p):
     p.run("shardlib-sample", [p.folder]).fails(2, "config.toml")
     p.run("shardlib-sample", []).fails(2, "shardlib-sample RUN")
     p.run("shardlib-sample", [folder, "--max-tokens=0"]).fails(2, "--max-tokens 0")
+    p.run("shardlib-sample", [folder, "--chat", "--prompt=And"]).fails(2, "--chat", "leave --prompt out")
+    p.run("shardlib-sample", [folder, "--chat", "--turns=User:"]).fails(2, "--turns 'User:'", "write it once")
     p.run("shardlib-sample", [folder, "--d-model=32"]).fails(2, "checkpoint")
     p.gpt("--sample-only").fails(2, "--sample-only", "--run DIR")
     p.gpt("--sample-only", "--max-tokens=5", f"--run={p.folder}/nowhere").fails(2, "no checkpoint")
@@ -847,6 +849,8 @@ def moe(p):
     bad = [f"{option}={value}" for option, value in small.items()]
     p.run("moe", [*bad, "--mesh=e=3", "--batch=9"]).fails(2, "--experts 8", "axis e", "3")
     p.run("moe", [*bad, "--experts-per-token=9"]).fails(2, "--experts-per-token 9", "8 experts")
+    padded = p.run("moe", [*bad, "--mesh=t=3", "--steps=1"])
+    padded.check("note: padded with zeros" in padded.out and "F " in padded.out, "moe says what is padded")
     folder = os.path.join(p.folder, "moe-to-sample")
     sampled = p.run("moe", [*bad, "--shared=8", "--capacity=1.5", f"--run={folder}", "--max-tokens=12", "--prompt=And God", "--temperature=0"])
     sampled.check("\n\nAnd God" in sampled.out, "the run ends with a sample")

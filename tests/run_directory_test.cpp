@@ -272,7 +272,8 @@ TEST_CASE("run directory: refusals leave everything as it was", "[run]") {
   const std::string path = folder / "run", other = folder / "other", file = folder / "file", half = folder / "half";
   make_run(path, 3);
   refuses(path, Resume::never,
-          "the run directory '" + path + "' already holds a run: choose another one, or resume that run");
+          "the run directory '" + path +
+              "' already holds a run: choose another one, or resume that run (leave out --no-resume)");
   std::filesystem::create_directory(other);
   put(other + "/thesis.tex", "x");
   refuses(other, Resume::automatic,

@@ -7,14 +7,18 @@
 #include <shardlib/support/error.hpp>
 
 #include <fmt/format.h>
+#include <sys/mman.h>
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <regex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "run_tool.hpp"
@@ -23,7 +27,7 @@ using namespace shardlib;
 namespace fs = std::filesystem;
 
 // The program that has trained the run, by the last command in its run.json.
-std::string trainer_of(const std::string& run) {
+fs::path trainer_of(const std::string& run) {
   const std::string path = run + "/run.json";
   std::string program;
   try {
@@ -34,22 +38,43 @@ std::string trainer_of(const std::string& run) {
                     "{}/config.toml --run {} --sample-only",
                     path, run, run));
   }
-  // The one beside this tool, which is of the same version, or else the one that has trained.
-  const fs::path beside = fs::read_symlink("/proc/self/exe").parent_path() / fs::path(program).filename();
-  for (const fs::path& found : {beside, fs::path(program)})
-    if (::access(found.c_str(), X_OK) == 0) return found.string();
+  return program;
+}
+
+// The one beside this tool, which is of the same version, or else the one that has trained.
+std::string found(const fs::path& program) {
+  const fs::path beside = fs::read_symlink("/proc/self/exe").parent_path() / program.filename();
+  for (const fs::path& path : {beside, program})
+    if (::access(path.c_str(), X_OK) == 0) return path.string();
   throw UsageError(
       fmt::format("the run's trainer '{}' is neither beside shardlib-sample nor at its former path: build "
                   "the examples",
-                  program));
+                  program.string()));
 }
 
-// The mesh of the stored settings with one device: "d=4,t=2" becomes "d=1,t=1". Empty where there is none.
+// gpt_pipeline does not sample, but gpt_fsdp samples its GPT: a file with the settings that gpt_fsdp knows. The program
+// that takes the place of this one reads it, and it ends with that one.
+std::string without_pipeline(const std::string& config) {
+  constexpr std::array<std::string_view, 5> others{"schedule", "stages", "stage_layers", "model", "max_tokens"};
+  std::string text;
+  for (const run::ConfigEntry& entry : run::config_entries_of_file(config)) {
+    const std::string_view key = std::string_view(entry.key).substr(entry.key.rfind('.') + 1);
+    if (key == "model" && entry.value != "\"gpt\"")
+      throw UsageError(fmt::format("'{}' is of a run whose model = {} has no text to sample", config, entry.value));
+    if (std::ranges::find(others, key) == others.end()) text += fmt::format("{} = {}\n", key, entry.value);
+  }
+  const int file = ::memfd_create("config.toml", 0);
+  if (file < 0 || ::write(file, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
+    throw Error(fmt::format("no memory for a copy of '{}': {}", config, std::strerror(errno)));
+  return fmt::format("/proc/self/fd/{}", file);
+}
+
+// The mesh of the stored settings with one device: "p=2,d=4,t=2" becomes "d=1,t=1". Empty where there is none.
 std::string one_device(const std::string& config) {
   for (const run::ConfigEntry& entry : run::config_entries_of_file(config)) {
     if (!entry.key.ends_with("mesh")) continue;
     const std::string mesh = std::regex_replace(entry.value, std::regex("=[0-9]+"), "=1");
-    return std::regex_replace(mesh, std::regex("\""), "");
+    return std::regex_replace(mesh, std::regex("\"|p=1,"), "");
   }
   return {};
 }
@@ -73,7 +98,21 @@ int program(int argc, char** argv) {
   const std::string run = given[0], config = run + "/config.toml";
   if (!io::file_exists(config))
     throw UsageError(fmt::format("'{}' is not a folder of a run: it has no config.toml", run));
-  std::vector<std::string> words{trainer_of(run), "--config", config, "--run", run, "--sample-only"};
+  const auto gives = [&](std::string_view option) {
+    return std::ranges::any_of(given, [&](std::string_view word) {
+      return word == option || (word.starts_with(option) && word.substr(option.size()).starts_with('='));
+    });
+  };
+  if (gives("--chat") && gives("--prompt"))
+    throw UsageError("--chat reads its messages from the standard input: leave --prompt out, or leave --chat out");
+  const fs::path trainer = trainer_of(run);
+  const bool pipeline = trainer.filename() == "gpt_pipeline";
+  std::vector<std::string> words{found(pipeline ? fs::path(trainer).replace_filename("gpt_fsdp") : trainer),
+                                 "--config",
+                                 pipeline ? without_pipeline(config) : config,
+                                 "--run",
+                                 run,
+                                 "--sample-only"};
   if (const std::string mesh = one_device(config); !mesh.empty()) words.insert(words.end(), {"--mesh", mesh});
   words.insert(words.end(), given.begin() + 1, given.end());
   std::vector<char*> pointers;

@@ -102,7 +102,6 @@ inline void answer_only(const DevicePtr& device, const Training& training, const
     throw UsageError(program.decode
                          ? "--sample-only with --max-tokens 0 has nothing to do: choose more tokens, or --evaluate"
                          : "--sample-only: this program cannot sample; --evaluate asks its model questions");
-  if (training.chat) static_cast<void>(turn_template(training.turns));  // before the checkpoint is read
   const std::optional<Checkpoints::Saved> found = program.checkpoints.load(INT64_MAX);
   if (!found)
     throw UsageError(

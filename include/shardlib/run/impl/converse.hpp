@@ -56,16 +56,6 @@ class InputLines {
   std::string text_;
 };
 
-/// Throws UsageError for options of a conversation that do not go together.
-inline void check_conversation(const Training& training) {
-  if (training.chat && !training.sample_only)
-    throw UsageError(
-        "--chat talks with a run's model and trains nothing: use shardlib-sample RUN --chat, or give "
-        "--sample-only too");
-  if (!training.chat && training.turns != Training{}.turns)
-    throw UsageError("--turns says how a conversation is written: give --chat too");
-}
-
 /// Answers each line until /quit or the end of the input. The first rank reads and prints; all calls are collective.
 inline void converse(const DevicePtr& device, const Training& training, const Data& data, const Program& program,
                      const std::function<bool()>& stop) {

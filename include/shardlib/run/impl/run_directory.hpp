@@ -74,7 +74,8 @@ SHARDLIB_INLINE RunDirectory::RunDirectory(std::string path, std::string config,
     throw UsageError("the run directory '" + path_ +
                      "' holds metrics.jsonl but no config.toml: choose another one, or move the file away");
   if (resumed_ && resume == Resume::never)
-    throw UsageError("the run directory '" + path_ + "' already holds a run: choose another one, or resume that run");
+    throw UsageError("the run directory '" + path_ +
+                     "' already holds a run: choose another one, or resume that run (leave out --no-resume)");
   if (resumed_) {
     changes_ = config_changes(config_entries_of_file(this->config()),
                               config_entries(config_text_, "the present configuration"));

@@ -13,6 +13,7 @@
 #include "shardlib/io/file.hpp"
 #include "shardlib/memory/system.hpp"
 #include "shardlib/rules/all.hpp"
+#include "shardlib/run/chat.hpp"
 #include "shardlib/run/prediction.hpp"
 
 namespace shardlib::run {
@@ -128,7 +129,8 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
          "no training: sample from the newest checkpoint of --run, whose folder is only read (shardlib-sample)",
          command_line_only());
   o.flag("--chat", t.chat,
-         "with --sample-only: answer each line of the standard input, and wait for it without --collective-timeout; /reset "
+         "with --sample-only: answer each line of the standard input, and wait for it without --collective-timeout; "
+         "/reset "
          "begins a new conversation, /quit ends",
          command_line_only());
   o.add("--turns", t.turns, "with --chat: a turn, with {} for the message and \\n for a new line, before the answer",
@@ -264,6 +266,17 @@ inline void check_begin(const char* option, std::int64_t id, std::int64_t vocabu
         fmt::format("{} {} is not a token of the model: its vocabulary ends at {}", option, id, vocabulary - 1));
 }
 
+/// Throws UsageError for options of a conversation that do not go together.
+inline void check_conversation(const Training& t) {
+  if (t.chat && !t.sample_only)
+    throw UsageError(
+        "--chat talks with a run's model and trains nothing: use shardlib-sample RUN --chat, or give "
+        "--sample-only too");
+  if (!t.chat && t.turns != Training{}.turns)
+    throw UsageError("--turns says how a conversation is written: give --chat too");
+  if (t.chat) static_cast<void>(turn_template(t.turns));
+}
+
 /// Sampling comes after training, which is too late to find that the model cannot take the prompt.
 inline void check_prompt(const Training& t, const Data& data) {
   const SampleOptions options = sample_options(t);
@@ -315,6 +328,7 @@ SHARDLIB_INLINE Data open_data(Training& t, std::int64_t vocabulary) {
   const bool none = t.sample_only || (t.data.empty() && t.text_stream.empty());
   if (!dry && (none ? t.steps > 0 && !t.sample_only : !t.data.empty() && !t.text_stream.empty()))
     throw UsageError("no data to train on: give --data PATH or --stream DIR, not both (see --help)");
+  detail::check_conversation(t);
   Data data;
   data.tokenizer = io::load_tokenizer(t.tokenizer);
   data.vocabulary = vocabulary > 0 ? vocabulary : static_cast<std::int64_t>(data.tokenizer->vocabulary_size());

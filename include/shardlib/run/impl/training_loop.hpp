@@ -381,7 +381,6 @@ SHARDLIB_INLINE void train(const DevicePtr& device, const Training& training, co
     device->local<Plan>() = detail::plan_step(device, training, program);
     return;
   }
-  detail::check_conversation(training);
   detail::require_one_run(device, training, configuration, data);
   if (training.sample_only) return detail::answer_only(device, training, data, configuration, program);
   detail::TrainingLoop(device, training, data, configuration, program).run();
