@@ -29,7 +29,7 @@ struct Tuning {
   std::size_t row_piece = 64;
   /// While a shard is on its way, an einsum goes in parts of at least so many floating-point operations, because MPI
   /// makes progress only between them.
-  double product_part = 1 << 27;
+  double product_part = 1 << 29;
   /// linear_cross_entropy makes the logits in pieces of at most this size.
   std::int64_t logits_piece = std::int64_t{1} << 27;
   /// linear_cross_entropy stores a device's logits up to this size for its backward pass.

@@ -99,10 +99,9 @@ class ShardProducts {
       : exec_(out.device->exec()),
         e_(e),
         result_(result),
-        out_dtype_(out.dtype),
-        sum_dtype_(accumulator_of(out.dtype)),
         count_(out.count()),
-        sums_(!out.spec->has(e.dim)),
+        sums_(devices > 1 && !out.spec->has(e.dim)),
+        dtype_(sums_ ? accumulator_of(out.dtype) : out.dtype),
         shard_((e.first ? e.a : e.b).get()),
         other_((e.first ? e.b : e.a).get()),
         others_data_(other_->data()),
@@ -111,8 +110,7 @@ class ShardProducts {
         shards_(exec_, shard_->dtype, shard_->local, at_, parts_),
         others_(exec_, other_->dtype, other_->local, other_->spec->find(e.dim), parts_ * devices),
         outs_(exec_, out.dtype, out.local, out.spec->find(e.dim), parts_ * devices) {
-    if (sums_ && out_dtype_ != sum_dtype_ && parts_ * devices > 1)
-      total_ = exec_.pool->allocate(static_cast<std::size_t>(count_) * size_of(sum_dtype_));
+    if (dtype_ != out.dtype) total_ = exec_.pool->allocate(static_cast<std::size_t>(count_) * size_of(dtype_));
     add_flops(out, devices * einsum_flops(*shard_, *other_));
   }
 
@@ -122,14 +120,12 @@ class ShardProducts {
     for (std::int64_t part = 0; part < parts_; ++part) {
       const std::int64_t index = place * parts_ + part;
       const Sliced::Slice x = shards_.read(shard, part), y = others_.read(others_data_, index);
-      if (!sums_) {
-        const Sliced::Slice z = outs_.write(result_, index);
-        multiply(x, y, out_dtype_, z.data);
-        outs_.written(z, result_, index);
-      } else if (!total_) {
-        first_or_add(x, y, result_);
+      if (sums_) {
+        multiply(x, y, (total_ ? total_ : result_).data(), std::exchange(started_, true));
       } else {
-        first_or_add(x, y, total_);
+        const Sliced::Slice z = outs_.write(result_, index);
+        multiply(x, y, z.data, false);
+        outs_.written(z, result_, index);
       }
       between();
     }
@@ -140,30 +136,20 @@ class ShardProducts {
   }
 
  private:
-  void multiply(const Sliced::Slice& x, const Sliced::Slice& y, DType to_dtype, std::byte* to) const {
+  void multiply(const Sliced::Slice& x, const Sliced::Slice& y, std::byte* to, bool add) const {
     const auto run = [&](const Sliced::Slice& a, const Sliced& of_a, const Sliced::Slice& b, const Sliced& of_b) {
-      kernels::einsum(exec_, *e_.plan, shard_->dtype, to_dtype, a.data, view(of_a.shape()), b.data, view(of_b.shape()),
-                      to);
+      kernels::einsum(exec_, *e_.plan, shard_->dtype, dtype_, a.data, view(of_a.shape()), b.data, view(of_b.shape()),
+                      to, add);
     };
     e_.first ? run(x, shards_, y, others_) : run(y, others_, x, shards_);
-  }
-  void first_or_add(const Sliced::Slice& x, const Sliced::Slice& y, const Buffer& total) {
-    const DType dtype = total_ ? sum_dtype_ : out_dtype_;
-    if (std::exchange(started_, true)) {
-      const Buffer summand = exec_.pool->allocate(static_cast<std::size_t>(count_) * size_of(dtype));
-      multiply(x, y, dtype, summand.data());
-      combine<kernels::body::AddElement>(exec_, count_, dtype, summand, dtype, total);
-    } else {
-      multiply(x, y, dtype, total.data());
-    }
   }
 
   Exec exec_;
   const GatheringEinsum& e_;
   Buffer result_, total_;
-  DType out_dtype_, sum_dtype_;
   std::int64_t count_;
   bool sums_, started_ = false;
+  DType dtype_;  ///< of what the products are added in
   const Value *shard_, *other_;
   Buffer others_data_;
   int at_;

@@ -119,7 +119,7 @@ void einsum_inner(const Exec& exec, const EinsumLoops& s, const T* lhs, const T*
 
 /// Matrix products of a device: those of the longest outer loop are one batch.
 template <class T, class Out>
-void einsum_products(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* rhs, Out* out) {
+void einsum_products(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* rhs, Out* out, bool add) {
   Loops3 others;
   int longest = 0;
   for (int d = 1; d < s.kept.depth; ++d)
@@ -132,15 +132,15 @@ void einsum_products(const Exec& exec, const EinsumLoops& s, const T* lhs, const
     Walk<3> summed(s.summed, 0);
     for (std::int64_t j = 0; j < s.summed.count(); ++j, summed.next())
       einsum_gemm(exec, s, lhs + kept.offsets[0] + summed.offsets[0], rhs + kept.offsets[1] + summed.offsets[1],
-                  out + kept.offsets[2], j > 0, batch);
+                  out + kept.offsets[2], add || j > 0, batch);
   }
 }
 
-/// The loop nest on a device.
+/// The loop nest on a device. Only matrix products can `add`.
 template <class T, class Out>
-void run_einsum_on_device(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* rhs, Out* out) {
+void run_einsum_on_device(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* rhs, Out* out, bool add) {
   if constexpr (std::is_same_v<T, bf16> || std::is_floating_point_v<T>)
-    if (s.inner == EinsumLoops::Inner::gemm) return einsum_products(exec, s, lhs, rhs, out);
+    if (s.inner == EinsumLoops::Inner::gemm) return einsum_products(exec, s, lhs, rhs, out, add);
   if constexpr (std::is_same_v<T, Out> && !std::is_same_v<T, bf16>) {
     body::ProductTerms<T> terms{s.kept, s.summed, lhs, rhs};
     (s.inner == EinsumLoops::Inner::dot ? terms.summed : terms.kept).push(s.row.extent, s.row.strides);
@@ -156,9 +156,9 @@ void run_einsum_on_device(const Exec& exec, const EinsumLoops& s, const T* lhs, 
 
 /// Runs the loop nest on operands whose dims are in its order. Operands of bf16 have matrix products only.
 template <class T, class Out>
-void run_einsum_loops(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* rhs, Out* out) {
+void run_einsum_loops(const Exec& exec, const EinsumLoops& s, const T* lhs, const T* rhs, Out* out, bool add) {
   if (exec.dry) return;
-  if (exec.on_device()) return run_einsum_on_device(exec, s, lhs, rhs, out);
+  if (exec.on_device()) return run_einsum_on_device(exec, s, lhs, rhs, out, add);
   const std::int64_t outer = s.kept.count();
   const std::int64_t steps = s.summed.count();
   const auto run = [&](std::int64_t first, std::int64_t last) {
@@ -169,9 +169,9 @@ void run_einsum_loops(const Exec& exec, const EinsumLoops& s, const T* lhs, cons
         const T* const x = lhs + kept.offsets[0] + summed.offsets[0];
         const T* const y = rhs + kept.offsets[1] + summed.offsets[1];
         if constexpr (std::is_same_v<T, bf16>) {
-          einsum_gemm(exec, s, x, y, out + kept.offsets[2], j > 0);
+          einsum_gemm(exec, s, x, y, out + kept.offsets[2], add || j > 0);
         } else {
-          einsum_inner(exec, s, x, y, out + kept.offsets[2], j > 0);
+          einsum_inner(exec, s, x, y, out + kept.offsets[2], add || j > 0);
         }
       }
     }
@@ -230,11 +230,11 @@ inline void reorder(const Exec& exec, std::size_t element_size, std::span<const 
   permute(exec, element_size, in, extents, std::span<const int>(perm.data(), static_cast<std::size_t>(to.count)), out);
 }
 
-/// Runs the loop nest on operands that are converted from In to T.
+/// Runs the loop nest on operands that are converted from In to T. Only a result in its order can `add`.
 template <class T, class In, class Out>
 void einsum_typed(const Exec& exec, const EinsumPlan& plan, const EinsumLoops& s, std::span<const std::int64_t> extents,
                   const void* lhs, std::span<const std::int64_t> lhs_shape, const void* rhs,
-                  std::span<const std::int64_t> rhs_shape, Out* result) {
+                  std::span<const std::int64_t> rhs_shape, Out* result, bool add) {
   std::array<Staged<T>, 2> operands;
   const std::array<std::span<const std::int64_t>, 2> operand_shapes{lhs_shape, rhs_shape};
   std::array<Dims, 3> natural;
@@ -265,9 +265,9 @@ void einsum_typed(const Exec& exec, const EinsumPlan& plan, const EinsumLoops& s
       reorder(exec, sizeof(T), extents, natural[t], in, s.order[t], operand.fresh(exec, elements(natural[t])));
     }
   }
-  if (!s.moved[2]) return run_einsum_loops(exec, s, operands[0].data, operands[1].data, result);
+  if (!s.moved[2]) return run_einsum_loops(exec, s, operands[0].data, operands[1].data, result, add);
   Staged<Out> out;
-  run_einsum_loops(exec, s, operands[0].data, operands[1].data, out.fresh(exec, elements(natural[2])));
+  run_einsum_loops(exec, s, operands[0].data, operands[1].data, out.fresh(exec, elements(natural[2])), false);
   reorder(exec, sizeof(Out), extents, s.order[2], out.data, natural[2], result);
 }
 
@@ -313,7 +313,7 @@ void visit_einsum(StaticDType<In> in, StaticDType<Out> out, const F& f) {
 template <class AnyIn, class AnyOut>
 void einsum(const Exec& exec, const EinsumPlan& plan, AnyIn in, AnyOut out, const void* lhs,
             std::span<const std::int64_t> lhs_shape, const void* rhs, std::span<const std::int64_t> rhs_shape,
-            void* result) {
+            void* result, bool add) {
   std::array<std::int64_t, std::size_t{2} * max_rank> extents{};
   std::int64_t outs = 1;
   std::int64_t total = 1;
@@ -330,7 +330,7 @@ void einsum(const Exec& exec, const EinsumPlan& plan, AnyIn in, AnyOut out, cons
     total *= extent;
     if (index.out >= 0) outs *= extent;
   }
-  if (outs == 0) return;
+  if (outs == 0 || (total == 0 && add)) return;
   detail::visit_einsum(in, out, [&]<class In, class T, class Out>(In, T, Out) {
     if (total == 0) {
       exec.zero(result, static_cast<std::size_t>(outs) * sizeof(Out));
@@ -338,8 +338,15 @@ void einsum(const Exec& exec, const EinsumPlan& plan, AnyIn in, AnyOut out, cons
     }
     const std::span<const std::int64_t> sizes(extents.data(), static_cast<std::size_t>(plan.count));
     const EinsumLoops s = choose_einsum_loops(plan, sizes, std::is_floating_point_v<T>);
+    if constexpr (std::is_same_v<T, Out>) {
+      if (add && (s.moved[2] || (exec.on_device() && s.inner != EinsumLoops::Inner::gemm))) {
+        detail::Staged<T> product;
+        einsum(exec, plan, in, out, lhs, lhs_shape, rhs, rhs_shape, product.fresh(exec, outs));
+        return apply_flat(exec, outs, body::AddElement{}, product.data, static_cast<T*>(result));
+      }
+    }
     const auto run = [&]<class Operand, class To>(Operand, To* to) {
-      detail::einsum_typed<Operand, In>(exec, plan, s, sizes, lhs, lhs_shape, rhs, rhs_shape, to);
+      detail::einsum_typed<Operand, In>(exec, plan, s, sizes, lhs, lhs_shape, rhs, rhs_shape, to, add);
     };
     bool narrow = false;
     if constexpr (std::is_same_v<In, bf16>) {

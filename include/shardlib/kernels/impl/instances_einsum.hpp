@@ -11,7 +11,7 @@
 namespace shardlib::kernels {
 
 template void einsum(const Exec&, const EinsumPlan&, DType, DType, const void*, std::span<const std::int64_t>,
-                     const void*, std::span<const std::int64_t>, void*);
+                     const void*, std::span<const std::int64_t>, void*, bool);
 template void einsum1(const Exec&, DType, DType, std::span<const int>, std::span<const std::int64_t>,
                       std::span<const int>, const void*, void*);
 
