@@ -43,7 +43,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default=os.path.join(ROOT, "build/benchmarks"), help="folder of the build (default: %(default)s)")
     parser.add_argument("--rates", type=gbit, nargs="+", default=[1, 2, 4, 8], metavar="GBIT", help="of the links (default: 1 2 4 8)")
-    for name, default in (("rounds", 3), ("steps", 5), ("batch", 2), ("seq", 512), ("layers", 4), ("d-model", 1024)):
+    for name, default in (("rounds", 3), ("steps", 5), ("batch", 2), ("seq", 512), ("layers", 4), ("d-model", 512)):
         parser.add_argument(f"--{name}", type=count(), default=default, help=f"(default {default})")
     options = parser.parse_args()
     heads, ff = options.d_model // 64, 4 * options.d_model
@@ -68,7 +68,7 @@ def main():
                 rows[rate, form].append((time / max(compute, wire), compute, wire, time))
     for (rate, form), rounds in rows.items():
         ratio, compute, wire, time = map(statistics.median, zip(*rounds))
-        print(f"{rate or 'no limit':<10}{form:20}{1e3 * compute:>12.0f}{1e3 * wire:>11.0f}{1e3 * time:>11.0f}{ratio:>10.2f}"
+        print(f"{f'{rate:g}' if rate else 'no limit':<10}{form:20}{1e3 * compute:>12.0f}{1e3 * wire:>11.0f}{1e3 * time:>11.0f}{ratio:>10.2f}"
               f"  ({min(rounds)[0]:.2f} .. {max(rounds)[0]:.2f})")  # fmt: skip
 
 

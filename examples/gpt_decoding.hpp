@@ -28,7 +28,7 @@ struct NewTokens {
 // it.
 template <dtype C>
 auto cached_attention(const Tensor<C, "B/r/d L/s M">& x, Cache<C>& cache, const NewTokens& tokens, const Layer<C>& w,
-                      const ModelConfig& config) -> Tensor<C, "B/r/d L/s M +t"> {
+                      const ModelConfig& config) -> Tensor<C, "B/r/d L/s M/t"> {
   const auto [q, k, v] = projected(x, w, config, tokens.first);
   const auto places = cast<C>(tokens.places);
   const auto new_k = all_gather<"B/r/d L/s K/t D -> B/r/d L K/t D">(k),
@@ -40,8 +40,7 @@ auto cached_attention(const Tensor<C, "B/r/d L/s M">& x, Cache<C>& cache, const 
   const auto probabilities = cast<C>(softmax<"Klen">(where(tokens.seen, scores * scale, -1e30)));
   const auto y =
       einsum_unreduced<"B/r/d Q K/t L/s Klen, B/r/d Klen K/t D -> B/r/d L/s Q K/t D">(probabilities, cache.v);
-  const auto w_o = all_gather<"M/d/s Q K/t D -> M Q K/t D", backward_sum<f32>>(w.w_o);
-  return einsum_unreduced<"B/r/d L/s Q K/t D, M Q K/t D -> B/r/d L/s M +t">(y, w_o);
+  return output(y, w.w_o, config);
 }
 
 template <dtype C>
@@ -52,9 +51,8 @@ auto cached_logits(const Model<C>& w, Array<"layers", Cache<C>>& caches, const N
   for (std::size_t i = 0; i < caches.size(); ++i) {
     const Layer<C>& layer = w.layers[i];
     const auto attended = cached_attention(gathered_norm(x, layer.norm1, config), caches[i], tokens, layer, config);
-    x = x + cast<f32>(reduce_scatter<"B/r/d L/s M +t -> B/r/d L/s M/t", f32>(attended));
-    const auto fed = feed_forward(gathered_norm(x, layer.norm2, config), layer);
-    x = x + cast<f32>(reduce_scatter<"B/r/d L/s M +t -> B/r/d L/s M/t", f32>(fed));
+    x = x + cast<f32>(attended);
+    x = x + cast<f32>(feed_forward(gathered_norm(x, layer.norm2, config), layer, config));
   }
   const auto unembed = w.unembed.empty() ? embed : all_gather<"V/t M/d/s -> V/t M", backward_sum<f32>>(w.unembed[0]);
   return unembedded(x, w.final_norm, unembed, config);

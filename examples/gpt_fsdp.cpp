@@ -19,8 +19,8 @@
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
   o.training.batch_axes = "r d";
-  o.training.may_change = {"recompute", "gather"};         // the same numbers, but for rounding
-  o.training.model_settings = {{"init", "depth-scaled"}};  // as programs of before --init drew
+  o.training.may_change = {"recompute", "gather", "collective_matmul"};  // the same numbers, but for rounding
+  o.training.model_settings = {{"init", "depth-scaled"}};                // as programs of before --init drew
   gpt::declare(options, o);
   run::declare(options, o.gather);
   gpt::declare(options, o.files, "Llama, Mistral or Qwen");

@@ -57,6 +57,7 @@ struct ModelConfig {
   RecomputePolicy recompute = {"seqax"};
   std::optional<double> score_scale = {};           ///< factor of attention's scores; without it 1/sqrt(D)
   SequenceOrder order = SequenceOrder::contiguous;  ///< of a batch's tokens along L/s
+  bool collective_matmul = false;                   ///< sums over t travel while the products of their shards run
 };
 
 // One batch: a segment is a document, and attention does not leave it. `weights` are each token's share of the loss;
@@ -133,35 +134,45 @@ auto projected(const Tensor<C, "B/r/d L/s M">& x, const Layer<C, Whole>& w, cons
   return {save_for_backward(q), save_for_backward(k), save_for_backward(v)};
 }
 
-// A token sees those of its segment up to itself: keys and values go to the devices of s that hold later tokens. The
-// type of the result shows the pending sum over all heads, +t.
+// The sum over all heads, on t.
+template <dtype C, Spec S>
+auto output(const Tensor<C, "B/r/d L/s Q K/t D">& y, const Tensor<C, S>& w, const ModelConfig& config)
+    -> Tensor<C, "B/r/d L/s M/t"> {
+  const auto w_o = gathered<"M Q K/t D">(w);
+  if (config.collective_matmul) return einsum_scatter<"B/r/d L/s Q K/t D, M Q K/t D -> B/r/d L/s M/t", f32>(y, w_o);
+  const auto sums = einsum_unreduced<"B/r/d L/s Q K/t D, M Q K/t D -> B/r/d L/s M +t">(y, w_o);
+  return reduce_scatter<"B/r/d L/s M +t -> B/r/d L/s M/t", f32>(sums);
+}
+
+// A token sees those of its segment up to itself: keys and values go to the devices of s that hold later tokens.
 template <dtype C, bool Whole = false>
 auto attention(const Tensor<C, "B/r/d L/s M">& x, const Tensor<i32, "B/r/d L/s">& segments, const Layer<C, Whole>& w,
-               const ModelConfig& config) -> Tensor<C, "B/r/d L/s M +t"> {
+               const ModelConfig& config) -> Tensor<C, "B/r/d L/s M/t"> {
   const auto [q, k, v] = projected(x, w, config, config.order);
   const auto y = causal_attention<"L", "D", over<"s">>(q, k, v, segments, config.score_scale, config.order);
-  const auto w_o = gathered<"M Q K/t D">(w.w_o);
-  return einsum_unreduced<"B/r/d L/s Q K/t D, M Q K/t D -> B/r/d L/s M +t">(y, w_o);
+  return output(y, w.w_o, config);
 }
 
 template <dtype C, bool Whole = false>
-auto feed_forward(const Tensor<C, "B/r/d L/s M">& x, const Layer<C, Whole>& w) -> Tensor<C, "B/r/d L/s M +t"> {
+auto feed_forward(const Tensor<C, "B/r/d L/s M">& x, const Layer<C, Whole>& w, const ModelConfig& config)
+    -> Tensor<C, "B/r/d L/s M/t"> {
   const auto w_gate = gathered<"M F/t">(w.w_gate);
   const auto gate = save_for_backward(einsum_unreduced<"B/r/d L/s M, M F/t -> B/r/d L/s F/t">(x, w_gate));
   const auto w_up = gathered<"M F/t">(w.w_up);
   const auto up = save_for_backward(einsum_unreduced<"B/r/d L/s M, M F/t -> B/r/d L/s F/t">(x, w_up));
   const auto y = map([](auto g, auto u) { return swish(g) * u; }, gate, up);
   const auto w_down = gathered<"M F/t">(w.w_down);
-  return einsum_unreduced<"B/r/d L/s F/t, M F/t -> B/r/d L/s M +t">(y, w_down);
+  if (config.collective_matmul) return einsum_scatter<"B/r/d L/s F/t, M F/t -> B/r/d L/s M/t", f32>(y, w_down);
+  const auto sums = einsum_unreduced<"B/r/d L/s F/t, M F/t -> B/r/d L/s M +t">(y, w_down);
+  return reduce_scatter<"B/r/d L/s M +t -> B/r/d L/s M/t", f32>(sums);
 }
 
 template <dtype C, bool Whole = false>
 auto layer(const Residual& x, const Tensor<i32, "B/r/d L/s">& segments, const Layer<C, Whole>& w,
            const ModelConfig& config) -> Residual {
   const auto attended = attention(gathered_norm(x, w.norm1, config), segments, w, config);
-  const auto y = save_for_backward(x + cast<f32>(reduce_scatter<"B/r/d L/s M +t -> B/r/d L/s M/t", f32>(attended)));
-  const auto fed = feed_forward(gathered_norm(y, w.norm2, config), w);
-  return y + cast<f32>(reduce_scatter<"B/r/d L/s M +t -> B/r/d L/s M/t", f32>(fed));
+  const auto y = save_for_backward(x + cast<f32>(attended));
+  return y + cast<f32>(feed_forward(gathered_norm(y, w.norm2, config), w, config));
 }
 
 // ---- the model ------------------------------------------------------------------------------------------------------

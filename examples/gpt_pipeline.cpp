@@ -311,7 +311,7 @@ class Trainer {
 void declare(run::Options& options, Options& o) {
   run::declare(options, o.training);
   // Where and when the layers run and what is computed again, not what they compute.
-  o.training.may_change = {"schedule", "stages", "stage_layers", "recompute", "gather"};
+  o.training.may_change = {"schedule", "stages", "stage_layers", "recompute", "gather", "collective_matmul"};
   o.training.model_settings = {{"init", "depth-scaled"}};  // as programs of before --init drew
   options.group("pipeline");
   options.add(

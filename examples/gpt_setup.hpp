@@ -48,6 +48,8 @@ inline void declare(run::Options& options, ModelOptions& o) {
   options.flag("--tied", o.tied, "use the embedding as the unembedding too");
   options.flag("--qkv-bias", o.qkv_bias, "add biases to queries, keys and values (Qwen 2)");
   options.flag("--qk-norm", o.qk_norm, "normalize each query and each key (Qwen 3)");
+  options.flag("--collective-matmul", o.config.collective_matmul,
+               "sum over t while the products that make the summands run (einsum_scatter): for t over slow links");
 }
 
 // What follows from the options.

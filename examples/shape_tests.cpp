@@ -30,10 +30,10 @@ using Hidden = Tensor<f32, "B/r/d L/s M">;
 using Ids = Tensor<i32, "B/r/d L/s">;
 using GptMesh = Mesh<"r d s t">;
 
-// Layers: what goes in, what comes out, and what is still to be summed over t.
+// Layers: what goes in and what comes out. A branch ends with the sum over t, of which each device has a shard.
 static_assert(same<result<gpt::gathered_norm<f32>, Residual, Tensor<f32, "M/t/d/s">, ModelConfig>, Hidden>);
-static_assert(same<result<gpt::attention<f32>, Hidden, Ids, Layer, ModelConfig>, Tensor<f32, "B/r/d L/s M +t">>);
-static_assert(same<result<gpt::feed_forward<f32>, Hidden, Layer>, Tensor<f32, "B/r/d L/s M +t">>);
+static_assert(same<result<gpt::attention<f32>, Hidden, Ids, Layer, ModelConfig>, Residual>);
+static_assert(same<result<gpt::feed_forward<f32>, Hidden, Layer, ModelConfig>, Residual>);
 static_assert(same<result<gpt::layer<f32>, Residual, Ids, Layer, ModelConfig>, Residual>);
 
 // The model: logits sharded over the vocabulary, a loss that is a sum over the whole mesh.
@@ -43,7 +43,7 @@ static_assert(same<result<gpt::loss<f32>, Model, Batch, ModelConfig>, Tensor<f32
 
 // In bf16 products and gradients are bf16, and the residual stream and the loss stay f32.
 static_assert(same<result<gpt::attention<bf16>, Tensor<bf16, "B/r/d L/s M">, Ids, gpt::Layer<bf16>, ModelConfig>,
-                   Tensor<bf16, "B/r/d L/s M +t">>);
+                   Tensor<bf16, "B/r/d L/s M/t">>);
 static_assert(same<result<gpt::layer<bf16>, Residual, Ids, gpt::Layer<bf16>, ModelConfig>, Residual>);
 
 // The bodies of templates are checked where they are instantiated: all that the loss and decoding call, in both dtypes.

@@ -39,8 +39,7 @@ inline auto attention(const Tensor<f32, "B/r/d L/s M">& x, const Mask& seen, con
 inline auto layer(const Residual& x, const Mask& seen, const Layer& w, const ModelConfig& config) -> Residual {
   const auto attended = attention(gpt::gathered_norm(x, w.norm1, config), seen, w, config);
   const auto y = save_for_backward(x + reduce_scatter<"B/r/d L/s M +t -> B/r/d L/s M/t">(attended));
-  const auto fed = gpt::feed_forward(gpt::gathered_norm(y, w.norm2, config), w);
-  return y + reduce_scatter<"B/r/d L/s M +t -> B/r/d L/s M/t">(fed);
+  return y + gpt::feed_forward(gpt::gathered_norm(y, w.norm2, config), w, config);
 }
 
 inline auto logits(const Model& w, const gpt::Batch& batch, const Tensor<bool_, "Qlen/s Klen">& causal,

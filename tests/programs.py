@@ -467,6 +467,21 @@ def lora(p):
     plan.check(re.search(r"optimizer[^\n]* 2\.359 MB", plan.out), "the moments are the adapters'")
 
 
+def collective_matmul(p):
+    """--collective-matmul: the same training but for rounding, the same bits on threads and ranks, and what is sent."""
+    train = [*p.small(), "--steps=6", "--learning-rate=0.01", f"--data={p.text}"]
+    for options in [["--mesh=d=2,t=2"], ["--mesh=t=4", "--microbatches=2"], ["--mesh=s=2,t=2", "--recompute=none"], ["--mesh=d=2,t=2", "--dtype=bf16"]]:
+        _, separate = p.measured("gpt_fsdp", [*train, *options])
+        run, hidden = p.measured("gpt_fsdp", [*train, *options, "--collective-matmul"])
+        close = 0.01 if "--dtype=bf16" in options else 1e-5
+        run.check(len(hidden) == 6 and apart(hidden, separate) < close, f"trains as without it ({apart(hidden, separate):.1e})")
+        if p.mpiexec:
+            run, ranks = p.measured("gpt_fsdp", [*train, *options, "--collective-matmul"], ranks=4)
+            run.check(numbers(ranks) == numbers(hidden), "the same bits on threads and ranks")
+    planned = p.run("gpt_fsdp", [*train, "--mesh=d=2,t=2", "--collective-matmul", "--plan"])
+    planned.check("einsum_scatter" in planned.out and "F/t" in planned.out, "the plan has the products that communicate")
+
+
 def sampling_from_a_run(p):
     """shardlib-sample needs the folder alone, on one device, and writes nothing."""
     folder = os.path.join(p.folder, "to-sample")
@@ -1106,4 +1121,4 @@ def main(parts, description):
 
 
 if __name__ == "__main__":
-    sys.exit(main([training, simulated, dtypes, sharded_lengths, gathers, recompute, resuming, other_options, plans, gpt2, optimizers, lora, sampling_from_a_run, mlp, tutorial, context_parallel, moe, full_disk, mistakes], __doc__))
+    sys.exit(main([training, simulated, dtypes, sharded_lengths, gathers, collective_matmul, recompute, resuming, other_options, plans, gpt2, optimizers, lora, sampling_from_a_run, mlp, tutorial, context_parallel, moe, full_disk, mistakes], __doc__))
