@@ -4,7 +4,9 @@
 #include "shardlib/compute/reinterpret.hpp"
 
 #include <algorithm>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
