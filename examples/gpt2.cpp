@@ -368,6 +368,12 @@ int program(int argc, char** argv) {
     throw UsageError("--lora gathers weights where they are used: leave it out, or choose --gather per-microbatch");
   if (o.lora > o.d_model)
     throw UsageError(fmt::format("--lora {} is not a low rank: choose at most --d-model {}", o.lora, o.d_model));
+  if (o.lora > 0 && o.optimizer == "muon")
+    throw UsageError(
+        "--optimizer muon orthogonalizes w_up and w_down, which --lora does not train: choose another one");
+  if (o.lora == 0 && options.given("--lora-alpha"))
+    throw UsageError(
+        "--lora-alpha scales the adapters of --lora, and there are none: give --lora too, or leave it out");
   if (!o.save.empty() && o.training.directory.empty())
     throw UsageError("--export writes the weights of a run's checkpoint: give --run too");
   must_be_gpt2(o);

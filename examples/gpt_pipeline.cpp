@@ -362,6 +362,13 @@ void check_tutorial(const Options& o) {
                                       {t.validate_every > 0, "--validate-every"},
                                       {o.vocabulary != 0, "--vocabulary"},
                                       {o.tied, "--tied"},
+                                      {o.qkv_bias, "--qkv-bias"},
+                                      {o.qk_norm, "--qk-norm"},
+                                      {o.config.collective_matmul, "--collective-matmul"},
+                                      {o.config.rope.context != 0, "--rope-context"},
+                                      {t.rows != "packed", "--rows"},
+                                      {t.row_begin != 0, "--row-begin"},
+                                      {t.tokenizer != run::Training{}.tokenizer, "--tokenizer"},
                                       {o.config.rope.base != plain.config.rope.base, "--rope-base"},
                                       {o.config.rope.factor != 1, "--rope-factor"},
                                       {o.config.norm_epsilon != plain.config.norm_epsilon, "--norm-epsilon"},
@@ -428,9 +435,10 @@ int program(int argc, char** argv) {
     if (world_rank() == 0) fmt::print("{}", options.answer());
     return 0;
   }
-  if (o.training.sample_only || !o.training.evaluate.empty())
+  if (o.training.sample_only || o.training.chat || !o.training.evaluate.empty())
     throw UsageError(
-        "gpt_pipeline does not sample, so --sample-only and --evaluate have no meaning; use shardlib-sample RUN, which "
+        "gpt_pipeline does not sample, so --sample-only, --chat and --evaluate have no meaning; use shardlib-sample "
+        "RUN, which "
         "starts gpt_fsdp with the settings of the run");
   if (o.training.prompt != run::Training{}.prompt || o.training.sample_every > 0)
     throw UsageError(

@@ -157,6 +157,9 @@ int program(int argc, char** argv) {
   if (o.training.rows != "packed")
     throw UsageError("--rows " + o.training.rows +
                      " pads rows, and padding would take slots of experts: use --rows packed");
+  // The loss that balances experts is no mean over tokens, and each place of the mesh has slots of its own.
+  o.training.may_not_change = {"microbatches"};
+  if (o.config.capacity > 0) o.training.may_not_change.emplace_back("mesh");
   const run::Data data = run::open_data(o.training, o.vocabulary);
   o.vocabulary = data.vocabulary;
   run::note_padding(mesh, moe::sizes_of(o, mesh));

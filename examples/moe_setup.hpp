@@ -95,7 +95,8 @@ inline void declare_presets(run::Options& options) {
 // Sizes of the model's dims, padded so that the devices divide them.
 inline Sizes sizes_of(const ModelOptions& o, const std::vector<AxisSize>& mesh) {
   const auto along = [&](std::string_view axis) -> std::int64_t {
-    return std::ranges::find(mesh, axis, &AxisSize::name)->size;
+    const auto at = std::ranges::find(mesh, axis, &AxisSize::name);
+    return at == mesh.end() ? 1 : at->size;
   };
   const std::int64_t t = along("t"), shards = along("d") * along("e"), devices = shards * t;
   // Biases lie over t as whole heads, and over d and e.

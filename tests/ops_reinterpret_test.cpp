@@ -159,9 +159,8 @@ TEST_CASE("reinterpret: no copy, one device for each factorisation, and its mist
         "reinterpret<`d s -> e`>: `t` is none of the new axes, so its size cannot be given (" + here + ")");
     const auto columns = ones<f32, "B/t">(mesh, {{"B", 2}});
     expect_error<Error>([&] { (void)reinterpret<"t -> e">(columns, folded); },
-                        "reinterpret<`t -> e`>: `e` of mesh e=2,t=2 does not number the devices of `t` of mesh "
-                        "d=2,s=1,t=2 in their order, so shards would change places; order the axes of both meshes "
-                        "alike (" +
+                        "reinterpret<`t -> e`>: `e` of mesh e=2,t=2 are other devices than `t` of mesh d=2,s=1,t=2, or "
+                        "have another order, so shards would change places; name the axes that they replace (" +
                             here + ")");
     expect_error<Error>(
         [&] {

@@ -1259,7 +1259,7 @@ TEST_CASE("rules: reinterpret") {
           "reinterpret<`d t -> e`>: the axes `d t` do not follow each other in the mesh `d s t`, which numbers its "
           "devices in the order of its axes; name axes that do, or order those of the mesh otherwise");
   illegal(rules::reinterpret_mesh("d s -> t", "d s t"),
-          "reinterpret<`d s -> t`>: in the result an axis would stand twice, or more than 6 axes; choose other names");
+          "reinterpret<`d s -> t`>: the result has the axis `t` twice; choose another name");
   illegal(rules::reinterpret("d s -> e", "d s t", "X/d/s"),
           "reinterpret<`d s -> e`>: the mesh `d s t` has no axis `e`");
   illegal(rules::reinterpret("d s -> e", "e t", "B/d M"),
@@ -1279,7 +1279,7 @@ TEST_CASE("rules: reinterpret") {
           "reinterpret<`d s -> e`>: the operand `X/d/s F/t` is sharded over t (dim `F/t`), which the mesh `e` does not "
           "have; name the axis that takes its place, as in `d s -> e, t -> ...`, or take a mesh that has it");
   illegal(rules::reinterpret("d s -> t", "t", "A/d/s B/t"),
-          "reinterpret<`d s -> t`>: in the result an axis would stand twice, or more than 6 axes; choose other names");
+          "reinterpret<`d s -> t`>: the result has the axis `t` twice; choose another name");
 }
 
 TEST_CASE("law: the cotangent of a reinterpreted tensor is its dual, reinterpreted back") {

@@ -243,8 +243,8 @@ TEST_CASE("token sources: what a path holds is found out, or said", "[data]") {
     expect_error<UsageError>([&] { static_cast<void>(open_tokens(path, split)); }, message);
   };
   const std::string here = folder.path();
-  fails(here + "/none", "cannot read '" + here + "/none': there is no such file, folder or glob; check --data");
-  fails(here + "/*.bin", "cannot read '" + here + "/*.bin': there is no such file, folder or glob; check --data");
+  fails(here + "/none", "cannot read '" + here + "/none': there is no such file, folder or glob; check the path");
+  fails(here + "/*.bin", "cannot read '" + here + "/*.bin': there is no such file, folder or glob; check the path");
   fails(here, "the folder '" + here +
                   "' holds neither flat-tokens (a .zgroup) nor *train*.bin files: tokenize its texts first, or train "
                   "straight from them with --stream");
@@ -284,7 +284,7 @@ TEST_CASE("token sources: what a path holds is found out, or said", "[data]") {
 
   FlatTokensWriter unfinished(here + "/data.zarr");
   fails(here + "/data.zarr", "cannot read '" + here + "/data.zarr': there is no such file, folder or glob, only an " +
-                                 "unfinished '" + here + "/data.zarr.partial'; check --data");
+                                 "unfinished '" + here + "/data.zarr.partial'; check the path");
 }
 
 TEST_CASE("token sources: damaged .bin files", "[data]") {

@@ -130,6 +130,12 @@ inline int average(const AverageRequest& request) {
   if (!file) require_latest(request.target, meta.step);
   for (const std::string& path : request.paths) static_cast<void>(open_verified(path));
   for (const io::Checkpoint& checkpoint : checkpoints) note_settings(newest, checkpoint);
+  if (std::ranges::any_of(newest.arrays(), [&](const io::CheckpointArray& leaf) {
+        return leaf.name.starts_with("ema.0.") && !chosen(leaf);
+      }))
+    fmt::print(
+        "note: the run samples and exports from its moving average, the leaves 'ema.0.', of which the newest is "
+        "kept; --prefix ema.0. averages them instead\n");
 
   const auto fill = [&](const io::CheckpointArray& leaf, std::span<std::byte> out) {
     if (averaged(leaf))

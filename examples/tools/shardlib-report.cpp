@@ -18,6 +18,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -32,6 +33,14 @@ void write_table(const std::string& table, const std::string& file) {
   }
   io::replace_file(file, io::as_bytes(table));
   fmt::print("wrote {}\n", file);
+}
+
+/// Throws UsageError if the file is one of a run's own, which other programs read.
+void require_not_own(const std::string& file, const std::vector<std::string>& runs) {
+  for (const std::string& run : runs)
+    for (const char* const own : {"", "/metrics.jsonl", "/samples.jsonl", "/config.toml", "/run.json"})
+      if (std::error_code gone; std::filesystem::equivalent(file, run + own, gone))
+        throw UsageError(fmt::format("'{}' is a file of the run '{}' itself: choose another one", file, run));
 }
 
 int program(int argc, char** argv) {
@@ -56,11 +65,13 @@ int program(int argc, char** argv) {
   if (!csv.empty() || !jsonl.empty()) {
     if ((!csv.empty() && !jsonl.empty()) || !output.empty() || follow > 0)
       throw UsageError("give one of --csv, --jsonl and the page's options --output and --follow");
+    require_not_own(csv.empty() ? jsonl : csv, runs);
     write_table(csv.empty() ? run::to_jsonl(runs) : run::to_csv(runs), csv.empty() ? jsonl : csv);
     return 0;
   }
   const bool own_page = output.empty() && runs.size() == 1 && std::filesystem::is_directory(runs[0]);
   if (output.empty()) output = own_page ? runs[0] + "/report.html" : "report.html";
+  require_not_own(output, runs);
   for (bool more = true; more;) {
     const bool live = std::any_of(runs.begin(), runs.end(), [](const auto& run) { return run::goes_on(run); });
     more = live && follow > 0;

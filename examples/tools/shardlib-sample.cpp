@@ -29,16 +29,15 @@ namespace fs = std::filesystem;
 // The program that has trained the run, by the last command in its run.json.
 fs::path trainer_of(const std::string& run) {
   const std::string path = run + "/run.json";
-  std::string program;
   try {
-    program = nlohmann::json::parse(io::as_text(io::read_file(path))).back().at("command").at(0);
-  } catch (const nlohmann::json::exception&) {
-    throw UsageError(
-        fmt::format("'{}' names no command that has trained the run: call its trainer with --config "
-                    "{}/config.toml --run {} --sample-only",
-                    path, run, run));
+    if (io::file_exists(path))
+      return nlohmann::json::parse(io::as_text(io::read_file(path))).back().at("command").at(0).get<std::string>();
+  } catch (const nlohmann::json::exception&) {  // as if it were not there
   }
-  return program;
+  throw UsageError(
+      fmt::format("'{}' names no command that has trained the run: call its trainer with --config "
+                  "{}/config.toml --run {} --sample-only",
+                  path, run, run));
 }
 
 // The one beside this tool, which is of the same version, or else the one that has trained.
@@ -52,16 +51,17 @@ std::string found(const fs::path& program) {
                   program.string()));
 }
 
-// gpt_pipeline does not sample, but gpt_fsdp samples its GPT: a file with the settings that gpt_fsdp knows. The program
-// that takes the place of this one reads it, and it ends with that one.
+// gpt_pipeline does not sample, but gpt_fsdp samples its GPT: a file with the settings that gpt_fsdp knows. gpt_fsdp
+// replaces this process and reads the file. The file has no name, so it is gone when gpt_fsdp ends.
 std::string without_pipeline(const std::string& config) {
-  constexpr std::array<std::string_view, 5> others{"schedule", "stages", "stage_layers", "model", "max_tokens"};
+  constexpr std::array<std::string_view, 6> others{"preset",       "schedule", "stages",
+                                                   "stage_layers", "model",    "max_tokens"};
   std::string text;
   for (const run::ConfigEntry& entry : run::config_entries_of_file(config)) {
     const std::string_view key = std::string_view(entry.key).substr(entry.key.rfind('.') + 1);
     if (key == "model" && entry.value != "\"gpt\"")
       throw UsageError(fmt::format("'{}' is of a run whose model = {} has no text to sample", config, entry.value));
-    if (std::ranges::find(others, key) == others.end()) text += fmt::format("{} = {}\n", key, entry.value);
+    if (std::ranges::find(others, key) == others.end()) text += fmt::format("{} = {}\n", entry.key, entry.value);
   }
   const int file = ::memfd_create("config.toml", 0);
   if (file < 0 || ::write(file, text.data(), text.size()) != static_cast<ssize_t>(text.size()))

@@ -56,11 +56,11 @@ class Device : public detail::Counted {
   /// the memory, communicators and local state of `device`, which it keeps alive; asked again while it lives, it is the
   /// same one. Throws Error for another number of devices.
   static DevicePtr reinterpreted(const DevicePtr& device, std::vector<AxisSize> axes);
-  /// The device of the mesh that this one's is a part, or another factorisation, of; null where it is neither.
+  /// The device that `submesh` or `reinterpreted` made this one from. Null if neither made it.
   [[nodiscard]] const DevicePtr& whole() const { return whole_; }
   /// The device without `reinterpreted`: itself, unless that made it.
   [[nodiscard]] const Device& original() const { return reinterpreted_ ? *whole_ : *this; }
-  /// The axes of `original` along which the devices differ that differ along `axes`.
+  /// The axes of `original` that the group over `axes` spans. A factor that spans a part of an axis counts as that axis.
   [[nodiscard]] std::vector<std::string_view> original_axes(std::span<const std::string_view> axes) const;
   /// The difference of rank of neighbours along the axis.
   [[nodiscard]] int stride(std::string_view axis) const;
@@ -134,7 +134,7 @@ class Device : public detail::Counted {
   /// The group of the devices with these ranks, of which this is number `rank`.
   Communicator& group_of(std::vector<int> members, int rank, std::span<const std::string_view> axes);
   /// Another view of the device, which `known` finds as long as it lives.
-  static DevicePtr view(const DevicePtr& whole, std::vector<AxisSize> axes, const std::string& known);
+  static DevicePtr view(const DevicePtr& whole, std::vector<AxisSize> axes, int rank, const std::string& known);
 
   std::vector<AxisSize> axes_;
   std::vector<int> coordinates_;
@@ -152,7 +152,7 @@ class Device : public detail::Counted {
   std::vector<std::shared_ptr<void>> locals_;
   DevicePtr whole_;
   bool reinterpreted_ = false;
-  std::vector<int> in_whole_;             ///< by rank: the devices' ranks in the mesh of `whole_`
+  std::vector<int> in_whole_;             ///< of a submesh, by rank: the devices' ranks in the mesh of `whole_`
   std::map<std::string, Device*> views_;  ///< the living ones, which keep this device alive
 };
 

@@ -135,22 +135,30 @@ struct Gemm {
   }
 
  private:
-  /// Whether the library reads B in place, with rows that share a few sets of the caches. It packs no B if the result
-  /// has few rows or columns: the condition is that of oneDNN's gemm_driver.cpp (force_nocopy_thresh).
+  /// Whether the library reads B in place, with rows that share a few sets of the caches. With AVX2 it packs no B if
+  /// the result has few rows or columns: the condition is that of oneDNN 2.6 and 3 (gemm_driver.cpp,
+  /// nocopy_checker_avx2). With AVX-512 it has another one, which packs such a B.
   [[nodiscard]] bool reads_rows_that_collide() const {
+#if defined(__x86_64__)
     constexpr std::int64_t set_period = 2048 / sizeof(T), fewest_rows = 64, most_depth = 8192;
     return !trans_b && ldb % set_period == 0 && m >= fewest_rows && k <= most_depth &&
-           1.0 / static_cast<double>(m) + 1.0 / static_cast<double>(n) >= 0.0038;
+           1.0 / static_cast<double>(m) + 1.0 / static_cast<double>(n) >= 0.0038 && !__builtin_cpu_supports("avx512f");
+#else
+    return false;
+#endif
   }
   /// Multiplies panels of B that are copied with rows at another distance: the same bits in half the time (m = 256,
-  /// n = k = 1024). A copy has at most 2 MiB.
+  /// n = k = 1024). A copy has about 2 MiB.
   void run_copied() const {
-    constexpr std::int64_t elements = (std::int64_t{1} << 21) / sizeof(T), off = 64 / sizeof(T);
-    const std::int64_t width = std::min(n, std::max<std::int64_t>(elements / k / off, 1) * off);
-    const std::int64_t stride = width + (width % 256 == 0 ? off : 0);
+    constexpr std::int64_t elements = (std::int64_t{1} << 21) / sizeof(T), tile = GemmGrid::tile_columns;
+    const std::int64_t panels = std::min(1 + (n - 1) * k / elements, std::max<std::int64_t>(1, n / tile));
+    const auto column = [&](std::int64_t i) { return GemmGrid::begin(n, tile, panels, i); };
+    std::int64_t stride = 0;
+    for (std::int64_t i = 0; i < panels; ++i) stride = std::max(stride, column(i + 1) - column(i));
+    stride += stride % 256 == 0 ? 16 : 0;
     const auto copy = std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>(k * stride));
-    for (std::int64_t column = 0; column < n; column += width) {
-      Gemm g = part(0, m, column, std::min(width, n - column));
+    for (std::int64_t i = 0; i < panels; ++i) {
+      Gemm g = part(0, m, column(i), column(i + 1) - column(i));
       for (std::int64_t row = 0; row < k; ++row) std::copy_n(g.b + row * ldb, g.n, copy.get() + row * stride);
       g.b = copy.get();
       g.ldb = stride;

@@ -43,7 +43,7 @@ auto ragged_all_to_all(const Tensor<D, S>& rows, const Tensor<I, From>& sent, co
   using Due = Dual<Tensor<D, S>, detail::axes_of<S, From, To, Out::spec>()>;
   const detail::Calling op{"ragged_all_to_all", detail::full_op<"ragged_all_to_all", O, S>, site};
   detail::require_unpadded(op, rows.value(), 0, "rows are counted on each device; choose a size that needs none");
-  static_cast<void>(detail::sizes_by_name(op, detail::parsed<To>, sent.value(), received.value()));
+  static_cast<void>(detail::sizes_by_name(op, detail::parsed<To>, sent.value(), received.value(), rows.value()));
   return detail::record<"ragged_all_to_all", Out>(
       op, rows.device(), detail::sizes_by_name(op, detail::parsed<Out::spec>, rows.value(), sizes),
       detail::RaggedExchange{rows.value(), sent.value(), received.value()},

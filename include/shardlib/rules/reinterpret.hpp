@@ -99,10 +99,8 @@ constexpr Verdict reinterpret_mesh(std::string_view map, const TensorSpec& mesh)
         replaced = group.from.size();
       }
     for (auto axis : axes) {
-      if (out.has(axis) || out.rank() == max_axes)
-        return {{},
-                title + "in the result an axis would stand twice, or more than " + number(max_axes) +
-                    " axes; choose other names"};
+      if (out.rank() == max_axes) return {{}, title + "the result has more than " + number(max_axes) + " axes"};
+      if (out.has(axis)) return {{}, title + "the result has the axis " + quoted(axis) + " twice; choose another name"};
       Dim dim;
       dim.name = axis;
       out.dims.push_back(dim);
@@ -142,7 +140,7 @@ constexpr Verdict reinterpret(std::string_view map, const TensorSpec& mesh, cons
   }
   // All axes at once, because a group may bring a name that another one takes away.
   Axes used;
-  bool fits = true;
+  Text wrong;
   const auto change = [&](Axes& axes) {
     Axes after;
     for (auto axis : axes) {
@@ -151,8 +149,9 @@ constexpr Verdict reinterpret(std::string_view map, const TensorSpec& mesh, cons
         if (group.from.contains(axis)) in = &group;
       const Axes one = in == nullptr ? Axes{{axis}, 1} : in->from[0] == axis ? in->to : Axes{};
       for (auto name : one) {
-        fits = fits && !used.full() && !used.contains(name);
-        if (!fits) return;
+        if (used.contains(name)) wrong = "the result has the axis " + quoted(name) + " twice; choose another name";
+        if (used.full()) wrong = "the result has more than " + number(max_axes) + " axes";
+        if (!wrong.empty()) return;
         used.push_back(name);
         after.push_back(name);
       }
@@ -164,9 +163,7 @@ constexpr Verdict reinterpret(std::string_view map, const TensorSpec& mesh, cons
   change(partial);
   out.partial = {};
   for (auto axis : partial) out.add_partial(axis);
-  if (!fits)
-    return fail("in the result an axis would stand twice, or more than " + number(max_axes) +
-                " axes; choose other names");
+  if (!wrong.empty()) return fail(wrong);
   const Axes axes = mesh_axes(mesh);
   Axes before;
   collect_axes(x, before);

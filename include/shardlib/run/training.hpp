@@ -72,6 +72,9 @@ struct Training {
   std::string frozen_weights;
   /// The program's own settings that may change when a run resumes, because they do not change the steps: "schedule".
   std::vector<std::string> may_change;
+  /// Settings that may change in other programs, but change the steps of this one: "microbatches" where a loss is no
+  /// mean over tokens.
+  std::vector<std::string> may_not_change;
   /// The program's own settings that decide the numbers of a model but no shape, with their values in checkpoints that
   /// do not name them (texts; "": not known). Every use of a checkpoint compares them: {{"init", "depth-scaled"}}
   std::map<std::string, std::string> model_settings;

@@ -121,8 +121,7 @@ struct GradientCall::Parts : Counted {
 };
 SHARDLIB_INLINE GradientCall::GradientCall(const DevicePtr& device) : parts_(Handle<Parts>::make(device)) {}
 SHARDLIB_INLINE GradientCall::~GradientCall() = default;
-/// Gradients are typed by the axes of one mesh.
-inline void require_mesh(const Value& value, const DevicePtr& device, const std::string& what) {
+SHARDLIB_INLINE void require_mesh(const Value& value, const DevicePtr& device, const std::string& what) {
   if (&value.device->original() == &device->original() && value.device != device)
     throw Error("value_and_grad: " + what + " is on " + value.device->describe() + ", but the call is for mesh " +
                 to_string(device->axes()) + "; `reinterpret` it for that mesh (no traffic)");

@@ -149,7 +149,7 @@ class ShardProducts {
   Buffer result_, total_;
   std::int64_t count_;
   bool sums_, started_ = false;
-  DType dtype_;  ///< of what the products are added in
+  DType dtype_;  ///< in which the products are added
   const Value *shard_, *other_;
   Buffer others_data_;
   int at_;

@@ -46,8 +46,8 @@ SHARDLIB_INLINE void check_same_devices(const OpInfo& op, const Device& here, co
     why = text(here, from) + " are " + std::to_string(before.devices) + " devices, but " + text(there, to) + " are " +
           std::to_string(after.devices) + "; choose sizes with equal products";
   else if (!before.regular || !after.regular || (before.devices > 1 && before.stride != after.stride))
-    why = text(there, to) + " does not number the devices of " + text(here, from) +
-          " in their order, so shards would change places; order the axes of both meshes alike";
+    why = text(there, to) + " are other devices than " + text(here, from) +
+          ", or have another order, so shards would change places; name the axes that they replace";
   if (!why.empty()) throw Error(op.describe() + ": " + why + " (" + here.describe() + ")");
 }
 

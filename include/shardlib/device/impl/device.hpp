@@ -31,14 +31,10 @@ SHARDLIB_INLINE Device::Device(std::vector<AxisSize> axes, int rank, std::shared
   }
 }
 
-SHARDLIB_INLINE DevicePtr Device::view(const DevicePtr& whole, std::vector<AxisSize> axes, const std::string& known) {
-  std::vector<std::string_view> of_whole;
-  for (const AxisSize& axis : whole->axes_)
-    if (known.find('=') != std::string::npos || axis.name != known) of_whole.push_back(axis.name);
-  auto [members, rank] = whole->members_along(of_whole);
+SHARDLIB_INLINE DevicePtr Device::view(const DevicePtr& whole, std::vector<AxisSize> axes, int rank,
+                                       const std::string& known) {
   auto device = DevicePtr::make(std::move(axes), rank, nullptr, whole->threads_, whole->tuning_);
   device->whole_ = whole;
-  device->in_whole_ = std::move(members);
   device->host_pool_ = whole->host_pool_;
   device->pool_ = whole->pool_;
   whole->views_[known] = device.get();
@@ -47,7 +43,7 @@ SHARDLIB_INLINE DevicePtr Device::view(const DevicePtr& whole, std::vector<AxisS
 
 SHARDLIB_INLINE void Device::know_absent(std::string_view axis) {
   if (is_absent(axis)) return;
-  if (whole_) {  // which makes the groups
+  if (whole_ && !reinterpreted_) {  // which makes the groups
     if (std::ranges::find(whole_->axes_, axis, &AxisSize::name) != whole_->axes_.end())
       throw Error("axis '" + std::string(axis) + "' is not one of this mesh, which is a part of mesh " +
                   to_string(whole_->axes_) + " at one place of it");
@@ -61,24 +57,31 @@ SHARDLIB_INLINE DevicePtr Device::submesh(const DevicePtr& whole, std::string_vi
   if (const auto it = whole->views_.find(known); it != whole->views_.end()) return DevicePtr::share(it->second);
   auto axes = whole->axes_;
   axes.erase(axes.begin() + static_cast<std::ptrdiff_t>(whole->find(axis)));
-  return view(whole, std::move(axes), known);
+  std::vector<std::string_view> names;
+  for (const AxisSize& other : whole->axes_)
+    if (other.name != axis) names.push_back(other.name);
+  auto [members, rank] = whole->members_along(names);
+  DevicePtr made = view(whole, std::move(axes), rank, known);
+  made->in_whole_ = std::move(members);
+  return made;
 }
 
 SHARDLIB_INLINE DevicePtr Device::reinterpreted(const DevicePtr& device, std::vector<AxisSize> axes) {
   const DevicePtr& whole = device->reinterpreted_ ? device->whole_ : device;
+  std::erase_if(axes, [&](const AxisSize& axis) { return axis.size == 1 && whole->is_absent(axis.name); });
   if (axes == whole->axes_) return whole;
   const std::string known = to_string(axes);
   if (const auto it = whole->views_.find(known); it != whole->views_.end()) return DevicePtr::share(it->second);
   if (const int count = device_count(axes); count != whole->size_)
     throw Error("the mesh " + known + " has " + std::to_string(count) + " devices, and the mesh " +
                 to_string(whole->axes_) + " has " + std::to_string(whole->size_));
-  DevicePtr made = view(whole, std::move(axes), known);
+  DevicePtr made = view(whole, std::move(axes), whole->rank_, known);
   made->reinterpreted_ = true;
   return made;
 }
 
 SHARDLIB_INLINE std::vector<std::string_view> Device::original_axes(std::span<const std::string_view> axes) const {
-  if (!reinterpreted_) return {axes.begin(), axes.end()};
+  if (!reinterpreted_) return whole_ ? whole_->original_axes(axes) : std::vector(axes.begin(), axes.end());
   const Device& whole = original();
   std::vector<std::string_view> result;
   for (const std::string_view axis : axes) {
@@ -120,7 +123,8 @@ SHARDLIB_INLINE Communicator& Device::group(std::span<const std::string_view> ax
 SHARDLIB_INLINE Communicator& Device::group_of(std::vector<int> members, int rank,
                                                std::span<const std::string_view> axes) {
   if (whole_) {
-    for (int& member : members) member = in_whole_[static_cast<std::size_t>(member)];
+    if (!reinterpreted_)
+      for (int& member : members) member = in_whole_[static_cast<std::size_t>(member)];
     return whole_->group_of(std::move(members), rank, original_axes(axes));
   }
   auto& communicator = groups_[members];

@@ -27,9 +27,9 @@ class BinChecksumWriter;
 /// GPT-2's end of text, which separates the documents of `.bin` files.
 inline constexpr std::uint32_t gpt2_end_of_text = 50256;
 
-/// Token ids of type uint16 in one or more files, read as one. The files have llm.c's header (256 int32: 20240520, 1, the
-/// number of ids; a document begins with the end of text), or are bare as nanoGPT writes them (a document ends with it).
-/// If a file has checksums (BinWriter), each of its chunks is compared with them when it is first read.
+/// Token ids of type uint16 in one or more files, read as one. The files have llm.c's header (256 int32: 20240520, 1,
+/// the number of ids; a document begins with the end of text), or are bare as nanoGPT writes them (a document ends with
+/// it). If a file has checksums (BinWriter), each of its chunks is compared with them when it is first read.
 class BinTokens final : public TokenSource {
  public:
   /// Throws UsageError where there are no files or some have a header and others have none, Error where a size does not
@@ -101,6 +101,10 @@ void write_tokens_note(const std::string& folder, const Tokenizer& tokenizer);
 /// The tokenizer that made the data set at a path for `open_tokens`; nothing if the data set does not name it.
 /// `made_by("books.zarr")`
 [[nodiscard]] std::optional<TokensMaker> made_by(const std::string& path);
+
+/// Whether a folder has a validation split beside the training data: a flat-tokens data set, or *val*.bin files.
+/// `has_validation("books.zarr")`
+[[nodiscard]] bool has_validation(const std::string& path);
 
 /// Opens what `path` is, by its contents: a flat-tokens data set or one split of it, an llm.c or nanoGPT `.bin`, a
 /// folder of them (train*.bin, *_val_*.bin), a glob ("data/*_train_*.bin"), or a text file. A single file, a glob and a

@@ -116,6 +116,8 @@ namespace detail {
 [[nodiscard]] constexpr std::uint64_t hash_in(std::uint64_t hash, std::uint64_t value) {
   return mix_bits((hash ^ value) + 0x9e3779b97f4a7c15U);
 }
+/// Throws UsageError for the name of a file of JSON lines, whose keys and escapes are no text to train on.
+void refuse_json_lines(const std::string& path);
 }  // namespace detail
 
 }  // namespace shardlib::io

@@ -338,6 +338,8 @@ void einsum(const Exec& exec, const EinsumPlan& plan, AnyIn in, AnyOut out, cons
     }
     const std::span<const std::int64_t> sizes(extents.data(), static_cast<std::size_t>(plan.count));
     const EinsumLoops s = choose_einsum_loops(plan, sizes, std::is_floating_point_v<T>);
+    if (add && !std::is_same_v<T, Out>)
+      throw Error("einsum: only a result in the dtype of accumulation can be added to");
     if constexpr (std::is_same_v<T, Out>) {
       if (add && (s.moved[2] || (exec.on_device() && s.inner != EinsumLoops::Inner::gemm))) {
         detail::Staged<T> product;

@@ -17,6 +17,7 @@
 
 #include "shardlib/autodiff/accumulator.hpp"
 #include "shardlib/autodiff/backward.hpp"
+#include "shardlib/autodiff/value_and_grad.hpp"
 #include "shardlib/pipeline/communication.hpp"
 #include "shardlib/pipeline/impl/concatenation.hpp"
 #include "shardlib/runtime/program_state.hpp"
@@ -203,6 +204,7 @@ class Runner {
     auto made = program_.forward({task.stage, num_stages(), task.microbatch}, input);
     const std::size_t roots = is_last(task) ? made.size() - program_.outputs.size() : made.size();
     for (std::size_t i = 0; i < made.size(); ++i) {
+      if (i < roots && is_last(task)) core::require_mesh(*made[i], program_.device, "the loss");
       if (i < roots) tape.made.push_back(made[i]->slot);
       made[i] = core::detached(*made[i]);
     }

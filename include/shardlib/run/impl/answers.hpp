@@ -92,7 +92,6 @@ class Answers {
 /// --sample-only: answers from the run's newest checkpoint, and writes nothing.
 inline void answer_only(const DevicePtr& device, const Training& training, const Data& data,
                         const std::string& configuration, const Program& program) {
-  if (training.directory.empty()) throw UsageError("--sample-only reads the folder of a run: give --run DIR too");
   if (training.chat && (!program.decode || training.sample.max_tokens == 0))
     throw UsageError(program.decode ? "--chat with --max-tokens 0 has no answers: choose more tokens"
                                     : "--chat: this program cannot sample");

@@ -51,7 +51,7 @@ class Batches {
   /// From now on `microbatches` is called for `step` and those after it; step s trains on batch s + skipped.
   void seek(std::int64_t step, std::int64_t skipped) {
     ahead_.reset();
-    ahead_.emplace(reader(skipped), step * training_.microbatches);
+    ahead_.emplace(reader(step, skipped), step * training_.microbatches);
   }
   /// The microbatches of a step. The weights add up to 1 over all of them and all devices.
   [[nodiscard]] std::vector<io::TokenBatch> microbatches(std::int64_t step) {
@@ -82,7 +82,7 @@ class Batches {
     return loader.rows(step, part * training_.batch / parts + place_.index * mine, mine);
   }
   /// Returns a microbatch of training; they are numbered across steps.
-  io::ReadAhead::Make reader(std::int64_t skipped) {
+  io::ReadAhead::Make reader(std::int64_t step, std::int64_t skipped) {
     const std::int64_t parts = training_.microbatches;
     if (data_.train)
       return
@@ -90,10 +90,13 @@ class Batches {
     const std::int64_t size = training_.batch / parts, mine = size / place_.parts;
     if (training_.text_stream.empty())
       return [this, mine](std::int64_t) { return io::detail::empty_rows(mine, training_.seq); };
+    // A resumed run begins at other places of the texts, or it would see the first ones again and again.
+    const std::uint64_t seed =
+        step == 0 ? training_.seed : io::detail::hash_in(training_.seed, static_cast<std::uint64_t>(step));
     if (!stream_)
       stream_ = std::make_shared<io::TextStream>(
           training_.text_stream,
-          io::TextStreamOptions{size, training_.seq, training_.seed, io::TextOptions{data_.tokenizer, false},
+          io::TextStreamOptions{size, training_.seq, seed, io::TextOptions{data_.tokenizer, false},
                                 static_cast<std::uint32_t>(data_.vocabulary),
                                 static_cast<std::int32_t>(training_.row_begin)},
           place_.index * mine, mine);

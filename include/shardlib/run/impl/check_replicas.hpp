@@ -88,15 +88,19 @@ SHARDLIB_INLINE void check_replicas(Device& device, const io::detail::NamedValue
     return std::nullopt;
   };
   // Describes how the replicas of this device's values differ; empty if they do not.
-  const auto differs = [&](const std::string& name, const TensorSpec* spec) {
-    const std::vector<int> here = axis_indices(device, device.rank());
+  const auto differs = [&](const std::string& name, const shardlib::detail::Value* leaf) {
+    const TensorSpec* const spec = leaf != nullptr ? leaf->spec : nullptr;
+    // A leaf may be on another factorisation of the mesh, which has the same ranks.
+    const bool seen = leaf != nullptr && &leaf->device->original() == &device;
+    const Device& mesh = seen ? *leaf->device : device;
+    const std::vector<int> here = axis_indices(mesh, device.rank());
     std::vector<std::pair<int, std::uint64_t>> copies;
     std::vector<bool> along(here.size());
     for (int rank = 0; rank < device.size(); ++rank) {
-      const std::vector<int> there = axis_indices(device, rank);
+      const std::vector<int> there = axis_indices(mesh, rank);
       bool same_shard = true;
       for (std::size_t i = 0; i < here.size(); ++i)
-        same_shard = same_shard && (there[i] == here[i] || is_replicated(spec, device.axes()[i].name));
+        same_shard = same_shard && (there[i] == here[i] || is_replicated(spec, mesh.axes()[i].name));
       const auto value = same_shard ? find(static_cast<std::size_t>(rank), name_of(name)) : std::nullopt;
       if (!value) continue;
       copies.emplace_back(rank, *value);
@@ -104,7 +108,7 @@ SHARDLIB_INLINE void check_replicas(Device& device, const io::detail::NamedValue
     }
     std::vector<std::string> over;
     for (std::size_t i = 0; i < along.size(); ++i)
-      if (along[i]) over.push_back(device.axes()[i].name);
+      if (along[i]) over.push_back(mesh.axes()[i].name);
     const std::string how = disagreement(copies);
     return how.empty() ? how : fmt::format("is replicated over {}, but {}", fmt::join(over, ","), how);
   };
@@ -118,7 +122,7 @@ SHARDLIB_INLINE void check_replicas(Device& device, const io::detail::NamedValue
   for (const auto& [name, leaf] : leaves) {
     if (!leaf) continue;
     note(fmt::format("the leaf `{}` of spec `{}`", name, std::string_view(to_string(*leaf->spec))),
-         differs(name, leaf->spec));
+         differs(name, leaf.get()));
   }
   if (more > 0) found += fmt::format("; {} more differ{}", more, more == 1 ? "s" : "");
   // Each device compares the replicas of its own values. All throw what the first device has found.

@@ -46,7 +46,14 @@ inline std::string fits(const Plan& plan, const Accelerator& device) {
 /// no prediction where links to others are missing.
 inline std::optional<Machine> planned_machine(const Training& t, const std::vector<AxisSize>& mesh) {
   const Accelerator* const device = planned_device(t);
-  if (device != nullptr && t.plan_flops == 0 && t.plan_bandwidth.empty() && device_count(mesh) > 1) return std::nullopt;
+  if (device != nullptr && t.plan_flops == 0 && t.plan_bandwidth.empty() && device_count(mesh) > 1) {
+    if (t.plan_efficiency != 1 || !t.plan_latency.empty())
+      throw UsageError(fmt::format(
+          "--plan-efficiency and --plan-latency are of a prediction, which needs the B/s that each of {} devices sends "
+          "too, as in --plan-bandwidth {}",
+          device_count(mesh), example(plan_bandwidth, mesh)));
+    return std::nullopt;
+  }
   const double flops = t.plan_flops > 0 || device == nullptr ? t.plan_flops : device->flops;
   const double memory = t.plan_memory > 0 || device == nullptr ? t.plan_memory : device->memory;
   if (flops == 0) {

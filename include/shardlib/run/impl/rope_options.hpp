@@ -26,6 +26,11 @@ SHARDLIB_INLINE void check_rope(const RopeAngles& rope, std::int64_t d_head) {
   if (rope.low_freq_factor >= rope.high_freq_factor)
     throw UsageError(fmt::format("--rope-low {} is not below --rope-high {}: choose a smaller one",
                                  rope.low_freq_factor, rope.high_freq_factor));
+  if (rope.context > 0 && rope.factor == 1)
+    throw UsageError(
+        fmt::format("--rope-context {} chooses what --rope-factor stretches, and with the factor 1 that is "
+                    "nothing: give the factor too, or leave --rope-context out",
+                    rope.context));
 }
 
 }  // namespace shardlib::run

@@ -44,9 +44,8 @@ inline std::map<std::string, std::string> curve_settings(const Training& trainin
   std::map<std::string, std::string> settings;
   for (const ConfigEntry& entry : config_entries(configuration, "the present configuration")) {
     const std::string name = entry.key.substr(entry.key.rfind('.') + 1);
-    if (std::ranges::find(free_settings, name) == std::end(free_settings) &&
-        std::ranges::find(training.may_change, name) == training.may_change.end())
-      settings[name] = entry.value;
+    const auto in = [&](const auto& names) { return std::ranges::find(names, name) != std::end(names); };
+    if (in(training.may_not_change) || (!in(free_settings) && !in(training.may_change))) settings[name] = entry.value;
   }
   return settings;
 }
@@ -143,6 +142,15 @@ inline std::vector<std::string> require_same_run(const Checkpoints::Saved& found
     return named ? "'" + name->second + "' with " + settings.at(key) : settings.at(key);
   };
   const std::vector<std::string> allowed = allowed_changes(training);
+  const auto differs = [&](const std::string& name, const std::string& was, const std::string& is) {
+    const std::string change = fmt::format("{} is {} in the checkpoint, but {} now", name, was, is);
+    if (std::ranges::find(allowed, name) != allowed.end()) {
+      notes.push_back("allowed by --allow-change: " + change);
+      return;
+    }
+    differing.push_back(change);
+    names.push_back(name);
+  };
   const bool recorded =
       std::ranges::any_of(before, [](const auto& setting) { return setting.first.starts_with(setting_mark); });
   for (const auto& [key, value] : now.settings) {
@@ -152,15 +160,12 @@ inline std::vector<std::string> require_same_run(const Checkpoints::Saved& found
     const std::string was = known ? before.at(key) : value_if_absent(training, name);
     if (!known && was.empty()) continue;
     if (was == value) continue;
-    const std::string change = fmt::format("{} is {} in the checkpoint, but {} now", name,
-                                           known ? value_of(before, key) : was, value_of(now.settings, key));
-    if (std::ranges::find(allowed, name) != allowed.end()) {
-      notes.push_back("allowed by --allow-change: " + change);
-      continue;
-    }
-    differing.push_back(change);
-    names.push_back(name);
+    differs(name, known ? value_of(before, key) : was, value_of(now.settings, key));
   }
+  // A run records no tokenizer while it has the default, bytes, and only trains on tokens that were prepared.
+  const std::string tokenizer = std::string(setting_mark) + "tokenizer";
+  if (before.contains(tokenizer) && !now.settings.contains(tokenizer))
+    differs("tokenizer", before.at(tokenizer), "bytes");
   if (!differing.empty())
     throw UsageError(fmt::format(
         "the run in '{}' {}: {}; give the checkpoint's values, {}or allow the change with --allow-change {}",

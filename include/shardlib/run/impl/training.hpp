@@ -22,7 +22,8 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
   o.group("data");
   o.add("--data", t.data, "tokens: a text file, a flat-tokens data set, llm.c's or nanoGPT's .bin files",
         value_name("PATH"));
-  o.add("--validation-data", t.validation_data, "as --data (default: the validation split of --data, if it has one)",
+  o.add("--validation-data", t.validation_data,
+        "as --data, of which the validation split is read if there is one (default: that of --data)",
         value_name("PATH"));
   o.add("--stream", t.text_stream,
         "train from the raw texts of this folder instead; a resumed run does not repeat its batches exactly",
@@ -137,7 +138,7 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
         command_line_only());
   o.add("--max-tokens", t.sample.max_tokens, "the most tokens of a sample (0: no sample)", size(0));
   o.add("--prompt", t.prompt, "text that the samples continue");
-  o.add("--sample-begin", t.sample_begin, "id of the token before the prompt (-1: none)", at_least(-1));
+  o.add("--sample-begin", t.sample_begin, "id of the token before the prompt (-1: none)", size(-1));
   o.add("--top-k", t.sample.top_k, "keep only the k likeliest tokens (0: all)", size(0));
   o.add("--top-p", t.sample.top_p, "then keep the smallest set of tokens with this total probability", between(0, 1));
   o.add("--stop", t.sample.stops, "end a sample before this text; may be given several times");
@@ -277,13 +278,26 @@ inline void check_conversation(const Training& t) {
   if (t.chat) static_cast<void>(turn_template(t.turns));
 }
 
+/// Throws UsageError for settings that contradict each other, before data are read and devices start.
+inline void check_settings(const Training& t) {
+  check_conversation(t);
+  static_cast<void>(lr_schedule(t));
+  if (!t.directory.empty()) return;
+  if (t.sample_only) throw UsageError("--sample-only reads the folder of a run: give --run DIR too");
+  if (t.trace || t.tensorboard)
+    throw UsageError(std::string(t.trace ? "--trace" : "--tensorboard") +
+                     " writes into the folder of a run: give --run DIR too");
+  if (t.on_spike == "rewind")
+    throw UsageError("--on-spike rewind goes back to a checkpoint, and without --run DIR there is none: give it too");
+}
+
 /// Sampling comes after training, which is too late to find that the model cannot take the prompt.
 inline void check_prompt(const Training& t, const Data& data) {
   const SampleOptions options = sample_options(t);
+  check_begin("--sample-begin", t.sample_begin, data.vocabulary);
   if (options.max_tokens == 0) return;
   if (std::ranges::any_of(options.stops, &std::string::empty))
     throw UsageError("--stop is empty: give a text, or leave the option out");
-  check_begin("--sample-begin", t.sample_begin, data.vocabulary);
   const std::vector<std::uint32_t> ids = data.tokenizer->encode(t.prompt);
   if (ids.empty() && !options.begin)
     throw UsageError("--prompt is empty, and this model needs a first token: give a text, or --max-tokens 0");
@@ -327,8 +341,9 @@ SHARDLIB_INLINE Data open_data(Training& t, std::int64_t vocabulary) {
   const bool dry = t.plan || !t.graph.empty();
   const bool none = t.sample_only || (t.data.empty() && t.text_stream.empty());
   if (!dry && (none ? t.steps > 0 && !t.sample_only : !t.data.empty() && !t.text_stream.empty()))
-    throw UsageError("no data to train on: give --data PATH or --stream DIR, not both (see --help)");
-  detail::check_conversation(t);
+    throw UsageError(none ? "no data to train on: give --data PATH or --stream DIR (see --help)"
+                          : "--data and --stream are two sources of training data: give one of them");
+  detail::check_settings(t);
   Data data;
   data.tokenizer = io::load_tokenizer(t.tokenizer);
   data.vocabulary = vocabulary > 0 ? vocabulary : static_cast<std::int64_t>(data.tokenizer->vocabulary_size());
@@ -372,7 +387,10 @@ SHARDLIB_INLINE Data open_data(Training& t, std::int64_t vocabulary) {
       throw UsageError("--validate-every needs --validation-data where training streams texts");
     rows.shuffle = rows.repeat = false;
     const bool own = t.validation_data.empty();
-    const auto source = open(own ? t.data : t.validation_data, own ? io::Split::validation : io::Split::train);
+    const std::string& path = own ? t.data : t.validation_data;
+    const auto source = open(path, own || io::has_validation(path) ? io::Split::validation : io::Split::train);
+    if (t.validate_every == 0)
+      throw UsageError("--validation-data measures nothing without --validate-every N: give it too");
     data.validation = std::make_shared<io::Loader>(source, rows);
   }
   return data;

@@ -75,11 +75,6 @@ class TrainingLoop {
 
   void run() {
     check_allowed(training_, configuration_);
-    if ((training_.trace || training_.tensorboard) && !directory_.exists())
-      throw UsageError(std::string(training_.trace ? "--trace" : "--tensorboard") +
-                       " writes into the folder of a run: give --run DIR too");
-    if (training_.on_spike == "rewind" && !directory_.exists())
-      throw UsageError("--on-spike rewind goes back to a checkpoint, and without --run DIR there is none: give it too");
     io::together(*device_, "", [this] {
       if (speaks_) require_outputs(training_, directory_);
     });
@@ -95,7 +90,7 @@ class TrainingLoop {
       changes = require_same_run(*found, goes_on ? identity_ : model_identity(training_, data_, configuration_),
                                  training_, goes_on);
     for (const std::string& sentence : directory_.begin(first)) say(sentence);
-    if (first < training_.steps)
+    if (first < training_.steps || !found)
       for (const std::string& sentence : directory_.note_start(first, device_->axes())) say(sentence);
     if (found) say(fmt::format("going on from step {} of {}", first, training_.steps));
     for (const std::string& change : changes) say(change);
@@ -122,6 +117,8 @@ class TrainingLoop {
       resumed_at_ = first;
       events_of_next_.push_back(fmt::format("resumed at step {} on mesh {}", first, to_string(device_->axes())));
     }
+    if (training_.on_spike == "rewind" && !found && first < training_.steps)  // a spike may come before --save-every
+      saving_.save({0, identity_, 0, {}}, true);
     judge_.begin(first, shared_records(), found.has_value());
     if (first < training_.steps) read_from(first);
     if (first == 0 && training_.steps > 0 && training_.sample_every > 0) {
@@ -174,7 +171,7 @@ class TrainingLoop {
       ++step;
     }
     if (first < training_.steps && program_.finish) program_.finish();
-    if (trace_) {
+    if (trace_ && first < training_.steps) {
       trace_->finish();
       say("trace: " + directory_.trace());
     }
@@ -381,6 +378,7 @@ SHARDLIB_INLINE void train(const DevicePtr& device, const Training& training, co
     device->local<Plan>() = detail::plan_step(device, training, program);
     return;
   }
+  detail::check_settings(training);  // for programs that open no data by open_data
   detail::require_one_run(device, training, configuration, data);
   if (training.sample_only) return detail::answer_only(device, training, data, configuration, program);
   detail::TrainingLoop(device, training, data, configuration, program).run();

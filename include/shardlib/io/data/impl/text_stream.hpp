@@ -92,6 +92,7 @@ SHARDLIB_INLINE void TextStream::find_files(const std::string& path) {
   const Permutation order(std::ssize(paths), options_.seed, 0);
   for (std::int64_t i = 0; i < std::ssize(paths); ++i) {
     const std::string& name = paths[static_cast<std::size_t>(order(i))];
+    detail::refuse_json_lines(name);
     const auto size = static_cast<std::int64_t>(InputFile(name).size());
     if (size > 0) files_.push_back({name, bytes_, bytes_ + size});
     bytes_ += size;
@@ -204,8 +205,7 @@ SHARDLIB_INLINE TokenBatch TextStream::next() {
         throw UsageError("row " + std::to_string(lane.row) + " of a batch finds only white space in its part of the " +
                          "text, near '" + lane.file->path() + "': choose more text, or a smaller --batch");
     }
-    detail::fill_row(std::span(lane.tokens).subspan(lane.taken, length), r * length, length,
-                     options_.begin, out);
+    detail::fill_row(std::span(lane.tokens).subspan(lane.taken, length), r * length, length, options_.begin, out);
     lane.taken += length;
     if (2 * lane.taken > lane.tokens.size()) {  // moving what is left costs no more than it cost to make
       lane.tokens.erase(lane.tokens.begin(), lane.tokens.begin() + static_cast<std::ptrdiff_t>(lane.taken));

@@ -263,6 +263,7 @@ inline std::shared_ptr<const TokenSource> open_bins(const std::vector<std::strin
 }
 
 inline std::shared_ptr<const TokenSource> open_file(const std::string& path, const TextOptions& text) {
+  refuse_json_lines(path);
   const InputFile file(path);
   if (bin_header(file)) return open_bins({path});
   const bool named = path.ends_with(".bin"), zeros = has_zeros(file);
@@ -339,6 +340,13 @@ SHARDLIB_INLINE std::optional<TokensMaker> made_by(const std::string& path) {
   return maker;
 }
 
+SHARDLIB_INLINE bool has_validation(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(path, error)) return false;
+  return file_exists(path + "/" + to_string(Split::validation) + "/.zgroup") ||
+         (!file_exists(path + "/.zgroup") && !detail::bins_of(path, Split::validation).empty());
+}
+
 SHARDLIB_INLINE std::shared_ptr<const TokenSource> open_tokens(const std::string& path, Split split,
                                                                const TextOptions& text) {
   std::error_code error;
@@ -348,7 +356,7 @@ SHARDLIB_INLINE std::shared_ptr<const TokenSource> open_tokens(const std::string
   if (!exists && paths.empty())
     throw UsageError("cannot read '" + path + "': there is no such file, folder or glob" +
                      (file_exists(path + ".partial") ? ", only an unfinished '" + path + ".partial'" : "") +
-                     "; check --data");
+                     "; check the path");
   if (split == Split::validation)
     throw UsageError("'" + path +
                      "' has no validation split: give the validation data a path of its own (--validation-data)");

@@ -103,6 +103,14 @@ SHARDLIB_INLINE void for_each_document(std::string_view text, const std::functio
   }
 }
 
+namespace detail {
+SHARDLIB_INLINE void refuse_json_lines(const std::string& path) {
+  if (path.ends_with(".jsonl") || path.ends_with(".jsonl.gz"))
+    throw UsageError("'" + path + "' holds JSON lines by its name, and training would read their keys and escapes as " +
+                     "text: `tokenize --field text` makes a data set of them");
+}
+}  // namespace detail
+
 SHARDLIB_INLINE std::shared_ptr<const TokenSource> read_text_tokens(const std::string& path,
                                                                     const TextOptions& options) {
   const Bytes bytes = read_file(path);
