@@ -1,6 +1,7 @@
 // reinterpret: placements on other factorisations of the same devices, with collectives there, against whole arrays; a
 // layer of experts over the devices that data and sequence share; the mistakes that only run time can see.
 #include "op_case.hpp"
+#include "shardlib/run/check_replicas.hpp"
 #include "shardlib/run/plan.hpp"
 #include "shardlib/shardlib.hpp"
 
@@ -179,6 +180,37 @@ TEST_CASE("reinterpret: no copy, one device for each factorisation, and its mist
                         "value_and_grad: the weight is on " + there +
                             ", but the call is for mesh d=2,s=1,t=2; "
                             "`reinterpret` it for that mesh (no traffic)");
+  });
+}
+
+struct OnAView {
+  Tensor<f32, "X/e"> w;
+};
+
+TEST_CASE("reinterpret: two meshes of one type, replicas of a view, and axes that are not there", "[ops]") {
+  on_mesh("d=2,s=1,t=2", [](const DevicePtr& device) {
+    const Whole mesh(device);
+    const Whole other = reinterpret<"d s -> d s">(mesh, {{"d", 1}, {"s", 2}});
+    const auto a = ones<f32, "N/d A">(mesh, {{"N", 4}, {"A", 2}});
+    const auto b = ones<f32, "N/d B">(other, {{"N", 4}, {"B", 3}});
+    const std::string said = error_of([&] { (void)concat<"A, B -> C">(a, b); });
+    expect(said.find("its operands are on different meshes") != std::string::npos, "concat: " + said);
+    // Each device holds numbers of its own, as the leaf's own axes say.
+    const auto w = random_normal<f32, "X/d/s">(mesh, {{"X", 8}}, {1, 0});
+    const OnAView tree{reinterpret<"d s -> e">(w, reinterpret<"d s -> e">(mesh))};
+    run::check_replicas(mesh, tree, "now");
+  });
+  on_mesh("d=4", [](const DevicePtr& device) {
+    const Mesh<"d e t"> view(reinterpret<"d -> e">(Mesh<"d">(device)).device());
+    expect(view.size("d") == 1 && view.size("e") == 4, "the view lacks d, whose devices e has");
+    const auto x = all_gather<"A/e -> A">(ones<f32, "A/e">(view, {{"A", 8}}));
+    expect(x.span().size() == 8 && x.span()[7] == 1, "e gathers");
+  });
+  on_mesh("d=2,t=2", [](const DevicePtr& device) {
+    const Whole mesh(device);
+    const auto folded = reinterpret<"d s -> e">(mesh);
+    expect(reinterpret<"e -> d s">(folded, {{"d", 2}, {"s", 1}}).device() == device,
+           "the inverse is the mesh itself, which lacks s");
   });
 }
 

@@ -463,6 +463,8 @@ def lora(p):
     p.run("gpt2", [*train, f"--run={run_folder}", "--steps=9", f"--load={tuned}"]).fails(2, "frozen_weights", "--allow-change")
     p.run("gpt2", [*train, "--gather=per-step"]).fails(2, "--lora", "--gather per-microbatch")
     p.run("gpt2", [*train, "--lora=17"]).fails(2, "--lora 17", "--d-model 16")
+    p.run("gpt2", [*train, "--optimizer=muon"]).fails(2, "muon", "--lora")
+    p.run("gpt2", [*train, "--lora=0", "--lora-alpha=4"]).fails(2, "--lora-alpha", "--lora")
     plan = p.run("gpt2", ["--preset=gpt2-124m", "--mesh=d=1,t=1", "--lora=8", "--plan"])
     plan.check(re.search(r"optimizer[^\n]* 2\.359 MB", plan.out), "the moments are the adapters'")
 
@@ -480,6 +482,49 @@ def collective_matmul(p):
             run.check(numbers(ranks) == numbers(hidden), "the same bits on threads and ranks")
     planned = p.run("gpt_fsdp", [*train, "--mesh=d=2,t=2", "--collective-matmul", "--plan"])
     planned.check("einsum_scatter" in planned.out and "F/t" in planned.out, "the plan has the products that communicate")
+
+
+def data_and_runs(p):
+    """Data for validation, streams that go on, and a run's own files."""
+    tokens, lines = os.path.join(p.folder, "tokens"), os.path.join(p.folder, "lines.jsonl")
+    p.run("tokenize", [p.text, f"--out={tokens}", "--validation-fraction=0.2"]).succeeds()
+    validated = [f"--data={tokens}", "--validate-every=2", "--validation-batches=100"]
+    own, named, train = (p.metrics(*validated, *more)[1][-1]["validation_loss"]
+                         for more in ([], [f"--validation-data={tokens}"], [f"--validation-data={tokens}/train"]))  # fmt: skip
+    check(own == named != train, f"--validation-data reads the validation split ({own}, {named}, {train})")
+    with open(lines, "w") as file:
+        file.write(json.dumps({"text": sample_text()}) + "\n")
+    p.gpt(f"--data={lines}").fails(2, "lines.jsonl", "tokenize --field")
+    texts = os.path.join(p.folder, "texts")
+    os.mkdir(texts)
+    shutil.copy(p.text, texts)
+    frozen = [*p.small(data=False), f"--stream={texts}", f"--run={p.folder}/streamed", "--learning-rate=1e-12", "--weight-decay=0"]
+    first = p.measured("gpt_fsdp", [*frozen, "--steps=3"])[1]
+    run, second = p.measured("gpt_fsdp", [*frozen, "--steps=6"], first=3)
+    run.check(len(second) == 3 and not {s["loss"] for s in first} & {s["loss"] for s in second}, "a resumed stream has other texts")
+    shutil.copy(lines, texts)
+    p.run("gpt_fsdp", [*frozen, "--steps=8"]).fails(2, "lines.jsonl", "tokenize --field")
+
+    folder = os.path.join(p.folder, "own-files")
+    p.gpt(f"--run={folder}", "--steps=4", "--save-every=2").succeeds()
+    for option in "--jsonl", "--csv", "-o":
+        for file in "metrics.jsonl", "config.toml":
+            p.run("shardlib-report", [folder, option, f"{folder}/{file}"]).fails(2, file, "choose another one")
+    p.gpt(f"--run={folder}", "--steps=5").succeeds()  # its records are whole
+    weights = os.path.join(p.folder, "own.safetensors")
+    p.run("shardlib-checkpoint", ["to-safetensors", f"{folder}/checkpoints/step-00000005", weights]).succeeds()
+    p.run("shardlib-checkpoint", ["from-safetensors", weights, f"{folder}/checkpoints"]).fails(2, "step-00000000", "earlier")
+    p.gpt(f"--run={p.folder}/converted", "--steps=0").succeeds()
+    p.run("shardlib-sample", [f"{p.folder}/converted", "--max-tokens=3"]).succeeds()
+
+    named = [f"--tokenizer={os.path.dirname(os.path.abspath(__file__))}/data/tokenizers/gpt2.json", "--vocabulary=512"]
+    bare = os.path.join(p.folder, "bare_train.bin")
+    with open(bare, "wb") as file:  # 2-byte ids of an unknown tokenizer
+        file.write(bytes(byte for i in range(4000) for byte in (i * 7 % 256, i % 2)))
+    prepared = [f"--data={bare}", "--vocabulary=512", f"--run={p.folder}/prepared"]
+    p.gpt(*prepared, *named).succeeds()
+    p.gpt(*prepared, "--steps=4").fails(2, "tokenizer is", "bytes now", "--allow-change tokenizer")
+    p.gpt(*prepared, "--steps=4", *named).succeeds()
 
 
 def sampling_from_a_run(p):
@@ -874,6 +919,9 @@ def moe(p):
         texts = [run.out.split("A sample")[-1].split("\nreport:")[0].split() for run in (again, sampled)]
         again.check(texts[0] == texts[1], f"the same sample, by {mesh}")
     p.run("shardlib-sample", [folder, "--experts-per-token=1"]).fails(2, "experts_per_token is", "--allow-change experts_per_token")
+    resumed = [*bad, "--shared=8", "--capacity=1.5", f"--run={folder}", "--steps=14"]
+    p.run("moe", [*resumed, "--microbatches=2"]).fails(2, "microbatches is", "--allow-change")
+    p.run("moe", [*resumed, "--mesh=e=2"]).fails(2, "mesh is", "--allow-change")
     planned = p.run("moe", [*bad, "--plan", "--mesh=d=2,e=4"])
     planned.succeeds()
     planned.check("ragged_all_to_all" in planned.out, "the plan names what travels to the experts")
@@ -1036,6 +1084,11 @@ def mistakes(p):
         (["--trace"], ["--trace", "--run DIR"]),
         (["--tensorboard"], ["--tensorboard", "--run DIR"]),
         (["--turns={}"], ["--turns", "give --chat too"]),
+        ([f"--validation-data={p.text}"], ["--validation-data", "--validate-every"]),
+        (["--stream=."], ["--data and --stream", "one of them"]),
+        (["--sample-begin=4294967296"], ["--sample-begin", "--help"]),
+        (["--sample-begin=300"], ["--sample-begin 300", "ends at 255"]),
+        (["--rope-context=64"], ["--rope-context 64", "--rope-factor"]),
         (["--max-tokens=5", "--rows=stories", "--prompt="], ["--prompt is empty", "--max-tokens 0"]),
         (["--max-tokens=5", "--vocabulary=128", "--prompt=é"], ["--prompt", "195", "ends at 127", "--vocabulary"]),
         (["--mesh=t=1,d=2"], ["--mesh", "d s t", "d=4,s=2,t=2"]),
@@ -1121,4 +1174,4 @@ def main(parts, description):
 
 
 if __name__ == "__main__":
-    sys.exit(main([training, simulated, dtypes, sharded_lengths, gathers, collective_matmul, recompute, resuming, other_options, plans, gpt2, optimizers, lora, sampling_from_a_run, mlp, tutorial, context_parallel, moe, full_disk, mistakes], __doc__))
+    sys.exit(main([training, simulated, dtypes, sharded_lengths, gathers, collective_matmul, recompute, data_and_runs, resuming, other_options, plans, gpt2, optimizers, lora, sampling_from_a_run, mlp, tutorial, context_parallel, moe, full_disk, mistakes], __doc__))

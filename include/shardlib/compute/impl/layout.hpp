@@ -91,7 +91,11 @@ SHARDLIB_INLINE GlobalSizes split_sizes(const OpInfo& op, const OpParts& parts, 
 }
 
 SHARDLIB_INLINE void check_same_sizes(const OpInfo& op, const Value& a, const Value& b, int at) {
-  if (b.device != a.device) Bindings(op, a.device).bind(b);  // throws
+  if (b.device != a.device) {
+    Bindings operands(op, a.device);
+    operands.bind(a);
+    operands.bind(b);  // throws
+  }
   for (int i = 0; i < a.global.size(); ++i)
     if (i != at && b.global[i] != a.global[i])
       throw Error(op.describe() + ": dim `" + std::string(a.spec->dims[i].name) + "` is " + to_string(a.global[i]) +
