@@ -1,4 +1,4 @@
-// Definitions of training.hpp: settings, data, and settings that contradict each other.
+// Definitions of training.hpp: settings and data.
 #pragma once
 
 #include "shardlib/run/training.hpp"
@@ -13,7 +13,7 @@
 #include "shardlib/io/file.hpp"
 #include "shardlib/memory/system.hpp"
 #include "shardlib/rules/all.hpp"
-#include "shardlib/run/chat.hpp"
+#include "shardlib/run/impl/training_checks.hpp"
 #include "shardlib/run/prediction.hpp"
 
 namespace shardlib::run {
@@ -258,84 +258,6 @@ SHARDLIB_INLINE void note_padding(const std::vector<AxisSize>& mesh, const Sizes
   fmt::print("note: padded with zeros, so that mesh {} divides them: {}; that costs memory, bytes and time\n",
              to_string(mesh), dims);
 }
-
-namespace detail {
-
-inline void check_begin(const char* option, std::int64_t id, std::int64_t vocabulary) {
-  if (id >= vocabulary)
-    throw UsageError(
-        fmt::format("{} {} is not a token of the model: its vocabulary ends at {}", option, id, vocabulary - 1));
-}
-
-/// Throws UsageError for options of a conversation that do not go together.
-inline void check_conversation(const Training& t) {
-  if (t.chat && !t.sample_only)
-    throw UsageError(
-        "--chat talks with a run's model and trains nothing: use shardlib-sample RUN --chat, or give "
-        "--sample-only too");
-  if (!t.chat && t.turns != Training{}.turns)
-    throw UsageError("--turns says how a conversation is written: give --chat too");
-  if (t.chat) static_cast<void>(turn_template(t.turns));
-}
-
-/// Throws UsageError for settings that contradict each other, before data are read and devices start.
-inline void check_settings(const Training& t) {
-  check_conversation(t);
-  static_cast<void>(lr_schedule(t));
-  if (!t.directory.empty()) return;
-  if (t.sample_only) throw UsageError("--sample-only reads the folder of a run: give --run DIR too");
-  if (t.trace || t.tensorboard)
-    throw UsageError(std::string(t.trace ? "--trace" : "--tensorboard") +
-                     " writes into the folder of a run: give --run DIR too");
-  if (t.on_spike == "rewind")
-    throw UsageError("--on-spike rewind goes back to a checkpoint, and without --run DIR there is none: give it too");
-}
-
-/// Sampling comes after training, which is too late to find that the model cannot take the prompt.
-inline void check_prompt(const Training& t, const Data& data) {
-  const SampleOptions options = sample_options(t);
-  check_begin("--sample-begin", t.sample_begin, data.vocabulary);
-  if (options.max_tokens == 0) return;
-  if (std::ranges::any_of(options.stops, &std::string::empty))
-    throw UsageError("--stop is empty: give a text, or leave the option out");
-  const std::vector<std::uint32_t> ids = data.tokenizer->encode(t.prompt);
-  if (ids.empty() && !options.begin)
-    throw UsageError("--prompt is empty, and this model needs a first token: give a text, or --max-tokens 0");
-  for (const std::uint32_t id : ids)
-    if (static_cast<std::int64_t>(id) >= data.vocabulary)
-      throw UsageError(
-          fmt::format("--prompt has the token {}, but the model's vocabulary ends at {}: give another prompt, a "
-                      "larger --vocabulary, or --max-tokens 0",
-                      id, data.vocabulary - 1));
-}
-
-/// The same holds for questions that do not fit a row.
-inline void check_questions(const Training& t, const Data& data) {
-  for (std::size_t i = 0; i < data.questions.size(); ++i)
-    for (const std::string& ending : data.questions[i].endings) try {
-        const EndingRow row =
-            row_of(*data.tokenizer, data.questions[i].context, ending, t.seq, sample_options(t).begin);
-        for (const std::int32_t id : row.row.targets)
-          if (id >= data.vocabulary)
-            throw UsageError(
-                fmt::format("it has the token {}, but the model's vocabulary ends at {}", id, data.vocabulary - 1));
-      } catch (const UsageError& error) {
-        throw UsageError(fmt::format("--evaluate {}: question {}: {}", t.evaluate, i + 1, error.what()));
-      }
-}
-
-/// For another tokenizer than the one that made them, the ids of a data set mean something else. `tokenize` stores the
-/// tokenizer's name.
-inline void check_tokenizer(const std::string& path, const std::string& chosen, const io::Tokenizer& tokenizer) {
-  const auto maker = io::made_by(path);
-  if (!maker || maker->fingerprint == tokenizer.fingerprint()) return;
-  throw UsageError(
-      fmt::format("'{}' was made with the tokenizer {} (fingerprint {:.12}), but --tokenizer {} is {} "
-                  "(fingerprint {:.12}): give the tokenizer that made it, or tokenize its texts again",
-                  path, maker->name, maker->fingerprint, chosen, tokenizer.name(), tokenizer.fingerprint()));
-}
-
-}  // namespace detail
 
 SHARDLIB_INLINE Data open_data(Training& t, std::int64_t vocabulary) {
   const bool dry = t.plan || !t.graph.empty();
