@@ -504,6 +504,19 @@ def data_and_runs(p):
     run.check(len(second) == 3 and not {s["loss"] for s in first} & {s["loss"] for s in second}, "a resumed stream has other texts")
     shutil.copy(lines, texts)
     p.run("gpt_fsdp", [*frozen, "--steps=8"]).fails(2, "lines.jsonl", "tokenize --field")
+    os.symlink("nowhere", os.path.join(texts, "gone.txt"))
+    for program, options in [("gpt_fsdp", frozen), ("tokenize", [texts, f"--out={tokens}2"])]:
+        p.run(program, options).fails(2, "gone.txt", "symbolic link to nothing")
+    wide = os.path.join(p.folder, "llama_train.bin")
+    with open(wide, "wb") as file:  # llm.c's header for ids of 4 bytes
+        file.write(b"".join(number.to_bytes(4, "little") for number in [20240801, 7, 400] + 253 * [0] + 400 * [1]))
+    p.gpt(f"--data={wide}").fails(2, "llama_train.bin", "4 bytes")
+    odd = os.fsdecode(os.fsencode(p.folder) + b"/b\xfccher-medieval")  # no UTF-8, and "val" inside a word
+    os.mkdir(odd)
+    with open(os.path.join(odd, "medieval_train.bin"), "wb") as file:
+        file.write(bytes(byte for i in range(4000) for byte in (i * 7 % 256, 0)))
+    p.gpt(f"--data={odd}", f"--run={p.folder}/odd").succeeds()
+    p.gpt(f"--data={odd}", "--validate-every=1").fails(2, "*val*.bin")
 
     folder = os.path.join(p.folder, "own-files")
     p.gpt(f"--run={folder}", "--steps=4", "--save-every=2").succeeds()

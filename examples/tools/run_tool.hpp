@@ -11,7 +11,9 @@
 /// and else 1. `return run_tool(argc, argv, program)`
 inline int run_tool(int argc, char** argv, int (*tool)(int, char**)) {
   try {
-    return tool(argc, argv);
+    const int status = tool(argc, argv);
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
+    throw shardlib::Error("cannot write the standard output: is its disk full?");
   } catch (const shardlib::UsageError& error) {
     fmt::print(stderr, "error: {}\n", error.what());
     return 2;

@@ -49,16 +49,8 @@ inline std::vector<TextFile> find_files(const std::vector<std::string>& inputs) 
       add(input);
       continue;
     }
-    std::vector<std::string> found;
-    for (fs::recursive_directory_iterator it(input, error), end; !error && it != end; it.increment(error)) {
-      const bool hidden = it->path().filename().string().starts_with('.');
-      std::error_code gone;
-      if (hidden && it->is_directory(gone)) it.disable_recursion_pending();
-      if (!hidden && it->is_regular_file(gone)) found.push_back(it->path().string());
-    }
-    if (error) throw Error("cannot list the folder '" + input + "': " + error.message());
+    const std::vector<std::string> found = io::files_below(input);
     if (found.empty()) throw UsageError("the folder '" + input + "' holds no files");
-    std::sort(found.begin(), found.end());
     for (const std::string& path : found) add(path);
   }
   return files;

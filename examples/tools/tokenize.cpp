@@ -10,9 +10,12 @@
 #include <shardlib/support/error.hpp>
 #include <shardlib/support/sha256.hpp>
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -31,6 +34,7 @@
 #include <utility>
 #include <vector>
 
+#include "run_tool.hpp"
 #include "text_reader.hpp"
 
 using namespace shardlib;
@@ -201,6 +205,24 @@ Totals write_flat_tokens(const std::vector<TextFile>& files, const io::Tokenizer
   return totals;
 }
 
+/// The file by which one process alone writes a folder, while it lives.
+class Lock {
+ public:
+  explicit Lock(const std::string& folder)
+      : file_(::open((folder + "/.lock").c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666)) {
+    if (file_ < 0) throw Error("cannot write '" + folder + "/.lock': " + std::system_category().message(errno));
+    if (::flock(file_, LOCK_EX | LOCK_NB) == 0) return;
+    ::close(file_);
+    throw UsageError("another process is writing '" + folder + "': wait for it, or write elsewhere");
+  }
+  ~Lock() { ::close(file_); }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+ private:
+  int file_;
+};
+
 /// A folder with train.bin and val.bin. An interrupted one is written anew.
 Totals write_llmc(const std::vector<TextFile>& files, const io::Tokenizer& tokenizer, const Options& o) {
   const std::string partial = o.out + ".partial";
@@ -208,12 +230,14 @@ Totals write_llmc(const std::vector<TextFile>& files, const io::Tokenizer& token
   for (const auto& entry : io::file_exists(partial) ? std::filesystem::directory_iterator(partial)
                                                     : std::filesystem::directory_iterator()) {
     const std::string name = entry.path().filename().string();
-    if (!name.starts_with("train.bin") && !name.starts_with("val.bin") && name != io::tokens_note)
+    if (!name.starts_with("train.bin") && !name.starts_with("val.bin") && name != io::tokens_note && name != ".lock")
       throw UsageError("'" + partial + "' is not from an interrupted run, as it has '" + name +
                        "': remove it, or write elsewhere");
   }
-  io::remove_folder(partial);
   io::make_folders(partial);
+  const Lock lock(partial);
+  for (const auto& entry : std::filesystem::directory_iterator(partial))
+    if (entry.path().filename() != ".lock") io::remove_folder(entry.path().string());
   Totals totals;
   {
     io::BinWriter train(partial + "/train.bin", tokenizer.end_of_text());
@@ -232,6 +256,7 @@ Totals write_llmc(const std::vector<TextFile>& files, const io::Tokenizer& token
   }
   io::write_tokens_note(partial, tokenizer);
   io::rename_path(partial, o.out);
+  std::filesystem::remove(o.out + "/.lock");  // now that nobody else may begin the folder
   return totals;
 }
 
@@ -283,10 +308,5 @@ int tool(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return tool(argc, argv);
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "error: {}\n", error.what());
-    return dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
-  }
+  return run_tool(argc, argv, tool);
 }

@@ -88,6 +88,9 @@ void rename_path(const std::string& from, const std::string& to);
 void replace_folder(const std::string& from, const std::string& to);
 /// Removes a folder with all that is in it.
 void remove_folder(const std::string& path);
+/// The files in a folder and in those below it, sorted. Hidden ones are left out. Symbolic links are followed; one that
+/// leads nowhere is a UsageError, as it may stand for a file that was not fetched. `files_below("texts")`
+[[nodiscard]] std::vector<std::string> files_below(const std::string& folder);
 /// Throws UsageError, which begins with the option, unless a file can be written at `path`. An existing file does not
 /// change. Call it early for outputs that are written late. `require_writable("out.svg", "--timeline")`
 void require_writable(const std::string& path, const std::string& option);

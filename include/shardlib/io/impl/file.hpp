@@ -145,6 +145,25 @@ SHARDLIB_INLINE void remove_folder(const std::string& path) {
   if (error) detail::fail_file("remove the folder", path, error.value());
 }
 
+SHARDLIB_INLINE std::vector<std::string> files_below(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::vector<std::string> paths;
+  std::error_code error;
+  fs::recursive_directory_iterator it(folder, fs::directory_options::follow_directory_symlink, error), end;
+  for (; !error && it != end; it.increment(error)) {
+    const bool hidden = it->path().filename().string().starts_with('.');
+    std::error_code gone;
+    if (hidden && it->is_directory(gone)) it.disable_recursion_pending();
+    if (hidden) continue;
+    if (it->is_regular_file(gone)) paths.push_back(it->path().string());
+    if (it->is_symlink(gone) && !it->exists(gone))
+      throw UsageError("'" + it->path().string() + "' is a symbolic link to nothing: fetch its file, or remove it");
+  }
+  if (error) throw UsageError("cannot list the folder '" + folder + "': " + error.message());
+  std::sort(paths.begin(), paths.end());  // the order of a folder's entries differs from machine to machine
+  return paths;
+}
+
 SHARDLIB_INLINE void require_writable(const std::string& path, const std::string& option) {
   try {
     const OutputFile tried(path);

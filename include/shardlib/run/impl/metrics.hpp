@@ -17,6 +17,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -40,8 +41,13 @@ inline std::string whole_file(const std::string& path) {
   shardlib::detail::require_regular_file(path);
   std::ifstream file(path, std::ios::binary);
   if (!file || (file.peek(), file.bad())) throw UsageError("cannot read the file '" + path + "'");
+  std::error_code gone;
+  const auto size = std::filesystem::file_size(path, gone);  // of a file that may grow meanwhile
   std::ostringstream text;
   text << file.rdbuf();
+  if (!gone && text.view().size() < size)
+    throw Error(fmt::format("cannot read the file '{}' beyond byte {} of {}: does its disk work?", path,
+                            text.view().size(), size));
   return text.str();
 }
 

@@ -108,10 +108,15 @@ inline std::string summary_table(const std::vector<RunData>& runs) {
         best_step = r.step;
       }
     }
-    // The mean over the last hundredth: one step's loss is mostly its batch's.
-    const std::size_t tail = std::max<std::size_t>(1, run.records.size() / 100);
-    for (std::size_t i = run.records.size() - tail; i < run.records.size(); ++i)
-      last_loss += run.records[i].loss / static_cast<double>(tail);
+    // The mean over the last hundredth: one step's loss is mostly its batch's. A step without an update is none.
+    std::size_t left = std::max<std::size_t>(1, run.records.size() / 100), tail = 0;
+    for (auto r = run.records.rbegin(); r != run.records.rend() && (left > 0 || tail == 0); ++r) {
+      if (left > 0) --left;
+      if (r->skipped || !std::isfinite(r->loss)) continue;
+      last_loss += r->loss;
+      ++tail;
+    }
+    last_loss = tail > 0 ? last_loss / static_cast<double>(tail) : std::nan("");
     const auto median = [&](const auto& value) { return median_of(run.records, value); };
     std::vector<std::string> cells{
         std::to_string(run.records.back().step + 1),

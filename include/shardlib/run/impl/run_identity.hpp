@@ -15,6 +15,7 @@
 #include "shardlib/run/options.hpp"
 #include "shardlib/run/training.hpp"
 #include "shardlib/support/error.hpp"
+#include "shardlib/support/markup.hpp"
 
 namespace shardlib::run::detail {
 
@@ -75,7 +76,7 @@ inline RunIdentity run_identity(const Training& training, const Data& data, cons
     about = fmt::format("a stream of {}, tokenizer {:.12}", training.text_stream, data.tokenizer->fingerprint());
   else
     identity.settings.erase(std::string(setting_mark) + "data");
-  if (data.train) identity.settings["data.name"] = data.train->source().name();
+  if (data.train) identity.settings["data.name"] = shardlib::detail::as_utf8(data.train->source().name());
   add_frozen_weights(identity, training);
   add_tokenizer(identity, data, false);
   return identity;

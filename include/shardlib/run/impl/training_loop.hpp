@@ -100,7 +100,7 @@ class TrainingLoop {
           JsonLines(training_.metrics, found ? JsonLines::Mode::append : JsonLines::Mode::overwrite, "check --metrics");
       cut_metrics(first);
     });
-    if (speaks_ && training_.tensorboard) {
+    if (speaks_ && training_.tensorboard && first < training_.steps) {
       events_ = std::make_unique<TensorBoard>(directory_.tensorboard(), first);
       events_->text("configuration", first, configuration_);
     }
@@ -121,11 +121,9 @@ class TrainingLoop {
       saving_.save({0, identity_, 0, {}}, true);
     judge_.begin(first, shared_records(), found.has_value());
     if (first < training_.steps) read_from(first);
-    if (first == 0 && training_.steps > 0 && training_.sample_every > 0) {
-      answers_.sample(-1);
-      device_->pool()->reset_peak();
-    }
-    device_->pool()->trim();  // initialisation has left free ranges that no step may use
+    if (first == 0 && training_.steps > 0 && training_.sample_every > 0) answers_.sample(-1);
+    device_->pool()->trim();        // initialisation has left free ranges that no step may use
+    device_->pool()->reset_peak();  // a resumed run has held two states
     // A run's first step is not typical: memory comes from the system.
     constexpr std::int64_t traced_steps = 5;
     if (training_.trace)
@@ -332,7 +330,8 @@ class TrainingLoop {
                       {"communication", stopwatch.seconds(Stopwatch::communication)}};
     for (const auto& [part, seconds] : record.seconds) record.step_seconds += seconds;
     record.tokens_per_second = static_cast<double>(training_.batch * training_.seq) / record.step_seconds;
-    record.mfu = record.tokens_per_second * program_.flops_per_token / peak_;
+    if (training_.device != "gpu")  // whose peak is not measured
+      record.mfu = record.tokens_per_second * program_.flops_per_token / peak_;
     record.time = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
     record.memory_bytes =
         static_cast<std::int64_t>(reduce(device_, static_cast<double>(device_->pool()->stats().peak), Reduction::max));

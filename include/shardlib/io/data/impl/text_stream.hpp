@@ -72,23 +72,9 @@ SHARDLIB_INLINE TextStream::TextStream(const std::string& path, TextStreamOption
 }
 
 SHARDLIB_INLINE void TextStream::find_files(const std::string& path) {
-  namespace fs = std::filesystem;
-  std::vector<std::string> paths;
   std::error_code error;
-  if (!fs::is_directory(path, error)) {
-    paths.push_back(path);
-  } else {
-    fs::recursive_directory_iterator it(path, error), end;
-    for (; !error && it != end; it.increment(error)) {
-      const bool hidden = it->path().filename().string().starts_with('.');
-      std::error_code gone;
-      if (hidden && it->is_directory(gone)) it.disable_recursion_pending();
-      if (!hidden && it->is_regular_file(gone)) paths.push_back(it->path().string());
-    }
-    if (error) throw UsageError("cannot list the folder '" + path + "': " + error.message());
-  }
-  // The order in which a folder lists its files differs from machine to machine.
-  std::sort(paths.begin(), paths.end());
+  const std::vector<std::string> paths =
+      std::filesystem::is_directory(path, error) ? files_below(path) : std::vector{path};
   const Permutation order(std::ssize(paths), options_.seed, 0);
   for (std::int64_t i = 0; i < std::ssize(paths); ++i) {
     const std::string& name = paths[static_cast<std::size_t>(order(i))];

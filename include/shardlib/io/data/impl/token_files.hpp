@@ -13,6 +13,8 @@
 #include <cerrno>
 #include <cstddef>
 #include <filesystem>
+#include <initializer_list>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -35,6 +37,11 @@ inline std::optional<BinHeader> bin_header(const InputFile& file) {
   const auto bytes = std::as_writable_bytes(std::span(header));
   const std::size_t there = std::min<std::size_t>(bytes.size(), file.size());
   file.read(0, bytes.first(there));
+  constexpr std::int32_t magic_of_4_bytes = 20240801;
+  if (there >= sizeof(std::int32_t) && header[0] == magic_of_4_bytes)
+    throw UsageError("'" + file.path() +
+                     "' is a token file of llm.c with ids of 4 bytes (Llama 3), which is not read: " +
+                     "make a flat-tokens data set of its texts (`tokenize`)");
   if (there < sizeof(std::int32_t) || header[0] != bin_magic) return std::nullopt;
   if (there < bytes.size())
     throw Error("'" + file.path() + "' begins as an llm.c token file, but ends within the header, at byte " +
@@ -212,14 +219,30 @@ SHARDLIB_INLINE void BinWriter::finish() {
 
 namespace detail {
 
+/// Whether one of the words of a file's name, between characters that are no letters, is one of these.
+inline bool has_word(std::string_view name, std::initializer_list<std::string_view> words) {
+  const auto is_letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
+  for (auto at = name.begin(); at != name.end();) {
+    at = std::find_if(at, name.end(), is_letter);
+    const auto end = std::find_if_not(at, name.end(), is_letter);
+    if (std::ranges::find(words, std::string_view(at, end)) != words.end()) return true;
+    at = end;
+  }
+  return false;
+}
+
 /// The files of a folder that are a split's: "train.bin", "fineweb_val_000000.bin"; sorted.
 inline std::vector<std::string> bins_of(const std::string& folder, Split split) {
   std::vector<std::string> paths;
   std::error_code error;
   for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();
-    if (name.ends_with(".bin") && name.find(split == Split::train ? "train" : "val") != std::string::npos)
-      paths.push_back(it->path().string());
+    if (!name.ends_with(".bin")) continue;
+    const bool trains = has_word(name, {"train", "training"}),
+               validates = has_word(name, {"val", "valid", "validation"});
+    if (trains && validates)
+      throw UsageError("'" + it->path().string() + "' is named for training and for validation: rename it");
+    if (split == Split::train ? trains : validates) paths.push_back(it->path().string());
   }
   if (error) throw UsageError("cannot list the folder '" + folder + "': " + error.message());
   std::sort(paths.begin(), paths.end());
