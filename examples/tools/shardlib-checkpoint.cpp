@@ -133,7 +133,7 @@ int from_safetensors(const std::string& path, const std::string& directory, std:
   const io::SafetensorsFile file(path);
   const std::string made = directory + "/" + io::checkpoint_name(step);
   require_new(made);
-  require_latest(directory, step);
+  if (io::file_exists(directory + "/../config.toml")) require_latest(directory, step);  // the folder of a run
   io::import_safetensors(file, directory, step);
   fmt::print("wrote {} ({} arrays)\n", made, file.entries().size());
   for (const std::string& leaf : io::Checkpoint::open(made).not_finite())

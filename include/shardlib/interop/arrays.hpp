@@ -79,8 +79,9 @@ Tensor<D, S> from_memory(const Mesh<A>& mesh, Sizes sizes, std::span<const D> sh
                     " of the memory is padding, but not zero; clear the padding first (" + mesh.device()->describe() +
                     ")");
   });
-  value->storage->buffer =
-      mesh.device()->to_device(Buffer(const_cast<D*>(shard.data()), shard.size_bytes(), std::move(owner)));
+  // A slice, because the memory is the caller's: no op may write a slice in place.
+  const Buffer memory(const_cast<D*>(shard.data()), shard.size_bytes(), std::move(owner));
+  value->storage->buffer = mesh.device()->to_device(memory.slice(0, shard.size_bytes()));
   return Tensor<D, S>(std::move(value));
 }
 

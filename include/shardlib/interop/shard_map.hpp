@@ -76,7 +76,7 @@ struct place_one<Tensor<D, S>> {
       }
       global.push_back(size);
     }
-    return record<"place", Tensor<D, S>>(op, mesh.device(), global, [&host](const Value& out) {
+    const auto made = record<"place", Tensor<D, S>>(op, mesh.device(), global, [&host](const Value& out) {
       const Buffer shard = out.device->host_pool()->allocate(out.bytes());
       const Shape part = true_shape(out);
       if (product(part) == 0) return out.device->to_device(shard);
@@ -88,6 +88,8 @@ struct place_one<Tensor<D, S>> {
       });
       return out.device->to_device(shard);
     });
+    static_cast<void>(made.value()->data());  // a recomputation would read the host array later, when it may be gone
+    return made;
   }
 };
 

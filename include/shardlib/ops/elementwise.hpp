@@ -162,10 +162,12 @@ auto clamp(const Tensor<D, S>& x, double low, double high, Site site = Site::cur
     const detail::Calling op{#name, {}, site};                                              \
     return detail::map_as<#name, Tensor<Result, S>>(op, F{detail::as_scalar(op, a, b)}, a); \
   }
-/// The larger of two elements. Operands broadcast by name. `maximum(a, b)`, or with a number `maximum(x, 0.0)`
-SHARDLIB_BINARY_WITH_NUMBER(maximum, D, (p < q ? q : p))
-/// The smaller of two elements. Operands broadcast by name. `minimum(a, b)`, or with a number `minimum(x, 1.0)`
-SHARDLIB_BINARY_WITH_NUMBER(minimum, D, (q < p ? q : p))
+/// The larger of two elements, or a NaN where one is. Operands broadcast by name. `maximum(a, b)`, or with a number
+/// `maximum(x, 0.0)`
+SHARDLIB_BINARY_WITH_NUMBER(maximum, D, (p < q || q != q ? q : p))
+/// The smaller of two elements, or a NaN where one is. Operands broadcast by name. `minimum(a, b)`, or with a number
+/// `minimum(x, 1.0)`
+SHARDLIB_BINARY_WITH_NUMBER(minimum, D, (q < p || q != q ? q : p))
 /// True where both elements are equal. `equal(a, b)`
 SHARDLIB_BINARY_WITH_NUMBER(equal, bool_, p == q)
 /// True where the elements differ. `not_equal(a, b)`

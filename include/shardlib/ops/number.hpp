@@ -194,10 +194,10 @@ struct Jet {
     return combine(shardlib::mod(a.value, b.value), a, T(1), b, -shardlib::floor_divide(a.value, b.value));
   }
   friend SHARDLIB_FUNCTION Jet maximum(const Jet& a, const Jet& b) {
-    return a.value < b.value ? b : a;
+    return a.value < b.value || b.value != b.value ? b : a;
   }
   friend SHARDLIB_FUNCTION Jet minimum(const Jet& a, const Jet& b) {
-    return b.value < a.value ? b : a;
+    return b.value < a.value || b.value != b.value ? b : a;
   }
   friend SHARDLIB_FUNCTION Jet clamp(const Jet& a, const Jet& low, const Jet& high) {
     return minimum(maximum(a, low), high);

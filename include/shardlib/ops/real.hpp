@@ -155,11 +155,11 @@ SHARDLIB_FUNCTION T floor_divide(T a, T b) {
 }
 template <real T>
 SHARDLIB_FUNCTION T maximum(T a, T b) {
-  return a < b ? b : a;
+  return a < b || b != b ? b : a;
 }
 template <real T>
 SHARDLIB_FUNCTION T minimum(T a, T b) {
-  return b < a ? b : a;
+  return b < a || b != b ? b : a;
 }
 
 namespace detail {

@@ -128,8 +128,9 @@ struct Adafactor {
     using M = Moments<Tree>;
     M moments{same_structure<decltype(M::rows)>(weights), same_structure<decltype(M::cols)>(weights)};
     const auto zero = []<Spec S>(std::string_view, const Tensor<f32, S>& w, auto& rows, auto& cols) {
-      rows = detail::mean_to<detail::factor_spec<true, S>()>(w * 0.0);
-      cols = detail::mean_to<detail::factor_spec<false, S>()>(w * 0.0);
+      const Tensor<f32, S> none = detail::zeros_as(w);
+      rows = detail::mean_to<detail::factor_spec<true, S>()>(none);
+      cols = detail::mean_to<detail::factor_spec<false, S>()>(none);
     };
     for_each_leaf(zero, weights, moments.rows, moments.cols);
     return moments;

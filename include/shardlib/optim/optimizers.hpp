@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
@@ -133,10 +134,23 @@ template <Spec A, class G>
   return out;
 }
 
+namespace detail {
+/// Zeros of the same sizes, whatever the elements are: also infinity times 0 is none.
+template <dtype D, Spec S>
+Tensor<D, S> zeros_as(const Tensor<D, S>& x) {
+  Sizes sizes;
+  const GlobalSizes& global = x.value()->global;
+  for (int i = 0; i < global.size(); ++i)
+    if (const Dim& dim = parsed<S>.dims[i]; !dim.is_integer())
+      sizes.push_back({std::string(dim.name), global[i].size, global[i].padded});
+  return Tensor<D, S>(create_constant({"zeros", S, {}}, x.device(), dtype_v<D>, parsed<S>, sizes, 0));
+}
+}  // namespace detail
+
 /// A tree of zeros with the types and sizes of another tree, for AdamW's initial moments. `zeros_like(weights)`
 template <class Tree>
 [[nodiscard]] Tree zeros_like(const Tree& tree) {
-  return map_tree([](const auto& x) { return x * 0.0; }, tree);
+  return map_tree([](const auto& x) { return detail::zeros_as(x); }, tree);
 }
 
 /// The Euclidean norm of all leaves together, f32 or bf16, over all devices. Each element counts once: a leaf that is

@@ -262,7 +262,9 @@ SHARDLIB_INLINE Buffer keep_on_first(const Value& in, const Value& out) {
   bool first = true;
   for (auto axis : out.spec->partial)
     if (!in.spec->partial.contains(axis)) first = first && out.device->axis_index(axis) == 0;
-  if (first) return in.data();
+  // On all devices: in a recomputation this may run the collective that makes the operand.
+  const Buffer kept = in.data();
+  if (first) return kept;
   Buffer zero = allocate(out);
   out.device->exec().zero(zero.data(), out.bytes());
   return zero;

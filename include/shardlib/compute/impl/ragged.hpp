@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "shardlib/memory/buffer.hpp"
+#include "shardlib/runtime/padding.hpp"
 
 namespace shardlib::detail {
 
@@ -113,6 +114,9 @@ struct RowRuns {
 };
 
 SHARDLIB_INLINE Buffer RaggedExchange::operator()(const Value& out) const {
+  if (out.global[0].is_padded())
+    fail_padded(out.made_by, *out.device, out.spec->dims[0].name, out.global[0],
+                "rows are counted on each device; choose a size that needs none");
   // The dim of the counts that loses the axes, and the other, which gains them.
   const int lose = sent->spec->dims[0].axes.size() > received->spec->dims[0].axes.size() ? 0 : 1;
   AxisList axes;

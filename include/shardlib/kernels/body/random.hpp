@@ -2,21 +2,39 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "shardlib/kernels/philox.hpp"
 #include "shardlib/kernels/strided.hpp"
+#include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/function.hpp"
 
 namespace shardlib::kernels::body {
 
+/// Draws in f32, which `in` converts to the dtype T.
+struct Rounded {
+  template <class T>
+  static constexpr T in(float draw) {
+    return T(draw);
+  }
+};
 struct Uniform {
   constexpr float operator()(std::uint32_t word) const { return detail::to_uniform(word); }
+  /// In bf16 rounded down: the nearest number could be 1, which is none of the draws.
+  template <class T>
+  static constexpr T in(float draw) {
+    if constexpr (std::is_same_v<T, bf16>)
+      return T(std::bit_cast<float>(std::bit_cast<std::uint32_t>(draw) & 0xFFFF0000U));
+    else
+      return T(draw);
+  }
 };
-struct Normal {
+struct Normal : Rounded {
   constexpr float operator()(std::uint32_t word) const { return detail::to_normal(word); }
 };
-struct TruncatedNormal {
+struct TruncatedNormal : Rounded {
   constexpr float operator()(std::uint32_t word) const { return detail::to_truncated_normal(word); }
 };
 
@@ -53,7 +71,7 @@ struct Fill {
     }
     team.barrier();
     T* const to = out + walk.offsets[0] + begin;
-    team.lanes(n, [=](std::int64_t i) { to[i] = T(Draw{}(words[i])); });
+    team.lanes(n, [=](std::int64_t i) { to[i] = Draw::template in<T>(Draw{}(words[i])); });
   }
 };
 

@@ -142,7 +142,8 @@ struct PassedOn {
     A state(0);
     if (ends == nullptr) return state;
     for (std::int64_t s = reverse ? shards - 1 : 0; s != rank; s += reverse ? -1 : 1)
-      state = at(s, 0, column) * state + at(s, 1, column);
+      // A shard's product may overflow, where no state is 0 in its place.
+      state = state == A(0) ? at(s, 1, column) : at(s, 0, column) * state + at(s, 1, column);
     return state;
   }
   /// The third row of the neighbour on the other side, or 0.
@@ -232,8 +233,9 @@ struct LinearScanBackwardEnds {
   constexpr void end(std::int64_t column, const State& end) const {
     ends[column] = end.product;
     ends[columns + column] = end.state;
+    if (h == nullptr) return;
     const std::int64_t at = column / inner * n * inner + last * inner + column % inner;
-    if (h != nullptr) ends[2 * columns + column] = static_cast<A>(h[at]);
+    ends[2 * columns + column] = n == 0 ? A(0) : static_cast<A>(h[at]);
   }
 };
 

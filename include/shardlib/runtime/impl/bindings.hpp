@@ -41,6 +41,7 @@ SHARDLIB_INLINE void Bindings::bind(std::string_view name, DimSize size) {
          std::to_string(size.padded) + ", which is less");
   for (const auto& [known, value] : sizes_)
     if (known == name) return check(name, value, size, "in another operand");
+  if (sizes_.full()) fail("more than " + std::to_string(sizes_.size()) + " sizes are given; give those of its dims");
   sizes_.push_back({name, size});
   const auto& scopes = program_state(device_).scopes;
   if (scopes.empty()) return;

@@ -1,0 +1,104 @@
+// Corner cases that were wrong once: recomputation of host data and of a sum over devices, memory of the caller's,
+// padded results, values that overflow, NaN.
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "shardlib/shardlib.hpp"
+#include "support.hpp"
+
+using namespace shardlib;
+using namespace shardlib::test;
+
+namespace {
+
+using Data = Mesh<"d t">;
+constexpr float infinity = std::numeric_limits<float>::infinity();
+
+TEST_CASE("recompute: a host array that is gone, and an operand that one device alone keeps", "[ops]") {
+  on_mesh("d=1,t=2", [](const DevicePtr& device) {
+    const Data mesh(device);
+    const auto x = ones<f32, "M">(mesh, {{"M", 4}});
+    const auto scaled = [](const Tensor<f32, "M">& v) {
+      const HostArray<f32> factors{{4}, {1, 2, 3, 4}};
+      return v * place<Tensor<f32, "M">>(Data(v.device()), factors);
+    };
+    const auto loss = [&](const Tensor<f32, "M">& v) {
+      return to_partial<"+d +t">(sum<"M -> ">(explicit_activation_checkpointing(scaled)(v)));
+    };
+    const auto gradient = std::get<1>(value_and_grad(mesh, loss, x));
+    const auto host = fetch(gradient).data;
+    expect(host[0] == 1 && host[3] == 4, "the gradient is the array");
+
+    struct Weights {
+      Tensor<f32, "M/t"> bias;
+      Tensor<f32, "M"> scale;
+    };
+    const Weights w{ones<f32, "M/t">(mesh, {{"M", 4}}), ones<f32, "M">(mesh, {{"M", 4}})};
+    const auto biased = [](const Weights& u) -> Tensor<f32, "M +t"> {
+      return to_partial<"M -> M +t">(all_gather<"M/t -> M">(u.bias)) * u.scale;
+    };
+    const auto total = [&](const Weights& u) -> Tensor<f32, "+d +t"> {
+      return to_partial<"+t -> +d +t">(sum<"M +t -> +t">(explicit_activation_checkpointing(biased)(u)));
+    };
+    const auto found = std::get<1>(value_and_grad(mesh, total, w));
+    expect(item(sum<"M -> ">(all_reduce<"M +d +t -> M">(found.template get<&Weights::scale>()))) == 4,
+           "every device makes the same calls");
+  });
+}
+
+TEST_CASE("from_memory: no optimizer writes into the caller's memory", "[ops]") {
+  on_mesh("d=1,t=1", [](const DevicePtr& device) {
+    if (device->exec().on_device()) return;  // there it is a copy
+    const Data mesh(device);
+    const std::vector<f32> initial(4, 1.0F);
+    struct Weights {
+      Tensor<f32, "M"> w;
+    };
+    Weights weights{from_memory<f32, "M">(mesh, {{"M", 4}}, std::span<const f32>(initial))};
+    const Weights grads{ones<f32, "M">(mesh, {{"M", 4}})};
+    SGD sgd;
+    SGD::Moments<Weights> moments{zeros_like(weights)};
+    sgd.update(
+        weights, moments, grads, 0.5, 1.0, 1, [](std::string_view) { return true; }, weights);
+    expect(initial[0] == 1 && weights.w.span()[0] == 0.5F, "the weights are new, the memory is as before");
+  });
+}
+
+TEST_CASE("corner cases of values: draws of bf16, zeros like infinity, NaN of maximum", "[ops]") {
+  on_mesh("d=1,t=1", [](const DevicePtr& device) {
+    const Data mesh(device);
+    const auto draws = fetch(cast<f32>(random_uniform<bf16, "A">(mesh, {{"A", 1 << 14}}, {1, 2}))).data;
+    for (const f32 draw : draws) expect(draw >= 0 && draw < 1, "uniform in [0, 1)");
+    const auto x = full<f32, "A">(mesh, {{"A", 2}}, infinity);
+    expect(fetch(zeros_like(x)).data[0] == 0, "zeros_like of infinity");
+    const auto nan = x - x, zero = zeros<f32, "A">(mesh, {{"A", 2}});
+    for (const auto& y : {maximum(zero, nan), maximum(nan, zero), minimum(zero, nan), minimum(nan, zero)})
+      expect(std::isnan(fetch(y).data[0]), "a NaN is the maximum and the minimum");
+  });
+}
+
+TEST_CASE("linear_scan along a sharded dim: a product of factors that overflows", "[ops]") {
+  on_mesh("d=1,t=2", [](const DevicePtr& device) {
+    const Data mesh(device);
+    const auto a = full<f32, "L/t">(mesh, {{"L", 400}}, 2.0), b = zeros<f32, "L/t">(mesh, {{"L", 400}});
+    for (const f32 state : fetch(linear_scan<"L", over<"t">>(a, b)).data) expect(state == 0, "no state stays none");
+  });
+}
+
+TEST_CASE("ragged_all_to_all: a padded result is an error", "[ops]") {
+  on_mesh("e=2", [](const DevicePtr& device) {
+    const Mesh<"e"> mesh(device);
+    const auto rows = ones<f32, "R/e M">(mesh, {{"R", 4}, {"M", 2}});
+    const auto sent = ones<i32, "P/e X">(mesh, {{"P", 2}, {"X", 2}});
+    const auto received = ones<i32, "P X/e">(mesh, {{"P", 2}, {"X", 2}});
+    const std::string said = error_of([&] {
+      (void)ragged_all_to_all<"R/e M -> S/e M">(rows, sent, received, {{"S", 6, 8}});
+    });
+    expect(said.find("rows are counted on each device") != std::string::npos, said);
+  });
+}
+
+}  // namespace
