@@ -371,7 +371,7 @@ int program(int argc, char** argv) {
   if (o.lora > 0 && o.optimizer == "muon")
     throw UsageError(
         "--optimizer muon orthogonalizes w_up and w_down, which --lora does not train: choose another one");
-  if (o.lora == 0 && options.given("--lora-alpha"))
+  if (o.lora == 0 && o.lora_alpha != Options{}.lora_alpha)
     throw UsageError(
         "--lora-alpha scales the adapters of --lora, and there are none: give --lora too, or leave it out");
   if (!o.save.empty() && o.training.directory.empty())
