@@ -505,17 +505,18 @@ def data_and_runs(p):
     shutil.copy(lines, texts)
     p.run("gpt_fsdp", [*frozen, "--steps=8"]).fails(2, "lines.jsonl", "tokenize --field")
     os.symlink("nowhere", os.path.join(texts, "gone.txt"))
-    for program, options in [("gpt_fsdp", frozen), ("tokenize", [texts, f"--out={tokens}2"])]:
+    for program, options in [("gpt_fsdp", [*frozen, "--steps=9"]), ("tokenize", [texts, f"--out={tokens}2"])]:
         p.run(program, options).fails(2, "gone.txt", "symbolic link to nothing")
-    wide = os.path.join(p.folder, "llama_train.bin")
+    os.mkdir(os.path.join(p.folder, "bins"))
+    wide, bare = (os.path.join(p.folder, "bins", name) for name in ("llama.bin", "bare.bin"))
     with open(wide, "wb") as file:  # llm.c's header for ids of 4 bytes
         file.write(b"".join(number.to_bytes(4, "little") for number in [20240801, 7, 400] + 253 * [0] + 400 * [1]))
-    p.gpt(f"--data={wide}").fails(2, "llama_train.bin", "4 bytes")
-    odd = os.fsdecode(os.fsencode(p.folder) + b"/b\xfccher-medieval")  # no UTF-8, and "val" inside a word
+    p.gpt(f"--data={wide}").fails(2, "llama.bin", "4 bytes")
+    odd = os.path.join(p.folder, "odd")
     os.mkdir(odd)
-    with open(os.path.join(odd, "medieval_train.bin"), "wb") as file:
+    with open(os.fsencode(odd) + b"/medieval-b\xfccher_train.bin", "wb") as file:  # no UTF-8, and "val" inside a word
         file.write(bytes(byte for i in range(4000) for byte in (i * 7 % 256, 0)))
-    p.gpt(f"--data={odd}", f"--run={p.folder}/odd").succeeds()
+    p.gpt(f"--data={odd}", f"--run={p.folder}/odd-run").succeeds()
     p.gpt(f"--data={odd}", "--validate-every=1").fails(2, "*val*.bin")
 
     folder = os.path.join(p.folder, "own-files")
@@ -531,7 +532,6 @@ def data_and_runs(p):
     p.run("shardlib-sample", [f"{p.folder}/converted", "--max-tokens=3"]).succeeds()
 
     named = [f"--tokenizer={os.path.dirname(os.path.abspath(__file__))}/data/tokenizers/gpt2.json", "--vocabulary=512"]
-    bare = os.path.join(p.folder, "bare_train.bin")
     with open(bare, "wb") as file:  # 2-byte ids of an unknown tokenizer
         file.write(bytes(byte for i in range(4000) for byte in (i * 7 % 256, i % 2)))
     prepared = [f"--data={bare}", "--vocabulary=512", f"--run={p.folder}/prepared"]

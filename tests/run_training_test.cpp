@@ -352,7 +352,7 @@ TEST_CASE("training: data that another tokenizer made are refused, whichever of 
   for (const std::string& path : {whole, whole + "/train"}) {
     training.data = path;
     CHECK_THROWS_WITH(run::open_data(training, 0),
-                      "'" + path +
+                      "--data: '" + path +
                           "' was made with the tokenizer gpt2 (fingerprint 306cd27f03c1), but --tokenizer bytes is "
                           "bytes (fingerprint bytes): give the tokenizer that made it, or tokenize its texts again");
   }
@@ -373,7 +373,8 @@ TEST_CASE("training: .bin files remember their tokenizer too", "[run][training]"
   for (const std::string& path : {folder.path(), folder / "train.bin", folder / "train*.bin"}) {
     training.data = path;
     CHECK_THROWS_WITH(run::open_data(training, 50257),
-                      "'" + path + "' was made with the tokenizer bpe-0 (fingerprint 0), but --tokenizer bytes is " +
+                      "--data: '" + path +
+                          "' was made with the tokenizer bpe-0 (fingerprint 0), but --tokenizer bytes is " +
                           "bytes (fingerprint bytes): give the tokenizer that made it, or tokenize its texts again");
   }
   std::filesystem::remove(folder / "tokens.json");

@@ -285,13 +285,17 @@ SHARDLIB_INLINE Data open_data(Training& t, std::int64_t vocabulary) {
   rows.rows = t.rows == "packed" ? io::Rows::packed : t.rows == "padded" ? io::Rows::padded : io::Rows::stories;
   // A model of whole documents has to learn where they end, or its samples never do.
   const io::TextOptions text{data.tokenizer, rows.rows != io::Rows::packed};
-  const auto open = [&](const std::string& path, io::Split split) {
-    auto source = io::open_tokens(path, split, text);
-    detail::check_tokenizer(path, t.tokenizer, *data.tokenizer);
-    return source;
+  const auto open = [&](const char* option, const std::string& path, io::Split split) {
+    try {
+      auto source = io::open_tokens(path, split, text);
+      detail::check_tokenizer(path, t.tokenizer, *data.tokenizer);
+      return source;
+    } catch (const UsageError& error) {
+      throw UsageError(fmt::format("{}: {}", option, error.what()));
+    }
   };
   if (t.text_stream.empty()) {
-    data.train = std::make_shared<io::Loader>(open(t.data, io::Split::train), rows);
+    data.train = std::make_shared<io::Loader>(open("--data", t.data, io::Split::train), rows);
     if (rows.rows == io::Rows::packed && data.train->source().tokens() < t.seq)
       throw UsageError(
           fmt::format("'{}' has {} tokens, fewer than a row of --seq {}: choose a longer text or shorter rows", t.data,
@@ -310,7 +314,8 @@ SHARDLIB_INLINE Data open_data(Training& t, std::int64_t vocabulary) {
     rows.shuffle = rows.repeat = false;
     const bool own = t.validation_data.empty();
     const std::string& path = own ? t.data : t.validation_data;
-    const auto source = open(path, own || io::has_validation(path) ? io::Split::validation : io::Split::train);
+    const auto source = open(own ? "--data" : "--validation-data", path,
+                             own || io::has_validation(path) ? io::Split::validation : io::Split::train);
     if (t.validate_every == 0)
       throw UsageError("--validation-data measures nothing without --validate-every N: give it too");
     data.validation = std::make_shared<io::Loader>(source, rows);
