@@ -2,8 +2,7 @@
 // is sharded along the sequence (Megatron's sequence parallelism), so each branch begins by a gather over t and ends by
 // a scatter of its sums. Both are ops of their own, or a part of the products beside them (collective matmul).
 //
-//   mpirun -n 2 tensor_parallel --mesh t=2 --form collective-matmul    prints a JSON object: seconds of each step, the
-//   loss
+//   mpirun -n 2 tensor_parallel --mesh d=1,t=2 --form separate    prints a JSON object: seconds of each step, and the loss
 //
 // benchmarks/tensor_parallel.py runs it over links of several rates.
 #include <fmt/format.h>

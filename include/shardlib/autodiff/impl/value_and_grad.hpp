@@ -127,8 +127,10 @@ SHARDLIB_INLINE void require_mesh(const Value& value, const DevicePtr& device, c
                 to_string(device->axes()) + "; `reinterpret` it for that mesh (no traffic)");
 }
 SHARDLIB_INLINE ValuePtr GradientCall::weight(const ValuePtr& value, const Path& path) {
-  const std::string name = path.text();
-  require_mesh(*value, parts_->device, name.empty() ? "the weight" : "the weight `" + name + "`");
+  if (value->device != parts_->device) {  // only then is the name worth its text
+    const std::string name = path.text();
+    require_mesh(*value, parts_->device, name.empty() ? "the weight" : "the weight `" + name + "`");
+  }
   return parts_->differentiation.weight(value, path);
 }
 SHARDLIB_INLINE void GradientCall::argument(const ValuePtr& value, std::size_t number) {
