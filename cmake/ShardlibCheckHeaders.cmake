@@ -1,8 +1,8 @@
 # The target check_headers compiles every header on its own: each must include what it uses. The definitions of impl/ are
 # left out, as with shardlib::compiled: they cost ten times as much, and tests/rooms.py checks their order. It also
-# compiles all of it, definitions included, as C++23 and C++26, as far as the compiler has these. The target check_examples
-# compiles the examples. Nothing is generated: errors and warnings are the point. With SHARDLIB_CHECK_HEADERS_EVERY=3 only
-# every third header is compiled on its own.
+# compiles all of it, definitions included, as C++23 and C++26, as far as the compiler has these. The target
+# check_programs compiles the examples and the benchmarks. Nothing is generated: errors and warnings are the point. With
+# SHARDLIB_CHECK_HEADERS_EVERY=3 only every third header is compiled on its own.
 include("${CMAKE_CURRENT_LIST_DIR}/ShardlibPublicHeaders.cmake")
 set(SHARDLIB_CHECK_HEADERS_EVERY 1 CACHE STRING "Of the headers, check_headers compiles one in so many on its own")
 set(sources "")
@@ -24,10 +24,12 @@ if(sources)
   target_compile_definitions(check_headers PRIVATE SHARDLIB_COMPILED)
   target_compile_options(check_headers PRIVATE -fsyntax-only)
   file(GLOB examples CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/examples/*.cpp" "${PROJECT_SOURCE_DIR}/examples/tools/*.cpp")
-  add_library(check_examples OBJECT EXCLUDE_FROM_ALL ${examples})
-  target_link_libraries(check_examples PRIVATE shardlib shardlib_own_flags)
-  target_compile_definitions(check_examples PRIVATE SHARDLIB_COMPILED)
-  target_compile_options(check_examples PRIVATE -fsyntax-only)
+  file(GLOB benchmarks CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/benchmarks/*.cpp")
+  set_source_files_properties(${benchmarks} PROPERTIES COMPILE_OPTIONS -Wno-unused-result)  # as in their own folder
+  add_library(check_programs OBJECT EXCLUDE_FROM_ALL ${examples} ${benchmarks})
+  target_link_libraries(check_programs PRIVATE shardlib shardlib_own_flags)
+  target_compile_definitions(check_programs PRIVATE SHARDLIB_COMPILED)
+  target_compile_options(check_programs PRIVATE -fsyntax-only)
   list(TRANSFORM headers REPLACE ".+" "#include \"\\0\"\n" OUTPUT_VARIABLE all)
   list(JOIN all "" all)
   include(CheckCXXCompilerFlag)

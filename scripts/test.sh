@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Sets up, builds and tests everything: release with g++ (threads, MPI, the gallery of compile errors, a consumer
-# project), the tests under AddressSanitizer + UndefinedBehaviorSanitizer and under ThreadSanitizer, a compile of every
-# sixth header and of the examples with clang 19, and each fuzzer for 2 seconds. Where nvcc is installed, it compiles
-# headers and an example too.
+# project), a selection of the tests under AddressSanitizer + UndefinedBehaviorSanitizer and under ThreadSanitizer, a
+# compile of every tenth header, of the examples and of the benchmarks with clang 19, and each fuzzer for 2 seconds.
+# Where nvcc is installed, it compiles headers and an example too.
 #   scripts/test.sh           all of it
 #   scripts/test.sh --quick   release only
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -43,7 +43,7 @@ build() { # PRESET TARGET [CMAKE OPTION...]
   shift 2
   local begin=$SECONDS
   quietly "build/log/$preset-configure.log" "configuring $preset" cmake --preset "$preset" \
-    -DSHARDLIB_BUILD_TESTS=ON "$@" &&
+    -DSHARDLIB_BUILD_TESTS=ON -DSHARDLIB_TEST_BATCH=6 "$@" &&
     quietly "build/log/$preset-build.log" "building $preset" \
       cmake --build "build/$preset" -j "$jobs" --target "$target" &&
     echo "built $preset ($((SECONDS - begin)) s)"
@@ -74,29 +74,43 @@ built() { # a build that fails counts as one failure
 }
 
 # The installed library is what the test of examples/template links.
-release() { built release all -DSHARDLIB_INSTALL_COMPILED=ON && run_tests release; }
+release() {
+  built release all -DSHARDLIB_INSTALL_COMPILED=ON -DSHARDLIB_BUILD_BENCHMARKS=OFF && run_tests release
+}
 # Over MPI without shared memory, which takes other ways than threads do.
 asan() { built asan shardlib_tests && run_tests asan -R '^(threads|mpi_without_shm)$'; }
 tsan() { built tsan shardlib_tests && run_tests tsan -R '^threads$'; }
-fuzz() { check build/log/fuzz.log "fuzzing the readers" scripts/fuzz.sh --seconds 2; }
 # The gallery has been through clang in the release stage, and the library's definitions in that of asan. What a header
 # includes, tests/includes.py has looked at in all of them.
 clang() {
   check build/log/clang-configure.log "configuring clang" cmake --preset clang -DSHARDLIB_BUILD_TESTS=OFF \
-    -DSHARDLIB_CHECK_HEADERS_EVERY=6 &&
-    check build/log/clang-headers.log "compiling headers and examples with clang" \
-      cmake --build build/clang -j "$jobs" --target check_headers check_examples
+    -DSHARDLIB_CHECK_HEADERS_EVERY=10 &&
+    check build/log/clang-headers.log "compiling headers and programs with clang" \
+      cmake --build build/clang -j "$jobs" --target check_headers check_programs
 }
 
-cuda() { check build/log/cuda.log "compiling with nvcc" scripts/test-cuda.sh --quick && tail -n 1 build/log/cuda.log; }
+# Each of the two keeps one core busy for most of its time.
+fuzz_and_cuda() {
+  local status=0 other
+  scripts/fuzz.sh --seconds 2 >build/log/fuzz.log 2>&1 &
+  other=$!
+  check build/log/cuda.log "compiling with nvcc" scripts/test-cuda.sh --quick && tail -n 1 build/log/cuda.log || status=1
+  if ! wait $other; then
+    status=1 failed=$((failed + 1))
+    echo "test.sh: fuzzing the readers failed; the end of build/log/fuzz.log:" >&2
+    tail -n 30 build/log/fuzz.log >&2
+  else
+    passed=$((passed + 1))
+  fi
+  return $status
+}
 
 stage "release: g++, all tests" release
 if [ $quick = no ]; then
   stage "asan: address and undefined-behaviour sanitizers" asan
   stage "tsan: thread sanitizer over the threads backend" tsan
-  stage "clang 19: headers and examples" clang
-  stage "fuzz: every reader for a few seconds" fuzz
-  stage "nvcc: headers and an example" cuda
+  stage "clang 19: headers, examples and benchmarks" clang
+  stage "fuzz: every reader for a few seconds; nvcc: headers and an example" fuzz_and_cuda
 fi
 
 echo

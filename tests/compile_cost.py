@@ -26,7 +26,7 @@ COUNTS = {
     "statements and expressions": r"(\d+) stmts/exprs total",
 }
 # Flags are those of a program that links shardlib::compiled; the types need none.
-PROGRAMS = ["examples/gpt_fsdp.cpp", "examples/gpt2.cpp", "#include <shardlib/shardlib.hpp>"]
+PROGRAMS = ["examples/gpt_fsdp.cpp", "#include <shardlib/shardlib.hpp>"]
 TYPES_ALONE = ["examples/shape_tests.cpp", "#include <shardlib/shapes.hpp>"]
 
 

@@ -227,9 +227,14 @@ gpt_reference::Weights in_f64(const Subject& subject) {
 }  // namespace
 
 TEST_CASE("gpt: loss and every gradient are equal on every mesh, and on threads and MPI bit for bit", "[model]") {
-  for (const Variant variant : {Variant{}, Variant{.kind = {.tied = true}}, Variant{.kind = {.qkv_bias = true}},
-                                Variant{.kind = {.tied = true, .qk_norm = true}}, Variant{.library_loss = true},
-                                Variant{.spelled_attention = true}, Variant{.order = SequenceOrder::zigzag}}) {
+  const Variant variants[] = {{},
+                              {.order = SequenceOrder::zigzag},
+                              {.kind = {.tied = true}},
+                              {.kind = {.qkv_bias = true}},
+                              {.kind = {.tied = true, .qk_norm = true}},
+                              {.library_loss = true},
+                              {.spelled_attention = true}};
+  for (const Variant& variant : few(variants, 2)) {
     const auto names = names_of_leaves(variant.kind);
     const auto run = [&](const GptMesh& mesh) { return step(mesh, variant); };
     const Result alone = on_threads("d=1,s=1,t=1", run);
@@ -253,7 +258,7 @@ TEST_CASE("gpt: by weights that are gathered before, loss and every gradient are
   for (const char* mesh : {"d=1,s=1,t=1", "d=2,s=1,t=2", "d=2,s=2,t=1", "d=1,s=2,t=2", "r=2,d=2,s=1,t=1"})
     on_mesh(mesh, [](const DevicePtr& device) {
       const GptMesh on(device);
-      for (const Kind kind : kinds) {
+      for (const Kind kind : few(kinds, 1)) {
         const Result gathered_in_loss = step(on, {.kind = kind});
         for (const char* policy : {"none", "seqax", "everything"})
           expect_close(step(on, {.kind = kind, .whole = true, .policy = policy}), gathered_in_loss, 1e-5,
@@ -288,7 +293,7 @@ TEST_CASE("gpt: recompute changes no bit", "[model]") {
   for (const char* mesh : {"d=1,s=1,t=1", "d=2,s=1,t=2", "d=2,s=2,t=1"})
     on_mesh(mesh, [](const DevicePtr& device) {
       const GptMesh on(device);
-      for (const Kind kind : kinds) {
+      for (const Kind kind : few(kinds, 1)) {
         const Result kept = step(on, {.kind = kind, .recompute = false});
         for (const char* policy : {"none", "dots", "attention", "seqax", "everything", "rms_norm,reduce_scatter,map"})
           expect_same_bits(step(on, {.kind = kind, .policy = policy}), kept, leaf_names(random_model(on, kind)));

@@ -258,3 +258,4 @@ TEST_CASE("tril, triu and one_hot", "[ops]") {
 }
 
 }  // namespace
+#undef ONE

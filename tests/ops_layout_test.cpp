@@ -154,3 +154,4 @@ TEST_CASE("broadcast", "[ops]") {
 }
 
 }  // namespace
+#undef ONE

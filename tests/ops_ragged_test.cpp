@@ -264,7 +264,8 @@ void check_grouped(const DevicePtr& device, std::int64_t places_each, std::int64
   const TensorSpec &rows = detail::parsed<Rows>, &weights = detail::parsed<Weights>, &result = detail::parsed<Result>,
                    &counted = detail::parsed<Counts>;
   const Axes axes = rows.dims[0].axes;
-  for (std::uint64_t seed = 1; seed < 4; ++seed) {
+  constexpr std::uint64_t seeds[] = {1, 2, 3};
+  for (const std::uint64_t seed : few(seeds, 1)) {
     Setup s(device->axes(), places_each, groups_each, seed);
     s.blocks = part_of(device->axes(), coordinates_of(device->axes(), 0), axes).second;
     const std::int64_t each = s.most(counted, axes) + static_cast<std::int64_t>(seed % 3);

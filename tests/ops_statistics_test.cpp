@@ -122,3 +122,4 @@ TEST_CASE("reductions of zeros, infinities and nothing", "[ops]") {
 }
 
 }  // namespace
+#undef ONE

@@ -1,6 +1,6 @@
 // Memory that blocks are cut from: which range, ranges that are split and joined again, and the pools over it.
 #include <unistd.h>
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(SHARDLIB_ADDRESS_SANITIZER)
 #include <sanitizer/asan_interface.h>
 #endif
 
@@ -311,7 +311,7 @@ TEST_CASE("what is left for a process is what is available, less what it may wri
   CHECK(written() >= before + bytes / 2);
 }
 
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(SHARDLIB_ADDRESS_SANITIZER)
 TEST_CASE("AddressSanitizer sees what lies in no block") {
   std::byte* data = nullptr;
   {

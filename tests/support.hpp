@@ -141,6 +141,21 @@ inline DeviceKind device_kind() {
   throw std::invalid_argument("SHARDLIB_TEST_DEVICE is '" + std::string(name) + "'; there are simulated and gpu");
 }
 
+/// Whether a case takes long: under a sanitizer, and on the simulated device, where each kernel costs two system calls.
+inline bool is_slow() {
+#if defined(SHARDLIB_ADDRESS_SANITIZER) || defined(SHARDLIB_THREAD_SANITIZER)
+  return true;
+#else
+  return device_kind() == DeviceKind::simulated;
+#endif
+}
+
+/// The cases, of which only the first `most` are taken where one takes long.
+template <class T, std::size_t N>
+std::span<const T> few(const T (&cases)[N], std::size_t most) {
+  return std::span(cases).first(is_slow() ? most : N);
+}
+
 /// Gives a variable another value for as long as this lives.
 template <class T>
 class Temporarily {
@@ -155,11 +170,13 @@ class Temporarily {
   T before_;
 };
 
-/// Runs `body` once per device of the mesh. Under mpirun with too few ranks it does nothing and returns false; ranks
-/// beyond the mesh are idle. When only some ranks fail the whole job ends, as the others may wait for them.
+/// Runs `body` once per device of the mesh. Under mpirun with too few ranks it does nothing and returns false, as for
+/// more than 4 devices where SHARDLIB_TEST_DEVICE=simulated; ranks beyond the mesh are idle. When only some ranks fail
+/// the whole job ends, as the others may wait for them.
 inline bool on_mesh(const std::string& mesh, const DeviceBody& body, LaunchOptions options = {.kind = device_kind()}) {
   const std::vector<AxisSize> axes = parse_mesh(mesh);
   if (under_mpi() && device_count(axes) > world_size()) return false;
+  if (device_kind() == DeviceKind::simulated && device_count(axes) > 4) return false;
   std::exception_ptr error;
   detail::Ending ending;
   ending.idle = world_rank() >= device_count(axes);
