@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -97,6 +98,79 @@ TEST_CASE("ragged_all_to_all: a padded result is an error", "[ops]") {
       (void)ragged_all_to_all<"R/e M -> S/e M">(rows, sent, received, {{"S", 6, 8}});
     });
     expect(said.find("rows are counted on each device") != std::string::npos, said);
+  });
+}
+
+TEST_CASE("recompute: an integer that a function returns has no derivative", "[ops]") {
+  on_mesh("d=1,t=1", [](const DevicePtr& device) {
+    const Data mesh(device);
+    struct Both {
+      Tensor<f32, "M"> y;
+      Tensor<i32, "M"> ids;
+    };
+    const auto layer = [](const Tensor<f32, "M">& v) -> Both { return {v * 2.0, cast<i32>(stop_gradient(v) * 7.0)}; };
+    const auto loss = [&](const Tensor<f32, "M">& v) -> Tensor<f32, "+d +t"> {
+      const Both both = explicit_activation_checkpointing(layer)(v);
+      return to_partial<"+d +t">(sum<"M -> ">(both.y * cast<f32>(floor_divide(both.ids, 2.0))));
+    };
+    const auto gradient = std::get<1>(value_and_grad(mesh, loss, ones<f32, "M">(mesh, {{"M", 2}})));
+    expect(fetch(gradient).data[1] == 6, "2 times the rounded half of 7");
+  });
+}
+
+TEST_CASE("optimizers: NaN in Lion, Muon where names have sizes, trees without leaves", "[ops]") {
+  on_mesh("d=1,t=1", [](const DevicePtr& device) {
+    const Data mesh(device);
+    const auto all = [](std::string_view) { return true; };
+    struct Vector {
+      Tensor<f32, "M"> w;
+    };
+    Vector weights{ones<f32, "M">(mesh, {{"M", 2}})};
+    const Vector grads{full<f32, "M">(mesh, {{"M", 2}}, std::numeric_limits<double>::quiet_NaN())};
+    Lion::Moments<Vector> moments{zeros_like(weights)};
+    Lion{}.update(weights, moments, grads, 0.1, 1.0, 0, all);
+    expect(std::isnan(weights.w.span()[0]), "a gradient that is NaN shows in the weight");
+
+    struct Matrices {
+      Tensor<f32, "M N"> wide, other;
+      Tensor<f32, "K M"> tall;
+    };
+    const Sizes sizes{{"M", 4}, {"N", 6}, {"K", 9}};
+    const Scope scope(mesh);
+    Matrices w{random_normal<f32, "M N">(mesh, sizes, {1, 1}), random_normal<f32, "M N">(mesh, sizes, {1, 2}),
+               random_normal<f32, "K M">(mesh, sizes, {1, 3})};
+    const Matrices g = w;
+    auto state = Muon::init(w);
+    Muon().update(w, state, g, 0.1, 1.0, 0, all);
+    expect(std::isfinite(w.tall.span()[0]), "matrices of every shape");
+
+    expect(global_norm(mesh, Array<"layers", Vector>{}) == 0, "the norm of nothing");
+  });
+}
+
+TEST_CASE("scatter_gradients leaves a leaf where it is that was not gathered", "[ops]") {
+  on_mesh("d=2,t=1", [](const DevicePtr& device) {
+    const Data mesh(device);
+    struct Rest {
+      Tensor<bf16, "M/d"> w;
+      Tensor<bf16, "X +d"> kept;
+    };
+    struct Sums {
+      Tensor<f32, "M +d"> w;
+      Tensor<f32, "X +d"> kept;
+    };
+    const auto rest = scatter_gradients<Rest>(Sums{to_partial<"M -> M +d">(ones<f32, "M">(mesh, {{"M", 4}})),
+                                                   to_partial<"X -> X +d">(full<f32, "X">(mesh, {{"X", 2}}, 3.0))});
+    expect(fetch(cast<f32>(rest.w)).data[3] == 1 && fetch(cast<f32>(rest.kept)).data[1] == 3, "the sums");
+  });
+}
+
+TEST_CASE("place: a host array whose values are not those of its shape", "[ops]") {
+  on_mesh("d=1,t=1", [](const DevicePtr& device) {
+    HostArray<f32> host;
+    host.shape = {4, 8};
+    const std::string said = error_of([&] { (void)place<Tensor<f32, "A B">>(Data(device), host); });
+    expect(said.find("the host array has 0 values for a shape of 32") != std::string::npos, said);
   });
 }
 

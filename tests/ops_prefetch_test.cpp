@@ -255,6 +255,26 @@ TEST_CASE("what the derivatives of a layer do not need is gathered for nothing, 
   SUCCEED();
 }
 
+TEST_CASE("a gradient that is taken between prefetched layers leaves their gathers alone", "[ops][prefetch]") {
+  on_mesh("d=2,t=1", [](const DevicePtr& device) {
+    const Grid mesh(device);
+    const auto between = [&](const Model& w, const X& x, bool inner) {
+      X y = x * all_gather<"M/t/d -> M">(w.gain);
+      for (std::size_t i = 0; i < w.layers.size(); ++i) {
+        y = prefetch(y, gathered, w.layers, i);
+        if (inner) static_cast<void>(value_and_grad(mesh, mean_square, stop_gradient(y)));
+        y = explicit_activation_checkpointing(layer<false>)(y, w.layers[i]);
+      }
+      return mean_square(prefetch(y, gathered, w.layers, w.layers.size()));
+    };
+    const auto gradient = [&](bool inner) {
+      return value_and_grad(mesh, between, model(mesh, 3), input(mesh), inner).second;
+    };
+    expect_same_bits(gradient(false), gradient(true), "gradient");
+  });
+  SUCCEED();
+}
+
 TEST_CASE("prefetch says what is wrong", "[ops][prefetch]") {
   on_mesh("d=2,t=1", [](const DevicePtr& device) {
     const Grid mesh(device);

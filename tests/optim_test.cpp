@@ -429,6 +429,9 @@ TEST_CASE("learning-rate schedules at their edges", "[optim]") {
     // A run that ends within its warmup.
     CHECK(LrSchedule{.kind = kind, .peak = 3, .warmup = 30, .decay_steps = 2}(1) == 0.2);
   }
+  CHECK(error_of<UsageError>([] { static_cast<void>(LrSchedule{.peak = 3, .warmup = 2}(2)); }) ==
+        "LrSchedule: decay_steps is 0, so no step is left for the decay; give the number of steps of the training, or "
+        "choose Kind::constant");
   // wsd's decay begins no earlier than the warmup's end.
   CHECK(LrSchedule{.kind = Kind::wsd, .warmup = 4, .decay_steps = 9, .final_fraction = 0, .decay_fraction = 1}(6) ==
         0.5);

@@ -1,5 +1,6 @@
 // Programs of pipelines: what stages hand over, replicated weights, messages, backward passes in halves, what goes
 // wrong.
+#include <algorithm>
 #include <cstring>
 
 #include "pipeline_model.hpp"
@@ -226,6 +227,49 @@ TEST_CASE("pipeline: ranks without weights pass gradients on, or need none", "[p
             for (const double value : gradient.span())
               expect(std::abs(value - slope) < 1e-12 * slope, what + ": the gradient is " + show(value));
         });
+}
+
+TEST_CASE("pipeline: a stage axis that the device has not is one rank", "[pipeline]") {
+  on_mesh("d=2,t=1", [](const DevicePtr& device) {
+    const pipeline::StagedMesh<"p", "p d t"> mesh(device);
+    const pipeline::StagedMesh<"", "d t"> without(device);
+    expect(mesh.rank() == 0 && mesh.ranks() == 1, "one rank");
+    const Sizes sizes{{"B", 4}, {"M", 8}, {"N", 6}};
+    ChainWeights weights{random_normal<f64, "M/d">(mesh.stage(), sizes, {1, 100}), {}};
+    weights.layers.push_back(random_normal<f64, "M/d N/t">(mesh.stage(), sizes, {1, 0}));
+    const auto step = pipeline::value_and_grad(mesh, pipeline::GPipe(1), 3, Chain{}, weights, sizes);
+    const auto due = pipeline::value_and_grad(without, pipeline::GPipe(1), 3, Chain{}, weights, sizes);
+    expect(item(all_reduce<"+d +p +t -> ">(step.loss)) == item(all_reduce<"+d +t -> ">(due.loss)), "the loss");
+    for_each_leaf([](std::string_view, const auto& is,
+                     const auto& expected) { expect(std::ranges::equal(is.span(), expected.span()), "the gradients"); },
+                  step.gradients, due.gradients);
+  });
+  SUCCEED();
+}
+
+TEST_CASE("pipeline: a weight that no stage of its rank uses is an error, unless it is frozen", "[pipeline]") {
+  struct Forgetful : Chain {
+    bool frozen = false;
+    [[nodiscard]] X stage(const ChainWeights& w, const X& x, const pipeline::StagePlace&) const {
+      if (frozen) static_cast<void>(stop_gradient(w.layers[0]));
+      return x;
+    }
+  };
+  on_mesh("d=1,t=1", [](const DevicePtr& device) {
+    const pipeline::StagedMesh<"", "d t"> mesh(device);
+    const Sizes sizes{{"B", 4}, {"M", 8}, {"N", 6}};
+    ChainWeights weights{ones<f64, "M/d">(mesh.stage(), sizes), {}};
+    weights.layers.push_back(ones<f64, "M/d N/t">(mesh.stage(), sizes));
+    Forgetful program;
+    const auto step = [&] { return pipeline::value_and_grad(mesh, pipeline::GPipe(1), 2, program, weights, sizes); };
+    const std::string message = error_of([&] { static_cast<void>(step()); });
+    expect(message.starts_with("pipeline::value_and_grad: no stage of this rank has a result that depends on the "
+                               "weight `layers/0`, so its gradient would be zero; use it in a stage"),
+           message);
+    program.frozen = true;
+    const auto frozen = step();
+    for (const double v : frozen.gradients.get<&ChainWeights::layers>()[0].span()) expect(v == 0, "frozen");
+  });
 }
 
 TEST_CASE("pipeline: messages of one's own, and a device's submesh", "[pipeline]") {

@@ -535,6 +535,16 @@ TEST_CASE("rules: /") {
   illegal(rules::divide("A/t", "A/d"),
           "/ of `A/t` and `A/d`: dim `A/t` of `A/t` is `A/d` in `A/d`, so their shards differ; `all_gather` one of "
           "them and `shard` it like the other (communicates)");
+  legal(rules::divide_integers("A/t", "A/t"), "A/t");
+  illegal(rules::divide_integers("A +t", "A"),
+          "/ of `A +t` and `A`: the dividend is partial over t, and the integer quotient of each summand drops a "
+          "remainder of its own; reduce it first, with a `reduce_scatter` or `all_reduce<\"A +t -> A\">` "
+          "(communicate)");
+  legal(rules::divide_by_number(true, "A +t"), "A +t");
+  legal(rules::divide_by_number(false, "A/t"), "A/t");
+  illegal(rules::divide_by_number(false, "+t"),
+          "/ of `+t` and a number: the dividend is partial over t, and the integer quotient of each summand drops a "
+          "remainder of its own; reduce it first, with `all_reduce<\"+t -> \">` (communicates)");
 }
 
 TEST_CASE("rules: map, and the functions of one operand") {

@@ -502,3 +502,17 @@ auto attention_in_whole_segments(const Tensor<f32, "B L/s D">& x, const Tensor<i
   return causal_attention<"L", "D", over<"s">>(x, x, x, segments);
 }
 #endif
+
+// expect: / of `\+d` and a number: the dividend is partial over d, and the integer quotient of each summand drops
+#if SECTION == 71
+auto half_of_each_summand(const Tensor<i32, "B/d">& x) {
+  return sum<"B/d -> +d">(x) / 2.0;
+}
+#endif
+
+// expect: / of `\+d` and `""`: the dividend is partial over d, and the integer quotient of each summand drops
+#if SECTION == 72
+auto mean_of_each_summand(const Tensor<i32, "B/d">& x, const Tensor<i32, "">& n) {
+  return sum<"B/d -> +d">(x) / n;
+}
+#endif

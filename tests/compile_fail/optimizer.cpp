@@ -58,3 +58,10 @@ void other_spec(Whole& w, Whole& mu, Whole& nu, const Sharded& grads) {
   AdamW().update(w, mu, nu, grads, 1e-3, 1.0, 0, every_leaf);
 }
 #endif
+
+// expect: decays\(name\) of an optimizer returns a bool, or LeafFactors: LeafFactors\{.decay = 0.1\} for a factor
+#if SECTION == 5
+void number_as_factor(Weights& w, Weights& mu, Weights& nu, const Weights& grads) {
+  AdamW().update(w, mu, nu, grads, 1e-3, 1.0, 0, [](std::string_view name) { return name == "bias" ? 0.0 : 0.1; });
+}
+#endif

@@ -156,3 +156,16 @@ auto count_of_a_class(const WithConstructor& tree) {
   return parameter_count(tree);
 }
 #endif
+
+// expect: get<&Struct::member>\(\) of a gradient: name a member of the struct that was differentiated by
+#if SECTION == 21
+struct Master {
+  Tensor<f32, "M"> bias, gain;
+};
+struct Copies {
+  Tensor<f32, "M"> gain, bias;
+};
+auto gain_for_bias(const gradient_t<Mesh<"d">, Copies>& gradient) {
+  return gradient.get<&Master::bias>();
+}
+#endif

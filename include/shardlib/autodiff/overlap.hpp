@@ -1,7 +1,9 @@
 // Asynchronous communication: the collectives that have started, and the points where the program waits for them.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "shardlib/ops/value_and_grad.hpp"
 #include "shardlib/runtime/pending_collective.hpp"
@@ -29,7 +31,7 @@ class AsyncSum {
 };
 
 /// Lives while a function is differentiated. On every exit, including an exception, it drops the collectives that are
-/// still pending.
+/// still pending. Those of an enclosing function wait meanwhile.
 class OverlapScope {
  public:
   [[gnu::cold]] SHARDLIB_INLINE explicit OverlapScope(const DevicePtr& device);
@@ -43,6 +45,9 @@ class OverlapScope {
 
  private:
   ProgramState& state_;
+  std::vector<Handle<PendingCollective>> pending_;  ///< of the enclosing function, as are the next two
+  bool overlaps_;
+  std::uint64_t hooks_;
 };
 
 }  // namespace shardlib::detail

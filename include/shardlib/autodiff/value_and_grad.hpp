@@ -40,6 +40,9 @@ class Differentiation {
   /// function does not call stop_gradient on it, that is an error. If weights may be `unused`, the weight's cotangent
   /// is null instead.
   [[gnu::cold]] SHARDLIB_INLINE std::vector<ValuePtr> backward(const Value& loss, const ValuePtr& one, bool unused);
+  /// Throws Error if a weight has no cotangent, and stop_gradient of it was not called.
+  [[gnu::cold]] SHARDLIB_INLINE void require_used(const std::vector<ValuePtr>& cotangents, const std::string& what,
+                                                  const char* remedy) const;
 
  private:
   void check_outside(const ValuePtr& value, const std::string& what) const;
@@ -79,12 +82,16 @@ SHARDLIB_INLINE void require_mesh(const Value& value, const DevicePtr& device, c
 template <class F, class W, class... Args>
 std::vector<SavedResidual> saved_residuals(F&& f, const W& weights, const Args&... args) {
   std::optional<detail::Differentiation> call;
+  std::optional<detail::OverlapScope> overlap;
   const W tracked = detail::with_leaves(weights, [&](const detail::ValuePtr& value, const detail::Path& path) {
-    if (!call) call.emplace("saved_residuals", value->device);
+    if (!call) {
+      call.emplace("saved_residuals", value->device);
+      overlap.emplace(value->device);
+    }
     return call->weight(value, path);
   });
   const auto loss = f(tracked, args...);
-  detail::OverlapScope(loss.value()->device).end_forward();
+  if (overlap) overlap->end_forward();
   return detail::residuals_below(loss.value()->slot.node.get());
 }
 

@@ -14,8 +14,10 @@
 
 namespace shardlib::detail {
 
+template <class Scale>
 struct DropoutElement {
-  float rate, scale;
+  float rate;
+  Scale scale;
   template <class D>
   SHARDLIB_FUNCTION void operator()(const D& v, const float& u, D& y) const {
     y = static_cast<D>(u < rate ? scalar_of<D>(0) : load(v) * scale);
@@ -30,8 +32,10 @@ Buffer Dropout<D>::operator()(const Value& in, const Value& out) const {
   with_global_index(out, [&](auto local, auto strides, auto offsets) {
     kernels::fill_uniform(exec, draws.as<float>(), local, strides, offsets, key.seed, key.stream);
   });
-  kernels::apply_flat(exec, out.count(), DropoutElement{rate, 1.0F / (1.0F - rate)}, in.as<const D>(),
-                      draws.as<const float>(), result.as<D>());
+  using Scale = decltype(load(D{}));
+  const Scale scale = Scale{1} / (Scale{1} - static_cast<Scale>(rate));
+  kernels::apply_flat(exec, out.count(), DropoutElement<Scale>{rate, scale}, in.as<const D>(), draws.as<const float>(),
+                      result.as<D>());
   return result;
 }
 

@@ -60,7 +60,8 @@ class Device : public detail::Counted {
   [[nodiscard]] const DevicePtr& whole() const { return whole_; }
   /// The device without `reinterpreted`: itself, unless that made it.
   [[nodiscard]] const Device& original() const { return reinterpreted_ ? *whole_ : *this; }
-  /// The axes of `original` that the group over `axes` spans. A factor that spans a part of an axis counts as that axis.
+  /// The axes of `original` that the group over `axes` spans. A factor that spans a part of an axis counts as that
+  /// axis.
   [[nodiscard]] std::vector<std::string_view> original_axes(std::span<const std::string_view> axes) const;
   /// The difference of rank of neighbours along the axis.
   [[nodiscard]] int stride(std::string_view axis) const;
@@ -73,6 +74,10 @@ class Device : public detail::Counted {
   /// Makes an axis of size 1 known that the mesh was made without. Neither `axes` nor a text names it. Throws Error
   /// for an axis of the mesh that this one is a part of.
   void know_absent(std::string_view axis);
+  /// Whether `know_absent` has made the axis known.
+  [[nodiscard]] bool is_absent(std::string_view axis) const {
+    return std::ranges::find(absent_, axis) != absent_.end();
+  }
   /// Which of the `count` devices this is, row-major over the axes: the last one varies fastest.
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return size_; }
@@ -126,10 +131,6 @@ class Device : public detail::Counted {
   }
 
   [[nodiscard]] std::size_t find(std::string_view axis) const;
-  [[nodiscard]] bool is_absent(std::string_view axis) const {
-    return std::ranges::find(absent_, axis) != absent_.end();
-  }
-
   [[nodiscard]] std::pair<std::vector<int>, int> members_along(std::span<const std::string_view> axes) const;
   /// The group of the devices with these ranks, of which this is number `rank`.
   Communicator& group_of(std::vector<int> members, int rank, std::span<const std::string_view> axes);

@@ -63,6 +63,11 @@ struct place_one<Tensor<D, S>> {
     if (static_cast<int>(host.shape.size()) != spec.rank())
       names.fail("the host array has " + std::to_string(host.shape.size()) + " dims, the spec " +
                  std::to_string(spec.rank()));
+    std::int64_t count = 1;
+    for (const std::int64_t size : host.shape) count *= size;
+    if (std::ssize(host.data) != count)
+      names.fail("the host array has " + std::to_string(host.data.size()) + " values for a shape of " +
+                 std::to_string(count) + "; make it with HostArray(shape, values)");
     for (const NamedSize& given : sizes)
       if (spec.has(given.name)) names.bind(given);
     GlobalSizes global;

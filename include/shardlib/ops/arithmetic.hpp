@@ -169,10 +169,12 @@ auto operator*(detail::LocatedNumber factor, const Tensor<D, S>& x)
     -> Tensor<detail::after_t<detail::is_number<"*", D>, D>, S> {
   return x * factor;
 }
-/// Each element divided by a number: `x / 2.0`. A number divided by each element: `1.0 / x`
+/// Each element divided by a number: `x / 2.0`. A number divided by each element: `1.0 / x`. A partial operand stays
+/// partial; of integers it is an error.
 template <dtype D, Spec S>
 auto operator/(const Tensor<D, S>& x, detail::LocatedNumber divisor)
-    -> Tensor<detail::after_t<detail::is_number<"/", D>, D>, S> {
+    -> Tensor<detail::after_t<detail::is_number<"/", D>, D>,
+              detail::result_of<rules::divide_by_number, floating<D>, S>> {
   const detail::Calling op{"/", {}, divisor.site};
   if constexpr (!floating<D>) detail::require_nonzero(op, x.value(), divisor.operand);
   const detail::OverNumber<detail::scalar_of<D>> f{detail::as_scalar(op, x, divisor.operand)};

@@ -209,6 +209,8 @@ class FieldsLike {
  public:
   template <auto Member>
   [[nodiscard]] const auto& get() const {
+    static_assert(is_member_of<W, Member>,
+                  "get<&Struct::member>() of a part: name a member of the struct that was unstacked");
     return std::get<detail::field_index(Member)>(fields_);
   }
   template <class T>

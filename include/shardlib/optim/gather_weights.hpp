@@ -38,8 +38,13 @@ template <class To, class G>
   To to = same_structure<To>(sums);
   for_each_leaf(
       []<dtype D, Spec S, class R>(std::string_view, Tensor<D, S>& gradient, R& sum) {
-        static constexpr OpSpec op = make_op<R::spec, S>;
-        gradient = reduce_scatter<op, detail::sum_of<D>>(cast<D>(std::exchange(sum, {})));
+        if constexpr (R::spec == S) {  // a leaf that was not gathered
+          gradient = cast<D>(std::exchange(sum, {}));
+          return;
+        } else {
+          static constexpr OpSpec op = make_op<R::spec, S>;
+          gradient = reduce_scatter<op, detail::sum_of<D>>(cast<D>(std::exchange(sum, {})));
+        }
       },
       to, sums);
   return to;

@@ -18,7 +18,8 @@ struct Normal {
 
 /// Fills every leaf of `tree` with normal numbers from `distribution(name)`. Each leaf uses its own stream, and the
 /// values are the same on every mesh. The Arrays must have their lengths already. `sizes` gives the sizes of all
-/// names. `initialize(mesh, model, sizes, seed, [](std::string_view name) { return Normal{0, 0.02}; })`
+/// names. The stream is the leaf's number in the tree: where ranks of a pipeline hold different trees, give each a seed
+/// of its own. `initialize(mesh, model, sizes, seed, [](std::string_view name) { return Normal{0, 0.02}; })`
 template <Spec A, class Tree, class F>
 void initialize(const Mesh<A>& mesh, Tree& tree, const Sizes& sizes, std::uint64_t seed, const F& distribution) {
   std::uint64_t stream = 0;

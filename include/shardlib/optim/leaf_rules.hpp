@@ -4,6 +4,7 @@
 #include <concepts>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -41,10 +42,14 @@ namespace detail {
 /// The factors of a leaf from the result of decays(name): LeafFactors, or whether it decays.
 template <class F>
 [[nodiscard]] LeafFactors leaf_factors(const F& decays, std::string_view name) {
-  if constexpr (std::same_as<decltype(decays(name)), LeafFactors>)
+  if constexpr (std::same_as<std::remove_cvref_t<decltype(decays(name))>, LeafFactors>) {
     return decays(name);
-  else
+  } else {
+    static_assert(
+        std::same_as<std::remove_cvref_t<decltype(decays(name))>, bool>,
+        "decays(name) of an optimizer returns a bool, or LeafFactors: LeafFactors{.decay = 0.1} for a factor");
     return {.decay = decays(name) ? 1.0 : 0.0};
+  }
 }
 }  // namespace detail
 

@@ -5,6 +5,9 @@
 #include <cmath>
 #include <cstdint>
 #include <numbers>
+#include <string>
+
+#include "shardlib/support/error.hpp"
 
 namespace shardlib {
 
@@ -29,6 +32,7 @@ struct LrSchedule {
   std::int64_t warmup = 0;                          ///< number of steps
   WarmupFrom warmup_from = WarmupFrom::peak_share;  ///< where the warmup begins
   /// The decay ends with the last of this many steps, which include the warmup; later steps keep the final rate.
+  /// There is no default: a call throws UsageError if it is 0 and needed.
   std::int64_t decay_steps = 0;
   double final_fraction = 0.1;  ///< the final rate is this times the peak
   double decay_fraction = 0.1;  ///< for wsd: the decay's share of decay_steps, if the warmup leaves so many
@@ -36,10 +40,15 @@ struct LrSchedule {
   [[nodiscard]] double operator()(std::int64_t step) const {
     const auto f = [](std::int64_t x) { return static_cast<double>(x); };
     if (step < warmup) return peak * f(warmup_from == WarmupFrom::zero ? step : step + 1) / f(warmup);
+    if (kind == Kind::constant) return peak;
+    if (decay_steps < 1)
+      throw UsageError("LrSchedule: decay_steps is " + std::to_string(decay_steps) +
+                       ", so no step is left for the decay; give the number of steps of the training, or choose "
+                       "Kind::constant");
     const std::int64_t last = decay_steps - 1;
     std::int64_t first = warmup;  // the last step with the peak
     if (kind == Kind::wsd) first = std::max<std::int64_t>(first, last - std::llround(decay_fraction * f(decay_steps)));
-    if (kind == Kind::constant || (kind == Kind::wsd && step <= first)) return peak;
+    if (kind == Kind::wsd && step <= first) return peak;
     const double progress = std::fmin(last > first ? f(step - first) / f(last - first) : 1.0, 1.0);
     const double left = kind == Kind::cosine ? 0.5 * (1.0 + std::cos(std::numbers::pi * progress)) : 1.0 - progress;
     return peak * (final_fraction + (1.0 - final_fraction) * left);

@@ -13,6 +13,8 @@
 #include "shardlib/compute/layout.hpp"
 #include "shardlib/optim/leaf_rules.hpp"
 #include "shardlib/optim/optimizers.hpp"
+#include "shardlib/runtime/names.hpp"
+#include "shardlib/runtime/program_state.hpp"
 #include "shardlib/support/inline.hpp"
 #include "shardlib/types/spec_functions.hpp"
 
@@ -37,6 +39,8 @@ inline constexpr bool is_matrix = parsed<S>.rank() == 2 && !parsed<S>.dims[0].is
 template <Spec S>
 [[nodiscard]] Tensor<f32, S> orthogonalized_leaf(const Tensor<f32, S>& x, int steps) {
   constexpr Spec whole = spec_of(unsharded(parsed<S>)), matrix = "Rows Cols";
+  // Names of dims in here have other sizes for each leaf, also where the caller has a scope of names.
+  const WithNames unchecked(program_state(x.device()), Handle<NameSizes>::make());
   if constexpr (whole == S)
     return rename<make_op(matrix, S)>(orthogonalized(rename<make_op(S, matrix)>(x), steps));
   else

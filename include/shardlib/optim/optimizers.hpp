@@ -165,6 +165,7 @@ template <Spec A, class Tree>
         total = total ? total + squares : squares;
       },
       tree);
+  if (!total) return 0;  // no leaves
   return std::sqrt(static_cast<double>(item(all_reduce<make_op<everywhere, "">>(total))));
 }
 

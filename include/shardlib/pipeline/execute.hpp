@@ -107,7 +107,7 @@ StageProgram erased(const StagedMesh<P, A>& mesh, int microbatches, const Progra
                     const Sizes& sizes, Last last) {
   StageProgram stages;
   stages.device = mesh.stage().device();
-  stages.axis = P;
+  if (!mesh.whole().device()->is_absent(std::string_view(P))) stages.axis = P;
   stages.microbatches = microbatches;
   {
     // The results of stages are compared with these shapes, stage by stage.
@@ -192,8 +192,8 @@ auto part_of_loss(const StagedMesh<P, A>& mesh, const ValuePtr& loss) {
 /// X, a tensor or a struct of tensors, is what stages send each other; `sizes` has the sizes of its names. `loss` may
 /// return a tuple of the loss and of Concats: these come as StepAndOutputs::outputs. The tape of a (stage, microbatch)
 /// lives from `fwd` to `bwd` or `bwdW`; `bwdA` runs the VJPs that X needs, `bwdW` the others. Throws UsageError for a
-/// schedule that is not for this mesh or number. `auto [loss, gradients, intervals, peak] = value_and_grad(mesh,
-/// schedule, 8, program, weights, sizes)`
+/// schedule that is not for this mesh or number, and Error if the loss does not depend on a weight of this rank. `auto
+/// [loss, gradients, intervals, peak] = value_and_grad(mesh, schedule, 8, program, weights, sizes)`
 template <Spec P, Spec A, class Program, class W>
 [[nodiscard]] auto value_and_grad(const StagedMesh<P, A>& mesh, const Schedule& schedule, int microbatches,
                                   const Program& program, const W& weights, const Sizes& sizes) ->
@@ -213,6 +213,8 @@ template <Spec P, Spec A, class Program, class W>
   core::OverlapScope overlap(mesh.stage().device());
   detail::StepValues values = detail::run(stages, lists);
   overlap.end_backward();
+  call.require_used(values.gradients, "no stage of this rank has a result that depends on ",
+                    "use it in a stage, leave it out, or call `stop_gradient` of it there if zeros are meant");
   using Loss = typename Types::loss;
   typename Results::step result{};
   result.loss = detail::part_of_loss<P, A, Loss>(mesh, values.loss);

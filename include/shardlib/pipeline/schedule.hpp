@@ -95,7 +95,7 @@ struct InterleavedGPipe : Schedule {
 };
 
 /// Two stages on each rank, r and 2 * mpmd_dim - 1 - r, so that microbatches go there and back (DeepSeek 2025).
-/// Backward passes are halved where that fills a wait. Needs at least num_stages = 2 * mpmd_dim microbatches.
+/// All backward passes are halved. Needs at least num_stages = 2 * mpmd_dim microbatches.
 struct DualPipeV : Schedule {
   /// The numbers of stages and of ranks.
   struct Arguments {

@@ -98,7 +98,8 @@ class StagedMesh {
   using Stage = Mesh<stage_axes>;
 
   explicit StagedMesh(const DevicePtr& device)
-      : whole_(device), stage_(has_axis ? Device::submesh(device, P) : device) {
+      : whole_(device),
+        stage_(has_axis && !device->is_absent(std::string_view(P)) ? Device::submesh(device, P) : device) {
     // Made by all ranks of the axis together: later, a message of two of them would wait for the others here.
     if (has_axis) static_cast<void>(device->group({std::string_view(P)}));
   }

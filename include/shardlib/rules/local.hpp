@@ -181,6 +181,24 @@ constexpr Verdict divide(const TensorSpec& a, const TensorSpec& b) {
   return {out, {}};
 }
 
+namespace detail_ {
+constexpr Text drops_remainders(const TensorSpec& x) {
+  return "the dividend is partial over " + Text(x.partial[0]) +
+         ", and the integer quotient of each summand drops a remainder of its own; " + reduce_first(x);
+}
+}  // namespace detail_
+/// / of integers: nothing may be partial.
+constexpr Verdict divide_integers(const TensorSpec& a, const TensorSpec& b) {
+  if (!a.partial.empty()) return {{}, detail_::of("/", detail_::both(a, b)) + ": " + detail_::drops_remainders(a)};
+  return divide(a, b);
+}
+constexpr Verdict divide_by_number(bool floats, const TensorSpec& a) {
+  const TensorSpec& x = a;
+  if (!floats && !x.partial.empty())
+    return {{}, "/ of " + quoted(a) + " and a number: " + detail_::drops_remainders(x)};
+  return {x, {}};
+}
+
 /// Any nonlinear op of one or more operands: none may be partial.
 constexpr Verdict map(std::string_view name, const Small<TensorSpec, 4>& in) {
   for (const TensorSpec& x : in)

@@ -42,6 +42,11 @@ struct gradient_fields<M, std::tuple<F...>> {
   using type = std::tuple<typename gradient_of<M, F>::type...>;
 };
 
+/// Whether it is a pointer to a member of W. A member of another struct would select the field at the same place.
+template <class W, auto Member>
+inline constexpr bool is_member_of = requires {
+  []<class T>(T W::*) {}(Member);
+};
 /// The index of the field of W that the member pointer selects.
 template <class W, class T, std::size_t I = 0>
 constexpr std::size_t field_index(T W::*member) {
@@ -71,6 +76,8 @@ class Gradient {
   /// The gradient of one member of W.
   template <auto Member>
   [[nodiscard]] const auto& get() const {
+    static_assert(detail::is_member_of<W, Member>,
+                  "get<&Struct::member>() of a gradient: name a member of the struct that was differentiated by");
     return std::get<detail::field_index(Member)>(fields_);
   }
   auto& as_tuple() { return fields_; }

@@ -40,18 +40,20 @@ using ValuePtr = Handle<const Value>;
 }
 
 /// The result of an operator between tensors.
-template <OpName Name, Spec S, Spec T>
+template <OpName Name, class D, Spec S, Spec T>
 constexpr Spec arithmetic_spec() {
   if constexpr (Name == OpName("*"))
     return result_of<rules::multiply, S, T>;
-  else if constexpr (Name == OpName("/"))
+  else if constexpr (Name == OpName("/") && floating<D>)
     return result_of<rules::divide, S, T>;
+  else if constexpr (Name == OpName("/"))
+    return result_of<rules::divide_integers, S, T>;
   else
     return result_of<rules::add, Name, S, T>;
 }
 template <OpName Name, class D, Spec S, class E, Spec T>
 using arithmetic_t = Tensor<std::enable_if_t<checked<rules::same_dtype, Name, dtype_v<D>, dtype_v<E>>::ok, D>,
-                            arithmetic_spec<Name, S, T>()>;
+                            arithmetic_spec<Name, D, S, T>()>;
 
 /// An operand of an operator, with the line of the call. An operator cannot have an extra parameter for the line. The
 /// default argument of this conversion is evaluated at the operator's call instead.

@@ -95,13 +95,16 @@ SHARDLIB_INLINE ValuePtr prefetched(const OpInfo& op, const ValuePtr& x, const H
   return out;
 }
 
-SHARDLIB_INLINE OverlapScope::OverlapScope(const DevicePtr& device) : state_(program_state(device)) {
-  state_.overlaps = false;
-}
+SHARDLIB_INLINE OverlapScope::OverlapScope(const DevicePtr& device)
+    : state_(program_state(device)),
+      pending_(std::exchange(state_.pending, {})),
+      overlaps_(std::exchange(state_.overlaps, false)),
+      hooks_(state_.hooks) {}
 
 SHARDLIB_INLINE OverlapScope::~OverlapScope() {
-  state_.pending.clear();
-  state_.overlaps = false;
+  state_.pending = std::move(pending_);
+  state_.overlaps = overlaps_;
+  state_.hooks = hooks_;
 }
 
 SHARDLIB_INLINE void OverlapScope::end_forward() {

@@ -99,14 +99,19 @@ SHARDLIB_INLINE std::vector<ValuePtr> Differentiation::backward(const Value& los
                   "again; pass it as an argument, with `stop_gradient` (" +
                   device_->describe() + ")");
   std::vector<ValuePtr> cotangents = detail::backward({{loss.slot, one}}, leaves_);
-  for (std::size_t i = 0; i < leaves_.size() && !unused; ++i)
-    if (!cotangents[i] && !leaves_[i].node->stopped)
-      throw Error(op_.describe() + ": the loss, which is the result of " + loss.made_by.describe() +
-                  ", does not depend on " + titles_[i] +
-                  ", so its gradient would be zero; use the function's parameter, leave the weight out, or write "
-                  "value_and_grad(mesh, allow_unused(f), ...) if zeros are meant (" +
-                  device_->describe() + ")");
+  if (!unused)
+    require_used(cotangents, "the loss, which is the result of " + loss.made_by.describe() + ", does not depend on ",
+                 "use the function's parameter, leave the weight out, or write value_and_grad(mesh, allow_unused(f), "
+                 "...) if zeros are meant");
   return cotangents;
+}
+
+SHARDLIB_INLINE void Differentiation::require_used(const std::vector<ValuePtr>& cotangents, const std::string& what,
+                                                   const char* remedy) const {
+  for (std::size_t i = 0; i < leaves_.size(); ++i)
+    if (!cotangents[i] && !leaves_[i].node->stopped)
+      throw Error(op_.describe() + ": " + what + titles_[i] + ", so its gradient would be zero; " + remedy + " (" +
+                  device_->describe() + ")");
 }
 
 struct GradientCall::Parts : Counted {
@@ -231,7 +236,7 @@ struct CheckpointForward::Parts : Counted {
         if (count.calls > 0) ran += (ran.empty() ? "`" : ", `") + name + "`";
       throw Error("explicit_activation_checkpointing: the policy keeps the results of `" + op +
                   "`, but the function runs no such op; name one that it runs (this program has run " + ran +
-                  "), or none, marked, dots, attention or everything (" + device->describe() + ")");
+                  "), or none, marked (seqax), dots, attention or everything (" + device->describe() + ")");
     }
   }
   std::vector<ValuePtr> inputs;
@@ -278,7 +283,8 @@ SHARDLIB_INLINE bool CheckpointForward::finish(Handle<const CheckpointedCall> ca
 }
 SHARDLIB_INLINE ValuePtr CheckpointForward::connect(const ValuePtr& value) {
   auto connected = detached(*value);
-  connected->slot = {parts_->node, parts_->node->outputs++};
+  Slot slot{parts_->node, parts_->node->outputs++};
+  if (is_floating(value->dtype)) connected->slot = std::move(slot);  // integers have no derivative
   return connected;
 }
 

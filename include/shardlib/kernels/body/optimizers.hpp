@@ -43,7 +43,7 @@ struct LionNumbers {
   SHARDLIB_FUNCTION void operator()(f32& w, f32& m, const G& grad, Copy&... copies) const {
     const f32 g = clip * static_cast<f32>(grad);
     const f32 mean = beta1 * m + (1 - beta1) * g;
-    const f32 sign = mean > 0 ? 1.0F : mean < 0 ? -1.0F : 0.0F;
+    const f32 sign = mean > 0 ? 1.0F : mean < 0 ? -1.0F : mean;  // NaN stays
     m = beta2 * m + (1 - beta2) * g;
     w -= rate * (sign + decay * w);
     ((copies = Copy(w)), ...);

@@ -236,7 +236,7 @@ SHARDLIB_INLINE LrSchedule lr_schedule(const Training& t) {
           .peak = t.learning_rate,
           .warmup = t.warmup,
           .warmup_from = t.warmup_from == "0" ? LrSchedule::WarmupFrom::zero : LrSchedule::WarmupFrom::peak_share,
-          .decay_steps = t.decay_steps > 0 ? t.decay_steps : t.steps,
+          .decay_steps = t.decay_steps > 0 ? t.decay_steps : std::max<std::int64_t>(t.steps, 1),
           .final_fraction = t.final_learning_rate,
           .decay_fraction = t.decay_fraction};
 }
