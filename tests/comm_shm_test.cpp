@@ -377,9 +377,24 @@ TEST_CASE("a launch ends when a collective is done that nobody waited for", "[sh
     const Buffer send = make_buffer(*device, std::vector<float>(100000, static_cast<float>(comm.rank())));
     comm.barrier();
     if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    static_cast<void>(comm.all_gather(send, recv));
+    comm.all_gather(send, recv).drop();
   });
   if (world_rank() < 2) CHECK((values_of<float>(recv)[0] == 0 && values_of<float>(recv)[199999] == 1));
+}
+
+TEST_CASE("a launch ends when both phases of a collective are done that nobody waited for", "[shm]") {
+  if (!under_mpi() || !detail::shm::node || world_size() < 2) return;
+  const Nodes apart(std::vector<int>(static_cast<std::size_t>(world_size()), -1));
+  Buffer recv;
+  on_mesh("d=2", [&](const DevicePtr& device) {
+    Communicator& comm = device->group({"d"});
+    recv = make_buffer<float>(*device, 200000);
+    const Buffer send = make_buffer(*device, std::vector<float>(200000, static_cast<float>(comm.rank() + 1)));
+    comm.barrier();
+    if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    comm.all_reduce(send, recv, DType::f32, Reduction::sum).drop();
+  });
+  if (world_rank() < 2) CHECK((values_of<float>(recv)[0] == 3 && values_of<float>(recv)[199999] == 3));
 }
 
 TEST_CASE("ranks out of step get an error that names both calls", "[shm]") {
@@ -421,7 +436,14 @@ TEST_CASE("groups come and go without filling the arena", "[shm]") {
   };
   std::size_t most = 0;
   for (int turn = 0; turn < 40; ++turn) {
-    on_mesh("d=" + show(world_size()), [](const DevicePtr& device) { device->group({"d"}).barrier(); });
+    on_mesh("d=" + show(world_size()), [](const DevicePtr& device) {
+      Communicator& comm = device->group({"d"});
+      comm.barrier();
+      // Too long for MPI to send eagerly, so it is under way when the body returns.
+      const Buffer message = make_buffer<float>(*device, 200000);
+      if (comm.rank() == 0) comm.send(message, 1);
+      if (comm.rank() == 1) comm.recv(message, 0).wait();
+    });
     if (turn == 5) most = room();
   }
   CHECK(room() <= most);

@@ -320,7 +320,8 @@ class MpiWorld final : public Backend {
   [[nodiscard]] std::shared_ptr<Pool> make_pool() const override {
     return detail::shm::node ? Pool::make(detail::shm::node->arena()) : Pool::make();
   }
-  /// Call it when the body has returned: it completes the sends without waiting for the receivers.
+  /// Call it when the body has returned: it completes what nobody waits for, such as sends. The communicators must
+  /// still exist, because the second phase of a collective uses them.
   void leave() {
     progress_->drain();
     detail::mpi::watch.end_launch(launch_, logs_);

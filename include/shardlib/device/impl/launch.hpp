@@ -184,7 +184,9 @@ inline void launch_rank(const std::vector<AxisSize>& mesh, const DeviceBody& bod
   const int threads = options.threads > 0 ? options.threads : threads_per_device(mpi::process.local_size);
   const auto world = std::make_shared<MpiWorld>(number, count, options.tuning, recorder);
   try {
-    run_device(DevicePtr::make(mesh, world_rank(), world, threads, options.tuning, options.kind, place), threads, body);
+    // It lives until `leave` has completed what the body has abandoned, which uses the device's communicators.
+    const auto device = DevicePtr::make(mesh, world_rank(), world, threads, options.tuning, options.kind, place);
+    run_device(device, threads, body);
     world->leave();
   } catch (...) {
     world->fail();
