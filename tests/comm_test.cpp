@@ -801,6 +801,10 @@ TEST_CASE("launch refuses what cannot be") {
         }) == "mesh \"d=2,d=2\", entry 2: axis 'd' is given twice: name each axis once");
   CHECK(error_of<UsageError>([&] { launch({}, nothing, {.threads = -1}); }) ==
         "launch: threads must be positive, or 0 for a share of the cores");
+  CHECK(error_of<UsageError>([&] { launch({}, nothing, {.threads = -1, .kind = DeviceKind::simulated}); }) ==
+        "launch: threads must be positive, or 0 for a share of the cores");
+  CHECK(error_of<UsageError>([&] { launch({}, nothing, {.watchdog = {.timeout = std::chrono::milliseconds(-1)}}); }) ==
+        "launch: the watchdog's timeout must be positive, or 0 to wait for ever");
   if (under_mpi()) {
     const int more = world_size() + 1;
     CHECK(error_of<UsageError>([&] {

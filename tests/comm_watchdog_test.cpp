@@ -214,6 +214,15 @@ TEST_CASE("a device that never comes is named when the timeout is over", "[watch
   }
 }
 
+TEST_CASE("the longest timeout of all is not over at once", "[watchdog]") {
+  if (!fits(2)) return;
+  const DeviceBody late = [](const DevicePtr& device) {
+    if (device->rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    all_of(*device).barrier();
+  };
+  CHECK(outcome("d=2", late, {.timeout = std::chrono::milliseconds::max()}) == "no error");
+}
+
 TEST_CASE("axes that are waited for in a cycle are named", "[watchdog]") {
   if (!fits(4)) return;
   // Devices 0 and 3 begin with d, 1 and 2 with t.

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <csignal>
 #include <cstdint>
@@ -276,9 +277,13 @@ SHARDLIB_INLINE void launch_threads(const std::vector<AxisSize>& mesh, const Dev
 
 SHARDLIB_INLINE void launch(const std::vector<AxisSize>& mesh, const DeviceBody& body, LaunchOptions options) {
   const int count = device_count(mesh);
+  if (options.threads < 0) throw UsageError("launch: threads must be positive, or 0 for a share of the cores");
   // The thread that runs a kernel opens the memory for itself.
   if (options.kind != DeviceKind::cpu) options.threads = 1;
-  if (options.threads < 0) throw UsageError("launch: threads must be positive, or 0 for a share of the cores");
+  if (options.watchdog.timeout.count() < 0)
+    throw UsageError("launch: the watchdog's timeout must be positive, or 0 to wait for ever");
+  constexpr std::chrono::seconds longest{1'000'000'000};  // a clock counts nanoseconds, in 64 bits
+  options.watchdog.timeout = std::min<std::chrono::milliseconds>(options.watchdog.timeout, longest);
 #if defined(SHARDLIB_WITH_MPI)
   if (under_mpi()) return detail::launch_rank(mesh, body, options);
 #endif
