@@ -721,6 +721,13 @@ TEST_CASE("a rank that waits for one that has returned gets an error instead of 
             nothing) == "no error");
 }
 
+TEST_CASE("a rank knows whether it was idle in the last launch") {
+  if (!under_mpi()) return;
+  for (const int n : {1, world_size()}) {
+    if (on_mesh(mesh_of(n), [](const DevicePtr&) {})) CHECK(detail::mpi::process.idle == (world_rank() >= n));
+  }
+}
+
 TEST_CASE("MPI must allow the threads that devices need") {
   CHECK_NOTHROW(detail::mpi::check_threads(MPI_THREAD_MULTIPLE));
   CHECK_NOTHROW(detail::mpi::check_threads(MPI_THREAD_SERIALIZED));

@@ -1119,6 +1119,7 @@ def mistakes(p):
     p.gpt("--learning-rate=1e30", "--steps=20").fails(1, "step ", "not finite", "--learning-rate")
     for ranks in (0, 2) if p.mpiexec else ():  # without MPI nobody reads it
         p.gpt(ranks=ranks, limits=["env", "SHARDLIB_SHM=2"]).fails(2, "SHARDLIB_SHM=2: write ", "0", "1")
+        p.gpt(ranks=ranks, limits=["env", "SHARDLIB_START_TIMEOUT=x"]).fails(2, "SHARDLIB_START_TIMEOUT=x: write ", "0")
     if p.mpiexec:
         one, other = (["-n", "1", *p.gpt_command("--mesh=d=2", f"--learning-rate={rate}")] for rate in ("1e-3", "1e-1"))
         Run([*p.mpiexec, *one, ":", *other], "ranks with two learning rates").fails(2, "different programs", "learning_rate")

@@ -37,7 +37,7 @@ inline bool running() {
   return initialized != 0 && finalized == 0;
 }
 
-/// What `start` has found out, and a communicator for the library's own messages.
+/// What `start` has found out, a communicator for the library's own messages, and what `launch` notes down.
 struct Process {
   int rank = 0;
   int size = 1;
@@ -46,6 +46,7 @@ struct Process {
   MPI_Comm control = MPI_COMM_NULL;
   MPI_Comm node = MPI_COMM_NULL;               ///< the ranks on this node
   std::vector<WatchedProcess> neighbors = {};  ///< by rank: the others on this node
+  bool idle = false;                           ///< it ran no device in the last launch
 
   /// Whether the process of a rank has ended. Always false for this rank and for ranks of other nodes.
   [[nodiscard]] bool has_died(int other) const {

@@ -1,11 +1,14 @@
 // How a program ends: its status, its message, and the same on all ranks.
 #pragma once
 
+#include <chrono>
 #include <cstdio>
 #include <exception>
 #include <functional>
 #include <iostream>
 #include <string>
+#include <string_view>
+#include <thread>
 
 #include "shardlib/device/impl/launch_parts.hpp"
 #include "shardlib/support/error.hpp"
@@ -67,6 +70,11 @@ SHARDLIB_INLINE std::string settle(const Ending& ending) {
     if (ending.idle && failures != Failures::none) return "the devices of the mesh have failed";
     if (failures == Failures::all && !ending.message.empty()) return rank + ": " + ending.message;
     return world_rank() == 0 ? ending.message : "";
+  }
+  const std::string_view rank = under_mpi() ? launcher_rank() : "";
+  if (ending.status == 2 && !rank.empty() && rank != "0") {
+    std::this_thread::sleep_for(std::chrono::seconds(1));  // mpirun ends all ranks with the first, and rank 0 speaks
+    return "";
   }
 #endif
   return ending.message;

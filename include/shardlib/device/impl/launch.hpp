@@ -68,6 +68,10 @@ inline bool started_by_mpi() {
          (!env({"SLURM_PROCID"}).empty() && !slurm.empty() && slurm != "none");
 }
 
+SHARDLIB_INLINE std::string_view launcher_rank() {
+  return env({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"});
+}
+
 SHARDLIB_INLINE int threads_per_device(int devices) {
   cpu_set_t set;
   const bool known = sched_getaffinity(0, sizeof set, &set) == 0;
@@ -181,7 +185,8 @@ inline void launch_rank(const std::vector<AxisSize>& mesh, const DeviceBody& bod
                      ": start " + std::to_string(count) + " or choose another mesh");
   }
   const LocalPlace place = place_of_rank(world_rank() < count, options.kind);
-  if (world_rank() >= count) return;
+  mpi::process.idle = world_rank() >= count;
+  if (mpi::process.idle) return;
   const int threads = options.threads > 0 ? options.threads : threads_per_device(mpi::process.local_size);
   const auto world = std::make_shared<MpiWorld>(number, count, options.tuning, recorder);
   try {
@@ -196,8 +201,7 @@ inline void launch_rank(const std::vector<AxisSize>& mesh, const DeviceBody& bod
 }
 #endif
 
-/// An environment variable for ranks changes nothing without mpirun, but a wrong value is an error there too. Under
-/// mpirun `shm::start` reads it.
+/// A wrong value of an environment variable is an error, also where this run does not use it: for a GPU, or for ranks.
 inline void check_settings() {
 #if defined(SHARDLIB_LAUNCHER_CUDA)
   static_cast<void>(gpu_part());
@@ -298,16 +302,20 @@ SHARDLIB_INLINE void launch(const std::vector<AxisSize>& mesh, const DeviceBody&
 
 namespace detail {
 
-/// Without MPI, copies that mpirun started would all do the same work and overwrite each other's files.
+/// Without MPI, copies that mpirun or srun started would all do the same work and overwrite each other's files.
 inline void refuse_copies() {
 #if !defined(SHARDLIB_WITH_MPI)
-  const std::string_view copies = env({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"});
+  if (!started_by_mpi()) return;
+  const std::string_view by_mpirun = env({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"});
+  // Not SLURM_NTASKS: the script of a job has it too, and what the script starts without srun is no copy.
+  const std::string_view copies = by_mpirun.empty() ? env({"SLURM_STEP_NUM_TASKS"}) : by_mpirun;
   if (copies.empty() || copies == "1") return;
   // Without a message the other copies stay silent.
-  if (env({"OMPI_COMM_WORLD_RANK", "PMI_RANK"}) != "0") throw UsageError("");
-  throw UsageError("mpirun started " + std::string(copies) +
-                   " ranks, but this program was built without MPI: start it without mpirun, or build it with "
-                   "SHARDLIB_WITH_MPI");
+  if (launcher_rank() != "0") throw UsageError("");
+  const std::string launcher = by_mpirun.empty() ? "srun" : "mpirun";
+  throw UsageError(launcher + " started " + std::string(copies) +
+                   " ranks, but this program was built without MPI: start it without " + launcher +
+                   (by_mpirun.empty() ? " or with --mpi=none" : "") + ", or build it with SHARDLIB_WITH_MPI");
 #endif
 }
 
@@ -333,12 +341,15 @@ SHARDLIB_INLINE int run_program([[maybe_unused]] int argc, [[maybe_unused]] char
       deadline.reset();
     }
 #endif
-    if (!under_mpi()) detail::check_settings();
+    detail::check_settings();
     if (!Kokkos::is_initialized()) {
       Kokkos::initialize();  // its options belong in its environment variables: argv is the program's
       finalize_kokkos = true;
     }
     ending.status = program();
+#if defined(SHARDLIB_WITH_MPI)
+    ending.idle = detail::mpi::process.idle;
+#endif
   } catch (...) {
     ending = detail::ending_of(std::current_exception());
   }
@@ -350,7 +361,8 @@ SHARDLIB_INLINE int run_program([[maybe_unused]] int argc, [[maybe_unused]] char
 #if defined(SHARDLIB_WITH_MPI)
   deadline.reset();
 #endif
-  if (!message.empty()) detail::print_error(message);
+  // What an idle rank would say, the others have said.
+  if (!message.empty() && !ending.idle) detail::print_error(message);
   // After the ranks have met: one of them alone may fail here, and none waits for it any more.
   if (const std::string output = detail::output_error(); !output.empty() && ending.status == 0) {
     detail::print_error(output);

@@ -4,6 +4,7 @@
 #include <exception>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "shardlib/comm/flight_recorder.hpp"
@@ -16,14 +17,18 @@ namespace shardlib::detail {
 struct Ending {
   int status = 0;
   std::string message = {};  ///< empty when nothing was thrown
-  bool idle = false;         ///< took no part, so others' failures are not contradicted
+  bool idle = false;         ///< ran no device in the last launch, so it does not contradict others' failures
 };
 
 /// Status 2 for UsageError, 1 for all else.
 [[nodiscard]] SHARDLIB_INLINE Ending ending_of(const std::exception_ptr& error);
 
+/// This process's number among those that mpirun or srun started, also before MPI starts. Empty if there are none.
+[[nodiscard]] SHARDLIB_INLINE std::string_view launcher_rank();
+
 /// Meets the other ranks and returns what to print here: rank 0 alone speaks when all have failed alike. If only some
-/// have failed, ends the whole job with their message, as the others may wait for them forever.
+/// have failed, ends the whole job with their message, as the others may wait for them forever. Where MPI has not
+/// started, ranks cannot meet: all have failed alike if the error is one of usage.
 [[nodiscard]] SHARDLIB_INLINE std::string settle(const Ending& ending);
 
 /// The message without "(device 1 (d=1) of mesh d=2)", by which alone the same error differs between devices.
