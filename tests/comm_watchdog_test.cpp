@@ -140,6 +140,19 @@ TEST_CASE("a recorder keeps the last communications, and what a device waits in"
   CHECK(recorder->record(2).last.size() == 2);
   waits.ends();
   CHECK(!recorder->record().waiting.has_value());
+  // One that has not ended stays, however many begin after it.
+  const auto early = group.starts(call, op);
+  for (std::size_t i = 0; i < detail::FlightRing::capacity + 5; ++i) group.starts(call, op).ends();
+  CHECK(!recorder->record().waiting.has_value());
+  early.waits();
+  const DeviceRecord late = recorder->record();
+  REQUIRE(late.waiting.has_value());
+  CHECK(late.waiting->sequence == detail::FlightRing::capacity + 6);
+  CHECK(late.last.size() == detail::FlightRing::capacity + 1);
+  CHECK(late.last.front().number == late.waiting->number);
+  early.ends();
+  CHECK(!recorder->record().waiting.has_value());
+  CHECK(recorder->record().last.size() == detail::FlightRing::capacity);
 }
 
 TEST_CASE("collectives of one size in another order are an error that names both calls", "[watchdog]") {

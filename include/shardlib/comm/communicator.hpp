@@ -42,7 +42,10 @@ class Request {
   }
   bool test() { return !pending_ || pending_->test(); }  ///< makes progress; true when `wait` would not block
   /// Abandons the request. Its buffers live until no other device needs them.
-  void drop() { pending_.reset(); }
+  void drop() {
+    pending_.reset();
+    std::exchange(record_, {}).ends();
+  }
 
  private:
   friend class Communicator;

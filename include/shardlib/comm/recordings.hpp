@@ -84,7 +84,7 @@ struct DeviceRecord {
   bool answers = true;  ///< false if it is stopped, dead or busy; then the rest is unknown
   std::vector<GroupRecord> groups = {};
   std::optional<Communication> waiting = {};
-  std::vector<Communication> last = {};  ///< oldest first
+  std::vector<Communication> last = {};  ///< those of the ring, after older ones that have not ended; oldest first
 };
 
 /// The recording of a device that does not answer, as its ring has it.

@@ -8,6 +8,8 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -45,13 +47,15 @@ struct FlightRecorder::State {
   std::vector<GroupRecord> groups = {};
   std::unique_ptr<FlightRing> own;
   FlightRing& ring;
+  std::map<std::uint64_t, FlightEntry> older = {};  ///< those that have not ended, but are no longer in the ring
 
   void change(std::uint64_t number, FlightEntry::State state) {
     const std::lock_guard lock(mutex);
-    FlightEntry& entry = ring.entries[number % FlightRing::capacity];
-    if (entry.number != number) return;  // overwritten by later ones
+    const auto old = older.find(number);
+    FlightEntry& entry = old == older.end() ? ring.entries[number % FlightRing::capacity] : old->second;
     entry.state = state;
     (state == FlightEntry::State::ended ? entry.ended : entry.waited_from) = seconds_now();
+    if (old != older.end() && state == FlightEntry::State::ended) older.erase(old);
   }
 };
 
@@ -73,6 +77,8 @@ SHARDLIB_INLINE std::uint64_t FlightRecorder::start(std::uint32_t group, Communi
   const auto at = static_cast<std::size_t>(peer);
   const std::uint64_t number = ring.count.load(std::memory_order_relaxed);
   FlightEntry& entry = ring.entries[number % FlightRing::capacity];
+  if (number >= FlightRing::capacity && entry.state != FlightEntry::State::ended)
+    state_->older.emplace(entry.number, entry);
   entry.number = number;
   entry.kind = kind;
   entry.state = FlightEntry::State::started;
@@ -100,21 +106,25 @@ SHARDLIB_INLINE void FlightRecorder::end(std::uint64_t number) {
   state_->change(number, FlightEntry::State::ended);
 }
 
+inline Communication communication(const FlightEntry& e) {
+  return {e.number, e.kind, e.state, e.peer, e.group, e.sequence, e.began, e.waited_from, e.ended, e.describe()};
+}
+
 /// Oldest first.
 inline std::vector<Communication> communications(const FlightRing& ring) {
   std::vector<Communication> result;
   const std::uint64_t count = ring.count.load(std::memory_order_acquire);
   for (std::uint64_t number = count - std::min<std::uint64_t>(count, FlightRing::capacity); number < count; ++number) {
-    const FlightEntry& e = ring.entries[number % FlightRing::capacity];
-    result.push_back(
-        {e.number, e.kind, e.state, e.peer, e.group, e.sequence, e.began, e.waited_from, e.ended, e.describe()});
+    result.push_back(communication(ring.entries[number % FlightRing::capacity]));
   }
   return result;
 }
 
 SHARDLIB_INLINE DeviceRecord FlightRecorder::record(std::size_t last) const {
   const std::lock_guard lock(state_->mutex);
-  DeviceRecord result{.device = state_->device, .groups = state_->groups, .last = communications(state_->ring)};
+  DeviceRecord result{.device = state_->device, .groups = state_->groups};
+  for (const auto& [number, entry] : state_->older) result.last.push_back(communication(entry));
+  std::ranges::move(communications(state_->ring), std::back_inserter(result.last));
   for (const Communication& c : result.last) {
     // A device that waits in one may complete others meanwhile; the last that it began to wait for is the innermost.
     if (c.state == FlightEntry::State::waiting && (!result.waiting || result.waiting->waited_from <= c.waited_from))
