@@ -436,6 +436,24 @@ TEST_CASE("messages of a pair stay in order, sends never wait, and a device may 
   }
 }
 
+TEST_CASE("memory that no handle keeps alive may be overwritten once it is sent") {
+  for (const int n : {1, 2}) {
+    on_mesh(mesh_of(n), [n](const DevicePtr& device) {
+      Communicator& comm = all_of(*device);
+      const int to = (comm.rank() + 1) % n, from = (comm.rank() + n - 1) % n;
+      std::vector<i32> mine(100000, comm.rank());
+      const Buffer memory(mine.data(), mine.size() * sizeof(i32), nullptr);
+      expect(!memory.slice(4, 4).is_owned() && make_buffer<i32>(*device, 2).slice(4, 4).is_owned());
+      comm.send(memory.slice(0, memory.bytes()), to);
+      std::ranges::fill(mine, -1);
+      comm.barrier();
+      const Buffer received = make_buffer<i32>(*device, mine.size());
+      comm.recv(received, from).wait();
+      expect_equal(values_of<i32>(received), std::vector<i32>(mine.size(), from));
+    });
+  }
+}
+
 TEST_CASE("buffers may be overwritten and freed once a collective is over") {
   for (const int n : {2, 4}) {
     on_mesh(mesh_of(n), [n](const DevicePtr& device) {
@@ -575,6 +593,11 @@ TEST_CASE("buffers that do not fit are refused") {
     expect_error<Error>([&] { comm.recv(one, 1 - comm.rank()).wait(); },
                         "recv from rank " + show(1 - comm.rank()) +
                             ": 4 bytes were sent, but 8 were expected: send and recv must agree on the size");
+    // MPI does not say how long a message is that does not fit.
+    comm.send(bytes(16), 1 - comm.rank());
+    expect_error<Error>([&] { comm.recv(one, 1 - comm.rank()).wait(); },
+                        "recv from rank " + show(1 - comm.rank()) + (under_mpi() ? ": more than 8" : ": 16") +
+                            " bytes were sent, but 8 were expected: send and recv must agree on the size");
   });
   SingleCommunicator alone;
   CHECK(error_of<Error>([&] { alone.recv({}, 0).wait(); }) ==

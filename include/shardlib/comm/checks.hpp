@@ -3,8 +3,10 @@
 
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "shardlib/comm/reduce_tree.hpp"
 #include "shardlib/memory/buffer.hpp"
@@ -16,6 +18,13 @@ namespace shardlib::detail {
 
 inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes != 0) std::memcpy(to, from, bytes);
+}
+
+/// The buffer, or a copy of it if its handles do not keep its memory alive.
+inline Buffer owned(const Buffer& buffer) {
+  if (buffer.is_owned() || buffer.device_memory() != nullptr) return buffer;
+  const auto bytes = std::make_shared<std::vector<std::byte>>(buffer.data(), buffer.data() + buffer.bytes());
+  return {bytes->data(), bytes->size(), bytes};
 }
 
 /// The pairs of buffer sizes that a collective over n devices accepts.
@@ -83,9 +92,16 @@ inline void check_peer(std::string_view op, int n, int peer) {
   }
 }
 
-[[noreturn]] inline void fail_recv(int from, std::size_t expected, std::size_t sent) {
-  throw Error("recv from rank " + std::to_string(from) + ": " + std::to_string(sent) + " bytes were sent, but " +
+[[noreturn]] inline void fail_recv(int from, std::size_t expected, const std::string& sent) {
+  throw Error("recv from rank " + std::to_string(from) + ": " + sent + " bytes were sent, but " +
               std::to_string(expected) + " were expected: send and recv must agree on the size");
+}
+[[noreturn]] inline void fail_recv(int from, std::size_t expected, std::size_t sent) {
+  fail_recv(from, expected, std::to_string(sent));
+}
+/// For a message of which only this is known, that it is longer.
+[[noreturn]] inline void fail_long_recv(int from, std::size_t expected) {
+  fail_recv(from, expected, "more than " + std::to_string(expected));
 }
 
 /// `device` is rank `rank` of the n members of the group.

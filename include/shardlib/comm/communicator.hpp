@@ -57,7 +57,7 @@ class Request {
 /// One group of devices, seen from one member with number `rank` of `size`. Every member calls the same operations in
 /// the same order. A call carries its op, op spec and line, and the members compare them. Blocks are in rank order.
 /// Nonblocking operations keep handles to their buffers until they complete. Only after `wait` is the receive buffer
-/// defined, and may the send buffer be overwritten.
+/// defined, and may the send buffer of a collective be overwritten.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -109,14 +109,17 @@ class Communicator {
   /// Returns once every member has called it.
   void barrier(Site site = Site::current()) { start({.kind = detail::Collective::barrier}, site, {}).wait(); }
 
-  /// Sends to `to` and receives from `from` (ranks of the group) at once; messages of a pair stay in order.
+  /// Sends to `to` and receives from `from` (ranks of the group) at once; messages of a pair stay in order. A message
+  /// is read when its receiver takes it, which the sender's requests do not wait for: it must stay unchanged until
+  /// then. Only of memory that its handles do not keep alive does a send make a copy.
   Request send_recv(const Buffer& send, int to, const Buffer& recv, int from, Site site = Site::current()) {
     this->send(send, to, site);
     return this->recv(recv, from, site);
   }
   Request send(const Buffer& buffer, int to, Site site = Site::current()) {
     detail::check_peer("send to", size(), to);
-    return recorded(recorder_.sends(caller("send", site), buffer.bytes(), to), [&] { return start_send(buffer, to); });
+    return recorded(recorder_.sends(caller("send", site), buffer.bytes(), to),
+                    [&] { return start_send(detail::owned(buffer), to); });
   }
   Request recv(const Buffer& buffer, int from, Site site = Site::current()) {
     detail::check_peer("recv from", size(), from);

@@ -36,12 +36,15 @@ class Buffer {
   [[nodiscard]] bool is_read_only() const { return block_ && block_->read_only; }
   /// The region of a block that only kernels and copies may access; null for host memory.
   [[nodiscard]] Region* device_memory() const { return block_ ? block_->device : nullptr; }
+  /// Whether the handles keep the memory alive. If not, it is a caller's, who may free it at any time.
+  [[nodiscard]] bool is_owned() const { return !block_ || block_->owned; }
   /// True if no other handle shares this block, so that an op may overwrite it.
   [[nodiscard]] bool unique() const { return block_.use_count() == 1 && !block_->read_only && !block_->slice; }
   /// A handle to a part of this block, which it keeps alive. A slice is never unique.
   [[nodiscard]] Buffer slice(std::size_t begin, std::size_t bytes) const {
     Buffer part(data() + begin, bytes, std::make_shared<Buffer>(*this), is_read_only(), device_memory());
     part.block_->slice = true;
+    part.block_->owned = is_owned();
     return part;
   }
 
@@ -52,6 +55,7 @@ class Buffer {
     std::shared_ptr<void> owner;
     bool read_only;
     bool slice = false;
+    bool owned = owner != nullptr;
     Region* device;
     Block(std::byte* d, std::size_t b, std::shared_ptr<void> o, bool r, Region* m)
         : data(d), bytes(b), owner(std::move(o)), read_only(r), device(m) {}

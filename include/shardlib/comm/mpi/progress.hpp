@@ -185,16 +185,26 @@ struct MpiOp {
     const int code = MPI_Testall(static_cast<int>(requests.size()), requests.data(), &all, statuses.data());
     if (code == MPI_ERR_IN_STATUS) {
       for (const MPI_Status& status : statuses) {
-        if (status.MPI_ERROR != MPI_ERR_PENDING) check(status.MPI_ERROR, name, bytes);
+        if (status.MPI_ERROR != MPI_ERR_PENDING) check_code(status.MPI_ERROR);
       }
     }
-    check(code, name, bytes);
+    check_code(code);
     if (all == 0) return false;
     requests.clear();
     const auto sizes = std::exchange(expected, {});
     done = !sizes.empty();  // stays true if the message does not fit
     for (std::size_t i = 0; i < sizes.size(); ++i) check_size(statuses[i], sizes[i]);
     return end_phase();
+  }
+  void check_code(int code) {
+    if (code == MPI_SUCCESS) return;
+    int kind = MPI_SUCCESS;
+    MPI_Error_class(code, &kind);
+    if (kind == MPI_ERR_TRUNCATE && peer >= 0) {
+      done = std::ranges::find(statuses, MPI_ERR_PENDING, &MPI_Status::MPI_ERROR) == statuses.end();
+      fail_long_recv(peer, bytes);
+    }
+    check(code, name, bytes);
   }
   bool end_phase() {
     if (next) std::exchange(next, nullptr)(*this);
