@@ -37,14 +37,18 @@ void gpu_gemm(const shardlib::detail::Gpu& gpu, bool trans_a, bool trans_b, std:
     const auto part = [&](std::int64_t columns, std::int64_t terms, const T* from_a, const T* from_b, C* to, bool add) {
       gpu_gemm(gpu, trans_a, trans_b, m, columns, terms, from_a, lda, 0, from_b, ldb, 0, to, ldc, 0, 1, add);
     };
-    const std::int64_t columns = n / unit * unit, terms = k / unit * unit;
+    const std::int64_t columns = n / unit * unit;
     if (columns != n && columns >= least) {
       part(columns, k, a, b, c, accumulate);
       return part(n - columns, k, a, trans_b ? b + columns * ldb : b + columns, c + columns, accumulate);
     }
-    if (terms != k && terms >= least) {  // the few terms first: the sum of all is rounded last
-      part(n, k - terms, trans_a ? a + terms * lda : a + terms, trans_b ? b + terms : b + terms * ldb, c, accumulate);
-      return part(n, terms, a, b, c, true);
+    // Parts of a sum in bf16 would be rounded, and then their sum.
+    if constexpr (!std::is_same_v<C, bf16>) {
+      const std::int64_t terms = k / unit * unit;
+      if (terms != k && terms >= least) {  // the few terms first: the sum of all is rounded last
+        part(n, k - terms, trans_a ? a + terms * lda : a + terms, trans_b ? b + terms : b + terms * ldb, c, accumulate);
+        return part(n, terms, a, b, c, true);
+      }
     }
   }
   using Number = std::conditional_t<std::is_same_v<C, double>, double, float>;
