@@ -1,4 +1,5 @@
 // Memory that blocks are cut from: which range, ranges that are split and joined again, and the pools over it.
+#include <sys/resource.h>
 #include <unistd.h>
 #if defined(SHARDLIB_ADDRESS_SANITIZER)
 #include <sanitizer/asan_interface.h>
@@ -173,6 +174,24 @@ TEST_CASE("a region without room says so and goes on") {
     region->free(block, 1000);
     CHECK(region->allocate(1000) == block);
   }
+}
+
+TEST_CASE("what a range has left is granted before blocks come from it") {
+  rlimit before{};
+  getrlimit(RLIMIT_AS, &before);
+  if (before.rlim_max != RLIM_INFINITY) return;
+  const rlimit any{RLIM_INFINITY - 1, RLIM_INFINITY};  // a limit, so that ranges are of 64 MiB, but of no effect
+  setrlimit(RLIMIT_AS, &any);
+  constexpr std::size_t range = std::size_t{64} << 20, most_guards = 1024;
+  const auto region = Region::make();
+  region->allocate(64);
+  const std::size_t granted = detail::grants.bytes;
+  region->allocate(range + 64);  // in a range of its own
+  CHECK(detail::grants.bytes >= granted + 2 * range - most_guards);
+  const std::size_t all = detail::grants.bytes;
+  region->allocate(range / 2);  // in what the first one has left
+  CHECK(detail::grants.bytes == all);
+  setrlimit(RLIMIT_AS, &before);
 }
 
 TEST_CASE("pages stay for the next block until trim") {
