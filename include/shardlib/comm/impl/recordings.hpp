@@ -53,6 +53,7 @@ struct FlightRecorder::State {
     const std::lock_guard lock(mutex);
     const auto old = older.find(number);
     FlightEntry& entry = old == older.end() ? ring.entries[number % FlightRing::capacity] : old->second;
+    if (entry.number != number) return;  // it has ended before
     entry.state = state;
     (state == FlightEntry::State::ended ? entry.ended : entry.waited_from) = seconds_now();
     if (old != older.end() && state == FlightEntry::State::ended) older.erase(old);
