@@ -220,6 +220,16 @@ void declare(run::Options& options, Options& o) {
       "the optimizer; --beta1 is the momentum of sgd and muon, muon's matrices are w_up and w_down, and adafactor "
       "keeps rows and columns of moments",
       run::one_of({"adamw", "adafactor", "lion", "muon", "sgd"}));
+  const auto unused = [&](const char* option, const std::vector<std::string>& by) {
+    options.in_vain({option}, [&o, by](const run::Options&) {
+      return std::ranges::find(by, o.optimizer) == by.end()
+                 ? ""
+                 : fmt::format("with --optimizer {}: leave it out, or choose another optimizer", o.optimizer);
+    });
+  };
+  unused("--beta1", {"adafactor"});
+  unused("--beta2", {"adafactor", "sgd"});
+  unused("--adam-epsilon", {"adafactor", "lion", "sgd"});
   options.add("--ema", o.ema,
               "validate, sample and export a moving average of the weights, which keeps this share of itself each step "
               "(0: the weights)",

@@ -313,6 +313,15 @@ void declare(run::Options& options, Options& o) {
   // Where and when the layers run and what is computed again, not what they compute.
   o.training.may_change = {"schedule", "stages", "stage_layers", "recompute", "gather", "collective_matmul"};
   o.training.model_settings = {{"init", "depth-scaled"}};  // as programs of before --init drew
+  const char* const samples =
+      "here, because gpt_pipeline does not sample: leave it out, and use shardlib-sample RUN, which starts gpt_fsdp "
+      "with the settings of the run";
+  options.in_vain({"--sample-every", "--sample-only", "--chat", "--turns", "--prompt", "--sample-begin", "--top-k",
+                   "--top-p", "--stop", "--samples", "--temperature", "--evaluate"},
+                  [=](const run::Options&) { return samples; });
+  options.in_vain({"--max-tokens"}, [=, &o](const run::Options&) {  // 0 is what it does
+    return o.training.sample.max_tokens == 0 ? "" : samples;
+  });
   options.group("pipeline");
   options.add(
       "--schedule", o.schedule,
@@ -435,15 +444,6 @@ int program(int argc, char** argv) {
     if (world_rank() == 0) fmt::print("{}", options.answer());
     return 0;
   }
-  if (o.training.sample_only || o.training.chat || !o.training.evaluate.empty())
-    throw UsageError(
-        "gpt_pipeline does not sample, so --sample-only, --chat and --evaluate have no meaning; use shardlib-sample "
-        "RUN, which "
-        "starts gpt_fsdp with the settings of the run");
-  if (o.training.prompt != run::Training{}.prompt || o.training.sample_every > 0)
-    throw UsageError(
-        "gpt_pipeline does not sample, so --prompt and --sample-every have no meaning; use shardlib-sample RUN, which "
-        "starts gpt_fsdp with the settings of the run");
   o.training.sample.max_tokens = 0;
   const bool is_tutorial = o.model == "jaxpp-tutorial";
   if (!is_tutorial) o.training.batch_axes = "r d";

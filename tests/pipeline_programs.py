@@ -217,6 +217,8 @@ def mistakes(p):
         (["--mesh=p=2", "--microbatches=3"], ["--batch 16", "--microbatches 3", "multiple of 3"]),
         (["--mesh=p=2,d=4", "--microbatches=8"], ["--microbatches 8", "d = 4", "multiple of 4"]),
         (["--mesh=p=8", "--microbatches=4", "--schedule=zero-bubble"], ["ZeroBubble", "microbatches", "4"]),
+        (["--mesh=p=2", "--temperature=0"], ["--temperature has no effect", "shardlib-sample RUN"]),
+        (["--mesh=p=2", "--max-tokens=5"], ["--max-tokens has no effect", "shardlib-sample RUN"]),
         (["--mesh=d=2,p=2"], ["--mesh", "p r d s t", "in this order"]),
         (["--mesh=p=2", "--timeline=/nowhere/x.svg"], ["/nowhere/x.svg", "--timeline"]),
     ]

@@ -222,7 +222,8 @@ def training(p):
     p.gpt(*short, f"--export={p.folder}/seqax-model").fails(2, 'init is "seqax" in the checkpoint, but "depth-scaled" now')
     p.run("shardlib-sample", [f"{p.folder}/seqax", "--init=depth-scaled"]).fails(2, 'init is "seqax"', "--allow-change init")
     p.run("shardlib-sample", [f"{p.folder}/seqax"]).succeeds()
-    run, steps = p.metrics("--mesh=d=2,t=1", "--epochs=1", "--shuffle=no", "--batch=64", "--seq=64")
+    small = [option for option in p.small() if not option.startswith("--steps")]
+    run, steps = p.measured("gpt_fsdp", [*small, "--mesh=d=2,t=1", "--epochs=1", "--shuffle=no", "--batch=64", "--seq=64"])
     tokens = int(re.search(r"(\d+) tokens of data, seen 1\.\d\d times", run.out)[1])
     run.check(len(steps) == -(-tokens // (64 * 64)), f"an epoch of {tokens} tokens has {len(steps)} steps")
 
@@ -317,6 +318,19 @@ def resuming(p):
     p.gpt(*common, f"--run={p.folder}/whole", "--no-resume").fails(2, "whole", "resume")
     run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=70", f"--run={p.folder}/whole", "--d-model=32")
     run.check(run.status == 2 and "weights.embed' is [256, 16] in the checkpoint, but [256, 32]" in run.err, "all that differs is listed")
+    wider = [*common, "--mesh=d=1,t=1", "--steps=72", f"--run={p.folder}/whole", "--seed=3", "--d-model=32"]
+    p.gpt(*wider).fails(2, "d_model is 16 in the checkpoint, but 32 now", "--allow-change d_model")
+    run = p.gpt(*wider, "--allow-change=d_model")
+    run.check(run.status == 2 and "[256, 16] in the checkpoint" in run.err and "--allow-change makes no checkpoint fit: d_model is 16" in run.err,
+              "a change that decides the leaves fits nothing")
+    with open(f"{p.folder}/whole/config.toml") as file:
+        kept = file.read()
+    run = p.gpt(*common, "--mesh=d=1,t=1", "--steps=60", f"--run={p.folder}/whole", "--keep-best=3")
+    run.succeeds()
+    run.check("the checkpoint of step 71 is used: --steps 60 leaves nothing to train" in run.out and "going on" not in run.out,
+              "a run of more steps is not cut")
+    with open(f"{p.folder}/whole/config.toml") as file:
+        run.check(file.read() == kept, "config.toml stays that of the steps that were trained")
 
 
 def sampling_is_stopped(p):
@@ -644,7 +658,10 @@ def optimizers(p):
         check(("rows" in moments) == ("cols" in moments) == (name == "adafactor") != ("mu" in moments),
               f"{name}: rows and columns in place of moments", str(moments))
     averaged(p)
-    p.run("gpt2", [*options, f"--run={folder}", "--optimizer=lion", "--steps=9"]).fails(2, "optimizer is", "--allow-change")
+    for optimizer in "lion", "adafactor":  # the second has other leaves
+        p.run("gpt2", [*options, f"--run={folder}", f"--optimizer={optimizer}", "--steps=9"]).fails(2, "optimizer is", "--allow-change")
+    p.run("gpt2", [*options, f"--run={folder}", "--ema=0.5", "--steps=9"]).fails(2, "ema is 0.0", "--allow-change ema")
+    p.run("gpt2", [*options, "--beta2=0.9"]).fails(2, "--beta2 has no effect with --optimizer sgd")
     plans = {}
     for name in rates:
         plan = p.run("gpt2", ["--preset=gpt2-124m", "--mesh=d=1,t=1", "--plan", f"--optimizer={name}"])
@@ -1104,6 +1121,13 @@ def mistakes(p):
         (["--rope-context=64"], ["--rope-context 64", "--rope-factor"]),
         (["--max-tokens=5", "--rows=stories", "--prompt="], ["--prompt is empty", "--max-tokens 0"]),
         (["--max-tokens=5", "--vocabulary=128", "--prompt=é"], ["--prompt", "195", "ends at 127", "--vocabulary"]),
+        (["--epochs=1"], ["--steps has no effect", "--epochs 1", "one of them"]),
+        (["--rope-low=2"], ["--rope-low has no effect", "--rope-context"]),
+        (["--decay-fraction=0.5"], ["--decay-fraction has no effect", "--lr-schedule wsd"]),
+        (["--spike-window=9"], ["--spike-window has no effect", "--on-spike"]),
+        (["--validation-batches=2"], ["--validation-batches has no effect", "--validate-every"]),
+        (["--keep=3"], ["--keep has no effect", "--run DIR"]),
+        (["--no-resume"], ["--no-resume has no effect", "--run DIR"]),
         (["--mesh=t=1,d=2"], ["--mesh", "d s t", "d=4,s=2,t=2"]),
         (["--mesh=d=2,t=1,p=1"], ["--mesh", "d=4,s=2,t=2"]),
         (["--mesh=s=3"], ["--seq 16", "s = 3", "choose a multiple of 3"]),

@@ -255,6 +255,8 @@ TEST_CASE("run directory: a changed configuration", "[run]") {
   RunDirectory run(path, "steps = 20\n[model]\nd = 1\n", Resume::automatic, true);
   CHECK(run.changes() == std::vector<std::string>{"steps: 10 -> 20", "model.d: (absent) -> 1"});
   CHECK(contents(run.config()) == config);
+  CHECK(run.begin(3, false).empty());
+  CHECK(contents(run.config()) == config);
   CHECK(run.begin(3) == std::vector<std::string>{"the configuration has changed (the former one is in config.1.toml):",
                                                  "  steps: 10 -> 20", "  model.d: (absent) -> 1"});
   CHECK(contents(run.config()) == "steps = 20\n[model]\nd = 1\n");

@@ -99,6 +99,35 @@ TEST_CASE("options: each type on the command line", "[run]") {
   CHECK(parsed({"--prompt", "-1"}).prompt == "-1");
 }
 
+TEST_CASE("options: one that has no effect is refused on the command line, but not in a file", "[run]") {
+  Settings s;
+  const auto with = [&s](const std::vector<const char*>& words) {
+    Options o = declared(s);
+    o.in_vain({"--decay", "--resume"}, [&s](const Options& all) {
+      return s.optimizer == "sgd" && !all.given("--seed") ? "with --optimizer sgd: leave it out" : "";
+    });
+    return parse(o, words);
+  };
+  CHECK(with({"--decay=0.2"}));
+  expect_error<UsageError>(
+      [&] {
+        static_cast<void>(with({"--decay=0.2", "--optimizer=sgd"}));
+      },
+      "--decay has no effect with --optimizer sgd: leave it out");
+  expect_error<UsageError>(
+      [&] {
+        static_cast<void>(with({"--no-resume", "--optimizer=sgd"}));
+      },
+      "--no-resume has no effect with --optimizer sgd: leave it out");
+  CHECK(with({"--decay=0.2", "--optimizer=sgd", "--seed=1"}));
+  const Config file("[optimizer]\ndecay = 0.3\n");
+  CHECK(with({file.option().c_str(), "--optimizer=sgd"}));
+  CHECK(s.decay == 0.3);
+  Options o = declared(s);
+  expect_error<Error>([&] { o.in_vain({"--nothing"}, [](const Options&) { return ""; }); },
+                      "Options: --nothing is not declared");
+}
+
 TEST_CASE("options: the later one wins on the command line", "[run]") {
   const Settings s = parsed({"--steps=1", "--tied", "--steps=2", "--no-tied", "--preset=small", "--preset=large"});
   CHECK(s.steps == 2);

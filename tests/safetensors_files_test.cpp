@@ -346,12 +346,13 @@ TEST_CASE("options take what config.json implies, unless another value was given
   run::HuggingFaceConfig config(scratch.path());
   std::int64_t layers = 4;
   bool tied = false;
+  std::string load;
   RopeAngles rope;
   run::Options options("test", "Tests.");
-  options.add("--layers", layers, "layers", run::size()).flag("--tied", tied, "tied");
+  options.add("--layers", layers, "layers", run::size()).flag("--tied", tied, "tied").add("--load", load, "weights");
   run::declare(options, rope);
-  const char* const arguments[] = {"test", "--tied", "--rope-factor=8", "--rope-low=4"};
-  CHECK(options.parse(4, arguments));
+  const char* const arguments[] = {"test", "--tied", "--rope-factor=8", "--rope-low=4", "--load=folder"};
+  CHECK(options.parse(5, arguments));
   config.imply(options, "--layers", "n");
   config.imply(options, "--tied", "tied");
   config.imply(options, "--rope-base", "theta");

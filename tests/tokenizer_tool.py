@@ -279,6 +279,7 @@ def errors(folder):
         fails("already exists", text, "--out", out + kind, "--to", kind)
     os.makedirs(out + "x.partial")
     write(out + "x.partial/mine", b"precious")
+    fails("--commit-seconds has no effect with --to llmc", text, "--out", out + "v", "--to", "llmc", "--commit-seconds", 5)
     fails("remove it, or write elsewhere", text, "--out", out + "x", "--to", "llmc")
     fails("remove it, or write elsewhere", text, "--out", out + "x")
     check(os.listdir(out + "x.partial") == ["mine"], "a folder of somebody else is left alone")

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +17,8 @@ namespace detail {
 /// Converts RunIdentity to checkpoint metadata and back.
 [[nodiscard]] io::CheckpointMeta meta_of(const Checkpoints::Saved& saved);
 [[nodiscard]] Checkpoints::Saved saved_of(const io::CheckpointMeta& meta);
+/// What the checkpoint at `path` says about its run, on all devices or on none.
+[[nodiscard]] Checkpoints::Saved saved_at(Device& device, const std::string& path);
 /// Renames the checkpoint of a step. One device does so for all.
 void set_aside_diverged(Device& device, const std::string& folder, std::int64_t step);
 }  // namespace detail
@@ -40,9 +43,12 @@ template <Spec A, class Tree>
                                                                       .rename = rename});
   c.save = [saver, &state](const Checkpoints::Saved& saved) { saver->save(saved.step, state, detail::meta_of(saved)); };
   const bool read_only = training.sample_only;
-  c.load = [mesh, folder, rename, read_only, &state](std::int64_t before) -> std::optional<Checkpoints::Saved> {
+  c.load = [mesh, folder, rename, read_only, &state](
+               std::int64_t before,
+               const std::function<void(const Checkpoints::Saved&)>& check) -> std::optional<Checkpoints::Saved> {
     const auto path = io::newest_whole(mesh, folder, before, read_only);
     if (!path) return std::nullopt;
+    if (check) check(detail::saved_at(*mesh.device(), *path));
     io::LoadOptions verified;  // newest_whole has already compared all files with the manifest
     verified.verify = false;
     verified.rename = rename;
@@ -66,9 +72,9 @@ template <Spec A, class Tree>
 template <class Copies, class Renew>
 [[nodiscard]] Checkpoints renewing(Checkpoints checkpoints, Copies& copies, const Renew& renew) {
   if (const auto load = checkpoints.load)
-    checkpoints.load = [load, &copies, renew](std::int64_t before) {
+    checkpoints.load = [load, &copies, renew](std::int64_t before, const auto& check) {
       copies = {};  // frees the copies first, because loading briefly needs both the old and the new state
-      const auto found = load(before);
+      const auto found = load(before, check);
       copies = renew();
       return found;
     };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -46,6 +47,11 @@ class Options {
   /// Declares the preset `name`, which sets these options: keys as in the file, values as on the command line.
   Options& preset(std::string name, std::vector<std::pair<std::string, std::string>> settings, std::string help = "");
 
+  /// Says when options of these names have no effect: then `why` gives the rest of the sentence "--keep has no effect
+  /// ...", and otherwise nothing. `parse` refuses such an option on the command line. A file may have it, because a
+  /// stored configuration has all settings.
+  Options& in_vain(const std::vector<std::string>& names, const std::function<std::string(const Options&)>& why);
+
   /// Sets the values. Returns false if --help or --version was given: then print answer() on one rank and leave.
   [[nodiscard]] bool parse(int argc, const char* const* argv);
   /// After `parse`: gives an option a value that follows from something else, such as a model's file, which `origin`
@@ -84,6 +90,10 @@ class Options {
     std::string place, origin, remedy;
     std::vector<std::string> texts;
   };
+  struct Vain {
+    std::size_t option = 0;
+    std::function<std::string(const Options&)> why;
+  };
   struct Request;
 
   Options& declare(std::string name, Target target, std::string help, const Validator& validator);
@@ -91,6 +101,7 @@ class Options {
   [[nodiscard]] std::vector<Setting> read_config(const std::string& file, Request& request) const;
   [[nodiscard]] std::vector<Setting> read_preset(const Request& request) const;
   void apply(const Setting& setting);
+  void refuse_vain(const Request& request) const;
   [[nodiscard]] std::size_t find(std::string_view name, bool by_key) const;
   [[nodiscard]] std::vector<std::string> groups() const;
   /// Whether a file may contain any option.
@@ -100,6 +111,7 @@ class Options {
   std::string program_, purpose_, group_;
   std::vector<Option> options_;
   std::vector<Preset> presets_;
+  std::vector<Vain> vain_;
   std::string preset_;  ///< the chosen one
   bool asks_version_ = false;
   struct Argument {

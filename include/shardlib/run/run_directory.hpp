@@ -34,8 +34,9 @@ class RunDirectory {
   /// Call it once, before the first record, with the first step: 0, or the one after the loaded checkpoint. It removes
   /// the records of that step and later, because the run writes them again. If an old run has no checkpoint and starts
   /// again, its records are kept in metrics.N.jsonl instead. If the configuration has changed, it is stored, and the
-  /// former one is kept in config.N.toml. Returns a sentence to print for each action.
-  std::vector<std::string> begin(std::int64_t step);
+  /// former one is kept in config.N.toml; not if `trains` is false, as the run then has no step left. Returns a
+  /// sentence to print for each action.
+  std::vector<std::string> begin(std::int64_t step, bool trains = true);
 
   /// Records in run.json that the run starts or resumes at `step` on a mesh with these `axes`: when, where, with which
   /// command and version of the library. Returns sentences to print.

@@ -101,12 +101,15 @@ inline void answer_only(const DevicePtr& device, const Training& training, const
     throw UsageError(program.decode
                          ? "--sample-only with --max-tokens 0 has nothing to do: choose more tokens, or --evaluate"
                          : "--sample-only: this program cannot sample; --evaluate asks its model questions");
-  const std::optional<Checkpoints::Saved> found = program.checkpoints.load(INT64_MAX);
+  const RunIdentity model = model_identity(training, data, configuration);
+  const std::optional<Checkpoints::Saved> found =
+      load_same_run(program.checkpoints, [&](const Checkpoints::Saved& saved) {
+        return require_same_run(saved, model, training, false);
+      }).saved;
   if (!found)
     throw UsageError(
         fmt::format("--run '{}' has no checkpoint to sample from: give the folder of a run that has saved one",
                     training.directory));
-  require_same_run(*found, model_identity(training, data, configuration), training, false);
   const StopOnSignal stop;
   if (training.chat) return converse(device, training, data, program, [&] { return stopping(device); });
   Answers answers(device, training, data, program, [](const Sample&) {});

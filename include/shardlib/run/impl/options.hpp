@@ -63,6 +63,15 @@ SHARDLIB_INLINE Options& Options::preset(std::string name, std::vector<std::pair
   return *this;
 }
 
+SHARDLIB_INLINE Options& Options::in_vain(const std::vector<std::string>& names,
+                                          const std::function<std::string(const Options&)>& why) {
+  for (const std::string& name : names) {
+    if (find(name, false) == none) throw Error("Options: " + name + " is not declared");
+    vain_.push_back({find(name, false), why});
+  }
+  return *this;
+}
+
 SHARDLIB_INLINE std::size_t Options::find(std::string_view name, bool by_key) const {
   for (std::size_t i = 0; i < options_.size() && !name.empty(); ++i) {
     if (by_key ? options_[i].key == name : options_[i].name == name || options_[i].short_name == name) return i;

@@ -232,6 +232,14 @@ SHARDLIB_INLINE bool Options::given(const std::string& name) const {
   return index != none && !options_[index].origin.empty();
 }
 
+SHARDLIB_INLINE void Options::refuse_vain(const Request& request) const {
+  for (const Setting& setting : request.settings)
+    for (const Vain& vain : vain_)
+      if (vain.option == setting.option)
+        if (const std::string why = vain.why(*this); !why.empty())
+          throw UsageError(fmt::format("{} has no effect {}", setting.place, why));
+}
+
 SHARDLIB_INLINE bool Options::parse(int argc, const char* const* argv) {
   Request request = read_command_line(argc, argv);
   asks_version_ = request.version && !request.help;
@@ -246,6 +254,7 @@ SHARDLIB_INLINE bool Options::parse(int argc, const char* const* argv) {
   for (const Option& option : options_) {
     if (option.validator.required && option.origin.empty()) detail::bad_option(option.name + " is required");
   }
+  refuse_vain(request);
   const std::vector<std::string>& given = request.arguments;
   const std::size_t singles = single_arguments_.size();
   if (given.size() < singles) detail::bad_option(single_arguments_[given.size()].name + " is required");

@@ -18,6 +18,10 @@ SHARDLIB_INLINE void declare(Options& options, RopeAngles& rope) {
   options.add("--rope-low", rope.low_freq_factor,
               "as in Llama 3.1: fully stretched below this number of rotations in --rope-context", above(0));
   options.add("--rope-high", rope.high_freq_factor, "not stretched above this number of rotations", above(0));
+  // A loaded model gives its --rope-context after the command line is read.
+  options.in_vain({"--rope-low", "--rope-high"}, [&rope](const Options& o) {
+    return rope.context > 0 || o.given("--load") ? "" : "without --rope-context N: give that too, or leave it out";
+  });
 }
 
 SHARDLIB_INLINE void check_rope(const RopeAngles& rope, std::int64_t d_head) {

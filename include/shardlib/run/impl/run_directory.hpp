@@ -84,7 +84,7 @@ SHARDLIB_INLINE RunDirectory::RunDirectory(std::string path, std::string config,
   }
 }
 
-SHARDLIB_INLINE std::vector<std::string> RunDirectory::begin(std::int64_t step) {
+SHARDLIB_INLINE std::vector<std::string> RunDirectory::begin(std::int64_t step, bool trains) {
   std::vector<std::string> notes;
   if (!writer_) return notes;
   namespace fs = std::filesystem;
@@ -109,7 +109,7 @@ SHARDLIB_INLINE std::vector<std::string> RunDirectory::begin(std::int64_t step) 
   if (from_start && fs::exists(samples())) keep_aside(samples());
   samples_ = JsonLines(samples(), JsonLines::Mode::append);
   if (samples_.cut(step).torn) note_torn("samples.jsonl");
-  if (!changes_.empty()) {
+  if (trains && !changes_.empty()) {
     notes.push_back("the configuration has changed (the former one is in " + keep_aside(config()) + "):");
     for (const std::string& change : changes_) notes.push_back("  " + change);
     io::replace_file(config(), io::as_bytes(config_text_));

@@ -5,7 +5,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <functional>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -129,6 +132,8 @@ inline std::string value_if_absent(const Training& training, const std::string& 
   return "";
 }
 
+inline constexpr std::string_view allowed_mark = "allowed by --allow-change: ";
+
 /// Throws UsageError, the same on all devices, if the run would continue the checkpoint with another curve, unless
 /// --allow-change names the differences. Returns a sentence for each allowed change. For a checkpoint without a record
 /// of settings it returns a note if the batches differ. A setting that only one side has is not compared, unless
@@ -146,7 +151,7 @@ inline std::vector<std::string> require_same_run(const Checkpoints::Saved& found
   const auto differs = [&](const std::string& name, const std::string& was, const std::string& is) {
     const std::string change = fmt::format("{} is {} in the checkpoint, but {} now", name, was, is);
     if (std::ranges::find(allowed, name) != allowed.end()) {
-      notes.push_back("allowed by --allow-change: " + change);
+      notes.push_back(std::string(allowed_mark) + change);
       return;
     }
     differing.push_back(change);
@@ -177,6 +182,29 @@ inline std::vector<std::string> require_same_run(const Checkpoints::Saved& found
   if (!recorded && !found.identity.data.empty() && !now.data.empty() && found.identity.data != now.data)
     notes.emplace_back("note: the data, or the options that cut them into batches, are not those of the checkpoint");
   return notes;
+}
+
+/// The checkpoint from which a run goes on, if there is one, and the notes of require_same_run.
+struct Resumed {
+  std::optional<Checkpoints::Saved> saved = {};
+  std::vector<std::string> notes = {};
+};
+
+/// Loads the newest checkpoint. `same`, a call of require_same_run, comes before its leaves: where a setting decides
+/// which leaves there are, the error names the setting, unless --allow-change does.
+inline Resumed load_same_run(const Checkpoints& checkpoints,
+                             const std::function<std::vector<std::string>(const Checkpoints::Saved&)>& same) {
+  Resumed found;
+  try {
+    found.saved = checkpoints.load(INT64_MAX, [&](const Checkpoints::Saved& saved) { found.notes = same(saved); });
+  } catch (const UsageError& error) {
+    std::string text = error.what();
+    for (const std::string& note : found.notes)
+      if (note.starts_with(allowed_mark))
+        text += "\n  --allow-change makes no checkpoint fit: " + note.substr(allowed_mark.size());
+    throw UsageError(text);
+  }
+  return found;
 }
 
 }  // namespace shardlib::run::detail

@@ -21,6 +21,24 @@ namespace shardlib::run {
 
 namespace detail {
 
+/// Says which options of a training have no effect beside which others.
+inline void declare_vain(Options& o, const Training& t) {
+  o.in_vain({"--steps"}, [&t](const Options&) {
+    return t.epochs > 0 ? fmt::format("beside --epochs {}, which sets the number of steps: give one of them", t.epochs)
+                        : "";
+  });
+  const auto needs = [&o](const std::vector<std::string>& names, const char* option, const auto& there) {
+    o.in_vain(names, [option, there](const Options&) {
+      return there() ? "" : fmt::format("without {}: give that too, or leave it out", option);
+    });
+  };
+  needs({"--decay-fraction"}, "--lr-schedule wsd", [&t] { return t.lr_schedule == "wsd"; });
+  needs({"--spike-window", "--spike-deviations"}, "--on-spike", [&t] { return t.on_spike != "none"; });
+  needs({"--validation-batches"}, "--validate-every N", [&t] { return t.validate_every > 0; });
+  needs({"--resume", "--allow-change", "--save-every", "--keep", "--keep-every", "--keep-best"}, "--run DIR",
+        [&t] { return !t.directory.empty(); });
+}
+
 inline void check_begin(const char* option, std::int64_t id, std::int64_t vocabulary) {
   if (id >= vocabulary)
     throw UsageError(

@@ -78,22 +78,25 @@ class TrainingLoop {
     io::together(*device_, "", [this] {
       if (speaks_) require_outputs(training_, directory_);
     });
-    std::optional<Checkpoints::Saved> found;
-    if (directory_.exists() && training_.resume) found = program_.checkpoints.load(INT64_MAX);
-    const std::int64_t first = found ? found->step : 0;
     // The identity needs reads of the data: once, and only if a checkpoint stores it.
     if (directory_.exists()) identity_ = run_identity(training_, data_, configuration_);
     // Compare before anything in the folder changes. If no step is left, samples and exports depend on the model alone.
-    const bool goes_on = first < training_.steps;
-    std::vector<std::string> changes;
-    if (found)
-      changes = require_same_run(*found, goes_on ? identity_ : model_identity(training_, data_, configuration_),
-                                 training_, goes_on);
-    for (const std::string& sentence : directory_.begin(first)) say(sentence);
-    if (first < training_.steps || !found)
+    const auto same = [this](const Checkpoints::Saved& saved) {
+      const bool goes_on = saved.step < training_.steps;
+      return require_same_run(saved, goes_on ? identity_ : model_identity(training_, data_, configuration_), training_,
+                              goes_on);
+    };
+    Resumed resumed;
+    if (directory_.exists() && training_.resume) resumed = load_same_run(program_.checkpoints, same);
+    const std::optional<Checkpoints::Saved>& found = resumed.saved;
+    const std::int64_t first = found ? found->step : 0;
+    // Without a step left, the stored configuration and the starts stay those of what was trained.
+    const bool changes_run = first < training_.steps || !found;
+    for (const std::string& sentence : directory_.begin(first, changes_run)) say(sentence);
+    if (changes_run)
       for (const std::string& sentence : directory_.note_start(first, device_->axes())) say(sentence);
-    if (found) say(fmt::format("going on from step {} of {}", first, training_.steps));
-    for (const std::string& change : changes) say(change);
+    if (found && changes_run) say(fmt::format("going on from step {} of {}", first, training_.steps));
+    for (const std::string& note : resumed.notes) say(note);
     io::together(*device_, "", [&] {
       if (!speaks_ || training_.metrics.empty()) return;
       metrics_ =
@@ -177,7 +180,10 @@ class TrainingLoop {
       if (directory_.exists() && !found) {
         saving_.save({0, identity_}, true);  // a conversion: weights, and no steps
       } else {
-        say(fmt::format("all {} steps are done", training_.steps));
+        say(first > training_.steps
+                ? fmt::format("the checkpoint of step {} is used: --steps {} leaves nothing to train", first,
+                              training_.steps)
+                : fmt::format("all {} steps are done", training_.steps));
       }
       answers_.sample(first - 1);
     }
@@ -248,7 +254,7 @@ class TrainingLoop {
   std::int64_t go_back(std::int64_t step) {
     const bool distrusts = judge_.verdict() == Judge::StepVerdict::distrust_checkpoint;
     saving_.settle();
-    const std::optional<Checkpoints::Saved> found = program_.checkpoints.load(distrusts ? resumed_at_ : INT64_MAX);
+    const std::optional<Checkpoints::Saved> found = program_.checkpoints.load(distrusts ? resumed_at_ : INT64_MAX, {});
     if (!found)
       throw Error(
           fmt::format("step {}: {}; there is no checkpoint to go back to: start again with other settings, and "
