@@ -151,7 +151,13 @@ int main(int argc, char** argv) {
       if (world_rank() == 0) fmt::print("{}", options.answer());
       return 0;
     }
-    launch(parse_mesh(mesh), [&](const DevicePtr& device) { compare(device, length, heads); });
+    const auto axes = parse_mesh(mesh);
+    const std::int64_t devices = device_count(axes);
+    for (const auto& [option, size, parts] : {std::tuple("--length", length, 2 * devices), {"--heads", heads, devices}})
+      if (size % parts != 0)
+        throw UsageError(
+            fmt::format("{} {} does not divide over --mesh {}: choose a multiple of {}", option, size, mesh, parts));
+    launch(axes, [&](const DevicePtr& device) { compare(device, length, heads); });
     return 0;
   });
 }

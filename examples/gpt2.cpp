@@ -387,12 +387,14 @@ int program(int argc, char** argv) {
   if (!o.save.empty() && o.training.directory.empty())
     throw UsageError("--export writes the weights of a run's checkpoint: give --run too");
   must_be_gpt2(o);
-  if (!o.load.empty() && !o.training.plan) o.training.initial_weights = io::SafetensorsFiles(o.load).describe();
+  if (!o.load.empty() && !o.training.plan)
+    o.training.initial_weights = naming_option("--load", [&] { return io::SafetensorsFiles(o.load).describe(); });
   if (o.lora > 0 && o.load.empty() && !o.training.plan)
     throw UsageError("--lora trains adapters beside the weights of --load, which the run does not keep: give it too");
   if (o.lora > 0) o.training.frozen_weights = o.training.initial_weights;
   const run::Data data = run::open_data(o.training, o.vocabulary);
-  run::note_padding(mesh, sizes_of(o, data.vocabulary, mesh[0].size, mesh[1].size));
+  run::note_padding(mesh, sizes_of(o, data.vocabulary, mesh[0].size, mesh[1].size),
+                    {{"V", "--vocabulary"}, {"M", "--d-model"}, {"H", "--heads"}, {"F", "--d-ff"}, {"R", "--lora"}});
   const auto body = [&](const Options& used) -> DeviceBody {
     return [&](const DevicePtr& device) {
       const Setup setup{Mesh2(device), used, data.vocabulary};

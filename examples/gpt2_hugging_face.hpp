@@ -66,7 +66,7 @@ inline void read_config(run::Options& options, Options& o) {
   options.imply("--sample-begin", "-1", "--load");  // nothing stood before the texts that those models have learnt
   std::error_code ignored;
   if (!std::filesystem::is_directory(o.load, ignored)) return;
-  run::HuggingFaceConfig config(o.load);
+  auto config = naming_option("--load", [&] { return run::HuggingFaceConfig(o.load); });
   config.require("architectures", {R"(["GPT2LMHeadModel"])"});
   if (!config.has("model_type")) config.refuse("model_type", "\"gpt2\"");
   config.require("model_type", {"\"gpt2\""});

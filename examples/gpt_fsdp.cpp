@@ -46,7 +46,7 @@ int program(int argc, char** argv) {
   const run::Data data = run::open_data(o.training, o.vocabulary);
   o.vocabulary = data.vocabulary;
   gpt::check_files(o.files, o.training, data);
-  run::note_padding(mesh, gpt::sizes_of(o, mesh));
+  gpt::note_padding(mesh, o);
   const auto body = [&](const Options& used) -> DeviceBody {
     return [&](const DevicePtr& device) {
       (used.dtype == "bf16" ? train<bf16> : train<f32>)(device, used, data, options.to_toml());

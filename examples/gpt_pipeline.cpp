@@ -335,7 +335,7 @@ void declare(run::Options& options, Options& o) {
                run::command_line_only());
   options.add("--timeline", o.timeline,
               "picture of the last step, planned and measured (default: timeline.svg in --run's folder)",
-              run::value_name("FILE.svg") | run::command_line_only());
+              run::value_name("FILE.svg") | run::ends_in(".svg") | run::command_line_only());
   gpt::declare(options, o);
   run::declare(options, o.gather);
   options.add("--model", o.model, "the GPT, or the transformer of JaxPP's tutorial, which makes its own data",
@@ -396,11 +396,16 @@ void check_tutorial(const Options& o) {
 }
 
 pipeline::Schedule chosen_schedule(const Options& o, int ranks) {
-  int stages = static_cast<int>(o.stages);
-  if (stages == 0 && o.schedule.ends_with(".csv")) stages = pipeline::read_csv(o.schedule).num_stages();
-  const bool two = o.schedule.starts_with("interleaved-") || o.schedule == "kimi-k2" || o.schedule == "dualpipe-v";
-  if (stages == 0) stages = two ? 2 * ranks : ranks;
-  return pipeline::make_schedule(o.schedule, stages, ranks);
+  const std::string option =
+      o.stages == 0 ? fmt::format("--schedule {}, --mesh {}", o.schedule, o.training.mesh)
+                    : fmt::format("--schedule {}, --stages {}, --mesh {}", o.schedule, o.stages, o.training.mesh);
+  return naming_option(option, [&] {
+    int stages = static_cast<int>(o.stages);
+    if (stages == 0 && o.schedule.ends_with(".csv")) stages = pipeline::read_csv(o.schedule).num_stages();
+    const bool two = o.schedule.starts_with("interleaved-") || o.schedule == "kimi-k2" || o.schedule == "dualpipe-v";
+    if (stages == 0) stages = two ? 2 * ranks : ranks;
+    return pipeline::make_schedule(o.schedule, stages, ranks);
+  });
 }
 
 template <class Model>
@@ -461,12 +466,13 @@ int program(int argc, char** argv) {
   run::Data data;
   if (is_tutorial) {
     check_tutorial(o);
-    run::note_padding(mesh, Tutorial<f32>::sizes_of(o, mesh[1].size * mesh[2].size));
+    run::note_padding(mesh, Tutorial<f32>::sizes_of(o, mesh[1].size * mesh[2].size),
+                      {{"M", "--d-model"}, {"H", "--n-kv * --n-q-per-kv"}, {"F", "--d-ff"}});
   } else {
     gpt::settle(o);
     data = run::open_data(o.training, o.vocabulary);
     o.vocabulary = data.vocabulary;
-    run::note_padding(mesh, gpt::sizes_of(o, mesh));
+    gpt::note_padding(mesh, o);
   }
   const auto body = [&](const Options& used, const pipeline::Schedule& under) -> DeviceBody {
     return

@@ -71,6 +71,7 @@ inline std::int64_t devices_along(const std::vector<AxisSize>& mesh, std::string
 inline SequenceOrder order_of_sequences(const std::vector<AxisSize>& mesh, const run::Training& t) {
   const std::int64_t s = devices_along(mesh, "s");
   if (s == 1) return SequenceOrder::contiguous;
+  if (t.seq % s != 0 && t.sample_only && t.evaluate.empty()) return SequenceOrder::contiguous;  // no whole rows
   if (t.seq % s != 0)
     throw UsageError(
         fmt::format("--seq {} does not divide over s = {} (mesh {}): choose a multiple of {}, or of {} for equal work",
@@ -108,6 +109,11 @@ inline Sizes sizes_of(const ModelOptions& o, const std::vector<AxisSize>& mesh) 
 }
 inline Sizes sizes_of(const ModelOptions& o, const Mesh<"r d s t">& mesh) {
   return sizes_of(o, mesh.device()->axes());
+}
+
+inline void note_padding(const std::vector<AxisSize>& mesh, const ModelOptions& o) {
+  run::note_padding(mesh, sizes_of(o, mesh),
+                    {{"V", "--vocabulary"}, {"M", "--d-model"}, {"K", "--n-kv"}, {"F", "--d-ff"}});
 }
 
 // First values, the same on every mesh: truncated normal numbers by 1/sqrt(fan in), and scales of 1. seqax divides them

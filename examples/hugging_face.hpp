@@ -104,7 +104,7 @@ inline std::optional<run::HuggingFaceConfig> loaded_config(const HuggingFace& fi
     throw UsageError(fmt::format(
         "--load '{}' is not a folder: give the folder of the model, which has its config.json too", files.load));
   run::require_other_folder(files.save, files.load);
-  return run::HuggingFaceConfig(files.load);
+  return naming_option("--load", [&] { return run::HuggingFaceConfig(files.load); });
 }
 
 // Rotary positions: `rope_theta` and the object `rope_scaling`, or, as transformers 5 writes them, both in
@@ -230,7 +230,8 @@ inline void finish_config(run::Options& options, const run::HuggingFaceConfig& c
   all.insert(harmless.begin(), harmless.end());
   config.finish(all);
   run::imply_tokenizer(options, files.load);
-  if (!training.plan) training.initial_weights = io::SafetensorsFiles(files.load).describe();
+  if (!training.plan)
+    training.initial_weights = naming_option("--load", [&] { return io::SafetensorsFiles(files.load).describe(); });
 }
 
 // Before the devices start: what --load and --logits ask for.

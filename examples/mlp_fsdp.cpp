@@ -42,6 +42,8 @@ auto loss(const Weights& w, const Tensor<f32, "batch/d in">& x) -> Tensor<f32, "
   return mean<"batch/d -> +d">(square(forward_pass(x, w) - 1.0));
 }
 
+constexpr std::int64_t hidden = 8;  // units of each hidden layer
+
 struct Settings {
   std::string mesh = under_mpi() ? fmt::format("d={}", world_size()) : "d=8", run;
   std::int64_t steps = 51;
@@ -49,7 +51,7 @@ struct Settings {
 
 void train(const DevicePtr& device, const Settings& settings) {
   const Mesh<"d"> mesh(device);
-  const std::int64_t in = 8, hidden1 = 8, hidden2 = 8, batch = 32;
+  const std::int64_t in = 8, hidden1 = hidden, hidden2 = hidden, batch = 32;
 
   // Weights from the host; the type of each says which shard this device keeps.
   const auto w = place<Weights>(
@@ -93,7 +95,12 @@ int main(int argc, char** argv) {
       if (world_rank() == 0) fmt::print("{}", options.answer());
       return 0;
     }
-    launch(parse_mesh(settings.mesh), [&](const DevicePtr& device) { train(device, settings); });
+    const auto mesh = parse_mesh(settings.mesh);
+    if (hidden % device_count(mesh) != 0)
+      throw UsageError(
+          fmt::format("--mesh {}: {} hidden units do not divide over the devices: choose 1, 2, 4 or 8 of them",
+                      settings.mesh, hidden));
+    launch(mesh, [&](const DevicePtr& device) { train(device, settings); });
     return 0;
   });
 }

@@ -162,7 +162,8 @@ int program(int argc, char** argv) {
   if (o.config.capacity > 0) o.training.may_not_change.emplace_back("mesh");
   const run::Data data = run::open_data(o.training, o.vocabulary);
   o.vocabulary = data.vocabulary;
-  run::note_padding(mesh, moe::sizes_of(o, mesh));
+  run::note_padding(mesh, moe::sizes_of(o, mesh),
+                    {{"V", "--vocabulary"}, {"M", "--d-model"}, {"H", "--n-kv"}, {"F", "--d-ff"}, {"G", "--shared"}});
   gpt::check_files(o.files, o.training, data);
   const auto body = [&](const Options& used) -> DeviceBody {
     return [&](const DevicePtr& device) { train(device, used, data, options.to_toml()); };

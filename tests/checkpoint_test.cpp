@@ -697,8 +697,10 @@ TEST_CASE("checkpoint: all that does not fit is one error, with the nearest name
         "load: the leaf 'kept' is empty: make the tree first (zeros or random values), for its sizes");
     expect_error<UsageError>([&] { io::load(mesh, scratch / "nowhere", part); },
                              "'" + scratch.path() + "/nowhere' is not a checkpoint: there is no such folder");
-    expect_error<UsageError>([&] { io::load(mesh, scratch.path(), part); },
-                             "'" + scratch.path() + "' is not a checkpoint: it has no manifest.json");
+    expect_error<UsageError>(
+        [&] { io::load(mesh, scratch.path(), part); },
+        "'" + scratch.path() +
+            "' is not a checkpoint: it has no manifest.json; give one of its checkpoints, such as '" + path + "'");
   });
 }
 

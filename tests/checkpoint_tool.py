@@ -162,7 +162,12 @@ def prune(tool):
     check(steps_in(folder) == [30, 40] and "removes step-00000010, " in said and "removed 2 of 4" in said, "prune: " + said)
     check(sorted(os.listdir(folder)) == ["LATEST", "step-00000030", "step-00000040"], "prune leaves nothing else")
     check("removed 0 of 2 checkpoints and 0 B" in tool.run(0, "prune", run, "--keep=2"), "nothing to prune")
-    check("resumes from step-00000040" in tool.run(0, "list", folder), "the newest stays")
+    for path in folder, run:
+        check("resumes from step-00000040" in tool.run(0, "list", path), "the newest stays")
+        said = tool.run(2, "verify", path)
+        check(f"such as '{folder}/step-00000040'" in said, "verify names a checkpoint of the folder: " + said)
+    shown = tool.run(0, "average", "--help")
+    check(max(map(len, shown.splitlines())) <= 100, "--help is wrapped: " + shown)
 
     fresh([10, 15, 20, 25, 30, 35])
     tool.run(0, "prune", run, "--keep", "1", "--every", "20")
@@ -206,7 +211,7 @@ def prune(tool):
     check(sorted(os.listdir(folder)) == ["LATEST", "step-00000020"], f"leftovers go: {os.listdir(folder)}")
     killed_midway(tool, run, folder, fresh)
 
-    check("needs --keep" in tool.run(2, "prune", run), "--keep is required")
+    check("--keep is required" in tool.run(2, "prune", run), "--keep is required")
     check("--keep" in tool.run(2, "prune", run, "--keep", "0"), "--keep 0")
     check("no directory" in tool.run(2, "prune", run + "/no", "--keep", "1"), "no directory")
     check("has no checkpoints" in tool.run(2, "prune", tool.root, "--keep", "1"), "no checkpoints")

@@ -197,12 +197,13 @@ TEST_CASE("stream: errors", "[stream]") {
     return [=] { static_cast<void>(TextStream(path, options, first, count).next()); };
   };
   const TextStreamOptions one{.batch = 1, .length = 4};
-  expect_error<UsageError>(open(folder.path(), one), "'" + folder.path() + "' holds no text: check --stream");
+  expect_error<UsageError>(open(folder.path(), one),
+                           "'" + folder.path() + "' holds no text: choose a file or a folder with some");
   expect_error<UsageError>(open("/tmp/no such", one), "cannot read '/tmp/no such': No such file or directory");
   const std::string small = write(folder, "small/a", std::string(127, 'x'));
   expect_error<UsageError>(open(small, {.batch = 2, .length = 4}),
                            "'" + small +
-                               "' has 127 bytes of text, but --stream needs at least 64 for each of the 2 "
+                               "' has 127 bytes of text, but a stream needs at least 64 for each of the 2 "
                                "rows of a batch: choose more text, or a smaller --batch");
   expect_error<UsageError>(open(small, {.batch = 0, .length = 4}),
                            "a batch of 0 rows of 4 tokens: both are at least 1, and their product at most 2^31; check "

@@ -212,7 +212,7 @@ def mistakes(p):
         (["--mesh=p=2", "--stage-layers=3,2,3"], ["3 numbers of layers", "2 stages"]),
         (["--mesh=p=2", "--stage-layers=8,0"], ["stage 1", "0 layers"]),
         (["--mesh=p=2", "--stage-layers=4,x"], ["'x' is not a number"]),
-        (["--mesh=p=2", "--schedule=1f1b", "--stages=4"], ["`1f1b` has 4 stages on 4 ranks", "4 on 2"]),
+        (["--mesh=p=2", "--schedule=1f1b", "--stages=4"], ["--schedule 1f1b, --stages 4, --mesh p=2", "`1f1b` has 4 stages on 4 ranks", "4 on 2"]),
         (["--mesh=p=2", "--schedule=interleaved-1f1b", "--stages=3"], ["mpmd_dim does not divide num_stages"]),
         (["--mesh=p=2", "--microbatches=3"], ["--batch 16", "--microbatches 3", "multiple of 3"]),
         (["--mesh=p=2,d=4", "--microbatches=8"], ["--microbatches 8", "d = 4", "multiple of 4"]),
@@ -221,6 +221,7 @@ def mistakes(p):
         (["--mesh=p=2", "--max-tokens=5"], ["--max-tokens has no effect", "shardlib-sample RUN"]),
         (["--mesh=d=2,p=2"], ["--mesh", "p r d s t", "in this order"]),
         (["--mesh=p=2", "--timeline=/nowhere/x.svg"], ["/nowhere/x.svg", "--timeline"]),
+        (["--mesh=p=2", "--timeline=x.png"], ["--timeline", "'x.png'", "ends in .svg"]),
     ]
     for options, words in wrong:
         for ranks in [0, 2] if p.mpiexec else [0]:

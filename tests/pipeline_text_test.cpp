@@ -105,8 +105,8 @@ TEST_CASE("schedules by name", "[pipeline]") {
   }
   expect_error<UsageError>(
       [] { (void)make_schedule("1f1b", 4, 2); },
-      "schedule `1f1b` has 4 stages on 4 ranks, but the program has 4 on 2; change the stage axis of "
-      "the mesh and the stages of a rank, or take another schedule");
+      "schedule `1f1b` has 4 stages on 4 ranks, but the program has 4 on 2; choose as many ranks and "
+      "stages as the schedule has, or another schedule");
   expect_error<UsageError>([] { (void)make_schedule("2f2b", 4, 4); },
                            "there is no schedule `2f2b`; there are gpipe, 1f1b, eager-1f1b, zero-bubble, "
                            "interleaved-1f1b, interleaved-gpipe, kimi-k2, dualpipe-v, and files that end in .csv");

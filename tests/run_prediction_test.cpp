@@ -203,6 +203,13 @@ TEST_CASE("a prediction asks for what it needs", "[prediction]") {
   fails(
       "--plan-efficiency, --plan-memory, --plan-bandwidth and --plan-latency describe a device whose peak is missing: "
       "give --plan-flops or --plan-device too");
+  training.plan = true;
+  training.plan_device = "h100";
+  fails(
+      "--plan-efficiency, --plan-memory and --plan-latency are of a prediction, which needs the B/s that each of 4 "
+      "devices sends too, as in --plan-bandwidth d=25e9");
+  training.plan = false;
+  training.plan_device = "none";
   training.plan_flops = 1e12;
   fails("--plan-flops predicts the time of a planned step: give --plan too");
   training.plan = true;

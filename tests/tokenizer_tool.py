@@ -272,7 +272,7 @@ def errors(folder):
     check(not os.path.exists(out), "an error leaves no data set")
     write(folder + "/white.txt", b" \n")
     fails("no document", folder + "/white.txt", "--out", out + "w")
-    fails("no document", text, "--out", out + "v", "--validation-fraction", 1)
+    fails(f"'{text}': no document for training has tokens", text, "--out", out + "v", "--validation-fraction", 1)
     fails("no document", text, "--out", out + "l", "--validation-fraction", 1, "--to", "llmc")
     for kind in ("flat-tokens", "llmc"):
         succeeds(text, "--out", out + kind, "--to", kind, "--validation-fraction", 0)

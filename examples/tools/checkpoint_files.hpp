@@ -24,6 +24,14 @@ inline std::string show_bytes(std::uint64_t bytes) {
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, units[unit]);
 }
 
+/// The directory of checkpoints of a run's folder, or the path itself. Throws UsageError if there is nothing.
+inline std::string directory_of(const std::string& path) {
+  if (!io::file_exists(path))
+    throw UsageError("there is no directory '" + path + "': give the folder of a run or of its checkpoints");
+  const std::string below = path + "/checkpoints";
+  return io::file_exists(below) ? below : path;
+}
+
 /// "[256, 2, 64]"
 inline std::string show_sizes(const io::Index& shape) {
   std::string text;

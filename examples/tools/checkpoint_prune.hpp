@@ -61,12 +61,7 @@ inline std::optional<std::int64_t> find_complete(const std::vector<std::string>&
 }
 
 inline int prune(const PruneRequest& request) {
-  if (request.keep < 1) throw UsageError("prune needs --keep N: how many of the newest checkpoints stay, 1 or more");
-  if (!io::file_exists(request.directory))
-    throw UsageError("there is no directory '" + request.directory +
-                     "': give the folder of a run or of its checkpoints");
-  const std::string below = request.directory + "/checkpoints";
-  const std::string folder = io::file_exists(below) ? below : request.directory;
+  const std::string folder = directory_of(request.directory);
   const std::vector<std::string> paths = io::list_checkpoints(folder);
   if (paths.empty())
     throw UsageError("'" + folder + "' has no checkpoints: give the folder of a run or of its checkpoints");

@@ -34,8 +34,8 @@ std::uint64_t array_bytes(const io::Checkpoint& checkpoint) {
 
 /// One line a checkpoint, in the order in which a run would resume from them. Metadata and sizes only: `verify` reads
 /// the rest.
-int list(const std::string& directory) {
-  if (!io::file_exists(directory)) throw UsageError("there is no directory '" + directory + "'");
+int list(const std::string& run_or_directory) {
+  const std::string directory = directory_of(run_or_directory);
   const std::vector<std::string> paths = io::list_checkpoints(directory);
   if (paths.empty()) fmt::print("no checkpoints in {}\n", directory);
   int damaged = 0;
@@ -159,7 +159,7 @@ struct Command {
 const Command commands[] = {
     {"list", "The checkpoints of a directory, the first to resume from first.",
      [](run::Options& o, Arguments& a) -> std::function<int()> {
-       o.argument("DIR", a.path, "a run's directory of checkpoints");
+       o.argument("DIR", a.path, "the folder of a run, or of its checkpoints");
        return [&a] { return list(a.path); };
      }},
     {"inspect", "The tree of arrays: dtype, shape, dims, size; and the metadata.",
@@ -176,7 +176,8 @@ const Command commands[] = {
      [](run::Options& o, Arguments& a) -> std::function<int()> {
        o.argument("CKPT", a.path, "one checkpoint, which is verified first");
        o.argument("FILE", a.target, "the file to write");
-       o.add("--prefix", a.prefix, "write only arrays whose names begin with this, and remove it (weights.)",
+       o.add("--prefix", a.prefix,
+             "write only arrays whose names begin with this, and leave it out of their names, as in weights.",
              run::command_line_only());
        return [&a] { return to_safetensors(a.path, a.target, a.prefix); };
      }},
@@ -214,8 +215,8 @@ const Command commands[] = {
      "prune, or the next save, removes the rest.",
      [](run::Options& o, Arguments& a) -> std::function<int()> {
        o.argument("DIR", a.prune.directory, "the folder of a run, or of its checkpoints");
-       o.add("--keep", a.prune.keep, "how many of the newest stay; must be given",
-             run::at_least(1) | run::command_line_only());
+       o.add("--keep", a.prune.keep, "how many of the newest stay",
+             run::at_least(1) | run::required() | run::command_line_only());
        o.add("--every", a.prune.every, "also keep those of steps that this divides (0: none)",
              run::at_least(0) | run::command_line_only());
        o.add("--best", a.prune.best, "also keep so many of the lowest validation losses",

@@ -37,10 +37,17 @@ void write_table(const std::string& table, const std::string& file) {
 
 /// Throws UsageError if the file is one of a run's own, which other programs read.
 void require_not_own(const std::string& file, const std::vector<std::string>& runs) {
-  for (const std::string& run : runs)
-    for (const char* const own : {"", "/metrics.jsonl", "/samples.jsonl", "/config.toml", "/run.json"})
-      if (std::error_code gone; std::filesystem::equivalent(file, run + own, gone))
-        throw UsageError(fmt::format("'{}' is a file of the run '{}' itself: choose another one", file, run));
+  namespace fs = std::filesystem;
+  if (file == "-") return;
+  std::error_code gone;
+  const fs::path whole = fs::weakly_canonical(fs::absolute(file), gone);
+  for (const std::string& run : runs) {
+    const fs::path checkpoints = fs::canonical(run + "/checkpoints", gone);
+    bool own = !gone && std::ranges::mismatch(checkpoints, whole).in1 == checkpoints.end();
+    for (const char* const name : {"", "/metrics.jsonl", "/samples.jsonl", "/config.toml", "/run.json"})
+      own = own || fs::equivalent(file, run + name, gone);
+    if (own) throw UsageError(fmt::format("'{}' is a file of the run '{}' itself: choose another one", file, run));
+  }
 }
 
 int program(int argc, char** argv) {

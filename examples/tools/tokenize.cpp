@@ -175,6 +175,15 @@ TextPlace resume_place(const std::string& note, const std::string& expected, con
   return place;
 }
 
+/// Throws UsageError if a data set would have no document to train on.
+void require_tokens(const Totals& totals, const Options& o) {
+  if (totals.tokens[static_cast<std::size_t>(io::Split::train)] == 0)
+    throw UsageError(fmt::format(
+        "'{}'{}: no document for training has tokens: give files with text, or a smaller --validation-fraction than {}",
+        o.inputs[0], o.inputs.size() == 1 ? "" : fmt::format(" and {} more", o.inputs.size() - 1),
+        o.validation_fraction));
+}
+
 Totals write_flat_tokens(const std::vector<TextFile>& files, const io::Tokenizer& tokenizer, const Options& o) {
   io::FlatTokensWriter writer(o.out);
   const std::string same = settings(files, tokenizer, o);
@@ -197,6 +206,7 @@ Totals write_flat_tokens(const std::vector<TextFile>& files, const io::Tokenizer
     totals.documents[static_cast<std::size_t>(split)] = progress(split).documents;
     totals.tokens[static_cast<std::size_t>(split)] = progress(split).tokens;
   }
+  require_tokens(totals, o);
   // With these a reader can tell which tokenizer decodes the ids.
   io::ZarrGroup::open(o.out + ".partial")
       .set_attributes({{"tokenizer", tokenizer.name()}, {"tokenizer_fingerprint", tokenizer.fingerprint()}});
@@ -251,6 +261,7 @@ Totals write_llmc(const std::vector<TextFile>& files, const io::Tokenizer& token
     });
     totals.tokens[0] = train.tokens();
     totals.tokens[1] = validation.tokens();
+    require_tokens(totals, o);
     train.finish();
     if (totals.documents[1] > 0) validation.finish();
   }
@@ -264,7 +275,7 @@ int tool(int argc, char** argv) {
   Options o;
   run::Options options(
       "tokenize",
-      "Turns text into tokens for training: all documents of all files, in order, each in the train or\nthe "
+      "Turns text into tokens for training: all documents of all files, in order, each in the train or the "
       "validation split. Started again after an interruption it goes on (flat-tokens) or begins anew (llmc).");
   options.arguments("INPUT", o.inputs, "text files, JSON lines with --field, both also as .gz; and folders of them");
   options.add("--out", o.out, "folder of the new data set", run::required() | run::value_name("DIR"));

@@ -115,12 +115,13 @@ SHARDLIB_INLINE void announce(const Options& options, const Training& training);
 /// The options of sampling, from --seed and --rows. `sample_options(training)`
 [[nodiscard]] SHARDLIB_INLINE SampleOptions sample_options(const Training& training);
 
-/// Prints, on the first rank, which dims of the model grow by more than a twentieth through padding.
-/// `note_padding(mesh, sizes)`
-SHARDLIB_INLINE void note_padding(const std::vector<AxisSize>& mesh, const Sizes& sizes);
+/// Prints, on the first rank, which dims of the model grow by more than a twentieth through padding. `options` has the
+/// options that give their sizes; other dims follow from these. `note_padding(mesh, sizes, {{"M", "--d-model"}})`
+SHARDLIB_INLINE void note_padding(const std::vector<AxisSize>& mesh, const Sizes& sizes,
+                                  const std::map<std::string, std::string>& options);
 
 /// Throws UsageError unless the batch divides into microbatches, each of them over training.batch_axes, and the host
-/// has memory for a step's rows. `batch_must_divide(mesh, training)`
+/// has memory for a step's rows. With --sample-only there are none. `batch_must_divide(mesh, training)`
 SHARDLIB_INLINE void batch_must_divide(const std::vector<AxisSize>& mesh, const Training& training);
 
 /// What a run reads. Each process makes it once, and its devices share it. If all members are empty, a program's steps

@@ -19,6 +19,7 @@ struct Validator {
   bool exclusive = false;                                   ///< `least` itself is not allowed
   bool exclusive_most = false;                              ///< `most` itself is not allowed
   std::vector<std::string> choices;                         ///< if not empty, the value must be one of these
+  std::string ending;                                       ///< what a value, unless it is empty, must end in
   std::string unit;                                         ///< shown after the default: "tokens"
   std::string value_name;                                   ///< stands for the value in --help: "FILE"
   bool required = false;                                    ///< must be given, on the command line or in a file
@@ -45,6 +46,8 @@ inline constexpr std::int64_t most_layers = std::int64_t{1} << 12;
 [[nodiscard]] SHARDLIB_INLINE Validator size(std::int64_t least = 1, std::int64_t most = largest_size);
 /// Accepts one of these words. `one_of({"f32", "bf16"})`
 [[nodiscard]] SHARDLIB_INLINE Validator one_of(std::initializer_list<const char*> choices);
+/// Accepts names of files of one kind. `ends_in(".svg")`
+[[nodiscard]] SHARDLIB_INLINE Validator ends_in(std::string ending);
 /// The unit that --help shows after the default: "tokens".
 [[nodiscard]] SHARDLIB_INLINE Validator unit(std::string name);
 /// The placeholder for the value in --help: "FILE".

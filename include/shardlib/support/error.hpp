@@ -21,6 +21,17 @@ struct UsageError : Error {
   using Error::Error;
 };
 
+/// f(), whose UsageErrors then begin with the option that they are about. `naming_option("--load", [&] { return
+/// read(path); })`
+template <class F>
+auto naming_option(const std::string& option, const F& f) {
+  try {
+    return f();
+  } catch (const UsageError& error) {
+    throw UsageError(option + ": " + error.what());
+  }
+}
+
 /// Storage that does not take or give what it is asked to: a full disk, a failing device. A later try may succeed.
 struct StorageError : Error {
   using Error::Error;

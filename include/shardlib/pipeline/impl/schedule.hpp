@@ -346,7 +346,7 @@ SHARDLIB_INLINE Schedule make_schedule(std::string_view name, int num_stages, in
       throw UsageError("schedule `" + title + "` has " + std::to_string(schedule.num_stages()) + " stages on " +
                        std::to_string(schedule.mpmd_dim()) + " ranks, but the program has " +
                        std::to_string(num_stages) + " on " + std::to_string(mpmd_dim) +
-                       "; change the stage axis of the mesh and the stages of a rank, or take another schedule");
+                       "; choose as many ranks and stages as the schedule has, or another schedule");
     return schedule;
   };
   if (name.ends_with(".csv")) return checked(read_csv(title));

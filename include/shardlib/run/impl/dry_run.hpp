@@ -47,11 +47,12 @@ inline std::string fits(const Plan& plan, const Accelerator& device) {
 inline std::optional<Machine> planned_machine(const Training& t, const std::vector<AxisSize>& mesh) {
   const Accelerator* const device = planned_device(t);
   if (device != nullptr && t.plan_flops == 0 && t.plan_bandwidth.empty() && device_count(mesh) > 1) {
-    if (t.plan_efficiency != 1 || !t.plan_latency.empty())
-      throw UsageError(fmt::format(
-          "--plan-efficiency and --plan-latency are of a prediction, which needs the B/s that each of {} devices sends "
-          "too, as in --plan-bandwidth {}",
-          device_count(mesh), example(plan_bandwidth, mesh)));
+    if (t.plan_efficiency != 1 || t.plan_memory > 0 || !t.plan_latency.empty())
+      throw UsageError(
+          fmt::format("--plan-efficiency, --plan-memory and --plan-latency are of a prediction, which needs the B/s "
+                      "that each of {} "
+                      "devices sends too, as in --plan-bandwidth {}",
+                      device_count(mesh), example(plan_bandwidth, mesh)));
     return std::nullopt;
   }
   const double flops = t.plan_flops > 0 || device == nullptr ? t.plan_flops : device->flops;

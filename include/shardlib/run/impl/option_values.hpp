@@ -106,6 +106,7 @@ struct ExpectedText {
   std::string operator()(const std::string*) const { return text(); }
   std::string operator()(const std::vector<std::string>*) const { return text(); }
   [[nodiscard]] std::string text() const {
+    if (!validator.ending.empty()) return "a name that ends in " + validator.ending;
     return validator.choices.empty() ? "a text" : fmt::format("one of {}", fmt::join(validator.choices, ", "));
   }
 };
@@ -138,6 +139,7 @@ struct Assign {
     return std::all_of(texts.begin(), texts.end(), [this](const std::string& x) { return allowed(x); });
   }
   [[nodiscard]] bool allowed(const std::string& x) const {
+    if (!x.empty() && !x.ends_with(validator.ending)) return false;
     return validator.choices.empty() ||
            std::find(validator.choices.begin(), validator.choices.end(), x) != validator.choices.end();
   }

@@ -130,6 +130,27 @@ inline std::string facts(const Validator& validator, const std::string& default_
   return text.empty() ? "" : " (" + text + ")";
 }
 
+/// The words of the text in lines of at most `width`, each but the first behind `indent` spaces.
+inline std::string wrapped(const std::string& text, std::size_t indent, std::size_t width) {
+  std::string out;
+  std::size_t at = indent;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find(' ', begin), text.size());
+    const std::size_t length = end - begin;
+    if (at > indent && at + 1 + length > width) {
+      out += "\n" + std::string(indent, ' ');
+      at = indent;
+    } else if (at > indent) {
+      out += " ";
+      ++at;
+    }
+    out += text.substr(begin, length);
+    at += length;
+    begin = end + 1;
+  }
+  return out;
+}
+
 /// Formats two columns: the name, and the wrapped text beside it, or below it if the name is too long.
 inline std::string two_columns(const std::string& left, const std::string& text, std::size_t width) {
   constexpr std::size_t column = 30;
@@ -139,22 +160,7 @@ inline std::string two_columns(const std::string& left, const std::string& text,
   } else {
     out += std::string(column - out.size(), ' ');
   }
-  std::size_t at = column;
-  for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = std::min(text.find(' ', begin), text.size());
-    const std::size_t length = end - begin;
-    if (at > column && at + 1 + length > width) {
-      out += "\n" + std::string(column, ' ');
-      at = column;
-    } else if (at > column) {
-      out += " ";
-      ++at;
-    }
-    out += text.substr(begin, length);
-    at += length;
-    begin = end + 1;
-  }
-  return out + "\n";
+  return out + wrapped(text, column, width) + "\n";
 }
 
 }  // namespace detail
@@ -164,7 +170,7 @@ SHARDLIB_INLINE std::string Options::help(int width) const {
   const auto line = [&](const std::string& left, const std::string& text) {
     return detail::two_columns(left, text, columns);
   };
-  std::string out = program_ + ": " + purpose_ + "\n\nusage: " + program_;
+  std::string out = detail::wrapped(program_ + ": " + purpose_, 0, columns) + "\n\nusage: " + program_;
   for (const Option& option : options_) {
     if (option.validator.required)
       out += " " + option.name + std::visit(detail::ValueName{option.validator}, option.target);

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <sstream>
 
+#include "shardlib/io/data/text_stream.hpp"
 #include "shardlib/io/data/token_files.hpp"
 #include "shardlib/io/file.hpp"
 #include "shardlib/memory/system.hpp"
@@ -57,7 +58,8 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
         between(0, 1));
   o.add("--final-learning-rate", t.final_learning_rate, "final learning rate, as a fraction of the peak",
         between(0, 1));
-  o.add("--weight-decay", t.weight_decay, "AdamW's decay", at_least(0));
+  o.add("--weight-decay", t.weight_decay,
+        "decoupled decay of weights: of gpt2 matrices, of the other trainers all leaves", at_least(0));
   o.add("--beta1", t.beta1, "AdamW's decay of the first moment", at_least(0) | below(1));
   o.add("--beta2", t.beta2, "AdamW's decay of the second moment", at_least(0) | below(1));
   // Below that, f32 has no normal number for it, and a gradient of zero would divide zero by zero.
@@ -120,7 +122,7 @@ SHARDLIB_INLINE void declare(Options& o, Training& t) {
         "with --plan-flops: seconds per message, as in 5e-6, or by axis, d=20e-6,t=5e-6 (default: 0)",
         value_name("SECONDS") | command_line_only());
   o.add("--graph", t.graph, "no training: draw one layer, forward and backward, with specs and collectives",
-        value_name("FILE.svg") | command_line_only());
+        value_name("FILE.svg") | ends_in(".svg") | command_line_only());
   o.flag("--tensorboard", t.tensorboard, "write TensorBoard events into the run's folder");
 
   o.group("sampling");
@@ -250,11 +252,12 @@ SHARDLIB_INLINE SampleOptions sample_options(const Training& t) {
   return options;
 }
 
-SHARDLIB_INLINE void note_padding(const std::vector<AxisSize>& mesh, const Sizes& sizes) {
+SHARDLIB_INLINE void note_padding(const std::vector<AxisSize>& mesh, const Sizes& sizes,
+                                  const std::map<std::string, std::string>& options) {
   std::string dims;
   for (const NamedSize& dim : sizes)
-    if (dim.padded > dim.size + dim.size / 20)
-      dims += fmt::format("{}{} {} -> {}", dims.empty() ? "" : ", ", dim.name, dim.size, dim.padded);
+    if (const auto option = options.find(dim.name); option != options.end() && dim.padded > dim.size + dim.size / 20)
+      dims += fmt::format("{}{} {} -> {}", dims.empty() ? "" : ", ", option->second, dim.size, dim.padded);
   if (dims.empty() || world_rank() != 0) return;
   fmt::print("note: padded with zeros, so that mesh {} divides them: {}; that costs memory, bytes and time\n",
              to_string(mesh), dims);
@@ -268,10 +271,10 @@ SHARDLIB_INLINE Data open_data(Training& t, std::int64_t vocabulary) {
                           : "--data and --stream are two sources of training data: give one of them");
   detail::check_settings(t);
   Data data;
-  data.tokenizer = io::load_tokenizer(t.tokenizer);
+  data.tokenizer = naming_option("--tokenizer", [&] { return io::load_tokenizer(t.tokenizer); });
   data.vocabulary = vocabulary > 0 ? vocabulary : static_cast<std::int64_t>(data.tokenizer->vocabulary_size());
   if (dry) return data;
-  if (!t.evaluate.empty()) data.questions = read_questions(t.evaluate);
+  if (!t.evaluate.empty()) data.questions = naming_option("--evaluate", [&] { return read_questions(t.evaluate); });
   detail::check_questions(t, data);
   detail::check_prompt(t, data);
   if (none) return data;
@@ -287,13 +290,11 @@ SHARDLIB_INLINE Data open_data(Training& t, std::int64_t vocabulary) {
   // A model of whole documents has to learn where they end, or its samples never do.
   const io::TextOptions text{data.tokenizer, rows.rows != io::Rows::packed};
   const auto open = [&](const char* option, const std::string& path, io::Split split) {
-    try {
+    return naming_option(option, [&] {
       auto source = io::open_tokens(path, split, text);
       detail::check_tokenizer(path, t.tokenizer, *data.tokenizer);
       return source;
-    } catch (const UsageError& error) {
-      throw UsageError(fmt::format("{}: {}", option, error.what()));
-    }
+    });
   };
   if (t.text_stream.empty()) {
     data.train = std::make_shared<io::Loader>(open("--data", t.data, io::Split::train), rows);
@@ -308,6 +309,10 @@ SHARDLIB_INLINE Data open_data(Training& t, std::int64_t vocabulary) {
     throw UsageError(
         fmt::format("--stream reads texts as they come, so {} has no meaning: give --data, or leave it out",
                     t.epochs > 0 ? "--epochs" : "--shuffle no"));
+  } else {  // devices open it in the first step, which is too late to find that it has no text
+    naming_option("--stream", [&] {
+      static_cast<void>(io::TextStream(t.text_stream, {t.batch / t.microbatches, t.seq, t.seed, text}, 0, 0));
+    });
   }
   if (t.validate_every > 0 || !t.validation_data.empty()) {  // a file that is not there is an error in any case
     if (t.validation_data.empty() && t.data.empty())
@@ -325,6 +330,7 @@ SHARDLIB_INLINE Data open_data(Training& t, std::int64_t vocabulary) {
 }
 
 SHARDLIB_INLINE void batch_must_divide(const std::vector<AxisSize>& mesh, const Training& t) {
+  if (t.sample_only) return;  // samples and the rows of --evaluate come one by one
   if (t.batch % t.microbatches != 0)
     throw UsageError(fmt::format("--batch {} does not divide into --microbatches {}: choose a multiple of {}", t.batch,
                                  t.microbatches, t.microbatches));

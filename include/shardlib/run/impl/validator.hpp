@@ -15,6 +15,7 @@ SHARDLIB_INLINE Validator operator|(Validator a, const Validator& b) {
   a.least = std::max(a.least, b.least);
   a.most = std::min(a.most, b.most);
   if (!b.choices.empty()) a.choices = b.choices;
+  if (!b.ending.empty()) a.ending = b.ending;
   if (!b.unit.empty()) a.unit = b.unit;
   if (!b.value_name.empty()) a.value_name = b.value_name;
   a.required = a.required || b.required;
@@ -49,6 +50,11 @@ SHARDLIB_INLINE Validator size(std::int64_t least, std::int64_t most) {
 SHARDLIB_INLINE Validator one_of(std::initializer_list<const char*> choices) {
   Validator validator;
   validator.choices.assign(choices.begin(), choices.end());
+  return validator;
+}
+SHARDLIB_INLINE Validator ends_in(std::string ending) {
+  Validator validator;
+  validator.ending = std::move(ending);
   return validator;
 }
 SHARDLIB_INLINE Validator unit(std::string name) {

@@ -59,7 +59,7 @@ SHARDLIB_INLINE TextStream::TextStream(const std::string& path, TextStreamOption
   find_files(path);
   constexpr std::int64_t least = 64;
   if (bytes_ / batch < least)
-    throw UsageError("'" + path + "' has " + std::to_string(bytes_) + " bytes of text, but --stream needs at least " +
+    throw UsageError("'" + path + "' has " + std::to_string(bytes_) + " bytes of text, but a stream needs at least " +
                      std::to_string(least) + " for each of the " + std::to_string(batch) +
                      " rows of a batch: choose more text, or a smaller --batch");
   const auto turn = static_cast<std::int64_t>(detail::hash_in(1, options_.seed) % static_cast<std::uint64_t>(bytes_));
@@ -83,7 +83,7 @@ SHARDLIB_INLINE void TextStream::find_files(const std::string& path) {
     if (size > 0) files_.push_back({name, bytes_, bytes_ + size});
     bytes_ += size;
   }
-  if (files_.empty()) throw UsageError("'" + path + "' holds no text: check --stream");
+  if (files_.empty()) throw UsageError("'" + path + "' holds no text: choose a file or a folder with some");
 }
 
 SHARDLIB_INLINE const TextStream::TextFile& TextStream::file_at(std::int64_t place) const {
