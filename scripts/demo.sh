@@ -5,11 +5,12 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 ranks=2
-options=(--mesh "d=2,t=1" --data build/data/kjv.txt --steps 500 --batch 32 --seq 128 --learning-rate 6e-3
+options=(--mesh "d=2,t=1" --data build/data/kjv.txt --batch 32 --seq 128 --learning-rate 6e-3
   --layers 4 --d-model 128 --n-kv 2 --n-q-per-kv 1 --d-head 64 --d-ff 384 --max-tokens 300
   --run "build/demo/runs/$(date -u +%Y%m%d-%H%M%S)")
 
 if [ "${1:-}" = -- ]; then shift; fi
+case " $*" in *" --epochs"*) ;; *) options+=(--steps 500) ;; esac # one of them says how long it trains
 
 scripts/setup.sh
 
