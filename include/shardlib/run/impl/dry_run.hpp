@@ -50,8 +50,7 @@ inline std::optional<Machine> planned_machine(const Training& t, const std::vect
     if (t.plan_efficiency != 1 || t.plan_memory > 0 || !t.plan_latency.empty())
       throw UsageError(
           fmt::format("--plan-efficiency, --plan-memory and --plan-latency are of a prediction, which needs the B/s "
-                      "that each of {} "
-                      "devices sends too, as in --plan-bandwidth {}",
+                      "that each of {} devices sends too, as in --plan-bandwidth {}",
                       device_count(mesh), example(plan_bandwidth, mesh)));
     return std::nullopt;
   }
