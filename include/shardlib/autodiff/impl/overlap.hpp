@@ -102,9 +102,9 @@ SHARDLIB_INLINE OverlapScope::OverlapScope(const DevicePtr& device)
       hooks_(state_.hooks) {}
 
 SHARDLIB_INLINE OverlapScope::~OverlapScope() {
+  if (!pending_.empty()) state_.hooks = hooks_;  // by which theirs are numbered
   state_.pending = std::move(pending_);
   state_.overlaps = overlaps_;
-  state_.hooks = hooks_;
 }
 
 SHARDLIB_INLINE void OverlapScope::end_forward() {
