@@ -510,7 +510,7 @@ auto half_of_each_summand(const Tensor<i32, "B/d">& x) {
 }
 #endif
 
-// expect: / of `\+d` and `""`: the dividend is partial over d, and the integer quotient of each summand drops
+// expect: the dividend is partial over d, and the integer quotient of each summand drops a remainder of its own
 #if SECTION == 72
 auto mean_of_each_summand(const Tensor<i32, "B/d">& x, const Tensor<i32, "">& n) {
   return sum<"B/d -> +d">(x) / n;
