@@ -258,4 +258,3 @@ TEST_CASE("tril, triu and one_hot", "[ops]") {
 }
 
 }  // namespace
-#undef ONE

@@ -154,4 +154,3 @@ TEST_CASE("broadcast", "[ops]") {
 }
 
 }  // namespace
-#undef ONE

@@ -169,4 +169,3 @@ TEST_CASE("rope: angles, plain, linear and as Llama 3.1 stretches them", "[ops]"
 }
 
 }  // namespace
-#undef ONE

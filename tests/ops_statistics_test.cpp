@@ -122,4 +122,3 @@ TEST_CASE("reductions of zeros, infinities and nothing", "[ops]") {
 }
 
 }  // namespace
-#undef ONE
