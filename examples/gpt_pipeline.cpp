@@ -449,6 +449,10 @@ int program(int argc, char** argv) {
     if (world_rank() == 0) fmt::print("{}", options.answer());
     return 0;
   }
+  if (o.training.prompt != run::Training{}.prompt || o.training.sample_every > 0)  // from a file
+    throw UsageError(
+        "gpt_pipeline does not sample, so --prompt and --sample-every have no meaning; use shardlib-sample RUN, which "
+        "starts gpt_fsdp with the settings of the run");
   o.training.sample.max_tokens = 0;
   const bool is_tutorial = o.model == "jaxpp-tutorial";
   if (!is_tutorial) o.training.batch_axes = "r d";

@@ -71,8 +71,8 @@ inline std::int64_t devices_along(const std::vector<AxisSize>& mesh, std::string
 inline SequenceOrder order_of_sequences(const std::vector<AxisSize>& mesh, const run::Training& t) {
   const std::int64_t s = devices_along(mesh, "s");
   if (s == 1) return SequenceOrder::contiguous;
-  if (t.seq % s != 0 && t.sample_only && t.evaluate.empty()) return SequenceOrder::contiguous;  // no whole rows
-  if (t.seq % s != 0)
+  const bool has_rows = !t.sample_only || !t.evaluate.empty();
+  if (t.seq % s != 0 && has_rows)
     throw UsageError(
         fmt::format("--seq {} does not divide over s = {} (mesh {}): choose a multiple of {}, or of {} for equal work",
                     t.seq, s, to_string(mesh), s, 2 * s));

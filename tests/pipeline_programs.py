@@ -226,6 +226,10 @@ def mistakes(p):
     for options, words in wrong:
         for ranks in [0, 2] if p.mpiexec else [0]:
             run(p, *options, ranks=ranks).fails(2, *words)
+    sampling = f"{p.folder}/sampling.toml"
+    with open(sampling, "w") as file:
+        file.write("[sampling]\nsample_every = 2\n")
+    run(p, "--mesh=p=2", f"--config={sampling}").fails(2, "gpt_pipeline does not sample", "--sample-every", "shardlib-sample RUN")
     run(p, "--mesh=p=2", "--learning-rate=1e30", "--steps=20").fails(1, "step ", "not finite", "--learning-rate")
     if p.mpiexec:
         run(p, "--mesh=p=4", ranks=2).fails(2, "mesh", "4 devices", "mpirun started 2 ranks")
