@@ -34,7 +34,8 @@ template <std::size_t N, class F>
 void each(const F& f) {
   [&]<std::size_t... I>(std::index_sequence<I...>) {
     (f(std::integral_constant<std::size_t, I>{}), ...);
-  }(std::make_index_sequence<N>{});
+  }
+  (std::make_index_sequence<N>{});
 }
 
 /// "A/t B -> B": without the dims whose bit is not set.
@@ -42,7 +43,7 @@ constexpr OpSpec maximum_op(std::size_t from, std::size_t kept) {
   TensorSpec out = parse_tensor(specs[from]).spec;
   for (int i = out.rank(); i-- > 0;)
     if ((kept >> i & 1U) == 0) out.dims.erase(i);
-  return detail::make_op(Spec(specs[from]), Spec(to_string(out).view()));
+  return detail::op_spec_of(Spec(specs[from]), Spec(to_string(out).view()));
 }
 Reference extrema(bool least) {
   return [least](const std::vector<Global>& x, Global& y) {

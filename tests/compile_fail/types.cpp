@@ -1,4 +1,6 @@
 // Wrong programs: specs, meshes, and tensors where another type is declared.
+#include <optional>
+
 #include "shardlib/shapes.hpp"
 
 using namespace shardlib;
@@ -167,5 +169,16 @@ struct Copies {
 };
 auto gain_for_bias(const gradient_t<Mesh<"d">, Copies>& gradient) {
   return gradient.get<&Master::bias>();
+}
+#endif
+
+// expect: is not a tree of tensors: whether it holds a tensor is known at run time alone; take an Array of 0 or 1 entries
+#if SECTION == 22
+struct MaybeBiased {
+  Tensor<f32, "M"> gain;
+  std::optional<Tensor<f32, "M">> bias;
+};
+auto count_of_an_optional(const MaybeBiased& tree) {
+  return parameter_count(tree);
 }
 #endif

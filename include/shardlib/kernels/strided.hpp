@@ -12,7 +12,7 @@
 
 namespace shardlib::kernels {
 
-/// The maximum number of dims of a tensor.
+/// The maximum number of loops in a nest. A spec has fewer dims.
 inline constexpr int max_rank = 12;
 
 /// A short list of sizes, strides or positions.

@@ -11,6 +11,7 @@
 #include "shardlib/ops/result.hpp"
 #include "shardlib/ops/sequences.hpp"
 #include "shardlib/rules/all.hpp"
+#include "shardlib/types/spec_functions.hpp"
 
 namespace shardlib {
 
@@ -31,12 +32,6 @@ template <class D>
 ValuePtr record_attention(Attention a, std::optional<double> scale, const TensorSpec& sums,
                           const std::array<const TensorSpec*, 3>& due);
 
-constexpr Spec without_dim(Spec s, std::string_view dim) {
-  TensorSpec spec = parse_tensor(s).spec;
-  spec.dims.erase(spec.find(dim));
-  return Spec(to_string(spec).view());
-}
-
 template <dtype D, dtype E, dtype F, dtype I>
 inline constexpr bool segmented_attention_dtypes =
     attention_dtypes<D, E, F>&& is_index<"causal_attention of segments", I>;
@@ -46,8 +41,8 @@ Out causal_attention_op(const OpInfo& op, const Out& q, const Keys& k, const Key
                         std::optional<double> scale, SequenceOrder order = SequenceOrder::contiguous) {
   constexpr Spec axes = axes_of<Out::spec>();  // the other operands have no axes beyond these
   constexpr Spec ct = dual_spec(Out::spec, axes), key_ct = dual_spec(Keys::spec, axes);
-  constexpr Spec sums = without_dim(Out::spec, Dim);
-  static constexpr OpSpec transpose = make_op(ct, Out::spec, key_ct);
+  constexpr Spec sums = spec_of(spec_without_dim(parsed<Out::spec>, Dim));
+  static constexpr OpSpec transpose = op_spec_of(ct, Out::spec, key_ct);
   static constexpr OpParts parts = parse_op(transpose);
   static_assert(rules::detail_::einsum(parts).empty(),
                 "the cotangent of the keys is summed over the query heads that share them");

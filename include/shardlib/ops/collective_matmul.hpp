@@ -79,7 +79,7 @@ inline constexpr auto gathering_vjp = [](const auto& ct, const auto& other, cons
   using Other = std::remove_cvref_t<decltype(other)>;
   using D = typename X::value_type;
   static constexpr Spec due = dual_spec(X::spec, axes_of<Ct::spec, Other::spec, X::spec>());
-  static constexpr OpSpec transpose = make_op(Ct::spec, Other::spec, due);
+  static constexpr OpSpec transpose = op_spec_of(Ct::spec, Other::spec, due);
   static constexpr rules::Travelling shards = rules::travelling(parsed<Whole>, parsed<X::spec>);
   return record<"einsum_scatter", Tensor<D, due>>(
       OpInfo{"einsum_scatter", transpose, {}}, ct.device(), global,
@@ -93,7 +93,7 @@ inline constexpr auto beside_gathering_vjp = [](const auto& ct, const auto& x, c
   using X = std::remove_cvref_t<decltype(x)>;
   using D = typename Y::value_type;
   static constexpr Spec due = dual_spec(Y::spec, axes_of<Ct::spec, X::spec, Y::spec>());
-  static constexpr OpSpec transpose = make_op(Ct::spec, Whole, due);
+  static constexpr OpSpec transpose = op_spec_of(Ct::spec, Whole, due);
   static constexpr rules::Travelling shards = rules::travelling(parsed<Whole>, parsed<X::spec>);
   return record<"einsum_unreduced", Tensor<D, due>>(
       OpInfo{"einsum_unreduced", transpose, {}}, ct.device(), global,
@@ -187,7 +187,7 @@ auto einsum_scatter(const Tensor<D, S>& x, const Tensor<E, T>& y, Site site = Si
     static constexpr Spec axes = detail::axes_of<S, T, Result::spec>();
     static constexpr Spec ct = detail::dual_spec(Result::spec, axes), x_due = detail::dual_spec(S, axes),
                           y_due = detail::dual_spec(T, axes);
-    static constexpr OpSpec to_x = detail::make_op(ct, T, x_due), to_y = detail::make_op(ct, S, y_due);
+    static constexpr OpSpec to_x = detail::op_spec_of(ct, T, x_due), to_y = detail::op_spec_of(ct, S, y_due);
     static constexpr Spec products = detail::spec_of(rules::unreduced(parse_op(O)));
     static constexpr rules::Travelling shards =
         rules::travelling(detail::parsed<products>, detail::parsed<Result::spec>);

@@ -169,12 +169,12 @@ Buffer cut_shard(const Value& in, const Value& out);
 Buffer embed_shard(const Value& in, const Value& out);
 /// The transpose of shard, S -> P. "A/t -> A +t"
 template <class Out, class X>
-inline constexpr auto slice_vjp = [](const auto& ct) {
+inline constexpr auto shard_vjp = [](const auto& ct) {
   using Ct = std::remove_cvref_t<decltype(ct)>;
   static constexpr OpSpec O = transpose_op<Out, X>();
-  static constexpr Spec whole{to_string(parse_op(O).out).view()};
-  return record_unary<"embed", Tensor<typename Ct::value_type, whole>>(OpInfo{"embed", O, {}}, ct, sizes_of(ct.value()),
-                                                                       embed_shard);
+  static constexpr Spec whole = spec_of(parse_op(O).out);
+  return record_unary<"shard_backward", Tensor<typename Ct::value_type, whole>>(OpInfo{"shard_backward", O, {}}, ct,
+                                                                                sizes_of(ct.value()), embed_shard);
 };
 }  // namespace detail
 
@@ -185,7 +185,7 @@ auto shard(const Tensor<D, S>& x, Site site = Site::current()) -> Tensor<D, deta
   using Out = Tensor<D, detail::result_of<rules::shard, O, S>>;
   const detail::Calling op{"shard", detail::full_op<"shard", O, S>, site};
   return detail::record_unary<"shard", Out>(op, x, detail::sizes_of(x.value()), detail::cut_shard,
-                                            detail::vjp(x, detail::slice_vjp<Out, Tensor<D, S>>));
+                                            detail::vjp(x, detail::shard_vjp<Out, Tensor<D, S>>));
 }
 template <dtype D, Spec S>
 auto shard(const Tensor<D, S>& x) -> detail::needs_op_spec<"shard", D, S>;

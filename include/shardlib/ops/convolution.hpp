@@ -54,7 +54,7 @@ Out convolution(const OpInfo& op, const X& x, const Y& y, const GlobalSizes& glo
   static constexpr OpParts lengths = parse_op(Lengths);
   static constexpr TensorSpec seen = rules::under_windows(parsed<X::spec>, Transposed ? lengths.out : lengths.in[0],
                                                           lengths.in[1], Transposed ? lengths.in[0] : lengths.out);
-  static constexpr OpSpec product = make_op(spec_of(seen), Y::spec, Out::spec);
+  static constexpr OpSpec product = op_spec_of(spec_of(seen), Y::spec, Out::spec);
   static_assert(rules::detail_::einsum(parse_op(product)).empty(), "a convolution is an einsum over its windows");
   return record<"conv_unreduced", Out>(
       op, x.device(), global,

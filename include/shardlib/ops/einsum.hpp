@@ -100,7 +100,7 @@ inline constexpr auto einsum_vjp = [](const auto& ct, const auto& other, const G
   constexpr Spec axes = axes_of<Ct::spec, Other::spec, X::spec>();
   constexpr Spec due = dual_spec(X::spec, axes);
   constexpr Spec kept = reachable(due, Ct::spec, Other::spec);
-  static constexpr OpSpec transpose = make_op(Ct::spec, Other::spec, kept);
+  static constexpr OpSpec transpose = op_spec_of(Ct::spec, Other::spec, kept);
   const auto grad = multiply_only<transpose, D>(OpInfo{"einsum_unreduced", transpose, {}}, narrowed<D>(ct), other);
   if constexpr (kept == due)
     return grad;
@@ -134,7 +134,7 @@ inline constexpr auto einsum_of_one_vjp = [](const auto& ct, const GlobalSizes& 
   using D = typename X::value_type;
   constexpr Spec due = dual_spec(X::spec, axes_of<Ct::spec, X::spec>());
   constexpr Spec kept = reachable(due, Ct::spec, "");
-  const auto grad = einsum_unreduced<make_op(Ct::spec, kept), D>(ct);
+  const auto grad = einsum_unreduced<op_spec_of(Ct::spec, kept), D>(ct);
   if constexpr (kept == due)
     return grad;
   else
@@ -185,7 +185,7 @@ auto product_of(const EinsumOrder& order, const Site& site, const std::tuple<con
         const auto b = product_of<O, Set & ~First, R>(order, site, x);
         constexpr Spec of_a = spec_of(rules::product_of(parts, First)),
                        of_b = spec_of(rules::product_of(parts, Set & ~First));
-        out = einsum_unreduced<make_op(of_a, of_b, result), Out>(a, b, site);
+        out = einsum_unreduced<op_spec_of(of_a, of_b, result), Out>(a, b, site);
       }
     };
     [&]<unsigned... First>(std::integer_sequence<unsigned, First...>) {
@@ -236,7 +236,7 @@ template <OpSpec O, class Sum, class... X>
 auto einsum_reduced(const Site& site, const X&... x) {
   static constexpr OpParts parts = parse_op(O);
   static constexpr Spec products = spec_of(rules::unreduced(parts)), result = spec_of(parts.out);
-  static constexpr OpSpec sum = make_op(products, result);
+  static constexpr OpSpec sum = op_spec_of(products, result);
   static constexpr OpSpec op = [] {
     OpParts local = parts;
     local.out = parsed<products>;

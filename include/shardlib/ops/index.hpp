@@ -51,7 +51,7 @@ constexpr OpSpec scatter_op() {
   row.bracketed = false;
   TensorSpec one_hot = parse_tensor(Indices).spec;
   one_hot.dims.push_back(row);
-  return make_op(Ct, to_string(one_hot), Due);
+  return op_spec_of(Ct, to_string(one_hot), Due);
 }
 
 template <OpSpec O, class Table, class Indices, class Out>

@@ -66,13 +66,13 @@ auto rearrange(const Tensor<D, S>& x) -> detail::needs_op_spec<"rearrange", D, S
 template <dtype D, Spec S>
 auto transpose(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::transpose, S>> {
-  return rearrange<detail::make_op(S, detail::result_of<rules::transpose, S>)>(x, site);
+  return rearrange<detail::op_spec_of(S, detail::result_of<rules::transpose, S>)>(x, site);
 }
 /// Exchanges two dims, as a local copy. `transpose<"A", "B">(x)`
 template <DimName A, DimName B, dtype D, Spec S>
 auto transpose(const Tensor<D, S>& x, Site site = Site::current())
     -> Tensor<D, detail::result_of<rules::transpose2, A, B, S>> {
-  return rearrange<detail::make_op(S, detail::result_of<rules::transpose2, A, B, S>)>(x, site);
+  return rearrange<detail::op_spec_of(S, detail::result_of<rules::transpose2, A, B, S>)>(x, site);
 }
 
 namespace detail {

@@ -36,12 +36,12 @@ constexpr CrossEntropySpecs cross_entropy_specs(Spec logits) {
   for (auto axis : with.dims[with.rank() - 1].axes) summed.add_partial(axis);
   const Text a = to_string(with), b = to_string(lead), c = to_string(summed);
   CrossEntropySpecs specs;
-  specs.reduce = make_op(a, b);
-  specs.sum = make_op(a, c);
-  specs.finish = make_op(c, b);
-  specs.partial = make_op(b, c);
+  specs.reduce = op_spec_of(a, b);
+  specs.sum = op_spec_of(a, c);
+  specs.finish = op_spec_of(c, b);
+  specs.partial = op_spec_of(b, c);
   with.dims[with.rank() - 1].bracketed = true;
-  specs.pick = make_op(to_string(with), b, c);
+  specs.pick = op_spec_of(to_string(with), b, c);
   specs.sharded = !summed.partial.empty();
   return specs;
 }

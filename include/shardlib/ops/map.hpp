@@ -197,7 +197,7 @@ auto unbroadcast(const Ct& ct) {
   if constexpr (parsed<Ct::spec>.rank() == parsed<X::spec>.rank())
     return ct;
   else
-    return sum<make_op(Ct::spec, due)>(ct);
+    return sum<op_spec_of(Ct::spec, due)>(ct);
 }
 
 /// Sums a cotangent of type Ct to the shape of the map's operand X, and checks the rules for it.

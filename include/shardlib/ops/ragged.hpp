@@ -58,9 +58,9 @@ constexpr OpSpec of_one_group() {
   const auto without_first = [](Spec s) {
     TensorSpec spec = parse_tensor(s).spec;
     spec.dims.erase(0);
-    return Spec(to_string(spec).view());
+    return spec_of(spec);
   };
-  return make_op(A, At == 1 ? without_first(B) : B, At == 2 ? without_first(Out) : Out);
+  return op_spec_of(A, At == 1 ? without_first(B) : B, At == 2 ? without_first(Out) : Out);
 }
 /// The rows of each group times its weights. Also the cotangent of the rows.
 template <class D>
@@ -80,7 +80,7 @@ template <class Due>
 struct GroupedRowsVjp {
   template <class Ct, class W, class I>
   auto operator()(const Ct& ct, const W& weights, const I& counts, const GlobalSizes& global) const {
-    static constexpr OpSpec transpose = make_op(Ct::spec, W::spec, Due::spec);
+    static constexpr OpSpec transpose = op_spec_of(Ct::spec, W::spec, Due::spec);
     return record<"grouped_einsum", Due>(
         OpInfo{"grouped_einsum", transpose, {}}, ct.device(), global,
         GroupedProduct<typename Ct::value_type>{&einsum_plan<of_one_group<Ct::spec, W::spec, Due::spec, 1>()>(),
@@ -91,7 +91,7 @@ template <class Due>
 struct GroupedWeightsVjp {
   template <class Ct, class X, class I>
   auto operator()(const Ct& ct, const X& rows, const I& counts, const GlobalSizes& global) const {
-    static constexpr OpSpec transpose = make_op(Ct::spec, X::spec, Due::spec);
+    static constexpr OpSpec transpose = op_spec_of(Ct::spec, X::spec, Due::spec);
     return record<"grouped_einsum", Due>(
         OpInfo{"grouped_einsum", transpose, {}}, ct.device(), global,
         GroupedOuter<typename Ct::value_type>{&einsum_plan<of_one_group<Ct::spec, X::spec, Due::spec, 2>()>(),

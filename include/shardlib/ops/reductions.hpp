@@ -38,7 +38,7 @@ template <class Out, class X>
 inline constexpr auto sum_vjp = [](const auto& ct, const GlobalSizes& global) {
   using Ct = std::remove_cvref_t<decltype(ct)>;
   using Due = Dual<X, axes_of<X::spec, Out::spec>()>;
-  static constexpr OpSpec repeated = make_op(Ct::spec, Due::spec);
+  static constexpr OpSpec repeated = op_spec_of(Ct::spec, Due::spec);
   return repeat<Due>(OpInfo{"broadcast", repeated, {}}, ct, global);
 };
 }  // namespace detail
@@ -60,7 +60,7 @@ auto sum(const Tensor<D, S>& x, Site site = Site::current())
   if constexpr (detail::parsed<S>.rank() == 0)
     return x;
   else
-    return sum<detail::make_op(S, detail::sum_all_result<S>())>(x, site);
+    return sum<detail::op_spec_of(S, detail::sum_all_result<S>())>(x, site);
 }
 
 /// The sum divided by the global number of summed elements. Padding does not count. `mean<"B/d L -> L +d">(x)`

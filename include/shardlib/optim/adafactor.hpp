@@ -65,11 +65,11 @@ template <Spec R, Spec S>
       return spec;
     };
     constexpr Spec pending = spec_of(partial());
-    const auto part = mean<make_op(S, pending)>(x);
+    const auto part = mean<op_spec_of(S, pending)>(x);
     if constexpr (pending == R)
       return part;
     else
-      return all_reduce<make_op(pending, R)>(part);
+      return all_reduce<op_spec_of(pending, R)>(part);
   }
 }
 

@@ -42,9 +42,9 @@ template <Spec S>
   // Names of dims in here have other sizes for each leaf, also where the caller has a scope of names.
   const WithNames unchecked(program_state(x.device()), Handle<NameSizes>::make());
   if constexpr (whole == S)
-    return rename<make_op(matrix, S)>(orthogonalized(rename<make_op(S, matrix)>(x), steps));
+    return rename<op_spec_of(matrix, S)>(orthogonalized(rename<op_spec_of(S, matrix)>(x), steps));
   else
-    return shard<make_op(whole, S)>(orthogonalized_leaf(all_gather<make_op(S, whole)>(x), steps));
+    return shard<op_spec_of(whole, S)>(orthogonalized_leaf(all_gather<op_spec_of(S, whole)>(x), steps));
 }
 
 }  // namespace detail

@@ -286,7 +286,7 @@ template <Spec P, Spec A, class Tree, class Counts>
       },
       gradients);
   return std::sqrt(
-      static_cast<double>(item(all_reduce<shardlib::detail::make_op(everywhere, "")>(mesh.part_of_sum(total)))));
+      static_cast<double>(item(all_reduce<shardlib::detail::op_spec_of(everywhere, "")>(mesh.part_of_sum(total)))));
 }
 
 }  // namespace shardlib::pipeline

@@ -124,8 +124,8 @@ class StagedMesh {
   /// Turns a stage's part of a sum over all stages into a tensor of the whole mesh.
   /// A stage's `"+d +t"` becomes `"+d +p +t"`.
   template <dtype D, Spec S>
-  [[nodiscard]] auto part_of_sum(const Tensor<D, S>& x) const -> Tensor<D, detail::with_partial(S, P)> {
-    static constexpr Spec sum = detail::with_partial(S, P);
+  [[nodiscard]] auto part_of_sum(const Tensor<D, S>& x) const -> Tensor<D, detail::with_partial<S, P>> {
+    static constexpr Spec sum = detail::with_partial<S, P>;
     return Tensor<D, sum>(detail::relabelled(*x.value(), detail::core::parsed<sum>, whole_.device()));
   }
 

@@ -248,7 +248,7 @@ constexpr Verdict layer_list(bool is_list, std::string_view type) {
 }
 
 /// The reasons why a type is not a tree of tensors.
-enum class NoTree { no_struct, not_public, bases, fields };
+enum class NoTree { no_struct, not_public, bases, optional, fields };
 constexpr Verdict tree(std::string_view op, bool is_tree, std::string_view type, NoTree why) {
   if (is_tree) return {};
   return {
@@ -257,7 +257,9 @@ constexpr Verdict tree(std::string_view op, bool is_tree, std::string_view type,
           (why == NoTree::no_struct    ? "it is not a struct"
            : why == NoTree::not_public ? "it has private members, a constructor or a virtual function"
            : why == NoTree::bases      ? "it has a base class"
-                                       : "it has no fields, or more than 23") +
+           : why == NoTree::optional ? "whether it holds a tensor is known at run time alone; take an Array of 0 or 1 "
+                                       "entries, `Array<\"bias\", Tensor<f32, \"M\">>`"
+                                     : "it has no fields, or more than 23") +
           "; a tree is a tensor, an Array of trees, or a plain struct of 1 to 23 trees (nest structs for more), all "
           "public"};
 }

@@ -35,9 +35,6 @@ constexpr TensorSpec spec_with_sum(TensorSpec spec, std::string_view axis, bool 
   if (!pending && at >= 0) spec.partial.erase(at);
   return spec;
 }
-constexpr OpSpec op_of(std::string_view in, std::string_view out) {
-  return OpSpec((Text(in) + " -> " + out).view());
-}
 
 }  // namespace detail
 
@@ -74,10 +71,10 @@ inline constexpr Spec renamed = detail::result_of<rules::rename, Names, S>;
 
 /// The op spec from an operand to a result: `all_gather<make_op<S, without_axis<S, "d">>>(w)`
 template <Spec In, Spec Out>
-inline constexpr OpSpec make_op = detail::op_of(In, Out);
+inline constexpr OpSpec make_op = detail::op_spec_of(In, Out);
 /// The op spec of two operands: `einsum_unreduced<make_op2<"B/d M", "M F", "B/d F">>(x, w)`
 template <Spec A, Spec B, Spec Out>
-inline constexpr OpSpec make_op2 = detail::op_of((detail::Text(A) + ", " + std::string_view(B)).view(), Out);
+inline constexpr OpSpec make_op2 = detail::op_spec_of(A, B, Out);
 
 /// The axes that an op acts over, instead of an op spec: `all_gather<over<"d">>(w)`, `all_reduce<over<"d t">>(y)`
 template <AxisName Axes>

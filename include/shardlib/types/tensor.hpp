@@ -273,10 +273,10 @@ constexpr Spec axes_of() {
   return Spec(text.view());
 }
 
-constexpr OpSpec make_op(std::string_view in, std::string_view out) {
+constexpr OpSpec op_spec_of(std::string_view in, std::string_view out) {
   return OpSpec((Text(in) + " -> " + out).view());
 }
-constexpr OpSpec make_op(std::string_view a, std::string_view b, std::string_view out) {
+constexpr OpSpec op_spec_of(std::string_view a, std::string_view b, std::string_view out) {
   return OpSpec((Text(a) + ", " + b + " -> " + out).view());
 }
 

@@ -275,6 +275,8 @@ template <class T>
 consteval rules::NoTree no_tree() {
   if constexpr (!std::is_class_v<T>)
     return rules::NoTree::no_struct;
+  else if constexpr (requires(const T& x) { x.has_value(); })
+    return rules::NoTree::optional;
   else if constexpr (!std::is_aggregate_v<T>)
     return rules::NoTree::not_public;
   else if constexpr (requires { T{any_base<T>{}}; })

@@ -3,6 +3,7 @@
 
 #include <string_view>
 
+#include "shardlib/types/spec_functions.hpp"
 #include "shardlib/types/tensor.hpp"
 
 namespace shardlib::pipeline::detail {
@@ -18,10 +19,9 @@ constexpr Spec axes_without(std::string_view axes, std::string_view axis) {
 }
 
 /// The spec with one more sum pending; as it is where there is no axis.
-constexpr Spec with_partial(std::string_view spec, std::string_view axis) {
-  TensorSpec result = parse_tensor(spec).spec;
-  if (!axis.empty()) result.add_partial(axis);
-  return Spec(to_string(result).view());
-}
+template <Spec S, Spec Axis>
+inline constexpr Spec with_partial = std::string_view(Axis).empty()
+                                         ? S
+                                         : core::spec_of(core::spec_with_sum(core::parsed<S>, Axis, true));
 
 }  // namespace shardlib::pipeline::detail
