@@ -258,7 +258,8 @@ void declare(run::Options& options, Options& o) {
   gpt2("gpt2-350m", "24", "1024", "16", "4096");
   gpt2("gpt2-774m", "36", "1280", "20", "5120");
   gpt2("gpt2-1558m", "48", "1600", "25", "6400");
-  // The model of the JAX tutorial "Pretraining an LLM": rows are stories filled up with 0, Adam at a constant rate.
+  // The model of the JAX tutorial "Pretraining an LLM": rows are stories filled up with 0, in the order of the data,
+  // Adam at a constant rate. Its model has dropout, but its training calls the model without `training=True`, so none.
   options.preset("minigpt", {{"layers", "4"},
                              {"d_model", "256"},
                              {"heads", "8"},
@@ -267,9 +268,9 @@ void declare(run::Options& options, Options& o) {
                              {"norm", "post"},
                              {"activation", "relu"},
                              {"tied", "false"},
-                             {"dropout", "0.1"},
                              {"epsilon", "1e-6"},
                              {"rows", "stories"},
+                             {"shuffle", "no"},
                              {"batch", "256"},
                              {"seq", "256"},
                              {"learning_rate", "1e-3"},

@@ -424,7 +424,7 @@ usage: trainer [options]
                               program was built with
 
 model:
-  --d-model N                 width (default 256; from 1 to 16777216)
+  --d-model N                 width (default 256)
   --[no-]tied                 one embedding
 
 optimizer:

@@ -62,7 +62,8 @@ struct Training {
   double collective_timeout = 600;  ///< seconds that a device waits for others; 0: for ever
   /// Set by the options --resume, --trace, --plan, --tensorboard, --find-nan and --sample-only.
   bool resume = true, trace = false, plan = false, tensorboard = false, find_nan = false, sample_only = false;
-  bool chat = false;  ///< --chat: with --sample-only, a conversation in place of samples
+  std::int64_t trace_steps = 5, trace_from = 1;  ///< with `trace`: how many steps, after how many of this start
+  bool chat = false;                             ///< --chat: with --sample-only, a conversation in place of samples
   /// --turns: how `turn_template` writes a turn of it.
   std::string turns = "User: {}\\nAssistant:";
   std::string allow_change;  ///< --allow-change: what may differ from the checkpoint that a run goes on from

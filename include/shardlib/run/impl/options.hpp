@@ -126,7 +126,8 @@ inline std::string facts(const Validator& validator, const std::string& default_
     fact("default " + shown + (validator.unit.empty() ? "" : " " + validator.unit));
   }
   if (!validator.unit.empty() && (validator.required || silent)) fact("in " + validator.unit);
-  fact(range_text(validator));
+  const bool any_size = validator.least >= 0 && validator.least <= 1 && validator.most == largest_size;
+  if (!any_size) fact(range_text(validator));
   return text.empty() ? "" : " (" + text + ")";
 }
 

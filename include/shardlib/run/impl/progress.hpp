@@ -13,7 +13,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <iostream>
-#include <limits>
 #include <vector>
 
 namespace shardlib::run {
@@ -90,7 +89,8 @@ SHARDLIB_INLINE Progress::~Progress() {
 }
 
 SHARDLIB_INLINE std::string Progress::line(const Record& record) const {
-  return fitted(record, std::numeric_limits<int>::max());
+  constexpr int columns = 100;
+  return fitted(record, columns);
 }
 
 SHARDLIB_INLINE std::string Progress::fitted(const Record& record, int width) const {

@@ -89,11 +89,14 @@ inline std::string swatch(const RunData& run) {
 }
 
 inline std::string summary_table(const std::vector<RunData>& runs) {
-  const std::vector<std::string> heads{"steps",       "final loss", "best validation loss",
-                                       "tokens seen", "tokens/s",   "MFU",
-                                       "step time",   "memory",     "training time"};
+  const std::vector<std::string> heads{"steps",       "loss at the end", "best validation loss",
+                                       "tokens seen", "tokens/s",        "MFU",
+                                       "step time",   "memory",          "training time"};
   std::string out = "<div class=\"box\"><table class=\"summary\"><tr><th>run</th>";
-  for (const std::string& head : heads) out += fmt::format("<th class=\"num\">{}</th>", head);
+  for (const std::string& head : heads)
+    out +=
+        fmt::format("<th class=\"num\"{}>{}</th>",
+                    head == "loss at the end" ? " title=\"the mean over the last hundredth of the steps\"" : "", head);
   out += "</tr>";
   const auto shown = [](Unit q, double v) { return std::isfinite(v) ? unit_text(q, v) : std::string("–"); };
   for (const RunData& run : runs) {

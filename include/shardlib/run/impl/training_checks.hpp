@@ -34,6 +34,7 @@ inline void declare_vain(Options& o, const Training& t) {
   };
   needs({"--decay-fraction"}, "--lr-schedule wsd", [&t] { return t.lr_schedule == "wsd"; });
   needs({"--spike-window", "--spike-deviations"}, "--on-spike", [&t] { return t.on_spike != "none"; });
+  needs({"--trace-steps", "--trace-from"}, "--trace", [&t] { return t.trace; });
   needs({"--validation-batches"}, "--validate-every N", [&t] { return t.validate_every > 0; });
   needs({"--resume", "--allow-change", "--save-every", "--keep", "--keep-every", "--keep-best"}, "--run DIR",
         [&t] { return !t.directory.empty(); });

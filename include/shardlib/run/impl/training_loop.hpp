@@ -127,10 +127,10 @@ class TrainingLoop {
     if (first == 0 && training_.steps > 0 && training_.sample_every > 0) answers_.sample(-1);
     device_->pool()->trim();        // initialisation has left free ranges that no step may use
     device_->pool()->reset_peak();  // a resumed run has held two states
-    // A run's first step is not typical: memory comes from the system.
-    constexpr std::int64_t traced_steps = 5;
+    // By default without a run's first step, which is not typical: memory comes from the system.
     if (training_.trace)
-      trace_.emplace(device_, directory_.trace(), std::min(first + 1, training_.steps - 1), traced_steps);
+      trace_.emplace(device_, directory_.trace(), std::min(first + training_.trace_from, training_.steps - 1),
+                     training_.trace_steps);
     for (std::int64_t step = first; step < training_.steps;) {
       const bool last = step + 1 == training_.steps;
       Record record = train_step(step);
