@@ -516,3 +516,108 @@ auto mean_of_each_summand(const Tensor<i32, "B/d">& x, const Tensor<i32, "">& n)
   return sum<"B/d -> +d">(x) / n;
 }
 #endif
+
+// expect: sin: the operand `A \+t` is partial over t, and sin is not linear, so it has to see the sum
+#if SECTION == 73
+auto sine_of_summands(const Tensor<f32, "A +t">& x) {
+  return sin(x);
+}
+#endif
+
+// expect: cos: the operand `A \+t` is partial over t, and cos is not linear, so it has to see the sum
+#if SECTION == 74
+auto cosine_of_summands(const Tensor<f32, "A +t">& x) {
+  return cos(x);
+}
+#endif
+
+// expect: erf: the operand `A \+t` is partial over t, and erf is not linear, so it has to see the sum
+#if SECTION == 75
+auto erf_of_summands(const Tensor<f32, "A +t">& x) {
+  return erf(x);
+}
+#endif
+
+// expect: log1p: the operand `A \+t` is partial over t, and log1p is not linear, so it has to see the sum
+#if SECTION == 76
+auto log1p_of_summands(const Tensor<f32, "A +t">& x) {
+  return log1p(x);
+}
+#endif
+
+// expect: expm1: the operand `A \+t` is partial over t, and expm1 is not linear, so it has to see the sum
+#if SECTION == 77
+auto expm1_of_summands(const Tensor<f32, "A +t">& x) {
+  return expm1(x);
+}
+#endif
+
+// expect: round: the operand `A \+t` is partial over t, and round is not linear, so it has to see the sum
+#if SECTION == 78
+auto rounded_summands(const Tensor<f32, "A +t">& x) {
+  return round(x);
+}
+#endif
+
+// expect: sign: the operand `A \+t` is partial over t, and sign is not linear, so it has to see the sum
+#if SECTION == 79
+auto signs_of_summands(const Tensor<f32, "A +t">& x) {
+  return sign(x);
+}
+#endif
+
+// expect: clamp: the operand `A \+t` is partial over t, and clamp is not linear, so it has to see the sum
+#if SECTION == 80
+auto clamped_summands(const Tensor<f32, "A +t">& x) {
+  return clamp(x, 0.0, 1.0);
+}
+#endif
+
+// expect: floor_divide: the operand `A \+t` is partial over t, and floor_divide is not linear, so it has to see the sum
+#if SECTION == 81
+auto quotients_of_summands(const Tensor<i32, "A +t">& x) {
+  return floor_divide(x, 2.0);
+}
+#endif
+
+// expect: cummax<`L`>: dim `L/t` is sharded, so each device sees only its shard of it; gather it first with `all_gather<
+#if SECTION == 82
+auto maxima_along_a_shard(const Tensor<f32, "B L/t">& x) {
+  return cummax<"L">(x);
+}
+#endif
+
+// expect: argsort<`V`>: dim `V/t` is sharded, so each device sees only its shard of it; gather it first with `all_gather<
+#if SECTION == 83
+auto order_of_a_shard(const Tensor<f32, "B V/t">& x) {
+  return argsort<"V">(x);
+}
+#endif
+
+// expect: flip<`L`>: dim `L/t` is sharded, so each device sees only its shard of it; gather it first with `all_gather<
+#if SECTION == 84
+auto reversed_shards(const Tensor<f32, "B L/t">& x) {
+  return flip<"L">(x);
+}
+#endif
+
+// expect: var<`B M/t -> B`>: dim `M/t` is sharded, so each device sees only its shard of it; gather it first with `all_gather<
+#if SECTION == 85
+auto variance_of_shards(const Tensor<f32, "B M/t">& x) {
+  return var<"B M/t -> B">(x);
+}
+#endif
+
+// expect: vector_norm<`B M/t -> B`>: dim `M/t` is sharded, so each device sees only its shard of it; gather it first with `all_gather<
+#if SECTION == 86
+auto norm_of_shards(const Tensor<f32, "B M/t">& x) {
+  return vector_norm<"B M/t -> B">(x);
+}
+#endif
+
+// expect: all<`B M/t -> B`>: dim `M/t` is sharded, so each device sees only its shard of it; gather it first with `all_gather<
+#if SECTION == 87
+auto all_of_shards(const Tensor<bool_, "B M/t">& x) {
+  return all<"B M/t -> B">(x);
+}
+#endif
