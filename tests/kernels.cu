@@ -112,7 +112,7 @@ using Map = MapLoops<F, D...>;
   ELEMENTWISE(CastElement, const T, f32)                                   \
   ELEMENTWISE(CastElement, const T, bf16)                                  \
   ELEMENTWISE(CastElement, const T, i32)                                   \
-  ELEMENTWISE(DropoutElement, const T, const float, T)                     \
+  ELEMENTWISE(DropoutElement<float>, const T, const float, T)              \
   ELEMENTWISE(RotateElement, const T, const T, const f32, const f32, T, T) \
   MAP1(exp_function, T)                                                    \
   MAP1(gelu_function, T)                                                   \
