@@ -375,6 +375,13 @@ constexpr Spec spec_of(const TensorSpec& spec) {
   return Spec(to_string(spec).view());
 }
 
+constexpr OpSpec op_spec_of(std::string_view in, std::string_view out) {
+  return OpSpec((Text(in) + " -> " + out).view());
+}
+constexpr OpSpec op_spec_of(std::string_view a, std::string_view b, std::string_view out) {
+  return OpSpec((Text(a) + ", " + b + " -> " + out).view());
+}
+
 }  // namespace detail
 
 }  // namespace shardlib

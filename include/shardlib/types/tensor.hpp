@@ -273,13 +273,6 @@ constexpr Spec axes_of() {
   return Spec(text.view());
 }
 
-constexpr OpSpec op_spec_of(std::string_view in, std::string_view out) {
-  return OpSpec((Text(in) + " -> " + out).view());
-}
-constexpr OpSpec op_spec_of(std::string_view a, std::string_view b, std::string_view out) {
-  return OpSpec((Text(a) + ", " + b + " -> " + out).view());
-}
-
 constexpr Spec dual_spec(const TensorSpec& s, const TensorSpec& axes) {
   return spec_of(rules::dual(s, rules::mesh_axes(axes)));
 }
