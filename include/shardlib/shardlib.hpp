@@ -58,6 +58,7 @@
 #include "shardlib/interop/check_gradients.hpp"  // gradients against finite differences, in tests
 #include "shardlib/interop/find_nan.hpp"         // the op that makes the first NaN
 #include "shardlib/interop/format.hpp"           // fmt, visualize_sharding
+#include "shardlib/interop/hessian.hpp"          // Hessian-vector products
 #include "shardlib/interop/shard_map.hpp"        // host arrays in and out; spmd
 #include "shardlib/optim/adafactor.hpp"          // Adafactor
 #include "shardlib/optim/gather_weights.hpp"     // weights gathered once for several microbatches
