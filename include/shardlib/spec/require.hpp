@@ -12,14 +12,21 @@
 namespace shardlib::detail {
 
 // The message should reach the user once, as the first error. Each compiler prints a different thing in full:
-//   C++26 static_assert with a message object: clang >= 17 (-std=c++2c), g++ >= 14;
+//   C++26 static_assert with a message object: clang >= 17 (-std=c++2c), clang >= 20, g++ >= 14 (-std=c++2c);
 //   earlier g++: the line "In instantiation of" prints a char array among the template's arguments as text;
 //   earlier clang: the failed condition prints short char arrays as text and cuts longer ones, hence an array of lines.
 #if defined(__cpp_static_assert) && __cpp_static_assert >= 202306L
+#if defined(__clang__)  // clang 20 has it in C++20, too, with a warning
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wc++26-extensions"
+#endif
 template <MessageText Message, bool Legal = false>
 struct require {
   static_assert(Legal, Message);
 };
+#if defined(__clang__)
+#pragma clang diagnostic pop
+#endif
 #elif defined(__clang__)
 /// A part of a message as lines, padded with spaces. clang prints an array as text only if all its elements are
 /// initialized, up to 36 characters, and at most ten arrays in one.
