@@ -50,11 +50,14 @@ build() { # PRESET TARGET [CMAKE OPTION...]
 }
 
 run_tests() { # PRESET [CTEST OPTION...]
-  local preset=$1 log="build/log/$1-ctest.log" status=0 line
-  shift
   # Two tests at a time have more threads than there are cores: none of them shall spin.
-  OMP_WAIT_POLICY=passive ctest --test-dir "build/$preset" --output-on-failure --no-tests=error -j 2 "$@" >"$log" 2>&1 || status=$?
-  if [ $status = 0 ]; then
+  OMP_WAIT_POLICY=passive ctest --test-dir "build/$1" --output-on-failure --no-tests=error -j 2 "${@:2}" \
+    >"build/log/$1-ctest.log" 2>&1
+}
+
+count_tests() { # PRESET STATUS: prints and counts what run_tests has found
+  local log="build/log/$1-ctest.log" line
+  if [ "$2" = 0 ]; then
     grep -E '^ *[0-9]+/[0-9]+ Test|tests passed' "$log"
   else
     cut -c 1-400 "$log"
@@ -66,7 +69,7 @@ run_tests() { # PRESET [CTEST OPTION...]
   else
     failed=$((failed + 1))
   fi
-  return $status
+  return "$2"
 }
 
 built() { # a build that fails counts as one failure
@@ -75,11 +78,25 @@ built() { # a build that fails counts as one failure
 
 # The installed library is what the test of examples/template links.
 release() {
-  built release all -DSHARDLIB_INSTALL_COMPILED=ON -DSHARDLIB_BUILD_BENCHMARKS=OFF && run_tests release
+  local status=0
+  built release all -DSHARDLIB_INSTALL_COMPILED=ON -DSHARDLIB_BUILD_BENCHMARKS=OFF || return 1
+  run_tests release || status=$?
+  count_tests release $status
 }
-# Over MPI without shared memory, which takes other ways than threads do.
-asan() { built asan shardlib_tests && run_tests asan -R '^(threads|mpi_without_shm)$'; }
-tsan() { built tsan shardlib_tests && run_tests tsan -R '^threads$'; }
+# Tests of the two builds keep one core busy each, so they run side by side. AddressSanitizer's also run over MPI without
+# shared memory, which takes other ways than threads do.
+sanitizers() {
+  local asan=0 tsan=0 other
+  built asan shardlib_tests || return 1
+  built tsan shardlib_tests || return 1
+  run_tests tsan -R '^threads$' &
+  other=$!
+  run_tests asan -R '^(threads|mpi_without_shm)$' || asan=$?
+  wait $other || tsan=$?
+  count_tests asan $asan || true
+  count_tests tsan $tsan || true
+  return $((asan + tsan))
+}
 # The gallery has been through clang in the release stage, and the library's definitions in that of asan. What a header
 # includes, tests/includes.py has looked at in all of them.
 clang() {
@@ -107,8 +124,7 @@ fuzz_and_cuda() {
 
 stage "release: g++, all tests" release
 if [ $quick = no ]; then
-  stage "asan: address and undefined-behaviour sanitizers" asan
-  stage "tsan: thread sanitizer over the threads backend" tsan
+  stage "sanitizers: addresses and undefined behaviour; threads" sanitizers
   stage "clang 19: headers, examples and benchmarks" clang
   stage "fuzz: every reader for a few seconds; nvcc: headers and an example" fuzz_and_cuda
 fi
