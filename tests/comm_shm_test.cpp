@@ -50,6 +50,8 @@ std::vector<std::uint32_t> results(Device& device, std::size_t block) {
   add(whole_out);
   comm.reduce_scatter(whole, small_out, DType::f32, Reduction::sum).wait();
   add(small_out);
+  comm.all_reduce(small, small_out, DType::f32, Reduction::max).wait();
+  add(small_out);
   return bits;
 }
 
@@ -202,18 +204,25 @@ TEST_CASE("groups on several nodes give the bits that MPI gives", "[shm]") {
         requests.push_back(comm.all_gather(send, received.back()));
         received.push_back(make_buffer<i32>(*device, block));
         requests.push_back(comm.reduce_scatter(send, received.back(), DType::i32, Reduction::sum));
+        received.push_back(make_buffer<i32>(*device, 4 * block));
+        requests.push_back(comm.all_reduce(send, received.back(), DType::i32, Reduction::sum));
       }
       for (std::size_t k = requests.size(); k-- > 0;) requests[k].wait();
       for (i32 k = 0; k < 40; ++k) {
-        const auto gathered = values_of<i32>(received[2 * static_cast<std::size_t>(k)]);
+        const std::size_t first = 3 * static_cast<std::size_t>(k);
+        const auto gathered = values_of<i32>(received[first]);
         for (std::size_t i = 0; i < gathered.size(); ++i) expect(gathered[i] == k + static_cast<i32>(i / (4 * block)));
-        expect_equal(values_of<i32>(received[2 * static_cast<std::size_t>(k) + 1]), std::vector<i32>(block, 4 * k + 6));
+        expect_equal(values_of<i32>(received[first + 1]), std::vector<i32>(block, 4 * k + 6));
+        expect_equal(values_of<i32>(received[first + 2]), std::vector<i32>(4 * block, 4 * k + 6));
       }
-      // bf16 is summed in f32, of which the wire has none.
-      const Buffer rounded = make_buffer<bf16>(*device, block);
+      // bf16 is summed in f32 and rounded once: 256 + 1 is 256 in bf16, and 256 + 1 + 1 + 1 is 259, which it rounds to
+      // 260.
+      const Buffer rounded = make_buffer<bf16>(*device, block), all_rounded = make_buffer<bf16>(*device, 4 * block);
       const std::vector<bf16> ones(4 * block, bf16(comm.rank() == 0 ? 256.0F : 1.0F));
       comm.reduce_scatter(make_buffer(*device, ones), rounded, DType::bf16, Reduction::sum).wait();
       expect_equal(values_of<bf16>(rounded), std::vector<bf16>(block, bf16(260.0F)));
+      comm.all_reduce(make_buffer(*device, ones), all_rounded, DType::bf16, Reduction::sum).wait();
+      expect_equal(values_of<bf16>(all_rounded), std::vector<bf16>(4 * block, bf16(260.0F)));
       // Memory of the caller's own.
       std::vector<i32> mine(block, comm.rank());
       std::vector<i32> all(4 * block);

@@ -27,7 +27,8 @@ namespace shardlib::detail {
 ///
 /// In a group that spans nodes, this is the work inside one node. Rank B * members + i is member i of node B.
 /// all_gather: the recv of member i already has the blocks of the i-th ranks of all nodes; the others copy them from
-/// there. reduce_scatter: the recv of member i gets, for each node's i-th rank, the sum over this node's members.
+/// there. reduce_scatter: the recv of member i gets, for each node's i-th rank, the sum over this node's members, in
+/// the dtype of sums that are not complete (dtype_of_sum).
 class CollectiveWork {
  public:
   CollectiveWork(const CollectiveCall& call, std::size_t members, const Tuning& tuning)
@@ -39,7 +40,10 @@ class CollectiveWork {
     per_block_ = (block_ + chunk - 1) / chunk;
     const bool moves = call.kind == Collective::all_gather || call.kind == Collective::all_to_all;
     if (call.kind != Collective::gather_view) chunks_ = (moves ? ranks : call.nodes) * per_block_;
-    nontemporal_ = (call.kind == Collective::reduce_scatter ? call.nodes : ranks) * block_ >= tuning.nontemporal_from;
+    if (call.kind == Collective::reduce_scatter && call.nodes > 1)
+      widening_ = size_of(dtype_of_sum(call.dtype)) / size_of(call.dtype);
+    nontemporal_ = widening_ == 1 &&
+                   (call.kind == Collective::reduce_scatter ? call.nodes : ranks) * block_ >= tuning.nontemporal_from;
     piece_ = block_ / call.rows;
     row_ = ranks * piece_;
   }
@@ -71,7 +75,7 @@ class CollectiveWork {
         std::vector<const std::byte*> in(members_);
         for_pieces(block * members_ + part, offset, bytes, [&](std::size_t place, std::size_t own, std::size_t n) {
           for (std::size_t i = 0; i < members_; ++i) in[i] = send(i) + place;
-          std::byte* out = recv(part) + block * block_ + own;
+          std::byte* out = recv(part) + (block * block_ + own) * widening_;
           reduce(n, in, {&out, 1});
         });
         break;
@@ -131,10 +135,12 @@ class CollectiveWork {
       const std::size_t now = std::min(step, bytes - done);
       alignas(64) std::array<std::byte, strip> cached;
       std::byte* const result = nontemporal_ ? cached.data() : out[0];
-      reduce_tree(call_.dtype, call_.op, in, result, now / size_of(call_.dtype));
+      const std::size_t count = now / size_of(call_.dtype);
+      widening_ > 1 ? begin_tree(call_.dtype, call_.op, in, result, count)
+                    : reduce_tree(call_.dtype, call_.op, in, result, count);
       for (std::byte*& to : out) {
         if (to != result) copy(to, result, now);
-        to += now;
+        to += now * widening_;
       }
       for (const std::byte*& from : in) from += now;
     }
@@ -145,8 +151,9 @@ class CollectiveWork {
   std::size_t block_ = 0;
   std::size_t per_block_ = 0;
   std::size_t chunks_ = 0;
-  std::size_t row_ = 0;    ///< bytes of a row of the whole
-  std::size_t piece_ = 0;  ///< bytes of a rank's piece of a row
+  std::size_t row_ = 0;       ///< bytes of a row of the whole
+  std::size_t piece_ = 0;     ///< bytes of a rank's piece of a row
+  std::size_t widening_ = 1;  ///< bytes of a sum for each byte of its summands
   bool nontemporal_ = false;
 };
 

@@ -50,17 +50,18 @@ void reduce_strip_tree(std::span<const std::byte* const> in, std::size_t first, 
   }
 }
 
-template <class T, class Op>
+/// Reduces elements of T to results of R. Between the two are sums of T's accumulator, which are rounded once.
+template <class T, class Op, class R = T>
 void reduce_tree(std::span<const std::byte* const> in, std::byte* out, std::size_t count) {
-  T* result = reinterpret_cast<T*>(out);
+  R* result = reinterpret_cast<R*>(out);
   for (std::size_t first = 0; first < count; first += reduce_strip) {
     const std::size_t n = std::min(reduce_strip, count - first);
-    if constexpr (std::is_same_v<T, accumulator_t<T>>) {
+    if constexpr (std::is_same_v<R, accumulator_t<T>>) {
       reduce_strip_tree<T, Op>(in, first, n, result + first);
     } else {
       std::array<accumulator_t<T>, reduce_strip> wide;
       reduce_strip_tree<T, Op>(in, first, n, wide.data());
-      for (std::size_t k = 0; k < n; ++k) result[first + k] = static_cast<T>(wide[k]);
+      for (std::size_t k = 0; k < n; ++k) result[first + k] = static_cast<R>(wide[k]);
     }
   }
 }
@@ -80,6 +81,23 @@ inline void reduce_tree(DType dtype, Reduction op, std::span<const std::byte* co
       throw Error("reduction of " + std::string(name(dtype)) + ": only f32, bf16, f64, i32 and u32 can be reduced");
     }
   });
+}
+
+/// The dtype of a sum that is not complete yet: of bf16, f32.
+constexpr DType dtype_of_sum(DType d) {
+  return d == DType::bf16 ? DType::f32 : d;
+}
+/// As above, into partial sums: `out` has `count` elements of dtype_of_sum(dtype).
+inline void begin_tree(DType dtype, Reduction op, std::span<const std::byte* const> in, std::byte* out,
+                       std::size_t count) {
+  if (dtype != DType::bf16) return reduce_tree(dtype, op, in, out, count);
+  op == Reduction::sum ? reduce_tree<bf16, Sum, f32>(in, out, count) : reduce_tree<bf16, Max, f32>(in, out, count);
+}
+/// As above, of partial sums: `in` has elements of dtype_of_sum(dtype).
+inline void end_tree(DType dtype, Reduction op, std::span<const std::byte* const> in, std::byte* out,
+                     std::size_t count) {
+  if (dtype != DType::bf16) return reduce_tree(dtype, op, in, out, count);
+  op == Reduction::sum ? reduce_tree<f32, Sum, bf16>(in, out, count) : reduce_tree<f32, Max, bf16>(in, out, count);
 }
 
 }  // namespace shardlib::detail

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -111,6 +112,8 @@ class MpiCommunicator final : public Communicator {
       case Collective::all_reduce:
         if (operands.send.bytes() * index(size_) <= detail::mpi::small_all_reduce)
           all_reduce_small(*work, operands.send, operands.recv, call.dtype, call.op);
+        else if (sums_nodes_first())
+          all_reduce_over_nodes(*work, call, op, operands.send, operands.recv);
         else
           all_reduce_sliced(*work, operands.send, operands.recv, call.dtype, call.op);
         break;
@@ -162,9 +165,11 @@ class MpiCommunicator final : public Communicator {
   }
   void reduce_scatter(MpiOp& op, const detail::CollectiveCall& call, const detail::OpInfo& caller, const Buffer& send,
                       const Buffer& recv) {
-    // Only then is a node's sum a whole branch of the tree, and has the dtype of the elements.
-    if (log_->shared && std::has_single_bit(log_->shared->size()) && call.dtype != DType::bf16)
-      return reduce_scatter_over_nodes(op, call, caller, send, recv);
+    if (sums_nodes_first()) {
+      detail::CollectiveCall inside = call;
+      inside.nodes = log_->shared->nodes();
+      return sum_over_nodes(op, inside, caller, send, recv.data(), recv.bytes());
+    }
     const std::size_t block = recv.bytes();
     const auto slice = [block](int r) { return Slice{index(r) * block, block}; };
     exchange_and_reduce(op, send, slice, recv.data(), call.dtype, call.op, tag_of(op));
@@ -176,44 +181,81 @@ class MpiCommunicator final : public Communicator {
     const int members = static_cast<int>(log_->shared->size());
     for (int peer = (rank_ + members) % size_; peer != rank_; peer = (peer + members) % size_) f(peer);
   }
+  /// Whether members of several nodes sum inside their nodes first. Only for a power of two is a node's sum a whole
+  /// branch of the tree.
+  [[nodiscard]] bool sums_nodes_first() const { return log_->shared && std::has_single_bit(log_->shared->size()); }
+  using Round = std::shared_ptr<detail::shm::SharedRound>;
   /// Sends each block to each node once. The other ranks of that node read it there.
   void all_gather_over_nodes(MpiOp& op, detail::CollectiveCall call, const detail::OpInfo& caller, const Buffer& send,
                              const Buffer& recv) {
-    const int tag = tag_of(op);
-    const std::size_t block = send.bytes();
     call.nodes = log_->shared->nodes();
     const auto round = std::make_shared<detail::shm::SharedRound>(log_->shared, call, caller, Buffer(), recv);
+    detail::copy_bytes(round->recv().data() + index(rank_) * send.bytes(), send.data(), send.bytes());
+    spread_over_nodes(op, round, send.bytes());
+  }
+  /// Sends this rank's block of the round's recv to the counterparts, then gathers inside the node.
+  void spread_over_nodes(MpiOp& op, const Round& round, std::size_t block) {
+    const int tag = tag_of(op);
     std::byte* const to = round->recv().data();
-    detail::copy_bytes(to + index(rank_) * block, send.data(), block);
     for_counterparts([&](int peer) {
       op.recv(comm_, to + index(peer) * block, block, peer, tag);
-      op.send(comm_, send.data(), block, peer, tag);
+      op.send(comm_, to + index(rank_) * block, block, peer, tag);
     });
-    op.next = [round](MpiOp& phase) { phase.shared = round; };
+    op.next = [round, then = std::move(op.next)](MpiOp& phase) {
+      phase.shared = round;
+      phase.next = then;
+    };
   }
   /// The ranks of a node first sum what they have for each rank, so that one block instead of many goes to each rank.
-  void reduce_scatter_over_nodes(MpiOp& op, detail::CollectiveCall call, const detail::OpInfo& caller,
-                                 const Buffer& send, const Buffer& recv) {
+  /// This rank's block of `block` bytes goes to `out`, then `then` runs.
+  void sum_over_nodes(MpiOp& op, const detail::CollectiveCall& call, const detail::OpInfo& caller, const Buffer& send,
+                      std::byte* out, std::size_t block, const std::function<void(MpiOp&)>& then = nullptr) {
     const int tag = tag_of(op);
-    const std::size_t block = recv.bytes(), members = log_->shared->size(), nodes = log_->shared->nodes();
-    const Buffer sums = pool_->allocate(nodes * block);
-    const Buffer received = pool_->allocate((nodes - 1) * block);
-    call.nodes = nodes;
+    const std::size_t count = block / size_of(call.dtype), members = log_->shared->size(), nodes = call.nodes;
+    const std::size_t part = count * size_of(detail::dtype_of_sum(call.dtype));
+    const Buffer sums = pool_->allocate(nodes * part);
+    const Buffer received = pool_->allocate((nodes - 1) * part);
+    op.buffers.insert(op.buffers.end(), {sums, received});
     op.shared = std::make_shared<detail::shm::SharedRound>(log_->shared, call, caller, send, sums);
-    op.next = [=, this, out = recv.data()](MpiOp& phase) {
-      const auto place = [&](int rank) { return index(rank) / members * block; };
+    op.next = [=, this](MpiOp& phase) {
+      const auto place = [&](int rank) { return index(rank) / members * part; };
       std::vector<const std::byte*> in(nodes, sums.data() + place(rank_));
       for_counterparts([&](int peer) {
-        std::byte* const to = received.data() + place(peer) - (peer < rank_ ? 0 : block);
+        std::byte* const to = received.data() + place(peer) - (peer < rank_ ? 0 : part);
         in[index(peer) / members] = to;
-        phase.recv(comm_, to, block, peer, tag);
-        phase.send(comm_, sums.data() + place(peer), block, peer, tag);
+        phase.recv(comm_, to, part, peer, tag);
+        phase.send(comm_, sums.data() + place(peer), part, peer, tag);
       });
-      phase.next = [=, in = std::move(in)](MpiOp&) {
-        detail::reduce_tree(call.dtype, call.op, in, out, block / size_of(call.dtype));
+      phase.next = [=, in = std::move(in)](MpiOp& last) {
+        detail::end_tree(call.dtype, call.op, in, out, count);
+        if (then) then(last);
       };
-      phase.buffers.insert(phase.buffers.end(), {sums, received});
     };
+  }
+  /// A sum over the nodes of equal slices, and a gather of them, over one link from each rank to each other node.
+  void all_reduce_over_nodes(MpiOp& op, detail::CollectiveCall call, const detail::OpInfo& caller, const Buffer& send,
+                             const Buffer& recv) {
+    const std::size_t element = size_of(call.dtype), ranks = index(size_);
+    const std::size_t block = (send.bytes() / element + ranks - 1) / ranks * element;
+    Buffer from = send, to = recv;
+    if (block * ranks != send.bytes()) {
+      from = pool_->allocate(block * ranks);
+      to = pool_->allocate(block * ranks);
+      detail::copy_bytes(from.data(), send.data(), send.bytes());
+      std::fill(from.data() + send.bytes(), from.data() + from.bytes(), std::byte{0});
+      op.buffers.insert(op.buffers.end(), {from, to});
+    }
+    call.nodes = log_->shared->nodes();
+    call.kind = detail::Collective::all_gather;
+    call.bytes = block;
+    const auto round = std::make_shared<detail::shm::SharedRound>(log_->shared, call, caller, Buffer(), to);
+    call.kind = detail::Collective::reduce_scatter;
+    call.bytes = from.bytes();
+    sum_over_nodes(op, call, caller, from, round->recv().data() + index(rank_) * block, block, [=, this](MpiOp& phase) {
+      if (to.data() != recv.data())
+        phase.next = [=](MpiOp& /*last*/) { detail::copy_bytes(recv.data(), to.data(), recv.bytes()); };
+      spread_over_nodes(phase, round, block);
+    });
   }
   /// Each collective has a tag of its own, because second phases start in any order. The standard promises tags up to
   /// 32767.
