@@ -1,6 +1,10 @@
 // Philox, and what its words are as numbers.
 #pragma once
 
+#if defined(__HIPCC__)  // Random123 marks its functions for nvcc alone
+#define R123_CUDA_DEVICE __host__ __device__
+#define R123_USE_SSE 0
+#endif
 #include <Random123/philox.h>
 
 #include <algorithm>
