@@ -34,7 +34,7 @@ struct Keys {
   Tensor<i32, "R/s J"> positions;
 };
 
-// The softmax of the keys seen so far: the largest score, the sum of exp(score - highest), and that of the values.
+// The softmax of the keys seen so far: the largest score, the sum of exp(score - highest), and the weighted values.
 struct Seen {
   Tensor<f32, "B R/s C H"> highest, total;
   Tensor<f32, "B R/s C H D"> values;

@@ -33,8 +33,8 @@
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
 
-// What is trained, and copies of the weights in the dtype of computation, which the layers read: in f32 the same. With
-// --lora the model stays as it is, without moments.
+// The training state, and copies of its weights in the dtype of computation for the layers; in f32 the same tensors.
+// With --lora the model does not change and has no moments.
 template <dtype C>
 struct Trained {
   TrainState<gpt2::Model<f32>> state;
@@ -42,7 +42,7 @@ struct Trained {
   TrainState<gpt2::Adapters<f32>> lora;
   gpt2::Adapters<C> lora_copies;
 
-  // What validation and sampling read: the averages, where there are some. They are kept until the next step.
+  // The model for validation and sampling: the averages, if there are any. They are kept until the next step.
   [[nodiscard]] gpt2::Model<C> model() {
     if (averages.empty())
       averages = {gpt2::adapted(state.ema.empty() ? copies : cast_tree<gpt2::Model<C>>(state.ema[0]),

@@ -46,7 +46,7 @@ inline io::StoredTable stored_table(const std::string& prefix) {
   return io::table_of(std::move(leaves));
 }
 
-// The layout has no place for other forms: weights would be left out, or mean something else to who reads them.
+// The layout has no place for other forms: weights would be left out, or a reader would misinterpret them.
 inline void must_be_gpt2(const Options& o) {
   if (o.load.empty() && o.save.empty()) return;
   std::string wrong;

@@ -68,7 +68,7 @@ struct Model {
   Array<"unembed", Unembed<C, Whole>> unembed;     // none in GPT-2: tied to embed
 };
 
-/// What --lora trains, beside a model that stays as it is.
+/// The weights that --lora trains, beside a model that does not change.
 template <dtype C>
 struct Adapters {
   Array<"layers", Adapter<C>> layers;
@@ -76,7 +76,7 @@ struct Adapters {
 
 static_assert(fully_sharded<Mesh<"d t">, Model<f32>> && fully_sharded<Mesh<"d t">, Adapters<f32>>);
 
-// ---- what is not a tensor -------------------------------------------------------------------------------------------
+// ---- configuration --------------------------------------------------------------------------------------------------
 
 struct ModelConfig {
   bool post_norm = false;  // normalise after adding a branch (miniGPT), not before the branch (GPT-2)
@@ -114,7 +114,7 @@ struct Cache {
 };
 
 using Residual = Tensor<f32, "B/d L M/t">;
-/// Which keys a query sees, those of its own segment up to itself: as a mask for attention that is spelled, as segments
+/// The keys that a query sees, of its own segment up to itself: as a mask for attention that is spelled, as segments
 /// for the library's. Only one of the two is there.
 struct Mask {
   Tensor<bool_, "B/d Qlen Klen"> seen;
@@ -129,8 +129,8 @@ auto gathered(const Tensor<C, S>& w) {
   if constexpr (is_sharded<S, "d">) return all_gather<over<"d">, backward_sum<f32>>(w);
   if constexpr (!is_sharded<S, "d">) return w;
 }
-// What prefetch begins to gather, in the order in which a layer asks for it: not scales, which are small, nor biases,
-// which no derivative needs.
+// The gathers that prefetch starts, in a layer's order. Scales are left out because they are small, biases because no
+// derivative reads them.
 template <dtype C>
 auto gathered_layer(const Layer<C>& w) {
   return std::tuple{gathered(w.w_q), gathered(w.w_k),  gathered(w.w_v),
@@ -162,7 +162,7 @@ auto add_branch(const Residual& x, const Tensor<C, "B/d L M +t">& y, const Weigh
   return shard<"B/d L M -> B/d L M/t">(cast<f32>(norm<C>(whole, w, config)));
 }
 
-// What an adapter multiplies by its b_q, b_k and b_v; nothing without an adapter.
+// The product that an adapter multiplies by its b_q, b_k and b_v. It is empty without an adapter.
 template <dtype C, bool Whole>
 auto adapted_input(const Tensor<C, "B/d L M">& x, const Adapter<C, Whole>& adapter, const ModelConfig& config)
     -> Tensor<C, "B/d L R"> {
@@ -241,7 +241,7 @@ auto embedding(const Model<C, Whole>& w, const Tensor<C, "V/t M">& table, const 
   return cast<f32>(tokens) + cast<f32>(index_unreduced<"[P] M/t, L -> L M/t">(all_positions, positions));
 }
 
-// What the output layer reads.
+// The input of the output layer.
 template <dtype C, bool Whole = false>
 auto output_input(const Model<C, Whole>& w, const Residual& x, const ModelConfig& config) -> Tensor<C, "B/d L M"> {
   const auto y = all_gather<"B/d L M/t -> B/d L M", backward_sum<f32>>(cast<C>(x));

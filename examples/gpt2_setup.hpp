@@ -1,4 +1,4 @@
-// What gpt2.cpp's parts share: options, sizes of the model's dims, initial weights.
+// The setup of gpt2.cpp: options, sizes of the model's dims, initial weights.
 #pragma once
 
 #include <fmt/format.h>
@@ -31,7 +31,7 @@ struct Options {
   std::int64_t lora = 0;
 };
 
-// What the functions below share: the mesh, the options and the number of tokens.
+// The arguments of the functions below: the mesh, the options and the number of tokens.
 struct Setup {
   Mesh2 mesh;
   const Options& o;
@@ -72,7 +72,7 @@ inline Sizes sizes_of(const Setup& s) {
 // ---- weights --------------------------------------------------------------------------------------------------------
 
 // GPT-2: normal numbers of standard deviation 0.02, those that end a branch scaled down by the number of branches.
-// miniGPT: Xavier's uniform numbers (Glorot and Bengio 2010), as its tutorial has it. The same on every mesh.
+// miniGPT: Xavier's uniform numbers (Glorot and Bengio 2010), as in its tutorial. The same on every mesh.
 inline gpt2::Model<f32> initial_weights(const Setup& s) {
   const Options& o = s.o;
   const Sizes sizes = sizes_of(s);
@@ -119,7 +119,7 @@ inline gpt2::Model<f32> initial_weights(const Setup& s) {
   return w;
 }
 
-// Adapters that add nothing yet: b is 0, a uniform within 1 / sqrt(M), as Hugging Face's peft has it.
+// Adapters that add nothing yet: b is 0, a uniform within 1 / sqrt(M), as in Hugging Face's peft.
 inline gpt2::Adapters<f32> initial_adapters(const Setup& s) {
   gpt2::Adapters<f32> adapters;
   const Sizes sizes = sizes_of(s);

@@ -1,4 +1,4 @@
-// What gpt2 trains and saves: weights, the optimizer's moments, an average of the weights.
+// The state that gpt2 trains and saves: weights, the optimizer's moments, an average of the weights.
 #pragma once
 
 #include <shardlib/optim/adafactor.hpp>
@@ -10,7 +10,7 @@
 
 #include "gpt2_setup.hpp"
 
-// What checkpoints hold: a model and its moments, or adapters and theirs. AdamW and Muon have mu and nu, Lion and SGD
+// A checkpoint's content: a model and its moments, or adapters and theirs. AdamW and Muon have mu and nu, Lion and SGD
 // mu; Adafactor has a row and a column for each leaf in their place. With --ema there is one moving average of the
 // weights.
 template <class W>

@@ -42,7 +42,7 @@ struct TrainState {
 
 using Loss = Tensor<f32, "+d +r +s +t">;
 
-// What is trained, and the weights in the dtype of computation, which the layers read: in f32 the same tensors.
+// The training state, and copies of its weights in the dtype of computation for the layers; in f32 the same tensors.
 template <dtype C>
 struct Trained {
   TrainState state;

@@ -59,7 +59,7 @@ inline void read_config(run::Options& options, const ModelOptions& o, HuggingFac
 // ---- writing --------------------------------------------------------------------------------------------------------
 
 inline std::string config_json(const ModelOptions& o, const std::string& kept) {
-  // Those that the class knows.
+  // The keys that the class knows.
   const char* const attention = o.qkv_bias ? "" : "\"attention_bias\": false,\n  ";
   const char* const feed_forward = o.qkv_bias || o.qk_norm ? "" : "\"mlp_bias\": false,\n  ";
   return fmt::format(R"({{

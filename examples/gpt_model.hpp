@@ -50,7 +50,7 @@ struct Model {
 
 static_assert(fully_sharded<Mesh<"d s t">, Model<f32>>);
 
-/// What is not a tensor.
+/// The configuration of the model, without tensors.
 struct ModelConfig {
   RopeAngles rope;  ///< of rotary positions
   double norm_epsilon = 1e-6;

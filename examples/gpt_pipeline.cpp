@@ -62,7 +62,7 @@ pipeline::LayerMap chosen_layers(const Options& o, const pipeline::Schedule& sch
   return {schedule, counts};
 }
 
-// What the models have in common: where the layers lie, and the schedule that says so.
+// The models' common layout: the schedule, and the layers that it places on each rank.
 template <Spec Axes>
 struct Layout {
   using Staged = pipeline::StagedMesh<"p", Axes>;
@@ -126,7 +126,7 @@ class Gpt : Layout<"p r d s t"> {
   [[nodiscard]] io::Rename names_in_model() const {
     return [held = layers](const std::string& name) { return gpt::name_in_model(name, held); };
   }
-  // Of the whole model, which no rank has.
+  // The number of parameters of the whole model, which no rank holds.
   [[nodiscard]] std::int64_t parameters() const {
     const std::int64_t heads = o.n_q_per_kv * o.n_kv * o.d_head, keys = o.n_kv * o.d_head;
     const std::int64_t layer = o.d_model * (2 + 2 * heads + 2 * keys + 3 * o.d_ff) +
@@ -265,7 +265,7 @@ class Trainer {
                                         model.activation_sizes(batches)));
   }
 
-  // What was measured of the last step, below what the simulator makes of its task times.
+  // Draws the last step: as measured, and below it as the simulator arranges its task times.
   void draw() const {
     const std::string& run = o_.training.directory;
     const std::string file = !o_.timeline.empty() ? o_.timeline : run.empty() ? "" : run + "/timeline.svg";

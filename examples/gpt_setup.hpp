@@ -1,4 +1,4 @@
-// What gpt_fsdp and gpt_pipeline share around the model of gpt_model.hpp: its options, sizes and first values.
+// The setup that gpt_fsdp and gpt_pipeline share for the model of gpt_model.hpp: options, sizes and initial values.
 #pragma once
 
 #include <fmt/format.h>
@@ -52,7 +52,7 @@ inline void declare(run::Options& options, ModelOptions& o) {
                "sum over t while the products that make the summands run (einsum_scatter): for t over slow links");
 }
 
-// What follows from the options.
+// Checks the options, and sets what follows from --init.
 inline void settle(ModelOptions& o) {
   run::check_rope(o.config.rope, o.d_head);
   if (o.init == "seqax") o.config.score_scale = 1;

@@ -11,7 +11,7 @@
 
 namespace gpt {
 
-// The weights of one pipeline rank: its layers, and what lies before and behind them where it has those ends.
+// The weights of one pipeline rank: its layers; the first rank has the embedding, the last one the output layer.
 template <dtype C, bool Whole = false>
 struct StageModel {
   Array<"embed", Weight<C, "V/t M/d/s", Whole>> embed;      // of the first stage; of the last one too where it is tied
@@ -22,7 +22,7 @@ struct StageModel {
 
 static_assert(fully_sharded<Mesh<"d s t">, StageModel<f32>>);
 
-// What pipeline::value_and_grad asks for.
+// The stages of the model, as pipeline::value_and_grad calls them.
 template <dtype C, bool Whole = false>
 struct Stages {
   const pipeline::LayerMap& layer_map;
@@ -76,7 +76,7 @@ inline std::string name_in_model(const std::string& name, const std::vector<int>
   return name.find("unembed") != std::string::npos ? name : name.substr(0, name.size() - 2);  // "embed/0" is "embed"
 }
 
-// The ranks that use the embedding: that of the first stage, and of the last one where it is tied.
+// The ranks that use the embedding: the rank of the first stage, and with tied weights that of the last one.
 inline std::vector<int> embedding_owners(const pipeline::Schedule& schedule, bool tied) {
   std::vector<int> ranks{schedule.rank_of(0)};
   const int last = schedule.rank_of(schedule.num_stages() - 1);

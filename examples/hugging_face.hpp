@@ -45,7 +45,7 @@ inline void declare(run::Options& options, HuggingFace& o, const std::string& ki
               run::value_name("FILE") | run::command_line_only());
 }
 
-// What transformers' classes have where config.json says nothing; 0 is none.
+// The defaults of transformers' classes for keys that config.json lacks; 0 is none.
 struct Architecture {
   const char *type, *name;
   std::int64_t kv_heads, head_dim, window, positions;  // 0: as many as heads, hidden / heads, none
@@ -213,7 +213,7 @@ inline void imply_decoder(run::Options& options, run::HuggingFaceConfig& config,
     if (const std::string text = config.json(key, ""); !text.empty()) files.kept[key] = text;
 }
 
-// What is left of config.json, and the tokenizer. `harmless` are keys that change nothing in this model.
+// Reads the rest of config.json, and the tokenizer. `harmless` are keys that change nothing in this model.
 inline void finish_config(run::Options& options, const run::HuggingFaceConfig& config, const HuggingFace& files,
                           run::Training& training, const std::set<std::string>& harmless = {}) {
   std::set<std::string> all{"_attn_implementation_autoset",

@@ -52,8 +52,8 @@ struct TrainState {
   moe::Model weights, mu, nu;
 };
 
-// What the microbatches give: the mean of their numbers, and the sums of their gradients. Those by whole weights are
-// pending: "M H/t D +d +e".
+// The mean of the microbatches' numbers, and the sums of their gradients. Gradients of whole weights are pending:
+// "M H/t D +d +e".
 template <bool Whole>
 struct Found {
   run::StepResult result;

@@ -59,7 +59,7 @@ using Layer = LayerOf<false>;
 using Model = ModelOf<false>;
 static_assert(fully_sharded<MoeMesh, Model>);
 
-/// What is not a tensor.
+/// The configuration of the model, without tensors.
 struct Config : gpt::ModelConfig {
   std::int64_t top_k = 2;
   bool norm_topk_prob = true;  ///< whether the weights of a token's experts add up to 1 (Hugging Face's name)
@@ -300,7 +300,7 @@ struct Metrics {
   Balance balance;
 };
 
-// The loss, and what the metrics show of it. `microbatches`: how many such batches a step has.
+// The loss and its metrics. `microbatches` is the number of such batches in a step.
 template <bool Whole = false>
 auto loss(const ModelOf<Whole>& w, const Batch& batch, const Config& config, std::int64_t microbatches)
     -> std::pair<Loss, Metrics> {

@@ -2,8 +2,8 @@
 //
 //   g++ -std=c++20 -fsyntax-only -I include examples/shape_tests.cpp
 //
-// What JAX users do with eval_shape: decltype names the type of a result, static_assert compares it. A wrong dim, a
-// missing gather, a forgotten or doubled reduction in gpt_model.hpp stops the compiler with a sentence; so does a stage
+// This is JAX's eval_shape: decltype names the type of a result, and static_assert compares it. A wrong dim, a missing
+// gather, a forgotten or doubled reduction in gpt_model.hpp stops the compiler with a sentence; so does a stage
 // that does not return what the next one takes.
 #include <shardlib/shapes.hpp>
 
@@ -81,7 +81,7 @@ static_assert(
 static_assert(same<Dual<Hidden, "r d s t">, Tensor<f32, "B/r/d L/s M +t">>);
 static_assert(same<Dual<Residual, "r d s t">, Residual>);
 
-// What must not compile can be tested too.
+// `legal` tests that a wrong program does not compile.
 static_assert(!legal<rules::all_gather, OpSpec("M/t/d/s -> M/d/s"), Spec("M/t/d/s")>, "gathers act on the last axes");
 static_assert(!legal<rules::add, OpName("+"), Spec("B/r/d L/s M/t"), Spec("B/r/d L/s M +t")>,
               "a residual needs the reduce_scatter");

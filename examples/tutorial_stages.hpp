@@ -91,7 +91,7 @@ inline auto loss(const Hidden& predictions, const Hidden& targets) -> Tensor<f32
   return to_partial<"+d -> +d +t">(mean<"B/d L M -> +d">(square(predictions - targets)));
 }
 
-// What pipeline::value_and_grad asks for.
+// The stages of the model, as pipeline::value_and_grad calls them.
 template <dtype C>
 struct Stages {
   const pipeline::LayerMap& layer_map;

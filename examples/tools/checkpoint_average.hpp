@@ -20,12 +20,12 @@
 
 #include "checkpoint_files.hpp"
 
-/// What `average` is asked for: the checkpoints, where the mean goes, and which leaves it is of.
+/// The arguments of `average`: the checkpoints, the target of the mean, and the prefix of its leaves.
 struct AverageRequest {
   std::vector<std::string> paths;
   std::string target;  ///< a safetensors file, or the directory of a checkpoint
   std::string prefix = "weights.";
-  std::int64_t step = -1;  ///< -1: that of the newest
+  std::int64_t step = -1;  ///< -1: the step of the newest
 };
 
 template <class T>

@@ -1,4 +1,4 @@
-// What the commands of shardlib-checkpoint share.
+// Functions that the commands of shardlib-checkpoint share.
 #pragma once
 
 #include <fmt/format.h>
@@ -49,7 +49,7 @@ inline std::string wrong_size(const io::Checkpoint& checkpoint) {
   return "";
 }
 
-/// The checkpoint, of which every file has been compared with the manifest. Throws Error if it is damaged.
+/// Opens a checkpoint and compares every file with the manifest. Throws Error if it is damaged.
 inline io::Checkpoint open_verified(const std::string& path) {
   io::Checkpoint checkpoint = io::Checkpoint::open(path);
   if (const auto damages = checkpoint.damages(); !damages.empty())

@@ -17,7 +17,7 @@
 
 #include "checkpoint_files.hpp"
 
-/// What `prune` is asked for: the folder, and which of its checkpoints stay.
+/// The arguments of `prune`: the folder, and which of its checkpoints stay.
 struct PruneRequest {
   std::string directory;
   std::int64_t keep = 0, every = 0, best = 1;
@@ -36,8 +36,8 @@ inline std::uint64_t bytes_in(const std::string& folder) {
   return bytes;
 }
 
-/// The first of `paths` that is whole, of which every file is read, or nothing. `left` is given those that are damaged,
-/// and `complete` the steps of those that have all files in the right sizes.
+/// The step of the first whole checkpoint of `paths`, or nothing. It reads every file of a checkpoint that may be the
+/// one. `left` receives the damaged ones, `complete` the steps of those that have all files in the right sizes.
 inline std::optional<std::int64_t> find_complete(const std::vector<std::string>& paths,
                                                  std::vector<std::int64_t>& complete, std::vector<std::string>& left) {
   std::optional<std::int64_t> newest;

@@ -1,4 +1,4 @@
-// What `tokenize` reads: documents of text files, of JSON lines, and of both behind gzip, in order and from any place.
+// Reads documents for `tokenize` from text files and JSON lines, also behind gzip, in order and from any place.
 #pragma once
 
 #include <fmt/format.h>
@@ -58,7 +58,7 @@ inline std::vector<TextFile> find_files(const std::vector<std::string>& inputs) 
 
 inline constexpr std::size_t batch_bytes = std::size_t{1} << 20;
 
-/// The contents of a file, a block at a time: its bytes, or what gzip has made of them.
+/// The contents of a file, a block at a time: its bytes, decompressed if gzip has compressed them.
 class Content {
  public:
   /// From byte `begin` of the contents on.
@@ -163,7 +163,7 @@ struct Batch {
   std::uint64_t bytes_read;  ///< of all files, up to there
 };
 
-/// What separates the documents of a file.
+/// The separation of documents: by marks, a file each, or a line each.
 enum class Layout { marks, file, lines };
 
 /// Reads the documents in order, a few at a time.
@@ -226,7 +226,7 @@ class Reader {
     content_.emplace(file, at_.offset);
   }
 
-  /// What stands between two marks: a document, or a line that has it.
+  /// The document between two marks, or in a line of JSON.
   [[nodiscard]] std::string text_of(std::string_view found) const {
     if (layout_ != Layout::lines || found.find_first_not_of(" \t\r") == std::string_view::npos)
       return std::string(found);

@@ -157,7 +157,7 @@ void for_each_batch(const std::vector<TextFile>& files, const io::Tokenizer& tok
   while (!ahead.empty()) finish_one();
 }
 
-/// What the tokens depend on besides the place: an unfinished data set goes on only where this is the same.
+/// Hashes all that decides the tokens besides the place. An unfinished data set continues only if the hash is the same.
 std::string settings(const std::vector<TextFile>& files, const io::Tokenizer& tokenizer, const Options& o) {
   std::string text =
       fmt::format("{} {} {} {}\n", tokenizer.fingerprint(), o.validation_fraction, o.document_per_file, o.end_of_text);

@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::int64_t batch_size = 16, length = 64;
 
-/// The windows of a step: the same on every device, of which each keeps its shard.
+/// The windows of a step: the same on every device, which keeps its shard of them.
 my::Batch batch_of(const Mesh<"d">& mesh, const std::string& text, std::int64_t step) {
   HostArray<i32> inputs({batch_size, length}), targets({batch_size, length});
   const std::size_t starts = text.size() - static_cast<std::size_t>(length);
