@@ -78,7 +78,7 @@ void write_file(const std::string& path, std::span<const std::byte> bytes, bool 
 void replace_file(const std::string& path, std::span<const std::byte> bytes, bool durable = false);
 /// Creates a folder and its parents. An existing folder is not an error.
 void make_folders(const std::string& path);
-/// Makes one folder; where something has its name already, even a symbolic link, this is an error.
+/// Makes one folder. It is an error if the name exists already, even as a symbolic link.
 void make_new_folder(const std::string& path);
 /// Makes the file's bytes, or the folder's entries, durable (fsync).
 void sync_path(const std::string& path);

@@ -21,8 +21,8 @@ namespace shardlib::pipeline {
 template <Spec P, Spec A>
 class StagedMesh;
 
-/// Which part of the model a program is asked for, stage `stage` of `num_stages`, and for which microbatch. `is_first`
-/// and `is_last` tell the stages at both ends.
+/// The part of the model that a program computes, stage `stage` of `num_stages`, and the microbatch. `is_first` and
+/// `is_last` are true for the stages at the ends.
 struct StagePlace {
   int stage = 0, num_stages = 1, microbatch = 0;
   [[nodiscard]] bool is_first() const { return stage == 0; }

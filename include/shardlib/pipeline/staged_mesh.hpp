@@ -85,8 +85,8 @@ std::vector<ValuePtr> shapes_of(const Mesh<A>& mesh, const Sizes& sizes, bool du
 /// One device's view of a mesh `A` whose axis `P` numbers pipeline ranks: `StagedMesh<"p", "p d t"> mesh(device)`. All
 /// tensors of a stage live on `mesh.stage()`, a `Mesh<"d t">` of the devices that share the rank. Without a stage axis,
 /// `StagedMesh<"", "d t">`, the whole mesh is one rank: a schedule for one rank makes plain gradient accumulation.
-/// `axis` and `stage_axes` are the names of both, `Stage` is the type of a stage's mesh, `whole` the mesh of all ranks,
-/// `stage` that of this one; `rank` is its number among `ranks`.
+/// `axis` is "p" and `stage_axes` is "d t". `Stage` is the type of a stage's mesh, `whole` is the mesh of all ranks,
+/// and `stage` the mesh of this rank. `rank` is its number among `ranks`.
 template <Spec P, Spec A>
 class StagedMesh {
   static constexpr bool has_axis = !std::string_view(P).empty();

@@ -17,7 +17,7 @@ namespace detail {
 /// Converts RunIdentity to checkpoint metadata and back.
 [[nodiscard]] io::CheckpointMeta meta_of(const Checkpoints::Saved& saved);
 [[nodiscard]] Checkpoints::Saved saved_of(const io::CheckpointMeta& meta);
-/// What the checkpoint at `path` says about its run, on all devices or on none.
+/// Reads what the checkpoint at `path` stores about its run, on all devices or on none.
 [[nodiscard]] Checkpoints::Saved saved_at(Device& device, const std::string& path);
 /// Renames the checkpoint of a step. One device does so for all.
 void set_aside_diverged(Device& device, const std::string& folder, std::int64_t step);

@@ -16,7 +16,7 @@ struct GraphOptions {
   bool fold = false;  ///< one node for neighbouring ops that neither communicate nor multiply matrices
 };
 
-/// The graph of what value_and_grad computes in `body` on the mesh, in Graphviz' DOT. It has a node for each op that
+/// The graph of the ops of value_and_grad in `body` on the mesh, in Graphviz' DOT. It has a node for each op that
 /// runs with its FLOPs and the bytes that a device sends, forward and backward in a frame each, and a box for each
 /// input (weights under their names). Arrows have the spec and the bytes of a device's
 /// shard; dotted ones lead from the forward pass, where "kept" tells the bytes, to the backward pass. Collectives have

@@ -1,5 +1,5 @@
-// What a trainer needs for folders of Hugging Face's transformers, besides their tensors
-// (io/formats/safetensors_files.hpp): a strict reader of config.json, and the export of a run.
+// Folders of Hugging Face's transformers, for trainers: a strict reader of config.json, and the export of a run.
+// io/formats/safetensors_files.hpp reads the tensors.
 #pragma once
 
 #include <cstdint>

@@ -52,7 +52,7 @@ struct Sample {
 /// that the storage refuses wait in memory, with a warning, and are tried again with the next line.
 class JsonLines {
  public:
-  /// What to do with an existing file: `overwrite` empties it, `append` continues it.
+  /// The treatment of an existing file: `overwrite` empties it, `append` continues it.
   enum class Mode { overwrite, append };
 
   JsonLines() = default;  ///< writes nowhere

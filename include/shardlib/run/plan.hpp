@@ -1,5 +1,5 @@
-// What a training step will take on any mesh, without training: memory, communication and FLOPs. The program itself
-// runs one step dry, on one device of the mesh, and is counted.
+// Plans the memory, communication and FLOPs of a training step on any mesh, without training. The program itself runs
+// one step dry on one device of the mesh, and the plan counts it.
 #pragma once
 
 #include <cstdint>

@@ -12,7 +12,7 @@
 
 namespace shardlib::run {
 
-/// What to do if a run already exists: `automatic` resumes it, `never` makes it an error.
+/// The treatment of an existing run: `automatic` resumes it, `never` makes it an error.
 enum class Resume { automatic, never };
 
 /// The folder of one run. One process of the job, the writer, accesses the files. For the others every call does

@@ -47,7 +47,7 @@ SHARDLIB_INLINE std::string generate(const io::Tokenizer& tokenizer, std::string
                                      const std::function<bool()>& stop = nullptr);
 
 /// Throws UsageError if `write_logits` cannot take the prompt: it has more than `context` tokens, or ids beyond the
-/// model's vocabulary. For programs that know of it long before. `require_logits(*tokenizer, "Once", 1024, 50257)`
+/// model's vocabulary. Programs call it long before they sample. `require_logits(*tokenizer, "Once", 1024, 50257)`
 SHARDLIB_INLINE void require_logits(const io::Tokenizer& tokenizer, std::string_view prompt, std::int64_t context,
                                     std::int64_t vocabulary);
 

@@ -19,7 +19,7 @@
 namespace shardlib::run {
 
 namespace detail {
-/// Of each row of `length` tokens those that one of so many devices has.
+/// The tokens of part `index` of `parts` of each row of `length` tokens.
 [[nodiscard]] inline io::TokenBatch part_of_rows(const io::TokenBatch& rows, std::int64_t length, std::int64_t parts,
                                                  std::int64_t index, SequenceOrder order) {
   const auto runs = shardlib::detail::positions_of_shard(order, index, parts, length / parts);

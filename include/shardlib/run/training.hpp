@@ -67,7 +67,7 @@ struct Training {
   /// --turns: how `turn_template` writes a turn of it.
   std::string turns = "User: {}\\nAssistant:";
   std::string allow_change;  ///< --allow-change: what may differ from the checkpoint that a run goes on from
-  /// What the program has loaded before the run, as a text that the ranks compare, such as a file's name and checksum.
+  /// The weights that the program has loaded before the run, as a text that ranks compare: a file's name and checksum.
   std::string initial_weights;
   /// Weights that the run reads but neither trains nor saves, in the same form. A run resumes only with the same ones.
   std::string frozen_weights;
@@ -125,8 +125,8 @@ SHARDLIB_INLINE void note_padding(const std::vector<AxisSize>& mesh, const Sizes
 /// has memory for a step's rows. With --sample-only there are none. `batch_must_divide(mesh, training)`
 SHARDLIB_INLINE void batch_must_divide(const std::vector<AxisSize>& mesh, const Training& training);
 
-/// What a run reads. Each process makes it once, and its devices share it. If all members are empty, a program's steps
-/// get rows of weight 0, and make up inputs of their own.
+/// The inputs of a run. Each process makes them once, and its devices share them. If all members are empty, a step gets
+/// rows of weight 0 and makes up its inputs.
 struct Data {
   std::shared_ptr<const io::Tokenizer> tokenizer;  ///< the tokenizer of prompts and samples
   std::shared_ptr<const io::Loader> train;       ///< training data; null with --stream, and with --steps 0 without data
@@ -174,7 +174,7 @@ struct Step {
          12.0 * static_cast<double>(layers) * static_cast<double>(width) * static_cast<double>(length);
 }
 
-/// What decides the curve of a run besides its program and its state, as checkpoints store it: `data` is
+/// Everything besides program and state that decides the curve of a run. Checkpoints store it. `data` is
 /// Loader::identity, `settings` are texts by names that begin with "setting.", and others for messages.
 struct RunIdentity {
   std::string data;
@@ -187,7 +187,7 @@ using ReplicatedNumbers = std::vector<std::pair<std::string, std::uint64_t>>;
 /// Saves the state in the run's folder and loads it; see run/checkpoints.hpp. If all members are empty, the run saves
 /// nothing.
 struct Checkpoints {
-  /// What a checkpoint holds besides the program's state.
+  /// The content of a checkpoint besides the program's state.
   struct Saved {
     std::int64_t step = 0;  ///< the next step
     RunIdentity identity;   ///< identity of the run that has saved it
@@ -208,7 +208,7 @@ struct Checkpoints {
   std::function<void(const std::string& when, const ReplicatedNumbers& numbers)> check_replicas;
 };
 
-/// What the loop asks of a program, on each device. All devices call the functions alike.
+/// The functions of a program that the loop calls on each device. All devices call them in the same order.
 struct Program {
   std::function<StepResult(const Step& step)> step;  ///< computes a step, and updates the state if it is accepted
   /// The mean loss of a batch; these are this device's rows, with weights that add up to 1 over all devices.

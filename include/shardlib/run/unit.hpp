@@ -1,4 +1,4 @@
-// What the values of a chart measure, and their text.
+// The units of a chart's values, and their text.
 #pragma once
 
 #include <string>

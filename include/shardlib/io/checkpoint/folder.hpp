@@ -20,7 +20,7 @@
 
 namespace shardlib::io {
 
-/// What a checkpoint stores about the run in addition to its arrays: the step, and more.
+/// Information about the run that a checkpoint stores besides its arrays: the step, and more.
 struct CheckpointMeta {
   std::int64_t step = 0;
   std::string data_hash = {};                    ///< hash of the data's configuration; a resumed run compares it
@@ -47,7 +47,7 @@ struct ManifestFile {
   std::uint32_t crc32c = 0;
 };
 
-/// Which checkpoints of a directory stay when one is saved. The others before it are removed.
+/// The checkpoints that stay in a directory when one is saved. Other earlier ones are removed.
 struct Retention {
   int newest = 0;          ///< the newest so many, the saved one included; 0: all
   std::int64_t every = 0;  ///< those of steps that this divides; 0: none
@@ -102,7 +102,7 @@ void warn_damaged(const std::string& message);
 /// Renames a checkpoint that is `what`, "damaged", to "step-00000100.damaged", which is no longer a checkpoint, and
 /// says so on stderr.
 void set_aside(const std::string& path, const std::string& what);
-/// What stands behind newest_whole once it is known that none is.
+/// The error of newest_whole if none of the `count` checkpoints is whole.
 [[noreturn]] void fail_none_whole(const std::string& directory, std::size_t count);
 
 /// A zarr array of a checkpoint: one leaf, or leaves of one shape along a first dim.
@@ -119,7 +119,7 @@ std::vector<std::string> write_metadata(const std::string& folder, const Checkpo
                                         const std::vector<StoredArray>& arrays);
 /// Writes manifest.json, durable.
 void write_manifest(const std::string& folder, std::vector<ManifestFile> files);
-/// Of the steps `before` a `step` of the directory those whose checkpoints need not stay beside its own, newest first.
+/// Returns the steps in `before` whose checkpoints `keep` does not retain once `step` is saved, newest first.
 [[nodiscard]] std::vector<std::int64_t> not_kept(const std::string& directory, std::vector<std::int64_t> before,
                                                  std::int64_t step, const Retention& keep);
 /// The folders of the directory that were being written or removed when a process ended.

@@ -1,5 +1,5 @@
-// Which arrays and files a checkpoint has, and which device writes each: a pure function of what the devices hold, so
-// that all of them find the same. Layers become one array; a small array becomes one file.
+// The arrays and files of a checkpoint, and the device that writes each. It is a pure function of the devices' shards,
+// so all devices get the same result. Layers become one array; a small array becomes one file.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@
 
 namespace shardlib::io::detail {
 
-/// A leaf and who holds it: the devices of each shard that has elements, by its place in the grid of shards.
+/// A leaf and its holders: the devices of each shard that has elements, by the shard's place in the grid of shards.
 struct LeafShards {
   CheckpointArray array;
   Index shard;  ///< its sizes, padding included

@@ -21,7 +21,7 @@ enum class Rows {
   stories,  ///< the same, but inputs are the tokens themselves, targets those shifted left, and the filling counts
 };
 
-/// Which rows a Loader makes, and in which order.
+/// The rows that a Loader makes, and their order.
 struct LoaderOptions {
   std::int64_t batch = 1;        ///< rows of the global batch
   std::int64_t length = 1;       ///< tokens a row

@@ -14,7 +14,7 @@
 
 namespace shardlib::io {
 
-/// Which rows a TextStream makes.
+/// The rows that a TextStream makes.
 struct TextStreamOptions {
   std::int64_t batch = 1;   ///< rows of the global batch
   std::int64_t length = 1;  ///< tokens a row

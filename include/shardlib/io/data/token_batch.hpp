@@ -64,7 +64,7 @@ inline void fill_row(std::span<const EncodedToken> tokens, std::size_t begin, st
   std::fill(segments + n, segments + length, n > 0 ? segment + 1 : 0);
 }
 
-/// A row as JAX's miniGPT tutorial has it.
+/// A row in the layout of JAX's miniGPT tutorial.
 inline void fill_story(std::span<const EncodedToken> tokens, std::size_t begin, std::size_t length, TokenBatch& batch) {
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     batch.inputs[begin + i] = static_cast<std::int32_t>(tokens[i] >> 1);

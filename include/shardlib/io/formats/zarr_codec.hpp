@@ -50,7 +50,7 @@ void check_zarr_codec(const ZarrInfo& info, bool write, const std::string& where
 [[nodiscard]] Bytes decode_chunk(const ZarrInfo& info, Bytes file, std::size_t count, const std::string& where);
 /// Reads all of a chunk and compares it with its checksum. Throws as decode_chunk does.
 void verify_chunk(const ZarrInfo& info, const FilePart& file, const std::string& where);
-/// The number of elements that are compressed together, in a chunk's file of which a part can be decoded; else 0.
+/// The number of elements that are compressed together, or 0 if no part of the chunk's file can be decoded alone.
 [[nodiscard]] std::size_t block_elements(const ZarrInfo& info, const FilePart& file);
 /// Elements [first, first + count) of a chunk of `elements`, where block_elements gives a number. Reads and decodes
 /// their blocks alone, so that damage elsewhere in the file goes unnoticed: see verify_chunk. Throws as decode_chunk

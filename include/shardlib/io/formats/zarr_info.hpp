@@ -1,4 +1,4 @@
-// What describes a zarr array: the content of `.zarray` (v2) or of `zarr.json` (v3).
+// The metadata of a zarr array: the content of `.zarray` (v2) or of `zarr.json` (v3).
 #pragma once
 
 #include <optional>

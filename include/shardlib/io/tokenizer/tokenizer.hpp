@@ -1,5 +1,5 @@
-// Text to token ids and back: bytes, GPT-2's byte-pair encoding (bpe.hpp), or that of a
-// tokenizer.json of Hugging Face. docs/tokenizer.md has the rules.
+// Encodes texts as token ids and decodes them: by bytes, GPT-2's byte-pair encoding (bpe.hpp), or a tokenizer.json of
+// Hugging Face. docs/tokenizer.md has the rules.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace shardlib::io {
 /// How a tokenizer spells its end of text, and what separates the documents of a text file.
 inline constexpr std::string_view end_of_text_mark = "<|endoftext|>";
 
-/// What to do with the spelling of a special token in a text, such as `end_of_text_mark`: `as_text` encodes its
+/// The treatment of a special token's spelling in a text, such as `end_of_text_mark`: `as_text` encodes its
 /// characters (a user's text must not end a document), `allowed` encodes it as the token.
 enum class Special { as_text, allowed };
 

@@ -1,4 +1,4 @@
-// What a run's model says: samples, and answers to the questions of --evaluate.
+// Samples of a run's model, and its answers to the questions of --evaluate.
 #pragma once
 
 #include <fmt/format.h>

@@ -30,7 +30,7 @@ inline double reduce(const DevicePtr& device, double value, Reduction op, Site s
   return *received.as<double>();
 }
 
-/// Which of several equal parts of a batch is this device's.
+/// This device's part of a batch, one of several equal parts.
 struct BatchPlace {
   std::int64_t index = 0, parts = 1;
 

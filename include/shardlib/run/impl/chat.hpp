@@ -98,8 +98,8 @@ SHARDLIB_INLINE std::string Chat::answer(std::string_view message, const std::fu
     if (!text.add(static_cast<std::uint32_t>(id))) break;
     ends.push_back(text.text().size());
   }
-  // What a stop has cut off is no part of the conversation. If the next turn begins with the same tokens, the cache
-  // stays good.
+  // Text that a stop has cut off is no part of the conversation. The cache stays valid if the next turn begins with the
+  // same tokens.
   const std::string& whole = text.finish();
   const auto kept = std::ranges::upper_bound(ends, whole.size()) - ends.begin();
   const std::size_t end = kept == 0 ? prompt.size() : ends[static_cast<std::size_t>(kept) - 1];

@@ -25,7 +25,7 @@
 
 namespace shardlib::run::detail {
 
-/// What a device reports of one leaf or number. Plain data, which the other devices read.
+/// A device's checksum of one leaf or number. Plain data, which the other devices read.
 struct Checksum {
   std::uint64_t name = 0, value = 0;
 };

@@ -131,8 +131,8 @@ inline std::int64_t most_bytes(const std::vector<Plan>& plans) {
   return most;
 }
 
-/// What a device sends and the memory that it takes under each choice, a line each; of stages, the most. `planned` are
-/// the plans of the present one.
+/// One line for each choice: the bytes that a device sends and its peak memory, the most of all stages. `planned` are
+/// the plans of the current choice.
 inline std::string gathers_text(const std::vector<AxisSize>& mesh, const DeviceBody& body, std::string_view stage_axis,
                                 GatherPolicy& gather, const std::vector<Plan>& planned) {
   const bool chosen = gather.per_step;

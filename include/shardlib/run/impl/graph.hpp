@@ -106,7 +106,7 @@ class Graph {
       out += "  }\n";
     }
     for (const Edge& edge : edges_) {
-      // Both passes begin at the top: what one has kept for the other puts it no lower.
+      // Both passes begin at the top, so an edge between them moves no node down.
       if (nodes_[edge.from].kind != Kind::backward && nodes_[edge.to].kind == Kind::backward)
         out += fmt::format("  n{} -> n{} [constraint=false, style=dotted];\n", edge.from, edge.to);
       else

@@ -1,4 +1,4 @@
-// A text that grows by tokens: what of it may be shown, and whether a stop has ended it.
+// A text that grows by tokens: the part of it that may be shown, and whether a stop has ended it.
 #pragma once
 
 #include <algorithm>

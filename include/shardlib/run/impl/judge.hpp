@@ -19,7 +19,7 @@ namespace shardlib::run::detail {
 /// alike without communication.
 class Judge {
  public:
-  /// What the loop has to do after a step.
+  /// The loop's next action after a step.
   enum class StepVerdict { accepted, skipped, rewind, distrust_checkpoint };
   static constexpr int most_skips = 10, most_rewinds = 3;
   static constexpr std::int64_t first_steps = 10;  ///< steps after a checkpoint that show whether its state is good

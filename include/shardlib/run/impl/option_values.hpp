@@ -92,7 +92,7 @@ struct TomlText {
   }
 };
 
-/// What an option takes, for messages: "a whole number of at least 1".
+/// Describes an option's values in messages: "a whole number of at least 1".
 struct ExpectedText {
   const Validator& validator;
   std::string operator()(const std::int64_t*) const { return expected_number("a whole number", validator); }

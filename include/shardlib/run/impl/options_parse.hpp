@@ -18,7 +18,7 @@
 
 namespace shardlib::run {
 
-/// What the command line asks for.
+/// A parsed command line.
 struct Options::Request {
   bool help = false, version = false;
   std::vector<std::string> configs;

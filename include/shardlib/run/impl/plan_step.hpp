@@ -1,4 +1,4 @@
-// What `train` reports in a dry run: one step, counted.
+// The report of `train` in a dry run, which counts one step.
 #pragma once
 
 #include <cstddef>

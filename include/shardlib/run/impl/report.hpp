@@ -112,8 +112,8 @@ inline Chart breakdown_chart(const RunData& run, bool alone) {
   return chart;
 }
 
-/// What the page's script must know of the runs: their names, and the tokens and seconds at some of their steps,
-/// between which it interpolates.
+/// The runs' data for the page's script: their names, and the tokens and seconds at some of their steps. The script
+/// interpolates between these steps.
 inline std::string page_data(const std::vector<RunData>& runs, double every) {
   constexpr std::size_t most = 1000;
   std::string out;

@@ -99,7 +99,7 @@ function x_ticks(axis, low, high, most) {
     : high >= 1 ? [1, " s"] : [1e-3, " ms"];
   return multiples(step, low, high).map(v => [v, round(v / unit, 6) + name]);
 }
-// What encloses the values, a little wider; on a log scale at most six decades below the largest.
+// A range a little wider than the values. A log scale begins at most six decades below the largest value.
 function scale_of(values, log, from_zero) {
   let low = Infinity, high = -Infinity;
   for (const v of values) {

@@ -1,4 +1,4 @@
-// What the report reads of a run, and its tables: summary, events, samples, configuration.
+// The data of a run for the report, and the report's tables: summary, events, samples, configuration.
 #pragma once
 
 #include <fmt/format.h>
@@ -75,7 +75,7 @@ double median_of(const std::vector<Record>& records, const F& value) {
   return middle_of(values, true);
 }
 
-/// What a step has taken of tokens and seconds; nothing where it is not known.
+/// The tokens and the seconds of a step; 0 if they are not known.
 inline double tokens_of(const Record& r) {
   const double tokens = r.tokens_per_second * r.step_seconds;
   return std::isfinite(tokens) ? tokens : 0.0;

@@ -1,4 +1,4 @@
-// What options name as outputs, tried before the first step.
+// Tries the outputs that options name, before the first step.
 #pragma once
 
 #include <fmt/format.h>

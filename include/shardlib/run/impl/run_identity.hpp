@@ -1,4 +1,4 @@
-// What a checkpoint says about the run that saved it, and whether a run may resume from it.
+// The identity of a run, which its checkpoints store, and whether a run may resume from a checkpoint.
 #pragma once
 
 #include <fmt/format.h>
@@ -85,7 +85,7 @@ inline RunIdentity run_identity(const Training& training, const Data& data, cons
   return identity;
 }
 
-/// What decides the numbers of the model and what they mean: for samples, exports and answers of a run.
+/// The settings that decide the model's numbers and their meaning: for samples, exports and answers of a run.
 inline RunIdentity model_identity(const Training& training, const Data& data, const std::string& configuration) {
   RunIdentity identity;
   for (const auto& [name, value] : curve_settings(training, configuration))

@@ -79,8 +79,8 @@ inline shardlib::detail::ValuePtr load_value(const Checkpoint& checkpoint, const
   return with_buffer(like, like.device->to_device(buffer));
 }
 
-/// Every device checks its share of the files; all get to know of all damage. Throws Error if devices have read
-/// different manifests.
+/// Every device checks its share of the files, and returns the damage that all devices have found. Throws Error if
+/// devices have read different manifests.
 inline std::vector<std::string> damages_together(Device& device, const std::string& path) {
   std::string mine;
   try {

@@ -1,5 +1,5 @@
-// What loading a tree shares, whatever the file: the leaves' names over all devices, the error that lists what does not
-// fit, new values. For impl/ headers.
+// Loads a tree from files of any format: the leaves' names over all devices, the error that lists the mismatches, new
+// values. For impl/ headers.
 #pragma once
 
 #include <algorithm>

@@ -39,7 +39,7 @@ inline void require_finite(const std::string& leaf, DType dtype, const Buffer& b
                 ", so the training has diverged; the checkpoints before this one stay");
 }
 
-/// What this device writes of the checkpoint under way.
+/// This device's share of the checkpoint that is being written.
 struct CheckpointWriter::Job {
   /// The part of a file that one leaf has.
   struct Piece {
@@ -136,7 +136,7 @@ inline ShardPlace shard_place(const std::string& name, const shardlib::detail::V
   return {{name, static_cast<int>(x.dtype), shape, dims, shard}, padding ? json() : json(place)};
 }
 
-/// The leaves of all devices, of which each has sent a list of descriptions and places. Devices may hold different
+/// The leaves of all devices. Each device has sent a list of descriptions and places. Devices may hold different
 /// leaves (pipeline stages), and several may hold the same shard.
 inline Leaves leaves_together(const std::vector<std::string>& lists) {
   Leaves leaves;

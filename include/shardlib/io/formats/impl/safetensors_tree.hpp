@@ -99,8 +99,8 @@ inline StoredPlace place_of(const std::string& leaf, const StoredLeaf& stored, s
   return place;
 }
 
-/// Reads what a device has of a stored tensor, which holds the leaf's dims from `from_dim` on, into memory of that
-/// shape. Padding stays as it is.
+/// Reads a device's shard of a stored tensor into memory of the shard's shape. The stored tensor has the leaf's dims
+/// from `from_dim` on. Padding is not written.
 inline void load_stored_tensor(const SafetensorsFiles& files, const std::string& name, const StoredPlace& place,
                                const shardlib::detail::Value& like, int from_dim, std::byte* out) {
   namespace core = shardlib::detail;

@@ -1,4 +1,4 @@
-// What a ZarrArray holds: its metadata, what was decoded, and where chunks lie.
+// The state of a ZarrArray: its metadata, the decoded chunks, and the places of chunks.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ struct ZarrArray::Impl {
   Bytes fill;  ///< one element; empty for null
   detail::ShardIndices indices;
   detail::DecodedCache cache;
-  /// The elements of a chunk that can be decoded alone; 0: none but the whole. As its first file has it.
+  /// The number of a chunk's elements that can be decoded alone, read from its first file; 0: only whole chunks can.
   static constexpr std::size_t unknown = ~std::size_t{0};
   std::atomic<std::size_t> block = unknown;
   std::mutex mutex;
@@ -63,7 +63,7 @@ struct ZarrArray::Impl {
     }
   }
 
-  /// Compares a chunk of which a part is to be decoded with its checksum, where it has one: once, at its first part.
+  /// Compares a chunk with its checksum, if it has one, before the first part of the chunk is decoded.
   void verify(const ZarrArray& array, std::int64_t chunk, const detail::FilePart& file) {
     if (!info.checksum && !info.crc32c) return;
     const auto place = static_cast<std::size_t>(chunk);

@@ -1,4 +1,4 @@
-// What the digest of a vocabulary is, for impl/ headers.
+// The digest of a vocabulary, for impl/ headers.
 #pragma once
 
 #include <algorithm>

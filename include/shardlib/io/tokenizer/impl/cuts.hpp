@@ -13,7 +13,7 @@
 
 namespace shardlib::io::detail {
 
-/// What to do with the matches of a pattern.
+/// The treatment of a pattern's matches.
 enum class Matches : std::uint8_t { isolated, removed, with_previous, with_next, contiguous };
 
 struct Cut {

@@ -86,7 +86,7 @@ class JsonTokenizer final : public Tokenizer {
   void append_text(std::uint32_t id, std::string& text) const override { text += spelled(id, false); }
   void append_first_text(std::uint32_t id, std::string& text) const override { text += spelled(id, true); }
 
-  /// Which tokens their own bytes are joined to: a piece that is one needs no joining.
+  /// Finds the tokens whose own bytes join to them. A piece that equals such a token needs no joining.
   void find_direct() {
     BpeModel::Joining scratch;
     std::vector<std::uint32_t> ids;

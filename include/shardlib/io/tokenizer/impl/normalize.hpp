@@ -31,8 +31,8 @@ inline std::string replaced(std::string_view text, std::string_view from, std::s
   }
 }
 
-/// The end of the run of valid UTF-8 at `begin`, which ends before a character that stands for itself in the normal
-/// form and joins no character before it: ASCII, and in NFC all below U+0300, whose first bytes are below 0xcc.
+/// The end of the run of valid UTF-8 at `begin`. The run ends before a character that the normal form does not change
+/// and does not join to the character before it: ASCII, and in NFC all below U+0300, whose first bytes are below 0xcc.
 inline std::size_t unsettled_end(std::string_view text, std::size_t begin, unsigned char settled) {
   std::size_t end = begin;
   while (end < text.size() && static_cast<unsigned char>(text[end]) >= settled) {
