@@ -1,4 +1,4 @@
-// What a kind of device offers: communicators between devices, and memory.
+// The services of a kind of device: communicators between devices, and memory.
 #pragma once
 
 #include <memory>

@@ -99,7 +99,7 @@ inline void check_peer(std::string_view op, int n, int peer) {
 [[noreturn]] inline void fail_recv(int from, std::size_t expected, std::size_t sent) {
   fail_recv(from, expected, std::to_string(sent));
 }
-/// For a message of which only this is known, that it is longer.
+/// Throws for a message that is longer by an unknown number of bytes.
 [[noreturn]] inline void fail_long_recv(int from, std::size_t expected) {
   fail_recv(from, expected, "more than " + std::to_string(expected));
 }

@@ -1,4 +1,4 @@
-// What a member of a group asks for in one collective. The members compare this data.
+// A member's request in one collective. The members of the group compare their requests.
 #pragma once
 
 #include <cstddef>
@@ -43,7 +43,7 @@ class Fingerprint {
   std::uint64_t hash_ = 14695981039346656037U;
 };
 
-/// What a member asks of its group. All members must ask for the same. Plain data, so other processes can read it.
+/// A member's request to its group. All members must make the same one. Plain data, so other processes can read it.
 struct CollectiveCall {
   Collective kind = Collective::barrier;
   std::size_t bytes = 0;  ///< of the send buffer

@@ -84,7 +84,7 @@ class DryCommunicator final : public Communicator {
   std::shared_ptr<Pool> pool_;
 };
 
-/// A mesh of which only one device runs. It runs dry: `Device(axes, 0, std::make_shared<DryWorld>())`. Its pool hands
+/// A mesh with one running device. It runs dry: `Device(axes, 0, std::make_shared<DryWorld>())`. Its pool hands
 /// out addresses without memory, its kernels and communicators do nothing, and `item` returns 1. Everything is counted.
 class DryWorld final : public Backend {
  public:

@@ -1,5 +1,5 @@
-// What the flight recorders of all devices show when one of them has waited too long: who waits for whom, and in which
-// call.
+// Reads the flight recorders of all devices when one of them has waited too long: which device waits for which, and in
+// which call.
 #pragma once
 
 #include <algorithm>
@@ -69,7 +69,7 @@ struct Communication {
   std::string text;  ///< FlightEntry::describe
 };
 
-/// What a device has done in one group.
+/// A device's communication in one group.
 struct GroupRecord {
   std::string axes;           ///< "d,t"
   std::vector<int> members;   ///< devices in rank order: the group's identity
@@ -87,10 +87,10 @@ struct DeviceRecord {
   std::vector<Communication> last = {};  ///< those of the ring, after older ones that have not ended; oldest first
 };
 
-/// The recording of a device that does not answer, as its ring has it.
+/// The recording of a device that does not answer, read from its ring.
 [[nodiscard]] DeviceRecord record_of_silent(int device, const FlightRing& ring);
 
-// ---- who waits for whom --------------------------------------------------------------------------------------------
+// ---- waiting devices -----------------------------------------------------------------------------------------------
 
 /// The devices that `devices[i]` waits for: those that have not started its communication, or do not answer.
 [[nodiscard]] std::vector<int> missing(const std::vector<DeviceRecord>& devices, std::size_t i);

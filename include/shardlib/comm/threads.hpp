@@ -90,7 +90,7 @@ class Round {
   std::atomic<std::size_t> left_ = work_.chunks() * send_.size();
 };
 
-/// What the members of a group share. `mutex` guards all fields, except that waiters spin on `events`.
+/// The state that the members of a group share. `mutex` guards all fields, except that waiters spin on `events`.
 struct ThreadGroup {
   std::vector<int> members;
   Tuning tuning;

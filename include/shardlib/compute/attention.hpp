@@ -21,7 +21,7 @@ struct AttentionArrays {
   kernels::AttentionSegments segments;
   std::int64_t first_query = 0, first_key = 0;
 };
-/// What the backward pass also reads, and the cotangents that it writes if they are not null.
+/// Further inputs of the backward pass, and the cotangents that it writes if they are not null.
 struct AttentionCotangents {
   const void *out, *sums, *ct;
   void *dq, *dk, *dv;

@@ -16,8 +16,8 @@
 
 namespace shardlib::detail {
 
-/// The first row of each place and group on a device: that of place p and group x is at [p * groups + x]. Rows are
-/// ordered by x, then by p. `total` rows are counted in all.
+/// The first row of each place and group on a device: the entry of place p and group x is at [p * groups + x]. Rows are
+/// ordered by x, then by p. `total` is the number of counted rows.
 struct RowStarts {
   std::int64_t places = 0, groups = 0, total = 0;
   std::vector<std::int64_t> first, size;

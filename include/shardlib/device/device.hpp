@@ -25,14 +25,14 @@
 
 namespace shardlib {
 
-/// What runs a program's kernels.
+/// The kind of hardware that runs a program's kernels.
 enum class DeviceKind {
   cpu,       ///< the host's cores, in host memory
   gpu,       ///< a GPU, in its memory, in builds with the CUDA launcher; see docs/devices.md
   simulated  ///< the host's cores, in memory that only kernels and copies can access; see docs/devices.md
 };
 
-/// Which of the devices of this machine one is, and how many of them share its GPU.
+/// A device's number on its machine, and how many devices share its GPU.
 struct LocalPlace {
   int rank = 0;     ///< its number among the devices of this machine
   int sharers = 1;  ///< the number of devices that have the same GPU
@@ -78,7 +78,7 @@ class Device : public detail::Counted {
   [[nodiscard]] bool is_absent(std::string_view axis) const {
     return std::ranges::find(absent_, axis) != absent_.end();
   }
-  /// Which of the `count` devices this is, row-major over the axes: the last one varies fastest.
+  /// The number of this device among `count`, row-major over the axes: the last one varies fastest.
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return size_; }
   /// The number of devices along the axis.
@@ -99,7 +99,7 @@ class Device : public detail::Counted {
   /// The buffer in host memory, or with `to_device` in the device's: itself, if it is there already, or else a copy.
   [[nodiscard]] Buffer to_host(const Buffer& buffer) const;
   [[nodiscard]] Buffer to_device(const Buffer& buffer) const;
-  /// What its kernels are called with.
+  /// The execution argument of this device's kernels.
   [[nodiscard]] Exec exec() const { return {.pool = pool_.get(), .threads = threads_, .dry = is_dry()}; }
   /// The same for loops over host memory.
   [[nodiscard]] Exec host_exec() const { return {.pool = host_pool_.get(), .threads = threads_, .dry = is_dry()}; }
@@ -132,7 +132,7 @@ class Device : public detail::Counted {
 
   [[nodiscard]] std::size_t find(std::string_view axis) const;
   [[nodiscard]] std::pair<std::vector<int>, int> members_along(std::span<const std::string_view> axes) const;
-  /// The group of the devices with these ranks, of which this is number `rank`.
+  /// The group of the devices with these ranks. This device has the rank `rank` in it.
   Communicator& group_of(std::vector<int> members, int rank, std::span<const std::string_view> axes);
   /// Another view of the device, which `known` finds as long as it lives.
   static DevicePtr view(const DevicePtr& whole, std::vector<AxisSize> axes, int rank, const std::string& known);

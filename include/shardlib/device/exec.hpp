@@ -22,7 +22,7 @@
 
 namespace shardlib {
 
-/// What runs this program's kernels: "host", "CUDA" (on a GPU, and else the host), or "Kokkos::Serial" and the like.
+/// The launcher of this program's kernels: "host", "CUDA" (a GPU, else the host), or Kokkos's: "Kokkos::Serial".
 inline std::string_view launcher_name() {
 #if defined(SHARDLIB_LAUNCHER_KOKKOS)
   return detail::kokkos_space_name;

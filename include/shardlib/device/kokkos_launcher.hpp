@@ -42,7 +42,7 @@ struct KokkosTeam : TeamMemory {
   KOKKOS_FUNCTION void barrier() const { member.team_barrier(); }
 };
 
-/// What Kokkos calls for each team: every teams-th item.
+/// The functor that Kokkos calls for each team. A team runs every teams-th item.
 template <class Kernel>
 struct KokkosLaunch {
   Kernel kernel;

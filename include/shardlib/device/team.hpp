@@ -1,4 +1,4 @@
-// What a kernel sees of the place where it runs: a team of lanes. The host's team has one lane.
+// A team of lanes, the execution context of a kernel. The host's team has one lane.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ requires requires {
 }
 inline constexpr std::size_t tile_bytes_of<Kernel> = Kernel::tile_bytes;
 
-/// What each kind of team has. All lanes of a team run a kernel, each with its own local variables.
+/// The memory of a team of any kind. All lanes of a team run a kernel, each with its own local variables.
 struct TeamMemory {
   std::byte* scratch_bytes = nullptr;
   std::byte* tile_bytes = nullptr;

@@ -17,8 +17,8 @@ void extremum_backward(const Exec& exec, AnyDType dtype, const void* in, std::sp
                        std::span<const bool> reduced, const void* extrema, const void* ct, void* out,
                        std::span<const std::int64_t> part = {});
 
-/// The cotangent of the operand of prod: that of the result times the product of the other elements, which is right
-/// where elements are 0, too. It does not write the elements that do not count.
+/// The cotangent of the operand of prod: the result's cotangent times the product of the other elements. This holds for
+/// elements that are 0, too. Padding is not written.
 template <class AnyDType>
 void prod_backward(const Exec& exec, AnyDType dtype, const void* in, std::span<const std::int64_t> shape,
                    std::span<const bool> reduced, const void* ct, void* out, std::span<const std::int64_t> part = {});

@@ -32,8 +32,8 @@ template <class AnyDType>
 void cummax_backward(const Exec& exec, AnyDType dtype, const void* x, const void* ct, void* out, std::int64_t outer,
                      std::int64_t n, std::int64_t inner);
 
-/// What the shards of a scan along a sharded dim tell each other: for each shard `rows` rows of outer * inner numbers
-/// of the accumulator's type. None for the only shard.
+/// The rows that the shards of a scan along a sharded dim exchange: for each shard `rows` rows of outer * inner numbers
+/// of the accumulator's type. A single shard has none.
 struct ScanEnds {
   const void* all = nullptr;
   std::int64_t rows = 0, shards = 1, rank = 0;
@@ -44,17 +44,17 @@ struct ScanEnds {
 template <class AnyDType>
 void linear_scan(const Exec& exec, AnyDType dtype, const void* a, const void* b, void* h, std::int64_t outer,
                  std::int64_t n, std::int64_t inner, bool reverse, const ScanEnds& ends);
-/// Of this shard alone: the product of all a_i, and the last state.
+/// The ends of this shard alone: the product of all a_i, and the last state.
 template <class AnyDType>
 void linear_scan_ends(const Exec& exec, AnyDType dtype, const void* a, const void* b, void* ends, std::int64_t outer,
                       std::int64_t n, std::int64_t inner, bool reverse);
 
 /// The cotangent of b, s_i = ct_i + a_(i+1) * s_(i+1). If `h`, the result of the scan, is given: the cotangent of a,
-/// s_i * h_(i-1). `reverse` is that of the scan.
+/// s_i * h_(i-1). `reverse` is the argument of the forward scan.
 template <class AnyDType>
 void linear_scan_backward(const Exec& exec, AnyDType dtype, const void* a, const void* h, const void* ct, void* out,
                           std::int64_t outer, std::int64_t n, std::int64_t inner, bool reverse, const ScanEnds& ends);
-/// Of this shard alone: the product of all a_i, a_0 * s_0, and the last h if that is given.
+/// The ends of this shard alone: the product of all a_i, a_0 * s_0, and the last h if `h` is given.
 template <class AnyDType>
 void linear_scan_backward_ends(const Exec& exec, AnyDType dtype, const void* a, const void* h, const void* ct,
                                void* ends, std::int64_t outer, std::int64_t n, std::int64_t inner, bool reverse);

@@ -121,6 +121,6 @@ class Pool : public std::enable_shared_from_this<Pool> {
 
 #ifndef SHARDLIB_COMPILED
 #include "shardlib/memory/impl/buffer.hpp"
-// Not at the end of region.hpp: Gpu is a Region, so gpu.hpp reads region.hpp first.
+// This cannot stand at the end of region.hpp: Gpu is a Region, so gpu.hpp reads region.hpp first.
 #include "shardlib/memory/impl/gpu.hpp"
 #endif

@@ -24,9 +24,9 @@ SHARDLIB_INLINE void check_cublas(cublasStatus_t status, const char* call);
 /// SHARDLIB_GPU_MEMORY, the part of each GPU that this program takes. *Throws* UsageError if it is not in (0, 1].
 [[nodiscard]] SHARDLIB_INLINE double gpu_part();
 
-/// What names a GPU on all processes of a machine, whatever each of them calls it.
+/// The identity of a GPU, which is the same for all processes of a machine, whatever number each gives it.
 using GpuName = std::array<char, 16>;
-/// That of the GPU of device `local_rank` of this machine.
+/// The identity of the GPU of device `local_rank` of this machine.
 [[nodiscard]] SHARDLIB_INLINE GpuName gpu_name(int local_rank);
 
 /// One device's share of a GPU. It takes its memory from the system at once, and cuts blocks from it. A block that is

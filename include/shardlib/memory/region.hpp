@@ -62,7 +62,7 @@ class Region {
   /// Copies, or clears (`zero`), bytes of this memory by the device itself. Returns false if the host has to do it.
   virtual bool copy(void* /*to*/, const void* /*from*/, std::size_t /*bytes*/) { return false; }
   virtual bool zero(void* /*to*/, std::size_t /*bytes*/) { return false; }
-  /// What a pool's error says about the memory when it is exhausted. Empty for the memory of this machine.
+  /// Describes the memory in a pool's error when it is exhausted. Empty for the memory of this machine.
   [[nodiscard]] virtual std::string describe() const { return {}; }
   /// The alignment of a pool's long blocks, in bytes.
   [[nodiscard]] virtual std::size_t alignment() const { return 64; }

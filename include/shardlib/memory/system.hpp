@@ -22,8 +22,8 @@ namespace shardlib::detail {
 /// of them, or of those around it, has left. `groups` is like /proc/self/cgroup, `root` like /sys/fs/cgroup, version 1
 /// or 2. Pages of files that can be dropped count as left. Returns nothing if no group has a limit.
 [[nodiscard]] std::optional<std::size_t> control_group_left(const std::string& groups, const std::string& root);
-/// The part of `available` bytes that is left for a process. Its heaps were granted `granted` bytes, all of which it
-/// will write. It has written `written` bytes so far, some of them perhaps to other memory.
+/// The part of `available` bytes that is left for a process. Its heaps were granted `granted` bytes, and it will write
+/// all of them. It has written `written` bytes so far, some of them perhaps to other memory.
 constexpr std::size_t left_of(std::size_t available, std::size_t granted, std::size_t written) {
   // the second term is for page tables
   const std::size_t kept = (granted > written ? granted - written : 0) + granted / 64;

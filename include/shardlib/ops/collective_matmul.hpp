@@ -50,8 +50,7 @@ auto gathering(const Tensor<D, S>& x) -> detail::needs_op_spec<"gathering", D, S
 
 namespace detail {
 
-/// The product of two operands, of which one is in shards along `dim`, sharded over `axis`. All shards visit each
-/// device.
+/// The product of two operands. One is in shards along `dim`, sharded over `axis`. All shards visit each device.
 struct GatheringEinsum {
   const kernels::EinsumPlan* plan;
   ValuePtr a, b;
@@ -59,7 +58,7 @@ struct GatheringEinsum {
   std::string_view dim, axis;
   Buffer operator()(const Value& out) const;
 };
-/// The product of two operands, of which each device gets the sum of one shard along `dim`, sharded over `axis`.
+/// The product of two operands. Each device gets the sum of one shard along `dim`, sharded over `axis`.
 struct ScatteringEinsum {
   const kernels::EinsumPlan* plan;
   ValuePtr a, b;
@@ -120,7 +119,7 @@ inline constexpr bool is_gathering<Gathering<D, From, To>> = true;
 template <class X, class Y>
 using if_one_gathers = std::enable_if_t<(is_gathering<X> && is_tensor<Y>) || (is_tensor<X> && is_gathering<Y>)>;
 
-/// What the rule says of the operands, of which one is gathering.
+/// The rule's verdict for two operands, one of which is gathering.
 template <auto Rule, OpSpec O, class X, class Y>
 struct ProductOfGathering {
   using Gathers = std::conditional_t<is_gathering<X>, X, Y>;

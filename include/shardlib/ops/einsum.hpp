@@ -207,7 +207,7 @@ inline constexpr bool einsum_operands =
 }  // namespace detail
 
 /// As above, of three or four operands: products of two, in the order that needs the fewest operations for these sizes.
-/// Products on the way are rounded to the operands' dtype. Backward: that of each product.
+/// Intermediate products are rounded to the operands' dtype. Backward: the VJP of each product.
 /// `einsum_unreduced<"A R, R S/t, S/t B -> A B +t">(u, s, v)`
 template <OpSpec O, class Out = void, dtype D, Spec S, dtype E, Spec T, dtype F, Spec U>
 auto einsum_unreduced(const Tensor<D, S>& x, const Tensor<E, T>& y, const Tensor<F, U>& z, Site site = Site::current())

@@ -127,7 +127,7 @@ auto scatter_add(const Tensor<D, S>& rows, const Tensor<I, T>& indices, Sizes si
 }
 
 namespace detail {
-/// Adds the cotangent of each picked element to that of the element.
+/// Adds the cotangent of each result to the cotangent of the element that it has picked.
 template <class X, Spec Indices>
 struct PickVjp {
   int dim;

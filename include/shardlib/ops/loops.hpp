@@ -19,8 +19,8 @@
 
 namespace shardlib {
 
-/// What a loop does besides calling its function. `recompute` is what each iteration keeps for the backward pass, as
-/// with explicit_activation_checkpointing; `none` keeps everything. With options, the function captures nothing, or
+/// Options of a loop. `recompute` selects the results that each iteration keeps for the backward pass, as in
+/// explicit_activation_checkpointing; `none` keeps everything. With options, the function captures nothing, or
 /// numbers by value. `{.recompute = {"dots"}}`
 struct LoopOptions {
   RecomputePolicy recompute = {"none"};
@@ -184,7 +184,7 @@ Carry repeat(std::int64_t count, const F& f, Carry x, const Extra&... extra) {
   return x;
 }
 
-/// What one step of a scan returns, as a tree.
+/// The results of one step of a scan, as a tree.
 template <class Carry, class Y>
 struct ScanStep {
   Carry carry;

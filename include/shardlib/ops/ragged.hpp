@@ -100,7 +100,7 @@ struct GroupedWeightsVjp {
 };
 }  // namespace detail
 
-/// The einsum of each row with the weights of its group, of which the first dim of the weights has one each. Each
+/// The einsum of each row with the weights of its group. The first dim of the weights numbers the groups. Each
 /// device's rows are ordered by group; rows behind those that are counted are 0. Backward: two grouped products.
 /// *Throws* where the counts exceed the rows.
 /// `grouped_einsum<"S/d/e M, X/e M F -> S/d/e F">(rows, weights, counts)`; `counts` is "P/d X/e"

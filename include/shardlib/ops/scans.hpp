@@ -112,7 +112,7 @@ struct LinearScan {
   bool reverse;
   Buffer operator()(const Value& out) const;
 };
-/// The cotangent of `a` if it has the result, else that of `b`.
+/// Computes the cotangent of `a` if `h`, the result, is given, else the cotangent of `b`.
 template <class D>
 struct LinearScanBackward {
   ValuePtr a, result, ct;

@@ -1,5 +1,5 @@
-// The order in which the devices of a sharded length hold the positions of a sequence, and who computes what of causal
-// attention in each order.
+// The order in which the devices of a sharded length hold the positions of a sequence, and the part of causal attention
+// that each device computes in each order.
 #pragma once
 
 #include <array>
@@ -46,7 +46,7 @@ constexpr std::array<PositionRun, 2> positions_of_shard(SequenceOrder order, std
 struct AttendedBlock {
   std::int64_t first_query = 0, queries = 0, first_key = 0, keys = 0;
 };
-/// What a device attends to at step 1, 2, ... of n - 1: of the keys of the device `step` places before it in the ring.
+/// The queries and keys of step 1, 2, ... of n - 1. The keys come from the device `step` places before in the ring.
 /// In zigzag order an earlier device holds an earlier first part, which all queries see, and a later second part. All
 /// keys of a later device precede the queries of the second part, and follow those of the first one.
 constexpr AttendedBlock attended_block(SequenceOrder order, std::int64_t place, std::int64_t step, std::int64_t local) {

@@ -27,7 +27,7 @@ namespace detail {
   X(log) X(tanh) X(sigmoid) X(sqrt) X(abs) X(sin) X(cos) X(erf) X(log1p) X(expm1) X(softplus) X(sign) X(floor) X(round)
 #define SHARDLIB_MAP_FUNCTIONS_OF_TWO(X) X(pow) X(mod) X(floor_divide) X(maximum) X(minimum)
 
-/// What an instruction does. Those of integers begin with int_, or with uint_ where the sign matters.
+/// The operation of an instruction. Operations on integers begin with int_, or with uint_ where the sign matters.
 enum class MapOp : std::uint8_t {
 #define SHARDLIB_NAME(name) name,
   SHARDLIB_MAP_FUNCTIONS_OF_ONE(SHARDLIB_NAME) SHARDLIB_MAP_FUNCTIONS_OF_TWO(SHARDLIB_NAME)
@@ -64,7 +64,7 @@ enum class MapOp : std::uint8_t {
   int_xor,
 };
 
-/// What an instruction's result is. The dtypes of all operands are one of these in C++ arithmetic.
+/// The type of an instruction's result. C++ arithmetic converts every dtype of an operand to one of these.
 enum class NumberKind : std::uint8_t { truth, i32, u32, real };
 
 constexpr NumberKind kind_of(DType dtype) {

@@ -135,7 +135,7 @@ struct named_as<StackedTree<Dim, W>> {
   using type = W;
 };
 
-/// What stacking makes of a leaf, of a list of leaves and of a struct.
+/// The stacked type of a leaf, of a list of leaves and of a struct.
 template <DimName Dim, class W>
 struct stack_of {
   using type = StackedTree<Dim, W>;

@@ -68,7 +68,7 @@ constexpr Text summed_alone(const OpParts& op) {
   return {};
 }
 
-/// What an einsum with a gathering operand needs beyond the rule of the einsum of the gathered one.
+/// The conditions of a gathering operand. `verdict` is the einsum's rule for the gathered operand.
 constexpr Verdict gathering_operand(const OpCall& call, const Verdict& verdict, const TensorSpec& shard, bool first) {
   if (!verdict.ok()) return verdict;
   const TensorSpec& other = call.op.in[first ? 1 : 0];

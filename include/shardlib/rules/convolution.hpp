@@ -1,5 +1,5 @@
-// Typing rules of windows, and of conv_unreduced: that of the einsum of the weights with the elements under each
-// window.
+// Typing rules of windows and of conv_unreduced. A convolution has the rule of the einsum of the weights with the
+// elements under each window.
 #pragma once
 
 #include "shardlib/rules/einsum.hpp"

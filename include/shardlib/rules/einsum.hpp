@@ -172,7 +172,7 @@ constexpr Verdict einsum(std::string_view op, const TensorSpec& x, const TensorS
   return detail_::product(parse_call("einsum_unreduced", op, 2), x, y);
 }
 
-/// What the products of `op` are on each device: the result's dims with the operands' shards, and all sums pending.
+/// The spec of the products on each device: the result's dims with the operands' shards, and all sums pending.
 constexpr TensorSpec unreduced(const OpParts& op) {
   TensorSpec products = op.out;
   products.partial = {};

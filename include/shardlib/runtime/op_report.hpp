@@ -1,4 +1,4 @@
-// What an op reports to the device's observer.
+// The report of an op to the device's observer.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What one device keeps of the program that runs on it: the mode, the tape's counter, open names, pending collectives.
+// A device's state of the running program: the mode, the tape's counter, open names, pending collectives.
 #pragma once
 
 #include <cstddef>
@@ -20,13 +20,13 @@ namespace shardlib::detail {
 class NameSizes;           // names.hpp
 struct PendingCollective;  // pending_collective.hpp
 
-/// What a RecomputePolicy means.
+/// A RecomputePolicy, parsed: the results that the forward pass keeps for the backward pass.
 struct Kept : Counted {
   explicit Kept(bool m = true, std::vector<std::string> o = {}, bool all = false)
       : marked(m), ops(std::move(o)), all_occur(all) {}
 
-  bool marked;                   ///< what passes through save_for_backward
-  std::vector<std::string> ops;  ///< the results of these ops
+  bool marked;                   ///< it keeps the arguments of save_for_backward
+  std::vector<std::string> ops;  ///< it keeps the results of these ops
   bool all_occur;                ///< an op that does not occur is an error
 };
 
@@ -47,7 +47,7 @@ struct ProgramState {
   Mode mode = Mode::eager;
   std::vector<ValuePtr> saved;  ///< the values that save_for_backward keeps (checkpoint) or returns (replay)
   std::size_t next_saved = 0;
-  Handle<const Kept> kept;                         ///< what the function that is checkpointed or replayed keeps
+  Handle<const Kept> kept;                         ///< the policy of the function that is checkpointed or replayed
   std::uint64_t sequence = 0;                      ///< numbers the nodes of the tape
   std::vector<Handle<NameSizes>> scopes;           ///< the innermost one applies; a replay shares it
   std::vector<Handle<PendingCollective>> pending;  ///< in the order of their start

@@ -38,7 +38,7 @@ struct Dim {
   friend constexpr bool operator==(const Dim& a, const Dim& b) { return a.name == b.name && a.axes == b.axes; }
 };
 
-/// What one device holds along one mesh axis: a replica, a shard of dim `dim`, or one summand of a partial sum.
+/// The part of a tensor on one device along one mesh axis: a replica, a shard of `dim`, or a summand of a partial sum.
 /// `kind` is `replicated`, `sharded` or `partial`, of type `Kind`.
 struct Placement {
   enum Kind { replicated, sharded, partial } kind = replicated;

@@ -1,4 +1,4 @@
-// Which paths may be opened for reading.
+// The check that a path may be opened for reading.
 #pragma once
 
 #include <sys/stat.h>
@@ -9,7 +9,7 @@
 
 namespace shardlib::detail {
 
-/// Throws UsageError for a pipe, a socket or a device: reading one may block for ever. `status` is that of `path`.
+/// Throws UsageError for a pipe, a socket or a device: reading one may block for ever. `status` describes `path`.
 inline void require_regular_file(const std::string& path, const struct stat& status) {
   const char* const kind = S_ISFIFO(status.st_mode)                             ? "a pipe"
                            : S_ISSOCK(status.st_mode)                           ? "a socket"

@@ -140,7 +140,7 @@ SHARDLIB_INLINE DeviceRecord record_of_silent(int device, const FlightRing& ring
   return {.device = device, .answers = false, .last = communications(ring)};
 }
 
-// ---- who waits for whom --------------------------------------------------------------------------------------------
+// ---- waiting devices -----------------------------------------------------------------------------------------------
 
 inline const DeviceRecord* find_device(const std::vector<DeviceRecord>& devices, int device) {
   const auto it = std::ranges::find(devices, device, &DeviceRecord::device);

@@ -37,7 +37,7 @@ inline bool running() {
   return initialized != 0 && finalized == 0;
 }
 
-/// What `start` has found out, a communicator for the library's own messages, and what `launch` notes down.
+/// The findings of `start`, a communicator for the library's own messages, and the notes of `launch`.
 struct Process {
   int rank = 0;
   int size = 1;

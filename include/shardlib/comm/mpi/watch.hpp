@@ -27,7 +27,7 @@
 
 namespace shardlib::detail::mpi {
 
-/// What this rank has done in one group. The counts show later which communications it took part in.
+/// This rank's communication in one group. The counts show later which communications it took part in.
 struct GroupLog {
   std::vector<int> members;  ///< ranks of MPI_COMM_WORLD
   Tuning tuning = {};

@@ -38,7 +38,7 @@ struct Slot {
 /// A send of at most this many bytes is copied into the slot, so its owner need not wait until the others have read it.
 inline constexpr std::size_t eager_bytes = 8192;
 
-/// What a member posts about its part of the slot's collective.
+/// A member's entry for its part of the slot's collective.
 struct Post {
   alignas(64) Counter next;  ///< the first unclaimed chunk of its part
   alignas(64) CollectiveCall call;

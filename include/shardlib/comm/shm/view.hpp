@@ -23,8 +23,8 @@ namespace shardlib::detail::shm {
 using Counter = std::atomic<std::uint64_t>;
 static_assert(Counter::is_always_lock_free, "only then does an atomic work between processes");
 
-/// The blocks of which peers have views. A block's buffer has a handle here until all views of it are released, so that
-/// no op overwrites it and it is not freed.
+/// The blocks that peers view. It holds a handle of a block's buffer until all views of it are released, so that no op
+/// overwrites or frees the block.
 class Loans {
  public:
   /// Registers a block with `views` views. Returns the arena offset of its counter of released views.

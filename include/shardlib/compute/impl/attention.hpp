@@ -77,7 +77,7 @@ class KeyBlocks {
 
   [[nodiscard]] int steps() const { return devices_; }
   [[nodiscard]] const Block& own() const { return own_; }
-  /// Which of this device's queries see which keys of step j.
+  /// The queries of this device and the keys of step j that they see.
   [[nodiscard]] AttendedBlock attended(int step) const { return attended_at(place_, step); }
   /// Whether this device's queries see the keys of step j, and whether those of another device see its keys.
   [[nodiscard]] bool receives(int step) const { return attended(step).queries > 0; }

@@ -118,7 +118,7 @@ SHARDLIB_INLINE UnderWindows::UnderWindows(const Value& x, const Value& y, const
       const int at = x.spec->find(from.dims[i].name), seen_at = seen.find(to.dims[i].name);
       const std::int64_t operand = transposed ? shape[seen_at] : x.local[at];
       const std::int64_t result = transposed ? x.local[at] : shape[seen_at];
-      // The positions n of which the operand has the element n * stride + k * dilation - before.
+      // The positions n whose element n * stride + k * dilation - before is in the operand.
       const std::int64_t shift = k * loop.dilation - loop.before;
       const std::int64_t first = shift >= 0 ? 0 : (-shift + loop.stride - 1) / loop.stride;
       const std::int64_t end = operand <= shift ? 0 : std::min(result, (operand - 1 - shift) / loop.stride + 1);

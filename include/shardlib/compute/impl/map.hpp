@@ -34,7 +34,7 @@ SHARDLIB_INLINE Shape broadcast_strides(const Value& x, const TensorSpec& result
   return strides;
 }
 
-/// Which operands' cotangents a loop makes: `count` of them, from `first` on.
+/// The operands whose cotangents a loop makes: `count` of them, from `first` on.
 struct MapWanted {
   std::size_t first = 0, count = 0;
 };

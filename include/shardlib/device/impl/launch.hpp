@@ -361,7 +361,7 @@ SHARDLIB_INLINE int run_program([[maybe_unused]] int argc, [[maybe_unused]] char
 #if defined(SHARDLIB_WITH_MPI)
   deadline.reset();
 #endif
-  // What an idle rank would say, the others have said.
+  // The other ranks have printed the message of an idle rank.
   if (!message.empty() && !ending.idle) detail::print_error(message);
   // After the ranks have met: one of them alone may fail here, and none waits for it any more.
   if (const std::string output = detail::output_error(); !output.empty() && ending.status == 0) {

@@ -22,8 +22,8 @@ namespace detail {
 extern "C" [[noreturn]] void shardlib_longjmp(struct __jmp_buf_tag* to, int value) __asm__("_longjmp");
 
 /// The lanes of a team as contexts of one thread. The thread's own context resumes each of them after a barrier. A
-/// context starts by swapcontext, of which sanitizers know that it takes another stack; from then on setjmp and longjmp
-/// go between stacks without a system call.
+/// context starts by swapcontext, because sanitizers know that this changes the stack. From then on setjmp and longjmp
+/// change the stack without a system call.
 class SimulatedLanes {
  public:
   SimulatedLanes(const TeamMemory& memory, void (*lane)(const void*, const SimulatedTeam&), const void* kernel)

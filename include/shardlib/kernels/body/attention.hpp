@@ -248,8 +248,8 @@ struct PartOfSum {
   }
 };
 
-/// The softmax of rows of scores, with zeros for keys that a query does not see, and each row's log-sum-exp. For
-/// earlier keys, `sums` holds that of the calls before; `factors` receives the part that their results are of all.
+/// The softmax of rows of scores, with zeros for keys that a query does not see, and each row's log-sum-exp. After
+/// earlier keys, `sums` holds their log-sum-exp; `factors` receives the factors of their results in the whole result.
 template <class T>
 struct AttentionProbabilities {
   using A = accumulator_t<T>;

@@ -13,7 +13,7 @@
 
 namespace shardlib::kernels::body {
 
-/// What an attention's kernels need of AttentionLoops. Lengths fit 32 bits.
+/// The members of AttentionLoops that the attention kernels use. Lengths fit 32 bits.
 struct FusedAttention {
   static constexpr int block = 64;
   static constexpr float log2_e = 1.44269504F;
@@ -44,8 +44,8 @@ struct AttentionItem {
   std::int64_t head;
   int first;
 
-  /// Of `blocks` for each head. The last ones come first, which see the most keys; or with `forward` the first, which
-  /// the most queries see.
+  /// The item of this number, with `blocks` items for each head. The last blocks come first, because they see the most
+  /// keys. With `forward` the first blocks come first, because the most queries see them.
   [[nodiscard]] SHARDLIB_FUNCTION static AttentionItem of(int blocks, std::int64_t item, bool forward) {
     const auto n = static_cast<std::uint32_t>(blocks), i = static_cast<std::uint32_t>(item);
     const int block = static_cast<int>(i % n);
@@ -53,7 +53,7 @@ struct AttentionItem {
   }
 };
 
-/// Which keys the queries of a tile's rows see.
+/// The keys that the queries of a tile's rows see.
 template <class Team>
 struct SeenKeys {
   int seen[TileRows<Team>::slots];

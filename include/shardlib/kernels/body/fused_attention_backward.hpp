@@ -14,7 +14,7 @@
 
 namespace shardlib::kernels::body {
 
-/// What the backward pass needs of a query: its log-sum-exp times log2 e, and the sum of its result times the
+/// Two numbers of a query for the backward pass: its log-sum-exp times log2 e, and the sum of its result times the
 /// cotangent.
 struct alignas(8) AttentionTerms {
   float sum, dot;
@@ -140,7 +140,7 @@ struct FusedAttentionQueries {
   }
 };
 
-/// Which queries see the keys of a tile's rows.
+/// The queries that see the keys of a tile's rows.
 template <class Team>
 struct SeenBy {
   i32 segment[TileRows<Team>::slots];

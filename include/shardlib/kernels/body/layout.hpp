@@ -108,7 +108,7 @@ struct Transpose {
       if constexpr (Team::single) {
         transpose(band, n, from, c_stride, to, r_stride);
       } else {
-        // Row r of the tile has its columns in the order c ^ r, so that neither loop meets a bank of memory twice.
+        // Row r of the tile stores its columns in the order c ^ r, so that neither loop has bank conflicts.
         auto* const tile = team.template tile<U, longest * width>();
         team.lanes(n * band, [=](std::int64_t i) {
           const std::int64_t c = i / band, r = i % band;

@@ -17,7 +17,7 @@ template <class A>
 struct SumOfExponentials {
   A top = -std::numeric_limits<A>::infinity(), sum = 0;
 
-  /// What is subtracted in exponents: -inf - -inf would be NaN.
+  /// The number that exponents subtract. It is finite, because -inf - -inf would be NaN.
   SHARDLIB_FUNCTION A shift() const { return top == -std::numeric_limits<A>::infinity() ? A(0) : top; }
   SHARDLIB_FUNCTION void add(const SumOfExponentials& other) {
     const SumOfExponentials mine = *this;
@@ -26,9 +26,9 @@ struct SumOfExponentials {
   }
 };
 
-/// What the backward pass of a loss keeps of each row of n logits, and minus the logit of its target, or 0 where
-/// another shard has the target. Rows are `stride` apart. The order of a sum depends only on n: packs of numbers are
-/// dealt out to 128 columns, which a tree adds. An item is a row.
+/// Computes for each row of n logits the maximum and the sum of exponentials that the backward pass of a loss reads,
+/// and minus the logit of the target, or 0 where another shard has the target. Rows are `stride` apart. The order of a
+/// sum depends only on n: packs of numbers are dealt out to 128 columns, which a tree adds. An item is a row.
 template <class A, class I>
 struct LogitSums {
   static constexpr std::int64_t columns = 128;

@@ -1,4 +1,4 @@
-// What the optimizers do to one weight: functions for apply_nontemporal, with the parameters of a leaf's update.
+// The optimizers' updates of one weight: functions for apply_nontemporal, with the parameters of a leaf's update.
 #pragma once
 
 #include <cmath>

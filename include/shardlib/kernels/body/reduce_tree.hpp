@@ -10,8 +10,8 @@
 
 namespace shardlib::kernels::body {
 
-/// Reduces n elements of each rank, whose arrays are `stride` elements apart. The tree is that of
-/// shardlib::detail::reduce_tree, which does the same on the host. An item is a piece of the result.
+/// Reduces n elements of each rank, whose arrays are `stride` elements apart. The tree is the one
+/// of shardlib::detail::reduce_tree, which does the same on the host. An item is a piece of the result.
 template <class T, class Op>
 struct ReduceTree {
   static constexpr std::int64_t piece = 1024;
@@ -30,7 +30,7 @@ struct ReduceTree {
   SHARDLIB_FUNCTION void reduce(std::int64_t i) const {
     using A = accumulator_t<T>;
     const Op op;
-    A whole[32];  // the trees over 1, 2, 4 ... ranks: those of which the ranks so far are made
+    A whole[32];  // the sums of trees over 1, 2, 4 ... ranks that cover the ranks so far
     for (std::int64_t r = 0; r < ranks; ++r) {
       auto value = static_cast<A>(in[r * stride + i]);
       int level = 0;

@@ -43,8 +43,8 @@ SHARDLIB_FUNCTION inline float power_of_two(float x) {
 #endif
 }
 
-/// How the lanes of a team share the 64 rows of a tile. A lane has variables, called slots, for the rows of which it
-/// holds elements.
+/// The division of a tile's 64 rows among the lanes of a team. A lane has a variable, called a slot, for each row of
+/// which it holds elements.
 template <class Team>
 struct TileRows {
   static constexpr int count = 64, slots = count;

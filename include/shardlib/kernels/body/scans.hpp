@@ -128,7 +128,7 @@ struct CumulativeMaximumBackward : FromZero<BestSoFar<accumulator_t<T>>> {
   }
 };
 
-/// What the shards on one side pass on to this one: each multiplies the state by its first row and adds its second.
+/// The state that the shards on one side hand over. Each shard multiplies it by its first row and adds its second row.
 template <class A>
 struct PassedOn {
   const A* ends;
@@ -200,7 +200,7 @@ struct LinearScanBackward {
   PassedOn<State> passed;
   const T *a, *h, *ct;
   T* out;
-  std::int64_t n, inner, before, first;  // from an element to that of the step before, and the step that has none
+  std::int64_t n, inner, before, first;  // `before`: offset of the step before; the step `first` has none
 
   constexpr State start(std::int64_t column) const { return passed.state(column); }
   constexpr void step(std::int64_t i, std::int64_t at, State& state) const {

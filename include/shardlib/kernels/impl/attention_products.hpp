@@ -194,7 +194,7 @@ class HeadChunk {
   body::HeadOffsets* offsets_;
 };
 
-/// What scratch memory holds of an operand or a result: all of a head, or nothing.
+/// The scratch memory of an operand or a result: a whole head if it is `held`, else none.
 inline std::int64_t head_size(const AttentionLoops& loops, std::size_t operand, bool held) {
   return held ? loops.rows(operand) * loops.width : 0;
 }

@@ -119,8 +119,8 @@ void scatter_in_order(const Exec& exec, const Lookup& l, const T* cotangent, con
   });
 }
 
-/// As above on any team, in the same order, by a list of all additions that is sorted by the table's rows. Sums are
-/// rounded once.
+/// As above on any team, in the same order. It sorts a list of all additions by the table's rows. Sums are rounded
+/// once.
 template <class T, class I>
 void scatter_sorted(const Exec& exec, const Lookup& l, const T* cotangent, const I* indices, T* table) {
   Nest<3> nest = lookup_nest(l);

@@ -18,7 +18,7 @@ inline bool single_lane([[maybe_unused]] const Exec& exec) {
 #endif
 }
 
-/// Sorts a list of n elements, no two of which are equal, through another place. Returns the one of both that has the
+/// Sorts n distinct elements of `list`, with `other` as scratch memory. Returns the one of the two that holds the
 /// result.
 template <class E>
 E* sort_list(const Exec& exec, E* list, E* other, std::int64_t n) {

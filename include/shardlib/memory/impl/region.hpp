@@ -93,7 +93,7 @@ SHARDLIB_INLINE std::byte* Region::allocate(std::size_t bytes) {
     if (!begin) {
       const Addresses more = grow(size);
       if (more.second == 0) return nullptr;
-      // Blocks of free ranges are not asked for again, so the rest of the last range is granted now, or not used.
+      // Free ranges need no grant, so the rest of the last range is granted now, or not used.
       if (end_ != untouched_ && grant(end_ - untouched_)) free_.give(untouched_, end_ - untouched_);
       grown_.push_back(more);
       before = untouched_ = more.first;

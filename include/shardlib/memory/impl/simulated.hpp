@@ -147,7 +147,7 @@ class Simulated final : public Heap {
     }
     return done;
   }
-  /// What stays open would find nothing.
+  /// Closes the memory. A failure ends the process, because the host could then access the memory unnoticed.
   void conceal() const {
     if (protect(PROT_NONE)) return;
     std::perror("error: simulated device: mprotect cannot close its memory");
