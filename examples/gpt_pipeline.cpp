@@ -427,8 +427,7 @@ void train(const DevicePtr& device, const Options& o, const pipeline::Schedule& 
   program.optimizer_bytes = run::shard_bytes(trainer.state.mu) + run::shard_bytes(trainer.state.nu);
   if (o.gather.per_step) {
     const auto& axes = mesh.whole().device()->axes();
-    run::note_gathered(program, trainer.state.weights, trainer.copies,
-                       gpt::devices_along(axes, "d") * gpt::devices_along(axes, "s"));
+    run::note_gathered(program, trainer.state.weights, trainer.copies, axis_size(axes, "d") * axis_size(axes, "s"));
   }
   program.flops_per_token = trainer.model.flops_per_token();
   program.context = o.training.seq;

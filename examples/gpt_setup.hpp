@@ -9,12 +9,10 @@
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <numeric>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "gpt_model.hpp"
@@ -60,16 +58,10 @@ inline void settle(ModelOptions& o) {
     throw UsageError("--init seqax has neither --tied nor --qk-norm: leave them out, or choose --init depth-scaled");
 }
 
-// The number of devices along the axis; 1 for a mesh without it.
-inline std::int64_t devices_along(const std::vector<AxisSize>& mesh, std::string_view axis) {
-  const auto at = std::ranges::find(mesh, axis, &AxisSize::name);
-  return at == mesh.end() ? 1 : at->size;
-}
-
 // Each device of s has an equal part of every sequence: two of 2s parts in zigzag order, with which attention costs all
 // the same, or one of s parts if 2s does not divide the length.
 inline SequenceOrder order_of_sequences(const std::vector<AxisSize>& mesh, const run::Training& t) {
-  const std::int64_t s = devices_along(mesh, "s");
+  const std::int64_t s = axis_size(mesh, "s");
   if (s == 1) return SequenceOrder::contiguous;
   const bool has_rows = !t.sample_only || !t.evaluate.empty();
   if (t.seq % s != 0 && has_rows)
@@ -105,7 +97,7 @@ inline Sizes sizes_of(const ModelOptions& o, std::int64_t shards, std::int64_t t
           dim("N", o.qk_norm ? o.d_head : 0, shards * t)};
 }
 inline Sizes sizes_of(const ModelOptions& o, const std::vector<AxisSize>& mesh) {
-  return sizes_of(o, devices_along(mesh, "d") * devices_along(mesh, "s"), devices_along(mesh, "t"));
+  return sizes_of(o, axis_size(mesh, "d") * axis_size(mesh, "s"), axis_size(mesh, "t"));
 }
 inline Sizes sizes_of(const ModelOptions& o, const Mesh<"r d s t">& mesh) {
   return sizes_of(o, mesh.device()->axes());

@@ -6,11 +6,9 @@
 #include <shardlib/run/training.hpp>
 #include <shardlib/shardlib.hpp>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <numeric>
-#include <string_view>
 #include <vector>
 
 #include "moe_model.hpp"
@@ -94,11 +92,8 @@ inline void declare_presets(run::Options& options) {
 
 // Sizes of the model's dims, padded so that the devices divide them.
 inline Sizes sizes_of(const ModelOptions& o, const std::vector<AxisSize>& mesh) {
-  const auto along = [&](std::string_view axis) -> std::int64_t {
-    const auto at = std::ranges::find(mesh, axis, &AxisSize::name);
-    return at == mesh.end() ? 1 : at->size;
-  };
-  const std::int64_t t = along("t"), shards = along("d") * along("e"), devices = shards * t;
+  const std::int64_t t = axis_size(mesh, "t"), shards = axis_size(mesh, "d") * axis_size(mesh, "e");
+  const std::int64_t devices = shards * t;
   // Biases lie over t as whole heads, and over d and e.
   const std::int64_t heads = round_up(o.n_kv, t * (o.qkv_bias ? shards / std::gcd(shards, o.d_head) : 1));
   const std::int64_t key_bias = o.qkv_bias ? o.d_head : 0, query_bias = key_bias * o.n_q_per_kv;

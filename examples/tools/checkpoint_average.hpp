@@ -2,6 +2,7 @@
 #pragma once
 
 #include <fmt/format.h>
+#include <shardlib/io/box.hpp>
 #include <shardlib/io/checkpoint/arrays.hpp>
 #include <shardlib/io/checkpoint/impl/finite.hpp>
 #include <shardlib/io/formats/safetensors.hpp>
@@ -80,8 +81,8 @@ inline void require_same_leaves(const io::Checkpoint& a, const io::Checkpoint& b
       throw UsageError(
           fmt::format("the checkpoints differ: the leaf '{}' is {} {} in '{}', but {} {} in '{}'; average "
                       "checkpoints of one model",
-                      leaf.name, name(leaf.dtype), show_sizes(leaf.shape), a.path(), name(other->dtype),
-                      show_sizes(other->shape), b.path()));
+                      leaf.name, name(leaf.dtype), io::detail::show_shape(leaf.shape), a.path(), name(other->dtype),
+                      io::detail::show_shape(other->shape), b.path()));
   }
   for (const io::CheckpointArray& leaf : b.arrays())
     if (leaf.name.starts_with(prefix) && a.find(leaf.name) == nullptr) missing(b, a, leaf.name);

@@ -32,13 +32,6 @@ inline std::string directory_of(const std::string& path) {
   return io::file_exists(below) ? below : path;
 }
 
-/// "[256, 2, 64]"
-inline std::string show_sizes(const io::Index& shape) {
-  std::string text;
-  for (const auto size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
-  return "[" + text + "]";
-}
-
 /// The first file whose size is not the manifest's, or "".
 inline std::string wrong_size(const io::Checkpoint& checkpoint) {
   for (const io::ManifestFile& file : checkpoint.files()) {

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <shardlib/io/box.hpp>
 #include <shardlib/io/checkpoint/arrays.hpp>
 #include <shardlib/io/formats/zarr.hpp>
 #include <shardlib/io/impl/temporary.hpp>
@@ -250,7 +251,8 @@ inline int from_seqax(const std::string& path, const std::string& directory, std
     const io::Index& shape = array.info().shape;
     const auto front = std::ssize(stack.front);
     if (std::ssize(shape) < front || !std::equal(stack.front.begin(), stack.front.end(), shape.begin()))
-      fail(stack.name, fmt::format("is {} and does not begin with {}", show_sizes(shape), show_sizes(stack.front)));
+      fail(stack.name, fmt::format("is {} and does not begin with {}", io::detail::show_shape(shape),
+                                   io::detail::show_shape(stack.front)));
     const io::Index ours(shape.begin() + front, shape.end());
     if (const std::string why = take_sizes(sizes, stack.our_dims, ours); !why.empty()) fail(stack.name, why);
     io::Index place(stack.front.size(), 0);

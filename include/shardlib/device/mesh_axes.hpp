@@ -30,6 +30,9 @@ namespace detail {
 /// The number of devices of a mesh. Throws UsageError unless names are valid and distinct and sizes at least 1.
 SHARDLIB_INLINE int device_count(std::span<const AxisSize> mesh);
 
+/// The number of devices along an axis; 1 if the mesh lacks it. `axis_size(parse_mesh("d=4,t=2"), "t")` is 2
+SHARDLIB_INLINE int axis_size(std::span<const AxisSize> mesh, std::string_view axis);
+
 /// Reads "d=4,t=2"; "" is the mesh without axes, which has one device.
 SHARDLIB_INLINE std::vector<AxisSize> parse_mesh(std::string_view text);
 

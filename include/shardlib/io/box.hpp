@@ -4,12 +4,29 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 namespace shardlib::io {
 
 /// Sizes or places, one a dim.
 using Index = std::vector<std::int64_t>;
+
+namespace detail {
+
+/// `joined({2, 0}, ".")` is "2.0"
+inline std::string joined(std::span<const std::int64_t> values, std::string_view separator) {
+  std::string text;
+  for (const auto value : values) (text += text.empty() ? "" : separator) += std::to_string(value);
+  return text;
+}
+/// A shape in a message: "[256, 2, 64]".
+inline std::string show_shape(std::span<const std::int64_t> shape) {
+  return "[" + joined(shape, ", ") + "]";
+}
+
+}  // namespace detail
 
 /// The number of elements of a shape.
 inline std::int64_t volume(std::span<const std::int64_t> shape) {

@@ -13,6 +13,9 @@
 namespace shardlib {
 
 namespace detail {
+/// The end of a message about padded rows.
+inline constexpr const char* counted_rows = "rows are counted on each device; choose a size that needs none";
+
 /// Sends this device's rows where `received` counts them.
 struct RaggedExchange {
   ValuePtr rows, sent, received;
@@ -42,7 +45,7 @@ auto ragged_all_to_all(const Tensor<D, S>& rows, const Tensor<I, From>& sent, co
   using Out = Tensor<D, detail::result_of<rules::ragged_all_to_all, O, S, From, To>>;
   using Due = Dual<Tensor<D, S>, detail::axes_of<S, From, To, Out::spec>()>;
   const detail::Calling op{"ragged_all_to_all", detail::full_op<"ragged_all_to_all", O, S>, site};
-  detail::require_unpadded(op, rows.value(), 0, "rows are counted on each device; choose a size that needs none");
+  detail::require_unpadded(op, rows.value(), 0, detail::counted_rows);
   static_cast<void>(detail::sizes_by_name(op, detail::parsed<To>, sent.value(), received.value(), rows.value()));
   return detail::record<"ragged_all_to_all", Out>(
       op, rows.device(), detail::sizes_by_name(op, detail::parsed<Out::spec>, rows.value(), sizes),
@@ -114,7 +117,7 @@ auto grouped_einsum(const Tensor<D, S>& rows, const Tensor<E, W>& weights, const
   using Out = Tensor<D, detail::result_of<rules::grouped_einsum, O, S, W, C>>;
   static constexpr Spec axes = detail::axes_of<S, W, C, Out::spec>();
   const detail::Calling op{"grouped_einsum", O, site};
-  detail::require_unpadded(op, rows.value(), 0, "rows are counted on each device; choose a size that needs none");
+  detail::require_unpadded(op, rows.value(), 0, detail::counted_rows);
   static_cast<void>(detail::sizes_by_name(op, detail::parsed<C>, weights.value(), counts.value()));
   return detail::record<"grouped_einsum", Out>(
       op, rows.device(), detail::sizes_by_name(op, detail::parsed<Out::spec>, rows.value(), weights.value()),

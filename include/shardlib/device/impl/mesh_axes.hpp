@@ -45,6 +45,11 @@ SHARDLIB_INLINE int device_count(std::span<const AxisSize> mesh) {
   return count;
 }
 
+SHARDLIB_INLINE int axis_size(std::span<const AxisSize> mesh, std::string_view axis) {
+  const auto at = std::ranges::find(mesh, axis, &AxisSize::name);
+  return at == mesh.end() ? 1 : at->size;
+}
+
 SHARDLIB_INLINE std::vector<AxisSize> parse_mesh(std::string_view text) {
   std::vector<AxisSize> mesh;
   for (std::size_t begin = 0; !text.empty() && begin <= text.size();) {

@@ -16,6 +16,7 @@
 
 #include "shardlib/comm/collective_call.hpp"
 #include "shardlib/io/agree.hpp"
+#include "shardlib/io/box.hpp"
 #include "shardlib/io/checkpoint/impl/load.hpp"
 #include "shardlib/runtime/padding.hpp"
 #include "shardlib/support/error.hpp"

@@ -19,12 +19,6 @@
 
 namespace shardlib::io::detail {
 
-inline std::string show_shape(std::span<const std::int64_t> shape) {
-  std::string text;
-  for (const auto size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
-  return "[" + text + "]";
-}
-
 /// " (did you mean 'layers.0.w_q'?)", or nothing where no name is near.
 inline std::string did_you_mean(const std::string& name, const std::set<std::string>& candidates) {
   const std::string* best = nullptr;

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "shardlib/io/agree.hpp"
+#include "shardlib/io/box.hpp"
 #include "shardlib/io/checkpoint/arrays.hpp"
 #include "shardlib/io/checkpoint/impl/load.hpp"
 #include "shardlib/runtime/padding.hpp"

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "shardlib/io/box.hpp"
 #include "shardlib/io/formats/impl/zarr_array.hpp"
 #include "shardlib/io/formats/impl/zarr_json.hpp"
 #include "shardlib/io/formats/zarr_codec.hpp"
@@ -84,7 +85,7 @@ SHARDLIB_INLINE Bytes ZarrArray::read_chunk(const Index& chunk) const {
   const Index last = grid();
   bool inside = chunk.size() == last.size();
   for (std::size_t i = 0; inside && i < chunk.size(); ++i) inside = chunk[i] >= 0 && chunk[i] < last[i];
-  if (!inside) throw Error(impl_->where(*this, chunk) + " is outside the grid " + detail::show(last));
+  if (!inside) throw Error(impl_->where(*this, chunk) + " is outside the grid " + detail::show_shape(last));
   if (const auto stored = impl_->stored(*this, chunk))
     return detail::decode_chunk(info(), stored->part.read_all(), static_cast<std::size_t>(chunk_size()),
                                 impl_->where(*this, chunk));
@@ -139,8 +140,8 @@ SHARDLIB_INLINE ZarrArray::Piece ZarrArray::cached(const Index& chunk, bool whol
 SHARDLIB_INLINE void ZarrArray::read_bytes(const Index& offset, const Index& shape, std::span<std::byte> out) const {
   const std::size_t rank = info().shape.size();
   const auto fail = [&](const std::string& why) {
-    throw Error("zarr array '" + path() + "': reading " + detail::show(shape) + " at " + detail::show(offset) + " of " +
-                detail::show(info().shape) + ": " + why);
+    throw Error("zarr array '" + path() + "': reading " + detail::show_shape(shape) + " at " +
+                detail::show_shape(offset) + " of " + detail::show_shape(info().shape) + ": " + why);
   };
   if (offset.size() != rank || shape.size() != rank) fail("the number of dims differs");
   for (std::size_t i = 0; i < rank; ++i)
@@ -235,7 +236,7 @@ SHARDLIB_INLINE void ZarrArray::write_chunk_bytes(const Index& chunk, std::span<
   const Index last = grid();
   for (std::size_t i = 0; i < rank; ++i) {
     if (chunk.size() != rank || chunk[i] < 0 || chunk[i] >= last[i])
-      throw Error(impl_->where(key) + " is outside the grid " + detail::show(last));
+      throw Error(impl_->where(key) + " is outside the grid " + detail::show_shape(last));
     inside[i] = std::min(info().chunks[i], info().shape[i] - chunk[i] * info().chunks[i]);
   }
   Bytes padded;

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "shardlib/io/box.hpp"
 #include "shardlib/io/formats/impl/zarr_cache.hpp"
 #include "shardlib/io/formats/impl/zarr_json.hpp"
 #include "shardlib/io/formats/zarr.hpp"
@@ -47,19 +48,19 @@ struct ZarrArray::Impl {
     const ZarrInfo& array = info;
     for (const Index* sizes : {&array.chunks, &array.file_shape()})
       if (info.shape.size() != sizes->size())
-        throw Error(where + ": the shape " + detail::show(info.shape) + " and the chunks " + detail::show(*sizes) +
-                    " differ in the number of dims");
+        throw Error(where + ": the shape " + detail::show_shape(info.shape) + " and the chunks " +
+                    detail::show_shape(*sizes) + " differ in the number of dims");
     for (std::size_t i = 0; i < info.chunks.size(); ++i)
       if (info.chunks[i] > 0 && info.file_shape()[i] % info.chunks[i] != 0)
-        throw Error(where + ": the chunks " + detail::show(info.chunks) + " do not divide the files' " +
-                    detail::show(info.file_shape()));
+        throw Error(where + ": the chunks " + detail::show_shape(info.chunks) + " do not divide the files' " +
+                    detail::show_shape(info.file_shape()));
     // No product of sizes may overflow below.
     for (const Index* sizes : {&array.shape, &array.chunks, &array.file_shape()}) {
       std::int64_t bytes = static_cast<std::int64_t>(type.bytes);
       for (const auto size : *sizes)
         if (size < (sizes == &array.shape ? 0 : 1) ||
             __builtin_mul_overflow(bytes, std::max<std::int64_t>(size, 1), &bytes))
-          throw Error(where + ": " + detail::show(*sizes) + " are not sizes of an array");
+          throw Error(where + ": " + detail::show_shape(*sizes) + " are not sizes of an array");
     }
   }
 
@@ -79,8 +80,9 @@ struct ZarrArray::Impl {
 
   [[nodiscard]] std::string where(const std::string& key) const { return "zarr chunk '" + path + "/" + key + "'"; }
   [[nodiscard]] std::string where(const ZarrArray& array, const Index& chunk) const {
-    return info.sharding ? "zarr chunk " + detail::show(chunk) + " in '" + path + "/" + array.chunk_key(chunk) + "'"
-                         : where(array.chunk_key(chunk));
+    return info.sharding
+               ? "zarr chunk " + detail::show_shape(chunk) + " in '" + path + "/" + array.chunk_key(chunk) + "'"
+               : where(array.chunk_key(chunk));
   }
 
   void must_be_v2() const {

@@ -110,15 +110,6 @@ class Metadata {
   json json_;
 };
 
-inline std::string joined(const Index& values, const std::string& separator) {
-  std::string text;
-  for (const auto value : values) text += (text.empty() ? "" : separator) + std::to_string(value);
-  return text;
-}
-inline std::string show(const Index& shape) {
-  return "[" + joined(shape, ", ") + "]";
-}
-
 /// The bytes of a text "0x7fc00000", of which the first digits are the highest; nothing for others.
 inline std::optional<Bytes> hex_bits(const json& value, std::size_t width) {
   const std::string text = value.is_string() ? value.get<std::string>() : "";
