@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "shardlib/ops/map_program.hpp"
 #include "shardlib/ops/number.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/error.hpp"
@@ -21,102 +22,37 @@
 namespace shardlib {
 namespace detail {
 
-// Functions of one and two real numbers, which the interpreter calls by these names.
-#define SHARDLIB_MAP_FUNCTIONS_OF_ONE(X) \
-  X(exp)                                 \
-  X(log) X(tanh) X(sigmoid) X(sqrt) X(abs) X(sin) X(cos) X(erf) X(log1p) X(expm1) X(softplus) X(sign) X(floor) X(round)
-#define SHARDLIB_MAP_FUNCTIONS_OF_TWO(X) X(pow) X(mod) X(floor_divide) X(maximum) X(minimum)
-
-/// The operation of an instruction. Operations on integers begin with int_, or with uint_ where the sign matters.
-enum class MapOp : std::uint8_t {
-#define SHARDLIB_NAME(name) name,
-  SHARDLIB_MAP_FUNCTIONS_OF_ONE(SHARDLIB_NAME) SHARDLIB_MAP_FUNCTIONS_OF_TWO(SHARDLIB_NAME)
-#undef SHARDLIB_NAME
-      input,  ///< operand a, whose dtype is b
-  real,       ///< a constant
-  integer,    ///< a constant
-  select,     ///< b where a is true, else c
-  from_int,
-  from_uint,
-  negate,
-  add,
-  subtract,
-  multiply,
-  divide,
-  less,
-  less_equal,
-  equal,
-  int_add,
-  int_subtract,
-  int_multiply,
-  int_divide,
-  uint_divide,
-  int_remainder,
-  uint_remainder,
-  int_less,
-  uint_less,
-  int_less_equal,
-  uint_less_equal,
-  int_equal,
-  int_not,  ///< whether it is 0
-  int_and,
-  int_or,
-  int_xor,
-};
-
-/// The type of an instruction's result. C++ arithmetic converts every dtype of an operand to one of these.
-enum class NumberKind : std::uint8_t { truth, i32, u32, real };
-
-constexpr NumberKind kind_of(DType dtype) {
-  if (dtype == DType::bool_) return NumberKind::truth;
-  if (dtype == DType::u32) return NumberKind::u32;
-  return is_floating(dtype) ? NumberKind::real : NumberKind::i32;
-}
-
-/// The instructions of a function, by value, so that a kernel holds them. The last one makes the result.
-struct MapProgram {
-  static constexpr std::size_t most = 64;
-  struct Step {
-    MapOp op;
-    std::uint8_t a, b, c;
-  };
-  std::array<Step, most> steps;
-  std::array<NumberKind, most> kinds;
-  std::array<double, most> numbers;  ///< of constants
-  std::size_t count = 0;
-};
-
 /// Writes the instructions of the function that this thread calls with symbols.
-class Trace {
+class MapTracer {
  public:
-  Trace() : outer_(std::exchange(current_, this)) {}
-  Trace(const Trace&) = delete;
-  Trace& operator=(const Trace&) = delete;
-  ~Trace() { current_ = outer_; }
+  MapTracer() : outer_(std::exchange(current_, this)) {}
+  MapTracer(const MapTracer&) = delete;
+  MapTracer& operator=(const MapTracer&) = delete;
+  ~MapTracer() { current_ = outer_; }
 
-  struct Step {
+  struct Instruction {
     MapOp op;
     NumberKind kind;
     std::array<std::size_t, 3> from;
     double number;
-    friend bool operator==(const Step& a, const Step& b) {
+    friend bool operator==(const Instruction& a, const Instruction& b) {
       const auto bits = [](double x) { return std::bit_cast<std::uint64_t>(x); };  // 0.0 is not -0.0
       return a.op == b.op && a.kind == b.kind && a.from == b.from && bits(a.number) == bits(b.number);
     }
   };
-  static Trace& current() {
+  static MapTracer& current() {
     if (current_ == nullptr) throw Error("a Symbol outside of a function of map: only map makes them");
     return *current_;
   }
   /// The index of the instruction's result. An instruction that was there before is used again.
-  std::size_t add(const Step& step) {
-    for (std::size_t i = 0; i < steps_.size(); ++i)
-      if (steps_[i] == step) return i;
-    if (steps_.size() == most_traced) fail_length(std::to_string(most_traced) + " or more");
-    steps_.push_back(step);
-    return steps_.size() - 1;
+  std::size_t add(const Instruction& step) {
+    for (std::size_t i = 0; i < instructions_.size(); ++i)
+      if (instructions_[i] == step) return i;
+    if (instructions_.size() == most_traced) fail_length(std::to_string(most_traced) + " or more");
+    instructions_.push_back(step);
+    return instructions_.size() - 1;
   }
-  [[nodiscard]] const Step& step(std::size_t i) const { return steps_[i]; }
+  [[nodiscard]] const Instruction& instruction(std::size_t i) const { return instructions_[i]; }
   /// The instructions that make result `last`.
   [[nodiscard]] MapProgram program(std::size_t last) const {
     std::vector<bool> needed(last + 1, false);
@@ -125,19 +61,19 @@ class Trace {
     for (std::size_t i = last + 1; i-- > 0;) {
       if (!needed[i]) continue;
       ++count;
-      for (std::size_t k = 0; k < operands(steps_[i].op); ++k) needed[steps_[i].from[k]] = true;
+      for (std::size_t k = 0; k < operands(instructions_[i].op); ++k) needed[instructions_[i].from[k]] = true;
     }
     if (count > MapProgram::most) fail_length(std::to_string(count));
     MapProgram program{};
     std::vector<std::size_t> place(last + 1);
     for (std::size_t i = 0; i <= last; ++i) {
       if (!needed[i]) continue;
-      const Step& step = steps_[i];
+      const Instruction& step = instructions_[i];
       std::array<std::size_t, 3> from = step.from;
       for (std::size_t k = 0; k < operands(step.op); ++k) from[k] = place[from[k]];
       place[i] = program.count;
-      program.steps[program.count] = {step.op, static_cast<std::uint8_t>(from[0]), static_cast<std::uint8_t>(from[1]),
-                                      static_cast<std::uint8_t>(from[2])};
+      program.instructions[program.count] = {step.op, static_cast<std::uint8_t>(from[0]),
+                                             static_cast<std::uint8_t>(from[1]), static_cast<std::uint8_t>(from[2])};
       program.kinds[program.count] = step.kind;
       program.numbers[program.count++] = step.number;
     }
@@ -171,9 +107,9 @@ class Trace {
                 std::to_string(MapProgram::most) + ", and this function has " + count +
                 "; split it into several maps, or make it a function object marked SHARDLIB_FUNCTION");
   }
-  std::vector<Step> steps_;
-  Trace* outer_;
-  static inline thread_local Trace* current_ = nullptr;
+  std::vector<Instruction> instructions_;
+  MapTracer* outer_;
+  static inline thread_local MapTracer* current_ = nullptr;
 };
 
 }  // namespace detail
@@ -197,7 +133,7 @@ class Symbol {
     return {Op::input, detail::kind_of(dtype), {operand, static_cast<std::size_t>(dtype)}};
   }
   /// The instructions that make this number.
-  [[nodiscard]] detail::MapProgram program() const { return detail::Trace::current().program(at_); }
+  [[nodiscard]] detail::MapProgram program() const { return detail::MapTracer::current().program(at_); }
 
   /// Always throws Error, because a condition has no value yet.
   template <std::same_as<bool> U>
@@ -352,7 +288,7 @@ class Symbol {
                   " takes 64; write it as a floating-point number, as in 1e10");
   }
   Symbol(Op op, Kind kind, const std::array<std::size_t, 3>& from, double number = 0)
-      : at_(detail::Trace::current().add({op, kind, from, number})), kind_(kind) {}
+      : at_(detail::MapTracer::current().add({op, kind, from, number})), kind_(kind) {}
   /// The kind in which C++ adds two numbers of these kinds.
   static Kind common(const Symbol& a, const Symbol& b) {
     const Kind kind = a.kind_ < b.kind_ ? b.kind_ : a.kind_;
@@ -366,7 +302,7 @@ class Symbol {
   }
   static Symbol as_real(const Symbol& a) {
     if (a.kind_ == Kind::real) return a;
-    const auto& step = detail::Trace::current().step(a.at_);
+    const auto& step = detail::MapTracer::current().instruction(a.at_);
     if (step.op == Op::integer) return Symbol(step.number);
     return {a.kind_ == Kind::u32 ? Op::from_uint : Op::from_int, Kind::real, {a.at_}};
   }
@@ -411,7 +347,7 @@ inline constexpr bool is_closure = names_closure<T>();
 /// The instructions of a function over operands of these dtypes. *Throws* Error if it branches, or is too long.
 template <class F, class... D>
 MapProgram traced(const F& f, D... dtype) {
-  const Trace trace;
+  const MapTracer trace;
   std::size_t operand = 0;
   const std::array<Symbol, sizeof...(D)> in{Symbol::input(operand++, dtype)...};
   return std::apply([&](const auto&... x) { return Symbol(f(x...)); }, in).program();

@@ -1,4 +1,4 @@
-// The kernel of a map whose function is instructions (ops/symbol.hpp).
+// The kernel of a map whose function is instructions (ops/map_program.hpp).
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 #include <type_traits>
 
 #include "shardlib/kernels/body/elementwise.hpp"
+#include "shardlib/ops/map_program.hpp"
 #include "shardlib/ops/number.hpp"
-#include "shardlib/ops/symbol.hpp"
 #include "shardlib/spec/dtype.hpp"
 #include "shardlib/support/function.hpp"
 #include "shardlib/support/wrapping.hpp"
@@ -51,7 +51,7 @@ class ProgramRun {
   template <class Load, class Seed>
   SHARDLIB_FUNCTION ProgramRun(const shardlib::detail::MapProgram& program, const Load& load, const Seed& seed) {
     for (std::size_t r = 0; r < program.count; ++r) {
-      const auto& step = program.steps[r];
+      const auto& step = program.instructions[r];
       if (step.op == Op::input) {
         const int by = seed(step.a);
         load(step.a, static_cast<DType>(step.b), [&](int e, const auto& x) { put(r, e, input(x, by)); });
@@ -112,7 +112,7 @@ class ProgramRun {
     }
   }
 
-  SHARDLIB_FUNCTION void run(std::size_t r, const shardlib::detail::MapProgram::Step& step, double number) {
+  SHARDLIB_FUNCTION void run(std::size_t r, const shardlib::detail::MapProgram::Instruction& step, double number) {
     const std::size_t a = step.a, b = step.b, c = step.c;
     const auto each = [&](const auto& f) {
       for (int e = 0; e < E; ++e) put(r, e, f(e));
